@@ -1,0 +1,51 @@
+# amp - `make help` lists what there is to do. Needs a C compiler and make, nothing else.
+CC      ?= cc
+CFLAGS  ?= -O2 -g
+STRICT   = -std=c99 -Wall -Wextra -pedantic -Wconversion -Wshadow
+LDLIBS   = -lm
+B       ?= build
+DATA    ?=
+PYTHON  ?= python3
+
+TESTS    = half gemm conv ops policy scaler optim model train checkpoint report data alloc
+EXAMPLES = train_small own_loop_fp32 own_loop manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels
+
+# Parallel builds unless the user says otherwise.
+ifeq ($(filter -j%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
+endif
+
+.PHONY: all demo examples test check clean help
+all: examples demo-program
+
+demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
+	@$(B)/demo $(DATA)
+
+test: $(TESTS:%=$(B)/test_%) ## run all tests (pure C, under two minutes)
+	@sh tests/run.sh "all tests" $^
+
+check: $(B)/impl.o ## everything else that CI runs: compilers, sanitizers, exhaustive conversions, references, proofs
+	@CC="$(CC)" PYTHON="$(PYTHON)" DATA="$(DATA)" sh tests/check.sh
+
+examples: $(EXAMPLES:%=$(B)/%) ## build the examples
+
+.PHONY: demo-program
+demo-program: $(B)/demo
+
+clean: ## remove build output
+	rm -rf $(B)
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
+
+$(B):
+	@mkdir -p $(B)
+
+$(B)/impl.o: tests/impl.c amp.h | $(B)
+	$(CC) $(STRICT) $(CFLAGS) -c $< -o $@
+
+$(B)/test_%: tests/test_%.c tests/test.h amp.h examples/data.h $(B)/impl.o | $(B)
+	$(CC) $(STRICT) $(CFLAGS) $< $(B)/impl.o -o $@ $(LDLIBS)
+
+$(B)/%: examples/%.c amp.h examples/data.h examples/chart.h | $(B)
+	$(CC) $(STRICT) $(CFLAGS) $< -o $@ $(LDLIBS)

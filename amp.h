@@ -1,0 +1,10939 @@
+/* amp.h - train neural networks in mixed precision, from one C header.    MIT licence, text at the end.
+
+   In ONE C or C++ file of your program:          Everywhere else (and twice does no harm):
+       #define AMP_IMPLEMENTATION                     #include "amp.h"
+       #include "amp.h"
+   Build it with any C99 or C++11 compiler, no flag is needed and no library but -lm.
+
+   [TOC]   jump: search for ">>name"
+     guide        what there is, in the order you may want to read it
+     config       version, option macros
+     base         result codes, data types, logger, allocator, random numbers
+     cpu          the instruction set in use
+     half         IEEE half and bfloat16, conversions
+     ops          operators on raw pointers: gemm, dense, convolution, pooling, norms, activations, losses
+     policy       autocast: which operator runs in which type, O0 to O3
+     scaler       the loss scale
+     optim        optimizers on FP32 master weights
+     model        a network as a graph
+     train        the training step, evaluation
+     checkpoint   save and load (safetensors)
+     report       what a person wants to see
+     impl         the implementation, in the same order: impl-base, impl-cpu, impl-half, impl-math, impl-gemm,
+                  impl-nn, impl-policy, impl-scaler, impl-optim, impl-backend, impl-model, impl-train,
+                  impl-checkpoint, impl-report
+     license      MIT                                                                                        */
+
+/* ======================================================================================== */
+/* >>guide    Read this once.                                                                 */
+/* ======================================================================================== */
+/*
+   Three ways in.
+   1. You have a training loop with your own memory. Take single parts: amp_convert and amp_gemm for half operands,
+      amp_scaler_* for the loss scale, amp_optimizer_* for master weights. They own nothing and keep no global state.
+          amp_scaler_init(&scaler, NULL);  amp_optimizer_init(&optimizer, &desc, params, count);
+          per step:  loss gradient = amp_scaler_scale_loss(&scaler, 1.0f) * d;   backward;
+                     amp_optimizer_step(&optimizer, &scaler, &info);             amp_scaler_update(&scaler);
+   2. You want to train a network: amp_model_create, build it with amp_conv2d, amp_relu, ..., amp_model_finalize, then
+      amp_train_step for each batch.
+   3. You want to look: amp_model_print, amp_stats_collect, amp_model_stats.
+
+   Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32 weights that an
+   optimizer updates; a low copy is written in the same pass. loss scale: the factor that keeps small gradients out of
+   half's underflow. unscale: dividing it out again, in FP32. found_inf: a gradient is inf or NaN, so the step is skipped.
+   Letters.   N images or rows, C channels, H x W pixels, I inputs, O outputs, K classes, R rows, D their length.
+
+   Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is rounded once, to
+   nearest even. That is what a Tensor Core does. Losses, norm statistics, softmax and optimizers are FP32 inside.
+   Checks for inf and NaN look at the bits in memory, so they hold under -ffast-math and -Ofast too.
+
+   The same bits everywhere.   A run on the CPU gives the same bits on each instruction set, compiler, optimisation
+   level and number of threads: every multiply-add is an explicit fma (emulated exactly where there is none), every sum
+   has a fixed order, exp and its kin are the header's own. What breaks it: -Ofast or -ffast-math, and a changed
+   floating-point environment (rounding mode, flush to zero).
+
+   Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing when it fails.
+   The logger of its desc or exec gets one sentence that names the place. Nothing prints, exits or aborts. An overflow in
+   training is not an error: amp_step_info tells about it.
+   Descs.     A zeroed struct is all defaults, 0 in a field is that field's default, AMP_ZERO (-1) is a real zero where 0
+   means something else. NULL is all defaults. In C++, {} works where a desc is expected.
+   Threads.   Objects are independent of each other; one object is not to be used by two threads at once. With -fopenmp
+   large operators use threads, with the same bits.
+   Memory.    Parts on raw pointers allocate nothing. A model allocates in create, build and finalize, never in a step. Adam
+   costs 16 bytes per parameter in FP32 and in mixed precision alike; the halving is in the activations.
+   Hosts that unmask floating-point exceptions: cast with amp_convert_desc.saturate. <amp.h> with angle brackets is
+   another header on Windows (C++ AMP): include this one with quotes.                                        */
+
+#ifndef AMP_H_INCLUDED
+#define AMP_H_INCLUDED
+
+/* ======================================================================================== */
+/* >>config   Version, and the option macros (define them before the include).               */
+/* ======================================================================================== */
+#include <stddef.h>
+#include <stdint.h>
+#if !defined(AMP_NO_STDIO)
+  #include <stdio.h>
+#endif
+
+#define AMP_VERSION_MAJOR 0
+#define AMP_VERSION_MINOR 1
+#define AMP_VERSION_PATCH 0
+#define AMP_VERSION (AMP_VERSION_MAJOR * 10000 + AMP_VERSION_MINOR * 100 + AMP_VERSION_PATCH)
+
+/* Option macros. None of them changes the layout of a struct, so files may differ in them.
+     AMP_IMPLEMENTATION  emit the implementation here; define it in exactly one file
+     AMP_STATIC          every function static: private copy for this file
+     AMP_DEF             your own linkage for public functions, e.g. __declspec(dllexport)
+     AMP_NO_SIMD         portable C only: no intrinsics, no cpuid; the same bits, slower
+     AMP_NO_OPENMP       no threads although the compiler has OpenMP switched on
+     AMP_NO_STDIO        no FILE, no files: removes checkpoint, print and the stderr logger   */
+#ifndef AMP_DEF
+  #if defined(AMP_STATIC) && (defined(__GNUC__) || defined(__clang__))
+    #define AMP_DEF static __attribute__((unused))
+  #elif defined(AMP_STATIC)
+    #define AMP_DEF static
+  #else
+    #define AMP_DEF extern
+  #endif
+#endif
+
+/* Functions that a host and a CUDA device both run. */
+#if defined(__CUDACC__)
+  #define AMPI_HD __host__ __device__
+#else
+  #define AMPI_HD
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ======================================================================================== */
+/* >>base     Result codes, data types, logger, allocator, execution context, random numbers. */
+/* ======================================================================================== */
+
+/* One table makes the enum and the texts. 0 is success; a call that fails has changed nothing. */
+#define AMP_RESULT_LIST(X)                                                        \
+    X(OK,                0, "success")                                            \
+    X(ERR_ARGUMENT,     -1, "a pointer or a size is not valid")                   \
+    X(ERR_DESC,         -2, "a desc field is out of its range")                   \
+    X(ERR_SHAPE,        -3, "shapes do not fit together")                         \
+    X(ERR_DTYPE,        -4, "this data type is not supported here")               \
+    X(ERR_MEMORY,       -5, "the allocator returned NULL")                        \
+    X(ERR_STATE,        -6, "the call comes at the wrong time")                   \
+    X(ERR_POLICY,       -7, "an illegal combination of precision settings")       \
+    X(ERR_OVERFLOW,     -8, "overflow persists: the limit set in the desc is reached") \
+    X(ERR_IO,           -9, "a file could not be opened, read or written")        \
+    X(ERR_FORMAT,      -10, "the data is truncated, foreign or malformed")        \
+    X(ERR_UNSUPPORTED, -11, "not available in this build or on this machine")     \
+    X(ERR_COMM,        -12, "the communication hook reported a failure")
+#define AMPI_X(name, code, text) AMP_##name = code,
+typedef enum amp_result { AMP_RESULT_LIST(AMPI_X) AMPI_RESULT_MAX = 0x7fffffff } amp_result;
+#undef AMPI_X
+
+/* Text of a result code; never NULL. */
+AMP_DEF const char* amp_result_string(amp_result r);
+
+/* In a desc: "really zero", where plain 0 means "the default". */
+#define AMP_ZERO (-1)
+
+/* Element types. 0 means "default", which is AMP_F32 unless a field says otherwise. */
+typedef enum amp_dtype {
+    AMP_DTYPE_DEFAULT = 0,
+    AMP_F32  = 1,   /* float                                   */
+    AMP_F16  = 2,   /* amp_half: IEEE binary16, max 65504       */
+    AMP_BF16 = 3,   /* amp_bfloat16: upper half of a float      */
+    AMP_F64  = 4,   /* double; conversions and statistics only  */
+    AMPI_DTYPE_MAX = 0x7fffffff
+} amp_dtype;
+
+/* Bytes of one element; 0 for a value that is not an amp_dtype. AMP_DTYPE_DEFAULT counts as AMP_F32. */
+AMP_DEF size_t amp_dtype_size(amp_dtype t);
+/* "f32", "f16", "bf16", "f64"; "?" for a value that is not an amp_dtype. */
+AMP_DEF const char* amp_dtype_name(amp_dtype t);
+
+/* Receives one sentence (no newline) for each refused call: what is wrong, and where. */
+typedef struct amp_logger {
+    void (*log)(amp_result code, const char* sentence, void* user_data);
+    void* user_data;
+} amp_logger;
+
+#if !defined(AMP_NO_STDIO)
+/* Ready-made log function: writes "amp: <sentence>" and a newline to stderr. */
+AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_data);
+#endif
+
+/* Memory source. Both functions or neither; zeroed = malloc and free. alloc returns NULL on failure and
+   memory aligned as malloc's. */
+typedef struct amp_allocator {
+    void* (*alloc)(size_t size, void* user_data);
+    void  (*free)(void* ptr, void* user_data);
+    void* user_data;
+} amp_allocator;
+
+/* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits
+   with and without a workspace; with one, large matrix products are much faster. */
+typedef struct amp_exec {
+    void*  workspace;            /* scratch memory, any alignment; NULL = small blocks on the stack */
+    size_t workspace_size;       /* bytes */
+    const amp_logger* logger;    /* NULL = silent */
+    void*  stream;               /* cudaStream_t on a GPU; ignored by the CPU */
+} amp_exec;
+
+/* A list of tensors is an array of these. Nothing is owned. */
+typedef struct amp_tensor {
+    void*       data;            /* count elements; may be NULL if count is 0 */
+    amp_dtype   dtype;           /* 0 = AMP_F32 */
+    size_t      count;
+    const char* name;            /* for messages; may be NULL */
+} amp_tensor;
+
+/* Counter-based random numbers (Philox4x32-10; Salmon et al., SC 2011): a pure function of seed and
+   position, the same on every machine. 32 uniform bits; floats in [0,1) with 24 random bits; a standard
+   normal deviate (Box-Muller on positions 2*index, 2*index+1 of the stream). */
+AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index);
+AMP_DEF float    amp_random_uniform(uint64_t seed, uint64_t index);
+AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
+
+/* ======================================================================================== */
+/* >>cpu      Which instructions the kernels use. The results are the same bits on each.      */
+/* ======================================================================================== */
+
+typedef enum amp_isa {
+    AMP_ISA_AUTO   = 0,   /* the best that this processor has */
+    AMP_ISA_SCALAR = 1,   /* portable C */
+    AMP_ISA_NEON   = 2,   /* aarch64 */
+    AMP_ISA_AVX2   = 3,   /* AVX2 + FMA + F16C */
+    AMP_ISA_AVX512 = 4,   /* AVX-512 F, BW, DQ, VL */
+    AMPI_ISA_MAX   = 0x7fffffff
+} amp_isa;
+
+/* The instruction set in use. Chosen at the first call by cpuid, or by the environment variable
+   AMP_ISA = scalar | neon | avx2 | avx512 where that one is available. */
+AMP_DEF amp_isa amp_cpu_isa(void);
+/* For tests: changes the choice for the whole process; AMP_ISA_AUTO goes back to the best. Not to be called
+   while another thread is inside the library. AMP_ERR_UNSUPPORTED, and no change, if it is not available. */
+AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa);
+/* "scalar", "neon", "avx2", "avx512"; "?" for any other value. */
+AMP_DEF const char* amp_isa_name(amp_isa isa);
+
+/* ======================================================================================== */
+/* >>half     IEEE half and bfloat16, conversions one by one and in bulk.                     */
+/* ======================================================================================== */
+
+/* Structs, never a bare uint16_t: adding two halves must not compile. */
+typedef struct amp_half     { uint16_t bits; } amp_half;       /* 1 sign, 5 exponent, 10 fraction bits */
+typedef struct amp_bfloat16 { uint16_t bits; } amp_bfloat16;   /* 1 sign, 8 exponent,  7 fraction bits */
+
+#define AMP_HALF_MAX      65504.0f          /* largest finite half             */
+#define AMP_HALF_MIN      6.103515625e-5f   /* smallest normal half, 2^-14     */
+#define AMP_HALF_TRUE_MIN 5.9604644775390625e-8f /* smallest subnormal, 2^-24  */
+
+/* To 16 bits: round to nearest, ties to even; too large becomes infinity, too small becomes a subnormal or
+   a signed zero; a NaN stays a NaN, made quiet, with the upper bits of its payload. Integer arithmetic only,
+   so correct under any compiler flag. From double directly: going through float would round twice. */
+AMP_DEF amp_half     amp_half_from_float(float f);
+AMP_DEF amp_half     amp_half_from_double(double d);
+AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f);
+AMP_DEF amp_bfloat16 amp_bfloat16_from_double(double d);
+/* From 16 bits: exact; a signalling NaN is made quiet. */
+AMP_DEF float  amp_half_to_float(amp_half h);
+AMP_DEF double amp_half_to_double(amp_half h);
+AMP_DEF float  amp_bfloat16_to_float(amp_bfloat16 h);
+AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h);
+/* Tests on the bits of *p as they lie in memory: right under -ffast-math too. Return 0 or 1. */
+AMP_DEF int amp_half_is_nan(amp_half h);
+AMP_DEF int amp_half_is_inf(amp_half h);
+AMP_DEF int amp_half_is_finite(amp_half h);
+AMP_DEF int amp_bfloat16_is_nan(amp_bfloat16 h);
+AMP_DEF int amp_bfloat16_is_inf(amp_bfloat16 h);
+AMP_DEF int amp_bfloat16_is_finite(amp_bfloat16 h);
+AMP_DEF int amp_float_is_nan(const float* p);
+AMP_DEF int amp_float_is_inf(const float* p);
+AMP_DEF int amp_float_is_finite(const float* p);
+
+/* Converts n elements; equal types are copied bit by bit. dst == src is allowed in every direction, any other
+   overlap is not. Pointers are aligned as their element type is.
+   Errors: AMP_ERR_ARGUMENT (NULL with n > 0, n too large, overlap), AMP_ERR_DTYPE. */
+AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n);
+
+/* Stochastic rounding goes away from zero if the element's 32 random bits are below the first 32 bits of the
+   fraction cut off. Exact values stay. Between the largest finite value and the next power of two the choice is
+   between the two ends, of which the upper one is infinity. */
+typedef enum amp_rounding {
+    AMP_ROUND_NEAREST    = 0,   /* nearest, ties to even */
+    AMP_ROUND_STOCHASTIC = 1,   /* up in magnitude with a probability equal to the fraction cut off */
+    AMPI_ROUNDING_MAX    = 0x7fffffff
+} amp_rounding;
+
+typedef struct amp_convert_desc {
+    int          saturate;      /* 1 = what would become or is +-infinity becomes the largest finite value of
+                                   dst_dtype, for hosts that trap floating-point exceptions; NaN stays NaN.
+                                   No conversion with this flag raises the overflow exception */
+    amp_rounding rounding;      /* 0 = nearest; stochastic needs a 16-bit dst_dtype */
+    uint64_t     seed;          /* of the stochastic stream */
+    uint64_t     offset;        /* stream position of element 0: element i uses offset + i */
+    size_t*      saturated;     /* NULL, or a counter that is increased by the number of clamped elements */
+    const amp_logger* logger;   /* NULL = silent */
+} amp_convert_desc;
+
+/* amp_convert with options; desc == NULL is amp_convert. Also AMP_ERR_DESC: a rounding that is not known, or
+   stochastic rounding to a wider type. */
+AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                    size_t n, const amp_convert_desc* desc);
+
+/* ======================================================================================== */
+/* >>ops      Operators on raw pointers, usable alone. Forward beside backward.               */
+/* ======================================================================================== */
+
+/* Rules that hold for all of them.
+   - Row-major, densely packed tensors (only amp_gemm has leading dimensions). Images are N,C,H,W.
+   - Letters: N images or rows of a batch, C channels, H x W pixels, I inputs, O outputs, K classes,
+     R rows, D length of a row.
+   - Each operand has a data type of its own (F32, F16, BF16): values are widened, arithmetic and sums are
+     FP32, each result element is rounded once, to nearest even, to its type.
+   - Each output element is summed in one fixed order, so the bits depend on nothing but the inputs.
+   - A gradient output pointer may be NULL: that gradient is not wanted.
+   - `accumulate` != 0 adds to what the gradient buffer holds instead of overwriting it.
+   - The last parameter may be NULL. Errors: AMP_ERR_ARGUMENT, AMP_ERR_DESC, AMP_ERR_SHAPE, AMP_ERR_DTYPE,
+     found before anything is written.
+   - Inputs and outputs do not overlap, except where "may be the same" is said. */
+
+/* --- matrix product -------------------------------------------------------------------- */
+
+typedef enum amp_transpose { AMP_NO_TRANS = 0, AMP_TRANS = 1, AMPI_TRANSPOSE_MAX = 0x7fffffff } amp_transpose;
+
+/* C = alpha * op(A) * op(B) + beta * C.   op(A): m x k, op(B): k x n, C: m x n, row-major.
+   lda, ldb, ldc: elements from one row *as stored* to the next; A is stored m x k, or k x m if transposed.
+   beta == 0 overwrites C without reading it (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
+   Order: acc = fma(a, b, acc) for k ascending, from +0; for two BF16 operands in the order 1,0,3,2,5,4,...
+   (an odd k is padded by one zero), which is the order of the vdpbf16ps instruction.
+   Then: alpha*acc is rounded once if alpha != 1, beta*C is added by one fma if beta != 0. */
+AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
+                            float alpha, const void* a, amp_dtype a_dtype, size_t lda,
+                            const void* b, amp_dtype b_dtype, size_t ldb,
+                            float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
+/* Bytes of workspace with which amp_gemm of this size runs at full speed. 0 if the size overflows. */
+AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
+
+/* --- dense layer ----------------------------------------------------------------------- */
+
+/* y[N,O] = x[N,I] * w[O,I]^T + b[O].   b may be NULL. */
+AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                      const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
+                                      size_t n, size_t in, size_t out, const amp_exec* exec);
+/* dx[N,I] = dy * w,  dw[O,I] = dy^T * x,  db[O] = column sums of dy. accumulate applies to dw and db. */
+AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                       const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype,
+                                       void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
+                                       int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec);
+
+/* --- convolution ----------------------------------------------------------------------- */
+
+/* Shapes of a 2-D convolution: x[N,C,H,W], w[O,C/groups,KH,KW], b[O], y[N,O,OH,OW] with
+   OH = (H + 2*pad_h - dilation_h*(KH-1) - 1) / stride_h + 1, and OW likewise. */
+typedef struct amp_conv2d_shape {
+    int n, channels, height, width;    /* of x; each >= 1 */
+    int out_channels;                  /* >= 1, a multiple of groups */
+    int kernel_h, kernel_w;            /* >= 1 */
+    int stride_h, stride_w;            /* 0 = 1 */
+    int pad_h, pad_w;                  /* zeros on each side; 0 = none */
+    int dilation_h, dilation_w;        /* 0 = 1 */
+    int groups;                        /* 0 = 1; divides channels; groups == channels is depthwise */
+} amp_conv2d_shape;
+
+/* OH and OW of a shape. AMP_ERR_DESC / AMP_ERR_SHAPE as the operators would report. */
+AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
+/* Bytes of workspace with which the three calls below run at full speed. 0 if the shape is not valid. */
+AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
+AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
+                                      const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+                                      void* y, amp_dtype y_dtype, const amp_exec* exec);
+/* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db. */
+AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
+                                       const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                       void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
+                                       void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec);
+
+/* --- pooling --------------------------------------------------------------------------- */
+
+typedef enum amp_pool { AMP_POOL_MAX = 0, AMP_POOL_AVERAGE = 1, AMPI_POOL_MAX_ENUM = 0x7fffffff } amp_pool;
+
+/* x[N,C,H,W] -> y[N,C,OH,OW], OH = (H + 2*pad_h - kernel_h) / stride_h + 1. Padding never wins a maximum; an
+   average counts padding as zeros unless exclude_pad. A global pool has kernel = height, width. */
+typedef struct amp_pool2d_shape {
+    amp_pool kind;
+    int n, channels, height, width;    /* of x; each >= 1 */
+    int kernel_h, kernel_w;            /* >= 1 */
+    int stride_h, stride_w;            /* 0 = the kernel's size */
+    int pad_h, pad_w;                  /* at most half of the kernel */
+    int exclude_pad;                   /* average only: divide by the pixels that exist */
+} amp_pool2d_shape;
+
+AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
+/* A NaN in a window makes its maximum NaN. */
+AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype,
+                                      void* y, amp_dtype y_dtype, const amp_exec* exec);
+/* dx from dy; the gradient of a maximum goes to the first position that holds it (x is needed for that;
+   x may be NULL for an average). */
+AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
+                                       const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
+                                       const amp_exec* exec);
+
+/* --- normalisation --------------------------------------------------------------------- */
+
+/* Batch norm over x[N,C,S] (S = H*W, or 1): y = (x - mean_c) / sqrt(var_c + eps) * gamma_c + beta_c.
+   Parameters, statistics and their gradients may have any type; the arithmetic is FP32.
+   training: mean and (biased) variance of this batch, written to save_mean[C] and save_invstd[C], and
+     running = (1-momentum)*running + momentum*batch (running variance: unbiased), as PyTorch does.
+   evaluation (training == 0): the running statistics; save_* may be NULL. */
+typedef struct amp_batch_norm_shape {
+    int   n, channels, spatial;        /* each >= 1; n*spatial >= 2 in training */
+    float eps;                         /* 0 = 1e-5 */
+    float momentum;                    /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
+} amp_batch_norm_shape;
+
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training,
+                                          const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
+                                          amp_dtype param_dtype, float* running_mean, float* running_var,
+                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
+                                          const amp_exec* exec);
+/* Gradients of the training form. accumulate applies to dgamma and dbeta. dx and dy may be the same if their
+   types are. */
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dy_dtype,
+                                           const void* x, amp_dtype x_dtype, const void* gamma,
+                                           amp_dtype param_dtype, const float* save_mean, const float* save_invstd,
+                                           void* dx, amp_dtype dx_dtype, void* dgamma, void* dbeta,
+                                           amp_dtype dparam_dtype, int accumulate, const amp_exec* exec);
+
+/* Layer norm over the rows of x[R,D]; gamma[D], beta[D] may be NULL (1 and 0). save_mean[R], save_invstd[R]
+   are written for the backward pass, or NULL. eps: 0 = 1e-5. */
+AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
+                                          amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd,
+                                          void* y, amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
+                                           const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma,
+                                           void* dbeta, amp_dtype dparam_dtype, int accumulate,
+                                           size_t rows, size_t d, const amp_exec* exec);
+
+/* --- element by element ---------------------------------------------------------------- */
+
+typedef enum amp_activation {
+    AMP_RELU    = 0,   /* max(x, 0); NaN stays NaN                                   */
+    AMP_GELU    = 1,   /* x * Phi(x), the exact form (erf)                           */
+    AMP_GELU_TANH = 2, /* 0.5*x*(1 + tanh(sqrt(2/pi)*(x + 0.044715*x^3)))            */
+    AMP_TANH    = 3,
+    AMP_SIGMOID = 4,   /* 1 / (1 + exp(-x))                                          */
+    AMPI_ACTIVATION_MAX = 0x7fffffff
+} amp_activation;
+
+/* y = f(x), n elements; x and y may be the same if their types are. */
+AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
+                                          void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
+/* dx = dy * f'. RELU, TANH and SIGMOID take it from `saved` = y (the output), the GELUs from `saved` = x (the
+   input). dx and dy may be the same if their types are. */
+AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
+                                           const void* saved, amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype,
+                                           size_t n, const amp_exec* exec);
+
+/* Softmax of the rows of x[R,D]; a row of -inf only gives NaN, as in PyTorch. x and y may be the same. */
+AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
+                                       size_t rows, size_t d, const amp_exec* exec);
+/* dx = y * (dy - sum(dy*y)). */
+AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y, amp_dtype y_dtype,
+                                        void* dx, amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec);
+
+/* Dropout with probability p in [0,1): y = x/(1-p) or 0. Element i is dropped if
+   amp_random_uniform(seed, offset + i) < p, so no mask is stored; the backward pass is the same call on the
+   gradient with the same seed and offset. x and y may be the same. */
+AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n,
+                               float p, uint64_t seed, uint64_t offset, const amp_exec* exec);
+
+/* y = a + b, n elements; y may be a or b if the types are the same. */
+AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
+                           void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
+
+/* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part makes a concat.
+   amp_concat_backward takes the columns out again, adding to x's buffer if accumulate. */
+AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype,
+                              size_t d_total, size_t column, size_t rows, const amp_exec* exec);
+AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
+                             void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate, const amp_exec* exec);
+
+/* --- losses: FP32 arithmetic; the loss is the mean over the batch ----------------------- */
+
+/* Each forward writes the mean loss to *loss. Each backward writes the gradient of (*loss_scale) * weight * loss;
+   the scale is read through a pointer because on a GPU it lives on the device (NULL = 1), and is multiplied in
+   FP32 before the gradient is rounded to its type. */
+
+/* Softmax cross-entropy of logits[N,K] with labels[N] in 0..K-1. smoothing in [0,1): the target is
+   (1-smoothing) on the label plus smoothing/K everywhere. A label outside 0..K-1 is AMP_ERR_ARGUMENT. */
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
+                                                     float smoothing, float* loss, size_t n, size_t classes,
+                                                     const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
+                                                      float smoothing, const float* loss_scale, float weight,
+                                                      void* dlogits, amp_dtype dlogits_dtype, size_t n,
+                                                      size_t classes, const amp_exec* exec);
+/* Mean squared error over n elements: mean((x - target)^2). */
+AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
+                                   float* loss, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
+                                    const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype,
+                                    size_t n, const amp_exec* exec);
+/* Binary cross-entropy of logits with targets in [0,1]: mean(max(x,0) - x*t + log(1 + exp(-|x|))). The form on
+   probabilities is not offered: its logarithm underflows in half. */
+AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
+                                               amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
+                                                amp_dtype target_dtype, const float* loss_scale, float weight,
+                                                void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
+
+/* ======================================================================================== */
+/* >>policy   Autocast: which operator runs in which type. Rules are data.                    */
+/* ======================================================================================== */
+
+/* The operators of a model and their class under O1 and under O2: X(NAME, "name", O1, O2). O1 follows the lists on
+   which PyTorch, Apex, MindSpore and OneFlow agree; O2 is MindSpore's and Apex's: everything in half but the norms and
+   the losses. At O0 all are FP32, at O3 all but the losses are LOW. */
+#define AMP_OP_LIST(X)                                                        \
+    X(INPUT,                 "input",                 FOLLOW,  FOLLOW)        \
+    X(CONV2D,                "conv2d",                LOW,     LOW)           \
+    X(LINEAR,                "linear",                LOW,     LOW)           \
+    X(MAX_POOL2D,            "max_pool2d",            FOLLOW,  LOW)           \
+    X(AVG_POOL2D,            "avg_pool2d",            FOLLOW,  LOW)           \
+    X(BATCH_NORM,            "batch_norm",            FOLLOW,  FP32)          \
+    X(LAYER_NORM,            "layer_norm",            FP32,    FP32)          \
+    X(RELU,                  "relu",                  FOLLOW,  LOW)           \
+    X(GELU,                  "gelu",                  FOLLOW,  LOW)           \
+    X(TANH,                  "tanh",                  FOLLOW,  LOW)           \
+    X(SIGMOID,               "sigmoid",               FOLLOW,  LOW)           \
+    X(SOFTMAX,               "softmax",               FP32,    LOW)           \
+    X(DROPOUT,               "dropout",               FOLLOW,  LOW)           \
+    X(ADD,                   "add",                   PROMOTE, LOW)           \
+    X(CONCAT,                "concat",                PROMOTE, LOW)           \
+    X(FLATTEN,               "flatten",               FOLLOW,  FOLLOW)        \
+    X(SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", FP32,    FP32)          \
+    X(MSE,                   "mse",                   FP32,    FP32)          \
+    X(BCE_WITH_LOGITS,       "bce_with_logits",       FP32,    FP32)
+#define AMPI_X(name, text, o1, o2) AMP_OP_##name,
+typedef enum amp_op { AMP_OP_LIST(AMPI_X) AMP_OP_COUNT, AMPI_OP_MAX = 0x7fffffff } amp_op;
+#undef AMPI_X
+
+typedef enum amp_rule {
+    AMP_RULE_LOW = 0,       /* operands in the 16-bit type */
+    AMP_RULE_FP32 = 1,      /* operands and result in FP32 */
+    AMP_RULE_PROMOTE = 2,   /* the widest type among the inputs */
+    AMP_RULE_FOLLOW = 3,    /* the type of the first input */
+    AMPI_RULE_MAX = 0x7fffffff
+} amp_rule;
+
+typedef enum amp_level { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3, AMPI_LEVEL_MAX = 0x7fffffff } amp_level;
+
+/* The two kinds of O1. */
+typedef enum amp_style {
+    AMP_STYLE_PYTORCH = 0,    /* the result of a LOW op stays in half (PyTorch, Apex, OneFlow) */
+    AMP_STYLE_MINDSPORE = 1,  /* it is cast back to FP32 (MindSpore) */
+    AMPI_STYLE_MAX = 0x7fffffff
+} amp_style;
+
+/* AMP_ZERO in the int fields means "no" where the level would say "yes". */
+typedef struct amp_policy_desc {
+    amp_level level;          /* 0 = O0, plain FP32 */
+    amp_dtype low_dtype;      /* 0 = AMP_F16; or AMP_BF16 */
+    amp_style style;          /* O1 only */
+    const amp_op* white;      /* operators to run LOW besides the level's; copied */
+    int white_count;
+    const amp_op* black;      /* operators to run in FP32; one in both lists is an error */
+    int black_count;
+    int keep_batchnorm_fp32;  /* 0 = the level's (O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
+    int master_weights;       /* 0 = the level's (O1, O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
+    int cast_model;           /* 0 = the level's; 1 is refused at O0 and O1 (cast_model_type in Apex) */
+    const amp_logger* logger; /* NULL = silent */
+} amp_policy_desc;
+
+/* Who decided the type of an operator or a node. */
+typedef enum amp_reason {
+    AMP_REASON_LEVEL = 0,     /* the level's own list */
+    AMP_REASON_WHITE = 1,     /* the user's white list */
+    AMP_REASON_BLACK = 2,     /* the user's black list */
+    AMP_REASON_RULE = 3,      /* amp_policy_set_rule */
+    AMP_REASON_KEEP_BN = 4,   /* keep_batchnorm_fp32 */
+    AMP_REASON_REGION = 5,    /* amp_autocast_push */
+    AMP_REASON_PIN = 6,       /* amp_pin */
+    AMPI_REASON_MAX = 0x7fffffff
+} amp_reason;
+
+/* A filled-in policy: plain data, to be copied and edited. */
+typedef struct amp_policy {
+    amp_level  level;
+    amp_dtype  low_dtype;
+    int        cast_back;              /* results of LOW ops are seen as FP32 by what follows */
+    int        master_weights;         /* 0: parameters of LOW ops exist in half only */
+    amp_rule   rules[AMP_OP_COUNT];
+    amp_reason reasons[AMP_OP_COUNT];
+} amp_policy;
+
+/* desc == NULL: O0. AMP_ERR_POLICY with the reason for an illegal combination (unknown level or operator, an operator on
+   both lists, an override that the level does not have). A loss can't be put on the white list: AMP_ERR_POLICY. */
+AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc);
+/* Replaces one rule. AMP_ERR_POLICY for an unknown operator or rule, or a loss that is not FP32. */
+AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule);
+/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity) and returns how many there are. */
+AMP_DEF int amp_policy_white_list(const amp_policy* p, amp_op* out, int capacity);
+AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity);
+/* "conv2d" and so on; "?" if out of range. From a name: 1 and *op, or 0. */
+AMP_DEF const char* amp_op_name(amp_op op);
+AMP_DEF int amp_op_from_name(const char* name, amp_op* op);
+/* "LOW", "FP32", ...; "O1"; "level list", "white list", "pinned", ... */
+AMP_DEF const char* amp_rule_name(amp_rule rule);
+AMP_DEF const char* amp_level_name(amp_level level);
+AMP_DEF const char* amp_reason_name(amp_reason reason);
+
+/* ======================================================================================== */
+/* >>scaler   The loss-scale machine.                                                         */
+/* ======================================================================================== */
+
+/* One state machine reproduces the scalers of the systems below, step by step. State: scale s, tracker c
+   (clean steps in a row), hysteresis left h. Parameters: the fields of amp_scaler_desc.
+     overflow step: c = start; h -= 1; if h <= 0: s = max(s * backoff, min), and if the hysteresis refills
+                    after every H overflows, h = H.
+     clean step:    if the hysteresis refills on clean steps, h = H; c += 1; if c >= interval: s = s * growth
+                    under the guard, c = 0, and if the hysteresis refills on growth, h = H.
+   "interval" is in each system's own counting: Flax and NNabla grow one step later than they say. */
+
+/* How growth is kept from leaving the range. A max_scale, where there is one, holds under each of them. */
+typedef enum amp_scaler_guard {
+    AMP_GUARD_DEFAULT = 0,   /* the preset's */
+    AMP_GUARD_KEEP    = 1,   /* keep s if s*growth is not finite */
+    AMP_GUARD_CLAMP   = 2,   /* clamp to max_scale, or to the largest float if there is none */
+    AMP_GUARD_NONE    = 3,   /* s may become infinite: then no step is applied any more */
+    AMPI_GUARD_MAX    = 0x7fffffff
+} amp_scaler_guard;
+
+/* When the hysteresis counter goes back to its start. */
+typedef enum amp_scaler_refill {
+    AMP_REFILL_DEFAULT = 0,  /* the preset's */
+    AMP_REFILL_GROWTH  = 1,  /* when the scale grows (Megatron-LM, DeepSpeed) */
+    AMP_REFILL_CLEAN   = 2,  /* on every clean step (DeepSpeed consecutive_hysteresis) */
+    AMP_REFILL_EVERY_H = 3,  /* on every clean step and after each reduction (Paddle decr_every_n) */
+    AMPI_REFILL_MAX    = 0x7fffffff
+} amp_scaler_refill;
+
+/* What happens when an overflow finds the scale at its floor, or too many overflows come in a row. */
+typedef enum amp_scaler_limit {
+    AMP_LIMIT_DEFAULT  = 0,  /* the preset's */
+    AMP_LIMIT_CLAMP    = 1,  /* go on: the step is skipped, the scale stays at its floor */
+    AMP_LIMIT_ERROR    = 2,  /* amp_scaler_update returns AMP_ERR_OVERFLOW */
+    AMP_LIMIT_CALLBACK = 3,  /* ask on_limit */
+    AMPI_LIMIT_MAX     = 0x7fffffff
+} amp_scaler_limit;
+
+/* Presets, with the values that each system ships. Sources: torch.amp.GradScaler; mindspore.amp DynamicLossScaler,
+   DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler; keras LossScaleOptimizer;
+   flax DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed; paddle.amp.GradScaler; jmp and
+   the TensorFlow 1 loss scale follow the same rule as MindSpore's.
+   init 0: must be given. interval 0: static, the scale never moves. late: clean steps added to the interval.
+   start: the tracker at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none.
+   at_min: what an overflow at the floor does. skips: overflows in a row that are allowed, 0 = any number.
+   X(NAME, text, init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill, at_min, skips) */
+#define AMPI_FLT_MIN 1.17549435e-38f
+#define AMPI_FLT_MAX 3.402823466e38f
+#define AMP_SCALER_PRESET_LIST(X)                                                                                   \
+    X(PYTORCH,   "pytorch",         65536.0f, 2000, 0,  0, 2.0f, 0.5f, 0.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)     \
+    X(MINDSPORE, "mindspore",           0.0f, 2000, 0,  0, 2.0f, 0.0f, 1.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)     \
+    X(MINDSPORE_MANAGER, "mindspore_manager",                                                                       \
+                                  16777216.0f, 2000, 0, 0, 2.0f, 0.0f, 1.0f, 0.0f, NONE,  1, GROWTH,  CLAMP, 1000)  \
+    X(MINDSPORE_FIXED,   "mindspore_fixed",                                                                         \
+                                       128.0f,    0, 0, 0, 2.0f, 0.0f, 0.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)     \
+    X(APEX,      "apex",            65536.0f, 2000, 0,  0, 2.0f, 0.0f, 0.0f, 16777216.0f,                           \
+                                                                                   CLAMP, 1, GROWTH,  CLAMP, 0)     \
+    X(ONEFLOW,   "oneflow",         65536.0f, 2000, 0,  0, 2.0f, 0.0f, 1.0f, AMPI_FLT_MAX,                          \
+                                                                                   CLAMP, 1, GROWTH,  CLAMP, 0)     \
+    X(KERAS,     "keras",           32768.0f, 2000, 0,  0, 2.0f, 0.0f, 0.0f, 0.0f, NONE,  1, GROWTH,  CLAMP, 0)     \
+    X(FLAX,      "flax",            65536.0f, 2000, 1,  0, 2.0f, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX,                  \
+                                                                                   CLAMP, 1, GROWTH,  CLAMP, 0)     \
+    X(NNABLA,    "nnabla",              8.0f, 2000, 1, -1, 2.0f, 0.0f, 0.0f, 0.0f, NONE,  1, GROWTH,  CLAMP, 100)   \
+    X(MEGATRON,  "megatron",   4294967296.0f, 1000, 0,  0, 2.0f, 0.5f, 1.0f, 0.0f, NONE,  2, GROWTH,  CLAMP, 0)     \
+    X(DEEPSPEED, "deepspeed",       65536.0f, 1000, 0,  0, 2.0f, 0.0f, 1.0f, 0.0f, NONE,  2, GROWTH,  ERROR, 0)     \
+    X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive",                                                               \
+                                    65536.0f, 1000, 0,  0, 2.0f, 0.0f, 1.0f, 0.0f, NONE,  2, CLEAN,   ERROR, 0)     \
+    X(PADDLE,    "paddle",          65536.0f, 1000, 0,  0, 2.0f, 0.5f, 1.0f, 0.0f, KEEP,  1, EVERY_H, CLAMP, 0)     \
+    X(JMP,       "jmp",                 0.0f, 2000, 0,  0, 2.0f, 0.0f, 1.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)     \
+    X(TF_LEGACY, "tf_legacy",           0.0f, 2000, 0,  0, 2.0f, 0.0f, 1.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)     \
+    X(STATIC,    "static",              0.0f,    0, 0,  0, 2.0f, 0.0f, 0.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)
+#define AMPI_X(name, text, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at_min, skips) \
+    AMP_SCALER_##name,
+typedef enum amp_scaler_preset {
+    AMP_SCALER_PRESET_LIST(AMPI_X) AMP_SCALER_PRESET_COUNT, AMPI_PRESET_MAX = 0x7fffffff
+} amp_scaler_preset;
+#undef AMPI_X
+
+/* "pytorch", "mindspore_manager", ...; "?" for a value that is not a preset. */
+AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p);
+
+typedef struct amp_scaler amp_scaler;
+
+/* A zeroed desc is PyTorch's GradScaler. Every other field, if not 0, replaces the preset's value. */
+typedef struct amp_scaler_desc {
+    amp_scaler_preset preset;   /* 0 = AMP_SCALER_PYTORCH */
+    float init_scale;           /* finite, > 2^-128 (below that 1/scale is not finite) */
+    int   growth_interval;      /* clean steps before the scale grows; >= 1; AMP_ZERO = never grow (for Flax and NNabla,
+                                   which add one: grow on every step). Not for static presets */
+    float growth_factor;        /* finite, > 1. Not for static presets */
+    float backoff_factor;       /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else 1/growth_factor, which
+                                   is the only value that OneFlow accepts. Not for static presets */
+    float min_scale;            /* floor, <= init_scale; AMP_ZERO = none */
+    float max_scale;            /* ceiling of growth, >= init_scale; AMP_ZERO = none. Apex's own 2^24 may lie below
+                                   init_scale: the first growth then comes down to it */
+    amp_scaler_guard  guard;
+    int   hysteresis;           /* overflows before the scale is reduced; >= 1 */
+    amp_scaler_refill refill;
+    amp_scaler_limit  at_min;   /* an overflow with the scale at its floor */
+    int   max_skips;            /* overflows in a row that are allowed; AMP_ZERO = any number */
+    amp_scaler_limit  at_max_skips; /* one more than that; 0 = error */
+    int   ignore_overflow;      /* 1 = overflows are counted but never stop a step: MindSpore's
+                                   drop_overflow_update=false; static presets only */
+    /* For AMP_LIMIT_CALLBACK: return 0 to go on, anything else to make update return AMP_ERR_OVERFLOW. The window
+       has ended when it is called: it may set the scale. */
+    int (*on_limit)(const amp_scaler* s, void* user_data);
+    void* user_data;
+    const amp_logger* logger;   /* NULL = silent */
+} amp_scaler_desc;
+
+/* What the checks of the current window have seen. A window goes from one update to the next. */
+typedef struct amp_overflow_info {
+    int      found_inf;         /* 1 if any gradient was inf or NaN, or would become so when unscaled */
+    uint64_t inf_count;         /* elements that are +-inf, or whose unscaled value would be */
+    uint64_t nan_count;
+    int      first_tensor;      /* index in the list of the first check that found one; -1 if none */
+    uint64_t first_index;       /* element in that tensor */
+    char     first_name[48];    /* its name, cut to fit; "" if it has none */
+    double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if that list had
+                                   an inf or NaN */
+} amp_overflow_info;
+
+/* The state that moves: a plain struct, the same on the host and on a GPU. */
+typedef struct amp_scaler_state {
+    float    scale;             /* the current loss scale */
+    float    inverse;           /* (float)(1 / (double)scale_in_use) */
+    float    scale_in_use;      /* the scale with which the loss of this window was multiplied */
+    int32_t  tracker;           /* clean steps in a row */
+    int32_t  hysteresis_left;
+    int32_t  found_inf;         /* sticky until update */
+    int32_t  consecutive_skips;
+    int32_t  reserved;          /* 0 */
+    int64_t  applied, skipped;  /* windows ended by update, by their outcome */
+} amp_scaler_state;
+
+/* Parameters as the machine uses them, after preset and desc were merged. */
+typedef struct amp_scaler_rule {
+    float growth, backoff, min, max;    /* min, max: 0 if there is none */
+    int32_t interval, start, hysteresis; /* interval 0 = never grow */
+    int32_t guard, refill, at_min, max_skips, at_max_skips, ignore_overflow, is_static;
+} amp_scaler_rule;
+
+/* A list of gradients seen in this window, known by the address of its first element. `done` is a sum of
+   1 checked, 2 unscaled, 4 stepped. */
+#define AMP_SCALER_MAX_LISTS 64
+typedef struct amp_scaler_list {
+    const void* data;
+    uint64_t    elements;       /* of the whole list */
+    double      norm;           /* as found by the last check */
+    uint32_t    done, reserved;
+} amp_scaler_list;
+
+/* A loss scaler is a plain struct: have as many as you like (one per loss, per group, per layer). Nothing is
+   owned, copying it is allowed between windows. */
+struct amp_scaler {
+    amp_scaler_desc   desc;     /* what was asked for, defaults filled in (read it to see them) */
+    amp_scaler_rule   rule;
+    amp_scaler_state  state;
+    amp_overflow_info info;     /* of the current window; of the last one after update */
+    int               scaled;   /* 1 once the loss of this window was scaled */
+    int               recorded; /* 1 once this window has a check, an unscale or a report */
+    int               list_count;
+    amp_scaler_list   lists[AMP_SCALER_MAX_LISTS];
+};
+
+/* Starts a scaler. desc == NULL: PyTorch's. AMP_ERR_DESC names the field that is out of range. */
+AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
+
+/* loss * scale in FP32, and remembers the scale in use for this window. Pass 1.0f to get the factor itself, for
+   seeding a backward pass by hand. NaN if s is NULL. May be called any number of times in a window (several losses,
+   several micro-batches): the scale cannot change before update. */
+AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
+
+/* The next three look at `count` tensors (F32, F16, BF16) on the bits as they lie in memory: every element whose
+   value is inf or NaN, or whose unscaled value would not be finite in the type it is stored in, raises found_inf, is
+   counted, and the first is named in s->info. They also form the L2 norm of the unscaled gradients (in double, fixed
+   order). `info`, if not NULL, receives what this call alone has found; s->info is of the whole window. found_inf
+   stays up until update, also over other lists: to let one overflow stop several optimizers, check all lists
+   before the first step. An empty list changes nothing. Where 1/scale is not a finite float, or the scale is
+   not, found_inf is raised whatever the gradients are, and the logger is told.
+   Errors: AMP_ERR_STATE before any scale_loss; AMP_ERR_ARGUMENT; AMP_ERR_DTYPE. */
+/* Reads only. May be repeated; elements are counted each time. */
+AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
+/* g *= 1/scale in place, rounded to each tensor's own type. A list may be unscaled once per window, and not after its
+   step (AMP_ERR_STATE, also with more than AMP_SCALER_MAX_LISTS lists in a window). If anything is not finite the
+   gradients are left as they are: there will be no step. */
+AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
+/* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type); dst[i] and src[i]
+   have equal counts and do not overlap; types may differ (F32 dst is the usual one). May be repeated with new
+   micro-batches in src; a src that amp_scaler_unscale has seen, or a dst that was stepped, is AMP_ERR_STATE.
+   If anything in this list, or any sum, is not finite dst is left as it is. The norm is that of src / scale, or of
+   the sums. This is the one to use when the buffer of the gradients also holds momentum. */
+AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
+                                           int accumulate, amp_overflow_info* info);
+/* "I saw an overflow myself": raises found_inf for this window, e.g. after an all-reduce of flags, or when the forward
+   pass itself overflowed (allowed before scale_loss). */
+AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
+
+/* "May I step?"  1 = every check of this window was clean; 0 = skip this step; negative (an amp_result) =
+   AMP_ERR_STATE, nothing was checked yet. */
+AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
+
+/* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
+   AMP_ERR_OVERFLOW if a limit is reached and its action is an error: the window has ended, was counted as skipped, and
+   the scale has moved as the rule says (its floor holds). */
+AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
+
+/* Sets the scale by hand between windows; the counters stay. AMP_ERR_STATE inside one; AMP_ERR_ARGUMENT if not finite,
+   or 2^-128 or less. */
+AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
+
+/* The rule alone, as a pure function on plain structs, for the host and the device alike: reads and clears
+   state->found_inf. Returns a sum of 1, the floor was hit by an overflow, and 2, there were more overflows in a
+   row than allowed. */
+AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
+
+/* State to and from AMP_SCALER_STATE_BYTES bytes (little-endian, with magic, version and CRC-32). Saving or loading
+   inside a window is AMP_ERR_STATE; loading anything that save did not write, or not exactly that many bytes, is
+   AMP_ERR_FORMAT and changes nothing. The rule is saved too and must be the same on loading (AMP_ERR_FORMAT). */
+#define AMP_SCALER_STATE_BYTES 128
+AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size);
+AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size);
+
+/* ======================================================================================== */
+/* >>optim    Optimizers on FP32 master weights; clip, unscale and half copy in the same pass. */
+/* ======================================================================================== */
+
+/* g is the gradient / loss scale * clip coefficient (+ weight_decay * w where "L2" is said), in FP32:
+     SGD    g += wd*w (L2); buf = momentum*buf + (1-dampening)*g (first step: buf = g);
+            w -= lr * (nesterov ? g + momentum*buf : momentum ? buf : g)
+     ADAM   g += wd*w (L2); m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g^2;
+            w -= lr * (m/(1-b1^t)) / (sqrt(v/(1-b2^t)) + eps)             Kingma & Ba 2015, as torch.optim.Adam
+     ADAMW  w -= lr*wd*w, then as ADAM without L2                          Loshchilov & Hutter 2019, torch.optim.AdamW
+     LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (ratio 1 if a norm is 0)   You et al. 2020
+   In detail, each fma(a,b,c) = a*b + c rounded once and each other operation rounded to FP32, with the constants
+   c1 = 1-b1, c2 = 1-b2, r = 1/sqrt(1-b2^t), step = lr/(1-b1^t) formed in double and rounded once:
+     m = fma(b1, m, c1*g); v = fma(c2*g, g, b2*v); w = fma(-step, m / fma(sqrt(v), r, eps), w*(1 - lr*wd))
+   A moment smaller than the smallest normal float becomes zero, so that idle moments never become slow. */
+typedef enum amp_optimizer_kind {
+    AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3, AMPI_OPTIMIZER_MAX = 0x7fffffff
+} amp_optimizer_kind;
+
+/* Learning rate over applied steps t = 0, 1, 2, ...
+     warm-up: for t < warmup_steps the factor rises linearly, (t+1)/(warmup_steps+1); afterwards, with t' counted from
+     there and T = total_steps - warmup_steps:
+     CONSTANT 1;  STEP gamma^(t' / step_size);  LINEAR from 1 to floor over T;  COSINE floor + (1-floor)*(1+cos(pi*t'/T))/2 */
+typedef enum amp_schedule_kind {
+    AMP_SCHEDULE_CONSTANT = 0, AMP_SCHEDULE_STEP = 1, AMP_SCHEDULE_LINEAR = 2, AMP_SCHEDULE_COSINE = 3,
+    AMPI_SCHEDULE_MAX = 0x7fffffff
+} amp_schedule_kind;
+typedef struct amp_schedule {
+    amp_schedule_kind kind;     /* 0 = constant */
+    int64_t warmup_steps;       /* 0 = none */
+    int64_t total_steps;        /* LINEAR, COSINE: > warmup_steps; the floor holds afterwards */
+    int64_t step_size;          /* STEP: >= 1 */
+    float   gamma;              /* STEP: 0 = 0.1; in (0,1] */
+    float   floor;              /* LINEAR, COSINE: the last factor; 0 = 0; in [0,1] */
+} amp_schedule;
+/* base_lr times the factor at step t (below 0 counts as 0). A NULL schedule is constant. The same bits everywhere. */
+AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t);
+
+/* Settings of one parameter group. */
+typedef struct amp_param_group {
+    float lr;                   /* 0 = the desc's; AMP_ZERO = frozen: weights and moments stay as they are. Gradients of
+                                   frozen parameters may be NULL; where given they are checked and count in the norm */
+    float weight_decay;         /* 0 = the desc's; AMP_ZERO = none */
+} amp_param_group;
+
+typedef struct amp_optimizer_desc {
+    amp_optimizer_kind kind;    /* 0 = SGD */
+    float lr;                   /* 0 = 0.01 for SGD, 0.001 for the others; AMP_ZERO = 0 */
+    float momentum;             /* SGD: 0 = none; [0,1) */
+    float dampening;            /* SGD: 0 = none; [0,1] */
+    int   nesterov;             /* SGD: 1 needs momentum > 0 and no dampening */
+    float beta1, beta2;         /* 0 = 0.9, 0.999; [0,1), AMP_ZERO = 0 */
+    float eps;                  /* 0 = 1e-8 (LAMB 1e-6); > 0 */
+    float weight_decay;         /* 0 = none, but ADAMW 0.01; >= 0; AMP_ZERO = none */
+    float clip_norm;            /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all parameters */
+    int   maximize;             /* 1 = ascend: for gradients kept with inverted sign */
+    int   unchecked;            /* 1 = without a scaler, do not look for inf and NaN (saves one read of the gradients) */
+    amp_schedule schedule;
+    const amp_param_group* groups; /* NULL = one group with the desc's settings; copied: at most AMP_MAX_GROUPS */
+    int   group_count;
+    const amp_logger* logger;   /* NULL = silent */
+} amp_optimizer_desc;
+#define AMP_MAX_GROUPS 16
+
+/* One parameter tensor. All memory is the caller's. */
+typedef struct amp_param {
+    float*      master;         /* [count] FP32 weights; NULL = there are none and `low` itself is trained (O3) */
+    void*       low;            /* [count] 16-bit copy, written in the same pass; NULL = none */
+    amp_dtype   low_dtype;      /* AMP_F16 or AMP_BF16 if low is given */
+    void*       grad;           /* [count] */
+    amp_dtype   grad_dtype;     /* 0 = AMP_F32 */
+    float*      m;              /* [count] momentum buffer or first moment; start it with zeros. NULL if not needed */
+    float*      v;              /* [count] second moment; start it with zeros. NULL if not needed */
+    size_t      count;
+    int         group;          /* index into desc.groups */
+    const char* name;           /* for messages; may be NULL */
+} amp_param;
+
+/* How many of m and v an optimizer needs: 0, 1 or 2. -1 if the desc is not valid. */
+AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc);
+
+/* The part that moves; a plain struct, the same on the host and on a GPU. */
+typedef struct amp_optimizer_state {
+    int64_t step;               /* applied steps; a skipped step advances nothing */
+    float   lr;                 /* base rate; the schedule is applied on top of it */
+    float   reserved;
+} amp_optimizer_state;
+
+typedef struct amp_optimizer {
+    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; desc.groups is NULL, see below */
+    amp_param_group     groups[AMP_MAX_GROUPS];
+    amp_optimizer_state state;
+    amp_param*          params; /* the caller's array; must outlive the optimizer */
+    int                 count;
+} amp_optimizer;
+
+/* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no parameter at all). If
+   a low copy is given beside a master it is written here. */
+AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count);
+
+/* What a step did. */
+typedef struct amp_optimizer_info {
+    int    applied;             /* 1 = weights were updated; 0 = skipped because of an overflow */
+    float  lr;                  /* the learning rate of this step, schedule included */
+    double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite; 0 if nobody looked (no
+                                   scaler, no clip_norm, and unchecked) */
+    float  clip_coefficient;    /* 1 = not clipped */
+    amp_overflow_info overflow; /* of the window; without a scaler, of this step */
+} amp_optimizer_info;
+
+/* Unscales the gradients in place now (so that the caller can look at them or clip by hand); amp_optimizer_step will
+   know, and look at them once more for what the caller may have done. AMP_ERR_STATE if done already in this
+   window, or after the step. */
+AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
+
+/* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss), then skip, or update with
+   unscale and clip folded in; no unscale if amp_scaler_unscale, amp_scaler_unscale_into or amp_optimizer_unscale did
+   it in this window: to all of these gradients, in one list or several (anything else is AMP_ERR_STATE).
+   s == NULL: gradients are not scaled. Does not call amp_scaler_update: with several optimizers on one scaler
+   all step first, and an overflow that one of them or a check has seen skips those that follow. info may be
+   NULL. AMP_ERR_STATE: before any scale_loss, twice in a window, no parameter with a gradient.
+   AMP_ERR_ARGUMENT: a gradient is missing. */
+AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
+
+/* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative. */
+AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
+/* Sets every gradient to zero (memset: also over inf and NaN). */
+AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
+
+/* ======================================================================================== */
+/* >>model    A static graph: build it with calls that read like the maths, then finalize.    */
+/* ======================================================================================== */
+
+typedef struct amp_model amp_model;
+
+/* A handle of something computed: images [N,C,H,W], or rows [N,C*H*W] when C,H,W are not needed. */
+typedef struct amp_value { int id; } amp_value;
+
+/* Data-parallel training: sums over ranks, in place, on the memory of the model's backend. */
+typedef struct amp_comm {
+    amp_result (*all_reduce_sum)(void* data, amp_dtype dtype, size_t count, void* stream, void* user_data);
+    int   rank, size;
+    void* user_data;
+} amp_comm;
+
+/* The processor a model runs on: memory, and one entry per operator with the signature of the public one. NULL in a
+   desc = amp_cpu_backend(). Layers, training and optimizers know nothing else about it. */
+typedef struct amp_backend {
+    const char* name;
+    /* Memory of the processor: alloc returns NULL on failure; zero, copy_in (from the host) and copy_out (to the host)
+       count bytes; upload and download convert n elements on the way. */
+    void* (*alloc)(size_t bytes, const amp_allocator* a);
+    void  (*free)(void* p, const amp_allocator* a);
+    amp_result (*zero)(void* p, size_t bytes, const amp_exec* exec);
+    amp_result (*copy)(void* dst, const void* src, size_t bytes, const amp_exec* exec);
+    amp_result (*copy_in)(void* dst, const void* host, size_t bytes, const amp_exec* exec);
+    amp_result (*copy_out)(void* host, const void* src, size_t bytes, const amp_exec* exec);
+    amp_result (*upload)(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype, size_t n, const amp_exec* exec);
+    amp_result (*download)(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype, size_t n, const amp_exec* exec);
+    amp_result (*convert)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n, const amp_exec* exec);
+    size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
+    size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
+    /* The operators; each has the type of the public function of that name. */
+    amp_result (*linear_forward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype,
+                                 size_t, size_t, size_t, const amp_exec*);
+    amp_result (*linear_backward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype,
+                                  void*, amp_dtype, void*, amp_dtype, int, size_t, size_t, size_t, const amp_exec*);
+    amp_result (*conv2d_forward)(const amp_conv2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
+                                 const void*, amp_dtype, void*, amp_dtype, const amp_exec*);
+    amp_result (*conv2d_backward)(const amp_conv2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
+                                  const void*, amp_dtype, void*, amp_dtype, void*, amp_dtype, void*, amp_dtype, int,
+                                  const amp_exec*);
+    amp_result (*pool2d_forward)(const amp_pool2d_shape*, const void*, amp_dtype, void*, amp_dtype, const amp_exec*);
+    amp_result (*pool2d_backward)(const amp_pool2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
+                                  void*, amp_dtype, const amp_exec*);
+    amp_result (*batch_norm_forward)(const amp_batch_norm_shape*, int, const void*, amp_dtype, const void*, const void*,
+                                     amp_dtype, float*, float*, float*, float*, void*, amp_dtype, const amp_exec*);
+    amp_result (*batch_norm_backward)(const amp_batch_norm_shape*, const void*, amp_dtype, const void*, amp_dtype,
+                                      const void*, amp_dtype, const float*, const float*, void*, amp_dtype,
+                                      void*, void*, amp_dtype, int, const amp_exec*);
+    amp_result (*layer_norm_forward)(const void*, amp_dtype, const void*, const void*, amp_dtype, float, float*, float*,
+                                     void*, amp_dtype, size_t, size_t, const amp_exec*);
+    amp_result (*layer_norm_backward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype,
+                                      const float*, const float*, void*, amp_dtype, void*, void*, amp_dtype, int,
+                                      size_t, size_t, const amp_exec*);
+    amp_result (*activation_forward)(amp_activation, const void*, amp_dtype, void*, amp_dtype, size_t, const amp_exec*);
+    amp_result (*activation_backward)(amp_activation, const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype,
+                                      size_t, const amp_exec*);
+    amp_result (*softmax_forward)(const void*, amp_dtype, void*, amp_dtype, size_t, size_t, const amp_exec*);
+    amp_result (*softmax_backward)(const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype, size_t, size_t,
+                                   const amp_exec*);
+    amp_result (*dropout_forward)(const void*, amp_dtype, void*, amp_dtype, size_t, float, uint64_t, uint64_t,
+                                  const amp_exec*);
+    amp_result (*add_forward)(const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype, size_t, const amp_exec*);
+    amp_result (*concat_forward)(const void*, amp_dtype, size_t, void*, amp_dtype, size_t, size_t, size_t, const amp_exec*);
+    amp_result (*concat_backward)(const void*, amp_dtype, size_t, size_t, void*, amp_dtype, size_t, size_t, int,
+                                  const amp_exec*);
+    amp_result (*softmax_cross_entropy_forward)(const void*, amp_dtype, const int32_t*, float, float*, size_t, size_t,
+                                                const amp_exec*);
+    amp_result (*softmax_cross_entropy_backward)(const void*, amp_dtype, const int32_t*, float, const float*, float,
+                                                 void*, amp_dtype, size_t, size_t, const amp_exec*);
+    amp_result (*mse_forward)(const void*, amp_dtype, const void*, amp_dtype, float*, size_t, const amp_exec*);
+    amp_result (*mse_backward)(const void*, amp_dtype, const void*, amp_dtype, const float*, float, void*, amp_dtype,
+                               size_t, const amp_exec*);
+    amp_result (*bce_with_logits_forward)(const void*, amp_dtype, const void*, amp_dtype, float*, size_t, const amp_exec*);
+    amp_result (*bce_with_logits_backward)(const void*, amp_dtype, const void*, amp_dtype, const float*, float,
+                                           void*, amp_dtype, size_t, const amp_exec*);
+    /* Scaler and optimizer, on gradients and weights in the processor's memory. */
+    amp_result (*scaler_check)(amp_scaler*, const amp_tensor*, int, amp_overflow_info*);
+    amp_result (*optimizer_init)(amp_optimizer*, const amp_optimizer_desc*, amp_param*, int);
+    amp_result (*optimizer_step)(amp_optimizer*, amp_scaler*, amp_optimizer_info*);
+} amp_backend;
+AMP_DEF const amp_backend* amp_cpu_backend(void);
+
+/* Everything the desc points at is copied (backend, and user_data of hooks, aside). */
+typedef struct amp_model_desc {
+    int batch;                         /* largest N of a step; >= 1 */
+    amp_policy_desc precision;         /* level, type, lists; zeroed = O0 */
+    const amp_policy* policy;          /* an edited policy, instead of `precision` */
+    const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (AMP_SCALER_PYTORCH) for O1 and O2 in F16, else static 1 */
+    amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
+    amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32, in which nothing is lost; F16, BF16 */
+    int accumulate;                    /* micro-batches per optimizer step; 0 = 1 */
+    int max_replays;                   /* after an overflow, how often to repeat the same batch at the lower scale; 0 = none */
+    uint64_t seed;                     /* of weights and dropout; any value */
+    const amp_backend* backend;        /* NULL = CPU */
+    const amp_comm* comm;              /* NULL = alone */
+    amp_allocator allocator;           /* zeroed = malloc, free */
+    amp_logger logger;                 /* zeroed = silent; amp_model_error has the last sentence in any case */
+} amp_model_desc;
+
+/* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY. */
+AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc);
+/* Frees everything. NULL is fine. */
+AMP_DEF void amp_model_destroy(amp_model* m);
+/* The last error sentence of this model; "" if none. */
+AMP_DEF const char* amp_model_error(const amp_model* m);
+
+/* --- building: an error is remembered, later calls do nothing, and finalize reports it ----- */
+
+/* How weights start. He: normal, sd sqrt(2/fan_in). Xavier: uniform within +-sqrt(6/(fan_in+fan_out)). Biases are 0,
+   except for AMP_INIT_TORCH: weights and biases uniform within +-1/sqrt(fan_in). */
+typedef enum amp_init {
+    AMP_INIT_HE = 0, AMP_INIT_XAVIER = 1, AMP_INIT_TORCH = 2, AMP_INIT_ZERO = 3, AMPI_INIT_MAX = 0x7fffffff
+} amp_init;
+
+typedef struct amp_conv2d_desc {
+    int out_channels;                  /* >= 1 */
+    int kernel;                        /* square; or kernel_h, kernel_w */
+    int kernel_h, kernel_w;
+    int stride;                        /* 0 = 1; or stride_h, stride_w */
+    int stride_h, stride_w;
+    int padding;                       /* 0 = none; or padding_h, padding_w */
+    int padding_h, padding_w;
+    int dilation;                      /* 0 = 1; or dilation_h, dilation_w */
+    int dilation_h, dilation_w;
+    int groups;                        /* 0 = 1 */
+    int no_bias;
+    amp_init init;
+} amp_conv2d_desc;
+typedef struct amp_linear_desc {
+    int out;                           /* >= 1 */
+    int no_bias;
+    amp_init init;
+} amp_linear_desc;
+typedef struct amp_pool2d_desc {
+    amp_pool kind;
+    int kernel, kernel_h, kernel_w;    /* as in amp_conv2d_desc */
+    int stride, stride_h, stride_w;    /* 0 = the kernel's size */
+    int padding, padding_h, padding_w;
+    int exclude_pad;
+} amp_pool2d_desc;
+typedef struct amp_norm_desc {
+    float eps;                         /* 0 = 1e-5 */
+    float momentum;                    /* batch norm: 0 = 0.1 */
+} amp_norm_desc;
+typedef struct amp_loss_desc {
+    float weight;                      /* of this loss in the sum; 0 = 1 */
+    float smoothing;                   /* softmax cross-entropy: label smoothing in [0,1) */
+} amp_loss_desc;
+
+/* x[N,C,H,W]; rows of D features are (D,1,1). */
+AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width);
+AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* desc);
+AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out);      /* flattens x to rows first */
+AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc);
+AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel);  /* stride = kernel */
+AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel);
+AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* desc);
+AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x);       /* [N,C,1,1] */
+AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc);
+AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc); /* over C*H*W */
+AMP_DEF amp_value amp_relu(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x);                   /* exact (erf) */
+AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x);
+AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x);                /* over C*H*W */
+AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);       /* p in [0,1); nothing in evaluation */
+AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);       /* residual; equal shapes */
+AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);    /* along channels; equal H, W */
+AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);                /* [N,C*H*W,1,1]; costs nothing */
+/* Losses. The model's loss is the weighted sum of all of them; desc may be NULL. Each takes the targets of its own
+   number, counted from 0 in the order of these calls. */
+AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc);
+AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc);
+AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc* desc);
+
+/* Regions, nested as deep as AMP_MAX_REGIONS: layers built inside run in this type. AMP_F32 is autocast(enabled=False),
+   AMP_F16 or AMP_BF16 forces that type, AMP_DTYPE_DEFAULT goes back to the level's rules. */
+#define AMP_MAX_REGIONS 32
+AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype);
+AMP_DEF void amp_autocast_pop(amp_model* m);
+/* Pins the layer that made v. Beats every region and rule. Of several pins F32 wins over F16 over BF16, in any order. A
+   loss is FP32 always. */
+AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
+/* Names the layer that made v (copied, at most 31 characters); otherwise "conv2d1", "linear2", ... */
+AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
+/* Puts the parameters of the layer that made v into a group of the optimizer. */
+AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
+
+/* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Every mistake of the graph is
+   reported here; afterwards no step allocates. */
+AMP_DEF amp_result amp_model_finalize(amp_model* m);
+
+/* --- looking inside -------------------------------------------------------------------- */
+
+/* One layer, as it will run. */
+typedef struct amp_layer {
+    amp_op     op;
+    char       name[32];
+    int        channels, height, width;   /* of the output, per sample */
+    amp_dtype  compute_dtype;             /* the type its operands are rounded to */
+    amp_dtype  storage_dtype;             /* the type its output is kept in (F32 only if somebody needs FP32) */
+    amp_dtype  param_dtype;               /* of the weights it reads; 0 if it has none */
+    amp_rule   rule;
+    amp_reason reason;                    /* who chose the rule */
+    int        in_place;                  /* 1 = shares its input's memory */
+    int        casts;                     /* conversions of its inputs placed just before it */
+    size_t     parameters;                /* count */
+    size_t     activation_bytes;          /* of the output for the whole batch; 0 if in place */
+} amp_layer;
+/* Number of layers, and layer i in the order of building. NULL if out of range or not finalized. */
+AMP_DEF int amp_model_layer_count(const amp_model* m);
+AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i);
+/* The layer that made v; -1 if none. */
+AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v);
+
+typedef struct amp_memory {
+    size_t activation_bytes;      /* the arena: activations and their gradients, after reuse */
+    size_t parameter_bytes;       /* FP32 weights */
+    size_t low_parameter_bytes;   /* 16-bit weights */
+    size_t gradient_bytes;        /* weight gradients */
+    size_t optimizer_bytes;       /* moments */
+    size_t workspace_bytes;       /* scratch of the operators */
+    size_t total_bytes;           /* everything above and the rest (statistics, inputs' staging, graph) */
+} amp_memory;
+AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
+
+/* The parameters, in the order of building; weight before bias. Names are "<layer>.weight", "<layer>.bias". */
+AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
+AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
+/* To be called after masters were changed by hand: writes the 16-bit copies. */
+AMP_DEF amp_result amp_model_sync_params(amp_model* m);
+/* The parts; they live as long as the model. NULL before finalize. */
+AMP_DEF amp_scaler* amp_model_scaler(amp_model* m);
+AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
+AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
+
+/* ======================================================================================== */
+/* >>train    The step: forward, FP32 loss, scaled backward, check, skip or update, adjust.   */
+/* ======================================================================================== */
+
+#define AMP_MAX_INPUTS 8
+#define AMP_MAX_LOSSES 8
+
+/* Data of one step, in host memory. Nothing is kept. */
+typedef struct amp_batch {
+    int n;                                  /* samples; 1 .. desc.batch */
+    const void* inputs[AMP_MAX_INPUTS];     /* [n,C,H,W] each, in the order of the amp_input calls */
+    amp_dtype   input_dtype;                /* 0 = AMP_F32 */
+    const void* targets[AMP_MAX_LOSSES];    /* per loss: int32_t[n] labels for cross-entropy, else float[n,C,H,W] */
+} amp_batch;
+
+typedef enum amp_outcome {
+    AMP_STEP_APPLIED = 0,          /* weights were updated */
+    AMP_STEP_ACCUMULATED = 1,      /* a micro-batch; the update comes with a later one */
+    AMP_STEP_SKIPPED_OVERFLOW = 2, /* a gradient overflowed at this loss scale: nothing changed but the scale */
+    AMP_STEP_SKIPPED_MODEL = 3,    /* the forward pass itself gave inf or NaN, which a skipped step looks for by running it
+                                      once more: a lower scale will not help */
+    AMPI_OUTCOME_MAX = 0x7fffffff
+} amp_outcome;
+/* "applied", "accumulated", "skipped: overflow", "skipped: model". */
+AMP_DEF const char* amp_outcome_name(amp_outcome o);
+
+typedef struct amp_step_info {
+    float    loss;                 /* unscaled weighted sum of the losses of this call */
+    amp_outcome outcome;
+    int      attempts;             /* 1, or more if the batch was replayed */
+    int64_t  step;                 /* applied steps so far */
+    int64_t  skipped;              /* skipped steps so far */
+    float    scale_before, scale_after;
+    float    lr;                   /* of this step */
+    double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
+    amp_overflow_info overflow;    /* counts, first tensor and index among the weight gradients */
+    char     message[160];         /* a sentence if the step was skipped; "" otherwise */
+} amp_step_info;
+
+/* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL. An overflow is not an error.
+   Errors: AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes), AMP_ERR_STATE (not finalized),
+   AMP_ERR_OVERFLOW (a limit of the scaler), AMP_ERR_COMM. After a skipped step everything but the scaler and the
+   counters is as before: weights, moments, running statistics. */
+AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info);
+
+typedef struct amp_eval_info {
+    float loss;                    /* as in training, without dropout and with the running statistics */
+    int   correct;                 /* rows whose largest logit is the label, summed over the cross-entropy losses */
+} amp_eval_info;
+/* Forward pass in evaluation mode with losses. Changes nothing. */
+AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
+/* Forward pass in evaluation mode; writes v as float out[n,C,H,W]. Targets are not needed. */
+AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
+
+/* ======================================================================================== */
+/* >>checkpoint  Everything that training needs to go on, in the safetensors format.          */
+/* ======================================================================================== */
+#if !defined(AMP_NO_STDIO)
+
+/* A named tensor of a file. shape has `rank` entries whose product is tensor.count. */
+typedef struct amp_file_tensor {
+    amp_tensor tensor;             /* name is needed; dtype F32, F16, BF16 or F64 */
+    int        rank;               /* 0..4 */
+    size_t     shape[4];
+} amp_file_tensor;
+/* Text of the file's __metadata__. */
+typedef struct amp_file_text { const char* key; const char* value; } amp_file_text;
+
+/* Options of the file functions; NULL = zeroed. */
+typedef struct amp_file_desc {
+    amp_allocator allocator;       /* for the header and a copy buffer */
+    const amp_logger* logger;      /* NULL = silent */
+} amp_file_desc;
+
+/* Writes a safetensors file: to "<path>.tmp", flushed, then renamed, so that `path` is either the old file or the whole
+   new one. Names, keys and values are UTF-8. Tensors with larger elements come first in the file, so that each is
+   aligned. AMP_ERR_IO, AMP_ERR_ARGUMENT (no name, a name twice, rank, count), AMP_ERR_DTYPE, AMP_ERR_MEMORY. */
+AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
+                                 const amp_file_text* texts, int text_count, const amp_file_desc* desc);
+/* Reads tensors by name into the given memory. Type, rank and shape must be those of the file. The whole header is
+   checked (sizes, offsets, overlaps, names) before anything is written to the tensors, and data is read before
+   it is copied, so an error changes nothing: AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY, AMP_ERR_ARGUMENT (also a name
+   asked for twice), AMP_ERR_DTYPE. Tensors of the file that are not asked for may have any type and are stepped over.
+   A hostile file costs at most an error and, for a moment, memory of six times its header (100 MB at most). */
+AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count, const amp_file_desc* desc);
+/* Copies one metadata text (with its final 0) to out. AMP_ERR_FORMAT if the file is not sound, there is no such key, or
+   the text does not fit; out is as before then. */
+AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size, const amp_file_desc* desc);
+
+/* Masters (or the 16-bit weights where there are no masters), moments, running statistics, scaler, step and skip counts,
+   random-number position. Resuming gives the same bits as never having stopped. AMP_ERR_STATE between the
+   micro-batches of a step. Loading needs a model built and finalized the same way; names, shapes, level, seed, optimizer
+   settings (but the base learning rate, which is loaded) and scaler rule must agree, otherwise AMP_ERR_FORMAT with the
+   first difference, and nothing changes. Saving needs memory for a copy of the largest tensor, loading of all. */
+AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
+AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
+
+#endif
+
+/* ======================================================================================== */
+/* >>report   What a person wants to see.                                                     */
+/* ======================================================================================== */
+
+/* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT, subnormals included. */
+#define AMP_STATS_MIN_EXPONENT (-149)
+#define AMP_STATS_BINS 277          /* 2^-149 .. 2^127 */
+
+typedef struct amp_stats {
+    uint64_t count, zeros, infs, nans;
+    uint64_t subnormals;            /* in the buffer's own type */
+    uint64_t would_underflow;       /* not zero, but zero when cast to the target type */
+    uint64_t would_be_subnormal;    /* not zero, and a subnormal of the target type */
+    uint64_t would_overflow;        /* finite, but infinite in the target type */
+    float    smallest, largest;     /* of |x|, finite and not zero; 0 if there is none */
+    float    suggested_scale;       /* the largest power of two with largest * scale <= max(target) / 2; 0 if unknown */
+    uint64_t histogram[AMP_STATS_BINS];
+} amp_stats;
+
+/* Statistics of n elements of any type, F64 too (what lies beyond the histogram counts in its end bins); target is the
+   type they would be cast to (0 = AMP_F16; not F64). Adds to *out if `add`, otherwise starts anew. */
+AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target, int add);
+
+/* Statistics of one layer, from one forward and backward pass. */
+typedef struct amp_layer_stats {
+    amp_stats output;               /* activations */
+    amp_stats output_gradient;      /* scaled by the current loss scale; count 0 if it has none */
+    amp_stats weight_gradient;      /* likewise; of all parameters of the layer */
+} amp_layer_stats;
+/* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >= amp_model_layer_count.
+   Weights, moments, running statistics, scaler and counters stay as they are. AMP_ERR_STATE between micro-batches. */
+AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity);
+
+#if !defined(AMP_NO_STDIO)
+/* One line per layer: name, output shape, types, the rule and who chose it, parameters, bytes; then the sums. */
+AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
+/* The counts and a bar chart of the histogram in plain text. */
+AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
+#endif
+
+#ifdef __cplusplus
+} /* extern "C" */
+
+/* In C++ a desc may be written in place: amp_scaler_init(&s, {}) and, since C++20, amp_scaler_init(&s, {.init_scale = 1024}). */
+static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
+                                          const amp_convert_desc& desc) {
+    return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &desc);
+}
+static inline amp_result amp_policy_init(amp_policy* p, const amp_policy_desc& desc) { return amp_policy_init(p, &desc); }
+static inline amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc& desc) { return amp_scaler_init(s, &desc); }
+static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& desc, amp_param* params, int count) {
+    return amp_optimizer_init(o, &desc, params, count);
+}
+static inline amp_result amp_model_create(amp_model** out, const amp_model_desc& desc) { return amp_model_create(out, &desc); }
+static inline amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc& desc) { return amp_conv2d(m, x, &desc); }
+static inline amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc& desc) {
+    return amp_linear_with(m, x, &desc);
+}
+static inline amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc& desc) { return amp_pool2d(m, x, &desc); }
+static inline amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc& desc) {
+    return amp_batch_norm(m, x, &desc);
+}
+static inline amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc& desc) {
+    return amp_layer_norm(m, x, &desc);
+}
+static inline amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc& desc) {
+    return amp_softmax_cross_entropy(m, logits, &desc);
+}
+static inline amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc& desc) { return amp_mse(m, x, &desc); }
+static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc& desc) {
+    return amp_bce_with_logits(m, x, &desc);
+}
+#endif
+#endif /* AMP_H_INCLUDED */
+
+/* ======================================================================================== */
+/* >>impl     Stop here if you only want the interface.                                       */
+/* ======================================================================================== */
+#if defined(AMP_IMPLEMENTATION) && !defined(AMPI_IMPLEMENTATION_ONCE)
+#define AMPI_IMPLEMENTATION_ONCE
+
+/* ======================================================================================== */
+/* >>impl-base                                                                                */
+/* ======================================================================================== */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>    /* vsnprintf */
+#include <stdlib.h>
+#include <string.h>
+#if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
+  #include <omp.h>
+#endif
+
+/* Private functions are not always all used (AMP_NO_STDIO, AMP_STATIC, other processors). */
+#if defined(__GNUC__) || defined(__clang__)
+  #define AMPI_FN static __attribute__((unused))
+#else
+  #define AMPI_FN static
+#endif
+
+/* Inlined into every ISA's copy of a kernel; hosts may have defined `inline` away, so the attribute decides. */
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+  #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
+  #define AMPI_RESTRICT __restrict__
+#elif defined(_MSC_VER)
+  #define AMPI_INLINE static __forceinline
+  #define AMPI_RESTRICT __restrict
+#else
+  #define AMPI_INLINE static
+  #define AMPI_RESTRICT
+#endif
+
+/* OpenMP if the user compiles with it. Loops run over chunks whose size is fixed, so that the bits do not
+   depend on the number of threads. AMPI_PARALLEL_FOR goes before a `for` over an int64_t. */
+#if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
+  #define AMPI_PRAGMA(x) _Pragma(#x)
+  #define AMPI_PARALLEL_FOR(condition) AMPI_PRAGMA(omp parallel for schedule(static) if (condition))
+#else
+  #define AMPI_PARALLEL_FOR(condition)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+AMP_DEF const char* amp_result_string(amp_result r) {
+    switch (r) {
+#define AMPI_X(name, code, text) case AMP_##name: return text;
+        AMP_RESULT_LIST(AMPI_X)
+#undef AMPI_X
+        case AMPI_RESULT_MAX: break;
+    }
+    return "unknown result code";
+}
+
+AMP_DEF size_t amp_dtype_size(amp_dtype t) {
+    switch (t) {
+        case AMP_DTYPE_DEFAULT: case AMP_F32: return 4;
+        case AMP_F16: case AMP_BF16: return 2;
+        case AMP_F64: return 8;
+        case AMPI_DTYPE_MAX: break;
+    }
+    return 0;
+}
+
+AMP_DEF const char* amp_dtype_name(amp_dtype t) {
+    switch (t) {
+        case AMP_DTYPE_DEFAULT: case AMP_F32: return "f32";
+        case AMP_F16: return "f16";
+        case AMP_BF16: return "bf16";
+        case AMP_F64: return "f64";
+        case AMPI_DTYPE_MAX: break;
+    }
+    return "?";
+}
+
+#if !defined(AMP_NO_STDIO)
+AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_data) {
+    (void)code; (void)user_data;
+    fprintf(stderr, "amp: %s\n", sentence);
+}
+#endif
+
+/* Formats a sentence for the logger and hands the code back: `return ampi_fail(log, code, "...", ...)`. */
+#if defined(__GNUC__) || defined(__clang__)
+__attribute__((format(printf, 3, 4), unused))
+#endif
+static amp_result ampi_fail(const amp_logger* logger, amp_result code, const char* format, ...) {
+    char sentence[512];
+    va_list args;
+    if (!logger || !logger->log) return code;
+    va_start(args, format);
+    vsnprintf(sentence, sizeof sentence, format, args);
+    va_end(args);
+    logger->log(code, sentence, logger->user_data);
+    return code;
+}
+
+AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) { return exec ? exec->logger : NULL; }
+
+/* The type that a field means: 0 is F32. */
+AMPI_INLINE amp_dtype ampi_dtype(amp_dtype t) { return t == AMP_DTYPE_DEFAULT ? AMP_F32 : t; }
+/* A type that operators compute on. */
+AMPI_FN int ampi_is_compute_dtype(amp_dtype t) {
+    t = ampi_dtype(t);
+    return t == AMP_F32 || t == AMP_F16 || t == AMP_BF16;
+}
+
+/* Bits of a float and back; memcpy is the only punning that every compiler honours. */
+AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
+AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
+AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
+AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
+
+/* *out = a * b; returns 0 when the product does not fit a size_t. */
+AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
+    if (b != 0 && a > SIZE_MAX / b) return 0;
+    *out = a * b;
+    return 1;
+}
+AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) {
+    if (a > SIZE_MAX - b) return 0;
+    *out = a + b;
+    return 1;
+}
+
+AMPI_FN void* ampi_alloc(const amp_allocator* a, size_t size) {
+    if (size == 0) size = 1;
+    return a && a->alloc ? a->alloc(size, a->user_data) : malloc(size);
+}
+AMPI_FN void ampi_free(const amp_allocator* a, void* p) {
+    if (!p) return;
+    if (a && a->free) a->free(p, a->user_data);
+    else free(p);
+}
+
+/* Desc fields: 0 = default, AMP_ZERO = really zero. */
+AMPI_FN float ampi_default_float(float v, float def) { return v == 0.0f ? def : (v == (float)AMP_ZERO ? 0.0f : v); }
+AMPI_FN int ampi_default_int(int v, int def) { return v == 0 ? def : (v == AMP_ZERO ? 0 : v); }
+
+/* a*b + c rounded once. `hw` is a compile-time constant: 1 inside kernels built for a processor with the
+   instruction. Without it the sum is formed in double (the product of two floats is exact there) and rounded
+   to odd before it is rounded to float, which gives the correctly rounded result (Boldo & Melquiond 2008). */
+AMPI_FN float ampi_fma_soft(float a, float b, float c) {
+    volatile double p = (double)a * (double)b, s = p + (double)c;
+    double t = s - p, sum = s;
+    volatile double err = (p - (s - t)) + ((double)c - t);
+    uint64_t u = ampi_bits64(sum);
+    if (err != 0.0 && !(u & 1u) && (u & 0x7ff0000000000000u) != 0x7ff0000000000000u)
+        u = ((err > 0.0) == (sum > 0.0)) ? u + 1u : u - 1u;
+    return (float)ampi_double(u);
+}
+#if defined(__FP_FAST_FMAF) || defined(__aarch64__) || (defined(__FMA__) && defined(__GNUC__))
+  #define AMPI_FMA_NATIVE 1     /* the whole file is compiled for a processor with fma */
+#else
+  #define AMPI_FMA_NATIVE 0
+#endif
+AMPI_INLINE float ampi_fma(int hw, float a, float b, float c) {
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+    if (hw || AMPI_FMA_NATIVE) return __builtin_fmaf(a, b, c);
+#else
+    (void)hw;
+#endif
+    return ampi_fma_soft(a, b, c);
+}
+
+/* Philox4x32-10: ten rounds of two 32x32->64 multiplications on a 128-bit counter under a 64-bit key. */
+AMPI_FN void ampi_philox(uint64_t seed, uint64_t counter, uint32_t out[4]) {
+    uint32_t x0 = (uint32_t)counter, x1 = (uint32_t)(counter >> 32), x2 = 0, x3 = 0;
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    int round;
+    for (round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)x0 * 0xD2511F53u, b = (uint64_t)x2 * 0xCD9E8D57u;
+        x0 = (uint32_t)(b >> 32) ^ x1 ^ k0;
+        x1 = (uint32_t)b;
+        x2 = (uint32_t)(a >> 32) ^ x3 ^ k1;
+        x3 = (uint32_t)a;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = x0; out[1] = x1; out[2] = x2; out[3] = x3;
+}
+
+AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index) {
+    uint32_t r[4];
+    ampi_philox(seed, index >> 2, r);
+    return r[index & 3u];
+}
+
+AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
+    return (float)(amp_random_bits(seed, index) >> 8) * (1.0f / 16777216.0f);
+}
+
+/* ======================================================================================== */
+/* >>impl-cpu                                                                                 */
+/* ======================================================================================== */
+
+/* Which instruction sets this compiler can emit for single functions. */
+#if !defined(AMP_NO_SIMD) && (defined(__x86_64__) || defined(__i386__)) && !defined(__TINYC__) \
+    && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 9))
+  #define AMPI_X86 1
+  #include <immintrin.h>
+  #include <cpuid.h>
+  #define AMPI_TARGET_AVX2   __attribute__((target("avx2,fma,f16c")))
+  #define AMPI_TARGET_AVX512 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#else
+  #define AMPI_X86 0
+#endif
+#if !defined(AMP_NO_SIMD) && defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__)) \
+    && defined(__ARM_NEON) && !defined(__TINYC__)
+  #define AMPI_NEON 1
+  #include <arm_neon.h>
+#else
+  #define AMPI_NEON 0
+#endif
+
+/* One body, one copy per instruction set, one dispatcher. Write
+       AMPI_INLINE void ampi_foo_body(int hw, float* y, size_t n) { ... ampi_fma(hw, a, b, c) ... }
+       AMPI_KERNEL(ampi_foo, (float* y, size_t n), y, n)
+   and call ampi_foo(y, n). The body is plain C, in loops over a constant number of lanes that every compiler
+   vectorises; `hw` is 1 where the copy may use hardware fma. Because each operation in it is an IEEE operation
+   (no a*b+c left for the compiler to contract: write ampi_fma), the copies give the same bits. */
+#if AMPI_X86
+  #define AMPI_KERNEL(name, params, ...)                                                       \
+    static void name##_scalar params { name##_body(0, __VA_ARGS__); }                          \
+    AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); }           \
+    AMPI_TARGET_AVX512 static void name##_avx512 params { name##_body(1, __VA_ARGS__); }       \
+    AMPI_FN void name params {                                                                 \
+        switch (amp_cpu_isa()) {                                                               \
+            case AMP_ISA_AVX512: name##_avx512(__VA_ARGS__); break;                            \
+            case AMP_ISA_AVX2:   name##_avx2(__VA_ARGS__); break;                              \
+            default:             name##_scalar(__VA_ARGS__); break;                            \
+        }                                                                                      \
+    }
+#else
+  #define AMPI_KERNEL(name, params, ...)                                                       \
+    AMPI_FN void name params { name##_body(AMPI_FMA_NATIVE, __VA_ARGS__); }
+#endif
+
+#if AMPI_X86
+/* AVX state must be enabled by the operating system too: XCR0 bits 1,2 (AVX) and 5,6,7 (AVX-512). */
+AMPI_FN amp_isa ampi_best_isa(void) {
+    unsigned a, b, c, d, xcr0_low, xcr0_high, c1;
+    if (!__get_cpuid(1, &a, &b, &c1, &d)) return AMP_ISA_SCALAR;
+    if (!(c1 & (1u << 27)) || !(c1 & (1u << 28)) || !(c1 & (1u << 12)) || !(c1 & (1u << 29)))
+        return AMP_ISA_SCALAR;                                   /* OSXSAVE, AVX, FMA, F16C */
+    __asm__ volatile("xgetbv" : "=a"(xcr0_low), "=d"(xcr0_high) : "c"(0));
+    if ((xcr0_low & 0x6u) != 0x6u || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & (1u << 5)))
+        return AMP_ISA_SCALAR;                                   /* AVX2 */
+    if ((xcr0_low & 0xe6u) == 0xe6u && (b & (1u << 16)) && (b & (1u << 17)) && (b & (1u << 30)) && (b & (1u << 31)))
+        return AMP_ISA_AVX512;                                   /* F, DQ, BW, VL */
+    return AMP_ISA_AVX2;
+}
+#else
+AMPI_FN amp_isa ampi_best_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
+#endif
+
+AMP_DEF const char* amp_isa_name(amp_isa isa) {
+    switch (isa) {
+        case AMP_ISA_AUTO: return "auto";
+        case AMP_ISA_SCALAR: return "scalar";
+        case AMP_ISA_NEON: return "neon";
+        case AMP_ISA_AVX2: return "avx2";
+        case AMP_ISA_AVX512: return "avx512";
+        case AMPI_ISA_MAX: break;
+    }
+    return "?";
+}
+
+/* Scalar code runs anywhere, AVX2 wherever AVX-512 does. */
+AMPI_FN int ampi_isa_available(amp_isa isa) {
+    amp_isa best = ampi_best_isa();
+    return isa == AMP_ISA_SCALAR || isa == best || (isa == AMP_ISA_AVX2 && best == AMP_ISA_AVX512);
+}
+
+AMPI_FN amp_isa ampi_initial_isa(void) {
+    const char* wanted = getenv("AMP_ISA");
+    int i;
+    for (i = AMP_ISA_SCALAR; wanted && i <= AMP_ISA_AVX512; i++)
+        if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i)) return (amp_isa)i;
+    return ampi_best_isa();
+}
+
+/* The only variable of the library: a cache of what cpuid says (0 = not asked yet). Threads that race here
+   write the same value. */
+static int ampi_isa_cache;
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+  #define AMPI_LOAD_RELAXED(p) __atomic_load_n(p, __ATOMIC_RELAXED)
+  #define AMPI_STORE_RELAXED(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
+#else
+  #define AMPI_LOAD_RELAXED(p) (*(volatile int*)(p))
+  #define AMPI_STORE_RELAXED(p, v) (*(volatile int*)(p) = (v))
+#endif
+
+AMP_DEF amp_isa amp_cpu_isa(void) {
+    int isa = AMPI_LOAD_RELAXED(&ampi_isa_cache);
+    if (isa == 0) {
+        isa = (int)ampi_initial_isa();
+        AMPI_STORE_RELAXED(&ampi_isa_cache, isa);
+    }
+    return (amp_isa)isa;
+}
+
+AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
+    if (isa == AMP_ISA_AUTO) isa = ampi_best_isa();
+    if (!ampi_isa_available(isa)) return AMP_ERR_UNSUPPORTED;
+    AMPI_STORE_RELAXED(&ampi_isa_cache, (int)isa);
+    return AMP_OK;
+}
+
+/* ======================================================================================== */
+/* >>impl-half                                                                                */
+/* ======================================================================================== */
+
+/* --- one value: formulas on bits -------------------------------------------------------- */
+
+/* float -> half. Read the magnitude as sig * 2^(e-150) with a 24-bit sig, cut the k lowest bits of sig (13,
+   and one more for each step below the smallest normal exponent, 113), and put the exponent above what is
+   left; the leading 1 of sig adds one to it, and a carry out of the fraction moves it up as it should.
+   k = 25 cuts everything, so smaller values and float's own subnormals need no care. */
+AMPI_INLINE uint16_t ampi_half_bits(uint32_t u) {
+    uint32_t mag = u & 0x7fffffffu, e = mag >> 23, sig = (mag & 0x7fffffu) | 0x800000u;
+    uint32_t below = e < 113u ? 113u - e : 0u, k = 13u + (below < 12u ? below : 12u);
+    uint32_t nearest = (1u << (k - 1u)) - 1u + ((sig >> k) & 1u);
+    uint32_t h = ((e + below - 113u) << 10) + ((sig + nearest) >> k);
+    h = h > 0x7c00u ? 0x7c00u : h;
+    h = mag > 0x7f800000u ? 0x7e00u | (mag >> 13 & 0x3ffu) : h;
+    return (uint16_t)((u >> 16 & 0x8000u) | h);
+}
+
+/* float -> bfloat16: the upper half, rounded; a carry out of the fraction may reach infinity, rightly. */
+AMPI_INLINE uint16_t ampi_bf16_bits(uint32_t u) {
+    uint32_t rounded = u + 0x7fffu + (u >> 16 & 1u), quiet = u | 0x400000u;
+    return (uint16_t)(((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) >> 16);
+}
+
+/* half -> float. A subnormal is an integer times 2^-24, and an integer below 2^24 becomes a float exactly. */
+AMPI_INLINE uint32_t ampi_half_widen(uint16_t h) {
+    uint32_t mag = h & 0x7fffu, u = (mag << 13) + (112u << 23), small = ampi_bits((float)(int32_t)mag);
+    u = mag < 0x400u ? small - (24u << 23) : u;
+    u = mag == 0u ? 0u : u;
+    u = mag >= 0x7c00u ? u + (112u << 23) : u;
+    u = mag > 0x7c00u ? u | 0x400000u : u;
+    return (uint32_t)(h & 0x8000u) << 16 | u;
+}
+
+/* bfloat16 -> float: the upper half of the result, quietened if it is a NaN. */
+AMPI_INLINE uint32_t ampi_bf16_widen(uint16_t h) {
+    return (uint32_t)h << 16 | ((h & 0x7fffu) > 0x7f80u ? 0x400000u : 0u);
+}
+
+/* float -> double, by integers because a processor told to treat subnormals as zero would lose them. */
+AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
+    uint32_t mag = f & 0x7fffffffu;
+    uint64_t u = ((uint64_t)mag << 29) + ((uint64_t)896u << 52), small = ampi_bits64((double)(int32_t)mag);
+    u = mag < 0x800000u ? small - ((uint64_t)149u << 52) : u;
+    u = mag == 0u ? 0u : u;
+    u = mag >= 0x7f800000u ? u + ((uint64_t)896u << 52) : u;
+    u = mag > 0x7f800000u ? u | (uint64_t)1u << 51 : u;
+    return (uint64_t)(f >> 31) << 63 | u;
+}
+
+/* double -> a smaller format, given by its fraction bits and the bias of its exponent. The same steps as in
+   ampi_half_bits, in three pieces because rounding to nearest and stochastic rounding share the outer two. */
+#define AMPI_F16_FORM  10u, 15u
+#define AMPI_BF16_FORM 7u, 127u
+#define AMPI_F32_FORM  23u, 127u
+
+/* The magnitude is (kept + rest / 2^cut) units of the format's last place; cut can be large, rest < 2^53. */
+typedef struct ampi_split { uint64_t kept, rest, cut; } ampi_split;
+
+AMPI_INLINE ampi_split ampi_split_double(uint64_t u, uint32_t fraction_bits, uint32_t bias) {
+    uint64_t mag = u & 0x7fffffffffffffffu, e = mag >> 52;
+    uint64_t sig = (mag & 0xfffffffffffffu) | (uint64_t)1u << 52, lowest = 1024u - bias;
+    uint64_t below = e < lowest ? lowest - e : 0u, shift;
+    ampi_split s;
+    s.cut = 52u - fraction_bits + below;
+    shift = s.cut < 63u ? s.cut : 63u;
+    s.kept = ((e + below - lowest) << fraction_bits) + (sig >> shift);
+    s.rest = sig & (((uint64_t)1u << shift) - 1u);
+    return s;
+}
+
+/* Puts the sign on; infinity for what is too large, a quiet NaN for a NaN. */
+AMPI_INLINE uint32_t ampi_finish_narrow(uint64_t u, uint64_t rounded, uint32_t fraction_bits, uint32_t bias) {
+    uint64_t mag = u & 0x7fffffffffffffffu, inf = (uint64_t)(2u * bias + 1u) << fraction_bits;
+    uint64_t payload = (mag & 0xfffffffffffffu) >> (52u - fraction_bits), quiet = 1u << (fraction_bits - 1u);
+    uint64_t r = rounded > inf ? inf : rounded;
+    r = mag > (uint64_t)0x7ffu << 52 ? inf | quiet | payload : r;
+    return (uint32_t)(r | (u >> 63) << (fraction_bits == 23u ? 31 : 15));
+}
+
+/* Nearest, ties to even. cut >= 54 leaves nothing to round up: rest < 2^53 is below the half. */
+AMPI_INLINE uint32_t ampi_narrow(uint64_t u, uint32_t fraction_bits, uint32_t bias) {
+    ampi_split s = ampi_split_double(u, fraction_bits, bias);
+    uint64_t half = (uint64_t)1u << ((s.cut < 54u ? s.cut : 54u) - 1u);
+    uint64_t up = s.rest + (s.kept & 1u) > half ? 1u : 0u;
+    return ampi_finish_narrow(u, s.kept + up, fraction_bits, bias);
+}
+
+/* Away from zero with the probability rest / 2^cut, of which 32 bits are looked at (cut > 32 here). */
+AMPI_INLINE uint32_t ampi_narrow_random(uint64_t u, uint32_t random, uint32_t fraction_bits, uint32_t bias) {
+    ampi_split s = ampi_split_double(u, fraction_bits, bias);
+    uint64_t shift = s.cut - 32u, up = random < s.rest >> (shift < 63u ? shift : 63u) ? 1u : 0u;
+    return ampi_finish_narrow(u, s.kept + up, fraction_bits, bias);
+}
+
+/* The public functions for one value. */
+AMP_DEF amp_half amp_half_from_float(float f) {
+    amp_half h;
+    h.bits = ampi_half_bits(ampi_bits(f));
+    return h;
+}
+AMP_DEF amp_half amp_half_from_double(double d) {
+    amp_half h;
+    h.bits = (uint16_t)ampi_narrow(ampi_bits64(d), AMPI_F16_FORM);
+    return h;
+}
+AMP_DEF amp_bfloat16 amp_bfloat16_from_float(float f) {
+    amp_bfloat16 h;
+    h.bits = ampi_bf16_bits(ampi_bits(f));
+    return h;
+}
+AMP_DEF amp_bfloat16 amp_bfloat16_from_double(double d) {
+    amp_bfloat16 h;
+    h.bits = (uint16_t)ampi_narrow(ampi_bits64(d), AMPI_BF16_FORM);
+    return h;
+}
+
+AMP_DEF float amp_half_to_float(amp_half h) { return ampi_float(ampi_half_widen(h.bits)); }
+AMP_DEF double amp_half_to_double(amp_half h) { return ampi_double(ampi_f32_widen(ampi_half_widen(h.bits))); }
+AMP_DEF float amp_bfloat16_to_float(amp_bfloat16 h) { return ampi_float(ampi_bf16_widen(h.bits)); }
+AMP_DEF double amp_bfloat16_to_double(amp_bfloat16 h) {
+    return ampi_double(ampi_f32_widen(ampi_bf16_widen(h.bits)));
+}
+
+/* Loaded as an integer: a float that passes through a float register may be changed or assumed finite. */
+AMPI_INLINE uint32_t ampi_load_magnitude(const float* p) {
+    uint32_t u;
+    memcpy(&u, p, sizeof u);
+    return u & 0x7fffffffu;
+}
+AMP_DEF int amp_half_is_nan(amp_half h) { return (h.bits & 0x7fffu) > 0x7c00u; }
+AMP_DEF int amp_half_is_inf(amp_half h) { return (h.bits & 0x7fffu) == 0x7c00u; }
+AMP_DEF int amp_half_is_finite(amp_half h) { return (h.bits & 0x7fffu) < 0x7c00u; }
+AMP_DEF int amp_bfloat16_is_nan(amp_bfloat16 h) { return (h.bits & 0x7fffu) > 0x7f80u; }
+AMP_DEF int amp_bfloat16_is_inf(amp_bfloat16 h) { return (h.bits & 0x7fffu) == 0x7f80u; }
+AMP_DEF int amp_bfloat16_is_finite(amp_bfloat16 h) { return (h.bits & 0x7fffu) < 0x7f80u; }
+AMP_DEF int amp_float_is_nan(const float* p) { return ampi_load_magnitude(p) > 0x7f800000u; }
+AMP_DEF int amp_float_is_inf(const float* p) { return ampi_load_magnitude(p) == 0x7f800000u; }
+AMP_DEF int amp_float_is_finite(const float* p) { return ampi_load_magnitude(p) < 0x7f800000u; }
+
+/* --- bulk kernels in plain C -------------------------------------------------------------- */
+
+/* Kernels work on sixteen elements a turn, a number that compilers vectorise; what is left over goes through
+   a padded copy. `lanes(dst, src)` converts sixteen. */
+#define AMPI_LANES_LOOP(linkage, name, dst_type, src_type, lanes)                                          \
+    linkage void name(int hw, dst_type* AMPI_RESTRICT dst, const src_type* AMPI_RESTRICT src, size_t n) {  \
+        dst_type out[16];                                                                                  \
+        src_type in[16];                                                                                   \
+        size_t i = 0, left = n & 15u;                                                                      \
+        (void)hw;                                                                                          \
+        for (; i + 16 <= n; i += 16) lanes(dst + i, src + i);                                              \
+        if (left == 0) return;                                                                             \
+        memset(in, 0, sizeof in);                                                                          \
+        memcpy(in, src + i, left * sizeof *src);                                                           \
+        lanes(out, in);                                                                                    \
+        memcpy(dst + i, out, left * sizeof *dst);                                                          \
+    }
+#define AMPI_LANES_KERNEL(name, dst_type, src_type, lanes)                       \
+    AMPI_LANES_LOOP(AMPI_INLINE, name##_body, dst_type, src_type, lanes)         \
+    AMPI_KERNEL(name, (dst_type* dst, const src_type* src, size_t n), dst, src, n)
+
+/* Most values are zero, or normal in both formats: then a conversion is a shift, and sixteen such values take
+   the easy way. The top bit of "hard" is set for a magnitude that is below `low` and not 0, or above `high`:
+   no comparison, because not every vector instruction set can compare unsigned numbers. */
+AMPI_INLINE uint32_t ampi_hard32(uint32_t mag, uint32_t low, uint32_t high) {
+    return ((mag - low) & (0u - mag)) | (high - mag);
+}
+AMPI_INLINE uint64_t ampi_hard64(uint64_t mag, uint64_t low, uint64_t high) {
+    return ((mag - low) & (0u - mag)) | (high - mag);
+}
+/* All ones if mag is not 0, else 0. */
+AMPI_INLINE uint32_t ampi_mask32(uint32_t mag) { return 0u - ((0u - mag) >> 31); }
+AMPI_INLINE uint64_t ampi_mask64(uint64_t mag) { return 0u - ((0u - mag) >> 63); }
+
+/* Easy: zero, or from 2^-14 to below 2^16. A carry may reach infinity, as rounding demands. */
+AMPI_INLINE void ampi_lanes_f32_to_half(uint16_t* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
+    uint32_t hard = 0;
+    int l;
+    for (l = 0; l < 16; l++)
+        hard |= ampi_hard32(ampi_bits(src[l]) & 0x7fffffffu, 113u << 23, (143u << 23) - 1u);
+    for (l = 0; (hard >> 31) != 0u && l < 16; l++) dst[l] = ampi_half_bits(ampi_bits(src[l]));
+    if (hard >> 31) return;
+    for (l = 0; l < 16; l++) {
+        uint32_t u = ampi_bits(src[l]), mag = u & 0x7fffffffu;
+        uint32_t h = (mag - (112u << 23) + 0xfffu + (mag >> 13 & 1u)) >> 13;
+        dst[l] = (uint16_t)((h & ampi_mask32(mag)) | (u >> 16 & 0x8000u));
+    }
+}
+
+/* Easy: zero and the normal halves; the exponent moves up by 127 - 15, but not that of zero. */
+AMPI_INLINE void ampi_lanes_half_to_f32(float* AMPI_RESTRICT dst, const uint16_t* AMPI_RESTRICT src) {
+    uint32_t hard = 0;
+    int l;
+    for (l = 0; l < 16; l++) hard |= ampi_hard32(src[l] & 0x7fffu, 0x400u, 0x7bffu);
+    for (l = 0; (hard >> 31) != 0u && l < 16; l++) dst[l] = ampi_float(ampi_half_widen(src[l]));
+    if (hard >> 31) return;
+    for (l = 0; l < 16; l++) {
+        uint32_t mag = src[l] & 0x7fffu, sign = (uint32_t)(src[l] & 0x8000u) << 16;
+        dst[l] = ampi_float(((mag << 13) + ((112u << 23) & ampi_mask32(mag))) | sign);
+    }
+}
+
+/* bfloat16 has float's exponents: no value is hard. */
+AMPI_INLINE void ampi_lanes_f32_to_bf16(uint16_t* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
+    int l;
+    for (l = 0; l < 16; l++) dst[l] = ampi_bf16_bits(ampi_bits(src[l]));
+}
+AMPI_INLINE void ampi_lanes_bf16_to_f32(float* AMPI_RESTRICT dst, const uint16_t* AMPI_RESTRICT src) {
+    int l;
+    for (l = 0; l < 16; l++) dst[l] = ampi_float(ampi_bf16_widen(src[l]));
+}
+
+/* Easy: zero and the normal floats, which the processor widens exactly in every mode. */
+AMPI_INLINE void ampi_lanes_f32_to_f64(double* AMPI_RESTRICT dst, const float* AMPI_RESTRICT src) {
+    uint32_t hard = 0;
+    int l;
+    for (l = 0; l < 16; l++)
+        hard |= ampi_hard32(ampi_bits(src[l]) & 0x7fffffffu, 1u << 23, (255u << 23) - 1u);
+    if (hard >> 31) for (l = 0; l < 16; l++) dst[l] = ampi_double(ampi_f32_widen(ampi_bits(src[l])));
+    else for (l = 0; l < 16; l++) dst[l] = (double)src[l];
+}
+
+/* Sixteen doubles to the bits of a smaller format; random == NULL is to nearest. The random word r rounds up
+   what has r below the first 32 of its cut bits: adding the complement of r there then carries. */
+AMPI_INLINE void ampi_lanes_narrow(uint32_t* AMPI_RESTRICT dst, const double* AMPI_RESTRICT src,
+                                   const uint32_t* random, uint32_t fraction_bits, uint32_t bias) {
+    uint64_t low = (uint64_t)(1024u - bias) << 52, high = ((uint64_t)(1024u + bias) << 52) - 1u, hard = 0;
+    uint64_t rebias = (uint64_t)(1023u - bias) << 52;
+    uint32_t cut = 52u - fraction_bits, sign_shift = fraction_bits == 23u ? 32u : 48u;
+    int l;
+    for (l = 0; l < 16; l++) hard |= ampi_hard64(ampi_bits64(src[l]) & 0x7fffffffffffffffu, low, high);
+    for (l = 0; (hard >> 63) != 0u && l < 16; l++) {
+        uint64_t u = ampi_bits64(src[l]);
+        dst[l] = random ? ampi_narrow_random(u, random[l], fraction_bits, bias)
+                        : ampi_narrow(u, fraction_bits, bias);
+    }
+    if (hard >> 63) return;
+    for (l = 0; l < 16; l++) {
+        uint64_t u = ampi_bits64(src[l]), mag = u & 0x7fffffffffffffffu, sign = u ^ mag;
+        uint64_t nearest = ((uint64_t)1u << (cut - 1u)) - 1u + (mag >> cut & 1u);
+        uint64_t r = (mag - rebias + (random ? (uint64_t)~random[l] << (cut - 32u) : nearest)) >> cut;
+        dst[l] = (uint32_t)((r & ampi_mask64(mag)) | sign >> sign_shift);
+    }
+}
+AMPI_INLINE void ampi_lanes_f64_to_half(uint16_t* AMPI_RESTRICT dst, const double* AMPI_RESTRICT src) {
+    uint32_t bits[16];
+    int l;
+    ampi_lanes_narrow(bits, src, NULL, AMPI_F16_FORM);
+    for (l = 0; l < 16; l++) dst[l] = (uint16_t)bits[l];
+}
+AMPI_INLINE void ampi_lanes_f64_to_bf16(uint16_t* AMPI_RESTRICT dst, const double* AMPI_RESTRICT src) {
+    uint32_t bits[16];
+    int l;
+    ampi_lanes_narrow(bits, src, NULL, AMPI_BF16_FORM);
+    for (l = 0; l < 16; l++) dst[l] = (uint16_t)bits[l];
+}
+AMPI_INLINE void ampi_lanes_f64_to_f32(float* AMPI_RESTRICT dst, const double* AMPI_RESTRICT src) {
+    uint32_t bits[16];
+    ampi_lanes_narrow(bits, src, NULL, AMPI_F32_FORM);
+    memcpy(dst, bits, sizeof bits);
+}
+
+/* The first four have faster hands below, so three of them exist in portable form only; the fourth, float to
+   half, also serves where an instruction's exception flags are not wanted. */
+AMPI_LANES_KERNEL(ampi_plain_f32_to_half, uint16_t, float, ampi_lanes_f32_to_half)
+AMPI_LANES_LOOP(AMPI_FN, ampi_plain_half_to_f32_body, float, uint16_t, ampi_lanes_half_to_f32)
+AMPI_LANES_LOOP(AMPI_FN, ampi_plain_f32_to_bf16_body, uint16_t, float, ampi_lanes_f32_to_bf16)
+AMPI_LANES_LOOP(AMPI_FN, ampi_plain_bf16_to_f32_body, float, uint16_t, ampi_lanes_bf16_to_f32)
+AMPI_LANES_KERNEL(ampi_f32_to_f64, double, float, ampi_lanes_f32_to_f64)
+AMPI_LANES_KERNEL(ampi_f64_to_f32, float, double, ampi_lanes_f64_to_f32)
+AMPI_LANES_KERNEL(ampi_f64_to_half, uint16_t, double, ampi_lanes_f64_to_half)
+AMPI_LANES_KERNEL(ampi_f64_to_bf16, uint16_t, double, ampi_lanes_f64_to_bf16)
+
+/* --- the hot four by hand ------------------------------------------------------------------- */
+
+/* float <-> half by the processor's own instructions, float <-> bfloat16 by integers (vcvtne2ps2bf16 would
+   flush subnormals). The half instructions keep subnormals whatever FTZ and DAZ say, quieten a NaN, keep the
+   upper bits of its payload, and round as the instruction itself says: the bits of the formulas above. */
+#if AMPI_X86
+/* Sixteen elements in registers. Zero-masked forms with all lanes on are the plain instructions, but without
+   the undefined value in gcc 12's headers that it then warns about. */
+#define AMPI_ALL16 ((__mmask16)0xffffu)
+AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_half_x16(__m512i u) {
+    return _mm512_maskz_cvtps_ph(AMPI_ALL16, _mm512_castsi512_ps(u),
+                                 _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_half_to_f32_x16(__m256i h) {
+    return _mm512_castps_si512(_mm512_maskz_cvtph_ps(AMPI_ALL16, h));
+}
+/* Lanes that hold a NaN, quiet or signalling. */
+AMPI_TARGET_AVX512 AMPI_INLINE __mmask16 ampi_nan_x16(__m512i u) {
+    return _mm512_fpclass_ps_mask(_mm512_castsi512_ps(u), 0x81);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_bf16_x16(__m512i u) {
+    __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    rounded = _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
+    return _mm512_maskz_cvtepi32_epi16(AMPI_ALL16, _mm512_maskz_srli_epi32(AMPI_ALL16, rounded, 16));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_bf16_to_f32_x16(__m256i h) {
+    __m512i u = _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, h), 16);
+    return _mm512_mask_or_epi32(u, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
+}
+
+/* The loops: two whole vectors a turn, then masked ones. */
+#define AMPI_LOAD_F32_X16(m, p)  _mm512_maskz_loadu_epi32(m, (const void*)(p))
+#define AMPI_LOAD_HALF_X16(m, p) _mm256_maskz_loadu_epi16(m, (const void*)(p))
+#define AMPI_LOOP_AVX512(name, dst_type, src_type, load, store)                                            \
+    AMPI_TARGET_AVX512 AMPI_FN void ampi_##name##_avx512(dst_type* dst, const src_type* src, size_t n) {   \
+        size_t i = 0;                                                                                      \
+        for (; i + 32 <= n; i += 32) {                                                                     \
+            store((void*)(dst + i), AMPI_ALL16, ampi_##name##_x16(load(AMPI_ALL16, src + i)));             \
+            store((void*)(dst + i + 16), AMPI_ALL16, ampi_##name##_x16(load(AMPI_ALL16, src + i + 16)));   \
+        }                                                                                                  \
+        for (; i < n; i += 16) {                                                                           \
+            __mmask16 m = (__mmask16)(n - i < 16 ? (1u << (n - i)) - 1u : 0xffffu);                        \
+            store((void*)(dst + i), m, ampi_##name##_x16(load(m, src + i)));                               \
+        }                                                                                                  \
+    }
+AMPI_LOOP_AVX512(f32_to_half, uint16_t, float, AMPI_LOAD_F32_X16, _mm256_mask_storeu_epi16)
+AMPI_LOOP_AVX512(f32_to_bf16, uint16_t, float, AMPI_LOAD_F32_X16, _mm256_mask_storeu_epi16)
+AMPI_LOOP_AVX512(half_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, _mm512_mask_storeu_epi32)
+AMPI_LOOP_AVX512(bf16_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, _mm512_mask_storeu_epi32)
+
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_f32_to_half_avx2(uint16_t* dst, const float* src) {
+    __m128i a = _mm256_cvtps_ph(_mm256_loadu_ps(src), _MM_FROUND_TO_NEAREST_INT);
+    __m128i b = _mm256_cvtps_ph(_mm256_loadu_ps(src + 8), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128((__m128i*)(void*)dst, a);
+    _mm_storeu_si128((__m128i*)(void*)(dst + 8), b);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_half_to_f32_avx2(float* dst, const uint16_t* src) {
+    _mm256_storeu_ps(dst, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)src)));
+    _mm256_storeu_ps(dst + 8, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)(src + 8))));
+}
+/* Eight floats to bfloat16, each in the low half of its lane. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_round_avx2(const float* src) {
+    __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)src);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+    __m256i nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
+    __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+}
+/* packus works within the 128-bit halves of a register, so the quarters are put in order after it. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, const float* src) {
+    __m256i both = _mm256_packus_epi32(ampi_bf16_round_avx2(src), ampi_bf16_round_avx2(src + 8));
+    _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(both, 0xd8));
+}
+/* Eight bfloat16 to float. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bf16_widen_avx2(float* dst, const uint16_t* src) {
+    __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(const void*)src)), mag, nan;
+    u = _mm256_slli_epi32(u, 16);
+    mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+    nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
+    u = _mm256_or_si256(u, _mm256_and_si256(nan, _mm256_set1_epi32(0x400000)));
+    _mm256_storeu_si256((__m256i*)(void*)dst, u);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_bf16_to_f32_avx2(float* dst, const uint16_t* src) {
+    ampi_bf16_widen_avx2(dst, src);
+    ampi_bf16_widen_avx2(dst + 8, src + 8);
+}
+AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_f32_to_half_avx2, uint16_t, float, ampi_lanes_f32_to_half_avx2)
+AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_half_to_f32_avx2, float, uint16_t, ampi_lanes_half_to_f32_avx2)
+AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_f32_to_bf16_avx2, uint16_t, float, ampi_lanes_f32_to_bf16_avx2)
+AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_bf16_to_f32_avx2, float, uint16_t, ampi_lanes_bf16_to_f32_avx2)
+
+#define AMPI_HOT_KERNEL(name, dst_type, src_type)                                            \
+    AMPI_FN void ampi_##name(dst_type* dst, const src_type* src, size_t n) {                 \
+        switch (amp_cpu_isa()) {                                                             \
+            case AMP_ISA_AVX512: ampi_##name##_avx512(dst, src, n); break;                   \
+            case AMP_ISA_AVX2:   ampi_##name##_avx2(1, dst, src, n); break;                  \
+            default:             ampi_plain_##name##_body(0, dst, src, n); break;            \
+        }                                                                                    \
+    }
+
+#elif AMPI_NEON
+/* The half instructions obey FPCR: default NaN (bit 25), the alternative half format (26) and the rounding
+   mode (22, 23) must be off, else the formulas do the work. */
+AMPI_FN int ampi_neon_half_usable(void) {
+    uint64_t fpcr;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+    return (fpcr & ((uint64_t)15u << 22 | (uint64_t)1u << 26)) == 0;
+}
+AMPI_INLINE void ampi_lanes_f32_to_half_neon(uint16_t* dst, const float* src) {
+    int l;
+    for (l = 0; l < 16; l += 4)
+        vst1_u16(dst + l, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(src + l))));
+}
+AMPI_INLINE void ampi_lanes_half_to_f32_neon(float* dst, const uint16_t* src) {
+    int l;
+    for (l = 0; l < 16; l += 4)
+        vst1q_f32(dst + l, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(src + l))));
+}
+AMPI_LANES_LOOP(AMPI_FN, ampi_f32_to_half_neon, uint16_t, float, ampi_lanes_f32_to_half_neon)
+AMPI_LANES_LOOP(AMPI_FN, ampi_half_to_f32_neon, float, uint16_t, ampi_lanes_half_to_f32_neon)
+/* Compilers turn the plain bfloat16 kernels into NEON code. */
+#define ampi_f32_to_bf16_neon ampi_plain_f32_to_bf16_body
+#define ampi_bf16_to_f32_neon ampi_plain_bf16_to_f32_body
+
+#define AMPI_HOT_KERNEL(name, dst_type, src_type)                                            \
+    AMPI_FN void ampi_##name(dst_type* dst, const src_type* src, size_t n) {                 \
+        if (amp_cpu_isa() == AMP_ISA_NEON && ampi_neon_half_usable())                        \
+            ampi_##name##_neon(1, dst, src, n);                                              \
+        else                                                                                 \
+            ampi_plain_##name##_body(0, dst, src, n);                                        \
+    }
+
+#else
+#define AMPI_HOT_KERNEL(name, dst_type, src_type)                                            \
+    AMPI_FN void ampi_##name(dst_type* dst, const src_type* src, size_t n) {                 \
+        ampi_plain_##name##_body(0, dst, src, n);                                            \
+    }
+#endif
+
+AMPI_HOT_KERNEL(f32_to_half, uint16_t, float)
+AMPI_HOT_KERNEL(half_to_f32, float, uint16_t)
+AMPI_HOT_KERNEL(f32_to_bf16, uint16_t, float)
+AMPI_HOT_KERNEL(bf16_to_f32, float, uint16_t)
+
+/* dst[i] = src[offset + i] as float, and dst[offset + i] = src[i] rounded to t; no overlap. */
+AMPI_FN void ampi_load_f32(float* dst, const void* src, amp_dtype t, size_t offset, size_t n) {
+    switch (ampi_dtype(t)) {
+        case AMP_F16:  ampi_half_to_f32(dst, (const uint16_t*)src + offset, n); break;
+        case AMP_BF16: ampi_bf16_to_f32(dst, (const uint16_t*)src + offset, n); break;
+        case AMP_F64:  ampi_f64_to_f32(dst, (const double*)src + offset, n); break;
+        default:       if (n) memcpy(dst, (const float*)src + offset, n * sizeof(float));
+    }
+}
+AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* src, size_t n) {
+    switch (ampi_dtype(t)) {
+        case AMP_F16:  ampi_f32_to_half((uint16_t*)dst + offset, src, n); break;
+        case AMP_BF16: ampi_f32_to_bf16((uint16_t*)dst + offset, src, n); break;
+        case AMP_F64:  ampi_f32_to_f64((double*)dst + offset, src, n); break;
+        default:       if (n) memcpy((float*)dst + offset, src, n * sizeof(float));
+    }
+}
+
+/* --- stochastic rounding -------------------------------------------------------------------- */
+
+/* 64 consecutive words of a random stream; `first` is a multiple of 64. The lanes are ampi_philox, sixteen
+   counters side by side. */
+AMPI_INLINE void ampi_random64_body(int hw, uint32_t* AMPI_RESTRICT out, uint64_t seed, uint64_t first) {
+    uint32_t x0[16], x1[16], x2[16], x3[16], k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    int round, l;
+    (void)hw;
+    for (l = 0; l < 16; l++) {
+        x0[l] = (uint32_t)(first >> 2) + (uint32_t)l;      /* no carry: first >> 2 is a multiple of 16 */
+        x1[l] = (uint32_t)(first >> 34);
+        x2[l] = x3[l] = 0;
+    }
+    for (round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
+        for (l = 0; l < 16; l++) {
+            uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;
+            x0[l] = (uint32_t)(b >> 32) ^ x1[l] ^ k0;
+            x1[l] = (uint32_t)b;
+            x2[l] = (uint32_t)(a >> 32) ^ x3[l] ^ k1;
+            x3[l] = (uint32_t)a;
+        }
+    for (l = 0; l < 16; l++) {
+        out[4 * l] = x0[l];
+        out[4 * l + 1] = x1[l];
+        out[4 * l + 2] = x2[l];
+        out[4 * l + 3] = x3[l];
+    }
+}
+AMPI_KERNEL(ampi_random64, (uint32_t* out, uint64_t seed, uint64_t first), out, seed, first)
+
+/* out[i] = amp_random_bits(seed, index + i), for n elements. */
+AMPI_FN void ampi_random_block(uint32_t* out, uint64_t seed, uint64_t index, size_t n) {
+    uint32_t words[64];
+    while (n > 0) {
+        size_t skip = (size_t)(index & 63u), take = n < 64 - skip ? n : 64 - skip;
+        ampi_random64(words, seed, index - skip);
+        memcpy(out, words + skip, take * sizeof *out);
+        out += take;
+        index += take;
+        n -= take;
+    }
+}
+
+/* A block of doubles to half or bfloat16, rounded with one random word each. */
+#define AMPI_RANDOM_BLOCK 256
+AMPI_INLINE void ampi_round_random_body(int hw, uint16_t* AMPI_RESTRICT dst, const double* AMPI_RESTRICT src,
+                                        const uint32_t* AMPI_RESTRICT random, int is_half) {
+    uint32_t bits[16];
+    int i, l;
+    (void)hw;
+    for (i = 0; i < AMPI_RANDOM_BLOCK; i += 16) {
+        if (is_half) ampi_lanes_narrow(bits, src + i, random + i, AMPI_F16_FORM);
+        else ampi_lanes_narrow(bits, src + i, random + i, AMPI_BF16_FORM);
+        for (l = 0; l < 16; l++) dst[i + l] = (uint16_t)bits[l];
+    }
+}
+AMPI_KERNEL(ampi_round_random, (uint16_t* dst, const double* src, const uint32_t* random, int is_half),
+            dst, src, random, is_half)
+
+/* --- amp_convert ------------------------------------------------------------------------------ */
+
+/* Everything a block of the conversion needs to know. */
+typedef struct ampi_convert_job {
+    unsigned char* dst;
+    const unsigned char* src;
+    amp_dtype dst_dtype, src_dtype;
+    size_t n, block;             /* elements in all, and in one block */
+    amp_convert_desc desc;
+} ampi_convert_job;
+
+#define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
+#define AMPI_CONVERT_CHUNK 65536   /* elements in a block that does not: one thread's unit of work */
+
+/* n elements to nearest even, by way of float where there is no direct kernel: that is exact for 16 bits. */
+AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                  size_t n) {
+    float tile[AMPI_CONVERT_TILE];
+    size_t i, m;
+    if (dst_dtype == src_dtype)
+        memcpy(dst, src, n * amp_dtype_size(dst_dtype));
+    else if (dst_dtype == AMP_F32)
+        ampi_load_f32((float*)dst, src, src_dtype, 0, n);
+    else if (src_dtype == AMP_F32)
+        ampi_store_f32(dst, dst_dtype, 0, (const float*)src, n);
+    else if (src_dtype == AMP_F64 && dst_dtype == AMP_F16)
+        ampi_f64_to_half((uint16_t*)dst, (const double*)src, n);
+    else if (src_dtype == AMP_F64)
+        ampi_f64_to_bf16((uint16_t*)dst, (const double*)src, n);
+    else
+        for (i = 0; i < n; i += m) {
+            m = n - i < AMPI_CONVERT_TILE ? n - i : AMPI_CONVERT_TILE;
+            ampi_load_f32(tile, src, src_dtype, i, m);
+            ampi_store_f32(dst, dst_dtype, i, tile, m);
+        }
+}
+
+/* The same for at most a tile, by integers where half instructions could raise the overflow exception; the
+   AVX-512 form is told not to. */
+AMPI_FN void ampi_convert_silent(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                 size_t n) {
+    float tile[AMPI_CONVERT_TILE];
+    if (dst_dtype != AMP_F16 || src_dtype == AMP_F16 || src_dtype == AMP_F64 || amp_cpu_isa() == AMP_ISA_AVX512) {
+        ampi_convert_nearest(dst, dst_dtype, src, src_dtype, n);
+        return;
+    }
+    ampi_load_f32(tile, src, src_dtype, 0, n);
+    ampi_plain_f32_to_half((uint16_t*)dst, tile, n);
+}
+
+/* n elements with stochastic rounding; element 0 has the given position in the random stream. */
+AMPI_FN void ampi_convert_random(uint16_t* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                 size_t n, uint64_t seed, uint64_t position) {
+    double wide[AMPI_RANDOM_BLOCK];
+    uint32_t random[AMPI_RANDOM_BLOCK];
+    uint16_t out[AMPI_RANDOM_BLOCK];
+    size_t i, m, size = amp_dtype_size(src_dtype);
+    memset(wide, 0, sizeof wide);
+    memset(random, 0, sizeof random);
+    for (i = 0; i < n; i += m) {
+        m = n - i < AMPI_RANDOM_BLOCK ? n - i : AMPI_RANDOM_BLOCK;
+        ampi_convert_nearest(wide, AMP_F64, (const unsigned char*)src + i * size, src_dtype, m);
+        ampi_random_block(random, seed, position + i, m);
+        ampi_round_random(out, wide, random, dst_dtype == AMP_F16);
+        memcpy(dst + i, out, m * sizeof *out);
+    }
+}
+
+/* Infinity becomes the largest finite value: its bits minus one, in every format. Adds to *count. n is at most
+   a tile, so that sixteen counters of 16 bits are enough. */
+AMPI_INLINE void ampi_saturate16_body(int hw, uint16_t* p, size_t n, uint16_t inf, size_t* count) {
+    uint16_t hits[16] = { 0 };
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i + 16 <= n; i += 16)
+        for (l = 0; l < 16; l++) {
+            uint16_t hit = (p[i + l] & 0x7fff) == inf;
+            p[i + l] = (uint16_t)(p[i + l] - hit);
+            hits[l] = (uint16_t)(hits[l] + hit);
+        }
+    for (l = 0; i + l < n; l++) {
+        uint16_t hit = (p[i + l] & 0x7fff) == inf;
+        p[i + l] = (uint16_t)(p[i + l] - hit);
+        hits[l] = (uint16_t)(hits[l] + hit);
+    }
+    for (l = 0; l < 16; l++) *count += hits[l];
+}
+AMPI_KERNEL(ampi_saturate16, (uint16_t* p, size_t n, uint16_t inf, size_t* count), p, n, inf, count)
+
+/* The same for any type; returns how many elements it clamped. */
+AMPI_FN size_t ampi_saturate(unsigned char* p, amp_dtype t, size_t n) {
+    const uint64_t inf64 = (uint64_t)0x7ffu << 52;
+    size_t i, count = 0;
+    if (t == AMP_F16) ampi_saturate16((uint16_t*)(void*)p, n, 0x7c00u, &count);
+    if (t == AMP_BF16) ampi_saturate16((uint16_t*)(void*)p, n, 0x7f80u, &count);
+    for (i = 0; i < n && t == AMP_F32; i++) {
+        uint32_t u;
+        memcpy(&u, p + i * sizeof u, sizeof u);
+        if ((u & 0x7fffffffu) != 0x7f800000u) continue;
+        u--;
+        count++;
+        memcpy(p + i * sizeof u, &u, sizeof u);
+    }
+    for (i = 0; i < n && t == AMP_F64; i++) {
+        uint64_t u;
+        memcpy(&u, p + i * sizeof u, sizeof u);
+        if ((u & 0x7fffffffffffffffu) != inf64) continue;
+        u--;
+        count++;
+        memcpy(p + i * sizeof u, &u, sizeof u);
+    }
+    return count;
+}
+
+/* One block; returns how many elements were clamped. In place, the source moves to the stack first. */
+AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
+    double copy[AMPI_CONVERT_TILE];
+    size_t first = index * job->block, n = job->n - first < job->block ? job->n - first : job->block;
+    size_t src_size = amp_dtype_size(job->src_dtype);
+    unsigned char* dst = job->dst + first * amp_dtype_size(job->dst_dtype);
+    const void* src = job->src + first * src_size;
+    if (job->dst == job->src) src = memcpy(copy, src, n * src_size);
+    if (job->desc.rounding == AMP_ROUND_STOCHASTIC && job->dst_dtype != job->src_dtype)
+        ampi_convert_random((uint16_t*)(void*)dst, job->dst_dtype, src, job->src_dtype, n, job->desc.seed,
+                            job->desc.offset + first);
+    else if (job->desc.saturate)
+        ampi_convert_silent(dst, job->dst_dtype, src, job->src_dtype, n);
+    else
+        ampi_convert_nearest(dst, job->dst_dtype, src, job->src_dtype, n);
+    return job->desc.saturate ? ampi_saturate(dst, job->dst_dtype, n) : 0;
+}
+
+/* All blocks. In place one after the other, from the end if elements grow: no block then overwrites source
+   elements that another one still needs. */
+AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
+    int in_place = job->dst == job->src;
+    int backwards = in_place && amp_dtype_size(job->dst_dtype) > amp_dtype_size(job->src_dtype);
+    int64_t i, blocks = (int64_t)(job->n / job->block + (job->n % job->block != 0));
+    size_t clamped = 0;
+    AMPI_PARALLEL_FOR(!in_place && job->n >= 4 * AMPI_CONVERT_CHUNK)
+    for (i = 0; i < blocks; i++) {
+        size_t hits = ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
+#ifdef AMPI_PRAGMA
+        AMPI_PRAGMA(omp atomic)
+#endif
+        clamped += hits;
+    }
+    return clamped;
+}
+
+/* What can be refused without looking at the pointers, then the pointers; both before anything is written. */
+AMPI_FN amp_result ampi_convert_check_types(amp_dtype dst_dtype, amp_dtype src_dtype,
+                                            const amp_convert_desc* desc) {
+    const amp_logger* log = desc->logger;
+    if (amp_dtype_size(dst_dtype) == 0)
+        return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: dst_dtype %d is not a data type", (int)dst_dtype);
+    if (amp_dtype_size(src_dtype) == 0)
+        return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: src_dtype %d is not a data type", (int)src_dtype);
+    if (desc->rounding != AMP_ROUND_NEAREST && desc->rounding != AMP_ROUND_STOCHASTIC)
+        return ampi_fail(log, AMP_ERR_DESC, "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)",
+                         (int)desc->rounding);
+    if (desc->rounding == AMP_ROUND_STOCHASTIC && amp_dtype_size(dst_dtype) != 2)
+        return ampi_fail(log, AMP_ERR_DESC, "amp_convert: stochastic rounding is to f16 or bf16, not to %s",
+                         amp_dtype_name(dst_dtype));
+    return AMP_OK;
+}
+
+AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, const void* src,
+                                             size_t src_size, size_t n, const amp_logger* log) {
+    size_t largest = dst_size > src_size ? dst_size : src_size;
+    uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
+    if (!dst || !src)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lu elements",
+                         dst ? "src" : "dst", (unsigned long)n);
+    if (n > (SIZE_MAX >> 1) / largest)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: no memory holds %lu elements of %lu bytes",
+                         (unsigned long)n, (unsigned long)largest);
+    if (d != s && d < s + n * src_size && s < d + n * dst_size)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %lu bytes apart; only "
+                         "dst == src is allowed", (unsigned long)(d < s ? s - d : d - s));
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                    size_t n, const amp_convert_desc* desc) {
+    ampi_convert_job job;
+    amp_result r;
+    size_t clamped;
+    memset(&job, 0, sizeof job);
+    if (desc) job.desc = *desc;
+    r = ampi_convert_check_types(dst_dtype, src_dtype, &job.desc);
+    if (r != AMP_OK || n == 0) return r;
+    r = ampi_convert_check_memory(dst, amp_dtype_size(dst_dtype), src, amp_dtype_size(src_dtype), n,
+                                  job.desc.logger);
+    if (r != AMP_OK) return r;
+    job.dst = (unsigned char*)dst;
+    job.src = (const unsigned char*)src;
+    job.dst_dtype = ampi_dtype(dst_dtype);
+    job.src_dtype = ampi_dtype(src_dtype);
+    job.n = n;
+    job.block = dst == src || job.desc.saturate || job.desc.rounding ? AMPI_CONVERT_TILE : AMPI_CONVERT_CHUNK;
+    clamped = ampi_convert_run(&job);
+    if (job.desc.saturated) *job.desc.saturated += clamped;
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                               size_t n) {
+    return amp_convert_with(dst, dst_dtype, src, src_dtype, n, NULL);
+}
+
+/* ======================================================================================== */
+/* >>impl-ops (matrix product, dense layer, convolution)                                      */
+/* ======================================================================================== */
+
+/* How a product is computed.
+     C is cut into tiles of mc x nc elements; a tile is one thread's work. For a tile, k runs in blocks of kc:
+     the block of op(A) and the block of op(B) are *packed*, that is widened to FP32 and laid out in the order in
+     which the micro-kernel reads them, and the micro-kernel adds their product to T, the tile's FP32 sums. After
+     the last block each row of T is finished (alpha, beta, bias) and rounded once into C.
+   T keeps the exact FP32 partial sums between blocks, and every element of T belongs to one accumulator that sees
+   k in ascending order. So neither mc, nc, kc nor the number of threads can change a bit.
+   A convolution is the same product on other operands: an "image" operand computes its elements' places (im2col)
+   while it is packed, so the unfolded image never lies in memory.
+
+   Letters: mr rows x nr columns are what the micro-kernel holds in registers; nr = 2 vectors of `lanes` floats. */
+
+/* --- the micro-kernels ------------------------------------------------------------------- */
+
+/* t[i][j] = (first ? 0 : t[i][j]) + sum over k of a[i*rs + k*ks] * b[k*width + j], i < rows, j < width,
+   width = lanes, or 2*lanes if `two`. `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so
+   every NaN becomes the one positive quiet NaN: which payload and sign an fma hands on differs between processors. */
+typedef struct ampi_micro {
+    const float* a; size_t rs, ks;
+    const float* b;
+    float* t; size_t ldt;
+    size_t k;
+    int first, last, two, exact;
+} ampi_micro;
+
+/* What an instruction set brings. load: widens a block of `rows` x `cols` elements to FP32 rows, each filled up with
+   zeros to the next multiple of `lanes`. transpose: dst[(k ^ flip)*ldd + l] = src[l*lds + k] for l < lanes. */
+typedef struct ampi_gemm_isa {
+    size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
+    void (*micro)(size_t rows, const ampi_micro* u);
+    void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
+    void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
+} ampi_gemm_isa;
+
+/* A list of rows, for macros: X(row, pointer to the row's group of three, offset from there, V). Written out,
+   because not every compiler keeps an array of accumulators in registers. */
+#define AMPI_ROWS_1(X, V)  X(0, p0, 0, V)
+#define AMPI_ROWS_2(X, V)  AMPI_ROWS_1(X, V)  X(1, p0, rs, V)
+#define AMPI_ROWS_3(X, V)  AMPI_ROWS_2(X, V)  X(2, p0, 2 * rs, V)
+#define AMPI_ROWS_4(X, V)  AMPI_ROWS_3(X, V)  X(3, p3, 0, V)
+#define AMPI_ROWS_5(X, V)  AMPI_ROWS_4(X, V)  X(4, p3, rs, V)
+#define AMPI_ROWS_6(X, V)  AMPI_ROWS_5(X, V)  X(5, p3, 2 * rs, V)
+#define AMPI_ROWS_7(X, V)  AMPI_ROWS_6(X, V)  X(6, p6, 0, V)
+#define AMPI_ROWS_8(X, V)  AMPI_ROWS_7(X, V)  X(7, p6, rs, V)
+#define AMPI_ROWS_9(X, V)  AMPI_ROWS_8(X, V)  X(8, p6, 2 * rs, V)
+#define AMPI_ROWS_10(X, V) AMPI_ROWS_9(X, V)  X(9, p9, 0, V)
+#define AMPI_ROWS_11(X, V) AMPI_ROWS_10(X, V) X(10, p9, rs, V)
+#define AMPI_ROWS_12(X, V) AMPI_ROWS_11(X, V) X(11, p9, 2 * rs, V)
+#define AMPI_ROWS_13(X, V) AMPI_ROWS_12(X, V) X(12, p12, 0, V)
+#define AMPI_ROWS_14(X, V) AMPI_ROWS_13(X, V) X(13, p12, rs, V)
+
+/* The steps of a micro-kernel for row i: c<i>0 and c<i>1 are its two vectors of sums. */
+#define AMPI_MICRO_ZERO(i, p, o, V) AMPI_##V##_T c##i##0 = AMPI_##V##_ZERO, c##i##1 = AMPI_##V##_ZERO;
+#define AMPI_MICRO_READ(i, p, o, V) \
+    c##i##0 = AMPI_##V##_LOAD(t + i * ldt); if (two) c##i##1 = AMPI_##V##_LOAD(t + i * ldt + AMPI_##V##_LANES);
+#define AMPI_MICRO_STEP(i, p, o, V) \
+    x = AMPI_##V##_SPREAD((p)[o]); c##i##0 = AMPI_##V##_FMA(x, b0, c##i##0); if (two) c##i##1 = AMPI_##V##_FMA(x, b1, c##i##1);
+#define AMPI_MICRO_CLEAN(i, p, o, V) c##i##0 = AMPI_##V##_CLEAN(c##i##0); if (two) c##i##1 = AMPI_##V##_CLEAN(c##i##1);
+#define AMPI_MICRO_WRITE(i, p, o, V) \
+    AMPI_##V##_STORE(t + i * ldt, c##i##0); if (two) AMPI_##V##_STORE(t + i * ldt + AMPI_##V##_LANES, c##i##1);
+
+/* One micro-kernel: V is the vector kind, `two_` a constant, ROWS one of the lists above. */
+#define AMPI_MICRO(name, V, ROWS, two_)                                                             \
+    AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
+        const int two = two_;                                                                       \
+        const size_t rs = u->rs, ks = u->ks, ldt = u->ldt;                                          \
+        const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
+        const float *p12 = p9 + 3 * rs, *b = u->b;                                                  \
+        float* t = u->t;                                                                            \
+        size_t k;                                                                                   \
+        AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO;                                                   \
+        ROWS(AMPI_MICRO_ZERO, V)                                                                    \
+        if (!u->first) { ROWS(AMPI_MICRO_READ, V) }                                                 \
+        for (k = u->k; k > 0; k--) {                                                                \
+            b0 = AMPI_##V##_LOAD(b);                                                                \
+            if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                    \
+            ROWS(AMPI_MICRO_STEP, V)                                                                \
+            p0 += ks; p3 += ks; p6 += ks; p9 += ks; p12 += ks;                                      \
+            b += two ? 2 * AMPI_##V##_LANES : AMPI_##V##_LANES;                                     \
+        }                                                                                           \
+        if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
+        ROWS(AMPI_MICRO_WRITE, V)                                                                   \
+        (void)p3; (void)p6; (void)p9; (void)p12;    /* few rows need few pointers */                \
+    }
+#define AMPI_MICRO_PAIR(V, R) \
+    AMPI_MICRO(ampi_micro_##V##_##R##_1, V, AMPI_ROWS_##R, 0) AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
+#define AMPI_MICRO_CASE(V, R) \
+    case R: if (u->two) ampi_micro_##V##_##R##_2(u); else ampi_micro_##V##_##R##_1(u); break;
+
+/* Widening loads, one block at a time. LOADn and TAILn: n full lanes, or the first `rest` lanes and zeros. */
+#define AMPI_LOAD_ROWS(V, KIND, type)                                                               \
+    {                                                                                               \
+        const type* s = (const type*)src;                                                           \
+        size_t r, c;                                                                                \
+        for (r = 0; r < rows; r++, s += lds, dst += ldd) {                                          \
+            for (c = 0; c + AMPI_##V##_LANES <= cols; c += AMPI_##V##_LANES)                        \
+                AMPI_##V##_STORE(dst + c, AMPI_##V##_##KIND(s + c));                                \
+            if (c < cols) AMPI_##V##_STORE(dst + c, AMPI_##V##_##KIND##_TAIL(s + c, cols - c));     \
+        }                                                                                           \
+    }
+#define AMPI_LOAD_BLOCK(name, V)                                                                    \
+    AMPI_##V##_TARGET AMPI_FN void name(float* dst, size_t ldd, const void* src, amp_dtype t,       \
+                                        size_t lds, size_t rows, size_t cols) {                     \
+        if (t == AMP_F16) AMPI_LOAD_ROWS(V, F16, uint16_t)                                          \
+        else if (t == AMP_BF16) AMPI_LOAD_ROWS(V, BF16, uint16_t)                                   \
+        else AMPI_LOAD_ROWS(V, LOAD, float)                                                         \
+    }
+
+/* Loads of fewer than `lanes` elements where there are no masks: through a zeroed buffer. */
+#define AMPI_TAIL_BUFFERED(V, KIND, type, attribute)                                                \
+    AMPI_INLINE attribute AMPI_##V##_T AMPI_##V##_##KIND##_TAIL(const type* p, size_t rest) {       \
+        type buffer[AMPI_##V##_LANES];                                                              \
+        memset(buffer, 0, sizeof buffer);                                                           \
+        memcpy(buffer, p, rest * sizeof *p);                                                        \
+        return AMPI_##V##_##KIND(buffer);                                                           \
+    }
+
+#if AMPI_X86
+#define AMPI_V16_TARGET AMPI_TARGET_AVX512
+#define AMPI_V16_T __m512
+#define AMPI_V16_LANES 16
+#define AMPI_V16_ZERO _mm512_setzero_ps()
+#define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
+#define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
+#define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
+#define AMPI_V16_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define AMPI_V16_IS_NAN(v) _mm512_cmpgt_epu32_mask(_mm512_and_si512(_mm512_castps_si512(v), \
+    _mm512_set1_epi32(0x7fffffff)), _mm512_set1_epi32(0x7f800000))
+#define AMPI_V16_CLEAN(v) \
+    _mm512_castsi512_ps(_mm512_mask_set1_epi32(_mm512_castps_si512(v), AMPI_V16_IS_NAN(v), 0x7fc00000))
+#define AMPI_V16_MASK(rest) ((__mmask16)((1u << (rest)) - 1u))
+/* The forms with a mask of ones are the plain instructions; g++ 12 warns inside its header about the plain forms. */
+#define AMPI_V16_ALL ((__mmask16)0xffff)
+#define AMPI_V16_WIDEN(h) \
+    _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_V16_ALL, _mm512_maskz_cvtepu16_epi32(AMPI_V16_ALL, h), 16))
+#define AMPI_V16_LOAD_TAIL(p, rest) _mm512_maskz_loadu_ps(AMPI_V16_MASK(rest), p)
+#define AMPI_V16_F16(p) _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm256_loadu_si256((const __m256i*)(const void*)(p)))
+#define AMPI_V16_F16_TAIL(p, rest) _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
+#define AMPI_V16_BF16(p) AMPI_V16_WIDEN(_mm256_loadu_si256((const __m256i*)(const void*)(p)))
+#define AMPI_V16_BF16_TAIL(p, rest) AMPI_V16_WIDEN(_mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
+
+AMPI_MICRO_PAIR(V16, 1) AMPI_MICRO_PAIR(V16, 2) AMPI_MICRO_PAIR(V16, 3) AMPI_MICRO_PAIR(V16, 4)
+AMPI_MICRO_PAIR(V16, 5) AMPI_MICRO_PAIR(V16, 6) AMPI_MICRO_PAIR(V16, 7) AMPI_MICRO_PAIR(V16, 8)
+AMPI_MICRO_PAIR(V16, 9) AMPI_MICRO_PAIR(V16, 10) AMPI_MICRO_PAIR(V16, 11) AMPI_MICRO_PAIR(V16, 12)
+AMPI_MICRO_PAIR(V16, 13) AMPI_MICRO_PAIR(V16, 14)
+
+AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
+    switch (rows) {
+        AMPI_MICRO_CASE(V16, 1) AMPI_MICRO_CASE(V16, 2) AMPI_MICRO_CASE(V16, 3) AMPI_MICRO_CASE(V16, 4)
+        AMPI_MICRO_CASE(V16, 5) AMPI_MICRO_CASE(V16, 6) AMPI_MICRO_CASE(V16, 7) AMPI_MICRO_CASE(V16, 8)
+        AMPI_MICRO_CASE(V16, 9) AMPI_MICRO_CASE(V16, 10) AMPI_MICRO_CASE(V16, 11) AMPI_MICRO_CASE(V16, 12)
+        AMPI_MICRO_CASE(V16, 13) AMPI_MICRO_CASE(V16, 14)
+        default: break;
+    }
+}
+AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
+
+/* Rows l, 4+l, 8+l, 12+l, four k each, in the four quarters of a vector. */
+#define AMPI_V16_QUARTER(v, s, q) _mm512_maskz_insertf32x4(AMPI_V16_ALL, v, _mm_loadu_ps((s) + 4 * (q) * lds), q)
+#define AMPI_V16_QUARTERS(s) AMPI_V16_QUARTER(AMPI_V16_QUARTER(AMPI_V16_QUARTER( \
+    _mm512_castps128_ps512(_mm_loadu_ps(s)), s, 1), s, 2), s, 3)
+#define AMPI_V16_LOW(a, b) _mm512_castps_pd(_mm512_maskz_unpacklo_ps(AMPI_V16_ALL, a, b))
+#define AMPI_V16_HIGH(a, b) _mm512_castps_pd(_mm512_maskz_unpackhi_ps(AMPI_V16_ALL, a, b))
+#define AMPI_V16_LOW_PAIR(a, b) _mm512_castpd_ps(_mm512_maskz_unpacklo_pd((__mmask8)0xff, a, b))
+#define AMPI_V16_HIGH_PAIR(a, b) _mm512_castpd_ps(_mm512_maskz_unpackhi_pd((__mmask8)0xff, a, b))
+/* 16 x 4 elements a turn: four vectors of quarters, then a 4 x 4 transposition inside each quarter. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, const float* src, size_t lds,
+                                                      size_t k, size_t flip) {
+    size_t i = 0, l;
+    for (; i + 4 <= k; i += 4) {
+        const float* s = src + i;
+        __m512 a = AMPI_V16_QUARTERS(s), b = AMPI_V16_QUARTERS(s + lds);
+        __m512 c = AMPI_V16_QUARTERS(s + 2 * lds), d = AMPI_V16_QUARTERS(s + 3 * lds);
+        __m512d ab0 = AMPI_V16_LOW(a, b), ab1 = AMPI_V16_HIGH(a, b);
+        __m512d cd0 = AMPI_V16_LOW(c, d), cd1 = AMPI_V16_HIGH(c, d);
+        _mm512_storeu_ps(dst + (i ^ flip) * ldd, AMPI_V16_LOW_PAIR(ab0, cd0));
+        _mm512_storeu_ps(dst + ((i + 1) ^ flip) * ldd, AMPI_V16_HIGH_PAIR(ab0, cd0));
+        _mm512_storeu_ps(dst + ((i + 2) ^ flip) * ldd, AMPI_V16_LOW_PAIR(ab1, cd1));
+        _mm512_storeu_ps(dst + ((i + 3) ^ flip) * ldd, AMPI_V16_HIGH_PAIR(ab1, cd1));
+    }
+    for (; i < k; i++)
+        for (l = 0; l < 16; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
+}
+
+#define AMPI_V8_TARGET AMPI_TARGET_AVX2
+#define AMPI_V8_T __m256
+#define AMPI_V8_LANES 8
+#define AMPI_V8_ZERO _mm256_setzero_ps()
+#define AMPI_V8_LOAD(p) _mm256_loadu_ps(p)
+#define AMPI_V8_STORE(p, v) _mm256_storeu_ps(p, v)
+#define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
+#define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
+    _mm256_set1_epi32(0x7fffffff)), _mm256_set1_epi32(0x7f800000))
+#define AMPI_V8_CLEAN(v) _mm256_castsi256_ps(_mm256_blendv_epi8(_mm256_castps_si256(v), \
+    _mm256_set1_epi32(0x7fc00000), AMPI_V8_IS_NAN(v)))
+#define AMPI_V8_HALVES(p) _mm_loadu_si128((const __m128i*)(const void*)(p))
+#define AMPI_V8_F16(p) _mm256_cvtph_ps(AMPI_V8_HALVES(p))
+#define AMPI_V8_BF16(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(AMPI_V8_HALVES(p)), 16))
+AMPI_TAIL_BUFFERED(V8, LOAD, float, AMPI_TARGET_AVX2)
+AMPI_TAIL_BUFFERED(V8, F16, uint16_t, AMPI_TARGET_AVX2)
+AMPI_TAIL_BUFFERED(V8, BF16, uint16_t, AMPI_TARGET_AVX2)
+
+AMPI_MICRO_PAIR(V8, 1) AMPI_MICRO_PAIR(V8, 2) AMPI_MICRO_PAIR(V8, 3)
+AMPI_MICRO_PAIR(V8, 4) AMPI_MICRO_PAIR(V8, 5) AMPI_MICRO_PAIR(V8, 6)
+
+AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
+    switch (rows) {
+        AMPI_MICRO_CASE(V8, 1) AMPI_MICRO_CASE(V8, 2) AMPI_MICRO_CASE(V8, 3)
+        AMPI_MICRO_CASE(V8, 4) AMPI_MICRO_CASE(V8, 5) AMPI_MICRO_CASE(V8, 6)
+        default: break;
+    }
+}
+AMPI_LOAD_BLOCK(ampi_load_block_avx2, V8)
+
+/* Rows l and 4+l, four k each, in the halves of a vector; then as for AVX-512. */
+#define AMPI_HALVES(s) \
+    _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * lds), 1)
+AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const float* src, size_t lds,
+                                                  size_t k, size_t flip) {
+    size_t i = 0, l;
+    for (; i + 4 <= k; i += 4) {
+        const float* s = src + i;
+        __m256 a = AMPI_HALVES(s), b = AMPI_HALVES(s + lds), c = AMPI_HALVES(s + 2 * lds), d = AMPI_HALVES(s + 3 * lds);
+        __m256d ab0 = _mm256_castps_pd(_mm256_unpacklo_ps(a, b)), ab1 = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
+        __m256d cd0 = _mm256_castps_pd(_mm256_unpacklo_ps(c, d)), cd1 = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+        _mm256_storeu_ps(dst + (i ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpacklo_pd(ab0, cd0)));
+        _mm256_storeu_ps(dst + ((i + 1) ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpackhi_pd(ab0, cd0)));
+        _mm256_storeu_ps(dst + ((i + 2) ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpacklo_pd(ab1, cd1)));
+        _mm256_storeu_ps(dst + ((i + 3) ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpackhi_pd(ab1, cd1)));
+    }
+    for (; i < k; i++)
+        for (l = 0; l < 8; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
+}
+#endif /* AMPI_X86 */
+
+#if AMPI_NEON
+#define AMPI_V4_TARGET
+#define AMPI_V4_T float32x4_t
+#define AMPI_V4_LANES 4
+#define AMPI_V4_ZERO vdupq_n_f32(0.0f)
+#define AMPI_V4_LOAD(p) vld1q_f32(p)
+#define AMPI_V4_STORE(p, v) vst1q_f32(p, v)
+#define AMPI_V4_SPREAD(x) vdupq_n_f32(x)
+#define AMPI_V4_FMA(a, b, c) vfmaq_f32(c, a, b)
+#define AMPI_V4_IS_NAN(v) \
+    vcgtq_u32(vandq_u32(vreinterpretq_u32_f32(v), vdupq_n_u32(0x7fffffffu)), vdupq_n_u32(0x7f800000u))
+#define AMPI_V4_CLEAN(v) \
+    vreinterpretq_f32_u32(vbslq_u32(AMPI_V4_IS_NAN(v), vdupq_n_u32(0x7fc00000u), vreinterpretq_u32_f32(v)))
+#define AMPI_V4_F16(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
+#define AMPI_V4_BF16(p) vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16))
+AMPI_TAIL_BUFFERED(V4, LOAD, float, )
+AMPI_TAIL_BUFFERED(V4, F16, uint16_t, )
+AMPI_TAIL_BUFFERED(V4, BF16, uint16_t, )
+
+AMPI_MICRO_PAIR(V4, 1) AMPI_MICRO_PAIR(V4, 2) AMPI_MICRO_PAIR(V4, 3) AMPI_MICRO_PAIR(V4, 4)
+AMPI_MICRO_PAIR(V4, 5) AMPI_MICRO_PAIR(V4, 6) AMPI_MICRO_PAIR(V4, 7) AMPI_MICRO_PAIR(V4, 8)
+AMPI_MICRO_PAIR(V4, 9) AMPI_MICRO_PAIR(V4, 10) AMPI_MICRO_PAIR(V4, 11) AMPI_MICRO_PAIR(V4, 12)
+
+AMPI_FN void ampi_micro_neon(size_t rows, const ampi_micro* u) {
+    switch (rows) {
+        AMPI_MICRO_CASE(V4, 1) AMPI_MICRO_CASE(V4, 2) AMPI_MICRO_CASE(V4, 3) AMPI_MICRO_CASE(V4, 4)
+        AMPI_MICRO_CASE(V4, 5) AMPI_MICRO_CASE(V4, 6) AMPI_MICRO_CASE(V4, 7) AMPI_MICRO_CASE(V4, 8)
+        AMPI_MICRO_CASE(V4, 9) AMPI_MICRO_CASE(V4, 10) AMPI_MICRO_CASE(V4, 11) AMPI_MICRO_CASE(V4, 12)
+        default: break;
+    }
+}
+AMPI_LOAD_BLOCK(ampi_load_block_neon, V4)
+
+AMPI_FN void ampi_transpose_neon(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip) {
+    size_t i = 0, l;
+    for (; i + 4 <= k; i += 4) {
+        float32x4_t a = vld1q_f32(src + i), b = vld1q_f32(src + lds + i);
+        float32x4_t c = vld1q_f32(src + 2 * lds + i), d = vld1q_f32(src + 3 * lds + i);
+        float32x4x2_t ab = vtrnq_f32(a, b), cd = vtrnq_f32(c, d);
+        vst1q_f32(dst + (i ^ flip) * ldd, vcombine_f32(vget_low_f32(ab.val[0]), vget_low_f32(cd.val[0])));
+        vst1q_f32(dst + ((i + 1) ^ flip) * ldd, vcombine_f32(vget_low_f32(ab.val[1]), vget_low_f32(cd.val[1])));
+        vst1q_f32(dst + ((i + 2) ^ flip) * ldd, vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0])));
+        vst1q_f32(dst + ((i + 3) ^ flip) * ldd, vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1])));
+    }
+    for (; i < k; i++)
+        for (l = 0; l < 4; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
+}
+#endif /* AMPI_NEON */
+
+/* The portable form: 8 rows x 16 columns, 8 "lanes". Where the product is exact, a separate multiplication and
+   addition give the bits of the fused one and need no emulation. */
+enum { AMPI_PLAIN_LANES = 8 };
+AMPI_INLINE float ampi_clean_nan(float v) {
+    uint32_t u = ampi_bits(v);
+    return ampi_float((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u);
+}
+AMPI_FN void ampi_micro_plain(size_t rows, const ampi_micro* u) {
+    size_t width = u->two ? 2 * AMPI_PLAIN_LANES : AMPI_PLAIN_LANES, i, j, k;
+    for (i = 0; i < rows; i++) {
+        float sum[2 * AMPI_PLAIN_LANES];
+        float* t = u->t + i * u->ldt;
+        for (j = 0; j < width; j++) sum[j] = u->first ? 0.0f : t[j];
+        for (k = 0; k < u->k; k++) {
+            float x = u->a[i * u->rs + k * u->ks];
+            const float* b = u->b + k * width;
+            if (u->exact) for (j = 0; j < width; j++) sum[j] += x * b[j];
+            else for (j = 0; j < width; j++) sum[j] = ampi_fma(0, x, b[j], sum[j]);
+        }
+        for (j = 0; u->last && j < width; j++) sum[j] = ampi_clean_nan(sum[j]);
+        memcpy(t, sum, width * sizeof *t);
+    }
+}
+AMPI_FN void ampi_load_block_plain(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds,
+                                   size_t rows, size_t cols) {
+    size_t r, fill = (AMPI_PLAIN_LANES - cols % AMPI_PLAIN_LANES) % AMPI_PLAIN_LANES;
+    for (r = 0; r < rows; r++, dst += ldd) {
+        ampi_load_f32(dst, src, t, r * lds, cols);
+        memset(dst + cols, 0, fill * sizeof *dst);
+    }
+}
+AMPI_FN void ampi_transpose_plain(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip) {
+    size_t i, l;
+    for (i = 0; i < k; i++)
+        for (l = 0; l < AMPI_PLAIN_LANES; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
+}
+
+AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
+    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, ampi_micro_plain, ampi_load_block_plain, ampi_transpose_plain };
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) {
+        g.mr = 14; g.lanes = 16; g.a_width = 16;
+        g.micro = ampi_micro_avx512; g.load = ampi_load_block_avx512; g.transpose = ampi_transpose_avx512;
+    } else if (amp_cpu_isa() == AMP_ISA_AVX2) {
+        g.mr = 6; g.lanes = 8; g.a_width = 8;
+        g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
+    }
+#endif
+#if AMPI_NEON
+    if (amp_cpu_isa() == AMP_ISA_NEON) {
+        g.mr = 12; g.lanes = 4; g.a_width = 12;
+        g.micro = ampi_micro_neon; g.load = ampi_load_block_neon; g.transpose = ampi_transpose_neon;
+    }
+#endif
+    return g;
+}
+
+/* --- operands ---------------------------------------------------------------------------- */
+
+/* Largest blocks; floats of scratch memory on the stack, for a staged image, and between rows. */
+enum { AMPI_GEMM_MC = 256, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 256,
+       AMPI_GEMM_STACK = 10240, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
+
+AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
+AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
+AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
+
+/* The places of an image operand. Run r = (c, a, b) of channel and kernel position, position p = (n, i, j) of image,
+   row and column: the element at y = (i*mul_h + base_h + a*step_h) / div_h and x likewise, and 0 where y or x is
+   outside the image or not a whole number. With mul = stride, base = -pad, step = dilation, div = 1 this is im2col of
+   an input; with mul = 1, base = pad, step = -dilation, div = stride it is the output seen from an input's pixel. */
+typedef struct ampi_image {
+    size_t image_stride, channel_stride;          /* elements */
+    size_t kernel_h, kernel_w, rows, cols;        /* a < kernel_h, b < kernel_w, i < rows, j < cols */
+    int64_t height, width;
+    int64_t mul_h, mul_w, base_h, base_w, step_h, step_w, div_h, div_w;
+} ampi_image;
+
+/* An operand of the product: `runs` runs of `length` positions. Run r of a matrix is its stored row r. */
+typedef struct ampi_operand {
+    const void* data;
+    amp_dtype dtype;
+    size_t offset;                                /* of the first element */
+    size_t runs, length, ld;
+    int along_k;                                  /* a run goes along k; otherwise along m or n */
+    const ampi_image* image;                      /* NULL: a matrix */
+} ampi_operand;
+
+/* dst[q] = source[(x0 + q*mul) / div] for q < n, zero where that is no place in the row at row_offset. */
+AMPI_FN void ampi_image_row(const ampi_operand* v, size_t row_offset, int64_t x0, int64_t mul, size_t n, float* dst) {
+    const ampi_image* g = v->image;
+    int64_t div = g->div_w;
+    float line[256];
+    memset(dst, 0, n * sizeof *dst);
+    if (mul == 1 && div == 1) {                   /* neighbours stay neighbours */
+        int64_t low = x0 < 0 ? -x0 : 0, high = g->width - x0 < (int64_t)n ? g->width - x0 : (int64_t)n;
+        if (low < high)
+            ampi_load_f32(dst + low, v->data, v->dtype, row_offset + (size_t)(x0 + low), (size_t)(high - low));
+        return;
+    }
+    while (n > 0) {                               /* in pieces whose source fits `line` */
+        int64_t piece = div > 1 ? 256 : 255 / mul + 1, q = 0, first, last;
+        if (piece > (int64_t)n) piece = (int64_t)n;
+        while (q < piece && (x0 + q * mul < 0 || (x0 + q * mul) % div != 0)) q++;
+        first = (x0 + q * mul) / div;
+        last = (x0 + (piece - 1) * mul) / div;
+        if (last >= g->width) last = g->width - 1;
+        if (q < piece && first <= last) {
+            ampi_load_f32(line, v->data, v->dtype, row_offset + (size_t)first, (size_t)(last - first + 1));
+            for (; q < piece && (x0 + q * mul) / div <= last; q += div) dst[q] = line[(x0 + q * mul) / div - first];
+        }
+        dst += piece; n -= (size_t)piece; x0 += piece * mul;
+    }
+}
+
+/* The same for row y (before the division) of a channel of an image; a row outside is zero. */
+AMPI_FN void ampi_image_line(const ampi_operand* v, size_t image, size_t channel, int64_t y, int64_t x0, int64_t mul,
+                             size_t n, float* dst) {
+    const ampi_image* g = v->image;
+    if (y < 0 || y % g->div_h != 0 || y / g->div_h >= g->height) memset(dst, 0, n * sizeof *dst);
+    else ampi_image_row(v, v->offset + image * g->image_stride + channel * g->channel_stride
+                           + (size_t)(y / g->div_h * g->width), x0, mul, n, dst);
+}
+
+/* Positions [p, p+n) of run r of an image operand, straight from the source. */
+AMPI_FN void ampi_image_run(const ampi_operand* v, size_t r, size_t p, size_t n, float* dst) {
+    const ampi_image* g = v->image;
+    size_t b = r % g->kernel_w, a = r / g->kernel_w % g->kernel_h, c = r / g->kernel_w / g->kernel_h;
+    size_t j = p % g->cols, i = p / g->cols % g->rows, image = p / g->cols / g->rows;
+    while (n > 0) {
+        size_t part = g->cols - j < n ? g->cols - j : n;
+        ampi_image_line(v, image, c, (int64_t)i * g->mul_h + g->base_h + (int64_t)a * g->step_h,
+                        (int64_t)j * g->mul_w + g->base_w + (int64_t)b * g->step_w, g->mul_w, part, dst);
+        dst += part; n -= part; j = 0;
+        if (++i == g->rows) { i = 0; image++; }
+    }
+}
+
+/* dst[r][p] = element (r0 + r, p0 + p), zero beyond the operand's end; rows are filled up as `load` does. */
+AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rn,
+                                size_t p0, size_t pn, float* dst, size_t ldd) {
+    size_t rows = v->runs - r0 < rn ? v->runs - r0 : rn, cols = v->length - p0 < pn ? v->length - p0 : pn, r;
+    size_t full = (pn + g->lanes - 1) / g->lanes * g->lanes;
+    if (!v->image) {
+        const char* src = (const char*)v->data + (v->offset + r0 * v->ld + p0) * amp_dtype_size(v->dtype);
+        g->load(dst, ldd, src, v->dtype, v->ld, rows, cols);
+    } else {
+        for (r = 0; r < rows; r++) {
+            ampi_image_run(v, r0 + r, p0, cols, dst + r * ldd);
+            memset(dst + r * ldd + cols, 0, (full - cols) * sizeof *dst);
+        }
+    }
+    for (r = rows; r < rn; r++) memset(dst + r * ldd, 0, full * sizeof *dst);
+}
+
+/* --- staging: one channel of an image operand, widened and padded ------------------------ */
+
+/* The runs of one channel read the same few image rows again and again, kernel position by kernel position. So these
+   rows are widened once into `data`, with the zeros around them, and a run becomes a list of straight copies: a *piece*
+   is a stretch of positions inside one row. With a stride, a staged row holds every mul-th column together
+   (all columns 0 mod `mul`, then 1 mod `mul`, ...), so that pieces stay straight. */
+typedef struct ampi_piece { uint32_t from; uint16_t to, count; } ampi_piece;
+typedef struct ampi_stage {
+    float* data; size_t room;                     /* scratch memory, in floats */
+    const ampi_operand* v;
+    int open;
+    size_t p, n, channel;                         /* positions covered; the channel that is staged now */
+    size_t phase, pitch;                          /* floats of one column class, of one staged row */
+    int64_t low_h, low_w, span_h;                 /* smallest kernel offset, and their number of rows */
+    size_t pieces;
+    ampi_piece piece[AMPI_GEMM_NC];
+} ampi_stage;
+
+AMPI_FN int64_t ampi_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+AMPI_FN int64_t ampi_abs_i64(int64_t a) { return a < 0 ? -a : a; }
+
+/* The part of positions [*p, end) that lies in one image: its rows [*i, *i + result), and the position after it. */
+AMPI_FN size_t ampi_stage_slab(const ampi_stage* t, size_t p, size_t* image, size_t* i, size_t* next) {
+    const ampi_image* g = t->v->image;
+    size_t plane = g->rows * g->cols;
+    *image = p / plane;
+    *i = p % plane / g->cols;
+    *next = ampi_min_size((*image + 1) * plane, t->p + t->n);
+    return (*next - 1) % plane / g->cols - *i + 1;
+}
+
+/* Notes the pieces of image rows i.. in staged rows `at`..; `to` counts positions within a panel of `cut`. 0: too many. */
+AMPI_FN int ampi_stage_pieces(ampi_stage* t, size_t p, size_t next, size_t at, size_t cut) {
+    const ampi_image* g = t->v->image;
+    for (; p < next; at += (size_t)g->mul_h) {
+        size_t j = p % g->cols, end = ampi_min_size(g->cols - j, next - p) + j;
+        while (j < end) {
+            size_t to = (p - t->p) % cut, count = ampi_min_size(cut - to, end - j);
+            ampi_piece* piece = &t->piece[t->pieces];
+            if (t->pieces++ == AMPI_GEMM_NC) return 0;
+            piece->from = (uint32_t)(at * t->pitch + j);
+            piece->to = (uint16_t)to;
+            piece->count = (uint16_t)count;
+            j += count; p += count;
+        }
+    }
+    return 1;
+}
+
+/* Prepares positions [p, p+n), in panels of `cut`; leaves t->open at 0 if there is nothing to gain, or no room. */
+AMPI_FN void ampi_stage_open(ampi_stage* t, const ampi_operand* v, size_t p, size_t n, size_t cut) {
+    const ampi_image* g = v->image;
+    size_t image, i, next, q, at = 0;
+    t->open = 0;
+    if (!g || g->kernel_h * g->kernel_w == 1 || g->mul_h > 64 || g->mul_w > 64) return;
+    n = ampi_min_size(n, v->length - p);
+    t->v = v; t->p = p; t->n = n; t->pieces = 0; t->channel = (size_t)-1;
+    t->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
+    t->low_w = ampi_min_i64(0, ((int64_t)g->kernel_w - 1) * g->step_w);
+    t->span_h = ((int64_t)g->kernel_h - 1) * ampi_abs_i64(g->step_h) + 1;
+    t->phase = g->cols + (size_t)(((int64_t)g->kernel_w - 1) * ampi_abs_i64(g->step_w) / g->mul_w);
+    if (t->phase > t->room || t->span_h > (int64_t)t->room) return;
+    t->pitch = t->phase * (size_t)g->mul_w;
+    for (q = p; q < p + n; q = next) {
+        size_t rows = ampi_stage_slab(t, q, &image, &i, &next);
+        rows = (rows - 1) * (size_t)g->mul_h + (size_t)t->span_h;
+        if ((at + rows) * t->pitch > t->room || !ampi_stage_pieces(t, q, next, at, cut)) return;
+        at += rows;
+    }
+    t->open = 1;
+}
+
+/* Brings channel c into `data`. */
+AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
+    const ampi_image* g = t->v->image;
+    size_t image, i, next, q, f;
+    float* line = t->data;
+    if (t->channel == c) return;
+    t->channel = c;
+    for (q = t->p; q < t->p + t->n; q = next) {
+        size_t rows = ampi_stage_slab(t, q, &image, &i, &next);
+        int64_t y = (int64_t)i * g->mul_h + g->base_h + t->low_h, x = g->base_w + t->low_w;
+        int64_t last = y + ((int64_t)rows - 1) * g->mul_h + t->span_h;
+        for (; y < last; y++, line += t->pitch)
+            for (f = 0; f < (size_t)g->mul_w; f++)
+                ampi_image_line(t->v, image, c, y, x + (int64_t)f, g->mul_w, t->phase, line + f * t->phase);
+    }
+}
+
+/* d = s, n floats; copies of constant size become vector moves. */
+AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
+    for (; n >= 16; n -= 16, d += 16, s += 16) memcpy(d, s, 16 * sizeof *d);
+    if (n & 8u) { memcpy(d, s, 8 * sizeof *d); d += 8; s += 8; }
+    if (n & 4u) { memcpy(d, s, 4 * sizeof *d); d += 4; s += 4; }
+    if (n & 2u) { memcpy(d, s, 2 * sizeof *d); d += 2; s += 2; }
+    if (n & 1u) *d = *s;
+}
+/* dst[(to0 + r) ^ flip] = the pieces, `from[r]` floats further on. */
+AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src, const size_t* from,
+                                      size_t rows, size_t to0, size_t flip, float* dst, size_t ldd) {
+    size_t r, i;
+    (void)hw;
+    for (i = 0; i < pieces; i++) {
+        const float* s = src + piece[i].from;
+        float* d = dst + piece[i].to;
+        size_t n = piece[i].count;
+        for (r = 0; r < rows; r++) ampi_copy_floats(d + ((to0 + r) ^ flip) * ldd, s + from[r], n);
+    }
+}
+AMPI_KERNEL(ampi_stage_copy, (const ampi_piece* piece, size_t pieces, const float* src, const size_t* from, size_t rows,
+                              size_t to0, size_t flip, float* dst, size_t ldd),
+            piece, pieces, src, from, rows, to0, flip, dst, ldd)
+
+/* Runs [r0, r0+rn) into rows of the panels at dst (`stride` apart; rows `ldd` apart, in the last panel `last_ldd`). */
+AMPI_FN void ampi_stage_rows(ampi_stage* t, size_t r0, size_t rn, size_t flip, float* dst, size_t ldd, size_t last_ldd,
+                             size_t stride) {
+    const ampi_image* g = t->v->image;
+    size_t taps = g->kernel_h * g->kernel_w, end = ampi_min_size(r0 + rn, t->v->runs), r, from[AMPI_GEMM_KC];
+    size_t a = r0 % taps / g->kernel_w, b = r0 % g->kernel_w;
+    for (r = r0; r < end; ) {
+        size_t count = ampi_min_size(taps - r % taps, end - r), i, first, next;
+        float* panel = dst;
+        for (i = 0; i < count; i++) {
+            size_t u = (size_t)((int64_t)b * g->step_w - t->low_w), w = (size_t)g->mul_w;
+            from[i] = (size_t)((int64_t)a * g->step_h - t->low_h) * t->pitch + (w == 1 ? u : u % w * t->phase + u / w);
+            if (++b == g->kernel_w) { b = 0; a = a + 1 == g->kernel_h ? 0 : a + 1; }
+        }
+        ampi_stage_fill(t, r / taps);
+        for (first = 0; first < t->pieces; first = next, panel += stride) {
+            for (next = first + 1; next < t->pieces && t->piece[next].to != 0; next++) { }
+            ampi_stage_copy(t->piece + first, next - first, t->data, from, count, r - r0, flip, panel,
+                            next < t->pieces ? ldd : last_ldd);
+        }
+        r += count;
+    }
+}
+
+/* --- packing and tiles ------------------------------------------------------------------- */
+
+/* One product. swap: two BF16 operands, so k runs in the order 1,0,3,2,...; k is even then (padded with a zero). */
+typedef struct ampi_product {
+    size_t m, n, k;
+    ampi_operand a, b;
+    int swap, exact;
+    float alpha, beta;
+    void* c; amp_dtype c_dtype;
+    size_t c_offset, ldc;              /* element (i, j) of C lies at c_offset + i*ldc + (j / part)*part_stride + j % part */
+    size_t part, part_stride;
+    const void* bias; amp_dtype bias_dtype;       /* NULL: none */
+    size_t bias_offset;
+    int bias_per_row;
+} ampi_product;
+
+/* Sizes of the blocks, and where they lie in a slot of scratch memory (offsets in floats). */
+typedef struct ampi_gemm_plan {
+    size_t mc, nc, kc, tiles_m, tiles_n, slots;
+    size_t at_b, at_t, at_line, at_stage, floats; /* A lies at 0; `line` holds rows on their way */
+    size_t ldt;
+} ampi_gemm_plan;
+
+AMPI_FN size_t ampi_panel_stride(const ampi_gemm_isa* g, size_t kc) { return kc * 2 * g->lanes + AMPI_GEMM_GAP; }
+
+/* The gaps keep rows from falling on the same cache sets. */
+AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
+    size_t panels = (p->nc + 2 * g->lanes - 1) / (2 * g->lanes);
+    size_t a = ampi_max_size(p->mc * (p->kc + AMPI_GEMM_GAP), (p->mc + g->mr - 1) / g->mr * g->a_width * p->kc);
+    p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
+    p->at_b = ampi_round_up(a, 16) + 16;
+    p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(g, p->kc), 16);
+    p->at_line = p->at_t + ampi_round_up(p->mc * p->ldt, 16);
+    p->at_stage = p->at_line + ampi_round_up(ampi_max_size(g->lanes * (p->kc + AMPI_GEMM_GAP), p->ldt), 16);
+    p->floats = p->at_stage + AMPI_GEMM_STAGE;
+}
+
+#if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
+AMPI_FN size_t ampi_threads(void) { int t = omp_get_max_threads(); return t > 0 ? (size_t)t : 1; }
+#else
+AMPI_FN size_t ampi_threads(void) { return 1; }
+#endif
+
+/* Tiles of at most mc x nc; more of them if that keeps all threads busy. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k,
+                                         size_t mc, size_t nc, size_t kc) {
+    ampi_gemm_plan p;
+    size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), blocks, nr = 2 * g->lanes;
+    memset(&p, 0, sizeof p);
+    p.tiles_m = (m + mc - 1) / mc;
+    p.tiles_n = (n + nc - 1) / nc;
+    while (p.tiles_m * p.tiles_n < 4 * threads && p.tiles_m * p.tiles_n % threads != 0) {
+        if (n / p.tiles_n >= m / p.tiles_m && n / p.tiles_n >= 2 * nr) p.tiles_n++;
+        else if (m / p.tiles_m >= 2 * g->mr) p.tiles_m++;
+        else break;
+    }
+    p.mc = p.tiles_m ? (m + p.tiles_m - 1) / p.tiles_m : 1;
+    p.nc = p.tiles_n ? ampi_round_up((n + p.tiles_n - 1) / p.tiles_n, nr) : nr;
+    p.tiles_m = (m + p.mc - 1) / p.mc;
+    p.tiles_n = (n + p.nc - 1) / p.nc;
+    blocks = (k + kc - 1) / kc;
+    p.kc = blocks ? ampi_round_up((k + blocks - 1) / blocks, 16) : 16;
+    p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
+    ampi_gemm_layout(&p, g);
+    return p;
+}
+
+/* Swaps elements 2i and 2i+1, n a multiple of 16. */
+AMPI_INLINE void ampi_swap_pairs_body(int hw, float* row, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += 16) {
+        uint64_t pair[8];
+        memcpy(pair, row + i, sizeof pair);
+        for (l = 0; l < 8; l++) pair[l] = pair[l] << 32 | pair[l] >> 32;
+        memcpy(row + i, pair, sizeof pair);
+    }
+}
+AMPI_KERNEL(ampi_swap_pairs, (float* row, size_t n), row, n)
+
+/* dst[k] = positions [p0, p0+pn) of run k0 + k of a matrix, k < kc; with `swap` rows 2i and 2i+1 trade places: the even
+   and the odd runs are two matrices with twice the distance between rows. */
+AMPI_FN void ampi_pack_runs(const ampi_gemm_isa* g, const ampi_operand* v, int swap, size_t k0, size_t kc,
+                            size_t p0, size_t pn, float* dst, size_t ldd) {
+    ampi_operand half = *v;
+    if (!swap) { ampi_operand_block(g, v, k0, kc, p0, pn, dst, ldd); return; }
+    half.ld = 2 * v->ld;
+    half.runs = (v->runs + 1) / 2;
+    ampi_operand_block(g, &half, k0 / 2, kc / 2, p0, pn, dst + ldd, 2 * ldd);
+    half.offset += v->ld;
+    half.runs = v->runs / 2;
+    ampi_operand_block(g, &half, k0 / 2, kc / 2, p0, pn, dst, 2 * ldd);
+}
+
+/* Rows [i0, i0+mc) and k in [k0, k0+kc) of op(A): row after row if A's runs go along k, otherwise in panels of
+   a_width with k as the slow index. Panel q holds rows q*mc/panels and on, so that all are about equally full. */
+AMPI_FN void ampi_pack_a(const ampi_gemm_isa* g, const ampi_product* s, size_t i0, size_t mc, size_t k0, size_t kc,
+                         float* a, size_t rs) {
+    size_t panels = (mc + g->mr - 1) / g->mr, q, i;
+    if (s->a.along_k) {
+        ampi_operand_block(g, &s->a, i0, mc, k0, kc, a, rs);
+        for (i = 0; s->swap && i < mc; i++) ampi_swap_pairs(a + i * rs, ampi_round_up(kc, 16));
+        return;
+    }
+    for (q = 0; q < panels; q++, a += g->a_width * kc) {
+        size_t low = q * mc / panels, high = (q + 1) * mc / panels;
+        ampi_pack_runs(g, &s->a, s->swap, k0, kc, i0 + low, high - low, a, g->a_width);
+    }
+}
+
+/* `width` columns from j, their runs along k: rows of FP32, then transposed, `lanes` columns at a time. */
+AMPI_FN void ampi_pack_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j, size_t columns,
+                                 size_t width, size_t k0, size_t kc, float* b, float* line) {
+    size_t l, lds = kc + AMPI_GEMM_GAP;
+    for (l = 0; l < width; l += g->lanes) {
+        size_t here = l < columns ? ampi_min_size(columns - l, g->lanes) : 0;
+        if (!s->b.image && s->b.dtype == AMP_F32 && here == g->lanes) {
+            g->transpose(b + l, width, (const float*)s->b.data + s->b.offset + (j + l) * s->b.ld + k0, s->b.ld, kc, 0);
+            continue;
+        }
+        if (here < g->lanes || (stage->open && stage->n < kc)) memset(line, 0, g->lanes * lds * sizeof *line);
+        if (stage->open) ampi_stage_rows(stage, j + l, here, 0, line, lds, lds, 0);
+        else ampi_operand_block(g, &s->b, j + l, here, k0, kc, line, lds);
+        g->transpose(b + l, width, line, lds, kc, s->swap ? 1 : 0);
+    }
+}
+
+/* All columns of an image operand whose runs go along n, when it cannot be staged: a run at a time, dealt out. */
+AMPI_FN void ampi_pack_b_image(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc,
+                               size_t k0, size_t kc, float* b, float* line) {
+    size_t nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), k, j;
+    for (k = 0; k < kc; k++) {
+        size_t to = s->swap ? k ^ 1 : k;
+        ampi_operand_block(g, &s->b, k0 + k, 1, j0, nc, line, 0);
+        for (j = 0; j < nc; j += nr) {
+            size_t width = nc - j > g->lanes ? nr : g->lanes;
+            memcpy(b + j / nr * stride + to * width, line + j, width * sizeof *b);
+        }
+    }
+}
+
+/* Columns [j0, j0+nc) and k in [k0, k0+kc) of op(B) in panels of 2*lanes columns, k slow; the last panel has `lanes`
+   columns if that is enough for it. */
+AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0, size_t nc,
+                         size_t k0, size_t kc, float* b, float* line) {
+    size_t j, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc);
+    int along_k = s->b.along_k;
+    ampi_stage_open(stage, &s->b, along_k ? k0 : j0, along_k ? kc : nc, along_k ? kc : nr);
+    if (stage->open && !along_k) {
+        size_t rest = (nc - 1) % nr + 1, width = rest > g->lanes ? nr : g->lanes;
+        if (rest < width || k0 + kc > s->b.runs) memset(b, 0, (nc + nr - 1) / nr * stride * sizeof *b);
+        ampi_stage_rows(stage, k0, kc, s->swap ? 1 : 0, b, nr, width, stride);
+        return;
+    }
+    if (s->b.image && !along_k) { ampi_pack_b_image(g, s, j0, nc, k0, kc, b, line); return; }
+    for (j = 0; j < nc; j += nr, b += stride) {
+        size_t columns = ampi_min_size(nc - j, nr), width = columns > g->lanes ? nr : g->lanes;
+        if (along_k) ampi_pack_b_along_k(g, s, stage, j0 + j, columns, width, k0, kc, b, line);
+        else ampi_pack_runs(g, &s->b, s->swap, k0, kc, j0 + j, columns, b, width);
+    }
+}
+
+/* Does C itself carry the sums? It can where it is F32, a plain matrix, and nothing is left to do to them. */
+AMPI_FN int ampi_is_direct(const ampi_product* s) {
+    return s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias && s->alpha == 1.0f && s->beta == 0.0f && s->k > 0;
+}
+/* The first columns of a tile, whose panels are full: those that go to C directly. */
+AMPI_FN size_t ampi_direct_columns(const ampi_gemm_isa* g, const ampi_product* s, size_t nc) {
+    size_t nr = 2 * g->lanes, rest = nc % nr;
+    return !ampi_is_direct(s) ? 0 : rest == g->lanes ? nc : nc - rest;
+}
+
+/* One block of a tile: where it lies in C, its sizes, and whether it is the first and the last along k. */
+typedef struct ampi_block { size_t i0, mc, j0, nc, kc; int first, last; } ampi_block;
+
+/* Sums += A block * B block, panel by panel: a panel of B stays in the first-level cache while A streams by. */
+AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* block,
+                             const float* a, size_t a_row, const float* b, float* t, size_t ldt) {
+    size_t mc = block->mc, panels = (mc + g->mr - 1) / g->mr, nr = 2 * g->lanes, j, q;
+    size_t direct = ampi_direct_columns(g, s, block->nc);
+    ampi_micro u;
+    u.k = block->kc; u.first = block->first; u.exact = s->exact;
+    u.rs = s->a.along_k ? a_row : 1;
+    u.ks = s->a.along_k ? 1 : g->a_width;
+    for (j = 0; j < block->nc; j += nr, b += ampi_panel_stride(g, block->kc)) {
+        int whole;
+        u.b = b;
+        u.two = block->nc - j > g->lanes;
+        whole = j + (u.two ? nr : g->lanes) <= direct;
+        u.last = whole && block->last;
+        u.ldt = whole ? s->ldc : ldt;
+        for (q = 0; q < panels; q++) {
+            size_t low = q * mc / panels, high = (q + 1) * mc / panels;
+            u.a = s->a.along_k ? a + low * a_row : a + q * g->a_width * block->kc;
+            u.t = whole ? (float*)s->c + s->c_offset + (block->i0 + low) * s->ldc + block->j0 + j : t + low * ldt + j;
+            g->micro(high - low, &u);
+        }
+    }
+}
+
+/* dst[i] = beta*add[i*step] + alpha*t[i], dst == t is allowed; NaN as in the micro-kernel. With step 0, `add` is one
+   value 16 times. */
+AMPI_INLINE void ampi_finish16(int hw, float* dst, const float* t, const float* add, float alpha, float beta) {
+    float v[16];
+    uint32_t u[16];
+    int l;
+    if (add) for (l = 0; l < 16; l++) v[l] = ampi_fma(hw, beta, add[l], alpha * t[l]);
+    else for (l = 0; l < 16; l++) v[l] = alpha * t[l];
+    memcpy(u, v, sizeof u);
+    for (l = 0; l < 16; l++) u[l] = (u[l] & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u[l];
+    memcpy(dst, u, sizeof u);
+}
+AMPI_INLINE void ampi_gemm_finish_body(int hw, float* dst, const float* t, const float* add, size_t step, size_t n,
+                                       float alpha, float beta) {
+    float tail[16], tail_add[16];
+    size_t i = 0, rest = n % 16;
+    for (; i < n - rest; i += 16) ampi_finish16(hw, dst + i, t + i, add ? add + i * step : NULL, alpha, beta);
+    if (rest == 0) return;
+    memset(tail, 0, sizeof tail);
+    memset(tail_add, 0, sizeof tail_add);
+    memcpy(tail, t + i, rest * sizeof *t);
+    if (add) memcpy(tail_add, add + i * step, rest * sizeof *add);
+    ampi_finish16(hw, tail, tail, add ? tail_add : NULL, alpha, beta);
+    memcpy(dst + i, tail, rest * sizeof *dst);
+}
+AMPI_KERNEL(ampi_gemm_finish,
+            (float* dst, const float* t, const float* add, size_t step, size_t n, float alpha, float beta),
+            dst, t, add, step, n, alpha, beta)
+
+/* Where column j of row i of C lies, and how many columns from there are neighbours. */
+AMPI_FN size_t ampi_c_at(const ampi_product* s, size_t i, size_t j, size_t n, size_t* count) {
+    size_t inside = j % s->part;
+    *count = ampi_min_size(s->part - inside, n);
+    return s->c_offset + i * s->ldc + j / s->part * s->part_stride + inside;
+}
+
+/* Columns [j, j+n) of row i of C from the sums t; `add` is a bias, or room for C's old values, or NULL. */
+AMPI_FN void ampi_gemm_store_row(const ampi_product* s, size_t i, size_t j, size_t n, float* t, float* add) {
+    size_t count, at, step = s->bias_per_row ? 0 : 1;
+    for (; n > 0; t += count, j += count, n -= count) {
+        at = ampi_c_at(s, i, j, n, &count);
+        if (add && !s->bias) ampi_load_f32(add, s->c, s->c_dtype, at, count);
+        if (s->c_dtype == AMP_F32) {
+            ampi_gemm_finish((float*)s->c + at, t, add, step, count, s->alpha, s->bias ? 1.0f : s->beta);
+        } else {
+            ampi_gemm_finish(t, t, add, step, count, s->alpha, s->bias ? 1.0f : s->beta);
+            ampi_store_f32(s->c, s->c_dtype, at, t, count);
+        }
+        if (add) add += count * step;
+    }
+}
+
+/* The tile's sums T become rows of C, from column `direct` on. */
+AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block, size_t direct, float* t, size_t ldt,
+                             float* line) {
+    size_t i, l, j = block->j0 + direct, n = block->nc - direct;
+    float* add = s->bias || s->beta != 0.0f ? line : NULL;
+    if (s->bias && !s->bias_per_row) ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + j, n);
+    for (i = 0; n > 0 && i < block->mc; i++, t += ldt) {
+        if (s->bias && s->bias_per_row) {
+            ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + block->i0 + i, 1);
+            for (l = 1; l < 16; l++) line[l] = line[0];
+        }
+        ampi_gemm_store_row(s, block->i0 + i, j, n, t + direct, add);
+    }
+}
+
+AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t tile,
+                            float* scratch) {
+    float *b = scratch + p->at_b, *t = scratch + p->at_t, *line = scratch + p->at_line;
+    size_t k0, i, rs = p->kc + AMPI_GEMM_GAP;
+    ampi_block block;
+    ampi_stage stage;
+    stage.data = scratch + p->at_stage;
+    stage.room = p->floats - p->at_stage;
+    block.i0 = tile % p->tiles_m * p->mc; block.mc = ampi_min_size(p->mc, s->m - block.i0);
+    block.j0 = tile / p->tiles_m * p->nc; block.nc = ampi_min_size(p->nc, s->n - block.j0);
+    for (k0 = 0; k0 < s->k; k0 += p->kc) {
+        block.kc = ampi_min_size(p->kc, s->k - k0);
+        block.first = k0 == 0;
+        block.last = k0 + block.kc == s->k;
+        ampi_pack_a(g, s, block.i0, block.mc, k0, block.kc, scratch, rs);
+        ampi_pack_b(g, s, &stage, block.j0, block.nc, k0, block.kc, b, line);
+        ampi_gemm_block(g, s, &block, scratch, rs, b, t, p->ldt);
+    }
+    for (i = 0; s->k == 0 && i < block.mc * p->ldt; i++)      /* C = beta*C: adding -0 changes no value of beta*C */
+        t[i] = s->beta != 0.0f ? -0.0f : 0.0f;
+    ampi_gemm_store(s, &block, ampi_direct_columns(g, s, block.nc), t, p->ldt, line);
+}
+
+AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
+
+/* One slot's share of the tiles, in small blocks on the stack. */
+AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t slot) {
+    float memory[AMPI_GEMM_STACK + 16];
+    size_t tile;
+    for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots)
+        ampi_gemm_tile(g, s, p, tile, ampi_align64(memory));
+}
+
+/* Computes a checked product, in the workspace if it holds at least one slot. */
+AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
+    ampi_gemm_isa g = ampi_gemm_isa_now();
+    size_t room = exec && exec->workspace && exec->workspace_size > 64 ? (exec->workspace_size - 64) / sizeof(float) : 0;
+    ampi_gemm_plan p;
+    int64_t slot;
+    if (s->m == 0 || s->n == 0) return;
+    s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
+    s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
+    if (s->swap) s->k += s->k & 1u;
+    p = ampi_gemm_plan_of(&g, s->m, s->n, s->k, AMPI_GEMM_MC, AMPI_GEMM_NC, AMPI_GEMM_KC);
+    if (room >= p.floats) {
+        float* memory = ampi_align64(exec->workspace);
+        p.slots = ampi_min_size(p.slots, room / p.floats);
+        AMPI_PARALLEL_FOR(p.slots > 1)
+        for (slot = 0; slot < (int64_t)p.slots; slot++) {
+            size_t tile;
+            for (tile = (size_t)slot; tile < p.tiles_m * p.tiles_n; tile += p.slots)
+                ampi_gemm_tile(&g, s, &p, tile, memory + (size_t)slot * p.floats);
+        }
+    } else {
+        p = ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64);
+        p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
+        AMPI_PARALLEL_FOR(p.slots > 1)
+        for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
+    }
+}
+
+/* --- amp_gemm ---------------------------------------------------------------------------- */
+
+/* A stored matrix: its type, its leading dimension, its pointer, and that its bytes can be counted. */
+AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const char* name, const void* data,
+                                     amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
+    size_t elements;
+    if (!ampi_is_compute_dtype(dtype))
+        return ampi_fail(logger, AMP_ERR_DTYPE, "%s: %s has type %s (%d); it must be f32, f16 or bf16", call, name,
+                         amp_dtype_name(dtype), (int)dtype);
+    if (rows == 0 || cols == 0) return AMP_OK;
+    if (ld < cols)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: ld%s is %lu, but a row of %s has %lu elements", call, name,
+                         (unsigned long)ld, name, (unsigned long)cols);
+    if (!ampi_mul_size(rows, ld, &elements) || elements > SIZE_MAX / 8)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: %lu rows of %lu elements", call, name,
+                         (unsigned long)rows, (unsigned long)ld);
+    if (!data)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lu x %lu elements", call, name,
+                         (unsigned long)rows, (unsigned long)cols);
+    return AMP_OK;
+}
+
+AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t runs, size_t length, size_t ld, int along_k) {
+    ampi_operand v;
+    memset(&v, 0, sizeof v);
+    v.data = data; v.dtype = ampi_dtype(dtype);
+    v.runs = runs; v.length = length; v.ld = ld;
+    v.along_k = along_k;
+    return v;
+}
+
+AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c, amp_dtype c_dtype, size_t ldc) {
+    memset(s, 0, sizeof *s);
+    s->m = m; s->n = n; s->k = k;
+    s->alpha = 1.0f;
+    s->c = c; s->c_dtype = ampi_dtype(c_dtype);
+    s->ldc = ldc;
+    s->part = n ? n : 1;
+}
+
+AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
+    ampi_gemm_isa g = ampi_gemm_isa_now();
+    ampi_gemm_plan p;
+    size_t elements;
+    if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
+        || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
+    p = ampi_gemm_plan_of(&g, m, n, k + (k & 1u), AMPI_GEMM_MC, AMPI_GEMM_NC, AMPI_GEMM_KC);
+    return ampi_max_size(p.slots, 1) * p.floats * sizeof(float) + 128;
+}
+
+AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
+                            float alpha, const void* a, amp_dtype a_dtype, size_t lda,
+                            const void* b, amp_dtype b_dtype, size_t ldb,
+                            float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec) {
+    const amp_logger* logger = ampi_exec_logger(exec);
+    int ta = trans_a == AMP_TRANS, tb = trans_b == AMP_TRANS;
+    ampi_product s;
+    amp_result r;
+    if ((!ta && trans_a != AMP_NO_TRANS) || (!tb && trans_b != AMP_NO_TRANS))
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_gemm: trans_a is %d, trans_b is %d; they must be 0 or 1",
+                         (int)trans_a, (int)trans_b);
+    r = ampi_check_matrix(logger, "amp_gemm", "a", a, a_dtype, ta ? k : m, ta ? m : k, lda);
+    if (r == AMP_OK) r = ampi_check_matrix(logger, "amp_gemm", "b", b, b_dtype, tb ? n : k, tb ? k : n, ldb);
+    if (r == AMP_OK) r = ampi_check_matrix(logger, "amp_gemm", "c", c, c_dtype, m, n, ldc);
+    if (r != AMP_OK) return r;
+    ampi_product_init(&s, m, n, alpha == 0.0f ? 0 : k, c, c_dtype, ldc);
+    s.alpha = s.k == 0 ? 1.0f : alpha;
+    s.beta = beta;
+    s.a = ampi_matrix(a, a_dtype, ta ? k : m, ta ? m : k, lda, !ta);
+    s.b = ampi_matrix(b, b_dtype, tb ? n : k, tb ? k : n, ldb, tb);
+    ampi_gemm_run(&s, exec);
+    return AMP_OK;
+}
+
+/* --- sums over a batch (gradients of biases) --------------------------------------------- */
+
+/* sum[i] += x[i], n a multiple of 16. */
+AMPI_INLINE void ampi_add_to_body(int hw, float* AMPI_RESTRICT sum, const float* AMPI_RESTRICT x, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += 16)
+        for (l = 0; l < 16; l++) sum[i + l] += x[i + l];
+}
+AMPI_KERNEL(ampi_add_to, (float* sum, const float* x, size_t n), sum, x, n)
+
+/* dst[offset..] = sum, or dst + sum, n <= 256. */
+AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, size_t n, int accumulate) {
+    float old[256];
+    if (accumulate) ampi_load_f32(old, dst, t, offset, n);
+    ampi_gemm_finish(sum, sum, accumulate ? old : NULL, 1, n, 1.0f, 1.0f);
+    ampi_store_f32(dst, t, offset, sum, n);
+}
+
+/* db[o] = sum over n of dy[n][o], n ascending, 256 columns at a time. */
+AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype, int accumulate,
+                                   size_t n, size_t out) {
+    int64_t chunk, chunks = (int64_t)((out + 255) / 256);
+    AMPI_PARALLEL_FOR(chunks > 1 && n > 64)
+    for (chunk = 0; chunk < chunks; chunk++) {
+        float sum[256], row[256];
+        size_t o = (size_t)chunk * 256, width = ampi_min_size(out - o, 256), i;
+        memset(sum, 0, sizeof sum);
+        memset(row, 0, sizeof row);
+        for (i = 0; i < n; i++) {
+            ampi_load_f32(row, dy, dy_dtype, i * out + o, width);
+            ampi_add_to(sum, row, ampi_round_up(width, 16));
+        }
+        ampi_store_sum(db, db_dtype, o, sum, width, accumulate);
+    }
+}
+
+/* --- dense layer ------------------------------------------------------------------------- */
+
+/* A vector or packed tensor: its type, and its pointer unless it is empty. */
+AMPI_FN amp_result ampi_check_tensor(const amp_logger* logger, const char* call, const char* name, const void* data,
+                                     amp_dtype dtype, size_t count) {
+    return ampi_check_matrix(logger, call, name, data, dtype, 1, count, count);
+}
+
+AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                      const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
+                                      size_t n, size_t in, size_t out, const amp_exec* exec) {
+    const amp_logger* logger = ampi_exec_logger(exec);
+    ampi_product s;
+    amp_result r = ampi_check_matrix(logger, "linear", "x", x, x_dtype, n, in, in);
+    if (r == AMP_OK) r = ampi_check_matrix(logger, "linear", "w", w, w_dtype, out, in, in);
+    if (r == AMP_OK && b) r = ampi_check_tensor(logger, "linear", "b", b, b_dtype, out);
+    if (r == AMP_OK) r = ampi_check_matrix(logger, "linear", "y", y, y_dtype, n, out, out);
+    if (r != AMP_OK) return r;
+    ampi_product_init(&s, n, out, in, y, y_dtype, out);
+    s.bias = b; s.bias_dtype = b_dtype;
+    s.a = ampi_matrix(x, x_dtype, n, in, in, 1);
+    s.b = ampi_matrix(w, w_dtype, out, in, in, 1);
+    ampi_gemm_run(&s, exec);
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                       const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype,
+                                       void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
+                                       int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec) {
+    const amp_logger* logger = ampi_exec_logger(exec);
+    ampi_product s;
+    amp_result r = ampi_check_matrix(logger, "linear backward", "dy", dy, dy_dtype, n, out, out);
+    if (r == AMP_OK && dw) r = ampi_check_matrix(logger, "linear backward", "x", x, x_dtype, n, in, in);
+    if (r == AMP_OK && dw) r = ampi_check_matrix(logger, "linear backward", "dw", dw, dw_dtype, out, in, in);
+    if (r == AMP_OK && dx) r = ampi_check_matrix(logger, "linear backward", "w", w, w_dtype, out, in, in);
+    if (r == AMP_OK && dx) r = ampi_check_matrix(logger, "linear backward", "dx", dx, dx_dtype, n, in, in);
+    if (r == AMP_OK && db) r = ampi_check_tensor(logger, "linear backward", "db", db, db_dtype, out);
+    if (r != AMP_OK) return r;
+    if (dx) {                                     /* dx[n,i] = sum over o of dy[n,o] * w[o,i] */
+        ampi_product_init(&s, n, in, out, dx, dx_dtype, in);
+        s.a = ampi_matrix(dy, dy_dtype, n, out, out, 1);
+        s.b = ampi_matrix(w, w_dtype, out, in, in, 0);
+        ampi_gemm_run(&s, exec);
+    }
+    if (dw) {                                     /* dw[o,i] = sum over n of dy[n,o] * x[n,i] */
+        ampi_product_init(&s, out, in, n, dw, dw_dtype, in);
+        s.beta = accumulate ? 1.0f : 0.0f;
+        s.a = ampi_matrix(dy, dy_dtype, n, out, out, 0);
+        s.b = ampi_matrix(x, x_dtype, n, in, in, 0);
+        ampi_gemm_run(&s, exec);
+    }
+    if (db) ampi_linear_bias_grad(dy, dy_dtype, db, db_dtype, accumulate, n, out);
+    return AMP_OK;
+}
+
+/* --- convolution ------------------------------------------------------------------------- */
+
+/* A checked shape with its defaults filled in, and the sizes that follow from it. */
+typedef struct ampi_conv2d {
+    amp_conv2d_shape s;
+    int out_h, out_w;
+    size_t cg, og, taps;               /* channels and outputs of one group, kernel_h * kernel_w */
+    size_t in_pixels, out_pixels;      /* of one plane */
+    size_t x_count, w_count, y_count;
+} ampi_conv2d;
+
+/* Fields that must be at least `least`. */
+AMPI_FN amp_result ampi_conv2d_fields(const amp_conv2d_shape* s, const amp_logger* logger) {
+    const char* const names[] = { "n", "channels", "height", "width", "out_channels", "kernel_h", "kernel_w",
+                                  "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups" };
+    int values[14], i;
+    values[0] = s->n; values[1] = s->channels; values[2] = s->height; values[3] = s->width;
+    values[4] = s->out_channels; values[5] = s->kernel_h; values[6] = s->kernel_w;
+    values[7] = s->stride_h; values[8] = s->stride_w; values[9] = s->pad_h; values[10] = s->pad_w;
+    values[11] = s->dilation_h; values[12] = s->dilation_w; values[13] = s->groups;
+    for (i = 0; i < 14; i++)
+        if (values[i] < (i < 7 ? 1 : 0))
+            return ampi_fail(logger, AMP_ERR_DESC, "conv2d: %s is %d, it must be at least %d", names[i], values[i],
+                             i < 7 ? 1 : 0);
+    return AMP_OK;
+}
+
+/* One side: out = (size + 2*pad - dilation*(kernel-1) - 1) / stride + 1; 0 if the kernel is too large, -1 if the
+   result is no int. */
+AMPI_FN int ampi_conv2d_side(int size, int pad, int kernel, int dilation, int stride) {
+    int64_t room = (int64_t)size + 2 * (int64_t)pad - (int64_t)dilation * (kernel - 1) - 1;
+    if (room < 0) return 0;
+    return room / stride >= 0x7fffffff ? -1 : (int)(room / stride) + 1;
+}
+
+/* a*b*c*d elements of at most 8 bytes, or 0 if that is too many. */
+AMPI_FN size_t ampi_count4(int a, int b, int c, int d) {
+    size_t n = (size_t)a;
+    if (!ampi_mul_size(n, (size_t)b, &n) || !ampi_mul_size(n, (size_t)c, &n) || !ampi_mul_size(n, (size_t)d, &n)) return 0;
+    return n > SIZE_MAX / 8 ? 0 : n;
+}
+
+AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shape, const amp_logger* logger) {
+    amp_conv2d_shape* s = &c->s;
+    amp_result r;
+    if (!shape) return ampi_fail(logger, AMP_ERR_ARGUMENT, "conv2d: the shape is NULL");
+    r = ampi_conv2d_fields(shape, logger);
+    if (r != AMP_OK) return r;
+    *s = *shape;
+    if (s->stride_h == 0) s->stride_h = 1;
+    if (s->stride_w == 0) s->stride_w = 1;
+    if (s->dilation_h == 0) s->dilation_h = 1;
+    if (s->dilation_w == 0) s->dilation_w = 1;
+    if (s->groups == 0) s->groups = 1;
+    if (s->channels % s->groups != 0 || s->out_channels % s->groups != 0)
+        return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: %d groups do not divide %d channels and %d out_channels",
+                         s->groups, s->channels, s->out_channels);
+    c->out_h = ampi_conv2d_side(s->height, s->pad_h, s->kernel_h, s->dilation_h, s->stride_h);
+    c->out_w = ampi_conv2d_side(s->width, s->pad_w, s->kernel_w, s->dilation_w, s->stride_w);
+    if (c->out_h == 0 || c->out_w == 0)
+        return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input "
+                         "padded by %dx%d", s->kernel_h, s->kernel_w, s->dilation_h, s->dilation_w, s->height, s->width,
+                         s->pad_h, s->pad_w);
+    c->cg = (size_t)(s->channels / s->groups);
+    c->og = (size_t)(s->out_channels / s->groups);
+    c->x_count = ampi_count4(s->n, s->channels, s->height, s->width);
+    c->w_count = ampi_count4(s->out_channels, s->channels / s->groups, s->kernel_h, s->kernel_w);
+    c->y_count = c->out_h < 0 || c->out_w < 0 ? 0 : ampi_count4(s->n, s->out_channels, c->out_h, c->out_w);
+    if (c->x_count == 0 || c->w_count == 0 || c->y_count == 0)
+        return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: %s has more elements than memory can hold",
+                         c->x_count == 0 ? "x" : c->w_count == 0 ? "w" : "y");
+    c->taps = (size_t)s->kernel_h * (size_t)s->kernel_w;
+    c->in_pixels = (size_t)s->height * (size_t)s->width;
+    c->out_pixels = (size_t)c->out_h * (size_t)c->out_w;
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
+    ampi_conv2d c;
+    amp_result r = ampi_conv2d_init(&c, s, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    if (out_h) *out_h = c.out_h;
+    if (out_w) *out_w = c.out_w;
+    return AMP_OK;
+}
+
+AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
+    ampi_conv2d c;
+    size_t y, dw, dx, n;
+    if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
+    n = (size_t)c.s.n;
+    y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
+    dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
+    dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
+    return ampi_max_size(y, ampi_max_size(dw, dx));
+}
+
+/* planes[N, channels, size] of one group as an operand: run = channel, position = (image, place in the plane). */
+AMPI_FN ampi_image ampi_planes(size_t channels, size_t size) {
+    ampi_image g;
+    memset(&g, 0, sizeof g);
+    g.image_stride = channels * size;
+    g.channel_stride = size;
+    g.kernel_h = g.kernel_w = g.rows = 1;
+    g.cols = size;
+    g.height = 1;
+    g.width = (int64_t)size;
+    g.mul_h = g.mul_w = g.div_h = g.div_w = 1;
+    return g;
+}
+
+/* x as the outputs see it (im2col): run = (channel, kernel row, kernel column), position = (image, output pixel). */
+AMPI_FN ampi_image ampi_unfold_input(const ampi_conv2d* c) {
+    ampi_image g = ampi_planes((size_t)c->s.channels, c->in_pixels);
+    g.kernel_h = (size_t)c->s.kernel_h; g.kernel_w = (size_t)c->s.kernel_w;
+    g.rows = (size_t)c->out_h; g.cols = (size_t)c->out_w;
+    g.height = c->s.height; g.width = c->s.width;
+    g.mul_h = c->s.stride_h; g.mul_w = c->s.stride_w;
+    g.base_h = -c->s.pad_h; g.base_w = -c->s.pad_w;
+    g.step_h = c->s.dilation_h; g.step_w = c->s.dilation_w;
+    return g;
+}
+
+/* dy as the input's pixels see it: run = (output channel, kernel row, kernel column), position = (image, input pixel);
+   input row i met output row (i + pad - a*dilation) / stride at kernel row a. */
+AMPI_FN ampi_image ampi_unfold_output(const ampi_conv2d* c) {
+    ampi_image g = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
+    g.kernel_h = (size_t)c->s.kernel_h; g.kernel_w = (size_t)c->s.kernel_w;
+    g.rows = (size_t)c->s.height; g.cols = (size_t)c->s.width;
+    g.height = c->out_h; g.width = c->out_w;
+    g.base_h = c->s.pad_h; g.base_w = c->s.pad_w;
+    g.step_h = -c->s.dilation_h; g.step_w = -c->s.dilation_w;
+    g.div_h = c->s.stride_h; g.div_w = c->s.stride_w;
+    return g;
+}
+
+AMPI_FN ampi_operand ampi_image_operand(const ampi_image* image, const void* data, amp_dtype dtype, size_t offset,
+                                        size_t runs, size_t length, int along_k) {
+    ampi_operand v = ampi_matrix(data, dtype, runs, length, 0, along_k);
+    v.offset = offset;
+    v.image = image;
+    return v;
+}
+
+/* y[o, (n,p)] = sum over (c, a, b) ascending of w[o, (c,a,b)] * x unfolded, group by group. */
+AMPI_FN void ampi_conv2d_y(const ampi_conv2d* c, const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                           const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec) {
+    ampi_image unfolded = ampi_unfold_input(c);
+    size_t g, depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
+    for (g = 0; g < (size_t)c->s.groups; g++) {
+        ampi_product s;
+        ampi_product_init(&s, c->og, pixels, depth, y, y_dtype, c->out_pixels);
+        s.c_offset = g * c->og * c->out_pixels;
+        s.part = c->out_pixels;
+        s.part_stride = (size_t)c->s.out_channels * c->out_pixels;
+        s.bias = b; s.bias_dtype = b_dtype;
+        s.bias_offset = g * c->og;
+        s.bias_per_row = 1;
+        s.a = ampi_matrix(w, w_dtype, c->og, depth, depth, 1);
+        s.a.offset = g * c->og * depth;
+        s.b = ampi_image_operand(&unfolded, x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 0);
+        ampi_gemm_run(&s, exec);
+    }
+}
+
+/* dw[o, (c,a,b)] = sum over (n, p) ascending, the whole batch as one long sum, of dy[o, (n,p)] * x unfolded. */
+AMPI_FN void ampi_conv2d_dw(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                            void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+    ampi_image unfolded = ampi_unfold_input(c), planes = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
+    size_t g, depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
+    for (g = 0; g < (size_t)c->s.groups; g++) {
+        ampi_product s;
+        ampi_product_init(&s, c->og, depth, pixels, dw, dw_dtype, depth);
+        s.c_offset = g * c->og * depth;
+        s.beta = accumulate ? 1.0f : 0.0f;
+        s.a = ampi_image_operand(&planes, dy, dy_dtype, g * c->og * c->out_pixels, c->og, pixels, 1);
+        s.b = ampi_image_operand(&unfolded, x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 1);
+        ampi_gemm_run(&s, exec);
+    }
+}
+
+/* dx[c, (n,q)] = sum over (o, a, b) ascending of w[o,c,a,b] * dy unfolded; each pixel gathers what it gave, so it has
+   one FP32 sum and one rounding. Where no output pixel met (c, a, b), a zero stands for dy. */
+AMPI_FN void ampi_conv2d_dx(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w, amp_dtype w_dtype,
+                            void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+    ampi_image unfolded = ampi_unfold_output(c), kernels = ampi_planes(c->cg, c->taps);
+    size_t g, depth = c->og * c->taps, pixels = (size_t)c->s.n * c->in_pixels;
+    for (g = 0; g < (size_t)c->s.groups; g++) {
+        ampi_product s;
+        ampi_product_init(&s, c->cg, pixels, depth, dx, dx_dtype, c->in_pixels);
+        s.c_offset = g * c->cg * c->in_pixels;
+        s.part = c->in_pixels;
+        s.part_stride = (size_t)c->s.channels * c->in_pixels;
+        s.a = ampi_image_operand(&kernels, w, w_dtype, g * c->og * c->cg * c->taps, c->cg, depth, 1);
+        s.b = ampi_image_operand(&unfolded, dy, dy_dtype, g * c->og * c->out_pixels, depth, pixels, 0);
+        ampi_gemm_run(&s, exec);
+    }
+}
+
+/* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image; then
+   the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
+AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
+                            int accumulate) {
+    int64_t o, outs = c->s.out_channels;
+    AMPI_PARALLEL_FOR(c->y_count > 65536)
+    for (o = 0; o < outs; o++) {
+        float sum[16], part[1024];
+        size_t n, p, l;
+        memset(sum, 0, sizeof sum);
+        for (n = 0; n < (size_t)c->s.n; n++)
+            for (p = 0; p < c->out_pixels; p += 1024) {
+                size_t count = ampi_min_size(c->out_pixels - p, 1024), padded = ampi_round_up(count, 16), q;
+                ampi_load_f32(part, dy, dy_dtype, (n * (size_t)outs + (size_t)o) * c->out_pixels + p, count);
+                memset(part + count, 0, (padded - count) * sizeof *part);
+                for (q = 0; q < padded; q += 16)
+                    for (l = 0; l < 16; l++) sum[l] += part[q + l];
+            }
+        for (n = 8; n > 0; n /= 2)
+            for (l = 0; l < n; l++) sum[l] += sum[l + n];
+        ampi_store_sum(db, db_dtype, (size_t)o, sum, 1, accumulate);
+    }
+}
+
+AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
+                                      const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+                                      void* y, amp_dtype y_dtype, const amp_exec* exec) {
+    const amp_logger* logger = ampi_exec_logger(exec);
+    ampi_conv2d c;
+    amp_result r = ampi_conv2d_init(&c, shape, logger);
+    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "x", x, x_dtype, c.x_count);
+    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "w", w, w_dtype, c.w_count);
+    if (r == AMP_OK && b) r = ampi_check_tensor(logger, "conv2d", "b", b, b_dtype, (size_t)c.s.out_channels);
+    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "y", y, y_dtype, c.y_count);
+    if (r == AMP_OK) ampi_conv2d_y(&c, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec);
+    return r;
+}
+
+AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype,
+                                       const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                       void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
+                                       void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
+    const amp_logger* logger = ampi_exec_logger(exec);
+    ampi_conv2d c;
+    amp_result r = ampi_conv2d_init(&c, shape, logger);
+    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d backward", "dy", dy, dy_dtype, c.y_count);
+    if (r == AMP_OK && dw) r = ampi_check_tensor(logger, "conv2d backward", "x", x, x_dtype, c.x_count);
+    if (r == AMP_OK && dw) r = ampi_check_tensor(logger, "conv2d backward", "dw", dw, dw_dtype, c.w_count);
+    if (r == AMP_OK && dx) r = ampi_check_tensor(logger, "conv2d backward", "w", w, w_dtype, c.w_count);
+    if (r == AMP_OK && dx) r = ampi_check_tensor(logger, "conv2d backward", "dx", dx, dx_dtype, c.x_count);
+    if (r == AMP_OK && db) r = ampi_check_tensor(logger, "conv2d backward", "db", db, db_dtype, (size_t)c.s.out_channels);
+    if (r != AMP_OK) return r;
+    if (dx) ampi_conv2d_dx(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec);
+    if (dw) ampi_conv2d_dw(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec);
+    if (db) ampi_conv2d_db(&c, dy, dy_dtype, db, db_dtype, accumulate);
+    return AMP_OK;
+}
+
+/* ======================================================================================== */
+/* >>impl-math   exp, log, tanh and the like, the same bits everywhere.                       */
+/* ======================================================================================== */
+
+/* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies. Cases are chosen on bits.
+   The coefficients are minimax fits (Remez exchange in 40-digit arithmetic on the relative error), rounded to
+   float one after the other, the rest being fitted again after each. The errors stated are the largest seen
+   over every float of the range against the double functions of libm, in units of the result's last place. */
+
+/* mask is all ones or all zeros: its ones take a, its zeros b. */
+AMPI_INLINE uint32_t ampi_mask(int condition) { return 0u - (uint32_t)condition; }
+AMPI_INLINE uint32_t ampi_select_bits(uint32_t mask, uint32_t a, uint32_t b) { return b ^ ((a ^ b) & mask); }
+AMPI_INLINE float ampi_select(uint32_t mask, float a, float b) {
+    return ampi_float(ampi_select_bits(mask, ampi_bits(a), ampi_bits(b)));
+}
+AMPI_INLINE uint32_t ampi_nan_mask(float x) { return ampi_mask((ampi_bits(x) & 0x7fffffffu) > 0x7f800000u); }
+AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_bits(x) & 0x7fffffffu); }
+AMPI_INLINE float ampi_copysign(float x, float sign) {
+    return ampi_float((ampi_bits(x) & 0x7fffffffu) | (ampi_bits(sign) & 0x80000000u));
+}
+/* |x| or high, whichever is smaller, with the sign of x. A NaN stays. */
+AMPI_INLINE float ampi_clamp(float x, float high) {
+    return ampi_select(ampi_mask(ampi_abs(x) > high), ampi_copysign(high, x), x);
+}
+
+/* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23
+   rounds to an integer, which then lies in the low bits of the sum. ln2 is taken in two parts; x - n*first is
+   exact under fma. */
+AMPI_INLINE float ampi_exp_reduce(int hw, float x, float* scale) {
+    float shifted = ampi_fma(hw, x, 1.44269502f, 12582912.0f), n;
+    uint32_t i = ampi_bits(shifted) - 0x4b400000u;
+    *scale = ampi_float((i + 127u) << 23);
+    n = (float)(int32_t)i;
+    return ampi_fma(hw, n, 1.90465432e-9f, ampi_fma(hw, n, -0.693147182f, x));
+}
+/* exp(r) - 1 for |r| <= ln2/2. */
+AMPI_INLINE float ampi_expm1(int hw, float r) {
+    float p = ampi_fma(hw, 0.00138367142f, r, 0.00836914033f);
+    p = ampi_fma(hw, p, r, 0.0416681059f);
+    p = ampi_fma(hw, p, r, 0.166665167f);
+    p = ampi_fma(hw, p, r, 0.49999994f);
+    return ampi_fma(hw, r * r, p, r);
+}
+/* exp(x) for x <= 88. Results below 2^-126, the smallest normal float, are 0: subnormal numbers would cost some
+   processors a hundred cycles each. Error: 1.02. */
+AMPI_INLINE float ampi_exp(int hw, float x) {
+    float scale, y = 1.0f + ampi_expm1(hw, ampi_exp_reduce(hw, x, &scale));
+    return ampi_float(ampi_bits(y * scale) & ~ampi_mask(x < -87.3365402f));
+}
+
+/* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1). Error: 1.34. */
+AMPI_INLINE float ampi_tanh(int hw, float x) {
+    float a = ampi_abs(x), z = x * x, p, large = 1.0f + ampi_exp(hw, 2.0f * ampi_clamp(a, 20.0f));
+    p = ampi_fma(hw, -0.00569229666f, z, 0.0206281673f);
+    p = ampi_fma(hw, p, z, -0.0537365153f);
+    p = ampi_fma(hw, p, z, 0.133314058f);
+    p = ampi_fma(hw, p, z, -0.333332807f);
+    p = ampi_fma(hw, p * z, a, a);
+    return ampi_copysign(ampi_select(ampi_mask(ampi_bits(a) < 0x3f200000u), p, 1.0f - 2.0f / large), x);
+}
+
+/* 1 / (1 + exp(-x)) in the form that cannot overflow and is accurate in both tails: 1/(1+e) or e/(1+e) with
+   e = exp(-|x|). Error: 2.2. */
+AMPI_INLINE float ampi_sigmoid(int hw, float x) {
+    float e = ampi_exp(hw, -ampi_abs(x));
+    return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), e, 1.0f) / (1.0f + e);
+}
+
+/* log(1 + f) for f in [sqrt(1/2)-1, 1]: with s = f / (2 + f), log(1+f) = 2 atanh(s) = 2s + s^3 P(s^2), and
+   2s = f - s*f, so that f enters exactly and only a correction is rounded. */
+AMPI_INLINE float ampi_log1p(int hw, float f) {
+    float s = f / (2.0f + f), z = s * s, p;
+    p = ampi_fma(hw, 0.280067801f, z, 0.280030251f);
+    p = ampi_fma(hw, p, z, 0.400214374f);
+    p = ampi_fma(hw, p, z, 0.666664183f);
+    return ampi_fma(hw, -s, ampi_fma(hw, -z, p, f), f);
+}
+
+/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. */
+AMPI_INLINE float ampi_log(int hw, float x) {
+    uint32_t u = ampi_bits(x), small = ampi_mask(u < 0x00800000u), special;
+    uint32_t v = ampi_select_bits(small, ampi_bits(x * 33554432.0f), u);
+    int32_t e = (int32_t)((v + 0x00cafb0du) >> 23) - 128;    /* 0x00cafb0d = 2^30 - bits(sqrt(1/2)) */
+    float k = (float)(e - (int32_t)(small & 25u));
+    float y = ampi_log1p(hw, ampi_float(v - ((uint32_t)e << 23)) - 1.0f);
+    y = ampi_fma(hw, k, 0.693147182f, ampi_fma(hw, k, -1.90465432e-9f, y));
+    special = ampi_select_bits(ampi_mask((u << 1) == 0), 0xff800000u, 0x7fc00000u);
+    special = ampi_select_bits(ampi_mask(u == 0x7f800000u), u, special);
+    return ampi_float(ampi_select_bits(ampi_mask(u - 1u >= 0x7f7fffffu), special, ampi_bits(y)));
+}
+
+/* The normal distribution: returns Phi(x) = (1 + erf(x / sqrt(2))) / 2, and *density = exp(-x^2/2).
+   The tail Phi(-a), a >= 0, is exp(-a^2/2) * t * P(u), t = 1/(a+4), u = (a-4)*t (the substitution of Shepherd
+   and Laframboise 1981 for erfc); P is nearly linear and has no cancellation, so the tail has its relative
+   accuracy everywhere. a^2 is formed in two parts, and t and u are corrected by what their rounding left.
+   Beyond 12.9, where the tail leaves the normal floats, it is 0. Error: */
+AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
+    float a = ampi_clamp(ampi_abs(x), 12.9f), t = 1.0f / (a + 4.0f), u = (a - 4.0f) * t;
+    float square = a * a, rest = ampi_fma(hw, a, a, -square), scale, q, p;
+    uint32_t inside = ampi_mask(ampi_bits(a) < 0x414e6666u);    /* a < 12.9 */
+    u = ampi_fma(hw, t, ampi_fma(hw, -u, a, ampi_fma(hw, -4.0f, u + 1.0f, a)), u);
+    t = ampi_fma(hw, t, ampi_fma(hw, -t, a, ampi_fma(hw, -4.0f, t, 1.0f)), t);
+    q = ampi_expm1(hw, ampi_fma(hw, -0.5f, rest, ampi_exp_reduce(hw, -0.5f * square, &scale)));
+    *density = ampi_float(ampi_bits((1.0f + q) * scale) & inside);
+    p = ampi_fma(hw, -0.000109288165f, u, 0.000209836697f);
+    p = ampi_fma(hw, p, u, 0.00155533943f);
+    p = ampi_fma(hw, p, u, -0.00353910425f);
+    p = ampi_fma(hw, p, u, -0.0075223404f);
+    p = ampi_fma(hw, p, u, 0.0604111888f);
+    p = ampi_fma(hw, p, u, -0.186523765f);
+    p = ampi_fma(hw, p, u, 0.387136251f);
+    p = ampi_fma(hw, p, u, -0.607896566f);
+    p = ampi_fma(hw, p, u, 0.755285144f) * t;
+    p = ampi_float(ampi_bits(ampi_fma(hw, p, q, p) * scale) & inside);
+    return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), p, 1.0f - p);
+}
+
+/* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off, which is exact, and the rest, at most an
+   eighth of a turn, goes to the polynomial of the cosine or the sine. */
+AMPI_INLINE float ampi_cos_turns(int hw, float u) {
+    int32_t q = (int32_t)ampi_fma(hw, 4.0f, u, 0.5f);
+    float r = ampi_fma(hw, (float)q, -0.25f, u), z = r * r, c, s;
+    c = ampi_fma(hw, 58.6210594f, z, -85.4245224f);
+    c = ampi_fma(hw, c, z, 64.9391479f);
+    c = ampi_fma(hw, c, z, -19.7392082f);
+    c = ampi_fma(hw, c, z, 1.0f);
+    s = ampi_fma(hw, -76.7749557f, z, 81.6256256f);
+    s = ampi_fma(hw, s, z, -41.3418655f);
+    s = ampi_fma(hw, s, z, 6.28318548f) * r;
+    c = (q & 1) ? s : c;
+    return ((q + 1) & 2) ? -c : c;
+}
+
+/* Box-Muller: sqrt(-2 log(u1)) * cos(2 pi u2), u1 in (0,1], so the largest deviate is sqrt(48 ln2) = 5.77. */
+AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
+    float u1 = 1.0f - amp_random_uniform(seed, 2 * index), u2 = amp_random_uniform(seed, 2 * index + 1);
+    return sqrtf(-2.0f * ampi_log(AMPI_FMA_NATIVE, u1)) * ampi_cos_turns(AMPI_FMA_NATIVE, u2);
+}
+
+/* ======================================================================================== */
+/* >>impl-ops (pooling, normalisation, element by element, losses)                            */
+/* ======================================================================================== */
+
+/* Every operator walks over its data in tiles of at most AMPI_TILE elements: widen a tile into floats on the
+   stack (or take the operand in place where it is F32), run a kernel over it, narrow it back. The kernels work
+   on AMPI_LANES elements at a time; tiles are filled up with zeros to a multiple of that.
+   Sums use AMPI_LANES double accumulators, element i of a tile going to accumulator i % AMPI_LANES, which are
+   added up in one fixed tree; products of two floats are exact in double. */
+enum { AMPI_LANES = 16, AMPI_TILE = 1024 };
+
+/* Loops over fewer elements than this stay on one thread. */
+#define AMPI_PARALLEL_MIN 65536u
+
+/* --- operands ---------------------------------------------------------------------------- */
+
+typedef struct ampi_argument {
+    const char* name;
+    const void* data;
+    amp_dtype   dtype;
+    int         optional;    /* 1 = may be NULL */
+} ampi_argument;
+
+/* Refuses NULL pointers, types that operators do not compute on, and sizes that no memory could hold. */
+AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
+                                       size_t count) {
+    const amp_logger* log = ampi_exec_logger(exec);
+    size_t i;
+    if (n > SIZE_MAX / 16)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: an operand has more elements than memory can hold", op);
+    for (i = 0; i < count; i++) {
+        const ampi_argument* p = &list[i];
+        if (!p->data && !p->optional && n > 0)
+            return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: %s is NULL", op, p->name);
+        if (p->data && !ampi_is_compute_dtype(p->dtype))
+            return ampi_fail(log, AMP_ERR_DTYPE, "%s: %s has type %s (%d), which is none of f32, f16, bf16", op,
+                             p->name, amp_dtype_name(p->dtype), (int)p->dtype);
+    }
+    return AMP_OK;
+}
+#define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
+
+/* Product of two sizes for a check; SIZE_MAX, which the check above refuses, if it overflows. */
+AMPI_FN size_t ampi_area(size_t a, size_t b) {
+    size_t n;
+    return ampi_mul_size(a, b, &n) ? n : SIZE_MAX;
+}
+
+AMPI_INLINE int ampi_min_int(int a, int b) { return a < b ? a : b; }
+AMPI_INLINE int ampi_max_int(int a, int b) { return a > b ? a : b; }
+
+/* n rounded up to whole groups of lanes; number of tiles of n elements; elements in tile i. */
+AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LANES * AMPI_LANES; }
+AMPI_FN int64_t ampi_tiles(size_t n) { return (int64_t)((n + AMPI_TILE - 1) / AMPI_TILE); }
+AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
+
+/* Whether kernels may run on the operand itself: it holds floats, and whole groups of them. */
+AMPI_FN int ampi_direct(amp_dtype t, size_t n) { return ampi_dtype(t) == AMP_F32 && n % AMPI_LANES == 0; }
+
+/* Elements [i, i+n) of an operand as floats to read, in place or widened into `tile`. */
+AMPI_FN const float* ampi_view(const void* data, amp_dtype t, size_t i, size_t n, float* tile) {
+    if (ampi_direct(t, n)) return (const float*)data + i;
+    ampi_load_f32(tile, data, t, i, n);
+    memset(tile + n, 0, (ampi_padded(n) - n) * sizeof(float));
+    return tile;
+}
+/* The same where the operand may be missing: every element is `missing` then. */
+AMPI_FN const float* ampi_view_or(const void* data, amp_dtype t, size_t i, size_t n, float* tile, float missing) {
+    size_t l;
+    if (data) return ampi_view(data, t, i, n, tile);
+    for (l = 0; l < ampi_padded(n); l++) tile[l] = missing;
+    return tile;
+}
+/* Where to form elements [i, i+n) of a result: in place or in `tile`, from which ampi_close stores them. */
+AMPI_FN float* ampi_open(void* data, amp_dtype t, size_t i, size_t n, float* tile) {
+    return ampi_direct(t, n) ? (float*)data + i : tile;
+}
+AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, const float* tile) {
+    if (!ampi_direct(t, n)) ampi_store_f32(data, t, i, tile, n);
+}
+/* One element of a result that may not be wanted. */
+AMPI_FN void ampi_store_one(void* data, amp_dtype t, size_t i, float value, int accumulate) {
+    float old = 0.0f;
+    if (!data) return;
+    if (accumulate) {
+        ampi_load_f32(&old, data, t, i, 1);
+        value = old + value;
+    }
+    ampi_store_f32(data, t, i, &value, 1);
+}
+AMPI_FN float ampi_load_one(const void* data, amp_dtype t, size_t i, float missing) {
+    if (data) ampi_load_f32(&missing, data, t, i, 1);
+    return missing;
+}
+
+/* --- sums -------------------------------------------------------------------------------- */
+
+/* acc[i % LANES] += x[i], also for a last group that is not full. */
+AMPI_INLINE void ampi_lane_sum_body(int hw, double* acc, const float* x, size_t n) {
+    double a[AMPI_LANES];
+    size_t i, l;
+    (void)hw;
+    memcpy(a, acc, sizeof a);
+    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) a[l] += (double)x[i + l];
+    for (l = 0; i + l < n; l++) a[l] += (double)x[i + l];
+    memcpy(acc, a, sizeof a);
+}
+AMPI_KERNEL(ampi_lane_sum, (double* acc, const float* x, size_t n), acc, x, n)
+
+/* acc[i % LANES] += (x[i] - mean[i % LANES])^2. The difference is rounded to float, so its square is exact. */
+AMPI_INLINE double ampi_square_term(float x, double mean) {
+    float d = (float)((double)x - mean);
+    return (double)d * (double)d;
+}
+AMPI_INLINE void ampi_lane_moment_body(int hw, double* acc, const float* x, const double* mean, size_t n) {
+    double a[AMPI_LANES], m[AMPI_LANES];
+    size_t i, l;
+    (void)hw;
+    memcpy(a, acc, sizeof a);
+    memcpy(m, mean, sizeof m);
+    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) a[l] += ampi_square_term(x[i + l], m[l]);
+    for (l = 0; i + l < n; l++) a[l] += ampi_square_term(x[i + l], m[l]);
+    memcpy(acc, a, sizeof a);
+}
+AMPI_KERNEL(ampi_lane_moment, (double* acc, const float* x, const double* mean, size_t n), acc, x, mean, n)
+
+/* sum += g, dot += g * (x - mean) by lanes: the two sums of a norm's backward pass. */
+AMPI_INLINE void ampi_lane_dot_body(int hw, double* sum, double* dot, const float* g, const float* x,
+                                    const float* mean, size_t n) {
+    double a[AMPI_LANES], b[AMPI_LANES];
+    float m[AMPI_LANES];
+    size_t i, l;
+    (void)hw;
+    memcpy(a, sum, sizeof a);
+    memcpy(b, dot, sizeof b);
+    memcpy(m, mean, sizeof m);
+    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) {
+            a[l] += (double)g[i + l];
+            b[l] += (double)g[i + l] * (double)(x[i + l] - m[l]);
+        }
+    for (l = 0; i + l < n; l++) {
+        a[l] += (double)g[i + l];
+        b[l] += (double)g[i + l] * (double)(x[i + l] - m[l]);
+    }
+    memcpy(sum, a, sizeof a);
+    memcpy(dot, b, sizeof b);
+}
+AMPI_KERNEL(ampi_lane_dot, (double* sum, double* dot, const float* g, const float* x, const float* mean, size_t n),
+            sum, dot, g, x, mean, n)
+
+/* The fixed tree: 16 -> 8 -> 4 -> 2 -> 1. */
+AMPI_FN double ampi_lane_total(const double* acc) {
+    double a[AMPI_LANES];
+    size_t half, l;
+    memcpy(a, acc, sizeof a);
+    for (half = AMPI_LANES / 2; half > 0; half /= 2)
+        for (l = 0; l < half; l++) a[l] += a[l + half];
+    return a[0];
+}
+
+/* A sum over many elements is split into this many parts of whole tiles (or rows), which threads share. */
+enum { AMPI_PARTS = 64 };
+AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
+    return (count / AMPI_PARTS) * (size_t)part + ampi_min_size(count % AMPI_PARTS, (size_t)part);
+}
+AMPI_FN double ampi_parts_total(const double* parts) {
+    double total = 0.0;
+    int i;
+    for (i = 0; i < AMPI_PARTS; i++) total += parts[i];
+    return total;
+}
+
+/* --- pooling ----------------------------------------------------------------------------- */
+
+/* A checked shape with the defaults filled in. */
+typedef struct ampi_pool_plan {
+    int max, h, w, oh, ow, kh, kw, sh, sw, ph, pw, exclude_pad;
+    size_t planes;
+} ampi_pool_plan;
+
+AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan* p, const amp_logger* log) {
+    int64_t oh, ow;
+    memset(p, 0, sizeof *p);
+    if (!s) return ampi_fail(log, AMP_ERR_ARGUMENT, "pool2d: the shape is NULL");
+    if (s->kind != AMP_POOL_MAX && s->kind != AMP_POOL_AVERAGE)
+        return ampi_fail(log, AMP_ERR_DESC, "pool2d: kind %d is neither maximum nor average", (int)s->kind);
+    if (s->n < 1 || s->channels < 1 || s->height < 1 || s->width < 1 || (int64_t)s->height * s->width > INT32_MAX)
+        return ampi_fail(log, AMP_ERR_SHAPE, "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31",
+                         s->n, s->channels, s->height, s->width);
+    if (s->kernel_h < 1 || s->kernel_w < 1 || s->stride_h < 0 || s->stride_w < 0)
+        return ampi_fail(log, AMP_ERR_DESC, "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0",
+                         s->kernel_h, s->kernel_w, s->stride_h, s->stride_w);
+    if (s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2 || s->pad_w > s->kernel_w / 2)
+        return ampi_fail(log, AMP_ERR_DESC, "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel", s->pad_h,
+                         s->pad_w, s->kernel_h, s->kernel_w);
+    p->max = s->kind == AMP_POOL_MAX;
+    p->h = s->height; p->w = s->width;
+    p->kh = s->kernel_h; p->kw = s->kernel_w;
+    p->sh = ampi_default_int(s->stride_h, p->kh); p->sw = ampi_default_int(s->stride_w, p->kw);
+    p->ph = s->pad_h; p->pw = s->pad_w;
+    p->exclude_pad = s->exclude_pad != 0;
+    p->planes = ampi_area((size_t)s->n, (size_t)s->channels);
+    oh = (int64_t)p->h + 2 * (int64_t)p->ph - p->kh;
+    ow = (int64_t)p->w + 2 * (int64_t)p->pw - p->kw;
+    if (oh < 0 || ow < 0)
+        return ampi_fail(log, AMP_ERR_SHAPE, "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d",
+                         p->kh, p->kw, p->h, p->w, p->ph, p->pw);
+    p->oh = (int)(oh / p->sh) + 1;
+    p->ow = (int)(ow / p->sw) + 1;
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
+    ampi_pool_plan p;
+    amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    if (out_h) *out_h = p.oh;
+    if (out_w) *out_w = p.ow;
+    return AMP_OK;
+}
+
+/* Pixels of one row (or column) of a plane that window `o` covers: [first, last), padding cut off. */
+typedef struct ampi_span { int first, last; } ampi_span;
+AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, int size) {
+    int64_t start = (int64_t)o * stride - pad;
+    ampi_span s;
+    s.first = (int)(start > 0 ? start : 0);
+    s.last = (int)(start + kernel < size ? start + kernel : size);
+    return s;
+}
+/* The windows o in [o0, o1) whose pixel o*stride - pad + k lies in [first, last). */
+AMPI_FN ampi_span ampi_windows_at(int o0, int o1, int stride, int pad, int k, int first, int last) {
+    int64_t low = (int64_t)first + pad - k, high = (int64_t)last - 1 + pad - k;
+    ampi_span s;
+    low = low > 0 ? (low + stride - 1) / stride : 0;
+    s.first = (int)(low > o0 ? (low < o1 ? low : o1) : o0);
+    s.last = high < 0 ? s.first : (int)(high / stride + 1 < o1 ? high / stride + 1 : o1);
+    if (s.last < s.first) s.last = s.first;
+    return s;
+}
+/* The windows o in [0, out) that cover any of the pixels [first, last). */
+AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, int first, int last) {
+    ampi_span s;
+    s.first = ampi_windows_at(0, out, stride, pad, kernel - 1, first, last).first;
+    s.last = ampi_windows_at(0, out, stride, pad, 0, first, last).last;
+    return s;
+}
+/* How many pixels of the plane an average divides by. */
+AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
+    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h), columns = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
+    if (!p->exclude_pad) return (float)((double)p->kh * (double)p->kw);
+    return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
+}
+
+/* The larger of two; a NaN is larger than anything, and the first NaN stays. */
+AMPI_INLINE float ampi_pool_max(float a, float x) {
+    return ampi_select(ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a)), x, a);
+}
+/* acc = max(acc, x) or acc + x, over padded rows. */
+AMPI_INLINE void ampi_pool_rows_body(int hw, int max, float* AMPI_RESTRICT acc, const float* AMPI_RESTRICT x, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        if (max) for (l = 0; l < AMPI_LANES; l++) acc[i + l] = ampi_pool_max(acc[i + l], x[i + l]);
+        else     for (l = 0; l < AMPI_LANES; l++) acc[i + l] += x[i + l];
+    }
+}
+AMPI_KERNEL(ampi_pool_rows, (int max, float* acc, const float* x, size_t n), max, acc, x, n)
+
+/* acc[j] = max(acc[j], x[j*stride]) or the sum, j < n: one column of every window. With stride 1, acc and x are
+   accessible up to a multiple of AMPI_LANES, and what lies there in acc stays as it is. */
+AMPI_INLINE void ampi_pool_columns_loop(int max, float* AMPI_RESTRICT acc, const float* AMPI_RESTRICT x, uint32_t n) {
+    uint32_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) {
+            float v = max ? ampi_pool_max(acc[i + l], x[i + l]) : acc[i + l] + x[i + l];
+            acc[i + l] = ampi_select(ampi_mask(l < n - i), v, acc[i + l]);
+        }
+}
+AMPI_INLINE void ampi_pool_columns_body(int hw, int max, float* acc, const float* x, size_t stride, uint32_t n) {
+    uint32_t i;
+    (void)hw;
+    if (stride == 1 && max) ampi_pool_columns_loop(1, acc, x, n);
+    else if (stride == 1)   ampi_pool_columns_loop(0, acc, x, n);
+    else for (i = 0; i < n; i++) acc[i] = max ? ampi_pool_max(acc[i], x[i * stride]) : acc[i] + x[i * stride];
+}
+AMPI_KERNEL(ampi_pool_columns, (int max, float* acc, const float* x, size_t stride, uint32_t n), max, acc, x, stride, n)
+
+enum { AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096, AMPI_POOL_ROW = AMPI_TILE + 2 * AMPI_LANES };
+
+/* A segment of a row, with room behind it. Windows two pixels apart read every other pixel, so for them the even
+   and the odd pixels are kept side by side, and both strides look like 1. */
+typedef struct ampi_pool_row { float x[AMPI_POOL_ROW], even[AMPI_POOL_ROW / 2], odd[AMPI_POOL_ROW / 2]; } ampi_pool_row;
+
+AMPI_INLINE void ampi_pool_split_body(int hw, float* AMPI_RESTRICT even, float* AMPI_RESTRICT odd,
+                                      const float* AMPI_RESTRICT x, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; 2 * i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) {
+            even[i + l] = x[2 * (i + l)];
+            odd[i + l] = x[2 * (i + l) + 1];
+        }
+}
+AMPI_KERNEL(ampi_pool_split, (float* even, float* odd, const float* x, size_t n), even, odd, x, n)
+
+/* The n pixels of row->x are complete. */
+AMPI_FN void ampi_pool_row_done(ampi_pool_row* row, int stride, size_t n) {
+    memset(row->x + n, 0, 2 * AMPI_LANES * sizeof(float));
+    if (stride == 2) ampi_pool_split(row->even, row->odd, row->x, n);
+}
+/* Pixel c and those that follow it at the stride. */
+AMPI_FN const float* ampi_pool_row_at(const ampi_pool_row* row, int stride, int64_t c) {
+    return stride == 2 ? ((c & 1) ? row->odd : row->even) + c / 2 : row->x + c;
+}
+
+/* Windows [o0, o1) of output row oh, at most AMPI_POOL_BLOCK: first down the columns, where the pixels lie side
+   by side, then along the row. A row too long for a tile is taken in segments. */
+AMPI_FN void ampi_pool_block(const ampi_pool_plan* p, const void* x, amp_dtype xt, size_t plane, int oh, int o0, int o1,
+                             float* acc) {
+    ampi_pool_row row;
+    float tile[AMPI_TILE];
+    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+    int first = ampi_window(o0, p->sw, p->pw, p->kw, p->w).first, i, k, s0;
+    int last = ampi_window(o1 - 1, p->sw, p->pw, p->kw, p->w).last;
+    for (i = 0; i < o1 - o0; i++) acc[i] = p->max ? ampi_float(0xff800000u) : 0.0f;
+    for (s0 = first; s0 < last; s0 += AMPI_TILE) {
+        int s1 = ampi_min_int(last - s0, AMPI_TILE) + s0;
+        size_t n = (size_t)(s1 - s0), start = plane + (size_t)s0;
+        ampi_load_f32(row.x, x, xt, start + (size_t)rows.first * (size_t)p->w, n);
+        memset(row.x + n, 0, AMPI_LANES * sizeof(float));
+        for (i = rows.first + 1; i < rows.last; i++)
+            ampi_pool_rows(p->max, row.x, ampi_view(x, xt, start + (size_t)i * (size_t)p->w, n, tile), ampi_padded(n));
+        ampi_pool_row_done(&row, p->sw, n);
+        for (k = 0; k < p->kw; k++) {
+            ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, s0, s1);
+            int64_t c = (int64_t)o.first * p->sw - p->pw + k - s0;
+            if (o.first < o.last)
+                ampi_pool_columns(p->max, acc + (o.first - o0), ampi_pool_row_at(&row, p->sw, c),
+                                  p->sw == 2 ? 1 : (size_t)p->sw, (uint32_t)(o.last - o.first));
+        }
+    }
+}
+
+AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t plane) {
+    float acc[AMPI_POOL_BLOCK + AMPI_LANES];
+    size_t x_plane = plane * (size_t)p->h * (size_t)p->w, y_plane = plane * (size_t)p->oh * (size_t)p->ow;
+    int oh, o0, i;
+    for (oh = 0; oh < p->oh; oh++)
+        for (o0 = 0; o0 < p->ow; o0 += AMPI_POOL_BLOCK) {
+            int o1 = o0 + ampi_min_int(p->ow - o0, AMPI_POOL_BLOCK);
+            ampi_pool_block(p, x, xt, x_plane, oh, o0, o1, acc);
+            for (i = o0; !p->max && i < o1; i++) acc[i - o0] /= ampi_pool_count(p, oh, i);
+            ampi_store_f32(y, yt, y_plane + (size_t)oh * (size_t)p->ow + (size_t)o0, acc, (size_t)(o1 - o0));
+        }
+}
+
+AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
+                                      amp_dtype y_dtype, const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    ampi_pool_plan p;
+    size_t n;
+    int64_t i;
+    amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
+    if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)p.planes; i++) ampi_pool_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
+    return AMP_OK;
+}
+
+/* Looks at pixel x[j*stride] of window j < n, whose position is position + j*step: if it is larger than best[j], or
+   the first one (at[j] < 0), best[j] and at[j] become the pixel and its position. Room as in ampi_pool_columns. */
+AMPI_INLINE void ampi_arg_lanes(float* AMPI_RESTRICT best, int32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT x,
+                                size_t stride, uint32_t position, uint32_t step, uint32_t lanes, uint32_t n) {
+    uint32_t l;
+    for (l = 0; l < lanes; l++) {
+        float v = x[l * stride];
+        uint32_t better = ampi_mask(v > best[l]) | (0u - ((uint32_t)at[l] >> 31)) | (ampi_nan_mask(v) & ~ampi_nan_mask(best[l]));
+        better &= ampi_mask(l < n);
+        best[l] = ampi_select(better, v, best[l]);
+        at[l] = (int32_t)ampi_select_bits(better, position + l * step, (uint32_t)at[l]);
+    }
+}
+AMPI_INLINE void ampi_arg_columns_body(int hw, float* best, int32_t* at, const float* x, size_t stride, uint32_t position,
+                                       uint32_t step, uint32_t n) {
+    uint32_t i;
+    (void)hw;
+    if (stride != 1) ampi_arg_lanes(best, at, x, stride, position, step, n, n);
+    else for (i = 0; i < n; i += AMPI_LANES)
+        ampi_arg_lanes(best + i, at + i, x + i, 1, position + i * step, step, AMPI_LANES, n - i);
+}
+AMPI_KERNEL(ampi_arg_columns, (float* best, int32_t* at, const float* x, size_t stride, uint32_t position, uint32_t step,
+                               uint32_t n), best, at, x, stride, position, step, n)
+
+/* Positions (row * w + column) of the first maximum in windows [o0, o1) of output row oh, searched row by row. */
+AMPI_FN void ampi_pool_argmax(const ampi_pool_plan* p, const void* x, amp_dtype xt, size_t plane, int oh, int o0, int o1,
+                              int32_t* at) {
+    ampi_pool_row row;
+    float best[AMPI_POOL_BLOCK + AMPI_LANES];
+    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+    int first = ampi_window(o0, p->sw, p->pw, p->kw, p->w).first, i, k, s0;
+    int last = ampi_window(o1 - 1, p->sw, p->pw, p->kw, p->w).last;
+    for (i = 0; i < o1 - o0; i++) { at[i] = -1; best[i] = 0.0f; }
+    for (i = rows.first; i < rows.last; i++)
+        for (s0 = first; s0 < last; s0 += AMPI_TILE) {
+            int s1 = ampi_min_int(last - s0, AMPI_TILE) + s0;
+            ampi_load_f32(row.x, x, xt, plane + (size_t)i * (size_t)p->w + (size_t)s0, (size_t)(s1 - s0));
+            ampi_pool_row_done(&row, p->sw, (size_t)(s1 - s0));
+            for (k = 0; k < p->kw; k++) {
+                ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, s0, s1);
+                int64_t c = (int64_t)o.first * p->sw - p->pw + k;
+                if (o.first < o.last)
+                    ampi_arg_columns(best + (o.first - o0), at + (o.first - o0), ampi_pool_row_at(&row, p->sw, c - s0),
+                                     p->sw == 2 ? 1 : (size_t)p->sw, (uint32_t)(i * p->w + c), (uint32_t)p->sw,
+                                     (uint32_t)(o.last - o.first));
+            }
+        }
+}
+
+/* A part of a plane whose gradient is summed on the stack: rows [r0, r1), columns [c0, c1). It is whole rows or a
+   part of one row. */
+typedef struct ampi_pool_band { int r0, r1, c0, c1; } ampi_pool_band;
+
+/* Adds g[j] where at[j] lies in the band, whose pixels are consecutive in the plane. */
+AMPI_FN void ampi_pool_spread_max(const ampi_pool_plan* p, const ampi_pool_band* b, const int32_t* at, const float* g,
+                                  int n, float* acc) {
+    int32_t first = b->r0 * p->w + b->c0;
+    uint32_t size = (uint32_t)((b->r1 - b->r0) * (b->c1 - b->c0)), i;
+    int j;
+    for (j = 0; j < n; j++) {
+        i = (uint32_t)(at[j] - first);
+        if (i < size) acc[i] += g[j];
+    }
+}
+
+/* Adds g / count to every pixel of its window: along one row first, then that row to all rows of the windows. */
+AMPI_FN void ampi_pool_spread_average(const ampi_pool_plan* p, const ampi_pool_band* b, int oh, int o0, int o1,
+                                      float* g, float* acc) {
+    float line[AMPI_POOL_BAND];
+    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+    int width = b->c1 - b->c0, i, j, k;
+    for (j = o0; j < o1; j++) g[j - o0] /= ampi_pool_count(p, oh, j);
+    memset(line, 0, (size_t)width * sizeof(float));
+    for (k = 0; k < p->kw; k++) {
+        ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, b->c0, b->c1);
+        float* to = line + ((int64_t)o.first * p->sw - p->pw + k - b->c0);
+        for (j = 0; j < o.last - o.first; j++) to[(int64_t)j * p->sw] += g[o.first - o0 + j];
+    }
+    for (i = ampi_max_int(rows.first, b->r0); i < ampi_min_int(rows.last, b->r1); i++)
+        for (j = 0; j < width; j++) acc[(i - b->r0) * width + j] += line[j];
+}
+
+AMPI_FN void ampi_pool_band_backward(const ampi_pool_plan* p, const ampi_pool_band* b, const void* dy, amp_dtype dyt,
+                                     const void* x, amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
+    float acc[AMPI_POOL_BAND], g[AMPI_POOL_BLOCK];
+    int32_t at[AMPI_POOL_BLOCK + AMPI_LANES];
+    size_t x_plane = plane * (size_t)p->h * (size_t)p->w, y_plane = plane * (size_t)p->oh * (size_t)p->ow;
+    int width = b->c1 - b->c0, oh, o0, i;
+    ampi_span down = ampi_window_range(p->oh, p->sh, p->ph, p->kh, b->r0, b->r1);
+    ampi_span across = ampi_window_range(p->ow, p->sw, p->pw, p->kw, b->c0, b->c1);
+    memset(acc, 0, sizeof acc);
+    for (oh = down.first; oh < down.last; oh++)
+        for (o0 = across.first; o0 < across.last; o0 += AMPI_POOL_BLOCK) {
+            int o1 = o0 + ampi_min_int(across.last - o0, AMPI_POOL_BLOCK);
+            ampi_load_f32(g, dy, dyt, y_plane + (size_t)oh * (size_t)p->ow + (size_t)o0, (size_t)(o1 - o0));
+            if (p->max) {
+                ampi_pool_argmax(p, x, xt, x_plane, oh, o0, o1, at);
+                ampi_pool_spread_max(p, b, at, g, o1 - o0, acc);
+            } else {
+                ampi_pool_spread_average(p, b, oh, o0, o1, g, acc);
+            }
+        }
+    for (i = b->r0; i < b->r1; i++)
+        ampi_store_f32(dx, dxt, x_plane + (size_t)i * (size_t)p->w + (size_t)b->c0, acc + (i - b->r0) * width,
+                       (size_t)width);
+}
+
+/* A plane in bands of whole rows, or of parts of one row where a row is too long. */
+AMPI_FN void ampi_pool_plane_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt, const void* x,
+                                      amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
+    int columns = ampi_min_int(p->w, AMPI_POOL_BAND), rows = AMPI_POOL_BAND / columns, r, c;
+    for (r = 0; r < p->h; r += ampi_min_int(rows, p->h - r))
+        for (c = 0; c < p->w; c += ampi_min_int(columns, p->w - c)) {
+            ampi_pool_band b;
+            b.r0 = r; b.r1 = r + ampi_min_int(rows, p->h - r);
+            b.c0 = c; b.c1 = c + ampi_min_int(columns, p->w - c);
+            ampi_pool_band_backward(p, &b, dy, dyt, x, xt, dx, dxt, plane);
+        }
+}
+
+AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype, const void* x,
+                                       amp_dtype x_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "dx", dx, dx_dtype, 1 },
+                                  { "x", x, x_dtype, !s || s->kind == AMP_POOL_AVERAGE } };
+    ampi_pool_plan p;
+    size_t n;
+    int64_t i;
+    amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
+    if ((r = AMPI_CHECK(exec, "pool2d backward", n, list)) != AMP_OK || !dx) return r;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)p.planes; i++)
+        ampi_pool_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
+    return AMP_OK;
+}
+
+/* --- batch norm -------------------------------------------------------------------------- */
+
+/* Lanes carry pixels of one channel, or, where a channel has one pixel, 16 channels side by side: either way a
+   group of lanes has its statistics in arrays of 16. A step fills a tile: 64 rows of 16 channels, or as many
+   planes of the channel as fit, or a part of one plane. */
+typedef struct ampi_bn_plan {
+    size_t n, channels, spatial;
+    size_t groups, per_group;        /* groups of channels, channels in one */
+    size_t planes, parts, steps;     /* planes in a tile, tiles in a plane, tiles in a group */
+    float eps, momentum;
+} ampi_bn_plan;
+
+AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training, ampi_bn_plan* p,
+                                     const amp_logger* log) {
+    memset(p, 0, sizeof *p);
+    if (!s) return ampi_fail(log, AMP_ERR_ARGUMENT, "batch norm: the shape is NULL");
+    if (s->n < 1 || s->channels < 1 || s->spatial < 1)
+        return ampi_fail(log, AMP_ERR_SHAPE, "batch norm: input %dx%dx%d needs sizes >= 1", s->n, s->channels, s->spatial);
+    if (training && s->n == 1 && s->spatial == 1)
+        return ampi_fail(log, AMP_ERR_SHAPE, "batch norm: training needs more than one value per channel, not 1x%dx1",
+                         s->channels);
+    p->eps = s->eps == 0.0f ? 1e-5f : s->eps;
+    p->momentum = ampi_default_float(s->momentum, 0.1f);
+    if (!(p->eps > 0.0f) || !(p->momentum >= 0.0f && p->momentum <= 1.0f))
+        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g needs > 0, momentum %g needs 0..1", (double)s->eps,
+                         (double)s->momentum);
+    p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
+    p->per_group = p->spatial == 1 ? (size_t)AMPI_LANES : 1;
+    p->groups = (p->channels + p->per_group - 1) / p->per_group;
+    p->planes = p->spatial == 1 ? AMPI_TILE / AMPI_LANES : p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
+    p->parts = (p->spatial + AMPI_TILE - 1) / AMPI_TILE;
+    p->steps = (p->n + p->planes - 1) / p->planes * p->parts;
+    return AMP_OK;
+}
+
+/* Piece i of a step: `length` elements at `offset` of the tensor belong at `at` of the tile. 0 = no such piece. */
+AMPI_FN size_t ampi_bn_piece(const ampi_bn_plan* p, size_t group, size_t step, size_t i, size_t* offset, size_t* at) {
+    size_t image = step / p->parts * p->planes + i, start = step % p->parts * AMPI_TILE;
+    if (i >= p->planes || image >= p->n) return 0;
+    *offset = (image * p->channels + group * p->per_group) * p->spatial + start;
+    *at = i * (p->spatial == 1 ? (size_t)AMPI_LANES : p->spatial);
+    return p->spatial == 1 ? ampi_min_size(p->channels - group * AMPI_LANES, AMPI_LANES)
+                           : ampi_min_size(p->spatial - start, AMPI_TILE);
+}
+/* Returns the number of elements in the tile. */
+AMPI_FN size_t ampi_bn_load(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step, float* tile) {
+    size_t i, offset, at, length, n = 0;
+    for (i = 0; (length = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++) {
+        if (length == AMPI_LANES && ampi_dtype(t) == AMP_F32)
+            memcpy(tile + at, (const float*)x + offset, AMPI_LANES * sizeof(float));
+        else
+            ampi_load_f32(tile + at, x, t, offset, length);
+        n = at + length;
+        if (p->spatial > 1 || length == AMPI_LANES) continue;
+        memset(tile + n, 0, (AMPI_LANES - length) * sizeof(float));
+        n = at + AMPI_LANES;
+    }
+    memset(tile + n, 0, (ampi_padded(n) - n) * sizeof(float));
+    return n;
+}
+AMPI_FN void ampi_bn_store(const ampi_bn_plan* p, void* y, amp_dtype t, size_t group, size_t step, const float* tile) {
+    size_t i, offset, at, length;
+    for (i = 0; (length = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
+        if (length == AMPI_LANES && ampi_dtype(t) == AMP_F32)
+            memcpy((float*)y + offset, tile + at, AMPI_LANES * sizeof(float));
+        else
+            ampi_store_f32(y, t, offset, tile + at, length);
+}
+
+/* Sums by lanes become one sum per channel, held by every lane of the channel. */
+AMPI_FN void ampi_bn_combine(const ampi_bn_plan* p, double* acc) {
+    size_t l;
+    double total = ampi_lane_total(acc);
+    for (l = 0; p->spatial > 1 && l < AMPI_LANES; l++) acc[l] = total;
+}
+/* What lane l reads of a per-channel array, or `missing` beyond the last channel. */
+AMPI_FN float ampi_bn_lane(const ampi_bn_plan* p, const void* data, amp_dtype t, size_t group, size_t l, float missing) {
+    size_t c = group * p->per_group + (p->spatial == 1 ? l : 0);
+    return c < p->channels ? ampi_load_one(data, t, c, missing) : missing;
+}
+/* How many lanes hold a channel's own value. */
+AMPI_FN size_t ampi_bn_width(const ampi_bn_plan* p, size_t group) {
+    return ampi_min_size(p->channels - group * p->per_group, p->per_group);
+}
+
+/* One group's statistics: mean and 1/sqrt(variance + eps) by lanes. */
+typedef struct ampi_bn_stats { float mean[AMPI_LANES], invstd[AMPI_LANES]; } ampi_bn_stats;
+
+/* Two passes: the mean, then the mean square distance from it, which cannot cancel. */
+AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, double* mean,
+                             double* squares) {
+    float tile[AMPI_TILE];
+    size_t step, l, n;
+    memset(mean, 0, AMPI_LANES * sizeof(double));
+    memset(squares, 0, AMPI_LANES * sizeof(double));
+    for (step = 0; step < p->steps; step++) {
+        n = ampi_bn_load(p, x, xt, group, step, tile);
+        ampi_lane_sum(mean, tile, n);
+    }
+    ampi_bn_combine(p, mean);
+    for (l = 0; l < AMPI_LANES; l++) mean[l] /= (double)p->n * (double)p->spatial;
+    for (step = 0; step < p->steps; step++) {
+        n = ampi_bn_load(p, x, xt, group, step, tile);
+        ampi_lane_moment(squares, tile, mean, n);
+    }
+    ampi_bn_combine(p, squares);
+}
+
+/* (1 - momentum) * old + momentum * value. */
+AMPI_FN void ampi_bn_run(float* running, size_t c, float momentum, float value) {
+    if (running) running[c] = ampi_fma(AMPI_FMA_NATIVE, momentum, value, (1.0f - momentum) * running[c]);
+}
+
+AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, float* running_mean,
+                           float* running_var, float* save_mean, float* save_invstd, ampi_bn_stats* stats) {
+    double mean[AMPI_LANES], squares[AMPI_LANES], count = (double)p->n * (double)p->spatial;
+    size_t l, width = ampi_bn_width(p, group);
+    ampi_bn_measure(p, x, xt, group, mean, squares);
+    for (l = 0; l < AMPI_LANES; l++) {
+        stats->mean[l] = (float)mean[l];
+        stats->invstd[l] = (float)(1.0 / sqrt(squares[l] / count + (double)p->eps));
+    }
+    for (l = 0; l < width; l++) {
+        size_t c = group * p->per_group + l;
+        save_mean[c] = stats->mean[l];
+        save_invstd[c] = stats->invstd[l];
+        if (p->momentum == 0.0f) continue;
+        ampi_bn_run(running_mean, c, p->momentum, stats->mean[l]);
+        ampi_bn_run(running_var, c, p->momentum, (float)(squares[l] / (count - 1.0)));
+    }
+}
+
+AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* running_mean, const float* running_var,
+                              float* save_mean, float* save_invstd, ampi_bn_stats* stats) {
+    size_t l, width = ampi_bn_width(p, group);
+    for (l = 0; l < AMPI_LANES; l++) {
+        float variance = ampi_bn_lane(p, running_var, AMP_F32, group, l, 1.0f);
+        stats->mean[l] = ampi_bn_lane(p, running_mean, AMP_F32, group, l, 0.0f);
+        stats->invstd[l] = (float)(1.0 / sqrt((double)variance + (double)p->eps));
+    }
+    for (l = 0; l < width; l++) {
+        ampi_store_one(save_mean, AMP_F32, group * p->per_group + l, stats->mean[l], 0);
+        ampi_store_one(save_invstd, AMP_F32, group * p->per_group + l, stats->invstd[l], 0);
+    }
+}
+
+/* t = (t - mean) * invstd * gamma + beta by lanes. */
+AMPI_INLINE void ampi_bn_apply_body(int hw, float* t, const ampi_bn_stats* stats, const float* gamma, const float* beta,
+                                    size_t n) {
+    float m[AMPI_LANES], s[AMPI_LANES], g[AMPI_LANES], b[AMPI_LANES];
+    size_t i, l;
+    memcpy(m, stats->mean, sizeof m);
+    memcpy(s, stats->invstd, sizeof s);
+    memcpy(g, gamma, sizeof g);
+    memcpy(b, beta, sizeof b);
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) t[i + l] = ampi_fma(hw, (t[i + l] - m[l]) * s[l], g[l], b[l]);
+}
+AMPI_KERNEL(ampi_bn_apply, (float* t, const ampi_bn_stats* stats, const float* gamma, const float* beta, size_t n),
+            t, stats, gamma, beta, n)
+
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype x_dtype,
+                                          const void* gamma, const void* beta, amp_dtype param_dtype,
+                                          float* running_mean, float* running_var, float* save_mean, float* save_invstd,
+                                          void* y, amp_dtype y_dtype, const amp_exec* exec) {
+    const ampi_argument list[] = {
+        { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 }, { "gamma", gamma, param_dtype, 1 }, { "beta", beta, param_dtype, 1 },
+        { "running_mean", running_mean, AMP_F32, training != 0 }, { "running_var", running_var, AMP_F32, training != 0 },
+        { "save_mean", save_mean, AMP_F32, !training }, { "save_invstd", save_invstd, AMP_F32, !training } };
+    ampi_bn_plan p;
+    size_t n;
+    int64_t i;
+    amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+    if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)p.groups; i++) {
+        float tile[AMPI_TILE], g[AMPI_LANES], b[AMPI_LANES];
+        ampi_bn_stats stats;
+        size_t group = (size_t)i, step, l;
+        if (training) ampi_bn_train(&p, x, x_dtype, group, running_mean, running_var, save_mean, save_invstd, &stats);
+        else          ampi_bn_evaluate(&p, group, running_mean, running_var, save_mean, save_invstd, &stats);
+        for (l = 0; l < AMPI_LANES; l++) {
+            g[l] = ampi_bn_lane(&p, gamma, param_dtype, group, l, 1.0f);
+            b[l] = ampi_bn_lane(&p, beta, param_dtype, group, l, 0.0f);
+        }
+        for (step = 0; step < p.steps; step++) {
+            size_t length = ampi_bn_load(&p, x, x_dtype, group, step, tile);
+            ampi_bn_apply(tile, &stats, g, b, ampi_padded(length));
+            ampi_bn_store(&p, y, y_dtype, group, step, tile);
+        }
+    }
+    return AMP_OK;
+}
+
+/* The backward pass of a norm over M values, xhat = (x - mean) * invstd, g = dy * gamma:
+     dx = invstd * (g - sum(g)/M - xhat * sum(g*xhat)/M),  dgamma = sum(dy*xhat),  dbeta = sum(dy).
+   Here, by lanes: g = dy * scale, dx = (dy - a - (x - mean) * b) * k. */
+typedef struct ampi_bn_slope { float mean[AMPI_LANES], a[AMPI_LANES], b[AMPI_LANES], k[AMPI_LANES]; } ampi_bn_slope;
+
+AMPI_INLINE void ampi_bn_dx_body(int hw, float* AMPI_RESTRICT t, const float* AMPI_RESTRICT x,
+                                 const ampi_bn_slope* slope, size_t n) {
+    ampi_bn_slope q = *slope;
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++)
+            t[i + l] = ampi_fma(hw, q.mean[l] - x[i + l], q.b[l], t[i + l] - q.a[l]) * q.k[l];
+}
+AMPI_KERNEL(ampi_bn_dx, (float* t, const float* x, const ampi_bn_slope* slope, size_t n), t, x, slope, n)
+
+/* The two sums of one group, and with them dgamma, dbeta and the slope. */
+AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void* dy, amp_dtype dyt, const void* x,
+                                amp_dtype xt, const float* save_mean, const float* save_invstd, const void* gamma,
+                                amp_dtype pt, ampi_bn_slope* q, double* sum, double* dot) {
+    float tile[AMPI_TILE], x_tile[AMPI_TILE];
+    double count = (double)p->n * (double)p->spatial;
+    size_t step, l, n;
+    memset(sum, 0, AMPI_LANES * sizeof(double));
+    memset(dot, 0, AMPI_LANES * sizeof(double));
+    for (l = 0; l < AMPI_LANES; l++) q->mean[l] = ampi_bn_lane(p, save_mean, AMP_F32, group, l, 0.0f);
+    for (step = 0; step < p->steps; step++) {
+        n = ampi_bn_load(p, dy, dyt, group, step, tile);
+        ampi_bn_load(p, x, xt, group, step, x_tile);
+        ampi_lane_dot(sum, dot, tile, x_tile, q->mean, n);
+    }
+    ampi_bn_combine(p, sum);
+    ampi_bn_combine(p, dot);
+    for (l = 0; l < AMPI_LANES; l++) {
+        float invstd = ampi_bn_lane(p, save_invstd, AMP_F32, group, l, 1.0f);
+        dot[l] *= (double)invstd;
+        q->a[l] = (float)(sum[l] / count);
+        q->b[l] = (float)(dot[l] * (double)invstd / count);
+        q->k[l] = invstd * ampi_bn_lane(p, gamma, pt, group, l, 1.0f);
+    }
+}
+
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dy_dtype,
+                                           const void* x, amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
+                                           const float* save_mean, const float* save_invstd, void* dx,
+                                           amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype,
+                                           int accumulate, const amp_exec* exec) {
+    const ampi_argument list[] = {
+        { "dy", dy, dy_dtype, 0 }, { "x", x, x_dtype, 0 }, { "gamma", gamma, param_dtype, 1 }, { "dx", dx, dx_dtype, 1 },
+        { "save_mean", save_mean, AMP_F32, 0 }, { "save_invstd", save_invstd, AMP_F32, 0 },
+        { "dgamma", dgamma, dparam_dtype, 1 }, { "dbeta", dbeta, dparam_dtype, 1 } };
+    ampi_bn_plan p;
+    size_t n;
+    int64_t i;
+    amp_result r = ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+    if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)p.groups; i++) {
+        float tile[AMPI_TILE], x_tile[AMPI_TILE];
+        double sum[AMPI_LANES], dot[AMPI_LANES];
+        ampi_bn_slope slope;
+        size_t group = (size_t)i, step, l, width = ampi_bn_width(&p, group);
+        ampi_bn_slope_make(&p, group, dy, dy_dtype, x, x_dtype, save_mean, save_invstd, gamma, param_dtype, &slope, sum, dot);
+        for (step = 0; dx && step < p.steps; step++) {
+            size_t length = ampi_bn_load(&p, dy, dy_dtype, group, step, tile);
+            ampi_bn_load(&p, x, x_dtype, group, step, x_tile);
+            ampi_bn_dx(tile, x_tile, &slope, ampi_padded(length));
+            ampi_bn_store(&p, dx, dx_dtype, group, step, tile);
+        }
+        for (l = 0; l < width; l++) {
+            ampi_store_one(dgamma, dparam_dtype, group * p.per_group + l, (float)dot[l], accumulate);
+            ampi_store_one(dbeta, dparam_dtype, group * p.per_group + l, (float)sum[l], accumulate);
+        }
+    }
+    return AMP_OK;
+}
+
+/* --- layer norm -------------------------------------------------------------------------- */
+
+/* Mean and 1/sqrt(variance + eps) of one row, in two passes. */
+AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d, double eps, float* mean, float* invstd) {
+    float tile[AMPI_TILE];
+    double acc[AMPI_LANES], m[AMPI_LANES], value;
+    const float* v = NULL;
+    size_t i, l, n;
+    memset(acc, 0, sizeof acc);
+    for (i = 0; i < d; i += n) {
+        n = ampi_tile_size(d, i);
+        v = ampi_view(x, xt, start + i, n, tile);
+        ampi_lane_sum(acc, v, n);
+    }
+    value = ampi_lane_total(acc) / (double)d;
+    for (l = 0; l < AMPI_LANES; l++) m[l] = value;
+    memset(acc, 0, sizeof acc);
+    for (i = 0; i < d; i += n) {
+        n = ampi_tile_size(d, i);
+        if (d > AMPI_TILE) v = ampi_view(x, xt, start + i, n, tile);
+        ampi_lane_moment(acc, v, m, n);
+    }
+    *mean = (float)value;
+    *invstd = (float)(1.0 / sqrt(ampi_lane_total(acc) / (double)d + eps));
+}
+
+/* y = (x - mean) * invstd * gamma + beta along a row. */
+AMPI_INLINE void ampi_ln_apply_body(int hw, float* y, const float* x, const float* gamma, const float* beta, float mean,
+                                    float invstd, size_t n) {
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, (x[i + l] - mean) * invstd, gamma[i + l], beta[i + l]);
+        memcpy(y + i, v, sizeof v);
+    }
+}
+AMPI_KERNEL(ampi_ln_apply, (float* y, const float* x, const float* gamma, const float* beta, float mean, float invstd,
+                            size_t n), y, x, gamma, beta, mean, invstd, n)
+
+AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
+                                          amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd,
+                                          void* y, amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 }, { "gamma", gamma, param_dtype, 1 },
+                                  { "beta", beta, param_dtype, 1 } };
+    int64_t row;
+    amp_result r = AMPI_CHECK(exec, "layer norm", ampi_area(rows, d), list);
+    if (r != AMP_OK) return r;
+    if (rows < 1 || d < 1)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "layer norm: input %zux%zu needs sizes >= 1", rows, d);
+    eps = eps == 0.0f ? 1e-5f : eps;
+    if (!(eps > 0.0f))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g needs > 0", (double)eps);
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+    for (row = 0; row < (int64_t)rows; row++) {
+        float x_tile[AMPI_TILE], y_tile[AMPI_TILE], g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean, invstd;
+        size_t start = (size_t)row * d, i, n;
+        ampi_ln_measure(x, x_dtype, start, d, (double)eps, &mean, &invstd);
+        for (i = 0; i < d; i += n) {
+            float* v;
+            n = ampi_tile_size(d, i);
+            v = ampi_open(y, y_dtype, start + i, n, y_tile);
+            ampi_ln_apply(v, ampi_view(x, x_dtype, start + i, n, x_tile), ampi_view_or(gamma, param_dtype, i, n, g_tile, 1.0f),
+                          ampi_view_or(beta, param_dtype, i, n, b_tile, 0.0f), mean, invstd, ampi_padded(n));
+            ampi_close(y, y_dtype, start + i, n, v);
+        }
+        ampi_store_one(save_mean, AMP_F32, (size_t)row, mean, 0);
+        ampi_store_one(save_invstd, AMP_F32, (size_t)row, invstd, 0);
+    }
+    return AMP_OK;
+}
+
+/* t = t * gamma. */
+AMPI_INLINE void ampi_multiply_body(int hw, float* y, const float* x, const float* gamma, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = x[i + l] * gamma[i + l];
+        memcpy(y + i, v, sizeof v);
+    }
+}
+AMPI_KERNEL(ampi_multiply, (float* y, const float* x, const float* gamma, size_t n), y, x, gamma, n)
+
+/* dx = (dy * gamma - a - (x - mean) * b) * invstd along a row. */
+AMPI_INLINE void ampi_ln_dx_body(int hw, float* dx, const float* dy, const float* x, const float* gamma, float mean,
+                                 float a, float b, float invstd, size_t n) {
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++)
+            v[l] = ampi_fma(hw, mean - x[i + l], b, ampi_fma(hw, dy[i + l], gamma[i + l], -a)) * invstd;
+        memcpy(dx + i, v, sizeof v);
+    }
+}
+AMPI_KERNEL(ampi_ln_dx, (float* dx, const float* dy, const float* x, const float* gamma, float mean, float a, float b,
+                         float invstd, size_t n), dx, dy, x, gamma, mean, a, b, invstd, n)
+
+typedef struct ampi_ln_backward {
+    const void *dy, *x, *gamma;
+    const float *mean, *invstd;
+    amp_dtype dyt, xt, pt;
+    size_t rows, d;
+} ampi_ln_backward;
+
+AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* dx, amp_dtype dxt) {
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], mean[AMPI_LANES], invstd = q->invstd[row], a, b;
+    double sum[AMPI_LANES], dot[AMPI_LANES];
+    size_t start = row * q->d, i, n, l;
+    memset(sum, 0, sizeof sum);
+    memset(dot, 0, sizeof dot);
+    for (l = 0; l < AMPI_LANES; l++) mean[l] = q->mean[row];
+    for (i = 0; i < q->d; i += n) {
+        n = ampi_tile_size(q->d, i);
+        ampi_multiply(dy_tile, ampi_view(q->dy, q->dyt, start + i, n, dy_tile),
+                      ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f), ampi_padded(n));
+        ampi_lane_dot(sum, dot, dy_tile, ampi_view(q->x, q->xt, start + i, n, x_tile), mean, n);
+    }
+    a = (float)(ampi_lane_total(sum) / (double)q->d);
+    b = (float)(ampi_lane_total(dot) * ((double)invstd * (double)invstd) / (double)q->d);
+    for (i = 0; i < q->d; i += n) {
+        float* v;
+        n = ampi_tile_size(q->d, i);
+        v = ampi_open(dx, dxt, start + i, n, dy_tile);
+        ampi_ln_dx(v, ampi_view(q->dy, q->dyt, start + i, n, dy_tile), ampi_view(q->x, q->xt, start + i, n, x_tile),
+                   ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f), mean[0], a, b, invstd, ampi_padded(n));
+        ampi_close(dx, dxt, start + i, n, v);
+    }
+}
+
+/* db += dy, dg += dy * xhat over the columns of one row. */
+AMPI_INLINE void ampi_ln_columns_body(int hw, double* AMPI_RESTRICT dg, double* AMPI_RESTRICT db,
+                                      const float* AMPI_RESTRICT dy, const float* AMPI_RESTRICT x, float mean,
+                                      float invstd, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) {
+            float xhat = (x[i + l] - mean) * invstd;
+            db[i + l] += (double)dy[i + l];
+            dg[i + l] += (double)dy[i + l] * (double)xhat;
+        }
+}
+AMPI_KERNEL(ampi_ln_columns, (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n),
+            dg, db, dy, x, mean, invstd, n)
+
+enum { AMPI_LN_COLUMNS = 128 };
+
+/* dgamma and dbeta of columns [start, start + n): down the rows, in their order. */
+AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, void* dgamma, void* dbeta, amp_dtype dpt,
+                                     int accumulate) {
+    double dg[AMPI_LN_COLUMNS], db[AMPI_LN_COLUMNS];
+    float dy_tile[AMPI_LN_COLUMNS], x_tile[AMPI_LN_COLUMNS];
+    size_t n = ampi_min_size(q->d - start, AMPI_LN_COLUMNS), row, i;
+    memset(dg, 0, sizeof dg);
+    memset(db, 0, sizeof db);
+    for (row = 0; row < q->rows; row++)
+        ampi_ln_columns(dg, db, ampi_view(q->dy, q->dyt, row * q->d + start, n, dy_tile),
+                        ampi_view(q->x, q->xt, row * q->d + start, n, x_tile), q->mean[row], q->invstd[row], ampi_padded(n));
+    for (i = 0; i < n; i++) {
+        ampi_store_one(dgamma, dpt, start + i, (float)dg[i], accumulate);
+        ampi_store_one(dbeta, dpt, start + i, (float)db[i], accumulate);
+    }
+}
+
+AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
+                                           const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma,
+                                           void* dbeta, amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
+                                           const amp_exec* exec) {
+    const ampi_argument list[] = {
+        { "dy", dy, dy_dtype, 0 }, { "x", x, x_dtype, 0 }, { "gamma", gamma, param_dtype, 1 }, { "dx", dx, dx_dtype, 1 },
+        { "save_mean", save_mean, AMP_F32, 0 }, { "save_invstd", save_invstd, AMP_F32, 0 },
+        { "dgamma", dgamma, dparam_dtype, 1 }, { "dbeta", dbeta, dparam_dtype, 1 } };
+    ampi_ln_backward q;
+    int64_t i, blocks = (int64_t)((d + AMPI_LN_COLUMNS - 1) / AMPI_LN_COLUMNS);
+    amp_result r = AMPI_CHECK(exec, "layer norm backward", ampi_area(rows, d), list);
+    if (r != AMP_OK) return r;
+    if (rows < 1 || d < 1)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "layer norm backward: %zux%zu needs sizes >= 1", rows, d);
+    q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
+    q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
+    if (dgamma || dbeta) {
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+        for (i = 0; i < blocks; i++)
+            ampi_ln_params_backward(&q, (size_t)i * AMPI_LN_COLUMNS, dgamma, dbeta, dparam_dtype, accumulate);
+    }
+    if (!dx) return AMP_OK;
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)rows; i++) ampi_ln_row_backward(&q, (size_t)i, dx, dx_dtype);
+    return AMP_OK;
+}
+
+/* --- activations ------------------------------------------------------------------------- */
+
+/* sqrt(2/pi) * (x + 0.044715 x^3) * 2: GELU_TANH is x * sigmoid of this, as (1 + tanh(u)) / 2 = sigmoid(2u). */
+#define AMPI_GELU_C0 1.59576912f     /* 2 * sqrt(2/pi) */
+#define AMPI_GELU_C1 0.0713548163f   /* C0 * 0.044715  */
+
+AMPI_INLINE float ampi_relu(float x) {
+    uint32_t u = ampi_bits(x), keep = ampi_mask(u < 0x80000000u) | ampi_nan_mask(x);
+    return ampi_float(u & keep);
+}
+AMPI_INLINE float ampi_activate(int hw, amp_activation f, float x) {
+    float density;
+    switch (f) {
+        case AMP_GELU: return x * ampi_normal_cdf(hw, x, &density);
+        case AMP_GELU_TANH: return x * ampi_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
+        case AMP_TANH: return ampi_tanh(hw, x);
+        case AMP_SIGMOID: return ampi_sigmoid(hw, x);
+        default: return ampi_relu(x);
+    }
+}
+
+/* Derivatives; s is the saved output (RELU, TANH, SIGMOID) or input (the GELUs). Beyond |x| = 16 a GELU's is
+   0 or 1 in float, and clamping there keeps x^2 * 0 from becoming a NaN. */
+AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
+    float density, cdf = ampi_normal_cdf(hw, x, &density);
+    return ampi_fma(hw, ampi_clamp(x, 16.0f) * 0.398942280f, density, cdf);
+}
+AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
+    float c = ampi_clamp(x, 16.0f), square = c * c;
+    float z = c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0), slope;
+    float tail = ampi_sigmoid(hw, -ampi_abs(z));    /* the smaller of s and 1-s, so that s*(1-s) is accurate */
+    slope = ampi_fma(hw, 3.0f * AMPI_GELU_C1, square, AMPI_GELU_C0);
+    return ampi_fma(hw, c * (tail * (1.0f - tail)), slope, ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
+}
+AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy, float s) {
+    uint32_t u = ampi_bits(s), pass;
+    switch (f) {
+        case AMP_GELU: return dy * ampi_gelu_slope(hw, s);
+        case AMP_GELU_TANH: return dy * ampi_gelu_tanh_slope(hw, s);
+        case AMP_TANH: return dy * ampi_fma(hw, -s, s, 1.0f);
+        case AMP_SIGMOID: return dy * (s * (1.0f - s));
+        default:
+            pass = ampi_mask(u - 1u < 0x7fffffffu) | ampi_nan_mask(s);
+            return ampi_float(ampi_bits(dy) & pass);
+    }
+}
+
+/* y may be x. f is a constant in each copy of the loop. */
+AMPI_INLINE void ampi_activation_loop(int hw, amp_activation f, float* y, const float* x, size_t n) {
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_activate(hw, f, x[i + l]);
+        memcpy(y + i, v, sizeof v);
+    }
+}
+AMPI_INLINE void ampi_activation_body(int hw, amp_activation f, float* y, const float* x, size_t n) {
+    switch (f) {
+        case AMP_GELU: ampi_activation_loop(hw, AMP_GELU, y, x, n); break;
+        case AMP_GELU_TANH: ampi_activation_loop(hw, AMP_GELU_TANH, y, x, n); break;
+        case AMP_TANH: ampi_activation_loop(hw, AMP_TANH, y, x, n); break;
+        case AMP_SIGMOID: ampi_activation_loop(hw, AMP_SIGMOID, y, x, n); break;
+        default: ampi_activation_loop(hw, AMP_RELU, y, x, n); break;
+    }
+}
+AMPI_KERNEL(ampi_activation, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
+
+AMPI_INLINE void ampi_activation_slope_loop(int hw, amp_activation f, float* dx, const float* dy, const float* s, size_t n) {
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_activate_slope(hw, f, dy[i + l], s[i + l]);
+        memcpy(dx + i, v, sizeof v);
+    }
+}
+AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx, const float* dy, const float* s, size_t n) {
+    switch (f) {
+        case AMP_GELU: ampi_activation_slope_loop(hw, AMP_GELU, dx, dy, s, n); break;
+        case AMP_GELU_TANH: ampi_activation_slope_loop(hw, AMP_GELU_TANH, dx, dy, s, n); break;
+        case AMP_TANH: ampi_activation_slope_loop(hw, AMP_TANH, dx, dy, s, n); break;
+        case AMP_SIGMOID: ampi_activation_slope_loop(hw, AMP_SIGMOID, dx, dy, s, n); break;
+        default: ampi_activation_slope_loop(hw, AMP_RELU, dx, dy, s, n); break;
+    }
+}
+AMPI_KERNEL(ampi_activation_slope, (amp_activation f, float* dx, const float* dy, const float* s, size_t n), f, dx, dy, s, n)
+
+AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
+    if ((int)f >= (int)AMP_RELU && (int)f <= (int)AMP_SIGMOID) return AMP_OK;
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "activation: %d is not an amp_activation", (int)f);
+}
+
+AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
+                                          size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    int64_t i;
+    amp_result r = ampi_check_activation(exec, f);
+    if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < ampi_tiles(n); i++) {
+        float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
+        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
+        float* v = ampi_open(y, y_dtype, start, count, y_tile);
+        ampi_activation(f, v, ampi_view(x, x_dtype, start, count, x_tile), ampi_padded(count));
+        ampi_close(y, y_dtype, start, count, v);
+    }
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype, const void* saved,
+                                           amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype, size_t n,
+                                           const amp_exec* exec) {
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "saved", saved, saved_dtype, 0 }, { "dx", dx, dx_dtype, 1 } };
+    int64_t i;
+    amp_result r = ampi_check_activation(exec, f);
+    if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < ampi_tiles(n); i++) {
+        float dy_tile[AMPI_TILE], s_tile[AMPI_TILE];
+        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
+        float* v = ampi_open(dx, dx_dtype, start, count, dy_tile);
+        ampi_activation_slope(f, v, ampi_view(dy, dy_dtype, start, count, dy_tile),
+                              ampi_view(saved, saved_dtype, start, count, s_tile), ampi_padded(count));
+        ampi_close(dx, dx_dtype, start, count, v);
+    }
+    return AMP_OK;
+}
+
+/* --- softmax ----------------------------------------------------------------------------- */
+
+/* The larger of `max` and the elements of x; NaNs are passed over (they come back through exp). */
+AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, size_t n) {
+    float m[AMPI_LANES];
+    size_t i, l, half;
+    (void)hw;
+    for (l = 0; l < AMPI_LANES; l++) m[l] = *max;
+    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) m[l] = x[i + l] > m[l] ? x[i + l] : m[l];
+    for (l = 0; i + l < n; l++) m[l] = x[i + l] > m[l] ? x[i + l] : m[l];
+    for (half = AMPI_LANES / 2; half > 0; half /= 2)
+        for (l = 0; l < half; l++) m[l] = m[l + half] > m[l] ? m[l + half] : m[l];
+    *max = m[0];
+}
+AMPI_KERNEL(ampi_row_max, (float* max, const float* x, size_t n), max, x, n)
+
+/* y = exp(x - max); y may be x. */
+AMPI_INLINE void ampi_row_exp_body(int hw, float* y, const float* x, float max, size_t n) {
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_exp(hw, x[i + l] - max);
+        memcpy(y + i, v, sizeof v);
+    }
+}
+AMPI_KERNEL(ampi_row_exp, (float* y, const float* x, float max, size_t n), y, x, max, n)
+
+/* y = x * a - b with one rounding, times c. */
+AMPI_INLINE void ampi_row_affine_body(int hw, float* y, const float* x, float a, float b, float c, size_t n) {
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, x[i + l], a, -b) * c;
+        memcpy(y + i, v, sizeof v);
+    }
+}
+AMPI_KERNEL(ampi_row_affine, (float* y, const float* x, float a, float b, float c, size_t n), y, x, a, b, c, n)
+
+AMPI_FN float ampi_row_max_of(const void* x, amp_dtype t, size_t start, size_t d, float* tile) {
+    float max = ampi_float(0xff800000u);
+    size_t i, n;
+    for (i = 0; i < d; i += n) {
+        n = ampi_tile_size(d, i);
+        ampi_row_max(&max, ampi_view(x, t, start + i, n, tile), n);
+    }
+    return max;
+}
+/* Leaves exp(x - max) of the last tile in `tile`, and returns the sum over the row. */
+AMPI_FN float ampi_row_exp_sum(const void* x, amp_dtype t, size_t start, size_t d, float max, float* tile) {
+    double acc[AMPI_LANES];
+    size_t i, n;
+    memset(acc, 0, sizeof acc);
+    for (i = 0; i < d; i += n) {
+        n = ampi_tile_size(d, i);
+        ampi_row_exp(tile, ampi_view(x, t, start + i, n, tile), max, ampi_padded(n));
+        ampi_lane_sum(acc, tile, n);
+    }
+    return (float)ampi_lane_total(acc);
+}
+
+AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t rows, size_t d,
+                                       const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    int64_t row;
+    amp_result r = AMPI_CHECK(exec, "softmax", ampi_area(rows, d), list);
+    if (r != AMP_OK) return r;
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+    for (row = 0; row < (int64_t)rows; row++) {
+        float tile[AMPI_TILE];
+        size_t start = (size_t)row * d, i, n;
+        float max = ampi_row_max_of(x, x_dtype, start, d, tile);
+        float inverse = 1.0f / ampi_row_exp_sum(x, x_dtype, start, d, max, tile);
+        for (i = 0; i < d; i += n) {
+            float* v;
+            n = ampi_tile_size(d, i);
+            v = ampi_open(y, y_dtype, start + i, n, tile);
+            if (d > AMPI_TILE) ampi_row_exp(tile, ampi_view(x, x_dtype, start + i, n, tile), max, ampi_padded(n));
+            ampi_row_affine(v, tile, inverse, 0.0f, 1.0f, ampi_padded(n));
+            ampi_close(y, y_dtype, start + i, n, v);
+        }
+    }
+    return AMP_OK;
+}
+
+/* dx = y * (dy - sum(dy * y)). */
+AMPI_INLINE void ampi_softmax_dx_body(int hw, float* dx, const float* dy, const float* y, float sum, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = y[i + l] * (dy[i + l] - sum);
+        memcpy(dx + i, v, sizeof v);
+    }
+}
+AMPI_KERNEL(ampi_softmax_dx, (float* dx, const float* dy, const float* y, float sum, size_t n), dx, dy, y, sum, n)
+
+AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y, amp_dtype y_dtype, void* dx,
+                                        amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec) {
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "y", y, y_dtype, 0 }, { "dx", dx, dx_dtype, 1 } };
+    int64_t row;
+    amp_result r = AMPI_CHECK(exec, "softmax backward", ampi_area(rows, d), list);
+    if (r != AMP_OK || !dx) return r;
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+    for (row = 0; row < (int64_t)rows; row++) {
+        float g_tile[AMPI_TILE], y_tile[AMPI_TILE], zero[AMPI_LANES], sum;
+        double unused[AMPI_LANES], dot[AMPI_LANES];
+        size_t start = (size_t)row * d, i, n;
+        memset(zero, 0, sizeof zero);
+        memset(unused, 0, sizeof unused);
+        memset(dot, 0, sizeof dot);
+        for (i = 0; i < d; i += n) {
+            n = ampi_tile_size(d, i);
+            ampi_lane_dot(unused, dot, ampi_view(dy, dy_dtype, start + i, n, g_tile),
+                          ampi_view(y, y_dtype, start + i, n, y_tile), zero, n);
+        }
+        sum = (float)ampi_lane_total(dot);
+        for (i = 0; i < d; i += n) {
+            float* v;
+            n = ampi_tile_size(d, i);
+            v = ampi_open(dx, dx_dtype, start + i, n, g_tile);
+            ampi_softmax_dx(v, ampi_view(dy, dy_dtype, start + i, n, g_tile), ampi_view(y, y_dtype, start + i, n, y_tile),
+                            sum, ampi_padded(n));
+            ampi_close(dx, dx_dtype, start + i, n, v);
+        }
+    }
+    return AMP_OK;
+}
+
+/* --- dropout, sum, concat ---------------------------------------------------------------- */
+
+/* Random words of positions [4*counter, 4*counter + 4*LANES): one Philox block per lane, as ampi_philox; behind the
+   last counter, 2^62 - 1, comes 0. The rounds are written out so that the lanes stay in registers. */
+#define AMPI_PHILOX_ROUND(r)                                                                        \
+    for (l = 0; l < AMPI_LANES; l++) {                                                              \
+        uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;              \
+        x0[l] = (uint32_t)(b >> 32) ^ x1[l] ^ (k0 + (r) * 0x9E3779B9u);                             \
+        x1[l] = (uint32_t)b;                                                                        \
+        x2[l] = (uint32_t)(a >> 32) ^ x3[l] ^ (k1 + (r) * 0xBB67AE85u);                             \
+        x3[l] = (uint32_t)a;                                                                        \
+    }
+AMPI_INLINE void ampi_philox_lanes(uint64_t seed, uint64_t counter, uint32_t* out) {
+    uint32_t x0[AMPI_LANES], x1[AMPI_LANES], x2[AMPI_LANES], x3[AMPI_LANES];
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    size_t l;
+    for (l = 0; l < AMPI_LANES; l++) {
+        x0[l] = (uint32_t)(counter + l);
+        x1[l] = (uint32_t)((counter + l) >> 32) & 0x3fffffffu;
+        x2[l] = x3[l] = 0;
+    }
+    AMPI_PHILOX_ROUND(0u) AMPI_PHILOX_ROUND(1u) AMPI_PHILOX_ROUND(2u) AMPI_PHILOX_ROUND(3u) AMPI_PHILOX_ROUND(4u)
+    AMPI_PHILOX_ROUND(5u) AMPI_PHILOX_ROUND(6u) AMPI_PHILOX_ROUND(7u) AMPI_PHILOX_ROUND(8u) AMPI_PHILOX_ROUND(9u)
+    for (l = 0; l < AMPI_LANES; l++) {
+        out[4 * l] = x0[l]; out[4 * l + 1] = x1[l]; out[4 * l + 2] = x2[l]; out[4 * l + 3] = x3[l];
+    }
+}
+/* bits[i] = amp_random_bits(seed, index + i) for n positions, n a multiple of 64 and index of 4. */
+AMPI_INLINE void ampi_random_fill_body(int hw, uint32_t* bits, uint64_t seed, uint64_t index, size_t n) {
+    size_t i;
+    (void)hw;
+    for (i = 0; i < n; i += 4 * AMPI_LANES) ampi_philox_lanes(seed, (index + i) >> 2, bits + i);
+}
+AMPI_KERNEL(ampi_random_fill, (uint32_t* bits, uint64_t seed, uint64_t index, size_t n), bits, seed, index, n)
+
+/* y = 0 where the random number is below p, else x * scale. y may be x. */
+AMPI_INLINE void ampi_drop_body(int hw, float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) {
+            float u = (float)(int32_t)(bits[i + l] >> 8) * (1.0f / 16777216.0f);
+            v[l] = ampi_float(ampi_bits(x[i + l] * scale) & ~ampi_mask(u < p));
+        }
+        memcpy(y + i, v, sizeof v);
+    }
+}
+AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n),
+            y, x, bits, p, scale, n)
+
+AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
+                               uint64_t seed, uint64_t offset, const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    int64_t i;
+    amp_result r = AMPI_CHECK(exec, "dropout", n, list);
+    if (r != AMP_OK) return r;
+    if (!(p >= 0.0f && p < 1.0f))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "dropout: probability %g is outside [0,1)", (double)p);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < ampi_tiles(n); i++) {
+        float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
+        uint32_t bits[AMPI_TILE + 4 * AMPI_LANES];
+        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start), skip = (size_t)((offset + start) & 3u);
+        size_t wanted = (skip + ampi_padded(count) + 4 * AMPI_LANES - 1) / (4 * AMPI_LANES) * (4 * AMPI_LANES);
+        float* v = ampi_open(y, y_dtype, start, count, y_tile);
+        ampi_random_fill(bits, seed, offset + start - skip, wanted);
+        ampi_drop(v, ampi_view(x, x_dtype, start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p), ampi_padded(count));
+        ampi_close(y, y_dtype, start, count, v);
+    }
+    return AMP_OK;
+}
+
+/* y = a + b; y may be a or b. */
+AMPI_INLINE void ampi_sum_body(int hw, float* y, const float* a, const float* b, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = a[i + l] + b[i + l];
+        memcpy(y + i, v, sizeof v);
+    }
+}
+AMPI_KERNEL(ampi_sum, (float* y, const float* a, const float* b, size_t n), y, a, b, n)
+
+/* One tile of y[y_start...] = a[a_start...] + b[b_start...]. */
+AMPI_FN void ampi_sum_tile(const void* a, amp_dtype at, size_t a_start, const void* b, amp_dtype bt, size_t b_start,
+                           void* y, amp_dtype yt, size_t y_start, size_t n) {
+    float a_tile[AMPI_TILE], b_tile[AMPI_TILE];
+    float* v = ampi_open(y, yt, y_start, n, a_tile);
+    ampi_sum(v, ampi_view(a, at, a_start, n, a_tile), ampi_view(b, bt, b_start, n, b_tile), ampi_padded(n));
+    ampi_close(y, yt, y_start, n, v);
+}
+
+AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
+                           size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = { { "a", a, a_dtype, 0 }, { "b", b, b_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    int64_t i;
+    amp_result r = AMPI_CHECK(exec, "add", n, list);
+    if (r != AMP_OK) return r;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < ampi_tiles(n); i++) {
+        size_t start = (size_t)i * AMPI_TILE;
+        ampi_sum_tile(a, a_dtype, start, b, b_dtype, start, y, y_dtype, start, ampi_tile_size(n, start));
+    }
+    return AMP_OK;
+}
+
+/* dst[to...] = src[from...], n elements; equal types are copied as they are. */
+AMPI_FN void ampi_copy_elements(void* dst, amp_dtype dt, size_t to, const void* src, amp_dtype st, size_t from, size_t n) {
+    float tile[AMPI_TILE];
+    size_t size = amp_dtype_size(dt), i, count;
+    if (ampi_dtype(dt) == ampi_dtype(st)) {
+        memcpy((char*)dst + to * size, (const char*)src + from * size, n * size);
+        return;
+    }
+    for (i = 0; i < n; i += count) {
+        count = ampi_tile_size(n, i);
+        ampi_load_f32(tile, src, st, from + i, count);
+        ampi_store_f32(dst, dt, to + i, tile, count);
+    }
+}
+
+AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total, size_t column) {
+    if (d <= d_total && column <= d_total - d) return AMP_OK;
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: columns %zu..%zu+%zu do not fit in %zu", op, column,
+                     column, d, d_total);
+}
+
+AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype, size_t d_total,
+                              size_t column, size_t rows, const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, x_dtype, d == 0 }, { "y", y, y_dtype, d == 0 } };
+    int64_t i;
+    amp_result r = AMPI_CHECK(exec, "concat", ampi_area(rows, d_total), list);
+    if (r != AMP_OK || (r = ampi_check_columns(exec, "concat", d, d_total, column)) != AMP_OK || d == 0) return r;
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)rows; i++)
+        ampi_copy_elements(y, y_dtype, (size_t)i * d_total + column, x, x_dtype, (size_t)i * d, d);
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column, void* x, amp_dtype x_dtype,
+                             size_t d, size_t rows, int accumulate, const amp_exec* exec) {
+    const ampi_argument list[] = { { "y", y, y_dtype, d == 0 }, { "x", x, x_dtype, d == 0 } };
+    int64_t row;
+    amp_result r = AMPI_CHECK(exec, "uncat", ampi_area(rows, d_total), list);
+    if (r != AMP_OK || (r = ampi_check_columns(exec, "uncat", d, d_total, column)) != AMP_OK || d == 0) return r;
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+    for (row = 0; row < (int64_t)rows; row++) {
+        size_t from = (size_t)row * d_total + column, to = (size_t)row * d, i;
+        if (!accumulate) ampi_copy_elements(x, x_dtype, to, y, y_dtype, from, d);
+        for (i = 0; accumulate && i < d; i += AMPI_TILE)
+            ampi_sum_tile(x, x_dtype, to + i, y, y_dtype, from + i, x, x_dtype, to + i, ampi_tile_size(d, i));
+    }
+    return AMP_OK;
+}
+
+/* --- losses ------------------------------------------------------------------------------ */
+
+/* (*loss_scale) * weight / n, the factor of every loss gradient. */
+AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, size_t n) {
+    double scale = loss_scale ? (double)*loss_scale : 1.0;
+    return (float)(scale * (double)weight / (double)n);
+}
+
+AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing, size_t n, size_t classes) {
+    const amp_logger* log = ampi_exec_logger(exec);
+    size_t i;
+    if (n < 1 || classes < 1 || classes > INT32_MAX)
+        return ampi_fail(log, AMP_ERR_SHAPE, "softmax cross-entropy: %zu rows of %zu classes need sizes of 1 to 2^31-1", n,
+                         classes);
+    if (!(smoothing >= 0.0f && smoothing < 1.0f))
+        return ampi_fail(log, AMP_ERR_DESC, "softmax cross-entropy: smoothing %g is outside [0,1)", (double)smoothing);
+    if (!labels) return ampi_fail(log, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
+    for (i = 0; i < n; i++)
+        if (labels[i] < 0 || (size_t)labels[i] >= classes)
+            return ampi_fail(log, AMP_ERR_ARGUMENT, "softmax cross-entropy: label %ld at row %zu is outside 0..%zu",
+                             (long)labels[i], i, classes - 1);
+    return AMP_OK;
+}
+
+/* *v = log(*v). */
+AMPI_INLINE void ampi_log_one_body(int hw, float* v) { *v = ampi_log(hw, *v); }
+AMPI_KERNEL(ampi_log_one, (float* v), v)
+
+/* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
+AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, size_t k, size_t label, float smoothing) {
+    float tile[AMPI_TILE], max = ampi_row_max_of(x, t, start, k, tile), loss, z;
+    loss = ampi_row_exp_sum(x, t, start, k, max, tile);
+    ampi_log_one(&loss);
+    ampi_load_f32(&z, x, t, start + label, 1);
+    loss = ampi_fma(AMPI_FMA_NATIVE, smoothing - 1.0f, z - max, loss);
+    if (smoothing > 0.0f) {
+        double acc[AMPI_LANES];
+        size_t i, n;
+        memset(acc, 0, sizeof acc);
+        for (i = 0; i < k; i += n) {
+            n = ampi_tile_size(k, i);
+            ampi_lane_sum(acc, ampi_view(x, t, start + i, n, tile), n);
+        }
+        z = (float)(ampi_lane_total(acc) / (double)k - (double)max);
+        loss = ampi_fma(AMPI_FMA_NATIVE, -smoothing, z, loss);
+    }
+    return loss;
+}
+
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
+                                                     float smoothing, float* loss, size_t n, size_t classes,
+                                                     const amp_exec* exec) {
+    const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 }, { "loss", loss, AMP_F32, 0 } };
+    double parts[AMPI_PARTS];
+    int64_t i;
+    amp_result r = ampi_check_labels(exec, labels, smoothing, n, classes);
+    if (r != AMP_OK || (r = AMPI_CHECK(exec, "softmax cross-entropy", ampi_area(n, classes), list)) != AMP_OK) return r;
+    AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < AMPI_PARTS; i++) {
+        double sum = 0.0;
+        size_t row, end = ampi_part_start(n, i + 1);
+        for (row = ampi_part_start(n, i); row < end; row++)
+            sum += (double)ampi_cross_entropy_row(logits, logits_dtype, row * classes, classes, (size_t)labels[row], smoothing);
+        parts[i] = sum;
+    }
+    *loss = (float)(ampi_parts_total(parts) / (double)n);
+    return AMP_OK;
+}
+
+/* dlogits = (softmax - target) * factor for one row. */
+AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
+                                             float smoothing, float factor, void* dx, amp_dtype dxt) {
+    float tile[AMPI_TILE], max = ampi_row_max_of(x, t, start, k, tile);
+    float inverse = 1.0f / ampi_row_exp_sum(x, t, start, k, max, tile), base = smoothing / (float)k, hit = 0.0f;
+    size_t i, n;
+    for (i = 0; i < k; i += n) {
+        int here;
+        n = ampi_tile_size(k, i);
+        here = label >= i && label < i + n;
+        if (k > AMPI_TILE) ampi_row_exp(tile, ampi_view(x, t, start + i, n, tile), max, ampi_padded(n));
+        if (here) hit = tile[label - i];
+        ampi_row_affine(tile, tile, inverse, base, factor, ampi_padded(n));
+        if (here) tile[label - i] = ampi_fma(AMPI_FMA_NATIVE, hit, inverse, -((1.0f - smoothing) + base)) * factor;
+        ampi_store_f32(dx, dxt, start + i, tile, n);
+    }
+}
+
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
+                                                      float smoothing, const float* loss_scale, float weight,
+                                                      void* dlogits, amp_dtype dlogits_dtype, size_t n, size_t classes,
+                                                      const amp_exec* exec) {
+    const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 }, { "dlogits", dlogits, dlogits_dtype, 1 } };
+    float factor;
+    int64_t i;
+    amp_result r = ampi_check_labels(exec, labels, smoothing, n, classes);
+    if (r != AMP_OK || (r = AMPI_CHECK(exec, "softmax cross-entropy backward", ampi_area(n, classes), list)) != AMP_OK) return r;
+    if (!dlogits) return AMP_OK;
+    factor = ampi_loss_factor(loss_scale, weight, n);
+    AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)n; i++)
+        ampi_cross_entropy_row_backward(logits, logits_dtype, (size_t)i * classes, classes, (size_t)labels[i], smoothing,
+                                        factor, dlogits, dlogits_dtype);
+    return AMP_OK;
+}
+
+/* The two losses that are a mean over single elements: the terms of each, and the slopes. */
+typedef enum ampi_loss { AMPI_MSE, AMPI_BCE } ampi_loss;
+
+/* max(x,0) - x*t + log(1 + exp(-|x|)). */
+AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
+    return ampi_fma(hw, -x, target, ampi_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
+}
+/* v = terms whose sum is the loss: x - target (to be squared in double), or the cross-entropy. */
+AMPI_INLINE void ampi_loss_terms_body(int hw, ampi_loss kind, float* v, const float* x, const float* target, size_t n) {
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float w[AMPI_LANES];
+        if (kind == AMPI_MSE) for (l = 0; l < AMPI_LANES; l++) w[l] = x[i + l] - target[i + l];
+        else                  for (l = 0; l < AMPI_LANES; l++) w[l] = ampi_bce_term(hw, x[i + l], target[i + l]);
+        memcpy(v + i, w, sizeof w);
+    }
+}
+AMPI_KERNEL(ampi_loss_terms, (ampi_loss kind, float* v, const float* x, const float* target, size_t n), kind, v, x, target, n)
+
+/* v = (x - target) * factor, or (sigmoid(x) - target) * factor. */
+AMPI_INLINE void ampi_loss_slope_body(int hw, ampi_loss kind, float* v, const float* x, const float* target, float factor,
+                                      size_t n) {
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float w[AMPI_LANES];
+        if (kind == AMPI_MSE) for (l = 0; l < AMPI_LANES; l++) w[l] = (x[i + l] - target[i + l]) * factor;
+        else for (l = 0; l < AMPI_LANES; l++) w[l] = (ampi_sigmoid(hw, x[i + l]) - target[i + l]) * factor;
+        memcpy(v + i, w, sizeof w);
+    }
+}
+AMPI_KERNEL(ampi_loss_slope, (ampi_loss kind, float* v, const float* x, const float* target, float factor, size_t n),
+            kind, v, x, target, factor, n)
+
+AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
+                                     amp_dtype tt, float* loss, size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, xt, 0 }, { "target", target, tt, 0 }, { "loss", loss, AMP_F32, 0 } };
+    double parts[AMPI_PARTS], zero[AMPI_LANES];
+    size_t tiles = (size_t)ampi_tiles(n);
+    int64_t part;
+    amp_result r = AMPI_CHECK(exec, op, n, list);
+    if (r != AMP_OK) return r;
+    if (n == 0) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
+    memset(zero, 0, sizeof zero);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (part = 0; part < AMPI_PARTS; part++) {
+        float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
+        double acc[AMPI_LANES];
+        size_t i, end = ampi_part_start(tiles, part + 1);
+        memset(acc, 0, sizeof acc);
+        for (i = ampi_part_start(tiles, part); i < end; i++) {
+            size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
+            ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile), ampi_view(target, tt, start, count, t_tile),
+                            ampi_padded(count));
+            if (kind == AMPI_MSE) ampi_lane_moment(acc, tile, zero, count);
+            else                  ampi_lane_sum(acc, tile, count);
+        }
+        parts[part] = ampi_lane_total(acc);
+    }
+    *loss = (float)(ampi_parts_total(parts) / (double)n);
+    return AMP_OK;
+}
+
+AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
+                                      amp_dtype tt, float factor, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, xt, 0 }, { "target", target, tt, 0 }, { "dx", dx, dxt, 1 } };
+    int64_t i;
+    amp_result r = AMPI_CHECK(exec, op, n, list);
+    if (r != AMP_OK) return r;
+    if (n == 0) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
+    if (!dx) return AMP_OK;
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < ampi_tiles(n); i++) {
+        float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
+        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
+        float* v = ampi_open(dx, dxt, start, count, x_tile);
+        ampi_loss_slope(kind, v, ampi_view(x, xt, start, count, x_tile), ampi_view(target, tt, start, count, t_tile), factor,
+                        ampi_padded(count));
+        ampi_close(dx, dxt, start, count, v);
+    }
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
+                                   float* loss, size_t n, const amp_exec* exec) {
+    return ampi_loss_forward(AMPI_MSE, "mse", x, x_dtype, target, target_dtype, loss, n, exec);
+}
+AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
+                                    const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n,
+                                    const amp_exec* exec) {
+    return ampi_loss_backward(AMPI_MSE, "mse backward", x, x_dtype, target, target_dtype,
+                              2.0f * ampi_loss_factor(loss_scale, weight, n), dx, dx_dtype, n, exec);
+}
+AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
+                                               amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec) {
+    return ampi_loss_forward(AMPI_BCE, "bce with logits", x, x_dtype, target, target_dtype, loss, n, exec);
+}
+AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
+                                                amp_dtype target_dtype, const float* loss_scale, float weight,
+                                                void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
+    return ampi_loss_backward(AMPI_BCE, "bce with logits backward", x, x_dtype, target, target_dtype,
+                              ampi_loss_factor(loss_scale, weight, n), dx, dx_dtype, n, exec);
+}
+
+/* ======================================================================================== */
+/* >>impl-policy                                                                              */
+/* ======================================================================================== */
+
+AMP_DEF const char* amp_op_name(amp_op op) {
+    switch (op) {
+#define AMPI_X(name, text, o1, o2) case AMP_OP_##name: return text;
+        AMP_OP_LIST(AMPI_X)
+#undef AMPI_X
+        case AMP_OP_COUNT: case AMPI_OP_MAX: break;
+    }
+    return "?";
+}
+
+AMP_DEF int amp_op_from_name(const char* name, amp_op* op) {
+    int i;
+    for (i = 0; name && op && i < AMP_OP_COUNT; i++)
+        if (strcmp(name, amp_op_name((amp_op)i)) == 0) { *op = (amp_op)i; return 1; }
+    return 0;
+}
+
+AMP_DEF const char* amp_rule_name(amp_rule rule) {
+    switch (rule) {
+        case AMP_RULE_LOW: return "LOW";
+        case AMP_RULE_FP32: return "FP32";
+        case AMP_RULE_PROMOTE: return "PROMOTE";
+        case AMP_RULE_FOLLOW: return "FOLLOW";
+        case AMPI_RULE_MAX: break;
+    }
+    return "?";
+}
+
+AMP_DEF const char* amp_level_name(amp_level level) {
+    switch (level) {
+        case AMP_O0: return "O0";
+        case AMP_O1: return "O1";
+        case AMP_O2: return "O2";
+        case AMP_O3: return "O3";
+        case AMPI_LEVEL_MAX: break;
+    }
+    return "?";
+}
+
+AMP_DEF const char* amp_reason_name(amp_reason reason) {
+    switch (reason) {
+        case AMP_REASON_LEVEL: return "level list";
+        case AMP_REASON_WHITE: return "white list";
+        case AMP_REASON_BLACK: return "black list";
+        case AMP_REASON_RULE: return "set by hand";
+        case AMP_REASON_KEEP_BN: return "keep_batchnorm_fp32";
+        case AMP_REASON_REGION: return "region";
+        case AMP_REASON_PIN: return "pinned";
+        case AMPI_REASON_MAX: break;
+    }
+    return "?";
+}
+
+AMPI_FN int ampi_op_is_valid(amp_op op) { return (int)op >= 0 && (int)op < AMP_OP_COUNT; }
+AMPI_FN int ampi_op_is_loss(amp_op op) {
+    return op == AMP_OP_SOFTMAX_CROSS_ENTROPY || op == AMP_OP_MSE || op == AMP_OP_BCE_WITH_LOGITS;
+}
+/* These two only pass their input's type on: no rule of a list applies to them. */
+AMPI_FN int ampi_op_is_transparent(amp_op op) { return op == AMP_OP_INPUT || op == AMP_OP_FLATTEN; }
+
+AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_op op) {
+    static const amp_rule o1[] = {
+#define AMPI_X(name, text, o1_rule, o2_rule) AMP_RULE_##o1_rule,
+        AMP_OP_LIST(AMPI_X)
+#undef AMPI_X
+    };
+    static const amp_rule o2[] = {
+#define AMPI_X(name, text, o1_rule, o2_rule) AMP_RULE_##o2_rule,
+        AMP_OP_LIST(AMPI_X)
+#undef AMPI_X
+    };
+    if (ampi_op_is_transparent(op)) return AMP_RULE_FOLLOW;
+    if (level == AMP_O0 || ampi_op_is_loss(op)) return AMP_RULE_FP32;
+    if (level == AMP_O3) return AMP_RULE_LOW;
+    return level == AMP_O1 ? o1[op] : o2[op];
+}
+
+/* What the levels allow: O1 keeps the model in FP32 and casts per operator, so it has no cast model, no choice about
+   batch norm and no choice about masters (Apex refuses the same three); O0 has nothing to choose at all. */
+AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
+    const char* level = amp_level_name(d->level);
+    if ((int)d->level < AMP_O0 || (int)d->level > AMP_O3)
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: level %d does not exist (O0 to O3)", (int)d->level);
+    if (d->low_dtype != AMP_DTYPE_DEFAULT && d->low_dtype != AMP_F16 && d->low_dtype != AMP_BF16)
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
+    if ((int)d->style < AMP_STYLE_PYTORCH || (int)d->style > AMP_STYLE_MINDSPORE)
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: style %d does not exist", (int)d->style);
+    if (d->style != AMP_STYLE_PYTORCH && d->level != AMP_O1)
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: style belongs to O1; %s has one style only", level);
+    if (d->level <= AMP_O1 && d->cast_model == 1)
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: %s keeps the model in FP32, cast_model needs O2 or O3", level);
+    if (d->level <= AMP_O1 && d->keep_batchnorm_fp32 != 0)
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: keep_batchnorm_fp32 needs O2 or O3; %s does not cast the model", level);
+    if (d->level <= AMP_O1 && d->master_weights != 0)
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: master_weights needs O2 or O3; the weights of %s are FP32 already", level);
+    if (d->level >= AMP_O2 && d->cast_model == AMP_ZERO)
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: %s casts the model; for FP32 weights cast per operator take O1", level);
+    if (d->keep_batchnorm_fp32 < AMP_ZERO || d->keep_batchnorm_fp32 > 1 || d->master_weights < AMP_ZERO
+        || d->master_weights > 1 || d->cast_model < AMP_ZERO || d->cast_model > 1)
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: cast_model, keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO");
+    return AMP_OK;
+}
+
+AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
+    int i, j;
+    if (d->white_count < 0 || d->black_count < 0 || (d->white_count && !d->white) || (d->black_count && !d->black))
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: a list has a count but no entries, or a count below 0");
+    if (d->level == AMP_O0 && (d->white_count || d->black_count))
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: O0 runs everything in FP32, it takes no lists");
+    for (i = 0; i < d->white_count + d->black_count; i++) {
+        amp_op op = i < d->white_count ? d->white[i] : d->black[i - d->white_count];
+        if (!ampi_op_is_valid(op) || ampi_op_is_transparent(op))
+            return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: entry %d of the lists is not an operator with a type of its own: %d",
+                             i, (int)op);
+        if (i < d->white_count && ampi_op_is_loss(op))
+            return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: %s on the white list: a loss is FP32 at every level", amp_op_name(op));
+    }
+    for (i = 0; i < d->white_count; i++)
+        for (j = 0; j < d->black_count; j++)
+            if (d->white[i] == d->black[j])
+                return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: %s is on the white and on the black list", amp_op_name(d->white[i]));
+    return AMP_OK;
+}
+
+AMPI_FN void ampi_policy_put(amp_policy* p, amp_op op, amp_rule rule, amp_reason reason) {
+    p->rules[op] = rule;
+    p->reasons[op] = reason;
+}
+
+AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
+    amp_policy_desc d;
+    amp_policy out;
+    amp_result r;
+    int i;
+    if (!p) return ampi_fail(desc ? desc->logger : NULL, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if ((r = ampi_policy_check_desc(&d)) != AMP_OK || (r = ampi_policy_check_lists(&d)) != AMP_OK) return r;
+    memset(&out, 0, sizeof out);
+    out.level = d.level;
+    out.low_dtype = d.low_dtype == AMP_DTYPE_DEFAULT ? AMP_F16 : d.low_dtype;
+    out.cast_back = d.level == AMP_O1 && d.style == AMP_STYLE_MINDSPORE;
+    out.master_weights = d.level == AMP_O3 ? d.master_weights == 1 : d.master_weights != AMP_ZERO;
+    for (i = 0; i < AMP_OP_COUNT; i++)
+        ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, (amp_op)i), AMP_REASON_LEVEL);
+    if (d.keep_batchnorm_fp32 != 0)
+        ampi_policy_put(&out, AMP_OP_BATCH_NORM, d.keep_batchnorm_fp32 == 1 ? AMP_RULE_FP32 : AMP_RULE_LOW, AMP_REASON_KEEP_BN);
+    for (i = 0; i < d.white_count; i++) ampi_policy_put(&out, d.white[i], AMP_RULE_LOW, AMP_REASON_WHITE);
+    for (i = 0; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);
+    *p = out;
+    return AMP_OK;
+}
+
+/* A policy that the user may have edited: rules that exist, losses in FP32, a 16-bit low type. */
+AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logger) {
+    int i;
+    if ((int)p->level < AMP_O0 || (int)p->level > AMP_O3)
+        return ampi_fail(logger, AMP_ERR_POLICY, "policy: level %d does not exist (O0 to O3)", (int)p->level);
+    if (p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16)
+        return ampi_fail(logger, AMP_ERR_POLICY, "policy: low_dtype must be f16 or bf16; start from amp_policy_init");
+    for (i = 0; i < AMP_OP_COUNT; i++) {
+        amp_op op = (amp_op)i;
+        int rule = (int)p->rules[i];
+        if (rule < 0 || rule > AMP_RULE_FOLLOW || (ampi_op_is_loss(op) && rule != AMP_RULE_FP32)
+            || (ampi_op_is_transparent(op) && rule != AMP_RULE_FOLLOW))
+            return ampi_fail(logger, AMP_ERR_POLICY, "policy: %s cannot have the rule %s (%d)", amp_op_name(op),
+                             amp_rule_name(p->rules[i]), rule);
+    }
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule) {
+    if (!p) return AMP_ERR_ARGUMENT;
+    if (!ampi_op_is_valid(op) || ampi_op_is_transparent(op) || (int)rule < 0 || (int)rule > AMP_RULE_FOLLOW
+        || (ampi_op_is_loss(op) && rule != AMP_RULE_FP32)) return AMP_ERR_POLICY;
+    ampi_policy_put(p, op, rule, AMP_REASON_RULE);
+    return AMP_OK;
+}
+
+AMPI_FN int ampi_policy_list(const amp_policy* p, amp_rule rule, amp_op* out, int capacity) {
+    int i, count = 0;
+    for (i = 0; p && i < AMP_OP_COUNT; i++) {
+        if (p->rules[i] != rule) continue;
+        if (out && count < capacity) out[count] = (amp_op)i;
+        count++;
+    }
+    return count;
+}
+AMP_DEF int amp_policy_white_list(const amp_policy* p, amp_op* out, int capacity) {
+    return ampi_policy_list(p, AMP_RULE_LOW, out, capacity);
+}
+AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity) {
+    return ampi_policy_list(p, AMP_RULE_FP32, out, capacity);
+}
+
+/* ======================================================================================== */
+/* >>impl-scaler                                                                              */
+/* ======================================================================================== */
+
+/* --- presets and validation ----------------------------------------------------------------- */
+
+typedef struct ampi_scaler_row {
+    const char* text;
+    float init;
+    int interval, late, start;
+    float growth, backoff, min, max;
+    amp_scaler_guard guard;
+    int hysteresis;
+    amp_scaler_refill refill;
+    amp_scaler_limit at_min;
+    int max_skips;
+} ampi_scaler_row;
+
+/* The row of a preset; NULL for a value that is not one. */
+AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
+    static const ampi_scaler_row rows[] = {
+#define AMPI_X(name, text, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at_min, skips) \
+        { text, init, interval, late, start, growth, backoff, min, max, AMP_GUARD_##guard, h,                       \
+          AMP_REFILL_##refill, AMP_LIMIT_##at_min, skips },
+        AMP_SCALER_PRESET_LIST(AMPI_X)
+#undef AMPI_X
+    };
+    return (unsigned)p < (unsigned)AMP_SCALER_PRESET_COUNT ? &rows[p] : NULL;
+}
+
+AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p) {
+    const ampi_scaler_row* row = ampi_scaler_preset(p);
+    return row ? row->text : "?";
+}
+
+/* Makes the compiler forget what it knows about the memory at p. Without it -ffast-math would conclude that
+   computed values are finite and drop the test of their bits. */
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+  #define AMPI_FORGET(p) __asm__ volatile("" : : "r"(p) : "memory")
+#else
+  #define AMPI_FORGET(p) ((void)(p))
+#endif
+
+/* Tests on bits in memory, so that they hold for NaN under any compiler flag. */
+AMPI_FN uint32_t ampi_bits_at(const float* p) {
+    uint32_t u;
+    AMPI_FORGET(p);
+    memcpy(&u, p, sizeof u);
+    return u;
+}
+AMPI_FN int ampi_is_zero(const float* p) { return (ampi_bits_at(p) & 0x7fffffffu) == 0; }
+AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
+AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }   /* AMP_ZERO */
+
+/* A scale whose inverse is a finite float: positive, finite, above 2^-128 (which is subnormal). */
+#define AMPI_SMALLEST_SCALE 0x00200000u
+AMPI_FN int ampi_scale_usable(const float* p) {
+    uint32_t u = ampi_bits_at(p);
+    return u > AMPI_SMALLEST_SCALE && u < 0x7f800000u;
+}
+
+/* Unset fields take the preset's value; AMP_ZERO stays, so that the kept desc can be used again. */
+AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
+    if (ampi_is_zero(&d->init_scale)) d->init_scale = row->init;
+    if (d->growth_interval == 0) d->growth_interval = row->interval ? row->interval : AMP_ZERO;
+    if (ampi_is_zero(&d->growth_factor)) d->growth_factor = row->growth;
+    if (ampi_is_zero(&d->backoff_factor))
+        d->backoff_factor = row->backoff > 0.0f ? row->backoff : (float)(1.0 / (double)d->growth_factor);
+    if (ampi_is_zero(&d->min_scale)) d->min_scale = row->min > 0.0f ? row->min : (float)AMP_ZERO;
+    if (d->guard == AMP_GUARD_DEFAULT) d->guard = row->guard;
+    if (ampi_is_zero(&d->max_scale) && row->max > 0.0f) d->max_scale = row->max;
+    if (ampi_is_zero(&d->max_scale) || ampi_is_off(&d->max_scale))
+        d->max_scale = d->guard == AMP_GUARD_CLAMP ? AMPI_FLT_MAX : (float)AMP_ZERO;
+    if (d->hysteresis == 0) d->hysteresis = row->hysteresis;
+    if (d->refill == AMP_REFILL_DEFAULT) d->refill = row->refill;
+    if (d->at_min == AMP_LIMIT_DEFAULT) d->at_min = row->at_min;
+    if (d->max_skips == 0) d->max_skips = row->max_skips ? row->max_skips : AMP_ZERO;
+    if (d->at_max_skips == AMP_LIMIT_DEFAULT) d->at_max_skips = AMP_LIMIT_ERROR;
+}
+
+#define AMPI_REFUSE_DESC(condition, ...) \
+    do { if (condition) return ampi_fail(logger, AMP_ERR_DESC, __VA_ARGS__); } while (0)
+
+/* Fields that a static scale has no use for, and enumerators: looked at before the defaults are filled in. */
+AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_scaler_row* row) {
+    const amp_logger* logger = d->logger;
+    int is_static = row->interval == 0;
+    AMPI_REFUSE_DESC(is_static && d->growth_interval > 0,
+                     "scaler: growth_interval %d means nothing to the static preset %s", d->growth_interval, row->text);
+    AMPI_REFUSE_DESC(is_static && !(ampi_is_zero(&d->growth_factor) && ampi_is_zero(&d->backoff_factor)),
+                     "scaler: growth_factor %g and backoff_factor %g mean nothing to the static preset %s",
+                     (double)d->growth_factor, (double)d->backoff_factor, row->text);
+    AMPI_REFUSE_DESC((unsigned)d->guard > (unsigned)AMP_GUARD_NONE, "scaler: guard %d is not an amp_scaler_guard", (int)d->guard);
+    AMPI_REFUSE_DESC((unsigned)d->refill > (unsigned)AMP_REFILL_EVERY_H, "scaler: refill %d is not an amp_scaler_refill",
+                     (int)d->refill);
+    AMPI_REFUSE_DESC((unsigned)d->at_min > (unsigned)AMP_LIMIT_CALLBACK, "scaler: at_min %d is not an amp_scaler_limit",
+                     (int)d->at_min);
+    AMPI_REFUSE_DESC((unsigned)d->at_max_skips > (unsigned)AMP_LIMIT_CALLBACK,
+                     "scaler: at_max_skips %d is not an amp_scaler_limit", (int)d->at_max_skips);
+    AMPI_REFUSE_DESC((d->at_min == AMP_LIMIT_CALLBACK || d->at_max_skips == AMP_LIMIT_CALLBACK) && !d->on_limit,
+                     "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
+    AMPI_REFUSE_DESC(d->ignore_overflow && !is_static, "scaler: ignore_overflow is for static presets, not for %s", row->text);
+    AMPI_REFUSE_DESC(ampi_is_zero(&d->init_scale) && row->init <= 0.0f,
+                     "scaler: init_scale 0: the preset %s has no default, give one", row->text);
+    return AMP_OK;
+}
+
+/* Ranges, after the defaults were filled in. */
+AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d, const ampi_scaler_row* row) {
+    const amp_logger* logger = d->logger;
+    double init = (double)d->init_scale, growth = (double)d->growth_factor, backoff = (double)d->backoff_factor;
+    int no_min = ampi_is_off(&d->min_scale), no_max = ampi_is_off(&d->max_scale);
+    AMPI_REFUSE_DESC(!ampi_scale_usable(&d->init_scale), "scaler: init_scale %g must be finite and greater than 2^-128", init);
+    AMPI_REFUSE_DESC(!ampi_is_finite(&d->growth_factor) || growth <= 1.0,
+                     "scaler: growth_factor %g must be finite and greater than 1", growth);
+    AMPI_REFUSE_DESC(!ampi_is_finite(&d->backoff_factor) || backoff <= 0.0 || backoff >= 1.0,
+                     "scaler: backoff_factor %g must lie between 0 and 1", backoff);
+    AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && d->backoff_factor != (float)(1.0 / growth),
+                     "scaler: backoff_factor %g must be 1/growth_factor = %g for the preset oneflow", backoff, 1.0 / growth);
+    AMPI_REFUSE_DESC(d->growth_interval < 1 && d->growth_interval != AMP_ZERO,
+                     "scaler: growth_interval %d must be at least 1", d->growth_interval);
+    AMPI_REFUSE_DESC(!no_min && (!ampi_is_finite(&d->min_scale) || d->min_scale < 0.0f),
+                     "scaler: min_scale %g must be finite and positive", (double)d->min_scale);
+    AMPI_REFUSE_DESC(!no_min && d->min_scale > d->init_scale, "scaler: min_scale %g is greater than init_scale %g",
+                     (double)d->min_scale, init);
+    AMPI_REFUSE_DESC(!no_max && (!ampi_is_finite(&d->max_scale) || d->max_scale < 0.0f),
+                     "scaler: max_scale %g must be finite and positive", (double)d->max_scale);
+    AMPI_REFUSE_DESC(!no_max && d->max_scale < d->init_scale && d->max_scale != row->max,
+                     "scaler: max_scale %g is less than init_scale %g", (double)d->max_scale, init);
+    AMPI_REFUSE_DESC(d->hysteresis < 1, "scaler: hysteresis %d must be at least 1", d->hysteresis);
+    AMPI_REFUSE_DESC(d->max_skips < AMP_ZERO, "scaler: max_skips %d must not be negative", d->max_skips);
+    return AMP_OK;
+}
+
+/* The machine's parameters from a complete desc. */
+AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d, const ampi_scaler_row* row) {
+    int interval = d->growth_interval == AMP_ZERO ? 0 : d->growth_interval;
+    memset(r, 0, sizeof *r);
+    r->growth = d->growth_factor;
+    r->backoff = d->backoff_factor;
+    r->min = ampi_is_off(&d->min_scale) ? 0.0f : d->min_scale;
+    r->max = ampi_is_off(&d->max_scale) ? 0.0f : d->max_scale;
+    r->interval = interval > INT32_MAX - row->late ? INT32_MAX : interval + row->late;
+    r->start = row->start;
+    r->hysteresis = d->hysteresis;
+    r->guard = (int32_t)d->guard;
+    r->refill = (int32_t)d->refill;
+    r->at_min = (int32_t)d->at_min;
+    r->max_skips = d->max_skips == AMP_ZERO ? 0 : d->max_skips;
+    r->at_max_skips = (int32_t)d->at_max_skips;
+    r->ignore_overflow = d->ignore_overflow != 0;
+    r->is_static = row->interval == 0;
+}
+
+/* The inverse is formed in double: one rounding. */
+AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
+    state->scale_in_use = state->scale;
+    state->inverse = ampi_scale_usable(&state->scale) ? (float)(1.0 / (double)state->scale) : 0.0f;
+}
+
+AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
+    memset(info, 0, sizeof *info);
+    info->first_tensor = -1;
+}
+
+AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
+    const ampi_scaler_row* row;
+    amp_scaler_desc d;
+    amp_result r;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!s) return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
+    row = ampi_scaler_preset(d.preset);
+    if (!row) return ampi_fail(d.logger, AMP_ERR_DESC, "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
+    r = ampi_scaler_check_given(&d, row);
+    if (r != AMP_OK) return r;
+    ampi_scaler_fill(&d, row);
+    r = ampi_scaler_check_ranges(&d, row);
+    if (r != AMP_OK) return r;
+    memset(s, 0, sizeof *s);
+    s->desc = d;
+    ampi_scaler_make_rule(&s->rule, &d, row);
+    s->state.scale = d.init_scale;
+    s->state.tracker = s->rule.start;
+    s->state.hysteresis_left = s->rule.hysteresis;
+    ampi_scaler_use_scale(&s->state);
+    ampi_overflow_clear(&s->info);
+    return AMP_OK;
+}
+
+/* --- the rule ------------------------------------------------------------------------------- */
+
+/* Half way between the largest float and 2^128: what rounds to infinity. Products of two floats are exact in
+   double, so comparing there needs no arithmetic on infinities. */
+#define AMPI_FLT_OVERFLOW 3.4028235677973366e38
+
+AMPI_HD AMPI_FN void ampi_scaler_grow(const amp_scaler_rule* rule, amp_scaler_state* state) {
+    double grown = (double)state->scale * (double)rule->growth;
+    if (rule->max > 0.0f && grown > (double)rule->max) state->scale = rule->max;
+    else if (grown < AMPI_FLT_OVERFLOW || rule->guard == AMP_GUARD_NONE) state->scale = (float)grown;
+    state->tracker = 0;
+    if (rule->refill == AMP_REFILL_GROWTH) state->hysteresis_left = rule->hysteresis;
+}
+
+AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* rule, amp_scaler_state* state) {
+    state->applied++;
+    state->consecutive_skips = 0;
+    if (rule->refill != AMP_REFILL_GROWTH) state->hysteresis_left = rule->hysteresis;
+    if (state->tracker < INT32_MAX) state->tracker++;
+    if (rule->interval > 0 && state->tracker >= rule->interval) ampi_scaler_grow(rule, state);
+}
+
+AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_scaler_state* state) {
+    int hit = 0;
+    state->skipped++;
+    if (state->consecutive_skips < INT32_MAX) state->consecutive_skips++;
+    if (rule->max_skips > 0 && state->consecutive_skips > rule->max_skips) hit = 2;
+    state->tracker = rule->start;
+    if (state->hysteresis_left > 0) state->hysteresis_left--;
+    if (rule->is_static || state->hysteresis_left > 0) return hit;
+    if (state->scale <= rule->min) hit |= 1;
+    state->scale = state->scale * rule->backoff;
+    if (state->scale < rule->min) state->scale = rule->min;
+    if (rule->refill == AMP_REFILL_EVERY_H) state->hysteresis_left = rule->hysteresis;
+    return hit;
+}
+
+AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state) {
+    int hit = 0;
+    if (state->found_inf) hit = ampi_scaler_overflow_step(rule, state);
+    else ampi_scaler_clean_step(rule, state);
+    state->found_inf = 0;
+    return hit;
+}
+
+/* --- lists of tensors, cut into chunks ------------------------------------------------------- */
+
+/* Tensors that lie in an array of any struct: `at` gives the i-th. */
+typedef struct ampi_tensors {
+    const void* list;
+    int count;
+    amp_tensor (*at)(const void* list, int i);
+} ampi_tensors;
+
+AMPI_FN amp_tensor ampi_tensor_at(const void* list, int i) { return ((const amp_tensor*)list)[i]; }
+AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count) {
+    ampi_tensors t;
+    t.list = list; t.count = count; t.at = ampi_tensor_at;
+    return t;
+}
+
+AMPI_FN uint64_t ampi_tensors_elements(const ampi_tensors* t) {
+    uint64_t n = 0;
+    int i;
+    for (i = 0; i < t->count; i++) n += t->at(t->list, i).count;
+    return n;
+}
+
+AMPI_FN const void* ampi_tensors_first(const ampi_tensors* t) {
+    int i;
+    for (i = 0; i < t->count; i++) {
+        amp_tensor x = t->at(t->list, i);
+        if (x.count) return x.data;
+    }
+    return NULL;
+}
+
+/* Work is done on chunks of one tensor each. They are handed out in waves that fit the stack; the chunks of a
+   wave may run in parallel, their results are combined in order. Neither size depends on the machine. */
+#define AMPI_CHUNK 16384
+#define AMPI_WAVE  128
+#define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
+
+typedef struct ampi_chunk {
+    int      tensor;
+    size_t   offset, n;
+    double   sum, sum2;             /* results: sums of squares */
+    uint64_t inf, nan, first;       /* results of a check; first is valid if inf + nan > 0 */
+} ampi_chunk;
+
+typedef struct ampi_cursor { int tensor; size_t offset; } ampi_cursor;
+
+/* The next chunks, at most AMPI_WAVE; returns how many, and their elements. */
+AMPI_FN int ampi_fill_wave(const ampi_tensors* t, ampi_cursor* at, ampi_chunk* wave, size_t* elements) {
+    int n = 0;
+    *elements = 0;
+    while (n < AMPI_WAVE && at->tensor < t->count) {
+        size_t left = t->at(t->list, at->tensor).count - at->offset;
+        if (left == 0) { at->tensor++; at->offset = 0; continue; }
+        memset(&wave[n], 0, sizeof wave[n]);
+        wave[n].tensor = at->tensor;
+        wave[n].offset = at->offset;
+        wave[n].n = left < AMPI_CHUNK ? left : AMPI_CHUNK;
+        at->offset += wave[n].n;
+        *elements += wave[n].n;
+        n++;
+    }
+    return n;
+}
+
+typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
+
+/* work(context, chunk) for every chunk, then combine(context, chunk), if there is one, in order. */
+AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine, void* context) {
+    ampi_chunk wave[AMPI_WAVE];
+    ampi_cursor at = { 0, 0 };
+    size_t elements;
+    int64_t i, n;
+    while ((n = ampi_fill_wave(t, &at, wave, &elements)) > 0) {
+        AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK)
+        for (i = 0; i < n; i++) work(context, &wave[i]);
+        for (i = 0; combine && i < n; i++) combine(context, &wave[i]);
+    }
+}
+
+/* --- check ------------------------------------------------------------------------------------ */
+
+/* Sum of squares of n floats, in double, where each square is exact (so fused or not is the same): 32 lanes, added up
+   in a fixed tree. And a test of the bits: a magnitude above `last` makes the difference negative, and its sign bit
+   stays in the OR of all. */
+#define AMPI_SCAN_LANES 32
+
+/* n is a multiple of 32; acc[32] and *over go on from what they hold. The arrays are local so that compilers can
+   keep them in registers. */
+AMPI_FN void ampi_scan_plain(const float* x, size_t n, uint32_t last, double* acc, uint32_t* over) {
+    uint32_t u, any[AMPI_SCAN_LANES] = { 0 };
+    double sum[AMPI_SCAN_LANES];
+    size_t i;
+    int l;
+    memcpy(sum, acc, sizeof sum);
+    for (i = 0; i < n; i += AMPI_SCAN_LANES)
+        for (l = 0; l < AMPI_SCAN_LANES; l++) {
+            memcpy(&u, x + i + l, sizeof u);
+            any[l] |= last - (u & 0x7fffffffu);
+            sum[l] += (double)x[i + (size_t)l] * (double)x[i + (size_t)l];
+        }
+    memcpy(acc, sum, sizeof sum);
+    for (l = 0; l < AMPI_SCAN_LANES; l++) *over |= any[l];
+}
+
+#if AMPI_X86
+AMPI_TARGET_AVX2 AMPI_FN void ampi_scan_avx2(const float* x, size_t n, uint32_t last, double* acc, uint32_t* over) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), limit = _mm256_set1_epi32((int)last);
+    __m256i any = _mm256_set1_epi32((int)*over);
+    __m256d sum[8];
+    uint32_t out[8];
+    size_t i;
+    int k;
+    for (k = 0; k < 8; k++) sum[k] = _mm256_loadu_pd(acc + 4 * k);
+    for (i = 0; i < n; i += 32)
+        for (k = 0; k < 8; k += 2) {
+            __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)(x + i + 4 * k));
+            __m256d a = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * k)), b = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * k + 4));
+            any = _mm256_or_si256(any, _mm256_sub_epi32(limit, _mm256_and_si256(u, magnitude)));
+            sum[k] = _mm256_fmadd_pd(a, a, sum[k]);
+            sum[k + 1] = _mm256_fmadd_pd(b, b, sum[k + 1]);
+        }
+    for (k = 0; k < 8; k++) _mm256_storeu_pd(acc + 4 * k, sum[k]);
+    _mm256_storeu_si256((__m256i*)(void*)out, any);
+    for (k = 0; k < 8; k++) *over |= out[k];
+}
+
+AMPI_TARGET_AVX512 AMPI_FN void ampi_scan_avx512(const float* x, size_t n, uint32_t last, double* acc, uint32_t* over) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), limit = _mm512_set1_epi32((int)last);
+    __m512i any = _mm512_set1_epi32((int)*over);
+    __m512d sum[4];
+    uint32_t out[16];
+    size_t i;
+    int k;
+    for (k = 0; k < 4; k++) sum[k] = _mm512_loadu_pd(acc + 8 * k);
+    for (i = 0; i < n; i += 32)
+        for (k = 0; k < 4; k += 2) {
+            __m512i u = _mm512_loadu_si512(x + i + 8 * k);
+            __m512d a = _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(x + i + 8 * k));
+            __m512d b = _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(x + i + 8 * k + 8));
+            any = _mm512_or_si512(any, _mm512_sub_epi32(limit, _mm512_and_si512(u, magnitude)));
+            sum[k] = _mm512_fmadd_pd(a, a, sum[k]);
+            sum[k + 1] = _mm512_fmadd_pd(b, b, sum[k + 1]);
+        }
+    for (k = 0; k < 4; k++) _mm512_storeu_pd(acc + 8 * k, sum[k]);
+    _mm512_storeu_si512(out, any);
+    for (k = 0; k < 16; k++) *over |= out[k];
+}
+#endif
+
+AMPI_FN void ampi_scan_lanes(const float* x, size_t n, uint32_t last, double* acc, uint32_t* over) {
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_scan_avx512(x, n, last, acc, over); return; }
+    if (amp_cpu_isa() == AMP_ISA_AVX2) { ampi_scan_avx2(x, n, last, acc, over); return; }
+#endif
+    ampi_scan_plain(x, n, last, acc, over);
+}
+
+/* Adds the sum of squares of any n floats to *sum, and raises *hit if a magnitude is above `last`. The rest goes
+   through a padded copy: zeros add nothing. */
+AMPI_FN void ampi_scan_f32(const float* x, size_t n, uint32_t last, double* sum, uint32_t* hit) {
+    double acc[AMPI_SCAN_LANES] = { 0 };
+    float pad[AMPI_SCAN_LANES] = { 0 };
+    size_t whole = n - n % AMPI_SCAN_LANES;
+    uint32_t over = 0;
+    int l, width;
+    ampi_scan_lanes(x, whole, last, acc, &over);
+    if (n > whole) {
+        memcpy(pad, x + whole, (n - whole) * sizeof(float));
+        ampi_scan_lanes(pad, AMPI_SCAN_LANES, last, acc, &over);
+    }
+    for (width = AMPI_SCAN_LANES / 2; width > 0; width /= 2)
+        for (l = 0; l < width; l++) acc[l] += acc[l + width];
+    *hit |= over >> 31;
+    *sum += acc[0];
+}
+
+/* The test alone, on 16-bit elements. */
+AMPI_INLINE void ampi_scan_16_body(int hw, const uint16_t* AMPI_RESTRICT x, size_t n, uint32_t last, uint32_t* hit) {
+    uint16_t over[AMPI_SCAN_LANES] = { 0 };
+    uint32_t any = 0;
+    size_t i = 0;
+    int l;
+    (void)hw;
+    for (; n - i >= AMPI_SCAN_LANES; i += AMPI_SCAN_LANES)
+        for (l = 0; l < AMPI_SCAN_LANES; l++)
+            over[l] = (uint16_t)(over[l] | (uint16_t)(last - (x[i + (size_t)l] & 0x7fffu)));
+    for (l = 0; i < n; i++, l++) over[l] = (uint16_t)(over[l] | (uint16_t)(last - (x[i] & 0x7fffu)));
+    for (l = 0; l < AMPI_SCAN_LANES; l++) any |= over[l];
+    *hit |= (any >> 15) & 1u;
+}
+AMPI_KERNEL(ampi_scan_16, (const uint16_t* x, size_t n, uint32_t last, uint32_t* hit), x, n, last, hit)
+
+/* Magnitude bits of infinity in a type; what lies above them is NaN. */
+AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) { return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u; }
+
+AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
+    return ampi_float(t == AMP_F16 ? ampi_half_widen((uint16_t)u) : t == AMP_BF16 ? u << 16 : u);
+}
+
+/* Would x * inverse, rounded to float and then to `to`, be infinite? x is finite. */
+AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
+    double product = (double)x * (double)inverse;
+    if (product >= AMPI_FLT_OVERFLOW) return 1;
+    if (to == AMP_F16) return (float)product >= 65520.0f;
+    return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
+}
+
+/* The largest magnitude, as bits of type `from`, that stays finite when multiplied by inverse and stored as `to`.
+   The product grows with the bits, so bisection finds it. */
+AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
+    uint32_t good = 0, bad = ampi_inf_bits(from), mid;
+    if (!ampi_would_overflow(ampi_widen_bits(bad - 1, from), inverse, to)) return bad - 1;
+    while (bad - good > 1) {
+        mid = good + (bad - good) / 2;
+        if (ampi_would_overflow(ampi_widen_bits(mid, from), inverse, to)) bad = mid;
+        else good = mid;
+    }
+    return good;
+}
+
+AMPI_FN uint32_t ampi_magnitude_at(const void* data, amp_dtype t, size_t i) {
+    uint32_t u;
+    uint16_t h;
+    if (t == AMP_F32) {
+        memcpy(&u, (const float*)data + i, sizeof u);
+        return u & 0x7fffffffu;
+    }
+    memcpy(&h, (const uint16_t*)data + i, sizeof h);
+    return h & 0x7fffu;
+}
+
+/* The slow path, for blocks that are known to be bad. `base` is the index of element 0. */
+AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t n, uint32_t last, size_t base, ampi_chunk* c) {
+    uint32_t inf = ampi_inf_bits(t), u;
+    size_t i;
+    for (i = 0; i < n; i++) {
+        u = ampi_magnitude_at(data, t, i);
+        if (u <= last) continue;
+        if (c->inf + c->nan == 0) c->first = base + i;
+        if (u > inf) c->nan++;
+        else c->inf++;
+    }
+}
+
+/* Checks n <= AMPI_BLOCK 16-bit elements, and adds up their squares. */
+AMPI_FN uint32_t ampi_scan_block16(const uint16_t* x, amp_dtype t, size_t n, uint32_t last, double* sum) {
+    float wide[AMPI_BLOCK];
+    uint32_t hit = 0, ignored = 0;
+    ampi_scan_16(x, n, last, &hit);
+    ampi_load_f32(wide, x, t, 0, n);
+    ampi_scan_f32(wide, n, 0x7f7fffffu, sum, &ignored);
+    return hit;
+}
+
+/* Checks n elements of type t against the largest allowed magnitude; `base` is the index of element 0. */
+AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last, ampi_chunk* c) {
+    size_t done, m;
+    uint32_t hit = 0;
+    if (t == AMP_F32) {
+        ampi_scan_f32((const float*)data, n, last, &c->sum, &hit);
+        if (hit) ampi_count_bad(data, t, n, last, base, c);
+        return;
+    }
+    for (done = 0; done < n; done += m) {
+        const uint16_t* x = (const uint16_t*)data + done;
+        m = n - done < AMPI_BLOCK ? n - done : AMPI_BLOCK;
+        hit = ampi_scan_block16(x, t, m, last, &c->sum);
+        if (hit) ampi_count_bad(x, t, m, last, base + done, c);
+    }
+}
+
+AMPI_FN const void* ampi_element(const amp_tensor* x, size_t i) {
+    return (const unsigned char*)x->data + i * amp_dtype_size(x->dtype);
+}
+
+/* A pass over lists: src is checked, or moved to dst. */
+typedef struct ampi_grad_pass {
+    const ampi_tensors* src;
+    const ampi_tensors* dst;        /* gives the types of the results; NULL = FP32 */
+    float inverse;
+    double sum;
+    amp_overflow_info* info;
+} ampi_grad_pass;
+
+AMPI_FN void ampi_check_chunk(void* context, ampi_chunk* c) {
+    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
+    amp_tensor x = pass->src->at(pass->src->list, c->tensor);
+    amp_dtype from = ampi_dtype(x.dtype), to = AMP_F32;
+    if (pass->dst) to = ampi_dtype(pass->dst->at(pass->dst->list, c->tensor).dtype);
+    ampi_scan(ampi_element(&x, c->offset), from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c);
+}
+
+/* Chunks arrive in order, so the first bad one is the first of the list. */
+AMPI_FN void ampi_check_combine(void* context, ampi_chunk* c) {
+    ampi_grad_pass* pass = (ampi_grad_pass*)context;
+    amp_overflow_info* info = pass->info;
+    if (c->inf + c->nan > 0 && !info->found_inf) {
+        const char* name = pass->src->at(pass->src->list, c->tensor).name;
+        info->found_inf = 1;
+        info->first_tensor = c->tensor;
+        info->first_index = c->first;
+        if (name) strncpy(info->first_name, name, sizeof info->first_name - 1);
+    }
+    info->inf_count += c->inf;
+    info->nan_count += c->nan;
+    pass->sum += c->sum;
+}
+
+/* Fills info with what one pass over src finds. */
+AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, float inverse, ampi_chunk_fn work,
+                             amp_overflow_info* info) {
+    ampi_grad_pass pass;
+    pass.src = src; pass.dst = dst; pass.inverse = inverse; pass.sum = 0.0; pass.info = info;
+    ampi_overflow_clear(info);
+    ampi_each_chunk(src, work, ampi_check_combine, &pass);
+    info->norm = info->found_inf ? ampi_double(0x7ff0000000000000u) : sqrt(pass.sum);
+}
+
+/* Read-only: what is inf or NaN, or would be when multiplied by inverse and stored in dst's types (NULL = FP32),
+   and the norm of the products. */
+AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float inverse, amp_overflow_info* info) {
+    ampi_check_pass(src, dst, inverse, ampi_check_chunk, info);
+    if (!info->found_inf) info->norm *= (double)inverse;
+}
+
+AMPI_FN void ampi_check_tensors(const amp_tensor* list, int count, float inverse, amp_overflow_info* info) {
+    ampi_tensors t = ampi_tensors_of(list, count);
+    ampi_check(&t, NULL, inverse, info);
+}
+
+/* --- unscale ---------------------------------------------------------------------------------- */
+
+AMPI_INLINE void ampi_scale_f32_body(int hw, float* y, const float* x, size_t n, float factor) {
+    size_t i = 0;
+    int l;
+    (void)hw;
+    for (; n - i >= 16; i += 16)
+        for (l = 0; l < 16; l++) y[i + (size_t)l] = x[i + (size_t)l] * factor;
+    for (; i < n; i++) y[i] = x[i] * factor;
+}
+AMPI_KERNEL(ampi_scale_f32, (float* y, const float* x, size_t n, float factor), y, x, n, factor)
+
+AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a) {
+    size_t i = 0;
+    int l;
+    for (; n - i >= 16; i += 16)
+        for (l = 0; l < 16; l++) y[i + (size_t)l] = ampi_fma(hw, x[i + (size_t)l], a, y[i + (size_t)l]);
+    for (; i < n; i++) y[i] = ampi_fma(hw, x[i], a, y[i]);
+}
+AMPI_KERNEL(ampi_axpy_f32, (float* y, const float* x, size_t n, float a), y, x, n, a)
+
+/* Elements of the block that starts at i. */
+AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
+    size_t left = c->offset + c->n - i;
+    return left < AMPI_BLOCK ? left : AMPI_BLOCK;
+}
+
+/* n elements from `offset` as floats: where they lie if they are floats, else converted into the tile. */
+AMPI_FN const float* ampi_widen_block(const amp_tensor* x, size_t offset, size_t n, float* tile) {
+    if (ampi_dtype(x->dtype) == AMP_F32) return (const float*)x->data + offset;
+    ampi_load_f32(tile, x->data, x->dtype, offset, n);
+    return tile;
+}
+
+/* dst = src * inverse. */
+AMPI_FN void ampi_unscale_chunk(void* context, ampi_chunk* c) {
+    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
+    amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
+    int direct = ampi_dtype(y.dtype) == AMP_F32;
+    float tile[AMPI_BLOCK];
+    size_t i, n;
+    for (i = c->offset; i < c->offset + c->n; i += n) {
+        const float* from;
+        n = ampi_block_size(c, i);
+        from = ampi_widen_block(&x, i, n, tile);
+        ampi_scale_f32(direct ? (float*)y.data + i : tile, from, n, pass->inverse);
+        if (!direct) ampi_store_f32(y.data, y.dtype, i, tile, n);
+    }
+}
+
+/* sum[n] = dst + src * inverse, from element i on. */
+AMPI_FN void ampi_accumulate_block(const amp_tensor* y, const amp_tensor* x, size_t i, size_t n, float inverse, float* sum) {
+    float tile[AMPI_BLOCK];
+    ampi_load_f32(sum, y->data, y->dtype, i, n);
+    ampi_axpy_f32(sum, ampi_widen_block(x, i, n, tile), n, inverse);
+}
+
+AMPI_FN void ampi_accumulate_chunk(void* context, ampi_chunk* c) {
+    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
+    amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
+    float sum[AMPI_BLOCK];
+    size_t i, n;
+    for (i = c->offset; i < c->offset + c->n; i += n) {
+        n = ampi_block_size(c, i);
+        ampi_accumulate_block(&y, &x, i, n, pass->inverse, sum);
+        ampi_store_f32(y.data, y.dtype, i, sum, n);
+    }
+}
+
+/* Checks the sums as they will be stored. */
+AMPI_FN void ampi_check_sums_chunk(void* context, ampi_chunk* c) {
+    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
+    amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
+    amp_dtype t = ampi_dtype(y.dtype);
+    union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
+    float sum[AMPI_BLOCK];
+    size_t i, n;
+    for (i = c->offset; i < c->offset + c->n; i += n) {
+        n = ampi_block_size(c, i);
+        ampi_accumulate_block(&y, &x, i, n, pass->inverse, sum);
+        ampi_store_f32(&stored, t, 0, sum, n);
+        AMPI_FORGET(&stored);
+        ampi_scan(&stored, t, i, n, ampi_inf_bits(t) - 1, c);
+    }
+}
+
+/* --- windows ---------------------------------------------------------------------------------- */
+
+enum { AMPI_CHECKED = 1, AMPI_UNSCALED = 2, AMPI_STEPPED = 4 };
+
+/* A window begins with the first loss or report after an update. */
+AMPI_FN void ampi_scaler_open(amp_scaler* s) {
+    if (!s->scaled && !s->recorded) ampi_overflow_clear(&s->info);
+}
+
+/* The entry of the list that begins at `data`; NULL if there is none. */
+AMPI_FN amp_scaler_list* ampi_scaler_entry(amp_scaler* s, const void* data) {
+    int i;
+    for (i = 0; i < s->list_count; i++)
+        if (s->lists[i].data == data) return &s->lists[i];
+    return NULL;
+}
+
+/* What was done in this window to lists that begin with one of these tensors, and to how many elements the
+   unscaled ones of them amount. */
+AMPI_FN uint32_t ampi_scaler_seen(const amp_scaler* s, const ampi_tensors* t, uint64_t* unscaled) {
+    uint32_t done = 0;
+    int i, k;
+    *unscaled = 0;
+    for (i = 0; i < t->count && s->list_count > 0; i++) {
+        amp_tensor x = t->at(t->list, i);
+        for (k = 0; x.count && k < s->list_count; k++) {
+            if (s->lists[k].data != x.data) continue;
+            done |= s->lists[k].done;
+            if (s->lists[k].done & AMPI_UNSCALED) *unscaled += s->lists[k].elements;
+        }
+    }
+    return done;
+}
+
+/* Remembers what was done to a list. A check of a list that is known as unscaled tells nothing new; one that
+   finds the table full is forgotten, and the step will check again. */
+AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
+    const void* data = ampi_tensors_first(t);
+    amp_scaler_list* entry = ampi_scaler_entry(s, data);
+    if (!entry) {
+        if (s->list_count == AMP_SCALER_MAX_LISTS) return;
+        entry = &s->lists[s->list_count++];
+        memset(entry, 0, sizeof *entry);
+        entry->data = data;
+    } else if (done == AMPI_CHECKED && (entry->done & ~(uint32_t)AMPI_CHECKED)) {
+        return;
+    }
+    entry->elements = ampi_tensors_elements(t);
+    entry->done |= done;
+    entry->norm = norm;
+}
+
+AMPI_FN amp_result ampi_scaler_need_room(amp_scaler* s, const ampi_tensors* t, const char* place) {
+    if (s->list_count < AMP_SCALER_MAX_LISTS || ampi_scaler_entry(s, ampi_tensors_first(t))) return AMP_OK;
+    return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: more than %d lists of gradients in one window; put the tensors in one list",
+                     place, AMP_SCALER_MAX_LISTS);
+}
+
+AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger, const char* place) {
+    int i;
+    if (t->count < 0 || (t->count > 0 && !t->list))
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list is NULL or its count %d is negative", place, t->count);
+    for (i = 0; i < t->count; i++) {
+        amp_tensor x = t->at(t->list, i);
+        if (!ampi_is_compute_dtype(x.dtype))
+            return ampi_fail(logger, AMP_ERR_DTYPE, "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i,
+                             x.name ? x.name : "no name", (int)x.dtype);
+        if (x.count > 0 && !x.data)
+            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %lu", place, i,
+                             x.name ? x.name : "no name", (unsigned long)x.count);
+    }
+    return AMP_OK;
+}
+
+/* What check, unscale and step have in common: a valid list, in a window whose loss was scaled. */
+AMPI_FN amp_result ampi_scaler_enter(const amp_scaler* s, const ampi_tensors* t, const char* place) {
+    if (!s) return AMP_ERR_ARGUMENT;
+    if (!s->scaled) return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: no loss was scaled since the last update", place);
+    return ampi_tensors_validate(t, s->desc.logger, place);
+}
+
+/* The factor that turns these gradients into unscaled ones: 1 if this window has unscaled them already. */
+AMPI_FN amp_result ampi_scaler_factor(const amp_scaler* s, const ampi_tensors* t, const char* place, float* factor) {
+    uint64_t unscaled, elements = ampi_tensors_elements(t);
+    ampi_scaler_seen(s, t, &unscaled);
+    *factor = unscaled ? 1.0f : s->state.inverse;
+    if (unscaled == 0 || unscaled == elements) return AMP_OK;
+    return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: lists with %lu elements of these gradients were unscaled, but there are %lu",
+                     place, (unsigned long)unscaled, (unsigned long)elements);
+}
+
+/* Adds the findings of one list to the window's. Returns 1 if the list may be used. */
+AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const char* place) {
+    amp_overflow_info* all = &s->info;
+    uint64_t inf = all->inf_count + found->inf_count, nan = all->nan_count + found->nan_count;
+    if (!ampi_scale_usable(&s->state.scale_in_use)) {
+        found->found_inf = 1;
+        found->norm = ampi_double(0x7ff0000000000000u);
+        ampi_fail(s->desc.logger, AMP_ERR_OVERFLOW, "%s: the loss scale %g has no finite inverse; this step will be skipped",
+                  place, (double)s->state.scale_in_use);
+    }
+    if (found->found_inf && !all->found_inf) *all = *found;
+    all->inf_count = inf;
+    all->nan_count = nan;
+    all->norm = found->norm;
+    s->recorded = 1;
+    if (!found->found_inf || s->rule.ignore_overflow) return 1;
+    s->state.found_inf = 1;
+    return 0;
+}
+
+AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
+    int i;
+    if (!s) return ampi_float(0x7fc00000u);
+    ampi_scaler_open(s);
+    if (!s->scaled) ampi_scaler_use_scale(&s->state);
+    s->scaled = 1;
+    for (i = 0; i < s->list_count; i++) s->lists[i].done &= ~(uint32_t)AMPI_CHECKED;   /* new gradients will come */
+    return loss * s->state.scale_in_use;
+}
+
+AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
+    ampi_tensors t = ampi_tensors_of(grads, count);
+    amp_overflow_info found;
+    float factor;
+    amp_result r = ampi_scaler_enter(s, &t, "amp_scaler_check");
+    if (r == AMP_OK) r = ampi_scaler_factor(s, &t, "amp_scaler_check", &factor);
+    if (r != AMP_OK) return r;
+    ampi_check(&t, NULL, factor, &found);
+    if (ampi_tensors_first(&t)) {
+        ampi_scaler_record(s, &found, "amp_scaler_check");
+        ampi_scaler_note(s, &t, AMPI_CHECKED, found.norm);
+    }
+    if (info) *info = found;
+    return AMP_OK;
+}
+
+/* Shared by amp_scaler_unscale and amp_optimizer_unscale. */
+AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, const char* place, amp_overflow_info* found) {
+    ampi_grad_pass pass;
+    uint64_t unscaled;
+    uint32_t done = ampi_scaler_seen(s, t, &unscaled);
+    if (done & AMPI_STEPPED)
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: these gradients were stepped already; call update first", place);
+    if (done & AMPI_UNSCALED)
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: these gradients were unscaled already in this window", place);
+    if (ampi_scaler_need_room(s, t, place) != AMP_OK) return AMP_ERR_STATE;
+    ampi_check(t, t, s->state.inverse, found);
+    if (!ampi_tensors_first(t)) return AMP_OK;
+    if (ampi_scaler_record(s, found, place) && s->state.inverse != 1.0f) {
+        memset(&pass, 0, sizeof pass);
+        pass.src = t; pass.dst = t; pass.inverse = s->state.inverse;
+        ampi_each_chunk(t, ampi_unscale_chunk, NULL, &pass);
+    }
+    ampi_scaler_note(s, t, AMPI_UNSCALED, found->norm);
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
+    ampi_tensors t = ampi_tensors_of(grads, count);
+    amp_overflow_info found;
+    amp_result r = ampi_scaler_enter(s, &t, "amp_scaler_unscale");
+    if (r == AMP_OK) r = ampi_scaler_unscale(s, &t, "amp_scaler_unscale", &found);
+    if (r == AMP_OK && info) *info = found;
+    return r;
+}
+
+AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src) {
+    static const char place[] = "amp_scaler_unscale_into";
+    uint64_t unscaled;
+    int i;
+    amp_result r = ampi_scaler_enter(s, src, place);
+    if (r == AMP_OK) r = ampi_tensors_validate(dst, s->desc.logger, place);
+    if (r != AMP_OK) return r;
+    for (i = 0; i < src->count; i++) {
+        amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
+        if (x.count != y.count)
+            return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lu elements, src has %lu", place, i,
+                             (unsigned long)y.count, (unsigned long)x.count);
+        if (x.count && x.data == y.data)
+            return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT, "%s: tensor %d: dst and src are the same; use amp_scaler_unscale",
+                             place, i);
+    }
+    if (ampi_scaler_seen(s, dst, &unscaled) & AMPI_STEPPED)
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first", place);
+    if (ampi_scaler_seen(s, src, &unscaled) & AMPI_UNSCALED)
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: src was unscaled already in this window", place);
+    return ampi_scaler_need_room(s, dst, place);
+}
+
+AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
+                                           int accumulate, amp_overflow_info* info) {
+    ampi_tensors to = ampi_tensors_of(dst, count), from = ampi_tensors_of(src, count);
+    ampi_grad_pass pass;
+    amp_overflow_info found;
+    amp_result r = ampi_scaler_into_validate(s, &to, &from);
+    if (r != AMP_OK) return r;
+    memset(&pass, 0, sizeof pass);
+    pass.src = &from; pass.dst = &to; pass.inverse = s->state.inverse;
+    if (accumulate) ampi_check_pass(&from, &to, pass.inverse, ampi_check_sums_chunk, &found);
+    else ampi_check(&from, &to, pass.inverse, &found);
+    if (ampi_tensors_first(&to)) {
+        if (ampi_scaler_record(s, &found, "amp_scaler_unscale_into"))
+            ampi_each_chunk(&from, accumulate ? ampi_accumulate_chunk : ampi_unscale_chunk, NULL, &pass);
+        ampi_scaler_note(s, &to, AMPI_UNSCALED, found.norm);
+    }
+    if (info) *info = found;
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
+    if (!s) return AMP_ERR_ARGUMENT;
+    ampi_scaler_open(s);
+    s->recorded = 1;
+    s->info.found_inf = 1;
+    s->state.found_inf = 1;
+    return AMP_OK;
+}
+
+AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
+    if (!s) return AMP_ERR_ARGUMENT;
+    return s->recorded ? !s->state.found_inf : (int)AMP_ERR_STATE;
+}
+
+/* What to do about a limit that was reached. */
+AMPI_FN amp_result ampi_scaler_limit(const amp_scaler* s, int32_t action, const char* what) {
+    if (action == AMP_LIMIT_CLAMP) return AMP_OK;
+    if (action == AMP_LIMIT_CALLBACK && s->desc.on_limit(s, s->desc.user_data) == 0) return AMP_OK;
+    return ampi_fail(s->desc.logger, AMP_ERR_OVERFLOW, "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what,
+                     (double)s->state.scale, (int)s->state.consecutive_skips);
+}
+
+AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
+    amp_result r = AMP_OK;
+    int hit;
+    if (!s) return AMP_ERR_ARGUMENT;
+    if (!s->recorded)
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped since the last update");
+    hit = amp_scaler_advance(&s->rule, &s->state);
+    s->scaled = s->recorded = s->list_count = 0;
+    if (hit & 1) r = ampi_scaler_limit(s, s->rule.at_min, "an overflow although the scale is at its floor");
+    if (r == AMP_OK && (hit & 2)) r = ampi_scaler_limit(s, s->rule.at_max_skips, "more overflows in a row than max_skips");
+    return r;
+}
+
+AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
+    if (!s) return AMP_ERR_ARGUMENT;
+    if (s->scaled || s->recorded)
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "amp_scaler_set_scale: not between scale_loss and update");
+    if (!ampi_scale_usable(&scale))
+        return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT, "amp_scaler_set_scale: %g must be finite and greater than 2^-128",
+                         (double)scale);
+    s->state.scale = scale;
+    ampi_scaler_use_scale(&s->state);
+    return AMP_OK;
+}
+
+/* --- save and load ------------------------------------------------------------------------------ */
+
+/* Bytes 0..3 "AMPS", 4..7 version, 8..63 the rule (14 words), 64..79 scale, tracker, hysteresis left, skips in a
+   row, 80..95 applied and skipped, 96..123 zero, 124..127 CRC-32 of all before. */
+#define AMPI_SCALER_VERSION 1u
+#define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
+
+AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
+    int i;
+    for (i = 0; i < 4; i++) p[i] = (unsigned char)((u >> (8 * i)) & 0xffu);
+}
+AMPI_FN uint32_t ampi_get32(const unsigned char* p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+AMPI_FN void ampi_put64(unsigned char* p, uint64_t u) {
+    ampi_put32(p, (uint32_t)u);
+    ampi_put32(p + 4, (uint32_t)(u >> 32));
+}
+AMPI_FN uint64_t ampi_get64(const unsigned char* p) { return (uint64_t)ampi_get32(p) | (uint64_t)ampi_get32(p + 4) << 32; }
+
+/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected), bit by bit. */
+AMPI_FN uint32_t ampi_crc32(const unsigned char* p, size_t n) {
+    uint32_t crc = 0xffffffffu;
+    size_t i;
+    int bit;
+    for (i = 0; i < n; i++) {
+        crc ^= p[i];
+        for (bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)));
+    }
+    return ~crc;
+}
+
+/* Magic, version and rule: what must be the same on loading. */
+#define AMPI_SCALER_HEAD 64
+AMPI_FN void ampi_scaler_put_head(const amp_scaler_rule* r, unsigned char* p) {
+    const int32_t words[] = { r->interval, r->start, r->hysteresis, r->guard, r->refill, r->at_min, r->max_skips,
+                              r->at_max_skips, r->ignore_overflow, r->is_static };
+    int i;
+    memcpy(p, "AMPS", 4);
+    ampi_put32(p + 4, AMPI_SCALER_VERSION);
+    ampi_put32(p + 8, ampi_bits_at(&r->growth));
+    ampi_put32(p + 12, ampi_bits_at(&r->backoff));
+    ampi_put32(p + 16, ampi_bits_at(&r->min));
+    ampi_put32(p + 20, ampi_bits_at(&r->max));
+    for (i = 0; i < 10; i++) ampi_put32(p + 24 + 4 * i, (uint32_t)words[i]);
+}
+
+AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
+    unsigned char* p = (unsigned char*)bytes;
+    if (!s) return AMP_ERR_ARGUMENT;
+    if (!bytes || size < AMP_SCALER_STATE_BYTES)
+        return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT, "amp_scaler_save: %lu bytes are not enough, or NULL", (unsigned long)size);
+    if (s->scaled || s->recorded)
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "amp_scaler_save: not between scale_loss and update");
+    memset(p, 0, AMP_SCALER_STATE_BYTES);
+    ampi_scaler_put_head(&s->rule, p);
+    ampi_put32(p + 64, ampi_bits_at(&s->state.scale));
+    ampi_put32(p + 68, (uint32_t)s->state.tracker);
+    ampi_put32(p + 72, (uint32_t)s->state.hysteresis_left);
+    ampi_put32(p + 76, (uint32_t)s->state.consecutive_skips);
+    ampi_put64(p + 80, (uint64_t)s->state.applied);
+    ampi_put64(p + 88, (uint64_t)s->state.skipped);
+    ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(p, AMPI_SCALER_CRC_AT));
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size) {
+    const unsigned char* p = (const unsigned char*)bytes;
+    unsigned char head[AMPI_SCALER_HEAD];
+    uint32_t scale;
+    if (!s) return AMP_ERR_ARGUMENT;
+    if (s->scaled || s->recorded)
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "amp_scaler_load: not between scale_loss and update");
+    if (!bytes || size != AMP_SCALER_STATE_BYTES)
+        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %lu", AMP_SCALER_STATE_BYTES,
+                         bytes ? (unsigned long)size : 0ul);
+    ampi_scaler_put_head(&s->rule, head);
+    if (memcmp(p, head, 8) != 0 || ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(p, AMPI_SCALER_CRC_AT))
+        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT, "amp_scaler_load: not a scaler state of this version, or damaged");
+    if (memcmp(p, head, sizeof head) != 0)
+        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT, "amp_scaler_load: the state was saved by a scaler with another rule");
+    scale = ampi_get32(p + 64);
+    s->state.scale = ampi_float(scale);
+    s->state.tracker = (int32_t)ampi_get32(p + 68);
+    s->state.hysteresis_left = (int32_t)ampi_get32(p + 72);
+    s->state.consecutive_skips = (int32_t)ampi_get32(p + 76);
+    s->state.applied = (int64_t)ampi_get64(p + 80);
+    s->state.skipped = (int64_t)ampi_get64(p + 88);
+    ampi_scaler_use_scale(&s->state);
+    ampi_overflow_clear(&s->info);
+    return AMP_OK;
+}
+
+/* ======================================================================================== */
+/* >>impl-optim                                                                               */
+/* ======================================================================================== */
+
+/* --- schedule ------------------------------------------------------------------------------- */
+
+/* A product in double that no compiler fuses with a following sum. */
+AMPI_FN double ampi_mul64(double a, double b) {
+    volatile double product = a * b;
+    return product;
+}
+
+/* x^n for n >= 0, by repeated squaring. */
+AMPI_FN double ampi_pow_int(double x, int64_t n) {
+    double result = 1.0;
+    for (; n > 0; n >>= 1) {
+        if (n & 1) result = ampi_mul64(result, x);
+        x = ampi_mul64(x, x);
+    }
+    return result;
+}
+
+/* sin(pi/2 * u) and cos(pi/2 * u) for u in [0, 1/2]: Taylor series; the first term left out is below 2^-57. */
+AMPI_FN double ampi_quarter_series(double u, int odd) {
+    double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
+    int k;
+    for (k = 16 + odd; k > 1; k -= 2) sum = 1.0 - ampi_mul64(y2 / (double)(k * (k - 1)), sum);
+    return odd ? ampi_mul64(y, sum) : sum;
+}
+
+/* (1 + cos(pi * part / whole)) / 2 = cos(pi/2 * part/whole)^2, relatively exact down to the end. */
+AMPI_FN double ampi_cosine_factor(int64_t part, int64_t whole) {
+    double c = part <= whole - part ? ampi_quarter_series((double)part / (double)whole, 0)
+                                    : ampi_quarter_series((double)(whole - part) / (double)whole, 1);
+    return ampi_mul64(c, c);
+}
+
+AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
+    int64_t after = t - s->warmup_steps, whole = s->total_steps - s->warmup_steps;
+    double floor_factor = (double)s->floor;
+    if (after < 0) return (double)(t + 1) / ((double)s->warmup_steps + 1.0);
+    switch (s->kind) {
+        case AMP_SCHEDULE_STEP:
+            return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : (double)s->gamma, s->step_size > 0 ? after / s->step_size : 0);
+        case AMP_SCHEDULE_LINEAR:
+            return after >= whole ? floor_factor : 1.0 - ampi_mul64(1.0 - floor_factor, (double)after / (double)whole);
+        case AMP_SCHEDULE_COSINE:
+            return after >= whole ? floor_factor
+                                  : floor_factor + ampi_mul64(1.0 - floor_factor, ampi_cosine_factor(after, whole));
+        case AMP_SCHEDULE_CONSTANT: case AMPI_SCHEDULE_MAX: break;
+    }
+    return 1.0;
+}
+
+AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t) {
+    return s ? (float)ampi_mul64((double)base_lr, ampi_schedule_factor(s, t < 0 ? 0 : t)) : base_lr;
+}
+
+/* --- validation ------------------------------------------------------------------------------- */
+
+/* low <= *p <= high, on a value whose bits are finite. */
+AMPI_FN int ampi_in_range(const float* p, float low, float high) { return ampi_is_finite(p) && *p >= low && *p <= high; }
+/* Rates that must stay below one. */
+#define AMPI_BELOW_ONE 0.99999994f
+
+AMPI_FN float ampi_default_at(const float* p, float value) { return ampi_is_zero(p) ? value : ampi_is_off(p) ? 0.0f : *p; }
+
+AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
+    d->lr = ampi_default_at(&d->lr, d->kind == AMP_SGD ? 0.01f : 0.001f);
+    d->momentum = ampi_default_at(&d->momentum, 0.0f);
+    d->dampening = ampi_default_at(&d->dampening, 0.0f);
+    d->beta1 = ampi_default_at(&d->beta1, 0.9f);
+    d->beta2 = ampi_default_at(&d->beta2, 0.999f);
+    if (ampi_is_zero(&d->eps)) d->eps = d->kind == AMP_LAMB ? 1e-6f : 1e-8f;
+    d->weight_decay = ampi_default_at(&d->weight_decay, d->kind == AMP_ADAMW ? 0.01f : 0.0f);
+    if (ampi_is_zero(&d->schedule.gamma)) d->schedule.gamma = 0.1f;
+}
+
+AMPI_FN amp_result ampi_schedule_validate(const amp_schedule* s, const amp_logger* logger) {
+    int ends = s->kind == AMP_SCHEDULE_LINEAR || s->kind == AMP_SCHEDULE_COSINE;
+    AMPI_REFUSE_DESC((unsigned)s->kind > (unsigned)AMP_SCHEDULE_COSINE, "optimizer: schedule.kind %d is not an amp_schedule_kind",
+                     (int)s->kind);
+    AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps %ld is negative", (long)s->warmup_steps);
+    AMPI_REFUSE_DESC(ends && s->total_steps <= s->warmup_steps,
+                     "optimizer: schedule.total_steps %ld must be greater than warmup_steps %ld", (long)s->total_steps,
+                     (long)s->warmup_steps);
+    AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1, "optimizer: schedule.step_size %ld must be at least 1",
+                     (long)s->step_size);
+    AMPI_REFUSE_DESC(!ampi_in_range(&s->gamma, 0.0f, 1.0f), "optimizer: schedule.gamma %g must lie in (0,1]", (double)s->gamma);
+    AMPI_REFUSE_DESC(!ampi_in_range(&s->floor, 0.0f, 1.0f), "optimizer: schedule.floor %g must lie in [0,1]", (double)s->floor);
+    return AMP_OK;
+}
+
+/* Ranges, after the defaults were filled in. */
+AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
+    const amp_logger* logger = d->logger;
+    AMPI_REFUSE_DESC((unsigned)d->kind > (unsigned)AMP_LAMB, "optimizer: kind %d is not an amp_optimizer_kind", (int)d->kind);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->lr, 0.0f, AMPI_FLT_MAX), "optimizer: lr %g must be finite and not negative", (double)d->lr);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->momentum, 0.0f, AMPI_BELOW_ONE), "optimizer: momentum %g must lie in [0,1)",
+                     (double)d->momentum);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->dampening, 0.0f, 1.0f), "optimizer: dampening %g must lie in [0,1]", (double)d->dampening);
+    AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f),
+                     "optimizer: nesterov needs momentum > 0 and no dampening, not %g and %g", (double)d->momentum,
+                     (double)d->dampening);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->beta1, 0.0f, AMPI_BELOW_ONE), "optimizer: beta1 %g must lie in [0,1)", (double)d->beta1);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->beta2, 0.0f, AMPI_BELOW_ONE), "optimizer: beta2 %g must lie in [0,1)", (double)d->beta2);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->eps, AMPI_FLT_MIN, AMPI_FLT_MAX), "optimizer: eps %g must be finite and positive",
+                     (double)d->eps);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->weight_decay, 0.0f, AMPI_FLT_MAX),
+                     "optimizer: weight_decay %g must be finite and not negative", (double)d->weight_decay);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->clip_norm, 0.0f, AMPI_FLT_MAX), "optimizer: clip_norm %g must be finite and positive",
+                     (double)d->clip_norm);
+    AMPI_REFUSE_DESC(d->group_count < 0 || d->group_count > AMP_MAX_GROUPS || (d->group_count > 0 && !d->groups),
+                     "optimizer: group_count %d must lie in 0..%d, with groups given", d->group_count, AMP_MAX_GROUPS);
+    return ampi_schedule_validate(&d->schedule, logger);
+}
+
+AMPI_FN amp_result ampi_groups_validate(const amp_optimizer_desc* d) {
+    const amp_logger* logger = d->logger;
+    int i;
+    for (i = 0; i < d->group_count; i++) {
+        const amp_param_group* g = &d->groups[i];
+        AMPI_REFUSE_DESC(!ampi_is_off(&g->lr) && !ampi_in_range(&g->lr, 0.0f, AMPI_FLT_MAX),
+                         "optimizer: group %d: lr %g must be finite and not negative", i, (double)g->lr);
+        AMPI_REFUSE_DESC(!ampi_is_off(&g->weight_decay) && !ampi_in_range(&g->weight_decay, 0.0f, AMPI_FLT_MAX),
+                         "optimizer: group %d: weight_decay %g must be finite and not negative", i, (double)g->weight_decay);
+    }
+    return AMP_OK;
+}
+
+AMPI_FN int ampi_moment_count(const amp_optimizer_desc* d) { return d->kind != AMP_SGD ? 2 : d->momentum > 0.0f ? 1 : 0; }
+
+AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc) {
+    amp_optimizer_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    ampi_optimizer_fill(&d);
+    return ampi_optimizer_validate(&d) == AMP_OK ? ampi_moment_count(&d) : -1;
+}
+
+AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) { return ampi_is_off(&o->groups[p->group].lr); }
+
+#define AMPI_REFUSE_PARAM(condition, code, what)                                                                   \
+    do {                                                                                                           \
+        if (condition) return ampi_fail(logger, code, "optimizer: parameter %d (%s): " what, i, p->name ? p->name : "no name"); \
+    } while (0)
+
+AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* p, int i) {
+    const amp_logger* logger = o->desc.logger;
+    int groups = o->desc.group_count > 0 ? o->desc.group_count : 1, moments = ampi_moment_count(&o->desc);
+    AMPI_REFUSE_PARAM(p->group < 0 || p->group >= groups, AMP_ERR_ARGUMENT, "its group does not exist");
+    AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE, "grad_dtype must be F32, F16 or BF16");
+    AMPI_REFUSE_PARAM(p->low && p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16, AMP_ERR_DTYPE, "low_dtype must be F16 or BF16");
+    if (p->count == 0) return AMP_OK;
+    AMPI_REFUSE_PARAM(!p->master && !p->low, AMP_ERR_ARGUMENT, "neither master nor low is given");
+    if (ampi_param_frozen(o, p)) return AMP_OK;
+    AMPI_REFUSE_PARAM(!p->grad, AMP_ERR_ARGUMENT, "grad is NULL");
+    AMPI_REFUSE_PARAM(moments > 0 && !p->m, AMP_ERR_ARGUMENT, "m is NULL, but this optimizer needs it");
+    AMPI_REFUSE_PARAM(moments > 1 && !p->v, AMP_ERR_ARGUMENT, "v is NULL, but this optimizer needs it");
+    return AMP_OK;
+}
+
+AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param* params, int count) {
+    amp_result r = AMP_OK;
+    int i;
+    if (!params || count < 1) return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT, "optimizer: no parameters (count %d)", count);
+    for (i = 0; i < count && r == AMP_OK; i++) r = ampi_param_validate(o, &params[i], i);
+    return r;
+}
+
+AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count) {
+    amp_optimizer made;
+    amp_result r;
+    int i;
+    memset(&made, 0, sizeof made);
+    if (desc) made.desc = *desc;
+    if (!o) return ampi_fail(made.desc.logger, AMP_ERR_ARGUMENT, "amp_optimizer_init: the optimizer is NULL");
+    ampi_optimizer_fill(&made.desc);
+    r = ampi_optimizer_validate(&made.desc);
+    if (r == AMP_OK) r = ampi_groups_validate(&made.desc);
+    if (r != AMP_OK) return r;
+    for (i = 0; i < made.desc.group_count; i++) made.groups[i] = made.desc.groups[i];
+    made.desc.groups = NULL;
+    r = ampi_params_validate(&made, params, count);
+    if (r != AMP_OK) return r;
+    made.params = params;
+    made.count = count;
+    made.state.lr = made.desc.lr;
+    *o = made;
+    for (i = 0; i < count; i++)
+        if (params[i].master && params[i].low)
+            ampi_store_f32(params[i].low, params[i].low_dtype, 0, params[i].master, params[i].count);
+    return AMP_OK;
+}
+
+/* --- kernels ------------------------------------------------------------------------------------ */
+
+/* Constants of one step for one group; all products and quotients of them were formed in double. */
+typedef struct ampi_update {
+    float mult;             /* gradient factor: clip coefficient / loss scale; negative to ascend */
+    float l2;               /* added to the gradient: l2 * w */
+    float b1, c1, b2, c2;   /* m = b1*m + c1*g, v = b2*v + c2*g^2 */
+    float r1, r2, eps;      /* bias corrections 1/(1-b1^t), 1/sqrt(1-b2^t) */
+    float buf, raw;         /* SGD: direction buf*m + raw*g */
+    float wd;               /* LAMB: direction + wd*w */
+    float decay, step;      /* w = decay*w + step*direction; step is negative */
+    int   frozen;
+} ampi_update;
+
+typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u);
+
+/* The same few operations on 16, 8, 4 or 1 floats. flush: a value with exponent zero becomes +0. */
+#define ampi_v_scalar float
+#define ampi_load_scalar(p) (*(p))
+#define ampi_put_scalar(p, x) (*(p) = (x))
+#define ampi_set_scalar(x) (x)
+#define ampi_mul_scalar(a, b) ((a) * (b))
+#define ampi_div_scalar(a, b) ((a) / (b))
+#define ampi_sqrt_scalar(a) sqrtf(a)
+#define ampi_fma_scalar(a, b, c) ampi_fma(AMPI_FMA_NATIVE, a, b, c)
+AMPI_INLINE float ampi_flush_scalar(float x) { return (ampi_bits(x) & 0x7f800000u) ? x : 0.0f; }
+
+#if AMPI_X86
+#define ampi_v_avx2 __m256
+#define ampi_load_avx2 _mm256_loadu_ps
+#define ampi_put_avx2 _mm256_storeu_ps
+#define ampi_set_avx2 _mm256_set1_ps
+#define ampi_mul_avx2 _mm256_mul_ps
+#define ampi_div_avx2 _mm256_div_ps
+#define ampi_sqrt_avx2 _mm256_sqrt_ps
+#define ampi_fma_avx2 _mm256_fmadd_ps
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_flush_avx2(__m256 x) {
+    __m256i exponent = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7f800000));
+    return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(exponent, _mm256_setzero_si256())), x);
+}
+#define ampi_v_avx512 __m512
+#define ampi_load_avx512 _mm512_loadu_ps
+#define ampi_put_avx512 _mm512_storeu_ps
+#define ampi_set_avx512 _mm512_set1_ps
+#define ampi_mul_avx512 _mm512_mul_ps
+#define ampi_div_avx512 _mm512_div_ps
+#define ampi_sqrt_avx512(a) _mm512_maskz_sqrt_ps((__mmask16)0xffff, a)   /* gcc 12 warns about the plain one */
+#define ampi_fma_avx512 _mm512_fmadd_ps
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_flush_avx512(__m512 x) {
+    return _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32(0x7f800000)), x);
+}
+#endif
+
+#if AMPI_NEON
+#define ampi_v_neon float32x4_t
+#define ampi_load_neon vld1q_f32
+#define ampi_put_neon vst1q_f32
+#define ampi_set_neon vdupq_n_f32
+#define ampi_mul_neon vmulq_f32
+#define ampi_div_neon vdivq_f32
+#define ampi_sqrt_neon vsqrtq_f32
+#define ampi_fma_neon(a, b, c) vfmaq_f32(c, a, b)
+AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
+    uint32x4_t u = vreinterpretq_u32_f32(x);
+    return vreinterpretq_f32_u32(vandq_u32(u, vtstq_u32(u, vdupq_n_u32(0x7f800000u))));
+}
+#endif
+
+/* The kernels of one instruction set. n is a multiple of 16; there is no sum outside an fma. lamb_moments leaves
+   the direction in g, lamb_direction forms it again from the moments. */
+#define AMPI_OPTIMIZER_KERNELS(isa, target, lanes)                                                                 \
+    typedef ampi_v_##isa ampi_vector_##isa;                                                                        \
+    target AMPI_INLINE ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g, const ampi_update* u) { \
+        return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w),                                           \
+                              ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g)));                        \
+    }                                                                                                              \
+    target AMPI_INLINE ampi_vector_##isa ampi_first_moment_##isa(float* m, ampi_vector_##isa g, const ampi_update* u) { \
+        ampi_vector_##isa x = ampi_flush_##isa(ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m),           \
+                                                              ampi_mul_##isa(ampi_set_##isa(u->c1), g)));          \
+        ampi_put_##isa(m, x);                                                                                      \
+        return x;                                                                                                  \
+    }                                                                                                              \
+    target AMPI_INLINE ampi_vector_##isa ampi_second_moment_##isa(float* v, ampi_vector_##isa g, const ampi_update* u) { \
+        ampi_vector_##isa old = ampi_mul_##isa(ampi_set_##isa(u->b2), ampi_load_##isa(v));                         \
+        ampi_vector_##isa x = ampi_flush_##isa(ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, old));  \
+        ampi_put_##isa(v, x);                                                                                      \
+        return x;                                                                                                  \
+    }                                                                                                              \
+    target AMPI_INLINE ampi_vector_##isa ampi_quotient_##isa(ampi_vector_##isa m, ampi_vector_##isa v, const ampi_update* u) { \
+        return ampi_div_##isa(m, ampi_fma_##isa(ampi_sqrt_##isa(v), ampi_set_##isa(u->r2), ampi_set_##isa(u->eps))); \
+    }                                                                                                              \
+    target AMPI_INLINE void ampi_move_##isa(float* w, ampi_vector_##isa direction, const ampi_update* u) {         \
+        ampi_put_##isa(w, ampi_fma_##isa(ampi_set_##isa(u->step), direction,                                       \
+                                         ampi_mul_##isa(ampi_load_##isa(w), ampi_set_##isa(u->decay))));           \
+    }                                                                                                              \
+    target AMPI_FN void ampi_sgd_##isa(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) {   \
+        size_t i;                                                                                                  \
+        (void)m; (void)v;                                                                                          \
+        for (i = 0; i < n; i += lanes) ampi_move_##isa(w + i, ampi_gradient_##isa(w + i, g + i, u), u);            \
+    }                                                                                                              \
+    target AMPI_FN void ampi_momentum_##isa(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) { \
+        size_t i;                                                                                                  \
+        (void)v;                                                                                                   \
+        for (i = 0; i < n; i += lanes) {                                                                           \
+            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u), b = ampi_first_moment_##isa(m + i, x, u);  \
+            ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->raw), x);                                    \
+            ampi_move_##isa(w + i, ampi_fma_##isa(ampi_set_##isa(u->buf), b, part), u);                            \
+        }                                                                                                          \
+    }                                                                                                              \
+    target AMPI_FN void ampi_adam_##isa(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) {  \
+        size_t i;                                                                                                  \
+        for (i = 0; i < n; i += lanes) {                                                                           \
+            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u);                                            \
+            ampi_vector_##isa a = ampi_first_moment_##isa(m + i, x, u), b = ampi_second_moment_##isa(v + i, x, u); \
+            ampi_move_##isa(w + i, ampi_quotient_##isa(a, b, u), u);                                               \
+        }                                                                                                          \
+    }                                                                                                              \
+    target AMPI_FN void ampi_lamb_direction_##isa(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) { \
+        size_t i;                                                                                                  \
+        for (i = 0; i < n; i += lanes) {                                                                           \
+            ampi_vector_##isa a = ampi_mul_##isa(ampi_load_##isa(m + i), ampi_set_##isa(u->r1));                   \
+            ampi_vector_##isa d = ampi_quotient_##isa(a, ampi_load_##isa(v + i), u);                               \
+            ampi_put_##isa(g + i, ampi_fma_##isa(ampi_set_##isa(u->wd), ampi_load_##isa(w + i), d));               \
+        }                                                                                                          \
+    }                                                                                                              \
+    target AMPI_FN void ampi_lamb_moments_##isa(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) { \
+        size_t i;                                                                                                  \
+        for (i = 0; i < n; i += lanes) {                                                                           \
+            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u);                                            \
+            ampi_first_moment_##isa(m + i, x, u);                                                                  \
+            ampi_second_moment_##isa(v + i, x, u);                                                                 \
+        }                                                                                                          \
+        ampi_lamb_direction_##isa(w, g, m, v, n, u);                                                               \
+    }
+
+AMPI_OPTIMIZER_KERNELS(scalar, , 1)
+#if AMPI_X86
+AMPI_OPTIMIZER_KERNELS(avx2, AMPI_TARGET_AVX2, 8)
+AMPI_OPTIMIZER_KERNELS(avx512, AMPI_TARGET_AVX512, 16)
+#endif
+#if AMPI_NEON
+AMPI_OPTIMIZER_KERNELS(neon, , 4)
+#endif
+
+typedef enum ampi_update_kind { AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_LAMB_MOMENTS, AMPI_LAMB_DIRECTION } ampi_update_kind;
+
+#define AMPI_UPDATE_ROW(isa) \
+    { ampi_sgd_##isa, ampi_momentum_##isa, ampi_adam_##isa, ampi_lamb_moments_##isa, ampi_lamb_direction_##isa }
+AMPI_FN ampi_update_fn ampi_update_kernel(ampi_update_kind kind) {
+    static const ampi_update_fn scalar[] = AMPI_UPDATE_ROW(scalar);
+#if AMPI_X86
+    static const ampi_update_fn avx2[] = AMPI_UPDATE_ROW(avx2), avx512[] = AMPI_UPDATE_ROW(avx512);
+    if (amp_cpu_isa() == AMP_ISA_AVX512) return avx512[kind];
+    if (amp_cpu_isa() == AMP_ISA_AVX2) return avx2[kind];
+#elif AMPI_NEON
+    static const ampi_update_fn neon[] = AMPI_UPDATE_ROW(neon);
+    if (amp_cpu_isa() == AMP_ISA_NEON) return neon[kind];
+#endif
+    return scalar[kind];
+}
+
+/* Runs a kernel on any n: the rest after the last 16 goes through padded copies. */
+AMPI_FN void ampi_update_run(ampi_update_kind kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) {
+    ampi_update_fn fn = ampi_update_kernel(kind);
+    size_t whole = n - n % 16, rest = (n - whole) * sizeof(float);
+    float pad[4][16];
+    fn(w, g, m, v, whole, u);
+    if (rest == 0) return;
+    memset(pad, 0, sizeof pad);
+    memcpy(pad[0], w + whole, rest);
+    memcpy(pad[1], g + whole, rest);
+    if (m) memcpy(pad[2], m + whole, rest);
+    if (v) memcpy(pad[3], v + whole, rest);
+    fn(pad[0], pad[1], pad[2], pad[3], 16, u);
+    memcpy(w + whole, pad[0], rest);
+    if (kind >= AMPI_LAMB_MOMENTS) memcpy(g + whole, pad[1], rest);
+    if (m) memcpy(m + whole, pad[2], rest);
+    if (v) memcpy(v + whole, pad[3], rest);
+}
+
+/* --- passes over the parameters ------------------------------------------------------------------ */
+
+AMPI_FN amp_tensor ampi_grad_at(const void* list, int i) {
+    const amp_param* p = (const amp_param*)list + i;
+    amp_tensor t;
+    t.data = p->grad; t.dtype = p->grad_dtype; t.count = p->grad ? p->count : 0; t.name = p->name;
+    return t;
+}
+AMPI_FN ampi_tensors ampi_grads_of(const amp_param* params, int count) {
+    ampi_tensors t;
+    t.list = params; t.count = count; t.at = ampi_grad_at;
+    return t;
+}
+
+typedef struct ampi_step {
+    const amp_param* params;        /* the pass's first parameter */
+    const ampi_update* updates;     /* by group */
+    ampi_update_kind kind;
+    double w_sum, direction_sum;    /* LAMB: sums of squares */
+    float trust;                    /* LAMB: -lr * ratio */
+} ampi_step;
+
+/* Weights of a block as floats: the master's, or the low ones widened. And back, both copies. */
+AMPI_FN float* ampi_weights(const amp_param* p, size_t i, size_t n, float* tile) {
+    if (p->master) return p->master + i;
+    ampi_load_f32(tile, p->low, p->low_dtype, i, n);
+    return tile;
+}
+
+AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
+    const ampi_step* step = (const ampi_step*)context;
+    const amp_param* p = &step->params[c->tensor];
+    const ampi_update* u = &step->updates[p->group];
+    float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
+    size_t i, n;
+    for (i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
+        float *w, *g = g_tile;
+        n = ampi_block_size(c, i);
+        w = ampi_weights(p, i, n, w_tile);
+        if (ampi_dtype(p->grad_dtype) == AMP_F32) g = (float*)p->grad + i;
+        else ampi_load_f32(g_tile, p->grad, p->grad_dtype, i, n);
+        ampi_update_run(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);
+        if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
+    }
+}
+
+/* LAMB, first pass: moments, and the norms of weights and direction. */
+AMPI_FN void ampi_lamb_moments_chunk(void* context, ampi_chunk* c) {
+    const ampi_step* step = (const ampi_step*)context;
+    const amp_param* p = &step->params[c->tensor];
+    float w_tile[AMPI_BLOCK], g[AMPI_BLOCK];
+    uint32_t ignored = 0;
+    size_t i, n;
+    for (i = c->offset; i < c->offset + c->n; i += n) {
+        float* w;
+        n = ampi_block_size(c, i);
+        w = ampi_weights(p, i, n, w_tile);
+        ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
+        ampi_update_run(AMPI_LAMB_MOMENTS, w, g, p->m + i, p->v + i, n, &step->updates[p->group]);
+        ampi_scan_f32(w, n, 0x7f7fffffu, &c->sum, &ignored);
+        ampi_scan_f32(g, n, 0x7f7fffffu, &c->sum2, &ignored);
+    }
+}
+AMPI_FN void ampi_lamb_combine(void* context, ampi_chunk* c) {
+    ampi_step* step = (ampi_step*)context;
+    step->w_sum += c->sum;
+    step->direction_sum += c->sum2;
+}
+
+/* LAMB, second pass: w += trust * direction. */
+AMPI_FN void ampi_lamb_move_chunk(void* context, ampi_chunk* c) {
+    const ampi_step* step = (const ampi_step*)context;
+    const amp_param* p = &step->params[c->tensor];
+    float w_tile[AMPI_BLOCK], direction[AMPI_BLOCK];
+    size_t i, n;
+    for (i = c->offset; i < c->offset + c->n; i += n) {
+        float* w;
+        n = ampi_block_size(c, i);
+        w = ampi_weights(p, i, n, w_tile);
+        ampi_update_run(AMPI_LAMB_DIRECTION, w, direction, p->m + i, p->v + i, n, &step->updates[p->group]);
+        ampi_axpy_f32(w, direction, n, step->trust);
+        if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
+    }
+}
+
+AMPI_FN void ampi_lamb_step(const amp_optimizer* o, const ampi_update* updates) {
+    int i;
+    for (i = 0; i < o->count; i++) {
+        ampi_tensors t = ampi_grads_of(&o->params[i], 1);
+        const ampi_update* u = &updates[o->params[i].group];
+        ampi_step step;
+        double ratio = 1.0;
+        if (u->frozen) continue;
+        memset(&step, 0, sizeof step);
+        step.params = &o->params[i];
+        step.updates = updates;
+        ampi_each_chunk(&t, ampi_lamb_moments_chunk, ampi_lamb_combine, &step);
+        if (step.w_sum > 0.0 && step.direction_sum > 0.0) ratio = sqrt(step.w_sum) / sqrt(step.direction_sum);
+        step.trust = (float)ampi_mul64((double)u->step, ratio);
+        ampi_each_chunk(&t, ampi_lamb_move_chunk, NULL, &step);
+    }
+}
+
+/* --- the step ------------------------------------------------------------------------------------- */
+
+AMPI_FN void ampi_update_of_sgd(ampi_update* u, const amp_optimizer* o) {
+    const amp_optimizer_desc* d = &o->desc;
+    int first = o->state.step == 0;     /* the buffer starts as the gradient itself */
+    u->b1 = first ? 0.0f : d->momentum;
+    u->c1 = first ? 1.0f : (float)(1.0 - (double)d->dampening);
+    u->buf = d->nesterov ? d->momentum : 1.0f;
+    u->raw = d->nesterov ? 1.0f : 0.0f;
+}
+
+/* Bias corrections by b^t with t counted from 1. Products of two floats are exact in double. */
+AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, float lr, float wd) {
+    const amp_optimizer_desc* d = &o->desc;
+    double correction1 = 1.0 - ampi_pow_int((double)d->beta1, o->state.step + 1);
+    double correction2 = 1.0 - ampi_pow_int((double)d->beta2, o->state.step + 1);
+    u->b1 = d->beta1;
+    u->b2 = d->beta2;
+    u->c1 = (float)(1.0 - (double)d->beta1);
+    u->c2 = (float)(1.0 - (double)d->beta2);
+    u->r1 = (float)(1.0 / correction1);
+    u->r2 = (float)(1.0 / sqrt(correction2));
+    u->eps = d->eps;
+    if (d->kind != AMP_LAMB) u->step = (float)(-(double)lr / correction1);
+    if (d->kind == AMP_ADAMW) u->decay = (float)(1.0 - (double)lr * (double)wd);
+    if (d->kind == AMP_LAMB) u->wd = wd;
+    if (d->kind != AMP_ADAM) u->l2 = 0.0f;
+}
+
+/* The constants of this step for one group. */
+AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, const amp_param_group* g, float mult) {
+    float base = ampi_is_zero(&g->lr) ? o->state.lr : g->lr;
+    float lr = amp_schedule_lr(&o->desc.schedule, base, o->state.step);
+    float wd = ampi_default_at(&g->weight_decay, o->desc.weight_decay);
+    memset(u, 0, sizeof *u);
+    u->frozen = ampi_is_off(&g->lr);
+    u->mult = o->desc.maximize ? -mult : mult;
+    u->l2 = wd;
+    u->decay = 1.0f;
+    u->step = -lr;
+    if (o->desc.kind == AMP_SGD) ampi_update_of_sgd(u, o);
+    else ampi_update_of_adam(u, o, lr, wd);
+}
+
+AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
+    ampi_update updates[AMP_MAX_GROUPS];
+    ampi_tensors t = ampi_grads_of(o->params, o->count);
+    ampi_step step;
+    int i;
+    for (i = 0; i < AMP_MAX_GROUPS; i++) ampi_update_of_group(&updates[i], o, &o->groups[i], mult);
+    if (o->desc.kind == AMP_LAMB) {
+        ampi_lamb_step(o, updates);
+    } else {
+        memset(&step, 0, sizeof step);
+        step.params = o->params;
+        step.updates = updates;
+        step.kind = o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM : AMPI_UPDATE_SGD;
+        ampi_each_chunk(&t, ampi_update_chunk, NULL, &step);
+    }
+    o->state.step++;
+}
+
+/* The parameters may have changed since init: they are the caller's. */
+AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, ampi_tensors* t, const char* place) {
+    amp_result r;
+    if (!o || !o->params) return AMP_ERR_ARGUMENT;
+    r = ampi_params_validate(o, o->params, o->count);
+    if (r != AMP_OK) return r;
+    *t = ampi_grads_of(o->params, o->count);
+    if (!ampi_tensors_first(t)) return ampi_fail(o->desc.logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
+    static const char place[] = "amp_optimizer_unscale";
+    amp_overflow_info found;
+    ampi_tensors t;
+    amp_result r = ampi_optimizer_enter(o, &t, place);
+    if (r == AMP_OK) r = ampi_scaler_enter(s, &t, place);
+    return r == AMP_OK ? ampi_scaler_unscale(s, &t, place, &found) : r;
+}
+
+/* May these gradients be stepped in this window, and what must they be multiplied by? */
+AMPI_FN amp_result ampi_optimizer_enter_window(amp_scaler* s, const ampi_tensors* t, const char* place, float* factor) {
+    uint64_t unscaled;
+    amp_result r = ampi_scaler_enter(s, t, place);
+    if (r != AMP_OK) return r;
+    if (ampi_scaler_seen(s, t, &unscaled) & AMPI_STEPPED)
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: these gradients were stepped already; call amp_scaler_update first", place);
+    r = ampi_scaler_factor(s, t, place, factor);
+    return r == AMP_OK ? ampi_scaler_need_room(s, t, place) : r;
+}
+
+/* Norm and overflows of the gradients: by a pass over them, or from the check that saw them last. Returns 1 if
+   the step may be applied. */
+AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t, float factor, amp_overflow_info* found) {
+    const amp_scaler_list* seen = s ? ampi_scaler_entry(s, ampi_tensors_first(t)) : NULL;
+    if (!s && o->desc.unchecked && o->desc.clip_norm <= 0.0f) {
+        ampi_overflow_clear(found);
+        return 1;
+    }
+    if (seen && seen->done == AMPI_CHECKED && seen->elements == ampi_tensors_elements(t)) {
+        *found = s->info;
+        found->norm = seen->norm;
+        return !s->state.found_inf;
+    }
+    ampi_check(t, NULL, factor, found);
+    if (!s) return !found->found_inf;
+    ampi_scaler_record(s, found, "amp_optimizer_step");
+    return !s->state.found_inf;
+}
+
+AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info) {
+    static const char place[] = "amp_optimizer_step";
+    amp_optimizer_info report;
+    double coefficient = 1.0;
+    float factor = 1.0f;
+    ampi_tensors t;
+    amp_result r = ampi_optimizer_enter(o, &t, place);
+    if (r == AMP_OK && s) r = ampi_optimizer_enter_window(s, &t, place, &factor);
+    if (r != AMP_OK) return r;
+    memset(&report, 0, sizeof report);
+    report.lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
+    report.applied = ampi_optimizer_look(o, s, &t, factor, &report.overflow);
+    report.grad_norm = report.overflow.norm;
+    if (o->desc.clip_norm > 0.0f && report.applied) {
+        coefficient = (double)o->desc.clip_norm / (report.grad_norm + 1e-6);
+        if (coefficient > 1.0) coefficient = 1.0;
+    }
+    report.clip_coefficient = (float)coefficient;
+    if (report.applied) ampi_optimizer_apply(o, (float)((double)factor * coefficient));
+    if (s) {
+        ampi_scaler_note(s, &t, AMPI_STEPPED, report.grad_norm);
+        report.overflow = s->info;
+    }
+    if (info) *info = report;
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
+    if (!o) return AMP_ERR_ARGUMENT;
+    if (!ampi_in_range(&lr, 0.0f, AMPI_FLT_MAX))
+        return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT, "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
+    o->state.lr = lr;
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
+    int i;
+    if (!o || !o->params) return AMP_ERR_ARGUMENT;
+    for (i = 0; i < o->count; i++)
+        if (o->params[i].grad && o->params[i].count)
+            memset(o->params[i].grad, 0, o->params[i].count * amp_dtype_size(o->params[i].grad_dtype));
+    return AMP_OK;
+}
+
+/* ======================================================================================== */
+/* >>impl-backend                                                                             */
+/* ======================================================================================== */
+
+AMPI_FN void* ampi_cpu_alloc(size_t bytes, const amp_allocator* a) { return ampi_alloc(a, bytes); }
+AMPI_FN void ampi_cpu_free(void* p, const amp_allocator* a) { ampi_free(a, p); }
+AMPI_FN amp_result ampi_cpu_zero(void* p, size_t bytes, const amp_exec* exec) {
+    (void)exec;
+    memset(p, 0, bytes);
+    return AMP_OK;
+}
+AMPI_FN amp_result ampi_cpu_copy(void* dst, const void* src, size_t bytes, const amp_exec* exec) {
+    (void)exec;
+    memcpy(dst, src, bytes);
+    return AMP_OK;
+}
+AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
+                                    const amp_exec* exec) {
+    amp_convert_desc d;
+    memset(&d, 0, sizeof d);
+    d.logger = ampi_exec_logger(exec);
+    return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d);
+}
+
+/* The entries are the public operators themselves. */
+AMP_DEF const amp_backend* amp_cpu_backend(void) {
+    static const amp_backend cpu = {
+        "cpu", ampi_cpu_alloc, ampi_cpu_free, ampi_cpu_zero, ampi_cpu_copy, ampi_cpu_copy, ampi_cpu_copy,
+        ampi_cpu_convert, ampi_cpu_convert, ampi_cpu_convert, amp_gemm_workspace, amp_conv2d_workspace,
+        amp_linear_forward, amp_linear_backward, amp_conv2d_forward, amp_conv2d_backward,
+        amp_pool2d_forward, amp_pool2d_backward, amp_batch_norm_forward, amp_batch_norm_backward,
+        amp_layer_norm_forward, amp_layer_norm_backward, amp_activation_forward, amp_activation_backward,
+        amp_softmax_forward, amp_softmax_backward, amp_dropout_forward, amp_add_forward,
+        amp_concat_forward, amp_concat_backward,
+        amp_softmax_cross_entropy_forward, amp_softmax_cross_entropy_backward, amp_mse_forward, amp_mse_backward,
+        amp_bce_with_logits_forward, amp_bce_with_logits_backward,
+        amp_scaler_check, amp_optimizer_init, amp_optimizer_step
+    };
+    return &cpu;
+}
+
+/* ======================================================================================== */
+/* >>impl-model                                                                               */
+/* ======================================================================================== */
+
+#define AMPI_NONE (-1)
+#define AMPI_ALIGN 64u
+
+/* A node is one layer, or one cast that finalize has placed; it makes one value, known by the node's index. */
+typedef struct ampi_node {
+    amp_layer layer;              /* what the user may see; the first layer_count nodes are layers */
+    int is_cast;
+    int inputs[2], input_count;   /* nodes, as built */
+    int reads[2];                 /* nodes whose memory is really read: behind flatten, or a cast */
+    int has_region;               /* the innermost region says region_dtype */
+    amp_dtype region_dtype, pin_dtype;
+    amp_dtype visible;            /* the type that rules of later layers see */
+    int order;                    /* position in the order of execution */
+    int users;                    /* how many reads[] name this node */
+    int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
+    int weight, bias;             /* parameters, or AMPI_NONE */
+    int group, index;             /* optimizer group; running number of an input or a loss */
+    amp_init init;
+    size_t fan_in, fan_out;
+    /* what the operator needs */
+    amp_conv2d_shape conv;
+    amp_pool2d_shape pool;
+    float eps, momentum, p, loss_weight, smoothing;
+    size_t stats_offset;          /* norms: floats from the start of the statistics block */
+    /* memory: the node that owns the bytes, and where they are */
+    int data_root, grad_root;
+    size_t data_offset, grad_offset, temp_offset[2];
+    int needs_temp[2], grad_written;
+} ampi_node;
+
+/* One allocation of the model. */
+typedef struct ampi_allocation { void* raw; char* base; size_t bytes; int on_host; } ampi_allocation;
+enum { AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_STATS,
+       AMPI_BLOCK_STATS_SAVED, AMPI_BLOCK_WORKSPACE, AMPI_BLOCK_TARGETS, AMPI_BLOCK_LOSSES, AMPI_BLOCK_PARAMS,
+       AMPI_BLOCK_NAMES, AMPI_BLOCK_GRAD_LIST, AMPI_BLOCK_ORDER, AMPI_BLOCK_ROW, AMPI_BLOCK_COUNT };
+
+struct amp_model {
+    amp_model_desc desc;
+    amp_policy policy;
+    amp_comm comm;
+    amp_scaler_desc scaler_desc;  /* copies of what the user's desc points at */
+    amp_param_group groups[AMP_MAX_GROUPS];
+    const amp_backend* backend;
+    amp_exec exec;
+    amp_logger op_logger;         /* keeps the sentence of an operator, then passes it on */
+    char error[512];
+    amp_result build_result;      /* the first mistake of the graph */
+    amp_dtype regions[AMP_MAX_REGIONS];
+    int region_count;
+    ampi_node* nodes;
+    int node_count, node_capacity, layer_count;
+    int* order;
+    int input_count, loss_count, param_count;
+    int inputs[AMP_MAX_INPUTS], losses[AMP_MAX_LOSSES];
+    ampi_allocation blocks[AMPI_BLOCK_COUNT];
+    size_t target_offset[AMP_MAX_LOSSES];
+    size_t stats_floats;
+    amp_param* params;
+    amp_tensor* grad_list;
+    amp_scaler scaler;
+    amp_optimizer optimizer;
+    int finalized;
+    int micro;                    /* micro-batches of the current step already done */
+    char trouble[160];            /* what a forward pass of this step did wrong; "" if nothing */
+    uint64_t passes;              /* training passes so far: the position in the stream of random numbers */
+    amp_layer_stats* observed;    /* while amp_model_stats runs */
+};
+
+/* --- errors ---------------------------------------------------------------------------- */
+
+AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* user_data) {
+    amp_model* m = (amp_model*)user_data;
+    size_t n = strlen(sentence);
+    if (n >= sizeof m->error) n = sizeof m->error - 1;
+    memcpy(m->error, sentence, n);
+    m->error[n] = 0;
+    if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
+}
+#define ampi_model_fail(m, ...) ampi_fail(&(m)->op_logger, __VA_ARGS__)
+
+AMP_DEF const char* amp_model_error(const amp_model* m) { return m ? m->error : "the model is NULL"; }
+
+/* Remembers the first mistake of the graph; what is built on it is silently nothing. */
+#define ampi_build_fail(m, ...) \
+    ((m)->build_result == AMP_OK ? ((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) : (m)->build_result)
+
+/* Takes an operator's sentence down, so that the layer can be named before it is reported. */
+typedef struct ampi_note { char text[256]; } ampi_note;
+AMPI_FN void ampi_take_note(amp_result code, const char* sentence, void* user_data) {
+    (void)code;
+    snprintf(((ampi_note*)user_data)->text, sizeof ((ampi_note*)user_data)->text, "%s", sentence);
+}
+AMPI_FN amp_exec ampi_noting_exec(amp_logger* logger, ampi_note* note) {
+    amp_exec exec;
+    memset(&exec, 0, sizeof exec);
+    note->text[0] = 0;
+    logger->log = ampi_take_note;
+    logger->user_data = note;
+    exec.logger = logger;
+    return exec;
+}
+
+/* --- memory ---------------------------------------------------------------------------- */
+
+AMPI_FN const amp_allocator* ampi_model_allocator(const amp_model* m) { return &m->desc.allocator; }
+
+AMPI_FN size_t ampi_align(size_t n) { return (n + (AMPI_ALIGN - 1u)) & ~(size_t)(AMPI_ALIGN - 1u); }
+
+AMPI_FN void ampi_block_free(amp_model* m, int which) {
+    ampi_allocation* b = &m->blocks[which];
+    if (b->on_host) ampi_free(&m->desc.allocator, b->raw);
+    else if (b->raw) m->backend->free(b->raw, &m->desc.allocator);
+    memset(b, 0, sizeof *b);
+}
+
+/* Zeroed memory, aligned to a cache line. */
+AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes, int on_host) {
+    ampi_allocation* b = &m->blocks[which];
+    size_t room;
+    amp_result r;
+    if (bytes == 0) return AMP_OK;
+    if (!ampi_add_size(bytes, AMPI_ALIGN, &room))
+        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: a block of %lu bytes does not fit memory", (unsigned long)bytes);
+    b->raw = on_host ? ampi_alloc(&m->desc.allocator, room) : m->backend->alloc(room, &m->desc.allocator);
+    if (!b->raw) return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory, %lu bytes wanted", (unsigned long)room);
+    b->on_host = on_host;
+    b->bytes = bytes;
+    b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
+    if (on_host) { memset(b->base, 0, bytes); return AMP_OK; }
+    r = m->backend->zero(b->base, bytes, &m->exec);
+    if (r != AMP_OK) ampi_block_free(m, which);
+    return r;
+}
+
+/* --- life ------------------------------------------------------------------------------ */
+
+AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
+    const amp_model_desc* d = &m->desc;
+    if (d->batch < 1) return ampi_model_fail(m, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
+    if (!ampi_is_compute_dtype(d->grad_dtype))
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: grad_dtype must be f32, f16 or bf16");
+    if (d->accumulate < 0) return ampi_model_fail(m, AMP_ERR_DESC, "model: accumulate is %d, below 0", d->accumulate);
+    if (d->max_replays < 0) return ampi_model_fail(m, AMP_ERR_DESC, "model: max_replays is %d, below 0", d->max_replays);
+    if (d->max_replays > 0 && d->accumulate > 1)
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: max_replays needs accumulate = 1: earlier micro-batches are gone");
+    if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL))
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
+    if (d->comm && (!d->comm->all_reduce_sum || d->comm->size < 1 || d->comm->rank < 0 || d->comm->rank >= d->comm->size))
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
+    if (d->optimizer.group_count < 0 || d->optimizer.group_count > AMP_MAX_GROUPS
+        || (d->optimizer.group_count > 0 && !d->optimizer.groups))
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: optimizer.group_count %d must lie in 0..%d, with groups given",
+                               d->optimizer.group_count, AMP_MAX_GROUPS);
+    return AMP_OK;
+}
+
+/* The policy: the user's own, or one made from `precision`. */
+AMPI_FN amp_result ampi_model_take_policy(amp_model* m) {
+    amp_policy_desc precision = m->desc.precision;
+    if (!precision.logger) precision.logger = &m->op_logger;
+    if (!m->desc.policy) return amp_policy_init(&m->policy, &precision);
+    m->policy = *m->desc.policy;
+    return ampi_policy_check(&m->policy, &m->op_logger);
+}
+
+/* Whatever the desc points at may be gone after create: from here on it points at copies. */
+AMPI_FN void ampi_model_take_desc(amp_model* m) {
+    amp_model_desc* d = &m->desc;
+    m->comm.size = 1;
+    if (d->comm) m->comm = *d->comm;
+    if (d->scaler) m->scaler_desc = *d->scaler;
+    if (d->optimizer.group_count > 0)
+        memcpy(m->groups, d->optimizer.groups, (size_t)d->optimizer.group_count * sizeof m->groups[0]);
+    d->comm = &m->comm;
+    d->scaler = d->scaler ? &m->scaler_desc : NULL;
+    d->optimizer.groups = d->optimizer.group_count > 0 ? m->groups : NULL;
+    d->policy = &m->policy;
+    d->precision.white = d->precision.black = NULL;
+    d->precision.white_count = d->precision.black_count = 0;
+    if (d->accumulate == 0) d->accumulate = 1;
+}
+
+AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc) {
+    amp_model* m;
+    amp_result r;
+    const amp_logger* logger = desc ? &desc->logger : NULL;
+    if (!out || !desc) return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
+    *out = NULL;
+    if ((desc->allocator.alloc == NULL) != (desc->allocator.free == NULL))
+        return ampi_fail(logger, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
+    m = (amp_model*)ampi_alloc(&desc->allocator, sizeof *m);
+    if (!m) return ampi_fail(logger, AMP_ERR_MEMORY, "amp_model_create: out of memory");
+    memset(m, 0, sizeof *m);
+    m->desc = *desc;
+    m->backend = desc->backend ? desc->backend : amp_cpu_backend();
+    m->op_logger.log = ampi_model_remember;
+    m->op_logger.user_data = m;
+    m->exec.logger = &m->op_logger;
+    r = ampi_model_check_desc(m);
+    if (r == AMP_OK) r = ampi_model_take_policy(m);
+    if (r != AMP_OK) { ampi_free(&desc->allocator, m); return r; }
+    ampi_model_take_desc(m);
+    *out = m;
+    return AMP_OK;
+}
+
+AMP_DEF void amp_model_destroy(amp_model* m) {
+    amp_allocator allocator;
+    int i;
+    if (!m) return;
+    for (i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
+    allocator = m->desc.allocator;
+    ampi_free(&allocator, m->nodes);
+    ampi_free(&allocator, m);
+}
+
+/* --- building -------------------------------------------------------------------------- */
+
+AMPI_FN amp_value ampi_no_value(void) { amp_value v; v.id = 0; return v; }
+AMPI_FN amp_value ampi_value_of(int node) { amp_value v; v.id = node + 1; return v; }
+
+/* After a mistake nothing more is built, and nothing after finalize. */
+AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
+    if (!m || m->build_result != AMP_OK) return 0;
+    if (m->finalized) ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
+    return !m->finalized;
+}
+
+/* The node of a value, or NULL when the graph has a mistake already; a foreign handle is a mistake. */
+AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
+    if (!ampi_can_build(m, what)) return NULL;
+    if (v.id < 1 || v.id > m->node_count) {
+        ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
+        return NULL;
+    }
+    return &m->nodes[v.id - 1];
+}
+
+AMPI_FN amp_result ampi_grow_nodes(amp_model* m) {
+    int capacity = m->node_capacity ? m->node_capacity * 2 : 32;
+    ampi_node* grown = (ampi_node*)ampi_alloc(&m->desc.allocator, (size_t)capacity * sizeof *grown);
+    if (!grown) return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory for %d layers", capacity);
+    if (m->node_count) memcpy(grown, m->nodes, (size_t)m->node_count * sizeof *grown);
+    ampi_free(&m->desc.allocator, m->nodes);
+    m->nodes = grown;
+    m->node_capacity = capacity;
+    return AMP_OK;
+}
+
+/* Appends a node of shape c,h,w; NULL when there is no memory. Pointers to nodes are void afterwards. */
+AMPI_FN ampi_node* ampi_node_add(amp_model* m, amp_op op, int c, int h, int w) {
+    ampi_node* n;
+    if (m->node_count == m->node_capacity && ampi_grow_nodes(m) != AMP_OK) return NULL;
+    n = &m->nodes[m->node_count++];
+    memset(n, 0, sizeof *n);
+    n->layer.op = op;
+    n->layer.channels = c;
+    n->layer.height = h;
+    n->layer.width = w;
+    n->weight = n->bias = AMPI_NONE;
+    return n;
+}
+
+AMPI_FN void ampi_default_name(amp_model* m, ampi_node* n) {
+    int i, same = 1;
+    for (i = 0; &m->nodes[i] != n; i++) same += m->nodes[i].layer.op == n->layer.op;
+    snprintf(n->layer.name, sizeof n->layer.name, "%.21s%d", amp_op_name(n->layer.op), same);
+}
+
+/* A layer on inputs a and b (or AMPI_NONE), in the current region. */
+AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, int a, int b, int c, int h, int w) {
+    ampi_node* n;
+    if ((a != AMPI_NONE && ampi_op_is_loss(m->nodes[a].layer.op)) || (b != AMPI_NONE && ampi_op_is_loss(m->nodes[b].layer.op))) {
+        ampi_build_fail(m, AMP_ERR_SHAPE, "%s on a loss: nothing can be built on it", amp_op_name(op));
+        return NULL;
+    }
+    n = ampi_node_add(m, op, c, h, w);
+    if (!n) { m->build_result = AMP_ERR_MEMORY; return NULL; }
+    n->inputs[0] = a;
+    n->inputs[1] = b;
+    n->input_count = (a != AMPI_NONE) + (b != AMPI_NONE);
+    if (m->region_count && m->regions[m->region_count - 1] != AMP_DTYPE_DEFAULT) {
+        n->has_region = 1;
+        n->region_dtype = m->regions[m->region_count - 1];
+    }
+    ampi_default_name(m, n);
+    m->layer_count = m->node_count;
+    return n;
+}
+
+AMPI_FN amp_value ampi_last_value(const amp_model* m, const ampi_node* n) {
+    return n ? ampi_value_of(m->node_count - 1) : ampi_no_value();
+}
+
+/* Elements of a node's output per sample; building has made sure that the product fits. */
+AMPI_FN size_t ampi_features(const ampi_node* n) {
+    return (size_t)n->layer.channels * (size_t)n->layer.height * (size_t)n->layer.width;
+}
+
+/* c*h*w elements of batch samples must be countable, with room for 8 bytes each. */
+AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
+    size_t n = 0;
+    return c >= 1 && h >= 1 && w >= 1 && ampi_mul_size((size_t)c, (size_t)h, &n) && ampi_mul_size(n, (size_t)w, &n)
+        && n <= 0x7fffffffu && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
+}
+
+AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
+    ampi_node* n;
+    if (!ampi_can_build(m, "input")) return ampi_no_value();
+    if (m->input_count == AMP_MAX_INPUTS) {
+        ampi_build_fail(m, AMP_ERR_SHAPE, "input: a model has at most %d inputs", AMP_MAX_INPUTS);
+        return ampi_no_value();
+    }
+    if (!ampi_shape_fits(m, channels, height, width)) {
+        ampi_build_fail(m, AMP_ERR_SHAPE, "input: %d x %d x %d for a batch of %d is not a size that can be had",
+                        channels, height, width, m->desc.batch);
+        return ampi_no_value();
+    }
+    n = ampi_layer_add(m, AMP_OP_INPUT, AMPI_NONE, AMPI_NONE, channels, height, width);
+    if (n) { n->index = m->input_count; m->inputs[m->input_count++] = m->node_count - 1; }
+    return ampi_last_value(m, n);
+}
+
+/* An operator whose output has its input's shape. */
+AMPI_FN ampi_node* ampi_same_shape(amp_model* m, amp_op op, amp_value x) {
+    const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
+    if (!in) return NULL;
+    return ampi_layer_add(m, op, x.id - 1, AMPI_NONE, in->layer.channels, in->layer.height, in->layer.width);
+}
+AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) { return ampi_last_value(m, ampi_same_shape(m, AMP_OP_RELU, x)); }
+AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x) { return ampi_last_value(m, ampi_same_shape(m, AMP_OP_GELU, x)); }
+AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x) { return ampi_last_value(m, ampi_same_shape(m, AMP_OP_TANH, x)); }
+AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x) { return ampi_last_value(m, ampi_same_shape(m, AMP_OP_SIGMOID, x)); }
+AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) { return ampi_last_value(m, ampi_same_shape(m, AMP_OP_SOFTMAX, x)); }
+
+AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
+    ampi_node* n;
+    if (!ampi_node_of(m, x, "dropout")) return ampi_no_value();
+    if (!(p >= 0.0f && p < 1.0f)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "dropout: the probability is %g, it must be in [0,1)", (double)p);
+        return ampi_no_value();
+    }
+    n = ampi_same_shape(m, AMP_OP_DROPOUT, x);
+    if (n) n->p = p;
+    return ampi_last_value(m, n);
+}
+
+AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
+    const ampi_node* in = ampi_node_of(m, x, "flatten");
+    if (!in) return ampi_no_value();
+    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_FLATTEN, x.id - 1, AMPI_NONE, (int)ampi_features(in), 1, 1));
+}
+
+AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
+    amp_linear_desc d;
+    memset(&d, 0, sizeof d);
+    d.out = out;
+    return amp_linear_with(m, x, &d);
+}
+
+/* Marks a layer's parameters; they get their numbers in finalize. */
+AMPI_FN void ampi_has_params(ampi_node* n, int has_bias, amp_init init, size_t fan_in, size_t fan_out) {
+    n->weight = 0;
+    n->bias = has_bias ? 0 : AMPI_NONE;
+    n->init = init;
+    n->fan_in = fan_in;
+    n->fan_out = fan_out;
+}
+
+AMPI_FN int ampi_init_is_valid(amp_init init) { return (int)init >= AMP_INIT_HE && (int)init <= AMP_INIT_ZERO; }
+
+AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc) {
+    const ampi_node* in = ampi_node_of(m, x, "linear");
+    size_t fan_in, weights;
+    ampi_node* n;
+    if (!in) return ampi_no_value();
+    fan_in = ampi_features(in);
+    if (!desc || desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
+        || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64) {
+        ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': %d outputs from %lu inputs is not a size that can be had",
+                        in->layer.name, desc ? desc->out : 0, (unsigned long)fan_in);
+        return ampi_no_value();
+    }
+    if (!ampi_init_is_valid(desc->init)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': there is no init %d", in->layer.name, (int)desc->init);
+        return ampi_no_value();
+    }
+    n = ampi_layer_add(m, AMP_OP_LINEAR, x.id - 1, AMPI_NONE, desc->out, 1, 1);
+    if (n) ampi_has_params(n, !desc->no_bias, desc->init, fan_in, (size_t)desc->out);
+    return ampi_last_value(m, n);
+}
+
+/* The field for one direction: the specific one, or the one for both. */
+AMPI_FN int ampi_either(int specific, int both) { return specific ? specific : both; }
+
+AMPI_FN amp_conv2d_shape ampi_conv_shape(const amp_model* m, const ampi_node* in, const amp_conv2d_desc* d) {
+    amp_conv2d_shape s;
+    memset(&s, 0, sizeof s);
+    s.n = m->desc.batch;
+    s.channels = in->layer.channels;
+    s.height = in->layer.height;
+    s.width = in->layer.width;
+    s.out_channels = d->out_channels;
+    s.kernel_h = ampi_either(d->kernel_h, d->kernel);
+    s.kernel_w = ampi_either(d->kernel_w, d->kernel);
+    s.stride_h = ampi_either(ampi_either(d->stride_h, d->stride), 1);
+    s.stride_w = ampi_either(ampi_either(d->stride_w, d->stride), 1);
+    s.pad_h = ampi_either(d->padding_h, d->padding);
+    s.pad_w = ampi_either(d->padding_w, d->padding);
+    s.dilation_h = ampi_either(ampi_either(d->dilation_h, d->dilation), 1);
+    s.dilation_w = ampi_either(ampi_either(d->dilation_w, d->dilation), 1);
+    s.groups = ampi_either(d->groups, 1);
+    return s;
+}
+
+AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* desc) {
+    const ampi_node* in = ampi_node_of(m, x, "conv2d");
+    amp_conv2d_shape s;
+    amp_result r;
+    amp_logger logger;
+    amp_exec exec;
+    ampi_note note;
+    ampi_node* n;
+    size_t area = 0, weights = 0;
+    int oh = 0, ow = 0;
+    if (!in) return ampi_no_value();
+    if (!desc || !ampi_init_is_valid(desc->init)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL or its init does not exist", in->layer.name);
+        return ampi_no_value();
+    }
+    s = ampi_conv_shape(m, in, desc);
+    exec = ampi_noting_exec(&logger, &note);
+    r = amp_conv2d_output(&s, &oh, &ow, &exec);
+    if (r == AMP_OK && !ampi_shape_fits(m, s.out_channels, oh, ow))
+        r = ampi_fail(&logger, AMP_ERR_SHAPE, "conv2d: its output %dx%dx%d is too large", s.out_channels, oh, ow);
+    if (r == AMP_OK && (!ampi_mul_size((size_t)s.kernel_h, (size_t)s.kernel_w, &area)
+        || !ampi_mul_size(area, (size_t)(s.channels / s.groups), &weights)
+        || !ampi_mul_size(weights, (size_t)s.out_channels, &weights) || weights > SIZE_MAX / 64))
+        r = ampi_fail(&logger, AMP_ERR_SHAPE, "conv2d: a %dx%d kernel has too many weights", s.kernel_h, s.kernel_w);
+    if (r != AMP_OK) {
+        ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
+        return ampi_no_value();
+    }
+    n = ampi_layer_add(m, AMP_OP_CONV2D, x.id - 1, AMPI_NONE, s.out_channels, oh, ow);
+    if (!n) return ampi_no_value();
+    n->conv = s;
+    ampi_has_params(n, !desc->no_bias, desc->init, (size_t)(s.channels / s.groups) * area,
+                    (size_t)(s.out_channels / s.groups) * area);
+    return ampi_last_value(m, n);
+}
+
+AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* desc) {
+    const ampi_node* in = ampi_node_of(m, x, "pool2d");
+    amp_pool2d_shape s;
+    amp_result r;
+    amp_logger logger;
+    amp_exec exec;
+    ampi_note note;
+    ampi_node* n;
+    int oh = 0, ow = 0;
+    if (!in) return ampi_no_value();
+    if (!desc) { ampi_build_fail(m, AMP_ERR_DESC, "pool2d after '%s': the desc is NULL", in->layer.name); return ampi_no_value(); }
+    memset(&s, 0, sizeof s);
+    s.kind = desc->kind;
+    s.n = m->desc.batch;
+    s.channels = in->layer.channels;
+    s.height = in->layer.height;
+    s.width = in->layer.width;
+    s.kernel_h = ampi_either(desc->kernel_h, desc->kernel);
+    s.kernel_w = ampi_either(desc->kernel_w, desc->kernel);
+    s.stride_h = ampi_either(ampi_either(desc->stride_h, desc->stride), s.kernel_h);
+    s.stride_w = ampi_either(ampi_either(desc->stride_w, desc->stride), s.kernel_w);
+    s.pad_h = ampi_either(desc->padding_h, desc->padding);
+    s.pad_w = ampi_either(desc->padding_w, desc->padding);
+    s.exclude_pad = desc->exclude_pad;
+    exec = ampi_noting_exec(&logger, &note);
+    r = amp_pool2d_output(&s, &oh, &ow, &exec);
+    if (r == AMP_OK && !ampi_shape_fits(m, s.channels, oh, ow))
+        r = ampi_fail(&logger, AMP_ERR_SHAPE, "pool2d: its output %dx%dx%d is too large", s.channels, oh, ow);
+    if (r != AMP_OK) {
+        ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
+        return ampi_no_value();
+    }
+    n = ampi_layer_add(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x.id - 1, AMPI_NONE, s.channels, oh, ow);
+    if (n) n->pool = s;
+    return ampi_last_value(m, n);
+}
+
+AMPI_FN amp_value ampi_square_pool(amp_model* m, amp_value x, amp_pool kind, int kernel_h, int kernel_w) {
+    amp_pool2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.kind = kind;
+    d.kernel_h = kernel_h;
+    d.kernel_w = kernel_w;
+    return amp_pool2d(m, x, &d);
+}
+AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel) { return ampi_square_pool(m, x, AMP_POOL_MAX, kernel, kernel); }
+AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel) { return ampi_square_pool(m, x, AMP_POOL_AVERAGE, kernel, kernel); }
+AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x) {
+    const ampi_node* in = ampi_node_of(m, x, "global_avgpool2d");
+    return in ? ampi_square_pool(m, x, AMP_POOL_AVERAGE, in->layer.height, in->layer.width) : ampi_no_value();
+}
+
+AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm_desc* desc) {
+    amp_norm_desc d;
+    const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
+    ampi_node* n;
+    if (!in) return ampi_no_value();
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!(d.eps >= 0.0f && d.eps < 1.0f) || !(d.momentum == (float)AMP_ZERO || (d.momentum >= 0.0f && d.momentum <= 1.0f))) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must be in [0,1) and momentum %g in [0,1]", amp_op_name(op),
+                        in->layer.name, (double)d.eps, (double)d.momentum);
+        return ampi_no_value();
+    }
+    n = ampi_same_shape(m, op, x);
+    if (!n) return ampi_no_value();
+    n->eps = d.eps;
+    n->momentum = d.momentum;
+    ampi_has_params(n, 1, AMP_INIT_ZERO, 1, 1);
+    return ampi_last_value(m, n);
+}
+AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* d) { return ampi_norm(m, AMP_OP_BATCH_NORM, x, d); }
+AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* d) { return ampi_norm(m, AMP_OP_LAYER_NORM, x, d); }
+
+AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
+    const ampi_node *x = ampi_node_of(m, a, "add"), *y = ampi_node_of(m, b, "add");
+    if (!x || !y) return ampi_no_value();
+    if (x->layer.channels != y->layer.channels || x->layer.height != y->layer.height || x->layer.width != y->layer.width) {
+        ampi_build_fail(m, AMP_ERR_SHAPE, "add: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", x->layer.name, x->layer.channels,
+                        x->layer.height, x->layer.width, y->layer.name, y->layer.channels, y->layer.height, y->layer.width);
+        return ampi_no_value();
+    }
+    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_ADD, a.id - 1, b.id - 1, x->layer.channels, x->layer.height, x->layer.width));
+}
+
+AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
+    const ampi_node *x = ampi_node_of(m, a, "concat"), *y = ampi_node_of(m, b, "concat");
+    if (!x || !y) return ampi_no_value();
+    if (x->layer.height != y->layer.height || x->layer.width != y->layer.width
+        || x->layer.channels > 0x7fffffff - y->layer.channels
+        || !ampi_shape_fits(m, x->layer.channels + y->layer.channels, x->layer.height, x->layer.width)) {
+        ampi_build_fail(m, AMP_ERR_SHAPE, "concat: '%s' is %dx%dx%d, '%s' is %dx%dx%d; height and width must agree", x->layer.name,
+                        x->layer.channels, x->layer.height, x->layer.width, y->layer.name, y->layer.channels, y->layer.height,
+                        y->layer.width);
+        return ampi_no_value();
+    }
+    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_CONCAT, a.id - 1, b.id - 1, x->layer.channels + y->layer.channels,
+                                             x->layer.height, x->layer.width));
+}
+
+AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
+    amp_loss_desc d;
+    const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
+    ampi_node* n;
+    if (!in) return ampi_no_value();
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (m->loss_count == AMP_MAX_LOSSES) {
+        ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", amp_op_name(op), AMP_MAX_LOSSES);
+        return ampi_no_value();
+    }
+    if (!(d.smoothing >= 0.0f && d.smoothing < 1.0f) || !(d.weight >= 0.0f && d.weight <= 3e38f)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must be in [0,1), weight %g positive and finite",
+                        amp_op_name(op), in->layer.name, (double)d.smoothing, (double)d.weight);
+        return ampi_no_value();
+    }
+    n = ampi_layer_add(m, op, x.id - 1, AMPI_NONE, 1, 1, 1);
+    if (!n) return ampi_no_value();
+    n->index = m->loss_count;
+    n->loss_weight = d.weight == 0.0f ? 1.0f : d.weight;
+    n->smoothing = d.smoothing;
+    m->losses[m->loss_count++] = m->node_count - 1;
+    return ampi_last_value(m, n);
+}
+AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc) {
+    return ampi_loss_add(m, AMP_OP_SOFTMAX_CROSS_ENTROPY, logits, desc);
+}
+AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc) { return ampi_loss_add(m, AMP_OP_MSE, x, desc); }
+AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc* desc) {
+    return ampi_loss_add(m, AMP_OP_BCE_WITH_LOGITS, x, desc);
+}
+
+AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype) {
+    if (!ampi_can_build(m, "autocast_push")) return;
+    if (dtype != AMP_DTYPE_DEFAULT && !ampi_is_compute_dtype(dtype))
+        ampi_build_fail(m, AMP_ERR_DTYPE, "autocast_push: %s is not a type that layers run in", amp_dtype_name(dtype));
+    else if (m->region_count == AMP_MAX_REGIONS)
+        ampi_build_fail(m, AMP_ERR_STATE, "autocast_push: regions are nested deeper than %d", AMP_MAX_REGIONS);
+    else m->regions[m->region_count++] = dtype;
+}
+AMP_DEF void amp_autocast_pop(amp_model* m) {
+    if (!ampi_can_build(m, "autocast_pop")) return;
+    if (m->region_count == 0) ampi_build_fail(m, AMP_ERR_STATE, "autocast_pop: no region is open");
+    else m->region_count--;
+}
+
+/* F32 before F16 before BF16: the order of the enum is that order. */
+AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
+    ampi_node* n = ampi_node_of(m, v, "pin");
+    if (!n) return;
+    if (dtype == AMP_DTYPE_DEFAULT || !ampi_is_compute_dtype(dtype))
+        ampi_build_fail(m, AMP_ERR_DTYPE, "pin '%s': f32, f16 or bf16 is needed", n->layer.name);
+    else if (ampi_op_is_transparent(n->layer.op))
+        ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name, amp_op_name(n->layer.op));
+    else if (ampi_op_is_loss(n->layer.op) && dtype != AMP_F32)
+        ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': a loss is FP32 always", n->layer.name);
+    else if (n->pin_dtype == AMP_DTYPE_DEFAULT || dtype < n->pin_dtype) n->pin_dtype = dtype;
+}
+
+AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
+    ampi_node* n = ampi_node_of(m, v, "name");
+    int i;
+    if (!n) return;
+    if (!name || !*name || strlen(name) >= sizeof n->layer.name) {
+        ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed", n->layer.name,
+                        (int)sizeof n->layer.name - 1);
+        return;
+    }
+    for (i = 0; i < m->node_count; i++)
+        if (&m->nodes[i] != n && strcmp(m->nodes[i].layer.name, name) == 0) {
+            ampi_build_fail(m, AMP_ERR_ARGUMENT, "name: there are two layers named '%s'", name);
+            return;
+        }
+    strcpy(n->layer.name, name);
+}
+
+AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
+    ampi_node* n = ampi_node_of(m, v, "group");
+    int groups = m ? (m->desc.optimizer.group_count > 0 ? m->desc.optimizer.group_count : 1) : 0;
+    if (!n) return;
+    if (group < 0 || group >= groups)
+        ampi_build_fail(m, AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d", n->layer.name, group, groups);
+    else n->group = group;
+}
+
+/* --- finalize, 1: which type each layer computes in, and each value is kept in ------------- */
+
+/* Behind flatten: the node whose memory it is. */
+AMPI_FN int ampi_source(const amp_model* m, int node) {
+    while (m->nodes[node].layer.op == AMP_OP_FLATTEN && !m->nodes[node].is_cast) node = m->nodes[node].inputs[0];
+    return node;
+}
+
+/* Pin, then region, then the policy's rule. A loss is not moved by a region. */
+AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
+    amp_layer* l = &n->layer;
+    amp_dtype forced = n->pin_dtype;
+    l->rule = m->policy.rules[l->op];
+    l->reason = m->policy.reasons[l->op];
+    l->compute_dtype = m->policy.low_dtype;
+    if (forced != AMP_DTYPE_DEFAULT) l->reason = AMP_REASON_PIN;
+    else if (n->has_region && !ampi_op_is_transparent(l->op) && !ampi_op_is_loss(l->op)) {
+        forced = n->region_dtype;
+        l->reason = AMP_REASON_REGION;
+    }
+    if (forced == AMP_DTYPE_DEFAULT) return;
+    l->rule = forced == AMP_F32 ? AMP_RULE_FP32 : AMP_RULE_LOW;
+    l->compute_dtype = forced;
+}
+
+AMPI_FN void ampi_resolve_types(amp_model* m) {
+    int i;
+    for (i = 0; i < m->layer_count; i++) {
+        ampi_node* n = &m->nodes[i];
+        amp_dtype first, second;
+        ampi_resolve_rule(m, n);
+        first = n->input_count > 0 ? m->nodes[n->inputs[0]].visible : AMP_F32;
+        second = n->input_count > 1 ? m->nodes[n->inputs[1]].visible : first;
+        if (n->layer.rule == AMP_RULE_FP32) n->layer.compute_dtype = AMP_F32;
+        else if (n->layer.rule == AMP_RULE_FOLLOW) n->layer.compute_dtype = first;
+        else if (n->layer.rule == AMP_RULE_PROMOTE) n->layer.compute_dtype = first == second ? first : AMP_F32;
+        n->visible = n->layer.compute_dtype;
+        if (n->layer.rule == AMP_RULE_LOW && m->policy.cast_back) n->visible = AMP_F32;
+    }
+}
+
+/* A value that every consumer wants in the same 16-bit type is written in it at once: the bits are those of an
+   FP32 result followed by a cast, without the FP32 copy. Widening is never a copy: operators read 16 bits. */
+AMPI_FN void ampi_resolve_storage(amp_model* m) {
+    int i, j, k;
+    for (i = 0; i < m->layer_count; i++) {
+        ampi_node* n = &m->nodes[i];
+        amp_dtype wanted = AMP_DTYPE_DEFAULT;
+        int agree = 1;
+        n->layer.storage_dtype = n->layer.rule == AMP_RULE_LOW ? n->layer.compute_dtype : n->visible;
+        if (n->layer.storage_dtype != AMP_F32 || n->layer.op == AMP_OP_FLATTEN) continue;
+        for (k = i + 1; k < m->layer_count; k++) {
+            const ampi_node* user = &m->nodes[k];
+            for (j = 0; j < user->input_count; j++) {
+                if (user->layer.op == AMP_OP_FLATTEN || ampi_source(m, user->inputs[j]) != i) continue;
+                if (wanted != AMP_DTYPE_DEFAULT && wanted != user->layer.compute_dtype) agree = 0;
+                wanted = user->layer.compute_dtype;
+            }
+        }
+        if (agree && wanted != AMP_DTYPE_DEFAULT) n->layer.storage_dtype = wanted;
+    }
+    for (i = 0; i < m->layer_count; i++)
+        if (m->nodes[i].layer.op == AMP_OP_FLATTEN) m->nodes[i].layer.storage_dtype = m->nodes[ampi_source(m, i)].layer.storage_dtype;
+}
+
+/* The cast of `source` to dtype: the one that exists, or a new node at the end of the order. */
+AMPI_FN int ampi_cast_of(amp_model* m, int source, amp_dtype dtype, int* placed) {
+    const amp_layer* from = &m->nodes[source].layer;
+    ampi_node* cast;
+    int i;
+    for (i = m->layer_count; i < m->node_count; i++)
+        if (m->nodes[i].reads[0] == source && m->nodes[i].layer.storage_dtype == dtype) return i;
+    cast = ampi_node_add(m, AMP_OP_FLATTEN, from->channels, from->height, from->width);
+    if (!cast) return AMPI_NONE;
+    cast->is_cast = 1;
+    cast->input_count = 1;
+    cast->inputs[0] = cast->reads[0] = source;
+    cast->layer.storage_dtype = cast->layer.compute_dtype = cast->visible = dtype;
+    strcpy(cast->layer.name, "cast");
+    m->order[(*placed)++] = m->node_count - 1;
+    return m->node_count - 1;
+}
+
+/* Order of execution: each layer, with the casts it is the first to need before it. */
+AMPI_FN amp_result ampi_place_casts(amp_model* m) {
+    int i, j, placed = 0;
+    for (i = 0; i < m->layer_count; i++) {
+        int casts_before = m->node_count;
+        for (j = 0; j < m->nodes[i].input_count; j++) {
+            int source = ampi_source(m, m->nodes[i].inputs[j]);
+            amp_dtype has = m->nodes[source].layer.storage_dtype, wanted = m->nodes[i].layer.compute_dtype;
+            if (m->nodes[i].layer.op != AMP_OP_FLATTEN && wanted != AMP_F32 && wanted != has) {
+                source = ampi_cast_of(m, source, wanted, &placed);
+                if (source == AMPI_NONE) return AMP_ERR_MEMORY;
+            }
+            m->nodes[i].reads[j] = source;
+        }
+        m->nodes[i].layer.casts = m->node_count - casts_before;
+        m->order[placed++] = i;
+    }
+    for (i = 0; i < m->node_count; i++) m->nodes[m->order[i]].order = i;
+    return AMP_OK;
+}
+
+/* --- finalize, 2: who needs a gradient ----------------------------------------------------- */
+
+AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
+    int i, j;
+    for (i = 0; i < m->node_count; i++) {
+        ampi_node* n = &m->nodes[m->order[i]];
+        n->needs_grad = n->weight != AMPI_NONE;
+        for (j = 0; j < n->input_count; j++) {
+            if (n->layer.op != AMP_OP_FLATTEN || n->is_cast) m->nodes[n->reads[j]].users++;
+            if (m->nodes[n->reads[j]].needs_grad) n->needs_grad = 1;
+        }
+    }
+    for (i = m->node_count - 1; i >= 0; i--) {
+        ampi_node* n = &m->nodes[m->order[i]];
+        if (ampi_op_is_loss(n->layer.op)) n->on_loss_path = 1;
+        for (j = 0; j < n->input_count && n->on_loss_path; j++) m->nodes[n->reads[j]].on_loss_path = 1;
+    }
+    for (i = 0; i < m->layer_count && m->loss_count > 0; i++)
+        if (m->nodes[i].weight != AMPI_NONE && !m->nodes[i].on_loss_path)
+            return ampi_model_fail(m, AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it", i, m->nodes[i].layer.name);
+    return AMP_OK;
+}
+
+/* --- finalize, 3: memory of values --------------------------------------------------------- */
+
+AMPI_FN int ampi_backward_reads_output(amp_op op) {
+    return op == AMP_OP_RELU || op == AMP_OP_TANH || op == AMP_OP_SIGMOID || op == AMP_OP_SOFTMAX;
+}
+AMPI_FN int ampi_backward_reads_input(amp_op op) {
+    return op == AMP_OP_CONV2D || op == AMP_OP_LINEAR || op == AMP_OP_MAX_POOL2D || op == AMP_OP_BATCH_NORM
+        || op == AMP_OP_LAYER_NORM || op == AMP_OP_GELU || ampi_op_is_loss(op);
+}
+AMPI_FN int ampi_is_view(const ampi_node* n) { return n->layer.op == AMP_OP_FLATTEN && !n->is_cast; }
+
+/* The output may take its input's place if nobody else reads the input, now or in the backward pass. */
+AMPI_FN int ampi_can_be_in_place(const amp_model* m, const ampi_node* n) {
+    const ampi_node* in;
+    if (n->is_cast || n->input_count != 1) return 0;
+    if (n->layer.op != AMP_OP_RELU && n->layer.op != AMP_OP_TANH && n->layer.op != AMP_OP_SIGMOID && n->layer.op != AMP_OP_DROPOUT)
+        return 0;
+    in = &m->nodes[n->reads[0]];
+    return in->users == 1 && in->layer.op != AMP_OP_INPUT && in->layer.storage_dtype == n->layer.storage_dtype
+        && (in->is_cast || !ampi_backward_reads_output(in->layer.op));
+}
+/* The gradient of the input may take the place of the output's. */
+AMPI_FN int ampi_can_share_gradient(const amp_model* m, const ampi_node* n) {
+    const ampi_node* in;
+    amp_op op = n->layer.op;
+    if (n->is_cast || n->input_count != 1) return 0;
+    if (op != AMP_OP_RELU && op != AMP_OP_TANH && op != AMP_OP_SIGMOID && op != AMP_OP_GELU && op != AMP_OP_DROPOUT
+        && op != AMP_OP_BATCH_NORM) return 0;
+    in = &m->nodes[n->reads[0]];
+    return in->users == 1 && in->layer.storage_dtype == n->layer.storage_dtype;
+}
+
+AMPI_FN void ampi_share_memory(amp_model* m) {
+    int i, node;
+    for (i = 0; i < m->node_count; i++) {
+        ampi_node* n = &m->nodes[node = m->order[i]];
+        n->data_root = node;
+        if (ampi_is_view(n)) n->data_root = m->nodes[n->reads[0]].data_root;
+        else if (ampi_can_be_in_place(m, n)) {
+            n->data_root = m->nodes[n->reads[0]].data_root;
+            n->layer.in_place = 1;
+        }
+    }
+    for (i = m->node_count - 1; i >= 0; i--) m->nodes[m->order[i]].grad_root = m->order[i];
+    for (i = m->node_count - 1; i >= 0; i--) {
+        const ampi_node* n = &m->nodes[m->order[i]];
+        if (ampi_can_share_gradient(m, n)) m->nodes[n->reads[0]].grad_root = n->grad_root;
+    }
+}
+
+/* A stretch of the arena that is in use from time `first` to `last`; step i of the forward pass is time i, of the
+   backward pass 2*steps-1-i. */
+typedef struct ampi_lease { size_t bytes, offset; int first, last; } ampi_lease;
+
+AMPI_FN void ampi_lease_use(ampi_lease* l, int time) {
+    if (l->first > time) l->first = time;
+    if (l->last < time) l->last = time;
+}
+
+AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
+    return ampi_align(ampi_features(n) * (size_t)m->desc.batch * amp_dtype_size(n->layer.storage_dtype));
+}
+
+/* Whether the backward pass hands a gradient from n to its input j. */
+AMPI_FN int ampi_gives_gradient(const amp_model* m, const ampi_node* n, int j) {
+    return n->on_loss_path && !ampi_is_view(n) && m->nodes[n->reads[j]].needs_grad;
+}
+
+/* leases: node_count for data, then node_count for gradients, then 2*node_count for second contributions to a gradient,
+   which are formed apart and added. */
+AMPI_FN void ampi_lease_times(amp_model* m, ampi_lease* leases) {
+    int i, j, count = m->node_count, end = 2 * count - 1;
+    for (i = 0; i < 4 * count; i++) { leases[i].first = end + 1; leases[i].last = -1; leases[i].bytes = leases[i].offset = 0; }
+    for (i = count - 1; i >= 0; i--) {
+        int node = m->order[i];
+        ampi_node* n = &m->nodes[node];
+        ampi_lease* own = &leases[n->data_root];
+        if (ampi_op_is_loss(n->layer.op) && !n->is_cast) own = NULL;
+        if (own) ampi_lease_use(own, n->input_count ? i : 0);   /* inputs are filled before the first layer runs */
+        if (own && n->data_root == node) own->bytes = ampi_value_bytes(m, n);
+        if (own && n->on_loss_path && !n->is_cast && n->needs_grad && ampi_backward_reads_output(n->layer.op))
+            ampi_lease_use(own, end - i);
+        for (j = 0; j < n->input_count && !ampi_is_view(n); j++) {
+            ampi_node* in = &m->nodes[n->reads[j]];
+            ampi_lease_use(&leases[in->data_root], i);
+            if (n->on_loss_path && n->needs_grad && !n->is_cast && ampi_backward_reads_input(n->layer.op))
+                ampi_lease_use(&leases[in->data_root], end - i);
+            if (!ampi_gives_gradient(m, n, j)) continue;
+            ampi_lease_use(&leases[count + in->grad_root], end - i);
+            ampi_lease_use(&leases[count + in->grad_root], end - in->order);
+            leases[count + in->grad_root].bytes = ampi_value_bytes(m, in);
+            n->needs_temp[j] = in->grad_written;
+            in->grad_written = 1;
+            if (!n->needs_temp[j]) continue;
+            ampi_lease_use(&leases[2 * count + 2 * node + j], end - i);
+            leases[2 * count + 2 * node + j].bytes = ampi_value_bytes(m, in);
+        }
+    }
+}
+
+/* Largest first, each at the lowest place that no lease of the same time holds: close to optimal for such graphs.
+   Returns the bytes needed in all; SIZE_MAX if they cannot be counted. */
+AMPI_FN size_t ampi_place_leases(ampi_lease* leases, int count) {
+    size_t total = 0;
+    int placed, i;
+    for (placed = 0; placed < count; placed++) {
+        ampi_lease* best = NULL;
+        size_t offset = 0;
+        int moved = 1;
+        for (i = 0; i < count; i++)
+            if (leases[i].bytes && leases[i].offset == SIZE_MAX && (!best || leases[i].bytes > best->bytes)) best = &leases[i];
+        if (!best) break;
+        while (moved) {
+            moved = 0;
+            for (i = 0; i < count; i++) {
+                const ampi_lease* o = &leases[i];
+                if (!o->bytes || o->offset == SIZE_MAX || o->last < best->first || o->first > best->last) continue;
+                if (offset < o->offset + o->bytes && o->offset < offset + best->bytes) { offset = o->offset + o->bytes; moved = 1; }
+                if (offset > SIZE_MAX - best->bytes) return SIZE_MAX;
+            }
+        }
+        best->offset = offset;
+        if (total < offset + best->bytes) total = offset + best->bytes;
+    }
+    return total;
+}
+
+AMPI_FN amp_result ampi_plan_arena(amp_model* m, size_t* arena_bytes) {
+    int i, count = m->node_count;
+    ampi_lease* leases = (ampi_lease*)ampi_alloc(&m->desc.allocator, 4 * (size_t)count * sizeof *leases);
+    if (!leases) return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory while planning");
+    ampi_lease_times(m, leases);
+    for (i = 0; i < 4 * count; i++) leases[i].offset = SIZE_MAX;
+    *arena_bytes = ampi_place_leases(leases, 4 * count);
+    for (i = 0; i < count; i++) {
+        ampi_node* n = &m->nodes[i];
+        n->data_offset = leases[n->data_root].offset;
+        n->grad_offset = leases[count + n->grad_root].offset;
+        n->temp_offset[0] = leases[2 * count + 2 * i].offset;
+        n->temp_offset[1] = leases[2 * count + 2 * i + 1].offset;
+        n->layer.activation_bytes = n->data_root == i && !ampi_op_is_loss(n->layer.op) ? leases[i].bytes : 0;
+    }
+    ampi_free(&m->desc.allocator, leases);
+    return AMP_OK;
+}
+
+/* --- finalize, 4: parameters ---------------------------------------------------------------- */
+
+AMPI_FN size_t ampi_weight_count(const ampi_node* n) {
+    if (n->layer.op == AMP_OP_CONV2D) return (size_t)n->layer.channels * n->fan_in;
+    if (n->layer.op == AMP_OP_LINEAR) return (size_t)n->layer.channels * n->fan_in;
+    return n->layer.op == AMP_OP_BATCH_NORM ? (size_t)n->layer.channels : ampi_features(n);
+}
+AMPI_FN size_t ampi_bias_count(const ampi_node* n) {
+    return n->layer.op == AMP_OP_LAYER_NORM ? ampi_features(n) : (size_t)n->layer.channels;
+}
+AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->layer.op == AMP_OP_BATCH_NORM || n->layer.op == AMP_OP_LAYER_NORM; }
+
+/* Matrix layers read their weights in the type they compute in. Norms read FP32, unless there are no masters at all. */
+AMPI_FN amp_dtype ampi_param_dtype(const amp_model* m, const ampi_node* n) {
+    if (ampi_is_norm(n) && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW)) return AMP_F32;
+    return n->layer.compute_dtype;
+}
+
+/* Counts parameters, and where each buffer goes in its block. */
+typedef struct ampi_param_plan { size_t masters, low, grads, moments; } ampi_param_plan;
+
+/* A sum that stays at SIZE_MAX, which no allocation can give, when it does not fit. */
+AMPI_FN void ampi_count_bytes(size_t* sum, size_t bytes) {
+    if (!ampi_add_size(*sum, bytes, sum)) *sum = SIZE_MAX;
+}
+
+AMPI_FN void ampi_param_bytes(const amp_model* m, const ampi_node* n, size_t count, int moments, ampi_param_plan* at) {
+    if (n->layer.param_dtype == AMP_F32 || m->policy.master_weights) ampi_count_bytes(&at->masters, ampi_align(count * 4));
+    if (n->layer.param_dtype != AMP_F32) ampi_count_bytes(&at->low, ampi_align(count * 2));
+    ampi_count_bytes(&at->grads, ampi_align(count * amp_dtype_size(m->desc.grad_dtype)));
+    ampi_count_bytes(&at->moments, ampi_align(count * 4) * (size_t)moments);
+}
+
+/* First pass: numbers and sums. */
+AMPI_FN void ampi_plan_params(amp_model* m, int moments, ampi_param_plan* sum) {
+    int i;
+    memset(sum, 0, sizeof *sum);
+    for (i = 0; i < m->layer_count; i++) {
+        ampi_node* n = &m->nodes[i];
+        if (n->weight == AMPI_NONE) continue;
+        n->layer.param_dtype = ampi_param_dtype(m, n);
+        n->weight = m->param_count++;
+        n->layer.parameters = ampi_weight_count(n);
+        ampi_param_bytes(m, n, ampi_weight_count(n), moments, sum);
+        if (n->bias == AMPI_NONE) continue;
+        n->bias = m->param_count++;
+        n->layer.parameters += ampi_bias_count(n);
+        ampi_param_bytes(m, n, ampi_bias_count(n), moments, sum);
+    }
+}
+
+#define AMPI_PARAM_NAME 48
+/* Second pass: pointers. */
+AMPI_FN void ampi_bind_param(amp_model* m, const ampi_node* n, int index, size_t count, const char* suffix, int moments,
+                             ampi_param_plan* at) {
+    amp_param* p = &m->params[index];
+    char* name = m->blocks[AMPI_BLOCK_NAMES].base + (size_t)index * AMPI_PARAM_NAME;
+    snprintf(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, suffix);
+    p->name = name;
+    p->count = count;
+    p->group = n->group;
+    p->grad_dtype = ampi_dtype(m->desc.grad_dtype);
+    if (n->layer.param_dtype == AMP_F32 || m->policy.master_weights) p->master = (float*)(void*)(m->blocks[AMPI_BLOCK_MASTERS].base + at->masters);
+    if (n->layer.param_dtype != AMP_F32) {
+        p->low = m->blocks[AMPI_BLOCK_LOW].base + at->low;
+        p->low_dtype = n->layer.param_dtype;
+    }
+    p->grad = m->blocks[AMPI_BLOCK_GRADS].base + at->grads;
+    if (moments > 0) p->m = (float*)(void*)(m->blocks[AMPI_BLOCK_MOMENTS].base + at->moments);
+    if (moments > 1) p->v = (float*)(void*)(m->blocks[AMPI_BLOCK_MOMENTS].base + at->moments + ampi_align(count * 4));
+    m->grad_list[index].data = p->grad;
+    m->grad_list[index].dtype = p->grad_dtype;
+    m->grad_list[index].count = count;
+    m->grad_list[index].name = name;
+    ampi_param_bytes(m, n, count, moments, at);
+}
+
+AMPI_FN void ampi_bind_params(amp_model* m, int moments) {
+    ampi_param_plan at;
+    int i;
+    memset(&at, 0, sizeof at);
+    for (i = 0; i < m->layer_count; i++) {
+        const ampi_node* n = &m->nodes[i];
+        if (n->weight != AMPI_NONE) ampi_bind_param(m, n, n->weight, ampi_weight_count(n), "weight", moments, &at);
+        if (n->bias != AMPI_NONE) ampi_bind_param(m, n, n->bias, ampi_bias_count(n), "bias", moments, &at);
+    }
+}
+
+/* One random weight. Each parameter has a stream of its own: the weights do not depend on the order of building the rest. */
+AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed, uint64_t i) {
+    float u;
+    if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;
+    if (n->init == AMP_INIT_ZERO || (is_bias && n->init != AMP_INIT_TORCH)) return 0.0f;
+    if (n->init == AMP_INIT_HE) return amp_random_normal(seed, i) * sqrtf(2.0f / (float)n->fan_in);
+    u = 2.0f * amp_random_uniform(seed, i) - 1.0f;
+    if (n->init == AMP_INIT_XAVIER) return u * sqrtf(6.0f / (float)(n->fan_in + n->fan_out));
+    return u / sqrtf((float)n->fan_in);
+}
+
+/* A stream's seed from the model's seed and the stream's number (one Weyl step and a multiplication, so that near seeds
+   are far apart). */
+AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
+    uint64_t x = m->desc.seed + 0x9E3779B97F4A7C15u * (uint64_t)(number + 1);
+    x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93u;
+    return x ^ (x >> 32);
+}
+
+AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, int is_bias) {
+    enum { CHUNK = 256 };
+    const amp_param* p = &m->params[index];
+    float values[CHUNK];
+    size_t at, i;
+    for (at = 0; at < p->count; at += CHUNK) {
+        size_t count = p->count - at < CHUNK ? p->count - at : CHUNK;
+        amp_dtype t = p->master ? AMP_F32 : p->low_dtype;
+        char* to = p->master ? (char*)(void*)p->master : (char*)p->low;
+        amp_result r;
+        for (i = 0; i < count; i++) values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
+        r = m->backend->upload(to + at * amp_dtype_size(t), t, values, AMP_F32, count, &m->exec);
+        if (r != AMP_OK) return r;
+    }
+    return AMP_OK;
+}
+
+/* --- finalize, 5: the rest ------------------------------------------------------------------ */
+
+/* Batch norm keeps running mean and variance (all of them first, so that they can be saved as one stretch), then in the
+   same order the statistics of the batch; after them come those of layer norm's rows. */
+AMPI_FN size_t ampi_plan_stats(amp_model* m, size_t* running) {
+    size_t at = 0;
+    int i;
+    for (i = 0; i < m->layer_count; i++) {
+        if (m->nodes[i].layer.op != AMP_OP_BATCH_NORM) continue;
+        m->nodes[i].stats_offset = at;
+        at += 2 * (size_t)m->nodes[i].layer.channels;
+    }
+    *running = at;
+    at *= 2;
+    for (i = 0; i < m->layer_count; i++) {
+        if (m->nodes[i].layer.op != AMP_OP_LAYER_NORM) continue;
+        m->nodes[i].stats_offset = at;
+        at += 2 * (size_t)m->desc.batch;
+    }
+    return at;
+}
+
+AMPI_FN size_t ampi_plan_targets(amp_model* m) {
+    size_t at = 0;
+    int i;
+    for (i = 0; i < m->loss_count; i++) {
+        const ampi_node* n = &m->nodes[m->losses[i]];
+        size_t per_row = n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? 1 : ampi_features(&m->nodes[n->reads[0]]);
+        m->target_offset[i] = at;
+        at += ampi_align(per_row * (size_t)m->desc.batch * 4);
+    }
+    return at;
+}
+
+AMPI_FN size_t ampi_plan_workspace(const amp_model* m) {
+    size_t most = 0, batch = (size_t)m->desc.batch;
+    int i;
+    for (i = 0; i < m->layer_count; i++) {
+        const ampi_node* n = &m->nodes[i];
+        size_t bytes = 0, other;
+        if (n->layer.op == AMP_OP_CONV2D) bytes = m->backend->conv2d_workspace(&n->conv);
+        if (n->layer.op == AMP_OP_LINEAR) {
+            size_t in = n->fan_in, out = (size_t)n->layer.channels;
+            bytes = m->backend->gemm_workspace(batch, out, in);
+            other = m->backend->gemm_workspace(batch, in, out);
+            if (bytes < other) bytes = other;
+            other = m->backend->gemm_workspace(out, in, batch);
+            if (bytes < other) bytes = other;
+        }
+        if (most < bytes) most = bytes;
+    }
+    return most;
+}
+
+/* The largest row of logits of a cross-entropy, for counting correct answers on the host. */
+AMPI_FN size_t ampi_plan_row(const amp_model* m) {
+    size_t most = 0;
+    int i;
+    for (i = 0; i < m->loss_count; i++) {
+        const ampi_node* n = &m->nodes[m->losses[i]];
+        size_t f = n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? ampi_features(&m->nodes[n->reads[0]]) : 0;
+        if (most < f) most = f;
+    }
+    return most * 4;
+}
+
+AMPI_FN amp_result ampi_alloc_blocks(amp_model* m, size_t arena, const ampi_param_plan* p, size_t stats, size_t running) {
+    const size_t params = (size_t)m->param_count;
+    amp_result r = AMP_OK;
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_ARENA, arena, 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_MASTERS, p->masters, 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_LOW, p->low, 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_GRADS, p->grads, 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_MOMENTS, p->moments, 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_STATS, stats * 4, 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_STATS_SAVED, running * 4, 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_WORKSPACE, ampi_plan_workspace(m), 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_TARGETS, ampi_plan_targets(m), 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_LOSSES, (size_t)(m->loss_count + 1) * sizeof(float), 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_PARAMS, params * sizeof(amp_param), 1);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_NAMES, params * AMPI_PARAM_NAME, 1);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_GRAD_LIST, params * sizeof(amp_tensor), 1);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_ROW, ampi_plan_row(m), 1);
+    return r;
+}
+
+AMPI_FN float* ampi_running(const amp_model* m, const ampi_node* n) {
+    return (float*)(void*)m->blocks[AMPI_BLOCK_STATS].base + n->stats_offset;
+}
+/* Statistics of the batch: behind all running ones for batch norm. */
+AMPI_FN float* ampi_batch_stats(const amp_model* m, const ampi_node* n) {
+    size_t running = n->layer.op == AMP_OP_BATCH_NORM ? m->blocks[AMPI_BLOCK_STATS_SAVED].bytes / 4 : 0;
+    return ampi_running(m, n) + running;
+}
+
+AMPI_FN amp_result ampi_init_weights(amp_model* m) {
+    const float one = 1.0f;
+    amp_result r = AMP_OK;
+    int i, c;
+    for (i = 0; i < m->layer_count && r == AMP_OK; i++) {
+        const ampi_node* n = &m->nodes[i];
+        if (n->weight != AMPI_NONE) r = ampi_init_param(m, n, n->weight, 0);
+        if (r == AMP_OK && n->bias != AMPI_NONE) r = ampi_init_param(m, n, n->bias, 1);
+        for (c = 0; n->layer.op == AMP_OP_BATCH_NORM && r == AMP_OK && c < n->layer.channels; c++)
+            r = m->backend->copy_in(ampi_running(m, n) + n->layer.channels + c, &one, sizeof one, &m->exec);
+    }
+    return r;
+}
+
+/* The scaler of a level, when the user gives none: dynamic where half gradients can underflow, otherwise scale 1. */
+AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
+    amp_scaler_desc d;
+    memset(&d, 0, sizeof d);
+    if (m->desc.scaler) d = *m->desc.scaler;
+    else if (m->policy.low_dtype != AMP_F16 || (m->policy.level != AMP_O1 && m->policy.level != AMP_O2)) {
+        d.preset = AMP_SCALER_STATIC;
+        d.init_scale = 1.0f;
+    }
+    if (!d.logger) d.logger = &m->op_logger;
+    return amp_scaler_init(&m->scaler, &d);
+}
+
+AMPI_FN amp_result ampi_check_graph(amp_model* m) {
+    int i, j;
+    if (m->region_count)
+        return ampi_model_fail(m, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count, m->region_count > 1 ? "s are" : " is");
+    if (m->input_count == 0) return ampi_model_fail(m, AMP_ERR_SHAPE, "model: there is no input");
+    for (i = 0; i < m->layer_count; i++)
+        for (j = 0; j < i; j++)
+            if (strcmp(m->nodes[i].layer.name, m->nodes[j].layer.name) == 0)
+                return ampi_model_fail(m, AMP_ERR_ARGUMENT, "model: there are two layers named '%s'", m->nodes[i].layer.name);
+    return AMP_OK;
+}
+
+/* Everything that finalize does; on failure the caller takes it all back. */
+AMPI_FN amp_result ampi_finalize(amp_model* m) {
+    amp_optimizer_desc od = m->desc.optimizer;
+    ampi_param_plan plan;
+    size_t arena = 0, stats, running = 0;
+    amp_result r;
+    int moments;
+    if (!od.logger) od.logger = &m->op_logger;
+    moments = amp_optimizer_moments(&od);
+    if (moments < 0) return AMP_ERR_DESC;
+    if ((r = ampi_init_scaler(m)) != AMP_OK) return r;
+    ampi_resolve_types(m);
+    ampi_resolve_storage(m);
+    r = ampi_block_alloc(m, AMPI_BLOCK_ORDER, 3 * (size_t)m->layer_count * sizeof(int), 1);
+    if (r != AMP_OK) return r;
+    m->order = (int*)(void*)m->blocks[AMPI_BLOCK_ORDER].base;
+    if ((r = ampi_place_casts(m)) != AMP_OK || (r = ampi_mark_paths(m)) != AMP_OK) return r;
+    ampi_share_memory(m);
+    if ((r = ampi_plan_arena(m, &arena)) != AMP_OK) return r;
+    ampi_plan_params(m, moments, &plan);
+    stats = ampi_plan_stats(m, &running);
+    m->stats_floats = running;
+    if ((r = ampi_alloc_blocks(m, arena, &plan, stats, running)) != AMP_OK) return r;
+    m->params = (amp_param*)(void*)m->blocks[AMPI_BLOCK_PARAMS].base;
+    m->grad_list = (amp_tensor*)(void*)m->blocks[AMPI_BLOCK_GRAD_LIST].base;
+    m->exec.workspace = m->blocks[AMPI_BLOCK_WORKSPACE].base;
+    m->exec.workspace_size = m->blocks[AMPI_BLOCK_WORKSPACE].bytes;
+    ampi_bind_params(m, moments);
+    if ((r = ampi_init_weights(m)) != AMP_OK) return r;
+    if (m->param_count) r = m->backend->optimizer_init(&m->optimizer, &od, m->params, m->param_count);
+    return r;
+}
+
+/* Back to the graph as it was built. */
+AMPI_FN void ampi_unfinalize(amp_model* m) {
+    int i;
+    for (i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
+    m->node_count = m->layer_count;
+    m->param_count = 0;
+    m->params = NULL;
+    m->grad_list = NULL;
+    m->order = NULL;
+    m->exec.workspace = NULL;
+    m->exec.workspace_size = 0;
+    for (i = 0; i < m->layer_count; i++) {
+        ampi_node* n = &m->nodes[i];
+        n->users = n->on_loss_path = n->needs_grad = n->grad_written = n->needs_temp[0] = n->needs_temp[1] = 0;
+        n->layer.in_place = 0;
+        if (n->weight != AMPI_NONE) n->weight = 0;
+        if (n->bias != AMPI_NONE) n->bias = 0;
+    }
+}
+
+AMP_DEF amp_result amp_model_finalize(amp_model* m) {
+    amp_result r;
+    if (!m) return AMP_ERR_ARGUMENT;
+    if (m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
+    if (m->build_result != AMP_OK) return m->build_result;
+    r = ampi_check_graph(m);
+    if (r == AMP_OK) r = ampi_finalize(m);
+    if (r != AMP_OK) { ampi_unfinalize(m); return r; }
+    m->finalized = 1;
+    return AMP_OK;
+}
+
+/* --- looking inside ------------------------------------------------------------------------- */
+
+AMP_DEF int amp_model_layer_count(const amp_model* m) { return m && m->finalized ? m->layer_count : 0; }
+AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i) {
+    return m && m->finalized && i >= 0 && i < m->layer_count ? &m->nodes[i].layer : NULL;
+}
+AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) {
+    return m && v.id >= 1 && v.id <= m->layer_count ? v.id - 1 : -1;
+}
+
+AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
+    int i;
+    if (!m || !out) return AMP_ERR_ARGUMENT;
+    if (!m->finalized) return AMP_ERR_STATE;
+    memset(out, 0, sizeof *out);
+    out->activation_bytes = m->blocks[AMPI_BLOCK_ARENA].bytes;
+    out->parameter_bytes = m->blocks[AMPI_BLOCK_MASTERS].bytes;
+    out->low_parameter_bytes = m->blocks[AMPI_BLOCK_LOW].bytes;
+    out->gradient_bytes = m->blocks[AMPI_BLOCK_GRADS].bytes;
+    out->optimizer_bytes = m->blocks[AMPI_BLOCK_MOMENTS].bytes;
+    out->workspace_bytes = m->blocks[AMPI_BLOCK_WORKSPACE].bytes;
+    out->total_bytes = sizeof *m + (size_t)m->node_capacity * sizeof *m->nodes;
+    for (i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += m->blocks[i].bytes;
+    return AMP_OK;
+}
+
+AMP_DEF amp_param* amp_model_params(amp_model* m, int* count) {
+    if (count) *count = m && m->finalized ? m->param_count : 0;
+    return m && m->finalized ? m->params : NULL;
+}
+AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
+    int i;
+    for (i = 0; m && m->finalized && name && i < m->param_count; i++)
+        if (strcmp(m->params[i].name, name) == 0) return &m->params[i];
+    return NULL;
+}
+
+AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
+    amp_result r = AMP_OK;
+    int i;
+    if (!m) return AMP_ERR_ARGUMENT;
+    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_sync_params: the model is not finalized");
+    for (i = 0; i < m->param_count && r == AMP_OK; i++) {
+        const amp_param* p = &m->params[i];
+        if (p->master && p->low) r = m->backend->convert(p->low, p->low_dtype, p->master, AMP_F32, p->count, &m->exec);
+    }
+    return r;
+}
+
+AMP_DEF amp_scaler* amp_model_scaler(amp_model* m) { return m && m->finalized ? &m->scaler : NULL; }
+AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m) { return m && m->finalized && m->param_count ? &m->optimizer : NULL; }
+AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->policy : NULL; }
+
+/* --- what a checkpoint needs ----------------------------------------------------------------- */
+
+AMPI_FN int ampi_model_ready(const amp_model* m) { return m->finalized; }
+AMPI_FN int ampi_model_mid_step(const amp_model* m) { return m->micro != 0; }
+AMPI_FN uint64_t ampi_model_pass_count(const amp_model* m) { return m->passes; }
+AMPI_FN void ampi_model_set_pass_count(amp_model* m, uint64_t n) { m->passes = n; }
+AMPI_FN amp_result ampi_model_download(amp_model* m, void* host, const void* from, size_t bytes) {
+    return m->backend->copy_out(host, from, bytes, &m->exec);
+}
+AMPI_FN amp_result ampi_model_upload(amp_model* m, void* to, const void* host, size_t bytes) {
+    return m->backend->copy_in(to, host, bytes, &m->exec);
+}
+
+/* State tensor i: for each parameter its weights, m and v; then the running statistics of each batch norm. */
+AMPI_FN int ampi_model_state_count(const amp_model* m) {
+    int i, count = 0;
+    for (i = 0; i < m->param_count; i++) count += 1 + (m->params[i].m != NULL) + (m->params[i].v != NULL);
+    for (i = 0; i < m->layer_count; i++) count += m->nodes[i].layer.op == AMP_OP_BATCH_NORM ? 2 : 0;
+    return count;
+}
+
+/* Shape of a parameter: conv2d weight [O,C/groups,KH,KW], linear weight [O,I], everything else [count]. */
+AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t shape[4]) {
+    int i;
+    *rank = 1;
+    shape[0] = m->params[param].count;
+    for (i = 0; i < m->layer_count; i++) {
+        const ampi_node* n = &m->nodes[i];
+        if (n->weight != param) continue;
+        if (n->layer.op == AMP_OP_LINEAR) { *rank = 2; shape[0] = (size_t)n->layer.channels; shape[1] = n->fan_in; }
+        if (n->layer.op == AMP_OP_CONV2D) {
+            *rank = 4;
+            shape[0] = (size_t)n->conv.out_channels;
+            shape[1] = (size_t)(n->conv.channels / n->conv.groups);
+            shape[2] = (size_t)n->conv.kernel_h;
+            shape[3] = (size_t)n->conv.kernel_w;
+        }
+    }
+}
+
+AMPI_FN void ampi_param_state(amp_model* m, int param, int which, char name[80], amp_dtype* dtype, int* rank, size_t shape[4],
+                              void** data) {
+    amp_param* p = &m->params[param];
+    static const char* const suffix[] = { "", ".m", ".v" };
+    if (which == 1 && !p->m) which = 2;
+    snprintf(name, 80, "%s%s", p->name, suffix[which]);
+    ampi_param_shape(m, param, rank, shape);
+    *dtype = which == 0 && !p->master ? p->low_dtype : AMP_F32;
+    *data = which == 0 ? (p->master ? (void*)p->master : p->low) : (void*)(which == 1 ? p->m : p->v);
+}
+
+AMPI_FN void ampi_model_state_tensor(amp_model* m, int i, char name[80], amp_dtype* dtype, int* rank, size_t shape[4], void** data) {
+    int k;
+    *rank = 0;
+    for (k = 0; k < m->param_count; k++) {
+        int own = 1 + (m->params[k].m != NULL) + (m->params[k].v != NULL);
+        if (i < own) { ampi_param_state(m, k, i, name, dtype, rank, shape, data); return; }
+        i -= own;
+    }
+    for (k = 0; k < m->layer_count; k++) {
+        const ampi_node* n = &m->nodes[k];
+        if (n->layer.op != AMP_OP_BATCH_NORM) continue;
+        if (i < 2) {
+            snprintf(name, 80, "%s.running_%s", n->layer.name, i ? "var" : "mean");
+            *dtype = AMP_F32;
+            *rank = 1;
+            shape[0] = (size_t)n->layer.channels;
+            *data = ampi_running(m, n) + i * n->layer.channels;
+            return;
+        }
+        i -= 2;
+    }
+}
+
+/* ======================================================================================== */
+/* >>impl-train                                                                               */
+/* ======================================================================================== */
+
+AMP_DEF const char* amp_outcome_name(amp_outcome o) {
+    switch (o) {
+        case AMP_STEP_APPLIED: return "applied";
+        case AMP_STEP_ACCUMULATED: return "accumulated";
+        case AMP_STEP_SKIPPED_OVERFLOW: return "skipped: overflow";
+        case AMP_STEP_SKIPPED_MODEL: return "skipped: model";
+        case AMPI_OUTCOME_MAX: break;
+    }
+    return "?";
+}
+
+/* --- where things are ----------------------------------------------------------------------- */
+
+AMPI_FN void* ampi_data(const amp_model* m, const ampi_node* n) { return m->blocks[AMPI_BLOCK_ARENA].base + n->data_offset; }
+AMPI_FN void* ampi_grad(const amp_model* m, const ampi_node* n) { return m->blocks[AMPI_BLOCK_ARENA].base + n->grad_offset; }
+AMPI_FN void* ampi_target(const amp_model* m, int loss) { return m->blocks[AMPI_BLOCK_TARGETS].base + m->target_offset[loss]; }
+AMPI_FN float* ampi_loss_value(const amp_model* m, int loss) {
+    return (float*)(void*)m->blocks[AMPI_BLOCK_LOSSES].base + loss;
+}
+/* The weights as a layer reads them. */
+AMPI_FN const void* ampi_layer_weights(const amp_model* m, const ampi_node* n, int param) {
+    if (param == AMPI_NONE) return NULL;
+    return n->layer.param_dtype == AMP_F32 ? (const void*)m->params[param].master : m->params[param].low;
+}
+AMPI_FN void* ampi_weight_grad(const amp_model* m, int param) { return param == AMPI_NONE ? NULL : m->params[param].grad; }
+
+/* One run over the graph. */
+typedef struct ampi_pass {
+    int n;                     /* samples */
+    int training;
+    int keep_running;          /* leave batch norm's running statistics alone: looking, not training */
+    const float* loss_scale;   /* in the backend's memory */
+    float grad_factor;         /* 1 / (micro-batches * ranks) */
+    int accumulate;            /* add to the weight gradients */
+} ampi_pass;
+
+/* --- forward ---------------------------------------------------------------------------------- */
+
+AMPI_FN amp_activation ampi_activation_of(amp_op op) {
+    if (op == AMP_OP_GELU) return AMP_GELU;
+    if (op == AMP_OP_TANH) return AMP_TANH;
+    return op == AMP_OP_SIGMOID ? AMP_SIGMOID : AMP_RELU;
+}
+
+AMPI_FN amp_result ampi_forward_matrix(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    const ampi_node* x = &m->nodes[n->reads[0]];
+    const void *w = ampi_layer_weights(m, n, n->weight), *b = ampi_layer_weights(m, n, n->bias);
+    amp_dtype wt = n->layer.param_dtype;
+    amp_conv2d_shape s = n->conv;
+    if (n->layer.op == AMP_OP_LINEAR)
+        return m->backend->linear_forward(ampi_data(m, x), x->layer.storage_dtype, w, wt, b, wt, ampi_data(m, n), n->layer.storage_dtype,
+                                          (size_t)p->n, n->fan_in, (size_t)n->layer.channels, &m->exec);
+    s.n = p->n;
+    return m->backend->conv2d_forward(&s, ampi_data(m, x), x->layer.storage_dtype, w, wt, b, wt, ampi_data(m, n),
+                                      n->layer.storage_dtype, &m->exec);
+}
+
+AMPI_FN amp_batch_norm_shape ampi_batch_norm_shape_of(const ampi_node* n, const ampi_pass* p) {
+    amp_batch_norm_shape s;
+    s.n = p->n;
+    s.channels = n->layer.channels;
+    s.spatial = n->layer.height * n->layer.width;
+    s.eps = n->eps;
+    s.momentum = p->keep_running ? (float)AMP_ZERO : n->momentum;
+    return s;
+}
+
+AMPI_FN amp_result ampi_forward_norm(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    const ampi_node* x = &m->nodes[n->reads[0]];
+    const void *gamma = ampi_layer_weights(m, n, n->weight), *beta = ampi_layer_weights(m, n, n->bias);
+    float *stats = ampi_batch_stats(m, n), *running = ampi_running(m, n);
+    amp_batch_norm_shape s;
+    if (n->layer.op == AMP_OP_LAYER_NORM)
+        return m->backend->layer_norm_forward(ampi_data(m, x), x->layer.storage_dtype, gamma, beta, n->layer.param_dtype, n->eps,
+                                              stats, stats + m->desc.batch, ampi_data(m, n), n->layer.storage_dtype,
+                                              (size_t)p->n, ampi_features(n), &m->exec);
+    s = ampi_batch_norm_shape_of(n, p);
+    return m->backend->batch_norm_forward(&s, p->training, ampi_data(m, x), x->layer.storage_dtype, gamma, beta, n->layer.param_dtype,
+                                          running, running + s.channels, stats, stats + s.channels, ampi_data(m, n),
+                                          n->layer.storage_dtype, &m->exec);
+}
+
+AMPI_FN amp_result ampi_forward_loss(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    const ampi_node* x = &m->nodes[n->reads[0]];
+    const void *data = ampi_data(m, x), *target = ampi_target(m, n->index);
+    size_t features = ampi_features(x), rows = (size_t)p->n;
+    amp_dtype t = x->layer.storage_dtype;
+    float* out = ampi_loss_value(m, n->index);
+    if (n->layer.op == AMP_OP_MSE) return m->backend->mse_forward(data, t, target, AMP_F32, out, rows * features, &m->exec);
+    if (n->layer.op == AMP_OP_BCE_WITH_LOGITS)
+        return m->backend->bce_with_logits_forward(data, t, target, AMP_F32, out, rows * features, &m->exec);
+    return m->backend->softmax_cross_entropy_forward(data, t, (const int32_t*)target, n->smoothing, out, rows, features, &m->exec);
+}
+
+/* Dropout's stream is the layer's own; the position counts elements over all passes and ranks, so that k micro-batches,
+   or k ranks, draw what one batch of k times the size would draw. */
+AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const ampi_pass* p, const void* from, amp_dtype from_dtype,
+                                    void* to, amp_dtype to_dtype) {
+    size_t count = (size_t)p->n * ampi_features(n);
+    uint64_t pass = m->passes * (uint64_t)m->comm.size + (uint64_t)m->comm.rank;
+    uint64_t offset = pass * (uint64_t)ampi_features(n) * (uint64_t)m->desc.batch;
+    if (!p->training) {
+        if (from == to) return AMP_OK;
+        return m->backend->convert(to, to_dtype, from, from_dtype, count, &m->exec);
+    }
+    return m->backend->dropout_forward(from, from_dtype, to, to_dtype, count, n->p, ampi_stream(m, -2 - (int)(n - m->nodes)), offset,
+                                       &m->exec);
+}
+
+AMPI_FN amp_result ampi_forward_pair(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    const ampi_node *a = &m->nodes[n->reads[0]], *b = &m->nodes[n->reads[1]];
+    size_t rows = (size_t)p->n, fa = ampi_features(a), fb = ampi_features(b);
+    amp_dtype t = n->layer.storage_dtype;
+    amp_result r;
+    if (n->layer.op == AMP_OP_ADD)
+        return m->backend->add_forward(ampi_data(m, a), a->layer.storage_dtype, ampi_data(m, b), b->layer.storage_dtype,
+                                       ampi_data(m, n), t, rows * fa, &m->exec);
+    r = m->backend->concat_forward(ampi_data(m, a), a->layer.storage_dtype, fa, ampi_data(m, n), t, fa + fb, 0, rows, &m->exec);
+    if (r != AMP_OK) return r;
+    return m->backend->concat_forward(ampi_data(m, b), b->layer.storage_dtype, fb, ampi_data(m, n), t, fa + fb, fa, rows, &m->exec);
+}
+
+AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    const ampi_node* x = &m->nodes[n->reads[0]];
+    const void* from = n->input_count ? ampi_data(m, x) : NULL;
+    amp_dtype ft = x->layer.storage_dtype, t = n->layer.storage_dtype;
+    void* to = ampi_op_is_loss(n->layer.op) ? NULL : ampi_data(m, n);
+    size_t count = (size_t)p->n * ampi_features(n);
+    amp_pool2d_shape pool = n->pool;
+    pool.n = p->n;
+    if (n->is_cast) return m->backend->convert(to, t, from, ft, count, &m->exec);
+    switch (n->layer.op) {
+        case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
+        case AMP_OP_CONV2D: case AMP_OP_LINEAR: return ampi_forward_matrix(m, n, p);
+        case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return m->backend->pool2d_forward(&pool, from, ft, to, t, &m->exec);
+        case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: return ampi_forward_norm(m, n, p);
+        case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
+            return m->backend->activation_forward(ampi_activation_of(n->layer.op), from, ft, to, t, count, &m->exec);
+        case AMP_OP_SOFTMAX: return m->backend->softmax_forward(from, ft, to, t, (size_t)p->n, ampi_features(n), &m->exec);
+        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, p, from, ft, to, t);
+        case AMP_OP_ADD: case AMP_OP_CONCAT: return ampi_forward_pair(m, n, p);
+        case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS: return ampi_forward_loss(m, n, p);
+        case AMP_OP_COUNT: case AMPI_OP_MAX: break;
+    }
+    return AMP_ERR_UNSUPPORTED;
+}
+
+AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n);
+
+/* Whether a pass that is about the losses may leave n out: a head that only predictions use. */
+AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on_loss_path && !m->observed; }
+
+/* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the losses. */
+AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int with_losses) {
+    int i;
+    for (i = 0; i <= last; i++) {
+        const ampi_node* n = &m->nodes[m->order[i]];
+        amp_result r;
+        if (with_losses ? ampi_is_idle(m, n) : ampi_op_is_loss(n->layer.op)) continue;
+        r = ampi_forward_node(m, n, p);
+        if (r == AMP_OK && m->observed && !n->is_cast && !ampi_op_is_loss(n->layer.op))
+            r = ampi_collect(m, &m->observed[m->order[i]].output, ampi_data(m, n), n->layer.storage_dtype,
+                             (size_t)p->n * ampi_features(n));
+        if (r != AMP_OK) return r;
+    }
+    return AMP_OK;
+}
+
+/* --- backward --------------------------------------------------------------------------------- */
+
+/* Where node n writes its contribution to the gradient of input j: the gradient itself, or, if another consumer has
+   written there before, a buffer apart. NULL if nobody wants it. */
+AMPI_FN void* ampi_grad_out(amp_model* m, const ampi_node* n, int j) {
+    if (!ampi_gives_gradient(m, n, j)) return NULL;
+    return n->needs_temp[j] ? (void*)(m->blocks[AMPI_BLOCK_ARENA].base + n->temp_offset[j]) : ampi_grad(m, &m->nodes[n->reads[j]]);
+}
+
+/* Adds the contribution that was formed apart. */
+AMPI_FN amp_result ampi_grad_done(amp_model* m, const ampi_node* n, int j, const ampi_pass* p) {
+    const ampi_node* x = &m->nodes[n->reads[j]];
+    void *sum = ampi_grad(m, x), *part = ampi_grad_out(m, n, j);
+    amp_dtype t = x->layer.storage_dtype;
+    if (!part || !n->needs_temp[j]) return AMP_OK;
+    return m->backend->add_forward(sum, t, part, t, sum, t, (size_t)p->n * ampi_features(x), &m->exec);
+}
+
+AMPI_FN amp_result ampi_backward_matrix(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    const ampi_node* x = &m->nodes[n->reads[0]];
+    const void *dy = ampi_grad(m, n), *w = ampi_layer_weights(m, n, n->weight);
+    amp_dtype t = n->layer.storage_dtype, xt = x->layer.storage_dtype, gt = ampi_dtype(m->desc.grad_dtype);
+    void *dx = ampi_grad_out(m, n, 0), *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
+    amp_conv2d_shape s = n->conv;
+    if (n->layer.op == AMP_OP_LINEAR)
+        return m->backend->linear_backward(dy, t, ampi_data(m, x), xt, w, n->layer.param_dtype, dx, xt, dw, gt, db, gt, p->accumulate,
+                                           (size_t)p->n, n->fan_in, (size_t)n->layer.channels, &m->exec);
+    s.n = p->n;
+    return m->backend->conv2d_backward(&s, dy, t, ampi_data(m, x), xt, w, n->layer.param_dtype, dx, xt, dw, gt, db, gt, p->accumulate,
+                                       &m->exec);
+}
+
+AMPI_FN amp_result ampi_backward_norm(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    const ampi_node* x = &m->nodes[n->reads[0]];
+    const float* stats = ampi_batch_stats(m, n);
+    const void *dy = ampi_grad(m, n), *gamma = ampi_layer_weights(m, n, n->weight);
+    amp_dtype t = n->layer.storage_dtype, xt = x->layer.storage_dtype, gt = ampi_dtype(m->desc.grad_dtype);
+    void *dx = ampi_grad_out(m, n, 0), *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
+    amp_batch_norm_shape s;
+    if (n->layer.op == AMP_OP_LAYER_NORM)
+        return m->backend->layer_norm_backward(dy, t, ampi_data(m, x), xt, gamma, n->layer.param_dtype, stats, stats + m->desc.batch,
+                                               dx, xt, dw, db, gt, p->accumulate, (size_t)p->n, ampi_features(n), &m->exec);
+    s = ampi_batch_norm_shape_of(n, p);
+    return m->backend->batch_norm_backward(&s, dy, t, ampi_data(m, x), xt, gamma, n->layer.param_dtype, stats, stats + s.channels,
+                                           dx, xt, dw, db, gt, p->accumulate, &m->exec);
+}
+
+AMPI_FN amp_result ampi_backward_loss(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    const ampi_node* x = &m->nodes[n->reads[0]];
+    const void *data = ampi_data(m, x), *target = ampi_target(m, n->index);
+    size_t features = ampi_features(x), rows = (size_t)p->n;
+    amp_dtype t = x->layer.storage_dtype;
+    void* dx = ampi_grad_out(m, n, 0);
+    float weight = n->loss_weight * p->grad_factor;
+    if (!dx) return AMP_OK;
+    if (n->layer.op == AMP_OP_MSE)
+        return m->backend->mse_backward(data, t, target, AMP_F32, p->loss_scale, weight, dx, t, rows * features, &m->exec);
+    if (n->layer.op == AMP_OP_BCE_WITH_LOGITS)
+        return m->backend->bce_with_logits_backward(data, t, target, AMP_F32, p->loss_scale, weight, dx, t, rows * features, &m->exec);
+    return m->backend->softmax_cross_entropy_backward(data, t, (const int32_t*)target, n->smoothing, p->loss_scale, weight, dx, t, rows,
+                                                      features, &m->exec);
+}
+
+AMPI_FN amp_result ampi_backward_pair(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    const size_t total = ampi_features(n), rows = (size_t)p->n;
+    size_t column = 0;
+    int j;
+    for (j = 0; j < 2; j++) {
+        const ampi_node* x = &m->nodes[n->reads[j]];
+        size_t features = ampi_features(x);
+        void* dx = ampi_grad_out(m, n, j);
+        amp_result r = AMP_OK;
+        if (dx && n->layer.op == AMP_OP_ADD)
+            r = m->backend->convert(dx, x->layer.storage_dtype, ampi_grad(m, n), n->layer.storage_dtype, rows * total, &m->exec);
+        else if (dx)
+            r = m->backend->concat_backward(ampi_grad(m, n), n->layer.storage_dtype, total, column, dx, x->layer.storage_dtype, features,
+                                            rows, 0, &m->exec);
+        if (r == AMP_OK) r = ampi_grad_done(m, n, j, p);
+        if (r != AMP_OK) return r;
+        column += features;
+    }
+    return AMP_OK;
+}
+
+/* Operators with one input and no parameters. */
+AMPI_FN amp_result ampi_backward_simple(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    const ampi_node* x = &m->nodes[n->reads[0]];
+    const void *dy = ampi_grad(m, n), *saved = ampi_data(m, n->layer.op == AMP_OP_GELU ? x : n);
+    amp_dtype t = n->layer.storage_dtype, xt = x->layer.storage_dtype;
+    size_t count = (size_t)p->n * ampi_features(n);
+    void* dx = ampi_grad_out(m, n, 0);
+    amp_pool2d_shape pool = n->pool;
+    pool.n = p->n;
+    if (!dx) return AMP_OK;
+    if (n->is_cast) return m->backend->convert(dx, xt, dy, t, count, &m->exec);
+    switch (n->layer.op) {
+        case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
+            return m->backend->pool2d_backward(&pool, dy, t, n->layer.op == AMP_OP_MAX_POOL2D ? ampi_data(m, x) : NULL, xt, dx, xt,
+                                               &m->exec);
+        case AMP_OP_SOFTMAX:
+            return m->backend->softmax_backward(dy, t, saved, t, dx, xt, (size_t)p->n, ampi_features(n), &m->exec);
+        case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, p, dy, t, dx, xt);
+        default:
+            return m->backend->activation_backward(ampi_activation_of(n->layer.op), dy, t, saved,
+                                                   n->layer.op == AMP_OP_GELU ? xt : t, dx, xt, count, &m->exec);
+    }
+}
+
+AMPI_FN amp_result ampi_backward_node(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+    amp_result r;
+    if (ampi_is_view(n) || n->input_count == 0) return AMP_OK;
+    if (n->input_count == 2) return ampi_backward_pair(m, n, p);
+    if (!n->is_cast && (n->layer.op == AMP_OP_CONV2D || n->layer.op == AMP_OP_LINEAR)) r = ampi_backward_matrix(m, n, p);
+    else if (!n->is_cast && ampi_is_norm(n)) r = ampi_backward_norm(m, n, p);
+    else if (!n->is_cast && ampi_op_is_loss(n->layer.op)) r = ampi_backward_loss(m, n, p);
+    else r = ampi_backward_simple(m, n, p);
+    return r == AMP_OK ? ampi_grad_done(m, n, 0, p) : r;
+}
+
+AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
+    int i;
+    for (i = m->node_count - 1; i >= 0; i--) {
+        const ampi_node* n = &m->nodes[m->order[i]];
+        amp_result r = AMP_OK;
+        if (!n->on_loss_path || !n->needs_grad) continue;
+        if (m->observed && !n->is_cast && !ampi_op_is_loss(n->layer.op) && !ampi_is_view(n))
+            r = ampi_collect(m, &m->observed[m->order[i]].output_gradient, ampi_grad(m, n), n->layer.storage_dtype,
+                             (size_t)p->n * ampi_features(n));
+        if (r == AMP_OK) r = ampi_backward_node(m, n, p);
+        if (r != AMP_OK) return r;
+    }
+    return AMP_OK;
+}
+
+/* --- data --------------------------------------------------------------------------------------- */
+
+AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
+    const int32_t* labels = (const int32_t*)b->targets[loss->index];
+    int i, classes = (int)ampi_features(&m->nodes[loss->reads[0]]);
+    for (i = 0; i < b->n; i++)
+        if (labels[i] < 0 || labels[i] >= classes)
+            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "layer '%s': label %ld of sample %d is outside 0..%d", loss->layer.name,
+                                   (long)labels[i], i, classes - 1);
+    return AMP_OK;
+}
+
+AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what, int with_targets) {
+    int i;
+    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
+    if (!b) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
+    if (b->n < 1 || b->n > m->desc.batch)
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what, b->n, m->desc.batch);
+    if (amp_dtype_size(b->input_dtype) == 0)
+        return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: input_dtype %d does not exist", what, (int)b->input_dtype);
+    for (i = 0; i < m->input_count; i++)
+        if (!b->inputs[i]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: inputs[%d] is NULL", what, i);
+    for (i = 0; with_targets && i < m->loss_count; i++) {
+        const ampi_node* loss = &m->nodes[m->losses[i]];
+        amp_result r;
+        if (!b->targets[i]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: targets[%d] for '%s' is NULL", what, i, loss->layer.name);
+        if (loss->layer.op != AMP_OP_SOFTMAX_CROSS_ENTROPY) continue;
+        if ((r = ampi_batch_labels(m, b, loss)) != AMP_OK) return r;
+    }
+    return AMP_OK;
+}
+
+AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
+    amp_result r = AMP_OK;
+    int i;
+    for (i = 0; i < m->input_count && r == AMP_OK; i++) {
+        const ampi_node* n = &m->nodes[m->inputs[i]];
+        r = m->backend->upload(ampi_data(m, n), n->layer.storage_dtype, b->inputs[i], b->input_dtype, (size_t)b->n * ampi_features(n),
+                               &m->exec);
+    }
+    return r;
+}
+
+AMPI_FN amp_result ampi_load_targets(amp_model* m, const amp_batch* b) {
+    amp_result r = AMP_OK;
+    int i;
+    for (i = 0; i < m->loss_count && r == AMP_OK; i++) {
+        const ampi_node* loss = &m->nodes[m->losses[i]];
+        size_t per_row = loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? 1 : ampi_features(&m->nodes[loss->reads[0]]);
+        r = m->backend->copy_in(ampi_target(m, i), b->targets[i], (size_t)b->n * per_row * 4, &m->exec);
+    }
+    return r;
+}
+
+/* Weighted sum of the losses of the last forward pass. */
+AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
+    double sum = 0.0;
+    int i;
+    for (i = 0; i < m->loss_count; i++) {
+        float value = 0.0f;
+        amp_result r = m->backend->copy_out(&value, ampi_loss_value(m, i), sizeof value, &m->exec);
+        if (r != AMP_OK) return r;
+        sum += (double)m->nodes[m->losses[i]].loss_weight * (double)value;
+    }
+    *total = (float)sum;
+    return AMP_OK;
+}
+
+/* --- the step ------------------------------------------------------------------------------------- */
+
+/* Batch norm's running statistics, so that a skipped step can put them back. */
+AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
+    char *now = m->blocks[AMPI_BLOCK_STATS].base, *saved = m->blocks[AMPI_BLOCK_STATS_SAVED].base;
+    if (m->stats_floats == 0) return AMP_OK;
+    return m->backend->copy(restore ? now : saved, restore ? saved : now, m->stats_floats * sizeof(float), &m->exec);
+}
+
+AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t* index, const char** what) {
+    enum { CHUNK = 256 };
+    float values[CHUNK];
+    size_t at, i, count = (size_t)samples * ampi_features(n), size = amp_dtype_size(n->layer.storage_dtype);
+    for (at = 0; at < count; at += CHUNK) {
+        size_t k = count - at < CHUNK ? count - at : CHUNK;
+        if (m->backend->download(values, AMP_F32, (const char*)ampi_data(m, n) + at * size, n->layer.storage_dtype, k, &m->exec) != AMP_OK)
+            return 0;
+        for (i = 0; i < k; i++) {
+            if (amp_float_is_finite(&values[i])) continue;
+            *index = at + i;
+            *what = amp_float_is_nan(&values[i]) ? "nan" : "inf";
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Runs the forward pass once more, looking at each value as it is made, and says where inf or NaN began. Returns 0 if
+   they begin nowhere: then only the loss scale is to blame. The arena holds only forward values afterwards. */
+AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_pass* pass, float loss, char* message, size_t size) {
+    ampi_pass p = *pass;
+    int i;
+    p.keep_running = 1;
+    if (ampi_load_inputs(m, b) != AMP_OK) return 0;
+    for (i = 0; i < m->node_count; i++) {
+        const ampi_node* n = &m->nodes[m->order[i]];
+        const char *what = "", *name = n->is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name;
+        size_t index = 0;
+        if (ampi_is_idle(m, n) || ampi_op_is_loss(n->layer.op)) continue;
+        if (n->input_count && ampi_forward_node(m, n, &p) != AMP_OK) return 0;
+        if (!ampi_first_bad(m, n, p.n, &index, &what)) continue;
+        snprintf(message, size, "the model produces %s: first in the %s of '%s', element %lu; a lower loss scale does not help",
+                 what, n->is_cast ? "16-bit copy" : "output", name, (unsigned long)index);
+        return 1;
+    }
+    AMPI_FORGET(&loss);
+    if (amp_float_is_finite(&loss)) return 0;
+    snprintf(message, size, "the loss is %s although every layer's output is finite: look at the targets",
+             amp_float_is_nan(&loss) ? "nan" : "inf");
+    return 1;
+}
+
+AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* info, char* message, size_t size) {
+    const amp_overflow_info* o = &info->overflow;
+    const amp_scaler_rule* rule = &m->scaler.rule;
+    int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
+    if (o->inf_count + o->nan_count == 0)
+        snprintf(message, size, "a gradient of another rank is not finite with loss scale %g", (double)info->scale_before);
+    else
+        snprintf(message, size, "gradient of '%s' is not finite at element %lu (%lu inf, %lu nan) with loss scale %g%s",
+                 o->first_name[0] ? o->first_name : "?", (unsigned long)o->first_index, (unsigned long)o->inf_count,
+                 (unsigned long)o->nan_count, (double)info->scale_before,
+                 rule->is_static ? "; the scale is static" : at_floor ? "; the scale is at its floor" : "");
+}
+
+/* *flag = 1 if it is not 0 on any rank. */
+AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
+    float *sum = ampi_loss_value(m, m->loss_count), found = *flag ? 1.0f : 0.0f;
+    amp_result r = AMP_OK;
+    if (m->comm.size == 1) return AMP_OK;
+    r = m->backend->copy_in(sum, &found, sizeof found, &m->exec);
+    if (r == AMP_OK && m->comm.all_reduce_sum(sum, AMP_F32, 1, m->exec.stream, m->comm.user_data) != AMP_OK)
+        r = ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of a flag over the ranks failed");
+    if (r == AMP_OK) r = m->backend->copy_out(&found, sum, sizeof found, &m->exec);
+    if (r == AMP_OK) *flag = found != 0.0f;
+    return r;
+}
+
+/* Sums the gradients over the ranks; a rank that saw an overflow makes all skip. */
+AMPI_FN amp_result ampi_reduce_gradients(amp_model* m) {
+    const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
+    amp_dtype t = ampi_dtype(m->desc.grad_dtype);
+    amp_result r;
+    int found;
+    if (m->comm.size == 1) return AMP_OK;
+    if (m->comm.all_reduce_sum(grads->base, t, grads->bytes / amp_dtype_size(t), m->exec.stream, m->comm.user_data) != AMP_OK)
+        return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of the gradients over the ranks failed");
+    r = m->backend->scaler_check(&m->scaler, m->grad_list, m->param_count, NULL);
+    found = m->scaler.state.found_inf != 0;
+    if (r == AMP_OK) r = ampi_any_rank(m, &found);
+    if (r == AMP_OK && found) r = amp_scaler_report_overflow(&m->scaler);
+    return r;
+}
+
+/* Forward and backward of one (micro-)batch. */
+AMPI_FN amp_result ampi_run_batch(amp_model* m, const amp_batch* b, ampi_pass* p, float* loss) {
+    amp_result r = ampi_load_inputs(m, b);
+    if (r == AMP_OK) r = ampi_load_targets(m, b);
+    if (r == AMP_OK) r = ampi_forward(m, p, m->node_count - 1, 1);
+    if (r == AMP_OK) r = ampi_total_loss(m, loss);
+    AMPI_FORGET(loss);      /* its bits will be tested */
+    if (r == AMP_OK) r = ampi_backward(m, p);
+    return r;
+}
+
+AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
+    ampi_pass p;
+    memset(&p, 0, sizeof p);
+    p.n = n;
+    p.training = 1;
+    p.grad_factor = (float)(1.0 / ((double)m->desc.accumulate * (double)m->comm.size));
+    p.accumulate = m->micro > 0;
+    return p;
+}
+
+/* Says why a step was skipped, and puts the running statistics back. The ranks agree on the outcome, so that they repeat
+   the batch together or not at all. */
+AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
+    int own = m->trouble[0] || ampi_diagnose_forward(m, b, p, info->loss, m->trouble, sizeof m->trouble), any = own;
+    amp_result r = ampi_any_rank(m, &any), restored = ampi_copy_running(m, 1);
+    info->outcome = any ? AMP_STEP_SKIPPED_MODEL : AMP_STEP_SKIPPED_OVERFLOW;
+    if (own) memcpy(info->message, m->trouble, sizeof info->message);
+    else if (any) snprintf(info->message, sizeof info->message, "the model produces inf or nan on another rank");
+    else ampi_describe_overflow(m, info, info->message, sizeof info->message);
+    info->grad_norm = ampi_double(0x7ff0000000000000u);
+    return r != AMP_OK ? r : restored;
+}
+
+/* Ends the window: all-reduce, check, step or skip, move the scale. */
+AMPI_FN amp_result ampi_end_step(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
+    amp_optimizer_info oi;
+    amp_result r, update;
+    memset(&oi, 0, sizeof oi);
+    r = ampi_reduce_gradients(m);
+    if (r == AMP_OK) r = m->backend->optimizer_step(&m->optimizer, &m->scaler, &oi);
+    if (r != AMP_OK) return r;
+    info->lr = oi.lr;
+    info->grad_norm = oi.grad_norm;
+    info->overflow = oi.overflow;
+    info->outcome = AMP_STEP_APPLIED;
+    update = amp_scaler_update(&m->scaler);
+    info->scale_after = m->scaler.state.scale;
+    info->step = m->optimizer.state.step;
+    info->skipped = m->scaler.state.skipped;
+    if (!oi.applied) r = ampi_explain_skip(m, b, p, info);
+    return r != AMP_OK ? r : update;
+}
+
+/* Takes a failed step back, so that the next call starts afresh: the running statistics, and the scaler's window if it is
+   still open. */
+AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
+    m->micro = 0;
+    ampi_copy_running(m, 1);
+    m->scaler.scaled = m->scaler.recorded = m->scaler.list_count = 0;
+    m->scaler.state.found_inf = 0;
+    return why;
+}
+
+AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
+    ampi_pass p = ampi_training_pass(m, b->n);
+    amp_result r = m->micro == 0 ? ampi_copy_running(m, 0) : AMP_OK;
+    if (r != AMP_OK) return r;
+    if (m->micro == 0) m->trouble[0] = 0;
+    info->scale_before = info->scale_after = amp_scaler_scale_loss(&m->scaler, 1.0f);
+    p.loss_scale = &m->scaler.state.scale_in_use;
+    m->micro++;
+    r = ampi_run_batch(m, b, &p, &info->loss);
+    if (r != AMP_OK) return ampi_abandon_step(m, r);
+    if (m->micro < m->desc.accumulate) {
+        /* This batch will be gone when the step ends. */
+        if (!m->trouble[0] && !amp_float_is_finite(&info->loss))
+            ampi_diagnose_forward(m, b, &p, info->loss, m->trouble, sizeof m->trouble);
+        m->passes++;
+        info->outcome = AMP_STEP_ACCUMULATED;
+        return AMP_OK;
+    }
+    r = ampi_end_step(m, b, &p, info);
+    if (r != AMP_OK && r != AMP_ERR_OVERFLOW) return ampi_abandon_step(m, r);
+    m->passes++;
+    m->micro = 0;
+    return r;       /* a limit of the scaler: the step was skipped all the same */
+}
+
+/* What must hold for a training pass beyond what evaluation needs. */
+AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
+    int i;
+    if (m->loss_count == 0) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no loss", what);
+    if (m->param_count == 0) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no parameters", what);
+    for (i = 0; i < m->layer_count; i++) {
+        const amp_layer* l = &m->nodes[i].layer;
+        if (l->op == AMP_OP_BATCH_NORM && b->n == 1 && l->height == 1 && l->width == 1)
+            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample",
+                                   what, l->name);
+    }
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info) {
+    amp_step_info own;
+    amp_result r;
+    if (!m) return AMP_ERR_ARGUMENT;
+    if ((r = ampi_check_batch(m, batch, "train step", 1)) != AMP_OK) return r;
+    if ((r = ampi_check_training(m, batch, "train step")) != AMP_OK) return r;
+    if (!info) info = &own;
+    memset(info, 0, sizeof *info);
+    info->step = m->optimizer.state.step;
+    info->skipped = m->scaler.state.skipped;
+    info->overflow.first_tensor = -1;
+    do {
+        info->message[0] = 0;
+        info->attempts++;
+        r = ampi_attempt(m, batch, info);
+    } while (r == AMP_OK && info->outcome == AMP_STEP_SKIPPED_OVERFLOW && info->attempts <= m->desc.max_replays);
+    return r;
+}
+
+/* --- evaluation ------------------------------------------------------------------------------------ */
+
+/* How many rows have their largest logit at the label; the first of equal ones counts, as with argmax elsewhere. */
+AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const ampi_node* loss, int* correct) {
+    const ampi_node* x = &m->nodes[loss->reads[0]];
+    const size_t classes = ampi_features(x), size = amp_dtype_size(x->layer.storage_dtype);
+    const int32_t* labels = (const int32_t*)b->targets[loss->index];
+    float* row = (float*)(void*)m->blocks[AMPI_BLOCK_ROW].base;
+    int i;
+    for (i = 0; i < b->n; i++) {
+        size_t k, best = 0;
+        amp_result r = m->backend->download(row, AMP_F32, (const char*)ampi_data(m, x) + (size_t)i * classes * size,
+                                            x->layer.storage_dtype, classes, &m->exec);
+        if (r != AMP_OK) return r;
+        for (k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
+        *correct += best == (size_t)labels[i] && !amp_float_is_nan(&row[best]);
+    }
+    return AMP_OK;
+}
+
+/* Logits may give their memory to later layers, so answers are counted right after each loss. */
+AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
+    ampi_pass p;
+    amp_result r;
+    int i;
+    if (!m || !info) return AMP_ERR_ARGUMENT;
+    if ((r = ampi_check_batch(m, batch, "evaluate", 1)) != AMP_OK) return r;
+    memset(info, 0, sizeof *info);
+    memset(&p, 0, sizeof p);
+    p.n = batch->n;
+    r = ampi_load_inputs(m, batch);
+    if (r == AMP_OK) r = ampi_load_targets(m, batch);
+    for (i = 0; i < m->node_count && r == AMP_OK; i++) {
+        const ampi_node* n = &m->nodes[m->order[i]];
+        if (ampi_is_idle(m, n)) continue;
+        r = ampi_forward_node(m, n, &p);
+        if (r == AMP_OK && n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY) r = ampi_count_correct(m, batch, n, &info->correct);
+    }
+    return r == AMP_OK ? ampi_total_loss(m, &info->loss) : r;
+}
+
+AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out) {
+    const ampi_node* n;
+    ampi_pass p;
+    amp_result r;
+    if (!m) return AMP_ERR_ARGUMENT;
+    if ((r = ampi_check_batch(m, batch, "predict", 0)) != AMP_OK) return r;
+    if (!out || v.id < 1 || v.id > m->layer_count || ampi_op_is_loss(m->nodes[v.id - 1].layer.op))
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: out is NULL, or value %d is not an output of this model", v.id);
+    n = &m->nodes[ampi_source(m, v.id - 1)];    /* before a layer that works in place has been there */
+    memset(&p, 0, sizeof p);
+    p.n = batch->n;
+    r = ampi_load_inputs(m, batch);
+    if (r == AMP_OK) r = ampi_forward(m, &p, n->order, 0);
+    if (r != AMP_OK) return r;
+    return m->backend->download(out, AMP_F32, ampi_data(m, n), n->layer.storage_dtype, (size_t)p.n * ampi_features(n), &m->exec);
+}
+
+/* ======================================================================================== */
+/* >>impl-checkpoint                                                                          */
+/* ======================================================================================== */
+#if !defined(AMP_NO_STDIO)
+#include <errno.h>
+#if defined(__unix__) || defined(__APPLE__)
+  #include <fcntl.h>
+  #include <unistd.h>
+#endif
+
+/* The format, after the description in https://github.com/huggingface/safetensors:
+     8 bytes   N, little-endian
+     N bytes   a JSON object in UTF-8 that begins with '{' and may end in spaces:
+                 "name": {"dtype": "F32", "shape": [2,3], "data_offsets": [begin, end]}, ...
+                 "__metadata__": {"key": "text", ...}   (optional)
+     the rest  data, row-major, little-endian, found through the offsets; it has neither holes nor overlaps
+               nor anything behind the last tensor.
+   A file may come from anywhere, so nothing in it is believed before it was compared with something else,
+   nothing recurses, and the work is at most n log n in the size of the header. */
+#define AMPI_FILE_MAX_HEADER 100000000u   /* the limit of the format's own library */
+#define AMPI_FILE_MAX_RANK 4
+
+/* Every type of the format, because tensors that nobody asked for must be measured too. The first four are
+   ours. */
+typedef struct ampi_file_type { const char* name; amp_dtype dtype; unsigned bits; } ampi_file_type;
+static const ampi_file_type ampi_file_types[] = {
+    { "F32", AMP_F32, 32 }, { "F16", AMP_F16, 16 }, { "BF16", AMP_BF16, 16 }, { "F64", AMP_F64, 64 },
+    { "BOOL", AMP_DTYPE_DEFAULT, 8 }, { "U8", AMP_DTYPE_DEFAULT, 8 }, { "I8", AMP_DTYPE_DEFAULT, 8 },
+    { "I16", AMP_DTYPE_DEFAULT, 16 }, { "U16", AMP_DTYPE_DEFAULT, 16 }, { "I32", AMP_DTYPE_DEFAULT, 32 },
+    { "U32", AMP_DTYPE_DEFAULT, 32 }, { "I64", AMP_DTYPE_DEFAULT, 64 }, { "U64", AMP_DTYPE_DEFAULT, 64 },
+    { "C64", AMP_DTYPE_DEFAULT, 64 }, { "F4", AMP_DTYPE_DEFAULT, 4 }, { "F6_E2M3", AMP_DTYPE_DEFAULT, 6 },
+    { "F6_E3M2", AMP_DTYPE_DEFAULT, 6 }, { "F8_E4M3", AMP_DTYPE_DEFAULT, 8 },
+    { "F8_E5M2", AMP_DTYPE_DEFAULT, 8 }, { "F8_E8M0", AMP_DTYPE_DEFAULT, 8 },
+    { "F8_E4M3FNUZ", AMP_DTYPE_DEFAULT, 8 }, { "F8_E5M2FNUZ", AMP_DTYPE_DEFAULT, 8 }
+};
+#define AMPI_FILE_TYPE_COUNT (sizeof ampi_file_types / sizeof ampi_file_types[0])
+
+/* The format's name for one of our types; NULL if it is not an amp_dtype. */
+AMPI_FN const ampi_file_type* ampi_file_type_of(amp_dtype t) {
+    size_t i;
+    for (i = 0; i < 4; i++)
+        if (ampi_file_types[i].dtype == ampi_dtype(t)) return &ampi_file_types[i];
+    return NULL;
+}
+
+/* --- sorting and searching records that begin with their name ---------------------------- */
+
+typedef int (*ampi_less)(const void* a, const void* b);
+
+/* The name that a record begins with. */
+AMPI_FN const char* ampi_name_of(const void* record) { return *(const char* const*)record; }
+AMPI_FN int ampi_name_less(const void* a, const void* b) {
+    return strcmp(ampi_name_of(a), ampi_name_of(b)) < 0;
+}
+
+/* Exchanges two records byte by byte: they may be of any size and alignment. */
+AMPI_FN void ampi_swap_records(unsigned char* a, unsigned char* b, size_t size) {
+    size_t i;
+    for (i = 0; i < size; i++) { unsigned char t = a[i]; a[i] = b[i]; b[i] = t; }
+}
+
+/* Lets the record at `root` sink until no child is larger: children of i are 2i+1 and 2i+2. */
+AMPI_FN void ampi_sift_down(unsigned char* base, size_t root, size_t n, size_t size, ampi_less less) {
+    size_t child;
+    while ((child = 2 * root + 1) < n) {
+        if (child + 1 < n && less(base + child * size, base + (child + 1) * size)) child++;
+        if (!less(base + root * size, base + child * size)) return;
+        ampi_swap_records(base + root * size, base + child * size, size);
+        root = child;
+    }
+}
+
+/* Heap sort: in place, and n log n for every input. qsort promises neither, and a hostile file would ask. */
+AMPI_FN void ampi_sort(void* records, size_t n, size_t size, ampi_less less) {
+    unsigned char* base = (unsigned char*)records;
+    size_t i;
+    for (i = n / 2; i-- > 0;) ampi_sift_down(base, i, n, size, less);
+    for (i = n; i-- > 1;) {
+        ampi_swap_records(base, base + i * size, size);
+        ampi_sift_down(base, 0, i, size, less);
+    }
+}
+
+/* Sorts by name and returns a name that occurs twice; NULL if there is none. */
+AMPI_FN const char* ampi_sort_names(void* records, size_t n, size_t size) {
+    const unsigned char* base = (const unsigned char*)records;
+    size_t i;
+    ampi_sort(records, n, size, ampi_name_less);
+    for (i = 1; i < n; i++)
+        if (strcmp(ampi_name_of(base + (i - 1) * size), ampi_name_of(base + i * size)) == 0)
+            return ampi_name_of(base + i * size);
+    return NULL;
+}
+
+/* The record of that name among n sorted ones, or NULL. */
+AMPI_FN void* ampi_find_name(void* records, size_t n, size_t size, const char* name) {
+    unsigned char* base = (unsigned char*)records;
+    size_t low = 0, high = n;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(ampi_name_of(base + middle * size), name);
+        if (order == 0) return base + middle * size;
+        if (order < 0) low = middle + 1; else high = middle;
+    }
+    return NULL;
+}
+
+/* --- texts and bytes ------------------------------------------------------------------- */
+
+/* Length of the UTF-8 character at s, or 0 if it is not a valid one (Unicode, table 3-7): too long a form, a
+   surrogate, above U+10FFFF or cut off. */
+AMPI_FN size_t ampi_utf8_length(const char* text, size_t available) {
+    const unsigned char* s = (const unsigned char*)text;
+    unsigned low = 0x80, high = 0xbf;
+    size_t n, i;
+    if (available == 0) return 0;
+    if (s[0] < 0x80) return 1;
+    if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
+    n = s[0] < 0xe0 ? 2 : (s[0] < 0xf0 ? 3 : 4);
+    if (n > available) return 0;
+    if (s[0] == 0xe0) low = 0xa0;
+    if (s[0] == 0xed) high = 0x9f;
+    if (s[0] == 0xf0) low = 0x90;
+    if (s[0] == 0xf4) high = 0x8f;
+    if (s[1] < low || s[1] > high) return 0;
+    for (i = 2; i < n; i++)
+        if (s[i] < 0x80 || s[i] > 0xbf) return 0;
+    return n;
+}
+
+/* 1 if the whole of a C string is valid UTF-8. */
+AMPI_FN int ampi_is_utf8(const char* s) {
+    size_t left = strlen(s), n;
+    for (; left > 0; s += n, left -= n)
+        if ((n = ampi_utf8_length(s, left)) == 0) return 0;
+    return 1;
+}
+
+/* A name out of a file, made fit for a sentence: no control characters, at most 60 bytes. */
+#define AMPI_SHOWN 64
+AMPI_FN const char* ampi_show(const char* name, char out[AMPI_SHOWN]) {
+    size_t i, n = strlen(name), kept = n > 60 ? 57 : n;
+    for (i = 0; i < kept; i++) out[i] = (unsigned char)name[i] < 0x20 || name[i] == 0x7f ? '?' : name[i];
+    memcpy(out + kept, n > 60 ? "..." : "", n > 60 ? 4 : 1);
+    return out;
+}
+
+/* "[6,1,5,5]"; of more than four dimensions the first four. */
+#define AMPI_SHOWN_SHAPE 112
+AMPI_FN const char* ampi_show_shape(uint64_t rank, const uint64_t* shape, char out[AMPI_SHOWN_SHAPE]) {
+    size_t at = 0;
+    uint64_t i;
+    out[at++] = '[';
+    for (i = 0; i < rank && i < AMPI_FILE_MAX_RANK; i++)
+        at += (size_t)snprintf(out + at, 24, i ? ",%llu" : "%llu", (unsigned long long)shape[i]);
+    memcpy(out + at, i < rank ? ",...]" : "]", i < rank ? 6 : 2);
+    return out;
+}
+
+/* What errno says; some C libraries leave it at 0. */
+AMPI_FN const char* ampi_error_text(int error_number) {
+    return error_number ? strerror(error_number) : "unknown cause";
+}
+
+/* The byte order of this machine; compilers fold this to a constant. */
+AMPI_FN int ampi_is_little_endian(void) {
+    const uint16_t one = 1;
+    unsigned char first;
+    memcpy(&first, &one, 1);
+    return first == 1;
+}
+
+/* Between the file's byte order and the host's: nothing to do on most machines. */
+AMPI_FN void ampi_swap_endian(void* data, size_t bytes, size_t element) {
+    unsigned char* p = (unsigned char*)data;
+    size_t i, k;
+    for (i = 0; i < bytes; i += element)
+        for (k = 0; k < element / 2; k++) {
+            unsigned char t = p[i + k];
+            p[i + k] = p[i + element - 1 - k];
+            p[i + element - 1 - k] = t;
+        }
+}
+
+/* --- what the caller hands in ------------------------------------------------------------ */
+
+/* Memory from one function must not be freed by another. */
+AMPI_FN amp_result ampi_file_check_desc(const amp_file_desc* d) {
+    if (!d || (d->allocator.alloc != NULL) == (d->allocator.free != NULL)) return AMP_OK;
+    return ampi_fail(d->logger, AMP_ERR_DESC, "checkpoint: allocator needs both alloc and free, or neither");
+}
+
+/* Bytes of a tensor whose count was checked. */
+AMPI_FN size_t ampi_file_bytes(const amp_file_tensor* t) {
+    return t->tensor.count * amp_dtype_size(t->tensor.dtype);
+}
+
+/* One tensor of the caller: its name can be written, its type is known, and its shape, count and bytes agree
+   without an overflow. */
+AMPI_FN amp_result ampi_file_check_tensor(const amp_file_tensor* t, int index, const amp_logger* log) {
+    const char* name = t->tensor.name;
+    char shown[AMPI_SHOWN];
+    size_t count = 1, bytes;
+    int k, fits = 1;
+    if (!name || !ampi_is_utf8(name))
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor %d has no name in UTF-8", index);
+    if (strcmp(name, "__metadata__") == 0)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor %d: the name __metadata__ is reserved",
+                         index);
+    if (!ampi_file_type_of(t->tensor.dtype))
+        return ampi_fail(log, AMP_ERR_DTYPE, "checkpoint: tensor '%s': %d is not a data type",
+                         ampi_show(name, shown), (int)t->tensor.dtype);
+    if (t->rank < 0 || t->rank > AMPI_FILE_MAX_RANK)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s': rank %d is not 0 to %d",
+                         ampi_show(name, shown), t->rank, AMPI_FILE_MAX_RANK);
+    for (k = 0; k < t->rank; k++) fits = fits && ampi_mul_size(count, t->shape[k], &count);
+    if (!fits || count != t->tensor.count || !ampi_mul_size(count, amp_dtype_size(t->tensor.dtype), &bytes))
+        return ampi_fail(log, AMP_ERR_ARGUMENT,
+                         "checkpoint: tensor '%s': its shape does not have %.0f elements",
+                         ampi_show(name, shown), (double)t->tensor.count);
+    if (count > 0 && !t->tensor.data)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s': data is NULL",
+                         ampi_show(name, shown));
+    return AMP_OK;
+}
+
+/* All of them, and the path. */
+AMPI_FN amp_result ampi_file_check_tensors(const char* path, const amp_file_tensor* t, int count,
+                                           const amp_logger* log) {
+    amp_result r = AMP_OK;
+    int i;
+    if (!path || !path[0]) return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: no path is given");
+    if (count < 0 || (count > 0 && !t))
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: %d tensors at %s", count,
+                         t ? "a pointer" : "NULL");
+    for (i = 0; i < count && r == AMP_OK; i++) r = ampi_file_check_tensor(&t[i], i, log);
+    return r;
+}
+
+/* Metadata: keys and values must be there, and UTF-8, because JSON is. */
+AMPI_FN amp_result ampi_file_check_texts(const amp_file_text* texts, int count, const amp_logger* log) {
+    int i;
+    if (count < 0 || (count > 0 && !texts))
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: %d texts at %s", count,
+                         texts ? "a pointer" : "NULL");
+    for (i = 0; i < count; i++)
+        if (!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key) || !ampi_is_utf8(texts[i].value))
+            return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: text %d has no key or value in UTF-8", i);
+    return AMP_OK;
+}
+
+/* --- writing --------------------------------------------------------------------------- */
+
+/* Where bytes go. Without a stream they are only counted: the header is written twice, first to learn its
+   length. */
+typedef struct ampi_sink { FILE* stream; uint64_t bytes; int failed, error_number; } ampi_sink;
+
+/* Writes, or only counts. After the first failure nothing more is written, and its errno is the one told. */
+AMPI_FN void ampi_sink_put(ampi_sink* s, const void* data, size_t n) {
+    s->bytes += n;
+    if (!s->stream || s->failed || n == 0) return;
+    errno = 0;
+    if (fwrite(data, 1, n, s->stream) == n) return;
+    s->failed = 1;
+    s->error_number = errno;
+}
+AMPI_FN void ampi_sink_text(ampi_sink* s, const char* text) { ampi_sink_put(s, text, strlen(text)); }
+AMPI_FN void ampi_sink_number(ampi_sink* s, uint64_t n) {
+    char digits[24];
+    ampi_sink_put(s, digits, (size_t)snprintf(digits, sizeof digits, "%llu", (unsigned long long)n));
+}
+
+/* What JSON does not allow to stand for itself in a string. */
+AMPI_FN int ampi_needs_escape(char c) { return c == '"' || c == '\\' || (unsigned char)c < 0x20; }
+
+/* A string in quotes: runs of plain characters as they are, the others as \u00XX, which is always allowed. */
+AMPI_FN void ampi_put_json_string(ampi_sink* s, const char* text) {
+    char escape[8];
+    ampi_sink_put(s, "\"", 1);
+    while (*text) {
+        size_t run = 0;
+        while (text[run] && !ampi_needs_escape(text[run])) run++;
+        ampi_sink_put(s, text, run);
+        text += run;
+        if (!*text) break;
+        snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(unsigned char)*text++);
+        ampi_sink_put(s, escape, 6);
+    }
+    ampi_sink_put(s, "\"", 1);
+}
+
+/* What a file is made of. fetch brings a tensor's data into host memory; NULL = it is there already. */
+typedef struct ampi_file_content {
+    const amp_file_tensor* tensors;
+    int count;
+    const amp_file_text* texts;
+    int text_count;
+    amp_result (*fetch)(void* user_data, const amp_file_tensor* t, const void** host);
+    void* user_data;
+} ampi_file_content;
+
+/* The order in the file: large elements first, so that each tensor is aligned to its element. Starts with *i
+   = -1 and *element = 8; 0 at the end. */
+AMPI_FN int ampi_next_tensor(const ampi_file_content* c, int* i, size_t* element) {
+    for (; *element >= 2; *element /= 2, *i = -1)
+        while (++*i < c->count)
+            if (amp_dtype_size(c->tensors[*i].tensor.dtype) == *element) return 1;
+    return 0;
+}
+
+/* "name":{"dtype":"F32","shape":[2,3],"data_offsets":[begin,end]} */
+AMPI_FN void ampi_put_tensor_header(ampi_sink* s, const amp_file_tensor* t, uint64_t begin) {
+    int k;
+    ampi_put_json_string(s, t->tensor.name);
+    ampi_sink_text(s, ":{\"dtype\":\"");
+    ampi_sink_text(s, ampi_file_type_of(t->tensor.dtype)->name);
+    ampi_sink_text(s, "\",\"shape\":[");
+    for (k = 0; k < t->rank; k++) {
+        if (k) ampi_sink_text(s, ",");
+        ampi_sink_number(s, t->shape[k]);
+    }
+    ampi_sink_text(s, "],\"data_offsets\":[");
+    ampi_sink_number(s, begin);
+    ampi_sink_text(s, ",");
+    ampi_sink_number(s, begin + ampi_file_bytes(t));
+    ampi_sink_text(s, "]}");
+}
+
+/* "__metadata__":{"key":"value",...} */
+AMPI_FN void ampi_put_texts(ampi_sink* s, const ampi_file_content* c) {
+    int i;
+    ampi_sink_text(s, "\"__metadata__\":{");
+    for (i = 0; i < c->text_count; i++) {
+        if (i) ampi_sink_text(s, ",");
+        ampi_put_json_string(s, c->texts[i].key);
+        ampi_sink_text(s, ":");
+        ampi_put_json_string(s, c->texts[i].value);
+    }
+    ampi_sink_text(s, "}");
+}
+
+/* The JSON text, padded with spaces to a multiple of 8 bytes. */
+AMPI_FN void ampi_put_header(ampi_sink* s, const ampi_file_content* c) {
+    uint64_t begin = 0, start = s->bytes;
+    size_t element = 8;
+    int i = -1, first = c->text_count == 0;
+    ampi_sink_text(s, "{");
+    if (c->text_count > 0) ampi_put_texts(s, c);
+    while (ampi_next_tensor(c, &i, &element)) {
+        if (!first) ampi_sink_text(s, ",");
+        first = 0;
+        ampi_put_tensor_header(s, &c->tensors[i], begin);
+        begin += ampi_file_bytes(&c->tensors[i]);
+    }
+    ampi_sink_text(s, "}");
+    while ((s->bytes - start) % 8) ampi_sink_text(s, " ");
+}
+
+/* The elements in the file's byte order; on a big-endian machine by way of a small buffer, since the caller's
+   data is not ours to change. */
+AMPI_FN void ampi_put_data(ampi_sink* s, const void* data, size_t bytes, size_t element) {
+    const unsigned char* p = (const unsigned char*)data;
+    unsigned char chunk[4096];
+    size_t i, n;
+    if (ampi_is_little_endian()) {
+        ampi_sink_put(s, data, bytes);
+        return;
+    }
+    for (i = 0; i < bytes; i += n) {
+        n = bytes - i < sizeof chunk ? bytes - i : sizeof chunk;
+        memcpy(chunk, p + i, n);
+        ampi_swap_endian(chunk, n, element);
+        ampi_sink_put(s, chunk, n);
+    }
+}
+
+/* The whole file. A failed write is remembered in the sink. */
+AMPI_FN amp_result ampi_put_file(ampi_sink* s, const ampi_file_content* c, uint64_t header_bytes) {
+    unsigned char length[8];
+    size_t element = 8;
+    int i;
+    for (i = 0; i < 8; i++) length[i] = (unsigned char)(header_bytes >> (8 * i) & 0xff);
+    ampi_sink_put(s, length, 8);
+    ampi_put_header(s, c);
+    for (i = -1; ampi_next_tensor(c, &i, &element) && !s->failed;) {
+        const void* host = c->tensors[i].tensor.data;
+        if (c->fetch) {
+            amp_result r = c->fetch(c->user_data, &c->tensors[i], &host);
+            if (r != AMP_OK) return r;
+        }
+        ampi_put_data(s, host, ampi_file_bytes(&c->tensors[i]), element);
+    }
+    return AMP_OK;
+}
+
+/* Asks the system to have the file on the disk before it replaces the old one: otherwise a power cut can
+   leave the new name on an empty file. A file system that cannot (EINVAL) is taken as is. 0, or an errno. */
+AMPI_FN int ampi_sync_to_disk(const char* path) {
+    int error_number = 0;
+#if defined(_POSIX_VERSION)
+    int fd = open(path, O_WRONLY);
+    if (fd < 0) return errno;
+    if (fsync(fd) != 0 && errno != EINVAL) error_number = errno;
+    close(fd);
+#else
+    (void)path;
+#endif
+    return error_number;
+}
+
+/* Flush, sync, close; each can be the one that finds the disk full. */
+AMPI_FN void ampi_sink_close(ampi_sink* s, const char* path) {
+    int error_number = 0;
+    errno = 0;
+    if (!s->failed && fflush(s->stream) != 0) { s->failed = 1; s->error_number = errno; }
+    if (!s->failed) error_number = ampi_sync_to_disk(path);
+    if (error_number) { s->failed = 1; s->error_number = error_number; }
+    errno = 0;
+    if (fclose(s->stream) != 0 && !s->failed) { s->failed = 1; s->error_number = errno; }
+}
+
+/* Moves the finished file over the old one: 1, or 0 if nothing changed. Windows does not replace by renaming,
+   so there the old file goes first; -1 if that was all that could be done, and the new one must stay where it
+   is. */
+AMPI_FN int ampi_replace_file(const char* from, const char* to) {
+    errno = 0;
+    if (rename(from, to) == 0) return 1;
+#if defined(_WIN32)
+    if (remove(to) == 0) return rename(from, to) == 0 ? 1 : -1;
+#endif
+    return 0;
+}
+
+/* Everything between opening the temporary file and renaming it. Whatever goes wrong, the temporary file goes
+   too; one that could not be opened was not ours. */
+AMPI_FN amp_result ampi_file_write(const char* path, const char* temporary, const ampi_file_content* c,
+                                   uint64_t header_bytes, const amp_logger* log) {
+    ampi_sink s = { NULL, 0, 0, 0 };
+    int replaced = 0;
+    amp_result r;
+    errno = 0;
+    s.stream = fopen(temporary, "wb");
+    if (!s.stream)
+        return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot open '%s' for writing: %s", temporary,
+                         ampi_error_text(errno));
+    r = ampi_put_file(&s, c, header_bytes);
+    ampi_sink_close(&s, temporary);
+    if (r == AMP_OK && s.failed)
+        r = ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot write '%s': %s", temporary,
+                      ampi_error_text(s.error_number));
+    if (r == AMP_OK && (replaced = ampi_replace_file(temporary, path)) != 1)
+        r = ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot rename '%s' to '%s': %s", temporary, path,
+                      ampi_error_text(errno));
+    if (r != AMP_OK && replaced == 0) remove(temporary);
+    return r;
+}
+
+/* No tensor name and no text key may occur twice. */
+AMPI_FN amp_result ampi_file_check_names(const ampi_file_content* c, const amp_allocator* a,
+                                         const amp_logger* log) {
+    size_t bytes, i, tensors = (size_t)c->count, texts = (size_t)c->text_count;
+    const char** names;
+    const char* twice;
+    char shown[AMPI_SHOWN];
+    names = ampi_mul_size(tensors + texts, sizeof *names, &bytes) ? (const char**)ampi_alloc(a, bytes) : NULL;
+    if (!names)
+        return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %.0f names",
+                         (double)(tensors + texts));
+    for (i = 0; i < tensors; i++) names[i] = c->tensors[i].tensor.name;
+    for (i = 0; i < texts; i++) names[tensors + i] = c->texts[i].key;
+    twice = ampi_sort_names(names, tensors, sizeof *names);
+    if (!twice) twice = ampi_sort_names(names + tensors, texts, sizeof *names);
+    ampi_free(a, names);
+    if (!twice) return AMP_OK;
+    return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: the name '%s' is used twice",
+                     ampi_show(twice, shown));
+}
+
+/* All checks first, then the length of the header, then the file. */
+AMPI_FN amp_result ampi_file_save(const char* path, const ampi_file_content* c, const amp_allocator* a,
+                                  const amp_logger* log) {
+    ampi_sink measure = { NULL, 0, 0, 0 };
+    amp_result r = ampi_file_check_tensors(path, c->tensors, c->count, log);
+    size_t length;
+    char* temporary;
+    if (r == AMP_OK) r = ampi_file_check_texts(c->texts, c->text_count, log);
+    if (r == AMP_OK) r = ampi_file_check_names(c, a, log);
+    if (r != AMP_OK) return r;
+    ampi_put_header(&measure, c);
+    if (measure.bytes > AMPI_FILE_MAX_HEADER)
+        return ampi_fail(log, AMP_ERR_ARGUMENT,
+                         "checkpoint: names and texts make a header of %.0f bytes; %u are allowed",
+                         (double)measure.bytes, AMPI_FILE_MAX_HEADER);
+    length = strlen(path);
+    temporary = (char*)ampi_alloc(a, length + 5);
+    if (!temporary)
+        return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for the name of a temporary file");
+    memcpy(temporary, path, length);
+    memcpy(temporary + length, ".tmp", 5);
+    r = ampi_file_write(path, temporary, c, measure.bytes, log);
+    ampi_free(a, temporary);
+    return r;
+}
+
+AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
+                                 const amp_file_text* texts, int text_count, const amp_file_desc* desc) {
+    ampi_file_content c;
+    amp_result r = ampi_file_check_desc(desc);
+    if (r != AMP_OK) return r;
+    memset(&c, 0, sizeof c);
+    c.tensors = tensors;
+    c.count = count;
+    c.texts = texts;
+    c.text_count = text_count;
+    return ampi_file_save(path, &c, desc ? &desc->allocator : NULL, desc ? desc->logger : NULL);
+}
+
+/* --- JSON, as much as a header may hold --------------------------------------------------- */
+
+/* A cursor. Strings are decoded where they stand: no escape is shorter than what it means, and the closing
+   quote leaves room for the final 0. Functions return 1, or 0 with the first error set. */
+typedef struct ampi_json { char* start; char* at; char* end; const char* error; } ampi_json;
+
+/* Remembers the first error and returns 0. */
+AMPI_FN int ampi_json_fail(ampi_json* j, const char* error) {
+    if (!j->error) j->error = error;
+    return 0;
+}
+
+/* The next character that is not white space, or 0 at the end. */
+AMPI_FN char ampi_json_peek(ampi_json* j) {
+    while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r')) j->at++;
+    return j->at < j->end ? *j->at : '\0';
+}
+
+/* Steps over one character that must come next. */
+AMPI_FN int ampi_json_expect(ampi_json* j, char c, const char* error) {
+    if (ampi_json_peek(j) != c) return ampi_json_fail(j, error);
+    j->at++;
+    return 1;
+}
+
+/* Before each member of a list: 1 if there is one more, 0 if the list is closed (or broken: see error). */
+AMPI_FN int ampi_json_more(ampi_json* j, char close, int first) {
+    if (j->error) return 0;
+    if (ampi_json_peek(j) == close) { j->at++; return 0; }
+    return first || ampi_json_expect(j, ',', "a comma or a closing bracket is missing");
+}
+
+/* Exactly four hexadecimal digits, as they follow \u. */
+AMPI_FN int ampi_json_hex4(ampi_json* j, unsigned* out) {
+    unsigned value = 0;
+    int i;
+    if (j->end - j->at < 4) return ampi_json_fail(j, "an escape is cut off");
+    for (i = 0; i < 4; i++) {
+        char c = *j->at++;
+        if (c >= '0' && c <= '9') value = value * 16 + (unsigned)(c - '0');
+        else if (c >= 'a' && c <= 'f') value = value * 16 + (unsigned)(c - 'a' + 10);
+        else if (c >= 'A' && c <= 'F') value = value * 16 + (unsigned)(c - 'A' + 10);
+        else return ampi_json_fail(j, "an escape \\u is not followed by four hexadecimal digits");
+    }
+    *out = value;
+    return 1;
+}
+
+/* The code point of an escape \u, two of them for one above U+FFFF. */
+AMPI_FN int ampi_json_code_point(ampi_json* j, unsigned* out) {
+    unsigned low;
+    if (!ampi_json_hex4(j, out)) return 0;
+    if (*out == 0) return ampi_json_fail(j, "a text holds a zero character");
+    if (*out < 0xd800 || *out > 0xdfff) return 1;
+    if (*out > 0xdbff || j->end - j->at < 2 || j->at[0] != '\\' || j->at[1] != 'u')
+        return ampi_json_fail(j, "an escape is half of a surrogate pair");
+    j->at += 2;
+    if (!ampi_json_hex4(j, &low)) return 0;
+    if (low < 0xdc00 || low > 0xdfff) return ampi_json_fail(j, "an escape is half of a surrogate pair");
+    *out = 0x10000 + ((*out - 0xd800) << 10) + (low - 0xdc00);
+    return 1;
+}
+
+/* Appends a code point of up to 21 bits in one to four bytes: 0xxxxxxx, 110xxxxx, 1110xxxx or 11110xxx, and
+   six bits in each byte that follows. */
+AMPI_FN char* ampi_utf8_encode(char* w, unsigned c) {
+    if (c < 0x80) { *w++ = (char)c; return w; }
+    if (c < 0x800) *w++ = (char)(0xc0 | c >> 6);
+    else {
+        if (c < 0x10000) *w++ = (char)(0xe0 | c >> 12);
+        else {
+            *w++ = (char)(0xf0 | c >> 18);
+            *w++ = (char)(0x80 | (c >> 12 & 0x3f));
+        }
+        *w++ = (char)(0x80 | (c >> 6 & 0x3f));
+    }
+    *w++ = (char)(0x80 | (c & 0x3f));
+    return w;
+}
+
+/* Decodes the escape behind a backslash to *w. */
+AMPI_FN int ampi_json_escape(ampi_json* j, char** w) {
+    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    const char* found;
+    unsigned code;
+    char c;
+    if (j->at == j->end) return ampi_json_fail(j, "a text is not closed");
+    c = *j->at++;
+    if (c == 'u') {
+        if (!ampi_json_code_point(j, &code)) return 0;
+        *w = ampi_utf8_encode(*w, code);
+        return 1;
+    }
+    found = c ? strchr(letters, c) : NULL;
+    if (!found) return ampi_json_fail(j, "an unknown escape");
+    *(*w)++ = meanings[found - letters];
+    return 1;
+}
+
+/* A string. Raw control characters and whatever is not UTF-8 are refused, so names mean one thing only. */
+AMPI_FN int ampi_json_string(ampi_json* j, const char** out) {
+    char* w;
+    if (!ampi_json_expect(j, '"', "a text in quotes is missing")) return 0;
+    for (w = j->at, *out = w; j->at < j->end;) {
+        size_t n;
+        if (*j->at == '"') { j->at++; *w = '\0'; return 1; }
+        if (*j->at == '\\') {
+            j->at++;
+            if (!ampi_json_escape(j, &w)) return 0;
+            continue;
+        }
+        n = ampi_utf8_length(j->at, (size_t)(j->end - j->at));
+        if (n == 0) return ampi_json_fail(j, "a text is not UTF-8");
+        if ((unsigned char)*j->at < 0x20) return ampi_json_fail(j, "a text holds a control character");
+        for (; n > 0; n--) *w++ = *j->at++;
+    }
+    return ampi_json_fail(j, "a text is not closed");
+}
+
+/* A whole number: digits without a sign, a leading zero, a fraction or an exponent. */
+AMPI_FN int ampi_json_number(ampi_json* j, uint64_t* out) {
+    uint64_t value = 0;
+    char c = ampi_json_peek(j);
+    const char* first = j->at;
+    if (c < '0' || c > '9') return ampi_json_fail(j, "a whole number is missing");
+    for (; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++) {
+        unsigned digit = (unsigned)(*j->at - '0');
+        if (value > (UINT64_MAX - digit) / 10) return ampi_json_fail(j, "a number is too large");
+        value = value * 10 + digit;
+    }
+    if (c == '0' && j->at - first > 1) return ampi_json_fail(j, "a number begins with a zero");
+    *out = value;
+    return 1;
+}
+
+/* --- the header ------------------------------------------------------------------------ */
+
+/* One tensor of the file. name must be first: see ampi_name_of. */
+typedef struct ampi_file_entry {
+    const char* name;
+    const ampi_file_type* type;
+    uint64_t rank, shape[AMPI_FILE_MAX_RANK];   /* further dimensions only count in `count` */
+    uint64_t count, begin, end;
+    int      wanted;                            /* 1 = to be read to offset `place` of the staging memory */
+    size_t   place;
+} ampi_file_entry;
+
+/* An open file. */
+typedef struct ampi_file {
+    const char* path;
+    const amp_allocator* allocator;
+    const amp_logger* logger;
+    FILE* stream;
+    char* header;
+    size_t header_bytes;
+    ampi_file_entry* entries;                   /* sorted by name */
+    amp_file_text* texts;                       /* likewise */
+    size_t count, text_count;
+    uint64_t data_bytes;
+} ampi_file;
+
+/* "F32" and so on. */
+AMPI_FN int ampi_json_dtype(ampi_json* j, ampi_file_entry* e) {
+    const char* name;
+    size_t i;
+    if (!ampi_json_string(j, &name)) return 0;
+    for (i = 0; i < AMPI_FILE_TYPE_COUNT; i++)
+        if (strcmp(name, ampi_file_types[i].name) == 0) { e->type = &ampi_file_types[i]; return 1; }
+    return ampi_json_fail(j, "an unknown dtype");
+}
+
+/* [2,3]: any rank, as long as the product of the sizes fits 64 bits; [] has one element. */
+AMPI_FN int ampi_json_shape(ampi_json* j, ampi_file_entry* e) {
+    uint64_t size;
+    e->count = 1;
+    e->rank = 0;
+    if (!ampi_json_expect(j, '[', "a shape is not a list")) return 0;
+    while (ampi_json_more(j, ']', e->rank == 0)) {
+        if (!ampi_json_number(j, &size)) return 0;
+        if (size != 0 && e->count > UINT64_MAX / size)
+            return ampi_json_fail(j, "a shape has too many elements");
+        e->count *= size;
+        if (e->rank < AMPI_FILE_MAX_RANK) e->shape[e->rank] = size;
+        e->rank++;
+    }
+    return !j->error;
+}
+
+/* [begin,end] in bytes from the start of the data. */
+AMPI_FN int ampi_json_offsets(ampi_json* j, ampi_file_entry* e) {
+    static const char error[] = "data_offsets is not a list of two numbers";
+    return ampi_json_expect(j, '[', error) && ampi_json_number(j, &e->begin)
+        && ampi_json_expect(j, ',', error) && ampi_json_number(j, &e->end) && ampi_json_expect(j, ']', error);
+}
+
+/* One field of a tensor's description; its bit is set in *seen. */
+AMPI_FN int ampi_json_field(ampi_json* j, ampi_file_entry* e, unsigned* seen) {
+    static const char* const keys[3] = { "dtype", "shape", "data_offsets" };
+    const char* key;
+    unsigned i;
+    if (!ampi_json_string(j, &key) || !ampi_json_expect(j, ':', "a colon is missing")) return 0;
+    for (i = 0; i < 3 && strcmp(key, keys[i]) != 0; i++) { }
+    if (i == 3) return ampi_json_fail(j, "a tensor has an unknown field");
+    if (*seen >> i & 1u) return ampi_json_fail(j, "a tensor has a field twice");
+    *seen |= 1u << i;
+    if (i == 0) return ampi_json_dtype(j, e);
+    return i == 1 ? ampi_json_shape(j, e) : ampi_json_offsets(j, e);
+}
+
+/* The description of a tensor: each of the three fields once, in any order, and
+   end - begin = elements * bits of one / 8, without an overflow or a rest. */
+AMPI_FN int ampi_json_tensor(ampi_json* j, ampi_file_entry* e) {
+    unsigned seen = 0, first;
+    if (!ampi_json_expect(j, '{', "a tensor is not described by an object")) return 0;
+    for (first = 1; ampi_json_more(j, '}', (int)first); first = 0)
+        if (!ampi_json_field(j, e, &seen)) return 0;
+    if (j->error) return 0;
+    if (seen != 7) return ampi_json_fail(j, "a tensor lacks its dtype, shape or data_offsets");
+    if (e->count > UINT64_MAX / e->type->bits || e->count * e->type->bits % 8 != 0 || e->begin > e->end
+        || e->count * e->type->bits / 8 != e->end - e->begin)
+        return ampi_json_fail(j, "data_offsets do not fit the dtype and shape of their tensor");
+    return 1;
+}
+
+/* How often c occurs: an upper bound for a table, found before it is allocated. */
+AMPI_FN size_t ampi_count_char(const char* at, const char* end, char c) {
+    size_t n = 0;
+    for (; at < end; at++) n += *at == c;
+    return n;
+}
+
+/* The metadata. A text takes four quotes, and at least six characters ("":"",). */
+AMPI_FN amp_result ampi_file_parse_texts(ampi_file* f, ampi_json* j) {
+    const size_t shortest = 6, left = (size_t)(j->end - j->at);
+    size_t capacity = ampi_count_char(j->at, j->end, '"') / 4 + 1, bytes;
+    int first;
+    if (capacity > left / shortest + 1) capacity = left / shortest + 1;
+    if (f->texts) { ampi_json_fail(j, "__metadata__ occurs twice"); return AMP_OK; }
+    if (ampi_mul_size(capacity, sizeof *f->texts, &bytes))
+        f->texts = (amp_file_text*)ampi_alloc(f->allocator, bytes);
+    if (!f->texts)
+        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %.0f texts", (double)capacity);
+    if (!ampi_json_expect(j, '{', "__metadata__ is not an object")) return AMP_OK;
+    for (first = 1; ampi_json_more(j, '}', first); first = 0) {
+        amp_file_text* t = &f->texts[f->text_count];
+        if (!ampi_json_string(j, &t->key) || !ampi_json_expect(j, ':', "a colon is missing")
+            || !ampi_json_string(j, &t->value)) return AMP_OK;
+        f->text_count++;
+    }
+    return AMP_OK;
+}
+
+/* The top level; the list of entries is large enough. A syntax error is left in j. */
+AMPI_FN amp_result ampi_file_parse_members(ampi_file* f, ampi_json* j) {
+    const char* name;
+    int first;
+    if (*j->at++ != '{') { ampi_json_fail(j, "a header begins with {"); return AMP_OK; }
+    for (first = 1; ampi_json_more(j, '}', first); first = 0) {
+        if (!ampi_json_string(j, &name) || !ampi_json_expect(j, ':', "a colon is missing")) return AMP_OK;
+        if (strcmp(name, "__metadata__") == 0) {
+            amp_result r = ampi_file_parse_texts(f, j);
+            if (r != AMP_OK || j->error) return r;
+            continue;
+        }
+        memset(&f->entries[f->count], 0, sizeof *f->entries);
+        f->entries[f->count].name = name;
+        if (!ampi_json_tensor(j, &f->entries[f->count])) return AMP_OK;
+        f->count++;
+    }
+    if (!j->error) while (j->at < j->end && *j->at == ' ') j->at++;
+    if (j->at < j->end) ampi_json_fail(j, "something follows the header's last bracket");
+    return AMP_OK;
+}
+
+/* A tensor takes one opening brace, and at least 48 characters
+   ("":{"dtype":"U8","shape":[],"data_offsets":[0,1]}). */
+AMPI_FN amp_result ampi_file_parse(ampi_file* f) {
+    const size_t shortest = 48;
+    ampi_json j = { f->header, f->header, f->header + f->header_bytes, NULL };
+    size_t capacity = ampi_count_char(j.at, j.end, '{'), bytes;
+    amp_result r;
+    if (capacity > f->header_bytes / shortest + 1) capacity = f->header_bytes / shortest + 1;
+    if (ampi_mul_size(capacity + 1, sizeof *f->entries, &bytes))
+        f->entries = (ampi_file_entry*)ampi_alloc(f->allocator, bytes);
+    if (!f->entries)
+        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a table of %.0f tensors",
+                         (double)capacity);
+    r = ampi_file_parse_members(f, &j);
+    if (r == AMP_OK && j.error)
+        r = ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s', byte %ld of the header: %s", f->path,
+                      (long)(j.at - j.start), j.error);
+    return r;
+}
+
+/* By offset; of two tensors that begin together the empty one comes first. */
+AMPI_FN int ampi_place_less(const void* a, const void* b) {
+    const ampi_file_entry* x = (const ampi_file_entry*)a;
+    const ampi_file_entry* y = (const ampi_file_entry*)b;
+    return x->begin < y->begin || (x->begin == y->begin && x->end < y->end);
+}
+
+/* Names and keys are unique; the tensors cover the data from 0 to data_bytes exactly once. Ends sorted by
+   name. */
+AMPI_FN amp_result ampi_file_check(ampi_file* f) {
+    const char* twice;
+    char shown[AMPI_SHOWN];
+    size_t i;
+    ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_place_less);
+    for (i = 0; i < f->count; i++) {
+        const ampi_file_entry* e = &f->entries[i];
+        if (e->begin != f->data_bytes)
+            return ampi_fail(f->logger, AMP_ERR_FORMAT,
+                             "checkpoint: '%s': tensor '%s' begins at %.0f, %s %.0f",
+                             f->path, ampi_show(e->name, shown), (double)e->begin,
+                             e->begin < f->data_bytes ? "inside the one before it, which ends at"
+                                                      : "leaving a hole behind",
+                             (double)f->data_bytes);
+        f->data_bytes = e->end;
+    }
+    twice = ampi_sort_names(f->entries, f->count, sizeof *f->entries);
+    if (!twice && f->texts) twice = ampi_sort_names(f->texts, f->text_count, sizeof *f->texts);
+    if (!twice) return AMP_OK;
+    return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': the name '%s' occurs twice", f->path,
+                     ampi_show(twice, shown));
+}
+
+/* --- reading --------------------------------------------------------------------------- */
+
+/* Says why there are fewer bytes than expected: the disk, or the file's end. */
+AMPI_FN amp_result ampi_file_short(ampi_file* f, const char* what) {
+    if (ferror(f->stream))
+        return ampi_fail(f->logger, AMP_ERR_IO, "checkpoint: cannot read '%s': %s", f->path,
+                         ampi_error_text(errno));
+    return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is truncated: it ends inside %s", f->path,
+                     what);
+}
+
+/* Exactly n bytes, or an error. */
+AMPI_FN amp_result ampi_file_get(ampi_file* f, void* out, size_t n, const char* what) {
+    errno = 0;
+    return fread(out, 1, n, f->stream) == n ? AMP_OK : ampi_file_short(f, what);
+}
+
+/* Steps over n bytes and makes sure that they exist, by reading the last byte of each step. */
+AMPI_FN amp_result ampi_file_skip(ampi_file* f, uint64_t n, const char* what) {
+    const uint64_t longest = 0x40000000;
+    while (n > 0) {
+        uint64_t step = n < longest ? n : longest;
+        errno = 0;
+        if (fseek(f->stream, (long)(step - 1), SEEK_CUR) != 0)
+            return ampi_fail(f->logger, AMP_ERR_IO, "checkpoint: cannot seek in '%s': %s", f->path,
+                             ampi_error_text(errno));
+        if (fgetc(f->stream) == EOF) return ampi_file_short(f, what);
+        n -= step;
+    }
+    return AMP_OK;
+}
+
+/* The file must end here. */
+AMPI_FN amp_result ampi_file_expect_end(ampi_file* f) {
+    if (fgetc(f->stream) != EOF)
+        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' goes on after its last tensor",
+                         f->path);
+    return ferror(f->stream) ? ampi_file_short(f, "its data") : AMP_OK;
+}
+
+/* Reads the header into f->header. Before memory is asked for, the file must show that it is that long. */
+AMPI_FN amp_result ampi_file_read_header(ampi_file* f) {
+    unsigned char length[8];
+    uint64_t n = 0;
+    int i;
+    amp_result r = ampi_file_get(f, length, 8, "the length of its header");
+    if (r != AMP_OK) return r;
+    for (i = 7; i >= 0; i--) n = n << 8 | length[i];
+    if (n < 2 || n > AMPI_FILE_MAX_HEADER)
+        return ampi_fail(f->logger, AMP_ERR_FORMAT,
+                         "checkpoint: '%s' has a header of %.0f bytes; 2 to %u are allowed",
+                         f->path, (double)n, AMPI_FILE_MAX_HEADER);
+    r = ampi_file_skip(f, n, "its header");
+    if (r != AMP_OK) return r;
+    if (fseek(f->stream, 8, SEEK_SET) != 0)
+        return ampi_fail(f->logger, AMP_ERR_IO, "checkpoint: cannot seek in '%s': %s", f->path,
+                         ampi_error_text(errno));
+    f->header_bytes = (size_t)n;
+    f->header = (char*)ampi_alloc(f->allocator, f->header_bytes);
+    if (!f->header)
+        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a header of %.0f bytes",
+                         (double)n);
+    return ampi_file_get(f, f->header, f->header_bytes, "its header");
+}
+
+/* Gives everything back, also of a file that was refused half way. */
+AMPI_FN void ampi_file_close(ampi_file* f) {
+    if (f->stream) fclose(f->stream);
+    ampi_free(f->allocator, f->texts);
+    ampi_free(f->allocator, f->entries);
+    ampi_free(f->allocator, f->header);
+}
+
+/* Opens a file, reads its header and checks all of it. ampi_file_close is due in any case. */
+AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path, const amp_allocator* a,
+                                  const amp_logger* log) {
+    amp_result r;
+    memset(f, 0, sizeof *f);
+    f->path = path;
+    f->allocator = a;
+    f->logger = log;
+    errno = 0;
+    f->stream = fopen(path, "rb");
+    if (!f->stream)
+        return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot open '%s': %s", path, ampi_error_text(errno));
+    r = ampi_file_read_header(f);
+    if (r == AMP_OK) r = ampi_file_parse(f);
+    if (r == AMP_OK) r = ampi_file_check(f);
+    return r;
+}
+
+/* Compares a tensor of the caller with the file's, and marks that one as wanted. `owner` says where the
+   caller's is. */
+AMPI_FN amp_result ampi_file_want(ampi_file* f, const amp_file_tensor* t, size_t place, const char* owner) {
+    ampi_file_entry* e = (ampi_file_entry*)ampi_find_name(f->entries, f->count, sizeof *e, t->tensor.name);
+    uint64_t shape[AMPI_FILE_MAX_RANK] = { 0, 0, 0, 0 };
+    char name[AMPI_SHOWN], theirs[AMPI_SHOWN_SHAPE], ours[AMPI_SHOWN_SHAPE];
+    int k;
+    ampi_show(t->tensor.name, name);
+    if (!e) return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no tensor '%s'", f->path, name);
+    if (e->wanted)
+        return ampi_fail(f->logger, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s' is asked for twice", name);
+    if (e->type->dtype != ampi_dtype(t->tensor.dtype))
+        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: tensor '%s' is %s in the file, but %s in %s",
+                         name, e->type->dtype ? amp_dtype_name(e->type->dtype) : e->type->name,
+                         amp_dtype_name(t->tensor.dtype), owner);
+    for (k = 0; k < t->rank; k++) shape[k] = t->shape[k];
+    if (e->rank != (uint64_t)t->rank || memcmp(e->shape, shape, sizeof shape) != 0)
+        return ampi_fail(f->logger, AMP_ERR_FORMAT,
+                         "checkpoint: tensor '%s' has the shape %s in the file, but %s in %s",
+                         name, ampi_show_shape(e->rank, e->shape, theirs),
+                         ampi_show_shape((uint64_t)t->rank, shape, ours), owner);
+    e->wanted = 1;
+    e->place = place;
+    return AMP_OK;
+}
+
+/* Reads the wanted tensors to their places and steps over the others. */
+AMPI_FN amp_result ampi_file_read_data(ampi_file* f, char* staging) {
+    amp_result r = AMP_OK;
+    size_t i;
+    ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_place_less);
+    for (i = 0; i < f->count && r == AMP_OK; i++) {
+        const ampi_file_entry* e = &f->entries[i];
+        size_t bytes = (size_t)(e->end - e->begin);
+        char shown[AMPI_SHOWN];
+        if (!e->wanted) r = ampi_file_skip(f, e->end - e->begin, ampi_show(e->name, shown));
+        else if (bytes > 0) r = ampi_file_get(f, staging + e->place, bytes, ampi_show(e->name, shown));
+        if (r == AMP_OK && e->wanted && !ampi_is_little_endian())
+            ampi_swap_endian(staging + e->place, bytes, e->type->bits / 8);
+    }
+    return r == AMP_OK ? ampi_file_expect_end(f) : r;
+}
+
+/* Reads tensors into one block of new memory, one after the other in the order asked for. */
+AMPI_FN amp_result ampi_file_stage(ampi_file* f, const amp_file_tensor* t, int count, const char* owner,
+                                   char** out) {
+    size_t total = 0;
+    amp_result r = AMP_OK;
+    int i;
+    for (i = 0; i < count && r == AMP_OK; i++) {
+        r = ampi_file_want(f, &t[i], total, owner);
+        if (r == AMP_OK && !ampi_add_size(total, ampi_file_bytes(&t[i]), &total))
+            r = ampi_fail(f->logger, AMP_ERR_ARGUMENT, "checkpoint: the tensors are larger than the memory");
+    }
+    if (r != AMP_OK) return r;
+    *out = (char*)ampi_alloc(f->allocator, total);
+    if (!*out)
+        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %.0f bytes of tensors",
+                         (double)total);
+    r = ampi_file_read_data(f, *out);
+    if (r == AMP_OK) return AMP_OK;
+    ampi_free(f->allocator, *out);
+    *out = NULL;
+    return r;
+}
+
+AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
+                                 const amp_file_desc* desc) {
+    const amp_logger* log = desc ? desc->logger : NULL;
+    ampi_file f;
+    char* staging = NULL;
+    size_t at = 0;
+    int i;
+    amp_result r = ampi_file_check_desc(desc);
+    if (r == AMP_OK) r = ampi_file_check_tensors(path, tensors, count, log);
+    if (r != AMP_OK) return r;
+    r = ampi_file_open(&f, path, desc ? &desc->allocator : NULL, log);
+    if (r == AMP_OK) r = ampi_file_stage(&f, tensors, count, "memory", &staging);
+    for (i = 0; i < count && r == AMP_OK; i++) {
+        size_t bytes = ampi_file_bytes(&tensors[i]);
+        if (bytes > 0) memcpy(tensors[i].tensor.data, staging + at, bytes);
+        at += bytes;
+    }
+    ampi_free(f.allocator, staging);
+    ampi_file_close(&f);
+    return r;
+}
+
+/* The text under a key, or NULL. */
+AMPI_FN const char* ampi_file_text_at(const ampi_file* f, const char* key) {
+    const void* found = ampi_find_name(f->texts, f->text_count, sizeof *f->texts, key);
+    const amp_file_text* t = (const amp_file_text*)found;
+    return t ? t->value : NULL;
+}
+
+/* Out is written only when the whole text fits. */
+AMPI_FN amp_result ampi_file_copy_text(ampi_file* f, const char* key, char* out, size_t size) {
+    const char* text = ampi_file_text_at(f, key);
+    char shown[AMPI_SHOWN];
+    size_t length;
+    if (!text)
+        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'", f->path,
+                         ampi_show(key, shown));
+    length = strlen(text);
+    if (length >= size)
+        return ampi_fail(f->logger, AMP_ERR_FORMAT,
+                         "checkpoint: text '%s' of '%s' needs %.0f bytes; there is room for %.0f",
+                         ampi_show(key, shown), f->path, (double)length + 1.0, (double)size);
+    memcpy(out, text, length + 1);
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
+                                    const amp_file_desc* desc) {
+    const amp_logger* log = desc ? desc->logger : NULL;
+    ampi_file f;
+    amp_result r = ampi_file_check_desc(desc);
+    if (r != AMP_OK) return r;
+    if (!path || !path[0] || !key || !out || size == 0)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: path, key or out is missing");
+    r = ampi_file_open(&f, path, desc ? &desc->allocator : NULL, log);
+    if (r == AMP_OK) r = ampi_file_skip(&f, f.data_bytes, "its data");
+    if (r == AMP_OK) r = ampi_file_expect_end(&f);
+    if (r == AMP_OK) r = ampi_file_copy_text(&f, key, out, size);
+    ampi_file_close(&f);
+    return r;
+}
+
+/* --- checkpoints of a model -------------------------------------------------------------- */
+
+/* Besides tensors a checkpoint holds the scaler's bytes and these numbers, as metadata "amp.<key>". An
+   integer is written in decimal; a float as the eight hexadecimal digits of its bits, which is exact. */
+typedef struct ampi_field { char key[40]; char text[24]; int is_float; } ampi_field;
+#define AMPI_MAX_FIELDS (32 + 2 * AMP_MAX_GROUPS)
+typedef struct ampi_fields { ampi_field list[AMPI_MAX_FIELDS]; int count, state_count; } ampi_fields;
+
+/* Appends one number under its key. */
+AMPI_FN void ampi_field_add(ampi_fields* f, const char* key, int is_float, uint64_t value) {
+    ampi_field* x = &f->list[f->count++];
+    snprintf(x->key, sizeof x->key, "amp.%s", key);
+    snprintf(x->text, sizeof x->text, is_float ? "%08llx" : "%llu", (unsigned long long)value);
+    x->is_float = is_float;
+}
+AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
+    ampi_field_add(f, key, 0, (uint64_t)v);
+}
+AMPI_FN void ampi_field_float(ampi_fields* f, const char* key, float v) {
+    ampi_field_add(f, key, 1, ampi_bits(v));
+}
+
+/* All settings that an optimizer's arithmetic depends on, but the base learning rate: that one is state. */
+AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
+    const amp_optimizer_desc* d = &o->desc;
+    char key[32];
+    int i;
+    ampi_field_int(f, "optimizer", (int64_t)d->kind);
+    ampi_field_float(f, "momentum", d->momentum);
+    ampi_field_float(f, "dampening", d->dampening);
+    ampi_field_int(f, "nesterov", d->nesterov != 0);
+    ampi_field_float(f, "beta1", d->beta1);
+    ampi_field_float(f, "beta2", d->beta2);
+    ampi_field_float(f, "eps", d->eps);
+    ampi_field_float(f, "weight_decay", d->weight_decay);
+    ampi_field_float(f, "clip_norm", d->clip_norm);
+    ampi_field_int(f, "maximize", d->maximize != 0);
+    ampi_field_int(f, "schedule", (int64_t)d->schedule.kind);
+    ampi_field_int(f, "schedule.warmup_steps", d->schedule.warmup_steps);
+    ampi_field_int(f, "schedule.total_steps", d->schedule.total_steps);
+    ampi_field_int(f, "schedule.step_size", d->schedule.step_size);
+    ampi_field_float(f, "schedule.gamma", d->schedule.gamma);
+    ampi_field_float(f, "schedule.floor", d->schedule.floor);
+    ampi_field_int(f, "groups", d->group_count);
+    for (i = 0; i < d->group_count && i < AMP_MAX_GROUPS; i++) {
+        snprintf(key, sizeof key, "group%d.lr", i);
+        ampi_field_float(f, key, o->groups[i].lr);
+        snprintf(key, sizeof key, "group%d.weight_decay", i);
+        ampi_field_float(f, key, o->groups[i].weight_decay);
+    }
+}
+
+/* First what loading sets (state_count of them), then what must be equal in the file and in the model. */
+AMPI_FN void ampi_fields_of(ampi_fields* f, amp_model* m) {
+    const amp_optimizer* o = amp_model_optimizer(m);
+    const amp_policy* p = amp_model_policy(m);
+    f->count = 0;
+    ampi_field_int(f, "step", o->state.step);
+    ampi_field_float(f, "lr", o->state.lr);
+    ampi_field_add(f, "pass", 0, ampi_model_pass_count(m));
+    f->state_count = f->count;
+    ampi_field_int(f, "format", 1);
+    ampi_field_int(f, "level", (int64_t)p->level);
+    ampi_field_int(f, "low_dtype", (int64_t)p->low_dtype);
+    ampi_field_add(f, "seed", 0, m->desc.seed);
+    ampi_field_int(f, "accumulate", m->desc.accumulate);
+    ampi_fields_of_optimizer(f, o);
+}
+
+/* The model's state as a list of file tensors with their names; data is in the backend's memory. */
+typedef struct ampi_state_list { amp_file_tensor* tensors; int count; size_t largest; } ampi_state_list;
+
+/* Asks the model for its tensors. Names live behind the tensors, in the same allocation. */
+AMPI_FN amp_result ampi_state_list_make(ampi_state_list* s, amp_model* m) {
+    typedef char state_name[80];
+    size_t count = (size_t)ampi_model_state_count(m), bytes, i;
+    int k, rank = 0;
+    state_name* names;
+    s->count = (int)count;
+    s->largest = 0;
+    s->tensors = NULL;
+    if (ampi_mul_size(count, sizeof *s->tensors + sizeof *names, &bytes))
+        s->tensors = (amp_file_tensor*)ampi_alloc(ampi_model_allocator(m), bytes);
+    if (!s->tensors)
+        return ampi_model_fail(m, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %d tensors", s->count);
+    names = (state_name*)(void*)(s->tensors + count);
+    for (i = 0; i < count; i++) {
+        amp_file_tensor* t = &s->tensors[i];
+        memset(t, 0, sizeof *t);
+        ampi_model_state_tensor(m, (int)i, names[i], &t->tensor.dtype, &rank, t->shape, &t->tensor.data);
+        t->rank = rank;
+        t->tensor.name = names[i];
+        for (t->tensor.count = 1, k = 0; k < rank; k++) t->tensor.count *= t->shape[k];
+        if (ampi_file_bytes(t) > s->largest) s->largest = ampi_file_bytes(t);
+    }
+    return AMP_OK;
+}
+
+/* Scaler bytes as text and back. */
+AMPI_FN void ampi_hex_encode(const unsigned char* bytes, size_t n, char* out) {
+    size_t i;
+    for (i = 0; i < n; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+}
+AMPI_FN int ampi_hex_decode(const char* text, unsigned char* bytes, size_t n) {
+    static const char digits[] = "0123456789abcdef";
+    size_t i;
+    if (strlen(text) != 2 * n) return 0;
+    for (i = 0; i < 2 * n; i++) {
+        const char* d = strchr(digits, text[i]);
+        if (!d) return 0;
+        bytes[i / 2] = (unsigned char)(i % 2 ? bytes[i / 2] << 4 | (d - digits) : d - digits);
+    }
+    return 1;
+}
+
+/* What both directions need: a finalized model with parameters, between two steps. */
+AMPI_FN amp_result ampi_checkpoint_ready(amp_model* m, const char* path) {
+    if (!m) return AMP_ERR_ARGUMENT;
+    if (!path || !path[0]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "checkpoint: no path is given");
+    if (!ampi_model_ready(m))
+        return ampi_model_fail(m, AMP_ERR_STATE, "checkpoint: the model is not finalized");
+    if (!amp_model_optimizer(m))
+        return ampi_model_fail(m, AMP_ERR_STATE, "checkpoint: the model has no parameters");
+    if (ampi_model_mid_step(m))
+        return ampi_model_fail(m, AMP_ERR_STATE,
+                               "checkpoint: between the micro-batches of a step; finish the step first");
+    return AMP_OK;
+}
+
+/* Brings one tensor into host memory while the file is written. */
+typedef struct ampi_fetcher { amp_model* m; void* host; } ampi_fetcher;
+AMPI_FN amp_result ampi_checkpoint_fetch(void* user_data, const amp_file_tensor* t, const void** host) {
+    ampi_fetcher* f = (ampi_fetcher*)user_data;
+    *host = f->host;
+    if (ampi_file_bytes(t) == 0) return AMP_OK;
+    return ampi_model_download(f->m, f->host, t->tensor.data, ampi_file_bytes(t));
+}
+
+/* Metadata and tensors to the file. Only one tensor at a time is copied to the host. */
+AMPI_FN amp_result ampi_checkpoint_write(amp_model* m, const char* path, const ampi_state_list* s,
+                                         const char* scaler) {
+    const amp_allocator* a = ampi_model_allocator(m);
+    amp_file_text texts[AMPI_MAX_FIELDS + 1];
+    ampi_fields fields;
+    ampi_fetcher fetcher;
+    ampi_file_content c;
+    amp_result r;
+    int i;
+    ampi_fields_of(&fields, m);
+    for (i = 0; i < fields.count; i++) {
+        texts[i].key = fields.list[i].key;
+        texts[i].value = fields.list[i].text;
+    }
+    texts[i].key = "amp.scaler";
+    texts[i].value = scaler;
+    fetcher.m = m;
+    fetcher.host = ampi_alloc(a, s->largest);
+    if (!fetcher.host)
+        return ampi_model_fail(m, AMP_ERR_MEMORY, "checkpoint: no memory for a copy of %.0f bytes",
+                               (double)s->largest);
+    c.tensors = s->tensors;
+    c.count = s->count;
+    c.texts = texts;
+    c.text_count = fields.count + 1;
+    c.fetch = ampi_checkpoint_fetch;
+    c.user_data = &fetcher;
+    r = ampi_file_save(path, &c, a, &m->op_logger);
+    ampi_free(a, fetcher.host);
+    return r;
+}
+
+AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path) {
+    unsigned char bytes[AMP_SCALER_STATE_BYTES];
+    char scaler[2 * AMP_SCALER_STATE_BYTES + 1];
+    ampi_state_list s;
+    amp_result r = ampi_checkpoint_ready(m, path);
+    if (r != AMP_OK) return r;
+    r = amp_scaler_save(amp_model_scaler(m), bytes, sizeof bytes);
+    if (r != AMP_OK)
+        return ampi_model_fail(m, r, "checkpoint: the scaler is inside a step; finish the step first");
+    ampi_hex_encode(bytes, sizeof bytes, scaler);
+    r = ampi_state_list_make(&s, m);
+    if (r == AMP_OK) r = ampi_checkpoint_write(m, path, &s, scaler);
+    ampi_free(ampi_model_allocator(m), s.tensors);
+    return r;
+}
+
+/* A field's text as a person would write it. */
+AMPI_FN const char* ampi_show_field(const char* text, int is_float, char out[AMPI_SHOWN]) {
+    unsigned char b[4];
+    if (!is_float || !ampi_hex_decode(text, b, 4)) return ampi_show(text, out);
+    snprintf(out, AMPI_SHOWN, "%.9g",
+             (double)ampi_float((uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 | (uint32_t)b[2] << 8 | b[3]));
+    return out;
+}
+
+/* What loading will set, once everything is known to fit. */
+typedef struct ampi_restored { amp_scaler scaler; int64_t step; float lr; uint64_t passes; } ampi_restored;
+
+/* Every field must be there, and those that loading does not set must be the model's. Texts are compared, not
+   numbers: what save writes is unique for a value. */
+AMPI_FN amp_result ampi_checkpoint_check_fields(amp_model* m, const ampi_file* f) {
+    char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
+    ampi_fields fields;
+    int i;
+    ampi_fields_of(&fields, m);
+    for (i = 0; i < fields.count; i++) {
+        const ampi_field* x = &fields.list[i];
+        const char* text = ampi_file_text_at(f, x->key);
+        if (!text)
+            return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by "
+                                   "amp_checkpoint_save?", f->path, x->key);
+        if (i >= fields.state_count && strcmp(text, x->text) != 0)
+            return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: %s is %s in the file, but %s in the model",
+                                   x->key, ampi_show_field(text, x->is_float, theirs),
+                                   ampi_show_field(x->text, x->is_float, ours));
+    }
+    return AMP_OK;
+}
+
+/* A decimal number and nothing else. */
+AMPI_FN int ampi_parse_decimal(const char* text, uint64_t* out) {
+    char copy[24];
+    ampi_json j = { copy, copy, copy, NULL };
+    size_t n = strlen(text);
+    if (n >= sizeof copy) return 0;
+    memcpy(copy, text, n + 1);
+    j.end = copy + n;
+    return text[0] >= '0' && text[0] <= '9' && ampi_json_number(&j, out) && j.at == j.end;
+}
+
+/* The numbers that loading sets. The rate must be one that an optimizer can have: finite, not negative. */
+AMPI_FN amp_result ampi_checkpoint_read_state(amp_model* m, const ampi_file* f, ampi_restored* out) {
+    unsigned char b[4];
+    uint64_t step = 0;
+    uint32_t lr = 0xffffffffu;
+    if (ampi_hex_decode(ampi_file_text_at(f, "amp.lr"), b, 4))
+        lr = (uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 | (uint32_t)b[2] << 8 | b[3];
+    if (lr >= 0x7f800000u || !ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) || step > INT64_MAX
+        || !ampi_parse_decimal(ampi_file_text_at(f, "amp.pass"), &out->passes))
+        return ampi_model_fail(m, AMP_ERR_FORMAT,
+                               "checkpoint: '%s': amp.step, amp.lr or amp.pass is malformed", f->path);
+    out->step = (int64_t)step;
+    out->lr = ampi_float(lr);
+    return AMP_OK;
+}
+
+/* Loads the scaler's bytes into a copy, which speaks through the model's logger while it is checked. */
+AMPI_FN amp_result ampi_checkpoint_read_scaler(amp_model* m, const ampi_file* f, ampi_restored* out) {
+    unsigned char bytes[AMP_SCALER_STATE_BYTES];
+    const char* text = ampi_file_text_at(f, "amp.scaler");
+    amp_result r;
+    if (!text || !ampi_hex_decode(text, bytes, sizeof bytes))
+        return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s': amp.scaler is missing or malformed",
+                               f->path);
+    out->scaler = *amp_model_scaler(m);
+    out->scaler.desc.logger = &m->op_logger;
+    r = amp_scaler_load(&out->scaler, bytes, sizeof bytes);
+    out->scaler.desc.logger = amp_model_scaler(m)->desc.logger;
+    return r;
+}
+
+/* A tensor of the file that the model does not have is a difference too. */
+AMPI_FN amp_result ampi_checkpoint_check_extra(amp_model* m, const ampi_file* f) {
+    char shown[AMPI_SHOWN];
+    size_t i;
+    for (i = 0; i < f->count; i++)
+        if (!f->entries[i].wanted)
+            return ampi_model_fail(m, AMP_ERR_FORMAT,
+                                   "checkpoint: tensor '%s' is in the file, but not in the model",
+                                   ampi_show(f->entries[i].name, shown));
+    return AMP_OK;
+}
+
+/* Everything was checked: from here on only the backend's copies could fail. */
+AMPI_FN amp_result ampi_checkpoint_apply(amp_model* m, const ampi_state_list* s, const char* staging,
+                                         const ampi_restored* restored) {
+    amp_result r = AMP_OK;
+    int i;
+    for (i = 0; i < s->count && r == AMP_OK; i++) {
+        size_t bytes = ampi_file_bytes(&s->tensors[i]);
+        if (bytes > 0) r = ampi_model_upload(m, s->tensors[i].tensor.data, staging, bytes);
+        staging += bytes;
+    }
+    if (r != AMP_OK) return r;
+    *amp_model_scaler(m) = restored->scaler;
+    amp_model_optimizer(m)->state.step = restored->step;
+    amp_model_optimizer(m)->state.lr = restored->lr;
+    ampi_model_set_pass_count(m, restored->passes);
+    return amp_model_sync_params(m);
+}
+
+/* Checks in the order in which a person would want to hear of differences: settings, scaler, tensors. */
+AMPI_FN amp_result ampi_checkpoint_read(amp_model* m, ampi_file* f, const ampi_state_list* s) {
+    char* staging = NULL;
+    ampi_restored restored;
+    amp_result r = ampi_checkpoint_check_fields(m, f);
+    if (r == AMP_OK) r = ampi_checkpoint_read_state(m, f, &restored);
+    if (r == AMP_OK) r = ampi_checkpoint_read_scaler(m, f, &restored);
+    if (r == AMP_OK) r = ampi_file_stage(f, s->tensors, s->count, "the model", &staging);
+    if (r == AMP_OK) r = ampi_checkpoint_check_extra(m, f);
+    if (r == AMP_OK) r = ampi_checkpoint_apply(m, s, staging, &restored);
+    ampi_free(f->allocator, staging);
+    return r;
+}
+
+AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path) {
+    ampi_state_list s;
+    ampi_file f;
+    amp_result r = ampi_checkpoint_ready(m, path);
+    if (r != AMP_OK) return r;
+    r = ampi_state_list_make(&s, m);
+    if (r != AMP_OK) return r;
+    r = ampi_file_open(&f, path, ampi_model_allocator(m), &m->op_logger);
+    if (r == AMP_OK) r = ampi_checkpoint_read(m, &f, &s);
+    ampi_file_close(&f);
+    ampi_free(ampi_model_allocator(m), s.tensors);
+    return r;
+}
+
+#endif /* AMP_NO_STDIO */
+
+/* ======================================================================================== */
+/* >>impl-report                                                                              */
+/* ======================================================================================== */
+
+/* What a type can hold: its smallest normal number is 2^min_exponent, its largest number (2 - 2^-fraction) *
+   2^max_exponent. */
+typedef struct ampi_range { int max_exponent, min_exponent, fraction; } ampi_range;
+AMPI_FN ampi_range ampi_range_of(amp_dtype t) {
+    ampi_range r = { 127, -126, 23 };
+    if (t == AMP_F16) { r.max_exponent = 15; r.min_exponent = -14; r.fraction = 10; }
+    if (t == AMP_BF16) r.fraction = 7;
+    if (t == AMP_F64) { r.max_exponent = 1023; r.min_exponent = -1022; r.fraction = 52; }
+    return r;
+}
+
+/* Bits of |x|, and of infinity. Everything is done on doubles, in which each of the types is exact. */
+#define AMPI_INF64 0x7ff0000000000000u
+AMPI_FN uint64_t ampi_magnitude64(double x) { return ampi_bits64(x) & 0x7fffffffffffffffu; }
+
+/* floor(log2|x|) of a finite number that is not zero, from its bits. */
+AMPI_FN int ampi_exponent(uint64_t magnitude) {
+    int e = (int)(magnitude >> 52);
+    if (e > 0) return e - 1023;
+    for (e = -1023; !(magnitude & 0x8000000000000u); e--) magnitude <<= 1;
+    return e;
+}
+
+/* The magnitude after rounding to the target: what decides over underflow and overflow. */
+AMPI_FN uint64_t ampi_rounded_magnitude(double x, amp_dtype target) {
+    if (target == AMP_F16) return ampi_magnitude64(amp_half_to_double(amp_half_from_double(x)));
+    if (target == AMP_BF16) return ampi_magnitude64(amp_bfloat16_to_double(amp_bfloat16_from_double(x)));
+    return ampi_magnitude64((double)(float)x);
+}
+
+/* |x| as a float, within the range of finite floats that are not zero. */
+AMPI_FN float ampi_clamped_float(uint64_t magnitude) {
+    int e = ampi_exponent(magnitude);
+    float f = e < -149 ? 0.0f : e > 127 ? AMPI_FLT_MAX : (float)ampi_double(magnitude);
+    if (f < ampi_float(1)) return ampi_float(1);
+    return f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;
+}
+
+AMPI_FN void ampi_stats_add(amp_stats* s, double x, const ampi_range* own, const ampi_range* range, amp_dtype target) {
+    uint64_t a = ampi_magnitude64(x), rounded;
+    float f;
+    int e;
+    if (a == 0) { s->zeros++; return; }
+    if (a > AMPI_INF64) { s->nans++; return; }
+    if (a == AMPI_INF64) { s->infs++; return; }
+    e = ampi_exponent(a);
+    if (e < own->min_exponent) s->subnormals++;
+    rounded = ampi_rounded_magnitude(x, target);
+    if (rounded == 0) s->would_underflow++;
+    else if (rounded == AMPI_INF64) s->would_overflow++;
+    else if (ampi_exponent(rounded) < range->min_exponent) s->would_be_subnormal++;
+    e -= AMP_STATS_MIN_EXPONENT;
+    s->histogram[e < 0 ? 0 : e >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : e]++;
+    f = ampi_clamped_float(a);
+    if (s->largest == 0.0f || f > s->largest) s->largest = f;
+    if (s->smallest == 0.0f || f < s->smallest) s->smallest = f;
+}
+
+/* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) it is at most half of the target's largest number
+   unless f exceeds that number's own fraction, 2 - 2^-fraction. */
+AMPI_FN void ampi_suggest_scale(amp_stats* s, const ampi_range* range) {
+    uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
+    double largest = (double)s->largest;
+    int e;
+    s->suggested_scale = 0.0f;
+    if (s->largest == 0.0f) return;
+    e = range->max_exponent - 1 - ampi_exponent(ampi_bits64(largest));
+    if (((ampi_bits64(largest) >> 29) & 0x007fffffu) > last) e--;
+    s->suggested_scale = ampi_float((uint32_t)((e > 127 ? 127 : e) + 127) << 23);
+}
+
+AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target, int add) {
+    enum { CHUNK = 256 };
+    ampi_range own, range;
+    double tile[CHUNK];
+    size_t at, i;
+    if (!out || (!x && n)) return AMP_ERR_ARGUMENT;
+    if (target == AMP_DTYPE_DEFAULT) target = AMP_F16;
+    if (amp_dtype_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
+    own = ampi_range_of(ampi_dtype(dtype));
+    range = ampi_range_of(target);
+    if (!add) memset(out, 0, sizeof *out);
+    out->count += n;
+    for (at = 0; at < n; at += CHUNK) {
+        size_t k = n - at < CHUNK ? n - at : CHUNK;
+        amp_convert(tile, AMP_F64, (const char*)x + at * amp_dtype_size(dtype), dtype, k);
+        for (i = 0; i < k; i++) ampi_stats_add(out, tile[i], &own, &range, target);
+    }
+    ampi_suggest_scale(out, &range);
+    return AMP_OK;
+}
+
+/* The same for memory of the backend. */
+AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n) {
+    enum { CHUNK = 512 };
+    float tile[CHUNK];
+    size_t at, size = amp_dtype_size(dtype);
+    for (at = 0; at < n; at += CHUNK) {
+        size_t k = n - at < CHUNK ? n - at : CHUNK;
+        amp_result r = m->backend->download(tile, dtype, (const char*)data + at * size, dtype, k, &m->exec);
+        if (r != AMP_OK) return r;
+        amp_stats_collect(out, tile, dtype, k, m->policy.low_dtype, 1);
+    }
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity) {
+    ampi_pass p;
+    amp_result r;
+    float loss;
+    int i;
+    if (!m) return AMP_ERR_ARGUMENT;
+    if ((r = ampi_check_batch(m, batch, "model stats", 1)) != AMP_OK) return r;
+    if ((r = ampi_check_training(m, batch, "model stats")) != AMP_OK) return r;
+    if (m->micro) return ampi_model_fail(m, AMP_ERR_STATE, "model stats: a step with micro-batches is not finished");
+    if (!stats || capacity < m->layer_count)
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "model stats: room for %d layers, %d are needed", stats ? capacity : 0, m->layer_count);
+    memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
+    p = ampi_training_pass(m, batch->n);
+    p.keep_running = 1;
+    p.loss_scale = &m->scaler.state.scale;
+    m->observed = stats;
+    r = ampi_run_batch(m, batch, &p, &loss);
+    m->observed = NULL;
+    for (i = 0; i < m->layer_count && r == AMP_OK; i++) {
+        const ampi_node* n = &m->nodes[i];
+        int k;
+        for (k = 0; k < 2 && r == AMP_OK; k++) {
+            int param = k == 0 ? n->weight : n->bias;
+            if (param != AMPI_NONE)
+                r = ampi_collect(m, &stats[i].weight_gradient, m->params[param].grad, m->params[param].grad_dtype, m->params[param].count);
+        }
+    }
+    return r;
+}
+
+#if !defined(AMP_NO_STDIO)
+AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
+    amp_memory mem;
+    size_t parameters = 0;
+    int i;
+    if (!m || !out) return AMP_ERR_ARGUMENT;
+    if (!m->finalized) return AMP_ERR_STATE;
+    fprintf(out, "%s%s%s, batch %d\n", amp_level_name(m->policy.level), m->policy.level == AMP_O0 ? "" : " ",
+            m->policy.level == AMP_O0 ? "" : amp_dtype_name(m->policy.low_dtype), m->desc.batch);
+    fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator", "output", "compute", "stored",
+            "weights", "rule", "chosen by", "parameters", "bytes");
+    for (i = 0; i < m->layer_count; i++) {
+        const amp_layer* l = &m->nodes[i].layer;
+        char shape[48];
+        snprintf(shape, sizeof shape, "%dx%dx%d", l->channels, l->height, l->width);
+        fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10lu ", l->name, amp_op_name(l->op), shape,
+                amp_dtype_name(l->compute_dtype), amp_dtype_name(l->storage_dtype),
+                l->parameters ? amp_dtype_name(l->param_dtype) : "-", amp_rule_name(l->rule), amp_reason_name(l->reason),
+                (unsigned long)l->parameters);
+        if (l->in_place || l->op == AMP_OP_FLATTEN) fprintf(out, "%12s", "in place");
+        else fprintf(out, "%12lu", (unsigned long)l->activation_bytes);
+        fprintf(out, l->casts ? "  (+%d cast)\n" : "\n", l->casts);
+        parameters += l->parameters;
+    }
+    amp_model_memory(m, &mem);
+    fprintf(out, "%lu parameters; bytes: activations %lu, weights f32 %lu, weights 16-bit %lu, gradients %lu, moments %lu, workspace %lu\n",
+            (unsigned long)parameters, (unsigned long)mem.activation_bytes, (unsigned long)mem.parameter_bytes,
+            (unsigned long)mem.low_parameter_bytes, (unsigned long)mem.gradient_bytes, (unsigned long)mem.optimizer_bytes,
+            (unsigned long)mem.workspace_bytes);
+    return ferror(out) ? AMP_ERR_IO : AMP_OK;
+}
+
+AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
+    static const char bar[] = "##################################################";
+    uint64_t most = 1;
+    int i, first = AMP_STATS_BINS, last = -1;
+    if (!s || !out) return AMP_ERR_ARGUMENT;
+    fprintf(out, "%lu values: %lu zero, %lu subnormal, %lu inf, %lu nan; |x| %g to %g\n", (unsigned long)s->count, (unsigned long)s->zeros,
+            (unsigned long)s->subnormals, (unsigned long)s->infs, (unsigned long)s->nans, (double)s->smallest, (double)s->largest);
+    fprintf(out, "after a cast: %lu to zero, %lu to subnormal, %lu to inf; suggested scale %g\n", (unsigned long)s->would_underflow,
+            (unsigned long)s->would_be_subnormal, (unsigned long)s->would_overflow, (double)s->suggested_scale);
+    for (i = 0; i < AMP_STATS_BINS; i++) {
+        if (!s->histogram[i]) continue;
+        if (i < first) first = i;
+        last = i;
+        if (s->histogram[i] > most) most = s->histogram[i];
+    }
+    for (i = first; i <= last; i++)
+        fprintf(out, "2^%-5d %10lu %.*s\n", i + AMP_STATS_MIN_EXPONENT, (unsigned long)s->histogram[i],
+                (int)((s->histogram[i] * (sizeof bar - 1) + most - 1) / most), bar);
+    return ferror(out) ? AMP_ERR_IO : AMP_OK;
+}
+#endif
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+#endif /* AMP_IMPLEMENTATION */
+
+/* ======================================================================================== */
+/* >>license                                                                                  */
+/* ======================================================================================== */
+/* MIT License. Copyright (c) 2026 the amp authors.
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+   documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+   rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+   persons to whom the Software is furnished to do so, subject to the following conditions: The above copyright notice and
+   this permission notice shall be included in all copies or substantial portions of the Software.
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+   WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+   COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+   OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE. */

@@ -1,0 +1,344 @@
+/* demo.c - one network, three precision levels, one picture. Needs nothing but this repository.
+
+   Trains LeNet-5 at O0 (all FP32), O1 (matrix products in half) and O2 (all in half but norms and losses), each
+   time from the same weights and with the same batches. Prints a table and draws the loss and the loss scale.
+
+     make demo                     digits drawn by the program, about half a minute; picture in build/demo.svg
+     make demo DATA=directory      MNIST files in that directory (train-images-idx3-ubyte[.gz] and the other three)
+     build/demo [DATA_DIR] [--svg PATH] [--steps N]
+
+   By hand:  cc -O2 -o demo examples/demo.c -lm && ./demo --svg demo.svg                                        */
+#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
+  #define _POSIX_C_SOURCE 200809L       /* isatty, clock_gettime */
+#endif
+#define AMP_IMPLEMENTATION
+#include "../amp.h"
+#include "chart.h"
+#include "data.h"
+#include <time.h>
+#if defined(_WIN32)
+  #include <io.h>
+  #define demo_is_terminal() (_isatty(_fileno(stdout)) != 0)
+#else
+  #include <unistd.h>
+  #define demo_is_terminal() (isatty(STDOUT_FILENO) != 0)
+#endif
+
+enum { BATCH = 64, SIDE = 32, CLASSES = 10, STEPS = 320, MAX_STEPS = 100000, SEED = 1 };
+enum { OWN_TRAIN = 12000, OWN_TEST = 4000, MAX_TEST = 5000 };
+
+typedef struct options { const char* data; const char* svg; int steps; } options;
+
+/* What one training run leaves behind. */
+typedef struct run {
+    int    updates;                     /* wanted: a skipped step is repeated with the same batch */
+    int    tries, max_tries;            /* steps so far, skipped ones included */
+    amp_level level;
+    float* loss;                        /* [max_tries] smoothed, for the picture */
+    float* scale;                       /* [max_tries] log2 of the loss scale that the step used */
+    unsigned char* skipped_at;          /* [max_tries] 1 = the step was skipped */
+    double accuracy, final_loss, seconds, final_scale;
+    int    applied, skipped;
+    size_t activation_bytes;
+    uint32_t fingerprint;               /* checksum of the weights' bits */
+} run;
+
+static double now(void) {
+#if defined(_WIN32)
+    return (double)clock() / CLOCKS_PER_SEC;
+#else
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+#endif
+}
+
+/* ---------------------------------------------------------------------------------------- */
+/* The network.                                                                              */
+/* ---------------------------------------------------------------------------------------- */
+
+static amp_value convolution(amp_model* m, amp_value x, int out_channels) {
+    amp_conv2d_desc conv = { .out_channels = out_channels, .kernel = 5, .init = AMP_INIT_TORCH };
+    return amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &conv)), 2);
+}
+
+static amp_value dense(amp_model* m, amp_value x, int out) {
+    amp_linear_desc linear = { .out = out, .init = AMP_INIT_TORCH };
+    return amp_linear_with(m, x, &linear);
+}
+
+static amp_result build(amp_model** m, amp_level level, int steps) {
+    /* A start too high and a short interval, so that 320 steps show what real trainings show in 40,000. */
+    amp_scaler_desc dynamic = { .init_scale = 16777216.0f, .growth_interval = 40 };
+    amp_model_desc desc = {
+        .batch = BATCH,
+        .precision = { .level = level },
+        .scaler = level == AMP_O0 ? NULL : &dynamic,
+        .optimizer = { .kind = AMP_SGD, .lr = 0.05f, .momentum = 0.9f,
+                       .schedule = { .kind = AMP_SCHEDULE_LINEAR, .total_steps = steps } },
+        .seed = SEED
+    };
+    amp_value x;
+    amp_result r = amp_model_create(m, &desc);
+    if (r != AMP_OK) return r;
+    x = amp_input(*m, 1, SIDE, SIDE);
+    x = convolution(*m, x, 6);                                       /* [N, 6,14,14] */
+    x = convolution(*m, x, 16);                                      /* [N,16, 5, 5] */
+    x = amp_relu(*m, dense(*m, x, 120));
+    x = amp_relu(*m, dense(*m, x, 84));
+    x = dense(*m, x, CLASSES);
+    amp_softmax_cross_entropy(*m, x, NULL);
+    return amp_model_finalize(*m);
+}
+
+/* ---------------------------------------------------------------------------------------- */
+/* One run.                                                                                  */
+/* ---------------------------------------------------------------------------------------- */
+
+/* A bar that is drawn over itself on a terminal; elsewhere a plain line now and then. */
+static void progress(const run* r, int terminal) {
+    enum { WIDTH = 30 };
+    int full = (int)((int64_t)WIDTH * r->applied / r->updates), last = r->applied == r->updates;
+    if (!last && r->applied % (terminal ? 4 : 100) != 0) return;
+    printf(terminal ? "\r  %s " : "  %s ", amp_level_name(r->level));
+    if (terminal) printf("[%.*s%.*s] ", full, "##############################", WIDTH - full,
+                         "..............................");
+    printf("%d/%d  loss %.3f  scale 2^%g ", r->applied, r->updates, r->final_loss, log2(r->final_scale));
+    if (last || !terminal) printf("\n");
+    fflush(stdout);
+}
+
+static void record(run* r, const amp_step_info* info) {
+    /* Mean over about 20 steps, exponentially weighted; the first ones are plain means. */
+    int i = r->tries++;
+    float weight = i < 20 ? 1.0f / (float)(i + 1) : 0.05f, before = i > 0 ? r->loss[i - 1] : 0.0f;
+    r->loss[i] = amp_float_is_finite(&info->loss) ? before + weight * (info->loss - before) : before;
+    r->scale[i] = (float)log2((double)info->scale_before);
+    r->skipped_at[i] = info->outcome != AMP_STEP_APPLIED;
+    r->applied = (int)info->step;
+    r->skipped = (int)info->skipped;
+    r->final_loss = (double)r->loss[i];
+    r->final_scale = (double)info->scale_after;
+}
+
+/* Every level makes the same number of updates with the same batches in the same order. */
+static amp_result train(amp_model* m, run* r, const data_set* d, const int* order, float* x, int32_t* labels) {
+    int terminal = demo_is_terminal();
+    double start = now();
+    while (r->applied < r->updates && r->tries < r->max_tries) {
+        amp_batch batch = { .n = BATCH, .inputs = { x }, .targets = { labels } };
+        amp_step_info info;
+        amp_result result;
+        data_batch(d, order, (int)((int64_t)r->applied * BATCH % d->count), BATCH, SIDE, x, labels);
+        result = amp_train_step(m, &batch, &info);
+        if (result != AMP_OK) return result;
+        record(r, &info);
+        if (info.outcome == AMP_STEP_APPLIED) progress(r, terminal);
+    }
+    r->seconds = now() - start;
+    return AMP_OK;
+}
+
+static amp_result evaluate(amp_model* m, run* r, const data_set* d, float* x, int32_t* labels) {
+    int total = d->count < MAX_TEST ? d->count : MAX_TEST, first, correct = 0;
+    for (first = 0; first < total; first += BATCH) {
+        int n = total - first < BATCH ? total - first : BATCH;
+        amp_batch batch = { .n = n, .inputs = { x }, .targets = { labels } };
+        amp_eval_info info;
+        amp_result result;
+        data_batch(d, NULL, first, n, SIDE, x, labels);
+        result = amp_evaluate(m, &batch, &info);
+        if (result != AMP_OK) return result;
+        correct += info.correct;
+    }
+    r->accuracy = 100.0 * correct / total;
+    return AMP_OK;
+}
+
+/* FNV-1a over the bits of every weight, so that two runs can be compared at a glance. */
+static uint32_t fingerprint(amp_model* m) {
+    int count, i, byte;
+    const amp_param* p = amp_model_params(m, &count);
+    uint32_t hash = 2166136261u;
+    size_t k;
+    for (i = 0; i < count; i++)
+        for (k = 0; k < p[i].count; k++) {
+            uint32_t bits;
+            memcpy(&bits, &p[i].master[k], sizeof bits);
+            for (byte = 0; byte < 4; byte++) hash = (hash ^ ((bits >> 8 * byte) & 255u)) * 16777619u;
+        }
+    return hash;
+}
+
+static int run_level(run* r, const data_set* training, const data_set* test, const int* order, float* x,
+                     int32_t* labels) {
+    amp_model* m = NULL;
+    amp_memory memory;
+    amp_result result = build(&m, r->level, r->updates);
+    if (result == AMP_OK) result = amp_model_memory(m, &memory);
+    if (result == AMP_OK) result = train(m, r, training, order, x, labels);
+    if (result == AMP_OK) result = evaluate(m, r, test, x, labels);
+    if (result == AMP_OK) {
+        r->activation_bytes = memory.activation_bytes;
+        r->fingerprint = fingerprint(m);
+    } else {
+        const char* sentence = m ? amp_model_error(m) : "";
+        if (!*sentence) sentence = amp_result_string(result);
+        fprintf(stderr, "demo: %s: %s\n", amp_level_name(r->level), sentence);
+    }
+    amp_model_destroy(m);
+    return result == AMP_OK;
+}
+
+/* ---------------------------------------------------------------------------------------- */
+/* The result: a table, a picture, a sentence.                                               */
+/* ---------------------------------------------------------------------------------------- */
+
+static void print_table(const run* runs, int count) {
+    int i;
+    printf("\n  level | accuracy | final loss | applied / skipped | final scale | activations |   time | weights\n"
+           "  ------+----------+------------+-------------------+-------------+-------------+--------+---------\n");
+    for (i = 0; i < count; i++) {
+        const run* r = &runs[i];
+        printf("  %-5s | %6.2f %% | %10.4f | %7d / %-7d | %11.0f | %7.0f KiB | %4.1f s | %08lx\n",
+               amp_level_name(r->level), r->accuracy, r->final_loss, r->applied, r->skipped, r->final_scale,
+               (double)r->activation_bytes / 1024.0, r->seconds, (unsigned long)r->fingerprint);
+    }
+    printf("\n");
+}
+
+static int draw(const run* runs, const char* path, char* error) {
+    chart_series loss[3] = {
+        { .name = "O0: FP32", .color = "#8a8f98", .width = 6.0, .opacity = 0.45 },
+        { .name = "O1", .color = "#d9660f", .width = 3.4, .opacity = 0.9 },
+        { .name = "O2", .color = "#2f86eb", .dash = "6 5", .width = 2.0, .opacity = 1.0 }
+    };
+    chart_series scale[2];
+    chart_panel panels[2] = {
+        { .title = "Training loss (mean of about 20 steps)", .x_label = "step", .log_y = 1,
+          .series = loss, .series_count = 3 },
+        { .title = "Loss scale", .x_label = "step", .integer_y = 1, .y_prefix = "2^", .steps = 1,
+          .mark_name = "step skipped: overflow", .mark_color = "#e0455e", .series = scale, .series_count = 2 }
+    };
+    int i;
+    for (i = 0; i < 3; i++) {
+        loss[i].y = runs[i].loss;
+        loss[i].count = runs[i].tries;
+    }
+    for (i = 0; i < 2; i++) {
+        scale[i] = loss[i + 1];
+        scale[i].y = runs[i + 1].scale;
+        scale[i].marks = runs[i + 1].skipped_at;
+    }
+    return chart_write(path, "LeNet-5 at three precision levels", panels, 2, error);
+}
+
+static void print_verdict(const run* runs) {
+    const run *fp32 = &runs[0], *worst = runs[1].accuracy < runs[2].accuracy ? &runs[1] : &runs[2];
+    double lost = fp32->accuracy - worst->accuracy;
+    double saved = 100.0 - 100.0 * (double)runs[2].activation_bytes / (double)fp32->activation_bytes;
+    if (runs[1].fingerprint == runs[2].fingerprint)
+        printf("O1 and O2 have the same weights, bit for bit: they differ in norms, and this network has none.\n");
+    if (runs[1].applied < runs[1].updates || runs[2].applied < runs[2].updates)
+        printf("Verdict: training did not get through, too many steps were skipped.\n");
+    else if (lost > 0.3)
+        printf("Verdict: accuracy was lost: %s is %.2f points below FP32 (%.2f %% against %.2f %%).\n",
+               amp_level_name(worst->level), lost, worst->accuracy, fp32->accuracy);
+    else
+        printf("Verdict: as good as FP32 to within 0.3 points (%.2f %% at %s, %.2f %% at O0), with %.0f %% less memory for "
+               "activations.\n", worst->accuracy, amp_level_name(worst->level), fp32->accuracy, saved);
+}
+
+/* ---------------------------------------------------------------------------------------- */
+/* Options, memory, order of events.                                                         */
+/* ---------------------------------------------------------------------------------------- */
+
+static const char usage[] = "usage: demo [DATA_DIR] [--svg PATH] [--steps N]";
+
+/* 1, or 0 after a sentence. */
+static int read_options(options* o, int argc, char** argv) {
+    int i;
+    for (i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--svg") == 0 && i + 1 < argc && argv[i + 1][0]) o->svg = argv[++i];
+        else if (strcmp(argv[i], "--steps") == 0 && i + 1 < argc) {
+            char* end;
+            long n = strtol(argv[++i], &end, 10);
+            if (*end || n < 1 || n > MAX_STEPS) {
+                fprintf(stderr, "demo: --steps %s: a number from 1 to %d expected\n", argv[i], MAX_STEPS);
+                return 0;
+            }
+            o->steps = (int)n;
+        } else if (argv[i][0] != '-' && argv[i][0] && !o->data) o->data = argv[i];
+        else {
+            fprintf(stderr, "demo: '%s' is not understood; %s\n", argv[i], usage);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int get_data(const char* directory, data_set* training, data_set* test, char* error) {
+    if (directory)
+        return data_load(training, directory, "train", error) && data_load(test, directory, "t10k", error);
+    return data_digits(training, OWN_TRAIN, 1, error) && data_digits(test, OWN_TEST, 2, error);
+}
+
+/* All levels, then the results. Returns 1 on success. */
+static int compare(run* runs, const options* o, const data_set* training, const data_set* test, int* order,
+                   float* x, int32_t* labels) {
+    char error[CHART_ERROR];
+    int i;
+    data_shuffle(order, training->count, SEED);
+    printf("LeNet-5, %d updates with %d digits each (%s; %d to train, %d to test), processor path %s\n",
+           o->steps, BATCH, o->data ? o->data : "drawn by this program", training->count,
+           test->count < MAX_TEST ? test->count : MAX_TEST, amp_isa_name(amp_cpu_isa()));
+    for (i = 0; i < 3; i++)
+        if (!run_level(&runs[i], training, test, order, x, labels)) return 0;
+    print_table(runs, 3);
+    if (!draw(runs, o->svg, error)) {
+        fprintf(stderr, "demo: %s\n", error);
+        return 0;
+    }
+    printf("Picture: %s\n", o->svg);
+    print_verdict(runs);
+    return 1;
+}
+
+int main(int argc, char** argv) {
+    static const amp_level levels[3] = { AMP_O0, AMP_O1, AMP_O2 };
+    options o = { NULL, "build/demo.svg", STEPS };
+    data_set training = {0}, test = {0};
+    char error[DATA_ERROR];
+    run runs[3] = {{0}};
+    float *curves, *x;
+    int32_t* labels;
+    unsigned char* marks;
+    int *order, tries, i, ok = 0;
+    if (!read_options(&o, argc, argv)) return 2;
+    if (!chart_try(o.svg, error) || !get_data(o.data, &training, &test, error)) {
+        fprintf(stderr, "demo: %s\n", error);
+        data_free(&training);
+        return 1;
+    }
+    tries = o.steps + o.steps / 2 + 50;                 /* room for more skipped steps than there should be */
+    curves = (float*)malloc(6 * sizeof(float) * (size_t)tries);
+    marks = (unsigned char*)malloc(3 * (size_t)tries);
+    x = (float*)malloc(sizeof(float) * BATCH * SIDE * SIDE);
+    labels = (int32_t*)malloc(sizeof(int32_t) * BATCH);
+    order = (int*)malloc(sizeof(int) * (size_t)training.count);
+    if (curves && marks && x && labels && order) {
+        for (i = 0; i < 3; i++) {
+            runs[i].level = levels[i];
+            runs[i].updates = o.steps;
+            runs[i].max_tries = tries;
+            runs[i].loss = curves + 2 * i * tries;
+            runs[i].scale = curves + (2 * i + 1) * tries;
+            runs[i].skipped_at = marks + i * tries;
+        }
+        ok = compare(runs, &o, &training, &test, order, x, labels);
+    } else fprintf(stderr, "demo: there is not enough memory\n");
+    free(curves); free(marks); free(x); free(labels); free(order);
+    data_free(&training);
+    data_free(&test);
+    return ok ? 0 : 1;
+}

@@ -1,0 +1,101 @@
+#!/bin/sh
+# check.sh - everything beyond `make test`. Run it through `make check`. CC, PYTHON and DATA come from there:
+# PYTHON needs numpy, torch, safetensors and torch_optimizer, DATA is a directory of MNIST files; what is absent is
+# skipped with a line. Each step prints one line; the output of a failed one follows it.
+cd "$(dirname "$0")/.." || exit 1
+CC=${CC:-cc}; PYTHON=${PYTHON:-python3}; DATA=${DATA:-}
+out=build/check; mkdir -p $out
+strict="-Wall -Wextra -pedantic -Wconversion -Wshadow -Wundef -Wcast-align -Werror"
+passed=0; failed=0; skipped=0
+
+have() { command -v "$1" > /dev/null 2>&1; }
+skip() { skipped=$((skipped + 1)); echo "skipped: $1"; }
+step() { # step NAME COMMAND...: runs it, keeps its output in a file
+    name=$1; shift
+    start=$(date +%s)
+    if "$@" > $out/log 2>&1; then passed=$((passed + 1)); echo "ok      $name ($(($(date +%s) - start)) s)"
+    else failed=$((failed + 1)); echo "FAILED  $name: $*"; tail -n 40 $out/log; fi
+}
+
+# --- compilers and option macros ----------------------------------------------------------------
+compile_run() { # compile_run COMPILER FLAGS...: one file with the implementation, warning-free, and it runs
+    "$@" $strict -DUSE_IMPLEMENTATION tests/compile.c -o $out/compile -lm && $out/compile
+}
+compile_cpp() { compiler=$1; shift; "$compiler" -x c++ "$@" $strict -DUSE_IMPLEMENTATION tests/compile.c -o $out/compile -lm && $out/compile; }
+two_static_copies() {
+    $CC -std=c99 $strict -DUSE_IMPLEMENTATION -DAMP_STATIC -c tests/compile.c -o $out/a.o &&
+    $CC -std=c99 $strict -DUSE_IMPLEMENTATION -DAMP_STATIC -Dmain=other -c tests/compile.c -o $out/b.o &&
+    $CC $out/a.o $out/b.o -o $out/two -lm && $out/two
+}
+for c in gcc clang; do
+    have $c || { skip "$c is not here"; continue; }
+    for std in c99 c11 c17 gnu99; do step "$c -std=$std" compile_run $c -std=$std -Wc++-compat -O1; done
+    for level in 0 2 3; do step "$c -O$level" compile_run $c -std=c99 -O$level; done
+    step "$c -march=native -flto" compile_run $c -std=c99 -O3 -march=native -flto
+done
+for c in g++ clang++; do
+    have $c || { skip "$c is not here"; continue; }
+    for std in c++11 c++14 c++17 c++20; do step "$c -std=$std" compile_cpp $c -std=$std -O1; done
+done
+if have tcc; then step "tcc" sh -c "tcc -DUSE_IMPLEMENTATION tests/compile.c -o $out/tcc -lm && $out/tcc"; else skip "tcc is not here"; fi
+for macro in AMP_STATIC AMP_NO_SIMD AMP_NO_OPENMP AMP_NO_STDIO "AMP_DEF=extern" \
+             "AMP_STATIC -DAMP_NO_SIMD -DAMP_NO_OPENMP -DAMP_NO_STDIO"; do
+    step "-D$macro" compile_run $CC -std=c99 -O1 -D$macro
+done
+step "two static copies in one program" two_static_copies
+
+# --- what a linker sees -----------------------------------------------------------------------------
+only_our_symbols() {
+    foreign=$(nm -g --defined-only build/impl.o | awk '{print $3}' | grep -v -E '^amp_') && { echo "$foreign"; return 1; }
+    nm build/impl.o | awk '$2 ~ /[bBdDcC]/ {print $3}' | grep -v -E '^ampi_isa_cache$' > $out/state && { echo "writable state:"; cat $out/state; return 1; }
+    return 0
+}
+step "public symbols begin with amp_, no writable state but the cpuid cache" only_our_symbols
+step "the header's text: table of contents, comments, ASCII, lengths" $PYTHON tests/check_header.py amp.h README.md $CC
+
+# --- the tests again, in other builds -----------------------------------------------------------------
+again() { # again DIRECTORY COMPILER FLAGS: the whole of `make test` with other flags
+    make -s test B=build/$1 CC="$2" CFLAGS="$3"
+}
+export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1
+step "address and undefined-behaviour sanitizers" again asan $CC "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+have clang && step "clang" again clang clang "-O2"
+step "-O0" again O0 $CC "-O0"
+step "OpenMP" env OMP_NUM_THREADS=3 make -s test B=build/omp CC=$CC CFLAGS="-O2 -fopenmp"
+for isa in scalar avx2; do step "AMP_ISA=$isa" env AMP_ISA=$isa make -s test CC="$CC"; done
+fast() { for t in half scaler train; do $CC -std=c99 -Ofast tests/test_$t.c tests/impl.c -DFAST_MATH -o $out/fast_$t -lm && $out/fast_$t || return 1; done; }
+step "-Ofast: conversions, checks and training" fast
+cross() { # the parts with NEON code, under qemu
+    aarch64-linux-gnu-gcc -std=c99 -O2 -c tests/impl.c -o $out/arm.o || return 1
+    for t in half gemm conv scaler optim ops; do
+        aarch64-linux-gnu-gcc -std=c99 -O2 tests/test_$t.c $out/arm.o -o $out/arm_$t -lm &&
+        qemu-aarch64 -L /usr/aarch64-linux-gnu $out/arm_$t || return 1
+    done
+}
+if have aarch64-linux-gnu-gcc && have qemu-aarch64; then step "aarch64 under qemu" cross; else skip "no aarch64 compiler or qemu"; fi
+if have valgrind; then step "valgrind" valgrind -q --error-exitcode=1 --leak-check=full build/train_small; else skip "valgrind is not here"; fi
+
+# --- all 2^32 floats -------------------------------------------------------------------------------------
+exhaustive() { $CC -std=c99 "$1" tests/exhaustive_half.c tests/impl.c -o $out/exhaustive -lm && $out/exhaustive $2; }
+step "all conversions of all floats" exhaustive -O2
+step "all conversions, every 7th float, -Ofast" exhaustive -Ofast 7
+
+# --- hostile input -----------------------------------------------------------------------------------------
+for f in checkpoint idx; do
+    step "mutated input: $f" sh -c "$CC -std=c99 -O1 -g -fsanitize=address,undefined tests/fuzz_$f.c tests/impl.c -o $out/fuzz_$f -lm && $out/fuzz_$f"
+done
+
+# --- references that we did not write -------------------------------------------------------------------------
+if $PYTHON -c "import numpy, torch, safetensors" 2> /dev/null; then
+    $CC -std=c99 -O2 -shared -fPIC tests/impl.c tests/shim_*.c -o $out/libamp.so -lm || failed=$((failed + 1))
+    for f in half ops scaler optim checkpoint model; do step "against references: $f" $PYTHON tests/check_$f.py $out/libamp.so; done
+else skip "python with numpy, torch and safetensors is not here (PYTHON=...)"; fi
+
+# --- training ------------------------------------------------------------------------------------------------------
+step "examples run" sh tests/check_examples.sh "$DATA"
+if [ -z "$DATA" ]; then skip "no directory of MNIST files (DATA=...): training is proven on drawn digits"; fi
+step "training proofs" sh -c "$CC -std=c99 -O2 tests/prove_training.c build/impl.o -o $out/prove -lm && $out/prove $DATA | tee build/proof.txt"
+cat build/proof.txt 2> /dev/null
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

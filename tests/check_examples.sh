@@ -1,0 +1,19 @@
+#!/bin/sh
+# check_examples.sh [DATA]: every example runs and prints something; the demo writes its picture and refuses bad input
+# with one sentence.
+make -s examples build/demo || exit 1
+for e in train_small own_loop_fp32 own_loop manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels; do
+    [ -n "$(build/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }
+done
+rm -f build/demo.svg
+build/demo --steps 20 > build/demo.txt || exit 1
+grep -q '</svg>' build/demo.svg || { echo "the demo wrote no picture"; exit 1; }
+[ -z "$1" ] || build/demo "$1" --steps 20 > build/demo.txt || exit 1
+refuses() { # one line on stderr, nothing on stdout, status not 0
+    build/demo "$@" > build/demo.out 2> build/demo.err && { echo "demo $* was accepted"; exit 1; }
+    [ "$(wc -l < build/demo.err)" -eq 1 ] || { echo "demo $*: not one line:"; cat build/demo.err; exit 1; }
+}
+refuses /no/such/directory
+refuses --no-such-option
+mkdir -p build/bad && printf 'short' > build/bad/train-images-idx3-ubyte && refuses build/bad
+exit 0

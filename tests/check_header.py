@@ -1,0 +1,70 @@
+"""check_header.py HEADER README CC: what a reader of the header relies on.
+Each tag of the table of contents exists once and in that order; each public prototype has a comment above it or beside
+it, or belongs to a group that has one; only ASCII; lines and functions are not too long; and every C block of the README
+compiles."""
+import re, subprocess, sys, os, tempfile
+
+header, readme, cc = sys.argv[1:4]
+text = open(header, encoding="utf-8").read()
+lines = text.split("\n")
+passed = failed = 0
+
+def check(ok, message):
+    global passed, failed
+    if ok: passed += 1
+    else:
+        failed += 1
+        print("failed:", message)
+
+# table of contents
+toc = text[text.index("[TOC]"):text.index("*/")]
+listed = [w for w in re.findall(r"^     ([a-z]+)  ", toc, re.M)] + re.findall(r"impl-[a-z]+", toc)
+tags = re.findall(r"^/\* >>([a-z-]+)", text, re.M)
+check(len(tags) == len(set(tags)), "a tag stands twice: %s" % sorted(t for t in set(tags) if tags.count(t) > 1))
+check(sorted(listed) == sorted(tags), "table of contents and tags differ: %s" % sorted(set(listed) ^ set(tags)))
+check([t for t in listed if t != "license"] == [t for t in tags if t != "license"] or set(listed) != set(tags),
+      "tags are not in the order of the table of contents")
+
+# text
+for i, line in enumerate(lines, 1):
+    if any(ord(c) > 126 or (ord(c) < 32) for c in line): check(False, "line %d is not ASCII" % i)
+    if len(line) > 120: check(False, "line %d has %d columns" % (i, len(line)))
+passed += 2
+check(not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text), "left-over marks")
+
+# functions of at most 100 lines; half of them short
+lengths, start = [], None
+for i, line in enumerate(lines):
+    if re.match(r"^[A-Za-z_].*\) \{$", line) or (line == "{" and start is None): start = i
+    if line == "}" and start is not None:
+        lengths.append(i - start + 1)
+        check(i - start + 1 <= 100, "line %d: a function of %d lines" % (start + 1, i - start + 1))
+        start = None
+lengths.sort()
+print("%d functions of more than one line, median %d lines, 90 %% at most %d, longest %d"
+      % (len(lengths), lengths[len(lengths) // 2], lengths[int(len(lengths) * 0.9)], lengths[-1]))
+
+# each public prototype has a comment: directly above, at the end of its line, or above the group it stands in
+interface = text[:text.index(">>impl ")].split("\n")
+for i, line in enumerate(interface):
+    m = re.match(r"^(?:AMPI_HD )?AMP_DEF [^(]*?\b(amp_\w+)\(", line)
+    if not m: continue
+    j = i - 1
+    while j >= 0 and interface[j].strip() and not interface[j].rstrip().endswith("*/"): j -= 1
+    check(j >= 0 and interface[j].rstrip().endswith("*/") or "/*" in line, "line %d: %s has no comment" % (i + 1, m.group(1)))
+
+# code blocks of the README
+blocks = re.findall(r"```c\n(.*?)```", open(readme, encoding="utf-8").read(), re.S)
+check(len(blocks) > 0, "no C block in the README")
+for n, block in enumerate(blocks, 1):
+    whole = "int main" in block
+    body = block if whole else ('#define AMP_IMPLEMENTATION\n#include "amp.h"\n#include <stdio.h>\n'
+                                'void example(void);\nvoid example(void) {\n%s\n}\nint main(void) { example(); return 0; }\n' % block)
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "block.c")
+        open(path, "w").write(body)
+        r = subprocess.run([cc, "-std=c99", "-Wall", "-I.", path, "-o", os.path.join(d, "block"), "-lm"], capture_output=True, text=True)
+        check(r.returncode == 0, "block %d of the README does not compile:\n%s" % (n, r.stderr[:800]))
+
+print("%d passed, %d failed" % (passed, failed))
+sys.exit(failed > 0)

@@ -1,0 +1,408 @@
+#!/usr/bin/env python3
+"""check_ops.py - compares every operator of the `ops` section with PyTorch.
+
+usage: check_ops.py LIBRARY      a shared library that was built from amp.h, e.g.
+       echo '#define AMP_IMPLEMENTATION
+       #include "amp.h"' | cc -x c - -I. -O2 -shared -fPIC -o libamp.so -lm
+
+Inputs are FP32 numbers from fixed seeds. The reference is PyTorch in float64; the difference to it is allowed to be
+  unit * 2^-24 * size,   size = the same operator over the absolute values where it is a sum of products, so that
+the bound is the classical |error| <= gamma_k * sum |a_i b_i| with gamma_k ~ k * 2^-24; results in F16 or BF16 may in
+addition be off by the rounding to that type, half a unit in its last place (2^-11 or 2^-8 of the value, 2^-25 in
+half's subnormal range). PyTorch in FP32 is compared too, at the same bound on each side."""
+import ctypes
+import sys
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+F32, F16, BF16 = 1, 2, 3
+TORCH = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
+EPS = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}
+TINY = {F32: 2.0**-149, F16: 2.0**-25, BF16: 2.0**-134}
+U = 2.0**-24
+
+passed = failed = 0
+rng = np.random.default_rng(20)
+
+
+class Conv(ctypes.Structure):
+    _fields_ = [(k, ctypes.c_int) for k in (
+        "n channels height width out_channels kernel_h kernel_w stride_h stride_w pad_h pad_w "
+        "dilation_h dilation_w groups").split()]
+
+
+class Pool(ctypes.Structure):
+    _fields_ = [(k, ctypes.c_int) for k in (
+        "kind n channels height width kernel_h kernel_w stride_h stride_w pad_h pad_w exclude_pad").split()]
+
+
+class BatchNorm(ctypes.Structure):
+    _fields_ = [("n", ctypes.c_int), ("channels", ctypes.c_int), ("spatial", ctypes.c_int),
+                ("eps", ctypes.c_float), ("momentum", ctypes.c_float)]
+
+
+def normal(*shape, dtype=F32):
+    """Standard normal numbers that the type holds exactly."""
+    return torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).to(TORCH[dtype])
+
+
+def empty(*shape, dtype=F32):
+    return torch.full(shape, float("nan"), dtype=TORCH[dtype])
+
+
+def arg(a):
+    """A Python value as ctypes wants it: tensors by address, ints as size_t, floats as float."""
+    if isinstance(a, torch.Tensor):
+        assert a.is_contiguous()
+        return ctypes.c_void_p(a.data_ptr())
+    if isinstance(a, float):
+        return ctypes.c_float(a)
+    if isinstance(a, int):
+        return ctypes.c_size_t(a)
+    return ctypes.byref(a) if isinstance(a, ctypes.Structure) else a
+
+
+def enum(v):
+    return ctypes.c_int(v)
+
+
+def call(name, *args):
+    code = getattr(lib, name)(*[arg(a) for a in args])
+    if code != 0:
+        check(name, None, None, 0, code)
+
+
+def check(name, got, want, bound, code=0, dtype=F32):
+    """|got - want| <= bound + the rounding to dtype; bound may be a tensor."""
+    global passed, failed
+    if code == 0:
+        want = want.double()
+        allowed = bound + want.abs() * (EPS[dtype] * 1.001) + TINY[dtype]
+        difference = (got.double() - want).abs()
+        ok = bool((difference <= allowed).all())
+        worst = float((difference / allowed).max()) if difference.numel() else 0.0
+        text = "worst %.3g of the bound" % worst
+    else:
+        ok, text = False, "returned %d" % code
+    passed, failed = passed + ok, failed + (not ok)
+    if not ok:
+        print("FAILED %s: %s" % (name, text))
+
+
+def both(name, got, op64, op32, bound, dtype=F32):
+    """Against float64 within the bound, against PyTorch's FP32 within twice the bound."""
+    check(name, got, op64, bound, dtype=dtype)
+    check(name + " (FP32)", got, op32, 2 * bound, dtype=dtype)
+
+
+def gradients(function, inputs, dy, dtype=torch.float64):
+    """Output and gradients of a function by PyTorch, in dtype."""
+    leaves = [None if t is None else t.detach().to(dtype).requires_grad_() for t in inputs]
+    y = function(*leaves)
+    y.backward(dy.to(dtype) if dy is not None else None)
+    return [y.detach()] + [None if t is None else t.grad for t in leaves]
+
+
+def sizes(function, inputs, dy):
+    """The same with absolute values everywhere: the sums of |a*b| of the error bound."""
+    return gradients(function, [None if t is None else t.abs() for t in inputs], dy.abs())
+
+
+# --- matrix products --------------------------------------------------------------------------
+
+def test_gemm():
+    for m, n, k in [(1, 1, 1), (3, 5, 7), (17, 33, 65), (64, 48, 129), (200, 10, 300), (5, 257, 40)]:
+        for at, bt in [(F32, F32), (F16, F16), (BF16, BF16), (F16, F32)]:
+            for ta, tb in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+                a, b = normal(*((k, m) if ta else (m, k)), dtype=at), normal(*((n, k) if tb else (k, n)), dtype=bt)
+                ct = [F32, F16][(m + ta) % 2]
+                c = normal(m, n, dtype=ct)
+                alpha, beta = 0.75, [0.0, 0.5][tb]
+                A, B = (a.T if ta else a).double(), (b.T if tb else b).double()
+                want = alpha * (A @ B) + beta * c.double()
+                size = alpha * (A.abs() @ B.abs()) + beta * c.double().abs()
+                want32 = alpha * (A.float() @ B.float()) + beta * c.float()
+                call("amp_gemm", enum(ta), enum(tb), m, n, k, alpha, a, enum(at), a.shape[1], b, enum(bt), b.shape[1],
+                     beta, c, enum(ct), n, None)
+                both("gemm %dx%dx%d" % (m, n, k), c, want, want32, (k + 3) * U * size, ct)
+
+
+def test_linear():
+    for n, i, o in [(1, 1, 1), (4, 7, 3), (32, 100, 10), (65, 48, 33)]:
+        for t in (F32, F16, BF16):
+            x, w, b, dy = normal(n, i, dtype=t), normal(o, i, dtype=t), normal(o, dtype=t), normal(n, o, dtype=t)
+            ref, ref32 = (gradients(F.linear, (x, w, b), dy, d) for d in (torch.float64, torch.float32))
+            size = sizes(F.linear, (x, w, b), dy)
+            y, dx, dw, db = empty(n, o), empty(n, i, dtype=t), empty(o, i), empty(o)
+            call("amp_linear_forward", x, enum(t), w, enum(t), b, enum(t), y, enum(F32), n, i, o, None)
+            call("amp_linear_backward", dy, enum(t), x, enum(t), w, enum(t), dx, enum(t), dw, enum(F32), db, enum(F32),
+                 enum(0), n, i, o, None)
+            for name, got, j, k, dt in [("y", y, 0, i, F32), ("dx", dx, 1, o, t), ("dw", dw, 2, n, F32), ("db", db, 3, n, F32)]:
+                both("linear %dx%dx%d %s" % (n, i, o, name), got, ref[j], ref32[j], (k + 2) * U * size[j], dt)
+            call("amp_linear_backward", dy, enum(t), x, enum(t), w, enum(t), None, enum(t), dw, enum(F32), None, enum(F32),
+                 enum(1), n, i, o, None)
+            check("linear accumulate", dw, 2 * ref[2], (n + 4) * 2 * U * size[2])
+
+
+def test_conv2d():
+    for _ in range(24):
+        g = int(rng.choice([1, 1, 2, 4]))
+        c, o = g * int(rng.integers(1, 5)), g * int(rng.integers(1, 5))
+        if rng.random() < 0.2:
+            g = c
+            o = c * int(rng.integers(1, 3))
+        n, kh, kw = (int(v) for v in rng.integers(1, 4, 3))
+        sh, sw, dh, dw_ = (int(v) for v in rng.integers(1, 4, 4))
+        ph, pw = (int(v) for v in rng.integers(0, 3, 2))
+        h = dh * (kh - 1) + 1 + int(rng.integers(0, 12))
+        w_ = dw_ * (kw - 1) + 1 + int(rng.integers(0, 20))
+        t = int(rng.choice([F32, F32, F16, BF16]))
+        shape = Conv(n, c, h, w_, o, kh, kw, sh, sw, ph, pw, dh, dw_, g)
+        x, w, b = normal(n, c, h, w_, dtype=t), normal(o, c // g, kh, kw, dtype=t), normal(o, dtype=t)
+
+        def f(x, w, b):
+            return F.conv2d(x, w, b, (sh, sw), (ph, pw), (dh, dw_), g)
+        oh, ow = ctypes.c_int(), ctypes.c_int()
+        call("amp_conv2d_output", shape, ctypes.byref(oh), ctypes.byref(ow), None)
+        dy = normal(n, o, oh.value, ow.value, dtype=t)
+        ref, ref32 = (gradients(f, (x, w, b), dy, d) for d in (torch.float64, torch.float32))
+        size = sizes(f, (x, w, b), dy)
+        y, dx, dw, db = empty(*dy.shape), empty(*x.shape, dtype=t), empty(*w.shape), empty(o)
+        call("amp_conv2d_forward", shape, x, enum(t), w, enum(t), b, enum(t), y, enum(F32), None)
+        call("amp_conv2d_backward", shape, dy, enum(t), x, enum(t), w, enum(t), dx, enum(t), dw, enum(F32), db,
+             enum(F32), enum(0), None)
+        pixels = n * oh.value * ow.value
+        for name, got, j, k, dt in [("y", y, 0, c // g * kh * kw, F32), ("dx", dx, 1, o // g * kh * kw, t),
+                                    ("dw", dw, 2, pixels, F32), ("db", db, 3, pixels, F32)]:
+            both("conv2d %s" % name, got, ref[j], ref32[j], (k + 2) * U * size[j], dt)
+
+
+# --- pooling and norms --------------------------------------------------------------------------
+
+def test_pool2d():
+    for i in range(60):
+        kind = i % 2
+        n, c = (int(v) for v in rng.integers(1, 4, 2))
+        kh, kw = (int(v) for v in rng.integers(1, 6, 2))
+        sh, sw = (int(v) for v in rng.integers(1, 5, 2))
+        ph, pw = int(rng.integers(0, kh // 2 + 1)), int(rng.integers(0, kw // 2 + 1))
+        h, w = kh + int(rng.integers(0, 30)), kw + int(rng.integers(0, 70))
+        if i >= 52:
+            h, w = [(100, 90), (3, 3000), (3, 5000), (300, 2)][(i - 52) // 2]
+        if i >= 56:
+            kh, kw, ph, pw = h, w, 0, 0
+        exclude = int(rng.integers(0, 2))
+        t = int(rng.choice([F32, F16, BF16]))
+        x = normal(n, c, h, w, dtype=t)
+        if i % 4 == 0:
+            x = (x * 2).round()     # many equal maxima
+
+        def f(x):
+            if kind == 0:
+                return F.max_pool2d(x, (kh, kw), (sh, sw), (ph, pw))
+            return F.avg_pool2d(x, (kh, kw), (sh, sw), (ph, pw), count_include_pad=not exclude)
+        shape = Pool(kind, n, c, h, w, kh, kw, sh, sw, ph, pw, exclude)
+        dy = normal(*f(x.float()).shape, dtype=t)
+        ref, ref32, size = gradients(f, (x,), dy), gradients(f, (x,), dy, torch.float32), gradients(f, (x,), dy.abs())
+        size[0] = f(x.double().abs()) if kind else torch.zeros_like(ref[0])
+        y, dx = empty(*dy.shape, dtype=t), empty(*x.shape, dtype=t)
+        call("amp_pool2d_forward", shape, x, enum(t), y, enum(t), None)
+        call("amp_pool2d_backward", shape, dy, enum(t), x, enum(t), dx, enum(t), None)
+        both("pool2d %d y" % i, y, ref[0], ref32[0], (kh * kw + 1) * U * size[0], t)
+        both("pool2d %d dx" % i, dx, ref[1], ref32[1], (kh * kw + 1) * U * size[1], t)
+
+
+def norm_bound(x, mean, gamma, beta, d):
+    """Rounding of x - mean (which carries the error of the mean), of invstd, and of the last fma."""
+    invstd = 1 / torch.sqrt(((x - mean) ** 2).mean(d, keepdim=True) + 1e-5)
+    return U * (6 * (x - mean).abs() + 2 * mean.abs()) * invstd * gamma.abs() + U * beta.abs()
+
+
+def test_batch_norm():
+    for n, c, s, scale in [(2, 1, 1, 1.0), (8, 5, 1, 1.0), (300, 37, 1, 1.0), (3, 4, 6, 1.0), (5, 3, 49, 1.0), (4, 2, 784, 1.0),
+                           (2, 3, 3000, 1.0), (16, 4, 100, 1000.0)]:
+        for t in (F32, F16, BF16):
+            x = (normal(n, c, s) + scale * (scale > 1)).to(TORCH[t])
+            gamma, beta, dy = normal(c), normal(c), normal(n, c, s, dtype=t)
+            rm, rv = normal(c), normal(c).abs()
+            rm64, rv64 = rm.double(), rv.double()
+            y, dx, dg, db, mean, inv = empty(n, c, s), empty(n, c, s, dtype=t), empty(c), empty(c), empty(c), empty(c)
+
+            def f(x, g, b):
+                return F.batch_norm(x, rm64.to(x.dtype).clone(), rv64.to(x.dtype).clone(), g, b, True, 0.1, 1e-5)
+            ref = gradients(f, (x, gamma, beta), dy)
+            F.batch_norm(x.double(), rm64, rv64, None, None, True, 0.1, 1e-5)
+            shape, name = BatchNorm(n, c, s, 0.0, 0.0), "batch norm %dx%dx%d" % (n, c, s)
+            call("amp_batch_norm_forward", shape, enum(1), x, enum(t), gamma, beta, enum(F32), rm, rv, mean, inv, y, enum(F32), None)
+            call("amp_batch_norm_backward", shape, dy, enum(t), x, enum(t), gamma, enum(F32), mean, inv, dx, enum(t), dg, db,
+                 enum(F32), enum(0), None)
+            X, g, b = x.double(), gamma.double().view(1, c, 1), beta.double().view(1, c, 1)
+            m = X.mean((0, 2), keepdim=True)
+            check(name + " y", y, ref[0], norm_bound(X, m, g, b, (0, 2)))
+            check(name + " mean", mean, m.flatten(), 0 * m.flatten())
+            check(name + " running mean", rm, rm64, 2 * U * (1 + m.abs().flatten()))
+            check(name + " running var", rv, rv64, 2 * U * (1 + rv64))
+            xhat = ((X - m) / torch.sqrt(((X - m) ** 2).mean((0, 2), keepdim=True) + 1e-5))
+            e = norm_bound(X, m, torch.ones_like(g), 0 * g, (0, 2))
+            D = dy.double().abs()
+            check(name + " dgamma", dg, ref[2], (D * (e + U * xhat.abs())).sum((0, 2)))
+            check(name + " dbeta", db, ref[3], 0 * ref[3])
+            k = g.abs() / torch.sqrt(((X - m) ** 2).mean((0, 2), keepdim=True) + 1e-5)
+            mean_d, mean_dot = D.mean((0, 2), keepdim=True), (D * xhat.abs()).mean((0, 2), keepdim=True)
+            bound = k * (4 * U * (D + mean_d + xhat.abs() * mean_dot) + e * mean_dot + xhat.abs() * (D * e).mean((0, 2), keepdim=True))
+            check(name + " dx", dx, ref[1], bound, dtype=t)
+            call("amp_batch_norm_forward", shape, enum(0), x, enum(t), gamma, beta, enum(F32), rm, rv, None, None, y, enum(F32), None)
+            rm_, rv_ = rm.double().view(1, c, 1), rv.double().view(1, c, 1)
+            want = (X - rm_) / torch.sqrt(rv_ + 1e-5) * g + b
+            check(name + " evaluate", y, want, U * (4 * ((X - rm_) / torch.sqrt(rv_ + 1e-5) * g).abs() + b.abs()))
+
+
+def test_layer_norm():
+    for r, d, offset in [(1, 1, 0), (3, 5, 0), (10, 64, 0), (7, 100, 0), (4, 768, 1000), (3, 2500, 0)]:
+        for t in (F32, F16, BF16):
+            x, gamma, beta, dy = (normal(r, d) + offset).to(TORCH[t]), normal(d), normal(d), normal(r, d, dtype=t)
+            y, dx, dg, db, mean, inv = empty(r, d), empty(r, d, dtype=t), empty(d), empty(d), empty(r), empty(r)
+
+            def f(x, g, b):
+                return F.layer_norm(x, (d,), g, b)
+            ref = gradients(f, (x, gamma, beta), dy)
+            call("amp_layer_norm_forward", x, enum(t), gamma, beta, enum(F32), 0.0, mean, inv, y, enum(F32), r, d, None)
+            call("amp_layer_norm_backward", dy, enum(t), x, enum(t), gamma, enum(F32), mean, inv, dx, enum(t), dg, db,
+                 enum(F32), enum(0), r, d, None)
+            X, g, b, name = x.double(), gamma.double(), beta.double(), "layer norm %dx%d" % (r, d)
+            m = X.mean(1, keepdim=True)
+            s = torch.sqrt(((X - m) ** 2).mean(1, keepdim=True) + 1e-5)
+            xhat, e, D = (X - m) / s, norm_bound(X, m, torch.ones(1), torch.zeros(1), 1), dy.double().abs()
+            G = D * g.abs()
+            check(name + " y", y, ref[0], norm_bound(X, m, g, b, 1))
+            check(name + " dgamma", dg, ref[2], (D * (e + U * xhat.abs())).sum(0))
+            check(name + " dbeta", db, ref[3], 0 * ref[3])
+            mg, md = G.mean(1, keepdim=True), (G * xhat.abs()).mean(1, keepdim=True)
+            bound = (4 * U * (G + mg + xhat.abs() * md) + e * md + xhat.abs() * (G * e).mean(1, keepdim=True)) / s
+            check(name + " dx", dx, ref[1], bound, dtype=t)
+
+
+# --- element by element -------------------------------------------------------------------------
+
+def gelu_tanh(x):
+    """The tanh form without its cancellation: (1 + tanh(u)) / 2 = sigmoid(2u)."""
+    return x * torch.sigmoid(2 * (2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))
+
+
+def test_activation():
+    # For a GELU of a large negative number PyTorch subtracts nearly equal numbers, in float64 too. The sharp
+    # reference is the same formula with erfc or sigmoid; the plain one is compared at FP32's absolute error.
+    sharp = [torch.relu, lambda x: x * torch.erfc(-x / 2**0.5) / 2, gelu_tanh, torch.tanh, torch.sigmoid]
+    plain = [torch.relu, F.gelu, lambda x: F.gelu(x, approximate="tanh"), torch.tanh, torch.sigmoid]
+    for i in range(5):
+        for t in (F32, F16, BF16):
+            x = torch.cat([normal(3000), 10 * normal(3000), 1e-3 * normal(1000)]).to(TORCH[t])
+            dy = normal(7000, dtype=t)
+            ref, ref32 = gradients(sharp[i], (x,), dy), gradients(plain[i], (x,), dy, torch.float32)
+            y, dx, y32 = empty(7000, dtype=t), empty(7000, dtype=t), empty(7000)
+            call("amp_activation_forward", enum(i), x, enum(t), y, enum(t), 7000, None)
+            call("amp_activation_forward", enum(i), x, enum(t), y32, enum(F32), 7000, None)
+            saved, st = (x, t) if i in (1, 2) else (y32, F32)
+            call("amp_activation_backward", enum(i), dy, enum(t), saved, enum(st), dx, enum(t), 7000, None)
+            X, D = x.double().abs(), dy.double().abs()
+            # The functions are good to 4 ulp = 8 units. The tanh form's argument u = 2*0.8*(x + 0.045 x^3) has a relative
+            # error of 3 units, which the exponential turns into 3 u units of the result.
+            # Factors below 2^-125 are flushed to 0.
+            units = 8 + (3 * 1.6 * (X + 0.045 * X**3) if i == 2 else 0)
+            check("activation %d y" % i, y, ref[0], units * U * ref[0].abs() + (1 + X) * 2.0**-125, dtype=t)
+            check("activation %d y (FP32)" % i, y, ref32[0], 16 * U * (ref[0].abs() + X * (i in (1, 2))), dtype=t)
+            # The slopes are sums of terms below 2; a saved output carries its own rounding; u as above.
+            check("activation %d dx" % i, dx, ref[1], 16 * U * D, dtype=t)
+            check("activation %d dx (FP32)" % i, dx, ref32[1], 32 * U * D, dtype=t)
+
+
+def test_softmax():
+    for r, d in [(1, 1), (4, 10), (5, 100), (3, 1000), (2, 3001)]:
+        for t in (F32, F16, BF16):
+            x, dy = (normal(r, d) * 4).to(TORCH[t]), normal(r, d, dtype=t)
+            ref = gradients(lambda x: torch.softmax(x, 1), (x,), dy)
+            y, y32, dx = empty(r, d, dtype=t), empty(r, d), empty(r, d, dtype=t)
+            call("amp_softmax_forward", x, enum(t), y, enum(t), r, d, None)
+            call("amp_softmax_forward", x, enum(t), y32, enum(F32), r, d, None)
+            call("amp_softmax_backward", dy, enum(t), y32, enum(F32), dx, enum(t), r, d, None)
+            depth = (x.double() - x.double().max(1, keepdim=True).values).abs()
+            e = (8 + depth) * U * ref[0]      # the difference to the maximum, rounded, is the exponent
+            check("softmax %dx%d y" % (r, d), y, ref[0], e, dtype=t)
+            D = dy.double()
+            S = (D * ref[0]).sum(1, keepdim=True)
+            bound = e * (D - S).abs() + ref[0] * ((e * D.abs()).sum(1, keepdim=True) + 2 * U * (D.abs() + S.abs()))
+            check("softmax %dx%d dx" % (r, d), dx, ref[1], 2 * bound, dtype=t)
+
+
+def test_add_concat_dropout():
+    for n in (1, 17, 5000):
+        for at, bt, yt in [(F32, F32, F32), (F16, F16, F16), (BF16, F32, BF16), (F16, BF16, F32)]:
+            a, b, y = normal(n, dtype=at), normal(n, dtype=bt), empty(n, dtype=yt)
+            call("amp_add_forward", a, enum(at), b, enum(bt), y, enum(yt), n, None)
+            check("add", y, a.float() + b.float(), 0.0, dtype=yt)
+    parts = [normal(6, 5), normal(6, 3, dtype=F16), normal(6, 1500, dtype=BF16)]
+    y, column = empty(6, 1508), 0
+    for x, t in zip(parts, (F32, F16, BF16)):
+        call("amp_concat_forward", x, enum(t), x.shape[1], y, enum(F32), 1508, column, 6, None)
+        back = torch.ones_like(x)
+        call("amp_concat_backward", y, enum(F32), 1508, column, back, enum(t), x.shape[1], 6, enum(1), None)
+        check("concat backward", back, x.double() + 1, 0.0, dtype=t)
+        column += x.shape[1]
+    check("concat", y, torch.cat([p.double() for p in parts], 1), 0.0)
+    x, y = torch.ones(100000), empty(100000)
+    call("amp_dropout_forward", x, enum(F32), y, enum(F32), 100000, 0.25, ctypes.c_uint64(7), ctypes.c_uint64(3), None)
+    kept = (y != 0).double().mean()
+    check("dropout rate", kept, torch.tensor(0.75), 5 * (0.25 * 0.75 / 100000) ** 0.5)   # five standard deviations
+    check("dropout scale", y[y != 0], torch.full_like(y[y != 0], 4 / 3), 0.0)
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+def test_losses():
+    scale = ctypes.c_float(1024.0)
+    for n, k in [(1, 1), (3, 2), (16, 10), (5, 1000), (4, 2100)]:
+        for t in (F32, F16, BF16):
+            for smoothing in (0.0, 0.1, 0.5):
+                x = (normal(n, k) * 3).to(TORCH[t])
+                labels = torch.from_numpy(rng.integers(0, k, n).astype(np.int32))
+
+                def f(x):
+                    return F.cross_entropy(x, labels.long(), label_smoothing=float(np.float32(smoothing)))
+                ref, ref32 = gradients(f, (x,), None), gradients(f, (x,), None, torch.float32)
+                loss, dx = torch.zeros(1), empty(n, k, dtype=t)
+                call("amp_softmax_cross_entropy_forward", x, enum(t), labels, smoothing, loss, n, k, None)
+                call("amp_softmax_cross_entropy_backward", x, enum(t), labels, smoothing, ctypes.byref(scale), 0.5, dx, enum(t),
+                     n, k, None)
+                top = float(x.double().abs().max())
+                both("cross-entropy %dx%d" % (n, k), loss[0], ref[0], ref32[0], U * (8 + 4 * top))
+                p = torch.softmax(x.double(), 1)
+                bound = 512 * (8 + 2 * top) * U * (p + (1.0 + smoothing)) / n
+                check("cross-entropy %dx%d dx" % (n, k), dx, 512 * ref[1], bound, dtype=t)
+    for n in (1, 40, 5000):
+        for t in (F32, F16, BF16):
+            x, target = (normal(n) * 3).to(TORCH[t]), normal(n).abs().clamp(max=1).to(TORCH[t])
+            for name, f in [("mse", F.mse_loss), ("bce_with_logits", F.binary_cross_entropy_with_logits)]:
+                ref = gradients(lambda x: f(x, target.to(x.dtype)), (x,), None)
+                ref32 = gradients(lambda x: f(x, target.to(x.dtype)), (x,), None, torch.float32)
+                loss, dx = torch.zeros(1), empty(n, dtype=t)
+                call("amp_%s_forward" % name, x, enum(t), target, enum(t), loss, n, None)
+                call("amp_%s_backward" % name, x, enum(t), target, enum(t), ctypes.byref(scale), 0.5, dx, enum(t), n, None)
+                size = float((x.double().abs() + 1).mean())
+                check(name, loss[0], ref[0], 4 * U * (ref[0].abs() + (size if name[0] == "b" else 0)))
+                check(name + " (FP32)", loss[0], ref32[0], (n + 8) * U * (ref[0].abs() + size))
+                check(name + " dx", dx, 512 * ref[1], 512 * 4 * U * (x.double().abs() + 1) / n, dtype=t)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    torch.set_num_threads(1)
+    lib = ctypes.CDLL(sys.argv[1])
+    tests = [test_pool2d, test_batch_norm, test_layer_norm, test_activation, test_softmax, test_add_concat_dropout, test_losses]
+    for test in [test_gemm, test_linear, test_conv2d] + tests:
+        if test in tests or hasattr(lib, "amp_gemm"):
+            test()
+    print("%d passed, %d failed" % (passed, failed))
+    sys.exit(1 if failed or not passed else 0)

@@ -1,0 +1,95 @@
+"""check_scaler.py LIBRARY - our scaler beside torch.amp.GradScaler("cpu") on random overflow traces.
+
+LIBRARY is a shared library made of shim_optim.c and the implementation of amp.h. Everything is compared to the bit:
+the scale, the tracker, which steps are applied, the unscaled gradients and the weights after SGD.
+"""
+import ctypes
+import random
+import sys
+import warnings
+
+import numpy as np
+import torch
+
+PYTORCH, F32 = 0, 1
+passed = failed = 0
+
+
+def check(ok, text):
+    global passed, failed
+    passed, failed = passed + bool(ok), failed + (not ok)
+    if not ok and failed <= 20:
+        print("failed:", text)
+
+
+def load(path):
+    lib = ctypes.CDLL(path)
+    lib.shim_scaler_new.restype = ctypes.c_void_p
+    lib.shim_scaler_new.argtypes = [ctypes.c_int] + [ctypes.c_float] * 3 + [ctypes.c_int] * 2
+    lib.shim_scaler_scale.restype = lib.shim_scaler_scale_loss.restype = ctypes.c_float
+    lib.shim_scaler_scale_loss.argtypes = [ctypes.c_void_p, ctypes.c_float]
+    for name in ("free", "scale", "tracker", "may_step", "update"):
+        getattr(lib, "shim_scaler_" + name).argtypes = [ctypes.c_void_p]
+    lib.shim_scaler_unscale.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t,
+                                        ctypes.POINTER(ctypes.c_double), ctypes.POINTER(ctypes.c_ulonglong)]
+    return lib
+
+
+def single(x):
+    """The nearest float32, as a Python number: what both sides are given."""
+    return float(np.float32(x))
+
+
+def trace(lib, rng, number):
+    growth, backoff = single(rng.uniform(1.05, 4.0)), single(rng.uniform(0.1, 0.95))
+    interval, init = rng.randint(1, 6), single(2.0 ** rng.uniform(-10, 60))
+    rate, n, lr = rng.uniform(0, 0.8), rng.randint(1, 100), 0.125
+    theirs = torch.amp.GradScaler("cpu", init_scale=init, growth_factor=growth, backoff_factor=backoff,
+                                  growth_interval=interval)
+    ours = lib.shim_scaler_new(PYTORCH, init, growth, backoff, interval, 0)
+    p = torch.nn.Parameter(torch.from_numpy(np.random.default_rng(number).standard_normal(n).astype(np.float32)))
+    optimizer = torch.optim.SGD([p], lr=lr)
+    w = p.detach().numpy().copy()
+    norm, bad = ctypes.c_double(), ctypes.c_ulonglong()
+    for step in range(60):
+        place = f"trace {number} step {step}"
+        one = torch.ones(())
+        scaled = float(theirs.scale(one))
+        check(scaled == lib.shim_scaler_scale_loss(ours, 1.0), place + ": scaled loss")
+        g = (np.random.default_rng([number, step]).standard_normal(n) * np.float64(scaled)).astype(np.float32)
+        hits = 0
+        if rng.random() < rate:
+            hits = rng.randint(1, n)
+            for i in rng.sample(range(n), hits):
+                g[i] = rng.choice([np.inf, -np.inf, np.nan])
+        p.grad = torch.from_numpy(g.copy())
+        before = p.detach().clone()
+        theirs.unscale_(optimizer)
+        check(lib.shim_scaler_unscale(ours, g.ctypes.data, F32, n, ctypes.byref(norm), ctypes.byref(bad)) == 0, place)
+        check(bad.value == hits, place + ": count")
+        may = lib.shim_scaler_may_step(ours)
+        theirs.step(optimizer)
+        if may:
+            check(np.array_equal(g.view(np.uint32), p.grad.numpy().view(np.uint32)), place + ": unscaled gradients")
+            w = (w - np.float32(lr) * g).astype(np.float32)     # lr is a power of two: the product is exact
+        check(np.array_equal(w, p.detach().numpy()), place + ": weights")
+        check(bool(may) == (hits == 0) and (hits == 0 or torch.equal(before, p.detach())), place + ": applied")
+        theirs.update()
+        check(lib.shim_scaler_update(ours) == 0, place + ": update")
+        check(np.float32(theirs.get_scale()) == np.float32(lib.shim_scaler_scale(ours)), place + ": scale")
+        check(theirs._get_growth_tracker() == lib.shim_scaler_tracker(ours), place + ": tracker")
+    lib.shim_scaler_free(ours)
+
+
+def main():
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    lib, rng = load(sys.argv[1]), random.Random(7)
+    for number in range(240):
+        trace(lib, rng, number)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+/* compile.c - a user's file: includes the header twice, beside other headers' `half`, and calls something of each topic.
+   Compiled by check.sh in many languages and option sets; with USE_IMPLEMENTATION it holds the implementation itself. */
+typedef float half;                 /* CUDA, OpenEXR and others take this name; the header must not mind */
+#ifdef USE_IMPLEMENTATION
+  #define AMP_IMPLEMENTATION
+#endif
+#include "../amp.h"
+#include "../amp.h"
+#include <stdio.h>
+#include <string.h>
+
+int main(void) {
+    half f = amp_half_to_float(amp_half_from_float(1.5f));
+    float m[4] = { 1, 2, 3, 4 }, out[4];
+    amp_scaler s;
+    amp_model* model = NULL;
+    amp_model_desc d;
+    memset(&d, 0, sizeof d);
+    d.batch = 1;
+    if (amp_scaler_init(&s, NULL) != AMP_OK || s.state.scale != 65536.0f) return 1;
+    if (amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1.0f, m, AMP_F32, 2, m, AMP_F32, 2, 0.0f, out, AMP_F32, 2, NULL) != AMP_OK) return 2;
+    if (amp_model_create(&model, &d) != AMP_OK) return 3;
+    amp_softmax_cross_entropy(model, amp_linear(model, amp_input(model, 3, 1, 1), 2), NULL);
+    if (amp_model_finalize(model) != AMP_OK) return 4;
+    amp_model_destroy(model);
+    return f == 1.5f && out[3] == 22.0f ? 0 : 5;
+}

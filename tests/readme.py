@@ -1,0 +1,34 @@
+"""readme.py [--check]: writes the generated parts of README.md, between <!-- NAME --> and <!-- /NAME -->.
+program and diff come from examples/, demo and proof from what `make demo` and `make check` printed (build/demo.txt and
+build/proof.txt; kept as they are when those files are not there). --check only compares program and diff."""
+import difflib, os, platform, re, subprocess, sys, datetime
+
+def read(path): return open(path, encoding="utf-8").read()
+
+def program(): return "```c\n" + read("examples/train_small.c").split("*/", 1)[1].strip() + "\n```"
+
+def diff():
+    a, b = (read("examples/" + n).split("\n") for n in ("own_loop_fp32.c", "own_loop.c"))
+    lines = list(difflib.unified_diff(a, b, "own_loop_fp32.c", "own_loop.c", n=0, lineterm=""))
+    changed = sum(1 for l in lines if l[:1] in "+-" and l[:3] not in ("+++", "---"))
+    return "%d lines, removed and added ones counted together:\n\n```diff\n%s\n```" % (changed, "\n".join(lines))
+
+def machine():
+    cpu = next((l.split(":", 1)[1].strip() for l in read("/proc/cpuinfo").split("\n") if l.startswith("model name")), platform.machine())
+    cc = subprocess.run(["cc", "--version"], capture_output=True, text=True).stdout.split("\n")[0]
+    return "%s, %s, -O2, %s." % (cpu, cc, datetime.date.today())
+
+def printed(path):
+    if not os.path.exists(path): return None
+    keep = [l.rstrip() for l in read(path).split("\n") if l.strip() and not re.match(r"^\[|^\d+ passed", l)]
+    return "```\n" + "\n".join(keep) + "\n```\n" + machine()
+
+text = before = read("README.md")
+parts = {"program": program(), "diff": diff()}
+if "--check" not in sys.argv: parts.update({"demo": printed("build/demo.txt"), "proof": printed("build/proof.txt")})
+for name, content in parts.items():
+    if content is None: continue
+    text, n = re.subn(r"(<!-- %s -->\n).*?(\n<!-- /%s -->)" % (name, name), lambda m: m.group(1) + content + m.group(2), text, flags=re.S)
+    if n != 1: sys.exit("README.md has no place for '%s'" % name)
+if "--check" in sys.argv: sys.exit("README.md is behind examples/: run tests/readme.py" if text != before else 0)
+open("README.md", "w", encoding="utf-8").write(text)

@@ -1,0 +1,18 @@
+#!/bin/sh
+# run.sh NAME PROGRAM...: runs each program, adds up their closing lines, and closes with one of its own.
+# A program that ends badly without a closing line counts as one failure.
+name=$1; shift
+passed=0; failed=0; skipped=0
+for program in "$@"; do
+    output=$("$program" 2>&1); status=$?
+    line=$(printf '%s\n' "$output" | grep -E '^[0-9]+ passed, [0-9]+ failed' | tail -n 1)
+    p=$(printf '%s' "$line" | sed -n 's/^\([0-9]*\) passed.*/\1/p')
+    f=$(printf '%s' "$line" | sed -n 's/.*passed, \([0-9]*\) failed.*/\1/p')
+    s=$(printf '%s' "$line" | sed -n 's/.*failed, \([0-9]*\) skipped.*/\1/p')
+    if [ -z "$line" ] || { [ "$status" -ne 0 ] && [ "$f" = 0 ]; }; then f=1; fi
+    if [ "${f:-0}" -ne 0 ] || [ -n "$(printf '%s\n' "$output" | grep '^skipped:')" ]; then printf '%s\n' "$output"; fi
+    printf '%-24s %s\n' "$(basename "$program")" "${line:-ended with status $status}"
+    passed=$((passed + ${p:-0})); failed=$((failed + ${f:-0})); skipped=$((skipped + ${s:-0}))
+done
+printf '%s:\n%d passed, %d failed, %d skipped\n' "$name" "$passed" "$failed" "$skipped"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,46 @@
+/* test.h - a small test harness. A test program calls TEST(fn) for each test and ends with TEST_END().
+   Each CHECK counts as passed or failed; a failed one prints its place and, with CHECK_MSG, the values. */
+#ifndef AMP_TEST_H
+#define AMP_TEST_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static long test_passed, test_failed, test_skipped;
+
+/* At most this many failures are printed in full; all are counted. */
+#define TEST_MAX_PRINTED 20
+
+#define CHECK(condition) CHECK_MSG(condition, "%s", "")
+#define CHECK_MSG(condition, ...)                                                         \
+    do {                                                                                  \
+        if (condition) test_passed++;                                                     \
+        else if (++test_failed <= TEST_MAX_PRINTED) {                                     \
+            printf("%s:%d: failed: %s  ", __FILE__, __LINE__, #condition);                \
+            printf(__VA_ARGS__);                                                          \
+            printf("\n");                                                                 \
+        }                                                                                 \
+    } while (0)
+
+#define TEST(fn) do { long before = test_failed; fn(); if (test_failed != before) printf("FAILED: %s\n", #fn); } while (0)
+
+#define TEST_SKIP(why) do { test_skipped++; printf("skipped: %s\n", why); } while (0)
+
+/* The closing line; the exit status is 1 if anything failed, or if nothing ran. */
+#define TEST_END()                                                                        \
+    do {                                                                                  \
+        printf("%ld passed, %ld failed, %ld skipped\n", test_passed, test_failed, test_skipped); \
+        return test_failed || (test_passed == 0 && test_skipped == 0) ? 1 : 0;             \
+    } while (0)
+
+/* A repeatable stream of numbers for test data. */
+static unsigned long long test_seed = 1;
+static inline unsigned test_random(void) {
+    test_seed = test_seed * 6364136223846793005ull + 1442695040888963407ull;
+    return (unsigned)(test_seed >> 33);
+}
+/* Uniform in [-1, 1). */
+static inline float test_uniform(void) { return (float)((int)(test_random() & 0xffffffu) - 0x800000) / 8388608.0f; }
+
+#endif

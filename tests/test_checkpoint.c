@@ -1,0 +1,1034 @@
+/* test_checkpoint.c - the safetensors writer and reader, and whole-model checkpoints.
+   Files from anywhere must be refused or read correctly, and whatever fails must change nothing. */
+#if defined(__unix__) || defined(__APPLE__)
+  #define _XOPEN_SOURCE 700
+  #include <signal.h>
+  #include <sys/resource.h>
+  #include <unistd.h>
+  #define HAVE_POSIX 1
+#else
+  #define HAVE_POSIX 0
+#endif
+#include "../amp.h"
+#include "test.h"
+
+/* --- helpers --------------------------------------------------------------------------- */
+
+static char folder[200] = ".";
+static const char* in_folder(const char* name) {
+    static char paths[32][300];      /* the last 32 stay valid */
+    static int next;
+    char* p = paths[next++ % 32];
+    snprintf(p, sizeof paths[0], "%s/%s", folder, name);
+    return p;
+}
+
+/* The last sentence, and how many there were. */
+static char sentence[600];
+static int sentences;
+static void keep_sentence(amp_result code, const char* text, void* user_data) {
+    (void)code; (void)user_data;
+    snprintf(sentence, sizeof sentence, "%s", text);
+    sentences++;
+}
+static const amp_logger logger = { keep_sentence, NULL };
+
+/* An allocator that fails at one call and counts what is still out. */
+static long alloc_calls, alloc_fail_at, alloc_live;
+static size_t alloc_bytes;       /* asked for in all since the last counting_desc */
+static void* test_alloc(size_t size, void* user_data) {
+    void* p;
+    (void)user_data;
+    if (++alloc_calls == alloc_fail_at) return NULL;
+    p = malloc(size);
+    alloc_bytes += size;
+    if (p) alloc_live++;
+    return p;
+}
+static void test_free(void* p, void* user_data) {
+    (void)user_data;
+    if (p) alloc_live--;
+    free(p);
+}
+static amp_file_desc counting_desc(long fail_at) {
+    amp_file_desc d;
+    memset(&d, 0, sizeof d);
+    d.allocator.alloc = test_alloc;
+    d.allocator.free = test_free;
+    d.logger = &logger;
+    alloc_calls = 0;
+    alloc_bytes = 0;
+    alloc_fail_at = fail_at;
+    sentences = 0;
+    sentence[0] = 0;
+    return d;
+}
+
+static amp_file_tensor tensor(const char* name, amp_dtype dtype, void* data, int rank, size_t a, size_t b, size_t c, size_t d) {
+    amp_file_tensor t;
+    size_t shape[4];
+    int k;
+    memset(&t, 0, sizeof t);
+    shape[0] = a; shape[1] = b; shape[2] = c; shape[3] = d;
+    t.tensor.data = data;
+    t.tensor.dtype = dtype;
+    t.tensor.name = name;
+    t.tensor.count = 1;
+    t.rank = rank;
+    for (k = 0; k < rank && k < 4; k++) {
+        t.shape[k] = shape[k];
+        t.tensor.count *= shape[k];
+    }
+    return t;
+}
+
+static void write_bytes(const char* path, const void* data, size_t n) {
+    FILE* f = fopen(path, "wb");
+    CHECK_MSG(f && fwrite(data, 1, n, f) == n, "%s", path);
+    if (f) fclose(f);
+}
+static unsigned char* read_bytes(const char* path, size_t* n) {
+    FILE* f = fopen(path, "rb");
+    unsigned char* p = NULL;
+    *n = 0;
+    if (!f) return NULL;
+    p = (unsigned char*)malloc(1 << 20);
+    *n = fread(p, 1, 1 << 20, f);
+    fclose(f);
+    return p;
+}
+static int exists(const char* path) {
+    FILE* f = fopen(path, "rb");
+    if (f) fclose(f);
+    return f != NULL;
+}
+
+/* A file of any header and `data` bytes 1, 2, 3, ... */
+static void write_file(const char* path, const char* header, size_t header_bytes, size_t data) {
+    unsigned char* p = (unsigned char*)calloc(1, 8 + header_bytes + data);
+    size_t i;
+    for (i = 0; i < 8; i++) p[i] = (unsigned char)((unsigned long long)header_bytes >> (8 * i) & 255);
+    memcpy(p + 8, header, header_bytes);
+    for (i = 0; i < data; i++) p[8 + header_bytes + i] = (unsigned char)(i + 1);
+    write_bytes(path, p, 8 + header_bytes + data);
+    free(p);
+}
+
+/* --- round trip ------------------------------------------------------------------------ */
+
+static void test_known_bytes(void) {
+    static const char expected[] =
+        "\x78\0\0\0\0\0\0\0"
+        "{\"__metadata__\":{\"k\":\"a\\u000a\\u0022\"},\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+        "\"h\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[4,6]}}";
+    static const unsigned char data[6] = { 0x00, 0x00, 0x80, 0x3f, 0x01, 0x3c };
+    const char* path = in_folder("known.safetensors");
+    float one = 1.0f;
+    amp_half h = { 0x3c01 };
+    amp_file_tensor t[2];
+    amp_file_text text = { "k", "a\n\"" };
+    size_t n, length = sizeof expected - 1;
+    unsigned char* p;
+    t[0] = tensor("h", AMP_F16, &h, 0, 0, 0, 0, 0);      /* the writer puts the larger element first */
+    t[1] = tensor("w", AMP_DTYPE_DEFAULT, &one, 1, 1, 0, 0, 0);
+    CHECK(amp_file_save(path, t, 2, &text, 1, NULL) == AMP_OK);
+    p = read_bytes(path, &n);
+    CHECK(p && n > length + 6);
+    if (!p || n <= length) return;
+    CHECK_MSG((n - 6) % 8 == 0 && n - 6 - 8 == p[0] && p[1] == 0, "header of %u bytes", p[0]);
+    CHECK(memcmp(p + 8, expected + 8, length - 8) == 0);
+    for (; length < n - 6; length++) CHECK(p[length] == ' ');
+    CHECK(memcmp(p + n - 6, data, 6) == 0);
+    free(p);
+    CHECK(!exists(in_folder("known.safetensors.tmp")));
+}
+
+#define TENSORS 22
+static const char* const names[TENSORS] = {
+    "conv2d1.weight", "", "a\"b\\c/d", "tab\there\nline\x01\x1f\x7f", "gr\xc3\xbc\xc3\x9f", "\xe6\x95\xb0\xe5\xad\xa6",
+    "\xf0\x9d\x84\x9e clef", "{}[]:,", "\\u0041", "dtype", "shape", "__metadata", "x", "y", "z", "X", "w1", "w2", "w3",
+    "w4", "w5", "very.long.name.0123456789.0123456789.0123456789.0123456789.0123456789.0123456789.0123456789"
+};
+
+static void test_round_trip(void) {
+    static const amp_dtype types[5] = { AMP_F32, AMP_F16, AMP_BF16, AMP_F64, AMP_DTYPE_DEFAULT };
+    const char* path = in_folder("round.safetensors");
+    static unsigned char data[TENSORS][961], back[TENSORS][961];
+    amp_file_tensor t[TENSORS], u[TENSORS];
+    amp_file_text texts[3] = { { "", "" }, { "format", "pt" }, { "k\xc3\xa9y\n", "\"quoted\" \\ \x02 \xe2\x82\xac" } };
+    amp_file_desc d;
+    char out[64];
+    int i, k, rank;
+    for (i = 0; i < TENSORS; i++) {
+        for (k = 0; k < (int)sizeof data[0]; k++) data[i][k] = (unsigned char)test_random();
+        rank = i % 5;
+        t[i] = tensor(names[i], types[i % 4 == 3 ? 3 : (i / 5 + i) % 5], data[i], rank, 2, i % 7 == 4 ? 0 : 3, 5, (size_t)(1 + i % 4));
+        u[TENSORS - 1 - i] = t[i];                       /* asked for in another order */
+        u[TENSORS - 1 - i].tensor.data = back[i];
+    }
+    t[4].tensor.data = u[TENSORS - 5].tensor.data = t[4].tensor.count ? t[4].tensor.data : NULL;   /* empty: NULL is fine */
+    CHECK(t[4].tensor.count == 0);
+    memset(back, 0xa5, sizeof back);
+    d = counting_desc(0);
+    CHECK_MSG(amp_file_save(path, t, TENSORS, texts, 3, &d) == AMP_OK, "%s", sentence);
+    CHECK_MSG(amp_file_load(path, u, TENSORS, &d) == AMP_OK, "%s", sentence);
+    CHECK_MSG(sentences == 0 && alloc_live == 0, "%d, %ld", sentences, alloc_live);
+    for (i = 0; i < TENSORS; i++) {
+        size_t bytes = t[i].tensor.count * amp_dtype_size(t[i].tensor.dtype);
+        CHECK_MSG(memcmp(data[i], back[i], bytes) == 0, "tensor %d", i);
+        CHECK_MSG(back[i][bytes] == 0xa5, "tensor %d", i);
+    }
+    for (i = 0; i < 3; i++) {
+        size_t n = strlen(texts[i].value);
+        CHECK(amp_file_text_of(path, texts[i].key, out, sizeof out, &d) == AMP_OK && strcmp(out, texts[i].value) == 0);
+        CHECK(amp_file_text_of(path, texts[i].key, out, n + 1, NULL) == AMP_OK);
+        if (n > 0) CHECK(amp_file_text_of(path, texts[i].key, out, n, NULL) == AMP_ERR_FORMAT);
+    }
+    CHECK(amp_file_text_of(path, "missing", out, sizeof out, NULL) == AMP_ERR_FORMAT);
+    memset(back, 0xa5, sizeof back);                     /* a part of the file */
+    CHECK(amp_file_load(path, &u[7], 1, NULL) == AMP_OK);
+    CHECK(memcmp(data[TENSORS - 8], back[TENSORS - 8], 8) == 0 && back[0][0] == 0xa5);
+    CHECK(amp_file_save(path, NULL, 0, NULL, 0, NULL) == AMP_OK);   /* an empty file is a file */
+    CHECK(amp_file_load(path, NULL, 0, NULL) == AMP_OK);
+    CHECK(amp_file_load(path, &u[7], 1, NULL) == AMP_ERR_FORMAT);
+}
+
+/* Thousands of tensors: the work stays n log n, also for names that have long beginnings in common. */
+static void test_many(void) {
+    enum { MANY = 20000 };
+    const char* path = in_folder("many.safetensors");
+    amp_file_tensor* t = (amp_file_tensor*)malloc(MANY * sizeof *t);
+    char (*name)[40] = (char (*)[40])malloc(MANY * sizeof *name);
+    unsigned short* data = (unsigned short*)malloc(MANY * sizeof *data);
+    int i, wrong = 0;
+    for (i = 0; i < MANY; i++) {
+        snprintf(name[i], sizeof name[0], "model.layers.blocks.attention.%05d", (i * 7919) % MANY);
+        data[i] = (unsigned short)(i * 3);
+        t[i] = tensor(name[i], AMP_F16, &data[i], 0, 0, 0, 0, 0);
+    }
+    CHECK(amp_file_save(path, t, MANY, NULL, 0, NULL) == AMP_OK);
+    memset(data, 0, MANY * sizeof *data);
+    CHECK(amp_file_load(path, t, MANY, NULL) == AMP_OK);
+    for (i = 0; i < MANY; i++) wrong += data[i] != (unsigned short)(i * 3);
+    CHECK_MSG(wrong == 0, "%d", wrong);
+    t[77].tensor.name = name[12345];
+    CHECK(amp_file_save(path, t, MANY, NULL, 0, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_file_load(path, t, MANY, NULL) == AMP_ERR_ARGUMENT);
+    free(t);
+    free(name);
+    free(data);
+    remove(path);
+}
+
+/* --- damaged files --------------------------------------------------------------------- */
+
+#define SENTINEL 0xa5
+static unsigned char target_a[24], target_b[4];
+static void reset_targets(void) { memset(target_a, SENTINEL, 24); memset(target_b, SENTINEL, 4); }
+static int targets_untouched(void) {
+    int i;
+    for (i = 0; i < 24; i++) if (target_a[i] != SENTINEL) return 0;
+    for (i = 0; i < 4; i++) if (target_b[i] != SENTINEL) return 0;
+    return 1;
+}
+static amp_result load_targets(const char* path) {
+    amp_file_tensor t[2];
+    amp_file_desc d = counting_desc(0);
+    t[0] = tensor("a", AMP_F32, target_a, 2, 2, 3, 0, 0);
+    t[1] = tensor("b", AMP_F16, target_b, 1, 2, 0, 0, 0);
+    reset_targets();
+    return amp_file_load(path, t, 2, &d);
+}
+/* A small file with both targets, a third tensor and a text; its bytes. */
+static unsigned char* small_file(const char* path, size_t* n) {
+    float a[6] = { 1, 2, 3, -4, 5.5f, 1e-30f };
+    amp_half b[2] = { { 0x7c01 }, { 0x8000 } };
+    double c = 0.1;
+    amp_file_tensor t[3];
+    amp_file_text text = { "key", "v\xc3\xa4lue" };
+    t[0] = tensor("a", AMP_F32, a, 2, 2, 3, 0, 0);
+    t[1] = tensor("b", AMP_F16, b, 1, 2, 0, 0, 0);
+    t[2] = tensor("c", AMP_F64, &c, 0, 0, 0, 0, 0);
+    CHECK(amp_file_save(path, t, 3, &text, 1, NULL) == AMP_OK);
+    return read_bytes(path, n);
+}
+/* Refused with one sentence and nothing changed. */
+static void check_refused(amp_result r, const char* what, long number) {
+    CHECK_MSG(r == AMP_ERR_FORMAT, "%s %ld: %s (%s)", what, number, amp_result_string(r), sentence);
+    CHECK_MSG(targets_untouched() && alloc_live == 0, "%s %ld", what, number);
+    CHECK_MSG(sentences == 1 && strncmp(sentence, "checkpoint: ", 12) == 0, "%s %ld: %d %s", what, number, sentences, sentence);
+}
+
+static void test_truncation(void) {
+    const char* path = in_folder("small.safetensors");
+    const char* cut = in_folder("cut.safetensors");
+    char out[16] = "unchanged";
+    size_t n, i;
+    unsigned char* p = small_file(path, &n);
+    CHECK(load_targets(path) == AMP_OK && !targets_untouched());
+    for (i = 0; i < n; i++) {
+        write_bytes(cut, p, i);
+        check_refused(load_targets(cut), "cut at", (long)i);
+        CHECK(amp_file_text_of(cut, "key", out, sizeof out, NULL) == AMP_ERR_FORMAT && strcmp(out, "unchanged") == 0);
+    }
+    p = (unsigned char*)realloc(p, n + 1);
+    p[n] = 0;
+    write_bytes(cut, p, n + 1);
+    check_refused(load_targets(cut), "one byte more", 0);
+    CHECK(amp_file_text_of(cut, "key", out, sizeof out, NULL) == AMP_ERR_FORMAT && strcmp(out, "unchanged") == 0);
+    free(p);
+}
+
+/* Every bit of the header: refused, or the damage is in something not asked for and the data is the right one. */
+static void test_flips(void) {
+    const char* path = in_folder("small.safetensors");
+    const char* bad = in_folder("bad.safetensors");
+    unsigned char good_a[24], good_b[4];
+    size_t n, i, header;
+    long refused = 0, same = 0;
+    int bit;
+    unsigned char* p = small_file(path, &n);
+    CHECK(load_targets(path) == AMP_OK);
+    memcpy(good_a, target_a, 24);
+    memcpy(good_b, target_b, 4);
+    header = 8 + p[0] + 256u * p[1];
+    for (i = 0; i < header; i++)
+        for (bit = 0; bit <= 8; bit++) {
+            unsigned char flip = (unsigned char)(bit < 8 ? 1 << bit : 0xff);
+            amp_result r;
+            p[i] ^= flip;
+            write_bytes(bad, p, n);
+            p[i] ^= flip;
+            r = load_targets(bad);
+            if (r == AMP_OK) {
+                same++;
+                CHECK_MSG(memcmp(good_a, target_a, 24) == 0 && memcmp(good_b, target_b, 4) == 0, "byte %d", (int)i);
+            } else {
+                refused++;
+                check_refused(r, "flip in byte", (long)i);
+            }
+        }
+    CHECK_MSG(refused > 1000 && same > 10, "%ld refused, %ld the same", refused, same);
+    free(p);
+}
+
+#define A "\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}"
+#define B "\"b\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[24,28]}"
+#define AT(type, shape, from, to) "{\"dtype\":\"" type "\",\"shape\":[" shape "],\"data_offsets\":[" #from "," #to "]}"
+
+/* Headers, the bytes of data behind them, and a piece of the sentence with which they are refused ("" = accepted). */
+static const struct { const char* header; int data; const char* piece; } hostile[] = {
+    { "{" A "," B "}", 28, "" },
+    { "{" B "," A "}    ", 28, "" },
+    { "{ \"a\" : { \"shape\" : [ 2 , 3 ] ,\t\"data_offsets\":[0,\n24],\"dtype\":\"F32\" }\r, " B "}", 28, "" },
+    { "{\"\\u0061\":" AT("\\u00463\\u0032", "2,3", 0, 24) "," B ",\"__metadata__\":{}}", 28, "" },
+    { "{" A "," B ",\"e\":" AT("I64", "0,18446744073709551615", 28, 28) "}", 28, "" },
+    { "{" A "," B ",\"e\":" AT("F8_E4M3", "1,1,1,1,1,1,4", 28, 32) ",\"f\":" AT("F4", "2", 32, 33) "}", 33, "" },
+    { "{" A "," B ",\"\\ud834\\udd1e\":" AT("U8", "1", 28, 29) "}", 29, "" },
+    /* syntax */
+    { "[" A "," B "]", 28, "begins with {" },
+    { " {" A "," B "}", 28, "begins with {" },
+    { "\xef\xbb\xbf{" A "," B "}", 28, "begins with {" },
+    { "{}", 28, "has no tensor 'a'" },
+    { "{", 0, "2 to 100000000" },
+    { "{{", 0, "quotes is missing" },
+    { "{" A "," B, 28, "closing bracket" },
+    { "{" A "," B "}}", 28, "last bracket" },
+    { "{" A "," B "}\n", 28, "last bracket" },
+    { "{" A "," B "} {}", 28, "last bracket" },
+    { "{" A "," B ",}", 28, "quotes is missing" },
+    { "{," A "," B "}", 28, "quotes is missing" },
+    { "{" A ",," B "}", 28, "quotes is missing" },
+    { "{" A " " B "}", 28, "comma" },
+    { "{" A "," B "/**/}", 28, "comma" },
+    { "{'a':1}", 0, "quotes is missing" },
+    { "{\"a\"" A "}", 24, "colon" },
+    { "{\"a\":1}", 0, "object" },
+    { "{\"a\":null}", 0, "object" },
+    { "{\"a\":\"F32\"}", 0, "object" },
+    { "{\"a\":[]}", 0, "object" },
+    { "{\"a\":{}}", 0, "lacks" },
+    { "{\"a\":{\"a\":{\"a\":{\"a\":{}}}}}", 0, "unknown field" },
+    { "{\"a\":{\"dtype\":{\"a\":1}}}", 0, "quotes" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[[2],3],\"data_offsets\":[0,24]}," B "}", 28, "whole number" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3]}," B "}", 28, "lacks" },
+    { "{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,24]}," B "}", 28, "lacks" },
+    { "{\"a\":{\"shape\":[2,3],\"data_offsets\":[0,24]}," B "}", 28, "lacks" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24],\"x\":1}," B "}", 28, "unknown field" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24],\"shape\":[2,3]}," B "}", 28, "field twice" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24,28]}," B "}", 28, "two numbers" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[24]}," B "}", 28, "two numbers" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":6,\"data_offsets\":[0,24]}," B "}", 28, "not a list" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3,],\"data_offsets\":[0,24]}," B "}", 28, "whole number" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2 3],\"data_offsets\":[0,24]}," B "}", 28, "comma" },
+    /* numbers */
+    { "{\"a\":" AT("F32", "2,3.0", 0, 24) "," B "}", 28, "comma" },
+    { "{\"a\":" AT("F32", "2,3e0", 0, 24) "," B "}", 28, "comma" },
+    { "{\"a\":" AT("F32", "2,-3", 0, 24) "," B "}", 28, "whole number" },
+    { "{\"a\":" AT("F32", "2,+3", 0, 24) "," B "}", 28, "whole number" },
+    { "{\"a\":" AT("F32", "2,03", 0, 24) "," B "}", 28, "begins with a zero" },
+    { "{\"a\":" AT("F32", "2,0x3", 0, 24) "," B "}", 28, "comma" },
+    { "{\"a\":" AT("F32", "2,\\\"3\\\"", 0, 24) "," B "}", 28, "whole number" },
+    { "{\"a\":" AT("F32", "2,3", 18446744073709551616, 24) "," B "}", 28, "too large" },
+    { "{\"a\":" AT("F32", "2,99999999999999999999999999", 0, 24) "," B "}", 28, "too large" },
+    { "{\"a\":" AT("F32", "4294967296,4294967296", 0, 24) "," B "}", 28, "too many elements" },
+    { "{\"a\":" AT("F32", "4611686018427387910", 0, 24) "," B "}", 28, "do not fit" },      /* 2^62 + 6: times 4 is 24 */
+    { "{\"a\":" AT("F32", "18446744073709551615", 0, 24) "," B "}", 28, "do not fit" },
+    /* dtypes */
+    { "{\"a\":" AT("F33", "2,3", 0, 24) "," B "}", 28, "unknown dtype" },
+    { "{\"a\":" AT("f32", "2,3", 0, 24) "," B "}", 28, "unknown dtype" },
+    { "{\"a\":" AT("", "2,3", 0, 24) "," B "}", 28, "unknown dtype" },
+    { "{\"a\":" AT("I32", "2,3", 0, 24) "," B "}", 28, "is I32 in the file, but f32 in memory" },
+    { "{\"a\":" AT("F64", "3", 0, 24) "," B "}", 28, "is f64 in the file, but f32 in memory" },
+    { "{" A "," B ",\"e\":" AT("F4", "3", 28, 29) "}", 29, "do not fit" },
+    { "{" A "," B ",\"e\":" AT("F4", "3", 28, 30) "}", 30, "do not fit" },
+    /* shapes */
+    { "{\"a\":" AT("F32", "3,2", 0, 24) "," B "}", 28, "has the shape [3,2] in the file, but [2,3] in memory" },
+    { "{\"a\":" AT("F32", "6", 0, 24) "," B "}", 28, "[6] in the file" },
+    { "{\"a\":" AT("F32", "2,3,1", 0, 24) "," B "}", 28, "[2,3,1] in the file" },
+    { "{\"a\":" AT("F32", "2,3,1,1,1", 0, 24) "," B "}", 28, "[2,3,1,1,...] in the file" },
+    { "{\"a\":" AT("F32", "2,0", 0, 0) ",\"b\":" AT("F16", "2", 0, 4) "}", 4, "[2,0] in the file" },
+    /* offsets */
+    { "{\"a\":" AT("F32", "2,3", 0, 20) "," B "}", 28, "do not fit" },
+    { "{\"a\":" AT("F32", "2,3", 24, 0) "," B "}", 28, "do not fit" },
+    { "{\"a\":" AT("F32", "2,3", 4, 28) "," B "}", 28, "hole" },
+    { "{" A ",\"b\":" AT("F16", "2", 20, 24) "}", 28, "inside the one before" },
+    { "{" A ",\"b\":" AT("F16", "2", 0, 4) "}", 24, "inside the one before" },
+    { "{" A ",\"b\":" AT("F16", "2", 26, 30) "}", 30, "hole" },
+    { "{" A ",\"b\":" AT("F16", "2", 18446744073709551612, 18446744073709551615) "}", 28, "do not fit" },
+    { "{" A ",\"b\":" AT("F16", "2", 18446744073709551611, 18446744073709551615) "}", 28, "hole" },
+    { "{" A "," B ",\"e\":" AT("U8", "18446744073709551587", 28, 18446744073709551615) "}", 28, "do not fit" },
+    { "{" A "," B ",\"e\":" AT("U8", "1152921504606846975", 28, 1152921504606847003) "}", 99, "truncated" },
+    { "{" A "," B "}", 29, "goes on after" },
+    { "{" A "," B "}", 27, "truncated" },
+    { "{" A "}", 24, "has no tensor 'b'" },
+    /* names and texts */
+    { "{" A "," A "," B "}", 28, "inside the one before" },
+    { "{" A ",\"a\":" AT("F16", "2", 24, 28) "}", 28, "occurs twice" },
+    { "{" A ",\"\\u0061\":" AT("F16", "2", 24, 28) "}", 28, "occurs twice" },
+    { "{" A "," B ",\"a\":" AT("F16", "0", 28, 28) "}", 28, "'a' occurs twice" },
+    { "{" A "," B ",\"a\\u0000\":" AT("U8", "0", 28, 28) "}", 28, "zero character" },
+    { "{" A "," B ",\"x\x01\":" AT("U8", "0", 28, 28) "}", 28, "control character" },
+    { "{" A "," B ",\"x\n\":" AT("U8", "0", 28, 28) "}", 28, "control character" },
+    { "{" A "," B ",\"\\x41\":" AT("U8", "0", 28, 28) "}", 28, "unknown escape" },
+    { "{" A "," B ",\"\\u12g4\":" AT("U8", "0", 28, 28) "}", 28, "four hexadecimal" },
+    { "{" A "," B ",\"\\u12", 28, "cut off" },
+    { "{" A "," B ",\"\\", 28, "not closed" },
+    { "{" A "," B ",\"abc", 28, "not closed" },
+    { "{" A "," B ",\"\\ud834\":" AT("U8", "0", 28, 28) "}", 28, "surrogate" },
+    { "{" A "," B ",\"\\udd1e\":" AT("U8", "0", 28, 28) "}", 28, "surrogate" },
+    { "{" A "," B ",\"\\ud834\\ud834\":" AT("U8", "0", 28, 28) "}", 28, "surrogate" },
+    { "{" A "," B ",\"\\ud834\\n\":" AT("U8", "0", 28, 28) "}", 28, "surrogate" },
+    { "{" A "," B ",\"\x80\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
+    { "{" A "," B ",\"\xc0\x80\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
+    { "{" A "," B ",\"\xc3\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
+    { "{" A "," B ",\"\xe0\x80\x80\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
+    { "{" A "," B ",\"\xed\xa0\x80\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
+    { "{" A "," B ",\"\xf0\x8f\xbf\xbf\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
+    { "{" A "," B ",\"\xf4\x90\x80\x80\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
+    { "{" A "," B ",\"\xf8\x88\x80\x80\x80\":" AT("U8", "0", 28, 28) "}", 28, "not UTF-8" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":1}}", 28, "quotes is missing" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":{\"b\":\"c\"}}}", 28, "quotes is missing" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":null}}", 28, "quotes is missing" },
+    { "{" A "," B ",\"__metadata__\":null}", 28, "not an object" },
+    { "{" A "," B ",\"__metadata__\":[]}", 28, "not an object" },
+    { "{" A "," B ",\"__metadata__\":" AT("F32", "1", 28, 32) "}", 32, "quotes is missing" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":\"b\",}}", 28, "quotes is missing" },
+    { "{" A "," B ",\"__metadata__\":{\"a\" \"b\"}}", 28, "colon" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":\"b\"", 28, "closing bracket" },
+    { "{" A "," B ",\"__metadata__\":{\"a\":\"b\",\"a\":\"c\"}}", 28, "occurs twice" },
+    { "{\"__metadata__\":{}," A "," B ",\"__metadata__\":{}}", 28, "__metadata__ occurs twice" },
+    { "{\"__metadata__\":{}," A "," B ",\"__metadat\\u0061__\":{}}", 28, "__metadata__ occurs twice" }
+};
+
+static void test_hostile_headers(void) {
+    const char* path = in_folder("hostile.safetensors");
+    size_t i;
+    for (i = 0; i < sizeof hostile / sizeof hostile[0]; i++) {
+        amp_result r;
+        write_file(path, hostile[i].header, strlen(hostile[i].header), (size_t)hostile[i].data);
+        r = load_targets(path);
+        if (!hostile[i].piece[0]) {
+            CHECK_MSG(r == AMP_OK, "header %d: %s", (int)i, sentence);
+            CHECK_MSG(strncmp(hostile[i].header, "{\"b\"", 4) == 0 || target_a[0] == 1 || target_a[3] == 1, "header %d", (int)i);
+            continue;
+        }
+        check_refused(r, hostile[i].header, (long)i);
+        CHECK_MSG(strstr(sentence, hostile[i].piece), "header %d, %s: %s", (int)i, hostile[i].header, sentence);
+    }
+    {   /* a rank that only differs behind the fourth dimension */
+        static const char five[] = "{\"a\":" AT("U8", "0,1,1,1,1", 0, 0) ",\"b\":" AT("F16", "1,1,1,1,1", 0, 2) "}";
+        amp_file_tensor t = tensor("b", AMP_F16, target_b, 4, 1, 1, 1, 1);
+        write_file(path, five, sizeof five - 1, 2);
+        CHECK(amp_file_load(path, &t, 1, NULL) == AMP_ERR_FORMAT && targets_untouched());
+        CHECK(amp_file_load(path, &t, 0, NULL) == AMP_OK);
+    }
+    write_file(path, "{\"a\0\":1}", 8, 0);
+    check_refused(load_targets(path), "zero byte", 0);
+}
+
+/* Header lengths that the file does not have, and large headers of nothing but brackets, quotes or tensors' beginnings. */
+static void test_header_lengths(void) {
+    static const unsigned long long lengths[] = {
+        0, 1, 3, 111, 113, 1000, 99999999, 100000000, 100000001, 0x7fffffff, 0x80000000u, 0xffffffffu, 0x100000000ull,
+        0x7fffffffffffffffull, 0x8000000000000000ull, 0xfffffffffffffff7ull, 0xffffffffffffffffull
+    };
+    static const char* const repeated[] = { "{", "[", "\"", "\\", "{\"", "\"\":\"\",", "{\"a\":", "\"\":{" };
+    const char* path = in_folder("length.safetensors");
+    const size_t large = 1000000;
+    char* header = (char*)malloc(large);
+    size_t i, k, n = strlen("{" A "," B "}");
+    unsigned char file[300];
+    CHECK_MSG(n == 112, "%d", (int)n);
+    for (i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (k = 0; k < 8; k++) file[k] = (unsigned char)(lengths[i] >> (8 * k) & 255);
+        memcpy(file + 8, "{" A "," B "}", n);
+        memset(file + 8 + n, 0, 28);
+        write_bytes(path, file, 8 + n + 28);
+        check_refused(load_targets(path), "header length", (long)lengths[i]);
+        CHECK_MSG((strstr(sentence, "2 to 100000000 are") != NULL) == (lengths[i] < 2 || lengths[i] > 100000000), "%s", sentence);
+        CHECK_MSG(alloc_bytes < 4000, "%lu bytes for a header that is not there", (unsigned long)alloc_bytes);
+    }
+    for (i = 0; i < sizeof repeated / sizeof repeated[0]; i++) {
+        size_t piece = strlen(repeated[i]);
+        for (k = 0; k < large; k++) header[k] = repeated[i][k % piece];
+        header[0] = '{';
+        write_file(path, header, large, 0);
+        check_refused(load_targets(path), repeated[i], 0);
+        CHECK_MSG(alloc_bytes < 6 * large, "%s: %lu bytes", repeated[i], (unsigned long)alloc_bytes);
+        memcpy(header, "{\"__metadata__\":{\"", 18);
+        write_file(path, header, large, 0);
+        check_refused(load_targets(path), repeated[i], 1);
+        CHECK_MSG(alloc_bytes < 6 * large, "%s: %lu bytes", repeated[i], (unsigned long)alloc_bytes);
+    }
+    free(header);
+    remove(path);
+}
+
+/* --- failures around the file ------------------------------------------------------------ */
+
+static void test_memory(void) {
+    const char* path = in_folder("small.safetensors");
+    char out[16];
+    amp_file_tensor t[2];
+    amp_file_text text = { "key", "value" };
+    amp_file_desc d;
+    float a[6] = { 0 };
+    unsigned char* before;
+    size_t n, m;
+    long k;
+    amp_result r = AMP_ERR_MEMORY;
+    before = small_file(path, &n);
+    t[0] = tensor("a", AMP_F32, target_a, 2, 2, 3, 0, 0);
+    t[1] = tensor("b", AMP_F16, target_b, 1, 2, 0, 0, 0);
+    for (k = 1; r != AMP_OK && k < 50; k++) {
+        d = counting_desc(k);
+        reset_targets();
+        r = amp_file_load(path, t, 2, &d);
+        CHECK_MSG(alloc_live == 0, "%ld blocks at call %ld", alloc_live, k);
+        if (r == AMP_OK) break;
+        CHECK_MSG(r == AMP_ERR_MEMORY && targets_untouched() && sentences == 1, "load, call %ld: %s", k, sentence);
+    }
+    CHECK_MSG(k == 5, "loading made %ld allocations", k - 1);
+    for (k = 1, r = AMP_ERR_MEMORY; r != AMP_OK && k < 50; k++) {
+        d = counting_desc(k);
+        memcpy(out, "unchanged", 10);
+        r = amp_file_text_of(path, "key", out, sizeof out, &d);
+        CHECK_MSG(alloc_live == 0, "%ld blocks at call %ld", alloc_live, k);
+        if (r != AMP_OK) CHECK(r == AMP_ERR_MEMORY && strcmp(out, "unchanged") == 0 && sentences == 1);
+    }
+    t[0].tensor.data = a;
+    for (k = 1, r = AMP_ERR_MEMORY; r != AMP_OK && k < 50; k++) {
+        unsigned char* after;
+        d = counting_desc(k);
+        r = amp_file_save(path, t, 1, &text, 1, &d);
+        after = read_bytes(path, &m);
+        CHECK_MSG(alloc_live == 0, "%ld blocks at call %ld", alloc_live, k);
+        if (r != AMP_OK) CHECK(r == AMP_ERR_MEMORY && sentences == 1 && m == n && memcmp(before, after, n) == 0);
+        free(after);
+    }
+    CHECK_MSG(k == 4, "saving made %ld allocations", k - 2);
+    free(before);
+}
+
+static void check_save_fails(const char* path, const amp_file_tensor* t, int count, amp_result wanted, const char* what) {
+    amp_file_desc d = counting_desc(0);
+    amp_result r = amp_file_save(path, t, count, NULL, 0, &d);
+    CHECK_MSG(r == wanted && sentences == 1, "%s: %s, %s", what, amp_result_string(r), sentence);
+    if (wanted == AMP_ERR_IO) CHECK_MSG(strstr(sentence, path) && strstr(sentence, ": "), "%s", sentence);
+}
+
+static void test_disk(void) {
+    const char* path = in_folder("small.safetensors");
+    float a[6] = { 7, 7, 7, 7, 7, 7 };
+    amp_file_tensor t = tensor("a", AMP_F32, a, 2, 2, 3, 0, 0);
+    char out[8];
+    size_t n;
+    free(small_file(path, &n));
+    check_save_fails(in_folder("missing/dir/x.safetensors"), &t, 1, AMP_ERR_IO, "no such directory");
+    check_save_fails(in_folder("small.safetensors/x"), &t, 1, AMP_ERR_IO, "a file as directory");
+    CHECK(load_targets(in_folder("nothing.safetensors")) == AMP_ERR_IO && targets_untouched() && sentences == 1);
+    CHECK_MSG(strstr(sentence, "nothing.safetensors"), "%s", sentence);
+    CHECK(amp_file_text_of(in_folder("nothing.safetensors"), "k", out, sizeof out, NULL) == AMP_ERR_IO);
+    CHECK(load_targets(path) == AMP_OK);
+}
+
+#if HAVE_POSIX
+/* After a failed save: the old file is whole and no temporary file is left. */
+static void check_old_file(const unsigned char* before, size_t n) {
+    size_t m;
+    unsigned char* after = read_bytes(in_folder("small.safetensors"), &m);
+    CHECK(after && m == n && memcmp(before, after, n) == 0);
+    CHECK(access(in_folder("small.safetensors.tmp"), F_OK) != 0);
+    free(after);
+}
+
+/* A disk that is full: the temporary file is led to /dev/full. Once with data that fits the stream's buffer, so that
+   only flushing finds out, and once with more. */
+static void test_disk_full(void) {
+    const char* path = in_folder("small.safetensors");
+    static float a[100000];
+    amp_file_tensor t[2];
+    size_t n;
+    int i;
+    unsigned char* before = small_file(path, &n);
+    t[0] = tensor("a", AMP_F32, a, 1, 10, 0, 0, 0);
+    t[1] = tensor("a", AMP_F32, a, 1, 100000, 0, 0, 0);
+    if (access("/dev/full", W_OK) != 0) TEST_SKIP("no /dev/full");
+    else for (i = 0; i < 2; i++) {
+        CHECK(symlink("/dev/full", in_folder("small.safetensors.tmp")) == 0);
+        check_save_fails(path, &t[i], 1, AMP_ERR_IO, "disk full");
+        CHECK_MSG(strstr(sentence, "No space left"), "%s", sentence);
+        check_old_file(before, n);
+    }
+    free(before);
+}
+
+/* A limit on the size of files stops the writing half way. */
+static void test_file_limit(void) {
+    static float a[100000];
+    amp_file_tensor t = tensor("a", AMP_F32, a, 1, 100000, 0, 0, 0);
+    struct rlimit old, small;
+    size_t n;
+    unsigned char* before = small_file(in_folder("small.safetensors"), &n);
+    CHECK(getrlimit(RLIMIT_FSIZE, &old) == 0);
+    small = old;
+    small.rlim_cur = 8192;
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    check_save_fails(in_folder("small.safetensors"), &t, 1, AMP_ERR_IO, "file too large");
+    CHECK(setrlimit(RLIMIT_FSIZE, &old) == 0);
+    check_old_file(before, n);
+    free(before);
+}
+
+/* Renaming onto a directory fails after everything was written. */
+static void test_rename_fails(void) {
+    float a[6] = { 0 };
+    amp_file_tensor t = tensor("a", AMP_F32, a, 2, 2, 3, 0, 0);
+    char command[300];
+    snprintf(command, sizeof command, "mkdir -p '%s/taken.safetensors/x'", folder);
+    CHECK(system(command) == 0);
+    check_save_fails(in_folder("taken.safetensors"), &t, 1, AMP_ERR_IO, "a directory in the way");
+    CHECK(!exists(in_folder("taken.safetensors.tmp")));
+    CHECK(load_targets(in_folder("taken.safetensors")) == AMP_ERR_IO && sentences == 1);
+}
+#endif
+
+static void test_arguments(void) {
+    const char* path = in_folder("arguments.safetensors");
+    static float a[6];
+    amp_file_tensor good = tensor("a", AMP_F32, a, 2, 2, 3, 0, 0), t[2];
+    amp_file_text texts[2] = { { "k", "v" }, { "k", "w" } };
+    amp_file_desc d;
+    int i;
+    static const struct { const char* what; amp_result wanted; } cases[] = {
+        { "NULL name", AMP_ERR_ARGUMENT }, { "name not UTF-8", AMP_ERR_ARGUMENT }, { "reserved name", AMP_ERR_ARGUMENT },
+        { "dtype", AMP_ERR_DTYPE }, { "rank 5", AMP_ERR_ARGUMENT }, { "rank -1", AMP_ERR_ARGUMENT },
+        { "count", AMP_ERR_ARGUMENT }, { "NULL data", AMP_ERR_ARGUMENT }, { "elements overflow", AMP_ERR_ARGUMENT },
+        { "bytes overflow", AMP_ERR_ARGUMENT }, { "name twice", AMP_ERR_ARGUMENT }
+    };
+    for (i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++) {
+        t[0] = t[1] = good;
+        t[1].tensor.name = "b";
+        switch (i) {
+            case 0: t[1].tensor.name = NULL; break;
+            case 1: t[1].tensor.name = "\xff"; break;
+            case 2: t[1].tensor.name = "__metadata__"; break;
+            case 3: t[1].tensor.dtype = (amp_dtype)9; break;
+            case 4: t[1].rank = 5; break;
+            case 5: t[1].rank = -1; break;
+            case 6: t[1].tensor.count = 5; break;
+            case 7: t[1].tensor.data = NULL; break;
+            case 8: t[1].shape[0] = (size_t)-1; t[1].tensor.count = (size_t)-1 * 3; break;
+            case 9: t[1].shape[0] = (size_t)-1 / 4 + 1; t[1].shape[1] = 1; t[1].tensor.count = t[1].shape[0]; break;
+            default: t[1].tensor.name = "a"; break;
+        }
+        check_save_fails(path, t, 2, cases[i].wanted, cases[i].what);
+        if (i < 10) {
+            d = counting_desc(0);
+            CHECK_MSG(amp_file_load(path, t, 2, &d) == cases[i].wanted && sentences == 1, "%s", cases[i].what);
+        }
+    }
+    CHECK(!exists(path) && !exists(in_folder("arguments.safetensors.tmp")));
+    check_save_fails(NULL, &good, 1, AMP_ERR_ARGUMENT, "NULL path");
+    check_save_fails("", &good, 1, AMP_ERR_ARGUMENT, "empty path");
+    check_save_fails(path, NULL, 1, AMP_ERR_ARGUMENT, "NULL tensors");
+    check_save_fails(path, &good, -1, AMP_ERR_ARGUMENT, "negative count");
+    CHECK(amp_file_save(path, &good, 1, texts, 2, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_file_save(path, &good, 1, NULL, 1, NULL) == AMP_ERR_ARGUMENT);
+    texts[1].key = NULL;
+    CHECK(amp_file_save(path, &good, 1, texts, 2, NULL) == AMP_ERR_ARGUMENT);
+    texts[1].key = "l";
+    texts[1].value = "\xc3";
+    CHECK(amp_file_save(path, &good, 1, texts, 2, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_file_text_of(path, NULL, (char*)a, 8, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_file_text_of(path, "k", NULL, 8, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_file_text_of(path, "k", (char*)a, 0, NULL) == AMP_ERR_ARGUMENT);
+    d = counting_desc(0);
+    d.allocator.free = NULL;
+    CHECK(amp_file_save(path, &good, 1, NULL, 0, &d) == AMP_ERR_DESC && sentences == 1);
+    CHECK(amp_file_load(path, &good, 1, &d) == AMP_ERR_DESC && sentences == 2);
+    CHECK(!exists(path));
+}
+
+/* --- models ------------------------------------------------------------------------------ */
+
+typedef struct model_options {
+    amp_level level;
+    amp_dtype low;
+    int hidden, accumulate, layers, scaler_interval;
+    float lr, beta1;
+    amp_optimizer_kind kind;
+    unsigned long long seed;
+} model_options;
+static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0.9f, AMP_ADAMW, 5 };
+
+/* A small net with everything that has state: masters, moments, running statistics, dropout, a scaler that moves. */
+static amp_model* make_model(const model_options* o) {
+    amp_model_desc d;
+    amp_scaler_desc s;
+    amp_conv2d_desc conv;
+    amp_model* m;
+    amp_value x;
+    int i;
+    memset(&d, 0, sizeof d);
+    memset(&s, 0, sizeof s);
+    memset(&conv, 0, sizeof conv);
+    s.init_scale = 1024.0f;
+    s.growth_interval = o->scaler_interval;
+    d.batch = 8;
+    d.precision.level = o->level;
+    d.precision.low_dtype = o->low;
+    d.scaler = &s;
+    d.optimizer.kind = o->kind;
+    d.optimizer.lr = o->lr;
+    d.optimizer.beta1 = o->beta1;
+    d.optimizer.schedule.warmup_steps = 10;
+    d.accumulate = o->accumulate;
+    d.seed = o->seed;
+    d.allocator.alloc = test_alloc;
+    d.allocator.free = test_free;
+    d.logger = logger;
+    if (amp_model_create(&m, &d) != AMP_OK) return NULL;
+    conv.out_channels = 3;
+    conv.kernel = 3;
+    conv.no_bias = 1;
+    x = amp_conv2d(m, amp_input(m, 1, 6, 6), &conv);
+    x = amp_relu(m, amp_batch_norm(m, x, NULL));
+    for (i = 0; i < o->layers; i++) x = amp_dropout(m, amp_relu(m, amp_linear(m, x, o->hidden)), 0.25f);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, 4), NULL);
+    if (amp_model_finalize(m) == AMP_OK) return m;
+    printf("%s\n", amp_model_error(m));
+    amp_model_destroy(m);
+    return NULL;
+}
+
+/* Steps first .. first + count - 1 of a fixed stream of batches; returns the sum of the losses. */
+static double train(amp_model* m, int first, int count) {
+    static float images[8 * 36];
+    int32_t labels[8];
+    amp_batch batch;
+    amp_step_info info;
+    double sum = 0.0;
+    int step, i;
+    memset(&batch, 0, sizeof batch);
+    batch.n = 8;
+    batch.inputs[0] = images;
+    batch.targets[0] = labels;
+    for (step = first; step < first + count; step++) {
+        test_seed = 1000ull + (unsigned)step;
+        for (i = 0; i < 8; i++) labels[i] = (int32_t)(test_random() % 4);
+        for (i = 0; i < 8 * 36; i++) images[i] = test_uniform() + (float)labels[i / 36];
+        CHECK_MSG(amp_train_step(m, &batch, &info) == AMP_OK, "%s", amp_model_error(m));
+        sum += (double)info.loss;
+    }
+    return sum;
+}
+
+/* All that is known of a model through its public parts: equal bits? */
+static int same_models(amp_model* a, amp_model* b) {
+    static float images[8 * 36], out_a[64], out_b[64];
+    amp_batch batch;
+    amp_param *p, *q;
+    amp_eval_info ea, eb;
+    int32_t labels[8] = { 0, 1, 2, 3, 0, 1, 2, 3 };
+    int i, n, k, same;
+    p = amp_model_params(a, &n);
+    q = amp_model_params(b, &k);
+    same = n == k && n > 0;
+    for (i = 0; same && i < n; i++) {
+        size_t count = p[i].count;
+        same = count == q[i].count;
+        if (p[i].master) same = same && memcmp(p[i].master, q[i].master, 4 * count) == 0;
+        if (p[i].low) same = same && memcmp(p[i].low, q[i].low, 2 * count) == 0;
+        if (p[i].m) same = same && memcmp(p[i].m, q[i].m, 4 * count) == 0;
+        if (p[i].v) same = same && memcmp(p[i].v, q[i].v, 4 * count) == 0;
+    }
+    same = same && memcmp(&amp_model_scaler(a)->state, &amp_model_scaler(b)->state, sizeof(amp_scaler_state)) == 0;
+    same = same && memcmp(&amp_model_optimizer(a)->state, &amp_model_optimizer(b)->state, sizeof(amp_optimizer_state)) == 0;
+    memset(&batch, 0, sizeof batch);
+    for (i = 0; i < 8 * 36; i++) images[i] = (float)(i % 13) - 6.0f;
+    batch.n = 8;
+    batch.inputs[0] = images;
+    batch.targets[0] = labels;
+    memset(out_a, 0, sizeof out_a);
+    memset(out_b, 0, sizeof out_b);
+    same = same && amp_evaluate(a, &batch, &ea) == AMP_OK && amp_evaluate(b, &batch, &eb) == AMP_OK;   /* running statistics */
+    return same && memcmp(&ea.loss, &eb.loss, sizeof ea.loss) == 0 && ea.correct == eb.correct;
+}
+
+static void check_resume(const model_options* o, const char* what) {
+    const char* path = in_folder("model.safetensors");
+    amp_model *a = make_model(o), *b = make_model(o);
+    double loss_a, loss_b;
+    CHECK_MSG(a && b, "%s", what);
+    if (!a || !b) return;
+    train(a, 0, 7 * (o->accumulate ? o->accumulate : 1));
+    CHECK_MSG(!same_models(a, b), "%s", what);
+    CHECK_MSG(amp_checkpoint_save(a, path) == AMP_OK, "%s: %s", what, amp_model_error(a));
+    loss_a = train(a, 100, 6);
+    train(b, 50, 2 * (o->accumulate ? o->accumulate : 1));          /* whatever it did before does not matter */
+    CHECK_MSG(amp_checkpoint_load(b, path) == AMP_OK, "%s: %s", what, amp_model_error(b));
+    loss_b = train(b, 100, 6);
+    CHECK_MSG(memcmp(&loss_a, &loss_b, sizeof loss_a) == 0, "%s: %g, %g", what, loss_a, loss_b);
+    CHECK_MSG(same_models(a, b), "%s", what);
+    amp_model_destroy(a);
+    amp_model_destroy(b);
+    CHECK_MSG(alloc_live == 0, "%s: %ld blocks", what, alloc_live);
+}
+
+static void test_resume(void) {
+    static const amp_level levels[4] = { AMP_O0, AMP_O1, AMP_O2, AMP_O3 };
+    model_options o = usual;
+    char what[40];
+    int i, kind;
+    alloc_fail_at = 0;
+    for (i = 0; i < 4; i++)
+        for (kind = AMP_SGD; kind <= AMP_LAMB; kind++) {
+            o.level = levels[i];
+            o.kind = (amp_optimizer_kind)kind;
+            snprintf(what, sizeof what, "O%d, optimizer %d", i, kind);
+            check_resume(&o, what);
+        }
+    o = usual;
+    o.low = AMP_BF16;
+    check_resume(&o, "bf16");
+    o.accumulate = 2;
+    check_resume(&o, "accumulate");
+}
+
+/* Files of models that differ in one thing, each with a piece of the sentence. */
+static void test_foreign_models(void) {
+    const char* path = in_folder("model.safetensors");
+    static const char* const pieces[] = {
+        "linear1.weight' has the shape [4,48] in the file, but [13,48] in the model", "has no tensor 'linear4.weight'",
+        "tensor 'linear3.", 
+        "amp.optimizer is", "amp.beta1 is 0.899999976 in the file, but 0.800000012 in the model", "amp.level is", "amp.seed is",
+        "amp.accumulate is", ""
+    };
+    model_options o;
+    amp_model *a, *b, *untouched;
+    int i;
+    o = usual;
+    o.layers = 2;
+    o.hidden = 4;
+    for (i = 0; i < (int)(sizeof pieces / sizeof pieces[0]); i++) {
+        model_options other = o;
+        switch (i) {
+            case 0: other.hidden = 13; break;
+            case 1: other.layers = 3; break;
+            case 2: other.layers = 1; break;
+            case 3: other.kind = AMP_LAMB; break;
+            case 4: other.beta1 = 0.8f; break;
+            case 5: other.level = AMP_O2; break;
+            case 6: other.seed = 6; break;
+            case 7: other.accumulate = 2; break;
+            default: other.scaler_interval = 4; break;
+        }
+        a = make_model(&o);
+        b = make_model(&other);
+        untouched = make_model(&other);
+        CHECK(a && b && untouched);
+        if (!a || !b || !untouched) return;
+        train(a, 0, 3);
+        train(b, 0, 2);
+        train(untouched, 0, 2);
+        CHECK(amp_checkpoint_save(a, path) == AMP_OK);
+        sentences = 0;
+        CHECK_MSG(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT, "case %d: %s", i, amp_model_error(b));
+        CHECK_MSG(strstr(amp_model_error(b), pieces[i]) && sentences == 1, "case %d: %s", i, amp_model_error(b));
+        CHECK_MSG(same_models(b, untouched), "case %d", i);
+        CHECK_MSG(memcmp(sentence, amp_model_error(b), 10) == 0, "case %d: %s", i, sentence);
+        train(b, 2, 2);
+        train(untouched, 2, 2);
+        CHECK_MSG(same_models(b, untouched), "case %d, two steps later", i);
+        amp_model_destroy(a);
+        amp_model_destroy(b);
+        amp_model_destroy(untouched);
+    }
+}
+
+/* The base learning rate is part of the state: changed by hand before saving, it comes back. */
+static void test_learning_rate(void) {
+    const char* path = in_folder("model.safetensors");
+    amp_model *a = make_model(&usual), *b = make_model(&usual);
+    if (!a || !b) { CHECK(a && b); return; }
+    CHECK(amp_optimizer_set_lr(amp_model_optimizer(a), 0.0625f) == AMP_OK);
+    CHECK(amp_checkpoint_save(a, path) == AMP_OK && amp_checkpoint_load(b, path) == AMP_OK);
+    CHECK(amp_model_optimizer(b)->state.lr == 0.0625f);
+    amp_model_destroy(a);
+    amp_model_destroy(b);
+}
+
+/* Every truncation and every bit of the header of a checkpoint: refused with nothing changed, or loaded exactly. */
+static void test_damaged_checkpoint(void) {
+    const char* path = in_folder("model.safetensors");
+    const char* bad = in_folder("bad.safetensors");
+    model_options o = usual;
+    amp_model *a, *b, *before;
+    size_t n, i, header;
+    unsigned char* p;
+    int refused = 0;
+    o.hidden = 2;
+    a = make_model(&o);
+    b = make_model(&o);
+    before = make_model(&o);
+    if (!a || !b || !before) { CHECK(a && b && before); return; }
+    train(a, 0, 4);
+    CHECK(amp_checkpoint_save(a, path) == AMP_OK);
+    p = read_bytes(path, &n);
+    header = 8 + p[0] + 256u * p[1];
+    for (i = 0; i < header; i++) {
+        unsigned char flip = (unsigned char)(1 << i % 8);
+        p[i] ^= flip;
+        write_bytes(bad, p, n);
+        p[i] ^= flip;
+        if (amp_checkpoint_load(b, bad) != AMP_OK) {
+            refused++;
+            CHECK_MSG(same_models(b, before), "byte %d", (int)i);
+            continue;
+        }
+        /* What a flip may change unseen: the values of step, lr and pass, which are then still valid numbers. */
+        CHECK_MSG(i < header && amp_model_optimizer(b)->state.step >= 0, "byte %d", (int)i);
+        amp_model_destroy(b);
+        b = make_model(&o);
+    }
+    CHECK_MSG(refused > (int)header * 9 / 10, "%d of %d refused", refused, (int)header);
+    for (i = 0; i < n; i += 1 + n / 400) {
+        write_bytes(bad, p, i);
+        CHECK(amp_checkpoint_load(b, bad) == AMP_ERR_FORMAT);
+    }
+    CHECK(same_models(b, before));
+    free(p);
+    amp_model_destroy(a);
+    amp_model_destroy(b);
+    amp_model_destroy(before);
+}
+
+static void test_model_failures(void) {
+    const char* path = in_folder("model.safetensors");
+    const char* memory = in_folder("memory.safetensors");
+    model_options o = usual;
+    amp_model *a, *b, *before;
+    amp_model_desc d;
+    amp_result r = AMP_ERR_MEMORY;
+    long k;
+    CHECK(amp_checkpoint_save(NULL, path) == AMP_ERR_ARGUMENT && amp_checkpoint_load(NULL, path) == AMP_ERR_ARGUMENT);
+    memset(&d, 0, sizeof d);
+    d.batch = 1;
+    CHECK(amp_model_create(&a, &d) == AMP_OK);
+    CHECK(amp_checkpoint_save(a, path) == AMP_ERR_STATE && amp_checkpoint_load(a, path) == AMP_ERR_STATE);   /* not finalized */
+    amp_model_destroy(a);
+    o.accumulate = 2;
+    a = make_model(&o);
+    b = make_model(&o);
+    before = make_model(&o);
+    if (!a || !b || !before) { CHECK(a && b && before); return; }
+    CHECK(amp_checkpoint_save(a, NULL) == AMP_ERR_ARGUMENT);
+    train(a, 0, 4);
+    CHECK(amp_checkpoint_save(a, path) == AMP_OK);
+    train(a, 4, 1);
+    CHECK(amp_checkpoint_save(a, path) == AMP_ERR_STATE && amp_checkpoint_load(a, path) == AMP_ERR_STATE);   /* half a step */
+    CHECK_MSG(strstr(amp_model_error(a), "micro-batches"), "%s", amp_model_error(a));
+    train(a, 5, 1);
+    CHECK(amp_checkpoint_save(a, in_folder("missing/x")) == AMP_ERR_IO);
+    CHECK(amp_checkpoint_load(b, in_folder("missing/x")) == AMP_ERR_IO);
+    for (k = 1; r != AMP_OK && k < 50; k++) {
+        alloc_calls = 0;
+        alloc_fail_at = k;
+        r = amp_checkpoint_save(a, memory);
+        CHECK(r == AMP_OK || (r == AMP_ERR_MEMORY && !exists(memory)));
+    }
+    CHECK_MSG(k > 3 && r == AMP_OK, "%ld", k);
+    for (k = 1, r = AMP_ERR_MEMORY; r != AMP_OK && k < 50; k++) {
+        CHECK(same_models(b, before));
+        alloc_calls = 0;
+        alloc_fail_at = k;
+        r = amp_checkpoint_load(b, path);
+        CHECK(r == AMP_OK || r == AMP_ERR_MEMORY);
+    }
+    alloc_fail_at = 0;
+    CHECK_MSG(k > 4 && r == AMP_OK && !same_models(b, before), "%ld", k);
+    amp_model_destroy(a);
+    amp_model_destroy(b);
+    amp_model_destroy(before);
+    CHECK_MSG(alloc_live == 0, "%ld", alloc_live);
+}
+
+int main(void) {
+#if HAVE_POSIX
+    char command[300];
+    const char* parent = getenv("TMPDIR");
+    if (!parent) parent = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";   /* in memory: every save is synced */
+    snprintf(folder, sizeof folder, "%.150s/amp_checkpoint_XXXXXX", parent);
+    if (!mkdtemp(folder)) { printf("cannot make the directory %s\n", folder); return 1; }
+#endif
+    TEST(test_known_bytes);
+    TEST(test_round_trip);
+    TEST(test_many);
+    TEST(test_truncation);
+    TEST(test_flips);
+    TEST(test_hostile_headers);
+    TEST(test_header_lengths);
+    TEST(test_memory);
+    TEST(test_disk);
+#if HAVE_POSIX
+    TEST(test_disk_full);
+    TEST(test_file_limit);
+    TEST(test_rename_fails);
+#endif
+    TEST(test_arguments);
+#if !defined(TEST_FILES_ONLY)
+    TEST(test_resume);
+    TEST(test_foreign_models);
+    TEST(test_learning_rate);
+    TEST(test_damaged_checkpoint);
+    TEST(test_model_failures);
+#endif
+#if HAVE_POSIX
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    CHECK(system(command) == 0);
+#endif
+    TEST_END();
+}

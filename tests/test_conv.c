@@ -1,0 +1,395 @@
+/* test_conv.c - convolution, forward and backward, bit for bit and against double precision.
+   The exact reference collects the factors of each output element in the documented order and sums them with fmaf:
+   y: (c, kernel row, kernel column) ascending; dw: (image, output row, output column); dx: (o, kernel row, kernel column),
+   with a zero where no output pixel met that kernel position; two BF16 operands in swapped pairs. */
+#include "../amp.h"
+#include "test.h"
+#include <limits.h>
+#include <math.h>
+
+static const amp_dtype TYPES[3] = { AMP_F32, AMP_F16, AMP_BF16 };
+static const amp_isa ISAS[4] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+
+static char last_sentence[512];
+static void remember(amp_result code, const char* sentence, void* user) {
+    (void)code; (void)user;
+    snprintf(last_sentence, sizeof last_sentence, "%s", sentence);
+}
+static const amp_logger LOGGER = { remember, NULL };
+
+/* A packed tensor as stored, with guard bytes on both sides, and its values as floats. */
+typedef struct tensor { amp_dtype dtype; size_t count; unsigned char* bytes; float* value; } tensor;
+enum { GUARD = 16, FILL = 0xA5 };
+
+static void* tensor_at(const tensor* t) { return t->bytes + GUARD; }
+static void tensor_restore(tensor* t) { amp_convert(tensor_at(t), t->dtype, t->value, AMP_F32, t->count); }
+static tensor tensor_new(amp_dtype dtype, size_t count) {
+    tensor t;
+    size_t i;
+    t.dtype = dtype; t.count = count;
+    t.bytes = (unsigned char*)malloc(count * amp_dtype_size(dtype) + 2 * GUARD);
+    t.value = (float*)malloc(count * sizeof(float));
+    memset(t.bytes, FILL, count * amp_dtype_size(dtype) + 2 * GUARD);
+    for (i = 0; i < count; i++) t.value[i] = test_uniform();
+    tensor_restore(&t);
+    amp_convert(t.value, AMP_F32, tensor_at(&t), dtype, count);
+    return t;
+}
+static void tensor_free(tensor* t) { free(t->bytes); free(t->value); }
+
+/* The stored tensor must be `expected` rounded once to its type, and its guards untouched. */
+static void tensor_check(const tensor* t, const float* expected, const char* what) {
+    size_t size = amp_dtype_size(t->dtype), i, bad = 0, first = 0, intact = 0;
+    unsigned char* want = (unsigned char*)malloc(t->count * size);
+    amp_convert(want, t->dtype, expected, AMP_F32, t->count);
+    for (i = t->count; i-- > 0; )
+        if (memcmp(want + i * size, t->bytes + GUARD + i * size, size) != 0) { bad++; first = i; }
+    for (i = 0; i < GUARD; i++) intact += (t->bytes[i] == FILL) + (t->bytes[GUARD + t->count * size + i] == FILL);
+    CHECK_MSG(bad == 0, "%s %s: %lu of %lu differ, the first at %lu", amp_isa_name(amp_cpu_isa()), what,
+              (unsigned long)bad, (unsigned long)t->count, (unsigned long)first);
+    CHECK_MSG(intact == 2 * GUARD, "%s: bytes beside the tensor were written", what);
+    free(want);
+}
+
+typedef struct conv {
+    amp_conv2d_shape s;
+    int oh, ow, cg, og;
+    tensor x, w, b, y, dy, dx, dw, db;
+    float *ry, *rdx, *rdw, *rdb, *rdw_added, *rdb_added;       /* expected sums, not yet rounded */
+} conv;
+
+static amp_conv2d_shape shape_of(int n, int c, int h, int w, int o, int kh, int kw, int sh, int sw, int ph, int pw,
+                                 int dh, int dw, int groups) {
+    amp_conv2d_shape s;
+    s.n = n; s.channels = c; s.height = h; s.width = w; s.out_channels = o; s.kernel_h = kh; s.kernel_w = kw;
+    s.stride_h = sh; s.stride_w = sw; s.pad_h = ph; s.pad_w = pw; s.dilation_h = dh; s.dilation_w = dw; s.groups = groups;
+    return s;
+}
+
+static size_t x_at(const conv* v, int n, int c, int i, int j) {
+    return ((size_t)(n * v->s.channels + c) * (size_t)v->s.height + (size_t)i) * (size_t)v->s.width + (size_t)j;
+}
+static size_t w_at(const conv* v, int o, int c, int a, int b) {
+    return ((size_t)(o * v->cg + c) * (size_t)v->s.kernel_h + (size_t)a) * (size_t)v->s.kernel_w + (size_t)b;
+}
+static size_t y_at(const conv* v, int n, int o, int i, int j) {
+    return ((size_t)(n * v->s.out_channels + o) * (size_t)v->oh + (size_t)i) * (size_t)v->ow + (size_t)j;
+}
+static int inside(const conv* v, int i, int j) { return i >= 0 && j >= 0 && i < v->s.height && j < v->s.width; }
+
+/* Factors of one element, and their sum in the documented order. */
+typedef struct factors { float a[4096], b[4096]; int k; } factors;
+static factors list;
+static void factor(float a, float b) { list.a[list.k] = a; list.b[list.k++] = b; }
+static float factors_sum(int both_bf16) {
+    volatile float sum = 0.0f;
+    int i;
+    if (both_bf16 && (list.k & 1)) factor(0.0f, 0.0f);
+    for (i = 0; i < list.k; i++) sum = fmaf(list.a[both_bf16 ? i ^ 1 : i], list.b[both_bf16 ? i ^ 1 : i], sum);
+    list.k = 0;
+    return sum;
+}
+
+static void reference_y(conv* v) {
+    int n, o, i, j, c, a, b, both = v->x.dtype == AMP_BF16 && v->w.dtype == AMP_BF16;
+    for (n = 0; n < v->s.n; n++) for (o = 0; o < v->s.out_channels; o++)
+        for (i = 0; i < v->oh; i++) for (j = 0; j < v->ow; j++) {
+            volatile float sum;
+            for (c = 0; c < v->cg; c++) for (a = 0; a < v->s.kernel_h; a++) for (b = 0; b < v->s.kernel_w; b++) {
+                int y = i * v->s.stride_h - v->s.pad_h + a * v->s.dilation_h;
+                int x = j * v->s.stride_w - v->s.pad_w + b * v->s.dilation_w;
+                factor(v->w.value[w_at(v, o, c, a, b)],
+                       inside(v, y, x) ? v->x.value[x_at(v, n, o / v->og * v->cg + c, y, x)] : 0.0f);
+            }
+            sum = factors_sum(both);
+            sum += v->b.value[o];
+            v->ry[y_at(v, n, o, i, j)] = sum;
+        }
+}
+
+static void reference_dw(conv* v) {
+    int n, o, i, j, c, a, b, both = v->x.dtype == AMP_BF16 && v->dy.dtype == AMP_BF16;
+    for (o = 0; o < v->s.out_channels; o++) for (c = 0; c < v->cg; c++)
+        for (a = 0; a < v->s.kernel_h; a++) for (b = 0; b < v->s.kernel_w; b++) {
+            size_t at = w_at(v, o, c, a, b);
+            for (n = 0; n < v->s.n; n++) for (i = 0; i < v->oh; i++) for (j = 0; j < v->ow; j++) {
+                int y = i * v->s.stride_h - v->s.pad_h + a * v->s.dilation_h;
+                int x = j * v->s.stride_w - v->s.pad_w + b * v->s.dilation_w;
+                factor(v->dy.value[y_at(v, n, o, i, j)],
+                       inside(v, y, x) ? v->x.value[x_at(v, n, o / v->og * v->cg + c, y, x)] : 0.0f);
+            }
+            v->rdw[at] = factors_sum(both);
+            v->rdw_added[at] = v->rdw[at] + v->dw.value[at];
+        }
+}
+
+static void reference_dx(conv* v) {
+    int n, o, i, j, c, a, b, both = v->w.dtype == AMP_BF16 && v->dy.dtype == AMP_BF16;
+    for (n = 0; n < v->s.n; n++) for (c = 0; c < v->s.channels; c++)
+        for (i = 0; i < v->s.height; i++) for (j = 0; j < v->s.width; j++) {
+            int group = c / v->cg;
+            for (o = group * v->og; o < (group + 1) * v->og; o++)
+                for (a = 0; a < v->s.kernel_h; a++) for (b = 0; b < v->s.kernel_w; b++) {
+                    int y = i + v->s.pad_h - a * v->s.dilation_h, x = j + v->s.pad_w - b * v->s.dilation_w;
+                    int met = y >= 0 && x >= 0 && y % v->s.stride_h == 0 && x % v->s.stride_w == 0
+                              && y / v->s.stride_h < v->oh && x / v->s.stride_w < v->ow;
+                    factor(v->w.value[w_at(v, o, c % v->cg, a, b)],
+                           met ? v->dy.value[y_at(v, n, o, y / v->s.stride_h, x / v->s.stride_w)] : 0.0f);
+                }
+            v->rdx[x_at(v, n, c, i, j)] = factors_sum(both);
+        }
+}
+
+/* Pixel p of a plane goes to sum p % 16, image after image; then a tree. */
+static void reference_db(conv* v) {
+    int o, n, p, pixels = v->oh * v->ow;
+    for (o = 0; o < v->s.out_channels; o++) {
+        volatile float sum[16] = { 0 };
+        for (n = 0; n < v->s.n; n++)
+            for (p = 0; p < pixels; p++) sum[p % 16] += v->dy.value[y_at(v, n, o, 0, 0) + (size_t)p];
+        for (n = 8; n > 0; n /= 2) for (p = 0; p < n; p++) sum[p] += sum[p + n];
+        v->rdb[o] = sum[0];
+        v->rdb_added[o] = sum[0] + v->db.value[o];
+    }
+}
+
+static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dtype grad) {
+    conv v;
+    size_t x, w, y, o = (size_t)s.out_channels;
+    CHECK(amp_conv2d_output(&s, &v.oh, &v.ow, NULL) == AMP_OK);
+    v.s = s;
+    v.cg = s.channels / s.groups; v.og = s.out_channels / s.groups;
+    x = (size_t)(s.n * s.channels * s.height * s.width);
+    w = (size_t)(s.out_channels * v.cg * s.kernel_h * s.kernel_w);
+    y = (size_t)(s.n * s.out_channels * v.oh * v.ow);
+    v.x = tensor_new(act, x);   v.w = tensor_new(weight, w); v.b = tensor_new(weight, o); v.y = tensor_new(act, y);
+    v.dy = tensor_new(act, y);  v.dx = tensor_new(act, x);   v.dw = tensor_new(grad, w);  v.db = tensor_new(grad, o);
+    v.ry = (float*)malloc(y * sizeof(float));         v.rdx = (float*)malloc(x * sizeof(float));
+    v.rdw = (float*)malloc(w * sizeof(float));        v.rdw_added = (float*)malloc(w * sizeof(float));
+    v.rdb = (float*)malloc(o * sizeof(float));        v.rdb_added = (float*)malloc(o * sizeof(float));
+    reference_y(&v); reference_dw(&v); reference_dx(&v); reference_db(&v);
+    return v;
+}
+static void conv_free(conv* v) {
+    tensor_free(&v->x); tensor_free(&v->w); tensor_free(&v->b); tensor_free(&v->y);
+    tensor_free(&v->dy); tensor_free(&v->dx); tensor_free(&v->dw); tensor_free(&v->db);
+    free(v->ry); free(v->rdx); free(v->rdw); free(v->rdb); free(v->rdw_added); free(v->rdb_added);
+}
+
+static void conv_check(conv* v, int accumulate, size_t workspace) {
+    unsigned char* memory = (unsigned char*)malloc(workspace + GUARD);
+    amp_exec exec;
+    size_t i, intact = 0;
+    memset(&exec, 0, sizeof exec);
+    memset(memory, FILL, workspace + GUARD);
+    exec.workspace = memory; exec.workspace_size = workspace;
+    tensor_restore(&v->dw); tensor_restore(&v->db);
+    memset(tensor_at(&v->y), 0xff, v->y.count * amp_dtype_size(v->y.dtype));
+    memset(tensor_at(&v->dx), 0xff, v->dx.count * amp_dtype_size(v->dx.dtype));
+    CHECK(amp_conv2d_forward(&v->s, tensor_at(&v->x), v->x.dtype, tensor_at(&v->w), v->w.dtype, tensor_at(&v->b), v->b.dtype,
+                             tensor_at(&v->y), v->y.dtype, workspace ? &exec : NULL) == AMP_OK);
+    CHECK(amp_conv2d_backward(&v->s, tensor_at(&v->dy), v->dy.dtype, tensor_at(&v->x), v->x.dtype, tensor_at(&v->w),
+                              v->w.dtype, tensor_at(&v->dx), v->dx.dtype, tensor_at(&v->dw), v->dw.dtype,
+                              tensor_at(&v->db), v->db.dtype, accumulate, workspace ? &exec : NULL) == AMP_OK);
+    tensor_check(&v->y, v->ry, "y");
+    tensor_check(&v->dx, v->rdx, "dx");
+    tensor_check(&v->dw, accumulate ? v->rdw_added : v->rdw, "dw");
+    tensor_check(&v->db, accumulate ? v->rdb_added : v->rdb, "db");
+    for (i = 0; i < GUARD; i++) intact += memory[workspace + i] == FILL;
+    CHECK_MSG(intact == GUARD, "bytes behind the workspace were written");
+    free(memory);
+}
+
+/* n c h w, o kh kw, stride, pad, dilation, groups */
+static const int SHAPES[][14] = {
+    { 2, 3, 7, 9, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1 },      /* the usual one */
+    { 2, 1, 12, 12, 6, 5, 5, 1, 1, 2, 2, 1, 1, 1 },
+    { 3, 6, 8, 8, 16, 5, 5, 1, 1, 0, 0, 1, 1, 1 },
+    { 1, 4, 9, 11, 6, 3, 2, 2, 3, 1, 0, 1, 1, 2 },     /* strides, groups, unequal sides */
+    { 2, 2, 10, 7, 3, 3, 3, 1, 2, 2, 3, 2, 1, 1 },     /* dilation */
+    { 1, 2, 13, 13, 2, 3, 3, 3, 2, 4, 4, 3, 4, 1 },    /* stride and dilation with a common divisor and without */
+    { 2, 5, 6, 6, 5, 3, 3, 1, 1, 1, 1, 1, 1, 5 },      /* depthwise */
+    { 1, 3, 9, 9, 6, 3, 3, 2, 2, 1, 1, 1, 1, 3 },      /* depthwise with a multiplier and a stride */
+    { 3, 7, 5, 4, 9, 1, 1, 1, 1, 0, 0, 1, 1, 1 },      /* 1 x 1 */
+    { 2, 3, 8, 8, 4, 1, 1, 2, 2, 0, 0, 1, 1, 1 },      /* 1 x 1 with a stride: pixels that meet no output */
+    { 2, 3, 5, 6, 4, 5, 6, 1, 1, 0, 0, 1, 1, 1 },      /* kernel = input */
+    { 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1 },
+    { 1, 2, 3, 3, 2, 5, 5, 1, 1, 4, 4, 1, 1, 1 },      /* padding larger than the input: kernel rows that see nothing */
+    { 1, 1, 3, 40, 2, 2, 2, 1, 25, 0, 30, 1, 1, 1 },   /* stride larger than a kernel */
+    { 1, 2, 4, 300, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* rows longer than a panel */
+    { 1, 2, 3, 700, 3, 1, 3, 1, 2, 0, 1, 1, 1, 1 },
+    { 2, 40, 5, 5, 20, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* k larger than a block */
+};
+
+static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dtype grad) {
+    conv v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
+                      act, weight, grad);
+    int i;
+    for (i = 0; i < 4; i++) {
+        size_t full;
+        if (amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
+        full = amp_conv2d_workspace(&v.s);
+        conv_check(&v, 0, full);
+        conv_check(&v, 1, full / 2 + 1);
+        conv_check(&v, 0, 0);
+    }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+    conv_free(&v);
+}
+
+static void test_shapes(void) {
+    size_t i, t;
+    for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
+        for (t = 0; t < 4; t++)
+            conv_check_all(SHAPES[i], TYPES[t % 3], TYPES[t == 3 ? 1 : t], TYPES[(t + i) % 3]);
+}
+
+static void test_type_mixes(void) {
+    size_t t;
+    for (t = 0; t < 27; t++) conv_check_all(SHAPES[t % 4], TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]);
+}
+
+static void test_random_convolutions(void) {
+    int i;
+    for (i = 0; i < 60; i++) {
+        int z[14], groups = 1 + (int)(test_random() % 3), side, t = (int)(test_random() % 3);
+        z[0] = 1 + (int)(test_random() % 3);
+        z[1] = groups * (1 + (int)(test_random() % 4));
+        z[4] = groups * (1 + (int)(test_random() % 5));
+        for (side = 0; side < 2; side++) {
+            z[5 + side] = 1 + (int)(test_random() % 4);
+            z[7 + side] = 1 + (int)(test_random() % 4);
+            z[9 + side] = (int)(test_random() % 4);
+            z[11 + side] = 1 + (int)(test_random() % 3);
+            z[2 + side] = z[11 + side] * (z[5 + side] - 1) + 1 + (int)(test_random() % 14);
+        }
+        z[13] = groups;
+        conv_check_all(z, TYPES[t], TYPES[t], TYPES[test_random() % 3]);
+    }
+}
+
+/* Zeroed strides, dilations and groups mean 1. */
+static void test_defaults(void) {
+    amp_conv2d_shape s = shape_of(2, 3, 6, 5, 4, 3, 2, 0, 0, 0, 0, 0, 0, 0), full = s;
+    float x[180], w[72], y[2 * 4 * 4 * 4], z[2 * 4 * 4 * 4];
+    int i, oh = 0, ow = 0;
+    full.stride_h = full.stride_w = full.dilation_h = full.dilation_w = full.groups = 1;
+    for (i = 0; i < 180; i++) x[i] = test_uniform();
+    for (i = 0; i < 72; i++) w[i] = test_uniform();
+    CHECK(amp_conv2d_output(&s, &oh, &ow, NULL) == AMP_OK && oh == 4 && ow == 4);
+    CHECK(amp_conv2d_forward(&s, x, AMP_DTYPE_DEFAULT, w, AMP_DTYPE_DEFAULT, NULL, AMP_F32, y, AMP_DTYPE_DEFAULT, NULL) == AMP_OK);
+    CHECK(amp_conv2d_forward(&full, x, AMP_F32, w, AMP_F32, NULL, AMP_F32, z, AMP_F32, NULL) == AMP_OK);
+    CHECK(memcmp(y, z, sizeof y) == 0);
+}
+
+/* Only the wanted gradients are computed, and only what they need has to be there. */
+static void test_single_gradients(void) {
+    conv v = conv_new(shape_of(2, 3, 7, 9, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1), AMP_F32, AMP_F32, AMP_F32);
+    CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_F32, NULL, AMP_F32, tensor_at(&v.w), AMP_F32, tensor_at(&v.dx), AMP_F32,
+                              NULL, AMP_F32, NULL, AMP_F32, 0, NULL) == AMP_OK);
+    CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_F32, tensor_at(&v.x), AMP_F32, NULL, AMP_F32, NULL, AMP_F32,
+                              tensor_at(&v.dw), AMP_F32, NULL, AMP_F32, 0, NULL) == AMP_OK);
+    CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_F32, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32,
+                              NULL, AMP_F32, tensor_at(&v.db), AMP_F32, 0, NULL) == AMP_OK);
+    tensor_check(&v.dx, v.rdx, "dx");
+    tensor_check(&v.dw, v.rdw, "dw");
+    tensor_check(&v.db, v.rdb, "db");
+    conv_free(&v);
+}
+
+/* Against double precision, dx by scattering instead of gathering: |error| <= k*u/(1 - k*u) * sum|a*b|, u = 2^-24, and the
+   last rounding to F32. */
+static void test_error_bound(void) {
+    conv v = conv_new(shape_of(2, 6, 9, 8, 10, 3, 3, 2, 1, 1, 2, 1, 2, 2), AMP_F16, AMP_F16, AMP_F32);
+    double* sum = (double*)calloc(v.x.count, sizeof(double));
+    double* size = (double*)calloc(v.x.count, sizeof(double));
+    float* dx = (float*)malloc(v.x.count * sizeof(float));
+    double ku = v.og * 9 * ldexp(1, -24);
+    int n, o, i, j, c, a, b;
+    size_t q;
+    CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_F16, NULL, AMP_F16, tensor_at(&v.w), AMP_F16, dx, AMP_F32,
+                              NULL, AMP_F32, NULL, AMP_F32, 0, NULL) == AMP_OK);
+    for (n = 0; n < v.s.n; n++) for (o = 0; o < v.s.out_channels; o++) for (i = 0; i < v.oh; i++) for (j = 0; j < v.ow; j++)
+        for (c = 0; c < v.cg; c++) for (a = 0; a < 3; a++) for (b = 0; b < 3; b++) {
+            int y = i * v.s.stride_h - v.s.pad_h + a * v.s.dilation_h, x = j * v.s.stride_w - v.s.pad_w + b * v.s.dilation_w;
+            double p = (double)v.w.value[w_at(&v, o, c, a, b)] * (double)v.dy.value[y_at(&v, n, o, i, j)];
+            if (!inside(&v, y, x)) continue;
+            q = x_at(&v, n, o / v.og * v.cg + c, y, x);
+            sum[q] += p; size[q] += fabs(p);
+        }
+    for (q = 0; q < v.x.count; q++) {
+        double limit = ku / (1 - ku) * size[q];
+        CHECK_MSG(fabs((double)dx[q] - sum[q]) <= limit + (fabs(sum[q]) + limit) * ldexp(1, -24), "%g %g", (double)dx[q], sum[q]);
+    }
+    free(sum); free(size); free(dx);
+    conv_free(&v);
+}
+
+/* --- refusals ---------------------------------------------------------------------------- */
+
+static void check_refused(amp_result got, amp_result code, const char* sentence) {
+    CHECK_MSG(got == code, "%d instead of %d", (int)got, (int)code);
+    CHECK_MSG(strcmp(last_sentence, sentence) == 0, "\"%s\"", last_sentence);
+    last_sentence[0] = 0;
+}
+
+static void refuse_shape(amp_conv2d_shape s, amp_result code, const char* sentence) {
+    amp_exec e;
+    int oh = 77, ow = 77;
+    memset(&e, 0, sizeof e);
+    e.logger = &LOGGER;
+    check_refused(amp_conv2d_output(&s, &oh, &ow, &e), code, sentence);
+    CHECK(oh == 77 && ow == 77);
+    CHECK(amp_conv2d_workspace(&s) == 0);
+}
+
+static void test_refused_shapes(void) {
+    refuse_shape(shape_of(1, 1, 5, 5, 1, 7, 7, 1, 1, 0, 0, 1, 1, 1), AMP_ERR_SHAPE,
+                 "conv2d: kernel 7x7 with dilation 1x1 is larger than its 5x5 input padded by 0x0");
+    refuse_shape(shape_of(1, 1, 5, 5, 1, 3, 3, 1, 1, 0, 0, INT_MAX, 1, 1), AMP_ERR_SHAPE,
+                 "conv2d: kernel 3x3 with dilation 2147483647x1 is larger than its 5x5 input padded by 0x0");
+    refuse_shape(shape_of(0, 1, 5, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1), AMP_ERR_DESC, "conv2d: n is 0, it must be at least 1");
+    refuse_shape(shape_of(1, 1, 5, 5, 1, 3, 0, 1, 1, 0, 0, 1, 1, 1), AMP_ERR_DESC, "conv2d: kernel_w is 0, it must be at least 1");
+    refuse_shape(shape_of(1, 1, 5, 5, 1, 3, 3, 1, 1, -1, 0, 1, 1, 1), AMP_ERR_DESC, "conv2d: pad_h is -1, it must be at least 0");
+    refuse_shape(shape_of(1, 1, 5, 5, 1, 3, 3, 1, -2, 0, 0, 1, 1, 1), AMP_ERR_DESC, "conv2d: stride_w is -2, it must be at least 0");
+    refuse_shape(shape_of(1, 4, 5, 5, 6, 3, 3, 1, 1, 0, 0, 1, 1, 3), AMP_ERR_SHAPE,
+                 "conv2d: 3 groups do not divide 4 channels and 6 out_channels");
+    refuse_shape(shape_of(INT_MAX, INT_MAX, INT_MAX, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1), AMP_ERR_SHAPE,
+                 "conv2d: x has more elements than memory can hold");
+    refuse_shape(shape_of(1, 1, 5, 5, 1, 1, 1, 1, 1, INT_MAX, INT_MAX, 1, 1, 1), AMP_ERR_SHAPE,
+                 "conv2d: y has more elements than memory can hold");
+    refuse_shape(shape_of(1, 1 << 20, 1, 1, 1 << 20, 1 << 26, 1, 1, 1, 1 << 25, 0, 1, 1, 1), AMP_ERR_SHAPE,
+                 "conv2d: w has more elements than memory can hold");
+}
+
+static void test_refused_calls(void) {
+    amp_conv2d_shape s = shape_of(1, 1, 4, 4, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1);
+    float x[16] = { 0 }, y[16];
+    amp_exec e;
+    int i;
+    memset(&e, 0, sizeof e);
+    e.logger = &LOGGER;
+    for (i = 0; i < 16; i++) y[i] = 7;
+    check_refused(amp_conv2d_forward(NULL, x, AMP_F32, x, AMP_F32, NULL, AMP_F32, y, AMP_F32, &e), AMP_ERR_ARGUMENT,
+                  "conv2d: the shape is NULL");
+    check_refused(amp_conv2d_forward(&s, x, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, y, AMP_F32, &e), AMP_ERR_ARGUMENT,
+                  "conv2d: w is NULL, but it has 1 x 9 elements");
+    check_refused(amp_conv2d_forward(&s, x, AMP_F64, x, AMP_F32, NULL, AMP_F32, y, AMP_F32, &e), AMP_ERR_DTYPE,
+                  "conv2d: x has type f64 (4); it must be f32, f16 or bf16");
+    check_refused(amp_conv2d_backward(&s, x, AMP_F32, NULL, AMP_F32, x, AMP_F32, y, AMP_F32, y, AMP_F32, NULL, AMP_F32, 0, &e),
+                  AMP_ERR_ARGUMENT, "conv2d backward: x is NULL, but it has 1 x 16 elements");
+    CHECK(amp_conv2d_forward(&s, x, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, y, AMP_F32, NULL) == AMP_ERR_ARGUMENT);
+    for (i = 0; i < 16; i++) CHECK(y[i] == 7);
+}
+
+int main(void) {
+    TEST(test_shapes);
+    TEST(test_type_mixes);
+    TEST(test_random_convolutions);
+    TEST(test_defaults);
+    TEST(test_single_gradients);
+    TEST(test_error_bound);
+    TEST(test_refused_shapes);
+    TEST(test_refused_calls);
+    TEST_END();
+}

@@ -1,0 +1,434 @@
+/* test_gemm.c - amp_gemm and the dense layer, bit for bit and against double precision.
+   The exact reference is the documented order, written as a loop over fmaf (which libm rounds correctly). */
+#include "../amp.h"
+#include "test.h"
+#include <float.h>
+#include <math.h>
+
+static const amp_dtype TYPES[3] = { AMP_F32, AMP_F16, AMP_BF16 };
+static const amp_isa ISAS[4] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+
+static char last_sentence[512];
+static void remember(amp_result code, const char* sentence, void* user) {
+    (void)code; (void)user;
+    snprintf(last_sentence, sizeof last_sentence, "%s", sentence);
+}
+static const amp_logger LOGGER = { remember, NULL };
+
+/* --- a matrix with its values as stored and as floats ------------------------------------ */
+
+typedef struct matrix { amp_dtype dtype; size_t rows, cols, ld; unsigned char* data; float* value; } matrix;
+
+/* The stored bytes start with a guard of 16 bytes and end with one; so does every row's gap (ld - cols). */
+enum { GUARD = 16, FILL = 0xA5 };
+
+static matrix matrix_new(amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
+    matrix m;
+    size_t bytes = rows * ld * amp_dtype_size(dtype), i, j;
+    m.dtype = dtype; m.rows = rows; m.cols = cols; m.ld = ld;
+    m.data = (unsigned char*)malloc(bytes + 2 * GUARD);
+    m.value = (float*)malloc((rows * cols + 1) * sizeof(float));
+    memset(m.data, FILL, bytes + 2 * GUARD);
+    for (i = 0; i < rows; i++) {
+        for (j = 0; j < cols; j++) m.value[i * cols + j] = test_uniform();
+        amp_convert(m.data + GUARD + i * ld * amp_dtype_size(dtype), dtype, m.value + i * cols, AMP_F32, cols);
+        amp_convert(m.value + i * cols, AMP_F32, m.data + GUARD + i * ld * amp_dtype_size(dtype), dtype, cols);
+    }
+    return m;
+}
+static void* matrix_at(const matrix* m) { return m->data + GUARD; }
+static size_t matrix_bytes(const matrix* m) { return m->rows * m->ld * amp_dtype_size(m->dtype) + 2 * GUARD; }
+static void matrix_free(matrix* m) { free(m->data); free(m->value); }
+static float matrix_op(const matrix* m, int trans, size_t i, size_t j) {
+    return trans ? m->value[j * m->cols + i] : m->value[i * m->cols + j];
+}
+
+/* The documented sum: fma over k ascending from +0; for two BF16 operands pairs are swapped and an odd k gets
+   one zero. */
+static float ordered_dot(const float* a, const float* b, size_t k, int both_bf16) {
+    volatile float sum = 0.0f;
+    size_t i;
+    for (i = 0; i < k + (both_bf16 ? k & 1u : 0u); i++) {
+        size_t at = both_bf16 ? i ^ 1u : i;
+        sum = fmaf(at < k ? a[at] : 0.0f, at < k ? b[at] : 0.0f, sum);
+    }
+    return sum;
+}
+
+static float finish(float sum, float alpha, float beta, float old) {
+    volatile float v = alpha * sum;
+    if (alpha == 0.0f) return beta != 0.0f ? beta * old : 0.0f;
+    if (beta != 0.0f) v = fmaf(beta, old, v);
+    return v;
+}
+
+/* Stores the expected value as the library must: one rounding, NaN as the one quiet NaN. */
+static void expect_store(unsigned char* at, amp_dtype dtype, float v) {
+    if (amp_float_is_nan(&v)) { uint32_t q = 0x7fc00000u; memcpy(&v, &q, sizeof v); }
+    amp_convert(at, dtype, &v, AMP_F32, 1);
+}
+
+typedef struct problem {
+    int ta, tb;
+    size_t m, n, k;
+    float alpha, beta;
+    matrix a, b, c;
+} problem;
+
+static problem problem_new(int ta, int tb, size_t m, size_t n, size_t k, size_t gap, float alpha, float beta,
+                           amp_dtype at, amp_dtype bt, amp_dtype ct) {
+    problem p;
+    p.ta = ta; p.tb = tb; p.m = m; p.n = n; p.k = k; p.alpha = alpha; p.beta = beta;
+    p.a = matrix_new(at, ta ? k : m, ta ? m : k, (ta ? m : k) + gap);
+    p.b = matrix_new(bt, tb ? n : k, tb ? k : n, (tb ? k : n) + gap);
+    p.c = matrix_new(ct, m, n, n + gap);
+    return p;
+}
+static void problem_free(problem* p) { matrix_free(&p->a); matrix_free(&p->b); matrix_free(&p->c); }
+
+/* All of C's bytes, guards and gaps included, as they must be after the call. */
+static unsigned char* problem_expected(const problem* p) {
+    unsigned char* bytes = (unsigned char*)malloc(matrix_bytes(&p->c));
+    float* a = (float*)malloc((p->k + 1) * sizeof(float));
+    float* columns = (float*)malloc((p->k * p->n + 1) * sizeof(float));
+    size_t i, j, q, size = amp_dtype_size(p->c.dtype);
+    int both = p->a.dtype == AMP_BF16 && p->b.dtype == AMP_BF16;
+    memcpy(bytes, p->c.data, matrix_bytes(&p->c));
+    for (j = 0; j < p->n; j++) for (q = 0; q < p->k; q++) columns[j * p->k + q] = matrix_op(&p->b, p->tb, q, j);
+    for (i = 0; i < p->m; i++) {
+        for (q = 0; q < p->k; q++) a[q] = matrix_op(&p->a, p->ta, i, q);
+        for (j = 0; j < p->n; j++) {
+            float sum = ordered_dot(a, columns + j * p->k, p->k, both);
+            expect_store(bytes + GUARD + (i * p->c.ld + j) * size, p->c.dtype,
+                         finish(sum, p->alpha, p->beta, p->c.value[i * p->n + j]));
+        }
+    }
+    free(a); free(columns);
+    return bytes;
+}
+
+/* Runs the problem on a copy of C and compares every byte. offset: misaligns the workspace. */
+static void problem_check(const problem* p, const unsigned char* expected, size_t workspace, size_t offset) {
+    unsigned char* c = (unsigned char*)malloc(matrix_bytes(&p->c));
+    unsigned char* memory = (unsigned char*)malloc(workspace + offset + GUARD);
+    amp_exec exec;
+    size_t i, intact = 0;
+    int same;
+    memset(&exec, 0, sizeof exec);
+    memset(memory, FILL, workspace + offset + GUARD);
+    memcpy(c, p->c.data, matrix_bytes(&p->c));
+    exec.workspace = memory + offset; exec.workspace_size = workspace;
+    CHECK(amp_gemm(p->ta ? AMP_TRANS : AMP_NO_TRANS, p->tb ? AMP_TRANS : AMP_NO_TRANS, p->m, p->n, p->k, p->alpha,
+                   matrix_at(&p->a), p->a.dtype, p->a.ld, matrix_at(&p->b), p->b.dtype, p->b.ld, p->beta,
+                   c + GUARD, p->c.dtype, p->c.ld, workspace ? &exec : NULL) == AMP_OK);
+    same = memcmp(c, expected, matrix_bytes(&p->c)) == 0;
+    CHECK_MSG(same, "%s %s%s m %lu n %lu k %lu %s x %s -> %s alpha %g beta %g workspace %lu",
+              amp_isa_name(amp_cpu_isa()), p->ta ? "T" : "N", p->tb ? "T" : "N", (unsigned long)p->m,
+              (unsigned long)p->n, (unsigned long)p->k, amp_dtype_name(p->a.dtype), amp_dtype_name(p->b.dtype),
+              amp_dtype_name(p->c.dtype), (double)p->alpha, (double)p->beta, (unsigned long)workspace);
+    for (i = 0; i < offset; i++) intact += memory[i] == FILL;
+    for (i = 0; i < GUARD; i++) intact += memory[offset + workspace + i] == FILL;
+    CHECK_MSG(intact == offset + GUARD, "bytes beside the workspace were written");
+    free(c); free(memory);
+}
+
+/* On every instruction set: no workspace, one that is too small, the full one, misaligned. */
+static void problem_check_all(const problem* p) {
+    unsigned char* expected = problem_expected(p);
+    int i;
+    for (i = 0; i < 4; i++) {
+        size_t full;
+        if (amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
+        full = amp_gemm_workspace(p->m, p->n, p->k);
+        problem_check(p, expected, 0, 0);
+        problem_check(p, expected, full / 2 + 1, 3);
+        problem_check(p, expected, full, 7);
+    }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+    free(expected);
+}
+
+/* --- bit-exact tests --------------------------------------------------------------------- */
+
+static void test_all_types_and_transposes(void) {
+    static const size_t SIZES[][4] = { { 1, 1, 1, 0 }, { 3, 17, 5, 2 }, { 14, 32, 16, 0 }, { 15, 33, 31, 1 },
+                                       { 31, 10, 67, 3 }, { 1, 50, 33, 0 }, { 29, 1, 40, 5 } };
+    size_t t, s;
+    for (t = 0; t < 27; t++)
+        for (s = 0; s < 4 * sizeof SIZES / sizeof SIZES[0]; s++) {
+            const size_t* z = SIZES[s / 4];
+            problem p = problem_new((int)(s & 1u), (int)(s >> 1 & 1u), z[0], z[1], z[2], z[3], 1.0f, 0.0f,
+                                    TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]);
+            problem_check_all(&p);
+            problem_free(&p);
+        }
+}
+
+static void test_alpha_beta(void) {
+    static const float FACTORS[][2] = { { 1, 1 }, { -0.7f, 0 }, { 1, 0.3f }, { 1.7f, -2.1f }, { 0, 0.5f }, { 0, 0 }, { 0, 1 } };
+    size_t f, t;
+    for (f = 0; f < sizeof FACTORS / sizeof FACTORS[0]; f++)
+        for (t = 0; t < 9; t++) {
+            problem p = problem_new((int)(t & 1u), (int)(f & 1u), 17, 37, 21, 1, FACTORS[f][0], FACTORS[f][1],
+                                    TYPES[t / 3], TYPES[t / 3], TYPES[t % 3]);
+            problem_check_all(&p);
+            problem_free(&p);
+        }
+}
+
+/* Larger than a block in each direction, so that sums are carried from block to block. */
+static void test_blocks(void) {
+    static const size_t SIZES[][3] = { { 5, 33, 1111 }, { 300, 20, 130 }, { 9, 1100, 70 }, { 260, 520, 60 } };
+    size_t s, t;
+    for (s = 0; s < 4; s++)
+        for (t = 0; t < 4; t++) {
+            problem p = problem_new((int)(s & 1u) ^ (int)(t & 1u), (int)(t >> 1), SIZES[s][0], SIZES[s][1], SIZES[s][2],
+                                    s == 3 ? 8 : 0, 1.0f, t == 3 ? 1.0f : 0.0f, TYPES[t % 3], TYPES[t % 3], TYPES[s % 3]);
+            problem_check_all(&p);
+            problem_free(&p);
+        }
+}
+
+static void test_random_shapes(void) {
+    int i;
+    for (i = 0; i < 150; i++) {
+        unsigned r = test_random();
+        size_t m = 1 + test_random() % 60, n = 1 + test_random() % 90, k = 1 + test_random() % 140, gap = test_random() % 4;
+        problem p = problem_new((int)(r & 1u), (int)(r >> 1 & 1u), m, n, k, gap, 1.0f, (r & 4u) ? 0.0f : 1.0f,
+                                TYPES[(r >> 3) % 3], TYPES[(r >> 5) % 3], TYPES[(r >> 7) % 3]);
+        problem_check_all(&p);
+        problem_free(&p);
+    }
+}
+
+/* Infinities, NaN, signed zeros, subnormals, products that overflow FP32 or underflow. */
+static void test_special_values(void) {
+    float values[16] = { 0.0f, -0.0f, 0, 0, 0, 1e-40f, -1e-40f, 3e-25f, -3e-25f, 2e38f, -2e38f, 6e-8f, 65504.0f, 1.0f, -1.0f,
+                         3e19f };
+    size_t t, i;
+    values[2] = INFINITY; values[3] = -INFINITY; values[4] = NAN;
+    for (t = 0; t < 27; t++) {
+        problem p = problem_new((int)(t & 1u), 0, 23, 35, t % 2 ? 3 : 2, 0, 1.0f, t % 5 ? 0.0f : 1.0f,
+                                TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]);
+        matrix* list[3];
+        int q;
+        list[0] = &p.a; list[1] = &p.b; list[2] = &p.c;
+        for (q = 0; q < 3; q++) {
+            size_t count = list[q]->rows * list[q]->cols;
+            for (i = 0; i < count; i++) list[q]->value[i] = values[test_random() % (q == 2 ? 2 : 16)];
+            amp_convert(matrix_at(list[q]), list[q]->dtype, list[q]->value, AMP_F32, count);
+            amp_convert(list[q]->value, AMP_F32, matrix_at(list[q]), list[q]->dtype, count);
+        }
+        problem_check_all(&p);
+        problem_free(&p);
+    }
+}
+
+/* The pair order of two BF16 operands, on a case where every other order gives another result, and the zero that pads
+   an odd k: fma(0, 0, -0) is +0. */
+static void test_bf16_order(void) {
+    float values[4] = { 1.0f, 16777216.0f, -16777216.0f, 1.0f }, ones[4] = { 1, 1, 1, 1 }, c = 0;
+    float tiny[1] = { -1e-30f }, small[1] = { 1e-30f };
+    amp_bfloat16 a[4], b[4];
+    amp_convert(a, AMP_BF16, values, AMP_F32, 4);
+    amp_convert(b, AMP_BF16, ones, AMP_F32, 4);
+    /* (16777216 + 1) = 16777216; + 1 = 16777216; - 16777216 = 0.  Ascending k would give 1. */
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 4, 1, a, AMP_BF16, 4, b, AMP_BF16, 1, 0, &c, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK_MSG(c == 0.0f, "%g", (double)c);
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 4, 1, a, AMP_BF16, 4, ones, AMP_F32, 1, 0, &c, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK_MSG(c == 1.0f, "%g", (double)c);
+    amp_convert(a, AMP_BF16, tiny, AMP_F32, 1);
+    amp_convert(b, AMP_BF16, small, AMP_F32, 1);
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, a, AMP_BF16, 1, b, AMP_BF16, 1, 0, &c, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK_MSG(c == 0.0f && signbit(c), "the zero member comes first, then -1e-60 rounds to -0: %g", (double)c);
+}
+
+static void test_nothing_to_do(void) {
+    float c[6] = { 0, 0, 0, 1, 2, 3 }, one = 1;
+    c[0] = c[1] = c[2] = NAN;
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 0, 1, 1, 1, NULL, AMP_F32, 1, &one, AMP_F32, 1, 0, NULL, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 0, 0, 0, 1, NULL, AMP_F32, 0, NULL, AMP_F32, 0, 0, NULL, AMP_F32, 0, NULL) == AMP_OK);
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 1, NULL, AMP_F32, 0, NULL, AMP_F32, 3, 0, c, AMP_F32, 3, NULL) == AMP_OK);
+    CHECK(c[0] == 0 && c[1] == 0 && c[2] == 0);
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 1, NULL, AMP_F32, 0, NULL, AMP_F32, 3, 2, c + 3, AMP_F32, 3, NULL) == AMP_OK);
+    CHECK(c[3] == 2 && c[4] == 4 && c[5] == 6);
+}
+
+/* --- against double precision ------------------------------------------------------------ */
+
+/* A sum of k products, each step rounded to 24 bits: |error| <= k*u/(1 - k*u) * sum|a*b| with u = 2^-24 (Higham, 3.1),
+   then half a unit in the last place of C's type (relative 2^-24, 2^-11, 2^-8; absolute 2^-25 below half's normals). */
+static void test_error_bound(void) {
+    size_t t, i, j, q;
+    for (t = 0; t < 9; t++) {
+        problem p = problem_new(0, 1, 40, 50, 300, 0, 1.0f, 0.0f, TYPES[t % 3], TYPES[t % 3], TYPES[t / 3]);
+        double unit = TYPES[t / 3] == AMP_F32 ? 0x1p-24 : TYPES[t / 3] == AMP_F16 ? 0x1p-11 : 0x1p-8;
+        float got;
+        CHECK(amp_gemm(AMP_NO_TRANS, AMP_TRANS, 40, 50, 300, 1, matrix_at(&p.a), p.a.dtype, 300, matrix_at(&p.b), p.b.dtype,
+                       300, 0, matrix_at(&p.c), p.c.dtype, 50, NULL) == AMP_OK);
+        for (i = 0; i < 40; i++)
+            for (j = 0; j < 50; j++) {
+                double sum = 0, size = 0, limit;
+                for (q = 0; q < 300; q++) {
+                    double x = (double)p.a.value[i * 300 + q] * (double)p.b.value[j * 300 + q];
+                    sum += x; size += fabs(x);
+                }
+                amp_convert(&got, AMP_F32, p.c.data + GUARD + (i * 50 + j) * amp_dtype_size(p.c.dtype), p.c.dtype, 1);
+                limit = 300 * 0x1p-24 / (1 - 300 * 0x1p-24) * size;
+                limit += (fabs(sum) + limit) * unit + 0x1p-25 * (p.c.dtype == AMP_F16);
+                CHECK_MSG(fabs((double)got - sum) <= limit, "%g %g %g", (double)got, sum, limit);
+            }
+        problem_free(&p);
+    }
+}
+
+/* --- dense layer ------------------------------------------------------------------------- */
+
+typedef struct dense { size_t n, in, out; matrix x, w, b, y, dy, dx, dw, db; } dense;
+
+static dense dense_new(size_t n, size_t in, size_t out, amp_dtype act, amp_dtype weight, amp_dtype grad) {
+    dense d;
+    d.n = n; d.in = in; d.out = out;
+    d.x = matrix_new(act, n, in, in);      d.w = matrix_new(weight, out, in, in);
+    d.b = matrix_new(weight, 1, out, out); d.y = matrix_new(act, n, out, out);
+    d.dy = matrix_new(act, n, out, out);   d.dx = matrix_new(act, n, in, in);
+    d.dw = matrix_new(grad, out, in, in);  d.db = matrix_new(grad, 1, out, out);
+    return d;
+}
+static void dense_free(dense* d) {
+    matrix_free(&d->x); matrix_free(&d->w); matrix_free(&d->b); matrix_free(&d->y);
+    matrix_free(&d->dy); matrix_free(&d->dx); matrix_free(&d->dw); matrix_free(&d->db);
+}
+
+/* Element i of m, as it is now, must be v rounded to m's type. */
+static void check_element(const matrix* m, size_t i, float v, const char* what) {
+    unsigned char bytes[4];
+    size_t size = amp_dtype_size(m->dtype);
+    float got;
+    expect_store(bytes, m->dtype, v);
+    amp_convert(&got, AMP_F32, m->data + GUARD + i * size, m->dtype, 1);
+    CHECK_MSG(memcmp(bytes, m->data + GUARD + i * size, size) == 0, "%s %s[%lu] is %.9g, expected %.9g",
+              amp_isa_name(amp_cpu_isa()), what, (unsigned long)i, (double)got, (double)v);
+}
+static void restore(matrix* m) {
+    amp_convert(matrix_at(m), m->dtype, m->value, AMP_F32, m->rows * m->cols);
+}
+
+static void dense_check(dense* d, int accumulate, const amp_exec* exec) {
+    int both_w = d->x.dtype == AMP_BF16 && d->w.dtype == AMP_BF16, both_x = d->x.dtype == AMP_BF16;
+    float* u = (float*)malloc((d->n + d->in + d->out) * sizeof(float));
+    float* v = (float*)malloc((d->n + d->in + d->out) * sizeof(float));
+    size_t i, j, q;
+    restore(&d->dw); restore(&d->db);
+    CHECK(amp_linear_forward(matrix_at(&d->x), d->x.dtype, matrix_at(&d->w), d->w.dtype, matrix_at(&d->b), d->b.dtype,
+                             matrix_at(&d->y), d->y.dtype, d->n, d->in, d->out, exec) == AMP_OK);
+    CHECK(amp_linear_backward(matrix_at(&d->dy), d->dy.dtype, matrix_at(&d->x), d->x.dtype, matrix_at(&d->w), d->w.dtype,
+                              matrix_at(&d->dx), d->dx.dtype, matrix_at(&d->dw), d->dw.dtype, matrix_at(&d->db),
+                              d->db.dtype, accumulate, d->n, d->in, d->out, exec) == AMP_OK);
+    for (i = 0; i < d->n; i++)
+        for (j = 0; j < d->out; j++) {
+            volatile float y = ordered_dot(d->x.value + i * d->in, d->w.value + j * d->in, d->in, both_w);
+            y += d->b.value[j];
+            check_element(&d->y, i * d->out + j, y, "y");
+        }
+    for (i = 0; i < d->n; i++)
+        for (j = 0; j < d->in; j++) {
+            for (q = 0; q < d->out; q++) { u[q] = d->dy.value[i * d->out + q]; v[q] = d->w.value[q * d->in + j]; }
+            check_element(&d->dx, i * d->in + j, ordered_dot(u, v, d->out, both_w), "dx");
+        }
+    for (i = 0; i < d->out; i++) {
+        volatile float sum = 0;
+        for (q = 0; q < d->n; q++) { u[q] = d->dy.value[q * d->out + i]; sum += u[q]; }
+        if (accumulate) sum += d->db.value[i];
+        check_element(&d->db, i, sum, "db");
+        for (j = 0; j < d->in; j++) {
+            for (q = 0; q < d->n; q++) v[q] = d->x.value[q * d->in + j];
+            check_element(&d->dw, i * d->in + j,
+                          finish(ordered_dot(u, v, d->n, both_x), 1, accumulate ? 1.0f : 0.0f, d->dw.value[i * d->in + j]), "dw");
+        }
+    }
+    free(u); free(v);
+}
+
+static void test_dense(void) {
+    static const size_t SIZES[][3] = { { 7, 25, 10 }, { 33, 18, 47 }, { 1, 40, 1 }, { 19, 5, 300 } };
+    static unsigned char workspace[1 << 22];
+    size_t s, t;
+    int isa;
+    for (s = 0; s < 4; s++)
+        for (t = 0; t < 9; t++) {
+            dense d = dense_new(SIZES[s][0], SIZES[s][1], SIZES[s][2], TYPES[t % 3], TYPES[t / 3], TYPES[(t + s) % 3]);
+            for (isa = 0; isa < 4; isa++) {
+                amp_exec exec;
+                memset(&exec, 0, sizeof exec);
+                exec.workspace = workspace; exec.workspace_size = sizeof workspace;
+                if (amp_cpu_force_isa(ISAS[isa]) != AMP_OK) continue;
+                dense_check(&d, 0, &exec);
+                dense_check(&d, 1, NULL);
+            }
+            amp_cpu_force_isa(AMP_ISA_AUTO);
+            dense_free(&d);
+        }
+}
+
+/* --- refusals ---------------------------------------------------------------------------- */
+
+static void check_refused(amp_result got, amp_result code, const char* sentence) {
+    CHECK_MSG(got == code, "%d instead of %d", (int)got, (int)code);
+    CHECK_MSG(strcmp(last_sentence, sentence) == 0, "\"%s\"", last_sentence);
+    last_sentence[0] = 0;
+}
+
+static void test_refusals(void) {
+    float a[64] = { 0 }, c[64];
+    size_t i;
+    amp_exec e;
+    memset(&e, 0, sizeof e);
+    e.logger = &LOGGER;
+    for (i = 0; i < 64; i++) c[i] = 7;
+    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, a, AMP_F32, 3, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e),
+                  AMP_ERR_ARGUMENT, "amp_gemm: lda is 3, but a row of a has 5 elements");
+    check_refused(amp_gemm(AMP_TRANS, AMP_TRANS, 2, 3, 5, 1, a, AMP_F32, 2, a, AMP_F32, 4, 0, c, AMP_F32, 3, &e),
+                  AMP_ERR_ARGUMENT, "amp_gemm: ldb is 4, but a row of b has 5 elements");
+    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 2, &e),
+                  AMP_ERR_ARGUMENT, "amp_gemm: ldc is 2, but a row of c has 3 elements");
+    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, NULL, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e),
+                  AMP_ERR_ARGUMENT, "amp_gemm: a is NULL, but it has 2 x 5 elements");
+    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, a, AMP_F32, 5, a, AMP_F64, 3, 0, c, AMP_F32, 3, &e),
+                  AMP_ERR_DTYPE, "amp_gemm: b has type f64 (4); it must be f32, f16 or bf16");
+    check_refused(amp_gemm((amp_transpose)2, AMP_NO_TRANS, 2, 3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e),
+                  AMP_ERR_ARGUMENT, "amp_gemm: trans_a is 2, trans_b is 0; they must be 0 or 1");
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e)
+          == AMP_ERR_ARGUMENT);
+    CHECK(strncmp(last_sentence, "amp_gemm: a is too large: ", 26) == 0);
+    check_refused(amp_linear_forward(a, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, c, AMP_F32, 2, 3, 4, &e),
+                  AMP_ERR_ARGUMENT, "linear: w is NULL, but it has 4 x 3 elements");
+    check_refused(amp_linear_backward(a, AMP_F32, NULL, AMP_F32, a, AMP_F32, c, AMP_F32, c + 9, AMP_F32, NULL, AMP_F32, 0,
+                                      2, 3, 4, &e),
+                  AMP_ERR_ARGUMENT, "linear backward: x is NULL, but it has 2 x 3 elements");
+    for (i = 0; i < 64; i++) CHECK(c[i] == 7);
+}
+
+/* The workspace is bounded, whatever the size; 0 where the size is none. The bound is for one thread. */
+static void test_workspace(void) {
+    CHECK(amp_gemm_workspace(64, 64, 64) < 1u << 18);
+    CHECK(amp_gemm_workspace(1 << 14, 1 << 14, 1 << 14) <= (size_t)256 << 20);
+    CHECK(amp_gemm_workspace(SIZE_MAX / 2, 3, 1) == 0);
+    CHECK(amp_gemm_workspace(3, SIZE_MAX / 2, 1) == 0);
+    CHECK(amp_gemm_workspace(1, 3, SIZE_MAX / 2) == 0);
+}
+
+int main(void) {
+    TEST(test_all_types_and_transposes);
+    TEST(test_alpha_beta);
+    TEST(test_blocks);
+    TEST(test_random_shapes);
+    TEST(test_special_values);
+    TEST(test_bf16_order);
+    TEST(test_nothing_to_do);
+    TEST(test_error_bound);
+    TEST(test_dense);
+    TEST(test_refusals);
+    TEST(test_workspace);
+    TEST_END();
+}

@@ -1,0 +1,1498 @@
+/* test_model.c - the graph: shapes, mistakes, types, casts, memory, and the gradients of whole models against a
+   reference in double precision that is written here, shares no code with the library, and uses no memory twice. */
+#include "../amp.h"
+#include "test.h"
+#include <math.h>
+
+static char heard[512];
+static void listen(amp_result code, const char* sentence, void* user_data) {
+    (void)code; (void)user_data;
+    snprintf(heard, sizeof heard, "%s", sentence);
+}
+
+static amp_model_desc model_desc(int batch, amp_level level, amp_dtype low) {
+    amp_model_desc d;
+    memset(&d, 0, sizeof d);
+    d.batch = batch;
+    d.precision.level = level;
+    d.precision.low_dtype = low;
+    d.logger.log = listen;
+    d.seed = 42;
+    return d;
+}
+static amp_model* new_model(int batch, amp_level level, amp_dtype low) {
+    amp_model_desc d = model_desc(batch, level, low);
+    amp_model* m = NULL;
+    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    return m;
+}
+static amp_value conv(amp_model* m, amp_value x, int out, int kernel, int stride, int padding) {
+    amp_conv2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.padding = padding;
+    return amp_conv2d(m, x, &d);
+}
+static const amp_layer* layer_of(const amp_model* m, amp_value v) { return amp_model_layer(m, amp_model_layer_of(m, v)); }
+
+/* ======================================================================================= */
+/* The reference: the same graph in double, naive loops, one buffer per value.              */
+/* ======================================================================================= */
+
+enum { MAX_NODES = 96, MAX_PARAMS = 160 };
+typedef struct node {
+    amp_op op;
+    int in[2], inputs, c, h, w;
+    int kernel, stride, pad, dilation, groups, exclude_pad;    /* conv, pools */
+    int weight, bias;                                          /* parameter numbers, or -1 */
+    double eps, loss_weight, smoothing;
+    int index;                                                 /* of an input or a loss */
+    amp_value v;
+    double *x[2], *y, *dy, *mean, *invstd, *running_mean, *running_var;
+} node;
+static node net[MAX_NODES];
+static int net_size, net_params, net_inputs, net_losses, net_batch;
+static double* param_value[MAX_PARAMS];
+static double* param_grad[MAX_PARAMS];
+static amp_model* net_model;
+
+static size_t features(const node* n) { return (size_t)n->c * (size_t)n->h * (size_t)n->w; }
+static double* zeros(size_t n) {
+    double* p = (double*)calloc(n ? n : 1, sizeof *p);
+    if (!p) exit(2);
+    return p;
+}
+static int is_loss(const node* n) { return n->op == AMP_OP_SOFTMAX_CROSS_ENTROPY || n->op == AMP_OP_MSE || n->op == AMP_OP_BCE_WITH_LOGITS; }
+
+static void net_begin(amp_model* m, int batch) {
+    net_model = m;
+    net_batch = batch;
+    net_size = net_params = net_inputs = net_losses = 0;
+}
+static int net_node(amp_op op, int a, int b, int c, int h, int w, amp_value v) {
+    node* n = &net[net_size];
+    memset(n, 0, sizeof *n);
+    n->op = op; n->in[0] = a; n->in[1] = b; n->inputs = (a >= 0) + (b >= 0);
+    n->c = c; n->h = h; n->w = w; n->v = v;
+    n->weight = n->bias = -1;
+    if (op == AMP_OP_CONV2D || op == AMP_OP_LINEAR || op == AMP_OP_BATCH_NORM || op == AMP_OP_LAYER_NORM) {
+        n->weight = net_params++;
+        n->bias = net_params++;
+    }
+    return net_size++;
+}
+
+/* The builders add to both graphs; a value is known by its number. */
+static int b_input(int c, int h, int w) {
+    int i = net_node(AMP_OP_INPUT, -1, -1, c, h, w, amp_input(net_model, c, h, w));
+    net[i].index = net_inputs++;
+    return i;
+}
+static int b_conv(int x, int out, int kernel, int stride, int pad, int dilation, int groups, int no_bias) {
+    amp_conv2d_desc d;
+    int i, reach = dilation * (kernel - 1) + 1;
+    memset(&d, 0, sizeof d);
+    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.padding = pad; d.dilation = dilation; d.groups = groups;
+    d.no_bias = no_bias;
+    i = net_node(AMP_OP_CONV2D, x, -1, out, (net[x].h + 2 * pad - reach) / stride + 1, (net[x].w + 2 * pad - reach) / stride + 1,
+                 amp_conv2d(net_model, net[x].v, &d));
+    net[i].kernel = kernel; net[i].stride = stride; net[i].pad = pad; net[i].dilation = dilation; net[i].groups = groups;
+    if (no_bias) { net[i].bias = -1; net_params--; }
+    return i;
+}
+static int b_linear(int x, int out) { return net_node(AMP_OP_LINEAR, x, -1, out, 1, 1, amp_linear(net_model, net[x].v, out)); }
+static int b_pool(int x, amp_pool kind, int kernel, int stride, int pad, int exclude_pad) {
+    amp_pool2d_desc d;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.kind = kind; d.kernel = kernel; d.stride = stride; d.padding = pad; d.exclude_pad = exclude_pad;
+    i = net_node(kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x, -1, net[x].c, (net[x].h + 2 * pad - kernel) / stride + 1,
+                 (net[x].w + 2 * pad - kernel) / stride + 1, amp_pool2d(net_model, net[x].v, &d));
+    net[i].kernel = kernel; net[i].stride = stride; net[i].pad = pad; net[i].exclude_pad = exclude_pad;
+    return i;
+}
+static int b_norm(int x, amp_op op, float eps) {
+    amp_norm_desc d;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.eps = eps;
+    i = net_node(op, x, -1, net[x].c, net[x].h, net[x].w,
+                 op == AMP_OP_BATCH_NORM ? amp_batch_norm(net_model, net[x].v, &d) : amp_layer_norm(net_model, net[x].v, &d));
+    net[i].eps = (double)eps;
+    return i;
+}
+static int b_same(int x, amp_op op) {
+    amp_value v = net[x].v;
+    if (op == AMP_OP_RELU) v = amp_relu(net_model, v);
+    if (op == AMP_OP_GELU) v = amp_gelu(net_model, v);
+    if (op == AMP_OP_TANH) v = amp_tanh(net_model, v);
+    if (op == AMP_OP_SIGMOID) v = amp_sigmoid(net_model, v);
+    if (op == AMP_OP_SOFTMAX) v = amp_softmax(net_model, v);
+    if (op == AMP_OP_DROPOUT) v = amp_dropout(net_model, v, 0.0f);
+    return net_node(op, x, -1, net[x].c, net[x].h, net[x].w, v);
+}
+static int b_flatten(int x) { return net_node(AMP_OP_FLATTEN, x, -1, (int)features(&net[x]), 1, 1, amp_flatten(net_model, net[x].v)); }
+static int b_add(int a, int b) { return net_node(AMP_OP_ADD, a, b, net[a].c, net[a].h, net[a].w, amp_add(net_model, net[a].v, net[b].v)); }
+static int b_concat(int a, int b) {
+    return net_node(AMP_OP_CONCAT, a, b, net[a].c + net[b].c, net[a].h, net[a].w, amp_concat(net_model, net[a].v, net[b].v));
+}
+static int b_loss(int x, amp_op op, float weight, float smoothing) {
+    amp_loss_desc d;
+    amp_value v;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.weight = weight; d.smoothing = smoothing;
+    if (op == AMP_OP_MSE) v = amp_mse(net_model, net[x].v, &d);
+    else if (op == AMP_OP_BCE_WITH_LOGITS) v = amp_bce_with_logits(net_model, net[x].v, &d);
+    else v = amp_softmax_cross_entropy(net_model, net[x].v, &d);
+    i = net_node(op, x, -1, 1, 1, 1, v);
+    net[i].loss_weight = weight != 0.0f ? (double)weight : 1.0;
+    net[i].smoothing = (double)smoothing;
+    net[i].index = net_losses++;
+    return i;
+}
+
+/* Rounding to a stored type; FP32 counts as exact here. */
+static double rounded(double x, amp_dtype t) {
+    if (t == AMP_F16) return amp_half_to_double(amp_half_from_double(x));
+    if (t == AMP_BF16) return amp_bfloat16_to_double(amp_bfloat16_from_double(x));
+    return x;
+}
+
+/* After finalize: buffers, and the weights as the layers read them. */
+static void net_alloc(void) {
+    amp_param* p;
+    int i, j, count;
+    size_t k;
+    p = amp_model_params(net_model, &count);
+    CHECK_MSG(count == net_params, "%d parameters, the reference has %d", count, net_params);
+    for (i = 0; i < net_params; i++) { param_value[i] = zeros(p[i].count); param_grad[i] = zeros(p[i].count); }
+    for (i = 0; i < net_size; i++) {
+        node* n = &net[i];
+        const amp_layer* l = amp_model_layer(net_model, i);
+        CHECK_MSG(l->op == n->op && l->channels == n->c && l->height == n->h && l->width == n->w, "layer %d '%s' is %dx%dx%d", i, l->name,
+                  l->channels, l->height, l->width);
+        n->y = zeros(features(n) * (size_t)net_batch);
+        n->dy = zeros(features(n) * (size_t)net_batch);
+        for (j = 0; j < n->inputs; j++) n->x[j] = zeros(features(&net[n->in[j]]) * (size_t)net_batch);
+        if (n->op == AMP_OP_BATCH_NORM || n->op == AMP_OP_LAYER_NORM) {
+            size_t stats = (size_t)(n->c > net_batch ? n->c : net_batch);
+            n->mean = zeros(stats); n->invstd = zeros(stats); n->running_mean = zeros(stats); n->running_var = zeros(stats);
+            for (k = 0; k < stats; k++) n->running_var[k] = 1.0;
+        }
+        for (j = 0; j < 2; j++) {
+            int q = j ? n->bias : n->weight;
+            for (k = 0; q >= 0 && k < p[q].count; k++) {
+                double w = p[q].master ? (double)p[q].master[k]
+                         : p[q].low_dtype == AMP_F16 ? amp_half_to_double(((const amp_half*)p[q].low)[k])
+                                                     : amp_bfloat16_to_double(((const amp_bfloat16*)p[q].low)[k]);
+                param_value[q][k] = rounded(w, l->param_dtype);
+            }
+        }
+    }
+}
+static void net_free(void) {
+    int i;
+    for (i = 0; i < net_params; i++) { free(param_value[i]); free(param_grad[i]); }
+    for (i = 0; i < net_size; i++) {
+        node* n = &net[i];
+        free(n->x[0]); free(n->x[1]); free(n->y); free(n->dy); free(n->mean); free(n->invstd); free(n->running_mean); free(n->running_var);
+    }
+}
+
+/* --- forward ---------------------------------------------------------------------------- */
+
+/* f(position in x, position in w, position in y) for every product of a convolution. */
+typedef void (*conv_term)(const node* n, size_t x, size_t w, size_t y);
+static void conv_each(const node* n, conv_term f) {
+    const node* in = &net[n->in[0]];
+    int b, o, c, y, x, i, j, cg = in->c / n->groups, og = n->c / n->groups;
+    for (b = 0; b < net_batch; b++)
+        for (o = 0; o < n->c; o++)
+            for (y = 0; y < n->h; y++)
+                for (x = 0; x < n->w; x++)
+                    for (c = 0; c < cg; c++)
+                        for (i = 0; i < n->kernel; i++)
+                            for (j = 0; j < n->kernel; j++) {
+                                int iy = y * n->stride - n->pad + i * n->dilation, ix = x * n->stride - n->pad + j * n->dilation;
+                                if (iy < 0 || iy >= in->h || ix < 0 || ix >= in->w) continue;
+                                f(n, (size_t)(((b * in->c + o / og * cg + c) * in->h + iy) * in->w + ix),
+                                  (size_t)(((o * cg + c) * n->kernel + i) * n->kernel + j), (size_t)(((b * n->c + o) * n->h + y) * n->w + x));
+                            }
+}
+static void conv_forward_term(const node* n, size_t x, size_t w, size_t y) { n->y[y] += n->x[0][x] * param_value[n->weight][w]; }
+static void conv_forward(const node* n) {
+    size_t k, area = (size_t)n->h * (size_t)n->w;
+    for (k = 0; k < features(n) * (size_t)net_batch; k++) n->y[k] = n->bias >= 0 ? param_value[n->bias][k / area % (size_t)n->c] : 0.0;
+    conv_each(n, conv_forward_term);
+}
+
+static void linear_forward(const node* n) {
+    size_t b, o, i, in = features(&net[n->in[0]]), out = (size_t)n->c;
+    for (b = 0; b < (size_t)net_batch; b++)
+        for (o = 0; o < out; o++) {
+            double s = param_value[n->bias][o];
+            for (i = 0; i < in; i++) s += n->x[0][b * in + i] * param_value[n->weight][o * in + i];
+            n->y[b * out + o] = s;
+        }
+}
+
+/* Gives y (backward == 0) or spreads dy into dx. */
+static void pool_run(const node* n, double* dx) {
+    const node* in = &net[n->in[0]];
+    int plane, y, x, i, j;
+    for (plane = 0; plane < net_batch * n->c; plane++)
+        for (y = 0; y < n->h; y++)
+            for (x = 0; x < n->w; x++) {
+                size_t at = (size_t)((plane * n->h + y) * n->w + x), best = 0;
+                double sum = 0.0, most = -HUGE_VAL, share;
+                int inside = 0, pass;
+                for (pass = 0; pass < 2; pass++) {
+                    share = n->dy[at] / (n->exclude_pad ? inside : n->kernel * n->kernel);
+                    for (i = 0; i < n->kernel; i++)
+                        for (j = 0; j < n->kernel; j++) {
+                            int iy = y * n->stride - n->pad + i, ix = x * n->stride - n->pad + j;
+                            size_t from = (size_t)((plane * in->h + iy) * in->w + ix);
+                            if (iy < 0 || iy >= in->h || ix < 0 || ix >= in->w) continue;
+                            if (pass == 1) { if (dx && n->op == AMP_OP_AVG_POOL2D) dx[from] += share; continue; }
+                            inside++;
+                            sum += n->x[0][from];
+                            if (n->x[0][from] > most) { most = n->x[0][from]; best = from; }
+                        }
+                }
+                if (!dx) n->y[at] = n->op == AMP_OP_MAX_POOL2D ? most : sum / (n->exclude_pad ? inside : n->kernel * n->kernel);
+                else if (n->op == AMP_OP_MAX_POOL2D) dx[best] += n->dy[at];
+            }
+}
+
+/* Norms: element k of the batch belongs to group g (a channel, or a sample) and has parameter q. */
+static void norm_place(const node* n, size_t k, size_t* g, size_t* q) {
+    size_t area = (size_t)n->h * (size_t)n->w;
+    if (n->op == AMP_OP_BATCH_NORM) *g = *q = k / area % (size_t)n->c;
+    else { *g = k / features(n); *q = k % features(n); }
+}
+static size_t norm_groups(const node* n) { return (size_t)(n->op == AMP_OP_BATCH_NORM ? n->c : net_batch); }
+static void norm_forward(node* n, int training) {
+    size_t total = features(n) * (size_t)net_batch, groups = norm_groups(n), k, g, q;
+    double count = (double)(total / groups);
+    if (n->op == AMP_OP_LAYER_NORM || training) {
+        for (g = 0; g < groups; g++) n->mean[g] = n->invstd[g] = 0.0;
+        for (k = 0; k < total; k++) { norm_place(n, k, &g, &q); n->mean[g] += n->x[0][k] / count; }
+        for (k = 0; k < total; k++) { norm_place(n, k, &g, &q); n->invstd[g] += (n->x[0][k] - n->mean[g]) * (n->x[0][k] - n->mean[g]) / count; }
+        for (g = 0; g < groups; g++) {
+            if (n->op == AMP_OP_BATCH_NORM) {
+                n->running_mean[g] = 0.9 * n->running_mean[g] + 0.1 * n->mean[g];
+                n->running_var[g] = 0.9 * n->running_var[g] + 0.1 * n->invstd[g] * count / (count - 1.0);
+            }
+            n->invstd[g] = 1.0 / sqrt(n->invstd[g] + n->eps);
+        }
+    } else {
+        for (g = 0; g < groups; g++) { n->mean[g] = n->running_mean[g]; n->invstd[g] = 1.0 / sqrt(n->running_var[g] + n->eps); }
+    }
+    for (k = 0; k < total; k++) {
+        norm_place(n, k, &g, &q);
+        n->y[k] = (n->x[0][k] - n->mean[g]) * n->invstd[g] * param_value[n->weight][q] + param_value[n->bias][q];
+    }
+}
+
+static double phi(double x) { return 0.5 * (1.0 + erf(x / sqrt(2.0))); }
+static double act(amp_op op, double x) {
+    if (op == AMP_OP_RELU) return x > 0.0 ? x : 0.0;
+    if (op == AMP_OP_GELU) return x * phi(x);
+    if (op == AMP_OP_TANH) return tanh(x);
+    if (op == AMP_OP_SIGMOID) return 1.0 / (1.0 + exp(-x));
+    return x;   /* dropout with p = 0, flatten */
+}
+/* From the stored output, as the library does; the GELU from its input. */
+static double act_slope(amp_op op, double x, double y) {
+    if (op == AMP_OP_RELU) return y > 0.0 ? 1.0 : 0.0;
+    if (op == AMP_OP_GELU) return phi(x) + x * exp(-0.5 * x * x) / sqrt(2.0 * 3.14159265358979323846);
+    if (op == AMP_OP_TANH) return 1.0 - y * y;
+    if (op == AMP_OP_SIGMOID) return y * (1.0 - y);
+    return 1.0;
+}
+
+static void softmax_row(const double* x, double* y, size_t d) {
+    double most = x[0], sum = 0.0;
+    size_t i;
+    for (i = 1; i < d; i++) if (x[i] > most) most = x[i];
+    for (i = 0; i < d; i++) sum += y[i] = exp(x[i] - most);
+    for (i = 0; i < d; i++) y[i] /= sum;
+}
+
+static double loss_value(const node* n, const void* target) {
+    size_t d = features(&net[n->in[0]]), rows = (size_t)net_batch, i, r;
+    const float* t = (const float*)target;
+    double sum = 0.0, *p = zeros(d);
+    for (i = 0; n->op == AMP_OP_MSE && i < rows * d; i++) sum += (n->x[0][i] - (double)t[i]) * (n->x[0][i] - (double)t[i]) / (double)(rows * d);
+    for (i = 0; n->op == AMP_OP_BCE_WITH_LOGITS && i < rows * d; i++) {
+        double x = n->x[0][i];
+        sum += ((x > 0 ? x : 0.0) - x * (double)t[i] + log1p(exp(-fabs(x)))) / (double)(rows * d);
+    }
+    for (r = 0; n->op == AMP_OP_SOFTMAX_CROSS_ENTROPY && r < rows; r++) {
+        softmax_row(n->x[0] + r * d, p, d);
+        for (i = 0; i < d; i++) {
+            double want = (i == (size_t)((const int32_t*)target)[r] ? 1.0 - n->smoothing : 0.0) + n->smoothing / (double)d;
+            sum -= want * log(p[i]) / (double)rows;
+        }
+    }
+    free(p);
+    return sum;
+}
+
+/* Returns the weighted loss. Values are rounded to the types that the model says it stores and computes in. */
+static double net_forward(const amp_batch* batch, int training) {
+    double loss = 0.0;
+    size_t k;
+    int i, j;
+    for (i = 0; i < net_size; i++) {
+        node* n = &net[i];
+        const amp_layer* l = amp_model_layer(net_model, i);
+        size_t total = features(n) * (size_t)net_batch, d = features(n);
+        for (j = 0; j < n->inputs; j++)
+            for (k = 0; k < features(&net[n->in[j]]) * (size_t)net_batch; k++) n->x[j][k] = rounded(net[n->in[j]].y[k], l->compute_dtype);
+        switch (n->op) {
+            case AMP_OP_INPUT: for (k = 0; k < total; k++) n->y[k] = (double)((const float*)batch->inputs[n->index])[k]; break;
+            case AMP_OP_CONV2D: conv_forward(n); break;
+            case AMP_OP_LINEAR: linear_forward(n); break;
+            case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: pool_run(n, NULL); break;
+            case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: norm_forward(n, training); break;
+            case AMP_OP_SOFTMAX: for (k = 0; k < (size_t)net_batch; k++) softmax_row(n->x[0] + k * d, n->y + k * d, d); break;
+            case AMP_OP_ADD: for (k = 0; k < total; k++) n->y[k] = n->x[0][k] + n->x[1][k]; break;
+            case AMP_OP_CONCAT: {
+                size_t da = features(&net[n->in[0]]), db = features(&net[n->in[1]]);
+                for (k = 0; k < total; k++) n->y[k] = k % d < da ? n->x[0][k / d * da + k % d] : n->x[1][k / d * db + k % d - da];
+                break;
+            }
+            case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
+                if (batch->targets[n->index]) loss += n->loss_weight * loss_value(n, batch->targets[n->index]);
+                break;
+            default: for (k = 0; k < total; k++) n->y[k] = act(n->op, n->x[0][k]); break;
+        }
+        for (k = 0; k < total; k++) n->y[k] = rounded(n->y[k], l->storage_dtype);
+    }
+    return loss;
+}
+
+/* --- backward ----------------------------------------------------------------------------- */
+
+static double* conv_dx;
+static void conv_backward_term(const node* n, size_t x, size_t w, size_t y) {
+    param_grad[n->weight][w] += n->dy[y] * n->x[0][x];
+    conv_dx[x] += n->dy[y] * param_value[n->weight][w];
+}
+static void linear_backward(const node* n, double* dx) {
+    size_t b, o, i, in = features(&net[n->in[0]]), out = (size_t)n->c;
+    for (b = 0; b < (size_t)net_batch; b++)
+        for (o = 0; o < out; o++) {
+            double g = n->dy[b * out + o];
+            param_grad[n->bias][o] += g;
+            for (i = 0; i < in; i++) {
+                param_grad[n->weight][o * in + i] += g * n->x[0][b * in + i];
+                dx[b * in + i] += g * param_value[n->weight][o * in + i];
+            }
+        }
+}
+static void norm_backward(const node* n, double* dx) {
+    size_t total = features(n) * (size_t)net_batch, groups = norm_groups(n), k, g, q;
+    double count = (double)(total / groups), *s0 = zeros(groups), *s1 = zeros(groups);
+    for (k = 0; k < total; k++) {
+        double xhat, dxhat;
+        norm_place(n, k, &g, &q);
+        xhat = (n->x[0][k] - n->mean[g]) * n->invstd[g];
+        dxhat = n->dy[k] * param_value[n->weight][q];
+        s0[g] += dxhat;
+        s1[g] += dxhat * xhat;
+        param_grad[n->weight][q] += n->dy[k] * xhat;
+        param_grad[n->bias][q] += n->dy[k];
+    }
+    for (k = 0; k < total; k++) {
+        norm_place(n, k, &g, &q);
+        dx[k] += n->invstd[g] * (n->dy[k] * param_value[n->weight][q] - s0[g] / count - (n->x[0][k] - n->mean[g]) * n->invstd[g] * s1[g] / count);
+    }
+    free(s0); free(s1);
+}
+static void loss_backward(const node* n, const void* target, double scale, double* dx) {
+    size_t d = features(&net[n->in[0]]), rows = (size_t)net_batch, i, r;
+    const float* t = (const float*)target;
+    double each = scale * n->loss_weight / (double)(rows * d), *p = zeros(d);
+    for (i = 0; n->op == AMP_OP_MSE && i < rows * d; i++) dx[i] += each * 2.0 * (n->x[0][i] - (double)t[i]);
+    for (i = 0; n->op == AMP_OP_BCE_WITH_LOGITS && i < rows * d; i++) dx[i] += each * (1.0 / (1.0 + exp(-n->x[0][i])) - (double)t[i]);
+    for (r = 0; n->op == AMP_OP_SOFTMAX_CROSS_ENTROPY && r < rows; r++) {
+        softmax_row(n->x[0] + r * d, p, d);
+        for (i = 0; i < d; i++) {
+            double want = (i == (size_t)((const int32_t*)target)[r] ? 1.0 - n->smoothing : 0.0) + n->smoothing / (double)d;
+            dx[r * d + i] += each * (double)d * (p[i] - want);
+        }
+    }
+    free(p);
+}
+static void softmax_backward(const node* n, double* dx) {
+    size_t d = features(n), r, i;
+    for (r = 0; r < (size_t)net_batch; r++) {
+        double dot = 0.0;
+        for (i = r * d; i < (r + 1) * d; i++) dot += n->dy[i] * n->y[i];
+        for (i = r * d; i < (r + 1) * d; i++) dx[i] += n->y[i] * (n->dy[i] - dot);
+    }
+}
+
+/* Leaves the gradients of scale * loss in param_grad. */
+static void net_backward(const amp_batch* batch, double scale) {
+    amp_param* p = amp_model_params(net_model, NULL);
+    size_t k;
+    int i, j;
+    for (i = 0; i < net_params; i++) for (k = 0; k < p[i].count; k++) param_grad[i][k] = 0.0;
+    for (i = 0; i < net_size; i++) for (k = 0; k < features(&net[i]) * (size_t)net_batch; k++) net[i].dy[k] = 0.0;
+    for (i = net_size - 1; i >= 0; i--) {
+        node* n = &net[i];
+        const amp_layer* l = amp_model_layer(net_model, i);
+        size_t total = features(n) * (size_t)net_batch, d = features(n), area = (size_t)n->h * (size_t)n->w;
+        double* dx[2] = { NULL, NULL };
+        for (k = 0; k < total; k++) n->dy[k] = rounded(n->dy[k], l->storage_dtype);
+        for (j = 0; j < n->inputs; j++) dx[j] = zeros(features(&net[n->in[j]]) * (size_t)net_batch);
+        switch (n->op) {
+            case AMP_OP_INPUT: break;
+            case AMP_OP_CONV2D:
+                conv_dx = dx[0];
+                conv_each(n, conv_backward_term);
+                for (k = 0; n->bias >= 0 && k < total; k++) param_grad[n->bias][k / area % (size_t)n->c] += n->dy[k];
+                break;
+            case AMP_OP_LINEAR: linear_backward(n, dx[0]); break;
+            case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: pool_run(n, dx[0]); break;
+            case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: norm_backward(n, dx[0]); break;
+            case AMP_OP_SOFTMAX: softmax_backward(n, dx[0]); break;
+            case AMP_OP_ADD: for (k = 0; k < total; k++) { dx[0][k] = n->dy[k]; dx[1][k] = n->dy[k]; } break;
+            case AMP_OP_CONCAT: {
+                size_t da = features(&net[n->in[0]]), db = features(&net[n->in[1]]);
+                for (k = 0; k < total; k++) *(k % d < da ? &dx[0][k / d * da + k % d] : &dx[1][k / d * db + k % d - da]) = n->dy[k];
+                break;
+            }
+            case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS:
+                loss_backward(n, batch->targets[n->index], scale, dx[0]);
+                break;
+            default: for (k = 0; k < total; k++) dx[0][k] = n->dy[k] * act_slope(n->op, n->x[0][k], n->y[k]); break;
+        }
+        for (j = 0; j < n->inputs; j++) {
+            node* in = &net[n->in[j]];
+            for (k = 0; k < features(in) * (size_t)net_batch; k++) in->dy[k] += rounded(dx[j][k], l->compute_dtype);
+            free(dx[j]);
+        }
+    }
+}
+
+/* --- comparison ----------------------------------------------------------------------------- */
+
+static float* input_data[AMP_MAX_INPUTS];
+static void* target_data[AMP_MAX_LOSSES];
+
+static void fill_batch(amp_batch* b) {
+    int i;
+    size_t k;
+    memset(b, 0, sizeof *b);
+    b->n = net_batch;
+    for (i = 0; i < net_size; i++) {
+        const node* n = &net[i];
+        if (n->op == AMP_OP_INPUT) {
+            size_t total = features(n) * (size_t)net_batch;
+            float* x = (float*)malloc(total * sizeof *x);
+            for (k = 0; k < total; k++) x[k] = test_uniform();
+            b->inputs[n->index] = input_data[n->index] = x;
+        } else if (is_loss(n)) {
+            size_t d = features(&net[n->in[0]]), total = d * (size_t)net_batch;
+            float* t = (float*)malloc(total * sizeof *t);
+            for (k = 0; k < total; k++) t[k] = n->op == AMP_OP_MSE ? test_uniform() : 0.5f + 0.5f * test_uniform();
+            for (k = 0; n->op == AMP_OP_SOFTMAX_CROSS_ENTROPY && k < (size_t)net_batch; k++) ((int32_t*)(void*)t)[k] = (int32_t)(test_random() % d);
+            b->targets[n->index] = target_data[n->index] = t;
+        }
+    }
+}
+static void free_batch(void) {
+    int i;
+    for (i = 0; i < net_inputs; i++) free(input_data[i]);
+    for (i = 0; i < net_losses; i++) free(target_data[i]);
+}
+
+/* |a - b| over |b| of n numbers, with `floor` added to the denominator. */
+static double relative_error(const float* a, const double* b, double b_factor, size_t n, double floor) {
+    double diff = 0.0, norm = 0.0;
+    size_t k;
+    for (k = 0; k < n; k++) {
+        double want = b[k] * b_factor, e = (double)a[k] - want;
+        if (!(e * e < HUGE_VAL)) return HUGE_VAL;
+        diff += e * e;
+        norm += want * want;
+    }
+    return sqrt(diff) / (sqrt(norm) + floor);
+}
+
+static double worst_gradient[4], worst_value[4];     /* by amp_dtype, for the closing line */
+
+/* Runs one training step with learning rate 0 and compares loss and gradients; then every value in evaluation mode, with
+   the running statistics that the step has left. `bound` is on relative L2 errors. A gradient that is 100 times smaller
+   than all together may be what is left of larger ones (a bias before batch norm has none at all): it is compared with
+   1 % of all. */
+static void compare(amp_dtype low, double bound, const char* what) {
+    const double scale = low == AMP_F16 ? 1024.0 : 1.0;
+    amp_batch b;
+    amp_step_info info;
+    amp_param* p = amp_model_params(net_model, NULL);
+    double want, all = 0.0;
+    int i;
+    size_t k;
+    fill_batch(&b);
+    CHECK_MSG(amp_train_step(net_model, &b, &info) == AMP_OK, "%s: %s", what, amp_model_error(net_model));
+    CHECK_MSG(info.outcome == AMP_STEP_APPLIED, "%s: %s", what, info.message);
+    want = net_forward(&b, 1);
+    net_backward(&b, scale);
+    CHECK_MSG(fabs((double)info.loss - want) <= bound * (fabs(want) + 1e-3), "%s: loss %.9g, reference %.9g", what, (double)info.loss, want);
+    for (i = 0; i < net_params; i++) for (k = 0; k < p[i].count; k++) all += param_grad[i][k] * param_grad[i][k];
+    for (i = 0; i < net_params; i++) {
+        double e = relative_error((const float*)p[i].grad, param_grad[i], 1.0, p[i].count, 1e-2 * sqrt(all));
+        CHECK_MSG(e <= bound, "%s: gradient of %s is off by %g", what, p[i].name, e);
+        if (e > worst_gradient[low]) worst_gradient[low] = e;
+    }
+    net_forward(&b, 0);
+    for (i = 0; i < net_size; i++) {
+        size_t total = features(&net[i]) * (size_t)net_batch;
+        float* out = (float*)malloc(total * sizeof *out);
+        double e;
+        if (is_loss(&net[i])) { free(out); continue; }
+        CHECK(amp_predict(net_model, &b, net[i].v, out) == AMP_OK);
+        e = relative_error(out, net[i].y, 1.0, total, 1e-3);
+        CHECK_MSG(e <= bound, "%s: value of '%s' is off by %g", what, amp_model_layer(net_model, i)->name, e);
+        if (e > worst_value[low]) worst_value[low] = e;
+        free(out);
+    }
+    free_batch();
+}
+
+/* A model that trains with learning rate 0 and a static loss scale, so that gradients can be looked at. */
+static amp_model* still_model(int batch, amp_level level, amp_dtype low, amp_style style) {
+    amp_model_desc d = model_desc(batch, level, level == AMP_O0 ? AMP_DTYPE_DEFAULT : low);
+    amp_scaler_desc s;
+    amp_model* m = NULL;
+    memset(&s, 0, sizeof s);
+    s.preset = AMP_SCALER_STATIC;
+    s.init_scale = low == AMP_F16 ? 1024.0f : 1.0f;
+    d.scaler = &s;
+    d.precision.style = style;
+    d.optimizer.lr = (float)AMP_ZERO;
+    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    return m;
+}
+
+/* Bounds. FP32: u = 2^-24; the longest sums here have 300 terms, about 12 layers follow each other, and a sum of k terms
+   is off by at most k*u of the sum of magnitudes: 12 * 300 * u = 2e-4. 16 bits: values and gradients are rounded alike in
+   the reference, so only those that lie so near a rounding border that FP32 and double fall on different sides differ, by
+   one u (2^-11, 2^-8) each; that all of 24 roundings on the way, there and back, do is the worst case: 24 u. */
+static double bound_of(amp_dtype low) { return low == AMP_F32 ? 2e-4 : low == AMP_F16 ? 24.0 / 2048.0 : 24.0 / 256.0; }
+
+typedef void (*graph_fn)(void);
+static void every_precision(graph_fn build, int batch, const char* what) {
+    static const struct { amp_level level; amp_dtype low; amp_style style; } kinds[] = {
+        { AMP_O0, AMP_F32, AMP_STYLE_PYTORCH },
+        { AMP_O1, AMP_F16, AMP_STYLE_PYTORCH }, { AMP_O1, AMP_BF16, AMP_STYLE_PYTORCH },
+        { AMP_O1, AMP_F16, AMP_STYLE_MINDSPORE }, { AMP_O1, AMP_BF16, AMP_STYLE_MINDSPORE },
+        { AMP_O2, AMP_F16, AMP_STYLE_PYTORCH }, { AMP_O2, AMP_BF16, AMP_STYLE_PYTORCH },
+        { AMP_O3, AMP_F16, AMP_STYLE_PYTORCH }, { AMP_O3, AMP_BF16, AMP_STYLE_PYTORCH } };
+    int i;
+    for (i = 0; i < (int)(sizeof kinds / sizeof *kinds); i++) {
+        char name[80];
+        amp_model* m = still_model(batch, kinds[i].level, kinds[i].low, kinds[i].style);
+        snprintf(name, sizeof name, "%s %s %s%s", what, amp_level_name(kinds[i].level), amp_dtype_name(kinds[i].low),
+                 kinds[i].style ? " mindspore" : "");
+        net_begin(m, batch);
+        build();
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s: %s", name, amp_model_error(m));
+        if (amp_model_layer_count(m)) {
+            net_alloc();
+            compare(kinds[i].low, bound_of(kinds[i].low), name);
+            net_free();
+        }
+        amp_model_destroy(m);
+    }
+}
+
+/* --- graphs ------------------------------------------------------------------------------------ */
+
+/* Every layer type, two inputs (one declared late), residuals, x + x, a concat of a value with itself, a value with many
+   consumers, three losses, a head for prediction only. */
+static void every_layer(void) {
+    int x = b_input(4, 9, 8), late, a, b, c, d, e, logits;
+    a = b_conv(x, 6, 3, 1, 1, 1, 1, 0);
+    a = b_same(b_norm(a, AMP_OP_BATCH_NORM, 0.01f), AMP_OP_RELU);
+    b = b_conv(a, 6, 3, 1, 2, 2, 2, 1);                 /* dilated, grouped, no bias */
+    b = b_same(b, AMP_OP_TANH);
+    b = b_add(b, a);                                    /* residual */
+    c = b_add(b, b);
+    late = b_input(12, 9, 8);
+    c = b_concat(c, b_same(b, AMP_OP_SIGMOID));
+    c = b_add(c, late);
+    c = b_same(c, AMP_OP_DROPOUT);
+    d = b_pool(c, AMP_POOL_MAX, 3, 2, 1, 0);
+    e = b_pool(c, AMP_POOL_AVERAGE, 3, 2, 1, 1);
+    d = b_norm(b_add(d, e), AMP_OP_LAYER_NORM, 0.01f);
+    d = b_same(d, AMP_OP_GELU);
+    d = b_pool(d, AMP_POOL_AVERAGE, 2, 1, 1, 0);
+    d = b_conv(d, 12, 1, 1, 0, 1, 12, 0);               /* depthwise */
+    e = b_flatten(d);
+    logits = b_linear(b_same(b_linear(e, 16), AMP_OP_RELU), 7);
+    b_loss(logits, AMP_OP_SOFTMAX_CROSS_ENTROPY, 0.0f, 0.1f);
+    b_same(logits, AMP_OP_SOFTMAX);
+    b_loss(b_linear(b_same(b_linear(d, 5), AMP_OP_SOFTMAX), 3), AMP_OP_MSE, 0.5f, 0.0f);
+    b_loss(b_linear(b_concat(e, e), 4), AMP_OP_BCE_WITH_LOGITS, 2.0f, 0.0f);
+}
+static void test_gradients_every_layer(void) { every_precision(every_layer, 4, "every layer"); }
+
+/* In-place layers after layers whose backward pass needs their own output, and before several readers. */
+static void in_place_traps(void) {
+    int x = b_input(6, 1, 1), a = b_linear(x, 8), b, c;
+    b = b_same(b_same(a, AMP_OP_TANH), AMP_OP_RELU);        /* relu must not overwrite tanh's output */
+    b = b_same(b_same(b_linear(b, 8), AMP_OP_RELU), AMP_OP_DROPOUT);
+    b = b_same(b_same(b_linear(b, 8), AMP_OP_DROPOUT), AMP_OP_SIGMOID);
+    c = b_linear(b, 8);
+    b = b_add(b_same(c, AMP_OP_RELU), b_same(c, AMP_OP_TANH));     /* two would-be in-place readers */
+    b = b_add(b, c);
+    b = b_same(b_flatten(b_same(b, AMP_OP_SIGMOID)), AMP_OP_RELU);
+    b_flatten(b);
+    b = b_same(b_linear(b, 8), AMP_OP_SOFTMAX);
+    b = b_same(b, AMP_OP_RELU);
+    b_loss(b, AMP_OP_MSE, 1.0f, 0.0f);
+    b_loss(b_same(a, AMP_OP_RELU), AMP_OP_MSE, 1.0f, 0.0f);
+}
+static void test_gradients_in_place(void) { every_precision(in_place_traps, 5, "in place"); }
+
+/* A value that flatten shows to predictions while an in-place layer takes its memory. */
+static void view_beside_in_place(void) {
+    int x = b_input(3, 4, 4), a = b_conv(x, 4, 3, 1, 1, 1, 1, 0), r = b_same(a, AMP_OP_RELU);
+    b_flatten(a);
+    b_loss(b_linear(r, 3), AMP_OP_SOFTMAX_CROSS_ENTROPY, 0.0f, 0.0f);
+}
+static void test_view_beside_in_place(void) { every_precision(view_beside_in_place, 3, "view"); }
+
+/* --- random graphs -------------------------------------------------------------------------------- */
+
+static int random_value(void) {
+    int i;
+    do i = (int)(test_random() % (unsigned)net_size); while (is_loss(&net[i]));
+    return i;
+}
+static int random_partner(int a, int same_channels) {
+    int tries, i;
+    for (tries = 0; tries < 20; tries++) {
+        i = random_value();
+        if (net[i].h == net[a].h && net[i].w == net[a].w && (!same_channels || net[i].c == net[a].c)) return i;
+    }
+    return a;
+}
+static int random_layer(void) {
+    static const amp_op same[] = { AMP_OP_RELU, AMP_OP_GELU, AMP_OP_TANH, AMP_OP_SIGMOID, AMP_OP_DROPOUT, AMP_OP_RELU, AMP_OP_TANH };
+    int x = random_value(), kernel, small = net[x].h < net[x].w ? net[x].h : net[x].w;
+    unsigned kind = test_random() % 16;
+    if (kind < 3) return b_same(x, same[test_random() % 7]);
+    if (kind < 6) {
+        int groups = net[x].c % 2 == 0 && test_random() % 3 == 0 ? 2 : 1, pad = (int)(test_random() % 2);
+        kernel = 1 + (int)(test_random() % 3);
+        if (kernel > small + 2 * pad) kernel = 1;
+        return b_conv(x, 2 * (1 + (int)(test_random() % 3)), kernel, 1 + (int)(test_random() % 2), pad, 1, groups, test_random() % 4 == 0);
+    }
+    if (kind == 6) return b_norm(x, AMP_OP_BATCH_NORM, 0.25f);
+    if (kind == 7) return b_norm(x, AMP_OP_LAYER_NORM, 0.25f);
+    if (kind == 8 && small >= 2) return b_pool(x, AMP_POOL_MAX, 2, 1 + (int)(test_random() % 2), 0, 0);
+    if (kind == 9 && small >= 2) return b_pool(x, AMP_POOL_AVERAGE, 2, 1 + (int)(test_random() % 2), 0, 0);
+    if (kind == 10) return b_flatten(x);
+    if (kind == 11) return b_linear(x, 2 + (int)(test_random() % 6));
+    if (kind == 12 && net_inputs < 4) return b_input(net[x].c, net[x].h, net[x].w);
+    if (kind == 13 && features(&net[x]) < 300) return b_concat(x, random_partner(x, 0));
+    return b_add(x, random_partner(x, 1));
+}
+
+/* Some layers are pinned, some lie in regions; every value without a reader ends in the sum that is the first loss's logits. */
+static void random_graph(void) {
+    int i, j, layers = 6 + (int)(test_random() % 20), logits = -1, count, open = 0;
+    b_input(2 + (int)(test_random() % 3), 4 + (int)(test_random() % 4), 4 + (int)(test_random() % 4));
+    for (i = 0; i < layers; i++) {
+        static const amp_dtype types[] = { AMP_F32, AMP_F16, AMP_BF16, AMP_DTYPE_DEFAULT };
+        int mixed = amp_model_policy(net_model)->level != AMP_O0, made;
+        amp_dtype low = amp_model_policy(net_model)->low_dtype;
+        amp_dtype type = types[test_random() % 4];
+        if (low == AMP_F16 && type == AMP_BF16) type = low;     /* its bound is too tight for both */
+        if (mixed && test_random() % 6 == 0) { amp_autocast_push(net_model, type); open++; }
+        made = random_layer();
+        if (mixed && open && test_random() % 3 == 0) { amp_autocast_pop(net_model); open--; }
+        if (mixed && test_random() % 6 == 0 && type != AMP_DTYPE_DEFAULT && net[made].op != AMP_OP_INPUT && net[made].op != AMP_OP_FLATTEN)
+            amp_pin(net_model, net[made].v, type);
+    }
+    while (open--) amp_autocast_pop(net_model);
+    count = net_size;
+    for (i = 0; i < count; i++) {
+        int read = 0, head;
+        for (j = 0; j < net_size; j++) read |= net[j].inputs > 0 && (net[j].in[0] == i || net[j].in[1] == i);
+        if (read) continue;
+        head = b_linear(i, 5);
+        logits = logits < 0 ? head : b_add(logits, head);
+    }
+    b_loss(logits, AMP_OP_SOFTMAX_CROSS_ENTROPY, 1.0f, 0.0f);
+    b_same(logits, AMP_OP_SOFTMAX);
+    b_loss(b_linear(random_value(), 3), AMP_OP_MSE, 0.25f, 0.0f);
+}
+
+static void test_gradients_random(void) {
+    static const struct { amp_level level; amp_dtype low; amp_style style; } kinds[] = {
+        { AMP_O0, AMP_F32, AMP_STYLE_PYTORCH }, { AMP_O1, AMP_F16, AMP_STYLE_PYTORCH }, { AMP_O2, AMP_F16, AMP_STYLE_PYTORCH },
+        { AMP_O0, AMP_F32, AMP_STYLE_PYTORCH }, { AMP_O1, AMP_F16, AMP_STYLE_MINDSPORE }, { AMP_O3, AMP_F16, AMP_STYLE_PYTORCH },
+        { AMP_O1, AMP_BF16, AMP_STYLE_PYTORCH }, { AMP_O2, AMP_BF16, AMP_STYLE_PYTORCH }, { AMP_O3, AMP_BF16, AMP_STYLE_PYTORCH } };
+    const int count = (int)(sizeof kinds / sizeof *kinds);
+    int seed;
+    for (seed = 1; seed <= 180; seed++) {
+        char name[40];
+        amp_dtype low = kinds[seed % count].low;
+        amp_model* m;
+        test_seed = (unsigned long long)seed * 1000003u;
+        m = still_model(4, kinds[seed % count].level, low, kinds[seed % count].style);
+        net_begin(m, 4);
+        random_graph();
+        snprintf(name, sizeof name, "graph %d %s %s", seed, amp_level_name(kinds[seed % count].level), amp_dtype_name(low));
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s: %s", name, amp_model_error(m));
+        if (amp_model_layer_count(m)) {
+            net_alloc();
+            compare(low, bound_of(low), name);
+            net_free();
+        }
+        amp_model_destroy(m);
+    }
+    test_seed = 1;
+}
+
+/* ======================================================================================= */
+/* Building                                                                                 */
+/* ======================================================================================= */
+
+static void test_shapes(void) {
+    amp_model* m = new_model(2, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_conv2d_desc c;
+    amp_pool2d_desc p;
+    amp_linear_desc l;
+    amp_value x = amp_input(m, 4, 11, 8), v[24];
+    const int want[24][3] = { { 4, 11, 8 }, { 6, 9, 6 }, { 6, 11, 8 }, { 6, 5, 3 }, { 8, 9, 2 }, { 4, 5, 4 }, { 4, 4, 3 }, { 4, 6, 3 },
+                              { 4, 1, 1 }, { 4, 11, 8 }, { 4, 11, 8 }, { 4, 11, 8 }, { 4, 11, 8 }, { 4, 11, 8 }, { 4, 11, 8 },
+                              { 4, 11, 8 }, { 4, 11, 8 }, { 4, 11, 8 }, { 10, 11, 8 }, { 352, 1, 1 }, { 7, 1, 1 }, { 3, 1, 1 },
+                              { 1, 1, 1 }, { 1, 1, 1 } };
+    size_t parameters = 0;
+    int i, count = 0;
+    v[0] = x;
+    v[1] = conv(m, x, 6, 3, 0, 0);
+    v[2] = conv(m, x, 6, 3, 0, 1);
+    v[3] = conv(m, x, 6, 3, 2, 0);
+    memset(&c, 0, sizeof c);
+    c.out_channels = 8; c.kernel_h = 3; c.kernel_w = 4; c.stride_w = 2; c.padding_w = 1; c.dilation_w = 2; c.groups = 2; c.no_bias = 1;
+    v[4] = amp_conv2d(m, x, &c);
+    v[5] = amp_maxpool2d(m, x, 2);
+    memset(&p, 0, sizeof p);
+    p.kind = AMP_POOL_AVERAGE; p.kernel = 4; p.stride = 2;
+    v[6] = amp_pool2d(m, x, &p);
+    p.kind = AMP_POOL_MAX; p.kernel = 0; p.kernel_h = 2; p.kernel_w = 3; p.stride = 0; p.padding_h = 1; p.padding_w = 1;
+    v[7] = amp_pool2d(m, x, &p);
+    v[8] = amp_global_avgpool2d(m, x);
+    v[9] = amp_batch_norm(m, x, NULL);
+    v[10] = amp_layer_norm(m, x, NULL);
+    v[11] = amp_relu(m, x); v[12] = amp_gelu(m, x); v[13] = amp_tanh(m, x); v[14] = amp_sigmoid(m, x); v[15] = amp_softmax(m, x);
+    v[16] = amp_dropout(m, x, 0.5f);
+    v[17] = amp_add(m, x, v[9]);
+    v[18] = amp_concat(m, x, v[2]);
+    v[19] = amp_flatten(m, x);
+    v[20] = amp_linear(m, x, 7);
+    memset(&l, 0, sizeof l);
+    l.out = 3; l.no_bias = 1;
+    v[21] = amp_linear_with(m, v[20], &l);
+    v[22] = amp_avgpool2d(m, v[8], 1);
+    v[22] = amp_mse(m, amp_add(m, v[8], v[22]), NULL);
+    v[23] = amp_softmax_cross_entropy(m, v[21], NULL);
+    /* Whatever has weights must lead to a loss. */
+    amp_mse(m, v[18], NULL); amp_mse(m, v[1], NULL); amp_mse(m, v[3], NULL); amp_mse(m, v[4], NULL);
+    amp_mse(m, amp_add(m, v[17], v[10]), NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    for (i = 0; i < 24; i++) {
+        const amp_layer* s = layer_of(m, v[i]);
+        CHECK(s != NULL);
+        if (s) CHECK_MSG(s->channels == want[i][0] && s->height == want[i][1] && s->width == want[i][2], "%d '%s': %dx%dx%d", i, s->name,
+                         s->channels, s->height, s->width);
+    }
+    amp_model_params(m, &count);
+    CHECK(count == 14);
+    for (i = 0; i < amp_model_layer_count(m); i++) parameters += amp_model_layer(m, i)->parameters;
+    CHECK(parameters == 3 * (6u * 36 + 6) + 8u * 2 * 12 + 8 + 2 * 352 + 7 * 352 + 7 + 21);
+    amp_model_destroy(m);
+}
+
+/* LeNet-5 as in MindSpore's guide. */
+static amp_value lenet(amp_model* m) {
+    amp_value x = amp_input(m, 1, 32, 32);
+    x = amp_maxpool2d(m, amp_relu(m, conv(m, x, 6, 5, 0, 0)), 2);
+    x = amp_maxpool2d(m, amp_relu(m, conv(m, x, 16, 5, 0, 0)), 2);
+    x = amp_flatten(m, x);
+    x = amp_relu(m, amp_linear(m, x, 120));
+    x = amp_relu(m, amp_linear(m, x, 84));
+    return amp_linear(m, x, 10);
+}
+
+static void test_lenet(void) {
+    static const struct { const char* name; int c, h, w; size_t parameters; } want[] = {
+        { "input1", 1, 32, 32, 0 }, { "conv2d1", 6, 28, 28, 156 }, { "relu1", 6, 28, 28, 0 }, { "max_pool2d1", 6, 14, 14, 0 },
+        { "conv2d2", 16, 10, 10, 2416 }, { "relu2", 16, 10, 10, 0 }, { "max_pool2d2", 16, 5, 5, 0 }, { "flatten1", 400, 1, 1, 0 },
+        { "linear1", 120, 1, 1, 48120 }, { "relu3", 120, 1, 1, 0 }, { "linear2", 84, 1, 1, 10164 }, { "relu4", 84, 1, 1, 0 },
+        { "linear3", 10, 1, 1, 850 }, { "softmax_cross_entropy1", 1, 1, 1, 0 } };
+    amp_model* m = new_model(64, AMP_O2, AMP_F16);
+    const amp_param* p;
+    size_t parameters = 0;
+    int i, count;
+    amp_softmax_cross_entropy(m, lenet(m), NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    CHECK(amp_model_layer_count(m) == 14);
+    for (i = 0; i < amp_model_layer_count(m) && i < 14; i++) {
+        const amp_layer* l = amp_model_layer(m, i);
+        CHECK_MSG(strcmp(l->name, want[i].name) == 0, "%s", l->name);
+        CHECK(l->channels == want[i].c && l->height == want[i].h && l->width == want[i].w && l->parameters == want[i].parameters);
+    }
+    p = amp_model_params(m, &count);
+    CHECK(count == 10 && strcmp(p[0].name, "conv2d1.weight") == 0 && strcmp(p[9].name, "linear3.bias") == 0);
+    for (i = 0; i < count; i++) parameters += p[i].count;
+    CHECK(parameters == 61706);
+    CHECK(amp_model_find_param(m, "linear1.weight") == &p[4] && p[4].count == 48000);
+    CHECK(amp_model_find_param(m, "linear9.weight") == NULL && amp_model_find_param(m, NULL) == NULL);
+    CHECK(amp_model_layer(m, -1) == NULL && amp_model_layer(m, 14) == NULL);
+    amp_model_destroy(m);
+}
+
+/* --- mistakes ---------------------------------------------------------------------------------- */
+
+typedef void (*mistake)(amp_model* m, amp_value x);      /* x is an input of 3x6x5 named "photo" */
+static amp_value rows_of(amp_model* m, amp_value x, int out) { return amp_linear(m, x, out); }
+static amp_value foreign(int id) { amp_value v; v.id = id; return v; }
+static void conv_of(amp_model* m, amp_value x, int out, int kernel, int stride, int padding, int dilation, int groups) {
+    amp_conv2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.out_channels = out; d.kernel = kernel; d.stride = stride; d.padding = padding; d.dilation = dilation; d.groups = groups;
+    amp_conv2d(m, x, &d);
+}
+static void pool_of(amp_model* m, amp_value x, int kernel, int stride, int padding) {
+    amp_pool2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.kernel = kernel; d.stride = stride; d.padding = padding;
+    amp_pool2d(m, x, &d);
+}
+static void norm_of(amp_model* m, amp_value x, float eps, float momentum) {
+    amp_norm_desc d;
+    d.eps = eps; d.momentum = momentum;
+    amp_batch_norm(m, x, &d);
+}
+static void loss_of(amp_model* m, amp_value x, float weight, float smoothing) {
+    amp_loss_desc d;
+    d.weight = weight; d.smoothing = smoothing;
+    amp_softmax_cross_entropy(m, x, &d);
+}
+static void linear_init(amp_model* m, amp_value x, int out, int init) {
+    amp_linear_desc d;
+    memset(&d, 0, sizeof d);
+    d.out = out; d.init = (amp_init)init;
+    amp_linear_with(m, x, &d);
+}
+static void e_conv_kernel(amp_model* m, amp_value x) { conv_of(m, x, 4, 7, 0, 0, 0, 0); }
+static void e_conv_no_kernel(amp_model* m, amp_value x) { conv_of(m, x, 4, 0, 0, 0, 0, 0); }
+static void e_conv_negative_kernel(amp_model* m, amp_value x) { conv_of(m, x, 4, -1, 0, 0, 0, 0); }
+static void e_conv_channels(amp_model* m, amp_value x) { conv_of(m, x, 0, 3, 0, 0, 0, 0); }
+static void e_conv_stride(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, -1, 0, 0, 0); }
+static void e_conv_padding(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, 0, -1, 0, 0); }
+static void e_conv_dilation(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, 0, 0, -2, 0); }
+static void e_conv_groups(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, 0, 0, 0, 2); }
+static void e_conv_negative_groups(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, 0, 0, 0, -3); }
+static void e_conv_huge(amp_model* m, amp_value x) { conv_of(m, x, 0x7fffffff, 3, 0, 0, 0, 0); }
+static void e_conv_huge_kernel(amp_model* m, amp_value x) { conv_of(m, x, 1000000000, 1000000001, 0, 500000000, 0, 0); }
+static void e_conv_null(amp_model* m, amp_value x) { amp_conv2d(m, x, NULL); }
+static void e_pool_kernel(amp_model* m, amp_value x) { pool_of(m, x, 6, 0, 0); }
+static void e_pool_no_kernel(amp_model* m, amp_value x) { amp_maxpool2d(m, x, 0); }
+static void e_pool_negative(amp_model* m, amp_value x) { amp_avgpool2d(m, x, -2); }
+static void e_pool_stride(amp_model* m, amp_value x) { pool_of(m, x, 2, -1, 0); }
+static void e_pool_padding(amp_model* m, amp_value x) { pool_of(m, x, 2, 0, 2); }
+static void e_pool_null(amp_model* m, amp_value x) { amp_pool2d(m, x, NULL); }
+static void e_pool_kind(amp_model* m, amp_value x) {
+    amp_pool2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.kernel = 2; d.kind = (amp_pool)7;
+    amp_pool2d(m, x, &d);
+}
+static void e_linear_zero(amp_model* m, amp_value x) { amp_linear(m, x, 0); }
+static void e_linear_negative(amp_model* m, amp_value x) { amp_linear(m, x, -5); }
+static void e_linear_huge(amp_model* m, amp_value x) { amp_linear(m, amp_linear(m, x, 0x7fffffff), 0x7fffffff); }
+static void e_linear_null(amp_model* m, amp_value x) { amp_linear_with(m, x, NULL); }
+static void e_linear_init(amp_model* m, amp_value x) { linear_init(m, x, 4, 9); }
+static void e_dropout_one(amp_model* m, amp_value x) { amp_dropout(m, x, 1.0f); }
+static void e_dropout_negative(amp_model* m, amp_value x) { amp_dropout(m, x, -0.1f); }
+static void e_norm_eps(amp_model* m, amp_value x) { norm_of(m, x, -1e-3f, 0.0f); }
+static void e_norm_momentum(amp_model* m, amp_value x) { norm_of(m, x, 0.0f, 1.5f); }
+static void e_add(amp_model* m, amp_value x) { amp_add(m, x, amp_maxpool2d(m, x, 2)); }
+static void e_add_channels(amp_model* m, amp_value x) { amp_add(m, conv(m, x, 4, 1, 0, 0), x); }
+static void e_concat(amp_model* m, amp_value x) { amp_concat(m, x, amp_maxpool2d(m, x, 2)); }
+static void e_loss_weight(amp_model* m, amp_value x) { loss_of(m, rows_of(m, x, 3), -2.0f, 0.0f); }
+static void e_loss_smoothing(amp_model* m, amp_value x) { loss_of(m, rows_of(m, x, 3), 0.0f, 1.0f); }
+static void e_on_loss(amp_model* m, amp_value x) { amp_relu(m, amp_mse(m, x, NULL)); }
+static void e_loss_on_loss(amp_model* m, amp_value x) { amp_mse(m, amp_mse(m, x, NULL), NULL); }
+static void e_nine_losses(amp_model* m, amp_value x) { int i; for (i = 0; i < 9; i++) amp_mse(m, x, NULL); }
+static void e_nine_inputs(amp_model* m, amp_value x) { int i; (void)x; for (i = 0; i < 8; i++) amp_input(m, 1, 1, 1); }
+static void e_input_zero(amp_model* m, amp_value x) { (void)x; amp_input(m, 0, 4, 4); }
+static void e_input_negative(amp_model* m, amp_value x) { (void)x; amp_input(m, 1, -4, 4); }
+static void e_input_huge(amp_model* m, amp_value x) { (void)x; amp_input(m, 0x7fffffff, 0x7fffffff, 0x7fffffff); }
+static void e_foreign_zero(amp_model* m, amp_value x) { (void)x; amp_relu(m, foreign(0)); }
+static void e_foreign_large(amp_model* m, amp_value x) { (void)x; amp_linear(m, foreign(77), 4); }
+static void e_foreign_negative(amp_model* m, amp_value x) { amp_add(m, x, foreign(-3)); }
+static void e_unclosed(amp_model* m, amp_value x) { amp_autocast_push(m, AMP_F32); amp_mse(m, x, NULL); }
+static void e_pop(amp_model* m, amp_value x) { amp_autocast_pop(m); amp_mse(m, x, NULL); }
+static void e_region_type(amp_model* m, amp_value x) { (void)x; amp_autocast_push(m, AMP_F64); }
+static void e_region_depth(amp_model* m, amp_value x) { int i; (void)x; for (i = 0; i <= AMP_MAX_REGIONS; i++) amp_autocast_push(m, AMP_F32); }
+static void e_pin_type(amp_model* m, amp_value x) { amp_pin(m, rows_of(m, x, 3), AMP_F64); }
+static void e_pin_default(amp_model* m, amp_value x) { amp_pin(m, rows_of(m, x, 3), AMP_DTYPE_DEFAULT); }
+static void e_pin_loss(amp_model* m, amp_value x) { amp_pin(m, amp_mse(m, x, NULL), AMP_F16); }
+static void e_pin_input(amp_model* m, amp_value x) { amp_pin(m, x, AMP_F16); }
+static void e_name_twice(amp_model* m, amp_value x) { amp_name(m, rows_of(m, x, 3), "photo"); }
+static void e_name_later(amp_model* m, amp_value x) { amp_name(m, rows_of(m, x, 3), "linear2"); amp_mse(m, rows_of(m, x, 3), NULL); }
+static void e_name_long(amp_model* m, amp_value x) { amp_name(m, x, "0123456789abcdef0123456789abcdef"); }
+static void e_name_empty(amp_model* m, amp_value x) { amp_name(m, x, ""); }
+static void e_name_null(amp_model* m, amp_value x) { amp_name(m, x, NULL); }
+static void e_group(amp_model* m, amp_value x) { amp_group(m, rows_of(m, x, 3), 1); }
+static void e_no_loss_behind(amp_model* m, amp_value x) { amp_mse(m, rows_of(m, x, 3), NULL); rows_of(m, x, 4); }
+
+static const struct { mistake make; amp_result code; const char* word; const char* place; } mistakes[] = {
+    { e_conv_kernel, AMP_ERR_SHAPE, "7", "photo" },          { e_conv_no_kernel, AMP_ERR_DESC, "kernel", "photo" },
+    { e_conv_negative_kernel, AMP_ERR_DESC, "-1", "photo" }, { e_conv_channels, AMP_ERR_DESC, "out_channels", "photo" },
+    { e_conv_stride, AMP_ERR_DESC, "stride", "photo" },      { e_conv_padding, AMP_ERR_DESC, "-1", "photo" },
+    { e_conv_dilation, AMP_ERR_DESC, "dilation", "photo" },  { e_conv_groups, AMP_ERR_SHAPE, "groups", "photo" },
+    { e_conv_negative_groups, AMP_ERR_DESC, "groups", "photo" }, { e_conv_huge, AMP_ERR_SHAPE, "2147483647", "photo" },
+    { e_conv_huge_kernel, AMP_ERR_SHAPE, "more elements", "photo" }, { e_conv_null, AMP_ERR_DESC, "NULL", "photo" },
+    { e_pool_kernel, AMP_ERR_SHAPE, "6", "photo" },          { e_pool_no_kernel, AMP_ERR_DESC, "kernel", "photo" },
+    { e_pool_negative, AMP_ERR_DESC, "-2", "photo" },        { e_pool_stride, AMP_ERR_DESC, "stride", "photo" },
+    { e_pool_padding, AMP_ERR_DESC, "pad", "photo" },        { e_pool_null, AMP_ERR_DESC, "NULL", "photo" },
+    { e_pool_kind, AMP_ERR_DESC, "7", "photo" },             { e_linear_zero, AMP_ERR_DESC, "0 outputs", "photo" },
+    { e_linear_negative, AMP_ERR_DESC, "-5", "photo" },      { e_linear_huge, AMP_ERR_DESC, "2147483647", "linear1" },
+    { e_linear_null, AMP_ERR_DESC, "outputs", "photo" },     { e_linear_init, AMP_ERR_DESC, "init 9", "photo" },
+    { e_dropout_one, AMP_ERR_DESC, "dropout", "1" },         { e_dropout_negative, AMP_ERR_DESC, "dropout", "-0.1" },
+    { e_norm_eps, AMP_ERR_DESC, "eps", "photo" },            { e_norm_momentum, AMP_ERR_DESC, "momentum", "photo" },
+    { e_add, AMP_ERR_SHAPE, "3x6x5", "max_pool2d1" },        { e_add_channels, AMP_ERR_SHAPE, "4x6x5", "photo" },
+    { e_concat, AMP_ERR_SHAPE, "3x3x2", "photo" },           { e_loss_weight, AMP_ERR_DESC, "-2", "linear1" },
+    { e_loss_smoothing, AMP_ERR_DESC, "smoothing", "linear1" }, { e_on_loss, AMP_ERR_SHAPE, "relu", "loss" },
+    { e_loss_on_loss, AMP_ERR_SHAPE, "mse", "loss" },        { e_nine_losses, AMP_ERR_SHAPE, "8", "losses" },
+    { e_nine_inputs, AMP_ERR_SHAPE, "8", "inputs" },         { e_input_zero, AMP_ERR_SHAPE, "0 x 4 x 4", "input" },
+    { e_input_negative, AMP_ERR_SHAPE, "-4", "input" },      { e_input_huge, AMP_ERR_SHAPE, "2147483647", "input" },
+    { e_foreign_zero, AMP_ERR_ARGUMENT, "0", "relu" },       { e_foreign_large, AMP_ERR_ARGUMENT, "77", "linear" },
+    { e_foreign_negative, AMP_ERR_ARGUMENT, "-3", "add" },   { e_unclosed, AMP_ERR_STATE, "1", "region" },
+    { e_pop, AMP_ERR_STATE, "pop", "region" },               { e_region_type, AMP_ERR_DTYPE, "f64", "autocast_push" },
+    { e_region_depth, AMP_ERR_STATE, "32", "region" },       { e_pin_type, AMP_ERR_DTYPE, "pin", "linear1" },
+    { e_pin_default, AMP_ERR_DTYPE, "pin", "linear1" },      { e_pin_loss, AMP_ERR_POLICY, "loss", "mse1" },
+    { e_pin_input, AMP_ERR_POLICY, "pin", "photo" },         { e_name_twice, AMP_ERR_ARGUMENT, "two layers", "photo" },
+    { e_name_later, AMP_ERR_ARGUMENT, "two layers", "linear2" }, { e_name_long, AMP_ERR_ARGUMENT, "31", "photo" },
+    { e_name_empty, AMP_ERR_ARGUMENT, "name", "photo" },     { e_name_null, AMP_ERR_ARGUMENT, "name", "photo" },
+    { e_group, AMP_ERR_ARGUMENT, "group", "linear1" },       { e_no_loss_behind, AMP_ERR_SHAPE, "no loss", "linear2" }
+};
+
+/* Each mistake is reported by finalize with its code and a sentence with number and place; what was built on it, and what
+   comes after it, does not crash; the first mistake is the one that is told. */
+static void test_mistakes(void) {
+    int i;
+    for (i = 0; i < (int)(sizeof mistakes / sizeof *mistakes); i++) {
+        amp_model* m = new_model(2, AMP_O1, AMP_F16);
+        amp_value x = amp_input(m, 3, 6, 5), y;
+        amp_layer_stats stats[1];
+        amp_step_info info;
+        amp_batch b;
+        float out[4];
+        amp_result r;
+        amp_name(m, x, "photo");
+        mistakes[i].make(m, x);
+        if (mistakes[i].make != e_unclosed && mistakes[i].make != e_name_later && mistakes[i].make != e_no_loss_behind) {
+            y = amp_add(m, amp_linear(m, foreign(0), -1), amp_relu(m, amp_conv2d(m, x, NULL)));
+            amp_autocast_pop(m);
+            amp_name(m, y, "later");
+            amp_pin(m, y, AMP_F32);
+            amp_group(m, y, 99);
+            amp_softmax_cross_entropy(m, amp_concat(m, amp_flatten(m, y), amp_global_avgpool2d(m, y)), NULL);
+        }
+        heard[0] = 0;
+        r = amp_model_finalize(m);
+        CHECK_MSG(r == mistakes[i].code, "mistake %d: %s: %s", i, amp_result_string(r), amp_model_error(m));
+        CHECK_MSG(strstr(amp_model_error(m), mistakes[i].word) && strstr(amp_model_error(m), mistakes[i].place), "mistake %d: %s", i,
+                  amp_model_error(m));
+        CHECK(amp_model_finalize(m) == r);
+        memset(&b, 0, sizeof b);
+        b.n = 1;
+        CHECK(amp_train_step(m, &b, &info) != AMP_OK && amp_evaluate(m, &b, NULL) != AMP_OK && amp_predict(m, &b, x, out) != AMP_OK);
+        CHECK(amp_model_stats(m, &b, stats, 1) != AMP_OK);
+        CHECK(amp_model_scaler(m) == NULL && amp_model_params(m, NULL) == NULL && amp_model_layer_count(m) == 0);
+        amp_model_destroy(m);
+    }
+}
+
+static void refused_desc(amp_model_desc d, amp_result code, const char* word) {
+    amp_model* m = (amp_model*)(void*)&d;
+    heard[0] = 0;
+    CHECK(amp_model_create(&m, &d) == code);
+    CHECK(m == NULL);
+    CHECK_MSG(strstr(heard, word), "wanted '%s': %s", word, heard);
+}
+static amp_result no_sum(void* data, amp_dtype t, size_t n, void* stream, void* user) { (void)data; (void)t; (void)n; (void)stream; (void)user; return AMP_OK; }
+static void* no_alloc(size_t n, void* user) { (void)n; (void)user; return NULL; }
+static void no_free(void* p, void* user) { (void)p; (void)user; }
+
+static void test_desc_errors(void) {
+    amp_model_desc d = model_desc(0, AMP_O1, AMP_F16);
+    amp_comm comm;
+    amp_policy policy;
+    amp_model* m = NULL;
+    amp_scaler_desc s;
+    amp_op op = AMP_OP_GELU;
+    refused_desc(d, AMP_ERR_DESC, "batch is 0");
+    d.batch = -4; refused_desc(d, AMP_ERR_DESC, "-4");
+    d = model_desc(2, AMP_O1, AMP_F16); d.accumulate = -1; refused_desc(d, AMP_ERR_DESC, "accumulate");
+    d = model_desc(2, AMP_O1, AMP_F16); d.max_replays = -1; refused_desc(d, AMP_ERR_DESC, "max_replays");
+    d = model_desc(2, AMP_O1, AMP_F16); d.max_replays = 1; d.accumulate = 2; refused_desc(d, AMP_ERR_DESC, "max_replays");
+    d = model_desc(2, AMP_O1, AMP_F16); d.grad_dtype = AMP_F64; refused_desc(d, AMP_ERR_DESC, "grad_dtype");
+    d = model_desc(2, AMP_O1, AMP_F16); d.allocator.alloc = no_alloc; refused_desc(d, AMP_ERR_DESC, "allocator");
+    d = model_desc(2, AMP_O1, AMP_F16); d.allocator.alloc = no_alloc; d.allocator.free = no_free; refused_desc(d, AMP_ERR_MEMORY, "memory");
+    d = model_desc(2, AMP_O1, AMP_F16); d.optimizer.group_count = 2; refused_desc(d, AMP_ERR_DESC, "group_count");
+    d.optimizer.group_count = -1; refused_desc(d, AMP_ERR_DESC, "group_count");
+    d.optimizer.group_count = AMP_MAX_GROUPS + 1; refused_desc(d, AMP_ERR_DESC, "17");
+    d = model_desc(2, AMP_O1, AMP_F16); d.precision.master_weights = 1; refused_desc(d, AMP_ERR_POLICY, "master_weights");
+    d = model_desc(2, (amp_level)9, AMP_F16); refused_desc(d, AMP_ERR_POLICY, "level 9");
+    d = model_desc(2, AMP_O2, AMP_F16); d.precision.white = d.precision.black = &op; d.precision.white_count = d.precision.black_count = 1;
+    refused_desc(d, AMP_ERR_POLICY, "gelu");
+    memset(&policy, 0, sizeof policy);                   /* never initialised */
+    d = model_desc(2, AMP_O1, AMP_F16); d.policy = &policy; refused_desc(d, AMP_ERR_POLICY, "low_dtype");
+    amp_policy_init(&policy, NULL);
+    policy.rules[AMP_OP_MSE] = AMP_RULE_LOW;             /* edited by hand, past amp_policy_set_rule */
+    refused_desc(d, AMP_ERR_POLICY, "mse");
+    memset(&comm, 0, sizeof comm);
+    d = model_desc(2, AMP_O1, AMP_F16); d.comm = &comm; refused_desc(d, AMP_ERR_DESC, "comm");
+    comm.all_reduce_sum = no_sum; refused_desc(d, AMP_ERR_DESC, "comm");
+    comm.size = 2; comm.rank = 2; refused_desc(d, AMP_ERR_DESC, "rank");
+    CHECK(amp_model_create(NULL, &d) == AMP_ERR_ARGUMENT);
+    CHECK(amp_model_create(&m, NULL) == AMP_ERR_ARGUMENT);
+    /* What only finalize can see. */
+    memset(&s, 0, sizeof s);
+    s.backoff_factor = 2.0f;
+    d = model_desc(2, AMP_O1, AMP_F16); d.scaler = &s;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2), NULL);
+    CHECK(amp_model_finalize(m) == AMP_ERR_DESC && strstr(amp_model_error(m), "backoff_factor"));
+    amp_model_destroy(m);
+    d = model_desc(2, AMP_O1, AMP_F16); d.optimizer.momentum = 1.5f;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2), NULL);
+    CHECK(amp_model_finalize(m) == AMP_ERR_DESC && strstr(amp_model_error(m), "momentum"));
+    amp_model_destroy(m);
+    m = new_model(1, AMP_O0, AMP_DTYPE_DEFAULT);
+    CHECK(amp_model_finalize(m) == AMP_ERR_SHAPE && strstr(amp_model_error(m), "no input"));
+    amp_model_destroy(m);
+}
+
+/* What a desc points at may be gone when finalize runs. */
+static void test_desc_is_copied(void) {
+    amp_scaler_desc s;
+    amp_param_group groups[2];
+    amp_policy policy;
+    amp_model_desc d = model_desc(2, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_model* m = NULL;
+    amp_value v;
+    memset(&s, 0, sizeof s);
+    memset(groups, 0, sizeof groups);
+    s.init_scale = 512.0f;
+    groups[1].lr = 0.125f;
+    amp_policy_init(&policy, NULL);
+    amp_policy_set_rule(&policy, AMP_OP_LINEAR, AMP_RULE_LOW);
+    d.scaler = &s; d.policy = &policy; d.optimizer.groups = groups; d.optimizer.group_count = 2;
+    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    memset(&s, 0xff, sizeof s);
+    memset(groups, 0xff, sizeof groups);
+    memset(&policy, 0xff, sizeof policy);
+    memset(&d, 0xff, sizeof d);
+    v = amp_linear(m, amp_input(m, 3, 1, 1), 2);
+    amp_group(m, v, 1);
+    amp_mse(m, v, NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    CHECK(amp_model_scaler(m)->state.scale == 512.0f);
+    CHECK(amp_model_optimizer(m)->groups[1].lr == 0.125f && amp_model_params(m, NULL)[0].group == 1);
+    CHECK(layer_of(m, v)->compute_dtype == AMP_F16 && layer_of(m, v)->reason == AMP_REASON_RULE);
+    amp_model_destroy(m);
+}
+
+static void test_wrong_time(void) {
+    amp_model* m = new_model(2, AMP_O2, AMP_F16);
+    amp_value x = amp_input(m, 3, 1, 1), y = amp_linear(m, x, 2);
+    amp_batch b;
+    amp_step_info info;
+    amp_eval_info eval;
+    amp_memory memory;
+    amp_layer_stats stats[3];
+    float data[8] = { 0 }, out[8];
+    int layers;
+    memset(&b, 0, sizeof b);
+    b.n = 2; b.inputs[0] = data; b.targets[0] = data;
+    amp_mse(m, y, NULL);
+    CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "not finalized"));
+    CHECK(amp_evaluate(m, &b, &eval) == AMP_ERR_STATE && amp_predict(m, &b, y, out) == AMP_ERR_STATE);
+    CHECK(amp_model_stats(m, &b, stats, 3) == AMP_ERR_STATE && amp_model_sync_params(m) == AMP_ERR_STATE);
+    CHECK(amp_model_memory(m, &memory) == AMP_ERR_STATE && amp_model_layer_count(m) == 0 && amp_model_layer(m, 0) == NULL);
+    CHECK(amp_model_scaler(m) == NULL && amp_model_optimizer(m) == NULL && amp_model_find_param(m, "linear1.weight") == NULL);
+    CHECK(amp_model_policy(m) != NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    layers = amp_model_layer_count(m);
+    CHECK(amp_model_finalize(m) == AMP_ERR_STATE && strstr(amp_model_error(m), "finalized already"));
+    amp_relu(m, y);
+    CHECK(strstr(amp_model_error(m), "relu") && strstr(amp_model_error(m), "finalized"));
+    amp_input(m, 1, 1, 1);
+    CHECK(strstr(amp_model_error(m), "input"));
+    amp_autocast_push(m, AMP_F32);
+    CHECK(strstr(amp_model_error(m), "autocast_push"));
+    amp_pin(m, y, AMP_F32);
+    amp_name(m, y, "late");
+    amp_group(m, y, 0);
+    CHECK(amp_model_layer_count(m) == layers && strcmp(layer_of(m, y)->name, "linear1") == 0);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK);       /* all that has changed nothing */
+    /* NULL everywhere. */
+    CHECK(amp_model_finalize(NULL) == AMP_ERR_ARGUMENT && amp_train_step(NULL, &b, &info) == AMP_ERR_ARGUMENT);
+    CHECK(amp_evaluate(NULL, &b, &eval) == AMP_ERR_ARGUMENT && amp_evaluate(m, &b, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_predict(NULL, &b, y, out) == AMP_ERR_ARGUMENT && amp_predict(m, &b, y, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_predict(m, &b, foreign(0), out) == AMP_ERR_ARGUMENT && amp_predict(m, &b, foreign(4), out) == AMP_ERR_ARGUMENT);
+    CHECK(amp_predict(m, &b, foreign(3), out) == AMP_ERR_ARGUMENT);      /* a loss */
+    CHECK(amp_model_memory(m, NULL) == AMP_ERR_ARGUMENT && amp_model_sync_params(NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_model_layer_of(m, foreign(0)) == -1 && amp_model_layer_of(m, foreign(9)) == -1 && amp_model_layer_of(NULL, y) == -1);
+    CHECK(amp_model_scaler(NULL) == NULL && amp_model_policy(NULL) == NULL && amp_model_params(NULL, NULL) == NULL);
+    amp_relu(NULL, y); amp_input(NULL, 1, 1, 1); amp_autocast_push(NULL, AMP_F32); amp_autocast_pop(NULL); amp_name(NULL, y, "a");
+    amp_pin(NULL, y, AMP_F32); amp_group(NULL, y, 0); amp_conv2d(NULL, y, NULL); amp_linear(NULL, y, 2); amp_mse(NULL, y, NULL);
+    amp_add(NULL, y, y); amp_global_avgpool2d(NULL, y); amp_batch_norm(NULL, y, NULL); amp_model_destroy(NULL);
+    CHECK(amp_model_error(NULL)[0] != 0);
+    amp_model_destroy(m);
+}
+
+/* --- types ----------------------------------------------------------------------------------- */
+
+/* A small network with an operator of every class; the values by name. */
+typedef struct classes { amp_value x, conv, bn, relu, pool, add, fc, gelu, ln, fc2, soft, loss; } classes;
+static classes build_classes(amp_model* m) {
+    classes v;
+    v.x = amp_input(m, 3, 6, 6);
+    v.conv = conv(m, v.x, 4, 3, 0, 1);
+    v.bn = amp_batch_norm(m, v.conv, NULL);
+    v.relu = amp_relu(m, v.bn);
+    v.add = amp_add(m, v.relu, v.conv);
+    v.pool = amp_avgpool2d(m, v.add, 2);
+    v.fc = amp_linear(m, v.pool, 8);
+    v.gelu = amp_gelu(m, v.fc);
+    v.ln = amp_layer_norm(m, v.gelu, NULL);
+    v.fc2 = amp_linear(m, v.ln, 5);
+    v.soft = amp_softmax(m, v.fc2);
+    v.loss = amp_softmax_cross_entropy(m, v.fc2, NULL);
+    return v;
+}
+
+/* "compute storage parameters casts" of the layers of build_classes: l = the 16-bit type, f = FP32, - = none. */
+static void check_types(const amp_model* m, classes v, amp_dtype low, const char* what, const char* const want[12]) {
+    const amp_value all[12] = { v.x, v.conv, v.bn, v.relu, v.add, v.pool, v.fc, v.gelu, v.ln, v.fc2, v.soft, v.loss };
+    int i;
+    for (i = 0; i < 12; i++) {
+        const amp_layer* l = layer_of(m, all[i]);
+        char got[8];
+        got[0] = l->compute_dtype == AMP_F32 ? 'f' : l->compute_dtype == low ? 'l' : '?';
+        got[1] = l->storage_dtype == AMP_F32 ? 'f' : l->storage_dtype == low ? 'l' : '?';
+        got[2] = !l->parameters ? '-' : l->param_dtype == AMP_F32 ? 'f' : l->param_dtype == low ? 'l' : '?';
+        got[3] = (char)('0' + l->casts);
+        got[4] = 0;
+        CHECK_MSG(strcmp(got, want[i]) == 0, "%s: '%s' is %s, expected %s", what, l->name, got, want[i]);
+        CHECK(l->rule == amp_model_policy(m)->rules[l->op] && l->reason == AMP_REASON_LEVEL);
+    }
+}
+
+static void test_types_by_level(void) {
+    static const amp_dtype lows[] = { AMP_F16, AMP_BF16 };
+    /*                              x       conv    bn      relu    add     pool    fc      gelu    ln      fc2     soft    loss */
+    static const char* const O0[] = { "ff-0", "fff0", "fff0", "ff-0", "ff-0", "ff-0", "fff0", "ff-0", "fff0", "fff0", "ff-0", "ff-0" };
+    /* The input's only reader wants 16 bits, so it is kept in 16; layer norm computes in FP32 but is read by a matrix layer. */
+    static const char* const O1[] = { "fl-0", "lll0", "llf0", "ll-0", "ll-0", "ll-0", "lll0", "ll-0", "flf0", "lll0", "ff-0", "ff-0" };
+    /* MindSpore: what follows a matrix layer computes in FP32, though the matrix layers' own results are kept in 16 bits. */
+    static const char* const O1m[] = { "fl-0", "lll0", "fff0", "ff-0", "ff-0", "fl-0", "lll0", "ff-0", "flf0", "lll0", "ff-0", "ff-0" };
+    static const char* const O2[] = { "fl-0", "lll0", "flf0", "ll-0", "ll-0", "ll-0", "lll0", "ll-0", "flf0", "lll0", "ll-0", "ff-0" };
+    static const char* const O3[] = { "fl-0", "lll0", "lll0", "ll-0", "ll-0", "ll-0", "lll0", "ll-0", "lll0", "lll0", "ll-0", "ff-0" };
+    const char* const* const want[] = { O0, O1, O1m, O2, O3 };
+    static const amp_level levels[] = { AMP_O0, AMP_O1, AMP_O1, AMP_O2, AMP_O3 };
+    int i, t, k;
+    for (t = 0; t < 2; t++)
+        for (i = 0; i < 5; i++) {
+            amp_model_desc d = model_desc(2, levels[i], lows[t]);
+            amp_model* m = NULL;
+            classes v;
+            char what[32];
+            d.precision.style = i == 2 ? AMP_STYLE_MINDSPORE : AMP_STYLE_PYTORCH;
+            CHECK(amp_model_create(&m, &d) == AMP_OK);
+            v = build_classes(m);
+            CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+            snprintf(what, sizeof what, "%s %s%s", amp_level_name(levels[i]), amp_dtype_name(lows[t]), i == 2 ? " mindspore" : "");
+            check_types(m, v, lows[t], what, want[i]);
+            for (k = 0; k < 8; k++) {
+                const amp_param* p = &amp_model_params(m, NULL)[k];
+                CHECK((p->master != NULL) == (levels[i] != AMP_O3));
+                CHECK((p->low != NULL) == (levels[i] == AMP_O3 || (levels[i] != AMP_O0 && (k < 2 || k == 4 || k == 5))));
+            }
+            amp_model_destroy(m);
+        }
+}
+
+/* Lists move an operator and say so; a policy edited by hand, too. */
+static void test_lists_in_a_model(void) {
+    static const amp_op white[] = { AMP_OP_LAYER_NORM }, black[] = { AMP_OP_RELU, AMP_OP_LINEAR };
+    amp_model_desc d = model_desc(2, AMP_O1, AMP_F16);
+    amp_model* m = NULL;
+    amp_value swapped;
+    classes v;
+    d.precision.white = white; d.precision.white_count = 1; d.precision.black = black; d.precision.black_count = 2;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    v = build_classes(m);
+    swapped = amp_concat(m, v.conv, v.relu);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    CHECK(layer_of(m, v.ln)->compute_dtype == AMP_F16 && layer_of(m, v.ln)->reason == AMP_REASON_WHITE);
+    CHECK(layer_of(m, v.relu)->compute_dtype == AMP_F32 && layer_of(m, v.relu)->reason == AMP_REASON_BLACK);
+    CHECK(layer_of(m, v.fc)->compute_dtype == AMP_F32 && layer_of(m, v.fc)->param_dtype == AMP_F32);
+    CHECK(layer_of(m, v.add)->compute_dtype == AMP_F32);          /* FP32 and half: the widest */
+    CHECK(layer_of(m, swapped)->compute_dtype == AMP_F32);        /* half and FP32 too */
+    CHECK(layer_of(m, v.gelu)->compute_dtype == AMP_F32 && layer_of(m, v.gelu)->rule == AMP_RULE_FOLLOW);
+    CHECK(layer_of(m, v.ln)->casts == 0);       /* gelu's only reader wants half: it is stored so at once */
+    CHECK(layer_of(m, v.gelu)->storage_dtype == AMP_F16);
+    amp_model_destroy(m);
+}
+
+/* A pin beats a region, a region beats the lists; conflicting pins end in the widest, whatever the order. */
+static void test_pins_and_regions(void) {
+    static const amp_dtype orders[6][3] = { { AMP_F32, AMP_F16, AMP_BF16 }, { AMP_F32, AMP_BF16, AMP_F16 }, { AMP_F16, AMP_F32, AMP_BF16 },
+                                            { AMP_F16, AMP_BF16, AMP_F32 }, { AMP_BF16, AMP_F32, AMP_F16 }, { AMP_BF16, AMP_F16, AMP_F32 } };
+    static const amp_op black[] = { AMP_OP_LINEAR };
+    amp_model_desc d = model_desc(2, AMP_O2, AMP_F16);
+    amp_model* m = NULL;
+    amp_value x, in_region, pinned, listed, inner, back, relu, loss, after;
+    int i;
+    d.precision.black = black; d.precision.black_count = 1;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    x = amp_input(m, 4, 1, 1);
+    listed = amp_linear(m, x, 4);
+    amp_autocast_push(m, AMP_BF16);
+    in_region = amp_linear(m, listed, 4);
+    pinned = amp_linear(m, in_region, 4);
+    amp_pin(m, pinned, AMP_F16);
+    amp_autocast_push(m, AMP_F32);
+    inner = amp_linear(m, pinned, 4);
+    amp_autocast_push(m, AMP_DTYPE_DEFAULT);
+    back = amp_linear(m, inner, 4);
+    relu = amp_relu(m, back);
+    amp_autocast_pop(m);
+    amp_autocast_pop(m);
+    loss = amp_mse(m, relu, NULL);
+    amp_autocast_pop(m);
+    after = amp_relu(m, relu);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    CHECK(layer_of(m, listed)->compute_dtype == AMP_F32 && layer_of(m, listed)->reason == AMP_REASON_BLACK);
+    CHECK(layer_of(m, in_region)->compute_dtype == AMP_BF16 && layer_of(m, in_region)->reason == AMP_REASON_REGION);
+    CHECK(layer_of(m, in_region)->param_dtype == AMP_BF16 && layer_of(m, in_region)->rule == AMP_RULE_LOW);
+    CHECK(layer_of(m, pinned)->compute_dtype == AMP_F16 && layer_of(m, pinned)->reason == AMP_REASON_PIN);
+    CHECK(layer_of(m, inner)->compute_dtype == AMP_F32 && layer_of(m, inner)->reason == AMP_REASON_REGION);
+    CHECK(layer_of(m, back)->compute_dtype == AMP_F32 && layer_of(m, back)->reason == AMP_REASON_BLACK);
+    CHECK(layer_of(m, relu)->compute_dtype == AMP_F16 && layer_of(m, relu)->reason == AMP_REASON_LEVEL);
+    CHECK(layer_of(m, loss)->compute_dtype == AMP_F32 && layer_of(m, loss)->reason == AMP_REASON_LEVEL);
+    CHECK(layer_of(m, after)->reason == AMP_REASON_LEVEL);
+    CHECK(layer_of(m, listed)->storage_dtype == AMP_BF16);       /* its only reader is bfloat16 */
+    CHECK(layer_of(m, pinned)->casts == 1);                      /* bfloat16 to half */
+    amp_model_destroy(m);
+    for (i = 0; i < 6; i++) {
+        int k, count;
+        for (count = 2; count <= 3; count++) {
+            amp_dtype want = AMP_BF16;
+            m = new_model(2, AMP_O1, AMP_F16);
+            x = amp_linear(m, amp_input(m, 4, 1, 1), 3);
+            for (k = 0; k < count; k++) {
+                amp_pin(m, x, orders[i][k]);
+                if (orders[i][k] == AMP_F32 || (orders[i][k] == AMP_F16 && want == AMP_BF16)) want = orders[i][k];
+            }
+            amp_mse(m, x, NULL);
+            CHECK(amp_model_finalize(m) == AMP_OK);
+            CHECK(layer_of(m, x)->compute_dtype == want && layer_of(m, x)->reason == AMP_REASON_PIN);
+            amp_model_destroy(m);
+        }
+    }
+}
+
+/* LeNet-5 in MindSpore's manual way: all half but the last dense layer. */
+static void test_manual_lenet(void) {
+    amp_model* m = new_model(8, AMP_O3, AMP_F16);
+    amp_value logits = lenet(m);
+    int i;
+    amp_pin(m, logits, AMP_F32);
+    amp_mse(m, logits, NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    for (i = 0; i < amp_model_layer_count(m); i++) {
+        const amp_layer* l = amp_model_layer(m, i);
+        int last = i == amp_model_layer_of(m, logits);
+        if (!l->parameters) continue;
+        CHECK(l->compute_dtype == (last ? AMP_F32 : AMP_F16) && l->reason == (last ? AMP_REASON_PIN : AMP_REASON_LEVEL));
+        CHECK(l->storage_dtype == (last ? AMP_F32 : AMP_F16));
+    }
+    CHECK(amp_model_find_param(m, "linear3.weight")->master && !amp_model_find_param(m, "linear3.weight")->low);
+    CHECK(!amp_model_find_param(m, "linear2.weight")->master && amp_model_find_param(m, "linear2.weight")->low);
+    amp_model_destroy(m);
+}
+
+/* A value with readers of several types is cast once for each type; widening is never a cast. */
+static void test_casts_once(void) {
+    amp_model* m = new_model(2, AMP_O1, AMP_F16);
+    amp_value x, v[6], sum, both;
+    int i, casts = 0;
+    amp_autocast_push(m, AMP_F32);
+    x = amp_linear(m, amp_input(m, 4, 1, 1), 4);            /* FP32, and one of its readers wants FP32 */
+    v[0] = amp_tanh(m, x);
+    amp_autocast_pop(m);
+    v[1] = amp_linear(m, x, 4);                             /* half */
+    v[2] = amp_linear(m, amp_flatten(m, x), 4);             /* half again, behind flatten */
+    v[3] = amp_linear(m, x, 4); amp_pin(m, v[3], AMP_BF16);
+    v[4] = amp_linear(m, x, 4); amp_pin(m, v[4], AMP_BF16);
+    v[5] = amp_tanh(m, v[1]); amp_pin(m, v[5], AMP_F32);    /* reads half as it is */
+    sum = amp_add(m, amp_add(m, v[0], v[2]), amp_add(m, v[3], amp_add(m, v[4], v[5])));
+    both = amp_add(m, v[1], v[3]);                          /* half and bfloat16: only FP32 holds both */
+    amp_mse(m, sum, NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    CHECK(layer_of(m, both)->compute_dtype == AMP_F32 && layer_of(m, both)->casts == 0);
+    CHECK(layer_of(m, v[1])->casts == 1 && layer_of(m, v[2])->casts == 0);
+    CHECK(layer_of(m, v[3])->casts == 1 && layer_of(m, v[4])->casts == 0);
+    CHECK(layer_of(m, v[5])->casts == 0 && layer_of(m, sum)->casts == 0);
+    for (i = 0; i < amp_model_layer_count(m); i++) casts += amp_model_layer(m, i)->casts;
+    CHECK(casts == 2);
+    amp_model_destroy(m);
+}
+
+static void test_names_and_groups(void) {
+    amp_param_group groups[2];
+    amp_model_desc d = model_desc(2, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_model* m = NULL;
+    amp_value a, b;
+    memset(groups, 0, sizeof groups);
+    d.optimizer.groups = groups; d.optimizer.group_count = 2;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    a = amp_linear(m, amp_input(m, 3, 1, 1), 4);
+    b = amp_linear(m, a, 2);
+    amp_name(m, a, "a name of just thirty-one chars");
+    amp_name(m, b, "first");
+    amp_name(m, b, "head");                       /* a second name replaces the first */
+    amp_group(m, b, 1);
+    amp_mse(m, b, NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    CHECK(amp_model_find_param(m, "a name of just thirty-one chars.weight") != NULL);
+    CHECK(amp_model_find_param(m, "head.bias") && amp_model_find_param(m, "head.bias")->group == 1);
+    CHECK(amp_model_find_param(m, "first.bias") == NULL && amp_model_params(m, NULL)[0].group == 0);
+    amp_model_destroy(m);
+}
+
+/* --- starting values --------------------------------------------------------------------------- */
+
+/* He: sd sqrt(2/fan_in); Xavier and torch: uniform. 20000 weights: the sample's deviation of an sd is about sd/200, of a
+   mean sd/141; six of those are allowed. */
+static void test_init(void) {
+    int kind, i;
+    for (kind = 0; kind <= AMP_INIT_ZERO; kind++) {
+        amp_model* m = new_model(1, AMP_O0, AMP_DTYPE_DEFAULT);
+        amp_linear_desc d;
+        const amp_param *w, *bias;
+        double mean = 0.0, square = 0.0, most = 0.0, limit, sd, bias_most = 0.0;
+        memset(&d, 0, sizeof d);
+        d.out = 100; d.init = (amp_init)kind;
+        amp_mse(m, amp_linear_with(m, amp_input(m, 200, 1, 1), &d), NULL);
+        CHECK(amp_model_finalize(m) == AMP_OK);
+        w = amp_model_find_param(m, "linear1.weight");
+        bias = amp_model_find_param(m, "linear1.bias");
+        for (i = 0; i < 20000; i++) {
+            double x = (double)w->master[i];
+            mean += x / 20000.0; square += x * x / 20000.0;
+            if (fabs(x) > most) most = fabs(x);
+        }
+        for (i = 0; i < 100; i++) if (fabs((double)bias->master[i]) > bias_most) bias_most = fabs((double)bias->master[i]);
+        limit = kind == AMP_INIT_XAVIER ? sqrt(6.0 / 300.0) : 1.0 / sqrt(200.0);
+        sd = kind == AMP_INIT_HE ? sqrt(2.0 / 200.0) : limit / sqrt(3.0);
+        if (kind == AMP_INIT_ZERO) { CHECK(most == 0.0 && bias_most == 0.0); }
+        else {
+            CHECK_MSG(fabs(sqrt(square) - sd) < sd * 6.0 / 200.0 && fabs(mean) < sd * 6.0 / 141.0, "init %d: mean %g sd %g", kind, mean, sqrt(square));
+            if (kind != AMP_INIT_HE) CHECK(most <= limit * 1.0000001 && most > 0.99 * limit);
+            CHECK(kind == AMP_INIT_TORCH ? bias_most <= limit && bias_most > 0.9 * limit : bias_most == 0.0);
+        }
+        amp_model_destroy(m);
+    }
+}
+
+/* --- memory ---------------------------------------------------------------------------------------- */
+
+static amp_value residual_cnn(amp_model* m) {
+    amp_value x = amp_relu(m, amp_batch_norm(m, conv(m, amp_input(m, 3, 16, 16), 16, 3, 0, 1), NULL)), y;
+    int block;
+    for (block = 0; block < 7; block++) {        /* 2 convolutions each, 16 layers with the first and the last */
+        y = amp_relu(m, amp_batch_norm(m, conv(m, x, 16, 3, 0, 1), NULL));
+        y = amp_batch_norm(m, conv(m, y, 16, 3, 0, 1), NULL);
+        x = amp_relu(m, amp_add(m, x, y));
+    }
+    return amp_linear(m, amp_global_avgpool2d(m, x), 10);
+}
+
+static amp_memory memory_of(int which, int batch, amp_level level) {
+    amp_model* m = new_model(batch, level, level == AMP_O0 ? AMP_DTYPE_DEFAULT : AMP_F16);
+    amp_memory memory;
+    memset(&memory, 0, sizeof memory);
+    amp_softmax_cross_entropy(m, which ? residual_cnn(m) : lenet(m), NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    CHECK(amp_model_memory(m, &memory) == AMP_OK);
+    CHECK(memory.total_bytes >= memory.activation_bytes + memory.parameter_bytes + memory.low_parameter_bytes + memory.gradient_bytes
+                                + memory.optimizer_bytes + memory.workspace_bytes);
+    amp_model_destroy(m);
+    return memory;
+}
+
+/* Half of everything would be 0.5; statistics and rounding to whole cache lines leave at most 0.55. And the plan must reuse
+   memory: LeNet-5 has 15,626 values and 14,602 gradients of them per sample, 120,912 bytes if each had its own place. */
+static void test_memory(void) {
+    static const char* const names[] = { "LeNet-5, batch 64", "residual CNN of 16 layers, batch 8" };
+    int which;
+    for (which = 0; which < 2; which++) {
+        amp_memory full = memory_of(which, which ? 8 : 64, AMP_O0), half = memory_of(which, which ? 8 : 64, AMP_O2);
+        double ratio = (double)half.activation_bytes / (double)full.activation_bytes;
+        printf("%s: activations %lu bytes in FP32, %lu at O2, ratio %.3f\n", names[which], (unsigned long)full.activation_bytes,
+               (unsigned long)half.activation_bytes, ratio);
+        CHECK_MSG(ratio <= 0.55, "%g", ratio);
+        CHECK(full.low_parameter_bytes == 0 && half.parameter_bytes == full.parameter_bytes);
+        CHECK(half.low_parameter_bytes * 2 <= half.parameter_bytes + 4096 && half.gradient_bytes == full.gradient_bytes);
+        if (which == 0) {
+            CHECK(full.parameter_bytes >= 61706 * 4 && full.parameter_bytes < 61706 * 4 + 10 * 64);
+            CHECK(full.activation_bytes < 64 * 120912 * 4 / 10);
+        }
+    }
+}
+
+int main(void) {
+    TEST(test_gradients_every_layer);
+    TEST(test_gradients_in_place);
+    TEST(test_view_beside_in_place);
+    TEST(test_gradients_random);
+    TEST(test_shapes);
+    TEST(test_lenet);
+    TEST(test_mistakes);
+    TEST(test_desc_errors);
+    TEST(test_desc_is_copied);
+    TEST(test_wrong_time);
+    TEST(test_types_by_level);
+    TEST(test_lists_in_a_model);
+    TEST(test_pins_and_regions);
+    TEST(test_manual_lenet);
+    TEST(test_casts_once);
+    TEST(test_names_and_groups);
+    TEST(test_init);
+    TEST(test_memory);
+    printf("largest relative errors: gradients %.2g (f32) %.2g (f16) %.2g (bf16), values %.2g %.2g %.2g\n", worst_gradient[AMP_F32],
+           worst_gradient[AMP_F16], worst_gradient[AMP_BF16], worst_value[AMP_F32], worst_value[AMP_F16], worst_value[AMP_BF16]);
+    TEST_END();
+}

@@ -1,0 +1,791 @@
+/* test_optim.c - optimizers against the textbook in double precision, and everything around the step: low copies, skips,
+   clipping, groups, schedules, the loss scale, misuse. */
+#include "../amp.h"
+#include "test.h"
+#include <math.h>
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+#define N 1037                      /* more than a block of 1024, and a tail */
+
+static float from_bits(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
+static uint32_t to_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
+static void put_bits(float* p, uint32_t u) { memcpy(p, &u, sizeof u); }
+static int is_infinite(const double* p) { uint64_t u; memcpy(&u, p, sizeof u); return u == 0x7ff0000000000000u; }
+
+static int log_count;
+static char log_text[512];
+static void log_keep(amp_result code, const char* sentence, void* user_data) {
+    (void)code; (void)user_data;
+    log_count++;
+    strncpy(log_text, sentence, sizeof log_text - 1);
+}
+static const amp_logger logger = { log_keep, NULL };
+
+static amp_optimizer_desc desc_of(amp_optimizer_kind kind) {
+    amp_optimizer_desc d;
+    memset(&d, 0, sizeof d);
+    d.kind = kind;
+    d.logger = &logger;
+    return d;
+}
+
+/* All memory of one parameter. */
+typedef struct block {
+    float w[N], m[N], v[N], g[N];
+    uint16_t low[N], g16[N];
+} block;
+
+static amp_param param_of(block* b, size_t count) {
+    amp_param p;
+    memset(&p, 0, sizeof p);
+    p.master = b->w; p.grad = b->g; p.m = b->m; p.v = b->v; p.count = count; p.name = "p";
+    return p;
+}
+
+static void fill_block(block* b) {
+    int i;
+    memset(b, 0, sizeof *b);
+    for (i = 0; i < N; i++) { b->w[i] = test_uniform(); b->g[i] = test_uniform(); }
+}
+
+static amp_scaler static_scaler(float scale) {
+    amp_scaler_desc d;
+    amp_scaler s;
+    memset(&d, 0, sizeof d);
+    d.preset = AMP_SCALER_STATIC; d.init_scale = scale; d.logger = &logger;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    return s;
+}
+
+static uint32_t crc_of(const void* data, size_t n) {
+    const unsigned char* p = (const unsigned char*)data;
+    uint32_t crc = 0xffffffffu;
+    size_t i;
+    int k;
+    for (i = 0; i < n; i++)
+        for (crc ^= p[i], k = 0; k < 8; k++) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)));
+    return ~crc;
+}
+/* The same on a big-endian machine. */
+static uint32_t crc_of_floats(const float* x, size_t n) {
+    static unsigned char bytes[4 * N];
+    size_t i;
+    for (i = 0; i < n; i++) {
+        uint32_t u = to_bits(x[i]);
+        bytes[4 * i] = (unsigned char)u; bytes[4 * i + 1] = (unsigned char)(u >> 8);
+        bytes[4 * i + 2] = (unsigned char)(u >> 16); bytes[4 * i + 3] = (unsigned char)(u >> 24);
+    }
+    return crc_of(bytes, 4 * n);
+}
+
+/* --- the textbook, in double ----------------------------------------------------------------------------- */
+
+typedef struct textbook { double w[N], m[N], v[N]; } textbook;
+
+static void textbook_step(textbook* r, const double* grad, int n, int t, const amp_optimizer_desc* d) {
+    double b1 = (double)d->beta1, b2 = (double)d->beta2, lr = (double)d->lr, wd = (double)d->weight_decay;
+    double mu = (double)d->momentum, wnorm = 0, unorm = 0, u[N];
+    int i;
+    for (i = 0; i < n; i++) {
+        double g = d->maximize ? -grad[i] : grad[i], mhat, vhat;
+        if (d->kind == AMP_SGD || d->kind == AMP_ADAM) g += wd * r->w[i];
+        if (d->kind == AMP_SGD) {
+            r->m[i] = t == 1 ? g : mu * r->m[i] + (1 - (double)d->dampening) * g;
+            r->w[i] -= lr * (d->nesterov ? g + mu * r->m[i] : mu > 0 ? r->m[i] : g);
+            continue;
+        }
+        r->m[i] = b1 * r->m[i] + (1 - b1) * g;
+        r->v[i] = b2 * r->v[i] + (1 - b2) * g * g;
+        mhat = r->m[i] / (1 - pow(b1, t));
+        vhat = r->v[i] / (1 - pow(b2, t));
+        u[i] = mhat / (sqrt(vhat) + (double)d->eps);
+        if (d->kind == AMP_ADAMW) r->w[i] -= lr * wd * r->w[i];
+        if (d->kind == AMP_LAMB) {
+            u[i] += wd * r->w[i];
+            wnorm += r->w[i] * r->w[i]; unorm += u[i] * u[i];
+        } else r->w[i] -= lr * u[i];
+    }
+    if (d->kind != AMP_LAMB) return;
+    for (i = 0; i < n; i++) r->w[i] -= lr * (wnorm > 0 && unorm > 0 ? sqrt(wnorm / unorm) : 1) * u[i];
+}
+
+typedef struct config {
+    const char* name;
+    amp_optimizer_kind kind;
+    float lr, momentum, dampening, weight_decay, eps;
+    int nesterov, maximize;
+} config;
+
+static const config configs[] = {
+    { "sgd",            AMP_SGD,   0.05f,  0,     0,    0,     0,     0, 0 },
+    { "sgd default",    AMP_SGD,   0,      0,     0,    0,     0,     0, 0 },
+    { "sgd decay",      AMP_SGD,   0.05f,  0,     0,    0.1f,  0,     0, 0 },
+    { "sgd ascend",     AMP_SGD,   0.05f,  0,     0,    0.1f,  0,     0, 1 },
+    { "momentum",       AMP_SGD,   0.02f,  0.9f,  0,    0,     0,     0, 0 },
+    { "dampening",      AMP_SGD,   0.02f,  0.9f,  0.3f, 0.01f, 0,     0, 0 },
+    { "nesterov",       AMP_SGD,   0.02f,  0.8f,  0,    0.01f, 0,     1, 0 },
+    { "nesterov up",    AMP_SGD,   0.02f,  0.8f,  0,    0.01f, 0,     1, 1 },
+    { "adam",           AMP_ADAM,  0,      0,     0,    0,     0,     0, 0 },
+    { "adam L2",        AMP_ADAM,  0.01f,  0,     0,    0.05f, 0,     0, 0 },
+    { "adam large eps", AMP_ADAM,  0.01f,  0,     0,    0,     0.25f, 0, 1 },
+    { "adamw",          AMP_ADAMW, 0.01f,  0,     0,    0,     0,     0, 0 },
+    { "adamw decay",    AMP_ADAMW, 0.01f,  0,     0,    0.3f,  0.01f, 0, 0 },
+    { "lamb",           AMP_LAMB,  0.005f, 0,     0,    0.01f, 0,     0, 0 },
+    { "lamb no decay",  AMP_LAMB,  0.005f, 0,     0,    0,     0,     0, 0 },
+};
+
+static amp_optimizer_desc desc_of_config(const config* c) {
+    amp_optimizer_desc d = desc_of(c->kind);
+    d.lr = c->lr; d.momentum = c->momentum; d.dampening = c->dampening; d.weight_decay = c->weight_decay;
+    d.eps = c->eps; d.nesterov = c->nesterov; d.maximize = c->maximize;
+    return d;
+}
+
+/* A new gradient that pulls to zero and shakes; as stored in the parameter's type, times the scale. */
+static void make_gradients(block* b, amp_dtype t, float scale, double* exact) {
+    float wide[N];
+    int i;
+    for (i = 0; i < N; i++) wide[i] = fmaf(0.3f, b->w[i], 0.5f * test_uniform()) * scale;   /* nothing for a compiler to fuse */
+    amp_convert(t == AMP_F32 ? (void*)b->g : (void*)b->g16, t, wide, AMP_F32, N);
+    amp_convert(wide, AMP_F32, t == AMP_F32 ? (void*)b->g : (void*)b->g16, t, N);
+    for (i = 0; i < N; i++) exact[i] = (double)wide[i] / (double)scale;
+}
+
+/* 100 steps beside the textbook. Bound: each step rounds the weight once (2^-24 of |w| < 4), and its update errs by the
+   relative error of the moments: these take at most four roundings a step, kept for at most 100 steps, so 400 * 2^-24 of
+   an update, which is at most lr * D with D <= 4 for Adam, 20 for a momentum buffer. LAMB multiplies the direction
+   by |w|/|u| <= 4 and adds the same error. The constants of both sides are the float values of the desc. */
+static void textbook_agreement(void) {
+    static const amp_dtype types[3] = { AMP_F32, AMP_F16, AMP_BF16 };
+    static block b;
+    static textbook r;
+    static double exact[N];
+    int c, k, t, i;
+    for (c = 0; c < COUNT(configs); c++)
+        for (k = 0; k < 3; k++) {
+            amp_optimizer_desc d = desc_of_config(&configs[c]);
+            float scale = k == 0 ? 3.7f : 1024.0f;
+            amp_scaler s = static_scaler(scale);
+            amp_optimizer o;
+            amp_param p;
+            double worst = 0, bound;
+            fill_block(&b);
+            for (i = 0; i < N; i++) { r.w[i] = (double)b.w[i]; r.m[i] = r.v[i] = 0; }
+            p = param_of(&b, N);
+            p.grad_dtype = types[k];
+            if (k) p.grad = b.g16;
+            CHECK_MSG(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK, "%s", log_text);
+            for (t = 1; t <= 100; t++) {
+                make_gradients(&b, types[k], scale, exact);
+                amp_scaler_scale_loss(&s, 1.0f);
+                CHECK(amp_optimizer_step(&o, &s, NULL) == AMP_OK && amp_scaler_update(&s) == AMP_OK);
+                textbook_step(&r, exact, N, t, &o.desc);
+            }
+            for (i = 0; i < N; i++) worst = fmax(worst, fabs((double)b.w[i] - r.w[i]));
+            bound = 100 * ldexp(1, -24) * (4 + 400 * (double)o.desc.lr * (o.desc.kind == AMP_SGD ? 20 : 4) * (o.desc.kind == AMP_LAMB ? 4 : 1));
+            CHECK_MSG(worst < bound && o.state.step == 100, "%s %s: error %g, bound %g", configs[c].name, amp_dtype_name(types[k]), worst, bound);
+        }
+}
+
+/* --- same bits ------------------------------------------------------------------------------------------- */
+
+/* Weights and moments after 20 steps, as CRC-32; the same on each instruction set, compiler and machine. */
+static const uint32_t golden[] = {
+    0x7c1c213cu, 0x87fb2966u, 0xe8496711u, 0x0355ef18u, 0x0427f2afu,
+    0xc6bf87ceu, 0xbf05e465u, 0x86c8a872u, 0x8f5ccb8du, 0xee84946au,
+    0xf50ba325u, 0xd22fc39au, 0xd2ec1b50u, 0x6aca3e66u, 0x7d9f20adu
+};
+
+static void same_bits(void) {
+    static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+    static block b;
+    static double exact[N];
+    int c, k, t;
+    for (c = 0; c < COUNT(configs); c++)
+        for (k = 0; k < COUNT(isas); k++) {
+            amp_optimizer_desc d = desc_of_config(&configs[c]);
+            amp_scaler s = static_scaler(48.7f);
+            amp_optimizer o;
+            amp_param p[2];
+            uint32_t crc;
+            if (amp_cpu_force_isa(isas[k]) != AMP_OK) continue;
+            test_seed = 99;
+            fill_block(&b);
+            p[0] = param_of(&b, 1005);
+            p[1] = param_of(&b, 32);
+            p[1].master += 1005; p[1].m += 1005; p[1].v += 1005; p[1].grad = b.g16; p[1].grad_dtype = AMP_F16;
+            p[1].low = b.low; p[1].low_dtype = AMP_BF16;
+            d.clip_norm = 5.0f;
+            d.schedule.kind = AMP_SCHEDULE_COSINE; d.schedule.warmup_steps = 3; d.schedule.total_steps = 20;
+            CHECK(amp_optimizer_init(&o, &d, p, 2) == AMP_OK);
+            for (t = 0; t < 20; t++) {
+                make_gradients(&b, AMP_F32, 48.7f, exact);
+                make_gradients(&b, AMP_F16, 48.7f, exact);
+                amp_scaler_scale_loss(&s, 1.0f);
+                CHECK(amp_optimizer_step(&o, &s, NULL) == AMP_OK && amp_scaler_update(&s) == AMP_OK);
+            }
+            crc = crc_of_floats(b.w, N) ^ crc_of_floats(b.m, N) ^ crc_of_floats(b.v, N);
+#if !defined(__FAST_MATH__)
+            CHECK_MSG(c < COUNT(golden) && crc == golden[c], "%s on %s: 0x%08x", configs[c].name, amp_isa_name(isas[k]), (unsigned)crc);
+#endif
+            (void)crc;
+        }
+    CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK);
+}
+
+/* --- low copies -------------------------------------------------------------------------------------------- */
+
+static void low_is_rounded_master(void) {
+    static block b;
+    static double exact[N];
+    static uint16_t want[N];
+    int c, k, t;
+    for (c = 0; c < COUNT(configs); c++)
+        for (k = 0; k < 2; k++) {
+            amp_optimizer_desc d = desc_of_config(&configs[c]);
+            amp_dtype type = k ? AMP_BF16 : AMP_F16;
+            amp_optimizer o;
+            amp_param p;
+            fill_block(&b);
+            p = param_of(&b, N);
+            p.low = b.low; p.low_dtype = type;
+            CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+            for (t = 0; t <= 5; t++) {
+                amp_convert(want, type, b.w, AMP_F32, N);
+                CHECK(memcmp(want, b.low, sizeof want) == 0);
+                make_gradients(&b, AMP_F32, 1.0f, exact);
+                CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+            }
+        }
+}
+
+/* O3: without masters the low weights are widened, updated and rounded: as a master would be that is rounded after
+   each step. */
+static void low_weights_trained(void) {
+    static block b, full;
+    static double exact[N];
+    int c, k, t;
+    for (c = 0; c < COUNT(configs); c++)
+        for (k = 0; k < 2; k++) {
+            amp_optimizer_desc d = desc_of_config(&configs[c]);
+            amp_dtype type = k ? AMP_BF16 : AMP_F16;
+            amp_optimizer o, of;
+            amp_param p, pf;
+            fill_block(&full);
+            p = param_of(&b, N); pf = param_of(&full, N);
+            p.master = NULL; p.low = b.low; p.low_dtype = type; p.grad = full.g;
+            memset(&b, 0, sizeof b);
+            amp_convert(b.low, type, full.w, AMP_F32, N);
+            CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && amp_optimizer_init(&of, &d, &pf, 1) == AMP_OK);
+            for (t = 0; t < 5; t++) {
+                amp_convert(full.w, AMP_F32, b.low, type, N);
+                make_gradients(&full, AMP_F32, 1.0f, exact);
+                CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && amp_optimizer_step(&of, NULL, NULL) == AMP_OK);
+                amp_convert(full.low, type, full.w, AMP_F32, N);
+                CHECK(memcmp(full.low, b.low, sizeof b.low) == 0 && memcmp(full.m, b.m, sizeof b.m) == 0);
+            }
+        }
+}
+
+/* --- skips --------------------------------------------------------------------------------------------------- */
+
+static void a_skipped_step_changes_nothing(void) {
+    static block b, before;
+    static double exact[N];
+    static const uint32_t bad[3] = { 0x7f800000u, 0xff800000u, 0x7f800001u };
+    int c, k, scaled;
+    for (c = 0; c < COUNT(configs); c++)
+        for (k = 0; k < 3; k++)
+            for (scaled = 0; scaled < 2; scaled++) {
+                amp_optimizer_desc d = desc_of_config(&configs[c]);
+                amp_scaler s = static_scaler(8.0f);
+                amp_optimizer o, old;
+                amp_optimizer_info info;
+                amp_param p;
+                fill_block(&b);
+                p = param_of(&b, N);
+                p.low = b.low; p.low_dtype = AMP_F16;
+                d.schedule.kind = AMP_SCHEDULE_STEP; d.schedule.step_size = 1;
+                CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+                make_gradients(&b, AMP_F32, 8.0f, exact);
+                amp_scaler_scale_loss(&s, 1.0f);
+                CHECK(amp_optimizer_step(&o, scaled ? &s : NULL, &info) == AMP_OK && info.applied == 1 && info.overflow.found_inf == 0);
+                if (scaled) amp_scaler_update(&s);
+                put_bits(&b.g[N - 1 - k], bad[k]);
+                before = b; old = o;
+                amp_scaler_scale_loss(&s, 1.0f);
+                CHECK(amp_optimizer_step(&o, scaled ? &s : NULL, &info) == AMP_OK && info.applied == 0);
+                CHECK(memcmp(&b, &before, sizeof b) == 0 && memcmp(&o, &old, sizeof o) == 0 && o.state.step == 1);
+                CHECK(info.overflow.found_inf == 1 && info.overflow.first_index == (uint64_t)(N - 1 - k));
+                CHECK(info.lr == amp_schedule_lr(&o.desc.schedule, o.desc.lr, 1));
+                CHECK(is_infinite(&info.grad_norm) && strcmp(info.overflow.first_name, "p") == 0);
+                if (scaled) CHECK(amp_scaler_update(&s) == AMP_OK && s.state.skipped == 1);
+            }
+}
+
+static void unchecked(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_optimizer_info info;
+    amp_optimizer o;
+    amp_param p;
+    fill_block(&b);
+    p = param_of(&b, 3);
+    d.unchecked = 1; d.lr = 1;
+    put_bits(&b.g[1], 0x7f800000u);
+    b.w[0] = 1; b.g[0] = 2;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.applied == 1 && b.w[0] == -1.0f && o.state.step == 1);
+    CHECK(to_bits(b.w[1]) == 0xff800000u && info.grad_norm == 0.0);
+}
+
+/* --- clip ---------------------------------------------------------------------------------------------------- */
+
+/* Plain SGD with lr 1 shows the multiplier itself. */
+static void clipping(void) {
+    static block b, old;
+    static double exact[N];
+    float max_norm = 0.25f;
+    int k, i;
+    for (k = 0; k < 5; k++) {       /* fresh; checked before; unscaled before; another list in between; not reached */
+        amp_optimizer_desc d = desc_of(AMP_SGD);
+        amp_scaler s = static_scaler(12.0f);
+        amp_optimizer_info info;
+        amp_optimizer o;
+        amp_tensor t, other;
+        amp_param p;
+        double norm = 0, coefficient;
+        float mult, x = 3.0f;
+        fill_block(&b);
+        make_gradients(&b, AMP_F32, 12.0f, exact);
+        p = param_of(&b, N);
+        d.lr = 1; d.clip_norm = k == 4 ? 1e6f : max_norm;
+        memset(&t, 0, sizeof t);
+        t.data = b.g; t.count = N;
+        other = t; other.data = &x; other.count = 1;
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+        amp_scaler_scale_loss(&s, 1.0f);
+        if (k == 1 || k == 3) CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_OK);
+        if (k == 3) CHECK(amp_scaler_check(&s, &other, 1, NULL) == AMP_OK);
+        if (k == 2) CHECK(amp_optimizer_unscale(&o, &s) == AMP_OK);
+        old = b;
+        CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied == 1);
+        for (i = 0; i < N; i++) norm += exact[i] * exact[i];
+        norm = sqrt(norm);
+        /* Unscaling rounds each element, by 2^-24 at most, and the inverse once more. */
+        CHECK_MSG(fabs(info.grad_norm / norm - 1) < ldexp(1, -22), "%d: %.9g %.9g", k, info.grad_norm, norm);
+        coefficient = (double)d.clip_norm / (info.grad_norm + 1e-6);
+        if (coefficient > 1) coefficient = 1;
+        CHECK(info.clip_coefficient == (float)coefficient && (k == 4) == (coefficient == 1));
+        mult = (float)((k == 2 ? 1.0 : (double)(float)(1.0 / 12.0)) * coefficient);
+        for (i = 0; i < N; i++) CHECK(b.w[i] == fmaf(-1.0f, old.g[i] * mult, old.w[i]));
+    }
+}
+
+/* --- groups and schedules ---------------------------------------------------------------------------------------- */
+
+static void groups(void) {
+    static block b[4];
+    amp_param_group g[3];
+    amp_param p[4];
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_optimizer o;
+    int i, kind;
+    memset(g, 0, sizeof g);
+    g[1].lr = 0.5f; g[1].weight_decay = AMP_ZERO;
+    g[2].lr = AMP_ZERO;
+    for (kind = 0; kind < 4; kind++) {
+        static block before;
+        d.kind = (amp_optimizer_kind)kind;
+        d.lr = 0.25f; d.weight_decay = 1.0f; d.groups = g; d.group_count = 3; d.momentum = kind == 0 ? 0.5f : 0;
+        for (i = 0; i < 4; i++) {
+            fill_block(&b[i]);
+            p[i] = param_of(&b[i], 20);
+            p[i].group = i % 3;
+        }
+        b[0].w[0] = b[1].w[0] = 2; b[0].g[0] = b[1].g[0] = 1;
+        before = b[2];
+        CHECK(amp_optimizer_init(&o, &d, p, 4) == AMP_OK && o.groups[1].lr == 0.5f);
+        CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+        CHECK(memcmp(&before, &b[2], sizeof before) == 0);                  /* frozen: weights and moments alone */
+        CHECK(memcmp(b[0].w, before.w, 80) != 0 && b[0].m[5] != 0.0f);
+        if (kind == 0) {        /* w=2: g=1+2=3, w=1.25; buf = .5*3 + 2.25 = 3.75, w = .3125. Without decay: 1.5, then .75 */
+            CHECK(b[0].w[0] == 0.3125f && b[1].w[0] == 0.75f);
+        }
+        p[2].grad = NULL; p[2].m = p[2].v = NULL;                          /* a frozen parameter needs no gradient */
+        CHECK(amp_optimizer_init(&o, &d, p, 4) == AMP_OK && amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+        CHECK(memcmp(&before, &b[2], sizeof before) == 0);
+        CHECK(amp_optimizer_zero_grad(&o) == AMP_OK && b[0].g[3] == 0.0f);
+    }
+}
+
+static void schedules(void) {
+    amp_schedule s;
+    uint32_t crc = 0;
+    float values[1000];
+    int t;
+    memset(&s, 0, sizeof s);
+    CHECK(amp_schedule_lr(NULL, 0.3f, 5) == 0.3f && amp_schedule_lr(&s, 0.3f, 1000000) == 0.3f);
+    s.warmup_steps = 4;
+    CHECK(amp_schedule_lr(&s, 1, 0) == 0.2f && amp_schedule_lr(&s, 1, 3) == 0.8f && amp_schedule_lr(&s, 1, 4) == 1.0f);
+    CHECK(amp_schedule_lr(&s, 1, -7) == 0.2f);
+    s.kind = AMP_SCHEDULE_STEP; s.step_size = 10; s.gamma = 0.5f;
+    CHECK(amp_schedule_lr(&s, 8, 13) == 8.0f && amp_schedule_lr(&s, 8, 14) == 4.0f && amp_schedule_lr(&s, 8, 34) == 1.0f);
+    CHECK(amp_schedule_lr(&s, 8, INT64_MAX) == 0.0f);
+    s.kind = AMP_SCHEDULE_LINEAR; s.total_steps = 12; s.floor = 0.25f;
+    CHECK(amp_schedule_lr(&s, 4, 4) == 4.0f && amp_schedule_lr(&s, 4, 8) == 2.5f && amp_schedule_lr(&s, 4, 12) == 1.0f);
+    CHECK(amp_schedule_lr(&s, 4, 1000) == 1.0f);
+    s.kind = AMP_SCHEDULE_COSINE; s.warmup_steps = 0; s.total_steps = 1000; s.floor = 0;
+    for (t = 0; t < 1000; t++) {    /* (1+cos)/2 as a square, where the library's cos has no cancellation */
+        double half = t <= 500 ? cos(3.14159265358979323846 / 2 * t / 1000) : sin(3.14159265358979323846 / 2 * (1000 - t) / 1000);
+        values[t] = amp_schedule_lr(&s, 0.1f, t);
+        CHECK_MSG(fabs((double)values[t] / ((double)0.1f * half * half) - 1) <= ldexp(1, -24) * 1.0001, "t %d: %.9g", t, (double)values[t]);
+    }
+    CHECK(amp_schedule_lr(&s, 0.1f, 1000) == 0.0f && values[0] == 0.1f && values[500] == 0.05f);
+    crc = crc_of_floats(values, 1000);
+#if !defined(__FAST_MATH__)
+    CHECK_MSG(crc == 0xedfa93d0u, "0x%08x", (unsigned)crc);
+#endif
+    s.floor = 0.5f;
+    CHECK(amp_schedule_lr(&s, 1, 500) == 0.75f && amp_schedule_lr(&s, 1, 2000) == 0.5f);
+}
+
+static void schedule_in_the_step(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_optimizer_info info;
+    amp_optimizer o;
+    amp_param p;
+    fill_block(&b);
+    p = param_of(&b, 1);
+    b.w[0] = 0; b.g[0] = 1;
+    d.lr = 1; d.schedule.kind = AMP_SCHEDULE_LINEAR; d.schedule.total_steps = 4;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.lr == 1.0f && b.w[0] == -1.0f);
+    CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.lr == 0.75f && b.w[0] == -1.75f);
+    CHECK(amp_optimizer_set_lr(&o, 8) == AMP_OK);
+    CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.lr == 4.0f && b.w[0] == -5.75f);
+    CHECK(amp_optimizer_set_lr(&o, 0) == AMP_OK && amp_optimizer_step(&o, NULL, &info) == AMP_OK && b.w[0] == -5.75f);
+    CHECK(amp_optimizer_set_lr(&o, -1) == AMP_ERR_ARGUMENT && amp_optimizer_set_lr(&o, from_bits(0x7fc00000u)) == AMP_ERR_ARGUMENT);
+    CHECK(o.state.lr == 0.0f && o.state.step == 4);
+}
+
+/* --- moments -------------------------------------------------------------------------------------------------------- */
+
+/* With gradients of zero the moments decay, and end at zero instead of as subnormals, in every kind. */
+static void moments_are_flushed(void) {
+    static block b;
+    int c, t, i, subnormal = 0;
+    for (c = 0; c < COUNT(configs); c++) {
+        amp_optimizer_desc d = desc_of_config(&configs[c]);
+        amp_optimizer o;
+        amp_param p;
+        if (amp_optimizer_moments(&d) == 0) continue;
+        d.weight_decay = AMP_ZERO; d.beta2 = 0.9f; d.eps = 1e-3f;
+        fill_block(&b);
+        p = param_of(&b, N);
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+        CHECK(b.m[7] != 0.0f);
+        amp_optimizer_zero_grad(&o);
+        for (t = 0; t < 1000; t++) {
+            CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+            for (i = 0; i < N; i += 31) {
+                uint32_t m = to_bits(b.m[i]) & 0x7fffffffu, v = to_bits(b.v[i]) & 0x7fffffffu;
+                subnormal += (m > 0 && m < 0x00800000u) || (v > 0 && v < 0x00800000u);
+            }
+        }
+        for (i = 0; i < N; i++) CHECK(to_bits(b.m[i]) == 0 && to_bits(b.v[i]) == 0);
+    }
+    CHECK(subnormal == 0);
+}
+
+/* --- with a scaler ------------------------------------------------------------------------------------------------------ */
+
+/* The call is refused with this code and a sentence, and optimizer, scaler and memory stay as they are. */
+#define REFUSED(code, call)                                                                                 \
+    do {                                                                                                    \
+        static block b_before;                                                                              \
+        amp_scaler s_before = s;                                                                            \
+        amp_optimizer o_before = o;                                                                         \
+        int logs = log_count;                                                                               \
+        b_before = b;                                                                                       \
+        CHECK((call) == (code));                                                                            \
+        CHECK(!memcmp(&s, &s_before, sizeof s) && !memcmp(&o, &o_before, sizeof o) && !memcmp(&b, &b_before, sizeof b)); \
+        CHECK(log_count == logs + 1);                                                                       \
+    } while (0)
+
+static void order_of_calls(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler s = static_scaler(4.0f);
+    amp_optimizer_info info;
+    amp_optimizer o;
+    amp_tensor t;
+    amp_param p;
+    float w;
+    fill_block(&b);
+    p = param_of(&b, 3);
+    memset(&t, 0, sizeof t);
+    t.data = b.g; t.count = 3;
+    d.lr = 1;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));           /* before any scale_loss */
+    REFUSED(AMP_ERR_STATE, amp_optimizer_unscale(&o, &s));
+    amp_scaler_scale_loss(&s, 1.0f);
+    b.g[0] = 4; w = b.w[0];
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && b.w[0] == w - 1.0f && info.applied == 1);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));           /* twice */
+    REFUSED(AMP_ERR_STATE, amp_optimizer_unscale(&o, &s));              /* after the step */
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, &t, 1, NULL));
+    CHECK(amp_scaler_update(&s) == AMP_OK && s.state.applied == 1);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_optimizer_unscale(&o, &s) == AMP_OK && b.g[0] == 1.0f);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_unscale(&o, &s));              /* twice */
+    CHECK(amp_optimizer_step(&o, &s, NULL) == AMP_OK && b.w[0] == w - 2.0f);
+    CHECK(amp_scaler_update(&s) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);                                    /* the caller's own unscale is known too */
+    b.g[0] = 4;
+    CHECK(amp_scaler_unscale(&s, &t, 1, NULL) == AMP_OK && amp_optimizer_step(&o, &s, NULL) == AMP_OK && b.w[0] == w - 3.0f);
+    CHECK(amp_scaler_update(&s) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);                                    /* and unscale_into; and an own overflow report */
+    t.data = b.v; b.v[0] = 4; b.v[1] = b.v[2] = 0;
+    { amp_tensor to = t; to.data = b.g; CHECK(amp_scaler_unscale_into(&s, &to, &t, 1, 0, NULL) == AMP_OK); }
+    CHECK(amp_optimizer_step(&o, &s, NULL) == AMP_OK && b.w[0] == w - 4.0f && amp_scaler_update(&s) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_report_overflow(&s) == AMP_OK && amp_optimizer_step(&o, &s, &info) == AMP_OK);
+    CHECK(info.applied == 0 && b.w[0] == w - 4.0f && amp_scaler_update(&s) == AMP_OK);
+}
+
+/* What the caller does to unscaled gradients is looked at. */
+static void nan_made_by_hand(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_scaler s = static_scaler(4.0f);
+    amp_optimizer_info info;
+    amp_optimizer o;
+    amp_param p;
+    float w;
+    fill_block(&b);
+    p = param_of(&b, 40);
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_optimizer_unscale(&o, &s) == AMP_OK);
+    put_bits(&b.g[39], 0x7fc00000u);
+    w = b.w[0];
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied == 0 && info.overflow.nan_count == 1 && b.w[0] == w);
+    CHECK(amp_scaler_update(&s) == AMP_OK && s.state.skipped == 1);
+}
+
+/* A check may be reused only as long as no new loss was scaled, and only for the whole list. */
+static void stale_checks(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler s = static_scaler(4.0f);
+    amp_optimizer_info info;
+    amp_optimizer o;
+    amp_tensor t;
+    amp_param p[2];
+    fill_block(&b);
+    p[0] = param_of(&b, 3);
+    p[1] = p[0]; p[1].grad = b.g + 3; p[1].master = b.w + 3;
+    memset(&t, 0, sizeof t);
+    t.data = b.g; t.count = 3;
+    CHECK(amp_optimizer_init(&o, &d, p, 2) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_OK);
+    put_bits(&b.g[5], 0x7f800000u);                         /* in the second tensor, which nobody has seen */
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied == 0 && amp_scaler_update(&s) == AMP_OK);
+    b.g[5] = 0;
+    t.count = 6;
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);                        /* the next micro-batch adds an overflow */
+    put_bits(&b.g[0], 0x7f800000u);
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied == 0 && amp_scaler_update(&s) == AMP_OK);
+}
+
+/* Several optimizers on one scaler, and lists that are split otherwise than the optimizers. */
+static void several_optimizers(void) {
+    static block b, c;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler s = static_scaler(4.0f);
+    amp_optimizer_info info;
+    amp_optimizer o, o2;
+    amp_param p, p2[2];
+    amp_tensor t[3];
+    float w, w2;
+    fill_block(&b); fill_block(&c);
+    p = param_of(&b, 5); p2[0] = param_of(&c, 5); p2[1] = p2[0]; p2[1].grad = c.g + 5; p2[1].master = c.w + 5;
+    memset(t, 0, sizeof t);
+    t[0].data = b.g; t[1].data = c.g; t[2].data = c.g + 5; t[0].count = t[1].count = t[2].count = 5;
+    d.lr = 1;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && amp_optimizer_init(&o2, &d, p2, 2) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f); amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied && amp_optimizer_step(&o2, &s, &info) == AMP_OK && info.applied);
+    CHECK(amp_scaler_update(&s) == AMP_OK && s.state.applied == 1);
+    amp_scaler_scale_loss(&s, 1.0f);                        /* checked together: both skip */
+    put_bits(&c.g[9], 0x7fc00000u);
+    w = b.w[0]; w2 = c.w[0];
+    CHECK(amp_scaler_check(&s, t, 3, NULL) == AMP_OK && amp_scaler_may_step(&s) == 0);
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && !info.applied && b.w[0] == w && info.overflow.first_tensor == 2);
+    CHECK(amp_optimizer_step(&o2, &s, &info) == AMP_OK && !info.applied && c.w[0] == w2 && amp_scaler_update(&s) == AMP_OK);
+    c.g[9] = 4; b.g[0] = c.g[0] = 4;
+    amp_scaler_scale_loss(&s, 1.0f);                        /* unscaled tensor by tensor: known for all */
+    CHECK(amp_scaler_unscale(&s, t + 1, 1, NULL) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o2, &s, NULL));      /* half of it: refused */
+    CHECK(amp_scaler_unscale(&s, t + 2, 1, NULL) == AMP_OK && amp_optimizer_step(&o2, &s, NULL) == AMP_OK);
+    CHECK(c.g[0] == 1.0f && c.w[0] == w2 - 1.0f);
+    CHECK(amp_optimizer_step(&o, &s, NULL) == AMP_OK && b.g[0] == 4.0f && b.w[0] == w - 1.0f);     /* this one was not */
+    CHECK(amp_scaler_update(&s) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, t, 3, NULL) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));       /* one list over two optimizers */
+}
+
+/* --- misuse --------------------------------------------------------------------------------------------------------------- */
+
+static void refuse(const amp_optimizer_desc* d, amp_param* p, int count, amp_result code, const char* word) {
+    amp_optimizer o, before;
+    int logs = log_count;
+    memset(&o, 0x5a, sizeof o);
+    before = o;
+    CHECK_MSG(amp_optimizer_init(&o, d, p, count) == code, "%s: %s", word, log_text);
+    CHECK_MSG(log_count == logs + 1 && strstr(log_text, word), "'%s' does not name %s", log_text, word);
+    CHECK(memcmp(&o, &before, sizeof o) == 0);
+}
+#define REFUSE_DESC(of_kind, member, value, word) \
+    do { amp_optimizer_desc d = desc_of(of_kind); d.member = value; refuse(&d, &p, 1, AMP_ERR_DESC, word); \
+         CHECK(amp_optimizer_moments(&d) == -1); } while (0)
+#define REFUSE_PARAM(member, value, code, word) \
+    do { amp_optimizer_desc d = desc_of(AMP_ADAM); amp_param q = p; q.member = value; refuse(&d, &q, 1, code, word); } while (0)
+
+static void refused_descs_and_params(void) {
+    static block b;
+    amp_param p;
+    amp_optimizer_desc none = desc_of(AMP_SGD);
+    amp_param_group group[1];
+    float bad[3];
+    int i;
+    fill_block(&b);
+    p = param_of(&b, 5);
+    put_bits(&bad[0], 0x7f800000u); put_bits(&bad[1], 0x7fc00000u); bad[2] = -0.5f;
+    for (i = 0; i < 3; i++) {
+        REFUSE_DESC(AMP_SGD, lr, bad[i], "lr");
+        REFUSE_DESC(AMP_SGD, momentum, bad[i], "momentum");
+        REFUSE_DESC(AMP_SGD, dampening, bad[i], "dampening");
+        REFUSE_DESC(AMP_ADAM, beta1, bad[i], "beta1");
+        REFUSE_DESC(AMP_ADAM, beta2, bad[i], "beta2");
+        REFUSE_DESC(AMP_ADAM, eps, bad[i], "eps");
+        REFUSE_DESC(AMP_ADAMW, weight_decay, bad[i], "weight_decay");
+        REFUSE_DESC(AMP_ADAMW, clip_norm, bad[i], "clip_norm");
+        REFUSE_DESC(AMP_SGD, schedule.gamma, bad[i], "gamma");
+        REFUSE_DESC(AMP_SGD, schedule.floor, bad[i], "floor");
+    }
+    REFUSE_DESC((amp_optimizer_kind)7, lr, 1, "kind");
+    REFUSE_DESC(AMP_SGD, momentum, 1.0f, "momentum");
+    REFUSE_DESC(AMP_SGD, dampening, 1.5f, "dampening");
+    REFUSE_DESC(AMP_SGD, nesterov, 1, "nesterov");
+    REFUSE_DESC(AMP_ADAM, beta1, 1.0f, "beta1");
+    REFUSE_DESC(AMP_ADAM, beta2, 1.0f, "beta2");
+    REFUSE_DESC(AMP_ADAM, eps, (float)AMP_ZERO, "eps");
+    REFUSE_DESC(AMP_SGD, group_count, AMP_MAX_GROUPS + 1, "group_count");
+    REFUSE_DESC(AMP_SGD, group_count, 1, "group_count");
+    REFUSE_DESC(AMP_SGD, schedule.kind, (amp_schedule_kind)4, "schedule.kind");
+    REFUSE_DESC(AMP_SGD, schedule.kind, AMP_SCHEDULE_LINEAR, "total_steps");
+    REFUSE_DESC(AMP_SGD, schedule.kind, AMP_SCHEDULE_STEP, "step_size");
+    REFUSE_DESC(AMP_SGD, schedule.warmup_steps, -1, "warmup_steps");
+    REFUSE_PARAM(master, NULL, AMP_ERR_ARGUMENT, "master");
+    REFUSE_PARAM(grad, NULL, AMP_ERR_ARGUMENT, "grad");
+    REFUSE_PARAM(m, NULL, AMP_ERR_ARGUMENT, "m is NULL");
+    REFUSE_PARAM(v, NULL, AMP_ERR_ARGUMENT, "v is NULL");
+    REFUSE_PARAM(group, 1, AMP_ERR_ARGUMENT, "group");
+    REFUSE_PARAM(group, -1, AMP_ERR_ARGUMENT, "group");
+    REFUSE_PARAM(grad_dtype, AMP_F64, AMP_ERR_DTYPE, "grad_dtype");
+    REFUSE_PARAM(low, b.low, AMP_ERR_DTYPE, "low_dtype");
+    refuse(&none, NULL, 1, AMP_ERR_ARGUMENT, "no parameters");
+    refuse(&none, &p, 0, AMP_ERR_ARGUMENT, "no parameters");
+    memset(group, 0, sizeof group);
+    group[0].lr = -3;
+    none.groups = group; none.group_count = 1;
+    refuse(&none, &p, 1, AMP_ERR_DESC, "group 0");
+    CHECK(amp_optimizer_init(NULL, NULL, &p, 1) == AMP_ERR_ARGUMENT);
+    CHECK(amp_optimizer_step(NULL, NULL, NULL) == AMP_ERR_ARGUMENT && amp_optimizer_zero_grad(NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_optimizer_set_lr(NULL, 1) == AMP_ERR_ARGUMENT && amp_optimizer_unscale(NULL, NULL) == AMP_ERR_ARGUMENT);
+}
+
+static void no_gradient(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler s = static_scaler(4.0f);
+    amp_optimizer o;
+    amp_param p;
+    amp_param_group frozen[1];
+    fill_block(&b);
+    p = param_of(&b, 5);
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    p.grad = NULL;                                          /* taken away after init */
+    amp_scaler_scale_loss(&s, 1.0f);
+    REFUSED(AMP_ERR_ARGUMENT, amp_optimizer_step(&o, &s, NULL));
+    memset(frozen, 0, sizeof frozen);
+    frozen[0].lr = AMP_ZERO; d.groups = frozen; d.group_count = 1;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));
+    CHECK(amp_optimizer_unscale(&o, NULL) == AMP_ERR_STATE);
+}
+
+static void defaults(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_optimizer o;
+    amp_param p;
+    fill_block(&b);
+    p = param_of(&b, 5);
+    CHECK(amp_optimizer_moments(NULL) == 0 && amp_optimizer_moments(&d) == 0);
+    d.momentum = 0.9f;
+    CHECK(amp_optimizer_moments(&d) == 1);
+    d = desc_of(AMP_LAMB);
+    CHECK(amp_optimizer_moments(&d) == 2);
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && o.desc.lr == 0.001f && o.desc.eps == 1e-6f && o.desc.weight_decay == 0.0f);
+    d = desc_of(AMP_ADAMW);
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && o.desc.beta1 == 0.9f && o.desc.beta2 == 0.999f && o.desc.eps == 1e-8f);
+    CHECK(o.desc.weight_decay == 0.01f);
+    d.weight_decay = AMP_ZERO; d.lr = AMP_ZERO; d.beta1 = AMP_ZERO;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && o.desc.weight_decay == 0.0f && o.desc.lr == 0.0f && o.desc.beta1 == 0.0f);
+    CHECK(amp_optimizer_init(&o, NULL, &p, 1) == AMP_OK && o.desc.lr == 0.01f && o.state.lr == 0.01f);
+}
+
+static void zero_grad_over_nan(void) {
+    static block b;
+    amp_optimizer o;
+    amp_param p[2];
+    int i;
+    fill_block(&b);
+    p[0] = param_of(&b, N); p[1] = p[0];
+    p[1].grad = b.g16; p[1].grad_dtype = AMP_F16;
+    put_bits(&b.g[5], 0x7fc00000u); put_bits(&b.g[N - 1], 0xff800000u); b.g16[N - 1] = 0x7c00u;
+    CHECK(amp_optimizer_init(&o, NULL, p, 2) == AMP_OK && amp_optimizer_zero_grad(&o) == AMP_OK);
+    for (i = 0; i < N; i++) CHECK(to_bits(b.g[i]) == 0 && b.g16[i] == 0);
+}
+
+int main(void) {
+    TEST(textbook_agreement);
+    TEST(same_bits);
+    TEST(low_is_rounded_master);
+    TEST(low_weights_trained);
+    TEST(a_skipped_step_changes_nothing);
+    TEST(unchecked);
+    TEST(clipping);
+    TEST(groups);
+    TEST(schedules);
+    TEST(schedule_in_the_step);
+    TEST(moments_are_flushed);
+    TEST(order_of_calls);
+    TEST(nan_made_by_hand);
+    TEST(stale_checks);
+    TEST(several_optimizers);
+    TEST(refused_descs_and_params);
+    TEST(no_gradient);
+    TEST(defaults);
+    TEST(zero_grad_over_nan);
+    TEST_END();
+}

@@ -1,0 +1,338 @@
+/* test_policy.c - the levels, lists and overrides of the autocast policy. The tables are written out here once more,
+   by hand, from the systems' own lists, so that a slip in the header shows. */
+#include "../amp.h"
+#include "test.h"
+
+/* --- a logger that remembers ------------------------------------------------------------- */
+
+static char heard[512];
+static amp_result heard_code;
+static int heard_count;
+static void listen(amp_result code, const char* sentence, void* user_data) {
+    (void)user_data;
+    snprintf(heard, sizeof heard, "%s", sentence);
+    heard_code = code;
+    heard_count++;
+}
+static const amp_logger ears = { listen, NULL };
+
+/* The desc must be refused with AMP_ERR_POLICY, one sentence that contains both words, and the policy untouched. */
+static void refused(amp_policy_desc d, const char* word, const char* other) {
+    amp_policy p, before;
+    memset(&p, 0x5a, sizeof p);
+    before = p;
+    heard[0] = 0;
+    heard_count = 0;
+    d.logger = &ears;
+    CHECK_MSG(amp_policy_init(&p, &d) == AMP_ERR_POLICY, "%s / %s", word, other);
+    CHECK_MSG(heard_count == 1 && heard_code == AMP_ERR_POLICY, "%d sentences", heard_count);
+    CHECK_MSG(strstr(heard, word) && strstr(heard, other), "wanted '%s' and '%s' in: %s", word, other, heard);
+    CHECK(memcmp(&p, &before, sizeof p) == 0);
+    d.logger = NULL;
+    CHECK(amp_policy_init(&p, &d) == AMP_ERR_POLICY);
+}
+
+static amp_policy_desc level_desc(amp_level level) {
+    amp_policy_desc d;
+    memset(&d, 0, sizeof d);
+    d.level = level;
+    return d;
+}
+
+static amp_policy policy_of(amp_policy_desc d) {
+    amp_policy p;
+    amp_result r;
+    memset(&p, 0, sizeof p);
+    d.logger = &ears;
+    r = amp_policy_init(&p, &d);
+    CHECK_MSG(r == AMP_OK, "%s", heard);
+    return p;
+}
+
+/* --- levels ------------------------------------------------------------------------------- */
+
+/* One letter per level O0..O3: L = 16 bits, F = FP32, P = widest input, . = type of the input. */
+static const struct { amp_op op; const char* name; const char* rules; } table[] = {
+    { AMP_OP_INPUT,                 "input",                 "...." },
+    { AMP_OP_CONV2D,                "conv2d",                "FLLL" },
+    { AMP_OP_LINEAR,                "linear",                "FLLL" },
+    { AMP_OP_MAX_POOL2D,            "max_pool2d",            "F.LL" },
+    { AMP_OP_AVG_POOL2D,            "avg_pool2d",            "F.LL" },
+    { AMP_OP_BATCH_NORM,            "batch_norm",            "F.FL" },
+    { AMP_OP_LAYER_NORM,            "layer_norm",            "FFFL" },
+    { AMP_OP_RELU,                  "relu",                  "F.LL" },
+    { AMP_OP_GELU,                  "gelu",                  "F.LL" },
+    { AMP_OP_TANH,                  "tanh",                  "F.LL" },
+    { AMP_OP_SIGMOID,               "sigmoid",               "F.LL" },
+    { AMP_OP_SOFTMAX,               "softmax",               "FFLL" },
+    { AMP_OP_DROPOUT,               "dropout",               "F.LL" },
+    { AMP_OP_ADD,                   "add",                   "FPLL" },
+    { AMP_OP_CONCAT,                "concat",                "FPLL" },
+    { AMP_OP_FLATTEN,               "flatten",               "...." },
+    { AMP_OP_SOFTMAX_CROSS_ENTROPY, "softmax_cross_entropy", "FFFF" },
+    { AMP_OP_MSE,                   "mse",                   "FFFF" },
+    { AMP_OP_BCE_WITH_LOGITS,       "bce_with_logits",       "FFFF" }
+};
+enum { OPS = sizeof table / sizeof *table };
+
+static amp_rule rule_of(char letter) {
+    return letter == 'L' ? AMP_RULE_LOW : letter == 'F' ? AMP_RULE_FP32 : letter == 'P' ? AMP_RULE_PROMOTE : AMP_RULE_FOLLOW;
+}
+
+static void test_levels(void) {
+    static const amp_dtype types[] = { AMP_DTYPE_DEFAULT, AMP_F16, AMP_BF16 };
+    int level, t, i;
+    CHECK((int)OPS == (int)AMP_OP_COUNT);
+    for (level = 0; level <= 3; level++)
+        for (t = 0; t < 3; t++) {
+            amp_policy_desc d = level_desc((amp_level)level);
+            amp_policy p;
+            d.low_dtype = types[t];
+            p = policy_of(d);
+            CHECK((int)p.level == level);
+            CHECK(p.low_dtype == (types[t] == AMP_BF16 ? AMP_BF16 : AMP_F16));
+            CHECK(p.master_weights == (level != 3));
+            CHECK(p.cast_back == 0);
+            for (i = 0; i < OPS; i++) {
+                CHECK_MSG(p.rules[table[i].op] == rule_of(table[i].rules[level]), "%s at O%d: %s", table[i].name, level,
+                          amp_rule_name(p.rules[table[i].op]));
+                CHECK(p.reasons[table[i].op] == AMP_REASON_LEVEL);
+            }
+        }
+}
+
+static void test_no_desc_is_O0(void) {
+    amp_policy p, q = policy_of(level_desc(AMP_O0));
+    memset(&p, 0, sizeof p);
+    CHECK(amp_policy_init(&p, NULL) == AMP_OK);
+    CHECK(memcmp(&p, &q, sizeof p) == 0);
+    CHECK(amp_policy_init(NULL, NULL) == AMP_ERR_ARGUMENT);
+}
+
+/* The two kinds of O1 have the same rules; MindSpore's casts the results of LOW operators back. */
+static void test_styles(void) {
+    amp_policy_desc d = level_desc(AMP_O1);
+    amp_policy torch = policy_of(d), mindspore;
+    int level;
+    d.style = AMP_STYLE_MINDSPORE;
+    mindspore = policy_of(d);
+    CHECK(torch.cast_back == 0 && mindspore.cast_back == 1);
+    CHECK(memcmp(torch.rules, mindspore.rules, sizeof torch.rules) == 0);
+    for (level = 0; level <= 3; level++) {
+        d = level_desc((amp_level)level);
+        d.style = AMP_STYLE_MINDSPORE;
+        if (level != 1) refused(d, "style", "O1");
+    }
+    d = level_desc(AMP_O1);
+    d.style = (amp_style)2;
+    refused(d, "style", "2");
+}
+
+static void test_unknown_values(void) {
+    amp_policy_desc d = level_desc((amp_level)4);
+    refused(d, "level", "4");
+    d.level = (amp_level)-1;
+    refused(d, "level", "-1");
+    d = level_desc(AMP_O2);
+    d.low_dtype = AMP_F32;
+    refused(d, "low_dtype", "f32");
+    d.low_dtype = AMP_F64;
+    refused(d, "low_dtype", "f64");
+    d.low_dtype = (amp_dtype)77;
+    refused(d, "low_dtype", "?");
+}
+
+/* --- overrides, with Apex's refusals -------------------------------------------------------- */
+
+static void test_apex_refusals(void) {
+    static const int values[] = { 1, AMP_ZERO };
+    int level, k;
+    for (level = 0; level <= 1; level++) {
+        amp_policy_desc d = level_desc((amp_level)level);
+        const char* name = level ? "O1" : "O0";
+        d.cast_model = 1;
+        refused(d, "cast_model", name);
+        d.cast_model = AMP_ZERO;                /* what the level does anyway */
+        policy_of(d);
+        for (k = 0; k < 2; k++) {
+            d = level_desc((amp_level)level);
+            d.keep_batchnorm_fp32 = values[k];
+            refused(d, "keep_batchnorm_fp32", name);
+            d = level_desc((amp_level)level);
+            d.master_weights = values[k];
+            refused(d, "master_weights", name);
+        }
+    }
+}
+
+static void test_overrides(void) {
+    int level;
+    for (level = 2; level <= 3; level++) {
+        amp_policy_desc d = level_desc((amp_level)level);
+        amp_policy p;
+        d.cast_model = 1;
+        p = policy_of(d);
+        CHECK(p.rules[AMP_OP_CONV2D] == AMP_RULE_LOW);
+        d.cast_model = AMP_ZERO;
+        refused(d, "casts the model", level == 2 ? "O2" : "O3");
+        d.cast_model = 2;
+        refused(d, "cast_model", "AMP_ZERO");
+
+        d = level_desc((amp_level)level);
+        d.keep_batchnorm_fp32 = 1;
+        p = policy_of(d);
+        CHECK(p.rules[AMP_OP_BATCH_NORM] == AMP_RULE_FP32 && p.reasons[AMP_OP_BATCH_NORM] == AMP_REASON_KEEP_BN);
+        CHECK(p.rules[AMP_OP_LAYER_NORM] == (level == 2 ? AMP_RULE_FP32 : AMP_RULE_LOW));
+        d.keep_batchnorm_fp32 = AMP_ZERO;
+        p = policy_of(d);
+        CHECK(p.rules[AMP_OP_BATCH_NORM] == AMP_RULE_LOW && p.reasons[AMP_OP_BATCH_NORM] == AMP_REASON_KEEP_BN);
+        d.keep_batchnorm_fp32 = 2;
+        refused(d, "keep_batchnorm_fp32", "AMP_ZERO");
+        d.keep_batchnorm_fp32 = -2;
+        refused(d, "keep_batchnorm_fp32", "AMP_ZERO");
+
+        d = level_desc((amp_level)level);
+        d.master_weights = 1;
+        CHECK(policy_of(d).master_weights == 1);
+        d.master_weights = AMP_ZERO;
+        CHECK(policy_of(d).master_weights == 0);
+        d.master_weights = 5;
+        refused(d, "master_weights", "AMP_ZERO");
+    }
+}
+
+/* --- lists ------------------------------------------------------------------------------------ */
+
+static void test_lists(void) {
+    amp_op white[2] = { AMP_OP_SOFTMAX, AMP_OP_GELU }, black[2] = { AMP_OP_LINEAR, AMP_OP_RELU };
+    amp_policy_desc d = level_desc(AMP_O1);
+    amp_policy p;
+    int i;
+    d.white = white; d.white_count = 2;
+    d.black = black; d.black_count = 2;
+    p = policy_of(d);
+    for (i = 0; i < OPS; i++) {
+        amp_op op = table[i].op;
+        int on_white = op == AMP_OP_SOFTMAX || op == AMP_OP_GELU, on_black = op == AMP_OP_LINEAR || op == AMP_OP_RELU;
+        amp_rule want = on_white ? AMP_RULE_LOW : on_black ? AMP_RULE_FP32 : rule_of(table[i].rules[1]);
+        CHECK_MSG(p.rules[op] == want, "%s", table[i].name);
+        CHECK(p.reasons[op] == (on_white ? AMP_REASON_WHITE : on_black ? AMP_REASON_BLACK : AMP_REASON_LEVEL));
+    }
+    white[0] = AMP_OP_ADD;                      /* the policy has its own copy */
+    CHECK(p.rules[AMP_OP_SOFTMAX] == AMP_RULE_LOW && p.rules[AMP_OP_ADD] == AMP_RULE_PROMOTE);
+
+    d = level_desc(AMP_O2);                     /* a list beats keep_batchnorm_fp32 */
+    white[0] = AMP_OP_BATCH_NORM;
+    d.white = white; d.white_count = 1;
+    p = policy_of(d);
+    CHECK(p.rules[AMP_OP_BATCH_NORM] == AMP_RULE_LOW && p.reasons[AMP_OP_BATCH_NORM] == AMP_REASON_WHITE);
+}
+
+static void refused_lists(amp_level level, amp_op white, int white_count, amp_op black, int black_count, const char* word) {
+    amp_policy_desc d = level_desc(level);
+    d.white = &white; d.white_count = white_count;
+    d.black = &black; d.black_count = black_count;
+    refused(d, word, "policy");
+}
+
+static void test_list_errors(void) {
+    amp_policy_desc d;
+    refused_lists(AMP_O1, AMP_OP_GELU, 1, AMP_OP_GELU, 1, "gelu is on the white and on the black list");
+    refused_lists(AMP_O1, AMP_OP_COUNT, 1, AMP_OP_GELU, 1, "not an operator");
+    refused_lists(AMP_O1, AMP_OP_GELU, 1, (amp_op)-1, 1, "not an operator");
+    refused_lists(AMP_O2, AMP_OP_GELU, 1, (amp_op)1000, 1, "1000");
+    refused_lists(AMP_O1, AMP_OP_INPUT, 1, AMP_OP_GELU, 0, "not an operator");
+    refused_lists(AMP_O1, AMP_OP_GELU, 0, AMP_OP_FLATTEN, 1, "not an operator");
+    refused_lists(AMP_O1, AMP_OP_MSE, 1, AMP_OP_GELU, 0, "loss");
+    refused_lists(AMP_O3, AMP_OP_SOFTMAX_CROSS_ENTROPY, 1, AMP_OP_GELU, 0, "loss");
+    refused_lists(AMP_O3, AMP_OP_BCE_WITH_LOGITS, 1, AMP_OP_GELU, 0, "bce_with_logits");
+    refused_lists(AMP_O0, AMP_OP_GELU, 1, AMP_OP_GELU, 0, "O0");
+    refused_lists(AMP_O0, AMP_OP_GELU, 0, AMP_OP_GELU, 1, "O0");
+    refused_lists(AMP_O1, AMP_OP_GELU, -1, AMP_OP_GELU, 0, "count");
+    d = level_desc(AMP_O1);
+    d.white_count = 1;
+    refused(d, "count", "entries");
+    d = level_desc(AMP_O1);
+    d.black_count = 2;
+    refused(d, "count", "entries");
+}
+
+/* Lists come out as copies, cut to the room there is; the count is the whole. */
+static void test_lists_out(void) {
+    amp_policy p = policy_of(level_desc(AMP_O1)), before = p;
+    amp_op out[AMP_OP_COUNT];
+    int n = amp_policy_white_list(&p, out, AMP_OP_COUNT);
+    CHECK(n == 2 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_LINEAR);
+    out[0] = AMP_OP_MSE;
+    CHECK(memcmp(&p, &before, sizeof p) == 0);
+    n = amp_policy_black_list(&p, out, AMP_OP_COUNT);
+    CHECK(n == 5 && out[0] == AMP_OP_LAYER_NORM && out[1] == AMP_OP_SOFTMAX && out[4] == AMP_OP_BCE_WITH_LOGITS);
+    out[1] = AMP_OP_RELU;
+    CHECK(amp_policy_white_list(&p, out, 1) == 2 && out[0] == AMP_OP_CONV2D && out[1] == AMP_OP_RELU);
+    CHECK(amp_policy_white_list(&p, NULL, 0) == 2);
+    CHECK(amp_policy_white_list(NULL, out, 1) == 0);
+    CHECK(amp_policy_black_list(NULL, out, 1) == 0);
+}
+
+static void test_set_rule(void) {
+    amp_policy p = policy_of(level_desc(AMP_O1)), before;
+    CHECK(amp_policy_set_rule(&p, AMP_OP_RELU, AMP_RULE_FP32) == AMP_OK);
+    CHECK(p.rules[AMP_OP_RELU] == AMP_RULE_FP32 && p.reasons[AMP_OP_RELU] == AMP_REASON_RULE);
+    CHECK(amp_policy_set_rule(&p, AMP_OP_LINEAR, AMP_RULE_PROMOTE) == AMP_OK);
+    CHECK(p.rules[AMP_OP_LINEAR] == AMP_RULE_PROMOTE);
+    CHECK(amp_policy_set_rule(&p, AMP_OP_MSE, AMP_RULE_FP32) == AMP_OK);
+    before = p;
+    CHECK(amp_policy_set_rule(&p, AMP_OP_MSE, AMP_RULE_LOW) == AMP_ERR_POLICY);
+    CHECK(amp_policy_set_rule(&p, AMP_OP_SOFTMAX_CROSS_ENTROPY, AMP_RULE_FOLLOW) == AMP_ERR_POLICY);
+    CHECK(amp_policy_set_rule(&p, AMP_OP_COUNT, AMP_RULE_LOW) == AMP_ERR_POLICY);
+    CHECK(amp_policy_set_rule(&p, (amp_op)-1, AMP_RULE_LOW) == AMP_ERR_POLICY);
+    CHECK(amp_policy_set_rule(&p, AMP_OP_RELU, (amp_rule)4) == AMP_ERR_POLICY);
+    CHECK(amp_policy_set_rule(&p, AMP_OP_RELU, (amp_rule)-1) == AMP_ERR_POLICY);
+    CHECK(amp_policy_set_rule(&p, AMP_OP_FLATTEN, AMP_RULE_LOW) == AMP_ERR_POLICY);
+    CHECK(amp_policy_set_rule(NULL, AMP_OP_RELU, AMP_RULE_LOW) == AMP_ERR_ARGUMENT);
+    CHECK(memcmp(&p, &before, sizeof p) == 0);
+}
+
+/* --- names ------------------------------------------------------------------------------------- */
+
+static void test_names(void) {
+    static const struct { amp_reason reason; const char* name; } reasons[] = {
+        { AMP_REASON_LEVEL, "level list" }, { AMP_REASON_WHITE, "white list" }, { AMP_REASON_BLACK, "black list" },
+        { AMP_REASON_RULE, "set by hand" }, { AMP_REASON_KEEP_BN, "keep_batchnorm_fp32" }, { AMP_REASON_REGION, "region" },
+        { AMP_REASON_PIN, "pinned" } };
+    amp_op op = AMP_OP_COUNT;
+    int i;
+    for (i = 0; i < OPS; i++) {
+        CHECK(strcmp(amp_op_name(table[i].op), table[i].name) == 0);
+        CHECK(amp_op_from_name(table[i].name, &op) == 1 && op == table[i].op);
+    }
+    op = AMP_OP_GELU;
+    CHECK(amp_op_from_name("conv3d", &op) == 0 && op == AMP_OP_GELU);
+    CHECK(amp_op_from_name("", &op) == 0 && amp_op_from_name(NULL, &op) == 0 && amp_op_from_name("relu", NULL) == 0);
+    CHECK(amp_op_from_name("?", &op) == 0);
+    CHECK(strcmp(amp_op_name(AMP_OP_COUNT), "?") == 0 && strcmp(amp_op_name((amp_op)-1), "?") == 0);
+    CHECK(strcmp(amp_rule_name(AMP_RULE_LOW), "LOW") == 0 && strcmp(amp_rule_name(AMP_RULE_FP32), "FP32") == 0);
+    CHECK(strcmp(amp_rule_name(AMP_RULE_PROMOTE), "PROMOTE") == 0 && strcmp(amp_rule_name(AMP_RULE_FOLLOW), "FOLLOW") == 0);
+    CHECK(strcmp(amp_rule_name((amp_rule)9), "?") == 0);
+    CHECK(strcmp(amp_level_name(AMP_O0), "O0") == 0 && strcmp(amp_level_name(AMP_O1), "O1") == 0);
+    CHECK(strcmp(amp_level_name(AMP_O2), "O2") == 0 && strcmp(amp_level_name(AMP_O3), "O3") == 0);
+    CHECK(strcmp(amp_level_name((amp_level)4), "?") == 0);
+    for (i = 0; i < (int)(sizeof reasons / sizeof *reasons); i++)
+        CHECK(strcmp(amp_reason_name(reasons[i].reason), reasons[i].name) == 0);
+    CHECK(strcmp(amp_reason_name((amp_reason)7), "?") == 0);
+}
+
+int main(void) {
+    TEST(test_levels);
+    TEST(test_no_desc_is_O0);
+    TEST(test_styles);
+    TEST(test_unknown_values);
+    TEST(test_apex_refusals);
+    TEST(test_overrides);
+    TEST(test_lists);
+    TEST(test_list_errors);
+    TEST(test_lists_out);
+    TEST(test_set_rule);
+    TEST(test_names);
+    TEST_END();
+}

@@ -1,0 +1,1108 @@
+/* test_scaler.c - the loss-scale machine against the rules of the systems it stands for, the checks of gradients, and
+   every misuse. All expected values are formed here, without the library. */
+#include "../amp.h"
+#include "test.h"
+#include <math.h>
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+static const uint32_t BITS_INF = 0x7f800000u, BITS_QNAN = 0x7fc00001u, BITS_SNAN = 0x7f800001u;
+static float from_bits(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
+static uint32_t to_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
+static void put_bits(float* p, uint32_t u) { memcpy(p, &u, sizeof u); }
+static int is_infinite(const double* p) { uint64_t u; memcpy(&u, p, sizeof u); return u == 0x7ff0000000000000u; }
+
+static amp_tensor tensor(void* data, amp_dtype t, size_t n, const char* name) {
+    amp_tensor x;
+    x.data = data; x.dtype = t; x.count = n; x.name = name;
+    return x;
+}
+
+/* A logger that keeps the last sentence. */
+static int log_count;
+static char log_text[512];
+static void log_keep(amp_result code, const char* sentence, void* user_data) {
+    (void)code; (void)user_data;
+    log_count++;
+    strncpy(log_text, sentence, sizeof log_text - 1);
+}
+static const amp_logger logger = { log_keep, NULL };
+
+static amp_scaler_desc desc_of(amp_scaler_preset p) {
+    amp_scaler_desc d;
+    memset(&d, 0, sizeof d);
+    d.preset = p;
+    d.logger = &logger;
+    return d;
+}
+
+static amp_scaler scaler_of(amp_scaler_preset p, float init) {
+    amp_scaler_desc d = desc_of(p);
+    amp_scaler s;
+    d.init_scale = init;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    return s;
+}
+
+/* One window as a training loop has it: one gradient, finite or not. */
+static amp_result one_step(amp_scaler* s, int overflow) {
+    float g = 1.0f;
+    amp_tensor t = tensor(&g, AMP_F32, 1, "g");
+    if (overflow) put_bits(&g, BITS_INF);
+    amp_scaler_scale_loss(s, 1.0f);
+    if (amp_scaler_check(s, &t, 1, NULL) != AMP_OK) return AMP_ERR_ARGUMENT;
+    return amp_scaler_update(s);
+}
+
+/* --- worked sequences ---------------------------------------------------------------------------- */
+
+#define MAX_STEPS 20
+typedef struct sequence {
+    const char* name;
+    amp_scaler_preset preset;
+    float init;
+    int interval, hysteresis;
+    const char* steps;              /* F clean, I overflow */
+    double scale[MAX_STEPS];        /* after each step; -1 = update returns an error */
+} sequence;
+
+#define P127 1.7014118346046923e38
+#define P126 8.507059173023462e37f
+#define LARGEST 3.4028234663852886e38
+#define OVER HUGE_VAL
+
+#define SEQUENCE_A "FFFFIFFFIIFFFFFF"
+#define A_PLAIN { 1024, 1024, 2048, 2048, 1024, 1024, 1024, 2048, 1024, 512, 512, 512, 1024, 1024, 1024, 2048 }
+#define A_HYST  { 1024, 1024, 2048, 2048, 2048, 2048, 2048, 4096, 4096, 2048, 2048, 2048, 4096, 4096, 4096, 8192 }
+#define B_FREE { 2, 1, .5, .25, .125, .0625 }
+#define B_ONE  { 2, 1, 1, 1, 1, 1 }
+#define E_PLAIN { 16, 8, 16, 8, 4, 8 }
+#define E_HYST  { 16, 16, 32, 32, 16, 32 }
+#define I_ONE { 1, 1, 1, 1, 1, 2, 2, 4 }
+
+static const sequence sequences[] = {
+    { "A pytorch",   AMP_SCALER_PYTORCH,   1024, 3, 0, SEQUENCE_A, A_PLAIN },
+    { "A mindspore", AMP_SCALER_MINDSPORE, 1024, 3, 0, SEQUENCE_A, A_PLAIN },
+    { "A manager",   AMP_SCALER_MINDSPORE_MANAGER, 1024, 3, 0, SEQUENCE_A, A_PLAIN },
+    { "A apex",      AMP_SCALER_APEX,      1024, 3, 0, SEQUENCE_A, A_PLAIN },
+    { "A oneflow",   AMP_SCALER_ONEFLOW,   1024, 3, 0, SEQUENCE_A, A_PLAIN },
+    { "A jmp",       AMP_SCALER_JMP,       1024, 3, 0, SEQUENCE_A, A_PLAIN },
+    { "A tf",        AMP_SCALER_TF_LEGACY, 1024, 3, 0, SEQUENCE_A, A_PLAIN },
+    { "A keras",     AMP_SCALER_KERAS,     1024, 3, 0, SEQUENCE_A, A_PLAIN },
+    { "A flax",      AMP_SCALER_FLAX,      1024, 3, 0, SEQUENCE_A,
+      { 1024, 1024, 1024, 2048, 1024, 1024, 1024, 1024, 512, 256, 256, 256, 256, 512, 512, 512 } },
+    { "A megatron",  AMP_SCALER_MEGATRON,  1024, 3, 2, SEQUENCE_A, A_HYST },
+    { "A deepspeed", AMP_SCALER_DEEPSPEED, 1024, 3, 2, SEQUENCE_A, A_HYST },
+    { "A deepspeed consecutive", AMP_SCALER_DEEPSPEED_CONSECUTIVE, 1024, 3, 2, SEQUENCE_A, A_HYST },
+    { "A paddle",    AMP_SCALER_PADDLE,    1024, 3, 2, SEQUENCE_A, A_HYST },
+    { "A static",    AMP_SCALER_STATIC,    1024, 0, 0, SEQUENCE_A,
+      { 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024 } },
+    { "A fixed",     AMP_SCALER_MINDSPORE_FIXED, 0, 0, 0, "FFIIF", { 128, 128, 128, 128, 128 } },
+
+    { "B pytorch",   AMP_SCALER_PYTORCH,   4, 0, 0, "IIIIII", B_FREE },
+    { "B apex",      AMP_SCALER_APEX,      4, 0, 0, "IIIIII", B_FREE },
+    { "B keras",     AMP_SCALER_KERAS,     4, 0, 0, "IIIIII", B_FREE },
+    { "B flax",      AMP_SCALER_FLAX,      4, 0, 0, "IIIIII", B_FREE },
+    { "B mindspore", AMP_SCALER_MINDSPORE, 4, 0, 0, "IIIIII", B_ONE },
+    { "B oneflow",   AMP_SCALER_ONEFLOW,   4, 0, 0, "IIIIII", B_ONE },
+    { "B jmp",       AMP_SCALER_JMP,       4, 0, 0, "IIIIII", B_ONE },
+    { "B megatron",  AMP_SCALER_MEGATRON,  4, 0, 2, "IIIIII", { 4, 2, 1, 1, 1, 1 } },
+    { "B deepspeed", AMP_SCALER_DEEPSPEED, 4, 0, 2, "IIII", { 4, 2, 1, -1 } },
+    { "B deepspeed consecutive", AMP_SCALER_DEEPSPEED_CONSECUTIVE, 4, 0, 2, "IIII", { 4, 2, 1, -1 } },
+    { "B paddle",    AMP_SCALER_PADDLE,    4, 0, 2, "IIIIII", { 4, 2, 2, 1, 1, 1 } },
+
+    { "C pytorch",   AMP_SCALER_PYTORCH,   P126, 1, 0, "FFFF", { P127, P127, P127, P127 } },
+    { "C mindspore", AMP_SCALER_MINDSPORE, P126, 1, 0, "FFFF", { P127, P127, P127, P127 } },
+    { "C jmp",       AMP_SCALER_JMP,       P126, 1, 0, "FFFF", { P127, P127, P127, P127 } },
+    { "C tf",        AMP_SCALER_TF_LEGACY, P126, 1, 0, "FFFF", { P127, P127, P127, P127 } },
+    { "C paddle",    AMP_SCALER_PADDLE,    P126, 1, 0, "FFFF", { P127, P127, P127, P127 } },
+    { "C oneflow",   AMP_SCALER_ONEFLOW,   P126, 1, 0, "FFFF", { P127, LARGEST, LARGEST, LARGEST } },
+    { "C flax",      AMP_SCALER_FLAX,      P126, AMP_ZERO, 0, "FFFF", { P127, LARGEST, LARGEST, LARGEST } },
+    { "C apex",      AMP_SCALER_APEX,      P126, 1, 0, "FFFF", { 16777216, 16777216, 16777216, 16777216 } },
+    { "C keras",     AMP_SCALER_KERAS,     P126, 1, 0, "FFFF", { P127, OVER, OVER, OVER } },
+    { "C megatron",  AMP_SCALER_MEGATRON,  P126, 1, 0, "FFFF", { P127, OVER, OVER, OVER } },
+
+    { "E pytorch",   AMP_SCALER_PYTORCH,   8, 1, 0, "FIFIIF", E_PLAIN },
+    { "E keras",     AMP_SCALER_KERAS,     8, 1, 0, "FIFIIF", E_PLAIN },
+    { "E oneflow",   AMP_SCALER_ONEFLOW,   8, 1, 0, "FIFIIF", E_PLAIN },
+    { "E megatron",  AMP_SCALER_MEGATRON,  8, 1, 2, "FIFIIF", E_HYST },
+    { "E deepspeed", AMP_SCALER_DEEPSPEED, 8, 1, 2, "FIFIIF", E_HYST },
+    { "E paddle",    AMP_SCALER_PADDLE,    8, 1, 2, "FIFIIF", E_HYST },
+    { "E flax",      AMP_SCALER_FLAX,      8, 1, 0, "FIFIIF", { 8, 4, 4, 2, 1, 1 } },
+
+    { "I mindspore", AMP_SCALER_MINDSPORE, 2, 2, 0, "IIIIFFFF", I_ONE },
+    { "I oneflow",   AMP_SCALER_ONEFLOW,   2, 2, 0, "IIIIFFFF", I_ONE },
+    { "I jmp",       AMP_SCALER_JMP,       2, 2, 0, "IIIIFFFF", I_ONE },
+    { "I pytorch",   AMP_SCALER_PYTORCH,   2, 2, 0, "IIIIFFFF", { 1, .5, .25, .125, .125, .25, .25, .5 } },
+    { "I megatron",  AMP_SCALER_MEGATRON,  2, 2, 2, "IIIIFFFF", { 2, 1, 1, 1, 1, 2, 2, 4 } },
+
+    { "NNabla",      AMP_SCALER_NNABLA,    8, 3, 0, "FFFFFFFFFFFFFF", { 8, 8, 8, 8, 16, 16, 16, 16, 32, 32, 32, 32, 64, 64 } },
+};
+
+static void worked_sequences(void) {
+    int i, k;
+    for (i = 0; i < COUNT(sequences); i++) {
+        const sequence* q = &sequences[i];
+        amp_scaler_desc d = desc_of(q->preset);
+        amp_scaler s;
+        d.init_scale = q->init;
+        d.growth_interval = q->interval;
+        d.hysteresis = q->hysteresis;
+        CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "%s: %s", q->name, log_text);
+        for (k = 0; q->steps[k]; k++) {
+            amp_result r = one_step(&s, q->steps[k] == 'I');
+            int error = q->scale[k] < 0;
+            CHECK_MSG(r == (error ? AMP_ERR_OVERFLOW : AMP_OK), "%s step %d: result %d", q->name, k, (int)r);
+            CHECK_MSG(error || (double)s.state.scale == q->scale[k], "%s step %d: scale %g, not %g", q->name, k,
+                      (double)s.state.scale, q->scale[k]);
+        }
+    }
+}
+
+static void skip_limits(void) {
+    amp_scaler s = scaler_of(AMP_SCALER_MINDSPORE_MANAGER, 0);
+    amp_scaler_desc d;
+    int i;
+    for (i = 1; i <= 1000; i++) CHECK(one_step(&s, 1) == AMP_OK);
+    CHECK(one_step(&s, 1) == AMP_ERR_OVERFLOW && s.state.skipped == 1001 && s.state.applied == 0);
+    s = scaler_of(AMP_SCALER_NNABLA, 0);
+    for (i = 1; i <= 100; i++) CHECK(one_step(&s, 1) == AMP_OK);
+    CHECK(one_step(&s, 1) == AMP_ERR_OVERFLOW);
+    s = scaler_of(AMP_SCALER_NNABLA, 0);        /* a clean step between begins the count again */
+    for (i = 1; i <= 100; i++) one_step(&s, 1);
+    CHECK(one_step(&s, 0) == AMP_OK && s.state.consecutive_skips == 0);
+    for (i = 1; i <= 5; i++) CHECK(one_step(&s, 1) == AMP_OK);
+    d = desc_of(AMP_SCALER_MINDSPORE_MANAGER);
+    d.max_skips = AMP_ZERO;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    for (i = 1; i <= 1100; i++) CHECK(one_step(&s, 1) == AMP_OK);
+    d = desc_of(AMP_SCALER_STATIC);             /* a static scale has the limit too */
+    d.init_scale = 8; d.max_skips = 2;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    CHECK(one_step(&s, 1) == AMP_OK && one_step(&s, 1) == AMP_OK && one_step(&s, 1) == AMP_ERR_OVERFLOW);
+    CHECK(s.state.scale == 8.0f);
+}
+
+/* --- random traces: each system's rule written out from its own source ------------------------------- */
+
+typedef struct reference {
+    float scale, growth, backoff, min;
+    int window, delay;              /* the system's interval and hysteresis */
+    int counter, left, iteration, last_overflow, bad;
+    int error;
+} reference;
+
+static int finite_product(float a, float b) { return (double)a * (double)b < 3.4028235677973366e38; }
+static float largest(float a, float b) { return a > b ? a : b; }
+
+static void step_pytorch(reference* r, int overflow) {
+    int successful = r->counter + 1;
+    if (overflow) { r->scale *= r->backoff; r->counter = 0; return; }
+    if (successful != r->window) { r->counter = successful; return; }
+    if (finite_product(r->scale, r->growth)) r->scale *= r->growth;
+    r->counter = 0;
+}
+/* mindspore.amp.DynamicLossScaler.adjust, jmp and the TensorFlow 1 loss scale. */
+static void step_mindspore(reference* r, int overflow) {
+    if (overflow) { r->scale = largest(1.0f, r->scale / r->growth); r->counter = 0; return; }
+    if (r->counter == r->window - 1) {
+        if (finite_product(r->scale, r->growth)) r->scale *= r->growth;
+        r->counter = 0;
+    } else r->counter++;
+}
+static void step_manager(reference* r, int overflow) {
+    if (overflow) {
+        r->scale = largest(r->scale / r->growth, 1.0f);
+        r->last_overflow = r->iteration;
+        r->bad++;
+    } else {
+        if ((r->iteration - r->last_overflow) % r->window == 0) r->scale *= r->growth;
+        r->bad = 0;
+    }
+    if (r->bad > 1000) r->error = 1;
+    r->iteration++;
+}
+static void step_apex(reference* r, int overflow) {
+    if (overflow) { r->scale /= r->growth; r->counter = 0; }
+    else r->counter++;
+    if (r->counter != r->window) return;
+    r->counter = 0;
+    r->scale = (double)r->scale * (double)r->growth < 16777216.0 ? r->scale * r->growth : 16777216.0f;
+}
+static void step_oneflow(reference* r, int overflow) {
+    if (overflow) { r->scale = largest(r->scale * (float)(1.0 / (double)r->growth), 1.0f); r->counter = 0; return; }
+    if (++r->counter < r->window) return;
+    r->counter = 0;
+    r->scale = finite_product(r->scale, r->growth) ? r->scale * r->growth : (float)LARGEST;
+}
+static void step_keras(reference* r, int overflow) {
+    if (overflow) { r->scale /= 2.0f; r->counter = 0; return; }
+    if (r->counter + 1 >= r->window) { r->scale *= 2.0f; r->counter = 0; }
+    else r->counter++;
+}
+static void step_flax(reference* r, int overflow) {
+    int grow = r->counter == r->window;
+    float grown = finite_product(r->scale, r->growth) ? r->scale * r->growth : (float)LARGEST;
+    r->scale = overflow ? largest(r->scale * r->backoff, 1.17549435e-38f) : grow ? grown : r->scale;
+    r->counter = grow || overflow ? 0 : r->counter + 1;
+}
+static void step_nnabla(reference* r, int overflow) {
+    if (overflow) { r->scale /= r->growth; r->counter = 0; r->error = ++r->bad > 100; return; }
+    r->bad = 0;
+    if (r->counter > r->window) { r->scale *= r->growth; r->counter = 0; }
+    r->counter++;
+}
+static void step_megatron(reference* r, int overflow) {
+    if (overflow) {
+        r->counter = 0;
+        if (--r->left <= 0) r->scale = largest(r->scale * r->backoff, r->min);
+    } else if (++r->counter == r->window) {
+        r->counter = 0;
+        r->left = r->delay;
+        r->scale *= r->growth;
+    }
+}
+static void step_deepspeed_any(reference* r, int overflow, int consecutive) {
+    if (overflow) {
+        if (r->delay == 1 || r->left == 1) {
+            if (r->scale == r->min) { r->error = 1; return; }
+            r->scale = largest(r->scale / r->growth, r->min);
+        } else r->left--;
+        r->last_overflow = r->iteration;
+    } else {
+        if (consecutive) r->left = r->delay;
+        if ((r->iteration - r->last_overflow) % r->window == 0) {
+            if (!consecutive) r->left = r->delay;
+            r->scale *= r->growth;
+        }
+    }
+    r->iteration++;
+}
+static void step_deepspeed(reference* r, int overflow) { step_deepspeed_any(r, overflow, 0); }
+static void step_consecutive(reference* r, int overflow) { step_deepspeed_any(r, overflow, 1); }
+static void step_paddle(reference* r, int overflow) {
+    if (overflow) {
+        r->counter = 0;
+        if (++r->bad < r->delay) return;
+        r->scale = r->scale * r->backoff < 1.0f ? 1.0f : r->scale * r->backoff;
+        r->bad = 0;
+    } else {
+        r->bad = 0;
+        if (++r->counter < r->window) return;
+        if (finite_product(r->scale, r->growth)) r->scale *= r->growth;
+        r->counter = 0;
+    }
+}
+static void step_static(reference* r, int overflow) { (void)r; (void)overflow; }
+
+typedef struct machine {
+    amp_scaler_preset preset;
+    void (*step)(reference*, int);
+    float least;                    /* smallest scale that may begin */
+    int free_backoff;               /* a backoff of its own */
+    int divides;                    /* by a power of two here, as dividing and multiplying by 1/f round alike then */
+    int hysteresis;
+} machine;
+
+static const machine machines[] = {
+    { AMP_SCALER_PYTORCH, step_pytorch, 1e-30f, 1, 0, 0 },
+    { AMP_SCALER_MINDSPORE, step_mindspore, 1, 0, 1, 0 },
+    { AMP_SCALER_JMP, step_mindspore, 1, 0, 1, 0 },
+    { AMP_SCALER_TF_LEGACY, step_mindspore, 1, 0, 1, 0 },
+    { AMP_SCALER_MINDSPORE_MANAGER, step_manager, 1, 0, 1, 0 },
+    { AMP_SCALER_MINDSPORE_FIXED, step_static, 1e-30f, 0, 2, 0 },
+    { AMP_SCALER_STATIC, step_static, 1e-30f, 0, 2, 0 },
+    { AMP_SCALER_APEX, step_apex, 1e-30f, 0, 1, 0 },
+    { AMP_SCALER_ONEFLOW, step_oneflow, 1, 0, 0, 0 },
+    { AMP_SCALER_KERAS, step_keras, 1e-30f, 0, 3, 0 },
+    { AMP_SCALER_FLAX, step_flax, 1.2e-38f, 1, 0, 0 },
+    { AMP_SCALER_NNABLA, step_nnabla, 1e-30f, 0, 1, 0 },
+    { AMP_SCALER_MEGATRON, step_megatron, 1, 1, 0, 1 },
+    { AMP_SCALER_DEEPSPEED, step_deepspeed, 1, 0, 1, 1 },
+    { AMP_SCALER_DEEPSPEED_CONSECUTIVE, step_consecutive, 1, 0, 1, 1 },
+    { AMP_SCALER_PADDLE, step_paddle, 1, 1, 0, 1 },
+};
+
+static float random_between(float low, float high) { return low + (high - low) * (test_uniform() * 0.5f + 0.5f); }
+
+/* A scale, log-uniform between least and 1e38. */
+static float random_scale(float least) {
+    float s = (float)exp(log((double)least) + (log(1e38) - log((double)least)) * (double)random_between(0, 1));
+    return s < least ? least : s;
+}
+
+static void make_pair(const machine* m, amp_scaler_desc* d, reference* r) {
+    memset(r, 0, sizeof *r);
+    *d = desc_of(m->preset);
+    r->scale = d->init_scale = random_scale(m->least);
+    r->growth = m->divides == 3 || m->divides == 2 ? 2.0f : m->divides == 1 ? (float)(2 << (test_random() % 3)) : random_between(1.01f, 9);
+    r->backoff = m->free_backoff ? random_between(0.01f, 0.99f) : (float)(1.0 / (double)r->growth);
+    r->window = 1 + (int)(test_random() % 6);
+    r->left = r->delay = m->hysteresis ? 1 + (int)(test_random() % 4) : 1;
+    r->last_overflow = -1;
+    r->min = 1;
+    if (m->divides == 2) return;
+    d->growth_factor = r->growth;
+    if (m->free_backoff) d->backoff_factor = r->backoff;
+    d->growth_interval = r->window;
+    if (m->hysteresis) d->hysteresis = r->delay;
+}
+
+static void random_traces(void) {
+    int trace, i, k;
+    for (i = 0; i < COUNT(machines); i++)
+        for (trace = 0; trace < 500; trace++) {
+            amp_scaler_desc d;
+            reference r;
+            amp_scaler s;
+            unsigned rate = 1 + test_random() % 9;
+            make_pair(&machines[i], &d, &r);
+            CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "%s", log_text);
+            for (k = 0; k < 120 && !r.error; k++) {
+                int overflow = test_random() % 10 < rate, hit;
+                machines[i].step(&r, overflow);
+                s.state.found_inf = overflow;
+                hit = amp_scaler_advance(&s.rule, &s.state);
+                if (!(to_bits(s.state.scale) == to_bits(r.scale)) || ((hit & 2) != 0 || (hit & 1 && s.rule.at_min == AMP_LIMIT_ERROR)) != r.error) {
+                    CHECK_MSG(0, "%s trace %d step %d: %.9g, not %.9g; hit %d, error %d", amp_scaler_preset_name(d.preset), trace, k,
+                              (double)s.state.scale, (double)r.scale, hit, r.error);
+                    break;
+                }
+            }
+            CHECK(s.state.applied + s.state.skipped == k);
+        }
+}
+
+/* The same through the whole interface, within the range where no scale is refused. */
+static void random_traces_through_the_interface(void) {
+    int trace, i, k;
+    for (i = 0; i < COUNT(machines); i++)
+        for (trace = 0; trace < 40; trace++) {
+            amp_scaler_desc d;
+            reference r;
+            amp_scaler s;
+            make_pair(&machines[i], &d, &r);
+            if (machines[i].divides != 2) d.growth_factor = r.growth = 2.0f;
+            if (!machines[i].free_backoff) r.backoff = 0.5f;
+            r.scale = d.init_scale = 65536.0f;
+            CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+            for (k = 0; k < 50 && !r.error; k++) {
+                int overflow = test_random() % 2 == 0;
+                amp_result result = one_step(&s, overflow);
+                machines[i].step(&r, overflow);
+                CHECK_MSG((result != AMP_OK) == r.error && s.state.scale == r.scale, "%s: %g, not %g",
+                          amp_scaler_preset_name(d.preset), (double)s.state.scale, (double)r.scale);
+            }
+        }
+}
+
+/* An interval lowered below the counter must not stop growth for ever. */
+static void lowered_interval(void) {
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 8);
+    int i;
+    for (i = 0; i < 10; i++) one_step(&s, 0);
+    s.rule.interval = 5;
+    one_step(&s, 0);
+    CHECK(s.state.scale == 16.0f);
+}
+
+static void preset_names(void) {
+    CHECK(strcmp(amp_scaler_preset_name(AMP_SCALER_PYTORCH), "pytorch") == 0);
+    CHECK(strcmp(amp_scaler_preset_name(AMP_SCALER_MINDSPORE_MANAGER), "mindspore_manager") == 0);
+    CHECK(strcmp(amp_scaler_preset_name(AMP_SCALER_STATIC), "static") == 0);
+    CHECK(strcmp(amp_scaler_preset_name(AMP_SCALER_PRESET_COUNT), "?") == 0);
+    CHECK(strcmp(amp_scaler_preset_name((amp_scaler_preset)-1), "?") == 0);
+}
+
+/* --- descs ------------------------------------------------------------------------------------------- */
+
+static void default_descs(void) {
+    amp_scaler s, again;
+    int p;
+    CHECK(amp_scaler_init(&s, NULL) == AMP_OK);
+    CHECK(s.state.scale == 65536.0f && s.desc.growth_interval == 2000 && s.desc.growth_factor == 2.0f);
+    CHECK(s.desc.backoff_factor == 0.5f && s.desc.hysteresis == 1 && s.rule.min == 0.0f && s.rule.max == 0.0f);
+    for (p = 0; p < AMP_SCALER_PRESET_COUNT; p++) {       /* the kept desc makes the same scaler again */
+        amp_scaler_desc d = desc_of((amp_scaler_preset)p);
+        d.init_scale = 4096;
+        CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+        if (s.rule.is_static) continue;
+        CHECK(amp_scaler_init(&again, &s.desc) == AMP_OK && memcmp(&s.rule, &again.rule, sizeof s.rule) == 0);
+    }
+}
+
+/* Each is refused with AMP_ERR_DESC and a sentence that names the field; the scaler stays as it was. */
+static void refuse_desc(const amp_scaler_desc* d, const char* field) {
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 32), before = s;
+    int count = log_count;
+    log_text[0] = 0;
+    CHECK_MSG(amp_scaler_init(&s, d) == AMP_ERR_DESC, "%s", field);
+    CHECK_MSG(log_count == count + 1 && strstr(log_text, field), "'%s' does not name %s", log_text, field);
+    CHECK(memcmp(&s, &before, sizeof s) == 0);
+}
+#define REFUSE(preset, member, value) \
+    do { amp_scaler_desc d = desc_of(preset); d.member = value; refuse_desc(&d, #member); } while (0)
+
+static void refused_descs(void) {
+    float bad[5];
+    int i;
+    put_bits(&bad[0], BITS_INF); put_bits(&bad[1], BITS_QNAN); put_bits(&bad[2], BITS_INF | 0x80000000u);
+    bad[3] = -2.0f; put_bits(&bad[4], 0xffc00000u);
+    for (i = 0; i < 5; i++) {
+        REFUSE(AMP_SCALER_PYTORCH, init_scale, bad[i]);
+        REFUSE(AMP_SCALER_PYTORCH, growth_factor, bad[i]);
+        REFUSE(AMP_SCALER_PYTORCH, backoff_factor, bad[i]);
+        REFUSE(AMP_SCALER_PYTORCH, min_scale, bad[i]);
+        REFUSE(AMP_SCALER_PYTORCH, max_scale, bad[i]);
+    }
+    REFUSE(AMP_SCALER_PYTORCH, init_scale, -1.0f);
+    REFUSE(AMP_SCALER_PYTORCH, init_scale, from_bits(0x00200000u));     /* 2^-128 */
+    REFUSE(AMP_SCALER_PYTORCH, growth_factor, 1.0f);
+    REFUSE(AMP_SCALER_PYTORCH, growth_factor, 0.5f);
+    REFUSE(AMP_SCALER_PYTORCH, backoff_factor, 1.0f);
+    REFUSE(AMP_SCALER_PYTORCH, backoff_factor, 1.5f);
+    REFUSE(AMP_SCALER_PYTORCH, backoff_factor, -0.5f);
+    REFUSE(AMP_SCALER_ONEFLOW, backoff_factor, 0.25f);
+    REFUSE(AMP_SCALER_PYTORCH, growth_interval, -2);
+    REFUSE(AMP_SCALER_PYTORCH, min_scale, 131072.0f);
+    REFUSE(AMP_SCALER_MEGATRON, init_scale, 0.5f);                      /* its floor is 1 */
+    REFUSE(AMP_SCALER_PYTORCH, max_scale, 1024.0f);
+    REFUSE(AMP_SCALER_PYTORCH, hysteresis, -1);
+    REFUSE(AMP_SCALER_PYTORCH, max_skips, -2);
+    REFUSE(AMP_SCALER_PYTORCH, guard, (amp_scaler_guard)9);
+    REFUSE(AMP_SCALER_PYTORCH, refill, (amp_scaler_refill)-3);
+    REFUSE(AMP_SCALER_PYTORCH, at_min, (amp_scaler_limit)4);
+    REFUSE(AMP_SCALER_PYTORCH, at_max_skips, (amp_scaler_limit)4);
+    REFUSE(AMP_SCALER_PYTORCH, ignore_overflow, 1);
+    REFUSE(AMP_SCALER_PYTORCH, preset, (amp_scaler_preset)77);
+    REFUSE(AMP_SCALER_STATIC, growth_interval, 100);
+    REFUSE(AMP_SCALER_MINDSPORE_FIXED, growth_factor, 2.0f);
+    { amp_scaler_desc d = desc_of(AMP_SCALER_MINDSPORE); refuse_desc(&d, "init_scale"); }
+    { amp_scaler_desc d = desc_of(AMP_SCALER_STATIC); refuse_desc(&d, "init_scale"); }
+    { amp_scaler_desc d = desc_of(AMP_SCALER_PYTORCH); d.at_min = AMP_LIMIT_CALLBACK; refuse_desc(&d, "on_limit"); }
+    CHECK(amp_scaler_init(NULL, NULL) == AMP_ERR_ARGUMENT);
+}
+
+static int asked, answer;
+static int on_limit(const amp_scaler* s, void* user_data) {
+    asked++;
+    CHECK(user_data == &asked && amp_scaler_may_step(s) == AMP_ERR_STATE);
+    return answer;
+}
+
+static void limits(void) {
+    amp_scaler_desc d = desc_of(AMP_SCALER_PYTORCH);
+    amp_scaler s;
+    d.init_scale = 2; d.min_scale = 1; d.at_min = AMP_LIMIT_CALLBACK; d.on_limit = on_limit; d.user_data = &asked;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    asked = 0; answer = 0;
+    CHECK(one_step(&s, 1) == AMP_OK && asked == 0 && s.state.scale == 1.0f);
+    CHECK(one_step(&s, 1) == AMP_OK && asked == 1 && s.state.scale == 1.0f);
+    answer = 1;
+    CHECK(one_step(&s, 1) == AMP_ERR_OVERFLOW && asked == 2 && s.state.skipped == 3);
+    CHECK(one_step(&s, 0) == AMP_OK && s.state.applied == 1);           /* the window had ended */
+    d = desc_of(AMP_SCALER_PYTORCH);
+    d.init_scale = 8; d.max_scale = 16; d.growth_interval = 1;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);                           /* a ceiling under the guard "keep" */
+    one_step(&s, 0); one_step(&s, 0); one_step(&s, 0);
+    CHECK(s.state.scale == 16.0f);
+    d.growth_interval = AMP_ZERO;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    one_step(&s, 0); one_step(&s, 0);
+    CHECK(s.state.scale == 8.0f);                                       /* never grows, but still comes down */
+    one_step(&s, 1);
+    CHECK(s.state.scale == 4.0f);
+}
+
+/* --- checks -------------------------------------------------------------------------------------------- */
+
+static int is_bad_bits(uint32_t magnitude, amp_dtype t) {
+    return magnitude >= (t == AMP_F32 ? 0x7f800000u : t == AMP_F16 ? 0x7c00u : 0x7f80u);
+}
+
+static amp_overflow_info check_once(float scale, const amp_tensor* t, int n) {
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, scale);
+    amp_overflow_info info;
+    memset(&info, 0xee, sizeof info);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, t, n, &info) == AMP_OK);
+    CHECK(amp_scaler_may_step(&s) == !info.found_inf && s.state.found_inf == info.found_inf);
+    return info;
+}
+
+static void every_16_bit_pattern(void) {
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 0);
+    amp_dtype types[2] = { AMP_F16, AMP_BF16 };
+    amp_overflow_info info;
+    uint32_t u, inf;
+    int k, wrong = 0;
+    for (k = 0; k < 2; k++)
+        for (u = 0; u < 65536; u++) {
+            uint16_t h = (uint16_t)u;
+            amp_tensor t = tensor(&h, types[k], 1, NULL);
+            inf = k ? 0x7f80u : 0x7c00u;
+            amp_scaler_scale_loss(&s, 1.0f);
+            if (amp_scaler_check(&s, &t, 1, &info) != AMP_OK) wrong++;
+            if (info.found_inf != is_bad_bits(u & 0x7fffu, types[k])) wrong++;
+            if (info.inf_count != ((u & 0x7fffu) == inf) || info.nan_count != ((u & 0x7fffu) > inf)) wrong++;
+            amp_scaler_update(&s);
+            s.state.scale = 65536.0f;
+        }
+    CHECK_MSG(wrong == 0, "%d wrong", wrong);
+}
+
+static void float_patterns(void) {
+    static const struct { uint32_t bits; int inf, nan; } cases[] = {
+        { 0x7f800000u, 1, 0 }, { 0xff800000u, 1, 0 }, { 0x7fc00000u, 0, 1 }, { 0xffc00000u, 0, 1 }, { 0x7f800001u, 0, 1 },
+        { 0xff800001u, 0, 1 }, { 0x7fffffffu, 0, 1 }, { 0x7f7fffffu, 0, 0 }, { 0xff7fffffu, 0, 0 }, { 0x00000001u, 0, 0 },
+        { 0x807fffffu, 0, 0 }, { 0x80000000u, 0, 0 }, { 0, 0, 0 }, { 0x477fe000u, 0, 0 }, { 0x3f800000u, 0, 0 },
+    };
+    float g[70];
+    int i, k;
+    for (i = 0; i < COUNT(cases); i++)
+        for (k = 0; k < 70; k++) {                              /* at every position of blocks and tails */
+            amp_tensor t = tensor(g, AMP_F32, 70, "g");
+            amp_overflow_info info;
+            memset(g, 0, sizeof g);
+            put_bits(&g[k], cases[i].bits);
+            info = check_once(65536.0f, &t, 1);
+            CHECK(info.inf_count == (uint64_t)cases[i].inf && info.nan_count == (uint64_t)cases[i].nan);
+            CHECK(info.found_inf == cases[i].inf + cases[i].nan);
+            CHECK(!info.found_inf || (info.first_tensor == 0 && info.first_index == (uint64_t)k && !strcmp(info.first_name, "g")));
+            CHECK(info.found_inf || (info.first_tensor == -1 && info.first_name[0] == 0));
+        }
+}
+
+/* Sums must not be what is tested. */
+static void large_but_finite(void) {
+    static float g[100000];
+    float two[2] = { 3e38f, 3e38f };
+    amp_tensor t = tensor(two, AMP_F32, 2, NULL);
+    amp_overflow_info info = check_once(1.0f, &t, 1);
+    int i;
+    CHECK(!info.found_inf && fabs(info.norm / (3e38 * sqrt(2.0)) - 1) < 1e-6);
+    for (i = 0; i < COUNT(g); i++) g[i] = 1e30f;
+    t = tensor(g, AMP_F32, (size_t)COUNT(g), NULL);
+    info = check_once(1.0f, &t, 1);
+    CHECK(!info.found_inf && fabs(info.norm / ((double)1e30f * sqrt(1e5)) - 1) < 1e-12);
+}
+
+/* Scales below one: an unscaled value that would leave FP32 counts as an overflow, and not one bit earlier. */
+static void inverse_above_one(void) {
+    int i;
+    for (i = 0; i < 400; i++) {
+        float scale = (float)exp(-80.0 * (double)random_between(0.001f, 1)), g[3] = { 1e-30f, 0, 1e-30f };
+        float inverse = (float)(1.0 / (double)scale);
+        uint32_t low = 0, high = 0x7f800000u, mid;
+        amp_tensor t = tensor(g, AMP_F32, 3, NULL);
+        while (high - low > 1) {
+            mid = low + (high - low) / 2;
+            if ((double)from_bits(mid) * (double)inverse >= 3.4028235677973366e38) high = mid;
+            else low = mid;
+        }
+        put_bits(&g[1], low | (i & 1 ? 0x80000000u : 0));
+        CHECK(check_once(scale, &t, 1).found_inf == 0);
+        put_bits(&g[1], (low + 1) | (i & 1 ? 0x80000000u : 0));
+        CHECK(check_once(scale, &t, 1).inf_count == 1);
+    }
+}
+
+/* In place, the unscaled value must fit the 16-bit type; for a fused step FP32 is enough. */
+static void inverse_above_one_in_halves(void) {
+    amp_half h[2] = { amp_half_from_float(40000.0f), amp_half_from_float(1.0f) }, before[2];
+    amp_bfloat16 b[1] = { amp_bfloat16_from_float(2e38f) };
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 0.5f);
+    amp_tensor t = tensor(h, AMP_F16, 2, "h"), tb = tensor(b, AMP_BF16, 1, "b");
+    amp_overflow_info info;
+    memcpy(before, h, sizeof h);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, &t, 1, &info) == AMP_OK && info.found_inf == 0);
+    CHECK(amp_scaler_unscale(&s, &t, 1, &info) == AMP_OK && info.found_inf == 1 && info.inf_count == 1 && info.first_index == 0);
+    CHECK(memcmp(h, before, sizeof h) == 0 && amp_scaler_may_step(&s) == 0);
+    CHECK(amp_scaler_check(&s, &tb, 1, &info) == AMP_OK && info.inf_count == 1);
+    CHECK(amp_scaler_update(&s) == AMP_OK);
+    s = scaler_of(AMP_SCALER_PYTORCH, 0.5f);
+    h[0] = amp_half_from_float(32752.0f);               /* twice that is the largest half */
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, &t, 1, &info) == AMP_OK && !info.found_inf && amp_half_to_float(h[0]) == 65504.0f);
+}
+
+static void unusable_scales(void) {
+    float g = 1.0f;
+    amp_tensor t = tensor(&g, AMP_F32, 1, NULL);
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 65536.0f);
+    uint32_t bits[4];
+    int i, count;
+    for (i = 0; i < 144; i++) {                         /* PyTorch's way to 2^-128 */
+        amp_scaler_scale_loss(&s, 1.0f);
+        amp_scaler_report_overflow(&s);
+        CHECK(amp_scaler_update(&s) == AMP_OK);
+    }
+#if !defined(__FAST_MATH__)
+    CHECK(to_bits(s.state.scale) == 0x00200000u);
+#endif
+    CHECK(one_step(&s, 0) == AMP_OK && s.state.applied == 0 && s.state.skipped == 145);
+    bits[0] = BITS_INF; bits[1] = BITS_QNAN; bits[2] = 0; bits[3] = 0x00200000u;
+    for (i = 0; i < 4; i++) {
+        amp_overflow_info info;
+        put_bits(&s.state.scale, bits[i]);
+        amp_scaler_scale_loss(&s, 1.0f);
+        count = log_count;
+        CHECK(amp_scaler_unscale(&s, &t, 1, &info) == AMP_OK && info.found_inf == 1 && log_count == count + 1);
+        CHECK(g == 1.0f && amp_scaler_may_step(&s) == 0 && info.first_tensor == -1);
+        CHECK(amp_scaler_update(&s) == AMP_OK);
+    }
+    CHECK(scaler_of(AMP_SCALER_PYTORCH, from_bits(0x00200001u)).state.inverse > 3.4e38f);
+}
+
+/* Counts and the first place over several tensors of several types, larger than a chunk. */
+static void counts_and_places(void) {
+    static float a[40000], c[100];
+    static uint16_t h[50000], b[1100];
+    amp_tensor list[5];
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 0);
+    amp_overflow_info info;
+    int i;
+    memset(a, 0, sizeof a); memset(c, 0, sizeof c); memset(h, 0, sizeof h); memset(b, 0, sizeof b);
+    list[0] = tensor(a, AMP_DTYPE_DEFAULT, 40000, "first");
+    list[1] = tensor(NULL, AMP_F16, 0, "empty");
+    list[2] = tensor(h, AMP_F16, 50000, "a name that is longer than the forty-eight bytes kept of it");
+    list[3] = tensor(b, AMP_BF16, 1100, NULL);
+    list[4] = tensor(c, AMP_F32, 100, "last");
+    h[49999] = 0xfc00u; h[20001] = 0x7c01u; h[20000] = 0x7c00u; b[1099] = 0x7f80u; b[3] = 0xffffu; put_bits(&c[99], BITS_SNAN);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, list, 5, &info) == AMP_OK);
+    CHECK(info.found_inf == 1 && info.inf_count == 3 && info.nan_count == 3 && info.first_tensor == 2 && info.first_index == 20000);
+    CHECK(strlen(info.first_name) == 47 && strncmp(info.first_name, list[2].name, 47) == 0);
+    CHECK(is_infinite(&info.norm));
+    CHECK(amp_scaler_check(&s, list, 1, &info) == AMP_OK);      /* sticky; this call's own findings; the window's sum */
+    CHECK(info.found_inf == 0 && info.inf_count == 0 && info.norm == 0.0);
+    CHECK(s.state.found_inf == 1 && s.info.inf_count == 3 && s.info.first_index == 20000 && amp_scaler_may_step(&s) == 0);
+    CHECK(amp_scaler_check(&s, list + 4, 1, &info) == AMP_OK && s.info.nan_count == 4 && s.info.first_tensor == 2);
+    for (i = 0; i < 2; i++) {                                   /* empty lists change nothing */
+        amp_scaler before = s;
+        CHECK(amp_scaler_check(&s, i ? list + 1 : NULL, i, &info) == AMP_OK && !info.found_inf);
+        CHECK(amp_scaler_unscale(&s, i ? list + 1 : NULL, i, &info) == AMP_OK);
+        CHECK(memcmp(&s, &before, sizeof s) == 0);
+    }
+    CHECK(amp_scaler_update(&s) == AMP_OK && s.info.nan_count == 4 && s.state.found_inf == 0);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(s.info.found_inf == 0 && s.info.nan_count == 0 && s.info.first_tensor == -1);     /* a new window */
+    CHECK(amp_scaler_check(&s, list, 1, NULL) == AMP_OK && amp_scaler_may_step(&s) == 1);
+}
+
+/* Squares are exact in double; a sum of n terms in 32 lanes and chunks errs by at most (n/32 + 10) roundings, halved by
+   the root, and the inverse adds one: with n = 90000 less than 1500 * 2^-53 = 1.7e-13. */
+static void norm_against_long_double(void) {
+    static float a[60000];
+    static uint16_t h[30000];
+    amp_tensor list[2];
+    amp_overflow_info info;
+    long double sum = 0;
+    int i, type;
+    for (type = 0; type < 2; type++) {
+        list[0] = tensor(a, AMP_F32, 60000, NULL);
+        list[1] = tensor(h, type ? AMP_BF16 : AMP_F16, 30000, NULL);
+        for (i = 0, sum = 0; i < 60000; i++) {
+            a[i] = test_uniform() * (i % 7 ? 1.0f : 1e6f);
+            sum += (long double)a[i] * (long double)a[i];
+        }
+        for (i = 0; i < 30000; i++) {
+            float x = test_uniform() * 1000.0f;
+            amp_half half = amp_half_from_float(x);
+            amp_bfloat16 bf = amp_bfloat16_from_float(x);
+            h[i] = type ? bf.bits : half.bits;
+            x = type ? amp_bfloat16_to_float(bf) : amp_half_to_float(half);
+            sum += (long double)x * (long double)x;
+        }
+        info = check_once(3.0f, list, 2);
+        sum = sqrtl(sum) * (long double)(float)(1.0 / 3.0);
+        CHECK_MSG(fabs((double)((long double)info.norm / sum) - 1) < 1.7e-13, "%.17g %.17g", info.norm, (double)sum);
+    }
+#if !defined(__FAST_MATH__)         /* which reads subnormals as zero */
+    for (i = 0; i < 60000; i++) a[i] = from_bits(1u + (uint32_t)i);       /* subnormal: no underflow on the way */
+    info = check_once(1.0f, list, 1);
+    for (i = 0, sum = 0; i < 60000; i++) sum += (long double)(i + 1) * (long double)(i + 1);
+    CHECK(fabs((double)((long double)info.norm / (sqrtl(sum) * 1.4012984643248171e-45L)) - 1) < 1.7e-13);
+#endif
+}
+
+/* Every instruction set gives the same bits: findings, norm, unscaled values. */
+static void same_bits_on_every_isa(void) {
+    static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+    static float a[20011], into[20011], first_a[20011], first_into[20011];
+    static uint16_t h[5003], first_h[5003];
+    double first_norm[3] = { 0, 0, 0 };
+    amp_overflow_info info[3];
+    int i, k, known = 0;
+    for (k = 0; k < COUNT(isas); k++) {
+        amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 48.7f);
+        amp_tensor list[2], to = tensor(into, AMP_F32, 20011, NULL);
+        if (amp_cpu_force_isa(isas[k]) != AMP_OK) continue;
+        test_seed = 12345;
+        for (i = 0; i < 20011; i++) { a[i] = test_uniform() * 1e-3f; into[i] = test_uniform(); }
+        for (i = 0; i < 5003; i++) h[i] = amp_half_from_float(test_uniform()).bits;
+        list[0] = tensor(a, AMP_F32, 20011, NULL); list[1] = tensor(h, AMP_F16, 5003, NULL);
+        amp_scaler_scale_loss(&s, 1.0f);
+        CHECK(amp_scaler_unscale_into(&s, &to, list, 1, 1, &info[2]) == AMP_OK);
+        CHECK(amp_scaler_check(&s, list, 2, &info[0]) == AMP_OK && amp_scaler_unscale(&s, list, 2, &info[1]) == AMP_OK);
+        for (i = 0; i < 3 && !known; i++) first_norm[i] = info[i].norm;
+        if (!known) { memcpy(first_a, a, sizeof a); memcpy(first_into, into, sizeof into); memcpy(first_h, h, sizeof h); }
+        known = 1;
+        for (i = 0; i < 3; i++) CHECK(memcmp(&first_norm[i], &info[i].norm, sizeof(double)) == 0);
+        CHECK(!memcmp(first_a, a, sizeof a) && !memcmp(first_into, into, sizeof into) && !memcmp(first_h, h, sizeof h));
+    }
+    CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK && known);
+}
+
+/* --- unscale ---------------------------------------------------------------------------------------------- */
+
+static void unscale_in_place(void) {
+    float a[37];
+    uint16_t h[37], b[37], want_h[37], want_b[37];
+    float want[37], inverse = (float)(1.0 / (double)700.0f);
+    amp_tensor list[3];
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 700.0f);
+    int i;
+    for (i = 0; i < 37; i++) {
+        amp_half x = amp_half_from_float(test_uniform() * 1000.0f);
+        amp_bfloat16 y = amp_bfloat16_from_float(test_uniform());
+        a[i] = test_uniform(); h[i] = x.bits; b[i] = y.bits;
+        want[i] = a[i] * inverse;
+        want_h[i] = amp_half_from_float(amp_half_to_float(x) * inverse).bits;
+        want_b[i] = amp_bfloat16_from_float(amp_bfloat16_to_float(y) * inverse).bits;
+    }
+    list[0] = tensor(a, AMP_F32, 37, NULL); list[1] = tensor(h, AMP_F16, 37, NULL); list[2] = tensor(b, AMP_BF16, 37, NULL);
+    CHECK(amp_scaler_scale_loss(&s, 2.0f) == 1400.0f);
+    CHECK(amp_scaler_unscale(&s, list, 3, NULL) == AMP_OK);
+    CHECK(!memcmp(a, want, sizeof a) && !memcmp(h, want_h, sizeof h) && !memcmp(b, want_b, sizeof b));
+    CHECK(amp_scaler_may_step(&s) == 1 && amp_scaler_update(&s) == AMP_OK && s.state.applied == 1);
+}
+
+static void unscale_keeps_bad_gradients(void) {
+    float a[5] = { 1, 2, 3, 4, 5 }, b[5] = { 1, 2, 3, 4, 5 }, dst[5] = { 9, 9, 9, 9, 9 };
+    amp_tensor list[2], to[2];
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 4.0f);
+    put_bits(&b[4], BITS_QNAN);
+    list[0] = tensor(a, AMP_F32, 5, "a"); list[1] = tensor(b, AMP_F32, 5, "b");
+    to[0] = tensor(dst, AMP_F32, 5, "dst"); to[1] = tensor(dst, AMP_F32, 5, "dst");
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale_into(&s, to, list, 2, 0, NULL) == AMP_OK && dst[0] == 9.0f);
+    CHECK(amp_scaler_unscale_into(&s, to, list, 2, 1, NULL) == AMP_OK && dst[0] == 9.0f);
+    CHECK(amp_scaler_unscale(&s, list, 2, NULL) == AMP_OK && a[0] == 1.0f);
+    CHECK(s.info.nan_count == 3 && s.info.first_tensor == 1 && s.info.first_index == 4 && !strcmp(s.info.first_name, "b"));
+    CHECK(amp_scaler_update(&s) == AMP_OK && s.state.skipped == 1 && s.state.scale == 2.0f);
+}
+
+/* Sums that leave the type of dst are overflows too: FP32, half, bfloat16. */
+static void unscale_into_overflow(void) {
+    float src = 3e38f, dst32 = 3e38f;
+    amp_half dst16 = amp_half_from_float(60000.0f);
+    amp_bfloat16 dstb = amp_bfloat16_from_float(3.3e38f);
+    float src16 = 6000.0f, srcb = 3e37f;
+    amp_scaler s = scaler_of(AMP_SCALER_STATIC, 1.0f);
+    amp_tensor from = tensor(&src, AMP_F32, 1, NULL), to = tensor(&dst32, AMP_F32, 1, NULL);
+    amp_overflow_info info;
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, 1, &info) == AMP_OK && info.inf_count == 1 && dst32 == 3e38f);
+    from = tensor(&src16, AMP_F32, 1, NULL); to = tensor(&dst16, AMP_F16, 1, NULL);
+    CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, 1, &info) == AMP_OK && info.inf_count == 1);
+    src16 = 5500.0f;                                    /* 65500 rounds to 65504 */
+    CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, 1, &info) == AMP_OK && info.inf_count == 0);
+    CHECK(amp_half_to_float(dst16) == 65504.0f);
+    src16 = 65520.0f;
+    CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, 0, &info) == AMP_OK && info.inf_count == 1 && amp_half_to_float(dst16) == 65504.0f);
+    src16 = 65519.99f;
+    CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, 0, &info) == AMP_OK && info.inf_count == 0 && amp_half_to_float(dst16) == 65504.0f);
+    from = tensor(&srcb, AMP_F32, 1, NULL); to = tensor(&dstb, AMP_BF16, 1, NULL);
+    CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, 1, &info) == AMP_OK && info.inf_count == 1);
+    srcb = from_bits(0x7f7f8000u);
+    CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, 0, &info) == AMP_OK && info.inf_count == 1);
+    srcb = from_bits(0x7f7f7fffu);
+    CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, 0, &info) == AMP_OK && info.inf_count == 0 && dstb.bits == 0x7f7fu);
+}
+
+/* Every pair of types, with and without accumulation, bigger than a block, against the formula. */
+static void unscale_into_types(void) {
+    static const amp_dtype types[3] = { AMP_F32, AMP_F16, AMP_BF16 };
+    static float x[3000], y[3000], sx[3000], sy[3000];
+    float inverse = (float)(1.0 / (double)37.0f);
+    int a, b, acc, i, wrong;
+    for (a = 0; a < 3; a++)
+        for (b = 0; b < 3; b++)
+            for (acc = 0; acc < 2; acc++) {
+                amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 37.0f);
+                amp_tensor from = tensor(sx, types[a], 3000, NULL), to = tensor(sy, types[b], 3000, NULL);
+                for (i = 0; i < 3000; i++) { x[i] = test_uniform() * 100.0f; y[i] = test_uniform(); }
+                amp_convert(sx, types[a], x, AMP_F32, 3000); amp_convert(x, AMP_F32, sx, types[a], 3000);
+                amp_convert(sy, types[b], y, AMP_F32, 3000); amp_convert(y, AMP_F32, sy, types[b], 3000);
+                for (i = 0; i < 3000; i++) y[i] = acc ? fmaf(x[i], inverse, y[i]) : x[i] * inverse;
+                amp_convert(x, types[b], y, AMP_F32, 3000);
+                amp_scaler_scale_loss(&s, 1.0f);
+                CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, acc, NULL) == AMP_OK);
+                wrong = memcmp(x, sy, 3000 * amp_dtype_size(types[b])) != 0;
+                CHECK_MSG(!wrong, "%s into %s, accumulate %d", amp_dtype_name(types[a]), amp_dtype_name(types[b]), acc);
+            }
+}
+
+/* 50 unit gradients under momentum 0.9 travel 410. The buffer of the gradients holds the momentum: unscaled in place
+   at scale 128 they would travel 50; into another buffer they travel 410. */
+static void momentum_in_the_buffer(void) {
+    float buffer = 0, position = 0, scaled = 0;
+    amp_scaler s = scaler_of(AMP_SCALER_STATIC, 128.0f);
+    amp_tensor g = tensor(&scaled, AMP_F32, 1, NULL), b = tensor(&buffer, AMP_F32, 1, NULL);
+    int i;
+    for (i = 0; i < 50; i++) {
+        buffer *= 0.9f;
+        scaled = amp_scaler_scale_loss(&s, 1.0f);
+        CHECK(amp_scaler_unscale_into(&s, &b, &g, 1, 1, NULL) == AMP_OK && amp_scaler_may_step(&s) == 1);
+        position += buffer;
+        CHECK(amp_scaler_update(&s) == AMP_OK);
+    }
+    CHECK_MSG(fabs((double)position - 410.46) < 0.01, "%g", (double)position);
+    for (i = 0, buffer = 0, position = 0; i < 50; i++) {        /* the trap itself */
+        buffer = 0.9f * buffer + amp_scaler_scale_loss(&s, 1.0f);
+        CHECK(amp_scaler_unscale(&s, &b, 1, NULL) == AMP_OK);
+        position += buffer;
+        CHECK(amp_scaler_update(&s) == AMP_OK);
+    }
+    CHECK(fabs((double)position - 50.0) < 1.0);
+}
+
+/* Four micro-batches in one window: the scale stands still, and an overflow in the first is not forgotten. */
+static void accumulation(void) {
+    float src[3], dst[3] = { 0, 0, 0 };
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 1024.0f);
+    amp_tensor from = tensor(src, AMP_F32, 3, NULL), to = tensor(dst, AMP_F32, 3, NULL);
+    int i, round;
+    for (round = 0; round < 2; round++) {
+        for (i = 0; i < 4; i++) {
+            CHECK(amp_scaler_scale_loss(&s, 0.25f) == 256.0f);
+            src[0] = 256; src[1] = 512; src[2] = -1024;
+            if (round && i == 0) put_bits(&src[1], BITS_INF);
+            CHECK(amp_scaler_unscale_into(&s, &to, &from, 1, i > 0, NULL) == AMP_OK);
+            CHECK(amp_scaler_set_scale(&s, 2.0f) == AMP_ERR_STATE);
+        }
+        if (!round) CHECK(dst[0] == 1.0f && dst[1] == 2.0f && dst[2] == -4.0f && s.info.norm == sqrt(21.0));
+        CHECK(amp_scaler_may_step(&s) == !round && amp_scaler_update(&s) == AMP_OK);
+    }
+    CHECK(s.state.scale == 512.0f && s.state.applied == 1 && s.state.skipped == 1);
+}
+
+/* --- misuse ------------------------------------------------------------------------------------------------ */
+
+/* The call is refused with this code and a sentence, and the scaler and g stay as they are. */
+#define REFUSED(code, call)                                                                          \
+    do {                                                                                             \
+        amp_scaler before = s;                                                                       \
+        float g_before = g;                                                                          \
+        int logs = log_count;                                                                        \
+        CHECK((int)(call) == (int)(code));                                                           \
+        CHECK(memcmp(&before, &s, sizeof s) == 0 && g == g_before && log_count == logs + 1);         \
+    } while (0)
+
+static void misuse(void) {
+    float g = 2.0f, other = 3.0f;
+    unsigned char bytes[AMP_SCALER_STATE_BYTES];
+    amp_tensor t = tensor(&g, AMP_F32, 1, "g"), o = tensor(&other, AMP_F32, 1, "other"), bad;
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+    REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, &t, 1, NULL));              /* before any scale_loss */
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, &t, 1, NULL));
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale_into(&s, &o, &t, 1, 0, NULL));
+    REFUSED(AMP_ERR_STATE, amp_scaler_update(&s));                          /* nothing recorded */
+    CHECK(amp_scaler_may_step(&s) == AMP_ERR_STATE);
+    amp_scaler_scale_loss(&s, 1.0f);
+    REFUSED(AMP_ERR_STATE, amp_scaler_update(&s));
+    CHECK(amp_scaler_check(&s, &t, 0, NULL) == AMP_OK);                     /* an empty list records nothing */
+    REFUSED(AMP_ERR_STATE, amp_scaler_update(&s));
+    REFUSED(AMP_ERR_STATE, amp_scaler_save(&s, bytes, sizeof bytes));       /* in the middle of a step */
+    REFUSED(AMP_ERR_STATE, amp_scaler_load(&s, bytes, sizeof bytes));
+    REFUSED(AMP_ERR_STATE, amp_scaler_set_scale(&s, 4.0f));
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_check(&s, NULL, 1, NULL));
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_check(&s, &t, -1, NULL));
+    bad = tensor(NULL, AMP_F32, 1, "bad");
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_check(&s, &bad, 1, NULL));
+    CHECK(strstr(log_text, "bad") != NULL);
+    bad = tensor(&g, AMP_F64, 1, NULL);
+    REFUSED(AMP_ERR_DTYPE, amp_scaler_check(&s, &bad, 1, NULL));
+    bad = tensor(&g, (amp_dtype)99, 1, NULL);
+    REFUSED(AMP_ERR_DTYPE, amp_scaler_unscale(&s, &bad, 1, NULL));
+    bad = tensor(&other, AMP_F16, 2, NULL);
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_unscale_into(&s, &bad, &t, 1, 0, NULL));
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_unscale_into(&s, &t, &t, 1, 0, NULL));
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_unscale_into(&s, NULL, &t, 1, 0, NULL));
+    CHECK(amp_scaler_unscale(&s, &t, 1, NULL) == AMP_OK && g == 1.0f);
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, &t, 1, NULL));            /* twice */
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale_into(&s, &o, &t, 1, 0, NULL));
+    CHECK(amp_scaler_unscale_into(&s, &t, &o, 1, 1, NULL) == AMP_OK && g == 2.5f);   /* adding to it is fine */
+    CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_OK && s.info.norm == 2.5);        /* known as unscaled */
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, &t, 1, NULL));
+    CHECK(amp_scaler_update(&s) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_scaler_update(&s));                          /* twice */
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, &t, 1, NULL));            /* the window has ended */
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_set_scale(&s, 0.0f));
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_set_scale(&s, -1.0f));
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_set_scale(&s, from_bits(BITS_INF)));
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_set_scale(&s, from_bits(BITS_QNAN)));
+    CHECK(amp_scaler_set_scale(&s, 32.0f) == AMP_OK && amp_scaler_scale_loss(&s, 1.0f) == 32.0f);
+}
+
+/* Half of a list unscaled, then the whole checked: neither factor would be right. */
+static void partly_unscaled(void) {
+    float g = 4.0f, h = 4.0f;
+    amp_tensor list[2];
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+    list[0] = tensor(&g, AMP_F32, 1, "g"); list[1] = tensor(&h, AMP_F32, 1, "h");
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, list, 1, NULL) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, list, 2, NULL));
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, list, 2, NULL));
+    CHECK(amp_scaler_unscale(&s, list + 1, 1, NULL) == AMP_OK);
+    CHECK(amp_scaler_check(&s, list, 2, NULL) == AMP_OK && s.info.norm == sqrt(8.0));
+}
+
+static void too_many_lists(void) {
+    static float buffer[AMP_SCALER_MAX_LISTS + 1];
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+    amp_tensor t;
+    float g = 0;
+    int i;
+    amp_scaler_scale_loss(&s, 1.0f);
+    for (i = 0; i < AMP_SCALER_MAX_LISTS; i++) {
+        t = tensor(&buffer[i], AMP_F32, 1, NULL);
+        CHECK(amp_scaler_unscale(&s, &t, 1, NULL) == AMP_OK);
+    }
+    t = tensor(&buffer[i], AMP_F32, 1, NULL);
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, &t, 1, NULL));
+    CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_OK);         /* reading is always possible */
+}
+
+static void null_scaler(void) {
+    float g = 1;
+    amp_tensor t = tensor(&g, AMP_F32, 1, NULL);
+    CHECK((to_bits(amp_scaler_scale_loss(NULL, 1.0f)) & 0x7fffffffu) > 0x7f800000u);
+    CHECK(amp_scaler_check(NULL, &t, 1, NULL) == AMP_ERR_ARGUMENT && amp_scaler_unscale(NULL, &t, 1, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_scaler_unscale_into(NULL, &t, &t, 1, 0, NULL) == AMP_ERR_ARGUMENT && amp_scaler_update(NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_scaler_report_overflow(NULL) == AMP_ERR_ARGUMENT && amp_scaler_may_step(NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_scaler_set_scale(NULL, 1) == AMP_ERR_ARGUMENT && amp_scaler_save(NULL, &g, 128) == AMP_ERR_ARGUMENT);
+    CHECK(amp_scaler_load(NULL, &g, 128) == AMP_ERR_ARGUMENT);
+}
+
+/* MindSpore's drop_overflow_update=false: counted, but the step is taken. */
+static void ignored_overflow(void) {
+    amp_scaler_desc d = desc_of(AMP_SCALER_MINDSPORE_FIXED);
+    amp_scaler s;
+    float g[2] = { 256, 0 };
+    amp_tensor t = tensor(g, AMP_F32, 2, NULL);
+    d.ignore_overflow = 1;
+    put_bits(&g[1], BITS_INF);
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, &t, 1, NULL) == AMP_OK && g[0] == 2.0f && s.info.inf_count == 1);
+    CHECK(amp_scaler_may_step(&s) == 1 && amp_scaler_update(&s) == AMP_OK && s.state.applied == 1);
+}
+
+/* Two losses, each with a scaler of its own, in one loop: they move apart. */
+static void several_scalers(void) {
+    amp_scaler a = scaler_of(AMP_SCALER_PYTORCH, 64.0f), b = scaler_of(AMP_SCALER_MEGATRON, 64.0f);
+    int i;
+    for (i = 0; i < 4; i++) {
+        float ga = amp_scaler_scale_loss(&a, 1.0f), gb = amp_scaler_scale_loss(&b, 1.0f);
+        amp_tensor ta = tensor(&ga, AMP_F32, 1, NULL), tb = tensor(&gb, AMP_F32, 1, NULL);
+        if (i % 2) put_bits(&ga, BITS_INF);
+        CHECK(amp_scaler_unscale(&a, &ta, 1, NULL) == AMP_OK && amp_scaler_unscale(&b, &tb, 1, NULL) == AMP_OK);
+        CHECK(gb == 1.0f && amp_scaler_may_step(&b) == 1 && amp_scaler_may_step(&a) == (i % 2 == 0));
+        CHECK(amp_scaler_update(&a) == AMP_OK && amp_scaler_update(&b) == AMP_OK);
+    }
+    CHECK(a.state.scale == 16.0f && b.state.scale == 64.0f && a.state.skipped == 2 && b.state.applied == 4);
+}
+
+/* The scale in use stays the one of this window. */
+static void report_and_scale_in_use(void) {
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 16.0f);
+    CHECK(amp_scaler_report_overflow(&s) == AMP_OK && amp_scaler_may_step(&s) == 0);     /* the forward pass overflowed */
+    CHECK(s.info.found_inf == 1 && s.info.first_tensor == -1);
+    CHECK(amp_scaler_update(&s) == AMP_OK && s.state.scale == 8.0f);
+    CHECK(s.state.scale_in_use == 16.0f);
+    CHECK(amp_scaler_scale_loss(&s, 1.0f) == 8.0f && s.state.scale_in_use == 8.0f && s.state.inverse == 0.125f);
+}
+
+/* --- save and load ------------------------------------------------------------------------------------------ */
+
+static void save_and_load(void) {
+    unsigned char bytes[AMP_SCALER_STATE_BYTES + 1], again[AMP_SCALER_STATE_BYTES];
+    amp_scaler s, copy, fresh;
+    float g = 0;
+    int p, i, bit;
+    for (p = 0; p < AMP_SCALER_PRESET_COUNT; p++) {
+        s = scaler_of((amp_scaler_preset)p, 4096.0f);
+        for (i = 0; i < 37; i++) one_step(&s, i % 5 == 4);
+        CHECK(amp_scaler_save(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK);
+        copy = scaler_of((amp_scaler_preset)p, 4096.0f);
+        CHECK(amp_scaler_load(&copy, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK);
+        CHECK(copy.state.applied == s.state.applied && copy.state.skipped == s.state.skipped);
+        for (i = 0; i < 4000; i++) {                            /* goes on alike */
+            one_step(&s, i % 997 == 4); one_step(&copy, i % 997 == 4);
+            if (memcmp(&s.state, &copy.state, sizeof s.state)) break;
+        }
+        CHECK(i == 4000);
+    }
+    s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
+    one_step(&s, 1); one_step(&s, 0);
+    CHECK(amp_scaler_save(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && memcmp(bytes, "AMPS\1\0\0\0", 8) == 0);
+    CHECK(bytes[64] == 0 && bytes[65] == 0 && bytes[66] == 0 && bytes[67] == 0x45);     /* 2048.0f, little-endian */
+    fresh = s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
+    for (i = 0; i < AMP_SCALER_STATE_BYTES; i++)
+        for (bit = 0; bit < 8; bit++) {
+            bytes[i] ^= (unsigned char)(1 << bit);
+            CHECK_MSG(amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_ERR_FORMAT, "byte %d", i);
+            bytes[i] ^= (unsigned char)(1 << bit);
+        }
+    for (i = 0; i < AMP_SCALER_STATE_BYTES; i++) CHECK(amp_scaler_load(&s, bytes, (size_t)i) == AMP_ERR_FORMAT);
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES + 1));
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, NULL, 0));
+    memset(again, 0, sizeof again);
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, again, sizeof again));
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_save(&s, NULL, sizeof again));
+    REFUSED(AMP_ERR_ARGUMENT, amp_scaler_save(&s, again, AMP_SCALER_STATE_BYTES - 1));
+    CHECK(memcmp(&s, &fresh, sizeof s) == 0);
+    CHECK(amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && s.state.hysteresis_left == 1 && s.state.skipped == 1);
+    s = scaler_of(AMP_SCALER_MEGATRON, 2048.0f);                /* another rule */
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
+}
+
+int main(void) {
+    TEST(worked_sequences);
+    TEST(skip_limits);
+    TEST(random_traces);
+    TEST(random_traces_through_the_interface);
+    TEST(lowered_interval);
+    TEST(preset_names);
+    TEST(default_descs);
+    TEST(refused_descs);
+    TEST(limits);
+    TEST(every_16_bit_pattern);
+    TEST(float_patterns);
+    TEST(large_but_finite);
+    TEST(inverse_above_one);
+    TEST(inverse_above_one_in_halves);
+    TEST(unusable_scales);
+    TEST(counts_and_places);
+    TEST(norm_against_long_double);
+    TEST(same_bits_on_every_isa);
+    TEST(unscale_in_place);
+    TEST(unscale_keeps_bad_gradients);
+    TEST(unscale_into_overflow);
+    TEST(unscale_into_types);
+    TEST(momentum_in_the_buffer);
+    TEST(accumulation);
+    TEST(misuse);
+    TEST(partly_unscaled);
+    TEST(too_many_lists);
+    TEST(null_scaler);
+    TEST(ignored_overflow);
+    TEST(several_scalers);
+    TEST(report_and_scale_in_use);
+    TEST(save_and_load);
+    TEST_END();
+}
