@@ -19,7 +19,7 @@
      train        the training step, evaluation
      checkpoint   save and load (safetensors)
      report       what a person wants to see
-     impl         the implementation, in the same order: impl-base, impl-cpu, impl-half, impl-math, impl-gemm,
+     impl         the implementation, in the same order: impl-base, impl-cpu, impl-half, impl-gemm, impl-math,
                   impl-nn, impl-policy, impl-scaler, impl-optim, impl-backend, impl-model, impl-train,
                   impl-checkpoint, impl-report
      license      MIT                                                                                        */
@@ -309,12 +309,15 @@ typedef enum amp_transpose { AMP_NO_TRANS = 0, AMP_TRANS = 1, AMPI_TRANSPOSE_MAX
    beta == 0 overwrites C without reading it (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
    Order: acc = fma(a, b, acc) for k ascending, from +0; for two BF16 operands in the order 1,0,3,2,5,4,...
    (an odd k is padded by one zero), which is the order of the vdpbf16ps instruction.
-   Then: alpha*acc is rounded once if alpha != 1, beta*C is added by one fma if beta != 0. */
+   Then: alpha*acc is rounded once if alpha != 1, beta*C is added by one fma if beta != 0.
+   A NaN in the result is the quiet NaN 0x7fc00000 rounded to C's type, whatever NaN went in. */
 AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
                             float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                             const void* b, amp_dtype b_dtype, size_t ldb,
                             float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
-/* Bytes of workspace with which amp_gemm of this size runs at full speed. 0 if the size overflows. */
+/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 1.9 MB for each thread, less
+   for small products. 0 if the size overflows. A dense layer's forward call is a product of (n, out, in), its backward
+   call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 
 /* --- dense layer ----------------------------------------------------------------------- */
@@ -350,7 +353,9 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec);
-/* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db. */
+/* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db. Orders of the sums, each as in amp_gemm:
+   y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over (o, kh, kw), with zeros where no output
+   pixel met that kernel position; db: 16 partial sums (pixel p of each plane to sum p % 16), then a tree. */
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
@@ -1520,13 +1525,20 @@ AMPI_FN float ampi_fma_soft(float a, float b, float c) {
 #else
   #define AMPI_FMA_NATIVE 0
 #endif
+/* Rounding the double sum to float errs only if it lies exactly between two floats, or below the normal floats. */
+AMPI_INLINE float ampi_fma_plain(float a, float b, float c) {
+    double sum = (double)a * (double)b + (double)c;
+    uint64_t u = ampi_bits64(sum), magnitude = u & 0x7fffffffffffffffu;
+    if ((u & 0x1fffffffu) != 0x10000000u && (magnitude >= 0x3810000000000000u || magnitude == 0)) return (float)sum;
+    return ampi_fma_soft(a, b, c);
+}
 AMPI_INLINE float ampi_fma(int hw, float a, float b, float c) {
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
     if (hw || AMPI_FMA_NATIVE) return __builtin_fmaf(a, b, c);
 #else
     (void)hw;
 #endif
-    return ampi_fma_soft(a, b, c);
+    return ampi_fma_plain(a, b, c);
 }
 
 /* Philox4x32-10: ten rounds of two 32x32->64 multiplications on a 128-bit counter under a 64-bit key. */
@@ -1758,8 +1770,8 @@ AMPI_INLINE uint32_t ampi_finish_narrow(uint64_t u, uint64_t rounded, uint32_t f
 /* Nearest, ties to even. cut >= 54 leaves nothing to round up: rest < 2^53 is below the half. */
 AMPI_INLINE uint32_t ampi_narrow(uint64_t u, uint32_t fraction_bits, uint32_t bias) {
     ampi_split s = ampi_split_double(u, fraction_bits, bias);
-    uint64_t half = (uint64_t)1u << ((s.cut < 54u ? s.cut : 54u) - 1u);
-    uint64_t up = s.rest + (s.kept & 1u) > half ? 1u : 0u;
+    uint64_t middle = (uint64_t)1u << ((s.cut < 54u ? s.cut : 54u) - 1u);
+    uint64_t up = s.rest + (s.kept & 1u) > middle ? 1u : 0u;
     return ampi_finish_narrow(u, s.kept + up, fraction_bits, bias);
 }
 
@@ -1958,8 +1970,7 @@ AMPI_LANES_KERNEL(ampi_f64_to_bf16, uint16_t, double, ampi_lanes_f64_to_bf16)
    the undefined value in gcc 12's headers that it then warns about. */
 #define AMPI_ALL16 ((__mmask16)0xffffu)
 AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_half_x16(__m512i u) {
-    return _mm512_maskz_cvtps_ph(AMPI_ALL16, _mm512_castsi512_ps(u),
-                                 _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm512_maskz_cvtps_ph(AMPI_ALL16, _mm512_castsi512_ps(u), _MM_FROUND_TO_NEAREST_INT);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_half_to_f32_x16(__m256i h) {
     return _mm512_castps_si512(_mm512_maskz_cvtph_ps(AMPI_ALL16, h));
@@ -2209,12 +2220,11 @@ AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* sr
         }
 }
 
-/* The same for at most a tile, by integers where half instructions could raise the overflow exception; the
-   AVX-512 form is told not to. */
+/* The same for at most a tile, by integers where half instructions could raise the overflow exception. */
 AMPI_FN void ampi_convert_silent(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
                                  size_t n) {
     float tile[AMPI_CONVERT_TILE];
-    if (dst_dtype != AMP_F16 || src_dtype == AMP_F16 || src_dtype == AMP_F64 || amp_cpu_isa() == AMP_ISA_AVX512) {
+    if (dst_dtype != AMP_F16 || src_dtype == AMP_F16 || src_dtype == AMP_F64) {
         ampi_convert_nearest(dst, dst_dtype, src, src_dtype, n);
         return;
     }
@@ -2240,8 +2250,8 @@ AMPI_FN void ampi_convert_random(uint16_t* dst, amp_dtype dst_dtype, const void*
     }
 }
 
-/* Infinity becomes the largest finite value: its bits minus one, in every format. Adds to *count. n is at most
-   a tile, so that sixteen counters of 16 bits are enough. */
+/* Infinity becomes the largest finite value: its bits minus one, in every format. Adds to *count. n is at
+   most a tile, so that sixteen counters of 16 bits are enough. */
 AMPI_INLINE void ampi_saturate16_body(int hw, uint16_t* p, size_t n, uint16_t inf, size_t* count) {
     uint16_t hits[16] = { 0 };
     size_t i, l;
@@ -2265,8 +2275,8 @@ AMPI_KERNEL(ampi_saturate16, (uint16_t* p, size_t n, uint16_t inf, size_t* count
 AMPI_FN size_t ampi_saturate(unsigned char* p, amp_dtype t, size_t n) {
     const uint64_t inf64 = (uint64_t)0x7ffu << 52;
     size_t i, count = 0;
-    if (t == AMP_F16) ampi_saturate16((uint16_t*)(void*)p, n, 0x7c00u, &count);
-    if (t == AMP_BF16) ampi_saturate16((uint16_t*)(void*)p, n, 0x7f80u, &count);
+    if (t == AMP_F16) ampi_saturate16((uint16_t*)(void*)p, n, 0x7c00, &count);
+    if (t == AMP_BF16) ampi_saturate16((uint16_t*)(void*)p, n, 0x7f80, &count);
     for (i = 0; i < n && t == AMP_F32; i++) {
         uint32_t u;
         memcpy(&u, p + i * sizeof u, sizeof u);
@@ -2384,36 +2394,39 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
 }
 
 /* ======================================================================================== */
-/* >>impl-ops (matrix product, dense layer, convolution)                                      */
+/* >>impl-gemm  Matrix product, dense layer, convolution.                                     */
 /* ======================================================================================== */
 
 /* How a product is computed.
      C is cut into tiles of mc x nc elements; a tile is one thread's work. For a tile, k runs in blocks of kc:
-     the block of op(A) and the block of op(B) are *packed*, that is widened to FP32 and laid out in the order in
-     which the micro-kernel reads them, and the micro-kernel adds their product to T, the tile's FP32 sums. After
-     the last block each row of T is finished (alpha, beta, bias) and rounded once into C.
-   T keeps the exact FP32 partial sums between blocks, and every element of T belongs to one accumulator that sees
-   k in ascending order. So neither mc, nc, kc nor the number of threads can change a bit.
-   A convolution is the same product on other operands: an "image" operand computes its elements' places (im2col)
-   while it is packed, so the unfolded image never lies in memory.
+     the block of op(A) and the block of op(B) are *packed*, that is widened to FP32 and laid out in the order
+     in which the micro-kernel reads them, and the micro-kernel adds their product to T, the tile's FP32 sums.
+     After the last block each row of T is finished (alpha, beta, bias) and rounded once into C.
+   T keeps the exact FP32 partial sums between blocks, and each element of T belongs to one accumulator that
+   sees k in ascending order. So neither mc, nc, kc nor the number of threads can change a bit.
+   A convolution is the same product on other operands: an "image" operand computes its elements' places
+   (im2col) while it is packed, so the unfolded image never lies in memory.
 
-   Letters: mr rows x nr columns are what the micro-kernel holds in registers; nr = 2 vectors of `lanes` floats. */
+   Letters: mr rows x nr columns are what the micro-kernel holds in registers; nr = 2 vectors of `lanes`. */
 
 /* --- the micro-kernels ------------------------------------------------------------------- */
 
-/* t[i][j] = (first ? 0 : t[i][j]) + sum over k of a[i*rs + k*ks] * b[k*width + j], i < rows, j < width,
-   width = lanes, or 2*lanes if `two`. `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so
-   every NaN becomes the one positive quiet NaN: which payload and sign an fma hands on differs between processors. */
+/* t[i][j] = (first ? 0 : old[i][j]) + sum over k of a[i*rs + k*ks] * b[k*width + j], i < rows, j < width,
+   width = lanes, or 2*lanes if `two`. `exact`: the products are exact in FP32 (two halves). `last`: t is
+   the result, so every NaN becomes the one positive quiet NaN: which payload and sign an fma hands on
+   differs between processors. */
 typedef struct ampi_micro {
     const float* a; size_t rs, ks;
     const float* b;
+    const float* old; size_t ldo;
     float* t; size_t ldt;
     size_t k;
     int first, last, two, exact;
 } ampi_micro;
 
-/* What an instruction set brings. load: widens a block of `rows` x `cols` elements to FP32 rows, each filled up with
-   zeros to the next multiple of `lanes`. transpose: dst[(k ^ flip)*ldd + l] = src[l*lds + k] for l < lanes. */
+/* What an instruction set brings. load: widens a block of `rows` x `cols` elements to FP32 rows, each
+   filled up with zeros to the next multiple of `lanes`. transpose: dst[(k ^ flip)*ldd + l] = src[l*lds + k]
+   for l < lanes. */
 typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
     void (*micro)(size_t rows, const ampi_micro* u);
@@ -2441,25 +2454,30 @@ typedef struct ampi_gemm_isa {
 /* The steps of a micro-kernel for row i: c<i>0 and c<i>1 are its two vectors of sums. */
 #define AMPI_MICRO_ZERO(i, p, o, V) AMPI_##V##_T c##i##0 = AMPI_##V##_ZERO, c##i##1 = AMPI_##V##_ZERO;
 #define AMPI_MICRO_READ(i, p, o, V) \
-    c##i##0 = AMPI_##V##_LOAD(t + i * ldt); if (two) c##i##1 = AMPI_##V##_LOAD(t + i * ldt + AMPI_##V##_LANES);
+    c##i##0 = AMPI_##V##_LOAD(old + i * ldo);                                                       \
+    if (two) c##i##1 = AMPI_##V##_LOAD(old + i * ldo + AMPI_##V##_LANES);
 #define AMPI_MICRO_STEP(i, p, o, V) \
-    x = AMPI_##V##_SPREAD((p)[o]); c##i##0 = AMPI_##V##_FMA(x, b0, c##i##0); if (two) c##i##1 = AMPI_##V##_FMA(x, b1, c##i##1);
-#define AMPI_MICRO_CLEAN(i, p, o, V) c##i##0 = AMPI_##V##_CLEAN(c##i##0); if (two) c##i##1 = AMPI_##V##_CLEAN(c##i##1);
+    x = AMPI_##V##_SPREAD((p)[o]);                                                                  \
+    c##i##0 = AMPI_##V##_FMA(x, b0, c##i##0);                                                       \
+    if (two) c##i##1 = AMPI_##V##_FMA(x, b1, c##i##1);
+#define AMPI_MICRO_CLEAN(i, p, o, V) \
+    c##i##0 = AMPI_##V##_CLEAN(c##i##0);                                                            \
+    if (two) c##i##1 = AMPI_##V##_CLEAN(c##i##1);
 #define AMPI_MICRO_WRITE(i, p, o, V) \
-    AMPI_##V##_STORE(t + i * ldt, c##i##0); if (two) AMPI_##V##_STORE(t + i * ldt + AMPI_##V##_LANES, c##i##1);
+    AMPI_##V##_STORE(t + i * ldt, c##i##0);                                                         \
+    if (two) AMPI_##V##_STORE(t + i * ldt + AMPI_##V##_LANES, c##i##1);
 
 /* One micro-kernel: V is the vector kind, `two_` a constant, ROWS one of the lists above. */
 #define AMPI_MICRO(name, V, ROWS, two_)                                                             \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
         const int two = two_;                                                                       \
-        const size_t rs = u->rs, ks = u->ks, ldt = u->ldt;                                          \
+        const size_t rs = u->rs, ks = u->ks;                                                        \
         const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
         const float *p12 = p9 + 3 * rs, *b = u->b;                                                  \
-        float* t = u->t;                                                                            \
         size_t k;                                                                                   \
         AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO;                                                   \
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
-        if (!u->first) { ROWS(AMPI_MICRO_READ, V) }                                                 \
+        if (!u->first) { const float* old = u->old; const size_t ldo = u->ldo; ROWS(AMPI_MICRO_READ, V) } \
         for (k = u->k; k > 0; k--) {                                                                \
             b0 = AMPI_##V##_LOAD(b);                                                                \
             if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                    \
@@ -2468,11 +2486,12 @@ typedef struct ampi_gemm_isa {
             b += two ? 2 * AMPI_##V##_LANES : AMPI_##V##_LANES;                                     \
         }                                                                                           \
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
-        ROWS(AMPI_MICRO_WRITE, V)                                                                   \
+        { float* t = u->t; const size_t ldt = u->ldt; ROWS(AMPI_MICRO_WRITE, V) }                   \
         (void)p3; (void)p6; (void)p9; (void)p12;    /* few rows need few pointers */                \
     }
 #define AMPI_MICRO_PAIR(V, R) \
-    AMPI_MICRO(ampi_micro_##V##_##R##_1, V, AMPI_ROWS_##R, 0) AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
+    AMPI_MICRO(ampi_micro_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                       \
+    AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
 #define AMPI_MICRO_CASE(V, R) \
     case R: if (u->two) ampi_micro_##V##_##R##_2(u); else ampi_micro_##V##_##R##_1(u); break;
 
@@ -2518,14 +2537,18 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_CLEAN(v) \
     _mm512_castsi512_ps(_mm512_mask_set1_epi32(_mm512_castps_si512(v), AMPI_V16_IS_NAN(v), 0x7fc00000))
 #define AMPI_V16_MASK(rest) ((__mmask16)((1u << (rest)) - 1u))
-/* The forms with a mask of ones are the plain instructions; g++ 12 warns inside its header about the plain forms. */
+/* The forms with a mask of ones are the plain instructions; g++ 12 warns inside its header about the plain
+   forms. */
 #define AMPI_V16_ALL ((__mmask16)0xffff)
 #define AMPI_V16_WIDEN(h) \
-    _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_V16_ALL, _mm512_maskz_cvtepu16_epi32(AMPI_V16_ALL, h), 16))
+    _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_V16_ALL, \
+        _mm512_maskz_cvtepu16_epi32(AMPI_V16_ALL, h), 16))
 #define AMPI_V16_LOAD_TAIL(p, rest) _mm512_maskz_loadu_ps(AMPI_V16_MASK(rest), p)
-#define AMPI_V16_F16(p) _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm256_loadu_si256((const __m256i*)(const void*)(p)))
-#define AMPI_V16_F16_TAIL(p, rest) _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
-#define AMPI_V16_BF16(p) AMPI_V16_WIDEN(_mm256_loadu_si256((const __m256i*)(const void*)(p)))
+#define AMPI_V16_HALVES(p) _mm256_loadu_si256((const __m256i*)(const void*)(p))
+#define AMPI_V16_F16(p) _mm512_maskz_cvtph_ps(AMPI_V16_ALL, AMPI_V16_HALVES(p))
+#define AMPI_V16_F16_TAIL(p, rest) \
+    _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
+#define AMPI_V16_BF16(p) AMPI_V16_WIDEN(AMPI_V16_HALVES(p))
 #define AMPI_V16_BF16_TAIL(p, rest) AMPI_V16_WIDEN(_mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
 
 AMPI_MICRO_PAIR(V16, 1) AMPI_MICRO_PAIR(V16, 2) AMPI_MICRO_PAIR(V16, 3) AMPI_MICRO_PAIR(V16, 4)
@@ -2545,7 +2568,8 @@ AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
 AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
 
 /* Rows l, 4+l, 8+l, 12+l, four k each, in the four quarters of a vector. */
-#define AMPI_V16_QUARTER(v, s, q) _mm512_maskz_insertf32x4(AMPI_V16_ALL, v, _mm_loadu_ps((s) + 4 * (q) * lds), q)
+#define AMPI_V16_QUARTER(v, s, q) \
+    _mm512_maskz_insertf32x4(AMPI_V16_ALL, v, _mm_loadu_ps((s) + 4 * (q) * lds), q)
 #define AMPI_V16_QUARTERS(s) AMPI_V16_QUARTER(AMPI_V16_QUARTER(AMPI_V16_QUARTER( \
     _mm512_castps128_ps512(_mm_loadu_ps(s)), s, 1), s, 2), s, 3)
 #define AMPI_V16_LOW(a, b) _mm512_castps_pd(_mm512_maskz_unpacklo_ps(AMPI_V16_ALL, a, b))
@@ -2603,16 +2627,19 @@ AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
 AMPI_LOAD_BLOCK(ampi_load_block_avx2, V8)
 
 /* Rows l and 4+l, four k each, in the halves of a vector; then as for AVX-512. */
-#define AMPI_HALVES(s) \
+#define AMPI_V8_TWO(s) \
     _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * lds), 1)
+#define AMPI_V8_LOW(a, b) _mm256_castps_pd(_mm256_unpacklo_ps(a, b))
+#define AMPI_V8_HIGH(a, b) _mm256_castps_pd(_mm256_unpackhi_ps(a, b))
 AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const float* src, size_t lds,
                                                   size_t k, size_t flip) {
     size_t i = 0, l;
     for (; i + 4 <= k; i += 4) {
         const float* s = src + i;
-        __m256 a = AMPI_HALVES(s), b = AMPI_HALVES(s + lds), c = AMPI_HALVES(s + 2 * lds), d = AMPI_HALVES(s + 3 * lds);
-        __m256d ab0 = _mm256_castps_pd(_mm256_unpacklo_ps(a, b)), ab1 = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
-        __m256d cd0 = _mm256_castps_pd(_mm256_unpacklo_ps(c, d)), cd1 = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+        __m256 a = AMPI_V8_TWO(s), b = AMPI_V8_TWO(s + lds);
+        __m256 c = AMPI_V8_TWO(s + 2 * lds), d = AMPI_V8_TWO(s + 3 * lds);
+        __m256d ab0 = AMPI_V8_LOW(a, b), ab1 = AMPI_V8_HIGH(a, b);
+        __m256d cd0 = AMPI_V8_LOW(c, d), cd1 = AMPI_V8_HIGH(c, d);
         _mm256_storeu_ps(dst + (i ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpacklo_pd(ab0, cd0)));
         _mm256_storeu_ps(dst + ((i + 1) ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpackhi_pd(ab0, cd0)));
         _mm256_storeu_ps(dst + ((i + 2) ^ flip) * ldd, _mm256_castpd_ps(_mm256_unpacklo_pd(ab1, cd1)));
@@ -2656,24 +2683,28 @@ AMPI_FN void ampi_micro_neon(size_t rows, const ampi_micro* u) {
 }
 AMPI_LOAD_BLOCK(ampi_load_block_neon, V4)
 
-AMPI_FN void ampi_transpose_neon(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip) {
+AMPI_FN void ampi_transpose_neon(float* dst, size_t ldd, const float* src, size_t lds, size_t k,
+                                 size_t flip) {
     size_t i = 0, l;
     for (; i + 4 <= k; i += 4) {
         float32x4_t a = vld1q_f32(src + i), b = vld1q_f32(src + lds + i);
         float32x4_t c = vld1q_f32(src + 2 * lds + i), d = vld1q_f32(src + 3 * lds + i);
         float32x4x2_t ab = vtrnq_f32(a, b), cd = vtrnq_f32(c, d);
         vst1q_f32(dst + (i ^ flip) * ldd, vcombine_f32(vget_low_f32(ab.val[0]), vget_low_f32(cd.val[0])));
-        vst1q_f32(dst + ((i + 1) ^ flip) * ldd, vcombine_f32(vget_low_f32(ab.val[1]), vget_low_f32(cd.val[1])));
-        vst1q_f32(dst + ((i + 2) ^ flip) * ldd, vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0])));
-        vst1q_f32(dst + ((i + 3) ^ flip) * ldd, vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1])));
+        vst1q_f32(dst + ((i + 1) ^ flip) * ldd,
+                  vcombine_f32(vget_low_f32(ab.val[1]), vget_low_f32(cd.val[1])));
+        vst1q_f32(dst + ((i + 2) ^ flip) * ldd,
+                  vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0])));
+        vst1q_f32(dst + ((i + 3) ^ flip) * ldd,
+                  vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1])));
     }
     for (; i < k; i++)
         for (l = 0; l < 4; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
 }
 #endif /* AMPI_NEON */
 
-/* The portable form: 8 rows x 16 columns, 8 "lanes". Where the product is exact, a separate multiplication and
-   addition give the bits of the fused one and need no emulation. */
+/* The portable form: 8 rows x 16 columns, 8 "lanes". Where the product is exact, a separate multiplication
+   and addition give the bits of the fused one and need no emulation. */
 enum { AMPI_PLAIN_LANES = 8 };
 AMPI_INLINE float ampi_clean_nan(float v) {
     uint32_t u = ampi_bits(v);
@@ -2684,7 +2715,7 @@ AMPI_FN void ampi_micro_plain(size_t rows, const ampi_micro* u) {
     for (i = 0; i < rows; i++) {
         float sum[2 * AMPI_PLAIN_LANES];
         float* t = u->t + i * u->ldt;
-        for (j = 0; j < width; j++) sum[j] = u->first ? 0.0f : t[j];
+        for (j = 0; j < width; j++) sum[j] = u->first ? 0.0f : u->old[i * u->ldo + j];
         for (k = 0; k < u->k; k++) {
             float x = u->a[i * u->rs + k * u->ks];
             const float* b = u->b + k * width;
@@ -2703,14 +2734,17 @@ AMPI_FN void ampi_load_block_plain(float* dst, size_t ldd, const void* src, amp_
         memset(dst + cols, 0, fill * sizeof *dst);
     }
 }
-AMPI_FN void ampi_transpose_plain(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip) {
+AMPI_FN void ampi_transpose_plain(float* dst, size_t ldd, const float* src, size_t lds, size_t k,
+                                  size_t flip) {
     size_t i, l;
     for (i = 0; i < k; i++)
         for (l = 0; l < AMPI_PLAIN_LANES; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
 }
 
+/* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
-    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, ampi_micro_plain, ampi_load_block_plain, ampi_transpose_plain };
+    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, ampi_micro_plain, ampi_load_block_plain,
+                       ampi_transpose_plain };
 #if AMPI_X86
     if (amp_cpu_isa() == AMP_ISA_AVX512) {
         g.mr = 14; g.lanes = 16; g.a_width = 16;
@@ -2732,17 +2766,18 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
 /* --- operands ---------------------------------------------------------------------------- */
 
 /* Largest blocks; floats of scratch memory on the stack, for a staged image, and between rows. */
-enum { AMPI_GEMM_MC = 256, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 256,
+enum { AMPI_GEMM_MC = 256, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 384,
        AMPI_GEMM_STACK = 10240, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
 
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-/* The places of an image operand. Run r = (c, a, b) of channel and kernel position, position p = (n, i, j) of image,
-   row and column: the element at y = (i*mul_h + base_h + a*step_h) / div_h and x likewise, and 0 where y or x is
-   outside the image or not a whole number. With mul = stride, base = -pad, step = dilation, div = 1 this is im2col of
-   an input; with mul = 1, base = pad, step = -dilation, div = stride it is the output seen from an input's pixel. */
+/* The places of an image operand. Run r = (c, a, b) of channel and kernel position, position p = (n, i, j)
+   of image, row and column: the element at y = (i*mul_h + base_h + a*step_h) / div_h and x likewise, and 0
+   where y or x is outside the image or not a whole number. With mul = stride, base = -pad, step = dilation,
+   div = 1 this is im2col of an input; with mul = 1, base = pad, step = -dilation, div = stride it is the
+   output seen from an input's pixel. */
 typedef struct ampi_image {
     size_t image_stride, channel_stride;          /* elements */
     size_t kernel_h, kernel_w, rows, cols;        /* a < kernel_h, b < kernel_w, i < rows, j < cols */
@@ -2761,7 +2796,8 @@ typedef struct ampi_operand {
 } ampi_operand;
 
 /* dst[q] = source[(x0 + q*mul) / div] for q < n, zero where that is no place in the row at row_offset. */
-AMPI_FN void ampi_image_row(const ampi_operand* v, size_t row_offset, int64_t x0, int64_t mul, size_t n, float* dst) {
+AMPI_FN void ampi_image_row(const ampi_operand* v, size_t row_offset, int64_t x0, int64_t mul, size_t n,
+                            float* dst) {
     const ampi_image* g = v->image;
     int64_t div = g->div_w;
     float line[256];
@@ -2769,7 +2805,8 @@ AMPI_FN void ampi_image_row(const ampi_operand* v, size_t row_offset, int64_t x0
     if (mul == 1 && div == 1) {                   /* neighbours stay neighbours */
         int64_t low = x0 < 0 ? -x0 : 0, high = g->width - x0 < (int64_t)n ? g->width - x0 : (int64_t)n;
         if (low < high)
-            ampi_load_f32(dst + low, v->data, v->dtype, row_offset + (size_t)(x0 + low), (size_t)(high - low));
+            ampi_load_f32(dst + low, v->data, v->dtype, row_offset + (size_t)(x0 + low),
+                          (size_t)(high - low));
         return;
     }
     while (n > 0) {                               /* in pieces whose source fits `line` */
@@ -2781,15 +2818,16 @@ AMPI_FN void ampi_image_row(const ampi_operand* v, size_t row_offset, int64_t x0
         if (last >= g->width) last = g->width - 1;
         if (q < piece && first <= last) {
             ampi_load_f32(line, v->data, v->dtype, row_offset + (size_t)first, (size_t)(last - first + 1));
-            for (; q < piece && (x0 + q * mul) / div <= last; q += div) dst[q] = line[(x0 + q * mul) / div - first];
+            for (; q < piece && (x0 + q * mul) / div <= last; q += div)
+                dst[q] = line[(x0 + q * mul) / div - first];
         }
         dst += piece; n -= (size_t)piece; x0 += piece * mul;
     }
 }
 
 /* The same for row y (before the division) of a channel of an image; a row outside is zero. */
-AMPI_FN void ampi_image_line(const ampi_operand* v, size_t image, size_t channel, int64_t y, int64_t x0, int64_t mul,
-                             size_t n, float* dst) {
+AMPI_FN void ampi_image_line(const ampi_operand* v, size_t image, size_t channel, int64_t y, int64_t x0,
+                             int64_t mul, size_t n, float* dst) {
     const ampi_image* g = v->image;
     if (y < 0 || y % g->div_h != 0 || y / g->div_h >= g->height) memset(dst, 0, n * sizeof *dst);
     else ampi_image_row(v, v->offset + image * g->image_stride + channel * g->channel_stride
@@ -2829,10 +2867,11 @@ AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, s
 
 /* --- staging: one channel of an image operand, widened and padded ------------------------ */
 
-/* The runs of one channel read the same few image rows again and again, kernel position by kernel position. So these
-   rows are widened once into `data`, with the zeros around them, and a run becomes a list of straight copies: a *piece*
-   is a stretch of positions inside one row. With a stride, a staged row holds every mul-th column together
-   (all columns 0 mod `mul`, then 1 mod `mul`, ...), so that pieces stay straight. */
+/* The runs of one channel read the same few image rows again and again, kernel position by kernel position.
+   So these rows are widened once into `data`, with the zeros around them, and a run becomes a list of
+   straight copies: a *piece* is a stretch of positions inside one row. With a stride, a staged row holds
+   every mul-th column together (all columns 0 mod `mul`, then 1 mod `mul`, ...), so that pieces stay
+   straight. */
 typedef struct ampi_piece { uint32_t from; uint16_t to, count; } ampi_piece;
 typedef struct ampi_stage {
     float* data; size_t room;                     /* scratch memory, in floats */
@@ -2848,7 +2887,8 @@ typedef struct ampi_stage {
 AMPI_FN int64_t ampi_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 AMPI_FN int64_t ampi_abs_i64(int64_t a) { return a < 0 ? -a : a; }
 
-/* The part of positions [*p, end) that lies in one image: its rows [*i, *i + result), and the position after it. */
+/* The part of positions [*p, end) that lies in one image: its rows [*i, *i + result), and the position
+   after it. */
 AMPI_FN size_t ampi_stage_slab(const ampi_stage* t, size_t p, size_t* image, size_t* i, size_t* next) {
     const ampi_image* g = t->v->image;
     size_t plane = g->rows * g->cols;
@@ -2858,7 +2898,8 @@ AMPI_FN size_t ampi_stage_slab(const ampi_stage* t, size_t p, size_t* image, siz
     return (*next - 1) % plane / g->cols - *i + 1;
 }
 
-/* Notes the pieces of image rows i.. in staged rows `at`..; `to` counts positions within a panel of `cut`. 0: too many. */
+/* Notes the pieces of image rows i.. in staged rows `at`..; `to` counts positions within a panel of `cut`.
+   0: too many. */
 AMPI_FN int ampi_stage_pieces(ampi_stage* t, size_t p, size_t next, size_t at, size_t cut) {
     const ampi_image* g = t->v->image;
     for (; p < next; at += (size_t)g->mul_h) {
@@ -2876,7 +2917,8 @@ AMPI_FN int ampi_stage_pieces(ampi_stage* t, size_t p, size_t next, size_t at, s
     return 1;
 }
 
-/* Prepares positions [p, p+n), in panels of `cut`; leaves t->open at 0 if there is nothing to gain, or no room. */
+/* Prepares positions [p, p+n), in panels of `cut`; leaves t->open at 0 if there is nothing to gain, or no
+   room. */
 AMPI_FN void ampi_stage_open(ampi_stage* t, const ampi_operand* v, size_t p, size_t n, size_t cut) {
     const ampi_image* g = v->image;
     size_t image, i, next, q, at = 0;
@@ -2890,6 +2932,7 @@ AMPI_FN void ampi_stage_open(ampi_stage* t, const ampi_operand* v, size_t p, siz
     t->phase = g->cols + (size_t)(((int64_t)g->kernel_w - 1) * ampi_abs_i64(g->step_w) / g->mul_w);
     if (t->phase > t->room || t->span_h > (int64_t)t->room) return;
     t->pitch = t->phase * (size_t)g->mul_w;
+    if (t->pitch > t->room) return;
     for (q = p; q < p + n; q = next) {
         size_t rows = ampi_stage_slab(t, q, &image, &i, &next);
         rows = (rows - 1) * (size_t)g->mul_h + (size_t)t->span_h;
@@ -2925,8 +2968,9 @@ AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
     if (n & 1u) *d = *s;
 }
 /* dst[(to0 + r) ^ flip] = the pieces, `from[r]` floats further on. */
-AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src, const size_t* from,
-                                      size_t rows, size_t to0, size_t flip, float* dst, size_t ldd) {
+AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
+                                      const uint32_t* from, size_t rows, size_t to0, size_t flip, float* dst,
+                                      size_t ldd) {
     size_t r, i;
     (void)hw;
     for (i = 0; i < pieces; i++) {
@@ -2936,22 +2980,26 @@ AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pi
         for (r = 0; r < rows; r++) ampi_copy_floats(d + ((to0 + r) ^ flip) * ldd, s + from[r], n);
     }
 }
-AMPI_KERNEL(ampi_stage_copy, (const ampi_piece* piece, size_t pieces, const float* src, const size_t* from, size_t rows,
-                              size_t to0, size_t flip, float* dst, size_t ldd),
+AMPI_KERNEL(ampi_stage_copy,
+            (const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
+             size_t to0, size_t flip, float* dst, size_t ldd),
             piece, pieces, src, from, rows, to0, flip, dst, ldd)
 
-/* Runs [r0, r0+rn) into rows of the panels at dst (`stride` apart; rows `ldd` apart, in the last panel `last_ldd`). */
-AMPI_FN void ampi_stage_rows(ampi_stage* t, size_t r0, size_t rn, size_t flip, float* dst, size_t ldd, size_t last_ldd,
-                             size_t stride) {
+/* Runs [r0, r0+rn) into rows of the panels at dst (`stride` apart; rows `ldd` apart, in the last panel
+   `last_ldd`). */
+AMPI_FN void ampi_stage_rows(ampi_stage* t, size_t r0, size_t rn, size_t flip, float* dst, size_t ldd,
+                             size_t last_ldd, size_t stride) {
     const ampi_image* g = t->v->image;
-    size_t taps = g->kernel_h * g->kernel_w, end = ampi_min_size(r0 + rn, t->v->runs), r, from[AMPI_GEMM_KC];
+    size_t taps = g->kernel_h * g->kernel_w, end = ampi_min_size(r0 + rn, t->v->runs), r;
+    uint32_t from[AMPI_GEMM_KC];
     size_t a = r0 % taps / g->kernel_w, b = r0 % g->kernel_w;
     for (r = r0; r < end; ) {
         size_t count = ampi_min_size(taps - r % taps, end - r), i, first, next;
         float* panel = dst;
         for (i = 0; i < count; i++) {
             size_t u = (size_t)((int64_t)b * g->step_w - t->low_w), w = (size_t)g->mul_w;
-            from[i] = (size_t)((int64_t)a * g->step_h - t->low_h) * t->pitch + (w == 1 ? u : u % w * t->phase + u / w);
+            if (w > 1) u = u % w * t->phase + u / w;
+            from[i] = (uint32_t)((size_t)((int64_t)a * g->step_h - t->low_h) * t->pitch + u);
             if (++b == g->kernel_w) { b = 0; a = a + 1 == g->kernel_h ? 0 : a + 1; }
         }
         ampi_stage_fill(t, r / taps);
@@ -2966,15 +3014,16 @@ AMPI_FN void ampi_stage_rows(ampi_stage* t, size_t r0, size_t rn, size_t flip, f
 
 /* --- packing and tiles ------------------------------------------------------------------- */
 
-/* One product. swap: two BF16 operands, so k runs in the order 1,0,3,2,...; k is even then (padded with a zero). */
+/* One product. swap: two BF16 operands, so k runs in the order 1,0,3,2,...; k is even then (padded with a
+   zero). */
 typedef struct ampi_product {
     size_t m, n, k;
     ampi_operand a, b;
     int swap, exact;
     float alpha, beta;
     void* c; amp_dtype c_dtype;
-    size_t c_offset, ldc;              /* element (i, j) of C lies at c_offset + i*ldc + (j / part)*part_stride + j % part */
-    size_t part, part_stride;
+    size_t c_offset, ldc;              /* element (i, j) of C lies at */
+    size_t part, part_stride;          /* c_offset + i*ldc + j/part*part_stride + j%part */
     const void* bias; amp_dtype bias_dtype;       /* NULL: none */
     size_t bias_offset;
     int bias_per_row;
@@ -2987,12 +3036,16 @@ typedef struct ampi_gemm_plan {
     size_t ldt;
 } ampi_gemm_plan;
 
-AMPI_FN size_t ampi_panel_stride(const ampi_gemm_isa* g, size_t kc) { return kc * 2 * g->lanes + AMPI_GEMM_GAP; }
+/* Floats from one panel of B to the next. */
+AMPI_FN size_t ampi_panel_stride(const ampi_gemm_isa* g, size_t kc) {
+    return kc * 2 * g->lanes + AMPI_GEMM_GAP;
+}
 
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
     size_t panels = (p->nc + 2 * g->lanes - 1) / (2 * g->lanes);
-    size_t a = ampi_max_size(p->mc * (p->kc + AMPI_GEMM_GAP), (p->mc + g->mr - 1) / g->mr * g->a_width * p->kc);
+    size_t a = ampi_max_size(p->mc * (p->kc + AMPI_GEMM_GAP),
+                             (p->mc + g->mr - 1) / g->mr * g->a_width * p->kc);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
     p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(g, p->kc), 16);
@@ -3001,15 +3054,15 @@ AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
     p->floats = p->at_stage + AMPI_GEMM_STAGE;
 }
 
-#if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
+#if defined(_OPENMP) && !defined(AMP_NO_OPENMP)    /* <omp.h> is included at the top */
 AMPI_FN size_t ampi_threads(void) { int t = omp_get_max_threads(); return t > 0 ? (size_t)t : 1; }
 #else
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
 
 /* Tiles of at most mc x nc; more of them if that keeps all threads busy. */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k,
-                                         size_t mc, size_t nc, size_t kc) {
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
+                                         size_t nc, size_t kc) {
     ampi_gemm_plan p;
     size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), blocks, nr = 2 * g->lanes;
     memset(&p, 0, sizeof p);
@@ -3044,24 +3097,25 @@ AMPI_INLINE void ampi_swap_pairs_body(int hw, float* row, size_t n) {
 }
 AMPI_KERNEL(ampi_swap_pairs, (float* row, size_t n), row, n)
 
-/* dst[k] = positions [p0, p0+pn) of run k0 + k of a matrix, k < kc; with `swap` rows 2i and 2i+1 trade places: the even
-   and the odd runs are two matrices with twice the distance between rows. */
+/* dst[k] = positions [p0, p0+pn) of run k0 + k of a matrix, k < kc; with `swap` rows 2i and 2i+1 trade
+   places: the even and the odd runs are two matrices with twice the distance between rows. */
 AMPI_FN void ampi_pack_runs(const ampi_gemm_isa* g, const ampi_operand* v, int swap, size_t k0, size_t kc,
                             size_t p0, size_t pn, float* dst, size_t ldd) {
-    ampi_operand half = *v;
+    ampi_operand part = *v;
     if (!swap) { ampi_operand_block(g, v, k0, kc, p0, pn, dst, ldd); return; }
-    half.ld = 2 * v->ld;
-    half.runs = (v->runs + 1) / 2;
-    ampi_operand_block(g, &half, k0 / 2, kc / 2, p0, pn, dst + ldd, 2 * ldd);
-    half.offset += v->ld;
-    half.runs = v->runs / 2;
-    ampi_operand_block(g, &half, k0 / 2, kc / 2, p0, pn, dst, 2 * ldd);
+    part.ld = 2 * v->ld;
+    part.runs = (v->runs + 1) / 2;
+    ampi_operand_block(g, &part, k0 / 2, kc / 2, p0, pn, dst + ldd, 2 * ldd);
+    part.offset += v->ld;
+    part.runs = v->runs / 2;
+    ampi_operand_block(g, &part, k0 / 2, kc / 2, p0, pn, dst, 2 * ldd);
 }
 
-/* Rows [i0, i0+mc) and k in [k0, k0+kc) of op(A): row after row if A's runs go along k, otherwise in panels of
-   a_width with k as the slow index. Panel q holds rows q*mc/panels and on, so that all are about equally full. */
-AMPI_FN void ampi_pack_a(const ampi_gemm_isa* g, const ampi_product* s, size_t i0, size_t mc, size_t k0, size_t kc,
-                         float* a, size_t rs) {
+/* Rows [i0, i0+mc) and k in [k0, k0+kc) of op(A): row after row if A's runs go along k, otherwise in panels
+   of a_width with k as the slow index. Panel q holds rows q*mc/panels and on, so that all are about equally
+   full. */
+AMPI_FN void ampi_pack_a(const ampi_gemm_isa* g, const ampi_product* s, size_t i0, size_t mc, size_t k0,
+                         size_t kc, float* a, size_t rs) {
     size_t panels = (mc + g->mr - 1) / g->mr, q, i;
     if (s->a.along_k) {
         ampi_operand_block(g, &s->a, i0, mc, k0, kc, a, rs);
@@ -3075,13 +3129,14 @@ AMPI_FN void ampi_pack_a(const ampi_gemm_isa* g, const ampi_product* s, size_t i
 }
 
 /* `width` columns from j, their runs along k: rows of FP32, then transposed, `lanes` columns at a time. */
-AMPI_FN void ampi_pack_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j, size_t columns,
-                                 size_t width, size_t k0, size_t kc, float* b, float* line) {
+AMPI_FN void ampi_pack_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j,
+                                 size_t columns, size_t width, size_t k0, size_t kc, float* b, float* line) {
     size_t l, lds = kc + AMPI_GEMM_GAP;
     for (l = 0; l < width; l += g->lanes) {
         size_t here = l < columns ? ampi_min_size(columns - l, g->lanes) : 0;
         if (!s->b.image && s->b.dtype == AMP_F32 && here == g->lanes) {
-            g->transpose(b + l, width, (const float*)s->b.data + s->b.offset + (j + l) * s->b.ld + k0, s->b.ld, kc, 0);
+            g->transpose(b + l, width, (const float*)s->b.data + s->b.offset + (j + l) * s->b.ld + k0,
+                         s->b.ld, kc, 0);
             continue;
         }
         if (here < g->lanes || (stage->open && stage->n < kc)) memset(line, 0, g->lanes * lds * sizeof *line);
@@ -3091,9 +3146,10 @@ AMPI_FN void ampi_pack_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, 
     }
 }
 
-/* All columns of an image operand whose runs go along n, when it cannot be staged: a run at a time, dealt out. */
-AMPI_FN void ampi_pack_b_image(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc,
-                               size_t k0, size_t kc, float* b, float* line) {
+/* All columns of an image operand whose runs go along n, when it cannot be staged: a run at a time, dealt
+   out. */
+AMPI_FN void ampi_pack_b_image(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
+                               size_t kc, float* b, float* line) {
     size_t nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), k, j;
     for (k = 0; k < kc; k++) {
         size_t to = s->swap ? k ^ 1 : k;
@@ -3105,10 +3161,10 @@ AMPI_FN void ampi_pack_b_image(const ampi_gemm_isa* g, const ampi_product* s, si
     }
 }
 
-/* Columns [j0, j0+nc) and k in [k0, k0+kc) of op(B) in panels of 2*lanes columns, k slow; the last panel has `lanes`
-   columns if that is enough for it. */
-AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0, size_t nc,
-                         size_t k0, size_t kc, float* b, float* line) {
+/* Columns [j0, j0+nc) and k in [k0, k0+kc) of op(B) in panels of 2*lanes columns, k slow; the last panel
+   has `lanes` columns if that is enough for it. */
+AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
+                         size_t nc, size_t k0, size_t kc, float* b, float* line) {
     size_t j, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc);
     int along_k = s->b.along_k;
     ampi_stage_open(stage, &s->b, along_k ? k0 : j0, along_k ? kc : nc, along_k ? kc : nr);
@@ -3126,9 +3182,11 @@ AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_sta
     }
 }
 
-/* Does C itself carry the sums? It can where it is F32, a plain matrix, and nothing is left to do to them. */
+/* May the micro-kernel write the last sums straight to C? Where C is F32, a plain matrix, and the sums are
+   the result. */
 AMPI_FN int ampi_is_direct(const ampi_product* s) {
-    return s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias && s->alpha == 1.0f && s->beta == 0.0f && s->k > 0;
+    return s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias && s->alpha == 1.0f && s->beta == 0.0f
+           && s->k > 0;
 }
 /* The first columns of a tile, whose panels are full: those that go to C directly. */
 AMPI_FN size_t ampi_direct_columns(const ampi_gemm_isa* g, const ampi_product* s, size_t nc) {
@@ -3139,34 +3197,36 @@ AMPI_FN size_t ampi_direct_columns(const ampi_gemm_isa* g, const ampi_product* s
 /* One block of a tile: where it lies in C, its sizes, and whether it is the first and the last along k. */
 typedef struct ampi_block { size_t i0, mc, j0, nc, kc; int first, last; } ampi_block;
 
-/* Sums += A block * B block, panel by panel: a panel of B stays in the first-level cache while A streams by. */
+/* Sums += A block * B block, panel by panel: a panel of B stays in the first-level cache while A streams
+   by. */
 AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* block,
                              const float* a, size_t a_row, const float* b, float* t, size_t ldt) {
     size_t mc = block->mc, panels = (mc + g->mr - 1) / g->mr, nr = 2 * g->lanes, j, q;
     size_t direct = ampi_direct_columns(g, s, block->nc);
     ampi_micro u;
-    u.k = block->kc; u.first = block->first; u.exact = s->exact;
+    u.k = block->kc; u.first = block->first; u.exact = s->exact; u.ldo = ldt;
     u.rs = s->a.along_k ? a_row : 1;
     u.ks = s->a.along_k ? 1 : g->a_width;
     for (j = 0; j < block->nc; j += nr, b += ampi_panel_stride(g, block->kc)) {
-        int whole;
         u.b = b;
         u.two = block->nc - j > g->lanes;
-        whole = j + (u.two ? nr : g->lanes) <= direct;
-        u.last = whole && block->last;
-        u.ldt = whole ? s->ldc : ldt;
+        u.last = block->last && j + (u.two ? nr : g->lanes) <= direct;
+        u.ldt = u.last ? s->ldc : ldt;
         for (q = 0; q < panels; q++) {
             size_t low = q * mc / panels, high = (q + 1) * mc / panels;
             u.a = s->a.along_k ? a + low * a_row : a + q * g->a_width * block->kc;
-            u.t = whole ? (float*)s->c + s->c_offset + (block->i0 + low) * s->ldc + block->j0 + j : t + low * ldt + j;
+            u.old = t + low * ldt + j;
+            u.t = t + low * ldt + j;
+            if (u.last) u.t = (float*)s->c + s->c_offset + (block->i0 + low) * s->ldc + block->j0 + j;
             g->micro(high - low, &u);
         }
     }
 }
 
-/* dst[i] = beta*add[i*step] + alpha*t[i], dst == t is allowed; NaN as in the micro-kernel. With step 0, `add` is one
-   value 16 times. */
-AMPI_INLINE void ampi_finish16(int hw, float* dst, const float* t, const float* add, float alpha, float beta) {
+/* dst[i] = beta*add[i*step] + alpha*t[i], dst == t is allowed; NaN as in the micro-kernel. With step 0,
+   `add` is one value 16 times. */
+AMPI_INLINE void ampi_finish16(int hw, float* dst, const float* t, const float* add, float alpha,
+                               float beta) {
     float v[16];
     uint32_t u[16];
     int l;
@@ -3176,8 +3236,8 @@ AMPI_INLINE void ampi_finish16(int hw, float* dst, const float* t, const float* 
     for (l = 0; l < 16; l++) u[l] = (u[l] & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u[l];
     memcpy(dst, u, sizeof u);
 }
-AMPI_INLINE void ampi_gemm_finish_body(int hw, float* dst, const float* t, const float* add, size_t step, size_t n,
-                                       float alpha, float beta) {
+AMPI_INLINE void ampi_gemm_finish_body(int hw, float* dst, const float* t, const float* add, size_t step,
+                                       size_t n, float alpha, float beta) {
     float tail[16], tail_add[16];
     size_t i = 0, rest = n % 16;
     for (; i < n - rest; i += 16) ampi_finish16(hw, dst + i, t + i, add ? add + i * step : NULL, alpha, beta);
@@ -3217,8 +3277,8 @@ AMPI_FN void ampi_gemm_store_row(const ampi_product* s, size_t i, size_t j, size
 }
 
 /* The tile's sums T become rows of C, from column `direct` on. */
-AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block, size_t direct, float* t, size_t ldt,
-                             float* line) {
+AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block, size_t direct, float* t,
+                             size_t ldt, float* line) {
     size_t i, l, j = block->j0 + direct, n = block->nc - direct;
     float* add = s->bias || s->beta != 0.0f ? line : NULL;
     if (s->bias && !s->bias_per_row) ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + j, n);
@@ -3231,8 +3291,9 @@ AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block, siz
     }
 }
 
-AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t tile,
-                            float* scratch) {
+/* One tile of C: pack, multiply, add up along k; then finish and store. */
+AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
+                            size_t tile, float* scratch) {
     float *b = scratch + p->at_b, *t = scratch + p->at_t, *line = scratch + p->at_line;
     size_t k0, i, rs = p->kc + AMPI_GEMM_GAP;
     ampi_block block;
@@ -3249,7 +3310,7 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
         ampi_pack_b(g, s, &stage, block.j0, block.nc, k0, block.kc, b, line);
         ampi_gemm_block(g, s, &block, scratch, rs, b, t, p->ldt);
     }
-    for (i = 0; s->k == 0 && i < block.mc * p->ldt; i++)      /* C = beta*C: adding -0 changes no value of beta*C */
+    for (i = 0; s->k == 0 && i < block.mc * p->ldt; i++)      /* C = beta*C: adding -0 changes no value */
         t[i] = s->beta != 0.0f ? -0.0f : 0.0f;
     ampi_gemm_store(s, &block, ampi_direct_columns(g, s, block.nc), t, p->ldt, line);
 }
@@ -3257,7 +3318,8 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
 
 /* One slot's share of the tiles, in small blocks on the stack. */
-AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t slot) {
+AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
+                                size_t slot) {
     float memory[AMPI_GEMM_STACK + 16];
     size_t tile;
     for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots)
@@ -3267,7 +3329,8 @@ AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, c
 /* Computes a checked product, in the workspace if it holds at least one slot. */
 AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     ampi_gemm_isa g = ampi_gemm_isa_now();
-    size_t room = exec && exec->workspace && exec->workspace_size > 64 ? (exec->workspace_size - 64) / sizeof(float) : 0;
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
+    size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;      /* 64: for the alignment */
     ampi_gemm_plan p;
     int64_t slot;
     if (s->m == 0 || s->n == 0) return;
@@ -3295,26 +3358,28 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
 /* --- amp_gemm ---------------------------------------------------------------------------- */
 
 /* A stored matrix: its type, its leading dimension, its pointer, and that its bytes can be counted. */
-AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const char* name, const void* data,
-                                     amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
+AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const char* name,
+                                     const void* data, amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
     size_t elements;
     if (!ampi_is_compute_dtype(dtype))
-        return ampi_fail(logger, AMP_ERR_DTYPE, "%s: %s has type %s (%d); it must be f32, f16 or bf16", call, name,
-                         amp_dtype_name(dtype), (int)dtype);
+        return ampi_fail(logger, AMP_ERR_DTYPE, "%s: %s has type %s (%d); it must be f32, f16 or bf16", call,
+                         name, amp_dtype_name(dtype), (int)dtype);
     if (rows == 0 || cols == 0) return AMP_OK;
     if (ld < cols)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: ld%s is %lu, but a row of %s has %lu elements", call, name,
-                         (unsigned long)ld, name, (unsigned long)cols);
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: ld%s is %lu, but a row of %s has %lu elements", call,
+                         name, (unsigned long)ld, name, (unsigned long)cols);
     if (!ampi_mul_size(rows, ld, &elements) || elements > SIZE_MAX / 8)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: %lu rows of %lu elements", call, name,
-                         (unsigned long)rows, (unsigned long)ld);
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: %lu rows of %lu elements", call,
+                         name, (unsigned long)rows, (unsigned long)ld);
     if (!data)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lu x %lu elements", call, name,
-                         (unsigned long)rows, (unsigned long)cols);
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lu x %lu elements", call,
+                         name, (unsigned long)rows, (unsigned long)cols);
     return AMP_OK;
 }
 
-AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t runs, size_t length, size_t ld, int along_k) {
+/* A stored matrix of `runs` rows of `length` elements as an operand. */
+AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t runs, size_t length, size_t ld,
+                                 int along_k) {
     ampi_operand v;
     memset(&v, 0, sizeof v);
     v.data = data; v.dtype = ampi_dtype(dtype);
@@ -3323,7 +3388,9 @@ AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t runs,
     return v;
 }
 
-AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c, amp_dtype c_dtype, size_t ldc) {
+/* A product into a plain matrix C; the operands are still to be set. */
+AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, void* c, amp_dtype c_dtype,
+                               size_t ldc) {
     memset(s, 0, sizeof *s);
     s->m = m; s->n = n; s->k = k;
     s->alpha = 1.0f;
@@ -3343,16 +3410,17 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
 }
 
 AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
-                            float alpha, const void* a, amp_dtype a_dtype, size_t lda,
-                            const void* b, amp_dtype b_dtype, size_t ldb,
-                            float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec) {
+                            float alpha, const void* a, amp_dtype a_dtype, size_t lda, const void* b,
+                            amp_dtype b_dtype, size_t ldb, float beta, void* c, amp_dtype c_dtype, size_t ldc,
+                            const amp_exec* exec) {
     const amp_logger* logger = ampi_exec_logger(exec);
     int ta = trans_a == AMP_TRANS, tb = trans_b == AMP_TRANS;
     ampi_product s;
     amp_result r;
     if ((!ta && trans_a != AMP_NO_TRANS) || (!tb && trans_b != AMP_NO_TRANS))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_gemm: trans_a is %d, trans_b is %d; they must be 0 or 1",
-                         (int)trans_a, (int)trans_b);
+        return ampi_fail(logger, AMP_ERR_ARGUMENT,
+                         "amp_gemm: trans_a is %d, trans_b is %d; they must be 0 or 1", (int)trans_a,
+                         (int)trans_b);
     r = ampi_check_matrix(logger, "amp_gemm", "a", a, a_dtype, ta ? k : m, ta ? m : k, lda);
     if (r == AMP_OK) r = ampi_check_matrix(logger, "amp_gemm", "b", b, b_dtype, tb ? n : k, tb ? k : n, ldb);
     if (r == AMP_OK) r = ampi_check_matrix(logger, "amp_gemm", "c", c, c_dtype, m, n, ldc);
@@ -3386,8 +3454,8 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
 }
 
 /* db[o] = sum over n of dy[n][o], n ascending, 256 columns at a time. */
-AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype, int accumulate,
-                                   size_t n, size_t out) {
+AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
+                                   int accumulate, size_t n, size_t out) {
     int64_t chunk, chunks = (int64_t)((out + 255) / 256);
     AMPI_PARALLEL_FOR(chunks > 1 && n > 64)
     for (chunk = 0; chunk < chunks; chunk++) {
@@ -3406,14 +3474,14 @@ AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db,
 /* --- dense layer ------------------------------------------------------------------------- */
 
 /* A vector or packed tensor: its type, and its pointer unless it is empty. */
-AMPI_FN amp_result ampi_check_tensor(const amp_logger* logger, const char* call, const char* name, const void* data,
-                                     amp_dtype dtype, size_t count) {
+AMPI_FN amp_result ampi_check_tensor(const amp_logger* logger, const char* call, const char* name,
+                                     const void* data, amp_dtype dtype, size_t count) {
     return ampi_check_matrix(logger, call, name, data, dtype, 1, count, count);
 }
 
 AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                      const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
-                                      size_t n, size_t in, size_t out, const amp_exec* exec) {
+                                      const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+                                      size_t in, size_t out, const amp_exec* exec) {
     const amp_logger* logger = ampi_exec_logger(exec);
     ampi_product s;
     amp_result r = ampi_check_matrix(logger, "linear", "x", x, x_dtype, n, in, in);
@@ -3432,7 +3500,8 @@ AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const vo
 AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
                                        const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype,
                                        void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
-                                       int accumulate, size_t n, size_t in, size_t out, const amp_exec* exec) {
+                                       int accumulate, size_t n, size_t in, size_t out,
+                                       const amp_exec* exec) {
     const amp_logger* logger = ampi_exec_logger(exec);
     ampi_product s;
     amp_result r = ampi_check_matrix(logger, "linear backward", "dy", dy, dy_dtype, n, out, out);
@@ -3473,7 +3542,8 @@ typedef struct ampi_conv2d {
 /* Fields that must be at least `least`. */
 AMPI_FN amp_result ampi_conv2d_fields(const amp_conv2d_shape* s, const amp_logger* logger) {
     const char* const names[] = { "n", "channels", "height", "width", "out_channels", "kernel_h", "kernel_w",
-                                  "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups" };
+                                  "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
+                                  "groups" };
     int values[14], i;
     values[0] = s->n; values[1] = s->channels; values[2] = s->height; values[3] = s->width;
     values[4] = s->out_channels; values[5] = s->kernel_h; values[6] = s->kernel_w;
@@ -3481,13 +3551,13 @@ AMPI_FN amp_result ampi_conv2d_fields(const amp_conv2d_shape* s, const amp_logge
     values[11] = s->dilation_h; values[12] = s->dilation_w; values[13] = s->groups;
     for (i = 0; i < 14; i++)
         if (values[i] < (i < 7 ? 1 : 0))
-            return ampi_fail(logger, AMP_ERR_DESC, "conv2d: %s is %d, it must be at least %d", names[i], values[i],
-                             i < 7 ? 1 : 0);
+            return ampi_fail(logger, AMP_ERR_DESC, "conv2d: %s is %d, it must be at least %d", names[i],
+                             values[i], i < 7 ? 1 : 0);
     return AMP_OK;
 }
 
-/* One side: out = (size + 2*pad - dilation*(kernel-1) - 1) / stride + 1; 0 if the kernel is too large, -1 if the
-   result is no int. */
+/* One side: out = (size + 2*pad - dilation*(kernel-1) - 1) / stride + 1; 0 if the kernel is too large, -1
+   if the result is no int. */
 AMPI_FN int ampi_conv2d_side(int size, int pad, int kernel, int dilation, int stride) {
     int64_t room = (int64_t)size + 2 * (int64_t)pad - (int64_t)dilation * (kernel - 1) - 1;
     if (room < 0) return 0;
@@ -3497,7 +3567,8 @@ AMPI_FN int ampi_conv2d_side(int size, int pad, int kernel, int dilation, int st
 /* a*b*c*d elements of at most 8 bytes, or 0 if that is too many. */
 AMPI_FN size_t ampi_count4(int a, int b, int c, int d) {
     size_t n = (size_t)a;
-    if (!ampi_mul_size(n, (size_t)b, &n) || !ampi_mul_size(n, (size_t)c, &n) || !ampi_mul_size(n, (size_t)d, &n)) return 0;
+    if (!ampi_mul_size(n, (size_t)b, &n) || !ampi_mul_size(n, (size_t)c, &n)
+        || !ampi_mul_size(n, (size_t)d, &n)) return 0;
     return n > SIZE_MAX / 8 ? 0 : n;
 }
 
@@ -3514,14 +3585,16 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
     if (s->dilation_w == 0) s->dilation_w = 1;
     if (s->groups == 0) s->groups = 1;
     if (s->channels % s->groups != 0 || s->out_channels % s->groups != 0)
-        return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: %d groups do not divide %d channels and %d out_channels",
-                         s->groups, s->channels, s->out_channels);
+        return ampi_fail(logger, AMP_ERR_SHAPE,
+                         "conv2d: %d groups do not divide %d channels and %d out_channels", s->groups,
+                         s->channels, s->out_channels);
     c->out_h = ampi_conv2d_side(s->height, s->pad_h, s->kernel_h, s->dilation_h, s->stride_h);
     c->out_w = ampi_conv2d_side(s->width, s->pad_w, s->kernel_w, s->dilation_w, s->stride_w);
     if (c->out_h == 0 || c->out_w == 0)
-        return ampi_fail(logger, AMP_ERR_SHAPE, "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input "
-                         "padded by %dx%d", s->kernel_h, s->kernel_w, s->dilation_h, s->dilation_w, s->height, s->width,
-                         s->pad_h, s->pad_w);
+        return ampi_fail(logger, AMP_ERR_SHAPE,
+                         "conv2d: kernel %dx%d with dilation %dx%d is larger than its %dx%d input "
+                         "padded by %dx%d", s->kernel_h, s->kernel_w, s->dilation_h, s->dilation_w,
+                         s->height, s->width, s->pad_h, s->pad_w);
     c->cg = (size_t)(s->channels / s->groups);
     c->og = (size_t)(s->out_channels / s->groups);
     c->x_count = ampi_count4(s->n, s->channels, s->height, s->width);
@@ -3536,7 +3609,8 @@ AMPI_FN amp_result ampi_conv2d_init(ampi_conv2d* c, const amp_conv2d_shape* shap
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
+AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w,
+                                     const amp_exec* exec) {
     ampi_conv2d c;
     amp_result r = ampi_conv2d_init(&c, s, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
@@ -3556,7 +3630,8 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     return ampi_max_size(y, ampi_max_size(dw, dx));
 }
 
-/* planes[N, channels, size] of one group as an operand: run = channel, position = (image, place in the plane). */
+/* planes[N, channels, size] of one group as an operand: run = channel, position = (image, place in the
+   plane). */
 AMPI_FN ampi_image ampi_planes(size_t channels, size_t size) {
     ampi_image g;
     memset(&g, 0, sizeof g);
@@ -3570,7 +3645,8 @@ AMPI_FN ampi_image ampi_planes(size_t channels, size_t size) {
     return g;
 }
 
-/* x as the outputs see it (im2col): run = (channel, kernel row, kernel column), position = (image, output pixel). */
+/* x as the outputs see it (im2col): run = (channel, kernel row, kernel column), position = (image, output
+   pixel). */
 AMPI_FN ampi_image ampi_unfold_input(const ampi_conv2d* c) {
     ampi_image g = ampi_planes((size_t)c->s.channels, c->in_pixels);
     g.kernel_h = (size_t)c->s.kernel_h; g.kernel_w = (size_t)c->s.kernel_w;
@@ -3582,8 +3658,8 @@ AMPI_FN ampi_image ampi_unfold_input(const ampi_conv2d* c) {
     return g;
 }
 
-/* dy as the input's pixels see it: run = (output channel, kernel row, kernel column), position = (image, input pixel);
-   input row i met output row (i + pad - a*dilation) / stride at kernel row a. */
+/* dy as the input's pixels see it: run = (output channel, kernel row, kernel column), position = (image,
+   input pixel); input row i met output row (i + pad - a*dilation) / stride at kernel row a. */
 AMPI_FN ampi_image ampi_unfold_output(const ampi_conv2d* c) {
     ampi_image g = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
     g.kernel_h = (size_t)c->s.kernel_h; g.kernel_w = (size_t)c->s.kernel_w;
@@ -3595,8 +3671,8 @@ AMPI_FN ampi_image ampi_unfold_output(const ampi_conv2d* c) {
     return g;
 }
 
-AMPI_FN ampi_operand ampi_image_operand(const ampi_image* image, const void* data, amp_dtype dtype, size_t offset,
-                                        size_t runs, size_t length, int along_k) {
+AMPI_FN ampi_operand ampi_image_operand(const ampi_image* image, const void* data, amp_dtype dtype,
+                                        size_t offset, size_t runs, size_t length, int along_k) {
     ampi_operand v = ampi_matrix(data, dtype, runs, length, 0, along_k);
     v.offset = offset;
     v.image = image;
@@ -3604,8 +3680,9 @@ AMPI_FN ampi_operand ampi_image_operand(const ampi_image* image, const void* dat
 }
 
 /* y[o, (n,p)] = sum over (c, a, b) ascending of w[o, (c,a,b)] * x unfolded, group by group. */
-AMPI_FN void ampi_conv2d_y(const ampi_conv2d* c, const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                           const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, const amp_exec* exec) {
+AMPI_FN void ampi_conv2d_y(const ampi_conv2d* c, const void* x, amp_dtype x_dtype, const void* w,
+                           amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
+                           const amp_exec* exec) {
     ampi_image unfolded = ampi_unfold_input(c);
     size_t g, depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
     for (g = 0; g < (size_t)c->s.groups; g++) {
@@ -3624,10 +3701,13 @@ AMPI_FN void ampi_conv2d_y(const ampi_conv2d* c, const void* x, amp_dtype x_dtyp
     }
 }
 
-/* dw[o, (c,a,b)] = sum over (n, p) ascending, the whole batch as one long sum, of dy[o, (n,p)] * x unfolded. */
-AMPI_FN void ampi_conv2d_dw(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                            void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
-    ampi_image unfolded = ampi_unfold_input(c), planes = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
+/* dw[o, (c,a,b)] = sum over (n, p) ascending, the whole batch as one long sum, of dy[o, (n,p)] * x
+   unfolded. */
+AMPI_FN void ampi_conv2d_dw(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
+                            amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
+                            const amp_exec* exec) {
+    ampi_image unfolded = ampi_unfold_input(c);
+    ampi_image planes = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
     size_t g, depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
     for (g = 0; g < (size_t)c->s.groups; g++) {
         ampi_product s;
@@ -3640,10 +3720,10 @@ AMPI_FN void ampi_conv2d_dw(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
     }
 }
 
-/* dx[c, (n,q)] = sum over (o, a, b) ascending of w[o,c,a,b] * dy unfolded; each pixel gathers what it gave, so it has
-   one FP32 sum and one rounding. Where no output pixel met (c, a, b), a zero stands for dy. */
-AMPI_FN void ampi_conv2d_dx(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w, amp_dtype w_dtype,
-                            void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+/* dx[c, (n,q)] = sum over (o, a, b) ascending of w[o,c,a,b] * dy unfolded; each pixel gathers what it gave,
+   so it has one FP32 sum and one rounding. Where no output pixel met (c, a, b), a zero stands for dy. */
+AMPI_FN void ampi_conv2d_dx(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
+                            amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
     ampi_image unfolded = ampi_unfold_output(c), kernels = ampi_planes(c->cg, c->taps);
     size_t g, depth = c->og * c->taps, pixels = (size_t)c->s.n * c->in_pixels;
     for (g = 0; g < (size_t)c->s.groups; g++) {
@@ -3658,10 +3738,10 @@ AMPI_FN void ampi_conv2d_dx(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
     }
 }
 
-/* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image; then
-   the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
-AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
-                            int accumulate) {
+/* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
+   then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
+AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db,
+                            amp_dtype db_dtype, int accumulate) {
     int64_t o, outs = c->s.out_channels;
     AMPI_PARALLEL_FOR(c->y_count > 65536)
     for (o = 0; o < outs; o++) {
@@ -3698,8 +3778,8 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
 
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                       void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
-                                       void* db, amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
+                                       void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
+                                       amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
     const amp_logger* logger = ampi_exec_logger(exec);
     ampi_conv2d c;
     amp_result r = ampi_conv2d_init(&c, shape, logger);
@@ -3708,7 +3788,8 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     if (r == AMP_OK && dw) r = ampi_check_tensor(logger, "conv2d backward", "dw", dw, dw_dtype, c.w_count);
     if (r == AMP_OK && dx) r = ampi_check_tensor(logger, "conv2d backward", "w", w, w_dtype, c.w_count);
     if (r == AMP_OK && dx) r = ampi_check_tensor(logger, "conv2d backward", "dx", dx, dx_dtype, c.x_count);
-    if (r == AMP_OK && db) r = ampi_check_tensor(logger, "conv2d backward", "db", db, db_dtype, (size_t)c.s.out_channels);
+    if (r == AMP_OK && db) r = ampi_check_tensor(logger, "conv2d backward", "db", db, db_dtype,
+                                                 (size_t)c.s.out_channels);
     if (r != AMP_OK) return r;
     if (dx) ampi_conv2d_dx(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec);
     if (dw) ampi_conv2d_dw(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec);
@@ -3723,7 +3804,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
 /* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies. Cases are chosen on bits.
    The coefficients are minimax fits (Remez exchange in 40-digit arithmetic on the relative error), rounded to
    float one after the other, the rest being fitted again after each. The errors stated are the largest seen
-   over every float of the range against the double functions of libm, in units of the result's last place. */
+   over every third float of the range against the double functions of libm, in units of the result's last place. */
 
 /* mask is all ones or all zeros: its ones take a, its zeros b. */
 AMPI_INLINE uint32_t ampi_mask(int condition) { return 0u - (uint32_t)condition; }
@@ -3759,8 +3840,8 @@ AMPI_INLINE float ampi_expm1(int hw, float r) {
     p = ampi_fma(hw, p, r, 0.49999994f);
     return ampi_fma(hw, r * r, p, r);
 }
-/* exp(x) for x <= 88. Results below 2^-126, the smallest normal float, are 0: subnormal numbers would cost some
-   processors a hundred cycles each. Error: 1.02. */
+/* exp(x) for x <= 88. Results below 2^-126, the smallest normal float, are 0: subnormal numbers would cost
+   some processors a hundred cycles each. Error: 1.02. */
 AMPI_INLINE float ampi_exp(int hw, float x) {
     float scale, y = 1.0f + ampi_expm1(hw, ampi_exp_reduce(hw, x, &scale));
     return ampi_float(ampi_bits(y * scale) & ~ampi_mask(x < -87.3365402f));
@@ -3778,14 +3859,14 @@ AMPI_INLINE float ampi_tanh(int hw, float x) {
 }
 
 /* 1 / (1 + exp(-x)) in the form that cannot overflow and is accurate in both tails: 1/(1+e) or e/(1+e) with
-   e = exp(-|x|). Error: 2.2. */
+   e = exp(-|x|). Error: 2.41. */
 AMPI_INLINE float ampi_sigmoid(int hw, float x) {
     float e = ampi_exp(hw, -ampi_abs(x));
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), e, 1.0f) / (1.0f + e);
 }
 
 /* log(1 + f) for f in [sqrt(1/2)-1, 1]: with s = f / (2 + f), log(1+f) = 2 atanh(s) = 2s + s^3 P(s^2), and
-   2s = f - s*f, so that f enters exactly and only a correction is rounded. */
+   2s = f - s*f, so that f enters exactly and only a correction is rounded. Error: 1.08. */
 AMPI_INLINE float ampi_log1p(int hw, float f) {
     float s = f / (2.0f + f), z = s * s, p;
     p = ampi_fma(hw, 0.280067801f, z, 0.280030251f);
@@ -3794,7 +3875,7 @@ AMPI_INLINE float ampi_log1p(int hw, float f) {
     return ampi_fma(hw, -s, ampi_fma(hw, -z, p, f), f);
 }
 
-/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. */
+/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. Error: 0.98. */
 AMPI_INLINE float ampi_log(int hw, float x) {
     uint32_t u = ampi_bits(x), small = ampi_mask(u < 0x00800000u), special;
     uint32_t v = ampi_select_bits(small, ampi_bits(x * 33554432.0f), u);
@@ -3811,7 +3892,7 @@ AMPI_INLINE float ampi_log(int hw, float x) {
    The tail Phi(-a), a >= 0, is exp(-a^2/2) * t * P(u), t = 1/(a+4), u = (a-4)*t (the substitution of Shepherd
    and Laframboise 1981 for erfc); P is nearly linear and has no cancellation, so the tail has its relative
    accuracy everywhere. a^2 is formed in two parts, and t and u are corrected by what their rounding left.
-   Beyond 12.9, where the tail leaves the normal floats, it is 0. Error: */
+   Beyond 12.9, where the tail leaves the normal floats, it is 0. Error: 3.6, and 1.2 for the density. */
 AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     float a = ampi_clamp(ampi_abs(x), 12.9f), t = 1.0f / (a + 4.0f), u = (a - 4.0f) * t;
     float square = a * a, rest = ampi_fma(hw, a, a, -square), scale, q, p;
@@ -3834,7 +3915,7 @@ AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
 }
 
 /* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off, which is exact, and the rest, at most an
-   eighth of a turn, goes to the polynomial of the cosine or the sine. */
+   eighth of a turn, goes to the polynomial of the cosine or the sine. Error: 1.57. */
 AMPI_INLINE float ampi_cos_turns(int hw, float u) {
     int32_t q = (int32_t)ampi_fma(hw, 4.0f, u, 0.5f);
     float r = ampi_fma(hw, (float)q, -0.25f, u), z = r * r, c, s;
@@ -3856,13 +3937,13 @@ AMP_DEF float amp_random_normal(uint64_t seed, uint64_t index) {
 }
 
 /* ======================================================================================== */
-/* >>impl-ops (pooling, normalisation, element by element, losses)                            */
+/* >>impl-nn  Pooling, normalisation, element by element, losses.                            */
 /* ======================================================================================== */
 
-/* Every operator walks over its data in tiles of at most AMPI_TILE elements: widen a tile into floats on the
-   stack (or take the operand in place where it is F32), run a kernel over it, narrow it back. The kernels work
-   on AMPI_LANES elements at a time; tiles are filled up with zeros to a multiple of that.
-   Sums use AMPI_LANES double accumulators, element i of a tile going to accumulator i % AMPI_LANES, which are
+/* Every operator walks over its data in tiles of at most AMPI_TILE elements: widen a tile into floats on
+   the stack (or take the operand in place where it is F32), run a kernel over it, narrow it back. The
+   kernels work on AMPI_LANES elements at a time; tiles are filled up with zeros to a multiple of that. Sums
+   use AMPI_LANES double accumulators, element i of a tile going to accumulator i % AMPI_LANES, which are
    added up in one fixed tree; products of two floats are exact in double. */
 enum { AMPI_LANES = 16, AMPI_TILE = 1024 };
 
@@ -3879,8 +3960,8 @@ typedef struct ampi_argument {
 } ampi_argument;
 
 /* Refuses NULL pointers, types that operators do not compute on, and sizes that no memory could hold. */
-AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
-                                       size_t count) {
+AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n,
+                                       const ampi_argument* list, size_t count) {
     const amp_logger* log = ampi_exec_logger(exec);
     size_t i;
     if (n > SIZE_MAX / 16)
@@ -3890,8 +3971,8 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
         if (!p->data && !p->optional && n > 0)
             return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: %s is NULL", op, p->name);
         if (p->data && !ampi_is_compute_dtype(p->dtype))
-            return ampi_fail(log, AMP_ERR_DTYPE, "%s: %s has type %s (%d), which is none of f32, f16, bf16", op,
-                             p->name, amp_dtype_name(p->dtype), (int)p->dtype);
+            return ampi_fail(log, AMP_ERR_DTYPE, "%s: %s has type %s (%d), which is none of f32, f16, bf16",
+                             op, p->name, amp_dtype_name(p->dtype), (int)p->dtype);
     }
     return AMP_OK;
 }
@@ -3922,7 +4003,8 @@ AMPI_FN const float* ampi_view(const void* data, amp_dtype t, size_t i, size_t n
     return tile;
 }
 /* The same where the operand may be missing: every element is `missing` then. */
-AMPI_FN const float* ampi_view_or(const void* data, amp_dtype t, size_t i, size_t n, float* tile, float missing) {
+AMPI_FN const float* ampi_view_or(const void* data, amp_dtype t, size_t i, size_t n, float* tile,
+                                  float missing) {
     size_t l;
     if (data) return ampi_view(data, t, i, n, tile);
     for (l = 0; l < ampi_padded(n); l++) tile[l] = missing;
@@ -3965,7 +4047,8 @@ AMPI_INLINE void ampi_lane_sum_body(int hw, double* acc, const float* x, size_t 
 }
 AMPI_KERNEL(ampi_lane_sum, (double* acc, const float* x, size_t n), acc, x, n)
 
-/* acc[i % LANES] += (x[i] - mean[i % LANES])^2. The difference is rounded to float, so its square is exact. */
+/* acc[i % LANES] += (x[i] - mean[i % LANES])^2. The difference is rounded to float, so its square is
+   exact. */
 AMPI_INLINE double ampi_square_term(float x, double mean) {
     float d = (float)((double)x - mean);
     return (double)d * (double)d;
@@ -4005,16 +4088,17 @@ AMPI_INLINE void ampi_lane_dot_body(int hw, double* sum, double* dot, const floa
     memcpy(sum, a, sizeof a);
     memcpy(dot, b, sizeof b);
 }
-AMPI_KERNEL(ampi_lane_dot, (double* sum, double* dot, const float* g, const float* x, const float* mean, size_t n),
-            sum, dot, g, x, mean, n)
+AMPI_KERNEL(ampi_lane_dot,
+            (double* sum, double* dot, const float* g, const float* x, const float* mean, size_t n), sum,
+            dot, g, x, mean, n)
 
 /* The fixed tree: 16 -> 8 -> 4 -> 2 -> 1. */
 AMPI_FN double ampi_lane_total(const double* acc) {
     double a[AMPI_LANES];
-    size_t half, l;
+    size_t step, l;
     memcpy(a, acc, sizeof a);
-    for (half = AMPI_LANES / 2; half > 0; half /= 2)
-        for (l = 0; l < half; l++) a[l] += a[l + half];
+    for (step = AMPI_LANES / 2; step > 0; step /= 2)
+        for (l = 0; l < step; l++) a[l] += a[l + step];
     return a[0];
 }
 
@@ -4044,15 +4128,18 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     if (!s) return ampi_fail(log, AMP_ERR_ARGUMENT, "pool2d: the shape is NULL");
     if (s->kind != AMP_POOL_MAX && s->kind != AMP_POOL_AVERAGE)
         return ampi_fail(log, AMP_ERR_DESC, "pool2d: kind %d is neither maximum nor average", (int)s->kind);
-    if (s->n < 1 || s->channels < 1 || s->height < 1 || s->width < 1 || (int64_t)s->height * s->width > INT32_MAX)
-        return ampi_fail(log, AMP_ERR_SHAPE, "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31",
-                         s->n, s->channels, s->height, s->width);
+    if (s->n < 1 || s->channels < 1 || s->height < 1 || s->width < 1
+        || (int64_t)s->height * s->width > INT32_MAX)
+        return ampi_fail(log, AMP_ERR_SHAPE,
+                         "pool2d: input %dx%dx%dx%d needs sizes >= 1 and planes below 2^31", s->n,
+                         s->channels, s->height, s->width);
     if (s->kernel_h < 1 || s->kernel_w < 1 || s->stride_h < 0 || s->stride_w < 0)
-        return ampi_fail(log, AMP_ERR_DESC, "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0",
-                         s->kernel_h, s->kernel_w, s->stride_h, s->stride_w);
+        return ampi_fail(log, AMP_ERR_DESC,
+                         "pool2d: kernel %dx%d, stride %dx%d: kernel needs >= 1, stride >= 0", s->kernel_h,
+                         s->kernel_w, s->stride_h, s->stride_w);
     if (s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2 || s->pad_w > s->kernel_w / 2)
-        return ampi_fail(log, AMP_ERR_DESC, "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel", s->pad_h,
-                         s->pad_w, s->kernel_h, s->kernel_w);
+        return ampi_fail(log, AMP_ERR_DESC, "pool2d: padding %dx%d is outside 0..half of the %dx%d kernel",
+                         s->pad_h, s->pad_w, s->kernel_h, s->kernel_w);
     p->max = s->kind == AMP_POOL_MAX;
     p->h = s->height; p->w = s->width;
     p->kh = s->kernel_h; p->kw = s->kernel_w;
@@ -4063,14 +4150,16 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     oh = (int64_t)p->h + 2 * (int64_t)p->ph - p->kh;
     ow = (int64_t)p->w + 2 * (int64_t)p->pw - p->kw;
     if (oh < 0 || ow < 0)
-        return ampi_fail(log, AMP_ERR_SHAPE, "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d",
-                         p->kh, p->kw, p->h, p->w, p->ph, p->pw);
+        return ampi_fail(log, AMP_ERR_SHAPE,
+                         "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", p->kh,
+                         p->kw, p->h, p->w, p->ph, p->pw);
     p->oh = (int)(oh / p->sh) + 1;
     p->ow = (int)(ow / p->sw) + 1;
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w, const amp_exec* exec) {
+AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w,
+                                     const amp_exec* exec) {
     ampi_pool_plan p;
     amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
@@ -4107,7 +4196,8 @@ AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, in
 }
 /* How many pixels of the plane an average divides by. */
 AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
-    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h), columns = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
+    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h),
+              columns = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
     if (!p->exclude_pad) return (float)((double)p->kh * (double)p->kw);
     return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
 }
@@ -4117,7 +4207,8 @@ AMPI_INLINE float ampi_pool_max(float a, float x) {
     return ampi_select(ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a)), x, a);
 }
 /* acc = max(acc, x) or acc + x, over padded rows. */
-AMPI_INLINE void ampi_pool_rows_body(int hw, int max, float* AMPI_RESTRICT acc, const float* AMPI_RESTRICT x, size_t n) {
+AMPI_INLINE void ampi_pool_rows_body(int hw, int max, float* AMPI_RESTRICT acc,
+                                     const float* AMPI_RESTRICT x, size_t n) {
     size_t i, l;
     (void)hw;
     for (i = 0; i < n; i += AMPI_LANES) {
@@ -4127,9 +4218,10 @@ AMPI_INLINE void ampi_pool_rows_body(int hw, int max, float* AMPI_RESTRICT acc, 
 }
 AMPI_KERNEL(ampi_pool_rows, (int max, float* acc, const float* x, size_t n), max, acc, x, n)
 
-/* acc[j] = max(acc[j], x[j*stride]) or the sum, j < n: one column of every window. With stride 1, acc and x are
-   accessible up to a multiple of AMPI_LANES, and what lies there in acc stays as it is. */
-AMPI_INLINE void ampi_pool_columns_loop(int max, float* AMPI_RESTRICT acc, const float* AMPI_RESTRICT x, uint32_t n) {
+/* acc[j] = max(acc[j], x[j*stride]) or the sum, j < n: one column of every window. With stride 1, acc and x
+   are accessible up to a multiple of AMPI_LANES, and what lies there in acc stays as it is. */
+AMPI_INLINE void ampi_pool_columns_loop(int max, float* AMPI_RESTRICT acc, const float* AMPI_RESTRICT x,
+                                        uint32_t n) {
     uint32_t i, l;
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) {
@@ -4137,20 +4229,24 @@ AMPI_INLINE void ampi_pool_columns_loop(int max, float* AMPI_RESTRICT acc, const
             acc[i + l] = ampi_select(ampi_mask(l < n - i), v, acc[i + l]);
         }
 }
-AMPI_INLINE void ampi_pool_columns_body(int hw, int max, float* acc, const float* x, size_t stride, uint32_t n) {
+AMPI_INLINE void ampi_pool_columns_body(int hw, int max, float* acc, const float* x, size_t stride,
+                                        uint32_t n) {
     uint32_t i;
     (void)hw;
     if (stride == 1 && max) ampi_pool_columns_loop(1, acc, x, n);
     else if (stride == 1)   ampi_pool_columns_loop(0, acc, x, n);
     else for (i = 0; i < n; i++) acc[i] = max ? ampi_pool_max(acc[i], x[i * stride]) : acc[i] + x[i * stride];
 }
-AMPI_KERNEL(ampi_pool_columns, (int max, float* acc, const float* x, size_t stride, uint32_t n), max, acc, x, stride, n)
+AMPI_KERNEL(ampi_pool_columns, (int max, float* acc, const float* x, size_t stride, uint32_t n), max, acc,
+            x, stride, n)
 
 enum { AMPI_POOL_BLOCK = 256, AMPI_POOL_BAND = 4096, AMPI_POOL_ROW = AMPI_TILE + 2 * AMPI_LANES };
 
-/* A segment of a row, with room behind it. Windows two pixels apart read every other pixel, so for them the even
-   and the odd pixels are kept side by side, and both strides look like 1. */
-typedef struct ampi_pool_row { float x[AMPI_POOL_ROW], even[AMPI_POOL_ROW / 2], odd[AMPI_POOL_ROW / 2]; } ampi_pool_row;
+/* A segment of a row, with room behind it. Windows two pixels apart read every other pixel, so for them the
+   even and the odd pixels are kept side by side, and both strides look like 1. */
+typedef struct ampi_pool_row {
+    float x[AMPI_POOL_ROW], even[AMPI_POOL_ROW / 2], odd[AMPI_POOL_ROW / 2];
+} ampi_pool_row;
 
 AMPI_INLINE void ampi_pool_split_body(int hw, float* AMPI_RESTRICT even, float* AMPI_RESTRICT odd,
                                       const float* AMPI_RESTRICT x, size_t n) {
@@ -4174,10 +4270,10 @@ AMPI_FN const float* ampi_pool_row_at(const ampi_pool_row* row, int stride, int6
     return stride == 2 ? ((c & 1) ? row->odd : row->even) + c / 2 : row->x + c;
 }
 
-/* Windows [o0, o1) of output row oh, at most AMPI_POOL_BLOCK: first down the columns, where the pixels lie side
-   by side, then along the row. A row too long for a tile is taken in segments. */
-AMPI_FN void ampi_pool_block(const ampi_pool_plan* p, const void* x, amp_dtype xt, size_t plane, int oh, int o0, int o1,
-                             float* acc) {
+/* Windows [o0, o1) of output row oh, at most AMPI_POOL_BLOCK: first down the columns, where the pixels lie
+   side by side, then along the row. A row too long for a tile is taken in segments. */
+AMPI_FN void ampi_pool_block(const ampi_pool_plan* p, const void* x, amp_dtype xt, size_t plane, int oh,
+                             int o0, int o1, float* acc) {
     ampi_pool_row row;
     float tile[AMPI_TILE];
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
@@ -4190,7 +4286,8 @@ AMPI_FN void ampi_pool_block(const ampi_pool_plan* p, const void* x, amp_dtype x
         ampi_load_f32(row.x, x, xt, start + (size_t)rows.first * (size_t)p->w, n);
         memset(row.x + n, 0, AMPI_LANES * sizeof(float));
         for (i = rows.first + 1; i < rows.last; i++)
-            ampi_pool_rows(p->max, row.x, ampi_view(x, xt, start + (size_t)i * (size_t)p->w, n, tile), ampi_padded(n));
+            ampi_pool_rows(p->max, row.x, ampi_view(x, xt, start + (size_t)i * (size_t)p->w, n, tile),
+                           ampi_padded(n));
         ampi_pool_row_done(&row, p->sw, n);
         for (k = 0; k < p->kw; k++) {
             ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, s0, s1);
@@ -4202,7 +4299,80 @@ AMPI_FN void ampi_pool_block(const ampi_pool_plan* p, const void* x, amp_dtype x
     }
 }
 
-AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t plane) {
+/* Small planes, which fit on the stack, are searched pixel by pixel; that is faster where output rows are
+   short. For the search, values become integers of the same order: -0 becomes 0, and every NaN the largest
+   integer. */
+AMPI_FN int ampi_pool_is_small(const ampi_pool_plan* p, int columns) {
+    return p->ow <= columns && p->oh <= columns && p->h <= AMPI_POOL_BAND / p->w;
+}
+enum { AMPI_POOL_SMALL = 64 };
+
+AMPI_INLINE void ampi_pool_keys_body(int hw, int32_t* AMPI_RESTRICT key, const float* AMPI_RESTRICT x,
+                                     size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) {
+            uint32_t b = ampi_bits(x[i + l]), magnitude = b & 0x7fffffffu;
+            uint32_t k = ampi_select_bits(0u - (b >> 31), 0u - magnitude, magnitude);
+            key[i + l] = (int32_t)ampi_select_bits(ampi_mask(magnitude > 0x7f800000u), 0x7fffffffu, k);
+        }
+}
+AMPI_KERNEL(ampi_pool_keys, (int32_t* key, const float* x, size_t n), key, x, n)
+
+/* at[o] = position of the first maximum of each window of a plane. */
+AMPI_FN void ampi_pool_small_argmax(const ampi_pool_plan* p, const float* x, int32_t* at) {
+    int32_t key[AMPI_POOL_BAND];
+    ampi_span columns[AMPI_POOL_SMALL], rows;
+    int oh, ow, i, j;
+    ampi_pool_keys(key, x, ampi_padded((size_t)(p->h * p->w)));
+    for (ow = 0; ow < p->ow; ow++) columns[ow] = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
+    for (oh = 0; oh < p->oh; oh++) {
+        rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+        for (ow = 0; ow < p->ow; ow++) {
+            const ampi_span c = columns[ow];
+            int32_t best = INT32_MIN, place = 0;
+            for (i = rows.first * p->w; i < rows.last * p->w; i += p->w)
+                for (j = i + c.first; j < i + c.last; j++) {
+                    place = key[j] > best ? j : place;
+                    best = key[j] > best ? key[j] : best;
+                }
+            *at++ = place;
+        }
+    }
+}
+
+AMPI_FN void ampi_pool_small_sums(const ampi_pool_plan* p, const float* x, float* y) {
+    int oh, ow, i, j;
+    for (oh = 0; oh < p->oh; oh++) {
+        ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+        for (ow = 0; ow < p->ow; ow++) {
+            ampi_span c = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
+            float sum = 0.0f;
+            for (i = rows.first * p->w; i < rows.last * p->w; i += p->w)
+                for (j = i + c.first; j < i + c.last; j++) sum += x[j];
+            *y++ = sum / ampi_pool_count(p, oh, ow);
+        }
+    }
+}
+
+AMPI_FN void ampi_pool_small_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y,
+                                   amp_dtype yt, size_t plane) {
+    float x_tile[AMPI_POOL_BAND], y_tile[AMPI_POOL_SMALL * AMPI_POOL_SMALL];
+    int32_t at[AMPI_POOL_SMALL * AMPI_POOL_SMALL];
+    size_t n = (size_t)(p->h * p->w), out = (size_t)(p->oh * p->ow), i;
+    const float* v = ampi_view(x, xt, plane * n, n, x_tile);
+    if (p->max) {
+        ampi_pool_small_argmax(p, v, at);
+        for (i = 0; i < out; i++) y_tile[i] = v[at[i]];
+    } else {
+        ampi_pool_small_sums(p, v, y_tile);
+    }
+    ampi_store_f32(y, yt, plane * out, y_tile, out);
+}
+
+AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
+                             size_t plane) {
     float acc[AMPI_POOL_BLOCK + AMPI_LANES];
     size_t x_plane = plane * (size_t)p->h * (size_t)p->w, y_plane = plane * (size_t)p->oh * (size_t)p->ow;
     int oh, o0, i;
@@ -4226,37 +4396,46 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
     if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.planes; i++) ampi_pool_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
+    for (i = 0; i < (int64_t)p.planes; i++) {
+        if (ampi_pool_is_small(&p, AMPI_LANES)) ampi_pool_small_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
+        else ampi_pool_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
+    }
     return AMP_OK;
 }
 
-/* Looks at pixel x[j*stride] of window j < n, whose position is position + j*step: if it is larger than best[j], or
-   the first one (at[j] < 0), best[j] and at[j] become the pixel and its position. Room as in ampi_pool_columns. */
-AMPI_INLINE void ampi_arg_lanes(float* AMPI_RESTRICT best, int32_t* AMPI_RESTRICT at, const float* AMPI_RESTRICT x,
-                                size_t stride, uint32_t position, uint32_t step, uint32_t lanes, uint32_t n) {
+/* Looks at pixel x[j*stride] of window j < n, whose position is position + j*step: if it is larger than
+   best[j], or the first one (at[j] < 0), best[j] and at[j] become the pixel and its position. Room as in
+   ampi_pool_columns. */
+AMPI_INLINE void ampi_arg_lanes(float* AMPI_RESTRICT best, int32_t* AMPI_RESTRICT at,
+                                const float* AMPI_RESTRICT x, size_t stride, uint32_t position,
+                                uint32_t step, uint32_t lanes, uint32_t n) {
     uint32_t l;
     for (l = 0; l < lanes; l++) {
         float v = x[l * stride];
-        uint32_t better = ampi_mask(v > best[l]) | (0u - ((uint32_t)at[l] >> 31)) | (ampi_nan_mask(v) & ~ampi_nan_mask(best[l]));
+        uint32_t better = ampi_mask(v > best[l]) | (0u - ((uint32_t)at[l] >> 31))
+                          | (ampi_nan_mask(v) & ~ampi_nan_mask(best[l]));
         better &= ampi_mask(l < n);
         best[l] = ampi_select(better, v, best[l]);
         at[l] = (int32_t)ampi_select_bits(better, position + l * step, (uint32_t)at[l]);
     }
 }
-AMPI_INLINE void ampi_arg_columns_body(int hw, float* best, int32_t* at, const float* x, size_t stride, uint32_t position,
-                                       uint32_t step, uint32_t n) {
+AMPI_INLINE void ampi_arg_columns_body(int hw, float* best, int32_t* at, const float* x, size_t stride,
+                                       uint32_t position, uint32_t step, uint32_t n) {
     uint32_t i;
     (void)hw;
     if (stride != 1) ampi_arg_lanes(best, at, x, stride, position, step, n, n);
     else for (i = 0; i < n; i += AMPI_LANES)
         ampi_arg_lanes(best + i, at + i, x + i, 1, position + i * step, step, AMPI_LANES, n - i);
 }
-AMPI_KERNEL(ampi_arg_columns, (float* best, int32_t* at, const float* x, size_t stride, uint32_t position, uint32_t step,
-                               uint32_t n), best, at, x, stride, position, step, n)
+AMPI_KERNEL(ampi_arg_columns,
+            (float* best, int32_t* at, const float* x, size_t stride, uint32_t position, uint32_t step,
+             uint32_t n),
+            best, at, x, stride, position, step, n)
 
-/* Positions (row * w + column) of the first maximum in windows [o0, o1) of output row oh, searched row by row. */
-AMPI_FN void ampi_pool_argmax(const ampi_pool_plan* p, const void* x, amp_dtype xt, size_t plane, int oh, int o0, int o1,
-                              int32_t* at) {
+/* Positions (row * w + column) of the first maximum in windows [o0, o1) of output row oh, searched row by
+   row. */
+AMPI_FN void ampi_pool_argmax(const ampi_pool_plan* p, const void* x, amp_dtype xt, size_t plane, int oh,
+                              int o0, int o1, int32_t* at) {
     ampi_pool_row row;
     float best[AMPI_POOL_BLOCK + AMPI_LANES];
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
@@ -4272,20 +4451,21 @@ AMPI_FN void ampi_pool_argmax(const ampi_pool_plan* p, const void* x, amp_dtype 
                 ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, s0, s1);
                 int64_t c = (int64_t)o.first * p->sw - p->pw + k;
                 if (o.first < o.last)
-                    ampi_arg_columns(best + (o.first - o0), at + (o.first - o0), ampi_pool_row_at(&row, p->sw, c - s0),
-                                     p->sw == 2 ? 1 : (size_t)p->sw, (uint32_t)(i * p->w + c), (uint32_t)p->sw,
+                    ampi_arg_columns(best + (o.first - o0), at + (o.first - o0),
+                                     ampi_pool_row_at(&row, p->sw, c - s0), p->sw == 2 ? 1 : (size_t)p->sw,
+                                     (uint32_t)(i * p->w + c), (uint32_t)p->sw,
                                      (uint32_t)(o.last - o.first));
             }
         }
 }
 
-/* A part of a plane whose gradient is summed on the stack: rows [r0, r1), columns [c0, c1). It is whole rows or a
-   part of one row. */
+/* A part of a plane whose gradient is summed on the stack: rows [r0, r1), columns [c0, c1). It is whole
+   rows or a part of one row. */
 typedef struct ampi_pool_band { int r0, r1, c0, c1; } ampi_pool_band;
 
 /* Adds g[j] where at[j] lies in the band, whose pixels are consecutive in the plane. */
-AMPI_FN void ampi_pool_spread_max(const ampi_pool_plan* p, const ampi_pool_band* b, const int32_t* at, const float* g,
-                                  int n, float* acc) {
+AMPI_FN void ampi_pool_spread_max(const ampi_pool_plan* p, const ampi_pool_band* b, const int32_t* at,
+                                  const float* g, int n, float* acc) {
     int32_t first = b->r0 * p->w + b->c0;
     uint32_t size = (uint32_t)((b->r1 - b->r0) * (b->c1 - b->c0)), i;
     int j;
@@ -4295,9 +4475,10 @@ AMPI_FN void ampi_pool_spread_max(const ampi_pool_plan* p, const ampi_pool_band*
     }
 }
 
-/* Adds g / count to every pixel of its window: along one row first, then that row to all rows of the windows. */
-AMPI_FN void ampi_pool_spread_average(const ampi_pool_plan* p, const ampi_pool_band* b, int oh, int o0, int o1,
-                                      float* g, float* acc) {
+/* Adds g / count to every pixel of its window: along one row first, then that row to all rows of the
+   windows. */
+AMPI_FN void ampi_pool_spread_average(const ampi_pool_plan* p, const ampi_pool_band* b, int oh, int o0,
+                                      int o1, float* g, float* acc) {
     float line[AMPI_POOL_BAND];
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
     int width = b->c1 - b->c0, i, j, k;
@@ -4312,8 +4493,9 @@ AMPI_FN void ampi_pool_spread_average(const ampi_pool_plan* p, const ampi_pool_b
         for (j = 0; j < width; j++) acc[(i - b->r0) * width + j] += line[j];
 }
 
-AMPI_FN void ampi_pool_band_backward(const ampi_pool_plan* p, const ampi_pool_band* b, const void* dy, amp_dtype dyt,
-                                     const void* x, amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
+AMPI_FN void ampi_pool_band_backward(const ampi_pool_plan* p, const ampi_pool_band* b, const void* dy,
+                                     amp_dtype dyt, const void* x, amp_dtype xt, void* dx, amp_dtype dxt,
+                                     size_t plane) {
     float acc[AMPI_POOL_BAND], g[AMPI_POOL_BLOCK];
     int32_t at[AMPI_POOL_BLOCK + AMPI_LANES];
     size_t x_plane = plane * (size_t)p->h * (size_t)p->w, y_plane = plane * (size_t)p->oh * (size_t)p->ow;
@@ -4350,8 +4532,39 @@ AMPI_FN void ampi_pool_plane_backward(const ampi_pool_plan* p, const void* dy, a
         }
 }
 
-AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype, const void* x,
-                                       amp_dtype x_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+AMPI_FN void ampi_pool_small_spread(const ampi_pool_plan* p, const float* g, float* acc) {
+    int oh, ow, i, j;
+    for (oh = 0; oh < p->oh; oh++) {
+        ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+        for (ow = 0; ow < p->ow; ow++, g++) {
+            ampi_span c = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
+            float part = *g / ampi_pool_count(p, oh, ow);
+            for (i = rows.first * p->w; i < rows.last * p->w; i += p->w)
+                for (j = i + c.first; j < i + c.last; j++) acc[j] += part;
+        }
+    }
+}
+
+AMPI_FN void ampi_pool_small_plane_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt,
+                                            const void* x, amp_dtype xt, void* dx, amp_dtype dxt,
+                                            size_t plane) {
+    float x_tile[AMPI_POOL_BAND], g_tile[AMPI_POOL_SMALL * AMPI_POOL_SMALL], acc[AMPI_POOL_BAND];
+    int32_t at[AMPI_POOL_SMALL * AMPI_POOL_SMALL];
+    size_t n = (size_t)(p->h * p->w), out = (size_t)(p->oh * p->ow), i;
+    const float* g = ampi_view(dy, dyt, plane * out, out, g_tile);
+    memset(acc, 0, n * sizeof(float));
+    if (p->max) {
+        ampi_pool_small_argmax(p, ampi_view(x, xt, plane * n, n, x_tile), at);
+        for (i = 0; i < out; i++) acc[at[i]] += g[i];
+    } else {
+        ampi_pool_small_spread(p, g, acc);
+    }
+    ampi_store_f32(dx, dxt, plane * n, acc, n);
+}
+
+AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
+                                       const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
+                                       const amp_exec* exec) {
     const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "dx", dx, dx_dtype, 1 },
                                   { "x", x, x_dtype, !s || s->kind == AMP_POOL_AVERAGE } };
     ampi_pool_plan p;
@@ -4362,16 +4575,20 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
     if ((r = AMPI_CHECK(exec, "pool2d backward", n, list)) != AMP_OK || !dx) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.planes; i++)
-        ampi_pool_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
+    for (i = 0; i < (int64_t)p.planes; i++) {
+        if (ampi_pool_is_small(&p, p.max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES))
+            ampi_pool_small_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
+        else
+            ampi_pool_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
+    }
     return AMP_OK;
 }
 
 /* --- batch norm -------------------------------------------------------------------------- */
 
-/* Lanes carry pixels of one channel, or, where a channel has one pixel, 16 channels side by side: either way a
-   group of lanes has its statistics in arrays of 16. A step fills a tile: 64 rows of 16 channels, or as many
-   planes of the channel as fit, or a part of one plane. */
+/* Lanes carry pixels of one channel, or, where a channel has one pixel, 16 channels side by side: either
+   way a group of lanes has its statistics in arrays of 16. A step fills a tile: 64 rows of 16 channels, or
+   as many planes of the channel as fit, or a part of one plane. */
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;
     size_t groups, per_group;        /* groups of channels, channels in one */
@@ -4384,26 +4601,31 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     memset(p, 0, sizeof *p);
     if (!s) return ampi_fail(log, AMP_ERR_ARGUMENT, "batch norm: the shape is NULL");
     if (s->n < 1 || s->channels < 1 || s->spatial < 1)
-        return ampi_fail(log, AMP_ERR_SHAPE, "batch norm: input %dx%dx%d needs sizes >= 1", s->n, s->channels, s->spatial);
+        return ampi_fail(log, AMP_ERR_SHAPE, "batch norm: input %dx%dx%d needs sizes >= 1", s->n,
+                         s->channels, s->spatial);
     if (training && s->n == 1 && s->spatial == 1)
-        return ampi_fail(log, AMP_ERR_SHAPE, "batch norm: training needs more than one value per channel, not 1x%dx1",
+        return ampi_fail(log, AMP_ERR_SHAPE,
+                         "batch norm: training needs more than one value per channel, not 1x%dx1",
                          s->channels);
     p->eps = s->eps == 0.0f ? 1e-5f : s->eps;
     p->momentum = ampi_default_float(s->momentum, 0.1f);
     if (!(p->eps > 0.0f) || !(p->momentum >= 0.0f && p->momentum <= 1.0f))
-        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g needs > 0, momentum %g needs 0..1", (double)s->eps,
-                         (double)s->momentum);
+        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g needs > 0, momentum %g needs 0..1",
+                         (double)s->eps, (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
     p->per_group = p->spatial == 1 ? (size_t)AMPI_LANES : 1;
     p->groups = (p->channels + p->per_group - 1) / p->per_group;
-    p->planes = p->spatial == 1 ? AMPI_TILE / AMPI_LANES : p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
+    p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
+    if (p->spatial == 1) p->planes = AMPI_TILE / AMPI_LANES;
     p->parts = (p->spatial + AMPI_TILE - 1) / AMPI_TILE;
     p->steps = (p->n + p->planes - 1) / p->planes * p->parts;
     return AMP_OK;
 }
 
-/* Piece i of a step: `length` elements at `offset` of the tensor belong at `at` of the tile. 0 = no such piece. */
-AMPI_FN size_t ampi_bn_piece(const ampi_bn_plan* p, size_t group, size_t step, size_t i, size_t* offset, size_t* at) {
+/* Piece i of a step: `length` elements at `offset` of the tensor belong at `at` of the tile. 0 = no such
+   piece. */
+AMPI_FN size_t ampi_bn_piece(const ampi_bn_plan* p, size_t group, size_t step, size_t i, size_t* offset,
+                             size_t* at) {
     size_t image = step / p->parts * p->planes + i, start = step % p->parts * AMPI_TILE;
     if (i >= p->planes || image >= p->n) return 0;
     *offset = (image * p->channels + group * p->per_group) * p->spatial + start;
@@ -4412,7 +4634,8 @@ AMPI_FN size_t ampi_bn_piece(const ampi_bn_plan* p, size_t group, size_t step, s
                            : ampi_min_size(p->spatial - start, AMPI_TILE);
 }
 /* Returns the number of elements in the tile. */
-AMPI_FN size_t ampi_bn_load(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step, float* tile) {
+AMPI_FN size_t ampi_bn_load(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step,
+                            float* tile) {
     size_t i, offset, at, length, n = 0;
     for (i = 0; (length = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++) {
         if (length == AMPI_LANES && ampi_dtype(t) == AMP_F32)
@@ -4427,7 +4650,8 @@ AMPI_FN size_t ampi_bn_load(const ampi_bn_plan* p, const void* x, amp_dtype t, s
     memset(tile + n, 0, (ampi_padded(n) - n) * sizeof(float));
     return n;
 }
-AMPI_FN void ampi_bn_store(const ampi_bn_plan* p, void* y, amp_dtype t, size_t group, size_t step, const float* tile) {
+AMPI_FN void ampi_bn_store(const ampi_bn_plan* p, void* y, amp_dtype t, size_t group, size_t step,
+                           const float* tile) {
     size_t i, offset, at, length;
     for (i = 0; (length = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
         if (length == AMPI_LANES && ampi_dtype(t) == AMP_F32)
@@ -4443,7 +4667,8 @@ AMPI_FN void ampi_bn_combine(const ampi_bn_plan* p, double* acc) {
     for (l = 0; p->spatial > 1 && l < AMPI_LANES; l++) acc[l] = total;
 }
 /* What lane l reads of a per-channel array, or `missing` beyond the last channel. */
-AMPI_FN float ampi_bn_lane(const ampi_bn_plan* p, const void* data, amp_dtype t, size_t group, size_t l, float missing) {
+AMPI_FN float ampi_bn_lane(const ampi_bn_plan* p, const void* data, amp_dtype t, size_t group, size_t l,
+                           float missing) {
     size_t c = group * p->per_group + (p->spatial == 1 ? l : 0);
     return c < p->channels ? ampi_load_one(data, t, c, missing) : missing;
 }
@@ -4480,8 +4705,9 @@ AMPI_FN void ampi_bn_run(float* running, size_t c, float momentum, float value) 
     if (running) running[c] = ampi_fma(AMPI_FMA_NATIVE, momentum, value, (1.0f - momentum) * running[c]);
 }
 
-AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, float* running_mean,
-                           float* running_var, float* save_mean, float* save_invstd, ampi_bn_stats* stats) {
+AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group,
+                           float* running_mean, float* running_var, float* save_mean, float* save_invstd,
+                           ampi_bn_stats* stats) {
     double mean[AMPI_LANES], squares[AMPI_LANES], count = (double)p->n * (double)p->spatial;
     size_t l, width = ampi_bn_width(p, group);
     ampi_bn_measure(p, x, xt, group, mean, squares);
@@ -4499,8 +4725,9 @@ AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, s
     }
 }
 
-AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* running_mean, const float* running_var,
-                              float* save_mean, float* save_invstd, ampi_bn_stats* stats) {
+AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* running_mean,
+                              const float* running_var, float* save_mean, float* save_invstd,
+                              ampi_bn_stats* stats) {
     size_t l, width = ampi_bn_width(p, group);
     for (l = 0; l < AMPI_LANES; l++) {
         float variance = ampi_bn_lane(p, running_var, AMP_F32, group, l, 1.0f);
@@ -4514,8 +4741,8 @@ AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* 
 }
 
 /* t = (t - mean) * invstd * gamma + beta by lanes. */
-AMPI_INLINE void ampi_bn_apply_body(int hw, float* t, const ampi_bn_stats* stats, const float* gamma, const float* beta,
-                                    size_t n) {
+AMPI_INLINE void ampi_bn_apply_body(int hw, float* t, const ampi_bn_stats* stats, const float* gamma,
+                                    const float* beta, size_t n) {
     float m[AMPI_LANES], s[AMPI_LANES], g[AMPI_LANES], b[AMPI_LANES];
     size_t i, l;
     memcpy(m, stats->mean, sizeof m);
@@ -4525,17 +4752,23 @@ AMPI_INLINE void ampi_bn_apply_body(int hw, float* t, const ampi_bn_stats* stats
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) t[i + l] = ampi_fma(hw, (t[i + l] - m[l]) * s[l], g[l], b[l]);
 }
-AMPI_KERNEL(ampi_bn_apply, (float* t, const ampi_bn_stats* stats, const float* gamma, const float* beta, size_t n),
-            t, stats, gamma, beta, n)
+AMPI_KERNEL(ampi_bn_apply,
+            (float* t, const ampi_bn_stats* stats, const float* gamma, const float* beta, size_t n), t,
+            stats, gamma, beta, n)
 
-AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x, amp_dtype x_dtype,
-                                          const void* gamma, const void* beta, amp_dtype param_dtype,
-                                          float* running_mean, float* running_var, float* save_mean, float* save_invstd,
-                                          void* y, amp_dtype y_dtype, const amp_exec* exec) {
-    const ampi_argument list[] = {
-        { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 }, { "gamma", gamma, param_dtype, 1 }, { "beta", beta, param_dtype, 1 },
-        { "running_mean", running_mean, AMP_F32, training != 0 }, { "running_var", running_var, AMP_F32, training != 0 },
-        { "save_mean", save_mean, AMP_F32, !training }, { "save_invstd", save_invstd, AMP_F32, !training } };
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
+                                          amp_dtype x_dtype, const void* gamma, const void* beta,
+                                          amp_dtype param_dtype, float* running_mean, float* running_var,
+                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
+                                          const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 },
+                                   { "y", y, y_dtype, 0 },
+                                   { "gamma", gamma, param_dtype, 1 },
+                                   { "beta", beta, param_dtype, 1 },
+                                   { "running_mean", running_mean, AMP_F32, training != 0 },
+                                   { "running_var", running_var, AMP_F32, training != 0 },
+                                   { "save_mean", save_mean, AMP_F32, !training },
+                                   { "save_invstd", save_invstd, AMP_F32, !training } };
     ampi_bn_plan p;
     size_t n;
     int64_t i;
@@ -4548,7 +4781,8 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
         float tile[AMPI_TILE], g[AMPI_LANES], b[AMPI_LANES];
         ampi_bn_stats stats;
         size_t group = (size_t)i, step, l;
-        if (training) ampi_bn_train(&p, x, x_dtype, group, running_mean, running_var, save_mean, save_invstd, &stats);
+        if (training)
+            ampi_bn_train(&p, x, x_dtype, group, running_mean, running_var, save_mean, save_invstd, &stats);
         else          ampi_bn_evaluate(&p, group, running_mean, running_var, save_mean, save_invstd, &stats);
         for (l = 0; l < AMPI_LANES; l++) {
             g[l] = ampi_bn_lane(&p, gamma, param_dtype, group, l, 1.0f);
@@ -4566,7 +4800,9 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
 /* The backward pass of a norm over M values, xhat = (x - mean) * invstd, g = dy * gamma:
      dx = invstd * (g - sum(g)/M - xhat * sum(g*xhat)/M),  dgamma = sum(dy*xhat),  dbeta = sum(dy).
    Here, by lanes: g = dy * scale, dx = (dy - a - (x - mean) * b) * k. */
-typedef struct ampi_bn_slope { float mean[AMPI_LANES], a[AMPI_LANES], b[AMPI_LANES], k[AMPI_LANES]; } ampi_bn_slope;
+typedef struct ampi_bn_slope {
+    float mean[AMPI_LANES], a[AMPI_LANES], b[AMPI_LANES], k[AMPI_LANES];
+} ampi_bn_slope;
 
 AMPI_INLINE void ampi_bn_dx_body(int hw, float* AMPI_RESTRICT t, const float* AMPI_RESTRICT x,
                                  const ampi_bn_slope* slope, size_t n) {
@@ -4579,9 +4815,10 @@ AMPI_INLINE void ampi_bn_dx_body(int hw, float* AMPI_RESTRICT t, const float* AM
 AMPI_KERNEL(ampi_bn_dx, (float* t, const float* x, const ampi_bn_slope* slope, size_t n), t, x, slope, n)
 
 /* The two sums of one group, and with them dgamma, dbeta and the slope. */
-AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void* dy, amp_dtype dyt, const void* x,
-                                amp_dtype xt, const float* save_mean, const float* save_invstd, const void* gamma,
-                                amp_dtype pt, ampi_bn_slope* q, double* sum, double* dot) {
+AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void* dy, amp_dtype dyt,
+                                const void* x, amp_dtype xt, const float* save_mean,
+                                const float* save_invstd, const void* gamma, amp_dtype pt, ampi_bn_slope* q,
+                                double* sum, double* dot) {
     float tile[AMPI_TILE], x_tile[AMPI_TILE];
     double count = (double)p->n * (double)p->spatial;
     size_t step, l, n;
@@ -4604,15 +4841,20 @@ AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void*
     }
 }
 
-AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dy_dtype,
-                                           const void* x, amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
-                                           const float* save_mean, const float* save_invstd, void* dx,
-                                           amp_dtype dx_dtype, void* dgamma, void* dbeta, amp_dtype dparam_dtype,
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
+                                           amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
+                                           const float* save_invstd, void* dx, amp_dtype dx_dtype,
+                                           void* dgamma, void* dbeta, amp_dtype dparam_dtype,
                                            int accumulate, const amp_exec* exec) {
-    const ampi_argument list[] = {
-        { "dy", dy, dy_dtype, 0 }, { "x", x, x_dtype, 0 }, { "gamma", gamma, param_dtype, 1 }, { "dx", dx, dx_dtype, 1 },
-        { "save_mean", save_mean, AMP_F32, 0 }, { "save_invstd", save_invstd, AMP_F32, 0 },
-        { "dgamma", dgamma, dparam_dtype, 1 }, { "dbeta", dbeta, dparam_dtype, 1 } };
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
+                                   { "x", x, x_dtype, 0 },
+                                   { "gamma", gamma, param_dtype, 1 },
+                                   { "dx", dx, dx_dtype, 1 },
+                                   { "save_mean", save_mean, AMP_F32, 0 },
+                                   { "save_invstd", save_invstd, AMP_F32, 0 },
+                                   { "dgamma", dgamma, dparam_dtype, 1 },
+                                   { "dbeta", dbeta, dparam_dtype, 1 } };
     ampi_bn_plan p;
     size_t n;
     int64_t i;
@@ -4626,7 +4868,8 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
         double sum[AMPI_LANES], dot[AMPI_LANES];
         ampi_bn_slope slope;
         size_t group = (size_t)i, step, l, width = ampi_bn_width(&p, group);
-        ampi_bn_slope_make(&p, group, dy, dy_dtype, x, x_dtype, save_mean, save_invstd, gamma, param_dtype, &slope, sum, dot);
+        ampi_bn_slope_make(&p, group, dy, dy_dtype, x, x_dtype, save_mean, save_invstd, gamma, param_dtype,
+                           &slope, sum, dot);
         for (step = 0; dx && step < p.steps; step++) {
             size_t length = ampi_bn_load(&p, dy, dy_dtype, group, step, tile);
             ampi_bn_load(&p, x, x_dtype, group, step, x_tile);
@@ -4644,7 +4887,8 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 /* --- layer norm -------------------------------------------------------------------------- */
 
 /* Mean and 1/sqrt(variance + eps) of one row, in two passes. */
-AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d, double eps, float* mean, float* invstd) {
+AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d, double eps, float* mean,
+                             float* invstd) {
     float tile[AMPI_TILE];
     double acc[AMPI_LANES], m[AMPI_LANES], value;
     const float* v = NULL;
@@ -4668,28 +4912,35 @@ AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d
 }
 
 /* y = (x - mean) * invstd * gamma + beta along a row. */
-AMPI_INLINE void ampi_ln_apply_body(int hw, float* y, const float* x, const float* gamma, const float* beta, float mean,
-                                    float invstd, size_t n) {
+AMPI_INLINE void ampi_ln_apply_body(int hw, float* y, const float* x, const float* gamma, const float* beta,
+                                    float mean, float invstd, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, (x[i + l] - mean) * invstd, gamma[i + l], beta[i + l]);
+        for (l = 0; l < AMPI_LANES; l++)
+            v[l] = ampi_fma(hw, (x[i + l] - mean) * invstd, gamma[i + l], beta[i + l]);
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_ln_apply, (float* y, const float* x, const float* gamma, const float* beta, float mean, float invstd,
-                            size_t n), y, x, gamma, beta, mean, invstd, n)
+AMPI_KERNEL(ampi_ln_apply,
+            (float* y, const float* x, const float* gamma, const float* beta, float mean, float invstd,
+             size_t n),
+            y, x, gamma, beta, mean, invstd, n)
 
-AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
-                                          amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd,
-                                          void* y, amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 }, { "gamma", gamma, param_dtype, 1 },
-                                  { "beta", beta, param_dtype, 1 } };
+AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
+                                          const void* beta, amp_dtype param_dtype, float eps,
+                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
+                                          size_t rows, size_t d, const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 },
+                                   { "y", y, y_dtype, 0 },
+                                   { "gamma", gamma, param_dtype, 1 },
+                                   { "beta", beta, param_dtype, 1 } };
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "layer norm", ampi_area(rows, d), list);
     if (r != AMP_OK) return r;
     if (rows < 1 || d < 1)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "layer norm: input %zux%zu needs sizes >= 1", rows, d);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
+                         "layer norm: input %zux%zu needs sizes >= 1", rows, d);
     eps = eps == 0.0f ? 1e-5f : eps;
     if (!(eps > 0.0f))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g needs > 0", (double)eps);
@@ -4702,8 +4953,10 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
             float* v;
             n = ampi_tile_size(d, i);
             v = ampi_open(y, y_dtype, start + i, n, y_tile);
-            ampi_ln_apply(v, ampi_view(x, x_dtype, start + i, n, x_tile), ampi_view_or(gamma, param_dtype, i, n, g_tile, 1.0f),
-                          ampi_view_or(beta, param_dtype, i, n, b_tile, 0.0f), mean, invstd, ampi_padded(n));
+            ampi_ln_apply(v, ampi_view(x, x_dtype, start + i, n, x_tile),
+                          ampi_view_or(gamma, param_dtype, i, n, g_tile, 1.0f),
+                          ampi_view_or(beta, param_dtype, i, n, b_tile, 0.0f), mean, invstd,
+                          ampi_padded(n));
             ampi_close(y, y_dtype, start + i, n, v);
         }
         ampi_store_one(save_mean, AMP_F32, (size_t)row, mean, 0);
@@ -4725,8 +4978,8 @@ AMPI_INLINE void ampi_multiply_body(int hw, float* y, const float* x, const floa
 AMPI_KERNEL(ampi_multiply, (float* y, const float* x, const float* gamma, size_t n), y, x, gamma, n)
 
 /* dx = (dy * gamma - a - (x - mean) * b) * invstd along a row. */
-AMPI_INLINE void ampi_ln_dx_body(int hw, float* dx, const float* dy, const float* x, const float* gamma, float mean,
-                                 float a, float b, float invstd, size_t n) {
+AMPI_INLINE void ampi_ln_dx_body(int hw, float* dx, const float* dy, const float* x, const float* gamma,
+                                 float mean, float a, float b, float invstd, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float v[AMPI_LANES];
@@ -4735,8 +4988,10 @@ AMPI_INLINE void ampi_ln_dx_body(int hw, float* dx, const float* dy, const float
         memcpy(dx + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_ln_dx, (float* dx, const float* dy, const float* x, const float* gamma, float mean, float a, float b,
-                         float invstd, size_t n), dx, dy, x, gamma, mean, a, b, invstd, n)
+AMPI_KERNEL(ampi_ln_dx,
+            (float* dx, const float* dy, const float* x, const float* gamma, float mean, float a, float b,
+             float invstd, size_t n),
+            dx, dy, x, gamma, mean, a, b, invstd, n)
 
 typedef struct ampi_ln_backward {
     const void *dy, *x, *gamma;
@@ -4746,7 +5001,8 @@ typedef struct ampi_ln_backward {
 } ampi_ln_backward;
 
 AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* dx, amp_dtype dxt) {
-    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], mean[AMPI_LANES], invstd = q->invstd[row], a, b;
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], mean[AMPI_LANES],
+        invstd = q->invstd[row], a, b;
     double sum[AMPI_LANES], dot[AMPI_LANES];
     size_t start = row * q->d, i, n, l;
     memset(sum, 0, sizeof sum);
@@ -4764,8 +5020,10 @@ AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* d
         float* v;
         n = ampi_tile_size(q->d, i);
         v = ampi_open(dx, dxt, start + i, n, dy_tile);
-        ampi_ln_dx(v, ampi_view(q->dy, q->dyt, start + i, n, dy_tile), ampi_view(q->x, q->xt, start + i, n, x_tile),
-                   ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f), mean[0], a, b, invstd, ampi_padded(n));
+        ampi_ln_dx(v, ampi_view(q->dy, q->dyt, start + i, n, dy_tile),
+                   ampi_view(q->x, q->xt, start + i, n, x_tile),
+                   ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f), mean[0], a, b, invstd,
+                   ampi_padded(n));
         ampi_close(dx, dxt, start + i, n, v);
     }
 }
@@ -4783,14 +5041,15 @@ AMPI_INLINE void ampi_ln_columns_body(int hw, double* AMPI_RESTRICT dg, double* 
             dg[i + l] += (double)dy[i + l] * (double)xhat;
         }
 }
-AMPI_KERNEL(ampi_ln_columns, (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n),
+AMPI_KERNEL(ampi_ln_columns,
+            (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n),
             dg, db, dy, x, mean, invstd, n)
 
 enum { AMPI_LN_COLUMNS = 128 };
 
 /* dgamma and dbeta of columns [start, start + n): down the rows, in their order. */
-AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, void* dgamma, void* dbeta, amp_dtype dpt,
-                                     int accumulate) {
+AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, void* dgamma, void* dbeta,
+                                     amp_dtype dpt, int accumulate) {
     double dg[AMPI_LN_COLUMNS], db[AMPI_LN_COLUMNS];
     float dy_tile[AMPI_LN_COLUMNS], x_tile[AMPI_LN_COLUMNS];
     size_t n = ampi_min_size(q->d - start, AMPI_LN_COLUMNS), row, i;
@@ -4798,28 +5057,35 @@ AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, vo
     memset(db, 0, sizeof db);
     for (row = 0; row < q->rows; row++)
         ampi_ln_columns(dg, db, ampi_view(q->dy, q->dyt, row * q->d + start, n, dy_tile),
-                        ampi_view(q->x, q->xt, row * q->d + start, n, x_tile), q->mean[row], q->invstd[row], ampi_padded(n));
+                        ampi_view(q->x, q->xt, row * q->d + start, n, x_tile), q->mean[row], q->invstd[row],
+                        ampi_padded(n));
     for (i = 0; i < n; i++) {
         ampi_store_one(dgamma, dpt, start + i, (float)dg[i], accumulate);
         ampi_store_one(dbeta, dpt, start + i, (float)db[i], accumulate);
     }
 }
 
-AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
-                                           const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma,
-                                           void* dbeta, amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
+AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+                                           amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
+                                           const float* save_mean, const float* save_invstd, void* dx,
+                                           amp_dtype dx_dtype, void* dgamma, void* dbeta,
+                                           amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
                                            const amp_exec* exec) {
-    const ampi_argument list[] = {
-        { "dy", dy, dy_dtype, 0 }, { "x", x, x_dtype, 0 }, { "gamma", gamma, param_dtype, 1 }, { "dx", dx, dx_dtype, 1 },
-        { "save_mean", save_mean, AMP_F32, 0 }, { "save_invstd", save_invstd, AMP_F32, 0 },
-        { "dgamma", dgamma, dparam_dtype, 1 }, { "dbeta", dbeta, dparam_dtype, 1 } };
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
+                                   { "x", x, x_dtype, 0 },
+                                   { "gamma", gamma, param_dtype, 1 },
+                                   { "dx", dx, dx_dtype, 1 },
+                                   { "save_mean", save_mean, AMP_F32, 0 },
+                                   { "save_invstd", save_invstd, AMP_F32, 0 },
+                                   { "dgamma", dgamma, dparam_dtype, 1 },
+                                   { "dbeta", dbeta, dparam_dtype, 1 } };
     ampi_ln_backward q;
     int64_t i, blocks = (int64_t)((d + AMPI_LN_COLUMNS - 1) / AMPI_LN_COLUMNS);
     amp_result r = AMPI_CHECK(exec, "layer norm backward", ampi_area(rows, d), list);
     if (r != AMP_OK) return r;
     if (rows < 1 || d < 1)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "layer norm backward: %zux%zu needs sizes >= 1", rows, d);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
+                         "layer norm backward: %zux%zu needs sizes >= 1", rows, d);
     q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
     q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
     if (dgamma || dbeta) {
@@ -4835,7 +5101,8 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
 
 /* --- activations ------------------------------------------------------------------------- */
 
-/* sqrt(2/pi) * (x + 0.044715 x^3) * 2: GELU_TANH is x * sigmoid of this, as (1 + tanh(u)) / 2 = sigmoid(2u). */
+/* sqrt(2/pi) * (x + 0.044715 x^3) * 2: GELU_TANH is x * sigmoid of this, as (1 + tanh(u)) / 2 =
+   sigmoid(2u). */
 #define AMPI_GELU_C0 1.59576912f     /* 2 * sqrt(2/pi) */
 #define AMPI_GELU_C1 0.0713548163f   /* C0 * 0.044715  */
 
@@ -4863,9 +5130,10 @@ AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
 AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     float c = ampi_clamp(x, 16.0f), square = c * c;
     float z = c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0), slope;
-    float tail = ampi_sigmoid(hw, -ampi_abs(z));    /* the smaller of s and 1-s, so that s*(1-s) is accurate */
+    float tail = ampi_sigmoid(hw, -ampi_abs(z)); /* the smaller of s and 1-s, so that s*(1-s) is accurate */
     slope = ampi_fma(hw, 3.0f * AMPI_GELU_C1, square, AMPI_GELU_C0);
-    return ampi_fma(hw, c * (tail * (1.0f - tail)), slope, ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
+    return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
+                    ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
 }
 AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy, float s) {
     uint32_t u = ampi_bits(s), pass;
@@ -4900,7 +5168,8 @@ AMPI_INLINE void ampi_activation_body(int hw, amp_activation f, float* y, const 
 }
 AMPI_KERNEL(ampi_activation, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
 
-AMPI_INLINE void ampi_activation_slope_loop(int hw, amp_activation f, float* dx, const float* dy, const float* s, size_t n) {
+AMPI_INLINE void ampi_activation_slope_loop(int hw, amp_activation f, float* dx, const float* dy,
+                                            const float* s, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float v[AMPI_LANES];
@@ -4908,7 +5177,8 @@ AMPI_INLINE void ampi_activation_slope_loop(int hw, amp_activation f, float* dx,
         memcpy(dx + i, v, sizeof v);
     }
 }
-AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx, const float* dy, const float* s, size_t n) {
+AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx, const float* dy,
+                                            const float* s, size_t n) {
     switch (f) {
         case AMP_GELU: ampi_activation_slope_loop(hw, AMP_GELU, dx, dy, s, n); break;
         case AMP_GELU_TANH: ampi_activation_slope_loop(hw, AMP_GELU_TANH, dx, dy, s, n); break;
@@ -4917,15 +5187,16 @@ AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx,
         default: ampi_activation_slope_loop(hw, AMP_RELU, dx, dy, s, n); break;
     }
 }
-AMPI_KERNEL(ampi_activation_slope, (amp_activation f, float* dx, const float* dy, const float* s, size_t n), f, dx, dy, s, n)
+AMPI_KERNEL(ampi_activation_slope, (amp_activation f, float* dx, const float* dy, const float* s, size_t n),
+            f, dx, dy, s, n)
 
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
     if ((int)f >= (int)AMP_RELU && (int)f <= (int)AMP_SIGMOID) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "activation: %d is not an amp_activation", (int)f);
 }
 
-AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
-                                          size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
+                                          amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
@@ -4941,10 +5212,12 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype, const void* saved,
-                                           amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype, size_t n,
-                                           const amp_exec* exec) {
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "saved", saved, saved_dtype, 0 }, { "dx", dx, dx_dtype, 1 } };
+AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
+                                           const void* saved, amp_dtype saved_dtype, void* dx,
+                                           amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
+                                   { "saved", saved, saved_dtype, 0 },
+                                   { "dx", dx, dx_dtype, 1 } };
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
@@ -4962,20 +5235,21 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
 
 /* --- softmax ----------------------------------------------------------------------------- */
 
-/* The larger of `max` and the elements of x; NaNs are passed over (they come back through exp). */
-AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, size_t n) {
+/* The larger of `max` and the n elements of x, a padded tile; NaNs are passed over (they come back through
+   exp). */
+AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, uint32_t n) {
     float m[AMPI_LANES];
-    size_t i, l, half;
+    uint32_t i, l, step;
     (void)hw;
     for (l = 0; l < AMPI_LANES; l++) m[l] = *max;
-    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) m[l] = x[i + l] > m[l] ? x[i + l] : m[l];
-    for (l = 0; i + l < n; l++) m[l] = x[i + l] > m[l] ? x[i + l] : m[l];
-    for (half = AMPI_LANES / 2; half > 0; half /= 2)
-        for (l = 0; l < half; l++) m[l] = m[l + half] > m[l] ? m[l + half] : m[l];
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++)
+            m[l] = ampi_select(ampi_mask(x[i + l] > m[l]) & ampi_mask(l < n - i), x[i + l], m[l]);
+    for (step = AMPI_LANES / 2; step > 0; step /= 2)
+        for (l = 0; l < step; l++) m[l] = ampi_select(ampi_mask(m[l + step] > m[l]), m[l + step], m[l]);
     *max = m[0];
 }
-AMPI_KERNEL(ampi_row_max, (float* max, const float* x, size_t n), max, x, n)
+AMPI_KERNEL(ampi_row_max, (float* max, const float* x, uint32_t n), max, x, n)
 
 /* y = exp(x - max); y may be x. */
 AMPI_INLINE void ampi_row_exp_body(int hw, float* y, const float* x, float max, size_t n) {
@@ -4997,14 +5271,15 @@ AMPI_INLINE void ampi_row_affine_body(int hw, float* y, const float* x, float a,
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_row_affine, (float* y, const float* x, float a, float b, float c, size_t n), y, x, a, b, c, n)
+AMPI_KERNEL(ampi_row_affine, (float* y, const float* x, float a, float b, float c, size_t n), y, x, a, b, c,
+            n)
 
 AMPI_FN float ampi_row_max_of(const void* x, amp_dtype t, size_t start, size_t d, float* tile) {
     float max = ampi_float(0xff800000u);
     size_t i, n;
     for (i = 0; i < d; i += n) {
         n = ampi_tile_size(d, i);
-        ampi_row_max(&max, ampi_view(x, t, start + i, n, tile), n);
+        ampi_row_max(&max, ampi_view(x, t, start + i, n, tile), (uint32_t)n);
     }
     return max;
 }
@@ -5021,8 +5296,8 @@ AMPI_FN float ampi_row_exp_sum(const void* x, amp_dtype t, size_t start, size_t 
     return (float)ampi_lane_total(acc);
 }
 
-AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t rows, size_t d,
-                                       const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
+                                       size_t rows, size_t d, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "softmax", ampi_area(rows, d), list);
@@ -5037,7 +5312,8 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
             float* v;
             n = ampi_tile_size(d, i);
             v = ampi_open(y, y_dtype, start + i, n, tile);
-            if (d > AMPI_TILE) ampi_row_exp(tile, ampi_view(x, x_dtype, start + i, n, tile), max, ampi_padded(n));
+            if (d > AMPI_TILE)
+                ampi_row_exp(tile, ampi_view(x, x_dtype, start + i, n, tile), max, ampi_padded(n));
             ampi_row_affine(v, tile, inverse, 0.0f, 1.0f, ampi_padded(n));
             ampi_close(y, y_dtype, start + i, n, v);
         }
@@ -5046,7 +5322,8 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
 }
 
 /* dx = y * (dy - sum(dy * y)). */
-AMPI_INLINE void ampi_softmax_dx_body(int hw, float* dx, const float* dy, const float* y, float sum, size_t n) {
+AMPI_INLINE void ampi_softmax_dx_body(int hw, float* dx, const float* dy, const float* y, float sum,
+                                      size_t n) {
     size_t i, l;
     (void)hw;
     for (i = 0; i < n; i += AMPI_LANES) {
@@ -5055,11 +5332,15 @@ AMPI_INLINE void ampi_softmax_dx_body(int hw, float* dx, const float* dy, const 
         memcpy(dx + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_softmax_dx, (float* dx, const float* dy, const float* y, float sum, size_t n), dx, dy, y, sum, n)
+AMPI_KERNEL(ampi_softmax_dx, (float* dx, const float* dy, const float* y, float sum, size_t n), dx, dy, y,
+            sum, n)
 
-AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y, amp_dtype y_dtype, void* dx,
-                                        amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec) {
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "y", y, y_dtype, 0 }, { "dx", dx, dx_dtype, 1 } };
+AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
+                                        amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
+                                        size_t d, const amp_exec* exec) {
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
+                                   { "y", y, y_dtype, 0 },
+                                   { "dx", dx, dx_dtype, 1 } };
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "softmax backward", ampi_area(rows, d), list);
     if (r != AMP_OK || !dx) return r;
@@ -5081,8 +5362,8 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
             float* v;
             n = ampi_tile_size(d, i);
             v = ampi_open(dx, dx_dtype, start + i, n, g_tile);
-            ampi_softmax_dx(v, ampi_view(dy, dy_dtype, start + i, n, g_tile), ampi_view(y, y_dtype, start + i, n, y_tile),
-                            sum, ampi_padded(n));
+            ampi_softmax_dx(v, ampi_view(dy, dy_dtype, start + i, n, g_tile),
+                            ampi_view(y, y_dtype, start + i, n, y_tile), sum, ampi_padded(n));
             ampi_close(dx, dx_dtype, start + i, n, v);
         }
     }
@@ -5091,8 +5372,9 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
 
 /* --- dropout, sum, concat ---------------------------------------------------------------- */
 
-/* Random words of positions [4*counter, 4*counter + 4*LANES): one Philox block per lane, as ampi_philox; behind the
-   last counter, 2^62 - 1, comes 0. The rounds are written out so that the lanes stay in registers. */
+/* Random words of positions [4*counter, 4*counter + 4*LANES): one Philox block per lane, as ampi_philox;
+   behind the last counter, 2^62 - 1, comes 0. The rounds are written out so that the lanes stay in
+   registers. */
 #define AMPI_PHILOX_ROUND(r)                                                                        \
     for (l = 0; l < AMPI_LANES; l++) {                                                              \
         uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;              \
@@ -5110,9 +5392,10 @@ AMPI_INLINE void ampi_philox_lanes(uint64_t seed, uint64_t counter, uint32_t* ou
         x1[l] = (uint32_t)((counter + l) >> 32) & 0x3fffffffu;
         x2[l] = x3[l] = 0;
     }
-    AMPI_PHILOX_ROUND(0u) AMPI_PHILOX_ROUND(1u) AMPI_PHILOX_ROUND(2u) AMPI_PHILOX_ROUND(3u) AMPI_PHILOX_ROUND(4u)
-    AMPI_PHILOX_ROUND(5u) AMPI_PHILOX_ROUND(6u) AMPI_PHILOX_ROUND(7u) AMPI_PHILOX_ROUND(8u) AMPI_PHILOX_ROUND(9u)
-    for (l = 0; l < AMPI_LANES; l++) {
+    AMPI_PHILOX_ROUND(0u)
+    AMPI_PHILOX_ROUND(1u) AMPI_PHILOX_ROUND(2u) AMPI_PHILOX_ROUND(3u) AMPI_PHILOX_ROUND(4u)
+        AMPI_PHILOX_ROUND(5u) AMPI_PHILOX_ROUND(6u) AMPI_PHILOX_ROUND(7u) AMPI_PHILOX_ROUND(8u)
+            AMPI_PHILOX_ROUND(9u) for (l = 0; l < AMPI_LANES; l++) {
         out[4 * l] = x0[l]; out[4 * l + 1] = x1[l]; out[4 * l + 2] = x2[l]; out[4 * l + 3] = x3[l];
     }
 }
@@ -5125,7 +5408,8 @@ AMPI_INLINE void ampi_random_fill_body(int hw, uint32_t* bits, uint64_t seed, ui
 AMPI_KERNEL(ampi_random_fill, (uint32_t* bits, uint64_t seed, uint64_t index, size_t n), bits, seed, index, n)
 
 /* y = 0 where the random number is below p, else x * scale. y may be x. */
-AMPI_INLINE void ampi_drop_body(int hw, float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n) {
+AMPI_INLINE void ampi_drop_body(int hw, float* y, const float* x, const uint32_t* bits, float p,
+                                float scale, size_t n) {
     size_t i, l;
     (void)hw;
     for (i = 0; i < n; i += AMPI_LANES) {
@@ -5140,23 +5424,28 @@ AMPI_INLINE void ampi_drop_body(int hw, float* y, const float* x, const uint32_t
 AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p, float scale, size_t n),
             y, x, bits, p, scale, n)
 
-AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n, float p,
-                               uint64_t seed, uint64_t offset, const amp_exec* exec) {
+AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
+                                       size_t n, float p, uint64_t seed, uint64_t offset,
+                                       const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "dropout", n, list);
     if (r != AMP_OK) return r;
     if (!(p >= 0.0f && p < 1.0f))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "dropout: probability %g is outside [0,1)", (double)p);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "dropout: probability %g is outside [0,1)",
+                         (double)p);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < ampi_tiles(n); i++) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 4 * AMPI_LANES];
-        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start), skip = (size_t)((offset + start) & 3u);
-        size_t wanted = (skip + ampi_padded(count) + 4 * AMPI_LANES - 1) / (4 * AMPI_LANES) * (4 * AMPI_LANES);
+        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start),
+               skip = (size_t)((offset + start) & 3u);
+        size_t wanted =
+            (skip + ampi_padded(count) + 4 * AMPI_LANES - 1) / (4 * AMPI_LANES) * (4 * AMPI_LANES);
         float* v = ampi_open(y, y_dtype, start, count, y_tile);
         ampi_random_fill(bits, seed, offset + start - skip, wanted);
-        ampi_drop(v, ampi_view(x, x_dtype, start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p), ampi_padded(count));
+        ampi_drop(v, ampi_view(x, x_dtype, start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
+                  ampi_padded(count));
         ampi_close(y, y_dtype, start, count, v);
     }
     return AMP_OK;
@@ -5175,16 +5464,16 @@ AMPI_INLINE void ampi_sum_body(int hw, float* y, const float* a, const float* b,
 AMPI_KERNEL(ampi_sum, (float* y, const float* a, const float* b, size_t n), y, a, b, n)
 
 /* One tile of y[y_start...] = a[a_start...] + b[b_start...]. */
-AMPI_FN void ampi_sum_tile(const void* a, amp_dtype at, size_t a_start, const void* b, amp_dtype bt, size_t b_start,
-                           void* y, amp_dtype yt, size_t y_start, size_t n) {
+AMPI_FN void ampi_sum_tile(const void* a, amp_dtype at, size_t a_start, const void* b, amp_dtype bt,
+                           size_t b_start, void* y, amp_dtype yt, size_t y_start, size_t n) {
     float a_tile[AMPI_TILE], b_tile[AMPI_TILE];
     float* v = ampi_open(y, yt, y_start, n, a_tile);
     ampi_sum(v, ampi_view(a, at, a_start, n, a_tile), ampi_view(b, bt, b_start, n, b_tile), ampi_padded(n));
     ampi_close(y, yt, y_start, n, v);
 }
 
-AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
-                           size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
+                                   void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "a", a, a_dtype, 0 }, { "b", b, b_dtype, 0 }, { "y", y, y_dtype, 0 } };
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "add", n, list);
@@ -5198,7 +5487,8 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void*
 }
 
 /* dst[to...] = src[from...], n elements; equal types are copied as they are. */
-AMPI_FN void ampi_copy_elements(void* dst, amp_dtype dt, size_t to, const void* src, amp_dtype st, size_t from, size_t n) {
+AMPI_FN void ampi_copy_elements(void* dst, amp_dtype dt, size_t to, const void* src, amp_dtype st,
+                                size_t from, size_t n) {
     float tile[AMPI_TILE];
     size_t size = amp_dtype_size(dt), i, count;
     if (ampi_dtype(dt) == ampi_dtype(st)) {
@@ -5212,30 +5502,35 @@ AMPI_FN void ampi_copy_elements(void* dst, amp_dtype dt, size_t to, const void* 
     }
 }
 
-AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total, size_t column) {
+AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total,
+                                      size_t column) {
     if (d <= d_total && column <= d_total - d) return AMP_OK;
-    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: columns %zu..%zu+%zu do not fit in %zu", op, column,
-                     column, d, d_total);
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: columns %zu..%zu+%zu do not fit in %zu",
+                     op, column, column, d, d_total);
 }
 
-AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype, size_t d_total,
-                              size_t column, size_t rows, const amp_exec* exec) {
+AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
+                                      amp_dtype y_dtype, size_t d_total, size_t column, size_t rows,
+                                      const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, d == 0 }, { "y", y, y_dtype, d == 0 } };
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "concat", ampi_area(rows, d_total), list);
-    if (r != AMP_OK || (r = ampi_check_columns(exec, "concat", d, d_total, column)) != AMP_OK || d == 0) return r;
+    if (r != AMP_OK || (r = ampi_check_columns(exec, "concat", d, d_total, column)) != AMP_OK || d == 0)
+        return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)rows; i++)
         ampi_copy_elements(y, y_dtype, (size_t)i * d_total + column, x, x_dtype, (size_t)i * d, d);
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column, void* x, amp_dtype x_dtype,
-                             size_t d, size_t rows, int accumulate, const amp_exec* exec) {
+AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
+                                       void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
+                                       const amp_exec* exec) {
     const ampi_argument list[] = { { "y", y, y_dtype, d == 0 }, { "x", x, x_dtype, d == 0 } };
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "uncat", ampi_area(rows, d_total), list);
-    if (r != AMP_OK || (r = ampi_check_columns(exec, "uncat", d, d_total, column)) != AMP_OK || d == 0) return r;
+    if (r != AMP_OK || (r = ampi_check_columns(exec, "uncat", d, d_total, column)) != AMP_OK || d == 0)
+        return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row++) {
         size_t from = (size_t)row * d_total + column, to = (size_t)row * d, i;
@@ -5254,18 +5549,22 @@ AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, size_t n) 
     return (float)(scale * (double)weight / (double)n);
 }
 
-AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing, size_t n, size_t classes) {
+AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing, size_t n,
+                                     size_t classes) {
     const amp_logger* log = ampi_exec_logger(exec);
     size_t i;
     if (n < 1 || classes < 1 || classes > INT32_MAX)
-        return ampi_fail(log, AMP_ERR_SHAPE, "softmax cross-entropy: %zu rows of %zu classes need sizes of 1 to 2^31-1", n,
+        return ampi_fail(log, AMP_ERR_SHAPE,
+                         "softmax cross-entropy: %zu rows of %zu classes need sizes of 1 to 2^31-1", n,
                          classes);
     if (!(smoothing >= 0.0f && smoothing < 1.0f))
-        return ampi_fail(log, AMP_ERR_DESC, "softmax cross-entropy: smoothing %g is outside [0,1)", (double)smoothing);
+        return ampi_fail(log, AMP_ERR_DESC, "softmax cross-entropy: smoothing %g is outside [0,1)",
+                         (double)smoothing);
     if (!labels) return ampi_fail(log, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
     for (i = 0; i < n; i++)
         if (labels[i] < 0 || (size_t)labels[i] >= classes)
-            return ampi_fail(log, AMP_ERR_ARGUMENT, "softmax cross-entropy: label %ld at row %zu is outside 0..%zu",
+            return ampi_fail(log, AMP_ERR_ARGUMENT,
+                             "softmax cross-entropy: label %ld at row %zu is outside 0..%zu",
                              (long)labels[i], i, classes - 1);
     return AMP_OK;
 }
@@ -5275,7 +5574,8 @@ AMPI_INLINE void ampi_log_one_body(int hw, float* v) { *v = ampi_log(hw, *v); }
 AMPI_KERNEL(ampi_log_one, (float* v), v)
 
 /* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
-AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, size_t k, size_t label, float smoothing) {
+AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
+                                     float smoothing) {
     float tile[AMPI_TILE], max = ampi_row_max_of(x, t, start, k, tile), loss, z;
     loss = ampi_row_exp_sum(x, t, start, k, max, tile);
     ampi_log_one(&loss);
@@ -5295,20 +5595,23 @@ AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, s
     return loss;
 }
 
-AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
-                                                     float smoothing, float* loss, size_t n, size_t classes,
-                                                     const amp_exec* exec) {
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
+                                                     const int32_t* labels, float smoothing, float* loss,
+                                                     size_t n, size_t classes, const amp_exec* exec) {
     const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 }, { "loss", loss, AMP_F32, 0 } };
     double parts[AMPI_PARTS];
     int64_t i;
     amp_result r = ampi_check_labels(exec, labels, smoothing, n, classes);
-    if (r != AMP_OK || (r = AMPI_CHECK(exec, "softmax cross-entropy", ampi_area(n, classes), list)) != AMP_OK) return r;
+    if (r != AMP_OK
+        || (r = AMPI_CHECK(exec, "softmax cross-entropy", ampi_area(n, classes), list)) != AMP_OK)
+        return r;
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
     for (i = 0; i < AMPI_PARTS; i++) {
         double sum = 0.0;
         size_t row, end = ampi_part_start(n, i + 1);
         for (row = ampi_part_start(n, i); row < end; row++)
-            sum += (double)ampi_cross_entropy_row(logits, logits_dtype, row * classes, classes, (size_t)labels[row], smoothing);
+            sum += (double)ampi_cross_entropy_row(logits, logits_dtype, row * classes, classes,
+                                                  (size_t)labels[row], smoothing);
         parts[i] = sum;
     }
     *loss = (float)(ampi_parts_total(parts) / (double)n);
@@ -5319,7 +5622,8 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
 AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
                                              float smoothing, float factor, void* dx, amp_dtype dxt) {
     float tile[AMPI_TILE], max = ampi_row_max_of(x, t, start, k, tile);
-    float inverse = 1.0f / ampi_row_exp_sum(x, t, start, k, max, tile), base = smoothing / (float)k, hit = 0.0f;
+    float inverse = 1.0f / ampi_row_exp_sum(x, t, start, k, max, tile), base = smoothing / (float)k,
+          hit = 0.0f;
     size_t i, n;
     for (i = 0; i < k; i += n) {
         int here;
@@ -5328,26 +5632,32 @@ AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t 
         if (k > AMPI_TILE) ampi_row_exp(tile, ampi_view(x, t, start + i, n, tile), max, ampi_padded(n));
         if (here) hit = tile[label - i];
         ampi_row_affine(tile, tile, inverse, base, factor, ampi_padded(n));
-        if (here) tile[label - i] = ampi_fma(AMPI_FMA_NATIVE, hit, inverse, -((1.0f - smoothing) + base)) * factor;
+        if (here)
+            tile[label - i] =
+                ampi_fma(AMPI_FMA_NATIVE, hit, inverse, -((1.0f - smoothing) + base)) * factor;
         ampi_store_f32(dx, dxt, start + i, tile, n);
     }
 }
 
-AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
-                                                      float smoothing, const float* loss_scale, float weight,
-                                                      void* dlogits, amp_dtype dlogits_dtype, size_t n, size_t classes,
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
+                                                      const int32_t* labels, float smoothing,
+                                                      const float* loss_scale, float weight, void* dlogits,
+                                                      amp_dtype dlogits_dtype, size_t n, size_t classes,
                                                       const amp_exec* exec) {
-    const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 }, { "dlogits", dlogits, dlogits_dtype, 1 } };
+    const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 },
+                                   { "dlogits", dlogits, dlogits_dtype, 1 } };
     float factor;
     int64_t i;
     amp_result r = ampi_check_labels(exec, labels, smoothing, n, classes);
-    if (r != AMP_OK || (r = AMPI_CHECK(exec, "softmax cross-entropy backward", ampi_area(n, classes), list)) != AMP_OK) return r;
+    if (r != AMP_OK
+        || (r = AMPI_CHECK(exec, "softmax cross-entropy backward", ampi_area(n, classes), list)) != AMP_OK)
+        return r;
     if (!dlogits) return AMP_OK;
     factor = ampi_loss_factor(loss_scale, weight, n);
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)n; i++)
-        ampi_cross_entropy_row_backward(logits, logits_dtype, (size_t)i * classes, classes, (size_t)labels[i], smoothing,
-                                        factor, dlogits, dlogits_dtype);
+        ampi_cross_entropy_row_backward(logits, logits_dtype, (size_t)i * classes, classes,
+                                        (size_t)labels[i], smoothing, factor, dlogits, dlogits_dtype);
     return AMP_OK;
 }
 
@@ -5359,20 +5669,23 @@ AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
     return ampi_fma(hw, -x, target, ampi_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
 }
 /* v = terms whose sum is the loss: x - target (to be squared in double), or the cross-entropy. */
-AMPI_INLINE void ampi_loss_terms_body(int hw, ampi_loss kind, float* v, const float* x, const float* target, size_t n) {
+AMPI_INLINE void ampi_loss_terms_body(int hw, ampi_loss kind, float* v, const float* x, const float* target,
+                                      size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float w[AMPI_LANES];
         if (kind == AMPI_MSE) for (l = 0; l < AMPI_LANES; l++) w[l] = x[i + l] - target[i + l];
-        else                  for (l = 0; l < AMPI_LANES; l++) w[l] = ampi_bce_term(hw, x[i + l], target[i + l]);
+        else
+            for (l = 0; l < AMPI_LANES; l++) w[l] = ampi_bce_term(hw, x[i + l], target[i + l]);
         memcpy(v + i, w, sizeof w);
     }
 }
-AMPI_KERNEL(ampi_loss_terms, (ampi_loss kind, float* v, const float* x, const float* target, size_t n), kind, v, x, target, n)
+AMPI_KERNEL(ampi_loss_terms, (ampi_loss kind, float* v, const float* x, const float* target, size_t n),
+            kind, v, x, target, n)
 
 /* v = (x - target) * factor, or (sigmoid(x) - target) * factor. */
-AMPI_INLINE void ampi_loss_slope_body(int hw, ampi_loss kind, float* v, const float* x, const float* target, float factor,
-                                      size_t n) {
+AMPI_INLINE void ampi_loss_slope_body(int hw, ampi_loss kind, float* v, const float* x, const float* target,
+                                      float factor, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float w[AMPI_LANES];
@@ -5381,18 +5694,24 @@ AMPI_INLINE void ampi_loss_slope_body(int hw, ampi_loss kind, float* v, const fl
         memcpy(v + i, w, sizeof w);
     }
 }
-AMPI_KERNEL(ampi_loss_slope, (ampi_loss kind, float* v, const float* x, const float* target, float factor, size_t n),
-            kind, v, x, target, factor, n)
+AMPI_KERNEL(ampi_loss_slope,
+            (ampi_loss kind, float* v, const float* x, const float* target, float factor, size_t n), kind,
+            v, x, target, factor, n)
 
-AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
-                                     amp_dtype tt, float* loss, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, 0 }, { "target", target, tt, 0 }, { "loss", loss, AMP_F32, 0 } };
+AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
+                                     const void* target, amp_dtype tt, float* loss, size_t n,
+                                     const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, xt, 0 },
+                                   { "target", target, tt, 0 },
+                                   { "loss", loss, AMP_F32, 0 } };
     double parts[AMPI_PARTS], zero[AMPI_LANES];
     size_t tiles = (size_t)ampi_tiles(n);
     int64_t part;
     amp_result r = AMPI_CHECK(exec, op, n, list);
     if (r != AMP_OK) return r;
-    if (n == 0) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
+    if (n == 0)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
+                         "%s: the mean of no elements is not defined", op);
     memset(zero, 0, sizeof zero);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (part = 0; part < AMPI_PARTS; part++) {
@@ -5402,8 +5721,8 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         memset(acc, 0, sizeof acc);
         for (i = ampi_part_start(tiles, part); i < end; i++) {
             size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
-            ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile), ampi_view(target, tt, start, count, t_tile),
-                            ampi_padded(count));
+            ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile),
+                            ampi_view(target, tt, start, count, t_tile), ampi_padded(count));
             if (kind == AMPI_MSE) ampi_lane_moment(acc, tile, zero, count);
             else                  ampi_lane_sum(acc, tile, count);
         }
@@ -5413,43 +5732,48 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt, const void* target,
-                                      amp_dtype tt, float factor, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
+AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
+                                      const void* target, amp_dtype tt, float factor, void* dx,
+                                      amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, xt, 0 }, { "target", target, tt, 0 }, { "dx", dx, dxt, 1 } };
     int64_t i;
     amp_result r = AMPI_CHECK(exec, op, n, list);
     if (r != AMP_OK) return r;
-    if (n == 0) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
+    if (n == 0)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
+                         "%s: the mean of no elements is not defined", op);
     if (!dx) return AMP_OK;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < ampi_tiles(n); i++) {
         float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
         float* v = ampi_open(dx, dxt, start, count, x_tile);
-        ampi_loss_slope(kind, v, ampi_view(x, xt, start, count, x_tile), ampi_view(target, tt, start, count, t_tile), factor,
-                        ampi_padded(count));
+        ampi_loss_slope(kind, v, ampi_view(x, xt, start, count, x_tile),
+                        ampi_view(target, tt, start, count, t_tile), factor, ampi_padded(count));
         ampi_close(dx, dxt, start, count, v);
     }
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
-                                   float* loss, size_t n, const amp_exec* exec) {
+AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
+                                   amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec) {
     return ampi_loss_forward(AMPI_MSE, "mse", x, x_dtype, target, target_dtype, loss, n, exec);
 }
-AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
-                                    const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype, size_t n,
-                                    const amp_exec* exec) {
+AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
+                                    amp_dtype target_dtype, const float* loss_scale, float weight, void* dx,
+                                    amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
     return ampi_loss_backward(AMPI_MSE, "mse backward", x, x_dtype, target, target_dtype,
                               2.0f * ampi_loss_factor(loss_scale, weight, n), dx, dx_dtype, n, exec);
 }
 AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                               amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec) {
+                                               amp_dtype target_dtype, float* loss, size_t n,
+                                               const amp_exec* exec) {
     return ampi_loss_forward(AMPI_BCE, "bce with logits", x, x_dtype, target, target_dtype, loss, n, exec);
 }
 AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
-                                                amp_dtype target_dtype, const float* loss_scale, float weight,
-                                                void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
+                                                amp_dtype target_dtype, const float* loss_scale,
+                                                float weight, void* dx, amp_dtype dx_dtype, size_t n,
+                                                const amp_exec* exec) {
     return ampi_loss_backward(AMPI_BCE, "bce with logits backward", x, x_dtype, target, target_dtype,
                               ampi_loss_factor(loss_scale, weight, n), dx, dx_dtype, n, exec);
 }
@@ -8231,6 +8555,7 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m, size_t* arena_bytes) {
     ampi_lease_times(m, leases);
     for (i = 0; i < 4 * count; i++) leases[i].offset = SIZE_MAX;
     *arena_bytes = ampi_place_leases(leases, 4 * count);
+    for (i = 0; i < 4 * count; i++) if (!leases[i].bytes) leases[i].offset = 0;
     for (i = 0; i < count; i++) {
         ampi_node* n = &m->nodes[i];
         n->data_offset = leases[n->data_root].offset;
@@ -8356,10 +8681,11 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
     float values[CHUNK];
     size_t at, i;
     for (at = 0; at < p->count; at += CHUNK) {
-        size_t count = p->count - at < CHUNK ? p->count - at : CHUNK;
-        amp_dtype t = p->master ? AMP_F32 : p->low_dtype;
+        size_t count = p->count - at < CHUNK ? p->count - at : (size_t)CHUNK;
+        amp_dtype t = p->low_dtype;
         char* to = p->master ? (char*)(void*)p->master : (char*)p->low;
         amp_result r;
+        if (p->master) t = AMP_F32;
         for (i = 0; i < count; i++) values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
         r = m->backend->upload(to + at * amp_dtype_size(t), t, values, AMP_F32, count, &m->exec);
         if (r != AMP_OK) return r;
@@ -9081,7 +9407,7 @@ AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t
     float values[CHUNK];
     size_t at, i, count = (size_t)samples * ampi_features(n), size = amp_dtype_size(n->layer.storage_dtype);
     for (at = 0; at < count; at += CHUNK) {
-        size_t k = count - at < CHUNK ? count - at : CHUNK;
+        size_t k = count - at < CHUNK ? count - at : (size_t)CHUNK;
         if (m->backend->download(values, AMP_F32, (const char*)ampi_data(m, n) + at * size, n->layer.storage_dtype, k, &m->exec) != AMP_OK)
             return 0;
         for (i = 0; i < k; i++) {
@@ -10813,7 +11139,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     if (!add) memset(out, 0, sizeof *out);
     out->count += n;
     for (at = 0; at < n; at += CHUNK) {
-        size_t k = n - at < CHUNK ? n - at : CHUNK;
+        size_t k = n - at < CHUNK ? n - at : (size_t)CHUNK;
         amp_convert(tile, AMP_F64, (const char*)x + at * amp_dtype_size(dtype), dtype, k);
         for (i = 0; i < k; i++) ampi_stats_add(out, tile[i], &own, &range, target);
     }
@@ -10827,7 +11153,7 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, 
     float tile[CHUNK];
     size_t at, size = amp_dtype_size(dtype);
     for (at = 0; at < n; at += CHUNK) {
-        size_t k = n - at < CHUNK ? n - at : CHUNK;
+        size_t k = n - at < CHUNK ? n - at : (size_t)CHUNK;
         amp_result r = m->backend->download(tile, dtype, (const char*)data + at * size, dtype, k, &m->exec);
         if (r != AMP_OK) return r;
         amp_stats_collect(out, tile, dtype, k, m->policy.low_dtype, 1);
@@ -10889,6 +11215,7 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
         fprintf(out, l->casts ? "  (+%d cast)\n" : "\n", l->casts);
         parameters += l->parameters;
     }
+    memset(&mem, 0, sizeof mem);
     amp_model_memory(m, &mem);
     fprintf(out, "%lu parameters; bytes: activations %lu, weights f32 %lu, weights 16-bit %lu, gradients %lu, moments %lu, workspace %lu\n",
             (unsigned long)parameters, (unsigned long)mem.activation_bytes, (unsigned long)mem.parameter_bytes,

@@ -115,7 +115,7 @@ static inline int data_reserve(data_inflate* s, size_t more) {
 
 /* Builds a decoding table from code lengths (0 = unused symbol). Codes are canonical: shorter ones first, equal
    lengths in the order of the symbols. Entry = symbol*16 + length, indexed by the next 15 bits of input; 0 = no
-   code. Refused: more codes than there is room for, and gaps, except that a table may have one code only, or none. */
+   code. Refused: more codes than there is room for, and gaps, unless a table has one code only, or none. */
 static inline int data_huffman(uint16_t* table, const uint8_t* lengths, int count) {
     int per_length[DATA_CODE_BITS + 1] = {0}, length, symbol, left = 1, longest = 0;
     unsigned next[DATA_CODE_BITS + 2] = {0};
@@ -244,8 +244,8 @@ static inline int data_block_dynamic(data_inflate* s) {
     static const uint8_t order[19] = { 16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15 };
     static const char bad[] = "a table of codes is not a valid Huffman code";
     uint8_t lengths[286 + 30], code[19] = {0};
-    int literals = 257 + (int)data_bits(s, 5), distances = 1 + (int)data_bits(s, 5), codes = 4 + (int)data_bits(s, 4);
-    int i;
+    int literals = 257 + (int)data_bits(s, 5), distances = 1 + (int)data_bits(s, 5);
+    int codes = 4 + (int)data_bits(s, 4), i;
     if (s->error) return 0;
     if (literals > 286 || distances > 30) return data_bad(s, "a table of codes has more symbols than exist");
     for (i = 0; i < codes; i++) code[order[i]] = (uint8_t)data_bits(s, 3);
@@ -308,6 +308,7 @@ static inline size_t data_gzip_header(const uint8_t* p, size_t n, const char** w
     unsigned flags = n > 3 ? p[3] : 0u;
     *why = "the gzip header ends early";
     if (n < 10) return 0;
+    if (p[0] != 0x1f || p[1] != 0x8b) { *why = "not a gzip file"; return 0; }
     if (p[2] != 8 || (flags & 0xe0u)) {
         *why = "the gzip header asks for something that RFC 1952 does not have";
         return 0;
@@ -398,9 +399,9 @@ static inline int data_idx(const uint8_t* p, size_t n, uint32_t magic, uint32_t 
     for (i = 0; i < rank; i++) {
         dims[i] = data_big32(p + 4 + 4 * i);
         if (dims[i] == 0 || (i > 0 && dims[i] > DATA_MAX_SIDE)) {
-            data_fail(error, "%s: %s of the images is %lu, allowed is 1 to 32", name, i == 1 ? "the height" : "the width",
-                      (unsigned long)dims[i]);
             if (i == 0) data_fail(error, "%s: the header announces no entries at all", name);
+            else data_fail(error, "%s: the images are %lu pixels %s, allowed is 1 to %d", name, (unsigned long)dims[i],
+                           i == 1 ? "high" : "wide", DATA_MAX_SIDE);
             goto fail;
         }
         expected *= dims[i];                      /* at most 2^32 * 32 * 32: no overflow */
@@ -573,7 +574,7 @@ typedef struct data_point { int x, y; } data_point;
 typedef struct data_pen { int radius, blur, ink; } data_pen;
 
 /* Draws the line a-b with round ends. Full ink within radius - blur of the line, none beyond radius + blur, and
-   between them a ramp in the squared distance, which needs no square root. Where strokes overlap the darker wins. */
+   between them a ramp in the squared distance, which needs no square root. Where lines overlap the darker wins. */
 static inline void data_line(uint8_t* pixels, data_point a, data_point b, const data_pen* pen) {
     int64_t outer = pen->radius + pen->blur, inner = pen->radius > pen->blur ? pen->radius - pen->blur : 0;
     int64_t dx = b.x - a.x, dy = b.y - a.y, length2 = dx * dx + dy * dy;

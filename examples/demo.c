@@ -34,7 +34,7 @@ typedef struct run {
     int    updates;                     /* wanted: a skipped step is repeated with the same batch */
     int    tries, max_tries;            /* steps so far, skipped ones included */
     amp_level level;
-    float* loss;                        /* [max_tries] smoothed, for the picture */
+    float* loss;                        /* [updates] smoothed, for the picture */
     float* scale;                       /* [max_tries] log2 of the loss scale that the step used */
     unsigned char* skipped_at;          /* [max_tries] 1 = the step was skipped */
     double accuracy, final_loss, seconds, final_scale;
@@ -103,21 +103,23 @@ static void progress(const run* r, int terminal) {
     printf(terminal ? "\r  %s " : "  %s ", amp_level_name(r->level));
     if (terminal) printf("[%.*s%.*s] ", full, "##############################", WIDTH - full,
                          "..............................");
-    printf("%d/%d  loss %.3f  scale 2^%g ", r->applied, r->updates, r->final_loss, log2(r->final_scale));
-    if (last || !terminal) printf("\n");
+    printf("%d/%d  loss %.3f  scale 2^%g%s", r->applied, r->updates, r->final_loss, log2(r->final_scale),
+           last || !terminal ? "\n" : "  ");
     fflush(stdout);
 }
 
 static void record(run* r, const amp_step_info* info) {
-    /* Mean over about 20 steps, exponentially weighted; the first ones are plain means. */
-    int i = r->tries++;
-    float weight = i < 20 ? 1.0f / (float)(i + 1) : 0.05f, before = i > 0 ? r->loss[i - 1] : 0.0f;
-    r->loss[i] = amp_float_is_finite(&info->loss) ? before + weight * (info->loss - before) : before;
-    r->scale[i] = (float)log2((double)info->scale_before);
-    r->skipped_at[i] = info->outcome != AMP_STEP_APPLIED;
+    int at = r->tries++, i = r->applied;
+    r->scale[at] = (float)log2((double)info->scale_before);
+    r->skipped_at[at] = info->outcome != AMP_STEP_APPLIED;
+    if (info->outcome == AMP_STEP_APPLIED) {
+        /* Mean over about 20 updates, exponentially weighted; the first ones are plain means. */
+        float weight = i < 20 ? 1.0f / (float)(i + 1) : 0.05f, before = i > 0 ? r->loss[i - 1] : 0.0f;
+        r->loss[i] = before + weight * (info->loss - before);
+        r->final_loss = (double)r->loss[i];
+    }
     r->applied = (int)info->step;
     r->skipped = (int)info->skipped;
-    r->final_loss = (double)r->loss[i];
     r->final_scale = (double)info->scale_after;
 }
 
@@ -215,19 +217,20 @@ static int draw(const run* runs, const char* path, char* error) {
     };
     chart_series scale[2];
     chart_panel panels[2] = {
-        { .title = "Training loss (mean of about 20 steps)", .x_label = "step", .log_y = 1,
+        { .title = "Training loss (mean of about 20 batches)", .x_label = "updates", .log_y = 1,
           .series = loss, .series_count = 3 },
-        { .title = "Loss scale", .x_label = "step", .integer_y = 1, .y_prefix = "2^", .steps = 1,
+        { .title = "Loss scale", .x_label = "steps, skipped ones included", .integer_y = 1, .y_prefix = "2^", .steps = 1,
           .mark_name = "step skipped: overflow", .mark_color = "#e0455e", .series = scale, .series_count = 2 }
     };
     int i;
     for (i = 0; i < 3; i++) {
         loss[i].y = runs[i].loss;
-        loss[i].count = runs[i].tries;
+        loss[i].count = runs[i].applied;
     }
     for (i = 0; i < 2; i++) {
         scale[i] = loss[i + 1];
         scale[i].y = runs[i + 1].scale;
+        scale[i].count = runs[i + 1].tries;
         scale[i].marks = runs[i + 1].skipped_at;
     }
     return chart_write(path, "LeNet-5 at three precision levels", panels, 2, error);
@@ -245,8 +248,8 @@ static void print_verdict(const run* runs) {
         printf("Verdict: accuracy was lost: %s is %.2f points below FP32 (%.2f %% against %.2f %%).\n",
                amp_level_name(worst->level), lost, worst->accuracy, fp32->accuracy);
     else
-        printf("Verdict: as good as FP32 to within 0.3 points (%.2f %% at %s, %.2f %% at O0), with %.0f %% less memory for "
-               "activations.\n", worst->accuracy, amp_level_name(worst->level), fp32->accuracy, saved);
+        printf("Verdict: as good as FP32 to within 0.3 points (%.2f %% at %s, %.2f %% at O0), with %.0f %% less memory "
+               "for activations.\n", worst->accuracy, amp_level_name(worst->level), fp32->accuracy, saved);
 }
 
 /* ---------------------------------------------------------------------------------------- */

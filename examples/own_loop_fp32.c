@@ -1,10 +1,11 @@
-/* own_loop_fp32.c - a training loop as many C programs have it: flat arrays, plain loops, all of it FP32.
+/* own_loop_fp32.c, own_loop.c - one training loop twice: as many C programs have it, and in mixed precision.
 
-   A small MLP (784 -> 128 -> 10) learns drawn digits with AdamW. There are two of this program, own_loop_fp32.c
-   (where amp.h serves data.h only) and own_loop.c: `diff examples/own_loop_fp32.c examples/own_loop.c` shows every
-   change.
+   A small MLP (784 -> 128 -> 10) learns drawn digits with AdamW. The first program is flat arrays and plain loops, all
+   of it FP32 (amp.h serves data.h only). The second has weights and activations in half, with the raw-pointer calls of
+   amp.h. `diff examples/own_loop_fp32.c examples/own_loop.c` shows every change. Half is a struct: after the typedef
+   was changed, the compiler listed the other places.
 
-   Run:  make examples, then build/own_loop_fp32 and build/own_loop; or  cc -O2 examples/own_loop.c -lm && ./a.out
+   Run:  make examples, then build/own_loop_fp32 and build/own_loop
 
    Letters: B rows of a batch, C inputs of a layer, OC outputs of a layer. */
 #define AMP_IMPLEMENTATION
@@ -17,18 +18,18 @@ enum { B = 32, PIXELS = 28 * 28, HIDDEN = 128, CLASSES = 10, STEPS = 500, TRAIN 
 /* Where each tensor begins in the flat arrays. */
 enum { W1 = 0, B1 = W1 + HIDDEN * PIXELS, W2 = B1 + HIDDEN, B2 = W2 + CLASSES * HIDDEN, PARAMS = B2 + CLASSES };
 
+typedef float real;                     /* of activations, their gradients, and weights */
+
 typedef struct MLP {
     int32_t targets[B];
-    float probs[B * CLASSES], dlogits[B * CLASSES];
-    float inputs[B * PIXELS], hidden[B * HIDDEN], dhidden[B * HIDDEN], logits[B * CLASSES];
-    float params_memory[PARAMS];
-    float grads_memory[PARAMS], m_memory[PARAMS], v_memory[PARAMS];
+    real inputs[B * PIXELS], hidden[B * HIDDEN], logits[B * CLASSES], dhidden[B * HIDDEN], dlogits[B * CLASSES];
+    real params[PARAMS];
+    float probs[B * CLASSES], grads[PARAMS], m[PARAMS], v[PARAMS];
     int step;
 } MLP;
 
 /* out[B,OC] = inp[B,C] weight[OC,C]^T + bias[OC] */
-static void matmul_forward(int C, int OC,
-                           float* out, const float* inp, const float* weight, const float* bias) {
+static void matmul_forward(real* out, const real* inp, const real* weight, const real* bias, int C, int OC) {
     for (int b = 0; b < B; b++)
         for (int o = 0; o < OC; o++) {
             float sum = bias[o];
@@ -38,8 +39,8 @@ static void matmul_forward(int C, int OC,
 }
 
 /* dweight[OC,C] += dout^T inp; dbias[OC] += column sums of dout; dinp[B,C] += dout weight, or NULL */
-static void matmul_backward(int C, int OC, float* dweight, float* dbias,
-                            float* dinp, const float* dout, const float* inp, const float* weight) {
+static void matmul_backward(real* dinp, float* dweight, float* dbias, const real* dout, const real* inp,
+                            const real* weight, int C, int OC) {
     for (int b = 0; b < B; b++)
         for (int o = 0; o < OC; o++) {
             float d = dout[b * OC + o];
@@ -64,7 +65,7 @@ static float crossentropy_forward(float* probs, const int32_t* targets) {
 }
 
 /* dlogits = dloss * (probs - one-hot target) */
-static void crossentropy_backward(float* dlogits, const float* probs, const int32_t* targets, float dloss) {
+static void crossentropy_backward(real* dlogits, const float* probs, const int32_t* targets, float dloss) {
     for (int i = 0; i < B * CLASSES; i++)
         dlogits[i] = dloss * (probs[i] - (targets[i / CLASSES] == i % CLASSES ? 1.0f : 0.0f));
 }
@@ -74,38 +75,34 @@ static void mlp_load(MLP* m, const data_set* d, int first) {
 }
 
 static float mlp_forward(MLP* m) {
-    matmul_forward(PIXELS, HIDDEN, m->hidden, m->inputs, m->params_memory + W1, m->params_memory + B1);
+    matmul_forward(m->hidden, m->inputs, m->params + W1, m->params + B1, PIXELS, HIDDEN);
     for (int i = 0; i < B * HIDDEN; i++) m->hidden[i] = m->hidden[i] > 0.0f ? m->hidden[i] : 0.0f;
-    matmul_forward(HIDDEN, CLASSES, m->logits, m->hidden, m->params_memory + W2, m->params_memory + B2);
+    matmul_forward(m->logits, m->hidden, m->params + W2, m->params + B2, HIDDEN, CLASSES);
     memcpy(m->probs, m->logits, sizeof m->probs);
     return crossentropy_forward(m->probs, m->targets);
 }
 
 static void mlp_backward(MLP* m, float dloss) {
-    float* grads = m->grads_memory;
-    memset(grads, 0, sizeof m->grads_memory);
+    memset(m->grads, 0, sizeof m->grads);
     memset(m->dhidden, 0, sizeof m->dhidden);
     crossentropy_backward(m->dlogits, m->probs, m->targets, dloss);
-    matmul_backward(HIDDEN, CLASSES, grads + W2, grads + B2,
-                    m->dhidden, m->dlogits, m->hidden, m->params_memory + W2);
+    matmul_backward(m->dhidden, m->grads + W2, m->grads + B2, m->dlogits, m->hidden, m->params + W2, HIDDEN, CLASSES);
     for (int i = 0; i < B * HIDDEN; i++) m->dhidden[i] = m->hidden[i] > 0.0f ? m->dhidden[i] : 0.0f;
-    matmul_backward(PIXELS, HIDDEN, grads + W1, grads + B1,
-                    NULL, m->dhidden, m->inputs, m->params_memory + W1);
+    matmul_backward(NULL, m->grads + W1, m->grads + B1, m->dhidden, m->inputs, m->params + W1, PIXELS, HIDDEN);
 }
 
 /* AdamW: lr 0.001, beta 0.9 and 0.999, eps 1e-8, weight decay 0.01 */
 static void mlp_update(MLP* m) {
     float c1 = 1.0f - powf(0.9f, (float)++m->step), c2 = 1.0f - powf(0.999f, (float)m->step);
     for (int i = 0; i < PARAMS; i++) {
-        float g = m->grads_memory[i], *p = &m->params_memory[i], *m1 = &m->m_memory[i], *m2 = &m->v_memory[i];
-        *m1 = 0.9f * *m1 + 0.1f * g;
-        *m2 = 0.999f * *m2 + 0.001f * g * g;
-        *p -= 0.001f * (*m1 / c1 / (sqrtf(*m2 / c2) + 1e-8f) + 0.01f * *p);
+        m->m[i] = 0.9f * m->m[i] + 0.1f * m->grads[i];
+        m->v[i] = 0.999f * m->v[i] + 0.001f * m->grads[i] * m->grads[i];
+        m->params[i] -= 0.001f * (m->m[i] / c1 / (sqrtf(m->v[i] / c2) + 1e-8f) + 0.01f * m->params[i]);
     }
 }
 
 static void mlp_init(MLP* m) {
-    for (int i = 0; i < PARAMS; i++) m->params_memory[i] = 0.1f * (amp_random_uniform(7, (uint64_t)i) - 0.5f);
+    for (int i = 0; i < PARAMS; i++) m->params[i] = 0.1f * (amp_random_uniform(7, (uint64_t)i) - 0.5f);
 }
 
 static int mlp_correct(const MLP* m) {

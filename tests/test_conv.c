@@ -19,7 +19,7 @@ static const amp_logger LOGGER = { remember, NULL };
 
 /* A packed tensor as stored, with guard bytes on both sides, and its values as floats. */
 typedef struct tensor { amp_dtype dtype; size_t count; unsigned char* bytes; float* value; } tensor;
-enum { GUARD = 16, FILL = 0xA5 };
+enum { GUARD = 16, FILL = 0xff };      /* a NaN in every type: what is read by mistake shows */
 
 static void* tensor_at(const tensor* t) { return t->bytes + GUARD; }
 static void tensor_restore(tensor* t) { amp_convert(tensor_at(t), t->dtype, t->value, AMP_F32, t->count); }
@@ -44,7 +44,7 @@ static void tensor_check(const tensor* t, const float* expected, const char* wha
     amp_convert(want, t->dtype, expected, AMP_F32, t->count);
     for (i = t->count; i-- > 0; )
         if (memcmp(want + i * size, t->bytes + GUARD + i * size, size) != 0) { bad++; first = i; }
-    for (i = 0; i < GUARD; i++) intact += (t->bytes[i] == FILL) + (t->bytes[GUARD + t->count * size + i] == FILL);
+    for (i = 0; i < GUARD; i++) intact += (t->bytes[i] == FILL) + (t->bytes[(size_t)GUARD + t->count * size + (size_t)i] == FILL);
     CHECK_MSG(bad == 0, "%s %s: %lu of %lu differ, the first at %lu", amp_isa_name(amp_cpu_isa()), what,
               (unsigned long)bad, (unsigned long)t->count, (unsigned long)first);
     CHECK_MSG(intact == 2 * GUARD, "%s: bytes beside the tensor were written", what);
@@ -229,6 +229,7 @@ static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dt
         size_t full;
         if (amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
         full = amp_conv2d_workspace(&v.s);
+        CHECK(full > 0);
         conv_check(&v, 0, full);
         conv_check(&v, 1, full / 2 + 1);
         conv_check(&v, 0, 0);

@@ -20,7 +20,7 @@ static const amp_logger LOGGER = { remember, NULL };
 typedef struct matrix { amp_dtype dtype; size_t rows, cols, ld; unsigned char* data; float* value; } matrix;
 
 /* The stored bytes start with a guard of 16 bytes and end with one; so does every row's gap (ld - cols). */
-enum { GUARD = 16, FILL = 0xA5 };
+enum { GUARD = 16, FILL = 0xff };      /* a NaN in every type: what is read by mistake shows */
 
 static matrix matrix_new(amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
     matrix m;
@@ -252,6 +252,9 @@ static void test_nothing_to_do(void) {
     CHECK(c[0] == 0 && c[1] == 0 && c[2] == 0);
     CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 3, 0, 1, NULL, AMP_F32, 0, NULL, AMP_F32, 3, 2, c + 3, AMP_F32, 3, NULL) == AMP_OK);
     CHECK(c[3] == 2 && c[4] == 4 && c[5] == 6);
+    c[0] = -0.0f;
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 0, &one, AMP_F32, 1, &one, AMP_F32, 1, 2, c, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK(c[0] == 0 && signbit(c[0]));
 }
 
 /* --- against double precision ------------------------------------------------------------ */
@@ -411,7 +414,7 @@ static void test_refusals(void) {
 
 /* The workspace is bounded, whatever the size; 0 where the size is none. The bound is for one thread. */
 static void test_workspace(void) {
-    CHECK(amp_gemm_workspace(64, 64, 64) < 1u << 18);
+    CHECK(amp_gemm_workspace(64, 64, 64) > 3 * 64 * 64 * sizeof(float) && amp_gemm_workspace(64, 64, 64) < 1u << 18);
     CHECK(amp_gemm_workspace(1 << 14, 1 << 14, 1 << 14) <= (size_t)256 << 20);
     CHECK(amp_gemm_workspace(SIZE_MAX / 2, 3, 1) == 0);
     CHECK(amp_gemm_workspace(3, SIZE_MAX / 2, 1) == 0);

@@ -709,6 +709,10 @@ static void test_stochastic_edge(void) {
         in[i] = 1.0 + ldexp((double)amp_random_bits(0, (uint64_t)i) + (i & 1), -42);
     CHECK(amp_convert_with(out, AMP_F16, in, AMP_F64, 64, &desc) == AMP_OK);
     for (i = 0; i < 64; i++) CHECK_MSG(out[i] == 0x3c00 + (i & 1), "%04x", out[i]);
+    for (i = 0; i < 64; i++)                         /* 5 units of the smallest subnormal and the fraction */
+        in[i] = ldexp(5.0 + ldexp((double)amp_random_bits(0, (uint64_t)i) + (i & 1), -32), -24);
+    CHECK(amp_convert_with(out, AMP_F16, in, AMP_F64, 64, &desc) == AMP_OK);
+    for (i = 0; i < 64; i++) CHECK_MSG(out[i] == 5 + (i & 1), "%04x", out[i]);
 }
 
 /* n roundings of x, a fraction p of them up: the count is binomial, 5 sigma = 5*sqrt(n p (1-p)). */

@@ -686,19 +686,17 @@ static int random_partner(int a, int same_channels) {
 }
 static int random_layer(void) {
     static const amp_op same[] = { AMP_OP_RELU, AMP_OP_GELU, AMP_OP_TANH, AMP_OP_SIGMOID, AMP_OP_DROPOUT, AMP_OP_RELU, AMP_OP_TANH };
-    int x = random_value(), kernel, small = net[x].h < net[x].w ? net[x].h : net[x].w;
+    int x = random_value(), small = net[x].h < net[x].w ? net[x].h : net[x].w;
     unsigned kind = test_random() % 16;
+    int out = 2 + 2 * (int)(test_random() % 3), kernel = 1 + (int)(test_random() % 3), stride = 1 + (int)(test_random() % 2);
+    int pad = (int)(test_random() % 2), groups = net[x].c % 2 == 0 && test_random() % 3 == 0 ? 2 : 1;
+    if (kernel > small + 2 * pad) kernel = 1;
     if (kind < 3) return b_same(x, same[test_random() % 7]);
-    if (kind < 6) {
-        int groups = net[x].c % 2 == 0 && test_random() % 3 == 0 ? 2 : 1, pad = (int)(test_random() % 2);
-        kernel = 1 + (int)(test_random() % 3);
-        if (kernel > small + 2 * pad) kernel = 1;
-        return b_conv(x, 2 * (1 + (int)(test_random() % 3)), kernel, 1 + (int)(test_random() % 2), pad, 1, groups, test_random() % 4 == 0);
-    }
+    if (kind < 6) return b_conv(x, out, kernel, stride, pad, 1, groups, test_random() % 4 == 0);
     if (kind == 6) return b_norm(x, AMP_OP_BATCH_NORM, 0.25f);
     if (kind == 7) return b_norm(x, AMP_OP_LAYER_NORM, 0.25f);
-    if (kind == 8 && small >= 2) return b_pool(x, AMP_POOL_MAX, 2, 1 + (int)(test_random() % 2), 0, 0);
-    if (kind == 9 && small >= 2) return b_pool(x, AMP_POOL_AVERAGE, 2, 1 + (int)(test_random() % 2), 0, 0);
+    if (kind == 8 && small >= 2) return b_pool(x, AMP_POOL_MAX, 2, stride, 0, 0);
+    if (kind == 9 && small >= 2) return b_pool(x, AMP_POOL_AVERAGE, 2, stride, 0, 0);
     if (kind == 10) return b_flatten(x);
     if (kind == 11) return b_linear(x, 2 + (int)(test_random() % 6));
     if (kind == 12 && net_inputs < 4) return b_input(net[x].c, net[x].h, net[x].w);
@@ -709,7 +707,8 @@ static int random_layer(void) {
 /* Some layers are pinned, some lie in regions; every value without a reader ends in the sum that is the first loss's logits. */
 static void random_graph(void) {
     int i, j, layers = 6 + (int)(test_random() % 20), logits = -1, count, open = 0;
-    b_input(2 + (int)(test_random() % 3), 4 + (int)(test_random() % 4), 4 + (int)(test_random() % 4));
+    int c = 2 + (int)(test_random() % 3), h = 4 + (int)(test_random() % 4), w = 4 + (int)(test_random() % 4);
+    b_input(c, h, w);
     for (i = 0; i < layers; i++) {
         static const amp_dtype types[] = { AMP_F32, AMP_F16, AMP_BF16, AMP_DTYPE_DEFAULT };
         int mixed = amp_model_policy(net_model)->level != AMP_O0, made;

@@ -1,0 +1,116 @@
+/* bits.c - one training run whose result must be the same bits everywhere: prints one hash over the weights, moments,
+   running statistics, losses and scaler state of ten steps at O0, O1 and O2, in FP16 and BF16, with SGD-momentum and
+   AdamW. The network has a layer of every kind. See test_bits.sh for where it is run. */
+#include "../amp.h"
+#include <stdio.h>
+#include <string.h>
+
+enum { BATCH = 12, SIDE = 20, STEPS = 10 };
+
+/* FNV-1a on bytes, in an order that does not depend on the machine's. */
+static uint64_t hash_bits(uint64_t h, uint32_t bits) {
+    int i;
+    for (i = 0; i < 4; i++) h = (h ^ ((bits >> (8 * i)) & 0xffu)) * 1099511628211u;
+    return h;
+}
+static uint64_t hash_floats(uint64_t h, const float* x, size_t n) {
+    size_t i;
+    for (i = 0; x && i < n; i++) {
+        uint32_t u;
+        memcpy(&u, &x[i], sizeof u);
+        h = hash_bits(h, u);
+    }
+    return h;
+}
+
+static void build(amp_model* m) {
+    amp_conv2d_desc c;
+    amp_value x = amp_input(m, 1, SIDE, SIDE), y;
+    memset(&c, 0, sizeof c);
+    c.out_channels = 6;
+    c.kernel = 5;
+    x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &c)), 2);                        /* 6 x 8 x 8 */
+    c.out_channels = 8;
+    c.kernel = 3;
+    c.padding = 1;
+    x = amp_batch_norm(m, amp_conv2d(m, x, &c), NULL);
+    c.groups = 2;
+    y = amp_gelu(m, amp_conv2d(m, x, &c));
+    x = amp_add(m, x, y);
+    x = amp_avgpool2d(m, amp_concat(m, x, amp_sigmoid(m, y)), 2);                      /* 16 x 4 x 4 */
+    x = amp_layer_norm(m, amp_tanh(m, amp_linear(m, x, 40)), NULL);
+    x = amp_dropout(m, x, 0.1f);
+    amp_mse(m, amp_softmax(m, amp_linear(m, x, 10)), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, 10), NULL);
+}
+
+static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind kind) {
+    static float x[BATCH * SIDE * SIDE], one_hot[BATCH * 10];
+    static int32_t labels[BATCH];
+    amp_model_desc d;
+    amp_scaler_desc sd;
+    amp_model* m;
+    amp_batch b;
+    amp_step_info info;
+    amp_param* p;
+    int i, k, count;
+    memset(&d, 0, sizeof d);
+    memset(&sd, 0, sizeof sd);
+    memset(&b, 0, sizeof b);
+    d.batch = BATCH;
+    d.seed = 7;
+    d.precision.level = level;
+    d.precision.low_dtype = low;
+    d.optimizer.kind = kind;
+    d.optimizer.lr = kind == AMP_SGD ? 0.05f : 0.002f;
+    d.optimizer.momentum = kind == AMP_SGD ? 0.9f : 0.0f;
+    d.optimizer.clip_norm = 5.0f;
+    d.logger.log = amp_log_stderr;
+    sd.init_scale = 16777216.0f;                      /* high enough that some steps overflow in FP16 */
+    sd.growth_interval = 3;
+    if (level != AMP_O0) d.scaler = &sd;
+    if (amp_model_create(&m, &d) != AMP_OK) return 0;
+    build(m);
+    if (amp_model_finalize(m) != AMP_OK) return 0;
+    b.n = BATCH;
+    b.inputs[0] = x;
+    b.targets[0] = one_hot;
+    b.targets[1] = labels;
+    for (k = 0; k < STEPS; k++) {
+        for (i = 0; i < BATCH * SIDE * SIDE; i++) x[i] = amp_random_normal(11, (uint64_t)(k * BATCH * SIDE * SIDE + i));
+        memset(one_hot, 0, sizeof one_hot);
+        for (i = 0; i < BATCH; i++) {
+            labels[i] = (int32_t)(amp_random_bits(12, (uint64_t)(k * BATCH + i)) % 10u);
+            one_hot[i * 10 + labels[i]] = 1.0f;
+        }
+        if (amp_train_step(m, &b, &info) != AMP_OK) return 0;
+        *h = hash_floats(*h, &info.loss, 1);
+        *h = hash_floats(*h, &info.scale_after, 1);
+        *h = hash_bits(*h, (uint32_t)info.step);
+    }
+    p = amp_model_params(m, &count);
+    for (i = 0; i < count; i++) {
+        *h = hash_floats(*h, p[i].master, p[i].count);
+        *h = hash_floats(*h, p[i].m, p[i].count);
+        *h = hash_floats(*h, p[i].v, p[i].count);
+    }
+    amp_model_destroy(m);
+    return 1;
+}
+
+int main(void) {
+    static const amp_level levels[] = { AMP_O0, AMP_O1, AMP_O2, AMP_O1, AMP_O2 };
+    static const amp_dtype types[] = { AMP_F16, AMP_F16, AMP_F16, AMP_BF16, AMP_BF16 };
+    uint64_t all = 1469598103934665603u;
+    int i, k;
+    for (i = 0; i < 5; i++)
+        for (k = 0; k < 2; k++) {
+            uint64_t h = 1469598103934665603u;
+            if (!run(&h, levels[i], types[i], k ? AMP_ADAMW : AMP_SGD)) return 1;
+            printf("%s %-4s %-5s %08lx%08lx\n", amp_level_name(levels[i]), i ? amp_dtype_name(types[i]) : "f32", k ? "adamw" : "sgd",
+                   (unsigned long)(h >> 32), (unsigned long)(h & 0xffffffffu));
+            all = hash_bits(hash_bits(all, (uint32_t)(h >> 32)), (uint32_t)h);
+        }
+    printf("hash %08lx%08lx\n", (unsigned long)(all >> 32), (unsigned long)(all & 0xffffffffu));
+    return 0;
+}

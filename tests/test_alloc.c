@@ -1,0 +1,304 @@
+/* test_alloc.c - memory that runs out: the k-th allocation fails, for every k, while a model is built, finalized, saved and
+   loaded. Always a clean error with a sentence, no leak, and an object that can still be used or destroyed. */
+#include "../amp.h"
+#include "test.h"
+
+/* --- an allocator that fails once, and keeps books ------------------------------------------ */
+
+static long fail_at, asked, living, wrong_frees;
+static void* blocks[4096];
+static void* failing_alloc(size_t n, void* user) {
+    int i;
+    (void)user;
+    if (++asked == fail_at) return NULL;
+    for (i = 0; i < 4096 && blocks[i]; i++) {}
+    if (i == 4096) return NULL;
+    blocks[i] = malloc(n);
+    if (blocks[i]) { living++; memset(blocks[i], 0xa5, n); }      /* no luck with memory that happens to be zero */
+    return blocks[i];
+}
+static void failing_free(void* p, void* user) {
+    int i;
+    (void)user;
+    for (i = 0; i < 4096 && blocks[i] != p; i++) {}
+    if (i == 4096) { wrong_frees++; return; }
+    blocks[i] = NULL;
+    living--;
+    free(p);
+}
+static void fail_from(long k) { fail_at = k; asked = 0; }
+
+static char heard[512];
+static int heard_count;
+static void listen(amp_result code, const char* sentence, void* user_data) {
+    (void)code; (void)user_data;
+    heard_count++;
+    snprintf(heard, sizeof heard, "%s", sentence);
+}
+static void* user_mark;      /* the allocator's user_data must come back */
+static void* marked_alloc(size_t n, void* user) { CHECK(user == &user_mark); return failing_alloc(n, NULL); }
+static void marked_free(void* p, void* user) { CHECK(user == &user_mark); failing_free(p, NULL); }
+
+/* --- LeNet-5 with batch norm and more: 32 layers, which fill the first array of nodes, so that the casts of O1 need a
+   second one --- */
+
+static amp_scaler_desc calm;         /* a scale at which no step is skipped */
+
+static amp_model_desc desc_of(amp_level level) {
+    amp_model_desc d;
+    memset(&d, 0, sizeof d);
+    d.batch = 4;
+    d.precision.level = level;
+    d.optimizer.kind = AMP_ADAM;
+    calm.preset = AMP_SCALER_STATIC; calm.init_scale = 4.0f;
+    d.scaler = &calm;
+    d.allocator.alloc = marked_alloc; d.allocator.free = marked_free; d.allocator.user_data = &user_mark;
+    d.logger.log = listen;
+    return d;
+}
+static void build(amp_model* m) {
+    amp_conv2d_desc c;
+    amp_value x = amp_input(m, 1, 32, 32), y;
+    int i;
+    memset(&c, 0, sizeof c);
+    c.out_channels = 6; c.kernel = 5;
+    x = amp_maxpool2d(m, amp_relu(m, amp_batch_norm(m, amp_conv2d(m, x, &c), NULL)), 2);
+    c.out_channels = 16;
+    x = amp_maxpool2d(m, amp_relu(m, amp_batch_norm(m, amp_conv2d(m, x, &c), NULL)), 2);
+    x = amp_relu(m, amp_linear(m, x, 120));
+    amp_autocast_push(m, AMP_F32);
+    x = amp_layer_norm(m, amp_linear(m, x, 84), NULL);
+    for (i = 0; i < 5; i++) x = amp_add(m, x, amp_tanh(m, x));
+    amp_autocast_pop(m);
+    for (i = 0, y = amp_linear(m, x, 84); i < 2; i++) y = amp_linear(m, amp_relu(m, y), 84);
+    x = amp_add(m, amp_relu(m, x), x);
+    amp_softmax_cross_entropy(m, amp_add(m, x, y), NULL);
+}
+static float pictures[4 * 1024];
+static int32_t labels[4] = { 1, 2, 3, 4 };
+static amp_batch full_batch(void) {
+    amp_batch b;
+    memset(&b, 0, sizeof b);
+    b.n = 4; b.inputs[0] = pictures; b.targets[0] = labels;
+    return b;
+}
+static uint64_t hash_of(amp_model* m) {
+    uint64_t h = 14695981039346656037u;
+    int i, count;
+    size_t k;
+    const amp_param* p = amp_model_params(m, &count);
+    for (i = 0; i < count; i++)
+        for (k = 0; k < p[i].count; k++) {
+            uint32_t u = 0;
+            if (p[i].master) memcpy(&u, &p[i].master[k], 4);
+            else memcpy(&u, (const unsigned short*)p[i].low + k, 2);
+            h = (h ^ u) * 1099511628211u;
+        }
+    return h;
+}
+
+/* create + build + finalize with every single failure; after a failed finalize a second one works, and trains to the same
+   bits as a model that never failed. */
+static void test_build(void) {
+    int level;
+    for (level = 0; level <= 3; level++) {
+        amp_model_desc d = desc_of((amp_level)level);
+        amp_batch b = full_batch();
+        amp_model* m = NULL;
+        amp_step_info info;
+        amp_memory memory, again;
+        uint64_t want;
+        long k, total, finalize_failures = 0, build_failures = 0;
+        int i, casts;
+        fail_from(0);
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        build(m);
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+        total = asked;
+        CHECK(amp_model_memory(m, &memory) == AMP_OK);
+        CHECK_MSG(amp_model_layer_count(m) == 32, "%d", amp_model_layer_count(m));
+        for (i = casts = 0; i < 32; i++) casts += amp_model_layer(m, i)->casts;
+        CHECK((casts > 0) == (level == 1));
+        want = hash_of(m);
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+        CHECK(asked == total && hash_of(m) != want);
+        want = hash_of(m);
+        amp_model_destroy(m);
+        CHECK(living == 0);
+        for (k = 1; k <= total; k++) {
+            amp_result r;
+            long before;
+            heard_count = 0; heard[0] = 0;
+            fail_from(k);
+            r = amp_model_create(&m, &d);
+            if (r != AMP_OK) {
+                CHECK(r == AMP_ERR_MEMORY && m == NULL && heard_count == 1 && living == 0);
+                continue;
+            }
+            build(m);
+            before = asked;
+            r = amp_model_finalize(m);
+            CHECK_MSG(r == AMP_ERR_MEMORY, "allocation %ld: %s", k, amp_result_string(r));
+            CHECK_MSG(heard_count == 1 && strstr(heard, "memory") && strcmp(heard, amp_model_error(m)) == 0, "%d: %s", heard_count, heard);
+            CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_STATE);
+            CHECK(amp_model_params(m, NULL) == NULL);
+            if (before < k) {
+                finalize_failures++;
+                CHECK_MSG(amp_model_finalize(m) == AMP_OK, "after allocation %ld: %s", k, amp_model_error(m));
+                CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
+                CHECK(hash_of(m) == want);
+                CHECK(amp_model_memory(m, &again) == AMP_OK && memcmp(&memory, &again, sizeof memory) == 0);
+            } else {
+                build_failures++;
+                CHECK(amp_model_finalize(m) == AMP_ERR_MEMORY);       /* the graph is not whole */
+            }
+            amp_model_destroy(m);
+            CHECK_MSG(living == 0, "allocation %ld: %ld blocks are left", k, living);
+        }
+        CHECK(finalize_failures >= 10 && build_failures >= 1);
+    }
+    CHECK(wrong_frees == 0);
+}
+
+/* A create that is refused for another reason gives its memory back, too. */
+static void test_refused_create(void) {
+    amp_model_desc d = desc_of(AMP_O1);
+    amp_model* m = NULL;
+    fail_from(0);
+    d.precision.master_weights = 1;
+    CHECK(amp_model_create(&m, &d) == AMP_ERR_POLICY && m == NULL && living == 0);
+    d = desc_of(AMP_O1);
+    d.accumulate = -1;
+    CHECK(amp_model_create(&m, &d) == AMP_ERR_DESC && m == NULL && living == 0);
+}
+
+/* --- files ------------------------------------------------------------------------------------- */
+
+static const char* path = "test_alloc.tmp.safetensors";
+
+static void test_file(void) {
+    float a[6] = { 1, 2, 3, 4, 5, 6 }, b[3] = { 7, 8, 9 }, in_a[6], in_b[3];
+    amp_file_tensor t[2], in[2];
+    amp_file_text text;
+    amp_file_desc d;
+    amp_logger logger;
+    char out[16];
+    long k, total;
+    memset(t, 0, sizeof t);
+    memset(&d, 0, sizeof d);
+    d.allocator.alloc = marked_alloc; d.allocator.free = marked_free; d.allocator.user_data = &user_mark;
+    logger.log = listen; logger.user_data = NULL;
+    d.logger = &logger;
+    t[0].tensor.data = a; t[0].tensor.count = 6; t[0].tensor.name = "a"; t[0].rank = 2; t[0].shape[0] = 2; t[0].shape[1] = 3;
+    t[1].tensor.data = b; t[1].tensor.count = 3; t[1].tensor.name = "b"; t[1].rank = 1; t[1].shape[0] = 3;
+    memcpy(in, t, sizeof in);
+    in[0].tensor.data = in_a; in[1].tensor.data = in_b;
+    text.key = "key"; text.value = "value";
+    fail_from(0);
+    CHECK(amp_file_save(path, t, 2, &text, 1, &d) == AMP_OK && living == 0);
+    total = asked;
+    for (k = 1; k <= total; k++) {
+        fail_from(k); heard_count = 0;
+        a[0] = 100.0f;                              /* must not get into the file */
+        CHECK(amp_file_save(path, t, 2, &text, 1, &d) == AMP_ERR_MEMORY);
+        CHECK(heard_count == 1 && heard[0] && living == 0);
+    }
+    fail_from(0);
+    CHECK(amp_file_load(path, in, 2, &d) == AMP_OK && in_a[0] == 1.0f && in_b[2] == 9.0f && living == 0);
+    total = asked;
+    for (k = 1; k <= total; k++) {
+        fail_from(k); heard_count = 0;
+        in_a[0] = in_b[0] = -1.0f;
+        CHECK(amp_file_load(path, in, 2, &d) == AMP_ERR_MEMORY);
+        CHECK(heard_count == 1 && heard[0] && living == 0 && in_a[0] == -1.0f && in_b[0] == -1.0f);
+    }
+    fail_from(0);
+    CHECK(amp_file_text_of(path, "key", out, sizeof out, &d) == AMP_OK && strcmp(out, "value") == 0 && living == 0);
+    total = asked;
+    for (k = 1; k <= total; k++) {
+        fail_from(k); heard_count = 0;
+        strcpy(out, "before");
+        CHECK(amp_file_text_of(path, "key", out, sizeof out, &d) == AMP_ERR_MEMORY);
+        CHECK(heard_count == 1 && living == 0 && strcmp(out, "before") == 0);
+    }
+    CHECK(remove(path) == 0 && wrong_frees == 0);
+}
+
+static void test_checkpoint(void) {
+    amp_model_desc d = desc_of(AMP_O2);
+    amp_batch b = full_batch();
+    amp_model *m = NULL, *fresh = NULL;
+    long k, total, base;
+    uint64_t saved, other;
+    amp_step_info info;
+    fail_from(0);
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    build(m);
+    CHECK(amp_model_finalize(m) == AMP_OK && amp_train_step(m, &b, NULL) == AMP_OK);
+    saved = hash_of(m);
+    base = living;
+    fail_from(0);
+    CHECK_MSG(amp_checkpoint_save(m, path) == AMP_OK, "%s", amp_model_error(m));
+    total = asked;
+    CHECK(total > 0 && living == base);
+    CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
+    other = hash_of(m);
+    CHECK(other != saved);
+    for (k = 1; k <= total; k++) {
+        fail_from(k); heard_count = 0;
+        CHECK(amp_checkpoint_save(m, path) == AMP_ERR_MEMORY);
+        CHECK(heard_count == 1 && heard[0] && living == base && hash_of(m) == other);
+    }
+    /* The file is still the first one; every failing load leaves the model alone. */
+    fail_from(0);
+    CHECK(amp_model_create(&fresh, &d) == AMP_OK);
+    build(fresh);
+    CHECK(amp_model_finalize(fresh) == AMP_OK);
+    base = living;
+    other = hash_of(fresh);
+    fail_from(0);
+    CHECK_MSG(amp_checkpoint_load(m, path) == AMP_OK, "%s", amp_model_error(m));
+    total = asked;
+    CHECK(hash_of(m) == saved && living == base);
+    for (k = 1; k <= total; k++) {
+        fail_from(k); heard_count = 0;
+        CHECK(amp_checkpoint_load(fresh, path) == AMP_ERR_MEMORY);
+        CHECK(heard_count == 1 && heard[0] && living == base && hash_of(fresh) == other);
+    }
+    fail_from(0);
+    CHECK(amp_checkpoint_load(fresh, path) == AMP_OK && hash_of(fresh) == saved);
+    CHECK(amp_train_step(fresh, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+    CHECK(amp_train_step(m, &b, NULL) == AMP_OK && amp_model_optimizer(m)->state.step == info.step);
+    CHECK(hash_of(fresh) == hash_of(m));
+    amp_model_destroy(m);
+    amp_model_destroy(fresh);
+    CHECK(living == 0 && wrong_frees == 0);
+    CHECK(remove(path) == 0);
+}
+
+/* A model without parameters has nothing to checkpoint, and says so or does it, but does not crash. */
+static void test_checkpoint_of_nothing(void) {
+    amp_model_desc d = desc_of(AMP_O0);
+    amp_model* m = NULL;
+    amp_result r;
+    fail_from(0);
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    amp_softmax(m, amp_input(m, 3, 1, 1));
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    r = amp_checkpoint_save(m, path);
+    CHECK(r == AMP_OK || r == AMP_ERR_STATE);
+    if (r == AMP_OK) { CHECK(amp_checkpoint_load(m, path) == AMP_OK); CHECK(remove(path) == 0); }
+    amp_model_destroy(m);
+    CHECK(living == 0);
+}
+
+int main(void) {
+    int i;
+    for (i = 0; i < 4 * 1024; i++) pictures[i] = test_uniform();
+    TEST(test_build);
+    TEST(test_refused_create);
+    TEST(test_file);
+    TEST(test_checkpoint);
+    TEST(test_checkpoint_of_nothing);
+    TEST_END();
+}

@@ -1,0 +1,395 @@
+/* test_report.c - statistics of tensors and models, and what is printed for people. */
+#include "../amp.h"
+#include "test.h"
+#include <math.h>
+#include <float.h>
+
+static char heard[512];
+static void listen(amp_result code, const char* sentence, void* user_data) {
+    (void)code; (void)user_data;
+    snprintf(heard, sizeof heard, "%s", sentence);
+}
+
+static const float inf = (float)HUGE_VAL;
+static float nan_value(void) { return inf - inf; }
+static uint64_t bin(const amp_stats* s, int exponent) { return s->histogram[exponent - AMP_STATS_MIN_EXPONENT]; }
+static uint64_t binned(const amp_stats* s) {
+    uint64_t n = 0;
+    int i;
+    for (i = 0; i < AMP_STATS_BINS; i++) n += s->histogram[i];
+    return n;
+}
+
+/* --- counts -------------------------------------------------------------------------------- */
+
+/* Floats around every border of half. */
+static void test_f32_for_half(void) {
+    float x[] = { 0.0f, -0.0f, 1.0f, -2.5f, 65504.0f, 65519.99f, 65520.0f, -70000.0f,  /* the border to inf is 65520 */
+                  2.98023224e-8f,                  /* 2^-25: a tie that goes to 0 */
+                  2.98023259e-8f, 5.9604645e-8f,   /* just above it; 2^-24 */
+                  1e-8f, -1e-30f, 1e-45f,          /* to 0; the last is a subnormal float */
+                  6.0e-5f, 6.1035156e-5f,          /* a subnormal half; 2^-14 */
+                  6.1034e-5f,                      /* below 2^-14, but rounds up to it */
+                  0, 0, 0, FLT_MAX };
+    amp_stats s;
+    x[17] = inf; x[18] = -inf; x[19] = nan_value();
+    CHECK(amp_stats_collect(&s, x, AMP_F32, sizeof x / sizeof *x, AMP_DTYPE_DEFAULT, 0) == AMP_OK);
+    CHECK(s.count == 21 && s.zeros == 2 && s.infs == 2 && s.nans == 1 && binned(&s) == 16);
+    CHECK_MSG(s.subnormals == 1, "%lu", (unsigned long)s.subnormals);
+    CHECK_MSG(s.would_underflow == 4, "%lu", (unsigned long)s.would_underflow);
+    CHECK_MSG(s.would_be_subnormal == 3, "%lu", (unsigned long)s.would_be_subnormal);
+    CHECK_MSG(s.would_overflow == 3, "%lu", (unsigned long)s.would_overflow);
+    CHECK(s.smallest == 1e-45f && s.largest == FLT_MAX);
+    CHECK(bin(&s, 0) == 1 && bin(&s, 1) == 1 && bin(&s, 15) == 3 && bin(&s, 16) == 1 && bin(&s, 127) == 1);
+    CHECK(bin(&s, -25) == 2 && bin(&s, -24) == 1 && bin(&s, -27) == 1 && bin(&s, -100) == 1 && bin(&s, -149) == 1);
+    CHECK(bin(&s, -15) == 2 && bin(&s, -14) == 1);
+    /* bfloat16 has FLT_MAX's exponent, but FLT_MAX rounds up to inf. */
+    CHECK(amp_stats_collect(&s, x, AMP_F32, sizeof x / sizeof *x, AMP_BF16, 0) == AMP_OK);
+    CHECK(s.would_underflow == 1 && s.would_be_subnormal == 0 && s.would_overflow == 1);
+    CHECK(amp_stats_collect(&s, x, AMP_F32, sizeof x / sizeof *x, AMP_F32, 0) == AMP_OK);
+    CHECK(s.would_underflow == 0 && s.would_be_subnormal == 1 && s.would_overflow == 0);
+}
+
+/* All 65536 halves, against counts that follow from the format. */
+static void test_every_half(void) {
+    static amp_half x[65536];
+    amp_stats s;
+    int i;
+    for (i = 0; i < 65536; i++) x[i].bits = (uint16_t)i;
+    CHECK(amp_stats_collect(&s, x, AMP_F16, 65536, AMP_F16, 0) == AMP_OK);
+    CHECK(s.count == 65536 && s.zeros == 2 && s.infs == 2 && s.nans == 2 * 1023 && s.subnormals == 2 * 1023);
+    CHECK(s.would_underflow == 0 && s.would_overflow == 0 && s.would_be_subnormal == 2 * 1023);
+    CHECK(s.smallest == AMP_HALF_TRUE_MIN && s.largest == AMP_HALF_MAX && s.suggested_scale == 0.5f);
+    for (i = -14; i <= 15; i++) CHECK(bin(&s, i) == 2048);
+    for (i = -24; i < -14; i++) CHECK(bin(&s, i) == (uint64_t)2 << (i + 24));
+    /* As bfloat16: the largest stay finite (65504 is 65536 there), nothing is subnormal. */
+    CHECK(amp_stats_collect(&s, x, AMP_F16, 65536, AMP_BF16, 0) == AMP_OK);
+    CHECK(s.would_underflow == 0 && s.would_overflow == 0 && s.would_be_subnormal == 0 && s.subnormals == 2 * 1023);
+}
+
+static void test_every_bfloat16(void) {
+    static amp_bfloat16 x[65536];
+    amp_stats s;
+    int i;
+    for (i = 0; i < 65536; i++) x[i].bits = (uint16_t)i;
+    CHECK(amp_stats_collect(&s, x, AMP_BF16, 65536, AMP_F16, 0) == AMP_OK);
+    CHECK(s.zeros == 2 && s.infs == 2 && s.nans == 2 * 127 && s.subnormals == 2 * 127);
+    /* 2^-25 itself is a tie and becomes 0; from 2^-24 down to the numbers above 2^-25 stay. Exponents -126..-26 and the
+       subnormals are lost. 2^16 and above is inf; 65280 = 1.9921875 * 2^15, the largest below, is not. */
+    CHECK(s.would_underflow == 2 * (101 * 128 + 127 + 1));
+    CHECK(s.would_overflow == 2 * (127 - 16 + 1) * 128);
+    CHECK(s.would_be_subnormal == 2 * (11 * 128 - 1));
+    CHECK(bin(&s, -126) == 256 && bin(&s, 127) == 256 && bin(&s, -127) == 128 && bin(&s, -133) == 2 && bin(&s, -134) == 0);
+}
+
+static void test_f64(void) {
+    double x[] = { 1e-320, 1e-300, 1e-40, 0.1, 65519.999999999, 65520.0, 1e300, 0.0, 0.0 };
+    amp_stats s;
+    x[8] = (double)inf;
+    CHECK(amp_stats_collect(&s, x, AMP_F64, 9, AMP_F16, 0) == AMP_OK);
+    CHECK(s.count == 9 && s.zeros == 1 && s.infs == 1 && s.subnormals == 1 && s.would_underflow == 3 && s.would_overflow == 2);
+    CHECK(bin(&s, -149) == 2 && bin(&s, -133) == 1 && bin(&s, -4) == 1 && bin(&s, 15) == 2 && bin(&s, 127) == 1);
+    CHECK_MSG(s.smallest == 1e-45f && s.largest == FLT_MAX, "%g %g", (double)s.smallest, (double)s.largest);
+    CHECK(amp_stats_collect(&s, x + 3, AMP_F64, 1, AMP_F16, 0) == AMP_OK && s.largest == 0.1f && s.smallest == 0.1f);
+}
+
+static void test_adding(void) {
+    static float x[1000];
+    amp_stats all, parts;
+    int i;
+    for (i = 0; i < 1000; i++) x[i] = ldexpf(test_uniform(), (int)(test_random() % 60) - 40);
+    CHECK(amp_stats_collect(&all, x, AMP_F32, 1000, AMP_F16, 0) == AMP_OK);
+    memset(&parts, 0xff, sizeof parts);
+    CHECK(amp_stats_collect(&parts, x, AMP_F32, 300, AMP_F16, 0) == AMP_OK);
+    CHECK(amp_stats_collect(&parts, x + 300, AMP_F32, 1, AMP_F16, 1) == AMP_OK);
+    CHECK(amp_stats_collect(&parts, x + 301, AMP_F32, 699, AMP_F16, 1) == AMP_OK);
+    CHECK(amp_stats_collect(&parts, NULL, AMP_F32, 0, AMP_F16, 1) == AMP_OK);
+    CHECK(memcmp(&all, &parts, sizeof all) == 0);
+    CHECK(amp_stats_collect(&parts, NULL, AMP_F32, 0, AMP_F16, 0) == AMP_OK && parts.count == 0 && parts.suggested_scale == 0.0f);
+    CHECK(parts.largest == 0.0f && parts.smallest == 0.0f);
+    CHECK(amp_stats_collect(NULL, x, AMP_F32, 1, AMP_F16, 0) == AMP_ERR_ARGUMENT);
+    CHECK(amp_stats_collect(&parts, NULL, AMP_F32, 1, AMP_F16, 0) == AMP_ERR_ARGUMENT);
+    CHECK(amp_stats_collect(&parts, x, (amp_dtype)9, 1, AMP_F16, 0) == AMP_ERR_DTYPE);
+    CHECK(amp_stats_collect(&parts, x, AMP_F32, 1, AMP_F64, 0) == AMP_ERR_DTYPE);
+    CHECK(parts.count == 0);
+}
+
+/* The largest power of two with largest * scale <= max / 2: the next one is too large, and what is scaled can be cast. */
+static void test_suggested_scale(void) {
+    static const amp_dtype targets[] = { AMP_F16, AMP_BF16, AMP_F32 };
+    static const double most[] = { 65504.0, 3.3895313892515355e38, 3.4028234663852886e38 };
+    int t, i;
+    for (t = 0; t < 3; t++)
+        for (i = 0; i < 20000; i++) {
+            float x = ldexpf(1.0f + (float)(test_random() & 0x7fffffu) / 8388608.0f, (int)(test_random() % 277) - 149);
+            amp_stats s;
+            double scaled;
+            if (i % 3 == 0) x = ldexpf(2.0f - ldexpf(1.0f, -(int)(test_random() % 24)), (int)(test_random() % 100) - 50);   /* 1.99.. */
+            if (i == 0) x = 1.0f;
+            if (i == 1) x = FLT_MAX;
+            if (i == 2) x = 1e-45f;
+            CHECK(amp_stats_collect(&s, &x, AMP_F32, 1, targets[t], 0) == AMP_OK);
+            scaled = (double)x * (double)s.suggested_scale;
+            if (s.suggested_scale < 1e38f)
+                CHECK_MSG(scaled <= most[t] / 2.0 && 2.0 * scaled > most[t] / 2.0, "%g: %g", (double)x, (double)s.suggested_scale);
+            else CHECK(s.suggested_scale == 1.7014118346046923e38f && scaled <= most[t] / 2.0);
+            CHECK(frexpf(s.suggested_scale, &(int){ 0 }) == 0.5f);
+            CHECK(amp_half_is_finite(amp_half_from_double(scaled)) || t > 0);
+        }
+}
+
+/* --- models ---------------------------------------------------------------------------------- */
+
+enum { N = 6 };
+static float pictures[N * 36];
+static int32_t labels[N];
+typedef struct model { amp_model* m; amp_value v[8]; } model;
+
+static model make_model(amp_level level, amp_dtype low, float dropout, int accumulate) {
+    amp_model_desc d;
+    amp_conv2d_desc c;
+    model t;
+    memset(&d, 0, sizeof d);
+    memset(&c, 0, sizeof c);
+    d.batch = N; d.precision.level = level; d.precision.low_dtype = level ? low : AMP_DTYPE_DEFAULT; d.logger.log = listen; d.accumulate = accumulate;
+    d.optimizer.momentum = 0.9f;
+    t.m = NULL;
+    CHECK_MSG(amp_model_create(&t.m, &d) == AMP_OK, "%s", heard);
+    c.out_channels = 4; c.kernel = 3;
+    t.v[0] = amp_input(t.m, 1, 6, 6);
+    t.v[1] = amp_conv2d(t.m, t.v[0], &c);
+    t.v[2] = amp_batch_norm(t.m, t.v[1], NULL);
+    t.v[3] = amp_relu(t.m, t.v[2]);
+    t.v[4] = amp_flatten(t.m, t.v[3]);
+    t.v[5] = amp_dropout(t.m, t.v[4], dropout);
+    t.v[6] = amp_linear(t.m, t.v[5], 3);
+    t.v[7] = amp_softmax(t.m, t.v[6]);
+    amp_softmax_cross_entropy(t.m, t.v[6], NULL);
+    CHECK_MSG(amp_model_finalize(t.m) == AMP_OK, "%s", amp_model_error(t.m));
+    return t;
+}
+static amp_batch full_batch(void) {
+    amp_batch b;
+    memset(&b, 0, sizeof b);
+    b.n = N; b.inputs[0] = pictures; b.targets[0] = labels;
+    return b;
+}
+
+/* Everything that a step can change, as bytes. */
+static size_t state_bytes(model t, unsigned char* out, size_t room) {
+    size_t n = 0;
+    int i, count;
+    amp_batch b = full_batch();
+    float answers[N * 64];
+    amp_param* p = amp_model_params(t.m, &count);
+    for (i = 0; i < count; i++) {
+        if (p[i].master) { memcpy(out + n, p[i].master, p[i].count * 4); n += p[i].count * 4; }
+        if (p[i].low) { memcpy(out + n, p[i].low, p[i].count * 2); n += p[i].count * 2; }
+        if (p[i].m) { memcpy(out + n, p[i].m, p[i].count * 4); n += p[i].count * 4; }
+    }
+    memcpy(out + n, &amp_model_scaler(t.m)->state, sizeof(amp_scaler_state)); n += sizeof(amp_scaler_state);
+    memcpy(out + n, &amp_model_optimizer(t.m)->state, sizeof(amp_optimizer_state)); n += sizeof(amp_optimizer_state);
+    CHECK(amp_predict(t.m, &b, t.v[2], answers) == AMP_OK);     /* shows the running statistics */
+    memcpy(out + n, answers, sizeof answers); n += sizeof answers;
+    CHECK(n <= room);
+    return n;
+}
+
+static void test_model_stats_change_nothing(void) {
+    static unsigned char before[20000], after[20000];
+    int level, i;
+    for (level = 0; level <= 3; level++) {
+        model t = make_model((amp_level)level, AMP_F16, 0.5f, 0), u = make_model((amp_level)level, AMP_F16, 0.5f, 0);
+        amp_batch b = full_batch();
+        amp_layer_stats stats[9];
+        amp_step_info info;
+        amp_scaler scaler;
+        size_t n;
+        for (i = 0; i < 3; i++) CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK);
+        n = state_bytes(t, before, sizeof before);
+        scaler = *amp_model_scaler(t.m);
+        CHECK_MSG(amp_model_stats(t.m, &b, stats, 9) == AMP_OK, "%s", amp_model_error(t.m));
+        CHECK(state_bytes(t, after, sizeof after) == n && memcmp(before, after, n) == 0);
+        CHECK(memcmp(&scaler, amp_model_scaler(t.m), sizeof scaler) == 0);
+        /* Nor anything that shows later: dropout goes on where it was. */
+        for (i = 0; i < 3; i++) CHECK(amp_train_step(u.m, &b, NULL) == AMP_OK);
+        for (i = 0; i < 3; i++) {
+            CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && amp_train_step(u.m, &b, NULL) == AMP_OK);
+            CHECK(amp_model_stats(t.m, &b, stats, 9) == AMP_OK);
+        }
+        n = state_bytes(t, before, sizeof before);
+        CHECK(state_bytes(u, after, sizeof after) == n && memcmp(before, after, n) == 0);
+        amp_model_destroy(t.m);
+        amp_model_destroy(u.m);
+    }
+}
+
+/* The statistics are those of the buffers: outputs as predictions show them (no dropout; the batch norm and what follows it
+   differ between training and evaluation), weight gradients as a step leaves them. */
+static void test_model_stats_are_right(void) {
+    static const size_t sizes[9] = { 36, 64, 64, 64, 64, 64, 3, 3, 0 };
+    static const amp_dtype lows[] = { AMP_F16, AMP_BF16 };
+    int k, i, count;
+    for (k = 0; k < 2; k++) {
+        model t = make_model(AMP_O2, lows[k], 0.0f, 0);
+        amp_batch b = full_batch();
+        amp_layer_stats stats[10];
+        float out[N * 64];
+        amp_stats want;
+        amp_param* p = amp_model_params(t.m, &count);
+        memset(stats, 0x55, sizeof stats);
+        CHECK(amp_model_stats(t.m, &b, stats, 10) == AMP_OK);
+        CHECK(stats[9].output.count == 0x5555555555555555u);            /* layer 9 does not exist */
+        for (i = 0; i < 9; i++) {
+            CHECK_MSG(stats[i].output.count == N * sizes[i], "layer %d: %lu", i, (unsigned long)stats[i].output.count);
+            /* The input needs no gradient, flatten is no buffer of its own, the softmax leads to no loss. */
+            CHECK_MSG(stats[i].output_gradient.count == (i == 0 || i == 4 || i == 7 || i == 8 ? 0 : N * sizes[i]), "layer %d", i);
+            CHECK((stats[i].weight_gradient.count > 0) == (i == 1 || i == 2 || i == 6));
+        }
+        for (i = 0; i < 2; i++) {
+            CHECK(amp_predict(t.m, &b, t.v[i], out) == AMP_OK);
+            CHECK(amp_stats_collect(&want, out, AMP_F32, N * sizes[i], lows[k], 0) == AMP_OK);
+            want.subnormals = stats[i].output.subnormals;               /* in the type that is stored */
+            CHECK_MSG(memcmp(&want, &stats[i].output, sizeof want) == 0, "output of layer %d", i);
+        }
+        CHECK(stats[3].output.zeros > 0 && stats[2].output.zeros < stats[3].output.zeros);      /* relu, and before it */
+        CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK);
+        CHECK(amp_stats_collect(&want, p[4].grad, AMP_F32, p[4].count, lows[k], 0) == AMP_OK);
+        CHECK(amp_stats_collect(&want, p[5].grad, AMP_F32, p[5].count, lows[k], 1) == AMP_OK);
+        CHECK(memcmp(&want, &stats[6].weight_gradient, sizeof want) == 0);
+        amp_model_destroy(t.m);
+    }
+}
+
+static void test_model_stats_errors(void) {
+    model t = make_model(AMP_O1, AMP_F16, 0.0f, 2);
+    amp_batch b = full_batch();
+    amp_layer_stats stats[9];
+    amp_step_info info;
+    CHECK(amp_model_stats(NULL, &b, stats, 9) == AMP_ERR_ARGUMENT);
+    CHECK(amp_model_stats(t.m, &b, NULL, 9) == AMP_ERR_ARGUMENT);
+    CHECK(amp_model_stats(t.m, &b, stats, 8) == AMP_ERR_ARGUMENT && strstr(amp_model_error(t.m), "9 are needed"));
+    CHECK(amp_model_stats(t.m, NULL, stats, 9) == AMP_ERR_ARGUMENT);
+    b.n = N + 1;
+    CHECK(amp_model_stats(t.m, &b, stats, 9) == AMP_ERR_ARGUMENT);
+    b.n = N;
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_ACCUMULATED);
+    CHECK(amp_model_stats(t.m, &b, stats, 9) == AMP_ERR_STATE && strstr(amp_model_error(t.m), "micro-batches"));
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+    CHECK(amp_model_stats(t.m, &b, stats, 9) == AMP_OK);
+    amp_model_destroy(t.m);
+}
+
+/* --- print --------------------------------------------------------------------------------------- */
+
+static char text[16384];
+static const char* read_back(FILE* f) {
+    size_t n;
+    rewind(f);
+    n = fread(text, 1, sizeof text - 1, f);
+    text[n] = 0;
+    fclose(f);
+    return text;
+}
+/* The line that begins with a layer's name. */
+static const char* line_of(const char* name) {
+    static char line[512];
+    const char* at = text;
+    size_t n = strlen(name), k;
+    while (at && !(strncmp(at, name, n) == 0 && at[n] == ' ')) { at = strchr(at, '\n'); if (at) at++; }
+    if (!at) return "";
+    for (k = 0; at[k] && at[k] != '\n' && k < sizeof line - 1; k++) line[k] = at[k];
+    line[k] = 0;
+    return line;
+}
+
+static void test_print_model(void) {
+    model t = make_model(AMP_O2, AMP_BF16, 0.5f, 0);
+    FILE* f = tmpfile();
+    char number[32];
+    amp_memory memory;
+    int i;
+    if (!f) { TEST_SKIP("no temporary file"); amp_model_destroy(t.m); return; }
+    CHECK(amp_model_print(t.m, f) == AMP_OK);
+    read_back(f);
+    CHECK(strncmp(text, "O2 bf16, batch 6\n", 17) == 0);
+    for (i = 0; i < amp_model_layer_count(t.m); i++) {
+        const amp_layer* l = amp_model_layer(t.m, i);
+        const char* line = line_of(l->name);
+        char shape[40];
+        snprintf(shape, sizeof shape, " %dx%dx%d ", l->channels, l->height, l->width);
+        CHECK_MSG(strstr(line, amp_op_name(l->op)) && strstr(line, amp_rule_name(l->rule)) && strstr(line, amp_reason_name(l->reason))
+                  && strstr(line, shape) && strstr(line, amp_dtype_name(l->compute_dtype)) && strstr(line, amp_dtype_name(l->storage_dtype)),
+                  "%s: %s", l->name, line);
+        CHECK((strstr(line, "in place") != NULL) == (l->in_place || l->op == AMP_OP_FLATTEN));
+    }
+    CHECK(amp_model_memory(t.m, &memory) == AMP_OK);
+    snprintf(number, sizeof number, "activations %lu", (unsigned long)memory.activation_bytes);
+    CHECK(strstr(text, number) != NULL);
+    CHECK(strstr(text, "243 parameters") != NULL);       /* 36+4, 4+4, 192+3 */
+    CHECK(amp_model_print(NULL, stdout) == AMP_ERR_ARGUMENT && amp_model_print(t.m, NULL) == AMP_ERR_ARGUMENT);
+    amp_model_destroy(t.m);
+}
+
+static void test_print_casts(void) {
+    amp_model_desc d;
+    amp_model* m = NULL;
+    amp_value x, y;
+    FILE* f = tmpfile();
+    memset(&d, 0, sizeof d);
+    d.batch = 2; d.precision.level = AMP_O1;
+    if (!f) { TEST_SKIP("no temporary file"); return; }
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    CHECK(amp_model_print(m, stdout) == AMP_ERR_STATE);
+    x = amp_input(m, 4, 1, 1);
+    y = amp_tanh(m, x);                           /* FP32, as its input */
+    amp_name(m, y, "both");
+    x = amp_linear(m, y, 4);
+    amp_mse(m, amp_add(m, x, y), NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    CHECK(amp_model_print(m, f) == AMP_OK);
+    read_back(f);
+    CHECK_MSG(strstr(line_of("linear1"), "(+1 cast)") && !strstr(line_of("both"), "cast"), "%s", text);
+    amp_model_destroy(m);
+}
+
+static void test_print_stats(void) {
+    static float x[300];
+    amp_stats s;
+    FILE* f = tmpfile();
+    int i;
+    if (!f) { TEST_SKIP("no temporary file"); return; }
+    for (i = 0; i < 300; i++) x[i] = i < 200 ? 1.5f : i < 250 ? 5.0f : i < 299 ? 0.0f : inf;
+    CHECK(amp_stats_collect(&s, x, AMP_F32, 300, AMP_F16, 0) == AMP_OK);
+    CHECK(amp_stats_print(&s, f) == AMP_OK);
+    read_back(f);
+    CHECK_MSG(strstr(text, "300 values: 49 zero") && strstr(text, "1 inf, 0 nan") && strstr(text, "suggested scale 4096"), "%s", text);
+    CHECK(strlen(line_of("2^0")) - strlen(strstr(line_of("2^0"), "200")) < 30 && strstr(line_of("2^0"), "200 ##"));
+    CHECK(strstr(line_of("2^2"), "50 #") && strstr(line_of("2^1"), "0"));
+    CHECK(!strstr(text, "2^3") && !strstr(text, "2^-1"));
+    CHECK(amp_stats_print(NULL, stdout) == AMP_ERR_ARGUMENT && amp_stats_print(&s, NULL) == AMP_ERR_ARGUMENT);
+    f = tmpfile();
+    if (!f) return;
+    CHECK(amp_stats_collect(&s, x, AMP_F32, 0, AMP_F16, 0) == AMP_OK && amp_stats_print(&s, f) == AMP_OK);
+    read_back(f);
+    CHECK(strstr(text, "0 values") != NULL);
+}
+
+int main(void) {
+    int i;
+    for (i = 0; i < N * 36; i++) pictures[i] = test_uniform();
+    for (i = 0; i < N; i++) labels[i] = i % 3;
+    TEST(test_f32_for_half);
+    TEST(test_every_half);
+    TEST(test_every_bfloat16);
+    TEST(test_f64);
+    TEST(test_adding);
+    TEST(test_suggested_scale);
+    TEST(test_model_stats_change_nothing);
+    TEST(test_model_stats_are_right);
+    TEST(test_model_stats_errors);
+    TEST(test_print_model);
+    TEST(test_print_casts);
+    TEST(test_print_stats);
+    TEST_END();
+}

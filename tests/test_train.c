@@ -1,0 +1,1126 @@
+/* test_train.c - the training step: learning at every level, skipped steps that leave no trace, accumulation, replay, ranks,
+   evaluation, dropout, and the same bits whatever runs beside it. */
+#include "../amp.h"
+#include "test.h"
+#include <math.h>
+
+static char heard[512];
+static void listen(amp_result code, const char* sentence, void* user_data) {
+    (void)code; (void)user_data;
+    snprintf(heard, sizeof heard, "%s", sentence);
+}
+
+/* --- a small problem --------------------------------------------------------------------- */
+
+/* Three kinds of 8x8 picture: a bright row, a bright column, a bright diagonal, with noise. */
+enum { SIDE = 8, PIXELS = SIDE * SIDE, SAMPLES = 24, CLASSES = 3 };
+static float pictures[SAMPLES * PIXELS];
+static int32_t labels[SAMPLES];
+static float wishes[SAMPLES * CLASSES];      /* the labels as targets for MSE */
+
+static void make_pictures(void) {
+    int s, i;
+    test_seed = 7;
+    for (s = 0; s < SAMPLES; s++) {
+        int kind = s % CLASSES, at = (int)(test_random() % SIDE);
+        for (i = 0; i < PIXELS; i++) pictures[s * PIXELS + i] = 0.25f * test_uniform();
+        for (i = 0; i < SIDE; i++) pictures[s * PIXELS + (kind == 0 ? at * SIDE + i : kind == 1 ? i * SIDE + at : i * SIDE + (i + at) % SIDE)] += 1.0f;
+        labels[s] = kind;
+        for (i = 0; i < CLASSES; i++) wishes[s * CLASSES + i] = i == kind ? 1.0f : 0.0f;
+    }
+}
+static amp_batch batch_of(int first, int n) {
+    amp_batch b;
+    memset(&b, 0, sizeof b);
+    b.n = n;
+    b.inputs[0] = pictures + first * PIXELS;
+    b.targets[0] = labels + first;
+    return b;
+}
+
+/* conv, batch norm, relu, pool, conv, relu, dense, dropout, dense. The values are kept for predictions. */
+enum { VALUES = 11 };
+typedef struct toy { amp_model* m; amp_value v[VALUES]; } toy;
+
+static amp_model_desc toy_desc(int batch, amp_level level, amp_dtype low) {
+    amp_model_desc d;
+    memset(&d, 0, sizeof d);
+    d.batch = batch;
+    d.precision.level = level;
+    d.precision.low_dtype = level == AMP_O0 ? AMP_DTYPE_DEFAULT : low;
+    d.optimizer.lr = 0.05f;
+    d.optimizer.momentum = 0.9f;
+    d.logger.log = listen;
+    d.seed = 5;
+    return d;
+}
+static toy make_toy(const amp_model_desc* d, int norm, float dropout) {
+    amp_conv2d_desc c;
+    toy t;
+    int i = 0;
+    t.m = NULL;
+    CHECK_MSG(amp_model_create(&t.m, d) == AMP_OK, "%s", heard);
+    memset(&c, 0, sizeof c);
+    c.out_channels = 4; c.kernel = 3;
+    t.v[i] = amp_input(t.m, 1, SIDE, SIDE); i++;
+    t.v[i] = amp_conv2d(t.m, t.v[i - 1], &c); i++;
+    t.v[i] = norm ? amp_batch_norm(t.m, t.v[i - 1], NULL) : amp_tanh(t.m, t.v[i - 1]); i++;
+    t.v[i] = amp_relu(t.m, t.v[i - 1]); i++;
+    t.v[i] = amp_maxpool2d(t.m, t.v[i - 1], 2); i++;
+    c.out_channels = 8; c.padding = 1;
+    t.v[i] = amp_conv2d(t.m, t.v[i - 1], &c); i++;
+    t.v[i] = amp_relu(t.m, t.v[i - 1]); i++;
+    t.v[i] = amp_linear(t.m, t.v[i - 1], 16); i++;
+    t.v[i] = amp_sigmoid(t.m, t.v[i - 1]); i++;
+    t.v[i] = amp_dropout(t.m, t.v[i - 1], dropout); i++;
+    t.v[i] = amp_linear(t.m, t.v[i - 1], CLASSES); i++;
+    amp_softmax_cross_entropy(t.m, t.v[i - 1], NULL);
+    CHECK_MSG(amp_model_finalize(t.m) == AMP_OK, "%s", amp_model_error(t.m));
+    return t;
+}
+
+/* --- everything that a step may change ------------------------------------------------------ */
+
+enum { SNAP = 65536 };
+typedef struct snapshot { size_t n; unsigned char bytes[SNAP]; } snapshot;
+static void snap_bytes(snapshot* s, const void* p, size_t n) {
+    if (!p || s->n + n > SNAP) { CHECK(p == NULL); return; }
+    memcpy(s->bytes + s->n, p, n);
+    s->n += n;
+}
+static void snap_params(snapshot* s, amp_model* m) {
+    int i, count;
+    const amp_param* p = amp_model_params(m, &count);
+    for (i = 0; i < count; i++) {
+        snap_bytes(s, p[i].master, p[i].count * 4);
+        snap_bytes(s, p[i].low, p[i].count * 2);
+        snap_bytes(s, p[i].m, p[i].count * 4);
+        snap_bytes(s, p[i].v, p[i].count * 4);
+    }
+}
+/* Weights, moments, optimizer counters; and the running statistics, by what the model answers in evaluation. */
+static void snap(snapshot* s, toy t) {
+    amp_batch b = batch_of(0, 3);
+    float out[3 * 8 * 9 * 4];
+    const amp_optimizer_state* o = &amp_model_optimizer(t.m)->state;
+    s->n = 0;
+    snap_params(s, t.m);
+    snap_bytes(s, &o->step, sizeof o->step);
+    snap_bytes(s, &o->lr, sizeof o->lr);
+    CHECK(amp_predict(t.m, &b, t.v[2], out) == AMP_OK);
+    snap_bytes(s, out, 3 * 4 * 36 * 4);
+    CHECK(amp_predict(t.m, &b, t.v[10], out) == AMP_OK);
+    snap_bytes(s, out, 3 * CLASSES * 4);
+}
+static snapshot snap_a, snap_b, snap_c;
+static int same(const snapshot* a, const snapshot* b) { return a->n == b->n && memcmp(a->bytes, b->bytes, a->n) == 0; }
+
+static float steps(toy t, int count, int n) {
+    amp_step_info info;
+    int i;
+    memset(&info, 0, sizeof info);
+    for (i = 0; i < count; i++) {
+        amp_batch b = batch_of(i * n % SAMPLES, n);
+        CHECK_MSG(amp_train_step(t.m, &b, &info) == AMP_OK, "%s", amp_model_error(t.m));
+    }
+    return info.loss;
+}
+
+/* --- learning ---------------------------------------------------------------------------------- */
+
+static void test_learning(void) {
+    static const struct { amp_optimizer_kind kind; float lr, momentum; const char* name; } kinds[] = {
+        { AMP_SGD, 0.1f, 0.0f, "SGD" }, { AMP_SGD, 0.05f, 0.9f, "momentum" }, { AMP_ADAM, 0.01f, 0.0f, "Adam" },
+        { AMP_ADAMW, 0.01f, 0.0f, "AdamW" }, { AMP_LAMB, 0.02f, 0.0f, "LAMB" } };
+    int k, level, low, style;
+    for (k = 0; k < 5; k++)
+        for (level = 0; level <= 3; level++)
+            for (low = AMP_F16; low <= AMP_BF16; low++)
+                for (style = 0; style <= (level == 1); style++) {
+                    amp_model_desc d = toy_desc(SAMPLES, (amp_level)level, (amp_dtype)low);
+                    amp_batch b = batch_of(0, SAMPLES);
+                    amp_eval_info before, after;
+                    toy t;
+                    if (level == 3) d.grad_dtype = (amp_dtype)low;       /* half to the end, as Apex's O3 */
+                    d.precision.style = (amp_style)style;
+                    d.optimizer.kind = kinds[k].kind; d.optimizer.lr = kinds[k].lr; d.optimizer.momentum = kinds[k].momentum;
+                    t = make_toy(&d, 1, 0.0f);
+                    steps(t, 1, SAMPLES);               /* batch norm has seen something */
+                    amp_evaluate(t.m, &b, &before);
+                    steps(t, 40, SAMPLES);
+                    amp_evaluate(t.m, &b, &after);
+                    CHECK_MSG(after.loss < 0.7f * before.loss && after.correct > 16, "%s %s %s: loss %g, then %g with %d right", kinds[k].name,
+                              amp_level_name((amp_level)level), amp_dtype_name((amp_dtype)low), (double)before.loss, (double)after.loss, after.correct);
+                    CHECK(amp_model_optimizer(t.m)->state.step + amp_model_scaler(t.m)->state.skipped == 41);
+                    CHECK((amp_model_params(t.m, NULL)[0].master == NULL) == (level == 3));
+                    amp_model_destroy(t.m);
+                }
+}
+
+/* What a level brings when the user gives no scaler. */
+static void test_default_scaler(void) {
+    int level, low;
+    for (level = 0; level <= 3; level++)
+        for (low = AMP_F16; low <= AMP_BF16; low++) {
+            amp_model_desc d = toy_desc(4, (amp_level)level, (amp_dtype)low);
+            toy t = make_toy(&d, 1, 0.0f);
+            int dynamic = low == AMP_F16 && (level == 1 || level == 2);
+            CHECK(amp_model_scaler(t.m)->rule.is_static == !dynamic && amp_model_scaler(t.m)->state.scale == (dynamic ? 65536.0f : 1.0f));
+            amp_model_destroy(t.m);
+        }
+}
+
+static void test_step_info(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    toy t;
+    int i;
+    d.optimizer.schedule.kind = AMP_SCHEDULE_LINEAR;
+    d.optimizer.schedule.total_steps = 10;
+    d.optimizer.clip_norm = 1e-3f;
+    t = make_toy(&d, 1, 0.0f);
+    for (i = 0; i < 4; i++) {
+        CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+        CHECK(info.outcome == AMP_STEP_APPLIED && info.attempts == 1 && info.step == i + 1 && info.skipped == 0);
+        CHECK(info.lr == amp_schedule_lr(&d.optimizer.schedule, 0.05f, i) && info.message[0] == 0);
+        CHECK(info.scale_before == 65536.0f && info.scale_after == 65536.0f);
+        CHECK(info.grad_norm > 1e-3 && info.grad_norm < 100.0 && info.overflow.found_inf == 0 && info.overflow.first_tensor == -1);
+        CHECK(info.loss > 0.1f && info.loss < 3.0f);
+    }
+    CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK && amp_model_optimizer(t.m)->state.step == 5);
+    amp_model_destroy(t.m);
+    CHECK(strcmp(amp_outcome_name(AMP_STEP_APPLIED), "applied") == 0);
+    CHECK(strcmp(amp_outcome_name(AMP_STEP_ACCUMULATED), "accumulated") == 0);
+    CHECK(strcmp(amp_outcome_name(AMP_STEP_SKIPPED_OVERFLOW), "skipped: overflow") == 0);
+    CHECK(strcmp(amp_outcome_name(AMP_STEP_SKIPPED_MODEL), "skipped: model") == 0);
+    CHECK(strcmp(amp_outcome_name((amp_outcome)99), "?") == 0);
+}
+
+/* --- skipped steps -------------------------------------------------------------------------------- */
+
+/* A scale at which every half gradient overflows: 2^40 times a gradient of 1e-3 is far above 65504. */
+static amp_scaler_desc huge_scale(void) {
+    amp_scaler_desc s;
+    memset(&s, 0, sizeof s);
+    s.init_scale = 1099511627776.0f;
+    return s;
+}
+
+static void test_overflow_leaves_no_trace(void) {
+    static const amp_optimizer_kind kinds[] = { AMP_SGD, AMP_ADAMW, AMP_LAMB };
+    int k, level;
+    for (k = 0; k < 3; k++)
+        for (level = 1; level <= 3; level++) {
+            amp_model_desc d = toy_desc(8, (amp_level)level, AMP_F16);
+            amp_batch b = batch_of(0, 8);
+            amp_scaler_desc s = huge_scale();
+            amp_step_info info;
+            toy t;
+            d.optimizer.kind = kinds[k];
+            d.optimizer.lr = 0.01f;
+            if (kinds[k] != AMP_SGD) d.optimizer.momentum = 0.0f;
+            d.optimizer.schedule.kind = AMP_SCHEDULE_COSINE;
+            d.optimizer.schedule.total_steps = 20;
+            d.scaler = &s;
+            t = make_toy(&d, 1, 0.0f);
+            CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 64.0f) == AMP_OK);
+            steps(t, 3, 8);                                     /* moments and statistics are not zero any more */
+            CHECK(amp_model_optimizer(t.m)->state.step == 3);
+            CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 1099511627776.0f) == AMP_OK);
+            snap(&snap_a, t);
+            CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+            snap(&snap_b, t);
+            CHECK_MSG(same(&snap_a, &snap_b), "optimizer %d at O%d", k, level);
+            CHECK(info.outcome == AMP_STEP_SKIPPED_OVERFLOW && info.attempts == 1 && info.step == 3 && info.skipped == 1);
+            CHECK(info.scale_before == 1099511627776.0f && info.scale_after == 549755813888.0f);
+            CHECK(amp_model_scaler(t.m)->state.scale == 549755813888.0f);
+            CHECK(info.overflow.found_inf == 1 && info.overflow.inf_count + info.overflow.nan_count > 0 && info.overflow.first_tensor >= 0);
+            CHECK_MSG(strstr(info.message, info.overflow.first_name) && strstr(info.message, "1.09951e+12"), "%s", info.message);
+            CHECK(info.grad_norm > 1e300 && info.loss > 0.0f && info.loss < 10.0f);
+            /* The schedule has not moved: the next applied step has the rate of step 3. */
+            CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 64.0f) == AMP_OK);
+            CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+            CHECK(info.outcome == AMP_STEP_APPLIED && info.step == 4 && info.lr == amp_schedule_lr(&d.optimizer.schedule, 0.01f, 3));
+            snap(&snap_b, t);
+            CHECK(!same(&snap_a, &snap_b));
+            amp_model_destroy(t.m);
+        }
+}
+
+/* A run with skipped steps among the others ends in the same bits as the run without them. */
+static void test_skips_change_nothing_later(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_scaler_desc s;
+    float* poison = (float*)malloc(8 * PIXELS * sizeof *poison);
+    toy a, b;
+    int i;
+    memset(&s, 0, sizeof s);
+    s.preset = AMP_SCALER_STATIC;
+    s.init_scale = 256.0f;
+    d.scaler = &s;
+    memcpy(poison, pictures, 8 * PIXELS * sizeof *poison);
+    poison[77] = (float)HUGE_VAL;
+    a = make_toy(&d, 1, 0.0f);
+    b = make_toy(&d, 1, 0.0f);
+    for (i = 0; i < 6; i++) {
+        amp_batch good = batch_of(8 * (i % 3), 8), bad = good;
+        amp_step_info info;
+        bad.inputs[0] = poison;
+        CHECK(amp_train_step(a.m, &good, NULL) == AMP_OK);
+        if (i % 2) {
+            CHECK(amp_train_step(b.m, &bad, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_MODEL);
+            CHECK(info.scale_after == 256.0f);
+        }
+        CHECK(amp_train_step(b.m, &good, NULL) == AMP_OK);
+        snap(&snap_a, a);
+        snap(&snap_b, b);
+        CHECK_MSG(same(&snap_a, &snap_b), "step %d", i);
+    }
+    free(poison);
+    amp_model_destroy(a.m);
+    amp_model_destroy(b.m);
+}
+
+static void test_replay(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_scaler_desc s = huge_scale();
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    toy t, calm;
+    d.scaler = &s;
+    d.max_replays = 60;
+    t = make_toy(&d, 1, 0.0f);
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+    CHECK(info.outcome == AMP_STEP_APPLIED && info.attempts > 5 && info.step == 1 && info.skipped == info.attempts - 1);
+    CHECK(info.scale_after * ldexpf(1.0f, info.attempts - 1) == 1099511627776.0f && info.message[0] == 0 && info.grad_norm < 100.0);
+    /* The same as a model that had this scale from the start. */
+    s.init_scale = info.scale_after;
+    calm = make_toy(&d, 1, 0.0f);
+    CHECK(amp_train_step(calm.m, &b, &info) == AMP_OK && info.attempts == 1);
+    snap(&snap_a, t);
+    snap(&snap_b, calm);
+    CHECK(same(&snap_a, &snap_b));
+    amp_model_destroy(t.m);
+    amp_model_destroy(calm.m);
+    /* Fewer replays than needed: the step is skipped in the end. */
+    s = huge_scale();
+    d.max_replays = 2;
+    t = make_toy(&d, 1, 0.0f);
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW && info.attempts == 3);
+    CHECK(info.skipped == 3 && info.step == 0 && info.scale_after == 1099511627776.0f / 8.0f);
+    amp_model_destroy(t.m);
+}
+
+/* inf or NaN that the model makes by itself is told apart from a scale that is too high, and the layer is named. */
+static void test_model_trouble(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    float* poison = (float*)malloc(8 * PIXELS * sizeof *poison);
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    amp_param* p;
+    toy t;
+    int i;
+    d.max_replays = 5;                      /* no replay will be tried */
+    t = make_toy(&d, 1, 0.0f);
+    steps(t, 2, 8);
+    snap(&snap_a, t);
+    memcpy(poison, pictures, 8 * PIXELS * sizeof *poison);
+    poison[130] = (float)HUGE_VAL - (float)HUGE_VAL;
+    b.inputs[0] = poison;
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+    CHECK(info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1 && info.step == 2 && info.skipped == 1);
+    CHECK_MSG(strstr(info.message, "nan") && strstr(info.message, "'input1'") && strstr(info.message, "130"), "%s", info.message);
+    snap(&snap_b, t);
+    CHECK(same(&snap_a, &snap_b));
+    poison[130] = 1e6f;                     /* finite, but not in half */
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_MODEL);
+    CHECK_MSG(strstr(info.message, "inf") && strstr(info.message, "'input1'"), "%s", info.message);
+    /* Weights so large that a channel of the second convolution overflows; the sigmoid behind it makes everything finite
+       again, so that loss and logits look well, but the gradient of the dense layer between is 0 * inf. */
+    b = batch_of(0, 8);
+    p = amp_model_find_param(t.m, "conv2d2.weight");
+    for (i = 0; i < 36; i++) p->master[i] = 60000.0f;
+    p = amp_model_find_param(t.m, "linear1.weight");
+    for (i = 0; i < (int)p->count; i++) p->master[i] = 0.01f;
+    CHECK(amp_model_sync_params(t.m) == AMP_OK);
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+    CHECK_MSG(amp_float_is_finite(&info.loss) && info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1, "%s: %s",
+              amp_outcome_name(info.outcome), info.message);
+    CHECK_MSG(strstr(info.message, "inf") && strstr(info.message, "'conv2d2'"), "%s", info.message);
+    free(poison);
+    amp_model_destroy(t.m);
+}
+
+/* In a window of micro-batches the batch that does it may be long gone when the step ends. */
+static void test_model_trouble_early(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    float* poison = (float*)malloc(8 * PIXELS * sizeof *poison);
+    amp_batch b = batch_of(0, 8), good = b;
+    amp_step_info info;
+    toy t;
+    d.accumulate = 3;
+    t = make_toy(&d, 1, 0.0f);
+    steps(t, 3, 8);
+    snap(&snap_a, t);
+    memcpy(poison, pictures, 8 * PIXELS * sizeof *poison);
+    poison[7] = (float)HUGE_VAL - (float)HUGE_VAL;
+    b.inputs[0] = poison;
+    CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && info.outcome == AMP_STEP_ACCUMULATED);
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_ACCUMULATED);
+    CHECK(amp_train_step(t.m, &good, &info) == AMP_OK);
+    CHECK_MSG(info.outcome == AMP_STEP_SKIPPED_MODEL && strstr(info.message, "'input1'") && strstr(info.message, "element 7"), "%s", info.message);
+    snap(&snap_b, t);
+    CHECK(same(&snap_a, &snap_b));
+    CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && amp_train_step(t.m, &good, &info) == AMP_OK && amp_train_step(t.m, &good, &info) == AMP_OK);
+    CHECK(info.outcome == AMP_STEP_APPLIED && info.message[0] == 0);
+    free(poison);
+    amp_model_destroy(t.m);
+}
+
+static void test_bad_target(void) {
+    amp_model_desc d = toy_desc(2, AMP_O0, AMP_DTYPE_DEFAULT);
+    float x[4] = { 1, 2, 3, 4 }, target[2] = { 1, 0 };
+    amp_model* m = NULL;
+    amp_batch b;
+    amp_step_info info;
+    target[1] = (float)HUGE_VAL - (float)HUGE_VAL;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    amp_mse(m, amp_linear(m, amp_input(m, 2, 1, 1), 1), NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    memset(&b, 0, sizeof b);
+    b.n = 2; b.inputs[0] = x; b.targets[0] = target;
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_MODEL);
+    CHECK_MSG(strstr(info.message, "targets"), "%s", info.message);
+    amp_model_destroy(m);
+}
+
+/* Targets of 1e20: in FP32 the loss is infinite, the gradient is not, so the step is applied. That somebody had a look at the
+   first micro-batch must not show in the running statistics. */
+static void test_looking_leaves_statistics(void) {
+    amp_model_desc d = toy_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
+    float x[12], target[12], out[2][12];
+    amp_step_info info;
+    int k, i;
+    d.accumulate = 2; d.optimizer.lr = (float)AMP_ZERO;
+    for (i = 0; i < 12; i++) x[i] = (float)i;
+    for (k = 0; k < 2; k++) {
+        amp_model* m = NULL;
+        amp_value v;
+        amp_batch b;
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        v = amp_batch_norm(m, amp_input(m, 3, 1, 1), NULL);
+        amp_mse(m, v, NULL);
+        CHECK(amp_model_finalize(m) == AMP_OK);
+        for (i = 0; i < 12; i++) target[i] = k ? 1e20f : 1.0f;
+        memset(&b, 0, sizeof b);
+        b.n = 4; b.inputs[0] = x; b.targets[0] = target;
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_float_is_inf(&info.loss) == k);
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+        CHECK(amp_predict(m, &b, v, out[k]) == AMP_OK);
+        amp_model_destroy(m);
+    }
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
+}
+
+static void test_floor_and_limits(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_scaler_desc s = huge_scale();
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    toy t;
+    int i;
+    s.min_scale = 1099511627776.0f;
+    d.scaler = &s;
+    t = make_toy(&d, 1, 0.0f);
+    for (i = 1; i <= 3; i++) {
+        CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+        CHECK(info.scale_after == 1099511627776.0f && info.skipped == i);
+        CHECK_MSG(strstr(info.message, "floor"), "%s", info.message);
+    }
+    amp_model_destroy(t.m);
+    /* DeepSpeed's rule: an error, and the model can go on. Hysteresis 2: the first overflow is still free. */
+    s.preset = AMP_SCALER_DEEPSPEED;
+    t = make_toy(&d, 1, 0.0f);
+    snap(&snap_a, t);
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_ERR_OVERFLOW);
+    CHECK_MSG(strstr(amp_model_error(t.m), "floor"), "%s", amp_model_error(t.m));
+    CHECK(info.outcome == AMP_STEP_SKIPPED_OVERFLOW && info.skipped == 2 && info.message[0] != 0);
+    snap(&snap_b, t);
+    CHECK(same(&snap_a, &snap_b));
+    CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 128.0f) == AMP_OK);
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED && info.step == 1);
+    amp_model_destroy(t.m);
+    /* A limit on overflows in a row. */
+    s = huge_scale();
+    s.max_skips = 2;
+    t = make_toy(&d, 1, 0.0f);
+    for (i = 0; i < 2; i++) CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_ERR_OVERFLOW && strstr(amp_model_error(t.m), "max_skips"));
+    amp_model_destroy(t.m);
+}
+
+/* --- refusals ------------------------------------------------------------------------------------- */
+
+static void test_refusals(void) {
+    amp_model_desc d = toy_desc(8, AMP_O1, AMP_F16);
+    toy t = make_toy(&d, 1, 0.0f);
+    amp_batch good = batch_of(0, 8), b;
+    amp_step_info info;
+    amp_eval_info eval;
+    int32_t wrong[8] = { 0, 1, 2, 0, 1, 3, 0, 0 };
+    int k;
+    steps(t, 2, 8);
+    snap(&snap_a, t);
+    for (k = 0; k < 8; k++) {
+        amp_result want = AMP_ERR_ARGUMENT;
+        const char* word = "";
+        b = good;
+        if (k == 0) { b.targets[0] = wrong; word = "label 3 of sample 5 is outside 0..2"; }
+        if (k == 1) { wrong[5] = -1; b.targets[0] = wrong; word = "label -1"; }
+        if (k == 2) { b.n = 0; word = "0 samples"; }
+        if (k == 3) { b.n = 9; word = "9 samples"; }
+        if (k == 4) { b.n = -1; word = "-1"; }
+        if (k == 5) { b.inputs[0] = NULL; word = "inputs[0]"; }
+        if (k == 6) { b.targets[0] = NULL; word = "targets[0]"; }
+        if (k == 7) { b.input_dtype = (amp_dtype)9; word = "input_dtype"; want = AMP_ERR_DTYPE; }
+        CHECK(amp_train_step(t.m, &b, &info) == want);
+        CHECK_MSG(strstr(amp_model_error(t.m), word), "wanted '%s': %s", word, amp_model_error(t.m));
+        CHECK(amp_evaluate(t.m, &b, &eval) == want);
+    }
+    CHECK(amp_train_step(t.m, NULL, &info) == AMP_ERR_ARGUMENT);
+    snap(&snap_b, t);
+    CHECK(same(&snap_a, &snap_b));
+    CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+    amp_model_destroy(t.m);
+}
+
+/* Nothing to learn from, nothing to learn, one value per channel. */
+static void test_untrainable(void) {
+    amp_model_desc d = toy_desc(2, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_model* m;
+    float x[4] = { 1, 2, 3, 4 }, out[8];
+    amp_value v;
+    amp_batch b;
+    amp_step_info info;
+    amp_eval_info eval;
+    memset(&b, 0, sizeof b);
+    b.n = 2; b.inputs[0] = x; b.targets[0] = x;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    v = amp_linear(m, amp_input(m, 2, 1, 1), 4);
+    CHECK(amp_model_finalize(m) == AMP_OK);                         /* a model for predictions only */
+    CHECK(amp_predict(m, &b, v, out) == AMP_OK && amp_evaluate(m, &b, &eval) == AMP_OK && eval.loss == 0.0f);
+    CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "no loss"));
+    amp_model_destroy(m);
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    amp_mse(m, amp_relu(m, amp_input(m, 2, 1, 1)), NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    CHECK(amp_evaluate(m, &b, &eval) == AMP_OK && eval.loss == 0.0f);
+    CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "no parameters"));
+    CHECK(amp_model_optimizer(m) == NULL);
+    amp_model_destroy(m);
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    amp_mse(m, amp_batch_norm(m, amp_input(m, 2, 1, 1), NULL), NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+    b.n = 1;
+    CHECK(amp_train_step(m, &b, &info) == AMP_ERR_ARGUMENT && strstr(amp_model_error(m), "batch_norm1"));
+    CHECK(amp_evaluate(m, &b, &eval) == AMP_OK);
+    amp_model_destroy(m);
+}
+
+/* --- accumulation ------------------------------------------------------------------------------------ */
+
+/* Small whole numbers: every product and sum is exact, so k micro-batches, or two ranks, must give the bits of one batch. */
+static float whole_x[8 * 4], whole_t[8 * 2];
+static amp_model* whole_model(int batch, int accumulate, const amp_comm* comm) {
+    amp_model_desc d;
+    amp_model* m = NULL;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.batch = batch; d.accumulate = accumulate; d.comm = comm; d.logger.log = listen;
+    d.optimizer.lr = 0.125f; d.optimizer.momentum = 0.5f;
+    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    amp_mse(m, amp_linear(m, amp_linear(m, amp_input(m, 4, 1, 1), 3), 2), NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    for (i = 0; i < 12; i++) amp_model_find_param(m, "linear1.weight")->master[i] = (float)(i % 5 - 2);
+    for (i = 0; i < 6; i++) amp_model_find_param(m, "linear2.weight")->master[i] = (float)(i % 3 - 1);
+    for (i = 0; i < 32; i++) whole_x[i] = (float)(i * 7 % 5 - 2);
+    for (i = 0; i < 16; i++) whole_t[i] = (float)(i * 5 % 7 - 3);
+    return m;
+}
+static amp_batch whole_batch(int first, int n) {
+    amp_batch b;
+    memset(&b, 0, sizeof b);
+    b.n = n; b.inputs[0] = whole_x + 4 * first; b.targets[0] = whole_t + 2 * first;
+    return b;
+}
+
+static void test_accumulation_exact(void) {
+    amp_model *big = whole_model(8, 1, NULL), *small = whole_model(2, 4, NULL);
+    amp_batch b = whole_batch(0, 8);
+    amp_step_info info;
+    int i;
+    CHECK(amp_train_step(big, &b, NULL) == AMP_OK);
+    for (i = 0; i < 4; i++) {
+        b = whole_batch(2 * i, 2);
+        snap_a.n = 0; snap_params(&snap_a, small);
+        CHECK(amp_train_step(small, &b, &info) == AMP_OK);
+        CHECK(info.outcome == (i < 3 ? AMP_STEP_ACCUMULATED : AMP_STEP_APPLIED) && info.step == i / 3);
+        snap_b.n = 0; snap_params(&snap_b, small);
+        CHECK(same(&snap_a, &snap_b) == (i < 3));
+    }
+    snap_a.n = 0; snap_params(&snap_a, big);
+    CHECK(same(&snap_a, &snap_b));
+    amp_model_destroy(big);
+    amp_model_destroy(small);
+}
+
+/* On a convolutional net sums are formed in another order. A gradient is a sum of at most 24 * 36 terms of either way: they
+   differ by at most 2 * 864 * 2^-24 = 1e-4 of the magnitudes, and one step by lr times that; 1e-5 is asked for. */
+static void test_accumulation_net(void) {
+    amp_model_desc d = toy_desc(24, AMP_O0, AMP_DTYPE_DEFAULT);
+    toy big, small;
+    amp_step_info info;
+    int i, k, count;
+    size_t j;
+    double worst = 0.0;
+    big = make_toy(&d, 0, 0.0f);
+    d.batch = 8; d.accumulate = 3;
+    small = make_toy(&d, 0, 0.0f);
+    steps(big, 5, 24);
+    for (i = 0; i < 15; i++) {
+        amp_batch b = batch_of(8 * (i % 3), 8);
+        float scale = amp_model_scaler(small.m)->state.scale;
+        CHECK(amp_train_step(small.m, &b, &info) == AMP_OK);
+        CHECK(info.scale_before == scale && info.scale_after == scale && info.step == (i + 1) / 3);
+        CHECK(info.outcome == (i % 3 < 2 ? AMP_STEP_ACCUMULATED : AMP_STEP_APPLIED));
+    }
+    amp_model_params(big.m, &count);
+    for (k = 0; k < count; k++)
+        for (j = 0; j < amp_model_params(big.m, NULL)[k].count; j++) {
+            double e = fabs((double)amp_model_params(big.m, NULL)[k].master[j] - (double)amp_model_params(small.m, NULL)[k].master[j]);
+            if (e > worst) worst = e;
+        }
+    CHECK_MSG(worst < 1e-5, "%g", worst);
+    amp_model_destroy(big.m);
+    amp_model_destroy(small.m);
+}
+
+/* With a scale that wants to grow on every step it still waits for the end of the window, and counts windows. */
+static void test_scale_stays_in_window(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_scaler_desc s;
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    toy t;
+    int i;
+    memset(&s, 0, sizeof s);
+    s.init_scale = 16.0f; s.growth_interval = 1;
+    d.scaler = &s; d.accumulate = 4;
+    t = make_toy(&d, 1, 0.0f);
+    for (i = 0; i < 12; i++) {
+        CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
+        CHECK(info.scale_before == ldexpf(16.0f, i / 4) && info.scale_after == ldexpf(16.0f, (i + 1) / 4));
+        if (i % 4 < 3) CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 2.0f) == AMP_ERR_STATE);
+    }
+    /* Evaluation inside a window disturbs nothing. */
+    {
+        toy u = make_toy(&d, 1, 0.0f), w = make_toy(&d, 1, 0.0f);
+        amp_eval_info eval;
+        float out[8 * CLASSES];
+        for (i = 0; i < 8; i++) {
+            CHECK(amp_train_step(u.m, &b, NULL) == AMP_OK && amp_train_step(w.m, &b, NULL) == AMP_OK);
+            CHECK(amp_evaluate(u.m, &b, &eval) == AMP_OK && amp_predict(u.m, &b, u.v[10], out) == AMP_OK);
+        }
+        snap(&snap_a, u); snap(&snap_b, w);
+        CHECK(same(&snap_a, &snap_b));
+        amp_model_destroy(u.m); amp_model_destroy(w.m);
+    }
+    amp_model_destroy(t.m);
+}
+
+/* --- evaluation and prediction ------------------------------------------------------------------------- */
+
+static void test_evaluation_changes_nothing(void) {
+    static const int sizes[VALUES] = { 64, 144, 144, 144, 36, 72, 72, 16, 16, 16, 3 };
+    int level, i;
+    for (level = 0; level <= 3; level++) {
+        amp_model_desc d = toy_desc(8, (amp_level)level, AMP_BF16);
+        toy t = make_toy(&d, 1, 0.25f);
+        amp_batch b = batch_of(0, 8);
+        amp_scaler before, after;
+        amp_eval_info e1, e2;
+        float out[8 * 144], logits[8 * CLASSES];
+        int correct = 0;
+        double loss = 0.0;
+        steps(t, 4, 8);
+        snap_a.n = 0; snap_params(&snap_a, t.m);
+        before = *amp_model_scaler(t.m);
+        CHECK(amp_evaluate(t.m, &b, &e1) == AMP_OK);
+        b.targets[0] = NULL;
+        for (i = 0; i < VALUES; i++) {
+            int k, finite = 1;
+            CHECK_MSG(amp_predict(t.m, &b, t.v[i], out) == AMP_OK, "value %d", i);
+            for (k = 0; k < 8 * sizes[i]; k++) finite &= amp_float_is_finite(&out[k]);
+            CHECK(finite);
+            if (i == 3 || i == 6) {       /* relu works in place, and its input was asked for before */
+                for (k = 0; k < 8 * sizes[i]; k++) CHECK(out[k] >= 0.0f);
+                CHECK(amp_predict(t.m, &b, t.v[i - 1], out) == AMP_OK);
+                for (k = 0, finite = 0; k < 8 * sizes[i]; k++) finite |= out[k] < 0.0f;
+                CHECK(finite);
+            }
+        }
+        b.targets[0] = labels;
+        CHECK(amp_evaluate(t.m, &b, &e2) == AMP_OK);
+        CHECK(e1.loss == e2.loss && e1.correct == e2.correct);
+        after = *amp_model_scaler(t.m);
+        snap_b.n = 0; snap_params(&snap_b, t.m);
+        CHECK(same(&snap_a, &snap_b) && memcmp(&before, &after, sizeof before) == 0);
+        /* The loss and the count are those of the logits. */
+        CHECK(amp_predict(t.m, &b, t.v[10], logits) == AMP_OK);
+        for (i = 0; i < 8; i++) {
+            const float* l = logits + 3 * i;
+            int best = l[1] > l[0] ? 1 : 0;
+            if (l[2] > l[best]) best = 2;
+            correct += best == labels[i];
+            loss += (log(exp((double)l[0]) + exp((double)l[1]) + exp((double)l[2])) - (double)l[labels[i]]) / 8.0;
+        }
+        CHECK_MSG(correct == e1.correct && fabs(loss - (double)e1.loss) < 1e-6, "%d %d, %g %g", correct, e1.correct, loss, (double)e1.loss);
+        amp_model_destroy(t.m);
+    }
+}
+
+/* A model of NaNs is right about nothing. */
+static void test_nan_is_never_right(void) {
+    amp_model_desc d = toy_desc(8, AMP_O0, AMP_DTYPE_DEFAULT);
+    toy t = make_toy(&d, 1, 0.0f);
+    amp_batch b = batch_of(0, 8);
+    amp_eval_info e;
+    int i;
+    for (i = 0; i < 3; i++) amp_model_find_param(t.m, "linear2.bias")->master[i] = (float)HUGE_VAL - (float)HUGE_VAL;
+    CHECK(amp_evaluate(t.m, &b, &e) == AMP_OK && e.correct == 0 && amp_float_is_nan(&e.loss));
+    amp_model_destroy(t.m);
+}
+
+/* A batch that is not full gives what a model of just that size gives. */
+static void test_smaller_batch(void) {
+    int level;
+    for (level = 0; level <= 3; level++) {
+        amp_model_desc d = toy_desc(24, (amp_level)level, AMP_F16);
+        toy large = make_toy(&d, 1, 0.0f), fitting;
+        d.batch = 5;
+        fitting = make_toy(&d, 1, 0.0f);
+        steps(large, 4, 5);
+        steps(fitting, 4, 5);
+        snap(&snap_a, large);
+        snap(&snap_b, fitting);
+        CHECK(same(&snap_a, &snap_b));
+        amp_model_destroy(large.m);
+        amp_model_destroy(fitting.m);
+    }
+}
+
+/* Inputs of other types are converted: pictures that every type can hold give the same bits. */
+static void test_input_types(void) {
+    static float f[8 * PIXELS];
+    static double d64[8 * PIXELS];
+    static amp_half f16[8 * PIXELS];
+    static amp_bfloat16 b16[8 * PIXELS];
+    amp_model_desc d = toy_desc(8, AMP_O1, AMP_F16);
+    amp_batch b = batch_of(0, 8);
+    int i, k;
+    for (i = 0; i < 8 * PIXELS; i++) {
+        f[i] = (float)((int)(test_random() % 17) - 8) * 0.125f;
+        d64[i] = (double)f[i]; f16[i] = amp_half_from_float(f[i]); b16[i] = amp_bfloat16_from_float(f[i]);
+    }
+    for (k = 0; k < 5; k++) {
+        static const amp_dtype types[5] = { AMP_DTYPE_DEFAULT, AMP_F32, AMP_F16, AMP_BF16, AMP_F64 };
+        toy t = make_toy(&d, 1, 0.0f);
+        b.input_dtype = types[k];
+        b.inputs[0] = k < 2 ? (const void*)f : k == 2 ? (const void*)f16 : k == 3 ? (const void*)b16 : (const void*)d64;
+        CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK);
+        snap(k ? &snap_b : &snap_a, t);
+        if (k) CHECK(same(&snap_a, &snap_b));
+        amp_model_destroy(t.m);
+    }
+}
+
+/* --- dropout -------------------------------------------------------------------------------------------- */
+
+/* One sample, x = 1: linear (identity) -> dropout -> linear to one number -> MSE with target 0. The gradient of the last
+   weights shows the mask, the loss that the forward pass used it, the gradient of the first ones that the backward pass
+   used the same. */
+static void test_dropout(void) {
+    enum { D = 4000 };
+    amp_model_desc desc;
+    amp_model* m = NULL;
+    amp_linear_desc first, last;
+    amp_value x, hidden, dropped, y;
+    amp_batch b;
+    amp_step_info info;
+    static float in[4], target[1], out[D];
+    static unsigned char mask[D], old[D];
+    amp_param *w1, *w2;
+    int i, pass, kept, changed;
+    memset(&desc, 0, sizeof desc);
+    memset(&first, 0, sizeof first);
+    desc.batch = 1; desc.seed = 99; desc.optimizer.lr = (float)AMP_ZERO; desc.logger.log = listen;
+    CHECK(amp_model_create(&m, &desc) == AMP_OK);
+    first.out = D; first.no_bias = 1;
+    last = first; last.out = 1;
+    x = amp_input(m, 1, 1, 1);
+    hidden = amp_linear_with(m, x, &first);
+    dropped = amp_dropout(m, hidden, 0.25f);
+    y = amp_linear_with(m, dropped, &last);
+    amp_mse(m, y, NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    w1 = amp_model_find_param(m, "linear1.weight"); w2 = amp_model_find_param(m, "linear2.weight");
+    for (i = 0; i < D; i++) { w1->master[i] = 1.0f; w2->master[i] = 1.0f / 1024.0f; }
+    in[0] = 1.0f;
+    memset(&b, 0, sizeof b);
+    b.n = 1; b.inputs[0] = in; b.targets[0] = target;
+    for (pass = 0; pass < 2; pass++) {
+        double sum = 0.0, slope;
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+        for (i = 0, kept = 0, changed = 0; i < D; i++) {
+            mask[i] = ((const float*)w2->grad)[i] != 0.0f;
+            kept += mask[i];
+            changed += mask[i] != old[i];
+            old[i] = mask[i];
+            if (mask[i]) sum += (double)(1.0f / 0.75f) / 1024.0;
+        }
+        /* 4000 draws at 3/4: sd 27; five of those. */
+        CHECK_MSG(abs(kept - 3000) < 137, "%d kept", kept);
+        CHECK(pass == 0 || (changed > 1300 && changed < 1700));         /* 2 * 3/16 of 4000 = 1500 */
+        /* A sum of 3000 positive terms is off by at most 3000 * 2^-24, its square by twice that. */
+        CHECK_MSG(fabs((double)info.loss - sum * sum) < 3.6e-4 * sum * sum, "%g %g", (double)info.loss, sum * sum);
+        slope = 2.0 * sqrt((double)info.loss) / 1024.0 / 0.75;      /* a handful of roundings away */
+        for (i = 0; i < D; i++) {
+            double g = (double)((const float*)w1->grad)[i];
+            if (mask[i] ? fabs(g - slope) > 1e-6 * slope : g != 0.0) break;
+        }
+        CHECK_MSG(i == D, "gradient %d is %g, mask %d", i, (double)((const float*)w1->grad)[i], mask[i]);
+    }
+    CHECK(amp_predict(m, &b, dropped, out) == AMP_OK);
+    for (i = 0; i < D && out[i] == 1.0f; i++) {}
+    CHECK(i == D);
+    amp_model_destroy(m);
+}
+
+/* Four micro-batches draw the masks of one batch of four times the size. */
+static void test_dropout_in_micro_batches(void) {
+    amp_model_desc d = toy_desc(24, AMP_O0, AMP_DTYPE_DEFAULT);
+    toy big = make_toy(&d, 0, 0.5f), small;
+    amp_step_info info;
+    double loss = 0.0, want;
+    int i;
+    d.batch = 6; d.accumulate = 4;
+    small = make_toy(&d, 0, 0.5f);
+    want = (double)steps(big, 1, 24);
+    for (i = 0; i < 4; i++) {
+        amp_batch b = batch_of(6 * i, 6);
+        CHECK(amp_train_step(small.m, &b, &info) == AMP_OK);
+        loss += (double)info.loss / 4.0;
+    }
+    CHECK_MSG(fabs(loss - want) < 1e-6 * want, "%.9g %.9g", loss, want);
+    amp_model_destroy(big.m);
+    amp_model_destroy(small.m);
+}
+
+/* --- ranks ------------------------------------------------------------------------------------------------- */
+
+/* Two ranks in one thread. A rank that records gives the hook its gradients and is told that the sum failed: its step is
+   taken back. Then each rank runs in earnest and adds what the other has recorded; flags (one float) are known to agree
+   unless the test says otherwise. */
+typedef struct fake_rank {
+    int recording, calls;
+    float other_flag[4];           /* what the other rank's flags are: calls after the first */
+    float mine[4096];
+    const float* others;
+    size_t count;
+    amp_comm comm;
+} fake_rank;
+static amp_result fake_sum(void* data, amp_dtype t, size_t n, void* stream, void* user) {
+    fake_rank* r = (fake_rank*)user;
+    float* x = (float*)data;
+    size_t i;
+    (void)stream;
+    CHECK(t == AMP_F32);
+    if (r->calls++ == 0) {
+        CHECK(n <= 4096);
+        r->count = n;
+        for (i = 0; i < n; i++) {
+            if (r->recording) r->mine[i] = x[i];
+            else x[i] += r->others[i];
+        }
+        return r->recording ? AMP_ERR_IO : AMP_OK;
+    }
+    CHECK(n == 1 && r->calls <= 4);
+    x[0] += r->other_flag[r->calls - 2];
+    return AMP_OK;
+}
+static fake_rank ranks[2];
+static void reset_ranks(void) {
+    int k;
+    memset(ranks, 0, sizeof ranks);
+    for (k = 0; k < 2; k++) {
+        ranks[k].comm.all_reduce_sum = fake_sum;
+        ranks[k].comm.rank = k;
+        ranks[k].comm.size = 2;
+        ranks[k].comm.user_data = &ranks[k];
+        ranks[k].others = ranks[1 - k].mine;
+    }
+}
+/* One step of both; returns 1 if both succeeded. */
+static int step_ranks(amp_model* a, const amp_batch* ba, amp_model* b, const amp_batch* bb, amp_step_info info[2]) {
+    amp_scaler* s;
+    int k;
+    for (k = 0; k < 2; k++) {
+        ranks[k].recording = 1; ranks[k].calls = 0;
+        CHECK(amp_train_step(k ? b : a, k ? bb : ba, &info[k]) == AMP_ERR_COMM);
+        CHECK(strstr(amp_model_error(k ? b : a), "ranks") != NULL);
+        s = amp_model_scaler(k ? b : a);            /* the window is closed again */
+        CHECK(amp_scaler_set_scale(s, s->state.scale) == AMP_OK);
+        ranks[k].recording = 0; ranks[k].calls = 0;
+    }
+    return amp_train_step(a, ba, &info[0]) == AMP_OK && amp_train_step(b, bb, &info[1]) == AMP_OK && ranks[0].calls == ranks[1].calls;
+}
+
+static void test_ranks_exact(void) {
+    amp_model *one = whole_model(8, 1, NULL), *a, *b;
+    amp_batch all = whole_batch(0, 8), ba = whole_batch(0, 4), bb = whole_batch(4, 4);
+    amp_step_info info[2];
+    reset_ranks();
+    a = whole_model(4, 1, &ranks[0].comm);
+    b = whole_model(4, 1, &ranks[1].comm);
+    CHECK(amp_train_step(one, &all, NULL) == AMP_OK);
+    CHECK(step_ranks(a, &ba, b, &bb, info));
+    CHECK(info[0].outcome == AMP_STEP_APPLIED && info[1].outcome == AMP_STEP_APPLIED && info[0].grad_norm == info[1].grad_norm);
+    snap_a.n = snap_b.n = snap_c.n = 0;
+    snap_params(&snap_a, one); snap_params(&snap_b, a); snap_params(&snap_c, b);
+    CHECK(same(&snap_b, &snap_c));
+    CHECK(same(&snap_a, &snap_b));
+    amp_model_destroy(one); amp_model_destroy(a); amp_model_destroy(b);
+}
+
+/* The convolutional net with dropout: the ranks stay equal bit for bit, and near the one with the double batch (the bound is
+   that of test_accumulation_net). */
+static void test_ranks_net(void) {
+    amp_model_desc d = toy_desc(16, AMP_O1, AMP_BF16);
+    toy one, a, b;
+    amp_step_info info[2];
+    size_t j;
+    int i, k, count;
+    double worst = 0.0;
+    d.precision.level = AMP_O0; d.precision.low_dtype = AMP_DTYPE_DEFAULT;
+    one = make_toy(&d, 0, 0.5f);
+    reset_ranks();
+    d.batch = 8;
+    d.comm = &ranks[0].comm; a = make_toy(&d, 0, 0.5f);
+    d.comm = &ranks[1].comm; b = make_toy(&d, 0, 0.5f);
+    for (i = 0; i < 4; i++) {
+        amp_batch all = batch_of(0, 16), ba = batch_of(0, 8), bb = batch_of(8, 8);
+        CHECK(amp_train_step(one.m, &all, NULL) == AMP_OK);
+        CHECK(step_ranks(a.m, &ba, b.m, &bb, info));
+        CHECK(info[0].step == i + 1 && info[1].step == i + 1);
+    }
+    snap(&snap_a, a); snap(&snap_b, b);
+    CHECK(same(&snap_a, &snap_b));
+    amp_model_params(one.m, &count);
+    for (k = 0; k < count; k++)
+        for (j = 0; j < amp_model_params(one.m, NULL)[k].count; j++) {
+            double e = fabs((double)amp_model_params(one.m, NULL)[k].master[j] - (double)amp_model_params(a.m, NULL)[k].master[j]);
+            if (e > worst) worst = e;
+        }
+    CHECK_MSG(worst < 1e-5, "%g", worst);
+    amp_model_destroy(one.m); amp_model_destroy(a.m); amp_model_destroy(b.m);
+}
+
+/* An overflow on one rank makes both skip, alike; NaN in one rank's model is told on both. */
+static void test_ranks_skip_together(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_scaler_desc s = huge_scale();
+    float* loud = (float*)malloc(8 * PIXELS * sizeof *loud);
+    amp_batch ba = batch_of(0, 8), bb = batch_of(8, 8);
+    amp_step_info info[2];
+    toy a, b;
+    int i;
+    d.scaler = &s;
+    reset_ranks();
+    d.comm = &ranks[0].comm; a = make_toy(&d, 1, 0.0f);
+    d.comm = &ranks[1].comm; b = make_toy(&d, 1, 0.0f);
+    amp_scaler_set_scale(amp_model_scaler(a.m), 1024.0f);
+    amp_scaler_set_scale(amp_model_scaler(b.m), 1024.0f);
+    CHECK(step_ranks(a.m, &ba, b.m, &bb, info) && info[0].outcome == AMP_STEP_APPLIED && info[1].outcome == AMP_STEP_APPLIED);
+    /* Rank 0 reports inf through its weights' gradients: its pictures are NaN. */
+    for (i = 0; i < 8 * PIXELS; i++) loud[i] = (float)HUGE_VAL - (float)HUGE_VAL;
+    ba.inputs[0] = loud;
+    ranks[0].other_flag[0] = 1.0f; ranks[1].other_flag[0] = 1.0f;       /* both see NaN in the sum */
+    ranks[0].other_flag[1] = 0.0f; ranks[1].other_flag[1] = 1.0f;       /* only rank 0's model is to blame */
+    snap(&snap_a, a); snap(&snap_b, b);
+    CHECK(step_ranks(a.m, &ba, b.m, &bb, info));
+    CHECK(info[0].outcome == AMP_STEP_SKIPPED_MODEL && info[1].outcome == AMP_STEP_SKIPPED_MODEL);
+    CHECK_MSG(strstr(info[0].message, "'input1'") && strstr(info[1].message, "another rank"), "%s / %s", info[0].message, info[1].message);
+    CHECK(amp_model_scaler(a.m)->state.scale == 512.0f && amp_model_scaler(b.m)->state.scale == 512.0f);
+    snap(&snap_c, a); CHECK(same(&snap_a, &snap_c));
+    snap(&snap_c, b); CHECK(same(&snap_b, &snap_c));
+    /* A flag alone, as from a GPU whose sum has hidden the inf: rank 1 skips although its gradients are finite. */
+    ba = batch_of(0, 8);
+    memset(ranks[0].other_flag, 0, sizeof ranks[0].other_flag);
+    memset(ranks[1].other_flag, 0, sizeof ranks[1].other_flag);
+    ranks[0].other_flag[0] = 1.0f; ranks[1].other_flag[0] = 1.0f;
+    CHECK(step_ranks(a.m, &ba, b.m, &bb, info));
+    CHECK(info[0].outcome == AMP_STEP_SKIPPED_OVERFLOW && info[1].outcome == AMP_STEP_SKIPPED_OVERFLOW);
+    CHECK_MSG(strstr(info[1].message, "another rank"), "%s", info[1].message);
+    CHECK(info[0].grad_norm > 1e300 && amp_model_scaler(b.m)->state.scale == 256.0f);
+    snap(&snap_c, b); CHECK(same(&snap_b, &snap_c));
+    free(loud);
+    amp_model_destroy(a.m);
+    amp_model_destroy(b.m);
+}
+
+/* A hook of one rank is never called. */
+static void test_single_rank(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    toy a, b;
+    reset_ranks();
+    ranks[0].comm.size = 1;
+    a = make_toy(&d, 1, 0.0f);
+    d.comm = &ranks[0].comm;
+    b = make_toy(&d, 1, 0.0f);
+    steps(a, 3, 8); steps(b, 3, 8);
+    snap(&snap_a, a); snap(&snap_b, b);
+    CHECK(ranks[0].calls == 0 && same(&snap_a, &snap_b));
+    amp_model_destroy(a.m); amp_model_destroy(b.m);
+}
+
+/* --- the same bits --------------------------------------------------------------------------------------------- */
+
+static void test_seeds(void) {
+    int level;
+    for (level = 0; level <= 3; level++) {
+        amp_model_desc d = toy_desc(8, (amp_level)level, AMP_F16);
+        toy a = make_toy(&d, 1, 0.5f), b = make_toy(&d, 1, 0.5f), c;
+        d.seed = 6;
+        c = make_toy(&d, 1, 0.5f);
+        steps(a, 3, 8); steps(b, 3, 8); steps(c, 3, 8);
+        snap(&snap_a, a); snap(&snap_b, b); snap(&snap_c, c);
+        CHECK(same(&snap_a, &snap_b) && !same(&snap_a, &snap_c));
+        amp_model_destroy(a.m); amp_model_destroy(b.m); amp_model_destroy(c.m);
+    }
+}
+
+static void test_two_models_interleaved(void) {
+    amp_model_desc da = toy_desc(8, AMP_O2, AMP_F16), db = toy_desc(6, AMP_O1, AMP_BF16);
+    toy a, b, c, d;
+    int i;
+    db.optimizer.kind = AMP_ADAM; db.optimizer.momentum = 0.0f; db.optimizer.lr = 0.01f; db.seed = 8;
+    a = make_toy(&da, 1, 0.5f); b = make_toy(&db, 1, 0.25f);
+    steps(a, 4, 8);
+    steps(b, 4, 6);
+    c = make_toy(&da, 1, 0.5f); d = make_toy(&db, 1, 0.25f);
+    for (i = 0; i < 4; i++) {
+        amp_batch bc = batch_of(i * 8 % SAMPLES, 8), bd = batch_of(i * 6 % SAMPLES, 6);
+        CHECK(amp_train_step(c.m, &bc, NULL) == AMP_OK && amp_train_step(d.m, &bd, NULL) == AMP_OK);
+    }
+    snap(&snap_a, a); snap(&snap_b, c); CHECK(same(&snap_a, &snap_b));
+    snap(&snap_a, b); snap(&snap_b, d); CHECK(same(&snap_a, &snap_b));
+    amp_model_destroy(a.m); amp_model_destroy(b.m); amp_model_destroy(c.m); amp_model_destroy(d.m);
+}
+
+/* Ten steps on every instruction set of this machine, at every level and in both types. */
+static void test_every_isa(void) {
+    static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+    int level, low, k, tried = 0;
+    for (level = 0; level <= 3; level++)
+        for (low = AMP_F16; low <= AMP_BF16; low++) {
+            amp_model_desc d = toy_desc(8, (amp_level)level, (amp_dtype)low);
+            d.optimizer.kind = low == AMP_F16 ? AMP_SGD : AMP_ADAMW;
+            d.optimizer.momentum = low == AMP_F16 ? 0.9f : 0.0f;
+            d.optimizer.clip_norm = 1.0f;
+            for (k = 0; k < 4; k++) {
+                toy t;
+                if (amp_cpu_force_isa(isas[k]) != AMP_OK) continue;
+                t = make_toy(&d, 1, 0.25f);
+                steps(t, 10, 8);
+                snap(k ? &snap_b : &snap_a, t);
+                if (k) CHECK_MSG(same(&snap_a, &snap_b), "O%d %s on %s", level, amp_dtype_name((amp_dtype)low), amp_isa_name(isas[k]));
+                tried += k > 0;
+                amp_model_destroy(t.m);
+            }
+        }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+    if (!tried) TEST_SKIP("bits of instruction sets: this machine has only one");
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+static long allocations, frees;
+static void* counting_alloc(size_t n, void* user) { (void)user; allocations++; return malloc(n); }
+static void counting_free(void* p, void* user) { (void)user; frees++; free(p); }
+
+static void test_no_allocation_in_steps(void) {
+    int level;
+    for (level = 0; level <= 3; level++) {
+        amp_model_desc d = toy_desc(8, (amp_level)level, AMP_F16);
+        amp_batch b = batch_of(0, 8), bad = b;
+        static float poison[8 * PIXELS];
+        amp_eval_info e;
+        amp_layer_stats* stats;
+        float out[8 * CLASSES];
+        toy t;
+        long before;
+        d.allocator.alloc = counting_alloc; d.allocator.free = counting_free;
+        allocations = frees = 0;
+        t = make_toy(&d, 1, 0.5f);
+        CHECK(allocations > 0);
+        before = allocations;
+        poison[3] = (float)HUGE_VAL;
+        bad.inputs[0] = poison;
+        stats = (amp_layer_stats*)malloc((size_t)amp_model_layer_count(t.m) * sizeof *stats);
+        CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK && amp_train_step(t.m, &bad, NULL) == AMP_OK);
+        CHECK(amp_evaluate(t.m, &b, &e) == AMP_OK && amp_predict(t.m, &b, t.v[10], out) == AMP_OK);
+        CHECK(amp_model_stats(t.m, &b, stats, amp_model_layer_count(t.m)) == AMP_OK && amp_model_sync_params(t.m) == AMP_OK);
+        CHECK(allocations == before);
+        free(stats);
+        amp_model_destroy(t.m);
+        CHECK(allocations == frees);
+    }
+}
+
+int main(void) {
+    make_pictures();
+    TEST(test_learning);
+    TEST(test_default_scaler);
+    TEST(test_step_info);
+    TEST(test_overflow_leaves_no_trace);
+    TEST(test_skips_change_nothing_later);
+    TEST(test_replay);
+    TEST(test_model_trouble);
+    TEST(test_model_trouble_early);
+    TEST(test_bad_target);
+    TEST(test_looking_leaves_statistics);
+    TEST(test_floor_and_limits);
+    TEST(test_refusals);
+    TEST(test_untrainable);
+    TEST(test_accumulation_exact);
+    TEST(test_accumulation_net);
+    TEST(test_scale_stays_in_window);
+    TEST(test_evaluation_changes_nothing);
+    TEST(test_nan_is_never_right);
+    TEST(test_smaller_batch);
+    TEST(test_input_types);
+    TEST(test_dropout);
+    TEST(test_dropout_in_micro_batches);
+    TEST(test_ranks_exact);
+    TEST(test_ranks_net);
+    TEST(test_ranks_skip_together);
+    TEST(test_single_rank);
+    TEST(test_seeds);
+    TEST(test_two_models_interleaved);
+    TEST(test_every_isa);
+    TEST(test_no_allocation_in_steps);
+    TEST_END();
+}
