@@ -22,47 +22,50 @@
      impl         the implementation, in the same order: impl-base, impl-cpu, impl-half, impl-gemm, impl-math,
                   impl-nn, impl-policy, impl-scaler, impl-optim, impl-backend, impl-model, impl-train,
                   impl-checkpoint, impl-report
-     license      MIT                                                                                        */
+     license      MIT */
 
 /* ======================================================================================== */
 /* >>guide    Read this once.                                                                 */
 /* ======================================================================================== */
 /*
    Three ways in.
-   1. You have a training loop with your own memory. Take single parts: amp_convert and amp_gemm for half operands,
-      amp_scaler_* for the loss scale, amp_optimizer_* for master weights. They own nothing and keep no global state.
-          amp_scaler_init(&scaler, NULL);  amp_optimizer_init(&optimizer, &desc, params, count);
-          per step:  loss gradient = amp_scaler_scale_loss(&scaler, 1.0f) * d;   backward;
-                     amp_optimizer_step(&optimizer, &scaler, &info);             amp_scaler_update(&scaler);
-   2. You want to train a network: amp_model_create, build it with amp_conv2d, amp_relu, ..., amp_model_finalize, then
-      amp_train_step for each batch.
+   1. You have a training loop with your own memory. Take single parts: amp_convert and amp_gemm for half
+      operands, amp_scaler_* for the loss scale, amp_optimizer_* for master weights. They own nothing and
+      keep no global state.
+          once:      amp_scaler_init(&scaler, NULL);  amp_optimizer_init(&optimizer, &desc, params, count);
+          per step:  loss gradient = amp_scaler_scale_loss(&scaler, 1.0f) * d;   your backward pass;
+                     amp_optimizer_step(&optimizer, &scaler, &info);   amp_scaler_update(&scaler);
+   2. You want to train a network: amp_model_create, build it with amp_conv2d, amp_relu, ..., then
+      amp_model_finalize, then amp_train_step for each batch.
    3. You want to look: amp_model_print, amp_stats_collect, amp_model_stats.
 
-   Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32 weights that an
-   optimizer updates; a low copy is written in the same pass. loss scale: the factor that keeps small gradients out of
-   half's underflow. unscale: dividing it out again, in FP32. found_inf: a gradient is inf or NaN, so the step is skipped.
-   Letters.   N images or rows, C channels, H x W pixels, I inputs, O outputs, K classes, R rows, D their length.
-
-   Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is rounded once, to
-   nearest even. That is what a Tensor Core does. Losses, norm statistics, softmax and optimizers are FP32 inside.
-   Checks for inf and NaN look at the bits in memory, so they hold under -ffast-math and -Ofast too.
-
-   The same bits everywhere.   A run on the CPU gives the same bits on each instruction set, compiler, optimisation
-   level and number of threads: every multiply-add is an explicit fma (emulated exactly where there is none), every sum
-   has a fixed order, exp and its kin are the header's own. What breaks it: -Ofast or -ffast-math, and a changed
-   floating-point environment (rounding mode, flush to zero).
-
-   Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing when it fails.
-   The logger of its desc or exec gets one sentence that names the place. Nothing prints, exits or aborts. An overflow in
-   training is not an error: amp_step_info tells about it.
-   Descs.     A zeroed struct is all defaults, 0 in a field is that field's default, AMP_ZERO (-1) is a real zero where 0
-   means something else. NULL is all defaults. In C++, {} works where a desc is expected.
-   Threads.   Objects are independent of each other; one object is not to be used by two threads at once. With -fopenmp
-   large operators use threads, with the same bits.
-   Memory.    Parts on raw pointers allocate nothing. A model allocates in create, build and finalize, never in a step. Adam
-   costs 16 bytes per parameter in FP32 and in mixed precision alike; the halving is in the activations.
-   Hosts that unmask floating-point exceptions: cast with amp_convert_desc.saturate. <amp.h> with angle brackets is
-   another header on Windows (C++ AMP): include this one with quotes.                                        */
+   Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32
+   weights that an optimizer updates; a low copy is written in the same pass. loss scale: the factor that
+   keeps small gradients out of half's underflow. unscale: dividing it out again, in FP32. found_inf: a
+   gradient is inf or NaN, so the step is skipped.
+   Letters.   N images or rows, C channels, H x W pixels, I inputs, O outputs, K classes, R rows, D their
+   length.
+   Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is
+   rounded once, to nearest even. That is what a Tensor Core does. Losses, norm statistics, softmax and
+   optimizers are FP32 inside. Checks for inf and NaN look at the bits in memory, so they hold under
+   -ffast-math and -Ofast too.
+   The same bits everywhere. A run on the CPU gives the same bits on each instruction set, compiler,
+   optimisation level and number of threads: every multiply-add is an explicit fma (emulated exactly where
+   there is none), every sum has a fixed order, exp and its kin are the header's own. What breaks it:
+   -Ofast or -ffast-math, and a changed floating-point environment (rounding mode, flush to zero).
+   Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing
+   when it fails. The logger of its desc or exec gets one sentence that names the place. Nothing prints,
+   exits or aborts. An overflow in training is not an error: amp_step_info tells about it.
+   Descs.     A zeroed struct is all defaults, 0 in a field is that field's default, AMP_ZERO (-1) is a
+   real zero where 0 means something else. NULL is all defaults. In C++, {} works where a desc is
+   expected.
+   Threads.   Objects are independent of each other; one object is not to be used by two threads at once.
+   With -fopenmp large operators use threads, with the same bits.
+   Memory.    Parts on raw pointers allocate nothing. A model allocates in create, build and finalize,
+   never in a step. Adam costs 16 bytes per parameter in FP32 and in mixed precision alike; the halving is
+   in the activations.
+   Hosts that unmask floating-point exceptions: cast with amp_convert_desc.saturate. <amp.h> with angle
+   brackets is another header on Windows (C++ AMP): include this one with quotes. */
 
 #ifndef AMP_H_INCLUDED
 #define AMP_H_INCLUDED
@@ -256,11 +259,12 @@ AMP_DEF int amp_float_is_finite(const float* p);
 /* Converts n elements; equal types are copied bit by bit. dst == src is allowed in every direction, any other
    overlap is not. Pointers are aligned as their element type is.
    Errors: AMP_ERR_ARGUMENT (NULL with n > 0, n too large, overlap), AMP_ERR_DTYPE. */
-AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n);
+AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                               size_t n);
 
 /* Stochastic rounding goes away from zero if the element's 32 random bits are below the first 32 bits of the
-   fraction cut off. Exact values stay. Between the largest finite value and the next power of two the choice is
-   between the two ends, of which the upper one is infinity. */
+   fraction cut off. Exact values stay. Between the largest finite value and the next power of two the
+   choice is between the two ends, of which the upper one is infinity. */
 typedef enum amp_rounding {
     AMP_ROUND_NEAREST    = 0,   /* nearest, ties to even */
     AMP_ROUND_STOCHASTIC = 1,   /* up in magnitude with a probability equal to the fraction cut off */
@@ -315,9 +319,9 @@ AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t
                             float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                             const void* b, amp_dtype b_dtype, size_t ldb,
                             float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
-/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 1.9 MB for each thread, less
-   for small products. 0 if the size overflows. A dense layer's forward call is a product of (n, out, in), its backward
-   call one of (n, in, out) and one of (out, in, n). */
+/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 1.9 MB for each
+   thread, less for small products. 0 if the size overflows. A dense layer's forward call is a product of
+   (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 
 /* --- dense layer ----------------------------------------------------------------------- */
@@ -354,8 +358,9 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, 
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec);
 /* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db. Orders of the sums, each as in amp_gemm:
-   y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over (o, kh, kw), with zeros where no output
-   pixel met that kernel position; db: 16 partial sums (pixel p of each plane to sum p % 16), then a tree. */
+   y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over (o, kh, kw), with zeros
+   where no output pixel met that kernel position; db: 16 partial sums (pixel p of each plane to sum p %
+   16), then a tree. */
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
@@ -376,6 +381,7 @@ typedef struct amp_pool2d_shape {
     int exclude_pad;                   /* average only: divide by the pixels that exist */
 } amp_pool2d_shape;
 
+/* OH and OW of a shape, with the errors that the operators would report. */
 AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
 /* A NaN in a window makes its maximum NaN. */
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype,
@@ -399,29 +405,33 @@ typedef struct amp_batch_norm_shape {
     float momentum;                    /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
 } amp_batch_norm_shape;
 
-AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training,
-                                          const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
+/* gamma[C], beta[C], running_mean[C], running_var[C]; y may not be x. */
+AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
+                                          amp_dtype x_dtype, const void* gamma, const void* beta,
                                           amp_dtype param_dtype, float* running_mean, float* running_var,
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
                                           const amp_exec* exec);
 /* Gradients of the training form. accumulate applies to dgamma and dbeta. dx and dy may be the same if their
    types are. */
-AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy, amp_dtype dy_dtype,
-                                           const void* x, amp_dtype x_dtype, const void* gamma,
-                                           amp_dtype param_dtype, const float* save_mean, const float* save_invstd,
-                                           void* dx, amp_dtype dx_dtype, void* dgamma, void* dbeta,
-                                           amp_dtype dparam_dtype, int accumulate, const amp_exec* exec);
+AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
+                                           amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
+                                           const float* save_invstd, void* dx, amp_dtype dx_dtype,
+                                           void* dgamma, void* dbeta, amp_dtype dparam_dtype,
+                                           int accumulate, const amp_exec* exec);
 
 /* Layer norm over the rows of x[R,D]; gamma[D], beta[D] may be NULL (1 and 0). save_mean[R], save_invstd[R]
    are written for the backward pass, or NULL. eps: 0 = 1e-5. */
-AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma, const void* beta,
-                                          amp_dtype param_dtype, float eps, float* save_mean, float* save_invstd,
-                                          void* y, amp_dtype y_dtype, size_t rows, size_t d, const amp_exec* exec);
-AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                                           const void* gamma, amp_dtype param_dtype, const float* save_mean,
-                                           const float* save_invstd, void* dx, amp_dtype dx_dtype, void* dgamma,
-                                           void* dbeta, amp_dtype dparam_dtype, int accumulate,
-                                           size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
+                                          const void* beta, amp_dtype param_dtype, float eps,
+                                          float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
+                                          size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+                                           amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
+                                           const float* save_mean, const float* save_invstd, void* dx,
+                                           amp_dtype dx_dtype, void* dgamma, void* dbeta,
+                                           amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
+                                           const amp_exec* exec);
 
 /* --- element by element ---------------------------------------------------------------- */
 
@@ -440,15 +450,16 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
 /* dx = dy * f'. RELU, TANH and SIGMOID take it from `saved` = y (the output), the GELUs from `saved` = x (the
    input). dx and dy may be the same if their types are. */
 AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
-                                           const void* saved, amp_dtype saved_dtype, void* dx, amp_dtype dx_dtype,
-                                           size_t n, const amp_exec* exec);
+                                           const void* saved, amp_dtype saved_dtype, void* dx,
+                                           amp_dtype dx_dtype, size_t n, const amp_exec* exec);
 
 /* Softmax of the rows of x[R,D]; a row of -inf only gives NaN, as in PyTorch. x and y may be the same. */
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
                                        size_t rows, size_t d, const amp_exec* exec);
 /* dx = y * (dy - sum(dy*y)). */
-AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y, amp_dtype y_dtype,
-                                        void* dx, amp_dtype dx_dtype, size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
+                                        amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
+                                        size_t d, const amp_exec* exec);
 
 /* Dropout with probability p in [0,1): y = x/(1-p) or 0. Element i is dropped if
    amp_random_uniform(seed, offset + i) < p, so no mask is stored; the backward pass is the same call on the
@@ -460,38 +471,41 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y
 AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
                            void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
 
-/* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part makes a concat.
-   amp_concat_backward takes the columns out again, adding to x's buffer if accumulate. */
+/* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part makes a
+   concat. amp_concat_backward takes the columns out again, adding to x's buffer if accumulate. */
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype,
                               size_t d_total, size_t column, size_t rows, const amp_exec* exec);
 AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
-                             void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate, const amp_exec* exec);
+                                       void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
+                                       const amp_exec* exec);
 
 /* --- losses: FP32 arithmetic; the loss is the mean over the batch ----------------------- */
 
-/* Each forward writes the mean loss to *loss. Each backward writes the gradient of (*loss_scale) * weight * loss;
-   the scale is read through a pointer because on a GPU it lives on the device (NULL = 1), and is multiplied in
-   FP32 before the gradient is rounded to its type. */
+/* Each forward writes the mean loss to *loss. Each backward writes the gradient of (*loss_scale) *
+   weight * loss; the scale is read through a pointer because on a GPU it lives on the device (NULL = 1),
+   and is multiplied in FP32 before the gradient is rounded to its type. */
 
 /* Softmax cross-entropy of logits[N,K] with labels[N] in 0..K-1. smoothing in [0,1): the target is
    (1-smoothing) on the label plus smoothing/K everywhere. A label outside 0..K-1 is AMP_ERR_ARGUMENT. */
-AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
-                                                     float smoothing, float* loss, size_t n, size_t classes,
-                                                     const amp_exec* exec);
-AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype, const int32_t* labels,
-                                                      float smoothing, const float* loss_scale, float weight,
-                                                      void* dlogits, amp_dtype dlogits_dtype, size_t n,
-                                                      size_t classes, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
+                                                     const int32_t* labels, float smoothing, float* loss,
+                                                     size_t n, size_t classes, const amp_exec* exec);
+AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
+                                                      const int32_t* labels, float smoothing,
+                                                      const float* loss_scale, float weight, void* dlogits,
+                                                      amp_dtype dlogits_dtype, size_t n, size_t classes,
+                                                      const amp_exec* exec);
 /* Mean squared error over n elements: mean((x - target)^2). */
-AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
-                                   float* loss, size_t n, const amp_exec* exec);
-AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target, amp_dtype target_dtype,
-                                    const float* loss_scale, float weight, void* dx, amp_dtype dx_dtype,
-                                    size_t n, const amp_exec* exec);
-/* Binary cross-entropy of logits with targets in [0,1]: mean(max(x,0) - x*t + log(1 + exp(-|x|))). The form on
-   probabilities is not offered: its logarithm underflows in half. */
+AMP_DEF amp_result amp_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
+                                   amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
+                                    amp_dtype target_dtype, const float* loss_scale, float weight, void* dx,
+                                    amp_dtype dx_dtype, size_t n, const amp_exec* exec);
+/* Binary cross-entropy of logits with targets in [0,1]: mean(max(x,0) - x*t + log(1 + exp(-|x|))). The
+   form on probabilities is not offered: its logarithm underflows in half. */
 AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
-                                               amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
+                                               amp_dtype target_dtype, float* loss, size_t n,
+                                               const amp_exec* exec);
 AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
                                                 amp_dtype target_dtype, const float* loss_scale, float weight,
                                                 void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
@@ -500,9 +514,9 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
 /* >>policy   Autocast: which operator runs in which type. Rules are data.                    */
 /* ======================================================================================== */
 
-/* The operators of a model and their class under O1 and under O2: X(NAME, "name", O1, O2). O1 follows the lists on
-   which PyTorch, Apex, MindSpore and OneFlow agree; O2 is MindSpore's and Apex's: everything in half but the norms and
-   the losses. At O0 all are FP32, at O3 all but the losses are LOW. */
+/* The operators of a model and their class under O1 and under O2: X(NAME, "name", O1, O2). O1 follows
+   the lists on which PyTorch, Apex, MindSpore and OneFlow agree; O2 is MindSpore's and Apex's: everything
+   in half but the norms and the losses. At O0 all are FP32, at O3 all but the losses are LOW. */
 #define AMP_OP_LIST(X)                                                        \
     X(INPUT,                 "input",                 FOLLOW,  FOLLOW)        \
     X(CONV2D,                "conv2d",                LOW,     LOW)           \
@@ -535,7 +549,13 @@ typedef enum amp_rule {
     AMPI_RULE_MAX = 0x7fffffff
 } amp_rule;
 
-typedef enum amp_level { AMP_O0 = 0, AMP_O1 = 1, AMP_O2 = 2, AMP_O3 = 3, AMPI_LEVEL_MAX = 0x7fffffff } amp_level;
+typedef enum amp_level {
+    AMP_O0 = 0,
+    AMP_O1 = 1,
+    AMP_O2 = 2,
+    AMP_O3 = 3,
+    AMPI_LEVEL_MAX = 0x7fffffff
+} amp_level;
 
 /* The two kinds of O1. */
 typedef enum amp_style {
@@ -554,7 +574,8 @@ typedef struct amp_policy_desc {
     const amp_op* black;      /* operators to run in FP32; one in both lists is an error */
     int black_count;
     int keep_batchnorm_fp32;  /* 0 = the level's (O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
-    int master_weights;       /* 0 = the level's (O1, O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
+    int master_weights;       /* 0 = the level's (O1, O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in
+                                 Apex */
     int cast_model;           /* 0 = the level's; 1 is refused at O0 and O1 (cast_model_type in Apex) */
     const amp_logger* logger; /* NULL = silent */
 } amp_policy_desc;
@@ -581,12 +602,14 @@ typedef struct amp_policy {
     amp_reason reasons[AMP_OP_COUNT];
 } amp_policy;
 
-/* desc == NULL: O0. AMP_ERR_POLICY with the reason for an illegal combination (unknown level or operator, an operator on
-   both lists, an override that the level does not have). A loss can't be put on the white list: AMP_ERR_POLICY. */
+/* desc == NULL: O0. AMP_ERR_POLICY with the reason for an illegal combination (unknown level or
+   operator, an operator on both lists, an override that the level does not have). A loss can't be put on
+   the white list: AMP_ERR_POLICY. */
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc);
 /* Replaces one rule. AMP_ERR_POLICY for an unknown operator or rule, or a loss that is not FP32. */
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule);
-/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity) and returns how many there are. */
+/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity) and returns how
+   many there are. */
 AMP_DEF int amp_policy_white_list(const amp_policy* p, amp_op* out, int capacity);
 AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity);
 /* "conv2d" and so on; "?" if out of range. From a name: 1 and *op, or 0. */
@@ -636,14 +659,14 @@ typedef enum amp_scaler_limit {
     AMPI_LIMIT_MAX     = 0x7fffffff
 } amp_scaler_limit;
 
-/* Presets, with the values that each system ships. Sources: torch.amp.GradScaler; mindspore.amp DynamicLossScaler,
-   DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler; keras LossScaleOptimizer;
-   flax DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed; paddle.amp.GradScaler; jmp and
-   the TensorFlow 1 loss scale follow the same rule as MindSpore's.
-   init 0: must be given. interval 0: static, the scale never moves. late: clean steps added to the interval.
-   start: the tracker at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none.
-   at_min: what an overflow at the floor does. skips: overflows in a row that are allowed, 0 = any number.
-   X(NAME, text, init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill, at_min, skips) */
+/* Presets, with the values that each system ships. Sources: torch.amp.GradScaler; mindspore.amp
+   DynamicLossScaler, DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler;
+   keras LossScaleOptimizer; flax DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed;
+   paddle.amp.GradScaler; jmp and the TensorFlow 1 loss scale follow the same rule as MindSpore's. init 0:
+   must be given. interval 0: static, the scale never moves. late: clean steps added to the interval. start:
+   the tracker at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none. at_min: what
+   an overflow at the floor does. skips: overflows in a row that are allowed, 0 = any number. X(NAME, text,
+   init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill, at_min, skips) */
 #define AMPI_FLT_MIN 1.17549435e-38f
 #define AMPI_FLT_MAX 3.402823466e38f
 #define AMP_SCALER_PRESET_LIST(X)                                                                                   \
@@ -701,8 +724,8 @@ typedef struct amp_scaler_desc {
     amp_scaler_limit  at_max_skips; /* one more than that; 0 = error */
     int   ignore_overflow;      /* 1 = overflows are counted but never stop a step: MindSpore's
                                    drop_overflow_update=false; static presets only */
-    /* For AMP_LIMIT_CALLBACK: return 0 to go on, anything else to make update return AMP_ERR_OVERFLOW. The window
-       has ended when it is called: it may set the scale. */
+    /* For AMP_LIMIT_CALLBACK: return 0 to go on, anything else to make update return AMP_ERR_OVERFLOW.
+       The window has ended when it is called: it may set the scale. */
     int (*on_limit)(const amp_scaler* s, void* user_data);
     void* user_data;
     const amp_logger* logger;   /* NULL = silent */
@@ -766,57 +789,61 @@ struct amp_scaler {
 /* Starts a scaler. desc == NULL: PyTorch's. AMP_ERR_DESC names the field that is out of range. */
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
-/* loss * scale in FP32, and remembers the scale in use for this window. Pass 1.0f to get the factor itself, for
-   seeding a backward pass by hand. NaN if s is NULL. May be called any number of times in a window (several losses,
-   several micro-batches): the scale cannot change before update. */
+/* loss * scale in FP32, and remembers the scale in use for this window. Pass 1.0f to get the factor
+   itself, for seeding a backward pass by hand. NaN if s is NULL. May be called any number of times in a
+   window (several losses, several micro-batches): the scale cannot change before update. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
-/* The next three look at `count` tensors (F32, F16, BF16) on the bits as they lie in memory: every element whose
-   value is inf or NaN, or whose unscaled value would not be finite in the type it is stored in, raises found_inf, is
-   counted, and the first is named in s->info. They also form the L2 norm of the unscaled gradients (in double, fixed
-   order). `info`, if not NULL, receives what this call alone has found; s->info is of the whole window. found_inf
-   stays up until update, also over other lists: to let one overflow stop several optimizers, check all lists
-   before the first step. An empty list changes nothing. Where 1/scale is not a finite float, or the scale is
-   not, found_inf is raised whatever the gradients are, and the logger is told.
-   Errors: AMP_ERR_STATE before any scale_loss; AMP_ERR_ARGUMENT; AMP_ERR_DTYPE. */
+/* The next three look at `count` tensors (F32, F16, BF16) on the bits as they lie in memory: every
+   element whose value is inf or NaN, or whose unscaled value would not be finite in the type it is stored
+   in, raises found_inf, is counted, and the first is named in s->info. They also form the L2 norm of the
+   unscaled gradients (in double, fixed order). `info`, if not NULL, receives what this call alone has
+   found; s->info is of the whole window. found_inf stays up until update, also over other lists: to let one
+   overflow stop several optimizers, check all lists before the first step. An empty list changes nothing.
+   Where 1/scale is not a finite float, or the scale is not, found_inf is raised whatever the gradients are,
+   and the logger is told. Errors: AMP_ERR_STATE before any scale_loss; AMP_ERR_ARGUMENT; AMP_ERR_DTYPE. */
 /* Reads only. May be repeated; elements are counted each time. */
-AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
-/* g *= 1/scale in place, rounded to each tensor's own type. A list may be unscaled once per window, and not after its
-   step (AMP_ERR_STATE, also with more than AMP_SCALER_MAX_LISTS lists in a window). If anything is not finite the
-   gradients are left as they are: there will be no step. */
-AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info);
-/* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type); dst[i] and src[i]
-   have equal counts and do not overlap; types may differ (F32 dst is the usual one). May be repeated with new
-   micro-batches in src; a src that amp_scaler_unscale has seen, or a dst that was stepped, is AMP_ERR_STATE.
-   If anything in this list, or any sum, is not finite dst is left as it is. The norm is that of src / scale, or of
-   the sums. This is the one to use when the buffer of the gradients also holds momentum. */
-AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
-                                           int accumulate, amp_overflow_info* info);
-/* "I saw an overflow myself": raises found_inf for this window, e.g. after an all-reduce of flags, or when the forward
-   pass itself overflowed (allowed before scale_loss). */
+AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
+                                    amp_overflow_info* info);
+/* g *= 1/scale in place, rounded to each tensor's own type. A list may be unscaled once per window, and
+   not after its step (AMP_ERR_STATE, also with more than AMP_SCALER_MAX_LISTS lists in a window). If
+   anything is not finite the gradients are left as they are: there will be no step. */
+AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count,
+                                      amp_overflow_info* info);
+/* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type);
+   dst[i] and src[i] have equal counts and do not overlap; types may differ (F32 dst is the usual one). May
+   be repeated with new micro-batches in src; a src that amp_scaler_unscale has seen, or a dst that was
+   stepped, is AMP_ERR_STATE. If anything in this list, or any sum, is not finite dst is left as it is. The
+   norm is that of src / scale, or of the sums. This is the one to use when the buffer of the gradients also
+   holds momentum. */
+AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
+                                           int count, int accumulate, amp_overflow_info* info);
+/* "I saw an overflow myself": raises found_inf for this window, e.g. after an all-reduce of flags, or
+   when the forward pass itself overflowed (allowed before scale_loss). */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
 /* "May I step?"  1 = every check of this window was clean; 0 = skip this step; negative (an amp_result) =
    AMP_ERR_STATE, nothing was checked yet. */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
-/* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing was recorded.
-   AMP_ERR_OVERFLOW if a limit is reached and its action is an error: the window has ended, was counted as skipped, and
-   the scale has moved as the rule says (its floor holds). */
+/* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing
+   was recorded. AMP_ERR_OVERFLOW if a limit is reached and its action is an error: the window has ended,
+   was counted as skipped, and the scale has moved as the rule says (its floor holds). */
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 
-/* Sets the scale by hand between windows; the counters stay. AMP_ERR_STATE inside one; AMP_ERR_ARGUMENT if not finite,
-   or 2^-128 or less. */
+/* Sets the scale by hand between windows; the counters stay. AMP_ERR_STATE inside one; AMP_ERR_ARGUMENT
+   if not finite, or 2^-128 or less. */
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
 /* The rule alone, as a pure function on plain structs, for the host and the device alike: reads and clears
-   state->found_inf. Returns a sum of 1, the floor was hit by an overflow, and 2, there were more overflows in a
-   row than allowed. */
+   state->found_inf. Returns a sum of 1, the floor was hit by an overflow, and 2, there were more overflows
+   in a row than allowed. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
-/* State to and from AMP_SCALER_STATE_BYTES bytes (little-endian, with magic, version and CRC-32). Saving or loading
-   inside a window is AMP_ERR_STATE; loading anything that save did not write, or not exactly that many bytes, is
-   AMP_ERR_FORMAT and changes nothing. The rule is saved too and must be the same on loading (AMP_ERR_FORMAT). */
+/* State to and from AMP_SCALER_STATE_BYTES bytes (little-endian, with magic, version and CRC-32). Saving
+   or loading inside a window is AMP_ERR_STATE; loading anything that save did not write, or not exactly
+   that many bytes, is AMP_ERR_FORMAT and changes nothing. The rule is saved too and must be the same on
+   loading (AMP_ERR_FORMAT). */
 #define AMP_SCALER_STATE_BYTES 128
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size);
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size);
@@ -829,11 +856,12 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
      SGD    g += wd*w (L2); buf = momentum*buf + (1-dampening)*g (first step: buf = g);
             w -= lr * (nesterov ? g + momentum*buf : momentum ? buf : g)
      ADAM   g += wd*w (L2); m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g^2;
-            w -= lr * (m/(1-b1^t)) / (sqrt(v/(1-b2^t)) + eps)             Kingma & Ba 2015, as torch.optim.Adam
-     ADAMW  w -= lr*wd*w, then as ADAM without L2                          Loshchilov & Hutter 2019, torch.optim.AdamW
-     LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (ratio 1 if a norm is 0)   You et al. 2020
-   In detail, each fma(a,b,c) = a*b + c rounded once and each other operation rounded to FP32, with the constants
-   c1 = 1-b1, c2 = 1-b2, r = 1/sqrt(1-b2^t), step = lr/(1-b1^t) formed in double and rounded once:
+            w -= lr * (m/(1-b1^t)) / (sqrt(v/(1-b2^t)) + eps)      Kingma & Ba 2015, as torch.optim.Adam
+     ADAMW  w -= lr*wd*w, then as ADAM without L2             Loshchilov & Hutter 2019, torch.optim.AdamW
+     LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (ratio 1 if a norm is 0)
+                                                              You et al. 2020
+   In detail, each fma(a,b,c) = a*b + c rounded once and each other operation rounded to FP32, with the
+   constants c1 = 1-b1, c2 = 1-b2, r = 1/sqrt(1-b2^t), step = lr/(1-b1^t) formed in double and rounded once:
      m = fma(b1, m, c1*g); v = fma(c2*g, g, b2*v); w = fma(-step, m / fma(sqrt(v), r, eps), w*(1 - lr*wd))
    A moment smaller than the smallest normal float becomes zero, so that idle moments never become slow. */
 typedef enum amp_optimizer_kind {
@@ -841,9 +869,9 @@ typedef enum amp_optimizer_kind {
 } amp_optimizer_kind;
 
 /* Learning rate over applied steps t = 0, 1, 2, ...
-     warm-up: for t < warmup_steps the factor rises linearly, (t+1)/(warmup_steps+1); afterwards, with t' counted from
-     there and T = total_steps - warmup_steps:
-     CONSTANT 1;  STEP gamma^(t' / step_size);  LINEAR from 1 to floor over T;  COSINE floor + (1-floor)*(1+cos(pi*t'/T))/2 */
+     warm-up: for t < warmup_steps the factor rises linearly, (t+1)/(warmup_steps+1); afterwards, with t'
+     counted from there and T = total_steps - warmup_steps: CONSTANT 1;  STEP gamma^(t' / step_size);
+     LINEAR from 1 to floor over T;  COSINE floor + (1-floor)*(1+cos(pi*t'/T))/2 */
 typedef enum amp_schedule_kind {
     AMP_SCHEDULE_CONSTANT = 0, AMP_SCHEDULE_STEP = 1, AMP_SCHEDULE_LINEAR = 2, AMP_SCHEDULE_COSINE = 3,
     AMPI_SCHEDULE_MAX = 0x7fffffff
@@ -856,13 +884,15 @@ typedef struct amp_schedule {
     float   gamma;              /* STEP: 0 = 0.1; in (0,1] */
     float   floor;              /* LINEAR, COSINE: the last factor; 0 = 0; in [0,1] */
 } amp_schedule;
-/* base_lr times the factor at step t (below 0 counts as 0). A NULL schedule is constant. The same bits everywhere. */
+/* base_lr times the factor at step t (below 0 counts as 0). A NULL schedule is constant. The same bits
+   everywhere. */
 AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t);
 
 /* Settings of one parameter group. */
 typedef struct amp_param_group {
     float lr;                   /* 0 = the desc's; AMP_ZERO = frozen: weights and moments stay as they are. Gradients of
-                                   frozen parameters may be NULL; where given they are checked and count in the norm */
+                                   frozen parameters may be NULL; where given they are checked and count in
+                                   the norm */
     float weight_decay;         /* 0 = the desc's; AMP_ZERO = none */
 } amp_param_group;
 
@@ -875,11 +905,14 @@ typedef struct amp_optimizer_desc {
     float beta1, beta2;         /* 0 = 0.9, 0.999; [0,1), AMP_ZERO = 0 */
     float eps;                  /* 0 = 1e-8 (LAMB 1e-6); > 0 */
     float weight_decay;         /* 0 = none, but ADAMW 0.01; >= 0; AMP_ZERO = none */
-    float clip_norm;            /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all parameters */
+    float clip_norm;            /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all
+                                   parameters */
     int   maximize;             /* 1 = ascend: for gradients kept with inverted sign */
-    int   unchecked;            /* 1 = without a scaler, do not look for inf and NaN (saves one read of the gradients) */
+    int   unchecked;            /* 1 = without a scaler, do not look for inf and NaN (saves one read of
+                                   the gradients) */
     amp_schedule schedule;
-    const amp_param_group* groups; /* NULL = one group with the desc's settings; copied: at most AMP_MAX_GROUPS */
+    const amp_param_group* groups; /* NULL = one group with the desc's settings; copied: at most
+                                      AMP_MAX_GROUPS */
     int   group_count;
     const amp_logger* logger;   /* NULL = silent */
 } amp_optimizer_desc;
@@ -887,12 +920,14 @@ typedef struct amp_optimizer_desc {
 
 /* One parameter tensor. All memory is the caller's. */
 typedef struct amp_param {
-    float*      master;         /* [count] FP32 weights; NULL = there are none and `low` itself is trained (O3) */
+    float*      master;         /* [count] FP32 weights; NULL = there are none and `low` itself is
+                                   trained (O3) */
     void*       low;            /* [count] 16-bit copy, written in the same pass; NULL = none */
     amp_dtype   low_dtype;      /* AMP_F16 or AMP_BF16 if low is given */
     void*       grad;           /* [count] */
     amp_dtype   grad_dtype;     /* 0 = AMP_F32 */
-    float*      m;              /* [count] momentum buffer or first moment; start it with zeros. NULL if not needed */
+    float*      m;              /* [count] momentum buffer or first moment; start it with zeros. NULL if
+                                   not needed */
     float*      v;              /* [count] second moment; start it with zeros. NULL if not needed */
     size_t      count;
     int         group;          /* index into desc.groups */
@@ -910,16 +945,18 @@ typedef struct amp_optimizer_state {
 } amp_optimizer_state;
 
 typedef struct amp_optimizer {
-    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; desc.groups is NULL, see below */
+    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; desc.groups is NULL, see
+                                   below */
     amp_param_group     groups[AMP_MAX_GROUPS];
     amp_optimizer_state state;
     amp_param*          params; /* the caller's array; must outlive the optimizer */
     int                 count;
 } amp_optimizer;
 
-/* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no parameter at all). If
-   a low copy is given beside a master it is written here. */
-AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count);
+/* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no
+   parameter at all). If a low copy is given beside a master it is written here. */
+AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
+                                      int count);
 
 /* What a step did. */
 typedef struct amp_optimizer_info {
@@ -931,18 +968,18 @@ typedef struct amp_optimizer_info {
     amp_overflow_info overflow; /* of the window; without a scaler, of this step */
 } amp_optimizer_info;
 
-/* Unscales the gradients in place now (so that the caller can look at them or clip by hand); amp_optimizer_step will
-   know, and look at them once more for what the caller may have done. AMP_ERR_STATE if done already in this
-   window, or after the step. */
+/* Unscales the gradients in place now (so that the caller can look at them or clip by hand);
+   amp_optimizer_step will know, and look at them once more for what the caller may have done. AMP_ERR_STATE
+   if done already in this window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
-/* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss), then skip, or update with
-   unscale and clip folded in; no unscale if amp_scaler_unscale, amp_scaler_unscale_into or amp_optimizer_unscale did
-   it in this window: to all of these gradients, in one list or several (anything else is AMP_ERR_STATE).
-   s == NULL: gradients are not scaled. Does not call amp_scaler_update: with several optimizers on one scaler
-   all step first, and an overflow that one of them or a check has seen skips those that follow. info may be
-   NULL. AMP_ERR_STATE: before any scale_loss, twice in a window, no parameter with a gradient.
-   AMP_ERR_ARGUMENT: a gradient is missing. */
+/* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss), then
+   skip, or update with unscale and clip folded in; no unscale if amp_scaler_unscale,
+   amp_scaler_unscale_into or amp_optimizer_unscale did it in this window: to all of these gradients, in one
+   list or several (anything else is AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not call
+   amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one of them
+   or a check has seen skips those that follow. info may be NULL. AMP_ERR_STATE: before any scale_loss,
+   twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
 /* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative. */
@@ -966,68 +1003,80 @@ typedef struct amp_comm {
     void* user_data;
 } amp_comm;
 
-/* The processor a model runs on: memory, and one entry per operator with the signature of the public one. NULL in a
-   desc = amp_cpu_backend(). Layers, training and optimizers know nothing else about it. */
+/* The processor a model runs on: memory, and one entry per operator with the signature of the public
+   one. NULL in a desc = amp_cpu_backend(). Layers, training and optimizers know nothing else about it. */
 typedef struct amp_backend {
     const char* name;
-    /* Memory of the processor: alloc returns NULL on failure; zero, copy_in (from the host) and copy_out (to the host)
-       count bytes; upload and download convert n elements on the way. */
+    /* Memory of the processor: alloc returns NULL on failure; zero, copy_in (from the host) and copy_out
+       (to the host) count bytes; upload and download convert n elements on the way. */
     void* (*alloc)(size_t bytes, const amp_allocator* a);
     void  (*free)(void* p, const amp_allocator* a);
     amp_result (*zero)(void* p, size_t bytes, const amp_exec* exec);
     amp_result (*copy)(void* dst, const void* src, size_t bytes, const amp_exec* exec);
     amp_result (*copy_in)(void* dst, const void* host, size_t bytes, const amp_exec* exec);
     amp_result (*copy_out)(void* host, const void* src, size_t bytes, const amp_exec* exec);
-    amp_result (*upload)(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype, size_t n, const amp_exec* exec);
-    amp_result (*download)(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype, size_t n, const amp_exec* exec);
-    amp_result (*convert)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n, const amp_exec* exec);
+    amp_result (*upload)(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype, size_t n,
+                         const amp_exec* exec);
+    amp_result (*download)(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype, size_t n,
+                           const amp_exec* exec);
+    amp_result (*convert)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
+                          const amp_exec* exec);
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
     /* The operators; each has the type of the public function of that name. */
-    amp_result (*linear_forward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype,
-                                 size_t, size_t, size_t, const amp_exec*);
-    amp_result (*linear_backward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype,
-                                  void*, amp_dtype, void*, amp_dtype, int, size_t, size_t, size_t, const amp_exec*);
+    amp_result (*linear_forward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype,
+                                 void*, amp_dtype, size_t, size_t, size_t, const amp_exec*);
+    amp_result (*linear_backward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype,
+                                  void*, amp_dtype, void*, amp_dtype, void*, amp_dtype, int, size_t, size_t,
+                                  size_t, const amp_exec*);
     amp_result (*conv2d_forward)(const amp_conv2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
                                  const void*, amp_dtype, void*, amp_dtype, const amp_exec*);
     amp_result (*conv2d_backward)(const amp_conv2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
-                                  const void*, amp_dtype, void*, amp_dtype, void*, amp_dtype, void*, amp_dtype, int,
-                                  const amp_exec*);
-    amp_result (*pool2d_forward)(const amp_pool2d_shape*, const void*, amp_dtype, void*, amp_dtype, const amp_exec*);
+                                  const void*, amp_dtype, void*, amp_dtype, void*, amp_dtype, void*,
+                                  amp_dtype, int, const amp_exec*);
+    amp_result (*pool2d_forward)(const amp_pool2d_shape*, const void*, amp_dtype, void*, amp_dtype,
+                                 const amp_exec*);
     amp_result (*pool2d_backward)(const amp_pool2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
                                   void*, amp_dtype, const amp_exec*);
-    amp_result (*batch_norm_forward)(const amp_batch_norm_shape*, int, const void*, amp_dtype, const void*, const void*,
-                                     amp_dtype, float*, float*, float*, float*, void*, amp_dtype, const amp_exec*);
-    amp_result (*batch_norm_backward)(const amp_batch_norm_shape*, const void*, amp_dtype, const void*, amp_dtype,
-                                      const void*, amp_dtype, const float*, const float*, void*, amp_dtype,
-                                      void*, void*, amp_dtype, int, const amp_exec*);
-    amp_result (*layer_norm_forward)(const void*, amp_dtype, const void*, const void*, amp_dtype, float, float*, float*,
-                                     void*, amp_dtype, size_t, size_t, const amp_exec*);
-    amp_result (*layer_norm_backward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype,
-                                      const float*, const float*, void*, amp_dtype, void*, void*, amp_dtype, int,
-                                      size_t, size_t, const amp_exec*);
-    amp_result (*activation_forward)(amp_activation, const void*, amp_dtype, void*, amp_dtype, size_t, const amp_exec*);
-    amp_result (*activation_backward)(amp_activation, const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype,
-                                      size_t, const amp_exec*);
+    amp_result (*batch_norm_forward)(const amp_batch_norm_shape*, int, const void*, amp_dtype, const void*,
+                                     const void*, amp_dtype, float*, float*, float*, float*, void*,
+                                     amp_dtype, const amp_exec*);
+    amp_result (*batch_norm_backward)(const amp_batch_norm_shape*, const void*, amp_dtype, const void*,
+                                      amp_dtype, const void*, amp_dtype, const float*, const float*, void*,
+                                      amp_dtype, void*, void*, amp_dtype, int, const amp_exec*);
+    amp_result (*layer_norm_forward)(const void*, amp_dtype, const void*, const void*, amp_dtype, float,
+                                     float*, float*, void*, amp_dtype, size_t, size_t, const amp_exec*);
+    amp_result (*layer_norm_backward)(const void*, amp_dtype, const void*, amp_dtype, const void*,
+                                      amp_dtype, const float*, const float*, void*, amp_dtype, void*, void*,
+                                      amp_dtype, int, size_t, size_t, const amp_exec*);
+    amp_result (*activation_forward)(amp_activation, const void*, amp_dtype, void*, amp_dtype, size_t,
+                                     const amp_exec*);
+    amp_result (*activation_backward)(amp_activation, const void*, amp_dtype, const void*, amp_dtype, void*,
+                                      amp_dtype, size_t, const amp_exec*);
     amp_result (*softmax_forward)(const void*, amp_dtype, void*, amp_dtype, size_t, size_t, const amp_exec*);
-    amp_result (*softmax_backward)(const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype, size_t, size_t,
-                                   const amp_exec*);
+    amp_result (*softmax_backward)(const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype, size_t,
+                                   size_t, const amp_exec*);
     amp_result (*dropout_forward)(const void*, amp_dtype, void*, amp_dtype, size_t, float, uint64_t, uint64_t,
                                   const amp_exec*);
-    amp_result (*add_forward)(const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype, size_t, const amp_exec*);
-    amp_result (*concat_forward)(const void*, amp_dtype, size_t, void*, amp_dtype, size_t, size_t, size_t, const amp_exec*);
-    amp_result (*concat_backward)(const void*, amp_dtype, size_t, size_t, void*, amp_dtype, size_t, size_t, int,
-                                  const amp_exec*);
-    amp_result (*softmax_cross_entropy_forward)(const void*, amp_dtype, const int32_t*, float, float*, size_t, size_t,
-                                                const amp_exec*);
-    amp_result (*softmax_cross_entropy_backward)(const void*, amp_dtype, const int32_t*, float, const float*, float,
-                                                 void*, amp_dtype, size_t, size_t, const amp_exec*);
-    amp_result (*mse_forward)(const void*, amp_dtype, const void*, amp_dtype, float*, size_t, const amp_exec*);
-    amp_result (*mse_backward)(const void*, amp_dtype, const void*, amp_dtype, const float*, float, void*, amp_dtype,
-                               size_t, const amp_exec*);
-    amp_result (*bce_with_logits_forward)(const void*, amp_dtype, const void*, amp_dtype, float*, size_t, const amp_exec*);
-    amp_result (*bce_with_logits_backward)(const void*, amp_dtype, const void*, amp_dtype, const float*, float,
-                                           void*, amp_dtype, size_t, const amp_exec*);
+    amp_result (*add_forward)(const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype, size_t,
+                              const amp_exec*);
+    amp_result (*concat_forward)(const void*, amp_dtype, size_t, void*, amp_dtype, size_t, size_t, size_t,
+                                 const amp_exec*);
+    amp_result (*concat_backward)(const void*, amp_dtype, size_t, size_t, void*, amp_dtype, size_t, size_t,
+                                  int, const amp_exec*);
+    amp_result (*softmax_cross_entropy_forward)(const void*, amp_dtype, const int32_t*, float, float*,
+                                                size_t, size_t, const amp_exec*);
+    amp_result (*softmax_cross_entropy_backward)(const void*, amp_dtype, const int32_t*, float,
+                                                 const float*, float, void*, amp_dtype, size_t, size_t,
+                                                 const amp_exec*);
+    amp_result (*mse_forward)(const void*, amp_dtype, const void*, amp_dtype, float*, size_t,
+                              const amp_exec*);
+    amp_result (*mse_backward)(const void*, amp_dtype, const void*, amp_dtype, const float*, float, void*,
+                               amp_dtype, size_t, const amp_exec*);
+    amp_result (*bce_with_logits_forward)(const void*, amp_dtype, const void*, amp_dtype, float*, size_t,
+                                          const amp_exec*);
+    amp_result (*bce_with_logits_backward)(const void*, amp_dtype, const void*, amp_dtype, const float*,
+                                           float, void*, amp_dtype, size_t, const amp_exec*);
     /* Scaler and optimizer, on gradients and weights in the processor's memory. */
     amp_result (*scaler_check)(amp_scaler*, const amp_tensor*, int, amp_overflow_info*);
     amp_result (*optimizer_init)(amp_optimizer*, const amp_optimizer_desc*, amp_param*, int);
@@ -1040,16 +1089,20 @@ typedef struct amp_model_desc {
     int batch;                         /* largest N of a step; >= 1 */
     amp_policy_desc precision;         /* level, type, lists; zeroed = O0 */
     const amp_policy* policy;          /* an edited policy, instead of `precision` */
-    const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (AMP_SCALER_PYTORCH) for O1 and O2 in F16, else static 1 */
+    const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (AMP_SCALER_PYTORCH) for O1 and O2
+                                          in F16, else static 1 */
     amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
-    amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32, in which nothing is lost; F16, BF16 */
+    amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32, in which nothing is lost;
+                                          F16, BF16 */
     int accumulate;                    /* micro-batches per optimizer step; 0 = 1 */
-    int max_replays;                   /* after an overflow, how often to repeat the same batch at the lower scale; 0 = none */
+    int max_replays;                   /* after an overflow, how often to repeat the same batch at the
+                                          lower scale; 0 = none */
     uint64_t seed;                     /* of weights and dropout; any value */
     const amp_backend* backend;        /* NULL = CPU */
     const amp_comm* comm;              /* NULL = alone */
     amp_allocator allocator;           /* zeroed = malloc, free */
-    amp_logger logger;                 /* zeroed = silent; amp_model_error has the last sentence in any case */
+    amp_logger logger;                 /* zeroed = silent; amp_model_error has the last sentence in any
+                                          case */
 } amp_model_desc;
 
 /* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY. */
@@ -1061,8 +1114,8 @@ AMP_DEF const char* amp_model_error(const amp_model* m);
 
 /* --- building: an error is remembered, later calls do nothing, and finalize reports it ----- */
 
-/* How weights start. He: normal, sd sqrt(2/fan_in). Xavier: uniform within +-sqrt(6/(fan_in+fan_out)). Biases are 0,
-   except for AMP_INIT_TORCH: weights and biases uniform within +-1/sqrt(fan_in). */
+/* How weights start. He: normal, sd sqrt(2/fan_in). Xavier: uniform within +-sqrt(6/(fan_in+fan_out)).
+   Biases are 0, except for AMP_INIT_TORCH: weights and biases uniform within +-1/sqrt(fan_in). */
 typedef enum amp_init {
     AMP_INIT_HE = 0, AMP_INIT_XAVIER = 1, AMP_INIT_TORCH = 2, AMP_INIT_ZERO = 3, AMPI_INIT_MAX = 0x7fffffff
 } amp_init;
@@ -1122,27 +1175,28 @@ AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p);       /* p in
 AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);       /* residual; equal shapes */
 AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);    /* along channels; equal H, W */
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);                /* [N,C*H*W,1,1]; costs nothing */
-/* Losses. The model's loss is the weighted sum of all of them; desc may be NULL. Each takes the targets of its own
-   number, counted from 0 in the order of these calls. */
+/* Losses. The model's loss is the weighted sum of all of them; desc may be NULL. Each takes the targets
+   of its own number, counted from 0 in the order of these calls. */
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc* desc);
 
-/* Regions, nested as deep as AMP_MAX_REGIONS: layers built inside run in this type. AMP_F32 is autocast(enabled=False),
-   AMP_F16 or AMP_BF16 forces that type, AMP_DTYPE_DEFAULT goes back to the level's rules. */
+/* Regions, nested as deep as AMP_MAX_REGIONS: layers built inside run in this type. AMP_F32 is
+   autocast(enabled=False), AMP_F16 or AMP_BF16 forces that type, AMP_DTYPE_DEFAULT goes back to the level's
+   rules. */
 #define AMP_MAX_REGIONS 32
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype);
 AMP_DEF void amp_autocast_pop(amp_model* m);
-/* Pins the layer that made v. Beats every region and rule. Of several pins F32 wins over F16 over BF16, in any order. A
-   loss is FP32 always. */
+/* Pins the layer that made v. Beats every region and rule. Of several pins F32 wins over F16 over BF16,
+   in any order. A loss is FP32 always. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
 /* Names the layer that made v (copied, at most 31 characters); otherwise "conv2d1", "linear2", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
 /* Puts the parameters of the layer that made v into a group of the optimizer. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
-/* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Every mistake of the graph is
-   reported here; afterwards no step allocates. */
+/* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Every mistake
+   of the graph is reported here; afterwards no step allocates. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m);
 
 /* --- looking inside -------------------------------------------------------------------- */
@@ -1153,7 +1207,8 @@ typedef struct amp_layer {
     char       name[32];
     int        channels, height, width;   /* of the output, per sample */
     amp_dtype  compute_dtype;             /* the type its operands are rounded to */
-    amp_dtype  storage_dtype;             /* the type its output is kept in (F32 only if somebody needs FP32) */
+    amp_dtype  storage_dtype;             /* the type its output is kept in (F32 only if somebody needs
+                                             FP32) */
     amp_dtype  param_dtype;               /* of the weights it reads; 0 if it has none */
     amp_rule   rule;
     amp_reason reason;                    /* who chose the rule */
@@ -1179,7 +1234,8 @@ typedef struct amp_memory {
 } amp_memory;
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
 
-/* The parameters, in the order of building; weight before bias. Names are "<layer>.weight", "<layer>.bias". */
+/* The parameters, in the order of building; weight before bias. Names are "<layer>.weight",
+   "<layer>.bias". */
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
 /* To be called after masters were changed by hand: writes the 16-bit copies. */
@@ -1201,14 +1257,17 @@ typedef struct amp_batch {
     int n;                                  /* samples; 1 .. desc.batch */
     const void* inputs[AMP_MAX_INPUTS];     /* [n,C,H,W] each, in the order of the amp_input calls */
     amp_dtype   input_dtype;                /* 0 = AMP_F32 */
-    const void* targets[AMP_MAX_LOSSES];    /* per loss: int32_t[n] labels for cross-entropy, else float[n,C,H,W] */
+    const void* targets[AMP_MAX_LOSSES];    /* per loss: int32_t[n] labels for cross-entropy, else
+                                               float[n,C,H,W] */
 } amp_batch;
 
 typedef enum amp_outcome {
-    AMP_STEP_APPLIED = 0,          /* weights were updated */
-    AMP_STEP_ACCUMULATED = 1,      /* a micro-batch; the update comes with a later one */
-    AMP_STEP_SKIPPED_OVERFLOW = 2, /* a gradient overflowed at this loss scale: nothing changed but the scale */
-    AMP_STEP_SKIPPED_MODEL = 3,    /* the forward pass itself gave inf or NaN, which a skipped step looks for by running it
+    AMP_STEP_APPLIED = 0, /* weights were updated */
+    AMP_STEP_ACCUMULATED = 1, /* a micro-batch; the update comes with a later one */
+    AMP_STEP_SKIPPED_OVERFLOW =
+        2, /* a gradient overflowed at this loss scale: nothing changed but the scale */
+    AMP_STEP_SKIPPED_MODEL =
+        3, /* the forward pass itself gave inf or NaN, which a skipped step looks for by running it
                                       once more: a lower scale will not help */
     AMPI_OUTCOME_MAX = 0x7fffffff
 } amp_outcome;
@@ -1228,15 +1287,16 @@ typedef struct amp_step_info {
     char     message[160];         /* a sentence if the step was skipped; "" otherwise */
 } amp_step_info;
 
-/* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL. An overflow is not an error.
-   Errors: AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes), AMP_ERR_STATE (not finalized),
-   AMP_ERR_OVERFLOW (a limit of the scaler), AMP_ERR_COMM. After a skipped step everything but the scaler and the
-   counters is as before: weights, moments, running statistics. */
+/* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL. An overflow is
+   not an error. Errors: AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes),
+   AMP_ERR_STATE (not finalized), AMP_ERR_OVERFLOW (a limit of the scaler), AMP_ERR_COMM. After a skipped
+   step everything but the scaler and the counters is as before: weights, moments, running statistics. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info);
 
 typedef struct amp_eval_info {
     float loss;                    /* as in training, without dropout and with the running statistics */
-    int   correct;                 /* rows whose largest logit is the label, summed over the cross-entropy losses */
+    int   correct;                 /* rows whose largest logit is the label, summed over the cross-
+                                      entropy losses */
 } amp_eval_info;
 /* Forward pass in evaluation mode with losses. Changes nothing. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
@@ -1263,26 +1323,31 @@ typedef struct amp_file_desc {
     const amp_logger* logger;      /* NULL = silent */
 } amp_file_desc;
 
-/* Writes a safetensors file: to "<path>.tmp", flushed, then renamed, so that `path` is either the old file or the whole
-   new one. Names, keys and values are UTF-8. Tensors with larger elements come first in the file, so that each is
-   aligned. AMP_ERR_IO, AMP_ERR_ARGUMENT (no name, a name twice, rank, count), AMP_ERR_DTYPE, AMP_ERR_MEMORY. */
+/* Writes a safetensors file: to "<path>.tmp", flushed, then renamed, so that `path` is either the old
+   file or the whole new one. Names, keys and values are UTF-8. Tensors with larger elements come first in
+   the file, so that each is aligned. AMP_ERR_IO, AMP_ERR_ARGUMENT (no name, a name twice, rank, count),
+   AMP_ERR_DTYPE, AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_text* texts, int text_count, const amp_file_desc* desc);
-/* Reads tensors by name into the given memory. Type, rank and shape must be those of the file. The whole header is
-   checked (sizes, offsets, overlaps, names) before anything is written to the tensors, and data is read before
-   it is copied, so an error changes nothing: AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY, AMP_ERR_ARGUMENT (also a name
-   asked for twice), AMP_ERR_DTYPE. Tensors of the file that are not asked for may have any type and are stepped over.
-   A hostile file costs at most an error and, for a moment, memory of six times its header (100 MB at most). */
-AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count, const amp_file_desc* desc);
-/* Copies one metadata text (with its final 0) to out. AMP_ERR_FORMAT if the file is not sound, there is no such key, or
-   the text does not fit; out is as before then. */
-AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size, const amp_file_desc* desc);
+/* Reads tensors by name into the given memory. Type, rank and shape must be those of the file. The whole
+   header is checked (sizes, offsets, overlaps, names) before anything is written to the tensors, and data
+   is read before it is copied, so an error changes nothing: AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY,
+   AMP_ERR_ARGUMENT (also a name asked for twice), AMP_ERR_DTYPE. Tensors of the file that are not asked for
+   may have any type and are stepped over. A hostile file costs at most an error and, for a moment, memory
+   of six times its header (100 MB at most). */
+AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
+                                 const amp_file_desc* desc);
+/* Copies one metadata text (with its final 0) to out. AMP_ERR_FORMAT if the file is not sound, there is
+   no such key, or the text does not fit; out is as before then. */
+AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
+                                    const amp_file_desc* desc);
 
-/* Masters (or the 16-bit weights where there are no masters), moments, running statistics, scaler, step and skip counts,
-   random-number position. Resuming gives the same bits as never having stopped. AMP_ERR_STATE between the
-   micro-batches of a step. Loading needs a model built and finalized the same way; names, shapes, level, seed, optimizer
-   settings (but the base learning rate, which is loaded) and scaler rule must agree, otherwise AMP_ERR_FORMAT with the
-   first difference, and nothing changes. Saving needs memory for a copy of the largest tensor, loading of all. */
+/* Masters (or the 16-bit weights where there are no masters), moments, running statistics, scaler, step
+   and skip counts, random-number position. Resuming gives the same bits as never having stopped.
+   AMP_ERR_STATE between the micro-batches of a step. Loading needs a model built and finalized the same
+   way; names, shapes, level, seed, optimizer settings (but the base learning rate, which is loaded) and
+   scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes. Saving
+   needs memory for a copy of the largest tensor, loading of all. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
@@ -1292,7 +1357,8 @@ AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 /* >>report   What a person wants to see.                                                     */
 /* ======================================================================================== */
 
-/* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT, subnormals included. */
+/* Exponent histogram: bin b counts values with floor(log2|x|) == b + AMP_STATS_MIN_EXPONENT, subnormals
+   included. */
 #define AMP_STATS_MIN_EXPONENT (-149)
 #define AMP_STATS_BINS 277          /* 2^-149 .. 2^127 */
 
@@ -1303,13 +1369,16 @@ typedef struct amp_stats {
     uint64_t would_be_subnormal;    /* not zero, and a subnormal of the target type */
     uint64_t would_overflow;        /* finite, but infinite in the target type */
     float    smallest, largest;     /* of |x|, finite and not zero; 0 if there is none */
-    float    suggested_scale;       /* the largest power of two with largest * scale <= max(target) / 2; 0 if unknown */
+    float    suggested_scale;       /* the largest power of two with largest * scale <= max(target) / 2;
+                                       0 if unknown */
     uint64_t histogram[AMP_STATS_BINS];
 } amp_stats;
 
-/* Statistics of n elements of any type, F64 too (what lies beyond the histogram counts in its end bins); target is the
-   type they would be cast to (0 = AMP_F16; not F64). Adds to *out if `add`, otherwise starts anew. */
-AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target, int add);
+/* Statistics of n elements of any type, F64 too (what lies beyond the histogram counts in its end bins);
+   target is the type they would be cast to (0 = AMP_F16; not F64). Adds to *out if `add`, otherwise starts
+   anew. */
+AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n,
+                                     amp_dtype target, int add);
 
 /* Statistics of one layer, from one forward and backward pass. */
 typedef struct amp_layer_stats {
@@ -1317,12 +1386,15 @@ typedef struct amp_layer_stats {
     amp_stats output_gradient;      /* scaled by the current loss scale; count 0 if it has none */
     amp_stats weight_gradient;      /* likewise; of all parameters of the layer */
 } amp_layer_stats;
-/* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >= amp_model_layer_count.
-   Weights, moments, running statistics, scaler and counters stay as they are. AMP_ERR_STATE between micro-batches. */
-AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity);
+/* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >=
+   amp_model_layer_count. Weights, moments, running statistics, scaler and counters stay as they are.
+   AMP_ERR_STATE between micro-batches. */
+AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
+                                   int capacity);
 
 #if !defined(AMP_NO_STDIO)
-/* One line per layer: name, output shape, types, the rule and who chose it, parameters, bytes; then the sums. */
+/* One line per layer: name, output shape, types, the rule and who chose it, parameters, bytes; then the
+   sums. */
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
 /* The counts and a bar chart of the histogram in plain text. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
@@ -1331,22 +1403,34 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 #ifdef __cplusplus
 } /* extern "C" */
 
-/* In C++ a desc may be written in place: amp_scaler_init(&s, {}) and, since C++20, amp_scaler_init(&s, {.init_scale = 1024}). */
-static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
-                                          const amp_convert_desc& desc) {
+/* In C++ a desc may be written in place: amp_scaler_init(&s, {}) and, since C++20, amp_scaler_init(&s,
+   {.init_scale = 1024}). */
+static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
+                                          amp_dtype src_dtype, size_t n, const amp_convert_desc& desc) {
     return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &desc);
 }
-static inline amp_result amp_policy_init(amp_policy* p, const amp_policy_desc& desc) { return amp_policy_init(p, &desc); }
-static inline amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc& desc) { return amp_scaler_init(s, &desc); }
-static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& desc, amp_param* params, int count) {
+static inline amp_result amp_policy_init(amp_policy* p, const amp_policy_desc& desc) {
+    return amp_policy_init(p, &desc);
+}
+static inline amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc& desc) {
+    return amp_scaler_init(s, &desc);
+}
+static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& desc,
+                                            amp_param* params, int count) {
     return amp_optimizer_init(o, &desc, params, count);
 }
-static inline amp_result amp_model_create(amp_model** out, const amp_model_desc& desc) { return amp_model_create(out, &desc); }
-static inline amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc& desc) { return amp_conv2d(m, x, &desc); }
+static inline amp_result amp_model_create(amp_model** out, const amp_model_desc& desc) {
+    return amp_model_create(out, &desc);
+}
+static inline amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc& desc) {
+    return amp_conv2d(m, x, &desc);
+}
 static inline amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc& desc) {
     return amp_linear_with(m, x, &desc);
 }
-static inline amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc& desc) { return amp_pool2d(m, x, &desc); }
+static inline amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc& desc) {
+    return amp_pool2d(m, x, &desc);
+}
 static inline amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc& desc) {
     return amp_batch_norm(m, x, &desc);
 }
@@ -1356,7 +1440,9 @@ static inline amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm
 static inline amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc& desc) {
     return amp_softmax_cross_entropy(m, logits, &desc);
 }
-static inline amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc& desc) { return amp_mse(m, x, &desc); }
+static inline amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc& desc) {
+    return amp_mse(m, x, &desc);
+}
 static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc& desc) {
     return amp_bce_with_logits(m, x, &desc);
 }
@@ -1388,7 +1474,8 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
   #define AMPI_FN static
 #endif
 
-/* Inlined into every ISA's copy of a kernel; hosts may have defined `inline` away, so the attribute decides. */
+/* Inlined into every ISA's copy of a kernel; hosts may have defined `inline` away, so the attribute
+   decides. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
   #define AMPI_RESTRICT __restrict__
@@ -1505,7 +1592,9 @@ AMPI_FN void ampi_free(const amp_allocator* a, void* p) {
 }
 
 /* Desc fields: 0 = default, AMP_ZERO = really zero. */
-AMPI_FN float ampi_default_float(float v, float def) { return v == 0.0f ? def : (v == (float)AMP_ZERO ? 0.0f : v); }
+AMPI_FN float ampi_default_float(float v, float def) {
+    return v == 0.0f ? def : (v == (float)AMP_ZERO ? 0.0f : v);
+}
 AMPI_FN int ampi_default_int(int v, int def) { return v == 0 ? def : (v == AMP_ZERO ? 0 : v); }
 
 /* a*b + c rounded once. `hw` is a compile-time constant: 1 inside kernels built for a processor with the
@@ -1525,11 +1614,13 @@ AMPI_FN float ampi_fma_soft(float a, float b, float c) {
 #else
   #define AMPI_FMA_NATIVE 0
 #endif
-/* Rounding the double sum to float errs only if it lies exactly between two floats, or below the normal floats. */
+/* Rounding the double sum to float errs only if it lies exactly between two floats, or below the normal
+   floats. */
 AMPI_INLINE float ampi_fma_plain(float a, float b, float c) {
     double sum = (double)a * (double)b + (double)c;
     uint64_t u = ampi_bits64(sum), magnitude = u & 0x7fffffffffffffffu;
-    if ((u & 0x1fffffffu) != 0x10000000u && (magnitude >= 0x3810000000000000u || magnitude == 0)) return (float)sum;
+    if ((u & 0x1fffffffu) != 0x10000000u && (magnitude >= 0x3810000000000000u || magnitude == 0))
+        return (float)sum;
     return ampi_fma_soft(a, b, c);
 }
 AMPI_INLINE float ampi_fma(int hw, float a, float b, float c) {
@@ -1595,8 +1686,8 @@ AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
        AMPI_INLINE void ampi_foo_body(int hw, float* y, size_t n) { ... ampi_fma(hw, a, b, c) ... }
        AMPI_KERNEL(ampi_foo, (float* y, size_t n), y, n)
    and call ampi_foo(y, n). The body is plain C, in loops over a constant number of lanes that every compiler
-   vectorises; `hw` is 1 where the copy may use hardware fma. Because each operation in it is an IEEE operation
-   (no a*b+c left for the compiler to contract: write ampi_fma), the copies give the same bits. */
+   vectorises; `hw` is 1 where the copy may use hardware fma. Because each operation in it is an IEEE
+   operation (no a*b+c left for the compiler to contract: write ampi_fma), the copies give the same bits. */
 #if AMPI_X86
   #define AMPI_KERNEL(name, params, ...)                                                       \
     static void name##_scalar params { name##_body(0, __VA_ARGS__); }                          \
@@ -1624,7 +1715,8 @@ AMPI_FN amp_isa ampi_best_isa(void) {
     __asm__ volatile("xgetbv" : "=a"(xcr0_low), "=d"(xcr0_high) : "c"(0));
     if ((xcr0_low & 0x6u) != 0x6u || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & (1u << 5)))
         return AMP_ISA_SCALAR;                                   /* AVX2 */
-    if ((xcr0_low & 0xe6u) == 0xe6u && (b & (1u << 16)) && (b & (1u << 17)) && (b & (1u << 30)) && (b & (1u << 31)))
+    if ((xcr0_low & 0xe6u) == 0xe6u && (b & (1u << 16)) && (b & (1u << 17)) && (b & (1u << 30))
+        && (b & (1u << 31)))
         return AMP_ISA_AVX512;                                   /* F, DQ, BW, VL */
     return AMP_ISA_AVX2;
 }
@@ -1654,7 +1746,8 @@ AMPI_FN amp_isa ampi_initial_isa(void) {
     const char* wanted = getenv("AMP_ISA");
     int i;
     for (i = AMP_ISA_SCALAR; wanted && i <= AMP_ISA_AVX512; i++)
-        if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i)) return (amp_isa)i;
+        if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i))
+            return (amp_isa)i;
     return ampi_best_isa();
 }
 
@@ -3804,7 +3897,8 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
 /* Polynomials over ampi_fma, without branches, for use inside AMPI_KERNEL bodies. Cases are chosen on bits.
    The coefficients are minimax fits (Remez exchange in 40-digit arithmetic on the relative error), rounded to
    float one after the other, the rest being fitted again after each. The errors stated are the largest seen
-   over every third float of the range against the double functions of libm, in units of the result's last place. */
+   over every third float of the range against the double functions of libm, in units of the result's last
+   place. */
 
 /* mask is all ones or all zeros: its ones take a, its zeros b. */
 AMPI_INLINE uint32_t ampi_mask(int condition) { return 0u - (uint32_t)condition; }
@@ -3875,7 +3969,8 @@ AMPI_INLINE float ampi_log1p(int hw, float f) {
     return ampi_fma(hw, -s, ampi_fma(hw, -z, p, f), f);
 }
 
-/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. Error: 0.98. */
+/* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. Error:
+   0.98. */
 AMPI_INLINE float ampi_log(int hw, float x) {
     uint32_t u = ampi_bits(x), small = ampi_mask(u < 0x00800000u), special;
     uint32_t v = ampi_select_bits(small, ampi_bits(x * 33554432.0f), u);
@@ -4373,7 +4468,7 @@ AMPI_FN void ampi_pool_small_plane(const ampi_pool_plan* p, const void* x, amp_d
 
 AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
                              size_t plane) {
-    float acc[AMPI_POOL_BLOCK + AMPI_LANES];
+    float acc[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
     size_t x_plane = plane * (size_t)p->h * (size_t)p->w, y_plane = plane * (size_t)p->oh * (size_t)p->ow;
     int oh, o0, i;
     for (oh = 0; oh < p->oh; oh++)
@@ -4437,7 +4532,7 @@ AMPI_KERNEL(ampi_arg_columns,
 AMPI_FN void ampi_pool_argmax(const ampi_pool_plan* p, const void* x, amp_dtype xt, size_t plane, int oh,
                               int o0, int o1, int32_t* at) {
     ampi_pool_row row;
-    float best[AMPI_POOL_BLOCK + AMPI_LANES];
+    float best[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
     int first = ampi_window(o0, p->sw, p->pw, p->kw, p->w).first, i, k, s0;
     int last = ampi_window(o1 - 1, p->sw, p->pw, p->kw, p->w).last;
@@ -4497,7 +4592,7 @@ AMPI_FN void ampi_pool_band_backward(const ampi_pool_plan* p, const ampi_pool_ba
                                      amp_dtype dyt, const void* x, amp_dtype xt, void* dx, amp_dtype dxt,
                                      size_t plane) {
     float acc[AMPI_POOL_BAND], g[AMPI_POOL_BLOCK];
-    int32_t at[AMPI_POOL_BLOCK + AMPI_LANES];
+    int32_t at[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
     size_t x_plane = plane * (size_t)p->h * (size_t)p->w, y_plane = plane * (size_t)p->oh * (size_t)p->ow;
     int width = b->c1 - b->c0, oh, o0, i;
     ampi_span down = ampi_window_range(p->oh, p->sh, p->ph, p->kh, b->r0, b->r1);
@@ -5859,50 +5954,68 @@ AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_op op) {
     return level == AMP_O1 ? o1[op] : o2[op];
 }
 
-/* What the levels allow: O1 keeps the model in FP32 and casts per operator, so it has no cast model, no choice about
-   batch norm and no choice about masters (Apex refuses the same three); O0 has nothing to choose at all. */
+/* What the levels allow: O1 keeps the model in FP32 and casts per operator, so it has no cast model, no
+   choice about batch norm and no choice about masters (Apex refuses the same three); O0 has nothing to
+   choose at all. */
 AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     const char* level = amp_level_name(d->level);
     if ((int)d->level < AMP_O0 || (int)d->level > AMP_O3)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: level %d does not exist (O0 to O3)", (int)d->level);
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: level %d does not exist (O0 to O3)",
+                         (int)d->level);
     if (d->low_dtype != AMP_DTYPE_DEFAULT && d->low_dtype != AMP_F16 && d->low_dtype != AMP_BF16)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: low_dtype must be f16 or bf16, not %s", amp_dtype_name(d->low_dtype));
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: low_dtype must be f16 or bf16, not %s",
+                         amp_dtype_name(d->low_dtype));
     if ((int)d->style < AMP_STYLE_PYTORCH || (int)d->style > AMP_STYLE_MINDSPORE)
         return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: style %d does not exist", (int)d->style);
     if (d->style != AMP_STYLE_PYTORCH && d->level != AMP_O1)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: style belongs to O1; %s has one style only", level);
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: style belongs to O1; %s has one style only",
+                         level);
     if (d->level <= AMP_O1 && d->cast_model == 1)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: %s keeps the model in FP32, cast_model needs O2 or O3", level);
+        return ampi_fail(d->logger, AMP_ERR_POLICY,
+                         "policy: %s keeps the model in FP32, cast_model needs O2 or O3", level);
     if (d->level <= AMP_O1 && d->keep_batchnorm_fp32 != 0)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: keep_batchnorm_fp32 needs O2 or O3; %s does not cast the model", level);
+        return ampi_fail(d->logger, AMP_ERR_POLICY,
+                         "policy: keep_batchnorm_fp32 needs O2 or O3; %s does not cast the model", level);
     if (d->level <= AMP_O1 && d->master_weights != 0)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: master_weights needs O2 or O3; the weights of %s are FP32 already", level);
+        return ampi_fail(d->logger, AMP_ERR_POLICY,
+                         "policy: master_weights needs O2 or O3; the weights of %s are FP32 already",
+                         level);
     if (d->level >= AMP_O2 && d->cast_model == AMP_ZERO)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: %s casts the model; for FP32 weights cast per operator take O1", level);
+        return ampi_fail(d->logger, AMP_ERR_POLICY,
+                         "policy: %s casts the model; for FP32 weights cast per operator take O1", level);
     if (d->keep_batchnorm_fp32 < AMP_ZERO || d->keep_batchnorm_fp32 > 1 || d->master_weights < AMP_ZERO
         || d->master_weights > 1 || d->cast_model < AMP_ZERO || d->cast_model > 1)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: cast_model, keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO");
+        return ampi_fail(
+            d->logger, AMP_ERR_POLICY,
+            "policy: cast_model, keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO");
     return AMP_OK;
 }
 
 AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
     int i, j;
-    if (d->white_count < 0 || d->black_count < 0 || (d->white_count && !d->white) || (d->black_count && !d->black))
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: a list has a count but no entries, or a count below 0");
+    if (d->white_count < 0 || d->black_count < 0 || (d->white_count && !d->white)
+        || (d->black_count && !d->black))
+        return ampi_fail(d->logger, AMP_ERR_POLICY,
+                         "policy: a list has a count but no entries, or a count below 0");
     if (d->level == AMP_O0 && (d->white_count || d->black_count))
         return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: O0 runs everything in FP32, it takes no lists");
     for (i = 0; i < d->white_count + d->black_count; i++) {
         amp_op op = i < d->white_count ? d->white[i] : d->black[i - d->white_count];
         if (!ampi_op_is_valid(op) || ampi_op_is_transparent(op))
-            return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: entry %d of the lists is not an operator with a type of its own: %d",
+            return ampi_fail(d->logger, AMP_ERR_POLICY,
+                             "policy: entry %d of the lists is not an operator with a type of its own: %d",
                              i, (int)op);
         if (i < d->white_count && ampi_op_is_loss(op))
-            return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: %s on the white list: a loss is FP32 at every level", amp_op_name(op));
+            return ampi_fail(d->logger, AMP_ERR_POLICY,
+                             "policy: %s on the white list: a loss is FP32 at every level",
+                             amp_op_name(op));
     }
     for (i = 0; i < d->white_count; i++)
         for (j = 0; j < d->black_count; j++)
             if (d->white[i] == d->black[j])
-                return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: %s is on the white and on the black list", amp_op_name(d->white[i]));
+                return ampi_fail(d->logger, AMP_ERR_POLICY,
+                                 "policy: %s is on the white and on the black list",
+                                 amp_op_name(d->white[i]));
     return AMP_OK;
 }
 
@@ -5916,7 +6029,9 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     amp_policy out;
     amp_result r;
     int i;
-    if (!p) return ampi_fail(desc ? desc->logger : NULL, AMP_ERR_ARGUMENT, "amp_policy_init: the policy is NULL");
+    if (!p)
+        return ampi_fail(desc ? desc->logger : NULL, AMP_ERR_ARGUMENT,
+                         "amp_policy_init: the policy is NULL");
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     if ((r = ampi_policy_check_desc(&d)) != AMP_OK || (r = ampi_policy_check_lists(&d)) != AMP_OK) return r;
@@ -5928,7 +6043,8 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     for (i = 0; i < AMP_OP_COUNT; i++)
         ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, (amp_op)i), AMP_REASON_LEVEL);
     if (d.keep_batchnorm_fp32 != 0)
-        ampi_policy_put(&out, AMP_OP_BATCH_NORM, d.keep_batchnorm_fp32 == 1 ? AMP_RULE_FP32 : AMP_RULE_LOW, AMP_REASON_KEEP_BN);
+        ampi_policy_put(&out, AMP_OP_BATCH_NORM, d.keep_batchnorm_fp32 == 1 ? AMP_RULE_FP32 : AMP_RULE_LOW,
+                        AMP_REASON_KEEP_BN);
     for (i = 0; i < d.white_count; i++) ampi_policy_put(&out, d.white[i], AMP_RULE_LOW, AMP_REASON_WHITE);
     for (i = 0; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);
     *p = out;
@@ -5941,14 +6057,15 @@ AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logg
     if ((int)p->level < AMP_O0 || (int)p->level > AMP_O3)
         return ampi_fail(logger, AMP_ERR_POLICY, "policy: level %d does not exist (O0 to O3)", (int)p->level);
     if (p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16)
-        return ampi_fail(logger, AMP_ERR_POLICY, "policy: low_dtype must be f16 or bf16; start from amp_policy_init");
+        return ampi_fail(logger, AMP_ERR_POLICY,
+                         "policy: low_dtype must be f16 or bf16; start from amp_policy_init");
     for (i = 0; i < AMP_OP_COUNT; i++) {
         amp_op op = (amp_op)i;
         int rule = (int)p->rules[i];
         if (rule < 0 || rule > AMP_RULE_FOLLOW || (ampi_op_is_loss(op) && rule != AMP_RULE_FP32)
             || (ampi_op_is_transparent(op) && rule != AMP_RULE_FOLLOW))
-            return ampi_fail(logger, AMP_ERR_POLICY, "policy: %s cannot have the rule %s (%d)", amp_op_name(op),
-                             amp_rule_name(p->rules[i]), rule);
+            return ampi_fail(logger, AMP_ERR_POLICY, "policy: %s cannot have the rule %s (%d)",
+                             amp_op_name(op), amp_rule_name(p->rules[i]), rule);
     }
     return AMP_OK;
 }
@@ -5998,9 +6115,9 @@ typedef struct ampi_scaler_row {
 /* The row of a preset; NULL for a value that is not one. */
 AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
     static const ampi_scaler_row rows[] = {
-#define AMPI_X(name, text, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at_min, skips) \
-        { text, init, interval, late, start, growth, backoff, min, max, AMP_GUARD_##guard, h,                       \
-          AMP_REFILL_##refill, AMP_LIMIT_##at_min, skips },
+#define AMPI_X(name, text, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n) \
+        { text, init, interval, late, start, growth, backoff, min, max, AMP_GUARD_##guard, h,               \
+          AMP_REFILL_##refill, AMP_LIMIT_##at, n },
         AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
     };
@@ -6060,25 +6177,31 @@ AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
 #define AMPI_REFUSE_DESC(condition, ...) \
     do { if (condition) return ampi_fail(logger, AMP_ERR_DESC, __VA_ARGS__); } while (0)
 
-/* Fields that a static scale has no use for, and enumerators: looked at before the defaults are filled in. */
+/* Fields that a static scale has no use for, and enumerators: looked at before the defaults are filled
+   in. */
 AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_scaler_row* row) {
     const amp_logger* logger = d->logger;
     int is_static = row->interval == 0;
     AMPI_REFUSE_DESC(is_static && d->growth_interval > 0,
-                     "scaler: growth_interval %d means nothing to the static preset %s", d->growth_interval, row->text);
-    AMPI_REFUSE_DESC(is_static && !(ampi_is_zero(&d->growth_factor) && ampi_is_zero(&d->backoff_factor)),
-                     "scaler: growth_factor %g and backoff_factor %g mean nothing to the static preset %s",
-                     (double)d->growth_factor, (double)d->backoff_factor, row->text);
-    AMPI_REFUSE_DESC((unsigned)d->guard > (unsigned)AMP_GUARD_NONE, "scaler: guard %d is not an amp_scaler_guard", (int)d->guard);
-    AMPI_REFUSE_DESC((unsigned)d->refill > (unsigned)AMP_REFILL_EVERY_H, "scaler: refill %d is not an amp_scaler_refill",
-                     (int)d->refill);
-    AMPI_REFUSE_DESC((unsigned)d->at_min > (unsigned)AMP_LIMIT_CALLBACK, "scaler: at_min %d is not an amp_scaler_limit",
-                     (int)d->at_min);
+                     "scaler: growth_interval %d means nothing to the static preset %s",
+                     d->growth_interval, row->text);
+    AMPI_REFUSE_DESC(
+        is_static && !(ampi_is_zero(&d->growth_factor) && ampi_is_zero(&d->backoff_factor)),
+        "scaler: growth_factor %g and backoff_factor %g mean nothing to the static preset %s",
+        (double)d->growth_factor, (double)d->backoff_factor, row->text);
+    AMPI_REFUSE_DESC((unsigned)d->guard > (unsigned)AMP_GUARD_NONE,
+                     "scaler: guard %d is not an amp_scaler_guard", (int)d->guard);
+    AMPI_REFUSE_DESC((unsigned)d->refill > (unsigned)AMP_REFILL_EVERY_H,
+                     "scaler: refill %d is not an amp_scaler_refill", (int)d->refill);
+    AMPI_REFUSE_DESC((unsigned)d->at_min > (unsigned)AMP_LIMIT_CALLBACK,
+                     "scaler: at_min %d is not an amp_scaler_limit", (int)d->at_min);
     AMPI_REFUSE_DESC((unsigned)d->at_max_skips > (unsigned)AMP_LIMIT_CALLBACK,
                      "scaler: at_max_skips %d is not an amp_scaler_limit", (int)d->at_max_skips);
-    AMPI_REFUSE_DESC((d->at_min == AMP_LIMIT_CALLBACK || d->at_max_skips == AMP_LIMIT_CALLBACK) && !d->on_limit,
+    AMPI_REFUSE_DESC((d->at_min == AMP_LIMIT_CALLBACK || d->at_max_skips == AMP_LIMIT_CALLBACK) &&
+                         !d->on_limit,
                      "scaler: AMP_LIMIT_CALLBACK needs on_limit, which is NULL");
-    AMPI_REFUSE_DESC(d->ignore_overflow && !is_static, "scaler: ignore_overflow is for static presets, not for %s", row->text);
+    AMPI_REFUSE_DESC(d->ignore_overflow && !is_static,
+                     "scaler: ignore_overflow is for static presets, not for %s", row->text);
     AMPI_REFUSE_DESC(ampi_is_zero(&d->init_scale) && row->init <= 0.0f,
                      "scaler: init_scale 0: the preset %s has no default, give one", row->text);
     return AMP_OK;
@@ -6087,21 +6210,24 @@ AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_
 /* Ranges, after the defaults were filled in. */
 AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d, const ampi_scaler_row* row) {
     const amp_logger* logger = d->logger;
-    double init = (double)d->init_scale, growth = (double)d->growth_factor, backoff = (double)d->backoff_factor;
+    double init = (double)d->init_scale, growth = (double)d->growth_factor,
+           backoff = (double)d->backoff_factor;
     int no_min = ampi_is_off(&d->min_scale), no_max = ampi_is_off(&d->max_scale);
-    AMPI_REFUSE_DESC(!ampi_scale_usable(&d->init_scale), "scaler: init_scale %g must be finite and greater than 2^-128", init);
+    AMPI_REFUSE_DESC(!ampi_scale_usable(&d->init_scale),
+                     "scaler: init_scale %g must be finite and greater than 2^-128", init);
     AMPI_REFUSE_DESC(!ampi_is_finite(&d->growth_factor) || growth <= 1.0,
                      "scaler: growth_factor %g must be finite and greater than 1", growth);
     AMPI_REFUSE_DESC(!ampi_is_finite(&d->backoff_factor) || backoff <= 0.0 || backoff >= 1.0,
                      "scaler: backoff_factor %g must lie between 0 and 1", backoff);
     AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && d->backoff_factor != (float)(1.0 / growth),
-                     "scaler: backoff_factor %g must be 1/growth_factor = %g for the preset oneflow", backoff, 1.0 / growth);
+                     "scaler: backoff_factor %g must be 1/growth_factor = %g for the preset oneflow",
+                     backoff, 1.0 / growth);
     AMPI_REFUSE_DESC(d->growth_interval < 1 && d->growth_interval != AMP_ZERO,
                      "scaler: growth_interval %d must be at least 1", d->growth_interval);
     AMPI_REFUSE_DESC(!no_min && (!ampi_is_finite(&d->min_scale) || d->min_scale < 0.0f),
                      "scaler: min_scale %g must be finite and positive", (double)d->min_scale);
-    AMPI_REFUSE_DESC(!no_min && d->min_scale > d->init_scale, "scaler: min_scale %g is greater than init_scale %g",
-                     (double)d->min_scale, init);
+    AMPI_REFUSE_DESC(!no_min && d->min_scale > d->init_scale,
+                     "scaler: min_scale %g is greater than init_scale %g", (double)d->min_scale, init);
     AMPI_REFUSE_DESC(!no_max && (!ampi_is_finite(&d->max_scale) || d->max_scale < 0.0f),
                      "scaler: max_scale %g must be finite and positive", (double)d->max_scale);
     AMPI_REFUSE_DESC(!no_max && d->max_scale < d->init_scale && d->max_scale != row->max,
@@ -6112,7 +6238,8 @@ AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d, const ampi
 }
 
 /* The machine's parameters from a complete desc. */
-AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d, const ampi_scaler_row* row) {
+AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d,
+                                   const ampi_scaler_row* row) {
     int interval = d->growth_interval == AMP_ZERO ? 0 : d->growth_interval;
     memset(r, 0, sizeof *r);
     r->growth = d->growth_factor;
@@ -6150,7 +6277,9 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     if (desc) d = *desc;
     if (!s) return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_scaler_init: the scaler is NULL");
     row = ampi_scaler_preset(d.preset);
-    if (!row) return ampi_fail(d.logger, AMP_ERR_DESC, "scaler: preset %d is not an amp_scaler_preset", (int)d.preset);
+    if (!row)
+        return ampi_fail(d.logger, AMP_ERR_DESC, "scaler: preset %d is not an amp_scaler_preset",
+                         (int)d.preset);
     r = ampi_scaler_check_given(&d, row);
     if (r != AMP_OK) return r;
     ampi_scaler_fill(&d, row);
@@ -6169,8 +6298,8 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 
 /* --- the rule ------------------------------------------------------------------------------- */
 
-/* Half way between the largest float and 2^128: what rounds to infinity. Products of two floats are exact in
-   double, so comparing there needs no arithmetic on infinities. */
+/* Half way between the largest float and 2^128: what rounds to infinity. Products of two floats are
+   exact in double, so comparing there needs no arithmetic on infinities. */
 #define AMPI_FLT_OVERFLOW 3.4028235677973366e38
 
 AMPI_HD AMPI_FN void ampi_scaler_grow(const amp_scaler_rule* rule, amp_scaler_state* state) {
@@ -6244,8 +6373,9 @@ AMPI_FN const void* ampi_tensors_first(const ampi_tensors* t) {
     return NULL;
 }
 
-/* Work is done on chunks of one tensor each. They are handed out in waves that fit the stack; the chunks of a
-   wave may run in parallel, their results are combined in order. Neither size depends on the machine. */
+/* Work is done on chunks of one tensor each. They are handed out in waves that fit the stack; the chunks
+   of a wave may run in parallel, their results are combined in order. Neither size depends on the
+   machine. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  128
 #define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
@@ -6280,7 +6410,8 @@ AMPI_FN int ampi_fill_wave(const ampi_tensors* t, ampi_cursor* at, ampi_chunk* w
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 
 /* work(context, chunk) for every chunk, then combine(context, chunk), if there is one, in order. */
-AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine, void* context) {
+AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine,
+                             void* context) {
     ampi_chunk wave[AMPI_WAVE];
     ampi_cursor at = { 0, 0 };
     size_t elements;
@@ -6294,13 +6425,13 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chu
 
 /* --- check ------------------------------------------------------------------------------------ */
 
-/* Sum of squares of n floats, in double, where each square is exact (so fused or not is the same): 32 lanes, added up
-   in a fixed tree. And a test of the bits: a magnitude above `last` makes the difference negative, and its sign bit
-   stays in the OR of all. */
+/* Sum of squares of n floats, in double, where each square is exact (so fused or not is the same): 32
+   lanes, added up in a fixed tree. And a test of the bits: a magnitude above `last` makes the difference
+   negative, and its sign bit stays in the OR of all. */
 #define AMPI_SCAN_LANES 32
 
-/* n is a multiple of 32; acc[32] and *over go on from what they hold. The arrays are local so that compilers can
-   keep them in registers. */
+/* n is a multiple of 32; acc[32] and *over go on from what they hold. The arrays are local so that
+   compilers can keep them in registers. */
 AMPI_FN void ampi_scan_plain(const float* x, size_t n, uint32_t last, double* acc, uint32_t* over) {
     uint32_t u, any[AMPI_SCAN_LANES] = { 0 };
     double sum[AMPI_SCAN_LANES];
@@ -6318,7 +6449,8 @@ AMPI_FN void ampi_scan_plain(const float* x, size_t n, uint32_t last, double* ac
 }
 
 #if AMPI_X86
-AMPI_TARGET_AVX2 AMPI_FN void ampi_scan_avx2(const float* x, size_t n, uint32_t last, double* acc, uint32_t* over) {
+AMPI_TARGET_AVX2 AMPI_FN void ampi_scan_avx2(const float* x, size_t n, uint32_t last, double* acc,
+                                             uint32_t* over) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), limit = _mm256_set1_epi32((int)last);
     __m256i any = _mm256_set1_epi32((int)*over);
     __m256d sum[8];
@@ -6329,7 +6461,8 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_scan_avx2(const float* x, size_t n, uint32_t 
     for (i = 0; i < n; i += 32)
         for (k = 0; k < 8; k += 2) {
             __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)(x + i + 4 * k));
-            __m256d a = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * k)), b = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * k + 4));
+            __m256d a = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * k)),
+                    b = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * k + 4));
             any = _mm256_or_si256(any, _mm256_sub_epi32(limit, _mm256_and_si256(u, magnitude)));
             sum[k] = _mm256_fmadd_pd(a, a, sum[k]);
             sum[k + 1] = _mm256_fmadd_pd(b, b, sum[k + 1]);
@@ -6339,7 +6472,8 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_scan_avx2(const float* x, size_t n, uint32_t 
     for (k = 0; k < 8; k++) *over |= out[k];
 }
 
-AMPI_TARGET_AVX512 AMPI_FN void ampi_scan_avx512(const float* x, size_t n, uint32_t last, double* acc, uint32_t* over) {
+AMPI_TARGET_AVX512 AMPI_FN void ampi_scan_avx512(const float* x, size_t n, uint32_t last, double* acc,
+                                                 uint32_t* over) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), limit = _mm512_set1_epi32((int)last);
     __m512i any = _mm512_set1_epi32((int)*over);
     __m512d sum[4];
@@ -6370,8 +6504,8 @@ AMPI_FN void ampi_scan_lanes(const float* x, size_t n, uint32_t last, double* ac
     ampi_scan_plain(x, n, last, acc, over);
 }
 
-/* Adds the sum of squares of any n floats to *sum, and raises *hit if a magnitude is above `last`. The rest goes
-   through a padded copy: zeros add nothing. */
+/* Adds the sum of squares of any n floats to *sum, and raises *hit if a magnitude is above `last`. The
+   rest goes through a padded copy: zeros add nothing. */
 AMPI_FN void ampi_scan_f32(const float* x, size_t n, uint32_t last, double* sum, uint32_t* hit) {
     double acc[AMPI_SCAN_LANES] = { 0 };
     float pad[AMPI_SCAN_LANES] = { 0 };
@@ -6390,7 +6524,8 @@ AMPI_FN void ampi_scan_f32(const float* x, size_t n, uint32_t last, double* sum,
 }
 
 /* The test alone, on 16-bit elements. */
-AMPI_INLINE void ampi_scan_16_body(int hw, const uint16_t* AMPI_RESTRICT x, size_t n, uint32_t last, uint32_t* hit) {
+AMPI_INLINE void ampi_scan_16_body(int hw, const uint16_t* AMPI_RESTRICT x, size_t n, uint32_t last,
+                                   uint32_t* hit) {
     uint16_t over[AMPI_SCAN_LANES] = { 0 };
     uint32_t any = 0;
     size_t i = 0;
@@ -6406,7 +6541,9 @@ AMPI_INLINE void ampi_scan_16_body(int hw, const uint16_t* AMPI_RESTRICT x, size
 AMPI_KERNEL(ampi_scan_16, (const uint16_t* x, size_t n, uint32_t last, uint32_t* hit), x, n, last, hit)
 
 /* Magnitude bits of infinity in a type; what lies above them is NaN. */
-AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) { return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u; }
+AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
+    return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;
+}
 
 AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
     return ampi_float(t == AMP_F16 ? ampi_half_widen((uint16_t)u) : t == AMP_BF16 ? u << 16 : u);
@@ -6420,8 +6557,8 @@ AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
     return to == AMP_BF16 && (float)product >= ampi_float(0x7f7f8000u);
 }
 
-/* The largest magnitude, as bits of type `from`, that stays finite when multiplied by inverse and stored as `to`.
-   The product grows with the bits, so bisection finds it. */
+/* The largest magnitude, as bits of type `from`, that stays finite when multiplied by inverse and stored
+   as `to`. The product grows with the bits, so bisection finds it. */
 AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
     uint32_t good = 0, bad = ampi_inf_bits(from), mid;
     if (!ampi_would_overflow(ampi_widen_bits(bad - 1, from), inverse, to)) return bad - 1;
@@ -6445,7 +6582,8 @@ AMPI_FN uint32_t ampi_magnitude_at(const void* data, amp_dtype t, size_t i) {
 }
 
 /* The slow path, for blocks that are known to be bad. `base` is the index of element 0. */
-AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t n, uint32_t last, size_t base, ampi_chunk* c) {
+AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t n, uint32_t last, size_t base,
+                            ampi_chunk* c) {
     uint32_t inf = ampi_inf_bits(t), u;
     size_t i;
     for (i = 0; i < n; i++) {
@@ -6468,7 +6606,8 @@ AMPI_FN uint32_t ampi_scan_block16(const uint16_t* x, amp_dtype t, size_t n, uin
 }
 
 /* Checks n elements of type t against the largest allowed magnitude; `base` is the index of element 0. */
-AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last, ampi_chunk* c) {
+AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last,
+                       ampi_chunk* c) {
     size_t done, m;
     uint32_t hit = 0;
     if (t == AMP_F32) {
@@ -6502,7 +6641,8 @@ AMPI_FN void ampi_check_chunk(void* context, ampi_chunk* c) {
     amp_tensor x = pass->src->at(pass->src->list, c->tensor);
     amp_dtype from = ampi_dtype(x.dtype), to = AMP_F32;
     if (pass->dst) to = ampi_dtype(pass->dst->at(pass->dst->list, c->tensor).dtype);
-    ampi_scan(ampi_element(&x, c->offset), from, c->offset, c->n, ampi_last_finite(from, to, pass->inverse), c);
+    ampi_scan(ampi_element(&x, c->offset), from, c->offset, c->n,
+              ampi_last_finite(from, to, pass->inverse), c);
 }
 
 /* Chunks arrive in order, so the first bad one is the first of the list. */
@@ -6522,8 +6662,8 @@ AMPI_FN void ampi_check_combine(void* context, ampi_chunk* c) {
 }
 
 /* Fills info with what one pass over src finds. */
-AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, float inverse, ampi_chunk_fn work,
-                             amp_overflow_info* info) {
+AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
+                             ampi_chunk_fn work, amp_overflow_info* info) {
     ampi_grad_pass pass;
     pass.src = src; pass.dst = dst; pass.inverse = inverse; pass.sum = 0.0; pass.info = info;
     ampi_overflow_clear(info);
@@ -6531,14 +6671,16 @@ AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, f
     info->norm = info->found_inf ? ampi_double(0x7ff0000000000000u) : sqrt(pass.sum);
 }
 
-/* Read-only: what is inf or NaN, or would be when multiplied by inverse and stored in dst's types (NULL = FP32),
-   and the norm of the products. */
-AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float inverse, amp_overflow_info* info) {
+/* Read-only: what is inf or NaN, or would be when multiplied by inverse and stored in dst's types (NULL
+   = FP32), and the norm of the products. */
+AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
+                        amp_overflow_info* info) {
     ampi_check_pass(src, dst, inverse, ampi_check_chunk, info);
     if (!info->found_inf) info->norm *= (double)inverse;
 }
 
-AMPI_FN void ampi_check_tensors(const amp_tensor* list, int count, float inverse, amp_overflow_info* info) {
+AMPI_FN void ampi_check_tensors(const amp_tensor* list, int count, float inverse,
+                                amp_overflow_info* info) {
     ampi_tensors t = ampi_tensors_of(list, count);
     ampi_check(&t, NULL, inverse, info);
 }
@@ -6555,7 +6697,8 @@ AMPI_INLINE void ampi_scale_f32_body(int hw, float* y, const float* x, size_t n,
 }
 AMPI_KERNEL(ampi_scale_f32, (float* y, const float* x, size_t n, float factor), y, x, n, factor)
 
-AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x, size_t n, float a) {
+AMPI_INLINE void ampi_axpy_f32_body(int hw, float* AMPI_RESTRICT y, const float* AMPI_RESTRICT x,
+                                    size_t n, float a) {
     size_t i = 0;
     int l;
     for (; n - i >= 16; i += 16)
@@ -6580,7 +6723,8 @@ AMPI_FN const float* ampi_widen_block(const amp_tensor* x, size_t offset, size_t
 /* dst = src * inverse. */
 AMPI_FN void ampi_unscale_chunk(void* context, ampi_chunk* c) {
     const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
+    amp_tensor x = pass->src->at(pass->src->list, c->tensor),
+               y = pass->dst->at(pass->dst->list, c->tensor);
     int direct = ampi_dtype(y.dtype) == AMP_F32;
     float tile[AMPI_BLOCK];
     size_t i, n;
@@ -6594,7 +6738,8 @@ AMPI_FN void ampi_unscale_chunk(void* context, ampi_chunk* c) {
 }
 
 /* sum[n] = dst + src * inverse, from element i on. */
-AMPI_FN void ampi_accumulate_block(const amp_tensor* y, const amp_tensor* x, size_t i, size_t n, float inverse, float* sum) {
+AMPI_FN void ampi_accumulate_block(const amp_tensor* y, const amp_tensor* x, size_t i, size_t n,
+                                   float inverse, float* sum) {
     float tile[AMPI_BLOCK];
     ampi_load_f32(sum, y->data, y->dtype, i, n);
     ampi_axpy_f32(sum, ampi_widen_block(x, i, n, tile), n, inverse);
@@ -6602,7 +6747,8 @@ AMPI_FN void ampi_accumulate_block(const amp_tensor* y, const amp_tensor* x, siz
 
 AMPI_FN void ampi_accumulate_chunk(void* context, ampi_chunk* c) {
     const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
+    amp_tensor x = pass->src->at(pass->src->list, c->tensor),
+               y = pass->dst->at(pass->dst->list, c->tensor);
     float sum[AMPI_BLOCK];
     size_t i, n;
     for (i = c->offset; i < c->offset + c->n; i += n) {
@@ -6615,7 +6761,8 @@ AMPI_FN void ampi_accumulate_chunk(void* context, ampi_chunk* c) {
 /* Checks the sums as they will be stored. */
 AMPI_FN void ampi_check_sums_chunk(void* context, ampi_chunk* c) {
     const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
-    amp_tensor x = pass->src->at(pass->src->list, c->tensor), y = pass->dst->at(pass->dst->list, c->tensor);
+    amp_tensor x = pass->src->at(pass->src->list, c->tensor),
+               y = pass->dst->at(pass->dst->list, c->tensor);
     amp_dtype t = ampi_dtype(y.dtype);
     union { float f32[AMPI_BLOCK]; uint16_t f16[AMPI_BLOCK]; } stored;
     float sum[AMPI_BLOCK];
@@ -6663,8 +6810,8 @@ AMPI_FN uint32_t ampi_scaler_seen(const amp_scaler* s, const ampi_tensors* t, ui
     return done;
 }
 
-/* Remembers what was done to a list. A check of a list that is known as unscaled tells nothing new; one that
-   finds the table full is forgotten, and the step will check again. */
+/* Remembers what was done to a list. A check of a list that is known as unscaled tells nothing new; one
+   that finds the table full is forgotten, and the step will check again. */
 AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
     const void* data = ampi_tensors_first(t);
     amp_scaler_list* entry = ampi_scaler_entry(s, data);
@@ -6682,23 +6829,28 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
 }
 
 AMPI_FN amp_result ampi_scaler_need_room(amp_scaler* s, const ampi_tensors* t, const char* place) {
-    if (s->list_count < AMP_SCALER_MAX_LISTS || ampi_scaler_entry(s, ampi_tensors_first(t))) return AMP_OK;
-    return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: more than %d lists of gradients in one window; put the tensors in one list",
+    if (s->list_count < AMP_SCALER_MAX_LISTS || ampi_scaler_entry(s, ampi_tensors_first(t)))
+        return AMP_OK;
+    return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+                     "%s: more than %d lists of gradients in one window; put the tensors in one list",
                      place, AMP_SCALER_MAX_LISTS);
 }
 
-AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger, const char* place) {
+AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger,
+                                         const char* place) {
     int i;
     if (t->count < 0 || (t->count > 0 && !t->list))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list is NULL or its count %d is negative", place, t->count);
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list is NULL or its count %d is negative",
+                         place, t->count);
     for (i = 0; i < t->count; i++) {
         amp_tensor x = t->at(t->list, i);
         if (!ampi_is_compute_dtype(x.dtype))
-            return ampi_fail(logger, AMP_ERR_DTYPE, "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i,
+            return ampi_fail(logger, AMP_ERR_DTYPE,
+                             "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i,
                              x.name ? x.name : "no name", (int)x.dtype);
         if (x.count > 0 && !x.data)
-            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %lu", place, i,
-                             x.name ? x.name : "no name", (unsigned long)x.count);
+            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %lu",
+                             place, i, x.name ? x.name : "no name", (unsigned long)x.count);
     }
     return AMP_OK;
 }
@@ -6706,17 +6858,21 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
 /* What check, unscale and step have in common: a valid list, in a window whose loss was scaled. */
 AMPI_FN amp_result ampi_scaler_enter(const amp_scaler* s, const ampi_tensors* t, const char* place) {
     if (!s) return AMP_ERR_ARGUMENT;
-    if (!s->scaled) return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: no loss was scaled since the last update", place);
+    if (!s->scaled)
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: no loss was scaled since the last update",
+                         place);
     return ampi_tensors_validate(t, s->desc.logger, place);
 }
 
 /* The factor that turns these gradients into unscaled ones: 1 if this window has unscaled them already. */
-AMPI_FN amp_result ampi_scaler_factor(const amp_scaler* s, const ampi_tensors* t, const char* place, float* factor) {
+AMPI_FN amp_result ampi_scaler_factor(const amp_scaler* s, const ampi_tensors* t, const char* place,
+                                      float* factor) {
     uint64_t unscaled, elements = ampi_tensors_elements(t);
     ampi_scaler_seen(s, t, &unscaled);
     *factor = unscaled ? 1.0f : s->state.inverse;
     if (unscaled == 0 || unscaled == elements) return AMP_OK;
-    return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: lists with %lu elements of these gradients were unscaled, but there are %lu",
+    return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+                     "%s: lists with %lu elements of these gradients were unscaled, but there are %lu",
                      place, (unsigned long)unscaled, (unsigned long)elements);
 }
 
@@ -6727,8 +6883,9 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
     if (!ampi_scale_usable(&s->state.scale_in_use)) {
         found->found_inf = 1;
         found->norm = ampi_double(0x7ff0000000000000u);
-        ampi_fail(s->desc.logger, AMP_ERR_OVERFLOW, "%s: the loss scale %g has no finite inverse; this step will be skipped",
-                  place, (double)s->state.scale_in_use);
+        ampi_fail(s->desc.logger, AMP_ERR_OVERFLOW,
+                  "%s: the loss scale %g has no finite inverse; this step will be skipped", place,
+                  (double)s->state.scale_in_use);
     }
     if (found->found_inf && !all->found_inf) *all = *found;
     all->inf_count = inf;
@@ -6746,11 +6903,13 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     ampi_scaler_open(s);
     if (!s->scaled) ampi_scaler_use_scale(&s->state);
     s->scaled = 1;
-    for (i = 0; i < s->list_count; i++) s->lists[i].done &= ~(uint32_t)AMPI_CHECKED;   /* new gradients will come */
+    for (i = 0; i < s->list_count; i++)                 /* new gradients will come */
+        s->lists[i].done &= ~(uint32_t)AMPI_CHECKED;
     return loss * s->state.scale_in_use;
 }
 
-AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
+AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
+                                    amp_overflow_info* info) {
     ampi_tensors t = ampi_tensors_of(grads, count);
     amp_overflow_info found;
     float factor;
@@ -6767,14 +6926,17 @@ AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int 
 }
 
 /* Shared by amp_scaler_unscale and amp_optimizer_unscale. */
-AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, const char* place, amp_overflow_info* found) {
+AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, const char* place,
+                                       amp_overflow_info* found) {
     ampi_grad_pass pass;
     uint64_t unscaled;
     uint32_t done = ampi_scaler_seen(s, t, &unscaled);
     if (done & AMPI_STEPPED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: these gradients were stepped already; call update first", place);
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+                         "%s: these gradients were stepped already; call update first", place);
     if (done & AMPI_UNSCALED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: these gradients were unscaled already in this window", place);
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+                         "%s: these gradients were unscaled already in this window", place);
     if (ampi_scaler_need_room(s, t, place) != AMP_OK) return AMP_ERR_STATE;
     ampi_check(t, t, s->state.inverse, found);
     if (!ampi_tensors_first(t)) return AMP_OK;
@@ -6787,7 +6949,8 @@ AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, con
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count, amp_overflow_info* info) {
+AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count,
+                                      amp_overflow_info* info) {
     ampi_tensors t = ampi_tensors_of(grads, count);
     amp_overflow_info found;
     amp_result r = ampi_scaler_enter(s, &t, "amp_scaler_unscale");
@@ -6796,7 +6959,8 @@ AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, in
     return r;
 }
 
-AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src) {
+AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* dst,
+                                             const ampi_tensors* src) {
     static const char place[] = "amp_scaler_unscale_into";
     uint64_t unscaled;
     int i;
@@ -6806,21 +6970,24 @@ AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* 
     for (i = 0; i < src->count; i++) {
         amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
         if (x.count != y.count)
-            return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT, "%s: tensor %d: dst has %lu elements, src has %lu", place, i,
+            return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+                             "%s: tensor %d: dst has %lu elements, src has %lu", place, i,
                              (unsigned long)y.count, (unsigned long)x.count);
         if (x.count && x.data == y.data)
-            return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT, "%s: tensor %d: dst and src are the same; use amp_scaler_unscale",
-                             place, i);
+            return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+                             "%s: tensor %d: dst and src are the same; use amp_scaler_unscale", place, i);
     }
     if (ampi_scaler_seen(s, dst, &unscaled) & AMPI_STEPPED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first", place);
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first",
+                         place);
     if (ampi_scaler_seen(s, src, &unscaled) & AMPI_UNSCALED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: src was unscaled already in this window", place);
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: src was unscaled already in this window",
+                         place);
     return ampi_scaler_need_room(s, dst, place);
 }
 
-AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src, int count,
-                                           int accumulate, amp_overflow_info* info) {
+AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
+                                           int count, int accumulate, amp_overflow_info* info) {
     ampi_tensors to = ampi_tensors_of(dst, count), from = ampi_tensors_of(src, count);
     ampi_grad_pass pass;
     amp_overflow_info found;
@@ -6857,7 +7024,8 @@ AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
 AMPI_FN amp_result ampi_scaler_limit(const amp_scaler* s, int32_t action, const char* what) {
     if (action == AMP_LIMIT_CLAMP) return AMP_OK;
     if (action == AMP_LIMIT_CALLBACK && s->desc.on_limit(s, s->desc.user_data) == 0) return AMP_OK;
-    return ampi_fail(s->desc.logger, AMP_ERR_OVERFLOW, "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what,
+    return ampi_fail(s->desc.logger, AMP_ERR_OVERFLOW,
+                     "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what,
                      (double)s->state.scale, (int)s->state.consecutive_skips);
 }
 
@@ -6866,20 +7034,26 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     int hit;
     if (!s) return AMP_ERR_ARGUMENT;
     if (!s->recorded)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "amp_scaler_update: nothing was checked, unscaled or stepped since the last update");
+        return ampi_fail(
+            s->desc.logger, AMP_ERR_STATE,
+            "amp_scaler_update: nothing was checked, unscaled or stepped since the last update");
     hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
-    if (hit & 1) r = ampi_scaler_limit(s, s->rule.at_min, "an overflow although the scale is at its floor");
-    if (r == AMP_OK && (hit & 2)) r = ampi_scaler_limit(s, s->rule.at_max_skips, "more overflows in a row than max_skips");
+    if (hit & 1)
+        r = ampi_scaler_limit(s, s->rule.at_min, "an overflow although the scale is at its floor");
+    if (r == AMP_OK && (hit & 2))
+        r = ampi_scaler_limit(s, s->rule.at_max_skips, "more overflows in a row than max_skips");
     return r;
 }
 
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     if (!s) return AMP_ERR_ARGUMENT;
     if (s->scaled || s->recorded)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "amp_scaler_set_scale: not between scale_loss and update");
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+                         "amp_scaler_set_scale: not between scale_loss and update");
     if (!ampi_scale_usable(&scale))
-        return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT, "amp_scaler_set_scale: %g must be finite and greater than 2^-128",
+        return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+                         "amp_scaler_set_scale: %g must be finite and greater than 2^-128",
                          (double)scale);
     s->state.scale = scale;
     ampi_scaler_use_scale(&s->state);
@@ -6888,8 +7062,8 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 
 /* --- save and load ------------------------------------------------------------------------------ */
 
-/* Bytes 0..3 "AMPS", 4..7 version, 8..63 the rule (14 words), 64..79 scale, tracker, hysteresis left, skips in a
-   row, 80..95 applied and skipped, 96..123 zero, 124..127 CRC-32 of all before. */
+/* Bytes 0..3 "AMPS", 4..7 version, 8..63 the rule (14 words), 64..79 scale, tracker, hysteresis left,
+   skips in a row, 80..95 applied and skipped, 96..123 zero, 124..127 CRC-32 of all before. */
 #define AMPI_SCALER_VERSION 1u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
 
@@ -6904,7 +7078,9 @@ AMPI_FN void ampi_put64(unsigned char* p, uint64_t u) {
     ampi_put32(p, (uint32_t)u);
     ampi_put32(p + 4, (uint32_t)(u >> 32));
 }
-AMPI_FN uint64_t ampi_get64(const unsigned char* p) { return (uint64_t)ampi_get32(p) | (uint64_t)ampi_get32(p + 4) << 32; }
+AMPI_FN uint64_t ampi_get64(const unsigned char* p) {
+    return (uint64_t)ampi_get32(p) | (uint64_t)ampi_get32(p + 4) << 32;
+}
 
 /* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected), bit by bit. */
 AMPI_FN uint32_t ampi_crc32(const unsigned char* p, size_t n) {
@@ -6921,8 +7097,10 @@ AMPI_FN uint32_t ampi_crc32(const unsigned char* p, size_t n) {
 /* Magic, version and rule: what must be the same on loading. */
 #define AMPI_SCALER_HEAD 64
 AMPI_FN void ampi_scaler_put_head(const amp_scaler_rule* r, unsigned char* p) {
-    const int32_t words[] = { r->interval, r->start, r->hysteresis, r->guard, r->refill, r->at_min, r->max_skips,
-                              r->at_max_skips, r->ignore_overflow, r->is_static };
+    const int32_t words[] = {
+        r->interval, r->start,     r->hysteresis,   r->guard,           r->refill,
+        r->at_min,   r->max_skips, r->at_max_skips, r->ignore_overflow, r->is_static
+    };
     int i;
     memcpy(p, "AMPS", 4);
     ampi_put32(p + 4, AMPI_SCALER_VERSION);
@@ -6937,9 +7115,11 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     unsigned char* p = (unsigned char*)bytes;
     if (!s) return AMP_ERR_ARGUMENT;
     if (!bytes || size < AMP_SCALER_STATE_BYTES)
-        return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT, "amp_scaler_save: %lu bytes are not enough, or NULL", (unsigned long)size);
+        return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+                         "amp_scaler_save: %lu bytes are not enough, or NULL", (unsigned long)size);
     if (s->scaled || s->recorded)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "amp_scaler_save: not between scale_loss and update");
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+                         "amp_scaler_save: not between scale_loss and update");
     memset(p, 0, AMP_SCALER_STATE_BYTES);
     ampi_scaler_put_head(&s->rule, p);
     ampi_put32(p + 64, ampi_bits_at(&s->state.scale));
@@ -6958,15 +7138,19 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     uint32_t scale;
     if (!s) return AMP_ERR_ARGUMENT;
     if (s->scaled || s->recorded)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "amp_scaler_load: not between scale_loss and update");
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+                         "amp_scaler_load: not between scale_loss and update");
     if (!bytes || size != AMP_SCALER_STATE_BYTES)
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %lu", AMP_SCALER_STATE_BYTES,
-                         bytes ? (unsigned long)size : 0ul);
+        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %lu",
+                         AMP_SCALER_STATE_BYTES, bytes ? (unsigned long)size : 0ul);
     ampi_scaler_put_head(&s->rule, head);
-    if (memcmp(p, head, 8) != 0 || ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(p, AMPI_SCALER_CRC_AT))
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT, "amp_scaler_load: not a scaler state of this version, or damaged");
+    if (memcmp(p, head, 8) != 0 ||
+        ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(p, AMPI_SCALER_CRC_AT))
+        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
+                         "amp_scaler_load: not a scaler state of this version, or damaged");
     if (memcmp(p, head, sizeof head) != 0)
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT, "amp_scaler_load: the state was saved by a scaler with another rule");
+        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
+                         "amp_scaler_load: the state was saved by a scaler with another rule");
     scale = ampi_get32(p + 64);
     s->state.scale = ampi_float(scale);
     s->state.tracker = (int32_t)ampi_get32(p + 68);
@@ -7001,7 +7185,8 @@ AMPI_FN double ampi_pow_int(double x, int64_t n) {
     return result;
 }
 
-/* sin(pi/2 * u) and cos(pi/2 * u) for u in [0, 1/2]: Taylor series; the first term left out is below 2^-57. */
+/* sin(pi/2 * u) and cos(pi/2 * u) for u in [0, 1/2]: Taylor series; the first term left out is below
+   2^-57. */
 AMPI_FN double ampi_quarter_series(double u, int odd) {
     double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
     int k;
@@ -7022,12 +7207,15 @@ AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     if (after < 0) return (double)(t + 1) / ((double)s->warmup_steps + 1.0);
     switch (s->kind) {
         case AMP_SCHEDULE_STEP:
-            return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : (double)s->gamma, s->step_size > 0 ? after / s->step_size : 0);
+            return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : (double)s->gamma,
+                                s->step_size > 0 ? after / s->step_size : 0);
         case AMP_SCHEDULE_LINEAR:
-            return after >= whole ? floor_factor : 1.0 - ampi_mul64(1.0 - floor_factor, (double)after / (double)whole);
-        case AMP_SCHEDULE_COSINE:
             return after >= whole ? floor_factor
-                                  : floor_factor + ampi_mul64(1.0 - floor_factor, ampi_cosine_factor(after, whole));
+                                  : 1.0 - ampi_mul64(1.0 - floor_factor, (double)after / (double)whole);
+        case AMP_SCHEDULE_COSINE:
+            return after >= whole
+                       ? floor_factor
+                       : floor_factor + ampi_mul64(1.0 - floor_factor, ampi_cosine_factor(after, whole));
         case AMP_SCHEDULE_CONSTANT: case AMPI_SCHEDULE_MAX: break;
     }
     return 1.0;
@@ -7040,11 +7228,15 @@ AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t) {
 /* --- validation ------------------------------------------------------------------------------- */
 
 /* low <= *p <= high, on a value whose bits are finite. */
-AMPI_FN int ampi_in_range(const float* p, float low, float high) { return ampi_is_finite(p) && *p >= low && *p <= high; }
+AMPI_FN int ampi_in_range(const float* p, float low, float high) {
+    return ampi_is_finite(p) && *p >= low && *p <= high;
+}
 /* Rates that must stay below one. */
 #define AMPI_BELOW_ONE 0.99999994f
 
-AMPI_FN float ampi_default_at(const float* p, float value) { return ampi_is_zero(p) ? value : ampi_is_off(p) ? 0.0f : *p; }
+AMPI_FN float ampi_default_at(const float* p, float value) {
+    return ampi_is_zero(p) ? value : ampi_is_off(p) ? 0.0f : *p;
+}
 
 AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
     d->lr = ampi_default_at(&d->lr, d->kind == AMP_SGD ? 0.01f : 0.001f);
@@ -7059,40 +7251,50 @@ AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
 
 AMPI_FN amp_result ampi_schedule_validate(const amp_schedule* s, const amp_logger* logger) {
     int ends = s->kind == AMP_SCHEDULE_LINEAR || s->kind == AMP_SCHEDULE_COSINE;
-    AMPI_REFUSE_DESC((unsigned)s->kind > (unsigned)AMP_SCHEDULE_COSINE, "optimizer: schedule.kind %d is not an amp_schedule_kind",
-                     (int)s->kind);
-    AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps %ld is negative", (long)s->warmup_steps);
-    AMPI_REFUSE_DESC(ends && s->total_steps <= s->warmup_steps,
-                     "optimizer: schedule.total_steps %ld must be greater than warmup_steps %ld", (long)s->total_steps,
+    AMPI_REFUSE_DESC((unsigned)s->kind > (unsigned)AMP_SCHEDULE_COSINE,
+                     "optimizer: schedule.kind %d is not an amp_schedule_kind", (int)s->kind);
+    AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps %ld is negative",
                      (long)s->warmup_steps);
-    AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1, "optimizer: schedule.step_size %ld must be at least 1",
-                     (long)s->step_size);
-    AMPI_REFUSE_DESC(!ampi_in_range(&s->gamma, 0.0f, 1.0f), "optimizer: schedule.gamma %g must lie in (0,1]", (double)s->gamma);
-    AMPI_REFUSE_DESC(!ampi_in_range(&s->floor, 0.0f, 1.0f), "optimizer: schedule.floor %g must lie in [0,1]", (double)s->floor);
+    AMPI_REFUSE_DESC(ends && s->total_steps <= s->warmup_steps,
+                     "optimizer: schedule.total_steps %ld must be greater than warmup_steps %ld",
+                     (long)s->total_steps, (long)s->warmup_steps);
+    AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1,
+                     "optimizer: schedule.step_size %ld must be at least 1", (long)s->step_size);
+    AMPI_REFUSE_DESC(!ampi_in_range(&s->gamma, 0.0f, 1.0f),
+                     "optimizer: schedule.gamma %g must lie in (0,1]", (double)s->gamma);
+    AMPI_REFUSE_DESC(!ampi_in_range(&s->floor, 0.0f, 1.0f),
+                     "optimizer: schedule.floor %g must lie in [0,1]", (double)s->floor);
     return AMP_OK;
 }
 
 /* Ranges, after the defaults were filled in. */
 AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     const amp_logger* logger = d->logger;
-    AMPI_REFUSE_DESC((unsigned)d->kind > (unsigned)AMP_LAMB, "optimizer: kind %d is not an amp_optimizer_kind", (int)d->kind);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->lr, 0.0f, AMPI_FLT_MAX), "optimizer: lr %g must be finite and not negative", (double)d->lr);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->momentum, 0.0f, AMPI_BELOW_ONE), "optimizer: momentum %g must lie in [0,1)",
-                     (double)d->momentum);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->dampening, 0.0f, 1.0f), "optimizer: dampening %g must lie in [0,1]", (double)d->dampening);
+    AMPI_REFUSE_DESC((unsigned)d->kind > (unsigned)AMP_LAMB,
+                     "optimizer: kind %d is not an amp_optimizer_kind", (int)d->kind);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->lr, 0.0f, AMPI_FLT_MAX),
+                     "optimizer: lr %g must be finite and not negative", (double)d->lr);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->momentum, 0.0f, AMPI_BELOW_ONE),
+                     "optimizer: momentum %g must lie in [0,1)", (double)d->momentum);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->dampening, 0.0f, 1.0f),
+                     "optimizer: dampening %g must lie in [0,1]", (double)d->dampening);
     AMPI_REFUSE_DESC(d->nesterov && (d->momentum <= 0.0f || d->dampening > 0.0f),
-                     "optimizer: nesterov needs momentum > 0 and no dampening, not %g and %g", (double)d->momentum,
-                     (double)d->dampening);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->beta1, 0.0f, AMPI_BELOW_ONE), "optimizer: beta1 %g must lie in [0,1)", (double)d->beta1);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->beta2, 0.0f, AMPI_BELOW_ONE), "optimizer: beta2 %g must lie in [0,1)", (double)d->beta2);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->eps, AMPI_FLT_MIN, AMPI_FLT_MAX), "optimizer: eps %g must be finite and positive",
-                     (double)d->eps);
+                     "optimizer: nesterov needs momentum > 0 and no dampening, not %g and %g",
+                     (double)d->momentum, (double)d->dampening);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->beta1, 0.0f, AMPI_BELOW_ONE),
+                     "optimizer: beta1 %g must lie in [0,1)", (double)d->beta1);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->beta2, 0.0f, AMPI_BELOW_ONE),
+                     "optimizer: beta2 %g must lie in [0,1)", (double)d->beta2);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->eps, AMPI_FLT_MIN, AMPI_FLT_MAX),
+                     "optimizer: eps %g must be finite and positive", (double)d->eps);
     AMPI_REFUSE_DESC(!ampi_in_range(&d->weight_decay, 0.0f, AMPI_FLT_MAX),
-                     "optimizer: weight_decay %g must be finite and not negative", (double)d->weight_decay);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->clip_norm, 0.0f, AMPI_FLT_MAX), "optimizer: clip_norm %g must be finite and positive",
-                     (double)d->clip_norm);
-    AMPI_REFUSE_DESC(d->group_count < 0 || d->group_count > AMP_MAX_GROUPS || (d->group_count > 0 && !d->groups),
-                     "optimizer: group_count %d must lie in 0..%d, with groups given", d->group_count, AMP_MAX_GROUPS);
+                     "optimizer: weight_decay %g must be finite and not negative",
+                     (double)d->weight_decay);
+    AMPI_REFUSE_DESC(!ampi_in_range(&d->clip_norm, 0.0f, AMPI_FLT_MAX),
+                     "optimizer: clip_norm %g must be finite and positive", (double)d->clip_norm);
+    AMPI_REFUSE_DESC(
+        d->group_count < 0 || d->group_count > AMP_MAX_GROUPS || (d->group_count > 0 && !d->groups),
+        "optimizer: group_count %d must lie in 0..%d, with groups given", d->group_count, AMP_MAX_GROUPS);
     return ampi_schedule_validate(&d->schedule, logger);
 }
 
@@ -7103,13 +7305,17 @@ AMPI_FN amp_result ampi_groups_validate(const amp_optimizer_desc* d) {
         const amp_param_group* g = &d->groups[i];
         AMPI_REFUSE_DESC(!ampi_is_off(&g->lr) && !ampi_in_range(&g->lr, 0.0f, AMPI_FLT_MAX),
                          "optimizer: group %d: lr %g must be finite and not negative", i, (double)g->lr);
-        AMPI_REFUSE_DESC(!ampi_is_off(&g->weight_decay) && !ampi_in_range(&g->weight_decay, 0.0f, AMPI_FLT_MAX),
-                         "optimizer: group %d: weight_decay %g must be finite and not negative", i, (double)g->weight_decay);
+        AMPI_REFUSE_DESC(!ampi_is_off(&g->weight_decay) &&
+                             !ampi_in_range(&g->weight_decay, 0.0f, AMPI_FLT_MAX),
+                         "optimizer: group %d: weight_decay %g must be finite and not negative", i,
+                         (double)g->weight_decay);
     }
     return AMP_OK;
 }
 
-AMPI_FN int ampi_moment_count(const amp_optimizer_desc* d) { return d->kind != AMP_SGD ? 2 : d->momentum > 0.0f ? 1 : 0; }
+AMPI_FN int ampi_moment_count(const amp_optimizer_desc* d) {
+    return d->kind != AMP_SGD ? 2 : d->momentum > 0.0f ? 1 : 0;
+}
 
 AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc) {
     amp_optimizer_desc d;
@@ -7119,19 +7325,25 @@ AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc) {
     return ampi_optimizer_validate(&d) == AMP_OK ? ampi_moment_count(&d) : -1;
 }
 
-AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) { return ampi_is_off(&o->groups[p->group].lr); }
+AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
+    return ampi_is_off(&o->groups[p->group].lr);
+}
 
-#define AMPI_REFUSE_PARAM(condition, code, what)                                                                   \
-    do {                                                                                                           \
-        if (condition) return ampi_fail(logger, code, "optimizer: parameter %d (%s): " what, i, p->name ? p->name : "no name"); \
+#define AMPI_REFUSE_PARAM(condition, code, what)                                              \
+    do {                                                                                      \
+        if (condition)                                                                        \
+            return ampi_fail(logger, code, "optimizer: parameter %d (%s): " what, i,          \
+                             p->name ? p->name : "no name");                                  \
     } while (0)
 
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* p, int i) {
     const amp_logger* logger = o->desc.logger;
     int groups = o->desc.group_count > 0 ? o->desc.group_count : 1, moments = ampi_moment_count(&o->desc);
     AMPI_REFUSE_PARAM(p->group < 0 || p->group >= groups, AMP_ERR_ARGUMENT, "its group does not exist");
-    AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE, "grad_dtype must be F32, F16 or BF16");
-    AMPI_REFUSE_PARAM(p->low && p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16, AMP_ERR_DTYPE, "low_dtype must be F16 or BF16");
+    AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE,
+                      "grad_dtype must be F32, F16 or BF16");
+    AMPI_REFUSE_PARAM(p->low && p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16, AMP_ERR_DTYPE,
+                      "low_dtype must be F16 or BF16");
     if (p->count == 0) return AMP_OK;
     AMPI_REFUSE_PARAM(!p->master && !p->low, AMP_ERR_ARGUMENT, "neither master nor low is given");
     if (ampi_param_frozen(o, p)) return AMP_OK;
@@ -7144,18 +7356,21 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
 AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param* params, int count) {
     amp_result r = AMP_OK;
     int i;
-    if (!params || count < 1) return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT, "optimizer: no parameters (count %d)", count);
+    if (!params || count < 1)
+        return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT, "optimizer: no parameters (count %d)", count);
     for (i = 0; i < count && r == AMP_OK; i++) r = ampi_param_validate(o, &params[i], i);
     return r;
 }
 
-AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params, int count) {
+AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
+                                      int count) {
     amp_optimizer made;
     amp_result r;
     int i;
     memset(&made, 0, sizeof made);
     if (desc) made.desc = *desc;
-    if (!o) return ampi_fail(made.desc.logger, AMP_ERR_ARGUMENT, "amp_optimizer_init: the optimizer is NULL");
+    if (!o)
+        return ampi_fail(made.desc.logger, AMP_ERR_ARGUMENT, "amp_optimizer_init: the optimizer is NULL");
     ampi_optimizer_fill(&made.desc);
     r = ampi_optimizer_validate(&made.desc);
     if (r == AMP_OK) r = ampi_groups_validate(&made.desc);
@@ -7220,10 +7435,12 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_flush_avx2(__m256 x) {
 #define ampi_set_avx512 _mm512_set1_ps
 #define ampi_mul_avx512 _mm512_mul_ps
 #define ampi_div_avx512 _mm512_div_ps
-#define ampi_sqrt_avx512(a) _mm512_maskz_sqrt_ps((__mmask16)0xffff, a)   /* gcc 12 warns about the plain one */
+/* gcc 12 warns about the plain _mm512_sqrt_ps. */
+#define ampi_sqrt_avx512(a) _mm512_maskz_sqrt_ps((__mmask16)0xffff, a)
 #define ampi_fma_avx512 _mm512_fmadd_ps
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_flush_avx512(__m512 x) {
-    return _mm512_maskz_mov_ps(_mm512_test_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32(0x7f800000)), x);
+    return _mm512_maskz_mov_ps(
+        _mm512_test_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32(0x7f800000)), x);
 }
 #endif
 
@@ -7242,71 +7459,87 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
 }
 #endif
 
-/* The kernels of one instruction set. n is a multiple of 16; there is no sum outside an fma. lamb_moments leaves
-   the direction in g, lamb_direction forms it again from the moments. */
-#define AMPI_OPTIMIZER_KERNELS(isa, target, lanes)                                                                 \
-    typedef ampi_v_##isa ampi_vector_##isa;                                                                        \
-    target AMPI_INLINE ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g, const ampi_update* u) { \
-        return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w),                                           \
-                              ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g)));                        \
-    }                                                                                                              \
-    target AMPI_INLINE ampi_vector_##isa ampi_first_moment_##isa(float* m, ampi_vector_##isa g, const ampi_update* u) { \
-        ampi_vector_##isa x = ampi_flush_##isa(ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m),           \
-                                                              ampi_mul_##isa(ampi_set_##isa(u->c1), g)));          \
-        ampi_put_##isa(m, x);                                                                                      \
-        return x;                                                                                                  \
-    }                                                                                                              \
-    target AMPI_INLINE ampi_vector_##isa ampi_second_moment_##isa(float* v, ampi_vector_##isa g, const ampi_update* u) { \
-        ampi_vector_##isa old = ampi_mul_##isa(ampi_set_##isa(u->b2), ampi_load_##isa(v));                         \
-        ampi_vector_##isa x = ampi_flush_##isa(ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, old));  \
-        ampi_put_##isa(v, x);                                                                                      \
-        return x;                                                                                                  \
-    }                                                                                                              \
-    target AMPI_INLINE ampi_vector_##isa ampi_quotient_##isa(ampi_vector_##isa m, ampi_vector_##isa v, const ampi_update* u) { \
-        return ampi_div_##isa(m, ampi_fma_##isa(ampi_sqrt_##isa(v), ampi_set_##isa(u->r2), ampi_set_##isa(u->eps))); \
-    }                                                                                                              \
-    target AMPI_INLINE void ampi_move_##isa(float* w, ampi_vector_##isa direction, const ampi_update* u) {         \
-        ampi_put_##isa(w, ampi_fma_##isa(ampi_set_##isa(u->step), direction,                                       \
-                                         ampi_mul_##isa(ampi_load_##isa(w), ampi_set_##isa(u->decay))));           \
-    }                                                                                                              \
-    target AMPI_FN void ampi_sgd_##isa(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) {   \
-        size_t i;                                                                                                  \
-        (void)m; (void)v;                                                                                          \
-        for (i = 0; i < n; i += lanes) ampi_move_##isa(w + i, ampi_gradient_##isa(w + i, g + i, u), u);            \
-    }                                                                                                              \
-    target AMPI_FN void ampi_momentum_##isa(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) { \
-        size_t i;                                                                                                  \
-        (void)v;                                                                                                   \
-        for (i = 0; i < n; i += lanes) {                                                                           \
-            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u), b = ampi_first_moment_##isa(m + i, x, u);  \
-            ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->raw), x);                                    \
-            ampi_move_##isa(w + i, ampi_fma_##isa(ampi_set_##isa(u->buf), b, part), u);                            \
-        }                                                                                                          \
-    }                                                                                                              \
-    target AMPI_FN void ampi_adam_##isa(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) {  \
-        size_t i;                                                                                                  \
-        for (i = 0; i < n; i += lanes) {                                                                           \
-            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u);                                            \
-            ampi_vector_##isa a = ampi_first_moment_##isa(m + i, x, u), b = ampi_second_moment_##isa(v + i, x, u); \
-            ampi_move_##isa(w + i, ampi_quotient_##isa(a, b, u), u);                                               \
-        }                                                                                                          \
-    }                                                                                                              \
-    target AMPI_FN void ampi_lamb_direction_##isa(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) { \
-        size_t i;                                                                                                  \
-        for (i = 0; i < n; i += lanes) {                                                                           \
-            ampi_vector_##isa a = ampi_mul_##isa(ampi_load_##isa(m + i), ampi_set_##isa(u->r1));                   \
-            ampi_vector_##isa d = ampi_quotient_##isa(a, ampi_load_##isa(v + i), u);                               \
-            ampi_put_##isa(g + i, ampi_fma_##isa(ampi_set_##isa(u->wd), ampi_load_##isa(w + i), d));               \
-        }                                                                                                          \
-    }                                                                                                              \
-    target AMPI_FN void ampi_lamb_moments_##isa(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) { \
-        size_t i;                                                                                                  \
-        for (i = 0; i < n; i += lanes) {                                                                           \
-            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u);                                            \
-            ampi_first_moment_##isa(m + i, x, u);                                                                  \
-            ampi_second_moment_##isa(v + i, x, u);                                                                 \
-        }                                                                                                          \
-        ampi_lamb_direction_##isa(w, g, m, v, n, u);                                                               \
+/* The kernels of one instruction set, as functions of the signature ampi_update_fn. n is a multiple of
+   16; there is no sum outside an fma. lamb_moments leaves the direction in g, lamb_direction forms it
+   again from the moments. */
+#define AMPI_UPDATE_PARAMS float *w, float *g, float *m, float *v, size_t n, const ampi_update *u
+#define AMPI_OPTIMIZER_KERNELS(isa, target, lanes)                                                       \
+    typedef ampi_v_##isa ampi_vector_##isa;                                                              \
+    /* mult*g + l2*w */                                                                                  \
+    target AMPI_INLINE ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g,             \
+                                                             const ampi_update* u) {                     \
+        return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w),                                 \
+                              ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g)));              \
+    }                                                                                                    \
+    /* m = b1*m + c1*g */                                                                                \
+    target AMPI_INLINE ampi_vector_##isa ampi_first_moment_##isa(float* m, ampi_vector_##isa g,          \
+                                                                 const ampi_update* u) {                 \
+        ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->c1), g);                               \
+        ampi_vector_##isa x = ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m), part);           \
+        x = ampi_flush_##isa(x);                                                                         \
+        ampi_put_##isa(m, x);                                                                            \
+        return x;                                                                                        \
+    }                                                                                                    \
+    /* v = b2*v + c2*g*g */                                                                              \
+    target AMPI_INLINE ampi_vector_##isa ampi_second_moment_##isa(float* v, ampi_vector_##isa g,         \
+                                                                  const ampi_update* u) {                \
+        ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->b2), ampi_load_##isa(v));              \
+        ampi_vector_##isa x = ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, part);         \
+        x = ampi_flush_##isa(x);                                                                         \
+        ampi_put_##isa(v, x);                                                                            \
+        return x;                                                                                        \
+    }                                                                                                    \
+    /* m / (sqrt(v)*r2 + eps) */                                                                         \
+    target AMPI_INLINE ampi_vector_##isa ampi_quotient_##isa(ampi_vector_##isa m, ampi_vector_##isa v,   \
+                                                             const ampi_update* u) {                     \
+        return ampi_div_##isa(m, ampi_fma_##isa(ampi_sqrt_##isa(v), ampi_set_##isa(u->r2),               \
+                                                ampi_set_##isa(u->eps)));                                \
+    }                                                                                                    \
+    /* w = decay*w + step*direction */                                                                   \
+    target AMPI_INLINE void ampi_move_##isa(float* w, ampi_vector_##isa direction, const ampi_update* u) { \
+        ampi_vector_##isa kept = ampi_mul_##isa(ampi_load_##isa(w), ampi_set_##isa(u->decay));           \
+        ampi_put_##isa(w, ampi_fma_##isa(ampi_set_##isa(u->step), direction, kept));                     \
+    }                                                                                                    \
+    target AMPI_FN void ampi_sgd_##isa(AMPI_UPDATE_PARAMS) {                                             \
+        size_t i;                                                                                        \
+        (void)m; (void)v;                                                                                \
+        for (i = 0; i < n; i += lanes) ampi_move_##isa(w + i, ampi_gradient_##isa(w + i, g + i, u), u);  \
+    }                                                                                                    \
+    target AMPI_FN void ampi_momentum_##isa(AMPI_UPDATE_PARAMS) {                                        \
+        size_t i;                                                                                        \
+        (void)v;                                                                                         \
+        for (i = 0; i < n; i += lanes) {                                                                 \
+            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u);                                  \
+            ampi_vector_##isa buffer = ampi_first_moment_##isa(m + i, x, u);                             \
+            ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->raw), x);                          \
+            ampi_move_##isa(w + i, ampi_fma_##isa(ampi_set_##isa(u->buf), buffer, part), u);             \
+        }                                                                                                \
+    }                                                                                                    \
+    target AMPI_FN void ampi_adam_##isa(AMPI_UPDATE_PARAMS) {                                            \
+        size_t i;                                                                                        \
+        for (i = 0; i < n; i += lanes) {                                                                 \
+            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u);                                  \
+            ampi_vector_##isa first = ampi_first_moment_##isa(m + i, x, u);                              \
+            ampi_vector_##isa second = ampi_second_moment_##isa(v + i, x, u);                            \
+            ampi_move_##isa(w + i, ampi_quotient_##isa(first, second, u), u);                            \
+        }                                                                                                \
+    }                                                                                                    \
+    target AMPI_FN void ampi_lamb_direction_##isa(AMPI_UPDATE_PARAMS) {                                  \
+        size_t i;                                                                                        \
+        for (i = 0; i < n; i += lanes) {                                                                 \
+            ampi_vector_##isa first = ampi_mul_##isa(ampi_load_##isa(m + i), ampi_set_##isa(u->r1));     \
+            ampi_vector_##isa x = ampi_quotient_##isa(first, ampi_load_##isa(v + i), u);                 \
+            ampi_put_##isa(g + i, ampi_fma_##isa(ampi_set_##isa(u->wd), ampi_load_##isa(w + i), x));     \
+        }                                                                                                \
+    }                                                                                                    \
+    target AMPI_FN void ampi_lamb_moments_##isa(AMPI_UPDATE_PARAMS) {                                    \
+        size_t i;                                                                                        \
+        for (i = 0; i < n; i += lanes) {                                                                 \
+            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u);                                  \
+            ampi_first_moment_##isa(m + i, x, u);                                                        \
+            ampi_second_moment_##isa(v + i, x, u);                                                       \
+        }                                                                                                \
+        ampi_lamb_direction_##isa(w, g, m, v, n, u);                                                     \
     }
 
 AMPI_OPTIMIZER_KERNELS(scalar, , 1)
@@ -7318,10 +7551,15 @@ AMPI_OPTIMIZER_KERNELS(avx512, AMPI_TARGET_AVX512, 16)
 AMPI_OPTIMIZER_KERNELS(neon, , 4)
 #endif
 
-typedef enum ampi_update_kind { AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_LAMB_MOMENTS, AMPI_LAMB_DIRECTION } ampi_update_kind;
+typedef enum ampi_update_kind {
+    AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_LAMB_MOMENTS, AMPI_LAMB_DIRECTION
+} ampi_update_kind;
 
 #define AMPI_UPDATE_ROW(isa) \
-    { ampi_sgd_##isa, ampi_momentum_##isa, ampi_adam_##isa, ampi_lamb_moments_##isa, ampi_lamb_direction_##isa }
+    { \
+        ampi_sgd_##isa, ampi_momentum_##isa, ampi_adam_##isa, ampi_lamb_moments_##isa, \
+            ampi_lamb_direction_##isa \
+    }
 AMPI_FN ampi_update_fn ampi_update_kernel(ampi_update_kind kind) {
     static const ampi_update_fn scalar[] = AMPI_UPDATE_ROW(scalar);
 #if AMPI_X86
@@ -7336,7 +7574,8 @@ AMPI_FN ampi_update_fn ampi_update_kernel(ampi_update_kind kind) {
 }
 
 /* Runs a kernel on any n: the rest after the last 16 goes through padded copies. */
-AMPI_FN void ampi_update_run(ampi_update_kind kind, float* w, float* g, float* m, float* v, size_t n, const ampi_update* u) {
+AMPI_FN void ampi_update_run(ampi_update_kind kind, float* w, float* g, float* m, float* v, size_t n,
+                             const ampi_update* u) {
     ampi_update_fn fn = ampi_update_kernel(kind);
     size_t whole = n - n % 16, rest = (n - whole) * sizeof(float);
     float pad[4][16];
@@ -7433,7 +7672,8 @@ AMPI_FN void ampi_lamb_move_chunk(void* context, ampi_chunk* c) {
         float* w;
         n = ampi_block_size(c, i);
         w = ampi_weights(p, i, n, w_tile);
-        ampi_update_run(AMPI_LAMB_DIRECTION, w, direction, p->m + i, p->v + i, n, &step->updates[p->group]);
+        ampi_update_run(AMPI_LAMB_DIRECTION, w, direction, p->m + i, p->v + i, n,
+                        &step->updates[p->group]);
         ampi_axpy_f32(w, direction, n, step->trust);
         if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
     }
@@ -7451,7 +7691,8 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, const ampi_update* updates) 
         step.params = &o->params[i];
         step.updates = updates;
         ampi_each_chunk(&t, ampi_lamb_moments_chunk, ampi_lamb_combine, &step);
-        if (step.w_sum > 0.0 && step.direction_sum > 0.0) ratio = sqrt(step.w_sum) / sqrt(step.direction_sum);
+        if (step.w_sum > 0.0 && step.direction_sum > 0.0)
+            ratio = sqrt(step.w_sum) / sqrt(step.direction_sum);
         step.trust = (float)ampi_mul64((double)u->step, ratio);
         ampi_each_chunk(&t, ampi_lamb_move_chunk, NULL, &step);
     }
@@ -7487,7 +7728,8 @@ AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, float l
 }
 
 /* The constants of this step for one group. */
-AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, const amp_param_group* g, float mult) {
+AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, const amp_param_group* g,
+                                  float mult) {
     float base = ampi_is_zero(&g->lr) ? o->state.lr : g->lr;
     float lr = amp_schedule_lr(&o->desc.schedule, base, o->state.step);
     float wd = ampi_default_at(&g->weight_decay, o->desc.weight_decay);
@@ -7513,7 +7755,9 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
         memset(&step, 0, sizeof step);
         step.params = o->params;
         step.updates = updates;
-        step.kind = o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM : AMPI_UPDATE_SGD;
+        step.kind = o->desc.kind != AMP_SGD   ? AMPI_UPDATE_ADAM
+                    : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM
+                                              : AMPI_UPDATE_SGD;
         ampi_each_chunk(&t, ampi_update_chunk, NULL, &step);
     }
     o->state.step++;
@@ -7526,7 +7770,8 @@ AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, ampi_tensors* t,
     r = ampi_params_validate(o, o->params, o->count);
     if (r != AMP_OK) return r;
     *t = ampi_grads_of(o->params, o->count);
-    if (!ampi_tensors_first(t)) return ampi_fail(o->desc.logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
+    if (!ampi_tensors_first(t))
+        return ampi_fail(o->desc.logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
     return AMP_OK;
 }
 
@@ -7540,19 +7785,22 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
 }
 
 /* May these gradients be stepped in this window, and what must they be multiplied by? */
-AMPI_FN amp_result ampi_optimizer_enter_window(amp_scaler* s, const ampi_tensors* t, const char* place, float* factor) {
+AMPI_FN amp_result ampi_optimizer_enter_window(amp_scaler* s, const ampi_tensors* t, const char* place,
+                                               float* factor) {
     uint64_t unscaled;
     amp_result r = ampi_scaler_enter(s, t, place);
     if (r != AMP_OK) return r;
     if (ampi_scaler_seen(s, t, &unscaled) & AMPI_STEPPED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: these gradients were stepped already; call amp_scaler_update first", place);
+        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+                         "%s: these gradients were stepped already; call amp_scaler_update first", place);
     r = ampi_scaler_factor(s, t, place, factor);
     return r == AMP_OK ? ampi_scaler_need_room(s, t, place) : r;
 }
 
-/* Norm and overflows of the gradients: by a pass over them, or from the check that saw them last. Returns 1 if
-   the step may be applied. */
-AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t, float factor, amp_overflow_info* found) {
+/* Norm and overflows of the gradients: by a pass over them, or from the check that saw them last.
+   Returns 1 if the step may be applied. */
+AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
+                                float factor, amp_overflow_info* found) {
     const amp_scaler_list* seen = s ? ampi_scaler_entry(s, ampi_tensors_first(t)) : NULL;
     if (!s && o->desc.unchecked && o->desc.clip_norm <= 0.0f) {
         ampi_overflow_clear(found);
@@ -7599,7 +7847,8 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     if (!o) return AMP_ERR_ARGUMENT;
     if (!ampi_in_range(&lr, 0.0f, AMPI_FLT_MAX))
-        return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT, "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
+        return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT,
+                         "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
     o->state.lr = lr;
     return AMP_OK;
 }
@@ -7629,8 +7878,8 @@ AMPI_FN amp_result ampi_cpu_copy(void* dst, const void* src, size_t bytes, const
     memcpy(dst, src, bytes);
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
-                                    const amp_exec* exec) {
+AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                    size_t n, const amp_exec* exec) {
     amp_convert_desc d;
     memset(&d, 0, sizeof d);
     d.logger = ampi_exec_logger(exec);
@@ -7639,18 +7888,45 @@ AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype dst_dtype, const void* 
 
 /* The entries are the public operators themselves. */
 AMP_DEF const amp_backend* amp_cpu_backend(void) {
-    static const amp_backend cpu = {
-        "cpu", ampi_cpu_alloc, ampi_cpu_free, ampi_cpu_zero, ampi_cpu_copy, ampi_cpu_copy, ampi_cpu_copy,
-        ampi_cpu_convert, ampi_cpu_convert, ampi_cpu_convert, amp_gemm_workspace, amp_conv2d_workspace,
-        amp_linear_forward, amp_linear_backward, amp_conv2d_forward, amp_conv2d_backward,
-        amp_pool2d_forward, amp_pool2d_backward, amp_batch_norm_forward, amp_batch_norm_backward,
-        amp_layer_norm_forward, amp_layer_norm_backward, amp_activation_forward, amp_activation_backward,
-        amp_softmax_forward, amp_softmax_backward, amp_dropout_forward, amp_add_forward,
-        amp_concat_forward, amp_concat_backward,
-        amp_softmax_cross_entropy_forward, amp_softmax_cross_entropy_backward, amp_mse_forward, amp_mse_backward,
-        amp_bce_with_logits_forward, amp_bce_with_logits_backward,
-        amp_scaler_check, amp_optimizer_init, amp_optimizer_step
-    };
+    static const amp_backend cpu = { "cpu",
+                                     ampi_cpu_alloc,
+                                     ampi_cpu_free,
+                                     ampi_cpu_zero,
+                                     ampi_cpu_copy,
+                                     ampi_cpu_copy,
+                                     ampi_cpu_copy,
+                                     ampi_cpu_convert,
+                                     ampi_cpu_convert,
+                                     ampi_cpu_convert,
+                                     amp_gemm_workspace,
+                                     amp_conv2d_workspace,
+                                     amp_linear_forward,
+                                     amp_linear_backward,
+                                     amp_conv2d_forward,
+                                     amp_conv2d_backward,
+                                     amp_pool2d_forward,
+                                     amp_pool2d_backward,
+                                     amp_batch_norm_forward,
+                                     amp_batch_norm_backward,
+                                     amp_layer_norm_forward,
+                                     amp_layer_norm_backward,
+                                     amp_activation_forward,
+                                     amp_activation_backward,
+                                     amp_softmax_forward,
+                                     amp_softmax_backward,
+                                     amp_dropout_forward,
+                                     amp_add_forward,
+                                     amp_concat_forward,
+                                     amp_concat_backward,
+                                     amp_softmax_cross_entropy_forward,
+                                     amp_softmax_cross_entropy_backward,
+                                     amp_mse_forward,
+                                     amp_mse_backward,
+                                     amp_bce_with_logits_forward,
+                                     amp_bce_with_logits_backward,
+                                     amp_scaler_check,
+                                     amp_optimizer_init,
+                                     amp_optimizer_step };
     return &cpu;
 }
 
@@ -7661,7 +7937,8 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 #define AMPI_NONE (-1)
 #define AMPI_ALIGN 64u
 
-/* A node is one layer, or one cast that finalize has placed; it makes one value, known by the node's index. */
+/* A node is one layer, or one cast that finalize has placed; it makes one value, known by the node's
+   index. */
 typedef struct ampi_node {
     amp_layer layer;              /* what the user may see; the first layer_count nodes are layers */
     int is_cast;
@@ -7690,9 +7967,24 @@ typedef struct ampi_node {
 
 /* One allocation of the model. */
 typedef struct ampi_allocation { void* raw; char* base; size_t bytes; int on_host; } ampi_allocation;
-enum { AMPI_BLOCK_ARENA, AMPI_BLOCK_MASTERS, AMPI_BLOCK_LOW, AMPI_BLOCK_GRADS, AMPI_BLOCK_MOMENTS, AMPI_BLOCK_STATS,
-       AMPI_BLOCK_STATS_SAVED, AMPI_BLOCK_WORKSPACE, AMPI_BLOCK_TARGETS, AMPI_BLOCK_LOSSES, AMPI_BLOCK_PARAMS,
-       AMPI_BLOCK_NAMES, AMPI_BLOCK_GRAD_LIST, AMPI_BLOCK_ORDER, AMPI_BLOCK_ROW, AMPI_BLOCK_COUNT };
+enum {
+    AMPI_BLOCK_ARENA,
+    AMPI_BLOCK_MASTERS,
+    AMPI_BLOCK_LOW,
+    AMPI_BLOCK_GRADS,
+    AMPI_BLOCK_MOMENTS,
+    AMPI_BLOCK_STATS,
+    AMPI_BLOCK_STATS_SAVED,
+    AMPI_BLOCK_WORKSPACE,
+    AMPI_BLOCK_TARGETS,
+    AMPI_BLOCK_LOSSES,
+    AMPI_BLOCK_PARAMS,
+    AMPI_BLOCK_NAMES,
+    AMPI_BLOCK_GRAD_LIST,
+    AMPI_BLOCK_ORDER,
+    AMPI_BLOCK_ROW,
+    AMPI_BLOCK_COUNT
+};
 
 struct amp_model {
     amp_model_desc desc;
@@ -7780,9 +8072,12 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes, int o
     amp_result r;
     if (bytes == 0) return AMP_OK;
     if (!ampi_add_size(bytes, AMPI_ALIGN, &room))
-        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: a block of %lu bytes does not fit memory", (unsigned long)bytes);
+        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: a block of %lu bytes does not fit memory",
+                               (unsigned long)bytes);
     b->raw = on_host ? ampi_alloc(&m->desc.allocator, room) : m->backend->alloc(room, &m->desc.allocator);
-    if (!b->raw) return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory, %lu bytes wanted", (unsigned long)room);
+    if (!b->raw)
+        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory, %lu bytes wanted",
+                               (unsigned long)room);
     b->on_host = on_host;
     b->bytes = bytes;
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
@@ -7796,20 +8091,28 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes, int o
 
 AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     const amp_model_desc* d = &m->desc;
-    if (d->batch < 1) return ampi_model_fail(m, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
+    if (d->batch < 1)
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
     if (!ampi_is_compute_dtype(d->grad_dtype))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: grad_dtype must be f32, f16 or bf16");
-    if (d->accumulate < 0) return ampi_model_fail(m, AMP_ERR_DESC, "model: accumulate is %d, below 0", d->accumulate);
-    if (d->max_replays < 0) return ampi_model_fail(m, AMP_ERR_DESC, "model: max_replays is %d, below 0", d->max_replays);
+    if (d->accumulate < 0)
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: accumulate is %d, below 0", d->accumulate);
+    if (d->max_replays < 0)
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: max_replays is %d, below 0", d->max_replays);
     if (d->max_replays > 0 && d->accumulate > 1)
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: max_replays needs accumulate = 1: earlier micro-batches are gone");
+        return ampi_model_fail(m, AMP_ERR_DESC,
+                               "model: max_replays needs accumulate = 1: earlier micro-batches are gone");
     if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
-    if (d->comm && (!d->comm->all_reduce_sum || d->comm->size < 1 || d->comm->rank < 0 || d->comm->rank >= d->comm->size))
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
+    if (d->comm
+        && (!d->comm->all_reduce_sum || d->comm->size < 1 || d->comm->rank < 0
+            || d->comm->rank >= d->comm->size))
+        return ampi_model_fail(m, AMP_ERR_DESC,
+                               "model: comm needs all_reduce_sum, size >= 1 and a rank below size");
     if (d->optimizer.group_count < 0 || d->optimizer.group_count > AMP_MAX_GROUPS
         || (d->optimizer.group_count > 0 && !d->optimizer.groups))
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: optimizer.group_count %d must lie in 0..%d, with groups given",
+        return ampi_model_fail(m, AMP_ERR_DESC,
+                               "model: optimizer.group_count %d must lie in 0..%d, with groups given",
                                d->optimizer.group_count, AMP_MAX_GROUPS);
     return AMP_OK;
 }
@@ -7844,7 +8147,8 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     amp_model* m;
     amp_result r;
     const amp_logger* logger = desc ? &desc->logger : NULL;
-    if (!out || !desc) return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
+    if (!out || !desc)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
     *out = NULL;
     if ((desc->allocator.alloc == NULL) != (desc->allocator.free == NULL))
         return ampi_fail(logger, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
@@ -7882,7 +8186,8 @@ AMPI_FN amp_value ampi_value_of(int node) { amp_value v; v.id = node + 1; return
 /* After a mistake nothing more is built, and nothing after finalize. */
 AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
     if (!m || m->build_result != AMP_OK) return 0;
-    if (m->finalized) ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
+    if (m->finalized)
+        ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is finalized, nothing can be added", what);
     return !m->finalized;
 }
 
@@ -7930,7 +8235,8 @@ AMPI_FN void ampi_default_name(amp_model* m, ampi_node* n) {
 /* A layer on inputs a and b (or AMPI_NONE), in the current region. */
 AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, int a, int b, int c, int h, int w) {
     ampi_node* n;
-    if ((a != AMPI_NONE && ampi_op_is_loss(m->nodes[a].layer.op)) || (b != AMPI_NONE && ampi_op_is_loss(m->nodes[b].layer.op))) {
+    if ((a != AMPI_NONE && ampi_op_is_loss(m->nodes[a].layer.op))
+        || (b != AMPI_NONE && ampi_op_is_loss(m->nodes[b].layer.op))) {
         ampi_build_fail(m, AMP_ERR_SHAPE, "%s on a loss: nothing can be built on it", amp_op_name(op));
         return NULL;
     }
@@ -7960,8 +8266,9 @@ AMPI_FN size_t ampi_features(const ampi_node* n) {
 /* c*h*w elements of batch samples must be countable, with room for 8 bytes each. */
 AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
     size_t n = 0;
-    return c >= 1 && h >= 1 && w >= 1 && ampi_mul_size((size_t)c, (size_t)h, &n) && ampi_mul_size(n, (size_t)w, &n)
-        && n <= 0x7fffffffu && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
+    return c >= 1 && h >= 1 && w >= 1 && ampi_mul_size((size_t)c, (size_t)h, &n)
+           && ampi_mul_size(n, (size_t)w, &n) && n <= 0x7fffffffu
+           && ampi_mul_size(n, (size_t)m->desc.batch, &n) && n <= SIZE_MAX / 64;
 }
 
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
@@ -7972,8 +8279,9 @@ AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
         return ampi_no_value();
     }
     if (!ampi_shape_fits(m, channels, height, width)) {
-        ampi_build_fail(m, AMP_ERR_SHAPE, "input: %d x %d x %d for a batch of %d is not a size that can be had",
-                        channels, height, width, m->desc.batch);
+        ampi_build_fail(m, AMP_ERR_SHAPE,
+                        "input: %d x %d x %d for a batch of %d is not a size that can be had", channels,
+                        height, width, m->desc.batch);
         return ampi_no_value();
     }
     n = ampi_layer_add(m, AMP_OP_INPUT, AMPI_NONE, AMPI_NONE, channels, height, width);
@@ -7987,11 +8295,21 @@ AMPI_FN ampi_node* ampi_same_shape(amp_model* m, amp_op op, amp_value x) {
     if (!in) return NULL;
     return ampi_layer_add(m, op, x.id - 1, AMPI_NONE, in->layer.channels, in->layer.height, in->layer.width);
 }
-AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) { return ampi_last_value(m, ampi_same_shape(m, AMP_OP_RELU, x)); }
-AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x) { return ampi_last_value(m, ampi_same_shape(m, AMP_OP_GELU, x)); }
-AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x) { return ampi_last_value(m, ampi_same_shape(m, AMP_OP_TANH, x)); }
-AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x) { return ampi_last_value(m, ampi_same_shape(m, AMP_OP_SIGMOID, x)); }
-AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) { return ampi_last_value(m, ampi_same_shape(m, AMP_OP_SOFTMAX, x)); }
+AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) {
+    return ampi_last_value(m, ampi_same_shape(m, AMP_OP_RELU, x));
+}
+AMP_DEF amp_value amp_gelu(amp_model* m, amp_value x) {
+    return ampi_last_value(m, ampi_same_shape(m, AMP_OP_GELU, x));
+}
+AMP_DEF amp_value amp_tanh(amp_model* m, amp_value x) {
+    return ampi_last_value(m, ampi_same_shape(m, AMP_OP_TANH, x));
+}
+AMP_DEF amp_value amp_sigmoid(amp_model* m, amp_value x) {
+    return ampi_last_value(m, ampi_same_shape(m, AMP_OP_SIGMOID, x));
+}
+AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) {
+    return ampi_last_value(m, ampi_same_shape(m, AMP_OP_SOFTMAX, x));
+}
 
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     ampi_node* n;
@@ -8008,7 +8326,8 @@ AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, "flatten");
     if (!in) return ampi_no_value();
-    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_FLATTEN, x.id - 1, AMPI_NONE, (int)ampi_features(in), 1, 1));
+    return ampi_last_value(
+        m, ampi_layer_add(m, AMP_OP_FLATTEN, x.id - 1, AMPI_NONE, (int)ampi_features(in), 1, 1));
 }
 
 AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
@@ -8027,7 +8346,9 @@ AMPI_FN void ampi_has_params(ampi_node* n, int has_bias, amp_init init, size_t f
     n->fan_out = fan_out;
 }
 
-AMPI_FN int ampi_init_is_valid(amp_init init) { return (int)init >= AMP_INIT_HE && (int)init <= AMP_INIT_ZERO; }
+AMPI_FN int ampi_init_is_valid(amp_init init) {
+    return (int)init >= AMP_INIT_HE && (int)init <= AMP_INIT_ZERO;
+}
 
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc) {
     const ampi_node* in = ampi_node_of(m, x, "linear");
@@ -8037,12 +8358,14 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
     fan_in = ampi_features(in);
     if (!desc || desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
         || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64) {
-        ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': %d outputs from %lu inputs is not a size that can be had",
+        ampi_build_fail(m, AMP_ERR_DESC,
+                        "linear after '%s': %d outputs from %lu inputs is not a size that can be had",
                         in->layer.name, desc ? desc->out : 0, (unsigned long)fan_in);
         return ampi_no_value();
     }
     if (!ampi_init_is_valid(desc->init)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': there is no init %d", in->layer.name, (int)desc->init);
+        ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': there is no init %d", in->layer.name,
+                        (int)desc->init);
         return ampi_no_value();
     }
     n = ampi_layer_add(m, AMP_OP_LINEAR, x.id - 1, AMPI_NONE, desc->out, 1, 1);
@@ -8085,18 +8408,21 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
     int oh = 0, ow = 0;
     if (!in) return ampi_no_value();
     if (!desc || !ampi_init_is_valid(desc->init)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL or its init does not exist", in->layer.name);
+        ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL or its init does not exist",
+                        in->layer.name);
         return ampi_no_value();
     }
     s = ampi_conv_shape(m, in, desc);
     exec = ampi_noting_exec(&logger, &note);
     r = amp_conv2d_output(&s, &oh, &ow, &exec);
     if (r == AMP_OK && !ampi_shape_fits(m, s.out_channels, oh, ow))
-        r = ampi_fail(&logger, AMP_ERR_SHAPE, "conv2d: its output %dx%dx%d is too large", s.out_channels, oh, ow);
+        r = ampi_fail(&logger, AMP_ERR_SHAPE, "conv2d: its output %dx%dx%d is too large", s.out_channels,
+                      oh, ow);
     if (r == AMP_OK && (!ampi_mul_size((size_t)s.kernel_h, (size_t)s.kernel_w, &area)
         || !ampi_mul_size(area, (size_t)(s.channels / s.groups), &weights)
         || !ampi_mul_size(weights, (size_t)s.out_channels, &weights) || weights > SIZE_MAX / 64))
-        r = ampi_fail(&logger, AMP_ERR_SHAPE, "conv2d: a %dx%d kernel has too many weights", s.kernel_h, s.kernel_w);
+        r = ampi_fail(&logger, AMP_ERR_SHAPE, "conv2d: a %dx%d kernel has too many weights", s.kernel_h,
+                      s.kernel_w);
     if (r != AMP_OK) {
         ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
         return ampi_no_value();
@@ -8119,7 +8445,10 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
     ampi_node* n;
     int oh = 0, ow = 0;
     if (!in) return ampi_no_value();
-    if (!desc) { ampi_build_fail(m, AMP_ERR_DESC, "pool2d after '%s': the desc is NULL", in->layer.name); return ampi_no_value(); }
+    if (!desc) {
+        ampi_build_fail(m, AMP_ERR_DESC, "pool2d after '%s': the desc is NULL", in->layer.name);
+        return ampi_no_value();
+    }
     memset(&s, 0, sizeof s);
     s.kind = desc->kind;
     s.n = m->desc.batch;
@@ -8141,7 +8470,8 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
         ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
         return ampi_no_value();
     }
-    n = ampi_layer_add(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x.id - 1, AMPI_NONE, s.channels, oh, ow);
+    n = ampi_layer_add(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x.id - 1,
+                       AMPI_NONE, s.channels, oh, ow);
     if (n) n->pool = s;
     return ampi_last_value(m, n);
 }
@@ -8154,8 +8484,12 @@ AMPI_FN amp_value ampi_square_pool(amp_model* m, amp_value x, amp_pool kind, int
     d.kernel_w = kernel_w;
     return amp_pool2d(m, x, &d);
 }
-AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel) { return ampi_square_pool(m, x, AMP_POOL_MAX, kernel, kernel); }
-AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel) { return ampi_square_pool(m, x, AMP_POOL_AVERAGE, kernel, kernel); }
+AMP_DEF amp_value amp_maxpool2d(amp_model* m, amp_value x, int kernel) {
+    return ampi_square_pool(m, x, AMP_POOL_MAX, kernel, kernel);
+}
+AMP_DEF amp_value amp_avgpool2d(amp_model* m, amp_value x, int kernel) {
+    return ampi_square_pool(m, x, AMP_POOL_AVERAGE, kernel, kernel);
+}
 AMP_DEF amp_value amp_global_avgpool2d(amp_model* m, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, "global_avgpool2d");
     return in ? ampi_square_pool(m, x, AMP_POOL_AVERAGE, in->layer.height, in->layer.width) : ampi_no_value();
@@ -8168,9 +8502,10 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     if (!in) return ampi_no_value();
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!(d.eps >= 0.0f && d.eps < 1.0f) || !(d.momentum == (float)AMP_ZERO || (d.momentum >= 0.0f && d.momentum <= 1.0f))) {
-        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must be in [0,1) and momentum %g in [0,1]", amp_op_name(op),
-                        in->layer.name, (double)d.eps, (double)d.momentum);
+    if (!(d.eps >= 0.0f && d.eps < 1.0f)
+        || !(d.momentum == (float)AMP_ZERO || (d.momentum >= 0.0f && d.momentum <= 1.0f))) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must be in [0,1) and momentum %g in [0,1]",
+                        amp_op_name(op), in->layer.name, (double)d.eps, (double)d.momentum);
         return ampi_no_value();
     }
     n = ampi_same_shape(m, op, x);
@@ -8180,18 +8515,25 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     ampi_has_params(n, 1, AMP_INIT_ZERO, 1, 1);
     return ampi_last_value(m, n);
 }
-AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* d) { return ampi_norm(m, AMP_OP_BATCH_NORM, x, d); }
-AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* d) { return ampi_norm(m, AMP_OP_LAYER_NORM, x, d); }
+AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* d) {
+    return ampi_norm(m, AMP_OP_BATCH_NORM, x, d);
+}
+AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* d) {
+    return ampi_norm(m, AMP_OP_LAYER_NORM, x, d);
+}
 
 AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
     const ampi_node *x = ampi_node_of(m, a, "add"), *y = ampi_node_of(m, b, "add");
     if (!x || !y) return ampi_no_value();
-    if (x->layer.channels != y->layer.channels || x->layer.height != y->layer.height || x->layer.width != y->layer.width) {
-        ampi_build_fail(m, AMP_ERR_SHAPE, "add: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", x->layer.name, x->layer.channels,
-                        x->layer.height, x->layer.width, y->layer.name, y->layer.channels, y->layer.height, y->layer.width);
+    if (x->layer.channels != y->layer.channels || x->layer.height != y->layer.height
+        || x->layer.width != y->layer.width) {
+        ampi_build_fail(m, AMP_ERR_SHAPE, "add: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", x->layer.name,
+                        x->layer.channels, x->layer.height, x->layer.width, y->layer.name,
+                        y->layer.channels, y->layer.height, y->layer.width);
         return ampi_no_value();
     }
-    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_ADD, a.id - 1, b.id - 1, x->layer.channels, x->layer.height, x->layer.width));
+    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_ADD, a.id - 1, b.id - 1, x->layer.channels,
+                                             x->layer.height, x->layer.width));
 }
 
 AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
@@ -8200,13 +8542,15 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
     if (x->layer.height != y->layer.height || x->layer.width != y->layer.width
         || x->layer.channels > 0x7fffffff - y->layer.channels
         || !ampi_shape_fits(m, x->layer.channels + y->layer.channels, x->layer.height, x->layer.width)) {
-        ampi_build_fail(m, AMP_ERR_SHAPE, "concat: '%s' is %dx%dx%d, '%s' is %dx%dx%d; height and width must agree", x->layer.name,
-                        x->layer.channels, x->layer.height, x->layer.width, y->layer.name, y->layer.channels, y->layer.height,
-                        y->layer.width);
+        ampi_build_fail(m, AMP_ERR_SHAPE,
+                        "concat: '%s' is %dx%dx%d, '%s' is %dx%dx%d; height and width must agree",
+                        x->layer.name, x->layer.channels, x->layer.height, x->layer.width, y->layer.name,
+                        y->layer.channels, y->layer.height, y->layer.width);
         return ampi_no_value();
     }
-    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_CONCAT, a.id - 1, b.id - 1, x->layer.channels + y->layer.channels,
-                                             x->layer.height, x->layer.width));
+    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_CONCAT, a.id - 1, b.id - 1,
+                                             x->layer.channels + y->layer.channels, x->layer.height,
+                                             x->layer.width));
 }
 
 AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_loss_desc* desc) {
@@ -8217,11 +8561,13 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     if (m->loss_count == AMP_MAX_LOSSES) {
-        ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", amp_op_name(op), AMP_MAX_LOSSES);
+        ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", amp_op_name(op),
+                        AMP_MAX_LOSSES);
         return ampi_no_value();
     }
     if (!(d.smoothing >= 0.0f && d.smoothing < 1.0f) || !(d.weight >= 0.0f && d.weight <= 3e38f)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must be in [0,1), weight %g positive and finite",
+        ampi_build_fail(m, AMP_ERR_DESC,
+                        "%s on '%s': smoothing %g must be in [0,1), weight %g positive and finite",
                         amp_op_name(op), in->layer.name, (double)d.smoothing, (double)d.weight);
         return ampi_no_value();
     }
@@ -8236,7 +8582,9 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc) {
     return ampi_loss_add(m, AMP_OP_SOFTMAX_CROSS_ENTROPY, logits, desc);
 }
-AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc) { return ampi_loss_add(m, AMP_OP_MSE, x, desc); }
+AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc) {
+    return ampi_loss_add(m, AMP_OP_MSE, x, desc);
+}
 AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc* desc) {
     return ampi_loss_add(m, AMP_OP_BCE_WITH_LOGITS, x, desc);
 }
@@ -8244,9 +8592,11 @@ AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype) {
     if (!ampi_can_build(m, "autocast_push")) return;
     if (dtype != AMP_DTYPE_DEFAULT && !ampi_is_compute_dtype(dtype))
-        ampi_build_fail(m, AMP_ERR_DTYPE, "autocast_push: %s is not a type that layers run in", amp_dtype_name(dtype));
+        ampi_build_fail(m, AMP_ERR_DTYPE, "autocast_push: %s is not a type that layers run in",
+                        amp_dtype_name(dtype));
     else if (m->region_count == AMP_MAX_REGIONS)
-        ampi_build_fail(m, AMP_ERR_STATE, "autocast_push: regions are nested deeper than %d", AMP_MAX_REGIONS);
+        ampi_build_fail(m, AMP_ERR_STATE, "autocast_push: regions are nested deeper than %d",
+                        AMP_MAX_REGIONS);
     else m->regions[m->region_count++] = dtype;
 }
 AMP_DEF void amp_autocast_pop(amp_model* m) {
@@ -8262,7 +8612,8 @@ AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype) {
     if (dtype == AMP_DTYPE_DEFAULT || !ampi_is_compute_dtype(dtype))
         ampi_build_fail(m, AMP_ERR_DTYPE, "pin '%s': f32, f16 or bf16 is needed", n->layer.name);
     else if (ampi_op_is_transparent(n->layer.op))
-        ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name, amp_op_name(n->layer.op));
+        ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': %s has no arithmetic of its own", n->layer.name,
+                        amp_op_name(n->layer.op));
     else if (ampi_op_is_loss(n->layer.op) && dtype != AMP_F32)
         ampi_build_fail(m, AMP_ERR_POLICY, "pin '%s': a loss is FP32 always", n->layer.name);
     else if (n->pin_dtype == AMP_DTYPE_DEFAULT || dtype < n->pin_dtype) n->pin_dtype = dtype;
@@ -8290,7 +8641,8 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
     int groups = m ? (m->desc.optimizer.group_count > 0 ? m->desc.optimizer.group_count : 1) : 0;
     if (!n) return;
     if (group < 0 || group >= groups)
-        ampi_build_fail(m, AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d", n->layer.name, group, groups);
+        ampi_build_fail(m, AMP_ERR_ARGUMENT, "group of '%s' is %d, the optimizer has %d", n->layer.name,
+                        group, groups);
     else n->group = group;
 }
 
@@ -8298,7 +8650,8 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group) {
 
 /* Behind flatten: the node whose memory it is. */
 AMPI_FN int ampi_source(const amp_model* m, int node) {
-    while (m->nodes[node].layer.op == AMP_OP_FLATTEN && !m->nodes[node].is_cast) node = m->nodes[node].inputs[0];
+    while (m->nodes[node].layer.op == AMP_OP_FLATTEN && !m->nodes[node].is_cast)
+        node = m->nodes[node].inputs[0];
     return node;
 }
 
@@ -8329,14 +8682,16 @@ AMPI_FN void ampi_resolve_types(amp_model* m) {
         second = n->input_count > 1 ? m->nodes[n->inputs[1]].visible : first;
         if (n->layer.rule == AMP_RULE_FP32) n->layer.compute_dtype = AMP_F32;
         else if (n->layer.rule == AMP_RULE_FOLLOW) n->layer.compute_dtype = first;
-        else if (n->layer.rule == AMP_RULE_PROMOTE) n->layer.compute_dtype = first == second ? first : AMP_F32;
+        else if (n->layer.rule == AMP_RULE_PROMOTE)
+            n->layer.compute_dtype = first == second ? first : AMP_F32;
         n->visible = n->layer.compute_dtype;
         if (n->layer.rule == AMP_RULE_LOW && m->policy.cast_back) n->visible = AMP_F32;
     }
 }
 
-/* A value that every consumer wants in the same 16-bit type is written in it at once: the bits are those of an
-   FP32 result followed by a cast, without the FP32 copy. Widening is never a copy: operators read 16 bits. */
+/* A value that every consumer wants in the same 16-bit type is written in it at once: the bits are those
+   of an FP32 result followed by a cast, without the FP32 copy. Widening is never a copy: operators read 16
+   bits. */
 AMPI_FN void ampi_resolve_storage(amp_model* m) {
     int i, j, k;
     for (i = 0; i < m->layer_count; i++) {
@@ -8356,7 +8711,8 @@ AMPI_FN void ampi_resolve_storage(amp_model* m) {
         if (agree && wanted != AMP_DTYPE_DEFAULT) n->layer.storage_dtype = wanted;
     }
     for (i = 0; i < m->layer_count; i++)
-        if (m->nodes[i].layer.op == AMP_OP_FLATTEN) m->nodes[i].layer.storage_dtype = m->nodes[ampi_source(m, i)].layer.storage_dtype;
+        if (m->nodes[i].layer.op == AMP_OP_FLATTEN)
+            m->nodes[i].layer.storage_dtype = m->nodes[ampi_source(m, i)].layer.storage_dtype;
 }
 
 /* The cast of `source` to dtype: the one that exists, or a new node at the end of the order. */
@@ -8417,7 +8773,8 @@ AMPI_FN amp_result ampi_mark_paths(amp_model* m) {
     }
     for (i = 0; i < m->layer_count && m->loss_count > 0; i++)
         if (m->nodes[i].weight != AMPI_NONE && !m->nodes[i].on_loss_path)
-            return ampi_model_fail(m, AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it", i, m->nodes[i].layer.name);
+            return ampi_model_fail(m, AMP_ERR_SHAPE, "layer %d '%s' has weights, but no loss depends on it",
+                                   i, m->nodes[i].layer.name);
     return AMP_OK;
 }
 
@@ -8436,7 +8793,8 @@ AMPI_FN int ampi_is_view(const ampi_node* n) { return n->layer.op == AMP_OP_FLAT
 AMPI_FN int ampi_can_be_in_place(const amp_model* m, const ampi_node* n) {
     const ampi_node* in;
     if (n->is_cast || n->input_count != 1) return 0;
-    if (n->layer.op != AMP_OP_RELU && n->layer.op != AMP_OP_TANH && n->layer.op != AMP_OP_SIGMOID && n->layer.op != AMP_OP_DROPOUT)
+    if (n->layer.op != AMP_OP_RELU && n->layer.op != AMP_OP_TANH && n->layer.op != AMP_OP_SIGMOID
+        && n->layer.op != AMP_OP_DROPOUT)
         return 0;
     in = &m->nodes[n->reads[0]];
     return in->users == 1 && in->layer.op != AMP_OP_INPUT && in->layer.storage_dtype == n->layer.storage_dtype
@@ -8447,8 +8805,9 @@ AMPI_FN int ampi_can_share_gradient(const amp_model* m, const ampi_node* n) {
     const ampi_node* in;
     amp_op op = n->layer.op;
     if (n->is_cast || n->input_count != 1) return 0;
-    if (op != AMP_OP_RELU && op != AMP_OP_TANH && op != AMP_OP_SIGMOID && op != AMP_OP_GELU && op != AMP_OP_DROPOUT
-        && op != AMP_OP_BATCH_NORM) return 0;
+    if (op != AMP_OP_RELU && op != AMP_OP_TANH && op != AMP_OP_SIGMOID && op != AMP_OP_GELU
+        && op != AMP_OP_DROPOUT && op != AMP_OP_BATCH_NORM)
+        return 0;
     in = &m->nodes[n->reads[0]];
     return in->users == 1 && in->layer.storage_dtype == n->layer.storage_dtype;
 }
@@ -8471,8 +8830,8 @@ AMPI_FN void ampi_share_memory(amp_model* m) {
     }
 }
 
-/* A stretch of the arena that is in use from time `first` to `last`; step i of the forward pass is time i, of the
-   backward pass 2*steps-1-i. */
+/* A stretch of the arena that is in use from time `first` to `last`; step i of the forward pass is time
+   i, of the backward pass 2*steps-1-i. */
 typedef struct ampi_lease { size_t bytes, offset; int first, last; } ampi_lease;
 
 AMPI_FN void ampi_lease_use(ampi_lease* l, int time) {
@@ -8489,11 +8848,15 @@ AMPI_FN int ampi_gives_gradient(const amp_model* m, const ampi_node* n, int j) {
     return n->on_loss_path && !ampi_is_view(n) && m->nodes[n->reads[j]].needs_grad;
 }
 
-/* leases: node_count for data, then node_count for gradients, then 2*node_count for second contributions to a gradient,
-   which are formed apart and added. */
+/* leases: node_count for data, then node_count for gradients, then 2*node_count for second contributions
+   to a gradient, which are formed apart and added. */
 AMPI_FN void ampi_lease_times(amp_model* m, ampi_lease* leases) {
     int i, j, count = m->node_count, end = 2 * count - 1;
-    for (i = 0; i < 4 * count; i++) { leases[i].first = end + 1; leases[i].last = -1; leases[i].bytes = leases[i].offset = 0; }
+    for (i = 0; i < 4 * count; i++) {
+        leases[i].first = end + 1;
+        leases[i].last = -1;
+        leases[i].bytes = leases[i].offset = 0;
+    }
     for (i = count - 1; i >= 0; i--) {
         int node = m->order[i];
         ampi_node* n = &m->nodes[node];
@@ -8521,8 +8884,8 @@ AMPI_FN void ampi_lease_times(amp_model* m, ampi_lease* leases) {
     }
 }
 
-/* Largest first, each at the lowest place that no lease of the same time holds: close to optimal for such graphs.
-   Returns the bytes needed in all; SIZE_MAX if they cannot be counted. */
+/* Largest first, each at the lowest place that no lease of the same time holds: close to optimal for
+   such graphs. Returns the bytes needed in all; SIZE_MAX if they cannot be counted. */
 AMPI_FN size_t ampi_place_leases(ampi_lease* leases, int count) {
     size_t total = 0;
     int placed, i;
@@ -8531,14 +8894,19 @@ AMPI_FN size_t ampi_place_leases(ampi_lease* leases, int count) {
         size_t offset = 0;
         int moved = 1;
         for (i = 0; i < count; i++)
-            if (leases[i].bytes && leases[i].offset == SIZE_MAX && (!best || leases[i].bytes > best->bytes)) best = &leases[i];
+            if (leases[i].bytes && leases[i].offset == SIZE_MAX && (!best || leases[i].bytes > best->bytes))
+                best = &leases[i];
         if (!best) break;
         while (moved) {
             moved = 0;
             for (i = 0; i < count; i++) {
                 const ampi_lease* o = &leases[i];
-                if (!o->bytes || o->offset == SIZE_MAX || o->last < best->first || o->first > best->last) continue;
-                if (offset < o->offset + o->bytes && o->offset < offset + best->bytes) { offset = o->offset + o->bytes; moved = 1; }
+                if (!o->bytes || o->offset == SIZE_MAX || o->last < best->first || o->first > best->last)
+                    continue;
+                if (offset < o->offset + o->bytes && o->offset < offset + best->bytes) {
+                    offset = o->offset + o->bytes;
+                    moved = 1;
+                }
                 if (offset > SIZE_MAX - best->bytes) return SIZE_MAX;
             }
         }
@@ -8578,9 +8946,12 @@ AMPI_FN size_t ampi_weight_count(const ampi_node* n) {
 AMPI_FN size_t ampi_bias_count(const ampi_node* n) {
     return n->layer.op == AMP_OP_LAYER_NORM ? ampi_features(n) : (size_t)n->layer.channels;
 }
-AMPI_FN int ampi_is_norm(const ampi_node* n) { return n->layer.op == AMP_OP_BATCH_NORM || n->layer.op == AMP_OP_LAYER_NORM; }
+AMPI_FN int ampi_is_norm(const ampi_node* n) {
+    return n->layer.op == AMP_OP_BATCH_NORM || n->layer.op == AMP_OP_LAYER_NORM;
+}
 
-/* Matrix layers read their weights in the type they compute in. Norms read FP32, unless there are no masters at all. */
+/* Matrix layers read their weights in the type they compute in. Norms read FP32, unless there are no
+   masters at all. */
 AMPI_FN amp_dtype ampi_param_dtype(const amp_model* m, const ampi_node* n) {
     if (ampi_is_norm(n) && (m->policy.master_weights || n->layer.rule != AMP_RULE_LOW)) return AMP_F32;
     return n->layer.compute_dtype;
@@ -8594,8 +8965,10 @@ AMPI_FN void ampi_count_bytes(size_t* sum, size_t bytes) {
     if (!ampi_add_size(*sum, bytes, sum)) *sum = SIZE_MAX;
 }
 
-AMPI_FN void ampi_param_bytes(const amp_model* m, const ampi_node* n, size_t count, int moments, ampi_param_plan* at) {
-    if (n->layer.param_dtype == AMP_F32 || m->policy.master_weights) ampi_count_bytes(&at->masters, ampi_align(count * 4));
+AMPI_FN void ampi_param_bytes(const amp_model* m, const ampi_node* n, size_t count, int moments,
+                              ampi_param_plan* at) {
+    if (n->layer.param_dtype == AMP_F32 || m->policy.master_weights)
+        ampi_count_bytes(&at->masters, ampi_align(count * 4));
     if (n->layer.param_dtype != AMP_F32) ampi_count_bytes(&at->low, ampi_align(count * 2));
     ampi_count_bytes(&at->grads, ampi_align(count * amp_dtype_size(m->desc.grad_dtype)));
     ampi_count_bytes(&at->moments, ampi_align(count * 4) * (size_t)moments);
@@ -8621,8 +8994,8 @@ AMPI_FN void ampi_plan_params(amp_model* m, int moments, ampi_param_plan* sum) {
 
 #define AMPI_PARAM_NAME 48
 /* Second pass: pointers. */
-AMPI_FN void ampi_bind_param(amp_model* m, const ampi_node* n, int index, size_t count, const char* suffix, int moments,
-                             ampi_param_plan* at) {
+AMPI_FN void ampi_bind_param(amp_model* m, const ampi_node* n, int index, size_t count, const char* suffix,
+                             int moments, ampi_param_plan* at) {
     amp_param* p = &m->params[index];
     char* name = m->blocks[AMPI_BLOCK_NAMES].base + (size_t)index * AMPI_PARAM_NAME;
     snprintf(name, AMPI_PARAM_NAME, "%s.%s", n->layer.name, suffix);
@@ -8630,14 +9003,16 @@ AMPI_FN void ampi_bind_param(amp_model* m, const ampi_node* n, int index, size_t
     p->count = count;
     p->group = n->group;
     p->grad_dtype = ampi_dtype(m->desc.grad_dtype);
-    if (n->layer.param_dtype == AMP_F32 || m->policy.master_weights) p->master = (float*)(void*)(m->blocks[AMPI_BLOCK_MASTERS].base + at->masters);
+    if (n->layer.param_dtype == AMP_F32 || m->policy.master_weights)
+        p->master = (float*)(void*)(m->blocks[AMPI_BLOCK_MASTERS].base + at->masters);
     if (n->layer.param_dtype != AMP_F32) {
         p->low = m->blocks[AMPI_BLOCK_LOW].base + at->low;
         p->low_dtype = n->layer.param_dtype;
     }
     p->grad = m->blocks[AMPI_BLOCK_GRADS].base + at->grads;
     if (moments > 0) p->m = (float*)(void*)(m->blocks[AMPI_BLOCK_MOMENTS].base + at->moments);
-    if (moments > 1) p->v = (float*)(void*)(m->blocks[AMPI_BLOCK_MOMENTS].base + at->moments + ampi_align(count * 4));
+    if (moments > 1)
+        p->v = (float*)(void*)(m->blocks[AMPI_BLOCK_MOMENTS].base + at->moments + ampi_align(count * 4));
     m->grad_list[index].data = p->grad;
     m->grad_list[index].dtype = p->grad_dtype;
     m->grad_list[index].count = count;
@@ -8651,12 +9026,14 @@ AMPI_FN void ampi_bind_params(amp_model* m, int moments) {
     memset(&at, 0, sizeof at);
     for (i = 0; i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
-        if (n->weight != AMPI_NONE) ampi_bind_param(m, n, n->weight, ampi_weight_count(n), "weight", moments, &at);
+        if (n->weight != AMPI_NONE)
+            ampi_bind_param(m, n, n->weight, ampi_weight_count(n), "weight", moments, &at);
         if (n->bias != AMPI_NONE) ampi_bind_param(m, n, n->bias, ampi_bias_count(n), "bias", moments, &at);
     }
 }
 
-/* One random weight. Each parameter has a stream of its own: the weights do not depend on the order of building the rest. */
+/* One random weight. Each parameter has a stream of its own: the weights do not depend on the order of
+   building the rest. */
 AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed, uint64_t i) {
     float u;
     if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;
@@ -8667,8 +9044,8 @@ AMPI_FN float ampi_initial_weight(const ampi_node* n, int is_bias, uint64_t seed
     return u / sqrtf((float)n->fan_in);
 }
 
-/* A stream's seed from the model's seed and the stream's number (one Weyl step and a multiplication, so that near seeds
-   are far apart). */
+/* A stream's seed from the model's seed and the stream's number (one Weyl step and a multiplication, so
+   that near seeds are far apart). */
 AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
     uint64_t x = m->desc.seed + 0x9E3779B97F4A7C15u * (uint64_t)(number + 1);
     x = (x ^ (x >> 32)) * 0xD6E8FEB86659FD93u;
@@ -8686,7 +9063,8 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
         char* to = p->master ? (char*)(void*)p->master : (char*)p->low;
         amp_result r;
         if (p->master) t = AMP_F32;
-        for (i = 0; i < count; i++) values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
+        for (i = 0; i < count; i++)
+            values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
         r = m->backend->upload(to + at * amp_dtype_size(t), t, values, AMP_F32, count, &m->exec);
         if (r != AMP_OK) return r;
     }
@@ -8695,8 +9073,9 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
 
 /* --- finalize, 5: the rest ------------------------------------------------------------------ */
 
-/* Batch norm keeps running mean and variance (all of them first, so that they can be saved as one stretch), then in the
-   same order the statistics of the batch; after them come those of layer norm's rows. */
+/* Batch norm keeps running mean and variance (all of them first, so that they can be saved as one
+   stretch), then in the same order the statistics of the batch; after them come those of layer norm's rows.
+   */
 AMPI_FN size_t ampi_plan_stats(amp_model* m, size_t* running) {
     size_t at = 0;
     int i;
@@ -8720,7 +9099,8 @@ AMPI_FN size_t ampi_plan_targets(amp_model* m) {
     int i;
     for (i = 0; i < m->loss_count; i++) {
         const ampi_node* n = &m->nodes[m->losses[i]];
-        size_t per_row = n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? 1 : ampi_features(&m->nodes[n->reads[0]]);
+        size_t per_row =
+            n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? 1 : ampi_features(&m->nodes[n->reads[0]]);
         m->target_offset[i] = at;
         at += ampi_align(per_row * (size_t)m->desc.batch * 4);
     }
@@ -8759,7 +9139,8 @@ AMPI_FN size_t ampi_plan_row(const amp_model* m) {
     return most * 4;
 }
 
-AMPI_FN amp_result ampi_alloc_blocks(amp_model* m, size_t arena, const ampi_param_plan* p, size_t stats, size_t running) {
+AMPI_FN amp_result ampi_alloc_blocks(amp_model* m, size_t arena, const ampi_param_plan* p, size_t stats,
+                                     size_t running) {
     const size_t params = (size_t)m->param_count;
     amp_result r = AMP_OK;
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_ARENA, arena, 0);
@@ -8771,7 +9152,8 @@ AMPI_FN amp_result ampi_alloc_blocks(amp_model* m, size_t arena, const ampi_para
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_STATS_SAVED, running * 4, 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_WORKSPACE, ampi_plan_workspace(m), 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_TARGETS, ampi_plan_targets(m), 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_LOSSES, (size_t)(m->loss_count + 1) * sizeof(float), 0);
+    if (r == AMP_OK)
+        r = ampi_block_alloc(m, AMPI_BLOCK_LOSSES, (size_t)(m->loss_count + 1) * sizeof(float), 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_PARAMS, params * sizeof(amp_param), 1);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_NAMES, params * AMPI_PARAM_NAME, 1);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_GRAD_LIST, params * sizeof(amp_tensor), 1);
@@ -8802,7 +9184,8 @@ AMPI_FN amp_result ampi_init_weights(amp_model* m) {
     return r;
 }
 
-/* The scaler of a level, when the user gives none: dynamic where half gradients can underflow, otherwise scale 1. */
+/* The scaler of a level, when the user gives none: dynamic where half gradients can underflow, otherwise
+   scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     amp_scaler_desc d;
     memset(&d, 0, sizeof d);
@@ -8818,12 +9201,14 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
 AMPI_FN amp_result ampi_check_graph(amp_model* m) {
     int i, j;
     if (m->region_count)
-        return ampi_model_fail(m, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count, m->region_count > 1 ? "s are" : " is");
+        return ampi_model_fail(m, AMP_ERR_STATE, "model: %d autocast region%s not closed", m->region_count,
+                               m->region_count > 1 ? "s are" : " is");
     if (m->input_count == 0) return ampi_model_fail(m, AMP_ERR_SHAPE, "model: there is no input");
     for (i = 0; i < m->layer_count; i++)
         for (j = 0; j < i; j++)
             if (strcmp(m->nodes[i].layer.name, m->nodes[j].layer.name) == 0)
-                return ampi_model_fail(m, AMP_ERR_ARGUMENT, "model: there are two layers named '%s'", m->nodes[i].layer.name);
+                return ampi_model_fail(m, AMP_ERR_ARGUMENT, "model: there are two layers named '%s'",
+                                       m->nodes[i].layer.name);
     return AMP_OK;
 }
 
@@ -8873,7 +9258,8 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
     m->exec.workspace_size = 0;
     for (i = 0; i < m->layer_count; i++) {
         ampi_node* n = &m->nodes[i];
-        n->users = n->on_loss_path = n->needs_grad = n->grad_written = n->needs_temp[0] = n->needs_temp[1] = 0;
+        n->users = n->on_loss_path = n->needs_grad = n->grad_written = n->needs_temp[0] = n->needs_temp[1] =
+            0;
         n->layer.in_place = 0;
         if (n->weight != AMPI_NONE) n->weight = 0;
         if (n->bias != AMPI_NONE) n->bias = 0;
@@ -8883,7 +9269,8 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
 AMP_DEF amp_result amp_model_finalize(amp_model* m) {
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
-    if (m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
+    if (m->finalized)
+        return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_finalize: the model is finalized already");
     if (m->build_result != AMP_OK) return m->build_result;
     r = ampi_check_graph(m);
     if (r == AMP_OK) r = ampi_finalize(m);
@@ -8933,16 +9320,20 @@ AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     amp_result r = AMP_OK;
     int i;
     if (!m) return AMP_ERR_ARGUMENT;
-    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_sync_params: the model is not finalized");
+    if (!m->finalized)
+        return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_sync_params: the model is not finalized");
     for (i = 0; i < m->param_count && r == AMP_OK; i++) {
         const amp_param* p = &m->params[i];
-        if (p->master && p->low) r = m->backend->convert(p->low, p->low_dtype, p->master, AMP_F32, p->count, &m->exec);
+        if (p->master && p->low)
+            r = m->backend->convert(p->low, p->low_dtype, p->master, AMP_F32, p->count, &m->exec);
     }
     return r;
 }
 
 AMP_DEF amp_scaler* amp_model_scaler(amp_model* m) { return m && m->finalized ? &m->scaler : NULL; }
-AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m) { return m && m->finalized && m->param_count ? &m->optimizer : NULL; }
+AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m) {
+    return m && m->finalized && m->param_count ? &m->optimizer : NULL;
+}
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->policy : NULL; }
 
 /* --- what a checkpoint needs ----------------------------------------------------------------- */
@@ -8974,7 +9365,11 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
     for (i = 0; i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
         if (n->weight != param) continue;
-        if (n->layer.op == AMP_OP_LINEAR) { *rank = 2; shape[0] = (size_t)n->layer.channels; shape[1] = n->fan_in; }
+        if (n->layer.op == AMP_OP_LINEAR) {
+            *rank = 2;
+            shape[0] = (size_t)n->layer.channels;
+            shape[1] = n->fan_in;
+        }
         if (n->layer.op == AMP_OP_CONV2D) {
             *rank = 4;
             shape[0] = (size_t)n->conv.out_channels;
@@ -8985,8 +9380,8 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
     }
 }
 
-AMPI_FN void ampi_param_state(amp_model* m, int param, int which, char name[80], amp_dtype* dtype, int* rank, size_t shape[4],
-                              void** data) {
+AMPI_FN void ampi_param_state(amp_model* m, int param, int which, char name[80], amp_dtype* dtype,
+                              int* rank, size_t shape[4], void** data) {
     amp_param* p = &m->params[param];
     static const char* const suffix[] = { "", ".m", ".v" };
     if (which == 1 && !p->m) which = 2;
@@ -8996,7 +9391,8 @@ AMPI_FN void ampi_param_state(amp_model* m, int param, int which, char name[80],
     *data = which == 0 ? (p->master ? (void*)p->master : p->low) : (void*)(which == 1 ? p->m : p->v);
 }
 
-AMPI_FN void ampi_model_state_tensor(amp_model* m, int i, char name[80], amp_dtype* dtype, int* rank, size_t shape[4], void** data) {
+AMPI_FN void ampi_model_state_tensor(amp_model* m, int i, char name[80], amp_dtype* dtype, int* rank,
+                                     size_t shape[4], void** data) {
     int k;
     *rank = 0;
     for (k = 0; k < m->param_count; k++) {
@@ -9036,9 +9432,15 @@ AMP_DEF const char* amp_outcome_name(amp_outcome o) {
 
 /* --- where things are ----------------------------------------------------------------------- */
 
-AMPI_FN void* ampi_data(const amp_model* m, const ampi_node* n) { return m->blocks[AMPI_BLOCK_ARENA].base + n->data_offset; }
-AMPI_FN void* ampi_grad(const amp_model* m, const ampi_node* n) { return m->blocks[AMPI_BLOCK_ARENA].base + n->grad_offset; }
-AMPI_FN void* ampi_target(const amp_model* m, int loss) { return m->blocks[AMPI_BLOCK_TARGETS].base + m->target_offset[loss]; }
+AMPI_FN void* ampi_data(const amp_model* m, const ampi_node* n) {
+    return m->blocks[AMPI_BLOCK_ARENA].base + n->data_offset;
+}
+AMPI_FN void* ampi_grad(const amp_model* m, const ampi_node* n) {
+    return m->blocks[AMPI_BLOCK_ARENA].base + n->grad_offset;
+}
+AMPI_FN void* ampi_target(const amp_model* m, int loss) {
+    return m->blocks[AMPI_BLOCK_TARGETS].base + m->target_offset[loss];
+}
 AMPI_FN float* ampi_loss_value(const amp_model* m, int loss) {
     return (float*)(void*)m->blocks[AMPI_BLOCK_LOSSES].base + loss;
 }
@@ -9047,7 +9449,9 @@ AMPI_FN const void* ampi_layer_weights(const amp_model* m, const ampi_node* n, i
     if (param == AMPI_NONE) return NULL;
     return n->layer.param_dtype == AMP_F32 ? (const void*)m->params[param].master : m->params[param].low;
 }
-AMPI_FN void* ampi_weight_grad(const amp_model* m, int param) { return param == AMPI_NONE ? NULL : m->params[param].grad; }
+AMPI_FN void* ampi_weight_grad(const amp_model* m, int param) {
+    return param == AMPI_NONE ? NULL : m->params[param].grad;
+}
 
 /* One run over the graph. */
 typedef struct ampi_pass {
@@ -9073,11 +9477,12 @@ AMPI_FN amp_result ampi_forward_matrix(amp_model* m, const ampi_node* n, const a
     amp_dtype wt = n->layer.param_dtype;
     amp_conv2d_shape s = n->conv;
     if (n->layer.op == AMP_OP_LINEAR)
-        return m->backend->linear_forward(ampi_data(m, x), x->layer.storage_dtype, w, wt, b, wt, ampi_data(m, n), n->layer.storage_dtype,
-                                          (size_t)p->n, n->fan_in, (size_t)n->layer.channels, &m->exec);
+        return m->backend->linear_forward(ampi_data(m, x), x->layer.storage_dtype, w, wt, b, wt,
+                                          ampi_data(m, n), n->layer.storage_dtype, (size_t)p->n, n->fan_in,
+                                          (size_t)n->layer.channels, &m->exec);
     s.n = p->n;
-    return m->backend->conv2d_forward(&s, ampi_data(m, x), x->layer.storage_dtype, w, wt, b, wt, ampi_data(m, n),
-                                      n->layer.storage_dtype, &m->exec);
+    return m->backend->conv2d_forward(&s, ampi_data(m, x), x->layer.storage_dtype, w, wt, b, wt,
+                                      ampi_data(m, n), n->layer.storage_dtype, &m->exec);
 }
 
 AMPI_FN amp_batch_norm_shape ampi_batch_norm_shape_of(const ampi_node* n, const ampi_pass* p) {
@@ -9096,13 +9501,15 @@ AMPI_FN amp_result ampi_forward_norm(amp_model* m, const ampi_node* n, const amp
     float *stats = ampi_batch_stats(m, n), *running = ampi_running(m, n);
     amp_batch_norm_shape s;
     if (n->layer.op == AMP_OP_LAYER_NORM)
-        return m->backend->layer_norm_forward(ampi_data(m, x), x->layer.storage_dtype, gamma, beta, n->layer.param_dtype, n->eps,
-                                              stats, stats + m->desc.batch, ampi_data(m, n), n->layer.storage_dtype,
-                                              (size_t)p->n, ampi_features(n), &m->exec);
+        return m->backend->layer_norm_forward(ampi_data(m, x), x->layer.storage_dtype, gamma, beta,
+                                              n->layer.param_dtype, n->eps, stats, stats + m->desc.batch,
+                                              ampi_data(m, n), n->layer.storage_dtype, (size_t)p->n,
+                                              ampi_features(n), &m->exec);
     s = ampi_batch_norm_shape_of(n, p);
-    return m->backend->batch_norm_forward(&s, p->training, ampi_data(m, x), x->layer.storage_dtype, gamma, beta, n->layer.param_dtype,
-                                          running, running + s.channels, stats, stats + s.channels, ampi_data(m, n),
-                                          n->layer.storage_dtype, &m->exec);
+    return m->backend->batch_norm_forward(&s, p->training, ampi_data(m, x), x->layer.storage_dtype, gamma,
+                                          beta, n->layer.param_dtype, running, running + s.channels, stats,
+                                          stats + s.channels, ampi_data(m, n), n->layer.storage_dtype,
+                                          &m->exec);
 }
 
 AMPI_FN amp_result ampi_forward_loss(amp_model* m, const ampi_node* n, const ampi_pass* p) {
@@ -9111,16 +9518,18 @@ AMPI_FN amp_result ampi_forward_loss(amp_model* m, const ampi_node* n, const amp
     size_t features = ampi_features(x), rows = (size_t)p->n;
     amp_dtype t = x->layer.storage_dtype;
     float* out = ampi_loss_value(m, n->index);
-    if (n->layer.op == AMP_OP_MSE) return m->backend->mse_forward(data, t, target, AMP_F32, out, rows * features, &m->exec);
+    if (n->layer.op == AMP_OP_MSE)
+        return m->backend->mse_forward(data, t, target, AMP_F32, out, rows * features, &m->exec);
     if (n->layer.op == AMP_OP_BCE_WITH_LOGITS)
         return m->backend->bce_with_logits_forward(data, t, target, AMP_F32, out, rows * features, &m->exec);
-    return m->backend->softmax_cross_entropy_forward(data, t, (const int32_t*)target, n->smoothing, out, rows, features, &m->exec);
+    return m->backend->softmax_cross_entropy_forward(data, t, (const int32_t*)target, n->smoothing, out,
+                                                     rows, features, &m->exec);
 }
 
-/* Dropout's stream is the layer's own; the position counts elements over all passes and ranks, so that k micro-batches,
-   or k ranks, draw what one batch of k times the size would draw. */
-AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const ampi_pass* p, const void* from, amp_dtype from_dtype,
-                                    void* to, amp_dtype to_dtype) {
+/* Dropout's stream is the layer's own; the position counts elements over all passes and ranks, so that k
+   micro-batches, or k ranks, draw what one batch of k times the size would draw. */
+AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const ampi_pass* p, const void* from,
+                                    amp_dtype from_dtype, void* to, amp_dtype to_dtype) {
     size_t count = (size_t)p->n * ampi_features(n);
     uint64_t pass = m->passes * (uint64_t)m->comm.size + (uint64_t)m->comm.rank;
     uint64_t offset = pass * (uint64_t)ampi_features(n) * (uint64_t)m->desc.batch;
@@ -9128,8 +9537,8 @@ AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const ampi
         if (from == to) return AMP_OK;
         return m->backend->convert(to, to_dtype, from, from_dtype, count, &m->exec);
     }
-    return m->backend->dropout_forward(from, from_dtype, to, to_dtype, count, n->p, ampi_stream(m, -2 - (int)(n - m->nodes)), offset,
-                                       &m->exec);
+    return m->backend->dropout_forward(from, from_dtype, to, to_dtype, count, n->p,
+                                       ampi_stream(m, -2 - (int)(n - m->nodes)), offset, &m->exec);
 }
 
 AMPI_FN amp_result ampi_forward_pair(amp_model* m, const ampi_node* n, const ampi_pass* p) {
@@ -9138,11 +9547,13 @@ AMPI_FN amp_result ampi_forward_pair(amp_model* m, const ampi_node* n, const amp
     amp_dtype t = n->layer.storage_dtype;
     amp_result r;
     if (n->layer.op == AMP_OP_ADD)
-        return m->backend->add_forward(ampi_data(m, a), a->layer.storage_dtype, ampi_data(m, b), b->layer.storage_dtype,
-                                       ampi_data(m, n), t, rows * fa, &m->exec);
-    r = m->backend->concat_forward(ampi_data(m, a), a->layer.storage_dtype, fa, ampi_data(m, n), t, fa + fb, 0, rows, &m->exec);
+        return m->backend->add_forward(ampi_data(m, a), a->layer.storage_dtype, ampi_data(m, b),
+                                       b->layer.storage_dtype, ampi_data(m, n), t, rows * fa, &m->exec);
+    r = m->backend->concat_forward(ampi_data(m, a), a->layer.storage_dtype, fa, ampi_data(m, n), t, fa + fb,
+                                   0, rows, &m->exec);
     if (r != AMP_OK) return r;
-    return m->backend->concat_forward(ampi_data(m, b), b->layer.storage_dtype, fb, ampi_data(m, n), t, fa + fb, fa, rows, &m->exec);
+    return m->backend->concat_forward(ampi_data(m, b), b->layer.storage_dtype, fb, ampi_data(m, n), t,
+                                      fa + fb, fa, rows, &m->exec);
 }
 
 AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const ampi_pass* p) {
@@ -9157,14 +9568,19 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
         case AMP_OP_CONV2D: case AMP_OP_LINEAR: return ampi_forward_matrix(m, n, p);
-        case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D: return m->backend->pool2d_forward(&pool, from, ft, to, t, &m->exec);
+        case AMP_OP_MAX_POOL2D:
+        case AMP_OP_AVG_POOL2D: return m->backend->pool2d_forward(&pool, from, ft, to, t, &m->exec);
         case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: return ampi_forward_norm(m, n, p);
         case AMP_OP_RELU: case AMP_OP_GELU: case AMP_OP_TANH: case AMP_OP_SIGMOID:
-            return m->backend->activation_forward(ampi_activation_of(n->layer.op), from, ft, to, t, count, &m->exec);
-        case AMP_OP_SOFTMAX: return m->backend->softmax_forward(from, ft, to, t, (size_t)p->n, ampi_features(n), &m->exec);
+            return m->backend->activation_forward(ampi_activation_of(n->layer.op), from, ft, to, t, count,
+                                                  &m->exec);
+        case AMP_OP_SOFTMAX:
+            return m->backend->softmax_forward(from, ft, to, t, (size_t)p->n, ampi_features(n), &m->exec);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, p, from, ft, to, t);
         case AMP_OP_ADD: case AMP_OP_CONCAT: return ampi_forward_pair(m, n, p);
-        case AMP_OP_SOFTMAX_CROSS_ENTROPY: case AMP_OP_MSE: case AMP_OP_BCE_WITH_LOGITS: return ampi_forward_loss(m, n, p);
+        case AMP_OP_SOFTMAX_CROSS_ENTROPY:
+        case AMP_OP_MSE:
+        case AMP_OP_BCE_WITH_LOGITS: return ampi_forward_loss(m, n, p);
         case AMP_OP_COUNT: case AMPI_OP_MAX: break;
     }
     return AMP_ERR_UNSUPPORTED;
@@ -9175,7 +9591,8 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, 
 /* Whether a pass that is about the losses may leave n out: a head that only predictions use. */
 AMPI_FN int ampi_is_idle(const amp_model* m, const ampi_node* n) { return !n->on_loss_path && !m->observed; }
 
-/* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the losses. */
+/* Runs the nodes up to and with `last`: with the losses and what leads to them, or everything but the
+   losses. */
 AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int with_losses) {
     int i;
     for (i = 0; i <= last; i++) {
@@ -9193,11 +9610,12 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int 
 
 /* --- backward --------------------------------------------------------------------------------- */
 
-/* Where node n writes its contribution to the gradient of input j: the gradient itself, or, if another consumer has
-   written there before, a buffer apart. NULL if nobody wants it. */
+/* Where node n writes its contribution to the gradient of input j: the gradient itself, or, if another
+   consumer has written there before, a buffer apart. NULL if nobody wants it. */
 AMPI_FN void* ampi_grad_out(amp_model* m, const ampi_node* n, int j) {
     if (!ampi_gives_gradient(m, n, j)) return NULL;
-    return n->needs_temp[j] ? (void*)(m->blocks[AMPI_BLOCK_ARENA].base + n->temp_offset[j]) : ampi_grad(m, &m->nodes[n->reads[j]]);
+    return n->needs_temp[j] ? (void*)(m->blocks[AMPI_BLOCK_ARENA].base + n->temp_offset[j])
+                            : ampi_grad(m, &m->nodes[n->reads[j]]);
 }
 
 /* Adds the contribution that was formed apart. */
@@ -9213,14 +9631,16 @@ AMPI_FN amp_result ampi_backward_matrix(amp_model* m, const ampi_node* n, const 
     const ampi_node* x = &m->nodes[n->reads[0]];
     const void *dy = ampi_grad(m, n), *w = ampi_layer_weights(m, n, n->weight);
     amp_dtype t = n->layer.storage_dtype, xt = x->layer.storage_dtype, gt = ampi_dtype(m->desc.grad_dtype);
-    void *dx = ampi_grad_out(m, n, 0), *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
+    void *dx = ampi_grad_out(m, n, 0), *dw = ampi_weight_grad(m, n->weight),
+         *db = ampi_weight_grad(m, n->bias);
     amp_conv2d_shape s = n->conv;
     if (n->layer.op == AMP_OP_LINEAR)
-        return m->backend->linear_backward(dy, t, ampi_data(m, x), xt, w, n->layer.param_dtype, dx, xt, dw, gt, db, gt, p->accumulate,
-                                           (size_t)p->n, n->fan_in, (size_t)n->layer.channels, &m->exec);
+        return m->backend->linear_backward(dy, t, ampi_data(m, x), xt, w, n->layer.param_dtype, dx, xt, dw,
+                                           gt, db, gt, p->accumulate, (size_t)p->n, n->fan_in,
+                                           (size_t)n->layer.channels, &m->exec);
     s.n = p->n;
-    return m->backend->conv2d_backward(&s, dy, t, ampi_data(m, x), xt, w, n->layer.param_dtype, dx, xt, dw, gt, db, gt, p->accumulate,
-                                       &m->exec);
+    return m->backend->conv2d_backward(&s, dy, t, ampi_data(m, x), xt, w, n->layer.param_dtype, dx, xt, dw,
+                                       gt, db, gt, p->accumulate, &m->exec);
 }
 
 AMPI_FN amp_result ampi_backward_norm(amp_model* m, const ampi_node* n, const ampi_pass* p) {
@@ -9228,14 +9648,17 @@ AMPI_FN amp_result ampi_backward_norm(amp_model* m, const ampi_node* n, const am
     const float* stats = ampi_batch_stats(m, n);
     const void *dy = ampi_grad(m, n), *gamma = ampi_layer_weights(m, n, n->weight);
     amp_dtype t = n->layer.storage_dtype, xt = x->layer.storage_dtype, gt = ampi_dtype(m->desc.grad_dtype);
-    void *dx = ampi_grad_out(m, n, 0), *dw = ampi_weight_grad(m, n->weight), *db = ampi_weight_grad(m, n->bias);
+    void *dx = ampi_grad_out(m, n, 0), *dw = ampi_weight_grad(m, n->weight),
+         *db = ampi_weight_grad(m, n->bias);
     amp_batch_norm_shape s;
     if (n->layer.op == AMP_OP_LAYER_NORM)
-        return m->backend->layer_norm_backward(dy, t, ampi_data(m, x), xt, gamma, n->layer.param_dtype, stats, stats + m->desc.batch,
-                                               dx, xt, dw, db, gt, p->accumulate, (size_t)p->n, ampi_features(n), &m->exec);
+        return m->backend->layer_norm_backward(dy, t, ampi_data(m, x), xt, gamma, n->layer.param_dtype,
+                                               stats, stats + m->desc.batch, dx, xt, dw, db, gt,
+                                               p->accumulate, (size_t)p->n, ampi_features(n), &m->exec);
     s = ampi_batch_norm_shape_of(n, p);
-    return m->backend->batch_norm_backward(&s, dy, t, ampi_data(m, x), xt, gamma, n->layer.param_dtype, stats, stats + s.channels,
-                                           dx, xt, dw, db, gt, p->accumulate, &m->exec);
+    return m->backend->batch_norm_backward(&s, dy, t, ampi_data(m, x), xt, gamma, n->layer.param_dtype,
+                                           stats, stats + s.channels, dx, xt, dw, db, gt, p->accumulate,
+                                           &m->exec);
 }
 
 AMPI_FN amp_result ampi_backward_loss(amp_model* m, const ampi_node* n, const ampi_pass* p) {
@@ -9247,11 +9670,14 @@ AMPI_FN amp_result ampi_backward_loss(amp_model* m, const ampi_node* n, const am
     float weight = n->loss_weight * p->grad_factor;
     if (!dx) return AMP_OK;
     if (n->layer.op == AMP_OP_MSE)
-        return m->backend->mse_backward(data, t, target, AMP_F32, p->loss_scale, weight, dx, t, rows * features, &m->exec);
+        return m->backend->mse_backward(data, t, target, AMP_F32, p->loss_scale, weight, dx, t,
+                                        rows * features, &m->exec);
     if (n->layer.op == AMP_OP_BCE_WITH_LOGITS)
-        return m->backend->bce_with_logits_backward(data, t, target, AMP_F32, p->loss_scale, weight, dx, t, rows * features, &m->exec);
-    return m->backend->softmax_cross_entropy_backward(data, t, (const int32_t*)target, n->smoothing, p->loss_scale, weight, dx, t, rows,
-                                                      features, &m->exec);
+        return m->backend->bce_with_logits_backward(data, t, target, AMP_F32, p->loss_scale, weight, dx, t,
+                                                    rows * features, &m->exec);
+    return m->backend->softmax_cross_entropy_backward(data, t, (const int32_t*)target, n->smoothing,
+                                                      p->loss_scale, weight, dx, t, rows, features,
+                                                      &m->exec);
 }
 
 AMPI_FN amp_result ampi_backward_pair(amp_model* m, const ampi_node* n, const ampi_pass* p) {
@@ -9264,10 +9690,11 @@ AMPI_FN amp_result ampi_backward_pair(amp_model* m, const ampi_node* n, const am
         void* dx = ampi_grad_out(m, n, j);
         amp_result r = AMP_OK;
         if (dx && n->layer.op == AMP_OP_ADD)
-            r = m->backend->convert(dx, x->layer.storage_dtype, ampi_grad(m, n), n->layer.storage_dtype, rows * total, &m->exec);
+            r = m->backend->convert(dx, x->layer.storage_dtype, ampi_grad(m, n), n->layer.storage_dtype,
+                                    rows * total, &m->exec);
         else if (dx)
-            r = m->backend->concat_backward(ampi_grad(m, n), n->layer.storage_dtype, total, column, dx, x->layer.storage_dtype, features,
-                                            rows, 0, &m->exec);
+            r = m->backend->concat_backward(ampi_grad(m, n), n->layer.storage_dtype, total, column, dx,
+                                            x->layer.storage_dtype, features, rows, 0, &m->exec);
         if (r == AMP_OK) r = ampi_grad_done(m, n, j, p);
         if (r != AMP_OK) return r;
         column += features;
@@ -9288,14 +9715,17 @@ AMPI_FN amp_result ampi_backward_simple(amp_model* m, const ampi_node* n, const 
     if (n->is_cast) return m->backend->convert(dx, xt, dy, t, count, &m->exec);
     switch (n->layer.op) {
         case AMP_OP_MAX_POOL2D: case AMP_OP_AVG_POOL2D:
-            return m->backend->pool2d_backward(&pool, dy, t, n->layer.op == AMP_OP_MAX_POOL2D ? ampi_data(m, x) : NULL, xt, dx, xt,
-                                               &m->exec);
+            return m->backend->pool2d_backward(&pool, dy, t,
+                                               n->layer.op == AMP_OP_MAX_POOL2D ? ampi_data(m, x) : NULL,
+                                               xt, dx, xt, &m->exec);
         case AMP_OP_SOFTMAX:
-            return m->backend->softmax_backward(dy, t, saved, t, dx, xt, (size_t)p->n, ampi_features(n), &m->exec);
+            return m->backend->softmax_backward(dy, t, saved, t, dx, xt, (size_t)p->n, ampi_features(n),
+                                                &m->exec);
         case AMP_OP_DROPOUT: return ampi_run_dropout(m, n, p, dy, t, dx, xt);
         default:
             return m->backend->activation_backward(ampi_activation_of(n->layer.op), dy, t, saved,
-                                                   n->layer.op == AMP_OP_GELU ? xt : t, dx, xt, count, &m->exec);
+                                                   n->layer.op == AMP_OP_GELU ? xt : t, dx, xt, count,
+                                                   &m->exec);
     }
 }
 
@@ -9303,7 +9733,8 @@ AMPI_FN amp_result ampi_backward_node(amp_model* m, const ampi_node* n, const am
     amp_result r;
     if (ampi_is_view(n) || n->input_count == 0) return AMP_OK;
     if (n->input_count == 2) return ampi_backward_pair(m, n, p);
-    if (!n->is_cast && (n->layer.op == AMP_OP_CONV2D || n->layer.op == AMP_OP_LINEAR)) r = ampi_backward_matrix(m, n, p);
+    if (!n->is_cast && (n->layer.op == AMP_OP_CONV2D || n->layer.op == AMP_OP_LINEAR))
+        r = ampi_backward_matrix(m, n, p);
     else if (!n->is_cast && ampi_is_norm(n)) r = ampi_backward_norm(m, n, p);
     else if (!n->is_cast && ampi_op_is_loss(n->layer.op)) r = ampi_backward_loss(m, n, p);
     else r = ampi_backward_simple(m, n, p);
@@ -9317,8 +9748,8 @@ AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
         amp_result r = AMP_OK;
         if (!n->on_loss_path || !n->needs_grad) continue;
         if (m->observed && !n->is_cast && !ampi_op_is_loss(n->layer.op) && !ampi_is_view(n))
-            r = ampi_collect(m, &m->observed[m->order[i]].output_gradient, ampi_grad(m, n), n->layer.storage_dtype,
-                             (size_t)p->n * ampi_features(n));
+            r = ampi_collect(m, &m->observed[m->order[i]].output_gradient, ampi_grad(m, n),
+                             n->layer.storage_dtype, (size_t)p->n * ampi_features(n));
         if (r == AMP_OK) r = ampi_backward_node(m, n, p);
         if (r != AMP_OK) return r;
     }
@@ -9332,7 +9763,8 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
     int i, classes = (int)ampi_features(&m->nodes[loss->reads[0]]);
     for (i = 0; i < b->n; i++)
         if (labels[i] < 0 || labels[i] >= classes)
-            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "layer '%s': label %ld of sample %d is outside 0..%d", loss->layer.name,
+            return ampi_model_fail(m, AMP_ERR_ARGUMENT,
+                                   "layer '%s': label %ld of sample %d is outside 0..%d", loss->layer.name,
                                    (long)labels[i], i, classes - 1);
     return AMP_OK;
 }
@@ -9342,15 +9774,19 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
     if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
     if (!b) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the batch is NULL", what);
     if (b->n < 1 || b->n > m->desc.batch)
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what, b->n, m->desc.batch);
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what, b->n,
+                               m->desc.batch);
     if (amp_dtype_size(b->input_dtype) == 0)
-        return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: input_dtype %d does not exist", what, (int)b->input_dtype);
+        return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: input_dtype %d does not exist", what,
+                               (int)b->input_dtype);
     for (i = 0; i < m->input_count; i++)
         if (!b->inputs[i]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: inputs[%d] is NULL", what, i);
     for (i = 0; with_targets && i < m->loss_count; i++) {
         const ampi_node* loss = &m->nodes[m->losses[i]];
         amp_result r;
-        if (!b->targets[i]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: targets[%d] for '%s' is NULL", what, i, loss->layer.name);
+        if (!b->targets[i])
+            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: targets[%d] for '%s' is NULL", what, i,
+                                   loss->layer.name);
         if (loss->layer.op != AMP_OP_SOFTMAX_CROSS_ENTROPY) continue;
         if ((r = ampi_batch_labels(m, b, loss)) != AMP_OK) return r;
     }
@@ -9362,8 +9798,8 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
     int i;
     for (i = 0; i < m->input_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[m->inputs[i]];
-        r = m->backend->upload(ampi_data(m, n), n->layer.storage_dtype, b->inputs[i], b->input_dtype, (size_t)b->n * ampi_features(n),
-                               &m->exec);
+        r = m->backend->upload(ampi_data(m, n), n->layer.storage_dtype, b->inputs[i], b->input_dtype,
+                               (size_t)b->n * ampi_features(n), &m->exec);
     }
     return r;
 }
@@ -9373,7 +9809,8 @@ AMPI_FN amp_result ampi_load_targets(amp_model* m, const amp_batch* b) {
     int i;
     for (i = 0; i < m->loss_count && r == AMP_OK; i++) {
         const ampi_node* loss = &m->nodes[m->losses[i]];
-        size_t per_row = loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? 1 : ampi_features(&m->nodes[loss->reads[0]]);
+        size_t per_row =
+            loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? 1 : ampi_features(&m->nodes[loss->reads[0]]);
         r = m->backend->copy_in(ampi_target(m, i), b->targets[i], (size_t)b->n * per_row * 4, &m->exec);
     }
     return r;
@@ -9399,7 +9836,8 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
 AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
     char *now = m->blocks[AMPI_BLOCK_STATS].base, *saved = m->blocks[AMPI_BLOCK_STATS_SAVED].base;
     if (m->stats_floats == 0) return AMP_OK;
-    return m->backend->copy(restore ? now : saved, restore ? saved : now, m->stats_floats * sizeof(float), &m->exec);
+    return m->backend->copy(restore ? now : saved, restore ? saved : now, m->stats_floats * sizeof(float),
+                            &m->exec);
 }
 
 AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t* index, const char** what) {
@@ -9408,7 +9846,9 @@ AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t
     size_t at, i, count = (size_t)samples * ampi_features(n), size = amp_dtype_size(n->layer.storage_dtype);
     for (at = 0; at < count; at += CHUNK) {
         size_t k = count - at < CHUNK ? count - at : (size_t)CHUNK;
-        if (m->backend->download(values, AMP_F32, (const char*)ampi_data(m, n) + at * size, n->layer.storage_dtype, k, &m->exec) != AMP_OK)
+        if (m->backend->download(values, AMP_F32, (const char*)ampi_data(m, n) + at * size,
+                                 n->layer.storage_dtype, k, &m->exec)
+            != AMP_OK)
             return 0;
         for (i = 0; i < k; i++) {
             if (amp_float_is_finite(&values[i])) continue;
@@ -9420,9 +9860,11 @@ AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t
     return 0;
 }
 
-/* Runs the forward pass once more, looking at each value as it is made, and says where inf or NaN began. Returns 0 if
-   they begin nowhere: then only the loss scale is to blame. The arena holds only forward values afterwards. */
-AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_pass* pass, float loss, char* message, size_t size) {
+/* Runs the forward pass once more, looking at each value as it is made, and says where inf or NaN began.
+   Returns 0 if they begin nowhere: then only the loss scale is to blame. The arena holds only forward
+   values afterwards. */
+AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_pass* pass, float loss,
+                                  char* message, size_t size) {
     ampi_pass p = *pass;
     int i;
     p.keep_running = 1;
@@ -9434,8 +9876,10 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
         if (ampi_is_idle(m, n) || ampi_op_is_loss(n->layer.op)) continue;
         if (n->input_count && ampi_forward_node(m, n, &p) != AMP_OK) return 0;
         if (!ampi_first_bad(m, n, p.n, &index, &what)) continue;
-        snprintf(message, size, "the model produces %s: first in the %s of '%s', element %lu; a lower loss scale does not help",
-                 what, n->is_cast ? "16-bit copy" : "output", name, (unsigned long)index);
+        snprintf(
+            message, size,
+            "the model produces %s: first in the %s of '%s', element %lu; a lower loss scale does not help",
+            what, n->is_cast ? "16-bit copy" : "output", name, (unsigned long)index);
         return 1;
     }
     AMPI_FORGET(&loss);
@@ -9445,17 +9889,22 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
     return 1;
 }
 
-AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* info, char* message, size_t size) {
+AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* info, char* message,
+                                    size_t size) {
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->scaler.rule;
     int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
     if (o->inf_count + o->nan_count == 0)
-        snprintf(message, size, "a gradient of another rank is not finite with loss scale %g", (double)info->scale_before);
+        snprintf(message, size, "a gradient of another rank is not finite with loss scale %g",
+                 (double)info->scale_before);
     else
-        snprintf(message, size, "gradient of '%s' is not finite at element %lu (%lu inf, %lu nan) with loss scale %g%s",
-                 o->first_name[0] ? o->first_name : "?", (unsigned long)o->first_index, (unsigned long)o->inf_count,
-                 (unsigned long)o->nan_count, (double)info->scale_before,
-                 rule->is_static ? "; the scale is static" : at_floor ? "; the scale is at its floor" : "");
+        snprintf(message, size,
+                 "gradient of '%s' is not finite at element %lu (%lu inf, %lu nan) with loss scale %g%s",
+                 o->first_name[0] ? o->first_name : "?", (unsigned long)o->first_index,
+                 (unsigned long)o->inf_count, (unsigned long)o->nan_count, (double)info->scale_before,
+                 rule->is_static ? "; the scale is static"
+                 : at_floor      ? "; the scale is at its floor"
+                                 : "");
 }
 
 /* *flag = 1 if it is not 0 on any rank. */
@@ -9478,7 +9927,9 @@ AMPI_FN amp_result ampi_reduce_gradients(amp_model* m) {
     amp_result r;
     int found;
     if (m->comm.size == 1) return AMP_OK;
-    if (m->comm.all_reduce_sum(grads->base, t, grads->bytes / amp_dtype_size(t), m->exec.stream, m->comm.user_data) != AMP_OK)
+    if (m->comm.all_reduce_sum(grads->base, t, grads->bytes / amp_dtype_size(t), m->exec.stream,
+                               m->comm.user_data)
+        != AMP_OK)
         return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of the gradients over the ranks failed");
     r = m->backend->scaler_check(&m->scaler, m->grad_list, m->param_count, NULL);
     found = m->scaler.state.found_inf != 0;
@@ -9508,14 +9959,17 @@ AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
     return p;
 }
 
-/* Says why a step was skipped, and puts the running statistics back. The ranks agree on the outcome, so that they repeat
-   the batch together or not at all. */
-AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
-    int own = m->trouble[0] || ampi_diagnose_forward(m, b, p, info->loss, m->trouble, sizeof m->trouble), any = own;
+/* Says why a step was skipped, and puts the running statistics back. The ranks agree on the outcome, so
+   that they repeat the batch together or not at all. */
+AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const ampi_pass* p,
+                                     amp_step_info* info) {
+    int own = m->trouble[0] || ampi_diagnose_forward(m, b, p, info->loss, m->trouble, sizeof m->trouble),
+        any = own;
     amp_result r = ampi_any_rank(m, &any), restored = ampi_copy_running(m, 1);
     info->outcome = any ? AMP_STEP_SKIPPED_MODEL : AMP_STEP_SKIPPED_OVERFLOW;
     if (own) memcpy(info->message, m->trouble, sizeof info->message);
-    else if (any) snprintf(info->message, sizeof info->message, "the model produces inf or nan on another rank");
+    else if (any)
+        snprintf(info->message, sizeof info->message, "the model produces inf or nan on another rank");
     else ampi_describe_overflow(m, info, info->message, sizeof info->message);
     info->grad_norm = ampi_double(0x7ff0000000000000u);
     return r != AMP_OK ? r : restored;
@@ -9541,8 +9995,8 @@ AMPI_FN amp_result ampi_end_step(amp_model* m, const amp_batch* b, const ampi_pa
     return r != AMP_OK ? r : update;
 }
 
-/* Takes a failed step back, so that the next call starts afresh: the running statistics, and the scaler's window if it is
-   still open. */
+/* Takes a failed step back, so that the next call starts afresh: the running statistics, and the
+   scaler's window if it is still open. */
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     m->micro = 0;
     ampi_copy_running(m, 1);
@@ -9580,12 +10034,15 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
     int i;
     if (m->loss_count == 0) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no loss", what);
-    if (m->param_count == 0) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no parameters", what);
+    if (m->param_count == 0)
+        return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no parameters", what);
     for (i = 0; i < m->layer_count; i++) {
         const amp_layer* l = &m->nodes[i].layer;
         if (l->op == AMP_OP_BATCH_NORM && b->n == 1 && l->height == 1 && l->width == 1)
-            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample",
-                                   what, l->name);
+            return ampi_model_fail(
+                m, AMP_ERR_ARGUMENT,
+                "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample", what,
+                l->name);
     }
     return AMP_OK;
 }
@@ -9605,13 +10062,15 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
         info->message[0] = 0;
         info->attempts++;
         r = ampi_attempt(m, batch, info);
-    } while (r == AMP_OK && info->outcome == AMP_STEP_SKIPPED_OVERFLOW && info->attempts <= m->desc.max_replays);
+    } while (r == AMP_OK && info->outcome == AMP_STEP_SKIPPED_OVERFLOW
+             && info->attempts <= m->desc.max_replays);
     return r;
 }
 
 /* --- evaluation ------------------------------------------------------------------------------------ */
 
-/* How many rows have their largest logit at the label; the first of equal ones counts, as with argmax elsewhere. */
+/* How many rows have their largest logit at the label; the first of equal ones counts, as with argmax
+   elsewhere. */
 AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const ampi_node* loss, int* correct) {
     const ampi_node* x = &m->nodes[loss->reads[0]];
     const size_t classes = ampi_features(x), size = amp_dtype_size(x->layer.storage_dtype);
@@ -9620,8 +10079,9 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const am
     int i;
     for (i = 0; i < b->n; i++) {
         size_t k, best = 0;
-        amp_result r = m->backend->download(row, AMP_F32, (const char*)ampi_data(m, x) + (size_t)i * classes * size,
-                                            x->layer.storage_dtype, classes, &m->exec);
+        amp_result r =
+            m->backend->download(row, AMP_F32, (const char*)ampi_data(m, x) + (size_t)i * classes * size,
+                                 x->layer.storage_dtype, classes, &m->exec);
         if (r != AMP_OK) return r;
         for (k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
         *correct += best == (size_t)labels[i] && !amp_float_is_nan(&row[best]);
@@ -9645,7 +10105,8 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
         const ampi_node* n = &m->nodes[m->order[i]];
         if (ampi_is_idle(m, n)) continue;
         r = ampi_forward_node(m, n, &p);
-        if (r == AMP_OK && n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY) r = ampi_count_correct(m, batch, n, &info->correct);
+        if (r == AMP_OK && n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY)
+            r = ampi_count_correct(m, batch, n, &info->correct);
     }
     return r == AMP_OK ? ampi_total_loss(m, &info->loss) : r;
 }
@@ -9657,14 +10118,16 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "predict", 0)) != AMP_OK) return r;
     if (!out || v.id < 1 || v.id > m->layer_count || ampi_op_is_loss(m->nodes[v.id - 1].layer.op))
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: out is NULL, or value %d is not an output of this model", v.id);
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT,
+                               "predict: out is NULL, or value %d is not an output of this model", v.id);
     n = &m->nodes[ampi_source(m, v.id - 1)];    /* before a layer that works in place has been there */
     memset(&p, 0, sizeof p);
     p.n = batch->n;
     r = ampi_load_inputs(m, batch);
     if (r == AMP_OK) r = ampi_forward(m, &p, n->order, 0);
     if (r != AMP_OK) return r;
-    return m->backend->download(out, AMP_F32, ampi_data(m, n), n->layer.storage_dtype, (size_t)p.n * ampi_features(n), &m->exec);
+    return m->backend->download(out, AMP_F32, ampi_data(m, n), n->layer.storage_dtype,
+                                (size_t)p.n * ampi_features(n), &m->exec);
 }
 
 /* ======================================================================================== */
@@ -11093,7 +11556,8 @@ AMPI_FN float ampi_clamped_float(uint64_t magnitude) {
     return f > AMPI_FLT_MAX ? AMPI_FLT_MAX : f;
 }
 
-AMPI_FN void ampi_stats_add(amp_stats* s, double x, const ampi_range* own, const ampi_range* range, amp_dtype target) {
+AMPI_FN void ampi_stats_add(amp_stats* s, double x, const ampi_range* own, const ampi_range* range,
+                            amp_dtype target) {
     uint64_t a = ampi_magnitude64(x), rounded;
     float f;
     int e;
@@ -11113,8 +11577,8 @@ AMPI_FN void ampi_stats_add(amp_stats* s, double x, const ampi_range* own, const
     if (s->smallest == 0.0f || f < s->smallest) s->smallest = f;
 }
 
-/* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) it is at most half of the target's largest number
-   unless f exceeds that number's own fraction, 2 - 2^-fraction. */
+/* largest = f * 2^e with f in [1,2): times 2^(max_exponent - 1 - e) it is at most half of the target's
+   largest number unless f exceeds that number's own fraction, 2 - 2^-fraction. */
 AMPI_FN void ampi_suggest_scale(amp_stats* s, const ampi_range* range) {
     uint32_t last = (0x007fffffu << (23 - range->fraction)) & 0x007fffffu;
     double largest = (double)s->largest;
@@ -11126,7 +11590,8 @@ AMPI_FN void ampi_suggest_scale(amp_stats* s, const ampi_range* range) {
     s->suggested_scale = ampi_float((uint32_t)((e > 127 ? 127 : e) + 127) << 23);
 }
 
-AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n, amp_dtype target, int add) {
+AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n,
+                                     amp_dtype target, int add) {
     enum { CHUNK = 256 };
     ampi_range own, range;
     double tile[CHUNK];
@@ -11161,7 +11626,8 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, 
     return AMP_OK;
 }
 
-AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats, int capacity) {
+AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
+                                   int capacity) {
     ampi_pass p;
     amp_result r;
     float loss;
@@ -11169,9 +11635,11 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "model stats", 1)) != AMP_OK) return r;
     if ((r = ampi_check_training(m, batch, "model stats")) != AMP_OK) return r;
-    if (m->micro) return ampi_model_fail(m, AMP_ERR_STATE, "model stats: a step with micro-batches is not finished");
+    if (m->micro)
+        return ampi_model_fail(m, AMP_ERR_STATE, "model stats: a step with micro-batches is not finished");
     if (!stats || capacity < m->layer_count)
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "model stats: room for %d layers, %d are needed", stats ? capacity : 0, m->layer_count);
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "model stats: room for %d layers, %d are needed",
+                               stats ? capacity : 0, m->layer_count);
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
     p = ampi_training_pass(m, batch->n);
     p.keep_running = 1;
@@ -11185,7 +11653,8 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
         for (k = 0; k < 2 && r == AMP_OK; k++) {
             int param = k == 0 ? n->weight : n->bias;
             if (param != AMPI_NONE)
-                r = ampi_collect(m, &stats[i].weight_gradient, m->params[param].grad, m->params[param].grad_dtype, m->params[param].count);
+                r = ampi_collect(m, &stats[i].weight_gradient, m->params[param].grad,
+                                 m->params[param].grad_dtype, m->params[param].count);
         }
     }
     return r;
@@ -11200,16 +11669,16 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     if (!m->finalized) return AMP_ERR_STATE;
     fprintf(out, "%s%s%s, batch %d\n", amp_level_name(m->policy.level), m->policy.level == AMP_O0 ? "" : " ",
             m->policy.level == AMP_O0 ? "" : amp_dtype_name(m->policy.low_dtype), m->desc.batch);
-    fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator", "output", "compute", "stored",
-            "weights", "rule", "chosen by", "parameters", "bytes");
+    fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator", "output",
+            "compute", "stored", "weights", "rule", "chosen by", "parameters", "bytes");
     for (i = 0; i < m->layer_count; i++) {
         const amp_layer* l = &m->nodes[i].layer;
         char shape[48];
         snprintf(shape, sizeof shape, "%dx%dx%d", l->channels, l->height, l->width);
-        fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10lu ", l->name, amp_op_name(l->op), shape,
-                amp_dtype_name(l->compute_dtype), amp_dtype_name(l->storage_dtype),
-                l->parameters ? amp_dtype_name(l->param_dtype) : "-", amp_rule_name(l->rule), amp_reason_name(l->reason),
-                (unsigned long)l->parameters);
+        fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10lu ", l->name, amp_op_name(l->op),
+                shape, amp_dtype_name(l->compute_dtype), amp_dtype_name(l->storage_dtype),
+                l->parameters ? amp_dtype_name(l->param_dtype) : "-", amp_rule_name(l->rule),
+                amp_reason_name(l->reason), (unsigned long)l->parameters);
         if (l->in_place || l->op == AMP_OP_FLATTEN) fprintf(out, "%12s", "in place");
         else fprintf(out, "%12lu", (unsigned long)l->activation_bytes);
         fprintf(out, l->casts ? "  (+%d cast)\n" : "\n", l->casts);
@@ -11217,9 +11686,12 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     }
     memset(&mem, 0, sizeof mem);
     amp_model_memory(m, &mem);
-    fprintf(out, "%lu parameters; bytes: activations %lu, weights f32 %lu, weights 16-bit %lu, gradients %lu, moments %lu, workspace %lu\n",
-            (unsigned long)parameters, (unsigned long)mem.activation_bytes, (unsigned long)mem.parameter_bytes,
-            (unsigned long)mem.low_parameter_bytes, (unsigned long)mem.gradient_bytes, (unsigned long)mem.optimizer_bytes,
+    fprintf(out,
+            "%lu parameters; bytes: activations %lu, weights f32 %lu, weights 16-bit %lu, gradients %lu, "
+            "moments %lu, workspace %lu\n",
+            (unsigned long)parameters, (unsigned long)mem.activation_bytes,
+            (unsigned long)mem.parameter_bytes, (unsigned long)mem.low_parameter_bytes,
+            (unsigned long)mem.gradient_bytes, (unsigned long)mem.optimizer_bytes,
             (unsigned long)mem.workspace_bytes);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
@@ -11229,10 +11701,12 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     uint64_t most = 1;
     int i, first = AMP_STATS_BINS, last = -1;
     if (!s || !out) return AMP_ERR_ARGUMENT;
-    fprintf(out, "%lu values: %lu zero, %lu subnormal, %lu inf, %lu nan; |x| %g to %g\n", (unsigned long)s->count, (unsigned long)s->zeros,
-            (unsigned long)s->subnormals, (unsigned long)s->infs, (unsigned long)s->nans, (double)s->smallest, (double)s->largest);
-    fprintf(out, "after a cast: %lu to zero, %lu to subnormal, %lu to inf; suggested scale %g\n", (unsigned long)s->would_underflow,
-            (unsigned long)s->would_be_subnormal, (unsigned long)s->would_overflow, (double)s->suggested_scale);
+    fprintf(out, "%lu values: %lu zero, %lu subnormal, %lu inf, %lu nan; |x| %g to %g\n",
+            (unsigned long)s->count, (unsigned long)s->zeros, (unsigned long)s->subnormals,
+            (unsigned long)s->infs, (unsigned long)s->nans, (double)s->smallest, (double)s->largest);
+    fprintf(out, "after a cast: %lu to zero, %lu to subnormal, %lu to inf; suggested scale %g\n",
+            (unsigned long)s->would_underflow, (unsigned long)s->would_be_subnormal,
+            (unsigned long)s->would_overflow, (double)s->suggested_scale);
     for (i = 0; i < AMP_STATS_BINS; i++) {
         if (!s->histogram[i]) continue;
         if (i < first) first = i;
@@ -11255,12 +11729,13 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
 /* >>license                                                                                  */
 /* ======================================================================================== */
 /* MIT License. Copyright (c) 2026 the amp authors.
-   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
-   documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
-   rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
-   persons to whom the Software is furnished to do so, subject to the following conditions: The above copyright notice and
-   this permission notice shall be included in all copies or substantial portions of the Software.
-   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
-   WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
-   COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
-   OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE. */
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction, including
+   without limitation the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+   copies of the Software, and to permit persons to whom the Software is furnished to do so, subject to the
+   following conditions: The above copyright notice and this permission notice shall be included in all
+   copies or substantial portions of the Software. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY
+   KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A
+   PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR
+   ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE. */

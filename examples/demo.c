@@ -3,7 +3,7 @@
    Trains LeNet-5 at O0 (all FP32), O1 (matrix products in half) and O2 (all in half but norms and losses), each
    time from the same weights and with the same batches. Prints a table and draws the loss and the loss scale.
 
-     make demo                     digits drawn by the program, about half a minute; picture in build/demo.svg
+     make demo                     digits drawn by the program, some 15 seconds; picture in build/demo.svg
      make demo DATA=directory      MNIST files in that directory (train-images-idx3-ubyte[.gz] and the other three)
      build/demo [DATA_DIR] [--svg PATH] [--steps N]
 
@@ -24,7 +24,7 @@
   #define demo_is_terminal() (isatty(STDOUT_FILENO) != 0)
 #endif
 
-enum { BATCH = 64, SIDE = 32, CLASSES = 10, STEPS = 320, MAX_STEPS = 100000, SEED = 1 };
+enum { BATCH = 64, SIDE = 32, CLASSES = 10, STEPS = 400, MAX_STEPS = 100000, SEED = 1 };
 enum { OWN_TRAIN = 12000, OWN_TEST = 4000, MAX_TEST = 5000 };
 
 typedef struct options { const char* data; const char* svg; int steps; } options;
@@ -68,8 +68,8 @@ static amp_value dense(amp_model* m, amp_value x, int out) {
 }
 
 static amp_result build(amp_model** m, amp_level level, int steps) {
-    /* A start too high and a short interval, so that 320 steps show what real trainings show in 40,000. */
-    amp_scaler_desc dynamic = { .init_scale = 16777216.0f, .growth_interval = 40 };
+    /* A start too high and a short interval, so that 400 steps show what real trainings show in 40,000. */
+    amp_scaler_desc dynamic = { .init_scale = 16777216.0f, .growth_interval = 50 };
     amp_model_desc desc = {
         .batch = BATCH,
         .precision = { .level = level },

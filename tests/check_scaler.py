@@ -57,11 +57,10 @@ def trace(lib, rng, number):
         scaled = float(theirs.scale(one))
         check(scaled == lib.shim_scaler_scale_loss(ours, 1.0), place + ": scaled loss")
         g = (np.random.default_rng([number, step]).standard_normal(n) * np.float64(scaled)).astype(np.float32)
-        hits = 0
         if rng.random() < rate:
-            hits = rng.randint(1, n)
-            for i in rng.sample(range(n), hits):
+            for i in rng.sample(range(n), rng.randint(1, n)):
                 g[i] = rng.choice([np.inf, -np.inf, np.nan])
+        hits = int(np.count_nonzero(~np.isfinite(g)))      # those, and what the scale itself has made too large
         p.grad = torch.from_numpy(g.copy())
         before = p.detach().clone()
         theirs.unscale_(optimizer)

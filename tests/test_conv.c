@@ -44,7 +44,10 @@ static void tensor_check(const tensor* t, const float* expected, const char* wha
     amp_convert(want, t->dtype, expected, AMP_F32, t->count);
     for (i = t->count; i-- > 0; )
         if (memcmp(want + i * size, t->bytes + GUARD + i * size, size) != 0) { bad++; first = i; }
-    for (i = 0; i < GUARD; i++) intact += (t->bytes[i] == FILL) + (t->bytes[(size_t)GUARD + t->count * size + (size_t)i] == FILL);
+    for (i = 0; i < GUARD; i++) {
+        intact += (size_t)(t->bytes[i] == FILL);
+        intact += (size_t)(t->bytes[GUARD + t->count * size + i] == FILL);
+    }
     CHECK_MSG(bad == 0, "%s %s: %lu of %lu differ, the first at %lu", amp_isa_name(amp_cpu_isa()), what,
               (unsigned long)bad, (unsigned long)t->count, (unsigned long)first);
     CHECK_MSG(intact == 2 * GUARD, "%s: bytes beside the tensor were written", what);

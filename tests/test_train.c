@@ -4,6 +4,13 @@
 #include "test.h"
 #include <math.h>
 
+/* -Ofast promises no bits and no NaN in arithmetic; what is checked on the bits of stored values must hold all the same. */
+#if defined(FAST_MATH) || defined(__FAST_MATH__)
+enum { FAST = 1 };
+#else
+enum { FAST = 0 };
+#endif
+
 static char heard[512];
 static void listen(amp_result code, const char* sentence, void* user_data) {
     (void)code; (void)user_data;
@@ -369,7 +376,9 @@ static void test_model_trouble_early(void) {
     CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && info.outcome == AMP_STEP_ACCUMULATED);
     CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_ACCUMULATED);
     CHECK(amp_train_step(t.m, &good, &info) == AMP_OK);
-    CHECK_MSG(info.outcome == AMP_STEP_SKIPPED_MODEL && strstr(info.message, "'input1'") && strstr(info.message, "element 7"), "%s", info.message);
+    if (FAST) CHECK(info.outcome == AMP_STEP_SKIPPED_MODEL || info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+    else CHECK_MSG(info.outcome == AMP_STEP_SKIPPED_MODEL && strstr(info.message, "'input1'") && strstr(info.message, "element 7"), "%s",
+                   info.message);
     snap(&snap_b, t);
     CHECK(same(&snap_a, &snap_b));
     CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && amp_train_step(t.m, &good, &info) == AMP_OK && amp_train_step(t.m, &good, &info) == AMP_OK);
@@ -1034,6 +1043,7 @@ static void test_two_models_interleaved(void) {
 static void test_every_isa(void) {
     static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
     int level, low, k, tried = 0;
+    if (FAST) { TEST_SKIP("bits of instruction sets: compiled with -Ofast"); return; }
     for (level = 0; level <= 3; level++)
         for (low = AMP_F16; low <= AMP_BF16; low++) {
             amp_model_desc d = toy_desc(8, (amp_level)level, (amp_dtype)low);
