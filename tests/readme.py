@@ -28,7 +28,7 @@ parts = {"program": program(), "diff": diff()}
 if "--check" not in sys.argv: parts.update({"demo": printed("build/demo.txt"), "proof": printed("build/proof.txt")})
 for name, content in parts.items():
     if content is None: continue
-    text, n = re.subn(r"(<!-- %s -->\n).*?(\n<!-- /%s -->)" % (name, name), lambda m: m.group(1) + content + m.group(2), text, flags=re.S)
+    text, n = re.subn(r"(<!-- %s -->\n).*?(<!-- /%s -->)" % (name, name), lambda m: m.group(1) + content + "\n" + m.group(2), text, flags=re.S)
     if n != 1: sys.exit("README.md has no place for '%s'" % name)
 if "--check" in sys.argv: sys.exit("README.md is behind examples/: run tests/readme.py" if text != before else 0)
 open("README.md", "w", encoding="utf-8").write(text)
