@@ -20,7 +20,7 @@ def machine():
 
 def printed(path):
     if not os.path.exists(path): return None
-    keep = [l.rstrip() for l in read(path).split("\n") if l.strip() and not re.match(r"^\[|^\d+ passed", l)]
+    keep = [l.rstrip() for l in read(path).split("\n") if l.strip() and not re.match(r"^ *O\d +\d+/|^Picture|^\d+ passed", l)]
     return "```\n" + "\n".join(keep) + "\n```\n" + machine()
 
 text = before = read("README.md")

@@ -233,6 +233,36 @@ static void same_bits(void) {
     CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK);
 }
 
+/* Many chunks, for the threads: Adam and LAMB with clipping on 200,000 parameters. */
+static void same_bits_in_many_chunks(void) {
+    static float w[200000], m[200000], v[200000];
+    static uint16_t g[200000];
+    static const uint32_t want[2] = { 0x0u, 0x0u };
+    int kind, i, t;
+    for (kind = 0; kind < 2; kind++) {
+        amp_optimizer_desc d = desc_of(kind ? AMP_LAMB : AMP_ADAM);
+        amp_optimizer o;
+        amp_param p;
+        uint32_t crc = 0;
+        memset(&p, 0, sizeof p);
+        memset(m, 0, sizeof m); memset(v, 0, sizeof v);
+        test_seed = 5;
+        for (i = 0; i < 200000; i++) w[i] = test_uniform();
+        p.master = w; p.m = m; p.v = v; p.grad = g; p.grad_dtype = AMP_BF16; p.count = 200000;
+        d.clip_norm = 10; d.weight_decay = 0.01f;
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+        for (t = 0; t < 3; t++) {
+            for (i = 0; i < 200000; i++) g[i] = amp_bfloat16_from_float(test_uniform()).bits;
+            CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+        }
+        for (i = 0; i < 200; i++) crc = crc * 31u + crc_of_floats(w + 1000 * i, 1000);
+#if !defined(__FAST_MATH__)
+        CHECK_MSG(crc == want[kind], "kind %d: 0x%08x", kind, (unsigned)crc);
+#endif
+        CHECK(o.state.step == 3 && crc != 0);
+    }
+}
+
 /* --- low copies -------------------------------------------------------------------------------------------- */
 
 static void low_is_rounded_master(void) {
@@ -770,6 +800,7 @@ static void zero_grad_over_nan(void) {
 int main(void) {
     TEST(textbook_agreement);
     TEST(same_bits);
+    TEST(same_bits_in_many_chunks);
     TEST(low_is_rounded_master);
     TEST(low_weights_trained);
     TEST(a_skipped_step_changes_nothing);

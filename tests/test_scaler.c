@@ -230,7 +230,7 @@ static void step_apex(reference* r, int overflow) {
     r->scale = (double)r->scale * (double)r->growth < 16777216.0 ? r->scale * r->growth : 16777216.0f;
 }
 static void step_oneflow(reference* r, int overflow) {
-    if (overflow) { r->scale = largest(r->scale * (float)(1.0 / (double)r->growth), 1.0f); r->counter = 0; return; }
+    if (overflow) { r->scale = largest(r->scale * r->backoff, 1.0f); r->counter = 0; return; }
     if (++r->counter < r->window) return;
     r->counter = 0;
     r->scale = finite_product(r->scale, r->growth) ? r->scale * r->growth : (float)LARGEST;
@@ -755,6 +755,25 @@ static void same_bits_on_every_isa(void) {
     CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK && known);
 }
 
+/* Many chunks: the bits of the norm are the same for any number of threads, instruction set and compiler. */
+static void norm_of_many_chunks(void) {
+    static float a[300007];
+    amp_tensor t = tensor(a, AMP_F32, 300007, NULL);
+    amp_overflow_info info;
+    uint64_t bits;
+    int i;
+    test_seed = 4711;
+    for (i = 0; i < 300007; i++) a[i] = test_uniform();
+    info = check_once(65536.0f, &t, 1);
+    memcpy(&bits, &info.norm, sizeof bits);
+#if !defined(__FAST_MATH__)
+    CHECK_MSG(bits == 0x0ull, "0x%llx", (unsigned long long)bits);
+#endif
+    put_bits(&a[250000], BITS_INF); put_bits(&a[100000], BITS_QNAN); put_bits(&a[300006], BITS_SNAN);
+    info = check_once(65536.0f, &t, 1);
+    CHECK(info.inf_count == 1 && info.nan_count == 2 && info.first_index == 100000);
+}
+
 /* --- unscale ---------------------------------------------------------------------------------------------- */
 
 static void unscale_in_place(void) {
@@ -826,7 +845,7 @@ static void unscale_into_overflow(void) {
 static void unscale_into_types(void) {
     static const amp_dtype types[3] = { AMP_F32, AMP_F16, AMP_BF16 };
     static float x[3000], y[3000], sx[3000], sy[3000];
-    float inverse = (float)(1.0 / (double)37.0f);
+    volatile float inverse = (float)(1.0 / (double)37.0f);
     int a, b, acc, i, wrong;
     for (a = 0; a < 3; a++)
         for (b = 0; b < 3; b++)
@@ -1090,6 +1109,7 @@ int main(void) {
     TEST(counts_and_places);
     TEST(norm_against_long_double);
     TEST(same_bits_on_every_isa);
+    TEST(norm_of_many_chunks);
     TEST(unscale_in_place);
     TEST(unscale_keeps_bad_gradients);
     TEST(unscale_into_overflow);
