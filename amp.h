@@ -660,39 +660,35 @@ typedef enum amp_scaler_limit {
 } amp_scaler_limit;
 
 /* Presets, with the values that each system ships. Sources: torch.amp.GradScaler; mindspore.amp
-   DynamicLossScaler, DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler;
-   keras LossScaleOptimizer; flax DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed;
-   paddle.amp.GradScaler; jmp and the TensorFlow 1 loss scale follow the same rule as MindSpore's. init 0:
-   must be given. interval 0: static, the scale never moves. late: clean steps added to the interval. start:
-   the tracker at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none. at_min: what
-   an overflow at the floor does. skips: overflows in a row that are allowed, 0 = any number. X(NAME, text,
-   init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill, at_min, skips) */
+   DynamicLossScaler, DynamicLossScaleManager, FixedLossScaleManager; apex.amp; oneflow.amp.GradScaler; keras
+   LossScaleOptimizer; flax DynamicScale; nnabla DynamicLossScalingUpdater; Megatron-LM; DeepSpeed;
+   paddle.amp.GradScaler; jmp and the TensorFlow 1 loss scale follow the same rule as MindSpore's.
+   init 0: must be given. interval 0: static, the scale never moves. late: clean steps added to the interval.
+   start: the tracker at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none.
+   at_min: what an overflow at the floor does. skips: overflows in a row that are allowed, 0 = any number.
+   X(NAME, text, init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill, at_min, skips) */
 #define AMPI_FLT_MIN 1.17549435e-38f
 #define AMPI_FLT_MAX 3.402823466e38f
-#define AMP_SCALER_PRESET_LIST(X)                                                                                   \
-    X(PYTORCH,   "pytorch",         65536.0f, 2000, 0,  0, 2.0f, 0.5f, 0.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)     \
-    X(MINDSPORE, "mindspore",           0.0f, 2000, 0,  0, 2.0f, 0.0f, 1.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)     \
-    X(MINDSPORE_MANAGER, "mindspore_manager",                                                                       \
-                                  16777216.0f, 2000, 0, 0, 2.0f, 0.0f, 1.0f, 0.0f, NONE,  1, GROWTH,  CLAMP, 1000)  \
-    X(MINDSPORE_FIXED,   "mindspore_fixed",                                                                         \
-                                       128.0f,    0, 0, 0, 2.0f, 0.0f, 0.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)     \
-    X(APEX,      "apex",            65536.0f, 2000, 0,  0, 2.0f, 0.0f, 0.0f, 16777216.0f,                           \
-                                                                                   CLAMP, 1, GROWTH,  CLAMP, 0)     \
-    X(ONEFLOW,   "oneflow",         65536.0f, 2000, 0,  0, 2.0f, 0.0f, 1.0f, AMPI_FLT_MAX,                          \
-                                                                                   CLAMP, 1, GROWTH,  CLAMP, 0)     \
-    X(KERAS,     "keras",           32768.0f, 2000, 0,  0, 2.0f, 0.0f, 0.0f, 0.0f, NONE,  1, GROWTH,  CLAMP, 0)     \
-    X(FLAX,      "flax",            65536.0f, 2000, 1,  0, 2.0f, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX,                  \
-                                                                                   CLAMP, 1, GROWTH,  CLAMP, 0)     \
-    X(NNABLA,    "nnabla",              8.0f, 2000, 1, -1, 2.0f, 0.0f, 0.0f, 0.0f, NONE,  1, GROWTH,  CLAMP, 100)   \
-    X(MEGATRON,  "megatron",   4294967296.0f, 1000, 0,  0, 2.0f, 0.5f, 1.0f, 0.0f, NONE,  2, GROWTH,  CLAMP, 0)     \
-    X(DEEPSPEED, "deepspeed",       65536.0f, 1000, 0,  0, 2.0f, 0.0f, 1.0f, 0.0f, NONE,  2, GROWTH,  ERROR, 0)     \
-    X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive",                                                               \
-                                    65536.0f, 1000, 0,  0, 2.0f, 0.0f, 1.0f, 0.0f, NONE,  2, CLEAN,   ERROR, 0)     \
-    X(PADDLE,    "paddle",          65536.0f, 1000, 0,  0, 2.0f, 0.5f, 1.0f, 0.0f, KEEP,  1, EVERY_H, CLAMP, 0)     \
-    X(JMP,       "jmp",                 0.0f, 2000, 0,  0, 2.0f, 0.0f, 1.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)     \
-    X(TF_LEGACY, "tf_legacy",           0.0f, 2000, 0,  0, 2.0f, 0.0f, 1.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)     \
-    X(STATIC,    "static",              0.0f,    0, 0,  0, 2.0f, 0.0f, 0.0f, 0.0f, KEEP,  1, GROWTH,  CLAMP, 0)
-#define AMPI_X(name, text, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at_min, skips) \
+#define AMP_SCALER_PRESET_LIST(X)                                                                       \
+    X(PYTORCH, "pytorch",          65536, 2000, 0, 0, 2, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)         \
+    X(MINDSPORE, "mindspore",      0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                \
+    X(MINDSPORE_MANAGER, "mindspore_manager",                                                           \
+                                   16777216, 2000, 0, 0, 2, 0, 1, 0, NONE, 1, GROWTH, CLAMP, 1000)      \
+    X(MINDSPORE_FIXED, "mindspore_fixed", 128, 0, 0, 0, 2, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)          \
+    X(APEX, "apex",                65536, 2000, 0, 0, 2, 0, 0, 16777216, CLAMP, 1, GROWTH, CLAMP, 0)    \
+    X(ONEFLOW, "oneflow", 65536, 2000, 0, 0, 2, 0, 1, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0)         \
+    X(KERAS, "keras",              32768, 2000, 0, 0, 2, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 0)            \
+    X(FLAX, "flax", 65536, 2000, 1, 0, 2, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
+    X(NNABLA, "nnabla",            8, 2000, 1, -1, 2, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 100)             \
+    X(MEGATRON, "megatron", 4294967296.0f, 1000, 0, 0, 2, 0.5f, 1, 0, NONE, 2, GROWTH, CLAMP, 0)        \
+    X(DEEPSPEED, "deepspeed",      65536, 1000, 0, 0, 2, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0)            \
+    X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive",                                                   \
+                                   65536, 1000, 0, 0, 2, 0, 1, 0, NONE, 2, CLEAN, ERROR, 0)             \
+    X(PADDLE, "paddle",            65536, 1000, 0, 0, 2, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0)        \
+    X(JMP, "jmp",                  0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                \
+    X(TF_LEGACY, "tf_legacy",      0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                \
+    X(STATIC, "static",            0, 0, 0, 0, 2, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
+#define AMPI_X(name, text, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n) \
     AMP_SCALER_##name,
 typedef enum amp_scaler_preset {
     AMP_SCALER_PRESET_LIST(AMPI_X) AMP_SCALER_PRESET_COUNT, AMPI_PRESET_MAX = 0x7fffffff
@@ -708,14 +704,16 @@ typedef struct amp_scaler amp_scaler;
 typedef struct amp_scaler_desc {
     amp_scaler_preset preset;   /* 0 = AMP_SCALER_PYTORCH */
     float init_scale;           /* finite, > 2^-128 (below that 1/scale is not finite) */
-    int   growth_interval;      /* clean steps before the scale grows; >= 1; AMP_ZERO = never grow (for Flax and NNabla,
-                                   which add one: grow on every step). Not for static presets */
+    int   growth_interval;      /* clean steps before the scale grows; >= 1; AMP_ZERO = never grow (for
+                                   Flax and NNabla, which add one: grow on every step). Not for static
+                                   presets */
     float growth_factor;        /* finite, > 1. Not for static presets */
-    float backoff_factor;       /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else 1/growth_factor, which
-                                   is the only value that OneFlow accepts. Not for static presets */
+    float backoff_factor;       /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else
+                                   1/growth_factor, which is the only value that OneFlow accepts. Not for
+                                   static presets */
     float min_scale;            /* floor, <= init_scale; AMP_ZERO = none */
-    float max_scale;            /* ceiling of growth, >= init_scale; AMP_ZERO = none. Apex's own 2^24 may lie below
-                                   init_scale: the first growth then comes down to it */
+    float max_scale;            /* ceiling of growth, >= init_scale; AMP_ZERO = none. Apex's own 2^24 may
+                                   lie below init_scale: the first growth then comes down to it */
     amp_scaler_guard  guard;
     int   hysteresis;           /* overflows before the scale is reduced; >= 1 */
     amp_scaler_refill refill;
@@ -739,8 +737,8 @@ typedef struct amp_overflow_info {
     int      first_tensor;      /* index in the list of the first check that found one; -1 if none */
     uint64_t first_index;       /* element in that tensor */
     char     first_name[48];    /* its name, cut to fit; "" if it has none */
-    double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if that list had
-                                   an inf or NaN */
+    double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if
+                                   that list had an inf or NaN */
 } amp_overflow_info;
 
 /* The state that moves: a plain struct, the same on the host and on a GPU. */
@@ -773,8 +771,8 @@ typedef struct amp_scaler_list {
     uint32_t    done, reserved;
 } amp_scaler_list;
 
-/* A loss scaler is a plain struct: have as many as you like (one per loss, per group, per layer). Nothing is
-   owned, copying it is allowed between windows. */
+/* A loss scaler is a plain struct: have as many as you like (one per loss, per group, per layer).
+   Nothing is owned, copying it is allowed between windows. */
 struct amp_scaler {
     amp_scaler_desc   desc;     /* what was asked for, defaults filled in (read it to see them) */
     amp_scaler_rule   rule;
@@ -795,13 +793,14 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
 /* The next three look at `count` tensors (F32, F16, BF16) on the bits as they lie in memory: every
-   element whose value is inf or NaN, or whose unscaled value would not be finite in the type it is stored
-   in, raises found_inf, is counted, and the first is named in s->info. They also form the L2 norm of the
-   unscaled gradients (in double, fixed order). `info`, if not NULL, receives what this call alone has
-   found; s->info is of the whole window. found_inf stays up until update, also over other lists: to let one
-   overflow stop several optimizers, check all lists before the first step. An empty list changes nothing.
-   Where 1/scale is not a finite float, or the scale is not, found_inf is raised whatever the gradients are,
-   and the logger is told. Errors: AMP_ERR_STATE before any scale_loss; AMP_ERR_ARGUMENT; AMP_ERR_DTYPE. */
+   element whose value is inf or NaN, or whose unscaled value would not be finite in the type it is
+   stored in, raises found_inf, is counted, and the first is named in s->info. They also form the L2 norm
+   of the unscaled gradients (in double, fixed order). `info`, if not NULL, receives what this call alone
+   has found; s->info is of the whole window. found_inf stays up until update, also over other lists: to
+   let one overflow stop several optimizers, check all lists before the first step. An empty list changes
+   nothing. Where 1/scale is not a finite float, or the scale is not, found_inf is raised whatever the
+   gradients are, and the logger is told. Errors: AMP_ERR_STATE before any scale_loss; AMP_ERR_ARGUMENT;
+   AMP_ERR_DTYPE. */
 /* Reads only. May be repeated; elements are counted each time. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
                                     amp_overflow_info* info);
@@ -811,11 +810,11 @@ AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int 
 AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count,
                                       amp_overflow_info* info);
 /* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type);
-   dst[i] and src[i] have equal counts and do not overlap; types may differ (F32 dst is the usual one). May
-   be repeated with new micro-batches in src; a src that amp_scaler_unscale has seen, or a dst that was
-   stepped, is AMP_ERR_STATE. If anything in this list, or any sum, is not finite dst is left as it is. The
-   norm is that of src / scale, or of the sums. This is the one to use when the buffer of the gradients also
-   holds momentum. */
+   dst[i] and src[i] have equal counts and do not overlap; types may differ (F32 dst is the usual one).
+   May be repeated with new micro-batches in src; a src that amp_scaler_unscale has seen, or a dst that
+   was stepped, is AMP_ERR_STATE. If anything in this list, or any sum, is not finite dst is left as it
+   is. The norm is that of src / scale, or of the sums. This is the one to use when the buffer of the
+   gradients also holds momentum. */
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
                                            int count, int accumulate, amp_overflow_info* info);
 /* "I saw an overflow myself": raises found_inf for this window, e.g. after an all-reduce of flags, or
@@ -835,9 +834,9 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
    if not finite, or 2^-128 or less. */
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
-/* The rule alone, as a pure function on plain structs, for the host and the device alike: reads and clears
-   state->found_inf. Returns a sum of 1, the floor was hit by an overflow, and 2, there were more overflows
-   in a row than allowed. */
+/* The rule alone, as a pure function on plain structs, for the host and the device alike: reads and
+   clears state->found_inf. Returns a sum of 1, the floor was hit by an overflow, and 2, there were more
+   overflows in a row than allowed. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
 /* State to and from AMP_SCALER_STATE_BYTES bytes (little-endian, with magic, version and CRC-32). Saving
@@ -856,10 +855,10 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
      SGD    g += wd*w (L2); buf = momentum*buf + (1-dampening)*g (first step: buf = g);
             w -= lr * (nesterov ? g + momentum*buf : momentum ? buf : g)
      ADAM   g += wd*w (L2); m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g^2;
-            w -= lr * (m/(1-b1^t)) / (sqrt(v/(1-b2^t)) + eps)      Kingma & Ba 2015, as torch.optim.Adam
-     ADAMW  w -= lr*wd*w, then as ADAM without L2             Loshchilov & Hutter 2019, torch.optim.AdamW
+            w -= lr * (m/(1-b1^t)) / (sqrt(v/(1-b2^t)) + eps)
+     ADAMW  w -= lr*wd*w, then as ADAM without L2
      LAMB   u = mhat/(sqrt(vhat)+eps) + wd*w; w -= lr * |w|/|u| * u per tensor (ratio 1 if a norm is 0)
-                                                              You et al. 2020
+   (Kingma & Ba 2015; Loshchilov & Hutter 2019; You et al. 2020; the first three are torch.optim's.)
    In detail, each fma(a,b,c) = a*b + c rounded once and each other operation rounded to FP32, with the
    constants c1 = 1-b1, c2 = 1-b2, r = 1/sqrt(1-b2^t), step = lr/(1-b1^t) formed in double and rounded once:
      m = fma(b1, m, c1*g); v = fma(c2*g, g, b2*v); w = fma(-step, m / fma(sqrt(v), r, eps), w*(1 - lr*wd))
@@ -870,8 +869,9 @@ typedef enum amp_optimizer_kind {
 
 /* Learning rate over applied steps t = 0, 1, 2, ...
      warm-up: for t < warmup_steps the factor rises linearly, (t+1)/(warmup_steps+1); afterwards, with t'
-     counted from there and T = total_steps - warmup_steps: CONSTANT 1;  STEP gamma^(t' / step_size);
-     LINEAR from 1 to floor over T;  COSINE floor + (1-floor)*(1+cos(pi*t'/T))/2 */
+     counted from there and T = total_steps - warmup_steps:
+     CONSTANT 1;  STEP gamma^(t' / step_size);  LINEAR from 1 to floor over T;
+     COSINE floor + (1-floor)*(1+cos(pi*t'/T))/2 */
 typedef enum amp_schedule_kind {
     AMP_SCHEDULE_CONSTANT = 0, AMP_SCHEDULE_STEP = 1, AMP_SCHEDULE_LINEAR = 2, AMP_SCHEDULE_COSINE = 3,
     AMPI_SCHEDULE_MAX = 0x7fffffff
@@ -890,9 +890,9 @@ AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t);
 
 /* Settings of one parameter group. */
 typedef struct amp_param_group {
-    float lr;                   /* 0 = the desc's; AMP_ZERO = frozen: weights and moments stay as they are. Gradients of
-                                   frozen parameters may be NULL; where given they are checked and count in
-                                   the norm */
+    float lr;                   /* 0 = the desc's; AMP_ZERO = frozen: weights and moments stay as they
+                                   are. Gradients of frozen parameters may be NULL; where given they are
+                                   checked and count in the norm */
     float weight_decay;         /* 0 = the desc's; AMP_ZERO = none */
 } amp_param_group;
 
@@ -962,24 +962,24 @@ AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc
 typedef struct amp_optimizer_info {
     int    applied;             /* 1 = weights were updated; 0 = skipped because of an overflow */
     float  lr;                  /* the learning rate of this step, schedule included */
-    double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite; 0 if nobody looked (no
-                                   scaler, no clip_norm, and unchecked) */
+    double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite; 0 if
+                                   nobody looked (no scaler, no clip_norm, and unchecked) */
     float  clip_coefficient;    /* 1 = not clipped */
     amp_overflow_info overflow; /* of the window; without a scaler, of this step */
 } amp_optimizer_info;
 
 /* Unscales the gradients in place now (so that the caller can look at them or clip by hand);
-   amp_optimizer_step will know, and look at them once more for what the caller may have done. AMP_ERR_STATE
-   if done already in this window, or after the step. */
+   amp_optimizer_step will know, and look at them once more for what the caller may have done.
+   AMP_ERR_STATE if done already in this window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
 /* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss), then
    skip, or update with unscale and clip folded in; no unscale if amp_scaler_unscale,
-   amp_scaler_unscale_into or amp_optimizer_unscale did it in this window: to all of these gradients, in one
-   list or several (anything else is AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not call
-   amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one of them
-   or a check has seen skips those that follow. info may be NULL. AMP_ERR_STATE: before any scale_loss,
-   twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing. */
+   amp_scaler_unscale_into or amp_optimizer_unscale did it in this window: to all of these gradients, in
+   one list or several (anything else is AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not
+   call amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one
+   of them or a check has seen skips those that follow. info may be NULL. AMP_ERR_STATE: before any
+   scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
 /* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative. */

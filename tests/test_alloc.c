@@ -139,7 +139,8 @@ static void test_build(void) {
             before = asked;
             r = amp_model_finalize(m);
             CHECK_MSG(r == AMP_ERR_MEMORY, "allocation %ld: %s", k, amp_result_string(r));
-            CHECK_MSG(heard_count == 1 && strstr(heard, "memory") && strcmp(heard, amp_model_error(m)) == 0, "%d: %s", heard_count, heard);
+            CHECK_MSG(heard_count == 1 && strstr(heard, "memory") && strcmp(heard, amp_model_error(m)) == 0,
+                      "%d: %s", heard_count, heard);
             CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_STATE);
             CHECK(amp_model_params(m, NULL) == NULL);
             if (before < k) {

@@ -32,7 +32,9 @@ static amp_value conv(amp_model* m, amp_value x, int out, int kernel, int stride
     d.out_channels = out; d.kernel = kernel; d.stride = stride; d.padding = padding;
     return amp_conv2d(m, x, &d);
 }
-static const amp_layer* layer_of(const amp_model* m, amp_value v) { return amp_model_layer(m, amp_model_layer_of(m, v)); }
+static const amp_layer* layer_of(const amp_model* m, amp_value v) {
+    return amp_model_layer(m, amp_model_layer_of(m, v));
+}
 
 /* ======================================================================================= */
 /* The reference: the same graph in double, naive loops, one buffer per value.              */
@@ -61,7 +63,9 @@ static double* zeros(size_t n) {
     if (!p) exit(2);
     return p;
 }
-static int is_loss(const node* n) { return n->op == AMP_OP_SOFTMAX_CROSS_ENTROPY || n->op == AMP_OP_MSE || n->op == AMP_OP_BCE_WITH_LOGITS; }
+static int is_loss(const node* n) {
+    return n->op == AMP_OP_SOFTMAX_CROSS_ENTROPY || n->op == AMP_OP_MSE || n->op == AMP_OP_BCE_WITH_LOGITS;
+}
 
 static void net_begin(amp_model* m, int batch) {
     net_model = m;
@@ -99,7 +103,9 @@ static int b_conv(int x, int out, int kernel, int stride, int pad, int dilation,
     if (no_bias) { net[i].bias = -1; net_params--; }
     return i;
 }
-static int b_linear(int x, int out) { return net_node(AMP_OP_LINEAR, x, -1, out, 1, 1, amp_linear(net_model, net[x].v, out)); }
+static int b_linear(int x, int out) {
+    return net_node(AMP_OP_LINEAR, x, -1, out, 1, 1, amp_linear(net_model, net[x].v, out));
+}
 static int b_pool(int x, amp_pool kind, int kernel, int stride, int pad, int exclude_pad) {
     amp_pool2d_desc d;
     int i;
@@ -130,8 +136,12 @@ static int b_same(int x, amp_op op) {
     if (op == AMP_OP_DROPOUT) v = amp_dropout(net_model, v, 0.0f);
     return net_node(op, x, -1, net[x].c, net[x].h, net[x].w, v);
 }
-static int b_flatten(int x) { return net_node(AMP_OP_FLATTEN, x, -1, (int)features(&net[x]), 1, 1, amp_flatten(net_model, net[x].v)); }
-static int b_add(int a, int b) { return net_node(AMP_OP_ADD, a, b, net[a].c, net[a].h, net[a].w, amp_add(net_model, net[a].v, net[b].v)); }
+static int b_flatten(int x) {
+    return net_node(AMP_OP_FLATTEN, x, -1, (int)features(&net[x]), 1, 1, amp_flatten(net_model, net[x].v));
+}
+static int b_add(int a, int b) {
+    return net_node(AMP_OP_ADD, a, b, net[a].c, net[a].h, net[a].w, amp_add(net_model, net[a].v, net[b].v));
+}
 static int b_concat(int a, int b) {
     return net_node(AMP_OP_CONCAT, a, b, net[a].c + net[b].c, net[a].h, net[a].w, amp_concat(net_model, net[a].v, net[b].v));
 }
@@ -169,8 +179,8 @@ static void net_alloc(void) {
     for (i = 0; i < net_size; i++) {
         node* n = &net[i];
         const amp_layer* l = amp_model_layer(net_model, i);
-        CHECK_MSG(l->op == n->op && l->channels == n->c && l->height == n->h && l->width == n->w, "layer %d '%s' is %dx%dx%d", i, l->name,
-                  l->channels, l->height, l->width);
+        CHECK_MSG(l->op == n->op && l->channels == n->c && l->height == n->h && l->width == n->w,
+                  "layer %d '%s' is %dx%dx%d", i, l->name, l->channels, l->height, l->width);
         n->y = zeros(features(n) * (size_t)net_batch);
         n->dy = zeros(features(n) * (size_t)net_batch);
         for (j = 0; j < n->inputs; j++) n->x[j] = zeros(features(&net[n->in[j]]) * (size_t)net_batch);
@@ -219,7 +229,9 @@ static void conv_each(const node* n, conv_term f) {
                                   (size_t)(((o * cg + c) * n->kernel + i) * n->kernel + j), (size_t)(((b * n->c + o) * n->h + y) * n->w + x));
                             }
 }
-static void conv_forward_term(const node* n, size_t x, size_t w, size_t y) { n->y[y] += n->x[0][x] * param_value[n->weight][w]; }
+static void conv_forward_term(const node* n, size_t x, size_t w, size_t y) {
+    n->y[y] += n->x[0][x] * param_value[n->weight][w];
+}
 static void conv_forward(const node* n) {
     size_t k, area = (size_t)n->h * (size_t)n->w;
     for (k = 0; k < features(n) * (size_t)net_batch; k++) n->y[k] = n->bias >= 0 ? param_value[n->bias][k / area % (size_t)n->c] : 0.0;
@@ -543,7 +555,8 @@ static void compare(amp_dtype low, double bound, const char* what) {
     CHECK_MSG(info.outcome == AMP_STEP_APPLIED, "%s: %s", what, info.message);
     want = net_forward(&b, 1);
     net_backward(&b, scale);
-    CHECK_MSG(fabs((double)info.loss - want) <= bound * (fabs(want) + 1e-3), "%s: loss %.9g, reference %.9g", what, (double)info.loss, want);
+    CHECK_MSG(fabs((double)info.loss - want) <= bound * (fabs(want) + 1e-3), "%s: loss %.9g, reference %.9g", what,
+              (double)info.loss, want);
     for (i = 0; i < net_params; i++) for (k = 0; k < p[i].count; k++) all += param_grad[i][k] * param_grad[i][k];
     for (i = 0; i < net_params; i++) {
         double e = relative_error((const float*)p[i].grad, param_grad[i], 1.0, p[i].count, 1e-2 * sqrt(all));
@@ -584,7 +597,9 @@ static amp_model* still_model(int batch, amp_level level, amp_dtype low, amp_sty
    is off by at most k*u of the sum of magnitudes: 12 * 300 * u = 2e-4. 16 bits: values and gradients are rounded alike in
    the reference, so only those that lie so near a rounding border that FP32 and double fall on different sides differ, by
    one u (2^-11, 2^-8) each; that all of 24 roundings on the way, there and back, do is the worst case: 24 u. */
-static double bound_of(amp_dtype low) { return low == AMP_F32 ? 2e-4 : low == AMP_F16 ? 24.0 / 2048.0 : 24.0 / 256.0; }
+static double bound_of(amp_dtype low) {
+    return low == AMP_F32 ? 2e-4 : low == AMP_F16 ? 24.0 / 2048.0 : 24.0 / 256.0;
+}
 
 typedef void (*graph_fn)(void);
 static void every_precision(graph_fn build, int batch, const char* what) {
@@ -598,8 +613,8 @@ static void every_precision(graph_fn build, int batch, const char* what) {
     for (i = 0; i < (int)(sizeof kinds / sizeof *kinds); i++) {
         char name[80];
         amp_model* m = still_model(batch, kinds[i].level, kinds[i].low, kinds[i].style);
-        snprintf(name, sizeof name, "%s %s %s%s", what, amp_level_name(kinds[i].level), amp_dtype_name(kinds[i].low),
-                 kinds[i].style ? " mindspore" : "");
+        snprintf(name, sizeof name, "%s %s %s%s", what, amp_level_name(kinds[i].level),
+                 amp_dtype_name(kinds[i].low), kinds[i].style ? " mindspore" : "");
         net_begin(m, batch);
         build();
         CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s: %s", name, amp_model_error(m));
@@ -750,7 +765,8 @@ static void test_gradients_random(void) {
         m = still_model(4, kinds[seed % count].level, low, kinds[seed % count].style);
         net_begin(m, 4);
         random_graph();
-        snprintf(name, sizeof name, "graph %d %s %s", seed, amp_level_name(kinds[seed % count].level), amp_dtype_name(low));
+        snprintf(name, sizeof name, "graph %d %s %s", seed, amp_level_name(kinds[seed % count].level),
+                 amp_dtype_name(low));
         CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s: %s", name, amp_model_error(m));
         if (amp_model_layer_count(m)) {
             net_alloc();
@@ -850,7 +866,8 @@ static void test_lenet(void) {
     for (i = 0; i < amp_model_layer_count(m) && i < 14; i++) {
         const amp_layer* l = amp_model_layer(m, i);
         CHECK_MSG(strcmp(l->name, want[i].name) == 0, "%s", l->name);
-        CHECK(l->channels == want[i].c && l->height == want[i].h && l->width == want[i].w && l->parameters == want[i].parameters);
+        CHECK(l->channels == want[i].c && l->height == want[i].h && l->width == want[i].w
+              && l->parameters == want[i].parameters);
     }
     p = amp_model_params(m, &count);
     CHECK(count == 10 && strcmp(p[0].name, "conv2d1.weight") == 0 && strcmp(p[9].name, "linear3.bias") == 0);
@@ -905,7 +922,9 @@ static void e_conv_dilation(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, 0, 
 static void e_conv_groups(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, 0, 0, 0, 2); }
 static void e_conv_negative_groups(amp_model* m, amp_value x) { conv_of(m, x, 4, 3, 0, 0, 0, -3); }
 static void e_conv_huge(amp_model* m, amp_value x) { conv_of(m, x, 0x7fffffff, 3, 0, 0, 0, 0); }
-static void e_conv_huge_kernel(amp_model* m, amp_value x) { conv_of(m, x, 1000000000, 1000000001, 0, 500000000, 0, 0); }
+static void e_conv_huge_kernel(amp_model* m, amp_value x) {
+    conv_of(m, x, 1000000000, 1000000001, 0, 500000000, 0, 0);
+}
 static void e_conv_null(amp_model* m, amp_value x) { amp_conv2d(m, x, NULL); }
 static void e_pool_kernel(amp_model* m, amp_value x) { pool_of(m, x, 6, 0, 0); }
 static void e_pool_no_kernel(amp_model* m, amp_value x) { amp_maxpool2d(m, x, 0); }
@@ -952,7 +971,10 @@ static void e_pin_default(amp_model* m, amp_value x) { amp_pin(m, rows_of(m, x, 
 static void e_pin_loss(amp_model* m, amp_value x) { amp_pin(m, amp_mse(m, x, NULL), AMP_F16); }
 static void e_pin_input(amp_model* m, amp_value x) { amp_pin(m, x, AMP_F16); }
 static void e_name_twice(amp_model* m, amp_value x) { amp_name(m, rows_of(m, x, 3), "photo"); }
-static void e_name_later(amp_model* m, amp_value x) { amp_name(m, rows_of(m, x, 3), "linear2"); amp_mse(m, rows_of(m, x, 3), NULL); }
+static void e_name_later(amp_model* m, amp_value x) {
+    amp_name(m, rows_of(m, x, 3), "linear2");
+    amp_mse(m, rows_of(m, x, 3), NULL);
+}
 static void e_name_long(amp_model* m, amp_value x) { amp_name(m, x, "0123456789abcdef0123456789abcdef"); }
 static void e_name_empty(amp_model* m, amp_value x) { amp_name(m, x, ""); }
 static void e_name_null(amp_model* m, amp_value x) { amp_name(m, x, NULL); }
@@ -1016,12 +1038,13 @@ static void test_mistakes(void) {
         heard[0] = 0;
         r = amp_model_finalize(m);
         CHECK_MSG(r == mistakes[i].code, "mistake %d: %s: %s", i, amp_result_string(r), amp_model_error(m));
-        CHECK_MSG(strstr(amp_model_error(m), mistakes[i].word) && strstr(amp_model_error(m), mistakes[i].place), "mistake %d: %s", i,
-                  amp_model_error(m));
+        CHECK_MSG(strstr(amp_model_error(m), mistakes[i].word) && strstr(amp_model_error(m), mistakes[i].place),
+                  "mistake %d: %s", i, amp_model_error(m));
         CHECK(amp_model_finalize(m) == r);
         memset(&b, 0, sizeof b);
         b.n = 1;
-        CHECK(amp_train_step(m, &b, &info) != AMP_OK && amp_evaluate(m, &b, NULL) != AMP_OK && amp_predict(m, &b, x, out) != AMP_OK);
+        CHECK(amp_train_step(m, &b, &info) != AMP_OK && amp_evaluate(m, &b, NULL) != AMP_OK
+              && amp_predict(m, &b, x, out) != AMP_OK);
         CHECK(amp_model_stats(m, &b, stats, 1) != AMP_OK);
         CHECK(amp_model_scaler(m) == NULL && amp_model_params(m, NULL) == NULL && amp_model_layer_count(m) == 0);
         amp_model_destroy(m);
@@ -1136,8 +1159,10 @@ static void test_wrong_time(void) {
     CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "not finalized"));
     CHECK(amp_evaluate(m, &b, &eval) == AMP_ERR_STATE && amp_predict(m, &b, y, out) == AMP_ERR_STATE);
     CHECK(amp_model_stats(m, &b, stats, 3) == AMP_ERR_STATE && amp_model_sync_params(m) == AMP_ERR_STATE);
-    CHECK(amp_model_memory(m, &memory) == AMP_ERR_STATE && amp_model_layer_count(m) == 0 && amp_model_layer(m, 0) == NULL);
-    CHECK(amp_model_scaler(m) == NULL && amp_model_optimizer(m) == NULL && amp_model_find_param(m, "linear1.weight") == NULL);
+    CHECK(amp_model_memory(m, &memory) == AMP_ERR_STATE && amp_model_layer_count(m) == 0
+          && amp_model_layer(m, 0) == NULL);
+    CHECK(amp_model_scaler(m) == NULL && amp_model_optimizer(m) == NULL
+          && amp_model_find_param(m, "linear1.weight") == NULL);
     CHECK(amp_model_policy(m) != NULL);
     CHECK(amp_model_finalize(m) == AMP_OK);
     layers = amp_model_layer_count(m);
@@ -1157,10 +1182,12 @@ static void test_wrong_time(void) {
     CHECK(amp_model_finalize(NULL) == AMP_ERR_ARGUMENT && amp_train_step(NULL, &b, &info) == AMP_ERR_ARGUMENT);
     CHECK(amp_evaluate(NULL, &b, &eval) == AMP_ERR_ARGUMENT && amp_evaluate(m, &b, NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_predict(NULL, &b, y, out) == AMP_ERR_ARGUMENT && amp_predict(m, &b, y, NULL) == AMP_ERR_ARGUMENT);
-    CHECK(amp_predict(m, &b, foreign(0), out) == AMP_ERR_ARGUMENT && amp_predict(m, &b, foreign(4), out) == AMP_ERR_ARGUMENT);
+    CHECK(amp_predict(m, &b, foreign(0), out) == AMP_ERR_ARGUMENT
+          && amp_predict(m, &b, foreign(4), out) == AMP_ERR_ARGUMENT);
     CHECK(amp_predict(m, &b, foreign(3), out) == AMP_ERR_ARGUMENT);      /* a loss */
     CHECK(amp_model_memory(m, NULL) == AMP_ERR_ARGUMENT && amp_model_sync_params(NULL) == AMP_ERR_ARGUMENT);
-    CHECK(amp_model_layer_of(m, foreign(0)) == -1 && amp_model_layer_of(m, foreign(9)) == -1 && amp_model_layer_of(NULL, y) == -1);
+    CHECK(amp_model_layer_of(m, foreign(0)) == -1 && amp_model_layer_of(m, foreign(9)) == -1
+          && amp_model_layer_of(NULL, y) == -1);
     CHECK(amp_model_scaler(NULL) == NULL && amp_model_policy(NULL) == NULL && amp_model_params(NULL, NULL) == NULL);
     amp_relu(NULL, y); amp_input(NULL, 1, 1, 1); amp_autocast_push(NULL, AMP_F32); amp_autocast_pop(NULL); amp_name(NULL, y, "a");
     amp_pin(NULL, y, AMP_F32); amp_group(NULL, y, 0); amp_conv2d(NULL, y, NULL); amp_linear(NULL, y, 2); amp_mse(NULL, y, NULL);
@@ -1230,12 +1257,14 @@ static void test_types_by_level(void) {
             CHECK(amp_model_create(&m, &d) == AMP_OK);
             v = build_classes(m);
             CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
-            snprintf(what, sizeof what, "%s %s%s", amp_level_name(levels[i]), amp_dtype_name(lows[t]), i == 2 ? " mindspore" : "");
+            snprintf(what, sizeof what, "%s %s%s", amp_level_name(levels[i]), amp_dtype_name(lows[t]),
+                     i == 2 ? " mindspore" : "");
             check_types(m, v, lows[t], what, want[i]);
             for (k = 0; k < 8; k++) {
                 const amp_param* p = &amp_model_params(m, NULL)[k];
                 CHECK((p->master != NULL) == (levels[i] != AMP_O3));
-                CHECK((p->low != NULL) == (levels[i] == AMP_O3 || (levels[i] != AMP_O0 && (k < 2 || k == 4 || k == 5))));
+                CHECK((p->low != NULL) == (levels[i] == AMP_O3
+                                           || (levels[i] != AMP_O0 && (k < 2 || k == 4 || k == 5))));
             }
             amp_model_destroy(m);
         }
@@ -1334,7 +1363,8 @@ static void test_manual_lenet(void) {
         const amp_layer* l = amp_model_layer(m, i);
         int last = i == amp_model_layer_of(m, logits);
         if (!l->parameters) continue;
-        CHECK(l->compute_dtype == (last ? AMP_F32 : AMP_F16) && l->reason == (last ? AMP_REASON_PIN : AMP_REASON_LEVEL));
+        CHECK(l->compute_dtype == (last ? AMP_F32 : AMP_F16)
+              && l->reason == (last ? AMP_REASON_PIN : AMP_REASON_LEVEL));
         CHECK(l->storage_dtype == (last ? AMP_F32 : AMP_F16));
     }
     CHECK(amp_model_find_param(m, "linear3.weight")->master && !amp_model_find_param(m, "linear3.weight")->low);
@@ -1418,7 +1448,8 @@ static void test_init(void) {
         sd = kind == AMP_INIT_HE ? sqrt(2.0 / 200.0) : limit / sqrt(3.0);
         if (kind == AMP_INIT_ZERO) { CHECK(most == 0.0 && bias_most == 0.0); }
         else {
-            CHECK_MSG(fabs(sqrt(square) - sd) < sd * 6.0 / 200.0 && fabs(mean) < sd * 6.0 / 141.0, "init %d: mean %g sd %g", kind, mean, sqrt(square));
+            CHECK_MSG(fabs(sqrt(square) - sd) < sd * 6.0 / 200.0 && fabs(mean) < sd * 6.0 / 141.0,
+                      "init %d: mean %g sd %g", kind, mean, sqrt(square));
             if (kind != AMP_INIT_HE) CHECK(most <= limit * 1.0000001 && most > 0.99 * limit);
             CHECK(kind == AMP_INIT_TORCH ? bias_most <= limit && bias_most > 0.9 * limit : bias_most == 0.0);
         }
@@ -1460,11 +1491,12 @@ static void test_memory(void) {
     for (which = 0; which < 2; which++) {
         amp_memory full = memory_of(which, which ? 8 : 64, AMP_O0), half = memory_of(which, which ? 8 : 64, AMP_O2);
         double ratio = (double)half.activation_bytes / (double)full.activation_bytes;
-        printf("%s: activations %lu bytes in FP32, %lu at O2, ratio %.3f\n", names[which], (unsigned long)full.activation_bytes,
-               (unsigned long)half.activation_bytes, ratio);
+        printf("%s: activations %lu bytes in FP32, %lu at O2, ratio %.3f\n", names[which],
+               (unsigned long)full.activation_bytes, (unsigned long)half.activation_bytes, ratio);
         CHECK_MSG(ratio <= 0.55, "%g", ratio);
         CHECK(full.low_parameter_bytes == 0 && half.parameter_bytes == full.parameter_bytes);
-        CHECK(half.low_parameter_bytes * 2 <= half.parameter_bytes + 4096 && half.gradient_bytes == full.gradient_bytes);
+        CHECK(half.low_parameter_bytes * 2 <= half.parameter_bytes + 4096
+              && half.gradient_bytes == full.gradient_bytes);
         if (which == 0) {
             CHECK(full.parameter_bytes >= 61706 * 4 && full.parameter_bytes < 61706 * 4 + 10 * 64);
             CHECK(full.activation_bytes < 64 * 120912 * 4 / 10);
@@ -1491,7 +1523,8 @@ int main(void) {
     TEST(test_names_and_groups);
     TEST(test_init);
     TEST(test_memory);
-    printf("largest relative errors: gradients %.2g (f32) %.2g (f16) %.2g (bf16), values %.2g %.2g %.2g\n", worst_gradient[AMP_F32],
-           worst_gradient[AMP_F16], worst_gradient[AMP_BF16], worst_value[AMP_F32], worst_value[AMP_F16], worst_value[AMP_BF16]);
+    printf("largest relative errors: gradients %.2g (f32) %.2g (f16) %.2g (bf16), values %.2g %.2g %.2g\n",
+           worst_gradient[AMP_F32], worst_gradient[AMP_F16], worst_gradient[AMP_BF16], worst_value[AMP_F32],
+           worst_value[AMP_F16], worst_value[AMP_BF16]);
     TEST_END();
 }

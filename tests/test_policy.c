@@ -94,8 +94,8 @@ static void test_levels(void) {
             CHECK(p.master_weights == (level != 3));
             CHECK(p.cast_back == 0);
             for (i = 0; i < OPS; i++) {
-                CHECK_MSG(p.rules[table[i].op] == rule_of(table[i].rules[level]), "%s at O%d: %s", table[i].name, level,
-                          amp_rule_name(p.rules[table[i].op]));
+                CHECK_MSG(p.rules[table[i].op] == rule_of(table[i].rules[level]), "%s at O%d: %s", table[i].name,
+                          level, amp_rule_name(p.rules[table[i].op]));
                 CHECK(p.reasons[table[i].op] == AMP_REASON_LEVEL);
             }
         }
@@ -308,11 +308,13 @@ static void test_names(void) {
     }
     op = AMP_OP_GELU;
     CHECK(amp_op_from_name("conv3d", &op) == 0 && op == AMP_OP_GELU);
-    CHECK(amp_op_from_name("", &op) == 0 && amp_op_from_name(NULL, &op) == 0 && amp_op_from_name("relu", NULL) == 0);
+    CHECK(amp_op_from_name("", &op) == 0 && amp_op_from_name(NULL, &op) == 0
+          && amp_op_from_name("relu", NULL) == 0);
     CHECK(amp_op_from_name("?", &op) == 0);
     CHECK(strcmp(amp_op_name(AMP_OP_COUNT), "?") == 0 && strcmp(amp_op_name((amp_op)-1), "?") == 0);
     CHECK(strcmp(amp_rule_name(AMP_RULE_LOW), "LOW") == 0 && strcmp(amp_rule_name(AMP_RULE_FP32), "FP32") == 0);
-    CHECK(strcmp(amp_rule_name(AMP_RULE_PROMOTE), "PROMOTE") == 0 && strcmp(amp_rule_name(AMP_RULE_FOLLOW), "FOLLOW") == 0);
+    CHECK(strcmp(amp_rule_name(AMP_RULE_PROMOTE), "PROMOTE") == 0
+          && strcmp(amp_rule_name(AMP_RULE_FOLLOW), "FOLLOW") == 0);
     CHECK(strcmp(amp_rule_name((amp_rule)9), "?") == 0);
     CHECK(strcmp(amp_level_name(AMP_O0), "O0") == 0 && strcmp(amp_level_name(AMP_O1), "O1") == 0);
     CHECK(strcmp(amp_level_name(AMP_O2), "O2") == 0 && strcmp(amp_level_name(AMP_O3), "O3") == 0);

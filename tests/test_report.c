@@ -79,7 +79,8 @@ static void test_every_bfloat16(void) {
     CHECK(s.would_underflow == 2 * (101 * 128 + 127 + 1));
     CHECK(s.would_overflow == 2 * (127 - 16 + 1) * 128);
     CHECK(s.would_be_subnormal == 2 * (11 * 128 - 1));
-    CHECK(bin(&s, -126) == 256 && bin(&s, 127) == 256 && bin(&s, -127) == 128 && bin(&s, -133) == 2 && bin(&s, -134) == 0);
+    CHECK(bin(&s, -126) == 256 && bin(&s, 127) == 256 && bin(&s, -127) == 128 && bin(&s, -133) == 2
+          && bin(&s, -134) == 0);
 }
 
 static void test_f64(void) {
@@ -87,10 +88,12 @@ static void test_f64(void) {
     amp_stats s;
     x[8] = (double)inf;
     CHECK(amp_stats_collect(&s, x, AMP_F64, 9, AMP_F16, 0) == AMP_OK);
-    CHECK(s.count == 9 && s.zeros == 1 && s.infs == 1 && s.subnormals == 1 && s.would_underflow == 3 && s.would_overflow == 2);
+    CHECK(s.count == 9 && s.zeros == 1 && s.infs == 1 && s.subnormals == 1 && s.would_underflow == 3
+          && s.would_overflow == 2);
     CHECK(bin(&s, -149) == 2 && bin(&s, -133) == 1 && bin(&s, -4) == 1 && bin(&s, 15) == 2 && bin(&s, 127) == 1);
     CHECK_MSG(s.smallest == 1e-45f && s.largest == FLT_MAX, "%g %g", (double)s.smallest, (double)s.largest);
-    CHECK(amp_stats_collect(&s, x + 3, AMP_F64, 1, AMP_F16, 0) == AMP_OK && s.largest == 0.1f && s.smallest == 0.1f);
+    CHECK(amp_stats_collect(&s, x + 3, AMP_F64, 1, AMP_F16, 0) == AMP_OK && s.largest == 0.1f
+          && s.smallest == 0.1f);
 }
 
 static void test_adding(void) {
@@ -105,7 +108,8 @@ static void test_adding(void) {
     CHECK(amp_stats_collect(&parts, x + 301, AMP_F32, 699, AMP_F16, 1) == AMP_OK);
     CHECK(amp_stats_collect(&parts, NULL, AMP_F32, 0, AMP_F16, 1) == AMP_OK);
     CHECK(memcmp(&all, &parts, sizeof all) == 0);
-    CHECK(amp_stats_collect(&parts, NULL, AMP_F32, 0, AMP_F16, 0) == AMP_OK && parts.count == 0 && parts.suggested_scale == 0.0f);
+    CHECK(amp_stats_collect(&parts, NULL, AMP_F32, 0, AMP_F16, 0) == AMP_OK && parts.count == 0
+          && parts.suggested_scale == 0.0f);
     CHECK(parts.largest == 0.0f && parts.smallest == 0.0f);
     CHECK(amp_stats_collect(NULL, x, AMP_F32, 1, AMP_F16, 0) == AMP_ERR_ARGUMENT);
     CHECK(amp_stats_collect(&parts, NULL, AMP_F32, 1, AMP_F16, 0) == AMP_ERR_ARGUMENT);
@@ -131,7 +135,8 @@ static void test_suggested_scale(void) {
             CHECK(amp_stats_collect(&s, &x, AMP_F32, 1, targets[t], 0) == AMP_OK);
             scaled = (double)x * (double)s.suggested_scale;
             if (s.suggested_scale < 1e38f)
-                CHECK_MSG(scaled <= most[t] / 2.0 && 2.0 * scaled > most[t] / 2.0, "%g: %g", (double)x, (double)s.suggested_scale);
+                CHECK_MSG(scaled <= most[t] / 2.0 && 2.0 * scaled > most[t] / 2.0, "%g: %g", (double)x,
+                          (double)s.suggested_scale);
             else CHECK(s.suggested_scale == 1.7014118346046923e38f && scaled <= most[t] / 2.0);
             CHECK(frexpf(s.suggested_scale, &(int){ 0 }) == 0.5f);
             CHECK(amp_half_is_finite(amp_half_from_double(scaled)) || t > 0);
@@ -241,9 +246,11 @@ static void test_model_stats_are_right(void) {
         CHECK(amp_model_stats(t.m, &b, stats, 10) == AMP_OK);
         CHECK(stats[9].output.count == 0x5555555555555555u);            /* layer 9 does not exist */
         for (i = 0; i < 9; i++) {
-            CHECK_MSG(stats[i].output.count == N * sizes[i], "layer %d: %lu", i, (unsigned long)stats[i].output.count);
+            CHECK_MSG(stats[i].output.count == N * sizes[i], "layer %d: %lu", i,
+                      (unsigned long)stats[i].output.count);
             /* The input needs no gradient, flatten is no buffer of its own, the softmax leads to no loss. */
-            CHECK_MSG(stats[i].output_gradient.count == (i == 0 || i == 4 || i == 7 || i == 8 ? 0 : N * sizes[i]), "layer %d", i);
+            CHECK_MSG(stats[i].output_gradient.count == (i == 0 || i == 4 || i == 7 || i == 8 ? 0 : N * sizes[i]),
+                      "layer %d", i);
             CHECK((stats[i].weight_gradient.count > 0) == (i == 1 || i == 2 || i == 6));
         }
         for (i = 0; i < 2; i++) {
@@ -252,7 +259,8 @@ static void test_model_stats_are_right(void) {
             want.subnormals = stats[i].output.subnormals;               /* in the type that is stored */
             CHECK_MSG(memcmp(&want, &stats[i].output, sizeof want) == 0, "output of layer %d", i);
         }
-        CHECK(stats[3].output.zeros > 0 && stats[2].output.zeros < stats[3].output.zeros);      /* relu, and before it */
+        /* relu, and before it */
+        CHECK(stats[3].output.zeros > 0 && stats[2].output.zeros < stats[3].output.zeros);
         CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK);
         CHECK(amp_stats_collect(&want, p[4].grad, AMP_F32, p[4].count, lows[k], 0) == AMP_OK);
         CHECK(amp_stats_collect(&want, p[5].grad, AMP_F32, p[5].count, lows[k], 1) == AMP_OK);
@@ -318,9 +326,10 @@ static void test_print_model(void) {
         const char* line = line_of(l->name);
         char shape[40];
         snprintf(shape, sizeof shape, " %dx%dx%d ", l->channels, l->height, l->width);
-        CHECK_MSG(strstr(line, amp_op_name(l->op)) && strstr(line, amp_rule_name(l->rule)) && strstr(line, amp_reason_name(l->reason))
-                  && strstr(line, shape) && strstr(line, amp_dtype_name(l->compute_dtype)) && strstr(line, amp_dtype_name(l->storage_dtype)),
-                  "%s: %s", l->name, line);
+        CHECK_MSG(strstr(line, amp_op_name(l->op)) && strstr(line, amp_rule_name(l->rule))
+                  && strstr(line, amp_reason_name(l->reason)) && strstr(line, shape)
+                  && strstr(line, amp_dtype_name(l->compute_dtype))
+                  && strstr(line, amp_dtype_name(l->storage_dtype)), "%s: %s", l->name, line);
         CHECK((strstr(line, "in place") != NULL) == (l->in_place || l->op == AMP_OP_FLATTEN));
     }
     CHECK(amp_model_memory(t.m, &memory) == AMP_OK);
@@ -363,7 +372,8 @@ static void test_print_stats(void) {
     CHECK(amp_stats_collect(&s, x, AMP_F32, 300, AMP_F16, 0) == AMP_OK);
     CHECK(amp_stats_print(&s, f) == AMP_OK);
     read_back(f);
-    CHECK_MSG(strstr(text, "300 values: 49 zero") && strstr(text, "1 inf, 0 nan") && strstr(text, "suggested scale 4096"), "%s", text);
+    CHECK_MSG(strstr(text, "300 values: 49 zero") && strstr(text, "1 inf, 0 nan")
+              && strstr(text, "suggested scale 4096"), "%s", text);
     CHECK(strlen(line_of("2^0")) - strlen(strstr(line_of("2^0"), "200")) < 30 && strstr(line_of("2^0"), "200 ##"));
     CHECK(strstr(line_of("2^2"), "50 #") && strstr(line_of("2^1"), "0"));
     CHECK(!strstr(text, "2^3") && !strstr(text, "2^-1"));

@@ -120,7 +120,9 @@ static void snap(snapshot* s, toy t) {
     snap_bytes(s, out, 3 * CLASSES * 4);
 }
 static snapshot snap_a, snap_b, snap_c;
-static int same(const snapshot* a, const snapshot* b) { return a->n == b->n && memcmp(a->bytes, b->bytes, a->n) == 0; }
+static int same(const snapshot* a, const snapshot* b) {
+    return a->n == b->n && memcmp(a->bytes, b->bytes, a->n) == 0;
+}
 
 static float steps(toy t, int count, int n) {
     amp_step_info info;
@@ -156,8 +158,10 @@ static void test_learning(void) {
                     amp_evaluate(t.m, &b, &before);
                     steps(t, 40, SAMPLES);
                     amp_evaluate(t.m, &b, &after);
-                    CHECK_MSG(after.loss < 0.7f * before.loss && after.correct > 16, "%s %s %s: loss %g, then %g with %d right", kinds[k].name,
-                              amp_level_name((amp_level)level), amp_dtype_name((amp_dtype)low), (double)before.loss, (double)after.loss, after.correct);
+                    CHECK_MSG(after.loss < 0.7f * before.loss && after.correct > 16,
+                              "%s %s %s: loss %g, then %g with %d right", kinds[k].name,
+                              amp_level_name((amp_level)level), amp_dtype_name((amp_dtype)low), (double)before.loss,
+                              (double)after.loss, after.correct);
                     CHECK(amp_model_optimizer(t.m)->state.step + amp_model_scaler(t.m)->state.skipped == 41);
                     CHECK((amp_model_params(t.m, NULL)[0].master == NULL) == (level == 3));
                     amp_model_destroy(t.m);
@@ -172,7 +176,8 @@ static void test_default_scaler(void) {
             amp_model_desc d = toy_desc(4, (amp_level)level, (amp_dtype)low);
             toy t = make_toy(&d, 1, 0.0f);
             int dynamic = low == AMP_F16 && (level == 1 || level == 2);
-            CHECK(amp_model_scaler(t.m)->rule.is_static == !dynamic && amp_model_scaler(t.m)->state.scale == (dynamic ? 65536.0f : 1.0f));
+            CHECK(amp_model_scaler(t.m)->rule.is_static == !dynamic
+                  && amp_model_scaler(t.m)->state.scale == (dynamic ? 65536.0f : 1.0f));
             amp_model_destroy(t.m);
         }
 }
@@ -192,7 +197,8 @@ static void test_step_info(void) {
         CHECK(info.outcome == AMP_STEP_APPLIED && info.attempts == 1 && info.step == i + 1 && info.skipped == 0);
         CHECK(info.lr == amp_schedule_lr(&d.optimizer.schedule, 0.05f, i) && info.message[0] == 0);
         CHECK(info.scale_before == 65536.0f && info.scale_after == 65536.0f);
-        CHECK(info.grad_norm > 1e-3 && info.grad_norm < 100.0 && info.overflow.found_inf == 0 && info.overflow.first_tensor == -1);
+        CHECK(info.grad_norm > 1e-3 && info.grad_norm < 100.0 && info.overflow.found_inf == 0
+              && info.overflow.first_tensor == -1);
         CHECK(info.loss > 0.1f && info.loss < 3.0f);
     }
     CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK && amp_model_optimizer(t.m)->state.step == 5);
@@ -239,16 +245,20 @@ static void test_overflow_leaves_no_trace(void) {
             CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
             snap(&snap_b, t);
             CHECK_MSG(same(&snap_a, &snap_b), "optimizer %d at O%d", k, level);
-            CHECK(info.outcome == AMP_STEP_SKIPPED_OVERFLOW && info.attempts == 1 && info.step == 3 && info.skipped == 1);
+            CHECK(info.outcome == AMP_STEP_SKIPPED_OVERFLOW && info.attempts == 1 && info.step == 3
+                  && info.skipped == 1);
             CHECK(info.scale_before == 1099511627776.0f && info.scale_after == 549755813888.0f);
             CHECK(amp_model_scaler(t.m)->state.scale == 549755813888.0f);
-            CHECK(info.overflow.found_inf == 1 && info.overflow.inf_count + info.overflow.nan_count > 0 && info.overflow.first_tensor >= 0);
-            CHECK_MSG(strstr(info.message, info.overflow.first_name) && strstr(info.message, "1.09951e+12"), "%s", info.message);
+            CHECK(info.overflow.found_inf == 1 && info.overflow.inf_count + info.overflow.nan_count > 0
+                  && info.overflow.first_tensor >= 0);
+            CHECK_MSG(strstr(info.message, info.overflow.first_name) && strstr(info.message, "1.09951e+12"), "%s",
+                      info.message);
             CHECK(info.grad_norm > 1e300 && info.loss > 0.0f && info.loss < 10.0f);
             /* The schedule has not moved: the next applied step has the rate of step 3. */
             CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 64.0f) == AMP_OK);
             CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
-            CHECK(info.outcome == AMP_STEP_APPLIED && info.step == 4 && info.lr == amp_schedule_lr(&d.optimizer.schedule, 0.01f, 3));
+            CHECK(info.outcome == AMP_STEP_APPLIED && info.step == 4
+                  && info.lr == amp_schedule_lr(&d.optimizer.schedule, 0.01f, 3));
             snap(&snap_b, t);
             CHECK(!same(&snap_a, &snap_b));
             amp_model_destroy(t.m);
@@ -299,8 +309,10 @@ static void test_replay(void) {
     d.max_replays = 60;
     t = make_toy(&d, 1, 0.0f);
     CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
-    CHECK(info.outcome == AMP_STEP_APPLIED && info.attempts > 5 && info.step == 1 && info.skipped == info.attempts - 1);
-    CHECK(info.scale_after * ldexpf(1.0f, info.attempts - 1) == 1099511627776.0f && info.message[0] == 0 && info.grad_norm < 100.0);
+    CHECK(info.outcome == AMP_STEP_APPLIED && info.attempts > 5 && info.step == 1
+          && info.skipped == info.attempts - 1);
+    CHECK(info.scale_after * ldexpf(1.0f, info.attempts - 1) == 1099511627776.0f && info.message[0] == 0
+          && info.grad_norm < 100.0);
     /* The same as a model that had this scale from the start. */
     s.init_scale = info.scale_after;
     calm = make_toy(&d, 1, 0.0f);
@@ -314,7 +326,8 @@ static void test_replay(void) {
     s = huge_scale();
     d.max_replays = 2;
     t = make_toy(&d, 1, 0.0f);
-    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW && info.attempts == 3);
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW
+          && info.attempts == 3);
     CHECK(info.skipped == 3 && info.step == 0 && info.scale_after == 1099511627776.0f / 8.0f);
     amp_model_destroy(t.m);
 }
@@ -337,7 +350,8 @@ static void test_model_trouble(void) {
     b.inputs[0] = poison;
     CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
     CHECK(info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1 && info.step == 2 && info.skipped == 1);
-    CHECK_MSG(strstr(info.message, "nan") && strstr(info.message, "'input1'") && strstr(info.message, "130"), "%s", info.message);
+    CHECK_MSG(strstr(info.message, "nan") && strstr(info.message, "'input1'") && strstr(info.message, "130"), "%s",
+              info.message);
     snap(&snap_b, t);
     CHECK(same(&snap_a, &snap_b));
     poison[130] = 1e6f;                     /* finite, but not in half */
@@ -352,8 +366,8 @@ static void test_model_trouble(void) {
     for (i = 0; i < (int)p->count; i++) p->master[i] = 0.01f;
     CHECK(amp_model_sync_params(t.m) == AMP_OK);
     CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
-    CHECK_MSG(amp_float_is_finite(&info.loss) && info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1, "%s: %s",
-              amp_outcome_name(info.outcome), info.message);
+    CHECK_MSG(amp_float_is_finite(&info.loss) && info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1,
+              "%s: %s", amp_outcome_name(info.outcome), info.message);
     CHECK_MSG(strstr(info.message, "inf") && strstr(info.message, "'conv2d2'"), "%s", info.message);
     free(poison);
     amp_model_destroy(t.m);
@@ -381,7 +395,8 @@ static void test_model_trouble_early(void) {
                    info.message);
     snap(&snap_b, t);
     CHECK(same(&snap_a, &snap_b));
-    CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && amp_train_step(t.m, &good, &info) == AMP_OK && amp_train_step(t.m, &good, &info) == AMP_OK);
+    CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && amp_train_step(t.m, &good, &info) == AMP_OK
+          && amp_train_step(t.m, &good, &info) == AMP_OK);
     CHECK(info.outcome == AMP_STEP_APPLIED && info.message[0] == 0);
     free(poison);
     amp_model_destroy(t.m);
@@ -696,7 +711,8 @@ static void test_evaluation_changes_nothing(void) {
             correct += best == labels[i];
             loss += (log(exp((double)l[0]) + exp((double)l[1]) + exp((double)l[2])) - (double)l[labels[i]]) / 8.0;
         }
-        CHECK_MSG(correct == e1.correct && fabs(loss - (double)e1.loss) < 1e-6, "%d %d, %g %g", correct, e1.correct, loss, (double)e1.loss);
+        CHECK_MSG(correct == e1.correct && fabs(loss - (double)e1.loss) < 1e-6, "%d %d, %g %g", correct, e1.correct,
+                  loss, (double)e1.loss);
         amp_model_destroy(t.m);
     }
 }
@@ -906,7 +922,8 @@ static void test_ranks_exact(void) {
     b = whole_model(4, 1, &ranks[1].comm);
     CHECK(amp_train_step(one, &all, NULL) == AMP_OK);
     CHECK(step_ranks(a, &ba, b, &bb, info));
-    CHECK(info[0].outcome == AMP_STEP_APPLIED && info[1].outcome == AMP_STEP_APPLIED && info[0].grad_norm == info[1].grad_norm);
+    CHECK(info[0].outcome == AMP_STEP_APPLIED && info[1].outcome == AMP_STEP_APPLIED
+          && info[0].grad_norm == info[1].grad_norm);
     snap_a.n = snap_b.n = snap_c.n = 0;
     snap_params(&snap_a, one); snap_params(&snap_b, a); snap_params(&snap_c, b);
     CHECK(same(&snap_b, &snap_c));
@@ -962,7 +979,8 @@ static void test_ranks_skip_together(void) {
     d.comm = &ranks[1].comm; b = make_toy(&d, 1, 0.0f);
     amp_scaler_set_scale(amp_model_scaler(a.m), 1024.0f);
     amp_scaler_set_scale(amp_model_scaler(b.m), 1024.0f);
-    CHECK(step_ranks(a.m, &ba, b.m, &bb, info) && info[0].outcome == AMP_STEP_APPLIED && info[1].outcome == AMP_STEP_APPLIED);
+    CHECK(step_ranks(a.m, &ba, b.m, &bb, info) && info[0].outcome == AMP_STEP_APPLIED
+          && info[1].outcome == AMP_STEP_APPLIED);
     /* Rank 0 reports inf through its weights' gradients: its pictures are NaN. */
     for (i = 0; i < 8 * PIXELS; i++) loud[i] = (float)HUGE_VAL - (float)HUGE_VAL;
     ba.inputs[0] = loud;
@@ -971,7 +989,8 @@ static void test_ranks_skip_together(void) {
     snap(&snap_a, a); snap(&snap_b, b);
     CHECK(step_ranks(a.m, &ba, b.m, &bb, info));
     CHECK(info[0].outcome == AMP_STEP_SKIPPED_MODEL && info[1].outcome == AMP_STEP_SKIPPED_MODEL);
-    CHECK_MSG(strstr(info[0].message, "'input1'") && strstr(info[1].message, "another rank"), "%s / %s", info[0].message, info[1].message);
+    CHECK_MSG(strstr(info[0].message, "'input1'") && strstr(info[1].message, "another rank"), "%s / %s",
+              info[0].message, info[1].message);
     CHECK(amp_model_scaler(a.m)->state.scale == 512.0f && amp_model_scaler(b.m)->state.scale == 512.0f);
     snap(&snap_c, a); CHECK(same(&snap_a, &snap_c));
     snap(&snap_c, b); CHECK(same(&snap_b, &snap_c));
@@ -1092,7 +1111,8 @@ static void test_no_allocation_in_steps(void) {
         stats = (amp_layer_stats*)malloc((size_t)amp_model_layer_count(t.m) * sizeof *stats);
         CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK && amp_train_step(t.m, &bad, NULL) == AMP_OK);
         CHECK(amp_evaluate(t.m, &b, &e) == AMP_OK && amp_predict(t.m, &b, t.v[10], out) == AMP_OK);
-        CHECK(amp_model_stats(t.m, &b, stats, amp_model_layer_count(t.m)) == AMP_OK && amp_model_sync_params(t.m) == AMP_OK);
+        CHECK(amp_model_stats(t.m, &b, stats, amp_model_layer_count(t.m)) == AMP_OK
+              && amp_model_sync_params(t.m) == AMP_OK);
         CHECK(allocations == before);
         free(stats);
         amp_model_destroy(t.m);
