@@ -571,7 +571,7 @@ typedef struct amp_policy_desc {
     amp_style style;          /* O1 only */
     const amp_op* white;      /* operators to run LOW besides the level's; copied */
     int white_count;
-    const amp_op* black;      /* operators to run in FP32; one in both lists is an error */
+    const amp_op* black;      /* operators to run in FP32; give one list or the other */
     int black_count;
     int keep_batchnorm_fp32;  /* 0 = the level's (O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in Apex */
     int master_weights;       /* 0 = the level's (O1, O2 yes, O3 no); 1, AMP_ZERO: O2 and O3 only, as in
@@ -603,7 +603,7 @@ typedef struct amp_policy {
 } amp_policy;
 
 /* desc == NULL: O0. AMP_ERR_POLICY with the reason for an illegal combination (unknown level or
-   operator, an operator on both lists, an override that the level does not have). A loss can't be put on
+   operator, both lists at once, an override that the level does not have). A loss can't be put on
    the white list: AMP_ERR_POLICY. */
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc);
 /* Replaces one rule. AMP_ERR_POLICY for an unknown operator or rule, or a loss that is not FP32. */
@@ -5035,7 +5035,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     if (r != AMP_OK) return r;
     if (rows < 1 || d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-                         "layer norm: input %zux%zu needs sizes >= 1", rows, d);
+                         "layer norm: input %.0fx%.0f needs sizes >= 1", (double)rows, (double)d);
     eps = eps == 0.0f ? 1e-5f : eps;
     if (!(eps > 0.0f))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g needs > 0", (double)eps);
@@ -5180,7 +5180,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     if (r != AMP_OK) return r;
     if (rows < 1 || d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-                         "layer norm backward: %zux%zu needs sizes >= 1", rows, d);
+                         "layer norm backward: %.0fx%.0f needs sizes >= 1", (double)rows, (double)d);
     q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
     q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
     if (dgamma || dbeta) {
@@ -5600,8 +5600,8 @@ AMPI_FN void ampi_copy_elements(void* dst, amp_dtype dt, size_t to, const void* 
 AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total,
                                       size_t column) {
     if (d <= d_total && column <= d_total - d) return AMP_OK;
-    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: columns %zu..%zu+%zu do not fit in %zu",
-                     op, column, column, d, d_total);
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: columns %.0f..%.0f+%.0f do not fit in %.0f",
+                     op, (double)column, (double)column, (double)d, (double)d_total);
 }
 
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
@@ -5650,8 +5650,8 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     size_t i;
     if (n < 1 || classes < 1 || classes > INT32_MAX)
         return ampi_fail(log, AMP_ERR_SHAPE,
-                         "softmax cross-entropy: %zu rows of %zu classes need sizes of 1 to 2^31-1", n,
-                         classes);
+                         "softmax cross-entropy: %.0f rows of %.0f classes need sizes of 1 to 2^31-1", (double)n,
+                         (double)classes);
     if (!(smoothing >= 0.0f && smoothing < 1.0f))
         return ampi_fail(log, AMP_ERR_DESC, "softmax cross-entropy: smoothing %g is outside [0,1)",
                          (double)smoothing);
@@ -5659,8 +5659,8 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     for (i = 0; i < n; i++)
         if (labels[i] < 0 || (size_t)labels[i] >= classes)
             return ampi_fail(log, AMP_ERR_ARGUMENT,
-                             "softmax cross-entropy: label %ld at row %zu is outside 0..%zu",
-                             (long)labels[i], i, classes - 1);
+                             "softmax cross-entropy: label %ld at row %.0f is outside 0..%.0f",
+                             (long)labels[i], (double)i, (double)(classes - 1));
     return AMP_OK;
 }
 
@@ -5992,13 +5992,16 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
 }
 
 AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
-    int i, j;
+    int i;
     if (d->white_count < 0 || d->black_count < 0 || (d->white_count && !d->white)
         || (d->black_count && !d->black))
         return ampi_fail(d->logger, AMP_ERR_POLICY,
                          "policy: a list has a count but no entries, or a count below 0");
     if (d->level == AMP_O0 && (d->white_count || d->black_count))
         return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: O0 runs everything in FP32, it takes no lists");
+    if (d->white_count && d->black_count)
+        return ampi_fail(d->logger, AMP_ERR_POLICY,
+                         "policy: give a white or a black list, not both; for more take amp_policy_set_rule");
     for (i = 0; i < d->white_count + d->black_count; i++) {
         amp_op op = i < d->white_count ? d->white[i] : d->black[i - d->white_count];
         if (!ampi_op_is_valid(op) || ampi_op_is_transparent(op))
@@ -6010,12 +6013,6 @@ AMPI_FN amp_result ampi_policy_check_lists(const amp_policy_desc* d) {
                              "policy: %s on the white list: a loss is FP32 at every level",
                              amp_op_name(op));
     }
-    for (i = 0; i < d->white_count; i++)
-        for (j = 0; j < d->black_count; j++)
-            if (d->white[i] == d->black[j])
-                return ampi_fail(d->logger, AMP_ERR_POLICY,
-                                 "policy: %s is on the white and on the black list",
-                                 amp_op_name(d->white[i]));
     return AMP_OK;
 }
 
@@ -6810,8 +6807,8 @@ AMPI_FN uint32_t ampi_scaler_seen(const amp_scaler* s, const ampi_tensors* t, ui
     return done;
 }
 
-/* Remembers what was done to a list. A check of a list that is known as unscaled tells nothing new; one
-   that finds the table full is forgotten, and the step will check again. */
+/* Remembers what was done to a list. Where its first tensor was unscaled as a list of its own, that list's size
+   stays. A check that finds the table full is forgotten: the step will check again. */
 AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
     const void* data = ampi_tensors_first(t);
     amp_scaler_list* entry = ampi_scaler_entry(s, data);
@@ -6820,10 +6817,8 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
         entry = &s->lists[s->list_count++];
         memset(entry, 0, sizeof *entry);
         entry->data = data;
-    } else if (done == AMPI_CHECKED && (entry->done & ~(uint32_t)AMPI_CHECKED)) {
-        return;
     }
-    entry->elements = ampi_tensors_elements(t);
+    if (!(entry->done & AMPI_UNSCALED)) entry->elements = ampi_tensors_elements(t);
     entry->done |= done;
     entry->norm = norm;
 }

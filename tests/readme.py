@@ -5,7 +5,7 @@ import difflib, os, platform, re, subprocess, sys, datetime
 
 def read(path): return open(path, encoding="utf-8").read()
 
-def program(): return "```c\n" + read("examples/train_small.c").split("*/", 1)[1].strip() + "\n```"
+def program(): return "```c\n" + read("examples/train_small.c").split("*/", 1)[1].strip().replace("../amp.h", "amp.h") + "\n```"
 
 def diff():
     a, b = (read("examples/" + n).split("\n") for n in ("own_loop_fp32.c", "own_loop.c"))

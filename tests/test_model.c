@@ -1083,7 +1083,7 @@ static void test_desc_errors(void) {
     d = model_desc(2, AMP_O1, AMP_F16); d.precision.master_weights = 1; refused_desc(d, AMP_ERR_POLICY, "master_weights");
     d = model_desc(2, (amp_level)9, AMP_F16); refused_desc(d, AMP_ERR_POLICY, "level 9");
     d = model_desc(2, AMP_O2, AMP_F16); d.precision.white = d.precision.black = &op; d.precision.white_count = d.precision.black_count = 1;
-    refused_desc(d, AMP_ERR_POLICY, "gelu");
+    refused_desc(d, AMP_ERR_POLICY, "not both");
     memset(&policy, 0, sizeof policy);                   /* never initialised */
     d = model_desc(2, AMP_O1, AMP_F16); d.policy = &policy; refused_desc(d, AMP_ERR_POLICY, "low_dtype");
     amp_policy_init(&policy, NULL);
@@ -1272,17 +1272,21 @@ static void test_types_by_level(void) {
 
 /* Lists move an operator and say so; a policy edited by hand, too. */
 static void test_lists_in_a_model(void) {
-    static const amp_op white[] = { AMP_OP_LAYER_NORM }, black[] = { AMP_OP_RELU, AMP_OP_LINEAR };
+    static const amp_op black[] = { AMP_OP_RELU, AMP_OP_LINEAR };
     amp_model_desc d = model_desc(2, AMP_O1, AMP_F16);
+    amp_policy policy;
     amp_model* m = NULL;
     amp_value swapped;
     classes v;
-    d.precision.white = white; d.precision.white_count = 1; d.precision.black = black; d.precision.black_count = 2;
+    d.precision.black = black; d.precision.black_count = 2;
+    CHECK(amp_policy_init(&policy, &d.precision) == AMP_OK);
+    CHECK(amp_policy_set_rule(&policy, AMP_OP_LAYER_NORM, AMP_RULE_LOW) == AMP_OK);
+    d.policy = &policy;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     v = build_classes(m);
     swapped = amp_concat(m, v.conv, v.relu);
     CHECK(amp_model_finalize(m) == AMP_OK);
-    CHECK(layer_of(m, v.ln)->compute_dtype == AMP_F16 && layer_of(m, v.ln)->reason == AMP_REASON_WHITE);
+    CHECK(layer_of(m, v.ln)->compute_dtype == AMP_F16 && layer_of(m, v.ln)->reason == AMP_REASON_RULE);
     CHECK(layer_of(m, v.relu)->compute_dtype == AMP_F32 && layer_of(m, v.relu)->reason == AMP_REASON_BLACK);
     CHECK(layer_of(m, v.fc)->compute_dtype == AMP_F32 && layer_of(m, v.fc)->param_dtype == AMP_F32);
     CHECK(layer_of(m, v.add)->compute_dtype == AMP_F32);          /* FP32 and half: the widest */

@@ -665,6 +665,7 @@ static void several_optimizers(void) {
     REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o2, &s, NULL));      /* half of it: refused */
     CHECK(amp_scaler_unscale(&s, t + 2, 1, NULL) == AMP_OK && amp_optimizer_step(&o2, &s, NULL) == AMP_OK);
     CHECK(c.g[0] == 1.0f && c.w[0] == w2 - 1.0f);
+    CHECK(amp_scaler_check(&s, t + 1, 2, NULL) == AMP_OK);         /* looking is allowed after the step, too */
     CHECK(amp_optimizer_step(&o, &s, NULL) == AMP_OK && b.g[0] == 4.0f && b.w[0] == w - 1.0f);     /* this one was not */
     CHECK(amp_scaler_update(&s) == AMP_OK);
     amp_scaler_scale_loss(&s, 1.0f);

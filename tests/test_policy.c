@@ -203,21 +203,28 @@ static void test_overrides(void) {
 
 /* --- lists ------------------------------------------------------------------------------------ */
 
+static void list_moves(int is_white, const amp_op list[2], amp_rule rule, amp_reason reason) {
+    amp_policy_desc d = level_desc(AMP_O1);
+    amp_policy p;
+    int i;
+    if (is_white) { d.white = list; d.white_count = 2; } else { d.black = list; d.black_count = 2; }
+    p = policy_of(d);
+    for (i = 0; i < OPS; i++) {
+        amp_op op = table[i].op;
+        int listed = op == list[0] || op == list[1];
+        CHECK_MSG(p.rules[op] == (listed ? rule : rule_of(table[i].rules[1])), "%s", table[i].name);
+        CHECK(p.reasons[op] == (listed ? reason : AMP_REASON_LEVEL));
+    }
+}
+
 static void test_lists(void) {
     amp_op white[2] = { AMP_OP_SOFTMAX, AMP_OP_GELU }, black[2] = { AMP_OP_LINEAR, AMP_OP_RELU };
     amp_policy_desc d = level_desc(AMP_O1);
     amp_policy p;
-    int i;
+    list_moves(1, white, AMP_RULE_LOW, AMP_REASON_WHITE);
+    list_moves(0, black, AMP_RULE_FP32, AMP_REASON_BLACK);
     d.white = white; d.white_count = 2;
-    d.black = black; d.black_count = 2;
     p = policy_of(d);
-    for (i = 0; i < OPS; i++) {
-        amp_op op = table[i].op;
-        int on_white = op == AMP_OP_SOFTMAX || op == AMP_OP_GELU, on_black = op == AMP_OP_LINEAR || op == AMP_OP_RELU;
-        amp_rule want = on_white ? AMP_RULE_LOW : on_black ? AMP_RULE_FP32 : rule_of(table[i].rules[1]);
-        CHECK_MSG(p.rules[op] == want, "%s", table[i].name);
-        CHECK(p.reasons[op] == (on_white ? AMP_REASON_WHITE : on_black ? AMP_REASON_BLACK : AMP_REASON_LEVEL));
-    }
     white[0] = AMP_OP_ADD;                      /* the policy has its own copy */
     CHECK(p.rules[AMP_OP_SOFTMAX] == AMP_RULE_LOW && p.rules[AMP_OP_ADD] == AMP_RULE_PROMOTE);
 
@@ -237,10 +244,11 @@ static void refused_lists(amp_level level, amp_op white, int white_count, amp_op
 
 static void test_list_errors(void) {
     amp_policy_desc d;
-    refused_lists(AMP_O1, AMP_OP_GELU, 1, AMP_OP_GELU, 1, "gelu is on the white and on the black list");
-    refused_lists(AMP_O1, AMP_OP_COUNT, 1, AMP_OP_GELU, 1, "not an operator");
-    refused_lists(AMP_O1, AMP_OP_GELU, 1, (amp_op)-1, 1, "not an operator");
-    refused_lists(AMP_O2, AMP_OP_GELU, 1, (amp_op)1000, 1, "1000");
+    refused_lists(AMP_O1, AMP_OP_GELU, 1, AMP_OP_GELU, 1, "not both");
+    refused_lists(AMP_O1, AMP_OP_GELU, 1, AMP_OP_LINEAR, 1, "not both");
+    refused_lists(AMP_O1, AMP_OP_COUNT, 1, AMP_OP_GELU, 0, "not an operator");
+    refused_lists(AMP_O1, AMP_OP_GELU, 0, (amp_op)-1, 1, "not an operator");
+    refused_lists(AMP_O2, AMP_OP_GELU, 0, (amp_op)1000, 1, "1000");
     refused_lists(AMP_O1, AMP_OP_INPUT, 1, AMP_OP_GELU, 0, "not an operator");
     refused_lists(AMP_O1, AMP_OP_GELU, 0, AMP_OP_FLATTEN, 1, "not an operator");
     refused_lists(AMP_O1, AMP_OP_MSE, 1, AMP_OP_GELU, 0, "loss");
