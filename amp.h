@@ -1102,7 +1102,8 @@ typedef struct amp_model_desc {
     const amp_comm* comm;              /* NULL = alone */
     amp_allocator allocator;           /* zeroed = malloc, free */
     amp_logger logger;                 /* zeroed = silent; amp_model_error has the last sentence in any
-                                          case */
+                                          case. It serves the parts too: the loggers of their descs are
+                                          not used */
 } amp_model_desc;
 
 /* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY. */
@@ -1543,12 +1544,13 @@ AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_da
 __attribute__((format(printf, 3, 4), unused))
 #endif
 static amp_result ampi_fail(const amp_logger* logger, amp_result code, const char* format, ...) {
-    char sentence[512];
+    char sentence[512], *p;
     va_list args;
     if (!logger || !logger->log) return code;
     va_start(args, format);
     vsnprintf(sentence, sizeof sentence, format, args);
     va_end(args);
+    for (p = sentence; *p; p++) if ((unsigned char)*p < 0x20) *p = ' ';      /* a name may hold anything */
     logger->log(code, sentence, logger->user_data);
     return code;
 }
@@ -4242,12 +4244,17 @@ AMPI_FN amp_result ampi_pool_plan_make(const amp_pool2d_shape* s, ampi_pool_plan
     p->ph = s->pad_h; p->pw = s->pad_w;
     p->exclude_pad = s->exclude_pad != 0;
     p->planes = ampi_area((size_t)s->n, (size_t)s->channels);
+    if (ampi_area(p->planes, (size_t)s->height * (size_t)s->width) > SIZE_MAX / 16)
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "pool2d: input %dx%dx%dx%d is more than memory can hold", s->n,
+                         s->channels, s->height, s->width);
     oh = (int64_t)p->h + 2 * (int64_t)p->ph - p->kh;
     ow = (int64_t)p->w + 2 * (int64_t)p->pw - p->kw;
     if (oh < 0 || ow < 0)
         return ampi_fail(log, AMP_ERR_SHAPE,
                          "pool2d: kernel %dx%d is larger than its %dx%d input with padding %dx%d", p->kh,
                          p->kw, p->h, p->w, p->ph, p->pw);
+    if (oh / p->sh >= INT32_MAX || ow / p->sw >= INT32_MAX)
+        return ampi_fail(log, AMP_ERR_SHAPE, "pool2d: an output side of an input of %dx%d is no int", p->h, p->w);
     p->oh = (int)(oh / p->sh) + 1;
     p->ow = (int)(ow / p->sw) + 1;
     return AMP_OK;
@@ -5696,10 +5703,8 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 }, { "loss", loss, AMP_F32, 0 } };
     double parts[AMPI_PARTS];
     int64_t i;
-    amp_result r = ampi_check_labels(exec, labels, smoothing, n, classes);
-    if (r != AMP_OK
-        || (r = AMPI_CHECK(exec, "softmax cross-entropy", ampi_area(n, classes), list)) != AMP_OK)
-        return r;
+    amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", ampi_area(n, classes), list);
+    if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
     for (i = 0; i < AMPI_PARTS; i++) {
         double sum = 0.0;
@@ -5743,10 +5748,8 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
                                    { "dlogits", dlogits, dlogits_dtype, 1 } };
     float factor;
     int64_t i;
-    amp_result r = ampi_check_labels(exec, labels, smoothing, n, classes);
-    if (r != AMP_OK
-        || (r = AMPI_CHECK(exec, "softmax cross-entropy backward", ampi_area(n, classes), list)) != AMP_OK)
-        return r;
+    amp_result r = AMPI_CHECK(exec, "softmax cross-entropy backward", ampi_area(n, classes), list);
+    if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if (!dlogits) return AMP_OK;
     factor = ampi_loss_factor(loss_scale, weight, n);
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
@@ -5828,9 +5831,10 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
 }
 
 AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
-                                      const void* target, amp_dtype tt, float factor, void* dx,
-                                      amp_dtype dxt, size_t n, const amp_exec* exec) {
+                                      const void* target, amp_dtype tt, const float* loss_scale,
+                                      float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, xt, 0 }, { "target", target, tt, 0 }, { "dx", dx, dxt, 1 } };
+    float factor;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, op, n, list);
     if (r != AMP_OK) return r;
@@ -5838,6 +5842,8 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
                          "%s: the mean of no elements is not defined", op);
     if (!dx) return AMP_OK;
+    factor = ampi_loss_factor(loss_scale, weight, n);
+    if (kind == AMPI_MSE) factor *= 2.0f;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < ampi_tiles(n); i++) {
         float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
@@ -5858,7 +5864,7 @@ AMP_DEF amp_result amp_mse_backward(const void* x, amp_dtype x_dtype, const void
                                     amp_dtype target_dtype, const float* loss_scale, float weight, void* dx,
                                     amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
     return ampi_loss_backward(AMPI_MSE, "mse backward", x, x_dtype, target, target_dtype,
-                              2.0f * ampi_loss_factor(loss_scale, weight, n), dx, dx_dtype, n, exec);
+                              loss_scale, weight, dx, dx_dtype, n, exec);
 }
 AMP_DEF amp_result amp_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
                                                amp_dtype target_dtype, float* loss, size_t n,
@@ -5870,7 +5876,7 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
                                                 float weight, void* dx, amp_dtype dx_dtype, size_t n,
                                                 const amp_exec* exec) {
     return ampi_loss_backward(AMPI_BCE, "bce with logits backward", x, x_dtype, target, target_dtype,
-                              ampi_loss_factor(loss_scale, weight, n), dx, dx_dtype, n, exec);
+                              loss_scale, weight, dx, dx_dtype, n, exec);
 }
 
 /* ======================================================================================== */
@@ -6374,7 +6380,7 @@ AMPI_FN const void* ampi_tensors_first(const ampi_tensors* t) {
    of a wave may run in parallel, their results are combined in order. Neither size depends on the
    machine. */
 #define AMPI_CHUNK 16384
-#define AMPI_WAVE  128
+#define AMPI_WAVE  512
 #define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
 
 typedef struct ampi_chunk {
@@ -7127,6 +7133,14 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     return AMP_OK;
 }
 
+/* What every saved state fulfils: a scale from 0 to infinity, counters that can go on counting. */
+AMPI_FN int ampi_scaler_state_is_sound(const amp_scaler_rule* r, const unsigned char* p) {
+    int32_t tracker = (int32_t)ampi_get32(p + 68), left = (int32_t)ampi_get32(p + 72);
+    return ampi_get32(p + 64) <= 0x7f800000u && tracker >= r->start && left >= 0 && left <= r->hysteresis
+        && ampi_get32(p + 76) <= INT32_MAX && ampi_get64(p + 80) < (uint64_t)1 << 62
+        && ampi_get64(p + 88) < (uint64_t)1 << 62;
+}
+
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size) {
     const unsigned char* p = (const unsigned char*)bytes;
     unsigned char head[AMPI_SCALER_HEAD];
@@ -7146,6 +7160,9 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     if (memcmp(p, head, sizeof head) != 0)
         return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: the state was saved by a scaler with another rule");
+    if (!ampi_scaler_state_is_sound(&s->rule, p))
+        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
+                         "amp_scaler_load: the state holds a scale or a count that no scaler has");
     scale = ampi_get32(p + 64);
     s->state.scale = ampi_float(scale);
     s->state.tracker = (int32_t)ampi_get32(p + 68);
@@ -8115,7 +8132,7 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
 /* The policy: the user's own, or one made from `precision`. */
 AMPI_FN amp_result ampi_model_take_policy(amp_model* m) {
     amp_policy_desc precision = m->desc.precision;
-    if (!precision.logger) precision.logger = &m->op_logger;
+    precision.logger = &m->op_logger;
     if (!m->desc.policy) return amp_policy_init(&m->policy, &precision);
     m->policy = *m->desc.policy;
     return ampi_policy_check(&m->policy, &m->op_logger);
@@ -8142,9 +8159,9 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     amp_model* m;
     amp_result r;
     const amp_logger* logger = desc ? &desc->logger : NULL;
+    if (out) *out = NULL;
     if (!out || !desc)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_model_create: out and desc must not be NULL");
-    *out = NULL;
     if ((desc->allocator.alloc == NULL) != (desc->allocator.free == NULL))
         return ampi_fail(logger, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
     m = (amp_model*)ampi_alloc(&desc->allocator, sizeof *m);
@@ -9189,7 +9206,7 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
         d.preset = AMP_SCALER_STATIC;
         d.init_scale = 1.0f;
     }
-    if (!d.logger) d.logger = &m->op_logger;
+    d.logger = &m->op_logger;
     return amp_scaler_init(&m->scaler, &d);
 }
 
@@ -9214,7 +9231,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     size_t arena = 0, stats, running = 0;
     amp_result r;
     int moments;
-    if (!od.logger) od.logger = &m->op_logger;
+    od.logger = &m->op_logger;
     moments = amp_optimizer_moments(&od);
     if (moments < 0) return AMP_ERR_DESC;
     if ((r = ampi_init_scaler(m)) != AMP_OK) return r;
@@ -11425,7 +11442,7 @@ AMPI_FN amp_result ampi_checkpoint_read_state(amp_model* m, const ampi_file* f, 
     uint32_t lr = 0xffffffffu;
     if (ampi_hex_decode(ampi_file_text_at(f, "amp.lr"), b, 4))
         lr = (uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 | (uint32_t)b[2] << 8 | b[3];
-    if (lr >= 0x7f800000u || !ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) || step > INT64_MAX
+    if (lr >= 0x7f800000u || !ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) || step >> 62
         || !ampi_parse_decimal(ampi_file_text_at(f, "amp.pass"), &out->passes))
         return ampi_model_fail(m, AMP_ERR_FORMAT,
                                "checkpoint: '%s': amp.step, amp.lr or amp.pass is malformed", f->path);

@@ -1,11 +1,15 @@
-/* bits.c - one training run whose result must be the same bits everywhere: prints one hash over the weights, moments,
-   running statistics, losses and scaler state of ten steps at O0, O1 and O2, in FP16 and BF16, with SGD-momentum and
-   AdamW. The network has a layer of every kind. See test_bits.sh for where it is run. */
+/* bits.c - training whose result must be the same bits everywhere: prints one hash over the losses, scaler states,
+   weights and moments of ten steps at O0, O1 and O2, in FP16 and BF16, with SGD-momentum and AdamW, and of two steps
+   of a network that is wide enough for OpenMP to use its threads. The network has a layer of every kind.
+   See test_bits.sh for where it is run. */
 #include "../amp.h"
 #include <stdio.h>
 #include <string.h>
+#ifdef _OPENMP
+  #include <omp.h>
+#endif
 
-enum { BATCH = 12, SIDE = 20, STEPS = 10 };
+enum { SIDE = 20, BATCH = 12, STEPS = 10, WIDE_BATCH = 48, WIDE_STEPS = 2 };
 
 /* FNV-1a on bytes, in an order that does not depend on the machine's. */
 static uint64_t hash_bits(uint64_t h, uint32_t bits) {
@@ -23,7 +27,7 @@ static uint64_t hash_floats(uint64_t h, const float* x, size_t n) {
     return h;
 }
 
-static void build(amp_model* m) {
+static void build(amp_model* m, int hidden) {
     amp_conv2d_desc c;
     amp_value x = amp_input(m, 1, SIDE, SIDE), y;
     memset(&c, 0, sizeof c);
@@ -38,15 +42,16 @@ static void build(amp_model* m) {
     y = amp_gelu(m, amp_conv2d(m, x, &c));
     x = amp_add(m, x, y);
     x = amp_avgpool2d(m, amp_concat(m, x, amp_sigmoid(m, y)), 2);                      /* 16 x 4 x 4 */
-    x = amp_layer_norm(m, amp_tanh(m, amp_linear(m, x, 40)), NULL);
+    x = amp_layer_norm(m, amp_tanh(m, amp_linear(m, x, hidden)), NULL);
     x = amp_dropout(m, x, 0.1f);
     amp_mse(m, amp_softmax(m, amp_linear(m, x, 10)), NULL);
     amp_softmax_cross_entropy(m, amp_linear(m, x, 10), NULL);
 }
 
-static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind kind) {
-    static float x[BATCH * SIDE * SIDE], one_hot[BATCH * 10];
-    static int32_t labels[BATCH];
+static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind kind, int wide) {
+    static float x[WIDE_BATCH * SIDE * SIDE], one_hot[WIDE_BATCH * 10];
+    static int32_t labels[WIDE_BATCH];
+    const int batch = wide ? WIDE_BATCH : BATCH, steps = wide ? WIDE_STEPS : STEPS;
     amp_model_desc d;
     amp_scaler_desc sd;
     amp_model* m;
@@ -57,7 +62,7 @@ static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind k
     memset(&d, 0, sizeof d);
     memset(&sd, 0, sizeof sd);
     memset(&b, 0, sizeof b);
-    d.batch = BATCH;
+    d.batch = batch;
     d.seed = 7;
     d.precision.level = level;
     d.precision.low_dtype = low;
@@ -70,17 +75,17 @@ static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind k
     sd.growth_interval = 3;
     if (level != AMP_O0) d.scaler = &sd;
     if (amp_model_create(&m, &d) != AMP_OK) return 0;
-    build(m);
+    build(m, wide ? 160 : 40);
     if (amp_model_finalize(m) != AMP_OK) return 0;
-    b.n = BATCH;
+    b.n = batch;
     b.inputs[0] = x;
     b.targets[0] = one_hot;
     b.targets[1] = labels;
-    for (k = 0; k < STEPS; k++) {
-        for (i = 0; i < BATCH * SIDE * SIDE; i++) x[i] = amp_random_normal(11, (uint64_t)(k * BATCH * SIDE * SIDE + i));
+    for (k = 0; k < steps; k++) {
+        for (i = 0; i < batch * SIDE * SIDE; i++) x[i] = amp_random_normal(11, (uint64_t)(k * batch * SIDE * SIDE + i));
         memset(one_hot, 0, sizeof one_hot);
-        for (i = 0; i < BATCH; i++) {
-            labels[i] = (int32_t)(amp_random_bits(12, (uint64_t)(k * BATCH + i)) % 10u);
+        for (i = 0; i < batch; i++) {
+            labels[i] = (int32_t)(amp_random_bits(12, (uint64_t)(k * batch + i)) % 10u);
             one_hot[i * 10 + labels[i]] = 1.0f;
         }
         if (amp_train_step(m, &b, &info) != AMP_OK) return 0;
@@ -98,19 +103,29 @@ static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind k
     return 1;
 }
 
+/* One line for people, and its hash into that of the whole. */
+static int line(uint64_t* all, const char* name, amp_level level, amp_dtype low, amp_optimizer_kind kind, int wide) {
+    uint64_t h = 1469598103934665603u;
+    if (!run(&h, level, low, kind, wide)) return 0;
+    printf("%-4s %s %-4s %-5s %08lx%08lx\n", name, amp_level_name(level), level == AMP_O0 ? "f32" : amp_dtype_name(low),
+           kind == AMP_SGD ? "sgd" : "adamw", (unsigned long)(h >> 32), (unsigned long)(h & 0xffffffffu));
+    *all = hash_bits(hash_bits(*all, (uint32_t)(h >> 32)), (uint32_t)h);
+    return 1;
+}
+
 int main(void) {
     static const amp_level levels[] = { AMP_O0, AMP_O1, AMP_O2, AMP_O1, AMP_O2 };
     static const amp_dtype types[] = { AMP_F16, AMP_F16, AMP_F16, AMP_BF16, AMP_BF16 };
     uint64_t all = 1469598103934665603u;
-    int i, k;
+    int i, k, threads = 1;
     for (i = 0; i < 5; i++)
-        for (k = 0; k < 2; k++) {
-            uint64_t h = 1469598103934665603u;
-            if (!run(&h, levels[i], types[i], k ? AMP_ADAMW : AMP_SGD)) return 1;
-            printf("%s %-4s %-5s %08lx%08lx\n", amp_level_name(levels[i]), i ? amp_dtype_name(types[i]) : "f32", k ? "adamw" : "sgd",
-                   (unsigned long)(h >> 32), (unsigned long)(h & 0xffffffffu));
-            all = hash_bits(hash_bits(all, (uint32_t)(h >> 32)), (uint32_t)h);
-        }
+        for (k = 0; k < 2; k++)
+            if (!line(&all, "", levels[i], types[i], k ? AMP_ADAMW : AMP_SGD, 0)) return 1;
+    if (!line(&all, "wide", AMP_O1, AMP_F16, AMP_ADAMW, 1)) return 1;
+#ifdef _OPENMP
+    threads = omp_get_max_threads();
+#endif
+    printf("path %s, %d thread%s\n", amp_isa_name(amp_cpu_isa()), threads, threads > 1 ? "s" : "");
     printf("hash %08lx%08lx\n", (unsigned long)(all >> 32), (unsigned long)(all & 0xffffffffu));
     return 0;
 }

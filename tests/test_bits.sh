@@ -1,44 +1,85 @@
 #!/bin/sh
-# test_bits.sh [MATRIX]: builds bits.c in many ways and compares the hash with that of the plainest build (portable C,
-# -O0, one thread). Writes the table of what was run to MATRIX. What is not installed is skipped and named.
+# test_bits.sh [TABLE]: builds bits.c in many ways and compares its hash with the one below; `make test-bits` runs it.
+# Writes what was run as a Markdown table (default build/bits/table.md). What is not installed is named there.
+# CC: the first compiler, default cc. JOBS: builds at a time, default 2. ONLY: run only cells whose name contains this.
 cd "$(dirname "$0")/.." || exit 1
-out=build/bits; mkdir -p $out
-table=${1:-$out/matrix.txt}; : > "$table"
-passed=0; failed=0; skipped=0; expected=
+expected=f2c86841e71f88c3   # changes only where bits.c or the arithmetic of amp.h is changed on purpose
+out=build/bits; rm -rf $out; mkdir -p $out
+table=${1:-$out/table.md}
+jobs=${JOBS:-2}; n=0
+sources="tests/bits.c tests/impl.c"
+host="$(uname -s) $(uname -m)"
+export NODE_PATH="${NODE_PATH:-/usr/share/nodejs}" WINEDEBUG=-all WINEPREFIX="$PWD/build/wine"
 
-row() { printf '| %s | %s |\n' "$1" "$2" >> "$table"; }
 have() { command -v "$1" > /dev/null 2>&1; }
-cell() { # cell NAME BUILD RUN: BUILD makes $out/bits from the two sources, RUN prints the lines
-    if ! sh -c "$2" > $out/log 2>&1; then failed=$((failed + 1)); echo "FAILED  $1: does not build"; tail -n 5 $out/log; row "$1" "does not build"; return; fi
-    sh -c "$3" > $out/lines 2>> $out/log; hash=$(sed -n 's/^hash //p' $out/lines)
-    [ -n "$expected" ] || { expected=$hash; cp $out/lines $out/expected; echo "reference hash $expected"; }
-    if [ -n "$hash" ] && [ "$hash" = "$expected" ]; then passed=$((passed + 1)); echo "ok      $1"; row "$1" "same"
-    else failed=$((failed + 1)); echo "FAILED  $1: '$hash'"; diff $out/lines $out/expected | grep '^<'; row "$1" "differs"; fi
+version() { "$1" --version 2> /dev/null | sed -n '1s/.*\( [0-9][0-9.]*\).*/\1/p'; }
+
+# A cell writes $d.row, a line of the table, and $d.say, lines for the terminal.
+row() { printf '| %s | `%s` | %s | %s |\n' "$1" "$2" "$3" "$4" > $d.row; }
+not_run() { echo "skipped: $1, $2: $3" > $d.say; row "$1" "$2" "-" "not run: $3"; }
+
+cell() { # cell PLACE COMPILER FLAGS RUNNER [ENVIRONMENT...]: builds once, runs under each environment
+    place=$1 compiler=$2 flags=$3 runner=$4 name=$2${3:+ $3}; shift 4
+    case "$place $name" in *"$ONLY"*) ;; *) return;; esac
+    for tool in "$compiler" ${runner%% *}; do have "$tool" || { not_run "$place" "$name" "no ${tool##*/}"; return; }; done
+    # shellcheck disable=SC2086
+    printf 'int main(void) { return 0; }\n' > $d.c && $compiler $flags $d.c -o $d.exe > $d.log 2>&1 && $runner $d.exe > /dev/null 2>&1 ||
+        { not_run "$place" "$name" "these flags are not supported here"; return; }
+    # shellcheck disable=SC2086
+    $compiler $flags $sources -o $d.exe -lm > $d.log 2>&1 ||
+        { echo "FAILED  $place, $name: does not build"; tail -n 5 $d.log; } > $d.say
+    [ ! -s $d.say ] || { row "$place" "$name" "-" "does not build"; return; }
+    [ -n "$compiler" ] && name="$compiler$(version "$compiler")${flags:+ $flags}"
+    run "$@"
 }
-src="tests/bits.c tests/impl.c -o $out/bits -lm"
-native() { # native COMPILER FLAGS [ENVIRONMENT]
-    if ! have "$1"; then skipped=$((skipped + 1)); echo "skipped: $1 is not here"; row "$1 $2 $3" "not run"; return; fi
-    cell "$1 $2 $3" "$1 $2 $src" "$3 $out/bits"
+run() { # run [ENVIRONMENT...]: the built program under each; the promise decides what a difference means
+    [ $# -gt 0 ] || set -- "A="
+    paths=; same=0; differ=0; other=
+    for environment in "$@"; do
+        # shellcheck disable=SC2086
+        env $environment $runner $d.exe 2> $d.log | tr -d '\r' > $d.lines
+        path=$(sed -n 's/^path //p' $d.lines); hash=$(sed -n 's/^hash //p' $d.lines)
+        case "; $paths" in *"; $path"*) ;; *) paths="$paths${paths:+; }$path";; esac
+        if [ "$hash" = "$expected" ]; then same=$((same + 1)); else differ=$((differ + 1)); other="${hash:-no result}"; tail -n 3 $d.log; fi
+    done > $d.note
+    if [ $differ -eq 0 ]; then word="ok     "; result=same; else word="FAILED "; result="**differs**"; fi
+    [ "$promised" = yes ] || { word="ok     "; [ $differ -eq 0 ] && result="same, not promised" || result="differs, not promised"; }
+    { echo "$word $place, $name: $paths: $result $other"; [ "$word" = "ok     " ] || cat $d.note; } > $d.say
+    row "$place" "$name" "$paths" "$result"
 }
-cross() { # cross NAME COMPILER EMULATOR
-    have "${2%% *}" && have "${3%% *}" || { skipped=$((skipped + 1)); echo "skipped: $1: ${2%% *} or ${3%% *} is not here"; row "$1" "not run"; return; }
-    cell "$1" "$2 -O2 $src" "$3 $out/bits"
+promised=yes
+start() { # start CELL...: beside the others, $jobs at a time; the order of the table is that of the calls
+    n=$((n + 1)); d=$out/$(printf %03d $n)
+    "$@" & [ $((n % jobs)) -ne 0 ] || wait
 }
 
-native gcc "-O0 -DAMP_NO_SIMD"
-for isa in scalar avx2 avx512; do native gcc -O2 AMP_ISA=$isa; done
+cc=${CC:-cc}
+start cell "$host" $cc "-O0 -DAMP_NO_SIMD" ""
+start cell "$host" $cc "-O2" "" AMP_ISA=scalar AMP_ISA=neon AMP_ISA=avx2 AMP_ISA=avx512
 for c in gcc clang clang-19; do
-    for flags in -O0 -O2 "-O3 -march=native" "-O2 -flto"; do native $c "$flags"; done
+    for flags in -O0 -O1 -O2 "-O3 -march=native" "-O2 -flto" "-O2 -std=gnu99 -ffp-contract=fast -march=native"; do start cell "$host" $c "$flags" ""; done
 done
-native tcc ""
-native g++ "-x c++ -std=c++11 -O2"
-for n in 1 2 3 4; do native gcc "-O2 -fopenmp" OMP_NUM_THREADS=$n; done
-native gcc "-m32 -O2"
-native gcc "-m32 -O2 -mfpmath=387 -DAMP_NO_SIMD"
-cross aarch64 aarch64-linux-gnu-gcc "qemu-aarch64 -L /usr/aarch64-linux-gnu"
-cross armhf arm-linux-gnueabihf-gcc "qemu-arm -L /usr/arm-linux-gnueabihf"
-cross riscv64 riscv64-linux-gnu-gcc "qemu-riscv64 -L /usr/riscv64-linux-gnu"
-cross "s390x (big-endian)" s390x-linux-gnu-gcc "qemu-s390x -L /usr/s390x-linux-gnu"
-cross ppc64le powerpc64le-linux-gnu-gcc "qemu-ppc64le -L /usr/powerpc64le-linux-gnu"
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+for c in g++ clang++; do start cell "$host" $c "-x c++ -std=c++11 -O2" ""; done
+start cell "$host" tcc "" ""
+for c in gcc clang; do
+    start cell "$host" $c "-O2 -fopenmp" "" OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 OMP_NUM_THREADS=3 OMP_NUM_THREADS=4
+done
+start cell "32-bit x86 with SSE2" i686-linux-gnu-gcc "-O2 -msse2 -mfpmath=sse" "qemu-i386 -L /usr/i686-linux-gnu"
+start cell "32-bit x86 with SSE2" gcc "-m32 -O2 -msse2 -mfpmath=sse" ""
+start cell "Windows (Wine)" x86_64-w64-mingw32-gcc -O2 wine AMP_ISA=scalar AMP_ISA=avx2 AMP_ISA=avx512
+start cell "WebAssembly (Node.js)" emcc "-O2 -sSINGLE_FILE=1 -sALLOW_MEMORY_GROWTH=1" node
+start cell "aarch64 (qemu)" aarch64-linux-gnu-gcc -O2 "qemu-aarch64 -L /usr/aarch64-linux-gnu" AMP_ISA=neon AMP_ISA=scalar
+start cell "armhf (qemu)" arm-linux-gnueabihf-gcc -O2 "qemu-arm -L /usr/arm-linux-gnueabihf"
+start cell "riscv64 (qemu)" riscv64-linux-gnu-gcc -O2 "qemu-riscv64 -L /usr/riscv64-linux-gnu"
+start cell "s390x, big-endian (qemu)" s390x-linux-gnu-gcc -O2 "qemu-s390x -L /usr/s390x-linux-gnu"
+start cell "ppc64le (qemu)" powerpc64le-linux-gnu-gcc -O2 "qemu-ppc64le -L /usr/powerpc64le-linux-gnu"
+promised=no             # these are shown for what they do
+start cell "32-bit x86 with x87" i686-linux-gnu-gcc "-O2 -mfpmath=387 -DAMP_NO_SIMD" "qemu-i386 -L /usr/i686-linux-gnu"
+start cell "$host" gcc -Ofast ""
+wait
+
+{ echo '| Where | Compiler | Path, threads | Bits |'; echo '|---|---|---|---|'; cat $out/*.row; } > "$table"
+cat $out/*.say
+passed=$(cat $out/*.say | grep -c '^ok '); failed=$(cat $out/*.say | grep -c '^FAILED'); skipped=$(cat $out/*.say | grep -c '^skipped')
+echo "$passed passed, $failed failed, $skipped skipped (hash $expected, table in $table)"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
