@@ -1,6 +1,6 @@
 #!/bin/sh
 # check.sh - everything beyond `make test`. Run it through `make check`. CC, PYTHON and DATA come from there:
-# PYTHON needs numpy, torch, safetensors and torch_optimizer, DATA is a directory of MNIST files; what is absent is
+# PYTHON needs numpy, torch and safetensors (and timm, for LAMB), DATA is a directory of MNIST files; what is absent is
 # skipped with a line. Each step prints one line; the output of a failed one follows it.
 cd "$(dirname "$0")/.." || exit 1
 CC=${CC:-cc}; PYTHON=${PYTHON:-python3}; DATA=${DATA:-}
