@@ -7,7 +7,7 @@ B       ?= build
 DATA    ?=
 PYTHON  ?= python3
 
-TESTS    = half gemm conv ops policy scaler optim model train checkpoint report data alloc
+TESTS    = half gemm conv ops policy scaler optim model train checkpoint report data alloc hostile
 EXAMPLES = train_small own_loop_fp32 own_loop manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels
 
 # Parallel builds unless the user says otherwise.
@@ -15,7 +15,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo examples test check clean help
+.PHONY: all demo examples test test-bits check clean help
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
@@ -23,6 +23,9 @@ demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; D
 
 test: $(TESTS:%=$(B)/test_%) ## run all tests (pure C, under two minutes)
 	@sh tests/run.sh "all tests" $^
+
+test-bits: ## the same bits: every compiler, emulator and instruction set found here against one known hash (minutes)
+	@CC="$(CC)" sh tests/test_bits.sh
 
 check: $(B)/impl.o ## everything else that CI runs: compilers, sanitizers, exhaustive conversions, references, proofs
 	@CC="$(CC)" PYTHON="$(PYTHON)" DATA="$(DATA)" sh tests/check.sh

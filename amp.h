@@ -817,8 +817,8 @@ AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, in
    gradients also holds momentum. */
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
                                            int count, int accumulate, amp_overflow_info* info);
-/* "I saw an overflow myself": raises found_inf for this window, e.g. after an all-reduce of flags, or
-   when the forward pass itself overflowed (allowed before scale_loss). */
+/* "I saw an overflow myself": raises found_inf for this window (unless ignore_overflow is set), e.g. after
+   an all-reduce of flags, or when the forward pass itself overflowed (allowed before scale_loss). */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
 /* "May I step?"  1 = every check of this window was clean; 0 = skip this step; negative (an amp_result) =
@@ -5403,7 +5403,7 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "softmax", ampi_area(rows, d), list);
-    if (r != AMP_OK) return r;
+    if (r != AMP_OK || d == 0) return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row++) {
         float tile[AMPI_TILE];
@@ -5445,7 +5445,7 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
                                    { "dx", dx, dx_dtype, 1 } };
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "softmax backward", ampi_area(rows, d), list);
-    if (r != AMP_OK || !dx) return r;
+    if (r != AMP_OK || !dx || d == 0) return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row++) {
         float g_tile[AMPI_TILE], y_tile[AMPI_TILE], zero[AMPI_LANES], sum;
@@ -6164,7 +6164,8 @@ AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
     if (d->growth_interval == 0) d->growth_interval = row->interval ? row->interval : AMP_ZERO;
     if (ampi_is_zero(&d->growth_factor)) d->growth_factor = row->growth;
     if (ampi_is_zero(&d->backoff_factor))
-        d->backoff_factor = row->backoff > 0.0f ? row->backoff : (float)(1.0 / (double)d->growth_factor);
+        d->backoff_factor = row->backoff > 0.0f || !(d->growth_factor > 1.0f)
+                                ? row->backoff : (float)(1.0 / (double)d->growth_factor);
     if (ampi_is_zero(&d->min_scale)) d->min_scale = row->min > 0.0f ? row->min : (float)AMP_ZERO;
     if (d->guard == AMP_GUARD_DEFAULT) d->guard = row->guard;
     if (ampi_is_zero(&d->max_scale) && row->max > 0.0f) d->max_scale = row->max;
@@ -7012,7 +7013,7 @@ AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
     ampi_scaler_open(s);
     s->recorded = 1;
     s->info.found_inf = 1;
-    s->state.found_inf = 1;
+    if (!s->rule.ignore_overflow) s->state.found_inf = 1;
     return AMP_OK;
 }
 
@@ -7214,9 +7215,10 @@ AMPI_FN double ampi_cosine_factor(int64_t part, int64_t whole) {
 }
 
 AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
-    int64_t after = t - s->warmup_steps, whole = s->total_steps - s->warmup_steps;
+    int64_t warmup = s->warmup_steps > 0 ? s->warmup_steps : 0, after = t - warmup;
+    int64_t whole = s->total_steps > warmup ? s->total_steps - warmup : 0;
     double floor_factor = (double)s->floor;
-    if (after < 0) return (double)(t + 1) / ((double)s->warmup_steps + 1.0);
+    if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);
     switch (s->kind) {
         case AMP_SCHEDULE_STEP:
             return ampi_pow_int(ampi_is_zero(&s->gamma) ? (double)0.1f : (double)s->gamma,
@@ -7792,6 +7794,7 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
     amp_overflow_info found;
     ampi_tensors t;
     amp_result r = ampi_optimizer_enter(o, &t, place);
+    if (r == AMP_OK && !s) return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     if (r == AMP_OK) r = ampi_scaler_enter(s, &t, place);
     return r == AMP_OK ? ampi_scaler_unscale(s, &t, place, &found) : r;
 }
@@ -9303,8 +9306,9 @@ AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) {
 
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     int i;
-    if (!m || !out) return AMP_ERR_ARGUMENT;
-    if (!m->finalized) return AMP_ERR_STATE;
+    if (!m) return AMP_ERR_ARGUMENT;
+    if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "amp_model_memory: out is NULL");
+    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_memory: the model is not finalized");
     memset(out, 0, sizeof *out);
     out->activation_bytes = m->blocks[AMPI_BLOCK_ARENA].bytes;
     out->parameter_bytes = m->blocks[AMPI_BLOCK_MASTERS].bytes;
@@ -10106,7 +10110,8 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     ampi_pass p;
     amp_result r;
     int i;
-    if (!m || !info) return AMP_ERR_ARGUMENT;
+    if (!m) return AMP_ERR_ARGUMENT;
+    if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
     if ((r = ampi_check_batch(m, batch, "evaluate", 1)) != AMP_OK) return r;
     memset(info, 0, sizeof *info);
     memset(&p, 0, sizeof p);
@@ -11677,8 +11682,9 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     amp_memory mem;
     size_t parameters = 0;
     int i;
-    if (!m || !out) return AMP_ERR_ARGUMENT;
-    if (!m->finalized) return AMP_ERR_STATE;
+    if (!m) return AMP_ERR_ARGUMENT;
+    if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "amp_model_print: out is NULL");
+    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_print: the model is not finalized");
     fprintf(out, "%s%s%s, batch %d\n", amp_level_name(m->policy.level), m->policy.level == AMP_O0 ? "" : " ",
             m->policy.level == AMP_O0 ? "" : amp_dtype_name(m->policy.low_dtype), m->desc.batch);
     fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator", "output",

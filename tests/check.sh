@@ -27,9 +27,28 @@ two_static_copies() {
     $CC -std=c99 $strict -DUSE_IMPLEMENTATION -DAMP_STATIC -Dmain=other -c tests/compile.c -o $out/b.o &&
     $CC $out/a.o $out/b.o -o $out/two -lm && $out/two
 }
-for c in gcc clang; do
+# The header's own table of option macros, as flags; AMP_DEF needs a value.
+options=$(sed -n '/^\/\* Option macros/,/\*\//s/^     \(AMP_[A-Z_]*\) .*/\1/p' amp.h | sed '/^AMP_IMPLEMENTATION$/d; s/^AMP_DEF$/AMP_DEF=extern/')
+every() { # every COMPILER: all option macros at once; AMP_DEF would undo AMP_STATIC
+    compile_run "$1" -std=c99 -O1 -Wc++-compat $(printf '%s\n' "$options" | sed '/^AMP_DEF/d; s/^/-D/')
+}
+half_beside() { # half_beside COMPILER: a file that has the compiler's own half type; a compiler without it is passed
+    printf '_Float16 own = 1.0f16;\n' > $out/half.c && "$1" -std=c2x -c $out/half.c -o $out/half.o 2> /dev/null || { echo "no _Float16"; return 0; }
+    { echo '#include "../../amp.h"'; echo 'extern float twice(_Float16 h);'
+      echo 'float twice(_Float16 h) { amp_half a; memcpy(&a, &h, sizeof a); return 2.0f * amp_half_to_float(a); }'
+      echo 'int main(void) { return twice((_Float16)1.5f) == 3.0f ? 0 : 1; }'; } | sed '1i #include <string.h>' > $out/half.c
+    "$1" -std=c2x $strict -Wno-pedantic $out/half.c tests/impl.c -o $out/half -lm && $out/half
+}
+mingw() { # to Windows; under Wine, where it is, the program runs too
+    x86_64-w64-mingw32-gcc -std=$1 -O1 $strict -Wc++-compat -DUSE_IMPLEMENTATION tests/compile.c -o $out/compile.exe -lm || return 1
+    if have wine; then WINEDEBUG=-all WINEPREFIX=$PWD/build/wine wine $out/compile.exe; fi
+}
+for c in gcc clang clang-19; do
     have $c || { skip "$c is not here"; continue; }
-    for std in c99 c11 c17 gnu99; do step "$c -std=$std" compile_run $c -std=$std -Wc++-compat -O1; done
+    for std in c99 c11 c17 c2x gnu99; do step "$c -std=$std" compile_run $c -std=$std -Wc++-compat -O1; done
+    for macro in $options; do step "$c -D$macro" compile_run $c -std=c99 -O1 -Wc++-compat -D$macro; done
+    step "$c, all option macros at once" every $c
+    step "$c, beside _Float16" half_beside $c
     for level in 0 2 3; do step "$c -O$level" compile_run $c -std=c99 -O$level; done
     step "$c -march=native -flto" compile_run $c -std=c99 -O3 -march=native -flto
 done
@@ -38,10 +57,8 @@ for c in g++ clang++; do
     for std in c++11 c++14 c++17 c++20; do step "$c -std=$std" compile_cpp $c -std=$std -O1; done
 done
 if have tcc; then step "tcc" sh -c "tcc -DUSE_IMPLEMENTATION tests/compile.c -o $out/tcc -lm && $out/tcc"; else skip "tcc is not here"; fi
-for macro in AMP_STATIC AMP_NO_SIMD AMP_NO_OPENMP AMP_NO_STDIO "AMP_DEF=extern" \
-             "AMP_STATIC -DAMP_NO_SIMD -DAMP_NO_OPENMP -DAMP_NO_STDIO"; do
-    step "-D$macro" compile_run $CC -std=c99 -O1 -D$macro
-done
+if have x86_64-w64-mingw32-gcc; then for std in c99 gnu17; do step "mingw-w64 -std=$std" mingw $std; done
+else skip "no mingw-w64 compiler"; fi
 step "two static copies in one program" two_static_copies
 
 # --- what a linker sees -----------------------------------------------------------------------------
@@ -53,6 +70,39 @@ only_our_symbols() {
 }
 step "public symbols begin with amp_, no writable state but the cpuid cache" only_our_symbols
 step "the header's text: table of contents, comments, ASCII, lengths" $PYTHON tests/check_header.py amp.h README.md $CC
+
+# --- what reads the source ------------------------------------------------------------------------------
+# Switched off, each with its reason:
+# cppcheck  uninitvar, uninitStructMember, ctuuninitvar: it does not follow a buffer filled through a pointer or by a
+#           loop over a size >= 1; the sanitizers and valgrind below watch these. preprocessorErrorDirective: unused.
+# clang-tidy, here, as no comment in the header should talk to a tool:
+#   bugprone-easily-swappable-parameters                  a, lda, b, ldb, ... is what operators take
+#   bugprone-implicit-widening-of-multiplication-result   index of a tile, a lane or a small plane: bounded by constants
+#   bugprone-misplaced-widening-cast                      the same, for planes of at most AMPI_POOL_BAND pixels
+#   bugprone-macro-parentheses                            names and parameter lists in X-macros cannot have any
+#   bugprone-narrowing-conversions                        int to char of a digit or of a byte that was just read
+#   bugprone-not-null-terminated-result                   a memcpy into a buffer whose end is set separately
+#   clang-analyzer-security.insecureAPI.*                 a copy of a short constant into a buffer made for it
+tidy_off="-bugprone-easily-swappable-parameters,-bugprone-implicit-widening-of-multiplication-result"
+tidy_off="$tidy_off,-bugprone-misplaced-widening-cast,-bugprone-macro-parentheses,-bugprone-narrowing-conversions"
+tidy_off="$tidy_off,-bugprone-not-null-terminated-result,-clang-analyzer-security.insecureAPI.*"
+quiet_cppcheck() {
+    cppcheck --std=c99 --enable=warning,portability,performance --quiet --error-exitcode=1 --max-configs=1 -D__x86_64__ \
+        --suppress=uninitvar --suppress=uninitStructMember --suppress=ctuuninitvar tests/impl.c
+}
+if have cppcheck; then step "cppcheck" quiet_cppcheck; else skip "cppcheck is not here"; fi
+if have clang-tidy; then step "clang-tidy" clang-tidy --quiet --checks="$tidy_off" tests/impl.c -- -std=c99; else skip "clang-tidy is not here"; fi
+
+# --- threads --------------------------------------------------------------------------------------------
+# OpenMP is not run under ThreadSanitizer: its runtimes are not built for it, so their barriers look like races.
+race_free() {
+    gcc -std=c99 -O1 -g -fsanitize=thread -pthread tests/test_threads.c tests/impl.c -o $out/threads -lm && $out/threads
+}
+if have gcc; then step "thread sanitizer: two models, first calls" race_free; else skip "gcc is not here"; fi
+
+# --- the same bits ----------------------------------------------------------------------------------------
+step "the same bits: compilers, processors, systems" sh tests/test_bits.sh
+grep '^skipped' $out/log
 
 # --- the tests again, in other builds -----------------------------------------------------------------
 again() { # again DIRECTORY COMPILER FLAGS: the whole of `make test` with other flags
@@ -86,7 +136,7 @@ step "all conversions of all floats" exhaustive -O2
 step "all conversions, every 7th float, -Ofast" exhaustive -Ofast 7
 
 # --- hostile input -----------------------------------------------------------------------------------------
-for f in checkpoint idx; do
+for f in checkpoint idx api; do
     step "mutated input: $f" sh -c "$CC -std=c99 -O1 -g -fsanitize=address,undefined tests/fuzz_$f.c tests/impl.c -o $out/fuzz_$f -lm && $out/fuzz_$f"
 done
 

@@ -1,6 +1,7 @@
 """readme.py [--check]: writes the generated parts of README.md, between <!-- NAME --> and <!-- /NAME -->.
-program and diff come from examples/, demo and proof from what `make demo` and `make check` printed (build/demo.txt and
-build/proof.txt; kept as they are when those files are not there). --check only compares program and diff."""
+program and diff come from examples/, demo, proof and bits from what `make demo`, `make check` and `make test-bits` wrote
+(build/demo.txt, build/proof.txt and build/bits/table.md; kept as they are when those files are not there). --check only
+compares program and diff."""
 import difflib, os, platform, re, subprocess, sys, datetime
 
 def read(path): return open(path, encoding="utf-8").read()
@@ -23,9 +24,11 @@ def printed(path):
     keep = [l.rstrip() for l in read(path).split("\n") if l.strip() and not re.match(r"^ *O\d +\d+/|^Picture|^\d+ passed", l)]
     return "```\n" + "\n".join(keep) + "\n```\n" + machine()
 
+def table(path): return "\n" + read(path) if os.path.exists(path) else None
+
 text = before = read("README.md")
 parts = {"program": program(), "diff": diff()}
-if "--check" not in sys.argv: parts.update({"demo": printed("build/demo.txt"), "proof": printed("build/proof.txt")})
+if "--check" not in sys.argv: parts.update({"demo": printed("build/demo.txt"), "proof": printed("build/proof.txt"), "bits": table("build/bits/table.md")})
 for name, content in parts.items():
     if content is None: continue
     text, n = re.subn(r"(<!-- %s -->\n).*?(<!-- /%s -->)" % (name, name), lambda m: m.group(1) + content + "\n" + m.group(2), text, flags=re.S)

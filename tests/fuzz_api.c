@@ -1,0 +1,976 @@
+/* fuzz_api.c - the public functions on hostile arguments.
+   With libFuzzer:   clang -g -fsanitize=fuzzer,address,undefined -DAMP_FUZZER fuzz_api.c impl.c -lm && ./a.out corpus/
+   Without:          cc fuzz_api.c impl.c -lm && ./a.out [rounds] [seed]     (byte strings of its own)
+   The first byte chooses a part of the library, the rest is read as its arguments: mostly small ones, some absurd.
+   What must hold for all: nothing outside a buffer is touched, inputs stay as they are, a refused call has changed
+   nothing and has told the logger why in a sentence. */
+#include "../amp.h"
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Says what went wrong and crashes, so that a fuzzer keeps the input. */
+static void give_up(const char* what) {
+    fprintf(stderr, "fuzz_api: %s\n", what);
+    abort();
+}
+
+/* --- the input as a stream of arguments ------------------------------------------------------ */
+
+static const unsigned char* input;
+static size_t left;
+static unsigned filler;                    /* continues the stream where it has ended */
+
+static unsigned byte(void) {
+    filler = filler * 1664525u + 1013904223u;
+    if (left == 0) return 0;
+    left--;
+    return *input++;
+}
+static unsigned below(unsigned n) { return byte() % n; }
+static uint32_t word(void) {
+    uint32_t a = byte(), b = byte(), c = byte(), d = byte();
+    return a | b << 8 | c << 16 | d << 24;
+}
+static int absurd_int(void) {
+    static const int list[] = { -1, 0, INT_MAX, INT_MIN, INT_MAX - 1, 1 << 30, 65536, 46341, -2, 1000, 255, 1 << 16 };
+    return list[below(sizeof list / sizeof list[0])];
+}
+/* Mostly in [low, low + count); one time in 16 anything. */
+static int number(int low, unsigned count) {
+    unsigned b = byte();
+    return b >= 240 ? absurd_int() : low + (int)(b % count);
+}
+static size_t size(unsigned count) {
+    static const size_t list[] = { SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 2 + 1, SIZE_MAX / 4, SIZE_MAX / 8, SIZE_MAX / 8 + 1,
+                                   SIZE_MAX / 16 + 1, (size_t)1 << (sizeof(size_t) * 4), 1000, 4097 };
+    unsigned b = byte();
+    return b >= 244 ? list[below(sizeof list / sizeof list[0])] : b % count;
+}
+static float number_f(void) {
+    static const float list[] = { 0.0f, -1.0f, 1.0f, 0.5f, 2.0f, 0.1f, 0.999f, 65536.0f, 3.4e38f, 1.2e-38f, 1e-45f, -0.0f, 1e-5f };
+    unsigned b = byte();
+    uint32_t bits;
+    float f;
+    if (b >= 16) return list[b % (sizeof list / sizeof list[0])];
+    bits = b < 4 ? 0x7f800000u : b < 6 ? 0x7fc00000u : b < 8 ? 0xff800000u : word();
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+static amp_dtype type(void) {
+    unsigned b = byte();
+    return b >= 248 ? (amp_dtype)absurd_int() : b >= 240 ? AMP_F64 : (amp_dtype)(b % 4);
+}
+
+/* --- sentences and memory ------------------------------------------------------------------------ */
+
+static int sentences;
+static void listen(amp_result code, const char* sentence, void* user_data) {
+    (void)user_data;
+    if (code == AMP_OK || !sentence || strlen(sentence) < 10 || strchr(sentence, '\n')) give_up("a bad sentence");
+    if (amp_result_string(code) == NULL || amp_result_string(code)[0] == 'u') give_up("an unknown result code");
+    sentences++;
+}
+static const amp_logger logger = { listen, NULL };
+
+/* Under ASan a block is exactly as large as it is said to be; otherwise it lies between guard bytes. */
+#if defined(__SANITIZE_ADDRESS__)
+  #define GUARD 0u
+#elif defined(__has_feature)
+  #if __has_feature(address_sanitizer)
+    #define GUARD 0u
+  #endif
+#endif
+#ifndef GUARD
+  #define GUARD 64u
+#endif
+#define LARGEST 65536u                     /* bytes of one block */
+enum { INPUT, OUTPUT, MAX_BLOCKS = 24 };
+static struct block { unsigned char *whole, *copy; size_t n; int kind; } blocks[MAX_BLOCKS];
+static int block_count;
+
+/* A block of the arguments of one call, filled with values of which many are ordinary and a few are not. */
+static void* block_new(size_t n, int kind, int floats) {
+    struct block* b = &blocks[block_count++];
+    size_t i;
+    unsigned mix = byte();
+    if (block_count == MAX_BLOCKS) give_up("too many blocks");
+    b->n = n + 2 * GUARD;
+    b->kind = kind;
+    b->whole = (unsigned char*)malloc(b->n ? b->n : 1);
+    b->copy = (unsigned char*)malloc(b->n ? b->n : 1);
+    if (!b->whole || !b->copy) give_up("no memory");
+    for (i = 0; i < b->n; i++) {
+        filler = filler * 1664525u + 1013904223u;
+        b->whole[i] = (unsigned char)(filler >> 24);
+        if (floats && mix >= 16 && i % 2 == 1) b->whole[i] = (unsigned char)((b->whole[i] & 0x80) | 0x3e);
+    }
+    memcpy(b->copy, b->whole, b->n);
+    return b->whole + GUARD;
+}
+/* The same for an operand; now and then it is missing. */
+static void* operand(size_t count, amp_dtype t, int kind) {
+    size_t each = amp_dtype_size(t);
+    if (byte() >= 250) return NULL;
+    return block_new(count > LARGEST ? 0 : count * (each ? each : 4), kind, 1);
+}
+
+/* After the call: what may have changed, and what may not. */
+static void settle(amp_result r) {
+    int i;
+    if (r != AMP_OK && sentences == 0) give_up("a refusal without a sentence");
+    for (i = 0; i < block_count; i++) {
+        struct block* b = &blocks[i];
+        if ((r != AMP_OK || b->kind == INPUT) && memcmp(b->whole, b->copy, b->n) != 0)
+            give_up(b->kind == INPUT ? "an input has changed" : "a refused call has changed an output");
+        if (memcmp(b->whole, b->copy, GUARD) != 0 || memcmp(b->whole + b->n - GUARD, b->copy + b->n - GUARD, GUARD) != 0)
+            give_up("a guard has changed");
+        free(b->whole);
+        free(b->copy);
+    }
+    block_count = 0;
+    sentences = 0;
+}
+
+/* 1 if a call with a tensor of this many elements may be made: it is small, or no memory could hold it, and then it
+   has to be refused. */
+static int too_large;
+static void count_in(double elements) {
+    if (elements > (double)SIZE_MAX / 4) too_large |= 2;
+    else if (elements > LARGEST / 8) too_large |= 1;
+}
+static int may_call(void) { return too_large != 1 && too_large != 3 ? 1 : (too_large & 2) != 0; }
+static void settle_sized(amp_result r) {
+    if ((too_large & 2) && r == AMP_OK) give_up("more elements than memory can hold were accepted");
+    settle(r);
+}
+
+static amp_exec* some_exec(amp_exec* exec) {
+    static const unsigned short sizes[] = { 0, 1, 63, 64, 1000, 4096, 20000, 65535 };
+    memset(exec, 0, sizeof *exec);
+    exec->logger = &logger;
+    if (byte() & 1) {
+        exec->workspace_size = sizes[below(8)];
+        exec->workspace = block_new(exec->workspace_size, OUTPUT, 0);
+        if (byte() & 1 && exec->workspace_size > 1) {
+            exec->workspace = (char*)exec->workspace + 1;
+            exec->workspace_size--;
+        }
+    }
+    return exec;
+}
+
+/* --- conversions, matrix products ----------------------------------------------------------------- */
+
+static void try_convert(void) {
+    amp_dtype to = type(), from = type();
+    amp_convert_desc d;
+    size_t n = size(255), counter, extra = byte() & 1 ? byte() * 16u : 0;
+    void *src, *dst;
+    int in_place = byte() >= 200;
+    if (n < 255) n += extra;
+    memset(&d, 0, sizeof d);
+    d.logger = &logger;
+    d.saturate = number(0, 2);
+    d.rounding = (amp_rounding)number(0, 2);
+    d.seed = word();
+    d.offset = byte() & 1 ? UINT64_MAX - byte() : byte();
+    counter = 7;
+    d.saturated = byte() & 1 ? &counter : NULL;
+    count_in((double)n);
+    if (n > 5000) count_in((double)SIZE_MAX);
+    if (n > 5000 && n < SIZE_MAX / 2) return;
+    if (in_place && n < 5000) {
+        size_t a = amp_dtype_size(to), b = amp_dtype_size(from);
+        src = dst = block_new(n * (a > b ? a : b), OUTPUT, 1);
+    } else {
+        src = operand(n, from, INPUT);
+        dst = operand(n, to, OUTPUT);
+    }
+    settle(amp_convert_with(dst, to, src, from, n, byte() >= 250 && amp_dtype_size(to) && amp_dtype_size(from)
+                            && src && dst && n < 5000 && src != dst ? NULL : &d));
+    if (counter < 7 || counter - 7 > n) give_up("the counter of clamped elements is off");
+}
+
+static size_t matrix_size(size_t rows, size_t cols, size_t ld) {
+    if (rows == 0 || cols == 0) return 0;
+    if (ld < cols) return cols < LARGEST / 8 ? cols : 0;                        /* to be refused */
+    count_in((double)rows * (double)ld);
+    return too_large ? 0 : (rows - 1) * ld + cols;
+}
+static void try_gemm(void) {
+    int ta = number(0, 2), tb = number(0, 2);
+    size_t m = size(40), n = size(40), k = byte() & 1 ? size(40) : size(200);
+    size_t lda = (ta ? m : k) + below(3), ldb = (tb ? k : n) + below(3), ldc = n + below(3);
+    amp_dtype a_type = type(), b_type = type(), c_type = type();
+    float alpha = number_f(), beta = number_f();
+    size_t a_size, b_size, c_size, r, gap;
+    amp_exec exec;
+    amp_result result;
+    void *a, *b, *c;
+    if (byte() >= 245) lda = size(50);
+    if (byte() >= 245) ldc = size(50);
+    a_size = ta ? matrix_size(k, m, lda) : matrix_size(m, k, lda);
+    b_size = tb ? matrix_size(n, k, ldb) : matrix_size(k, n, ldb);
+    c_size = matrix_size(m, n, ldc);
+    (void)amp_gemm_workspace(m, n, k);
+    if (!may_call()) return;
+    a = operand(a_size, a_type, INPUT);
+    b = operand(b_size, b_type, INPUT);
+    c = operand(c_size, c_type, OUTPUT);
+    result = amp_gemm((amp_transpose)ta, (amp_transpose)tb, m, n, k, alpha, a, a_type, lda, b, b_type, ldb, beta, c,
+                      c_type, ldc, some_exec(&exec));
+    for (r = 0; result == AMP_OK && c && c_size && r + 1 < m; r++) {           /* between the rows of C */
+        const struct block* block = &blocks[(a != NULL) + (b != NULL)];
+        size_t each = amp_dtype_size(c_type);
+        gap = GUARD + (r * ldc + n) * each;
+        if (memcmp(block->whole + gap, block->copy + gap, (ldc - n) * each) != 0) give_up("gemm wrote between rows");
+    }
+    settle_sized(result);
+}
+
+static void try_linear(void) {
+    size_t n = size(20), in = size(40), out = size(40);
+    amp_dtype x_type = type(), w_type = type(), b_type = type(), y_type = type();
+    amp_exec exec;
+    void *x, *w, *b, *y;
+    count_in((double)n * (double)in); count_in((double)in * (double)out); count_in((double)n * (double)out);
+    if (!may_call() || ((too_large || out > LARGEST / 8) && (n == 0 || in == 0 || out == 0))) return;
+    if (byte() & 1) {
+        x = operand(n * in, x_type, INPUT); w = operand(in * out, w_type, INPUT);
+        b = operand(out, b_type, INPUT); y = operand(n * out, y_type, OUTPUT);
+        settle_sized(amp_linear_forward(x, x_type, w, w_type, b, b_type, y, y_type, n, in, out, some_exec(&exec)));
+    } else {
+        amp_dtype dx_type = type(), dw_type = type();
+        int bias = !too_large;
+        void* dy = operand(n * out, y_type, INPUT);
+        x = operand(n * in, x_type, INPUT); w = operand(in * out, w_type, INPUT);
+        y = operand(n * in, dx_type, OUTPUT); b = operand(in * out, dw_type, OUTPUT);
+        if (too_large && !(y && b)) { settle(AMP_OK); return; }
+        settle_sized(amp_linear_backward(dy, y_type, x, x_type, w, w_type, y, dx_type, b, dw_type,
+                                         bias ? operand(out, b_type, OUTPUT) : NULL, b_type, number(0, 2), n, in, out,
+                                         some_exec(&exec)));
+    }
+}
+
+/* --- convolution, pooling ---------------------------------------------------------------------------- */
+
+static void try_conv(void) {
+    amp_conv2d_shape s;
+    amp_dtype t[6];
+    amp_exec exec;
+    amp_result r;
+    int oh = -7, ow = -7, i;
+    void *x, *w, *b, *y;
+    size_t nx, nw, ny;
+    for (i = 0; i < 6; i++) t[i] = type();
+    s.n = number(1, 3); s.channels = number(1, 4); s.height = number(1, 8); s.width = number(1, 20);
+    s.out_channels = number(1, 4); s.kernel_h = number(1, 4); s.kernel_w = number(1, 4);
+    s.stride_h = number(0, 4); s.stride_w = number(0, 4); s.pad_h = number(0, 4); s.pad_w = number(0, 4);
+    s.dilation_h = number(0, 3); s.dilation_w = number(0, 3); s.groups = number(0, 3);
+    memset(&exec, 0, sizeof exec);
+    exec.logger = &logger;
+    r = amp_conv2d_output(&s, &oh, &ow, &exec);
+    if (r != AMP_OK && (oh != -7 || ow != -7)) give_up("a refused shape has an output size");
+    if ((r == AMP_OK) != (amp_conv2d_workspace(&s) != 0) && r != AMP_OK) give_up("workspace for a refused shape");
+    if (r != AMP_OK) {
+        settle(r);
+        if (amp_conv2d_forward(&s, &oh, t[0], &oh, t[1], NULL, t[2], &ow, t[3], &exec) == AMP_OK) give_up("conv2d ran");
+        sentences = 0;
+        return;
+    }
+    count_in((double)s.n * s.channels * s.height * s.width);
+    count_in((double)s.out_channels * (s.channels / (s.groups ? s.groups : 1)) * s.kernel_h * s.kernel_w);
+    count_in((double)s.n * s.out_channels * oh * ow);
+    if (too_large) return;
+    nx = (size_t)s.n * (size_t)s.channels * (size_t)s.height * (size_t)s.width;
+    nw = (size_t)s.out_channels * (size_t)(s.channels / (s.groups ? s.groups : 1)) * (size_t)s.kernel_h * (size_t)s.kernel_w;
+    ny = (size_t)s.n * (size_t)s.out_channels * (size_t)oh * (size_t)ow;
+    if (byte() & 1) {
+        x = operand(nx, t[0], INPUT); w = operand(nw, t[1], INPUT);
+        b = operand((size_t)s.out_channels, t[2], INPUT); y = operand(ny, t[3], OUTPUT);
+        settle(amp_conv2d_forward(&s, x, t[0], w, t[1], b, t[2], y, t[3], some_exec(&exec)));
+    } else {
+        void* dy = operand(ny, t[3], INPUT);
+        x = operand(nx, t[0], INPUT); w = operand(nw, t[1], INPUT);
+        y = operand(nx, t[4], OUTPUT); b = operand(nw, t[5], OUTPUT);
+        settle(amp_conv2d_backward(&s, dy, t[3], x, t[0], w, t[1], y, t[4], b, t[5],
+                                   operand((size_t)s.out_channels, t[2], OUTPUT), t[2], number(0, 2), some_exec(&exec)));
+    }
+}
+
+static void try_pool(void) {
+    amp_pool2d_shape s;
+    amp_dtype x_type = type(), y_type = type(), d_type = type();
+    amp_exec exec;
+    amp_result r;
+    int oh = -7, ow = -7;
+    size_t nx, ny;
+    void *x, *y;
+    s.kind = (amp_pool)number(0, 2);
+    s.n = number(1, 3); s.channels = number(1, 3); s.height = number(1, 12); s.width = number(1, 40);
+    s.kernel_h = number(1, 4); s.kernel_w = number(1, 4); s.stride_h = number(0, 4); s.stride_w = number(0, 4);
+    s.pad_h = number(0, 2); s.pad_w = number(0, 2); s.exclude_pad = number(0, 2);
+    memset(&exec, 0, sizeof exec);
+    exec.logger = &logger;
+    r = amp_pool2d_output(&s, &oh, &ow, &exec);
+    if (r != AMP_OK) {
+        if (oh != -7 || ow != -7) give_up("a refused shape has an output size");
+        settle(r);
+        if (amp_pool2d_forward(&s, &oh, x_type, &ow, y_type, &exec) == AMP_OK) give_up("pool2d ran");
+        sentences = 0;
+        return;
+    }
+    if (oh < 1 || ow < 1) give_up("an output without pixels");
+    count_in((double)s.n * s.channels * s.height * s.width);
+    count_in((double)s.n * s.channels * oh * ow);
+    if (too_large) return;
+    nx = (size_t)s.n * (size_t)s.channels * (size_t)s.height * (size_t)s.width;
+    ny = (size_t)s.n * (size_t)s.channels * (size_t)oh * (size_t)ow;
+    x = operand(nx, x_type, INPUT);
+    if (byte() & 1) {
+        y = operand(ny, y_type, OUTPUT);
+        settle(amp_pool2d_forward(&s, x, x_type, y, y_type, some_exec(&exec)));
+    } else {
+        y = operand(ny, y_type, INPUT);
+        settle(amp_pool2d_backward(&s, y, y_type, x, x_type, operand(nx, d_type, OUTPUT), d_type, some_exec(&exec)));
+    }
+}
+
+/* --- norms, rows, elements, losses ------------------------------------------------------------------------ */
+
+static void try_batch_norm(void) {
+    amp_batch_norm_shape s;
+    amp_dtype t[4];
+    amp_exec exec;
+    size_t n, c;
+    void *x, *gamma, *beta, *mean, *var, *save, *invstd;
+    int i;
+    for (i = 0; i < 4; i++) t[i] = type();
+    s.n = number(1, 4); s.channels = number(1, 5); s.spatial = number(1, 40);
+    s.eps = byte() & 1 ? 0.0f : number_f();
+    s.momentum = byte() & 1 ? 0.0f : number_f();
+    if (s.n > 0 && s.channels > 0 && s.spatial > 0) count_in((double)s.n * s.channels * s.spatial);
+    if (!may_call()) return;
+    if (too_large || s.n < 1 || s.channels < 1 || s.spatial < 1) { n = c = 0; }
+    else { c = (size_t)s.channels; n = (size_t)s.n * c * (size_t)s.spatial; }
+    x = operand(n, t[0], INPUT);
+    gamma = operand(c, t[1], INPUT);
+    if (byte() & 1) {
+        beta = operand(c, t[1], INPUT);
+        mean = operand(c, AMP_F32, OUTPUT); var = operand(c, AMP_F32, OUTPUT);
+        save = operand(c, AMP_F32, OUTPUT); invstd = operand(c, AMP_F32, OUTPUT);
+        settle_sized(amp_batch_norm_forward(&s, number(0, 2), x, t[0], gamma, beta, t[1], (float*)mean, (float*)var,
+                                            (float*)save, (float*)invstd, operand(n, t[2], OUTPUT), t[2], some_exec(&exec)));
+    } else {
+        void* dy = operand(n, t[3], INPUT);
+        save = operand(c, AMP_F32, INPUT); invstd = operand(c, AMP_F32, INPUT);
+        mean = operand(c, t[2], OUTPUT); var = operand(c, t[2], OUTPUT);
+        settle_sized(amp_batch_norm_backward(&s, dy, t[3], x, t[0], gamma, t[1], (const float*)save, (const float*)invstd,
+                                             operand(n, t[2], OUTPUT), t[2], mean, var, t[2], number(0, 2), some_exec(&exec)));
+    }
+}
+
+static void try_rows(void) {
+    size_t rows = size(6), d = size(80), n;
+    amp_dtype t[4];
+    amp_exec exec;
+    void *x, *gamma, *beta, *a, *b, *c;
+    int i, which = (int)below(6);
+    for (i = 0; i < 4; i++) t[i] = type();
+    count_in((double)rows * (double)d);
+    if (rows > LARGEST / 8 || d > LARGEST / 8) count_in((double)LARGEST);
+    if (!may_call()) return;
+    n = too_large ? 0 : rows * d;
+    x = operand(n, t[0], INPUT);
+    if (which == 0) {
+        gamma = operand(d, t[1], INPUT); beta = operand(d, t[1], INPUT);
+        a = operand(rows, AMP_F32, OUTPUT); b = operand(rows, AMP_F32, OUTPUT);
+        settle_sized(amp_layer_norm_forward(x, t[0], gamma, beta, t[1], number_f(), (float*)a, (float*)b,
+                                            operand(n, t[2], OUTPUT), t[2], rows, d, some_exec(&exec)));
+    } else if (which == 1) {
+        gamma = operand(d, t[1], INPUT); beta = operand(n, t[3], INPUT);
+        a = operand(rows, AMP_F32, INPUT); b = operand(rows, AMP_F32, INPUT); c = operand(d, t[2], OUTPUT);
+        settle_sized(amp_layer_norm_backward(beta, t[3], x, t[0], gamma, t[1], (const float*)a, (const float*)b,
+                                             operand(n, t[2], OUTPUT), t[2], c, operand(d, t[2], OUTPUT), t[2],
+                                             number(0, 2), rows, d, some_exec(&exec)));
+    } else if (which == 2) {
+        settle_sized(amp_softmax_forward(x, t[0], operand(n, t[1], OUTPUT), t[1], rows, d, some_exec(&exec)));
+    } else if (which == 3) {
+        a = operand(n, t[1], INPUT);
+        settle_sized(amp_softmax_backward(x, t[0], a, t[1], operand(n, t[2], OUTPUT), t[2], rows, d, some_exec(&exec)));
+    } else {
+        size_t total = size(90), column = size(20);
+        settle(AMP_OK);
+        if (rows > 100 || d > 5000) return;
+        if (column < LARGEST && d < LARGEST && total < d + column && byte() < 200) total = d + column + below(4);
+        if (total <= LARGEST && rows * total > LARGEST / 8) return;
+        if (total > LARGEST && (rows == 0 || (double)rows * (double)total < (double)SIZE_MAX / 4)) return;
+        n = total > LARGEST ? 0 : rows * total;
+        x = operand(rows * d, t[0], which == 4 ? INPUT : OUTPUT);
+        a = operand(n, t[1], which == 4 ? OUTPUT : INPUT);
+        if (which == 4) settle(amp_concat_forward(x, t[0], d, a, t[1], total, column, rows, some_exec(&exec)));
+        else settle(amp_concat_backward(a, t[1], total, column, x, t[0], d, rows, number(0, 2), some_exec(&exec)));
+    }
+}
+
+static void try_elements(void) {
+    size_t n = size(200);
+    amp_dtype x_type = type(), y_type = type(), z_type = type();
+    amp_activation f = (amp_activation)number(0, 5);
+    amp_exec exec;
+    void *x, *y;
+    count_in((double)n);
+    if (!may_call()) return;
+    x = operand(n, x_type, INPUT);
+    switch (below(4)) {
+        case 0: settle_sized(amp_activation_forward(f, x, x_type, operand(n, y_type, OUTPUT), y_type, n, some_exec(&exec)));
+                break;
+        case 1: y = operand(n, y_type, INPUT);
+                settle_sized(amp_activation_backward(f, y, y_type, x, x_type, operand(n, z_type, OUTPUT), z_type, n,
+                                                     some_exec(&exec)));
+                break;
+        case 2: y = operand(n, y_type, OUTPUT);
+                settle_sized(amp_dropout_forward(x, x_type, y, y_type, n, number_f(), word(), byte() & 1 ? UINT64_MAX : 5,
+                                                 some_exec(&exec)));
+                break;
+        default: y = operand(n, y_type, INPUT);
+                settle_sized(amp_add_forward(x, x_type, y, y_type, operand(n, z_type, OUTPUT), z_type, n, some_exec(&exec)));
+    }
+}
+
+static void try_losses(void) {
+    size_t n = size(6), k = size(40), i, elements;
+    amp_dtype x_type = type(), t_type = type(), d_type = type();
+    float smoothing = byte() & 1 ? 0.0f : number_f();
+    int32_t* labels;
+    amp_exec exec;
+    void *x, *target, *loss;
+    unsigned which = below(6);
+    if (which > 1) k = n, n = 1;
+    count_in((double)n * (double)k);
+    if (n > LARGEST || k > LARGEST) count_in((double)LARGEST);
+    if (!may_call()) return;
+    elements = too_large ? 0 : n * k;
+    x = operand(elements, x_type, INPUT);
+    loss = which % 2 == 0 ? operand(1, AMP_F32, OUTPUT) : operand(1, AMP_F32, INPUT);
+    if (which < 2) {
+        labels = (int32_t*)operand(too_large ? 0 : n, AMP_F32, INPUT);
+        for (i = 0; labels && !too_large && i < n; i++) labels[i] = k && byte() < 240 ? (int)(byte() % k) : number(0, 4);
+        if (labels) memcpy(blocks[block_count - 1].copy, blocks[block_count - 1].whole, blocks[block_count - 1].n);
+        if (which == 0) settle_sized(amp_softmax_cross_entropy_forward(x, x_type, labels, smoothing, (float*)loss, n, k,
+                                                                       some_exec(&exec)));
+        else settle_sized(amp_softmax_cross_entropy_backward(x, x_type, labels, smoothing, (float*)loss, number_f(),
+                                                             operand(elements, d_type, OUTPUT), d_type, n, k,
+                                                             some_exec(&exec)));
+        return;
+    }
+    target = operand(elements, t_type, INPUT);
+    if (which == 2) settle_sized(amp_mse_forward(x, x_type, target, t_type, (float*)loss, k, some_exec(&exec)));
+    else if (which == 4) settle_sized(amp_bce_with_logits_forward(x, x_type, target, t_type, (float*)loss, k, some_exec(&exec)));
+    else settle_sized((which == 3 ? amp_mse_backward : amp_bce_with_logits_backward)
+                      (x, x_type, target, t_type, (float*)loss, number_f(), operand(elements, d_type, OUTPUT), d_type, k,
+                       some_exec(&exec)));
+}
+
+/* --- the scaler ---------------------------------------------------------------------------------------------- */
+
+static int on_limit(const amp_scaler* s, void* user_data) { (void)s; (void)user_data; return (int)below(2); }
+
+static void some_scaler_desc(amp_scaler_desc* d) {
+    memset(d, 0, sizeof *d);
+    d->preset = (amp_scaler_preset)number(0, AMP_SCALER_PRESET_COUNT);
+    d->init_scale = byte() & 1 ? 1024.0f : number_f();
+    if (byte() & 1) d->growth_interval = number(-1, 4);
+    if (byte() & 1) d->growth_factor = number_f();
+    if (byte() & 1) d->backoff_factor = number_f();
+    if (byte() & 1) d->min_scale = number_f();
+    if (byte() & 1) d->max_scale = number_f();
+    if (byte() & 1) d->guard = (amp_scaler_guard)number(0, 4);
+    if (byte() & 1) d->hysteresis = number(0, 4);
+    if (byte() & 1) d->refill = (amp_scaler_refill)number(0, 4);
+    if (byte() & 1) d->at_min = (amp_scaler_limit)number(0, 4);
+    if (byte() & 1) d->max_skips = number(-1, 4);
+    if (byte() & 1) d->at_max_skips = (amp_scaler_limit)number(0, 4);
+    if (byte() >= 200) d->ignore_overflow = number(0, 2);
+    if (byte() & 1) d->on_limit = on_limit;
+    d->logger = &logger;
+}
+
+/* A saved state, damaged, with a checksum that fits again. */
+static void damage(unsigned char* p) {
+    uint32_t crc = 0xffffffffu, i, bit;
+    unsigned count = below(5);
+    while (count--) p[64 + below(60)] = (unsigned char)byte();
+    if (byte() >= 200) p[below(128)] = (unsigned char)byte();
+    for (i = 0; i < 124; i++)
+        for (crc ^= p[i], bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)));
+    for (i = 0; i < 4 && byte() < 250; i++) p[124 + i] = (unsigned char)(~crc >> (8 * i));
+}
+
+static void some_tensors(amp_tensor* list, int count, const amp_tensor* like) {
+    int i;
+    for (i = 0; i < count; i++) {
+        list[i].dtype = (amp_dtype)below(4);
+        list[i].count = like && byte() < 250 ? like[i].count : below(40);
+        list[i].name = byte() & 1 ? "a tensor whose name is longer than what an overflow report keeps of it" : NULL;
+        list[i].data = block_new(list[i].count * amp_dtype_size(list[i].dtype), OUTPUT, 1);
+    }
+}
+
+static void check_scaler(const amp_scaler* before, const amp_scaler* s, amp_result r, int is_update, int is_load) {
+    const amp_scaler_rule* rule = &s->rule;
+    float old = before->state.scale, scale = s->state.scale;
+    if (r != AMP_OK && !(is_update && r == AMP_ERR_OVERFLOW) && memcmp(before, s, sizeof *s) != 0)
+        give_up("a refused call has changed the scaler");
+    if (!is_update && before->state.found_inf && !s->state.found_inf) give_up("found_inf was cleared");
+    if (is_update && r != AMP_ERR_STATE && s->state.found_inf) give_up("found_inf outlived its window");
+    if (is_load) return;
+    if (!(scale >= 0.0f)) give_up("the scale is negative or NaN");
+    if (rule->max > 0.0f && old <= rule->max && scale > rule->max) give_up("the scale is above its ceiling");
+    if (old >= rule->min && scale < rule->min) give_up("the scale is below its floor");
+}
+
+static void try_scaler_call(amp_scaler* s, amp_tensor* list, amp_tensor* other) {
+    amp_scaler before;
+    amp_overflow_info info;
+    amp_result r = AMP_OK;
+    unsigned char state[AMP_SCALER_STATE_BYTES];
+    unsigned what = below(10);
+    int count = byte() >= 250 ? -1 : (int)below(3);
+    memcpy(&before, s, sizeof before);
+    sentences = 0;
+    if (what <= 2) (void)amp_scaler_scale_loss(s, number_f());
+    else if (what == 3) r = amp_scaler_check(s, byte() >= 250 ? NULL : list, count, &info);
+    else if (what == 4) r = amp_scaler_unscale(s, list, count, &info);
+    else if (what == 5) r = amp_scaler_unscale_into(s, other, list, count, number(0, 2), NULL);
+    else if (what == 6) r = amp_scaler_report_overflow(s);
+    else if (what == 7) r = amp_scaler_set_scale(s, number_f());
+    else if (what == 8) {
+        r = amp_scaler_save(s, state, sizeof state);
+        if (r == AMP_OK) { damage(state); r = amp_scaler_load(s, state, byte() >= 250 ? byte() : sizeof state); }
+    } else r = amp_scaler_update(s);
+    if (r != AMP_OK && sentences == 0) give_up("the scaler refused without a sentence");
+    check_scaler(&before, s, r, what == 9, what == 8 || what == 7);
+    if (amp_scaler_may_step(s) == 1 && s->state.found_inf) give_up("a step in spite of an overflow");
+}
+
+static void try_scaler(void) {
+    amp_scaler_desc d;
+    amp_scaler s, old;
+    amp_tensor list[3], other[3];
+    amp_result r;
+    int calls = 60;
+    some_scaler_desc(&d);
+    memset(&s, 0xa5, sizeof s);
+    memset(&old, 0xa5, sizeof old);
+    r = amp_scaler_init(&s, &d);
+    if (r != AMP_OK) {
+        if (memcmp(&s, &old, sizeof s) != 0) give_up("a refused init has changed the scaler");
+        settle(r);
+        return;
+    }
+    some_tensors(list, 3, NULL);
+    some_tensors(other, 3, list);
+    while (calls-- && left) try_scaler_call(&s, list, other);
+    settle(AMP_OK);
+}
+
+/* --- optimizers, policies, statistics ------------------------------------------------------------------------- */
+
+static void some_optimizer_desc(amp_optimizer_desc* d, amp_param_group* groups) {
+    memset(d, 0, sizeof *d);
+    d->kind = (amp_optimizer_kind)number(0, 4);
+    if (byte() & 1) d->lr = number_f();
+    if (byte() >= 128) d->momentum = number_f();
+    if (byte() >= 200) d->dampening = number_f();
+    if (byte() >= 200) d->nesterov = number(0, 2);
+    if (byte() >= 128) d->beta1 = number_f();
+    if (byte() >= 128) d->beta2 = number_f();
+    if (byte() >= 128) d->eps = number_f();
+    if (byte() >= 128) d->weight_decay = number_f();
+    if (byte() >= 128) d->clip_norm = number_f();
+    d->maximize = number(0, 2);
+    d->unchecked = number(0, 2);
+    d->schedule.kind = (amp_schedule_kind)number(0, 4);
+    d->schedule.warmup_steps = number(0, 3);
+    d->schedule.total_steps = number(0, 20);
+    d->schedule.step_size = number(0, 4);
+    if (byte() & 1) d->schedule.gamma = number_f();
+    if (byte() & 1) d->schedule.floor = number_f();
+    if (byte() >= 200) {
+        d->groups = groups;
+        d->group_count = number(0, 3);
+        groups[0].lr = number_f(); groups[0].weight_decay = number_f();
+        groups[1].lr = number_f(); groups[1].weight_decay = number_f();
+    }
+    d->logger = &logger;
+}
+
+static void some_params(amp_param* p, int count) {
+    int i;
+    for (i = 0; i < count; i++) {
+        memset(&p[i], 0, sizeof p[i]);
+        p[i].count = below(50);
+        p[i].grad_dtype = type();
+        p[i].grad = operand(p[i].count, p[i].grad_dtype, OUTPUT);
+        p[i].low_dtype = byte() & 1 ? AMP_F16 : type();
+        if (byte() & 1) p[i].low = operand(p[i].count, p[i].low_dtype, OUTPUT);
+        if (!p[i].low || byte() & 1) p[i].master = (float*)operand(p[i].count, AMP_F32, OUTPUT);
+        p[i].m = (float*)operand(p[i].count, AMP_F32, OUTPUT);
+        p[i].v = (float*)operand(p[i].count, AMP_F32, OUTPUT);
+        p[i].group = byte() >= 240 ? number(0, 2) : 0;
+    }
+}
+
+static void try_optimizer(void) {
+    amp_param_group groups[AMP_MAX_GROUPS];
+    amp_optimizer_desc d;
+    amp_optimizer o, old;
+    amp_optimizer_info info;
+    amp_scaler s, s_old;
+    amp_param params[3];
+    amp_result r;
+    int count = byte() >= 250 ? number(0, 1) : 1 + (int)below(3), i;
+    memset(groups, 0, sizeof groups);
+    some_optimizer_desc(&d, groups);
+    some_params(params, 3);
+    memset(&o, 0xa5, sizeof o);
+    memset(&old, 0xa5, sizeof old);
+    if (count > 3) count = -1;
+    (void)amp_schedule_lr(&d.schedule, number_f(), number(0, 5));
+    i = amp_optimizer_moments(&d);
+    if (i < -1 || i > 2) give_up("a strange number of moments");
+    sentences = 0;
+    r = amp_optimizer_init(&o, &d, params, count);
+    if (r != AMP_OK && memcmp(&o, &old, sizeof o) != 0) give_up("a refused init has changed the optimizer");
+    if (r == AMP_OK && i < 0) give_up("a desc that is not valid was accepted");
+    if (r != AMP_OK) { settle(r); return; }
+    if (amp_scaler_init(&s, NULL) != AMP_OK) give_up("the default scaler was refused");
+    s.desc.logger = &logger;
+    for (i = 0; i < 12 && left; i++) {
+        unsigned what = below(6);
+        memcpy(&old, &o, sizeof o);
+        memcpy(&s_old, &s, sizeof s);
+        sentences = 0;
+        r = AMP_OK;
+        if (what == 0) (void)amp_scaler_scale_loss(&s, 1.0f);
+        else if (what == 1) r = amp_optimizer_step(&o, byte() & 1 ? &s : NULL, &info);
+        else if (what == 2) r = amp_optimizer_unscale(&o, &s);
+        else if (what == 3) r = amp_optimizer_set_lr(&o, number_f());
+        else if (what == 4) r = amp_optimizer_zero_grad(&o);
+        else r = amp_scaler_update(&s);
+        if (r == AMP_OK) continue;
+        if (sentences == 0) give_up("the optimizer refused without a sentence");
+        if (memcmp(&o, &old, sizeof o) != 0 || memcmp(&s, &s_old, sizeof s) != 0) give_up("a refused call has changed state");
+    }
+    settle(AMP_OK);
+}
+
+static void some_policy_desc(amp_policy_desc* d, amp_op* white, amp_op* black) {
+    int i;
+    memset(d, 0, sizeof *d);
+    for (i = 0; i < 4; i++) { white[i] = (amp_op)number(0, AMP_OP_COUNT); black[i] = (amp_op)number(0, AMP_OP_COUNT); }
+    d->level = (amp_level)number(0, 4);
+    if (byte() & 1) d->low_dtype = type();
+    if (byte() >= 200) d->style = (amp_style)number(0, 2);
+    if (byte() >= 200) { d->white = byte() >= 250 ? NULL : white; d->white_count = number(0, 5); }
+    if (byte() >= 200) { d->black = black; d->black_count = number(0, 5); }
+    if (d->white_count > 4) d->white_count = -1;
+    if (d->black_count > 4) d->black_count = -1;
+    if (byte() >= 200) d->keep_batchnorm_fp32 = number(-1, 3);
+    if (byte() >= 200) d->master_weights = number(-1, 3);
+    if (byte() >= 200) d->cast_model = number(-1, 3);
+    d->logger = &logger;
+}
+
+static void try_policy(void) {
+    amp_policy_desc d;
+    amp_policy p, old;
+    amp_op white[4], black[4], out[AMP_OP_COUNT];
+    amp_result r;
+    memset(&p, 0xa5, sizeof p);
+    memset(&old, 0xa5, sizeof old);
+    some_policy_desc(&d, white, black);
+    r = amp_policy_init(&p, &d);
+    if (r != AMP_OK && memcmp(&p, &old, sizeof p) != 0) give_up("a refused init has changed the policy");
+    settle(r);
+    if (r != AMP_OK) return;
+    memcpy(&old, &p, sizeof p);
+    r = amp_policy_set_rule(&p, (amp_op)number(0, AMP_OP_COUNT), (amp_rule)number(0, 4));
+    if (r != AMP_OK && memcmp(&p, &old, sizeof p) != 0) give_up("a refused rule has changed the policy");
+    if (amp_policy_white_list(&p, out, (int)below(AMP_OP_COUNT + 1)) + amp_policy_black_list(&p, NULL, 0) > AMP_OP_COUNT)
+        give_up("more operators than there are");
+    (void)amp_op_name((amp_op)absurd_int()); (void)amp_rule_name((amp_rule)absurd_int());
+    (void)amp_level_name((amp_level)absurd_int()); (void)amp_reason_name((amp_reason)absurd_int());
+    (void)amp_scaler_preset_name((amp_scaler_preset)absurd_int()); (void)amp_outcome_name((amp_outcome)absurd_int());
+    (void)amp_result_string((amp_result)absurd_int()); (void)amp_isa_name((amp_isa)absurd_int());
+    sentences = 0;
+}
+
+static void try_stats(void) {
+    amp_stats* s = (amp_stats*)block_new(sizeof(amp_stats), OUTPUT, 0);
+    amp_dtype t = type(), target = type();
+    size_t n = byte();
+    void* x = operand(n, t, INPUT);
+    amp_result r;
+    if (amp_stats_collect(s, x, t, n / 2, target, 0) != AMP_OK) { sentences = 1; settle(AMP_ERR_ARGUMENT); return; }
+    r = amp_stats_collect(s, x, t, n, target, number(0, 2));
+    if (r == AMP_OK && s->zeros + s->infs + s->nans > s->count) give_up("statistics that cannot be");
+    if (r != AMP_OK && x) give_up("statistics refused what they have taken before");
+    if (r != AMP_OK) { sentences = 1; settle(AMP_OK); return; }
+    settle(r);
+}
+
+/* --- graphs ------------------------------------------------------------------------------------------------------ */
+
+static size_t given;                       /* bytes in use, by the model's allocator */
+static int allowed;                        /* allocations before it fails; negative = any number */
+static void* limited_alloc(size_t n, void* user_data) {
+    size_t* p;
+    (void)user_data;
+    if (n > (1u << 22) - given || allowed == 0) return NULL;
+    if (allowed > 0) allowed--;
+    p = (size_t*)malloc(n + 16);
+    if (!p) return NULL;
+    *p = n;
+    given += n;
+    return p + 16 / sizeof *p;
+}
+static void limited_free(void* ptr, void* user_data) {
+    size_t* p = (size_t*)ptr - 16 / sizeof(size_t);
+    (void)user_data;
+    given -= *p;
+    free(p);
+}
+
+static amp_value values[64];
+static int value_count;
+static amp_value some_value(void) {
+    amp_value v;
+    unsigned b = byte();
+    v.id = absurd_int();
+    return b >= 252 || value_count == 0 ? v : b < 128 ? values[value_count - 1] : values[b % (unsigned)value_count];
+}
+
+static amp_value add_conv(amp_model* m) {
+    amp_conv2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.out_channels = number(1, 5);
+    d.kernel = number(1, 3);
+    if (byte() >= 200) { d.kernel_h = number(0, 4); d.kernel_w = number(0, 4); }
+    if (byte() >= 128) { d.stride = number(0, 3); d.padding = number(0, 3); d.dilation = number(0, 3); }
+    if (byte() >= 200) { d.stride_h = number(0, 3); d.padding_w = number(0, 3); d.dilation_h = number(0, 3); }
+    if (byte() >= 200) d.groups = number(0, 3);
+    d.no_bias = number(0, 2);
+    d.init = (amp_init)number(0, 4);
+    return amp_conv2d(m, some_value(), byte() >= 254 ? NULL : &d);
+}
+static amp_value add_pool(amp_model* m) {
+    amp_pool2d_desc d;
+    unsigned b = byte();
+    if (b < 64) return amp_maxpool2d(m, some_value(), number(1, 3));
+    if (b < 96) return amp_avgpool2d(m, some_value(), number(1, 3));
+    if (b < 128) return amp_global_avgpool2d(m, some_value());
+    memset(&d, 0, sizeof d);
+    d.kind = (amp_pool)number(0, 2);
+    d.kernel = number(1, 3);
+    d.stride = number(0, 3); d.padding = number(0, 2); d.exclude_pad = number(0, 2);
+    if (b >= 200) { d.kernel_h = number(0, 3); d.stride_w = number(0, 3); d.padding_h = number(0, 2); }
+    return amp_pool2d(m, some_value(), b >= 254 ? NULL : &d);
+}
+static amp_value add_norm(amp_model* m) {
+    amp_norm_desc d;
+    d.eps = byte() < 200 ? 0.0f : number_f();
+    d.momentum = byte() < 200 ? 0.0f : number_f();
+    return byte() & 1 ? amp_batch_norm(m, some_value(), &d) : amp_layer_norm(m, some_value(), &d);
+}
+static amp_value add_loss(amp_model* m) {
+    amp_loss_desc d;
+    d.weight = byte() < 200 ? 0.0f : number_f();
+    d.smoothing = byte() < 200 ? 0.0f : number_f();
+    switch (below(3)) {
+        case 0: return amp_softmax_cross_entropy(m, some_value(), &d);
+        case 1: return amp_mse(m, some_value(), byte() & 1 ? &d : NULL);
+        default: return amp_bce_with_logits(m, some_value(), &d);
+    }
+}
+
+static amp_value add_layer(amp_model* m) {
+    amp_value none = { 0 }, a;
+    switch (below(18)) {
+        case 0: return amp_input(m, number(1, 4), number(1, 10), number(1, 10));
+        case 1: case 2: case 3: return add_conv(m);
+        case 4: return amp_linear(m, some_value(), number(1, 10));
+        case 5: return add_pool(m);
+        case 6: return add_norm(m);
+        case 7: return byte() & 1 ? amp_relu(m, some_value()) : amp_gelu(m, some_value());
+        case 8: return byte() & 1 ? amp_tanh(m, some_value()) : amp_sigmoid(m, some_value());
+        case 9: return amp_softmax(m, some_value());
+        case 10: return amp_dropout(m, some_value(), byte() < 230 ? 0.3f : number_f());
+        case 11: a = some_value(); return amp_add(m, a, byte() & 1 ? a : some_value());
+        case 12: a = some_value(); return amp_concat(m, a, byte() & 1 ? a : some_value());
+        case 13: return amp_flatten(m, some_value());
+        case 14: amp_autocast_push(m, byte() < 240 ? (amp_dtype)below(4) : type()); return none;
+        case 15: if (byte() < 32) amp_autocast_pop(m); return none;
+        case 16: if (byte() < 240) amp_pin(m, some_value(), byte() < 240 ? (amp_dtype)(1 + below(3)) : type());
+                 else amp_group(m, some_value(), number(0, 2));
+                 return none;
+        default: {
+            static const char* const names[] = { "first", "conv2d2", "linear1", "x\n", "a.weight", "\xff", "second" };
+            amp_name(m, some_value(), byte() >= 250 ? NULL : names[below(7)]);
+            return none;
+        }
+    }
+}
+
+/* Input data and targets of the sizes that the model says; labels are mostly right. */
+static void some_batch(amp_model* m, amp_batch* b, int max_n) {
+    int i, inputs = 0, losses = 0, k;
+    memset(b, 0, sizeof *b);
+    b->n = byte() < 230 ? 1 + (int)below((unsigned)max_n) : byte() & 1 ? 0 : max_n + 1;
+    b->input_dtype = (amp_dtype)below(4);
+    for (i = 0; i < amp_model_layer_count(m); i++) {
+        const amp_layer* l = amp_model_layer(m, i);
+        size_t n = (size_t)(max_n + 1) * (size_t)l->channels * (size_t)l->height * (size_t)l->width;
+        if (l->op == AMP_OP_INPUT && inputs < AMP_MAX_INPUTS) b->inputs[inputs++] = operand(n, b->input_dtype, INPUT);
+        if (l->op < AMP_OP_SOFTMAX_CROSS_ENTROPY || losses == AMP_MAX_LOSSES) continue;
+        n = (size_t)(max_n + 1) * 1024;
+        b->targets[losses++] = block_new(n * 4, INPUT, l->op != AMP_OP_SOFTMAX_CROSS_ENTROPY);
+        if (l->op != AMP_OP_SOFTMAX_CROSS_ENTROPY) continue;
+        memset(blocks[block_count - 1].whole + GUARD, 0, n * 4);
+        for (k = 0; k < max_n && byte() >= 128; k++) blocks[block_count - 1].whole[GUARD + 4 * (size_t)k] = (unsigned char)below(4);
+        memcpy(blocks[block_count - 1].copy, blocks[block_count - 1].whole, blocks[block_count - 1].n);
+    }
+}
+
+static int is_small(amp_model* m) {
+    amp_memory bytes;
+    int i;
+    if (amp_model_memory(m, &bytes) != AMP_OK) give_up("no memory report");
+    for (i = 0; i < amp_model_layer_count(m); i++) {
+        const amp_layer* l = amp_model_layer(m, i);
+        if ((double)l->channels * l->height * l->width > 1000.0) return 0;
+    }
+    return bytes.activation_bytes + bytes.parameter_bytes < (1u << 16);
+}
+
+/* The allocator gives 4 MB, so no layer can have more. */
+static int is_possible(amp_model* m) {
+    int i;
+    for (i = 0; i < amp_model_layer_count(m); i++)
+        if (amp_model_layer(m, i)->activation_bytes > (1u << 22)) return 0;
+    return 1;
+}
+
+static void run_model(amp_model* m, int max_n) {
+    amp_batch b;
+    amp_step_info info;
+    amp_eval_info eval;
+    amp_result r;
+    int i;
+    size_t before = given;
+    for (i = 0; i < 2; i++) {
+        some_batch(m, &b, max_n);
+        r = amp_train_step(m, &b, byte() & 1 ? &info : NULL);
+        if (r != AMP_OK && amp_model_error(m)[0] == 0) give_up("a step failed without a sentence");
+        if (r == AMP_OK) r = amp_evaluate(m, &b, &eval);
+        if (r == AMP_OK) {
+            amp_value v = some_value();
+            float* out = (float*)block_new(1001 * 4 * (size_t)max_n, OUTPUT, 0);
+            amp_predict(m, &b, v, out);
+        }
+        sentences = 1;
+        settle(AMP_OK);
+    }
+    if (given != before) give_up("a step has allocated");
+}
+
+static void try_graph(void) {
+    amp_policy_desc precision;
+    amp_scaler_desc scaler;
+    amp_param_group groups[AMP_MAX_GROUPS];
+    amp_op white[4], black[4];
+    amp_model_desc d;
+    amp_model* m = (amp_model*)&d;
+    amp_result r;
+    int layers = 3 + (int)below(30);
+    memset(&d, 0, sizeof d);
+    memset(groups, 0, sizeof groups);
+    d.batch = number(1, 4);
+    d.logger = logger;
+    d.allocator.alloc = byte() >= 254 ? NULL : limited_alloc;
+    d.allocator.free = limited_free;
+    allowed = byte() >= 220 ? (int)below(14) : -1;
+    given = 0;
+    d.precision.level = (amp_level)below(4);
+    if (byte() >= 200) { some_policy_desc(&precision, white, black); d.precision = precision; }
+    if (byte() >= 200) { some_scaler_desc(&scaler); d.scaler = &scaler; }
+    if (byte() >= 200) some_optimizer_desc(&d.optimizer, groups);
+    else d.optimizer.kind = (amp_optimizer_kind)below(4);
+    if (byte() >= 200) { d.grad_dtype = type(); d.accumulate = number(0, 3); d.max_replays = number(0, 3); }
+    if (d.max_replays > 100) d.max_replays = 100;
+    r = amp_model_create(&m, &d);
+    if (r != AMP_OK && m) give_up("a model in spite of a failure");
+    if (r != AMP_OK) { settle(r); return; }
+    value_count = 0;
+    values[value_count++] = amp_input(m, number(1, 3), number(1, 8), number(1, 8));
+    while (layers-- && left && value_count < 60) {
+        amp_value v = add_layer(m);
+        if (v.id) values[value_count++] = v;
+    }
+    if (byte() < 250) (void)add_loss(m);
+    sentences = 0;
+    r = amp_model_finalize(m);
+    if (r != AMP_OK && (amp_model_error(m)[0] == 0 || amp_train_step(m, NULL, NULL) == AMP_OK)) give_up("a broken graph runs");
+    if (r == AMP_OK && !is_possible(m)) give_up("a layer is larger than all memory");
+    if (r == AMP_OK && d.batch < 100 && is_small(m)) run_model(m, d.batch);
+    amp_model_destroy(m);
+    if (given != 0) give_up("the model has kept memory");
+    sentences = 0;
+}
+
+/* --- the dispatcher ------------------------------------------------------------------------------------------------ */
+
+int LLVMFuzzerTestOneInput(const unsigned char* data, size_t n);
+int LLVMFuzzerTestOneInput(const unsigned char* data, size_t n) {
+    static void (*const parts[])(void) = {
+        try_convert, try_gemm, try_linear, try_conv, try_pool, try_batch_norm, try_rows, try_elements, try_losses,
+        try_scaler, try_scaler, try_optimizer, try_policy, try_stats, try_graph, try_graph
+    };
+    input = data;
+    left = n;
+    filler = 1;
+    sentences = too_large = 0;
+    parts[below(sizeof parts / sizeof parts[0])]();
+    sentences = 1;                         /* a part may leave before its call */
+    settle(AMP_OK);
+    return 0;
+}
+
+#if !defined(AMP_FUZZER)
+
+/* Byte strings of random lengths, on memory of exactly that size. */
+int main(int argc, char** argv) {
+    unsigned long rounds = argc > 1 ? strtoul(argv[1], NULL, 10) : 20000, i;
+    unsigned long long state = argc > 2 ? strtoul(argv[2], NULL, 10) : 1;
+    for (i = 0; i < rounds; i++) {
+        size_t n, k;
+        unsigned char* p;
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        n = 1 + (size_t)(state >> 33) % 400;
+        p = (unsigned char*)malloc(n);
+        if (!p) give_up("no memory");
+        for (k = 0; k < n; k++) {
+            state = state * 6364136223846793005ull + 1442695040888963407ull;
+            p[k] = (unsigned char)(state >> 50);
+        }
+        LLVMFuzzerTestOneInput(p, n);
+        free(p);
+    }
+    printf("%lu passed, 0 failed\n", rounds);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,853 @@
+/* test_hostile.c - wrong arguments, traps and interruptions: every refusal has a sentence and changes nothing, and
+   a checkpoint on the disk is whole whenever the process dies. */
+#if defined(__unix__) || defined(__APPLE__)
+  #define _GNU_SOURCE                      /* feenableexcept */
+  #include <sys/types.h>
+  #include <sys/resource.h>
+  #include <sys/wait.h>
+  #include <signal.h>
+  #include <unistd.h>
+  #define HAVE_FORK 1
+#else
+  #define HAVE_FORK 0
+#endif
+#include "../amp.h"
+#include "test.h"
+#include <fenv.h>
+#include <limits.h>
+#include <stdint.h>
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__TINYC__)
+  #include <immintrin.h>
+  #define HAVE_MXCSR 1
+#else
+  #define HAVE_MXCSR 0
+#endif
+
+/* --- refusals ------------------------------------------------------------------------------------ */
+
+static int sentences;
+static char last[512];
+static void listen(amp_result code, const char* sentence, void* user_data) {
+    (void)user_data;
+    if (code != AMP_OK && strlen(sentence) >= 10 && !strchr(sentence, '\n')) sentences++;
+    snprintf(last, sizeof last, "%s", sentence);
+}
+static const amp_logger logger = { listen, NULL };
+
+/* Everything that calls get to read and write; a refused one must leave it as it is. */
+static unsigned char memory[32768], copy[32768];
+static float* const F = (float*)(void*)memory;
+static amp_exec quiet;
+
+static void prepare(void) {
+    memset(memory, 0x3e, sizeof memory);
+    memcpy(copy, memory, sizeof memory);
+    memset(&quiet, 0, sizeof quiet);
+    quiet.logger = &logger;
+    sentences = 0;
+    last[0] = 0;
+}
+#define REFUSED(code, what, call)                                                                          \
+    do {                                                                                                   \
+        amp_result result_;                                                                                \
+        prepare();                                                                                         \
+        result_ = (call);                                                                                  \
+        CHECK_MSG(result_ != AMP_OK && ((code) == AMP_OK || result_ == (code)), "%s: %d", what, (int)result_); \
+        CHECK_MSG(sentences == 1, "%s: %d sentences, '%s'", what, sentences, last);                        \
+        CHECK_MSG(memcmp(memory, copy, sizeof memory) == 0, "%s has changed something", what);            \
+    } while (0)
+#define ANY AMP_OK
+
+/* One wrong value of one field. */
+typedef struct bad { const char* name; size_t offset; char kind; double value; } bad;
+#define INT(type, field, v) { #type "." #field " = " #v, offsetof(type, field), 'i', (double)(v) }
+#define I64(type, field, v) { #type "." #field " = " #v, offsetof(type, field), 'l', (double)(v) }
+#define FLT(type, field, v) { #type "." #field " = " #v, offsetof(type, field), 'f', (double)(v) }
+#define NOT(type, field) { #type "." #field " = nan", offsetof(type, field), 'n', 0 }, \
+                         { #type "." #field " = inf", offsetof(type, field), 'p', 0 }, \
+                         { #type "." #field " = -inf", offsetof(type, field), 'm', 0 }
+#define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
+
+static void put(void* desc, const bad* b) {
+    unsigned char* p = (unsigned char*)desc + b->offset;
+    uint32_t bits = b->kind == 'n' ? 0x7fc00000u : b->kind == 'p' ? 0x7f800000u : 0xff800000u;
+    int i;
+    int64_t l;
+    float f;
+    if (b->kind == 'i') { i = (int)b->value; memcpy(p, &i, sizeof i); }
+    else if (b->kind == 'l') { l = (int64_t)b->value; memcpy(p, &l, sizeof l); }
+    else if (b->kind == 'f') { f = (float)b->value; memcpy(p, &f, sizeof f); }
+    else memcpy(p, &bits, sizeof bits);
+}
+
+static void convert_desc_fields(void) {
+    static const bad list[] = { INT(amp_convert_desc, rounding, 2), INT(amp_convert_desc, rounding, -1),
+                                INT(amp_convert_desc, rounding, INT_MAX) };
+    int i;
+    for (i = 0; i < COUNT(list); i++) {
+        amp_convert_desc d;
+        memset(&d, 0, sizeof d);
+        d.logger = &logger;
+        put(&d, &list[i]);
+        REFUSED(AMP_ERR_DESC, list[i].name, amp_convert_with(F, AMP_F16, F + 100, AMP_F32, 10, &d));
+    }
+}
+
+static amp_conv2d_shape conv_shape(void) {
+    amp_conv2d_shape s = { 1, 2, 5, 5, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1 };
+    return s;
+}
+static void conv_shape_fields(void) {
+#define S(field, v) INT(amp_conv2d_shape, field, v)
+    static const bad list[] = {
+        S(n, 0), S(n, -1), S(n, INT_MIN), S(channels, 0), S(channels, -1), S(height, 0), S(height, -5), S(width, 0),
+        S(width, INT_MIN), S(out_channels, 0), S(out_channels, -1), S(kernel_h, 0), S(kernel_h, -1), S(kernel_h, 8),
+        S(kernel_w, 0), S(kernel_w, INT_MIN), S(kernel_w, INT_MAX), S(stride_h, -1), S(stride_w, -1), S(pad_h, -1),
+        S(pad_w, INT_MIN), S(dilation_h, -1), S(dilation_h, 4), S(dilation_w, -1), S(dilation_w, INT_MAX), S(groups, -1),
+        S(groups, 3), S(groups, INT_MAX)
+    };
+#undef S
+    amp_conv2d_shape s = conv_shape();
+    int i, oh = -7, ow = -7;
+    prepare();
+    CHECK(amp_conv2d_forward(&s, F, AMP_F32, F + 100, AMP_F32, NULL, AMP_F32, F + 200, AMP_F32, &quiet) == AMP_OK);
+    for (i = 0; i < COUNT(list); i++) {
+        s = conv_shape();
+        put(&s, &list[i]);
+        REFUSED(ANY, list[i].name, amp_conv2d_output(&s, &oh, &ow, &quiet));
+        REFUSED(ANY, list[i].name, amp_conv2d_forward(&s, F, AMP_F32, F + 100, AMP_F32, NULL, AMP_F32, F + 200, AMP_F32, &quiet));
+        REFUSED(ANY, list[i].name, amp_conv2d_backward(&s, F, AMP_F32, F, AMP_F32, F, AMP_F32, F + 100, AMP_F32, F + 200,
+                                                       AMP_F32, F + 300, AMP_F32, 0, &quiet));
+        CHECK(amp_conv2d_workspace(&s) == 0 && oh == -7 && ow == -7);
+    }
+}
+
+static void pool_shape_fields(void) {
+#define S(field, v) INT(amp_pool2d_shape, field, v)
+    static const bad list[] = {
+        S(kind, -1), S(kind, 2), S(n, 0), S(n, INT_MIN), S(channels, 0), S(channels, -1), S(height, 0), S(height, -1),
+        S(height, INT_MAX), S(width, 0), S(width, INT_MIN), S(width, INT_MAX), S(kernel_h, 0), S(kernel_h, -1),
+        S(kernel_h, 7), S(kernel_w, 0), S(kernel_w, INT_MAX), S(stride_h, -1), S(stride_w, INT_MIN), S(pad_h, -1),
+        S(pad_h, 2), S(pad_w, -1), S(pad_w, INT_MAX)
+    };
+#undef S
+    static const amp_pool2d_shape good = { AMP_POOL_AVERAGE, 1, 2, 4, 4, 3, 3, 2, 2, 1, 1, 0 };
+    amp_pool2d_shape s = good;
+    int i, oh = -7, ow = -7;
+    prepare();
+    CHECK(amp_pool2d_forward(&s, F, AMP_F32, F + 100, AMP_F32, &quiet) == AMP_OK);
+    for (i = 0; i < COUNT(list); i++) {
+        s = good;
+        put(&s, &list[i]);
+        REFUSED(ANY, list[i].name, amp_pool2d_output(&s, &oh, &ow, &quiet));
+        REFUSED(ANY, list[i].name, amp_pool2d_forward(&s, F, AMP_F32, F + 100, AMP_F32, &quiet));
+        REFUSED(ANY, list[i].name, amp_pool2d_backward(&s, F, AMP_F32, F, AMP_F32, F + 100, AMP_F32, &quiet));
+        CHECK(oh == -7 && ow == -7);
+    }
+    s = good;                                                /* an output side of 2^31 */
+    s.kernel_w = 2; s.stride_w = 1; s.height = 1; s.kernel_h = s.stride_h = 1; s.pad_h = 0; s.width = INT_MAX;
+    REFUSED(AMP_ERR_SHAPE, "pool2d: 2^31 outputs", amp_pool2d_output(&s, &oh, &ow, &quiet));
+    s.n = s.channels = INT_MAX;
+    REFUSED(ANY, "pool2d: 2^93 inputs", amp_pool2d_output(&s, &oh, &ow, &quiet));
+}
+
+static amp_result batch_norm(const amp_batch_norm_shape* s, int training) {
+    return amp_batch_norm_forward(s, training, F, AMP_F32, F + 50, F + 60, AMP_F32, F + 70, F + 80, F + 90, F + 100, F + 200,
+                                  AMP_F32, &quiet);
+}
+static void batch_norm_fields(void) {
+#define S(field, v) INT(amp_batch_norm_shape, field, v)
+    static const bad list[] = {
+        S(n, 0), S(n, -1), S(channels, 0), S(channels, INT_MIN), S(spatial, 0), S(spatial, -1),
+        FLT(amp_batch_norm_shape, eps, -1e-5), FLT(amp_batch_norm_shape, momentum, -0.5),
+        FLT(amp_batch_norm_shape, momentum, 1.5), { "eps = nan", offsetof(amp_batch_norm_shape, eps), 'n', 0 },
+        NOT(amp_batch_norm_shape, momentum)
+    };
+#undef S
+    static const amp_batch_norm_shape good = { 2, 2, 4, 0.0f, 0.0f };
+    amp_batch_norm_shape s = good;
+    int i;
+    prepare();
+    CHECK(batch_norm(&s, 1) == AMP_OK);
+    for (i = 0; i < COUNT(list); i++) {
+        s = good;
+        put(&s, &list[i]);
+        REFUSED(ANY, list[i].name, batch_norm(&s, 1));
+        REFUSED(ANY, list[i].name, batch_norm(&s, 0));
+        REFUSED(ANY, list[i].name, amp_batch_norm_backward(&s, F, AMP_F32, F, AMP_F32, F, AMP_F32, F, F, F + 100, AMP_F32,
+                                                           F + 200, F + 300, AMP_F32, 0, &quiet));
+    }
+    s = good;
+    s.n = s.spatial = 1;
+    REFUSED(AMP_ERR_SHAPE, "batch norm of one value", batch_norm(&s, 1));
+    s.n = s.channels = s.spatial = INT_MAX;
+    REFUSED(AMP_ERR_ARGUMENT, "batch norm of 2^93 values", batch_norm(&s, 1));
+}
+
+static void policy_fields(void) {
+#define P(field, v) INT(amp_policy_desc, field, v)
+    static const bad list[] = {
+        P(level, -1), P(level, 4), P(low_dtype, 1), P(low_dtype, 4), P(low_dtype, -1), P(style, 2), P(style, -1), P(style, 1),
+        P(white_count, -1), P(white_count, 1), P(black_count, INT_MIN), P(black_count, 1), P(keep_batchnorm_fp32, 2),
+        P(keep_batchnorm_fp32, -2), P(master_weights, 2), P(master_weights, INT_MIN), P(cast_model, 2), P(cast_model, -1)
+    };
+#undef P
+    int i;
+    for (i = 0; i < COUNT(list); i++) {
+        amp_policy_desc d;
+        memset(&d, 0, sizeof d);
+        d.level = AMP_O2;
+        d.logger = &logger;
+        put(&d, &list[i]);
+        REFUSED(AMP_ERR_POLICY, list[i].name, amp_policy_init((amp_policy*)(void*)memory, &d));
+    }
+}
+
+static void scaler_fields(void) {
+#define S(field, v) INT(amp_scaler_desc, field, v)
+#define R(field, v) FLT(amp_scaler_desc, field, v)
+    static const bad list[] = {
+        S(preset, -1), S(preset, AMP_SCALER_PRESET_COUNT), S(preset, AMP_SCALER_STATIC), R(init_scale, -1), R(init_scale, 1e-45),
+        NOT(amp_scaler_desc, init_scale), S(growth_interval, -2), S(growth_interval, INT_MIN), R(growth_factor, 1),
+        R(growth_factor, 0.5), R(growth_factor, -2), R(growth_factor, 1e-45), NOT(amp_scaler_desc, growth_factor),
+        R(backoff_factor, 1), R(backoff_factor, -0.5), NOT(amp_scaler_desc, backoff_factor), R(min_scale, -2),
+        R(min_scale, 1e30), NOT(amp_scaler_desc, min_scale), R(max_scale, 1), R(max_scale, -2), NOT(amp_scaler_desc, max_scale),
+        S(guard, 4), S(guard, -1), S(hysteresis, -1), S(hysteresis, INT_MIN), S(refill, 4), S(refill, -1), S(at_min, 4),
+        S(at_min, -1), S(at_min, AMP_LIMIT_CALLBACK), S(max_skips, -2), S(at_max_skips, 4), S(at_max_skips, -1),
+        S(at_max_skips, AMP_LIMIT_CALLBACK), S(ignore_overflow, 1)
+    };
+#undef S
+#undef R
+    int i;
+    for (i = 0; i < COUNT(list); i++) {
+        amp_scaler_desc d;
+        memset(&d, 0, sizeof d);
+        d.logger = &logger;
+        put(&d, &list[i]);
+        REFUSED(AMP_ERR_DESC, list[i].name, amp_scaler_init((amp_scaler*)(void*)memory, &d));
+    }
+}
+
+static amp_param param(void) {
+    amp_param p;
+    memset(&p, 0, sizeof p);
+    p.master = F + 4000; p.grad = F + 4100; p.m = F + 4200; p.v = F + 4300; p.count = 10;
+    return p;
+}
+static void optimizer_fields(void) {
+#define O(field, v) INT(amp_optimizer_desc, field, v)
+#define R(field, v) FLT(amp_optimizer_desc, field, v)
+    static const bad list[] = {
+        O(kind, 4), O(kind, -1), R(lr, -0.1), NOT(amp_optimizer_desc, lr), R(momentum, 1), R(momentum, -0.1),
+        NOT(amp_optimizer_desc, momentum), R(dampening, 1.1), R(dampening, -0.1), NOT(amp_optimizer_desc, dampening),
+        O(nesterov, 1), R(beta1, 1), R(beta1, -0.1), NOT(amp_optimizer_desc, beta1), R(beta2, 1), R(beta2, -0.1),
+        NOT(amp_optimizer_desc, beta2), R(eps, -1), NOT(amp_optimizer_desc, eps), R(weight_decay, -0.1),
+        NOT(amp_optimizer_desc, weight_decay), R(clip_norm, -1), NOT(amp_optimizer_desc, clip_norm), O(schedule.kind, 4),
+        O(schedule.kind, -1), O(schedule.kind, AMP_SCHEDULE_STEP), O(schedule.kind, AMP_SCHEDULE_LINEAR),
+        O(schedule.kind, AMP_SCHEDULE_COSINE), I64(amp_optimizer_desc, schedule.warmup_steps, -1), R(schedule.gamma, 1.5),
+        R(schedule.gamma, -0.1), NOT(amp_optimizer_desc, schedule.gamma), R(schedule.floor, 1.5), R(schedule.floor, -0.1),
+        NOT(amp_optimizer_desc, schedule.floor), O(group_count, -1), O(group_count, 1), O(group_count, AMP_MAX_GROUPS + 1)
+    };
+    static const bad params[] = {
+        INT(amp_param, group, -1), INT(amp_param, group, 1), INT(amp_param, grad_dtype, AMP_F64), INT(amp_param, grad_dtype, -1)
+    };
+    static const bad groups[] = {
+        FLT(amp_param_group, lr, -0.5), NOT(amp_param_group, lr), FLT(amp_param_group, weight_decay, -0.5),
+        NOT(amp_param_group, weight_decay)
+    };
+#undef O
+#undef R
+    amp_optimizer* o = (amp_optimizer*)(void*)memory;
+    amp_optimizer_desc d;
+    amp_param_group g;
+    int i;
+    for (i = 0; i < COUNT(list) + COUNT(params) + COUNT(groups); i++) {
+        const bad* b = i < COUNT(list) ? &list[i] : i < COUNT(list) + COUNT(params) ? &params[i - COUNT(list)]
+                                                  : &groups[i - COUNT(list) - COUNT(params)];
+        amp_param p = param();
+        memset(&d, 0, sizeof d);
+        memset(&g, 0, sizeof g);
+        d.logger = &logger;
+        if (i >= COUNT(list) + COUNT(params)) { d.groups = &g; d.group_count = 1; put(&g, b); }
+        else put(i < COUNT(list) ? (void*)&d : (void*)&p, b);
+        REFUSED(ANY, b->name, amp_optimizer_init(o, &d, &p, 1));
+        if (i < COUNT(list)) CHECK_MSG(amp_optimizer_moments(&d) == -1, "%s", b->name);
+    }
+}
+
+static amp_model_desc model_desc(void) {
+    amp_model_desc d;
+    memset(&d, 0, sizeof d);
+    d.batch = 4;
+    d.logger = logger;
+    return d;
+}
+static amp_result no_reduce(void* data, amp_dtype t, size_t n, void* stream, void* user_data) {
+    (void)data; (void)t; (void)n; (void)stream; (void)user_data;
+    return AMP_OK;
+}
+static void* plain_alloc(size_t n, void* user_data) { (void)user_data; return malloc(n); }
+
+/* Create, a graph of one input, one layer and one loss, and finalize: which of them refuses is open. */
+static amp_result whole_model(const amp_model_desc* d) {
+    amp_model* m = (amp_model*)&sentences;
+    amp_result r = amp_model_create(&m, d);
+    amp_value x;
+    if (r != AMP_OK) {
+        CHECK(m == NULL);
+        return r;
+    }
+    x = amp_linear(m, amp_input(m, 3, 1, 1), 2);
+    amp_mse(m, x, NULL);
+    r = amp_model_finalize(m);
+    CHECK(r == AMP_OK || strcmp(amp_model_error(m), last) == 0);
+    amp_model_destroy(m);
+    return r;
+}
+static void model_fields(void) {
+#define M(field, v) INT(amp_model_desc, field, v)
+    static const bad list[] = {
+        M(batch, 0), M(batch, -1), M(batch, INT_MIN), M(grad_dtype, AMP_F64), M(grad_dtype, -1), M(accumulate, -1),
+        M(accumulate, INT_MIN), M(max_replays, -1), M(precision.level, 4), M(precision.level, -1), M(precision.low_dtype, 1),
+        M(precision.style, 7), M(precision.white_count, 1), M(optimizer.kind, 9), M(optimizer.kind, -1),
+        FLT(amp_model_desc, optimizer.lr, -3), NOT(amp_model_desc, optimizer.momentum), M(optimizer.group_count, 1),
+        M(optimizer.group_count, -1), M(optimizer.group_count, 1000)
+    };
+#undef M
+    static amp_comm comms[] = { { NULL, 0, 1, NULL }, { no_reduce, -1, 1, NULL }, { no_reduce, 1, 1, NULL }, { no_reduce, 0, 0, NULL } };
+    amp_scaler_desc scaler;
+    amp_policy policy;
+    amp_logger unused = { NULL, NULL };
+    amp_model_desc d = model_desc();
+    int i;
+    prepare();
+    CHECK(whole_model(&d) == AMP_OK);
+    for (i = 0; i < COUNT(list); i++) {
+        d = model_desc();
+        d.precision.logger = d.optimizer.logger = &unused;     /* the model's logger hears it all the same */
+        put(&d, &list[i]);
+        REFUSED(ANY, list[i].name, whole_model(&d));
+    }
+    for (i = 0; i < COUNT(comms); i++) {
+        d = model_desc();
+        d.comm = &comms[i];
+        REFUSED(AMP_ERR_DESC, "comm", whole_model(&d));
+    }
+    d = model_desc();
+    d.allocator.alloc = plain_alloc;
+    REFUSED(AMP_ERR_DESC, "half an allocator", whole_model(&d));
+    d = model_desc();
+    d.accumulate = d.max_replays = 2;
+    REFUSED(AMP_ERR_DESC, "replays of micro-batches", whole_model(&d));
+    d = model_desc();
+    memset(&scaler, 0, sizeof scaler);
+    scaler.hysteresis = -1;
+    scaler.logger = &unused;
+    d.scaler = &scaler;
+    REFUSED(AMP_ERR_DESC, "the scaler's desc", whole_model(&d));
+    d = model_desc();
+    memset(&policy, 0, sizeof policy);
+    d.policy = &policy;
+    REFUSED(AMP_ERR_POLICY, "a policy of zeros", whole_model(&d));
+    REFUSED(AMP_ERR_ARGUMENT, "nowhere to put a model", amp_model_create(NULL, &d));
+    { amp_model* m = (amp_model*)&d;
+      CHECK(amp_model_create(&m, NULL) == AMP_ERR_ARGUMENT && m == NULL); }
+}
+
+/* A graph with one wrong layer: building goes on, finalize reports. */
+enum { CONV, LINEAR, POOL, NORM, LOSS };
+static amp_result with_layer(int layer, const bad* b) {
+    union { amp_conv2d_desc conv; amp_linear_desc linear; amp_pool2d_desc pool; amp_norm_desc norm; amp_loss_desc loss; } u;
+    amp_model_desc d = model_desc();
+    amp_model* m;
+    amp_value x, y;
+    amp_result r = amp_model_create(&m, &d);
+    if (r != AMP_OK) return r;
+    memset(&u, 0, sizeof u);
+    x = amp_input(m, 2, 6, 6);
+    if (layer == CONV) { u.conv.out_channels = 2; u.conv.kernel = 3; }
+    if (layer == LINEAR) u.linear.out = 2;
+    if (layer == POOL) u.pool.kernel = 2;
+    if (b) put(&u, b);
+    if (layer == CONV) x = amp_conv2d(m, x, &u.conv);
+    if (layer == LINEAR) x = amp_linear_with(m, x, &u.linear);
+    if (layer == POOL) x = amp_pool2d(m, x, &u.pool);
+    if (layer == NORM) x = amp_batch_norm(m, x, &u.norm);
+    y = amp_linear(m, amp_relu(m, x), 2);
+    if (layer == LOSS) amp_softmax_cross_entropy(m, y, &u.loss);
+    r = amp_model_finalize(m);
+    amp_model_destroy(m);
+    return r;
+}
+static void layer_fields(void) {
+    static const struct { int layer; bad b; } list[] = {
+#define C(field, v) { CONV, INT(amp_conv2d_desc, field, v) }
+        C(out_channels, 0), C(out_channels, -1), C(out_channels, INT_MAX), C(kernel, 0), C(kernel, -1), C(kernel, INT_MAX),
+        C(kernel_h, -1), C(kernel_w, 7), C(stride, -1), C(stride_h, INT_MIN), C(padding, -1), C(padding, INT_MAX),
+        C(padding_w, -1), C(dilation, -1), C(dilation, INT_MAX), C(dilation_w, -2), C(groups, -1), C(groups, 3), C(init, 4), C(init, -1),
+#undef C
+#define C(field, v) { LINEAR, INT(amp_linear_desc, field, v) }
+        C(out, 0), C(out, -1), C(out, INT_MIN), C(init, 4), C(init, -1),
+#undef C
+#define C(field, v) { POOL, INT(amp_pool2d_desc, field, v) }
+        C(kind, 2), C(kind, -1), C(kernel, 0), C(kernel, -1), C(kernel, INT_MAX), C(kernel_h, 7), C(kernel_w, -1), C(stride, -1),
+        C(stride_w, INT_MIN), C(padding, -1), C(padding, 2), C(padding_h, INT_MAX),
+#undef C
+        { NORM, FLT(amp_norm_desc, eps, -1) }, { NORM, FLT(amp_norm_desc, eps, 2) }, { NORM, FLT(amp_norm_desc, momentum, 1.5) },
+        { NORM, FLT(amp_norm_desc, momentum, -0.5) }, { LOSS, FLT(amp_loss_desc, weight, -1) },
+        { LOSS, FLT(amp_loss_desc, smoothing, 1) }, { LOSS, FLT(amp_loss_desc, smoothing, -0.1) },
+        { LOSS, { "weight = inf", offsetof(amp_loss_desc, weight), 'p', 0 } },
+        { LOSS, { "smoothing = nan", offsetof(amp_loss_desc, smoothing), 'n', 0 } }
+    };
+    int i;
+    for (i = 0; i < 5; i++) { prepare(); CHECK_MSG(with_layer(i, NULL) == AMP_OK, "%s", last); }
+    for (i = 0; i < COUNT(list); i++) REFUSED(ANY, list[i].b.name, with_layer(list[i].layer, &list[i].b));
+}
+
+/* --- NULL, sizes, overlaps --------------------------------------------------------------------------- */
+
+static void null_operands(void) {
+    amp_conv2d_shape c = conv_shape();
+    amp_pool2d_shape p = { AMP_POOL_MAX, 1, 2, 4, 4, 2, 2, 0, 0, 0, 0, 0 };
+    amp_batch_norm_shape b = { 2, 2, 4, 0.0f, 0.0f };
+    float *x = F, *y = F + 500, *z = F + 1000;
+    int32_t labels[2] = { 0, 1 };
+    int k;
+#define N(i, pointer) (k == (i) ? NULL : (pointer))
+#define T AMP_F32
+    for (k = 0; k < 3; k++) {
+        REFUSED(AMP_ERR_ARGUMENT, "gemm", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, N(0, x), T, 2, N(1, y), T, 2, 0, N(2, z), T, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(N(0, x), T, N(1, y), T, NULL, T, N(2, z), T, 2, 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "linear backward", amp_linear_backward(N(0, x), T, N(1, x), T, N(2, y), T, z, T, z + 50, T, z + 100, T, 0, 2, 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "conv2d", amp_conv2d_forward(&c, N(0, x), T, N(1, y), T, NULL, T, N(2, z), T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "conv2d backward", amp_conv2d_backward(&c, N(0, x), T, N(1, x), T, N(2, y), T, z, T, z + 100, T, z + 200, T, 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "add", amp_add_forward(N(0, x), T, N(1, y), T, N(2, z), T, 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "cross-entropy", amp_softmax_cross_entropy_forward(N(0, x), T, N(1, labels), 0, N(2, z), 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "mse", amp_mse_forward(N(0, x), T, N(1, y), T, N(2, z), 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "bce", amp_bce_with_logits_forward(N(0, x), T, N(1, y), T, N(2, z), 5, &quiet));
+    }
+    for (k = 0; k < 2; k++) {
+        REFUSED(AMP_ERR_ARGUMENT, "pool2d", amp_pool2d_forward(&p, N(0, x), T, N(1, z), T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "pool2d backward", amp_pool2d_backward(&p, N(0, x), T, N(1, y), T, z, T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "layer norm", amp_layer_norm_forward(N(0, x), T, NULL, NULL, T, 0, NULL, NULL, N(1, z), T, 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "activation", amp_activation_forward(AMP_GELU, N(0, x), T, N(1, z), T, 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "activation backward", amp_activation_backward(AMP_GELU, N(0, x), T, N(1, y), T, z, T, 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "softmax", amp_softmax_forward(N(0, x), T, N(1, z), T, 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "softmax backward", amp_softmax_backward(N(0, x), T, N(1, y), T, z, T, 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "dropout", amp_dropout_forward(N(0, x), T, N(1, z), T, 5, 0.5f, 1, 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "concat", amp_concat_forward(N(0, x), T, 2, N(1, z), T, 4, 1, 3, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "concat backward", amp_concat_backward(N(0, x), T, 4, 1, N(1, z), T, 2, 3, 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "cross-entropy backward", amp_softmax_cross_entropy_backward(N(0, x), T, N(1, labels), 0, NULL, 1, z, T, 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "mse backward", amp_mse_backward(N(0, x), T, N(1, y), T, NULL, 1, z, T, 5, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "bce backward", amp_bce_with_logits_backward(N(0, x), T, N(1, y), T, NULL, 1, z, T, 5, &quiet));
+    }
+    for (k = 0; k < 4; k++) {
+        REFUSED(AMP_ERR_ARGUMENT, "batch norm", amp_batch_norm_forward(&b, 1, N(0, x), T, NULL, NULL, T, y, y, N(1, y), N(2, y), N(3, z), T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "batch norm backward", amp_batch_norm_backward(&b, N(0, x), T, N(1, x), T, NULL, T, N(2, y), N(3, y), z, T, z, z, T, 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "layer norm backward", amp_layer_norm_backward(N(0, x), T, N(1, x), T, NULL, T, N(2, y), N(3, y), z, T, z, z, T, 0, 2, 4, &quiet));
+    }
+    k = 0;
+    REFUSED(AMP_ERR_ARGUMENT, "no shape", amp_conv2d_output(NULL, NULL, NULL, &quiet));
+    REFUSED(AMP_ERR_ARGUMENT, "no shape", amp_pool2d_output(NULL, NULL, NULL, &quiet));
+    REFUSED(AMP_ERR_ARGUMENT, "no shape", amp_pool2d_backward(NULL, x, T, x, T, z, T, &quiet));
+    REFUSED(AMP_ERR_ARGUMENT, "no shape", batch_norm(NULL, 1));
+}
+
+/* Functions that have no logger, or get their object as NULL: a code, and no crash. */
+static void null_objects(void) {
+    amp_value none = { 0 };
+    amp_op op;
+    amp_policy policy;
+    int n = 7;
+    CHECK(amp_convert(NULL, AMP_F32, F, AMP_F32, 1) == AMP_ERR_ARGUMENT && amp_convert(F, AMP_F32, NULL, AMP_F32, 1) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert(NULL, AMP_F32, NULL, AMP_F16, 0) == AMP_OK);
+    CHECK(amp_policy_init(NULL, NULL) == AMP_ERR_ARGUMENT && amp_policy_init(&policy, NULL) == AMP_OK);
+    CHECK(amp_policy_set_rule(NULL, AMP_OP_ADD, AMP_RULE_LOW) == AMP_ERR_ARGUMENT && amp_policy_white_list(NULL, NULL, 0) == 0);
+    CHECK(amp_policy_black_list(&policy, NULL, -5) > 0 && !amp_op_from_name(NULL, &op) && !amp_op_from_name("relu2", NULL));
+    CHECK(amp_scaler_init(NULL, NULL) == AMP_ERR_ARGUMENT && amp_scaler_update(NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_optimizer_init(NULL, NULL, NULL, 0) == AMP_ERR_ARGUMENT && amp_optimizer_step(NULL, NULL, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_optimizer_unscale(NULL, NULL) == AMP_ERR_ARGUMENT && amp_optimizer_set_lr(NULL, 1) == AMP_ERR_ARGUMENT);
+    CHECK(amp_optimizer_zero_grad(NULL) == AMP_ERR_ARGUMENT && amp_schedule_lr(NULL, 0.5f, -1) == 0.5f);
+    CHECK(amp_model_error(NULL)[0] != 0 && amp_input(NULL, 1, 1, 1).id == 0 && amp_relu(NULL, none).id == 0);
+    CHECK(amp_conv2d(NULL, none, NULL).id == 0 && amp_linear(NULL, none, 1).id == 0 && amp_add(NULL, none, none).id == 0);
+    CHECK(amp_mse(NULL, none, NULL).id == 0 && amp_global_avgpool2d(NULL, none).id == 0 && amp_layer_norm(NULL, none, NULL).id == 0);
+    amp_autocast_push(NULL, AMP_F32); amp_autocast_pop(NULL); amp_pin(NULL, none, AMP_F32);
+    amp_name(NULL, none, NULL); amp_group(NULL, none, 0); amp_model_destroy(NULL);
+    CHECK(amp_model_finalize(NULL) == AMP_ERR_ARGUMENT && amp_model_layer_count(NULL) == 0 && !amp_model_layer(NULL, 0));
+    CHECK(amp_model_layer_of(NULL, none) == -1 && amp_model_memory(NULL, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(!amp_model_params(NULL, &n) && n == 0 && !amp_model_find_param(NULL, "a") && !amp_model_policy(NULL));
+    CHECK(!amp_model_scaler(NULL) && !amp_model_optimizer(NULL) && amp_model_sync_params(NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_train_step(NULL, NULL, NULL) == AMP_ERR_ARGUMENT && amp_evaluate(NULL, NULL, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_predict(NULL, NULL, none, NULL) == AMP_ERR_ARGUMENT && amp_model_stats(NULL, NULL, NULL, 0) == AMP_ERR_ARGUMENT);
+    CHECK(amp_checkpoint_save(NULL, "x") == AMP_ERR_ARGUMENT && amp_checkpoint_load(NULL, "x") == AMP_ERR_ARGUMENT);
+    CHECK(amp_stats_collect(NULL, F, AMP_F32, 1, AMP_F16, 0) == AMP_ERR_ARGUMENT && amp_model_print(NULL, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_stats_print(NULL, NULL) == AMP_ERR_ARGUMENT && amp_conv2d_workspace(NULL) == 0);
+}
+
+/* The last checks that have a logger to talk to. */
+static void missing_parts(void) {
+    amp_model_desc d = model_desc();
+    amp_scaler_desc fixed;
+    amp_scaler s;
+    amp_optimizer_desc od;
+    amp_optimizer o;
+    amp_param p;
+    amp_batch batch;
+    amp_schedule wild = { AMP_SCHEDULE_COSINE, INT64_MIN, INT64_MIN, INT64_MIN, 0.0f, 0.5f };
+    amp_model* m = NULL;
+    prepare();
+    memset(&od, 0, sizeof od);
+    memset(&batch, 0, sizeof batch);
+    memset(&fixed, 0, sizeof fixed);
+    od.logger = &logger;
+    p = param();
+    CHECK(amp_optimizer_init(&o, &od, &p, 1) == AMP_OK && amp_model_create(&m, &d) == AMP_OK);
+    REFUSED(AMP_ERR_ARGUMENT, "optimizer unscale", amp_optimizer_unscale(&o, NULL));
+    REFUSED(AMP_ERR_STATE, "memory", amp_model_memory(m, (amp_memory*)(void*)memory));
+    REFUSED(AMP_ERR_STATE, "print", amp_model_print(m, stdout));
+    REFUSED(AMP_ERR_STATE, "train step", amp_train_step(m, &batch, NULL));
+    REFUSED(AMP_ERR_STATE, "evaluate", amp_evaluate(m, &batch, (amp_eval_info*)(void*)memory));
+    REFUSED(AMP_ERR_STATE, "stats", amp_model_stats(m, &batch, (amp_layer_stats*)(void*)memory, 9));
+    REFUSED(AMP_ERR_STATE, "save", amp_checkpoint_save(m, "/nowhere/x"));
+    REFUSED(AMP_ERR_SHAPE, "finalize an empty model", amp_model_finalize(m));
+    amp_mse(m, amp_linear(m, amp_input(m, 3, 1, 1), 2), NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    REFUSED(AMP_ERR_ARGUMENT, "evaluate", amp_evaluate(m, &batch, NULL));
+    REFUSED(AMP_ERR_ARGUMENT, "memory", amp_model_memory(m, NULL));
+    REFUSED(AMP_ERR_ARGUMENT, "print", amp_model_print(m, NULL));
+    REFUSED(AMP_ERR_ARGUMENT, "no samples", amp_train_step(m, &batch, NULL));
+    batch.n = 5;
+    REFUSED(AMP_ERR_ARGUMENT, "too many samples", amp_train_step(m, &batch, NULL));
+    batch.n = 1;
+    REFUSED(AMP_ERR_ARGUMENT, "no inputs", amp_train_step(m, &batch, NULL));
+    batch.inputs[0] = F;
+    REFUSED(AMP_ERR_ARGUMENT, "no targets", amp_train_step(m, &batch, NULL));
+    batch.input_dtype = (amp_dtype)9;
+    REFUSED(AMP_ERR_DTYPE, "no such type", amp_train_step(m, &batch, NULL));
+    amp_model_destroy(m);
+    CHECK(amp_schedule_lr(&wild, 1.0f, INT64_MIN) == 0.5f && amp_schedule_lr(&wild, 1.0f, INT64_MAX) == 0.5f);
+    prepare();
+    CHECK(amp_softmax_forward(F, T, F, T, SIZE_MAX / 2, 0, &quiet) == AMP_OK);     /* no elements, so no time */
+    fixed.preset = AMP_SCALER_MINDSPORE_FIXED;
+    fixed.ignore_overflow = 1;
+    CHECK(amp_scaler_init(&s, &fixed) == AMP_OK && amp_scaler_report_overflow(&s) == AMP_OK && amp_scaler_may_step(&s) == 1);
+}
+
+/* A saved scaler with numbers that no scaler has, and a checksum that fits them. */
+static void damaged_scaler_states(void) {
+    static const bad list[] = {
+        { "scale nan", 64, 'n', 0 }, { "scale -inf", 64, 'm', 0 }, { "scale -1", 64, 'f', -1 }, { "tracker", 68, 'i', -5 },
+        { "hysteresis", 72, 'i', 9 }, { "hysteresis below 0", 72, 'i', -1 }, { "skips", 76, 'i', -1 },
+        { "applied", 80, 'l', -1 }, { "skipped", 88, 'l', 9e18 }
+    };
+    int i;
+    for (i = -1; i < COUNT(list); i++) {
+        unsigned char p[AMP_SCALER_STATE_BYTES];
+        uint32_t crc = 0xffffffffu, k, bit;
+        amp_scaler* s = (amp_scaler*)(void*)copy;
+        CHECK(amp_scaler_init(s, NULL) == AMP_OK && amp_scaler_save(s, p, sizeof p) == AMP_OK);
+        if (i >= 0) put(p, &list[i]);
+        for (k = 0; k < 124; k++)
+            for (crc ^= p[k], bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)));
+        for (k = 0; k < 4; k++) p[124 + k] = (unsigned char)(~crc >> (8 * k));
+        if (i < 0) { CHECK(amp_scaler_load(s, p, sizeof p) == AMP_OK); continue; }
+        prepare();
+        s = (amp_scaler*)(void*)memory;
+        CHECK(amp_scaler_init(s, NULL) == AMP_OK);
+        s->desc.logger = &logger;
+        memcpy(copy, memory, sizeof copy);
+        CHECK_MSG(amp_scaler_load(s, p, sizeof p) == AMP_ERR_FORMAT && sentences == 1, "%s", list[i].name);
+        CHECK_MSG(memcmp(memory, copy, sizeof copy) == 0, "%s has changed something", list[i].name);
+    }
+}
+
+/* Products of sizes that do not fit a size_t, and those that fit, but no memory holds. */
+static void huge_sizes(void) {
+    static const size_t sizes[] = { SIZE_MAX, SIZE_MAX - 1, SIZE_MAX / 2, SIZE_MAX / 2 + 1, SIZE_MAX / 4 + 1, SIZE_MAX / 8 + 1 };
+    const size_t half = (size_t)1 << (sizeof(size_t) * 4);
+    int32_t label = 0;
+    int i;
+    for (i = 0; i < COUNT(sizes); i++) {
+        size_t n = sizes[i];
+        amp_convert_desc d;
+        memset(&d, 0, sizeof d);
+        d.logger = &logger;
+        REFUSED(AMP_ERR_ARGUMENT, "convert", amp_convert_with(F, AMP_F64, F, AMP_F32, n, &d));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm m", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, n, 2, 2, 1, F, T, 2, F, T, 2, 0, F, T, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm n", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, n, 2, 1, F, T, 2, F, T, n, 0, F, T, n, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm k", amp_gemm(AMP_NO_TRANS, AMP_TRANS, 2, 2, n, 1, F, T, n, F, T, n, 0, F, T, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm ld", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, F, T, n, F, T, 2, 0, F, T, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(F, T, F, T, NULL, T, F, T, n, 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "layer norm", amp_layer_norm_forward(F, T, NULL, NULL, T, 0, NULL, NULL, F, T, n, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "activation", amp_activation_forward(AMP_RELU, F, T, F, T, n, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "softmax", amp_softmax_forward(F, T, F, T, 2, n, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "dropout", amp_dropout_forward(F, T, F, T, n, 0.5f, 0, 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "add", amp_add_forward(F, T, F, T, F, T, n, &quiet));
+        REFUSED(ANY, "concat", amp_concat_forward(F, T, 2, F, T, n, n - 1, 2, &quiet));
+        REFUSED(ANY, "cross-entropy", amp_softmax_cross_entropy_forward(F, T, &label, 0, F, n, 2, &quiet));
+        REFUSED(ANY, "cross-entropy", amp_softmax_cross_entropy_backward(F, T, &label, 0, NULL, 1, F, T, n, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "mse", amp_mse_forward(F, T, F, T, F, n, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "bce", amp_bce_with_logits_backward(F, T, F, T, NULL, 1, F, T, n, &quiet));
+    }
+    REFUSED(AMP_ERR_ARGUMENT, "gemm of 2^64 elements", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, half, half, 1, 1, F, T, 1, F, T, half, 0, F, T, half, &quiet));
+    REFUSED(AMP_ERR_ARGUMENT, "softmax of 2^64 elements", amp_softmax_forward(F, T, F, T, half, half, &quiet));
+    CHECK(amp_gemm_workspace(half, half, half) == 0 && amp_gemm_workspace(SIZE_MAX, 1, 1) == 0);
+    REFUSED(AMP_ERR_SHAPE, "mean of nothing", amp_mse_backward(F, T, F, T, NULL, 1, F, T, 0, &quiet));
+}
+
+static void overlaps(void) {
+    amp_scaler s;
+    amp_tensor t;
+    amp_convert_desc d;
+    memset(&d, 0, sizeof d);
+    d.logger = &logger;
+    REFUSED(AMP_ERR_ARGUMENT, "convert onto itself, shifted", amp_convert_with(F + 1, AMP_F32, F, AMP_F32, 10, &d));
+    REFUSED(AMP_ERR_ARGUMENT, "convert onto itself, shifted back", amp_convert_with(F, AMP_F16, F + 1, AMP_F32, 10, &d));
+    REFUSED(AMP_ERR_ARGUMENT, "convert onto its end", amp_convert_with(F + 9, AMP_F64, F, AMP_F32, 10, &d));
+    CHECK(amp_scaler_init(&s, NULL) == AMP_OK);
+    s.desc.logger = &logger;
+    memset(&t, 0, sizeof t);
+    t.data = F;
+    t.count = 5;
+    amp_scaler_scale_loss(&s, 1.0f);
+    REFUSED(AMP_ERR_ARGUMENT, "unscale into itself", amp_scaler_unscale_into(&s, &t, &t, 1, 0, NULL));
+}
+
+/* --- floating-point traps, flushed subnormals --------------------------------------------------------- */
+
+/* Values that make trouble. A signalling NaN raises "invalid" whenever it is widened, so it is left out (0) where
+   exceptions trap. */
+static uint32_t signalling = 0x7fa00000u;
+static void fill_hostile(float* x, int n) {
+    static const uint32_t bits[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f7fffffu, 0xff7fffffu, 0x00000001u, 0x807fffffu,
+                                     0x477ff000u, 0u, 0x33000000u, 0x3f800000u, 0u };
+    int i;
+    for (i = 0; i < n; i++) memcpy(&x[i], i % COUNT(bits) == 8 ? &signalling : &bits[i % COUNT(bits)], 4);
+}
+
+/* Saturating conversions between all types, and a scaler's whole window, over such values. 0 if all is well. */
+static int hostile_numbers(void) {
+    static float x[300], y[300];
+    static double wide[300];
+    static unsigned char half[1200];
+    amp_convert_desc d;
+    amp_overflow_info info;
+    amp_scaler s;
+    amp_tensor t;
+    amp_dtype to, from;
+    int n, wrong = 0;
+    memset(&d, 0, sizeof d);
+    d.saturate = 1;
+    for (n = 0; n < 300; n++) { uint64_t u = 0x7fefffffffffffffu - (uint64_t)n; memcpy(&wide[n], &u, 8); }
+    for (n = 1; n < 300; n += 97) {
+        wrong += amp_convert_with(half, AMP_F16, wide, AMP_F64, (size_t)n, &d) != AMP_OK;
+        wrong += amp_convert_with(half, AMP_F32, wide, AMP_F64, (size_t)n, &d) != AMP_OK;
+        for (from = AMP_F16; from <= AMP_BF16; from = (amp_dtype)(from + 1))
+            for (to = AMP_F32; to <= AMP_BF16; to = (amp_dtype)(to + 1)) {
+                fill_hostile(x, 300);
+                wrong += amp_convert_with(half, from, x, AMP_F32, (size_t)n, &d) != AMP_OK;
+                wrong += amp_convert_with(y, to, half, from, (size_t)n, &d) != AMP_OK;
+            }
+    }
+    wrong += amp_scaler_init(&s, NULL) != AMP_OK;
+    memset(&t, 0, sizeof t);
+    t.data = x;
+    t.count = 300;
+    fill_hostile(x, 300);
+    amp_scaler_scale_loss(&s, 1.0f);
+    wrong += amp_scaler_check(&s, &t, 1, &info) != AMP_OK || info.inf_count != 50 || info.nan_count != (signalling ? 50u : 25u);
+    wrong += amp_scaler_unscale(&s, &t, 1, &info) != AMP_OK || !s.state.found_inf;
+    wrong += amp_scaler_update(&s) != AMP_OK || s.state.scale != 32768.0f;
+    return wrong;
+}
+
+#if HAVE_FORK
+/* Runs f in a child; its exit status, or 1000 + the signal that ended it. */
+static int in_child(int (*f)(void)) {
+    int status = 0;
+    pid_t pid;
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {
+        signal(SIGFPE, SIG_DFL);                /* a sanitizer would catch it */
+        _exit(f());
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) != pid) return -1;
+    return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+#endif
+
+#if defined(__GLIBC__) && defined(__x86_64__) && HAVE_FORK
+static int trapping(void) {
+    signalling = 0;
+    feenableexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW);
+    return hostile_numbers();
+}
+static int trap_works(void) {
+    volatile float zero = 0.0f, one = 1.0f;
+    feenableexcept(FE_DIVBYZERO);
+    one = one / zero;
+    return 0;
+}
+static void traps(void) {
+    static const amp_isa all[] = { AMP_ISA_SCALAR, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+    int i, status;
+    CHECK(in_child(trap_works) == 1000 + SIGFPE);
+    for (i = 0; i < COUNT(all); i++) {
+        if (amp_cpu_force_isa(all[i]) != AMP_OK) continue;
+        status = in_child(trapping);
+        CHECK_MSG(status == 0, "%s: status %d", amp_isa_name(all[i]), status);
+    }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+#else
+static void traps(void) { TEST_SKIP("no feenableexcept here"); }
+#endif
+
+#if HAVE_MXCSR
+/* All halves to float and back, and a check of gradients, with subnormals flushed by the host. */
+static void flushed_subnormals(void) {
+    static uint16_t h[65536], back[65536];
+    static float f[65536];
+    unsigned i, old = _mm_getcsr(), differ = 0;
+    int normal, flushed;
+    for (i = 0; i < 65536; i++) h[i] = (uint16_t)i;
+    normal = hostile_numbers();
+    _mm_setcsr(old | 0x8040u);
+    flushed = hostile_numbers();
+    CHECK(amp_convert(f, AMP_F32, h, AMP_F16, 65536) == AMP_OK && amp_convert(back, AMP_F16, f, AMP_F32, 65536) == AMP_OK);
+    _mm_setcsr(old);
+    for (i = 0; i < 65536; i++)
+        differ += h[i] != back[i] && !((h[i] & 0x7c00) == 0x7c00 && back[i] == (h[i] | 0x200));   /* NaNs become quiet */
+    CHECK_MSG(normal == 0 && flushed == 0 && differ == 0, "%d %d, %u halves differ", normal, flushed, differ);
+}
+#else
+static void flushed_subnormals(void) { TEST_SKIP("no MXCSR here"); }
+#endif
+
+/* --- interruptions ---------------------------------------------------------------------------------------- */
+
+#if HAVE_FORK
+static char path[300];
+static amp_model* small_model(void) {
+    amp_model_desc d = model_desc();
+    amp_model* m = NULL;
+    d.optimizer.kind = AMP_ADAM;
+    if (amp_model_create(&m, &d) != AMP_OK) return NULL;
+    amp_mse(m, amp_linear(m, amp_linear(m, amp_input(m, 64, 1, 1), 200), 10), NULL);
+    if (amp_model_finalize(m) == AMP_OK) return m;
+    amp_model_destroy(m);
+    return NULL;
+}
+/* All parameters of a checkpoint of round k hold k: a mixture of two files would show. */
+static void set_params(amp_model* m, float value) {
+    int count, i;
+    size_t k;
+    amp_param* p = amp_model_params(m, &count);
+    for (i = 0; i < count; i++) for (k = 0; k < p[i].count; k++) p[i].master[k] = value;
+}
+static int params_agree(amp_model* m) {
+    int count, i;
+    size_t k;
+    amp_param* p = amp_model_params(m, &count);
+    for (i = 0; i < count; i++) for (k = 0; k < p[i].count; k++) if (p[i].master[k] != p[0].master[0]) return 0;
+    return p[0].master[0] >= 1.0f;
+}
+static int save_for_ever(void) {
+    amp_model* m = small_model();
+    float round;
+    for (round = 1.0f; m; round += 1.0f) {
+        set_params(m, round);
+        if (amp_checkpoint_save(m, path) != AMP_OK) break;
+    }
+    return 1;
+}
+static void killed_while_saving(void) {
+    amp_model* m = small_model();
+    int i, loaded = 0, status;
+    CHECK(m != NULL);
+    if (!m) return;
+    set_params(m, 1.0f);
+    CHECK(amp_checkpoint_save(m, path) == AMP_OK);
+    for (i = 0; i < 30; i++) {
+        pid_t pid;
+        fflush(stdout);
+        pid = fork();
+        if (pid == 0) _exit(save_for_ever());
+        usleep(2000 + test_random() % 20000);
+        kill(pid, SIGKILL);
+        CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
+        set_params(m, 0.0f);
+        loaded += amp_checkpoint_load(m, path) == AMP_OK && params_agree(m);
+    }
+    CHECK_MSG(loaded == 30, "%d of 30 files are whole: %s", loaded, last);
+    amp_model_destroy(m);
+}
+
+/* No room for the file: at every limit below its size a sentence, and the old file as it was. */
+static int save_without_room(void) {
+    amp_model* m = small_model();
+    int refused = 0, limit, limits = 0;
+    signal(SIGXFSZ, SIG_IGN);
+    for (limit = 0; limit < 150000 && m; limit += 15000, limits++) {
+        struct rlimit room;
+        room.rlim_cur = (rlim_t)limit;
+        room.rlim_max = RLIM_INFINITY;
+        if (setrlimit(RLIMIT_FSIZE, &room) != 0) return 50;
+        set_params(m, 99.0f);
+        sentences = 0;
+        refused += amp_checkpoint_save(m, path) == AMP_ERR_IO && sentences == 1 && amp_model_error(m)[0] != 0;
+    }
+    return refused == limits ? 0 : 1 + refused;
+}
+static void no_room(void) {
+    amp_model* m = small_model();
+    char temporary[310];
+    int count, status;
+    CHECK(m != NULL);
+    if (!m) return;
+    set_params(m, 7.0f);
+    CHECK(amp_checkpoint_save(m, path) == AMP_OK);
+    status = in_child(save_without_room);
+    CHECK_MSG(status == 0, "status %d", status);
+    set_params(m, 0.0f);
+    CHECK(amp_checkpoint_load(m, path) == AMP_OK && params_agree(m) && amp_model_params(m, &count)->master[0] == 7.0f);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    CHECK(access(temporary, F_OK) != 0);
+    amp_model_destroy(m);
+    remove(path);
+}
+static void choose_path(void) {
+    const char* folder = getenv("TMPDIR");
+    snprintf(path, sizeof path, "%.200s/amp_hostile_%lu", folder ? folder : access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp",
+             (unsigned long)getpid());
+}
+#endif
+
+int main(void) {
+    TEST(convert_desc_fields);
+    TEST(conv_shape_fields);
+    TEST(pool_shape_fields);
+    TEST(batch_norm_fields);
+    TEST(policy_fields);
+    TEST(scaler_fields);
+    TEST(optimizer_fields);
+    TEST(model_fields);
+    TEST(layer_fields);
+    TEST(null_operands);
+    TEST(null_objects);
+    TEST(missing_parts);
+    TEST(damaged_scaler_states);
+    TEST(huge_sizes);
+    TEST(overlaps);
+    TEST(traps);
+    TEST(flushed_subnormals);
+#if HAVE_FORK
+    choose_path();
+    TEST(killed_while_saving);
+    TEST(no_room);
+#else
+    TEST_SKIP("no fork here: interrupted saving");
+#endif
+    TEST_END();
+}
