@@ -19,7 +19,7 @@ endif
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
-	@$(B)/demo $(DATA)
+	@$(B)/demo $(if $(DATA),"$(DATA)")
 
 test: $(TESTS:%=$(B)/test_%) ## run all tests (pure C, under two minutes)
 	@sh tests/run.sh "all tests" $^

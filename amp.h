@@ -55,14 +55,14 @@
    -Ofast or -ffast-math, and a changed floating-point environment (rounding mode, flush to zero).
    Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing
    when it fails. The logger of its desc or exec gets one sentence that names the place. Nothing prints,
-   exits or aborts. An overflow in training is not an error: amp_step_info tells about it.
+   exits or aborts. An overflow in training is not an error: amp_step_info tells about it. Without a logger in reach (a NULL object, amp_convert) the code is all there is.
    Descs.     A zeroed struct is all defaults, 0 in a field is that field's default, AMP_ZERO (-1) is a
    real zero where 0 means something else. NULL is all defaults. In C++, {} works where a desc is
    expected.
    Threads.   Objects are independent of each other; one object is not to be used by two threads at once.
    With -fopenmp large operators use threads, with the same bits.
    Memory.    Parts on raw pointers allocate nothing. A model allocates in create, build and finalize,
-   never in a step. Adam costs 16 bytes per parameter in FP32 and in mixed precision alike; the halving is
+   never in a step. Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight gradients; the halving is
    in the activations.
    Hosts that unmask floating-point exceptions: cast with amp_convert_desc.saturate. <amp.h> with angle
    brackets is another header on Windows (C++ AMP): include this one with quotes. */
@@ -86,7 +86,7 @@
 
 /* Option macros. None of them changes the layout of a struct, so files may differ in them.
      AMP_IMPLEMENTATION  emit the implementation here; define it in exactly one file
-     AMP_STATIC          every function static: private copy for this file
+     AMP_STATIC          every function static: a private copy, in files that define AMP_IMPLEMENTATION
      AMP_DEF             your own linkage for public functions, e.g. __declspec(dllexport)
      AMP_NO_SIMD         portable C only: no intrinsics, no cpuid; the same bits, slower
      AMP_NO_OPENMP       no threads although the compiler has OpenMP switched on
@@ -330,7 +330,8 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                       const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
                                       size_t n, size_t in, size_t out, const amp_exec* exec);
-/* dx[N,I] = dy * w,  dw[O,I] = dy^T * x,  db[O] = column sums of dy. accumulate applies to dw and db. */
+/* dx[N,I] = dy * w,  dw[O,I] = dy^T * x,  db[O] = column sums of dy. accumulate applies to dw and db;
+   dx is always overwritten. */
 AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
                                        const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype,
                                        void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
@@ -357,7 +358,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec);
-/* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db. Orders of the sums, each as in amp_gemm:
+/* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db, dx is always overwritten. Orders of the sums, each as in amp_gemm:
    y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over (o, kh, kw), with zeros
    where no output pixel met that kernel position; db: 16 partial sums (pixel p of each plane to sum p %
    16), then a tree. */
@@ -483,7 +484,8 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
 
 /* Each forward writes the mean loss to *loss. Each backward writes the gradient of (*loss_scale) *
    weight * loss; the scale is read through a pointer because on a GPU it lives on the device (NULL = 1),
-   and is multiplied in FP32 before the gradient is rounded to its type. */
+   and is multiplied in FP32 before the gradient is rounded to its type. With a scaler of your own:
+   `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s. */
 
 /* Softmax cross-entropy of logits[N,K] with labels[N] in 0..K-1. smoothing in [0,1): the target is
    (1-smoothing) on the label plus smoothing/K everywhere. A label outside 0..K-1 is AMP_ERR_ARGUMENT. */
@@ -1088,7 +1090,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void);
 typedef struct amp_model_desc {
     int batch;                         /* largest N of a step; >= 1 */
     amp_policy_desc precision;         /* level, type, lists; zeroed = O0 */
-    const amp_policy* policy;          /* an edited policy, instead of `precision` */
+    const amp_policy* policy;          /* an edited policy; `precision` is not looked at then */
     const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (AMP_SCALER_PYTORCH) for O1 and O2
                                           in F16, else static 1 */
     amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
@@ -1123,7 +1125,8 @@ typedef enum amp_init {
 
 typedef struct amp_conv2d_desc {
     int out_channels;                  /* >= 1 */
-    int kernel;                        /* square; or kernel_h, kernel_w */
+    int kernel;                        /* square; kernel_h and kernel_w, where not 0, replace it (and likewise
+                                          stride, padding, dilation) */
     int kernel_h, kernel_w;
     int stride;                        /* 0 = 1; or stride_h, stride_w */
     int stride_h, stride_w;
@@ -1191,7 +1194,7 @@ AMP_DEF void amp_autocast_pop(amp_model* m);
 /* Pins the layer that made v. Beats every region and rule. Of several pins F32 wins over F16 over BF16,
    in any order. A loss is FP32 always. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
-/* Names the layer that made v (copied, at most 31 characters); otherwise "conv2d1", "linear2", ... */
+/* Names the layer that made v (copied; 1 to 31 characters); otherwise "conv2d1", "linear2", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
 /* Puts the parameters of the layer that made v into a group of the optimizer. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
@@ -4289,6 +4292,16 @@ AMPI_FN ampi_span ampi_windows_at(int o0, int o1, int stride, int pad, int k, in
     if (s.last < s.first) s.last = s.first;
     return s;
 }
+/* The places k in a kernel that lie on one of the pixels [first, last) in one of the windows [o0, o1): of a kernel
+   much larger than the image all others fall on padding. */
+AMPI_FN ampi_span ampi_kernel_range(int o0, int o1, int stride, int pad, int kernel, int first, int last) {
+    int64_t low = (int64_t)first + pad - (int64_t)(o1 - 1) * stride;
+    int64_t high = (int64_t)last + pad - (int64_t)o0 * stride;
+    ampi_span s;
+    s.first = (int)(low > 0 ? (low < kernel ? low : kernel) : 0);
+    s.last = (int)(high > 0 ? (high < kernel ? high : kernel) : 0);
+    return s;
+}
 /* The windows o in [0, out) that cover any of the pixels [first, last). */
 AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, int first, int last) {
     ampi_span s;
@@ -4378,7 +4391,7 @@ AMPI_FN void ampi_pool_block(const ampi_pool_plan* p, const void* x, amp_dtype x
                              int o0, int o1, float* acc) {
     ampi_pool_row row;
     float tile[AMPI_TILE];
-    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h), places;
     int first = ampi_window(o0, p->sw, p->pw, p->kw, p->w).first, i, k, s0;
     int last = ampi_window(o1 - 1, p->sw, p->pw, p->kw, p->w).last;
     for (i = 0; i < o1 - o0; i++) acc[i] = p->max ? ampi_float(0xff800000u) : 0.0f;
@@ -4391,7 +4404,8 @@ AMPI_FN void ampi_pool_block(const ampi_pool_plan* p, const void* x, amp_dtype x
             ampi_pool_rows(p->max, row.x, ampi_view(x, xt, start + (size_t)i * (size_t)p->w, n, tile),
                            ampi_padded(n));
         ampi_pool_row_done(&row, p->sw, n);
-        for (k = 0; k < p->kw; k++) {
+        places = ampi_kernel_range(o0, o1, p->sw, p->pw, p->kw, s0, s1);
+        for (k = places.first; k < places.last; k++) {
             ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, s0, s1);
             int64_t c = (int64_t)o.first * p->sw - p->pw + k - s0;
             if (o.first < o.last)
@@ -4540,7 +4554,7 @@ AMPI_FN void ampi_pool_argmax(const ampi_pool_plan* p, const void* x, amp_dtype 
                               int o0, int o1, int32_t* at) {
     ampi_pool_row row;
     float best[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
-    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+    ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h), places;
     int first = ampi_window(o0, p->sw, p->pw, p->kw, p->w).first, i, k, s0;
     int last = ampi_window(o1 - 1, p->sw, p->pw, p->kw, p->w).last;
     for (i = 0; i < o1 - o0; i++) { at[i] = -1; best[i] = 0.0f; }
@@ -4549,7 +4563,8 @@ AMPI_FN void ampi_pool_argmax(const ampi_pool_plan* p, const void* x, amp_dtype 
             int s1 = ampi_min_int(last - s0, AMPI_TILE) + s0;
             ampi_load_f32(row.x, x, xt, plane + (size_t)i * (size_t)p->w + (size_t)s0, (size_t)(s1 - s0));
             ampi_pool_row_done(&row, p->sw, (size_t)(s1 - s0));
-            for (k = 0; k < p->kw; k++) {
+            places = ampi_kernel_range(o0, o1, p->sw, p->pw, p->kw, s0, s1);
+            for (k = places.first; k < places.last; k++) {
                 ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, s0, s1);
                 int64_t c = (int64_t)o.first * p->sw - p->pw + k;
                 if (o.first < o.last)
@@ -4583,13 +4598,14 @@ AMPI_FN void ampi_pool_spread_average(const ampi_pool_plan* p, const ampi_pool_b
                                       int o1, float* g, float* acc) {
     float line[AMPI_POOL_BAND];
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+    ampi_span places = ampi_kernel_range(o0, o1, p->sw, p->pw, p->kw, b->c0, b->c1);
     int width = b->c1 - b->c0, i, j, k;
     for (j = o0; j < o1; j++) g[j - o0] /= ampi_pool_count(p, oh, j);
     memset(line, 0, (size_t)width * sizeof(float));
-    for (k = 0; k < p->kw; k++) {
+    for (k = places.first; k < places.last; k++) {
         ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, b->c0, b->c1);
-        float* to = line + ((int64_t)o.first * p->sw - p->pw + k - b->c0);
-        for (j = 0; j < o.last - o.first; j++) to[(int64_t)j * p->sw] += g[o.first - o0 + j];
+        int64_t at = (int64_t)o.first * p->sw - p->pw + k - b->c0;
+        for (j = o.first; j < o.last; j++, at += p->sw) line[at] += g[j - o0];
     }
     for (i = ampi_max_int(rows.first, b->r0); i < ampi_min_int(rows.last, b->r1); i++)
         for (j = 0; j < width; j++) acc[(i - b->r0) * width + j] += line[j];
@@ -6850,6 +6866,9 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
             return ampi_fail(logger, AMP_ERR_DTYPE,
                              "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i,
                              x.name ? x.name : "no name", (int)x.dtype);
+        if (x.count > SIZE_MAX / 16)
+            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): no memory holds %lu elements", place,
+                             i, x.name ? x.name : "no name", (unsigned long)x.count);
         if (x.count > 0 && !x.data)
             return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %lu",
                              place, i, x.name ? x.name : "no name", (unsigned long)x.count);
@@ -7359,6 +7378,7 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
     AMPI_REFUSE_PARAM(p->low && p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16, AMP_ERR_DTYPE,
                       "low_dtype must be F16 or BF16");
     if (p->count == 0) return AMP_OK;
+    AMPI_REFUSE_PARAM(p->count > SIZE_MAX / 16, AMP_ERR_ARGUMENT, "no memory holds that many elements");
     AMPI_REFUSE_PARAM(!p->master && !p->low, AMP_ERR_ARGUMENT, "neither master nor low is given");
     if (ampi_param_frozen(o, p)) return AMP_OK;
     AMPI_REFUSE_PARAM(!p->grad, AMP_ERR_ARGUMENT, "grad is NULL");
@@ -9357,6 +9377,32 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
 AMPI_FN int ampi_model_ready(const amp_model* m) { return m->finalized; }
 AMPI_FN int ampi_model_mid_step(const amp_model* m) { return m->micro != 0; }
 AMPI_FN uint64_t ampi_model_pass_count(const amp_model* m) { return m->passes; }
+
+/* One number for everything that decides the arithmetic of a pass and is not a weight: operators, their wiring, types
+   and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
+AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
+    uint64_t h = 14695981039346656037u;
+    int i, k;
+    for (i = 0; i < m->layer_count; i++) {
+        const ampi_node* n = &m->nodes[i];
+        const amp_layer* l = &n->layer;
+        uint32_t words[20];
+        int count = 0;
+        words[count++] = (uint32_t)l->op; words[count++] = (uint32_t)l->compute_dtype;
+        words[count++] = (uint32_t)l->storage_dtype; words[count++] = (uint32_t)l->param_dtype;
+        words[count++] = (uint32_t)l->channels; words[count++] = (uint32_t)l->height;
+        words[count++] = (uint32_t)l->width; words[count++] = (uint32_t)n->group;
+        for (k = 0; k < n->input_count; k++) words[count++] = (uint32_t)n->inputs[k];
+        words[count++] = ampi_bits(n->p); words[count++] = ampi_bits(n->eps);
+        words[count++] = ampi_bits(n->momentum); words[count++] = ampi_bits(n->loss_weight);
+        words[count++] = ampi_bits(n->smoothing); words[count++] = (uint32_t)n->pool.exclude_pad;
+        words[count++] = (uint32_t)(n->conv.stride_h + n->pool.stride_h);
+        words[count++] = (uint32_t)(n->conv.pad_h + n->pool.pad_h);
+        words[count++] = (uint32_t)(n->conv.dilation_h * 65536 + n->conv.groups);
+        for (k = 0; k < count; k++) h = (h ^ words[k]) * 1099511628211u;
+    }
+    return h;
+}
 AMPI_FN void ampi_model_set_pass_count(amp_model* m, uint64_t n) { m->passes = n; }
 AMPI_FN amp_result ampi_model_download(amp_model* m, void* host, const void* from, size_t bytes) {
     return m->backend->copy_out(host, from, bytes, &m->exec);
@@ -9915,7 +9961,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
                  (double)info->scale_before);
     else
         snprintf(message, size,
-                 "gradient of '%s' is not finite at element %lu (%lu inf, %lu nan) with loss scale %g%s",
+                 "gradient of '%s' is not finite at element %lu; %lu inf, %lu nan in all; loss scale %.17g%s",
                  o->first_name[0] ? o->first_name : "?", (unsigned long)o->first_index,
                  (unsigned long)o->inf_count, (unsigned long)o->nan_count, (double)info->scale_before,
                  rule->is_static ? "; the scale is static"
@@ -11261,7 +11307,7 @@ AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     }
 }
 
-/* First what loading sets (state_count of them), then what must be equal in the file and in the model. */
+/* First what loading sets (state_count of them), then what must be equal in the file and in the model; the graph last. */
 AMPI_FN void ampi_fields_of(ampi_fields* f, amp_model* m) {
     const amp_optimizer* o = amp_model_optimizer(m);
     const amp_policy* p = amp_model_policy(m);
@@ -11275,7 +11321,9 @@ AMPI_FN void ampi_fields_of(ampi_fields* f, amp_model* m) {
     ampi_field_int(f, "low_dtype", (int64_t)p->low_dtype);
     ampi_field_add(f, "seed", 0, m->desc.seed);
     ampi_field_int(f, "accumulate", m->desc.accumulate);
+    ampi_field_int(f, "grad_dtype", (int64_t)ampi_dtype(m->desc.grad_dtype));
     ampi_fields_of_optimizer(f, o);
+    ampi_field_add(f, "graph", 0, ampi_model_fingerprint(m));
 }
 
 /* The model's state as a list of file tensors with their names; data is in the backend's memory. */
@@ -11421,7 +11469,7 @@ AMPI_FN amp_result ampi_checkpoint_check_fields(amp_model* m, const ampi_file* f
         if (!text)
             return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by "
                                    "amp_checkpoint_save?", f->path, x->key);
-        if (i >= fields.state_count && strcmp(text, x->text) != 0)
+        if (i >= fields.state_count && i < fields.count - 1 && strcmp(text, x->text) != 0)
             return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: %s is %s in the file, but %s in the model",
                                    x->key, ampi_show_field(text, x->is_float, theirs),
                                    ampi_show_field(x->text, x->is_float, ours));
@@ -11429,11 +11477,20 @@ AMPI_FN amp_result ampi_checkpoint_check_fields(amp_model* m, const ampi_file* f
     return AMP_OK;
 }
 
-/* A decimal number and nothing else. */
+/* The last field is the graph's fingerprint. It is compared after the tensors, which can say more. */
+AMPI_FN amp_result ampi_checkpoint_check_graph(amp_model* m, const ampi_file* f) {
+    ampi_fields fields;
+    ampi_fields_of(&fields, m);
+    if (strcmp(ampi_file_text_at(f, "amp.graph"), fields.list[fields.count - 1].text) == 0) return AMP_OK;
+    return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' was saved by a model with other layers, types or "
+                           "settings of layers", f->path);
+}
+
+/* A decimal number and nothing else; NULL is none. */
 AMPI_FN int ampi_parse_decimal(const char* text, uint64_t* out) {
     char copy[24];
     ampi_json j = { copy, copy, copy, NULL };
-    size_t n = strlen(text);
+    size_t n = text ? strlen(text) : sizeof copy;
     if (n >= sizeof copy) return 0;
     memcpy(copy, text, n + 1);
     j.end = copy + n;
@@ -11510,6 +11567,7 @@ AMPI_FN amp_result ampi_checkpoint_read(amp_model* m, ampi_file* f, const ampi_s
     if (r == AMP_OK) r = ampi_checkpoint_read_scaler(m, f, &restored);
     if (r == AMP_OK) r = ampi_file_stage(f, s->tensors, s->count, "the model", &staging);
     if (r == AMP_OK) r = ampi_checkpoint_check_extra(m, f);
+    if (r == AMP_OK) r = ampi_checkpoint_check_graph(m, f);
     if (r == AMP_OK) r = ampi_checkpoint_apply(m, s, staging, &restored);
     ampi_free(f->allocator, staging);
     return r;
@@ -11613,7 +11671,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     ampi_range own, range;
     double tile[CHUNK];
     size_t at, i;
-    if (!out || (!x && n)) return AMP_ERR_ARGUMENT;
+    if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
     if (target == AMP_DTYPE_DEFAULT) target = AMP_F16;
     if (amp_dtype_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
     own = ampi_range_of(ampi_dtype(dtype));

@@ -244,6 +244,8 @@ static void print_verdict(const run* runs) {
         printf("O1 and O2 have the same weights, bit for bit: they differ in norms, and this network has none.\n");
     if (runs[1].applied < runs[1].updates || runs[2].applied < runs[2].updates)
         printf("Verdict: training did not get through, too many steps were skipped.\n");
+    else if (fp32->accuracy < 50.0)
+        printf("Verdict: none, FP32 itself has learnt too little for one (%.2f %%).\n", fp32->accuracy);
     else if (lost > 0.3)
         printf("Verdict: accuracy was lost: %s is %.2f points below FP32 (%.2f %% against %.2f %%).\n",
                amp_level_name(worst->level), lost, worst->accuracy, fp32->accuracy);

@@ -701,8 +701,10 @@ typedef struct model_options {
     float lr, beta1;
     amp_optimizer_kind kind;
     unsigned long long seed;
+    float dropout;
+    int pinned;                    /* the dense layers' ReLUs run in FP32 */
 } model_options;
-static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0.9f, AMP_ADAMW, 5 };
+static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0.9f, AMP_ADAMW, 5, 0.25f, 0 };
 
 /* A small net with everything that has state: masters, moments, running statistics, dropout, a scaler that moves. */
 static amp_model* make_model(const model_options* o) {
@@ -736,7 +738,11 @@ static amp_model* make_model(const model_options* o) {
     conv.no_bias = 1;
     x = amp_conv2d(m, amp_input(m, 1, 6, 6), &conv);
     x = amp_relu(m, amp_batch_norm(m, x, NULL));
-    for (i = 0; i < o->layers; i++) x = amp_dropout(m, amp_relu(m, amp_linear(m, x, o->hidden)), 0.25f);
+    for (i = 0; i < o->layers; i++) {
+        x = amp_relu(m, amp_linear(m, x, o->hidden));
+        if (o->pinned) amp_pin(m, x, AMP_F32);
+        x = amp_dropout(m, x, o->dropout);
+    }
     amp_softmax_cross_entropy(m, amp_linear(m, x, 4), NULL);
     if (amp_model_finalize(m) == AMP_OK) return m;
     printf("%s\n", amp_model_error(m));
@@ -845,7 +851,7 @@ static void test_foreign_models(void) {
         "linear1.weight' has the shape [4,48] in the file, but [13,48] in the model", "has no tensor 'linear4.weight'",
         "tensor 'linear3.", 
         "amp.optimizer is", "amp.beta1 is 0.899999976 in the file, but 0.800000012 in the model", "amp.level is", "amp.seed is",
-        "amp.accumulate is", ""
+        "amp.accumulate is", "other layers, types or settings", "other layers, types or settings", ""
     };
     model_options o;
     amp_model *a, *b, *untouched;
@@ -864,6 +870,8 @@ static void test_foreign_models(void) {
             case 5: other.level = AMP_O2; break;
             case 6: other.seed = 6; break;
             case 7: other.accumulate = 2; break;
+            case 8: other.dropout = 0.5f; break;
+            case 9: other.pinned = 1; break;
             default: other.scaler_interval = 4; break;
         }
         a = make_model(&o);

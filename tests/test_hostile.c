@@ -144,6 +144,19 @@ static void pool_shape_fields(void) {
         REFUSED(ANY, list[i].name, amp_pool2d_backward(&s, F, AMP_F32, F, AMP_F32, F + 100, AMP_F32, &quiet));
         CHECK(oh == -7 && ow == -7);
     }
+    s = good;                                                /* a kernel that is nearly all padding takes no time */
+    s.width = 1000; s.kernel_w = INT_MAX - 1000; s.pad_w = s.kernel_w / 2; s.stride_w = INT_MAX;
+    for (i = 0; i < 2; i++) {
+        s.kind = i ? AMP_POOL_MAX : AMP_POOL_AVERAGE;
+        prepare();
+        F[7700] = 1.0f;                                      /* dy; x is all the same */
+        CHECK(amp_pool2d_output(&s, &oh, &ow, &quiet) == AMP_OK && oh == 2 && ow == 1);
+        s.channels = 1; s.height = s.kernel_h = 5; s.pad_h = 0;
+        CHECK(amp_pool2d_forward(&s, F, AMP_F16, F + 7800, AMP_F32, &quiet) == AMP_OK && (i == 0 || F[7800] > 1.0f));
+        CHECK(amp_pool2d_backward(&s, F + 7700, AMP_F32, F, AMP_F16, F + 2600, AMP_F32, &quiet) == AMP_OK);
+        CHECK(i ? F[2600] == 1.0f && F[2601] == 0.0f : F[2600] == F[7599] && F[2600] > 0.0f && F[2600] < 1e-9f);
+        s.channels = 2; s.height = 4; s.kernel_h = 3; s.pad_h = 1; oh = ow = -7;
+    }
     s = good;                                                /* an output side of 2^31 */
     s.kernel_w = 2; s.stride_w = 1; s.height = 1; s.kernel_h = s.stride_h = 1; s.pad_h = 0; s.width = INT_MAX;
     REFUSED(AMP_ERR_SHAPE, "pool2d: 2^31 outputs", amp_pool2d_output(&s, &oh, &ow, &quiet));
@@ -199,6 +212,9 @@ static void policy_fields(void) {
         d.level = AMP_O2;
         d.logger = &logger;
         put(&d, &list[i]);
+        REFUSED(AMP_ERR_POLICY, list[i].name, amp_policy_init((amp_policy*)(void*)memory, &d));
+        if (list[i].offset != offsetof(amp_policy_desc, style) || list[i].value == 1) continue;
+        d.level = AMP_O1;                                    /* the level that has two styles */
         REFUSED(AMP_ERR_POLICY, list[i].name, amp_policy_init((amp_policy*)(void*)memory, &d));
     }
 }
