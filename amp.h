@@ -55,15 +55,16 @@
    -Ofast or -ffast-math, and a changed floating-point environment (rounding mode, flush to zero).
    Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing
    when it fails. The logger of its desc or exec gets one sentence that names the place. Nothing prints,
-   exits or aborts. An overflow in training is not an error: amp_step_info tells about it. Without a logger in reach (a NULL object, amp_convert) the code is all there is.
+   exits or aborts. An overflow in training is not an error: amp_step_info tells about it. Without a
+   logger in reach (a NULL object, amp_convert) the code is all there is.
    Descs.     A zeroed struct is all defaults, 0 in a field is that field's default, AMP_ZERO (-1) is a
    real zero where 0 means something else. NULL is all defaults. In C++, {} works where a desc is
    expected.
    Threads.   Objects are independent of each other; one object is not to be used by two threads at once.
    With -fopenmp large operators use threads, with the same bits.
    Memory.    Parts on raw pointers allocate nothing. A model allocates in create, build and finalize,
-   never in a step. Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight gradients; the halving is
-   in the activations.
+   never in a step. Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with 16-bit
+   weight gradients; the halving is in the activations.
    Hosts that unmask floating-point exceptions: cast with amp_convert_desc.saturate. <amp.h> with angle
    brackets is another header on Windows (C++ AMP): include this one with quotes. */
 
@@ -358,10 +359,10 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec);
-/* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db, dx is always overwritten. Orders of the sums, each as in amp_gemm:
-   y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over (o, kh, kw), with zeros
-   where no output pixel met that kernel position; db: 16 partial sums (pixel p of each plane to sum p %
-   16), then a tree. */
+/* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db, dx is always overwritten. Orders of the
+   sums, each as in amp_gemm: y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over
+   (o, kh, kw), with zeros where no output pixel met that kernel position; db: 16 partial sums (pixel p of
+   each plane to sum p % 16), then a tree. */
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
@@ -1288,7 +1289,7 @@ typedef struct amp_step_info {
     float    lr;                   /* of this step */
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
     amp_overflow_info overflow;    /* counts, first tensor and index among the weight gradients */
-    char     message[160];         /* a sentence if the step was skipped; "" otherwise */
+    char     message[224];         /* a sentence if the step was skipped; "" otherwise */
 } amp_step_info;
 
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL. An overflow is
@@ -11307,7 +11308,8 @@ AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     }
 }
 
-/* First what loading sets (state_count of them), then what must be equal in the file and in the model; the graph last. */
+/* First what loading sets (state_count of them), then what must be equal in the file and in the model; the
+   graph last. */
 AMPI_FN void ampi_fields_of(ampi_fields* f, amp_model* m) {
     const amp_optimizer* o = amp_model_optimizer(m);
     const amp_policy* p = amp_model_policy(m);

@@ -721,9 +721,9 @@ static void traps(void) { TEST_SKIP("no feenableexcept here"); }
 #endif
 
 #if HAVE_MXCSR
-/* All halves to float and back, and a check of gradients, with subnormals flushed by the host. */
+/* All halves and all bfloat16 to float and back, and a check of gradients, with subnormals flushed by the host. */
 static void flushed_subnormals(void) {
-    static uint16_t h[65536], back[65536];
+    static uint16_t h[65536], back[65536], low[65536];
     static float f[65536];
     unsigned i, old = _mm_getcsr(), differ = 0;
     int normal, flushed;
@@ -732,10 +732,13 @@ static void flushed_subnormals(void) {
     _mm_setcsr(old | 0x8040u);
     flushed = hostile_numbers();
     CHECK(amp_convert(f, AMP_F32, h, AMP_F16, 65536) == AMP_OK && amp_convert(back, AMP_F16, f, AMP_F32, 65536) == AMP_OK);
+    CHECK(amp_convert(f, AMP_F32, h, AMP_BF16, 65536) == AMP_OK && amp_convert(low, AMP_BF16, f, AMP_F32, 65536) == AMP_OK);
     _mm_setcsr(old);
+    for (i = 0; i < 65536; i++)                              /* the subnormal ones are subnormal floats */
+        differ += h[i] != low[i] && !((h[i] & 0x7f80) == 0x7f80 && low[i] == (h[i] | 0x40));
     for (i = 0; i < 65536; i++)
         differ += h[i] != back[i] && !((h[i] & 0x7c00) == 0x7c00 && back[i] == (h[i] | 0x200));   /* NaNs become quiet */
-    CHECK_MSG(normal == 0 && flushed == 0 && differ == 0, "%d %d, %u halves differ", normal, flushed, differ);
+    CHECK_MSG(normal == 0 && flushed == 0 && differ == 0, "%d %d, %u values differ", normal, flushed, differ);
 }
 #else
 static void flushed_subnormals(void) { TEST_SKIP("no MXCSR here"); }
