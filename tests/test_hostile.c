@@ -577,6 +577,32 @@ static void damaged_scaler_states(void) {
     }
 }
 
+/* Lists whose counts no memory holds: the scaler, the optimizer and the statistics refuse them before they read. */
+static void huge_lists(void) {
+    static const size_t sizes[] = { SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 4 + 1, SIZE_MAX / 8 + 1 };
+    int i;
+    for (i = 0; i < COUNT(sizes); i++) {
+        amp_scaler s;
+        amp_scaler_desc sd;
+        amp_optimizer o;
+        amp_optimizer_desc od;
+        amp_stats stats;
+        amp_tensor t;
+        amp_param p;
+        memset(&sd, 0, sizeof sd); memset(&od, 0, sizeof od); memset(&t, 0, sizeof t); memset(&p, 0, sizeof p);
+        sd.logger = od.logger = &logger;
+        CHECK(amp_scaler_init(&s, &sd) == AMP_OK);
+        amp_scaler_scale_loss(&s, 1.0f);
+        t.data = F; t.count = sizes[i];
+        REFUSED(AMP_ERR_ARGUMENT, "check", amp_scaler_check(&s, &t, 1, NULL));
+        REFUSED(AMP_ERR_ARGUMENT, "unscale", amp_scaler_unscale(&s, &t, 1, NULL));
+        REFUSED(AMP_ERR_ARGUMENT, "unscale into", amp_scaler_unscale_into(&s, &t, &t, 1, 0, NULL));
+        p.master = F; p.grad = F; p.count = sizes[i];
+        REFUSED(AMP_ERR_ARGUMENT, "optimizer", amp_optimizer_init(&o, &od, &p, 1));
+        CHECK(amp_stats_collect(&stats, F, AMP_F32, sizes[i], AMP_F16, 0) == AMP_ERR_ARGUMENT);
+    }
+}
+
 /* Products of sizes that do not fit a size_t, and those that fit, but no memory holds. */
 static void huge_sizes(void) {
     static const size_t sizes[] = { SIZE_MAX, SIZE_MAX - 1, SIZE_MAX / 2, SIZE_MAX / 2 + 1, SIZE_MAX / 4 + 1, SIZE_MAX / 8 + 1 };
@@ -858,6 +884,7 @@ int main(void) {
     TEST(missing_parts);
     TEST(damaged_scaler_states);
     TEST(huge_sizes);
+    TEST(huge_lists);
     TEST(overlaps);
     TEST(traps);
     TEST(flushed_subnormals);
