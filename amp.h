@@ -8049,7 +8049,8 @@ struct amp_model {
     amp_optimizer optimizer;
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
-    char trouble[160];            /* what a forward pass of this step did wrong; "" if nothing */
+    /* what a forward pass of this step did wrong; "" if nothing */
+    char trouble[sizeof ((amp_step_info*)0)->message];
     uint64_t passes;              /* training passes so far: the position in the stream of random numbers */
     amp_layer_stats* observed;    /* while amp_model_stats runs */
 };
