@@ -9380,28 +9380,34 @@ AMPI_FN int ampi_model_ready(const amp_model* m) { return m->finalized; }
 AMPI_FN int ampi_model_mid_step(const amp_model* m) { return m->micro != 0; }
 AMPI_FN uint64_t ampi_model_pass_count(const amp_model* m) { return m->passes; }
 
-/* One number for everything that decides the arithmetic of a pass and is not a weight: operators, their wiring, types
-   and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
+AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
+    size_t i;
+    for (i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
+    return h;
+}
+
+/* One number for everything that decides the arithmetic of a pass and is not a weight: operators, their wiring,
+   types and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = 14695981039346656037u;
-    int i, k;
+    int i;
     for (i = 0; i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
         const amp_layer* l = &n->layer;
-        uint32_t words[20];
-        int count = 0;
-        words[count++] = (uint32_t)l->op; words[count++] = (uint32_t)l->compute_dtype;
-        words[count++] = (uint32_t)l->storage_dtype; words[count++] = (uint32_t)l->param_dtype;
-        words[count++] = (uint32_t)l->channels; words[count++] = (uint32_t)l->height;
-        words[count++] = (uint32_t)l->width; words[count++] = (uint32_t)n->group;
-        for (k = 0; k < n->input_count; k++) words[count++] = (uint32_t)n->inputs[k];
-        words[count++] = ampi_bits(n->p); words[count++] = ampi_bits(n->eps);
-        words[count++] = ampi_bits(n->momentum); words[count++] = ampi_bits(n->loss_weight);
-        words[count++] = ampi_bits(n->smoothing); words[count++] = (uint32_t)n->pool.exclude_pad;
-        words[count++] = (uint32_t)(n->conv.stride_h + n->pool.stride_h);
-        words[count++] = (uint32_t)(n->conv.pad_h + n->pool.pad_h);
-        words[count++] = (uint32_t)(n->conv.dilation_h * 65536 + n->conv.groups);
-        for (k = 0; k < count; k++) h = (h ^ words[k]) * 1099511628211u;
+        amp_conv2d_shape conv = n->conv;
+        amp_pool2d_shape pool = n->pool;
+        uint32_t shapes[(sizeof conv + sizeof pool) / 4];     /* both are ints only */
+        const uint32_t words[] = {
+            (uint32_t)l->op, (uint32_t)l->compute_dtype, (uint32_t)l->storage_dtype, (uint32_t)l->param_dtype,
+            (uint32_t)l->channels, (uint32_t)l->height, (uint32_t)l->width, (uint32_t)n->group,
+            (uint32_t)n->inputs[0], (uint32_t)n->inputs[1], ampi_bits(n->p), ampi_bits(n->eps),
+            ampi_bits(n->momentum), ampi_bits(n->loss_weight), ampi_bits(n->smoothing)
+        };
+        conv.n = pool.n = 0;
+        memcpy(shapes, &conv, sizeof conv);
+        memcpy(shapes + sizeof conv / 4, &pool, sizeof pool);
+        h = ampi_hash_words(h, words, sizeof words / sizeof words[0]);
+        h = ampi_hash_words(h, shapes, sizeof shapes / sizeof shapes[0]);
     }
     return h;
 }
