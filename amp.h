@@ -131,7 +131,8 @@ extern "C" {
     X(ERR_IO,           -9, "a file could not be opened, read or written")        \
     X(ERR_FORMAT,      -10, "the data is truncated, foreign or malformed")        \
     X(ERR_UNSUPPORTED, -11, "not available in this build or on this machine")     \
-    X(ERR_COMM,        -12, "the communication hook reported a failure")
+    X(ERR_COMM,        -12, "the communication hook reported a failure")          \
+    X(ERR_DEVICE,      -13, "the GPU or its driver reported an error")
 #define AMPI_X(name, code, text) AMP_##name = code,
 typedef enum amp_result { AMP_RESULT_LIST(AMPI_X) AMPI_RESULT_MAX = 0x7fffffff } amp_result;
 #undef AMPI_X
@@ -183,6 +184,7 @@ typedef struct amp_exec {
     size_t workspace_size;       /* bytes */
     const amp_logger* logger;    /* NULL = silent */
     void*  stream;               /* cudaStream_t on a GPU; ignored by the CPU */
+    void*  context;              /* the backend's own, set by a model; NULL in calls of your own */
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
@@ -196,8 +198,8 @@ typedef struct amp_tensor {
 /* Counter-based random numbers (Philox4x32-10; Salmon et al., SC 2011): a pure function of seed and
    position, the same on every machine. 32 uniform bits; floats in [0,1) with 24 random bits; a standard
    normal deviate (Box-Muller on positions 2*index, 2*index+1 of the stream). */
-AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index);
-AMP_DEF float    amp_random_uniform(uint64_t seed, uint64_t index);
+AMPI_HD AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index);
+AMPI_HD AMP_DEF float    amp_random_uniform(uint64_t seed, uint64_t index);
 AMP_DEF float    amp_random_normal(uint64_t seed, uint64_t index);
 
 /* ======================================================================================== */
@@ -1562,7 +1564,7 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
 AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) { return exec ? exec->logger : NULL; }
 
 /* The type that a field means: 0 is F32. */
-AMPI_INLINE amp_dtype ampi_dtype(amp_dtype t) { return t == AMP_DTYPE_DEFAULT ? AMP_F32 : t; }
+AMPI_HD AMPI_INLINE amp_dtype ampi_dtype(amp_dtype t) { return t == AMP_DTYPE_DEFAULT ? AMP_F32 : t; }
 /* A type that operators compute on. */
 AMPI_FN int ampi_is_compute_dtype(amp_dtype t) {
     t = ampi_dtype(t);
@@ -1570,10 +1572,10 @@ AMPI_FN int ampi_is_compute_dtype(amp_dtype t) {
 }
 
 /* Bits of a float and back; memcpy is the only punning that every compiler honours. */
-AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
-AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
-AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
-AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
+AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
+AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
+AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
+AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
 
 /* *out = a * b; returns 0 when the product does not fit a size_t. */
 AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
@@ -1606,7 +1608,7 @@ AMPI_FN int ampi_default_int(int v, int def) { return v == 0 ? def : (v == AMP_Z
 /* a*b + c rounded once. `hw` is a compile-time constant: 1 inside kernels built for a processor with the
    instruction. Without it the sum is formed in double (the product of two floats is exact there) and rounded
    to odd before it is rounded to float, which gives the correctly rounded result (Boldo & Melquiond 2008). */
-AMPI_FN float ampi_fma_soft(float a, float b, float c) {
+AMPI_HD AMPI_FN float ampi_fma_soft(float a, float b, float c) {
     volatile double p = (double)a * (double)b, s = p + (double)c;
     double t = s - p, sum = s;
     volatile double err = (p - (s - t)) + ((double)c - t);
@@ -1622,24 +1624,27 @@ AMPI_FN float ampi_fma_soft(float a, float b, float c) {
 #endif
 /* Rounding the double sum to float errs only if it lies exactly between two floats, or below the normal
    floats. */
-AMPI_INLINE float ampi_fma_plain(float a, float b, float c) {
+AMPI_HD AMPI_INLINE float ampi_fma_plain(float a, float b, float c) {
     double sum = (double)a * (double)b + (double)c;
     uint64_t u = ampi_bits64(sum), magnitude = u & 0x7fffffffffffffffu;
     if ((u & 0x1fffffffu) != 0x10000000u && (magnitude >= 0x3810000000000000u || magnitude == 0))
         return (float)sum;
     return ampi_fma_soft(a, b, c);
 }
-AMPI_INLINE float ampi_fma(int hw, float a, float b, float c) {
-#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
-    if (hw || AMPI_FMA_NATIVE) return __builtin_fmaf(a, b, c);
+AMPI_HD AMPI_INLINE float ampi_fma(int hw, float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+    (void)hw;
+    return __fmaf_rn(a, b, c);
+#elif (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+    return hw || AMPI_FMA_NATIVE ? __builtin_fmaf(a, b, c) : ampi_fma_plain(a, b, c);
 #else
     (void)hw;
-#endif
     return ampi_fma_plain(a, b, c);
+#endif
 }
 
 /* Philox4x32-10: ten rounds of two 32x32->64 multiplications on a 128-bit counter under a 64-bit key. */
-AMPI_FN void ampi_philox(uint64_t seed, uint64_t counter, uint32_t out[4]) {
+AMPI_HD AMPI_FN void ampi_philox(uint64_t seed, uint64_t counter, uint32_t out[4]) {
     uint32_t x0 = (uint32_t)counter, x1 = (uint32_t)(counter >> 32), x2 = 0, x3 = 0;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     int round;
@@ -1655,13 +1660,13 @@ AMPI_FN void ampi_philox(uint64_t seed, uint64_t counter, uint32_t out[4]) {
     out[0] = x0; out[1] = x1; out[2] = x2; out[3] = x3;
 }
 
-AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index) {
+AMPI_HD AMP_DEF uint32_t amp_random_bits(uint64_t seed, uint64_t index) {
     uint32_t r[4];
     ampi_philox(seed, index >> 2, r);
     return r[index & 3u];
 }
 
-AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
+AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     return (float)(amp_random_bits(seed, index) >> 8) * (1.0f / 16777216.0f);
 }
 
@@ -1794,7 +1799,7 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
    and one more for each step below the smallest normal exponent, 113), and put the exponent above what is
    left; the leading 1 of sig adds one to it, and a carry out of the fraction moves it up as it should.
    k = 25 cuts everything, so smaller values and float's own subnormals need no care. */
-AMPI_INLINE uint16_t ampi_half_bits(uint32_t u) {
+AMPI_HD AMPI_INLINE uint16_t ampi_half_bits(uint32_t u) {
     uint32_t mag = u & 0x7fffffffu, e = mag >> 23, sig = (mag & 0x7fffffu) | 0x800000u;
     uint32_t below = e < 113u ? 113u - e : 0u, k = 13u + (below < 12u ? below : 12u);
     uint32_t nearest = (1u << (k - 1u)) - 1u + ((sig >> k) & 1u);
@@ -1805,13 +1810,13 @@ AMPI_INLINE uint16_t ampi_half_bits(uint32_t u) {
 }
 
 /* float -> bfloat16: the upper half, rounded; a carry out of the fraction may reach infinity, rightly. */
-AMPI_INLINE uint16_t ampi_bf16_bits(uint32_t u) {
+AMPI_HD AMPI_INLINE uint16_t ampi_bf16_bits(uint32_t u) {
     uint32_t rounded = u + 0x7fffu + (u >> 16 & 1u), quiet = u | 0x400000u;
     return (uint16_t)(((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) >> 16);
 }
 
 /* half -> float. A subnormal is an integer times 2^-24, and an integer below 2^24 becomes a float exactly. */
-AMPI_INLINE uint32_t ampi_half_widen(uint16_t h) {
+AMPI_HD AMPI_INLINE uint32_t ampi_half_widen(uint16_t h) {
     uint32_t mag = h & 0x7fffu, u = (mag << 13) + (112u << 23), small = ampi_bits((float)(int32_t)mag);
     u = mag < 0x400u ? small - (24u << 23) : u;
     u = mag == 0u ? 0u : u;
@@ -1821,7 +1826,7 @@ AMPI_INLINE uint32_t ampi_half_widen(uint16_t h) {
 }
 
 /* bfloat16 -> float: the upper half of the result, quietened if it is a NaN. */
-AMPI_INLINE uint32_t ampi_bf16_widen(uint16_t h) {
+AMPI_HD AMPI_INLINE uint32_t ampi_bf16_widen(uint16_t h) {
     return (uint32_t)h << 16 | ((h & 0x7fffu) > 0x7f80u ? 0x400000u : 0u);
 }
 
@@ -2805,7 +2810,7 @@ AMPI_FN void ampi_transpose_neon(float* dst, size_t ldd, const float* src, size_
 /* The portable form: 8 rows x 16 columns, 8 "lanes". Where the product is exact, a separate multiplication
    and addition give the bits of the fused one and need no emulation. */
 enum { AMPI_PLAIN_LANES = 8 };
-AMPI_INLINE float ampi_clean_nan(float v) {
+AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
     uint32_t u = ampi_bits(v);
     return ampi_float((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u);
 }
@@ -3907,25 +3912,29 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
    place. */
 
 /* mask is all ones or all zeros: its ones take a, its zeros b. */
-AMPI_INLINE uint32_t ampi_mask(int condition) { return 0u - (uint32_t)condition; }
-AMPI_INLINE uint32_t ampi_select_bits(uint32_t mask, uint32_t a, uint32_t b) { return b ^ ((a ^ b) & mask); }
-AMPI_INLINE float ampi_select(uint32_t mask, float a, float b) {
+AMPI_HD AMPI_INLINE uint32_t ampi_mask(int condition) { return 0u - (uint32_t)condition; }
+AMPI_HD AMPI_INLINE uint32_t ampi_select_bits(uint32_t mask, uint32_t a, uint32_t b) {
+    return b ^ ((a ^ b) & mask);
+}
+AMPI_HD AMPI_INLINE float ampi_select(uint32_t mask, float a, float b) {
     return ampi_float(ampi_select_bits(mask, ampi_bits(a), ampi_bits(b)));
 }
-AMPI_INLINE uint32_t ampi_nan_mask(float x) { return ampi_mask((ampi_bits(x) & 0x7fffffffu) > 0x7f800000u); }
-AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_bits(x) & 0x7fffffffu); }
-AMPI_INLINE float ampi_copysign(float x, float sign) {
+AMPI_HD AMPI_INLINE uint32_t ampi_nan_mask(float x) {
+    return ampi_mask((ampi_bits(x) & 0x7fffffffu) > 0x7f800000u);
+}
+AMPI_HD AMPI_INLINE float ampi_abs(float x) { return ampi_float(ampi_bits(x) & 0x7fffffffu); }
+AMPI_HD AMPI_INLINE float ampi_copysign(float x, float sign) {
     return ampi_float((ampi_bits(x) & 0x7fffffffu) | (ampi_bits(sign) & 0x80000000u));
 }
 /* |x| or high, whichever is smaller, with the sign of x. A NaN stays. */
-AMPI_INLINE float ampi_clamp(float x, float high) {
+AMPI_HD AMPI_INLINE float ampi_clamp(float x, float high) {
     return ampi_select(ampi_mask(ampi_abs(x) > high), ampi_copysign(high, x), x);
 }
 
 /* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23
    rounds to an integer, which then lies in the low bits of the sum. ln2 is taken in two parts; x - n*first is
    exact under fma. */
-AMPI_INLINE float ampi_exp_reduce(int hw, float x, float* scale) {
+AMPI_HD AMPI_INLINE float ampi_exp_reduce(int hw, float x, float* scale) {
     float shifted = ampi_fma(hw, x, 1.44269502f, 12582912.0f), n;
     uint32_t i = ampi_bits(shifted) - 0x4b400000u;
     *scale = ampi_float((i + 127u) << 23);
@@ -3933,7 +3942,7 @@ AMPI_INLINE float ampi_exp_reduce(int hw, float x, float* scale) {
     return ampi_fma(hw, n, 1.90465432e-9f, ampi_fma(hw, n, -0.693147182f, x));
 }
 /* exp(r) - 1 for |r| <= ln2/2. */
-AMPI_INLINE float ampi_expm1(int hw, float r) {
+AMPI_HD AMPI_INLINE float ampi_expm1(int hw, float r) {
     float p = ampi_fma(hw, 0.00138367142f, r, 0.00836914033f);
     p = ampi_fma(hw, p, r, 0.0416681059f);
     p = ampi_fma(hw, p, r, 0.166665167f);
@@ -3942,13 +3951,13 @@ AMPI_INLINE float ampi_expm1(int hw, float r) {
 }
 /* exp(x) for x <= 88. Results below 2^-126, the smallest normal float, are 0: subnormal numbers would cost
    some processors a hundred cycles each. Error: 1.02. */
-AMPI_INLINE float ampi_exp(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
     float scale, y = 1.0f + ampi_expm1(hw, ampi_exp_reduce(hw, x, &scale));
     return ampi_float(ampi_bits(y * scale) & ~ampi_mask(x < -87.3365402f));
 }
 
 /* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1). Error: 1.34. */
-AMPI_INLINE float ampi_tanh(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
     float a = ampi_abs(x), z = x * x, p, large = 1.0f + ampi_exp(hw, 2.0f * ampi_clamp(a, 20.0f));
     p = ampi_fma(hw, -0.00569229666f, z, 0.0206281673f);
     p = ampi_fma(hw, p, z, -0.0537365153f);
@@ -3960,14 +3969,14 @@ AMPI_INLINE float ampi_tanh(int hw, float x) {
 
 /* 1 / (1 + exp(-x)) in the form that cannot overflow and is accurate in both tails: 1/(1+e) or e/(1+e) with
    e = exp(-|x|). Error: 2.41. */
-AMPI_INLINE float ampi_sigmoid(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_sigmoid(int hw, float x) {
     float e = ampi_exp(hw, -ampi_abs(x));
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), e, 1.0f) / (1.0f + e);
 }
 
 /* log(1 + f) for f in [sqrt(1/2)-1, 1]: with s = f / (2 + f), log(1+f) = 2 atanh(s) = 2s + s^3 P(s^2), and
    2s = f - s*f, so that f enters exactly and only a correction is rounded. Error: 1.08. */
-AMPI_INLINE float ampi_log1p(int hw, float f) {
+AMPI_HD AMPI_INLINE float ampi_log1p(int hw, float f) {
     float s = f / (2.0f + f), z = s * s, p;
     p = ampi_fma(hw, 0.280067801f, z, 0.280030251f);
     p = ampi_fma(hw, p, z, 0.400214374f);
@@ -3977,7 +3986,7 @@ AMPI_INLINE float ampi_log1p(int hw, float f) {
 
 /* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. Error:
    0.98. */
-AMPI_INLINE float ampi_log(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
     uint32_t u = ampi_bits(x), small = ampi_mask(u < 0x00800000u), special;
     uint32_t v = ampi_select_bits(small, ampi_bits(x * 33554432.0f), u);
     int32_t e = (int32_t)((v + 0x00cafb0du) >> 23) - 128;    /* 0x00cafb0d = 2^30 - bits(sqrt(1/2)) */
@@ -3994,7 +4003,7 @@ AMPI_INLINE float ampi_log(int hw, float x) {
    and Laframboise 1981 for erfc); P is nearly linear and has no cancellation, so the tail has its relative
    accuracy everywhere. a^2 is formed in two parts, and t and u are corrected by what their rounding left.
    Beyond 12.9, where the tail leaves the normal floats, it is 0. Error: 3.6, and 1.2 for the density. */
-AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
+AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     float a = ampi_clamp(ampi_abs(x), 12.9f), t = 1.0f / (a + 4.0f), u = (a - 4.0f) * t;
     float square = a * a, rest = ampi_fma(hw, a, a, -square), scale, q, p;
     uint32_t inside = ampi_mask(ampi_bits(a) < 0x414e6666u);    /* a < 12.9 */
@@ -4017,7 +4026,7 @@ AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
 
 /* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off, which is exact, and the rest, at most an
    eighth of a turn, goes to the polynomial of the cosine or the sine. Error: 1.57. */
-AMPI_INLINE float ampi_cos_turns(int hw, float u) {
+AMPI_HD AMPI_INLINE float ampi_cos_turns(int hw, float u) {
     int32_t q = (int32_t)ampi_fma(hw, 4.0f, u, 0.5f);
     float r = ampi_fma(hw, (float)q, -0.25f, u), z = r * r, c, s;
     c = ampi_fma(hw, 58.6210594f, z, -85.4245224f);
@@ -4150,7 +4159,7 @@ AMPI_KERNEL(ampi_lane_sum, (double* acc, const float* x, size_t n), acc, x, n)
 
 /* acc[i % LANES] += (x[i] - mean[i % LANES])^2. The difference is rounded to float, so its square is
    exact. */
-AMPI_INLINE double ampi_square_term(float x, double mean) {
+AMPI_HD AMPI_INLINE double ampi_square_term(float x, double mean) {
     float d = (float)((double)x - mean);
     return (double)d * (double)d;
 }
@@ -4319,7 +4328,7 @@ AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
 }
 
 /* The larger of two; a NaN is larger than anything, and the first NaN stays. */
-AMPI_INLINE float ampi_pool_max(float a, float x) {
+AMPI_HD AMPI_INLINE float ampi_pool_max(float a, float x) {
     return ampi_select(ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a)), x, a);
 }
 /* acc = max(acc, x) or acc + x, over padded rows. */
@@ -5225,11 +5234,11 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
 #define AMPI_GELU_C0 1.59576912f     /* 2 * sqrt(2/pi) */
 #define AMPI_GELU_C1 0.0713548163f   /* C0 * 0.044715  */
 
-AMPI_INLINE float ampi_relu(float x) {
+AMPI_HD AMPI_INLINE float ampi_relu(float x) {
     uint32_t u = ampi_bits(x), keep = ampi_mask(u < 0x80000000u) | ampi_nan_mask(x);
     return ampi_float(u & keep);
 }
-AMPI_INLINE float ampi_activate(int hw, amp_activation f, float x) {
+AMPI_HD AMPI_INLINE float ampi_activate(int hw, amp_activation f, float x) {
     float density;
     switch (f) {
         case AMP_GELU: return x * ampi_normal_cdf(hw, x, &density);
@@ -5242,11 +5251,11 @@ AMPI_INLINE float ampi_activate(int hw, amp_activation f, float x) {
 
 /* Derivatives; s is the saved output (RELU, TANH, SIGMOID) or input (the GELUs). Beyond |x| = 16 a GELU's is
    0 or 1 in float, and clamping there keeps x^2 * 0 from becoming a NaN. */
-AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_gelu_slope(int hw, float x) {
     float density, cdf = ampi_normal_cdf(hw, x, &density);
     return ampi_fma(hw, ampi_clamp(x, 16.0f) * 0.398942280f, density, cdf);
 }
-AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
+AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     float c = ampi_clamp(x, 16.0f), square = c * c;
     float z = c * ampi_fma(hw, AMPI_GELU_C1, square, AMPI_GELU_C0), slope;
     float tail = ampi_sigmoid(hw, -ampi_abs(z)); /* the smaller of s and 1-s, so that s*(1-s) is accurate */
@@ -5254,7 +5263,7 @@ AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
                     ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
 }
-AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy, float s) {
+AMPI_HD AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy, float s) {
     uint32_t u = ampi_bits(s), pass;
     switch (f) {
         case AMP_GELU: return dy * ampi_gelu_slope(hw, s);
@@ -5780,7 +5789,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
 typedef enum ampi_loss { AMPI_MSE, AMPI_BCE } ampi_loss;
 
 /* max(x,0) - x*t + log(1 + exp(-|x|)). */
-AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
+AMPI_HD AMPI_INLINE float ampi_bce_term(int hw, float x, float target) {
     return ampi_fma(hw, -x, target, ampi_relu(x)) + ampi_log1p(hw, ampi_exp(hw, -ampi_abs(x)));
 }
 /* v = terms whose sum is the loss: x - target (to be squared in double), or the cross-entropy. */
@@ -7449,7 +7458,9 @@ typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n,
 #define ampi_div_scalar(a, b) ((a) / (b))
 #define ampi_sqrt_scalar(a) sqrtf(a)
 #define ampi_fma_scalar(a, b, c) ampi_fma(AMPI_FMA_NATIVE, a, b, c)
-AMPI_INLINE float ampi_flush_scalar(float x) { return (ampi_bits(x) & 0x7f800000u) ? x : 0.0f; }
+AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
+    return (ampi_bits(x) & 0x7f800000u) ? x : 0.0f;
+}
 
 #if AMPI_X86
 #define ampi_v_avx2 __m256

@@ -1,0 +1,317 @@
+/* amp_cuda.cuh - amp.h on NVIDIA GPUs, from one more header.               MIT licence, as amp.h.
+
+   In ONE .cu file of your program:               Everywhere else, C files too (twice does no harm):
+       #define AMP_IMPLEMENTATION                     #include "amp_cuda.cuh"
+       #include "amp_cuda.cuh"
+   That file holds amp.h's implementation too, so no other file defines AMP_IMPLEMENTATION.
+   Build: nvcc -O2 -arch=native ... -lcublas (without cuBLAS: -DAMP_NO_CUBLAS). CUDA 11.8 or newer, compute
+   capability 7.5 or newer.
+
+   [TOC]   jump: search for ">>name"
+     guide        what there is
+     base         the context, errors
+     half         conversions
+     ops          operators on raw device pointers
+     scaler       the loss scale on the device
+     optim        optimizers on the device
+     backend      the same model on a GPU
+     impl         the implementation, in the same order: impl-base, impl-half, impl-gemm, impl-conv, impl-nn,
+                  impl-scaler, impl-optim, impl-backend */
+
+/* ======================================================================================== */
+/* >>guide    Read amp.h's guide first; this says what differs.                              */
+/* ======================================================================================== */
+/*
+   Two ways in.
+   1. A model of amp.h: set desc.backend = amp_cuda_backend() and train as on the CPU. Nothing else changes.
+   2. A CUDA program with its own training loop: single calls on its own device memory and stream.
+
+   Names.     amp_cuda_<thing>_<verb> does on device pointers what amp_<thing>_<verb> does on host pointers.
+   Streams.   All work goes to exec->stream and is asynchronous; exec == NULL is the default stream. Nothing
+   waits for the GPU unless it says so.
+   Numbers.   As in amp.h: operands in 16 bits, FP32 products and sums, one rounding. Conversions, activations,
+   dropout and the optimizers give the CPU's bits; sums run in another order than on the CPU, but in one fixed
+   order: the same call gives the same bits on every run. No kernel uses floating-point atomics.
+   Errors.    As in amp.h; a failure of the GPU is AMP_ERR_DEVICE, or AMP_ERR_MEMORY when it has no memory left,
+   or AMP_ERR_UNSUPPORTED without a fitting device. What a kernel does wrong shows at a later call. Pointers are
+   asked what memory they are: host memory is AMP_ERR_ARGUMENT before anything is launched.
+   Flags.     Do not compile with --use_fast_math: it keeps conversions and checks right, but not the bits. */
+
+#ifndef AMP_CUDA_CUH_INCLUDED
+#define AMP_CUDA_CUH_INCLUDED
+
+#include "amp.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ======================================================================================== */
+/* >>base     The context.                                                                   */
+/* ======================================================================================== */
+
+/* Who multiplies matrices. */
+typedef enum amp_cuda_gemm_engine {
+    AMP_CUDA_GEMM_AUTO   = 0,   /* own kernels where they are known to be as fast, else cuBLAS if it is there */
+    AMP_CUDA_GEMM_OWN    = 1,   /* own Tensor Core kernels */
+    AMP_CUDA_GEMM_CUBLAS = 2,   /* cuBLAS where it offers the types and strides, else own kernels */
+    AMPI_CUDA_GEMM_MAX   = 0x7fffffff
+} amp_cuda_gemm_engine;
+
+typedef struct amp_cuda_desc {
+    void* stream;                  /* cudaStream_t to work on; NULL = one of its own */
+    amp_cuda_gemm_engine gemm;     /* 0 = automatic */
+    int   graph;                   /* 1 = a model's training step is captured once and replayed as a CUDA graph */
+    const amp_logger* logger;      /* NULL = silent */
+} amp_cuda_desc;
+
+/* What calls on one stream share: the stream, the choice of GEMM, cuBLAS's handle, pinned staging memory. A
+   model makes its own; raw calls work without one (own kernels, stream of the exec). Bound to the device that
+   is current when it is made. */
+typedef struct amp_cuda amp_cuda;
+/* AMP_ERR_UNSUPPORTED: no device, or one below compute capability 7.5. AMP_ERR_MEMORY, AMP_ERR_DEVICE. */
+AMP_DEF amp_result amp_cuda_create(amp_cuda** out, const amp_cuda_desc* desc);
+/* Waits for the stream's work, then frees everything. NULL is fine. */
+AMP_DEF void amp_cuda_destroy(amp_cuda* c);
+/* An exec for raw calls on the context's stream. */
+AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c);
+/* Waits for all work of the exec's stream; reports what kernels did wrong meanwhile. */
+AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec);
+
+/* ======================================================================================== */
+/* >>half     Conversions.                                                                   */
+/* ======================================================================================== */
+
+/* ======================================================================================== */
+/* >>ops      Operators on raw device pointers; see the function of that name in amp.h.       */
+/* ======================================================================================== */
+
+/* ======================================================================================== */
+/* >>scaler   The loss scale on the device: no step waits for the host.                       */
+/* ======================================================================================== */
+
+/* ======================================================================================== */
+/* >>optim    Fused optimizers.                                                              */
+/* ======================================================================================== */
+
+/* ======================================================================================== */
+/* >>backend  The same model on a GPU.                                                       */
+/* ======================================================================================== */
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+#endif /* AMP_CUDA_CUH_INCLUDED */
+
+/* ======================================================================================== */
+/* >>impl     Stop here if you only want the interface.                                       */
+/* ======================================================================================== */
+#if defined(AMP_IMPLEMENTATION) && !defined(AMPI_CUDA_IMPLEMENTATION_ONCE)
+#define AMPI_CUDA_IMPLEMENTATION_ONCE
+
+/* ======================================================================================== */
+/* >>impl-base                                                                                */
+/* ======================================================================================== */
+#include <cuda_runtime.h>
+#if !defined(AMP_NO_CUBLAS)
+  #include <cublas_v2.h>
+#endif
+
+/* tests/emu runs the kernels on the CPU: it brings its own cuda_runtime.h and the ampi_ptx_ functions. */
+#if defined(AMP_CUDA_EMU)
+  #define AMPI_D static inline
+#elif defined(__CUDACC__)
+  #define AMPI_D static __device__ __forceinline__
+  #define AMPI_SHARED(type, name)                                     \
+      extern __shared__ __align__(128) unsigned char ampi_shared[];   \
+      type* name = reinterpret_cast<type*>(ampi_shared)
+#else
+  #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
+#endif
+
+/* --- errors ------------------------------------------------------------------------------- */
+
+AMPI_FN amp_result ampi_cuda_result(cudaError_t e) {
+    switch (e) {
+        case cudaSuccess: return AMP_OK;
+        case cudaErrorMemoryAllocation: return AMP_ERR_MEMORY;
+        case cudaErrorNoDevice: case cudaErrorInsufficientDriver: case cudaErrorNoKernelImageForDevice:
+            return AMP_ERR_UNSUPPORTED;
+        default: return AMP_ERR_DEVICE;
+    }
+}
+
+/* Turns a CUDA error into a result and a sentence: "amp_cuda_gemm: CUDA error 700, an illegal ...". */
+AMPI_FN amp_result ampi_cuda_check(const amp_exec* exec, const char* place, cudaError_t e) {
+    if (e == cudaSuccess) return AMP_OK;
+    cudaGetLastError();      /* an error that does not stick is not reported twice */
+    return ampi_fail(ampi_exec_logger(exec), ampi_cuda_result(e), "%s: CUDA error %d, %s", place, (int)e,
+                     cudaGetErrorString(e));
+}
+
+AMPI_FN cudaStream_t ampi_cuda_stream(const amp_exec* exec) {
+    return exec ? (cudaStream_t)exec->stream : (cudaStream_t)0;
+}
+AMPI_FN amp_cuda* ampi_cuda_context(const amp_exec* exec) { return exec ? (amp_cuda*)exec->context : NULL; }
+
+/* The one way by which every kernel starts. */
+template <typename... P, typename... A>
+static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
+                                   dim3 block, size_t shared, A... args) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = ampi_cuda_stream(exec);
+    return ampi_cuda_check(exec, place, cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
+}
+
+/* --- device: instructions ------------------------------------------------------------------ */
+
+#if !defined(AMP_CUDA_EMU)
+
+/* Four 8x8 matrices of 16-bit elements from shared memory; lane 8i+r gives the address of row r of matrix i (16
+   bytes, aligned). Lane l receives elements 2*(l%4), 2*(l%4)+1 of row l/4; `trans`: of column l/4. */
+AMPI_D void ampi_ptx_ldmatrix_x4(uint32_t (&r)[4], const void* p) {
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(p);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+AMPI_D void ampi_ptx_ldmatrix_x2(uint32_t (&r)[2], const void* p) {
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(p);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
+}
+AMPI_D void ampi_ptx_ldmatrix_x4_trans(uint32_t (&r)[4], const void* p) {
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(p);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+AMPI_D void ampi_ptx_ldmatrix_x2_trans(uint32_t (&r)[2], const void* p) {
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(p);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
+}
+
+/* d += a * b on the Tensor Cores: a 16x16, b 16x8, d 16x8 in FP32. k8: a 16x8, b 8x8. */
+AMPI_D void ampi_ptx_mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+AMPI_D void ampi_ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+AMPI_D void ampi_ptx_mma_f16_k8(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
+/* Asynchronous copies to shared memory; only the first `bytes` are read, the rest becomes zero. */
+AMPI_D void ampi_ptx_cp_async16(void* shared, const void* global, int bytes) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 : : "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(bytes) : "memory");
+#endif
+}
+AMPI_D void ampi_ptx_cp_async8(void* shared, const void* global, int bytes) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                 : : "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(bytes) : "memory");
+#endif
+}
+AMPI_D void ampi_ptx_cp_async4(void* shared, const void* global, int bytes) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 : : "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(bytes) : "memory");
+#endif
+}
+AMPI_D void ampi_ptx_cp_async_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" : : : "memory");
+#endif
+}
+/* Waits until at most N of the newest groups are still under way. */
+template <int N>
+AMPI_D void ampi_ptx_cp_async_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+#endif
+}
+
+AMPI_D float ampi_ptx_f32_from_f16(uint16_t h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+/* NaN gives 0x7fff. */
+AMPI_D uint16_t ampi_ptx_f16_from_f32(float f) {
+    uint16_t h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+
+#endif
+
+/* --- device: one element of any type ------------------------------------------------------- */
+
+/* Bit for bit what the CPU does: a NaN keeps the upper bits of its payload and is made quiet. */
+AMPI_D float ampi_d_widen_half(uint16_t h) {
+    return (h & 0x7fffu) > 0x7c00u ? ampi_float(ampi_half_widen(h)) : ampi_ptx_f32_from_f16(h);
+}
+AMPI_D uint16_t ampi_d_round_half(float f) {
+    uint32_t u = ampi_bits(f);
+    return (u & 0x7fffffffu) > 0x7f800000u ? ampi_half_bits(u) : ampi_ptx_f16_from_f32(f);
+}
+
+/* Element i of x, widened. The branches are the same for all threads of a kernel. */
+AMPI_D float ampi_d_load(const void* x, amp_dtype t, size_t i) {
+    if (t == AMP_F16) return ampi_d_widen_half(((const uint16_t*)x)[i]);
+    if (t == AMP_BF16) return ampi_float(ampi_bf16_widen(((const uint16_t*)x)[i]));
+    return ((const float*)x)[i];
+}
+/* Rounds v to the type of y and writes element i. */
+AMPI_D void ampi_d_store(void* y, amp_dtype t, size_t i, float v) {
+    if (t == AMP_F16) ((uint16_t*)y)[i] = ampi_d_round_half(v);
+    else if (t == AMP_BF16) ((uint16_t*)y)[i] = ampi_bf16_bits(ampi_bits(v));
+    else ((float*)y)[i] = v;
+}
+
+/* ======================================================================================== */
+/* >>impl-half                                                                                */
+/* ======================================================================================== */
+
+/* ======================================================================================== */
+/* >>impl-gemm                                                                                */
+/* ======================================================================================== */
+
+/* ======================================================================================== */
+/* >>impl-conv                                                                                */
+/* ======================================================================================== */
+
+/* ======================================================================================== */
+/* >>impl-nn                                                                                  */
+/* ======================================================================================== */
+
+/* ======================================================================================== */
+/* >>impl-scaler                                                                              */
+/* ======================================================================================== */
+
+/* ======================================================================================== */
+/* >>impl-optim                                                                               */
+/* ======================================================================================== */
+
+/* ======================================================================================== */
+/* >>impl-backend                                                                             */
+/* ======================================================================================== */
+
+#endif /* AMP_IMPLEMENTATION */
