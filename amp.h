@@ -1008,10 +1008,33 @@ typedef struct amp_comm {
     void* user_data;
 } amp_comm;
 
+/* What training moves, and what its last step did. A backend that is `asynchronous` keeps the true state in
+   its own memory; this is then what was last read. */
+typedef struct amp_training {
+    amp_scaler         scaler;
+    amp_optimizer      optimizer;
+    amp_optimizer_info last;
+    amp_result         limit;          /* what amp_scaler_update returned */
+    float              scale_used;     /* the loss scale of the last step */
+    uint64_t           passes;         /* training passes so far: the position in the stream of random numbers */
+    const float*       loss_scale;     /* of this pass, in the backend's memory */
+    const uint64_t*    position;       /* of this pass, in the backend's memory; NULL = `passes` is it */
+    void*              resident;       /* the backend's own */
+} amp_training;
+
+/* Whether a step is to be run, is being recorded while it runs, or has been replayed. */
+typedef enum amp_record {
+    AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2, AMPI_RECORD_MAX = 0x7fffffff
+} amp_record;
+
 /* The processor a model runs on: memory, and one entry per operator with the signature of the public
    one. NULL in a desc = amp_cpu_backend(). Layers, training and optimizers know nothing else about it. */
 typedef struct amp_backend {
     const char* name;
+    int asynchronous;                  /* 1 = operators return before they are done; a step waits only for who asks */
+    /* A model begins and ends with these; open may set exec->stream and exec->context. May be NULL. */
+    amp_result (*open)(amp_exec* exec, const void* desc, const amp_allocator* a);
+    void (*close)(amp_exec* exec, const amp_allocator* a);
     /* Memory of the processor: alloc returns NULL on failure; zero, copy_in (from the host) and copy_out
        (to the host) count bytes; upload and download convert n elements on the way. */
     void* (*alloc)(size_t bytes, const amp_allocator* a);
@@ -1061,7 +1084,9 @@ typedef struct amp_backend {
     amp_result (*softmax_forward)(const void*, amp_dtype, void*, amp_dtype, size_t, size_t, const amp_exec*);
     amp_result (*softmax_backward)(const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype, size_t,
                                    size_t, const amp_exec*);
-    amp_result (*dropout_forward)(const void*, amp_dtype, void*, amp_dtype, size_t, float, uint64_t, uint64_t,
+    /* Dropout at offset + *position * stride; no position is 0. */
+    amp_result (*dropout_forward)(const void*, amp_dtype, void*, amp_dtype, size_t, float p, uint64_t seed,
+                                  uint64_t offset, const uint64_t* position, uint64_t stride,
                                   const amp_exec*);
     amp_result (*add_forward)(const void*, amp_dtype, const void*, amp_dtype, void*, amp_dtype, size_t,
                               const amp_exec*);
@@ -1082,10 +1107,27 @@ typedef struct amp_backend {
                                           const amp_exec*);
     amp_result (*bce_with_logits_backward)(const void*, amp_dtype, const void*, amp_dtype, const float*,
                                            float, void*, amp_dtype, size_t, const amp_exec*);
-    /* Scaler and optimizer, on gradients and weights in the processor's memory. */
-    amp_result (*scaler_check)(amp_scaler*, const amp_tensor*, int, amp_overflow_info*);
-    amp_result (*optimizer_init)(amp_optimizer*, const amp_optimizer_desc*, amp_param*, int);
-    amp_result (*optimizer_step)(amp_optimizer*, amp_scaler*, amp_optimizer_info*);
+    /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised. begin: sets
+       t->loss_scale and t->position for a pass; window 0 = only looking. pass: the first work of each pass (may
+       be NULL). check: *flag (in the backend's memory) = 1 if a gradient is not finite, else 0. agree: raises
+       found_inf if *flag is not 0. step: skips or updates, moves the loss scale, and after a skip copies `bytes`
+       bytes back from saved to now. read: brings t up to date, and waits for it. abandon: after an error. */
+    amp_result (*training_open)(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
+                                const amp_tensor* grads, const amp_exec* exec);
+    void (*training_close)(amp_training* t, const amp_exec* exec);
+    amp_result (*training_begin)(amp_training* t, int window, const amp_exec* exec);
+    amp_result (*training_pass)(amp_training* t, const amp_exec* exec);
+    amp_result (*training_check)(amp_training* t, const amp_tensor* grads, int count, float* flag,
+                                 const amp_exec* exec);
+    amp_result (*training_agree)(amp_training* t, const float* flag, const amp_exec* exec);
+    amp_result (*training_step)(amp_training* t, void* now, const void* saved, size_t bytes,
+                                const amp_exec* exec);
+    amp_result (*training_read)(amp_training* t, const amp_exec* exec);
+    void (*training_abandon)(amp_training* t, const amp_exec* exec);
+    /* The work of a step that is the same for each batch may be recorded once under a key and replayed. Both may
+       be NULL. record_end gets the result of the recorded calls and returns it, or its own failure. */
+    amp_result (*record)(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec);
+    amp_result (*record_end)(amp_training* t, amp_result body, const amp_exec* exec);
 } amp_backend;
 AMP_DEF const amp_backend* amp_cpu_backend(void);
 
@@ -1104,6 +1146,7 @@ typedef struct amp_model_desc {
                                           lower scale; 0 = none */
     uint64_t seed;                     /* of weights and dropout; any value */
     const amp_backend* backend;        /* NULL = CPU */
+    const void* backend_desc;          /* its options, e.g. an amp_cuda_desc; NULL = defaults. Read by create */
     const amp_comm* comm;              /* NULL = alone */
     amp_allocator allocator;           /* zeroed = malloc, free */
     amp_logger logger;                 /* zeroed = silent; amp_model_error has the last sentence in any
@@ -1247,7 +1290,9 @@ AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
 /* To be called after masters were changed by hand: writes the 16-bit copies. */
 AMP_DEF amp_result amp_model_sync_params(amp_model* m);
-/* The parts; they live as long as the model. NULL before finalize. */
+/* The parts; they live as long as the model. NULL before finalize. Where the backend is asynchronous each
+   call waits for the steps under way and brings the part up to date; what is changed in it counts from the
+   next step on. */
 AMP_DEF amp_scaler* amp_model_scaler(amp_model* m);
 AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
@@ -1259,13 +1304,16 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 #define AMP_MAX_INPUTS 8
 #define AMP_MAX_LOSSES 8
 
-/* Data of one step, in host memory. Nothing is kept. */
+/* Data of one step. Nothing is kept. */
 typedef struct amp_batch {
     int n;                                  /* samples; 1 .. desc.batch */
     const void* inputs[AMP_MAX_INPUTS];     /* [n,C,H,W] each, in the order of the amp_input calls */
     amp_dtype   input_dtype;                /* 0 = AMP_F32 */
     const void* targets[AMP_MAX_LOSSES];    /* per loss: int32_t[n] labels for cross-entropy, else
                                                float[n,C,H,W] */
+    int on_device;                          /* 0 = host memory; 1 = the memory of the model's backend, in which
+                                               labels are not checked: one outside its classes makes the
+                                               loss NaN, so that the step is skipped */
 } amp_batch;
 
 typedef enum amp_outcome {
@@ -1297,8 +1345,14 @@ typedef struct amp_step_info {
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL. An overflow is
    not an error. Errors: AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes),
    AMP_ERR_STATE (not finalized), AMP_ERR_OVERFLOW (a limit of the scaler), AMP_ERR_COMM. After a skipped
-   step everything but the scaler and the counters is as before: weights, moments, running statistics. */
+   step everything but the scaler and the counters is as before: weights, moments, running statistics.
+   On an asynchronous backend a call without info (and without max_replays) waits for nothing; what went wrong
+   shows at the next call that waits. All ranks wait, or none. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info);
+/* What the last amp_train_step did, for steps without info: waits for it. A skipped step's message names the
+   gradient; only amp_train_step with info can also look for its cause in the model. AMP_ERR_STATE before the
+   first step, AMP_ERR_OVERFLOW as amp_train_step. */
+AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info);
 
 typedef struct amp_eval_info {
     float loss;                    /* as in training, without dropout and with the running statistics */
@@ -7933,9 +7987,64 @@ AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype dst_dtype, const void* 
     return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d);
 }
 
-/* The entries are the public operators themselves. */
+AMPI_FN amp_result ampi_cpu_dropout(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n,
+                                    float p, uint64_t seed, uint64_t offset, const uint64_t* position,
+                                    uint64_t stride, const amp_exec* exec) {
+    if (position) offset += *position * stride;
+    return amp_dropout_forward(x, x_dtype, y, y_dtype, n, p, seed, offset, exec);
+}
+
+AMPI_FN amp_result ampi_cpu_training_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
+                                          int count, const amp_tensor* grads, const amp_exec* exec) {
+    (void)grads; (void)exec;
+    return amp_optimizer_init(&t->optimizer, desc, params, count);
+}
+AMPI_FN void ampi_cpu_training_close(amp_training* t, const amp_exec* exec) { (void)t; (void)exec; }
+
+AMPI_FN amp_result ampi_cpu_training_begin(amp_training* t, int window, const amp_exec* exec) {
+    (void)exec;
+    if (window) t->scale_used = amp_scaler_scale_loss(&t->scaler, 1.0f);
+    t->loss_scale = window ? &t->scaler.state.scale_in_use : &t->scaler.state.scale;
+    t->position = NULL;
+    return AMP_OK;
+}
+AMPI_FN amp_result ampi_cpu_training_check(amp_training* t, const amp_tensor* grads, int count, float* flag,
+                                           const amp_exec* exec) {
+    amp_result r = amp_scaler_check(&t->scaler, grads, count, NULL);
+    (void)exec;
+    *flag = t->scaler.state.found_inf ? 1.0f : 0.0f;
+    return r;
+}
+AMPI_FN amp_result ampi_cpu_training_agree(amp_training* t, const float* flag, const amp_exec* exec) {
+    (void)exec;
+    return *flag != 0.0f ? amp_scaler_report_overflow(&t->scaler) : AMP_OK;
+}
+AMPI_FN amp_result ampi_cpu_training_step(amp_training* t, void* now, const void* saved, size_t bytes,
+                                          const amp_exec* exec) {
+    amp_result r = amp_optimizer_step(&t->optimizer, &t->scaler, &t->last);
+    (void)exec;
+    if (r != AMP_OK) return r;
+    t->limit = amp_scaler_update(&t->scaler);
+    if (!t->last.applied && bytes) memcpy(now, saved, bytes);
+    return AMP_OK;
+}
+AMPI_FN amp_result ampi_cpu_training_read(amp_training* t, const amp_exec* exec) {
+    (void)t; (void)exec;
+    return AMP_OK;
+}
+/* Closes the window if it is open. */
+AMPI_FN void ampi_cpu_training_abandon(amp_training* t, const amp_exec* exec) {
+    (void)exec;
+    t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;
+    t->scaler.state.found_inf = 0;
+}
+
+/* The operators are the public ones themselves. */
 AMP_DEF const amp_backend* amp_cpu_backend(void) {
     static const amp_backend cpu = { "cpu",
+                                     0,
+                                     NULL,
+                                     NULL,
                                      ampi_cpu_alloc,
                                      ampi_cpu_free,
                                      ampi_cpu_zero,
@@ -7961,7 +8070,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
                                      amp_activation_backward,
                                      amp_softmax_forward,
                                      amp_softmax_backward,
-                                     amp_dropout_forward,
+                                     ampi_cpu_dropout,
                                      amp_add_forward,
                                      amp_concat_forward,
                                      amp_concat_backward,
@@ -7971,9 +8080,17 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
                                      amp_mse_backward,
                                      amp_bce_with_logits_forward,
                                      amp_bce_with_logits_backward,
-                                     amp_scaler_check,
-                                     amp_optimizer_init,
-                                     amp_optimizer_step };
+                                     ampi_cpu_training_open,
+                                     ampi_cpu_training_close,
+                                     ampi_cpu_training_begin,
+                                     NULL,
+                                     ampi_cpu_training_check,
+                                     ampi_cpu_training_agree,
+                                     ampi_cpu_training_step,
+                                     ampi_cpu_training_read,
+                                     ampi_cpu_training_abandon,
+                                     NULL,
+                                     NULL };
     return &cpu;
 }
 
@@ -8056,13 +8173,14 @@ struct amp_model {
     size_t stats_floats;
     amp_param* params;
     amp_tensor* grad_list;
-    amp_scaler scaler;
-    amp_optimizer optimizer;
+    amp_training training;
+    int training_open;            /* the backend has opened it */
+    int stale;                    /* steps were made since it was last read */
+    int stepped;                  /* a step was made */
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
     /* what a forward pass of this step did wrong; "" if nothing */
     char trouble[sizeof ((amp_step_info*)0)->message];
-    uint64_t passes;              /* training passes so far: the position in the stream of random numbers */
     amp_layer_stats* observed;    /* while amp_model_stats runs */
 };
 
@@ -8186,6 +8304,7 @@ AMPI_FN void ampi_model_take_desc(amp_model* m) {
     d->scaler = d->scaler ? &m->scaler_desc : NULL;
     d->optimizer.groups = d->optimizer.group_count > 0 ? m->groups : NULL;
     d->policy = &m->policy;
+    d->backend_desc = NULL;
     d->precision.white = d->precision.black = NULL;
     d->precision.white_count = d->precision.black_count = 0;
     if (d->accumulate == 0) d->accumulate = 1;
@@ -8210,18 +8329,26 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     m->exec.logger = &m->op_logger;
     r = ampi_model_check_desc(m);
     if (r == AMP_OK) r = ampi_model_take_policy(m);
+    if (r == AMP_OK && m->backend->open) r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);
     if (r != AMP_OK) { ampi_free(&desc->allocator, m); return r; }
     ampi_model_take_desc(m);
     *out = m;
     return AMP_OK;
 }
 
+AMPI_FN void ampi_close_training(amp_model* m) {
+    if (m->training_open) m->backend->training_close(&m->training, &m->exec);
+    m->training_open = 0;
+}
+
 AMP_DEF void amp_model_destroy(amp_model* m) {
     amp_allocator allocator;
     int i;
     if (!m) return;
+    ampi_close_training(m);
     for (i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
     allocator = m->desc.allocator;
+    if (m->backend->close) m->backend->close(&m->exec, &allocator);
     ampi_free(&allocator, m->nodes);
     ampi_free(&allocator, m);
 }
@@ -9175,16 +9302,19 @@ AMPI_FN size_t ampi_plan_workspace(const amp_model* m) {
     return most;
 }
 
-/* The largest row of logits of a cross-entropy, for counting correct answers on the host. */
+/* Rows of `classes` logits that evaluation brings to the host at a time. */
+AMPI_FN size_t ampi_rows_at_once(size_t classes) { return classes < 8192 ? 8192 / classes : 1; }
+
+/* Room for such rows and their labels. */
 AMPI_FN size_t ampi_plan_row(const amp_model* m) {
     size_t most = 0;
     int i;
     for (i = 0; i < m->loss_count; i++) {
-        const ampi_node* n = &m->nodes[m->losses[i]];
-        size_t f = n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? ampi_features(&m->nodes[n->reads[0]]) : 0;
-        if (most < f) most = f;
+        const ampi_node* x = &m->nodes[m->nodes[m->losses[i]].reads[0]];
+        size_t classes = ampi_features(x), room = ampi_rows_at_once(classes) * (classes + 1) * sizeof(float);
+        if (m->nodes[m->losses[i]].layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY && most < room) most = room;
     }
-    return most * 4;
+    return most;
 }
 
 AMPI_FN amp_result ampi_alloc_blocks(amp_model* m, size_t arena, const ampi_param_plan* p, size_t stats,
@@ -9243,7 +9373,7 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
         d.init_scale = 1.0f;
     }
     d.logger = &m->op_logger;
-    return amp_scaler_init(&m->scaler, &d);
+    return amp_scaler_init(&m->training.scaler, &d);
 }
 
 AMPI_FN amp_result ampi_check_graph(amp_model* m) {
@@ -9289,13 +9419,16 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     m->exec.workspace_size = m->blocks[AMPI_BLOCK_WORKSPACE].bytes;
     ampi_bind_params(m, moments);
     if ((r = ampi_init_weights(m)) != AMP_OK) return r;
-    if (m->param_count) r = m->backend->optimizer_init(&m->optimizer, &od, m->params, m->param_count);
+    if (m->param_count == 0) return AMP_OK;
+    r = m->backend->training_open(&m->training, &od, m->params, m->param_count, m->grad_list, &m->exec);
+    m->training_open = r == AMP_OK;
     return r;
 }
 
 /* Back to the graph as it was built. */
 AMPI_FN void ampi_unfinalize(amp_model* m) {
     int i;
+    ampi_close_training(m);
     for (i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
     m->node_count = m->layer_count;
     m->param_count = 0;
@@ -9379,9 +9512,22 @@ AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
     return r;
 }
 
-AMP_DEF amp_scaler* amp_model_scaler(amp_model* m) { return m && m->finalized ? &m->scaler : NULL; }
+/* Brings the training state up to date with what the backend has. */
+AMPI_FN amp_result ampi_refresh(amp_model* m) {
+    amp_result r = AMP_OK;
+    if (m->stale) r = m->backend->training_read(&m->training, &m->exec);
+    m->stale = 0;
+    return r;
+}
+AMP_DEF amp_scaler* amp_model_scaler(amp_model* m) {
+    if (!m || !m->finalized) return NULL;
+    ampi_refresh(m);
+    return &m->training.scaler;
+}
 AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m) {
-    return m && m->finalized && m->param_count ? &m->optimizer : NULL;
+    if (!m || !m->finalized || !m->param_count) return NULL;
+    ampi_refresh(m);
+    return &m->training.optimizer;
 }
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->policy : NULL; }
 
@@ -9389,7 +9535,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
 
 AMPI_FN int ampi_model_ready(const amp_model* m) { return m->finalized; }
 AMPI_FN int ampi_model_mid_step(const amp_model* m) { return m->micro != 0; }
-AMPI_FN uint64_t ampi_model_pass_count(const amp_model* m) { return m->passes; }
+AMPI_FN uint64_t ampi_model_pass_count(const amp_model* m) { return m->training.passes; }
 
 AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
     size_t i;
@@ -9422,7 +9568,7 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     }
     return h;
 }
-AMPI_FN void ampi_model_set_pass_count(amp_model* m, uint64_t n) { m->passes = n; }
+AMPI_FN void ampi_model_set_pass_count(amp_model* m, uint64_t n) { m->training.passes = n; }
 AMPI_FN amp_result ampi_model_download(amp_model* m, void* host, const void* from, size_t bytes) {
     return m->backend->copy_out(host, from, bytes, &m->exec);
 }
@@ -9539,7 +9685,6 @@ typedef struct ampi_pass {
     int n;                     /* samples */
     int training;
     int keep_running;          /* leave batch norm's running statistics alone: looking, not training */
-    const float* loss_scale;   /* in the backend's memory */
     float grad_factor;         /* 1 / (micro-batches * ranks) */
     int accumulate;            /* add to the weight gradients */
 } ampi_pass;
@@ -9612,14 +9757,17 @@ AMPI_FN amp_result ampi_forward_loss(amp_model* m, const ampi_node* n, const amp
 AMPI_FN amp_result ampi_run_dropout(amp_model* m, const ampi_node* n, const ampi_pass* p, const void* from,
                                     amp_dtype from_dtype, void* to, amp_dtype to_dtype) {
     size_t count = (size_t)p->n * ampi_features(n);
-    uint64_t pass = m->passes * (uint64_t)m->comm.size + (uint64_t)m->comm.rank;
-    uint64_t offset = pass * (uint64_t)ampi_features(n) * (uint64_t)m->desc.batch;
+    const amp_training* training = &m->training;
+    uint64_t each = (uint64_t)ampi_features(n) * (uint64_t)m->desc.batch;
+    uint64_t stride = each * (uint64_t)m->comm.size, offset = each * (uint64_t)m->comm.rank;
+    if (!training->position) offset += training->passes * stride;
     if (!p->training) {
         if (from == to) return AMP_OK;
         return m->backend->convert(to, to_dtype, from, from_dtype, count, &m->exec);
     }
     return m->backend->dropout_forward(from, from_dtype, to, to_dtype, count, n->p,
-                                       ampi_stream(m, -2 - (int)(n - m->nodes)), offset, &m->exec);
+                                       ampi_stream(m, -2 - (int)(n - m->nodes)), offset, training->position,
+                                       stride, &m->exec);
 }
 
 AMPI_FN amp_result ampi_forward_pair(amp_model* m, const ampi_node* n, const ampi_pass* p) {
@@ -9751,13 +9899,13 @@ AMPI_FN amp_result ampi_backward_loss(amp_model* m, const ampi_node* n, const am
     float weight = n->loss_weight * p->grad_factor;
     if (!dx) return AMP_OK;
     if (n->layer.op == AMP_OP_MSE)
-        return m->backend->mse_backward(data, t, target, AMP_F32, p->loss_scale, weight, dx, t,
+        return m->backend->mse_backward(data, t, target, AMP_F32, m->training.loss_scale, weight, dx, t,
                                         rows * features, &m->exec);
     if (n->layer.op == AMP_OP_BCE_WITH_LOGITS)
-        return m->backend->bce_with_logits_backward(data, t, target, AMP_F32, p->loss_scale, weight, dx, t,
+        return m->backend->bce_with_logits_backward(data, t, target, AMP_F32, m->training.loss_scale, weight, dx, t,
                                                     rows * features, &m->exec);
     return m->backend->softmax_cross_entropy_backward(data, t, (const int32_t*)target, n->smoothing,
-                                                      p->loss_scale, weight, dx, t, rows, features,
+                                                      m->training.loss_scale, weight, dx, t, rows, features,
                                                       &m->exec);
 }
 
@@ -9868,7 +10016,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
         if (!b->targets[i])
             return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: targets[%d] for '%s' is NULL", what, i,
                                    loss->layer.name);
-        if (loss->layer.op != AMP_OP_SOFTMAX_CROSS_ENTROPY) continue;
+        if (loss->layer.op != AMP_OP_SOFTMAX_CROSS_ENTROPY || b->on_device) continue;
         if ((r = ampi_batch_labels(m, b, loss)) != AMP_OK) return r;
     }
     return AMP_OK;
@@ -9879,8 +10027,9 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
     int i;
     for (i = 0; i < m->input_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[m->inputs[i]];
-        r = m->backend->upload(ampi_data(m, n), n->layer.storage_dtype, b->inputs[i], b->input_dtype,
-                               (size_t)b->n * ampi_features(n), &m->exec);
+        r = (b->on_device ? m->backend->convert : m->backend->upload)(
+            ampi_data(m, n), n->layer.storage_dtype, b->inputs[i], b->input_dtype,
+            (size_t)b->n * ampi_features(n), &m->exec);
     }
     return r;
 }
@@ -9892,7 +10041,8 @@ AMPI_FN amp_result ampi_load_targets(amp_model* m, const amp_batch* b) {
         const ampi_node* loss = &m->nodes[m->losses[i]];
         size_t per_row =
             loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? 1 : ampi_features(&m->nodes[loss->reads[0]]);
-        r = m->backend->copy_in(ampi_target(m, i), b->targets[i], (size_t)b->n * per_row * 4, &m->exec);
+        r = (b->on_device ? m->backend->copy : m->backend->copy_in)(
+            ampi_target(m, i), b->targets[i], (size_t)b->n * per_row * 4, &m->exec);
     }
     return r;
 }
@@ -9922,7 +10072,7 @@ AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
 }
 
 AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t* index, const char** what) {
-    enum { CHUNK = 256 };
+    enum { CHUNK = 2048 };
     float values[CHUNK];
     size_t at, i, count = (size_t)samples * ampi_features(n), size = amp_dtype_size(n->layer.storage_dtype);
     for (at = 0; at < count; at += CHUNK) {
@@ -9973,7 +10123,7 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
 AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* info, char* message,
                                     size_t size) {
     const amp_overflow_info* o = &info->overflow;
-    const amp_scaler_rule* rule = &m->scaler.rule;
+    const amp_scaler_rule* rule = &m->training.scaler.rule;
     int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
     if (o->inf_count + o->nan_count == 0)
         snprintf(message, size, "a gradient of another rank is not finite with loss scale %g",
@@ -10004,30 +10154,18 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
 /* Sums the gradients over the ranks; a rank that saw an overflow makes all skip. */
 AMPI_FN amp_result ampi_reduce_gradients(amp_model* m) {
     const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
+    const amp_comm* comm = &m->comm;
     amp_dtype t = ampi_dtype(m->desc.grad_dtype);
+    float* flag = ampi_loss_value(m, m->loss_count);
     amp_result r;
-    int found;
-    if (m->comm.size == 1) return AMP_OK;
-    if (m->comm.all_reduce_sum(grads->base, t, grads->bytes / amp_dtype_size(t), m->exec.stream,
-                               m->comm.user_data)
+    if (comm->size == 1) return AMP_OK;
+    if (comm->all_reduce_sum(grads->base, t, grads->bytes / amp_dtype_size(t), m->exec.stream, comm->user_data)
         != AMP_OK)
         return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of the gradients over the ranks failed");
-    r = m->backend->scaler_check(&m->scaler, m->grad_list, m->param_count, NULL);
-    found = m->scaler.state.found_inf != 0;
-    if (r == AMP_OK) r = ampi_any_rank(m, &found);
-    if (r == AMP_OK && found) r = amp_scaler_report_overflow(&m->scaler);
-    return r;
-}
-
-/* Forward and backward of one (micro-)batch. */
-AMPI_FN amp_result ampi_run_batch(amp_model* m, const amp_batch* b, ampi_pass* p, float* loss) {
-    amp_result r = ampi_load_inputs(m, b);
-    if (r == AMP_OK) r = ampi_load_targets(m, b);
-    if (r == AMP_OK) r = ampi_forward(m, p, m->node_count - 1, 1);
-    if (r == AMP_OK) r = ampi_total_loss(m, loss);
-    AMPI_FORGET(loss);      /* its bits will be tested */
-    if (r == AMP_OK) r = ampi_backward(m, p);
-    return r;
+    r = m->backend->training_check(&m->training, m->grad_list, m->param_count, flag, &m->exec);
+    if (r == AMP_OK && comm->all_reduce_sum(flag, AMP_F32, 1, m->exec.stream, comm->user_data) != AMP_OK)
+        r = ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of a flag over the ranks failed");
+    return r == AMP_OK ? m->backend->training_agree(&m->training, flag, &m->exec) : r;
 }
 
 AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
@@ -10040,40 +10178,33 @@ AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
     return p;
 }
 
-/* Says why a step was skipped, and puts the running statistics back. The ranks agree on the outcome, so
-   that they repeat the batch together or not at all. */
+/* Says why a step was skipped. The ranks agree on the outcome, so that they repeat the batch together or not
+   at all. */
 AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const ampi_pass* p,
                                      amp_step_info* info) {
     int own = m->trouble[0] || ampi_diagnose_forward(m, b, p, info->loss, m->trouble, sizeof m->trouble),
         any = own;
-    amp_result r = ampi_any_rank(m, &any), restored = ampi_copy_running(m, 1);
-    info->outcome = any ? AMP_STEP_SKIPPED_MODEL : AMP_STEP_SKIPPED_OVERFLOW;
+    amp_result r = ampi_any_rank(m, &any);
+    if (!any) return r;
+    info->outcome = AMP_STEP_SKIPPED_MODEL;
     if (own) memcpy(info->message, m->trouble, sizeof info->message);
-    else if (any)
-        snprintf(info->message, sizeof info->message, "the model produces inf or nan on another rank");
-    else ampi_describe_overflow(m, info, info->message, sizeof info->message);
-    info->grad_norm = ampi_double(0x7ff0000000000000u);
-    return r != AMP_OK ? r : restored;
+    else snprintf(info->message, sizeof info->message, "the model produces inf or nan on another rank");
+    return r;
 }
 
-/* Ends the window: all-reduce, check, step or skip, move the scale. */
-AMPI_FN amp_result ampi_end_step(amp_model* m, const amp_batch* b, const ampi_pass* p, amp_step_info* info) {
-    amp_optimizer_info oi;
-    amp_result r, update;
-    memset(&oi, 0, sizeof oi);
-    r = ampi_reduce_gradients(m);
-    if (r == AMP_OK) r = m->backend->optimizer_step(&m->optimizer, &m->scaler, &oi);
-    if (r != AMP_OK) return r;
-    info->lr = oi.lr;
-    info->grad_norm = oi.grad_norm;
-    info->overflow = oi.overflow;
-    info->outcome = AMP_STEP_APPLIED;
-    update = amp_scaler_update(&m->scaler);
-    info->scale_after = m->scaler.state.scale;
-    info->step = m->optimizer.state.step;
-    info->skipped = m->scaler.state.skipped;
-    if (!oi.applied) r = ampi_explain_skip(m, b, p, info);
-    return r != AMP_OK ? r : update;
+/* What the last step did, from the training state as read. */
+AMPI_FN void ampi_tell_step(const amp_model* m, amp_step_info* info) {
+    const amp_training* t = &m->training;
+    info->scale_before = t->scale_used;
+    info->scale_after = t->scaler.state.scale;
+    info->step = t->optimizer.state.step;
+    info->skipped = t->scaler.state.skipped;
+    info->lr = t->last.lr;
+    info->overflow = t->last.overflow;
+    info->grad_norm = t->last.applied ? t->last.grad_norm : ampi_double(0x7ff0000000000000u);
+    info->outcome = t->last.applied ? AMP_STEP_APPLIED : AMP_STEP_SKIPPED_OVERFLOW;
+    info->message[0] = 0;
+    if (!t->last.applied) ampi_describe_overflow(m, info, info->message, sizeof info->message);
 }
 
 /* Takes a failed step back, so that the next call starts afresh: the running statistics, and the
@@ -10081,34 +10212,75 @@ AMPI_FN amp_result ampi_end_step(amp_model* m, const amp_batch* b, const ampi_pa
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
     m->micro = 0;
     ampi_copy_running(m, 1);
-    m->scaler.scaled = m->scaler.recorded = m->scaler.list_count = 0;
-    m->scaler.state.found_inf = 0;
+    m->backend->training_abandon(&m->training, &m->exec);
     return why;
 }
 
+/* The work that is the same for each batch: forward, backward, and with the last micro-batch the end of the
+   window: all-reduce, check, step or skip, move the scale. */
+AMPI_FN amp_result ampi_run_step(amp_model* m, const ampi_pass* p) {
+    char *now = m->blocks[AMPI_BLOCK_STATS].base, *saved = m->blocks[AMPI_BLOCK_STATS_SAVED].base;
+    amp_result r = AMP_OK;
+    if (m->backend->training_pass) r = m->backend->training_pass(&m->training, &m->exec);
+    if (r == AMP_OK && !p->accumulate) r = ampi_copy_running(m, 0);
+    if (r == AMP_OK) r = ampi_forward(m, p, m->node_count - 1, 1);
+    if (r == AMP_OK) r = ampi_backward(m, p);
+    if (r != AMP_OK || m->micro < m->desc.accumulate) return r;
+    r = ampi_reduce_gradients(m);
+    if (r != AMP_OK) return r;
+    return m->backend->training_step(&m->training, now, saved, m->stats_floats * sizeof(float), &m->exec);
+}
+
+/* The same, or a replay of its record. What differs between calls is in the key. */
+AMPI_FN amp_result ampi_replay_step(amp_model* m, const ampi_pass* p) {
+    uint64_t place = (p->accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
+    amp_record mode = AMP_RECORD_OFF;
+    amp_result r;
+    if (m->backend->record) {
+        r = m->backend->record(&m->training, (uint64_t)p->n << 2 | place, &mode, &m->exec);
+        if (r != AMP_OK || mode == AMP_RECORD_REPLAYED) return r;
+    }
+    r = ampi_run_step(m, p);
+    return mode == AMP_RECORD_ON ? m->backend->record_end(&m->training, r, &m->exec) : r;
+}
+
+/* Reads what the caller wants to know. */
+AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p,
+                                    amp_step_info* info) {
+    amp_result r = ampi_total_loss(m, &info->loss);
+    AMPI_FORGET(&info->loss);      /* its bits will be tested */
+    if (r == AMP_OK) r = ampi_refresh(m);
+    if (r != AMP_OK) return r;
+    if (m->micro == m->desc.accumulate) {
+        ampi_tell_step(m, info);
+        return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, b, p, info);
+    }
+    info->outcome = AMP_STEP_ACCUMULATED;
+    info->scale_before = info->scale_after = m->training.scaler.state.scale;
+    /* This batch will be gone when the step ends. */
+    if (!m->trouble[0] && !amp_float_is_finite(&info->loss))
+        ampi_diagnose_forward(m, b, p, info->loss, m->trouble, sizeof m->trouble);
+    return AMP_OK;
+}
+
+/* info is NULL if nobody waits for the outcome. */
 AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info* info) {
     ampi_pass p = ampi_training_pass(m, b->n);
-    amp_result r = m->micro == 0 ? ampi_copy_running(m, 0) : AMP_OK;
-    if (r != AMP_OK) return r;
-    if (m->micro == 0) m->trouble[0] = 0;
-    info->scale_before = info->scale_after = amp_scaler_scale_loss(&m->scaler, 1.0f);
-    p.loss_scale = &m->scaler.state.scale_in_use;
-    m->micro++;
-    r = ampi_run_batch(m, b, &p, &info->loss);
+    int last = m->micro + 1 == m->desc.accumulate;
+    amp_result r;
+    if (m->micro++ == 0) m->trouble[0] = 0;
+    r = m->backend->training_begin(&m->training, 1, &m->exec);
+    if (r == AMP_OK) r = ampi_load_inputs(m, b);
+    if (r == AMP_OK) r = ampi_load_targets(m, b);
+    if (r == AMP_OK) r = ampi_replay_step(m, &p);
+    if (r == AMP_OK) m->stale = m->backend->asynchronous;
+    if (r == AMP_OK && info) r = ampi_report_step(m, b, &p, info);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
-    if (m->micro < m->desc.accumulate) {
-        /* This batch will be gone when the step ends. */
-        if (!m->trouble[0] && !amp_float_is_finite(&info->loss))
-            ampi_diagnose_forward(m, b, &p, info->loss, m->trouble, sizeof m->trouble);
-        m->passes++;
-        info->outcome = AMP_STEP_ACCUMULATED;
-        return AMP_OK;
-    }
-    r = ampi_end_step(m, b, &p, info);
-    if (r != AMP_OK && r != AMP_ERR_OVERFLOW) return ampi_abandon_step(m, r);
-    m->passes++;
+    m->training.passes++;
+    if (!last) return AMP_OK;
     m->micro = 0;
-    return r;       /* a limit of the scaler: the step was skipped all the same */
+    m->stepped = 1;
+    return info ? m->training.limit : AMP_OK;   /* a limit of the scaler: the step was skipped all the same */
 }
 
 /* What must hold for a training pass beyond what evaluation needs. */
@@ -10134,10 +10306,11 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "train step", 1)) != AMP_OK) return r;
     if ((r = ampi_check_training(m, batch, "train step")) != AMP_OK) return r;
+    if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
     if (!info) info = &own;
     memset(info, 0, sizeof *info);
-    info->step = m->optimizer.state.step;
-    info->skipped = m->scaler.state.skipped;
+    info->step = m->training.optimizer.state.step;
+    info->skipped = m->training.scaler.state.skipped;
     info->overflow.first_tensor = -1;
     do {
         info->message[0] = 0;
@@ -10148,6 +10321,20 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     return r;
 }
 
+AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
+    amp_result r;
+    if (!m) return AMP_ERR_ARGUMENT;
+    if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "train read: info is NULL");
+    if (!m->finalized || !m->stepped) return ampi_model_fail(m, AMP_ERR_STATE, "train read: no step was made");
+    memset(info, 0, sizeof *info);
+    r = ampi_total_loss(m, &info->loss);
+    if (r == AMP_OK) r = ampi_refresh(m);
+    if (r != AMP_OK) return r;
+    info->attempts = 1;
+    ampi_tell_step(m, info);
+    return m->training.limit;
+}
+
 /* --- evaluation ------------------------------------------------------------------------------------ */
 
 /* How many rows have their largest logit at the label; the first of equal ones counts, as with argmax
@@ -10155,17 +10342,25 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
 AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const ampi_node* loss, int* correct) {
     const ampi_node* x = &m->nodes[loss->reads[0]];
     const size_t classes = ampi_features(x), size = amp_dtype_size(x->layer.storage_dtype);
-    const int32_t* labels = (const int32_t*)b->targets[loss->index];
-    float* row = (float*)(void*)m->blocks[AMPI_BLOCK_ROW].base;
-    int i;
-    for (i = 0; i < b->n; i++) {
-        size_t k, best = 0;
-        amp_result r =
-            m->backend->download(row, AMP_F32, (const char*)ampi_data(m, x) + (size_t)i * classes * size,
-                                 x->layer.storage_dtype, classes, &m->exec);
+    const size_t most = ampi_rows_at_once(classes);
+    float* rows = (float*)(void*)m->blocks[AMPI_BLOCK_ROW].base;
+    int32_t* labels = (int32_t*)(void*)(rows + most * classes);
+    size_t i, j, n;
+    for (i = 0; i < (size_t)b->n; i += n) {
+        amp_result r;
+        n = ampi_min_size((size_t)b->n - i, most);
+        r = m->backend->download(rows, AMP_F32, (const char*)ampi_data(m, x) + i * classes * size,
+                                 x->layer.storage_dtype, n * classes, &m->exec);
+        if (r == AMP_OK)
+            r = m->backend->copy_out(labels, (const int32_t*)ampi_target(m, loss->index) + i,
+                                     n * sizeof *labels, &m->exec);
         if (r != AMP_OK) return r;
-        for (k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
-        *correct += best == (size_t)labels[i] && !amp_float_is_nan(&row[best]);
+        for (j = 0; j < n; j++) {
+            const float* row = rows + j * classes;
+            size_t k, best = 0;
+            for (k = 1; k < classes; k++) if (row[k] > row[best]) best = k;
+            *correct += (int64_t)best == labels[j] && !amp_float_is_nan(&row[best]);
+        }
     }
     return AMP_OK;
 }
@@ -11725,7 +11920,6 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
                                    int capacity) {
     ampi_pass p;
     amp_result r;
-    float loss;
     int i;
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "model stats", 1)) != AMP_OK) return r;
@@ -11738,9 +11932,12 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
     p = ampi_training_pass(m, batch->n);
     p.keep_running = 1;
-    p.loss_scale = &m->scaler.state.scale;
+    r = m->backend->training_begin(&m->training, 0, &m->exec);
+    if (r == AMP_OK) r = ampi_load_inputs(m, batch);
+    if (r == AMP_OK) r = ampi_load_targets(m, batch);
     m->observed = stats;
-    r = ampi_run_batch(m, batch, &p, &loss);
+    if (r == AMP_OK) r = ampi_forward(m, &p, m->node_count - 1, 1);
+    if (r == AMP_OK) r = ampi_backward(m, &p);
     m->observed = NULL;
     for (i = 0; i < m->layer_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[i];

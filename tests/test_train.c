@@ -1120,6 +1120,69 @@ static void test_no_allocation_in_steps(void) {
     }
 }
 
+/* --- a backend that nobody waits for -------------------------------------------------------- */
+
+static int reads;
+static amp_result counting_read(amp_training* t, const amp_exec* exec) {
+    reads++;
+    return amp_cpu_backend()->training_read(t, exec);
+}
+static amp_result always_off(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec) {
+    (void)t; (void)key; (void)exec;
+    *mode = AMP_RECORD_OFF;
+    return AMP_OK;
+}
+
+/* Steps without info read nothing back; amp_train_read tells what the last one did, as its info would have. */
+static void test_reading_later(void) {
+    amp_backend lazy = *amp_cpu_backend();
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_step_info asked, later;
+    amp_batch b = batch_of(0, 8);
+    toy now = make_toy(&d, 1, 0.25f), then;
+    int i;
+    lazy.asynchronous = 1;
+    lazy.training_read = counting_read;
+    lazy.record = always_off;
+    d.backend = &lazy;
+    then = make_toy(&d, 1, 0.25f);
+    memset(&asked, 0, sizeof asked);
+    CHECK(amp_train_read(then.m, &later) == AMP_ERR_STATE && strstr(heard, "no step was made"));
+    CHECK(amp_train_read(NULL, &later) == AMP_ERR_ARGUMENT && amp_train_read(then.m, NULL) == AMP_ERR_ARGUMENT);
+    reads = 0;
+    for (i = 0; i < 5; i++) {
+        CHECK(amp_train_step(now.m, &b, &asked) == AMP_OK);
+        CHECK(amp_train_step(then.m, &b, NULL) == AMP_OK);
+    }
+    CHECK(reads == 0);
+    CHECK(amp_train_read(then.m, &later) == AMP_OK && reads == 1);
+    CHECK(memcmp(&asked, &later, sizeof asked) == 0);
+    CHECK(amp_train_read(then.m, &later) == AMP_OK && reads == 1);
+    CHECK(amp_train_step(then.m, &b, NULL) == AMP_OK && reads == 1);
+    CHECK(amp_model_scaler(then.m)->state.applied == 6 && reads == 2);
+    CHECK(amp_model_optimizer(then.m)->state.step == 6 && reads == 2);
+    amp_model_destroy(now.m);
+    amp_model_destroy(then.m);
+}
+
+/* A batch in the backend's memory trains and counts like one on the host. */
+static void test_batch_on_device(void) {
+    amp_model_desc d = toy_desc(8, AMP_O1, AMP_BF16);
+    amp_batch host = batch_of(0, 8), device = host;
+    amp_step_info a, b;
+    amp_eval_info ea, eb;
+    toy s = make_toy(&d, 1, 0.0f), t = make_toy(&d, 1, 0.0f);
+    int i;
+    device.on_device = 1;
+    for (i = 0; i < 3; i++)
+        CHECK(amp_train_step(s.m, &host, &a) == AMP_OK && amp_train_step(t.m, &device, &b) == AMP_OK);
+    CHECK(memcmp(&a, &b, sizeof a) == 0);
+    CHECK(amp_evaluate(s.m, &host, &ea) == AMP_OK && amp_evaluate(t.m, &device, &eb) == AMP_OK);
+    CHECK(memcmp(&ea, &eb, sizeof ea) == 0 && ea.correct > 0);
+    amp_model_destroy(s.m);
+    amp_model_destroy(t.m);
+}
+
 int main(void) {
     make_pictures();
     TEST(test_learning);
@@ -1152,5 +1215,7 @@ int main(void) {
     TEST(test_two_models_interleaved);
     TEST(test_every_isa);
     TEST(test_no_allocation_in_steps);
+    TEST(test_reading_later);
+    TEST(test_batch_on_device);
     TEST_END();
 }
