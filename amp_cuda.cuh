@@ -98,6 +98,15 @@ AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec);
 /* >>backend  The same model on a GPU.                                                       */
 /* ======================================================================================== */
 
+/* For amp_model_desc.backend; backend_desc is an amp_cuda_desc or NULL. The model works on the device that is
+   current when it is created, and on one stream. Scaler, step counter, learning rate and random-number
+   position live on the device: amp_train_step without info waits for nothing, with info once, at its end.
+   Host batches are copied to pinned memory first, so that the caller's memory is free when the call returns;
+   with amp_batch.on_device they must be ready in the order of the stream. With desc.graph the second step of
+   each batch size is captured, the later ones are replayed; an amp_comm hook must then be fit for capture
+   (NCCL's all-reduce is). */
+AMP_DEF const amp_backend* amp_cuda_backend(void);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
@@ -153,6 +162,172 @@ AMPI_FN cudaStream_t ampi_cuda_stream(const amp_exec* exec) {
     return exec ? (cudaStream_t)exec->stream : (cudaStream_t)0;
 }
 AMPI_FN amp_cuda* ampi_cuda_context(const amp_exec* exec) { return exec ? (amp_cuda*)exec->context : NULL; }
+
+/* A call by which the host waits for the stream, and hears of what kernels did wrong. */
+AMPI_FN amp_result ampi_cuda_wait(const amp_exec* exec, const char* place) {
+    return ampi_cuda_check(exec, place, cudaStreamSynchronize(ampi_cuda_stream(exec)));
+}
+AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec) {
+    return ampi_cuda_wait(exec, "amp_cuda_synchronize");
+}
+
+/* --- the context --------------------------------------------------------------------------- */
+
+/* Pinned memory through which data travels; the host may use it again once `done` has passed. */
+typedef struct ampi_cuda_slot {
+    void*       data;
+    size_t      bytes;
+    cudaEvent_t done;
+} ampi_cuda_slot;
+
+/* A recorded step. graph is NULL while the key was only seen: a first run loads the kernels, which must not
+   happen while a graph is captured. */
+typedef struct ampi_cuda_record {
+    uint64_t        key;
+    cudaGraphExec_t graph;
+} ampi_cuda_record;
+
+enum { AMPI_CUDA_SLOTS = 8, AMPI_CUDA_RECORDS = 16, AMPI_CUDA_BLAS_BYTES = 32 << 20 };
+
+struct amp_cuda {
+    amp_cuda_desc    desc;
+    amp_logger       logger;
+    amp_allocator    allocator;
+    amp_exec         exec;
+    int              owns_stream;
+    ampi_cuda_slot   slots[AMPI_CUDA_SLOTS];
+    int              next_slot;
+    ampi_cuda_record records[AMPI_CUDA_RECORDS];
+    int              record_count;
+#if !defined(AMP_NO_CUBLAS)
+    cublasHandle_t   blas;
+    void*            blas_workspace;
+#endif
+};
+
+AMPI_FN amp_result ampi_cuda_check_device(const amp_logger* logger) {
+    int count = 0, device = 0, major = 0, minor = 0;
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e == cudaSuccess && count == 0) e = cudaErrorNoDevice;
+    if (e == cudaSuccess) e = cudaGetDevice(&device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        return ampi_fail(logger, ampi_cuda_result(e), "amp_cuda: no usable GPU: CUDA error %d, %s", (int)e,
+                         cudaGetErrorString(e));
+    }
+    if (10 * major + minor < 75)
+        return ampi_fail(logger, AMP_ERR_UNSUPPORTED,
+                         "amp_cuda: device %d has compute capability %d.%d, 7.5 or newer is needed", device,
+                         major, minor);
+    return AMP_OK;
+}
+
+#if !defined(AMP_NO_CUBLAS)
+/* A workspace of our own makes cuBLAS's results the same on every run, and its calls fit for capture. */
+AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
+    cublasStatus_t e;
+    if (c->desc.gemm == AMP_CUDA_GEMM_OWN) return AMP_OK;
+    if (cudaMalloc(&c->blas_workspace, AMPI_CUDA_BLAS_BYTES) != cudaSuccess) {
+        cudaGetLastError();
+        c->blas_workspace = NULL;
+        return ampi_fail(c->exec.logger, AMP_ERR_MEMORY, "amp_cuda: no %d bytes for cuBLAS",
+                         (int)AMPI_CUDA_BLAS_BYTES);
+    }
+    e = cublasCreate(&c->blas);
+    if (e != CUBLAS_STATUS_SUCCESS) c->blas = NULL;
+    if (e == CUBLAS_STATUS_SUCCESS) e = cublasSetStream(c->blas, ampi_cuda_stream(&c->exec));
+    if (e == CUBLAS_STATUS_SUCCESS) e = cublasSetWorkspace(c->blas, c->blas_workspace, AMPI_CUDA_BLAS_BYTES);
+    if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
+    return ampi_fail(c->exec.logger, AMP_ERR_DEVICE, "amp_cuda: cuBLAS does not start: status %d", (int)e);
+}
+AMPI_FN void ampi_cuda_close_blas(amp_cuda* c) {
+    if (c->blas) cublasDestroy(c->blas);
+    if (c->blas_workspace) cudaFree(c->blas_workspace);
+}
+#else
+AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
+    if (c->desc.gemm != AMP_CUDA_GEMM_CUBLAS) return AMP_OK;
+    return ampi_fail(c->exec.logger, AMP_ERR_UNSUPPORTED, "amp_cuda: built without cuBLAS (AMP_NO_CUBLAS)");
+}
+AMPI_FN void ampi_cuda_close_blas(amp_cuda* c) { (void)c; }
+#endif
+
+/* Stream, events, cuBLAS. A stream of our own waits for the default stream and the other way round, so that
+   plain cudaMemcpy calls of the program stay in order with it. */
+AMPI_FN amp_result ampi_cuda_open(amp_cuda* c) {
+    cudaError_t e = cudaSuccess;
+    cudaStream_t own;
+    int i;
+    if (!c->desc.stream) {
+        e = cudaStreamCreate(&own);
+        if (e == cudaSuccess) c->exec.stream = own;
+        c->owns_stream = e == cudaSuccess;
+    }
+    for (i = 0; i < AMPI_CUDA_SLOTS && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&c->slots[i].done, cudaEventDisableTiming);
+    if (e != cudaSuccess) return ampi_cuda_check(&c->exec, "amp_cuda_create", e);
+    return ampi_cuda_open_blas(c);
+}
+
+AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
+    amp_allocator allocator;
+    int i;
+    if (!c) return;
+    cudaStreamSynchronize(ampi_cuda_stream(&c->exec));
+    for (i = 0; i < c->record_count; i++) if (c->records[i].graph) cudaGraphExecDestroy(c->records[i].graph);
+    for (i = 0; i < AMPI_CUDA_SLOTS; i++) {
+        if (c->slots[i].data) cudaFreeHost(c->slots[i].data);
+        if (c->slots[i].done) cudaEventDestroy(c->slots[i].done);
+    }
+    ampi_cuda_close_blas(c);
+    if (c->owns_stream) cudaStreamDestroy(ampi_cuda_stream(&c->exec));
+    cudaGetLastError();
+    allocator = c->allocator;
+    ampi_free(&allocator, c);
+}
+
+AMPI_FN amp_result ampi_cuda_create(amp_cuda** out, const amp_cuda_desc* desc, const amp_logger* logger,
+                                    const amp_allocator* a) {
+    amp_cuda* c;
+    amp_result r;
+    *out = NULL;
+    if (desc && ((unsigned)desc->gemm > AMP_CUDA_GEMM_CUBLAS || (desc->graph != 0 && desc->graph != 1)))
+        return ampi_fail(logger, AMP_ERR_DESC, "amp_cuda_create: gemm %d must be 0..2 and graph %d 0 or 1",
+                         (int)desc->gemm, desc->graph);
+    if ((r = ampi_cuda_check_device(logger)) != AMP_OK) return r;
+    c = (amp_cuda*)ampi_alloc(a, sizeof *c);
+    if (!c) return ampi_fail(logger, AMP_ERR_MEMORY, "amp_cuda_create: out of memory");
+    memset(c, 0, sizeof *c);
+    if (desc) c->desc = *desc;
+    if (a) c->allocator = *a;
+    if (logger) c->logger = *logger;
+    c->desc.logger = c->exec.logger = &c->logger;
+    c->exec.stream = c->desc.stream;
+    c->exec.context = c;
+    if ((r = ampi_cuda_open(c)) != AMP_OK) { amp_cuda_destroy(c); return r; }
+    *out = c;
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_cuda_create(amp_cuda** out, const amp_cuda_desc* desc) {
+    const amp_logger* logger = desc ? desc->logger : NULL;
+    if (!out) return ampi_fail(logger, AMP_ERR_ARGUMENT, "amp_cuda_create: out is NULL");
+    return ampi_cuda_create(out, desc, logger, NULL);
+}
+
+/* Who multiplies for this context; none means own kernels. */
+AMPI_FN amp_cuda_gemm_engine ampi_cuda_engine(const amp_cuda* c) { return c ? c->desc.gemm : AMP_CUDA_GEMM_OWN; }
+#if !defined(AMP_NO_CUBLAS)
+AMPI_FN cublasHandle_t ampi_cuda_blas(amp_cuda* c) { return c ? c->blas : NULL; }
+#endif
+
+AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c) {
+    amp_exec none;
+    memset(&none, 0, sizeof none);
+    return c ? c->exec : none;
+}
 
 /* The one way by which every kernel starts. */
 template <typename... P, typename... A>
@@ -313,5 +488,110 @@ AMPI_D void ampi_d_store(void* y, amp_dtype t, size_t i, float v) {
 /* ======================================================================================== */
 /* >>impl-backend                                                                             */
 /* ======================================================================================== */
+
+/* --- memory --------------------------------------------------------------------------------- */
+
+AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
+    void* p = NULL;
+    (void)a;
+    if (cudaMalloc(&p, bytes) == cudaSuccess) return p;
+    cudaGetLastError();
+    return NULL;
+}
+AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
+    (void)a;
+    cudaFree(p);
+}
+AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
+    return ampi_cuda_check(exec, "amp_cuda: zero", cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
+}
+AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, const amp_exec* exec) {
+    if (bytes == 0) return AMP_OK;
+    return ampi_cuda_check(exec, "amp_cuda: copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice,
+                                                                   ampi_cuda_stream(exec)));
+}
+
+/* The next slot of pinned memory, at least `bytes` large, when the copy that used it last is done. With eight
+   slots the host runs some steps ahead before it has to wait here. */
+AMPI_FN amp_result ampi_cuda_take_slot(const amp_exec* exec, size_t bytes, ampi_cuda_slot** out) {
+    amp_cuda* c = ampi_cuda_context(exec);
+    ampi_cuda_slot* slot = &c->slots[c->next_slot];
+    cudaError_t e = cudaEventQuery(slot->done);
+    if (e == cudaErrorNotReady) e = cudaEventSynchronize(slot->done);
+    c->next_slot = (c->next_slot + 1) % AMPI_CUDA_SLOTS;
+    *out = slot;
+    if (e == cudaSuccess && slot->bytes < bytes) {
+        if (slot->data) cudaFreeHost(slot->data);
+        slot->data = NULL;
+        slot->bytes = 0;
+        e = cudaMallocHost(&slot->data, bytes);
+        if (e == cudaSuccess) slot->bytes = bytes;
+    }
+    return ampi_cuda_check(exec, "amp_cuda: staging memory", e);
+}
+AMPI_FN amp_result ampi_cuda_send_slot(const amp_exec* exec, const ampi_cuda_slot* slot, void* dst, size_t bytes) {
+    cudaStream_t stream = ampi_cuda_stream(exec);
+    cudaError_t e = cudaMemcpyAsync(dst, slot->data, bytes, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess) e = cudaEventRecord(slot->done, stream);
+    return ampi_cuda_check(exec, "amp_cuda: copy to the device", e);
+}
+
+/* Types are converted on the host, on the way into pinned memory: the same bits, and the bus carries the
+   narrower one. */
+AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype,
+                                    size_t n, const amp_exec* exec) {
+    size_t bytes = n * amp_dtype_size(dst_dtype);
+    ampi_cuda_slot* slot;
+    amp_result r;
+    if (n == 0) return AMP_OK;
+    r = ampi_cuda_take_slot(exec, bytes, &slot);
+    if (r == AMP_OK) r = ampi_cpu_convert(slot->data, dst_dtype, host, host_dtype, n, exec);
+    return r == AMP_OK ? ampi_cuda_send_slot(exec, slot, dst, bytes) : r;
+}
+AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes, const amp_exec* exec) {
+    ampi_cuda_slot* slot;
+    amp_result r;
+    if (bytes == 0) return AMP_OK;
+    r = ampi_cuda_take_slot(exec, bytes, &slot);
+    if (r != AMP_OK) return r;
+    memcpy(slot->data, host, bytes);
+    return ampi_cuda_send_slot(exec, slot, dst, bytes);
+}
+
+/* These two wait. */
+AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes, const amp_exec* exec) {
+    amp_result r;
+    if (bytes == 0) return AMP_OK;
+    r = ampi_cuda_check(exec, "amp_cuda: copy to the host",
+                        cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, ampi_cuda_stream(exec)));
+    return r == AMP_OK ? ampi_cuda_wait(exec, "amp_cuda: copy to the host") : r;
+}
+AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype,
+                                      size_t n, const amp_exec* exec) {
+    size_t bytes = n * amp_dtype_size(src_dtype);
+    ampi_cuda_slot* slot;
+    amp_result r;
+    if (ampi_dtype(host_dtype) == ampi_dtype(src_dtype)) return ampi_cuda_copy_out(host, src, bytes, exec);
+    r = ampi_cuda_take_slot(exec, bytes, &slot);
+    if (r == AMP_OK) r = ampi_cuda_copy_out(slot->data, src, bytes, exec);
+    return r == AMP_OK ? ampi_cpu_convert(host, host_dtype, slot->data, src_dtype, n, exec) : r;
+}
+
+/* --- a model opens and closes the context ------------------------------------------------- */
+
+AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc, const amp_allocator* a) {
+    const amp_logger* logger = exec->logger;
+    amp_cuda* c;
+    amp_result r = ampi_cuda_create(&c, (const amp_cuda_desc*)desc, logger, a);
+    if (r != AMP_OK) return r;
+    *exec = c->exec;
+    exec->logger = logger;
+    return AMP_OK;
+}
+AMPI_FN void ampi_cuda_backend_close(amp_exec* exec, const amp_allocator* a) {
+    (void)a;
+    amp_cuda_destroy(ampi_cuda_context(exec));
+    exec->context = exec->stream = NULL;
+}
 
 #endif /* AMP_IMPLEMENTATION */
