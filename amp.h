@@ -1288,6 +1288,10 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
    "<layer>.bias". */
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
+/* The weights of p = one of amp_model_params, out[count], to the host from wherever they are; and from there to
+   masters and 16-bit copies. AMP_ERR_ARGUMENT: NULL, or not a parameter of this model. */
+AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out);
+AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values);
 /* To be called after masters were changed by hand: writes the 16-bit copies. */
 AMP_DEF amp_result amp_model_sync_params(amp_model* m);
 /* The parts; they live as long as the model. NULL before finalize. Where the backend is asynchronous each
@@ -9496,6 +9500,29 @@ AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
     for (i = 0; m && m->finalized && name && i < m->param_count; i++)
         if (strcmp(m->params[i].name, name) == 0) return &m->params[i];
     return NULL;
+}
+
+AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void* values, const char* what) {
+    int i;
+    if (!m) return AMP_ERR_ARGUMENT;
+    for (i = 0; i < m->param_count; i++) if (p == &m->params[i] && values) return AMP_OK;
+    return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model, or values is NULL", what);
+}
+
+AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
+    amp_result r = ampi_check_param(m, p, out, "read param");
+    if (r != AMP_OK) return r;
+    return p->master ? m->backend->copy_out(out, p->master, p->count * sizeof *out, &m->exec)
+                     : m->backend->download(out, AMP_F32, p->low, p->low_dtype, p->count, &m->exec);
+}
+
+AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
+    amp_result r = ampi_check_param(m, p, values, "write param");
+    if (r == AMP_OK && p->master)
+        r = m->backend->copy_in(p->master, values, p->count * sizeof *values, &m->exec);
+    if (r == AMP_OK && p->low)
+        r = m->backend->upload(p->low, p->low_dtype, values, AMP_F32, p->count, &m->exec);
+    return r;
 }
 
 AMP_DEF amp_result amp_model_sync_params(amp_model* m) {

@@ -1183,6 +1183,37 @@ static void test_batch_on_device(void) {
     amp_model_destroy(t.m);
 }
 
+/* Weights go out and come back; what is written is rounded to the 16-bit copy too. */
+static void test_reading_parameters(void) {
+    static const amp_level levels[3] = { AMP_O0, AMP_O2, AMP_O3 };
+    static float out[65536], in[65536];
+    int l, i, count, k;
+    for (l = 0; l < 3; l++) {
+        amp_model_desc d = toy_desc(4, levels[l], AMP_F16);
+        toy t = make_toy(&d, 1, 0.0f);
+        amp_param* p = amp_model_params(t.m, &count);
+        for (i = 0; i < count; i++) {
+            CHECK(p[i].count <= 65536 && amp_model_read_param(t.m, &p[i], out) == AMP_OK);
+            for (k = 0; k < (int)p[i].count; k++) {
+                amp_half h;
+                float now = p[i].master ? p[i].master[k] : amp_half_to_float(((amp_half*)p[i].low)[k]);
+                CHECK(memcmp(&now, &out[k], sizeof now) == 0);
+                in[k] = out[k] * 0.7f + 0.001f * (float)k;
+                h = amp_half_from_float(in[k]);
+                out[k] = p[i].master ? in[k] : amp_half_to_float(h);
+            }
+            CHECK(amp_model_write_param(t.m, &p[i], in) == AMP_OK);
+            CHECK(amp_model_read_param(t.m, &p[i], in) == AMP_OK && memcmp(in, out, p[i].count * 4) == 0);
+            for (k = 0; k < (int)p[i].count && p[i].low; k++)
+                CHECK(((amp_half*)p[i].low)[k].bits == amp_half_from_float(in[k]).bits);
+        }
+        CHECK(amp_model_read_param(t.m, p, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "not a parameter"));
+        CHECK(amp_model_write_param(t.m, p + count, in) == AMP_ERR_ARGUMENT);
+        CHECK(amp_model_read_param(NULL, p, out) == AMP_ERR_ARGUMENT);
+        amp_model_destroy(t.m);
+    }
+}
+
 int main(void) {
     make_pictures();
     TEST(test_learning);
@@ -1215,6 +1246,7 @@ int main(void) {
     TEST(test_two_models_interleaved);
     TEST(test_every_isa);
     TEST(test_no_allocation_in_steps);
+    TEST(test_reading_parameters);
     TEST(test_reading_later);
     TEST(test_batch_on_device);
     TEST_END();
