@@ -15,7 +15,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo examples test test-bits check clean help
+.PHONY: all demo examples test test-bits check cuda cuda-report test-cuda demo-cuda clean help
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
@@ -30,6 +30,18 @@ test-bits: ## the same bits: every compiler, emulator and instruction set found 
 check: $(B)/impl.o ## everything else that CI runs: compilers, sanitizers, exhaustive conversions, references, proofs
 	@CC="$(CC)" PYTHON="$(PYTHON)" DATA="$(DATA)" sh tests/check.sh
 
+cuda: ## compile amp_cuda.cuh for every architecture that nvcc knows (needs nvcc, no GPU)
+	@B=$(B) sh tests/cuda.sh build
+
+cuda-report: ## registers, shared memory and spills of every kernel (needs nvcc, no GPU)
+	@B=$(B) sh tests/cuda.sh report
+
+test-cuda: ## the kernel tests on a real GPU
+	@B=$(B) sh tests/cuda.sh test
+
+demo-cuda: ## the demo on a GPU; DATA=dir reads MNIST files
+	@B=$(B) sh tests/cuda.sh demo $(if $(DATA),"$(DATA)")
+
 examples: $(EXAMPLES:%=$(B)/%) ## build the examples
 
 .PHONY: demo-program
@@ -39,7 +51,7 @@ clean: ## remove build output
 	rm -rf $(B)
 
 help: ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r t d; do printf '  make %-12s %s\n' "$$t" "$$d"; done
 
 $(B):
 	@mkdir -p $(B)

@@ -1777,11 +1777,11 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 #if AMPI_X86
 /* AVX state must be enabled by the operating system too: XCR0 bits 1,2 (AVX) and 5,6,7 (AVX-512). */
 AMPI_FN amp_isa ampi_best_isa(void) {
-    unsigned a, b, c, d, xcr0_low, xcr0_high, c1;
+    unsigned a, b, c, d, xcr0_low, c1;
     if (!__get_cpuid(1, &a, &b, &c1, &d)) return AMP_ISA_SCALAR;
     if (!(c1 & (1u << 27)) || !(c1 & (1u << 28)) || !(c1 & (1u << 12)) || !(c1 & (1u << 29)))
         return AMP_ISA_SCALAR;                                   /* OSXSAVE, AVX, FMA, F16C */
-    __asm__ volatile("xgetbv" : "=a"(xcr0_low), "=d"(xcr0_high) : "c"(0));
+    __asm__ volatile("xgetbv" : "=a"(xcr0_low) : "c"(0) : "edx");
     if ((xcr0_low & 0x6u) != 0x6u || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & (1u << 5)))
         return AMP_ISA_SCALAR;                                   /* AVX2 */
     if ((xcr0_low & 0xe6u) == 0xe6u && (b & (1u << 16)) && (b & (1u << 17)) && (b & (1u << 30))

@@ -37,10 +37,10 @@
    asked what memory they are: host memory is AMP_ERR_ARGUMENT before anything is launched.
    Flags.     Do not compile with --use_fast_math: it keeps conversions and checks right, but not the bits. */
 
+#include "amp.h"      /* with its implementation, where AMP_IMPLEMENTATION is defined */
+
 #ifndef AMP_CUDA_CUH_INCLUDED
 #define AMP_CUDA_CUH_INCLUDED
-
-#include "amp.h"
 
 #ifdef __cplusplus
 extern "C" {

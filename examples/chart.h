@@ -40,8 +40,7 @@ typedef struct chart_panel {
 } chart_panel;
 
 /* Pixels of the picture: each panel has room for its axis on the left and its legend on top. */
-enum { CHART_PANEL = 470, CHART_HEIGHT = 380 };
-enum { CHART_LEFT = 56, CHART_RIGHT = 18, CHART_TOP = 84, CHART_BOTTOM = 50 };
+enum { CHART_PANEL = 470, CHART_HEIGHT = 380, CHART_LEFT = 56, CHART_RIGHT = 18, CHART_TOP = 84, CHART_BOTTOM = 50 };
 
 /* Where the values of a panel lie, and where it stands in the picture. */
 typedef struct chart_frame { double x, y, width, height, x_max, low, high; int log_y; } chart_frame;

@@ -12,7 +12,13 @@
   #define _POSIX_C_SOURCE 200809L       /* isatty, clock_gettime */
 #endif
 #define AMP_IMPLEMENTATION
-#include "../amp.h"
+#if defined(DEMO_CUDA)                  /* by train_cuda.cu */
+  #include "../amp_cuda.cuh"
+#else
+  #include "../amp.h"
+  #define demo_backend() amp_cpu_backend()
+  #define demo_processor() amp_isa_name(amp_cpu_isa())
+#endif
 #include "chart.h"
 #include "data.h"
 #include <time.h>
@@ -76,7 +82,8 @@ static amp_result build(amp_model** m, amp_level level, int steps) {
         .scaler = level == AMP_O0 ? NULL : &dynamic,
         .optimizer = { .kind = AMP_SGD, .lr = 0.05f, .momentum = 0.9f,
                        .schedule = { .kind = AMP_SCHEDULE_LINEAR, .total_steps = steps } },
-        .seed = SEED
+        .seed = SEED,
+        .backend = demo_backend()
     };
     amp_value x;
     amp_result r = amp_model_create(m, &desc);
@@ -161,14 +168,17 @@ static amp_result evaluate(amp_model* m, run* r, const data_set* d, float* x, in
 static uint32_t fingerprint(amp_model* m) {
     int count, i, byte;
     const amp_param* p = amp_model_params(m, &count);
-    uint32_t hash = 2166136261u;
+    uint32_t hash = 2166136261u, bits;
     size_t k;
-    for (i = 0; i < count; i++)
+    for (i = 0; i < count; i++) {
+        float* w = (float*)malloc(p[i].count * sizeof *w);
+        if (!w || amp_model_read_param(m, &p[i], w) != AMP_OK) { free(w); return 0; }
         for (k = 0; k < p[i].count; k++) {
-            uint32_t bits;
-            memcpy(&bits, &p[i].master[k], sizeof bits);
+            memcpy(&bits, &w[k], sizeof bits);
             for (byte = 0; byte < 4; byte++) hash = (hash ^ ((bits >> 8 * byte) & 255u)) * 16777619u;
         }
+        free(w);
+    }
     return hash;
 }
 
@@ -294,9 +304,9 @@ static int compare(run* runs, const options* o, const data_set* training, const 
     char error[CHART_ERROR];
     int i;
     data_shuffle(order, training->count, SEED);
-    printf("LeNet-5, %d updates with %d digits each (%s; %d to train, %d to test), processor path %s\n",
+    printf("LeNet-5, %d updates with %d digits each (%s; %d to train, %d to test), on %s\n",
            o->steps, BATCH, o->data ? o->data : "drawn by this program", training->count,
-           test->count < MAX_TEST ? test->count : MAX_TEST, amp_isa_name(amp_cpu_isa()));
+           test->count < MAX_TEST ? test->count : MAX_TEST, demo_processor());
     for (i = 0; i < 3; i++)
         if (!run_level(&runs[i], training, test, order, x, labels)) return 0;
     print_table(runs, 3);
