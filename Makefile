@@ -15,7 +15,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo examples test test-bits check clean help
+.PHONY: all demo examples test test-bits coverage mutants check clean help
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
@@ -26,6 +26,12 @@ test: $(TESTS:%=$(B)/test_%) ## run all tests (pure C, under two minutes)
 
 test-bits: ## the same bits: every compiler, emulator and instruction set found here against one known hash (minutes)
 	@CC="$(CC)" sh tests/test_bits.sh
+
+coverage: ## how many lines of amp.h the tests reach, and which ones never; fails below 95 % (gcc, gcov)
+	@sh tests/coverage.sh 95
+
+mutants: ## plant a small fault in amp.h, one at a time, and see that a test fails (python, minutes)
+	@$(PYTHON) tests/mutants.py
 
 check: $(B)/impl.o ## everything else that CI runs: compilers, sanitizers, exhaustive conversions, references, proofs
 	@CC="$(CC)" PYTHON="$(PYTHON)" DATA="$(DATA)" sh tests/check.sh
