@@ -216,7 +216,8 @@ typedef enum amp_isa {
 } amp_isa;
 
 /* The instruction set in use. Chosen at the first call by cpuid, or by the environment variable
-   AMP_ISA = scalar | neon | avx2 | avx512 where that one is available. */
+   AMP_ISA = scalar | neon | avx2 | avx512; any other word, or one that is not available, is ignored: the
+   answer tells. */
 AMP_DEF amp_isa amp_cpu_isa(void);
 /* For tests: changes the choice for the whole process; AMP_ISA_AUTO goes back to the best. Not to be called
    while another thread is inside the library. AMP_ERR_UNSUPPORTED, and no change, if it is not available. */
@@ -793,8 +794,9 @@ struct amp_scaler {
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
 /* loss * scale in FP32, and remembers the scale in use for this window. Pass 1.0f to get the factor
-   itself, for seeding a backward pass by hand. NaN if s is NULL. May be called any number of times in a
-   window (several losses, several micro-batches): the scale cannot change before update. */
+   itself, for seeding a backward pass by hand. NaN if s is NULL or zeroed, not initialised: the other calls
+   are AMP_ERR_STATE then. May be called any number of times in a window (several losses, several
+   micro-batches): the scale cannot change before update. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
 /* The next three look at `count` tensors (F32, F16, BF16) on the bits as they lie in memory: every
@@ -6871,6 +6873,11 @@ AMPI_FN void ampi_check_sums_chunk(void* context, ampi_chunk* c) {
 
 enum { AMPI_CHECKED = 1, AMPI_UNSCALED = 2, AMPI_STEPPED = 4 };
 
+/* No desc leads to a hysteresis of 0: such a scaler is zeroed memory that amp_scaler_init never saw. */
+AMPI_FN amp_result ampi_scaler_ready(const amp_scaler* s) {
+    return !s ? AMP_ERR_ARGUMENT : s->rule.hysteresis < 1 ? AMP_ERR_STATE : AMP_OK;
+}
+
 /* A window begins with the first loss or report after an update. */
 AMPI_FN void ampi_scaler_open(amp_scaler* s) {
     if (!s->scaled && !s->recorded) ampi_overflow_clear(&s->info);
@@ -6995,7 +7002,7 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
 
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     int i;
-    if (!s) return ampi_float(0x7fc00000u);
+    if (ampi_scaler_ready(s) != AMP_OK) return ampi_float(0x7fc00000u);
     ampi_scaler_open(s);
     if (!s->scaled) ampi_scaler_use_scale(&s->state);
     s->scaled = 1;
@@ -7109,7 +7116,8 @@ AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
 }
 
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
-    if (!s) return AMP_ERR_ARGUMENT;
+    amp_result r = ampi_scaler_ready(s);
+    if (r != AMP_OK) return r;
     ampi_scaler_open(s);
     s->recorded = 1;
     s->info.found_inf = 1;
@@ -7149,7 +7157,8 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
 }
 
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
-    if (!s) return AMP_ERR_ARGUMENT;
+    amp_result r = ampi_scaler_ready(s);
+    if (r != AMP_OK) return r;
     if (s->scaled || s->recorded)
         return ampi_fail(s->desc.logger, AMP_ERR_STATE,
                          "amp_scaler_set_scale: not between scale_loss and update");
@@ -7215,7 +7224,8 @@ AMPI_FN void ampi_scaler_put_head(const amp_scaler_rule* r, unsigned char* p) {
 
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
     unsigned char* p = (unsigned char*)bytes;
-    if (!s) return AMP_ERR_ARGUMENT;
+    amp_result r = ampi_scaler_ready(s);
+    if (r != AMP_OK) return r;
     if (!bytes || size < AMP_SCALER_STATE_BYTES)
         return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
                          "amp_scaler_save: %lu bytes are not enough, or NULL", (unsigned long)size);
@@ -7246,7 +7256,8 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     const unsigned char* p = (const unsigned char*)bytes;
     unsigned char head[AMPI_SCALER_HEAD];
     uint32_t scale;
-    if (!s) return AMP_ERR_ARGUMENT;
+    amp_result r = ampi_scaler_ready(s);
+    if (r != AMP_OK) return r;
     if (s->scaled || s->recorded)
         return ampi_fail(s->desc.logger, AMP_ERR_STATE,
                          "amp_scaler_load: not between scale_loss and update");

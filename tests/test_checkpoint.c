@@ -897,6 +897,85 @@ static void test_foreign_models(void) {
     }
 }
 
+/* Each setting that the optimizer's arithmetic depends on must be the model's. */
+static void test_foreign_settings(void) {
+    static const char* const keys[] = { "momentum", "dampening", "nesterov", "beta1", "beta2", "eps", "weight_decay", "clip_norm",
+                                        "maximize", "schedule", "schedule.warmup_steps", "schedule.total_steps",
+                                        "schedule.step_size", "schedule.gamma", "schedule.floor" };
+    const char* path = in_folder("model.safetensors");
+    char piece[64];
+    amp_model *a = make_model(&usual), *b = make_model(&usual);
+    int i;
+    if (!a || !b) { CHECK(a && b); return; }
+    CHECK(amp_checkpoint_save(a, path) == AMP_OK);
+    for (i = 0; i < (int)(sizeof keys / sizeof keys[0]); i++) {
+        amp_optimizer_desc *d = &amp_model_optimizer(b)->desc, saved = *d;
+        switch (i) {
+            case 0: d->momentum = 0.5f; break;
+            case 1: d->dampening = 0.5f; break;
+            case 2: d->nesterov = 1; break;
+            case 3: d->beta1 = 0.5f; break;
+            case 4: d->beta2 = 0.5f; break;
+            case 5: d->eps = 0.5f; break;
+            case 6: d->weight_decay = 0.5f; break;
+            case 7: d->clip_norm = 0.5f; break;
+            case 8: d->maximize = 1; break;
+            case 9: d->schedule.kind = AMP_SCHEDULE_COSINE; break;
+            case 10: d->schedule.warmup_steps = 7; break;
+            case 11: d->schedule.total_steps = 7; break;
+            case 12: d->schedule.step_size = 7; break;
+            case 13: d->schedule.gamma = 0.5f; break;
+            default: d->schedule.floor = 0.5f; break;
+        }
+        snprintf(piece, sizeof piece, "amp.%s is ", keys[i]);
+        CHECK_MSG(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT && strstr(amp_model_error(b), piece), "%s: %s", keys[i], amp_model_error(b));
+        *d = saved;
+    }
+    CHECK(amp_checkpoint_load(b, path) == AMP_OK);
+    amp_model_destroy(a);
+    amp_model_destroy(b);
+}
+
+/* Two characters more, or fewer, right behind a piece of the header. */
+static void write_stretched(const char* path, const unsigned char* p, size_t n, const char* piece, int fewer) {
+    unsigned char* q = (unsigned char*)malloc(n + 2);
+    size_t at = 8, length = strlen(piece), header = p[0] + 256u * p[1];
+    while (at + length < n && memcmp(p + at, piece, length) != 0) at++;
+    CHECK_MSG(q && at + length < 8 + header, "%s", piece);
+    at += length;
+    memcpy(q, p, at);
+    memset(q + at, '0', 2);
+    memcpy(q + (fewer ? at : at + 2), p + (fewer ? at + 2 : at), n - at - (fewer ? 2 : 0));
+    header = fewer ? header - 2 : header + 2;
+    q[0] = (unsigned char)(header & 255);
+    q[1] = (unsigned char)(header >> 8);
+    write_bytes(path, q, fewer ? n - 2 : n + 2);
+    free(q);
+}
+static void test_wrong_lengths(void) {
+    const char* path = in_folder("model.safetensors");
+    const char* bad = in_folder("bad.safetensors");
+    amp_model *a = make_model(&usual), *b = make_model(&usual), *before = make_model(&usual);
+    size_t n;
+    unsigned char* p;
+    int fewer;
+    if (!a || !b || !before) { CHECK(a && b && before); return; }
+    train(a, 0, 3);
+    CHECK(amp_checkpoint_save(a, path) == AMP_OK);
+    p = read_bytes(path, &n);
+    for (fewer = 0; fewer < 2; fewer++) {
+        write_stretched(bad, p, n, "\"amp.lr\":\"", fewer);
+        CHECK_MSG(amp_checkpoint_load(b, bad) == AMP_ERR_FORMAT && strstr(amp_model_error(b), "malformed"), "%s", amp_model_error(b));
+        write_stretched(bad, p, n, "\"amp.scaler\":\"", fewer);
+        CHECK_MSG(amp_checkpoint_load(b, bad) == AMP_ERR_FORMAT && strstr(amp_model_error(b), "malformed"), "%s", amp_model_error(b));
+    }
+    CHECK(same_models(b, before));
+    free(p);
+    amp_model_destroy(a);
+    amp_model_destroy(b);
+    amp_model_destroy(before);
+}
+
 /* The base learning rate is part of the state: changed by hand before saving, it comes back. */
 static void test_learning_rate(void) {
     const char* path = in_folder("model.safetensors");
@@ -1030,6 +1109,8 @@ int main(void) {
 #if !defined(TEST_FILES_ONLY)
     TEST(test_resume);
     TEST(test_foreign_models);
+    TEST(test_foreign_settings);
+    TEST(test_wrong_lengths);
     TEST(test_learning_rate);
     TEST(test_damaged_checkpoint);
     TEST(test_model_failures);

@@ -358,6 +358,8 @@ static void test_refused_shapes(void) {
     refuse_shape(shape_of(1, 1, 5, 5, 1, 3, 3, 1, -2, 0, 0, 1, 1, 1), AMP_ERR_DESC, "conv2d: stride_w is -2, it must be at least 0");
     refuse_shape(shape_of(1, 4, 5, 5, 6, 3, 3, 1, 1, 0, 0, 1, 1, 3), AMP_ERR_SHAPE,
                  "conv2d: 3 groups do not divide 4 channels and 6 out_channels");
+    refuse_shape(shape_of(1, 6, 5, 5, 4, 3, 3, 1, 1, 0, 0, 1, 1, 3), AMP_ERR_SHAPE,
+                 "conv2d: 3 groups do not divide 6 channels and 4 out_channels");
     refuse_shape(shape_of(INT_MAX, INT_MAX, INT_MAX, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1), AMP_ERR_SHAPE,
                  "conv2d: x has more elements than memory can hold");
     refuse_shape(shape_of(1, 1, 5, 5, 1, 1, 1, 1, 1, INT_MAX, INT_MAX, 1, 1, 1), AMP_ERR_SHAPE,

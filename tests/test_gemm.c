@@ -243,6 +243,34 @@ static void test_bf16_order(void) {
     CHECK_MSG(c == 0.0f && signbit(c), "the zero member comes first, then -1e-60 rounds to -0: %g", (double)c);
 }
 
+/* c = x*y + z by way of C = beta*C + a*b, against libm's fmaf. */
+static void check_fma(float x, float y, float z) {
+    float one = 1, c = y, want = fmaf(x, y, z);
+    if (x == 0.0f) return;                       /* beta 0 does not read C */
+    amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 1, &z, AMP_F32, 1, &one, AMP_F32, 1, x, &c, AMP_F32, 1, NULL);
+    CHECK_MSG(memcmp(&c, &want, sizeof c) == 0, "%a * %a + %a is %a, not %a", (double)x, (double)y, (double)z, (double)c, (double)want);
+}
+/* Where a processor without fma would be wrong: the double sum lies between two floats, and the product has a last bit
+   far below that decides; also with results below the normal floats. (1 + u)(1 - u) = 1 - u^2. */
+static void test_fma_rounds_once(void) {
+    size_t i;
+    int e, k;
+    for (i = 0; i < 4; i++) {
+        if (amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
+        for (k = 0; k < 2000; k++) {
+            float z = (float)ldexp((double)(8388608u + (test_random() & 0x7fffffu)), -23);
+            float u = (float)ldexp((double)(1 + test_random() % 64), -23), half = (float)ldexp(1.0, -24 - (k & 1));
+            float sign = k & 2 ? -1.0f : 1.0f;
+            check_fma(sign * half * (1.0f + u), k & 4 ? 1.0f + u : 1.0f - u, k & 8 ? -z : z);
+            check_fma(sign * test_uniform(), test_uniform(), test_uniform());
+            e = (int)(test_random() % 40) - 150;
+            check_fma((float)ldexp((double)test_uniform(), e / 2), (float)ldexp((double)test_uniform(), e - e / 2),
+                      (float)ldexp((double)test_uniform(), e + (int)(test_random() % 20)));
+        }
+    }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+
 static void test_nothing_to_do(void) {
     float c[6] = { 0, 0, 0, 1, 2, 3 }, one = 1;
     c[0] = c[1] = c[2] = NAN;
@@ -254,6 +282,10 @@ static void test_nothing_to_do(void) {
     CHECK(c[3] == 2 && c[4] == 4 && c[5] == 6);
     c[0] = -0.0f;
     CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 1, 0, &one, AMP_F32, 1, &one, AMP_F32, 1, 2, c, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK(c[0] == 0 && signbit(c[0]));
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 0, -3, NULL, AMP_F32, 0, NULL, AMP_F32, 1, 1, c, AMP_F32, 1, NULL) == AMP_OK);
+    CHECK(c[0] == 0 && signbit(c[0]));          /* alpha has nothing to multiply: the sign stays */
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 1, 1, 0, INFINITY, NULL, AMP_F32, 0, NULL, AMP_F32, 1, 1, c, AMP_F32, 1, NULL) == AMP_OK);
     CHECK(c[0] == 0 && signbit(c[0]));
 }
 
@@ -406,6 +438,8 @@ static void test_refusals(void) {
     CHECK(strncmp(last_sentence, "amp_gemm: a is too large: ", 26) == 0);
     check_refused(amp_linear_forward(a, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, c, AMP_F32, 2, 3, 4, &e),
                   AMP_ERR_ARGUMENT, "linear: w is NULL, but it has 4 x 3 elements");
+    check_refused(amp_linear_forward(a, AMP_F32, a, AMP_F32, a, AMP_F64, c, AMP_F32, 2, 3, 4, &e),
+                  AMP_ERR_DTYPE, "linear: b has type f64 (4); it must be f32, f16 or bf16");
     check_refused(amp_linear_backward(a, AMP_F32, NULL, AMP_F32, a, AMP_F32, c, AMP_F32, c + 9, AMP_F32, NULL, AMP_F32, 0,
                                       2, 3, 4, &e),
                   AMP_ERR_ARGUMENT, "linear backward: x is NULL, but it has 2 x 3 elements");
@@ -428,6 +462,7 @@ int main(void) {
     TEST(test_random_shapes);
     TEST(test_special_values);
     TEST(test_bf16_order);
+    TEST(test_fma_rounds_once);
     TEST(test_nothing_to_do);
     TEST(test_error_bound);
     TEST(test_dense);

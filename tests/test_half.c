@@ -635,6 +635,27 @@ static void test_saturate_raises_nothing(void) {
 #endif
 }
 
+/* --- instruction sets ---------------------------------------------------------------------------- */
+
+/* No processor has both NEON and AVX2; what is refused changes nothing. */
+static void test_isa(void) {
+    static const char* const names[] = { "auto", "scalar", "neon", "avx2", "avx512", "?" };
+    const amp_isa now = amp_cpu_isa();
+    int i, refused = 0;
+    for (i = 0; i < 6; i++) CHECK(strcmp(amp_isa_name((amp_isa)i), names[i]) == 0);
+    CHECK(strcmp(amp_isa_name((amp_isa)-1), "?") == 0 && strcmp(amp_isa_name(AMPI_ISA_MAX), "?") == 0);
+    for (i = 1; i < 6; i++) {
+        amp_result r;
+        amp_cpu_force_isa(now);
+        r = amp_cpu_force_isa((amp_isa)i);
+        CHECK(r == AMP_OK ? amp_cpu_isa() == (amp_isa)i : r == AMP_ERR_UNSUPPORTED && amp_cpu_isa() == now);
+        refused += r != AMP_OK;
+    }
+    CHECK(refused >= 2 && amp_cpu_force_isa(AMP_ISA_SCALAR) == AMP_OK);
+    CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK && amp_cpu_isa() != AMP_ISA_AUTO);
+    amp_cpu_force_isa(now);
+}
+
 /* --- stochastic rounding ------------------------------------------------------------------------ */
 
 /* The rule: away from zero if the random word is below the first 32 bits of the fraction cut off. */
@@ -690,6 +711,13 @@ static void test_stochastic_rule(void) {
         else amp_convert_with(again, t->dtype, f + 1001, AMP_F32, 700, &desc);
         desc.offset -= 1001;
         CHECK(memcmp(again, out + 1001, 700 * sizeof *out) == 0);
+        for (i = 0; i < 64; i++) {              /* a few elements, from each place in a block of random words */
+            amp_convert_desc few = desc;
+            few.offset += (uint64_t)i;
+            if (source) amp_convert_with(again, t->dtype, in + i, AMP_F64, 40, &few);
+            else amp_convert_with(again, t->dtype, f + i, AMP_F32, 40, &few);
+            CHECK(memcmp(again, out + i, 40 * sizeof *out) == 0);
+        }
         /* in place */
         if (source) amp_convert_with(in, t->dtype, in, AMP_F64, BATCH, &desc);
         else amp_convert_with(f, t->dtype, f, AMP_F32, BATCH, &desc);
@@ -847,6 +875,7 @@ int main(void) {
     on_every_isa(test_stochastic_edge);
     on_every_isa(test_stochastic_share);
     on_every_isa(test_stochastic_exact);
+    TEST(test_isa);
     TEST(test_errors);
     TEST_END();
 }

@@ -500,6 +500,32 @@ static void null_objects(void) {
     CHECK(amp_stats_print(NULL, NULL) == AMP_ERR_ARGUMENT && amp_conv2d_workspace(NULL) == 0);
 }
 
+/* A logger without a function is silence; no control character of a name reaches one that has one. */
+static void loggers(void) {
+    static const char name[] = "a\001\n\020\037\177z";
+    const amp_logger nobody = { NULL, NULL };
+    amp_scaler_desc d;
+    amp_scaler s;
+    amp_tensor t;
+    amp_exec e;
+    const char* p;
+    memset(&d, 0, sizeof d);
+    memset(&e, 0, sizeof e);
+    memset(&t, 0, sizeof t);
+    d.growth_factor = -1.0f;
+    d.logger = e.logger = &nobody;
+    CHECK(amp_scaler_init(&s, &d) == AMP_ERR_DESC && amp_add_forward(NULL, AMP_F32, F, AMP_F32, F, AMP_F32, 1, &e) == AMP_ERR_ARGUMENT);
+    d.growth_factor = 0.0f;
+    d.logger = &logger;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    t.name = name;
+    t.count = 1;
+    REFUSED(AMP_ERR_ARGUMENT, "a tensor with a name of control characters", amp_scaler_check(&s, &t, 1, NULL));
+    CHECK(strchr(last, 'z') != NULL);
+    for (p = last; *p; p++) CHECK((unsigned char)*p >= 0x20);
+}
+
 /* The last checks that have a logger to talk to. */
 static void missing_parts(void) {
     amp_model_desc d = model_desc();
@@ -881,6 +907,7 @@ int main(void) {
     TEST(layer_fields);
     TEST(null_operands);
     TEST(null_objects);
+    TEST(loggers);
     TEST(missing_parts);
     TEST(damaged_scaler_states);
     TEST(huge_sizes);

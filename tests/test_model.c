@@ -1429,6 +1429,21 @@ static void test_names_and_groups(void) {
 
 /* He: sd sqrt(2/fan_in); Xavier and torch: uniform. 20000 weights: the sample's deviation of an sd is about sd/200, of a
    mean sd/141; six of those are allowed. */
+/* Norms start as the identity: weights of 1, biases of 0. */
+static void test_norm_init(void) {
+    static const char* const names[] = { "batch_norm1.weight", "batch_norm1.bias", "layer_norm1.weight", "layer_norm1.bias" };
+    amp_model* m = new_model(2, AMP_O0, AMP_DTYPE_DEFAULT);
+    size_t i, k;
+    amp_mse(m, amp_layer_norm(m, amp_batch_norm(m, amp_input(m, 3, 2, 2), NULL), NULL), NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    for (k = 0; k < 4; k++) {
+        const amp_param* p = amp_model_find_param(m, names[k]);
+        CHECK_MSG(p && p->count > 0, "%s", names[k]);
+        for (i = 0; p && i < p->count; i++) CHECK_MSG(p->master[i] == (k % 2 ? 0.0f : 1.0f), "%s: %g", names[k], (double)p->master[i]);
+    }
+    amp_model_destroy(m);
+}
+
 static void test_init(void) {
     int kind, i;
     for (kind = 0; kind <= AMP_INIT_ZERO; kind++) {
@@ -1525,6 +1540,7 @@ int main(void) {
     TEST(test_manual_lenet);
     TEST(test_casts_once);
     TEST(test_names_and_groups);
+    TEST(test_norm_init);
     TEST(test_init);
     TEST(test_memory);
     printf("largest relative errors: gradients %.2g (f32) %.2g (f16) %.2g (bf16), values %.2g %.2g %.2g\n",

@@ -785,6 +785,26 @@ static void defaults(void) {
     CHECK(amp_optimizer_init(&o, NULL, &p, 1) == AMP_OK && o.desc.lr == 0.01f && o.state.lr == 0.01f);
 }
 
+/* LAMB where a norm is 0: the ratio is 1, so zero weights move and zero directions give no NaN. */
+static void lamb_zero_norms(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_LAMB);
+    amp_optimizer o;
+    amp_param p;
+    int i;
+    fill_block(&b);
+    memset(b.w, 0, sizeof b.w);
+    for (i = 0; i < N; i++) b.g[i] = 1.0f;
+    d.lr = 0.5f;
+    p = param_of(&b, N);
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+    for (i = 0; i < N; i++) CHECK_MSG(fabs((double)b.w[i] + 0.5) < 1e-5, "%g", (double)b.w[i]);   /* -lr * g/|g| */
+    memset(&b, 0, sizeof b);
+    for (i = 0; i < N; i++) b.w[i] = 2.0f;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+    for (i = 0; i < N; i++) CHECK(b.w[i] == 2.0f);
+}
+
 static void zero_grad_over_nan(void) {
     static block b;
     amp_optimizer o;
@@ -818,6 +838,7 @@ int main(void) {
     TEST(refused_descs_and_params);
     TEST(no_gradient);
     TEST(defaults);
+    TEST(lamb_zero_norms);
     TEST(zero_grad_over_nan);
     TEST_END();
 }

@@ -50,6 +50,17 @@ static void test_f32_for_half(void) {
     CHECK(s.would_underflow == 0 && s.would_be_subnormal == 1 && s.would_overflow == 0);
 }
 
+/* Doubles beyond the histogram go to its ends. */
+static void test_ends_of_the_histogram(void) {
+    double x[6];
+    amp_stats s;
+    x[0] = ldexp(1.0, 127); x[1] = ldexp(-1.0, 128); x[2] = ldexp(1.0, 1000);
+    x[3] = ldexp(1.0, -149); x[4] = ldexp(1.0, -150); x[5] = ldexp(-1.0, -1074);
+    memset(&s, 0xff, sizeof s);
+    CHECK(amp_stats_collect(&s, x, AMP_F64, 6, AMP_F16, 0) == AMP_OK && s.count == 6 && binned(&s) == 6);
+    CHECK(bin(&s, 127) == 3 && bin(&s, -149) == 3);
+}
+
 /* All 65536 halves, against counts that follow from the format. */
 static void test_every_half(void) {
     static amp_half x[65536];
@@ -390,6 +401,7 @@ int main(void) {
     for (i = 0; i < N * 36; i++) pictures[i] = test_uniform();
     for (i = 0; i < N; i++) labels[i] = i % 3;
     TEST(test_f32_for_half);
+    TEST(test_ends_of_the_histogram);
     TEST(test_every_half);
     TEST(test_every_bfloat16);
     TEST(test_f64);

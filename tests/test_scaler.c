@@ -1011,6 +1011,31 @@ static void null_scaler(void) {
     CHECK(amp_scaler_load(NULL, &g, 128) == AMP_ERR_ARGUMENT);
 }
 
+/* Zeroed memory that was never initialised: no loss of 0, but NaN, and AMP_ERR_STATE from everything after it. */
+static void zeroed_scaler(void) {
+    unsigned char bytes[AMP_SCALER_STATE_BYTES] = { 0 };
+    float g = 1, w = 1;
+    amp_tensor t = tensor(&g, AMP_F32, 1, NULL);
+    amp_param p;
+    amp_optimizer o;
+    amp_scaler s, before;
+    memset(&s, 0, sizeof s);
+    memset(&before, 0, sizeof before);
+    memset(&p, 0, sizeof p);
+    p.master = &w;
+    p.grad = &g;
+    p.count = 1;
+    CHECK(amp_optimizer_init(&o, NULL, &p, 1) == AMP_OK);
+    CHECK((to_bits(amp_scaler_scale_loss(&s, 1.0f)) & 0x7fffffffu) > 0x7f800000u);
+    CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_ERR_STATE && amp_scaler_unscale(&s, &t, 1, NULL) == AMP_ERR_STATE);
+    CHECK(amp_scaler_unscale_into(&s, &t, &t, 1, 0, NULL) == AMP_ERR_STATE && amp_scaler_update(&s) == AMP_ERR_STATE);
+    CHECK(amp_scaler_report_overflow(&s) == AMP_ERR_STATE && amp_scaler_may_step(&s) == AMP_ERR_STATE);
+    CHECK(amp_scaler_set_scale(&s, 1) == AMP_ERR_STATE && amp_scaler_save(&s, bytes, sizeof bytes) == AMP_ERR_STATE);
+    CHECK(amp_scaler_load(&s, bytes, sizeof bytes) == AMP_ERR_STATE);
+    CHECK(amp_optimizer_unscale(&o, &s) == AMP_ERR_STATE && amp_optimizer_step(&o, &s, NULL) == AMP_ERR_STATE);
+    CHECK(memcmp(&s, &before, sizeof s) == 0 && w == 1.0f && g == 1.0f);
+}
+
 /* MindSpore's drop_overflow_update=false: counted, but the step is taken. */
 static void ignored_overflow(void) {
     amp_scaler_desc d = desc_of(AMP_SCALER_MINDSPORE_FIXED);
@@ -1135,6 +1160,7 @@ int main(void) {
     TEST(partly_unscaled);
     TEST(too_many_lists);
     TEST(null_scaler);
+    TEST(zeroed_scaler);
     TEST(ignored_overflow);
     TEST(several_scalers);
     TEST(report_and_scale_in_use);

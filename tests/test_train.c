@@ -502,7 +502,7 @@ static void test_refusals(void) {
         const char* word = "";
         b = good;
         if (k == 0) { b.targets[0] = wrong; word = "label 3 of sample 5 is outside 0..2"; }
-        if (k == 1) { wrong[5] = -1; b.targets[0] = wrong; word = "label -1"; }
+        if (k == 1) { wrong[5] = -1; b.targets[0] = wrong; word = "label -1 of sample 5"; }
         if (k == 2) { b.n = 0; word = "0 samples"; }
         if (k == 3) { b.n = 9; word = "9 samples"; }
         if (k == 4) { b.n = -1; word = "-1"; }
@@ -727,6 +727,34 @@ static void test_nan_is_never_right(void) {
     for (i = 0; i < 3; i++) amp_model_find_param(t.m, "linear2.bias")->master[i] = (float)HUGE_VAL - (float)HUGE_VAL;
     CHECK(amp_evaluate(t.m, &b, &e) == AMP_OK && e.correct == 0 && amp_float_is_nan(&e.loss));
     amp_model_destroy(t.m);
+}
+
+/* Equal logits: the first class is the answer. */
+static void test_ties(void) {
+    float x[4] = { 1, 2, 3, 4 };
+    int32_t answers[2];
+    amp_model_desc d;
+    amp_linear_desc l;
+    amp_model* m;
+    amp_batch b;
+    amp_eval_info e;
+    int k;
+    memset(&d, 0, sizeof d);
+    memset(&l, 0, sizeof l);
+    memset(&b, 0, sizeof b);
+    d.batch = b.n = 2;
+    l.out = 5;
+    l.init = AMP_INIT_ZERO;
+    b.inputs[0] = x;
+    b.targets[0] = answers;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    amp_softmax_cross_entropy(m, amp_linear_with(m, amp_input(m, 2, 1, 1), &l), NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    for (k = 0; k < 5; k++) {
+        answers[0] = answers[1] = k;
+        CHECK(amp_evaluate(m, &b, &e) == AMP_OK && e.correct == (k == 0 ? 2 : 0));
+    }
+    amp_model_destroy(m);
 }
 
 /* A batch that is not full gives what a model of just that size gives. */
@@ -1249,5 +1277,6 @@ int main(void) {
     TEST(test_reading_parameters);
     TEST(test_reading_later);
     TEST(test_batch_on_device);
+    TEST(test_ties);
     TEST_END();
 }

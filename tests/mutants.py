@@ -1,0 +1,320 @@
+"""mutants.py [WORD...] - plants one small fault at a time in a copy of amp.h and sees whether a test fails.
+
+Each row of the table: the tests most likely to see it, a piece of amp.h that stands there exactly once (the run fails
+otherwise, so the table cannot rot), and what replaces it. The fault's room is the >>impl- tag above it. The likely tests
+run first, then all others; the first failure, crash or hang ends it. Fails if fewer than 95 % are seen, or if one does not
+compile. With words, only rows whose room, tests or pattern contain one of them. CC: the compiler, default gcc; JOBS: at a
+time, default 2. Needs only Python itself.
+"""
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+TESTS = "half gemm conv ops policy scaler optim model train checkpoint report alloc hostile".split()
+MINIMUM = 95.0
+TIMEOUT = 60
+
+TABLE = [
+    # --- base
+    ("ops alloc", "if (b != 0 && a > SIZE_MAX / b) return 0;", "if (b != 0 && a > SIZE_MAX) return 0;"),
+    ("alloc", "if (size == 0) size = 1;", "if (size == 0) return NULL;"),
+    ("alloc", "if (a && a->free) a->free(p, a->user_data);", "if (a && !a->free) a->free(p, a->user_data);"),
+    ("hostile", "if (!logger || !logger->log) return code;", "if (!logger) return code;"),
+    ("hostile", "if ((unsigned char)*p < 0x20) *p = ' ';", "if ((unsigned char)*p < 0x10) *p = ' ';"),
+    ("optim", "(v == (float)AMP_ZERO ? 0.0f : v)", "v"),
+    ("gemm ops", "if (err != 0.0 && !(u & 1u)", "if (err != 0.0 && (u & 1u)"),
+    ("gemm ops", "((err > 0.0) == (sum > 0.0)) ? u + 1u : u - 1u", "((err > 0.0) == (sum > 0.0)) ? u - 1u : u + 1u"),
+    ("gemm ops", "if ((u & 0x1fffffffu) != 0x10000000u", "if ((u & 0x1fffffffu) != 0x1fffffffu"),
+    ("ops", "ampi_philox(seed, index >> 2, r);", "ampi_philox(seed, index >> 1, r);"),
+    ("ops", "(float)(amp_random_bits(seed, index) >> 8)", "(float)(amp_random_bits(seed, index) >> 7)"),
+    # --- cpu
+    ("half", "if (!ampi_isa_available(isa)) return AMP_ERR_UNSUPPORTED;", ""),
+    ("half", "case AMP_ISA_AVX2: return \"avx2\";", "case AMP_ISA_AVX2: return \"avx\";"),
+    # --- half
+    ("half", "k = 13u + (below < 12u ? below : 12u)", "k = 13u + (below < 11u ? below : 11u)"),
+    ("half", "nearest = (1u << (k - 1u)) - 1u + ((sig >> k) & 1u)", "nearest = (1u << (k - 1u))"),
+    ("half", "h = h > 0x7c00u ? 0x7c00u : h;", ""),
+    ("half", "h = mag > 0x7f800000u ? 0x7e00u |", "h = mag > 0x7f800000u ? 0x7c00u |"),
+    ("half", "u + 0x7fffu + (u >> 16 & 1u)", "u + 0x8000u"),
+    ("half", "quiet = u | 0x400000u;\n    return (uint16_t)(((u", "quiet = u;\n    return (uint16_t)(((u"),
+    ("half", "u = mag < 0x400u ? small - (24u << 23) : u;", "u = mag < 0x3ffu ? small - (24u << 23) : u;"),
+    ("half", "u = mag > 0x7c00u ? u | 0x400000u : u;", ""),
+    ("half", "u = mag < 0x800000u ? small - ((uint64_t)149u << 52) : u;", ""),
+    ("half", "uint64_t up = s.rest + (s.kept & 1u) > middle ? 1u : 0u;", "uint64_t up = s.rest > middle ? 1u : 0u;"),
+    ("half", "random < s.rest >> (shift < 63u ? shift : 63u)", "random <= s.rest >> (shift < 63u ? shift : 63u)"),
+    ("half", "ampi_load_magnitude(p) > 0x7f800000u; }", "ampi_load_magnitude(p) >= 0x7f800000u; }"),
+    ("half", "__mmask16 m = (__mmask16)(n - i < 16 ? (1u << (n - i)) - 1u : 0xffffu);",
+     "__mmask16 m = (__mmask16)(n - i < 16 ? (1u << (n - i - 1)) - 1u : 0xffffu);"),
+    ("half", "_mm256_permute4x64_epi64(both, 0xd8)", "both"),
+    ("half", "take = n < 64 - skip ? n : 64 - skip;", "take = n < 64 ? n : 64 - skip;"),
+    ("half", "(uint64_t)~random[l] << (cut - 32u)", "(uint64_t)random[l] << (cut - 32u)"),
+    ("half", "case AMP_BF16: ampi_f32_to_bf16((uint16_t*)dst + offset, src, n); break;",
+     "case AMP_BF16: ampi_f32_to_half((uint16_t*)dst + offset, src, n); break;"),
+    ("half", "(size_t)(backwards ? blocks - 1 - i : i)", "(size_t)i"),
+    ("half hostile", "if (d != s && d < s + n * src_size && s < d + n * dst_size)",
+     "if (d != s && d < s + n && s < d + n)"),
+    ("half", "if (t == AMP_BF16) ampi_saturate16(", "if (t == AMP_F16) ampi_saturate16("),
+    ("half", "job->desc.offset + first);", "job->desc.offset);"),
+    # --- gemm
+    ("gemm", "if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }", ""),
+    ("gemm", "block.last = k0 + block.kc == s->k;", "block.last = k0 == 0;"),
+    ("gemm", "pair[l] = pair[l] << 32 | pair[l] >> 32;", "pair[l] = pair[l];"),
+    ("gemm", "size_t to = s->swap ? k ^ 1 : k;", "size_t to = k;"),
+    ("gemm", "u.two = block->nc - j > g->lanes;", "u.two = block->nc - j >= g->lanes;"),
+    ("gemm", "if (s->swap) s->k += s->k & 1u;", ""),
+    ("gemm", "block.first = k0 == 0;", "block.first = k0 == 0 || k0 == p->kc;"),
+    ("gemm", "s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias && s->alpha == 1.0f",
+     "s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias"),
+    ("gemm", "t[i] = s->beta != 0.0f ? -0.0f : 0.0f;", "t[i] = 0.0f;"),
+    ("gemm", "v[l] = ampi_fma(hw, beta, add[l], alpha * t[l]);", "v[l] = beta * add[l] + alpha * t[l];"),
+    ("gemm", "> 0x7f800000u ? 0x7fc00000u : u[l];", "> 0x7fffffffu ? 0x7fc00000u : u[l];"),
+    ("gemm hostile", "if (ld < cols)", "if (ld + 1 < cols)"),
+    ("gemm", "s.k == 0 ? 1.0f : alpha", "alpha"),
+    ("gemm", "s.b = ampi_matrix(b, b_dtype, tb ? n : k, tb ? k : n, ldb, tb);",
+     "s.b = ampi_matrix(b, a_dtype, tb ? n : k, tb ? k : n, ldb, tb);"),
+    ("gemm", "s.beta = accumulate ? 1.0f : 0.0f;\n        s.a = ampi_matrix(dy, dy_dtype, n, out, out, 0);",
+     "s.a = ampi_matrix(dy, dy_dtype, n, out, out, 0);"),
+    ("gemm", "if (r == AMP_OK && b) r = ampi_check_tensor(logger, \"linear\", \"b\", b, b_dtype, out);", ""),
+    ("conv", "int64_t room = (int64_t)size + 2 * (int64_t)pad - (int64_t)dilation * (kernel - 1) - 1;",
+     "int64_t room = (int64_t)size + 2 * (int64_t)pad - (int64_t)dilation * (kernel - 1);"),
+    ("conv", "g.base_h = -c->s.pad_h; g.base_w = -c->s.pad_w;", "g.base_h = -c->s.pad_h; g.base_w = -c->s.pad_h;"),
+    ("conv", "g.step_h = c->s.dilation_h; g.step_w = c->s.dilation_w;\n    return g;",
+     "g.step_h = c->s.dilation_h; g.step_w = c->s.dilation_h;\n    return g;"),
+    ("conv", "if (s->channels % s->groups != 0 || s->out_channels % s->groups != 0)",
+     "if (s->channels % s->groups != 0)"),
+    # --- math
+    ("ops", "return ampi_float(ampi_bits(y * scale) & ~ampi_mask(x < -87.3365402f));", "return y * scale;"),
+    ("ops", "ampi_fma(hw, n, 1.90465432e-9f, ampi_fma(hw, n, -0.693147182f, x))", "ampi_fma(hw, n, -0.693147182f, x)"),
+    ("ops", "float e = ampi_exp(hw, -ampi_abs(x));", "float e = ampi_exp(hw, -x);"),
+    ("ops", "t = ampi_fma(hw, t, ampi_fma(hw, -t, a, ampi_fma(hw, -4.0f, t, 1.0f)), t);", ""),
+    ("ops", "return ((q + 1) & 2) ? -c : c;", "return (q & 2) ? -c : c;"),
+    ("ops", "ampi_select(ampi_mask(ampi_bits(a) < 0x3f200000u), p, 1.0f - 2.0f / large)", "1.0f - 2.0f / large"),
+    # --- nn
+    ("ops", "if (n > SIZE_MAX / 16)\n        return ampi_fail(log, AMP_ERR_ARGUMENT, \"%s: an operand", "if (0)\n"
+     "        return ampi_fail(log, AMP_ERR_ARGUMENT, \"%s: an operand"),
+    ("ops", "for (l = 0; i + l < n; l++) a[l] += ampi_square_term(x[i + l], m[l]);", ""),
+    ("ops", "ampi_min_size(count % AMPI_PARTS, (size_t)part)", "0"),
+    ("ops", "value = old + value;", "value = old;"),
+    ("ops hostile", "s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2 || s->pad_w > s->kernel_w / 2",
+     "s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h || s->pad_w > s->kernel_w"),
+    ("ops", "p->oh = (int)(oh / p->sh) + 1;", "p->oh = (int)((oh + p->sh - 1) / p->sh) + 1;"),
+    ("ops", "s.last = (int)(start + kernel < size ? start + kernel : size);\n    return s;\n}\n/* The windows o in [o0, o1) whose",
+     "s.last = (int)(start + kernel < size ? start + kernel : size - 1);\n    return s;\n}\n/* The windows o in [o0, o1) whose"),
+    ("ops", "if (!p->exclude_pad) return (float)((double)p->kh * (double)p->kw);", ""),
+    ("ops", "ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a))", "ampi_mask(x > a)"),
+    ("ops", "uint32_t better = ampi_mask(v > best[l])", "uint32_t better = ampi_mask(v >= best[l])"),
+    ("ops", "1.0 / sqrt(squares[l] / count + (double)p->eps)", "1.0 / sqrt(squares[l] / count)"),
+    ("ops", "(float)(squares[l] / (count - 1.0))", "(float)(squares[l] / count)"),
+    ("ops", "ampi_fma(AMPI_FMA_NATIVE, momentum, value, (1.0f - momentum) * running[c])",
+     "ampi_fma(AMPI_FMA_NATIVE, momentum, running[c], (1.0f - momentum) * value)"),
+    ("ops", "if (d > AMPI_TILE) v = ampi_view(x, xt, start + i, n, tile);", ""),
+    ("ops", "v[l] = ampi_fma(hw, mean - x[i + l], b,", "v[l] = ampi_fma(hw, x[i + l] - mean, b,"),
+    ("ops", "skip = (size_t)((offset + start) & 3u);", "skip = (size_t)(start & 3u);"),
+    ("ops", "bits + skip, p, 1.0f / (1.0f - p),", "bits + skip, p, 1.0f,"),
+    ("ops", "loss = ampi_fma(AMPI_FMA_NATIVE, smoothing - 1.0f, z - max, loss);",
+     "loss = ampi_fma(AMPI_FMA_NATIVE, -1.0f, z - max, loss);"),
+    ("ops", "return (float)(scale * (double)weight / (double)n);", "return (float)(scale * (double)weight);"),
+    ("ops", "if (labels[i] < 0 || (size_t)labels[i] >= classes)", "if (labels[i] < 0 || (size_t)labels[i] > classes)"),
+    ("ops", "*loss = (float)(ampi_parts_total(parts) / (double)n);\n    return AMP_OK;\n}\n\n/* dlogits",
+     "*loss = (float)(ampi_parts_total(parts));\n    return AMP_OK;\n}\n\n/* dlogits"),
+    # --- policy
+    ("policy", "if (level == AMP_O0 || ampi_op_is_loss(op)) return AMP_RULE_FP32;",
+     "if (level == AMP_O0) return AMP_RULE_FP32;"),
+    ("policy", "if (level == AMP_O3) return AMP_RULE_LOW;", "if (level == AMP_O2) return AMP_RULE_LOW;"),
+    ("policy", "d.level == AMP_O3 ? d.master_weights == 1 : d.master_weights != AMP_ZERO", "d.master_weights != AMP_ZERO"),
+    ("policy", "if (d->white_count && d->black_count)", "if (0)"),
+    ("policy", "for (i = 0; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);",
+     "for (i = 1; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);"),
+    ("policy", "if (out && count < capacity) out[count] = (amp_op)i;", "if (out && count <= capacity) out[count] = (amp_op)i;"),
+    # --- scaler
+    ("scaler", "#define AMPI_SMALLEST_SCALE 0x00200000u", "#define AMPI_SMALLEST_SCALE 0x00100000u"),
+    ("scaler", "r->interval = interval > INT32_MAX - row->late ? INT32_MAX : interval + row->late;", "r->interval = interval;"),
+    ("scaler", "grown > (double)rule->max) state->scale = rule->max;", "grown >= (double)rule->max) state->scale = rule->max / 2;"),
+    ("scaler", "grown < AMPI_FLT_OVERFLOW || rule->guard == AMP_GUARD_NONE", "rule->guard == AMP_GUARD_NONE || 1"),
+    ("scaler", "    state->tracker = 0;\n    if (rule->refill", "    if (rule->refill"),
+    ("scaler", "if (rule->refill == AMP_REFILL_GROWTH) state->hysteresis_left = rule->hysteresis;", ""),
+    ("scaler", "state->tracker >= rule->interval) ampi_scaler_grow", "state->tracker > rule->interval) ampi_scaler_grow"),
+    ("scaler", "    state->consecutive_skips = 0;\n    if (rule->refill != ", "    if (rule->refill != "),
+    ("scaler", "state->consecutive_skips > rule->max_skips) hit = 2;", "state->consecutive_skips >= rule->max_skips) hit = 2;"),
+    ("scaler", "state->tracker = rule->start;\n    if (state->hysteresis_left", "if (state->hysteresis_left"),
+    ("scaler", "if (state->scale < rule->min) state->scale = rule->min;", ""),
+    ("scaler", "    state->found_inf = 0;\n    return hit;", "    return hit;"),
+    ("scaler", "return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;",
+     "return t == AMP_F16 ? 0x7c01u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;"),
+    ("scaler", "if (to == AMP_F16) return (float)product >= 65520.0f;", "if (to == AMP_F16) return (float)product > 65520.0f;"),
+    ("scaler", "if (c->inf + c->nan == 0) c->first = base + i;", "c->first = base + i;"),
+    ("scaler", "for (; i < n; i++) y[i] = x[i] * factor;", "for (; i + 1 < n; i++) y[i] = x[i] * factor;"),
+    ("scaler", "*factor = unscaled ? 1.0f : s->state.inverse;", "*factor = s->state.inverse;"),
+    ("scaler", "if (!s->scaled) ampi_scaler_use_scale(&s->state);", ""),
+    ("scaler", "if (done & AMPI_UNSCALED)\n", "if (0)\n"),
+    ("scaler", "if (ampi_scaler_record(s, found, place) && s->state.inverse != 1.0f) {",
+     "ampi_scaler_record(s, found, place); if (s->state.inverse != 1.0f) {"),
+    ("scaler", "if (!found->found_inf || s->rule.ignore_overflow) return 1;", "if (!found->found_inf) return 1;"),
+    ("scaler", "crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)))", "crc = (crc >> 1) ^ (0xEDB88321u & (0u - (crc & 1u)))"),
+    ("scaler", "left >= 0 && left <= r->hysteresis", "left >= 0"),
+    # --- optim
+    ("optim", "if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);",
+     "if (after < 0) return (double)t / ((double)warmup + 1.0);"),
+    ("optim", "return after >= whole ? floor_factor\n", "return after > whole ? 0.0\n"),
+    ("optim", "d->kind == AMP_ADAMW ? 0.01f : 0.0f", "d->kind == AMP_ADAM ? 0.01f : 0.0f"),
+    ("optim", "AMPI_REFUSE_PARAM(moments > 1 && !p->v, AMP_ERR_ARGUMENT, \"v is NULL, but this optimizer needs it\");", ""),
+    ("optim", "int first = o->state.step == 0;", "int first = 0;"),
+    ("optim", "u->buf = d->nesterov ? d->momentum : 1.0f;", "u->buf = d->momentum;"),
+    ("optim", "ampi_pow_int((double)d->beta1, o->state.step + 1)", "ampi_pow_int((double)d->beta1, o->state.step)"),
+    ("optim", "u->r2 = (float)(1.0 / sqrt(correction2));", "u->r2 = 1.0f;"),
+    ("optim", "if (d->kind == AMP_ADAMW) u->decay =", "if (d->kind == AMP_ADAM) u->decay ="),
+    ("optim", "if (d->kind != AMP_ADAM) u->l2 = 0.0f;", ""),
+    ("optim", "u->mult = o->desc.maximize ? -mult : mult;", "u->mult = mult;"),
+    ("optim", "if (coefficient > 1.0) coefficient = 1.0;", ""),
+    ("optim", "(double)o->desc.clip_norm / (report.grad_norm + 1e-6)", "(double)o->desc.clip_norm / report.grad_norm"),
+    ("optim", "(float)((double)factor * coefficient)", "(float)coefficient"),
+    ("optim", "if (step.w_sum > 0.0 && step.direction_sum > 0.0)", "if (step.direction_sum > 0.0)"),
+    ("optim", "if (m) memcpy(m + whole, pad[2], rest);", ""),
+    ("optim", "ampi_update_run(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);\n"
+     "        if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);",
+     "ampi_update_run(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);"),
+    ("optim", "    o->state.step++;\n", "    if (!o->desc.clip_norm) o->state.step++;\n"),
+    ("optim", "u->frozen = ampi_is_off(&g->lr);", "u->frozen = 0;"),
+    # --- model
+    ("model", "if (x->layer.channels != y->layer.channels || x->layer.height != y->layer.height\n", "if (0\n"),
+    ("model", "n->loss_weight = d.weight == 0.0f ? 1.0f : d.weight;", "n->loss_weight = 1.0f;"),
+    ("model", "n->pin_dtype == AMP_DTYPE_DEFAULT || dtype < n->pin_dtype", "n->pin_dtype == AMP_DTYPE_DEFAULT || dtype > n->pin_dtype"),
+    ("model", "else if (n->has_region && !ampi_op_is_transparent(l->op) && !ampi_op_is_loss(l->op)) {",
+     "else if (n->has_region && !ampi_op_is_transparent(l->op)) {"),
+    ("model", "if (n->layer.rule == AMP_RULE_LOW && m->policy.cast_back) n->visible = AMP_F32;", ""),
+    ("model", "n->layer.compute_dtype = first == second ? first : AMP_F32;", "n->layer.compute_dtype = first;"),
+    ("model", "if (wanted != AMP_DTYPE_DEFAULT && wanted != user->layer.compute_dtype) agree = 0;", ""),
+    ("model", "if (m->nodes[i].reads[0] == source && m->nodes[i].layer.storage_dtype == dtype) return i;", ""),
+    ("model", "if (ampi_is_norm(n)) return is_bias ? 0.0f : 1.0f;", "if (ampi_is_norm(n)) return 1.0f;"),
+    ("model", "return u * sqrtf(6.0f / (float)(n->fan_in + n->fan_out));", "return u * sqrtf(6.0f / (float)n->fan_in);"),
+    ("model", "values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);",
+     "values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), i);"),
+    ("model", "at += 2 * (size_t)m->desc.batch;", "at += (size_t)m->desc.batch;"),
+    # --- train
+    ("train", "p.grad_factor = (float)(1.0 / ((double)m->desc.accumulate * (double)m->comm.size));",
+     "p.grad_factor = (float)(1.0 / (double)m->desc.accumulate);"),
+    ("train", "p.accumulate = m->micro > 0;", "p.accumulate = 0;"),
+    ("train", "restored = ampi_copy_running(m, 1);", "restored = AMP_OK;"),
+    ("train", "p.loss_scale = &m->scaler.state.scale_in_use;", "p.loss_scale = NULL;"),
+    ("train model", "if (!part || !n->needs_temp[j]) return AMP_OK;", "return AMP_OK;"),
+    ("train", "if (r == AMP_OK && found) r = amp_scaler_report_overflow(&m->scaler);", ""),
+    ("train", "&& info->attempts <= m->desc.max_replays", "&& info->attempts < m->desc.max_replays"),
+    ("train", "if (!p->training) {\n        if (from == to) return AMP_OK;", "if (0) {\n        if (from == to) return AMP_OK;"),
+    ("train", "ampi_data(m, n->layer.op == AMP_OP_GELU ? x : n)", "ampi_data(m, n)"),
+    ("train", "uint64_t pass = m->passes * (uint64_t)m->comm.size + (uint64_t)m->comm.rank;", "uint64_t pass = m->passes;"),
+    ("train", "m->scaler.scaled = m->scaler.recorded = m->scaler.list_count = 0;", ""),
+    ("train", "if (row[k] > row[best]) best = k;", "if (row[k] >= row[best]) best = k;"),
+    ("train hostile", "if (labels[i] < 0 || labels[i] >= classes)", "if (labels[i] >= classes)"),
+    ("train", "sum += (double)m->nodes[m->losses[i]].loss_weight * (double)value;", "sum += (double)value;"),
+    ("train", "if (l->op == AMP_OP_BATCH_NORM && b->n == 1 &&", "if (l->op == AMP_OP_LAYER_NORM && b->n == 1 &&"),
+    # --- checkpoint
+    ("checkpoint", "if (r != AMP_OK && replaced == 0) remove(temporary);", ""),
+    ("checkpoint", "length[i] = (unsigned char)(header_bytes >> (8 * i) & 0xff);",
+     "length[i] = (unsigned char)(header_bytes >> (8 * (7 - i)) & 0xff);"),
+    ("checkpoint", "if (e->begin != f->data_bytes)", "if (e->begin > f->data_bytes)"),
+    ("checkpoint", "if (fgetc(f->stream) != EOF)", "if (0)"),
+    ("checkpoint", "if (n < 2 || n > AMPI_FILE_MAX_HEADER)", "if (n > AMPI_FILE_MAX_HEADER)"),
+    ("checkpoint", "if (j->end - j->at < 4) return ampi_json_fail(j, \"an escape is cut off\");", ""),
+    ("checkpoint", "if (!twice) twice = ampi_sort_names(names + tensors, texts, sizeof *names);", ""),
+    ("checkpoint", "ampi_field_float(f, \"beta2\", d->beta2);", ""),
+    ("checkpoint", "ampi_field_add(f, \"pass\", 0, ampi_model_pass_count(m));", "ampi_field_add(f, \"pass\", 0, 0);"),
+    ("checkpoint", "if (strlen(text) != 2 * n) return 0;", ""),
+    # --- report
+    ("report", "if (e < own->min_exponent) s->subnormals++;", "if (e <= own->min_exponent) s->subnormals++;"),
+    ("report", "if (a > AMPI_INF64) { s->nans++; return; }", ""),
+    ("report", "s->histogram[e < 0 ? 0 : e >= AMP_STATS_BINS ? AMP_STATS_BINS - 1 : e]++;",
+     "s->histogram[e < 0 ? 0 : e > AMP_STATS_BINS ? AMP_STATS_BINS - 1 : e]++;"),
+    ("report", "& 0x007fffffu) > last) e--;", "& 0x007fffffu) >= last) e--;"),
+    ("report", "if (!add) memset(out, 0, sizeof *out);", ""),
+]
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OUT = os.path.join(ROOT, "build", "mutants")
+CC = os.environ.get("CC", "gcc")
+JOBS = int(os.environ.get("JOBS", "2"))
+# Compiles in half the time of -O2; without the second, gcc leaves vzeroupper out and SSE code after AVX crawls.
+FLAGS = ["-Og", "-fexpensive-optimizations"]
+
+
+def compile_object(source, target):
+    return subprocess.run([CC, "-std=c99"] + FLAGS + ["-w", "-x", "c", "-DAMP_IMPLEMENTATION", "-c", source, "-o", target],
+                          capture_output=True, text=True)
+
+
+def failing_test(folder, order):
+    """The first test that fails with the implementation in this folder, and how; None if all pass."""
+    for name in order:
+        program = os.path.join(folder, "test_" + name)
+        subprocess.run([CC, os.path.join(OUT, name + ".o"), os.path.join(folder, "impl.o"), "-o", program, "-lm"], check=True)
+        try:
+            done = subprocess.run([program], cwd=folder, capture_output=True, timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            return name, "hangs"
+        finally:
+            os.remove(program)
+        if done.returncode:
+            return name, "fails" if done.returncode > 0 else "crashes"
+    return None
+
+
+def try_one(number, text, row):
+    likely, pattern, replacement = row
+    folder = os.path.join(OUT, str(number))
+    os.makedirs(folder, exist_ok=True)
+    header = os.path.join(folder, "amp.h")
+    with open(header, "w") as f:
+        f.write(text.replace(pattern, replacement))
+    built = compile_object(header, os.path.join(folder, "impl.o"))
+    if built.returncode:
+        return "does not compile", built.stderr[:400]
+    likely = likely.split()
+    found = failing_test(folder, likely + [t for t in TESTS if t not in likely])
+    os.remove(os.path.join(folder, "impl.o"))
+    return ("caught", "test_%s %s" % found) if found else ("SURVIVED", "")
+
+
+def main():
+    text = open(os.path.join(ROOT, "amp.h")).read()
+    tags = [(m.start(), m.group(1)) for m in re.finditer(r"^/\* >>impl-([a-z]+)", text, re.M)]
+    rows, rotten = [], 0
+    for row in TABLE:
+        if text.count(row[1]) != 1:
+            rotten += 1
+            print("stands %d times in amp.h: %s" % (text.count(row[1]), row[1]))
+            continue
+        place = text.index(row[1])
+        room = [name for start, name in tags if start < place][-1]
+        if not sys.argv[1:] or any(w in room + " " + row[0] + " " + row[1] for w in sys.argv[1:]):
+            rows.append((room, text.count("\n", 0, place) + 1, row))
+    if rotten:
+        return 1
+    os.makedirs(OUT, exist_ok=True)
+    for name in TESTS:
+        subprocess.run([CC, "-std=c99", "-O2", "-w", "-c", os.path.join(ROOT, "tests", "test_%s.c" % name), "-o",
+                        os.path.join(OUT, name + ".o")], check=True)
+    began = time.time()
+    state, why = try_one("none", text, ("", "", ""))
+    if state != "SURVIVED":
+        print("without any fault:", state, why)
+        return 1
+    counts, survivors = {}, []
+    with ThreadPoolExecutor(JOBS) as pool:
+        for (room, line, row), (state, why) in zip(rows, pool.map(lambda i: try_one(i, text, rows[i][2]), range(len(rows)))):
+            counts[state] = counts.get(state, 0) + 1
+            print("%-10s %5d %-16s %-26s %s  ->  %s" % (room, line, state, why, " ".join(row[1].split())[:70],
+                                                      " ".join(row[2].split())[:70] or "nothing"), flush=True)
+            if state != "caught":
+                survivors.append((room, line, row[1]))
+    caught = 100.0 * counts.get("caught", 0) / max(1, len(rows))
+    for room, line, pattern in survivors:
+        print("not caught: %s, line %d: %s" % (room, line, pattern))
+    print("%d faults in %d rooms, %d caught (%.1f %%), %d not, %.0f s"
+          % (len(rows), len({r[0] for r in rows}), counts.get("caught", 0), caught, len(survivors), time.time() - began))
+    return 0 if rows and caught >= MINIMUM and not counts.get("does not compile") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

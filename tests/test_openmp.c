@@ -1,0 +1,114 @@
+/* test_openmp.c - operators and a model large enough that OpenMP's threads share them: the same bits with one, two and
+   three threads. check.sh also runs it under ThreadSanitizer. Without -fopenmp it has nothing to say. */
+#include "../amp.h"
+#include "test.h"
+#ifdef _OPENMP
+  #include <omp.h>
+
+enum { SIDE = 20, BATCH = 32, STEPS = 2, N = 300000 };
+
+static uint64_t hash_bytes(uint64_t h, const void* p, size_t n) {
+    const unsigned char* b = (const unsigned char*)p;
+    size_t i;
+    for (i = 0; b && i < n; i++) h = (h ^ b[i]) * 1099511628211u;
+    return h;
+}
+
+/* A layer of each kind, and widths that need more than one tile. */
+static int build(amp_model** m) {
+    amp_model_desc d;
+    amp_conv2d_desc c;
+    amp_value x, y;
+    memset(&d, 0, sizeof d);
+    memset(&c, 0, sizeof c);
+    d.batch = BATCH;
+    d.seed = 3;
+    d.precision.level = AMP_O2;
+    d.optimizer.kind = AMP_LAMB;
+    d.optimizer.clip_norm = 1.0f;
+    if (amp_model_create(m, &d) != AMP_OK) return 0;
+    c.out_channels = 8;
+    c.kernel = 3;
+    c.padding = 1;
+    x = amp_relu(*m, amp_conv2d(*m, amp_input(*m, 1, SIDE, SIDE), &c));
+    x = amp_batch_norm(*m, x, NULL);
+    y = amp_gelu(*m, amp_conv2d(*m, x, &c));
+    x = amp_concat(*m, amp_maxpool2d(*m, amp_add(*m, x, y), 2), amp_avgpool2d(*m, y, 2));
+    x = amp_dropout(*m, amp_layer_norm(*m, amp_linear(*m, x, 160), NULL), 0.1f);
+    amp_softmax_cross_entropy(*m, amp_linear(*m, amp_tanh(*m, x), 10), NULL);
+    return amp_model_finalize(*m) == AMP_OK;
+}
+
+static uint64_t trained(void) {
+    static float x[BATCH * SIDE * SIDE];
+    int32_t labels[BATCH];
+    amp_model* m = NULL;
+    amp_batch b;
+    amp_param* p;
+    uint64_t h = 1469598103934665603u;
+    int i, k, count = 0;
+    memset(&b, 0, sizeof b);
+    b.n = BATCH;
+    b.inputs[0] = x;
+    b.targets[0] = labels;
+    CHECK(build(&m));
+    for (k = 0; k < STEPS; k++) {
+        for (i = 0; i < BATCH * SIDE * SIDE; i++) x[i] = amp_random_normal(5, (uint64_t)(k * BATCH * SIDE * SIDE + i));
+        for (i = 0; i < BATCH; i++) labels[i] = (int32_t)(amp_random_bits(6, (uint64_t)(k * BATCH + i)) % 10u);
+        CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
+    }
+    p = amp_model_params(m, &count);
+    for (i = 0; i < count; i++) h = hash_bytes(h, p[i].master, p[i].count * sizeof(float));
+    amp_model_destroy(m);
+    return h;
+}
+
+/* Conversions, the checks of a scaler and an optimizer on memory of the caller's own. */
+static uint64_t converted(void) {
+    float* x = (float*)malloc(N * sizeof *x);
+    uint16_t* h = (uint16_t*)malloc(N * sizeof *h);
+    size_t clamped = 0, i;
+    amp_convert_desc d;
+    amp_scaler s;
+    amp_tensor t;
+    amp_overflow_info info;
+    uint64_t hash = 1469598103934665603u;
+    CHECK(x && h);
+    for (i = 0; x && i < N; i++) x[i] = amp_random_normal(7, i) * 40000.0f;
+    memset(&d, 0, sizeof d);
+    memset(&t, 0, sizeof t);
+    d.saturate = 1;
+    d.saturated = &clamped;
+    CHECK(amp_convert_with(h, AMP_F16, x, AMP_F32, N, &d) == AMP_OK && clamped > 0);
+    t.data = h;
+    t.dtype = AMP_F16;
+    t.count = N;
+    CHECK(amp_scaler_init(&s, NULL) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, &t, 1, &info) == AMP_OK && amp_scaler_may_step(&s) == 1);
+    hash = hash_bytes(hash, h, N * sizeof *h);
+    hash = hash_bytes(hash, &clamped, sizeof clamped);
+    hash = hash_bytes(hash, &info.norm, sizeof info.norm);
+    free(x);
+    free(h);
+    return hash;
+}
+
+static void test_threads_change_no_bit(void) {
+    uint64_t model[3], memory[3];
+    int k;
+    for (k = 0; k < 3; k++) {
+        omp_set_num_threads(k + 1);
+        model[k] = trained();
+        memory[k] = converted();
+    }
+    for (k = 1; k < 3; k++) CHECK_MSG(model[k] == model[0] && memory[k] == memory[0], "%d threads", k + 1);
+}
+#else
+static void test_threads_change_no_bit(void) { TEST_SKIP("no OpenMP"); }
+#endif
+
+int main(void) {
+    TEST(test_threads_change_no_bit);
+    TEST_END();
+}
