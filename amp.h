@@ -3785,6 +3785,430 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
     return AMP_OK;
 }
 
+/* --- direct convolution: the kernel ------------------------------------------------------- */
+
+/* With few rows of weights, unfolding an image costs more than the product with it. So here it is not
+   unfolded: the image lies in FP32 with zeros around it (the *stage*), and row k of the unfolded image is the
+   stage seen from at[k]. Each sum has the terms of the product in the product's order, so the bits are the
+   same:  t[i][j] = (first ? 0 : t[i][j]) + sum over k of a[i*rs + k] * b[at[k] + j], and then bias[i] more;
+   i < rows, j < lanes, or 2*lanes if `two`; `last` as in ampi_micro. */
+typedef struct ampi_taps {
+    const float* a; size_t rs;
+    const float* b; const uint32_t* at;
+    const float* bias;                            /* NULL: none */
+    float* t; size_t ldt;
+    size_t k;
+    int first, last, two;
+} ampi_taps;
+
+#if AMPI_X86 || AMPI_NEON
+#define AMPI_TAPS_BIAS(i, p, o, V) \
+    x = AMPI_##V##_SPREAD(bias[i]);                                                                 \
+    c##i##0 = AMPI_##V##_FMA(one, x, c##i##0);                                                      \
+    if (two) c##i##1 = AMPI_##V##_FMA(one, x, c##i##1);
+#define AMPI_TAPS(name, V, ROWS, two_)                                                              \
+    AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
+        const int two = two_;                                                                       \
+        const size_t rs = u->rs, ldt = u->ldt, ldo = ldt;                                           \
+        const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
+        const float *p12 = p9 + 3 * rs, *stage = u->b, *bias = u->bias;                             \
+        const uint32_t *at = u->at, *end = at + u->k;                                               \
+        float* t = u->t;                                                                            \
+        AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, one = AMPI_##V##_SPREAD(1.0f);                    \
+        ROWS(AMPI_MICRO_ZERO, V)                                                                    \
+        if (!u->first) { const float* old = t; ROWS(AMPI_MICRO_READ, V) }                           \
+        for (; at < end; at++) {                                                                    \
+            const float* b = stage + *at;                                                           \
+            b0 = AMPI_##V##_LOAD(b);                                                                \
+            if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                    \
+            ROWS(AMPI_MICRO_STEP, V)                                                                \
+            p0++; p3++; p6++; p9++; p12++;                                                          \
+        }                                                                                           \
+        if (bias) { ROWS(AMPI_TAPS_BIAS, V) }                                                       \
+        if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
+        ROWS(AMPI_MICRO_WRITE, V)                                                                   \
+        (void)p3; (void)p6; (void)p9; (void)p12; (void)ldo;                                         \
+    }
+#define AMPI_TAPS_PAIR(V, R) \
+    AMPI_TAPS(ampi_taps_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                         \
+    AMPI_TAPS(ampi_taps_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
+#define AMPI_TAPS_CASE(V, R) \
+    case R: if (u->two) ampi_taps_##V##_##R##_2(u); else ampi_taps_##V##_##R##_1(u); break;
+#endif
+
+#if AMPI_X86
+AMPI_TAPS_PAIR(V16, 1) AMPI_TAPS_PAIR(V16, 2) AMPI_TAPS_PAIR(V16, 3) AMPI_TAPS_PAIR(V16, 4)
+AMPI_TAPS_PAIR(V16, 5) AMPI_TAPS_PAIR(V16, 6) AMPI_TAPS_PAIR(V16, 7) AMPI_TAPS_PAIR(V16, 8)
+AMPI_TAPS_PAIR(V16, 9) AMPI_TAPS_PAIR(V16, 10) AMPI_TAPS_PAIR(V16, 11) AMPI_TAPS_PAIR(V16, 12)
+AMPI_TAPS_PAIR(V16, 13) AMPI_TAPS_PAIR(V16, 14)
+AMPI_TAPS_PAIR(V8, 1) AMPI_TAPS_PAIR(V8, 2) AMPI_TAPS_PAIR(V8, 3)
+AMPI_TAPS_PAIR(V8, 4) AMPI_TAPS_PAIR(V8, 5) AMPI_TAPS_PAIR(V8, 6)
+
+AMPI_FN void ampi_taps_avx512(size_t rows, const ampi_taps* u) {
+    switch (rows) {
+        AMPI_TAPS_CASE(V16, 1) AMPI_TAPS_CASE(V16, 2) AMPI_TAPS_CASE(V16, 3) AMPI_TAPS_CASE(V16, 4)
+        AMPI_TAPS_CASE(V16, 5) AMPI_TAPS_CASE(V16, 6) AMPI_TAPS_CASE(V16, 7) AMPI_TAPS_CASE(V16, 8)
+        AMPI_TAPS_CASE(V16, 9) AMPI_TAPS_CASE(V16, 10) AMPI_TAPS_CASE(V16, 11) AMPI_TAPS_CASE(V16, 12)
+        AMPI_TAPS_CASE(V16, 13) AMPI_TAPS_CASE(V16, 14)
+        default: break;
+    }
+}
+AMPI_FN void ampi_taps_avx2(size_t rows, const ampi_taps* u) {
+    switch (rows) {
+        AMPI_TAPS_CASE(V8, 1) AMPI_TAPS_CASE(V8, 2) AMPI_TAPS_CASE(V8, 3)
+        AMPI_TAPS_CASE(V8, 4) AMPI_TAPS_CASE(V8, 5) AMPI_TAPS_CASE(V8, 6)
+        default: break;
+    }
+}
+#elif AMPI_NEON
+AMPI_TAPS_PAIR(V4, 1) AMPI_TAPS_PAIR(V4, 2) AMPI_TAPS_PAIR(V4, 3) AMPI_TAPS_PAIR(V4, 4)
+AMPI_TAPS_PAIR(V4, 5) AMPI_TAPS_PAIR(V4, 6) AMPI_TAPS_PAIR(V4, 7) AMPI_TAPS_PAIR(V4, 8)
+AMPI_TAPS_PAIR(V4, 9) AMPI_TAPS_PAIR(V4, 10) AMPI_TAPS_PAIR(V4, 11) AMPI_TAPS_PAIR(V4, 12)
+
+AMPI_FN void ampi_taps_neon(size_t rows, const ampi_taps* u) {
+    switch (rows) {
+        AMPI_TAPS_CASE(V4, 1) AMPI_TAPS_CASE(V4, 2) AMPI_TAPS_CASE(V4, 3) AMPI_TAPS_CASE(V4, 4)
+        AMPI_TAPS_CASE(V4, 5) AMPI_TAPS_CASE(V4, 6) AMPI_TAPS_CASE(V4, 7) AMPI_TAPS_CASE(V4, 8)
+        AMPI_TAPS_CASE(V4, 9) AMPI_TAPS_CASE(V4, 10) AMPI_TAPS_CASE(V4, 11) AMPI_TAPS_CASE(V4, 12)
+        default: break;
+    }
+}
+#endif
+
+/* The kernel and its sizes; mr is 0 on a path that has none, which unfolds. */
+typedef struct ampi_taps_isa { size_t mr, lanes; void (*run)(size_t rows, const ampi_taps* u); } ampi_taps_isa;
+AMPI_FN ampi_taps_isa ampi_taps_isa_now(void) {
+    ampi_taps_isa g = { 0, 0, NULL };
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) { g.mr = 14; g.lanes = 16; g.run = ampi_taps_avx512; }
+    else if (amp_cpu_isa() == AMP_ISA_AVX2) { g.mr = 6; g.lanes = 8; g.run = ampi_taps_avx2; }
+#elif AMPI_NEON
+    if (amp_cpu_isa() == AMP_ISA_NEON) { g.mr = 12; g.lanes = 4; g.run = ampi_taps_neon; }
+#endif
+    return g;
+}
+
+/* All of t[rows][n]: in blocks of rows as equal as can be, and along n two vectors at a time. */
+AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps u, size_t rows, size_t n) {
+    size_t blocks = (rows + g->mr - 1) / g->mr, q, j;
+    const ampi_taps all = u;
+    for (j = 0; j < n; j += 2 * g->lanes)
+        for (q = 0; q < blocks; q++) {
+            size_t low = q * rows / blocks, high = (q + 1) * rows / blocks;
+            u.two = n - j > g->lanes;
+            u.a = all.a + low * u.rs;
+            u.b = all.b + j;
+            u.bias = all.bias ? all.bias + low : NULL;
+            u.t = all.t + low * u.ldt + j;
+            g->run(high - low, &u);
+        }
+}
+
+/* dst[r*ldd + i*dst_step] = src[r*lds + i*src_step], r < rows, i < n; one of the steps is 1. */
+AMPI_INLINE void ampi_copy_rows_body(int hw, float* dst, size_t ldd, size_t dst_step, const float* src,
+                                     size_t lds, size_t src_step, size_t rows, size_t n) {
+    size_t r, i;
+    (void)hw;
+    for (r = 0; r < rows; r++, dst += ldd, src += lds)
+        if (dst_step == 1 && src_step == 1) ampi_copy_floats(dst, src, n);
+        else for (i = 0; i < n; i++) dst[i * dst_step] = src[i * src_step];
+}
+AMPI_KERNEL(ampi_copy_rows,
+            (float* dst, size_t ldd, size_t dst_step, const float* src, size_t lds, size_t src_step,
+             size_t rows, size_t n),
+            dst, ldd, dst_step, src, lds, src_step, rows, n)
+
+/* Is one of n floats -0, n a multiple of 4? */
+AMPI_INLINE void ampi_find_minus_zero_body(int hw, int* found, const float* x, size_t n) {
+    uint32_t hit[4] = { 0, 0, 0, 0 };
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += 4)
+        for (l = 0; l < 4; l++) hit[l] |= ampi_bits(x[i + l]) == 0x80000000u ? 1u : 0u;
+    if (hit[0] | hit[1] | hit[2] | hit[3]) AMPI_STORE_RELAXED(found, 1);
+}
+AMPI_KERNEL(ampi_find_minus_zero, (int* found, const float* x, size_t n), found, x, n)
+
+/* --- direct convolution: outputs and input gradients --------------------------------------- */
+
+/* One side (height or width). The result's places are dealt out to `parts`: u of part r is place parts*u + r.
+   The source's are dealt out to `classes` likewise. Then what part r takes at kernel place a is always one
+   class, shifted: an output's u sees source place stride*u + a*dilation - pad; a pixel's gradient, place
+   stride*u + r, comes from output place (stride*u + r + pad - a*dilation) / stride, if that is whole. */
+typedef struct ampi_side {
+    int back;                                     /* 1: the result is the input's gradient */
+    int64_t source, result, kernel, stride, pad, dilation;
+    int64_t parts, classes, low, high;            /* the shifts lie in [low, high] */
+} ampi_side;
+
+/* 0: part r takes nothing at kernel place a. */
+AMPI_FN int ampi_side_tap(const ampi_side* s, int64_t r, int64_t a, int64_t* shift, int64_t* cls) {
+    int64_t v = s->back ? r + s->pad - a * s->dilation : a * s->dilation - s->pad;
+    *shift = v / s->stride - (v % s->stride < 0);
+    *cls = v - *shift * s->stride;
+    return !s->back || *cls == 0;
+}
+AMPI_FN ampi_side ampi_side_of(int back, int source, int result, int kernel, int stride, int pad,
+                               int dilation) {
+    ampi_side s;
+    int64_t r, a, shift, cls;
+    s.back = back;
+    s.source = source; s.result = result; s.kernel = kernel;
+    s.stride = stride; s.pad = pad; s.dilation = dilation;
+    s.parts = back ? stride : 1;
+    s.classes = back ? 1 : stride;
+    s.low = 0; s.high = 0;
+    for (r = 0; r < s.parts; r++)
+        for (a = 0; a < kernel; a++) {
+            if (!ampi_side_tap(&s, r, a, &shift, &cls)) continue;
+            s.low = ampi_min_i64(s.low, shift);
+            s.high = shift > s.high ? shift : s.high;
+        }
+    return s;
+}
+/* How many places part (or class) r of `of` has among `size`. */
+AMPI_FN int64_t ampi_side_count(int64_t size, int64_t of, int64_t r) { return (size - r + of - 1) / of; }
+
+/* Largest stride and kernel; floats of the stage, of a row of sums, of all weights. */
+enum { AMPI_STENCIL_STRIDE = 4, AMPI_STENCIL_SIDE = 65536, AMPI_STENCIL_KERNEL = 64,
+       AMPI_STENCIL_STAGE = 196608, AMPI_STENCIL_SUMS = 4096, AMPI_STENCIL_WEIGHTS = 262144 };
+
+AMPI_FN int ampi_side_fits(int size, int out, int kernel, int stride, int pad, int dilation) {
+    return size <= AMPI_STENCIL_SIDE && out <= AMPI_STENCIL_SIDE && kernel <= AMPI_STENCIL_KERNEL
+           && stride <= AMPI_STENCIL_STRIDE && pad <= AMPI_STENCIL_SIDE && dilation <= AMPI_STENCIL_SIDE;
+}
+
+/* A direct convolution. The stage holds, channel by channel and class by class, rows of `pitch` floats:
+   a row's `gap` zeros serve as the left margin of the next row too. Positions p = u_h * pitch + u_w run over
+   the rows without a break; those inside the gap are computed and dropped. A task is one image, one group,
+   and a band of `band` rows u_h. */
+typedef struct ampi_stencil {
+    const ampi_conv2d* c;
+    ampi_taps_isa isa;
+    ampi_side h, w;
+    size_t rows, depth, k;                        /* of a group: results, source channels, depth * taps */
+    size_t pitch, gap, class_rows, class_size, channel_size, band, bands, ldt;
+    size_t at_weights, at_slots, at_sums, at_plane, floats, slots;     /* scratch memory, in floats */
+    int swap, skips;                              /* skips: terms 0 * w are left out */
+    size_t begin[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE + 1];         /* first k of each part */
+    const void* source; amp_dtype source_dtype;
+    void* result; amp_dtype result_dtype;
+    int found;                                    /* a result of -0, see ampi_stencil_run */
+} ampi_stencil;
+
+/* Sizes of the stage for bands of `band` rows. */
+AMPI_FN size_t ampi_stencil_stage(ampi_stencil* d, size_t band) {
+    int64_t columns = ampi_side_count(d->w.source, d->w.classes, 0);
+    int64_t right = ampi_side_count(d->w.result, d->w.parts, 0) - 1 + d->w.high - (columns - 1);
+    d->gap = (size_t)(right > -d->w.low ? right : -d->w.low);
+    d->pitch = (size_t)columns + d->gap;
+    d->band = band;
+    d->class_rows = band + (size_t)(d->h.high - d->h.low);
+    d->class_size = d->class_rows * d->pitch;
+    d->channel_size = d->class_size * (size_t)(d->h.classes * d->w.classes);
+    d->ldt = ampi_round_up(band * d->pitch, 2 * d->isa.lanes) + AMPI_GEMM_GAP;
+    return d->gap + d->depth * d->channel_size + 4 * d->isa.lanes;
+}
+
+/* The largest band for which the stage and the sums have room, made smaller if threads would idle. */
+AMPI_FN int ampi_stencil_bands(ampi_stencil* d) {
+    size_t rows = (size_t)ampi_side_count(d->h.result, d->h.parts, 0), fixed, most;
+    size_t tasks = (size_t)d->c->s.n * (size_t)d->c->s.groups, threads = ampi_threads();
+    ampi_stencil_stage(d, 1);
+    fixed = d->channel_size * d->depth;
+    if (fixed > AMPI_STENCIL_STAGE || d->pitch > AMPI_STENCIL_SUMS) return 0;
+    most = (AMPI_STENCIL_STAGE - fixed) / (d->depth * d->pitch * (size_t)(d->h.classes * d->w.classes)) + 1;
+    most = ampi_min_size(ampi_min_size(most, AMPI_STENCIL_SUMS / d->pitch), rows);
+    d->bands = ampi_max_size((rows + most - 1) / most,
+                             tasks < threads ? ampi_min_size((threads + tasks - 1) / tasks, rows) : 1);
+    most = (rows + d->bands - 1) / d->bands;
+    d->bands = (rows + most - 1) / most;
+    ampi_stencil_stage(d, most);
+    return 1;
+}
+
+/* Scratch memory: offsets at[k]; weights; then for each slot a stage, sums, and plain planes on their way. */
+AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
+    size_t groups = (size_t)d->c->s.groups, stage = ampi_stencil_stage(d, d->band);
+    size_t in = d->class_rows * (size_t)(d->h.classes * d->w.source);
+    size_t out = d->rows * d->band * (size_t)(d->h.parts * d->w.result);
+    d->at_weights = ampi_round_up(d->k, 16) + ampi_round_up((size_t)d->c->s.out_channels, 16);
+    d->at_slots = d->at_weights + ampi_round_up(groups * d->rows * d->k, 16);
+    d->at_sums = ampi_round_up(ampi_max_size(stage, d->c->og * d->c->cg * d->c->taps + d->k), 16);
+    d->at_plane = d->at_sums + ampi_round_up(d->rows * d->ldt, 16);
+    d->floats = d->at_plane + ampi_round_up(ampi_max_size(in, out), 16) + 16;
+    d->slots = ampi_min_size(ampi_threads(), (size_t)d->c->s.n * groups * d->bands);
+}
+
+/* Whether shape c has a direct form (back: of its input's gradient), and its plan. */
+AMPI_FN int ampi_stencil_plan(ampi_stencil* d, const ampi_conv2d* c, int back) {
+    const amp_conv2d_shape* s = &c->s;
+    memset(d, 0, sizeof *d);
+    d->c = c;
+    d->isa = ampi_taps_isa_now();
+    d->rows = back ? c->cg : c->og;
+    d->depth = back ? c->og : c->cg;
+    d->k = d->depth * c->taps;
+    if (d->isa.mr == 0 || c->taps == 1 || d->rows > 64 || c->w_count > AMPI_STENCIL_WEIGHTS
+        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, s->dilation_h)
+        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, s->dilation_w)) return 0;
+    d->h = ampi_side_of(back, back ? c->out_h : s->height, back ? s->height : c->out_h, s->kernel_h, s->stride_h,
+                        s->pad_h, s->dilation_h);
+    d->w = ampi_side_of(back, back ? c->out_w : s->width, back ? s->width : c->out_w, s->kernel_w, s->stride_w,
+                        s->pad_w, s->dilation_w);
+    if (!ampi_stencil_bands(d)) return 0;
+    ampi_stencil_layout(d);
+    return 1;
+}
+AMPI_FN size_t ampi_stencil_workspace(const ampi_conv2d* c, int back) {
+    ampi_stencil d;
+    return ampi_stencil_plan(&d, c, back) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
+}
+
+/* at[n] for the n-th term of each part, and from[n]: where that term's weight lies for row 0. A half pair
+   whose other half does not exist is left out: it would add 0 * 0. */
+AMPI_FN void ampi_stencil_terms(ampi_stencil* d, uint32_t* at, uint32_t* from) {
+    const size_t taps = d->c->taps, kw = (size_t)d->w.kernel;
+    int64_t rh, rw, shift_h, shift_w, class_h, class_w;
+    size_t n = 0, part = 0, i;
+    for (rh = 0; rh < d->h.parts; rh++)
+        for (rw = 0; rw < d->w.parts; rw++, d->begin[part] = n)
+            for (part++, i = 0; i < d->k + d->k % 2; i++) {
+                size_t k = d->swap ? i ^ 1u : i, ch = k / taps, tap = k % taps, origin;
+                if (k >= d->k || !ampi_side_tap(&d->h, rh, (int64_t)(tap / kw), &shift_h, &class_h)
+                    || !ampi_side_tap(&d->w, rw, (int64_t)(tap % kw), &shift_w, &class_w)) continue;
+                origin = d->gap + ch * d->channel_size
+                         + (size_t)(class_h * d->w.classes + class_w) * d->class_size;
+                at[n] = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
+                from[n++] = (uint32_t)(d->h.back ? ch * d->rows * taps + tap : k);
+            }
+}
+
+/* The weights of each group and part as rows of terms. 0: a term is skipped that is no zero, as a weight
+   is infinite or a NaN. */
+AMPI_FN int ampi_stencil_weights(const ampi_stencil* d, const void* w, amp_dtype t, const uint32_t* from,
+                                float* packed, float* room) {
+    size_t count = d->c->og * d->c->cg * d->c->taps, step = d->h.back ? d->c->taps : d->k, g, part, i, n;
+    size_t parts = (size_t)(d->h.parts * d->w.parts);
+    uint32_t bad = 0;
+    for (g = 0; g < (size_t)d->c->s.groups; g++) {
+        ampi_load_f32(room, w, t, g * count, count);
+        for (part = 0; part < parts; part++)
+            for (i = 0; i < d->rows; i++)
+                for (n = d->begin[part]; n < d->begin[part + 1]; n++) {
+                    float v = room[from[n] + i * step];
+                    bad |= (ampi_bits(v) & 0x7fffffffu) >= 0x7f800000u ? 1u : 0u;
+                    *packed++ = v;
+                }
+    }
+    return !(bad && d->skips);
+}
+
+/* The rows that a band starting at u0 needs of one channel, class by class. */
+AMPI_FN void ampi_stencil_fill(const ampi_stencil* d, size_t plane, int64_t u0, float* dst, float* room) {
+    const int64_t ch = d->h.classes, cw = d->w.classes, height = d->h.source, width = d->w.source;
+    const int64_t top = u0 + d->h.low, rows = (int64_t)d->class_rows;
+    int64_t y0 = ampi_min_i64(top > 0 ? top * ch : 0, height), y1 = ampi_min_i64((top + rows) * ch, height);
+    size_t at = plane * (size_t)(height * width) + (size_t)(y0 * width);
+    const float* src = (const float*)d->source + at;
+    int64_t qh, qw;
+    if (y1 < y0) y1 = y0;
+    if (d->source_dtype != AMP_F32) {
+        ampi_load_f32(room, d->source, d->source_dtype, at, (size_t)((y1 - y0) * width));
+        src = room;
+    }
+    for (qh = 0; qh < ch; qh++) {
+        int64_t first = top > 0 ? 0 : ampi_min_i64(-top, rows);                  /* rows inside the image */
+        int64_t last = ampi_min_i64(ampi_side_count(height, ch, qh) - top, rows);
+        if (last < first) last = first;
+        for (qw = 0; qw < cw; qw++, dst += d->class_size) {
+            memset(dst, 0, (size_t)first * d->pitch * sizeof *dst);
+            memset(dst + (size_t)last * d->pitch, 0, (size_t)(rows - last) * d->pitch * sizeof *dst);
+            if (qw < width && first < last)
+                ampi_copy_rows(dst + (size_t)first * d->pitch, d->pitch, 1,
+                               src + ((top + first) * ch + qh - y0) * width + qw, (size_t)(ch * width),
+                               (size_t)cw, (size_t)(last - first), (size_t)ampi_side_count(width, cw, qw));
+        }
+    }
+}
+
+/* One part of a band: the sums, and their way to `out`, rows of planes that begin with the band. */
+AMPI_FN void ampi_stencil_part(ampi_stencil* d, const ampi_taps* u, int64_t u0, int64_t rh, int64_t rw, float* out,
+                              size_t plane) {
+    int64_t rows = ampi_min_i64(ampi_side_count(d->h.result, d->h.parts, rh) - u0, (int64_t)d->band);
+    int64_t columns = ampi_side_count(d->w.result, d->w.parts, rw);
+    size_t n, i, width = (size_t)d->w.result;
+    if (rows <= 0 || columns <= 0) return;
+    n = (size_t)(rows - 1) * d->pitch + (size_t)columns;
+    ampi_taps_run(&d->isa, *u, d->rows, n);
+    out += (size_t)rh * width + (size_t)rw;
+    for (i = 0; i < d->rows; i++) {
+        if (d->skips) ampi_find_minus_zero(&d->found, u->t + i * d->ldt, n / 4 * 4 + (n % 4 ? 4 : 0));
+        ampi_copy_rows(out + i * plane, (size_t)d->h.parts * width, (size_t)d->w.parts, u->t + i * d->ldt,
+                       d->pitch, 1, (size_t)rows, (size_t)columns);
+    }
+}
+
+/* One task, in a slot of scratch memory. */
+AMPI_FN void ampi_stencil_task(ampi_stencil* d, size_t task, const float* shared, const float* bias, float* slot) {
+    size_t groups = (size_t)d->c->s.groups, g = task / d->bands % groups, image = task / d->bands / groups, i;
+    size_t first = (image * groups + g) * d->rows, source = (image * groups + g) * d->depth;
+    size_t plane = (size_t)(d->h.result * d->w.result), part = 0;
+    int64_t u0 = (int64_t)(task % d->bands * d->band), rh, rw;
+    int64_t y0 = u0 * d->h.parts, y1 = ampi_min_i64(y0 + (int64_t)d->band * d->h.parts, d->h.result);
+    size_t at = first * plane + (size_t)(y0 * d->w.result), count = (size_t)((y1 - y0) * d->w.result);
+    float* out = d->result_dtype == AMP_F32 ? (float*)d->result + at : slot + d->at_plane;
+    ampi_taps u;
+    for (i = 0; i < d->depth; i++)
+        ampi_stencil_fill(d, source + i, u0, slot + d->gap + i * d->channel_size, slot + d->at_plane);
+    u.b = slot; u.t = slot + d->at_sums; u.ldt = d->ldt; u.first = u.last = 1; u.two = 0;
+    u.bias = bias ? bias + g * d->rows : NULL;
+    for (rh = 0; rh < d->h.parts; rh++)
+        for (rw = 0; rw < d->w.parts; rw++, part++) {
+            u.k = u.rs = d->begin[part + 1] - d->begin[part];
+            u.at = (const uint32_t*)(const void*)shared + d->begin[part];
+            u.a = shared + d->at_weights + d->rows * (g * d->k + d->begin[part]);
+            ampi_stencil_part(d, &u, u0, rh, rw, out, d->result_dtype == AMP_F32 ? plane : count);
+        }
+    for (i = 0; d->result_dtype != AMP_F32 && i < d->rows; i++)
+        ampi_store_f32(d->result, d->result_dtype, at + i * plane, out + i * count, count);
+}
+
+/* The convolution, if it has a direct form for which the workspace has room. 0: it is still to be done.
+   Terms that are left out are zeros, and a zero can only change the sign of a zero sum, from - to +. So where
+   a result is -0, which takes an underflow, the product decides. */
+AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
+                            const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
+                            amp_dtype result_dtype, const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, tasks;
+    size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    float *memory, *bias;
+    ampi_stencil d;
+    int64_t slot;
+    if (!ampi_stencil_plan(&d, c, back) || room < d.at_slots + d.floats) return 0;
+    d.source = source; d.source_dtype = ampi_dtype(source_dtype);
+    d.result = result; d.result_dtype = ampi_dtype(result_dtype);
+    d.swap = d.source_dtype == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
+    d.skips = d.h.parts * d.w.parts > 1 || (d.swap && d.k % 2 != 0);
+    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    memory = ampi_align64(exec->workspace);
+    bias = memory + ampi_round_up(d.k, 16);
+    ampi_stencil_terms(&d, (uint32_t*)(void*)memory, (uint32_t*)(void*)(memory + d.at_slots));
+    if (!ampi_stencil_weights(&d, w, w_dtype, (const uint32_t*)(const void*)(memory + d.at_slots),
+                             memory + d.at_weights, memory + d.at_slots + d.k)) return 0;
+    if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
+    tasks = (size_t)c->s.n * (size_t)c->s.groups * d.bands;
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (slot = 0; slot < (int64_t)d.slots; slot++) {
+        float* own = memory + d.at_slots + (size_t)slot * d.floats;
+        size_t task;
+        memset(own, 0, d.at_sums * sizeof *own);
+        for (task = (size_t)slot; task < tasks; task += d.slots)
+            ampi_stencil_task(&d, task, memory, b ? bias : NULL, own);
+    }
+    return !d.found;
+}
+
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_conv2d c;
     size_t y, dw, dx, n;
@@ -3793,6 +4217,8 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
     dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
     dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
+    y = ampi_max_size(y, ampi_stencil_workspace(&c, 0));
+    dx = ampi_max_size(dx, ampi_stencil_workspace(&c, 1));
     return ampi_max_size(y, ampi_max_size(dw, dx));
 }
 
@@ -3851,6 +4277,7 @@ AMPI_FN void ampi_conv2d_y(const ampi_conv2d* c, const void* x, amp_dtype x_dtyp
                            const amp_exec* exec) {
     ampi_image unfolded = ampi_unfold_input(c);
     size_t g, depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
+    if (ampi_stencil_run(c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)) return;
     for (g = 0; g < (size_t)c->s.groups; g++) {
         ampi_product s;
         ampi_product_init(&s, c->og, pixels, depth, y, y_dtype, c->out_pixels);
@@ -3892,6 +4319,7 @@ AMPI_FN void ampi_conv2d_dx(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
                             amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
     ampi_image unfolded = ampi_unfold_output(c), kernels = ampi_planes(c->cg, c->taps);
     size_t g, depth = c->og * c->taps, pixels = (size_t)c->s.n * c->in_pixels;
+    if (ampi_stencil_run(c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)) return;
     for (g = 0; g < (size_t)c->s.groups; g++) {
         ampi_product s;
         ampi_product_init(&s, c->cg, pixels, depth, dx, dx_dtype, c->in_pixels);
