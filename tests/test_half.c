@@ -479,6 +479,40 @@ static void test_long_array(void) {
     free(dst);
 }
 
+/* Larger than the caches, where stores go past them: the same bits as piece by piece, nothing before or behind. */
+static void test_larger_than_cache(void) {
+    enum { N = 6000001, PIECE = 4099, LEAD = 3 };
+    static const amp_dtype pairs[][2] = { { AMP_F32, AMP_F16 }, { AMP_F16, AMP_F32 }, { AMP_F32, AMP_BF16 } };
+    char* src = (char*)malloc((size_t)N * 4);
+    char* dst = (char*)malloc((size_t)(N + 2 * LEAD) * 4);
+    float want[PIECE + LEAD], piece[PIECE];
+    size_t k, i, m;
+    if (!src || !dst) { TEST_SKIP("no memory"); free(src); free(dst); return; }
+    for (k = 0; k < sizeof pairs / sizeof *pairs; k++) {
+        size_t src_size = amp_dtype_size(pairs[k][0]), dst_size = amp_dtype_size(pairs[k][1]);
+        char* first = dst + LEAD * dst_size;
+        long bad = 0;
+        for (i = 0; i < PIECE; i++) put(piece, pairs[k][0], i, some_value());
+        for (i = 0; i < N; i += m) {
+            m = N - i < PIECE ? N - i : PIECE;
+            memcpy(src + i * src_size, piece, m * src_size);
+        }
+        memset(dst, 0xa5, (size_t)(N + 2 * LEAD) * dst_size);
+        memset(want, 0xa5, sizeof want);
+        CHECK(amp_convert(first, pairs[k][1], src, pairs[k][0], N) == AMP_OK);
+        bad += memcmp(dst, want, LEAD * dst_size) != 0;
+        bad += memcmp(first + N * dst_size, want, LEAD * dst_size) != 0;
+        CHECK(amp_convert(want, pairs[k][1], piece, pairs[k][0], PIECE) == AMP_OK);
+        for (i = 0; i < N; i += m) {
+            m = N - i < PIECE ? N - i : PIECE;
+            bad += memcmp(first + i * dst_size, want, m * dst_size) != 0;
+        }
+        CHECK_MSG(bad == 0, "%s to %s: %ld pieces wrong", amp_dtype_name(pairs[k][0]), amp_dtype_name(pairs[k][1]), bad);
+    }
+    free(src);
+    free(dst);
+}
+
 /* The rounding mode of the processor changes nothing. */
 static void test_rounding_modes(void) {
     static const int round_modes[] = {
@@ -867,6 +901,7 @@ int main(void) {
     on_every_isa(test_lengths_and_guards);
     on_every_isa(test_in_place);
     on_every_isa(test_long_array);
+    on_every_isa(test_larger_than_cache);
     on_every_isa(test_rounding_modes);
     on_every_isa(test_processor_modes);
     on_every_isa(test_saturate);
