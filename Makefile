@@ -15,7 +15,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo examples test test-bits coverage mutants check cuda cuda-report test-cuda demo-cuda clean help
+.PHONY: all demo examples test test-bits coverage mutants check test-emu cuda cuda-report test-cuda demo-cuda clean help
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
@@ -23,6 +23,13 @@ demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; D
 
 test: $(TESTS:%=$(B)/test_%) ## run all tests (pure C, under two minutes)
 	@sh tests/run.sh "all tests" $^
+
+EMU_ARCH ?= 800
+EMU_FLAGS = -std=c++14 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+            -Wall -Wextra -Wshadow -Itests/emu
+EMU_TESTS = $(patsubst tests/emu/%.cpp,$(B)/emu$(EMU_ARCH)_%,$(wildcard tests/emu/test_*.cpp))
+test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, under sanitizers; EMU_ARCH=750|800|900
+	@sh tests/run.sh "CUDA on the CPU, sm_$(EMU_ARCH)" $^
 
 test-bits: ## the same bits: every compiler, emulator and instruction set found here against one known hash (minutes)
 	@CC="$(CC)" sh tests/test_bits.sh
@@ -67,6 +74,12 @@ $(B)/impl.o: tests/impl.c amp.h | $(B)
 
 $(B)/test_%: tests/test_%.c tests/test.h amp.h examples/data.h $(B)/impl.o | $(B)
 	$(CC) $(STRICT) $(CFLAGS) $< $(B)/impl.o -o $@ $(LDLIBS)
+
+$(B)/emu.o: tests/emu/emu.cpp tests/emu/cuda_runtime.h tests/emu/cublas_v2.h | $(B)
+	$(CXX) $(EMU_FLAGS) -c $< -o $@
+
+$(B)/emu$(EMU_ARCH)_%: tests/emu/%.cpp tests/test.h amp.h $(wildcard amp_cuda.cuh) $(B)/emu.o | $(B)
+	$(CXX) $(EMU_FLAGS) -DAMP_EMU_ARCH=$(EMU_ARCH) $< $(B)/emu.o -o $@ $(LDLIBS)
 
 $(B)/%: examples/%.c amp.h examples/data.h examples/chart.h | $(B)
 	$(CC) $(STRICT) $(CFLAGS) $< -o $@ $(LDLIBS)
