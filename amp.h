@@ -4089,8 +4089,7 @@ AMPI_FN int ampi_stencil_bands(ampi_stencil* d) {
     if (fixed > AMPI_STENCIL_STAGE || d->pitch > AMPI_STENCIL_SUMS) return 0;
     most = (AMPI_STENCIL_STAGE - fixed) / (d->depth * d->pitch * (size_t)(d->h.classes * d->w.classes)) + 1;
     most = ampi_min_size(ampi_min_size(most, AMPI_STENCIL_SUMS / d->pitch), rows);
-    d->bands = ampi_max_size((rows + most - 1) / most,
-                             tasks < threads ? ampi_min_size((threads + tasks - 1) / tasks, rows) : 1);
+    d->bands = ampi_max_size((rows + most - 1) / most, ampi_min_size((threads + tasks - 1) / tasks, rows));
     most = (rows + d->bands - 1) / d->bands;
     d->bands = (rows + most - 1) / most;
     ampi_stencil_stage(d, most);
@@ -8482,7 +8481,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
     amp_result r = ampi_optimizer_enter(o, &t, place);
     if (r == AMP_OK && s) r = ampi_optimizer_enter_window(s, &t, place, &unscaled);
     if (r != AMP_OK) return r;
-    factor = unscaled ? 1.0f : s->state.inverse;
+    factor = s && !unscaled ? s->state.inverse : 1.0f;
     memset(&report, 0, sizeof report);
     report.lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
     report.applied = ampi_optimizer_look(o, s, &t, factor, &report.overflow);
