@@ -4295,7 +4295,7 @@ AMPI_HD AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, in
     return s;
 }
 /* The windows o in [o0, o1) whose pixel o*stride - pad + k lies in [first, last). */
-AMPI_HD AMPI_FN ampi_span ampi_windows_at(int o0, int o1, int stride, int pad, int k, int first, int last) {
+AMPI_FN ampi_span ampi_windows_at(int o0, int o1, int stride, int pad, int k, int first, int last) {
     int64_t low = (int64_t)first + pad - k, high = (int64_t)last - 1 + pad - k;
     ampi_span s;
     low = low > 0 ? (low + stride - 1) / stride : 0;
@@ -4315,14 +4315,14 @@ AMPI_FN ampi_span ampi_kernel_range(int o0, int o1, int stride, int pad, int ker
     return s;
 }
 /* The windows o in [0, out) that cover any of the pixels [first, last). */
-AMPI_HD AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, int first, int last) {
+AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, int first, int last) {
     ampi_span s;
     s.first = ampi_windows_at(0, out, stride, pad, kernel - 1, first, last).first;
     s.last = ampi_windows_at(0, out, stride, pad, 0, first, last).last;
     return s;
 }
 /* How many pixels of the plane an average divides by. */
-AMPI_HD AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
+AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h),
               columns = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
     if (!p->exclude_pad) return (float)((double)p->kh * (double)p->kw);
@@ -4832,7 +4832,7 @@ AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt,
 }
 
 /* (1 - momentum) * old + momentum * value. */
-AMPI_FN void ampi_bn_run(float* running, size_t c, float momentum, float value) {
+AMPI_HD AMPI_FN void ampi_bn_run(float* running, size_t c, float momentum, float value) {
     if (running) running[c] = ampi_fma(AMPI_FMA_NATIVE, momentum, value, (1.0f - momentum) * running[c]);
 }
 
