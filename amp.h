@@ -5389,7 +5389,7 @@ AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt,
 }
 
 /* (1 - momentum) * old + momentum * value. */
-AMPI_FN void ampi_bn_run(float* running, size_t c, float momentum, float value) {
+AMPI_HD AMPI_FN void ampi_bn_run(float* running, size_t c, float momentum, float value) {
     if (running) running[c] = ampi_fma(AMPI_FMA_NATIVE, momentum, value, (1.0f - momentum) * running[c]);
 }
 

@@ -82,9 +82,103 @@ AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec);
 /* >>half     Conversions.                                                                   */
 /* ======================================================================================== */
 
+/* F32, F16 and BF16 in every direction; AMP_ERR_DTYPE for F64. Bit for bit what amp_convert gives. dst == src is
+   allowed where both types have one size. */
+AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                    size_t n, const amp_exec* exec);
+/* desc->saturated lies in device memory, desc->logger is not used (exec's is). desc == NULL is
+   amp_cuda_convert. */
+AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                         size_t n, const amp_convert_desc* desc, const amp_exec* exec);
+
 /* ======================================================================================== */
 /* >>ops      Operators on raw device pointers; see the function of that name in amp.h.       */
 /* ======================================================================================== */
+
+/* --- pooling, normalisation --------------------------------------------------------------- */
+
+AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
+                                           amp_dtype y_dtype, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
+                                            const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
+                                            const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
+                                               amp_dtype x_dtype, const void* gamma, const void* beta,
+                                               amp_dtype param_dtype, float* running_mean,
+                                               float* running_var, float* save_mean, float* save_invstd,
+                                               void* y, amp_dtype y_dtype, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
+                                                amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                                const void* gamma, amp_dtype param_dtype,
+                                                const float* save_mean, const float* save_invstd, void* dx,
+                                                amp_dtype dx_dtype, void* dgamma, void* dbeta,
+                                                amp_dtype dparam_dtype, int accumulate,
+                                                const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
+                                               const void* beta, amp_dtype param_dtype, float eps,
+                                               float* save_mean, float* save_invstd, void* y,
+                                               amp_dtype y_dtype, size_t rows, size_t d,
+                                               const amp_exec* exec);
+/* For many rows, dgamma and dbeta are formed much faster with amp_cuda_layer_norm_workspace bytes. */
+AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+                                                amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
+                                                const float* save_mean, const float* save_invstd, void* dx,
+                                                amp_dtype dx_dtype, void* dgamma, void* dbeta,
+                                                amp_dtype dparam_dtype, int accumulate, size_t rows,
+                                                size_t d, const amp_exec* exec);
+AMP_DEF size_t amp_cuda_layer_norm_workspace(size_t rows, size_t d);
+
+/* --- element by element, rows ---------------------------------------------------------------- */
+
+AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
+                                               amp_dtype y_dtype, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
+                                                const void* saved, amp_dtype saved_dtype, void* dx,
+                                                amp_dtype dx_dtype, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
+                                            size_t rows, size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
+                                             amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
+                                             size_t d, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
+                                            size_t n, float p, uint64_t seed, uint64_t offset,
+                                            const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
+                                        void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
+                                           amp_dtype y_dtype, size_t d_total, size_t column, size_t rows,
+                                           const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
+                                            void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
+                                            const amp_exec* exec);
+
+/* --- losses -------------------------------------------------------------------------------- */
+
+/* labels, loss and loss_scale lie in device memory. A label outside 0..K-1 cannot be reported without waiting
+   for the GPU: it makes the loss and its row of the gradient NaN, so that a scaler skips the step. With
+   AMP_CUDA_LOSS_WORKSPACE bytes of workspace a mean over much data is formed by the whole GPU, else by a
+   single block. */
+#define AMP_CUDA_LOSS_WORKSPACE 8192
+AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
+                                                          const int32_t* labels, float smoothing, float* loss,
+                                                          size_t n, size_t classes, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
+                                                           const int32_t* labels, float smoothing,
+                                                           const float* loss_scale, float weight,
+                                                           void* dlogits, amp_dtype dlogits_dtype, size_t n,
+                                                           size_t classes, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
+                                        amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
+                                         amp_dtype target_dtype, const float* loss_scale, float weight,
+                                         void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
+                                                    amp_dtype target_dtype, float* loss, size_t n,
+                                                    const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
+                                                     amp_dtype target_dtype, const float* loss_scale,
+                                                     float weight, void* dx, amp_dtype dx_dtype, size_t n,
+                                                     const amp_exec* exec);
 
 /* ======================================================================================== */
 /* >>scaler   The loss scale on the device: no step waits for the host.                       */
@@ -628,6 +722,159 @@ AMPI_D float ampi_d_group_max(float v, double* shared) {
 /* >>impl-half                                                                                */
 /* ======================================================================================== */
 
+/* --- kernels over all elements of one or two operands ---------------------------------------- */
+
+/* y[i] = f(a[i], b[i]) for n elements; b may be NULL. A thread takes two eights at a time, all loads first. */
+typedef struct ampi_cuda_map {
+    const void *a, *b;
+    void* y;
+    amp_dtype at, bt, yt;
+    size_t n;
+} ampi_cuda_map;
+
+enum { AMPI_CUDA_TILE = 2 * (int)AMPI_CUDA_EIGHT * (int)AMPI_CUDA_BLOCK };
+
+AMPI_FN ampi_cuda_map ampi_cuda_map_of(const void* a, amp_dtype at, const void* b, amp_dtype bt, void* y,
+                                       amp_dtype yt, size_t n) {
+    ampi_cuda_map m = { a, b, y, ampi_dtype(at), ampi_dtype(bt), ampi_dtype(yt), n };
+    return m;
+}
+/* This thread's first element, and how far apart its turns are. */
+AMPI_D size_t ampi_d_tile_start() {
+    return (size_t)blockIdx.x * AMPI_CUDA_TILE + threadIdx.x * (unsigned)AMPI_CUDA_EIGHT;
+}
+AMPI_D size_t ampi_d_tile_step() { return (size_t)gridDim.x * AMPI_CUDA_TILE; }
+enum { AMPI_CUDA_SECOND = AMPI_CUDA_TILE / 2 };      /* from a thread's first eight of a tile to its second */
+
+/* --- conversion ----------------------------------------------------------------------------- */
+
+AMPI_D void ampi_d_convert8(ampi_eight& r, amp_dtype from, amp_dtype to) {
+    float v[8];
+    if (from == to) return;      /* a copy keeps all bits */
+    ampi_d_widen8(v, r, from);
+    ampi_d_round8(r, v, to);
+}
+
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert(ampi_cuda_map m) {
+    for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
+        ampi_eight r[2];
+        for (int u = 0; u < 2; u++) ampi_d_fetch8(r[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
+        for (int u = 0; u < 2; u++) {
+            ampi_d_convert8(r[u], m.at, m.yt);
+            ampi_d_put8(m.y, m.yt, i + (size_t)(u * AMPI_CUDA_SECOND), m.n, r[u]);
+        }
+    }
+}
+
+/* r[j] = amp_random_bits(seed, index + j): two blocks of four words, or parts of three. Behind the last block,
+   2^62 - 1, comes block 0. */
+AMPI_D void ampi_d_random8(uint32_t (&r)[8], uint64_t seed, uint64_t index) {
+    uint64_t block = index >> 2, last = ((uint64_t)1 << 62) - 1u;
+    unsigned skip = (unsigned)index & 3u;
+    uint32_t w[12];
+    ampi_philox(seed, block, w);
+    ampi_philox(seed, (block + 1) & last, w + 4);
+    w[8] = w[9] = w[10] = w[11] = 0;
+    if (skip) ampi_philox(seed, (block + 2) & last, w + 8);
+    for (int j = 0; j < 8; j++)
+        r[j] = skip == 0 ? w[j] : skip == 1 ? w[j + 1] : skip == 2 ? w[j + 2] : w[j + 3];
+}
+
+/* The options of amp_convert_desc that a kernel looks at. */
+typedef struct ampi_cuda_rounding {
+    int saturate, random;
+    uint64_t seed, offset;
+    size_t* saturated;
+} ampi_cuda_rounding;
+
+/* Floats to 16 bits with one random word each, by way of double as on the CPU. */
+AMPI_D void ampi_d_round8_random(ampi_eight& r, const float (&v)[8], amp_dtype t, uint64_t seed, uint64_t index) {
+    uint32_t random[8], h[8];
+    ampi_d_random8(random, seed, index);
+    for (int j = 0; j < 8; j++) {
+        uint64_t wide = ampi_f32_widen(ampi_bits(v[j]));
+        h[j] = t == AMP_F16 ? ampi_narrow_random(wide, random[j], AMPI_F16_FORM)
+                            : ampi_narrow_random(wide, random[j], AMPI_BF16_FORM);
+    }
+    for (int j = 0; j < 4; j++) r.w[j] = (h[2 * j] & 0xffffu) | h[2 * j + 1] << 16;
+}
+
+/* Infinity becomes the largest finite value: its bits minus one. Returns how many of the first `count` were. */
+AMPI_D unsigned ampi_d_saturate8(ampi_eight& r, amp_dtype t, unsigned count) {
+    const uint32_t inf = t == AMP_F16 ? 0x7c00u : 0x7f80u;
+    unsigned hits = 0;
+    if (t == AMP_F32)
+        for (unsigned j = 0; j < 8; j++) {
+            unsigned hit = j < count && (r.w[j] & 0x7fffffffu) == 0x7f800000u;
+            r.w[j] -= hit;
+            hits += hit;
+        }
+    else
+        for (unsigned j = 0; j < 8; j++) {
+            unsigned hit = j < count && (r.w[j / 2] >> (16 * (j & 1)) & 0x7fffu) == inf;
+            r.w[j / 2] -= hit << (16 * (j & 1));
+            hits += hit;
+        }
+    return hits;
+}
+
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(ampi_cuda_map m,
+                                                                              ampi_cuda_rounding d) {
+    unsigned long long hits = 0;
+    for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step())
+        for (size_t at = i; at < m.n && at <= i + AMPI_CUDA_SECOND; at += AMPI_CUDA_SECOND) {
+            ampi_eight r;
+            ampi_d_fetch8(r, m.a, m.at, at, m.n);
+            if (d.random && m.at != m.yt) {
+                float v[8];
+                ampi_d_widen8(v, r, m.at);
+                ampi_d_round8_random(r, v, m.yt, d.seed, d.offset + at);
+            } else {
+                ampi_d_convert8(r, m.at, m.yt);
+            }
+            if (d.saturate) hits += ampi_d_saturate8(r, m.yt, m.n - at < 8 ? (unsigned)(m.n - at) : 8u);
+            ampi_d_put8(m.y, m.yt, at, m.n, r);
+        }
+    if (d.saturated && hits) atomicAdd((unsigned long long*)d.saturated, hits);
+}
+
+/* amp_convert's own checks, and what differs on a device. */
+AMPI_FN amp_result ampi_cuda_convert_check(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                           size_t n, const amp_convert_desc* d, const amp_exec* exec) {
+    const char* op = "amp_cuda_convert";
+    const ampi_argument list[] = { { "dst", dst, dst_dtype, 1 }, { "src", src, src_dtype, 1 },
+                                   { "desc.saturated", d->saturated, AMP_F32, 1 } };
+    size_t dst_size = amp_dtype_size(dst_dtype), src_size = amp_dtype_size(src_dtype);
+    amp_result r = ampi_convert_check_types(dst_dtype, src_dtype, d);
+    if (r == AMP_OK && n > 0) r = ampi_convert_check_memory(dst, dst_size, src, src_size, n, d->logger);
+    if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
+    if (dst == src && dst_size != src_size && n > 0)
+        return ampi_fail(d->logger, AMP_ERR_ARGUMENT, "%s: in place from %s to %s: the sizes differ", op,
+                         amp_dtype_name(src_dtype), amp_dtype_name(dst_dtype));
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                         size_t n, const amp_convert_desc* desc, const amp_exec* exec) {
+    ampi_cuda_map m = ampi_cuda_map_of(src, src_dtype, NULL, AMP_F32, dst, dst_dtype, n);
+    amp_convert_desc d = {};
+    if (desc) d = *desc;
+    d.logger = ampi_exec_logger(exec);
+    amp_result r = ampi_cuda_convert_check(dst, dst_dtype, src, src_dtype, n, &d, exec);
+    if (r != AMP_OK || n == 0) return r;
+    dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_TILE);
+    if (!d.saturate && !d.rounding)
+        return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert, grid, dim3(AMPI_CUDA_BLOCK), 0, m);
+    ampi_cuda_rounding how = { d.saturate, d.rounding == AMP_ROUND_STOCHASTIC, d.seed, d.offset, d.saturated };
+    return ampi_cuda_launch(exec, "amp_cuda_convert", ampi_k_convert_with, grid, dim3(AMPI_CUDA_BLOCK), 0, m,
+                            how);
+}
+
+AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
+                                    size_t n, const amp_exec* exec) {
+    return amp_cuda_convert_with(dst, dst_dtype, src, src_dtype, n, NULL, exec);
+}
+
 /* ======================================================================================== */
 /* >>impl-gemm                                                                                */
 /* ======================================================================================== */
@@ -639,6 +886,1282 @@ AMPI_D float ampi_d_group_max(float v, double* shared) {
 /* ======================================================================================== */
 /* >>impl-nn                                                                                  */
 /* ======================================================================================== */
+
+/* One value of a result that may not be wanted. */
+AMPI_D void ampi_d_store_one(void* y, amp_dtype t, size_t i, float v, int accumulate) {
+    if (!y) return;
+    ampi_d_store(y, t, i, accumulate ? ampi_d_load(y, t, i) + v : v);
+}
+AMPI_D float ampi_d_load_or(const void* x, amp_dtype t, size_t i, float missing) {
+    return x ? ampi_d_load(x, t, i) : missing;
+}
+AMPI_D void ampi_d_load8_or(float (&v)[8], const void* x, amp_dtype t, size_t i, size_t n, float missing) {
+    if (x) ampi_d_load8(v, x, t, i, n);
+    else for (int j = 0; j < 8; j++) v[j] = missing;
+}
+/* Zeros where an eight reaches beyond the end. */
+AMPI_D void ampi_d_trim8(float (&v)[8], size_t left) {
+    if (left >= 8) return;
+    for (int j = 0; j < 8; j++) v[j] = (size_t)j < left ? v[j] : 0.0f;
+}
+AMPI_D float ampi_d_dot8(const float (&a)[8], const float (&b)[8]) {
+    float v[8];
+    for (int j = 0; j < 8; j++) v[j] = __fmul_rn(a[j], b[j]);
+    return ampi_d_sum8(v);
+}
+/* a / b, with the division of 32 bits where it is enough: that of 64 takes about eighty instructions. */
+AMPI_D size_t ampi_d_quotient(size_t a, size_t b) {
+    return ((uint64_t)(a | b) >> 32) == 0 ? (uint32_t)a / (uint32_t)b : a / b;
+}
+
+/* --- pooling ----------------------------------------------------------------------------- */
+
+typedef struct ampi_cuda_pool {
+    ampi_pool_plan p;
+    const void *x, *dy;      /* backward: x is NULL for an average */
+    void* y;                 /* backward: dx */
+    amp_dtype xt, dyt, yt;
+} ampi_cuda_pool;
+
+/* The window of output pixel (oh, ow) without its padding. */
+typedef struct ampi_cuda_window { int top, bottom, left, right; } ampi_cuda_window;
+
+AMPI_D ampi_cuda_window ampi_d_window(const ampi_pool_plan& p, int oh, int ow) {
+    ampi_span rows = ampi_window(oh, p.sh, p.ph, p.kh, p.h), columns = ampi_window(ow, p.sw, p.pw, p.kw, p.w);
+    ampi_cuda_window w = { rows.first, rows.last, columns.first, columns.last };
+    return w;
+}
+/* What an average divides by. */
+AMPI_D float ampi_d_pool_count(const ampi_pool_plan& p, const ampi_cuda_window& w) {
+    if (!p.exclude_pad) return (float)p.kh * (float)p.kw;
+    return (float)(w.bottom - w.top) * (float)(w.right - w.left);
+}
+/* Pixel i of n planes of h x w: its plane, row and column. */
+AMPI_D size_t ampi_d_pixel(size_t i, int h, int w, int* row, int* column) {
+    size_t line = ampi_d_quotient(i, (size_t)w), plane = ampi_d_quotient(line, (size_t)h);
+    *column = (int)(i - line * (size_t)w);
+    *row = (int)(line - plane * (size_t)h);
+    return plane;
+}
+
+/* One thread looks at a whole window, row by row. */
+AMPI_D float ampi_d_pool_thread(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane) {
+    float acc = q.p.max ? ampi_float(0xff800000u) : 0.0f;
+    for (int i = w.top; i < w.bottom; i++)
+        for (int j = w.left; j < w.right; j++) {
+            float v = ampi_d_load(q.x, q.xt, plane + (size_t)i * (size_t)q.p.w + (size_t)j);
+            acc = q.p.max ? ampi_pool_max(acc, v) : acc + v;
+        }
+    return acc;
+}
+/* A warp shares a large window: lane l takes pixels l, l + 32, ... of it, eight to a partial sum. */
+AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane) {
+    const size_t width = (size_t)(w.right - w.left), area = width * (size_t)(w.bottom - w.top);
+    float max = ampi_float(0xff800000u);
+    double sum[1] = { 0.0 };
+    for (size_t i = threadIdx.x % 32; i < area; i += 256) {
+        float v[8];
+        for (int j = 0; j < 8; j++) {
+            size_t k = i + (size_t)(32 * j), row = ampi_d_quotient(k, width);
+            size_t at = plane + ((size_t)w.top + row) * (size_t)q.p.w + (size_t)w.left + (k - row * width);
+            v[j] = k < area ? ampi_d_load(q.x, q.xt, at) : 0.0f;
+            if (k < area) max = ampi_pool_max(max, v[j]);
+        }
+        sum[0] += (double)ampi_d_sum8(v);
+    }
+    if (!q.p.max) {
+        ampi_d_warp_sum(sum);
+        return (float)sum[0];
+    }
+    for (int step = 16; step > 0; step /= 2) max = ampi_pool_max(max, __shfl_xor_sync(0xffffffffu, max, step));
+    return max;
+}
+
+/* T threads, 1 or 32, to an output pixel. */
+template <int T>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_pool q) {
+    const ampi_pool_plan& p = q.p;
+    const size_t n = p.planes * (size_t)p.oh * (size_t)p.ow, step = (size_t)gridDim.x * (AMPI_CUDA_BLOCK / T);
+    size_t i = (size_t)blockIdx.x * (AMPI_CUDA_BLOCK / T) + threadIdx.x / T;
+    for (; i < n; i += step) {
+        int oh, ow;
+        size_t plane = ampi_d_pixel(i, p.oh, p.ow, &oh, &ow) * (size_t)p.h * (size_t)p.w;
+        ampi_cuda_window w = ampi_d_window(p, oh, ow);
+        float v = T == 1 ? ampi_d_pool_thread(q, w, plane) : ampi_d_pool_warp(q, w, plane);
+        if (!p.max) v /= ampi_d_pool_count(p, w);
+        if (threadIdx.x % T == 0) ampi_d_store(q.y, q.yt, i, v);
+    }
+}
+
+AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
+                                           amp_dtype y_dtype, const amp_exec* exec) {
+    const char* op = "amp_cuda_pool2d_forward";
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    ampi_cuda_pool q = {};
+    amp_result r = ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
+    if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
+    q.x = x; q.xt = ampi_dtype(x_dtype); q.y = y; q.yt = ampi_dtype(y_dtype);
+    n = q.p.planes * (size_t)q.p.oh * (size_t)q.p.ow;
+    if (ampi_min_int(q.p.kh, q.p.h) > 64 / ampi_min_int(q.p.kw, q.p.w))
+        return ampi_cuda_launch(exec, op, ampi_k_pool<32>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK / 32),
+                                dim3(AMPI_CUDA_BLOCK), 0, q);
+    return ampi_cuda_launch(exec, op, ampi_k_pool<1>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK),
+                            0, q);
+}
+
+/* The windows [first, last) that cover row (or column) r. */
+AMPI_D ampi_span ampi_d_windows_over(int r, int out, int stride, int pad, int kernel) {
+    unsigned at = (unsigned)r + (unsigned)pad, end = at / (unsigned)stride + 1u;
+    ampi_span s;
+    s.first = at < (unsigned)kernel ? 0 : (int)((at - (unsigned)kernel) / (unsigned)stride) + 1;
+    s.last = end < (unsigned)out ? (int)end : out;
+    return s;
+}
+
+/* Whether pixel (r, c) is the first maximum of a window. Most pixels are not, and meet a better one soon. */
+AMPI_D int ampi_d_pool_wins(const ampi_cuda_pool& q, const ampi_cuda_window& w, size_t plane, int r, int c,
+                            int32_t key) {
+    for (int i = w.top; i < w.bottom; i++)
+        for (int j = w.left; j < w.right; j++) {
+            int32_t other = ampi_pool_key(ampi_d_load(q.x, q.xt, plane + (size_t)i * (size_t)q.p.w + (size_t)j));
+            int before = i < r || (i == r && j < c);
+            if (other > key || (before && other == key)) return 0;
+        }
+    return 1;
+}
+
+/* Each input pixel gathers from the windows that cover it: no two threads write to one place. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_backward(ampi_cuda_pool q) {
+    const ampi_pool_plan& p = q.p;
+    const size_t n = p.planes * (size_t)p.h * (size_t)p.w, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
+    for (size_t i = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < n; i += step) {
+        int r, c;
+        size_t plane = ampi_d_pixel(i, p.h, p.w, &r, &c), start = plane * (size_t)p.h * (size_t)p.w;
+        ampi_span down = ampi_d_windows_over(r, p.oh, p.sh, p.ph, p.kh);
+        ampi_span across = ampi_d_windows_over(c, p.ow, p.sw, p.pw, p.kw);
+        int32_t key = p.max ? ampi_pool_key(ampi_d_load(q.x, q.xt, i)) : 0;
+        float sum = 0.0f;
+        for (int oh = down.first; oh < down.last; oh++)
+            for (int ow = across.first; ow < across.last; ow++) {
+                ampi_cuda_window w = ampi_d_window(p, oh, ow);
+                if (p.max && !ampi_d_pool_wins(q, w, start, r, c, key)) continue;
+                size_t at = (plane * (size_t)p.oh + (size_t)oh) * (size_t)p.ow + (size_t)ow;
+                float g = ampi_d_load(q.dy, q.dyt, at);
+                sum += p.max ? g : g / ampi_d_pool_count(p, w);
+            }
+        ampi_d_store(q.y, q.yt, i, sum);
+    }
+}
+
+AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
+                                            const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
+                                            const amp_exec* exec) {
+    const char* op = "amp_cuda_pool2d_backward";
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "dx", dx, dx_dtype, 1 },
+                                   { "x", x, x_dtype, !s || s->kind == AMP_POOL_AVERAGE } };
+    ampi_cuda_pool q = {};
+    amp_result r = ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
+    if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
+    q.x = x; q.xt = ampi_dtype(x_dtype); q.dy = dy; q.dyt = ampi_dtype(dy_dtype);
+    q.y = dx; q.yt = ampi_dtype(dx_dtype);
+    return ampi_cuda_launch(exec, op, ampi_k_pool_backward, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
+                            dim3(AMPI_CUDA_BLOCK), 0, q);
+}
+
+/* --- batch norm -------------------------------------------------------------------------- */
+
+/* One block to a channel, whose N planes it walks over in eights that end with each plane. */
+enum { AMPI_CUDA_BN_BLOCK = 512 };
+
+typedef struct ampi_cuda_bn {
+    const void *x, *dy, *gamma, *beta;
+    void *y, *dgamma, *dbeta;                     /* backward: y is dx */
+    float *running_mean, *running_var, *save_mean, *save_invstd;
+    const float *mean, *invstd;                   /* backward: what the forward pass saved */
+    amp_dtype xt, dyt, pt, yt, dpt;
+    size_t n, channels, spatial;
+    float eps, momentum;
+    int training, accumulate;
+} ampi_cuda_bn;
+
+/* Eight q of a channel lies at [i, end) of the tensor, or is empty behind the last one. */
+AMPI_D void ampi_d_bn_place(const ampi_cuda_bn& s, size_t c, size_t q, size_t* i, size_t* end) {
+    const size_t eights = (s.spatial + 7) / 8, image = ampi_d_quotient(q, eights);
+    *end = image < s.n ? (image * s.channels + c + 1) * s.spatial : 0;
+    *i = image < s.n ? *end - s.spatial + (q - image * eights) * 8 : 0;
+}
+
+/* Calls f(x, g, i, end) for this thread's eights of x, and of dy if DY, at i; U loads of each are under way at a
+   time. */
+template <int U, int DY, typename F>
+AMPI_D void ampi_d_bn_walk(const ampi_cuda_bn& s, size_t c, F f) {
+    const size_t eights = s.n * ((s.spatial + 7) / 8);
+    for (size_t q = threadIdx.x; q < eights; q += U * (size_t)AMPI_CUDA_BN_BLOCK) {
+        ampi_eight x[U], dy[U];
+        size_t i[U], end[U];
+        for (int u = 0; u < U; u++) {
+            ampi_d_bn_place(s, c, q + (size_t)(u * AMPI_CUDA_BN_BLOCK), &i[u], &end[u]);
+            ampi_d_fetch8(x[u], s.x, s.xt, i[u], end[u]);
+            if (DY) ampi_d_fetch8(dy[u], s.dy, s.dyt, i[u], end[u]);
+        }
+        for (int u = 0; u < U; u++)
+            if (i[u] < end[u]) {
+                float v[8], g[8];
+                ampi_d_widen8(v, x[u], s.xt);
+                if (DY) ampi_d_widen8(g, dy[u], s.dyt);
+                f(v, g, i[u], end[u]);
+            }
+    }
+}
+
+/* The mean of a part of the channel, at most one eight of each thread: a number near the channel's mean. */
+AMPI_D float ampi_d_bn_pivot(const ampi_cuda_bn& s, size_t c, double* shared) {
+    double v[2] = { 0.0, 0.0 };
+    size_t i, end;
+    float x[8];
+    ampi_d_bn_place(s, c, threadIdx.x, &i, &end);
+    if (i < end) {
+        ampi_d_load8(x, s.x, s.xt, i, end);
+        v[0] = (double)ampi_d_sum8(x);
+        v[1] = (double)(end - i < 8 ? end - i : 8);
+    }
+    ampi_d_group_sum<AMPI_CUDA_BN_BLOCK>(v, shared);
+    return (float)(v[0] / v[1]);
+}
+
+/* Sums of d = x - pivot and of d^2 in one pass. The sum of squares about the mean is then s1 - s0^2 / M. What
+   cancels there is small: the pivot is the mean of m of the M values, so (mean - pivot)^2 is at most M/m times
+   the variance, however the values are arranged. Thread 0 alone computes, in double, and writes. */
+AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, double* shared) {
+    const float pivot = ampi_d_bn_pivot(s, c, shared);
+    double v[2] = { 0.0, 0.0 };
+    ampi_d_bn_walk<4, 0>(s, c, [&](float(&x)[8], float(&)[8], size_t i, size_t end) {
+        for (int j = 0; j < 8; j++) x[j] -= pivot;
+        ampi_d_trim8(x, end - i);
+        v[0] += (double)ampi_d_sum8(x);
+        v[1] += (double)ampi_d_dot8(x, x);
+    });
+    ampi_d_group_sum<AMPI_CUDA_BN_BLOCK>(v, shared);
+    if (threadIdx.x != 0) return;
+    double count = (double)s.n * (double)s.spatial, mean = v[0] / count;
+    double squares = fma(-v[0], mean, v[1]);
+    if (squares < 0.0) squares = 0.0;
+    stats[0] = (float)((double)pivot + mean);
+    stats[1] = (float)(1.0 / sqrt(squares / count + (double)s.eps));
+    s.save_mean[c] = stats[0];
+    s.save_invstd[c] = stats[1];
+    if (s.momentum == 0.0f) return;
+    ampi_bn_run(s.running_mean, c, s.momentum, stats[0]);
+    ampi_bn_run(s.running_var, c, s.momentum, (float)(squares / (count - 1.0)));
+}
+AMPI_D void ampi_d_bn_evaluate(const ampi_cuda_bn& s, size_t c, float* stats) {
+    if (threadIdx.x != 0) return;
+    stats[0] = s.running_mean[c];
+    stats[1] = (float)(1.0 / sqrt((double)s.running_var[c] + (double)s.eps));
+    if (s.save_mean) s.save_mean[c] = stats[0];
+    if (s.save_invstd) s.save_invstd[c] = stats[1];
+}
+
+static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm(ampi_cuda_bn s) {
+    AMPI_SHARED(double, shared);
+    float* stats = (float*)(shared + AMPI_CUDA_BN_BLOCK / 32 * 2);
+    for (size_t c = blockIdx.x; c < s.channels; c += gridDim.x) {
+        __syncthreads();      /* the last channel's statistics have been read */
+        if (s.training) ampi_d_bn_train(s, c, stats, shared);
+        else ampi_d_bn_evaluate(s, c, stats);
+        __syncthreads();
+        float mean = stats[0], invstd = stats[1];
+        float g = ampi_d_load_or(s.gamma, s.pt, c, 1.0f), b = ampi_d_load_or(s.beta, s.pt, c, 0.0f);
+        ampi_d_bn_walk<4, 0>(s, c, [&](float(&x)[8], float(&)[8], size_t i, size_t end) {
+            for (int j = 0; j < 8; j++) x[j] = ampi_fma(1, (x[j] - mean) * invstd, g, b);
+            ampi_d_store8(s.y, s.yt, i, end, x);
+        });
+    }
+}
+
+enum { AMPI_CUDA_BN_SHARED = (AMPI_CUDA_BN_BLOCK / 32 * 2 + 2) * 8 };
+
+AMPI_FN dim3 ampi_cuda_bn_grid(const ampi_bn_plan* p, ampi_cuda_bn* s) {
+    s->n = p->n; s->channels = p->channels; s->spatial = p->spatial;
+    s->eps = p->eps; s->momentum = p->momentum;
+    return ampi_cuda_grid(p->channels, 1);
+}
+
+AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
+                                               amp_dtype x_dtype, const void* gamma, const void* beta,
+                                               amp_dtype param_dtype, float* running_mean,
+                                               float* running_var, float* save_mean, float* save_invstd,
+                                               void* y, amp_dtype y_dtype, const amp_exec* exec) {
+    const char* op = "amp_cuda_batch_norm_forward";
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 },
+                                   { "y", y, y_dtype, 0 },
+                                   { "gamma", gamma, param_dtype, 1 },
+                                   { "beta", beta, param_dtype, 1 },
+                                   { "running_mean", running_mean, AMP_F32, training != 0 },
+                                   { "running_var", running_var, AMP_F32, training != 0 },
+                                   { "save_mean", save_mean, AMP_F32, !training },
+                                   { "save_invstd", save_invstd, AMP_F32, !training } };
+    ampi_bn_plan p;
+    ampi_cuda_bn q = {};
+    amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    r = AMPI_CUDA_CHECK(exec, op, ampi_area(ampi_area(p.n, p.channels), p.spatial), list);
+    if (r != AMP_OK) return r;
+    q.x = x; q.gamma = gamma; q.beta = beta; q.y = y;
+    q.running_mean = running_mean; q.running_var = running_var;
+    q.save_mean = save_mean; q.save_invstd = save_invstd;
+    q.xt = ampi_dtype(x_dtype); q.pt = ampi_dtype(param_dtype); q.yt = ampi_dtype(y_dtype);
+    q.training = training != 0;
+    return ampi_cuda_launch(exec, op, ampi_k_batch_norm, ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK),
+                            AMPI_CUDA_BN_SHARED, q);
+}
+
+/* dx = (dy - a - (x - mean) * b) * k, as on the CPU. dx may be dy: a thread reads an eight before it writes it. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm_backward(ampi_cuda_bn s) {
+    AMPI_SHARED(double, shared);
+    float* slope = (float*)(shared + AMPI_CUDA_BN_BLOCK / 32 * 2);
+    for (size_t c = blockIdx.x; c < s.channels; c += gridDim.x) {
+        const float mean = s.mean[c], invstd = s.invstd[c];
+        double v[2] = { 0.0, 0.0 };
+        ampi_d_bn_walk<2, 1>(s, c, [&](float(&x)[8], float(&g)[8], size_t, size_t) {
+            for (int j = 0; j < 8; j++) x[j] -= mean;
+            v[0] += (double)ampi_d_sum8(g);
+            v[1] += (double)ampi_d_dot8(g, x);      /* beyond the end g is 0, and x - mean finite */
+        });
+        ampi_d_group_sum<AMPI_CUDA_BN_BLOCK>(v, shared);
+        if (threadIdx.x == 0) {
+            double count = (double)s.n * (double)s.spatial, dot = v[1] * (double)invstd;
+            slope[0] = (float)(v[0] / count);
+            slope[1] = (float)(dot * (double)invstd / count);
+            slope[2] = invstd * ampi_d_load_or(s.gamma, s.pt, c, 1.0f);
+            ampi_d_store_one(s.dgamma, s.dpt, c, (float)dot, s.accumulate);
+            ampi_d_store_one(s.dbeta, s.dpt, c, (float)v[0], s.accumulate);
+        }
+        __syncthreads();
+        const float a = slope[0], b = slope[1], k = slope[2];
+        if (s.y) ampi_d_bn_walk<2, 1>(s, c, [&](float(&x)[8], float(&g)[8], size_t i, size_t end) {
+            for (int j = 0; j < 8; j++) x[j] = ampi_fma(1, mean - x[j], b, g[j] - a) * k;
+            ampi_d_store8(s.y, s.yt, i, end, x);
+        });
+    }
+}
+
+AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
+                                                amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                                                const void* gamma, amp_dtype param_dtype,
+                                                const float* save_mean, const float* save_invstd, void* dx,
+                                                amp_dtype dx_dtype, void* dgamma, void* dbeta,
+                                                amp_dtype dparam_dtype, int accumulate,
+                                                const amp_exec* exec) {
+    const char* op = "amp_cuda_batch_norm_backward";
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
+                                   { "x", x, x_dtype, 0 },
+                                   { "gamma", gamma, param_dtype, 1 },
+                                   { "dx", dx, dx_dtype, 1 },
+                                   { "save_mean", save_mean, AMP_F32, 0 },
+                                   { "save_invstd", save_invstd, AMP_F32, 0 },
+                                   { "dgamma", dgamma, dparam_dtype, 1 },
+                                   { "dbeta", dbeta, dparam_dtype, 1 } };
+    ampi_bn_plan p;
+    ampi_cuda_bn q = {};
+    amp_result r = ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    r = AMPI_CUDA_CHECK(exec, op, ampi_area(ampi_area(p.n, p.channels), p.spatial), list);
+    if (r != AMP_OK) return r;
+    q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
+    q.mean = save_mean; q.invstd = save_invstd;
+    q.xt = ampi_dtype(x_dtype); q.dyt = ampi_dtype(dy_dtype); q.pt = ampi_dtype(param_dtype);
+    q.yt = ampi_dtype(dx_dtype); q.dpt = ampi_dtype(dparam_dtype);
+    q.accumulate = accumulate != 0;
+    return ampi_cuda_launch(exec, op, ampi_k_batch_norm_backward, ampi_cuda_bn_grid(&p, &q),
+                            dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
+}
+
+/* --- rows -------------------------------------------------------------------------------- */
+
+/* A row belongs to a group of T threads: a warp (eight rows to a block), or a block of T threads. Eight number k
+   of a thread begins at column (k*T + thread) * 8. Rows of up to KEEP eights to a thread are read once and kept
+   in registers; with KEEP = 0 each pass over a longer row reads it again, from the cache. */
+#define AMPI_CUDA_THREADS(T) ((T) == 32 ? (int)AMPI_CUDA_BLOCK : (T))
+
+/* Starts kernel<T, KEEP> as the length of the rows demands. */
+#define AMPI_CUDA_LAUNCH_ROWS(exec, op, kernel, rows, d, shared, q)                                            \
+    ((d) <= 32 * 4 * 8                                                                                         \
+         ? ampi_cuda_launch(exec, op, kernel<32, 4>, ampi_cuda_grid(rows, AMPI_CUDA_BLOCK / 32),               \
+                            dim3(AMPI_CUDA_THREADS(32)), shared, q)                                            \
+     : (d) <= 256 * 4 * 8                                                                                      \
+         ? ampi_cuda_launch(exec, op, kernel<256, 4>, ampi_cuda_grid(rows, 1), dim3(256), shared, q)           \
+         : ampi_cuda_launch(exec, op, kernel<1024, 0>, ampi_cuda_grid(rows, 1), dim3(1024), shared, q))
+/* Shared memory that the sums and maxima of a row need at most: two doubles for each of 32 warps. */
+enum { AMPI_CUDA_ROW_SHARED = 2 * 32 * 8 };
+
+template <int T>
+AMPI_D size_t ampi_d_group() {
+    return T == 32 ? (size_t)blockIdx.x * (AMPI_CUDA_BLOCK / 32) + threadIdx.x / 32 : blockIdx.x;
+}
+template <int T>
+AMPI_D size_t ampi_d_groups() { return T == 32 ? (size_t)gridDim.x * (AMPI_CUDA_BLOCK / 32) : gridDim.x; }
+
+/* Calls f(k, i) for the eights of this thread that begin at a column i < d. With KEEP = 0, k is always 0. */
+template <int T, int KEEP, typename F>
+AMPI_D void ampi_d_eights(size_t d, F f) {
+    size_t i = (size_t)(threadIdx.x % T) * 8;
+    if (KEEP == 0) for (; i < d; i += (size_t)T * 8) f(0, i);
+    for (int k = 0; k < KEEP; k++)
+        if (i + (size_t)(k * T * 8) < d) f(k, i + (size_t)(k * T * 8));
+}
+
+/* One operand's row: elements [start, start + d) of x. */
+template <int KEEP>
+struct ampi_row {
+    const void* x;
+    amp_dtype t;
+    size_t start, end;
+    ampi_eight raw[KEEP > 0 ? KEEP : 1];
+    float v[KEEP > 0 ? KEEP : 1][8];
+};
+/* Lets the loads of a whole row start; ampi_d_row_open turns eight k into floats, later passes find them. */
+template <int T, int KEEP>
+AMPI_D void ampi_d_row_start(ampi_row<KEEP>& r, const void* x, amp_dtype t, size_t row, size_t d) {
+    r.x = x; r.t = t;
+    r.start = row * d;
+    r.end = r.start + d;
+    if (KEEP > 0)
+        ampi_d_eights<T, KEEP>(d, [&](int k, size_t i) { ampi_d_fetch8(r.raw[k], x, t, r.start + i, r.end); });
+}
+template <int KEEP>
+AMPI_D void ampi_d_row_open(ampi_row<KEEP>& r, int k, size_t i) {
+    if (KEEP == 0) ampi_d_fetch8(r.raw[k], r.x, r.t, r.start + i, r.end);
+    ampi_d_widen8(r.v[k], r.raw[k], r.t);
+}
+/* The floats of eight k once more, in a pass after the first. */
+template <int KEEP>
+AMPI_D void ampi_d_row_again(ampi_row<KEEP>& r, int k, size_t i) {
+    if (KEEP == 0) ampi_d_row_open(r, k, i);
+}
+
+/* --- layer norm ------------------------------------------------------------------------------ */
+
+typedef struct ampi_cuda_ln {
+    const void *x, *dy, *gamma, *beta;
+    void *y, *dgamma, *dbeta;          /* backward: y is dx */
+    float *save_mean, *save_invstd;
+    const float *mean, *invstd;
+    float* partial;                    /* sums of the parts of the rows, or NULL */
+    amp_dtype xt, dyt, pt, yt, dpt;
+    size_t rows, d, parts;
+    double inverse_d;
+    float eps;
+    int accumulate;
+} ampi_cuda_ln;
+
+/* Mean, in two parts, and then the mean square distance from it. */
+template <int T, int KEEP>
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm(ampi_cuda_ln q) {
+    AMPI_SHARED(double, shared);
+    for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
+        ampi_row<KEEP> x;
+        double sum[1] = { 0.0 }, squares[1] = { 0.0 };
+        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
+        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+            ampi_d_row_open(x, k, i);
+            sum[0] += (double)ampi_d_sum8(x.v[k]);
+        });
+        ampi_d_group_sum<T>(sum, shared);
+        const double exact = sum[0] * q.inverse_d;
+        const float mean = (float)exact, rest = (float)(exact - (double)mean);
+        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+            float v[8];
+            ampi_d_row_again(x, k, i);
+            for (int j = 0; j < 8; j++) v[j] = (x.v[k][j] - mean) - rest;
+            ampi_d_trim8(v, q.d - i);
+            squares[0] += (double)ampi_d_dot8(v, v);
+        });
+        ampi_d_group_sum<T>(squares, shared);
+        const float invstd = __frsqrt_rn((float)fma(squares[0], q.inverse_d, (double)q.eps));
+        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+            float g[8], b[8];
+            ampi_d_row_again(x, k, i);
+            ampi_d_load8_or(g, q.gamma, q.pt, i, q.d, 1.0f);
+            ampi_d_load8_or(b, q.beta, q.pt, i, q.d, 0.0f);
+            for (int j = 0; j < 8; j++) g[j] = ampi_fma(1, (x.v[k][j] - mean) * invstd, g[j], b[j]);
+            ampi_d_store8(q.y, q.yt, x.start + i, x.end, g);
+        });
+        if (threadIdx.x % T != 0) continue;
+        if (q.save_mean) q.save_mean[row] = mean;
+        if (q.save_invstd) q.save_invstd[row] = invstd;
+    }
+}
+
+AMPI_FN amp_result ampi_cuda_ln_check(const char* op, size_t rows, size_t d, float eps, const amp_exec* exec) {
+    if (rows < 1 || d < 1)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: input %.0fx%.0f needs sizes >= 1", op,
+                         (double)rows, (double)d);
+    if (!(eps > 0.0f))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "%s: eps %g needs > 0", op, (double)eps);
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
+                                               const void* beta, amp_dtype param_dtype, float eps,
+                                               float* save_mean, float* save_invstd, void* y,
+                                               amp_dtype y_dtype, size_t rows, size_t d,
+                                               const amp_exec* exec) {
+    const char* op = "amp_cuda_layer_norm_forward";
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 },
+                                   { "y", y, y_dtype, 0 },
+                                   { "gamma", gamma, param_dtype, 1 },
+                                   { "beta", beta, param_dtype, 1 },
+                                   { "save_mean", save_mean, AMP_F32, 1 },
+                                   { "save_invstd", save_invstd, AMP_F32, 1 } };
+    ampi_cuda_ln q = {};
+    eps = eps == 0.0f ? 1e-5f : eps;
+    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d), list);
+    if (r != AMP_OK || (r = ampi_cuda_ln_check(op, rows, d, eps, exec)) != AMP_OK) return r;
+    q.x = x; q.gamma = gamma; q.beta = beta; q.y = y; q.save_mean = save_mean; q.save_invstd = save_invstd;
+    q.xt = ampi_dtype(x_dtype); q.pt = ampi_dtype(param_dtype); q.yt = ampi_dtype(y_dtype);
+    q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = eps;
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm, rows, d, AMPI_CUDA_ROW_SHARED, q);
+}
+
+/* dx = (dy * gamma - a - (x - mean) * b) * invstd, as on the CPU. */
+template <int T, int KEEP>
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm_backward(ampi_cuda_ln q) {
+    AMPI_SHARED(double, shared);
+    for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
+        ampi_row<KEEP> x, dy;
+        double v[2] = { 0.0, 0.0 };
+        const float mean = q.mean[row], invstd = q.invstd[row];
+        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
+        ampi_d_row_start<T>(dy, q.dy, q.dyt, row, q.d);
+        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+            float g[8], h[8];
+            ampi_d_row_open(x, k, i);
+            ampi_d_row_open(dy, k, i);
+            ampi_d_load8_or(g, q.gamma, q.pt, i, q.d, 1.0f);
+            for (int j = 0; j < 8; j++) g[j] = dy.v[k][j] * g[j];
+            for (int j = 0; j < 8; j++) h[j] = x.v[k][j] - mean;
+            v[0] += (double)ampi_d_sum8(g);
+            v[1] += (double)ampi_d_dot8(g, h);      /* beyond the end g is 0 */
+        });
+        ampi_d_group_sum<T>(v, shared);
+        const float a = (float)(v[0] * q.inverse_d);
+        const float b = (float)(v[1] * ((double)invstd * (double)invstd) * q.inverse_d);
+        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+            float g[8];
+            ampi_d_row_again(x, k, i);
+            ampi_d_row_again(dy, k, i);
+            ampi_d_load8_or(g, q.gamma, q.pt, i, q.d, 1.0f);
+            for (int j = 0; j < 8; j++)
+                g[j] = ampi_fma(1, mean - x.v[k][j], b, ampi_fma(1, dy.v[k][j], g[j], -a)) * invstd;
+            ampi_d_store8(q.y, q.yt, x.start + i, x.end, g);
+        });
+    }
+}
+
+/* dgamma and dbeta: sums down the columns. The rows are cut into parts, a number that depends on the rows alone;
+   a part's sums are rounded to float and then added in the order of the parts, whether one block adds them or
+   they meet in the workspace. A block takes 256 columns, a warp of it every eighth row. */
+enum { AMPI_CUDA_LN_COLUMNS = 256, AMPI_CUDA_LN_WARPS = AMPI_CUDA_BLOCK / 32 };
+
+AMPI_FN size_t ampi_cuda_ln_parts(size_t rows) {
+    return rows < 64 ? 1 : rows < 64 * 64 ? rows / 64 : 64;
+}
+AMPI_FN size_t ampi_cuda_ln_partial_bytes(size_t rows, size_t d) {
+    return ampi_cuda_ln_parts(rows) > 1 ? ampi_area(ampi_cuda_ln_parts(rows) * 2 * sizeof(float), d) : 0;
+}
+AMP_DEF size_t amp_cuda_layer_norm_workspace(size_t rows, size_t d) {
+    size_t bytes = ampi_cuda_ln_partial_bytes(rows, d);
+    return bytes && bytes < SIZE_MAX - 16 ? bytes + 16 : 0;
+}
+
+/* Adds the rows from `row` on, two with their loads under way together, four to a float sum. */
+AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_t i, double (&dg)[8],
+                           double (&db)[8]) {
+    for (; row < last; row += 4 * (size_t)AMPI_CUDA_LN_WARPS) {
+        float g[8] = {}, b[8] = {};
+        for (int half = 0; half < 2; half++) {
+            ampi_eight x[2], dy[2];
+            for (int u = 0; u < 2; u++) {
+                size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS), end = r < last ? (r + 1) * q.d : 0;
+                ampi_d_fetch8(x[u], q.x, q.xt, r * q.d + i, end);
+                ampi_d_fetch8(dy[u], q.dy, q.dyt, r * q.d + i, end);
+            }
+            for (int u = 0; u < 2; u++) {
+                size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS);
+                float v[8], w[8], mean, invstd;
+                if (r >= last) continue;
+                mean = q.mean[r];
+                invstd = q.invstd[r];
+                ampi_d_widen8(v, x[u], q.xt);
+                ampi_d_widen8(w, dy[u], q.dyt);
+                for (int j = 0; j < 8; j++) b[j] += w[j];
+                for (int j = 0; j < 8; j++) g[j] = ampi_fma(1, w[j], (v[j] - mean) * invstd, g[j]);
+            }
+        }
+        for (int j = 0; j < 8; j++) dg[j] += (double)g[j];
+        for (int j = 0; j < 8; j++) db[j] += (double)b[j];
+    }
+}
+/* The warps' sums of eight columns each become one sum for each thread's column. */
+AMPI_D float ampi_d_ln_across(const double (&v)[8], double* shared) {
+    double sum = 0.0;
+    __syncthreads();
+    for (int j = 0; j < 8; j++) shared[threadIdx.x / 32 * AMPI_CUDA_LN_COLUMNS + threadIdx.x % 32 * 8 + j] = v[j];
+    __syncthreads();
+    for (int warp = 0; warp < AMPI_CUDA_LN_WARPS; warp++)
+        sum += shared[warp * AMPI_CUDA_LN_COLUMNS + (int)threadIdx.x];
+    return (float)sum;
+}
+
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_columns(ampi_cuda_ln q) {
+    AMPI_SHARED(double, shared);
+    const size_t first = (size_t)blockIdx.x * AMPI_CUDA_LN_COLUMNS, column = first + threadIdx.x;
+    const size_t i = first + threadIdx.x % 32 * 8u;
+    double dgamma = 0.0, dbeta = 0.0;
+    for (size_t part = blockIdx.y; part < q.parts; part += gridDim.y) {
+        double dg[8] = {}, db[8] = {};
+        size_t row = part * (q.rows / q.parts) + (part < q.rows % q.parts ? part : q.rows % q.parts);
+        size_t last = row + q.rows / q.parts + (part < q.rows % q.parts);
+        if (i < q.d) ampi_d_ln_down(q, row + threadIdx.x / 32, last, i, dg, db);
+        float g = ampi_d_ln_across(dg, shared), b = ampi_d_ln_across(db, shared);
+        dgamma += (double)g;
+        dbeta += (double)b;
+        if (!q.partial || column >= q.d) continue;
+        q.partial[2 * part * q.d + column] = g;
+        q.partial[(2 * part + 1) * q.d + column] = b;
+    }
+    if (q.partial || column >= q.d) return;
+    ampi_d_store_one(q.dgamma, q.dpt, column, (float)dgamma, q.accumulate);
+    ampi_d_store_one(q.dbeta, q.dpt, column, (float)dbeta, q.accumulate);
+}
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_parts(ampi_cuda_ln q) {
+    const size_t column = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x;
+    double dgamma = 0.0, dbeta = 0.0;
+    if (column >= q.d) return;
+    for (size_t part = 0; part < q.parts; part++) {
+        dgamma += (double)q.partial[2 * part * q.d + column];
+        dbeta += (double)q.partial[(2 * part + 1) * q.d + column];
+    }
+    ampi_d_store_one(q.dgamma, q.dpt, column, (float)dgamma, q.accumulate);
+    ampi_d_store_one(q.dbeta, q.dpt, column, (float)dbeta, q.accumulate);
+}
+
+AMPI_FN amp_result ampi_cuda_ln_columns(ampi_cuda_ln q, const char* op, const amp_exec* exec) {
+    const size_t shared = (size_t)AMPI_CUDA_LN_WARPS * AMPI_CUDA_LN_COLUMNS * sizeof(double);
+    const unsigned strips = (unsigned)((q.d + AMPI_CUDA_LN_COLUMNS - 1) / AMPI_CUDA_LN_COLUMNS);
+    q.parts = ampi_cuda_ln_parts(q.rows);
+    if (q.parts > 1) q.partial = (float*)ampi_cuda_scratch(exec, ampi_cuda_ln_partial_bytes(q.rows, q.d));
+    amp_result r = ampi_cuda_launch(exec, op, ampi_k_layer_norm_columns,
+                                    dim3(strips, q.partial ? (unsigned)q.parts : 1u), dim3(AMPI_CUDA_BLOCK),
+                                    shared, q);
+    if (r != AMP_OK || !q.partial) return r;
+    return ampi_cuda_launch(exec, op, ampi_k_layer_norm_parts, dim3(strips), dim3(AMPI_CUDA_BLOCK), 0, q);
+}
+
+AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+                                                amp_dtype x_dtype, const void* gamma, amp_dtype param_dtype,
+                                                const float* save_mean, const float* save_invstd, void* dx,
+                                                amp_dtype dx_dtype, void* dgamma, void* dbeta,
+                                                amp_dtype dparam_dtype, int accumulate, size_t rows,
+                                                size_t d, const amp_exec* exec) {
+    const char* op = "amp_cuda_layer_norm_backward";
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
+                                   { "x", x, x_dtype, 0 },
+                                   { "gamma", gamma, param_dtype, 1 },
+                                   { "dx", dx, dx_dtype, 1 },
+                                   { "save_mean", save_mean, AMP_F32, 0 },
+                                   { "save_invstd", save_invstd, AMP_F32, 0 },
+                                   { "dgamma", dgamma, dparam_dtype, 1 },
+                                   { "dbeta", dbeta, dparam_dtype, 1 } };
+    ampi_cuda_ln q = {};
+    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d), list);
+    if (r != AMP_OK || (r = ampi_cuda_ln_check(op, rows, d, 1.0f, exec)) != AMP_OK) return r;
+    q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
+    q.mean = save_mean; q.invstd = save_invstd;
+    q.xt = ampi_dtype(x_dtype); q.dyt = ampi_dtype(dy_dtype); q.pt = ampi_dtype(param_dtype);
+    q.yt = ampi_dtype(dx_dtype); q.dpt = ampi_dtype(dparam_dtype);
+    q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.accumulate = accumulate != 0;
+    if ((dgamma || dbeta) && (r = ampi_cuda_ln_columns(q, op, exec)) != AMP_OK) return r;
+    if (!dx) return AMP_OK;
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, d, AMPI_CUDA_ROW_SHARED, q);
+}
+
+/* --- element by element ---------------------------------------------------------------------- */
+
+/* A kernel over all elements, for any of the functors below. Each defines ampi_d_apply, which turns the eights v
+   (of a) and w (of b) that begin at element i into a result in v; and ampi_d_begin, if a thread computes anything
+   beforehand. y may be a or b: a thread has read an eight when it writes it. */
+template <typename F>
+AMPI_D void ampi_d_begin(F&) {}
+
+template <typename F>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_map m, F f) {
+    ampi_d_begin(f);
+    for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
+        ampi_eight a[2], b[2];
+        for (int u = 0; u < 2; u++) {
+            ampi_d_fetch8(a[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
+            if (m.b) ampi_d_fetch8(b[u], m.b, m.bt, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
+        }
+        for (int u = 0; u < 2; u++) {
+            size_t at = i + (size_t)(u * AMPI_CUDA_SECOND);
+            float v[8], w[8];
+            if (at >= m.n) break;
+            ampi_d_widen8(v, a[u], m.at);
+            if (m.b) ampi_d_widen8(w, b[u], m.bt);
+            ampi_d_apply(f, v, w, at);
+            ampi_d_store8(m.y, m.yt, at, m.n, v);
+        }
+    }
+}
+template <typename F>
+static amp_result ampi_cuda_map_run(const amp_exec* exec, const char* op, const ampi_cuda_map& m, const F& f) {
+    if (m.n == 0) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_map<F>, ampi_cuda_grid(m.n, AMPI_CUDA_TILE), dim3(AMPI_CUDA_BLOCK), 0,
+                            m, f);
+}
+
+struct ampi_op_activation { amp_activation f; };
+struct ampi_op_activation_slope { amp_activation f; };
+struct ampi_op_add { int unused; };
+struct ampi_op_dropout {
+    float p, scale;
+    uint64_t seed, offset, stride;
+    const uint64_t* position;      /* NULL = 0 */
+};
+
+/* The function is chosen outside of the loop. */
+AMPI_D void ampi_d_apply(const ampi_op_activation& op, float (&v)[8], float (&)[8], size_t) {
+    switch (op.f) {
+        case AMP_GELU: for (int j = 0; j < 8; j++) v[j] = ampi_activate(1, AMP_GELU, v[j]); break;
+        case AMP_GELU_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_activate(1, AMP_GELU_TANH, v[j]); break;
+        case AMP_TANH: for (int j = 0; j < 8; j++) v[j] = ampi_activate(1, AMP_TANH, v[j]); break;
+        case AMP_SIGMOID: for (int j = 0; j < 8; j++) v[j] = ampi_activate(1, AMP_SIGMOID, v[j]); break;
+        default: for (int j = 0; j < 8; j++) v[j] = ampi_relu(v[j]); break;
+    }
+}
+template <int F>
+AMPI_D void ampi_d_slope8(float (&dy)[8], const float (&s)[8]) {
+    for (int j = 0; j < 8; j++) dy[j] = ampi_activate_slope(1, (amp_activation)F, dy[j], s[j]);
+}
+AMPI_D void ampi_d_apply(const ampi_op_activation_slope& op, float (&dy)[8], float (&s)[8], size_t) {
+    switch (op.f) {
+        case AMP_GELU: ampi_d_slope8<AMP_GELU>(dy, s); break;
+        case AMP_GELU_TANH: ampi_d_slope8<AMP_GELU_TANH>(dy, s); break;
+        case AMP_TANH: ampi_d_slope8<AMP_TANH>(dy, s); break;
+        case AMP_SIGMOID: ampi_d_slope8<AMP_SIGMOID>(dy, s); break;
+        default: ampi_d_slope8<AMP_RELU>(dy, s); break;
+    }
+}
+AMPI_D void ampi_d_apply(const ampi_op_add&, float (&v)[8], float (&w)[8], size_t) {
+    for (int j = 0; j < 8; j++) v[j] += w[j];
+}
+AMPI_D void ampi_d_begin(ampi_op_dropout& op) {
+    if (op.position) op.offset += *op.position * op.stride;
+}
+AMPI_D void ampi_d_apply(const ampi_op_dropout& op, float (&v)[8], float (&)[8], size_t i) {
+    uint32_t random[8];
+    ampi_d_random8(random, op.seed, op.offset + i);
+    for (int j = 0; j < 8; j++) {
+        float u = (float)(random[j] >> 8) * (1.0f / 16777216.0f);
+        v[j] = u < op.p ? 0.0f : v[j] * op.scale;
+    }
+}
+
+AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
+                                               amp_dtype y_dtype, size_t n, const amp_exec* exec) {
+    const char* op = "amp_cuda_activation_forward";
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const ampi_op_activation functor = { f };
+    amp_result r = ampi_check_activation(exec, f);
+    if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, x_dtype, NULL, AMP_F32, y, y_dtype, n), functor);
+}
+AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
+                                                const void* saved, amp_dtype saved_dtype, void* dx,
+                                                amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
+    const char* op = "amp_cuda_activation_backward";
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
+                                   { "saved", saved, saved_dtype, 0 },
+                                   { "dx", dx, dx_dtype, 1 } };
+    const ampi_op_activation_slope functor = { f };
+    amp_result r = ampi_check_activation(exec, f);
+    if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, n),
+                             functor);
+}
+
+/* amp_dropout_forward with a second part of the offset in device memory, offset + *position * stride, which a
+   captured graph can move on. */
+AMPI_FN amp_result ampi_cuda_dropout(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t n, float p,
+                                     uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride,
+                                     const amp_exec* exec) {
+    const char* op = "amp_cuda_dropout_forward";
+    const ampi_argument list[] = { { "x", x, xt, 0 }, { "y", y, yt, 0 } };
+    amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
+    if (r != AMP_OK) return r;
+    if (!(p >= 0.0f && p < 1.0f))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "%s: probability %g is outside [0,1)", op,
+                         (double)p);
+    const ampi_op_dropout functor = { p, 1.0f / (1.0f - p), seed, offset, stride, position };
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, NULL, AMP_F32, y, yt, n), functor);
+}
+AMP_DEF amp_result amp_cuda_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
+                                            size_t n, float p, uint64_t seed, uint64_t offset,
+                                            const amp_exec* exec) {
+    return ampi_cuda_dropout(x, x_dtype, y, y_dtype, n, p, seed, offset, NULL, 0, exec);
+}
+
+AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
+                                        void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec) {
+    const char* op = "amp_cuda_add_forward";
+    const ampi_argument list[] = { { "a", a, a_dtype, 0 }, { "b", b, b_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const ampi_op_add functor = { 0 };
+    amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
+    if (r != AMP_OK) return r;
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(a, a_dtype, b, b_dtype, y, y_dtype, n), functor);
+}
+
+/* --- columns of a matrix ----------------------------------------------------------------------- */
+
+/* Copies, or adds, `d` columns from matrix x to matrix y; each begins at an element of its own and has rows of
+   its own length. */
+typedef struct ampi_cuda_columns {
+    const void* x;
+    void* y;
+    amp_dtype xt, yt;
+    size_t x_start, x_row, y_start, y_row, rows, d;
+    int accumulate;
+} ampi_cuda_columns;
+
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_columns(ampi_cuda_columns q) {
+    const size_t eights = (q.d + 7) / 8, n = q.rows * eights, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
+    for (size_t k = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; k < n; k += step) {
+        size_t row = ampi_d_quotient(k, eights), i = (k - row * eights) * 8;
+        size_t from = q.x_start + row * q.x_row, to = q.y_start + row * q.y_row;
+        ampi_eight r;
+        ampi_d_fetch8(r, q.x, q.xt, from + i, from + q.d);
+        if (q.accumulate) {
+            float v[8], old[8];
+            ampi_d_widen8(v, r, q.xt);
+            ampi_d_load8(old, q.y, q.yt, to + i, to + q.d);
+            for (int j = 0; j < 8; j++) v[j] = old[j] + v[j];
+            ampi_d_round8(r, v, q.yt);
+        } else {
+            ampi_d_convert8(r, q.xt, q.yt);
+        }
+        ampi_d_put8(q.y, q.yt, to + i, to + q.d, r);
+    }
+}
+AMPI_FN amp_result ampi_cuda_columns_run(const amp_exec* exec, const char* op, const ampi_cuda_columns& q) {
+    size_t n = q.rows * ((q.d + 7) / 8);
+    if (n == 0) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_columns, ampi_cuda_grid(n, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK), 0,
+                            q);
+}
+
+AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
+                                           amp_dtype y_dtype, size_t d_total, size_t column, size_t rows,
+                                           const amp_exec* exec) {
+    const char* op = "amp_cuda_concat_forward";
+    const ampi_argument list[] = { { "x", x, x_dtype, d == 0 }, { "y", y, y_dtype, d == 0 } };
+    const ampi_cuda_columns q = { x, y, ampi_dtype(x_dtype), ampi_dtype(y_dtype), 0, d, column, d_total, rows, d,
+                                  0 };
+    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d_total), list);
+    if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
+    return ampi_cuda_columns_run(exec, op, q);
+}
+AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
+                                            void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
+                                            const amp_exec* exec) {
+    const char* op = "amp_cuda_concat_backward";
+    const ampi_argument list[] = { { "y", y, y_dtype, d == 0 }, { "x", x, x_dtype, d == 0 } };
+    const ampi_cuda_columns q = { y, x, ampi_dtype(y_dtype), ampi_dtype(x_dtype), column, d_total, 0, d, rows, d,
+                                  accumulate != 0 };
+    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d_total), list);
+    if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
+    return ampi_cuda_columns_run(exec, op, q);
+}
+
+/* --- softmax ----------------------------------------------------------------------------- */
+
+typedef struct ampi_cuda_softmax {
+    const void *x, *dy;      /* backward: x is the forward pass's y */
+    void* y;                 /* backward: dx */
+    amp_dtype xt, dyt, yt;
+    size_t rows, d;
+} ampi_cuda_softmax;
+
+/* Turns the floats of a row into e = exp(x - max), which ampi_d_row_exp_again finds again; returns the sum of
+   them. *total is this thread's part of the sum of x. */
+template <int T, int KEEP>
+AMPI_D float ampi_d_row_exp(ampi_row<KEEP>& x, size_t d, float* max, double* total, double* shared) {
+    float most = ampi_float(0xff800000u);
+    double sum[1] = { 0.0 };
+    *total = 0.0;
+    ampi_d_eights<T, KEEP>(d, [&](int k, size_t i) {
+        ampi_d_row_open(x, k, i);
+        *total += (double)ampi_d_sum8(x.v[k]);
+        for (int j = 0; j < 8; j++) most = i + (size_t)j < d ? ampi_d_larger(most, x.v[k][j]) : most;
+    });
+    most = ampi_d_group_max<T>(most, shared);
+    ampi_d_eights<T, KEEP>(d, [&](int k, size_t i) {
+        ampi_d_row_again(x, k, i);
+        for (int j = 0; j < 8; j++) x.v[k][j] = ampi_exp(1, x.v[k][j] - most);
+        ampi_d_trim8(x.v[k], d - i);
+        sum[0] += (double)ampi_d_sum8(x.v[k]);
+    });
+    ampi_d_group_sum<T>(sum, shared);
+    *max = most;
+    return (float)sum[0];
+}
+template <int KEEP>
+AMPI_D void ampi_d_row_exp_again(ampi_row<KEEP>& x, int k, size_t i, float max) {
+    if (KEEP > 0) return;
+    ampi_d_row_open(x, k, i);
+    for (int j = 0; j < 8; j++) x.v[k][j] = ampi_exp(1, x.v[k][j] - max);
+}
+
+template <int T, int KEEP>
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax(ampi_cuda_softmax q) {
+    AMPI_SHARED(double, shared);
+    for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
+        ampi_row<KEEP> x;
+        float max;
+        double unused;
+        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
+        const float inverse = 1.0f / ampi_d_row_exp<T>(x, q.d, &max, &unused, shared);
+        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+            ampi_d_row_exp_again(x, k, i, max);
+            for (int j = 0; j < 8; j++) x.v[k][j] *= inverse;
+            ampi_d_store8(q.y, q.yt, x.start + i, x.end, x.v[k]);
+        });
+    }
+}
+/* dx = y * (dy - sum(dy * y)). */
+template <int T, int KEEP>
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax_backward(ampi_cuda_softmax q) {
+    AMPI_SHARED(double, shared);
+    for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
+        ampi_row<KEEP> y, dy;
+        double dot[1] = { 0.0 };
+        ampi_d_row_start<T>(y, q.x, q.xt, row, q.d);
+        ampi_d_row_start<T>(dy, q.dy, q.dyt, row, q.d);
+        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+            ampi_d_row_open(y, k, i);
+            ampi_d_row_open(dy, k, i);
+            dot[0] += (double)ampi_d_dot8(y.v[k], dy.v[k]);
+        });
+        ampi_d_group_sum<T>(dot, shared);
+        const float sum = (float)dot[0];
+        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+            ampi_d_row_again(y, k, i);
+            ampi_d_row_again(dy, k, i);
+            for (int j = 0; j < 8; j++) y.v[k][j] *= dy.v[k][j] - sum;
+            ampi_d_store8(q.y, q.yt, y.start + i, y.end, y.v[k]);
+        });
+    }
+}
+
+AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
+                                            size_t rows, size_t d, const amp_exec* exec) {
+    const char* op = "amp_cuda_softmax_forward";
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const ampi_cuda_softmax q = { x, NULL, y, ampi_dtype(x_dtype), AMP_F32, ampi_dtype(y_dtype), rows, d };
+    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d), list);
+    if (r != AMP_OK || rows == 0 || d == 0) return r;
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
+}
+AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
+                                             amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
+                                             size_t d, const amp_exec* exec) {
+    const char* op = "amp_cuda_softmax_backward";
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
+                                   { "y", y, y_dtype, 0 },
+                                   { "dx", dx, dx_dtype, 1 } };
+    const ampi_cuda_softmax q = { y, dy, dx, ampi_dtype(y_dtype), ampi_dtype(dy_dtype), ampi_dtype(dx_dtype), rows,
+                                  d };
+    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d), list);
+    if (r != AMP_OK || !dx || rows == 0 || d == 0) return r;
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax_backward, rows, d, AMPI_CUDA_ROW_SHARED, q);
+}
+
+/* --- losses ------------------------------------------------------------------------------ */
+
+/* The mean of a loss: its terms are summed in at most 1024 parts, a number that depends on their count alone, and
+   the parts by one block in a fixed order. They meet in the workspace, or, without one, in the shared memory of a
+   single block that computes them all. */
+enum { AMPI_CUDA_LOSS_PARTS = 1024 };
+
+typedef struct ampi_cuda_loss {
+    const void *x, *target;      /* target: of MSE and BCE */
+    const int32_t* labels;       /* of the cross-entropy */
+    float* loss;
+    double* parts;               /* the workspace, or NULL */
+    amp_dtype xt, tt;
+    size_t n, d, count;          /* terms, classes, parts */
+    float smoothing;
+    ampi_loss kind;
+} ampi_cuda_loss;
+
+/* All threads of a block; more than 256 only add zeros. */
+template <int T>
+AMPI_D void ampi_d_loss_mean(const ampi_cuda_loss& q, const double* parts, double* shared) {
+    double sum[1] = { 0.0 };
+    if (threadIdx.x < 256)
+        for (size_t i = threadIdx.x; i < q.count; i += 256) sum[0] += parts[i];
+    ampi_d_group_sum<T>(sum, shared);
+    if (threadIdx.x == 0) *q.loss = (float)(sum[0] / (double)q.n);
+}
+static __global__ void __launch_bounds__(256) ampi_k_loss_mean(ampi_cuda_loss q) {
+    AMPI_SHARED(double, shared);
+    ampi_d_loss_mean<256>(q, q.parts, shared);
+}
+
+/* A block's part p: tiles p, p + count, ... */
+AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
+    double sum = 0.0;
+    ampi_eight x[2], target[2];
+    for (int u = 0; u < 2; u++) {
+        ampi_d_fetch8(x[u], q.x, q.xt, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
+        ampi_d_fetch8(target[u], q.target, q.tt, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
+    }
+    for (int u = 0; u < 2; u++) {
+        size_t at = i + (size_t)(u * AMPI_CUDA_SECOND);
+        float v[8], w[8];
+        if (at >= q.n) break;
+        ampi_d_widen8(v, x[u], q.xt);
+        ampi_d_widen8(w, target[u], q.tt);
+        if (q.kind == AMPI_MSE) {
+            for (int j = 0; j < 8; j++) v[j] -= w[j];
+            sum += (double)ampi_d_dot8(v, v);
+        } else {
+            for (int j = 0; j < 8; j++) v[j] = ampi_bce_term(1, v[j], w[j]);
+            ampi_d_trim8(v, q.n - at);
+            sum += (double)ampi_d_sum8(v);
+        }
+    }
+    return sum;
+}
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss(ampi_cuda_loss q) {
+    AMPI_SHARED(double, shared);
+    double* parts = q.parts ? q.parts : shared + AMPI_CUDA_BLOCK / 32;
+    for (size_t part = blockIdx.x; part < q.count; part += gridDim.x) {
+        double sum[1] = { 0.0 };
+        for (size_t i = part * AMPI_CUDA_TILE; i < q.n; i += q.count * AMPI_CUDA_TILE)
+            sum[0] += ampi_d_loss_tile(q, i + threadIdx.x * 8u);
+        ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared);
+        if (threadIdx.x == 0) parts[part] = sum[0];
+    }
+    if (q.parts) return;
+    __syncthreads();
+    ampi_d_loss_mean<AMPI_CUDA_BLOCK>(q, parts, shared);
+}
+
+/* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
+template <int T, int KEEP>
+AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, double* shared) {
+    ampi_row<KEEP> x;
+    float max, sum;
+    double total[1];
+    const int32_t label = q.labels[row];
+    ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
+    sum = ampi_d_row_exp<T>(x, q.d, &max, total, shared);
+    if (label < 0 || (size_t)label >= q.d) return (double)ampi_float(0x7fc00000u);
+    float loss = ampi_fma(1, q.smoothing - 1.0f, ampi_d_load(q.x, q.xt, x.start + (size_t)label) - max,
+                          ampi_log(1, sum));
+    if (q.smoothing > 0.0f) {
+        ampi_d_group_sum<T>(total, shared);
+        loss = ampi_fma(1, -q.smoothing, (float)(total[0] / (double)q.d - (double)max), loss);
+    }
+    return (double)loss;
+}
+/* A group's part p: rows p, p + count, ... */
+template <int T, int KEEP>
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_cross_entropy(ampi_cuda_loss q) {
+    AMPI_SHARED(double, shared);
+    double* parts = q.parts ? q.parts : shared + 32;
+    for (size_t part = ampi_d_group<T>(); part < q.count; part += ampi_d_groups<T>()) {
+        double sum = 0.0;
+        for (size_t row = part; row < q.n; row += q.count) sum += ampi_d_cross_entropy_row<T, KEEP>(q, row, shared);
+        if (threadIdx.x % T == 0) parts[part] = sum;
+    }
+    if (q.parts) return;
+    __syncthreads();
+    ampi_d_loss_mean<AMPI_CUDA_THREADS(T)>(q, parts, shared);
+}
+
+/* Decides who computes the parts: small means and calls without a workspace take one block and one launch. */
+AMPI_FN size_t ampi_cuda_loss_plan(ampi_cuda_loss* q, size_t terms, size_t elements, const amp_exec* exec) {
+    q->count = ampi_min_size(terms, AMPI_CUDA_LOSS_PARTS);
+    if (elements > 4 * (size_t)AMPI_CUDA_TILE)
+        q->parts = (double*)ampi_cuda_scratch(exec, AMPI_CUDA_LOSS_PARTS * sizeof(double));
+    return q->parts ? q->count : 1;      /* parts at a time */
+}
+AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op, const amp_exec* exec) {
+    if (!q.parts) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_loss_mean, dim3(1), dim3(256), 8 * sizeof(double), q);
+}
+enum { AMPI_CUDA_LOSS_SHARED = (32 + AMPI_CUDA_LOSS_PARTS) * 8 };
+
+AMPI_FN amp_result ampi_cuda_check_labels(const amp_exec* exec, const char* op, const int32_t* labels,
+                                          float smoothing, size_t n, size_t classes) {
+    const amp_logger* log = ampi_exec_logger(exec);
+    if (n < 1 || classes < 1 || classes > INT32_MAX)
+        return ampi_fail(log, AMP_ERR_SHAPE, "%s: %.0f rows of %.0f classes need sizes of 1 to 2^31-1", op,
+                         (double)n, (double)classes);
+    if (!(smoothing >= 0.0f && smoothing < 1.0f))
+        return ampi_fail(log, AMP_ERR_DESC, "%s: smoothing %g is outside [0,1)", op, (double)smoothing);
+    if (!labels) return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
+    return ampi_cuda_check_pointer(exec, op, "labels", labels);
+}
+
+AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
+                                                          const int32_t* labels, float smoothing, float* loss,
+                                                          size_t n, size_t classes, const amp_exec* exec) {
+    const char* op = "amp_cuda_softmax_cross_entropy_forward";
+    const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 }, { "loss", loss, AMP_F32, 0 } };
+    ampi_cuda_loss q = {};
+    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(n, classes), list);
+    if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
+    q.x = logits; q.xt = ampi_dtype(logits_dtype); q.labels = labels; q.smoothing = smoothing; q.loss = loss;
+    q.n = n; q.d = classes;
+    size_t parts = ampi_cuda_loss_plan(&q, n, n * classes, exec);
+    r = AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy, parts, classes, AMPI_CUDA_LOSS_SHARED, q);
+    return r != AMP_OK ? r : ampi_cuda_loss_end(q, op, exec);
+}
+
+/* What a loss's gradient needs beyond the loss. */
+typedef struct ampi_cuda_loss_slope {
+    ampi_cuda_loss q;
+    void* dx;
+    amp_dtype dxt;
+    const float* loss_scale;
+    float weight;
+} ampi_cuda_loss_slope;
+
+/* dlogits = (softmax - target) * factor. */
+template <int T, int KEEP>
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
+    ampi_k_cross_entropy_backward(ampi_cuda_loss_slope s) {
+    AMPI_SHARED(double, shared);
+    const ampi_cuda_loss& q = s.q;
+    const float base = q.smoothing / (float)q.d, factor = ampi_loss_factor(s.loss_scale, s.weight, q.n);
+    for (size_t row = ampi_d_group<T>(); row < q.n; row += ampi_d_groups<T>()) {
+        ampi_row<KEEP> x;
+        float max;
+        double unused;
+        const int32_t label = q.labels[row];
+        const float f = label < 0 || (size_t)label >= q.d ? ampi_float(0x7fc00000u) : factor;
+        ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
+        const float inverse = 1.0f / ampi_d_row_exp<T>(x, q.d, &max, &unused, shared);
+        ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
+            ampi_d_row_exp_again(x, k, i, max);
+            for (int j = 0; j < 8; j++) {
+                float target = i + (size_t)j == (size_t)label ? (1.0f - q.smoothing) + base : base;
+                x.v[k][j] = ampi_fma(1, x.v[k][j], inverse, -target) * f;
+            }
+            ampi_d_store8(s.dx, s.dxt, x.start + i, x.end, x.v[k]);
+        });
+    }
+}
+
+AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
+                                                           const int32_t* labels, float smoothing,
+                                                           const float* loss_scale, float weight,
+                                                           void* dlogits, amp_dtype dlogits_dtype, size_t n,
+                                                           size_t classes, const amp_exec* exec) {
+    const char* op = "amp_cuda_softmax_cross_entropy_backward";
+    const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 },
+                                   { "dlogits", dlogits, dlogits_dtype, 1 },
+                                   { "loss_scale", loss_scale, AMP_F32, 1 } };
+    ampi_cuda_loss_slope s = {};
+    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(n, classes), list);
+    if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
+    if (!dlogits) return AMP_OK;
+    s.q.x = logits; s.q.xt = ampi_dtype(logits_dtype); s.q.labels = labels; s.q.smoothing = smoothing;
+    s.q.n = n; s.q.d = classes;
+    s.dx = dlogits; s.dxt = ampi_dtype(dlogits_dtype); s.loss_scale = loss_scale; s.weight = weight;
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy_backward, n, classes, AMPI_CUDA_ROW_SHARED, s);
+}
+
+/* MSE and BCE: (x - target) * factor, (sigmoid(x) - target) * factor. */
+struct ampi_op_loss_slope {
+    ampi_loss kind;
+    const float* loss_scale;
+    float weight, factor;
+    size_t n;
+};
+AMPI_D void ampi_d_begin(ampi_op_loss_slope& op) {
+    op.factor = ampi_loss_factor(op.loss_scale, op.weight, op.n);
+    if (op.kind == AMPI_MSE) op.factor *= 2.0f;
+}
+AMPI_D void ampi_d_apply(const ampi_op_loss_slope& op, float (&x)[8], float (&target)[8], size_t) {
+    if (op.kind == AMPI_MSE) for (int j = 0; j < 8; j++) x[j] = (x[j] - target[j]) * op.factor;
+    else for (int j = 0; j < 8; j++) x[j] = (ampi_sigmoid(1, x[j]) - target[j]) * op.factor;
+}
+
+AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, size_t n, const ampi_argument* list,
+                                        size_t count) {
+    amp_result r = ampi_cuda_check_operands(exec, op, n, list, count);
+    if (r != AMP_OK || n > 0) return r;
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
+}
+AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
+                                          const void* target, amp_dtype tt, float* loss, size_t n,
+                                          const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, xt, 0 }, { "target", target, tt, 0 }, { "loss", loss, AMP_F32, 0 } };
+    ampi_cuda_loss q = {};
+    amp_result r = ampi_cuda_loss_check(exec, op, n, list, 3);
+    if (r != AMP_OK) return r;
+    q.x = x; q.xt = ampi_dtype(xt); q.target = target; q.tt = ampi_dtype(tt); q.loss = loss; q.n = n;
+    q.kind = kind;
+    size_t parts = ampi_cuda_loss_plan(&q, (n + AMPI_CUDA_TILE - 1) / AMPI_CUDA_TILE, n, exec);
+    r = ampi_cuda_launch(exec, op, ampi_k_loss, dim3((unsigned)parts), dim3(AMPI_CUDA_BLOCK),
+                         AMPI_CUDA_LOSS_SHARED, q);
+    return r != AMP_OK ? r : ampi_cuda_loss_end(q, op, exec);
+}
+AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
+                                           const void* target, amp_dtype tt, const float* loss_scale,
+                                           float weight, void* dx, amp_dtype dxt, size_t n,
+                                           const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, xt, 0 }, { "target", target, tt, 0 }, { "dx", dx, dxt, 1 },
+                                   { "loss_scale", loss_scale, AMP_F32, 1 } };
+    const ampi_op_loss_slope functor = { kind, loss_scale, weight, 0.0f, n };
+    amp_result r = ampi_cuda_loss_check(exec, op, n, list, 4);
+    if (r != AMP_OK || !dx) return r;
+    return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, target, tt, dx, dxt, n), functor);
+}
+
+AMP_DEF amp_result amp_cuda_mse_forward(const void* x, amp_dtype x_dtype, const void* target,
+                                        amp_dtype target_dtype, float* loss, size_t n, const amp_exec* exec) {
+    return ampi_cuda_loss_forward(AMPI_MSE, "amp_cuda_mse_forward", x, x_dtype, target, target_dtype, loss, n,
+                                  exec);
+}
+AMP_DEF amp_result amp_cuda_mse_backward(const void* x, amp_dtype x_dtype, const void* target,
+                                         amp_dtype target_dtype, const float* loss_scale, float weight,
+                                         void* dx, amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
+    return ampi_cuda_loss_backward(AMPI_MSE, "amp_cuda_mse_backward", x, x_dtype, target, target_dtype, loss_scale,
+                                   weight, dx, dx_dtype, n, exec);
+}
+AMP_DEF amp_result amp_cuda_bce_with_logits_forward(const void* x, amp_dtype x_dtype, const void* target,
+                                                    amp_dtype target_dtype, float* loss, size_t n,
+                                                    const amp_exec* exec) {
+    return ampi_cuda_loss_forward(AMPI_BCE, "amp_cuda_bce_with_logits_forward", x, x_dtype, target, target_dtype,
+                                  loss, n, exec);
+}
+AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_dtype, const void* target,
+                                                     amp_dtype target_dtype, const float* loss_scale,
+                                                     float weight, void* dx, amp_dtype dx_dtype, size_t n,
+                                                     const amp_exec* exec) {
+    return ampi_cuda_loss_backward(AMPI_BCE, "amp_cuda_bce_with_logits_backward", x, x_dtype, target, target_dtype,
+                                   loss_scale, weight, dx, dx_dtype, n, exec);
+}
 
 /* ======================================================================================== */
 /* >>impl-scaler                                                                              */
