@@ -341,6 +341,49 @@ static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void
     return ampi_cuda_check(exec, place, cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
 }
 
+/* --- host: what every operator needs -------------------------------------------------------- */
+
+/* Threads in a block, unless a kernel says otherwise, and elements that one thread holds at a time. */
+enum { AMPI_CUDA_BLOCK = 256, AMPI_CUDA_EIGHT = 8, AMPI_CUDA_MAX_BLOCKS = 4096 };
+
+/* Blocks for `work` items of which a block takes `per_block` at a time; kernels loop over what is left. */
+AMPI_FN dim3 ampi_cuda_grid(size_t work, size_t per_block) {
+    size_t blocks = work / per_block + (work % per_block != 0);
+    return dim3((unsigned)(blocks < AMPI_CUDA_MAX_BLOCKS ? blocks : (size_t)AMPI_CUDA_MAX_BLOCKS));
+}
+
+/* Memory that a kernel cannot reach is refused; in a model the pointers are the model's own. */
+AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op, const char* name,
+                                           const void* p) {
+    cudaPointerAttributes a;
+    amp_result r;
+    if (!p || ampi_cuda_context(exec)) return AMP_OK;
+    r = ampi_cuda_check(exec, op, cudaPointerGetAttributes(&a, p));
+    if (r != AMP_OK) return r;
+    if (a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged) return AMP_OK;
+    if (a.type == cudaMemoryTypeHost && a.devicePointer) return AMP_OK;      /* pinned and mapped */
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is host memory", op, name);
+}
+
+/* ampi_check_operands, and that all is memory of the device. */
+AMPI_FN amp_result ampi_cuda_check_operands(const amp_exec* exec, const char* op, size_t n,
+                                            const ampi_argument* list, size_t count) {
+    amp_result r = ampi_check_operands(exec, op, n, list, count);
+    for (size_t i = 0; r == AMP_OK && n > 0 && i < count; i++)
+        r = ampi_cuda_check_pointer(exec, op, list[i].name, list[i].data);
+    return r;
+}
+#define AMPI_CUDA_CHECK(exec, op, n, list) \
+    ampi_cuda_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
+
+/* The workspace if it holds that many bytes from the next multiple of 16 on, else NULL. */
+AMPI_FN void* ampi_cuda_scratch(const amp_exec* exec, size_t bytes) {
+    uintptr_t start = exec ? (uintptr_t)exec->workspace : 0;
+    size_t skip = (size_t)(0u - start) & 15u;
+    if (!start || exec->workspace_size < skip || exec->workspace_size - skip < bytes) return NULL;
+    return (void*)(start + skip);
+}
+
 /* --- device: instructions ------------------------------------------------------------------ */
 
 #if !defined(AMP_CUDA_EMU)
@@ -459,6 +502,126 @@ AMPI_D void ampi_d_store(void* y, amp_dtype t, size_t i, float v) {
     if (t == AMP_F16) ((uint16_t*)y)[i] = ampi_d_round_half(v);
     else if (t == AMP_BF16) ((uint16_t*)y)[i] = ampi_bf16_bits(ampi_bits(v));
     else ((float*)y)[i] = v;
+}
+
+/* --- device: eight elements of any type ------------------------------------------------------ */
+
+/* Eight elements as they lie in memory; 16-bit types leave the upper half unused. */
+typedef struct ampi_eight { uint32_t w[8]; } ampi_eight;
+
+AMPI_D void ampi_d_set4(uint32_t* w, uint4 q) { w[0] = q.x; w[1] = q.y; w[2] = q.z; w[3] = q.w; }
+
+/* Elements [i, i+8) of x, as far as they are below n; the others are 0. A load of 16 bytes at a time where the
+   address allows: neighbouring threads read neighbouring eights, so all of a warp go the same way. Nothing is
+   converted yet, so that several loads can be under way. */
+AMPI_D void ampi_d_fetch8(ampi_eight& r, const void* x, amp_dtype t, size_t i, size_t n) {
+    const unsigned char* p = (const unsigned char*)x + i * (t == AMP_F32 ? 4u : 2u);
+    for (int j = 0; j < 8; j++) r.w[j] = 0;
+    if (i + 8 <= n && ((uintptr_t)p & 15u) == 0) {
+        ampi_d_set4(r.w, *(const uint4*)p);
+        if (t == AMP_F32) ampi_d_set4(r.w + 4, *(const uint4*)(p + 16));
+    } else if (t == AMP_F32) {
+        for (int j = 0; j < 8; j++)
+            if (i + (size_t)j < n) r.w[j] = ((const uint32_t*)p)[j];
+    } else {
+        for (int j = 0; j < 8; j++)
+            if (i + (size_t)j < n) r.w[j / 2] |= (uint32_t)((const uint16_t*)p)[j] << (16 * (j & 1));
+    }
+}
+/* The inverse: writes those of the eight that lie below n. */
+AMPI_D void ampi_d_put8(void* y, amp_dtype t, size_t i, size_t n, const ampi_eight& r) {
+    unsigned char* p = (unsigned char*)y + i * (t == AMP_F32 ? 4u : 2u);
+    if (i + 8 <= n && ((uintptr_t)p & 15u) == 0) {
+        *(uint4*)p = make_uint4(r.w[0], r.w[1], r.w[2], r.w[3]);
+        if (t == AMP_F32) *(uint4*)(p + 16) = make_uint4(r.w[4], r.w[5], r.w[6], r.w[7]);
+    } else if (t == AMP_F32) {
+        for (int j = 0; j < 8; j++)
+            if (i + (size_t)j < n) ((uint32_t*)p)[j] = r.w[j];
+    } else {
+        for (int j = 0; j < 8; j++)
+            if (i + (size_t)j < n) ((uint16_t*)p)[j] = (uint16_t)(r.w[j / 2] >> (16 * (j & 1)));
+    }
+}
+
+/* To floats, and rounded back to a type. */
+AMPI_D void ampi_d_widen8(float (&v)[8], const ampi_eight& r, amp_dtype t) {
+    if (t == AMP_F32)
+        for (int j = 0; j < 8; j++) v[j] = ampi_float(r.w[j]);
+    else if (t == AMP_F16)
+        for (int j = 0; j < 8; j++) v[j] = ampi_d_widen_half((uint16_t)(r.w[j / 2] >> (16 * (j & 1))));
+    else
+        for (int j = 0; j < 8; j++)
+            v[j] = ampi_float(ampi_bf16_widen((uint16_t)(r.w[j / 2] >> (16 * (j & 1)))));
+}
+AMPI_D void ampi_d_round8(ampi_eight& r, const float (&v)[8], amp_dtype t) {
+    if (t == AMP_F32)
+        for (int j = 0; j < 8; j++) r.w[j] = ampi_bits(v[j]);
+    else if (t == AMP_F16)
+        for (int j = 0; j < 4; j++)
+            r.w[j] = ampi_d_round_half(v[2 * j]) | (uint32_t)ampi_d_round_half(v[2 * j + 1]) << 16;
+    else
+        for (int j = 0; j < 4; j++)
+            r.w[j] = ampi_bf16_bits(ampi_bits(v[2 * j]))
+                     | (uint32_t)ampi_bf16_bits(ampi_bits(v[2 * j + 1])) << 16;
+}
+
+/* Both steps at once, for data of which one load at a time is enough. */
+AMPI_D void ampi_d_load8(float (&v)[8], const void* x, amp_dtype t, size_t i, size_t n) {
+    ampi_eight r;
+    ampi_d_fetch8(r, x, t, i, n);
+    ampi_d_widen8(v, r, t);
+}
+AMPI_D void ampi_d_store8(void* y, amp_dtype t, size_t i, size_t n, const float (&v)[8]) {
+    ampi_eight r;
+    ampi_d_round8(r, v, t);
+    ampi_d_put8(y, t, i, n, r);
+}
+
+/* --- device: sums and maxima in a fixed order ------------------------------------------------ */
+
+/* Eight floats by a tree. Longer sums go on in double, one addition for eight elements. */
+AMPI_D float ampi_d_sum8(const float (&v)[8]) {
+    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+}
+
+/* Over the 32 lanes of a warp, all of which take part and receive the result. In each step both partners add
+   the same two numbers, so all lanes hold the same bits. */
+template <int N>
+AMPI_D void ampi_d_warp_sum(double (&v)[N]) {
+    for (int step = 16; step > 0; step /= 2)
+        for (int k = 0; k < N; k++) v[k] += __shfl_xor_sync(0xffffffffu, v[k], step);
+}
+/* The larger; NaNs are passed over. */
+AMPI_D float ampi_d_larger(float a, float b) { return b > a ? b : a; }
+AMPI_D float ampi_d_warp_max(float v) {
+    for (int step = 16; step > 0; step /= 2) v = ampi_d_larger(v, __shfl_xor_sync(0xffffffffu, v, step));
+    return v;
+}
+
+/* Over a group of T threads: a warp, or a whole block of T threads, all of which take part and receive the
+   result. `shared` holds N doubles for each warp of the block; it may be used again at once. */
+template <int T, int N>
+AMPI_D void ampi_d_group_sum(double (&v)[N], double* shared) {
+    ampi_d_warp_sum(v);
+    if (T == 32) return;
+    __syncthreads();      /* the last sum has been read by all */
+    if (threadIdx.x % 32 == 0)
+        for (int k = 0; k < N; k++) shared[threadIdx.x / 32 * N + (unsigned)k] = v[k];
+    __syncthreads();
+    for (int k = 0; k < N; k++) {
+        v[k] = shared[k];
+        for (int warp = 1; warp < T / 32; warp++) v[k] += shared[warp * N + k];
+    }
+}
+template <int T>
+AMPI_D float ampi_d_group_max(float v, double* shared) {
+    v = ampi_d_warp_max(v);
+    if (T == 32) return v;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = (double)v;
+    __syncthreads();
+    for (int warp = 0; warp < T / 32; warp++) v = ampi_d_larger(v, (float)shared[warp]);
+    return v;
 }
 
 /* ======================================================================================== */
