@@ -1885,7 +1885,7 @@ AMPI_HD AMPI_INLINE uint32_t ampi_bf16_widen(uint16_t h) {
 }
 
 /* float -> double, by integers because a processor told to treat subnormals as zero would lose them. */
-AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
+AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     uint32_t mag = f & 0x7fffffffu;
     uint64_t u = ((uint64_t)mag << 29) + ((uint64_t)896u << 52), small = ampi_bits64((double)(int32_t)mag);
     u = mag < 0x800000u ? small - ((uint64_t)149u << 52) : u;
@@ -1904,7 +1904,7 @@ AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
 /* The magnitude is (kept + rest / 2^cut) units of the format's last place; cut can be large, rest < 2^53. */
 typedef struct ampi_split { uint64_t kept, rest, cut; } ampi_split;
 
-AMPI_INLINE ampi_split ampi_split_double(uint64_t u, uint32_t fraction_bits, uint32_t bias) {
+AMPI_HD AMPI_INLINE ampi_split ampi_split_double(uint64_t u, uint32_t fraction_bits, uint32_t bias) {
     uint64_t mag = u & 0x7fffffffffffffffu, e = mag >> 52;
     uint64_t sig = (mag & 0xfffffffffffffu) | (uint64_t)1u << 52, lowest = 1024u - bias;
     uint64_t below = e < lowest ? lowest - e : 0u, shift;
@@ -1917,7 +1917,8 @@ AMPI_INLINE ampi_split ampi_split_double(uint64_t u, uint32_t fraction_bits, uin
 }
 
 /* Puts the sign on; infinity for what is too large, a quiet NaN for a NaN. */
-AMPI_INLINE uint32_t ampi_finish_narrow(uint64_t u, uint64_t rounded, uint32_t fraction_bits, uint32_t bias) {
+AMPI_HD AMPI_INLINE uint32_t ampi_finish_narrow(uint64_t u, uint64_t rounded, uint32_t fraction_bits,
+                                                uint32_t bias) {
     uint64_t mag = u & 0x7fffffffffffffffu, inf = (uint64_t)(2u * bias + 1u) << fraction_bits;
     uint64_t payload = (mag & 0xfffffffffffffu) >> (52u - fraction_bits), quiet = 1u << (fraction_bits - 1u);
     uint64_t r = rounded > inf ? inf : rounded;
@@ -1934,7 +1935,8 @@ AMPI_INLINE uint32_t ampi_narrow(uint64_t u, uint32_t fraction_bits, uint32_t bi
 }
 
 /* Away from zero with the probability rest / 2^cut, of which 32 bits are looked at (cut > 32 here). */
-AMPI_INLINE uint32_t ampi_narrow_random(uint64_t u, uint32_t random, uint32_t fraction_bits, uint32_t bias) {
+AMPI_HD AMPI_INLINE uint32_t ampi_narrow_random(uint64_t u, uint32_t random, uint32_t fraction_bits,
+                                                uint32_t bias) {
     ampi_split s = ampi_split_double(u, fraction_bits, bias);
     uint64_t shift = s.cut - 32u, up = random < s.rest >> (shift < 63u ? shift : 63u) ? 1u : 0u;
     return ampi_finish_narrow(u, s.kept + up, fraction_bits, bias);
@@ -4339,7 +4341,7 @@ AMP_DEF amp_result amp_pool2d_output(const amp_pool2d_shape* s, int* out_h, int*
 
 /* Pixels of one row (or column) of a plane that window `o` covers: [first, last), padding cut off. */
 typedef struct ampi_span { int first, last; } ampi_span;
-AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, int size) {
+AMPI_HD AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, int size) {
     int64_t start = (int64_t)o * stride - pad;
     ampi_span s;
     s.first = (int)(start > 0 ? start : 0);
@@ -4347,7 +4349,7 @@ AMPI_FN ampi_span ampi_window(int o, int stride, int pad, int kernel, int size) 
     return s;
 }
 /* The windows o in [o0, o1) whose pixel o*stride - pad + k lies in [first, last). */
-AMPI_FN ampi_span ampi_windows_at(int o0, int o1, int stride, int pad, int k, int first, int last) {
+AMPI_HD AMPI_FN ampi_span ampi_windows_at(int o0, int o1, int stride, int pad, int k, int first, int last) {
     int64_t low = (int64_t)first + pad - k, high = (int64_t)last - 1 + pad - k;
     ampi_span s;
     low = low > 0 ? (low + stride - 1) / stride : 0;
@@ -4367,14 +4369,14 @@ AMPI_FN ampi_span ampi_kernel_range(int o0, int o1, int stride, int pad, int ker
     return s;
 }
 /* The windows o in [0, out) that cover any of the pixels [first, last). */
-AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, int first, int last) {
+AMPI_HD AMPI_FN ampi_span ampi_window_range(int out, int stride, int pad, int kernel, int first, int last) {
     ampi_span s;
     s.first = ampi_windows_at(0, out, stride, pad, kernel - 1, first, last).first;
     s.last = ampi_windows_at(0, out, stride, pad, 0, first, last).last;
     return s;
 }
 /* How many pixels of the plane an average divides by. */
-AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
+AMPI_HD AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h),
               columns = ampi_window(ow, p->sw, p->pw, p->kw, p->w);
     if (!p->exclude_pad) return (float)((double)p->kh * (double)p->kw);
@@ -4487,16 +4489,17 @@ AMPI_FN int ampi_pool_is_small(const ampi_pool_plan* p, int columns) {
 }
 enum { AMPI_POOL_SMALL = 64 };
 
+AMPI_HD AMPI_INLINE int32_t ampi_pool_key(float x) {
+    uint32_t b = ampi_bits(x), magnitude = b & 0x7fffffffu;
+    uint32_t k = ampi_select_bits(0u - (b >> 31), 0u - magnitude, magnitude);
+    return (int32_t)ampi_select_bits(ampi_mask(magnitude > 0x7f800000u), 0x7fffffffu, k);
+}
 AMPI_INLINE void ampi_pool_keys_body(int hw, int32_t* AMPI_RESTRICT key, const float* AMPI_RESTRICT x,
                                      size_t n) {
     size_t i, l;
     (void)hw;
     for (i = 0; i < n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) {
-            uint32_t b = ampi_bits(x[i + l]), magnitude = b & 0x7fffffffu;
-            uint32_t k = ampi_select_bits(0u - (b >> 31), 0u - magnitude, magnitude);
-            key[i + l] = (int32_t)ampi_select_bits(ampi_mask(magnitude > 0x7f800000u), 0x7fffffffu, k);
-        }
+        for (l = 0; l < AMPI_LANES; l++) key[i + l] = ampi_pool_key(x[i + l]);
 }
 AMPI_KERNEL(ampi_pool_keys, (int32_t* key, const float* x, size_t n), key, x, n)
 
@@ -5726,7 +5729,7 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
 /* --- losses ------------------------------------------------------------------------------ */
 
 /* (*loss_scale) * weight / n, the factor of every loss gradient. */
-AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, size_t n) {
+AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, size_t n) {
     double scale = loss_scale ? (double)*loss_scale : 1.0;
     return (float)(scale * (double)weight / (double)n);
 }
