@@ -891,7 +891,7 @@ typedef struct amp_schedule {
 } amp_schedule;
 /* base_lr times the factor at step t (below 0 counts as 0). A NULL schedule is constant. The same bits
    everywhere. */
-AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t);
+AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t);
 
 /* Settings of one parameter group. */
 typedef struct amp_param_group {
@@ -6217,26 +6217,26 @@ AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p) {
 
 /* Makes the compiler forget what it knows about the memory at p. Without it -ffast-math would conclude that
    computed values are finite and drop the test of their bits. */
-#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__) && !defined(__CUDA_ARCH__)
   #define AMPI_FORGET(p) __asm__ volatile("" : : "r"(p) : "memory")
 #else
   #define AMPI_FORGET(p) ((void)(p))
 #endif
 
 /* Tests on bits in memory, so that they hold for NaN under any compiler flag. */
-AMPI_FN uint32_t ampi_bits_at(const float* p) {
+AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
     uint32_t u;
     AMPI_FORGET(p);
     memcpy(&u, p, sizeof u);
     return u;
 }
-AMPI_FN int ampi_is_zero(const float* p) { return (ampi_bits_at(p) & 0x7fffffffu) == 0; }
+AMPI_HD AMPI_FN int ampi_is_zero(const float* p) { return (ampi_bits_at(p) & 0x7fffffffu) == 0; }
 AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
-AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }   /* AMP_ZERO */
+AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }   /* AMP_ZERO */
 
 /* A scale whose inverse is a finite float: positive, finite, above 2^-128 (which is subnormal). */
 #define AMPI_SMALLEST_SCALE 0x00200000u
-AMPI_FN int ampi_scale_usable(const float* p) {
+AMPI_HD AMPI_FN int ampi_scale_usable(const float* p) {
     uint32_t u = ampi_bits_at(p);
     return u > AMPI_SMALLEST_SCALE && u < 0x7f800000u;
 }
@@ -6346,12 +6346,12 @@ AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d,
 }
 
 /* The inverse is formed in double: one rounding. */
-AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
+AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
     state->scale_in_use = state->scale;
     state->inverse = ampi_scale_usable(&state->scale) ? (float)(1.0 / (double)state->scale) : 0.0f;
 }
 
-AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
+AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
     memset(info, 0, sizeof *info);
     info->first_tensor = -1;
 }
@@ -6628,16 +6628,16 @@ AMPI_INLINE void ampi_scan_16_body(int hw, const uint16_t* AMPI_RESTRICT x, size
 AMPI_KERNEL(ampi_scan_16, (const uint16_t* x, size_t n, uint32_t last, uint32_t* hit), x, n, last, hit)
 
 /* Magnitude bits of infinity in a type; what lies above them is NaN. */
-AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
+AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
     return t == AMP_F16 ? 0x7c00u : t == AMP_BF16 ? 0x7f80u : 0x7f800000u;
 }
 
-AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
+AMPI_HD AMPI_FN float ampi_widen_bits(uint32_t u, amp_dtype t) {
     return ampi_float(t == AMP_F16 ? ampi_half_widen((uint16_t)u) : t == AMP_BF16 ? u << 16 : u);
 }
 
 /* Would x * inverse, rounded to float and then to `to`, be infinite? x is finite. */
-AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
+AMPI_HD AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
     double product = (double)x * (double)inverse;
     if (product >= AMPI_FLT_OVERFLOW) return 1;
     if (to == AMP_F16) return (float)product >= 65520.0f;
@@ -6646,7 +6646,7 @@ AMPI_FN int ampi_would_overflow(float x, float inverse, amp_dtype to) {
 
 /* The largest magnitude, as bits of type `from`, that stays finite when multiplied by inverse and stored
    as `to`. The product grows with the bits, so bisection finds it. */
-AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
+AMPI_HD AMPI_FN uint32_t ampi_last_finite(amp_dtype from, amp_dtype to, float inverse) {
     uint32_t good = 0, bad = ampi_inf_bits(from), mid;
     if (!ampi_would_overflow(ampi_widen_bits(bad - 1, from), inverse, to)) return bad - 1;
     while (bad - good > 1) {
@@ -6952,22 +6952,29 @@ AMPI_FN amp_result ampi_scaler_enter(const amp_scaler* s, const ampi_tensors* t,
     return ampi_tensors_validate(t, s->desc.logger, place);
 }
 
-/* The factor that turns these gradients into unscaled ones: 1 if this window has unscaled them already. */
-AMPI_FN amp_result ampi_scaler_factor(const amp_scaler* s, const ampi_tensors* t, const char* place,
-                                      float* factor) {
+/* Has this window unscaled these gradients already? *all is 1 if all of them, 0 if none. */
+AMPI_FN amp_result ampi_scaler_unscaled(const amp_scaler* s, const ampi_tensors* t, const char* place,
+                                        int* all) {
     uint64_t unscaled, elements = ampi_tensors_elements(t);
     ampi_scaler_seen(s, t, &unscaled);
-    *factor = unscaled ? 1.0f : s->state.inverse;
+    *all = unscaled != 0;
     if (unscaled == 0 || unscaled == elements) return AMP_OK;
     return ampi_fail(s->desc.logger, AMP_ERR_STATE,
                      "%s: lists with %lu elements of these gradients were unscaled, but there are %lu",
                      place, (unsigned long)unscaled, (unsigned long)elements);
 }
 
-/* Adds the findings of one list to the window's. Returns 1 if the list may be used. */
-AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const char* place) {
-    amp_overflow_info* all = &s->info;
+/* Adds the findings of one list to the window's. */
+AMPI_HD AMPI_FN void ampi_overflow_add(amp_overflow_info* all, const amp_overflow_info* found) {
     uint64_t inf = all->inf_count + found->inf_count, nan = all->nan_count + found->nan_count;
+    if (found->found_inf && !all->found_inf) *all = *found;
+    all->inf_count = inf;
+    all->nan_count = nan;
+    all->norm = found->norm;
+}
+
+/* Takes the findings of one list into the window. Returns 1 if the list may be used. */
+AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const char* place) {
     if (!ampi_scale_usable(&s->state.scale_in_use)) {
         found->found_inf = 1;
         found->norm = ampi_double(0x7ff0000000000000u);
@@ -6975,10 +6982,7 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
                   "%s: the loss scale %g has no finite inverse; this step will be skipped", place,
                   (double)s->state.scale_in_use);
     }
-    if (found->found_inf && !all->found_inf) *all = *found;
-    all->inf_count = inf;
-    all->nan_count = nan;
-    all->norm = found->norm;
+    ampi_overflow_add(&s->info, found);
     s->recorded = 1;
     if (!found->found_inf || s->rule.ignore_overflow) return 1;
     s->state.found_inf = 1;
@@ -7000,11 +7004,11 @@ AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int 
                                     amp_overflow_info* info) {
     ampi_tensors t = ampi_tensors_of(grads, count);
     amp_overflow_info found;
-    float factor;
+    int unscaled;
     amp_result r = ampi_scaler_enter(s, &t, "amp_scaler_check");
-    if (r == AMP_OK) r = ampi_scaler_factor(s, &t, "amp_scaler_check", &factor);
+    if (r == AMP_OK) r = ampi_scaler_unscaled(s, &t, "amp_scaler_check", &unscaled);
     if (r != AMP_OK) return r;
-    ampi_check(&t, NULL, factor, &found);
+    ampi_check(&t, NULL, unscaled ? 1.0f : s->state.inverse, &found);
     if (ampi_tensors_first(&t)) {
         ampi_scaler_record(s, &found, "amp_scaler_check");
         ampi_scaler_note(s, &t, AMPI_CHECKED, found.norm);
@@ -7013,10 +7017,8 @@ AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int 
     return AMP_OK;
 }
 
-/* Shared by amp_scaler_unscale and amp_optimizer_unscale. */
-AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, const char* place,
-                                       amp_overflow_info* found) {
-    ampi_grad_pass pass;
+/* May this list be unscaled in this window? */
+AMPI_FN amp_result ampi_scaler_enter_unscale(amp_scaler* s, const ampi_tensors* t, const char* place) {
     uint64_t unscaled;
     uint32_t done = ampi_scaler_seen(s, t, &unscaled);
     if (done & AMPI_STEPPED)
@@ -7025,7 +7027,15 @@ AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, con
     if (done & AMPI_UNSCALED)
         return ampi_fail(s->desc.logger, AMP_ERR_STATE,
                          "%s: these gradients were unscaled already in this window", place);
-    if (ampi_scaler_need_room(s, t, place) != AMP_OK) return AMP_ERR_STATE;
+    return ampi_scaler_need_room(s, t, place);
+}
+
+/* Shared by amp_scaler_unscale and amp_optimizer_unscale. */
+AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, const char* place,
+                                       amp_overflow_info* found) {
+    ampi_grad_pass pass;
+    amp_result r = ampi_scaler_enter_unscale(s, t, place);
+    if (r != AMP_OK) return r;
     ampi_check(t, t, s->state.inverse, found);
     if (!ampi_tensors_first(t)) return AMP_OK;
     if (ampi_scaler_record(s, found, place) && s->state.inverse != 1.0f) {
@@ -7269,13 +7279,17 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
 /* --- schedule ------------------------------------------------------------------------------- */
 
 /* A product in double that no compiler fuses with a following sum. */
-AMPI_FN double ampi_mul64(double a, double b) {
+AMPI_HD AMPI_FN double ampi_mul64(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dmul_rn(a, b);
+#else
     volatile double product = a * b;
     return product;
+#endif
 }
 
 /* x^n for n >= 0, by repeated squaring. */
-AMPI_FN double ampi_pow_int(double x, int64_t n) {
+AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
     double result = 1.0;
     for (; n > 0; n >>= 1) {
         if (n & 1) result = ampi_mul64(result, x);
@@ -7286,7 +7300,7 @@ AMPI_FN double ampi_pow_int(double x, int64_t n) {
 
 /* sin(pi/2 * u) and cos(pi/2 * u) for u in [0, 1/2]: Taylor series; the first term left out is below
    2^-57. */
-AMPI_FN double ampi_quarter_series(double u, int odd) {
+AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
     int k;
     for (k = 16 + odd; k > 1; k -= 2) sum = 1.0 - ampi_mul64(y2 / (double)(k * (k - 1)), sum);
@@ -7294,13 +7308,13 @@ AMPI_FN double ampi_quarter_series(double u, int odd) {
 }
 
 /* (1 + cos(pi * part / whole)) / 2 = cos(pi/2 * part/whole)^2, relatively exact down to the end. */
-AMPI_FN double ampi_cosine_factor(int64_t part, int64_t whole) {
+AMPI_HD AMPI_FN double ampi_cosine_factor(int64_t part, int64_t whole) {
     double c = part <= whole - part ? ampi_quarter_series((double)part / (double)whole, 0)
                                     : ampi_quarter_series((double)(whole - part) / (double)whole, 1);
     return ampi_mul64(c, c);
 }
 
-AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
+AMPI_HD AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     int64_t warmup = s->warmup_steps > 0 ? s->warmup_steps : 0, after = t - warmup;
     int64_t whole = s->total_steps > warmup ? s->total_steps - warmup : 0;
     double floor_factor = (double)s->floor;
@@ -7321,7 +7335,7 @@ AMPI_FN double ampi_schedule_factor(const amp_schedule* s, int64_t t) {
     return 1.0;
 }
 
-AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t) {
+AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int64_t t) {
     return s ? (float)ampi_mul64((double)base_lr, ampi_schedule_factor(s, t < 0 ? 0 : t)) : base_lr;
 }
 
@@ -7334,7 +7348,7 @@ AMPI_FN int ampi_in_range(const float* p, float low, float high) {
 /* Rates that must stay below one. */
 #define AMPI_BELOW_ONE 0.99999994f
 
-AMPI_FN float ampi_default_at(const float* p, float value) {
+AMPI_HD AMPI_FN float ampi_default_at(const float* p, float value) {
     return ampi_is_zero(p) ? value : ampi_is_off(p) ? 0.0f : *p;
 }
 
@@ -7463,15 +7477,16 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param*
     return r;
 }
 
-AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
-                                      int count) {
+/* All of amp_optimizer_init but the low copies: nothing that params point to is touched. */
+AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
+                                       int count, const char* place) {
     amp_optimizer made;
     amp_result r;
     int i;
     memset(&made, 0, sizeof made);
     if (desc) made.desc = *desc;
     if (!o)
-        return ampi_fail(made.desc.logger, AMP_ERR_ARGUMENT, "amp_optimizer_init: the optimizer is NULL");
+        return ampi_fail(made.desc.logger, AMP_ERR_ARGUMENT, "%s: the optimizer is NULL", place);
     ampi_optimizer_fill(&made.desc);
     r = ampi_optimizer_validate(&made.desc);
     if (r == AMP_OK) r = ampi_groups_validate(&made.desc);
@@ -7484,10 +7499,17 @@ AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc
     made.count = count;
     made.state.lr = made.desc.lr;
     *o = made;
-    for (i = 0; i < count; i++)
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
+                                      int count) {
+    amp_result r = ampi_optimizer_make(o, desc, params, count, "amp_optimizer_init");
+    int i;
+    for (i = 0; r == AMP_OK && i < count; i++)
         if (params[i].master && params[i].low)
             ampi_store_f32(params[i].low, params[i].low_dtype, 0, params[i].master, params[i].count);
-    return AMP_OK;
+    return r;
 }
 
 /* --- kernels ------------------------------------------------------------------------------------ */
@@ -7645,7 +7667,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         ampi_lamb_direction_##isa(w, g, m, v, n, u);                                                     \
     }
 
-AMPI_OPTIMIZER_KERNELS(scalar, , 1)
+AMPI_OPTIMIZER_KERNELS(scalar, AMPI_HD, 1)
 #if AMPI_X86
 AMPI_OPTIMIZER_KERNELS(avx2, AMPI_TARGET_AVX2, 8)
 AMPI_OPTIMIZER_KERNELS(avx512, AMPI_TARGET_AVX512, 16)
@@ -7803,7 +7825,7 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, const ampi_update* updates) 
 
 /* --- the step ------------------------------------------------------------------------------------- */
 
-AMPI_FN void ampi_update_of_sgd(ampi_update* u, const amp_optimizer* o) {
+AMPI_HD AMPI_FN void ampi_update_of_sgd(ampi_update* u, const amp_optimizer* o) {
     const amp_optimizer_desc* d = &o->desc;
     int first = o->state.step == 0;     /* the buffer starts as the gradient itself */
     u->b1 = first ? 0.0f : d->momentum;
@@ -7813,7 +7835,7 @@ AMPI_FN void ampi_update_of_sgd(ampi_update* u, const amp_optimizer* o) {
 }
 
 /* Bias corrections by b^t with t counted from 1. Products of two floats are exact in double. */
-AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, float lr, float wd) {
+AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
     double correction1 = 1.0 - ampi_pow_int((double)d->beta1, o->state.step + 1);
     double correction2 = 1.0 - ampi_pow_int((double)d->beta2, o->state.step + 1);
@@ -7831,8 +7853,8 @@ AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, float l
 }
 
 /* The constants of this step for one group. */
-AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, const amp_param_group* g,
-                                  float mult) {
+AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, const amp_param_group* g,
+                                          float mult) {
     float base = ampi_is_zero(&g->lr) ? o->state.lr : g->lr;
     float lr = amp_schedule_lr(&o->desc.schedule, base, o->state.step);
     float wd = ampi_default_at(&g->weight_decay, o->desc.weight_decay);
@@ -7888,29 +7910,40 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
     return r == AMP_OK ? ampi_scaler_unscale(s, &t, place, &found) : r;
 }
 
-/* May these gradients be stepped in this window, and what must they be multiplied by? */
+/* May these gradients be stepped in this window, and are they unscaled already? */
 AMPI_FN amp_result ampi_optimizer_enter_window(amp_scaler* s, const ampi_tensors* t, const char* place,
-                                               float* factor) {
+                                               int* all_unscaled) {
     uint64_t unscaled;
     amp_result r = ampi_scaler_enter(s, t, place);
     if (r != AMP_OK) return r;
     if (ampi_scaler_seen(s, t, &unscaled) & AMPI_STEPPED)
         return ampi_fail(s->desc.logger, AMP_ERR_STATE,
                          "%s: these gradients were stepped already; call amp_scaler_update first", place);
-    r = ampi_scaler_factor(s, t, place, factor);
+    r = ampi_scaler_unscaled(s, t, place, all_unscaled);
     return r == AMP_OK ? ampi_scaler_need_room(s, t, place) : r;
+}
+
+/* The check that has seen just these gradients, and was the last thing done to them; NULL if there is none. */
+AMPI_FN const amp_scaler_list* ampi_optimizer_seen(amp_scaler* s, const ampi_tensors* t) {
+    const amp_scaler_list* seen = s ? ampi_scaler_entry(s, ampi_tensors_first(t)) : NULL;
+    return seen && seen->done == AMPI_CHECKED && seen->elements == ampi_tensors_elements(t) ? seen : NULL;
+}
+
+/* Nobody asked to look at the gradients: they are not scaled, nor clipped, and need not be finite. */
+AMPI_FN int ampi_optimizer_blind(const amp_optimizer* o, const amp_scaler* s) {
+    return !s && o->desc.unchecked && o->desc.clip_norm <= 0.0f;
 }
 
 /* Norm and overflows of the gradients: by a pass over them, or from the check that saw them last.
    Returns 1 if the step may be applied. */
 AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const ampi_tensors* t,
                                 float factor, amp_overflow_info* found) {
-    const amp_scaler_list* seen = s ? ampi_scaler_entry(s, ampi_tensors_first(t)) : NULL;
-    if (!s && o->desc.unchecked && o->desc.clip_norm <= 0.0f) {
+    const amp_scaler_list* seen = ampi_optimizer_seen(s, t);
+    if (ampi_optimizer_blind(o, s)) {
         ampi_overflow_clear(found);
         return 1;
     }
-    if (seen && seen->done == AMPI_CHECKED && seen->elements == ampi_tensors_elements(t)) {
+    if (seen) {
         *found = s->info;
         found->norm = seen->norm;
         return !s->state.found_inf;
@@ -7921,23 +7954,27 @@ AMPI_FN int ampi_optimizer_look(const amp_optimizer* o, amp_scaler* s, const amp
     return !s->state.found_inf;
 }
 
+AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm) {
+    double coefficient = o->desc.clip_norm > 0.0f ? (double)o->desc.clip_norm / (norm + 1e-6) : 1.0;
+    return coefficient < 1.0 ? coefficient : 1.0;
+}
+
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info) {
     static const char place[] = "amp_optimizer_step";
     amp_optimizer_info report;
-    double coefficient = 1.0;
-    float factor = 1.0f;
+    double coefficient;
+    float factor;
+    int unscaled = 1;
     ampi_tensors t;
     amp_result r = ampi_optimizer_enter(o, &t, place);
-    if (r == AMP_OK && s) r = ampi_optimizer_enter_window(s, &t, place, &factor);
+    if (r == AMP_OK && s) r = ampi_optimizer_enter_window(s, &t, place, &unscaled);
     if (r != AMP_OK) return r;
+    factor = unscaled ? 1.0f : s->state.inverse;
     memset(&report, 0, sizeof report);
     report.lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
     report.applied = ampi_optimizer_look(o, s, &t, factor, &report.overflow);
     report.grad_norm = report.overflow.norm;
-    if (o->desc.clip_norm > 0.0f && report.applied) {
-        coefficient = (double)o->desc.clip_norm / (report.grad_norm + 1e-6);
-        if (coefficient > 1.0) coefficient = 1.0;
-    }
+    coefficient = report.applied ? ampi_clip_coefficient(o, report.grad_norm) : 1.0;
     report.clip_coefficient = (float)coefficient;
     if (report.applied) ampi_optimizer_apply(o, (float)((double)factor * coefficient));
     if (s) {
