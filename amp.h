@@ -7566,8 +7566,7 @@ AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, in
 }
 
 AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* dst,
-                                             const ampi_tensors* src) {
-    static const char place[] = "amp_scaler_unscale_into";
+                                             const ampi_tensors* src, const char* place) {
     uint64_t unscaled;
     int i;
     amp_result r = ampi_scaler_enter(s, src, place);
@@ -7597,7 +7596,7 @@ AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
     ampi_tensors to = ampi_tensors_of(dst, count), from = ampi_tensors_of(src, count);
     ampi_grad_pass pass;
     amp_overflow_info found;
-    amp_result r = ampi_scaler_into_validate(s, &to, &from);
+    amp_result r = ampi_scaler_into_validate(s, &to, &from, "amp_scaler_unscale_into");
     if (r != AMP_OK) return r;
     memset(&pass, 0, sizeof pass);
     pass.src = &from; pass.dst = &to; pass.inverse = s->state.inverse;
@@ -7636,8 +7635,17 @@ AMPI_FN amp_result ampi_scaler_limit(const amp_scaler* s, int32_t action, const 
                      (double)s->state.scale, (int)s->state.consecutive_skips);
 }
 
-AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
+/* What amp_scaler_advance returned, as a result. */
+AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     amp_result r = AMP_OK;
+    if (hit & 1)
+        r = ampi_scaler_limit(s, s->rule.at_min, "an overflow although the scale is at its floor");
+    if (r == AMP_OK && (hit & 2))
+        r = ampi_scaler_limit(s, s->rule.at_max_skips, "more overflows in a row than max_skips");
+    return r;
+}
+
+AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     int hit;
     if (!s) return AMP_ERR_ARGUMENT;
     if (!s->recorded)
@@ -7646,11 +7654,7 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
             "amp_scaler_update: nothing was checked, unscaled or stepped since the last update");
     hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
-    if (hit & 1)
-        r = ampi_scaler_limit(s, s->rule.at_min, "an overflow although the scale is at its floor");
-    if (r == AMP_OK && (hit & 2))
-        r = ampi_scaler_limit(s, s->rule.at_max_skips, "more overflows in a row than max_skips");
-    return r;
+    return ampi_scaler_limits(s, hit);
 }
 
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {

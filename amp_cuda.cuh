@@ -184,9 +184,92 @@ AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_
 /* >>scaler   The loss scale on the device: no step waits for the host.                       */
 /* ======================================================================================== */
 
+/* A loop of your own, with the kernels of your own, gets a loss scaler by these lines (once: create, and the
+   list of the gradients):
+
+       const float* scale = amp_cuda_scaler_loss_scale(s);         // device memory; the same address for ever
+       loss_backward<<<...>>>(..., scale);                         // dlogits *= *scale
+       ... backward ...
+       amp_cuda_scaler_check(s, grads, &exec);
+       adamw<<<...>>>(..., amp_cuda_scaler_device_state(s));       // if (state->found_inf) return;
+       amp_cuda_scaler_update(s, &exec);                           // float g = grad[i] * state->inverse;
+
+   None of these calls waits, and all may be captured in a CUDA graph, whole windows at a time: what moves lies
+   on the device, and the launches are the same in each step. The order of calls is checked on the host, so a
+   replay is what its capture was. */
+
+/* A list of any number of tensors of any types, cut into chunks; the table lies on the device, so that each pass
+   over all tensors is one launch. Used on one stream at a time. Must outlive graphs that use it. */
+typedef struct amp_cuda_tensors amp_cuda_tensors;
+/* Names are copied; the tensors' memory stays the caller's. Waits. AMP_ERR_ARGUMENT, AMP_ERR_DTYPE as
+   amp_scaler_check; AMP_ERR_MEMORY; AMP_ERR_DEVICE. */
+AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors, int count,
+                                           const amp_exec* exec);
+/* Waits for the device. NULL is fine. */
+AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list);
+
+/* amp_scaler with its state on the device. */
+typedef struct amp_cuda_scaler amp_cuda_scaler;
+/* desc as for amp_scaler_init; on_limit is called by amp_cuda_scaler_read. Waits. */
+AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scaler_desc* desc, const amp_exec* exec);
+/* Waits for the device. NULL is fine. */
+AMP_DEF void amp_cuda_scaler_destroy(amp_cuda_scaler* s);
+
+/* The factor of the loss, in device memory. To be asked for at least once before anything is checked, and again
+   where gradients that a check of this window has seen get new values (micro-batches): as amp_scaler_scale_loss. */
+AMP_DEF const float* amp_cuda_scaler_loss_scale(amp_cuda_scaler* s);
+/* Device memory. found_inf (1 = skip the step) holds what the checks so far have seen, until update. */
+AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scaler* s);
+
+/* These do what amp_scaler_<verb> does, with the same errors of order at once; what they find stays on the device
+   (amp_cuda_scaler_read). A norm may differ from the CPU's in its last digits: sums run in another order, the
+   same one on every GPU. Unscaled gradients have the CPU's bits. */
+AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tensors* grads, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_tensors* grads, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cuda_tensors* dst,
+                                                const amp_cuda_tensors* src, int accumulate, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp_exec* exec);
+/* Limits that are reached are remembered for the next read. */
+AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec);
+
+/* Waits, and fills in all of *host: settings, state, and what the window found (the last one, after update).
+   AMP_ERR_OVERFLOW if since the last read a limit was reached whose action is an error; *host is valid then
+   too. From there amp_scaler_save can write it. */
+AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec);
+/* The state of *host to the device, between windows: after amp_scaler_load or amp_scaler_set_scale. AMP_ERR_STATE
+   inside a window; AMP_ERR_ARGUMENT if host follows another rule. */
+AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host, const amp_exec* exec);
+
 /* ======================================================================================== */
 /* >>optim    Fused optimizers.                                                              */
 /* ======================================================================================== */
+
+/* amp_optimizer on the device: clip, unscale, update and the 16-bit copy in one pass over all parameters, which
+   skips itself after an overflow. Learning rate and step counter live on the device too. Where the clip
+   coefficient is the CPU's, so are all bits but those of NaNs; LAMB, if its norms round to the same ratio. */
+typedef struct amp_cuda_optimizer amp_cuda_optimizer;
+/* desc and params as for amp_optimizer_init, with device pointers; params must outlive the optimizer, and its
+   pointers must stay. Waits. */
+AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out, const amp_optimizer_desc* desc,
+                                             amp_param* params, int count, const amp_exec* exec);
+/* Waits for the device. NULL is fine. */
+AMP_DEF void amp_cuda_optimizer_destroy(amp_cuda_optimizer* o);
+
+/* All gradients as a list, for the calls above: checking or unscaling it is known to the step that follows. */
+AMP_DEF const amp_cuda_tensors* amp_cuda_optimizer_grads(const amp_cuda_optimizer* o);
+/* As amp_optimizer_step. s may be NULL. Three launches (LAMB five), one less if the gradients were checked. */
+AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s, const amp_exec* exec);
+/* Sets every gradient to zero, in one launch. */
+AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp_exec* exec);
+
+/* Waits. host, if not NULL, becomes what amp_optimizer_init would have made, with the state of now; info, if not
+   NULL, tells what the last step did. */
+AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host, amp_optimizer_info* info,
+                                           const amp_exec* exec);
+/* Step counter and base learning rate to the device. AMP_ERR_ARGUMENT if one is negative or not finite. */
+AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
+                                            const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, const amp_exec* exec);
 
 /* ======================================================================================== */
 /* >>backend  The same model on a GPU.                                                       */
@@ -2167,9 +2250,1190 @@ AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_
 /* >>impl-scaler                                                                              */
 /* ======================================================================================== */
 
+/* --- lists of tensors on the device --------------------------------------------------------- */
+
+/* A list is cut into chunks of one tensor each. Of B blocks, block b takes the chunks b, b+B, b+2B, ...; B
+   depends on the list alone, so that sums have the same order on every GPU. */
+enum { AMPI_CUDA_CHUNK = 4096, AMPI_CUDA_LIST_BLOCKS = 1024, AMPI_CUDA_NAME = 48 };
+
+typedef struct ampi_cuda_chunk {
+    uint64_t offset;                /* of its first element */
+    uint32_t n;
+    int32_t  tensor;
+} ampi_cuda_chunk;
+
+typedef struct ampi_cuda_array {
+    void*     data;
+    uint64_t  first_chunk, chunks;
+    amp_dtype dtype;
+} ampi_cuda_array;
+
+/* What a thread, a block or all of them have seen. first: chunk * AMPI_CUDA_CHUNK + element, so that the least
+   of them is the first of the list. */
+typedef struct ampi_cuda_seen {
+    double sum;                     /* of squares */
+    unsigned long long inf, nan, first;
+} ampi_cuda_seen;
+
+/* What a pass over a list has found. */
+typedef struct ampi_cuda_found {
+    amp_overflow_info info;
+    int32_t  refused;               /* 1 = the gradients are to be left as they are */
+    uint32_t finished;              /* blocks of a pass under way */
+} ampi_cuda_found;
+
+/* A list as kernels see it: all in device memory. */
+typedef struct ampi_cuda_list {
+    const ampi_cuda_chunk* chunks;
+    const ampi_cuda_array* arrays;
+    const char* names;              /* AMPI_CUDA_NAME bytes each */
+    ampi_cuda_seen*  seen;          /* [AMPI_CUDA_LIST_BLOCKS] */
+    ampi_cuda_found* found;
+    uint64_t chunk_count;
+} ampi_cuda_list;
+
+struct amp_cuda_tensors {
+    amp_tensor*    tensors;         /* without names */
+    int            count;
+    void*          memory;
+    ampi_cuda_list list;
+};
+
+/* Room for count * size bytes in a block that is planned; sizes that no memory holds stay SIZE_MAX. */
+AMPI_FN size_t ampi_cuda_reserve(size_t* total, size_t count, size_t size) {
+    size_t at = *total, bytes;
+    if (!ampi_mul_size(count, size, &bytes) || !ampi_add_size(at, bytes, total) || *total > SIZE_MAX - 127)
+        *total = SIZE_MAX - 127;
+    *total = (*total + 127) & ~(size_t)127;
+    return at;
+}
+
+AMPI_FN size_t ampi_cuda_chunks_of(size_t n) { return n / AMPI_CUDA_CHUNK + (n % AMPI_CUDA_CHUNK != 0); }
+
+/* The tables, in host memory. */
+AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunks, ampi_cuda_array* arrays,
+                                   char* names) {
+    uint64_t next = 0, offset;
+    int i;
+    for (i = 0; i < t->count; i++) {
+        amp_tensor x = t->at(t->list, i);
+        arrays[i].data = x.data;
+        arrays[i].dtype = ampi_dtype(x.dtype);
+        arrays[i].first_chunk = next;
+        if (x.name) strncpy(names + (size_t)i * AMPI_CUDA_NAME, x.name, AMPI_CUDA_NAME - 1);
+        for (offset = 0; offset < x.count; offset += AMPI_CUDA_CHUNK, next++) {
+            uint64_t left = x.count - offset;
+            chunks[next].offset = offset;
+            chunks[next].n = (uint32_t)(left < AMPI_CUDA_CHUNK ? left : AMPI_CUDA_CHUNK);
+            chunks[next].tensor = i;
+        }
+        arrays[i].chunks = next - arrays[i].first_chunk;
+    }
+}
+
+/* Device memory with the contents of a host block, which the caller may free at once. */
+AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, const amp_exec* exec,
+                                   const char* place) {
+    amp_result r;
+    *out = ampi_cuda_alloc(bytes, NULL);
+    if (!*out)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %lu bytes of device memory", place,
+                         (unsigned long)bytes);
+    r = ampi_cuda_check(exec, place, cudaMemcpyAsync(*out, host, bytes, cudaMemcpyHostToDevice,
+                                                     ampi_cuda_stream(exec)));
+    if (r == AMP_OK) r = ampi_cuda_wait(exec, place);
+    if (r == AMP_OK) return r;
+    ampi_cuda_free(*out, NULL);
+    *out = NULL;
+    return r;
+}
+
+AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* t, const amp_exec* exec,
+                                       const char* place) {
+    size_t total = 0, chunk_count = 0, found, seen, chunks, arrays, names;
+    unsigned char *host, *base;
+    amp_result r;
+    int i;
+    for (i = 0; i < t->count; i++) {
+        size_t more = ampi_cuda_chunks_of(t->at(t->list, i).count);
+        if (!ampi_add_size(chunk_count, more, &chunk_count)) chunk_count = SIZE_MAX;
+    }
+    found = ampi_cuda_reserve(&total, 1, sizeof(ampi_cuda_found));
+    seen = ampi_cuda_reserve(&total, AMPI_CUDA_LIST_BLOCKS, sizeof(ampi_cuda_seen));
+    chunks = ampi_cuda_reserve(&total, chunk_count, sizeof(ampi_cuda_chunk));
+    arrays = ampi_cuda_reserve(&total, (size_t)t->count, sizeof(ampi_cuda_array));
+    names = ampi_cuda_reserve(&total, (size_t)t->count, AMPI_CUDA_NAME);
+    host = (unsigned char*)calloc(total, 1);
+    if (!host)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %lu bytes for the table", place,
+                         (unsigned long)total);
+    ampi_cuda_fill_tables(t, (ampi_cuda_chunk*)(void*)(host + chunks), (ampi_cuda_array*)(void*)(host + arrays),
+                          (char*)(host + names));
+    r = ampi_cuda_clone(&l->memory, host, total, exec, place);
+    free(host);
+    base = (unsigned char*)l->memory;
+    if (r != AMP_OK) return r;
+    l->list.found = (ampi_cuda_found*)(void*)(base + found);
+    l->list.seen = (ampi_cuda_seen*)(void*)(base + seen);
+    l->list.chunks = (const ampi_cuda_chunk*)(const void*)(base + chunks);
+    l->list.arrays = (const ampi_cuda_array*)(const void*)(base + arrays);
+    l->list.names = (const char*)(base + names);
+    l->list.chunk_count = chunk_count;
+    return AMP_OK;
+}
+
+AMP_DEF void amp_cuda_tensors_destroy(amp_cuda_tensors* list) {
+    if (!list) return;
+    if (list->memory) ampi_cuda_free(list->memory, NULL);
+    free(list->tensors);
+    free(list);
+}
+
+/* The pointers are known to be good. */
+AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensors* t, const amp_exec* exec,
+                                       const char* place) {
+    amp_cuda_tensors* l = (amp_cuda_tensors*)calloc(1, sizeof *l);
+    amp_result r;
+    int i;
+    *out = NULL;
+    if (l) l->tensors = (amp_tensor*)calloc((size_t)t->count + 1, sizeof(amp_tensor));
+    if (!l || !l->tensors) {
+        amp_cuda_tensors_destroy(l);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: out of memory", place);
+    }
+    l->count = t->count;
+    for (i = 0; i < t->count; i++) {
+        l->tensors[i] = t->at(t->list, i);
+        l->tensors[i].name = NULL;
+    }
+    r = ampi_cuda_fill_list(l, t, exec, place);
+    if (r == AMP_OK) *out = l;
+    else amp_cuda_tensors_destroy(l);
+    return r;
+}
+
+AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_tensor* tensors, int count,
+                                           const amp_exec* exec) {
+    static const char place[] = "amp_cuda_tensors_create";
+    ampi_tensors t = ampi_tensors_of(tensors, count);
+    amp_result r;
+    int i;
+    if (!out) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: out is NULL", place);
+    *out = NULL;
+    r = ampi_tensors_validate(&t, ampi_exec_logger(exec), place);
+    for (i = 0; r == AMP_OK && i < count; i++)
+        if (tensors[i].count)
+            r = ampi_cuda_check_pointer(exec, place, tensors[i].name ? tensors[i].name : "a tensor",
+                                        tensors[i].data);
+    return r == AMP_OK ? ampi_cuda_make_list(out, &t, exec, place) : r;
+}
+
+AMPI_FN dim3 ampi_cuda_list_grid(const ampi_cuda_list* l) {
+    return dim3((unsigned)(l->chunk_count < AMPI_CUDA_LIST_BLOCKS ? l->chunk_count
+                                                                  : (uint64_t)AMPI_CUDA_LIST_BLOCKS));
+}
+
+/* --- the scaler's block on the device --------------------------------------------------------- */
+
+typedef struct ampi_cuda_scaler_block {
+    amp_scaler_state  state;
+    amp_scaler_rule   rule;
+    amp_overflow_info info;
+    double   norms[AMP_SCALER_MAX_LISTS];   /* of the lists of this window, by the host's numbers */
+    uint32_t last[3][3];                    /* ampi_last_finite from F32, F16, BF16 to those, for state.inverse */
+    int32_t  closed;                        /* 1 = info is of the last window */
+    int32_t  last_skipped;                  /* how that window ended */
+    int32_t  limits;                        /* what amp_scaler_advance returned since the last read */
+    int32_t  useless;                       /* 1 = a scale since then had no finite inverse */
+} ampi_cuda_scaler_block;
+
+struct amp_cuda_scaler {
+    amp_scaler window;                      /* the settings, and the lists of this window; its state is not kept */
+    ampi_cuda_scaler_block* device;
+};
+
+/* What follows from the scale. All threads of a block of 32 call it; thread 0 has written the scale. */
+AMPI_D void ampi_d_scaler_settle(ampi_cuda_scaler_block* b) {
+    int from = (int)threadIdx.x / 3, to = (int)threadIdx.x % 3;
+    if (threadIdx.x == 0) ampi_scaler_use_scale(&b->state);
+    __syncthreads();
+    if (threadIdx.x < 9)
+        b->last[from][to] = ampi_last_finite((amp_dtype)(from + 1), (amp_dtype)(to + 1), b->state.inverse);
+}
+
+AMPI_D void ampi_d_scaler_open(ampi_cuda_scaler_block* b) {
+    if (b->closed) ampi_overflow_clear(&b->info);
+    b->closed = 0;
+}
+
+/* ampi_scaler_record on the device. */
+AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, amp_overflow_info* found, int list) {
+    if (!ampi_scale_usable(&b->state.scale_in_use)) {
+        found->found_inf = 1;
+        found->norm = ampi_double(0x7ff0000000000000u);
+        b->useless = 1;
+    }
+    ampi_d_scaler_open(b);
+    ampi_overflow_add(&b->info, found);
+    if (list >= 0) b->norms[list] = found->norm;
+    if (found->found_inf && !b->rule.ignore_overflow) b->state.found_inf = 1;
+}
+
+__global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
+    if (threadIdx.x == 0) {
+        b->last_skipped = b->state.found_inf;
+        b->limits |= amp_scaler_advance(&b->rule, &b->state);
+        b->closed = 1;
+    }
+    ampi_d_scaler_settle(b);
+}
+__global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_scaler_state state) {
+    if (threadIdx.x == 0) b->state = state;
+    ampi_d_scaler_settle(b);
+}
+__global__ void ampi_k_scaler_abandon(ampi_cuda_scaler_block* b) {
+    b->state.found_inf = 0;
+    b->closed = 1;
+}
+/* flag: raise only if it is not 0; NULL = raise. */
+__global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const float* flag) {
+    if (flag && *flag == 0.0f) return;
+    ampi_d_scaler_open(b);
+    b->info.found_inf = 1;
+    if (!b->rule.ignore_overflow) b->state.found_inf = 1;
+}
+__global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float* flag) {
+    *flag = b->state.found_inf ? 1.0f : 0.0f;
+}
+/* 16 bytes at a time as far as `wide` units go. */
+__global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst, const unsigned char* src, size_t wide,
+                       size_t bytes) {
+    size_t at = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK, i;
+    if (!b->last_skipped) return;
+    for (i = at; i < wide; i += step) ((uint4*)(void*)dst)[i] = ((const uint4*)(const void*)src)[i];
+    for (i = 16 * wide + at; i < bytes; i += step) dst[i] = src[i];
+}
+
+/* --- check --------------------------------------------------------------------------------------- */
+
+typedef struct ampi_cuda_look {
+    ampi_cuda_list src;
+    const ampi_cuda_array*  dst;        /* gives the types of the results; NULL = FP32 */
+    ampi_cuda_scaler_block* scaler;     /* NULL = the gradients are not scaled */
+    int unscaled;                       /* 1 = they are unscaled already */
+    int list;                           /* number under which the window keeps the norm; -1 = none */
+} ampi_cuda_look;
+
+/* Magnitude bits of element j. */
+AMPI_D uint32_t ampi_d_magnitude(const ampi_eight& r, amp_dtype t, int j) {
+    return t == AMP_F32 ? r.w[j] & 0x7fffffffu : r.w[j / 2] >> (16 * (j & 1)) & 0x7fffu;
+}
+
+/* The slow path, for eights that are known to be bad. */
+AMPI_D void ampi_d_count_bad(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, uint32_t last,
+                             unsigned long long at) {
+    for (int j = 0; j < 8; j++) {
+        uint32_t u = ampi_d_magnitude(r, t, j);
+        if (u <= last) continue;
+        if (at + (unsigned)j < s.first) s.first = at + (unsigned)j;
+        if (u > ampi_inf_bits(t)) s.nan++;
+        else s.inf++;
+    }
+}
+
+/* Squares are exact in double, so fused or not is the same. A magnitude above `last` makes the difference
+   negative, and its sign bit stays in the OR of all. */
+AMPI_D void ampi_d_look8(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, uint32_t last,
+                         unsigned long long at) {
+    double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
+    uint32_t over = 0;
+    for (int j = 0; j < 8; j++) {
+        uint32_t half = r.w[j / 2] >> (16 * (j & 1)) & 0xffffu;
+        float x = t == AMP_F32   ? ampi_float(r.w[j])
+                  : t == AMP_F16 ? ampi_ptx_f32_from_f16((uint16_t)half)
+                                 : ampi_float(half << 16);
+        over |= last - ampi_d_magnitude(r, t, j);
+        sum[j % 4] += (double)x * (double)x;
+    }
+    s.sum += (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    if (over >> 31) ampi_d_count_bad(s, r, t, last, at);
+}
+
+/* dst + src * inverse as it would be stored. */
+AMPI_D void ampi_d_sum8_stored(ampi_eight& r, amp_dtype to, const ampi_eight& x, amp_dtype from, float inverse) {
+    float a[8], b[8];
+    ampi_d_widen8(a, x, from);
+    ampi_d_widen8(b, r, to);
+    for (int j = 0; j < 8; j++) b[j] = ampi_fma(1, a[j], inverse, b[j]);
+    ampi_d_round8(r, b, to);
+}
+
+/* One round: each thread of the block looks at two eights. SUMS: at what accumulating them would give. */
+template <bool SUMS>
+AMPI_D void ampi_d_look_chunk(ampi_cuda_seen& s, const ampi_cuda_look& a, uint64_t c) {
+    const ampi_cuda_chunk chunk = a.src.chunks[c];
+    const ampi_cuda_array x = a.src.arrays[chunk.tensor];
+    amp_dtype to = a.dst ? a.dst[chunk.tensor].dtype : AMP_F32;
+    size_t at[2] = { 8 * threadIdx.x, 8 * (threadIdx.x + AMPI_CUDA_BLOCK) }, end = chunk.offset + chunk.n;
+    uint32_t last = ampi_inf_bits(SUMS ? to : x.dtype) - 1;
+    ampi_eight r[2], sum[2];
+    for (int k = 0; k < 2; k++) ampi_d_fetch8(r[k], x.data, x.dtype, chunk.offset + at[k], end);
+    if (SUMS) {
+        for (int k = 0; k < 2; k++)
+            ampi_d_fetch8(sum[k], a.dst[chunk.tensor].data, to, chunk.offset + at[k], end);
+        for (int k = 0; k < 2; k++) ampi_d_sum8_stored(sum[k], to, r[k], x.dtype, a.scaler->state.inverse);
+    } else if (a.scaler && !a.unscaled) {
+        last = a.scaler->last[x.dtype - 1][to - 1];
+    }
+    for (int k = 0; k < 2; k++)
+        ampi_d_look8(s, SUMS ? sum[k] : r[k], SUMS ? to : x.dtype, last, c * AMPI_CUDA_CHUNK + at[k]);
+}
+
+typedef struct ampi_cuda_look_shared {
+    double sums[AMPI_CUDA_BLOCK / 32];
+    unsigned long long inf, nan, first;
+    int is_last;
+} ampi_cuda_look_shared;
+
+AMPI_D ampi_cuda_seen ampi_d_nothing_seen() {
+    ampi_cuda_seen s = { 0.0, 0, 0, ~0ull };
+    return s;
+}
+
+/* All threads' findings, for all threads. Only integers are combined by atomics. */
+AMPI_D void ampi_d_look_combine(ampi_cuda_seen& s, ampi_cuda_look_shared* shared) {
+    double sum[1] = { s.sum };
+    __syncthreads();
+    if (threadIdx.x == 0) { shared->inf = shared->nan = 0; shared->first = ~0ull; }
+    ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared->sums);
+    if (s.inf + s.nan > 0) {
+        atomicAdd(&shared->inf, s.inf);
+        atomicAdd(&shared->nan, s.nan);
+        atomicMin(&shared->first, s.first);
+    }
+    __syncthreads();
+    s.sum = sum[0];
+    s.inf = shared->inf;
+    s.nan = shared->nan;
+    s.first = shared->first;
+}
+
+/* One thread writes down what the whole list has shown. */
+AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, const ampi_cuda_seen& s, bool sums) {
+    ampi_cuda_found* result = a.src.found;
+    amp_overflow_info found;
+    ampi_overflow_clear(&found);
+    found.norm = sqrt(s.sum);
+    if (a.scaler && !a.unscaled && !sums) found.norm = __dmul_rn(found.norm, (double)a.scaler->state.inverse);
+    if (s.inf + s.nan > 0) {
+        const ampi_cuda_chunk chunk = a.src.chunks[s.first / AMPI_CUDA_CHUNK];
+        found.found_inf = 1;
+        found.inf_count = s.inf;
+        found.nan_count = s.nan;
+        found.first_tensor = chunk.tensor;
+        found.first_index = chunk.offset + s.first % AMPI_CUDA_CHUNK;
+        memcpy(found.first_name, a.src.names + (size_t)chunk.tensor * AMPI_CUDA_NAME, AMPI_CUDA_NAME);
+        found.norm = ampi_double(0x7ff0000000000000u);
+    }
+    if (a.scaler) ampi_d_scaler_record(a.scaler, &found, a.list);
+    result->info = found;
+    result->refused = found.found_inf && !(a.scaler && a.scaler->rule.ignore_overflow);
+    result->finished = 0;
+}
+
+/* Reads the list once. The block that finishes last puts all blocks' findings together. */
+template <bool SUMS>
+__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_look(const ampi_cuda_look a) {
+    AMPI_SHARED(ampi_cuda_look_shared, shared);
+    ampi_cuda_seen s = ampi_d_nothing_seen();
+    const volatile ampi_cuda_seen* all = a.src.seen;
+    for (uint64_t c = blockIdx.x; c < a.src.chunk_count; c += gridDim.x) ampi_d_look_chunk<SUMS>(s, a, c);
+    ampi_d_look_combine(s, shared);
+    if (threadIdx.x == 0) {
+        a.src.seen[blockIdx.x] = s;
+        __threadfence();
+        shared->is_last = atomicAdd(&a.src.found->finished, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!shared->is_last) return;
+    __threadfence();
+    s = ampi_d_nothing_seen();
+    for (unsigned b = threadIdx.x; b < gridDim.x; b += AMPI_CUDA_BLOCK) {
+        s.sum += all[b].sum;
+        s.inf += all[b].inf;
+        s.nan += all[b].nan;
+        if (all[b].first < s.first) s.first = all[b].first;
+    }
+    ampi_d_look_combine(s, shared);
+    if (threadIdx.x == 0) ampi_d_look_conclude(a, s, SUMS);
+}
+
+AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int sums, const amp_exec* exec, const char* place) {
+    return ampi_cuda_launch(exec, place, sums ? ampi_k_look<true> : ampi_k_look<false>,
+                            ampi_cuda_list_grid(&a->src), dim3(AMPI_CUDA_BLOCK), sizeof(ampi_cuda_look_shared), *a);
+}
+
+/* --- unscale ------------------------------------------------------------------------------------- */
+
+typedef struct ampi_cuda_move {
+    ampi_cuda_list src;
+    const ampi_cuda_array* dst;
+    const ampi_cuda_scaler_block* scaler;   /* NULL = plain copies, converted */
+    int accumulate;
+} ampi_cuda_move;
+
+/* x * factor; a NaN stays the one it is. */
+AMPI_D float ampi_d_scale(float x, float factor) {
+    uint32_t u = ampi_bits(x);
+    return (u & 0x7fffffffu) > 0x7f800000u ? ampi_float(u | 0x400000u) : __fmul_rn(x, factor);
+}
+
+AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_array& x, const ampi_cuda_array& y, size_t i,
+                         size_t end, float factor) {
+    float v[8], sum[8];
+    ampi_d_load8(v, x.data, x.dtype, i, end);
+    if (a.accumulate) {
+        ampi_d_load8(sum, y.data, y.dtype, i, end);
+        for (int j = 0; j < 8; j++) v[j] = ampi_fma(1, v[j], factor, sum[j]);
+    } else {
+        for (int j = 0; j < 8; j++) v[j] = ampi_d_scale(v[j], factor);
+    }
+    ampi_d_store8(y.data, y.dtype, i, end, v);
+}
+
+/* dst = src * inverse, or dst += that, unless the check before has refused it. */
+__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_move(const ampi_cuda_move a) {
+    float factor = a.scaler ? a.scaler->state.inverse : 1.0f;
+    if (a.scaler && a.src.found->refused) return;
+    if (a.dst == a.src.arrays && factor == 1.0f) return;
+    for (uint64_t c = blockIdx.x; c < a.src.chunk_count; c += gridDim.x) {
+        const ampi_cuda_chunk chunk = a.src.chunks[c];
+        const ampi_cuda_array x = a.src.arrays[chunk.tensor], y = a.dst[chunk.tensor];
+        for (unsigned at = 8 * threadIdx.x; at < chunk.n; at += 8 * AMPI_CUDA_BLOCK)
+            ampi_d_move8(a, x, y, chunk.offset + at, chunk.offset + chunk.n, factor);
+    }
+}
+
+AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cuda_tensors* src,
+                                       const ampi_cuda_scaler_block* scaler, int accumulate, const amp_exec* exec,
+                                       const char* place) {
+    ampi_cuda_move a;
+    a.src = src->list;
+    a.dst = dst->list.arrays;
+    a.scaler = scaler;
+    a.accumulate = accumulate;
+    return ampi_cuda_launch(exec, place, ampi_k_move, ampi_cuda_list_grid(&src->list), dim3(AMPI_CUDA_BLOCK), 0, a);
+}
+
+/* --- the scaler's calls -------------------------------------------------------------------------- */
+
+AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scaler_desc* desc, const amp_exec* exec) {
+    static const char place[] = "amp_cuda_scaler_create";
+    const amp_logger* logger = desc && desc->logger ? desc->logger : ampi_exec_logger(exec);
+    ampi_cuda_scaler_block block;
+    amp_scaler_desc d;
+    amp_cuda_scaler* s;
+    amp_result r;
+    int i;
+    if (!out) return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: out is NULL", place);
+    *out = NULL;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    d.logger = logger;
+    s = (amp_cuda_scaler*)calloc(1, sizeof *s);
+    if (!s) return ampi_fail(logger, AMP_ERR_MEMORY, "%s: out of memory", place);
+    r = amp_scaler_init(&s->window, &d);
+    if (r != AMP_OK) { free(s); return r; }
+    memset(&block, 0, sizeof block);
+    block.state = s->window.state;
+    block.rule = s->window.rule;
+    block.info = s->window.info;
+    for (i = 0; i < 9; i++)
+        block.last[i / 3][i % 3] =
+            ampi_last_finite((amp_dtype)(i / 3 + 1), (amp_dtype)(i % 3 + 1), block.state.inverse);
+    r = ampi_cuda_clone((void**)&s->device, &block, sizeof block, exec, place);
+    if (r != AMP_OK) { free(s); return r; }
+    *out = s;
+    return AMP_OK;
+}
+
+AMP_DEF void amp_cuda_scaler_destroy(amp_cuda_scaler* s) {
+    if (!s) return;
+    ampi_cuda_free(s->device, NULL);
+    free(s);
+}
+
+AMP_DEF const float* amp_cuda_scaler_loss_scale(amp_cuda_scaler* s) {
+    int i;
+    if (!s) return NULL;
+    s->window.scaled = 1;
+    for (i = 0; i < s->window.list_count; i++)          /* new gradients will come */
+        s->window.lists[i].done &= ~(uint32_t)AMPI_CHECKED;
+    return &s->device->state.scale_in_use;
+}
+AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scaler* s) {
+    return s ? &s->device->state : NULL;
+}
+
+/* The window of the host as amp.h's functions know it. */
+AMPI_FN amp_result ampi_cuda_scaler_enter(const amp_cuda_scaler* s, const amp_cuda_tensors* list, ampi_tensors* t,
+                                          const char* place) {
+    if (!s) return AMP_ERR_ARGUMENT;
+    if (!list) return ampi_fail(s->window.desc.logger, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
+    *t = ampi_tensors_of(list->tensors, list->count);
+    return ampi_scaler_enter(&s->window, t, place);
+}
+
+/* The number that ampi_scaler_note gives to a list, or has given; -1 if the table is full. */
+AMPI_FN int ampi_cuda_list_number(amp_scaler* window, const ampi_tensors* t) {
+    const amp_scaler_list* entry = ampi_scaler_entry(window, ampi_tensors_first(t));
+    if (entry) return (int)(entry - window->lists);
+    return window->list_count < AMP_SCALER_MAX_LISTS ? window->list_count : -1;
+}
+AMPI_FN void ampi_cuda_note(amp_cuda_scaler* s, const ampi_tensors* t, uint32_t done) {
+    s->window.recorded = 1;
+    ampi_scaler_note(&s->window, t, done, 0.0);
+}
+
+/* A look at scaled gradients. `named` is the list whose number the norm is kept under. */
+AMPI_FN ampi_cuda_look ampi_cuda_look_of(amp_cuda_scaler* s, const amp_cuda_tensors* list,
+                                         const ampi_tensors* named) {
+    ampi_cuda_look a;
+    memset(&a, 0, sizeof a);
+    a.src = list->list;
+    a.scaler = s->device;
+    a.list = ampi_cuda_list_number(&s->window, named);
+    return a;
+}
+
+AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tensors* grads, const amp_exec* exec) {
+    static const char place[] = "amp_cuda_scaler_check";
+    ampi_cuda_look a;
+    ampi_tensors t;
+    int unscaled;
+    amp_result r = ampi_cuda_scaler_enter(s, grads, &t, place);
+    if (r == AMP_OK) r = ampi_scaler_unscaled(&s->window, &t, place, &unscaled);
+    if (r != AMP_OK || !ampi_tensors_first(&t)) return r;
+    a = ampi_cuda_look_of(s, grads, &t);
+    a.unscaled = unscaled;
+    r = ampi_cuda_look_at(&a, 0, exec, place);
+    if (r == AMP_OK) ampi_cuda_note(s, &t, AMPI_CHECKED);
+    return r;
+}
+
+AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_tensors* grads,
+                                           const amp_exec* exec) {
+    static const char place[] = "amp_cuda_scaler_unscale";
+    ampi_cuda_look a;
+    ampi_tensors t;
+    amp_result r = ampi_cuda_scaler_enter(s, grads, &t, place);
+    if (r == AMP_OK) r = ampi_scaler_enter_unscale(&s->window, &t, place);
+    if (r != AMP_OK || !ampi_tensors_first(&t)) return r;
+    a = ampi_cuda_look_of(s, grads, &t);
+    a.dst = grads->list.arrays;
+    r = ampi_cuda_look_at(&a, 0, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_move_list(grads, grads, s->device, 0, exec, place);
+    if (r == AMP_OK) ampi_cuda_note(s, &t, AMPI_UNSCALED);
+    return r;
+}
+
+AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cuda_tensors* dst,
+                                                const amp_cuda_tensors* src, int accumulate,
+                                                const amp_exec* exec) {
+    static const char place[] = "amp_cuda_scaler_unscale_into";
+    ampi_tensors to, from;
+    ampi_cuda_look a;
+    amp_result r = ampi_cuda_scaler_enter(s, src, &from, place);
+    if (r == AMP_OK) r = ampi_cuda_scaler_enter(s, dst, &to, place);
+    if (r == AMP_OK && to.count != from.count)
+        r = ampi_fail(s->window.desc.logger, AMP_ERR_ARGUMENT, "%s: dst has %d tensors, src has %d", place,
+                      to.count, from.count);
+    if (r == AMP_OK) r = ampi_scaler_into_validate(&s->window, &to, &from, place);
+    if (r != AMP_OK || !ampi_tensors_first(&to)) return r;
+    a = ampi_cuda_look_of(s, src, &to);
+    a.dst = dst->list.arrays;
+    r = ampi_cuda_look_at(&a, accumulate, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_move_list(dst, src, s->device, accumulate, exec, place);
+    if (r == AMP_OK) ampi_cuda_note(s, &to, AMPI_UNSCALED);
+    return r;
+}
+
+/* flag: in device memory; raises found_inf if it is not 0. NULL: raises it. */
+AMPI_FN amp_result ampi_cuda_scaler_raise(amp_cuda_scaler* s, const float* flag, const amp_exec* exec,
+                                          const char* place) {
+    amp_result r;
+    if (!s) return AMP_ERR_ARGUMENT;
+    r = ampi_cuda_launch(exec, place, ampi_k_scaler_raise, dim3(1), dim3(1), 0, s->device, flag);
+    if (r == AMP_OK) s->window.recorded = 1;
+    return r;
+}
+AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp_exec* exec) {
+    return ampi_cuda_scaler_raise(s, NULL, exec, "amp_cuda_scaler_report_overflow");
+}
+/* found_inf as a float, to be summed over ranks, and the sum back. */
+AMPI_FN amp_result ampi_cuda_scaler_export_flag(const amp_cuda_scaler* s, float* flag, const amp_exec* exec) {
+    return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, dim3(1), dim3(1), 0,
+                            s->device, flag);
+}
+AMPI_FN amp_result ampi_cuda_scaler_import_flag(amp_cuda_scaler* s, const float* flag, const amp_exec* exec) {
+    return ampi_cuda_scaler_raise(s, flag, exec, "amp_cuda: import of found_inf");
+}
+
+AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec) {
+    static const char place[] = "amp_cuda_scaler_update";
+    amp_result r;
+    if (!s) return AMP_ERR_ARGUMENT;
+    if (!s->window.recorded)
+        return ampi_fail(s->window.desc.logger, AMP_ERR_STATE,
+                         "%s: nothing was checked, unscaled or stepped since the last update", place);
+    r = ampi_cuda_launch(exec, place, ampi_k_scaler_update, dim3(1), dim3(32), 0, s->device);
+    if (r == AMP_OK) s->window.recorded = s->window.list_count = 0;
+    return r;
+}
+
+/* Ends a window as if it had not been. */
+AMPI_FN amp_result ampi_cuda_scaler_abandon(amp_cuda_scaler* s, const amp_exec* exec) {
+    s->window.recorded = s->window.list_count = 0;
+    return ampi_cuda_launch(exec, "amp_cuda: abandon", ampi_k_scaler_abandon, dim3(1), dim3(1), 0, s->device);
+}
+
+/* dst = src if the last window ended without a step. */
+AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t bytes, const amp_cuda_scaler* s,
+                                             const amp_exec* exec) {
+    size_t wide = (((uintptr_t)dst | (uintptr_t)src) & 15u) == 0 ? bytes / 16 : 0;
+    if (bytes == 0) return AMP_OK;
+    return ampi_cuda_launch(exec, "amp_cuda: copy after a skip", ampi_k_copy_if_skipped,
+                            ampi_cuda_grid(wide ? wide : bytes, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK), 0,
+                            s->device, (unsigned char*)dst, (const unsigned char*)src, wide, bytes);
+}
+
+AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec) {
+    static const char place[] = "amp_cuda_scaler_read";
+    ampi_cuda_scaler_block block;
+    amp_result r;
+    if (!s || !host) return AMP_ERR_ARGUMENT;
+    r = ampi_cuda_copy_out(&block, s->device, sizeof block, exec);
+    if (r == AMP_OK && (block.limits || block.useless))
+        r = ampi_cuda_zero(&s->device->limits, 2 * sizeof(int32_t), exec);
+    if (r != AMP_OK) return r;
+    *host = s->window;
+    host->scaled = host->recorded;
+    host->state = block.state;
+    host->info = block.info;
+    if (block.useless)
+        ampi_fail(s->window.desc.logger, AMP_ERR_OVERFLOW,
+                  "%s: a loss scale had no finite inverse; its steps were skipped", place);
+    return ampi_scaler_limits(host, block.limits);
+}
+
+AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host, const amp_exec* exec) {
+    static const char place[] = "amp_cuda_scaler_write";
+    if (!s || !host) return AMP_ERR_ARGUMENT;
+    if (s->window.recorded || host->recorded)
+        return ampi_fail(s->window.desc.logger, AMP_ERR_STATE, "%s: not between a check and update", place);
+    if (memcmp(&s->window.rule, &host->rule, sizeof host->rule) != 0)
+        return ampi_fail(s->window.desc.logger, AMP_ERR_ARGUMENT, "%s: host follows another rule", place);
+    return ampi_cuda_launch(exec, place, ampi_k_scaler_write, dim3(1), dim3(32), 0, s->device, host->state);
+}
+
 /* ======================================================================================== */
 /* >>impl-optim                                                                               */
 /* ======================================================================================== */
+
+/* --- parameters on the device ------------------------------------------------------------------- */
+
+typedef struct ampi_cuda_param {
+    float*      master;
+    void*       low;
+    const void* grad;
+    float*      m;
+    float*      v;
+    amp_dtype   low_dtype, grad_dtype;
+    int32_t     group;
+    int32_t     aligned;                /* 1 = each array starts where four of its elements may be read at once */
+} ampi_cuda_param;
+
+/* What moves, what the step of now needs, and what it did. Pointers in `o` are the host's. */
+typedef struct ampi_cuda_optimizer_block {
+    amp_optimizer      o;
+    ampi_update        updates[AMP_MAX_GROUPS];
+    amp_optimizer_info info;
+} ampi_cuda_optimizer_block;
+
+struct amp_cuda_optimizer {
+    amp_optimizer     host;             /* its state is not kept up to date */
+    amp_cuda_tensors* grads;
+    void*             memory;
+    ampi_cuda_optimizer_block* device;
+    const ampi_cuda_param*     params;
+    double*           norms;            /* LAMB: sums of squares of weights and direction, for each chunk */
+    float*            trust;            /* LAMB: -lr * ratio, for each tensor */
+};
+
+/* --- the constants of a step ---------------------------------------------------------------------- */
+
+typedef struct ampi_cuda_prepare {
+    ampi_cuda_optimizer_block*    block;
+    const ampi_cuda_scaler_block* scaler;   /* NULL = the gradients are not scaled */
+    const ampi_cuda_found*        found;    /* without a scaler; NULL = nobody looked */
+    int list;                               /* number of the norm in the scaler's window */
+    int unscaled;
+} ampi_cuda_prepare;
+
+/* What amp_optimizer_step finds out before it moves anything. */
+AMPI_D void ampi_d_prepare_info(const ampi_cuda_prepare& a, amp_optimizer_info* info) {
+    const amp_optimizer* o = &a.block->o;
+    memset(info, 0, sizeof *info);
+    ampi_overflow_clear(&info->overflow);
+    info->applied = 1;
+    if (a.scaler) {
+        info->overflow = a.scaler->info;
+        info->grad_norm = a.scaler->norms[a.list];
+        info->applied = !a.scaler->state.found_inf;
+    } else if (a.found) {
+        info->overflow = a.found->info;
+        info->grad_norm = a.found->info.norm;
+        info->applied = !a.found->info.found_inf;
+    }
+    info->lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
+    info->clip_coefficient = 1.0f;
+}
+
+/* One warp: skip or not, the constants of each group, and the step counter. */
+__global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
+    AMPI_SHARED(float, mult);
+    amp_optimizer* o = &a.block->o;
+    if (threadIdx.x == 0) {
+        amp_optimizer_info* info = &a.block->info;
+        double factor = a.scaler && !a.unscaled ? (double)a.scaler->state.inverse : 1.0, clip = 1.0;
+        ampi_d_prepare_info(a, info);
+        if (info->applied) clip = ampi_clip_coefficient(o, info->grad_norm);
+        info->clip_coefficient = (float)clip;
+        *mult = (float)__dmul_rn(factor, clip);
+    }
+    __syncthreads();
+    if (!a.block->info.applied) return;
+    if (threadIdx.x < AMP_MAX_GROUPS)
+        ampi_update_of_group(&a.block->updates[threadIdx.x], o, &o->groups[threadIdx.x], *mult);
+    __syncthreads();
+    if (threadIdx.x == 0) o->state.step++;
+}
+
+__global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, const amp_optimizer_state state,
+                                       int lr_only) {
+    if (!lr_only) block->o.state.step = state.step;
+    block->o.state.lr = state.lr;
+}
+
+/* --- the update ----------------------------------------------------------------------------------- */
+
+/* Four elements of any type, so that neighbouring threads read and write neighbouring 16 bytes of the FP32
+   arrays, which are most of the traffic. */
+typedef struct ampi_four { uint32_t w[4]; } ampi_four;
+
+/* WHOLE: all four lie below n, in one piece. Otherwise those that do; the others are 0. */
+template <bool WHOLE>
+AMPI_D void ampi_d_fetch4(ampi_four& r, const void* x, amp_dtype t, size_t i, size_t n) {
+    if (WHOLE && t == AMP_F32) {
+        ampi_d_set4(r.w, *(const uint4*)(const void*)((const float*)x + i));
+    } else if (WHOLE) {
+        uint2 q = *(const uint2*)(const void*)((const uint16_t*)x + i);
+        r.w[0] = q.x & 0xffffu; r.w[1] = q.x >> 16; r.w[2] = q.y & 0xffffu; r.w[3] = q.y >> 16;
+    } else {
+        for (int j = 0; j < 4; j++)
+            r.w[j] = i + (size_t)j >= n ? 0u : t == AMP_F32 ? ((const uint32_t*)x)[i + (size_t)j]
+                                                            : ((const uint16_t*)x)[i + (size_t)j];
+    }
+}
+AMPI_D void ampi_d_widen4(float (&v)[4], const ampi_four& r, amp_dtype t) {
+    for (int j = 0; j < 4; j++)
+        v[j] = t == AMP_F32   ? ampi_float(r.w[j])
+               : t == AMP_F16 ? ampi_d_widen_half((uint16_t)r.w[j])
+                              : ampi_float(ampi_bf16_widen((uint16_t)r.w[j]));
+}
+template <bool WHOLE>
+AMPI_D void ampi_d_store4(void* y, amp_dtype t, size_t i, size_t n, const float (&v)[4]) {
+    uint32_t h[4];
+    if (WHOLE && t == AMP_F32) {
+        *(float4*)(void*)((float*)y + i) = make_float4(v[0], v[1], v[2], v[3]);
+    } else if (WHOLE) {
+        for (int j = 0; j < 4; j++) h[j] = t == AMP_F16 ? ampi_d_round_half(v[j]) : ampi_bf16_bits(ampi_bits(v[j]));
+        *(uint2*)(void*)((uint16_t*)y + i) = make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16);
+    } else {
+        for (int j = 0; j < 4; j++)
+            if (i + (size_t)j < n) ampi_d_store(y, t, i + (size_t)j, v[j]);
+    }
+}
+
+typedef struct ampi_cuda_update {
+    ampi_cuda_list list;
+    const ampi_cuda_param* params;
+    const ampi_cuda_optimizer_block* block;
+    double* norms;
+    float*  trust;
+} ampi_cuda_update;
+
+/* A chunk in the hands of its block. */
+typedef struct ampi_cuda_work {
+    ampi_cuda_param p;
+    ampi_update u;
+    float  trust;
+    double sums[2];
+} ampi_cuda_work;
+
+/* Arrays of four elements from i on, on their way. */
+typedef struct ampi_four_set { ampi_four w, g, m, v; } ampi_four_set;
+
+template <int KIND, bool WHOLE>
+AMPI_D void ampi_d_update_fetch(ampi_four_set& s, const ampi_cuda_param& p, size_t i, size_t n) {
+    if (p.master) ampi_d_fetch4<WHOLE>(s.w, p.master, AMP_F32, i, n);
+    else ampi_d_fetch4<WHOLE>(s.w, p.low, p.low_dtype, i, n);
+    if (KIND != AMPI_LAMB_DIRECTION) ampi_d_fetch4<WHOLE>(s.g, p.grad, p.grad_dtype, i, n);
+    if (KIND != AMPI_UPDATE_SGD) ampi_d_fetch4<WHOLE>(s.m, p.m, AMP_F32, i, n);
+    if (KIND >= AMPI_UPDATE_ADAM) ampi_d_fetch4<WHOLE>(s.v, p.v, AMP_F32, i, n);
+}
+
+/* The CPU's own formulas, on four elements in registers. LAMB leaves the direction in g. */
+template <int KIND>
+AMPI_D void ampi_d_update_apply(float (&w)[4], float (&g)[4], float (&m)[4], float (&v)[4], ampi_cuda_work& k) {
+    if (KIND == AMPI_UPDATE_SGD) ampi_sgd_scalar(w, g, m, v, 4, &k.u);
+    if (KIND == AMPI_UPDATE_MOMENTUM) ampi_momentum_scalar(w, g, m, v, 4, &k.u);
+    if (KIND == AMPI_UPDATE_ADAM) ampi_adam_scalar(w, g, m, v, 4, &k.u);
+    if (KIND == AMPI_LAMB_MOMENTS) {
+        ampi_lamb_moments_scalar(w, g, m, v, 4, &k.u);
+        for (int j = 0; j < 4; j++) {       /* squares are exact in double */
+            k.sums[0] += (double)w[j] * (double)w[j];
+            k.sums[1] += (double)g[j] * (double)g[j];
+        }
+    }
+    if (KIND == AMPI_LAMB_DIRECTION) {
+        ampi_lamb_direction_scalar(w, g, m, v, 4, &k.u);
+        for (int j = 0; j < 4; j++) w[j] = ampi_fma(1, g[j], k.trust, w[j]);
+    }
+}
+
+template <int KIND, bool WHOLE>
+AMPI_D void ampi_d_update_four(const ampi_four_set& s, ampi_cuda_work& k, size_t i, size_t n) {
+    float w[4], g[4], m[4], v[4];
+    ampi_d_widen4(w, s.w, k.p.master ? AMP_F32 : k.p.low_dtype);
+    if (KIND != AMPI_LAMB_DIRECTION) ampi_d_widen4(g, s.g, k.p.grad_dtype);
+    if (KIND != AMPI_UPDATE_SGD) ampi_d_widen4(m, s.m, AMP_F32);
+    if (KIND >= AMPI_UPDATE_ADAM) ampi_d_widen4(v, s.v, AMP_F32);
+    ampi_d_update_apply<KIND>(w, g, m, v, k);
+    if (KIND != AMPI_UPDATE_SGD && KIND != AMPI_LAMB_DIRECTION) ampi_d_store4<WHOLE>(k.p.m, AMP_F32, i, n, m);
+    if (KIND == AMPI_UPDATE_ADAM || KIND == AMPI_LAMB_MOMENTS) ampi_d_store4<WHOLE>(k.p.v, AMP_F32, i, n, v);
+    if (KIND == AMPI_LAMB_MOMENTS) return;
+    if (k.p.master) ampi_d_store4<WHOLE>(k.p.master, AMP_F32, i, n, w);
+    if (k.p.low) ampi_d_store4<WHOLE>(k.p.low, k.p.low_dtype, i, n, w);
+}
+
+/* Two fours, all of whose loads are under way before the first is used. */
+template <int KIND, bool WHOLE>
+AMPI_D void ampi_d_update_pair(ampi_cuda_work& k, size_t i, size_t n) {
+    const size_t apart = 4 * AMPI_CUDA_BLOCK;
+    ampi_four_set s[2];
+    for (int j = 0; j < 2; j++) ampi_d_update_fetch<KIND, WHOLE>(s[j], k.p, i + (size_t)j * apart, n);
+    for (int j = 0; j < 2; j++) ampi_d_update_four<KIND, WHOLE>(s[j], k, i + (size_t)j * apart, n);
+}
+
+template <int KIND>
+AMPI_D void ampi_d_update_chunk(ampi_cuda_work& k, const ampi_cuda_chunk& chunk) {
+    size_t end = chunk.offset + chunk.n;
+    for (unsigned at = 4 * threadIdx.x; at < chunk.n; at += 8 * AMPI_CUDA_BLOCK) {
+        if (k.p.aligned && at + 4 * AMPI_CUDA_BLOCK + 4 <= chunk.n)
+            ampi_d_update_pair<KIND, true>(k, chunk.offset + at, end);
+        else
+            ampi_d_update_pair<KIND, false>(k, chunk.offset + at, end);
+    }
+}
+
+/* Reads and writes each parameter once, and nothing if the step is skipped. */
+template <int KIND>
+__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const ampi_cuda_update a) {
+    AMPI_SHARED(double, shared);
+    if (!a.block->info.applied) return;
+    for (uint64_t c = blockIdx.x; c < a.list.chunk_count; c += gridDim.x) {
+        const ampi_cuda_chunk chunk = a.list.chunks[c];
+        ampi_cuda_work k;
+        k.p = a.params[chunk.tensor];
+        k.u = a.block->updates[k.p.group];
+        if (k.u.frozen) continue;
+        k.trust = KIND == AMPI_LAMB_DIRECTION ? a.trust[chunk.tensor] : 0.0f;
+        k.sums[0] = k.sums[1] = 0.0;
+        ampi_d_update_chunk<KIND>(k, chunk);
+        if (KIND != AMPI_LAMB_MOMENTS) continue;
+        ampi_d_group_sum<AMPI_CUDA_BLOCK>(k.sums, shared);
+        if (threadIdx.x == 0) { a.norms[2 * c] = k.sums[0]; a.norms[2 * c + 1] = k.sums[1]; }
+    }
+}
+
+/* LAMB: the norms of each tensor from those of its chunks, and the ratio. */
+__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(const ampi_cuda_update a, int tensors) {
+    AMPI_SHARED(double, shared);
+    if (!a.block->info.applied) return;
+    for (int t = (int)blockIdx.x; t < tensors; t += (int)gridDim.x) {
+        const ampi_cuda_array x = a.list.arrays[t];
+        double sums[2] = { 0.0, 0.0 }, ratio = 1.0;
+        for (uint64_t c = threadIdx.x; c < x.chunks; c += AMPI_CUDA_BLOCK) {
+            sums[0] += a.norms[2 * (x.first_chunk + c)];
+            sums[1] += a.norms[2 * (x.first_chunk + c) + 1];
+        }
+        ampi_d_group_sum<AMPI_CUDA_BLOCK>(sums, shared);
+        if (sums[0] > 0.0 && sums[1] > 0.0) ratio = sqrt(sums[0]) / sqrt(sums[1]);
+        if (threadIdx.x == 0)
+            a.trust[t] = (float)ampi_mul64((double)a.block->updates[a.params[t].group].step, ratio);
+    }
+}
+
+__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_zero_list(const ampi_cuda_list list) {
+    const float zero[8] = { 0 };
+    for (uint64_t c = blockIdx.x; c < list.chunk_count; c += gridDim.x) {
+        const ampi_cuda_chunk chunk = list.chunks[c];
+        const ampi_cuda_array x = list.arrays[chunk.tensor];
+        for (unsigned at = 8 * threadIdx.x; at < chunk.n; at += 8 * AMPI_CUDA_BLOCK)
+            ampi_d_store8(x.data, x.dtype, chunk.offset + at, chunk.offset + chunk.n, zero);
+    }
+}
+
+/* --- create and destroy -------------------------------------------------------------------------- */
+
+AMPI_FN amp_result ampi_cuda_check_param(const amp_param* p, const amp_exec* exec, const char* place) {
+    const void* pointers[5];
+    static const char* const names[] = { "master", "low", "grad", "m", "v" };
+    amp_result r = AMP_OK;
+    int i;
+    pointers[0] = p->master; pointers[1] = p->low; pointers[2] = p->grad; pointers[3] = p->m; pointers[4] = p->v;
+    for (i = 0; i < 5 && r == AMP_OK && p->count; i++)
+        r = ampi_cuda_check_pointer(exec, place, names[i], pointers[i]);
+    return r;
+}
+
+AMPI_FN ampi_cuda_param ampi_cuda_param_of(const amp_param* p) {
+    ampi_cuda_param d;
+    uintptr_t wide = (uintptr_t)p->master | (uintptr_t)p->m | (uintptr_t)p->v, narrow = (uintptr_t)p->low;
+    memset(&d, 0, sizeof d);
+    d.master = p->master;
+    d.low = p->low;
+    d.grad = p->grad;
+    d.m = p->m;
+    d.v = p->v;
+    d.low_dtype = p->low_dtype;
+    d.grad_dtype = ampi_dtype(p->grad_dtype);
+    d.group = p->group;
+    if (d.grad_dtype == AMP_F32) wide |= (uintptr_t)p->grad;
+    else narrow |= (uintptr_t)p->grad;
+    d.aligned = (wide & 15u) == 0 && (narrow & 7u) == 0;
+    return d;
+}
+
+/* The block and the table of parameters to the device, with room for what LAMB needs. */
+AMPI_FN amp_result ampi_cuda_optimizer_upload(amp_cuda_optimizer* o, const amp_exec* exec, const char* place) {
+    int i, count = o->host.count, lamb = o->host.desc.kind == AMP_LAMB;
+    size_t total = 0, block = ampi_cuda_reserve(&total, 1, sizeof(ampi_cuda_optimizer_block));
+    size_t params = ampi_cuda_reserve(&total, (size_t)count, sizeof(ampi_cuda_param));
+    size_t norms = ampi_cuda_reserve(&total, lamb ? (size_t)o->grads->list.chunk_count : 0, 2 * sizeof(double));
+    size_t trust = ampi_cuda_reserve(&total, lamb ? (size_t)count : 0, sizeof(float));
+    unsigned char *host = (unsigned char*)calloc(total, 1), *base;
+    amp_result r;
+    if (!host)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %lu bytes for the table", place,
+                         (unsigned long)total);
+    ((ampi_cuda_optimizer_block*)(void*)(host + block))->o = o->host;
+    for (i = 0; i < count; i++)
+        ((ampi_cuda_param*)(void*)(host + params))[i] = ampi_cuda_param_of(&o->host.params[i]);
+    r = ampi_cuda_clone(&o->memory, host, total, exec, place);
+    free(host);
+    base = (unsigned char*)o->memory;
+    if (r != AMP_OK) return r;
+    o->device = (ampi_cuda_optimizer_block*)(void*)(base + block);
+    o->params = (const ampi_cuda_param*)(const void*)(base + params);
+    o->norms = (double*)(void*)(base + norms);
+    o->trust = (float*)(void*)(base + trust);
+    return AMP_OK;
+}
+
+/* Masters that have a low copy, and those copies. */
+AMPI_FN amp_tensor ampi_cuda_master_at(const void* list, int i) {
+    const amp_param* p = (const amp_param*)list + i;
+    amp_tensor t;
+    t.data = p->master; t.dtype = AMP_F32; t.count = p->master && p->low ? p->count : 0; t.name = p->name;
+    return t;
+}
+AMPI_FN amp_tensor ampi_cuda_low_at(const void* list, int i) {
+    const amp_param* p = (const amp_param*)list + i;
+    amp_tensor t = ampi_cuda_master_at(list, i);
+    t.data = p->low; t.dtype = p->low_dtype;
+    return t;
+}
+
+/* low = master, rounded, for all parameters. */
+AMPI_FN amp_result ampi_cuda_write_low(const amp_optimizer* o, const amp_exec* exec, const char* place) {
+    ampi_tensors masters = ampi_grads_of(o->params, o->count), lows = masters;
+    amp_cuda_tensors *from = NULL, *to = NULL;
+    amp_result r;
+    masters.at = ampi_cuda_master_at;
+    lows.at = ampi_cuda_low_at;
+    if (!ampi_tensors_first(&masters)) return AMP_OK;
+    r = ampi_cuda_make_list(&from, &masters, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_make_list(&to, &lows, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_move_list(to, from, NULL, 0, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_wait(exec, place);
+    amp_cuda_tensors_destroy(from);
+    amp_cuda_tensors_destroy(to);
+    return r;
+}
+
+AMP_DEF void amp_cuda_optimizer_destroy(amp_cuda_optimizer* o) {
+    if (!o) return;
+    amp_cuda_tensors_destroy(o->grads);
+    if (o->memory) ampi_cuda_free(o->memory, NULL);
+    free(o);
+}
+
+AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out, const amp_optimizer_desc* desc,
+                                             amp_param* params, int count, const amp_exec* exec) {
+    static const char place[] = "amp_cuda_optimizer_create";
+    amp_optimizer_desc d;
+    amp_cuda_optimizer* o;
+    ampi_tensors grads;
+    amp_result r;
+    int i;
+    if (!out) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: out is NULL", place);
+    *out = NULL;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.logger) d.logger = ampi_exec_logger(exec);
+    o = (amp_cuda_optimizer*)calloc(1, sizeof *o);
+    if (!o) return ampi_fail(d.logger, AMP_ERR_MEMORY, "%s: out of memory", place);
+    r = ampi_optimizer_make(&o->host, &d, params, count, place);
+    for (i = 0; r == AMP_OK && i < count; i++) r = ampi_cuda_check_param(&params[i], exec, place);
+    grads = ampi_grads_of(params, count);
+    if (r == AMP_OK) r = ampi_cuda_make_list(&o->grads, &grads, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_optimizer_upload(o, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_write_low(&o->host, exec, place);
+    if (r == AMP_OK) *out = o;
+    else amp_cuda_optimizer_destroy(o);
+    return r;
+}
+
+/* --- the step ------------------------------------------------------------------------------------- */
+
+AMP_DEF const amp_cuda_tensors* amp_cuda_optimizer_grads(const amp_cuda_optimizer* o) {
+    return o ? o->grads : NULL;
+}
+
+AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o, void (*kernel)(ampi_cuda_update),
+                                           const amp_exec* exec, const char* place) {
+    ampi_cuda_update a;
+    a.list = o->grads->list;
+    a.params = o->params;
+    a.block = o->device;
+    a.norms = o->norms;
+    a.trust = o->trust;
+    if (!kernel)
+        return ampi_cuda_launch(exec, place, ampi_k_lamb_trust, ampi_cuda_grid((size_t)o->host.count, 1),
+                                dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a, o->host.count);
+    return ampi_cuda_launch(exec, place, kernel, ampi_cuda_grid((size_t)a.list.chunk_count, 1),
+                            dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
+}
+
+AMPI_FN amp_result ampi_cuda_optimizer_apply(const amp_cuda_optimizer* o, const amp_exec* exec, const char* place) {
+    const amp_optimizer_desc* d = &o->host.desc;
+    amp_result r;
+    if (d->kind == AMP_ADAM || d->kind == AMP_ADAMW)
+        return ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_ADAM>, exec, place);
+    if (d->kind == AMP_SGD)
+        return ampi_cuda_optimizer_run(o, d->momentum > 0.0f ? ampi_k_optimizer<AMPI_UPDATE_MOMENTUM>
+                                                             : ampi_k_optimizer<AMPI_UPDATE_SGD>, exec, place);
+    r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_LAMB_MOMENTS>, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_optimizer_run(o, NULL, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_LAMB_DIRECTION>, exec, place);
+    return r;
+}
+
+/* Looks at the gradients, unless a check has seen them. */
+AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cuda_scaler* s, const ampi_tensors* t,
+                                            int unscaled, const amp_exec* exec, const char* place) {
+    ampi_cuda_look a;
+    memset(&a, 0, sizeof a);
+    a.list = -1;
+    a.src = o->grads->list;
+    if (ampi_optimizer_blind(&o->host, s ? &s->window : NULL)) return AMP_OK;
+    if (s && ampi_optimizer_seen(&s->window, t)) return AMP_OK;
+    if (s) a = ampi_cuda_look_of(s, o->grads, t);
+    a.unscaled = unscaled;
+    return ampi_cuda_look_at(&a, 0, exec, place);
+}
+
+AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s, const amp_exec* exec) {
+    static const char place[] = "amp_cuda_optimizer_step";
+    ampi_cuda_prepare a;
+    ampi_tensors t;
+    int unscaled = 1;
+    amp_result r;
+    if (!o) return AMP_ERR_ARGUMENT;
+    r = ampi_optimizer_enter(&o->host, &t, place);
+    if (r == AMP_OK && s) r = ampi_optimizer_enter_window(&s->window, &t, place, &unscaled);
+    if (r != AMP_OK) return r;
+    memset(&a, 0, sizeof a);
+    a.block = o->device;
+    a.unscaled = unscaled;
+    if (s) {
+        a.scaler = s->device;
+        a.list = ampi_cuda_list_number(&s->window, &t);
+    } else if (!ampi_optimizer_blind(&o->host, NULL)) {
+        a.found = o->grads->list.found;
+    }
+    r = ampi_cuda_optimizer_look(o, s, &t, unscaled, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_launch(exec, place, ampi_k_prepare, dim3(1), dim3(32), sizeof(float), a);
+    if (r == AMP_OK) r = ampi_cuda_optimizer_apply(o, exec, place);
+    if (r == AMP_OK && s) ampi_cuda_note(s, &t, AMPI_STEPPED);
+    return r;
+}
+
+AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp_exec* exec) {
+    if (!o) return AMP_ERR_ARGUMENT;
+    if (o->grads->list.chunk_count == 0) return AMP_OK;
+    return ampi_cuda_launch(exec, "amp_cuda_optimizer_zero_grad", ampi_k_zero_list,
+                            ampi_cuda_list_grid(&o->grads->list), dim3(AMPI_CUDA_BLOCK), 0, o->grads->list);
+}
+
+AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host, amp_optimizer_info* info,
+                                           const amp_exec* exec) {
+    ampi_cuda_optimizer_block block;
+    amp_result r;
+    if (!o) return AMP_ERR_ARGUMENT;
+    r = ampi_cuda_copy_out(&block, o->device, sizeof block, exec);
+    if (r != AMP_OK) return r;
+    if (host) {
+        *host = o->host;
+        host->state = block.o.state;
+    }
+    if (info) *info = block.info;
+    return AMP_OK;
+}
+
+AMPI_FN amp_result ampi_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state, int lr_only,
+                                             const amp_exec* exec, const char* place) {
+    if (state->step < 0 || !ampi_in_range(&state->lr, 0.0f, AMPI_FLT_MAX))
+        return ampi_fail(o->host.desc.logger, AMP_ERR_ARGUMENT,
+                         "%s: step %ld and lr %g must be finite and not negative", place, (long)state->step,
+                         (double)state->lr);
+    return ampi_cuda_launch(exec, place, ampi_k_optimizer_write, dim3(1), dim3(1), 0, o->device, *state, lr_only);
+}
+AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
+                                            const amp_exec* exec) {
+    if (!o || !state) return AMP_ERR_ARGUMENT;
+    return ampi_cuda_optimizer_write(o, state, 0, exec, "amp_cuda_optimizer_write");
+}
+AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, const amp_exec* exec) {
+    amp_optimizer_state state;
+    if (!o) return AMP_ERR_ARGUMENT;
+    memset(&state, 0, sizeof state);
+    state.lr = lr;
+    return ampi_cuda_optimizer_write(o, &state, 1, exec, "amp_cuda_optimizer_set_lr");
+}
 
 /* ======================================================================================== */
 /* >>impl-backend                                                                             */
