@@ -4976,10 +4976,11 @@ AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
     return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
 }
 
-/* The larger of two; a NaN is larger than anything, and the first NaN stays. */
-AMPI_INLINE float ampi_pool_max(float a, float x) {
-    return ampi_select(ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a)), x, a);
+/* Is x larger? A NaN is larger than anything, and the first NaN stays. */
+AMPI_INLINE uint32_t ampi_pool_better(float x, float a) {
+    return ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a));
 }
+AMPI_INLINE float ampi_pool_max(float a, float x) { return ampi_select(ampi_pool_better(x, a), x, a); }
 /* acc = max(acc, x) or acc + x, over padded rows. */
 AMPI_INLINE void ampi_pool_rows_body(int hw, int max, float* AMPI_RESTRICT acc,
                                      const float* AMPI_RESTRICT x, size_t n) {
@@ -5146,6 +5147,108 @@ AMPI_FN void ampi_pool_small_plane(const ampi_pool_plan* p, const void* x, amp_d
     ampi_store_f32(y, yt, plane * out, y_tile, out);
 }
 
+/* Maxima of 2 x 2 windows side by side, the usual ones: 16 at a time, from rows x0 and x1. */
+typedef struct ampi_pool_quads {
+    float max[AMPI_LANES];
+    uint32_t b[AMPI_LANES], c[AMPI_LANES], d[AMPI_LANES];    /* is the second .. fourth value the first maximum? */
+} ampi_pool_quads;
+AMPI_INLINE void ampi_pool_quads_make(const float* x0, const float* x1, ampi_pool_quads* q) {
+    float even0[AMPI_LANES], odd0[AMPI_LANES], even1[AMPI_LANES], odd1[AMPI_LANES];
+    size_t l;
+    for (l = 0; l < AMPI_LANES; l++) { even0[l] = x0[2 * l]; odd0[l] = x0[2 * l + 1]; }
+    for (l = 0; l < AMPI_LANES; l++) { even1[l] = x1[2 * l]; odd1[l] = x1[2 * l + 1]; }
+    for (l = 0; l < AMPI_LANES; l++) {
+        uint32_t b = ampi_pool_better(odd0[l], even0[l]), c, d;
+        float m = ampi_select(b, odd0[l], even0[l]);
+        c = ampi_pool_better(even1[l], m);
+        m = ampi_select(c, even1[l], m);
+        d = ampi_pool_better(odd1[l], m);
+        q->max[l] = ampi_select(d, odd1[l], m);
+        q->b[l] = b & ~(c | d);
+        q->c[l] = c & ~d;
+        q->d[l] = d;
+    }
+}
+/* y[rows][n] from x with rows of w; x and g below have room for whole groups of lanes behind the last row. */
+AMPI_INLINE void ampi_pool_quads_max_body(int hw, float* y, const float* x, size_t w, size_t rows, size_t n) {
+    ampi_pool_quads q;
+    size_t r, i;
+    (void)hw;
+    for (r = 0; r < rows; r++, x += 2 * w, y += n)
+        for (i = 0; i < n; i += AMPI_LANES) {
+            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);
+            ampi_copy_floats(y + i, q.max, n - i < AMPI_LANES ? n - i : (size_t)AMPI_LANES);
+        }
+}
+AMPI_KERNEL(ampi_pool_quads_max, (float* y, const float* x, size_t w, size_t rows, size_t n), y, x, w, rows, n)
+
+/* dx from g[rows][n]: 0 + g at the first maximum, 0 elsewhere. */
+AMPI_INLINE void ampi_pool_quads_spread_body(int hw, float* dx, const float* x, const float* g, size_t w,
+                                             size_t rows, size_t n) {
+    ampi_pool_quads q;
+    size_t r, i, l;
+    (void)hw;
+    for (r = 0; r < rows; r++, x += 2 * w, dx += 2 * w, g += n)
+        for (i = 0; i < n; i += AMPI_LANES) {
+            float up[2 * AMPI_LANES], down[2 * AMPI_LANES];
+            uint32_t k[AMPI_LANES];
+            size_t count = 2 * (n - i < AMPI_LANES ? n - i : (size_t)AMPI_LANES);
+            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);
+            for (l = 0; l < AMPI_LANES; l++) k[l] = ampi_bits(0.0f + g[i + l]);
+            for (l = 0; l < AMPI_LANES; l++) {
+                up[2 * l] = ampi_float(k[l] & ~(q.b[l] | q.c[l] | q.d[l]));
+                up[2 * l + 1] = ampi_float(k[l] & q.b[l]);
+            }
+            for (l = 0; l < AMPI_LANES; l++) {
+                down[2 * l] = ampi_float(k[l] & q.c[l]);
+                down[2 * l + 1] = ampi_float(k[l] & q.d[l]);
+            }
+            ampi_copy_floats(dx + 2 * i, up, count);
+            ampi_copy_floats(dx + w + 2 * i, down, count);
+            if (i + AMPI_LANES >= n && w > 2 * n) dx[2 * n] = dx[w + 2 * n] = 0.0f;
+        }
+}
+AMPI_KERNEL(ampi_pool_quads_spread,
+            (float* dx, const float* x, const float* g, size_t w, size_t rows, size_t n), dx, x, g, w, rows, n)
+
+/* Such windows, in rows of which two fit a band. */
+AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
+    return p->max && p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0
+           && p->w <= AMPI_POOL_BAND / 2;
+}
+/* Elements [i, i+n) of `total` with room for two groups of lanes behind them. */
+AMPI_FN const float* ampi_pool_view(const void* x, amp_dtype t, size_t i, size_t n, size_t total, float* tile) {
+    if (ampi_dtype(t) == AMP_F32 && total - i - n >= 2 * AMPI_LANES) return (const float*)x + i;
+    ampi_load_f32(tile, x, t, i, n);
+    memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
+    return tile;
+}
+
+/* A plane, band of rows after band of rows. dy NULL: the maxima into out; otherwise the gradient into out. */
+AMPI_FN void ampi_pool_quads_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, const void* dy,
+                                   amp_dtype dyt, void* out, amp_dtype t, size_t plane) {
+    float tile[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES], g_tile[(int)AMPI_POOL_BAND / 4 + 2 * (int)AMPI_LANES];
+    float out_tile[AMPI_POOL_BAND];
+    const size_t w = (size_t)p->w, h = (size_t)p->h, n = (size_t)p->ow, oh = (size_t)p->oh;
+    const size_t most = AMPI_POOL_BAND / 2 / w;
+    size_t r, rows;
+    for (r = 0; r < oh; r += rows) {
+        size_t at = (plane * oh + r) * n, from = (plane * h + 2 * r) * w, to = dy ? from : at, count;
+        const float* v;
+        float* d = ampi_dtype(t) == AMP_F32 ? (float*)out + to : out_tile;
+        rows = ampi_min_size(most, oh - r);
+        count = dy ? 2 * rows * w : rows * n;
+        v = ampi_pool_view(x, xt, from, 2 * rows * w, p->planes * h * w, tile);
+        if (dy) ampi_pool_quads_spread(d, v, ampi_pool_view(dy, dyt, at, rows * n, p->planes * oh * n, g_tile), w,
+                                       rows, n);
+        else ampi_pool_quads_max(d, v, w, rows, n);
+        if (d == out_tile) ampi_store_f32(out, t, to, out_tile, count);
+    }
+    if (!dy || h % 2 == 0) return;
+    memset(out_tile, 0, w * sizeof *out_tile);                    /* the row that no window covers */
+    ampi_store_f32(out, t, (plane * h + h - 1) * w, out_tile, w);
+}
+
 AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
                              size_t plane) {
     float acc[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
@@ -5172,7 +5275,10 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i++) {
-        if (ampi_pool_is_small(&p, AMPI_LANES)) ampi_pool_small_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
+        int small = ampi_pool_is_small(&p, AMPI_LANES);
+        if (small && ampi_pool_is_quads(&p))
+            ampi_pool_quads_plane(&p, x, x_dtype, NULL, AMP_F32, y, y_dtype, (size_t)i);
+        else if (small) ampi_pool_small_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
         else ampi_pool_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
     }
     return AMP_OK;
@@ -5187,9 +5293,7 @@ AMPI_INLINE void ampi_arg_lanes(float* AMPI_RESTRICT best, int32_t* AMPI_RESTRIC
     uint32_t l;
     for (l = 0; l < lanes; l++) {
         float v = x[l * stride];
-        uint32_t better = ampi_mask(v > best[l]) | (0u - ((uint32_t)at[l] >> 31))
-                          | (ampi_nan_mask(v) & ~ampi_nan_mask(best[l]));
-        better &= ampi_mask(l < n);
+        uint32_t better = (ampi_pool_better(v, best[l]) | (0u - ((uint32_t)at[l] >> 31))) & ampi_mask(l < n);
         best[l] = ampi_select(better, v, best[l]);
         at[l] = (int32_t)ampi_select_bits(better, position + l * step, (uint32_t)at[l]);
     }
@@ -5353,7 +5457,9 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     if ((r = AMPI_CHECK(exec, "pool2d backward", n, list)) != AMP_OK || !dx) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i++) {
-        if (ampi_pool_is_small(&p, p.max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES))
+        if (ampi_pool_is_quads(&p))
+            ampi_pool_quads_plane(&p, x, x_dtype, dy, dy_dtype, dx, dx_dtype, (size_t)i);
+        else if (ampi_pool_is_small(&p, p.max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES))
             ampi_pool_small_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
         else
             ampi_pool_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
