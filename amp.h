@@ -4278,6 +4278,234 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     return !d.found;
 }
 
+/* --- direct convolution: gradients of weights ----------------------------------------------- */
+
+/* dw[o, (c,a,b)] sums over pixels, with the taps side by side in a vector. For that an image is stored once
+   more: `folded`[i][x][e] holds, for row i of outputs and column x of the padded image, the values
+   e = a*cg + c, of kernel row a and channel c, that lie there. Then pixel (i, j) meets its taps (b, e) as
+   kernel_w * edge neighbouring floats from [i][j*stride_w] on. In the padded image row y of channel c is row
+   y*cg + c, so that folding is a transposition of `edge` neighbouring rows. */
+typedef struct ampi_fold {
+    const ampi_conv2d* c;
+    ampi_taps_isa isa;
+    size_t edge, pitch, columns, image;           /* kernel_h*cg, padded width, taps, floats of a folded image */
+    size_t unit, chunk;                           /* images of one call of the kernel, and between barriers */
+    size_t pixels, line;                          /* of a unit, and the same in whole vectors */
+    size_t ldt, blocks, width;                    /* sums: tasks are `blocks` blocks of rows by columns / width */
+    size_t at_sums, at_dy, at_folded, at_padded, padded, floats;       /* scratch memory, in floats */
+    int swap;
+    const void *dy, *x; amp_dtype dy_dtype, x_dtype;
+} ampi_fold;
+
+enum { AMPI_FOLD_CHUNK = 262144, AMPI_FOLD_SUMS = 65536 };
+
+/* Scratch memory: offsets at[pixel], and that of an odd last pixel; sums; widened dy; folded images; and for each thread a padded image. */
+AMPI_FN void ampi_fold_layout(ampi_fold* f) {
+    size_t rows = f->c->og, threads = ampi_threads(), images = (size_t)f->c->s.n, panels;
+    f->pixels = f->unit * f->c->out_pixels;
+    f->line = ampi_round_up(f->pixels + 1, 16);
+    f->chunk = threads == 1 ? f->unit : AMPI_FOLD_CHUNK / f->image / f->unit * f->unit;
+    f->chunk = ampi_min_size(ampi_max_size(f->chunk, f->unit), ampi_round_up(images, f->unit));
+    f->ldt = ampi_round_up(f->columns, 2 * f->isa.lanes) + AMPI_GEMM_GAP;
+    f->blocks = (rows + f->isa.mr - 1) / f->isa.mr;
+    f->width = 2 * f->isa.lanes;
+    if (f->blocks * ((f->columns + f->width - 1) / f->width) < threads) f->width /= 2;
+    panels = (f->columns + f->width - 1) / f->width;
+    while (f->blocks * panels < threads && rows / f->blocks >= 4) f->blocks++;
+    f->at_sums = ampi_round_up(f->pixels + 1, 16);
+    f->at_dy = f->at_sums + ampi_round_up(rows * f->ldt, 16);
+    f->at_folded = f->at_dy + f->chunk / f->unit * rows * f->line;
+    f->at_padded = f->at_folded + f->chunk * f->image;
+    f->padded = ampi_round_up((((size_t)f->c->out_h - 1) * (size_t)f->c->s.stride_h * f->c->cg + f->edge
+                               + f->isa.lanes) * f->pitch + f->c->in_pixels, 16) + 16;
+    f->floats = f->at_padded + ampi_min_size(threads, f->chunk) * f->padded;
+}
+
+AMPI_FN int ampi_fold_plan(ampi_fold* f, const ampi_conv2d* c) {
+    const amp_conv2d_shape* s = &c->s;
+    memset(f, 0, sizeof *f);
+    f->c = c;
+    f->isa = ampi_taps_isa_now();
+    if (f->isa.mr == 0 || c->taps == 1 || c->og > 64 || s->dilation_h != 1 || s->dilation_w != 1
+        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, 1)
+        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, 1)
+        || c->cg * c->taps > AMPI_FOLD_SUMS / c->og) return 0;
+    f->edge = c->cg * (size_t)s->kernel_h;
+    f->columns = f->edge * (size_t)s->kernel_w;
+    f->pitch = (size_t)((c->out_w - 1) * s->stride_w + s->kernel_w);
+    f->unit = c->out_pixels % 2 == 0 ? 1 : 2;     /* pairs of BF16 pixels stay in one unit */
+    f->image = (size_t)c->out_h * f->pitch;
+    if (f->image > AMPI_FOLD_CHUNK / f->edge || c->in_pixels > AMPI_FOLD_CHUNK) return 0;
+    f->image = ampi_round_up(f->image * f->edge + 4 * f->edge + 4 * f->isa.lanes, 16);
+    ampi_fold_layout(f);
+    return 1;
+}
+AMPI_FN size_t ampi_fold_workspace(const ampi_conv2d* c) {
+    ampi_fold f;
+    return ampi_fold_plan(&f, c) ? f.floats * sizeof(float) + 64 : 0;
+}
+
+/* The image's rows into the padded image, whose margins are zero already, and that folded. Lanes beyond the
+   last row spill into what is written next: into the next column, so the last rows go first. */
+AMPI_FN void ampi_fold_image(const ampi_fold* f, const ampi_gemm_isa* g, size_t plane, float* padded,
+                             float* folded) {
+    const ampi_conv2d* c = f->c;
+    const size_t width = (size_t)c->s.width, pad_h = (size_t)c->s.pad_h, pad_w = (size_t)c->s.pad_w;
+    size_t bottom = ((size_t)c->out_h - 1) * (size_t)c->s.stride_h + (size_t)c->s.kernel_h, ch, i, e;
+    size_t rows = bottom > pad_h ? ampi_min_size(bottom - pad_h, (size_t)c->s.height) : 0;
+    size_t columns = f->pitch > pad_w ? ampi_min_size(f->pitch - pad_w, width) : 0;
+    float* wide = padded + f->padded - ampi_round_up(c->in_pixels, 16);
+    for (ch = 0; ch < c->cg; ch++) {
+        const float* src = (const float*)f->x + (plane + ch) * c->in_pixels;
+        if (f->x_dtype != AMP_F32) {
+            ampi_load_f32(wide, f->x, f->x_dtype, (plane + ch) * c->in_pixels, c->in_pixels);
+            src = wide;
+        }
+        ampi_copy_rows(padded + (pad_h * c->cg + ch) * f->pitch + pad_w, c->cg * f->pitch, 1, src, width, 1,
+                       rows, columns);
+    }
+    for (i = 0; i < (size_t)c->out_h; i++, folded += f->pitch * f->edge) {
+        const float* src = padded + i * (size_t)c->s.stride_h * c->cg * f->pitch;
+        if (f->edge <= g->lanes / 2) {
+            ampi_copy_rows(folded, 1, f->edge, src, f->pitch, 1, f->edge, f->pitch);
+            continue;
+        }
+        for (e = ampi_round_up(f->edge, g->lanes); e > 0; e -= g->lanes)
+            g->transpose(folded + e - g->lanes, f->edge, src + (e - g->lanes) * f->pitch, f->pitch,
+                         ampi_round_up(f->pitch, 4), 0);
+    }
+}
+
+/* The rows of dy of a unit of `pixels` pixels, as FP32 and in the order of the sum. */
+AMPI_FN void ampi_fold_dy(const ampi_fold* f, size_t g, size_t n0, size_t pixels, float* dst) {
+    const ampi_conv2d* c = f->c;
+    size_t o, n, p = c->out_pixels;
+    for (o = 0; o < c->og; o++, dst += f->line) {
+        for (n = 0; n * p < pixels; n++)
+            ampi_load_f32(dst + n * p, f->dy, f->dy_dtype,
+                          ((n0 + n) * (size_t)c->s.out_channels + g * c->og + o) * p, p);
+        if (!f->swap) continue;
+        ampi_swap_pairs(dst, pixels / 16 * 16);
+        for (n = pixels / 16 * 16; n + 1 < pixels; n += 2) {
+            float v = dst[n];
+            dst[n] = dst[n + 1];
+            dst[n + 1] = v;
+        }
+    }
+}
+
+/* Adds units [n0, end) to one task's sums. */
+AMPI_FN void ampi_fold_task(const ampi_fold* f, size_t g, size_t task, size_t n0, size_t end, float* memory) {
+    const ampi_conv2d* c = f->c;
+    size_t low = task % f->blocks * c->og / f->blocks, high = (task % f->blocks + 1) * c->og / f->blocks, n;
+    size_t column = task / f->blocks * f->width, width = ampi_min_size(f->columns - column, f->width), odd;
+    const uint32_t* at = (const uint32_t*)(const void*)memory;
+    int in_place = f->dy_dtype == AMP_F32 && f->unit == 1;
+    ampi_taps u;
+    memset(&u, 0, sizeof u);
+    u.t = memory + f->at_sums + low * f->ldt + column;
+    u.ldt = f->ldt;
+    for (n = n0; n < end; n += f->unit) {
+        u.at = at;
+        u.k = ampi_min_size(end - n, f->unit) * c->out_pixels;
+        u.rs = in_place ? c->out_pixels : f->line;
+        u.a = in_place ? (const float*)f->dy
+                             + (n * (size_t)c->s.out_channels + g * c->og + low) * c->out_pixels
+                       : memory + f->at_dy + ((n - n0) / f->unit * c->og + low) * f->line;
+        u.b = memory + f->at_folded + (n - n0) * f->image + column;
+        u.first = n == 0;
+        u.last = n + f->unit >= (size_t)c->s.n;
+        odd = f->swap && u.k % 2 != 0;
+        u.k -= odd;
+        if (u.k > 0) ampi_taps_run(&f->isa, u, high - low, width);
+        if (odd == 0) continue;                   /* the last pixel of an odd number has no partner */
+        u.a += u.k;
+        u.at = at + f->pixels;
+        u.first = u.first && u.k == 0;
+        u.k = 1;
+        ampi_taps_run(&f->isa, u, high - low, width);
+    }
+}
+
+/* The sums of one group, chunk after chunk: fold in parallel, then add in parallel. */
+AMPI_FN void ampi_fold_sum(const ampi_fold* f, size_t g, float* memory) {
+    const ampi_conv2d* c = f->c;
+    const ampi_gemm_isa isa = ampi_gemm_isa_now();
+    size_t images = (size_t)c->s.n, n0;
+    int64_t i, slots = (int64_t)ampi_min_size(ampi_threads(), f->chunk);
+    int64_t tasks = (int64_t)(f->blocks * ((f->columns + f->width - 1) / f->width));
+    for (n0 = 0; n0 < images; n0 += f->chunk) {
+        size_t end = ampi_min_size(n0 + f->chunk, images);
+        AMPI_PARALLEL_FOR(slots > 1)
+        for (i = 0; i < slots; i++) {
+            size_t n, step = (size_t)slots * f->unit, k;
+            for (n = n0 + (size_t)i * f->unit; n < end; n += step) {
+                size_t count = ampi_min_size(end - n, f->unit);
+                for (k = 0; k < count; k++)
+                    ampi_fold_image(f, &isa, (n + k) * (size_t)c->s.channels + g * c->cg,
+                                    memory + f->at_padded + (size_t)i * f->padded,
+                                    memory + f->at_folded + (n + k - n0) * f->image);
+                if (f->dy_dtype != AMP_F32 || f->unit > 1)
+                    ampi_fold_dy(f, g, n, count * c->out_pixels,
+                                 memory + f->at_dy + (n - n0) / f->unit * c->og * f->line);
+            }
+        }
+        AMPI_PARALLEL_FOR(slots > 1)
+        for (i = 0; i < tasks; i++) ampi_fold_task(f, g, (size_t)i, n0, end, memory);
+    }
+}
+
+/* Sums [o][(b,a,c)] to dw[o][(c,a,b)]. */
+AMPI_FN void ampi_fold_store(const ampi_fold* f, size_t g, const float* sums, void* dw, amp_dtype t,
+                             int accumulate) {
+    const size_t cg = f->c->cg, taps = f->c->taps, kw = (size_t)f->c->s.kernel_w;
+    size_t o, k, n, count;
+    for (o = 0; o < f->c->og; o++, sums += f->ldt)
+        for (k = 0; k < f->columns; k += count) {
+            float line[256];
+            count = ampi_min_size(f->columns - k, 256);
+            for (n = 0; n < count; n++) {
+                size_t tap = (k + n) % taps;
+                line[n] = sums[tap % kw * f->edge + tap / kw * cg + (k + n) / taps];
+            }
+            ampi_store_sum(dw, t, (g * f->c->og + o) * f->columns + k, line, count, accumulate);
+        }
+}
+
+/* dw, if it has a direct form for which the workspace has room. 0: it is still to be done. About -0 see
+   ampi_stencil_run. */
+AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
+                          amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
+                          const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, g, i;
+    uint32_t* at;
+    float* memory;
+    int found = 0;
+    ampi_fold f;
+    if (!ampi_fold_plan(&f, c) || bytes < f.floats * sizeof(float) + 64) return 0;
+    memory = ampi_align64(exec->workspace);
+    at = (uint32_t*)(void*)memory;
+    f.dy = dy; f.dy_dtype = ampi_dtype(dy_dtype);
+    f.x = x; f.x_dtype = ampi_dtype(x_dtype);
+    f.swap = f.dy_dtype == AMP_BF16 && f.x_dtype == AMP_BF16;
+    for (i = 0; i <= f.pixels; i++) {
+        size_t k = i == f.pixels ? c->out_pixels - 1 : f.swap && (i ^ 1u) < f.pixels ? i ^ 1u : i;
+        size_t p = k % c->out_pixels;
+        at[i] = (uint32_t)(k / c->out_pixels * f.image
+                           + (p / (size_t)c->out_w * f.pitch + p % (size_t)c->out_w * (size_t)c->s.stride_w)
+                             * f.edge);
+    }
+    memset(memory + f.at_folded, 0, (f.floats - f.at_folded) * sizeof *memory);
+    for (g = 0; g < (size_t)c->s.groups; g++) {
+        ampi_fold_sum(&f, g, memory);
+        if (f.swap && (size_t)c->s.n * c->out_pixels % 2 != 0)
+            ampi_find_minus_zero(&found, memory + f.at_sums, ampi_round_up(c->og * f.ldt, 4));
+        if (found) return 0;
+        ampi_fold_store(&f, g, memory + f.at_sums, dw, dw_dtype, accumulate);
+    }
+    return 1;
+}
+
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_conv2d c;
     size_t y, dw, dx, n;
@@ -4287,6 +4515,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
     dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
     y = ampi_max_size(y, ampi_stencil_workspace(&c, 0));
+    dw = ampi_max_size(dw, ampi_fold_workspace(&c));
     dx = ampi_max_size(dx, ampi_stencil_workspace(&c, 1));
     return ampi_max_size(y, ampi_max_size(dw, dx));
 }
@@ -4371,6 +4600,7 @@ AMPI_FN void ampi_conv2d_dw(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
     ampi_image unfolded = ampi_unfold_input(c);
     ampi_image planes = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
     size_t g, depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
+    if (ampi_fold_run(c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)) return;
     for (g = 0; g < (size_t)c->s.groups; g++) {
         ampi_product s;
         ampi_product_init(&s, c->og, depth, pixels, dw, dw_dtype, depth);
@@ -4886,10 +5116,11 @@ AMPI_HD AMPI_FN float ampi_pool_count(const ampi_pool_plan* p, int oh, int ow) {
     return (float)((double)(rows.last - rows.first) * (double)(columns.last - columns.first));
 }
 
-/* The larger of two; a NaN is larger than anything, and the first NaN stays. */
-AMPI_HD AMPI_INLINE float ampi_pool_max(float a, float x) {
-    return ampi_select(ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a)), x, a);
+/* Is x larger? A NaN is larger than anything, and the first NaN stays. */
+AMPI_HD AMPI_INLINE uint32_t ampi_pool_better(float x, float a) {
+    return ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a));
 }
+AMPI_HD AMPI_INLINE float ampi_pool_max(float a, float x) { return ampi_select(ampi_pool_better(x, a), x, a); }
 /* acc = max(acc, x) or acc + x, over padded rows. */
 AMPI_INLINE void ampi_pool_rows_body(int hw, int max, float* AMPI_RESTRICT acc,
                                      const float* AMPI_RESTRICT x, size_t n) {
@@ -5057,6 +5288,108 @@ AMPI_FN void ampi_pool_small_plane(const ampi_pool_plan* p, const void* x, amp_d
     ampi_store_f32(y, yt, plane * out, y_tile, out);
 }
 
+/* Maxima of 2 x 2 windows side by side, the usual ones: 16 at a time, from rows x0 and x1. */
+typedef struct ampi_pool_quads {
+    float max[AMPI_LANES];
+    uint32_t b[AMPI_LANES], c[AMPI_LANES], d[AMPI_LANES];    /* is the second .. fourth value the first maximum? */
+} ampi_pool_quads;
+AMPI_INLINE void ampi_pool_quads_make(const float* x0, const float* x1, ampi_pool_quads* q) {
+    float even0[AMPI_LANES], odd0[AMPI_LANES], even1[AMPI_LANES], odd1[AMPI_LANES];
+    size_t l;
+    for (l = 0; l < AMPI_LANES; l++) { even0[l] = x0[2 * l]; odd0[l] = x0[2 * l + 1]; }
+    for (l = 0; l < AMPI_LANES; l++) { even1[l] = x1[2 * l]; odd1[l] = x1[2 * l + 1]; }
+    for (l = 0; l < AMPI_LANES; l++) {
+        uint32_t b = ampi_pool_better(odd0[l], even0[l]), c, d;
+        float m = ampi_select(b, odd0[l], even0[l]);
+        c = ampi_pool_better(even1[l], m);
+        m = ampi_select(c, even1[l], m);
+        d = ampi_pool_better(odd1[l], m);
+        q->max[l] = ampi_select(d, odd1[l], m);
+        q->b[l] = b & ~(c | d);
+        q->c[l] = c & ~d;
+        q->d[l] = d;
+    }
+}
+/* y[rows][n] from x with rows of w; x and g below have room for whole groups of lanes behind the last row. */
+AMPI_INLINE void ampi_pool_quads_max_body(int hw, float* y, const float* x, size_t w, size_t rows, size_t n) {
+    ampi_pool_quads q;
+    size_t r, i;
+    (void)hw;
+    for (r = 0; r < rows; r++, x += 2 * w, y += n)
+        for (i = 0; i < n; i += AMPI_LANES) {
+            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);
+            ampi_copy_floats(y + i, q.max, n - i < AMPI_LANES ? n - i : (size_t)AMPI_LANES);
+        }
+}
+AMPI_KERNEL(ampi_pool_quads_max, (float* y, const float* x, size_t w, size_t rows, size_t n), y, x, w, rows, n)
+
+/* dx from g[rows][n]: 0 + g at the first maximum, 0 elsewhere. */
+AMPI_INLINE void ampi_pool_quads_spread_body(int hw, float* dx, const float* x, const float* g, size_t w,
+                                             size_t rows, size_t n) {
+    ampi_pool_quads q;
+    size_t r, i, l;
+    (void)hw;
+    for (r = 0; r < rows; r++, x += 2 * w, dx += 2 * w, g += n)
+        for (i = 0; i < n; i += AMPI_LANES) {
+            float up[2 * AMPI_LANES], down[2 * AMPI_LANES];
+            uint32_t k[AMPI_LANES];
+            size_t count = 2 * (n - i < AMPI_LANES ? n - i : (size_t)AMPI_LANES);
+            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);
+            for (l = 0; l < AMPI_LANES; l++) k[l] = ampi_bits(0.0f + g[i + l]);
+            for (l = 0; l < AMPI_LANES; l++) {
+                up[2 * l] = ampi_float(k[l] & ~(q.b[l] | q.c[l] | q.d[l]));
+                up[2 * l + 1] = ampi_float(k[l] & q.b[l]);
+            }
+            for (l = 0; l < AMPI_LANES; l++) {
+                down[2 * l] = ampi_float(k[l] & q.c[l]);
+                down[2 * l + 1] = ampi_float(k[l] & q.d[l]);
+            }
+            ampi_copy_floats(dx + 2 * i, up, count);
+            ampi_copy_floats(dx + w + 2 * i, down, count);
+            if (i + AMPI_LANES >= n && w > 2 * n) dx[2 * n] = dx[w + 2 * n] = 0.0f;
+        }
+}
+AMPI_KERNEL(ampi_pool_quads_spread,
+            (float* dx, const float* x, const float* g, size_t w, size_t rows, size_t n), dx, x, g, w, rows, n)
+
+/* Such windows, in rows of which two fit a band. */
+AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
+    return p->max && p->kh == 2 && p->kw == 2 && p->sh == 2 && p->sw == 2 && p->ph == 0 && p->pw == 0
+           && p->w <= AMPI_POOL_BAND / 2;
+}
+/* Elements [i, i+n) of `total` with room for two groups of lanes behind them. */
+AMPI_FN const float* ampi_pool_view(const void* x, amp_dtype t, size_t i, size_t n, size_t total, float* tile) {
+    if (ampi_dtype(t) == AMP_F32 && total - i - n >= 2 * AMPI_LANES) return (const float*)x + i;
+    ampi_load_f32(tile, x, t, i, n);
+    memset(tile + n, 0, 2 * AMPI_LANES * sizeof *tile);
+    return tile;
+}
+
+/* A plane, band of rows after band of rows. dy NULL: the maxima into out; otherwise the gradient into out. */
+AMPI_FN void ampi_pool_quads_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, const void* dy,
+                                   amp_dtype dyt, void* out, amp_dtype t, size_t plane) {
+    float tile[(int)AMPI_POOL_BAND + 2 * (int)AMPI_LANES], g_tile[(int)AMPI_POOL_BAND / 4 + 2 * (int)AMPI_LANES];
+    float out_tile[AMPI_POOL_BAND];
+    const size_t w = (size_t)p->w, h = (size_t)p->h, n = (size_t)p->ow, oh = (size_t)p->oh;
+    const size_t most = AMPI_POOL_BAND / 2 / w;
+    size_t r, rows;
+    for (r = 0; r < oh; r += rows) {
+        size_t at = (plane * oh + r) * n, from = (plane * h + 2 * r) * w, to = dy ? from : at, count;
+        const float* v;
+        float* d = ampi_dtype(t) == AMP_F32 ? (float*)out + to : out_tile;
+        rows = ampi_min_size(most, oh - r);
+        count = dy ? 2 * rows * w : rows * n;
+        v = ampi_pool_view(x, xt, from, 2 * rows * w, p->planes * h * w, tile);
+        if (dy) ampi_pool_quads_spread(d, v, ampi_pool_view(dy, dyt, at, rows * n, p->planes * oh * n, g_tile), w,
+                                       rows, n);
+        else ampi_pool_quads_max(d, v, w, rows, n);
+        if (d == out_tile) ampi_store_f32(out, t, to, out_tile, count);
+    }
+    if (!dy || h % 2 == 0) return;
+    memset(out_tile, 0, w * sizeof *out_tile);                    /* the row that no window covers */
+    ampi_store_f32(out, t, (plane * h + h - 1) * w, out_tile, w);
+}
+
 AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
                              size_t plane) {
     float acc[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
@@ -5083,7 +5416,10 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i++) {
-        if (ampi_pool_is_small(&p, AMPI_LANES)) ampi_pool_small_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
+        int small = ampi_pool_is_small(&p, AMPI_LANES);
+        if (small && ampi_pool_is_quads(&p))
+            ampi_pool_quads_plane(&p, x, x_dtype, NULL, AMP_F32, y, y_dtype, (size_t)i);
+        else if (small) ampi_pool_small_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
         else ampi_pool_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
     }
     return AMP_OK;
@@ -5098,9 +5434,7 @@ AMPI_INLINE void ampi_arg_lanes(float* AMPI_RESTRICT best, int32_t* AMPI_RESTRIC
     uint32_t l;
     for (l = 0; l < lanes; l++) {
         float v = x[l * stride];
-        uint32_t better = ampi_mask(v > best[l]) | (0u - ((uint32_t)at[l] >> 31))
-                          | (ampi_nan_mask(v) & ~ampi_nan_mask(best[l]));
-        better &= ampi_mask(l < n);
+        uint32_t better = (ampi_pool_better(v, best[l]) | (0u - ((uint32_t)at[l] >> 31))) & ampi_mask(l < n);
         best[l] = ampi_select(better, v, best[l]);
         at[l] = (int32_t)ampi_select_bits(better, position + l * step, (uint32_t)at[l]);
     }
@@ -5264,7 +5598,9 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     if ((r = AMPI_CHECK(exec, "pool2d backward", n, list)) != AMP_OK || !dx) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i++) {
-        if (ampi_pool_is_small(&p, p.max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES))
+        if (ampi_pool_is_quads(&p))
+            ampi_pool_quads_plane(&p, x, x_dtype, dy, dy_dtype, dx, dx_dtype, (size_t)i);
+        else if (ampi_pool_is_small(&p, p.max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES))
             ampi_pool_small_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
         else
             ampi_pool_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
