@@ -3645,29 +3645,38 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     return ampi_max_size(p.slots, 1) * p.floats * sizeof(float) + 128;
 }
 
+/* The arguments of a matrix product, checked, as a product. */
+AMPI_FN amp_result ampi_gemm_product(ampi_product* s, const amp_logger* logger, const char* call,
+                                     amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n,
+                                     size_t k, float alpha, const void* a, amp_dtype a_dtype, size_t lda,
+                                     const void* b, amp_dtype b_dtype, size_t ldb, float beta, void* c,
+                                     amp_dtype c_dtype, size_t ldc) {
+    int ta = trans_a == AMP_TRANS, tb = trans_b == AMP_TRANS;
+    amp_result r;
+    if ((!ta && trans_a != AMP_NO_TRANS) || (!tb && trans_b != AMP_NO_TRANS))
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
+                         (int)trans_a, (int)trans_b);
+    r = ampi_check_matrix(logger, call, "a", a, a_dtype, ta ? k : m, ta ? m : k, lda);
+    if (r == AMP_OK) r = ampi_check_matrix(logger, call, "b", b, b_dtype, tb ? n : k, tb ? k : n, ldb);
+    if (r == AMP_OK) r = ampi_check_matrix(logger, call, "c", c, c_dtype, m, n, ldc);
+    if (r != AMP_OK) return r;
+    ampi_product_init(s, m, n, alpha == 0.0f ? 0 : k, c, c_dtype, ldc);
+    s->alpha = s->k == 0 ? 1.0f : alpha;
+    s->beta = beta;
+    s->a = ampi_matrix(a, a_dtype, ta ? k : m, ta ? m : k, lda, !ta);
+    s->b = ampi_matrix(b, b_dtype, tb ? n : k, tb ? k : n, ldb, tb);
+    return AMP_OK;
+}
+
 AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
                             float alpha, const void* a, amp_dtype a_dtype, size_t lda, const void* b,
                             amp_dtype b_dtype, size_t ldb, float beta, void* c, amp_dtype c_dtype, size_t ldc,
                             const amp_exec* exec) {
-    const amp_logger* logger = ampi_exec_logger(exec);
-    int ta = trans_a == AMP_TRANS, tb = trans_b == AMP_TRANS;
     ampi_product s;
-    amp_result r;
-    if ((!ta && trans_a != AMP_NO_TRANS) || (!tb && trans_b != AMP_NO_TRANS))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT,
-                         "amp_gemm: trans_a is %d, trans_b is %d; they must be 0 or 1", (int)trans_a,
-                         (int)trans_b);
-    r = ampi_check_matrix(logger, "amp_gemm", "a", a, a_dtype, ta ? k : m, ta ? m : k, lda);
-    if (r == AMP_OK) r = ampi_check_matrix(logger, "amp_gemm", "b", b, b_dtype, tb ? n : k, tb ? k : n, ldb);
-    if (r == AMP_OK) r = ampi_check_matrix(logger, "amp_gemm", "c", c, c_dtype, m, n, ldc);
-    if (r != AMP_OK) return r;
-    ampi_product_init(&s, m, n, alpha == 0.0f ? 0 : k, c, c_dtype, ldc);
-    s.alpha = s.k == 0 ? 1.0f : alpha;
-    s.beta = beta;
-    s.a = ampi_matrix(a, a_dtype, ta ? k : m, ta ? m : k, lda, !ta);
-    s.b = ampi_matrix(b, b_dtype, tb ? n : k, tb ? k : n, ldb, tb);
-    ampi_gemm_run(&s, exec);
-    return AMP_OK;
+    amp_result r = ampi_gemm_product(&s, ampi_exec_logger(exec), "amp_gemm", trans_a, trans_b, m, n, k, alpha, a,
+                                     a_dtype, lda, b, b_dtype, ldb, beta, c, c_dtype, ldc);
+    if (r == AMP_OK) ampi_gemm_run(&s, exec);
+    return r;
 }
 
 /* --- sums over a batch (gradients of biases) --------------------------------------------- */
@@ -3715,22 +3724,60 @@ AMPI_FN amp_result ampi_check_tensor(const amp_logger* logger, const char* call,
     return ampi_check_matrix(logger, call, name, data, dtype, 1, count, count);
 }
 
-AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
-                                      const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
-                                      size_t in, size_t out, const amp_exec* exec) {
-    const amp_logger* logger = ampi_exec_logger(exec);
-    ampi_product s;
+/* The products of a dense layer. y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]; its operands are checked. */
+AMPI_FN amp_result ampi_linear_y(ampi_product* s, const amp_logger* logger, const void* x, amp_dtype x_dtype,
+                                 const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
+                                 amp_dtype y_dtype, size_t n, size_t in, size_t out) {
     amp_result r = ampi_check_matrix(logger, "linear", "x", x, x_dtype, n, in, in);
     if (r == AMP_OK) r = ampi_check_matrix(logger, "linear", "w", w, w_dtype, out, in, in);
     if (r == AMP_OK && b) r = ampi_check_tensor(logger, "linear", "b", b, b_dtype, out);
     if (r == AMP_OK) r = ampi_check_matrix(logger, "linear", "y", y, y_dtype, n, out, out);
     if (r != AMP_OK) return r;
-    ampi_product_init(&s, n, out, in, y, y_dtype, out);
-    s.bias = b; s.bias_dtype = b_dtype;
-    s.a = ampi_matrix(x, x_dtype, n, in, in, 1);
-    s.b = ampi_matrix(w, w_dtype, out, in, in, 1);
-    ampi_gemm_run(&s, exec);
+    ampi_product_init(s, n, out, in, y, y_dtype, out);
+    s->bias = b; s->bias_dtype = ampi_dtype(b_dtype);
+    s->a = ampi_matrix(x, x_dtype, n, in, in, 1);
+    s->b = ampi_matrix(w, w_dtype, out, in, in, 1);
     return AMP_OK;
+}
+/* dx[n,i] = sum over o of dy[n,o] * w[o,i]. */
+AMPI_FN void ampi_linear_dx(ampi_product* s, const void* dy, amp_dtype dy_dtype, const void* w,
+                            amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, size_t n, size_t in, size_t out) {
+    ampi_product_init(s, n, in, out, dx, dx_dtype, in);
+    s->a = ampi_matrix(dy, dy_dtype, n, out, out, 1);
+    s->b = ampi_matrix(w, w_dtype, out, in, in, 0);
+}
+/* dw[o,i] = sum over n of dy[n,o] * x[n,i]. */
+AMPI_FN void ampi_linear_dw(ampi_product* s, const void* dy, amp_dtype dy_dtype, const void* x,
+                            amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate, size_t n,
+                            size_t in, size_t out) {
+    ampi_product_init(s, out, in, n, dw, dw_dtype, in);
+    s->beta = accumulate ? 1.0f : 0.0f;
+    s->a = ampi_matrix(dy, dy_dtype, n, out, out, 0);
+    s->b = ampi_matrix(x, x_dtype, n, in, in, 0);
+}
+AMPI_FN amp_result ampi_check_linear_backward(const amp_logger* logger, const void* dy, amp_dtype dy_dtype,
+                                              const void* x, amp_dtype x_dtype, const void* w,
+                                              amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw,
+                                              amp_dtype dw_dtype, void* db, amp_dtype db_dtype, size_t n,
+                                              size_t in, size_t out) {
+    const char* call = "linear backward";
+    amp_result r = ampi_check_matrix(logger, call, "dy", dy, dy_dtype, n, out, out);
+    if (r == AMP_OK && dw) r = ampi_check_matrix(logger, call, "x", x, x_dtype, n, in, in);
+    if (r == AMP_OK && dw) r = ampi_check_matrix(logger, call, "dw", dw, dw_dtype, out, in, in);
+    if (r == AMP_OK && dx) r = ampi_check_matrix(logger, call, "w", w, w_dtype, out, in, in);
+    if (r == AMP_OK && dx) r = ampi_check_matrix(logger, call, "dx", dx, dx_dtype, n, in, in);
+    if (r == AMP_OK && db) r = ampi_check_tensor(logger, call, "db", db, db_dtype, out);
+    return r;
+}
+
+AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                      const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+                                      size_t in, size_t out, const amp_exec* exec) {
+    ampi_product s;
+    amp_result r = ampi_linear_y(&s, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, n,
+                                 in, out);
+    if (r == AMP_OK) ampi_gemm_run(&s, exec);
+    return r;
 }
 
 AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
@@ -3738,26 +3785,16 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
                                        void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
                                        int accumulate, size_t n, size_t in, size_t out,
                                        const amp_exec* exec) {
-    const amp_logger* logger = ampi_exec_logger(exec);
     ampi_product s;
-    amp_result r = ampi_check_matrix(logger, "linear backward", "dy", dy, dy_dtype, n, out, out);
-    if (r == AMP_OK && dw) r = ampi_check_matrix(logger, "linear backward", "x", x, x_dtype, n, in, in);
-    if (r == AMP_OK && dw) r = ampi_check_matrix(logger, "linear backward", "dw", dw, dw_dtype, out, in, in);
-    if (r == AMP_OK && dx) r = ampi_check_matrix(logger, "linear backward", "w", w, w_dtype, out, in, in);
-    if (r == AMP_OK && dx) r = ampi_check_matrix(logger, "linear backward", "dx", dx, dx_dtype, n, in, in);
-    if (r == AMP_OK && db) r = ampi_check_tensor(logger, "linear backward", "db", db, db_dtype, out);
+    amp_result r = ampi_check_linear_backward(ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w, w_dtype, dx,
+                                              dx_dtype, dw, dw_dtype, db, db_dtype, n, in, out);
     if (r != AMP_OK) return r;
-    if (dx) {                                     /* dx[n,i] = sum over o of dy[n,o] * w[o,i] */
-        ampi_product_init(&s, n, in, out, dx, dx_dtype, in);
-        s.a = ampi_matrix(dy, dy_dtype, n, out, out, 1);
-        s.b = ampi_matrix(w, w_dtype, out, in, in, 0);
+    if (dx) {
+        ampi_linear_dx(&s, dy, dy_dtype, w, w_dtype, dx, dx_dtype, n, in, out);
         ampi_gemm_run(&s, exec);
     }
-    if (dw) {                                     /* dw[o,i] = sum over n of dy[n,o] * x[n,i] */
-        ampi_product_init(&s, out, in, n, dw, dw_dtype, in);
-        s.beta = accumulate ? 1.0f : 0.0f;
-        s.a = ampi_matrix(dy, dy_dtype, n, out, out, 0);
-        s.b = ampi_matrix(x, x_dtype, n, in, in, 0);
+    if (dw) {
+        ampi_linear_dw(&s, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, n, in, out);
         ampi_gemm_run(&s, exec);
     }
     if (db) ampi_linear_bias_grad(dy, dy_dtype, db, db_dtype, accumulate, n, out);
@@ -4569,66 +4606,54 @@ AMPI_FN ampi_operand ampi_image_operand(const ampi_image* image, const void* dat
     return v;
 }
 
-/* y[o, (n,p)] = sum over (c, a, b) ascending of w[o, (c,a,b)] * x unfolded, group by group. */
-AMPI_FN void ampi_conv2d_y(const ampi_conv2d* c, const void* x, amp_dtype x_dtype, const void* w,
-                           amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
-                           const amp_exec* exec) {
-    ampi_image unfolded = ampi_unfold_input(c);
-    size_t g, depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
-    if (ampi_stencil_run(c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)) return;
-    for (g = 0; g < (size_t)c->s.groups; g++) {
-        ampi_product s;
-        ampi_product_init(&s, c->og, pixels, depth, y, y_dtype, c->out_pixels);
-        s.c_offset = g * c->og * c->out_pixels;
-        s.part = c->out_pixels;
-        s.part_stride = (size_t)c->s.out_channels * c->out_pixels;
-        s.bias = b; s.bias_dtype = b_dtype;
-        s.bias_offset = g * c->og;
-        s.bias_per_row = 1;
-        s.a = ampi_matrix(w, w_dtype, c->og, depth, depth, 1);
-        s.a.offset = g * c->og * depth;
-        s.b = ampi_image_operand(&unfolded, x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 0);
-        ampi_gemm_run(&s, exec);
-    }
+/* The products of one group g. An image operand points into `images`, so that must live as long as s.
+   y[o, (n,p)] = sum over (c, a, b) ascending of w[o, (c,a,b)] * x unfolded. */
+AMPI_FN void ampi_conv2d_y(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, size_t g,
+                           const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
+                           amp_dtype b_dtype, void* y, amp_dtype y_dtype) {
+    size_t depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
+    images[1] = ampi_unfold_input(c);
+    ampi_product_init(s, c->og, pixels, depth, y, y_dtype, c->out_pixels);
+    s->c_offset = g * c->og * c->out_pixels;
+    s->part = c->out_pixels;
+    s->part_stride = (size_t)c->s.out_channels * c->out_pixels;
+    s->bias = b; s->bias_dtype = ampi_dtype(b_dtype);
+    s->bias_offset = g * c->og;
+    s->bias_per_row = 1;
+    s->a = ampi_matrix(w, w_dtype, c->og, depth, depth, 1);
+    s->a.offset = g * c->og * depth;
+    s->b = ampi_image_operand(&images[1], x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 0);
 }
 
 /* dw[o, (c,a,b)] = sum over (n, p) ascending, the whole batch as one long sum, of dy[o, (n,p)] * x
    unfolded. */
-AMPI_FN void ampi_conv2d_dw(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
-                            amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
-                            const amp_exec* exec) {
-    ampi_image unfolded = ampi_unfold_input(c);
-    ampi_image planes = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
-    size_t g, depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
-    if (ampi_fold_run(c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)) return;
-    for (g = 0; g < (size_t)c->s.groups; g++) {
-        ampi_product s;
-        ampi_product_init(&s, c->og, depth, pixels, dw, dw_dtype, depth);
-        s.c_offset = g * c->og * depth;
-        s.beta = accumulate ? 1.0f : 0.0f;
-        s.a = ampi_image_operand(&planes, dy, dy_dtype, g * c->og * c->out_pixels, c->og, pixels, 1);
-        s.b = ampi_image_operand(&unfolded, x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 1);
-        ampi_gemm_run(&s, exec);
-    }
+AMPI_FN void ampi_conv2d_dw(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, size_t g,
+                            const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype, void* dw,
+                            amp_dtype dw_dtype, int accumulate) {
+    size_t depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
+    images[0] = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
+    images[1] = ampi_unfold_input(c);
+    ampi_product_init(s, c->og, depth, pixels, dw, dw_dtype, depth);
+    s->c_offset = g * c->og * depth;
+    s->beta = accumulate ? 1.0f : 0.0f;
+    s->a = ampi_image_operand(&images[0], dy, dy_dtype, g * c->og * c->out_pixels, c->og, pixels, 1);
+    s->b = ampi_image_operand(&images[1], x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 1);
 }
 
 /* dx[c, (n,q)] = sum over (o, a, b) ascending of w[o,c,a,b] * dy unfolded; each pixel gathers what it gave,
    so it has one FP32 sum and one rounding. Where no output pixel met (c, a, b), a zero stands for dy. */
-AMPI_FN void ampi_conv2d_dx(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
-                            amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
-    ampi_image unfolded = ampi_unfold_output(c), kernels = ampi_planes(c->cg, c->taps);
-    size_t g, depth = c->og * c->taps, pixels = (size_t)c->s.n * c->in_pixels;
-    if (ampi_stencil_run(c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)) return;
-    for (g = 0; g < (size_t)c->s.groups; g++) {
-        ampi_product s;
-        ampi_product_init(&s, c->cg, pixels, depth, dx, dx_dtype, c->in_pixels);
-        s.c_offset = g * c->cg * c->in_pixels;
-        s.part = c->in_pixels;
-        s.part_stride = (size_t)c->s.channels * c->in_pixels;
-        s.a = ampi_image_operand(&kernels, w, w_dtype, g * c->og * c->cg * c->taps, c->cg, depth, 1);
-        s.b = ampi_image_operand(&unfolded, dy, dy_dtype, g * c->og * c->out_pixels, depth, pixels, 0);
-        ampi_gemm_run(&s, exec);
-    }
+AMPI_FN void ampi_conv2d_dx(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, size_t g,
+                            const void* dy, amp_dtype dy_dtype, const void* w, amp_dtype w_dtype, void* dx,
+                            amp_dtype dx_dtype) {
+    size_t depth = c->og * c->taps, pixels = (size_t)c->s.n * c->in_pixels;
+    images[0] = ampi_planes(c->cg, c->taps);
+    images[1] = ampi_unfold_output(c);
+    ampi_product_init(s, c->cg, pixels, depth, dx, dx_dtype, c->in_pixels);
+    s->c_offset = g * c->cg * c->in_pixels;
+    s->part = c->in_pixels;
+    s->part_stride = (size_t)c->s.channels * c->in_pixels;
+    s->a = ampi_image_operand(&images[0], w, w_dtype, g * c->og * c->cg * c->taps, c->cg, depth, 1);
+    s->b = ampi_image_operand(&images[1], dy, dy_dtype, g * c->og * c->out_pixels, depth, pixels, 0);
 }
 
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
@@ -4655,17 +4680,48 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
     }
 }
 
+AMPI_FN amp_result ampi_check_conv2d_forward(ampi_conv2d* c, const amp_conv2d_shape* shape,
+                                             const amp_logger* logger, const void* x, amp_dtype x_dtype,
+                                             const void* w, amp_dtype w_dtype, const void* b,
+                                             amp_dtype b_dtype, void* y, amp_dtype y_dtype) {
+    amp_result r = ampi_conv2d_init(c, shape, logger);
+    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "x", x, x_dtype, c->x_count);
+    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "w", w, w_dtype, c->w_count);
+    if (r == AMP_OK && b) r = ampi_check_tensor(logger, "conv2d", "b", b, b_dtype, (size_t)c->s.out_channels);
+    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "y", y, y_dtype, c->y_count);
+    return r;
+}
+AMPI_FN amp_result ampi_check_conv2d_backward(ampi_conv2d* c, const amp_conv2d_shape* shape,
+                                              const amp_logger* logger, const void* dy, amp_dtype dy_dtype,
+                                              const void* x, amp_dtype x_dtype, const void* w,
+                                              amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw,
+                                              amp_dtype dw_dtype, void* db, amp_dtype db_dtype) {
+    const char* call = "conv2d backward";
+    amp_result r = ampi_conv2d_init(c, shape, logger);
+    if (r == AMP_OK) r = ampi_check_tensor(logger, call, "dy", dy, dy_dtype, c->y_count);
+    if (r == AMP_OK && dw) r = ampi_check_tensor(logger, call, "x", x, x_dtype, c->x_count);
+    if (r == AMP_OK && dw) r = ampi_check_tensor(logger, call, "dw", dw, dw_dtype, c->w_count);
+    if (r == AMP_OK && dx) r = ampi_check_tensor(logger, call, "w", w, w_dtype, c->w_count);
+    if (r == AMP_OK && dx) r = ampi_check_tensor(logger, call, "dx", dx, dx_dtype, c->x_count);
+    if (r == AMP_OK && db) r = ampi_check_tensor(logger, call, "db", db, db_dtype, (size_t)c->s.out_channels);
+    return r;
+}
+
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec) {
-    const amp_logger* logger = ampi_exec_logger(exec);
     ampi_conv2d c;
-    amp_result r = ampi_conv2d_init(&c, shape, logger);
-    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "x", x, x_dtype, c.x_count);
-    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "w", w, w_dtype, c.w_count);
-    if (r == AMP_OK && b) r = ampi_check_tensor(logger, "conv2d", "b", b, b_dtype, (size_t)c.s.out_channels);
-    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "y", y, y_dtype, c.y_count);
-    if (r == AMP_OK) ampi_conv2d_y(&c, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec);
+    ampi_image images[2];
+    ampi_product s;
+    size_t g;
+    amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
+                                             b_dtype, y, y_dtype);
+    if (r == AMP_OK && ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec))
+        return AMP_OK;
+    for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
+        ampi_conv2d_y(&s, images, &c, g, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
+        ampi_gemm_run(&s, exec);
+    }
     return r;
 }
 
@@ -4673,19 +4729,23 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
                                        amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
-    const amp_logger* logger = ampi_exec_logger(exec);
     ampi_conv2d c;
-    amp_result r = ampi_conv2d_init(&c, shape, logger);
-    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d backward", "dy", dy, dy_dtype, c.y_count);
-    if (r == AMP_OK && dw) r = ampi_check_tensor(logger, "conv2d backward", "x", x, x_dtype, c.x_count);
-    if (r == AMP_OK && dw) r = ampi_check_tensor(logger, "conv2d backward", "dw", dw, dw_dtype, c.w_count);
-    if (r == AMP_OK && dx) r = ampi_check_tensor(logger, "conv2d backward", "w", w, w_dtype, c.w_count);
-    if (r == AMP_OK && dx) r = ampi_check_tensor(logger, "conv2d backward", "dx", dx, dx_dtype, c.x_count);
-    if (r == AMP_OK && db) r = ampi_check_tensor(logger, "conv2d backward", "db", db, db_dtype,
-                                                 (size_t)c.s.out_channels);
+    ampi_image images[2];
+    ampi_product s;
+    size_t g;
+    amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
+                                              w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
-    if (dx) ampi_conv2d_dx(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec);
-    if (dw) ampi_conv2d_dw(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec);
+    if (dx && ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)) dx = NULL;
+    for (g = 0; dx && g < (size_t)c.s.groups; g++) {
+        ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
+        ampi_gemm_run(&s, exec);
+    }
+    if (dw && ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)) dw = NULL;
+    for (g = 0; dw && g < (size_t)c.s.groups; g++) {
+        ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
+        ampi_gemm_run(&s, exec);
+    }
     if (db) ampi_conv2d_db(&c, dy, dy_dtype, db, db_dtype, accumulate);
     return AMP_OK;
 }
