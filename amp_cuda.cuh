@@ -95,6 +95,84 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
 /* >>ops      Operators on raw device pointers; see the function of that name in amp.h.       */
 /* ======================================================================================== */
 
+/* --- matrix product -------------------------------------------------------------------- */
+
+/* As amp_gemm. Two F16 or two BF16 operands are multiplied on the Tensor Cores (BF16 from compute capability
+   8.0 on), with FP32 sums in one fixed order; any other mix of types, in the order of amp_gemm and with its
+   bits, by plain FP32 kernels. Fastest where pointers and leading dimensions are multiples of 16 bytes. A long
+   k over a small C is cut into pieces that are added in ascending order, if the workspace holds them: the
+   bits depend on sizes, types, workspace and the number of multiprocessors, on nothing else.
+   With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have other bits than 0x7fc00000. */
+AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
+                                 float alpha, const void* a, amp_dtype a_dtype, size_t lda, const void* b,
+                                 amp_dtype b_dtype, size_t ldb, float beta, void* c, amp_dtype c_dtype,
+                                 size_t ldc, const amp_exec* exec);
+/* Bytes of device memory with which amp_cuda_gemm of this size runs at full speed on the current device. 0 if
+   it needs none, if the size overflows, or without a device. */
+AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k);
+
+/* `batch` products at once; strides are elements from one matrix of a batch to the next, 0 = the same for all.
+   Attention over h heads: batch = h, the heads' rows lda apart, a_stride from head to head. C's must not
+   overlap. */
+AMP_DEF amp_result amp_cuda_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n,
+                                         size_t k, float alpha, const void* a, amp_dtype a_dtype, size_t lda,
+                                         size_t a_stride, const void* b, amp_dtype b_dtype, size_t ldb,
+                                         size_t b_stride, float beta, void* c, amp_dtype c_dtype, size_t ldc,
+                                         size_t c_stride, size_t batch, const amp_exec* exec);
+
+/* What happens to a sum on its way into C. */
+typedef enum amp_cuda_epilogue {
+    AMP_CUDA_EPILOGUE_NONE      = 0,
+    AMP_CUDA_EPILOGUE_RELU      = 1,
+    AMP_CUDA_EPILOGUE_GELU      = 2,
+    AMP_CUDA_EPILOGUE_GELU_TANH = 3,
+    AMPI_CUDA_EPILOGUE_MAX      = 0x7fffffff
+} amp_cuda_epilogue;
+
+/* The whole of it: C = f(alpha * op(A) * op(B) + beta * C + bias), rounded once. */
+typedef struct amp_cuda_gemm_desc {
+    amp_transpose trans_a, trans_b;
+    size_t m, n, k;
+    float alpha;                                   /* 0 = 1 */
+    float beta;                                    /* 0 = C is not read */
+    const void* a; amp_dtype a_dtype; size_t lda;  /* ld 0 = packed */
+    const void* b; amp_dtype b_dtype; size_t ldb;
+    void*       c; amp_dtype c_dtype; size_t ldc;
+    size_t batch, a_stride, b_stride, c_stride;    /* batch 0 = 1; see amp_cuda_gemm_batched */
+    const void* bias; amp_dtype bias_dtype;        /* NULL = none; n numbers, one per column of C, */
+    int    bias_per_row;                           /* 1 = m numbers, one per row */
+    size_t bias_stride;                            /* elements from one of a batch to the next */
+    amp_cuda_epilogue epilogue;                    /* f; the activations as in amp_activation_forward */
+} amp_cuda_gemm_desc;
+AMP_DEF amp_result amp_cuda_gemm_with(const amp_cuda_gemm_desc* desc, const amp_exec* exec);
+
+/* --- dense layer ----------------------------------------------------------------------- */
+
+/* As amp_linear_forward and amp_linear_backward. The workspace is the largest of amp_cuda_gemm_workspace of
+   (n, out, in), (n, in, out) and (out, in, n). */
+AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                           const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
+                                           size_t n, size_t in, size_t out, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+                                            amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx,
+                                            amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
+                                            amp_dtype db_dtype, int accumulate, size_t n, size_t in,
+                                            size_t out, const amp_exec* exec);
+
+/* --- convolution ----------------------------------------------------------------------- */
+
+/* As amp_conv2d_forward and amp_conv2d_backward: the same matrix products, with the images unfolded on their
+   way into shared memory. AMP_ERR_UNSUPPORTED: a padded side of 2^30 or a plane of 2^31 pixels. */
+AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s);
+AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
+                                           const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+                                           void* y, amp_dtype y_dtype, const amp_exec* exec);
+AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
+                                            const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                            void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
+                                            void* db, amp_dtype db_dtype, int accumulate,
+                                            const amp_exec* exec);
+
 /* --- pooling, normalisation --------------------------------------------------------------- */
 
 AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
@@ -376,6 +454,7 @@ struct amp_cuda {
     int              next_slot;
     ampi_cuda_record records[AMPI_CUDA_RECORDS];
     int              record_count;
+    ampi_cuda_record* recording;
 #if !defined(AMP_NO_CUBLAS)
     cublasHandle_t   blas;
     void*            blas_workspace;
@@ -505,6 +584,96 @@ AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c) {
     memset(&none, 0, sizeof none);
     return c ? c->exec : none;
 }
+
+/* --- memory --------------------------------------------------------------------------------- */
+
+AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
+    void* p = NULL;
+    (void)a;
+    if (cudaMalloc(&p, bytes) == cudaSuccess) return p;
+    cudaGetLastError();
+    return NULL;
+}
+AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
+    (void)a;
+    cudaFree(p);
+}
+AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
+    return ampi_cuda_check(exec, "amp_cuda: zero", cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
+}
+AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, const amp_exec* exec) {
+    if (bytes == 0) return AMP_OK;
+    return ampi_cuda_check(exec, "amp_cuda: copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice,
+                                                                   ampi_cuda_stream(exec)));
+}
+
+/* The next slot of pinned memory, at least `bytes` large, when the copy that used it last is done. With eight
+   slots the host runs some steps ahead before it has to wait here. */
+AMPI_FN amp_result ampi_cuda_take_slot(const amp_exec* exec, size_t bytes, ampi_cuda_slot** out) {
+    amp_cuda* c = ampi_cuda_context(exec);
+    ampi_cuda_slot* slot = &c->slots[c->next_slot];
+    cudaError_t e = cudaEventQuery(slot->done);
+    if (e == cudaErrorNotReady) e = cudaEventSynchronize(slot->done);
+    c->next_slot = (c->next_slot + 1) % AMPI_CUDA_SLOTS;
+    *out = slot;
+    if (e == cudaSuccess && slot->bytes < bytes) {
+        if (slot->data) cudaFreeHost(slot->data);
+        slot->data = NULL;
+        slot->bytes = 0;
+        e = cudaMallocHost(&slot->data, bytes);
+        if (e == cudaSuccess) slot->bytes = bytes;
+    }
+    return ampi_cuda_check(exec, "amp_cuda: staging memory", e);
+}
+AMPI_FN amp_result ampi_cuda_send_slot(const amp_exec* exec, const ampi_cuda_slot* slot, void* dst, size_t bytes) {
+    cudaStream_t stream = ampi_cuda_stream(exec);
+    cudaError_t e = cudaMemcpyAsync(dst, slot->data, bytes, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess) e = cudaEventRecord(slot->done, stream);
+    return ampi_cuda_check(exec, "amp_cuda: copy to the device", e);
+}
+
+/* Types are converted on the host, on the way into pinned memory: the same bits, and the bus carries the
+   narrower one. */
+AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype,
+                                    size_t n, const amp_exec* exec) {
+    size_t bytes = n * amp_dtype_size(dst_dtype);
+    ampi_cuda_slot* slot;
+    amp_result r;
+    if (n == 0) return AMP_OK;
+    r = ampi_cuda_take_slot(exec, bytes, &slot);
+    if (r == AMP_OK) r = ampi_cpu_convert(slot->data, dst_dtype, host, host_dtype, n, exec);
+    return r == AMP_OK ? ampi_cuda_send_slot(exec, slot, dst, bytes) : r;
+}
+AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes, const amp_exec* exec) {
+    ampi_cuda_slot* slot;
+    amp_result r;
+    if (bytes == 0) return AMP_OK;
+    r = ampi_cuda_take_slot(exec, bytes, &slot);
+    if (r != AMP_OK) return r;
+    memcpy(slot->data, host, bytes);
+    return ampi_cuda_send_slot(exec, slot, dst, bytes);
+}
+
+/* These two wait. */
+AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes, const amp_exec* exec) {
+    amp_result r;
+    if (bytes == 0) return AMP_OK;
+    r = ampi_cuda_check(exec, "amp_cuda: copy to the host",
+                        cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, ampi_cuda_stream(exec)));
+    return r == AMP_OK ? ampi_cuda_wait(exec, "amp_cuda: copy to the host") : r;
+}
+AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype,
+                                      size_t n, const amp_exec* exec) {
+    size_t bytes = n * amp_dtype_size(src_dtype);
+    ampi_cuda_slot* slot;
+    amp_result r;
+    if (ampi_dtype(host_dtype) == ampi_dtype(src_dtype)) return ampi_cuda_copy_out(host, src, bytes, exec);
+    r = ampi_cuda_take_slot(exec, bytes, &slot);
+    if (r == AMP_OK) r = ampi_cuda_copy_out(slot->data, src, bytes, exec);
+    return r == AMP_OK ? ampi_cpu_convert(host, host_dtype, slot->data, src_dtype, n, exec) : r;
+}
+
+/* --- launches --------------------------------------------------------------------------- */
 
 /* The one way by which every kernel starts. */
 template <typename... P, typename... A>
@@ -3439,94 +3608,6 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, co
 /* >>impl-backend                                                                             */
 /* ======================================================================================== */
 
-/* --- memory --------------------------------------------------------------------------------- */
-
-AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
-    void* p = NULL;
-    (void)a;
-    if (cudaMalloc(&p, bytes) == cudaSuccess) return p;
-    cudaGetLastError();
-    return NULL;
-}
-AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
-    (void)a;
-    cudaFree(p);
-}
-AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
-    return ampi_cuda_check(exec, "amp_cuda: zero", cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
-}
-AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, const amp_exec* exec) {
-    if (bytes == 0) return AMP_OK;
-    return ampi_cuda_check(exec, "amp_cuda: copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice,
-                                                                   ampi_cuda_stream(exec)));
-}
-
-/* The next slot of pinned memory, at least `bytes` large, when the copy that used it last is done. With eight
-   slots the host runs some steps ahead before it has to wait here. */
-AMPI_FN amp_result ampi_cuda_take_slot(const amp_exec* exec, size_t bytes, ampi_cuda_slot** out) {
-    amp_cuda* c = ampi_cuda_context(exec);
-    ampi_cuda_slot* slot = &c->slots[c->next_slot];
-    cudaError_t e = cudaEventQuery(slot->done);
-    if (e == cudaErrorNotReady) e = cudaEventSynchronize(slot->done);
-    c->next_slot = (c->next_slot + 1) % AMPI_CUDA_SLOTS;
-    *out = slot;
-    if (e == cudaSuccess && slot->bytes < bytes) {
-        if (slot->data) cudaFreeHost(slot->data);
-        slot->data = NULL;
-        slot->bytes = 0;
-        e = cudaMallocHost(&slot->data, bytes);
-        if (e == cudaSuccess) slot->bytes = bytes;
-    }
-    return ampi_cuda_check(exec, "amp_cuda: staging memory", e);
-}
-AMPI_FN amp_result ampi_cuda_send_slot(const amp_exec* exec, const ampi_cuda_slot* slot, void* dst, size_t bytes) {
-    cudaStream_t stream = ampi_cuda_stream(exec);
-    cudaError_t e = cudaMemcpyAsync(dst, slot->data, bytes, cudaMemcpyHostToDevice, stream);
-    if (e == cudaSuccess) e = cudaEventRecord(slot->done, stream);
-    return ampi_cuda_check(exec, "amp_cuda: copy to the device", e);
-}
-
-/* Types are converted on the host, on the way into pinned memory: the same bits, and the bus carries the
-   narrower one. */
-AMPI_FN amp_result ampi_cuda_upload(void* dst, amp_dtype dst_dtype, const void* host, amp_dtype host_dtype,
-                                    size_t n, const amp_exec* exec) {
-    size_t bytes = n * amp_dtype_size(dst_dtype);
-    ampi_cuda_slot* slot;
-    amp_result r;
-    if (n == 0) return AMP_OK;
-    r = ampi_cuda_take_slot(exec, bytes, &slot);
-    if (r == AMP_OK) r = ampi_cpu_convert(slot->data, dst_dtype, host, host_dtype, n, exec);
-    return r == AMP_OK ? ampi_cuda_send_slot(exec, slot, dst, bytes) : r;
-}
-AMPI_FN amp_result ampi_cuda_copy_in(void* dst, const void* host, size_t bytes, const amp_exec* exec) {
-    ampi_cuda_slot* slot;
-    amp_result r;
-    if (bytes == 0) return AMP_OK;
-    r = ampi_cuda_take_slot(exec, bytes, &slot);
-    if (r != AMP_OK) return r;
-    memcpy(slot->data, host, bytes);
-    return ampi_cuda_send_slot(exec, slot, dst, bytes);
-}
-
-/* These two wait. */
-AMPI_FN amp_result ampi_cuda_copy_out(void* host, const void* src, size_t bytes, const amp_exec* exec) {
-    amp_result r;
-    if (bytes == 0) return AMP_OK;
-    r = ampi_cuda_check(exec, "amp_cuda: copy to the host",
-                        cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, ampi_cuda_stream(exec)));
-    return r == AMP_OK ? ampi_cuda_wait(exec, "amp_cuda: copy to the host") : r;
-}
-AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const void* src, amp_dtype src_dtype,
-                                      size_t n, const amp_exec* exec) {
-    size_t bytes = n * amp_dtype_size(src_dtype);
-    ampi_cuda_slot* slot;
-    amp_result r;
-    if (ampi_dtype(host_dtype) == ampi_dtype(src_dtype)) return ampi_cuda_copy_out(host, src, bytes, exec);
-    r = ampi_cuda_take_slot(exec, bytes, &slot);
-    if (r == AMP_OK) r = ampi_cuda_copy_out(slot->data, src, bytes, exec);
-    return r == AMP_OK ? ampi_cpu_convert(host, host_dtype, slot->data, src_dtype, n, exec) : r;
-}
-
 /* --- a model opens and closes the context ------------------------------------------------- */
 
 AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc, const amp_allocator* a) {
@@ -3542,6 +3623,230 @@ AMPI_FN void ampi_cuda_backend_close(amp_exec* exec, const amp_allocator* a) {
     (void)a;
     amp_cuda_destroy(ampi_cuda_context(exec));
     exec->context = exec->stream = NULL;
+}
+
+/* --- training ------------------------------------------------------------------------------ */
+
+/* What a model's training keeps beside its scaler and optimizer; the host's copies are those of the last read
+   or write, so that a change made by the host is noticed. */
+typedef struct ampi_cuda_training {
+    amp_cuda_scaler*    scaler;
+    amp_cuda_optimizer* optimizer;
+    amp_cuda_tensors*   grads;
+    uint64_t*           position;        /* on the device: the pass that runs, counted from 0 */
+    uint64_t            next_position;   /* what the next pass will find there, as things stand */
+    amp_scaler_state    scaler_state;
+    amp_optimizer_state optimizer_state;
+} ampi_cuda_training;
+
+AMPI_FN ampi_cuda_training* ampi_cuda_training_of(const amp_training* t) {
+    return (ampi_cuda_training*)t->resident;
+}
+
+AMPI_FN void ampi_cuda_training_close(amp_training* t, const amp_exec* exec) {
+    ampi_cuda_training* own = ampi_cuda_training_of(t);
+    if (!own) return;
+    amp_cuda_optimizer_destroy(own->optimizer);
+    amp_cuda_tensors_destroy(own->grads);
+    amp_cuda_scaler_destroy(own->scaler);
+    if (own->position) cudaFree(own->position);
+    ampi_free(&ampi_cuda_context(exec)->allocator, own);
+    t->resident = NULL;
+}
+
+/* Remembers what the host knows, to notice what it changes. */
+AMPI_FN void ampi_cuda_training_note(const amp_training* t) {
+    ampi_cuda_training* own = ampi_cuda_training_of(t);
+    own->scaler_state = t->scaler.state;
+    own->optimizer_state = t->optimizer.state;
+}
+
+AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
+                                           int count, const amp_tensor* grads, const amp_exec* exec) {
+    const amp_allocator* a = &ampi_cuda_context(exec)->allocator;
+    ampi_cuda_training* own = (ampi_cuda_training*)ampi_alloc(a, sizeof *own);
+    amp_result r;
+    if (!own) return ampi_fail(exec->logger, AMP_ERR_MEMORY, "amp_cuda: out of memory for the training state");
+    memset(own, 0, sizeof *own);
+    t->resident = own;
+    r = ampi_cuda_check(exec, "amp_cuda: training state", cudaMalloc((void**)&own->position, sizeof(uint64_t)));
+    if (r == AMP_OK) r = ampi_cuda_zero(own->position, sizeof(uint64_t), exec);
+    if (r == AMP_OK) r = amp_cuda_scaler_create(&own->scaler, &t->scaler.desc, exec);
+    if (r == AMP_OK) r = amp_cuda_tensors_create(&own->grads, grads, count, exec);
+    if (r == AMP_OK) r = amp_cuda_optimizer_create(&own->optimizer, desc, params, count, exec);
+    if (r == AMP_OK) r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, NULL, exec);
+    if (r != AMP_OK) { ampi_cuda_training_close(t, exec); return r; }
+    own->next_position = 1;
+    ampi_cuda_training_note(t);
+    return AMP_OK;
+}
+
+/* Hands over what the host has changed since the last read: a loaded checkpoint, a scale or rate set by hand. */
+AMPI_FN amp_result ampi_cuda_training_write(amp_training* t, const amp_exec* exec) {
+    ampi_cuda_training* own = ampi_cuda_training_of(t);
+    amp_result r = AMP_OK;
+    if (memcmp(&own->scaler_state, &t->scaler.state, sizeof own->scaler_state) != 0)
+        r = amp_cuda_scaler_write(own->scaler, &t->scaler, exec);
+    if (r == AMP_OK && memcmp(&own->optimizer_state, &t->optimizer.state, sizeof own->optimizer_state) != 0)
+        r = amp_cuda_optimizer_write(own->optimizer, &t->optimizer.state, exec);
+    if (r == AMP_OK) ampi_cuda_training_note(t);
+    return r;
+}
+
+/* The device counts passes by itself, because a replayed graph has fixed arguments. */
+AMPI_FN amp_result ampi_cuda_training_begin(amp_training* t, int window, const amp_exec* exec) {
+    ampi_cuda_training* own = ampi_cuda_training_of(t);
+    uint64_t before = t->passes - 1;
+    amp_result r = ampi_cuda_training_write(t, exec);
+    t->loss_scale = amp_cuda_scaler_loss_scale(own->scaler);
+    t->position = NULL;
+    if (r != AMP_OK || !window || !ampi_cuda_context(exec)->desc.graph) return r;
+    t->position = own->position;
+    if (own->next_position != t->passes) r = ampi_cuda_copy_in(own->position, &before, sizeof before, exec);
+    own->next_position = t->passes + 1;
+    return r;
+}
+
+static __global__ void ampi_k_next_pass(uint64_t* position) { ++*position; }
+
+AMPI_FN amp_result ampi_cuda_training_pass(amp_training* t, const amp_exec* exec) {
+    if (!t->position) return AMP_OK;
+    return ampi_cuda_launch(exec, "amp_cuda: pass", ampi_k_next_pass, dim3(1), dim3(1), 0,
+                            ampi_cuda_training_of(t)->position);
+}
+
+AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* grads, int count, float* flag,
+                                            const amp_exec* exec) {
+    ampi_cuda_training* own = ampi_cuda_training_of(t);
+    amp_result r = amp_cuda_scaler_check(own->scaler, own->grads, exec);
+    (void)grads; (void)count;
+    return r == AMP_OK ? ampi_cuda_scaler_export_flag(own->scaler, flag, exec) : r;
+}
+AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flag, const amp_exec* exec) {
+    return ampi_cuda_scaler_import_flag(ampi_cuda_training_of(t)->scaler, flag, exec);
+}
+
+AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const void* saved, size_t bytes,
+                                           const amp_exec* exec) {
+    ampi_cuda_training* own = ampi_cuda_training_of(t);
+    amp_result r = amp_cuda_optimizer_step(own->optimizer, own->scaler, exec);
+    if (r == AMP_OK) r = amp_cuda_scaler_update(own->scaler, exec);
+    if (r == AMP_OK && bytes) r = ampi_cuda_copy_if_skipped(now, saved, bytes, own->scaler, exec);
+    return r;
+}
+
+AMPI_FN amp_result ampi_cuda_training_read(amp_training* t, const amp_exec* exec) {
+    ampi_cuda_training* own = ampi_cuda_training_of(t);
+    amp_result r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, &t->last, exec);
+    if (r != AMP_OK) return r;
+    t->limit = amp_cuda_scaler_read(own->scaler, &t->scaler, exec);
+    t->last.overflow = t->scaler.info;
+    t->scale_used = t->scaler.state.scale_in_use;
+    ampi_cuda_training_note(t);
+    return t->limit == AMP_ERR_OVERFLOW ? AMP_OK : t->limit;
+}
+AMPI_FN void ampi_cuda_training_abandon(amp_training* t, const amp_exec* exec) {
+    ampi_cuda_scaler_abandon(ampi_cuda_training_of(t)->scaler, exec);
+}
+
+/* --- recording a step ---------------------------------------------------------------------- */
+
+AMPI_FN ampi_cuda_record* ampi_cuda_find_record(amp_cuda* c, uint64_t key) {
+    int i;
+    for (i = 0; i < c->record_count; i++) if (c->records[i].key == key) return &c->records[i];
+    return NULL;
+}
+
+/* First call with a key: run. Second: record. From then on: replay. More keys than places: run. */
+AMPI_FN amp_result ampi_cuda_record_begin(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec) {
+    amp_cuda* c = ampi_cuda_context(exec);
+    ampi_cuda_record* found = ampi_cuda_find_record(c, key);
+    cudaStream_t stream = ampi_cuda_stream(exec);
+    (void)t;
+    *mode = AMP_RECORD_OFF;
+    if (!c->desc.graph) return AMP_OK;
+    if (!found) {
+        if (c->record_count < AMPI_CUDA_RECORDS) c->records[c->record_count++].key = key;
+        return AMP_OK;
+    }
+    if (found->graph) {
+        *mode = AMP_RECORD_REPLAYED;
+        return ampi_cuda_check(exec, "amp_cuda: graph", cudaGraphLaunch(found->graph, stream));
+    }
+    *mode = AMP_RECORD_ON;
+    c->recording = found;
+    return ampi_cuda_check(exec, "amp_cuda: capture",
+                           cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+}
+
+/* What was captured has not run yet: the new graph is launched at once. */
+AMPI_FN amp_result ampi_cuda_record_end(amp_training* t, amp_result body, const amp_exec* exec) {
+    amp_cuda* c = ampi_cuda_context(exec);
+    cudaStream_t stream = ampi_cuda_stream(exec);
+    cudaGraphExec_t ready = NULL;
+    cudaGraph_t graph = NULL;
+    cudaError_t e = cudaStreamEndCapture(stream, &graph);
+    (void)t;
+    if (e == cudaSuccess && body == AMP_OK) e = cudaGraphInstantiateWithFlags(&ready, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    if (body != AMP_OK) { cudaGetLastError(); return body; }
+    if (e != cudaSuccess) return ampi_cuda_check(exec, "amp_cuda: graph", e);
+    c->recording->graph = ready;
+    return ampi_cuda_check(exec, "amp_cuda: graph", cudaGraphLaunch(ready, stream));
+}
+
+AMP_DEF const amp_backend* amp_cuda_backend(void) {
+    static const amp_backend cuda = { "cuda",
+                                      1,
+                                      ampi_cuda_backend_open,
+                                      ampi_cuda_backend_close,
+                                      ampi_cuda_alloc,
+                                      ampi_cuda_free,
+                                      ampi_cuda_zero,
+                                      ampi_cuda_copy,
+                                      ampi_cuda_copy_in,
+                                      ampi_cuda_copy_out,
+                                      ampi_cuda_upload,
+                                      ampi_cuda_download,
+                                      amp_cuda_convert,
+                                      amp_cuda_gemm_workspace,
+                                      amp_cuda_conv2d_workspace,
+                                      amp_cuda_linear_forward,
+                                      amp_cuda_linear_backward,
+                                      amp_cuda_conv2d_forward,
+                                      amp_cuda_conv2d_backward,
+                                      amp_cuda_pool2d_forward,
+                                      amp_cuda_pool2d_backward,
+                                      amp_cuda_batch_norm_forward,
+                                      amp_cuda_batch_norm_backward,
+                                      amp_cuda_layer_norm_forward,
+                                      amp_cuda_layer_norm_backward,
+                                      amp_cuda_activation_forward,
+                                      amp_cuda_activation_backward,
+                                      amp_cuda_softmax_forward,
+                                      amp_cuda_softmax_backward,
+                                      ampi_cuda_dropout,
+                                      amp_cuda_add_forward,
+                                      amp_cuda_concat_forward,
+                                      amp_cuda_concat_backward,
+                                      amp_cuda_softmax_cross_entropy_forward,
+                                      amp_cuda_softmax_cross_entropy_backward,
+                                      amp_cuda_mse_forward,
+                                      amp_cuda_mse_backward,
+                                      amp_cuda_bce_with_logits_forward,
+                                      amp_cuda_bce_with_logits_backward,
+                                      ampi_cuda_training_open,
+                                      ampi_cuda_training_close,
+                                      ampi_cuda_training_begin,
+                                      ampi_cuda_training_pass,
+                                      ampi_cuda_training_check,
+                                      ampi_cuda_training_agree,
+                                      ampi_cuda_training_step,
+                                      ampi_cuda_training_read,
+                                      ampi_cuda_training_abandon,
+                                      ampi_cuda_record_begin,
+                                      ampi_cuda_record_end };
+    return &cuda;
 }
 
 #endif /* AMP_IMPLEMENTATION */
