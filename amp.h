@@ -1115,7 +1115,7 @@ typedef struct amp_backend {
        found_inf if *flag is not 0. step: skips or updates, moves the loss scale, and after a skip copies `bytes`
        bytes back from saved to now. read: brings t up to date, and waits for it. abandon: after an error. */
     amp_result (*training_open)(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
-                                const amp_tensor* grads, const amp_exec* exec);
+                                const amp_exec* exec);
     void (*training_close)(amp_training* t, const amp_exec* exec);
     amp_result (*training_begin)(amp_training* t, int window, const amp_exec* exec);
     amp_result (*training_pass)(amp_training* t, const amp_exec* exec);
@@ -8947,8 +8947,8 @@ AMPI_FN amp_result ampi_cpu_dropout(const void* x, amp_dtype x_dtype, void* y, a
 }
 
 AMPI_FN amp_result ampi_cpu_training_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
-                                          int count, const amp_tensor* grads, const amp_exec* exec) {
-    (void)grads; (void)exec;
+                                          int count, const amp_exec* exec) {
+    (void)exec;
     return amp_optimizer_init(&t->optimizer, desc, params, count);
 }
 AMPI_FN void ampi_cpu_training_close(amp_training* t, const amp_exec* exec) { (void)t; (void)exec; }
@@ -10372,7 +10372,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     ampi_bind_params(m, moments);
     if ((r = ampi_init_weights(m)) != AMP_OK) return r;
     if (m->param_count == 0) return AMP_OK;
-    r = m->backend->training_open(&m->training, &od, m->params, m->param_count, m->grad_list, &m->exec);
+    r = m->backend->training_open(&m->training, &od, m->params, m->param_count, &m->exec);
     m->training_open = r == AMP_OK;
     return r;
 }

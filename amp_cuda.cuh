@@ -2612,6 +2612,7 @@ typedef struct ampi_cuda_scaler_block {
     uint32_t last[3][3];                    /* ampi_last_finite from F32, F16, BF16 to those, for state.inverse */
     int32_t  closed;                        /* 1 = info is of the last window */
     int32_t  last_skipped;                  /* how that window ended */
+    float    last_scale;                    /* its loss scale */
     int32_t  limits;                        /* what amp_scaler_advance returned since the last read */
     int32_t  useless;                       /* 1 = a scale since then had no finite inverse */
 } ampi_cuda_scaler_block;
@@ -2651,6 +2652,7 @@ AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, amp_overflow_info* f
 __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
     if (threadIdx.x == 0) {
         b->last_skipped = b->state.found_inf;
+        b->last_scale = b->state.scale_in_use;
         b->limits |= amp_scaler_advance(&b->rule, &b->state);
         b->closed = 1;
     }
@@ -3077,12 +3079,12 @@ AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t 
                             s->device, (unsigned char*)dst, (const unsigned char*)src, wide, bytes);
 }
 
-AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec) {
+/* last_scale: of the last window that was closed. */
+AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, float* last_scale,
+                                         const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_read";
     ampi_cuda_scaler_block block;
-    amp_result r;
-    if (!s || !host) return AMP_ERR_ARGUMENT;
-    r = ampi_cuda_copy_out(&block, s->device, sizeof block, exec);
+    amp_result r = ampi_cuda_copy_out(&block, s->device, sizeof block, exec);
     if (r == AMP_OK && (block.limits || block.useless))
         r = ampi_cuda_zero(&s->device->limits, 2 * sizeof(int32_t), exec);
     if (r != AMP_OK) return r;
@@ -3090,10 +3092,15 @@ AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, co
     host->scaled = host->recorded;
     host->state = block.state;
     host->info = block.info;
+    *last_scale = block.last_scale;
     if (block.useless)
         ampi_fail(s->window.desc.logger, AMP_ERR_OVERFLOW,
                   "%s: a loss scale had no finite inverse; its steps were skipped", place);
     return ampi_scaler_limits(host, block.limits);
+}
+AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec) {
+    float last_scale;
+    return s && host ? ampi_cuda_scaler_read(s, host, &last_scale, exec) : AMP_ERR_ARGUMENT;
 }
 
 AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host, const amp_exec* exec) {
@@ -3632,7 +3639,6 @@ AMPI_FN void ampi_cuda_backend_close(amp_exec* exec, const amp_allocator* a) {
 typedef struct ampi_cuda_training {
     amp_cuda_scaler*    scaler;
     amp_cuda_optimizer* optimizer;
-    amp_cuda_tensors*   grads;
     uint64_t*           position;        /* on the device: the pass that runs, counted from 0 */
     uint64_t            next_position;   /* what the next pass will find there, as things stand */
     amp_scaler_state    scaler_state;
@@ -3647,7 +3653,6 @@ AMPI_FN void ampi_cuda_training_close(amp_training* t, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     if (!own) return;
     amp_cuda_optimizer_destroy(own->optimizer);
-    amp_cuda_tensors_destroy(own->grads);
     amp_cuda_scaler_destroy(own->scaler);
     if (own->position) cudaFree(own->position);
     ampi_free(&ampi_cuda_context(exec)->allocator, own);
@@ -3662,7 +3667,7 @@ AMPI_FN void ampi_cuda_training_note(const amp_training* t) {
 }
 
 AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_desc* desc, amp_param* params,
-                                           int count, const amp_tensor* grads, const amp_exec* exec) {
+                                           int count, const amp_exec* exec) {
     const amp_allocator* a = &ampi_cuda_context(exec)->allocator;
     ampi_cuda_training* own = (ampi_cuda_training*)ampi_alloc(a, sizeof *own);
     amp_result r;
@@ -3672,7 +3677,6 @@ AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_
     r = ampi_cuda_check(exec, "amp_cuda: training state", cudaMalloc((void**)&own->position, sizeof(uint64_t)));
     if (r == AMP_OK) r = ampi_cuda_zero(own->position, sizeof(uint64_t), exec);
     if (r == AMP_OK) r = amp_cuda_scaler_create(&own->scaler, &t->scaler.desc, exec);
-    if (r == AMP_OK) r = amp_cuda_tensors_create(&own->grads, grads, count, exec);
     if (r == AMP_OK) r = amp_cuda_optimizer_create(&own->optimizer, desc, params, count, exec);
     if (r == AMP_OK) r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, NULL, exec);
     if (r != AMP_OK) { ampi_cuda_training_close(t, exec); return r; }
@@ -3718,7 +3722,7 @@ AMPI_FN amp_result ampi_cuda_training_pass(amp_training* t, const amp_exec* exec
 AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* grads, int count, float* flag,
                                             const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
-    amp_result r = amp_cuda_scaler_check(own->scaler, own->grads, exec);
+    amp_result r = amp_cuda_scaler_check(own->scaler, amp_cuda_optimizer_grads(own->optimizer), exec);
     (void)grads; (void)count;
     return r == AMP_OK ? ampi_cuda_scaler_export_flag(own->scaler, flag, exec) : r;
 }
@@ -3739,9 +3743,8 @@ AMPI_FN amp_result ampi_cuda_training_read(amp_training* t, const amp_exec* exec
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     amp_result r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, &t->last, exec);
     if (r != AMP_OK) return r;
-    t->limit = amp_cuda_scaler_read(own->scaler, &t->scaler, exec);
+    t->limit = ampi_cuda_scaler_read(own->scaler, &t->scaler, &t->scale_used, exec);
     t->last.overflow = t->scaler.info;
-    t->scale_used = t->scaler.state.scale_in_use;
     ampi_cuda_training_note(t);
     return t->limit == AMP_ERR_OVERFLOW ? AMP_OK : t->limit;
 }
