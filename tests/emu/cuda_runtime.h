@@ -260,6 +260,7 @@ inline uint32_t ampi_ptx_f16x2_from_f32(float lo, float hi) {
     X(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version")  \
     X(cudaErrorInvalidDeviceFunction, 98, "invalid device function")                                    \
     X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                     \
+    X(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device") \
     X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                            \
     X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                   \
     X(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")             \
@@ -401,6 +402,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                      unsigned long long* id = 0);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags = 0);
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags = 0);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, cudaGraphNode_t* error_node, char* log,
                                  size_t log_size);
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);

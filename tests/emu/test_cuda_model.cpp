@@ -1,0 +1,724 @@
+/* A model on the GPU: the same network, the same data, one field changed. The CPU backend is the reference. */
+#define AMP_IMPLEMENTATION
+#include "../../amp_cuda.cuh"
+
+#include "../test.h"
+
+#include <math.h>
+#include <vector>
+
+enum { SIDE = 28, PIXELS = SIDE * SIDE, CLASSES = 10, SAMPLES = 16 };
+
+static char heard[512];
+static void listen(amp_result code, const char* sentence, void* user_data) {
+    (void)user_data;
+    snprintf(heard, sizeof heard, "%s: %s", amp_result_string(code), sentence);
+}
+
+/* What a real device cannot be asked. */
+#if defined(AMP_CUDA_EMU)
+static const bool emulated = true;
+#else
+static const bool emulated = false;
+static void emu_set_eager(int) {}
+static void emu_set_schedule(int) {}
+static void emu_set_device_count(int) {}
+static long emu_sync_count() { return 0; }
+static long emu_launch_count() { return 0; }
+static long emu_alloc_count() { return 0; }
+static size_t emu_live_bytes() { return 0; }
+static int emu_live_objects() { return 0; }
+static void emu_fail_alloc_at(long) {}
+static void emu_fail_launch_at(long) {}
+static void emu_fail_any_call_at(long) {}
+static long emu_failures() { return 0; }
+#endif
+
+/* --- data and networks --------------------------------------------------------------------------- */
+
+static float pictures[SAMPLES * PIXELS];
+static int32_t labels[SAMPLES];
+
+/* Each class lights up its own place. */
+static void make_pictures() {
+    for (int i = 0; i < SAMPLES; i++) {
+        labels[i] = i * 7 % CLASSES;
+        for (int p = 0; p < PIXELS; p++)
+            pictures[i * PIXELS + p] = 0.25f * test_uniform() + (p / 79 == labels[i] ? 1.0f : 0.0f);
+    }
+}
+
+static amp_batch batch_of(int first, int n) {
+    amp_batch b = {};
+    b.n = n;
+    b.inputs[0] = pictures + first * PIXELS;
+    b.targets[0] = b.targets[1] = labels + first;
+    return b;
+}
+
+static amp_model_desc desc_of(amp_level level, amp_dtype low) {
+    amp_model_desc d = {};
+    d.batch = 8;
+    d.precision.level = level;
+    d.precision.low_dtype = low;
+    d.optimizer.kind = AMP_SGD;
+    d.optimizer.lr = 0.02f;
+    d.optimizer.momentum = 0.9f;
+    d.seed = 3;
+    d.logger.log = listen;
+    return d;
+}
+
+/* LeNet-5. */
+static void build_lenet(amp_model* m) {
+    amp_conv2d_desc c = {};
+    c.out_channels = 6;
+    c.kernel = 5;
+    c.padding = 2;
+    amp_value x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), &c)), 2);
+    c.out_channels = 16;
+    c.padding = 0;
+    x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &c)), 2);
+    x = amp_relu(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 120)), 84));
+    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES), NULL);
+}
+
+/* A layer of every kind. */
+static void build_zoo(amp_model* m) {
+    amp_conv2d_desc c = {};
+    c.out_channels = 4;
+    c.kernel = 5;
+    c.stride = 3;
+    amp_value x = amp_batch_norm(m, amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), &c), NULL), y;  /* 4 x 8 x 8 */
+    c.kernel = 3;
+    c.stride = 1;
+    c.padding = 1;
+    c.groups = 2;
+    y = amp_gelu(m, amp_conv2d(m, x, &c));
+    x = amp_avgpool2d(m, amp_concat(m, amp_add(m, x, y), amp_sigmoid(m, y)), 2);               /* 8 x 4 x 4 */
+    x = amp_layer_norm(m, amp_tanh(m, amp_linear(m, x, 24)), NULL);
+    x = amp_dropout(m, x, 0.2f);
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_softmax(m, amp_linear(m, x, CLASSES)), CLASSES), NULL);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES), NULL);
+}
+
+/* Smaller than both: for tests of what surrounds the layers. */
+static void build_small(amp_model* m) {
+    amp_conv2d_desc c = {};
+    c.out_channels = 3;
+    c.kernel = 5;
+    c.stride = 4;
+    amp_value x = amp_relu(m, amp_batch_norm(m, amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), &c), NULL));
+    x = amp_dropout(m, amp_relu(m, amp_linear(m, x, 20)), 0.25f);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES), NULL);
+}
+
+typedef void (*builder)(amp_model*);
+static amp_model* make(amp_model_desc d, builder build, const amp_backend* backend, int graph = 0) {
+    amp_cuda_desc cuda = {};
+    amp_model* m = NULL;
+    cuda.graph = graph;
+    d.backend = backend;
+    if (backend) d.backend_desc = &cuda;
+    amp_result r = amp_model_create(&m, &d);
+    CHECK_MSG(r == AMP_OK, "%s", heard);
+    if (!m) return NULL;
+    build(m);
+    r = amp_model_finalize(m);
+    CHECK_MSG(r == AMP_OK, "%s", amp_model_error(m));
+    return m;
+}
+
+/* --- looking at a model ---------------------------------------------------------------------------- */
+
+/* All weights, in FP32. */
+static std::vector<float> weights(amp_model* m) {
+    std::vector<float> all;
+    int count = 0;
+    amp_param* p = amp_model_params(m, &count);
+    for (int i = 0; i < count; i++) {
+        std::vector<float> one(p[i].count);
+        CHECK(amp_model_read_param(m, &p[i], one.data()) == AMP_OK);
+        all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+}
+static bool same(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+static double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0.0;
+    for (size_t i = 0; i < a.size(); i++) sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+    return sqrt(sum);
+}
+
+static std::vector<unsigned char> file_bytes(const char* path) {
+    std::vector<unsigned char> all;
+    FILE* f = fopen(path, "rb");
+    int c;
+    while (f && (c = fgetc(f)) != EOF) all.push_back((unsigned char)c);
+    if (f) fclose(f);
+    return all;
+}
+/* Everything a checkpoint holds: weights, moments, running statistics, scaler, counters. */
+static std::vector<unsigned char> state_of(amp_model* m) {
+    const char* path = "build/test_cuda_model.ckpt";
+    CHECK_MSG(amp_checkpoint_save(m, path) == AMP_OK, "%s", amp_model_error(m));
+    std::vector<unsigned char> all = file_bytes(path);
+    remove(path);
+    CHECK(all.size() > 100);
+    return all;
+}
+
+static void run_steps(amp_model* m, int count, int n = 8) {
+    for (int i = 0; i < count; i++) {
+        amp_batch b = batch_of(i % 2 * 8, n);
+        CHECK_MSG(amp_train_step(m, &b, NULL) == AMP_OK, "%s", amp_model_error(m));
+    }
+}
+
+/* --- the same training ------------------------------------------------------------------------------- */
+
+/* Sums run in another order than on the CPU. What that moves, as a part of what training has moved so far, is
+   a few roundings of the type that activations have: 2^-24, 2^-11 and 2^-8, times a factor for what the layers
+   and steps make of it. */
+static double part_of(amp_level level, amp_dtype low) {
+    double eps = level == AMP_O0 ? 5.97e-8 : low == AMP_F16 ? 4.89e-4 : 3.91e-3;
+    return 32.0 * eps;
+}
+
+static void compare_training(builder build, amp_level level, amp_dtype low, int step_count, const amp_scaler_desc* sd) {
+    amp_model_desc d = desc_of(level, low);
+    d.scaler = sd;
+    amp_model *cpu = make(d, build, NULL), *gpu = make(d, build, amp_cuda_backend());
+    if (!cpu || !gpu) return;
+    double part = part_of(level, low);
+    std::vector<float> start = weights(cpu);
+    CHECK(same(start, weights(gpu)));
+    for (int i = 0; i < step_count; i++) {
+        amp_batch b = batch_of(i % 2 * 8, 8);
+        amp_step_info x, y;
+        CHECK_MSG(amp_train_step(cpu, &b, &x) == AMP_OK, "%s", amp_model_error(cpu));
+        CHECK_MSG(amp_train_step(gpu, &b, &y) == AMP_OK, "%s", amp_model_error(gpu));
+        CHECK_MSG(fabs((double)x.loss - y.loss) <= part * (0.1 + fabs((double)x.loss)), "step %d: %.9g, %.9g", i,
+                  (double)x.loss, (double)y.loss);
+        CHECK(x.outcome == y.outcome && x.step == y.step && x.skipped == y.skipped && x.lr == y.lr);
+        CHECK_MSG(x.scale_before == y.scale_before && x.scale_after == y.scale_after, "step %d: %g %g, %g %g", i,
+                  (double)x.scale_before, (double)x.scale_after, (double)y.scale_before, (double)y.scale_after);
+        CHECK_MSG(x.outcome != AMP_STEP_APPLIED || fabs(x.grad_norm - y.grad_norm) <= part * x.grad_norm,
+                  "step %d: %.9g, %.9g", i, x.grad_norm, y.grad_norm);
+    }
+    double moved = distance(start, weights(cpu)), apart = distance(weights(gpu), weights(cpu));
+    CHECK_MSG(moved > 0.01 && apart <= part * moved, "moved %g, apart %g", moved, apart);
+
+    amp_batch all = batch_of(8, 8);
+    amp_eval_info x, y;
+    CHECK(amp_evaluate(cpu, &all, &x) == AMP_OK && amp_evaluate(gpu, &all, &y) == AMP_OK);
+    CHECK_MSG(fabs((double)x.loss - y.loss) <= part * (0.1 + fabs((double)x.loss)), "%g %g", (double)x.loss, (double)y.loss);
+    CHECK(x.correct == y.correct || level != AMP_O0);
+    amp_model_destroy(cpu);
+    amp_model_destroy(gpu);
+}
+
+static void test_lenet_as_cpu() {
+    compare_training(build_lenet, AMP_O0, AMP_F16, 4, NULL);
+    compare_training(build_lenet, AMP_O1, AMP_F16, 4, NULL);
+    compare_training(build_lenet, AMP_O2, AMP_F16, 4, NULL);
+    compare_training(build_lenet, AMP_O1, AMP_BF16, 3, NULL);
+    compare_training(build_lenet, AMP_O2, AMP_BF16, 3, NULL);
+}
+
+static void test_zoo_as_cpu() {
+    static const amp_level levels[] = { AMP_O0, AMP_O1, AMP_O2, AMP_O3 };
+    amp_scaler_desc sd = {};
+    sd.init_scale = 256.0f;
+    sd.growth_interval = 2;
+    for (amp_level level : levels) compare_training(build_zoo, level, AMP_F16, 4, level == AMP_O0 ? NULL : &sd);
+    compare_training(build_zoo, AMP_O1, AMP_BF16, 3, NULL);
+    compare_training(build_zoo, AMP_O2, AMP_BF16, 3, NULL);
+}
+
+static void test_optimizers_as_cpu() {
+    static const amp_optimizer_kind kinds[] = { AMP_SGD, AMP_ADAM, AMP_ADAMW, AMP_LAMB };
+    for (amp_optimizer_kind kind : kinds) {
+        amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+        d.optimizer = amp_optimizer_desc();
+        d.optimizer.kind = kind;
+        d.optimizer.lr = 0.002f;
+        d.optimizer.clip_norm = 1.0f;
+        amp_model *cpu = make(d, build_small, NULL), *gpu = make(d, build_small, amp_cuda_backend());
+        if (!cpu || !gpu) return;
+        std::vector<float> start = weights(cpu);
+        run_steps(cpu, 5);
+        run_steps(gpu, 5);
+        double moved = distance(start, weights(cpu)), apart = distance(weights(gpu), weights(cpu));
+        CHECK_MSG(moved > 0.0 && apart <= 0.05 * moved, "kind %d: moved %g, apart %g", (int)kind, moved, apart);
+        CHECK(amp_model_optimizer(gpu)->state.step == 5);
+        amp_model_destroy(cpu);
+        amp_model_destroy(gpu);
+    }
+}
+
+/* --- overflow ------------------------------------------------------------------------------------------- */
+
+static amp_scaler_desc huge_scale() {
+    amp_scaler_desc sd = {};
+    sd.init_scale = 33554432.0f;
+    sd.growth_interval = 1000;
+    return sd;
+}
+
+static void test_overflow_skips() {
+    static const amp_level levels[] = { AMP_O1, AMP_O2 };
+    for (amp_level level : levels) {
+        amp_scaler_desc sd = huge_scale();
+        amp_model_desc d = desc_of(level, AMP_F16);
+        d.scaler = &sd;
+        amp_model* m = make(d, build_zoo, amp_cuda_backend());
+        if (!m) return;
+        amp_batch b = batch_of(0, 8);
+        amp_step_info info;
+        std::vector<float> before = weights(m);
+        std::vector<unsigned char> all = state_of(m);
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+        CHECK_MSG(info.outcome == AMP_STEP_SKIPPED_OVERFLOW && info.step == 0 && info.skipped == 1, "%s",
+                  amp_outcome_name(info.outcome));
+        CHECK(info.scale_before == 33554432.0f && info.scale_after == 16777216.0f);
+        CHECK(info.overflow.found_inf && info.overflow.first_tensor >= 0 && isinf(info.grad_norm));
+        CHECK_MSG(strstr(info.message, "weight") || strstr(info.message, "bias"), "%s", info.message);
+        CHECK(same(before, weights(m)));
+        /* With the scale put back, nothing but the counter of skips and the stream position may differ. */
+        int tries = 0;
+        while (amp_train_step(m, &b, &info) == AMP_OK && info.outcome != AMP_STEP_APPLIED && tries++ < 30)
+            CHECK(same(before, weights(m)));
+        CHECK_MSG(info.outcome == AMP_STEP_APPLIED && info.step == 1, "%d tries, scale %g", tries, (double)info.scale_after);
+        CHECK(!same(before, weights(m)));
+        amp_model_destroy(m);
+    }
+}
+
+/* After a skip, moments and running statistics are what they were. */
+static void test_overflow_leaves_no_trace() {
+    amp_scaler_desc high = huge_scale(), low = huge_scale();
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    low.init_scale = 128.0f;
+    d.scaler = &high;
+    amp_model* m = make(d, build_small, amp_cuda_backend());
+    d.scaler = &low;
+    amp_model* calm = make(d, build_small, amp_cuda_backend());
+    if (!m || !calm) return;
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+    amp_model_scaler(m)->state = amp_model_scaler(calm)->state;      /* by hand, as a loaded checkpoint would */
+    m->training.passes = 0;
+    CHECK(state_of(m) == state_of(calm));
+    amp_model_destroy(m);
+    amp_model_destroy(calm);
+}
+
+static void test_replays() {
+    amp_scaler_desc sd = huge_scale();
+    amp_model_desc d = desc_of(AMP_O1, AMP_F16);
+    d.scaler = &sd;
+    d.max_replays = 40;
+    amp_model* m = make(d, build_small, amp_cuda_backend());
+    if (!m) return;
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED && info.attempts > 1);
+    CHECK(info.skipped == info.attempts - 1 && info.step == 1);
+    amp_model_destroy(m);
+}
+
+static void test_limits() {
+    amp_scaler_desc sd = huge_scale();
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    sd.max_skips = 2;
+    sd.at_max_skips = AMP_LIMIT_ERROR;
+    d.scaler = &sd;
+    amp_model* m = make(d, build_small, amp_cuda_backend());
+    if (!m) return;
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    amp_result r = AMP_OK;
+    int i;
+    for (i = 0; i < 4 && r == AMP_OK; i++) r = amp_train_step(m, &b, &info);
+    CHECK_MSG(r == AMP_ERR_OVERFLOW && info.outcome == AMP_STEP_SKIPPED_OVERFLOW, "%s after %d", amp_result_string(r), i);
+    amp_model_destroy(m);
+}
+
+/* --- nothing waits ----------------------------------------------------------------------------------------- */
+
+static void test_no_waiting() {
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    amp_model* m = make(d, build_zoo, amp_cuda_backend());
+    if (!m) return;
+    emu_set_eager(1);
+    run_steps(m, 10);                     /* the pinned slots get their sizes */
+    long waits = emu_sync_count(), memory = emu_alloc_count();
+    run_steps(m, 5);
+    CHECK_MSG(emu_sync_count() == waits, "%ld", emu_sync_count() - waits);
+    CHECK(emu_alloc_count() == memory);
+    amp_step_info info;
+    CHECK(amp_train_read(m, &info) == AMP_OK && info.step == 15);
+    CHECK(!emulated || emu_sync_count() > waits);
+    emu_set_eager(0);
+    amp_model_destroy(m);
+}
+
+/* A caller may write on its memory as soon as the call is over. */
+static void test_batch_is_free_at_once() {
+    amp_model_desc d = desc_of(AMP_O1, AMP_F16);
+    amp_model *kept = make(d, build_small, amp_cuda_backend()), *spoilt = make(d, build_small, amp_cuda_backend());
+    if (!kept || !spoilt) return;
+    std::vector<float> x(8 * PIXELS);
+    int32_t y[8];
+    for (int i = 0; i < 3; i++) {
+        amp_batch b = batch_of(0, 8);
+        CHECK(amp_train_step(kept, &b, NULL) == AMP_OK);
+        memcpy(x.data(), pictures, x.size() * sizeof(float));
+        memcpy(y, labels, sizeof y);
+        b.inputs[0] = x.data();
+        b.targets[0] = y;
+        CHECK(amp_train_step(spoilt, &b, NULL) == AMP_OK);
+        memset(x.data(), 0xff, x.size() * sizeof(float));
+        memset(y, 0xff, sizeof y);
+    }
+    CHECK(state_of(kept) == state_of(spoilt));
+    amp_model_destroy(kept);
+    amp_model_destroy(spoilt);
+}
+
+static void test_batch_on_device() {
+    amp_model_desc d = desc_of(AMP_O2, AMP_BF16);
+    amp_model *host = make(d, build_small, amp_cuda_backend()), *device = make(d, build_small, amp_cuda_backend());
+    if (!host || !device) return;
+    void *x = NULL, *y = NULL;
+    amp_batch b = batch_of(0, 8), there = b;
+    CHECK(cudaMalloc(&x, 8 * PIXELS * sizeof(float)) == cudaSuccess && cudaMalloc(&y, 8 * sizeof(int32_t)) == cudaSuccess);
+    CHECK(cudaMemcpy(x, pictures, 8 * PIXELS * sizeof(float), cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaMemcpy(y, labels, 8 * sizeof(int32_t), cudaMemcpyHostToDevice) == cudaSuccess);
+    there.inputs[0] = x;
+    there.targets[0] = y;
+    there.on_device = 1;
+    for (int i = 0; i < 3; i++) {
+        CHECK(amp_train_step(host, &b, NULL) == AMP_OK);
+        CHECK_MSG(amp_train_step(device, &there, NULL) == AMP_OK, "%s", amp_model_error(device));
+    }
+    CHECK(state_of(host) == state_of(device));
+    amp_model_destroy(host);
+    amp_model_destroy(device);
+    cudaFree(x);
+    cudaFree(y);
+}
+
+/* --- graphs, schedules ----------------------------------------------------------------------------------------- */
+
+/* Dropout, batch norm, overflows on the way, two batch sizes. */
+static std::vector<unsigned char> train_mixed(int graph, int accumulate, long* launches) {
+    amp_scaler_desc sd = huge_scale();
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    sd.init_scale = 1048576.0f;
+    sd.backoff_factor = 0.03125f;
+    d.scaler = &sd;
+    d.accumulate = accumulate;
+    amp_model* m = make(d, build_small, amp_cuda_backend(), graph);
+    if (!m) return std::vector<unsigned char>();
+    run_steps(m, 6, 8);
+    run_steps(m, 6, 5);
+    amp_step_info info;
+    CHECK(amp_train_read(m, &info) == AMP_OK);
+    CHECK_MSG(info.skipped > 0 && info.step > 1, "%d skipped, %d applied", (int)info.skipped, (int)info.step);
+    *launches = emu_launch_count();
+    run_steps(m, 2, 8);
+    *launches = emu_launch_count() - *launches;
+    std::vector<unsigned char> all = state_of(m);
+    amp_model_destroy(m);
+    return all;
+}
+static void test_graph() {
+    for (int accumulate = 1; accumulate <= 2; accumulate++) {
+        long eager = 0, replayed = 0;
+        std::vector<unsigned char> a = train_mixed(0, accumulate, &eager), b = train_mixed(1, accumulate, &replayed);
+        CHECK(a == b);
+        CHECK_MSG(!emulated || (replayed == 2 && eager > 40), "%ld launches, %ld in a graph", eager, replayed);
+    }
+}
+
+/* What the host changes between replays reaches the device. */
+static void test_graph_obeys() {
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    amp_model *eager = make(d, build_small, amp_cuda_backend(), 0), *graph = make(d, build_small, amp_cuda_backend(), 1);
+    if (!eager || !graph) return;
+    amp_model* both[] = { eager, graph };
+    for (amp_model* m : both) {
+        run_steps(m, 4);
+        CHECK(amp_scaler_set_scale(amp_model_scaler(m), 64.0f) == AMP_OK);
+        CHECK(amp_optimizer_set_lr(amp_model_optimizer(m), 0.5f) == AMP_OK);
+        amp_step_info info;
+        amp_batch b = batch_of(0, 8);
+        CHECK_MSG(amp_train_step(m, &b, &info) == AMP_OK, "%s", amp_model_error(m));
+        CHECK_MSG(info.scale_before == 64.0f && info.lr == 0.5f, "%g %g", (double)info.scale_before, (double)info.lr);
+        run_steps(m, 2);
+    }
+    CHECK(state_of(eager) == state_of(graph));
+    amp_model_destroy(eager);
+    amp_model_destroy(graph);
+}
+
+static void test_every_order_of_threads() {
+    std::vector<unsigned char> first;
+    for (int schedule = 0; schedule < 4; schedule++) {
+        emu_set_schedule(schedule);
+        amp_model* m = make(desc_of(AMP_O1, AMP_F16), build_zoo, amp_cuda_backend());
+        if (!m) return;
+        run_steps(m, 2);
+        std::vector<unsigned char> now = state_of(m);
+        if (schedule == 0) first = now;
+        CHECK(now == first);
+        amp_model_destroy(m);
+    }
+    emu_set_schedule(0);
+}
+
+/* --- checkpoints, parameters ------------------------------------------------------------------------------------- */
+
+static void test_checkpoints_travel() {
+    const char* path = "build/test_cuda_model.amp";
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    amp_model *cpu = make(d, build_small, NULL), *gpu = make(d, build_small, amp_cuda_backend());
+    amp_model* again = make(d, build_small, amp_cuda_backend(), 1);
+    if (!cpu || !gpu || !again) return;
+    run_steps(gpu, 3);
+    CHECK(amp_checkpoint_save(gpu, path) == AMP_OK);
+    CHECK_MSG(amp_checkpoint_load(cpu, path) == AMP_OK, "%s", amp_model_error(cpu));
+    CHECK(state_of(cpu) == state_of(gpu));
+    run_steps(again, 3);                                /* a graph that exists when the state changes */
+    CHECK_MSG(amp_checkpoint_load(again, path) == AMP_OK, "%s", amp_model_error(again));
+    run_steps(gpu, 3);
+    run_steps(again, 3);
+    CHECK(state_of(again) == state_of(gpu));
+    run_steps(cpu, 1);
+    CHECK(amp_checkpoint_save(cpu, path) == AMP_OK && amp_checkpoint_load(gpu, path) == AMP_OK);
+    CHECK(state_of(cpu) == state_of(gpu));
+    remove(path);
+    amp_model_destroy(cpu);
+    amp_model_destroy(gpu);
+    amp_model_destroy(again);
+}
+
+static void test_writing_parameters() {
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    amp_model* m = make(d, build_small, amp_cuda_backend());
+    if (!m) return;
+    int count = 0;
+    amp_param* p = amp_model_params(m, &count);
+    std::vector<float> values(p[0].count), back(p[0].count);
+    std::vector<uint16_t> low(p[0].count);
+    for (size_t i = 0; i < values.size(); i++) values[i] = test_uniform();
+    CHECK(amp_model_write_param(m, &p[0], values.data()) == AMP_OK);
+    CHECK(amp_model_read_param(m, &p[0], back.data()) == AMP_OK && back == values);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess && p[0].low_dtype == AMP_F16);
+    CHECK(cudaMemcpy(low.data(), p[0].low, low.size() * 2, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (size_t i = 0; i < low.size(); i++) CHECK(low[i] == amp_half_from_float(values[i]).bits);
+    amp_model_destroy(m);
+}
+
+static void test_predictions_and_statistics() {
+    amp_model_desc d = desc_of(AMP_O1, AMP_F16);
+    amp_model *cpu = make(d, build_small, NULL), *gpu = make(d, build_small, amp_cuda_backend());
+    if (!cpu || !gpu) return;
+    amp_batch b = batch_of(0, 8);
+    amp_layer_stats x[16], y[16];
+    memset(x, 0, sizeof x);
+    memset(y, 0, sizeof y);
+    CHECK(amp_model_stats(cpu, &b, x, 16) == AMP_OK);
+    CHECK_MSG(amp_model_stats(gpu, &b, y, 16) == AMP_OK, "%s", amp_model_error(gpu));
+    for (int i = 0; i < amp_model_layer_count(gpu); i++) {
+        const amp_stats* both[3][2] = { { &x[i].output, &y[i].output }, { &x[i].output_gradient, &y[i].output_gradient },
+                                        { &x[i].weight_gradient, &y[i].weight_gradient } };
+        for (auto& pair : both) {
+            CHECK(pair[0]->count == pair[1]->count && pair[0]->infs == pair[1]->infs && pair[0]->nans == pair[1]->nans);
+            CHECK_MSG(fabs((double)pair[0]->largest - pair[1]->largest) <= 0.01 * pair[0]->largest, "layer %d: %g, %g", i,
+                      (double)pair[0]->largest, (double)pair[1]->largest);
+        }
+    }
+    float p[8 * CLASSES], q[8 * CLASSES];
+    amp_value logits = { gpu->node_count - 1 };
+    CHECK(amp_predict(cpu, &b, logits, p) == AMP_OK && amp_predict(gpu, &b, logits, q) == AMP_OK);
+    for (int i = 0; i < 8 * CLASSES; i++) CHECK_MSG(fabs((double)p[i] - q[i]) <= 4e-3 * (1.0 + fabs((double)p[i])), "%g, %g", (double)p[i], (double)q[i]);
+    amp_model_destroy(cpu);
+    amp_model_destroy(gpu);
+}
+
+/* --- ranks ---------------------------------------------------------------------------------------------------------- */
+
+struct Ranks { int calls, found_inf; };
+
+/* As if a second rank had the same gradients, and an overflow where found_inf says so. */
+static amp_result twice(void* data, amp_dtype t, size_t n, void* stream, void* user) {
+    Ranks* ranks = (Ranks*)user;
+    std::vector<unsigned char> bytes(n * amp_dtype_size(t));
+    std::vector<float> wide(n);
+    ranks->calls++;
+    if (cudaStreamSynchronize((cudaStream_t)stream) != cudaSuccess) return AMP_ERR_DEVICE;
+    cudaMemcpy(bytes.data(), data, bytes.size(), cudaMemcpyDeviceToHost);
+    amp_convert(wide.data(), AMP_F32, bytes.data(), t, n);
+    for (float& x : wide) x *= 2.0f;
+    if (n == 1 && ranks->found_inf) wide[0] = 1.0f;
+    amp_convert(bytes.data(), t, wide.data(), AMP_F32, n);
+    return cudaMemcpy(data, bytes.data(), bytes.size(), cudaMemcpyHostToDevice) == cudaSuccess ? AMP_OK : AMP_ERR_DEVICE;
+}
+
+static void test_ranks() {
+    static const amp_dtype types[] = { AMP_F32, AMP_F16 };
+    for (amp_dtype t : types) {
+        amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+        Ranks ranks = { 0, 0 };
+        amp_comm comm = { twice, 0, 2, &ranks };
+        d.grad_dtype = t;
+        amp_model* alone = make(d, build_small, amp_cuda_backend());
+        d.comm = &comm;
+        amp_model* pair = make(d, build_small, amp_cuda_backend());
+        if (!alone || !pair) return;
+        amp_batch b = batch_of(0, 8);
+        run_steps(alone, 3);
+        run_steps(pair, 3);
+        CHECK_MSG(ranks.calls >= 6, "%d", ranks.calls);
+        CHECK(same(weights(alone), weights(pair)));
+        std::vector<float> before = weights(pair);
+        amp_step_info info;
+        ranks.found_inf = 1;
+        CHECK(amp_train_step(pair, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+        CHECK(same(before, weights(pair)) && info.scale_after == 0.5f * info.scale_before);
+        amp_model_destroy(alone);
+        amp_model_destroy(pair);
+    }
+}
+
+/* --- failures -------------------------------------------------------------------------------------------------------- */
+
+static void test_no_device() {
+    amp_model_desc d = desc_of(AMP_O1, AMP_F16);
+    amp_model* m = (amp_model*)&d;
+    emu_set_device_count(0);
+    d.backend = amp_cuda_backend();
+    amp_result r = amp_model_create(&m, &d);
+    CHECK_MSG(!m && r == AMP_ERR_UNSUPPORTED && strstr(heard, "no usable GPU"), "%s", heard);
+    amp_cuda* c = NULL;
+    CHECK(amp_cuda_create(&c, NULL) == AMP_ERR_UNSUPPORTED && !c);
+    emu_set_device_count(1);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+}
+
+static void test_bad_desc() {
+    amp_model_desc d = desc_of(AMP_O1, AMP_F16);
+    amp_cuda_desc cuda = {};
+    amp_model* m = NULL;
+    d.backend = amp_cuda_backend();
+    d.backend_desc = &cuda;
+    cuda.graph = 2;
+    CHECK(amp_model_create(&m, &d) == AMP_ERR_DESC && !m && strstr(heard, "graph"));
+    cuda.graph = 0;
+    cuda.gemm = (amp_cuda_gemm_engine)9;
+    CHECK(amp_model_create(&m, &d) == AMP_ERR_DESC && !m && strstr(heard, "gemm"));
+}
+
+/* Every allocation on the way to a trained model fails once. */
+static void test_failing_allocations() {
+    size_t bytes = emu_live_bytes();
+    int objects = emu_live_objects();
+    long k;
+    for (k = 1; k < 300; k++) {
+        amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+        amp_model* m = NULL;
+        long failures = emu_failures();
+        d.backend = amp_cuda_backend();
+        emu_fail_alloc_at(k);
+        amp_result r = amp_model_create(&m, &d);
+        if (r == AMP_OK) {
+            build_small(m);
+            r = amp_model_finalize(m);
+        }
+        for (int i = 0; i < 3 && r == AMP_OK; i++) {
+            amp_batch b = batch_of(0, 8);
+            r = amp_train_step(m, &b, NULL);
+        }
+        emu_fail_alloc_at(0);
+        bool failed = emu_failures() != failures;
+        CHECK_MSG(failed == (r == AMP_ERR_MEMORY), "k %ld: %s", k, amp_result_string(r));
+        CHECK(!failed || heard[0]);
+        amp_model_destroy(m);
+        CHECK_MSG(emu_live_bytes() == bytes && emu_live_objects() == objects, "k %ld: %zu bytes, %d objects", k,
+                  emu_live_bytes() - bytes, emu_live_objects() - objects);
+        if (!failed) break;
+    }
+    CHECK(k > 5 && k < 300);
+}
+
+/* Every launch and every other call of a step fails once: a sentence, and training can go on. */
+static void fail_steps(void (*fail_at)(long), int graph, int most) {
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    long k;
+    for (k = 1; k < most; k++) {
+        amp_model* m = make(d, build_small, amp_cuda_backend(), graph);
+        if (!m) return;
+        run_steps(m, graph ? 1 : 2);
+        std::vector<float> before = weights(m);
+        amp_batch b = batch_of(0, 8);
+        amp_step_info info;
+        long failures = emu_failures();
+        heard[0] = 0;
+        fail_at(k);
+        amp_result r = amp_train_step(m, &b, &info);
+        fail_at(0);
+        bool failed = emu_failures() != failures;
+        CHECK_MSG((r != AMP_OK) == failed && (!failed || strstr(heard, "CUDA error")), "k %ld: %s %s", k,
+                  amp_result_string(r), heard);
+        for (float x : weights(m)) if (!isfinite(x)) { CHECK_MSG(0, "k %ld: weights are spoilt", k); break; }
+        CHECK_MSG(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED, "k %ld: %s", k,
+                  amp_model_error(m));
+        CHECK(!same(before, weights(m)));
+        amp_model_destroy(m);
+        if (!failed) break;
+    }
+    CHECK_MSG(k > 3 && k < most, "%ld", k);
+}
+static void test_failing_launches() { fail_steps(emu_fail_launch_at, 0, 200); }
+static void test_failing_calls() { fail_steps(emu_fail_any_call_at, 1, 300); }
+
+int main() {
+    test_seed = 11;
+    make_pictures();
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+        TEST_SKIP("no GPU");
+        TEST_END();
+    }
+    TEST(test_lenet_as_cpu);
+    TEST(test_zoo_as_cpu);
+    TEST(test_optimizers_as_cpu);
+    TEST(test_overflow_skips);
+    TEST(test_overflow_leaves_no_trace);
+    TEST(test_replays);
+    TEST(test_limits);
+    TEST(test_no_waiting);
+    TEST(test_batch_is_free_at_once);
+    TEST(test_batch_on_device);
+    TEST(test_graph);
+    TEST(test_graph_obeys);
+    TEST(test_every_order_of_threads);
+    TEST(test_checkpoints_travel);
+    TEST(test_writing_parameters);
+    TEST(test_predictions_and_statistics);
+    TEST(test_ranks);
+    TEST(test_bad_desc);
+    if (emulated) {
+        TEST(test_no_device);
+        TEST(test_failing_allocations);
+        TEST(test_failing_launches);
+        TEST(test_failing_calls);
+    }
+    TEST_END();
+}
