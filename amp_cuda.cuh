@@ -496,7 +496,8 @@ AMPI_FN amp_result ampi_cuda_open_blas(amp_cuda* c) {
     if (e == CUBLAS_STATUS_SUCCESS) e = cublasSetStream(c->blas, ampi_cuda_stream(&c->exec));
     if (e == CUBLAS_STATUS_SUCCESS) e = cublasSetWorkspace(c->blas, c->blas_workspace, AMPI_CUDA_BLAS_BYTES);
     if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
-    return ampi_fail(c->exec.logger, AMP_ERR_DEVICE, "amp_cuda: cuBLAS does not start: status %d", (int)e);
+    return ampi_fail(c->exec.logger, e == CUBLAS_STATUS_ALLOC_FAILED ? AMP_ERR_MEMORY : AMP_ERR_DEVICE,
+                     "amp_cuda: cuBLAS does not start: status %d", (int)e);
 }
 AMPI_FN void ampi_cuda_close_blas(amp_cuda* c) {
     if (c->blas) cublasDestroy(c->blas);
@@ -2899,27 +2900,19 @@ AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cu
 
 /* --- the scaler's calls -------------------------------------------------------------------------- */
 
-AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scaler_desc* desc, const amp_exec* exec) {
-    static const char place[] = "amp_cuda_scaler_create";
-    const amp_logger* logger = desc && desc->logger ? desc->logger : ampi_exec_logger(exec);
+/* A scaler that goes on from where `from` is. */
+AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scaler* from, const amp_exec* exec,
+                                          const char* place) {
     ampi_cuda_scaler_block block;
-    amp_scaler_desc d;
-    amp_cuda_scaler* s;
+    amp_cuda_scaler* s = (amp_cuda_scaler*)calloc(1, sizeof *s);
     amp_result r;
     int i;
-    if (!out) return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: out is NULL", place);
-    *out = NULL;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    d.logger = logger;
-    s = (amp_cuda_scaler*)calloc(1, sizeof *s);
-    if (!s) return ampi_fail(logger, AMP_ERR_MEMORY, "%s: out of memory", place);
-    r = amp_scaler_init(&s->window, &d);
-    if (r != AMP_OK) { free(s); return r; }
+    if (!s) return ampi_fail(from->desc.logger, AMP_ERR_MEMORY, "%s: out of memory", place);
+    s->window = *from;
     memset(&block, 0, sizeof block);
-    block.state = s->window.state;
-    block.rule = s->window.rule;
-    block.info = s->window.info;
+    block.state = from->state;
+    block.rule = from->rule;
+    block.info = from->info;
     for (i = 0; i < 9; i++)
         block.last[i / 3][i % 3] =
             ampi_last_finite((amp_dtype)(i / 3 + 1), (amp_dtype)(i % 3 + 1), block.state.inverse);
@@ -2927,6 +2920,21 @@ AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scale
     if (r != AMP_OK) { free(s); return r; }
     *out = s;
     return AMP_OK;
+}
+
+AMP_DEF amp_result amp_cuda_scaler_create(amp_cuda_scaler** out, const amp_scaler_desc* desc, const amp_exec* exec) {
+    static const char place[] = "amp_cuda_scaler_create";
+    const amp_logger* logger = desc && desc->logger ? desc->logger : ampi_exec_logger(exec);
+    amp_scaler_desc d;
+    amp_scaler host;
+    amp_result r;
+    if (!out) return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: out is NULL", place);
+    *out = NULL;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    d.logger = logger;
+    r = amp_scaler_init(&host, &d);
+    return r == AMP_OK ? ampi_cuda_scaler_clone(out, &host, exec, place) : r;
 }
 
 AMP_DEF void amp_cuda_scaler_destroy(amp_cuda_scaler* s) {
@@ -3676,7 +3684,7 @@ AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_
     t->resident = own;
     r = ampi_cuda_check(exec, "amp_cuda: training state", cudaMalloc((void**)&own->position, sizeof(uint64_t)));
     if (r == AMP_OK) r = ampi_cuda_zero(own->position, sizeof(uint64_t), exec);
-    if (r == AMP_OK) r = amp_cuda_scaler_create(&own->scaler, &t->scaler.desc, exec);
+    if (r == AMP_OK) r = ampi_cuda_scaler_clone(&own->scaler, &t->scaler, exec, "amp_cuda: training state");
     if (r == AMP_OK) r = amp_cuda_optimizer_create(&own->optimizer, desc, params, count, exec);
     if (r == AMP_OK) r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, NULL, exec);
     if (r != AMP_OK) { ampi_cuda_training_close(t, exec); return r; }
