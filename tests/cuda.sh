@@ -25,6 +25,15 @@ build() {
     # shellcheck disable=SC2086
     "$NVCC" $FLAGS -std=c++17 -DAMP_NO_CUBLAS -arch=sm_80 -c -o "$B/cuda/no_cublas.o" tests/impl_cuda.cu &&
         echo "amp_cuda.cuh: without cuBLAS"
+    for example in train_cuda own_loop train_nccl; do
+        if [ $example = train_nccl ] && ! echo '#include <nccl.h>' | "$NVCC" -E -x cu - > /dev/null 2>&1; then
+            echo "skipped: examples/train_nccl.cu, no nccl.h"
+            continue
+        fi
+        # shellcheck disable=SC2086
+        "$NVCC" $FLAGS -std=c++20 -arch=sm_80 -c -o "$B/cuda/$example.o" examples/$example.cu || return 1
+        echo "examples/$example.cu"
+    done
 }
 
 report() {
@@ -44,10 +53,13 @@ report() {
 run_tests() {
     have_gpu || { echo "skipped: no GPU"; return 0; }
     programs=
+    # shellcheck disable=SC2086
+    "$NVCC" $FLAGS -std=c++17 -arch=native -c -x cu tests/impl_cuda.cu -o "$B/cuda/impl.o" || return 1
     for t in tests/emu/test_cuda_*.cpp; do
         name=$(basename "$t" .cpp)
         # shellcheck disable=SC2086
-        "$NVCC" $FLAGS -std=c++17 -arch=native -x cu "$t" -o "$B/cuda/$name" -lcublas || return 1
+        "$NVCC" $FLAGS -std=c++17 -arch=native -c -x cu "$t" -o "$B/cuda/$name.o" || return 1
+        "$NVCC" -arch=native "$B/cuda/$name.o" "$B/cuda/impl.o" -o "$B/cuda/$name" -lcublas || return 1
         programs="$programs $B/cuda/$name"
     done
     # shellcheck disable=SC2086

@@ -1,10 +1,11 @@
 /* A model on the GPU: the same network, the same data, one field changed. The CPU backend is the reference. */
-#define AMP_IMPLEMENTATION
-#include "../../amp_cuda.cuh"
+#include <cuda_runtime.h>
 
+#include "../../amp_cuda.cuh"
 #include "../test.h"
 
 #include <math.h>
+#include <string>
 #include <vector>
 
 enum { SIDE = 28, PIXELS = SIDE * SIDE, CLASSES = 10, SAMPLES = 16 };
@@ -158,19 +159,19 @@ static double distance(const std::vector<float>& a, const std::vector<float>& b)
     return sqrt(sum);
 }
 
-static std::vector<unsigned char> file_bytes(const char* path) {
-    std::vector<unsigned char> all;
+static std::string file_bytes(const char* path) {
+    std::string all;
     FILE* f = fopen(path, "rb");
     int c;
-    while (f && (c = fgetc(f)) != EOF) all.push_back((unsigned char)c);
+    while (f && (c = fgetc(f)) != EOF) all.push_back((char)c);
     if (f) fclose(f);
     return all;
 }
 /* Everything a checkpoint holds: weights, moments, running statistics, scaler, counters. */
-static std::vector<unsigned char> state_of(amp_model* m) {
+static std::string state_of(amp_model* m) {
     const char* path = "build/test_cuda_model.ckpt";
     CHECK_MSG(amp_checkpoint_save(m, path) == AMP_OK, "%s", amp_model_error(m));
-    std::vector<unsigned char> all = file_bytes(path);
+    std::string all = file_bytes(path);
     remove(path);
     CHECK(all.size() > 100);
     return all;
@@ -285,7 +286,6 @@ static void test_overflow_skips() {
         amp_batch b = batch_of(0, 8);
         amp_step_info info;
         std::vector<float> before = weights(m);
-        std::vector<unsigned char> all = state_of(m);
         CHECK(amp_train_step(m, &b, &info) == AMP_OK);
         CHECK_MSG(info.outcome == AMP_STEP_SKIPPED_OVERFLOW && info.step == 0 && info.skipped == 1, "%s",
                   amp_outcome_name(info.outcome));
@@ -293,7 +293,6 @@ static void test_overflow_skips() {
         CHECK(info.overflow.found_inf && info.overflow.first_tensor >= 0 && isinf(info.grad_norm));
         CHECK_MSG(strstr(info.message, "weight") || strstr(info.message, "bias"), "%s", info.message);
         CHECK(same(before, weights(m)));
-        /* With the scale put back, nothing but the counter of skips and the stream position may differ. */
         int tries = 0;
         while (amp_train_step(m, &b, &info) == AMP_OK && info.outcome != AMP_STEP_APPLIED && tries++ < 30)
             CHECK(same(before, weights(m)));
@@ -316,9 +315,12 @@ static void test_overflow_leaves_no_trace() {
     amp_batch b = batch_of(0, 8);
     amp_step_info info;
     CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
-    amp_model_scaler(m)->state = amp_model_scaler(calm)->state;      /* by hand, as a loaded checkpoint would */
-    m->training.passes = 0;
-    CHECK(state_of(m) == state_of(calm));
+    amp_model_scaler(m)->state = amp_model_scaler(calm)->state;      /* by hand */
+    std::string tried = state_of(m), untried = state_of(calm);
+    size_t pass = tried.find("amp.pass\":\"1\"");                     /* one more number that may differ */
+    CHECK(pass != std::string::npos);
+    if (pass != std::string::npos) tried[pass + 11] = '0';
+    CHECK(tried == untried);
     amp_model_destroy(m);
     amp_model_destroy(calm);
 }
@@ -422,7 +424,7 @@ static void test_batch_on_device() {
 /* --- graphs, schedules ----------------------------------------------------------------------------------------- */
 
 /* Dropout, batch norm, overflows on the way, two batch sizes. */
-static std::vector<unsigned char> train_mixed(int graph, int accumulate, long* launches) {
+static std::string train_mixed(int graph, int accumulate, long* launches) {
     amp_scaler_desc sd = huge_scale();
     amp_model_desc d = desc_of(AMP_O2, AMP_F16);
     sd.init_scale = 1048576.0f;
@@ -430,7 +432,7 @@ static std::vector<unsigned char> train_mixed(int graph, int accumulate, long* l
     d.scaler = &sd;
     d.accumulate = accumulate;
     amp_model* m = make(d, build_small, amp_cuda_backend(), graph);
-    if (!m) return std::vector<unsigned char>();
+    if (!m) return std::string();
     run_steps(m, 6, 8);
     run_steps(m, 6, 5);
     amp_step_info info;
@@ -439,14 +441,14 @@ static std::vector<unsigned char> train_mixed(int graph, int accumulate, long* l
     *launches = emu_launch_count();
     run_steps(m, 2, 8);
     *launches = emu_launch_count() - *launches;
-    std::vector<unsigned char> all = state_of(m);
+    std::string all = state_of(m);
     amp_model_destroy(m);
     return all;
 }
 static void test_graph() {
     for (int accumulate = 1; accumulate <= 2; accumulate++) {
         long eager = 0, replayed = 0;
-        std::vector<unsigned char> a = train_mixed(0, accumulate, &eager), b = train_mixed(1, accumulate, &replayed);
+        std::string a = train_mixed(0, accumulate, &eager), b = train_mixed(1, accumulate, &replayed);
         CHECK(a == b);
         CHECK_MSG(!emulated || (replayed == 2 && eager > 40), "%ld launches, %ld in a graph", eager, replayed);
     }
@@ -474,13 +476,13 @@ static void test_graph_obeys() {
 }
 
 static void test_every_order_of_threads() {
-    std::vector<unsigned char> first;
+    std::string first;
     for (int schedule = 0; schedule < 4; schedule++) {
         emu_set_schedule(schedule);
         amp_model* m = make(desc_of(AMP_O1, AMP_F16), build_zoo, amp_cuda_backend());
         if (!m) return;
         run_steps(m, 2);
-        std::vector<unsigned char> now = state_of(m);
+        std::string now = state_of(m);
         if (schedule == 0) first = now;
         CHECK(now == first);
         amp_model_destroy(m);
@@ -551,9 +553,11 @@ static void test_predictions_and_statistics() {
         }
     }
     float p[8 * CLASSES], q[8 * CLASSES];
-    amp_value logits = { gpu->node_count - 1 };
+    amp_value logits = { amp_model_layer_count(gpu) - 1 };
+    
     CHECK(amp_predict(cpu, &b, logits, p) == AMP_OK && amp_predict(gpu, &b, logits, q) == AMP_OK);
-    for (int i = 0; i < 8 * CLASSES; i++) CHECK_MSG(fabs((double)p[i] - q[i]) <= 4e-3 * (1.0 + fabs((double)p[i])), "%g, %g", (double)p[i], (double)q[i]);
+    for (int i = 0; i < 8 * CLASSES; i++)
+        CHECK_MSG(fabs((double)p[i] - q[i]) <= 4e-3 * (1.0 + fabs((double)p[i])), "%g, %g", (double)p[i], (double)q[i]);
     amp_model_destroy(cpu);
     amp_model_destroy(gpu);
 }
