@@ -118,7 +118,7 @@ int main(void) {
         if (amp_cuda_scaler_read(scaler, &seen, &exec) != AMP_OK) return 1;                           /* amp: waits */
         float sum = 0.0f;
         for (int n = 0; n < N; n++) sum += loss[n];
-        printf("step %4d  loss %.4f  loss scale %g  skipped %ld\n", step, (double)(sum / N), (double)seen.state.scale,
+        printf("step %4d  loss %.4f  loss scale %g  skipped %ld\n", step, (double)sum / (double)N, (double)seen.state.scale,
                (long)seen.state.skipped);
     }
     amp_cuda_tensors_destroy(tensors);                                                                /* amp */

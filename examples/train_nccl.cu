@@ -21,7 +21,7 @@ static amp_result all_reduce_sum(void* data, amp_dtype dtype, size_t count, void
     return r == ncclSuccess ? AMP_OK : AMP_ERR_COMM;
 }
 
-static amp_result build(amp_model** m, const amp_comm* comm, int half) {
+static amp_result build(amp_model** m, const amp_comm* comm, int narrow) {
     amp_conv2d_desc conv = {};
     amp_model_desc desc = {};
     amp_cuda_desc cuda = {};
@@ -31,7 +31,7 @@ static amp_result build(amp_model** m, const amp_comm* comm, int half) {
     desc.batch = BATCH;
     desc.precision.level = AMP_O2;
     desc.optimizer.kind = AMP_ADAM;
-    desc.grad_dtype = half ? AMP_F16 : AMP_F32;
+    desc.grad_dtype = narrow ? AMP_F16 : AMP_F32;
     desc.backend = amp_cuda_backend();
     desc.backend_desc = &cuda;
     desc.comm = comm;
@@ -47,7 +47,7 @@ static amp_result build(amp_model** m, const amp_comm* comm, int half) {
 }
 
 /* The life of one rank. */
-static void run_rank(int rank, int ranks, ncclComm_t nccl, const data_set* digits, int half) {
+static void run_rank(int rank, int ranks, ncclComm_t nccl, const data_set* digits, int narrow) {
     amp_comm comm = { all_reduce_sum, rank, ranks, nccl };
     std::vector<float> x((size_t)BATCH * SIDE * SIDE);
     std::vector<int32_t> labels(BATCH);
@@ -56,7 +56,7 @@ static void run_rank(int rank, int ranks, ncclComm_t nccl, const data_set* digit
     amp_step_info info;
     amp_result r;
     cudaSetDevice(rank);
-    r = build(&m, &comm, half);
+    r = build(&m, &comm, narrow);
     batch.n = BATCH;
     batch.inputs[0] = x.data();
     batch.targets[0] = labels.data();
@@ -72,7 +72,7 @@ static void run_rank(int rank, int ranks, ncclComm_t nccl, const data_set* digit
 }
 
 int main(int argc, char** argv) {
-    int half = argc > 1 && strcmp(argv[1], "--half") == 0, ranks = 0;
+    int narrow = argc > 1 && strcmp(argv[1], "--half") == 0, ranks = 0;
     char error[DATA_ERROR];
     data_set digits;
     if (cudaGetDeviceCount(&ranks) != cudaSuccess || ranks == 0) return printf("skipped: no GPU\n"), 0;
@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
     if (ncclCommInitAll(comms.data(), ranks, NULL) != ncclSuccess) return fprintf(stderr, "NCCL does not start\n"), 1;
     if (!data_digits(&digits, 8192, 1, error)) return fprintf(stderr, "%s\n", error), 1;
     for (int rank = 0; rank < ranks; rank++)
-        threads.emplace_back(run_rank, rank, ranks, comms[(size_t)rank], &digits, half);
+        threads.emplace_back(run_rank, rank, ranks, comms[(size_t)rank], &digits, narrow);
     for (std::thread& t : threads) t.join();
     for (ncclComm_t c : comms) ncclCommDestroy(c);
     data_free(&digits);
