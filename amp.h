@@ -4336,7 +4336,8 @@ typedef struct ampi_fold {
 
 enum { AMPI_FOLD_CHUNK = 262144, AMPI_FOLD_SUMS = 65536 };
 
-/* Scratch memory: offsets at[pixel], and that of an odd last pixel; sums; widened dy; folded images; and for each thread a padded image. */
+/* Scratch memory: offsets at[pixel], and that of an odd last pixel; sums; widened dy; folded images; and for
+   each thread a padded image. */
 AMPI_FN void ampi_fold_layout(ampi_fold* f) {
     size_t rows = f->c->og, threads = ampi_threads(), images = (size_t)f->c->s.n, panels;
     f->pixels = f->unit * f->c->out_pixels;

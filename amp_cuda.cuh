@@ -175,6 +175,8 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* s, const voi
 
 /* --- pooling, normalisation --------------------------------------------------------------- */
 
+/* As the functions of amp.h. Pooling has the CPU's bits; sums of norms have one fixed order of their own, with
+   statistics in FP32. */
 AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
                                            amp_dtype y_dtype, const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
@@ -208,6 +210,7 @@ AMP_DEF size_t amp_cuda_layer_norm_workspace(size_t rows, size_t d);
 
 /* --- element by element, rows ---------------------------------------------------------------- */
 
+/* As the functions of amp.h, with the CPU's bits but for softmax, whose sums have a fixed order of their own. */
 AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
                                                amp_dtype y_dtype, size_t n, const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,

@@ -71,6 +71,7 @@ only_our_symbols() {
 }
 step "public symbols begin with amp_, no writable state but the cpuid cache" only_our_symbols
 step "the header's text: table of contents, comments, ASCII, lengths" $PYTHON tests/check_header.py amp.h README.md $CC
+step "the text of amp_cuda.cuh likewise" $PYTHON tests/check_header.py amp_cuda.cuh
 
 # --- what reads the source ------------------------------------------------------------------------------
 # Switched off, each with its reason:
