@@ -65,8 +65,11 @@
    Memory.    Parts on raw pointers allocate nothing. A model allocates in create, build and finalize,
    never in a step. Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with 16-bit
    weight gradients; the halving is in the activations.
-   Hosts that unmask floating-point exceptions: cast with amp_convert_desc.saturate. <amp.h> with angle
-   brackets is another header on Windows (C++ AMP): include this one with quotes. */
+   Hosts that unmask floating-point exceptions: training steps, evaluation, predictions, statistics, the
+   checks of gradients and saturating casts mask them while they run, because inf and NaN are data there, and
+   leave no flag. They do so for the calling thread; OpenMP's threads keep the state they began with. Other
+   operators and casts raise what IEEE 754 says: cast with amp_convert_desc.saturate.
+   <amp.h> with angle brackets is another header on Windows (C++ AMP): include this one with quotes. */
 
 #ifndef AMP_H_INCLUDED
 #define AMP_H_INCLUDED
@@ -278,7 +281,7 @@ typedef enum amp_rounding {
 typedef struct amp_convert_desc {
     int          saturate;      /* 1 = what would become or is +-infinity becomes the largest finite value of
                                    dst_dtype, for hosts that trap floating-point exceptions; NaN stays NaN.
-                                   No conversion with this flag raises the overflow exception */
+                                   No conversion with this flag raises an exception */
     amp_rounding rounding;      /* 0 = nearest; stochastic needs a 16-bit dst_dtype */
     uint64_t     seed;          /* of the stochastic stream */
     uint64_t     offset;        /* stream position of element 0: element i uses offset + i */
@@ -1525,6 +1528,7 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 /* ======================================================================================== */
 /* >>impl-base                                                                                */
 /* ======================================================================================== */
+#include <fenv.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>    /* vsnprintf */
@@ -2603,6 +2607,7 @@ AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, c
 AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
                                     size_t n, const amp_convert_desc* desc) {
     ampi_convert_job job;
+    fenv_t floats;
     amp_result r;
     size_t clamped;
     memset(&job, 0, sizeof job);
@@ -2618,8 +2623,10 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
     job.src_dtype = ampi_dtype(src_dtype);
     job.n = n;
     job.block = dst == src || job.desc.saturate || job.desc.rounding ? AMPI_CONVERT_TILE : AMPI_CONVERT_CHUNK;
+    if (job.desc.saturate) feholdexcept(&floats);
     ampi_stream_begin(&job);
     clamped = ampi_convert_run(&job);
+    if (job.desc.saturate) fesetenv(&floats);
     if (job.desc.saturated) *job.desc.saturated += clamped;
     return AMP_OK;
 }
@@ -7652,9 +7659,12 @@ AMPI_FN void ampi_check_combine(void* context, ampi_chunk* c) {
 AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
                              ampi_chunk_fn work, amp_overflow_info* info) {
     ampi_grad_pass pass;
+    fenv_t floats;
     pass.src = src; pass.dst = dst; pass.inverse = inverse; pass.sum = 0.0; pass.info = info;
     ampi_overflow_clear(info);
+    feholdexcept(&floats);      /* squares of inf, NaN and the largest floats are formed too */
     ampi_each_chunk(src, work, ampi_check_combine, &pass);
+    fesetenv(&floats);
     info->norm = info->found_inf ? ampi_double(0x7ff0000000000000u) : sqrt(pass.sum);
 }
 
@@ -11278,6 +11288,7 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
 
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info) {
     amp_step_info own;
+    fenv_t floats;
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "train step", 1)) != AMP_OK) return r;
@@ -11288,12 +11299,14 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     info->step = m->training.optimizer.state.step;
     info->skipped = m->training.scaler.state.skipped;
     info->overflow.first_tensor = -1;
+    feholdexcept(&floats);      /* an overflow is data here, not a trap */
     do {
         info->message[0] = 0;
         info->attempts++;
         r = ampi_attempt(m, batch, info);
     } while (r == AMP_OK && info->outcome == AMP_STEP_SKIPPED_OVERFLOW
              && info->attempts <= m->desc.max_replays);
+    fesetenv(&floats);
     return r;
 }
 
@@ -11344,6 +11357,7 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const am
 /* Logits may give their memory to later layers, so answers are counted right after each loss. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
     ampi_pass p;
+    fenv_t floats;
     amp_result r;
     int i;
     if (!m) return AMP_ERR_ARGUMENT;
@@ -11352,6 +11366,7 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     memset(info, 0, sizeof *info);
     memset(&p, 0, sizeof p);
     p.n = batch->n;
+    feholdexcept(&floats);
     r = ampi_load_inputs(m, batch);
     if (r == AMP_OK) r = ampi_load_targets(m, batch);
     for (i = 0; i < m->node_count && r == AMP_OK; i++) {
@@ -11361,12 +11376,15 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
         if (r == AMP_OK && n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY)
             r = ampi_count_correct(m, batch, n, &info->correct);
     }
-    return r == AMP_OK ? ampi_total_loss(m, &info->loss) : r;
+    if (r == AMP_OK) r = ampi_total_loss(m, &info->loss);
+    fesetenv(&floats);
+    return r;
 }
 
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out) {
     const ampi_node* n;
     ampi_pass p;
+    fenv_t floats;
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "predict", 0)) != AMP_OK) return r;
@@ -11376,11 +11394,14 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     n = &m->nodes[ampi_source(m, v.id - 1)];    /* before a layer that works in place has been there */
     memset(&p, 0, sizeof p);
     p.n = batch->n;
+    feholdexcept(&floats);
     r = ampi_load_inputs(m, batch);
     if (r == AMP_OK) r = ampi_forward(m, &p, n->order, 0);
-    if (r != AMP_OK) return r;
-    return m->backend->download(out, AMP_F32, ampi_data(m, n), n->layer.storage_dtype,
-                                (size_t)p.n * ampi_features(n), &m->exec);
+    if (r == AMP_OK)
+        r = m->backend->download(out, AMP_F32, ampi_data(m, n), n->layer.storage_dtype,
+                                 (size_t)p.n * ampi_features(n), &m->exec);
+    fesetenv(&floats);
+    return r;
 }
 
 /* ======================================================================================== */
@@ -12895,6 +12916,7 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, 
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
                                    int capacity) {
     ampi_pass p;
+    fenv_t floats;
     amp_result r;
     int i;
     if (!m) return AMP_ERR_ARGUMENT;
@@ -12908,6 +12930,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
     p = ampi_training_pass(m, batch->n);
     p.keep_running = 1;
+    feholdexcept(&floats);
     r = m->backend->training_begin(&m->training, 0, &m->exec);
     if (r == AMP_OK) r = ampi_load_inputs(m, batch);
     if (r == AMP_OK) r = ampi_load_targets(m, batch);
@@ -12925,6 +12948,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
                                  m->params[param].grad_dtype, m->params[param].count);
         }
     }
+    fesetenv(&floats);
     return r;
 }
 
