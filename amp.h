@@ -7442,74 +7442,18 @@ AMPI_FN void ampi_scan_plain(const float* x, size_t n, uint32_t last, double* ac
     for (l = 0; l < AMPI_SCAN_LANES; l++) *over |= any[l];
 }
 
-#if AMPI_X86
-AMPI_TARGET_AVX2 AMPI_FN void ampi_scan_avx2(const float* x, size_t n, uint32_t last, double* acc,
-                                             uint32_t* over) {
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), limit = _mm256_set1_epi32((int)last);
-    __m256i any = _mm256_set1_epi32((int)*over);
-    __m256d sum[8];
-    uint32_t out[8];
-    size_t i;
-    int k;
-    for (k = 0; k < 8; k++) sum[k] = _mm256_loadu_pd(acc + 4 * k);
-    for (i = 0; i < n; i += 32)
-        for (k = 0; k < 8; k += 2) {
-            __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)(x + i + 4 * k));
-            __m256d a = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * k)),
-                    b = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * k + 4));
-            any = _mm256_or_si256(any, _mm256_sub_epi32(limit, _mm256_and_si256(u, magnitude)));
-            sum[k] = _mm256_fmadd_pd(a, a, sum[k]);
-            sum[k + 1] = _mm256_fmadd_pd(b, b, sum[k + 1]);
-        }
-    for (k = 0; k < 8; k++) _mm256_storeu_pd(acc + 4 * k, sum[k]);
-    _mm256_storeu_si256((__m256i*)(void*)out, any);
-    for (k = 0; k < 8; k++) *over |= out[k];
-}
-
-AMPI_TARGET_AVX512 AMPI_FN void ampi_scan_avx512(const float* x, size_t n, uint32_t last, double* acc,
-                                                 uint32_t* over) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), limit = _mm512_set1_epi32((int)last);
-    __m512i any = _mm512_set1_epi32((int)*over);
-    __m512d sum[4];
-    uint32_t out[16];
-    size_t i;
-    int k;
-    for (k = 0; k < 4; k++) sum[k] = _mm512_loadu_pd(acc + 8 * k);
-    for (i = 0; i < n; i += 32)
-        for (k = 0; k < 4; k += 2) {
-            __m512i u = _mm512_loadu_si512(x + i + 8 * k);
-            __m512d a = _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(x + i + 8 * k));
-            __m512d b = _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(x + i + 8 * k + 8));
-            any = _mm512_or_si512(any, _mm512_sub_epi32(limit, _mm512_and_si512(u, magnitude)));
-            sum[k] = _mm512_fmadd_pd(a, a, sum[k]);
-            sum[k + 1] = _mm512_fmadd_pd(b, b, sum[k + 1]);
-        }
-    for (k = 0; k < 4; k++) _mm512_storeu_pd(acc + 8 * k, sum[k]);
-    _mm512_storeu_si512(out, any);
-    for (k = 0; k < 16; k++) *over |= out[k];
-}
-#endif
-
-AMPI_FN void ampi_scan_lanes(const float* x, size_t n, uint32_t last, double* acc, uint32_t* over) {
-#if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_scan_avx512(x, n, last, acc, over); return; }
-    if (amp_cpu_isa() == AMP_ISA_AVX2) { ampi_scan_avx2(x, n, last, acc, over); return; }
-#endif
-    ampi_scan_plain(x, n, last, acc, over);
-}
-
 /* Adds the sum of squares of any n floats to *sum, and raises *hit if a magnitude is above `last`. The
    rest goes through a padded copy: zeros add nothing. */
-AMPI_FN void ampi_scan_f32(const float* x, size_t n, uint32_t last, double* sum, uint32_t* hit) {
+AMPI_FN void ampi_scan_f32_plain(const float* x, size_t n, uint32_t last, double* sum, uint32_t* hit) {
     double acc[AMPI_SCAN_LANES] = { 0 };
     float pad[AMPI_SCAN_LANES] = { 0 };
     size_t whole = n - n % AMPI_SCAN_LANES;
     uint32_t over = 0;
     int l, width;
-    ampi_scan_lanes(x, whole, last, acc, &over);
+    ampi_scan_plain(x, whole, last, acc, &over);
     if (n > whole) {
         memcpy(pad, x + whole, (n - whole) * sizeof(float));
-        ampi_scan_lanes(pad, AMPI_SCAN_LANES, last, acc, &over);
+        ampi_scan_plain(pad, AMPI_SCAN_LANES, last, acc, &over);
     }
     for (width = AMPI_SCAN_LANES / 2; width > 0; width /= 2)
         for (l = 0; l < width; l++) acc[l] += acc[l + width];
@@ -7518,13 +7462,11 @@ AMPI_FN void ampi_scan_f32(const float* x, size_t n, uint32_t last, double* sum,
 }
 
 /* The test alone, on 16-bit elements. */
-AMPI_INLINE void ampi_scan_16_body(int hw, const uint16_t* AMPI_RESTRICT x, size_t n, uint32_t last,
-                                   uint32_t* hit) {
+AMPI_FN void ampi_scan_16_plain(const uint16_t* AMPI_RESTRICT x, size_t n, uint32_t last, uint32_t* hit) {
     uint16_t over[AMPI_SCAN_LANES] = { 0 };
     uint32_t any = 0;
     size_t i = 0;
     int l;
-    (void)hw;
     for (; n - i >= AMPI_SCAN_LANES; i += AMPI_SCAN_LANES)
         for (l = 0; l < AMPI_SCAN_LANES; l++)
             over[l] = (uint16_t)(over[l] | (uint16_t)(last - (x[i + (size_t)l] & 0x7fffu)));
@@ -7532,7 +7474,165 @@ AMPI_INLINE void ampi_scan_16_body(int hw, const uint16_t* AMPI_RESTRICT x, size
     for (l = 0; l < AMPI_SCAN_LANES; l++) any |= over[l];
     *hit |= (any >> 15) & 1u;
 }
-AMPI_KERNEL(ampi_scan_16, (const uint16_t* x, size_t n, uint32_t last, uint32_t* hit), x, n, last, hit)
+
+#if AMPI_X86
+/* Both by hand and in one pass, for each type: the lanes and the tree of the plain code. square() adds to as many
+   lanes as a vector has, over() folds 32 elements into the test, signs() are its top bits. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256d ampi_square_f32_avx2(const float* x, __m256d sum) {
+    __m256d wide = _mm256_cvtps_pd(_mm_loadu_ps(x));
+    return _mm256_fmadd_pd(wide, wide, sum);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256d ampi_square_half_avx2(const uint16_t* x, __m256d sum) {
+    __m256d wide = _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)(const void*)x)));
+    return _mm256_fmadd_pd(wide, wide, sum);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256d ampi_square_bf16_avx2(const uint16_t* x, __m256d sum) {
+    __m128i u = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i*)(const void*)x));
+    __m256d wide = _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(u, 16)));
+    return _mm256_fmadd_pd(wide, wide, sum);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_over_f32_avx2(__m256i any, const float* x, uint32_t last) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), limit = _mm256_set1_epi32((int)last);
+    int k;
+    for (k = 0; k < 4; k++) {
+        __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)(x + 8 * k));
+        any = _mm256_or_si256(any, _mm256_sub_epi32(limit, _mm256_and_si256(u, magnitude)));
+    }
+    return any;
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_over_16_avx2(__m256i any, const uint16_t* x, uint32_t last) {
+    const __m256i magnitude = _mm256_set1_epi16(0x7fff), limit = _mm256_set1_epi16((short)last);
+    __m256i a = _mm256_loadu_si256((const __m256i*)(const void*)x);
+    __m256i b = _mm256_loadu_si256((const __m256i*)(const void*)(x + 16));
+    any = _mm256_or_si256(any, _mm256_sub_epi16(limit, _mm256_and_si256(a, magnitude)));
+    return _mm256_or_si256(any, _mm256_sub_epi16(limit, _mm256_and_si256(b, magnitude)));
+}
+#define AMPI_SIGNS_F32_AVX2(any) _mm256_movemask_ps(_mm256_castsi256_ps(any))
+#define AMPI_SIGNS_16_AVX2(any) ((uint32_t)_mm256_movemask_epi8(any) & 0xaaaaaaaau)
+AMPI_TARGET_AVX2 AMPI_INLINE double ampi_tree_avx2(__m256d even, __m256d odd) {
+    double lane[4];
+    _mm256_storeu_pd(lane, _mm256_add_pd(even, odd));
+    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+}
+
+/* The processor prefetches up to the end of a page; this is one page ahead. */
+#define AMPI_SCAN_FETCH(p)                                       \
+    _mm_prefetch((const char*)(p) + 4096, _MM_HINT_T0);          \
+    _mm_prefetch((const char*)((p) + 16) + 4096, _MM_HINT_T0)
+/* The 32 elements at x + i, or a padded copy of the last few. */
+#define AMPI_SCAN_TURN(x, i, n, pad) \
+    (n - i < AMPI_SCAN_LANES ? (memcpy(pad, x + i, (n - i) * sizeof *x), pad) : x + i)
+#define AMPI_SCAN_AVX2(name, type, over, signs)                                                          \
+    AMPI_TARGET_AVX2 AMPI_FN void ampi_scan_##name##_avx2(const type* x, size_t n, uint32_t last,        \
+                                                          double* sum, uint32_t* hit) {                  \
+        __m256d s0 = _mm256_setzero_pd(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0; \
+        __m256i any = _mm256_setzero_si256();                                                            \
+        type pad[AMPI_SCAN_LANES] = { 0 };                                                               \
+        size_t i;                                                                                        \
+        for (i = 0; i < n; i += AMPI_SCAN_LANES) {                                                       \
+            const type* p = AMPI_SCAN_TURN(x, i, n, pad);                                                \
+            AMPI_SCAN_FETCH(p);                                                                          \
+            any = over(any, p, last);                                                                    \
+            s0 = ampi_square_##name##_avx2(p, s0);                                                       \
+            s1 = ampi_square_##name##_avx2(p + 4, s1);                                                   \
+            s2 = ampi_square_##name##_avx2(p + 8, s2);                                                   \
+            s3 = ampi_square_##name##_avx2(p + 12, s3);                                                  \
+            s4 = ampi_square_##name##_avx2(p + 16, s4);                                                  \
+            s5 = ampi_square_##name##_avx2(p + 20, s5);                                                  \
+            s6 = ampi_square_##name##_avx2(p + 24, s6);                                                  \
+            s7 = ampi_square_##name##_avx2(p + 28, s7);                                                  \
+        }                                                                                                \
+        s0 = _mm256_add_pd(_mm256_add_pd(s0, s4), _mm256_add_pd(s2, s6));                                \
+        s1 = _mm256_add_pd(_mm256_add_pd(s1, s5), _mm256_add_pd(s3, s7));                                \
+        *sum += ampi_tree_avx2(s0, s1);                                                                  \
+        *hit |= signs(any) != 0;                                                                         \
+    }
+AMPI_SCAN_AVX2(f32, float, ampi_over_f32_avx2, AMPI_SIGNS_F32_AVX2)
+AMPI_SCAN_AVX2(half, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2)
+AMPI_SCAN_AVX2(bf16, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2)
+
+/* Sixteen elements a call. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_pair_avx512(__m256 low, __m256 high, __m512d* sum) {
+    __m512d a = _mm512_maskz_cvtps_pd(0xff, low), b = _mm512_maskz_cvtps_pd(0xff, high);
+    sum[0] = _mm512_fmadd_pd(a, a, sum[0]);
+    sum[1] = _mm512_fmadd_pd(b, b, sum[1]);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_both_avx512(__m512i x, __m512d* sum) {
+    __m256i low = _mm512_maskz_extracti64x4_epi64(0xf, x, 0), high = _mm512_maskz_extracti64x4_epi64(0xf, x, 1);
+    ampi_square_pair_avx512(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), sum);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_f32_avx512(const float* x, __m512d* sum) {
+    ampi_square_pair_avx512(_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8), sum);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_half_avx512(const uint16_t* x, __m512d* sum) {
+    ampi_square_both_avx512(ampi_half_to_f32_x16(AMPI_LOAD_HALF_X16(AMPI_ALL16, x)), sum);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_bf16_avx512(const uint16_t* x, __m512d* sum) {
+    __m512i u = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(AMPI_ALL16, x));
+    ampi_square_both_avx512(_mm512_maskz_slli_epi32(AMPI_ALL16, u, 16), sum);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_over_f32_avx512(__m512i any, const float* x, uint32_t last) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), limit = _mm512_set1_epi32((int)last);
+    __m512i a = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
+    __m512i b = _mm512_and_si512(_mm512_loadu_si512(x + 16), magnitude);
+    any = _mm512_or_si512(any, _mm512_sub_epi32(limit, a));
+    return _mm512_or_si512(any, _mm512_sub_epi32(limit, b));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_over_16_avx512(__m512i any, const uint16_t* x, uint32_t last) {
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff), limit = _mm512_set1_epi16((short)last);
+    __m512i u = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
+    return _mm512_or_si512(any, _mm512_sub_epi16(limit, u));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE double ampi_tree_avx512(__m512d x) {
+    double lane[8];
+    _mm512_storeu_pd(lane, x);
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+#define AMPI_SCAN_AVX512(name, type, over, signs)                                                        \
+    AMPI_TARGET_AVX512 AMPI_FN void ampi_scan_##name##_avx512(const type* x, size_t n, uint32_t last,    \
+                                                              double* sum, uint32_t* hit) {              \
+        __m512d zero = _mm512_setzero_pd(), s[4] = { zero, zero, zero, zero };                           \
+        __m512i any = _mm512_setzero_si512();                                                            \
+        type pad[AMPI_SCAN_LANES] = { 0 };                                                               \
+        size_t i;                                                                                        \
+        for (i = 0; i < n; i += AMPI_SCAN_LANES) {                                                       \
+            const type* p = AMPI_SCAN_TURN(x, i, n, pad);                                                \
+            AMPI_SCAN_FETCH(p);                                                                          \
+            any = over(any, p, last);                                                                    \
+            ampi_square_##name##_avx512(p, s);                                                           \
+            ampi_square_##name##_avx512(p + 16, s + 2);                                                  \
+        }                                                                                                \
+        *sum += ampi_tree_avx512(_mm512_add_pd(_mm512_add_pd(s[0], s[2]), _mm512_add_pd(s[1], s[3])));   \
+        *hit |= signs(any) != 0;                                                                         \
+    }
+AMPI_SCAN_AVX512(f32, float, ampi_over_f32_avx512, _mm512_movepi32_mask)
+AMPI_SCAN_AVX512(half, uint16_t, ampi_over_16_avx512, _mm512_movepi16_mask)
+AMPI_SCAN_AVX512(bf16, uint16_t, ampi_over_16_avx512, _mm512_movepi16_mask)
+#endif
+
+AMPI_FN void ampi_scan_f32(const float* x, size_t n, uint32_t last, double* sum, uint32_t* hit) {
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_scan_f32_avx512(x, n, last, sum, hit); return; }
+    if (amp_cpu_isa() == AMP_ISA_AVX2) { ampi_scan_f32_avx2(x, n, last, sum, hit); return; }
+#endif
+    ampi_scan_f32_plain(x, n, last, sum, hit);
+}
+
+/* The same for n <= AMPI_BLOCK elements of 16 bits. */
+AMPI_FN void ampi_scan_16(const uint16_t* x, amp_dtype t, size_t n, uint32_t last, double* sum, uint32_t* hit) {
+    float wide[AMPI_BLOCK];
+    uint32_t ignored = 0;
+#if AMPI_X86
+    amp_isa isa = amp_cpu_isa();
+    if (isa == AMP_ISA_AVX512 && t == AMP_F16) { ampi_scan_half_avx512(x, n, last, sum, hit); return; }
+    if (isa == AMP_ISA_AVX512) { ampi_scan_bf16_avx512(x, n, last, sum, hit); return; }
+    if (isa == AMP_ISA_AVX2 && t == AMP_F16) { ampi_scan_half_avx2(x, n, last, sum, hit); return; }
+    if (isa == AMP_ISA_AVX2) { ampi_scan_bf16_avx2(x, n, last, sum, hit); return; }
+#endif
+    ampi_scan_16_plain(x, n, last, hit);
+    ampi_load_f32(wide, x, t, 0, n);
+    ampi_scan_f32_plain(wide, n, 0x7f7fffffu, sum, &ignored);
+}
 
 /* Magnitude bits of infinity in a type; what lies above them is NaN. */
 AMPI_HD AMPI_FN uint32_t ampi_inf_bits(amp_dtype t) {
@@ -7589,16 +7689,6 @@ AMPI_FN void ampi_count_bad(const void* data, amp_dtype t, size_t n, uint32_t la
     }
 }
 
-/* Checks n <= AMPI_BLOCK 16-bit elements, and adds up their squares. */
-AMPI_FN uint32_t ampi_scan_block16(const uint16_t* x, amp_dtype t, size_t n, uint32_t last, double* sum) {
-    float wide[AMPI_BLOCK];
-    uint32_t hit = 0, ignored = 0;
-    ampi_scan_16(x, n, last, &hit);
-    ampi_load_f32(wide, x, t, 0, n);
-    ampi_scan_f32(wide, n, 0x7f7fffffu, sum, &ignored);
-    return hit;
-}
-
 /* Checks n elements of type t against the largest allowed magnitude; `base` is the index of element 0. */
 AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uint32_t last,
                        ampi_chunk* c) {
@@ -7612,7 +7702,8 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
     for (done = 0; done < n; done += m) {
         const uint16_t* x = (const uint16_t*)data + done;
         m = n - done < AMPI_BLOCK ? n - done : AMPI_BLOCK;
-        hit = ampi_scan_block16(x, t, m, last, &c->sum);
+        hit = 0;
+        ampi_scan_16(x, t, m, last, &c->sum, &hit);
         if (hit) ampi_count_bad(x, t, m, last, base + done, c);
     }
 }
@@ -8451,13 +8542,15 @@ typedef struct ampi_update {
 
 typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u);
 
-/* The same few operations on 16, 8, 4 or 1 floats. flush: a value with exponent zero becomes +0. */
+/* The same few operations on 16, 8, 4 or 1 floats. flush: a value with exponent zero becomes +0. fetch: some lines
+   ahead, as the processor's own prefetchers do not keep up with four arrays. */
 #define ampi_v_scalar float
 #define ampi_load_scalar(p) (*(p))
 #define ampi_put_scalar(p, x) (*(p) = (x))
 #define ampi_set_scalar(x) (x)
 #define ampi_mul_scalar(a, b) ((a) * (b))
 #define ampi_div_scalar(a, b) ((a) / (b))
+#define ampi_fetch_scalar(p) ((void)0)
 #define ampi_sqrt_scalar(a) sqrtf(a)
 #define ampi_fma_scalar(a, b, c) ampi_fma(AMPI_FMA_NATIVE, a, b, c)
 AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
@@ -8471,6 +8564,7 @@ AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
 #define ampi_set_avx2 _mm256_set1_ps
 #define ampi_mul_avx2 _mm256_mul_ps
 #define ampi_div_avx2 _mm256_div_ps
+#define ampi_fetch_avx2(p) _mm_prefetch((const char*)(p) + 1024, _MM_HINT_T0)
 #define ampi_sqrt_avx2 _mm256_sqrt_ps
 #define ampi_fma_avx2 _mm256_fmadd_ps
 AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_flush_avx2(__m256 x) {
@@ -8483,6 +8577,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_flush_avx2(__m256 x) {
 #define ampi_set_avx512 _mm512_set1_ps
 #define ampi_mul_avx512 _mm512_mul_ps
 #define ampi_div_avx512 _mm512_div_ps
+#define ampi_fetch_avx512 ampi_fetch_avx2
 /* gcc 12 warns about the plain _mm512_sqrt_ps. */
 #define ampi_sqrt_avx512(a) _mm512_maskz_sqrt_ps((__mmask16)0xffff, a)
 #define ampi_fma_avx512 _mm512_fmadd_ps
@@ -8499,6 +8594,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_flush_avx512(__m512 x) {
 #define ampi_set_neon vdupq_n_f32
 #define ampi_mul_neon vmulq_f32
 #define ampi_div_neon vdivq_f32
+#define ampi_fetch_neon(p) ((void)0)
 #define ampi_sqrt_neon vsqrtq_f32
 #define ampi_fma_neon(a, b, c) vfmaq_f32(c, a, b)
 AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
@@ -8516,6 +8612,8 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
     /* mult*g + l2*w */                                                                                  \
     target AMPI_INLINE ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g,             \
                                                              const ampi_update* u) {                     \
+        ampi_fetch_##isa(w);                                                                             \
+        ampi_fetch_##isa(g);                                                                             \
         return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w),                                 \
                               ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g)));              \
     }                                                                                                    \
@@ -8525,6 +8623,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->c1), g);                               \
         ampi_vector_##isa x = ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m), part);           \
         x = ampi_flush_##isa(x);                                                                         \
+        ampi_fetch_##isa(m);                                                                             \
         ampi_put_##isa(m, x);                                                                            \
         return x;                                                                                        \
     }                                                                                                    \
@@ -8534,6 +8633,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->b2), ampi_load_##isa(v));              \
         ampi_vector_##isa x = ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, part);         \
         x = ampi_flush_##isa(x);                                                                         \
+        ampi_fetch_##isa(v);                                                                             \
         ampi_put_##isa(v, x);                                                                            \
         return x;                                                                                        \
     }                                                                                                    \
