@@ -4664,27 +4664,56 @@ AMPI_FN void ampi_conv2d_dx(ampi_product* s, ampi_image images[2], const ampi_co
     s->b = ampi_image_operand(&images[1], dy, dy_dtype, g * c->og * c->out_pixels, depth, pixels, 0);
 }
 
+/* sum[r][i % 16] += x[r*ld + i], i < n, for up to 4 rows at once: each sum waits for its last addition. */
+AMPI_INLINE void ampi_row_sums_some(float* sum, const float* x, size_t ld, size_t rows, size_t n) {
+    float s[4][16], tail[16];
+    size_t i, r, l, whole = n / 16 * 16;
+    memcpy(s, sum, rows * sizeof *s);
+    for (i = 0; i < whole; i += 16)
+        for (r = 0; r < rows; r++)
+            for (l = 0; l < 16; l++) s[r][l] += x[r * ld + i + l];
+    for (r = 0; whole < n && r < rows; r++) {
+        memset(tail, 0, sizeof tail);
+        ampi_copy_floats(tail, x + r * ld + whole, n - whole);
+        for (l = 0; l < 16; l++) s[r][l] += tail[l];
+    }
+    memcpy(sum, s, rows * sizeof *s);
+}
+AMPI_INLINE void ampi_row_sums_body(int hw, float* sum, const float* x, size_t ld, size_t rows, size_t n) {
+    (void)hw;
+    if (rows == 4) ampi_row_sums_some(sum, x, ld, 4, n);
+    else for (; rows > 0; rows--, sum += 16, x += ld) ampi_row_sums_some(sum, x, ld, 1, n);
+}
+AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, size_t n), sum, x, ld, rows, n)
+
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db,
                             amp_dtype db_dtype, int accumulate) {
-    int64_t o, outs = c->s.out_channels;
+    size_t outs = (size_t)c->s.out_channels;
+    int64_t task, tasks = (int64_t)(outs + 3) / 4;
     AMPI_PARALLEL_FOR(c->y_count > 65536)
-    for (o = 0; o < outs; o++) {
-        float sum[16], part[1024];
-        size_t n, p, l;
+    for (task = 0; task < tasks; task++) {
+        float sum[4 * 16], part[4 * 1024];
+        size_t o = (size_t)task * 4, rows = ampi_min_size(outs - o, 4), n, p, r, l;
         memset(sum, 0, sizeof sum);
         for (n = 0; n < (size_t)c->s.n; n++)
             for (p = 0; p < c->out_pixels; p += 1024) {
-                size_t count = ampi_min_size(c->out_pixels - p, 1024), padded = ampi_round_up(count, 16), q;
-                ampi_load_f32(part, dy, dy_dtype, (n * (size_t)outs + (size_t)o) * c->out_pixels + p, count);
-                memset(part + count, 0, (padded - count) * sizeof *part);
-                for (q = 0; q < padded; q += 16)
-                    for (l = 0; l < 16; l++) sum[l] += part[q + l];
+                size_t count = ampi_min_size(c->out_pixels - p, 1024), at = (n * outs + o) * c->out_pixels + p;
+                if (ampi_dtype(dy_dtype) == AMP_F32) {
+                    ampi_row_sums(sum, (const float*)dy + at, c->out_pixels, rows, count);
+                    continue;
+                }
+                for (r = 0; r < rows; r++)
+                    ampi_load_f32(part + r * 1024, dy, dy_dtype, at + r * c->out_pixels, count);
+                ampi_row_sums(sum, part, 1024, rows, count);
             }
-        for (n = 8; n > 0; n /= 2)
-            for (l = 0; l < n; l++) sum[l] += sum[l + n];
-        ampi_store_sum(db, db_dtype, (size_t)o, sum, 1, accumulate);
+        for (r = 0; r < rows; r++) {
+            float* s = sum + r * 16;
+            for (n = 8; n > 0; n /= 2)
+                for (l = 0; l < n; l++) s[l] += s[l + n];
+            ampi_store_sum(db, db_dtype, o + r, s, 1, accumulate);
+        }
     }
 }
 
