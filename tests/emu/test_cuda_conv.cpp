@@ -1,0 +1,491 @@
+/* test_cuda_conv.cpp - convolutions on the device, forward and backward.
+   References: the CPU's bits on whole numbers, whose sums are exact in every order; the CPU's bits on any numbers
+   where the same order is promised; plain loops in double precision with a derived bound. */
+#include "device.h"
+
+#include <climits>
+
+/* --- a convolution with all its tensors -------------------------------------------------------- */
+
+struct Types { amp_dtype act, weight, grad; };
+
+static amp_conv2d_shape shape_of(const int* z) {
+    amp_conv2d_shape s = { z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13] };
+    return s;
+}
+
+/* The defaults filled in, and the sizes that follow. */
+struct Sizes {
+    amp_conv2d_shape s;
+    int oh, ow, cg, og;
+    size_t x, w, y;
+    explicit Sizes(amp_conv2d_shape z) : s(z), oh(0), ow(0) {
+        CHECK(amp_conv2d_output(&z, &oh, &ow, nullptr) == AMP_OK);
+        for (int* v : { &s.stride_h, &s.stride_w, &s.dilation_h, &s.dilation_w, &s.groups })
+            if (*v == 0) *v = 1;
+        cg = s.channels / s.groups;
+        og = s.out_channels / s.groups;
+        x = (size_t)(s.n * s.channels * s.height * s.width);
+        w = (size_t)(s.out_channels * cg * s.kernel_h * s.kernel_w);
+        y = (size_t)(s.n * s.out_channels * oh * ow);
+    }
+    size_t x_at(int n, int c, int i, int j) const { return (size_t)(((n * s.channels + c) * s.height + i) * s.width + j); }
+    size_t w_at(int o, int c, int a, int b) const { return (size_t)(((o * cg + c) * s.kernel_h + a) * s.kernel_w + b); }
+    size_t y_at(int n, int o, int i, int j) const { return (size_t)(((n * s.out_channels + o) * oh + i) * ow + j); }
+};
+
+struct Conv {
+    amp_conv2d_shape shape;
+    Sizes z;
+    Types t;
+    Array x, w, b, y, dy, dx, dw, db;
+    Conv(amp_conv2d_shape s, Types types, Numbers kind, size_t offset = 0)
+        : shape(s), z(s), t(types), x(t.act, z.x, false, offset), w(t.weight, z.w, false, offset),
+          b(t.weight, outs(), false, offset), y(t.act, z.y, true, offset), dy(t.act, z.y, false, offset),
+          dx(t.act, z.x, true, offset), dw(t.grad, z.w, true, offset), db(t.grad, outs(), true, offset) {
+        x.fill(z.x, kind);
+        w.fill(z.w, kind);
+        b.fill(outs(), kind == SPECIAL ? WHOLE : kind);
+        dy.fill(z.y, kind);
+        for (Array* a : { &x, &w, &b, &dy }) a->upload();
+    }
+    size_t outs() const { return (size_t)shape.out_channels; }
+
+    amp_result forward(bool bias, const amp_exec* e) const {
+        return amp_cuda_conv2d_forward(&shape, x.there(), x.type, w.there(), w.type, bias ? b.there() : nullptr, b.type,
+                                       y.there(), y.type, e);
+    }
+    /* wanted: 1 dx, 2 dw, 4 db; what none of them needs is NULL. */
+    amp_result backward(int wanted, int accumulate, const amp_exec* e) const {
+        return amp_cuda_conv2d_backward(&shape, dy.there(), dy.type, wanted & 2 ? x.there() : nullptr, x.type,
+                                        wanted & 1 ? w.there() : nullptr, w.type, wanted & 1 ? dx.there() : nullptr, dx.type,
+                                        wanted & 2 ? dw.there() : nullptr, dw.type, wanted & 4 ? db.there() : nullptr, db.type,
+                                        accumulate, e);
+    }
+    void cpu(bool bias, int wanted, int accumulate) {
+        CHECK(amp_conv2d_forward(&shape, x.here(), x.type, w.here(), w.type, bias ? b.here() : nullptr, b.type, y.here(), y.type,
+                                 nullptr) == AMP_OK);
+        CHECK(amp_conv2d_backward(&shape, dy.here(), dy.type, x.here(), x.type, w.here(), w.type,
+                                  wanted & 1 ? dx.here() : nullptr, dx.type, wanted & 2 ? dw.here() : nullptr, dw.type,
+                                  wanted & 4 ? db.here() : nullptr, db.type, accumulate, nullptr) == AMP_OK);
+    }
+};
+
+static const char* describe(const Conv& c) {
+    static char text[256];
+    const amp_conv2d_shape& s = c.z.s;
+    snprintf(text, sizeof text, "%dx%dx%dx%d -> %d kernel %dx%d stride %dx%d pad %dx%d dilation %dx%d groups %d, %s %s %s", s.n,
+             s.channels, s.height, s.width, s.out_channels, s.kernel_h, s.kernel_w, s.stride_h, s.stride_w, s.pad_h, s.pad_w,
+             s.dilation_h, s.dilation_w, s.groups, amp_dtype_name(c.t.act), amp_dtype_name(c.t.weight),
+             amp_dtype_name(c.t.grad));
+    return text;
+}
+
+static void check_array(const Array& a, const Bytes& want, const char* what, const Conv& c) {
+    size_t first = 0;
+    Bytes got = a.download();
+    size_t bad = differences(got, want, a.size, &first);
+    CHECK_MSG(bad == 0, "%s of %s: %zu differ, the first at %zu: %.9g, not %.9g", what, describe(c), bad, first - a.lead,
+              (double)get(&got[first * a.size], a.type), (double)get(&want[first * a.size], a.type));
+}
+
+/* Forward and backward have the CPU's bits; nothing else is written; gradients that are not wanted stay. */
+static void check_bits(Conv& c, int wanted, int accumulate, bool bias, size_t workspace, size_t skip = 0) {
+    amp_exec e = quiet_exec();
+    Workspace w(&e, workspace, skip);
+    Array* outputs[] = { &c.y, &c.dx, &c.dw, &c.db };
+    Bytes before[4];
+    if (accumulate) {
+        c.dw.fill(c.z.w, WHOLE);
+        c.db.fill(c.outs(), WHOLE);
+    }
+    for (int i = 0; i < 4; i++) outputs[i]->upload(), before[i] = outputs[i]->host;
+    amp_result r = c.forward(bias, &e);
+    CHECK_MSG(r == AMP_OK, "%d \"%s\"", (int)r, last_sentence);
+    r = c.backward(wanted, accumulate, &e);
+    CHECK_MSG(r == AMP_OK, "%d \"%s\"", (int)r, last_sentence);
+    CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+    c.cpu(bias, wanted, accumulate);
+    check_array(c.y, c.y.host, "y", c);
+    check_array(c.dx, c.dx.host, "dx", c);
+    check_array(c.dw, c.dw.host, "dw", c);
+    check_array(c.db, c.db.host, "db", c);
+    for (int i = 0; i < 4; i++) outputs[i]->host = before[i];
+}
+
+/* --- tests: shapes and types -------------------------------------------------------------------- */
+
+/* n c h w, o kh kw, stride, pad, dilation, groups */
+static const int SHAPES[][14] = {
+    { 2, 3, 7, 9, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 2, 1, 12, 12, 6, 5, 5, 1, 1, 2, 2, 1, 1, 1 },
+    { 1, 4, 9, 11, 6, 3, 2, 2, 3, 1, 0, 1, 1, 2 },     /* strides, groups, unequal sides */
+    { 2, 2, 10, 7, 3, 3, 3, 1, 2, 2, 3, 2, 1, 1 },     /* dilation */
+    { 1, 2, 13, 13, 2, 3, 3, 3, 2, 4, 4, 3, 4, 1 },    /* stride and dilation with a common divisor and without */
+    { 2, 5, 6, 6, 5, 3, 3, 1, 1, 1, 1, 1, 1, 5 },      /* depthwise */
+    { 1, 3, 9, 9, 6, 3, 3, 2, 2, 1, 1, 1, 1, 3 },      /* depthwise with a multiplier and a stride */
+    { 3, 7, 5, 4, 9, 1, 1, 1, 1, 0, 0, 1, 1, 1 },      /* 1 x 1 */
+    { 2, 8, 4, 4, 16, 1, 1, 1, 1, 0, 0, 1, 1, 1 },     /* 1 x 1, all sides multiples of eight */
+    { 2, 3, 8, 8, 4, 1, 1, 2, 2, 0, 0, 1, 1, 1 },      /* 1 x 1 with a stride: pixels that meet no output */
+    { 1, 2, 4, 5, 3, 1, 1, 1, 1, 1, 2, 1, 1, 1 },      /* 1 x 1 with padding: outputs that see nothing */
+    { 2, 3, 5, 6, 4, 5, 6, 1, 1, 0, 0, 1, 1, 1 },      /* kernel = input */
+    { 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1 },
+    { 1, 2, 3, 3, 2, 5, 5, 1, 1, 4, 4, 1, 1, 1 },      /* padding larger than the input */
+    { 1, 1, 3, 40, 2, 2, 2, 1, 25, 0, 30, 1, 1, 1 },   /* stride larger than a kernel */
+    { 1, 2, 4, 70, 3, 1, 7, 1, 1, 0, 3, 1, 1, 1 },     /* rows longer than a tile */
+    { 1, 3, 70, 2, 2, 5, 1, 2, 1, 2, 0, 1, 1, 1 },
+    { 2, 24, 5, 5, 20, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* long sums */
+    { 1, 2, 6, 6, 70, 3, 3, 1, 1, 1, 1, 1, 1, 1 },     /* more outputs than a tile has rows */
+    { 1, 36, 4, 4, 36, 3, 3, 1, 1, 1, 1, 1, 1, 4 },    /* wide groups */
+};
+enum { SHAPE_COUNT = sizeof SHAPES / sizeof SHAPES[0] };
+
+static void test_shapes() {
+    for (unsigned i = 0; i < SHAPE_COUNT; i++)
+        for (unsigned t = 0; t < 3; t++) {
+            Conv c(shape_of(SHAPES[i]), { TYPES[t], TYPES[t], TYPES[(t + i) % 3] }, WHOLE, i % 4 == 1);
+            check_bits(c, 7, (int)((i + t) & 1u), (i + t) % 3 != 0, i & 1 ? amp_cuda_conv2d_workspace(&c.shape) : 0);
+        }
+}
+
+static void test_type_mixes() {
+    for (unsigned t = 0; t < 27; t++) {
+        Conv c(shape_of(SHAPES[t % 4]), { TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3] }, WHOLE, t & 1);
+        check_bits(c, 7, (int)(t >> 1 & 1u), true, 0);
+    }
+}
+
+static void test_random_convolutions() {
+    for (int i = 0; i < 40; i++) {
+        int z[14], groups = 1 + (int)(test_random() % 3);
+        amp_dtype t = TYPES[test_random() % 3];
+        z[0] = 1 + (int)(test_random() % 3);
+        z[1] = groups * (1 + (int)(test_random() % 4));
+        z[4] = groups * (1 + (int)(test_random() % 5));
+        for (int side = 0; side < 2; side++) {
+            z[5 + side] = 1 + (int)(test_random() % 4);
+            z[7 + side] = 1 + (int)(test_random() % 4);
+            z[9 + side] = (int)(test_random() % 4);
+            z[11 + side] = 1 + (int)(test_random() % 3);
+            z[2 + side] = z[11 + side] * (z[5 + side] - 1) + 1 + (int)(test_random() % 10);
+        }
+        z[13] = groups;
+        Conv c(shape_of(z), { t, t, TYPES[test_random() % 3] }, WHOLE);
+        check_bits(c, 7, i & 1, i % 3 != 0, 0);
+    }
+}
+
+/* The layers of LeNet-5 and the kinds of a small ResNet, narrow. */
+static void test_networks() {
+    static const int LAYERS[][14] = {
+        { 1, 1, 28, 28, 6, 5, 5, 1, 1, 2, 2, 1, 1, 1 },    { 2, 6, 14, 14, 16, 5, 5, 1, 1, 0, 0, 1, 1, 1 },
+        { 1, 3, 20, 20, 8, 7, 7, 2, 2, 3, 3, 1, 1, 1 },    { 2, 16, 8, 8, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+        { 1, 16, 8, 8, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1 },    { 2, 16, 8, 8, 32, 1, 1, 2, 2, 0, 0, 1, 1, 1 },
+        { 1, 32, 7, 7, 8, 1, 1, 1, 1, 0, 0, 1, 1, 1 },
+    };
+    for (unsigned i = 0; i < sizeof LAYERS / sizeof LAYERS[0]; i++) {
+        Types types = { TYPES[1 + i % 2], TYPES[1 + i % 2], AMP_F32 };
+        Conv c(shape_of(LAYERS[i]), types, WHOLE);
+        check_bits(c, 7, 0, true, amp_cuda_conv2d_workspace(&c.shape));
+    }
+}
+
+/* Zeroed strides, dilations and groups mean 1; so does a type of 0 mean F32. */
+static void test_defaults() {
+    amp_conv2d_shape s = {};
+    s.n = 2; s.channels = 3; s.height = 6; s.width = 5; s.out_channels = 4; s.kernel_h = 3; s.kernel_w = 2;
+    Conv c(s, { AMP_F32, AMP_F32, AMP_F32 }, WHOLE);
+    check_bits(c, 7, 0, true, 0);
+    c.y.upload();
+    CHECK(amp_cuda_conv2d_forward(&s, c.x.there(), AMP_DTYPE_DEFAULT, c.w.there(), AMP_DTYPE_DEFAULT, nullptr, AMP_F32,
+                                  c.y.there(), AMP_DTYPE_DEFAULT, nullptr) == AMP_OK);
+    c.cpu(false, 0, 0);
+    check_array(c.y, c.y.host, "y", c);
+}
+
+/* Only the wanted gradients are computed, and only what they need has to be there. */
+static void test_single_gradients() {
+    for (int wanted = 0; wanted < 7; wanted++)
+        for (unsigned t = 0; t < 2; t++) {
+            Conv c(shape_of(SHAPES[t ? 7 : 0]), { AMP_F16, AMP_F16, AMP_F32 }, WHOLE);
+            check_bits(c, wanted, wanted & 1, true, 0);
+        }
+}
+
+/* Infinities and NaN. */
+static void test_special_values() {
+    static const int PLAIN[2] = { 0, 7 };
+    for (unsigned t = 0; t < 6; t++) {
+        Conv c(shape_of(SHAPES[PLAIN[t % 2]]), { TYPES[t / 2], TYPES[t / 2], TYPES[t % 3] }, SPECIAL);
+        check_bits(c, 3, 0, true, 0);
+    }
+}
+
+/* None, too little, exactly enough (its memory ends there), misaligned. */
+static void test_workspace() {
+    static const int LONG[][14] = { { 3, 4, 16, 16, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 2, 100, 3, 3, 5, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+                                    { 2, 4, 12, 12, 4, 3, 3, 1, 1, 1, 1, 1, 1, 2 } };
+    for (unsigned i = 0; i < 3; i++)
+        for (unsigned t = 0; t < 3; t++) {
+            Conv c(shape_of(LONG[i]), { TYPES[t], TYPES[t], TYPES[(i + t) % 3] }, WHOLE);
+            size_t full = amp_cuda_conv2d_workspace(&c.shape);
+            check_bits(c, 7, 0, true, full);
+            if (t == 0) check_bits(c, 7, 1, true, full / 2 + 1);
+            if (t == 1) check_bits(c, 7, 1, true, full + 3, 5);
+            if (t == 1) check_bits(c, 7, 0, true, full > 0 ? full - 1 : 0);
+            if (t == 2) check_bits(c, 7, 1, true, 0);
+        }
+}
+
+/* --- tests: any numbers ---------------------------------------------------------------------------- */
+
+/* Mixed types and FP32 follow the CPU's order: its bits, but for db, which is summed in an order of its own. */
+static void test_plain_kernels() {
+    static const Types MIXES[] = { { AMP_F32, AMP_F32, AMP_F32 }, { AMP_F16, AMP_F32, AMP_F16 }, { AMP_BF16, AMP_F32, AMP_F32 } };
+    for (unsigned i = 0; i < SHAPE_COUNT; i += 2)
+        for (unsigned t = 0; t < 3; t++) {
+            Conv c(shape_of(SHAPES[i]), MIXES[t], ANY);
+            check_bits(c, on_tensor_cores(c.t.act, c.t.act) ? 1 : 3, 0, true, 0);
+        }
+}
+
+/* Sums and sums of magnitudes of all outputs in double precision. */
+struct Exact {
+    std::vector<double> y, ys, dx, dxs, dw, dws, db, dbs;
+    explicit Exact(Conv& c)
+        : y(c.z.y), ys(c.z.y), dx(c.z.x), dxs(c.z.x), dw(c.z.w), dws(c.z.w), db(c.outs()), dbs(c.outs()) {
+        const amp_conv2d_shape& s = c.z.s;
+        for (int n = 0; n < s.n; n++)
+            for (int o = 0; o < s.out_channels; o++)
+                for (int i = 0; i < c.z.oh; i++)
+                    for (int j = 0; j < c.z.ow; j++) pixel(c, n, o, i, j);
+    }
+    static void add(std::vector<double>& sum, std::vector<double>& size, size_t at, double v) {
+        sum[at] += v;
+        size[at] += std::fabs(v);
+    }
+    void pixel(Conv& c, int n, int o, int i, int j) {
+        const amp_conv2d_shape& s = c.z.s;
+        size_t y_at = c.z.y_at(n, o, i, j);
+        double g = (double)c.dy.value(y_at);
+        add(y, ys, y_at, (double)c.b.value((size_t)o));
+        add(db, dbs, (size_t)o, g);
+        for (int ch = 0; ch < c.z.cg; ch++)
+            for (int a = 0; a < s.kernel_h; a++)
+                for (int b = 0; b < s.kernel_w; b++) {
+                    int row = i * s.stride_h - s.pad_h + a * s.dilation_h, column = j * s.stride_w - s.pad_w + b * s.dilation_w;
+                    if (row < 0 || column < 0 || row >= s.height || column >= s.width) continue;
+                    size_t x_at = c.z.x_at(n, o / c.z.og * c.z.cg + ch, row, column), w_at = c.z.w_at(o, ch, a, b);
+                    double x = (double)c.x.value(x_at), w = (double)c.w.value(w_at);
+                    add(y, ys, y_at, x * w);
+                    add(dx, dxs, x_at, w * g);
+                    add(dw, dws, w_at, x * g);
+                }
+    }
+};
+
+/* The sum's error over k terms, an addition on the way (bias or old value), the rounding to the type. */
+static void check_near(const Array& a, const std::vector<double>& want, const std::vector<double>& size, double k,
+                       const char* what, const Conv& c) {
+    Bytes got = a.download();
+    size_t bad = 0;
+    double worst = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        double limit = sum_error(k + 1, size[i]), error = std::fabs((double)get(&got[(a.lead + i) * a.size], a.type) - want[i]);
+        limit += (std::fabs(want[i]) + limit) * unit_of(a.type) + tiny_of(a.type);
+        if (!(error <= limit)) bad++;
+        if (error > worst * limit) worst = error / limit;
+    }
+    CHECK_MSG(bad == 0, "%s of %s: %zu beyond the bound, by up to %g", what, describe(c), bad, worst);
+}
+
+/* Near the exact result; the same bits in every order of threads. */
+static void check_bound(Conv& c, size_t workspace) {
+    amp_exec e = quiet_exec();
+    Workspace w(&e, workspace);
+    const amp_conv2d_shape& s = c.z.s;
+    Exact exact(c);
+    Array* outputs[] = { &c.y, &c.dx, &c.dw, &c.db };
+    Bytes first[4];
+    for (int i = 0; i < ORDERS; i++) {
+        set_schedule(i);
+        for (Array* a : outputs) a->upload();
+        CHECK(c.forward(true, &e) == AMP_OK && c.backward(7, 0, &e) == AMP_OK);
+        CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+        for (int o = 0; o < 4 && i == 0; o++) first[o] = outputs[o]->download();
+        for (int o = 0; o < 4 && i > 0; o++) check_array(*outputs[o], first[o], "another order of threads", c);
+    }
+    set_schedule(0);
+    double taps = s.kernel_h * s.kernel_w;
+    check_near(c.y, exact.y, exact.ys, c.z.cg * taps, "y", c);
+    check_near(c.dx, exact.dx, exact.dxs, c.z.og * taps, "dx", c);
+    check_near(c.dw, exact.dw, exact.dws, s.n * c.z.oh * c.z.ow, "dw", c);
+    check_near(c.db, exact.db, exact.dbs, s.n * c.z.oh * c.z.ow, "db", c);
+}
+
+static void test_error_bound() {
+    static const int WHICH[] = { 0, 2, 4, 8, 17, 19 };
+    for (unsigned i = 0; i < 6; i++)
+        for (unsigned t = 0; t < 3; t++) {
+            Conv c(shape_of(SHAPES[WHICH[i]]), { TYPES[t], TYPES[t], TYPES[(i + t) % 3] }, ANY);
+            check_bound(c, i & 1 ? amp_cuda_conv2d_workspace(&c.shape) : 0);
+        }
+}
+
+/* --- tests: engines, graphs ------------------------------------------------------------------------- */
+
+static void test_engines() {
+    for (int engine = 0; engine < 3; engine++) {
+        amp_cuda_desc d = {};
+        amp_cuda* context = nullptr;
+        d.gemm = (amp_cuda_gemm_engine)engine;
+        CHECK(amp_cuda_create(&context, &d) == AMP_OK);
+        for (unsigned i = 0; i < 4; i++) {
+            static const int WHICH[] = { 0, 7, 8, 5 };
+            Conv c(shape_of(SHAPES[WHICH[i]]), { TYPES[i % 3], TYPES[i % 3], AMP_F32 }, WHOLE);
+            amp_exec e = quiet_exec(context);
+            for (Array* a : { &c.y, &c.dx, &c.dw, &c.db }) a->upload();
+            CHECK(c.forward(true, &e) == AMP_OK && c.backward(7, 0, &e) == AMP_OK);
+            CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+            c.cpu(true, 7, 0);
+            check_array(c.y, c.y.host, "y", c);
+            check_array(c.dx, c.dx.host, "dx", c);
+            check_array(c.dw, c.dw.host, "dw", c);
+            check_array(c.db, c.db.host, "db", c);
+        }
+        amp_cuda_destroy(context);
+    }
+}
+
+/* Captured once, replayed twice. */
+static void test_capture() {
+    amp_cuda* context = nullptr;
+    cudaGraph_t graph;
+    cudaGraphExec_t ready;
+    CHECK(amp_cuda_create(&context, nullptr) == AMP_OK);
+    Conv c(shape_of(SHAPES[0]), { AMP_F16, AMP_F16, AMP_F32 }, ANY);
+    amp_exec e = quiet_exec(context);
+    Workspace w(&e, amp_cuda_conv2d_workspace(&c.shape));
+    Array* outputs[] = { &c.y, &c.dx, &c.dw, &c.db };
+    Bytes want[4];
+    for (Array* a : outputs) a->upload();
+    CHECK(c.forward(true, &e) == AMP_OK && c.backward(7, 0, &e) == AMP_OK);      /* loads the kernels */
+    CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+    for (int o = 0; o < 4; o++) want[o] = outputs[o]->download();
+    OK(cudaStreamBeginCapture((cudaStream_t)e.stream, cudaStreamCaptureModeThreadLocal));
+    CHECK(c.forward(true, &e) == AMP_OK && c.backward(7, 0, &e) == AMP_OK);
+    OK(cudaStreamEndCapture((cudaStream_t)e.stream, &graph));
+    OK(cudaGraphInstantiateWithFlags(&ready, graph, 0));
+    for (int i = 0; i < 2; i++) {
+        for (Array* a : outputs) a->upload();
+        OK(cudaGraphLaunch(ready, (cudaStream_t)e.stream));
+        CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+        for (int o = 0; o < 4; o++) check_array(*outputs[o], want[o], "replayed", c);
+    }
+    OK(cudaGraphExecDestroy(ready));
+    OK(cudaGraphDestroy(graph));
+    amp_cuda_destroy(context);
+}
+
+/* --- tests: refusals ---------------------------------------------------------------------------------- */
+
+static void refuse_shape(const int* z, void* p, amp_result code, const char* words) {
+    amp_conv2d_shape s = shape_of(z);
+    amp_exec e = quiet_exec();
+    long before = launches();
+    check_refused(amp_cuda_conv2d_forward(&s, p, AMP_F32, p, AMP_F32, nullptr, AMP_F32, p, AMP_F32, &e), code, words, before);
+    check_refused(amp_cuda_conv2d_backward(&s, p, AMP_F32, p, AMP_F32, p, AMP_F32, p, AMP_F32, p, AMP_F32, p, AMP_F32, 0, &e),
+                  code, words, before);
+    if (code != AMP_ERR_UNSUPPORTED) CHECK(amp_cuda_conv2d_workspace(&s) == 0);
+}
+
+static void test_refused_shapes() {
+    static const int BAD[][14] = {
+        { 1, 1, 5, 5, 1, 7, 7, 1, 1, 0, 0, 1, 1, 1 },      { 1, 1, 5, 5, 1, 3, 3, 1, 1, 0, 0, INT_MAX, 1, 1 },
+        { 0, 1, 5, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1 },      { 1, 1, 5, 5, 1, 3, 3, 1, 1, -1, 0, 1, 1, 1 },
+        { 1, 4, 5, 5, 6, 3, 3, 1, 1, 0, 0, 1, 1, 3 },      { INT_MAX, INT_MAX, INT_MAX, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1 },
+        { 1, 1, 5, 5, 1, 1, 1, 1, 1, INT_MAX, INT_MAX, 1, 1, 1 }, { 1, 1 << 20, 1, 1, 1 << 20, 1 << 26, 1, 1, 1, 1 << 25, 0, 1, 1, 1 },
+    };
+    static const amp_result CODES[] = { AMP_ERR_SHAPE, AMP_ERR_SHAPE, AMP_ERR_DESC, AMP_ERR_DESC, AMP_ERR_SHAPE, AMP_ERR_SHAPE,
+                                        AMP_ERR_SHAPE, AMP_ERR_SHAPE };
+    static const char* const WORDS[] = { "conv2d: kernel 7x7 with dilation 1x1 is larger than its 5x5 input", "is larger than",
+                                         "conv2d: n is 0", "conv2d: pad_h is -1", "conv2d: 3 groups do not divide",
+                                         "conv2d: x has more elements", "conv2d: y has more", "conv2d: w has more" };
+    static const int HUGE_ONES[][14] = {
+        { 1, 1, 1 << 16, 1 << 16, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1 },          /* an input plane of 2^32 pixels */
+        { 1, 1, 1, INT_MAX, 1, 1, 1, 1 << 10, 1 << 10, 0, 0, 1, 1, 1 },    /* a side of 2^31 - 1 */
+        { 1, 1, 5, 5, 1, 3, 3, 1 << 20, 1, 1 << 29, 0, 1, 1, 1 },          /* a padded side of 2^30 */
+        { 1, 1, 5, 5, 1, 3, 3, 1, 1 << 20, 0, 1 << 29, 1, 1, 1 },
+        { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 << 15, 1 << 15, 1, 1, 1 },          /* an output plane of 2^32 */
+    };
+    Array d(AMP_F32, 64, true);
+    d.upload();
+    for (unsigned i = 0; i < sizeof BAD / sizeof BAD[0]; i++) refuse_shape(BAD[i], d.there(), CODES[i], WORDS[i]);
+    for (const int* z : HUGE_ONES) refuse_shape(z, d.there(), AMP_ERR_UNSUPPORTED, "conv2d");
+    CHECK(d.download() == d.host && amp_cuda_conv2d_workspace(nullptr) == 0);
+}
+
+static void test_refused_calls() {
+    static const int SMALL[14] = { 1, 1, 4, 4, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1 };
+    amp_conv2d_shape s = shape_of(SMALL);
+    Array d(AMP_F32, 64, true);
+    float host[64] = { 0 };
+    void* p = d.there();
+    amp_exec e = quiet_exec();
+    long before = launches();
+    d.upload();
+    auto forward = [&](const amp_conv2d_shape* shape, const void* x, amp_dtype xt, const void* w, const void* b, void* y) {
+        return amp_cuda_conv2d_forward(shape, x, xt, w, AMP_F32, b, AMP_F32, y, AMP_F32, &e);
+    };
+    auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db, amp_dtype dbt) {
+        return amp_cuda_conv2d_backward(&s, dy, AMP_F32, x, AMP_F32, w, AMP_F32, dx, AMP_F32, dw, AMP_F32, db, dbt, 0, &e);
+    };
+    check_refused(forward(nullptr, p, AMP_F32, p, nullptr, p), AMP_ERR_ARGUMENT, "conv2d: the shape is NULL", before);
+    check_refused(forward(&s, p, AMP_F32, nullptr, nullptr, p), AMP_ERR_ARGUMENT, "w is NULL, but it has 1 x 9 elements", before);
+    check_refused(forward(&s, p, AMP_F64, p, nullptr, p), AMP_ERR_DTYPE, "x has type f64 (4)", before);
+    check_refused(forward(&s, host, AMP_F32, p, nullptr, p), AMP_ERR_ARGUMENT, "x is host memory", before);
+    check_refused(forward(&s, p, AMP_F32, host, nullptr, p), AMP_ERR_ARGUMENT, "w is host memory", before);
+    check_refused(forward(&s, p, AMP_F32, p, host, p), AMP_ERR_ARGUMENT, "b is host memory", before);
+    check_refused(forward(&s, p, AMP_F32, p, p, host), AMP_ERR_ARGUMENT, "y is host memory", before);
+    check_refused(backward(nullptr, p, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dy is NULL", before);
+    check_refused(backward(p, nullptr, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "x is NULL, but it has 1 x 16", before);
+    check_refused(backward(p, p, p, p, p, p, AMP_F64), AMP_ERR_DTYPE, "db has type f64 (4)", before);
+    check_refused(backward(host, p, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dy is host memory", before);
+    check_refused(backward(p, host, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "x is host memory", before);
+    check_refused(backward(p, p, host, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "w is host memory", before);
+    check_refused(backward(p, p, p, host, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dx is host memory", before);
+    check_refused(backward(p, p, p, p, host, p, AMP_F32), AMP_ERR_ARGUMENT, "dw is host memory", before);
+    check_refused(backward(p, p, p, p, p, host, AMP_F32), AMP_ERR_ARGUMENT, "db is host memory", before);
+    CHECK(amp_cuda_conv2d_forward(&s, p, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, p, AMP_F32, nullptr) == AMP_ERR_ARGUMENT);
+    CHECK(d.download() == d.host);
+}
+
+static void test_failing_launches() {
+    static const int LONG[14] = { 2, 4, 16, 16, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 };
+    for (unsigned t = 0; t < 2; t++) {
+        Conv c(shape_of(LONG), { TYPES[t], TYPES[t], AMP_F32 }, WHOLE);
+        amp_exec e = quiet_exec();
+        Workspace w(&e, amp_cuda_conv2d_workspace(&c.shape));
+        check_failures([&] { return c.forward(true, &e); });
+        check_failures([&] { return c.backward(7, 0, &e); });
+    }
+}
+
+int main() {
+    TEST(test_shapes);
+    TEST(test_type_mixes);
+    TEST(test_random_convolutions);
+    TEST(test_networks);
+    TEST(test_defaults);
+    TEST(test_single_gradients);
+    TEST(test_special_values);
+    TEST(test_workspace);
+    TEST(test_plain_kernels);
+    TEST(test_error_bound);
+    TEST(test_engines);
+    TEST(test_capture);
+    TEST(test_refused_shapes);
+    TEST(test_refused_calls);
+    TEST(test_failing_launches);
+    TEST_END();
+}

@@ -1,0 +1,761 @@
+/* test_cuda_gemm.cpp - amp_cuda_gemm, its batched and fused forms and the dense layer.
+   Three references: the CPU's bits on whole numbers, whose sums are exact in every order; the CPU's bits on any
+   numbers where the same order is promised; a plain product in double precision with a derived bound. */
+#include "device.h"
+
+/* --- a product, described ------------------------------------------------------------------ */
+
+/* Where the matrices of a batch lie: one behind the other; A or B shared by all; or side by side in longer rows, as
+   the heads of attention. */
+enum Layout { APART, SHARED_A, SHARED_B, SIDE_BY_SIDE };
+enum Bias { NO_BIAS, PER_COLUMN, PER_ROW };
+
+struct Spec {
+    size_t m, n, k;
+    amp_dtype at, bt, ct;
+    int ta = 0, tb = 0;
+    float alpha = 1, beta = 0;
+    size_t gap = 0, offset = 0;           /* elements behind each row; elements by which pointers are misaligned */
+    size_t batch = 1;
+    Layout layout = APART;
+    Bias bias = NO_BIAS;
+    amp_dtype bias_type = AMP_F32;
+    amp_cuda_epilogue epilogue = AMP_CUDA_EPILOGUE_NONE;
+    bool desc = false;                    /* by amp_cuda_gemm_with, even where a plain call would do */
+    Numbers kind = WHOLE;
+    Spec(size_t m_, size_t n_, size_t k_, amp_dtype a, amp_dtype b, amp_dtype c)
+        : m(m_), n(n_), k(k_), at(a), bt(b), ct(c) {}
+    Spec& trans(unsigned i) { ta = (int)(i & 1u); tb = (int)(i >> 1 & 1u); return *this; }
+    Spec& scale(float a, float b) { alpha = a; beta = b; return *this; }
+    Spec& place(size_t g, size_t o) { gap = g; offset = o; return *this; }
+    Spec& of(Numbers v) { kind = v; return *this; }
+    Spec& many(size_t count, Layout l) { batch = count; layout = l; return *this; }
+    Spec& with(Bias where, amp_dtype t, amp_cuda_epilogue f) { bias = where; bias_type = t; epilogue = f; return *this; }
+    Spec& by_desc() { desc = true; return *this; }
+};
+
+static const char* describe(const Spec& s) {
+    static char text[256];
+    snprintf(text, sizeof text, "%s%s m %zu n %zu k %zu %s x %s -> %s alpha %g beta %g gap %zu offset %zu batch %zu/%d "
+             "bias %d epilogue %d", s.ta ? "T" : "N", s.tb ? "T" : "N", s.m, s.n, s.k, amp_dtype_name(s.at),
+             amp_dtype_name(s.bt), amp_dtype_name(s.ct), (double)s.alpha, (double)s.beta, s.gap, s.offset, s.batch,
+             (int)s.layout, (int)s.bias, (int)s.epilogue);
+    return text;
+}
+
+/* The matrices of one operand. */
+struct Matrix {
+    size_t rows, cols, ld, stride, count;
+    Array data;
+    Matrix(amp_dtype t, size_t r, size_t c, const Spec& s, bool shared, bool output)
+        : rows(r), cols(c), ld((s.layout == SIDE_BY_SIDE ? s.batch * c : c) + s.gap),
+          stride(shared ? 0 : s.layout == SIDE_BY_SIDE ? c : r * ld + s.gap), count(s.batch),
+          data(t, r && c ? (count - 1) * stride + (r - 1) * ld + c : 0, output, s.offset) {}
+    size_t at(size_t b, size_t i, size_t j) const { return b * stride + i * ld + j; }
+    void fill(Numbers kind) {
+        for (size_t b = 0; b < (stride ? count : 1); b++)
+            for (size_t i = 0; i < rows; i++)
+                for (size_t j = 0; j < cols; j++) data.set(at(b, i, j), number(kind));
+    }
+};
+
+struct Problem {
+    Spec s;
+    Matrix a, b, c;
+    Array bias;
+    explicit Problem(const Spec& z)
+        : s(z), a(z.at, z.ta ? z.k : z.m, z.ta ? z.m : z.k, z, z.layout == SHARED_A, false),
+          b(z.bt, z.tb ? z.n : z.k, z.tb ? z.k : z.n, z, z.layout == SHARED_B, false), c(z.ct, z.m, z.n, z, false, true),
+          bias(z.bias_type, bias_length() * z.batch, false, z.offset) {
+        a.fill(z.kind);
+        b.fill(z.kind);
+        if (z.beta != 0) c.fill(z.kind == SPECIAL ? WHOLE : z.kind);      /* else C is NaN, and must not be read */
+        bias.fill(bias_length() * z.batch, z.kind == SPECIAL ? WHOLE : z.kind);
+        a.data.upload();
+        b.data.upload();
+        bias.upload();
+    }
+    size_t bias_length() const { return s.bias == NO_BIAS ? 0 : s.bias == PER_ROW ? s.m : s.n; }
+    size_t bias_at(size_t batch, size_t i, size_t j) const { return batch * bias_length() + (s.bias == PER_ROW ? i : j); }
+    double op_a(size_t batch, size_t i, size_t q) {
+        return (double)a.data.value(s.ta ? a.at(batch, q, i) : a.at(batch, i, q));
+    }
+    double op_b(size_t batch, size_t q, size_t j) {
+        return (double)b.data.value(s.tb ? b.at(batch, j, q) : b.at(batch, q, j));
+    }
+};
+
+static amp_transpose transpose(int t) { return t ? AMP_TRANS : AMP_NO_TRANS; }
+
+static amp_cuda_gemm_desc desc_of(const Problem& p) {
+    amp_cuda_gemm_desc d = {};
+    d.trans_a = transpose(p.s.ta); d.trans_b = transpose(p.s.tb);
+    d.m = p.s.m; d.n = p.s.n; d.k = p.s.k;
+    d.alpha = p.s.alpha; d.beta = p.s.beta;
+    d.a = p.a.data.there(); d.a_dtype = p.s.at; d.lda = p.a.ld; d.a_stride = p.a.stride;
+    d.b = p.b.data.there(); d.b_dtype = p.s.bt; d.ldb = p.b.ld; d.b_stride = p.b.stride;
+    d.c = p.c.data.there(); d.c_dtype = p.s.ct; d.ldc = p.c.ld; d.c_stride = p.c.stride;
+    d.batch = p.s.batch;
+    d.bias = p.s.bias ? p.bias.there() : nullptr;
+    d.bias_dtype = p.s.bias_type; d.bias_per_row = p.s.bias == PER_ROW; d.bias_stride = p.bias_length();
+    d.epilogue = p.s.epilogue;
+    return d;
+}
+
+/* The product by the call that is made for it. */
+static amp_result multiply(const Problem& p, const amp_exec* e) {
+    const amp_cuda_gemm_desc d = desc_of(p);
+    if (p.s.desc || d.bias || d.epilogue) return amp_cuda_gemm_with(&d, e);
+    if (d.batch > 1)
+        return amp_cuda_gemm_batched(d.trans_a, d.trans_b, d.m, d.n, d.k, d.alpha, d.a, d.a_dtype, d.lda, d.a_stride, d.b,
+                                     d.b_dtype, d.ldb, d.b_stride, d.beta, d.c, d.c_dtype, d.ldc, d.c_stride, d.batch, e);
+    return amp_cuda_gemm(d.trans_a, d.trans_b, d.m, d.n, d.k, d.alpha, d.a, d.a_dtype, d.lda, d.b, d.b_dtype, d.ldb,
+                         d.beta, d.c, d.c_dtype, d.ldc, e);
+}
+
+/* All bytes of C after the call, guards and gaps included. */
+static Bytes run(const Problem& p, const amp_exec* e) {
+    p.c.data.upload();
+    last_sentence[0] = 0;
+    amp_result r = multiply(p, e);
+    CHECK_MSG(r == AMP_OK, "%d \"%s\" %s", (int)r, last_sentence, describe(p.s));
+    CHECK(amp_cuda_synchronize(e) == AMP_OK);
+    return p.c.data.download();
+}
+
+/* --- the CPU's answer ------------------------------------------------------------------------ */
+
+static amp_activation activation_of(amp_cuda_epilogue f) {
+    return f == AMP_CUDA_EPILOGUE_GELU ? AMP_GELU : f == AMP_CUDA_EPILOGUE_GELU_TANH ? AMP_GELU_TANH : AMP_RELU;
+}
+
+/* One of the batch, in FP32, not yet rounded to the type of C. */
+static std::vector<float> cpu_sums(Problem& p, size_t batch) {
+    const Spec& s = p.s;
+    std::vector<float> v(s.m * s.n + 1, NAN);
+    for (size_t i = 0; i < s.m && s.beta != 0; i++)
+        for (size_t j = 0; j < s.n; j++) v[i * s.n + j] = p.c.data.value(p.c.at(batch, i, j));
+    CHECK(amp_gemm(transpose(s.ta), transpose(s.tb), s.m, s.n, s.k, s.desc && s.alpha == 0 ? 1 : s.alpha,
+                   p.a.data.here(batch * p.a.stride), s.at, p.a.ld, p.b.data.here(batch * p.b.stride), s.bt, p.b.ld, s.beta,
+                   v.data(), AMP_F32, s.n, nullptr) == AMP_OK);
+    for (size_t i = 0; i < s.m && s.bias; i++)
+        for (size_t j = 0; j < s.n; j++) v[i * s.n + j] += p.bias.value(p.bias_at(batch, i, j));
+    if (s.epilogue) {
+        std::vector<float> x = v;
+        CHECK(amp_activation_forward(activation_of(s.epilogue), x.data(), AMP_F32, v.data(), AMP_F32, s.m * s.n, nullptr)
+              == AMP_OK);
+    }
+    return v;
+}
+
+/* All bytes of C as they must be. */
+static Bytes expected(Problem& p) {
+    Bytes image = p.c.data.host;
+    for (size_t b = 0; b < p.s.batch; b++) {
+        std::vector<float> v = cpu_sums(p, b);
+        for (size_t i = 0; i < p.s.m; i++)
+            for (size_t j = 0; j < p.s.n; j++)
+                amp_convert(&image[(p.c.data.lead + p.c.at(b, i, j)) * p.c.data.size], p.s.ct, &v[i * p.s.n + j], AMP_F32, 1);
+    }
+    return image;
+}
+
+static void check_same(const Problem& p, const Bytes& got, const Bytes& want, const char* what) {
+    size_t first = 0, bad = differences(got, want, p.c.data.size, &first), at = first - p.c.data.lead;
+    CHECK_MSG(bad == 0, "%s: %s: %zu differ, the first at row %zu column %zu: %.9g, not %.9g", what, describe(p.s), bad,
+              at / p.c.ld, at % p.c.ld, (double)get(&got[first * p.c.data.size], p.s.ct),
+              (double)get(&want[first * p.c.data.size], p.s.ct));
+}
+
+/* The CPU's bits. */
+static void check_bits(const Spec& s, size_t workspace = 0, size_t skip = 0) {
+    Problem p(s);
+    amp_exec e = quiet_exec();
+    Workspace w(&e, workspace, skip);
+    check_same(p, run(p, &e), expected(p), "bits");
+}
+
+/* --- double precision -------------------------------------------------------------------------- */
+
+/* alpha * sum + beta * c + bias: the sum's error, three roundings on the way, one to the type of C. */
+static void check_near(Problem& p, const Bytes& got) {
+    const Spec& s = p.s;
+    size_t bad = 0;
+    double worst = 0;
+    for (size_t b = 0; b < s.batch; b++)
+        for (size_t i = 0; i < s.m; i++)
+            for (size_t j = 0; j < s.n; j++) {
+                double sum = 0, size = 0, old = s.beta != 0 ? (double)s.beta * (double)p.c.data.value(p.c.at(b, i, j)) : 0;
+                double bias = s.bias ? (double)p.bias.value(p.bias_at(b, i, j)) : 0, want, limit, error;
+                for (size_t q = 0; q < s.k; q++) {
+                    double x = p.op_a(b, i, q) * p.op_b(b, q, j);
+                    sum += x;
+                    size += std::fabs(x);
+                }
+                want = (double)s.alpha * sum + old + bias;
+                limit = std::fabs((double)s.alpha) * sum_error((double)s.k, size);
+                limit += 3 * std::ldexp(1, -24) * (std::fabs((double)s.alpha) * size + std::fabs(old) + std::fabs(bias) + limit);
+                limit += (std::fabs(want) + limit) * unit_of(s.ct) + tiny_of(s.ct);
+                error = std::fabs((double)get(&got[(p.c.data.lead + p.c.at(b, i, j)) * p.c.data.size], s.ct) - want);
+                if (!(error <= limit)) bad++;
+                if (error > worst * limit) worst = error / limit;
+            }
+    CHECK_MSG(bad == 0, "%s: %zu of %zu beyond the bound, by up to %g", describe(s), bad, s.batch * s.m * s.n, worst);
+}
+
+/* Near the exact result, and the same bits in every order of threads, with a context and without. Returns them. */
+static Bytes check_bound(const Spec& s, size_t workspace = 0) {
+    Problem p(s);
+    amp_exec e = quiet_exec();
+    Workspace w(&e, workspace);
+    Bytes first = run(p, &e);
+    check_near(p, first);
+    for (int i = 1; i < ORDERS; i++) {
+        set_schedule(i);
+        check_same(p, run(p, &e), first, "another order of threads");
+    }
+    set_schedule(0);
+    return first;
+}
+
+/* --- tests: the plain product ------------------------------------------------------------------ */
+
+static void test_types_and_transposes() {
+    for (unsigned t = 0; t < 27; t++)
+        for (unsigned i = 0; i < 4; i++) {
+            unsigned aligned = (t + i) % 3 == 0;      /* 16-byte loads are possible */
+            Spec s(17 + t % 5, 23 + t % 4, aligned ? 24 : 19, TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]);
+            if (aligned) s.m = 16, s.n = 24;
+            check_bits(s.trans(i).place(aligned ? 8 : (t + i) % 3 * 2, 0));
+        }
+}
+
+/* Sides around 8, 16, 32, 64 and 128, mixed so that each meets each kind of neighbour. */
+static void test_tile_edges() {
+    static const size_t SIDES[16] = { 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129 };
+    for (size_t i = 0; i < 16; i++)
+        for (size_t r = 0; r < 3; r++) {
+            amp_dtype t = TYPES[(i + r) % 3];
+            size_t m = SIDES[i], n = SIDES[(5 * i + 3 + 4 * r) % 16], k = SIDES[(7 * i + 1 + 9 * r) % 16];
+            check_bits(Spec(m, n, k, t, t, TYPES[(i + 2 * r) % 3]).trans((unsigned)(i + r)));
+        }
+}
+
+/* Odd leading dimensions and pointers off by one element: no access wider than an element is allowed. */
+static void test_unaligned() {
+    for (unsigned t = 0; t < 9; t++)
+        for (size_t offset = 0; offset < 2; offset++)
+            for (size_t gap = 0; gap < 9; gap += offset ? 4 : 1) {
+                amp_dtype type = TYPES[t % 3];
+                check_bits(Spec(33, 40, 24, type, type, TYPES[t / 3]).trans(t + (unsigned)gap).place(gap, offset));
+            }
+}
+
+static void test_random_shapes() {
+    for (int i = 0; i < 60; i++) {
+        unsigned r = test_random();
+        size_t m = 1 + test_random() % 70, n = 1 + test_random() % 70, k = 1 + test_random() % 90;
+        amp_dtype t = TYPES[(r >> 2) % 3];
+        Spec s(m, n, k, t, r & 1024 ? t : TYPES[(r >> 4) % 3], TYPES[(r >> 6) % 3]);
+        check_bits(s.trans(r).place(test_random() % 4, r >> 12 & 1).scale(1, r & 2048 ? 0.0f : 1.0f));
+    }
+}
+
+/* alpha 0 does not read A and B (or what it reads has no effect), beta 0 does not read C, which is NaN here. */
+static void test_alpha_beta() {
+    static const float FACTORS[][2] = { { 1, 1 }, { -0.7f, 0 }, { 1, 0.3f }, { 1.7f, -2.1f }, { 0, 0.5f }, { 0, 0 }, { 0, 1 },
+                                        { 4096, 0 }, { 3e38f, 1 }, { 1e-7f, 0 } };
+    for (size_t f = 0; f < sizeof FACTORS / sizeof FACTORS[0]; f++)
+        for (unsigned t = 0; t < 9; t++) {
+            Spec s(19, 34, 21, TYPES[t / 3], TYPES[t / 3], TYPES[t % 3]);
+            check_bits(s.trans(t).scale(FACTORS[f][0], FACTORS[f][1]).of(f >= 4 && f < 7 ? SPECIAL : WHOLE));
+        }
+}
+
+/* Infinities and NaN go where they belong and nowhere else; inf * 0 and inf - inf are NaN; every NaN is the one
+   quiet NaN. */
+static void test_special_values() {
+    for (unsigned t = 0; t < 27; t++)
+        for (unsigned i = 0; i < 2; i++)
+            check_bits(Spec(20, 33, 18, TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]).trans(t + 2 * i).scale(1, (float)i)
+                           .of(SPECIAL).place(i, 0));
+}
+
+/* Mixed types and FP32: the order of the CPU, so its bits on any numbers. */
+static void test_plain_kernels() {
+    for (unsigned t = 0; t < 27; t++) {
+        Spec s(37, 29, 70 + t % 3, TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]);
+        if (on_tensor_cores(s.at, s.bt)) continue;
+        check_bits(s.trans(t).of(ANY).place(t % 2, 0));
+        check_bits(Spec(5, 66, 131, s.at, s.bt, s.ct).trans(t / 3).of(ANY).scale(-0.7f, t % 2 ? 1.3f : 0));
+    }
+}
+
+static void test_error_bound() {
+    for (unsigned t = 0; t < 9; t++) {
+        amp_dtype type = TYPES[t / 3];
+        check_bound(Spec(40, 50, 150, type, type, TYPES[t % 3]).trans(t).of(ANY));
+        check_bound(Spec(33, 70, 64, type, type, TYPES[t % 3]).trans(t + 1).of(ANY).scale(-1.3f, 0.6f));
+    }
+}
+
+/* Rounding of subnormal halves, halves beyond 65504 and the ties between: sums of whole numbers, scaled. */
+static void test_output_rounding() {
+    static const float ALPHAS[] = { 1, 0.25f, 16, 700 * 16777216.0f, 4097 * 16777216.0f };
+    for (size_t f = 0; f < sizeof ALPHAS / sizeof ALPHAS[0]; f++)
+        for (unsigned t = 0; t < 3; t++)
+            check_bits(Spec(24, 32, 40, TYPES[1 + f % 2], TYPES[1 + f % 2], TYPES[t]).scale(std::ldexp(ALPHAS[f], -24), 0));
+    check_bits(Spec(24, 32, 40, AMP_F16, AMP_F16, AMP_F32).scale(std::ldexp(1.0f, 120), 0));
+    check_bits(Spec(24, 32, 40, AMP_BF16, AMP_BF16, AMP_BF16).scale(std::ldexp(1.0f, -140), 0));
+}
+
+/* --- tests: nothing to do --------------------------------------------------------------------- */
+
+static void test_empty() {
+    static const size_t SIZES[][3] = { { 0, 5, 3 }, { 5, 0, 3 }, { 0, 0, 0 }, { 6, 9, 0 } };
+    static const float FACTORS[][2] = { { 1, 0 }, { 1, 1 }, { INFINITY, 2 }, { -3, -0.5f }, { NAN, 0 } };
+    for (const size_t* z : SIZES)
+        for (const float* f : FACTORS)
+            for (unsigned t = 0; t < 3; t++) check_bits(Spec(z[0], z[1], z[2], TYPES[t], TYPES[t], TYPES[2 - t]).scale(f[0], f[1]));
+    check_bits(Spec(6, 9, 0, AMP_F16, AMP_F16, AMP_F16).with(PER_ROW, AMP_F32, AMP_CUDA_EPILOGUE_RELU));
+    check_bits(Spec(6, 9, 0, AMP_F32, AMP_F16, AMP_F32).scale(1, 2).with(PER_COLUMN, AMP_BF16, AMP_CUDA_EPILOGUE_GELU));
+    long before = launches();
+    amp_exec e = quiet_exec();
+    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 0, 4, 4, 1, nullptr, AMP_F32, 0, nullptr, AMP_F32, 4, 0, nullptr, AMP_F32,
+                        4, &e) == AMP_OK);
+    CHECK(amp_cuda_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 4, 4, 4, 1, nullptr, AMP_F32, 4, 0, nullptr, AMP_F32, 4, 0, 0,
+                                nullptr, AMP_F32, 4, 0, 0, &e) != AMP_OK || launches() == before);
+    CHECK(launches() == before);
+}
+
+/* --- tests: batches, biases, epilogues ---------------------------------------------------------- */
+
+static void test_batched() {
+    static const Layout LAYOUTS[] = { APART, SHARED_A, SHARED_B, SIDE_BY_SIDE };
+    for (unsigned t = 0; t < 9; t++)
+        for (unsigned l = 0; l < 4; l++) {
+            amp_dtype type = TYPES[t % 3];
+            check_bits(Spec(9 + 8 * l, 31, 12 + t, type, type, TYPES[t / 3]).trans(t + l).many(2 + t % 3, LAYOUTS[l])
+                           .scale(1, t & 1 ? 1.0f : 0.0f).place(l & 1, t == 4));
+        }
+    check_bits(Spec(16, 16, 16, AMP_F16, AMP_BF16, AMP_F32).many(7, SIDE_BY_SIDE));
+    check_bits(Spec(3, 5, 7, AMP_F16, AMP_F16, AMP_F16).many(40, APART));
+    check_bits(Spec(64, 64, 32, AMP_BF16, AMP_BF16, AMP_BF16).many(3, SHARED_B).by_desc());
+    check_bound(Spec(20, 24, 48, AMP_F16, AMP_F16, AMP_F32).many(4, SIDE_BY_SIDE).trans(2).of(ANY));
+}
+
+static void test_bias_and_epilogue() {
+    for (unsigned t = 0; t < 27; t++)
+        for (unsigned f = 0; f < 4; f++) {
+            amp_dtype type = TYPES[t / 9];
+            Spec s(18 + t % 3, 27 + f, 20, type, t % 5 ? type : TYPES[t % 3], TYPES[t / 3 % 3]);
+            s.with(f & 1 ? PER_ROW : t % 4 ? PER_COLUMN : NO_BIAS, TYPES[t % 3], (amp_cuda_epilogue)((f + t) % 4));
+            check_bits(s.trans(t).scale(f == 2 ? 0.125f : 1, f == 3 ? 0.5f : 0).place(f == 1, f == 1));
+        }
+    for (unsigned f = 0; f < 4; f++)
+        check_bits(Spec(10, 17, 16, AMP_F16, AMP_F16, AMP_F16).many(3, APART).with(f & 1 ? PER_ROW : PER_COLUMN, AMP_F16,
+                                                                               (amp_cuda_epilogue)f));
+    check_bound(Spec(20, 40, 60, AMP_BF16, AMP_BF16, AMP_F32).of(ANY).scale(0.3f, 1.1f).with(PER_COLUMN, AMP_BF16,
+                                                                                             AMP_CUDA_EPILOGUE_NONE));
+    check_bits(Spec(20, 40, 60, AMP_F32, AMP_F32, AMP_F16).of(ANY).with(PER_COLUMN, AMP_F32, AMP_CUDA_EPILOGUE_GELU));
+}
+
+/* Zeroed fields of a description: packed rows, one product, alpha 1. */
+static void test_desc_defaults() {
+    Problem p(Spec(11, 13, 17, AMP_F16, AMP_F16, AMP_F32));
+    amp_cuda_gemm_desc d = desc_of(p);
+    amp_exec e = quiet_exec();
+    d.alpha = 0;
+    d.lda = d.ldb = d.ldc = d.batch = 0;
+    d.c_dtype = AMP_DTYPE_DEFAULT;
+    p.c.data.upload();
+    CHECK(amp_cuda_gemm_with(&d, &e) == AMP_OK);
+    check_same(p, p.c.data.download(), expected(p), "defaults");
+    CHECK(amp_cuda_gemm_with(&d, nullptr) == AMP_OK);
+    check_same(p, p.c.data.download(), expected(p), "no exec");
+}
+
+/* --- tests: k cut into pieces -------------------------------------------------------------------- */
+
+/* No workspace, one that is too small, exactly enough, enough but misaligned, more: legal, nothing beside it is
+   written (its memory ends there), and exactly enough gives the same bits in every order. */
+static void test_long_k() {
+    static const size_t SIZES[][3] = { { 1, 1, 4096 }, { 16, 16, 2048 }, { 10, 84, 1031 }, { 33, 5, 3000 }, { 64, 64, 513 },
+                                       { 7, 120, 777 } };
+    for (unsigned i = 0; i < 6; i++)
+        for (unsigned t = 0; t < 3; t++) {
+            const size_t* z = SIZES[i];
+            size_t w = amp_cuda_gemm_workspace(z[0], z[1], z[2]);
+            Spec s(z[0], z[1], z[2], TYPES[t], t == 2 && i == 5 ? AMP_F16 : TYPES[t], TYPES[(t + i) % 3]);
+            s.trans(i + t).scale(i % 3 ? 1 : 0.5f, i & 1 ? 1.0f : 0.0f);
+            check_bits(s, w);
+            if (i == 2 || i == 4) {
+                check_bits(s, 0);
+                check_bits(s, w / 2 + 1);
+                check_bits(s, w > 0 ? w - 1 : 0);
+                check_bits(s, w + 3, 5);
+            }
+            s.with(i & 1 ? PER_COLUMN : PER_ROW, AMP_F32, (amp_cuda_epilogue)(i % 4));
+            if (i < 4) check_bits(s, w);
+        }
+    for (unsigned t = 0; t < 3; t++) {
+        size_t w = amp_cuda_gemm_workspace(20, 30, 1500);
+        Spec s(20, 30, 1500, TYPES[t], TYPES[t], AMP_F32);
+        check_bound(s.trans(t).of(ANY), w);
+        check_bound(s.trans(t + 1).of(ANY), w / 3);
+    }
+    CHECK(amp_cuda_gemm_workspace(SIZE_MAX / 2, 3, 1) == 0);
+    CHECK(amp_cuda_gemm_workspace(3, SIZE_MAX / 2, 1) == 0);
+    CHECK(amp_cuda_gemm_workspace(1, 3, SIZE_MAX / 2) == 0);
+    CHECK(amp_cuda_gemm_workspace(0, 0, 0) == 0);
+}
+
+/* --- tests: engines, graphs ----------------------------------------------------------------------- */
+
+/* Bits that differ in nothing but which NaN it is are the same. */
+static void check_values(const Problem& p, const Bytes& got, const Bytes& want, const char* what) {
+    size_t bad = 0, size = p.c.data.size;
+    for (size_t i = 0; i < got.size(); i += size) {
+        float x = get(&got[i], p.s.ct), y = get(&want[i], p.s.ct);
+        if (memcmp(&got[i], &want[i], size) != 0 && !(std::isnan(x) && std::isnan(y))) bad++;
+    }
+    CHECK_MSG(bad == 0, "%s: %s: %zu differ", what, describe(p.s), bad);
+}
+
+static void check_engine(amp_cuda* c, const Spec& s, const char* name) {
+    Problem p(s);
+    amp_exec e = quiet_exec(c);
+    check_values(p, run(p, &e), expected(p), name);
+}
+
+static void test_engines() {
+    static const char* const NAMES[] = { "automatic", "own", "cuBLAS" };
+    for (int engine = 0; engine < 3; engine++) {
+        amp_cuda_desc d = {};
+        amp_cuda* c = nullptr;
+        d.gemm = (amp_cuda_gemm_engine)engine;
+        d.logger = &LOGGER;
+        CHECK(amp_cuda_create(&c, &d) == AMP_OK);
+        if (!c) continue;
+        for (unsigned t = 0; t < 27; t++)
+            check_engine(c, Spec(21, 30, 17 + t, TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]).trans(t + (unsigned)engine)
+                                .scale(t % 4 ? 1 : -0.5f, t % 2 ? 0.25f : 0).place(t % 3, t % 2)
+                                .of(t % 5 == 1 ? SPECIAL : WHOLE), NAMES[engine]);
+        for (unsigned t = 0; t < 9; t++)
+            check_engine(c, Spec(12, 20, 24, TYPES[t % 3], TYPES[t % 3], TYPES[t / 3]).many(3, (Layout)(t % 4)).trans(t), "batch");
+        for (unsigned t = 0; t < 6; t++)
+            check_engine(c, Spec(12, 20, 24, TYPES[t % 3], TYPES[t % 3], TYPES[t % 3])
+                                .with(t & 1 ? PER_ROW : PER_COLUMN, TYPES[t % 3], (amp_cuda_epilogue)(t % 4)), "epilogue");
+        check_engine(c, Spec(4, 6, 0, AMP_F16, AMP_F16, AMP_F32).scale(1, 2), "k 0");
+        check_engine(c, Spec(4, 6, 5, AMP_F16, AMP_F16, AMP_F32).scale(0, 2).of(SPECIAL), "alpha 0");
+        check_engine(c, Spec(0, 6, 5, AMP_F16, AMP_F16, AMP_F32), "m 0");
+        amp_cuda_destroy(c);
+    }
+}
+
+/* A context with own kernels changes nothing. */
+static void test_context_same_bits() {
+    amp_cuda_desc d = {};
+    amp_cuda* c = nullptr;
+    d.gemm = AMP_CUDA_GEMM_OWN;
+    CHECK(amp_cuda_create(&c, &d) == AMP_OK);
+    for (unsigned t = 0; t < 3; t++) {
+        Problem p(Spec(40, 30, 100, TYPES[t], TYPES[t], AMP_F32).trans(t).of(ANY));
+        amp_exec plain = quiet_exec(), own = quiet_exec(c);
+        check_same(p, run(p, &own), run(p, &plain), "with a context");
+    }
+    amp_cuda_destroy(c);
+}
+
+/* Captured once, replayed twice, on the context's stream: own kernels with pieces of k, and cuBLAS. */
+static void test_capture() {
+    for (int engine = 0; engine < 3; engine++) {
+        amp_cuda_desc d = {};
+        amp_cuda* c = nullptr;
+        cudaGraph_t graph;
+        cudaGraphExec_t ready;
+        d.gemm = (amp_cuda_gemm_engine)engine;
+        CHECK(amp_cuda_create(&c, &d) == AMP_OK);
+        Problem p(Spec(20, 30, 1200, AMP_F16, AMP_F16, AMP_F32));
+        amp_exec e = quiet_exec(c);
+        cudaStream_t stream = (cudaStream_t)e.stream;
+        Workspace w(&e, amp_cuda_gemm_workspace(20, 30, 1200));
+        Bytes want = run(p, &e);      /* a first run loads the kernels */
+        OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        CHECK(multiply(p, &e) == AMP_OK);
+        OK(cudaStreamEndCapture(stream, &graph));
+        OK(cudaGraphInstantiateWithFlags(&ready, graph, 0));
+        for (int i = 0; i < 2; i++) {
+            p.c.data.upload();
+            OK(cudaGraphLaunch(ready, stream));
+            CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+            check_same(p, p.c.data.download(), want, "replayed");
+        }
+        OK(cudaGraphExecDestroy(ready));
+        OK(cudaGraphDestroy(graph));
+        amp_cuda_destroy(c);
+    }
+}
+
+/* --- tests: the dense layer ------------------------------------------------------------------------- */
+
+struct Dense {
+    size_t n, in, out;
+    Array x, w, b, y, dy, dx, dw, db;
+    Dense(size_t n_, size_t i, size_t o, amp_dtype act, amp_dtype weight, amp_dtype grad, Numbers kind, size_t offset)
+        : n(n_), in(i), out(o), x(act, n * in, false, offset), w(weight, out * in, false, offset),
+          b(weight, out, false, offset), y(act, n * out, true, offset), dy(act, n * out, false, offset),
+          dx(act, n * in, true, offset), dw(grad, out * in, true, offset), db(grad, out, true, offset) {
+        x.fill(n * in, kind);
+        w.fill(out * in, kind);
+        b.fill(out, kind);
+        dy.fill(n * out, kind);
+        for (Array* a : { &x, &w, &b, &dy }) a->upload();
+    }
+    amp_result forward(bool bias, const amp_exec* e) const {
+        return amp_cuda_linear_forward(x.there(), x.type, w.there(), w.type, bias ? b.there() : nullptr, b.type, y.there(),
+                                       y.type, n, in, out, e);
+    }
+    /* wanted: 1 dx, 2 dw, 4 db; what none of them needs is NULL. */
+    amp_result backward(int wanted, int accumulate, const amp_exec* e) const {
+        return amp_cuda_linear_backward(dy.there(), dy.type, wanted & 2 ? x.there() : nullptr, x.type,
+                                        wanted & 1 ? w.there() : nullptr, w.type, wanted & 1 ? dx.there() : nullptr, dx.type,
+                                        wanted & 2 ? dw.there() : nullptr, dw.type, wanted & 4 ? db.there() : nullptr, db.type,
+                                        accumulate, n, in, out, e);
+    }
+};
+
+static void check_array(const Array& a, const Bytes& want, const char* what, const Dense& d) {
+    size_t first = 0;
+    Bytes got = a.download();
+    size_t bad = differences(got, want, a.size, &first);
+    CHECK_MSG(bad == 0, "%s of %zu x %zu -> %zu, %s, %s, %s: %zu differ, the first at %zu: %.9g, not %.9g", what, d.n, d.in, d.out,
+              amp_dtype_name(d.x.type), amp_dtype_name(d.w.type), amp_dtype_name(d.dw.type), bad, first - a.lead,
+              (double)get(&got[first * a.size], a.type), (double)get(&want[first * a.size], a.type));
+}
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+static size_t linear_workspace(size_t n, size_t in, size_t out) {
+    return larger(amp_cuda_gemm_workspace(n, out, in),
+                  larger(amp_cuda_gemm_workspace(n, in, out), amp_cuda_gemm_workspace(out, in, n)));
+}
+
+/* Forward and backward with the CPU's bits; gradients that are not wanted stay as they are. */
+static void check_dense(Dense& d, int wanted, int accumulate, bool bias, size_t workspace) {
+    amp_exec e = quiet_exec();
+    Workspace w(&e, workspace);
+    if (accumulate) {
+        d.dw.fill(d.out * d.in, WHOLE);
+        d.db.fill(d.out, WHOLE);
+    }
+    Array* outputs[] = { &d.y, &d.dx, &d.dw, &d.db };
+    Bytes before[4];
+    for (int i = 0; i < 4; i++) outputs[i]->upload(), before[i] = outputs[i]->host;
+    CHECK(d.forward(bias, &e) == AMP_OK && d.backward(wanted, accumulate, &e) == AMP_OK);
+    CHECK(amp_linear_forward(d.x.here(), d.x.type, d.w.here(), d.w.type, bias ? d.b.here() : nullptr, d.b.type, d.y.here(),
+                             d.y.type, d.n, d.in, d.out, nullptr) == AMP_OK);
+    CHECK(amp_linear_backward(d.dy.here(), d.dy.type, d.x.here(), d.x.type, d.w.here(), d.w.type,
+                              wanted & 1 ? d.dx.here() : nullptr, d.dx.type, wanted & 2 ? d.dw.here() : nullptr, d.dw.type,
+                              wanted & 4 ? d.db.here() : nullptr, d.db.type, accumulate, d.n, d.in, d.out, nullptr) == AMP_OK);
+    check_array(d.y, d.y.host, "y", d);
+    check_array(d.dx, d.dx.host, "dx", d);
+    check_array(d.dw, d.dw.host, "dw", d);
+    check_array(d.db, d.db.host, "db", d);
+    for (int i = 0; i < 4; i++) outputs[i]->host = before[i];
+}
+
+static void test_dense() {
+    static const size_t SIZES[][3] = { { 7, 25, 10 }, { 32, 18, 47 }, { 1, 40, 1 }, { 19, 5, 130 }, { 16, 400, 120 } };
+    for (unsigned i = 0; i < 5; i++)
+        for (unsigned t = 0; t < (i < 2 ? 9u : 3u); t++) {
+            const size_t* z = SIZES[i];
+            Dense d(z[0], z[1], z[2], TYPES[t % 3], TYPES[i < 2 ? t / 3 : t], TYPES[(t + i) % 3], WHOLE, i == 1 ? t & 1 : 0);
+            check_dense(d, 7, (int)(t & 1u), t % 4 != 3, i & 1 ? linear_workspace(z[0], z[1], z[2]) : 0);
+        }
+    check_bits(Spec(19, 5, 300, AMP_F32, AMP_F32, AMP_F32));
+}
+static void test_dense_single_gradients() {
+    for (int wanted = 0; wanted < 7; wanted++) {
+        Dense d(9, 14, 21, AMP_F16, AMP_F16, AMP_F32, WHOLE, 0);
+        check_dense(d, wanted, wanted & 1, true, 0);
+    }
+}
+/* The sums of a bias' gradient over many rows. */
+static void test_dense_many_rows() {
+    for (unsigned t = 0; t < 3; t++) {
+        Dense d(1500, 3, 5 + t, TYPES[t], TYPES[t], AMP_F32, WHOLE, t == 1);
+        check_dense(d, 7, (int)(t & 1u), true, linear_workspace(1500, 3, 5 + t));
+    }
+}
+
+/* On any numbers: y against double precision, db too; dx and dw are products as the others. */
+static void test_dense_bound() {
+    for (unsigned t = 0; t < 3; t++) {
+        Dense d(33, 50, 20, TYPES[t], TYPES[t], AMP_F32, ANY, 0);
+        amp_exec e = quiet_exec();
+        d.y.upload();
+        CHECK(d.forward(true, &e) == AMP_OK && d.backward(7, 0, &e) == AMP_OK);
+        Bytes y = d.y.download(), db = d.db.download();
+        for (size_t j = 0; j < d.out; j++) {
+            double sum = 0, size = 0;
+            for (size_t i = 0; i < d.n; i++) {
+                double dot = (double)d.b.value(j), all = std::fabs(dot), got = (double)get(&y[(d.y.lead + i * d.out + j) * d.y.size], d.y.type);
+                for (size_t q = 0; q < d.in; q++) {
+                    double x = (double)d.x.value(i * d.in + q) * (double)d.w.value(j * d.in + q);
+                    dot += x;
+                    all += std::fabs(x);
+                }
+                double limit = sum_error((double)d.in, all);
+                limit += (std::fabs(dot) + limit) * unit_of(d.y.type) + tiny_of(d.y.type);
+                CHECK_MSG(std::fabs(got - dot) <= limit, "y %g, not %g", got, dot);
+                sum += (double)d.dy.value(i * d.out + j);
+                size += std::fabs((double)d.dy.value(i * d.out + j));
+            }
+            double got = (double)get(&db[(d.db.lead + j) * d.db.size], d.db.type);
+            CHECK_MSG(std::fabs(got - sum) <= 33 * std::ldexp(1, -24) * size * 1.001, "db %g, not %g", got, sum);
+        }
+        for (int i = 1; i < ORDERS; i++) {
+            set_schedule(i);
+            CHECK(d.forward(true, &e) == AMP_OK && d.backward(7, 0, &e) == AMP_OK);
+            CHECK(d.y.download() == y && d.db.download() == db);
+        }
+        set_schedule(0);
+    }
+}
+
+/* --- tests: refusals ----------------------------------------------------------------------------------- */
+
+static void refuse_gemm(amp_transpose ta, size_t m, size_t n, size_t k, const void* a, amp_dtype at, size_t lda, const void* b,
+                        size_t ldb, void* c, size_t ldc, amp_result code, const char* words) {
+    amp_exec e = quiet_exec();
+    long before = launches();
+    check_refused(amp_cuda_gemm(ta, AMP_NO_TRANS, m, n, k, 1, a, at, lda, b, AMP_F32, ldb, 0, c, AMP_F32, ldc, &e), code, words,
+                  before);
+}
+
+static void test_refused_products() {
+    Array d(AMP_F32, 64, true);
+    float host[64] = { 0 };
+    void* p = d.there();
+    d.upload();
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 3, p, 3, p, 3, AMP_ERR_ARGUMENT,
+                "amp_cuda_gemm: lda is 3, but a row of a has 5 elements");
+    refuse_gemm(AMP_TRANS, 2, 3, 5, p, AMP_F32, 1, p, 3, p, 3, AMP_ERR_ARGUMENT,
+                "amp_cuda_gemm: lda is 1, but a row of a has 2 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 2, p, 3, AMP_ERR_ARGUMENT, "ldb is 2, but a row of b has 3 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, p, 2, AMP_ERR_ARGUMENT, "ldc is 2, but a row of c has 3 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, nullptr, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT, "a is NULL, but it has 2 x 5 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, nullptr, 3, p, 3, AMP_ERR_ARGUMENT, "b is NULL, but it has 5 x 3 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, nullptr, 3, AMP_ERR_ARGUMENT, "c is NULL, but it has 2 x 3 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F64, 5, p, 3, p, 3, AMP_ERR_DTYPE, "a has type f64 (4); it must be f32, f16 or bf16");
+    refuse_gemm((amp_transpose)2, 2, 3, 5, p, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT, "trans_a is 2, trans_b is 0");
+    refuse_gemm(AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, p, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT, "a is too large: ");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, SIZE_MAX / 4, p, 3, AMP_ERR_ARGUMENT, "b is too large: ");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, host, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT, "amp_cuda_gemm: a is host memory");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, host, 3, p, 3, AMP_ERR_ARGUMENT, "amp_cuda_gemm: b is host memory");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, host, 3, AMP_ERR_ARGUMENT, "amp_cuda_gemm: c is host memory");
+    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, p, AMP_F32, 5, p, AMP_F32, 3, 0, nullptr, AMP_F32, 3, nullptr)
+          == AMP_ERR_ARGUMENT);
+    CHECK(d.download() == d.host);
+}
+
+static void refuse_desc(const amp_cuda_gemm_desc& d, amp_result code, const char* words) {
+    amp_exec e = quiet_exec();
+    long before = launches();
+    check_refused(amp_cuda_gemm_with(&d, &e), code, words, before);
+}
+
+static void test_refused_descs() {
+    Problem p(Spec(6, 7, 8, AMP_F16, AMP_F16, AMP_F16).many(2, APART).with(PER_COLUMN, AMP_F16, AMP_CUDA_EPILOGUE_RELU));
+    const amp_cuda_gemm_desc good = desc_of(p);
+    amp_cuda_gemm_desc d = good;
+    float host[16] = { 0 };
+    amp_exec e = quiet_exec();
+    p.c.data.upload();
+    check_refused(amp_cuda_gemm_with(nullptr, &e), AMP_ERR_ARGUMENT, "NULL", launches());
+    d.bias = host; refuse_desc(d, AMP_ERR_ARGUMENT, "bias is host memory"); d = good;
+    d.bias_dtype = AMP_F64; refuse_desc(d, AMP_ERR_DTYPE, "bias has type f64 (4)"); d = good;
+    d.c_dtype = (amp_dtype)9; refuse_desc(d, AMP_ERR_DTYPE, "c has type"); d = good;
+    d.epilogue = (amp_cuda_epilogue)4; refuse_desc(d, AMP_ERR_DESC, "epilogue"); d = good;
+    d.ldb = 6; refuse_desc(d, AMP_ERR_ARGUMENT, "ldb is 6, but a row of b has 7 elements"); d = good;
+    d.a = nullptr; refuse_desc(d, AMP_ERR_ARGUMENT, "a is NULL"); d = good;
+    d.a_stride = SIZE_MAX / 2; refuse_desc(d, AMP_ERR_ARGUMENT, "a is too large"); d = good;
+    d.b_stride = SIZE_MAX; refuse_desc(d, AMP_ERR_ARGUMENT, "b is too large"); d = good;
+    d.batch = SIZE_MAX / 4; refuse_desc(d, AMP_ERR_ARGUMENT, "too large"); d = good;
+    d.bias_stride = SIZE_MAX / 2; refuse_desc(d, AMP_ERR_ARGUMENT, "bias is too large"); d = good;
+    CHECK(p.c.data.download() == p.c.data.host);
+    CHECK(amp_cuda_gemm_with(&good, &e) == AMP_OK);
+}
+
+static void test_refused_layers() {
+    Array d(AMP_F32, 64, true);
+    float host[64] = { 0 };
+    void* p = d.there();
+    amp_exec e = quiet_exec();
+    long before = launches();
+    d.upload();
+    auto forward = [&](const void* x, const void* w, const void* b, amp_dtype bt, void* y, size_t n) {
+        return amp_cuda_linear_forward(x, AMP_F32, w, AMP_F32, b, bt, y, AMP_F32, n, 3, 4, &e);
+    };
+    auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db, amp_dtype dbt) {
+        return amp_cuda_linear_backward(dy, AMP_F32, x, AMP_F32, w, AMP_F32, dx, AMP_F32, dw, AMP_F32, db, dbt, 0, 2, 3, 4, &e);
+    };
+    check_refused(forward(p, nullptr, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT, "w is NULL, but it has 4 x 3 elements", before);
+    check_refused(forward(p, p, p, AMP_F64, p, 2), AMP_ERR_DTYPE, "b has type f64 (4)", before);
+    check_refused(forward(p, p, nullptr, AMP_F32, p, SIZE_MAX / 8), AMP_ERR_ARGUMENT, "x is too large", before);
+    check_refused(forward(host, p, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT, "x is host memory", before);
+    check_refused(forward(p, host, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT, "w is host memory", before);
+    check_refused(forward(p, p, host, AMP_F32, p, 2), AMP_ERR_ARGUMENT, "b is host memory", before);
+    check_refused(forward(p, p, p, AMP_F32, host, 2), AMP_ERR_ARGUMENT, "y is host memory", before);
+    check_refused(backward(p, nullptr, p, p, p, nullptr, AMP_F32), AMP_ERR_ARGUMENT, "x is NULL, but it has 2 x 3", before);
+    check_refused(backward(p, p, nullptr, p, p, nullptr, AMP_F32), AMP_ERR_ARGUMENT, "w is NULL, but it has 4 x 3", before);
+    check_refused(backward(p, p, p, p, p, p, AMP_F64), AMP_ERR_DTYPE, "db has type f64 (4)", before);
+    check_refused(backward(host, p, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dy is host memory", before);
+    check_refused(backward(p, host, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "x is host memory", before);
+    check_refused(backward(p, p, host, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "w is host memory", before);
+    check_refused(backward(p, p, p, host, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dx is host memory", before);
+    check_refused(backward(p, p, p, p, host, p, AMP_F32), AMP_ERR_ARGUMENT, "dw is host memory", before);
+    check_refused(backward(p, p, p, p, p, host, AMP_F32), AMP_ERR_ARGUMENT, "db is host memory", before);
+    CHECK(d.download() == d.host);
+}
+
+static void test_failing_launches() {
+    amp_exec e = quiet_exec();
+    Workspace w(&e, linear_workspace(40, 900, 12));
+    Problem f32(Spec(9, 9, 9, AMP_F32, AMP_F32, AMP_F32)), cut(Spec(12, 40, 900, AMP_F16, AMP_F16, AMP_F16));
+    Problem fused(Spec(9, 9, 9, AMP_F16, AMP_F16, AMP_F16).many(3, APART).with(PER_ROW, AMP_F16, AMP_CUDA_EPILOGUE_GELU));
+    Problem none(Spec(9, 9, 0, AMP_F16, AMP_F16, AMP_F16));
+    for (Problem* p : { &f32, &cut, &fused, &none }) check_failures([&] { return multiply(*p, &e); });
+    Dense d(40, 900, 12, AMP_F16, AMP_F16, AMP_F32, WHOLE, 0);
+    check_failures([&] { return d.forward(true, &e); });
+    check_failures([&] { return d.backward(7, 0, &e); });
+}
+
+int main() {
+    TEST(test_types_and_transposes);
+    TEST(test_tile_edges);
+    TEST(test_unaligned);
+    TEST(test_random_shapes);
+    TEST(test_alpha_beta);
+    TEST(test_special_values);
+    TEST(test_plain_kernels);
+    TEST(test_error_bound);
+    TEST(test_output_rounding);
+    TEST(test_empty);
+    TEST(test_batched);
+    TEST(test_bias_and_epilogue);
+    TEST(test_desc_defaults);
+    TEST(test_long_k);
+    TEST(test_engines);
+    TEST(test_context_same_bits);
+    TEST(test_capture);
+    TEST(test_dense);
+    TEST(test_dense_single_gradients);
+    TEST(test_dense_many_rows);
+    TEST(test_dense_bound);
+    TEST(test_refused_products);
+    TEST(test_refused_descs);
+    TEST(test_refused_layers);
+    TEST(test_failing_launches);
+    TEST_END();
+}
