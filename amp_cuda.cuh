@@ -387,11 +387,13 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
 /* tests/emu runs the kernels on the CPU: it brings its own cuda_runtime.h and the ampi_ptx_ functions. */
 #if defined(AMP_CUDA_EMU)
   #define AMPI_D static inline
+  #define AMPI_ROLLED
 #elif defined(__CUDACC__)
   #define AMPI_D static __device__ __forceinline__
   #define AMPI_SHARED(type, name)                                     \
       extern __shared__ __align__(128) unsigned char ampi_shared[];   \
       type* name = reinterpret_cast<type*>(ampi_shared)
+  #define AMPI_ROLLED _Pragma("unroll 1")      /* before a loop: its body stays once in the code */
 #else
   #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
 #endif
@@ -854,6 +856,11 @@ AMPI_D void ampi_d_store(void* y, amp_dtype t, size_t i, float v) {
     else ((float*)y)[i] = v;
 }
 
+/* a / b, with the division of 32 bits where it is enough: that of 64 takes about eighty instructions. */
+AMPI_D size_t ampi_d_quotient(size_t a, size_t b) {
+    return ((uint64_t)(a | b) >> 32) == 0 ? (uint32_t)a / (uint32_t)b : a / b;
+}
+
 /* --- device: eight elements of any type ------------------------------------------------------ */
 
 /* Eight elements as they lie in memory; 16-bit types leave the upper half unused. */
@@ -1135,9 +1142,1113 @@ AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* 
 /* >>impl-gemm                                                                                */
 /* ======================================================================================== */
 
+/* Every product - gemm, batches of it, dense layers, convolutions - is an ampi_product of amp.h. It becomes an
+   ampi_cuda_product here, which a kernel takes as its parameter. A kernel reads an operand in one of two ways:
+   - in chunks: 16 aligned bytes of a stored row at a time;
+   - by places: element by element, wherever the element lies, two neighbouring positions for a thread at a
+     time. Images are read so, and matrices whose address or leading dimension is no multiple of 16 bytes;
+     these are images of one row. */
+
+/* --- places ------------------------------------------------------------------------------- */
+
+/* x / d for x < 2^31 by one multiplication: x * factor >> shift, factor = ceil(2^shift / d), with
+   shift = 31 + ceil(log2 d). Then factor * d - 2^shift < d <= 2^(shift - 31), so x times it is below 2^shift. */
+typedef struct ampi_cuda_divisor { uint32_t d, factor, shift; } ampi_cuda_divisor;
+
+AMPI_FN ampi_cuda_divisor ampi_cuda_divisor_of(uint32_t d) {
+    ampi_cuda_divisor v = { d, 0, 31 };
+    while ((uint64_t)1 << (v.shift - 31) < d) v.shift++;
+    v.factor = (uint32_t)((((uint64_t)1 << v.shift) + d - 1) / d);
+    return v;
+}
+AMPI_D uint32_t ampi_d_divide(uint32_t x, const ampi_cuda_divisor& by) {
+    return (uint32_t)((uint64_t)x * by.factor >> by.shift);
+}
+
+/* A number in three digits: a run is (channel, kernel row, kernel column), a position (image, row, column). So
+   a walk in equal steps needs additions only. */
+typedef struct ampi_cuda_digits { uint32_t high, middle, low; } ampi_cuda_digits;
+
+AMPI_FN ampi_cuda_digits ampi_cuda_digits_of(size_t i, uint32_t middle, uint32_t low) {
+    ampi_cuda_digits d = { (uint32_t)(i / low / middle), (uint32_t)(i / low % middle), (uint32_t)(i % low) };
+    return d;
+}
+AMPI_D ampi_cuda_digits ampi_d_digits_of(size_t i, uint32_t middle, uint32_t low) {
+    size_t above = ampi_d_quotient(i, low), high = ampi_d_quotient(above, middle);
+    ampi_cuda_digits d = { (uint32_t)high, (uint32_t)(above - high * middle), (uint32_t)(i - above * low) };
+    return d;
+}
+AMPI_D void ampi_d_step(ampi_cuda_digits& d, const ampi_cuda_digits& step, uint32_t middle, uint32_t low) {
+    uint32_t carry;
+    d.low += step.low;
+    carry = d.low >= low;
+    if (carry) d.low -= low;
+    d.middle += step.middle + carry;
+    carry = d.middle >= middle;
+    if (carry) d.middle -= middle;
+    d.high += step.high + carry;
+}
+
+/* An operand; see ampi_operand and ampi_image. data is its first element. */
+typedef struct ampi_cuda_operand {
+    const void* data;
+    size_t      stride;                           /* elements from one product of a batch to the next */
+    amp_dtype   dtype;
+    int         along_k;
+    int         chunks;                           /* rows consist of aligned 16 bytes */
+    int         paired;                           /* positions 2i, 2i+1 of a run are an aligned pair of halves */
+    int         divided;                          /* div_h or div_w is not 1 */
+    size_t      image_stride, channel_stride;     /* of a matrix: 0 and the leading dimension */
+    uint32_t    images, channels, kernel_h, kernel_w, rows, cols, height, width;
+    int         mul_h, mul_w, base_h, base_w, step_h, step_w;
+    ampi_cuda_divisor div_h, div_w;
+    ampi_cuda_digits  run_step, position_step;    /* of a thread: to its next run, and to its next tile */
+} ampi_cuda_operand;
+
+/* Where the window of a position lies in its image: element `base` is the image's first one. */
+typedef struct ampi_cuda_corner {
+    size_t base;
+    int y, x;
+} ampi_cuda_corner;
+
+enum { AMPI_CUDA_OUTSIDE = -(1 << 30) };          /* as y: no image there; sides are below 2^30 */
+
+AMPI_D ampi_cuda_corner ampi_d_corner(const ampi_cuda_operand& o, const ampi_cuda_digits& position) {
+    ampi_cuda_corner w;
+    w.base = position.high * o.image_stride;
+    w.y = (int)position.middle * o.mul_h + o.base_h;
+    w.x = (int)position.low * o.mul_w + o.base_w;
+    if (position.high >= o.images) w.y = AMPI_CUDA_OUTSIDE;
+    return w;
+}
+
+/* Is there an element at this run of a window, and which? Negative numbers are large unsigned ones. */
+AMPI_D int ampi_d_find(const ampi_cuda_operand& o, const ampi_cuda_digits& run, const ampi_cuda_corner& w,
+                       size_t* at) {
+    uint32_t y = (uint32_t)(w.y + (int)run.middle * o.step_h), x = (uint32_t)(w.x + (int)run.low * o.step_w);
+    int inside = run.high < o.channels;
+    if (o.divided) {
+        uint32_t row = ampi_d_divide(y & 0x7fffffffu, o.div_h), column = ampi_d_divide(x & 0x7fffffffu, o.div_w);
+        inside = inside && (int)(y | x) >= 0 && row * o.div_h.d == y && column * o.div_w.d == x;
+        y = row;
+        x = column;
+    }
+    *at = w.base + run.high * o.channel_stride + y * o.width + x;
+    return inside && y < o.height && x < o.width;
+}
+
+/* The elements of two neighbouring positions, as they lie in memory, or widened. */
+AMPI_D void ampi_d_take(uint32_t& pair, const ampi_cuda_operand& o, const void* data, const ampi_cuda_digits& run,
+                        const ampi_cuda_corner (&w)[2]) {
+    const uint16_t* p = (const uint16_t*)data;
+    size_t first, second;
+    int a = ampi_d_find(o, run, w[0], &first), b = ampi_d_find(o, run, w[1], &second);
+    if (o.paired && b) {
+        pair = *(const uint32_t*)(p + first);
+    } else {
+        pair = a ? p[first] : 0u;
+        if (b) pair |= (uint32_t)p[second] << 16;
+    }
+}
+AMPI_D void ampi_d_take(float2& pair, const ampi_cuda_operand& o, const void* data, const ampi_cuda_digits& run,
+                        const ampi_cuda_corner (&w)[2]) {
+    size_t first, second;
+    int a = ampi_d_find(o, run, w[0], &first), b = ampi_d_find(o, run, w[1], &second);
+    pair.x = a ? ampi_d_load(data, o.dtype, first) : 0.0f;
+    pair.y = b ? ampi_d_load(data, o.dtype, second) : 0.0f;
+}
+
+/* A thread's way through an operand: N pairs of each tile, one below the other. Along k, its runs are the same
+   in each tile and the positions go on; across k it is the other way round. */
+typedef struct ampi_cuda_walk {
+    const void* data;
+    ampi_cuda_digits run, position;
+    ampi_cuda_corner window[2];
+} ampi_cuda_walk;
+
+AMPI_D void ampi_d_walk_windows(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
+    const ampi_cuda_digits one = { 0, 0, 1 };
+    ampi_cuda_digits next = w.position;
+    ampi_d_step(next, one, o.rows, o.cols);
+    w.window[0] = ampi_d_corner(o, w.position);
+    w.window[1] = ampi_d_corner(o, next);
+}
+AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t run,
+                              size_t position) {
+    w.data = (const unsigned char*)o.data + z * o.stride * (o.dtype == AMP_F32 ? 4u : 2u);
+    w.run = ampi_d_digits_of(run, o.kernel_h, o.kernel_w);
+    w.position = ampi_d_digits_of(position, o.rows, o.cols);
+    ampi_d_walk_windows(w, o);
+}
+template <int N, typename V>
+AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_operand& o) {
+    ampi_cuda_digits run = w.run;
+    for (int u = 0; u < N; u++) {
+        ampi_d_take(v[u], o, w.data, run, w.window);
+        ampi_d_step(run, o.run_step, o.kernel_h, o.kernel_w);
+    }
+    if (o.along_k) {
+        ampi_d_step(w.position, o.position_step, o.rows, o.cols);
+        ampi_d_walk_windows(w, o);
+    } else {
+        w.run = run;
+    }
+}
+
+/* --- the product --------------------------------------------------------------------------- */
+
+/* See ampi_product. C is cut into tiles, k into steps of a tile's depth; with pieces > 1 a block forms one
+   piece of the sum over k: sums[piece][product of the batch][i][j]. */
+typedef struct ampi_cuda_product {
+    size_t m, n, k, batch;
+    ampi_cuda_operand a, b;
+    float alpha, beta;
+    void* c; amp_dtype c_dtype;
+    size_t ldc, part, part_stride, c_stride;
+    const void* bias; amp_dtype bias_dtype;
+    size_t bias_stride;
+    int bias_per_row, epilogue, bf16, swap;
+    uint32_t tiles_m, tiles_n, steps, pieces;     /* steps of one piece */
+    float* sums;
+} ampi_cuda_product;
+
+/* A tile, and its part of k. */
+typedef struct ampi_cuda_tile {
+    size_t i, j, z, k;
+    uint32_t steps, piece;
+} ampi_cuda_tile;
+
+/* Blocks run roughly in the order of their number: eight tiles below each other, then the next column, so that
+   those under way together share rows of A and columns of B in the L2 cache. */
+enum { AMPI_CUDA_TILE_ROWS = 8 };
+AMPI_D ampi_cuda_tile ampi_d_tile(const ampi_cuda_product& p, uint32_t m, uint32_t n, uint32_t depth) {
+    uint32_t band = AMPI_CUDA_TILE_ROWS * p.tiles_n, first = blockIdx.x / band * AMPI_CUDA_TILE_ROWS;
+    uint32_t rows = p.tiles_m - first < AMPI_CUDA_TILE_ROWS ? p.tiles_m - first : (uint32_t)AMPI_CUDA_TILE_ROWS;
+    uint32_t inside = blockIdx.x % band;
+    size_t all = (p.k + depth - 1) / depth, from = (size_t)blockIdx.z * p.steps;
+    ampi_cuda_tile t;
+    t.i = (size_t)(first + inside % rows) * m;
+    t.j = (size_t)(inside / rows) * n;
+    t.z = blockIdx.y;
+    t.k = from * depth;
+    t.steps = from >= all ? 0 : all - from < p.steps ? (uint32_t)(all - from) : p.steps;
+    t.piece = blockIdx.z;
+    return t;
+}
+
+/* --- from sums to C ------------------------------------------------------------------------ */
+
+/* Eight neighbours of row i of C, as far as there are: `whole` if they are neighbours in memory too. */
+typedef struct ampi_cuda_place {
+    size_t row, j, at, count;
+    int whole;
+} ampi_cuda_place;
+
+AMPI_D size_t ampi_d_c_at(const ampi_cuda_product& p, size_t row, size_t j) {
+    size_t part = ampi_d_quotient(j, p.part);
+    return row + part * p.part_stride + (j - part * p.part);
+}
+AMPI_D ampi_cuda_place ampi_d_place(const ampi_cuda_product& p, size_t z, size_t i, size_t j) {
+    ampi_cuda_place c;
+    c.row = z * p.c_stride + i * p.ldc;
+    c.j = j;
+    c.at = ampi_d_c_at(p, c.row, j);
+    c.count = p.n - j < 8 ? p.n - j : 8;
+    c.whole = p.part == p.n || ampi_d_c_at(p, c.row, j + c.count - 1) == c.at + c.count - 1;
+    return c;
+}
+AMPI_D void ampi_d_c_load8(float (&v)[8], const ampi_cuda_product& p, const ampi_cuda_place& c) {
+    if (c.whole) { ampi_d_load8(v, p.c, p.c_dtype, c.at, c.at + c.count); return; }
+    for (int l = 0; l < 8; l++)
+        v[l] = (size_t)l < c.count ? ampi_d_load(p.c, p.c_dtype, ampi_d_c_at(p, c.row, c.j + (size_t)l)) : 0.0f;
+}
+AMPI_D void ampi_d_c_store8(const float (&v)[8], const ampi_cuda_product& p, const ampi_cuda_place& c) {
+    if (c.whole) { ampi_d_store8(p.c, p.c_dtype, c.at, c.at + c.count, v); return; }
+    for (int l = 0; l < 8; l++)
+        if ((size_t)l < c.count) ampi_d_store(p.c, p.c_dtype, ampi_d_c_at(p, c.row, c.j + (size_t)l), v[l]);
+}
+AMPI_D void ampi_d_bias8(float (&v)[8], const ampi_cuda_product& p, size_t z, size_t i, size_t j) {
+    size_t at = z * p.bias_stride;
+    if (!p.bias_per_row) { ampi_d_load8(v, p.bias, p.bias_dtype, at + j, at + p.n); return; }
+    v[0] = ampi_d_load(p.bias, p.bias_dtype, at + i);
+    for (int l = 1; l < 8; l++) v[l] = v[0];
+}
+
+AMPI_D float ampi_d_epilogue(int f, float x) {
+    switch (f) {
+        case AMP_CUDA_EPILOGUE_RELU: return ampi_relu(x);
+        case AMP_CUDA_EPILOGUE_GELU: return ampi_activate(1, AMP_GELU, x);
+        case AMP_CUDA_EPILOGUE_GELU_TANH: return ampi_activate(1, AMP_GELU_TANH, x);
+        default: return x;
+    }
+}
+/* The eight go round, so that the function is there once. */
+AMPI_D void ampi_d_epilogue8(float (&v)[8], int f) {
+    AMPI_ROLLED
+    for (int turn = 0; turn < 8; turn++) {
+        float first = ampi_d_epilogue(f, v[0]);
+        for (int l = 0; l < 7; l++) v[l] = v[l + 1];
+        v[7] = first;
+    }
+}
+
+/* v = alpha * sum + beta * C (or + bias, or both), rounded as on the CPU: one product, then fused. */
+AMPI_D void ampi_d_finish8(const ampi_cuda_product& p, size_t z, size_t i, size_t j, float (&v)[8]) {
+    ampi_cuda_place c = ampi_d_place(p, z, i, j);
+    float add[8];
+    for (int l = 0; l < 8; l++)
+        v[l] = p.k == 0 ? (p.beta != 0.0f ? -0.0f : 0.0f) : __fmul_rn(p.alpha, ampi_clean_nan(v[l]));
+    if (p.beta != 0.0f) {
+        ampi_d_c_load8(add, p, c);
+        for (int l = 0; l < 8; l++) v[l] = ampi_fma(1, p.beta, add[l], v[l]);
+    }
+    if (p.bias) {
+        ampi_d_bias8(add, p, z, i, j);
+        for (int l = 0; l < 8; l++) v[l] = __fadd_rn(v[l], add[l]);
+    }
+    if (p.epilogue != AMP_CUDA_EPILOGUE_NONE) ampi_d_epilogue8(v, p.epilogue);
+    for (int l = 0; l < 8; l++) v[l] = ampi_clean_nan(v[l]);
+    ampi_d_c_store8(v, p, c);
+}
+
+/* Eight sums of a tile: into C, or as part of a piece. */
+AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, const ampi_cuda_tile& t, size_t i, size_t j,
+                            float (&v)[8]) {
+    if (i >= p.m || j >= p.n) return;
+    if (p.pieces == 1) {
+        ampi_d_finish8(p, t.z, i, j, v);
+    } else {
+        size_t row = ((t.piece * p.batch + t.z) * p.m + i) * p.n;
+        ampi_d_store8(p.sums, AMP_F32, row + j, row + p.n, v);
+    }
+}
+
+/* The pieces, added in ascending order. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(ampi_cuda_product p) {
+    const size_t eights = (p.n + 7) / 8, all = p.batch * p.m * eights, piece = p.batch * p.m * p.n;
+    for (size_t q = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; q < all;
+         q += (size_t)gridDim.x * AMPI_CUDA_BLOCK) {
+        size_t row = ampi_d_quotient(q, eights), j = (q - row * eights) * 8, z = ampi_d_quotient(row, p.m);
+        float v[8], next[8];
+        ampi_d_load8(v, p.sums, AMP_F32, row * p.n + j, (row + 1) * p.n);
+        for (uint32_t s = 1; s < p.pieces; s++) {
+            ampi_d_load8(next, p.sums + s * piece, AMP_F32, row * p.n + j, (row + 1) * p.n);
+            for (int l = 0; l < 8; l++) v[l] = __fadd_rn(v[l], next[l]);
+        }
+        ampi_d_finish8(p, z, row - z * p.m, j, v);
+    }
+}
+
+/* --- plain kernel -------------------------------------------------------------------------- */
+
+/* Any types, FP32 arithmetic: 256 threads form 64 x 64 of C, 4 x 4 each, 16 of k at a time. Element k of row i
+   of A lies at a[k][i] in shared memory, and of column j of B at b[k][j]. Each sum runs over k in the CPU's
+   order: ascending, or for two BF16 operands 1,0,3,2,... */
+enum { AMPI_CUDA_PLAIN = 64, AMPI_CUDA_PLAIN_DEPTH = 16, AMPI_CUDA_PLAIN_LD = 68, AMPI_CUDA_PLAIN_PAIRS = 2,
+       AMPI_CUDA_PLAIN_TILE = (int)AMPI_CUDA_PLAIN_LD * (int)AMPI_CUDA_PLAIN_DEPTH };
+
+/* A thread's first pair of a tile of x by depth: its run and its position in the tile. */
+AMPI_D void ampi_d_first_pair(const ampi_cuda_operand& o, uint32_t x, uint32_t depth, uint32_t* run,
+                              uint32_t* position) {
+    uint32_t pairs = (o.along_k ? depth : x) / 2;
+    *run = threadIdx.x / pairs;
+    *position = threadIdx.x % pairs * 2;
+}
+AMPI_D void ampi_d_walk_tile_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t x, size_t k,
+                                   uint32_t width, uint32_t depth) {
+    uint32_t run, position;
+    ampi_d_first_pair(o, width, depth, &run, &position);
+    ampi_d_walk_begin(w, o, z, (o.along_k ? x : k) + run, (o.along_k ? k : x) + position);
+}
+
+AMPI_D void ampi_d_plain_put(float* tile, const ampi_cuda_operand& o, uint32_t flip,
+                             const float2 (&v)[AMPI_CUDA_PLAIN_PAIRS]) {
+    uint32_t run, position;
+    ampi_d_first_pair(o, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, &run, &position);
+    for (int u = 0; u < AMPI_CUDA_PLAIN_PAIRS; u++) {
+        if (o.along_k) {
+            tile[(position ^ flip) * AMPI_CUDA_PLAIN_LD + run] = v[u].x;
+            tile[((position + 1) ^ flip) * AMPI_CUDA_PLAIN_LD + run] = v[u].y;
+            run += AMPI_CUDA_BLOCK / (AMPI_CUDA_PLAIN_DEPTH / 2);
+        } else {
+            *(float2*)(tile + (run ^ flip) * AMPI_CUDA_PLAIN_LD + position) = v[u];
+            run += AMPI_CUDA_BLOCK / (AMPI_CUDA_PLAIN / 2);
+        }
+    }
+}
+
+AMPI_D void ampi_d_plain_multiply(float (&sum)[4][4], const float* a, const float* b, uint32_t depth) {
+    for (uint32_t k = 0; k < depth; k++) {
+        const float4 x = *(const float4*)(a + k * AMPI_CUDA_PLAIN_LD);
+        const float4 y = *(const float4*)(b + k * AMPI_CUDA_PLAIN_LD);
+        const float left[4] = { x.x, x.y, x.z, x.w }, right[4] = { y.x, y.y, y.z, y.w };
+        for (int i = 0; i < 4; i++)
+            for (int j = 0; j < 4; j++) sum[i][j] = ampi_fma(1, left[i], right[j], sum[i][j]);
+    }
+}
+
+/* Four rows of four columns each: the neighbour thread has the other half of an eight. Of two rows each thread
+   gets one; then the next two move up. */
+AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, const ampi_cuda_tile& t, float (&sum)[4][4],
+                                 uint32_t i, uint32_t j) {
+    const uint32_t odd = threadIdx.x & 1u;
+    AMPI_ROLLED
+    for (uint32_t r = 0; r < 4; r += 2) {
+        float v[8];
+        for (int l = 0; l < 4; l++) {
+            float mine = odd ? sum[1][l] : sum[0][l], given = odd ? sum[0][l] : sum[1][l];
+            float got = __shfl_xor_sync(0xffffffffu, given, 1);
+            v[l] = odd ? got : mine;
+            v[l + 4] = odd ? mine : got;
+            sum[0][l] = sum[2][l];
+            sum[1][l] = sum[3][l];
+        }
+        ampi_d_deliver8(p, t, t.i + i + r + odd, t.j + (j & ~7u), v);
+    }
+}
+
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi_cuda_product p) {
+    AMPI_SHARED(float, shared);
+    const ampi_cuda_tile t = ampi_d_tile(p, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH);
+    const uint32_t i = threadIdx.x / 16 * 4, j = threadIdx.x % 16 * 4;
+    float sum[4][4] = {};
+    float2 a[AMPI_CUDA_PLAIN_PAIRS], b[AMPI_CUDA_PLAIN_PAIRS];
+    ampi_cuda_walk wa, wb;
+    ampi_d_walk_tile_begin(wa, p.a, t.z, t.i, t.k, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH);
+    ampi_d_walk_tile_begin(wb, p.b, t.z, t.j, t.k, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH);
+    if (t.steps) { ampi_d_walk_tile(a, wa, p.a); ampi_d_walk_tile(b, wb, p.b); }
+    for (uint32_t s = 0; s < t.steps; s++) {
+        float* tile = shared + (s & 1u) * 2 * AMPI_CUDA_PLAIN_TILE;
+        size_t left = p.k - t.k - (size_t)s * AMPI_CUDA_PLAIN_DEPTH;
+        ampi_d_plain_put(tile, p.a, (uint32_t)p.swap, a);
+        ampi_d_plain_put(tile + AMPI_CUDA_PLAIN_TILE, p.b, (uint32_t)p.swap, b);
+        __syncthreads();
+        if (s + 1 < t.steps) { ampi_d_walk_tile(a, wa, p.a); ampi_d_walk_tile(b, wb, p.b); }
+        ampi_d_plain_multiply(sum, tile + i, tile + AMPI_CUDA_PLAIN_TILE + j,
+                              left < AMPI_CUDA_PLAIN_DEPTH ? (uint32_t)left : (uint32_t)AMPI_CUDA_PLAIN_DEPTH);
+    }
+    ampi_d_plain_deliver(p, t, sum, i, j);
+}
+
+/* --- Tensor Core kernel: shared memory ---------------------------------------------------------- */
+
+/* A block of 2*X threads forms X x X of C, X = 64 or 128; each of its X/16 warps an X/2 x 32 part, in 16 x 8 of
+   the mma instruction. k goes in steps of 32. A ring of three slots holds the tiles of A and of B that are
+   multiplied and those under way; each is X x 32 halves, in the order in which the operand lies in memory:
+     along k    X rows of 32 halves: chunk c (eight halves, 16 bytes) of row r lies at chunk c ^ (r/2 % 4);
+     across k   32 rows of X halves: chunk c of row r lies at chunk c ^ (r % 8).
+   ldmatrix reads chunk c of eight rows at a time. Two rows of the first form fill the 32 banks, and r/2 % 4
+   takes all four values twice, once in either half; a row of the second form fills the banks once or twice, and
+   r % 8 takes all eight values: so the eight chunks lie in different banks, in both forms. Writes take whole
+   rows and meet no conflict either. */
+enum { AMPI_CUDA_DEPTH = 32, AMPI_CUDA_SLOTS_RING = 3, AMPI_CUDA_STRIP_LD = 40 };
+
+/* Halves from the start of a tile to chunk `chunk` of row `row`; `width` is X. */
+AMPI_D uint32_t ampi_d_chunk_at(int along_k, uint32_t width, uint32_t row, uint32_t chunk) {
+    return along_k ? row * 32 + (chunk ^ (row / 2 & 3u)) * 8 : row * width + (chunk ^ (row & 7u)) * 8;
+}
+
+/* 16 x 16 of a tile from (x, k) on, as four 8 x 8 matrices: matrix q is the x half `q & 1` and the k half q / 2 of
+   A, for B the other way round. For lane l that means elements 2*(l%4) and the next along k of row or column
+   l/4: what mma wants. Across k the rows in memory go along x, and ldmatrix transposes. */
+AMPI_D void ampi_d_fragment(uint32_t (&r)[4], const uint16_t* tile, int along_k, uint32_t width, uint32_t x,
+                            uint32_t k, int is_b) {
+    const uint32_t lane = threadIdx.x % 32, in = lane % 8, q = lane / 8;
+    const uint32_t xh = (is_b ? q / 2 : q & 1u) * 8, kh = (is_b ? q & 1u : q / 2) * 8;
+    if (along_k) ampi_ptx_ldmatrix_x4(r, tile + ampi_d_chunk_at(1, width, x + xh + in, (k + kh) / 8));
+    else ampi_ptx_ldmatrix_x4_trans(r, tile + ampi_d_chunk_at(0, width, k + kh + in, (x + xh) / 8));
+}
+
+/* --- Tensor Core kernel: feeding --------------------------------------------------------------- */
+
+/* What one thread brings of each tile of one operand: two chunks, or eight pairs. `held` is on its way through
+   registers: pairs always, chunks where there is no cp.async. */
+typedef struct ampi_cuda_feed {
+    ampi_cuda_walk walk;
+    const uint16_t* from;                         /* the first chunk of the next tile; its run and position */
+    uint32_t run, position, at;                   /* at: where the first one goes in a slot, in halves */
+    uint32_t held[8];
+} ampi_cuda_feed;
+
+template <int X, bool PLACES>
+AMPI_D void ampi_d_feed_begin(ampi_cuda_feed& f, const ampi_cuda_operand& o, size_t z, size_t x, size_t k) {
+    uint32_t row, column;
+    if (PLACES && !o.chunks) {
+        ampi_d_first_pair(o, X, AMPI_CUDA_DEPTH, &row, &column);
+        ampi_d_walk_begin(f.walk, o, z, (o.along_k ? x : k) + row, (o.along_k ? k : x) + column);
+        f.at = ampi_d_chunk_at(o.along_k, X, row, column / 8) + column % 8;
+        return;
+    }
+    row = o.along_k ? threadIdx.x / 4 : threadIdx.x / (X / 8);
+    column = o.along_k ? threadIdx.x % 4 : threadIdx.x % (X / 8);
+    f.run = (uint32_t)(o.along_k ? x : k) + row;
+    f.position = (uint32_t)(o.along_k ? k : x) + column * 8;
+    f.from = (const uint16_t*)o.data + z * o.stride + (size_t)f.run * o.channel_stride + f.position;
+    f.at = ampi_d_chunk_at(o.along_k, X, row, column);
+}
+
+/* A chunk of which the first `bytes` are there. */
+AMPI_D void ampi_d_chunk(uint32_t* held, uint16_t* slot, const uint16_t* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 800
+    (void)held;
+    ampi_ptx_cp_async16(slot, from, (int)bytes);
+#else
+    (void)slot;
+    for (uint32_t i = 0; i < 4; i++) held[i] = 0;
+    if (bytes == 16) ampi_d_set4(held, *(const uint4*)from);
+    else for (uint32_t i = 0; i < 8; i++)
+        if (2 * i < bytes) held[i / 2] |= (uint32_t)from[i] << (16 * (i & 1u));
+#endif
+}
+/* The second chunk lies half a tile below the first, where the swizzle is the same. */
+template <int X>
+AMPI_D void ampi_d_feed_chunks(ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* slot) {
+    const uint32_t below = o.along_k ? X / 2 : AMPI_CUDA_DEPTH / 2;
+    uint32_t left = f.position < o.cols ? o.cols - f.position : 0, bytes = left < 8 ? 2 * left : 16;
+    for (uint32_t u = 0; u < 2; u++) {
+        uint32_t here = f.run + u * below < o.channels ? bytes : 0;
+        const uint16_t* from = here ? f.from + u * below * o.channel_stride : (const uint16_t*)o.data;
+        ampi_d_chunk(f.held + 4 * u, slot + f.at + u * 16 * X, from, here);
+    }
+    f.from += AMPI_CUDA_DEPTH * (o.along_k ? 1 : o.channel_stride);
+    if (o.along_k) f.position += AMPI_CUDA_DEPTH;
+    else f.run += AMPI_CUDA_DEPTH;
+}
+
+/* Sends the next tile on its way to a slot. */
+template <int X, bool PLACES>
+AMPI_D void ampi_d_feed_start(ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* slot) {
+    if (PLACES && !o.chunks) ampi_d_walk_tile(f.held, f.walk, o);
+    else ampi_d_feed_chunks<X>(f, o, slot);
+}
+/* Puts down what is held. From pair to pair a thread's row grows by X/8 along k; across k by 4, which turns the
+   third bit of the swizzle. */
+template <int X, bool PLACES>
+AMPI_D void ampi_d_feed_finish(const ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* slot) {
+    if (PLACES && !o.chunks) {
+        for (uint32_t u = 0; u < 8; u++)
+            *(uint32_t*)(slot + (f.at ^ (o.along_k ? 0u : (u & 1u) * 32)) + u * 4 * X) = f.held[u];
+        return;
+    }
+#if __CUDA_ARCH__ < 800
+    for (uint32_t u = 0; u < 2; u++)
+        *(uint4*)(slot + f.at + u * 16 * X) = make_uint4(f.held[4 * u], f.held[4 * u + 1], f.held[4 * u + 2],
+                                                         f.held[4 * u + 3]);
+#endif
+}
+
+/* --- Tensor Core kernel: multiplying ------------------------------------------------------------- */
+
+/* sum[i][j] += a[i] * b[j], 16 x 8 each; B's fragments are 16 columns wide. */
+template <int I>
+AMPI_D void ampi_d_mma(float (&sum)[I][4][4], const uint32_t (&a)[I][4], const uint32_t (&b)[4][2], int bf16) {
+#if __CUDA_ARCH__ >= 800
+    if (bf16) {
+        for (int i = 0; i < I; i++)
+            for (int j = 0; j < 4; j++) ampi_ptx_mma_bf16(sum[i][j], a[i], b[j]);
+    } else {
+        for (int i = 0; i < I; i++)
+            for (int j = 0; j < 4; j++) ampi_ptx_mma_f16(sum[i][j], a[i], b[j]);
+    }
+#else
+    (void)bf16;
+    for (int i = 0; i < I; i++)
+        for (int j = 0; j < 4; j++)
+            for (int h = 0; h < 2; h++) {
+                const uint32_t half[2] = { a[i][2 * h], a[i][2 * h + 1] };
+                ampi_ptx_mma_f16_k8(sum[i][j], half, b[j][h]);
+            }
+#endif
+}
+
+/* One slot: 32 of k for this warp's part, whose corner is (x, y). */
+template <int X>
+AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* a,
+                            const uint16_t* b, uint32_t x, uint32_t y) {
+    for (uint32_t k = 0; k < AMPI_CUDA_DEPTH; k += 16) {
+        uint32_t left[X / 32][4], right[4][2];
+        for (uint32_t i = 0; i < X / 32; i++) ampi_d_fragment(left[i], a, p.a.along_k, X, x + 16 * i, k, 0);
+        for (uint32_t j = 0; j < 2; j++) {
+            uint32_t r[4];
+            ampi_d_fragment(r, b, p.b.along_k, X, y + 16 * j, k, 1);
+            for (int q = 0; q < 4; q++) right[2 * j + (uint32_t)q / 2][q & 1] = r[q];
+        }
+        ampi_d_mma(sum, left, right, p.bf16);
+    }
+}
+
+/* The warp's sums go through shared memory, 16 rows at a time, so that each lane gets eights of a row. An mma's
+   element e is row lane/4 + 8*(e/2), column 2*(lane%4) + e%2. The next 16 rows move up, so that the code is there
+   once. */
+template <int X>
+AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, const ampi_cuda_tile& t, float (&sum)[X / 32][4][4],
+                               float* strip, uint32_t x, uint32_t y) {
+    const uint32_t lane = threadIdx.x % 32;
+    AMPI_ROLLED
+    for (uint32_t i = 0; i < X / 32; i++) {
+        for (uint32_t j = 0; j < 4; j++)
+            for (uint32_t e = 0; e < 4; e += 2)
+                *(float2*)(strip + (lane / 4 + 4 * e) * AMPI_CUDA_STRIP_LD + 8 * j + lane % 4 * 2)
+                    = make_float2(sum[0][j][e], sum[0][j][e + 1]);
+        for (uint32_t next = 1; next < X / 32; next++)
+            for (uint32_t q = 0; q < 16; q++) sum[next - 1][q / 4][q % 4] = sum[next][q / 4][q % 4];
+        __syncwarp();
+        AMPI_ROLLED
+        for (uint32_t row = lane / 4; row < 16; row += 8) {
+            const float4* from = (const float4*)(strip + row * AMPI_CUDA_STRIP_LD + lane % 4 * 8);
+            const float4 low = from[0], high = from[1];
+            float v[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
+            ampi_d_deliver8(p, t, t.i + x + 16 * i + row, t.j + y + lane % 4 * 8, v);
+        }
+        __syncwarp();
+    }
+}
+
+/* Two tiles are under way while one is multiplied. The barrier of a step says two things: its tile has arrived
+   for all, and the slot of the step before is free. */
+template <int X, bool PLACES>
+static __global__ void __launch_bounds__(2 * X) ampi_k_gemm_mma(ampi_cuda_product p) {
+    AMPI_SHARED(uint16_t, shared);
+    const uint32_t half = X * AMPI_CUDA_DEPTH, ahead = AMPI_CUDA_SLOTS_RING - 1, warp = threadIdx.x / 32;
+    const uint32_t x = warp % 2 * (X / 2), y = warp / 2 * 32;
+    const ampi_cuda_tile t = ampi_d_tile(p, X, X, AMPI_CUDA_DEPTH);
+    float sum[X / 32][4][4] = {};
+    ampi_cuda_feed fa, fb;
+    ampi_d_feed_begin<X, PLACES>(fa, p.a, t.z, t.i, t.k);
+    ampi_d_feed_begin<X, PLACES>(fb, p.b, t.z, t.j, t.k);
+    for (uint32_t s = 0; s < t.steps + ahead; s++) {
+        uint16_t* slot = shared + s % AMPI_CUDA_SLOTS_RING * 2 * half;
+        if (s >= ahead) {
+            ampi_ptx_cp_async_wait<AMPI_CUDA_SLOTS_RING - 2>();
+            __syncthreads();
+        }
+        if (s < t.steps) {
+            ampi_d_feed_start<X, PLACES>(fa, p.a, slot);
+            ampi_d_feed_start<X, PLACES>(fb, p.b, slot + half);
+        }
+        ampi_ptx_cp_async_commit();
+        if (s >= ahead) {
+            const uint16_t* ready = shared + (s - ahead) % AMPI_CUDA_SLOTS_RING * 2 * half;
+            ampi_d_multiply<X>(sum, p, ready, ready + half, x, y);
+        }
+        if (s < t.steps) {
+            ampi_d_feed_finish<X, PLACES>(fa, p.a, slot);
+            ampi_d_feed_finish<X, PLACES>(fb, p.b, slot + half);
+        }
+    }
+    __syncthreads();      /* the last slot has been read */
+    ampi_d_mma_deliver<X>(p, t, sum, (float*)shared + warp * 16 * AMPI_CUDA_STRIP_LD, x, y);
+}
+
+/* --- from a product of amp.h to a kernel -------------------------------------------------------- */
+
+/* Elements from one product of a batch to the next. */
+typedef struct ampi_cuda_batch { size_t count, a, b, c, bias; } ampi_cuda_batch;
+
+AMPI_FN const void* ampi_cuda_at(const void* p, amp_dtype t, size_t i) {
+    return p ? (const unsigned char*)p + i * amp_dtype_size(t) : NULL;
+}
+AMPI_FN int ampi_cuda_aligned(const ampi_cuda_operand* o, size_t bytes) {
+    size_t halves = bytes / 2;
+    return (uintptr_t)o->data % bytes == 0 && o->stride % halves == 0 && o->channel_stride % halves == 0;
+}
+
+/* Where an operand's places lie. A matrix is one image of one row, a channel for each run. */
+AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_operand* v) {
+    ampi_image matrix = ampi_planes(1, v->length);
+    const ampi_image* g = v->image ? v->image : &matrix;
+    size_t taps = g->kernel_h * g->kernel_w, pixels = g->rows * g->cols;
+    o->image_stride = g->image_stride;
+    o->channel_stride = v->image ? g->channel_stride : v->ld;
+    o->channels = (uint32_t)(v->runs / taps);
+    o->images = (uint32_t)(pixels ? v->length / pixels : 0);
+    o->kernel_h = (uint32_t)g->kernel_h; o->kernel_w = (uint32_t)g->kernel_w;
+    o->rows = (uint32_t)g->rows; o->cols = (uint32_t)g->cols;
+    o->height = (uint32_t)g->height; o->width = (uint32_t)g->width;
+    o->mul_h = (int)g->mul_h; o->mul_w = (int)g->mul_w;
+    o->base_h = (int)g->base_h; o->base_w = (int)g->base_w;
+    o->step_h = (int)g->step_h; o->step_w = (int)g->step_w;
+    o->divided = g->div_h != 1 || g->div_w != 1;
+    o->div_h = ampi_cuda_divisor_of((uint32_t)g->div_h);
+    o->div_w = ampi_cuda_divisor_of((uint32_t)g->div_w);
+}
+AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t stride) {
+    ampi_cuda_operand o;
+    memset(&o, 0, sizeof o);
+    o.data = ampi_cuda_at(v->data, v->dtype, v->offset);
+    o.stride = stride;
+    o.dtype = v->dtype;
+    o.along_k = v->along_k;
+    ampi_cuda_set_places(&o, v);
+    o.paired = !v->image && v->dtype != AMP_F32 && ampi_cuda_aligned(&o, 4);
+    o.chunks = o.paired && ampi_cuda_aligned(&o, 16);
+    return o;
+}
+
+AMPI_FN ampi_cuda_product ampi_cuda_product_of(const ampi_product* s, const ampi_cuda_batch* batch) {
+    ampi_cuda_product p;
+    memset(&p, 0, sizeof p);
+    p.m = s->m; p.n = s->n; p.k = s->k;
+    p.batch = batch->count;
+    p.a = ampi_cuda_operand_of(&s->a, batch->a);
+    p.b = ampi_cuda_operand_of(&s->b, batch->b);
+    p.alpha = s->alpha; p.beta = s->beta;
+    p.c = (void*)ampi_cuda_at(s->c, s->c_dtype, s->c_offset);
+    p.c_dtype = s->c_dtype;
+    p.ldc = s->ldc; p.part = s->part; p.part_stride = s->part_stride; p.c_stride = batch->c;
+    p.bias = ampi_cuda_at(s->bias, s->bias_dtype, s->bias_offset);
+    p.bias_dtype = s->bias_dtype; p.bias_stride = batch->bias;
+    p.bias_per_row = s->bias_per_row;
+    p.pieces = 1;
+    return p;
+}
+
+/* --- which kernel ------------------------------------------------------------------------------- */
+
+AMPI_FN int ampi_cuda_attribute(cudaDeviceAttr what) {
+    int device = 0, value = 0;
+    if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, what, device) == cudaSuccess)
+        return value;
+    cudaGetLastError();
+    return 0;
+}
+
+/* How a product is cut: a tile's side, and into how many pieces of how many steps the sum over k. */
+typedef struct ampi_cuda_cut {
+    uint32_t side, steps, pieces;
+    size_t tiles_m, tiles_n;
+} ampi_cuda_cut;
+
+AMPI_FN size_t ampi_cuda_parts(size_t n, size_t part) { return n / part + (n % part != 0); }
+
+AMPI_FN ampi_cuda_cut ampi_cuda_cut_of(uint32_t side, uint32_t depth, size_t m, size_t n, size_t k) {
+    ampi_cuda_cut cut;
+    cut.side = side;
+    cut.tiles_m = ampi_cuda_parts(m, side);
+    cut.tiles_n = ampi_cuda_parts(n, side);
+    cut.steps = (uint32_t)ampi_cuda_parts(k, depth);
+    cut.pieces = 1;
+    return cut;
+}
+
+/* Tiles of 128 read each element of A and B half as often as tiles of 64, which keep more multiprocessors busy:
+   the large ones are taken where they are at least as many as the multiprocessors. If even the small ones are
+   few and k is long, k is cut until there are two blocks for each multiprocessor; a piece has at least 8 steps,
+   so that what it writes and the second pass reads (8 bytes a sum) stays small beside what it multiplies. */
+enum { AMPI_CUDA_PIECE_STEPS = 8, AMPI_CUDA_MAX_PIECES = 64 };
+AMPI_FN ampi_cuda_cut ampi_cuda_cut_mma(size_t m, size_t n, size_t k, size_t batch) {
+    size_t processors = (size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), tiles, pieces;
+    ampi_cuda_cut cut = ampi_cuda_cut_of(128, AMPI_CUDA_DEPTH, m, n, k);
+    if (cut.tiles_m * cut.tiles_n * batch >= processors) return cut;
+    cut = ampi_cuda_cut_of(64, AMPI_CUDA_DEPTH, m, n, k);
+    tiles = cut.tiles_m * cut.tiles_n * batch;
+    if (tiles == 0 || tiles >= processors) return cut;
+    pieces = ampi_min_size(ampi_cuda_parts(2 * processors, tiles), cut.steps / AMPI_CUDA_PIECE_STEPS);
+    pieces = ampi_min_size(pieces, AMPI_CUDA_MAX_PIECES);
+    if (pieces < 2) return cut;
+    cut.steps = (uint32_t)ampi_cuda_parts(cut.steps, pieces);
+    cut.pieces = (uint32_t)ampi_cuda_parts(ampi_cuda_parts(k, AMPI_CUDA_DEPTH), cut.steps);
+    return cut;
+}
+/* Bytes for the sums of all pieces; the scratch memory begins at a multiple of 16. */
+AMPI_FN size_t ampi_cuda_pieces_bytes(const ampi_cuda_cut* cut, size_t m, size_t n, size_t batch) {
+    return cut->pieces < 2 ? 0 : (size_t)cut->pieces * m * n * batch * sizeof(float);
+}
+AMPI_FN size_t ampi_cuda_product_workspace(size_t m, size_t n, size_t k, size_t batch) {
+    size_t all;
+    if (!ampi_mul_size(m, n, &all) || !ampi_mul_size(all, batch, &all)
+        || all > SIZE_MAX / (AMPI_CUDA_MAX_PIECES * sizeof(float)) || k / AMPI_CUDA_DEPTH >= UINT32_MAX) return 0;
+    ampi_cuda_cut cut = ampi_cuda_cut_mma(m, n, k, batch);
+    all = ampi_cuda_pieces_bytes(&cut, m, n, batch);
+    return all ? all + 16 : 0;
+}
+AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k) {
+    return ampi_cuda_product_workspace(m, n, k, 1);
+}
+
+/* The Tensor Cores take two operands of one 16-bit type. BF16 needs code compiled for 8.0 or newer, whatever the
+   device is: older code is translated for a newer device, but has no such instruction. */
+AMPI_FN int ampi_cuda_on_tensor_cores(const ampi_cuda_product* p) {
+    cudaFuncAttributes compiled;
+    if (p->a.dtype != p->b.dtype || p->a.dtype == AMP_F32) return 0;
+    if (p->a.dtype == AMP_F16) return 1;
+    if (cudaFuncGetAttributes(&compiled, ampi_k_gemm_mma<64, true>) == cudaSuccess)
+        return compiled.ptxVersion >= 80;
+    cudaGetLastError();
+    return 0;
+}
+
+/* --- launches ---------------------------------------------------------------------------------- */
+
+/* This thread's steps from pair to pair and from tile to tile; see ampi_d_walk_tile. */
+AMPI_FN void ampi_cuda_set_steps(ampi_cuda_operand* o, uint32_t side, uint32_t depth, uint32_t threads) {
+    uint32_t pairs = (o->along_k ? depth : side) / 2;
+    o->run_step = ampi_cuda_digits_of(threads / pairs, o->kernel_h, o->kernel_w);
+    o->position_step = ampi_cuda_digits_of(depth, o->rows, o->cols);
+}
+
+/* A grid's second side ends at 65535: larger batches go in parts. */
+enum { AMPI_CUDA_MAX_BATCH = 32768 };
+AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op, void (*kernel)(ampi_cuda_product),
+                                        ampi_cuda_product* p, const ampi_cuda_cut* cut, uint32_t depth,
+                                        uint32_t threads, size_t shared) {
+    if (cut->tiles_m * cut->tiles_n > 0x7fffffff)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: %lu x %lu tiles are too many", op,
+                         (unsigned long)cut->tiles_m, (unsigned long)cut->tiles_n);
+    p->tiles_m = (uint32_t)cut->tiles_m;
+    p->tiles_n = (uint32_t)cut->tiles_n;
+    p->steps = cut->steps;
+    p->pieces = cut->pieces;
+    ampi_cuda_set_steps(&p->a, cut->side, depth, threads);
+    ampi_cuda_set_steps(&p->b, cut->side, depth, threads);
+    return ampi_cuda_launch(exec, op, kernel, dim3(p->tiles_m * p->tiles_n, (unsigned)p->batch, p->pieces),
+                            dim3(threads), shared, *p);
+}
+
+AMPI_FN amp_result ampi_cuda_run_plain(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
+    p->swap = p->a.dtype == AMP_BF16 && p->b.dtype == AMP_BF16;
+    if (p->swap) p->k += p->k & 1u;
+    ampi_cuda_cut cut = ampi_cuda_cut_of(AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH, p->m, p->n, p->k);
+    return ampi_cuda_launch_cut(exec, op, ampi_k_gemm_plain, p, &cut, AMPI_CUDA_PLAIN_DEPTH, AMPI_CUDA_BLOCK,
+                                4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
+}
+
+/* A slot holds a tile of A and one of B. */
+AMPI_FN size_t ampi_cuda_mma_shared(uint32_t side) {
+    return (size_t)AMPI_CUDA_SLOTS_RING * 2 * side * AMPI_CUDA_DEPTH * sizeof(uint16_t);
+}
+AMPI_FN amp_result ampi_cuda_run_mma(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
+    ampi_cuda_cut cut = ampi_cuda_cut_mma(p->m, p->n, p->k, p->batch);
+    int chunks = p->a.chunks && p->b.chunks;
+    void (*kernel)(ampi_cuda_product) =
+        cut.side == 128 ? (chunks ? ampi_k_gemm_mma<128, false> : ampi_k_gemm_mma<128, true>)
+                        : (chunks ? ampi_k_gemm_mma<64, false> : ampi_k_gemm_mma<64, true>);
+    amp_result r;
+    p->bf16 = p->a.dtype == AMP_BF16;
+    p->sums = (float*)ampi_cuda_scratch(exec, ampi_cuda_pieces_bytes(&cut, p->m, p->n, p->batch));
+    if (!p->sums) cut = ampi_cuda_cut_of(cut.side, AMPI_CUDA_DEPTH, p->m, p->n, p->k);
+    r = ampi_cuda_launch_cut(exec, op, kernel, p, &cut, AMPI_CUDA_DEPTH, 2 * cut.side, ampi_cuda_mma_shared(cut.side));
+    if (r != AMP_OK || p->pieces == 1) return r;
+    return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces,
+                            ampi_cuda_grid(p->batch * p->m * ((p->n + 7) / 8), AMPI_CUDA_BLOCK),
+                            dim3(AMPI_CUDA_BLOCK), 0, *p);
+}
+
+/* Here a kernel is chosen. */
+AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op, ampi_cuda_product p) {
+    return ampi_cuda_on_tensor_cores(&p) ? ampi_cuda_run_mma(exec, op, &p) : ampi_cuda_run_plain(exec, op, &p);
+}
+
+/* Kernels count runs and positions in 32 bits, places of an image in 31. */
+AMPI_FN int ampi_cuda_countable(const ampi_operand* v) {
+    const size_t limit = 0x7fffffff;
+    const ampi_image* g = v->image;
+    if (!g) return v->runs <= limit && v->length <= limit;
+    return v->runs <= limit && g->rows <= limit && g->cols <= limit && v->length / (g->rows * g->cols) <= limit;
+}
+
+/* Computes a checked product, or as many as the batch counts. */
+AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, const ampi_product* s,
+                                         const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+    if (s->m == 0 || s->n == 0 || batch->count == 0) return AMP_OK;
+    if (!ampi_cuda_countable(&s->a) || !ampi_cuda_countable(&s->b))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more", op);
+    for (size_t z = 0; z < batch->count; z += AMPI_CUDA_MAX_BATCH) {
+        ampi_cuda_batch part = *batch;
+        ampi_product first = *s;
+        part.count = ampi_min_size(batch->count - z, AMPI_CUDA_MAX_BATCH);
+        first.a.offset += z * batch->a;
+        first.b.offset += z * batch->b;
+        first.c_offset += z * batch->c;
+        first.bias_offset += z * batch->bias;
+        ampi_cuda_product p = ampi_cuda_product_of(&first, &part);
+        p.epilogue = (int)epilogue;
+        amp_result r = ampi_cuda_product_launch(exec, op, p);
+        if (r != AMP_OK) return r;
+    }
+    return AMP_OK;
+}
+AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, const ampi_product* s) {
+    ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
+    return ampi_cuda_product_run(exec, op, s, &one, AMP_CUDA_EPILOGUE_NONE);
+}
+
+/* --- amp_cuda_gemm -------------------------------------------------------------------------------- */
+
+/* What amp_gemm has no need to check. */
+AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_exec* exec, const char* op) {
+    const amp_logger* logger = ampi_exec_logger(exec);
+    size_t biases = d->bias_per_row ? d->m : d->n, farthest, reach;
+    if ((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH || (d->bias_per_row != 0 && d->bias_per_row != 1))
+        return ampi_fail(logger, AMP_ERR_DESC, "%s: epilogue %d must be 0..3 and bias_per_row %d 0 or 1", op,
+                         (int)d->epilogue, d->bias_per_row);
+    if (d->batch > 1 && d->c_stride == 0 && d->m > 0 && d->n > 0)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is 0, all products would go to one place", op);
+    farthest = ampi_max_size(ampi_max_size(d->a_stride, d->b_stride), ampi_max_size(d->c_stride, d->bias_stride));
+    if (d->batch > 1 && (!ampi_mul_size(d->batch, farthest, &reach) || reach > SIZE_MAX / 16))
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: a batch of %lu is too large", op, (unsigned long)d->batch);
+    return d->bias ? ampi_check_tensor(logger, op, "bias", d->bias, d->bias_dtype, biases) : AMP_OK;
+}
+AMPI_FN amp_result ampi_cuda_check_gemm_pointers(const amp_cuda_gemm_desc* d, const amp_exec* exec,
+                                                 const char* op) {
+    amp_result r = ampi_cuda_check_pointer(exec, op, "c", d->c);
+    if (r == AMP_OK && d->k > 0) r = ampi_cuda_check_pointer(exec, op, "a", d->a);
+    if (r == AMP_OK && d->k > 0) r = ampi_cuda_check_pointer(exec, op, "b", d->b);
+    return r == AMP_OK ? ampi_cuda_check_pointer(exec, op, "bias", d->bias) : r;
+}
+
+/* A desc with all fields filled in. */
+AMPI_FN amp_result ampi_cuda_gemm_run(const amp_cuda_gemm_desc* d, const amp_exec* exec, const char* op) {
+    ampi_cuda_batch batch = { d->batch, d->a_stride, d->b_stride, d->c_stride, d->bias_stride };
+    ampi_product s;
+    amp_result r = ampi_gemm_product(&s, ampi_exec_logger(exec), op, d->trans_a, d->trans_b, d->m, d->n, d->k,
+                                     d->alpha, d->a, d->a_dtype, d->lda, d->b, d->b_dtype, d->ldb, d->beta, d->c,
+                                     d->c_dtype, d->ldc);
+    if (r == AMP_OK) r = ampi_cuda_check_desc(d, exec, op);
+    if (r != AMP_OK || d->m == 0 || d->n == 0 || d->batch == 0) return r;
+    if ((r = ampi_cuda_check_gemm_pointers(d, exec, op)) != AMP_OK) return r;
+    s.bias = d->bias; s.bias_dtype = ampi_dtype(d->bias_dtype);
+    s.bias_per_row = d->bias_per_row;
+    return ampi_cuda_product_run(exec, op, &s, &batch, d->epilogue);
+}
+
+AMP_DEF amp_result amp_cuda_gemm_with(const amp_cuda_gemm_desc* desc, const amp_exec* exec) {
+    amp_cuda_gemm_desc d;
+    if (!desc) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "amp_cuda_gemm_with: desc is NULL");
+    d = *desc;
+    if (d.alpha == 0.0f) d.alpha = 1.0f;
+    if (d.lda == 0) d.lda = d.trans_a == AMP_TRANS ? d.m : d.k;
+    if (d.ldb == 0) d.ldb = d.trans_b == AMP_TRANS ? d.k : d.n;
+    if (d.ldc == 0) d.ldc = d.n;
+    if (d.batch == 0) d.batch = 1;
+    return ampi_cuda_gemm_run(&d, exec, "amp_cuda_gemm_with");
+}
+
+AMP_DEF amp_result amp_cuda_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n,
+                                         size_t k, float alpha, const void* a, amp_dtype a_dtype, size_t lda,
+                                         size_t a_stride, const void* b, amp_dtype b_dtype, size_t ldb,
+                                         size_t b_stride, float beta, void* c, amp_dtype c_dtype, size_t ldc,
+                                         size_t c_stride, size_t batch, const amp_exec* exec) {
+    amp_cuda_gemm_desc d = {};
+    d.trans_a = trans_a; d.trans_b = trans_b;
+    d.m = m; d.n = n; d.k = k;
+    d.alpha = alpha; d.beta = beta;
+    d.a = a; d.a_dtype = a_dtype; d.lda = lda; d.a_stride = a_stride;
+    d.b = b; d.b_dtype = b_dtype; d.ldb = ldb; d.b_stride = b_stride;
+    d.c = c; d.c_dtype = c_dtype; d.ldc = ldc; d.c_stride = c_stride;
+    d.batch = batch;
+    return ampi_cuda_gemm_run(&d, exec, "amp_cuda_gemm_batched");
+}
+
+AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
+                                 float alpha, const void* a, amp_dtype a_dtype, size_t lda, const void* b,
+                                 amp_dtype b_dtype, size_t ldb, float beta, void* c, amp_dtype c_dtype,
+                                 size_t ldc, const amp_exec* exec) {
+    amp_cuda_gemm_desc d = {};
+    d.trans_a = trans_a; d.trans_b = trans_b;
+    d.m = m; d.n = n; d.k = k;
+    d.alpha = alpha; d.beta = beta;
+    d.a = a; d.a_dtype = a_dtype; d.lda = lda;
+    d.b = b; d.b_dtype = b_dtype; d.ldb = ldb;
+    d.c = c; d.c_dtype = c_dtype; d.ldc = ldc;
+    d.batch = 1;
+    return ampi_cuda_gemm_run(&d, exec, "amp_cuda_gemm");
+}
+
+/* --- gradients of biases ---------------------------------------------------------------------------- */
+
+/* db[o] = sum of dy over images n and pixels p of a plane, element (n*outs + o)*pixels + p; a dense layer has
+   planes of one pixel. Sums are formed in double in a fixed order. */
+typedef struct ampi_cuda_bias_sum {
+    const void* dy; amp_dtype dy_dtype;
+    void* db; amp_dtype db_dtype;
+    size_t n, outs, pixels;
+    int accumulate;
+} ampi_cuda_bias_sum;
+
+AMPI_D void ampi_d_bias_store(const ampi_cuda_bias_sum& s, size_t o, double sum) {
+    float v = (float)sum;
+    if (s.accumulate) v = __fadd_rn(ampi_d_load(s.db, s.db_dtype, o), v);
+    ampi_d_store(s.db, s.db_dtype, o, ampi_clean_nan(v));
+}
+
+/* A block sums one plane of all images, eights of pixels at a time. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_bias_planes(ampi_cuda_bias_sum s) {
+    AMPI_SHARED(double, shared);
+    const size_t eights = (s.pixels + 7) / 8, all = s.n * eights, o = blockIdx.x;
+    double sum[1] = { 0.0 };
+    for (size_t q = threadIdx.x; q < all; q += AMPI_CUDA_BLOCK) {
+        size_t image = ampi_d_quotient(q, eights), plane = (image * s.outs + o) * s.pixels;
+        float v[8];
+        ampi_d_load8(v, s.dy, s.dy_dtype, plane + (q - image * eights) * 8, plane + s.pixels);
+        sum[0] += (double)ampi_d_sum8(v);
+    }
+    ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared);
+    if (threadIdx.x == 0) ampi_d_bias_store(s, o, sum[0]);
+}
+
+/* A block sums 32 neighbouring columns: each of its 32 warps every 32nd row, then the warps one after the
+   other. */
+enum { AMPI_CUDA_BIAS_WARPS = 32 };
+static __global__ void __launch_bounds__(32 * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_columns(ampi_cuda_bias_sum s) {
+    AMPI_SHARED(double, shared);
+    const size_t o = (size_t)blockIdx.x * 32 + threadIdx.x % 32;
+    double sum = 0.0;
+    if (o < s.outs)
+        for (size_t r = threadIdx.x / 32; r < s.n; r += AMPI_CUDA_BIAS_WARPS)
+            sum += (double)ampi_d_load(s.dy, s.dy_dtype, r * s.outs + o);
+    shared[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x >= 32 || o >= s.outs) return;
+    for (uint32_t warp = 1; warp < AMPI_CUDA_BIAS_WARPS; warp++) sum += shared[threadIdx.x + 32 * warp];
+    ampi_d_bias_store(s, o, sum);
+}
+
+AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, const void* dy, amp_dtype dy_dtype,
+                                       void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t outs,
+                                       size_t pixels) {
+    ampi_cuda_bias_sum s = { dy, ampi_dtype(dy_dtype), db, ampi_dtype(db_dtype), n, outs, pixels, accumulate };
+    if (outs == 0) return AMP_OK;
+    if (pixels > 1)
+        return ampi_cuda_launch(exec, op, ampi_k_bias_planes, dim3((unsigned)outs), dim3(AMPI_CUDA_BLOCK),
+                                AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
+    return ampi_cuda_launch(exec, op, ampi_k_bias_columns, dim3((unsigned)ampi_cuda_parts(outs, 32)),
+                            dim3(32 * AMPI_CUDA_BIAS_WARPS), 32 * AMPI_CUDA_BIAS_WARPS * sizeof(double), s);
+}
+
+/* --- dense layer ------------------------------------------------------------------------------------ */
+
+AMPI_FN amp_result ampi_cuda_check_pointers(const amp_exec* exec, const char* op, const char* const* names,
+                                            const void* const* pointers, int count) {
+    amp_result r = AMP_OK;
+    for (int i = 0; i < count && r == AMP_OK; i++) r = ampi_cuda_check_pointer(exec, op, names[i], pointers[i]);
+    return r;
+}
+/* The operands of a layer's forward and backward pass; those that are not used are NULL. */
+AMPI_FN amp_result ampi_cuda_check_forward(const amp_exec* exec, const char* op, const void* x, const void* w,
+                                           const void* b, const void* y) {
+    const char* const names[] = { "x", "w", "b", "y" };
+    const void* const pointers[] = { x, w, b, y };
+    return ampi_cuda_check_pointers(exec, op, names, pointers, 4);
+}
+AMPI_FN amp_result ampi_cuda_check_backward(const amp_exec* exec, const char* op, const void* dy, const void* x,
+                                            const void* w, const void* dx, const void* dw, const void* db) {
+    const char* const names[] = { "dy", "x", "w", "dx", "dw", "db" };
+    const void* const pointers[] = { dy, dw ? x : NULL, dx ? w : NULL, dx, dw, db };
+    return ampi_cuda_check_pointers(exec, op, names, pointers, 6);
+}
+
+AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                           const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
+                                           size_t n, size_t in, size_t out, const amp_exec* exec) {
+    const char* op = "amp_cuda_linear_forward";
+    ampi_product s;
+    amp_result r = ampi_linear_y(&s, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, n,
+                                 in, out);
+    if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
+    return r == AMP_OK ? ampi_cuda_product_one(exec, op, &s) : r;
+}
+
+AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
+                                            amp_dtype x_dtype, const void* w, amp_dtype w_dtype, void* dx,
+                                            amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
+                                            amp_dtype db_dtype, int accumulate, size_t n, size_t in,
+                                            size_t out, const amp_exec* exec) {
+    const char* op = "amp_cuda_linear_backward";
+    ampi_product s;
+    amp_result r = ampi_check_linear_backward(ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w, w_dtype, dx,
+                                              dx_dtype, dw, dw_dtype, db, db_dtype, n, in, out);
+    if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
+    if (r == AMP_OK && dx) {
+        ampi_linear_dx(&s, dy, dy_dtype, w, w_dtype, dx, dx_dtype, n, in, out);
+        r = ampi_cuda_product_one(exec, op, &s);
+    }
+    if (r == AMP_OK && dw) {
+        ampi_linear_dw(&s, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, n, in, out);
+        r = ampi_cuda_product_one(exec, op, &s);
+    }
+    if (r != AMP_OK || !db) return r;
+    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, accumulate, n, out, 1);
+}
+
 /* ======================================================================================== */
 /* >>impl-conv                                                                                */
 /* ======================================================================================== */
+
+/* The three products of a convolution, the groups as a batch. Kernels count in 31 bits inside a plane. */
+AMPI_FN amp_result ampi_cuda_conv2d_fits(const ampi_conv2d* c, const amp_exec* exec, const char* op) {
+    const int64_t side = (int64_t)1 << 30;
+    const size_t plane = (size_t)1 << 31;
+    if ((int64_t)c->s.height + 2 * (int64_t)c->s.pad_h < side && (int64_t)c->s.width + 2 * (int64_t)c->s.pad_w < side
+        && c->in_pixels < plane && c->out_pixels < plane && c->taps < plane) return AMP_OK;
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED,
+                     "%s: a %dx%d input padded by %dx%d, or its output, is too large", op, c->s.height, c->s.width,
+                     c->s.pad_h, c->s.pad_w);
+}
+
+/* Elements from one group to the next. */
+typedef enum ampi_cuda_conv2d_part { AMPI_CONV2D_Y, AMPI_CONV2D_DX, AMPI_CONV2D_DW } ampi_cuda_conv2d_part;
+AMPI_FN ampi_cuda_batch ampi_cuda_groups(const ampi_conv2d* c, ampi_cuda_conv2d_part part) {
+    size_t x = c->cg * c->in_pixels, y = c->og * c->out_pixels, w = c->og * c->cg * c->taps;
+    size_t count = (size_t)c->s.groups;
+    ampi_cuda_batch forward = { count, w, x, y, c->og }, input = { count, w, y, x, 0 }, weights = { count, y, x, w, 0 };
+    return part == AMPI_CONV2D_Y ? forward : part == AMPI_CONV2D_DX ? input : weights;
+}
+
+AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
+    ampi_conv2d c;
+    if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
+    size_t groups = (size_t)c.s.groups, n = (size_t)c.s.n;
+    size_t y = ampi_cuda_product_workspace(c.og, n * c.out_pixels, c.cg * c.taps, groups);
+    size_t dx = ampi_cuda_product_workspace(c.cg, n * c.in_pixels, c.og * c.taps, groups);
+    size_t dw = ampi_cuda_product_workspace(c.og, c.cg * c.taps, n * c.out_pixels, groups);
+    return ampi_max_size(y, ampi_max_size(dx, dw));
+}
+
+AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
+                                           const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+                                           void* y, amp_dtype y_dtype, const amp_exec* exec) {
+    const char* op = "amp_cuda_conv2d_forward";
+    ampi_conv2d c;
+    ampi_image images[2];
+    ampi_product s;
+    amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
+                                             b_dtype, y, y_dtype);
+    if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
+    if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
+    if (r != AMP_OK) return r;
+    ampi_cuda_batch groups = ampi_cuda_groups(&c, AMPI_CONV2D_Y);
+    ampi_conv2d_y(&s, images, &c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
+    return ampi_cuda_product_run(exec, op, &s, &groups, AMP_CUDA_EPILOGUE_NONE);
+}
+
+AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype,
+                                            const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                            void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
+                                            void* db, amp_dtype db_dtype, int accumulate,
+                                            const amp_exec* exec) {
+    const char* op = "amp_cuda_conv2d_backward";
+    ampi_conv2d c;
+    ampi_image images[2];
+    ampi_product s;
+    amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
+                                              w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
+    if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
+    if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
+    if (r == AMP_OK && dx) {
+        ampi_cuda_batch groups = ampi_cuda_groups(&c, AMPI_CONV2D_DX);
+        ampi_conv2d_dx(&s, images, &c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
+        r = ampi_cuda_product_run(exec, op, &s, &groups, AMP_CUDA_EPILOGUE_NONE);
+    }
+    if (r == AMP_OK && dw) {
+        ampi_cuda_batch groups = ampi_cuda_groups(&c, AMPI_CONV2D_DW);
+        ampi_conv2d_dw(&s, images, &c, 0, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
+        r = ampi_cuda_product_run(exec, op, &s, &groups, AMP_CUDA_EPILOGUE_NONE);
+    }
+    if (r != AMP_OK || !db) return r;
+    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, accumulate, (size_t)c.s.n,
+                               (size_t)c.s.out_channels, c.out_pixels);
+}
 
 /* ======================================================================================== */
 /* >>impl-nn                                                                                  */
@@ -1164,10 +2275,6 @@ AMPI_D float ampi_d_dot8(const float (&a)[8], const float (&b)[8]) {
     float v[8];
     for (int j = 0; j < 8; j++) v[j] = __fmul_rn(a[j], b[j]);
     return ampi_d_sum8(v);
-}
-/* a / b, with the division of 32 bits where it is enough: that of 64 takes about eighty instructions. */
-AMPI_D size_t ampi_d_quotient(size_t a, size_t b) {
-    return ((uint64_t)(a | b) >> 32) == 0 ? (uint32_t)a / (uint32_t)b : a / b;
 }
 
 /* --- pooling ----------------------------------------------------------------------------- */
