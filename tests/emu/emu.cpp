@@ -1309,7 +1309,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-    ENTER();
+    cudaError_t entered = enter();
     Stream s = find_stream(stream);
     REQUIRE(s && graph, s ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
     *graph = nullptr;
@@ -1321,6 +1321,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     c->origin = nullptr;
     for (const Stream& other : streams)
         if (other->capture == c) other->capture = nullptr, other->front.clear();
+    REQUIRE(!entered, entered);      /* a failure ends the capture too */
     REQUIRE(!c->invalid, cudaErrorStreamCaptureInvalidated);
     REQUIRE(joined, cudaErrorStreamCaptureUnjoined);
     *graph = new CUgraph_st{ std::make_shared<Nodes>(std::move(c->nodes)) };

@@ -145,7 +145,7 @@ static std::vector<float> weights(amp_model* m) {
     amp_param* p = amp_model_params(m, &count);
     for (int i = 0; i < count; i++) {
         std::vector<float> one(p[i].count);
-        CHECK(amp_model_read_param(m, &p[i], one.data()) == AMP_OK);
+        CHECK_MSG(amp_model_read_param(m, &p[i], one.data()) == AMP_OK, "%s", heard);
         all.insert(all.end(), one.begin(), one.end());
     }
     return all;
@@ -191,10 +191,10 @@ static void run_steps(amp_model* m, int count, int n = 8) {
    and steps make of it. */
 static double part_of(amp_level level, amp_dtype low) {
     double eps = level == AMP_O0 ? 5.97e-8 : low == AMP_F16 ? 4.89e-4 : 3.91e-3;
-    return 32.0 * eps;
+    return 16.0 * eps;
 }
 
-static void compare_training(builder build, amp_level level, amp_dtype low, int step_count, const amp_scaler_desc* sd) {
+static void compare_training(builder build, amp_level level, amp_dtype low, int n, const amp_scaler_desc* sd) {
     amp_model_desc d = desc_of(level, low);
     d.scaler = sd;
     amp_model *cpu = make(d, build, NULL), *gpu = make(d, build, amp_cuda_backend());
@@ -202,8 +202,8 @@ static void compare_training(builder build, amp_level level, amp_dtype low, int 
     double part = part_of(level, low);
     std::vector<float> start = weights(cpu);
     CHECK(same(start, weights(gpu)));
-    for (int i = 0; i < step_count; i++) {
-        amp_batch b = batch_of(i % 2 * 8, 8);
+    for (int i = 0; i < 2; i++) {
+        amp_batch b = batch_of(i % 2 * n, n);
         amp_step_info x, y;
         CHECK_MSG(amp_train_step(cpu, &b, &x) == AMP_OK, "%s", amp_model_error(cpu));
         CHECK_MSG(amp_train_step(gpu, &b, &y) == AMP_OK, "%s", amp_model_error(gpu));
@@ -218,7 +218,7 @@ static void compare_training(builder build, amp_level level, amp_dtype low, int 
     double moved = distance(start, weights(cpu)), apart = distance(weights(gpu), weights(cpu));
     CHECK_MSG(moved > 0.01 && apart <= part * moved, "moved %g, apart %g", moved, apart);
 
-    amp_batch all = batch_of(8, 8);
+    amp_batch all = batch_of(8, n);
     amp_eval_info x, y;
     CHECK(amp_evaluate(cpu, &all, &x) == AMP_OK && amp_evaluate(gpu, &all, &y) == AMP_OK);
     CHECK_MSG(fabs((double)x.loss - y.loss) <= part * (0.1 + fabs((double)x.loss)), "%g %g", (double)x.loss, (double)y.loss);
@@ -228,11 +228,11 @@ static void compare_training(builder build, amp_level level, amp_dtype low, int 
 }
 
 static void test_lenet_as_cpu() {
-    compare_training(build_lenet, AMP_O0, AMP_F16, 4, NULL);
-    compare_training(build_lenet, AMP_O1, AMP_F16, 4, NULL);
-    compare_training(build_lenet, AMP_O2, AMP_F16, 4, NULL);
-    compare_training(build_lenet, AMP_O1, AMP_BF16, 3, NULL);
-    compare_training(build_lenet, AMP_O2, AMP_BF16, 3, NULL);
+    const int n = emulated ? 2 : 8;      /* an emulated step with eight pictures takes seconds */
+    compare_training(build_lenet, AMP_O0, AMP_F16, n, NULL);
+    compare_training(build_lenet, AMP_O1, AMP_F16, n, NULL);
+    compare_training(build_lenet, AMP_O2, AMP_F16, n, NULL);
+    compare_training(build_lenet, AMP_O2, AMP_BF16, n, NULL);
 }
 
 static void test_zoo_as_cpu() {
@@ -240,9 +240,9 @@ static void test_zoo_as_cpu() {
     amp_scaler_desc sd = {};
     sd.init_scale = 256.0f;
     sd.growth_interval = 2;
-    for (amp_level level : levels) compare_training(build_zoo, level, AMP_F16, 4, level == AMP_O0 ? NULL : &sd);
-    compare_training(build_zoo, AMP_O1, AMP_BF16, 3, NULL);
-    compare_training(build_zoo, AMP_O2, AMP_BF16, 3, NULL);
+    for (amp_level level : levels) compare_training(build_zoo, level, AMP_F16, 8, level == AMP_O0 ? NULL : &sd);
+    compare_training(build_zoo, AMP_O1, AMP_BF16, 8, NULL);
+    compare_training(build_zoo, AMP_O2, AMP_BF16, 8, NULL);
 }
 
 static void test_optimizers_as_cpu() {
@@ -670,8 +670,9 @@ static void test_failing_allocations() {
     CHECK(k > 5 && k < 300);
 }
 
-/* Every launch and every other call of a step fails once: a sentence, and training can go on. */
-static void fail_steps(void (*fail_at)(long), int graph, int most) {
+/* Every launch and every other call of a step fails once: a sentence (but for questions about the device, which
+   have an answer that is always right), and training can go on. */
+static void fail_steps(void (*fail_at)(long), int launches, int graph, int most) {
     amp_model_desc d = desc_of(AMP_O2, AMP_F16);
     long k;
     for (k = 1; k < most; k++) {
@@ -687,7 +688,7 @@ static void fail_steps(void (*fail_at)(long), int graph, int most) {
         amp_result r = amp_train_step(m, &b, &info);
         fail_at(0);
         bool failed = emu_failures() != failures;
-        CHECK_MSG((r != AMP_OK) == failed && (!failed || strstr(heard, "CUDA error")), "k %ld: %s %s", k,
+        CHECK_MSG(r == AMP_OK ? !failed || !launches : strstr(heard, "CUDA error") != NULL, "k %ld: %s %s", k,
                   amp_result_string(r), heard);
         for (float x : weights(m)) if (!isfinite(x)) { CHECK_MSG(0, "k %ld: weights are spoilt", k); break; }
         CHECK_MSG(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED, "k %ld: %s", k,
@@ -698,8 +699,8 @@ static void fail_steps(void (*fail_at)(long), int graph, int most) {
     }
     CHECK_MSG(k > 3 && k < most, "%ld", k);
 }
-static void test_failing_launches() { fail_steps(emu_fail_launch_at, 0, 200); }
-static void test_failing_calls() { fail_steps(emu_fail_any_call_at, 1, 300); }
+static void test_failing_launches() { fail_steps(emu_fail_launch_at, 1, 0, 200); }
+static void test_failing_calls() { fail_steps(emu_fail_any_call_at, 0, 1, 300); }
 
 int main() {
     test_seed = 11;
