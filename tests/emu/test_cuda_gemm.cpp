@@ -77,12 +77,6 @@ struct Problem {
     }
     size_t bias_length() const { return s.bias == NO_BIAS ? 0 : s.bias == PER_ROW ? s.m : s.n; }
     size_t bias_at(size_t batch, size_t i, size_t j) const { return batch * bias_length() + (s.bias == PER_ROW ? i : j); }
-    double op_a(size_t batch, size_t i, size_t q) {
-        return (double)a.data.value(s.ta ? a.at(batch, q, i) : a.at(batch, i, q));
-    }
-    double op_b(size_t batch, size_t q, size_t j) {
-        return (double)b.data.value(s.tb ? b.at(batch, j, q) : b.at(batch, q, j));
-    }
 };
 
 static amp_transpose transpose(int t) { return t ? AMP_TRANS : AMP_NO_TRANS; }
@@ -180,6 +174,7 @@ static void check_bits(const Spec& s, size_t workspace = 0, size_t skip = 0) {
 /* alpha * sum + beta * c + bias: the sum's error, three roundings on the way, one to the type of C. */
 static void check_near(Problem& p, const Bytes& got) {
     const Spec& s = p.s;
+    const std::vector<double> left = p.a.data.doubles(), right = p.b.data.doubles();
     size_t bad = 0;
     double worst = 0;
     for (size_t b = 0; b < s.batch; b++)
@@ -188,7 +183,7 @@ static void check_near(Problem& p, const Bytes& got) {
                 double sum = 0, size = 0, old = s.beta != 0 ? (double)s.beta * (double)p.c.data.value(p.c.at(b, i, j)) : 0;
                 double bias = s.bias ? (double)p.bias.value(p.bias_at(b, i, j)) : 0, want, limit, error;
                 for (size_t q = 0; q < s.k; q++) {
-                    double x = p.op_a(b, i, q) * p.op_b(b, q, j);
+                    double x = left[p.a.at(b, s.ta ? q : i, s.ta ? i : q)] * right[p.b.at(b, s.tb ? j : q, s.tb ? q : j)];
                     sum += x;
                     size += std::fabs(x);
                 }
