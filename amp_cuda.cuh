@@ -1755,13 +1755,13 @@ AMPI_FN int ampi_cuda_aligned(const ampi_cuda_operand* o, size_t bytes) {
 
 /* Where an operand's places lie. A matrix is one image of one row, a channel for each run. */
 AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_operand* v) {
-    ampi_image matrix = ampi_planes(1, v->length);
+    ampi_image matrix = ampi_planes(1, v->length ? v->length : 1);
     const ampi_image* g = v->image ? v->image : &matrix;
     size_t taps = g->kernel_h * g->kernel_w, pixels = g->rows * g->cols;
     o->image_stride = g->image_stride;
     o->channel_stride = v->image ? g->channel_stride : v->ld;
     o->channels = (uint32_t)(v->runs / taps);
-    o->images = (uint32_t)(pixels ? v->length / pixels : 0);
+    o->images = (uint32_t)(v->length / pixels);
     o->kernel_h = (uint32_t)g->kernel_h; o->kernel_w = (uint32_t)g->kernel_w;
     o->rows = (uint32_t)g->rows; o->cols = (uint32_t)g->cols;
     o->height = (uint32_t)g->height; o->width = (uint32_t)g->width;
