@@ -1976,18 +1976,26 @@ AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, c
 /* --- amp_cuda_gemm -------------------------------------------------------------------------------- */
 
 /* What amp_gemm has no need to check. */
+AMPI_FN amp_result ampi_cuda_check_stride(const amp_logger* logger, const char* op, const char* name, size_t batch,
+                                          size_t stride) {
+    size_t reach;
+    if (batch <= 1 || (ampi_mul_size(batch, stride, &reach) && reach <= SIZE_MAX / 16)) return AMP_OK;
+    return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lu, %lu elements apart", op, name,
+                     (unsigned long)batch, (unsigned long)stride);
+}
 AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_exec* exec, const char* op) {
     const amp_logger* logger = ampi_exec_logger(exec);
-    size_t biases = d->bias_per_row ? d->m : d->n, farthest, reach;
+    amp_result r = AMP_OK;
     if ((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH || (d->bias_per_row != 0 && d->bias_per_row != 1))
         return ampi_fail(logger, AMP_ERR_DESC, "%s: epilogue %d must be 0..3 and bias_per_row %d 0 or 1", op,
                          (int)d->epilogue, d->bias_per_row);
     if (d->batch > 1 && d->c_stride == 0 && d->m > 0 && d->n > 0)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is 0, all products would go to one place", op);
-    farthest = ampi_max_size(ampi_max_size(d->a_stride, d->b_stride), ampi_max_size(d->c_stride, d->bias_stride));
-    if (d->batch > 1 && (!ampi_mul_size(d->batch, farthest, &reach) || reach > SIZE_MAX / 16))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: a batch of %lu is too large", op, (unsigned long)d->batch);
-    return d->bias ? ampi_check_tensor(logger, op, "bias", d->bias, d->bias_dtype, biases) : AMP_OK;
+    if (d->bias) r = ampi_check_tensor(logger, op, "bias", d->bias, d->bias_dtype, d->bias_per_row ? d->m : d->n);
+    if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "a", d->batch, d->a_stride);
+    if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "b", d->batch, d->b_stride);
+    if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "c", d->batch, d->c_stride);
+    return r == AMP_OK && d->bias ? ampi_cuda_check_stride(logger, op, "bias", d->batch, d->bias_stride) : r;
 }
 AMPI_FN amp_result ampi_cuda_check_gemm_pointers(const amp_cuda_gemm_desc* d, const amp_exec* exec,
                                                  const char* op) {
