@@ -388,12 +388,14 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
 #if defined(AMP_CUDA_EMU)
   #define AMPI_D static inline
   #define AMPI_ROLLED
+  #define AMPI_FORGET(x) (void)0
 #elif defined(__CUDACC__)
   #define AMPI_D static __device__ __forceinline__
   #define AMPI_SHARED(type, name)                                     \
       extern __shared__ __align__(128) unsigned char ampi_shared[];   \
       type* name = reinterpret_cast<type*>(ampi_shared)
   #define AMPI_ROLLED _Pragma("unroll 1")      /* before a loop: its body stays once in the code */
+  #define AMPI_FORGET(x) asm volatile("" : "+r"(x))   /* what follows from x is formed anew, no register kept */
 #else
   #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
 #endif
@@ -1196,6 +1198,7 @@ typedef struct ampi_cuda_operand {
     amp_dtype   dtype;
     int         along_k;
     int         chunks;                           /* rows consist of aligned 16 bytes */
+    size_t      chunk_below, chunk_step;          /* elements to a thread's other chunk, and to its next tile */
     int         paired;                           /* positions 2i, 2i+1 of a run are an aligned pair of halves */
     int         divided;                          /* div_h or div_w is not 1 */
     size_t      image_stride, channel_stride;     /* of a matrix: 0 and the leading dimension */
@@ -1312,27 +1315,24 @@ typedef struct ampi_cuda_product {
     float* sums;
 } ampi_cuda_product;
 
-/* A tile, and its part of k. */
-typedef struct ampi_cuda_tile {
-    size_t i, j, z, k;
-    uint32_t steps, piece;
-} ampi_cuda_tile;
+/* A block's tile, (row, column) in tiles, and its part of k: step `from` and the next ones. blockIdx.y is the
+   number in the batch, blockIdx.z the piece. */
+typedef struct ampi_cuda_tile { uint32_t row, column, from, steps; } ampi_cuda_tile;
 
 /* Blocks run roughly in the order of their number: eight tiles below each other, then the next column, so that
    those under way together share rows of A and columns of B in the L2 cache. */
 enum { AMPI_CUDA_TILE_ROWS = 8 };
-AMPI_D ampi_cuda_tile ampi_d_tile(const ampi_cuda_product& p, uint32_t m, uint32_t n, uint32_t depth) {
-    uint32_t band = AMPI_CUDA_TILE_ROWS * p.tiles_n, first = blockIdx.x / band * AMPI_CUDA_TILE_ROWS;
+AMPI_D ampi_cuda_tile ampi_d_tile(const ampi_cuda_product& p, uint32_t depth) {
+    uint32_t block = blockIdx.x;
+    AMPI_FORGET(block);
+    uint32_t band = AMPI_CUDA_TILE_ROWS * p.tiles_n, first = block / band * AMPI_CUDA_TILE_ROWS;
     uint32_t rows = p.tiles_m - first < AMPI_CUDA_TILE_ROWS ? p.tiles_m - first : (uint32_t)AMPI_CUDA_TILE_ROWS;
-    uint32_t inside = blockIdx.x % band;
-    size_t all = (p.k + depth - 1) / depth, from = (size_t)blockIdx.z * p.steps;
+    uint32_t inside = block % band, all = (uint32_t)((p.k + depth - 1) / depth);
     ampi_cuda_tile t;
-    t.i = (size_t)(first + inside % rows) * m;
-    t.j = (size_t)(inside / rows) * n;
-    t.z = blockIdx.y;
-    t.k = from * depth;
-    t.steps = from >= all ? 0 : all - from < p.steps ? (uint32_t)(all - from) : p.steps;
-    t.piece = blockIdx.z;
+    t.row = first + inside % rows;
+    t.column = inside / rows;
+    t.from = blockIdx.z * p.steps;
+    t.steps = t.from >= all ? 0 : all - t.from < p.steps ? all - t.from : p.steps;
     return t;
 }
 
@@ -1411,14 +1411,13 @@ AMPI_D void ampi_d_finish8(const ampi_cuda_product& p, size_t z, size_t i, size_
     ampi_d_c_store8(v, p, c);
 }
 
-/* Eight sums of a tile: into C, or as part of a piece. */
-AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, const ampi_cuda_tile& t, size_t i, size_t j,
-                            float (&v)[8]) {
+/* Eight sums: into C, or as part of a piece. */
+AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, size_t i, size_t j, float (&v)[8]) {
     if (i >= p.m || j >= p.n) return;
     if (p.pieces == 1) {
-        ampi_d_finish8(p, t.z, i, j, v);
+        ampi_d_finish8(p, blockIdx.y, i, j, v);
     } else {
-        size_t row = ((t.piece * p.batch + t.z) * p.m + i) * p.n;
+        size_t row = ((blockIdx.z * p.batch + blockIdx.y) * p.m + i) * p.n;
         ampi_d_store8(p.sums, AMP_F32, row + j, row + p.n, v);
     }
 }
@@ -1489,8 +1488,7 @@ AMPI_D void ampi_d_plain_multiply(float (&sum)[4][4], const float* a, const floa
 
 /* Four rows of four columns each: the neighbour thread has the other half of an eight. Of two rows each thread
    gets one; then the next two move up. */
-AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, const ampi_cuda_tile& t, float (&sum)[4][4],
-                                 uint32_t i, uint32_t j) {
+AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, float (&sum)[4][4], size_t i, size_t j) {
     const uint32_t odd = threadIdx.x & 1u;
     AMPI_ROLLED
     for (uint32_t r = 0; r < 4; r += 2) {
@@ -1503,31 +1501,32 @@ AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, const ampi_cuda_til
             sum[0][l] = sum[2][l];
             sum[1][l] = sum[3][l];
         }
-        ampi_d_deliver8(p, t, t.i + i + r + odd, t.j + (j & ~7u), v);
+        ampi_d_deliver8(p, i + r + odd, j, v);
     }
 }
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi_cuda_product p) {
     AMPI_SHARED(float, shared);
-    const ampi_cuda_tile t = ampi_d_tile(p, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH);
-    const uint32_t i = threadIdx.x / 16 * 4, j = threadIdx.x % 16 * 4;
+    const ampi_cuda_tile t = ampi_d_tile(p, AMPI_CUDA_PLAIN_DEPTH);
+    const size_t i = (size_t)t.row * AMPI_CUDA_PLAIN, j = (size_t)t.column * AMPI_CUDA_PLAIN;
+    const uint32_t x = threadIdx.x / 16 * 4, y = threadIdx.x % 16 * 4;
     float sum[4][4] = {};
     float2 a[AMPI_CUDA_PLAIN_PAIRS], b[AMPI_CUDA_PLAIN_PAIRS];
     ampi_cuda_walk wa, wb;
-    ampi_d_walk_tile_begin(wa, p.a, t.z, t.i, t.k, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH);
-    ampi_d_walk_tile_begin(wb, p.b, t.z, t.j, t.k, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH);
+    ampi_d_walk_tile_begin(wa, p.a, blockIdx.y, i, 0, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH);
+    ampi_d_walk_tile_begin(wb, p.b, blockIdx.y, j, 0, AMPI_CUDA_PLAIN, AMPI_CUDA_PLAIN_DEPTH);
     if (t.steps) { ampi_d_walk_tile(a, wa, p.a); ampi_d_walk_tile(b, wb, p.b); }
     for (uint32_t s = 0; s < t.steps; s++) {
         float* tile = shared + (s & 1u) * 2 * AMPI_CUDA_PLAIN_TILE;
-        size_t left = p.k - t.k - (size_t)s * AMPI_CUDA_PLAIN_DEPTH;
+        size_t left = p.k - (size_t)s * AMPI_CUDA_PLAIN_DEPTH;
         ampi_d_plain_put(tile, p.a, (uint32_t)p.swap, a);
         ampi_d_plain_put(tile + AMPI_CUDA_PLAIN_TILE, p.b, (uint32_t)p.swap, b);
         __syncthreads();
         if (s + 1 < t.steps) { ampi_d_walk_tile(a, wa, p.a); ampi_d_walk_tile(b, wb, p.b); }
-        ampi_d_plain_multiply(sum, tile + i, tile + AMPI_CUDA_PLAIN_TILE + j,
+        ampi_d_plain_multiply(sum, tile + x, tile + AMPI_CUDA_PLAIN_TILE + y,
                               left < AMPI_CUDA_PLAIN_DEPTH ? (uint32_t)left : (uint32_t)AMPI_CUDA_PLAIN_DEPTH);
     }
-    ampi_d_plain_deliver(p, t, sum, i, j);
+    ampi_d_plain_deliver(p, sum, i + x, j + (y & ~7u));
 }
 
 /* --- Tensor Core kernel: shared memory ---------------------------------------------------------- */
@@ -1541,22 +1540,28 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi
    takes all four values twice, once in either half; a row of the second form fills the banks once or twice, and
    r % 8 takes all eight values: so the eight chunks lie in different banks, in both forms. Writes take whole
    rows and meet no conflict either. */
-enum { AMPI_CUDA_DEPTH = 32, AMPI_CUDA_SLOTS_RING = 3, AMPI_CUDA_STRIP_LD = 40 };
+enum { AMPI_CUDA_DEPTH = 32, AMPI_CUDA_RING = 3, AMPI_CUDA_STRIP = 32, AMPI_CUDA_STRIP_LD = 40 };
 
 /* Halves from the start of a tile to chunk `chunk` of row `row`; `width` is X. */
 AMPI_D uint32_t ampi_d_chunk_at(int along_k, uint32_t width, uint32_t row, uint32_t chunk) {
     return along_k ? row * 32 + (chunk ^ (row / 2 & 3u)) * 8 : row * width + (chunk ^ (row & 7u)) * 8;
 }
 
-/* 16 x 16 of a tile from (x, k) on, as four 8 x 8 matrices: matrix q is the x half `q & 1` and the k half q / 2 of
-   A, for B the other way round. For lane l that means elements 2*(l%4) and the next along k of row or column
-   l/4: what mma wants. Across k the rows in memory go along x, and ldmatrix transposes. */
-AMPI_D void ampi_d_fragment(uint32_t (&r)[4], const uint16_t* tile, int along_k, uint32_t width, uint32_t x,
-                            uint32_t k, int is_b) {
+/* A fragment is 16 x 16 of a tile as four 8 x 8 matrices: matrix q is the x half q % 2 and the k half q / 2 of A;
+   for B the other way round. For lane l that means elements 2*(l%4) and the next along k of row or column l/4:
+   what mma wants. Across k the rows in memory go along x, and ldmatrix transposes. This is where a lane's row
+   of the fragment at (x, k = 0) lies in the tile, x a multiple of 32. */
+AMPI_D uint32_t ampi_d_lane_at(int along_k, uint32_t width, uint32_t x, int is_b) {
     const uint32_t lane = threadIdx.x % 32, in = lane % 8, q = lane / 8;
-    const uint32_t xh = (is_b ? q / 2 : q & 1u) * 8, kh = (is_b ? q & 1u : q / 2) * 8;
-    if (along_k) ampi_ptx_ldmatrix_x4(r, tile + ampi_d_chunk_at(1, width, x + xh + in, (k + kh) / 8));
-    else ampi_ptx_ldmatrix_x4_trans(r, tile + ampi_d_chunk_at(0, width, k + kh + in, (x + xh) / 8));
+    const uint32_t xh = is_b ? q / 2 : q & 1u, kh = is_b ? q & 1u : q / 2;
+    return along_k ? ampi_d_chunk_at(1, width, x + xh * 8 + in, kh) : ampi_d_chunk_at(0, width, kh * 8 + in, x / 8 + xh);
+}
+/* The fragment 16*i further along x and 16*h along k: whole rows further one way, two chunks the other way,
+   which the swizzle turns into an exclusive or: the chunk so far has neither bit of 2*i, nor of 2*h. */
+template <int X, int ALONG_K>
+AMPI_D void ampi_d_fragment(uint32_t (&r)[4], const uint16_t* tile, uint32_t lane_at, uint32_t i, uint32_t h) {
+    if (ALONG_K) ampi_ptx_ldmatrix_x4(r, tile + (lane_at ^ 16 * h) + i * 16 * AMPI_CUDA_DEPTH);
+    else ampi_ptx_ldmatrix_x4_trans(r, tile + (lane_at ^ 16 * i) + h * 16 * X);
 }
 
 /* --- Tensor Core kernel: feeding --------------------------------------------------------------- */
@@ -1587,30 +1592,25 @@ AMPI_D void ampi_d_feed_begin(ampi_cuda_feed& f, const ampi_cuda_operand& o, siz
     f.at = ampi_d_chunk_at(o.along_k, X, row, column);
 }
 
-/* A chunk of which the first `bytes` are there. */
-AMPI_D void ampi_d_chunk(uint32_t* held, uint16_t* slot, const uint16_t* from, uint32_t bytes) {
+/* A chunk, or zeros. */
+AMPI_D void ampi_d_chunk(uint32_t* held, uint16_t* slot, const uint16_t* from, int there) {
 #if __CUDA_ARCH__ >= 800
     (void)held;
-    ampi_ptx_cp_async16(slot, from, (int)bytes);
+    if (there) ampi_ptx_cp_async16(slot, from, 16);
+    else *(uint4*)slot = make_uint4(0, 0, 0, 0);
 #else
     (void)slot;
-    for (uint32_t i = 0; i < 4; i++) held[i] = 0;
-    if (bytes == 16) ampi_d_set4(held, *(const uint4*)from);
-    else for (uint32_t i = 0; i < 8; i++)
-        if (2 * i < bytes) held[i / 2] |= (uint32_t)from[i] << (16 * (i & 1u));
+    ampi_d_set4(held, there ? *(const uint4*)from : make_uint4(0, 0, 0, 0));
 #endif
 }
 /* The second chunk lies half a tile below the first, where the swizzle is the same. */
 template <int X>
 AMPI_D void ampi_d_feed_chunks(ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* slot) {
     const uint32_t below = o.along_k ? X / 2 : AMPI_CUDA_DEPTH / 2;
-    uint32_t left = f.position < o.cols ? o.cols - f.position : 0, bytes = left < 8 ? 2 * left : 16;
-    for (uint32_t u = 0; u < 2; u++) {
-        uint32_t here = f.run + u * below < o.channels ? bytes : 0;
-        const uint16_t* from = here ? f.from + u * below * o.channel_stride : (const uint16_t*)o.data;
-        ampi_d_chunk(f.held + 4 * u, slot + f.at + u * 16 * X, from, here);
-    }
-    f.from += AMPI_CUDA_DEPTH * (o.along_k ? 1 : o.channel_stride);
+    for (uint32_t u = 0; u < 2; u++)
+        ampi_d_chunk(f.held + 4 * u, slot + f.at + u * 16 * X, f.from + u * o.chunk_below,
+                     f.position < o.cols && f.run + u * below < o.channels);
+    f.from += o.chunk_step;
     if (o.along_k) f.position += AMPI_CUDA_DEPTH;
     else f.run += AMPI_CUDA_DEPTH;
 }
@@ -1639,66 +1639,78 @@ AMPI_D void ampi_d_feed_finish(const ampi_cuda_feed& f, const ampi_cuda_operand&
 
 /* --- Tensor Core kernel: multiplying ------------------------------------------------------------- */
 
-/* sum[i][j] += a[i] * b[j], 16 x 8 each; B's fragments are 16 columns wide. */
-template <int I>
-AMPI_D void ampi_d_mma(float (&sum)[I][4][4], const uint32_t (&a)[I][4], const uint32_t (&b)[4][2], int bf16) {
+/* d += a * b, 16 x 8, with 16 of k. */
+template <int BF16>
+AMPI_D void ampi_d_mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
-    if (bf16) {
-        for (int i = 0; i < I; i++)
-            for (int j = 0; j < 4; j++) ampi_ptx_mma_bf16(sum[i][j], a[i], b[j]);
-    } else {
-        for (int i = 0; i < I; i++)
-            for (int j = 0; j < 4; j++) ampi_ptx_mma_f16(sum[i][j], a[i], b[j]);
-    }
+    if (BF16) ampi_ptx_mma_bf16(d, a, b);
+    else ampi_ptx_mma_f16(d, a, b);
 #else
-    (void)bf16;
-    for (int i = 0; i < I; i++)
-        for (int j = 0; j < 4; j++)
-            for (int h = 0; h < 2; h++) {
-                const uint32_t half[2] = { a[i][2 * h], a[i][2 * h + 1] };
-                ampi_ptx_mma_f16_k8(sum[i][j], half, b[j][h]);
-            }
+    const uint32_t low[2] = { a[0], a[1] }, high[2] = { a[2], a[3] };
+    ampi_ptx_mma_f16_k8(d, low, b[0]);
+    ampi_ptx_mma_f16_k8(d, high, b[1]);
 #endif
 }
 
-/* One slot: 32 of k for this warp's part, whose corner is (x, y). */
-template <int X>
-AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* a,
-                            const uint16_t* b, uint32_t x, uint32_t y) {
-    for (uint32_t k = 0; k < AMPI_CUDA_DEPTH; k += 16) {
-        uint32_t left[X / 32][4], right[4][2];
-        for (uint32_t i = 0; i < X / 32; i++) ampi_d_fragment(left[i], a, p.a.along_k, X, x + 16 * i, k, 0);
-        for (uint32_t j = 0; j < 2; j++) {
-            uint32_t r[4];
-            ampi_d_fragment(r, b, p.b.along_k, X, y + 16 * j, k, 1);
-            for (int q = 0; q < 4; q++) right[2 * j + (uint32_t)q / 2][q & 1] = r[q];
+/* One slot: 32 of k for this warp's part of the tile. */
+template <int X, int A_ALONG_K, int B_ALONG_K, int BF16>
+AMPI_D void ampi_d_multiply_as(float (&sum)[X / 32][4][4], const uint16_t* slot, uint32_t a_at, uint32_t b_at) {
+    for (uint32_t h = 0; h < AMPI_CUDA_DEPTH / 16; h++) {
+        uint32_t left[X / 32][4], r[4], right[4][2];
+        for (uint32_t i = 0; i < X / 32; i++) ampi_d_fragment<X, A_ALONG_K>(left[i], slot, a_at, i, h);
+        for (uint32_t j = 0; j < 4; j += 2) {
+            ampi_d_fragment<X, B_ALONG_K>(r, slot, b_at, j / 2, h);
+            right[j][0] = r[0]; right[j][1] = r[1];
+            right[j + 1][0] = r[2]; right[j + 1][1] = r[3];
         }
-        ampi_d_mma(sum, left, right, p.bf16);
+        for (uint32_t i = 0; i < X / 32; i++)
+            for (uint32_t j = 0; j < 4; j++) ampi_d_mma<BF16>(sum[i][j], left[i], right[j]);
     }
 }
+/* The forms of the operands are chosen once for 32 of k, here and not as kernels of their own: the choice costs a
+   few instructions beside a hundred, and there are eight of them. */
+template <int X, int BF16>
+AMPI_D void ampi_d_multiply_type(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* slot,
+                                 uint32_t a_at, uint32_t b_at) {
+    if (p.a.along_k) {
+        if (p.b.along_k) ampi_d_multiply_as<X, 1, 1, BF16>(sum, slot, a_at, b_at);
+        else ampi_d_multiply_as<X, 1, 0, BF16>(sum, slot, a_at, b_at);
+    } else {
+        if (p.b.along_k) ampi_d_multiply_as<X, 0, 1, BF16>(sum, slot, a_at, b_at);
+        else ampi_d_multiply_as<X, 0, 0, BF16>(sum, slot, a_at, b_at);
+    }
+}
+template <int X>
+AMPI_D void ampi_d_multiply(float (&sum)[X / 32][4][4], const ampi_cuda_product& p, const uint16_t* slot,
+                            uint32_t a_at, uint32_t b_at) {
+#if __CUDA_ARCH__ >= 800
+    if (p.bf16) { ampi_d_multiply_type<X, 1>(sum, p, slot, a_at, b_at); return; }
+#endif
+    ampi_d_multiply_type<X, 0>(sum, p, slot, a_at, b_at);
+}
 
-/* The warp's sums go through shared memory, 16 rows at a time, so that each lane gets eights of a row. An mma's
-   element e is row lane/4 + 8*(e/2), column 2*(lane%4) + e%2. The next 16 rows move up, so that the code is there
+/* The warp's sums go through shared memory, 32 rows at a time, so that each lane gets eights of a row. An mma's
+   element e is row lane/4 + 8*(e/2), column 2*(lane%4) + e%2. The next 32 rows move up, so that the code is there
    once. */
 template <int X>
-AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, const ampi_cuda_tile& t, float (&sum)[X / 32][4][4],
-                               float* strip, uint32_t x, uint32_t y) {
-    const uint32_t lane = threadIdx.x % 32;
+AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][4][4], float* strip, size_t i,
+                               size_t j) {
+    const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
+    float* corner = strip + lane / 4 * AMPI_CUDA_STRIP_LD + lane % 4 * 2;
     AMPI_ROLLED
-    for (uint32_t i = 0; i < X / 32; i++) {
-        for (uint32_t j = 0; j < 4; j++)
-            for (uint32_t e = 0; e < 4; e += 2)
-                *(float2*)(strip + (lane / 4 + 4 * e) * AMPI_CUDA_STRIP_LD + 8 * j + lane % 4 * 2)
-                    = make_float2(sum[0][j][e], sum[0][j][e + 1]);
-        for (uint32_t next = 1; next < X / 32; next++)
-            for (uint32_t q = 0; q < 16; q++) sum[next - 1][q / 4][q % 4] = sum[next][q / 4][q % 4];
+    for (uint32_t down = 0; down < X / 2; down += AMPI_CUDA_STRIP) {
+        for (uint32_t q = 0; q < 16; q++)
+            *(float2*)(corner + q / 4 * 8 * AMPI_CUDA_STRIP_LD + q % 4 * 8)
+                = make_float2(sum[q / 8][q % 4][q / 4 % 2 * 2], sum[q / 8][q % 4][q / 4 % 2 * 2 + 1]);
+        for (uint32_t next = 2; next < X / 32; next++)
+            for (uint32_t q = 0; q < 16; q++) sum[next - 2][q / 4][q % 4] = sum[next][q / 4][q % 4];
         __syncwarp();
         AMPI_ROLLED
-        for (uint32_t row = lane / 4; row < 16; row += 8) {
-            const float4* from = (const float4*)(strip + row * AMPI_CUDA_STRIP_LD + lane % 4 * 8);
+        for (uint32_t row = lane / 4; row < AMPI_CUDA_STRIP; row += 8) {
+            const float4* from = (const float4*)(strip + row * AMPI_CUDA_STRIP_LD + column);
             const float4 low = from[0], high = from[1];
             float v[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
-            ampi_d_deliver8(p, t, t.i + x + 16 * i + row, t.j + y + lane % 4 * 8, v);
+            ampi_d_deliver8(p, i + down + row, j + column, v);
         }
         __syncwarp();
     }
@@ -1707,19 +1719,21 @@ AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, const ampi_cuda_tile&
 /* Two tiles are under way while one is multiplied. The barrier of a step says two things: its tile has arrived
    for all, and the slot of the step before is free. */
 template <int X, bool PLACES>
-static __global__ void __launch_bounds__(2 * X) ampi_k_gemm_mma(ampi_cuda_product p) {
+static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gemm_mma(ampi_cuda_product p) {
     AMPI_SHARED(uint16_t, shared);
-    const uint32_t half = X * AMPI_CUDA_DEPTH, ahead = AMPI_CUDA_SLOTS_RING - 1, warp = threadIdx.x / 32;
+    const uint32_t half = X * AMPI_CUDA_DEPTH, ahead = AMPI_CUDA_RING - 1, warp = threadIdx.x / 32;
     const uint32_t x = warp % 2 * (X / 2), y = warp / 2 * 32;
-    const ampi_cuda_tile t = ampi_d_tile(p, X, X, AMPI_CUDA_DEPTH);
+    const uint32_t a_at = ampi_d_lane_at(p.a.along_k, X, x, 0), b_at = ampi_d_lane_at(p.b.along_k, X, y, 1) + half;
+    ampi_cuda_tile t = ampi_d_tile(p, AMPI_CUDA_DEPTH);
     float sum[X / 32][4][4] = {};
     ampi_cuda_feed fa, fb;
-    ampi_d_feed_begin<X, PLACES>(fa, p.a, t.z, t.i, t.k);
-    ampi_d_feed_begin<X, PLACES>(fb, p.b, t.z, t.j, t.k);
-    for (uint32_t s = 0; s < t.steps + ahead; s++) {
-        uint16_t* slot = shared + s % AMPI_CUDA_SLOTS_RING * 2 * half;
+    ampi_d_feed_begin<X, PLACES>(fa, p.a, blockIdx.y, (size_t)t.row * X, (size_t)t.from * AMPI_CUDA_DEPTH);
+    ampi_d_feed_begin<X, PLACES>(fb, p.b, blockIdx.y, (size_t)t.column * X, (size_t)t.from * AMPI_CUDA_DEPTH);
+    for (uint32_t s = 0, fill = 0; s < t.steps + ahead; s++) {
+        uint16_t* slot = shared + fill * 2 * half;
+        fill = fill + 1 == AMPI_CUDA_RING ? 0 : fill + 1;      /* there lies step s - ahead */
         if (s >= ahead) {
-            ampi_ptx_cp_async_wait<AMPI_CUDA_SLOTS_RING - 2>();
+            ampi_ptx_cp_async_wait<AMPI_CUDA_RING - 2>();
             __syncthreads();
         }
         if (s < t.steps) {
@@ -1727,17 +1741,16 @@ static __global__ void __launch_bounds__(2 * X) ampi_k_gemm_mma(ampi_cuda_produc
             ampi_d_feed_start<X, PLACES>(fb, p.b, slot + half);
         }
         ampi_ptx_cp_async_commit();
-        if (s >= ahead) {
-            const uint16_t* ready = shared + (s - ahead) % AMPI_CUDA_SLOTS_RING * 2 * half;
-            ampi_d_multiply<X>(sum, p, ready, ready + half, x, y);
-        }
+        if (s >= ahead) ampi_d_multiply<X>(sum, p, shared + fill * 2 * half, a_at, b_at);
         if (s < t.steps) {
             ampi_d_feed_finish<X, PLACES>(fa, p.a, slot);
             ampi_d_feed_finish<X, PLACES>(fb, p.b, slot + half);
         }
     }
     __syncthreads();      /* the last slot has been read */
-    ampi_d_mma_deliver<X>(p, t, sum, (float*)shared + warp * 16 * AMPI_CUDA_STRIP_LD, x, y);
+    t = ampi_d_tile(p, AMPI_CUDA_DEPTH);
+    ampi_d_mma_deliver<X>(p, sum, (float*)shared + warp * AMPI_CUDA_STRIP * AMPI_CUDA_STRIP_LD,
+                          (size_t)t.row * X + x, (size_t)t.column * X + y);
 }
 
 /* --- from a product of amp.h to a kernel -------------------------------------------------------- */
@@ -1755,13 +1768,13 @@ AMPI_FN int ampi_cuda_aligned(const ampi_cuda_operand* o, size_t bytes) {
 
 /* Where an operand's places lie. A matrix is one image of one row, a channel for each run. */
 AMPI_FN void ampi_cuda_set_places(ampi_cuda_operand* o, const ampi_operand* v) {
-    ampi_image matrix = ampi_planes(1, v->length);
+    ampi_image matrix = ampi_planes(1, v->length ? v->length : 1);
     const ampi_image* g = v->image ? v->image : &matrix;
     size_t taps = g->kernel_h * g->kernel_w, pixels = g->rows * g->cols;
     o->image_stride = g->image_stride;
     o->channel_stride = v->image ? g->channel_stride : v->ld;
     o->channels = (uint32_t)(v->runs / taps);
-    o->images = (uint32_t)(pixels ? v->length / pixels : 0);
+    o->images = (uint32_t)(v->length / pixels);
     o->kernel_h = (uint32_t)g->kernel_h; o->kernel_w = (uint32_t)g->kernel_w;
     o->rows = (uint32_t)g->rows; o->cols = (uint32_t)g->cols;
     o->height = (uint32_t)g->height; o->width = (uint32_t)g->width;
@@ -1781,7 +1794,7 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t str
     o.along_k = v->along_k;
     ampi_cuda_set_places(&o, v);
     o.paired = !v->image && v->dtype != AMP_F32 && ampi_cuda_aligned(&o, 4);
-    o.chunks = o.paired && ampi_cuda_aligned(&o, 16);
+    o.chunks = o.paired && v->length % 8 == 0 && ampi_cuda_aligned(&o, 16);
     return o;
 }
 
@@ -1880,11 +1893,14 @@ AMPI_FN int ampi_cuda_on_tensor_cores(const ampi_cuda_product* p) {
 
 /* --- launches ---------------------------------------------------------------------------------- */
 
-/* This thread's steps from pair to pair and from tile to tile; see ampi_d_walk_tile. */
+/* A thread's steps from pair to pair or chunk to chunk and from tile to tile; see ampi_d_walk_tile and
+   ampi_d_feed_chunks. */
 AMPI_FN void ampi_cuda_set_steps(ampi_cuda_operand* o, uint32_t side, uint32_t depth, uint32_t threads) {
     uint32_t pairs = (o->along_k ? depth : side) / 2;
     o->run_step = ampi_cuda_digits_of(threads / pairs, o->kernel_h, o->kernel_w);
     o->position_step = ampi_cuda_digits_of(depth, o->rows, o->cols);
+    o->chunk_below = (o->along_k ? side / 2 : depth / 2) * o->channel_stride;
+    o->chunk_step = depth * (o->along_k ? 1 : o->channel_stride);
 }
 
 /* A grid's second side ends at 65535: larger batches go in parts. */
@@ -1915,7 +1931,7 @@ AMPI_FN amp_result ampi_cuda_run_plain(const amp_exec* exec, const char* op, amp
 
 /* A slot holds a tile of A and one of B. */
 AMPI_FN size_t ampi_cuda_mma_shared(uint32_t side) {
-    return (size_t)AMPI_CUDA_SLOTS_RING * 2 * side * AMPI_CUDA_DEPTH * sizeof(uint16_t);
+    return (size_t)AMPI_CUDA_RING * 2 * side * AMPI_CUDA_DEPTH * sizeof(uint16_t);
 }
 AMPI_FN amp_result ampi_cuda_run_mma(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
     ampi_cuda_cut cut = ampi_cuda_cut_mma(p->m, p->n, p->k, p->batch);
@@ -1976,18 +1992,26 @@ AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, c
 /* --- amp_cuda_gemm -------------------------------------------------------------------------------- */
 
 /* What amp_gemm has no need to check. */
+AMPI_FN amp_result ampi_cuda_check_stride(const amp_logger* logger, const char* op, const char* name, size_t batch,
+                                          size_t stride) {
+    size_t reach;
+    if (batch <= 1 || (ampi_mul_size(batch, stride, &reach) && reach <= SIZE_MAX / 16)) return AMP_OK;
+    return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lu, %lu elements apart", op, name,
+                     (unsigned long)batch, (unsigned long)stride);
+}
 AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_exec* exec, const char* op) {
     const amp_logger* logger = ampi_exec_logger(exec);
-    size_t biases = d->bias_per_row ? d->m : d->n, farthest, reach;
+    amp_result r = AMP_OK;
     if ((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH || (d->bias_per_row != 0 && d->bias_per_row != 1))
         return ampi_fail(logger, AMP_ERR_DESC, "%s: epilogue %d must be 0..3 and bias_per_row %d 0 or 1", op,
                          (int)d->epilogue, d->bias_per_row);
     if (d->batch > 1 && d->c_stride == 0 && d->m > 0 && d->n > 0)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is 0, all products would go to one place", op);
-    farthest = ampi_max_size(ampi_max_size(d->a_stride, d->b_stride), ampi_max_size(d->c_stride, d->bias_stride));
-    if (d->batch > 1 && (!ampi_mul_size(d->batch, farthest, &reach) || reach > SIZE_MAX / 16))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: a batch of %lu is too large", op, (unsigned long)d->batch);
-    return d->bias ? ampi_check_tensor(logger, op, "bias", d->bias, d->bias_dtype, biases) : AMP_OK;
+    if (d->bias) r = ampi_check_tensor(logger, op, "bias", d->bias, d->bias_dtype, d->bias_per_row ? d->m : d->n);
+    if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "a", d->batch, d->a_stride);
+    if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "b", d->batch, d->b_stride);
+    if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "c", d->batch, d->c_stride);
+    return r == AMP_OK && d->bias ? ampi_cuda_check_stride(logger, op, "bias", d->batch, d->bias_stride) : r;
 }
 AMPI_FN amp_result ampi_cuda_check_gemm_pointers(const amp_cuda_gemm_desc* d, const amp_exec* exec,
                                                  const char* op) {

@@ -93,6 +93,11 @@ struct Array {
     unsigned char* there() const { return device + lead * size; }
     void set(size_t i, float v) { amp_convert(here(i), type, &v, AMP_F32, 1); }
     float value(size_t i) { return get(here(i), type); }
+    std::vector<double> doubles() const {
+        std::vector<float> v(host.size() / size - lead);
+        amp_convert(v.data(), AMP_F32, host.data() + lead * size, type, v.size());
+        return std::vector<double>(v.begin(), v.end());
+    }
     void fill(size_t count, Numbers kind) { for (size_t i = 0; i < count; i++) set(i, number(kind)); }
     void upload() const { OK(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice)); }
     Bytes download() const {
