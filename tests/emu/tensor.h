@@ -85,7 +85,7 @@ struct Tensor {
 
 /* The first element in which the device differs from the host, or n. A NaN that arithmetic made has the bits of its
    processor: with nans = 0 any two are the same. */
-static size_t first_difference(const Tensor& t, int nans) {
+static inline size_t first_difference(const Tensor& t, int nans) {
     const Bytes b = t.get();
     const size_t size = amp_dtype_size(t.type);
     for (size_t i = 0; i < t.n; i++) {
@@ -104,7 +104,7 @@ static size_t first_difference(const Tensor& t, int nans) {
     } while (0)
 
 /* Values that a conversion or a kernel may take amiss, then ordinary ones. */
-static float awkward(size_t i) {
+static inline float awkward(size_t i) {
     static const float list[] = { 0.0f, -0.0f, INFINITY, -INFINITY, NAN, 65504.0f, 65519.0f, 65520.0f, -65536.0f,
                                   5.9604645e-8f, -2.9802322e-8f, 6.1035156e-5f, 1e-40f, -1e-45f, 3.4028235e38f,
                                   -3.3961776e38f, 1.17549435e-38f, 88.8f, -88.8f, 104.0f, 12.9f, -12.95f, 16.5f,
@@ -112,7 +112,27 @@ static float awkward(size_t i) {
     const size_t count = sizeof list / sizeof *list;
     return i % 64 < count ? list[i % 64] : 4.0f * test_uniform();
 }
-static float ordinary(size_t) { return test_uniform(); }
+static inline float ordinary(size_t) { return test_uniform(); }
+
+/* All values of a 16-bit type; float after float of any bits, many of them NaNs or near 1. */
+static inline void fill_every_value(Tensor& t) {
+    for (size_t i = 0; i < t.n; i++) {
+        const uint16_t h = (uint16_t)i;
+        memcpy(&t.host[2 * i], &h, sizeof h);
+    }
+    t.send();
+}
+static inline void fill_bits(Tensor& t, const std::vector<uint32_t>& bits) {
+    memcpy(t.at(), bits.data(), t.bytes);
+    t.send();
+}
+static inline std::vector<uint32_t> random_floats(size_t n) {
+    std::vector<uint32_t> bits(n);
+    for (uint32_t& u : bits) u = test_random() ^ test_random() << 8;
+    for (size_t i = 0; i < n; i += 4) bits[i] = (bits[i] & 0x807fffffu) | 0x7f800000u;
+    for (size_t i = 1; i < n; i += 4) bits[i] = (bits[i] & 0x87ffffffu) | 0x38000000u;
+    return bits;
+}
 
 /* A logger that keeps its last sentence, and an exec with it. */
 struct Log {
@@ -134,7 +154,7 @@ struct Log {
         log->count++;
     }
 };
-static long launches() {
+static inline long launches() {
 #ifdef AMP_CUDA_EMU
     return emu_launch_count();
 #else

@@ -28,25 +28,13 @@ static void check_convert(Tensor& dst, Tensor& src, const amp_convert_desc* desc
     CHECK_MSG(got == expected, "%zu clamped, not %zu", got, expected);
 }
 
-static void every_16_bits(Tensor& t) {
-    for (size_t i = 0; i < t.n; i++) {
-        const uint16_t h = (uint16_t)i;
-        memcpy(t.host.data() + 2 * i, &h, sizeof h);
-    }
-    t.send();
-}
-static void raw_floats(Tensor& t, const std::vector<uint32_t>& bits) {
-    memcpy(t.host.data(), bits.data(), t.bytes);
-    t.send();
-}
-
 /* All of a 16-bit type to all types, plain, saturating and stochastic. */
 static void test_every_value() {
     for (amp_dtype from : { AMP_F16, AMP_BF16 })
         for (amp_dtype to : TYPES) {
             Tensor src(from, 65536), dst(to, 65536);
             amp_convert_desc d = {};
-            every_16_bits(src);
+            fill_every_value(src);
             check_convert(dst, src);
             d.saturate = 1;
             check_convert(dst, src, &d);
@@ -68,20 +56,13 @@ static std::vector<uint32_t> boundaries(amp_dtype to) {
     }
     return bits;
 }
-static std::vector<uint32_t> random_floats(size_t n) {
-    std::vector<uint32_t> bits(n);
-    for (uint32_t& u : bits) u = test_random() ^ test_random() << 8;
-    for (size_t i = 0; i < n; i += 4) bits[i] = (bits[i] & 0x807fffffu) | 0x7f800000u;             /* NaNs */
-    for (size_t i = 1; i < n; i += 4) bits[i] = (bits[i] & 0x87ffffffu) | 0x30000000u;             /* near 1 */
-    return bits;
-}
 
 static void test_boundaries() {
     for (amp_dtype to : { AMP_F16, AMP_BF16 }) {
         std::vector<uint32_t> bits = boundaries(to), more = random_floats(30000);
         bits.insert(bits.end(), more.begin(), more.end());
         Tensor src(AMP_F32, bits.size()), dst(to, bits.size());
-        raw_floats(src, bits);
+        fill_bits(src, bits);
         check_convert(dst, src);
     }
     std::vector<uint32_t> some = random_floats(20000);
@@ -90,7 +71,7 @@ static void test_boundaries() {
             for (uint64_t offset : { (uint64_t)0, (uint64_t)3, ~(uint64_t)0 - 9000u }) {
                 Tensor src(AMP_F32, some.size()), dst(to, some.size());
                 amp_convert_desc d = {};
-                raw_floats(src, some);
+                fill_bits(src, some);
                 d.saturate = saturate;
                 d.rounding = AMP_ROUND_STOCHASTIC;
                 d.seed = 77;
@@ -98,7 +79,7 @@ static void test_boundaries() {
                 check_convert(dst, src, &d);
             }
     Tensor src(AMP_F32, some.size()), copy(AMP_F32, some.size());
-    raw_floats(src, some);
+    fill_bits(src, some);
     check_convert(copy, src);      /* a copy keeps signalling NaNs as they are */
 }
 
