@@ -6,7 +6,8 @@
 
 #include "tensor.h"
 
-#include <memory>
+#include <cstddef>
+#include <initializer_list>
 
 /* Both sides accept the call. */
 #define BOTH(cpu, gpu)                                                                    \
@@ -521,7 +522,34 @@ static void test_norm_sizes() {
         check_norm(norm_of(s[0], s[1], s[2]), AMP_F32, AMP_F32, AMP_F32, 1, 0);
         check_norm(norm_of(s[0], s[1], s[2]), AMP_F16, AMP_F32, AMP_F16, 0, 1);
     }
-    check_norm(norm_of(2, 4100, 1), AMP_BF16, AMP_BF16, AMP_F32, 1, 0);      /* more channels than blocks */
+}
+/* Blocks that take several channels, one after the other. */
+static void test_norm_turns() {
+    const Norm q = norm_of(3, 7, 33);
+    Tensor x(AMP_F32, 693), dy(AMP_F32, 693), y(AMP_F32, 693), dx(AMP_F32, 693), mean(AMP_F32, 7), invstd(AMP_F32, 7);
+    fill_channels(x, q);
+    dy.fill(ordinary);
+    CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+                                      mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr) == AMP_OK);
+    CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
+                                       invstd.floats(), dx.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, nullptr)
+          == AMP_OK);
+    const Bytes y1 = y.get(), dx1 = dx.get();
+    ampi_cuda_bn k = {};
+    k.x = x.dev; k.dy = dy.dev; k.y = y.dev;
+    k.save_mean = mean.floats(); k.save_invstd = invstd.floats();
+    k.xt = k.dyt = k.pt = k.yt = k.dpt = AMP_F32;
+    k.n = q.n; k.channels = q.c; k.spatial = q.s;
+    k.eps = 1e-5f; k.momentum = 0.1f; k.training = 1;
+    y.poison();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm, dim3(2), dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED,
+                           k) == AMP_OK);
+    CHECK(y.get() == y1);
+    k.y = dx.dev; k.mean = mean.floats(); k.invstd = invstd.floats();
+    dx.poison();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm_backward, dim3(2), dim3(AMPI_CUDA_BN_BLOCK),
+                           AMPI_CUDA_BN_SHARED, k) == AMP_OK);
+    CHECK(dx.get() == dx1);
 }
 static void test_norm_types() {
     for (amp_dtype a : TYPES) for (amp_dtype p : TYPES) for (amp_dtype b : TYPES)
@@ -618,6 +646,765 @@ static void test_norm_special() {
         }
 }
 
+/* --- rows: layer norm ------------------------------------------------------------------------ */
+
+/* Rows that a warp, a block, and a block in several turns take; ends of eights and of groups. */
+static const size_t WIDTHS[] = { 1, 2, 7, 8, 9, 31, 255, 256, 257, 1000, 1023, 1024, 1025, 2051, 8192, 8193, 16391 };
+static size_t rows_for(size_t d) { return d < 300 ? 11 : d < 2000 ? 3 : 2; }
+
+/* Of each row: the mean errs by 3 u of the mean magnitude, and by its rounding; a difference by 2 u of itself and of
+   the mean's rounding, so the squares' mean by 8 u, and by the square of the mean's error. */
+static Moments row_moments(const Tensor& x, size_t start, size_t d) {
+    double mean = 0, var = 0, size = 0;
+    for (size_t i = 0; i < d; i++) mean += (double)x[start + i] / (double)d;
+    for (size_t i = 0; i < d; i++) size += fabs((double)x[start + i]) / (double)d;
+    for (size_t i = 0; i < d; i++) var += pow((double)x[start + i] - mean, 2) / (double)d;
+    const double off = 3 * U * size + 2 * U * U * fabs(mean);
+    return { mean, var, 3 * U * size + U * fabs(mean), 8 * U * var + off * off };
+}
+/* Rows of different means; one of them constant. */
+static void fill_rows(Tensor& x, size_t d) {
+    x.fill([&](size_t i) {
+        const size_t row = i / d;
+        return row % 4 == 3 ? 3.0f : (row % 2 ? 30.0f : 0.0f) + 2.0f * test_uniform();
+    });
+}
+
+static void check_layer_norm_forward(size_t rows, size_t d, amp_dtype a, amp_dtype p, amp_dtype b, int params, int save,
+                                     size_t shift) {
+    Tensor x(a, rows * d, shift), y(b, rows * d, shift), gamma(p, d, 1), beta(p, d, 2), mean(AMP_F32, rows),
+        invstd(AMP_F32, rows);
+    Bounded by, bm, bi;
+    fill_rows(x, d);
+    gamma.fill(ordinary);
+    beta.fill(ordinary);
+    CHECK(amp_cuda_layer_norm_forward(x.dev, a, params ? gamma.dev : nullptr, params ? beta.dev : nullptr, p, 0.0f,
+                                      save ? mean.floats() : nullptr, save ? invstd.floats() : nullptr, y.dev, b, rows,
+                                      d, nullptr) == AMP_OK);
+    for (size_t r = 0; r < rows; r++) {
+        const Moments m = row_moments(x, r * d, d);
+        for (size_t i = 0; i < d; i++)
+            normalise(by, m, 1e-5, (double)x[r * d + i], params ? (double)gamma[i] : 1, params ? (double)beta[i] : 0);
+        bm.add(m.mean, m.e_mean);
+        bi.add(1 / sqrt(m.var + 1e-5), (m.e_var / (m.var + 1e-5) / 2 + 2 * U) / sqrt(m.var + 1e-5));
+    }
+    check_bounded("layer norm", y, by);
+    if (!save) return;
+    check_bounded("layer norm, mean", mean, bm);
+    check_bounded("layer norm, invstd", invstd, bi);
+}
+
+/* The slopes as those of batch norm, over g = dy * gamma. The parameters' gradients: dy * ((x - mean) * invstd), of
+   which four are added in float, then in double, each part rounded: 2 + 4 + 1 roundings, 3 + 1 of dy's sum. */
+static void check_layer_norm_backward(size_t rows, size_t d, amp_dtype a, amp_dtype p, amp_dtype b, int params,
+                                      size_t shift) {
+    Tensor x(a, rows * d, shift), dy(b, rows * d, shift), dx(a, rows * d, shift), gamma(p, d, 1), mean(AMP_F32, rows),
+        invstd(AMP_F32, rows), dgamma(p, d, 3), dbeta(p, d);
+    Bounded bx, bg(d), bb(d);
+    const int accumulate = params;
+    fill_rows(x, d);
+    dy.fill(ordinary);
+    gamma.fill(ordinary);
+    dgamma.fill(ordinary);
+    dbeta.fill(ordinary);
+    mean.fill(ordinary);
+    invstd.fill([](size_t) { return 2.0f + test_uniform(); });
+    CHECK(amp_cuda_layer_norm_backward(dy.dev, b, x.dev, a, params ? gamma.dev : nullptr, p, mean.floats(),
+                                       invstd.floats(), dx.dev, a, dgamma.dev, dbeta.dev, p, accumulate, rows, d,
+                                       nullptr) == AMP_OK);
+    for (size_t r = 0; r < rows; r++) {
+        const double m = (double)mean[r], s = (double)invstd[r];
+        double sum = 0, dot = 0, size = 0, weight = 0;
+        for (size_t i = 0; i < d; i++) {
+            const double w = (double)dy[r * d + i], v = (double)x[r * d + i], g = w * (params ? (double)gamma[i] : 1);
+            sum += g;
+            size += fabs(g);
+            dot += g * (v - m);
+            weight += fabs(g * (v - m));
+            bg.value[i] += w * (v - m) * s;
+            bg.error[i] += 7 * U * fabs(w * (v - m) * s);
+            bb.value[i] += w;
+            bb.error[i] += 4 * U * fabs(w);
+        }
+        const double n = (double)d, ma = sum / n, mb = dot * s * s / n;
+        const double ea = U * (4 * size / n + fabs(ma)), eb = U * (6 * weight * s * s / n + fabs(mb));
+        for (size_t i = 0; i < d; i++) {
+            const double g = (double)dy[r * d + i] * (params ? (double)gamma[i] : 1), v = (double)x[r * d + i];
+            const double inner = g - ma - (v - m) * mb;
+            const double error = fabs(v - m) * (U * fabs(mb) + eb) + U * (fabs(g - ma) + fabs(inner)) + ea;
+            bx.add(inner * s, error * s + U * fabs(inner * s));
+        }
+    }
+    for (size_t i = 0; i < d; i++) bg.error[i] += U * fabs(bg.value[i]);
+    for (size_t i = 0; i < d; i++) bb.error[i] += U * fabs(bb.value[i]);
+    check_bounded("layer norm, dx", dx, bx);
+    check_bounded("layer norm, dgamma", dgamma, onto(bg, dgamma, accumulate));
+    check_bounded("layer norm, dbeta", dbeta, onto(bb, dbeta, accumulate));
+}
+
+static void test_layer_norm() {
+    for (size_t d : WIDTHS)
+        for (int variant : { 0, 1 }) {
+            const amp_dtype a = variant ? AMP_F16 : AMP_F32, p = variant ? AMP_BF16 : AMP_F32;
+            check_layer_norm_forward(rows_for(d), d, a, p, a, 1, variant, (size_t)variant * 3);
+            check_layer_norm_backward(rows_for(d), d, a, p, AMP_F32, variant, (size_t)variant * 3);
+        }
+    for (amp_dtype a : TYPES) for (amp_dtype p : TYPES) for (amp_dtype b : TYPES)
+        for (int params : { 0, 1 }) {
+            check_layer_norm_forward(9, 77, a, p, b, params, 1, 5);
+            check_layer_norm_backward(9, 77, a, p, b, params, 5);
+        }
+}
+/* Rows in one part, in some, in the most. The workspace changes who adds, not the bits. */
+static void test_layer_norm_columns() {
+    for (size_t rows : { 1, 63, 64, 129, 515, 4101 })
+        for (size_t d : { 3, 265 }) {
+            if (rows * d > 200000) continue;
+            const size_t bytes = amp_cuda_layer_norm_workspace(rows, d);
+            check_layer_norm_backward(rows, d, AMP_F16, AMP_F32, AMP_F32, 1, 0);
+            CHECK((bytes > 0) == (rows >= 128));
+            Tensor x(AMP_F16, rows * d), dy(AMP_BF16, rows * d), mean(AMP_F32, rows), invstd(AMP_F32, rows);
+            Tensor dgamma(AMP_F32, d), dbeta(AMP_F32, d);
+            fill_rows(x, d);
+            dy.fill(ordinary);
+            mean.fill(ordinary);
+            invstd.fill(ordinary);
+            Bytes first;
+            for (size_t held : { (size_t)0, bytes, bytes + 100, bytes / 2 }) {
+                Workspace w(held, held == bytes ? 4 : 0);
+                dgamma.poison();
+                dbeta.poison();
+                CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_BF16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+                                                   invstd.floats(), nullptr, AMP_F32, dgamma.dev, dbeta.dev, AMP_F32,
+                                                   0, rows, d, &w.exec) == AMP_OK);
+                Bytes got = dgamma.get(), more = dbeta.get();
+                got.insert(got.end(), more.begin(), more.end());
+                if (first.empty()) first = got;
+                CHECK_MSG(got == first, "%zu rows of %zu with %zu bytes", rows, d, held);
+            }
+            CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_BF16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+                                               invstd.floats(), nullptr, AMP_F32, nullptr, dbeta.dev, AMP_F32, 0, rows,
+                                               d, nullptr) == AMP_OK);
+            const Bytes alone = dbeta.get();
+            CHECK(memcmp(alone.data(), first.data() + d * 4, d * 4) == 0);
+        }
+    CHECK(amp_cuda_layer_norm_workspace(1000, SIZE_MAX / 2) == 0);
+}
+
+/* --- softmax ------------------------------------------------------------------------------- */
+
+/* A row's largest value, probabilities, and the relative error of each e = exp(x - max): 1.02 units in the last place
+   (2.04 u) for exp, and u |x - max| for its argument; of their sum, which is rounded to float, 3 u + u more. */
+struct Softmax {
+    std::vector<double> p, rel;
+    double max, log_sum, rel_sum;
+    Softmax(const Tensor& x, size_t start, size_t d) : p(d), rel(d), max(-INFINITY), log_sum(0), rel_sum(4 * U) {
+        double sum = 0;
+        for (size_t i = 0; i < d; i++) max = fmax(max, (double)x[start + i]);
+        for (size_t i = 0; i < d; i++) sum += exp((double)x[start + i] - max);
+        for (size_t i = 0; i < d; i++) {
+            const double z = (double)x[start + i] - max;
+            p[i] = exp(z) / sum;
+            rel[i] = z > -200 ? 2.04 * U + fabs(z) * U : 0;
+            rel_sum += p[i] * rel[i];
+        }
+        log_sum = log(sum);
+    }
+};
+static const double FLUSHED = ldexp(1, -126);      /* smaller values of exp become 0 */
+
+static void fill_logits(Tensor& x, size_t d) {
+    x.fill([&](size_t i) {
+        const size_t row = i / d;
+        return (row % 3 == 1 ? 500.0f : -3.0f) + (row % 3 == 2 ? 60.0f : 5.0f) * test_uniform();
+    });
+}
+static void check_softmax(size_t rows, size_t d, amp_dtype a, amp_dtype b, amp_dtype c, size_t shift) {
+    Tensor x(a, rows * d, shift), y(b, rows * d, shift), dy(c, rows * d, shift), dx(a, rows * d, shift);
+    Bounded by, bx;
+    fill_logits(x, d);
+    CHECK(amp_cuda_softmax_forward(x.dev, a, y.dev, b, rows, d, nullptr) == AMP_OK);
+    for (size_t r = 0; r < rows; r++) {
+        const Softmax s(x, r * d, d);
+        for (size_t i = 0; i < d; i++) by.add(s.p[i], s.p[i] * (s.rel[i] + s.rel_sum + 2 * U) + FLUSHED);
+    }
+    check_bounded("softmax", y, by);
+    y.host = y.get();
+    dy.fill(ordinary);
+    CHECK(amp_cuda_softmax_backward(dy.dev, c, y.dev, b, dx.dev, a, rows, d, nullptr) == AMP_OK);
+    for (size_t r = 0; r < rows; r++) {
+        double sum = 0, size = 0;
+        for (size_t i = r * d; i < (r + 1) * d; i++) {
+            sum += (double)y[i] * (double)dy[i];
+            size += fabs((double)y[i] * (double)dy[i]);
+        }
+        for (size_t i = r * d; i < (r + 1) * d; i++) {
+            const double off = (double)dy[i] - sum, v = (double)y[i] * off;
+            bx.add(v, fabs((double)y[i]) * U * (4 * size + fabs(sum) + fabs(off)) + U * fabs(v) + FLUSHED);
+        }
+    }
+    check_bounded("softmax, backward", dx, bx);
+}
+static void test_softmax() {
+    for (size_t d : WIDTHS) {
+        check_softmax(rows_for(d), d, AMP_F32, AMP_F32, AMP_F32, 0);
+        check_softmax(rows_for(d), d, AMP_F16, AMP_F16, AMP_BF16, 3);
+    }
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES) check_softmax(10, 75, a, b, c, 1);
+    check_softmax(33000, 2, AMP_F16, AMP_F16, AMP_F16, 0);      /* more rows than the warps of a launch */
+}
+/* In place; rows of -inf, +inf and NaN as on the CPU; nothing to do. */
+static void test_softmax_special() {
+    for (size_t d : { 5, 1030, 8200 }) {
+        Tensor x(AMP_F32, 5 * d), y(AMP_F32, 5 * d);
+        fill_logits(x, d);
+        for (size_t i = 0; i < d; i++) x.set(i, -INFINITY);
+        x.set(d + 2, INFINITY);
+        x.set(2 * d + 1, NAN);
+        x.set(3 * d, -INFINITY);
+        x.send();
+        BOTH(amp_softmax_forward(x.at(), AMP_F32, y.at(), AMP_F32, 5, d, nullptr),
+             amp_cuda_softmax_forward(x.dev, AMP_F32, y.dev, AMP_F32, 5, d, nullptr));
+        const std::vector<double> v = y.values();
+        for (size_t i = 0; i < 3 * d; i++) CHECK(std::isnan(v[i]) && std::isnan(y[i]));
+        for (size_t i = 3 * d; i < 5 * d; i++) CHECK(fabs(v[i] - (double)y[i]) <= 1e-6 * v[i]);
+        CHECK(v[3 * d] == 0);
+        CHECK(amp_cuda_softmax_forward(x.dev, AMP_F32, x.dev, AMP_F32, 5, d, nullptr) == AMP_OK);
+        memcpy(x.at(), y.get().data(), x.bytes);
+        CHECK_BITS(x, 0);
+    }
+    CHECK(amp_cuda_softmax_forward(nullptr, AMP_F32, nullptr, AMP_F32, 0, 5, nullptr) == AMP_OK);
+    CHECK(amp_cuda_softmax_forward(nullptr, AMP_F32, nullptr, AMP_F32, 5, 0, nullptr) == AMP_OK);
+    CHECK(amp_cuda_softmax_backward(nullptr, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, 5, 0, nullptr) == AMP_OK);
+}
+
+/* --- losses ------------------------------------------------------------------------------ */
+
+/* Labels of rows in device memory. */
+struct Labels {
+    std::vector<int32_t> host;
+    Tensor memory;
+    Labels(size_t n, size_t classes) : host(n), memory(AMP_F32, n) {
+        for (int32_t& label : host) label = (int32_t)(test_random() % classes);
+        send();
+    }
+    void send() {
+        memcpy(memory.at(), host.data(), memory.bytes);
+        memory.send();
+    }
+    const int32_t* dev() const { return (const int32_t*)memory.dev; }
+};
+
+/* log(sum) errs by 0.98 units (2 u) and by what the sum does; the label's term and the mean's by their roundings. */
+static Bounded cross_entropy(const Tensor& x, const Labels& labels, double smoothing, size_t n, size_t d) {
+    double loss = 0, error = 0;
+    for (size_t r = 0; r < n; r++) {
+        const Softmax s(x, r * d, d);
+        double total = 0, size = 0;
+        for (size_t i = 0; i < d; i++) {
+            total += (double)x[r * d + i] / (double)d;
+            size += fabs((double)x[r * d + i]) / (double)d;
+        }
+        const double z = (double)x[r * d + (size_t)labels.host[r]] - s.max;
+        const double first = s.log_sum - (1 - smoothing) * z, mean = total - s.max, all = first - smoothing * mean;
+        loss += all / (double)n;
+        error += (s.rel_sum + 2 * U * fabs(s.log_sum) + 2 * U * fabs(z) + U * fabs(first)) / (double)n;
+        if (smoothing > 0) error += (smoothing * U * (3 * size + fabs(mean)) + U * fabs(all)) / (double)n;
+    }
+    Bounded b;
+    b.add(loss, error);
+    return b;
+}
+/* (softmax - target) * factor. */
+static Bounded cross_entropy_slope(const Tensor& x, const Labels& labels, double smoothing, double factor, size_t n,
+                                   size_t d) {
+    Bounded b;
+    for (size_t r = 0; r < n; r++) {
+        const Softmax s(x, r * d, d);
+        for (size_t i = 0; i < d; i++) {
+            const double base = smoothing / (double)d, target = base + ((size_t)labels.host[r] == i) * (1 - smoothing);
+            const double v = s.p[i] - target;
+            const double error = s.p[i] * (s.rel[i] + s.rel_sum + U) + 3 * U * target + U * fabs(v) + FLUSHED;
+            b.add(v * factor, (error + 2 * U * fabs(v)) * fabs(factor));
+        }
+    }
+    return b;
+}
+
+static void check_cross_entropy(size_t n, size_t d, amp_dtype a, amp_dtype b, float smoothing, size_t shift) {
+    Tensor x(a, n * d, shift), dx(b, n * d, shift), loss(AMP_F32, 1), scale(AMP_F32, 1);
+    Labels labels(n, d);
+    Bytes alone;
+    fill_logits(x, d);
+    const Bounded expected = cross_entropy(x, labels, (double)smoothing, n, d);
+    for (size_t held : { 0, AMP_CUDA_LOSS_WORKSPACE + 16 }) {
+        Workspace w(held, 4);
+        loss.poison();
+        CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, a, labels.dev(), smoothing, loss.floats(), n, d, &w.exec)
+              == AMP_OK);
+        check_bounded("cross-entropy", loss, expected);
+        if (alone.empty()) alone = loss.get();
+        CHECK_MSG(loss.get() == alone, "%zu rows of %zu", n, d);
+    }
+    scale.fill([](size_t) { return 1024.0f; });
+    for (int scaled : { 0, 1 }) {
+        CHECK(amp_cuda_softmax_cross_entropy_backward(x.dev, a, labels.dev(), smoothing,
+                                                      scaled ? scale.floats() : nullptr, 0.75f, dx.dev, b, n, d,
+                                                      nullptr) == AMP_OK);
+        const double factor = (scaled ? 1024.0 : 1.0) * 0.75 / (double)n;
+        check_bounded("cross-entropy, backward", dx,
+                      cross_entropy_slope(x, labels, (double)smoothing, factor, n, d));
+    }
+}
+static void test_cross_entropy() {
+    for (size_t d : WIDTHS) {
+        check_cross_entropy(rows_for(d), d, AMP_F32, AMP_F32, 0.0f, 0);
+        check_cross_entropy(rows_for(d), d, AMP_F16, AMP_F16, 0.1f, 1);
+    }
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) check_cross_entropy(19, 37, a, b, 0.25f, 3);
+    check_cross_entropy(2200, 10, AMP_F32, AMP_F32, 0.0f, 0);      /* parts of two rows, in the workspace */
+    check_cross_entropy(12, 2000, AMP_F32, AMP_F16, 0.1f, 0);
+    check_cross_entropy(3, 9000, AMP_BF16, AMP_F16, 0.1f, 0);
+}
+/* A label that is none makes the loss and its own row NaN. */
+static void test_wrong_labels() {
+    for (size_t d : { 10, 1500, 8300 })
+        for (int32_t wrong : { -1, (int32_t)d, INT32_MAX, INT32_MIN }) {
+            Tensor x(AMP_F16, 4 * d), dx(AMP_F16, 4 * d), loss(AMP_F32, 1);
+            Labels labels(4, d);
+            fill_logits(x, d);
+            labels.host[2] = wrong;
+            labels.send();
+            CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F16, labels.dev(), 0.1f, loss.floats(), 4, d,
+                                                         nullptr) == AMP_OK);
+            CHECK(amp_cuda_softmax_cross_entropy_backward(x.dev, AMP_F16, labels.dev(), 0.1f, nullptr, 1.0f, dx.dev,
+                                                          AMP_F16, 4, d, nullptr) == AMP_OK);
+            CHECK(std::isnan(loss.values()[0]));
+            const std::vector<double> v = dx.values();
+            for (size_t i = 0; i < 4 * d; i++) CHECK(std::isnan(v[i]) == (i / d == 2));
+        }
+}
+
+/* Differences err by u, their squares by 3 u, the tree by 3; cross-entropies by 1.08 units (2.2 u) of their
+   logarithm, by 2.04 u of the exp in it, and by u of their two parts and of their sum. */
+static Bounded mean_loss(ampi_loss kind, const Tensor& x, const Tensor& t) {
+    double loss = 0, error = 0;
+    for (size_t i = 0; i < x.n; i++) {
+        const double v = (double)x[i], w = (double)t[i], e = exp(-fabs(v));
+        const double linear = fmax(v, 0) - v * w, rest = log1p(e);
+        const double term = kind == AMPI_MSE ? (v - w) * (v - w) : linear + rest;
+        const double own = U * (fabs(linear) + 2.2 * rest + 2.04 * e + fabs(term));
+        loss += term / (double)x.n;
+        error += (kind == AMPI_MSE ? 6 * U * term : 3 * U * fabs(term) + own) / (double)x.n;
+    }
+    Bounded b;
+    b.add(loss, error);
+    return b;
+}
+static amp_result mean_loss_of(ampi_loss kind, const Tensor& x, const Tensor& t, Tensor& loss, const amp_exec* exec) {
+    return (kind == AMPI_MSE ? amp_cuda_mse_forward
+                             : amp_cuda_bce_with_logits_forward)(x.dev, x.type, t.dev, t.type, loss.floats(), x.n, exec);
+}
+static void check_mean_loss(ampi_loss kind, size_t n, amp_dtype a, amp_dtype b, size_t shift) {
+    Tensor x(a, n, shift), t(b, n, 3 * shift % 8), loss(AMP_F32, 1);
+    Bytes alone;
+    x.fill([](size_t) { return 6.0f * test_uniform(); });
+    t.fill([](size_t) { return 0.5f + 0.5f * test_uniform(); });
+    const Bounded expected = mean_loss(kind, x, t);
+    for (size_t held : { 0, AMP_CUDA_LOSS_WORKSPACE }) {
+        Workspace w(held);
+        loss.poison();
+        CHECK(mean_loss_of(kind, x, t, loss, &w.exec) == AMP_OK);
+        check_bounded(kind == AMPI_MSE ? "mean square" : "binary cross-entropy", loss, expected);
+        if (alone.empty()) alone = loss.get();
+        CHECK_MSG(loss.get() == alone, "%zu elements", n);
+    }
+}
+static void test_mean_losses() {
+    for (ampi_loss kind : { AMPI_MSE, AMPI_BCE }) {
+        for (size_t n : { 1, 5, 8, 9, 2049, 4096, 4099, 16384, 16385, 50001 }) {
+            check_mean_loss(kind, n, AMP_F32, AMP_F32, n % 3);
+            check_mean_loss(kind, n, AMP_F16, AMP_F32, 1);
+        }
+        for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) check_mean_loss(kind, 77, a, b, 2);
+    }
+    check_mean_loss(AMPI_MSE, 1026 * 4096 + 5, AMP_F16, AMP_BF16, 0);      /* more tiles than parts */
+}
+/* Their gradients are computed element by element. */
+static void test_mean_loss_slopes() {
+    Tensor scale(AMP_F32, 1);
+    for (float s : { 65536.0f, 3.7f }) {
+        scale.fill([&](size_t) { return s; });
+        for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES)
+            for (size_t n : { 1, 13, 4101 })
+                for (int scaled : { 0, 1 }) {
+                    Tensor x(a, n, n % 5), t(b, n, n % 3), dx(c, n, 2);
+                    const float* host = scaled ? (const float*)scale.at() : nullptr;
+                    const float* dev = scaled ? scale.floats() : nullptr;
+                    x.fill(awkward);
+                    t.fill(ordinary);
+                    BOTH(amp_mse_backward(x.at(), a, t.at(), b, host, 0.3f, dx.at(), c, n, nullptr),
+                         amp_cuda_mse_backward(x.dev, a, t.dev, b, dev, 0.3f, dx.dev, c, n, nullptr));
+                    CHECK_BITS(dx, 0);
+                    BOTH(amp_bce_with_logits_backward(x.at(), a, t.at(), b, host, 0.3f, dx.at(), c, n, nullptr),
+                         amp_cuda_bce_with_logits_backward(x.dev, a, t.dev, b, dev, 0.3f, dx.dev, c, n, nullptr));
+                    CHECK_BITS(dx, 0);
+                }
+    }
+}
+/* An infinity or a NaN among the inputs shows in every loss. */
+static void test_loss_special() {
+    for (float bad : { (float)NAN, INFINITY, -INFINITY })
+        for (size_t n : { 30, 20000 }) {
+            Tensor x(AMP_F32, n), t(AMP_F32, n), loss(AMP_F32, 1);
+            Labels labels(n / 10, 10);
+            float host = 0;
+            x.fill(ordinary);
+            t.fill(ordinary);
+            x.set(n - 4, bad);
+            x.send();
+            labels.host[n / 10 - 1] = 6;
+            labels.send();
+            BOTH(amp_mse_forward(x.at(), AMP_F32, t.at(), AMP_F32, &host, n, nullptr),
+                 amp_cuda_mse_forward(x.dev, AMP_F32, t.dev, AMP_F32, loss.floats(), n, nullptr));
+            CHECK(std::isnan(host) ? std::isnan(loss.values()[0]) : loss.values()[0] == (double)host);
+            BOTH(amp_bce_with_logits_forward(x.at(), AMP_F32, t.at(), AMP_F32, &host, n, nullptr),
+                 amp_cuda_bce_with_logits_forward(x.dev, AMP_F32, t.dev, AMP_F32, loss.floats(), n, nullptr));
+            CHECK(std::isnan(host) ? std::isnan(loss.values()[0]) : loss.values()[0] == (double)host);
+            BOTH(amp_softmax_cross_entropy_forward(x.at(), AMP_F32, labels.host.data(), 0, &host, n / 10, 10, nullptr),
+                 amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), 0, loss.floats(), n / 10, 10,
+                                                        nullptr));
+            CHECK(std::isnan(host) ? std::isnan(loss.values()[0]) : loss.values()[0] == (double)host);
+        }
+}
+
+/* --- orders, graphs, errors -------------------------------------------------------------------- */
+
+/* Every sum, in every order of threads and blocks. */
+static void test_orders() {
+    const Norm q = norm_of(5, 3, 47);
+    const size_t rows = 130, d = 150;
+    Tensor x(AMP_F16, rows * d), dy(AMP_F16, rows * d), y(AMP_F32, rows * d), mean(AMP_F32, rows),
+        invstd(AMP_F32, rows), a(AMP_F32, d), b(AMP_F32, d), loss(AMP_F32, 1);
+    Labels labels(rows, d);
+    Workspace w(amp_cuda_layer_norm_workspace(rows, d));
+    CHECK(w.exec.workspace_size > AMP_CUDA_LOSS_WORKSPACE - 7000);
+    const amp_pool2d_shape pool = { AMP_POOL_AVERAGE, 1, 1, 130, 150, 20, 20, 10, 10, 0, 0, 0 };
+    fill_rows(x, d);
+    dy.fill(ordinary);
+    const auto results = [&](std::initializer_list<const Tensor*> list) {
+        Bytes all;
+        for (const Tensor* t : list) {
+            const Bytes part = t->get();
+            all.insert(all.end(), part.begin(), part.end());
+        }
+        return all;
+    };
+    check_repeatable([&]() {
+        CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F16, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+                                          mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr) == AMP_OK);
+        return results({ &y, &mean, &invstd });
+    });
+    check_repeatable([&]() {
+        CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+                                           invstd.floats(), y.dev, AMP_F32, a.dev, b.dev, AMP_F32, 0, nullptr)
+              == AMP_OK);
+        return results({ &y, &a, &b });
+    });
+    for (size_t columns : { d, rows * d / 2, rows * d })      /* one kernel for each length of rows */
+        check_repeatable([&]() {
+            const size_t n = rows * d / columns;
+            amp_result r = amp_cuda_layer_norm_forward(x.dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, mean.floats(),
+                                                       invstd.floats(), y.dev, AMP_F32, n, columns, nullptr);
+            CHECK(r == AMP_OK);
+            Bytes all = results({ &y, &mean, &invstd });
+            r = amp_cuda_softmax_forward(x.dev, AMP_F16, y.dev, AMP_F32, n, columns, nullptr);
+            CHECK(r == AMP_OK);
+            const Bytes more = results({ &y });
+            all.insert(all.end(), more.begin(), more.end());
+            return all;
+        });
+    check_repeatable([&]() {
+        CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+                                           invstd.floats(), y.dev, AMP_F32, a.dev, b.dev, AMP_F32, 0, rows, d, &w.exec)
+              == AMP_OK);
+        return results({ &y, &a, &b });
+    });
+    for (const amp_exec* exec : { (const amp_exec*)nullptr, (const amp_exec*)&w.exec })
+        check_repeatable([&]() {
+            CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F16, labels.dev(), 0.1f, loss.floats(), rows, d,
+                                                         exec) == AMP_OK);
+            Bytes all = results({ &loss });
+            CHECK(amp_cuda_mse_forward(x.dev, AMP_F16, dy.dev, AMP_F16, loss.floats(), rows * d, exec) == AMP_OK);
+            const Bytes more = results({ &loss });
+            all.insert(all.end(), more.begin(), more.end());
+            return all;
+        });
+    check_repeatable([&]() {
+        CHECK(amp_cuda_pool2d_forward(&pool, x.dev, AMP_F16, y.dev, AMP_F32, nullptr) == AMP_OK);
+        return results({ &y });
+    });
+}
+
+/* A captured chain of layers, replayed: the position of the dropout moves on by itself. */
+static void test_graph() {
+    const size_t rows = 130, d = 150, n = rows * d;
+    Tensor x(AMP_F16, n), y(AMP_F16, n), z(AMP_F32, n), loss(AMP_F32, 1), cell(AMP_F32, 2), host(AMP_F16, n);
+    Labels labels(rows, d);
+    Workspace w(AMP_CUDA_LOSS_WORKSPACE);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t ready;
+    CUDA_OK(cudaStreamCreate(&stream));
+    w.exec.stream = stream;
+    x.fill(ordinary);
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CHECK(ampi_cuda_dropout(x.dev, AMP_F16, y.dev, AMP_F16, n, 0.5f, 1, 2, (const uint64_t*)cell.dev, n, &w.exec)
+          == AMP_OK);
+    CHECK(amp_cuda_layer_norm_forward(y.dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, nullptr, nullptr, z.dev, AMP_F32,
+                                      rows, d, &w.exec) == AMP_OK);
+    CHECK(amp_cuda_softmax_cross_entropy_forward(z.dev, AMP_F32, labels.dev(), 0, loss.floats(), rows, d, &w.exec)
+          == AMP_OK);
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaGraphInstantiateWithFlags(&ready, graph, 0));
+    for (uint64_t position : { 0, 1, 7 }) {
+        CUDA_OK(cudaMemcpy(cell.dev, &position, sizeof position, cudaMemcpyHostToDevice));
+        CUDA_OK(cudaGraphLaunch(ready, stream));
+        CHECK(amp_dropout_forward(x.at(), AMP_F16, y.at(), AMP_F16, n, 0.5f, 1, 2 + position * n, nullptr) == AMP_OK);
+        CHECK(amp_cuda_synchronize(&w.exec) == AMP_OK);
+        CHECK_BITS(y, 0);
+        memcpy(z.at(), z.get().data(), z.bytes);
+        check_bounded("loss of a graph", loss, cross_entropy(z, labels, 0, rows, d));
+    }
+    CUDA_OK(cudaGraphExecDestroy(ready));
+    CUDA_OK(cudaGraphDestroy(graph));
+    CUDA_OK(cudaStreamDestroy(stream));
+}
+
+/* What the calls below are made of: sixteen floats, and one place for each argument. */
+struct Call {
+    const void *x, *y, *z;
+    void* out;
+    float *f, *g;
+    const int32_t* labels;
+    const float* scale;
+    amp_dtype t;
+    const amp_exec* exec;
+};
+struct Operator {
+    const char* name;
+    amp_result (*run)(const Call& c);
+    const char *x, *y, *z, *out, *f, *labels, *scale;      /* the names of what it takes; NULL = not used */
+    int out_optional, f_optional;
+};
+static const amp_pool2d_shape POOL = { AMP_POOL_MAX, 1, 1, 4, 4, 2, 2, 0, 0, 0, 0, 0 };
+static const amp_batch_norm_shape BATCH = { 4, 4, 1, 0, 0 };
+static const Operator OPERATORS[] = {
+    { "pool2d_forward", [](const Call& c) { return amp_cuda_pool2d_forward(&POOL, c.x, c.t, c.out, c.t, c.exec); },
+      "x", 0, 0, "y", 0, 0, 0, 0, 0 },
+    { "pool2d_backward",
+      [](const Call& c) { return amp_cuda_pool2d_backward(&POOL, c.y, c.t, c.x, c.t, c.out, c.t, c.exec); },
+      "x", "dy", 0, "dx", 0, 0, 0, 1, 0 },
+    { "batch_norm_forward",
+      [](const Call& c) {
+          return amp_cuda_batch_norm_forward(&BATCH, 1, c.x, c.t, c.y, c.z, AMP_F32, nullptr, nullptr, c.f, c.g, c.out,
+                                             c.t, c.exec);
+      },
+      "x", 0, 0, "y", "save_mean", 0, 0, 0, 0 },
+    { "batch_norm_backward",
+      [](const Call& c) {
+          return amp_cuda_batch_norm_backward(&BATCH, c.y, c.t, c.x, c.t, nullptr, AMP_F32, c.f, c.g, c.out, c.t,
+                                              nullptr, nullptr, AMP_F32, 0, c.exec);
+      },
+      "x", "dy", 0, "dx", "save_mean", 0, 0, 1, 0 },
+    { "layer_norm_forward",
+      [](const Call& c) {
+          return amp_cuda_layer_norm_forward(c.x, c.t, c.y, c.z, AMP_F32, 0, c.f, c.g, c.out, c.t, 4, 4, c.exec);
+      },
+      "x", 0, 0, "y", "save_mean", 0, 0, 0, 1 },
+    { "layer_norm_backward",
+      [](const Call& c) {
+          return amp_cuda_layer_norm_backward(c.y, c.t, c.x, c.t, nullptr, AMP_F32, c.f, c.g, c.out, c.t, nullptr,
+                                              nullptr, AMP_F32, 0, 4, 4, c.exec);
+      },
+      "x", "dy", 0, "dx", "save_mean", 0, 0, 1, 0 },
+    { "activation_forward",
+      [](const Call& c) { return amp_cuda_activation_forward(AMP_TANH, c.x, c.t, c.out, c.t, 16, c.exec); }, "x", 0, 0,
+      "y", 0, 0, 0, 0, 0 },
+    { "activation_backward",
+      [](const Call& c) {
+          return amp_cuda_activation_backward(AMP_TANH, c.x, c.t, c.y, c.t, c.out, c.t, 16, c.exec);
+      },
+      "dy", "saved", 0, "dx", 0, 0, 0, 1, 0 },
+    { "softmax_forward", [](const Call& c) { return amp_cuda_softmax_forward(c.x, c.t, c.out, c.t, 4, 4, c.exec); },
+      "x", 0, 0, "y", 0, 0, 0, 0, 0 },
+    { "softmax_backward",
+      [](const Call& c) { return amp_cuda_softmax_backward(c.x, c.t, c.y, c.t, c.out, c.t, 4, 4, c.exec); }, "dy", "y",
+      0, "dx", 0, 0, 0, 1, 0 },
+    { "dropout_forward",
+      [](const Call& c) { return amp_cuda_dropout_forward(c.x, c.t, c.out, c.t, 16, 0.5f, 0, 0, c.exec); }, "x", 0, 0,
+      "y", 0, 0, 0, 0, 0 },
+    { "add_forward",
+      [](const Call& c) { return amp_cuda_add_forward(c.x, c.t, c.y, c.t, c.out, c.t, 16, c.exec); }, "a", "b", 0, "y",
+      0, 0, 0, 0, 0 },
+    { "concat_forward",
+      [](const Call& c) { return amp_cuda_concat_forward(c.x, c.t, 4, c.out, c.t, 4, 0, 4, c.exec); }, "x", 0, 0, "y",
+      0, 0, 0, 0, 0 },
+    { "concat_backward",
+      [](const Call& c) { return amp_cuda_concat_backward(c.x, c.t, 4, 0, c.out, c.t, 4, 4, 0, c.exec); }, "y", 0, 0,
+      "x", 0, 0, 0, 0, 0 },
+    { "softmax_cross_entropy_forward",
+      [](const Call& c) {
+          return amp_cuda_softmax_cross_entropy_forward(c.x, c.t, c.labels, 0, c.f, 4, 4, c.exec);
+      },
+      "logits", 0, 0, 0, "loss", "labels", 0, 0, 0 },
+    { "softmax_cross_entropy_backward",
+      [](const Call& c) {
+          return amp_cuda_softmax_cross_entropy_backward(c.x, c.t, c.labels, 0, c.scale, 1, c.out, c.t, 4, 4, c.exec);
+      },
+      "logits", 0, 0, "dlogits", 0, "labels", "loss_scale", 1, 0 },
+    { "mse_forward", [](const Call& c) { return amp_cuda_mse_forward(c.x, c.t, c.y, c.t, c.f, 16, c.exec); }, "x",
+      "target", 0, 0, "loss", 0, 0, 0, 0 },
+    { "mse_backward",
+      [](const Call& c) { return amp_cuda_mse_backward(c.x, c.t, c.y, c.t, c.scale, 1, c.out, c.t, 16, c.exec); }, "x",
+      "target", 0, "dx", 0, 0, "loss_scale", 1, 0 },
+    { "bce_with_logits_forward",
+      [](const Call& c) { return amp_cuda_bce_with_logits_forward(c.x, c.t, c.y, c.t, c.f, 16, c.exec); }, "x",
+      "target", 0, 0, "loss", 0, 0, 0, 0 },
+    { "bce_with_logits_backward",
+      [](const Call& c) {
+          return amp_cuda_bce_with_logits_backward(c.x, c.t, c.y, c.t, c.scale, 1, c.out, c.t, 16, c.exec);
+      },
+      "x", "target", 0, "dx", 0, 0, "loss_scale", 1, 0 },
+};
+
+/* One argument after the other: NULL, or on the host. */
+static void check_argument(const Operator& op, Log& log, const Call& good, const char* name, size_t field, int optional) {
+    static float on_host[16];
+    const void* const wrong[2] = { nullptr, on_host };
+    if (!name) return;
+    const std::string place = std::string("amp_cuda_") + op.name + ": " + name;
+    for (int host = optional; host < 2; host++) {
+        Call bad = good;
+        memcpy((char*)&bad + field, &wrong[host], sizeof(void*));
+        CHECK_REFUSED(log, AMP_ERR_ARGUMENT, place + (host ? " is host memory" : " is NULL"), op.run(bad));
+    }
+}
+static void test_operator_errors() {
+    Tensor x(AMP_F32, 16), y(AMP_F32, 16), out(AMP_F32, 16), f(AMP_F32, 16), g(AMP_F32, 16), scale(AMP_F32, 1);
+    Labels labels(4, 4);
+    Log log;
+    x.fill(ordinary);
+    y.fill(ordinary);
+    for (const Operator& op : OPERATORS) {
+        const Call good = { x.dev, y.dev, y.dev, out.dev, f.floats(), g.floats(), labels.dev(), scale.floats(), AMP_F32,
+                            &log.exec };
+        scale.fill([](size_t) { return 1.0f; });
+        f.fill(ordinary);
+        g.fill(ordinary);
+        for (amp_dtype t : { AMP_F64, (amp_dtype)17 }) {
+            Call bad = good;
+            bad.t = t;
+            CHECK_REFUSED(log, AMP_ERR_DTYPE, std::string("amp_cuda_") + op.name + ": ", op.run(bad));
+        }
+        check_argument(op, log, good, op.x, offsetof(Call, x), 0);
+        check_argument(op, log, good, op.y, offsetof(Call, y), 0);
+        check_argument(op, log, good, op.out, offsetof(Call, out), op.out_optional);
+        check_argument(op, log, good, op.f, offsetof(Call, f), op.f_optional);
+        check_argument(op, log, good, op.labels, offsetof(Call, labels), 0);
+        check_argument(op, log, good, op.scale, offsetof(Call, scale), 1);
+        CHECK_LAUNCH_FAILS(log, std::string("amp_cuda_") + op.name + ": CUDA error", 1, op.run(good));
+        const long said = log.count;
+        Call plain = good;
+        plain.t = AMP_DTYPE_DEFAULT;
+        CHECK_MSG(op.run(plain) == AMP_OK && log.count == said, "%s: %s", op.name, log.text.c_str());
+    }
+    CUDA_OK(cudaDeviceSynchronize());
+}
+
+/* What depends on numbers rather than pointers, with the CPU's result codes. */
+static void test_number_errors() {
+    Tensor x(AMP_F32, 64), out(AMP_F32, 64), f(AMP_F32, 64);
+    Labels labels(8, 8);
+    Log log;
+    const amp_exec* e = &log.exec;
+    const size_t huge = SIZE_MAX / 8;
+    amp_pool2d_shape p = POOL;
+    amp_batch_norm_shape b = BATCH;
+    x.fill(ordinary);
+    const auto pool = [&](const amp_pool2d_shape* s) { return amp_cuda_pool2d_forward(s, x.dev, AMP_F32, out.dev, AMP_F32, e); };
+    const auto norm = [&](const amp_batch_norm_shape* s, int training) {
+        return amp_cuda_batch_norm_forward(s, training, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+                                           f.floats(), f.floats() + 32, out.dev, AMP_F32, e);
+    };
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "the shape is NULL", pool(nullptr));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "the shape is NULL",
+                  amp_cuda_pool2d_backward(nullptr, x.dev, AMP_F32, x.dev, AMP_F32, out.dev, AMP_F32, e));
+    p.kernel_h = 5;
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "larger than its 4x4 input", pool(&p));
+    p.kernel_h = 2; p.pad_w = 2;
+    CHECK_REFUSED(log, AMP_ERR_DESC, "padding", pool(&p));
+    p.kind = (amp_pool)3;
+    CHECK_REFUSED(log, AMP_ERR_DESC, "kind 3", pool(&p));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "the shape is NULL", norm(nullptr, 1));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "running_mean is NULL", norm(&b, 0));
+    b.n = 1;
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "more than one value", norm(&b, 1));
+    b.n = 4; b.eps = -1.0f;
+    CHECK_REFUSED(log, AMP_ERR_DESC, "eps", norm(&b, 1));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "sizes >= 1",
+                  amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, nullptr, nullptr, out.dev,
+                                              AMP_F32, 0, 8, e));
+    CHECK_REFUSED(log, AMP_ERR_DESC, "eps -1",
+                  amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, -1.0f, nullptr, nullptr,
+                                              out.dev, AMP_F32, 8, 8, e));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "sizes >= 1",
+                  amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
+                                               out.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, 8, 0, e));
+    CHECK_REFUSED(log, AMP_ERR_DESC, "99 is not",
+                  amp_cuda_activation_forward((amp_activation)99, x.dev, AMP_F32, out.dev, AMP_F32, 64, e));
+    CHECK_REFUSED(log, AMP_ERR_DESC, "5 is not",
+                  amp_cuda_activation_backward((amp_activation)5, x.dev, AMP_F32, x.dev, AMP_F32, out.dev, AMP_F32, 64,
+                                               e));
+    for (float wrong : { -0.1f, 1.0f, (float)NAN }) {
+        CHECK_REFUSED(log, AMP_ERR_DESC, "probability",
+                      amp_cuda_dropout_forward(x.dev, AMP_F32, out.dev, AMP_F32, 64, wrong, 0, 0, e));
+        CHECK_REFUSED(log, AMP_ERR_DESC, "smoothing",
+                      amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), wrong, f.floats(), 8, 8, e));
+    }
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "do not fit",
+                  amp_cuda_concat_forward(x.dev, AMP_F32, 4, out.dev, AMP_F32, 8, 5, 8, e));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "do not fit",
+                  amp_cuda_concat_backward(x.dev, AMP_F32, 8, 0, out.dev, AMP_F32, 9, 7, 0, e));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "rows of",
+                  amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), 0, f.floats(), 0, 8, e));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "not defined",
+                  amp_cuda_mse_forward(x.dev, AMP_F32, x.dev, AMP_F32, f.floats(), 0, e));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "not defined",
+                  amp_cuda_bce_with_logits_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, 1, out.dev, AMP_F32, 0, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "more elements",
+                  amp_cuda_activation_forward(AMP_RELU, x.dev, AMP_F32, out.dev, AMP_F32, huge, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "more elements",
+                  amp_cuda_softmax_forward(x.dev, AMP_F32, out.dev, AMP_F32, huge, huge, e));
+    for (unsigned char byte : out.get()) CHECK(byte == POISON);
+}
+/* The second launch of a call fails. */
+static void test_second_launch() {
+    Tensor x(AMP_F32, 20000), y(AMP_F32, 20000), loss(AMP_F32, 1), g(AMP_F32, 100), rows(AMP_F32, 200);
+    Workspace w(amp_cuda_layer_norm_workspace(200, 100) + AMP_CUDA_LOSS_WORKSPACE);
+    Log log;
+    x.fill(ordinary);
+    rows.fill(ordinary);
+    w.exec.logger = &log.logger;
+    CHECK_LAUNCH_FAILS(log, "amp_cuda_mse_forward: CUDA error", 2,
+                       amp_cuda_mse_forward(x.dev, AMP_F32, x.dev, AMP_F32, loss.floats(), x.n, &w.exec));
+    CHECK_LAUNCH_FAILS(log, "amp_cuda_layer_norm_backward: CUDA error", 2,
+                       amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, rows.floats(),
+                                                    rows.floats(), y.dev, AMP_F32, g.dev, nullptr, AMP_F32, 0, 200, 100,
+                                                    &w.exec));
+    CUDA_OK(cudaDeviceSynchronize());
+}
+
 int main() {
     TEST(test_activation_values);
     TEST(test_activation_types);
@@ -630,9 +1417,24 @@ int main() {
     TEST(test_pool);
     TEST(test_pool_first);
     TEST(test_norm_sizes);
+    TEST(test_norm_turns);
     TEST(test_norm_types);
     TEST(test_norm_shifted);
     TEST(test_norm_running);
     TEST(test_norm_special);
+    TEST(test_layer_norm);
+    TEST(test_layer_norm_columns);
+    TEST(test_softmax);
+    TEST(test_softmax_special);
+    TEST(test_cross_entropy);
+    TEST(test_wrong_labels);
+    TEST(test_mean_losses);
+    TEST(test_mean_loss_slopes);
+    TEST(test_loss_special);
+    TEST(test_orders);
+    TEST(test_graph);
+    TEST(test_operator_errors);
+    TEST(test_number_errors);
+    TEST(test_second_launch);
     TEST_END();
 }
