@@ -851,7 +851,51 @@ static void test_softmax() {
         check_softmax(rows_for(d), d, AMP_F16, AMP_F16, AMP_BF16, 3);
     }
     for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES) check_softmax(10, 75, a, b, c, 1);
-    check_softmax(33000, 2, AMP_F16, AMP_F16, AMP_F16, 0);      /* more rows than the warps of a launch */
+}
+
+/* Warps and blocks that take several rows, one after the other, with the bits of those that take one. */
+template <int T> static void check_row_turns(size_t d) {
+    const size_t rows = T == 32 ? 21 : 4, n = rows * d;
+    const dim3 one(1), block(AMPI_CUDA_THREADS(T));
+    Tensor x(AMP_F32, n), dy(AMP_F32, n), y(AMP_F32, n), dx(AMP_F32, n), mean(AMP_F32, rows), invstd(AMP_F32, rows);
+    fill_rows(x, d);
+    dy.fill(ordinary);
+    CHECK(amp_cuda_softmax_forward(x.dev, AMP_F32, y.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
+    CHECK(amp_cuda_softmax_backward(dy.dev, AMP_F32, y.dev, AMP_F32, dx.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
+    const Bytes y1 = y.get(), dx1 = dx.get();
+    ampi_cuda_softmax s = { x.dev, nullptr, y.dev, AMP_F32, AMP_F32, AMP_F32, rows, d };
+    y.poison();
+    dx.poison();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_softmax<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, s) == AMP_OK);
+    CHECK(y.get() == y1);
+    s.x = y.dev; s.dy = dy.dev; s.y = dx.dev;
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_softmax_backward<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, s)
+          == AMP_OK);
+    CHECK(dx.get() == dx1);
+    CHECK(amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, mean.floats(), invstd.floats(),
+                                      y.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
+    CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
+                                       invstd.floats(), dx.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, rows, d, nullptr)
+          == AMP_OK);
+    const Bytes y2 = y.get(), dx2 = dx.get(), mean2 = mean.get();
+    ampi_cuda_ln q = {};
+    q.x = x.dev; q.dy = dy.dev; q.y = y.dev;
+    q.save_mean = mean.floats(); q.save_invstd = invstd.floats();
+    q.xt = q.dyt = q.pt = q.yt = q.dpt = AMP_F32;
+    q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = 1e-5f;
+    y.poison();
+    dx.poison();
+    mean.poison();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_layer_norm<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, q) == AMP_OK);
+    CHECK(y.get() == y2 && mean.get() == mean2);
+    q.y = dx.dev; q.mean = mean.floats(); q.invstd = invstd.floats();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_layer_norm_backward<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, q)
+          == AMP_OK);
+    CHECK(dx.get() == dx2);
+}
+static void test_row_turns() {
+    check_row_turns<32>(50);
+    check_row_turns<256>(1500);
 }
 /* In place; rows of -inf, +inf and NaN as on the CPU; nothing to do. */
 static void test_softmax_special() {
@@ -1028,7 +1072,19 @@ static void test_mean_losses() {
         }
         for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) check_mean_loss(kind, 77, a, b, 2);
     }
-    check_mean_loss(AMPI_MSE, 1026 * 4096 + 5, AMP_F16, AMP_BF16, 0);      /* more tiles than parts */
+}
+/* Parts of several tiles, blocks of several parts. */
+static void test_mean_loss_turns() {
+    Tensor x(AMP_F16, 5 * AMPI_CUDA_TILE + 99), t(AMP_F16, x.n), loss(AMP_F32, 1);
+    ampi_cuda_loss q = {};
+    x.fill(ordinary);
+    t.fill(ordinary);
+    q.x = x.dev; q.target = t.dev; q.loss = loss.floats();
+    q.xt = q.tt = AMP_F16;
+    q.n = x.n; q.count = 2; q.kind = AMPI_MSE;
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_loss, dim3(1), dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_LOSS_SHARED, q)
+          == AMP_OK);
+    check_bounded("mean square, two parts", loss, mean_loss(AMPI_MSE, x, t));
 }
 /* Their gradients are computed element by element. */
 static void test_mean_loss_slopes() {
@@ -1425,10 +1481,12 @@ int main() {
     TEST(test_layer_norm);
     TEST(test_layer_norm_columns);
     TEST(test_softmax);
+    TEST(test_row_turns);
     TEST(test_softmax_special);
     TEST(test_cross_entropy);
     TEST(test_wrong_labels);
     TEST(test_mean_losses);
+    TEST(test_mean_loss_turns);
     TEST(test_mean_loss_slopes);
     TEST(test_loss_special);
     TEST(test_orders);
