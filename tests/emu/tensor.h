@@ -1,20 +1,12 @@
-/* tensor.h - what the tests of amp_cuda.cuh share: tensors on both sides, a logger that remembers, orders of threads.
-   Include it behind amp_cuda.cuh. Everything goes through the CUDA runtime, so the tests run on a GPU as they are;
-   what only the emulator can do stands behind AMP_CUDA_EMU. */
+/* tensor.h - the same elements on the host and on the device, for operators that the CPU's calls mirror: filled with
+   awkward or ordinary values, compared bit by bit. And calls that are refused, that fail, that run in any order. */
 #ifndef AMP_TEST_TENSOR_H
 #define AMP_TEST_TENSOR_H
 
-#include "../test.h"
+#include "device.h"
 
-#include <cmath>
 #include <string>
-#include <vector>
 
-#define CUDA_OK(call) CHECK_MSG((call) == cudaSuccess, "%s", cudaGetErrorString(cudaPeekAtLastError()))
-
-typedef std::vector<unsigned char> Bytes;
-
-static const amp_dtype TYPES[] = { AMP_F32, AMP_F16, AMP_BF16 };
 enum { POISON = 0x5b, TEST_GUARD = 256 };
 
 /* n elements of a type on the host and on the device, where they begin `shift` elements off a multiple of 256 bytes.
@@ -33,8 +25,8 @@ struct Tensor {
 #ifdef AMP_CUDA_EMU
         behind = 0;
 #endif
-        CUDA_OK(cudaMalloc((void**)&base, before + bytes + behind));
-        CUDA_OK(cudaMemset(base, POISON, before + bytes + behind));
+        OK(cudaMalloc((void**)&base, before + bytes + behind));
+        OK(cudaMemset(base, POISON, before + bytes + behind));
         dev = base + before;
     }
     ~Tensor() { cudaFree(base); }
@@ -43,26 +35,22 @@ struct Tensor {
 
     void* at() { return host.data(); }
     float* floats() { return (float*)dev; }
-    float value(const Bytes& b, size_t i) const {
-        float v;
-        amp_convert(&v, AMP_F32, b.data() + i * amp_dtype_size(type), type, 1);
-        return v;
-    }
+    float value(const Bytes& b, size_t i) const { return ::get(b.data() + i * amp_dtype_size(type), type); }
     float operator[](size_t i) const { return value(host, i); }
     void set(size_t i, float v) { amp_convert(host.data() + i * amp_dtype_size(type), type, &v, AMP_F32, 1); }
     /* The device receives the host's elements, or poison. */
     void send() {
-        if (bytes) CUDA_OK(cudaMemcpy(dev, host.data(), bytes, cudaMemcpyHostToDevice));
+        if (bytes) OK(cudaMemcpy(dev, host.data(), bytes, cudaMemcpyHostToDevice));
     }
     void poison() {
-        if (bytes) CUDA_OK(cudaMemset(dev, POISON, bytes));
-        CUDA_OK(cudaDeviceSynchronize());      /* a stream of its own need not wait for it */
+        if (bytes) OK(cudaMemset(dev, POISON, bytes));
+        OK(cudaDeviceSynchronize());      /* a stream of its own need not wait for it */
     }
     /* The device's elements, when all work is done. */
     Bytes get() const {
         Bytes all(before + bytes + behind);
-        CUDA_OK(cudaDeviceSynchronize());
-        CUDA_OK(cudaMemcpy(all.data(), base, all.size(), cudaMemcpyDeviceToHost));
+        OK(cudaDeviceSynchronize());
+        OK(cudaMemcpy(all.data(), base, all.size(), cudaMemcpyDeviceToHost));
         size_t kept = 0;
         for (size_t i = 0; i < all.size(); i++)
             kept += (i < before || i >= before + bytes) && all[i] == (unsigned char)POISON;
@@ -154,13 +142,6 @@ struct Log {
         log->count++;
     }
 };
-static inline long launches() {
-#ifdef AMP_CUDA_EMU
-    return emu_launch_count();
-#else
-    return 0;
-#endif
-}
 /* The call is refused with this code and one sentence that has `words` in it, and launches nothing. */
 #define CHECK_REFUSED(log, result, words, call)                                                                  \
     do {                                                                                                         \
@@ -175,15 +156,11 @@ static inline long launches() {
 /* Runs f under several orders of threads and blocks (on a GPU: again), and compares the bytes it returns. */
 template <typename F> static void check_repeatable(F f) {
     const Bytes first = f();
-    for (int schedule : { -1, 1, 2 }) {
-#ifdef AMP_CUDA_EMU
-        emu_set_schedule(schedule);
-#endif
-        CHECK_MSG(f() == first, "schedule %d", schedule);
+    for (int order = 1; order < ORDERS; order++) {
+        set_schedule(order);
+        CHECK_MSG(f() == first, "order %d", order);
     }
-#ifdef AMP_CUDA_EMU
-    emu_set_schedule(EMU_FORWARD);
-#endif
+    set_schedule(0);
 }
 
 #ifdef AMP_CUDA_EMU

@@ -1,8 +1,5 @@
 /* Conversions on the device, against amp_convert: every half and bfloat16, every rounding boundary of a float, and
    all sizes, types and alignments around the ends of the kernels' tiles. */
-#define AMP_IMPLEMENTATION
-#include "../../amp_cuda.cuh"
-
 #include "tensor.h"
 
 /* Converts on both sides, and compares all bits. */
@@ -14,7 +11,7 @@ static void check_convert(Tensor& dst, Tensor& src, const amp_convert_desc* desc
         host = device = *desc;
         host.saturated = &expected;
         device.saturated = (size_t*)count.dev;
-        CUDA_OK(cudaMemcpy(count.dev, &before, sizeof before, cudaMemcpyHostToDevice));
+        OK(cudaMemcpy(count.dev, &before, sizeof before, cudaMemcpyHostToDevice));
     }
     const void* from = src.dev == dst.dev ? dst.host.data() : src.host.data();
     dst.poison();
@@ -24,7 +21,7 @@ static void check_convert(Tensor& dst, Tensor& src, const amp_convert_desc* desc
           == AMP_OK);
     CHECK_BITS(dst, 1);
     if (!desc) return;
-    CUDA_OK(cudaMemcpy(&got, count.dev, sizeof got, cudaMemcpyDeviceToHost));
+    OK(cudaMemcpy(&got, count.dev, sizeof got, cudaMemcpyDeviceToHost));
     CHECK_MSG(got == expected, "%zu clamped, not %zu", got, expected);
 }
 
@@ -120,11 +117,11 @@ static void test_turns() {
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_convert, dim3(2), dim3(AMPI_CUDA_BLOCK), 0, m) == AMP_OK);
     CHECK(amp_convert(dst.at(), dst.type, src.at(), src.type, n) == AMP_OK);
     CHECK_BITS(dst, 1);
-    CUDA_OK(cudaMemset(count.dev, 0, sizeof hits));
+    OK(cudaMemset(count.dev, 0, sizeof hits));
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_convert_with, dim3(2), dim3(AMPI_CUDA_BLOCK), 0, m, how) == AMP_OK);
     CHECK(amp_convert_with(dst.at(), dst.type, src.at(), src.type, n, &d) == AMP_OK);
     CHECK_BITS(dst, 1);
-    CUDA_OK(cudaMemcpy(&got, count.dev, sizeof got, cudaMemcpyDeviceToHost));
+    OK(cudaMemcpy(&got, count.dev, sizeof got, cudaMemcpyDeviceToHost));
     CHECK(got == hits && hits > 0);
 }
 
@@ -153,7 +150,7 @@ static void test_orders() {
         d.saturate = 1;
         d.saturated = (size_t*)count.dev;
         dst.poison();
-        CUDA_OK(cudaMemset(count.dev, 0, sizeof(size_t)));
+        OK(cudaMemset(count.dev, 0, sizeof(size_t)));
         CHECK(amp_cuda_convert_with(dst.dev, AMP_F16, src.dev, AMP_F32, src.n, &d, nullptr) == AMP_OK);
         Bytes all = dst.get(), c = count.get();
         all.insert(all.end(), c.begin(), c.end());
@@ -168,8 +165,8 @@ static void test_streams() {
     Log log;
     float* pinned;
     src.fill(awkward);
-    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    CUDA_OK(cudaMallocHost((void**)&pinned, 1000 * sizeof *pinned));
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    OK(cudaMallocHost((void**)&pinned, 1000 * sizeof *pinned));
     memcpy(pinned, src.at(), 1000 * sizeof *pinned);
     log.exec.stream = stream;
     CHECK(amp_convert(dst.at(), AMP_F16, src.at(), AMP_F32, 1000) == AMP_OK);
@@ -181,8 +178,8 @@ static void test_streams() {
     CHECK(amp_cuda_synchronize(&log.exec) == AMP_OK);
     CHECK_BITS(dst, 1);
     CHECK(log.count == 0);
-    CUDA_OK(cudaFreeHost(pinned));
-    CUDA_OK(cudaStreamDestroy(stream));
+    OK(cudaFreeHost(pinned));
+    OK(cudaStreamDestroy(stream));
 }
 
 static void test_errors() {

@@ -1,9 +1,6 @@
 /* Layers and losses on the device. What is computed element by element has the CPU's bits. Sums have another order:
    they are compared with sums in double, within bounds that follow from the roundings on the way (u = 2^-24 each),
    and give the same bits in every order of threads and blocks. */
-#define AMP_IMPLEMENTATION
-#include "../../amp_cuda.cuh"
-
 #include "tensor.h"
 
 #include <cstddef>
@@ -30,8 +27,6 @@ struct Bounded {
         error.push_back(e);
     }
 };
-static double unit_of(amp_dtype t) { return t == AMP_F16 ? ldexp(1, -11) : t == AMP_BF16 ? ldexp(1, -8) : U; }
-static double tiny_of(amp_dtype t) { return ldexp(1, t == AMP_F16 ? -25 : t == AMP_BF16 ? -134 : -150); }
 
 /* Terms of the second order are far below the hundredth that is added. */
 static void check_bounded(const char* what, const Tensor& t, const Bounded& b) {
@@ -59,16 +54,6 @@ static Bounded onto(const Bounded& b, const Tensor& old, int accumulate) {
     }
     return r;
 }
-
-/* Device memory as a workspace of an exec. */
-struct Workspace {
-    Tensor memory;
-    amp_exec exec;
-    explicit Workspace(size_t bytes, size_t skip = 0) : memory(AMP_F32, bytes / 4 + 8), exec() {
-        exec.workspace = (char*)memory.dev + skip;
-        exec.workspace_size = bytes;
-    }
-};
 
 /* --- element by element ---------------------------------------------------------------------- */
 
@@ -187,7 +172,7 @@ static void test_dropout_position() {
     Tensor x(AMP_F16, 3000), y(AMP_F16, 3000), cell(AMP_F32, 2);
     x.fill(ordinary);
     for (uint64_t position : { (uint64_t)0, (uint64_t)1, (uint64_t)5, (uint64_t)1 << 40 }) {
-        CUDA_OK(cudaMemcpy(cell.dev, &position, sizeof position, cudaMemcpyHostToDevice));
+        OK(cudaMemcpy(cell.dev, &position, sizeof position, cudaMemcpyHostToDevice));
         BOTH(amp_dropout_forward(x.at(), AMP_F16, y.at(), AMP_F16, x.n, 0.4f, 3, 17 + position * 3001, nullptr),
              ampi_cuda_dropout(x.dev, AMP_F16, y.dev, AMP_F16, x.n, 0.4f, 3, 17, (const uint64_t*)cell.dev, 3001,
                                nullptr));
@@ -771,12 +756,13 @@ static void test_layer_norm_columns() {
             invstd.fill(ordinary);
             Bytes first;
             for (size_t held : { (size_t)0, bytes, bytes + 100, bytes / 2 }) {
-                Workspace w(held, held == bytes ? 4 : 0);
+                amp_exec exec = quiet_exec();
+                Workspace w(&exec, held, held == bytes ? 4 : 0);
                 dgamma.poison();
                 dbeta.poison();
                 CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_BF16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
                                                    invstd.floats(), nullptr, AMP_F32, dgamma.dev, dbeta.dev, AMP_F32,
-                                                   0, rows, d, &w.exec) == AMP_OK);
+                                                   0, rows, d, &exec) == AMP_OK);
                 Bytes got = dgamma.get(), more = dbeta.get();
                 got.insert(got.end(), more.begin(), more.end());
                 if (first.empty()) first = got;
@@ -982,9 +968,10 @@ static void check_cross_entropy(size_t n, size_t d, amp_dtype a, amp_dtype b, fl
     fill_logits(x, d);
     const Bounded expected = cross_entropy(x, labels, (double)smoothing, n, d);
     for (size_t held : { 0, AMP_CUDA_LOSS_WORKSPACE + 16 }) {
-        Workspace w(held, 4);
+        amp_exec exec = quiet_exec();
+        Workspace w(&exec, held, 4);
         loss.poison();
-        CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, a, labels.dev(), smoothing, loss.floats(), n, d, &w.exec)
+        CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, a, labels.dev(), smoothing, loss.floats(), n, d, &exec)
               == AMP_OK);
         check_bounded("cross-entropy", loss, expected);
         if (alone.empty()) alone = loss.get();
@@ -1056,9 +1043,10 @@ static void check_mean_loss(ampi_loss kind, size_t n, amp_dtype a, amp_dtype b, 
     t.fill([](size_t) { return 0.5f + 0.5f * test_uniform(); });
     const Bounded expected = mean_loss(kind, x, t);
     for (size_t held : { 0, AMP_CUDA_LOSS_WORKSPACE }) {
-        Workspace w(held);
+        amp_exec exec = quiet_exec();
+        Workspace w(&exec, held);
         loss.poison();
-        CHECK(mean_loss_of(kind, x, t, loss, &w.exec) == AMP_OK);
+        CHECK(mean_loss_of(kind, x, t, loss, &exec) == AMP_OK);
         check_bounded(kind == AMPI_MSE ? "mean square" : "binary cross-entropy", loss, expected);
         if (alone.empty()) alone = loss.get();
         CHECK_MSG(loss.get() == alone, "%zu elements", n);
@@ -1143,8 +1131,8 @@ static void test_orders() {
     Tensor x(AMP_F16, rows * d), dy(AMP_F16, rows * d), y(AMP_F32, rows * d), mean(AMP_F32, rows),
         invstd(AMP_F32, rows), a(AMP_F32, d), b(AMP_F32, d), loss(AMP_F32, 1);
     Labels labels(rows, d);
-    Workspace w(amp_cuda_layer_norm_workspace(rows, d));
-    CHECK(w.exec.workspace_size > AMP_CUDA_LOSS_WORKSPACE - 7000);
+    amp_exec exec = quiet_exec();
+    Workspace w(&exec, amp_cuda_layer_norm_workspace(rows, d) + AMP_CUDA_LOSS_WORKSPACE);
     const amp_pool2d_shape pool = { AMP_POOL_AVERAGE, 1, 1, 130, 150, 20, 20, 10, 10, 0, 0, 0 };
     fill_rows(x, d);
     dy.fill(ordinary);
@@ -1182,16 +1170,16 @@ static void test_orders() {
         });
     check_repeatable([&]() {
         CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
-                                           invstd.floats(), y.dev, AMP_F32, a.dev, b.dev, AMP_F32, 0, rows, d, &w.exec)
+                                           invstd.floats(), y.dev, AMP_F32, a.dev, b.dev, AMP_F32, 0, rows, d, &exec)
               == AMP_OK);
         return results({ &y, &a, &b });
     });
-    for (const amp_exec* exec : { (const amp_exec*)nullptr, (const amp_exec*)&w.exec })
+    for (const amp_exec* with : { (const amp_exec*)nullptr, (const amp_exec*)&exec })
         check_repeatable([&]() {
             CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F16, labels.dev(), 0.1f, loss.floats(), rows, d,
-                                                         exec) == AMP_OK);
+                                                         with) == AMP_OK);
             Bytes all = results({ &loss });
-            CHECK(amp_cuda_mse_forward(x.dev, AMP_F16, dy.dev, AMP_F16, loss.floats(), rows * d, exec) == AMP_OK);
+            CHECK(amp_cuda_mse_forward(x.dev, AMP_F16, dy.dev, AMP_F16, loss.floats(), rows * d, with) == AMP_OK);
             const Bytes more = results({ &loss });
             all.insert(all.end(), more.begin(), more.end());
             return all;
@@ -1207,34 +1195,35 @@ static void test_graph() {
     const size_t rows = 130, d = 150, n = rows * d;
     Tensor x(AMP_F16, n), y(AMP_F16, n), z(AMP_F32, n), loss(AMP_F32, 1), cell(AMP_F32, 2), host(AMP_F16, n);
     Labels labels(rows, d);
-    Workspace w(AMP_CUDA_LOSS_WORKSPACE);
+    amp_exec exec = quiet_exec();
+    Workspace w(&exec, AMP_CUDA_LOSS_WORKSPACE);
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t ready;
-    CUDA_OK(cudaStreamCreate(&stream));
-    w.exec.stream = stream;
+    OK(cudaStreamCreate(&stream));
+    exec.stream = stream;
     x.fill(ordinary);
-    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    CHECK(ampi_cuda_dropout(x.dev, AMP_F16, y.dev, AMP_F16, n, 0.5f, 1, 2, (const uint64_t*)cell.dev, n, &w.exec)
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CHECK(ampi_cuda_dropout(x.dev, AMP_F16, y.dev, AMP_F16, n, 0.5f, 1, 2, (const uint64_t*)cell.dev, n, &exec)
           == AMP_OK);
     CHECK(amp_cuda_layer_norm_forward(y.dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, nullptr, nullptr, z.dev, AMP_F32,
-                                      rows, d, &w.exec) == AMP_OK);
-    CHECK(amp_cuda_softmax_cross_entropy_forward(z.dev, AMP_F32, labels.dev(), 0, loss.floats(), rows, d, &w.exec)
+                                      rows, d, &exec) == AMP_OK);
+    CHECK(amp_cuda_softmax_cross_entropy_forward(z.dev, AMP_F32, labels.dev(), 0, loss.floats(), rows, d, &exec)
           == AMP_OK);
-    CUDA_OK(cudaStreamEndCapture(stream, &graph));
-    CUDA_OK(cudaGraphInstantiateWithFlags(&ready, graph, 0));
+    OK(cudaStreamEndCapture(stream, &graph));
+    OK(cudaGraphInstantiateWithFlags(&ready, graph, 0));
     for (uint64_t position : { 0, 1, 7 }) {
-        CUDA_OK(cudaMemcpy(cell.dev, &position, sizeof position, cudaMemcpyHostToDevice));
-        CUDA_OK(cudaGraphLaunch(ready, stream));
+        OK(cudaMemcpy(cell.dev, &position, sizeof position, cudaMemcpyHostToDevice));
+        OK(cudaGraphLaunch(ready, stream));
         CHECK(amp_dropout_forward(x.at(), AMP_F16, y.at(), AMP_F16, n, 0.5f, 1, 2 + position * n, nullptr) == AMP_OK);
-        CHECK(amp_cuda_synchronize(&w.exec) == AMP_OK);
+        CHECK(amp_cuda_synchronize(&exec) == AMP_OK);
         CHECK_BITS(y, 0);
         memcpy(z.at(), z.get().data(), z.bytes);
         check_bounded("loss of a graph", loss, cross_entropy(z, labels, 0, rows, d));
     }
-    CUDA_OK(cudaGraphExecDestroy(ready));
-    CUDA_OK(cudaGraphDestroy(graph));
-    CUDA_OK(cudaStreamDestroy(stream));
+    OK(cudaGraphExecDestroy(ready));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaStreamDestroy(stream));
 }
 
 /* What the calls below are made of: sixteen floats, and one place for each argument. */
@@ -1375,7 +1364,7 @@ static void test_operator_errors() {
         plain.t = AMP_DTYPE_DEFAULT;
         CHECK_MSG(op.run(plain) == AMP_OK && log.count == said, "%s: %s", op.name, log.text.c_str());
     }
-    CUDA_OK(cudaDeviceSynchronize());
+    OK(cudaDeviceSynchronize());
 }
 
 /* What depends on numbers rather than pointers, with the CPU's result codes. */
@@ -1447,18 +1436,19 @@ static void test_number_errors() {
 /* The second launch of a call fails. */
 static void test_second_launch() {
     Tensor x(AMP_F32, 20000), y(AMP_F32, 20000), loss(AMP_F32, 1), g(AMP_F32, 100), rows(AMP_F32, 200);
-    Workspace w(amp_cuda_layer_norm_workspace(200, 100) + AMP_CUDA_LOSS_WORKSPACE);
+    amp_exec exec = quiet_exec();
+    Workspace w(&exec, amp_cuda_layer_norm_workspace(200, 100) + AMP_CUDA_LOSS_WORKSPACE);
     Log log;
     x.fill(ordinary);
     rows.fill(ordinary);
-    w.exec.logger = &log.logger;
+    exec.logger = &log.logger;
     CHECK_LAUNCH_FAILS(log, "amp_cuda_mse_forward: CUDA error", 2,
-                       amp_cuda_mse_forward(x.dev, AMP_F32, x.dev, AMP_F32, loss.floats(), x.n, &w.exec));
+                       amp_cuda_mse_forward(x.dev, AMP_F32, x.dev, AMP_F32, loss.floats(), x.n, &exec));
     CHECK_LAUNCH_FAILS(log, "amp_cuda_layer_norm_backward: CUDA error", 2,
                        amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, rows.floats(),
                                                     rows.floats(), y.dev, AMP_F32, g.dev, nullptr, AMP_F32, 0, 200, 100,
-                                                    &w.exec));
-    CUDA_OK(cudaDeviceSynchronize());
+                                                    &exec));
+    OK(cudaDeviceSynchronize());
 }
 
 int main() {
