@@ -2505,7 +2505,8 @@ AMPI_D void ampi_d_bn_walk(const ampi_cuda_bn& s, size_t c, F f) {
     }
 }
 
-/* The mean of a part of the channel, at most one eight of each thread: a number near the channel's mean. */
+/* The mean of a part of the channel, at most one eight of each thread: a number near the channel's mean, or 0 where
+   there is no such number, so that the sums tell an infinite mean from a NaN. */
 AMPI_D float ampi_d_bn_pivot(const ampi_cuda_bn& s, size_t c, double* shared) {
     double v[2] = { 0.0, 0.0 };
     size_t i, end;
@@ -2517,7 +2518,8 @@ AMPI_D float ampi_d_bn_pivot(const ampi_cuda_bn& s, size_t c, double* shared) {
         v[1] = (double)(end - i < 8 ? end - i : 8);
     }
     ampi_d_group_sum<AMPI_CUDA_BN_BLOCK>(v, shared);
-    return (float)(v[0] / v[1]);
+    const float pivot = (float)(v[0] / v[1]);
+    return (ampi_bits(pivot) & 0x7fffffffu) < 0x7f800000u ? pivot : 0.0f;
 }
 
 /* Sums of d = x - pivot and of d^2 in one pass. The sum of squares about the mean is then s1 - s0^2 / M. What
@@ -3159,7 +3161,7 @@ AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, siz
     const ampi_argument list[] = { { "x", x, x_dtype, d == 0 }, { "y", y, y_dtype, d == 0 } };
     const ampi_cuda_columns q = { x, y, ampi_dtype(x_dtype), ampi_dtype(y_dtype), 0, d, column, d_total, rows, d,
                                   0 };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d_total), list);
+    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d ? d_total : 0), list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
     return ampi_cuda_columns_run(exec, op, q);
 }
@@ -3170,7 +3172,7 @@ AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, si
     const ampi_argument list[] = { { "y", y, y_dtype, d == 0 }, { "x", x, x_dtype, d == 0 } };
     const ampi_cuda_columns q = { y, x, ampi_dtype(y_dtype), ampi_dtype(x_dtype), column, d_total, 0, d, rows, d,
                                   accumulate != 0 };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d_total), list);
+    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d ? d_total : 0), list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
     return ampi_cuda_columns_run(exec, op, q);
 }

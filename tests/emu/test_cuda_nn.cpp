@@ -1,0 +1,1488 @@
+/* Layers and losses on the device. What is computed element by element has the CPU's bits. Sums have another order:
+   they are compared with sums in double, within bounds that follow from the roundings on the way (u = 2^-24 each),
+   and give the same bits in every order of threads and blocks. */
+#include "tensor.h"
+
+#include <cstddef>
+#include <initializer_list>
+
+/* Both sides accept the call. */
+#define BOTH(cpu, gpu)                                                                    \
+    do {                                                                                  \
+        CHECK((cpu) == AMP_OK);                                                           \
+        const amp_result r_ = (gpu);                                                      \
+        CHECK_MSG(r_ == AMP_OK, "%s", amp_result_string(r_));                             \
+    } while (0)
+
+static const double U = 1.0 / 16777216.0;
+
+/* --- what a sum may differ by ---------------------------------------------------------------- */
+
+/* Expected values, and how far a result may lie from them before it is rounded to its type. */
+struct Bounded {
+    std::vector<double> value, error;
+    explicit Bounded(size_t n = 0) : value(n), error(n) {}
+    void add(double v, double e) {
+        value.push_back(v);
+        error.push_back(e);
+    }
+};
+
+/* Terms of the second order are far below the hundredth that is added. */
+static void check_bounded(const char* what, const Tensor& t, const Bounded& b) {
+    const std::vector<double> got = t.values();
+    double worst = 0;
+    size_t bad = 0, place = 0;
+    CHECK(b.value.size() == t.n);
+    for (size_t i = 0; i < t.n; i++) {
+        const double allowed = 1.01 * b.error[i] + unit_of(t.type) * fabs(got[i]) + tiny_of(t.type);
+        if (std::isnan(b.value[i]) && std::isnan(got[i])) continue;
+        const double off = fabs(got[i] - b.value[i]) / allowed;
+        if (off <= 1) continue;
+        bad++;
+        if (!(off <= worst)) worst = off, place = i;
+    }
+    CHECK_MSG(bad == 0, "%s: %zu of %zu, worst at %zu: %.9g for %.9g, %.3g of the bound", what, bad, t.n, place,
+              got[place], b.value[place], worst);
+}
+/* What `accumulate` adds to: one more rounding. */
+static Bounded onto(const Bounded& b, const Tensor& old, int accumulate) {
+    Bounded r = b;
+    for (size_t i = 0; accumulate && i < old.n; i++) {
+        r.value[i] += (double)old[i];
+        r.error[i] += U * fabs(r.value[i]);
+    }
+    return r;
+}
+
+/* --- element by element ---------------------------------------------------------------------- */
+
+static const amp_activation ACTIVATIONS[] = { AMP_RELU, AMP_GELU, AMP_GELU_TANH, AMP_TANH, AMP_SIGMOID };
+
+static void check_activation(amp_activation f, Tensor& x, Tensor& dy, Tensor& y) {
+    y.poison();
+    BOTH(amp_activation_forward(f, x.at(), x.type, y.at(), y.type, x.n, nullptr),
+         amp_cuda_activation_forward(f, x.dev, x.type, y.dev, y.type, x.n, nullptr));
+    CHECK_BITS(y, f == AMP_RELU);
+    y.poison();
+    BOTH(amp_activation_backward(f, dy.at(), dy.type, x.at(), x.type, y.at(), y.type, x.n, nullptr),
+         amp_cuda_activation_backward(f, dy.dev, dy.type, x.dev, x.type, y.dev, y.type, x.n, nullptr));
+    CHECK_BITS(y, f == AMP_RELU);
+}
+static void test_activation_values() {
+    for (amp_activation f : ACTIVATIONS) {
+        for (amp_dtype t : { AMP_F16, AMP_BF16 }) {
+            Tensor x(t, 65536), dy(AMP_F32, 65536), y(AMP_F32, 65536);
+            fill_every_value(x);
+            dy.fill(awkward);
+            check_activation(f, x, dy, y);
+        }
+        Tensor x(AMP_F32, 50000), dy(AMP_F32, 50000), y(AMP_F32, 50000);
+        fill_bits(x, random_floats(x.n));
+        dy.fill(ordinary);
+        check_activation(f, x, dy, y);
+        for (size_t i = 0; i < x.n; i++) x.set(i, 20.0f * test_uniform());
+        x.send();
+        check_activation(f, x, dy, y);
+    }
+}
+static void test_activation_types() {
+    for (amp_activation f : ACTIVATIONS)
+        for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES)
+            for (size_t n : { 0, 1, 7, 8, 63, 2049 }) {
+                const size_t shift = n % 8;
+                Tensor x(a, n, shift), dy(b, n, 2 * shift % 8), y(c, n, 3 * shift % 8);
+                x.fill(awkward);
+                dy.fill(awkward);
+                check_activation(f, x, dy, y);
+            }
+}
+static void test_activation_in_place() {
+    for (amp_activation f : ACTIVATIONS)
+        for (amp_dtype t : TYPES) {
+            Tensor x(t, 4100), dy(t, 4100);
+            x.fill(awkward);
+            dy.fill(ordinary);
+            BOTH(amp_activation_backward(f, dy.at(), t, x.at(), t, dy.at(), t, x.n, nullptr),
+                 amp_cuda_activation_backward(f, dy.dev, t, x.dev, t, dy.dev, t, x.n, nullptr));
+            CHECK_BITS(dy, f == AMP_RELU);
+            BOTH(amp_activation_forward(f, x.at(), t, x.at(), t, x.n, nullptr),
+                 amp_cuda_activation_forward(f, x.dev, t, x.dev, t, x.n, nullptr));
+            CHECK_BITS(x, f == AMP_RELU);
+            CHECK(amp_cuda_activation_backward(f, dy.dev, t, x.dev, t, nullptr, t, x.n, nullptr) == AMP_OK);
+        }
+}
+/* The kernel of all such functions, when its blocks take more than one turn. */
+static void test_turns() {
+    const size_t n = 5 * AMPI_CUDA_TILE + 77;
+    Tensor x(AMP_F16, n), y(AMP_F32, n);
+    const ampi_op_activation f = { AMP_TANH };
+    x.fill(awkward);
+    const ampi_cuda_map m = ampi_cuda_map_of(x.dev, x.type, nullptr, AMP_F32, y.dev, y.type, n);
+    CHECK(amp_activation_forward(AMP_TANH, x.at(), x.type, y.at(), y.type, n, nullptr) == AMP_OK);
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_map<ampi_op_activation>, dim3(2), dim3(AMPI_CUDA_BLOCK), 0, m, f)
+          == AMP_OK);
+    CHECK_BITS(y, 0);
+}
+
+static void test_add() {
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES)
+        for (size_t n : { 0, 1, 8, 9, 2047, 4099 }) {
+            Tensor x(a, n, n % 5), z(b, n, n % 3), y(c, n, n % 2);
+            x.fill(awkward);
+            for (size_t i = 0; i < n; i++) z.set(i, awkward(i / 8 + i));
+            z.send();
+            BOTH(amp_add_forward(x.at(), a, z.at(), b, y.at(), c, n, nullptr),
+                 amp_cuda_add_forward(x.dev, a, z.dev, b, y.dev, c, n, nullptr));
+            CHECK_BITS(y, 0);
+            if (a != b) continue;
+            BOTH(amp_add_forward(x.at(), a, z.at(), b, x.at(), a, n, nullptr),
+                 amp_cuda_add_forward(x.dev, a, z.dev, b, x.dev, a, n, nullptr));
+            CHECK_BITS(x, 0);
+            BOTH(amp_add_forward(x.at(), a, z.at(), b, z.at(), b, n, nullptr),
+                 amp_cuda_add_forward(x.dev, a, z.dev, b, z.dev, b, n, nullptr));
+            CHECK_BITS(z, 0);
+        }
+}
+
+static void test_dropout() {
+    static const uint64_t offsets[] = { 0, 1, 2, 3, 1000001, ~(uint64_t)0 - 1000 };
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES)
+        for (size_t n : { 0, 1, 3, 8, 13, 4101 })
+            for (uint64_t offset : offsets) {
+                const float p = n % 2 ? 0.3f : 0.0f;
+                Tensor x(a, n, n % 4), y(b, n, n % 7);
+                x.fill(awkward);
+                BOTH(amp_dropout_forward(x.at(), a, y.at(), b, n, p, 42 + offset, offset, nullptr),
+                     amp_cuda_dropout_forward(x.dev, a, y.dev, b, n, p, 42 + offset, offset, nullptr));
+                CHECK_BITS(y, 0);
+            }
+    /* The mask of every position, in place. */
+    for (float p : { 0.001f, 0.5f, 0.999f }) {
+        Tensor x(AMP_F32, 100000);
+        x.fill([](size_t) { return 1.0f; });
+        CHECK(amp_cuda_dropout_forward(x.dev, AMP_F32, x.dev, AMP_F32, x.n, p, 9, 5, nullptr) == AMP_OK);
+        for (size_t i = 0; i < x.n; i++)
+            x.set(i, amp_random_uniform(9, 5 + i) < p ? 0.0f : 1.0f / (1.0f - p));
+        CHECK_BITS(x, 1);
+    }
+}
+/* A part of the offset comes from the device's memory, read when the kernel runs. */
+static void test_dropout_position() {
+    Tensor x(AMP_F16, 3000), y(AMP_F16, 3000), cell(AMP_F32, 2);
+    x.fill(ordinary);
+    for (uint64_t position : { (uint64_t)0, (uint64_t)1, (uint64_t)5, (uint64_t)1 << 40 }) {
+        OK(cudaMemcpy(cell.dev, &position, sizeof position, cudaMemcpyHostToDevice));
+        BOTH(amp_dropout_forward(x.at(), AMP_F16, y.at(), AMP_F16, x.n, 0.4f, 3, 17 + position * 3001, nullptr),
+             ampi_cuda_dropout(x.dev, AMP_F16, y.dev, AMP_F16, x.n, 0.4f, 3, 17, (const uint64_t*)cell.dev, 3001,
+                               nullptr));
+        CHECK_BITS(y, 0);
+    }
+}
+
+static void check_concat(amp_dtype a, amp_dtype b, size_t rows, size_t d, size_t total, size_t column, size_t shift) {
+    Tensor x(a, rows * d, shift), y(b, rows * total, 3 * shift % 8);
+    x.fill(awkward);
+    BOTH(amp_concat_forward(x.at(), a, d, y.at(), b, total, column, rows, nullptr),
+         amp_cuda_concat_forward(x.dev, a, d, y.dev, b, total, column, rows, nullptr));
+    CHECK_BITS(y, 1);
+    y.fill(awkward);
+    for (int accumulate : { 0, 1 }) {
+        BOTH(amp_concat_backward(y.at(), b, total, column, x.at(), a, d, rows, accumulate, nullptr),
+             amp_cuda_concat_backward(y.dev, b, total, column, x.dev, a, d, rows, accumulate, nullptr));
+        CHECK_BITS(x, !accumulate);
+    }
+}
+static void test_concat() {
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES)
+        for (size_t shift : { 0, 1 }) {
+            check_concat(a, b, 5, 0, 7, 3, shift);
+            check_concat(a, b, 0, 2, 7, 3, shift);
+            check_concat(a, b, 1, 1, 1, 0, shift);
+            check_concat(a, b, 3, 8, 24, 8, shift);
+            check_concat(a, b, 7, 13, 29, 16, shift);
+            check_concat(a, b, 70, 64, 192, 128, shift);
+            check_concat(a, b, 9, 1001, 1030, 29, shift);
+            check_concat(a, b, 400, 3, 3, 0, shift);
+        }
+}
+
+/* --- pooling ------------------------------------------------------------------------------- */
+
+static const amp_pool2d_shape POOLS[] = {
+    /* kind, n, c, h, w, kernel, stride, pad, exclude_pad; both kinds are tried */
+    { AMP_POOL_MAX, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0 },
+    { AMP_POOL_MAX, 2, 3, 8, 8, 2, 2, 0, 0, 0, 0, 0 },
+    { AMP_POOL_MAX, 2, 2, 9, 7, 2, 2, 2, 2, 0, 0, 0 },      /* a row and a column that no window covers */
+    { AMP_POOL_MAX, 1, 2, 10, 11, 3, 3, 2, 2, 1, 1, 0 },
+    { AMP_POOL_MAX, 1, 2, 10, 11, 3, 3, 2, 2, 1, 1, 1 },
+    { AMP_POOL_MAX, 1, 3, 13, 9, 3, 5, 1, 1, 1, 2, 1 },     /* windows that overlap much */
+    { AMP_POOL_MAX, 2, 1, 12, 12, 2, 3, 4, 5, 0, 0, 0 },    /* gaps between windows */
+    { AMP_POOL_MAX, 2, 2, 7, 7, 7, 7, 0, 0, 0, 0, 0 },      /* global, by one thread */
+    { AMP_POOL_MAX, 2, 2, 9, 8, 9, 8, 0, 0, 0, 0, 0 },      /* global, by a warp */
+    { AMP_POOL_MAX, 1, 2, 20, 31, 20, 31, 0, 0, 0, 0, 0 },
+    { AMP_POOL_MAX, 1, 1, 30, 30, 12, 11, 3, 4, 5, 5, 0 },  /* a warp to each of many windows */
+    { AMP_POOL_MAX, 1, 1, 30, 30, 12, 11, 3, 4, 5, 5, 1 },
+    { AMP_POOL_MAX, 1, 1, 3, 70, 1, 70, 1, 1, 0, 20, 1 },
+    { AMP_POOL_MAX, 1, 2, 40, 37, 3, 3, 1, 1, 1, 1, 0 },    /* a plane that the CPU takes in another order */
+    { AMP_POOL_MAX, 300, 3, 4, 4, 2, 2, 0, 0, 0, 0, 0 },
+};
+
+/* Few values, so that many pixels share the maximum; NaNs and infinities in some windows. */
+static float tied(size_t i) {
+    const unsigned r = test_random() % 40;
+    if (i % 97 == 5) return NAN;
+    return r == 0 ? INFINITY : r == 1 ? -INFINITY : r == 2 ? -0.0f : (float)(int)(r % 4) - 1.0f;
+}
+static float tied_without_zeros(size_t i) { return tied(i) + 0.5f; }
+
+/* Does the CPU sum and search this window pixel by pixel, row after row, as one thread of the device does? */
+static bool in_rows(const ampi_pool_plan& p) { return ampi_pool_is_small(&p, AMPI_LANES); }
+static bool by_one_thread(const ampi_pool_plan& p) {
+    return ampi_min_int(p.kh, p.h) <= 64 / ampi_min_int(p.kw, p.w);
+}
+
+/* Averages in double, and the error of a float sum one by one. */
+static Bounded averages(const ampi_pool_plan& p, const Tensor& x) {
+    Bounded b;
+    for (size_t plane = 0; plane < p.planes; plane++)
+        for (int oh = 0; oh < p.oh; oh++)
+            for (int ow = 0; ow < p.ow; ow++) {
+                double sum = 0, size = 0, count = (double)ampi_pool_count(&p, oh, ow), terms = 0;
+                const ampi_span r = ampi_window(oh, p.sh, p.ph, p.kh, p.h), c = ampi_window(ow, p.sw, p.pw, p.kw, p.w);
+                for (int i = r.first; i < r.last; i++)
+                    for (int j = c.first; j < c.last; j++, terms++) {
+                        const double v = (double)x[(plane * (size_t)p.h + (size_t)i) * (size_t)p.w + (size_t)j];
+                        sum += v;
+                        size += fabs(v);
+                    }
+                if (!by_one_thread(p)) terms = 4;      /* a tree of eight, then double */
+                b.add(sum / count, U * terms * size / count + U * fabs(sum / count));
+            }
+    return b;
+}
+static Bounded average_slopes(const ampi_pool_plan& p, const Tensor& dy) {
+    const size_t n = p.planes * (size_t)p.h * (size_t)p.w;
+    std::vector<double> windows(n);
+    Bounded b(n);
+    for (size_t o = 0; o < dy.n; o++) {
+        const int ow = (int)(o % (size_t)p.ow), oh = (int)(o / (size_t)p.ow % (size_t)p.oh);
+        const size_t plane = o / (size_t)p.ow / (size_t)p.oh;
+        const ampi_span r = ampi_window(oh, p.sh, p.ph, p.kh, p.h), c = ampi_window(ow, p.sw, p.pw, p.kw, p.w);
+        for (int i = r.first; i < r.last; i++)
+            for (int j = c.first; j < c.last; j++) {
+                const size_t at = (plane * (size_t)p.h + (size_t)i) * (size_t)p.w + (size_t)j;
+                b.value[at] += (double)dy[o] / (double)ampi_pool_count(&p, oh, ow);
+                b.error[at] += U * fabs((double)dy[o]) / (double)ampi_pool_count(&p, oh, ow);
+                windows[at]++;
+            }
+    }
+    for (size_t i = 0; i < n; i++) b.error[i] *= windows[i] + 1;
+    return b;
+}
+
+static void check_pool(const amp_pool2d_shape& s, amp_dtype a, amp_dtype b, amp_dtype c, size_t shift) {
+    ampi_pool_plan p;
+    CHECK(ampi_pool_plan_make(&s, &p, nullptr) == AMP_OK);
+    const size_t n = p.planes * (size_t)p.h * (size_t)p.w, out = p.planes * (size_t)p.oh * (size_t)p.ow;
+    const bool exact = in_rows(p) && by_one_thread(p);
+    Tensor x(a, n, shift), y(b, out, shift), dy(b, out, shift), dx(c, n, shift);
+    if (!p.max) x.fill(ordinary);
+    else if (exact) x.fill(tied);
+    else x.fill(tied_without_zeros);
+    BOTH(amp_pool2d_forward(&s, x.at(), a, y.at(), b, nullptr),
+         amp_cuda_pool2d_forward(&s, x.dev, a, y.dev, b, nullptr));
+    if (p.max || exact) CHECK_BITS(y, exact);
+    else check_bounded("average pool", y, averages(p, x));
+    dy.fill(ordinary);
+    BOTH(amp_pool2d_backward(&s, dy.at(), b, p.max ? x.at() : nullptr, a, dx.at(), c, nullptr),
+         amp_cuda_pool2d_backward(&s, dy.dev, b, p.max ? x.dev : nullptr, a, dx.dev, c, nullptr));
+    if (p.max || in_rows(p)) CHECK_BITS(dx, 0);
+    else check_bounded("average pool, backward", dx, average_slopes(p, dy));
+}
+static void test_pool() {
+    for (amp_pool2d_shape s : POOLS)
+        for (amp_pool kind : { AMP_POOL_MAX, AMP_POOL_AVERAGE }) {
+            s.kind = kind;
+            check_pool(s, AMP_F32, AMP_F32, AMP_F32, 0);
+            check_pool(s, AMP_F16, AMP_F16, AMP_F16, 1);
+            check_pool(s, AMP_BF16, AMP_F32, AMP_F16, 3);
+        }
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES) check_pool(POOLS[3], a, b, c, 1);
+}
+/* A NaN is the largest value, the first of several; so is the first of equal values. */
+static void test_pool_first() {
+    const amp_pool2d_shape s = { AMP_POOL_MAX, 1, 1, 2, 6, 2, 2, 0, 0, 0, 0, 0 };
+    Tensor x(AMP_F32, 12), y(AMP_F32, 3), dy(AMP_F32, 3), dx(AMP_F32, 12);
+    const uint32_t bits[12] = { 0x3f800000u, 0x7fc00001u, 0x80000000u, 0u, 0xff800000u, 0xff800000u,
+                                0xffc00002u, 0x7f800000u, 0x80000000u, 0u, 0xff800000u, 0xff800000u };
+    fill_bits(x, std::vector<uint32_t>(bits, bits + 12));
+    dy.fill([](size_t i) { return (float)(i + 1); });
+    CHECK(amp_cuda_pool2d_forward(&s, x.dev, AMP_F32, y.dev, AMP_F32, nullptr) == AMP_OK);
+    CHECK(amp_cuda_pool2d_backward(&s, dy.dev, AMP_F32, x.dev, AMP_F32, dx.dev, AMP_F32, nullptr) == AMP_OK);
+    const uint32_t most[3] = { 0x7fc00001u, 0x80000000u, 0xff800000u };
+    const float slopes[12] = { 0, 1, 2, 0, 3, 0, 0, 0, 0, 0, 0, 0 };
+    memcpy(y.at(), most, sizeof most);
+    memcpy(dx.at(), slopes, sizeof slopes);
+    CHECK_BITS(y, 1);
+    CHECK_BITS(dx, 1);
+    CHECK(amp_cuda_pool2d_backward(&s, dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, nullptr) == AMP_OK);
+}
+
+/* --- batch norm ---------------------------------------------------------------------------- */
+
+struct Moments { double mean, var, e_mean, e_var; };
+
+/* Mean and variance of values that a kernel sums as differences from a pivot, which is the mean of the first `part`
+   of them. The mean square of the differences, s, is at most (1 + M/part) var, but for the pivot's own rounding.
+   A sum of differences errs by 4 u sqrt(s) (one difference, a tree of three levels). Of the squares' mean, s: 2 u for
+   the differences, 1 for the product, 3 for the tree; and twice 4 u s for what the mean's error does. */
+static Moments moments(const std::vector<double>& v, size_t part) {
+    const double n = (double)v.size();
+    double mean = 0, var = 0, most = 0;
+    for (double x : v) mean += x / n;
+    for (double x : v) var += (x - mean) * (x - mean) / n;
+    for (double x : v) most = fmax(most, fabs(x));
+    const double pivot = sqrt(n / (double)part * var) + 8 * U * most, s = var + pivot * pivot;
+    return { mean, var, 4 * U * sqrt(s) + U * fabs(mean), 14 * U * s };
+}
+/* (x - mean) * invstd * gamma + beta, and its error. */
+static void normalise(Bounded& b, const Moments& m, double eps, double x, double gamma, double beta) {
+    const double invstd = 1 / sqrt(m.var + eps), rel = m.e_var / (m.var + eps) / 2 + 2 * U, z = (x - m.mean) * invstd;
+    const double error = fabs(gamma) * (invstd * m.e_mean + fabs(z) * (2 * U + rel)), y = z * gamma + beta;
+    b.add(y, error + U * fabs(y));
+}
+
+struct Norm {
+    amp_batch_norm_shape shape;
+    size_t n, c, s;
+    size_t at(size_t i, size_t channel, size_t k) const { return (i * c + channel) * s + k; }
+    std::vector<double> channel(const Tensor& x, size_t ch) const {
+        std::vector<double> v;
+        for (size_t i = 0; i < n; i++) for (size_t k = 0; k < s; k++) v.push_back((double)x[at(i, ch, k)]);
+        return v;
+    }
+    /* Values that the first 512 eights of a channel hold. */
+    size_t part() const {
+        const size_t eights = (s + 7) / 8, images = 512 / eights;
+        if (images >= n) return n * s;
+        return images * s + (512 - images * eights) * 8;
+    }
+};
+static Norm norm_of(int n, int c, int s) {
+    Norm q = { { n, c, s, 0.0f, 0.0f }, (size_t)n, (size_t)c, (size_t)s };
+    return q;
+}
+
+/* Channels of different means and widths; the width of one is small beside its mean. */
+static void fill_channels(Tensor& x, const Norm& q) {
+    for (size_t i = 0; i < x.n; i++) {
+        const size_t c = i / q.s % q.c;
+        x.set(i, c % 3 == 0 ? test_uniform() : c % 3 == 1 ? 100.0f + test_uniform() : -7.0f + 30.0f * test_uniform());
+    }
+    x.send();
+}
+
+static void check_norm_forward(const Norm& q, amp_dtype a, amp_dtype pt, amp_dtype b, int params, size_t shift) {
+    const size_t all = q.n * q.c * q.s;
+    const double momentum = q.shape.momentum == 0 ? (double)0.1f : (double)q.shape.momentum;
+    Tensor x(a, all, shift), y(b, all, shift), gamma(pt, q.c, 1), beta(pt, q.c, 2), mean(AMP_F32, q.c),
+        invstd(AMP_F32, q.c), run_mean(AMP_F32, q.c), run_var(AMP_F32, q.c);
+    Bounded by(all), bm, bi, brm, brv;
+    fill_channels(x, q);
+    gamma.fill(ordinary);
+    beta.fill(ordinary);
+    run_mean.fill(ordinary);
+    run_var.fill(ordinary);
+    CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, a, params ? gamma.dev : nullptr, params ? beta.dev : nullptr,
+                                      pt, run_mean.floats(), run_var.floats(), mean.floats(), invstd.floats(), y.dev,
+                                      b, nullptr) == AMP_OK);
+    for (size_t c = 0; c < q.c; c++) {
+        const Moments m = moments(q.channel(x, c), q.part());
+        const double count = (double)(q.n * q.s), unbiased = m.var * count / (count - 1);
+        const double old_mean = (double)run_mean[c], old_var = (double)run_var[c];
+        const double new_mean = old_mean + momentum * (m.mean - old_mean);
+        const double new_var = old_var + momentum * (unbiased - old_var);
+        for (size_t i = 0; i < q.n; i++)
+            for (size_t k = 0; k < q.s; k++) {
+                Bounded one;
+                normalise(one, m, 1e-5, (double)x[q.at(i, c, k)], params ? (double)gamma[c] : 1,
+                          params ? (double)beta[c] : 0);
+                by.value[q.at(i, c, k)] = one.value[0];
+                by.error[q.at(i, c, k)] = one.error[0];
+            }
+        bm.add(m.mean, m.e_mean);
+        bi.add(1 / sqrt(m.var + 1e-5), (m.e_var / (m.var + 1e-5) / 2 + U) / sqrt(m.var + 1e-5));
+        brm.add(new_mean, momentum * m.e_mean + U * (2 * fabs(old_mean) + fabs(new_mean)));
+        brv.add(new_var, momentum * (m.e_var * count / (count - 1) + U * unbiased) + U * (2 * fabs(old_var) + new_var));
+    }
+    check_bounded("batch norm", y, by);
+    check_bounded("batch norm, mean", mean, bm);
+    check_bounded("batch norm, invstd", invstd, bi);
+    check_bounded("batch norm, running mean", run_mean, brm);
+    check_bounded("batch norm, running variance", run_var, brv);
+}
+
+/* With running statistics nothing is summed. */
+static void check_norm_evaluate(const Norm& q, amp_dtype a, amp_dtype pt, amp_dtype b, int params, size_t shift) {
+    const size_t all = q.n * q.c * q.s;
+    Tensor x(a, all, shift), y(b, all, shift), gamma(pt, q.c, 1), beta(pt, q.c, 2), mean(AMP_F32, q.c),
+        invstd(AMP_F32, q.c), run_mean(AMP_F32, q.c), run_var(AMP_F32, q.c);
+    x.fill(awkward);
+    gamma.fill(ordinary);
+    beta.fill(ordinary);
+    run_mean.fill(ordinary);
+    run_var.fill([](size_t i) { return i % 5 == 0 ? 0.0f : 3.0f + 2.9f * test_uniform(); });
+    for (int save : { 0, 1 }) {
+        BOTH(amp_batch_norm_forward(&q.shape, 0, x.at(), a, params ? gamma.at() : nullptr,
+                                    params ? beta.at() : nullptr, pt, (float*)run_mean.at(), (float*)run_var.at(),
+                                    save ? (float*)mean.at() : nullptr, save ? (float*)invstd.at() : nullptr, y.at(),
+                                    b, nullptr),
+             amp_cuda_batch_norm_forward(&q.shape, 0, x.dev, a, params ? gamma.dev : nullptr,
+                                         params ? beta.dev : nullptr, pt, run_mean.floats(), run_var.floats(),
+                                         save ? mean.floats() : nullptr, save ? invstd.floats() : nullptr, y.dev, b,
+                                         nullptr));
+        CHECK_BITS(y, 0);
+        CHECK_BITS(mean, 1);
+        CHECK_BITS(invstd, 1);
+        CHECK_BITS(run_mean, 1);
+        CHECK_BITS(run_var, 1);
+    }
+}
+
+/* a and b are means of M products, the trees of which err by 4 u and 5 u; see the formula of the kernel. */
+static void check_norm_backward(const Norm& q, amp_dtype a, amp_dtype pt, amp_dtype b, int params, size_t shift) {
+    const size_t all = q.n * q.c * q.s;
+    const double count = (double)(q.n * q.s);
+    Tensor x(a, all, shift), dy(b, all, shift), dx(b, all, shift), gamma(pt, q.c, 1), mean(AMP_F32, q.c),
+        invstd(AMP_F32, q.c), dgamma(pt, q.c), dbeta(pt, q.c);
+    Bounded bx(all), bg, bb;
+    const int accumulate = params;
+    fill_channels(x, q);
+    dy.fill(ordinary);
+    gamma.fill(ordinary);
+    mean.fill(ordinary);
+    dgamma.fill(ordinary);
+    dbeta.fill(ordinary);
+    invstd.fill([](size_t) { return 2.0f + test_uniform(); });
+    CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, params ? gamma.dev : nullptr, pt, mean.floats(),
+                                       invstd.floats(), dx.dev, b, dgamma.dev, dbeta.dev, pt, accumulate, nullptr)
+          == AMP_OK);
+    for (size_t c = 0; c < q.c; c++) {
+        const std::vector<double> v = q.channel(x, c), g = q.channel(dy, c);
+        const double m = (double)mean[c], s = (double)invstd[c], k = s * (params ? (double)gamma[c] : 1);
+        double sum = 0, dot = 0, size = 0, weight = 0;
+        for (size_t i = 0; i < v.size(); i++) {
+            sum += g[i];
+            size += fabs(g[i]);
+            dot += g[i] * (v[i] - m) * s;
+            weight += fabs(g[i] * (v[i] - m)) * s;
+        }
+        const double ma = sum / count, mb = dot * s / count;
+        const double ea = U * (3 * size / count + fabs(ma)), eb = U * (5 * weight * s / count + fabs(mb));
+        for (size_t i = 0; i < v.size(); i++) {
+            const double inner = g[i] - ma - (v[i] - m) * mb, d = inner * k;
+            const double error = fabs(v[i] - m) * (U * fabs(mb) + eb) + U * (fabs(g[i] - ma) + fabs(inner)) + ea;
+            const size_t at = q.at(i / q.s, c, i % q.s);
+            bx.value[at] = d;
+            bx.error[at] = error * fabs(k) + 2 * U * fabs(d);
+        }
+        bg.add(dot, 5 * U * weight + U * fabs(dot));
+        bb.add(sum, 3 * U * size + U * fabs(sum));
+    }
+    check_bounded("batch norm, dx", dx, bx);
+    check_bounded("batch norm, dgamma", dgamma, onto(bg, dgamma, accumulate));
+    check_bounded("batch norm, dbeta", dbeta, onto(bb, dbeta, accumulate));
+}
+
+static void check_norm(const Norm& q, amp_dtype a, amp_dtype pt, amp_dtype b, int params, size_t shift) {
+    check_norm_forward(q, a, pt, b, params, shift);
+    check_norm_evaluate(q, a, pt, b, params, shift);
+    check_norm_backward(q, a, pt, b, params, shift);
+}
+static void test_norm_sizes() {
+    static const int sizes[][3] = { { 2, 1, 1 }, { 1, 1, 2 }, { 3, 5, 1 }, { 130, 4, 1 }, { 5, 3, 7 }, { 4, 3, 8 },
+                                    { 3, 4, 49 }, { 2, 3, 1029 }, { 700, 2, 9 }, { 2, 2, 21001 } };
+    for (auto& s : sizes) {
+        check_norm(norm_of(s[0], s[1], s[2]), AMP_F32, AMP_F32, AMP_F32, 1, 0);
+        check_norm(norm_of(s[0], s[1], s[2]), AMP_F16, AMP_F32, AMP_F16, 0, 1);
+    }
+}
+/* Blocks that take several channels, one after the other. */
+static void test_norm_turns() {
+    const Norm q = norm_of(3, 7, 33);
+    Tensor x(AMP_F32, 693), dy(AMP_F32, 693), y(AMP_F32, 693), dx(AMP_F32, 693), mean(AMP_F32, 7), invstd(AMP_F32, 7);
+    fill_channels(x, q);
+    dy.fill(ordinary);
+    CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+                                      mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr) == AMP_OK);
+    CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
+                                       invstd.floats(), dx.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, nullptr)
+          == AMP_OK);
+    const Bytes y1 = y.get(), dx1 = dx.get();
+    ampi_cuda_bn k = {};
+    k.x = x.dev; k.dy = dy.dev; k.y = y.dev;
+    k.save_mean = mean.floats(); k.save_invstd = invstd.floats();
+    k.xt = k.dyt = k.pt = k.yt = k.dpt = AMP_F32;
+    k.n = q.n; k.channels = q.c; k.spatial = q.s;
+    k.eps = 1e-5f; k.momentum = 0.1f; k.training = 1;
+    y.poison();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm, dim3(2), dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED,
+                           k) == AMP_OK);
+    CHECK(y.get() == y1);
+    k.y = dx.dev; k.mean = mean.floats(); k.invstd = invstd.floats();
+    dx.poison();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm_backward, dim3(2), dim3(AMPI_CUDA_BN_BLOCK),
+                           AMPI_CUDA_BN_SHARED, k) == AMP_OK);
+    CHECK(dx.get() == dx1);
+}
+static void test_norm_types() {
+    for (amp_dtype a : TYPES) for (amp_dtype p : TYPES) for (amp_dtype b : TYPES)
+        for (int params : { 0, 1 }) check_norm(norm_of(3, 4, 25), a, p, b, params, 3);
+}
+/* A channel whose first images are far from the others; a constant channel. */
+static void test_norm_shifted() {
+    const Norm q = norm_of(9, 2, 4096);
+    Tensor x(AMP_F32, q.n * q.c * q.s), y(AMP_F32, x.n), mean(AMP_F32, q.c), invstd(AMP_F32, q.c);
+    Bounded by(x.n), bm;
+    x.fill([&](size_t i) { return i / q.s % 2 ? 0.3f : (i < 2 * q.s ? -40.0f : 40.0f) + test_uniform(); });
+    CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+                                      mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr) == AMP_OK);
+    for (size_t c = 0; c < q.c; c++) {
+        const Moments m = moments(q.channel(x, c), q.part());
+        for (size_t i = 0; i < q.n; i++)
+            for (size_t k = 0; k < q.s; k++) {
+                Bounded one;
+                normalise(one, m, 1e-5, (double)x[q.at(i, c, k)], 1, 0);
+                by.value[q.at(i, c, k)] = one.value[0];
+                by.error[q.at(i, c, k)] = one.error[0];
+            }
+        bm.add(m.mean, m.e_mean);
+    }
+    check_bounded("batch norm, shifted", y, by);
+    check_bounded("batch norm, shifted mean", mean, bm);
+}
+/* Momentum 1 takes the batch's statistics, AMP_ZERO leaves the old ones; they may also be missing, one or both. */
+static void test_norm_running() {
+    for (float momentum : { 1.0f, (float)AMP_ZERO }) {
+        Norm q = norm_of(4, 3, 5);
+        Tensor x(AMP_F32, 60), y(AMP_F32, 60), mean(AMP_F32, 3), invstd(AMP_F32, 3), run(AMP_F32, 3), var(AMP_F32, 3);
+        q.shape.momentum = momentum;
+        fill_channels(x, q);
+        run.fill(ordinary);
+        var.fill(ordinary);
+        CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, run.floats(),
+                                          var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr)
+              == AMP_OK);
+        if (momentum == 1.0f) {
+            Bounded bm, bv;
+            for (size_t c = 0; c < 3; c++) {
+                const Moments m = moments(q.channel(x, c), q.part());
+                bm.add(m.mean, m.e_mean);
+                bv.add(m.var * 20 / 19, m.e_var * 20 / 19 + U * m.var * 20 / 19);
+            }
+            check_bounded("running mean", run, bm);
+            check_bounded("running variance", var, bv);
+            const Bytes before = var.get();
+            CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr,
+                                              var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr)
+                  == AMP_OK);
+            CHECK(var.get() == before);
+        } else {
+            CHECK_BITS(run, 1);
+            CHECK_BITS(var, 1);
+        }
+    }
+}
+/* dx may be dy; gradients that are not wanted; a NaN or an infinity reaches its own channel and no other. */
+static void test_norm_special() {
+    const Norm q = norm_of(3, 3, 21);
+    Tensor x(AMP_F16, 189), dy(AMP_F16, 189), dx(AMP_F16, 189), mean(AMP_F32, 3), invstd(AMP_F32, 3), y(AMP_F32, 189),
+        run(AMP_F32, 3), var(AMP_F32, 3);
+    fill_channels(x, q);
+    dy.fill(ordinary);
+    mean.fill(ordinary);
+    invstd.fill(ordinary);
+    for (Tensor* to : { &dx, &dy })
+        CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+                                           invstd.floats(), to->dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, nullptr)
+              == AMP_OK);
+    CHECK(dx.get() == dy.get());
+    for (float bad : { (float)NAN, INFINITY, -INFINITY })
+        for (size_t place : { 3u, 21u + 2u * 63u + 20u }) {      /* in the first channel, in the second */
+            fill_channels(x, q);
+            x.set(place, bad);
+            x.send();
+            run.fill(ordinary);
+            var.fill(ordinary);
+            BOTH(amp_batch_norm_forward(&q.shape, 1, x.at(), AMP_F16, nullptr, nullptr, AMP_F32, (float*)run.at(),
+                                        (float*)var.at(), (float*)mean.at(), (float*)invstd.at(), y.at(), AMP_F32,
+                                        nullptr),
+                 amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F16, nullptr, nullptr, AMP_F32, run.floats(),
+                                             var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr));
+            for (Tensor* t : { &y, &mean, &invstd, &run, &var }) {
+                const std::vector<double> v = t->values();
+                for (size_t i = 0; i < t->n; i++) {
+                    const double w = (double)(*t)[i];
+                    CHECK_MSG(std::isfinite(w) ? std::isfinite(v[i]) : std::isnan(w) ? std::isnan(v[i]) : v[i] == w,
+                              "%g at %zu: %zu of %zu is %g, not %g", (double)bad, place, i, t->n, v[i], w);
+                }
+            }
+        }
+}
+
+/* --- rows: layer norm ------------------------------------------------------------------------ */
+
+/* Rows that a warp, a block, and a block in several turns take; ends of eights and of groups. */
+static const size_t WIDTHS[] = { 1, 2, 7, 8, 9, 31, 255, 256, 257, 1000, 1023, 1024, 1025, 2051, 8192, 8193, 16391 };
+static size_t rows_for(size_t d) { return d < 300 ? 11 : d < 2000 ? 3 : 2; }
+
+/* Of each row: the mean errs by 3 u of the mean magnitude, and by its rounding; a difference by 2 u of itself and of
+   the mean's rounding, so the squares' mean by 8 u, and by the square of the mean's error. */
+static Moments row_moments(const Tensor& x, size_t start, size_t d) {
+    double mean = 0, var = 0, size = 0;
+    for (size_t i = 0; i < d; i++) mean += (double)x[start + i] / (double)d;
+    for (size_t i = 0; i < d; i++) size += fabs((double)x[start + i]) / (double)d;
+    for (size_t i = 0; i < d; i++) var += pow((double)x[start + i] - mean, 2) / (double)d;
+    const double off = 3 * U * size + 2 * U * U * fabs(mean);
+    return { mean, var, 3 * U * size + U * fabs(mean), 8 * U * var + off * off };
+}
+/* Rows of different means; one of them constant. */
+static void fill_rows(Tensor& x, size_t d) {
+    x.fill([&](size_t i) {
+        const size_t row = i / d;
+        return row % 4 == 3 ? 3.0f : (row % 2 ? 30.0f : 0.0f) + 2.0f * test_uniform();
+    });
+}
+
+static void check_layer_norm_forward(size_t rows, size_t d, amp_dtype a, amp_dtype p, amp_dtype b, int params, int save,
+                                     size_t shift) {
+    Tensor x(a, rows * d, shift), y(b, rows * d, shift), gamma(p, d, 1), beta(p, d, 2), mean(AMP_F32, rows),
+        invstd(AMP_F32, rows);
+    Bounded by, bm, bi;
+    fill_rows(x, d);
+    gamma.fill(ordinary);
+    beta.fill(ordinary);
+    CHECK(amp_cuda_layer_norm_forward(x.dev, a, params ? gamma.dev : nullptr, params ? beta.dev : nullptr, p, 0.0f,
+                                      save ? mean.floats() : nullptr, save ? invstd.floats() : nullptr, y.dev, b, rows,
+                                      d, nullptr) == AMP_OK);
+    for (size_t r = 0; r < rows; r++) {
+        const Moments m = row_moments(x, r * d, d);
+        for (size_t i = 0; i < d; i++)
+            normalise(by, m, 1e-5, (double)x[r * d + i], params ? (double)gamma[i] : 1, params ? (double)beta[i] : 0);
+        bm.add(m.mean, m.e_mean);
+        bi.add(1 / sqrt(m.var + 1e-5), (m.e_var / (m.var + 1e-5) / 2 + 2 * U) / sqrt(m.var + 1e-5));
+    }
+    check_bounded("layer norm", y, by);
+    if (!save) return;
+    check_bounded("layer norm, mean", mean, bm);
+    check_bounded("layer norm, invstd", invstd, bi);
+}
+
+/* The slopes as those of batch norm, over g = dy * gamma. The parameters' gradients: dy * ((x - mean) * invstd), of
+   which four are added in float, then in double, each part rounded: 2 + 4 + 1 roundings, 3 + 1 of dy's sum. */
+static void check_layer_norm_backward(size_t rows, size_t d, amp_dtype a, amp_dtype p, amp_dtype b, int params,
+                                      size_t shift) {
+    Tensor x(a, rows * d, shift), dy(b, rows * d, shift), dx(a, rows * d, shift), gamma(p, d, 1), mean(AMP_F32, rows),
+        invstd(AMP_F32, rows), dgamma(p, d, 3), dbeta(p, d);
+    Bounded bx, bg(d), bb(d);
+    const int accumulate = params;
+    fill_rows(x, d);
+    dy.fill(ordinary);
+    gamma.fill(ordinary);
+    dgamma.fill(ordinary);
+    dbeta.fill(ordinary);
+    mean.fill(ordinary);
+    invstd.fill([](size_t) { return 2.0f + test_uniform(); });
+    CHECK(amp_cuda_layer_norm_backward(dy.dev, b, x.dev, a, params ? gamma.dev : nullptr, p, mean.floats(),
+                                       invstd.floats(), dx.dev, a, dgamma.dev, dbeta.dev, p, accumulate, rows, d,
+                                       nullptr) == AMP_OK);
+    for (size_t r = 0; r < rows; r++) {
+        const double m = (double)mean[r], s = (double)invstd[r];
+        double sum = 0, dot = 0, size = 0, weight = 0;
+        for (size_t i = 0; i < d; i++) {
+            const double w = (double)dy[r * d + i], v = (double)x[r * d + i], g = w * (params ? (double)gamma[i] : 1);
+            sum += g;
+            size += fabs(g);
+            dot += g * (v - m);
+            weight += fabs(g * (v - m));
+            bg.value[i] += w * (v - m) * s;
+            bg.error[i] += 7 * U * fabs(w * (v - m) * s);
+            bb.value[i] += w;
+            bb.error[i] += 4 * U * fabs(w);
+        }
+        const double n = (double)d, ma = sum / n, mb = dot * s * s / n;
+        const double ea = U * (4 * size / n + fabs(ma)), eb = U * (6 * weight * s * s / n + fabs(mb));
+        for (size_t i = 0; i < d; i++) {
+            const double g = (double)dy[r * d + i] * (params ? (double)gamma[i] : 1), v = (double)x[r * d + i];
+            const double inner = g - ma - (v - m) * mb;
+            const double error = fabs(v - m) * (U * fabs(mb) + eb) + U * (fabs(g - ma) + fabs(inner)) + ea;
+            bx.add(inner * s, error * s + U * fabs(inner * s));
+        }
+    }
+    for (size_t i = 0; i < d; i++) bg.error[i] += U * fabs(bg.value[i]);
+    for (size_t i = 0; i < d; i++) bb.error[i] += U * fabs(bb.value[i]);
+    check_bounded("layer norm, dx", dx, bx);
+    check_bounded("layer norm, dgamma", dgamma, onto(bg, dgamma, accumulate));
+    check_bounded("layer norm, dbeta", dbeta, onto(bb, dbeta, accumulate));
+}
+
+static void test_layer_norm() {
+    for (size_t d : WIDTHS)
+        for (int variant : { 0, 1 }) {
+            const amp_dtype a = variant ? AMP_F16 : AMP_F32, p = variant ? AMP_BF16 : AMP_F32;
+            check_layer_norm_forward(rows_for(d), d, a, p, a, 1, variant, (size_t)variant * 3);
+            check_layer_norm_backward(rows_for(d), d, a, p, AMP_F32, variant, (size_t)variant * 3);
+        }
+    for (amp_dtype a : TYPES) for (amp_dtype p : TYPES) for (amp_dtype b : TYPES)
+        for (int params : { 0, 1 }) {
+            check_layer_norm_forward(9, 77, a, p, b, params, 1, 5);
+            check_layer_norm_backward(9, 77, a, p, b, params, 5);
+        }
+}
+/* Rows in one part, in some, in the most. The workspace changes who adds, not the bits. */
+static void test_layer_norm_columns() {
+    for (size_t rows : { 1, 63, 64, 129, 515, 4101 })
+        for (size_t d : { 3, 265 }) {
+            if (rows * d > 200000) continue;
+            const size_t bytes = amp_cuda_layer_norm_workspace(rows, d);
+            check_layer_norm_backward(rows, d, AMP_F16, AMP_F32, AMP_F32, 1, 0);
+            CHECK((bytes > 0) == (rows >= 128));
+            Tensor x(AMP_F16, rows * d), dy(AMP_BF16, rows * d), mean(AMP_F32, rows), invstd(AMP_F32, rows);
+            Tensor dgamma(AMP_F32, d), dbeta(AMP_F32, d);
+            fill_rows(x, d);
+            dy.fill(ordinary);
+            mean.fill(ordinary);
+            invstd.fill(ordinary);
+            Bytes first;
+            for (size_t held : { (size_t)0, bytes, bytes + 100, bytes / 2 }) {
+                amp_exec exec = quiet_exec();
+                Workspace w(&exec, held, held == bytes ? 4 : 0);
+                dgamma.poison();
+                dbeta.poison();
+                CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_BF16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+                                                   invstd.floats(), nullptr, AMP_F32, dgamma.dev, dbeta.dev, AMP_F32,
+                                                   0, rows, d, &exec) == AMP_OK);
+                Bytes got = dgamma.get(), more = dbeta.get();
+                got.insert(got.end(), more.begin(), more.end());
+                if (first.empty()) first = got;
+                CHECK_MSG(got == first, "%zu rows of %zu with %zu bytes", rows, d, held);
+            }
+            CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_BF16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+                                               invstd.floats(), nullptr, AMP_F32, nullptr, dbeta.dev, AMP_F32, 0, rows,
+                                               d, nullptr) == AMP_OK);
+            const Bytes alone = dbeta.get();
+            CHECK(memcmp(alone.data(), first.data() + d * 4, d * 4) == 0);
+        }
+    CHECK(amp_cuda_layer_norm_workspace(1000, SIZE_MAX / 2) == 0);
+}
+
+/* --- softmax ------------------------------------------------------------------------------- */
+
+/* A row's largest value, probabilities, and the relative error of each e = exp(x - max): 1.02 units in the last place
+   (2.04 u) for exp, and u |x - max| for its argument; of their sum, which is rounded to float, 3 u + u more. */
+struct Softmax {
+    std::vector<double> p, rel;
+    double max, log_sum, rel_sum;
+    Softmax(const Tensor& x, size_t start, size_t d) : p(d), rel(d), max(-INFINITY), log_sum(0), rel_sum(4 * U) {
+        double sum = 0;
+        for (size_t i = 0; i < d; i++) max = fmax(max, (double)x[start + i]);
+        for (size_t i = 0; i < d; i++) sum += exp((double)x[start + i] - max);
+        for (size_t i = 0; i < d; i++) {
+            const double z = (double)x[start + i] - max;
+            p[i] = exp(z) / sum;
+            rel[i] = z > -200 ? 2.04 * U + fabs(z) * U : 0;
+            rel_sum += p[i] * rel[i];
+        }
+        log_sum = log(sum);
+    }
+};
+static const double FLUSHED = ldexp(1, -126);      /* smaller values of exp become 0 */
+
+static void fill_logits(Tensor& x, size_t d) {
+    x.fill([&](size_t i) {
+        const size_t row = i / d;
+        return (row % 3 == 1 ? 500.0f : -3.0f) + (row % 3 == 2 ? 60.0f : 5.0f) * test_uniform();
+    });
+}
+static void check_softmax(size_t rows, size_t d, amp_dtype a, amp_dtype b, amp_dtype c, size_t shift) {
+    Tensor x(a, rows * d, shift), y(b, rows * d, shift), dy(c, rows * d, shift), dx(a, rows * d, shift);
+    Bounded by, bx;
+    fill_logits(x, d);
+    CHECK(amp_cuda_softmax_forward(x.dev, a, y.dev, b, rows, d, nullptr) == AMP_OK);
+    for (size_t r = 0; r < rows; r++) {
+        const Softmax s(x, r * d, d);
+        for (size_t i = 0; i < d; i++) by.add(s.p[i], s.p[i] * (s.rel[i] + s.rel_sum + 2 * U) + FLUSHED);
+    }
+    check_bounded("softmax", y, by);
+    y.host = y.get();
+    dy.fill(ordinary);
+    CHECK(amp_cuda_softmax_backward(dy.dev, c, y.dev, b, dx.dev, a, rows, d, nullptr) == AMP_OK);
+    for (size_t r = 0; r < rows; r++) {
+        double sum = 0, size = 0;
+        for (size_t i = r * d; i < (r + 1) * d; i++) {
+            sum += (double)y[i] * (double)dy[i];
+            size += fabs((double)y[i] * (double)dy[i]);
+        }
+        for (size_t i = r * d; i < (r + 1) * d; i++) {
+            const double off = (double)dy[i] - sum, v = (double)y[i] * off;
+            bx.add(v, fabs((double)y[i]) * U * (4 * size + fabs(sum) + fabs(off)) + U * fabs(v) + FLUSHED);
+        }
+    }
+    check_bounded("softmax, backward", dx, bx);
+}
+static void test_softmax() {
+    for (size_t d : WIDTHS) {
+        check_softmax(rows_for(d), d, AMP_F32, AMP_F32, AMP_F32, 0);
+        check_softmax(rows_for(d), d, AMP_F16, AMP_F16, AMP_BF16, 3);
+    }
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES) check_softmax(10, 75, a, b, c, 1);
+}
+
+/* Warps and blocks that take several rows, one after the other, with the bits of those that take one. */
+template <int T> static void check_row_turns(size_t d) {
+    const size_t rows = T == 32 ? 21 : 4, n = rows * d;
+    const dim3 one(1), block(AMPI_CUDA_THREADS(T));
+    Tensor x(AMP_F32, n), dy(AMP_F32, n), y(AMP_F32, n), dx(AMP_F32, n), mean(AMP_F32, rows), invstd(AMP_F32, rows);
+    fill_rows(x, d);
+    dy.fill(ordinary);
+    CHECK(amp_cuda_softmax_forward(x.dev, AMP_F32, y.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
+    CHECK(amp_cuda_softmax_backward(dy.dev, AMP_F32, y.dev, AMP_F32, dx.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
+    const Bytes y1 = y.get(), dx1 = dx.get();
+    ampi_cuda_softmax s = { x.dev, nullptr, y.dev, AMP_F32, AMP_F32, AMP_F32, rows, d };
+    y.poison();
+    dx.poison();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_softmax<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, s) == AMP_OK);
+    CHECK(y.get() == y1);
+    s.x = y.dev; s.dy = dy.dev; s.y = dx.dev;
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_softmax_backward<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, s)
+          == AMP_OK);
+    CHECK(dx.get() == dx1);
+    CHECK(amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, mean.floats(), invstd.floats(),
+                                      y.dev, AMP_F32, rows, d, nullptr) == AMP_OK);
+    CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
+                                       invstd.floats(), dx.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, rows, d, nullptr)
+          == AMP_OK);
+    const Bytes y2 = y.get(), dx2 = dx.get(), mean2 = mean.get();
+    ampi_cuda_ln q = {};
+    q.x = x.dev; q.dy = dy.dev; q.y = y.dev;
+    q.save_mean = mean.floats(); q.save_invstd = invstd.floats();
+    q.xt = q.dyt = q.pt = q.yt = q.dpt = AMP_F32;
+    q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = 1e-5f;
+    y.poison();
+    dx.poison();
+    mean.poison();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_layer_norm<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, q) == AMP_OK);
+    CHECK(y.get() == y2 && mean.get() == mean2);
+    q.y = dx.dev; q.mean = mean.floats(); q.invstd = invstd.floats();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_layer_norm_backward<T, 4>, one, block, AMPI_CUDA_ROW_SHARED, q)
+          == AMP_OK);
+    CHECK(dx.get() == dx2);
+}
+static void test_row_turns() {
+    check_row_turns<32>(50);
+    check_row_turns<256>(1500);
+}
+/* In place; rows of -inf, +inf and NaN as on the CPU; nothing to do. */
+static void test_softmax_special() {
+    for (size_t d : { 5, 1030, 8200 }) {
+        Tensor x(AMP_F32, 5 * d), y(AMP_F32, 5 * d);
+        fill_logits(x, d);
+        for (size_t i = 0; i < d; i++) x.set(i, -INFINITY);
+        x.set(d + 2, INFINITY);
+        x.set(2 * d + 1, NAN);
+        x.set(3 * d, -INFINITY);
+        x.send();
+        BOTH(amp_softmax_forward(x.at(), AMP_F32, y.at(), AMP_F32, 5, d, nullptr),
+             amp_cuda_softmax_forward(x.dev, AMP_F32, y.dev, AMP_F32, 5, d, nullptr));
+        const std::vector<double> v = y.values();
+        for (size_t i = 0; i < 3 * d; i++) CHECK(std::isnan(v[i]) && std::isnan(y[i]));
+        for (size_t i = 3 * d; i < 5 * d; i++) CHECK(fabs(v[i] - (double)y[i]) <= 1e-6 * v[i]);
+        CHECK(v[3 * d] == 0);
+        CHECK(amp_cuda_softmax_forward(x.dev, AMP_F32, x.dev, AMP_F32, 5, d, nullptr) == AMP_OK);
+        memcpy(x.at(), y.get().data(), x.bytes);
+        CHECK_BITS(x, 0);
+    }
+    CHECK(amp_cuda_softmax_forward(nullptr, AMP_F32, nullptr, AMP_F32, 0, 5, nullptr) == AMP_OK);
+    CHECK(amp_cuda_softmax_forward(nullptr, AMP_F32, nullptr, AMP_F32, 5, 0, nullptr) == AMP_OK);
+    CHECK(amp_cuda_softmax_backward(nullptr, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, 5, 0, nullptr) == AMP_OK);
+}
+
+/* --- losses ------------------------------------------------------------------------------ */
+
+/* Labels of rows in device memory. */
+struct Labels {
+    std::vector<int32_t> host;
+    Tensor memory;
+    Labels(size_t n, size_t classes) : host(n), memory(AMP_F32, n) {
+        for (int32_t& label : host) label = (int32_t)(test_random() % classes);
+        send();
+    }
+    void send() {
+        memcpy(memory.at(), host.data(), memory.bytes);
+        memory.send();
+    }
+    const int32_t* dev() const { return (const int32_t*)memory.dev; }
+};
+
+/* log(sum) errs by 0.98 units (2 u) and by what the sum does; the label's term and the mean's by their roundings. */
+static Bounded cross_entropy(const Tensor& x, const Labels& labels, double smoothing, size_t n, size_t d) {
+    double loss = 0, error = 0;
+    for (size_t r = 0; r < n; r++) {
+        const Softmax s(x, r * d, d);
+        double total = 0, size = 0;
+        for (size_t i = 0; i < d; i++) {
+            total += (double)x[r * d + i] / (double)d;
+            size += fabs((double)x[r * d + i]) / (double)d;
+        }
+        const double z = (double)x[r * d + (size_t)labels.host[r]] - s.max;
+        const double first = s.log_sum - (1 - smoothing) * z, mean = total - s.max, all = first - smoothing * mean;
+        loss += all / (double)n;
+        error += (s.rel_sum + 2 * U * fabs(s.log_sum) + 2 * U * fabs(z) + U * fabs(first)) / (double)n;
+        if (smoothing > 0) error += (smoothing * U * (3 * size + fabs(mean)) + U * fabs(all)) / (double)n;
+    }
+    Bounded b;
+    b.add(loss, error);
+    return b;
+}
+/* (softmax - target) * factor. */
+static Bounded cross_entropy_slope(const Tensor& x, const Labels& labels, double smoothing, double factor, size_t n,
+                                   size_t d) {
+    Bounded b;
+    for (size_t r = 0; r < n; r++) {
+        const Softmax s(x, r * d, d);
+        for (size_t i = 0; i < d; i++) {
+            const double base = smoothing / (double)d, target = base + ((size_t)labels.host[r] == i) * (1 - smoothing);
+            const double v = s.p[i] - target;
+            const double error = s.p[i] * (s.rel[i] + s.rel_sum + U) + 3 * U * target + U * fabs(v) + FLUSHED;
+            b.add(v * factor, (error + 2 * U * fabs(v)) * fabs(factor));
+        }
+    }
+    return b;
+}
+
+static void check_cross_entropy(size_t n, size_t d, amp_dtype a, amp_dtype b, float smoothing, size_t shift) {
+    Tensor x(a, n * d, shift), dx(b, n * d, shift), loss(AMP_F32, 1), scale(AMP_F32, 1);
+    Labels labels(n, d);
+    Bytes alone;
+    fill_logits(x, d);
+    const Bounded expected = cross_entropy(x, labels, (double)smoothing, n, d);
+    for (size_t held : { 0, AMP_CUDA_LOSS_WORKSPACE + 16 }) {
+        amp_exec exec = quiet_exec();
+        Workspace w(&exec, held, 4);
+        loss.poison();
+        CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, a, labels.dev(), smoothing, loss.floats(), n, d, &exec)
+              == AMP_OK);
+        check_bounded("cross-entropy", loss, expected);
+        if (alone.empty()) alone = loss.get();
+        CHECK_MSG(loss.get() == alone, "%zu rows of %zu", n, d);
+    }
+    scale.fill([](size_t) { return 1024.0f; });
+    for (int scaled : { 0, 1 }) {
+        CHECK(amp_cuda_softmax_cross_entropy_backward(x.dev, a, labels.dev(), smoothing,
+                                                      scaled ? scale.floats() : nullptr, 0.75f, dx.dev, b, n, d,
+                                                      nullptr) == AMP_OK);
+        const double factor = (scaled ? 1024.0 : 1.0) * 0.75 / (double)n;
+        check_bounded("cross-entropy, backward", dx,
+                      cross_entropy_slope(x, labels, (double)smoothing, factor, n, d));
+    }
+}
+static void test_cross_entropy() {
+    for (size_t d : WIDTHS) {
+        check_cross_entropy(rows_for(d), d, AMP_F32, AMP_F32, 0.0f, 0);
+        check_cross_entropy(rows_for(d), d, AMP_F16, AMP_F16, 0.1f, 1);
+    }
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) check_cross_entropy(19, 37, a, b, 0.25f, 3);
+    check_cross_entropy(2200, 10, AMP_F32, AMP_F32, 0.0f, 0);      /* parts of two rows, in the workspace */
+    check_cross_entropy(12, 2000, AMP_F32, AMP_F16, 0.1f, 0);
+    check_cross_entropy(3, 9000, AMP_BF16, AMP_F16, 0.1f, 0);
+}
+/* A label that is none makes the loss and its own row NaN. */
+static void test_wrong_labels() {
+    for (size_t d : { 10, 1500, 8300 })
+        for (int32_t wrong : { -1, (int32_t)d, INT32_MAX, INT32_MIN }) {
+            Tensor x(AMP_F16, 4 * d), dx(AMP_F16, 4 * d), loss(AMP_F32, 1);
+            Labels labels(4, d);
+            fill_logits(x, d);
+            labels.host[2] = wrong;
+            labels.send();
+            CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F16, labels.dev(), 0.1f, loss.floats(), 4, d,
+                                                         nullptr) == AMP_OK);
+            CHECK(amp_cuda_softmax_cross_entropy_backward(x.dev, AMP_F16, labels.dev(), 0.1f, nullptr, 1.0f, dx.dev,
+                                                          AMP_F16, 4, d, nullptr) == AMP_OK);
+            CHECK(std::isnan(loss.values()[0]));
+            const std::vector<double> v = dx.values();
+            for (size_t i = 0; i < 4 * d; i++) CHECK(std::isnan(v[i]) == (i / d == 2));
+        }
+}
+
+/* Differences err by u, their squares by 3 u, the tree by 3; cross-entropies by 1.08 units (2.2 u) of their
+   logarithm, by 2.04 u of the exp in it, and by u of their two parts and of their sum. */
+static Bounded mean_loss(ampi_loss kind, const Tensor& x, const Tensor& t) {
+    double loss = 0, error = 0;
+    for (size_t i = 0; i < x.n; i++) {
+        const double v = (double)x[i], w = (double)t[i], e = exp(-fabs(v));
+        const double linear = fmax(v, 0) - v * w, rest = log1p(e);
+        const double term = kind == AMPI_MSE ? (v - w) * (v - w) : linear + rest;
+        const double own = U * (fabs(linear) + 2.2 * rest + 2.04 * e + fabs(term));
+        loss += term / (double)x.n;
+        error += (kind == AMPI_MSE ? 6 * U * term : 3 * U * fabs(term) + own) / (double)x.n;
+    }
+    Bounded b;
+    b.add(loss, error);
+    return b;
+}
+static amp_result mean_loss_of(ampi_loss kind, const Tensor& x, const Tensor& t, Tensor& loss, const amp_exec* exec) {
+    return (kind == AMPI_MSE ? amp_cuda_mse_forward
+                             : amp_cuda_bce_with_logits_forward)(x.dev, x.type, t.dev, t.type, loss.floats(), x.n, exec);
+}
+static void check_mean_loss(ampi_loss kind, size_t n, amp_dtype a, amp_dtype b, size_t shift) {
+    Tensor x(a, n, shift), t(b, n, 3 * shift % 8), loss(AMP_F32, 1);
+    Bytes alone;
+    x.fill([](size_t) { return 6.0f * test_uniform(); });
+    t.fill([](size_t) { return 0.5f + 0.5f * test_uniform(); });
+    const Bounded expected = mean_loss(kind, x, t);
+    for (size_t held : { 0, AMP_CUDA_LOSS_WORKSPACE }) {
+        amp_exec exec = quiet_exec();
+        Workspace w(&exec, held);
+        loss.poison();
+        CHECK(mean_loss_of(kind, x, t, loss, &exec) == AMP_OK);
+        check_bounded(kind == AMPI_MSE ? "mean square" : "binary cross-entropy", loss, expected);
+        if (alone.empty()) alone = loss.get();
+        CHECK_MSG(loss.get() == alone, "%zu elements", n);
+    }
+}
+static void test_mean_losses() {
+    for (ampi_loss kind : { AMPI_MSE, AMPI_BCE }) {
+        for (size_t n : { 1, 5, 8, 9, 2049, 4096, 4099, 16384, 16385, 50001 }) {
+            check_mean_loss(kind, n, AMP_F32, AMP_F32, n % 3);
+            check_mean_loss(kind, n, AMP_F16, AMP_F32, 1);
+        }
+        for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) check_mean_loss(kind, 77, a, b, 2);
+    }
+}
+/* Parts of several tiles, blocks of several parts. */
+static void test_mean_loss_turns() {
+    Tensor x(AMP_F16, 5 * AMPI_CUDA_TILE + 99), t(AMP_F16, x.n), loss(AMP_F32, 1);
+    ampi_cuda_loss q = {};
+    x.fill(ordinary);
+    t.fill(ordinary);
+    q.x = x.dev; q.target = t.dev; q.loss = loss.floats();
+    q.xt = q.tt = AMP_F16;
+    q.n = x.n; q.count = 2; q.kind = AMPI_MSE;
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_loss, dim3(1), dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_LOSS_SHARED, q)
+          == AMP_OK);
+    check_bounded("mean square, two parts", loss, mean_loss(AMPI_MSE, x, t));
+}
+/* Their gradients are computed element by element. */
+static void test_mean_loss_slopes() {
+    Tensor scale(AMP_F32, 1);
+    for (float s : { 65536.0f, 3.7f }) {
+        scale.fill([&](size_t) { return s; });
+        for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES)
+            for (size_t n : { 1, 13, 4101 })
+                for (int scaled : { 0, 1 }) {
+                    Tensor x(a, n, n % 5), t(b, n, n % 3), dx(c, n, 2);
+                    const float* host = scaled ? (const float*)scale.at() : nullptr;
+                    const float* dev = scaled ? scale.floats() : nullptr;
+                    x.fill(awkward);
+                    t.fill(ordinary);
+                    BOTH(amp_mse_backward(x.at(), a, t.at(), b, host, 0.3f, dx.at(), c, n, nullptr),
+                         amp_cuda_mse_backward(x.dev, a, t.dev, b, dev, 0.3f, dx.dev, c, n, nullptr));
+                    CHECK_BITS(dx, 0);
+                    BOTH(amp_bce_with_logits_backward(x.at(), a, t.at(), b, host, 0.3f, dx.at(), c, n, nullptr),
+                         amp_cuda_bce_with_logits_backward(x.dev, a, t.dev, b, dev, 0.3f, dx.dev, c, n, nullptr));
+                    CHECK_BITS(dx, 0);
+                }
+    }
+}
+/* An infinity or a NaN among the inputs shows in every loss. */
+static void test_loss_special() {
+    for (float bad : { (float)NAN, INFINITY, -INFINITY })
+        for (size_t n : { 30, 20000 }) {
+            Tensor x(AMP_F32, n), t(AMP_F32, n), loss(AMP_F32, 1);
+            Labels labels(n / 10, 10);
+            float host = 0;
+            x.fill(ordinary);
+            t.fill(ordinary);
+            x.set(n - 4, bad);
+            x.send();
+            labels.host[n / 10 - 1] = 6;
+            labels.send();
+            BOTH(amp_mse_forward(x.at(), AMP_F32, t.at(), AMP_F32, &host, n, nullptr),
+                 amp_cuda_mse_forward(x.dev, AMP_F32, t.dev, AMP_F32, loss.floats(), n, nullptr));
+            CHECK(std::isnan(host) ? std::isnan(loss.values()[0]) : loss.values()[0] == (double)host);
+            BOTH(amp_bce_with_logits_forward(x.at(), AMP_F32, t.at(), AMP_F32, &host, n, nullptr),
+                 amp_cuda_bce_with_logits_forward(x.dev, AMP_F32, t.dev, AMP_F32, loss.floats(), n, nullptr));
+            CHECK(std::isnan(host) ? std::isnan(loss.values()[0]) : loss.values()[0] == (double)host);
+            BOTH(amp_softmax_cross_entropy_forward(x.at(), AMP_F32, labels.host.data(), 0, &host, n / 10, 10, nullptr),
+                 amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), 0, loss.floats(), n / 10, 10,
+                                                        nullptr));
+            CHECK(std::isnan(host) ? std::isnan(loss.values()[0]) : loss.values()[0] == (double)host);
+        }
+}
+
+/* --- orders, graphs, errors -------------------------------------------------------------------- */
+
+/* Every sum, in every order of threads and blocks. */
+static void test_orders() {
+    const Norm q = norm_of(5, 3, 47);
+    const size_t rows = 130, d = 150;
+    Tensor x(AMP_F16, rows * d), dy(AMP_F16, rows * d), y(AMP_F32, rows * d), mean(AMP_F32, rows),
+        invstd(AMP_F32, rows), a(AMP_F32, d), b(AMP_F32, d), loss(AMP_F32, 1);
+    Labels labels(rows, d);
+    amp_exec exec = quiet_exec();
+    Workspace w(&exec, amp_cuda_layer_norm_workspace(rows, d) + AMP_CUDA_LOSS_WORKSPACE);
+    const amp_pool2d_shape pool = { AMP_POOL_AVERAGE, 1, 1, 130, 150, 20, 20, 10, 10, 0, 0, 0 };
+    fill_rows(x, d);
+    dy.fill(ordinary);
+    const auto results = [&](std::initializer_list<const Tensor*> list) {
+        Bytes all;
+        for (const Tensor* t : list) {
+            const Bytes part = t->get();
+            all.insert(all.end(), part.begin(), part.end());
+        }
+        return all;
+    };
+    check_repeatable([&]() {
+        CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F16, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+                                          mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr) == AMP_OK);
+        return results({ &y, &mean, &invstd });
+    });
+    check_repeatable([&]() {
+        CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+                                           invstd.floats(), y.dev, AMP_F32, a.dev, b.dev, AMP_F32, 0, nullptr)
+              == AMP_OK);
+        return results({ &y, &a, &b });
+    });
+    for (size_t columns : { d, rows * d / 2, rows * d })      /* one kernel for each length of rows */
+        check_repeatable([&]() {
+            const size_t n = rows * d / columns;
+            amp_result r = amp_cuda_layer_norm_forward(x.dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, mean.floats(),
+                                                       invstd.floats(), y.dev, AMP_F32, n, columns, nullptr);
+            CHECK(r == AMP_OK);
+            Bytes all = results({ &y, &mean, &invstd });
+            r = amp_cuda_softmax_forward(x.dev, AMP_F16, y.dev, AMP_F32, n, columns, nullptr);
+            CHECK(r == AMP_OK);
+            const Bytes more = results({ &y });
+            all.insert(all.end(), more.begin(), more.end());
+            return all;
+        });
+    check_repeatable([&]() {
+        CHECK(amp_cuda_layer_norm_backward(dy.dev, AMP_F16, x.dev, AMP_F16, nullptr, AMP_F32, mean.floats(),
+                                           invstd.floats(), y.dev, AMP_F32, a.dev, b.dev, AMP_F32, 0, rows, d, &exec)
+              == AMP_OK);
+        return results({ &y, &a, &b });
+    });
+    for (const amp_exec* with : { (const amp_exec*)nullptr, (const amp_exec*)&exec })
+        check_repeatable([&]() {
+            CHECK(amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F16, labels.dev(), 0.1f, loss.floats(), rows, d,
+                                                         with) == AMP_OK);
+            Bytes all = results({ &loss });
+            CHECK(amp_cuda_mse_forward(x.dev, AMP_F16, dy.dev, AMP_F16, loss.floats(), rows * d, with) == AMP_OK);
+            const Bytes more = results({ &loss });
+            all.insert(all.end(), more.begin(), more.end());
+            return all;
+        });
+    check_repeatable([&]() {
+        CHECK(amp_cuda_pool2d_forward(&pool, x.dev, AMP_F16, y.dev, AMP_F32, nullptr) == AMP_OK);
+        return results({ &y });
+    });
+}
+
+/* A captured chain of layers, replayed: the position of the dropout moves on by itself. */
+static void test_graph() {
+    const size_t rows = 130, d = 150, n = rows * d;
+    Tensor x(AMP_F16, n), y(AMP_F16, n), z(AMP_F32, n), loss(AMP_F32, 1), cell(AMP_F32, 2), host(AMP_F16, n);
+    Labels labels(rows, d);
+    amp_exec exec = quiet_exec();
+    Workspace w(&exec, AMP_CUDA_LOSS_WORKSPACE);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t ready;
+    OK(cudaStreamCreate(&stream));
+    exec.stream = stream;
+    x.fill(ordinary);
+    OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CHECK(ampi_cuda_dropout(x.dev, AMP_F16, y.dev, AMP_F16, n, 0.5f, 1, 2, (const uint64_t*)cell.dev, n, &exec)
+          == AMP_OK);
+    CHECK(amp_cuda_layer_norm_forward(y.dev, AMP_F16, nullptr, nullptr, AMP_F32, 0, nullptr, nullptr, z.dev, AMP_F32,
+                                      rows, d, &exec) == AMP_OK);
+    CHECK(amp_cuda_softmax_cross_entropy_forward(z.dev, AMP_F32, labels.dev(), 0, loss.floats(), rows, d, &exec)
+          == AMP_OK);
+    OK(cudaStreamEndCapture(stream, &graph));
+    OK(cudaGraphInstantiateWithFlags(&ready, graph, 0));
+    for (uint64_t position : { 0, 1, 7 }) {
+        OK(cudaMemcpy(cell.dev, &position, sizeof position, cudaMemcpyHostToDevice));
+        OK(cudaGraphLaunch(ready, stream));
+        CHECK(amp_dropout_forward(x.at(), AMP_F16, y.at(), AMP_F16, n, 0.5f, 1, 2 + position * n, nullptr) == AMP_OK);
+        CHECK(amp_cuda_synchronize(&exec) == AMP_OK);
+        CHECK_BITS(y, 0);
+        memcpy(z.at(), z.get().data(), z.bytes);
+        check_bounded("loss of a graph", loss, cross_entropy(z, labels, 0, rows, d));
+    }
+    OK(cudaGraphExecDestroy(ready));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaStreamDestroy(stream));
+}
+
+/* What the calls below are made of: sixteen floats, and one place for each argument. */
+struct Call {
+    const void *x, *y, *z;
+    void* out;
+    float *f, *g;
+    const int32_t* labels;
+    const float* scale;
+    amp_dtype t;
+    const amp_exec* exec;
+};
+struct Operator {
+    const char* name;
+    amp_result (*run)(const Call& c);
+    const char *x, *y, *z, *out, *f, *labels, *scale;      /* the names of what it takes; NULL = not used */
+    int out_optional, f_optional;
+};
+static const amp_pool2d_shape POOL = { AMP_POOL_MAX, 1, 1, 4, 4, 2, 2, 0, 0, 0, 0, 0 };
+static const amp_batch_norm_shape BATCH = { 4, 4, 1, 0, 0 };
+static const Operator OPERATORS[] = {
+    { "pool2d_forward", [](const Call& c) { return amp_cuda_pool2d_forward(&POOL, c.x, c.t, c.out, c.t, c.exec); },
+      "x", 0, 0, "y", 0, 0, 0, 0, 0 },
+    { "pool2d_backward",
+      [](const Call& c) { return amp_cuda_pool2d_backward(&POOL, c.y, c.t, c.x, c.t, c.out, c.t, c.exec); },
+      "x", "dy", 0, "dx", 0, 0, 0, 1, 0 },
+    { "batch_norm_forward",
+      [](const Call& c) {
+          return amp_cuda_batch_norm_forward(&BATCH, 1, c.x, c.t, c.y, c.z, AMP_F32, nullptr, nullptr, c.f, c.g, c.out,
+                                             c.t, c.exec);
+      },
+      "x", 0, 0, "y", "save_mean", 0, 0, 0, 0 },
+    { "batch_norm_backward",
+      [](const Call& c) {
+          return amp_cuda_batch_norm_backward(&BATCH, c.y, c.t, c.x, c.t, nullptr, AMP_F32, c.f, c.g, c.out, c.t,
+                                              nullptr, nullptr, AMP_F32, 0, c.exec);
+      },
+      "x", "dy", 0, "dx", "save_mean", 0, 0, 1, 0 },
+    { "layer_norm_forward",
+      [](const Call& c) {
+          return amp_cuda_layer_norm_forward(c.x, c.t, c.y, c.z, AMP_F32, 0, c.f, c.g, c.out, c.t, 4, 4, c.exec);
+      },
+      "x", 0, 0, "y", "save_mean", 0, 0, 0, 1 },
+    { "layer_norm_backward",
+      [](const Call& c) {
+          return amp_cuda_layer_norm_backward(c.y, c.t, c.x, c.t, nullptr, AMP_F32, c.f, c.g, c.out, c.t, nullptr,
+                                              nullptr, AMP_F32, 0, 4, 4, c.exec);
+      },
+      "x", "dy", 0, "dx", "save_mean", 0, 0, 1, 0 },
+    { "activation_forward",
+      [](const Call& c) { return amp_cuda_activation_forward(AMP_TANH, c.x, c.t, c.out, c.t, 16, c.exec); }, "x", 0, 0,
+      "y", 0, 0, 0, 0, 0 },
+    { "activation_backward",
+      [](const Call& c) {
+          return amp_cuda_activation_backward(AMP_TANH, c.x, c.t, c.y, c.t, c.out, c.t, 16, c.exec);
+      },
+      "dy", "saved", 0, "dx", 0, 0, 0, 1, 0 },
+    { "softmax_forward", [](const Call& c) { return amp_cuda_softmax_forward(c.x, c.t, c.out, c.t, 4, 4, c.exec); },
+      "x", 0, 0, "y", 0, 0, 0, 0, 0 },
+    { "softmax_backward",
+      [](const Call& c) { return amp_cuda_softmax_backward(c.x, c.t, c.y, c.t, c.out, c.t, 4, 4, c.exec); }, "dy", "y",
+      0, "dx", 0, 0, 0, 1, 0 },
+    { "dropout_forward",
+      [](const Call& c) { return amp_cuda_dropout_forward(c.x, c.t, c.out, c.t, 16, 0.5f, 0, 0, c.exec); }, "x", 0, 0,
+      "y", 0, 0, 0, 0, 0 },
+    { "add_forward",
+      [](const Call& c) { return amp_cuda_add_forward(c.x, c.t, c.y, c.t, c.out, c.t, 16, c.exec); }, "a", "b", 0, "y",
+      0, 0, 0, 0, 0 },
+    { "concat_forward",
+      [](const Call& c) { return amp_cuda_concat_forward(c.x, c.t, 4, c.out, c.t, 4, 0, 4, c.exec); }, "x", 0, 0, "y",
+      0, 0, 0, 0, 0 },
+    { "concat_backward",
+      [](const Call& c) { return amp_cuda_concat_backward(c.x, c.t, 4, 0, c.out, c.t, 4, 4, 0, c.exec); }, "y", 0, 0,
+      "x", 0, 0, 0, 0, 0 },
+    { "softmax_cross_entropy_forward",
+      [](const Call& c) {
+          return amp_cuda_softmax_cross_entropy_forward(c.x, c.t, c.labels, 0, c.f, 4, 4, c.exec);
+      },
+      "logits", 0, 0, 0, "loss", "labels", 0, 0, 0 },
+    { "softmax_cross_entropy_backward",
+      [](const Call& c) {
+          return amp_cuda_softmax_cross_entropy_backward(c.x, c.t, c.labels, 0, c.scale, 1, c.out, c.t, 4, 4, c.exec);
+      },
+      "logits", 0, 0, "dlogits", 0, "labels", "loss_scale", 1, 0 },
+    { "mse_forward", [](const Call& c) { return amp_cuda_mse_forward(c.x, c.t, c.y, c.t, c.f, 16, c.exec); }, "x",
+      "target", 0, 0, "loss", 0, 0, 0, 0 },
+    { "mse_backward",
+      [](const Call& c) { return amp_cuda_mse_backward(c.x, c.t, c.y, c.t, c.scale, 1, c.out, c.t, 16, c.exec); }, "x",
+      "target", 0, "dx", 0, 0, "loss_scale", 1, 0 },
+    { "bce_with_logits_forward",
+      [](const Call& c) { return amp_cuda_bce_with_logits_forward(c.x, c.t, c.y, c.t, c.f, 16, c.exec); }, "x",
+      "target", 0, 0, "loss", 0, 0, 0, 0 },
+    { "bce_with_logits_backward",
+      [](const Call& c) {
+          return amp_cuda_bce_with_logits_backward(c.x, c.t, c.y, c.t, c.scale, 1, c.out, c.t, 16, c.exec);
+      },
+      "x", "target", 0, "dx", 0, 0, "loss_scale", 1, 0 },
+};
+
+/* One argument after the other: NULL, or on the host. */
+static void check_argument(const Operator& op, Log& log, const Call& good, const char* name, size_t field, int optional) {
+    static float on_host[16];
+    const void* const wrong[2] = { nullptr, on_host };
+    if (!name) return;
+    const std::string place = std::string("amp_cuda_") + op.name + ": " + name;
+    for (int host = optional; host < 2; host++) {
+        Call bad = good;
+        memcpy((char*)&bad + field, &wrong[host], sizeof(void*));
+        CHECK_REFUSED(log, AMP_ERR_ARGUMENT, place + (host ? " is host memory" : " is NULL"), op.run(bad));
+    }
+}
+static void test_operator_errors() {
+    Tensor x(AMP_F32, 16), y(AMP_F32, 16), out(AMP_F32, 16), f(AMP_F32, 16), g(AMP_F32, 16), scale(AMP_F32, 1);
+    Labels labels(4, 4);
+    Log log;
+    x.fill(ordinary);
+    y.fill(ordinary);
+    for (const Operator& op : OPERATORS) {
+        const Call good = { x.dev, y.dev, y.dev, out.dev, f.floats(), g.floats(), labels.dev(), scale.floats(), AMP_F32,
+                            &log.exec };
+        scale.fill([](size_t) { return 1.0f; });
+        f.fill(ordinary);
+        g.fill(ordinary);
+        for (amp_dtype t : { AMP_F64, (amp_dtype)17 }) {
+            Call bad = good;
+            bad.t = t;
+            CHECK_REFUSED(log, AMP_ERR_DTYPE, std::string("amp_cuda_") + op.name + ": ", op.run(bad));
+        }
+        check_argument(op, log, good, op.x, offsetof(Call, x), 0);
+        check_argument(op, log, good, op.y, offsetof(Call, y), 0);
+        check_argument(op, log, good, op.out, offsetof(Call, out), op.out_optional);
+        check_argument(op, log, good, op.f, offsetof(Call, f), op.f_optional);
+        check_argument(op, log, good, op.labels, offsetof(Call, labels), 0);
+        check_argument(op, log, good, op.scale, offsetof(Call, scale), 1);
+        CHECK_LAUNCH_FAILS(log, std::string("amp_cuda_") + op.name + ": CUDA error", 1, op.run(good));
+        const long said = log.count;
+        Call plain = good;
+        plain.t = AMP_DTYPE_DEFAULT;
+        CHECK_MSG(op.run(plain) == AMP_OK && log.count == said, "%s: %s", op.name, log.text.c_str());
+    }
+    OK(cudaDeviceSynchronize());
+}
+
+/* What depends on numbers rather than pointers, with the CPU's result codes. */
+static void test_number_errors() {
+    Tensor x(AMP_F32, 64), out(AMP_F32, 64), f(AMP_F32, 64);
+    Labels labels(8, 8);
+    Log log;
+    const amp_exec* e = &log.exec;
+    const size_t huge = SIZE_MAX / 8;
+    amp_pool2d_shape p = POOL;
+    amp_batch_norm_shape b = BATCH;
+    x.fill(ordinary);
+    const auto pool = [&](const amp_pool2d_shape* s) { return amp_cuda_pool2d_forward(s, x.dev, AMP_F32, out.dev, AMP_F32, e); };
+    const auto norm = [&](const amp_batch_norm_shape* s, int training) {
+        return amp_cuda_batch_norm_forward(s, training, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
+                                           f.floats(), f.floats() + 32, out.dev, AMP_F32, e);
+    };
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "the shape is NULL", pool(nullptr));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "the shape is NULL",
+                  amp_cuda_pool2d_backward(nullptr, x.dev, AMP_F32, x.dev, AMP_F32, out.dev, AMP_F32, e));
+    p.kernel_h = 5;
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "larger than its 4x4 input", pool(&p));
+    p.kernel_h = 2; p.pad_w = 2;
+    CHECK_REFUSED(log, AMP_ERR_DESC, "padding", pool(&p));
+    p.kind = (amp_pool)3;
+    CHECK_REFUSED(log, AMP_ERR_DESC, "kind 3", pool(&p));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "the shape is NULL", norm(nullptr, 1));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "running_mean is NULL", norm(&b, 0));
+    b.n = 1;
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "more than one value", norm(&b, 1));
+    b.n = 4; b.eps = -1.0f;
+    CHECK_REFUSED(log, AMP_ERR_DESC, "eps", norm(&b, 1));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "sizes >= 1",
+                  amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, nullptr, nullptr, out.dev,
+                                              AMP_F32, 0, 8, e));
+    CHECK_REFUSED(log, AMP_ERR_DESC, "eps -1",
+                  amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, -1.0f, nullptr, nullptr,
+                                              out.dev, AMP_F32, 8, 8, e));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "sizes >= 1",
+                  amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
+                                               out.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, 8, 0, e));
+    CHECK_REFUSED(log, AMP_ERR_DESC, "99 is not",
+                  amp_cuda_activation_forward((amp_activation)99, x.dev, AMP_F32, out.dev, AMP_F32, 64, e));
+    CHECK_REFUSED(log, AMP_ERR_DESC, "5 is not",
+                  amp_cuda_activation_backward((amp_activation)5, x.dev, AMP_F32, x.dev, AMP_F32, out.dev, AMP_F32, 64,
+                                               e));
+    for (float wrong : { -0.1f, 1.0f, (float)NAN }) {
+        CHECK_REFUSED(log, AMP_ERR_DESC, "probability",
+                      amp_cuda_dropout_forward(x.dev, AMP_F32, out.dev, AMP_F32, 64, wrong, 0, 0, e));
+        CHECK_REFUSED(log, AMP_ERR_DESC, "smoothing",
+                      amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), wrong, f.floats(), 8, 8, e));
+    }
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "do not fit",
+                  amp_cuda_concat_forward(x.dev, AMP_F32, 4, out.dev, AMP_F32, 8, 5, 8, e));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "do not fit",
+                  amp_cuda_concat_backward(x.dev, AMP_F32, 8, 0, out.dev, AMP_F32, 9, 7, 0, e));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "rows of",
+                  amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), 0, f.floats(), 0, 8, e));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "not defined",
+                  amp_cuda_mse_forward(x.dev, AMP_F32, x.dev, AMP_F32, f.floats(), 0, e));
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "not defined",
+                  amp_cuda_bce_with_logits_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, 1, out.dev, AMP_F32, 0, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "more elements",
+                  amp_cuda_activation_forward(AMP_RELU, x.dev, AMP_F32, out.dev, AMP_F32, huge, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "more elements",
+                  amp_cuda_softmax_forward(x.dev, AMP_F32, out.dev, AMP_F32, huge, huge, e));
+    for (unsigned char byte : out.get()) CHECK(byte == POISON);
+}
+/* The second launch of a call fails. */
+static void test_second_launch() {
+    Tensor x(AMP_F32, 20000), y(AMP_F32, 20000), loss(AMP_F32, 1), g(AMP_F32, 100), rows(AMP_F32, 200);
+    amp_exec exec = quiet_exec();
+    Workspace w(&exec, amp_cuda_layer_norm_workspace(200, 100) + AMP_CUDA_LOSS_WORKSPACE);
+    Log log;
+    x.fill(ordinary);
+    rows.fill(ordinary);
+    exec.logger = &log.logger;
+    CHECK_LAUNCH_FAILS(log, "amp_cuda_mse_forward: CUDA error", 2,
+                       amp_cuda_mse_forward(x.dev, AMP_F32, x.dev, AMP_F32, loss.floats(), x.n, &exec));
+    CHECK_LAUNCH_FAILS(log, "amp_cuda_layer_norm_backward: CUDA error", 2,
+                       amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, rows.floats(),
+                                                    rows.floats(), y.dev, AMP_F32, g.dev, nullptr, AMP_F32, 0, 200, 100,
+                                                    &exec));
+    OK(cudaDeviceSynchronize());
+}
+
+int main() {
+    TEST(test_activation_values);
+    TEST(test_activation_types);
+    TEST(test_activation_in_place);
+    TEST(test_turns);
+    TEST(test_add);
+    TEST(test_dropout);
+    TEST(test_dropout_position);
+    TEST(test_concat);
+    TEST(test_pool);
+    TEST(test_pool_first);
+    TEST(test_norm_sizes);
+    TEST(test_norm_turns);
+    TEST(test_norm_types);
+    TEST(test_norm_shifted);
+    TEST(test_norm_running);
+    TEST(test_norm_special);
+    TEST(test_layer_norm);
+    TEST(test_layer_norm_columns);
+    TEST(test_softmax);
+    TEST(test_row_turns);
+    TEST(test_softmax_special);
+    TEST(test_cross_entropy);
+    TEST(test_wrong_labels);
+    TEST(test_mean_losses);
+    TEST(test_mean_loss_turns);
+    TEST(test_mean_loss_slopes);
+    TEST(test_loss_special);
+    TEST(test_orders);
+    TEST(test_graph);
+    TEST(test_operator_errors);
+    TEST(test_number_errors);
+    TEST(test_second_launch);
+    TEST_END();
+}
