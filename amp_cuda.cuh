@@ -313,9 +313,9 @@ AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp
 /* Limits that are reached are remembered for the next read. */
 AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec);
 
-/* Waits, and fills in all of *host: settings, state, and what the window found (the last one, after update).
-   AMP_ERR_OVERFLOW if since the last read a limit was reached whose action is an error; *host is valid then
-   too. From there amp_scaler_save can write it. */
+/* Waits, and fills in all of *host: settings, state (after update, scale_in_use is the next window's already), and
+   what the window found (the last one, after update). AMP_ERR_OVERFLOW if since the last read a limit was reached
+   whose action is an error; *host is valid then too. From there amp_scaler_save can write it. */
 AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec);
 /* The state of *host to the device, between windows: after amp_scaler_load or amp_scaler_set_scale. AMP_ERR_STATE
    inside a window; AMP_ERR_ARGUMENT if host follows another rule. */
@@ -3604,7 +3604,7 @@ AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunk
         for (offset = 0; offset < x.count; offset += AMPI_CUDA_CHUNK, next++) {
             uint64_t left = x.count - offset;
             chunks[next].offset = offset;
-            chunks[next].n = (uint32_t)(left < AMPI_CUDA_CHUNK ? left : AMPI_CUDA_CHUNK);
+            chunks[next].n = (uint32_t)(left < (uint64_t)AMPI_CUDA_CHUNK ? left : (uint64_t)AMPI_CUDA_CHUNK);
             chunks[next].tensor = i;
         }
         arrays[i].chunks = next - arrays[i].first_chunk;
@@ -3614,11 +3614,8 @@ AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunk
 /* Device memory with the contents of a host block, which the caller may free at once. */
 AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, const amp_exec* exec,
                                    const char* place) {
-    amp_result r;
-    *out = ampi_cuda_alloc(bytes, NULL);
-    if (!*out)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %lu bytes of device memory", place,
-                         (unsigned long)bytes);
+    amp_result r = ampi_cuda_check(exec, place, cudaMalloc(out, bytes));
+    if (r != AMP_OK) { *out = NULL; return r; }
     r = ampi_cuda_check(exec, place, cudaMemcpyAsync(*out, host, bytes, cudaMemcpyHostToDevice,
                                                      ampi_cuda_stream(exec)));
     if (r == AMP_OK) r = ampi_cuda_wait(exec, place);
@@ -3760,7 +3757,7 @@ AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, amp_overflow_info* f
     if (found->found_inf && !b->rule.ignore_overflow) b->state.found_inf = 1;
 }
 
-__global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
+static __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
     if (threadIdx.x == 0) {
         b->last_skipped = b->state.found_inf;
         b->last_scale = b->state.scale_in_use;
@@ -3769,26 +3766,26 @@ __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
     }
     ampi_d_scaler_settle(b);
 }
-__global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_scaler_state state) {
+static __global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_scaler_state state) {
     if (threadIdx.x == 0) b->state = state;
     ampi_d_scaler_settle(b);
 }
-__global__ void ampi_k_scaler_abandon(ampi_cuda_scaler_block* b) {
+static __global__ void ampi_k_scaler_abandon(ampi_cuda_scaler_block* b) {
     b->state.found_inf = 0;
     b->closed = 1;
 }
 /* flag: raise only if it is not 0; NULL = raise. */
-__global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const float* flag) {
+static __global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const float* flag) {
     if (flag && *flag == 0.0f) return;
     ampi_d_scaler_open(b);
     b->info.found_inf = 1;
     if (!b->rule.ignore_overflow) b->state.found_inf = 1;
 }
-__global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float* flag) {
+static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float* flag) {
     *flag = b->state.found_inf ? 1.0f : 0.0f;
 }
 /* 16 bytes at a time as far as `wide` units go. */
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
 ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst, const unsigned char* src, size_t wide,
                        size_t bytes) {
     size_t at = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK, i;
@@ -3926,7 +3923,7 @@ AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, const ampi_cuda_seen& 
 
 /* Reads the list once. The block that finishes last puts all blocks' findings together. */
 template <bool SUMS>
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_look(const ampi_cuda_look a) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_look(const ampi_cuda_look a) {
     AMPI_SHARED(ampi_cuda_look_shared, shared);
     ampi_cuda_seen s = ampi_d_nothing_seen();
     const volatile ampi_cuda_seen* all = a.src.seen;
@@ -3985,7 +3982,7 @@ AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_array& x, cons
 }
 
 /* dst = src * inverse, or dst += that, unless the check before has refused it. */
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_move(const ampi_cuda_move a) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_move(const ampi_cuda_move a) {
     float factor = a.scaler ? a.scaler->state.inverse : 1.0f;
     if (a.scaler && a.src.found->refused) return;
     if (a.dst == a.src.arrays && factor == 1.0f) return;
@@ -4202,6 +4199,7 @@ AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, f
                                          const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_read";
     ampi_cuda_scaler_block block;
+    int i;
     amp_result r = ampi_cuda_copy_out(&block, s->device, sizeof block, exec);
     if (r == AMP_OK && (block.limits || block.useless))
         r = ampi_cuda_zero(&s->device->limits, 2 * sizeof(int32_t), exec);
@@ -4210,6 +4208,7 @@ AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, f
     host->scaled = host->recorded;
     host->state = block.state;
     host->info = block.info;
+    for (i = 0; i < host->list_count; i++) host->lists[i].norm = block.norms[i];
     *last_scale = block.last_scale;
     if (block.useless)
         ampi_fail(s->window.desc.logger, AMP_ERR_OVERFLOW,
@@ -4295,7 +4294,7 @@ AMPI_D void ampi_d_prepare_info(const ampi_cuda_prepare& a, amp_optimizer_info* 
 }
 
 /* One warp: skip or not, the constants of each group, and the step counter. */
-__global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
+static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
     AMPI_SHARED(float, mult);
     amp_optimizer* o = &a.block->o;
     if (threadIdx.x == 0) {
@@ -4314,7 +4313,7 @@ __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
     if (threadIdx.x == 0) o->state.step++;
 }
 
-__global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, const amp_optimizer_state state,
+static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, const amp_optimizer_state state,
                                        int lr_only) {
     if (!lr_only) block->o.state.step = state.step;
     block->o.state.lr = state.lr;
@@ -4444,7 +4443,7 @@ AMPI_D void ampi_d_update_chunk(ampi_cuda_work& k, const ampi_cuda_chunk& chunk)
 
 /* Reads and writes each parameter once, and nothing if the step is skipped. */
 template <int KIND>
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const ampi_cuda_update a) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const ampi_cuda_update a) {
     AMPI_SHARED(double, shared);
     if (!a.block->info.applied) return;
     for (uint64_t c = blockIdx.x; c < a.list.chunk_count; c += gridDim.x) {
@@ -4463,7 +4462,7 @@ __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const ampi_c
 }
 
 /* LAMB: the norms of each tensor from those of its chunks, and the ratio. */
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(const ampi_cuda_update a, int tensors) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(const ampi_cuda_update a, int tensors) {
     AMPI_SHARED(double, shared);
     if (!a.block->info.applied) return;
     for (int t = (int)blockIdx.x; t < tensors; t += (int)gridDim.x) {
@@ -4480,7 +4479,7 @@ __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(const ampi_
     }
 }
 
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_zero_list(const ampi_cuda_list list) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_zero_list(const ampi_cuda_list list) {
     const float zero[8] = { 0 };
     for (uint64_t c = blockIdx.x; c < list.chunk_count; c += gridDim.x) {
         const ampi_cuda_chunk chunk = list.chunks[c];
