@@ -602,7 +602,7 @@ AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
 }
 AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
     (void)a;
-    cudaFree(p);
+    if (cudaFree(p) != cudaSuccess) cudaGetLastError();
 }
 AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
     return ampi_cuda_check(exec, "amp_cuda: zero", cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
