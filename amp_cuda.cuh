@@ -388,12 +388,14 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
 #if defined(AMP_CUDA_EMU)
   #define AMPI_D static inline
   #define AMPI_ROLLED
+  #define AMPI_UNROLL
 #elif defined(__CUDACC__)
   #define AMPI_D static __device__ __forceinline__
   #define AMPI_SHARED(type, name)                                     \
       extern __shared__ __align__(128) unsigned char ampi_shared[];   \
       type* name = reinterpret_cast<type*>(ampi_shared)
   #define AMPI_ROLLED _Pragma("unroll 1")      /* before a loop: its body stays once in the code */
+  #define AMPI_UNROLL _Pragma("unroll")        /* its arrays stay in registers */
 #else
   #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
 #endif
@@ -3812,6 +3814,7 @@ AMPI_D uint32_t ampi_d_magnitude(const ampi_eight& r, amp_dtype t, int j) {
 /* The slow path, for eights that are known to be bad. */
 AMPI_D void ampi_d_count_bad(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, uint32_t last,
                              unsigned long long at) {
+    AMPI_UNROLL
     for (int j = 0; j < 8; j++) {
         uint32_t u = ampi_d_magnitude(r, t, j);
         if (u <= last) continue;
@@ -3827,6 +3830,7 @@ AMPI_D void ampi_d_look8(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, ui
                          unsigned long long at) {
     double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
     uint32_t over = 0;
+    AMPI_UNROLL
     for (int j = 0; j < 8; j++) {
         uint32_t half = r.w[j / 2] >> (16 * (j & 1)) & 0xffffu;
         float x = t == AMP_F32   ? ampi_float(r.w[j])
@@ -3857,14 +3861,18 @@ AMPI_D void ampi_d_look_chunk(ampi_cuda_seen& s, const ampi_cuda_look& a, uint64
     size_t at[2] = { 8 * threadIdx.x, 8 * (threadIdx.x + AMPI_CUDA_BLOCK) }, end = chunk.offset + chunk.n;
     uint32_t last = ampi_inf_bits(SUMS ? to : x.dtype) - 1;
     ampi_eight r[2], sum[2];
+    AMPI_UNROLL
     for (int k = 0; k < 2; k++) ampi_d_fetch8(r[k], x.data, x.dtype, chunk.offset + at[k], end);
     if (SUMS) {
+        AMPI_UNROLL
         for (int k = 0; k < 2; k++)
             ampi_d_fetch8(sum[k], a.dst[chunk.tensor].data, to, chunk.offset + at[k], end);
+        AMPI_UNROLL
         for (int k = 0; k < 2; k++) ampi_d_sum8_stored(sum[k], to, r[k], x.dtype, a.scaler->state.inverse);
     } else if (a.scaler && !a.unscaled) {
         last = a.scaler->last[x.dtype - 1][to - 1];
     }
+    AMPI_UNROLL
     for (int k = 0; k < 2; k++)
         ampi_d_look8(s, SUMS ? sum[k] : r[k], SUMS ? to : x.dtype, last, c * AMPI_CUDA_CHUNK + at[k]);
 }
@@ -4422,22 +4430,33 @@ AMPI_D void ampi_d_update_four(const ampi_four_set& s, ampi_cuda_work& k, size_t
 }
 
 /* Two fours, all of whose loads are under way before the first is used. */
-template <int KIND, bool WHOLE>
+template <int KIND>
 AMPI_D void ampi_d_update_pair(ampi_cuda_work& k, size_t i, size_t n) {
     const size_t apart = 4 * AMPI_CUDA_BLOCK;
     ampi_four_set s[2];
-    for (int j = 0; j < 2; j++) ampi_d_update_fetch<KIND, WHOLE>(s[j], k.p, i + (size_t)j * apart, n);
-    for (int j = 0; j < 2; j++) ampi_d_update_four<KIND, WHOLE>(s[j], k, i + (size_t)j * apart, n);
+    AMPI_UNROLL
+    for (int j = 0; j < 2; j++) ampi_d_update_fetch<KIND, true>(s[j], k.p, i + (size_t)j * apart, n);
+    AMPI_UNROLL
+    for (int j = 0; j < 2; j++) ampi_d_update_four<KIND, true>(s[j], k, i + (size_t)j * apart, n);
 }
 
+template <int KIND, bool WHOLE>
+AMPI_D void ampi_d_update_one(ampi_cuda_work& k, size_t i, size_t n) {
+    ampi_four_set s;
+    ampi_d_update_fetch<KIND, WHOLE>(s, k.p, i, n);
+    ampi_d_update_four<KIND, WHOLE>(s, k, i, n);
+}
+
+/* Pairs as long as both lie in the chunk, then what is left. */
 template <int KIND>
 AMPI_D void ampi_d_update_chunk(ampi_cuda_work& k, const ampi_cuda_chunk& chunk) {
     size_t end = chunk.offset + chunk.n;
-    for (unsigned at = 4 * threadIdx.x; at < chunk.n; at += 8 * AMPI_CUDA_BLOCK) {
-        if (k.p.aligned && at + 4 * AMPI_CUDA_BLOCK + 4 <= chunk.n)
-            ampi_d_update_pair<KIND, true>(k, chunk.offset + at, end);
-        else
-            ampi_d_update_pair<KIND, false>(k, chunk.offset + at, end);
+    unsigned at = 4 * threadIdx.x;
+    for (; k.p.aligned && at + 4 * AMPI_CUDA_BLOCK + 4 <= chunk.n; at += 8 * AMPI_CUDA_BLOCK)
+        ampi_d_update_pair<KIND>(k, chunk.offset + at, end);
+    for (; at < chunk.n; at += 4 * AMPI_CUDA_BLOCK) {
+        if (k.p.aligned && at + 4 <= chunk.n) ampi_d_update_one<KIND, true>(k, chunk.offset + at, end);
+        else ampi_d_update_one<KIND, false>(k, chunk.offset + at, end);
     }
 }
 
