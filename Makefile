@@ -81,7 +81,7 @@ $(B)/emu.o: tests/emu/emu.cpp tests/emu/cuda_runtime.h tests/emu/cublas_v2.h | $
 $(B)/emu$(EMU_ARCH)_impl.o: tests/impl_cuda.cu amp.h amp_cuda.cuh tests/emu/cuda_runtime.h | $(B)
 	$(CXX) $(EMU_FLAGS) -DAMP_EMU_ARCH=$(EMU_ARCH) -x c++ -c $< -o $@
 
-$(B)/emu$(EMU_ARCH)_%: tests/emu/%.cpp tests/test.h amp.h amp_cuda.cuh $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o
+$(B)/emu$(EMU_ARCH)_%: tests/emu/%.cpp tests/test.h $(wildcard tests/emu/*.h) amp.h amp_cuda.cuh $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o
 	$(CXX) $(EMU_FLAGS) -DAMP_EMU_ARCH=$(EMU_ARCH) $< $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o -o $@ $(LDLIBS)
 
 $(B)/%: examples/%.c amp.h examples/data.h examples/chart.h | $(B)

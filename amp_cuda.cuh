@@ -313,9 +313,9 @@ AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp
 /* Limits that are reached are remembered for the next read. */
 AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec);
 
-/* Waits, and fills in all of *host: settings, state, and what the window found (the last one, after update).
-   AMP_ERR_OVERFLOW if since the last read a limit was reached whose action is an error; *host is valid then
-   too. From there amp_scaler_save can write it. */
+/* Waits, and fills in all of *host: settings, state (after update, scale_in_use is the next window's already), and
+   what the window found (the last one, after update). AMP_ERR_OVERFLOW if since the last read a limit was reached
+   whose action is an error; *host is valid then too. From there amp_scaler_save can write it. */
 AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec);
 /* The state of *host to the device, between windows: after amp_scaler_load or amp_scaler_set_scale. AMP_ERR_STATE
    inside a window; AMP_ERR_ARGUMENT if host follows another rule. */
@@ -388,14 +388,16 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
 #if defined(AMP_CUDA_EMU)
   #define AMPI_D static inline
   #define AMPI_ROLLED
-  #define AMPI_FORGET(x) (void)0
+  #define AMPI_D_RENEW(x) (void)0
+  #define AMPI_UNROLL
 #elif defined(__CUDACC__)
   #define AMPI_D static __device__ __forceinline__
   #define AMPI_SHARED(type, name)                                     \
       extern __shared__ __align__(128) unsigned char ampi_shared[];   \
       type* name = reinterpret_cast<type*>(ampi_shared)
   #define AMPI_ROLLED _Pragma("unroll 1")      /* before a loop: its body stays once in the code */
-  #define AMPI_FORGET(x) asm volatile("" : "+r"(x))   /* what follows from x is formed anew, no register kept */
+  #define AMPI_D_RENEW(x) asm volatile("" : "+r"(x))   /* what follows from x is formed anew, no register kept */
+  #define AMPI_UNROLL _Pragma("unroll")        /* its arrays stay in registers */
 #else
   #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
 #endif
@@ -604,7 +606,7 @@ AMPI_FN void* ampi_cuda_alloc(size_t bytes, const amp_allocator* a) {
 }
 AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
     (void)a;
-    cudaFree(p);
+    if (cudaFree(p) != cudaSuccess) cudaGetLastError();
 }
 AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
     return ampi_cuda_check(exec, "amp_cuda: zero", cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
@@ -1324,7 +1326,7 @@ typedef struct ampi_cuda_tile { uint32_t row, column, from, steps; } ampi_cuda_t
 enum { AMPI_CUDA_TILE_ROWS = 8 };
 AMPI_D ampi_cuda_tile ampi_d_tile(const ampi_cuda_product& p, uint32_t depth) {
     uint32_t block = blockIdx.x;
-    AMPI_FORGET(block);
+    AMPI_D_RENEW(block);
     uint32_t band = AMPI_CUDA_TILE_ROWS * p.tiles_n, first = block / band * AMPI_CUDA_TILE_ROWS;
     uint32_t rows = p.tiles_m - first < AMPI_CUDA_TILE_ROWS ? p.tiles_m - first : (uint32_t)AMPI_CUDA_TILE_ROWS;
     uint32_t inside = block % band, all = (uint32_t)((p.k + depth - 1) / depth);
@@ -3630,7 +3632,7 @@ AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunk
         for (offset = 0; offset < x.count; offset += AMPI_CUDA_CHUNK, next++) {
             uint64_t left = x.count - offset;
             chunks[next].offset = offset;
-            chunks[next].n = (uint32_t)(left < AMPI_CUDA_CHUNK ? left : AMPI_CUDA_CHUNK);
+            chunks[next].n = (uint32_t)(left < (uint64_t)AMPI_CUDA_CHUNK ? left : (uint64_t)AMPI_CUDA_CHUNK);
             chunks[next].tensor = i;
         }
         arrays[i].chunks = next - arrays[i].first_chunk;
@@ -3640,11 +3642,8 @@ AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunk
 /* Device memory with the contents of a host block, which the caller may free at once. */
 AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, const amp_exec* exec,
                                    const char* place) {
-    amp_result r;
-    *out = ampi_cuda_alloc(bytes, NULL);
-    if (!*out)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %lu bytes of device memory", place,
-                         (unsigned long)bytes);
+    amp_result r = ampi_cuda_check(exec, place, cudaMalloc(out, bytes));
+    if (r != AMP_OK) { *out = NULL; return r; }
     r = ampi_cuda_check(exec, place, cudaMemcpyAsync(*out, host, bytes, cudaMemcpyHostToDevice,
                                                      ampi_cuda_stream(exec)));
     if (r == AMP_OK) r = ampi_cuda_wait(exec, place);
@@ -3786,7 +3785,7 @@ AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, amp_overflow_info* f
     if (found->found_inf && !b->rule.ignore_overflow) b->state.found_inf = 1;
 }
 
-__global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
+static __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
     if (threadIdx.x == 0) {
         b->last_skipped = b->state.found_inf;
         b->last_scale = b->state.scale_in_use;
@@ -3795,26 +3794,26 @@ __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
     }
     ampi_d_scaler_settle(b);
 }
-__global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_scaler_state state) {
+static __global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_scaler_state state) {
     if (threadIdx.x == 0) b->state = state;
     ampi_d_scaler_settle(b);
 }
-__global__ void ampi_k_scaler_abandon(ampi_cuda_scaler_block* b) {
+static __global__ void ampi_k_scaler_abandon(ampi_cuda_scaler_block* b) {
     b->state.found_inf = 0;
     b->closed = 1;
 }
 /* flag: raise only if it is not 0; NULL = raise. */
-__global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const float* flag) {
+static __global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const float* flag) {
     if (flag && *flag == 0.0f) return;
     ampi_d_scaler_open(b);
     b->info.found_inf = 1;
     if (!b->rule.ignore_overflow) b->state.found_inf = 1;
 }
-__global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float* flag) {
+static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float* flag) {
     *flag = b->state.found_inf ? 1.0f : 0.0f;
 }
 /* 16 bytes at a time as far as `wide` units go. */
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
 ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst, const unsigned char* src, size_t wide,
                        size_t bytes) {
     size_t at = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK, i;
@@ -3841,6 +3840,7 @@ AMPI_D uint32_t ampi_d_magnitude(const ampi_eight& r, amp_dtype t, int j) {
 /* The slow path, for eights that are known to be bad. */
 AMPI_D void ampi_d_count_bad(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, uint32_t last,
                              unsigned long long at) {
+    AMPI_UNROLL
     for (int j = 0; j < 8; j++) {
         uint32_t u = ampi_d_magnitude(r, t, j);
         if (u <= last) continue;
@@ -3856,6 +3856,7 @@ AMPI_D void ampi_d_look8(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, ui
                          unsigned long long at) {
     double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
     uint32_t over = 0;
+    AMPI_UNROLL
     for (int j = 0; j < 8; j++) {
         uint32_t half = r.w[j / 2] >> (16 * (j & 1)) & 0xffffu;
         float x = t == AMP_F32   ? ampi_float(r.w[j])
@@ -3886,14 +3887,18 @@ AMPI_D void ampi_d_look_chunk(ampi_cuda_seen& s, const ampi_cuda_look& a, uint64
     size_t at[2] = { 8 * threadIdx.x, 8 * (threadIdx.x + AMPI_CUDA_BLOCK) }, end = chunk.offset + chunk.n;
     uint32_t last = ampi_inf_bits(SUMS ? to : x.dtype) - 1;
     ampi_eight r[2], sum[2];
+    AMPI_UNROLL
     for (int k = 0; k < 2; k++) ampi_d_fetch8(r[k], x.data, x.dtype, chunk.offset + at[k], end);
     if (SUMS) {
+        AMPI_UNROLL
         for (int k = 0; k < 2; k++)
             ampi_d_fetch8(sum[k], a.dst[chunk.tensor].data, to, chunk.offset + at[k], end);
+        AMPI_UNROLL
         for (int k = 0; k < 2; k++) ampi_d_sum8_stored(sum[k], to, r[k], x.dtype, a.scaler->state.inverse);
     } else if (a.scaler && !a.unscaled) {
         last = a.scaler->last[x.dtype - 1][to - 1];
     }
+    AMPI_UNROLL
     for (int k = 0; k < 2; k++)
         ampi_d_look8(s, SUMS ? sum[k] : r[k], SUMS ? to : x.dtype, last, c * AMPI_CUDA_CHUNK + at[k]);
 }
@@ -3952,7 +3957,7 @@ AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, const ampi_cuda_seen& 
 
 /* Reads the list once. The block that finishes last puts all blocks' findings together. */
 template <bool SUMS>
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_look(const ampi_cuda_look a) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_look(const ampi_cuda_look a) {
     AMPI_SHARED(ampi_cuda_look_shared, shared);
     ampi_cuda_seen s = ampi_d_nothing_seen();
     const volatile ampi_cuda_seen* all = a.src.seen;
@@ -4011,7 +4016,7 @@ AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_array& x, cons
 }
 
 /* dst = src * inverse, or dst += that, unless the check before has refused it. */
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_move(const ampi_cuda_move a) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_move(const ampi_cuda_move a) {
     float factor = a.scaler ? a.scaler->state.inverse : 1.0f;
     if (a.scaler && a.src.found->refused) return;
     if (a.dst == a.src.arrays && factor == 1.0f) return;
@@ -4228,6 +4233,7 @@ AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, f
                                          const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_read";
     ampi_cuda_scaler_block block;
+    int i;
     amp_result r = ampi_cuda_copy_out(&block, s->device, sizeof block, exec);
     if (r == AMP_OK && (block.limits || block.useless))
         r = ampi_cuda_zero(&s->device->limits, 2 * sizeof(int32_t), exec);
@@ -4236,6 +4242,7 @@ AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, f
     host->scaled = host->recorded;
     host->state = block.state;
     host->info = block.info;
+    for (i = 0; i < host->list_count; i++) host->lists[i].norm = block.norms[i];
     *last_scale = block.last_scale;
     if (block.useless)
         ampi_fail(s->window.desc.logger, AMP_ERR_OVERFLOW,
@@ -4321,7 +4328,7 @@ AMPI_D void ampi_d_prepare_info(const ampi_cuda_prepare& a, amp_optimizer_info* 
 }
 
 /* One warp: skip or not, the constants of each group, and the step counter. */
-__global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
+static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
     AMPI_SHARED(float, mult);
     amp_optimizer* o = &a.block->o;
     if (threadIdx.x == 0) {
@@ -4340,7 +4347,7 @@ __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
     if (threadIdx.x == 0) o->state.step++;
 }
 
-__global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, const amp_optimizer_state state,
+static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, const amp_optimizer_state state,
                                        int lr_only) {
     if (!lr_only) block->o.state.step = state.step;
     block->o.state.lr = state.lr;
@@ -4449,28 +4456,39 @@ AMPI_D void ampi_d_update_four(const ampi_four_set& s, ampi_cuda_work& k, size_t
 }
 
 /* Two fours, all of whose loads are under way before the first is used. */
-template <int KIND, bool WHOLE>
+template <int KIND>
 AMPI_D void ampi_d_update_pair(ampi_cuda_work& k, size_t i, size_t n) {
     const size_t apart = 4 * AMPI_CUDA_BLOCK;
     ampi_four_set s[2];
-    for (int j = 0; j < 2; j++) ampi_d_update_fetch<KIND, WHOLE>(s[j], k.p, i + (size_t)j * apart, n);
-    for (int j = 0; j < 2; j++) ampi_d_update_four<KIND, WHOLE>(s[j], k, i + (size_t)j * apart, n);
+    AMPI_UNROLL
+    for (int j = 0; j < 2; j++) ampi_d_update_fetch<KIND, true>(s[j], k.p, i + (size_t)j * apart, n);
+    AMPI_UNROLL
+    for (int j = 0; j < 2; j++) ampi_d_update_four<KIND, true>(s[j], k, i + (size_t)j * apart, n);
 }
 
+template <int KIND, bool WHOLE>
+AMPI_D void ampi_d_update_one(ampi_cuda_work& k, size_t i, size_t n) {
+    ampi_four_set s;
+    ampi_d_update_fetch<KIND, WHOLE>(s, k.p, i, n);
+    ampi_d_update_four<KIND, WHOLE>(s, k, i, n);
+}
+
+/* Pairs as long as both lie in the chunk, then what is left. */
 template <int KIND>
 AMPI_D void ampi_d_update_chunk(ampi_cuda_work& k, const ampi_cuda_chunk& chunk) {
     size_t end = chunk.offset + chunk.n;
-    for (unsigned at = 4 * threadIdx.x; at < chunk.n; at += 8 * AMPI_CUDA_BLOCK) {
-        if (k.p.aligned && at + 4 * AMPI_CUDA_BLOCK + 4 <= chunk.n)
-            ampi_d_update_pair<KIND, true>(k, chunk.offset + at, end);
-        else
-            ampi_d_update_pair<KIND, false>(k, chunk.offset + at, end);
+    unsigned at = 4 * threadIdx.x;
+    for (; k.p.aligned && at + 4 * AMPI_CUDA_BLOCK + 4 <= chunk.n; at += 8 * AMPI_CUDA_BLOCK)
+        ampi_d_update_pair<KIND>(k, chunk.offset + at, end);
+    for (; at < chunk.n; at += 4 * AMPI_CUDA_BLOCK) {
+        if (k.p.aligned && at + 4 <= chunk.n) ampi_d_update_one<KIND, true>(k, chunk.offset + at, end);
+        else ampi_d_update_one<KIND, false>(k, chunk.offset + at, end);
     }
 }
 
 /* Reads and writes each parameter once, and nothing if the step is skipped. */
 template <int KIND>
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const ampi_cuda_update a) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const ampi_cuda_update a) {
     AMPI_SHARED(double, shared);
     if (!a.block->info.applied) return;
     for (uint64_t c = blockIdx.x; c < a.list.chunk_count; c += gridDim.x) {
@@ -4489,7 +4507,7 @@ __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const ampi_c
 }
 
 /* LAMB: the norms of each tensor from those of its chunks, and the ratio. */
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(const ampi_cuda_update a, int tensors) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(const ampi_cuda_update a, int tensors) {
     AMPI_SHARED(double, shared);
     if (!a.block->info.applied) return;
     for (int t = (int)blockIdx.x; t < tensors; t += (int)gridDim.x) {
@@ -4506,7 +4524,7 @@ __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(const ampi_
     }
 }
 
-__global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_zero_list(const ampi_cuda_list list) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_zero_list(const ampi_cuda_list list) {
     const float zero[8] = { 0 };
     for (uint64_t c = blockIdx.x; c < list.chunk_count; c += gridDim.x) {
         const ampi_cuda_chunk chunk = list.chunks[c];
