@@ -1,10 +1,10 @@
-"""mutants.py [WORD...] - plants one small fault at a time in a copy of amp.h and sees whether a test fails.
+"""mutants.py [1/N] [WORD...] - plants one small fault at a time in a copy of amp.h and sees whether a test fails.
 
 Each row of the table: the tests most likely to see it, a piece of amp.h that stands there exactly once (the run fails
 otherwise, so the table cannot rot), and what replaces it. The fault's room is the >>impl- tag above it. The likely tests
 run first, then all others; the first failure, crash or hang ends it. Fails if fewer than 95 % are seen, or if one does not
-compile. With words, only rows whose room, tests or pattern contain one of them. CC: the compiler, default gcc; JOBS: at a
-time, default 2. Needs only Python itself.
+compile. With words, only rows whose room, tests or pattern contain one of them; with 1/N, every Nth of them. CC: the
+compiler, default gcc; JOBS: at a time, default 2. Needs only Python itself.
 """
 import os
 import re
@@ -315,6 +315,8 @@ def try_one(number, text, row):
 def main():
     text = open(os.path.join(ROOT, "amp.h")).read()
     tags = [(m.start(), m.group(1)) for m in re.finditer(r"^/\* >>impl-([a-z]+)", text, re.M)]
+    words = [w for w in sys.argv[1:] if not re.fullmatch("1/[1-9][0-9]*", w)]
+    every = int((["1"] + [w[2:] for w in sys.argv[1:] if w not in words])[-1])
     rows, rotten = [], 0
     for row in TABLE:
         if text.count(row[1]) != 1:
@@ -323,8 +325,9 @@ def main():
             continue
         place = text.index(row[1])
         room = [name for start, name in tags if start < place][-1]
-        if not sys.argv[1:] or any(w in room + " " + row[0] + " " + row[1] for w in sys.argv[1:]):
+        if not words or any(w in room + " " + row[0] + " " + row[1] for w in words):
             rows.append((room, text.count("\n", 0, place) + 1, row))
+    rows = rows[::every]
     if rotten:
         return 1
     os.makedirs(OUT, exist_ok=True)
