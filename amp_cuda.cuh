@@ -3632,7 +3632,7 @@ AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunk
         for (offset = 0; offset < x.count; offset += AMPI_CUDA_CHUNK, next++) {
             uint64_t left = x.count - offset;
             chunks[next].offset = offset;
-            chunks[next].n = (uint32_t)(left < (uint64_t)AMPI_CUDA_CHUNK ? left : (uint64_t)AMPI_CUDA_CHUNK);
+            chunks[next].n = (uint32_t)ampi_min_size(left, AMPI_CUDA_CHUNK);
             chunks[next].tensor = i;
         }
         arrays[i].chunks = next - arrays[i].first_chunk;

@@ -1,10 +1,10 @@
-"""mutants.py [WORD...] - plants one small fault at a time in a copy of amp.h and sees whether a test fails.
+"""mutants.py [1/N] [WORD...] - plants one small fault at a time in a copy of amp.h and sees whether a test fails.
 
 Each row of the table: the tests most likely to see it, a piece of amp.h that stands there exactly once (the run fails
 otherwise, so the table cannot rot), and what replaces it. The fault's room is the >>impl- tag above it. The likely tests
 run first, then all others; the first failure, crash or hang ends it. Fails if fewer than 95 % are seen, or if one does not
-compile. With words, only rows whose room, tests or pattern contain one of them. CC: the compiler, default gcc; JOBS: at a
-time, default 2. Needs only Python itself.
+compile. With words, only rows whose room, tests or pattern contain one of them; with 1/N, every Nth of them. CC: the
+compiler, default gcc; JOBS: at a time, default 2. Needs only Python itself.
 """
 import os
 import re
@@ -58,8 +58,13 @@ TABLE = [
      "if (d != s && d < s + n && s < d + n)"),
     ("half", "if (t == AMP_BF16) ampi_saturate16(", "if (t == AMP_F16) ampi_saturate16("),
     ("half", "job->desc.offset + first);", "job->desc.offset);"),
+    ("half", "job->src += lead * src_size;", ""),
+    ("half", "job->n -= lead;", ""),
+    ("half", "for (k = i; k < AMPI_CONVERT_CHUNK; k += part) {", "for (k = i; k + part < AMPI_CONVERT_CHUNK; k += part) {"),
+    ("half", "lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64 / dst_size;",
+     "lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64;"),
     # --- gemm
-    ("gemm", "if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }", ""),
+    ("gemm", "c##i##0 = AMPI_##V##_CLEAN(c##i##0);", ""),
     ("gemm", "block.last = k0 + block.kc == s->k;", "block.last = k0 == 0;"),
     ("gemm", "pair[l] = pair[l] << 32 | pair[l] >> 32;", "pair[l] = pair[l];"),
     ("gemm", "size_t to = s->swap ? k ^ 1 : k;", "size_t to = k;"),
@@ -72,11 +77,11 @@ TABLE = [
     ("gemm", "v[l] = ampi_fma(hw, beta, add[l], alpha * t[l]);", "v[l] = beta * add[l] + alpha * t[l];"),
     ("gemm", "> 0x7f800000u ? 0x7fc00000u : u[l];", "> 0x7fffffffu ? 0x7fc00000u : u[l];"),
     ("gemm hostile", "if (ld < cols)", "if (ld + 1 < cols)"),
-    ("gemm", "s.k == 0 ? 1.0f : alpha", "alpha"),
-    ("gemm", "s.b = ampi_matrix(b, b_dtype, tb ? n : k, tb ? k : n, ldb, tb);",
-     "s.b = ampi_matrix(b, a_dtype, tb ? n : k, tb ? k : n, ldb, tb);"),
-    ("gemm", "s.beta = accumulate ? 1.0f : 0.0f;\n        s.a = ampi_matrix(dy, dy_dtype, n, out, out, 0);",
-     "s.a = ampi_matrix(dy, dy_dtype, n, out, out, 0);"),
+    ("gemm", "s->alpha = s->k == 0 ? 1.0f : alpha;", "s->alpha = alpha;"),
+    ("gemm", "s->b = ampi_matrix(b, b_dtype, tb ? n : k, tb ? k : n, ldb, tb);",
+     "s->b = ampi_matrix(b, a_dtype, tb ? n : k, tb ? k : n, ldb, tb);"),
+    ("gemm", "s->beta = accumulate ? 1.0f : 0.0f;\n    s->a = ampi_matrix(dy, dy_dtype, n, out, out, 0);",
+     "s->a = ampi_matrix(dy, dy_dtype, n, out, out, 0);"),
     ("gemm", "if (r == AMP_OK && b) r = ampi_check_tensor(logger, \"linear\", \"b\", b, b_dtype, out);", ""),
     ("conv", "int64_t room = (int64_t)size + 2 * (int64_t)pad - (int64_t)dilation * (kernel - 1) - 1;",
      "int64_t room = (int64_t)size + 2 * (int64_t)pad - (int64_t)dilation * (kernel - 1);"),
@@ -85,6 +90,30 @@ TABLE = [
      "g.step_h = c->s.dilation_h; g.step_w = c->s.dilation_h;\n    return g;"),
     ("conv", "if (s->channels % s->groups != 0 || s->out_channels % s->groups != 0)",
      "if (s->channels % s->groups != 0)"),
+    ("conv", "shift = v / s->stride - (v % s->stride < 0);", "shift = v / s->stride;"),
+    ("conv", "return !s->back || *cls == 0;", "return 1;"),
+    ("conv", "d->gap = (size_t)(right > -d->w.low ? right : -d->w.low);", "d->gap = (size_t)-d->w.low;"),
+    ("conv", "d->class_rows = band + (size_t)(d->h.high - d->h.low);", "d->class_rows = band + (size_t)d->h.high;"),
+    ("conv", "size_t k = d->swap ? i ^ 1u : i, ch = k / taps", "size_t k = i, ch = k / taps"),
+    ("conv", "from[n++] = (uint32_t)(d->h.back ? ch * d->rows * taps + tap : k);", "from[n++] = (uint32_t)k;"),
+    ("conv", "return !(bad && d->skips);", "return 1;"),
+    ("conv", "int64_t last = ampi_min_i64(ampi_side_count(height, ch, qh) - top, rows);",
+     "int64_t last = ampi_min_i64(ampi_side_count(height, ch, 0) - top, rows);"),
+    ("conv", "int64_t first = top > 0 ? 0 : ampi_min_i64(-top, rows);", "int64_t first = 0;"),
+    ("conv", "if (d->skips) ampi_find_minus_zero(", "if (0) ampi_find_minus_zero("),
+    ("conv", "u.bias = bias ? bias + g * d->rows : NULL;", "u.bias = bias;"),
+    ("conv", "int64_t u0 = (int64_t)(task % d->bands * d->band), rh, rw;", "int64_t u0 = (int64_t)(task % d->bands), rh, rw;"),
+    ("conv", "d.skips = d.h.parts * d.w.parts > 1 || (d.swap && d.k % 2 != 0);", "d.skips = d.h.parts * d.w.parts > 1;"),
+    ("conv", "f->unit = c->out_pixels % 2 == 0 ? 1 : 2;", "f->unit = 1;"),
+    ("conv", "ampi_swap_pairs(dst, pixels / 16 * 16);", ""),
+    ("conv", "odd = f->swap && u.k % 2 != 0;", "odd = 0;"),
+    ("conv", "u.first = u.first && u.k == 0;", ""),
+    ("conv", "u.first = n == 0;", "u.first = 1;"),
+    ("conv", "if (f.swap && (size_t)c->s.n * c->out_pixels % 2 != 0)\n", "if (0)\n"),
+    ("conv", "size_t rows = bottom > pad_h ? ampi_min_size(bottom - pad_h, (size_t)c->s.height) : 0;",
+     "size_t rows = bottom > pad_h ? ampi_min_size(bottom - pad_h - 1, (size_t)c->s.height) : 0;"),
+    ("conv", "line[n] = sums[tap % kw * f->edge + tap / kw * cg + (k + n) / taps];",
+     "line[n] = sums[tap / kw * f->edge + tap % kw * cg + (k + n) / taps];"),
     # --- math
     ("ops", "return ampi_float(ampi_bits(y * scale) & ~ampi_mask(x < -87.3365402f));", "return y * scale;"),
     ("ops", "ampi_fma(hw, n, 1.90465432e-9f, ampi_fma(hw, n, -0.693147182f, x))", "ampi_fma(hw, n, -0.693147182f, x)"),
@@ -105,7 +134,11 @@ TABLE = [
      "s.last = (int)(start + kernel < size ? start + kernel : size - 1);\n    return s;\n}\n/* The windows o in [o0, o1) whose"),
     ("ops", "if (!p->exclude_pad) return (float)((double)p->kh * (double)p->kw);", ""),
     ("ops", "ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a))", "ampi_mask(x > a)"),
-    ("ops", "uint32_t better = ampi_mask(v > best[l])", "uint32_t better = ampi_mask(v >= best[l])"),
+    ("ops", "q->b[l] = b & ~(c | d);", "q->b[l] = b & ~c;"),
+    ("ops", "m = ampi_select(c, even1[l], m);", ""),
+    ("ops", "for (i = 0; i < n; i += AMPI_LANES) {\n            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n"
+     "            ampi_copy_floats(", "for (i = 0; i + 1 < n; i += AMPI_LANES) {\n"
+     "            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n            ampi_copy_floats("),
     ("ops", "1.0 / sqrt(squares[l] / count + (double)p->eps)", "1.0 / sqrt(squares[l] / count)"),
     ("ops", "(float)(squares[l] / (count - 1.0))", "(float)(squares[l] / count)"),
     ("ops", "ampi_fma(AMPI_FMA_NATIVE, momentum, value, (1.0f - momentum) * running[c])",
@@ -147,7 +180,8 @@ TABLE = [
     ("scaler", "if (to == AMP_F16) return (float)product >= 65520.0f;", "if (to == AMP_F16) return (float)product > 65520.0f;"),
     ("scaler", "if (c->inf + c->nan == 0) c->first = base + i;", "c->first = base + i;"),
     ("scaler", "for (; i < n; i++) y[i] = x[i] * factor;", "for (; i + 1 < n; i++) y[i] = x[i] * factor;"),
-    ("scaler", "*factor = unscaled ? 1.0f : s->state.inverse;", "*factor = s->state.inverse;"),
+    ("scaler", "ampi_check(&t, NULL, unscaled ? 1.0f : s->state.inverse, &found);",
+     "ampi_check(&t, NULL, s->state.inverse, &found);"),
     ("scaler", "if (!s->scaled) ampi_scaler_use_scale(&s->state);", ""),
     ("scaler", "if (done & AMPI_UNSCALED)\n", "if (0)\n"),
     ("scaler", "if (ampi_scaler_record(s, found, place) && s->state.inverse != 1.0f) {",
@@ -168,8 +202,8 @@ TABLE = [
     ("optim", "if (d->kind == AMP_ADAMW) u->decay =", "if (d->kind == AMP_ADAM) u->decay ="),
     ("optim", "if (d->kind != AMP_ADAM) u->l2 = 0.0f;", ""),
     ("optim", "u->mult = o->desc.maximize ? -mult : mult;", "u->mult = mult;"),
-    ("optim", "if (coefficient > 1.0) coefficient = 1.0;", ""),
-    ("optim", "(double)o->desc.clip_norm / (report.grad_norm + 1e-6)", "(double)o->desc.clip_norm / report.grad_norm"),
+    ("optim", "return coefficient < 1.0 ? coefficient : 1.0;", "return coefficient;"),
+    ("optim", "(double)o->desc.clip_norm / (norm + 1e-6)", "(double)o->desc.clip_norm / norm"),
     ("optim", "(float)((double)factor * coefficient)", "(float)coefficient"),
     ("optim", "if (step.w_sum > 0.0 && step.direction_sum > 0.0)", "if (step.direction_sum > 0.0)"),
     ("optim", "if (m) memcpy(m + whole, pad[2], rest);", ""),
@@ -178,6 +212,11 @@ TABLE = [
      "ampi_update_run(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);"),
     ("optim", "    o->state.step++;\n", "    if (!o->desc.clip_norm) o->state.step++;\n"),
     ("optim", "u->frozen = ampi_is_off(&g->lr);", "u->frozen = 0;"),
+    # --- backend
+    ("train", "if (!t->last.applied && bytes) memcpy(now, saved, bytes);", ""),
+    ("train", "t->loss_scale = window ? &t->scaler.state.scale_in_use : &t->scaler.state.scale;", "t->loss_scale = NULL;"),
+    ("train", "return *flag != 0.0f ? amp_scaler_report_overflow(&t->scaler) : AMP_OK;", "return AMP_OK;"),
+    ("train", "t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;", ""),
     # --- model
     ("model", "if (x->layer.channels != y->layer.channels || x->layer.height != y->layer.height\n", "if (0\n"),
     ("model", "n->loss_weight = d.weight == 0.0f ? 1.0f : d.weight;", "n->loss_weight = 1.0f;"),
@@ -197,15 +236,12 @@ TABLE = [
     ("train", "p.grad_factor = (float)(1.0 / ((double)m->desc.accumulate * (double)m->comm.size));",
      "p.grad_factor = (float)(1.0 / (double)m->desc.accumulate);"),
     ("train", "p.accumulate = m->micro > 0;", "p.accumulate = 0;"),
-    ("train", "restored = ampi_copy_running(m, 1);", "restored = AMP_OK;"),
-    ("train", "p.loss_scale = &m->scaler.state.scale_in_use;", "p.loss_scale = NULL;"),
+    ("train hostile", "    feholdexcept(&floats);      /* an overflow is data here, not a trap */", "    fegetenv(&floats);"),
     ("train model", "if (!part || !n->needs_temp[j]) return AMP_OK;", "return AMP_OK;"),
-    ("train", "if (r == AMP_OK && found) r = amp_scaler_report_overflow(&m->scaler);", ""),
     ("train", "&& info->attempts <= m->desc.max_replays", "&& info->attempts < m->desc.max_replays"),
     ("train", "if (!p->training) {\n        if (from == to) return AMP_OK;", "if (0) {\n        if (from == to) return AMP_OK;"),
     ("train", "ampi_data(m, n->layer.op == AMP_OP_GELU ? x : n)", "ampi_data(m, n)"),
-    ("train", "uint64_t pass = m->passes * (uint64_t)m->comm.size + (uint64_t)m->comm.rank;", "uint64_t pass = m->passes;"),
-    ("train", "m->scaler.scaled = m->scaler.recorded = m->scaler.list_count = 0;", ""),
+    ("train", "offset = each * (uint64_t)m->comm.rank;", "offset = 0;"),
     ("train", "if (row[k] > row[best]) best = k;", "if (row[k] >= row[best]) best = k;"),
     ("train hostile", "if (labels[i] < 0 || labels[i] >= classes)", "if (labels[i] >= classes)"),
     ("train", "sum += (double)m->nodes[m->losses[i]].loss_weight * (double)value;", "sum += (double)value;"),
@@ -279,6 +315,8 @@ def try_one(number, text, row):
 def main():
     text = open(os.path.join(ROOT, "amp.h")).read()
     tags = [(m.start(), m.group(1)) for m in re.finditer(r"^/\* >>impl-([a-z]+)", text, re.M)]
+    words = [w for w in sys.argv[1:] if not re.fullmatch("1/[1-9][0-9]*", w)]
+    every = int((["1"] + [w[2:] for w in sys.argv[1:] if w not in words])[-1])
     rows, rotten = [], 0
     for row in TABLE:
         if text.count(row[1]) != 1:
@@ -287,8 +325,9 @@ def main():
             continue
         place = text.index(row[1])
         room = [name for start, name in tags if start < place][-1]
-        if not sys.argv[1:] or any(w in room + " " + row[0] + " " + row[1] for w in sys.argv[1:]):
+        if not words or any(w in room + " " + row[0] + " " + row[1] for w in words):
             rows.append((room, text.count("\n", 0, place) + 1, row))
+    rows = rows[::every]
     if rotten:
         return 1
     os.makedirs(OUT, exist_ok=True)

@@ -9,7 +9,7 @@ table=${1:-$out/table.md}
 jobs=${JOBS:-2}; n=0
 sources="tests/bits.c tests/impl.c"
 host="$(uname -s) $(uname -m)"
-export NODE_PATH="${NODE_PATH:-/usr/share/nodejs}" WINEDEBUG=-all WINEPREFIX="$PWD/build/wine"
+export NODE_PATH="${NODE_PATH:-/usr/share/nodejs}" WINEDEBUG=-all WINEPREFIX="$PWD/build/wine" OMP_WAIT_POLICY=passive
 
 have() { command -v "$1" > /dev/null 2>&1; }
 version() { { "$1" --version || "$1" -v; } 2> /dev/null | sed -n '1s/.*\( [0-9][0-9.]*\).*/\1/p'; }

@@ -81,7 +81,7 @@ static size_t y_at(const conv* v, int n, int o, int i, int j) {
 static int inside(const conv* v, int i, int j) { return i >= 0 && j >= 0 && i < v->s.height && j < v->s.width; }
 
 /* Factors of one element, and their sum in the documented order. */
-typedef struct factors { float a[4096], b[4096]; int k; } factors;
+typedef struct factors { float a[8192], b[8192]; int k; } factors;
 static factors list;
 static void factor(float a, float b) { list.a[list.k] = a; list.b[list.k++] = b; }
 static float factors_sum(int both_bf16) {
@@ -90,7 +90,7 @@ static float factors_sum(int both_bf16) {
     if (both_bf16 && (list.k & 1)) factor(0.0f, 0.0f);
     for (i = 0; i < list.k; i++) sum = fmaf(list.a[both_bf16 ? i ^ 1 : i], list.b[both_bf16 ? i ^ 1 : i], sum);
     list.k = 0;
-    return sum;
+    return isnan(sum) ? NAN : sum;
 }
 
 static void reference_y(conv* v) {
@@ -106,7 +106,7 @@ static void reference_y(conv* v) {
             }
             sum = factors_sum(both);
             sum += v->b.value[o];
-            v->ry[y_at(v, n, o, i, j)] = sum;
+            v->ry[y_at(v, n, o, i, j)] = isnan(sum) ? NAN : sum;
         }
 }
 
@@ -156,17 +156,32 @@ static void reference_db(conv* v) {
     }
 }
 
-static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dtype grad) {
+/* Some values of a tensor become a special one; most become so small that products of two vanish. */
+static void tensor_spoil(tensor* t, float special, uint32_t one_in) {
+    size_t i;
+    for (i = 0; i < t->count; i++) t->value[i] = test_random() % one_in == 0 ? special : 1e-30f * t->value[i];
+    tensor_restore(t);
+    amp_convert(t->value, AMP_F32, tensor_at(t), t->dtype, t->count);
+}
+
+/* y, dx, dw and db are stored as `result`. special: NULL, or what some of w and dy become. */
+static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dtype result, const float* special) {
     conv v;
-    size_t x, w, y, o = (size_t)s.out_channels;
+    size_t x, w, y, i, o = (size_t)s.out_channels;
     CHECK(amp_conv2d_output(&s, &v.oh, &v.ow, NULL) == AMP_OK);
     v.s = s;
     v.cg = s.channels / s.groups; v.og = s.out_channels / s.groups;
     x = (size_t)(s.n * s.channels * s.height * s.width);
     w = (size_t)(s.out_channels * v.cg * s.kernel_h * s.kernel_w);
     y = (size_t)(s.n * s.out_channels * v.oh * v.ow);
-    v.x = tensor_new(act, x);   v.w = tensor_new(weight, w); v.b = tensor_new(weight, o); v.y = tensor_new(act, y);
-    v.dy = tensor_new(act, y);  v.dx = tensor_new(act, x);   v.dw = tensor_new(grad, w);  v.db = tensor_new(grad, o);
+    v.x = tensor_new(act, x);   v.w = tensor_new(weight, w);  v.b = tensor_new(weight, o);  v.dy = tensor_new(act, y);
+    v.y = tensor_new(result, y); v.dx = tensor_new(result, x); v.dw = tensor_new(result, w); v.db = tensor_new(result, o);
+    if (special) {
+        tensor_spoil(&v.x, 0.0f, 97); tensor_spoil(&v.w, *special, 13); tensor_spoil(&v.dy, *special, 97);
+        tensor_spoil(&v.dw, 0.0f, 97);
+        for (i = 0; i < o; i++) v.b.value[i] = -0.0f;
+        tensor_restore(&v.b);
+    }
     v.ry = (float*)malloc(y * sizeof(float));         v.rdx = (float*)malloc(x * sizeof(float));
     v.rdw = (float*)malloc(w * sizeof(float));        v.rdw_added = (float*)malloc(w * sizeof(float));
     v.rdb = (float*)malloc(o * sizeof(float));        v.rdb_added = (float*)malloc(o * sizeof(float));
@@ -222,11 +237,13 @@ static const int SHAPES[][14] = {
     { 1, 2, 4, 300, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* rows longer than a panel */
     { 1, 2, 3, 700, 3, 1, 3, 1, 2, 0, 1, 1, 1, 1 },
     { 2, 40, 5, 5, 20, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* k larger than a block */
+    { 1, 2, 72, 70, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 },      /* more than one band of rows */
+    { 3, 1, 5, 7, 5, 3, 3, 1, 1, 1, 1, 1, 1, 1 },        /* an odd number of pixels and of terms */
 };
 
-static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dtype grad) {
+static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dtype result, const float* special) {
     conv v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
-                      act, weight, grad);
+                      act, weight, result, special);
     int i;
     for (i = 0; i < 4; i++) {
         size_t full;
@@ -245,12 +262,12 @@ static void test_shapes(void) {
     size_t i, t;
     for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
         for (t = 0; t < 4; t++)
-            conv_check_all(SHAPES[i], TYPES[t % 3], TYPES[t == 3 ? 1 : t], TYPES[(t + i) % 3]);
+            conv_check_all(SHAPES[i], TYPES[t % 3], TYPES[t == 3 ? 1 : t], TYPES[(t + i) % 3], NULL);
 }
 
 static void test_type_mixes(void) {
     size_t t;
-    for (t = 0; t < 27; t++) conv_check_all(SHAPES[t % 4], TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]);
+    for (t = 0; t < 27; t++) conv_check_all(SHAPES[t % 4], TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3], NULL);
 }
 
 static void test_random_convolutions(void) {
@@ -268,8 +285,19 @@ static void test_random_convolutions(void) {
             z[2 + side] = z[11 + side] * (z[5 + side] - 1) + 1 + (int)(test_random() % 14);
         }
         z[13] = groups;
-        conv_check_all(z, TYPES[t], TYPES[t], TYPES[test_random() % 3]);
+        conv_check_all(z, TYPES[t], TYPES[t], TYPES[test_random() % 3], NULL);
     }
+}
+
+/* Products so small that sums are -0, whose sign a term 0 * w decides, and weights with which that term is a NaN. */
+static void test_zeros_and_nans(void) {
+    static const float specials[] = { 0.0f, -INFINITY, NAN };
+    size_t i, k;
+    for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
+        for (k = 0; k < 3; k++) {
+            conv_check_all(SHAPES[i], AMP_BF16, AMP_BF16, AMP_F32, &specials[k]);
+            if (k == i % 3) conv_check_all(SHAPES[i], AMP_F32, AMP_F32, AMP_BF16, &specials[k]);
+        }
 }
 
 /* Zeroed strides, dilations and groups mean 1. */
@@ -288,7 +316,7 @@ static void test_defaults(void) {
 
 /* Only the wanted gradients are computed, and only what they need has to be there. */
 static void test_single_gradients(void) {
-    conv v = conv_new(shape_of(2, 3, 7, 9, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1), AMP_F32, AMP_F32, AMP_F32);
+    conv v = conv_new(shape_of(2, 3, 7, 9, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1), AMP_F32, AMP_F32, AMP_F32, NULL);
     CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_F32, NULL, AMP_F32, tensor_at(&v.w), AMP_F32, tensor_at(&v.dx), AMP_F32,
                               NULL, AMP_F32, NULL, AMP_F32, 0, NULL) == AMP_OK);
     CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_F32, tensor_at(&v.x), AMP_F32, NULL, AMP_F32, NULL, AMP_F32,
@@ -304,7 +332,7 @@ static void test_single_gradients(void) {
 /* Against double precision, dx by scattering instead of gathering: |error| <= k*u/(1 - k*u) * sum|a*b|, u = 2^-24, and the
    last rounding to F32. */
 static void test_error_bound(void) {
-    conv v = conv_new(shape_of(2, 6, 9, 8, 10, 3, 3, 2, 1, 1, 2, 1, 2, 2), AMP_F16, AMP_F16, AMP_F32);
+    conv v = conv_new(shape_of(2, 6, 9, 8, 10, 3, 3, 2, 1, 1, 2, 1, 2, 2), AMP_F16, AMP_F16, AMP_F32, NULL);
     double* sum = (double*)calloc(v.x.count, sizeof(double));
     double* size = (double*)calloc(v.x.count, sizeof(double));
     float* dx = (float*)malloc(v.x.count * sizeof(float));
@@ -392,6 +420,7 @@ int main(void) {
     TEST(test_shapes);
     TEST(test_type_mixes);
     TEST(test_random_convolutions);
+    TEST(test_zeros_and_nans);
     TEST(test_defaults);
     TEST(test_single_gradients);
     TEST(test_error_bound);
