@@ -2642,8 +2642,10 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
 
 /* How a product is computed.
      C is cut into tiles of mc x nc elements; a tile is one thread's work. For a tile, k runs in blocks of kc:
-     the block of op(A) and the block of op(B) are *packed*, that is widened to FP32 and laid out in the order
-     in which the micro-kernel reads them, and the micro-kernel adds their product to T, the tile's FP32 sums.
+     the block of op(B), and then one panel of mr rows of op(A) after the other, are *packed*, that is widened
+     to FP32 and laid out in the order in which the micro-kernel reads them, and the micro-kernel adds the
+     panel's product with the block to T, the tile's FP32 sums. The panel of A comes from the first-level
+     cache, the block of B from the second. What is FP32 already may be read where it is.
      After the last block each row of T is finished (alpha, beta, bias) and rounded once into C.
    T keeps the exact FP32 partial sums between blocks, and each element of T belongs to one accumulator that
    sees k in ascending order. So neither mc, nc, kc nor the number of threads can change a bit.
@@ -2654,16 +2656,16 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
 
 /* --- the micro-kernels ------------------------------------------------------------------- */
 
-/* t[i][j] = (first ? 0 : old[i][j]) + sum over k of a[i*rs + k*ks] * b[k*width + j], i < rows, j < width,
-   width = lanes, or 2*lanes if `two`. `exact`: the products are exact in FP32 (two halves). `last`: t is
-   the result, so every NaN becomes the one positive quiet NaN: which payload and sign an fma hands on
-   differs between processors. */
+/* t[i][j] = (first ? 0 : old[i][j]) + sum over k of a[i*rs + k*ks] * b[k*bs + j], i < rows, j < width,
+   width = lanes, or 2*lanes if `two`; only the first `columns` are written, and `two` if columns > lanes.
+   `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so every NaN becomes the
+   one positive quiet NaN: which payload and sign an fma hands on differs between processors. */
 typedef struct ampi_micro {
     const float* a; size_t rs, ks;
-    const float* b;
+    const float* b; size_t bs;
     const float* old; size_t ldo;
     float* t; size_t ldt;
-    size_t k;
+    size_t k, columns;
     int first, last, two, exact;
 } ampi_micro;
 
@@ -2709,12 +2711,16 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO_WRITE(i, p, o, V) \
     AMPI_##V##_STORE(t + i * ldt, c##i##0);                                                         \
     if (two) AMPI_##V##_STORE(t + i * ldt + AMPI_##V##_LANES, c##i##1);
+#define AMPI_MICRO_WRITE_TAIL(i, p, o, V) \
+    if (two) AMPI_##V##_STORE(t + i * ldt, c##i##0);                                                \
+    AMPI_##V##_STORE_TAIL(t + i * ldt + (two ? AMPI_##V##_LANES : 0), two ? c##i##1 : c##i##0, rest);
 
 /* One micro-kernel: V is the vector kind, `two_` a constant, ROWS one of the lists above. */
 #define AMPI_MICRO(name, V, ROWS, two_)                                                             \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
         const int two = two_;                                                                       \
-        const size_t rs = u->rs, ks = u->ks;                                                        \
+        const size_t rs = u->rs, ks = u->ks, bs = u->bs;                                            \
+        const size_t rest = u->columns - (two ? AMPI_##V##_LANES : 0);                              \
         const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
         const float *p12 = p9 + 3 * rs, *b = u->b;                                                  \
         size_t k;                                                                                   \
@@ -2726,10 +2732,12 @@ typedef struct ampi_gemm_isa {
             if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                    \
             ROWS(AMPI_MICRO_STEP, V)                                                                \
             p0 += ks; p3 += ks; p6 += ks; p9 += ks; p12 += ks;                                      \
-            b += two ? 2 * AMPI_##V##_LANES : AMPI_##V##_LANES;                                     \
+            b += bs;                                                                                \
         }                                                                                           \
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
-        { float* t = u->t; const size_t ldt = u->ldt; ROWS(AMPI_MICRO_WRITE, V) }                   \
+        float* t = u->t;                                                                            \
+        const size_t ldt = u->ldt;                                                                  \
+        if (rest == AMPI_##V##_LANES) { ROWS(AMPI_MICRO_WRITE, V) } else { ROWS(AMPI_MICRO_WRITE_TAIL, V) } \
         (void)p3; (void)p6; (void)p9; (void)p12;    /* few rows need few pointers */                \
     }
 #define AMPI_MICRO_PAIR(V, R) \
@@ -2757,13 +2765,20 @@ typedef struct ampi_gemm_isa {
         else AMPI_LOAD_ROWS(V, LOAD, float)                                                         \
     }
 
-/* Loads of fewer than `lanes` elements where there are no masks: through a zeroed buffer. */
+/* Loads and stores of fewer than `lanes` elements where there are no masks: through a buffer. */
 #define AMPI_TAIL_BUFFERED(V, KIND, type, attribute)                                                \
     AMPI_INLINE attribute AMPI_##V##_T AMPI_##V##_##KIND##_TAIL(const type* p, size_t rest) {       \
         type buffer[AMPI_##V##_LANES];                                                              \
         memset(buffer, 0, sizeof buffer);                                                           \
         memcpy(buffer, p, rest * sizeof *p);                                                        \
         return AMPI_##V##_##KIND(buffer);                                                           \
+    }
+
+#define AMPI_STORE_TAIL_BUFFERED(V, attribute)                                                      \
+    AMPI_INLINE attribute void AMPI_##V##_STORE_TAIL(float* p, AMPI_##V##_T v, size_t rest) {       \
+        float buffer[AMPI_##V##_LANES];                                                             \
+        AMPI_##V##_STORE(buffer, v);                                                                \
+        memcpy(p, buffer, rest * sizeof *p);                                                        \
     }
 
 #if AMPI_X86
@@ -2780,6 +2795,7 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_CLEAN(v) \
     _mm512_castsi512_ps(_mm512_mask_set1_epi32(_mm512_castps_si512(v), AMPI_V16_IS_NAN(v), 0x7fc00000))
 #define AMPI_V16_MASK(rest) ((__mmask16)((1u << (rest)) - 1u))
+#define AMPI_V16_STORE_TAIL(p, v, rest) _mm512_mask_storeu_ps(p, AMPI_V16_MASK(rest), v)
 /* The forms with a mask of ones are the plain instructions; g++ 12 warns inside its header about the plain
    forms. */
 #define AMPI_V16_ALL ((__mmask16)0xffff)
@@ -2856,6 +2872,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 AMPI_TAIL_BUFFERED(V8, LOAD, float, AMPI_TARGET_AVX2)
 AMPI_TAIL_BUFFERED(V8, F16, uint16_t, AMPI_TARGET_AVX2)
 AMPI_TAIL_BUFFERED(V8, BF16, uint16_t, AMPI_TARGET_AVX2)
+AMPI_STORE_TAIL_BUFFERED(V8, AMPI_TARGET_AVX2)
 
 AMPI_MICRO_PAIR(V8, 1) AMPI_MICRO_PAIR(V8, 2) AMPI_MICRO_PAIR(V8, 3)
 AMPI_MICRO_PAIR(V8, 4) AMPI_MICRO_PAIR(V8, 5) AMPI_MICRO_PAIR(V8, 6)
@@ -2911,6 +2928,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
 AMPI_TAIL_BUFFERED(V4, LOAD, float, )
 AMPI_TAIL_BUFFERED(V4, F16, uint16_t, )
 AMPI_TAIL_BUFFERED(V4, BF16, uint16_t, )
+AMPI_STORE_TAIL_BUFFERED(V4, )
 
 AMPI_MICRO_PAIR(V4, 1) AMPI_MICRO_PAIR(V4, 2) AMPI_MICRO_PAIR(V4, 3) AMPI_MICRO_PAIR(V4, 4)
 AMPI_MICRO_PAIR(V4, 5) AMPI_MICRO_PAIR(V4, 6) AMPI_MICRO_PAIR(V4, 7) AMPI_MICRO_PAIR(V4, 8)
@@ -2961,12 +2979,12 @@ AMPI_FN void ampi_micro_plain(size_t rows, const ampi_micro* u) {
         for (j = 0; j < width; j++) sum[j] = u->first ? 0.0f : u->old[i * u->ldo + j];
         for (k = 0; k < u->k; k++) {
             float x = u->a[i * u->rs + k * u->ks];
-            const float* b = u->b + k * width;
+            const float* b = u->b + k * u->bs;
             if (u->exact) for (j = 0; j < width; j++) sum[j] += x * b[j];
             else for (j = 0; j < width; j++) sum[j] = ampi_fma(0, x, b[j], sum[j]);
         }
         for (j = 0; u->last && j < width; j++) sum[j] = ampi_clean_nan(sum[j]);
-        memcpy(t, sum, width * sizeof *t);
+        memcpy(t, sum, u->columns * sizeof *t);
     }
 }
 AMPI_FN void ampi_load_block_plain(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds,
@@ -3008,9 +3026,10 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
 
 /* --- operands ---------------------------------------------------------------------------- */
 
-/* Largest blocks; floats of scratch memory on the stack, for a staged image, and between rows. */
-enum { AMPI_GEMM_MC = 256, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 384,
-       AMPI_GEMM_STACK = 10240, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
+/* Largest blocks; most panels of rows for which B's panels come one by one; floats of scratch memory on the
+   stack, for a staged image, and between rows. */
+enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_FEW = 4,
+       AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
 
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -3277,18 +3296,25 @@ typedef struct ampi_gemm_plan {
     size_t mc, nc, kc, tiles_m, tiles_n, slots;
     size_t at_b, at_t, at_line, at_stage, floats; /* A lies at 0; `line` holds rows on their way */
     size_t ldt;
+    int few;                           /* few rows: the block of A is packed first, then B panel by panel */
 } ampi_gemm_plan;
 
-/* Floats from one panel of B to the next. */
+/* Floats from one panel of B to the next, from one row of a panel of A to the next (an odd number of cache
+   lines), from one panel of A to the next. */
 AMPI_FN size_t ampi_panel_stride(const ampi_gemm_isa* g, size_t kc) {
     return kc * 2 * g->lanes + AMPI_GEMM_GAP;
+}
+AMPI_FN size_t ampi_row_stride(size_t kc) { return ((kc + 15) / 16 | 1u) * 16; }
+AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
+    return g->a_width * ampi_row_stride(kc);
 }
 
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
-    size_t panels = (p->nc + 2 * g->lanes - 1) / (2 * g->lanes);
-    size_t a = ampi_max_size(p->mc * (p->kc + AMPI_GEMM_GAP),
-                             (p->mc + g->mr - 1) / g->mr * g->a_width * p->kc);
+    size_t panels = (p->nc + 2 * g->lanes - 1) / (2 * g->lanes), rows = (p->mc + g->mr - 1) / g->mr;
+    size_t a;
+    p->few = rows <= AMPI_GEMM_FEW;
+    a = (p->few ? rows : 1) * ampi_a_stride(g, p->kc);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
     p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(g, p->kc), 16);
@@ -3303,23 +3329,36 @@ AMPI_FN size_t ampi_threads(void) { int t = omp_get_max_threads(); return t > 0 
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
 
+/* Cuts C into tiles. */
+AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, size_t n, size_t tiles_m,
+                           size_t tiles_n) {
+    p->mc = (m + tiles_m - 1) / tiles_m;
+    p->nc = ampi_round_up((n + tiles_n - 1) / tiles_n, 2 * g->lanes);
+    p->tiles_m = (m + p->mc - 1) / p->mc;
+    p->tiles_n = (n + p->nc - 1) / p->nc;
+}
+
+/* What the busiest thread has to do for one k, in multiplications: those of its tiles, and packing a row of A
+   is worth about 4 of them, packing a column of B 12. */
+AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, size_t threads) {
+    size_t turns = (p->tiles_m * p->tiles_n + threads - 1) / threads;
+    return (double)turns * ((double)p->mc * (double)p->nc + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
+}
+
 /* Tiles of at most mc x nc; more of them if that keeps all threads busy. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
                                          size_t nc, size_t kc) {
-    ampi_gemm_plan p;
-    size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), blocks, nr = 2 * g->lanes;
+    ampi_gemm_plan p, q;
+    size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), blocks, i, turns;
     memset(&p, 0, sizeof p);
-    p.tiles_m = (m + mc - 1) / mc;
-    p.tiles_n = (n + nc - 1) / nc;
-    while (p.tiles_m * p.tiles_n < 4 * threads && p.tiles_m * p.tiles_n % threads != 0) {
-        if (n / p.tiles_n >= m / p.tiles_m && n / p.tiles_n >= 2 * nr) p.tiles_n++;
-        else if (m / p.tiles_m >= 2 * g->mr) p.tiles_m++;
-        else break;
-    }
-    p.mc = p.tiles_m ? (m + p.tiles_m - 1) / p.tiles_m : 1;
-    p.nc = p.tiles_n ? ampi_round_up((n + p.tiles_n - 1) / p.tiles_n, nr) : nr;
-    p.tiles_m = (m + p.mc - 1) / p.mc;
-    p.tiles_n = (n + p.nc - 1) / p.nc;
+    m = ampi_max_size(m, 1); n = ampi_max_size(n, 1);
+    ampi_gemm_cut(&p, g, m, n, (m + mc - 1) / mc, (n + nc - 1) / nc);
+    for (turns = 1, q = p; threads > 1 && turns <= 4; turns++)
+        for (i = (n + nc - 1) / nc; i <= turns * threads && (i - 1) * 2 * g->lanes < n; i++) {
+            size_t tiles_m = ampi_max_size((turns * threads + i - 1) / i, (m + mc - 1) / mc);
+            ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i);
+            if (ampi_gemm_cost(&q, threads) < ampi_gemm_cost(&p, threads)) p = q;
+        }
     blocks = (k + kc - 1) / kc;
     p.kc = blocks ? ampi_round_up((k + blocks - 1) / blocks, 16) : 16;
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
@@ -3354,27 +3393,11 @@ AMPI_FN void ampi_pack_runs(const ampi_gemm_isa* g, const ampi_operand* v, int s
     ampi_operand_block(g, &part, k0 / 2, kc / 2, p0, pn, dst, 2 * ldd);
 }
 
-/* Rows [i0, i0+mc) and k in [k0, k0+kc) of op(A): row after row if A's runs go along k, otherwise in panels
-   of a_width with k as the slow index. Panel q holds rows q*mc/panels and on, so that all are about equally
-   full. */
-AMPI_FN void ampi_pack_a(const ampi_gemm_isa* g, const ampi_product* s, size_t i0, size_t mc, size_t k0,
-                         size_t kc, float* a, size_t rs) {
-    size_t panels = (mc + g->mr - 1) / g->mr, q, i;
-    if (s->a.along_k) {
-        ampi_operand_block(g, &s->a, i0, mc, k0, kc, a, rs);
-        for (i = 0; s->swap && i < mc; i++) ampi_swap_pairs(a + i * rs, ampi_round_up(kc, 16));
-        return;
-    }
-    for (q = 0; q < panels; q++, a += g->a_width * kc) {
-        size_t low = q * mc / panels, high = (q + 1) * mc / panels;
-        ampi_pack_runs(g, &s->a, s->swap, k0, kc, i0 + low, high - low, a, g->a_width);
-    }
-}
-
-/* `width` columns from j, their runs along k: rows of FP32, then transposed, `lanes` columns at a time. */
+/* `width` columns from j, their runs along k: rows of FP32, then transposed, `lanes` columns and so many k at
+   a time that the rows stay in the first-level cache. `stage` is open, or NULL. */
 AMPI_FN void ampi_pack_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j,
                                  size_t columns, size_t width, size_t k0, size_t kc, float* b, float* line) {
-    size_t l, lds = kc + AMPI_GEMM_GAP;
+    size_t l, k, lds = kc + AMPI_GEMM_GAP, step = s->b.image ? kc : 128;
     for (l = 0; l < width; l += g->lanes) {
         size_t here = l < columns ? ampi_min_size(columns - l, g->lanes) : 0;
         if (!s->b.image && s->b.dtype == AMP_F32 && here == g->lanes) {
@@ -3382,10 +3405,13 @@ AMPI_FN void ampi_pack_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, 
                          s->b.ld, kc, 0);
             continue;
         }
-        if (here < g->lanes || (stage->open && stage->n < kc)) memset(line, 0, g->lanes * lds * sizeof *line);
-        if (stage->open) ampi_stage_rows(stage, j + l, here, 0, line, lds, lds, 0);
-        else ampi_operand_block(g, &s->b, j + l, here, k0, kc, line, lds);
-        g->transpose(b + l, width, line, lds, kc, s->swap ? 1 : 0);
+        if (here < g->lanes || (stage && stage->n < kc)) memset(line, 0, g->lanes * lds * sizeof *line);
+        if (stage) ampi_stage_rows(stage, j + l, here, 0, line, lds, lds, 0);
+        for (k = 0; k < kc; k += step) {
+            size_t part = ampi_min_size(kc - k, step);
+            if (!stage) ampi_operand_block(g, &s->b, j + l, here, k0 + k, part, line, lds);
+            g->transpose(b + l + k * width, width, line, lds, part, s->swap ? 1 : 0);
+        }
     }
 }
 
@@ -3405,11 +3431,13 @@ AMPI_FN void ampi_pack_b_image(const ampi_gemm_isa* g, const ampi_product* s, si
 }
 
 /* Columns [j0, j0+nc) and k in [k0, k0+kc) of op(B) in panels of 2*lanes columns, k slow; the last panel
-   has `lanes` columns if that is enough for it. */
+   has `lanes` columns if that is enough for it. Runs along n are taken a few rows at a time, across all
+   panels: their rows may lie pages apart. */
 AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
                          size_t nc, size_t k0, size_t kc, float* b, float* line) {
-    size_t j, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc);
+    size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc);
     int along_k = s->b.along_k;
+    size_t step = along_k ? kc : 32;
     ampi_stage_open(stage, &s->b, along_k ? k0 : j0, along_k ? kc : nc, along_k ? kc : nr);
     if (stage->open && !along_k) {
         size_t rest = (nc - 1) % nr + 1, width = rest > g->lanes ? nr : g->lanes;
@@ -3418,10 +3446,15 @@ AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_sta
         return;
     }
     if (s->b.image && !along_k) { ampi_pack_b_image(g, s, j0, nc, k0, kc, b, line); return; }
-    for (j = 0; j < nc; j += nr, b += stride) {
-        size_t columns = ampi_min_size(nc - j, nr), width = columns > g->lanes ? nr : g->lanes;
-        if (along_k) ampi_pack_b_along_k(g, s, stage, j0 + j, columns, width, k0, kc, b, line);
-        else ampi_pack_runs(g, &s->b, s->swap, k0, kc, j0 + j, columns, b, width);
+    for (k = 0; k < kc; k += step) {
+        size_t part = ampi_min_size(kc - k, step);
+        for (j = 0; j < nc; j += nr) {
+            size_t columns = ampi_min_size(nc - j, nr), width = columns > g->lanes ? nr : g->lanes;
+            float* to = b + j / nr * stride + k * width;
+            if (along_k) ampi_pack_b_along_k(g, s, stage->open ? stage : NULL, j0 + j, columns, width, k0, kc,
+                                             to, line);
+            else ampi_pack_runs(g, &s->b, s->swap, k0 + k, part, j0 + j, columns, to, width);
+        }
     }
 }
 
@@ -3431,37 +3464,107 @@ AMPI_FN int ampi_is_direct(const ampi_product* s) {
     return s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias && s->alpha == 1.0f && s->beta == 0.0f
            && s->k > 0;
 }
-/* The first columns of a tile, whose panels are full: those that go to C directly. */
-AMPI_FN size_t ampi_direct_columns(const ampi_gemm_isa* g, const ampi_product* s, size_t nc) {
-    size_t nr = 2 * g->lanes, rest = nc % nr;
-    return !ampi_is_direct(s) ? 0 : rest == g->lanes ? nc : nc - rest;
+
+/* One block of a tile: where it lies in C and along k, its sizes, whether it is the first and the last along
+   k, and whether its sums go to C directly; the first column of B that is packed (those before are read where
+   they are), and whether all of B is packed before the rest; the tile's scratch memory. */
+typedef struct ampi_block {
+    size_t i0, mc, j0, nc, k0, kc;
+    int first, last, direct, few, whole;
+    size_t packed;
+    float *a, *b, *t, *line; size_t ldt;
+    ampi_stage* stage;
+} ampi_block;
+
+/* May the micro-kernel read A where it is? Where A is F32 and its runs go along k, unless the distance
+   between rows puts those of a panel on the same cache sets. */
+AMPI_FN int ampi_a_in_place(const ampi_product* s) {
+    return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && s->a.ld % 1024 != 0;
+}
+/* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
+   panels. If many panels of A come by, its rows should be neither far apart nor on the same cache sets. */
+AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
+    size_t rest = b->nc % (2 * g->lanes);
+    if (s->b.along_k || s->b.image || s->b.dtype != AMP_F32) return 0;
+    if (!b->few && (s->b.ld % 256 == 0 || s->b.ld >= 1024)) return 0;
+    return rest == g->lanes ? b->nc : b->nc - rest;
 }
 
-/* One block of a tile: where it lies in C, its sizes, and whether it is the first and the last along k. */
-typedef struct ampi_block { size_t i0, mc, j0, nc, kc; int first, last; } ampi_block;
+/* Row at which panel q of the block's `panels` panels begins: all are about equally full. */
+AMPI_FN size_t ampi_panel_row(const ampi_gemm_isa* g, const ampi_block* b, size_t q) {
+    return q * b->mc / ((b->mc + g->mr - 1) / g->mr);
+}
 
-/* Sums += A block * B block, panel by panel: a panel of B stays in the first-level cache while A streams
-   by. */
-AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* block,
-                             const float* a, size_t a_row, const float* b, float* t, size_t ldt) {
-    size_t mc = block->mc, panels = (mc + g->mr - 1) / g->mr, nr = 2 * g->lanes, j, q;
-    size_t direct = ampi_direct_columns(g, s, block->nc);
+/* Turns u to panel q of A: row after row if A's runs go along k, otherwise a_width floats for each k. Packs
+   it if that is asked for. */
+AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
+                            int pack, ampi_micro* u) {
+    size_t i, low = ampi_panel_row(g, b, q), rows = ampi_panel_row(g, b, q + 1) - low, row = b->i0 + low;
+    float* a = b->a + (b->few ? q * ampi_a_stride(g, b->kc) : 0);
+    u->a = a;
+    u->rs = s->a.along_k ? ampi_row_stride(b->kc) : 1;
+    u->ks = s->a.along_k ? 1 : g->a_width;
+    if (ampi_a_in_place(s)) {
+        u->rs = s->a.ld;
+        u->a = (const float*)s->a.data + s->a.offset + row * u->rs + b->k0;
+    } else if (pack && s->a.along_k) {
+        ampi_operand_block(g, &s->a, row, rows, b->k0, b->kc, a, u->rs);
+        for (i = 0; s->swap && i < rows; i++) ampi_swap_pairs(a + i * u->rs, ampi_round_up(b->kc, 16));
+    } else if (pack) {
+        ampi_pack_runs(g, &s->a, s->swap, b->k0, b->kc, row, rows, a, g->a_width);
+    }
+}
+
+/* Turns u to the panel of B from column j of the block; packs it if its turn has come. */
+AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t j,
+                            ampi_micro* u) {
+    size_t nr = 2 * g->lanes, columns = ampi_min_size(b->nc - j, nr);
+    u->two = columns > g->lanes;
+    u->bs = u->two ? nr : g->lanes;
+    u->columns = b->direct ? columns : u->bs;
+    if (j < b->packed) {
+        u->bs = s->b.ld;
+        u->b = (const float*)s->b.data + s->b.offset + b->k0 * u->bs + b->j0 + j;
+        return;
+    }
+    u->b = b->b + (b->whole ? (j - b->packed) / nr * ampi_panel_stride(g, b->kc) : 0);
+    if (!b->whole) ampi_pack_b(g, s, b->stage, b->j0 + j, columns, b->k0, b->kc, b->b, b->line);
+}
+
+/* Sums += panel q of A * the panel of B from column j. */
+AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
+                              size_t j, ampi_micro* u) {
+    size_t low = ampi_panel_row(g, b, q);
+    u->old = u->t = b->t + low * b->ldt + j;
+    if (b->direct) u->t = (float*)s->c + s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j;
+    g->micro(ampi_panel_row(g, b, q + 1) - low, u);
+}
+
+/* Sums += A block * B block. With many rows the block of B is packed first, then one panel of A after the
+   other; with few rows the block of A, then one panel of B after the other. */
+AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
+    size_t panels = (b->mc + g->mr - 1) / g->mr, nr = 2 * g->lanes, j, q;
     ampi_micro u;
-    u.k = block->kc; u.first = block->first; u.exact = s->exact; u.ldo = ldt;
-    u.rs = s->a.along_k ? a_row : 1;
-    u.ks = s->a.along_k ? 1 : g->a_width;
-    for (j = 0; j < block->nc; j += nr, b += ampi_panel_stride(g, block->kc)) {
-        u.b = b;
-        u.two = block->nc - j > g->lanes;
-        u.last = block->last && j + (u.two ? nr : g->lanes) <= direct;
-        u.ldt = u.last ? s->ldc : ldt;
+    b->direct = b->last && ampi_is_direct(s);
+    b->packed = ampi_b_in_place(g, s, b);
+    b->whole = !b->few || s->b.image;
+    u.k = b->kc; u.first = b->first; u.last = b->direct; u.exact = s->exact;
+    u.ldo = b->ldt;
+    u.ldt = b->direct ? s->ldc : b->ldt;
+    if (b->whole && b->packed < b->nc)
+        ampi_pack_b(g, s, b->stage, b->j0 + b->packed, b->nc - b->packed, b->k0, b->kc, b->b, b->line);
+    for (q = 0; !b->few && q < panels; q++) {
+        ampi_turn_to_a(g, s, b, q, 1, &u);
+        for (j = 0; j < b->nc; j += nr) {
+            ampi_turn_to_b(g, s, b, j, &u);
+            ampi_gemm_panels(g, s, b, q, j, &u);
+        }
+    }
+    for (j = 0; b->few && j < b->nc; j += nr) {
+        ampi_turn_to_b(g, s, b, j, &u);
         for (q = 0; q < panels; q++) {
-            size_t low = q * mc / panels, high = (q + 1) * mc / panels;
-            u.a = s->a.along_k ? a + low * a_row : a + q * g->a_width * block->kc;
-            u.old = t + low * ldt + j;
-            u.t = t + low * ldt + j;
-            if (u.last) u.t = (float*)s->c + s->c_offset + (block->i0 + low) * s->ldc + block->j0 + j;
-            g->micro(high - low, &u);
+            ampi_turn_to_a(g, s, b, q, j == 0, &u);
+            ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
 }
@@ -3519,43 +3622,43 @@ AMPI_FN void ampi_gemm_store_row(const ampi_product* s, size_t i, size_t j, size
     }
 }
 
-/* The tile's sums T become rows of C, from column `direct` on. */
-AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block, size_t direct, float* t,
-                             size_t ldt, float* line) {
-    size_t i, l, j = block->j0 + direct, n = block->nc - direct;
+/* The tile's sums T become rows of C. */
+AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
+    size_t i, l, j = block->j0, n = block->nc;
+    float *line = block->line, *t = block->t;
     float* add = s->bias || s->beta != 0.0f ? line : NULL;
     if (s->bias && !s->bias_per_row) ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + j, n);
-    for (i = 0; n > 0 && i < block->mc; i++, t += ldt) {
+    for (i = 0; i < block->mc; i++, t += block->ldt) {
         if (s->bias && s->bias_per_row) {
             ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + block->i0 + i, 1);
             for (l = 1; l < 16; l++) line[l] = line[0];
         }
-        ampi_gemm_store_row(s, block->i0 + i, j, n, t + direct, add);
+        ampi_gemm_store_row(s, block->i0 + i, j, n, t, add);
     }
 }
 
 /* One tile of C: pack, multiply, add up along k; then finish and store. */
 AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
                             size_t tile, float* scratch) {
-    float *b = scratch + p->at_b, *t = scratch + p->at_t, *line = scratch + p->at_line;
-    size_t k0, i, rs = p->kc + AMPI_GEMM_GAP;
-    ampi_block block;
+    size_t i;
+    ampi_block b;
     ampi_stage stage;
     stage.data = scratch + p->at_stage;
     stage.room = p->floats - p->at_stage;
-    block.i0 = tile % p->tiles_m * p->mc; block.mc = ampi_min_size(p->mc, s->m - block.i0);
-    block.j0 = tile / p->tiles_m * p->nc; block.nc = ampi_min_size(p->nc, s->n - block.j0);
-    for (k0 = 0; k0 < s->k; k0 += p->kc) {
-        block.kc = ampi_min_size(p->kc, s->k - k0);
-        block.first = k0 == 0;
-        block.last = k0 + block.kc == s->k;
-        ampi_pack_a(g, s, block.i0, block.mc, k0, block.kc, scratch, rs);
-        ampi_pack_b(g, s, &stage, block.j0, block.nc, k0, block.kc, b, line);
-        ampi_gemm_block(g, s, &block, scratch, rs, b, t, p->ldt);
+    b.a = scratch; b.b = scratch + p->at_b; b.t = scratch + p->at_t; b.line = scratch + p->at_line;
+    b.ldt = p->ldt; b.few = p->few; b.stage = &stage;
+    b.i0 = tile % p->tiles_m * p->mc; b.mc = ampi_min_size(p->mc, s->m - b.i0);
+    b.j0 = tile / p->tiles_m * p->nc; b.nc = ampi_min_size(p->nc, s->n - b.j0);
+    for (b.k0 = 0; b.k0 < s->k; b.k0 += p->kc) {
+        b.kc = ampi_min_size(p->kc, s->k - b.k0);
+        b.first = b.k0 == 0;
+        b.last = b.k0 + b.kc == s->k;
+        ampi_gemm_block(g, s, &b);
     }
-    for (i = 0; s->k == 0 && i < block.mc * p->ldt; i++)      /* C = beta*C: adding -0 changes no value */
-        t[i] = s->beta != 0.0f ? -0.0f : 0.0f;
-    ampi_gemm_store(s, &block, ampi_direct_columns(g, s, block.nc), t, p->ldt, line);
+    if (ampi_is_direct(s)) return;
+    for (i = 0; s->k == 0 && i < b.mc * p->ldt; i++)          /* C = beta*C: adding -0 changes no value */
+        b.t[i] = s->beta != 0.0f ? -0.0f : 0.0f;
+    ampi_gemm_store(s, &b);
 }
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
