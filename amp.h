@@ -3195,9 +3195,18 @@ AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
     }
 }
 
-/* d = s, n floats; copies of constant size become vector moves. */
+/* d = s, n floats; copies of constant size become vector moves. The loop must not become one memcpy: gcc
+   expands that to `rep movs`, which takes longer to start than most of these copies take. */
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+  #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
+#else
+  #define AMPI_OPAQUE(pointer) ((void)0)
+#endif
 AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
-    for (; n >= 16; n -= 16, d += 16, s += 16) memcpy(d, s, 16 * sizeof *d);
+    for (; n >= 16; n -= 16, d += 16, s += 16) {
+        AMPI_OPAQUE(s);
+        memcpy(d, s, 16 * sizeof *d);
+    }
     if (n & 8u) { memcpy(d, s, 8 * sizeof *d); d += 8; s += 8; }
     if (n & 4u) { memcpy(d, s, 4 * sizeof *d); d += 4; s += 4; }
     if (n & 2u) { memcpy(d, s, 2 * sizeof *d); d += 2; s += 2; }
