@@ -4704,10 +4704,6 @@ AMPI_FN void ampi_fold_image(const ampi_fold* f, const ampi_gemm_isa* g, size_t 
     }
     for (i = 0; i < (size_t)c->out_h; i++, folded += f->pitch * f->edge) {
         const float* src = padded + i * (size_t)c->s.stride_h * c->cg * f->pitch;
-        if (f->edge <= g->lanes / 2) {
-            ampi_copy_rows(folded, 1, f->edge, src, f->pitch, 1, f->edge, f->pitch);
-            continue;
-        }
         for (e = ampi_round_up(f->edge, g->lanes); e > 0; e -= g->lanes)
             g->transpose(folded + e - g->lanes, f->edge, src + (e - g->lanes) * f->pitch, f->pitch,
                          ampi_round_up(f->pitch, 4), 0);
@@ -4760,10 +4756,13 @@ AMPI_FN void ampi_fold_task(const ampi_fold* f, size_t g, size_t task, size_t n0
 /* The sums of one group, chunk after chunk: fold in parallel, then add in parallel. */
 AMPI_FN void ampi_fold_sum(const ampi_fold* f, size_t g, float* memory) {
     const ampi_conv2d* c = f->c;
-    const ampi_gemm_isa isa = ampi_gemm_isa_now();
+    ampi_gemm_isa isa = ampi_gemm_isa_now();
     size_t images = (size_t)c->s.n, n0;
     int64_t i, slots = (int64_t)ampi_min_size(ampi_threads(), f->chunk);
     int64_t tasks = (int64_t)(f->blocks * ((f->columns + f->width - 1) / f->width));
+#if AMPI_X86
+    if (isa.lanes == 16 && f->edge <= 8) { isa.lanes = 8; isa.transpose = ampi_transpose_avx2; }
+#endif
     for (n0 = 0; n0 < images; n0 += f->chunk) {
         size_t end = ampi_min_size(n0 + f->chunk, images);
         AMPI_PARALLEL_FOR(slots > 1)
