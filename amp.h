@@ -2828,7 +2828,7 @@ AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
 
 /* Rows l, 4+l, 8+l, 12+l, four k each, in the four quarters of a vector. */
 #define AMPI_V16_QUARTER(v, s, q) \
-    _mm512_maskz_insertf32x4(AMPI_V16_ALL, v, _mm_loadu_ps((s) + 4 * (q) * lds), q)
+    _mm512_mask_broadcast_f32x4(v, (__mmask16)(0xfu << (4 * (q))), _mm_loadu_ps((s) + 4 * (q) * lds))
 #define AMPI_V16_QUARTERS(s) AMPI_V16_QUARTER(AMPI_V16_QUARTER(AMPI_V16_QUARTER( \
     _mm512_castps128_ps512(_mm_loadu_ps(s)), s, 1), s, 2), s, 3)
 #define AMPI_V16_LOW(a, b) _mm512_castps_pd(_mm512_maskz_unpacklo_ps(AMPI_V16_ALL, a, b))
@@ -3221,9 +3221,18 @@ AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
     }
 }
 
-/* d = s, n floats; copies of constant size become vector moves. */
+/* d = s, n floats; copies of constant size become vector moves. The loop must not become one memcpy: gcc
+   expands that to `rep movs`, which takes longer to start than most of these copies take. */
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+  #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
+#else
+  #define AMPI_OPAQUE(pointer) ((void)0)
+#endif
 AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
-    for (; n >= 16; n -= 16, d += 16, s += 16) memcpy(d, s, 16 * sizeof *d);
+    for (; n >= 16; n -= 16, d += 16, s += 16) {
+        AMPI_OPAQUE(s);
+        memcpy(d, s, 16 * sizeof *d);
+    }
     if (n & 8u) { memcpy(d, s, 8 * sizeof *d); d += 8; s += 8; }
     if (n & 4u) { memcpy(d, s, 4 * sizeof *d); d += 4; s += 4; }
     if (n & 2u) { memcpy(d, s, 2 * sizeof *d); d += 2; s += 2; }
@@ -4006,15 +4015,17 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
 
 /* With few rows of weights, unfolding an image costs more than the product with it. So here it is not
    unfolded: the image lies in FP32 with zeros around it (the *stage*), and row k of the unfolded image is the
-   stage seen from at[k]. Each sum has the terms of the product in the product's order, so the bits are the
-   same:  t[i][j] = (first ? 0 : t[i][j]) + sum over k of a[i*rs + k] * b[at[k] + j], and then bias[i] more;
+   stage seen from term k's `at`. Each sum has the terms of the product in the product's order, so the bits are the
+   same:  t[i][j] = (first ? 0 : t[i][j]) + sum over r < repeat, and in it over the terms, of
+                    a[i*rs + r*a_step + from] * b[r*b_step + at + j], and then bias[i] more;
    i < rows, j < lanes, or 2*lanes if `two`; `last` as in ampi_micro. */
+typedef struct ampi_term { uint32_t at, from; } ampi_term;
 typedef struct ampi_taps {
-    const float* a; size_t rs;
-    const float* b; const uint32_t* at;
+    const float* a; size_t rs, a_step;
+    const float* b; size_t b_step;
+    const ampi_term* terms; size_t k, repeat;
     const float* bias;                            /* NULL: none */
     float* t; size_t ldt;
-    size_t k;
     int first, last, two;
 } ampi_taps;
 
@@ -4027,24 +4038,26 @@ typedef struct ampi_taps {
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
         const int two = two_;                                                                       \
         const size_t rs = u->rs, ldt = u->ldt, ldo = ldt;                                           \
-        const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
-        const float *p12 = p9 + 3 * rs, *stage = u->b, *bias = u->bias;                             \
-        const uint32_t *at = u->at, *end = at + u->k;                                               \
+        const float *a = u->a, *stage = u->b, *bias = u->bias;                                      \
+        const ampi_term *term, *end = u->terms + u->k;                                              \
         float* t = u->t;                                                                            \
+        size_t r;                                                                                   \
         AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, one = AMPI_##V##_SPREAD(1.0f);                    \
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
         if (!u->first) { const float* old = t; ROWS(AMPI_MICRO_READ, V) }                           \
-        for (; at < end; at++) {                                                                    \
-            const float* b = stage + *at;                                                           \
-            b0 = AMPI_##V##_LOAD(b);                                                                \
-            if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                    \
-            ROWS(AMPI_MICRO_STEP, V)                                                                \
-            p0++; p3++; p6++; p9++; p12++;                                                          \
-        }                                                                                           \
+        for (r = u->repeat; r > 0; r--, a += u->a_step, stage += u->b_step)                         \
+            for (term = u->terms; term < end; term++) {                                             \
+                const float *b = stage + term->at, *p0 = a + term->from, *p3 = p0 + 3 * rs;         \
+                const float *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs, *p12 = p9 + 3 * rs;               \
+                b0 = AMPI_##V##_LOAD(b);                                                            \
+                if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                \
+                ROWS(AMPI_MICRO_STEP, V)                                                            \
+                (void)p3; (void)p6; (void)p9; (void)p12;                                            \
+            }                                                                                       \
         if (bias) { ROWS(AMPI_TAPS_BIAS, V) }                                                       \
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
         ROWS(AMPI_MICRO_WRITE, V)                                                                   \
-        (void)p3; (void)p6; (void)p9; (void)p12; (void)ldo;                                         \
+        (void)ldo;                                                                                  \
     }
 #define AMPI_TAPS_PAIR(V, R) \
     AMPI_TAPS(ampi_taps_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                         \
@@ -4106,19 +4119,21 @@ AMPI_FN ampi_taps_isa ampi_taps_isa_now(void) {
 }
 
 /* All of t[rows][n]: in blocks of rows as equal as can be, and along n two vectors at a time. */
-AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps u, size_t rows, size_t n) {
-    size_t blocks = (rows + g->mr - 1) / g->mr, q, j;
-    const ampi_taps all = u;
+AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, size_t n) {
+    const float *a = u->a, *b = u->b, *bias = u->bias;
+    size_t blocks = rows <= g->mr ? 1 : (rows + g->mr - 1) / g->mr, low, high, q, j;
+    float* t = u->t;
     for (j = 0; j < n; j += 2 * g->lanes)
-        for (q = 0; q < blocks; q++) {
-            size_t low = q * rows / blocks, high = (q + 1) * rows / blocks;
-            u.two = n - j > g->lanes;
-            u.a = all.a + low * u.rs;
-            u.b = all.b + j;
-            u.bias = all.bias ? all.bias + low : NULL;
-            u.t = all.t + low * u.ldt + j;
-            g->run(high - low, &u);
+        for (q = 0, low = 0; q < blocks; q++, low = high) {
+            high = q + 1 == blocks ? rows : (q + 1) * rows / blocks;
+            u->two = n - j > g->lanes;
+            u->a = a + low * u->rs;
+            u->b = b + j;
+            u->bias = bias ? bias + low : NULL;
+            u->t = t + low * u->ldt + j;
+            g->run(high - low, u);
         }
+    u->a = a; u->b = b; u->bias = bias; u->t = t;
 }
 
 /* dst[r*ldd + i*dst_step] = src[r*lds + i*src_step], r < rows, i < n; one of the steps is 1. */
@@ -4137,12 +4152,16 @@ AMPI_KERNEL(ampi_copy_rows,
 
 /* Is one of n floats -0, n a multiple of 4? */
 AMPI_INLINE void ampi_find_minus_zero_body(int hw, int* found, const float* x, size_t n) {
-    uint32_t hit[4] = { 0, 0, 0, 0 };
+    uint32_t hit[16];
     size_t i, l;
     (void)hw;
-    for (i = 0; i < n; i += 4)
+    memset(hit, 0, sizeof hit);
+    for (i = 0; i + 16 <= n; i += 16)
+        for (l = 0; l < 16; l++) hit[l] |= ampi_bits(x[i + l]) == 0x80000000u ? 1u : 0u;
+    for (; i < n; i += 4)
         for (l = 0; l < 4; l++) hit[l] |= ampi_bits(x[i + l]) == 0x80000000u ? 1u : 0u;
-    if (hit[0] | hit[1] | hit[2] | hit[3]) AMPI_STORE_RELAXED(found, 1);
+    for (l = 1; l < 16; l++) hit[0] |= hit[l];
+    if (hit[0]) AMPI_STORE_RELAXED(found, 1);
 }
 AMPI_KERNEL(ampi_find_minus_zero, (int* found, const float* x, size_t n), found, x, n)
 
@@ -4183,6 +4202,13 @@ AMPI_FN ampi_side ampi_side_of(int back, int source, int result, int kernel, int
         }
     return s;
 }
+AMPI_FN void ampi_conv2d_sides(const ampi_conv2d* c, int back, ampi_side* h, ampi_side* w) {
+    const amp_conv2d_shape* s = &c->s;
+    *h = ampi_side_of(back, back ? c->out_h : s->height, back ? s->height : c->out_h, s->kernel_h, s->stride_h,
+                      s->pad_h, s->dilation_h);
+    *w = ampi_side_of(back, back ? c->out_w : s->width, back ? s->width : c->out_w, s->kernel_w, s->stride_w,
+                      s->pad_w, s->dilation_w);
+}
 /* How many places part (or class) r of `of` has among `size`. */
 AMPI_FN int64_t ampi_side_count(int64_t size, int64_t of, int64_t r) { return (size - r + of - 1) / of; }
 
@@ -4205,7 +4231,7 @@ typedef struct ampi_stencil {
     ampi_side h, w;
     size_t rows, depth, k;                        /* of a group: results, source channels, depth * taps */
     size_t pitch, gap, class_rows, class_size, channel_size, band, bands, ldt;
-    size_t at_weights, at_slots, at_sums, at_plane, floats, slots;     /* scratch memory, in floats */
+    size_t at_bias, at_weights, at_slots, at_sums, at_plane, floats, slots;     /* scratch memory, in floats */
     int swap, skips;                              /* skips: terms 0 * w are left out */
     size_t begin[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE + 1];         /* first k of each part */
     const void* source; amp_dtype source_dtype;
@@ -4243,14 +4269,15 @@ AMPI_FN int ampi_stencil_bands(ampi_stencil* d) {
     return 1;
 }
 
-/* Scratch memory: offsets at[k]; weights; then for each slot a stage, sums, and plain planes on their way. */
+/* Scratch memory: terms, bias, weights; then for each slot a stage, sums, and plain planes on their way. */
 AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
     size_t groups = (size_t)d->c->s.groups, stage = ampi_stencil_stage(d, d->band);
     size_t in = d->class_rows * (size_t)(d->h.classes * d->w.source);
     size_t out = d->rows * d->band * (size_t)(d->h.parts * d->w.result);
-    d->at_weights = ampi_round_up(d->k, 16) + ampi_round_up((size_t)d->c->s.out_channels, 16);
-    d->at_slots = d->at_weights + ampi_round_up(groups * d->rows * d->k, 16);
-    d->at_sums = ampi_round_up(ampi_max_size(stage, d->c->og * d->c->cg * d->c->taps + d->k), 16);
+    d->at_bias = ampi_round_up(2 * d->k, 16);
+    d->at_weights = d->at_bias + ampi_round_up((size_t)d->c->s.out_channels, 16);
+    d->at_slots = d->at_weights + ampi_round_up(d->c->w_count, 16);
+    d->at_sums = ampi_round_up(stage, 16);
     d->at_plane = d->at_sums + ampi_round_up(d->rows * d->ldt, 16);
     d->floats = d->at_plane + ampi_round_up(ampi_max_size(in, out), 16) + 16;
     d->slots = ampi_min_size(ampi_threads(), (size_t)d->c->s.n * groups * d->bands);
@@ -4268,10 +4295,7 @@ AMPI_FN int ampi_stencil_plan(ampi_stencil* d, const ampi_conv2d* c, int back) {
     if (d->isa.mr == 0 || c->taps == 1 || d->rows > 64 || c->w_count > AMPI_STENCIL_WEIGHTS
         || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, s->dilation_h)
         || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, s->dilation_w)) return 0;
-    d->h = ampi_side_of(back, back ? c->out_h : s->height, back ? s->height : c->out_h, s->kernel_h, s->stride_h,
-                        s->pad_h, s->dilation_h);
-    d->w = ampi_side_of(back, back ? c->out_w : s->width, back ? s->width : c->out_w, s->kernel_w, s->stride_w,
-                        s->pad_w, s->dilation_w);
+    ampi_conv2d_sides(c, back, &d->h, &d->w);
     if (!ampi_stencil_bands(d)) return 0;
     ampi_stencil_layout(d);
     return 1;
@@ -4281,9 +4305,8 @@ AMPI_FN size_t ampi_stencil_workspace(const ampi_conv2d* c, int back) {
     return ampi_stencil_plan(&d, c, back) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
 }
 
-/* at[n] for the n-th term of each part, and from[n]: where that term's weight lies for row 0. A half pair
-   whose other half does not exist is left out: it would add 0 * 0. */
-AMPI_FN void ampi_stencil_terms(ampi_stencil* d, uint32_t* at, uint32_t* from) {
+/* The terms of each part. A half pair whose other half does not exist is left out: it would add 0 * 0. */
+AMPI_FN void ampi_stencil_terms(ampi_stencil* d, ampi_term* terms) {
     const size_t taps = d->c->taps, kw = (size_t)d->w.kernel;
     int64_t rh, rw, shift_h, shift_w, class_h, class_w;
     size_t n = 0, part = 0, i;
@@ -4295,29 +4318,18 @@ AMPI_FN void ampi_stencil_terms(ampi_stencil* d, uint32_t* at, uint32_t* from) {
                     || !ampi_side_tap(&d->w, rw, (int64_t)(tap % kw), &shift_w, &class_w)) continue;
                 origin = d->gap + ch * d->channel_size
                          + (size_t)(class_h * d->w.classes + class_w) * d->class_size;
-                at[n] = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
-                from[n++] = (uint32_t)(d->h.back ? ch * d->rows * taps + tap : k);
+                terms[n].at = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
+                terms[n++].from = (uint32_t)(d->h.back ? ch * d->rows * taps + tap : k);
             }
 }
 
-/* The weights of each group and part as rows of terms. 0: a term is skipped that is no zero, as a weight
-   is infinite or a NaN. */
-AMPI_FN int ampi_stencil_weights(const ampi_stencil* d, const void* w, amp_dtype t, const uint32_t* from,
-                                float* packed, float* room) {
-    size_t count = d->c->og * d->c->cg * d->c->taps, step = d->h.back ? d->c->taps : d->k, g, part, i, n;
-    size_t parts = (size_t)(d->h.parts * d->w.parts);
+/* All weights as FP32. 0: one of them is infinite or a NaN. */
+AMPI_FN int ampi_finite_weights(const ampi_conv2d* c, const void* w, amp_dtype t, float* dst) {
     uint32_t bad = 0;
-    for (g = 0; g < (size_t)d->c->s.groups; g++) {
-        ampi_load_f32(room, w, t, g * count, count);
-        for (part = 0; part < parts; part++)
-            for (i = 0; i < d->rows; i++)
-                for (n = d->begin[part]; n < d->begin[part + 1]; n++) {
-                    float v = room[from[n] + i * step];
-                    bad |= (ampi_bits(v) & 0x7fffffffu) >= 0x7f800000u ? 1u : 0u;
-                    *packed++ = v;
-                }
-    }
-    return !(bad && d->skips);
+    size_t i;
+    ampi_load_f32(dst, w, t, 0, c->w_count);
+    for (i = 0; i < c->w_count; i++) bad |= (ampi_bits(dst[i]) & 0x7fffffffu) >= 0x7f800000u ? 1u : 0u;
+    return !bad;
 }
 
 /* The rows that a band starting at u0 needs of one channel, class by class. */
@@ -4349,14 +4361,14 @@ AMPI_FN void ampi_stencil_fill(const ampi_stencil* d, size_t plane, int64_t u0, 
 }
 
 /* One part of a band: the sums, and their way to `out`, rows of planes that begin with the band. */
-AMPI_FN void ampi_stencil_part(ampi_stencil* d, const ampi_taps* u, int64_t u0, int64_t rh, int64_t rw, float* out,
+AMPI_FN void ampi_stencil_part(ampi_stencil* d, ampi_taps* u, int64_t u0, int64_t rh, int64_t rw, float* out,
                               size_t plane) {
     int64_t rows = ampi_min_i64(ampi_side_count(d->h.result, d->h.parts, rh) - u0, (int64_t)d->band);
     int64_t columns = ampi_side_count(d->w.result, d->w.parts, rw);
     size_t n, i, width = (size_t)d->w.result;
     if (rows <= 0 || columns <= 0) return;
     n = (size_t)(rows - 1) * d->pitch + (size_t)columns;
-    ampi_taps_run(&d->isa, *u, d->rows, n);
+    ampi_taps_run(&d->isa, u, d->rows, n);
     out += (size_t)rh * width + (size_t)rw;
     for (i = 0; i < d->rows; i++) {
         if (d->skips) ampi_find_minus_zero(&d->found, u->t + i * d->ldt, n / 4 * 4 + (n % 4 ? 4 : 0));
@@ -4377,13 +4389,16 @@ AMPI_FN void ampi_stencil_task(ampi_stencil* d, size_t task, const float* shared
     ampi_taps u;
     for (i = 0; i < d->depth; i++)
         ampi_stencil_fill(d, source + i, u0, slot + d->gap + i * d->channel_size, slot + d->at_plane);
-    u.b = slot; u.t = slot + d->at_sums; u.ldt = d->ldt; u.first = u.last = 1; u.two = 0;
+    memset(&u, 0, sizeof u);
+    u.a = shared + d->at_weights + g * d->c->og * d->c->cg * d->c->taps;
+    u.rs = d->h.back ? d->c->taps : d->k;
+    u.b = slot; u.t = slot + d->at_sums; u.ldt = d->ldt;
+    u.repeat = 1; u.first = u.last = 1;
     u.bias = bias ? bias + g * d->rows : NULL;
     for (rh = 0; rh < d->h.parts; rh++)
         for (rw = 0; rw < d->w.parts; rw++, part++) {
-            u.k = u.rs = d->begin[part + 1] - d->begin[part];
-            u.at = (const uint32_t*)(const void*)shared + d->begin[part];
-            u.a = shared + d->at_weights + d->rows * (g * d->k + d->begin[part]);
+            u.k = d->begin[part + 1] - d->begin[part];
+            u.terms = (const ampi_term*)(const void*)shared + d->begin[part];
             ampi_stencil_part(d, &u, u0, rh, rw, out, d->result_dtype == AMP_F32 ? plane : count);
         }
     for (i = 0; d->result_dtype != AMP_F32 && i < d->rows; i++)
@@ -4408,10 +4423,9 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     d.skips = d.h.parts * d.w.parts > 1 || (d.swap && d.k % 2 != 0);
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
     memory = ampi_align64(exec->workspace);
-    bias = memory + ampi_round_up(d.k, 16);
-    ampi_stencil_terms(&d, (uint32_t*)(void*)memory, (uint32_t*)(void*)(memory + d.at_slots));
-    if (!ampi_stencil_weights(&d, w, w_dtype, (const uint32_t*)(const void*)(memory + d.at_slots),
-                             memory + d.at_weights, memory + d.at_slots + d.k)) return 0;
+    bias = memory + d.at_bias;
+    ampi_stencil_terms(&d, (ampi_term*)(void*)memory);
+    if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
     if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
     tasks = (size_t)c->s.n * (size_t)c->s.groups * d.bands;
     AMPI_PARALLEL_FOR(d.slots > 1)
@@ -4422,6 +4436,292 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
         for (task = (size_t)slot; task < tasks; task += d.slots)
             ampi_stencil_task(&d, task, memory, b ? bias : NULL, own);
     }
+    return !d.found;
+}
+
+/* --- direct convolution: images abreast ------------------------------------------------------ */
+
+/* In a large batch, lanes are images: the stage holds source[channel][pixel][image], a result pixel is a sum
+   over just those terms that lie inside the image, whatever the stride, and no lane is spent on margins. Images
+   are taken in blocks of two vectors. Terms are listed for `unit` channels (two where pairs of BF16 straddle
+   them) and repeated over the others; pixels whose terms lie alike share a list. */
+typedef struct ampi_abreast {
+    const ampi_conv2d* c;
+    ampi_taps_isa isa;
+    ampi_gemm_isa gemm;                           /* for its transposition */
+    ampi_side h, w;
+    size_t rows, depth, unit, width;              /* of a group: results, source channels; images of a block */
+    size_t in, out, channel, stage;               /* pixels of a plane; floats of a channel, and of all */
+    size_t blocks, chunk, band, bands, ldt;       /* chunk: blocks between barriers; band: rows of a task */
+    size_t at_weights, at_stages, at_slots, at_sums, at_tile, floats, slots;   /* scratch memory, in floats */
+    int swap, skips;
+    int64_t low[AMPI_STENCIL_STRIDE], high[AMPI_STENCIL_STRIDE];      /* of part r: columns that lack no term */
+    const void* source; amp_dtype source_dtype;
+    void* result; amp_dtype result_dtype;
+    int found;                                    /* a result of -0, see ampi_stencil_run */
+} ampi_abreast;
+
+/* Floats of a stage, of a task's sums; pixels that are transposed at a time; terms of a sum, at least: sums
+   of few cost less than to bring their images abreast and back. */
+enum { AMPI_ABREAST_STAGE = 262144, AMPI_ABREAST_SUMS = 24576, AMPI_ABREAST_TILE = 256,
+       AMPI_ABREAST_TERMS = 64 };
+
+/* Where part r of a side finds kernel place a for its place u: the source's place, or -1. */
+AMPI_FN int64_t ampi_side_source(const ampi_side* s, int64_t r, int64_t a, int64_t u) {
+    int64_t shift, cls, place;
+    if (!ampi_side_tap(s, r, a, &shift, &cls)) return -1;
+    place = s->classes * (u + shift) + cls;
+    return place >= 0 && place < s->source ? place : -1;
+}
+/* Places [low, high) of part r lack no term. 1: so it is for all places. */
+AMPI_FN int ampi_side_inside(const ampi_side* s, int64_t r, int64_t* low, int64_t* high) {
+    int64_t a, shift, cls;
+    *low = 0;
+    *high = ampi_side_count(s->result, s->parts, r);
+    for (a = 0; a < s->kernel; a++) {
+        if (!ampi_side_tap(s, r, a, &shift, &cls)) continue;
+        if (-shift > *low) *low = -shift;
+        *high = ampi_min_i64(*high, ampi_side_count(s->source, s->classes, cls) - shift);
+    }
+    return *low == 0 && *high == ampi_side_count(s->result, s->parts, r);
+}
+
+AMPI_FN void ampi_abreast_layout(ampi_abreast* d) {
+    size_t threads = ampi_threads(), row = d->rows * (size_t)d->w.result * d->width;
+    size_t rows = (size_t)d->h.result, pixels;
+    d->blocks = ((size_t)d->c->s.n + d->width - 1) / d->width;
+    d->chunk = ampi_min_size(d->blocks, threads);
+    d->bands = (rows + AMPI_ABREAST_SUMS / row - 1) / (AMPI_ABREAST_SUMS / row);
+    d->bands = ampi_max_size(d->bands, ampi_min_size((threads + d->chunk - 1) / d->chunk, rows));
+    d->band = (rows + d->bands - 1) / d->bands;
+    d->bands = (rows + d->band - 1) / d->band;
+    pixels = ampi_round_up(d->band * (size_t)d->w.result, d->isa.lanes);
+    d->ldt = pixels * d->width + AMPI_GEMM_GAP;
+    d->at_weights = ampi_round_up((size_t)d->c->s.out_channels, 16);
+    d->at_stages = d->at_weights + ampi_round_up(d->c->w_count, 16);
+    d->stage = d->depth * d->channel;
+    d->at_slots = d->at_stages + d->chunk * d->stage;
+    d->at_sums = ampi_round_up(2 * (d->unit + 1) * d->c->taps, 16);
+    d->at_tile = d->at_sums + d->rows * d->ldt;
+    d->floats = d->at_tile + d->width * (ampi_max_size(pixels, AMPI_ABREAST_TILE) + AMPI_GEMM_GAP);
+    d->slots = ampi_min_size(threads, d->chunk * ampi_max_size(d->bands, d->depth));
+}
+
+/* Whether shape c has this form. */
+AMPI_FN int ampi_abreast_plan(ampi_abreast* d, const ampi_conv2d* c, int back, int swap) {
+    const amp_conv2d_shape* s = &c->s;
+    size_t n = (size_t)s->n;
+    int64_t r;
+    memset(d, 0, sizeof *d);
+    d->c = c;
+    d->isa = ampi_taps_isa_now();
+    d->gemm = ampi_gemm_isa_now();
+    d->rows = back ? c->cg : c->og;
+    d->depth = back ? c->og : c->cg;
+    d->swap = swap;
+    d->unit = swap && c->taps % 2 != 0 ? 2 : 1;
+    if (d->isa.mr == 0 || c->taps == 1 || d->depth * c->taps < AMPI_ABREAST_TERMS || d->rows < 4
+        || d->rows > 64 || c->w_count > AMPI_STENCIL_WEIGHTS
+        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, s->dilation_h)
+        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, s->dilation_w)) return 0;
+    ampi_conv2d_sides(c, back, &d->h, &d->w);
+    d->width = 2 * d->isa.lanes;
+    d->in = back ? c->out_pixels : c->in_pixels;
+    d->out = back ? c->in_pixels : c->out_pixels;
+    d->channel = d->in * d->width;
+    if (ampi_round_up(n, d->isa.lanes) > n + n / 3 || d->in > AMPI_ABREAST_STAGE / d->depth / d->width
+        || (size_t)d->w.result > AMPI_ABREAST_SUMS / d->rows / d->width) return 0;
+    d->skips = d->h.parts * d->w.parts > 1 || (swap && d->depth * c->taps % 2 != 0)
+               || !ampi_side_inside(&d->h, 0, &d->low[0], &d->high[0]);
+    for (r = 0; r < d->w.parts; r++) d->skips |= !ampi_side_inside(&d->w, r, &d->low[r], &d->high[r]);
+    ampi_abreast_layout(d);
+    return 1;
+}
+AMPI_FN size_t ampi_abreast_workspace(const ampi_conv2d* c, int back) {
+    ampi_abreast d;
+    return ampi_abreast_plan(&d, c, back, 1) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
+}
+
+/* One channel of a block of images into its stage. */
+AMPI_FN void ampi_abreast_fill(const ampi_abreast* d, size_t g, size_t block, size_t ch, float* dst, float* tile) {
+    const size_t lanes = d->isa.lanes, total = (size_t)d->c->s.groups * d->depth, image = total * d->in;
+    const size_t n0 = block * d->width, images = ampi_min_size((size_t)d->c->s.n - n0, d->width);
+    const size_t at = n0 * image + (g * d->depth + ch) * d->in;
+    size_t p, count, i, l;
+    for (p = 0; p < d->in; p += count, dst += count * d->width) {
+        const float* src = (const float*)d->source + at + p;
+        size_t lds = image;
+        count = ampi_min_size(d->in - p, AMPI_ABREAST_TILE);
+        if (d->source_dtype != AMP_F32 || images < d->width) {
+            lds = AMPI_ABREAST_TILE + AMPI_GEMM_GAP;
+            for (i = 0; i < images; i++)
+                ampi_load_f32(tile + i * lds, d->source, d->source_dtype, at + i * image + p, count);
+            for (; i < d->width; i++) memset(tile + i * lds, 0, count * sizeof *tile);
+            src = tile;
+        }
+        for (l = 0; l < d->width; l += lanes) d->gemm.transpose(dst + l, d->width, src + l * lds, lds, count, 0);
+    }
+}
+
+/* `count` result pixels from pixel p of plane `plane` of each image of a block: from sums[pixel][image]. */
+AMPI_FN void ampi_abreast_store(const ampi_abreast* d, size_t block, size_t plane, size_t p, size_t count,
+                                const float* sums, float* tile) {
+    const size_t lanes = d->isa.lanes, image = (size_t)d->c->s.groups * d->rows * d->out;
+    const size_t n0 = block * d->width, images = ampi_min_size((size_t)d->c->s.n - n0, d->width);
+    const size_t at = n0 * image + plane * d->out + p, ldd = ampi_round_up(count, lanes) + AMPI_GEMM_GAP;
+    size_t q, i, whole = d->result_dtype == AMP_F32 ? count / lanes * lanes : 0;
+    for (q = 0; q < whole; q += lanes)
+        d->gemm.transpose((float*)d->result + at + q, image, sums + q * d->width, d->width, images, 0);
+    for (; q < count; q += lanes)
+        d->gemm.transpose(tile + q - whole, ldd, sums + q * d->width, d->width, images, 0);
+    if (d->result_dtype == AMP_F32)
+        ampi_copy_rows((float*)d->result + at + whole, image, 1, tile, ldd, 1, images, count - whole);
+    else for (i = 0; i < images; i++)
+        ampi_store_f32(d->result, d->result_dtype, at + i * image, tile + i * ldd, count);
+}
+
+/* The list of terms over `channels` channels, where kernel place (a, b) finds source pixel rows[a] + columns[b],
+   or none if one of them is negative. */
+AMPI_FN size_t ampi_abreast_terms(const ampi_abreast* d, const int64_t* rows, const int64_t* columns,
+                                  size_t channels, ampi_term* terms) {
+    const size_t kh = (size_t)d->h.kernel, kw = (size_t)d->w.kernel;
+    size_t n = 0, ch, a, b, last = 1;
+    for (ch = 0; ch < channels; ch++)
+        for (a = 0; a < kh; a++)
+            for (b = 0; rows[a] >= 0 && b < kw; b++) {
+                size_t tap = a * kw + b, k = ch * kh * kw + tap;
+                ampi_term term;
+                if (columns[b] < 0) continue;
+                term.at = (uint32_t)(ch * d->channel + (size_t)(rows[a] + columns[b]) * d->width);
+                term.from = (uint32_t)(d->h.back ? ch * d->rows * kh * kw + tap : k);
+                if (d->swap && k % 2 != 0 && last + 1 == k) {
+                    terms[n] = terms[n - 1];
+                    terms[n - 1] = term;
+                } else {
+                    terms[n] = term;
+                }
+                last = k;
+                n++;
+            }
+    return n;
+}
+
+/* The lists of terms of a pixel: of `unit` channels, and of those that are left after whole units. */
+typedef struct ampi_lists { ampi_term *main, *rest; size_t k, k_rest; } ampi_lists;
+
+/* One pixel. u knows the weights, the bias, the pixel's place in the stage and among the sums. */
+AMPI_FN void ampi_abreast_pixel(const ampi_abreast* d, const ampi_lists* lists, ampi_taps* u, size_t images) {
+    const size_t repeat = d->depth / d->unit;
+    const float *a = u->a, *b = u->b, *bias = u->bias;
+    int rest = d->depth % d->unit != 0;
+    u->terms = lists->main; u->k = lists->k; u->repeat = repeat;
+    u->first = 1; u->last = !rest;
+    if (rest) u->bias = NULL;
+    if (repeat > 0) ampi_taps_run(&d->isa, u, d->rows, images);
+    if (!rest) return;
+    u->a += repeat * u->a_step; u->b += repeat * u->b_step; u->bias = bias;
+    u->terms = lists->rest; u->k = lists->k_rest; u->repeat = 1;
+    u->first = repeat == 0; u->last = 1;
+    ampi_taps_run(&d->isa, u, d->rows, images);
+    u->a = a; u->b = b;
+}
+
+/* One row of results into t[row][pixel][image]. */
+AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y, size_t images, float* t,
+                              ampi_lists lists) {
+    int64_t rows[AMPI_STENCIL_KERNEL], columns[AMPI_STENCIL_KERNEL], r, u, i, first;
+    const float* stage = base->b;
+    for (i = 0; i < d->h.kernel; i++)
+        rows[i] = ampi_side_source(&d->h, y % d->h.parts, i, y / d->h.parts) * d->w.source;
+    for (r = 0; r < d->w.parts; r++)
+        for (u = 0, first = -1; u < ampi_side_count(d->w.result, d->w.parts, r); u++) {
+            int inside = u >= d->low[r] && u < d->high[r];
+            if (!inside || first < 0) {
+                for (i = 0; i < d->w.kernel; i++) columns[i] = ampi_side_source(&d->w, r, i, u);
+                lists.k = ampi_abreast_terms(d, rows, columns, d->unit, lists.main);
+                lists.k_rest = ampi_abreast_terms(d, rows, columns, d->depth % d->unit, lists.rest);
+                first = u;
+            }
+            base->t = t + (size_t)(d->w.parts * u + r) * d->width;
+            base->b = stage + (size_t)((u - first) * d->w.classes) * d->width;
+            ampi_abreast_pixel(d, &lists, base, images);
+            if (!inside) first = -1;
+        }
+    base->b = stage;
+}
+
+/* One task: a band of rows of the results of a block of images. */
+AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t g, size_t block, size_t band, const float* shared,
+                               const float* stage, const float* bias, float* slot) {
+    const size_t taps = d->c->taps, width = (size_t)d->w.result, y0 = band * d->band;
+    const size_t y1 = ampi_min_size(y0 + d->band, (size_t)d->h.result), count = (y1 - y0) * width;
+    float* t = slot + d->at_sums;
+    ampi_lists lists;
+    ampi_taps u;
+    size_t y, i;
+    memset(&lists, 0, sizeof lists);
+    lists.main = (ampi_term*)(void*)slot;
+    lists.rest = lists.main + d->unit * taps;
+    memset(&u, 0, sizeof u);
+    u.a = shared + d->at_weights + g * d->c->og * d->c->cg * taps;
+    u.rs = d->h.back ? taps : d->depth * taps;
+    u.a_step = d->unit * (d->h.back ? d->rows * taps : taps);
+    u.b = stage;
+    u.b_step = d->unit * d->channel;
+    u.bias = bias ? bias + g * d->rows : NULL;
+    u.ldt = d->ldt;
+    for (y = y0; y < y1; y++)
+        ampi_abreast_row(d, &u, (int64_t)y, ampi_min_size((size_t)d->c->s.n - block * d->width, d->width),
+                         t + (y - y0) * width * d->width, lists);
+    for (i = 0; i < d->rows; i++) {
+        if (d->skips) ampi_find_minus_zero(&d->found, t + i * d->ldt, count * d->width);
+        ampi_abreast_store(d, block, g * d->rows + i, y0 * width, count, t + i * d->ldt, slot + d->at_tile);
+    }
+}
+
+/* A group: chunk after chunk, fill the stages in parallel, then add in parallel. */
+AMPI_FN void ampi_abreast_group(ampi_abreast* d, size_t g, const float* bias, float* memory) {
+    float *stages = memory + d->at_stages, *slots = memory + d->at_slots;
+    size_t b0;
+    int64_t slot;
+    for (b0 = 0; b0 < d->blocks; b0 += d->chunk) {
+        size_t here = ampi_min_size(d->chunk, d->blocks - b0);
+        AMPI_PARALLEL_FOR(d->slots > 1)
+        for (slot = 0; slot < (int64_t)d->slots; slot++) {
+            size_t i;
+            for (i = (size_t)slot; i < here * d->depth; i += d->slots)
+                ampi_abreast_fill(d, g, b0 + i / d->depth, i % d->depth, stages + i * d->channel,
+                                  slots + (size_t)slot * d->floats + d->at_tile);
+        }
+        AMPI_PARALLEL_FOR(d->slots > 1)
+        for (slot = 0; slot < (int64_t)d->slots; slot++) {
+            size_t i;
+            for (i = (size_t)slot; i < here * d->bands; i += d->slots)
+                ampi_abreast_task(d, g, b0 + i / d->bands, i % d->bands, memory, stages + i / d->bands * d->stage,
+                                  bias, slots + (size_t)slot * d->floats);
+        }
+    }
+}
+
+/* As ampi_stencil_run. */
+AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
+                             const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
+                             amp_dtype result_dtype, const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, g;
+    size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    int swap = ampi_dtype(source_dtype) == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
+    float *memory, *bias;
+    ampi_abreast d;
+    if (!ampi_abreast_plan(&d, c, back, swap) || room < d.at_slots + d.floats) return 0;
+    d.source = source; d.source_dtype = ampi_dtype(source_dtype);
+    d.result = result; d.result_dtype = ampi_dtype(result_dtype);
+    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    memory = ampi_align64(exec->workspace);
+    bias = memory;
+    if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
+    if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
+    memset(memory + d.at_slots, 0, d.slots * d.floats * sizeof *memory);
+    for (g = 0; g < (size_t)c->s.groups; g++) ampi_abreast_group(&d, g, b ? bias : NULL, memory);
     return !d.found;
 }
 
@@ -4446,7 +4746,7 @@ typedef struct ampi_fold {
 
 enum { AMPI_FOLD_CHUNK = 262144, AMPI_FOLD_SUMS = 65536 };
 
-/* Scratch memory: offsets at[pixel], and that of an odd last pixel; sums; widened dy; folded images; and for
+/* Scratch memory: a term for each pixel, and for an odd last one; sums; widened dy; folded images; and for
    each thread a padded image. */
 AMPI_FN void ampi_fold_layout(ampi_fold* f) {
     size_t rows = f->c->og, threads = ampi_threads(), images = (size_t)f->c->s.n, panels;
@@ -4460,7 +4760,7 @@ AMPI_FN void ampi_fold_layout(ampi_fold* f) {
     if (f->blocks * ((f->columns + f->width - 1) / f->width) < threads) f->width /= 2;
     panels = (f->columns + f->width - 1) / f->width;
     while (f->blocks * panels < threads && rows / f->blocks >= 4) f->blocks++;
-    f->at_sums = ampi_round_up(f->pixels + 1, 16);
+    f->at_sums = ampi_round_up(2 * (f->pixels + 1), 16);
     f->at_dy = f->at_sums + ampi_round_up(rows * f->ldt, 16);
     f->at_folded = f->at_dy + f->chunk / f->unit * rows * f->line;
     f->at_padded = f->at_folded + f->chunk * f->image;
@@ -4514,32 +4814,20 @@ AMPI_FN void ampi_fold_image(const ampi_fold* f, const ampi_gemm_isa* g, size_t 
     }
     for (i = 0; i < (size_t)c->out_h; i++, folded += f->pitch * f->edge) {
         const float* src = padded + i * (size_t)c->s.stride_h * c->cg * f->pitch;
-        if (f->edge <= g->lanes / 2) {
-            ampi_copy_rows(folded, 1, f->edge, src, f->pitch, 1, f->edge, f->pitch);
-            continue;
-        }
         for (e = ampi_round_up(f->edge, g->lanes); e > 0; e -= g->lanes)
             g->transpose(folded + e - g->lanes, f->edge, src + (e - g->lanes) * f->pitch, f->pitch,
                          ampi_round_up(f->pitch, 4), 0);
     }
 }
 
-/* The rows of dy of a unit of `pixels` pixels, as FP32 and in the order of the sum. */
+/* The rows of dy of a unit of `pixels` pixels, as FP32. */
 AMPI_FN void ampi_fold_dy(const ampi_fold* f, size_t g, size_t n0, size_t pixels, float* dst) {
     const ampi_conv2d* c = f->c;
     size_t o, n, p = c->out_pixels;
-    for (o = 0; o < c->og; o++, dst += f->line) {
+    for (o = 0; o < c->og; o++, dst += f->line)
         for (n = 0; n * p < pixels; n++)
             ampi_load_f32(dst + n * p, f->dy, f->dy_dtype,
                           ((n0 + n) * (size_t)c->s.out_channels + g * c->og + o) * p, p);
-        if (!f->swap) continue;
-        ampi_swap_pairs(dst, pixels / 16 * 16);
-        for (n = pixels / 16 * 16; n + 1 < pixels; n += 2) {
-            float v = dst[n];
-            dst[n] = dst[n + 1];
-            dst[n + 1] = v;
-        }
-    }
 }
 
 /* Adds units [n0, end) to one task's sums. */
@@ -4547,14 +4835,15 @@ AMPI_FN void ampi_fold_task(const ampi_fold* f, size_t g, size_t task, size_t n0
     const ampi_conv2d* c = f->c;
     size_t low = task % f->blocks * c->og / f->blocks, high = (task % f->blocks + 1) * c->og / f->blocks, n;
     size_t column = task / f->blocks * f->width, width = ampi_min_size(f->columns - column, f->width), odd;
-    const uint32_t* at = (const uint32_t*)(const void*)memory;
+    const ampi_term* terms = (const ampi_term*)(const void*)memory;
     int in_place = f->dy_dtype == AMP_F32 && f->unit == 1;
     ampi_taps u;
     memset(&u, 0, sizeof u);
     u.t = memory + f->at_sums + low * f->ldt + column;
     u.ldt = f->ldt;
+    u.repeat = 1;
     for (n = n0; n < end; n += f->unit) {
-        u.at = at;
+        u.terms = terms;
         u.k = ampi_min_size(end - n, f->unit) * c->out_pixels;
         u.rs = in_place ? c->out_pixels : f->line;
         u.a = in_place ? (const float*)f->dy
@@ -4565,23 +4854,25 @@ AMPI_FN void ampi_fold_task(const ampi_fold* f, size_t g, size_t task, size_t n0
         u.last = n + f->unit >= (size_t)c->s.n;
         odd = f->swap && u.k % 2 != 0;
         u.k -= odd;
-        if (u.k > 0) ampi_taps_run(&f->isa, u, high - low, width);
+        if (u.k > 0) ampi_taps_run(&f->isa, &u, high - low, width);
         if (odd == 0) continue;                   /* the last pixel of an odd number has no partner */
-        u.a += u.k;
-        u.at = at + f->pixels;
+        u.terms = terms + f->pixels;
         u.first = u.first && u.k == 0;
         u.k = 1;
-        ampi_taps_run(&f->isa, u, high - low, width);
+        ampi_taps_run(&f->isa, &u, high - low, width);
     }
 }
 
 /* The sums of one group, chunk after chunk: fold in parallel, then add in parallel. */
 AMPI_FN void ampi_fold_sum(const ampi_fold* f, size_t g, float* memory) {
     const ampi_conv2d* c = f->c;
-    const ampi_gemm_isa isa = ampi_gemm_isa_now();
+    ampi_gemm_isa isa = ampi_gemm_isa_now();
     size_t images = (size_t)c->s.n, n0;
     int64_t i, slots = (int64_t)ampi_min_size(ampi_threads(), f->chunk);
     int64_t tasks = (int64_t)(f->blocks * ((f->columns + f->width - 1) / f->width));
+#if AMPI_X86
+    if (isa.lanes == 16 && f->edge <= 8) { isa.lanes = 8; isa.transpose = ampi_transpose_avx2; }
+#endif
     for (n0 = 0; n0 < images; n0 += f->chunk) {
         size_t end = ampi_min_size(n0 + f->chunk, images);
         AMPI_PARALLEL_FOR(slots > 1)
@@ -4626,22 +4917,23 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dty
                           amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
                           const amp_exec* exec) {
     size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, g, i;
-    uint32_t* at;
+    ampi_term* terms;
     float* memory;
     int found = 0;
     ampi_fold f;
     if (!ampi_fold_plan(&f, c) || bytes < f.floats * sizeof(float) + 64) return 0;
     memory = ampi_align64(exec->workspace);
-    at = (uint32_t*)(void*)memory;
+    terms = (ampi_term*)(void*)memory;
     f.dy = dy; f.dy_dtype = ampi_dtype(dy_dtype);
     f.x = x; f.x_dtype = ampi_dtype(x_dtype);
     f.swap = f.dy_dtype == AMP_BF16 && f.x_dtype == AMP_BF16;
     for (i = 0; i <= f.pixels; i++) {
         size_t k = i == f.pixels ? c->out_pixels - 1 : f.swap && (i ^ 1u) < f.pixels ? i ^ 1u : i;
         size_t p = k % c->out_pixels;
-        at[i] = (uint32_t)(k / c->out_pixels * f.image
-                           + (p / (size_t)c->out_w * f.pitch + p % (size_t)c->out_w * (size_t)c->s.stride_w)
-                             * f.edge);
+        terms[i].from = (uint32_t)k;
+        terms[i].at = (uint32_t)(k / c->out_pixels * f.image
+                                 + (p / (size_t)c->out_w * f.pitch
+                                    + p % (size_t)c->out_w * (size_t)c->s.stride_w) * f.edge);
     }
     memset(memory + f.at_folded, 0, (f.floats - f.at_folded) * sizeof *memory);
     for (g = 0; g < (size_t)c->s.groups; g++) {
@@ -4662,9 +4954,9 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
     dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
     dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
-    y = ampi_max_size(y, ampi_stencil_workspace(&c, 0));
+    y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
     dw = ampi_max_size(dw, ampi_fold_workspace(&c));
-    dx = ampi_max_size(dx, ampi_stencil_workspace(&c, 1));
+    dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
     return ampi_max_size(y, ampi_max_size(dw, dx));
 }
 
@@ -4856,7 +5148,8 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     size_t g;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
-    if (r == AMP_OK && ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec))
+    if (r == AMP_OK && (ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+                        || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
         return AMP_OK;
     for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_y(&s, images, &c, g, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
@@ -4876,7 +5169,8 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
-    if (dx && ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)) dx = NULL;
+    if (dx && (ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+               || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
         ampi_gemm_run(&s, exec);

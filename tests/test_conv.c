@@ -239,6 +239,10 @@ static const int SHAPES[][14] = {
     { 2, 40, 5, 5, 20, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* k larger than a block */
     { 1, 2, 72, 70, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 },      /* more than one band of rows */
     { 3, 1, 5, 7, 5, 3, 3, 1, 1, 1, 1, 1, 1, 1 },        /* an odd number of pixels and of terms */
+    { 13, 8, 6, 5, 9, 3, 3, 1, 1, 1, 1, 1, 1, 1 },     /* batches that fill a vector, and more than two */
+    { 37, 7, 5, 4, 8, 4, 3, 2, 1, 1, 2, 1, 1, 1 },
+    { 25, 12, 5, 6, 10, 5, 5, 3, 2, 2, 3, 1, 1, 2 },
+    { 12, 8, 18, 17, 5, 3, 3, 1, 1, 1, 1, 1, 2, 1 },
 };
 
 static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dtype result, const float* special) {
@@ -312,6 +316,53 @@ static void test_defaults(void) {
     CHECK(amp_conv2d_forward(&s, x, AMP_DTYPE_DEFAULT, w, AMP_DTYPE_DEFAULT, NULL, AMP_F32, y, AMP_DTYPE_DEFAULT, NULL) == AMP_OK);
     CHECK(amp_conv2d_forward(&full, x, AMP_F32, w, AMP_F32, NULL, AMP_F32, z, AMP_F32, NULL) == AMP_OK);
     CHECK(memcmp(y, z, sizeof y) == 0);
+}
+
+/* The direct forms leave out terms that are zeros. That must not show where zeros matter: an infinite weight makes
+   them NaN, and a sum that underflows to -0 loses its sign to a zero added last. The product, which has no
+   workspace and leaves out nothing, is the reference. */
+static void direct_check(const int* z, amp_dtype t, int odd) {
+    conv v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
+                      t, t, AMP_F32, NULL);
+    float tiny = t == AMP_F16 ? ldexpf(1, -24) : ldexpf(1, -80), *w = (float*)malloc(v.w.count * sizeof *w);
+    float* out[2][3];
+    size_t i, counts[3], full;
+    amp_exec exec;
+    int j, q;
+    counts[0] = v.y.count; counts[1] = v.dx.count; counts[2] = v.dw.count;
+    for (i = 0; i < v.w.count; i++) w[i] = odd == 1 && i % 7 == 3 ? (i % 2 ? INFINITY : NAN) : -tiny * (float)(i % 3);
+    CHECK(amp_convert(tensor_at(&v.w), t, w, AMP_F32, v.w.count) == AMP_OK);
+    for (q = 0; odd == 2 && q < 2; q++) {                         /* all products underflow, most to -0 */
+        tensor* p = q ? &v.dy : &v.x;
+        for (i = 0; i < p->count; i++) p->value[i] = tiny;
+        CHECK(amp_convert(tensor_at(p), t, p->value, AMP_F32, p->count) == AMP_OK);
+    }
+    for (q = 0; q < 2; q++) for (j = 0; j < 3; j++) out[q][j] = (float*)malloc(counts[j] * sizeof(float));
+    full = amp_conv2d_workspace(&v.s);
+    memset(&exec, 0, sizeof exec);
+    exec.workspace = malloc(full); exec.workspace_size = full;
+    for (q = 0; q < 2; q++) {
+        CHECK(amp_conv2d_forward(&v.s, tensor_at(&v.x), t, tensor_at(&v.w), t, NULL, AMP_F32, out[q][0], AMP_F32,
+                                 q ? &exec : NULL) == AMP_OK);
+        CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), t, tensor_at(&v.x), t, tensor_at(&v.w), t, out[q][1], AMP_F32,
+                                  out[q][2], AMP_F32, NULL, AMP_F32, 0, q ? &exec : NULL) == AMP_OK);
+    }
+    for (j = 0; j < 3; j++) CHECK(memcmp(out[0][j], out[1][j], counts[j] * sizeof(float)) == 0);
+    for (q = 0; q < 2; q++) for (j = 0; j < 3; j++) free(out[q][j]);
+    free(exec.workspace);
+    free(w);
+    conv_free(&v);
+}
+static void test_direct_zeros(void) {
+    size_t i, t;
+    int isa, odd;
+    for (isa = 0; isa < 4; isa++) {
+        if (amp_cpu_force_isa(ISAS[isa]) != AMP_OK) continue;
+        for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
+            for (t = 0; t < 3; t++)
+                for (odd = 0; odd < 3; odd++) direct_check(SHAPES[i], TYPES[t], odd);
+    }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
 }
 
 /* Only the wanted gradients are computed, and only what they need has to be there. */
@@ -422,6 +473,7 @@ int main(void) {
     TEST(test_random_convolutions);
     TEST(test_zeros_and_nans);
     TEST(test_defaults);
+    TEST(test_direct_zeros);
     TEST(test_single_gradients);
     TEST(test_error_bound);
     TEST(test_refused_shapes);
