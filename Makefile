@@ -15,7 +15,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo examples test test-bits coverage mutants check test-emu cuda cuda-report test-cuda demo-cuda clean help
+.PHONY: all demo examples test test-bits bench bench-quick bench-counts coverage mutants check test-emu cuda cuda-report test-cuda demo-cuda clean help
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
@@ -33,6 +33,15 @@ test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, und
 
 test-bits: ## the same bits: every compiler, emulator and instruction set found here against one known hash (minutes)
 	@CC="$(CC)" sh tests/test_bits.sh
+
+bench: $(B)/bench ## speed beside PyTorch, OpenBLAS and NumPy, where PYTHON has them, and the processor's limits (minutes)
+	@if $(PYTHON) -c ""; then $(PYTHON) tests/bench/bench.py $< "$(CC) $(BENCH_CFLAGS)"; else $<; fi
+
+bench-quick: $(B)/bench ## the same for fewer sizes
+	@if $(PYTHON) -c ""; then $(PYTHON) tests/bench/bench.py $< "$(CC) $(BENCH_CFLAGS)" quick; else $< quick; fi
+
+bench-counts: ## instructions of the hot paths, written to tests/bench/counts.txt; `make check` compares (valgrind)
+	@CC="$(CC)" sh tests/bench/counts.sh record
 
 coverage: ## how many lines of amp.h the tests reach, and which ones never; fails below 95 % (gcc, gcov)
 	@sh tests/coverage.sh 95
@@ -71,6 +80,11 @@ $(B):
 
 $(B)/impl.o: tests/impl.c amp.h | $(B)
 	$(CC) $(STRICT) $(CFLAGS) -c $< -o $@
+
+# With threads, where the compiler has OpenMP.
+BENCH_CFLAGS = -O2 -fopenmp
+$(B)/bench: tests/bench/bench.c amp.h | $(B)
+	@$(CC) $(STRICT) $(BENCH_CFLAGS) $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) -O2 $< -o $@ $(LDLIBS)
 
 $(B)/test_%: tests/test_%.c tests/test.h amp.h examples/data.h $(B)/impl.o | $(B)
 	$(CC) $(STRICT) $(CFLAGS) $< $(B)/impl.o -o $@ $(LDLIBS)

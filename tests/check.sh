@@ -149,6 +149,10 @@ cross() { # the parts with NEON code, under qemu
 if have aarch64-linux-gnu-gcc && have qemu-aarch64; then step "aarch64 under qemu" cross; else skip "no aarch64 compiler or qemu"; fi
 if have valgrind; then step "valgrind" sh -c "make -s build/train_small && valgrind -q --error-exitcode=1 --leak-check=full build/train_small"; else skip "valgrind is not here"; fi
 
+# --- instructions of the hot paths ------------------------------------------------------------------------
+step "instruction counts" env CC="$CC" sh tests/bench/counts.sh
+grep '^skipped' $out/log
+
 # --- all 2^32 floats -------------------------------------------------------------------------------------
 exhaustive() { $CC -std=c99 "$1" tests/exhaustive_half.c tests/impl.c -o $out/exhaustive -lm && $out/exhaustive $2; }
 step "all conversions of all floats" exhaustive -O2

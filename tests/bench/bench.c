@@ -1,0 +1,867 @@
+/* bench.c - how fast amp.h is, and how fast this processor could be. `make bench` runs it through bench.py, which puts
+   other libraries beside it; alone it prints its own figures.
+
+     bench                        every case: ours, the limit, and the share of it
+     bench quick                  the cases marked with a star below
+     bench list                   the cases, one line each: what, shape, type, starred, unit, work
+     bench serve                  answers bench.py: "open LINE", "ours" and "limit" (seconds per call)
+     bench count WHAT SHAPE TYPE  runs one call inside measured(), for an instruction counter (counts.sh)
+     bench first                  seconds of the first matrix product of the process, and of a second one
+
+   The limit of arithmetic is a loop of fmas in registers, of the instruction set in use; that of the rest a pass over
+   arrays of the same sizes that only reads, writes (through the caches or past them, whichever is faster), or does both. Both use as many threads as the case. */
+#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
+  #define _POSIX_C_SOURCE 200809L       /* clock_gettime */
+#endif
+#define AMP_IMPLEMENTATION
+#include "../../amp.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#ifdef _OPENMP
+  #include <omp.h>
+#endif
+
+enum { ROUNDS = 9, MAX_SPANS = 6, MAX_BLOCKS = 64, THREADED_BYTES = 1 << 20 };
+#define SAMPLE 0.01                     /* seconds that a sample takes at least */
+#define LENGTH(a) (sizeof(a) / sizeof *(a))
+#if defined(__GNUC__)
+  #define NOINLINE __attribute__((noinline))
+#else
+  #define NOINLINE
+#endif
+
+static double now(void) {
+#if defined(_WIN32)
+    return (double)clock() / CLOCKS_PER_SEC;
+#else
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+#endif
+}
+
+static int threads(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+static void die(const char* sentence, const char* detail) {
+    fprintf(stderr, "bench: %s: %s\n", sentence, detail);
+    exit(1);
+}
+
+/* ---------------------------------------------------------------------------------------- */
+/* The case that is open: one call of ours, its work, and the arrays it passes over.          */
+/* ---------------------------------------------------------------------------------------- */
+
+typedef struct span { char* data; size_t bytes; char use; } span;   /* use: 'r' read, 'w' written, 'u' both */
+
+typedef struct open_case {
+    amp_result (*call)(void);
+    amp_dtype type;
+    double flops;                       /* 0 = bound by memory */
+    span spans[MAX_SPANS];
+    int span_count;
+    void* blocks[MAX_BLOCKS];                   /* to be freed */
+    int block_count;
+    amp_exec exec;
+    /* operands of the calls below */
+    void *a, *b, *c, *d, *e;
+    float *f, *g, *h, *i;
+    int32_t* labels;
+    size_t m, n, k;
+    amp_transpose trans_a, trans_b;
+    amp_conv2d_shape conv;
+    amp_pool2d_shape pool;
+    amp_batch_norm_shape norm;
+    amp_tensor tensor;
+    amp_scaler scaler;
+    amp_optimizer optimizer;
+    amp_param param;
+    amp_model* model;
+    amp_batch batch;
+} open_case;
+static open_case now_open;
+
+/* Memory of the case, zeroed, on a cache line; *base is for free. */
+static void* take(size_t bytes) {
+    open_case* o = &now_open;
+    char* base = (char*)malloc(bytes + 128);
+    if (!base || o->block_count == MAX_BLOCKS) die("no memory", "");
+    o->blocks[o->block_count++] = base;
+    memset(base, 0, bytes + 128);
+    return base + (64 - (uintptr_t)base % 64);
+}
+
+/* n values between -1 and 1 that repeat after 1009. bench.py fills its arrays in the same way. */
+static void fill(void* p, amp_dtype t, size_t n) {
+    float pattern[1009];
+    size_t i, m;
+    for (i = 0; i < 1009; i++) pattern[i] = (float)(i * 377 % 1009) / 504.5f - 1.0f;
+    for (i = 0; i < n; i += m) {
+        m = n - i < 1009 ? n - i : 1009;
+        amp_convert((char*)p + i * amp_dtype_size(t), t, pattern, AMP_F32, m);
+    }
+}
+
+static void* array(amp_dtype t, size_t n, char use) {
+    open_case* o = &now_open;
+    char* p = (char*)take(n * amp_dtype_size(t));
+    fill(p, t, n);
+    if (use) {
+        span s;
+        s.data = p; s.bytes = n * amp_dtype_size(t); s.use = use;
+        o->spans[o->span_count++] = s;
+    }
+    return p;
+}
+static void* low_array(size_t n, char use) { return array(now_open.type, n, use); }
+static float* f32_array(size_t n, char use) { return (float*)array(AMP_F32, n, use); }
+
+static void workspace(size_t bytes) {
+    now_open.exec.workspace = take(bytes);
+    now_open.exec.workspace_size = bytes;
+}
+
+static double bytes_moved(void) {
+    double sum = 0.0;
+    int i;
+    for (i = 0; i < now_open.span_count; i++)
+        sum += (double)now_open.spans[i].bytes * (now_open.spans[i].use == 'u' ? 2.0 : 1.0);
+    return sum;
+}
+
+static void close_case(void) {
+    open_case* o = &now_open;
+    amp_model_destroy(o->model);
+    while (o->block_count > 0) free(o->blocks[--o->block_count]);
+    memset(o, 0, sizeof *o);
+}
+
+/* ---------------------------------------------------------------------------------------- */
+/* Limits of the processor.                                                                  */
+/* ---------------------------------------------------------------------------------------- */
+
+#if defined(__GNUC__)
+typedef uint32_t wide __attribute__((vector_size(64)));
+#else
+typedef uint64_t wide;
+#endif
+enum { PASS_BYTES = 4096, PIECES = 8, CHAINS = 12, PEAK_TURNS = 100000 };
+static volatile wide sink;              /* zero, but the compiler does not know */
+
+/* The processor's own prefetchers stop at the end of a page. */
+#if defined(__GNUC__)
+  #define AHEAD(p) (__builtin_prefetch((char*)(p) + PASS_BYTES), __builtin_prefetch((char*)(p) + PASS_BYTES + 64))
+#else
+  #define AHEAD(p) ((void)0)
+#endif
+
+/* Twelve independent chains hide the latency of the fma. pass_ goes once over a part of an array. */
+#define LIMITS(isa, target, lanes)                                                                       \
+    target static NOINLINE void fmas_##isa(float* x) {                                                   \
+        ampi_vector_##isa a = ampi_set_##isa(-1.0f), b = ampi_load_##isa(x + 12 * lanes);                \
+        ampi_vector_##isa x0 = ampi_load_##isa(x), x1 = ampi_load_##isa(x + lanes),                      \
+                          x2 = ampi_load_##isa(x + 2 * lanes), x3 = ampi_load_##isa(x + 3 * lanes),      \
+                          x4 = ampi_load_##isa(x + 4 * lanes), x5 = ampi_load_##isa(x + 5 * lanes),      \
+                          x6 = ampi_load_##isa(x + 6 * lanes), x7 = ampi_load_##isa(x + 7 * lanes),      \
+                          x8 = ampi_load_##isa(x + 8 * lanes), x9 = ampi_load_##isa(x + 9 * lanes),      \
+                          y0 = ampi_load_##isa(x + 10 * lanes), y1 = ampi_load_##isa(x + 11 * lanes);    \
+        int i;                                                                                           \
+        for (i = 0; i < PEAK_TURNS; i++) {                                                               \
+            x0 = ampi_fma_##isa(x0, a, b); x1 = ampi_fma_##isa(x1, a, b); x2 = ampi_fma_##isa(x2, a, b); \
+            x3 = ampi_fma_##isa(x3, a, b); x4 = ampi_fma_##isa(x4, a, b); x5 = ampi_fma_##isa(x5, a, b); \
+            x6 = ampi_fma_##isa(x6, a, b); x7 = ampi_fma_##isa(x7, a, b); x8 = ampi_fma_##isa(x8, a, b); \
+            x9 = ampi_fma_##isa(x9, a, b); y0 = ampi_fma_##isa(y0, a, b); y1 = ampi_fma_##isa(y1, a, b); \
+        }                                                                                                \
+        x0 = ampi_fma_##isa(x1, x2, ampi_fma_##isa(x3, x4, ampi_fma_##isa(x5, x6, x0)));                 \
+        x0 = ampi_fma_##isa(x7, x8, ampi_fma_##isa(x9, y0, ampi_fma_##isa(y1, b, x0)));                  \
+        ampi_put_##isa(x, x0);                                                                           \
+    }                                                                                                    \
+    target static NOINLINE void pass_##isa(char* data, size_t bytes, char use) {                         \
+        wide *p = (wide*)(void*)data, x = sink, y = sink;                                                \
+        size_t i, n = bytes / sizeof *p & ~(size_t)1;                                                    \
+        if (use == 'r') for (i = 0; i < n; i += 2) { AHEAD(p + i); x ^= p[i]; y ^= p[i + 1]; }           \
+        if (use == 'w') for (i = 0; i < n; i += 2) { p[i] = x; p[i + 1] = y; }                           \
+        if (use == 'u') for (i = 0; i < n; i += 2) { AHEAD(p + i); p[i] ^= x; p[i + 1] ^= y; }           \
+        if (use == 'r' && n > 0 && memcmp(&x, &y, sizeof x) == 0) p[0] ^= x ^ y;                         \
+    }                                                                                                    \
+    enum { LANES_##isa = lanes };
+
+LIMITS(scalar, , 1)
+#if AMPI_X86
+LIMITS(avx2, AMPI_TARGET_AVX2, 8)
+LIMITS(avx512, AMPI_TARGET_AVX512, 16)
+#endif
+#if AMPI_NEON
+LIMITS(neon, , 4)
+#endif
+
+/* Writes past the caches, where the processor can. */
+static NOINLINE void write_past(char* data, size_t bytes) {
+#if AMPI_X86
+    size_t i;
+    for (i = 0; i + 16 <= bytes; i += 16) _mm_stream_si128((__m128i*)(void*)(data + i), _mm_setzero_si128());
+#else
+    memset(data, 0, bytes);
+#endif
+}
+
+typedef struct limit_kernels {
+    void (*fmas)(float* x);
+    void (*pass)(char* data, size_t bytes, char use);
+    int lanes;
+} limit_kernels;
+static limit_kernels limits(void) {
+    const limit_kernels scalar = { fmas_scalar, pass_scalar, LANES_scalar };
+#if AMPI_X86
+    const limit_kernels avx2 = { fmas_avx2, pass_avx2, LANES_avx2 };
+    const limit_kernels avx512 = { fmas_avx512, pass_avx512, LANES_avx512 };
+    if (amp_cpu_isa() == AMP_ISA_AVX512) return avx512;
+    if (amp_cpu_isa() == AMP_ISA_AVX2) return avx2;
+#endif
+#if AMPI_NEON
+    const limit_kernels neon = { fmas_neon, pass_neon, LANES_neon };
+    if (amp_cpu_isa() == AMP_ISA_NEON) return neon;
+#endif
+    return scalar;
+}
+
+/* Seconds that the flops of the case take at the peak of all its threads. */
+static double limit_of_arithmetic(void) {
+    const limit_kernels k = limits();
+    const double flops_of_turn = 2.0 * CHAINS * PEAK_TURNS * k.lanes * threads();
+    double start = now(), done = 0.0;
+    int t, count = threads();
+    do {
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) num_threads(count)
+#endif
+        for (t = 0; t < count; t++) {
+            float x[13 * 16];           /* each chain starts elsewhere: equal ones would be merged */
+            fill(x, AMP_F32, LENGTH(x));
+            k.fmas(x);
+        }
+        done += flops_of_turn;
+    } while (now() - start < SAMPLE);
+    return (now() - start) * now_open.flops / done;
+}
+
+/* One pass over the arrays of the case, piece by piece of the largest and as much of the others. `streams` pages are
+   under way at a time: one page after the other leaves some memories idle, many at once are slow on others. */
+static void pass_piece(const limit_kernels* k, int past, size_t piece, size_t pieces) {
+    int s;
+    for (s = 0; s < now_open.span_count; s++) {
+        const span* a = &now_open.spans[s];
+        size_t lines = a->bytes / 64, from = lines * piece / pieces * 64, to = lines * (piece + 1) / pieces * 64;
+        if (past && a->use == 'w') write_past(a->data + from, to - from);
+        else k->pass(a->data + from, to - from, a->use);
+    }
+}
+static void pass_part(const limit_kernels* k, size_t streams, int past, size_t part, size_t parts) {
+    const open_case* o = &now_open;
+    size_t largest = 0, groups, g, i, q;
+    int s;
+    for (s = 0; s < o->span_count; s++) if (o->spans[s].bytes > largest) largest = o->spans[s].bytes;
+    groups = (largest - 1) / (PASS_BYTES * streams) + 1;
+    for (g = groups * part / parts; g < groups * (part + 1) / parts; g++)
+        for (i = 0; i < PIECES; i++)
+            for (q = 0; q < streams; q++)
+                pass_piece(k, past, (g * streams + q) * PIECES + i, groups * streams * PIECES);
+}
+static double seconds_of_pass(size_t streams, int past) {
+    const limit_kernels k = limits();
+    const int parts = bytes_moved() < THREADED_BYTES ? 1 : threads();
+    int t, calls = 0;
+    double start = now();
+    do {
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) num_threads(parts) if (parts > 1)
+#endif
+        for (t = 0; t < parts; t++) pass_part(&k, streams, past, (size_t)t, (size_t)parts);
+        calls++;
+    } while (now() - start < SAMPLE / 3.0);
+    return (now() - start) / calls;
+}
+static double limit_of_memory(void) {
+    double one = seconds_of_pass(1, 0), eight = seconds_of_pass(8, 0), past = seconds_of_pass(8, 1);
+    if (eight < one) one = eight;
+    return one < past ? one : past;
+}
+static double limit_seconds(void) {
+    return now_open.flops > 0.0 ? limit_of_arithmetic() : limit_of_memory();
+}
+
+/* ---------------------------------------------------------------------------------------- */
+/* The cases. Each function reads the shape, makes the operands, and names the call.          */
+/* ---------------------------------------------------------------------------------------- */
+
+static size_t count_of(const char* shape) {
+    unsigned long n;
+    if (sscanf(shape, "%lu", &n) != 1) die("not a count", shape);
+    return (size_t)n;
+}
+/* R x D */
+static void rows_of(const char* shape) {
+    unsigned long r, d;
+    if (sscanf(shape, "%lux%lu", &r, &d) != 2) die("not rows", shape);
+    now_open.m = (size_t)r; now_open.n = (size_t)d;
+}
+
+/* --- matrix product: NT:MxNxK, all three matrices of one type --- */
+
+static amp_result call_gemm(void) {
+    const open_case* o = &now_open;
+    return amp_gemm(o->trans_a, o->trans_b, o->m, o->n, o->k, 1.0f, o->a, o->type, o->trans_a ? o->m : o->k,
+                    o->b, o->type, o->trans_b ? o->k : o->n, 0.0f, o->c, o->type, o->n, &o->exec);
+}
+static void open_gemm(const char* shape) {
+    open_case* o = &now_open;
+    unsigned long m, n, k;
+    char ta, tb;
+    if (sscanf(shape, "%c%c:%lux%lux%lu", &ta, &tb, &m, &n, &k) != 5) die("not a product", shape);
+    o->trans_a = ta == 'T' ? AMP_TRANS : AMP_NO_TRANS;
+    o->trans_b = tb == 'T' ? AMP_TRANS : AMP_NO_TRANS;
+    o->m = (size_t)m; o->n = (size_t)n; o->k = (size_t)k;
+    o->flops = 2.0 * (double)m * (double)n * (double)k;
+    o->a = low_array(o->m * o->k, 0); o->b = low_array(o->k * o->n, 0); o->c = low_array(o->m * o->n, 0);
+    workspace(amp_gemm_workspace(o->m, o->n, o->k));
+    o->call = call_gemm;
+}
+
+/* --- convolution: NxCxHxW:OxKHxKW:sSTRIDEpPADDING --- */
+
+static amp_result call_conv_forward(void) {
+    const open_case* o = &now_open;
+    return amp_conv2d_forward(&o->conv, o->a, o->type, o->b, o->type, NULL, o->type, o->c, o->type, &o->exec);
+}
+static amp_result call_conv_backward(void) {
+    const open_case* o = &now_open;
+    return amp_conv2d_backward(&o->conv, o->c, o->type, o->a, o->type, o->b, o->type, o->d, o->type, o->f, AMP_F32,
+                               NULL, AMP_F32, 0, &o->exec);
+}
+static void open_conv(const char* shape) {
+    open_case* o = &now_open;
+    amp_conv2d_shape* s = &o->conv;
+    size_t kernel, pixels;
+    int oh, ow;
+    if (sscanf(shape, "%dx%dx%dx%d:%dx%dx%d:s%dp%d", &s->n, &s->channels, &s->height, &s->width, &s->out_channels,
+               &s->kernel_h, &s->kernel_w, &s->stride_h, &s->pad_h) != 9) die("not a convolution", shape);
+    s->stride_w = s->stride_h; s->pad_w = s->pad_h;
+    if (amp_conv2d_output(s, &oh, &ow, NULL) != AMP_OK) die("not a convolution", shape);
+    kernel = (size_t)(s->channels * s->kernel_h * s->kernel_w);
+    pixels = (size_t)(s->n * oh * ow);
+    o->flops = 2.0 * (double)kernel * (double)pixels * s->out_channels;
+    o->a = low_array((size_t)(s->n * s->channels * s->height) * (size_t)s->width, 0);
+    o->b = low_array(kernel * (size_t)s->out_channels, 0);
+    o->c = low_array(pixels * (size_t)s->out_channels, 0);
+    workspace(amp_conv2d_workspace(s));
+}
+static void open_conv_forward(const char* shape) { open_conv(shape); now_open.call = call_conv_forward; }
+static void open_conv_dx(const char* shape) {
+    const amp_conv2d_shape* s = &now_open.conv;
+    open_conv(shape);
+    now_open.d = low_array((size_t)(s->n * s->channels * s->height) * (size_t)s->width, 0);
+    now_open.call = call_conv_backward;
+}
+static void open_conv_dw(const char* shape) {
+    const amp_conv2d_shape* s = &now_open.conv;
+    open_conv(shape);
+    now_open.f = f32_array((size_t)(s->out_channels * s->channels) * (size_t)(s->kernel_h * s->kernel_w), 0);
+    now_open.call = call_conv_backward;
+}
+
+/* --- conversions: COUNT --- */
+
+static amp_result call_narrow(void) { return amp_convert(now_open.a, now_open.type, now_open.f, AMP_F32, now_open.n); }
+static amp_result call_widen(void) { return amp_convert(now_open.f, AMP_F32, now_open.a, now_open.type, now_open.n); }
+static void open_narrow(const char* shape) {
+    now_open.n = count_of(shape);
+    now_open.f = f32_array(now_open.n, 'r');
+    now_open.a = low_array(now_open.n, 'w');
+    now_open.call = call_narrow;
+}
+static void open_widen(const char* shape) {
+    now_open.n = count_of(shape);
+    now_open.a = low_array(now_open.n, 'r');
+    now_open.f = f32_array(now_open.n, 'w');
+    now_open.call = call_widen;
+}
+
+/* --- gradients under a loss scale of 1: COUNT --- */
+
+static amp_result call_check(void) {
+    amp_scaler_scale_loss(&now_open.scaler, 1.0f);
+    return amp_scaler_check(&now_open.scaler, &now_open.tensor, 1, NULL);
+}
+static amp_result call_unscale(void) {
+    amp_result r;
+    amp_scaler_scale_loss(&now_open.scaler, 1.0f);
+    r = amp_scaler_unscale(&now_open.scaler, &now_open.tensor, 1, NULL);
+    return r != AMP_OK ? r : amp_scaler_update(&now_open.scaler);
+}
+static void open_scaler(void) {
+    amp_scaler_desc d;
+    memset(&d, 0, sizeof d);
+    d.preset = AMP_SCALER_STATIC;
+    d.init_scale = 1.0f;
+    if (amp_scaler_init(&now_open.scaler, &d) != AMP_OK) die("no scaler", "");
+}
+static void open_grads(const char* shape, char use) {
+    open_scaler();
+    now_open.tensor.count = count_of(shape);
+    now_open.tensor.dtype = now_open.type;
+    now_open.tensor.data = low_array(now_open.tensor.count, use);
+}
+static void open_check(const char* shape) { open_grads(shape, 'r'); now_open.call = call_check; }
+static void open_unscale(const char* shape) { open_grads(shape, 'u'); now_open.call = call_unscale; }
+
+/* --- optimizers: COUNT. F32: weights and gradients in FP32, nothing else. F16, BF16: check, unscale, clipping and
+   a low copy beside, gradients in FP32 --- */
+
+static amp_result call_step(void) {
+    amp_result r;
+    if (now_open.type == AMP_F32) return amp_optimizer_step(&now_open.optimizer, NULL, NULL);
+    amp_scaler_scale_loss(&now_open.scaler, 1.0f);
+    r = amp_optimizer_step(&now_open.optimizer, &now_open.scaler, NULL);
+    return r != AMP_OK ? r : amp_scaler_update(&now_open.scaler);
+}
+static void open_optimizer(const char* shape, amp_optimizer_kind kind, float momentum) {
+    open_case* o = &now_open;
+    amp_param* p = &o->param;
+    amp_optimizer_desc d;
+    span grads;
+    memset(&d, 0, sizeof d);
+    d.kind = kind; d.momentum = momentum; d.unchecked = 1;
+    p->count = count_of(shape);
+    p->master = f32_array(p->count, 'u');
+    p->grad = f32_array(p->count, 'r');
+    grads = o->spans[o->span_count - 1];
+    p->m = f32_array(p->count, 'u');
+    if (kind != AMP_SGD) p->v = f32_array(p->count, 'u');
+    memset(p->m, 0, p->count * sizeof(float));
+    if (p->v) memset(p->v, 0, p->count * sizeof(float));
+    if (o->type != AMP_F32) {
+        p->low = low_array(p->count, 'w');
+        p->low_dtype = o->type;
+        o->spans[o->span_count++] = grads;          /* the check reads them once more */
+        d.clip_norm = 1.0f;
+        open_scaler();
+    }
+    if (amp_optimizer_init(&o->optimizer, &d, p, 1) != AMP_OK) die("no optimizer", shape);
+    o->call = call_step;
+}
+static void open_adam(const char* shape) { open_optimizer(shape, AMP_ADAM, 0.0f); }
+static void open_adamw(const char* shape) { open_optimizer(shape, AMP_ADAMW, 0.0f); }
+static void open_sgd(const char* shape) { open_optimizer(shape, AMP_SGD, 0.9f); }
+
+/* --- norms: RxD, or NxCxS for batch norm --- */
+
+static amp_result call_layer_norm(void) {
+    const open_case* o = &now_open;
+    return amp_layer_norm_forward(o->a, o->type, o->f, o->f, AMP_F32, 0.0f, o->g, o->h, o->b, o->type, o->m, o->n, NULL);
+}
+static amp_result call_layer_norm_backward(void) {
+    const open_case* o = &now_open;
+    return amp_layer_norm_backward(o->b, o->type, o->a, o->type, o->f, AMP_F32, o->g, o->h, o->c, o->type, o->i,
+                                   o->i + o->n, AMP_F32, 0, o->m, o->n, NULL);
+}
+static void open_layer_norm(const char* shape) {
+    open_case* o = &now_open;
+    rows_of(shape);
+    o->a = low_array(o->m * o->n, 'r'); o->b = low_array(o->m * o->n, 'w');
+    o->f = f32_array(o->n, 0); o->g = f32_array(o->m, 0); o->h = f32_array(o->m, 0);
+    o->call = call_layer_norm;
+}
+static void open_layer_norm_backward(const char* shape) {
+    open_case* o = &now_open;
+    open_layer_norm(shape);
+    if (call_layer_norm() != AMP_OK) die("layer norm", shape);
+    o->spans[1].use = 'r';
+    o->c = low_array(o->m * o->n, 'w');
+    o->i = f32_array(2 * o->n, 0);
+    o->call = call_layer_norm_backward;
+}
+static amp_result call_batch_norm(void) {
+    const open_case* o = &now_open;
+    size_t c = o->n;
+    return amp_batch_norm_forward(&o->norm, 1, o->a, o->type, o->f, o->f, AMP_F32, o->g, o->g + c, o->h, o->h + c,
+                                  o->b, o->type, NULL);
+}
+static amp_result call_batch_norm_backward(void) {
+    const open_case* o = &now_open;
+    size_t c = o->n;
+    return amp_batch_norm_backward(&o->norm, o->b, o->type, o->a, o->type, o->f, AMP_F32, o->h, o->h + c, o->c, o->type,
+                                   o->i, o->i + c, AMP_F32, 0, NULL);
+}
+static void open_batch_norm(const char* shape) {
+    open_case* o = &now_open;
+    amp_batch_norm_shape* s = &o->norm;
+    size_t all;
+    if (sscanf(shape, "%dx%dx%d", &s->n, &s->channels, &s->spatial) != 3) die("not N x C x S", shape);
+    o->n = (size_t)s->channels;
+    all = (size_t)s->n * (size_t)s->channels * (size_t)s->spatial;
+    o->a = low_array(all, 'r'); o->b = low_array(all, 'w');
+    o->f = f32_array(o->n, 0); o->g = f32_array(2 * o->n, 0); o->h = f32_array(2 * o->n, 0);
+    o->call = call_batch_norm;
+}
+static void open_batch_norm_backward(const char* shape) {
+    open_case* o = &now_open;
+    open_batch_norm(shape);
+    if (call_batch_norm() != AMP_OK) die("batch norm", shape);
+    o->spans[1].use = 'r';
+    o->c = low_array(o->spans[0].bytes / amp_dtype_size(o->type), 'w');
+    o->i = f32_array(2 * o->n, 0);
+    o->call = call_batch_norm_backward;
+}
+
+/* --- softmax and cross-entropy: RxD; the loss and its gradient in one call --- */
+
+static amp_result call_softmax(void) {
+    const open_case* o = &now_open;
+    return amp_softmax_forward(o->a, o->type, o->b, o->type, o->m, o->n, NULL);
+}
+static amp_result call_cross_entropy(void) {
+    const open_case* o = &now_open;
+    float loss;
+    amp_result r = amp_softmax_cross_entropy_forward(o->a, o->type, o->labels, 0.0f, &loss, o->m, o->n, NULL);
+    if (r != AMP_OK) return r;
+    return amp_softmax_cross_entropy_backward(o->a, o->type, o->labels, 0.0f, NULL, 1.0f, o->b, o->type, o->m, o->n, NULL);
+}
+static void open_softmax(const char* shape) {
+    rows_of(shape);
+    now_open.a = low_array(now_open.m * now_open.n, 'r');
+    now_open.b = low_array(now_open.m * now_open.n, 'w');
+    now_open.call = call_softmax;
+}
+static int32_t* labels_of(size_t n, size_t classes) {
+    int32_t* labels = (int32_t*)take(n * sizeof(int32_t));
+    size_t i;
+    for (i = 0; i < n; i++) labels[i] = (int32_t)(i * 7 % classes);
+    return labels;
+}
+static void open_cross_entropy(const char* shape) {
+    open_softmax(shape);
+    now_open.labels = labels_of(now_open.m, now_open.n);
+    now_open.call = call_cross_entropy;
+}
+
+/* --- activations: COUNT; pooling: NxCxHxW, 2 x 2 --- */
+
+static amp_result call_gelu(void) {
+    return amp_activation_forward(AMP_GELU, now_open.a, now_open.type, now_open.b, now_open.type, now_open.n, NULL);
+}
+static amp_result call_gelu_backward(void) {
+    const open_case* o = &now_open;
+    return amp_activation_backward(AMP_GELU, o->b, o->type, o->a, o->type, o->c, o->type, o->n, NULL);
+}
+static void open_gelu(const char* shape) {
+    now_open.n = count_of(shape);
+    now_open.a = low_array(now_open.n, 'r'); now_open.b = low_array(now_open.n, 'w');
+    now_open.call = call_gelu;
+}
+static void open_gelu_backward(const char* shape) {
+    open_gelu(shape);
+    now_open.spans[1].use = 'r';
+    now_open.c = low_array(now_open.n, 'w');
+    now_open.call = call_gelu_backward;
+}
+static amp_result call_pool(void) {
+    return amp_pool2d_forward(&now_open.pool, now_open.a, now_open.type, now_open.b, now_open.type, NULL);
+}
+static amp_result call_pool_backward(void) {
+    const open_case* o = &now_open;
+    return amp_pool2d_backward(&o->pool, o->b, o->type, o->a, o->type, o->c, o->type, NULL);
+}
+static void open_pool(const char* shape) {
+    open_case* o = &now_open;
+    amp_pool2d_shape* s = &o->pool;
+    if (sscanf(shape, "%dx%dx%dx%d", &s->n, &s->channels, &s->height, &s->width) != 4) die("not images", shape);
+    s->kernel_h = s->kernel_w = 2;
+    o->n = (size_t)(s->n * s->channels) * (size_t)(s->height * s->width);
+    o->a = low_array(o->n, 'r'); o->b = low_array(o->n / 4, 'w');
+    o->call = call_pool;
+}
+static void open_pool_backward(const char* shape) {
+    open_pool(shape);
+    now_open.spans[1].use = 'r';
+    now_open.c = low_array(now_open.n, 'w');
+    now_open.call = call_pool_backward;
+}
+
+/* --- a training step with Adam: BATCH, or the widths of a dense network and the batch, 784x512x512x10:256. F32 is O0,
+   F16 and BF16 are O1, which is what PyTorch's autocast does --- */
+
+static amp_result call_train(void) { return amp_train_step(now_open.model, &now_open.batch, NULL); }
+
+static amp_model* new_model(int batch) {
+    amp_model_desc d;
+    amp_model* m;
+    memset(&d, 0, sizeof d);
+    d.batch = batch;
+    d.precision.level = now_open.type == AMP_F32 ? AMP_O0 : AMP_O1;
+    if (now_open.type != AMP_F32) d.precision.low_dtype = now_open.type;
+    d.optimizer.kind = AMP_ADAM;
+    if (amp_model_create(&m, &d) != AMP_OK) die("no model", "");
+    return m;
+}
+static void train_on(amp_model* m, amp_value logits, int batch, size_t features) {
+    amp_softmax_cross_entropy(m, logits, NULL);
+    if (amp_model_finalize(m) != AMP_OK) die("no model", amp_model_error(m));
+    now_open.model = m;
+    now_open.batch.n = batch;
+    now_open.batch.inputs[0] = f32_array((size_t)batch * features, 0);
+    now_open.batch.targets[0] = labels_of((size_t)batch, 10);
+    now_open.call = call_train;
+}
+/* Forward, weight gradient, and but for the first layer the input gradient. */
+static void layer_flops(double macs, int first) { now_open.flops += 2.0 * macs * (first ? 2.0 : 3.0); }
+
+static void open_mlp(const char* shape) {
+    int width[3], classes, batch, i;
+    amp_model* m;
+    amp_value x;
+    if (sscanf(shape, "%dx%dx%dx%d:%d", &width[0], &width[1], &width[2], &classes, &batch) != 5)
+        die("not a dense network", shape);
+    m = new_model(batch);
+    x = amp_input(m, width[0], 1, 1);
+    for (i = 1; i < 3; i++) {
+        x = amp_relu(m, amp_linear(m, x, width[i]));
+        layer_flops((double)batch * width[i - 1] * width[i], i == 1);
+    }
+    layer_flops((double)batch * width[2] * classes, 0);
+    train_on(m, amp_linear(m, x, classes), batch, (size_t)width[0]);
+}
+static amp_value lenet_block(amp_model* m, amp_value x, int out, int padding) {
+    amp_conv2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.out_channels = out; d.kernel = 5; d.padding = padding;
+    return amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &d)), 2);
+}
+static void open_lenet(const char* shape) {
+    const int batch = (int)count_of(shape);
+    amp_model* m = new_model(batch);
+    amp_value x = lenet_block(m, amp_input(m, 1, 28, 28), 6, 2);
+    x = lenet_block(m, x, 16, 0);
+    x = amp_relu(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 120)), 84));
+    layer_flops((double)batch * 28 * 28 * 6 * 25, 1);
+    layer_flops((double)batch * (10 * 10 * 16 * 150 + 400 * 120 + 120 * 84 + 84 * 10), 0);
+    train_on(m, amp_linear(m, x, 10), batch, 28 * 28);
+}
+
+/* --- all of them; a star marks the short list --- */
+
+typedef struct subject {
+    const char *what, *shapes, *types;
+    void (*open)(const char* shape);
+} subject;
+
+#define CONVOLUTIONS                                                                                     \
+    "64x1x28x28:6x5x5:s1p2 *64x6x14x14:16x5x5:s1p0 *8x64x28x28:64x3x3:s1p1 8x256x14x14:256x3x3:s1p1 "    \
+    "8x512x7x7:512x3x3:s1p1 8x64x28x28:128x3x3:s2p1 8x256x14x14:64x1x1:s1p0"
+
+static const subject subjects[] = {
+    { "gemm", "NN:64x64x64 NN:128x128x128 *NN:512x512x512 NN:1024x1024x1024 *NN:2048x2048x2048 *NT:256x512x784 "
+      "TN:784x512x256 NT:256x10x512 NN:16x6400x150 NN:64x6272x576 NN:512x392x4608", "f32 f16 bf16", open_gemm },
+    { "conv forward", CONVOLUTIONS, "f32 f16 bf16", open_conv_forward },
+    { "conv dx", CONVOLUTIONS, "f32 f16 bf16", open_conv_dx },
+    { "conv dw", CONVOLUTIONS, "f32 f16 bf16", open_conv_dw },
+    { "convert from f32", "65536 *16777216", "f16 bf16", open_narrow },
+    { "convert to f32", "65536 *16777216", "f16 bf16", open_widen },
+    { "check and norm", "65536 *16777216", "f32 f16 bf16", open_check },
+    { "unscale, check and norm", "65536 *16777216", "f32 f16 bf16", open_unscale },
+    { "adam", "65536 *10000000", "f32 f16", open_adam },
+    { "adamw", "65536 10000000", "f32 f16", open_adamw },
+    { "sgd momentum", "65536 *10000000", "f32 f16", open_sgd },
+    { "layer norm forward", "*4096x768", "f32 f16 bf16", open_layer_norm },
+    { "layer norm backward", "4096x768", "f32 f16 bf16", open_layer_norm_backward },
+    { "batch norm forward", "*64x64x784", "f32 f16 bf16", open_batch_norm },
+    { "batch norm backward", "64x64x784", "f32 f16 bf16", open_batch_norm_backward },
+    { "softmax", "*4096x1000", "f32 f16 bf16", open_softmax },
+    { "cross-entropy, both ways", "*4096x1000", "f32 f16 bf16", open_cross_entropy },
+    { "gelu forward", "*4194304", "f32 f16 bf16", open_gelu },
+    { "gelu backward", "4194304", "f32 f16 bf16", open_gelu_backward },
+    { "max pool forward", "*64x64x28x28", "f32 f16 bf16", open_pool },
+    { "max pool backward", "64x64x28x28", "f32 f16 bf16", open_pool_backward },
+    { "train lenet5", "*64", "f32 f16 bf16", open_lenet },
+    { "train mlp", "*784x512x512x10:256 784x512x512x10:1 784x512x512x10:4 784x512x512x10:16 784x512x512x10:64 "
+      "784x512x512x10:1024 784x64x64x10:256 784x256x256x10:256 784x1024x1024x10:256 784x2048x2048x10:256 "
+      "784x4096x4096x10:256", "f32 f16 bf16", open_mlp }
+};
+
+/* ---------------------------------------------------------------------------------------- */
+/* Going through the cases, and timing one.                                                  */
+/* ---------------------------------------------------------------------------------------- */
+
+typedef struct line { const subject* s; char shape[64]; amp_dtype type; int starred; } line;
+
+static amp_dtype type_of(const char* name) {
+    static const amp_dtype all[] = { AMP_F32, AMP_F16, AMP_BF16 };
+    size_t i;
+    for (i = 0; i < LENGTH(all); i++) if (!strcmp(amp_dtype_name(all[i]), name)) return all[i];
+    die("no such type", name);
+    return AMP_F32;
+}
+static const subject* subject_of(const char* what) {
+    size_t i;
+    for (i = 0; i < LENGTH(subjects); i++) if (!strcmp(subjects[i].what, what)) return &subjects[i];
+    die("no such case", what);
+    return NULL;
+}
+/* Copies the next word of *text, moves behind it; 0 at the end. */
+static int next_word(const char** text, char word[64]) {
+    size_t n = 0;
+    while (**text == ' ') ++*text;
+    while (**text && **text != ' ' && n < 63) word[n++] = *(*text)++;
+    word[n] = 0;
+    return n > 0;
+}
+/* Line number `want` of the list; 0 if there are fewer. */
+static int find_line(int want, line* l) {
+    size_t s;
+    for (s = 0; s < LENGTH(subjects); s++) {
+        const char* shapes = subjects[s].shapes;
+        char shape[64], type[64];
+        while (next_word(&shapes, shape)) {
+            const char* types = subjects[s].types;
+            while (next_word(&types, type)) {
+                if (want-- > 0) continue;
+                l->s = &subjects[s];
+                l->starred = shape[0] == '*';
+                strcpy(l->shape, shape + l->starred);
+                l->type = type_of(type);
+                return 1;
+            }
+        }
+    }
+    return 0;
+}
+
+static void open_line(const line* l) {
+    close_case();
+    now_open.type = l->type;
+    l->s->open(l->shape);
+    if (now_open.call() != AMP_OK) die("a call was refused", l->s->what);
+}
+static int is_train(const line* l) { return !strncmp(l->s->what, "train", 5); }
+static const char* unit_of(const line* l) {
+    return is_train(l) ? "ms" : now_open.flops > 0.0 ? "GFLOP/s" : "GB/s";
+}
+static double work(void) { return now_open.flops > 0.0 ? now_open.flops : bytes_moved(); }
+static double figure(const line* l, double seconds) { return is_train(l) ? 1e3 * seconds : 1e-9 * work() / seconds; }
+
+static double seconds_of(int calls) {
+    double start;
+    int i;
+    now_open.call();                                /* not timed: what was evicted comes back */
+    start = now();
+    for (i = 0; i < calls; i++) now_open.call();
+    return (now() - start) / calls;
+}
+static int calls_of_sample(void) {
+    int calls = 1;
+    double seconds;
+    while ((seconds = seconds_of(calls) * calls) < SAMPLE / 4.0) calls *= 2;
+    return 1 + (int)(SAMPLE / seconds * calls);
+}
+
+static int by_size(const void* a, const void* b) {
+    double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+static double median(double* x, size_t n) {
+    qsort(x, n, sizeof *x, by_size);
+    return x[n / 2];
+}
+
+static void print_table(int quick) {
+    line l;
+    int i, r;
+    printf("| what | shape | type | threads | ours | limit | unit | share of limit |\n|---|---|---|---|---|---|---|---|\n");
+    for (i = 0; find_line(i, &l); i++) {
+        double ours[ROUNDS], limit[ROUNDS], a, b;
+        int calls;
+        if (quick && !l.starred) continue;
+        open_line(&l);
+        calls = calls_of_sample();
+        for (r = 0; r < ROUNDS; r++) {
+            ours[r] = seconds_of(calls);
+            limit[r] = limit_seconds();
+        }
+        a = median(ours, ROUNDS);
+        b = median(limit, ROUNDS);
+        printf("| %s | %s | %s | %d | %.4g | %.4g | %s | %.0f %% |\n", l.s->what, l.shape, amp_dtype_name(l.type),
+               threads(), figure(&l, a), figure(&l, b), unit_of(&l), 100.0 * b / a);
+        fflush(stdout);
+    }
+}
+
+static void print_list(void) {
+    line l;
+    int i;
+    for (i = 0; find_line(i, &l); i++)
+        printf("%s\t%s\t%s\t%d\n", l.s->what, l.shape, amp_dtype_name(l.type), l.starred);
+}
+
+/* One answer for each line of the input. */
+static void serve(void) {
+    char request[64];
+    line l;
+    int calls = 1;
+    printf("%s %d\n", amp_isa_name(amp_cpu_isa()), threads());
+    for (fflush(stdout); fgets(request, sizeof request, stdin); fflush(stdout)) {
+        if (!strncmp(request, "open ", 5)) {
+            if (!find_line(atoi(request + 5), &l)) die("no such line", request);
+            open_line(&l);
+            calls = calls_of_sample();
+            printf("%s %.17g\n", unit_of(&l), work());
+        } else if (!strncmp(request, "ours", 4)) printf("%.9g\n", seconds_of(calls));
+        else if (!strncmp(request, "limit", 5)) printf("%.9g\n", limit_seconds());
+        else die("no such request", request);
+    }
+}
+
+/* An instruction counter collects inside this function only (callgrind --toggle-collect=measured). */
+NOINLINE void measured(void);
+NOINLINE void measured(void) { now_open.call(); }
+
+static void count(const char* what, const char* shape, const char* type) {
+    line l;
+    l.s = subject_of(what);
+    if (strlen(shape) >= sizeof l.shape) die("no such shape", shape);
+    strcpy(l.shape, shape);
+    l.type = type_of(type);
+    open_line(&l);
+    measured();
+    printf("%s\n", amp_isa_name(amp_cpu_isa()));
+}
+
+static void first_call(void) {
+    double start, first;
+    memset(&now_open, 0, sizeof now_open);
+    now_open.type = AMP_F32;
+    open_gemm("NN:64x64x64");
+    start = now();
+    call_gemm();
+    first = now() - start;
+    start = now();
+    call_gemm();
+    printf("%.9g %.9g\n", first, now() - start);
+}
+
+int main(int argc, char** argv) {
+    const char* mode = argc > 1 ? argv[1] : "";
+    if (!strcmp(mode, "list")) print_list();
+    else if (!strcmp(mode, "serve")) serve();
+    else if (!strcmp(mode, "first")) first_call();
+    else if (!strcmp(mode, "count") && argc == 5) count(argv[2], argv[3], argv[4]);
+    else if (!strcmp(mode, "") || !strcmp(mode, "quick")) print_table(!strcmp(mode, "quick"));
+    else die("not a mode", mode);
+    close_case();
+    return 0;
+}

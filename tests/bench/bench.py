@@ -1,0 +1,374 @@
+"""bench.py PROGRAM COMPILER [quick]: amp.h beside other libraries; `make bench` and `make bench-quick` run it.
+
+PROGRAM is bench.c, compiled. Each of its cases is timed in turn with the same case of every peer found here, round by
+round, so that what disturbs the machine disturbs all of them: ours, the limit, PyTorch, OpenBLAS, NumPy, ours, ...
+A figure is the median of the rounds. A peer that is not installed is skipped with a line. On one thread everything
+runs on the same core (BENCH_CPU chooses it, default the last).
+Writes tests/bench/results/DATE.md and two pictures beside it; quick writes build/bench-quick.md only."""
+import ctypes, datetime, gc, glob, os, platform, re, statistics, subprocess, sys, time
+
+# Idle threads of one library must not spin while another one runs. Read by the libraries when they start.
+os.environ.update(GOMP_SPINCOUNT="10000", KMP_BLOCKTIME="1", OPENBLAS_THREAD_TIMEOUT="16", OMP_DYNAMIC="false")
+SAMPLE, REST, ENOUGH = 0.01, 0.002, 1.5     # seconds: a sample, a pause before it, of one case and library
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+def product(shape):
+    """NT:MxNxK -> transposed a, transposed b, m, n, k"""
+    trans, sizes = shape.split(":")
+    return (trans[0] == "T", trans[1] == "T") + tuple(map(int, sizes.split("x")))
+
+def numbers(text): return [int(n) for n in re.findall(r"\d+", text)]
+
+def loop(call, calls):
+    call()
+    start = time.perf_counter()
+    for _ in range(calls): call()
+    return (time.perf_counter() - start) / calls
+
+class Sampler:
+    """A peer's call: as many of them in a sample as take SAMPLE seconds."""
+    def __init__(self, call):
+        self.call, self.calls = call, 1
+        while (took := loop(call, self.calls)) * self.calls < SAMPLE / 4: self.calls *= 2
+        self.calls = 1 + int(SAMPLE / took)
+    def seconds(self): return loop(self.call, self.calls)
+
+# --- peers ------------------------------------------------------------------------------------------------
+# A peer has a name with its version, threads(n), and case(what, shape, type): a call, or None.
+
+class Torch:
+    def __init__(self):
+        import torch
+        self.t = torch
+        dnn = re.search(r"(?:oneDNN|MKL-DNN) v([\d.]+)", torch.__config__.show())
+        self.name = "PyTorch " + torch.__version__.split("+")[0] + (" (oneDNN %s)" % dnn.group(1) if dnn else "")
+        self.types = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    def threads(self, n): self.t.set_num_threads(n)
+    def fill(self, *shape, dtype=None):
+        n = 1
+        for s in shape: n *= s
+        pattern = (self.t.arange(1009) * 377 % 1009).float() / 504.5 - 1
+        return pattern.repeat(n // 1009 + 1)[:n].reshape(shape).to(dtype or self.t.float32).clone()
+
+    def case(self, what, shape, type):
+        make = getattr(self, re.sub(r"\W+", "_", what), None)
+        return make(shape, self.types[type]) if make else None
+
+    def gemm(self, shape, dt):
+        ta, tb, m, n, k = product(shape)
+        a = self.fill(k, m, dtype=dt).t() if ta else self.fill(m, k, dtype=dt)
+        b = self.fill(n, k, dtype=dt).t() if tb else self.fill(k, n, dtype=dt)
+        c = self.t.empty(m, n, dtype=dt)
+        return lambda: self.t.mm(a, b, out=c)
+
+    def conv(self, shape, dt):
+        n, c, h, w, o, kh, kw, s, p = numbers(shape)
+        x, weight = self.fill(n, c, h, w, dtype=dt), self.fill(o, c, kh, kw, dtype=dt)
+        return x, weight, s, p
+    def conv_forward(self, shape, dt):
+        x, w, s, p = self.conv(shape, dt)
+        return lambda: self.t.nn.functional.conv2d(x, w, stride=s, padding=p)
+    def conv_gradient(self, shape, dt, mask):
+        x, w, s, p = self.conv(shape, dt)
+        dy = self.fill(*self.t.nn.functional.conv2d(x, w, stride=s, padding=p).shape, dtype=dt)
+        return lambda: self.t.ops.aten.convolution_backward(dy, x, w, None, [s, s], [p, p], [1, 1], False, [0, 0], 1, mask)
+    def conv_dx(self, shape, dt): return self.conv_gradient(shape, dt, [True, False, False])
+    def conv_dw(self, shape, dt): return self.conv_gradient(shape, dt, [False, True, False])
+
+    def copy(self, shape, source, target):
+        x, y = self.fill(int(shape), dtype=source), self.fill(int(shape), dtype=target)
+        return lambda: y.copy_(x)
+    def convert_from_f32(self, shape, dt): return self.copy(shape, self.t.float32, dt)
+    def convert_to_f32(self, shape, dt): return self.copy(shape, dt, self.t.float32)
+
+    def norm(self, g): return self.t.linalg.vector_norm(g, dtype=self.t.float32)
+    def check_and_norm(self, shape, dt):
+        g = self.fill(int(shape), dtype=dt)
+        return lambda: bool(self.norm(g).isfinite())
+    def unscale_check_and_norm(self, shape, dt):
+        g, found, inverse = self.fill(int(shape), dtype=dt), self.t.zeros(1), self.t.ones(1)
+        def call():
+            self.t._amp_foreach_non_finite_check_and_unscale_([g], found, inverse)
+            return self.norm(g), bool(found)
+        return call
+
+    def optimizer(self, shape, dt, make):
+        w = self.fill(int(shape)).requires_grad_()
+        w.grad = self.fill(int(shape))
+        optimizer, low = make([w]), self.fill(int(shape), dtype=dt)
+        found, inverse = self.t.zeros(1), self.t.ones(1)
+        if dt == self.t.float32: return optimizer.step
+        def call():
+            self.t._amp_foreach_non_finite_check_and_unscale_([w.grad], found, inverse)
+            self.t.nn.utils.clip_grad_norm_([w], 1.0)
+            if not bool(found): optimizer.step()
+            with self.t.no_grad(): low.copy_(w)
+        return call
+    def adam(self, shape, dt): return self.optimizer(shape, dt, lambda w: self.t.optim.Adam(w, fused=True))
+    def adamw(self, shape, dt): return self.optimizer(shape, dt, lambda w: self.t.optim.AdamW(w, fused=True))
+    def sgd_momentum(self, shape, dt):
+        return self.optimizer(shape, dt, lambda w: self.t.optim.SGD(w, lr=0.01, momentum=0.9, fused=True))
+
+    # PyTorch's own kernels, without the tape. In mixed precision its norms keep their parameters in FP32, as ours.
+    def layer_norm_forward(self, shape, dt):
+        r, d = numbers(shape)
+        x, w = self.fill(r, d, dtype=dt), self.fill(d)
+        return lambda: self.t.native_layer_norm(x, [d], w, w, 1e-5)
+    def layer_norm_backward(self, shape, dt):
+        r, d = numbers(shape)
+        x, dy, w = self.fill(r, d, dtype=dt), self.fill(r, d, dtype=dt), self.fill(d)
+        _, mean, rstd = self.t.native_layer_norm(x, [d], w, w, 1e-5)
+        return lambda: self.t.ops.aten.native_layer_norm_backward(dy, x, [d], mean, rstd, w, w, [True, True, True])
+    def batch(self, shape, dt):
+        n, c, s = numbers(shape)
+        return self.fill(n, c, s, 1, dtype=dt), self.fill(c), self.fill(c), self.fill(c).abs()
+    def batch_norm_forward(self, shape, dt):
+        x, w, mean, var = self.batch(shape, dt)
+        return lambda: self.t.native_batch_norm(x, w, w, mean, var, True, 0.1, 1e-5)
+    def batch_norm_backward(self, shape, dt):
+        x, w, mean, var = self.batch(shape, dt)
+        y, m, s = self.t.native_batch_norm(x, w, w, mean, var, True, 0.1, 1e-5)
+        return lambda: self.t.ops.aten.native_batch_norm_backward(y, x, w, mean, var, m, s, True, 1e-5, [True, True, True])
+
+    def softmax(self, shape, dt):
+        x = self.fill(*numbers(shape), dtype=dt)
+        return lambda: self.t.softmax(x, 1)
+    def cross_entropy_both_ways(self, shape, dt):
+        r, d = numbers(shape)
+        x, labels = self.fill(r, d, dtype=dt).requires_grad_(), self.t.arange(r) * 7 % d
+        return lambda: self.t.autograd.grad(self.t.nn.functional.cross_entropy(x.float(), labels), x)
+    def gelu_forward(self, shape, dt):
+        x = self.fill(int(shape), dtype=dt)
+        return lambda: self.t.nn.functional.gelu(x)
+    def gelu_backward(self, shape, dt):
+        x, dy = self.fill(int(shape), dtype=dt), self.fill(int(shape), dtype=dt)
+        return lambda: self.t.ops.aten.gelu_backward(dy, x)
+    def max_pool_forward(self, shape, dt):
+        x = self.fill(*numbers(shape), dtype=dt)
+        return lambda: self.t.nn.functional.max_pool2d_with_indices(x, 2)
+    def max_pool_backward(self, shape, dt):
+        x = self.fill(*numbers(shape), dtype=dt)
+        y, at = self.t.nn.functional.max_pool2d_with_indices(x, 2)
+        return lambda: self.t.ops.aten.max_pool2d_with_indices_backward(y, x, [2, 2], [2, 2], [0, 0], [1, 1], False, at)
+
+    def train(self, net, x, batch, dt):
+        t = self.t
+        labels, low = t.arange(batch) * 7 % 10, dt != t.float32
+        optimizer = t.optim.Adam(net.parameters(), fused=True)
+        scaler = t.amp.GradScaler("cpu", enabled=dt == t.float16)
+        def call():
+            optimizer.zero_grad(set_to_none=True)
+            with t.autocast("cpu", dtype=dt if low else t.bfloat16, enabled=low): logits = net(x)
+            scaler.scale(t.nn.functional.cross_entropy(logits.float(), labels)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return call
+    def train_lenet5(self, shape, dt):
+        nn, batch = self.t.nn, int(shape)
+        net = nn.Sequential(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
+                            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+                            nn.Linear(84, 10))
+        return self.train(net, self.fill(batch, 1, 28, 28), batch, dt)
+    def train_mlp(self, shape, dt):
+        nn, (i, a, b, o, batch) = self.t.nn, numbers(shape)
+        net = nn.Sequential(nn.Linear(i, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, o))
+        return self.train(net, self.fill(batch, i), batch, dt)
+
+class OpenBLAS:
+    """NumPy's own, that of the package scipy-openblas32, or the system's: the first that is there."""
+    def __init__(self):
+        import numpy
+        self.np = numpy
+        libs = glob.glob(os.path.join(os.path.dirname(numpy.__file__) + ".libs", "*openblas*"))
+        libs += glob.glob(os.path.join(os.path.dirname(os.path.dirname(numpy.__file__)), "scipy_openblas32/lib/libscipy*.so"))
+        for path in libs + ["libopenblas.so.0", "libopenblas.dylib"]:
+            for form in ("scipy_%s64_", "scipy_%s", "%s64_", "%s"):
+                if self.load(path, form): return
+        raise ImportError("no OpenBLAS")
+    def load(self, path, form):
+        try:
+            lib = ctypes.CDLL(path)
+            self.gemm, config = getattr(lib, form % "cblas_sgemm"), getattr(lib, form % "openblas_get_config")
+            self.set_threads = getattr(lib, form % "openblas_set_num_threads")
+        except (OSError, AttributeError): return False
+        config.restype, self.gemm.restype = ctypes.c_char_p, None
+        self.name = "OpenBLAS " + config().decode().split()[1]
+        self.int = ctypes.c_int64 if "64_" in form else ctypes.c_int
+        return True
+    def threads(self, n): self.set_threads(n)
+    def case(self, what, shape, type):
+        if what != "gemm" or type != "f32": return None
+        ta, tb, m, n, k = product(shape)
+        a, b, c = (self.np.resize((self.np.arange(1009) * 377 % 1009) / 504.5 - 1, s).astype("f4") for s in (m * k, k * n, m * n))
+        at = lambda x: x.ctypes.data_as(ctypes.c_void_p)
+        args = [101, 112 if ta else 111, 112 if tb else 111, self.int(m), self.int(n), self.int(k), ctypes.c_float(1), at(a),
+                self.int(m if ta else k), at(b), self.int(k if tb else n), ctypes.c_float(0), at(c), self.int(n)]
+        keep = (a, b, c)
+        return lambda: keep and self.gemm(*args)
+
+class NumPy:
+    def __init__(self):
+        import numpy
+        self.np, self.name = numpy, "NumPy " + numpy.__version__
+    def threads(self, n): pass
+    def case(self, what, shape, type):
+        if not what.startswith("convert") or type != "f16": return None
+        x, y = (self.np.ones(int(shape), t) for t in (("f4", "f2") if "from" in what else ("f2", "f4")))
+        return lambda: self.np.copyto(y, x, casting="unsafe")
+
+class Memcpy:
+    """The C library's, over as many bytes as a conversion reads and writes."""
+    name = "memcpy"
+    def threads(self, n): self.alone = n == 1
+    def case(self, what, shape, type):
+        if not what.startswith("convert") or not self.alone: return None
+        n = int(shape) * 3
+        x, y = ctypes.create_string_buffer(b"x" * n, n), ctypes.create_string_buffer(n)
+        return lambda: ctypes.memmove(y, x, n)
+
+def peers():
+    found = []
+    for make in (Torch, OpenBLAS, NumPy, Memcpy):
+        try: found.append(make())
+        except ImportError as e: print("skipped: %s (%s)" % (make.__name__, e))
+    return found
+
+# --- ours ---------------------------------------------------------------------------------------------------
+
+class Ours:
+    def __init__(self, program, threads):
+        self.process = subprocess.Popen([program, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env=dict(os.environ, OMP_NUM_THREADS=str(threads)))
+        self.isa, self.threads = self.process.stdout.readline().split()
+    def ask(self, request):
+        self.process.stdin.write(request + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().split()
+    def open(self, line):
+        unit, work = self.ask("open %d" % line)
+        return unit, float(work)
+    def ours(self): return float(self.ask("ours")[0])
+    def limit(self): return float(self.ask("limit")[0])
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+def listed(program):
+    rows = subprocess.run([program, "list"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [row.split("\t") for row in rows]
+
+def measure(ours, found, line, case, threads, rounds):
+    """The rows of one case: [what, shape, type, threads, unit, ours, limit, share, peer, theirs, ratio], one a peer.
+    share and ratio are medians of those of the rounds."""
+    unit, work = ours.open(line)
+    samplers, names = [ours.ours, ours.limit], []
+    for peer in found:
+        call = peer.case(*case)
+        if call:
+            samplers.append(Sampler(call).seconds)
+            names.append(peer.name)
+    seconds = [[] for _ in samplers]
+    for done in range(rounds):
+        for s, sampler in zip(seconds, samplers):
+            if done >= 3 and sum(s) > ENOUGH: continue
+            time.sleep(REST)
+            s.append(sampler())
+    figures = [1e3 * t if unit == "ms" else 1e-9 * work / t for t in map(statistics.median, seconds)]
+    against = [statistics.median(b / a for a, b in zip(seconds[0], s)) for s in seconds]
+    head = list(case) + [threads, unit] + figures[:2] + [against[1]]
+    return [head + list(row) for row in zip(names, figures[2:], against[2:])] or [head + ["", None, None]]
+
+def pin(threads, cpus):
+    if not hasattr(os, "sched_setaffinity"): return
+    os.sched_setaffinity(0, {int(os.environ.get("BENCH_CPU", max(cpus)))} if threads == 1 else cpus)
+
+def run(program, found, quick):
+    """All rows, in the order of the cases, and the instruction set."""
+    rows = []
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    for threads in sorted({1, min(4, len(cpus))}, reverse=True):    # threads start before the pinning
+        pin(threads, cpus)
+        ours = Ours(program, threads)
+        if int(ours.threads) != threads: print("skipped: %d threads (built without OpenMP)" % threads)
+        else:
+            for peer in found: peer.threads(threads)
+            for line, (*case, starred) in enumerate(listed(program)):
+                if quick and starred == "0": continue
+                rows += [(line, threads, row) for row in measure(ours, found, line, case, threads, 5 if quick else 9)]
+                print(text(rows[-1][2]), flush=True)
+                gc.collect()
+        ours.close()
+    pin(0, cpus)
+    return [row for _, _, row in sorted(rows, key=lambda r: r[:2])] + start_up(program, found), ours.isa
+
+def start_up(program, found):
+    """A new process, from its start to its end, that makes one small product."""
+    def process(command):
+        def call(): subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        return statistics.median(loop(call, 1) for _ in range(5)) * 1e3
+    ours, rows = process([program, "first"]), []
+    scripts = {"PyTorch": "import torch; torch.mm(torch.ones(64, 64), torch.ones(64, 64))",
+               "NumPy": "import numpy; numpy.ones((64, 64), 'f4') @ numpy.ones((64, 64), 'f4')"}
+    for peer in found:
+        script = scripts.get(peer.name.split()[0])
+        if not script: continue
+        theirs = process([sys.executable, "-c", script])
+        rows.append(["new process, one gemm", "NN:64x64x64", "f32", 1, "ms", ours, None, None, peer.name, theirs, theirs / ours])
+    return rows or [["new process, one gemm", "NN:64x64x64", "f32", 1, "ms", ours, None, None, "", None, None]]
+
+# --- what is written ------------------------------------------------------------------------------------------
+
+def short(x): return "-" if x is None else "%.3g" % x if x < 100 else "%.0f" % x
+def text(row):
+    what, shape, type, threads, unit, ours, limit, share, peer, theirs, ratio = row
+    cells = [what, shape, type, str(threads), unit, short(ours), short(limit), "-" if share is None else "%.0f %%" % (100 * share),
+             peer or "-", short(theirs), "-" if ratio is None else "%.2f" % ratio]
+    return "| " + " | ".join(cells) + " |"
+
+def busy():
+    """Seconds that all programs have used a core of this machine so far, and those of this one and its children."""
+    try: ticks = open("/proc/stat").readline().split()[1:]
+    except OSError: return 0.0, 0.0
+    idle, own = int(ticks[3]) + int(ticks[4]), os.times()
+    return (sum(map(int, ticks[:8])) - idle) / os.sysconf("SC_CLK_TCK"), sum(own[:4])
+
+def machine():
+    name = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        name = next((l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), name)
+    return "%s, %d cores, %s" % (name, os.cpu_count(), platform.system())
+
+def header(isa, compiler, found, others):
+    version = subprocess.run(compiler.split()[:1] + ["--version"], capture_output=True, text=True).stdout.split("\n")[0]
+    beside = "nothing to speak of" if others < 0.2 else "other programs, which kept %.1f cores busy on average: read the ratios, not the figures" % others
+    return ["# Speed, %s" % datetime.date.today(), "",
+            "- machine: %s; amp.h took its %s path" % (machine(), isa), "- compiler: %s, `%s`" % (version, compiler),
+            "- peers: %s; called from Python, which costs a few microseconds a call" % (", ".join(p.name for p in found) or "none here"),
+            "- beside it ran: " + beside,
+            "- each figure is a median over rounds in which ours, the limit and each peer were timed in turn; ratio: how many",
+            "  times as fast ours is (below 1: the peer is faster); limit: see bench.c", ""]
+
+def write(path, lines):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as f: f.write("\n".join(lines) + "\n")
+    print("wrote", os.path.relpath(path))
+
+def main():
+    program, compiler, quick = sys.argv[1], sys.argv[2], "quick" in sys.argv[3:]
+    found, before = peers(), (time.time(),) + busy()
+    gc.disable()
+    rows, isa = run(program, found, quick)
+    seconds, (all_busy, own) = time.time() - before[0], busy()
+    others = max(0.0, (all_busy - before[1]) - (own - before[2])) / seconds
+    table = header(isa, compiler, found, others) + [
+        "| what | shape | type | threads | unit | ours | limit | of the limit | peer | theirs | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|---|"] + [text(r) for r in rows]
+    if quick: return write("build/bench-quick.md", table)
+    path = os.path.join(HERE, "results", str(datetime.date.today()))
+    write(path + ".md", table)
+    import charts
+    starred = {(w, s) for w, s, _, star in listed(program) if star == "1"}
+    write(path + ".svg", charts.bars([r for r in rows if (r[0], r[1]) in starred]))
+    write(path + "-scaling.svg", charts.scaling([r for r in rows if r[0] == "train mlp"]))
+
+main()
