@@ -1556,7 +1556,8 @@ AMPI_D uint32_t ampi_d_chunk_at(int along_k, uint32_t width, uint32_t row, uint3
 AMPI_D uint32_t ampi_d_lane_at(int along_k, uint32_t width, uint32_t x, int is_b) {
     const uint32_t lane = threadIdx.x % 32, in = lane % 8, q = lane / 8;
     const uint32_t xh = is_b ? q / 2 : q & 1u, kh = is_b ? q & 1u : q / 2;
-    return along_k ? ampi_d_chunk_at(1, width, x + xh * 8 + in, kh) : ampi_d_chunk_at(0, width, kh * 8 + in, x / 8 + xh);
+    return along_k ? ampi_d_chunk_at(1, width, x + xh * 8 + in, kh)
+                   : ampi_d_chunk_at(0, width, kh * 8 + in, x / 8 + xh);
 }
 /* The fragment 16*i further along x and 16*h along k: whole rows further one way, two chunks the other way,
    which the swizzle turns into an exclusive or: the chunk so far has neither bit of 2*i, nor of 2*h. */

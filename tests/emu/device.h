@@ -4,7 +4,8 @@
 #ifndef AMP_TEST_DEVICE_H
 #define AMP_TEST_DEVICE_H
 
-#define AMP_IMPLEMENTATION
+#define AMP_IMPLEMENTATION      /* these tests look inside: a copy of their own */
+#define AMP_STATIC
 #include "../../amp_cuda.cuh"
 #include "../test.h"
 
