@@ -4,8 +4,6 @@
 #ifndef AMP_TEST_DEVICE_H
 #define AMP_TEST_DEVICE_H
 
-#define AMP_IMPLEMENTATION      /* these tests look inside: a copy of their own */
-#define AMP_STATIC
 #include "../../amp_cuda.cuh"
 #include "../test.h"
 

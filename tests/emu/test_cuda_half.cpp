@@ -1,5 +1,7 @@
 /* Conversions on the device, against amp_convert: every half and bfloat16, every rounding boundary of a float, and
    all sizes, types and alignments around the ends of the kernels' tiles. */
+#define AMP_IMPLEMENTATION      /* this test looks inside, at a copy of its own */
+#define AMP_STATIC
 #include "tensor.h"
 
 /* Converts on both sides, and compares all bits. */

@@ -1,6 +1,8 @@
 /* Layers and losses on the device. What is computed element by element has the CPU's bits. Sums have another order:
    they are compared with sums in double, within bounds that follow from the roundings on the way (u = 2^-24 each),
    and give the same bits in every order of threads and blocks. */
+#define AMP_IMPLEMENTATION      /* this test looks inside, at a copy of its own */
+#define AMP_STATIC
 #include "tensor.h"
 
 #include <cstddef>
