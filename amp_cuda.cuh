@@ -1201,7 +1201,6 @@ typedef struct ampi_cuda_operand {
     int         along_k;
     int         chunks;                           /* rows consist of aligned 16 bytes */
     size_t      chunk_below, chunk_step;          /* elements to a thread's other chunk, and to its next tile */
-    int         paired;                           /* positions 2i, 2i+1 of a run are an aligned pair of halves */
     int         divided;                          /* div_h or div_w is not 1 */
     size_t      image_stride, channel_stride;     /* of a matrix: 0 and the leading dimension */
     uint32_t    images, channels, kernel_h, kernel_w, rows, cols, height, width;
@@ -1210,57 +1209,53 @@ typedef struct ampi_cuda_operand {
     ampi_cuda_digits  run_step, position_step;    /* of a thread: to its next run, and to its next tile */
 } ampi_cuda_operand;
 
-/* Where the window of a position lies in its image: element `base` is the image's first one. */
-typedef struct ampi_cuda_corner {
-    size_t base;
+/* What a position sees of its image: at run (c, a, b) the element at row y + a*step_h and column x + b*step_w. It is
+   element `at` + c*channel_stride + a*step_h*width + b*step_w, if nothing is divided; then `at` is the image's
+   first element. */
+typedef struct ampi_cuda_view {
+    size_t at;
     int y, x;
-} ampi_cuda_corner;
+} ampi_cuda_view;
 
 enum { AMPI_CUDA_OUTSIDE = -(1 << 30) };          /* as y: no image there; sides are below 2^30 */
 
-AMPI_D ampi_cuda_corner ampi_d_corner(const ampi_cuda_operand& o, const ampi_cuda_digits& position) {
-    ampi_cuda_corner w;
-    w.base = position.high * o.image_stride;
+AMPI_D ampi_cuda_view ampi_d_view(const ampi_cuda_operand& o, const ampi_cuda_digits& position) {
+    ampi_cuda_view w;
     w.y = (int)position.middle * o.mul_h + o.base_h;
     w.x = (int)position.low * o.mul_w + o.base_w;
+    w.at = position.high * o.image_stride;
+    if (!o.divided) w.at += (size_t)((int64_t)w.y * o.width + w.x);
     if (position.high >= o.images) w.y = AMPI_CUDA_OUTSIDE;
     return w;
 }
 
-/* Is there an element at this run of a window, and which? Negative numbers are large unsigned ones. */
-AMPI_D int ampi_d_find(const ampi_cuda_operand& o, const ampi_cuda_digits& run, const ampi_cuda_corner& w,
+/* Is there an element at this run, and which? `at`: where the run would lie seen from element 0. Negative numbers
+   are large unsigned ones. */
+template <int DIVIDED>
+AMPI_D int ampi_d_find(const ampi_cuda_operand& o, const ampi_cuda_digits& run, const ampi_cuda_view& w,
                        size_t* at) {
     uint32_t y = (uint32_t)(w.y + (int)run.middle * o.step_h), x = (uint32_t)(w.x + (int)run.low * o.step_w);
     int inside = run.high < o.channels;
-    if (o.divided) {
+    if (DIVIDED) {
         uint32_t row = ampi_d_divide(y & 0x7fffffffu, o.div_h), column = ampi_d_divide(x & 0x7fffffffu, o.div_w);
         inside = inside && (int)(y | x) >= 0 && row * o.div_h.d == y && column * o.div_w.d == x;
         y = row;
         x = column;
+        *at = run.high * o.channel_stride + y * o.width + x;
     }
-    *at = w.base + run.high * o.channel_stride + y * o.width + x;
+    *at += w.at;
     return inside && y < o.height && x < o.width;
 }
 
-/* The elements of two neighbouring positions, as they lie in memory, or widened. */
-AMPI_D void ampi_d_take(uint32_t& pair, const ampi_cuda_operand& o, const void* data, const ampi_cuda_digits& run,
-                        const ampi_cuda_corner (&w)[2]) {
-    const uint16_t* p = (const uint16_t*)data;
-    size_t first, second;
-    int a = ampi_d_find(o, run, w[0], &first), b = ampi_d_find(o, run, w[1], &second);
-    if (o.paired && b) {
-        pair = *(const uint32_t*)(p + first);
-    } else {
-        pair = a ? p[first] : 0u;
-        if (b) pair |= (uint32_t)p[second] << 16;
-    }
+/* The elements of two neighbouring positions, as they lie in memory, or widened; or zeros. */
+AMPI_D void ampi_d_take(uint2& pair, const void* data, amp_dtype t, int first, size_t at, int second, size_t at2) {
+    (void)t;
+    pair.x = first ? ((const uint16_t*)data)[at] : 0u;
+    pair.y = second ? ((const uint16_t*)data)[at2] : 0u;
 }
-AMPI_D void ampi_d_take(float2& pair, const ampi_cuda_operand& o, const void* data, const ampi_cuda_digits& run,
-                        const ampi_cuda_corner (&w)[2]) {
-    size_t first, second;
-    int a = ampi_d_find(o, run, w[0], &first), b = ampi_d_find(o, run, w[1], &second);
-    pair.x = a ? ampi_d_load(data, o.dtype, first) : 0.0f;
-    pair.y = b ? ampi_d_load(data, o.dtype, second) : 0.0f;
+AMPI_D void ampi_d_take(float2& pair, const void* data, amp_dtype t, int first, size_t at, int second, size_t at2) {
+    pair.x = first ? ampi_d_load(data, t, at) : 0.0f;
+    pair.y = second ? ampi_d_load(data, t, at2) : 0.0f;
 }
 
 /* A thread's way through an operand: N pairs of each tile, one below the other. Along k, its runs are the same
@@ -1268,33 +1263,42 @@ AMPI_D void ampi_d_take(float2& pair, const ampi_cuda_operand& o, const void* da
 typedef struct ampi_cuda_walk {
     const void* data;
     ampi_cuda_digits run, position;
-    ampi_cuda_corner window[2];
+    ampi_cuda_view view[2];
 } ampi_cuda_walk;
 
-AMPI_D void ampi_d_walk_windows(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
+AMPI_D void ampi_d_walk_views(ampi_cuda_walk& w, const ampi_cuda_operand& o) {
     const ampi_cuda_digits one = { 0, 0, 1 };
     ampi_cuda_digits next = w.position;
     ampi_d_step(next, one, o.rows, o.cols);
-    w.window[0] = ampi_d_corner(o, w.position);
-    w.window[1] = ampi_d_corner(o, next);
+    w.view[0] = ampi_d_view(o, w.position);
+    w.view[1] = ampi_d_view(o, next);
 }
 AMPI_D void ampi_d_walk_begin(ampi_cuda_walk& w, const ampi_cuda_operand& o, size_t z, size_t run,
                               size_t position) {
     w.data = (const unsigned char*)o.data + z * o.stride * (o.dtype == AMP_F32 ? 4u : 2u);
     w.run = ampi_d_digits_of(run, o.kernel_h, o.kernel_w);
     w.position = ampi_d_digits_of(position, o.rows, o.cols);
-    ampi_d_walk_windows(w, o);
+    ampi_d_walk_views(w, o);
+}
+template <int DIVIDED, int N, typename V>
+AMPI_D void ampi_d_walk_runs(V (&v)[N], const ampi_cuda_walk& w, const ampi_cuda_operand& o, ampi_cuda_digits& run) {
+    for (int u = 0; u < N; u++) {
+        size_t row = (size_t)((int64_t)((int)run.middle * o.step_h) * o.width + (int)run.low * o.step_w);
+        size_t at = run.high * o.channel_stride + row, at2 = at;
+        int first = ampi_d_find<DIVIDED>(o, run, w.view[0], &at);
+        int second = ampi_d_find<DIVIDED>(o, run, w.view[1], &at2);
+        ampi_d_take(v[u], w.data, o.dtype, first, at, second, at2);
+        ampi_d_step(run, o.run_step, o.kernel_h, o.kernel_w);
+    }
 }
 template <int N, typename V>
 AMPI_D void ampi_d_walk_tile(V (&v)[N], ampi_cuda_walk& w, const ampi_cuda_operand& o) {
     ampi_cuda_digits run = w.run;
-    for (int u = 0; u < N; u++) {
-        ampi_d_take(v[u], o, w.data, run, w.window);
-        ampi_d_step(run, o.run_step, o.kernel_h, o.kernel_w);
-    }
+    if (o.divided) ampi_d_walk_runs<1>(v, w, o, run);
+    else ampi_d_walk_runs<0>(v, w, o, run);
     if (o.along_k) {
         ampi_d_step(w.position, o.position_step, o.rows, o.cols);
-        ampi_d_walk_windows(w, o);
+        ampi_d_walk_views(w, o);
     } else {
         w.run = run;
     }
@@ -1575,7 +1579,7 @@ typedef struct ampi_cuda_feed {
     ampi_cuda_walk walk;
     const uint16_t* from;                         /* the first chunk of the next tile; its run and position */
     uint32_t run, position, at;                   /* at: where the first one goes in a slot, in halves */
-    uint32_t held[8];
+    uint2 held[8];
 } ampi_cuda_feed;
 
 template <int X, bool PLACES>
@@ -1596,14 +1600,16 @@ AMPI_D void ampi_d_feed_begin(ampi_cuda_feed& f, const ampi_cuda_operand& o, siz
 }
 
 /* A chunk, or zeros. */
-AMPI_D void ampi_d_chunk(uint32_t* held, uint16_t* slot, const uint16_t* from, int there) {
+AMPI_D void ampi_d_chunk(uint2* held, uint16_t* slot, const uint16_t* from, int there) {
 #if __CUDA_ARCH__ >= 800
     (void)held;
     if (there) ampi_ptx_cp_async16(slot, from, 16);
     else *(uint4*)slot = make_uint4(0, 0, 0, 0);
 #else
     (void)slot;
-    ampi_d_set4(held, there ? *(const uint4*)from : make_uint4(0, 0, 0, 0));
+    const uint4 q = there ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
+    held[0] = make_uint2(q.x, q.y);
+    held[1] = make_uint2(q.z, q.w);
 #endif
 }
 /* The second chunk lies half a tile below the first, where the swizzle is the same. */
@@ -1611,7 +1617,7 @@ template <int X>
 AMPI_D void ampi_d_feed_chunks(ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* slot) {
     const uint32_t below = o.along_k ? X / 2 : AMPI_CUDA_DEPTH / 2;
     for (uint32_t u = 0; u < 2; u++)
-        ampi_d_chunk(f.held + 4 * u, slot + f.at + u * 16 * X, f.from + u * o.chunk_below,
+        ampi_d_chunk(f.held + 2 * u, slot + f.at + u * 16 * X, f.from + u * o.chunk_below,
                      f.position < o.cols && f.run + u * below < o.channels);
     f.from += o.chunk_step;
     if (o.along_k) f.position += AMPI_CUDA_DEPTH;
@@ -1630,13 +1636,14 @@ template <int X, bool PLACES>
 AMPI_D void ampi_d_feed_finish(const ampi_cuda_feed& f, const ampi_cuda_operand& o, uint16_t* slot) {
     if (PLACES && !o.chunks) {
         for (uint32_t u = 0; u < 8; u++)
-            *(uint32_t*)(slot + (f.at ^ (o.along_k ? 0u : (u & 1u) * 32)) + u * 4 * X) = f.held[u];
+            *(uint32_t*)(slot + (f.at ^ (o.along_k ? 0u : (u & 1u) * 32)) + u * 4 * X)
+                = f.held[u].x | f.held[u].y << 16;
         return;
     }
 #if __CUDA_ARCH__ < 800
     for (uint32_t u = 0; u < 2; u++)
-        *(uint4*)(slot + f.at + u * 16 * X) = make_uint4(f.held[4 * u], f.held[4 * u + 1], f.held[4 * u + 2],
-                                                         f.held[4 * u + 3]);
+        *(uint4*)(slot + f.at + u * 16 * X) = make_uint4(f.held[2 * u].x, f.held[2 * u].y, f.held[2 * u + 1].x,
+                                                         f.held[2 * u + 1].y);
 #endif
 }
 
@@ -1764,9 +1771,10 @@ typedef struct ampi_cuda_batch { size_t count, a, b, c, bias; } ampi_cuda_batch;
 AMPI_FN const void* ampi_cuda_at(const void* p, amp_dtype t, size_t i) {
     return p ? (const unsigned char*)p + i * amp_dtype_size(t) : NULL;
 }
-AMPI_FN int ampi_cuda_aligned(const ampi_cuda_operand* o, size_t bytes) {
-    size_t halves = bytes / 2;
-    return (uintptr_t)o->data % bytes == 0 && o->stride % halves == 0 && o->channel_stride % halves == 0;
+/* Does a matrix of halves consist of whole, aligned chunks? */
+AMPI_FN int ampi_cuda_in_chunks(const ampi_operand* v, const void* data, size_t stride) {
+    return !v->image && v->dtype != AMP_F32 && (uintptr_t)data % 16 == 0 && v->length % 8 == 0 && v->ld % 8 == 0
+           && stride % 8 == 0;
 }
 
 /* Where an operand's places lie. A matrix is one image of one row, a channel for each run. */
@@ -1796,8 +1804,7 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t str
     o.dtype = v->dtype;
     o.along_k = v->along_k;
     ampi_cuda_set_places(&o, v);
-    o.paired = !v->image && v->dtype != AMP_F32 && ampi_cuda_aligned(&o, 4);
-    o.chunks = o.paired && v->length % 8 == 0 && ampi_cuda_aligned(&o, 16);
+    o.chunks = ampi_cuda_in_chunks(v, o.data, stride);
     return o;
 }
 
@@ -1966,12 +1973,9 @@ AMPI_FN int ampi_cuda_countable(const ampi_operand* v) {
     return v->runs <= limit && g->rows <= limit && g->cols <= limit && v->length / (g->rows * g->cols) <= limit;
 }
 
-/* Computes a checked product, or as many as the batch counts. */
-AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, const ampi_product* s,
+/* All products of a batch, by own kernels. */
+AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, const ampi_product* s,
                                          const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
-    if (s->m == 0 || s->n == 0 || batch->count == 0) return AMP_OK;
-    if (!ampi_cuda_countable(&s->a) || !ampi_cuda_countable(&s->b))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more", op);
     for (size_t z = 0; z < batch->count; z += AMPI_CUDA_MAX_BATCH) {
         ampi_cuda_batch part = *batch;
         ampi_product first = *s;
@@ -1986,6 +1990,75 @@ AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, c
         if (r != AMP_OK) return r;
     }
     return AMP_OK;
+}
+
+/* --- cuBLAS ------------------------------------------------------------------------------------- */
+
+#if !defined(AMP_NO_CUBLAS)
+
+/* Matrices of one type, and C of that type or FP32. A bias per column is written to C first and added by beta = 1:
+   one rounding, as C's type holds it exactly. */
+AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+    const size_t limit = 0x7fffffff;
+    if (s->a.image || s->b.image || s->a.dtype != s->b.dtype || epilogue != AMP_CUDA_EPILOGUE_NONE) return 0;
+    if (s->c_dtype != s->a.dtype && s->c_dtype != AMP_F32) return 0;
+    if (s->bias && (s->bias_per_row || s->beta != 0.0f || (s->bias_dtype != s->c_dtype && s->c_dtype != AMP_F32)))
+        return 0;
+    return s->k > 0 && s->m <= limit && s->n <= limit && s->k <= limit && s->a.ld <= limit && s->b.ld <= limit
+           && s->ldc <= limit && batch->count <= limit;
+}
+/* Without being asked for, cuBLAS gets what takes longer than a launch: some 5 microseconds, in which a large GPU
+   does 2^30 multiply-adds on its Tensor Cores or 2^26 in FP32. From there on its kernels, written for each GPU,
+   count; below, own kernels keep one order of summation everywhere and take bias and rounding along. */
+AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s, const ampi_cuda_batch* batch) {
+    amp_cuda_gemm_engine engine = ampi_cuda_engine(ampi_cuda_context(exec));
+    double work = (double)s->m * (double)s->n * (double)s->k * (double)batch->count;
+    if (engine == AMP_CUDA_GEMM_OWN || !ampi_cuda_blas(ampi_cuda_context(exec))) return 0;
+    return engine == AMP_CUDA_GEMM_CUBLAS || work >= (s->a.dtype == AMP_F32 ? 67108864.0 : 1073741824.0);
+}
+
+AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {
+    return t == AMP_F16 ? CUDA_R_16F : t == AMP_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+/* cuBLAS's matrices are transposed ones to us: C^T = B^T * A^T. Sums of pieces stay in FP32. */
+AMPI_FN cublasStatus_t ampi_cuda_blas_call(cublasHandle_t blas, const ampi_product* s, const ampi_cuda_batch* batch,
+                                           float beta) {
+    cudaDataType in = ampi_cuda_blas_type(s->a.dtype), out = ampi_cuda_blas_type(s->c_dtype);
+    cublasOperation_t tb = s->b.along_k ? CUBLAS_OP_T : CUBLAS_OP_N, ta = s->a.along_k ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const void* a = ampi_cuda_at(s->a.data, s->a.dtype, s->a.offset);
+    const void* b = ampi_cuda_at(s->b.data, s->b.dtype, s->b.offset);
+    void* c = (void*)ampi_cuda_at(s->c, s->c_dtype, s->c_offset);
+    cublasStatus_t e = cublasSetMathMode(blas, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+    if (e != CUBLAS_STATUS_SUCCESS) return e;
+    return cublasGemmStridedBatchedEx(blas, tb, ta, (int)s->n, (int)s->m, (int)s->k, &s->alpha, b, in, (int)s->b.ld,
+                                      (long long)batch->b, a, in, (int)s->a.ld, (long long)batch->a, &beta, c, out,
+                                      (int)s->ldc, (long long)batch->c, (int)batch->count, CUBLAS_COMPUTE_32F,
+                                      CUBLAS_GEMM_DEFAULT);
+}
+AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op, const ampi_product* s,
+                                          const ampi_cuda_batch* batch) {
+    ampi_product bias = *s;
+    amp_result r = AMP_OK;
+    bias.k = 0;
+    if (s->bias) r = ampi_cuda_product_own(exec, op, &bias, batch, AMP_CUDA_EPILOGUE_NONE);
+    if (r != AMP_OK) return r;
+    cublasStatus_t e = ampi_cuda_blas_call(ampi_cuda_blas(ampi_cuda_context(exec)), s, batch, s->bias ? 1.0f : s->beta);
+    if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DEVICE, "%s: cuBLAS: status %d", op, (int)e);
+}
+#endif
+
+/* Computes a checked product, or as many as the batch counts. */
+AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, const ampi_product* s,
+                                         const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+    if (s->m == 0 || s->n == 0 || batch->count == 0) return AMP_OK;
+    if (!ampi_cuda_countable(&s->a) || !ampi_cuda_countable(&s->b))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more", op);
+#if !defined(AMP_NO_CUBLAS)
+    if (ampi_cuda_blas_wanted(exec, s, batch) && ampi_cuda_blas_offers(s, batch, epilogue))
+        return ampi_cuda_product_blas(exec, op, s, batch);
+#endif
+    return ampi_cuda_product_own(exec, op, s, batch, epilogue);
 }
 AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, const ampi_product* s) {
     ampi_cuda_batch one = { 1, 0, 0, 0, 0 };

@@ -421,6 +421,25 @@ static void test_long_k() {
     CHECK(amp_cuda_gemm_workspace(0, 0, 0) == 0);
 }
 
+/* Pieces are added in ascending order: 2^24 at the start, 1 in the middle, -2^24 at the end give 0, and 1 in any order
+   that meets the 1 later or the first number last. */
+static void test_order_of_pieces() {
+    for (unsigned t = 1; t < 3; t++) {
+        Spec s(9, 17, 2048, TYPES[t], TYPES[t], AMP_F32);
+        Problem p(s);
+        amp_exec e = quiet_exec();
+        Workspace w(&e, amp_cuda_gemm_workspace(s.m, s.n, s.k));
+        for (size_t i = 0; i < s.m; i++)
+            for (size_t q = 0; q < s.k; q++)
+                p.a.data.set(p.a.at(0, i, q), q == 0 ? 4096.0f : q == 1024 ? 1.0f : q == 2047 ? -4096.0f : 0.0f);
+        for (size_t q = 0; q < s.k; q++)
+            for (size_t j = 0; j < s.n; j++) p.b.data.set(p.b.at(0, q, j), q == 1024 ? 1.0f : 4096.0f);
+        p.a.data.upload();
+        p.b.data.upload();
+        check_same(p, run(p, &e), expected(p), "order of pieces");
+    }
+}
+
 /* --- tests: engines, graphs ----------------------------------------------------------------------- */
 
 /* Bits that differ in nothing but which NaN it is are the same. */
@@ -757,6 +776,7 @@ int main() {
     TEST(test_bias_and_epilogue);
     TEST(test_desc_defaults);
     TEST(test_long_k);
+    TEST(test_order_of_pieces);
     TEST(test_engines);
     TEST(test_context_same_bits);
     TEST(test_capture);
