@@ -3906,29 +3906,10 @@ typedef struct ampi_cuda_look {
     int list;                           /* number under which the window keeps the norm; -1 = none */
 } ampi_cuda_look;
 
-/* Magnitude bits of element j. */
-AMPI_D uint32_t ampi_d_magnitude(const ampi_eight& r, amp_dtype t, int j) {
-    return t == AMP_F32 ? r.w[j] & 0x7fffffffu : r.w[j / 2] >> (16 * (j & 1)) & 0x7fffu;
-}
-
-/* The slow path, for eights that are known to be bad. */
-AMPI_D void ampi_d_count_bad(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, uint32_t last,
-                             unsigned long long at) {
-    AMPI_UNROLL
-    for (int j = 0; j < 8; j++) {
-        uint32_t u = ampi_d_magnitude(r, t, j);
-        if (u <= last) continue;
-        if (at + (unsigned)j < s.first) s.first = at + (unsigned)j;
-        if (u > ampi_inf_bits(t)) s.nan++;
-        else s.inf++;
-    }
-}
-
-/* Squares are exact in double, so fused or not is the same. A magnitude above `last` makes the difference
-   negative, and its sign bit stays in the OR of all. */
-AMPI_D void ampi_d_look8(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, uint32_t last,
-                         unsigned long long at) {
-    double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
+/* Adds the squares of an eight to *sum, each of them exact in double, so that fused or not is the same. A magnitude
+   above `last` makes the difference negative, and its sign bit stays in the OR of all, which is returned. */
+AMPI_D uint32_t ampi_d_look8(double* sum, const ampi_eight& r, amp_dtype t, uint32_t last) {
+    double part[4] = { 0.0, 0.0, 0.0, 0.0 };
     uint32_t over = 0;
     AMPI_UNROLL
     for (int j = 0; j < 8; j++) {
@@ -3936,11 +3917,11 @@ AMPI_D void ampi_d_look8(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, ui
         float x = t == AMP_F32   ? ampi_float(r.w[j])
                   : t == AMP_F16 ? ampi_ptx_f32_from_f16((uint16_t)half)
                                  : ampi_float(half << 16);
-        over |= last - ampi_d_magnitude(r, t, j);
-        sum[j % 4] += (double)x * (double)x;
+        over |= last - (t == AMP_F32 ? r.w[j] & 0x7fffffffu : half & 0x7fffu);
+        part[j % 4] += (double)x * (double)x;
     }
-    s.sum += (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    if (over >> 31) ampi_d_count_bad(s, r, t, last, at);
+    *sum += (part[0] + part[1]) + (part[2] + part[3]);
+    return over;
 }
 
 /* dst + src * inverse as it would be stored. */
@@ -3952,29 +3933,74 @@ AMPI_D void ampi_d_sum8_stored(ampi_eight& r, amp_dtype to, const ampi_eight& x,
     ampi_d_round8(r, b, to);
 }
 
+/* What a thread has to know of a chunk. y is the target, of which only SUMS uses more than the type. */
+typedef struct ampi_cuda_view {
+    ampi_cuda_array x, y;
+    size_t   start, end;
+    uint32_t last;
+    float    inverse;
+} ampi_cuda_view;
+
+/* Element i once more, as bits without the sign. */
+template <bool SUMS>
+AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_view& v, size_t i) {
+    float sum;
+    if (!SUMS) return v.x.dtype == AMP_F32 ? ((const uint32_t*)v.x.data)[i] & 0x7fffffffu
+                                           : ((const uint16_t*)v.x.data)[i] & 0x7fffu;
+    sum = ampi_fma(1, ampi_d_load(v.x.data, v.x.dtype, i), v.inverse, ampi_d_load(v.y.data, v.y.dtype, i));
+    return v.y.dtype == AMP_F32   ? ampi_bits(sum) & 0x7fffffffu
+           : v.y.dtype == AMP_F16 ? ampi_d_round_half(sum) & 0x7fffu
+                                  : ampi_bf16_bits(ampi_bits(sum)) & 0x7fffu;
+}
+
+/* The slow path, for eights that are known to be bad. `number` is that of the first element in the list. */
+template <bool SUMS>
+AMPI_D void ampi_d_count_bad(ampi_cuda_seen& s, const ampi_cuda_view& v, unsigned at, unsigned long long number) {
+    AMPI_ROLLED
+    for (unsigned j = at; j < at + 8 && v.start + j < v.end; j++) {
+        uint32_t u = ampi_d_magnitude<SUMS>(v, v.start + j);
+        if (u <= v.last) continue;
+        if (number + j < s.first) s.first = number + j;
+        if (u > ampi_inf_bits(SUMS ? v.y.dtype : v.x.dtype)) s.nan++;
+        else s.inf++;
+    }
+}
+
+template <bool SUMS>
+AMPI_D ampi_cuda_view ampi_d_view_of(const ampi_cuda_look& a, uint64_t c) {
+    const ampi_cuda_chunk chunk = a.src.chunks[c];
+    ampi_cuda_view v;
+    v.x = a.src.arrays[chunk.tensor];
+    if (SUMS) v.y = a.dst[chunk.tensor];
+    else v.y.dtype = a.dst ? a.dst[chunk.tensor].dtype : AMP_F32;
+    v.start = chunk.offset;
+    v.end = chunk.offset + chunk.n;
+    v.inverse = SUMS ? a.scaler->state.inverse : 1.0f;
+    v.last = ampi_inf_bits(SUMS ? v.y.dtype : v.x.dtype) - 1;
+    if (!SUMS && a.scaler && !a.unscaled) v.last = a.scaler->last[v.x.dtype - 1][v.y.dtype - 1];
+    return v;
+}
+
 /* One round: each thread of the block looks at two eights. SUMS: at what accumulating them would give. */
 template <bool SUMS>
 AMPI_D void ampi_d_look_chunk(ampi_cuda_seen& s, const ampi_cuda_look& a, uint64_t c) {
-    const ampi_cuda_chunk chunk = a.src.chunks[c];
-    const ampi_cuda_array x = a.src.arrays[chunk.tensor];
-    amp_dtype to = a.dst ? a.dst[chunk.tensor].dtype : AMP_F32;
-    size_t at[2] = { 8 * threadIdx.x, 8 * (threadIdx.x + AMPI_CUDA_BLOCK) }, end = chunk.offset + chunk.n;
-    uint32_t last = ampi_inf_bits(SUMS ? to : x.dtype) - 1;
+    const ampi_cuda_view v = ampi_d_view_of<SUMS>(a, c);
+    const unsigned at = 8 * threadIdx.x, apart = 8 * AMPI_CUDA_BLOCK;
     ampi_eight r[2], sum[2];
+    uint32_t over[2];
     AMPI_UNROLL
-    for (int k = 0; k < 2; k++) ampi_d_fetch8(r[k], x.data, x.dtype, chunk.offset + at[k], end);
-    if (SUMS) {
-        AMPI_UNROLL
-        for (int k = 0; k < 2; k++)
-            ampi_d_fetch8(sum[k], a.dst[chunk.tensor].data, to, chunk.offset + at[k], end);
-        AMPI_UNROLL
-        for (int k = 0; k < 2; k++) ampi_d_sum8_stored(sum[k], to, r[k], x.dtype, a.scaler->state.inverse);
-    } else if (a.scaler && !a.unscaled) {
-        last = a.scaler->last[x.dtype - 1][to - 1];
+    for (unsigned k = 0; k < 2; k++) ampi_d_fetch8(r[k], v.x.data, v.x.dtype, v.start + at + k * apart, v.end);
+    AMPI_UNROLL
+    for (unsigned k = 0; SUMS && k < 2; k++)
+        ampi_d_fetch8(sum[k], v.y.data, v.y.dtype, v.start + at + k * apart, v.end);
+    AMPI_UNROLL
+    for (unsigned k = 0; k < 2; k++) {
+        if (SUMS) ampi_d_sum8_stored(sum[k], v.y.dtype, r[k], v.x.dtype, v.inverse);
+        over[k] = ampi_d_look8(&s.sum, SUMS ? sum[k] : r[k], SUMS ? v.y.dtype : v.x.dtype, v.last);
     }
-    AMPI_UNROLL
-    for (int k = 0; k < 2; k++)
-        ampi_d_look8(s, SUMS ? sum[k] : r[k], SUMS ? to : x.dtype, last, c * AMPI_CUDA_CHUNK + at[k]);
+    if (!((over[0] | over[1]) >> 31)) return;
+    ampi_d_count_bad<SUMS>(s, v, at, c * AMPI_CUDA_CHUNK);
+    ampi_d_count_bad<SUMS>(s, v, at + apart, c * AMPI_CUDA_CHUNK);
 }
 
 typedef struct ampi_cuda_look_shared {
@@ -4009,23 +4035,24 @@ AMPI_D void ampi_d_look_combine(ampi_cuda_seen& s, ampi_cuda_look_shared* shared
 /* One thread writes down what the whole list has shown. */
 AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, const ampi_cuda_seen& s, bool sums) {
     ampi_cuda_found* result = a.src.found;
-    amp_overflow_info found;
-    ampi_overflow_clear(&found);
-    found.norm = sqrt(s.sum);
-    if (a.scaler && !a.unscaled && !sums) found.norm = __dmul_rn(found.norm, (double)a.scaler->state.inverse);
+    amp_overflow_info* found = &result->info;
+    ampi_overflow_clear(found);
+    found->norm = sqrt(s.sum);
+    if (a.scaler && !a.unscaled && !sums) found->norm = __dmul_rn(found->norm, (double)a.scaler->state.inverse);
     if (s.inf + s.nan > 0) {
         const ampi_cuda_chunk chunk = a.src.chunks[s.first / AMPI_CUDA_CHUNK];
-        found.found_inf = 1;
-        found.inf_count = s.inf;
-        found.nan_count = s.nan;
-        found.first_tensor = chunk.tensor;
-        found.first_index = chunk.offset + s.first % AMPI_CUDA_CHUNK;
-        memcpy(found.first_name, a.src.names + (size_t)chunk.tensor * AMPI_CUDA_NAME, AMPI_CUDA_NAME);
-        found.norm = ampi_double(0x7ff0000000000000u);
+        const char* name = a.src.names + (size_t)chunk.tensor * AMPI_CUDA_NAME;
+        found->found_inf = 1;
+        found->inf_count = s.inf;
+        found->nan_count = s.nan;
+        found->first_tensor = chunk.tensor;
+        found->first_index = chunk.offset + s.first % AMPI_CUDA_CHUNK;
+        AMPI_ROLLED
+        for (int i = 0; i < AMPI_CUDA_NAME; i++) found->first_name[i] = name[i];
+        found->norm = ampi_double(0x7ff0000000000000u);
     }
-    if (a.scaler) ampi_d_scaler_record(a.scaler, &found, a.list);
-    result->info = found;
-    result->refused = found.found_inf && !(a.scaler && a.scaler->rule.ignore_overflow);
+    if (a.scaler) ampi_d_scaler_record(a.scaler, found, a.list);
+    result->refused = found->found_inf && !(a.scaler && a.scaler->rule.ignore_overflow);
     result->finished = 0;
 }
 
@@ -4046,6 +4073,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_look(const ampi
     if (!shared->is_last) return;
     __threadfence();
     s = ampi_d_nothing_seen();
+    AMPI_ROLLED
     for (unsigned b = threadIdx.x; b < gridDim.x; b += AMPI_CUDA_BLOCK) {
         s.sum += all[b].sum;
         s.inf += all[b].inf;

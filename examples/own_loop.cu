@@ -12,7 +12,7 @@ enum { N = 256, IN = 2, HIDDEN = 64, OUT = 2, WEIGHTS = HIDDEN * IN + HIDDEN + O
 
 /* All weights lie in one array: w1[HIDDEN][IN], b1[HIDDEN], w2[OUT][HIDDEN], b2[OUT]; gradients likewise. */
 struct views { __half *w1, *b1, *w2, *b2; };
-static __host__ __device__ views split(__half* all) {
+static __device__ views split(__half* all) {
     views v = { all, all + HIDDEN * IN, all + HIDDEN * IN + HIDDEN, all + HIDDEN * IN + HIDDEN + OUT * HIDDEN };
     return v;
 }
