@@ -56,7 +56,7 @@ for c in gcc clang clang-19; do
 done
 for c in g++ clang++; do
     have $c || { skip "$c is not here"; continue; }
-    for std in c++11 c++14 c++17 c++20; do step "$c -std=$std" compile_cpp $c -std=$std -O1; done
+    for std in c++11 c++14 c++17 c++20 c++2b; do step "$c -std=$std" compile_cpp $c -std=$std -O1; done
 done
 if have tcc; then step "tcc" sh -c "tcc -DUSE_IMPLEMENTATION tests/compile.c -o $out/tcc -lm && $out/tcc"; else skip "tcc is not here"; fi
 if have x86_64-w64-mingw32-gcc; then for std in c99 gnu17; do step "mingw-w64 -std=$std" mingw $std; done
