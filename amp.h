@@ -3026,14 +3026,16 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
 
 /* --- operands ---------------------------------------------------------------------------- */
 
-/* Largest blocks; most panels of rows for which B's panels come one by one; floats of scratch memory on the
-   stack, for a staged image, and between rows. */
-enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_FEW = 4,
+/* Largest blocks, and the k of one where C is a few panels high or one wide, so that both panels stay in the
+   first-level cache; how many panels are few; floats of scratch memory on the stack, for a staged image, and
+   between rows. */
+enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_THIN = 192, AMPI_GEMM_FEW = 4,
        AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
 
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
+AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
 
 /* The places of an image operand. Run r = (c, a, b) of channel and kernel position, position p = (n, i, j)
    of image, row and column: the element at y = (i*mul_h + base_h + a*step_h) / div_h and x likewise, and 0
@@ -3320,10 +3322,8 @@ AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
 
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
-    size_t panels = (p->nc + 2 * g->lanes - 1) / (2 * g->lanes), rows = (p->mc + g->mr - 1) / g->mr;
-    size_t a;
-    p->few = rows <= AMPI_GEMM_FEW;
-    a = (p->few ? rows : 1) * ampi_a_stride(g, p->kc);
+    size_t panels = p->nc / (2 * g->lanes), a = ampi_a_stride(g, p->kc);
+    if (p->few) a *= ampi_div_up(p->mc, g->mr);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
     p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(g, p->kc), 16);
@@ -3341,10 +3341,10 @@ AMPI_FN size_t ampi_threads(void) { return 1; }
 /* Cuts C into tiles. */
 AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, size_t n, size_t tiles_m,
                            size_t tiles_n) {
-    p->mc = (m + tiles_m - 1) / tiles_m;
-    p->nc = ampi_round_up((n + tiles_n - 1) / tiles_n, 2 * g->lanes);
-    p->tiles_m = (m + p->mc - 1) / p->mc;
-    p->tiles_n = (n + p->nc - 1) / p->nc;
+    p->mc = tiles_m == 1 ? m : ampi_div_up(m, tiles_m);
+    p->nc = ampi_round_up(tiles_n == 1 ? n : ampi_div_up(n, tiles_n), 2 * g->lanes);
+    p->tiles_m = ampi_div_up(m, p->mc);
+    p->tiles_n = ampi_div_up(n, p->nc);
 }
 
 /* What the busiest thread has to do for one k, in multiplications: those of its tiles, and packing a row of A
@@ -3360,16 +3360,18 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
     ampi_gemm_plan p, q;
     size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), blocks, i, turns;
     memset(&p, 0, sizeof p);
-    m = ampi_max_size(m, 1); n = ampi_max_size(n, 1);
-    ampi_gemm_cut(&p, g, m, n, (m + mc - 1) / mc, (n + nc - 1) / nc);
+    m = ampi_max_size(m, 1); n = ampi_max_size(n, 1); k = ampi_max_size(k, 1);
+    ampi_gemm_cut(&p, g, m, n, ampi_div_up(m, mc), ampi_div_up(n, nc));
     for (turns = 1, q = p; threads > 1 && turns <= 4; turns++)
-        for (i = (n + nc - 1) / nc; i <= turns * threads && (i - 1) * 2 * g->lanes < n; i++) {
-            size_t tiles_m = ampi_max_size((turns * threads + i - 1) / i, (m + mc - 1) / mc);
+        for (i = ampi_div_up(n, nc); i <= turns * threads && (i - 1) * 2 * g->lanes < n; i++) {
+            size_t tiles_m = ampi_max_size(ampi_div_up(turns * threads, i), ampi_div_up(m, mc));
             ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i);
             if (ampi_gemm_cost(&q, threads) < ampi_gemm_cost(&p, threads)) p = q;
         }
-    blocks = (k + kc - 1) / kc;
-    p.kc = blocks ? ampi_round_up((k + blocks - 1) / blocks, 16) : 16;
+    p.few = p.mc <= AMPI_GEMM_FEW * g->mr;
+    if (p.few || p.nc <= 2 * g->lanes) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
+    blocks = ampi_div_up(k, kc);
+    p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), 16);
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
     ampi_gemm_layout(&p, g);
     return p;
@@ -3475,12 +3477,13 @@ AMPI_FN int ampi_is_direct(const ampi_product* s) {
 }
 
 /* One block of a tile: where it lies in C and along k, its sizes, whether it is the first and the last along
-   k, and whether its sums go to C directly; the first column of B that is packed (those before are read where
-   they are), and whether all of B is packed before the rest; the tile's scratch memory. */
+   k, and whether its sums go to C directly; panels of rows, the rows of each, and how many have one more; the
+   first column of B that is packed (those before are read where they are), and whether all of B is packed
+   before the rest; the tile's scratch memory. */
 typedef struct ampi_block {
     size_t i0, mc, j0, nc, k0, kc;
     int first, last, direct, few, whole;
-    size_t packed;
+    size_t panels, rows, more, packed;
     float *a, *b, *t, *line; size_t ldt;
     ampi_stage* stage;
 } ampi_block;
@@ -3491,24 +3494,25 @@ AMPI_FN int ampi_a_in_place(const ampi_product* s) {
     return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && s->a.ld % 1024 != 0;
 }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
-   panels. If many panels of A come by, its rows should be neither far apart nor on the same cache sets. */
+   panels. If many panels of A come by, theirs should be two cache lines wide and not far apart. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    size_t rest = b->nc % (2 * g->lanes);
+    size_t nr = 2 * g->lanes, rest = b->nc % nr;
     if (s->b.along_k || s->b.image || s->b.dtype != AMP_F32) return 0;
-    if (!b->few && (s->b.ld % 256 == 0 || s->b.ld >= 1024)) return 0;
+    if (!b->few && (nr < 32 || s->b.ld > 512)) return 0;
     return rest == g->lanes ? b->nc : b->nc - rest;
 }
 
-/* Row at which panel q of the block's `panels` panels begins: all are about equally full. */
-AMPI_FN size_t ampi_panel_row(const ampi_gemm_isa* g, const ampi_block* b, size_t q) {
-    return q * b->mc / ((b->mc + g->mr - 1) / g->mr);
+/* Panel q of the block's rows: where it begins, and how many rows it has. All are about equally full. */
+AMPI_FN size_t ampi_panel_low(const ampi_block* b, size_t q) {
+    return q * b->rows + ampi_min_size(q, b->more);
 }
+AMPI_FN size_t ampi_panel_rows(const ampi_block* b, size_t q) { return b->rows + (q < b->more ? 1 : 0); }
 
 /* Turns u to panel q of A: row after row if A's runs go along k, otherwise a_width floats for each k. Packs
    it if that is asked for. */
 AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                             int pack, ampi_micro* u) {
-    size_t i, low = ampi_panel_row(g, b, q), rows = ampi_panel_row(g, b, q + 1) - low, row = b->i0 + low;
+    size_t i, rows = ampi_panel_rows(b, q), row = b->i0 + ampi_panel_low(b, q);
     float* a = b->a + (b->few ? q * ampi_a_stride(g, b->kc) : 0);
     u->a = a;
     u->rs = s->a.along_k ? ampi_row_stride(b->kc) : 1;
@@ -3543,17 +3547,20 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, const
 /* Sums += panel q of A * the panel of B from column j. */
 AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                               size_t j, ampi_micro* u) {
-    size_t low = ampi_panel_row(g, b, q);
+    size_t low = ampi_panel_low(b, q);
     u->old = u->t = b->t + low * b->ldt + j;
     if (b->direct) u->t = (float*)s->c + s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j;
-    g->micro(ampi_panel_row(g, b, q + 1) - low, u);
+    g->micro(ampi_panel_rows(b, q), u);
 }
 
 /* Sums += A block * B block. With many rows the block of B is packed first, then one panel of A after the
    other; with few rows the block of A, then one panel of B after the other. */
 AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
-    size_t panels = (b->mc + g->mr - 1) / g->mr, nr = 2 * g->lanes, j, q;
+    size_t nr = 2 * g->lanes, j, q;
     ampi_micro u;
+    b->panels = ampi_div_up(b->mc, g->mr);
+    b->rows = b->mc / b->panels;
+    b->more = b->mc % b->panels;
     b->direct = b->last && ampi_is_direct(s);
     b->packed = ampi_b_in_place(g, s, b);
     b->whole = !b->few || s->b.image;
@@ -3562,7 +3569,7 @@ AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi
     u.ldt = b->direct ? s->ldc : b->ldt;
     if (b->whole && b->packed < b->nc)
         ampi_pack_b(g, s, b->stage, b->j0 + b->packed, b->nc - b->packed, b->k0, b->kc, b->b, b->line);
-    for (q = 0; !b->few && q < panels; q++) {
+    for (q = 0; !b->few && q < b->panels; q++) {
         ampi_turn_to_a(g, s, b, q, 1, &u);
         for (j = 0; j < b->nc; j += nr) {
             ampi_turn_to_b(g, s, b, j, &u);
@@ -3571,7 +3578,7 @@ AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi
     }
     for (j = 0; b->few && j < b->nc; j += nr) {
         ampi_turn_to_b(g, s, b, j, &u);
-        for (q = 0; q < panels; q++) {
+        for (q = 0; q < b->panels; q++) {
             ampi_turn_to_a(g, s, b, q, j == 0, &u);
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
