@@ -3112,6 +3112,25 @@ AMPI_FN void ampi_image_run(const ampi_operand* v, size_t r, size_t p, size_t n,
     }
 }
 
+/* Whole planes as they lie in memory. */
+AMPI_FN int ampi_is_planes(const ampi_image* g) {
+    return g && g->kernel_h * g->kernel_w == 1 && g->mul_h == 1 && g->mul_w == 1 && g->div_h == 1 && g->div_w == 1
+           && g->base_h == 0 && g->base_w == 0 && g->rows * g->cols == (size_t)(g->height * g->width);
+}
+/* dst[r][p] for whole planes, one piece of a plane at a time: each fills up to whole lanes, so behind a row
+   there must be room for that. */
+AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rows, size_t p,
+                               size_t cols, float* dst, size_t ldd) {
+    const ampi_image* image = v->image;
+    size_t plane = image->rows * image->cols, count;
+    for (; cols > 0; p += count, dst += count, cols -= count) {
+        size_t at = v->offset + p / plane * image->image_stride + r0 * image->channel_stride + p % plane;
+        count = ampi_min_size(plane - p % plane, cols);
+        g->load(dst, ldd, (const char*)v->data + at * amp_dtype_size(v->dtype), v->dtype, image->channel_stride, rows,
+                count);
+    }
+}
+
 /* dst[r][p] = element (r0 + r, p0 + p), zero beyond the operand's end; rows are filled up as `load` does. */
 AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rn,
                                 size_t p0, size_t pn, float* dst, size_t ldd) {
@@ -3121,8 +3140,10 @@ AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, s
         const char* src = (const char*)v->data + (v->offset + r0 * v->ld + p0) * amp_dtype_size(v->dtype);
         g->load(dst, ldd, src, v->dtype, v->ld, rows, cols);
     } else {
+        int planes = ampi_is_planes(v->image) && (rows == 1 || ldd >= full + g->lanes);
+        if (planes) ampi_planes_block(g, v, r0, rows, p0, cols, dst, ldd);
         for (r = 0; r < rows; r++) {
-            ampi_image_run(v, r0 + r, p0, cols, dst + r * ldd);
+            if (!planes) ampi_image_run(v, r0 + r, p0, cols, dst + r * ldd);
             memset(dst + r * ldd + cols, 0, (full - cols) * sizeof *dst);
         }
     }
@@ -4953,6 +4974,8 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dty
     return 1;
 }
 
+enum { AMPI_CONV_WIDE = 64 };                     /* pixels of an image that make a product of their own */
+
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_conv2d c;
     size_t y, dw, dx, n;
@@ -4962,6 +4985,10 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
     dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
     y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
+    if (c.taps == 1) {                            /* image by image */
+        y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
+        dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
+    }
     dw = ampi_max_size(dw, ampi_fold_workspace(&c));
     dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
     return ampi_max_size(y, ampi_max_size(dw, dx));
@@ -5088,6 +5115,28 @@ AMPI_INLINE void ampi_row_sums_body(int hw, float* sum, const float* x, size_t l
 }
 AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, size_t n), sum, x, ld, rows, n)
 
+/* A product of a convolution. Planes of one weight are a matrix too, the other way; then each image is a plain
+   product, if it is wide enough. */
+AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
+    const ampi_image *a = s->a.image, *b = s->b.image;
+    size_t n, images = !s->b.along_k && ampi_is_planes(b) && s->part >= AMPI_CONV_WIDE ? s->n / s->part : 1;
+    ampi_product one = *s;
+    if (!s->b.along_k && a && ampi_is_planes(a) && a->rows * a->cols == 1) {
+        one.a = ampi_matrix(s->a.data, s->a.dtype, s->k, s->m, a->image_stride, 0);
+        one.a.offset = s->a.offset;
+    }
+    one.n = s->n / images;
+    for (n = 0; n < images; n++) {
+        one.k = s->k;                             /* may have become even */
+        if (images > 1) {
+            one.b = ampi_matrix(s->b.data, s->b.dtype, s->k, s->part, b->channel_stride, 0);
+            one.b.offset = s->b.offset + n * b->image_stride;
+        }
+        one.c_offset = s->c_offset + n * s->part_stride;
+        ampi_gemm_run(&one, exec);
+    }
+}
+
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db,
@@ -5160,7 +5209,7 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
         return AMP_OK;
     for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_y(&s, images, &c, g, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
-        ampi_gemm_run(&s, exec);
+        ampi_conv2d_run(&s, exec);
     }
     return r;
 }
@@ -5180,12 +5229,12 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
                || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-        ampi_gemm_run(&s, exec);
+        ampi_conv2d_run(&s, exec);
     }
     if (dw && ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)) dw = NULL;
     for (g = 0; dw && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
-        ampi_gemm_run(&s, exec);
+        ampi_conv2d_run(&s, exec);
     }
     if (db) ampi_conv2d_db(&c, dy, dy_dtype, db, db_dtype, accumulate);
     return AMP_OK;

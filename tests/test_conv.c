@@ -229,6 +229,7 @@ static const int SHAPES[][14] = {
     { 2, 5, 6, 6, 5, 3, 3, 1, 1, 1, 1, 1, 1, 5 },      /* depthwise */
     { 1, 3, 9, 9, 6, 3, 3, 2, 2, 1, 1, 1, 1, 3 },      /* depthwise with a multiplier and a stride */
     { 3, 7, 5, 4, 9, 1, 1, 1, 1, 0, 0, 1, 1, 1 },      /* 1 x 1 */
+    { 3, 10, 8, 9, 6, 1, 1, 1, 1, 0, 0, 1, 1, 2 },     /* 1 x 1, image by image */
     { 2, 3, 8, 8, 4, 1, 1, 2, 2, 0, 0, 1, 1, 1 },      /* 1 x 1 with a stride: pixels that meet no output */
     { 2, 3, 5, 6, 4, 5, 6, 1, 1, 0, 0, 1, 1, 1 },      /* kernel = input */
     { 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1 },
