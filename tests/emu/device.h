@@ -4,6 +4,8 @@
 #ifndef AMP_TEST_DEVICE_H
 #define AMP_TEST_DEVICE_H
 
+#include <cuda_runtime.h>
+
 #include "../../amp_cuda.cuh"
 #include "../test.h"
 
