@@ -132,7 +132,9 @@ static inline size_t differences(const Bytes& a, const Bytes& b, size_t size, si
 }
 
 /* The rounding unit of a type, and half the distance of its smallest numbers. */
-static inline double unit_of(amp_dtype t) { return std::ldexp(1, t == AMP_F16 ? -11 : t == AMP_BF16 ? -8 : -24); }
+static inline double unit_of(amp_dtype t) {
+    return std::ldexp(1, t == AMP_F16 ? -11 : t == AMP_BF16 ? -8 : -24);
+}
 static inline double tiny_of(amp_dtype t) { return t == AMP_F16 ? std::ldexp(1, -25) : 0; }
 
 /* A sum of k products in FP32, of which `total` is the sum of the magnitudes. One rounding for each product and
@@ -163,7 +165,8 @@ template <typename F> static void check_failures(F call) {
         amp_result r = call();
         emu_fail_launch_at(0);
         if (emu_failures() == before) break;
-        CHECK_MSG(r == AMP_ERR_DEVICE && strstr(last_sentence, "CUDA error"), "launch %ld: %d \"%s\"", k, (int)r, last_sentence);
+        CHECK_MSG(r == AMP_ERR_DEVICE && strstr(last_sentence, "CUDA error"), "launch %ld: %d \"%s\"", k,
+                  (int)r, last_sentence);
     }
     CHECK(k > 1 && k < 30);
 #endif

@@ -10,7 +10,8 @@
 struct Types { amp_dtype act, weight, grad; };
 
 static amp_conv2d_shape shape_of(const int* z) {
-    amp_conv2d_shape s = { z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13] };
+    amp_conv2d_shape s = { z[0], z[1], z[2], z[3],  z[4],  z[5],  z[6],
+                           z[7], z[8], z[9], z[10], z[11], z[12], z[13] };
     return s;
 }
 
@@ -29,9 +30,15 @@ struct Sizes {
         w = (size_t)(s.out_channels * cg * s.kernel_h * s.kernel_w);
         y = (size_t)(s.n * s.out_channels * oh * ow);
     }
-    size_t x_at(int n, int c, int i, int j) const { return (size_t)(((n * s.channels + c) * s.height + i) * s.width + j); }
-    size_t w_at(int o, int c, int a, int b) const { return (size_t)(((o * cg + c) * s.kernel_h + a) * s.kernel_w + b); }
-    size_t y_at(int n, int o, int i, int j) const { return (size_t)(((n * s.out_channels + o) * oh + i) * ow + j); }
+    size_t x_at(int n, int c, int i, int j) const {
+        return (size_t)(((n * s.channels + c) * s.height + i) * s.width + j);
+    }
+    size_t w_at(int o, int c, int a, int b) const {
+        return (size_t)(((o * cg + c) * s.kernel_h + a) * s.kernel_w + b);
+    }
+    size_t y_at(int n, int o, int i, int j) const {
+        return (size_t)(((n * s.out_channels + o) * oh + i) * ow + j);
+    }
 };
 
 struct Conv {
@@ -52,32 +59,37 @@ struct Conv {
     size_t outs() const { return (size_t)shape.out_channels; }
 
     amp_result forward(bool bias, const amp_exec* e) const {
-        return amp_cuda_conv2d_forward(&shape, x.there(), x.type, w.there(), w.type, bias ? b.there() : nullptr, b.type,
-                                       y.there(), y.type, e);
+        return amp_cuda_conv2d_forward(&shape, x.there(), x.type, w.there(), w.type,
+                                       bias ? b.there() : nullptr, b.type, y.there(), y.type, e);
     }
     /* wanted: 1 dx, 2 dw, 4 db; what none of them needs is NULL. */
     amp_result backward(int wanted, int accumulate, const amp_exec* e) const {
-        return amp_cuda_conv2d_backward(&shape, dy.there(), dy.type, wanted & 2 ? x.there() : nullptr, x.type,
-                                        wanted & 1 ? w.there() : nullptr, w.type, wanted & 1 ? dx.there() : nullptr, dx.type,
-                                        wanted & 2 ? dw.there() : nullptr, dw.type, wanted & 4 ? db.there() : nullptr, db.type,
-                                        accumulate, e);
+        return amp_cuda_conv2d_backward(&shape, dy.there(), dy.type, wanted & 2 ? x.there() : nullptr,
+                                        x.type, wanted & 1 ? w.there() : nullptr, w.type,
+                                        wanted & 1 ? dx.there() : nullptr, dx.type,
+                                        wanted & 2 ? dw.there() : nullptr, dw.type,
+                                        wanted & 4 ? db.there() : nullptr, db.type, accumulate, e);
     }
     void cpu(bool bias, int wanted, int accumulate) {
-        CHECK(amp_conv2d_forward(&shape, x.here(), x.type, w.here(), w.type, bias ? b.here() : nullptr, b.type, y.here(), y.type,
-                                 nullptr) == AMP_OK);
+        CHECK(amp_conv2d_forward(&shape, x.here(), x.type, w.here(), w.type, bias ? b.here() : nullptr,
+                                 b.type, y.here(), y.type, nullptr)
+              == AMP_OK);
         CHECK(amp_conv2d_backward(&shape, dy.here(), dy.type, x.here(), x.type, w.here(), w.type,
-                                  wanted & 1 ? dx.here() : nullptr, dx.type, wanted & 2 ? dw.here() : nullptr, dw.type,
-                                  wanted & 4 ? db.here() : nullptr, db.type, accumulate, nullptr) == AMP_OK);
+                                  wanted & 1 ? dx.here() : nullptr, dx.type,
+                                  wanted & 2 ? dw.here() : nullptr, dw.type,
+                                  wanted & 4 ? db.here() : nullptr, db.type, accumulate, nullptr)
+              == AMP_OK);
     }
 };
 
 static const char* describe(const Conv& c) {
     static char text[256];
     const amp_conv2d_shape& s = c.z.s;
-    snprintf(text, sizeof text, "%dx%dx%dx%d -> %d kernel %dx%d stride %dx%d pad %dx%d dilation %dx%d groups %d, %s %s %s", s.n,
-             s.channels, s.height, s.width, s.out_channels, s.kernel_h, s.kernel_w, s.stride_h, s.stride_w, s.pad_h, s.pad_w,
-             s.dilation_h, s.dilation_w, s.groups, amp_dtype_name(c.t.act), amp_dtype_name(c.t.weight),
-             amp_dtype_name(c.t.grad));
+    snprintf(text, sizeof text,
+             "%dx%dx%dx%d -> %d kernel %dx%d stride %dx%d pad %dx%d dilation %dx%d groups %d, %s %s %s",
+             s.n, s.channels, s.height, s.width, s.out_channels, s.kernel_h, s.kernel_w, s.stride_h,
+             s.stride_w, s.pad_h, s.pad_w, s.dilation_h, s.dilation_w, s.groups, amp_dtype_name(c.t.act),
+             amp_dtype_name(c.t.weight), amp_dtype_name(c.t.grad));
     return text;
 }
 
@@ -85,8 +97,9 @@ static void check_array(const Array& a, const Bytes& want, const char* what, con
     size_t first = 0;
     Bytes got = a.download();
     size_t bad = differences(got, want, a.size, &first);
-    CHECK_MSG(bad == 0, "%s of %s: %zu differ, the first at %zu: %.9g, not %.9g", what, describe(c), bad, first - a.lead,
-              (double)get(&got[first * a.size], a.type), (double)get(&want[first * a.size], a.type));
+    CHECK_MSG(bad == 0, "%s of %s: %zu differ, the first at %zu: %.9g, not %.9g", what, describe(c), bad,
+              first - a.lead, (double)get(&got[first * a.size], a.type),
+              (double)get(&want[first * a.size], a.type));
 }
 
 /* Forward and backward have the CPU's bits; nothing else is written; gradients that are not wanted stay. */
@@ -121,7 +134,7 @@ static const int SHAPES[][14] = {
     { 2, 1, 12, 12, 6, 5, 5, 1, 1, 2, 2, 1, 1, 1 },
     { 1, 4, 9, 11, 6, 3, 2, 2, 3, 1, 0, 1, 1, 2 },     /* strides, groups, unequal sides */
     { 2, 2, 10, 7, 3, 3, 3, 1, 2, 2, 3, 2, 1, 1 },     /* dilation */
-    { 1, 2, 13, 13, 2, 3, 3, 3, 2, 4, 4, 3, 4, 1 },    /* stride and dilation with a common divisor and without */
+    { 1, 2, 13, 13, 2, 3, 3, 3, 2, 4, 4, 3, 4, 1 },    /* with a common divisor, and without */
     { 2, 5, 6, 6, 5, 3, 3, 1, 1, 1, 1, 1, 1, 5 },      /* depthwise */
     { 1, 3, 9, 9, 6, 3, 3, 2, 2, 1, 1, 1, 1, 3 },      /* depthwise with a multiplier and a stride */
     { 3, 7, 5, 4, 9, 1, 1, 1, 1, 0, 0, 1, 1, 1 },      /* 1 x 1 */
@@ -145,7 +158,8 @@ static void test_shapes() {
     for (unsigned i = 0; i < SHAPE_COUNT; i++)
         for (unsigned t = i % 2; t < 3; t += 2) {
             Conv c(shape_of(SHAPES[i]), { TYPES[t], TYPES[t], TYPES[(t + i) % 3] }, WHOLE, i % 4 == 1);
-            check_bits(c, 7, (int)((i + t) & 1u), (i + t) % 3 != 0, i & 1 ? amp_cuda_conv2d_workspace(&c.shape) : 0);
+            check_bits(c, 7, (int)((i + t) & 1u), (i + t) % 3 != 0,
+                       i & 1 ? amp_cuda_conv2d_workspace(&c.shape) : 0);
         }
 }
 
@@ -198,8 +212,9 @@ static void test_defaults() {
     Conv c(s, { AMP_F32, AMP_F32, AMP_F32 }, WHOLE);
     check_bits(c, 7, 0, true, 0);
     c.y.upload();
-    CHECK(amp_cuda_conv2d_forward(&s, c.x.there(), AMP_DTYPE_DEFAULT, c.w.there(), AMP_DTYPE_DEFAULT, nullptr, AMP_F32,
-                                  c.y.there(), AMP_DTYPE_DEFAULT, nullptr) == AMP_OK);
+    CHECK(amp_cuda_conv2d_forward(&s, c.x.there(), AMP_DTYPE_DEFAULT, c.w.there(), AMP_DTYPE_DEFAULT,
+                                  nullptr, AMP_F32, c.y.there(), AMP_DTYPE_DEFAULT, nullptr)
+          == AMP_OK);
     c.cpu(false, 0, 0);
     check_array(c.y, c.y.host, "y", c);
 }
@@ -224,9 +239,11 @@ static void test_special_values() {
 
 /* None, too little, exactly enough (its memory ends there), misaligned. */
 static void test_workspace() {
-    static const int LONG[][14] = { { 2, 4, 16, 16, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 },      /* long sums in dw */
-                                    { 1, 60, 3, 3, 60, 3, 3, 1, 1, 1, 1, 1, 1, 1 },      /* in y and dx */
-                                    { 2, 4, 16, 17, 4, 3, 3, 1, 1, 1, 1, 1, 1, 2 } };    /* in the dw of groups */
+    static const int LONG[][14] = {
+        { 2, 4, 16, 16, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* long sums in dw */
+        { 1, 60, 3, 3, 60, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* in y and dx */
+        { 2, 4, 16, 17, 4, 3, 3, 1, 1, 1, 1, 1, 1, 2 },    /* in the dw of groups */
+    };
     for (unsigned i = 0; i < 3; i++)
         for (unsigned t = 1; t < 3; t++) {
             Conv c(shape_of(LONG[i]), { TYPES[t], TYPES[t], TYPES[(i + t) % 3] }, WHOLE);
@@ -243,7 +260,9 @@ static void test_workspace() {
 
 /* Mixed types and FP32 follow the CPU's order: its bits, but for db, which is summed in an order of its own. */
 static void test_plain_kernels() {
-    static const Types MIXES[] = { { AMP_F32, AMP_F32, AMP_F32 }, { AMP_F16, AMP_F32, AMP_F16 }, { AMP_BF16, AMP_F32, AMP_F32 } };
+    static const Types MIXES[] = { { AMP_F32, AMP_F32, AMP_F32 },
+                                   { AMP_F16, AMP_F32, AMP_F16 },
+                                   { AMP_BF16, AMP_F32, AMP_F32 } };
     for (unsigned i = 0; i < SHAPE_COUNT; i += 2) {
         Conv c(shape_of(SHAPES[i]), MIXES[i / 2 % 3], ANY);
         check_bits(c, on_tensor_cores(c.t.act, c.t.act) ? 1 : 3, 0, true, 0);
@@ -274,9 +293,11 @@ struct Exact {
         for (int ch = 0; ch < c.z.cg; ch++)
             for (int a = 0; a < s.kernel_h; a++)
                 for (int b = 0; b < s.kernel_w; b++) {
-                    int row = i * s.stride_h - s.pad_h + a * s.dilation_h, column = j * s.stride_w - s.pad_w + b * s.dilation_w;
+                    int row = i * s.stride_h - s.pad_h + a * s.dilation_h,
+                        column = j * s.stride_w - s.pad_w + b * s.dilation_w;
                     if (row < 0 || column < 0 || row >= s.height || column >= s.width) continue;
-                    size_t x_at = c.z.x_at(n, o / c.z.og * c.z.cg + ch, row, column), w_at = c.z.w_at(o, ch, a, b);
+                    size_t x_at = c.z.x_at(n, o / c.z.og * c.z.cg + ch, row, column),
+                           w_at = c.z.w_at(o, ch, a, b);
                     double x = (double)c.x.value(x_at), w = (double)c.w.value(w_at);
                     add(y, ys, y_at, x * w);
                     add(dx, dxs, x_at, w * g);
@@ -286,13 +307,14 @@ struct Exact {
 };
 
 /* The sum's error over k terms, an addition on the way (bias or old value), the rounding to the type. */
-static void check_near(const Array& a, const std::vector<double>& want, const std::vector<double>& size, double k,
-                       const char* what, const Conv& c) {
+static void check_near(const Array& a, const std::vector<double>& want, const std::vector<double>& size,
+                       double k, const char* what, const Conv& c) {
     Bytes got = a.download();
     size_t bad = 0;
     double worst = 0;
     for (size_t i = 0; i < want.size(); i++) {
-        double limit = sum_error(k + 1, size[i]), error = std::fabs((double)get(&got[(a.lead + i) * a.size], a.type) - want[i]);
+        double limit = sum_error(k + 1, size[i]),
+               error = std::fabs((double)get(&got[(a.lead + i) * a.size], a.type) - want[i]);
         limit += (std::fabs(want[i]) + limit) * unit_of(a.type) + tiny_of(a.type);
         if (!(error <= limit)) bad++;
         if (error > worst * limit) worst = error / limit;
@@ -314,7 +336,8 @@ static void check_bound(Conv& c, size_t workspace) {
         CHECK(c.forward(true, &e) == AMP_OK && c.backward(7, 0, &e) == AMP_OK);
         CHECK(amp_cuda_synchronize(&e) == AMP_OK);
         for (int o = 0; o < 4 && i == 0; o++) first[o] = outputs[o]->download();
-        for (int o = 0; o < 4 && i > 0; o++) check_array(*outputs[o], first[o], "another order of threads", c);
+        for (int o = 0; o < 4 && i > 0; o++)
+            check_array(*outputs[o], first[o], "another order of threads", c);
     }
     set_schedule(0);
     double taps = s.kernel_h * s.kernel_w;
@@ -394,34 +417,48 @@ static void refuse_shape(const int* z, void* p, amp_result code, const char* wor
     amp_conv2d_shape s = shape_of(z);
     amp_exec e = quiet_exec();
     long before = launches();
-    check_refused(amp_cuda_conv2d_forward(&s, p, AMP_F32, p, AMP_F32, nullptr, AMP_F32, p, AMP_F32, &e), code, words, before);
-    check_refused(amp_cuda_conv2d_backward(&s, p, AMP_F32, p, AMP_F32, p, AMP_F32, p, AMP_F32, p, AMP_F32, p, AMP_F32, 0, &e),
+    check_refused(amp_cuda_conv2d_forward(&s, p, AMP_F32, p, AMP_F32, nullptr, AMP_F32, p, AMP_F32, &e),
+                  code, words, before);
+    check_refused(amp_cuda_conv2d_backward(&s, p, AMP_F32, p, AMP_F32, p, AMP_F32, p, AMP_F32, p, AMP_F32,
+                                           p, AMP_F32, 0, &e),
                   code, words, before);
     if (code != AMP_ERR_UNSUPPORTED) CHECK(amp_cuda_conv2d_workspace(&s) == 0);
 }
 
 static void test_refused_shapes() {
     static const int BAD[][14] = {
-        { 1, 1, 5, 5, 1, 7, 7, 1, 1, 0, 0, 1, 1, 1 },      { 1, 1, 5, 5, 1, 3, 3, 1, 1, 0, 0, INT_MAX, 1, 1 },
-        { 0, 1, 5, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1 },      { 1, 1, 5, 5, 1, 3, 3, 1, 1, -1, 0, 1, 1, 1 },
-        { 1, 4, 5, 5, 6, 3, 3, 1, 1, 0, 0, 1, 1, 3 },      { INT_MAX, INT_MAX, INT_MAX, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1 },
-        { 1, 1, 5, 5, 1, 1, 1, 1, 1, INT_MAX, INT_MAX, 1, 1, 1 }, { 1, 1 << 20, 1, 1, 1 << 20, 1 << 26, 1, 1, 1, 1 << 25, 0, 1, 1, 1 },
+        { 1, 1, 5, 5, 1, 7, 7, 1, 1, 0, 0, 1, 1, 1 },
+        { 1, 1, 5, 5, 1, 3, 3, 1, 1, 0, 0, INT_MAX, 1, 1 },
+        { 0, 1, 5, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1 },
+        { 1, 1, 5, 5, 1, 3, 3, 1, 1, -1, 0, 1, 1, 1 },
+        { 1, 4, 5, 5, 6, 3, 3, 1, 1, 0, 0, 1, 1, 3 },
+        { INT_MAX, INT_MAX, INT_MAX, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1 },
+        { 1, 1, 5, 5, 1, 1, 1, 1, 1, INT_MAX, INT_MAX, 1, 1, 1 },
+        { 1, 1 << 20, 1, 1, 1 << 20, 1 << 26, 1, 1, 1, 1 << 25, 0, 1, 1, 1 },
     };
-    static const amp_result CODES[] = { AMP_ERR_SHAPE, AMP_ERR_SHAPE, AMP_ERR_DESC, AMP_ERR_DESC, AMP_ERR_SHAPE, AMP_ERR_SHAPE,
-                                        AMP_ERR_SHAPE, AMP_ERR_SHAPE };
-    static const char* const WORDS[] = { "conv2d: kernel 7x7 with dilation 1x1 is larger than its 5x5 input", "is larger than",
-                                         "conv2d: n is 0", "conv2d: pad_h is -1", "conv2d: 3 groups do not divide",
-                                         "conv2d: x has more elements", "conv2d: y has more", "conv2d: w has more" };
+    static const amp_result CODES[] = { AMP_ERR_SHAPE, AMP_ERR_SHAPE, AMP_ERR_DESC,  AMP_ERR_DESC,
+                                        AMP_ERR_SHAPE, AMP_ERR_SHAPE, AMP_ERR_SHAPE, AMP_ERR_SHAPE };
+    static const char* const WORDS[] = {
+        "conv2d: kernel 7x7 with dilation 1x1 is larger than its 5x5 input",
+        "is larger than",
+        "conv2d: n is 0",
+        "conv2d: pad_h is -1",
+        "conv2d: 3 groups do not divide",
+        "conv2d: x has more elements",
+        "conv2d: y has more",
+        "conv2d: w has more"
+    };
     static const int HUGE_ONES[][14] = {
-        { 1, 1, 1 << 16, 1 << 16, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1 },          /* an input plane of 2^32 pixels */
-        { 1, 1, 1, INT_MAX, 1, 1, 1, 1 << 10, 1 << 10, 0, 0, 1, 1, 1 },    /* a side of 2^31 - 1 */
-        { 1, 1, 5, 5, 1, 3, 3, 1 << 20, 1, 1 << 29, 0, 1, 1, 1 },          /* a padded side of 2^30 */
+        { 1, 1, 1 << 16, 1 << 16, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1 }, /* an input plane of 2^32 pixels */
+        { 1, 1, 1, INT_MAX, 1, 1, 1, 1 << 10, 1 << 10, 0, 0, 1, 1, 1 }, /* a side of 2^31 - 1 */
+        { 1, 1, 5, 5, 1, 3, 3, 1 << 20, 1, 1 << 29, 0, 1, 1, 1 }, /* a padded side of 2^30 */
         { 1, 1, 5, 5, 1, 3, 3, 1, 1 << 20, 0, 1 << 29, 1, 1, 1 },
-        { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 << 15, 1 << 15, 1, 1, 1 },          /* an output plane of 2^32 */
+        { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 << 15, 1 << 15, 1, 1, 1 }, /* an output plane of 2^32 */
     };
     Array d(AMP_F32, 64, true);
     d.upload();
-    for (unsigned i = 0; i < sizeof BAD / sizeof BAD[0]; i++) refuse_shape(BAD[i], d.there(), CODES[i], WORDS[i]);
+    for (unsigned i = 0; i < sizeof BAD / sizeof BAD[0]; i++)
+        refuse_shape(BAD[i], d.there(), CODES[i], WORDS[i]);
     for (const int* z : HUGE_ONES) refuse_shape(z, d.there(), AMP_ERR_UNSUPPORTED, "conv2d");
     CHECK(d.download() == d.host && amp_cuda_conv2d_workspace(nullptr) == 0);
 }
@@ -435,21 +472,27 @@ static void test_refused_calls() {
     amp_exec e = quiet_exec();
     long before = launches();
     d.upload();
-    auto forward = [&](const amp_conv2d_shape* shape, const void* x, amp_dtype xt, const void* w, const void* b, void* y) {
+    auto forward = [&](const amp_conv2d_shape* shape, const void* x, amp_dtype xt, const void* w,
+                       const void* b, void* y) {
         return amp_cuda_conv2d_forward(shape, x, xt, w, AMP_F32, b, AMP_F32, y, AMP_F32, &e);
     };
-    auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db, amp_dtype dbt) {
-        return amp_cuda_conv2d_backward(&s, dy, AMP_F32, x, AMP_F32, w, AMP_F32, dx, AMP_F32, dw, AMP_F32, db, dbt, 0, &e);
+    auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db,
+                        amp_dtype dbt) {
+        return amp_cuda_conv2d_backward(&s, dy, AMP_F32, x, AMP_F32, w, AMP_F32, dx, AMP_F32, dw, AMP_F32,
+                                        db, dbt, 0, &e);
     };
-    check_refused(forward(nullptr, p, AMP_F32, p, nullptr, p), AMP_ERR_ARGUMENT, "conv2d: the shape is NULL", before);
-    check_refused(forward(&s, p, AMP_F32, nullptr, nullptr, p), AMP_ERR_ARGUMENT, "w is NULL, but it has 1 x 9 elements", before);
+    check_refused(forward(nullptr, p, AMP_F32, p, nullptr, p), AMP_ERR_ARGUMENT,
+                  "conv2d: the shape is NULL", before);
+    check_refused(forward(&s, p, AMP_F32, nullptr, nullptr, p), AMP_ERR_ARGUMENT,
+                  "w is NULL, but it has 1 x 9 elements", before);
     check_refused(forward(&s, p, AMP_F64, p, nullptr, p), AMP_ERR_DTYPE, "x has type f64 (4)", before);
     check_refused(forward(&s, host, AMP_F32, p, nullptr, p), AMP_ERR_ARGUMENT, "x is host memory", before);
     check_refused(forward(&s, p, AMP_F32, host, nullptr, p), AMP_ERR_ARGUMENT, "w is host memory", before);
     check_refused(forward(&s, p, AMP_F32, p, host, p), AMP_ERR_ARGUMENT, "b is host memory", before);
     check_refused(forward(&s, p, AMP_F32, p, p, host), AMP_ERR_ARGUMENT, "y is host memory", before);
     check_refused(backward(nullptr, p, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dy is NULL", before);
-    check_refused(backward(p, nullptr, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "x is NULL, but it has 1 x 16", before);
+    check_refused(backward(p, nullptr, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT,
+                  "x is NULL, but it has 1 x 16", before);
     check_refused(backward(p, p, p, p, p, p, AMP_F64), AMP_ERR_DTYPE, "db has type f64 (4)", before);
     check_refused(backward(host, p, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dy is host memory", before);
     check_refused(backward(p, host, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "x is host memory", before);
@@ -457,7 +500,8 @@ static void test_refused_calls() {
     check_refused(backward(p, p, p, host, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dx is host memory", before);
     check_refused(backward(p, p, p, p, host, p, AMP_F32), AMP_ERR_ARGUMENT, "dw is host memory", before);
     check_refused(backward(p, p, p, p, p, host, AMP_F32), AMP_ERR_ARGUMENT, "db is host memory", before);
-    CHECK(amp_cuda_conv2d_forward(&s, p, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, p, AMP_F32, nullptr) == AMP_ERR_ARGUMENT);
+    CHECK(amp_cuda_conv2d_forward(&s, p, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, p, AMP_F32, nullptr)
+          == AMP_ERR_ARGUMENT);
     CHECK(d.download() == d.host);
 }
 

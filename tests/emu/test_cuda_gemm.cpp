@@ -15,7 +15,7 @@ struct Spec {
     amp_dtype at, bt, ct;
     int ta = 0, tb = 0;
     float alpha = 1, beta = 0;
-    size_t gap = 0, offset = 0;           /* elements behind each row; elements by which pointers are misaligned */
+    size_t gap = 0, offset = 0; /* elements behind each row; elements by which pointers are misaligned */
     size_t batch = 1;
     Layout layout = APART;
     Bias bias = NO_BIAS;
@@ -30,16 +30,23 @@ struct Spec {
     Spec& place(size_t g, size_t o) { gap = g; offset = o; return *this; }
     Spec& of(Numbers v) { kind = v; return *this; }
     Spec& many(size_t count, Layout l) { batch = count; layout = l; return *this; }
-    Spec& with(Bias where, amp_dtype t, amp_cuda_epilogue f) { bias = where; bias_type = t; epilogue = f; return *this; }
+    Spec& with(Bias where, amp_dtype t, amp_cuda_epilogue f) {
+        bias = where;
+        bias_type = t;
+        epilogue = f;
+        return *this;
+    }
     Spec& by_desc() { desc = true; return *this; }
 };
 
 static const char* describe(const Spec& s) {
     static char text[256];
-    snprintf(text, sizeof text, "%s%s m %zu n %zu k %zu %s x %s -> %s alpha %g beta %g gap %zu offset %zu batch %zu/%d "
-             "bias %d epilogue %d", s.ta ? "T" : "N", s.tb ? "T" : "N", s.m, s.n, s.k, amp_dtype_name(s.at),
-             amp_dtype_name(s.bt), amp_dtype_name(s.ct), (double)s.alpha, (double)s.beta, s.gap, s.offset, s.batch,
-             (int)s.layout, (int)s.bias, (int)s.epilogue);
+    snprintf(text, sizeof text,
+             "%s%s m %zu n %zu k %zu %s x %s -> %s alpha %g beta %g gap %zu offset %zu batch %zu/%d "
+             "bias %d epilogue %d",
+             s.ta ? "T" : "N", s.tb ? "T" : "N", s.m, s.n, s.k, amp_dtype_name(s.at), amp_dtype_name(s.bt),
+             amp_dtype_name(s.ct), (double)s.alpha, (double)s.beta, s.gap, s.offset, s.batch, (int)s.layout,
+             (int)s.bias, (int)s.epilogue);
     return text;
 }
 
@@ -65,18 +72,21 @@ struct Problem {
     Array bias;
     explicit Problem(const Spec& z)
         : s(z), a(z.at, z.ta ? z.k : z.m, z.ta ? z.m : z.k, z, z.layout == SHARED_A, false),
-          b(z.bt, z.tb ? z.n : z.k, z.tb ? z.k : z.n, z, z.layout == SHARED_B, false), c(z.ct, z.m, z.n, z, false, true),
-          bias(z.bias_type, bias_length() * z.batch, false, z.offset) {
+          b(z.bt, z.tb ? z.n : z.k, z.tb ? z.k : z.n, z, z.layout == SHARED_B, false),
+          c(z.ct, z.m, z.n, z, false, true), bias(z.bias_type, bias_length() * z.batch, false, z.offset) {
         a.fill(z.kind);
         b.fill(z.kind);
-        if (z.beta != 0) c.fill(z.kind == SPECIAL ? WHOLE : z.kind);      /* else C is NaN, and must not be read */
+        if (z.beta != 0)
+            c.fill(z.kind == SPECIAL ? WHOLE : z.kind); /* else C is NaN, and must not be read */
         bias.fill(bias_length() * z.batch, z.kind == SPECIAL ? WHOLE : z.kind);
         a.data.upload();
         b.data.upload();
         bias.upload();
     }
     size_t bias_length() const { return s.bias == NO_BIAS ? 0 : s.bias == PER_ROW ? s.m : s.n; }
-    size_t bias_at(size_t batch, size_t i, size_t j) const { return batch * bias_length() + (s.bias == PER_ROW ? i : j); }
+    size_t bias_at(size_t batch, size_t i, size_t j) const {
+        return batch * bias_length() + (s.bias == PER_ROW ? i : j);
+    }
 };
 
 static amp_transpose transpose(int t) { return t ? AMP_TRANS : AMP_NO_TRANS; }
@@ -101,10 +111,11 @@ static amp_result multiply(const Problem& p, const amp_exec* e) {
     const amp_cuda_gemm_desc d = desc_of(p);
     if (p.s.desc || d.bias || d.epilogue) return amp_cuda_gemm_with(&d, e);
     if (d.batch > 1)
-        return amp_cuda_gemm_batched(d.trans_a, d.trans_b, d.m, d.n, d.k, d.alpha, d.a, d.a_dtype, d.lda, d.a_stride, d.b,
-                                     d.b_dtype, d.ldb, d.b_stride, d.beta, d.c, d.c_dtype, d.ldc, d.c_stride, d.batch, e);
-    return amp_cuda_gemm(d.trans_a, d.trans_b, d.m, d.n, d.k, d.alpha, d.a, d.a_dtype, d.lda, d.b, d.b_dtype, d.ldb,
-                         d.beta, d.c, d.c_dtype, d.ldc, e);
+        return amp_cuda_gemm_batched(d.trans_a, d.trans_b, d.m, d.n, d.k, d.alpha, d.a, d.a_dtype, d.lda,
+                                     d.a_stride, d.b, d.b_dtype, d.ldb, d.b_stride, d.beta, d.c, d.c_dtype,
+                                     d.ldc, d.c_stride, d.batch, e);
+    return amp_cuda_gemm(d.trans_a, d.trans_b, d.m, d.n, d.k, d.alpha, d.a, d.a_dtype, d.lda, d.b,
+                         d.b_dtype, d.ldb, d.beta, d.c, d.c_dtype, d.ldc, e);
 }
 
 /* All bytes of C after the call, guards and gaps included. */
@@ -120,7 +131,8 @@ static Bytes run(const Problem& p, const amp_exec* e) {
 /* --- the CPU's answer ------------------------------------------------------------------------ */
 
 static amp_activation activation_of(amp_cuda_epilogue f) {
-    return f == AMP_CUDA_EPILOGUE_GELU ? AMP_GELU : f == AMP_CUDA_EPILOGUE_GELU_TANH ? AMP_GELU_TANH : AMP_RELU;
+    if (f == AMP_CUDA_EPILOGUE_GELU) return AMP_GELU;
+    return f == AMP_CUDA_EPILOGUE_GELU_TANH ? AMP_GELU_TANH : AMP_RELU;
 }
 
 /* One of the batch, in FP32, not yet rounded to the type of C. */
@@ -130,13 +142,15 @@ static std::vector<float> cpu_sums(Problem& p, size_t batch) {
     for (size_t i = 0; i < s.m && s.beta != 0; i++)
         for (size_t j = 0; j < s.n; j++) v[i * s.n + j] = p.c.data.value(p.c.at(batch, i, j));
     CHECK(amp_gemm(transpose(s.ta), transpose(s.tb), s.m, s.n, s.k, s.desc && s.alpha == 0 ? 1 : s.alpha,
-                   p.a.data.here(batch * p.a.stride), s.at, p.a.ld, p.b.data.here(batch * p.b.stride), s.bt, p.b.ld, s.beta,
-                   v.data(), AMP_F32, s.n, nullptr) == AMP_OK);
+                   p.a.data.here(batch * p.a.stride), s.at, p.a.ld, p.b.data.here(batch * p.b.stride), s.bt,
+                   p.b.ld, s.beta, v.data(), AMP_F32, s.n, nullptr)
+          == AMP_OK);
     for (size_t i = 0; i < s.m && s.bias; i++)
         for (size_t j = 0; j < s.n; j++) v[i * s.n + j] += p.bias.value(p.bias_at(batch, i, j));
     if (s.epilogue) {
         std::vector<float> x = v;
-        CHECK(amp_activation_forward(activation_of(s.epilogue), x.data(), AMP_F32, v.data(), AMP_F32, s.m * s.n, nullptr)
+        CHECK(amp_activation_forward(activation_of(s.epilogue), x.data(), AMP_F32, v.data(), AMP_F32,
+                                     s.m * s.n, nullptr)
               == AMP_OK);
     }
     return v;
@@ -149,15 +163,17 @@ static Bytes expected(Problem& p) {
         std::vector<float> v = cpu_sums(p, b);
         for (size_t i = 0; i < p.s.m; i++)
             for (size_t j = 0; j < p.s.n; j++)
-                amp_convert(&image[(p.c.data.lead + p.c.at(b, i, j)) * p.c.data.size], p.s.ct, &v[i * p.s.n + j], AMP_F32, 1);
+                amp_convert(&image[(p.c.data.lead + p.c.at(b, i, j)) * p.c.data.size], p.s.ct,
+                            &v[i * p.s.n + j], AMP_F32, 1);
     }
     return image;
 }
 
 static void check_same(const Problem& p, const Bytes& got, const Bytes& want, const char* what) {
     size_t first = 0, bad = differences(got, want, p.c.data.size, &first), at = first - p.c.data.lead;
-    CHECK_MSG(bad == 0, "%s: %s: %zu differ, the first at row %zu column %zu: %.9g, not %.9g", what, describe(p.s), bad,
-              at / p.c.ld, at % p.c.ld, (double)get(&got[first * p.c.data.size], p.s.ct),
+    CHECK_MSG(bad == 0, "%s: %s: %zu differ, the first at row %zu column %zu: %.9g, not %.9g", what,
+              describe(p.s), bad, at / p.c.ld, at % p.c.ld,
+              (double)get(&got[first * p.c.data.size], p.s.ct),
               (double)get(&want[first * p.c.data.size], p.s.ct));
 }
 
@@ -180,22 +196,27 @@ static void check_near(Problem& p, const Bytes& got) {
     for (size_t b = 0; b < s.batch; b++)
         for (size_t i = 0; i < s.m; i++)
             for (size_t j = 0; j < s.n; j++) {
-                double sum = 0, size = 0, old = s.beta != 0 ? (double)s.beta * (double)p.c.data.value(p.c.at(b, i, j)) : 0;
+                double sum = 0, size = 0,
+                       old = s.beta != 0 ? (double)s.beta * (double)p.c.data.value(p.c.at(b, i, j)) : 0;
                 double bias = s.bias ? (double)p.bias.value(p.bias_at(b, i, j)) : 0, want, limit, error;
                 for (size_t q = 0; q < s.k; q++) {
-                    double x = left[p.a.at(b, s.ta ? q : i, s.ta ? i : q)] * right[p.b.at(b, s.tb ? j : q, s.tb ? q : j)];
+                    double x = left[p.a.at(b, s.ta ? q : i, s.ta ? i : q)]
+                               * right[p.b.at(b, s.tb ? j : q, s.tb ? q : j)];
                     sum += x;
                     size += std::fabs(x);
                 }
                 want = (double)s.alpha * sum + old + bias;
                 limit = std::fabs((double)s.alpha) * sum_error((double)s.k, size);
-                limit += 3 * std::ldexp(1, -24) * (std::fabs((double)s.alpha) * size + std::fabs(old) + std::fabs(bias) + limit);
+                limit += 3 * std::ldexp(1, -24)
+                         * (std::fabs((double)s.alpha) * size + std::fabs(old) + std::fabs(bias) + limit);
                 limit += (std::fabs(want) + limit) * unit_of(s.ct) + tiny_of(s.ct);
-                error = std::fabs((double)get(&got[(p.c.data.lead + p.c.at(b, i, j)) * p.c.data.size], s.ct) - want);
+                error = std::fabs((double)get(&got[(p.c.data.lead + p.c.at(b, i, j)) * p.c.data.size], s.ct)
+                                  - want);
                 if (!(error <= limit)) bad++;
                 if (error > worst * limit) worst = error / limit;
             }
-    CHECK_MSG(bad == 0, "%s: %zu of %zu beyond the bound, by up to %g", describe(s), bad, s.batch * s.m * s.n, worst);
+    CHECK_MSG(bad == 0, "%s: %zu of %zu beyond the bound, by up to %g", describe(s), bad,
+              s.batch * s.m * s.n, worst);
 }
 
 /* Near the exact result, and the same bits in every order of threads, with a context and without. Returns them. */
@@ -243,15 +264,18 @@ static void test_large_tiles() {
     size_t many = (size_t)processors, wide = 128 * ((many + 1) / 2) - 60;
     for (unsigned t = 0; t < 6; t++) {
         amp_dtype type = TYPES[1 + t % 2];
-        check_bits(Spec(40, 70, 45, type, type, TYPES[t / 2]).many(many, APART).trans(t).place(t == 3, t == 2));
-        if (t < 4) check_bits(Spec(130, wide, 40, type, type, TYPES[(t + 1) % 3]).trans(t).place(t > 1 ? 3 : 0, 0));
+        check_bits(
+            Spec(40, 70, 45, type, type, TYPES[t / 2]).many(many, APART).trans(t).place(t == 3, t == 2));
+        if (t < 4)
+            check_bits(
+                Spec(130, wide, 40, type, type, TYPES[(t + 1) % 3]).trans(t).place(t > 1 ? 3 : 0, 0));
     }
     check_bound(Spec(130, wide, 50, AMP_F16, AMP_F16, AMP_F32).of(ANY));
     check_bits(Spec(1100, 130, 8, AMP_F16, AMP_F16, AMP_F16).trans(1));
     check_bits(Spec(20, 1100, 9, AMP_F16, AMP_F16, AMP_F16).trans(2));
     check_bits(Spec(600, 70, 9, AMP_F32, AMP_F16, AMP_F32));
 #if !defined(AMP_CUDA_EMU)
-    check_bits(Spec(2, 3, 4, AMP_F16, AMP_F16, AMP_F16).many(70000, APART));      /* more than a grid's side */
+    check_bits(Spec(2, 3, 4, AMP_F16, AMP_F16, AMP_F16).many(70000, APART)); /* more than a grid's side */
 #endif
 }
 
@@ -261,7 +285,8 @@ static void test_unaligned() {
         for (size_t offset = 0; offset < 2; offset++)
             for (size_t gap = 0; gap < 9; gap += offset ? 4 : 1) {
                 amp_dtype type = TYPES[t % 3];
-                check_bits(Spec(33, 40, 24, type, type, TYPES[t / 3]).trans(t + (unsigned)gap).place(gap, offset));
+                check_bits(
+                    Spec(33, 40, 24, type, type, TYPES[t / 3]).trans(t + (unsigned)gap).place(gap, offset));
             }
 }
 
@@ -277,12 +302,15 @@ static void test_random_shapes() {
 
 /* alpha 0 does not read A and B (or what it reads has no effect), beta 0 does not read C, which is NaN here. */
 static void test_alpha_beta() {
-    static const float FACTORS[][2] = { { 1, 1 }, { -0.7f, 0 }, { 1, 0.3f }, { 1.7f, -2.1f }, { 0, 0.5f }, { 0, 0 }, { 0, 1 },
-                                        { 4096, 0 }, { 3e38f, 1 }, { 1e-7f, 0 } };
+    static const float FACTORS[][2] = {
+        { 1, 1 }, { -0.7f, 0 }, { 1, 0.3f }, { 1.7f, -2.1f }, { 0, 0.5f },
+        { 0, 0 }, { 0, 1 },     { 4096, 0 }, { 3e38f, 1 },    { 1e-7f, 0 }
+    };
     for (size_t f = 0; f < sizeof FACTORS / sizeof FACTORS[0]; f++)
         for (unsigned t = 0; t < 9; t++) {
             Spec s(19, 34, 21, TYPES[t / 3], TYPES[t / 3], TYPES[t % 3]);
-            check_bits(s.trans(t).scale(FACTORS[f][0], FACTORS[f][1]).of(f >= 4 && f < 7 ? SPECIAL : WHOLE));
+            check_bits(
+                s.trans(t).scale(FACTORS[f][0], FACTORS[f][1]).of(f >= 4 && f < 7 ? SPECIAL : WHOLE));
         }
 }
 
@@ -291,8 +319,11 @@ static void test_alpha_beta() {
 static void test_special_values() {
     for (unsigned t = 0; t < 27; t++)
         for (unsigned i = 0; i < 2; i++)
-            check_bits(Spec(20, 33, 18, TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]).trans(t + 2 * i).scale(1, (float)i)
-                           .of(SPECIAL).place(i, 0));
+            check_bits(Spec(20, 33, 18, TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3])
+                           .trans(t + 2 * i)
+                           .scale(1, (float)i)
+                           .of(SPECIAL)
+                           .place(i, 0));
 }
 
 /* Mixed types and FP32: the order of the CPU, so its bits on any numbers. */
@@ -301,7 +332,9 @@ static void test_plain_kernels() {
         Spec s(21, 35, 36 + t % 3, TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]);
         if (on_tensor_cores(s.at, s.bt)) continue;
         check_bits(s.trans(t).of(ANY).place(t % 2, 0));
-        if (t % 3 == 1) check_bits(Spec(5, 66, 67, s.at, s.bt, s.ct).trans(t / 3).of(ANY).scale(-0.7f, t % 2 ? 1.3f : 0));
+        if (t % 3 == 1)
+            check_bits(
+                Spec(5, 66, 67, s.at, s.bt, s.ct).trans(t / 3).of(ANY).scale(-0.7f, t % 2 ? 1.3f : 0));
     }
 }
 
@@ -309,7 +342,8 @@ static void test_error_bound() {
     for (unsigned t = 0; t < 9; t++) {
         amp_dtype type = TYPES[t / 3];
         check_bound(Spec(40, 50, 75, type, type, TYPES[t % 3]).trans(t).of(ANY));
-        if (t % 3 == 0) check_bound(Spec(33, 70, 64, type, type, TYPES[t / 3]).trans(t + 1).of(ANY).scale(-1.3f, 0.6f));
+        if (t % 3 == 0)
+            check_bound(Spec(33, 70, 64, type, type, TYPES[t / 3]).trans(t + 1).of(ANY).scale(-1.3f, 0.6f));
     }
 }
 
@@ -318,7 +352,8 @@ static void test_output_rounding() {
     static const float ALPHAS[] = { 1, 0.25f, 16, 700 * 16777216.0f, 4097 * 16777216.0f };
     for (size_t f = 0; f < sizeof ALPHAS / sizeof ALPHAS[0]; f++)
         for (unsigned t = 0; t < 3; t++)
-            check_bits(Spec(24, 32, 40, TYPES[1 + f % 2], TYPES[1 + f % 2], TYPES[t]).scale(std::ldexp(ALPHAS[f], -24), 0));
+            check_bits(Spec(24, 32, 40, TYPES[1 + f % 2], TYPES[1 + f % 2], TYPES[t])
+                           .scale(std::ldexp(ALPHAS[f], -24), 0));
     check_bits(Spec(24, 32, 40, AMP_F16, AMP_F16, AMP_F32).scale(std::ldexp(1.0f, 120), 0));
     check_bits(Spec(24, 32, 40, AMP_BF16, AMP_BF16, AMP_BF16).scale(std::ldexp(1.0f, -140), 0));
 }
@@ -330,17 +365,22 @@ static void test_empty() {
     static const float FACTORS[][2] = { { 1, 0 }, { 1, 1 }, { INFINITY, 2 }, { -3, -0.5f }, { NAN, 0 } };
     for (const size_t* z : SIZES)
         for (const float* f : FACTORS)
-            for (unsigned t = 0; t < 3; t++) check_bits(Spec(z[0], z[1], z[2], TYPES[t], TYPES[t], TYPES[2 - t]).scale(f[0], f[1]));
+            for (unsigned t = 0; t < 3; t++)
+                check_bits(Spec(z[0], z[1], z[2], TYPES[t], TYPES[t], TYPES[2 - t]).scale(f[0], f[1]));
     check_bits(Spec(6, 9, 0, AMP_F16, AMP_F16, AMP_F16).with(PER_ROW, AMP_F32, AMP_CUDA_EPILOGUE_RELU));
-    check_bits(Spec(6, 9, 0, AMP_F32, AMP_F16, AMP_F32).scale(1, 2).with(PER_COLUMN, AMP_BF16, AMP_CUDA_EPILOGUE_GELU));
+    check_bits(Spec(6, 9, 0, AMP_F32, AMP_F16, AMP_F32)
+                   .scale(1, 2)
+                   .with(PER_COLUMN, AMP_BF16, AMP_CUDA_EPILOGUE_GELU));
     Problem p(Spec(4, 4, 4, AMP_F16, AMP_F16, AMP_F32));
     amp_exec e = quiet_exec();
     long before = launches();
     p.c.data.upload();
-    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 0, 0, 0, 1, nullptr, AMP_F32, 0, nullptr, AMP_F32, 0, 0, nullptr,
-                        AMP_F32, 0, &e) == AMP_OK);
+    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 0, 0, 0, 1, nullptr, AMP_F32, 0, nullptr, AMP_F32, 0, 0,
+                        nullptr, AMP_F32, 0, &e)
+          == AMP_OK);
     CHECK(amp_cuda_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 4, 4, 4, 1, p.a.data.there(), AMP_F16, 4, 0,
-                                p.b.data.there(), AMP_F16, 4, 0, 0, p.c.data.there(), AMP_F32, 4, 0, 0, &e) == AMP_OK);
+                                p.b.data.there(), AMP_F16, 4, 0, 0, p.c.data.there(), AMP_F32, 4, 0, 0, &e)
+          == AMP_OK);
     CHECK(launches() == before && p.c.data.download() == p.c.data.host);
 }
 
@@ -351,8 +391,11 @@ static void test_batched() {
     for (unsigned t = 0; t < 9; t++)
         for (unsigned l = 0; l < 4; l++) {
             amp_dtype type = TYPES[t % 3];
-            check_bits(Spec(9 + 8 * l, 31, 12 + t, type, type, TYPES[t / 3]).trans(t + l).many(2 + t % 3, LAYOUTS[l])
-                           .scale(1, t & 1 ? 1.0f : 0.0f).place(l & 1, t == 4));
+            check_bits(Spec(9 + 8 * l, 31, 12 + t, type, type, TYPES[t / 3])
+                           .trans(t + l)
+                           .many(2 + t % 3, LAYOUTS[l])
+                           .scale(1, t & 1 ? 1.0f : 0.0f)
+                           .place(l & 1, t == 4));
         }
     check_bits(Spec(16, 16, 16, AMP_F16, AMP_BF16, AMP_F32).many(7, SIDE_BY_SIDE));
     check_bits(Spec(3, 5, 7, AMP_F16, AMP_F16, AMP_F16).many(40, APART));
@@ -365,15 +408,23 @@ static void test_bias_and_epilogue() {
         for (unsigned f = 0; f < 4; f++) {
             amp_dtype type = TYPES[t / 9];
             Spec s(18 + t % 3, 27 + f, 20, type, t % 5 ? type : TYPES[t % 3], TYPES[t / 3 % 3]);
-            s.with(f & 1 ? PER_ROW : t % 4 ? PER_COLUMN : NO_BIAS, TYPES[t % 3], (amp_cuda_epilogue)((f + t) % 4));
+            s.with(f & 1   ? PER_ROW
+                   : t % 4 ? PER_COLUMN
+                           : NO_BIAS,
+                   TYPES[t % 3], (amp_cuda_epilogue)((f + t) % 4));
             check_bits(s.trans(t).scale(f == 2 ? 0.125f : 1, f == 3 ? 0.5f : 0).place(f == 1, f == 1));
         }
     for (unsigned f = 0; f < 4; f++)
-        check_bits(Spec(10, 17, 16, AMP_F16, AMP_F16, AMP_F16).many(3, APART).with(f & 1 ? PER_ROW : PER_COLUMN, AMP_F16,
-                                                                               (amp_cuda_epilogue)f));
-    check_bound(Spec(20, 40, 60, AMP_BF16, AMP_BF16, AMP_F32).of(ANY).scale(0.3f, 1.1f).with(PER_COLUMN, AMP_BF16,
-                                                                                             AMP_CUDA_EPILOGUE_NONE));
-    check_bits(Spec(20, 40, 60, AMP_F32, AMP_F32, AMP_F16).of(ANY).with(PER_COLUMN, AMP_F32, AMP_CUDA_EPILOGUE_GELU));
+        check_bits(Spec(10, 17, 16, AMP_F16, AMP_F16, AMP_F16)
+                       .many(3, APART)
+                       .with(f & 1 ? PER_ROW : PER_COLUMN, AMP_F16, (amp_cuda_epilogue)f));
+    check_bound(Spec(20, 40, 60, AMP_BF16, AMP_BF16, AMP_F32)
+                    .of(ANY)
+                    .scale(0.3f, 1.1f)
+                    .with(PER_COLUMN, AMP_BF16, AMP_CUDA_EPILOGUE_NONE));
+    check_bits(Spec(20, 40, 60, AMP_F32, AMP_F32, AMP_F16)
+                   .of(ANY)
+                   .with(PER_COLUMN, AMP_F32, AMP_CUDA_EPILOGUE_GELU));
 }
 
 /* Zeroed fields of a description: packed rows, one product, alpha 1. */
@@ -396,7 +447,9 @@ static void test_desc_defaults() {
 /* No workspace, one that is too small, exactly enough, enough but misaligned, more: legal, nothing beside it is
    written (its memory ends there), and exactly enough gives the same bits in every order. */
 static void test_long_k() {
-    static const size_t SIZES[][3] = { { 1, 1, 4096 }, { 10, 84, 1031 }, { 16, 16, 1600 }, { 33, 5, 520 }, { 64, 64, 513 } };
+    static const size_t SIZES[][3] = {
+        { 1, 1, 4096 }, { 10, 84, 1031 }, { 16, 16, 1600 }, { 33, 5, 520 }, { 64, 64, 513 }
+    };
     for (unsigned i = 0; i < 5; i++)
         for (unsigned t = 1; t < 3; t++) {
             const size_t* z = SIZES[i];
@@ -431,7 +484,10 @@ static void test_order_of_pieces() {
         Workspace w(&e, amp_cuda_gemm_workspace(s.m, s.n, s.k));
         for (size_t i = 0; i < s.m; i++)
             for (size_t q = 0; q < s.k; q++)
-                p.a.data.set(p.a.at(0, i, q), q == 0 ? 4096.0f : q == 1024 ? 1.0f : q == 2047 ? -4096.0f : 0.0f);
+                p.a.data.set(p.a.at(0, i, q), q == 0      ? 4096.0f
+                                              : q == 1024 ? 1.0f
+                                              : q == 2047 ? -4096.0f
+                                                          : 0.0f);
         for (size_t q = 0; q < s.k; q++)
             for (size_t j = 0; j < s.n; j++) p.b.data.set(p.b.at(0, q, j), q == 1024 ? 1.0f : 4096.0f);
         p.a.data.upload();
@@ -468,14 +524,24 @@ static void test_engines() {
         CHECK(amp_cuda_create(&c, &d) == AMP_OK);
         if (!c) continue;
         for (unsigned t = 0; t < 27; t++)
-            check_engine(c, Spec(21, 30, 17 + t, TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]).trans(t + (unsigned)engine)
-                                .scale(t % 4 ? 1 : -0.5f, t % 2 ? 0.25f : 0).place(t % 3, t % 2)
-                                .of(t % 5 == 1 ? SPECIAL : WHOLE), NAMES[engine]);
+            check_engine(c,
+                         Spec(21, 30, 17 + t, TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3])
+                             .trans(t + (unsigned)engine)
+                             .scale(t % 4 ? 1 : -0.5f, t % 2 ? 0.25f : 0)
+                             .place(t % 3, t % 2)
+                             .of(t % 5 == 1 ? SPECIAL : WHOLE),
+                         NAMES[engine]);
         for (unsigned t = 0; t < 9; t++)
-            check_engine(c, Spec(12, 20, 24, TYPES[t % 3], TYPES[t % 3], TYPES[t / 3]).many(3, (Layout)(t % 4)).trans(t), "batch");
+            check_engine(c,
+                         Spec(12, 20, 24, TYPES[t % 3], TYPES[t % 3], TYPES[t / 3])
+                             .many(3, (Layout)(t % 4))
+                             .trans(t),
+                         "batch");
         for (unsigned t = 0; t < 6; t++)
-            check_engine(c, Spec(12, 20, 24, TYPES[t % 3], TYPES[t % 3], TYPES[t % 3])
-                                .with(t & 1 ? PER_ROW : PER_COLUMN, TYPES[t % 3], (amp_cuda_epilogue)(t % 4)), "epilogue");
+            check_engine(c,
+                         Spec(12, 20, 24, TYPES[t % 3], TYPES[t % 3], TYPES[t % 3])
+                             .with(t & 1 ? PER_ROW : PER_COLUMN, TYPES[t % 3], (amp_cuda_epilogue)(t % 4)),
+                         "epilogue");
         check_engine(c, Spec(4, 6, 0, AMP_F16, AMP_F16, AMP_F32).scale(1, 2), "k 0");
         check_engine(c, Spec(4, 6, 5, AMP_F16, AMP_F16, AMP_F32).scale(0, 2).of(SPECIAL), "alpha 0");
         check_engine(c, Spec(0, 6, 5, AMP_F16, AMP_F16, AMP_F32), "m 0");
@@ -532,7 +598,8 @@ static void test_capture() {
 struct Dense {
     size_t n, in, out;
     Array x, w, b, y, dy, dx, dw, db;
-    Dense(size_t n_, size_t i, size_t o, amp_dtype act, amp_dtype weight, amp_dtype grad, Numbers kind, size_t offset)
+    Dense(size_t n_, size_t i, size_t o, amp_dtype act, amp_dtype weight, amp_dtype grad, Numbers kind,
+          size_t offset)
         : n(n_), in(i), out(o), x(act, n * in, false, offset), w(weight, out * in, false, offset),
           b(weight, out, false, offset), y(act, n * out, true, offset), dy(act, n * out, false, offset),
           dx(act, n * in, true, offset), dw(grad, out * in, true, offset), db(grad, out, true, offset) {
@@ -543,15 +610,15 @@ struct Dense {
         for (Array* a : { &x, &w, &b, &dy }) a->upload();
     }
     amp_result forward(bool bias, const amp_exec* e) const {
-        return amp_cuda_linear_forward(x.there(), x.type, w.there(), w.type, bias ? b.there() : nullptr, b.type, y.there(),
-                                       y.type, n, in, out, e);
+        return amp_cuda_linear_forward(x.there(), x.type, w.there(), w.type, bias ? b.there() : nullptr,
+                                       b.type, y.there(), y.type, n, in, out, e);
     }
     /* wanted: 1 dx, 2 dw, 4 db; what none of them needs is NULL. */
     amp_result backward(int wanted, int accumulate, const amp_exec* e) const {
-        return amp_cuda_linear_backward(dy.there(), dy.type, wanted & 2 ? x.there() : nullptr, x.type,
-                                        wanted & 1 ? w.there() : nullptr, w.type, wanted & 1 ? dx.there() : nullptr, dx.type,
-                                        wanted & 2 ? dw.there() : nullptr, dw.type, wanted & 4 ? db.there() : nullptr, db.type,
-                                        accumulate, n, in, out, e);
+        return amp_cuda_linear_backward(
+            dy.there(), dy.type, wanted & 2 ? x.there() : nullptr, x.type, wanted & 1 ? w.there() : nullptr,
+            w.type, wanted & 1 ? dx.there() : nullptr, dx.type, wanted & 2 ? dw.there() : nullptr, dw.type,
+            wanted & 4 ? db.there() : nullptr, db.type, accumulate, n, in, out, e);
     }
 };
 
@@ -559,9 +626,10 @@ static void check_array(const Array& a, const Bytes& want, const char* what, con
     size_t first = 0;
     Bytes got = a.download();
     size_t bad = differences(got, want, a.size, &first);
-    CHECK_MSG(bad == 0, "%s of %zu x %zu -> %zu, %s, %s, %s: %zu differ, the first at %zu: %.9g, not %.9g", what, d.n, d.in, d.out,
-              amp_dtype_name(d.x.type), amp_dtype_name(d.w.type), amp_dtype_name(d.dw.type), bad, first - a.lead,
-              (double)get(&got[first * a.size], a.type), (double)get(&want[first * a.size], a.type));
+    CHECK_MSG(bad == 0, "%s of %zu x %zu -> %zu, %s, %s, %s: %zu differ, the first at %zu: %.9g, not %.9g",
+              what, d.n, d.in, d.out, amp_dtype_name(d.x.type), amp_dtype_name(d.w.type),
+              amp_dtype_name(d.dw.type), bad, first - a.lead, (double)get(&got[first * a.size], a.type),
+              (double)get(&want[first * a.size], a.type));
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -582,11 +650,14 @@ static void check_dense(Dense& d, int wanted, int accumulate, bool bias, size_t 
     Bytes before[4];
     for (int i = 0; i < 4; i++) outputs[i]->upload(), before[i] = outputs[i]->host;
     CHECK(d.forward(bias, &e) == AMP_OK && d.backward(wanted, accumulate, &e) == AMP_OK);
-    CHECK(amp_linear_forward(d.x.here(), d.x.type, d.w.here(), d.w.type, bias ? d.b.here() : nullptr, d.b.type, d.y.here(),
-                             d.y.type, d.n, d.in, d.out, nullptr) == AMP_OK);
-    CHECK(amp_linear_backward(d.dy.here(), d.dy.type, d.x.here(), d.x.type, d.w.here(), d.w.type,
-                              wanted & 1 ? d.dx.here() : nullptr, d.dx.type, wanted & 2 ? d.dw.here() : nullptr, d.dw.type,
-                              wanted & 4 ? d.db.here() : nullptr, d.db.type, accumulate, d.n, d.in, d.out, nullptr) == AMP_OK);
+    CHECK(amp_linear_forward(d.x.here(), d.x.type, d.w.here(), d.w.type, bias ? d.b.here() : nullptr,
+                             d.b.type, d.y.here(), d.y.type, d.n, d.in, d.out, nullptr)
+          == AMP_OK);
+    CHECK(amp_linear_backward(
+              d.dy.here(), d.dy.type, d.x.here(), d.x.type, d.w.here(), d.w.type,
+              wanted & 1 ? d.dx.here() : nullptr, d.dx.type, wanted & 2 ? d.dw.here() : nullptr, d.dw.type,
+              wanted & 4 ? d.db.here() : nullptr, d.db.type, accumulate, d.n, d.in, d.out, nullptr)
+          == AMP_OK);
     check_array(d.y, d.y.host, "y", d);
     check_array(d.dx, d.dx.host, "dx", d);
     check_array(d.dw, d.dw.host, "dw", d);
@@ -595,11 +666,14 @@ static void check_dense(Dense& d, int wanted, int accumulate, bool bias, size_t 
 }
 
 static void test_dense() {
-    static const size_t SIZES[][3] = { { 7, 25, 10 }, { 32, 18, 47 }, { 1, 40, 1 }, { 19, 5, 130 }, { 8, 300, 70 } };
+    static const size_t SIZES[][3] = {
+        { 7, 25, 10 }, { 32, 18, 47 }, { 1, 40, 1 }, { 19, 5, 130 }, { 8, 300, 70 }
+    };
     for (unsigned i = 0; i < 5; i++)
         for (unsigned t = 0; t < (i < 2 ? 9u : 3u); t++) {
             const size_t* z = SIZES[i];
-            Dense d(z[0], z[1], z[2], TYPES[t % 3], TYPES[i < 2 ? t / 3 : t], TYPES[(t + i) % 3], WHOLE, i == 1 ? t & 1 : 0);
+            Dense d(z[0], z[1], z[2], TYPES[t % 3], TYPES[i < 2 ? t / 3 : t], TYPES[(t + i) % 3], WHOLE,
+                    i == 1 ? t & 1 : 0);
             check_dense(d, 7, (int)(t & 1u), t % 4 != 3, i & 1 ? linear_workspace(z[0], z[1], z[2]) : 0);
         }
 }
@@ -628,7 +702,8 @@ static void test_dense_bound() {
         for (size_t j = 0; j < d.out; j++) {
             double sum = 0, size = 0;
             for (size_t i = 0; i < d.n; i++) {
-                double dot = (double)d.b.value(j), all = std::fabs(dot), got = (double)get(&y[(d.y.lead + i * d.out + j) * d.y.size], d.y.type);
+                double dot = (double)d.b.value(j), all = std::fabs(dot),
+                       got = (double)get(&y[(d.y.lead + i * d.out + j) * d.y.size], d.y.type);
                 for (size_t q = 0; q < d.in; q++) {
                     double x = (double)d.x.value(i * d.in + q) * (double)d.w.value(j * d.in + q);
                     dot += x;
@@ -641,7 +716,8 @@ static void test_dense_bound() {
                 size += std::fabs((double)d.dy.value(i * d.out + j));
             }
             double got = (double)get(&db[(d.db.lead + j) * d.db.size], d.db.type);
-            CHECK_MSG(std::fabs(got - sum) <= 33 * std::ldexp(1, -24) * size * 1.001, "db %g, not %g", got, sum);
+            CHECK_MSG(std::fabs(got - sum) <= 33 * std::ldexp(1, -24) * size * 1.001, "db %g, not %g", got,
+                      sum);
         }
         for (int i = 1; i < ORDERS; i++) {
             set_schedule(i);
@@ -654,12 +730,14 @@ static void test_dense_bound() {
 
 /* --- tests: refusals ----------------------------------------------------------------------------------- */
 
-static void refuse_gemm(amp_transpose ta, size_t m, size_t n, size_t k, const void* a, amp_dtype at, size_t lda, const void* b,
-                        size_t ldb, void* c, size_t ldc, amp_result code, const char* words) {
+static void refuse_gemm(amp_transpose ta, size_t m, size_t n, size_t k, const void* a, amp_dtype at,
+                        size_t lda, const void* b, size_t ldb, void* c, size_t ldc, amp_result code,
+                        const char* words) {
     amp_exec e = quiet_exec();
     long before = launches();
-    check_refused(amp_cuda_gemm(ta, AMP_NO_TRANS, m, n, k, 1, a, at, lda, b, AMP_F32, ldb, 0, c, AMP_F32, ldc, &e), code, words,
-                  before);
+    check_refused(
+        amp_cuda_gemm(ta, AMP_NO_TRANS, m, n, k, 1, a, at, lda, b, AMP_F32, ldb, 0, c, AMP_F32, ldc, &e),
+        code, words, before);
 }
 
 static void test_refused_products() {
@@ -671,21 +749,49 @@ static void test_refused_products() {
                 "amp_cuda_gemm: lda is 3, but a row of a has 5 elements");
     refuse_gemm(AMP_TRANS, 2, 3, 5, p, AMP_F32, 1, p, 3, p, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: lda is 1, but a row of a has 2 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 2, p, 3, AMP_ERR_ARGUMENT, "ldb is 2, but a row of b has 3 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, p, 2, AMP_ERR_ARGUMENT, "ldc is 2, but a row of c has 3 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, nullptr, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT, "a is NULL, but it has 2 x 5 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, nullptr, 3, p, 3, AMP_ERR_ARGUMENT, "b is NULL, but it has 5 x 3 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, nullptr, 3, AMP_ERR_ARGUMENT, "c is NULL, but it has 2 x 3 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F64, 5, p, 3, p, 3, AMP_ERR_DTYPE, "a has type f64 (4); it must be f32, f16 or bf16");
-    refuse_gemm((amp_transpose)2, 2, 3, 5, p, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT, "trans_a is 2, trans_b is 0");
-    refuse_gemm(AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, p, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT, "a is too large: ");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, SIZE_MAX / 4, p, 3, AMP_ERR_ARGUMENT, "b is too large: ");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, host, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT, "amp_cuda_gemm: a is host memory");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, host, 3, p, 3, AMP_ERR_ARGUMENT, "amp_cuda_gemm: b is host memory");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, host, 3, AMP_ERR_ARGUMENT, "amp_cuda_gemm: c is host memory");
-    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, p, AMP_F32, 5, p, AMP_F32, 3, 0, nullptr, AMP_F32, 3, nullptr)
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 2, p, 3, AMP_ERR_ARGUMENT,
+                "ldb is 2, but a row of b has 3 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, p, 2, AMP_ERR_ARGUMENT,
+                "ldc is 2, but a row of c has 3 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, nullptr, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT,
+                "a is NULL, but it has 2 x 5 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, nullptr, 3, p, 3, AMP_ERR_ARGUMENT,
+                "b is NULL, but it has 5 x 3 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, nullptr, 3, AMP_ERR_ARGUMENT,
+                "c is NULL, but it has 2 x 3 elements");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F64, 5, p, 3, p, 3, AMP_ERR_DTYPE,
+                "a has type f64 (4); it must be f32, f16 or bf16");
+    refuse_gemm((amp_transpose)2, 2, 3, 5, p, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT,
+                "trans_a is 2, trans_b is 0");
+    refuse_gemm(AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, p, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT,
+                "a is too large: ");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, SIZE_MAX / 4, p, 3, AMP_ERR_ARGUMENT,
+                "b is too large: ");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, host, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT,
+                "amp_cuda_gemm: a is host memory");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, host, 3, p, 3, AMP_ERR_ARGUMENT,
+                "amp_cuda_gemm: b is host memory");
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, host, 3, AMP_ERR_ARGUMENT,
+                "amp_cuda_gemm: c is host memory");
+    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, p, AMP_F32, 5, p, AMP_F32, 3, 0, nullptr,
+                        AMP_F32, 3, nullptr)
           == AMP_ERR_ARGUMENT);
     CHECK(d.download() == d.host);
+}
+
+/* Pinned memory is memory of the device too. */
+static void test_pinned_memory() {
+    Problem p(Spec(9, 10, 11, AMP_F16, AMP_F16, AMP_F32));
+    amp_exec e = quiet_exec();
+    void* pinned = nullptr;
+    OK(cudaHostAlloc(&pinned, 9 * 11 * 2, cudaHostAllocMapped));
+    memcpy(pinned, p.a.data.here(), 9 * 11 * 2);
+    p.c.data.upload();
+    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 9, 10, 11, 1, pinned, AMP_F16, 11, p.b.data.there(), AMP_F16,
+                        10, 0, p.c.data.there(), AMP_F32, 10, &e) == AMP_OK);
+    CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+    check_same(p, p.c.data.download(), expected(p), "pinned");
+    OK(cudaFreeHost(pinned));
 }
 
 static void refuse_desc(const amp_cuda_gemm_desc& d, amp_result code, const char* words) {
@@ -695,7 +801,9 @@ static void refuse_desc(const amp_cuda_gemm_desc& d, amp_result code, const char
 }
 
 static void test_refused_descs() {
-    Problem p(Spec(6, 7, 8, AMP_F16, AMP_F16, AMP_F16).many(2, APART).with(PER_COLUMN, AMP_F16, AMP_CUDA_EPILOGUE_RELU));
+    Problem p(Spec(6, 7, 8, AMP_F16, AMP_F16, AMP_F16)
+                  .many(2, APART)
+                  .with(PER_COLUMN, AMP_F16, AMP_CUDA_EPILOGUE_RELU));
     const amp_cuda_gemm_desc good = desc_of(p);
     amp_cuda_gemm_desc d = good;
     float host[16] = { 0 };
@@ -706,6 +814,8 @@ static void test_refused_descs() {
     d.bias_dtype = AMP_F64; refuse_desc(d, AMP_ERR_DTYPE, "bias has type f64 (4)"); d = good;
     d.c_dtype = (amp_dtype)9; refuse_desc(d, AMP_ERR_DTYPE, "c has type"); d = good;
     d.epilogue = (amp_cuda_epilogue)4; refuse_desc(d, AMP_ERR_DESC, "epilogue"); d = good;
+    d.bias_per_row = 2; refuse_desc(d, AMP_ERR_DESC, "bias_per_row 2"); d = good;
+    d.c_stride = 0; refuse_desc(d, AMP_ERR_ARGUMENT, "c_stride is 0"); d = good;
     d.ldb = 6; refuse_desc(d, AMP_ERR_ARGUMENT, "ldb is 6, but a row of b has 7 elements"); d = good;
     d.a = nullptr; refuse_desc(d, AMP_ERR_ARGUMENT, "a is NULL"); d = good;
     d.a_stride = SIZE_MAX / 2; refuse_desc(d, AMP_ERR_ARGUMENT, "a is too large"); d = good;
@@ -726,18 +836,24 @@ static void test_refused_layers() {
     auto forward = [&](const void* x, const void* w, const void* b, amp_dtype bt, void* y, size_t n) {
         return amp_cuda_linear_forward(x, AMP_F32, w, AMP_F32, b, bt, y, AMP_F32, n, 3, 4, &e);
     };
-    auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db, amp_dtype dbt) {
-        return amp_cuda_linear_backward(dy, AMP_F32, x, AMP_F32, w, AMP_F32, dx, AMP_F32, dw, AMP_F32, db, dbt, 0, 2, 3, 4, &e);
+    auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db,
+                        amp_dtype dbt) {
+        return amp_cuda_linear_backward(dy, AMP_F32, x, AMP_F32, w, AMP_F32, dx, AMP_F32, dw, AMP_F32, db,
+                                        dbt, 0, 2, 3, 4, &e);
     };
-    check_refused(forward(p, nullptr, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT, "w is NULL, but it has 4 x 3 elements", before);
+    check_refused(forward(p, nullptr, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT,
+                  "w is NULL, but it has 4 x 3 elements", before);
     check_refused(forward(p, p, p, AMP_F64, p, 2), AMP_ERR_DTYPE, "b has type f64 (4)", before);
-    check_refused(forward(p, p, nullptr, AMP_F32, p, SIZE_MAX / 8), AMP_ERR_ARGUMENT, "x is too large", before);
+    check_refused(forward(p, p, nullptr, AMP_F32, p, SIZE_MAX / 8), AMP_ERR_ARGUMENT, "x is too large",
+                  before);
     check_refused(forward(host, p, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT, "x is host memory", before);
     check_refused(forward(p, host, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT, "w is host memory", before);
     check_refused(forward(p, p, host, AMP_F32, p, 2), AMP_ERR_ARGUMENT, "b is host memory", before);
     check_refused(forward(p, p, p, AMP_F32, host, 2), AMP_ERR_ARGUMENT, "y is host memory", before);
-    check_refused(backward(p, nullptr, p, p, p, nullptr, AMP_F32), AMP_ERR_ARGUMENT, "x is NULL, but it has 2 x 3", before);
-    check_refused(backward(p, p, nullptr, p, p, nullptr, AMP_F32), AMP_ERR_ARGUMENT, "w is NULL, but it has 4 x 3", before);
+    check_refused(backward(p, nullptr, p, p, p, nullptr, AMP_F32), AMP_ERR_ARGUMENT,
+                  "x is NULL, but it has 2 x 3", before);
+    check_refused(backward(p, p, nullptr, p, p, nullptr, AMP_F32), AMP_ERR_ARGUMENT,
+                  "w is NULL, but it has 4 x 3", before);
     check_refused(backward(p, p, p, p, p, p, AMP_F64), AMP_ERR_DTYPE, "db has type f64 (4)", before);
     check_refused(backward(host, p, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dy is host memory", before);
     check_refused(backward(p, host, p, p, p, p, AMP_F32), AMP_ERR_ARGUMENT, "x is host memory", before);
@@ -751,8 +867,11 @@ static void test_refused_layers() {
 static void test_failing_launches() {
     amp_exec e = quiet_exec();
     Workspace w(&e, linear_workspace(40, 600, 12));
-    Problem f32(Spec(9, 9, 9, AMP_F32, AMP_F32, AMP_F32)), cut(Spec(12, 40, 600, AMP_F16, AMP_F16, AMP_F16));
-    Problem fused(Spec(9, 9, 9, AMP_F16, AMP_F16, AMP_F16).many(3, APART).with(PER_ROW, AMP_F16, AMP_CUDA_EPILOGUE_GELU));
+    Problem f32(Spec(9, 9, 9, AMP_F32, AMP_F32, AMP_F32)),
+        cut(Spec(12, 40, 600, AMP_F16, AMP_F16, AMP_F16));
+    Problem fused(Spec(9, 9, 9, AMP_F16, AMP_F16, AMP_F16)
+                      .many(3, APART)
+                      .with(PER_ROW, AMP_F16, AMP_CUDA_EPILOGUE_GELU));
     Problem none(Spec(9, 9, 0, AMP_F16, AMP_F16, AMP_F16));
     for (Problem* p : { &f32, &cut, &fused, &none }) check_failures([&] { return multiply(*p, &e); });
     Dense d(40, 600, 12, AMP_F16, AMP_F16, AMP_F32, WHOLE, 0);
@@ -785,6 +904,7 @@ int main() {
     TEST(test_dense_many_rows);
     TEST(test_dense_bound);
     TEST(test_refused_products);
+    TEST(test_pinned_memory);
     TEST(test_refused_descs);
     TEST(test_refused_layers);
     TEST(test_failing_launches);
