@@ -30,8 +30,9 @@
    Streams.   All work goes to exec->stream and is asynchronous; exec == NULL is the default stream. Nothing
    waits for the GPU unless it says so.
    Numbers.   As in amp.h: operands in 16 bits, FP32 products and sums, one rounding. Conversions, activations,
-   dropout and the optimizers give the CPU's bits; sums run in another order than on the CPU, but in one fixed
-   order: the same call gives the same bits on every run. No kernel uses floating-point atomics.
+   dropout and the optimizers give the CPU's bits, but that a NaN which arithmetic makes is 0x7fffffff here; sums
+   run in another order than on the CPU, but in one fixed order: the same call gives the same bits on every run.
+   No kernel uses floating-point atomics.
    Errors.    As in amp.h; a failure of the GPU is AMP_ERR_DEVICE, or AMP_ERR_MEMORY when it has no memory left,
    or AMP_ERR_UNSUPPORTED without a fitting device. What a kernel does wrong shows at a later call. Pointers are
    asked what memory they are: host memory is AMP_ERR_ARGUMENT before anything is launched.
@@ -175,8 +176,7 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* s, const voi
 
 /* --- pooling, normalisation --------------------------------------------------------------- */
 
-/* As the functions of amp.h. Pooling has the CPU's bits; sums of norms have one fixed order of their own, with
-   statistics in FP32. */
+/* As the functions of amp.h. Maxima are the CPU's; averages and the sums of norms have one fixed order of their own. */
 AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
                                            amp_dtype y_dtype, const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
@@ -1025,7 +1025,9 @@ AMPI_D void ampi_d_convert8(ampi_eight& r, amp_dtype from, amp_dtype to) {
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert(ampi_cuda_map m) {
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
         ampi_eight r[2];
+        AMPI_UNROLL
         for (int u = 0; u < 2; u++) ampi_d_fetch8(r[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
+        AMPI_UNROLL
         for (int u = 0; u < 2; u++) {
             ampi_d_convert8(r[u], m.at, m.yt);
             ampi_d_put8(m.y, m.yt, i + (size_t)(u * AMPI_CUDA_SECOND), m.n, r[u]);
@@ -1066,19 +1068,20 @@ AMPI_D void ampi_d_round8_random(ampi_eight& r, const float (&v)[8], amp_dtype t
     for (int j = 0; j < 4; j++) r.w[j] = (h[2 * j] & 0xffffu) | h[2 * j + 1] << 16;
 }
 
-/* Infinity becomes the largest finite value: its bits minus one. Returns how many of the first `count` were. */
-AMPI_D unsigned ampi_d_saturate8(ampi_eight& r, amp_dtype t, unsigned count) {
+/* Infinity becomes the largest finite value: its bits minus one. Returns how many were infinite; what lies behind the
+   end of the data is 0. */
+AMPI_D unsigned ampi_d_saturate8(ampi_eight& r, amp_dtype t) {
     const uint32_t inf = t == AMP_F16 ? 0x7c00u : 0x7f80u;
     unsigned hits = 0;
     if (t == AMP_F32)
         for (unsigned j = 0; j < 8; j++) {
-            unsigned hit = j < count && (r.w[j] & 0x7fffffffu) == 0x7f800000u;
+            unsigned hit = (r.w[j] & 0x7fffffffu) == 0x7f800000u;
             r.w[j] -= hit;
             hits += hit;
         }
     else
         for (unsigned j = 0; j < 8; j++) {
-            unsigned hit = j < count && (r.w[j / 2] >> (16 * (j & 1)) & 0x7fffu) == inf;
+            unsigned hit = (r.w[j / 2] >> (16 * (j & 1)) & 0x7fffu) == inf;
             r.w[j / 2] -= hit << (16 * (j & 1));
             hits += hit;
         }
@@ -1099,7 +1102,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(am
             } else {
                 ampi_d_convert8(r, m.at, m.yt);
             }
-            if (d.saturate) hits += ampi_d_saturate8(r, m.yt, m.n - at < 8 ? (unsigned)(m.n - at) : 8u);
+            if (d.saturate) hits += ampi_d_saturate8(r, m.yt);
             ampi_d_put8(m.y, m.yt, at, m.n, r);
         }
     if (d.saturated && hits) atomicAdd((unsigned long long*)d.saturated, hits);
@@ -2566,11 +2569,13 @@ AMPI_D void ampi_d_bn_walk(const ampi_cuda_bn& s, size_t c, F f) {
     for (size_t q = threadIdx.x; q < eights; q += U * (size_t)AMPI_CUDA_BN_BLOCK) {
         ampi_eight x[U], dy[U];
         size_t i[U], end[U];
+        AMPI_UNROLL
         for (int u = 0; u < U; u++) {
             ampi_d_bn_place(s, c, q + (size_t)(u * AMPI_CUDA_BN_BLOCK), &i[u], &end[u]);
             ampi_d_fetch8(x[u], s.x, s.xt, i[u], end[u]);
             if (DY) ampi_d_fetch8(dy[u], s.dy, s.dyt, i[u], end[u]);
         }
+        AMPI_UNROLL
         for (int u = 0; u < U; u++)
             if (i[u] < end[u]) {
                 float v[8], g[8];
@@ -2760,7 +2765,7 @@ AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, c
                             dim3(AMPI_CUDA_THREADS(32)), shared, q)                                            \
      : (d) <= 256 * 4 * 8                                                                                      \
          ? ampi_cuda_launch(exec, op, kernel<256, 4>, ampi_cuda_grid(rows, 1), dim3(256), shared, q)           \
-         : ampi_cuda_launch(exec, op, kernel<1024, 0>, ampi_cuda_grid(rows, 1), dim3(1024), shared, q))
+         : ampi_cuda_launch(exec, op, kernel<512, 0>, ampi_cuda_grid(rows, 1), dim3(512), shared, q))
 /* Shared memory that the sums and maxima of a row need at most: two doubles for each of 32 warps. */
 enum { AMPI_CUDA_ROW_SHARED = 2 * 32 * 8 };
 
@@ -2776,6 +2781,7 @@ template <int T, int KEEP, typename F>
 AMPI_D void ampi_d_eights(size_t d, F f) {
     size_t i = (size_t)(threadIdx.x % T) * 8;
     if (KEEP == 0) for (; i < d; i += (size_t)T * 8) f(0, i);
+    AMPI_UNROLL
     for (int k = 0; k < KEEP; k++)
         if (i + (size_t)(k * T * 8) < d) f(k, i + (size_t)(k * T * 8));
 }
@@ -2949,13 +2955,16 @@ AMPI_D void ampi_d_ln_down(const ampi_cuda_ln& q, size_t row, size_t last, size_
                            double (&db)[8]) {
     for (; row < last; row += 4 * (size_t)AMPI_CUDA_LN_WARPS) {
         float g[8] = {}, b[8] = {};
+        AMPI_ROLLED
         for (int half = 0; half < 2; half++) {
             ampi_eight x[2], dy[2];
+            AMPI_UNROLL
             for (int u = 0; u < 2; u++) {
                 size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS), end = r < last ? (r + 1) * q.d : 0;
                 ampi_d_fetch8(x[u], q.x, q.xt, r * q.d + i, end);
                 ampi_d_fetch8(dy[u], q.dy, q.dyt, r * q.d + i, end);
             }
+            AMPI_UNROLL
             for (int u = 0; u < 2; u++) {
                 size_t r = row + (size_t)((2 * half + u) * AMPI_CUDA_LN_WARPS);
                 float v[8], w[8], mean, invstd;
@@ -3069,18 +3078,20 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_m
     ampi_d_begin(f);
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
         ampi_eight a[2], b[2];
+        AMPI_UNROLL
         for (int u = 0; u < 2; u++) {
             ampi_d_fetch8(a[u], m.a, m.at, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
             if (m.b) ampi_d_fetch8(b[u], m.b, m.bt, i + (size_t)(u * AMPI_CUDA_SECOND), m.n);
         }
-        for (int u = 0; u < 2; u++) {
-            size_t at = i + (size_t)(u * AMPI_CUDA_SECOND);
+        AMPI_ROLLED
+        for (size_t at = i; at < m.n && at <= i + AMPI_CUDA_SECOND; at += AMPI_CUDA_SECOND) {
             float v[8], w[8];
-            if (at >= m.n) break;
-            ampi_d_widen8(v, a[u], m.at);
-            if (m.b) ampi_d_widen8(w, b[u], m.bt);
+            ampi_d_widen8(v, a[0], m.at);
+            if (m.b) ampi_d_widen8(w, b[0], m.bt);
             ampi_d_apply(f, v, w, at);
             ampi_d_store8(m.y, m.yt, at, m.n, v);
+            a[0] = a[1];      /* the second eight takes the place of the first: f is there once */
+            b[0] = b[1];
         }
     }
 }
@@ -3392,10 +3403,12 @@ static __global__ void __launch_bounds__(256) ampi_k_loss_mean(ampi_cuda_loss q)
 AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
     double sum = 0.0;
     ampi_eight x[2], target[2];
+    AMPI_UNROLL
     for (int u = 0; u < 2; u++) {
         ampi_d_fetch8(x[u], q.x, q.xt, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
         ampi_d_fetch8(target[u], q.target, q.tt, i + (size_t)(u * AMPI_CUDA_SECOND), q.n);
     }
+    AMPI_UNROLL
     for (int u = 0; u < 2; u++) {
         size_t at = i + (size_t)(u * AMPI_CUDA_SECOND);
         float v[8], w[8];
