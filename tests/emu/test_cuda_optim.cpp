@@ -24,15 +24,16 @@ struct Nets {
     }
     static void* at(Twin* t, bool host) { return !t || t->n == 0 ? nullptr : host ? t->here() : t->there(); }
     /* low, grad: 0 = none. Skews are digits: of master, low, grad, m and v. */
-    void add(size_t n, bool master, int low, int grad, int moments, int group = 0, unsigned skews = 0, const char* name = nullptr) {
+    void add(size_t n, bool master, int low, int grad, int moments, int group = 0, unsigned skews = 0,
+             const char* name = nullptr) {
         Twin* w = master ? twin(AMP_F32, n, skews % 10, 1) : nullptr;
         Twin* h = low ? twin((amp_dtype)low, n, skews / 10 % 10, 1) : nullptr;
         Twin* g = grad ? twin((amp_dtype)grad, n, skews / 100 % 10, 0) : nullptr;
         Twin* m = moments > 0 ? twin(AMP_F32, n, skews / 1000 % 10, 0) : nullptr;
         Twin* v = moments > 1 ? twin(AMP_F32, n, skews / 10000 % 10, 0) : nullptr;
         for (bool host : { true, false }) {
-            amp_param p = { (float*)at(w, host), at(h, host), (amp_dtype)low, at(g, host), (amp_dtype)grad, (float*)at(m, host),
-                            (float*)at(v, host), n, group, name };
+            amp_param p = { (float*)at(w, host), at(h, host), (amp_dtype)low, at(g, host), (amp_dtype)grad,
+                            (float*)at(m, host), (float*)at(v, host), n, group, name };
             (host ? here : there).push_back(p);
         }
         masters.push_back(w);
@@ -56,10 +57,12 @@ struct Nets {
         grads[param]->send();
     }
     void step(Scalers* s) {
-        SAME(amp_optimizer_step(&cpu, s ? &s->cpu : nullptr, &last), amp_cuda_optimizer_step(gpu, s ? s->gpu : nullptr, &exec));
+        SAME(amp_optimizer_step(&cpu, s ? &s->cpu : nullptr, &last),
+             amp_cuda_optimizer_step(gpu, s ? s->gpu : nullptr, &exec));
     }
     void unscale(Scalers* s) {
-        SAME(amp_optimizer_unscale(&cpu, &s->cpu), amp_cuda_scaler_unscale(s->gpu, amp_cuda_optimizer_grads(gpu), &exec));
+        SAME(amp_optimizer_unscale(&cpu, &s->cpu),
+             amp_cuda_scaler_unscale(s->gpu, amp_cuda_optimizer_grads(gpu), &exec));
     }
     void check(Scalers* s) {
         std::vector<amp_tensor> list;
@@ -79,11 +82,13 @@ struct Nets {
         CHECK(amp_cuda_optimizer_read(gpu, &o, &i, &exec) == AMP_OK);
         CHECK_MSG(memcmp(&o.state, &cpu.state, sizeof o.state) == 0, "step %ld %ld lr %g %g", (long)cpu.state.step,
                   (long)o.state.step, (double)cpu.state.lr, (double)o.state.lr);
-        CHECK_MSG(i.applied == last.applied && memcmp(&i.lr, &last.lr, 4) == 0 && close_norm(last.grad_norm, i.grad_norm, n)
-                      && memcmp(&i.clip_coefficient, &last.clip_coefficient, 4) == 0,
-                  "applied %d %d lr %.9g %.9g norm %.17g %.17g clip %.9g %.9g", last.applied, i.applied, (double)last.lr,
-                  (double)i.lr, last.grad_norm, i.grad_norm, (double)last.clip_coefficient, (double)i.clip_coefficient);
-        CHECK_MSG(same_info(last.overflow, i.overflow, n), INFO_FORMAT "; " INFO_FORMAT, INFO_ARGS(last.overflow), INFO_ARGS(i.overflow));
+        CHECK_MSG(
+            i.applied == last.applied && memcmp(&i.lr, &last.lr, 4) == 0 && close_norm(last.grad_norm, i.grad_norm, n)
+                && memcmp(&i.clip_coefficient, &last.clip_coefficient, 4) == 0,
+            "applied %d %d lr %.9g %.9g norm %.17g %.17g clip %.9g %.9g", last.applied, i.applied, (double)last.lr,
+            (double)i.lr, last.grad_norm, i.grad_norm, (double)last.clip_coefficient, (double)i.clip_coefficient);
+        CHECK_MSG(same_info(last.overflow, i.overflow, n), INFO_FORMAT "; " INFO_FORMAT, INFO_ARGS(last.overflow),
+                  INFO_ARGS(i.overflow));
         CHECK(o.params == there.data() && o.count == (int)there.size() && o.desc.kind == cpu.desc.kind);
         CHECK(memory_agrees(any_nan));
     }
@@ -418,9 +423,12 @@ static void test_state() {
     o.state.step = -1;
     REFUSED(amp_cuda_optimizer_write(n.gpu, &o.state, &n.exec), AMP_ERR_ARGUMENT, "amp_cuda_optimizer_write: step -1");
     n.agree(20);
-    CHECK(amp_cuda_optimizer_write(nullptr, &o.state, &n.exec) == AMP_ERR_ARGUMENT && amp_cuda_optimizer_write(n.gpu, nullptr, &n.exec) == AMP_ERR_ARGUMENT);
-    CHECK(amp_cuda_optimizer_set_lr(nullptr, 1, &n.exec) == AMP_ERR_ARGUMENT && amp_cuda_optimizer_read(nullptr, &o, nullptr, &n.exec) == AMP_ERR_ARGUMENT);
-    CHECK(amp_cuda_optimizer_step(nullptr, nullptr, &n.exec) == AMP_ERR_ARGUMENT && amp_cuda_optimizer_zero_grad(nullptr, &n.exec) == AMP_ERR_ARGUMENT);
+    CHECK(amp_cuda_optimizer_write(nullptr, &o.state, &n.exec) == AMP_ERR_ARGUMENT
+          && amp_cuda_optimizer_write(n.gpu, nullptr, &n.exec) == AMP_ERR_ARGUMENT);
+    CHECK(amp_cuda_optimizer_set_lr(nullptr, 1, &n.exec) == AMP_ERR_ARGUMENT
+          && amp_cuda_optimizer_read(nullptr, &o, nullptr, &n.exec) == AMP_ERR_ARGUMENT);
+    CHECK(amp_cuda_optimizer_step(nullptr, nullptr, &n.exec) == AMP_ERR_ARGUMENT
+          && amp_cuda_optimizer_zero_grad(nullptr, &n.exec) == AMP_ERR_ARGUMENT);
     CHECK(amp_cuda_optimizer_grads(nullptr) == nullptr);
     amp_cuda_optimizer_destroy(nullptr);
 }
@@ -460,7 +468,8 @@ static void test_refused() {
         if (k == 3) p.m = host;
         if (k == 4) p.v = host;
         gpu = n.gpu;
-        REFUSED(amp_cuda_optimizer_create(&gpu, &d, &p, 1, &n.exec), AMP_ERR_ARGUMENT, std::string(names[k]) + " is host memory");
+        REFUSED(amp_cuda_optimizer_create(&gpu, &d, &p, 1, &n.exec), AMP_ERR_ARGUMENT,
+                std::string(names[k]) + " is host memory");
         CHECK(gpu == nullptr);
     }
     for (int k = 0; k < 10; k++) {
@@ -477,7 +486,8 @@ static void test_refused() {
         if (k == 8) a.group = b.group = 2;
         e = c;
         c.logger = &CPU_EAR;
-        SAME(amp_optimizer_init(&cpu, &c, &a, k == 9 ? 0 : 1), amp_cuda_optimizer_create(&gpu, &e, &b, k == 9 ? 0 : 1, &n.exec));
+        SAME(amp_optimizer_init(&cpu, &c, &a, k == 9 ? 0 : 1),
+             amp_cuda_optimizer_create(&gpu, &e, &b, k == 9 ? 0 : 1, &n.exec));
         CHECK(gpu == nullptr);
     }
     REFUSED(amp_cuda_optimizer_create(nullptr, &d, n.there.data(), 1, &n.exec), AMP_ERR_ARGUMENT, "out is NULL");
@@ -493,7 +503,7 @@ static void test_refused() {
     CHECK(amp_cuda_optimizer_zero_grad(none.gpu, &none.exec) == AMP_OK);
 }
 
-/* --- cost, capture, failures --------------------------------------------------------------------------------------- */
+/* --- cost, capture, failures ----------------------------------------------------- */
 
 static void test_cost() {
 #if defined(AMP_CUDA_EMU)
@@ -502,7 +512,8 @@ static void test_cost() {
         long update = d.kind == AMP_LAMB ? 4 : 2;
         Scalers s(nullptr);
         Nets n, blind;
-        for (int i = 0; i < 300; i++) n.add((size_t)(i % 20), true, AMP_F16, (int)TYPES[i % 3], amp_optimizer_moments(&d));
+        for (int i = 0; i < 300; i++)
+            n.add((size_t)(i % 20), true, AMP_F16, (int)TYPES[i % 3], amp_optimizer_moments(&d));
         n.make(&d);
         n.renew(1);
         d.unchecked = 1;
@@ -511,7 +522,8 @@ static void test_cost() {
         amp_cuda_scaler_loss_scale(s.gpu);
         long launched, waited = emu_sync_count(), allocated = emu_alloc_count();
         auto costs = [&](amp_result r, long launches_wanted) {
-            CHECK_MSG(r == AMP_OK && emu_launch_count() - launched == launches_wanted, "recipe %d: %d, %ld launches", k, (int)r, emu_launch_count() - launched);
+            CHECK_MSG(r == AMP_OK && emu_launch_count() - launched == launches_wanted, "recipe %d: %d, %ld launches",
+                      k, (int)r, emu_launch_count() - launched);
             launched = emu_launch_count();
         };
         launched = emu_launch_count();

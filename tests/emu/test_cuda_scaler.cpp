@@ -65,7 +65,8 @@ static void test_many_bad() {
         t.fill(1.0f);
         for (int k = 0; k < 300; k++) {
             size_t tensor = test_random() % t.all.size();
-            if (t.all[tensor].n) t.all[tensor].set_bits(test_random() % t.all[tensor].n, bad_bits(t.all[tensor].type, test_random()));
+            if (t.all[tensor].n)
+                t.all[tensor].set_bits(test_random() % t.all[tensor].n, bad_bits(t.all[tensor].type, test_random()));
         }
         for (Twin& x : t.all) x.send();
         s.scale_loss();
@@ -149,7 +150,8 @@ static void test_norm() {
         s.check(t);
         amp_scaler seen;
         CHECK(amp_cuda_scaler_read(s.gpu, &seen, &s.exec) == AMP_OK);
-        CHECK_MSG(!seen.info.found_inf && close_norm(std::sqrt(sum), seen.info.norm, 5000), "%.17g %.17g", std::sqrt(sum), seen.info.norm);
+        CHECK_MSG(!seen.info.found_inf && close_norm(std::sqrt(sum), seen.info.norm, 5000), "%.17g %.17g",
+                  std::sqrt(sum), seen.info.norm);
     }
 }
 
@@ -193,7 +195,8 @@ static void test_unscale_bits() {
         sums.make(&s.exec);
         src.fill(scales[k] < 60000.0f ? scales[k] : 60000.0f);
         for (size_t i = 0; i < 9; i++)
-            for (size_t j = 0; j < 30; j++) src.all[i].set_bits(j, j % 2 ? (uint32_t)j : (j + 0x80000000u) >> (src.all[i].size == 2 ? 16 : 0));
+            for (size_t j = 0; j < 30; j++)
+                src.all[i].set_bits(j, j % 2 ? (uint32_t)j : (j + 0x80000000u) >> (src.all[i].size == 2 ? 16 : 0));
         for (Twin& x : src.all) x.send();
         sums.fill(1.0f);
         s.scale_loss();
@@ -262,7 +265,8 @@ struct World {
         src[i].fill(scale < 1e4f ? scale : 1e4f);
         if (test_random() % 100 < good) return;
         size_t k = test_random() % src[i].all.size();
-        if (src[i].all[k].n) src[i].spoil(k, test_random() % src[i].all[k].n, bad_bits(src[i].all[k].type, test_random()));
+        if (src[i].all[k].n)
+            src[i].spoil(k, test_random() % src[i].all[k].n, bad_bits(src[i].all[k].type, test_random()));
     }
     void call() {
         size_t i = test_random() % 3, j = one_in(8) ? test_random() % 3 : i;
@@ -295,7 +299,8 @@ static void test_random_windows() {
             for (size_t i = 0; i < 3; i++) w.renew(i, 90);
             w.s.scale_loss();
             for (unsigned calls = test_random() % 7; calls > 0; calls--) w.call();
-            for (size_t i = 0; i < 3; i++) CHECK(w.src[i].agree(d.ignore_overflow) && w.dst[i].agree(d.ignore_overflow));
+            for (size_t i = 0; i < 3; i++)
+                CHECK(w.src[i].agree(d.ignore_overflow) && w.dst[i].agree(d.ignore_overflow));
             if (!w.s.cpu.recorded) w.s.check(w.src[0]);
             w.s.update();
             w.s.agree(5000);
@@ -436,7 +441,8 @@ static void test_write() {
         s.update();
     }
     CHECK(amp_cuda_scaler_read(s.gpu, &host, &s.exec) == AMP_OK);
-    CHECK(amp_scaler_save(&host, bytes, sizeof bytes) == AMP_OK && amp_scaler_save(&s.cpu, again, sizeof again) == AMP_OK);
+    CHECK(amp_scaler_save(&host, bytes, sizeof bytes) == AMP_OK
+          && amp_scaler_save(&s.cpu, again, sizeof again) == AMP_OK);
     CHECK(memcmp(bytes, again, sizeof bytes) == 0);
     CHECK(amp_scaler_load(&other.cpu, bytes, sizeof bytes) == AMP_OK);
     CHECK(amp_cuda_scaler_write(other.gpu, &other.cpu, &other.exec) == AMP_OK);
@@ -444,7 +450,8 @@ static void test_write() {
     other.scale_loss();
     other.check(t);
     other.agree(100);
-    REFUSED(amp_cuda_scaler_write(other.gpu, &host, &other.exec), AMP_ERR_STATE, "amp_cuda_scaler_write: not between a check and update");
+    REFUSED(amp_cuda_scaler_write(other.gpu, &host, &other.exec), AMP_ERR_STATE,
+            "amp_cuda_scaler_write: not between a check and update");
     other.update();
     CHECK(amp_scaler_set_scale(&other.cpu, 48.0f) == AMP_OK);
     CHECK(amp_cuda_scaler_write(other.gpu, &other.cpu, &other.exec) == AMP_OK);
@@ -457,7 +464,8 @@ static void test_write() {
     d.logger = &GPU_EAR;
     CHECK(amp_scaler_init(&foreign, &d) == AMP_OK);
     REFUSED(amp_cuda_scaler_write(s.gpu, &foreign, &s.exec), AMP_ERR_ARGUMENT, "another rule");
-    CHECK(amp_cuda_scaler_write(nullptr, &host, &s.exec) == AMP_ERR_ARGUMENT && amp_cuda_scaler_write(s.gpu, nullptr, &s.exec) == AMP_ERR_ARGUMENT);
+    CHECK(amp_cuda_scaler_write(nullptr, &host, &s.exec) == AMP_ERR_ARGUMENT
+          && amp_cuda_scaler_write(s.gpu, nullptr, &s.exec) == AMP_ERR_ARGUMENT);
 }
 
 /* --- misuse --------------------------------------------------------------------------------------------------- */
@@ -514,8 +522,10 @@ static void test_refused_descs() {
     REFUSED(amp_cuda_scaler_create(nullptr, nullptr, &exec), AMP_ERR_ARGUMENT, "out is NULL");
     amp_cuda_scaler_destroy(nullptr);
     CHECK(amp_cuda_scaler_loss_scale(nullptr) == nullptr && amp_cuda_scaler_device_state(nullptr) == nullptr);
-    CHECK(amp_cuda_scaler_update(nullptr, &exec) == AMP_ERR_ARGUMENT && amp_cuda_scaler_read(nullptr, &cpu, &exec) == AMP_ERR_ARGUMENT);
-    CHECK(amp_cuda_scaler_check(nullptr, nullptr, &exec) == AMP_ERR_ARGUMENT && amp_cuda_scaler_report_overflow(nullptr, &exec) == AMP_ERR_ARGUMENT);
+    CHECK(amp_cuda_scaler_update(nullptr, &exec) == AMP_ERR_ARGUMENT
+          && amp_cuda_scaler_read(nullptr, &cpu, &exec) == AMP_ERR_ARGUMENT);
+    CHECK(amp_cuda_scaler_check(nullptr, nullptr, &exec) == AMP_ERR_ARGUMENT
+          && amp_cuda_scaler_report_overflow(nullptr, &exec) == AMP_ERR_ARGUMENT);
 }
 
 /* The order of calls, as the CPU has it. */
@@ -537,7 +547,8 @@ static void test_order_of_calls() {
     s.check(none);
     s.update();                     /* an empty list records nothing */
     REFUSED(amp_cuda_scaler_check(s.gpu, nullptr, &s.exec), AMP_ERR_ARGUMENT, "the list is NULL");
-    REFUSED(amp_cuda_scaler_unscale_into(s.gpu, b.list, two.list, 0, &s.exec), AMP_ERR_ARGUMENT, "dst has 1 tensors, src has 2");
+    REFUSED(amp_cuda_scaler_unscale_into(s.gpu, b.list, two.list, 0, &s.exec), AMP_ERR_ARGUMENT,
+            "dst has 1 tensors, src has 2");
     s.into(a, a, 0);
     s.unscale(a);
     s.unscale(a);                   /* twice */
@@ -592,7 +603,8 @@ static void test_cost() {
         if (k == 4) CHECK(amp_cuda_scaler_unscale(s.gpu, a.list, &s.exec) == AMP_OK);
         if (k == 5) CHECK(amp_cuda_scaler_report_overflow(s.gpu, &s.exec) == AMP_OK);
         if (k == 6) CHECK(amp_cuda_scaler_update(s.gpu, &s.exec) == AMP_OK);
-        CHECK_MSG(emu_launch_count() == before[0] + calls[k], "call %d: %ld launches", k, emu_launch_count() - before[0]);
+        CHECK_MSG(emu_launch_count() == before[0] + calls[k], "call %d: %ld launches", k,
+                  emu_launch_count() - before[0]);
         before[0] = emu_launch_count();
     }
     CHECK(emu_sync_count() == before[1] && emu_alloc_count() == before[2]);
@@ -627,7 +639,8 @@ static void test_graph() {
         s.agree(0);                      /* nothing has run yet */
         for (int step = 0; step < 12; step++) {
             a.fill(100.0f);
-            if (step % 5 == 3 || step == 9) a.spoil((size_t)step, 0, bad_bits(a.all[(size_t)step].type, (unsigned)step));
+            if (step % 5 == 3 || step == 9)
+                a.spoil((size_t)step, 0, bad_bits(a.all[(size_t)step].type, (unsigned)step));
             amp_scaler_scale_loss(&s.cpu, 1.0f);
             amp_scaler_check(&s.cpu, a.here.data(), a.count(), nullptr);
             amp_scaler_unscale_into(&s.cpu, b.here.data(), a.here.data(), a.count(), 0, nullptr);

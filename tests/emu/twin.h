@@ -196,7 +196,8 @@ struct Scalers {
     amp_exec exec;
     amp_result limit;                   /* what the CPU's updates have returned since the last read */
 
-    explicit Scalers(const amp_scaler_desc* desc, cudaStream_t stream = 0) : gpu(nullptr), exec(exec_on(stream)), limit(AMP_OK) {
+    explicit Scalers(const amp_scaler_desc* desc, cudaStream_t stream = 0)
+        : gpu(nullptr), exec(exec_on(stream)), limit(AMP_OK) {
         amp_scaler_desc d = {};
         if (desc) d = *desc;
         d.logger = &CPU_EAR;
@@ -212,8 +213,13 @@ struct Scalers {
         amp_scaler_scale_loss(&cpu, 1.0f);
         CHECK(amp_cuda_scaler_loss_scale(gpu) == &amp_cuda_scaler_device_state(gpu)->scale_in_use);
     }
-    void check(Twins& t) { SAME(amp_scaler_check(&cpu, t.here.data(), t.count(), nullptr), amp_cuda_scaler_check(gpu, t.list, &exec)); }
-    void unscale(Twins& t) { SAME(amp_scaler_unscale(&cpu, t.here.data(), t.count(), nullptr), amp_cuda_scaler_unscale(gpu, t.list, &exec)); }
+    void check(Twins& t) {
+        SAME(amp_scaler_check(&cpu, t.here.data(), t.count(), nullptr), amp_cuda_scaler_check(gpu, t.list, &exec));
+    }
+    void unscale(Twins& t) {
+        SAME(amp_scaler_unscale(&cpu, t.here.data(), t.count(), nullptr),
+             amp_cuda_scaler_unscale(gpu, t.list, &exec));
+    }
     void into(Twins& dst, Twins& src, int accumulate) {
         SAME(amp_scaler_unscale_into(&cpu, dst.here.data(), src.here.data(), src.count(), accumulate, nullptr),
              amp_cuda_scaler_unscale_into(gpu, dst.list, src.list, accumulate, &exec));
@@ -242,13 +248,15 @@ struct Scalers {
         CHECK_MSG(r == limit, "%d, the CPU %d", (int)r, (int)limit);
         limit = AMP_OK;
         CHECK_MSG(memcmp(&a, &b, sizeof a) == 0,
-                  "scale %g %g inverse %g %g in use %g %g tracker %d %d left %d %d found %d %d in a row %d %d applied %ld %ld "
-                  "skipped %ld %ld", (double)a.scale, (double)b.scale, (double)a.inverse, (double)b.inverse,
-                  (double)a.scale_in_use, (double)b.scale_in_use, a.tracker, b.tracker, a.hysteresis_left, b.hysteresis_left,
-                  a.found_inf, b.found_inf, a.consecutive_skips, b.consecutive_skips, (long)a.applied, (long)b.applied,
+                  "scale %g %g inverse %g %g in use %g %g tracker %d %d left %d %d found %d %d in a row %d %d "
+                  "applied %ld %ld skipped %ld %ld",
+                  (double)a.scale, (double)b.scale, (double)a.inverse, (double)b.inverse, (double)a.scale_in_use,
+                  (double)b.scale_in_use, a.tracker, b.tracker, a.hysteresis_left, b.hysteresis_left, a.found_inf,
+                  b.found_inf, a.consecutive_skips, b.consecutive_skips, (long)a.applied, (long)b.applied,
                   (long)a.skipped, (long)b.skipped);
         CHECK_MSG(same_info(cpu.info, s.info, n), INFO_FORMAT "; " INFO_FORMAT, INFO_ARGS(cpu.info), INFO_ARGS(s.info));
-        CHECK(memcmp(&cpu.rule, &s.rule, sizeof s.rule) == 0 && s.recorded == cpu.recorded && s.list_count == cpu.list_count);
+        CHECK(memcmp(&cpu.rule, &s.rule, sizeof s.rule) == 0 && s.recorded == cpu.recorded
+              && s.list_count == cpu.list_count);
         for (int i = 0; i < s.list_count; i++)
             CHECK(s.lists[i].done == cpu.lists[i].done && s.lists[i].elements == cpu.lists[i].elements
                   && close_norm(cpu.lists[i].norm, s.lists[i].norm, n));
@@ -268,8 +276,8 @@ template <typename F> static void each_failure(F call, long frees) {
         amp_result r = call();
         emu_fail_any_call_at(0);
         unnoticed += r == AMP_OK && emu_failures() != failures;
-        CHECK_MSG((r == AMP_OK || emu_failures() != failures) && gpu_said.empty() == (r == AMP_OK), "call %ld: %d \"%s\"",
-                  k, (int)r, gpu_said.c_str());
+        CHECK_MSG((r == AMP_OK || emu_failures() != failures) && gpu_said.empty() == (r == AMP_OK),
+                  "call %ld: %d \"%s\"", k, (int)r, gpu_said.c_str());
         CHECK(emu_live_bytes() == live && cudaPeekAtLastError() == cudaSuccess);
     } while (emu_failures() != failures && k < 100);
     CHECK_MSG(k > 3 && unnoticed == frees, "%ld calls, %ld failures went unnoticed", k, unnoticed);
