@@ -4974,6 +4974,134 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dty
     return 1;
 }
 
+/* --- depthwise convolution: gradients of weights ---------------------------------------------- */
+
+/* sum[t][l] += dy[i][l] * x[i*step + t*next + l], i < n, t < taps, l < 16: 16 channels abreast. */
+AMPI_INLINE void ampi_depth_some(int hw, float* sum, const float* dy, const float* x, size_t n, size_t step,
+                                 size_t next, size_t taps) {
+    float s[5][16];
+    size_t i, t, l;
+    memcpy(s, sum, taps * sizeof *s);
+    for (i = 0; i < n; i++, dy += 16, x += step)
+        for (t = 0; t < taps; t++)
+            for (l = 0; l < 16; l++) s[t][l] = ampi_fma(hw, dy[l], x[t * next + l], s[t][l]);
+    memcpy(sum, s, taps * sizeof *s);
+}
+AMPI_INLINE void ampi_depth_row_body(int hw, float* sum, const float* dy, const float* x, size_t n, size_t step,
+                                     size_t next, size_t taps) {
+    for (; taps >= 5; taps -= 5, sum += 5 * 16, x += 5 * next) ampi_depth_some(hw, sum, dy, x, n, step, next, 5);
+    for (; taps >= 3; taps -= 3, sum += 3 * 16, x += 3 * next) ampi_depth_some(hw, sum, dy, x, n, step, next, 3);
+    for (; taps > 0; taps--, sum += 16, x += next) ampi_depth_some(hw, sum, dy, x, n, step, next, 1);
+}
+AMPI_KERNEL(ampi_depth_row,
+            (float* sum, const float* dy, const float* x, size_t n, size_t step, size_t next, size_t taps),
+            sum, dy, x, n, step, next, taps)
+
+/* Where each channel has its own weights, lanes are channels: images lie as x[y][x][channel] with zeros around
+   them, 16 channels at a time. Scratch memory of a thread: sums, dy, x, and planes on their way. */
+typedef struct ampi_depth {
+    size_t pitch, rows, line;                     /* padded image; floats of a plane on its way */
+    size_t at_dy, at_x, at_tile, floats, slots;
+} ampi_depth;
+enum { AMPI_DEPTH_FLOATS = 262144 };
+
+AMPI_FN int ampi_depth_plan(ampi_depth* d, const ampi_conv2d* c) {
+    const amp_conv2d_shape* s = &c->s;
+    if (ampi_taps_isa_now().mr == 0 || c->taps == 1 || c->cg != 1 || c->og != 1 || s->groups < 8
+        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h) || s->stride_h > 64
+        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w) || s->stride_w > 64
+        || s->dilation_h > 64 || s->dilation_w > 64) return 0;
+    d->rows = (size_t)((c->out_h - 1) * s->stride_h + (s->kernel_h - 1) * s->dilation_h + 1);
+    d->pitch = (size_t)((c->out_w - 1) * s->stride_w + (s->kernel_w - 1) * s->dilation_w + 1);
+    if (d->rows > AMPI_DEPTH_FLOATS / 16 / d->pitch || c->in_pixels > AMPI_DEPTH_FLOATS / 16
+        || c->out_pixels > AMPI_DEPTH_FLOATS / 16) return 0;
+    d->line = ampi_round_up(ampi_max_size(c->in_pixels, c->out_pixels), 16) + AMPI_GEMM_GAP;
+    d->at_dy = c->taps * 16;
+    d->at_x = d->at_dy + c->out_pixels * 16;
+    d->at_tile = d->at_x + d->rows * d->pitch * 16;
+    d->floats = d->at_tile + 16 * d->line;
+    d->slots = ampi_min_size(ampi_threads(), ((size_t)s->groups + 15) / 16);
+    return 1;
+}
+AMPI_FN size_t ampi_depth_workspace(const ampi_conv2d* c) {
+    ampi_depth d;
+    return ampi_depth_plan(&d, c) ? d.slots * d.floats * sizeof(float) + 64 : 0;
+}
+
+/* Planes [first, first+planes) of `size` floats to read: `*ld` apart, 16 of them, the missing ones zero. */
+AMPI_FN const float* ampi_depth_view(const ampi_depth* d, const void* data, amp_dtype t, size_t first,
+                                     size_t planes, size_t size, float* tile, size_t* ld) {
+    size_t i;
+    *ld = size;
+    if (ampi_dtype(t) == AMP_F32 && planes == 16) return (const float*)data + first * size;
+    *ld = d->line;
+    for (i = 0; i < 16; i++)
+        if (i < planes) ampi_load_f32(tile + i * d->line, data, t, (first + i) * size, size);
+        else memset(tile + i * d->line, 0, size * sizeof *tile);
+    return tile;
+}
+/* dst[i][channel] from 16 rows of n floats. */
+AMPI_FN void ampi_depth_abreast(const ampi_gemm_isa* g, float* dst, const float* src, size_t ld, size_t n) {
+    size_t l;
+    for (l = 0; l < 16; l += g->lanes) g->transpose(dst + l, 16, src + l * ld, ld, n, 0);
+}
+
+/* 16 channels of one image. */
+AMPI_FN void ampi_depth_image(const ampi_depth* d, const ampi_conv2d* c, const ampi_gemm_isa* g, size_t first,
+                              size_t planes, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                              float* slot) {
+    const amp_conv2d_shape* s = &c->s;
+    const size_t pad_h = (size_t)s->pad_h, pad_w = (size_t)s->pad_w, kw = (size_t)s->kernel_w;
+    const size_t rows = d->rows > pad_h ? ampi_min_size(d->rows - pad_h, (size_t)s->height) : 0;
+    const size_t columns = d->pitch > pad_w ? ampi_min_size(d->pitch - pad_w, (size_t)s->width) : 0;
+    size_t ld, i, a;
+    const float* src = ampi_depth_view(d, dy, dy_dtype, first, planes, c->out_pixels, slot + d->at_tile, &ld);
+    ampi_depth_abreast(g, slot + d->at_dy, src, ld, c->out_pixels);
+    src = ampi_depth_view(d, x, x_dtype, first, planes, c->in_pixels, slot + d->at_tile, &ld);
+    for (i = 0; i < rows; i++)
+        ampi_depth_abreast(g, slot + d->at_x + ((i + pad_h) * d->pitch + pad_w) * 16, src + i * (size_t)s->width, ld,
+                           columns);
+    for (i = 0; i < (size_t)c->out_h; i++)
+        for (a = 0; a < (size_t)s->kernel_h; a++)
+            ampi_depth_row(slot + a * kw * 16, slot + d->at_dy + i * (size_t)c->out_w * 16,
+                           slot + d->at_x + (i * (size_t)s->stride_h + a * (size_t)s->dilation_h) * d->pitch * 16,
+                           (size_t)c->out_w, (size_t)s->stride_w * 16, (size_t)s->dilation_w * 16, kw);
+}
+
+/* dw of a depthwise convolution, if the workspace has room. 0: it is still to be done. */
+AMPI_FN int ampi_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
+                           amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, groups = (size_t)c->s.groups;
+    const ampi_gemm_isa isa = ampi_gemm_isa_now();
+    int swap = ampi_dtype(dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
+    float* memory;
+    ampi_depth d;
+    int64_t slot;
+    if (swap || !ampi_depth_plan(&d, c) || bytes < d.floats * sizeof(float) + 64) return 0;
+    memory = ampi_align64(exec->workspace);
+    d.slots = ampi_min_size(d.slots, (bytes - 64) / sizeof(float) / d.floats);
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (slot = 0; slot < (int64_t)d.slots; slot++) {
+        float *own = memory + (size_t)slot * d.floats, one[256];
+        size_t first, n, k, i, part;
+        memset(own, 0, d.at_tile * sizeof *own);
+        for (first = (size_t)slot * 16; first < groups; first += d.slots * 16) {
+            size_t planes = ampi_min_size(groups - first, 16);
+            memset(own, 0, c->taps * 16 * sizeof *own);
+            for (n = 0; n < (size_t)c->s.n; n++)
+                ampi_depth_image(&d, c, &isa, n * groups + first, planes, dy, dy_dtype, x, x_dtype, own);
+            for (i = 0; i < planes; i++)
+                for (k = 0; k < c->taps; k += part) {
+                    size_t q;
+                    part = ampi_min_size(c->taps - k, 256);
+                    for (q = 0; q < part; q++) one[q] = own[(k + q) * 16 + i];
+                    ampi_store_sum(dw, dw_dtype, (first + i) * c->taps + k, one, part, accumulate);
+                }
+        }
+    }
+    return 1;
+}
+
 enum { AMPI_CONV_WIDE = 64 };                     /* pixels of an image that make a product of their own */
 
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
@@ -4989,7 +5117,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
         y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
         dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
     }
-    dw = ampi_max_size(dw, ampi_fold_workspace(&c));
+    dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
     dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
     return ampi_max_size(y, ampi_max_size(dw, dx));
 }
@@ -5231,7 +5359,8 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
         ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
         ampi_conv2d_run(&s, exec);
     }
-    if (dw && ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)) dw = NULL;
+    if (dw && (ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
+               || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
     for (g = 0; dw && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
         ampi_conv2d_run(&s, exec);
