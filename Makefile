@@ -10,7 +10,7 @@ PYTHON  ?= python3
 TESTS    = half gemm conv ops policy scaler optim model train checkpoint report data alloc hostile
 EXAMPLES = train_small own_loop_fp32 own_loop manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels
 
-# Parallel builds unless the user says otherwise.
+# Parallel builds unless the user says otherwise. (A + before a recipe: makes started by its script share the jobs.)
 ifeq ($(filter -j%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
@@ -44,13 +44,13 @@ bench-counts: ## instructions of the hot paths, written to tests/bench/counts.tx
 	@CC="$(CC)" sh tests/bench/counts.sh record
 
 coverage: ## how many lines of amp.h the tests reach, and which ones never; fails below 95 % (gcc, gcov)
-	@sh tests/coverage.sh 95
+	+@sh tests/coverage.sh 95
 
 mutants: ## plant a small fault in amp.h, one at a time, and see that a test fails (python, minutes)
 	@$(PYTHON) tests/mutants.py
 
 check: $(B)/impl.o ## everything else that CI runs: compilers, sanitizers, exhaustive conversions, references, proofs
-	@CC="$(CC)" PYTHON="$(PYTHON)" DATA="$(DATA)" sh tests/check.sh
+	+@CC="$(CC)" PYTHON="$(PYTHON)" DATA="$(DATA)" sh tests/check.sh
 
 cuda: ## compile amp_cuda.cuh for every architecture that nvcc knows (needs nvcc, no GPU)
 	@B=$(B) sh tests/cuda.sh build
