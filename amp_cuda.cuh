@@ -3947,16 +3947,16 @@ AMPI_D void ampi_d_sum8_stored(ampi_eight& r, amp_dtype to, const ampi_eight& x,
 }
 
 /* What a thread has to know of a chunk. y is the target, of which only SUMS uses more than the type. */
-typedef struct ampi_cuda_view {
+typedef struct ampi_cuda_range {
     ampi_cuda_array x, y;
     size_t   start, end;
     uint32_t last;
     float    inverse;
-} ampi_cuda_view;
+} ampi_cuda_range;
 
 /* Element i once more, as bits without the sign. */
 template <bool SUMS>
-AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_view& v, size_t i) {
+AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_range& v, size_t i) {
     float sum;
     if (!SUMS) return v.x.dtype == AMP_F32 ? ((const uint32_t*)v.x.data)[i] & 0x7fffffffu
                                            : ((const uint16_t*)v.x.data)[i] & 0x7fffu;
@@ -3968,7 +3968,7 @@ AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_view& v, size_t i) {
 
 /* The slow path, for eights that are known to be bad. `number` is that of the first element in the list. */
 template <bool SUMS>
-AMPI_D void ampi_d_count_bad(ampi_cuda_seen& s, const ampi_cuda_view& v, unsigned at, unsigned long long number) {
+AMPI_D void ampi_d_count_bad(ampi_cuda_seen& s, const ampi_cuda_range& v, unsigned at, unsigned long long number) {
     AMPI_ROLLED
     for (unsigned j = at; j < at + 8 && v.start + j < v.end; j++) {
         uint32_t u = ampi_d_magnitude<SUMS>(v, v.start + j);
@@ -3980,9 +3980,9 @@ AMPI_D void ampi_d_count_bad(ampi_cuda_seen& s, const ampi_cuda_view& v, unsigne
 }
 
 template <bool SUMS>
-AMPI_D ampi_cuda_view ampi_d_view_of(const ampi_cuda_look& a, uint64_t c) {
+AMPI_D ampi_cuda_range ampi_d_range_of(const ampi_cuda_look& a, uint64_t c) {
     const ampi_cuda_chunk chunk = a.src.chunks[c];
-    ampi_cuda_view v;
+    ampi_cuda_range v;
     v.x = a.src.arrays[chunk.tensor];
     if (SUMS) v.y = a.dst[chunk.tensor];
     else v.y.dtype = a.dst ? a.dst[chunk.tensor].dtype : AMP_F32;
@@ -3997,7 +3997,7 @@ AMPI_D ampi_cuda_view ampi_d_view_of(const ampi_cuda_look& a, uint64_t c) {
 /* One round: each thread of the block looks at two eights. SUMS: at what accumulating them would give. */
 template <bool SUMS>
 AMPI_D void ampi_d_look_chunk(ampi_cuda_seen& s, const ampi_cuda_look& a, uint64_t c) {
-    const ampi_cuda_view v = ampi_d_view_of<SUMS>(a, c);
+    const ampi_cuda_range v = ampi_d_range_of<SUMS>(a, c);
     const unsigned at = 8 * threadIdx.x, apart = 8 * AMPI_CUDA_BLOCK;
     ampi_eight r[2], sum[2];
     uint32_t over[2];
