@@ -4080,7 +4080,7 @@ typedef struct ampi_taps {
                 b0 = AMPI_##V##_LOAD(b);                                                            \
                 if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                \
                 ROWS(AMPI_MICRO_STEP, V)                                                            \
-                (void)p3; (void)p6; (void)p9; (void)p12;                                            \
+                (void)p3; (void)p6; (void)(p9 == p12);                                              \
             }                                                                                       \
         if (bias) { ROWS(AMPI_TAPS_BIAS, V) }                                                       \
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
