@@ -58,7 +58,7 @@ enum Numbers { WHOLE, ANY, SPECIAL };
 
 static inline float whole() { return (float)((int)(test_random() % 9) - 4); }
 static inline float number(Numbers kind) {
-    static const float rare[4] = { INFINITY, -INFINITY, NAN, -0.0f };
+    static const float rare[4] = { INFINITY, -INFINITY, -NAN, -0.0f };
     if (kind == ANY) return test_uniform();
     if (kind == SPECIAL && test_random() % 40 == 0) return rare[test_random() % 4];
     return whole();
