@@ -1921,7 +1921,7 @@ enum { AMPI_CUDA_MAX_BATCH = 32768 };
 AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op, void (*kernel)(ampi_cuda_product),
                                         ampi_cuda_product* p, const ampi_cuda_cut* cut, uint32_t depth,
                                         uint32_t threads, size_t shared) {
-    if (cut->tiles_m * cut->tiles_n > 0x7fffffff)
+    if (cut->tiles_m * cut->tiles_n >= (size_t)1 << 28)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: %lu x %lu tiles are too many", op,
                          (unsigned long)cut->tiles_m, (unsigned long)cut->tiles_n);
     p->tiles_m = (uint32_t)cut->tiles_m;
@@ -1968,7 +1968,7 @@ AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op
     return ampi_cuda_on_tensor_cores(&p) ? ampi_cuda_run_mma(exec, op, &p) : ampi_cuda_run_plain(exec, op, &p);
 }
 
-/* Kernels count runs and positions in 32 bits, places of an image in 31. */
+/* Kernels count runs and places in 31 bits, steps of k in 32. */
 AMPI_FN int ampi_cuda_countable(const ampi_operand* v) {
     const size_t limit = 0x7fffffff;
     const ampi_image* g = v->image;
@@ -2055,7 +2055,7 @@ AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op, 
 AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, const ampi_product* s,
                                          const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     if (s->m == 0 || s->n == 0 || batch->count == 0) return AMP_OK;
-    if (!ampi_cuda_countable(&s->a) || !ampi_cuda_countable(&s->b))
+    if (!ampi_cuda_countable(&s->a) || !ampi_cuda_countable(&s->b) || s->k >= (size_t)1 << 35)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more", op);
 #if !defined(AMP_NO_CUBLAS)
     if (ampi_cuda_blas_wanted(exec, s, batch) && ampi_cuda_blas_offers(s, batch, epilogue))
@@ -2190,16 +2190,21 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_bias_planes(amp
     if (threadIdx.x == 0) ampi_d_bias_store(s, o, sum[0]);
 }
 
-/* A block sums 32 neighbouring columns: each of its 32 warps every 32nd row, then the warps one after the
-   other. */
+/* A block sums 32 neighbouring columns: each of its 32 warps every 32nd row, eight rows at a time, then the warps
+   one after the other. */
 enum { AMPI_CUDA_BIAS_WARPS = 32 };
 static __global__ void __launch_bounds__(32 * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_columns(ampi_cuda_bias_sum s) {
     AMPI_SHARED(double, shared);
     const size_t o = (size_t)blockIdx.x * 32 + threadIdx.x % 32;
     double sum = 0.0;
-    if (o < s.outs)
-        for (size_t r = threadIdx.x / 32; r < s.n; r += AMPI_CUDA_BIAS_WARPS)
-            sum += (double)ampi_d_load(s.dy, s.dy_dtype, r * s.outs + o);
+    for (size_t r = threadIdx.x / 32; o < s.outs && r < s.n; r += 8 * AMPI_CUDA_BIAS_WARPS) {
+        float v[8];
+        for (size_t u = 0; u < 8; u++) {
+            size_t row = r + u * AMPI_CUDA_BIAS_WARPS;
+            v[u] = row < s.n ? ampi_d_load(s.dy, s.dy_dtype, row * s.outs + o) : 0.0f;
+        }
+        sum += (double)ampi_d_sum8(v);
+    }
     shared[threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.x >= 32 || o >= s.outs) return;
