@@ -2696,7 +2696,7 @@ AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, in
 }
 
 /* dx = (dy - a - (x - mean) * b) * k, as on the CPU. dx may be dy: a thread reads an eight before it writes it. */
-static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm_backward(ampi_cuda_bn s) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK, 1) ampi_k_batch_norm_backward(ampi_cuda_bn s) {
     AMPI_SHARED(double, shared);
     float* slope = (float*)(shared + AMPI_CUDA_BN_BLOCK / 32 * 2);
     for (size_t c = blockIdx.x; c < s.channels; c += gridDim.x) {
@@ -3530,7 +3530,7 @@ typedef struct ampi_cuda_loss_slope {
 
 /* dlogits = (softmax - target) * factor. */
 template <int T, int KEEP>
-static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T))
+static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     ampi_k_cross_entropy_backward(ampi_cuda_loss_slope s) {
     AMPI_SHARED(double, shared);
     const ampi_cuda_loss& q = s.q;

@@ -1036,7 +1036,8 @@ static Bounded mean_loss(ampi_loss kind, const Tensor& x, const Tensor& t) {
 }
 static amp_result mean_loss_of(ampi_loss kind, const Tensor& x, const Tensor& t, Tensor& loss, const amp_exec* exec) {
     return (kind == AMPI_MSE ? amp_cuda_mse_forward
-                             : amp_cuda_bce_with_logits_forward)(x.dev, x.type, t.dev, t.type, loss.floats(), x.n, exec);
+                             : amp_cuda_bce_with_logits_forward)(x.dev, x.type, t.dev, t.type, loss.floats(), x.n,
+                                                                 exec);
 }
 static void check_mean_loss(ampi_loss kind, size_t n, amp_dtype a, amp_dtype b, size_t shift) {
     Tensor x(a, n, shift), t(b, n, 3 * shift % 8), loss(AMP_F32, 1);
@@ -1326,7 +1327,8 @@ static const Operator OPERATORS[] = {
 };
 
 /* One argument after the other: NULL, or on the host. */
-static void check_argument(const Operator& op, Log& log, const Call& good, const char* name, size_t field, int optional) {
+static void check_argument(const Operator& op, Log& log, const Call& good, const char* name, size_t field,
+                           int optional) {
     static float on_host[16];
     const void* const wrong[2] = { nullptr, on_host };
     if (!name) return;
@@ -1379,7 +1381,9 @@ static void test_number_errors() {
     amp_pool2d_shape p = POOL;
     amp_batch_norm_shape b = BATCH;
     x.fill(ordinary);
-    const auto pool = [&](const amp_pool2d_shape* s) { return amp_cuda_pool2d_forward(s, x.dev, AMP_F32, out.dev, AMP_F32, e); };
+    const auto pool = [&](const amp_pool2d_shape* s) {
+        return amp_cuda_pool2d_forward(s, x.dev, AMP_F32, out.dev, AMP_F32, e);
+    };
     const auto norm = [&](const amp_batch_norm_shape* s, int training) {
         return amp_cuda_batch_norm_forward(s, training, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
                                            f.floats(), f.floats() + 32, out.dev, AMP_F32, e);
