@@ -34,8 +34,9 @@
    run in another order than on the CPU, but in one fixed order: the same call gives the same bits on every run.
    No kernel uses floating-point atomics.
    Errors.    As in amp.h; a failure of the GPU is AMP_ERR_DEVICE, or AMP_ERR_MEMORY when it has no memory left,
-   or AMP_ERR_UNSUPPORTED without a fitting device. What a kernel does wrong shows at a later call. Pointers are
-   asked what memory they are: host memory is AMP_ERR_ARGUMENT before anything is launched.
+   or AMP_ERR_UNSUPPORTED without a fitting device. What a kernel does wrong shows at a later call. Where the GPU
+   refuses one of several launches of a call, those before it stay done. Pointers are asked what memory they are:
+   host memory is AMP_ERR_ARGUMENT before anything is launched.
    Flags.     Do not compile with --use_fast_math: it keeps conversions and checks right, but not the bits. */
 
 #include "amp.h"      /* with its implementation, where AMP_IMPLEMENTATION is defined */
@@ -4348,8 +4349,8 @@ AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t 
                             s->device, (unsigned char*)dst, (const unsigned char*)src, wide, bytes);
 }
 
-/* last_scale: of the last window that was closed. */
-AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, float* last_scale,
+/* last_scale: of the last window that was closed. hit: the limits that were reached. */
+AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, float* last_scale, int* hit,
                                          const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_read";
     ampi_cuda_scaler_block block;
@@ -4364,14 +4365,17 @@ AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, f
     host->info = block.info;
     for (i = 0; i < host->list_count; i++) host->lists[i].norm = block.norms[i];
     *last_scale = block.last_scale;
+    *hit = block.limits;
     if (block.useless)
         ampi_fail(s->window.desc.logger, AMP_ERR_OVERFLOW,
                   "%s: a loss scale had no finite inverse; its steps were skipped", place);
-    return ampi_scaler_limits(host, block.limits);
+    return AMP_OK;
 }
 AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec) {
     float last_scale;
-    return s && host ? ampi_cuda_scaler_read(s, host, &last_scale, exec) : AMP_ERR_ARGUMENT;
+    int hit;
+    amp_result r = s && host ? ampi_cuda_scaler_read(s, host, &last_scale, &hit, exec) : AMP_ERR_ARGUMENT;
+    return r == AMP_OK ? ampi_scaler_limits(host, hit) : r;
 }
 
 AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host, const amp_exec* exec) {
@@ -5023,12 +5027,14 @@ AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const voi
 
 AMPI_FN amp_result ampi_cuda_training_read(amp_training* t, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
+    int hit;
     amp_result r = amp_cuda_optimizer_read(own->optimizer, &t->optimizer, &t->last, exec);
+    if (r == AMP_OK) r = ampi_cuda_scaler_read(own->scaler, &t->scaler, &t->scale_used, &hit, exec);
     if (r != AMP_OK) return r;
-    t->limit = ampi_cuda_scaler_read(own->scaler, &t->scaler, &t->scale_used, exec);
     t->last.overflow = t->scaler.info;
     ampi_cuda_training_note(t);
-    return t->limit == AMP_ERR_OVERFLOW ? AMP_OK : t->limit;
+    t->limit = ampi_scaler_limits(&t->scaler, hit);      /* on_limit may set the scale */
+    return AMP_OK;
 }
 AMPI_FN void ampi_cuda_training_abandon(amp_training* t, const amp_exec* exec) {
     ampi_cuda_scaler_abandon(ampi_cuda_training_of(t)->scaler, exec);
