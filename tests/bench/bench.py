@@ -234,7 +234,7 @@ def peers():
     found = []
     for make in (Torch, OpenBLAS, NumPy, Memcpy):
         try: found.append(make())
-        except ImportError as e: print("skipped: %s (%s)" % (make.__name__, e))
+        except (ImportError, OSError) as e: print("skipped: %s (%s)" % (make.__name__, e))
     return found
 
 # --- ours ---------------------------------------------------------------------------------------------------
