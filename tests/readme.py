@@ -1,8 +1,8 @@
 """readme.py [--check]: writes the generated parts of README.md, between <!-- NAME --> and <!-- /NAME -->.
 program and diff come from examples/, demo, proof and bits from what `make demo`, `make check` and `make test-bits` wrote
-(build/demo.txt, build/proof.txt and build/bits/table.md; kept as they are when those files are not there). --check only
-compares program and diff."""
-import difflib, os, platform, re, subprocess, sys, datetime
+(build/demo.txt, build/proof.txt and build/bits/table.md; kept as they are when those files are not there), speed from the
+newest file under tests/bench/results. --check only compares program, diff and speed."""
+import difflib, glob, os, platform, re, subprocess, sys, datetime
 
 def read(path): return open(path, encoding="utf-8").read()
 
@@ -26,12 +26,33 @@ def printed(path):
 
 def table(path): return "\n" + read(path) if os.path.exists(path) else None
 
+def speed():
+    """The short list of the newest results, a row for each case: against the fastest peer, on each number of threads."""
+    results = sorted(glob.glob("tests/bench/results/*.md"))
+    if not results: return None
+    head, rest = read(results[-1]).split("| what |", 1)
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in rest.split("\n\n")[0].strip().split("\n")[2:]]
+    def cell(case, type, threads):
+        here = [r for r in rows if r[:4] == case + [type, threads] and r[8] != "memcpy"]
+        ratios = [r[10] for r in here if r[10] != "-"]
+        return "%s (%s)" % (min(ratios, key=float) if ratios else "-", here[0][7]) if here else ""
+    threads = list(dict.fromkeys(r[3] for r in rows))
+    lines = ["| | shape | FP32 | FP16 | BF16 |", "|---|---|---|---|---|"]
+    for case in dict.fromkeys(tuple(r[:2]) for r in rows):
+        cells = [", ".join(filter(None, (cell(list(case), t, n) for n in threads))) for t in ("f32", "f16", "bf16")]
+        lines.append("| %s |" % " | ".join(list(case) + cells))
+    facts = [line for line in head.split("\n") if line.startswith(("- machine", "- compiler", "- peers", "- beside"))]
+    name = results[-1][:-3]
+    links = "All figures: [%s](%s); as bars: [%s](%s).\n\n![a training step over batch and width](%s-scaling.svg)" % (
+        name + ".md", name + ".md", name + ".svg", name + ".svg", name)
+    return "\n" + "\n".join(lines + [""] + facts) + "\n\n" + links + "\n"
+
 text = before = read("README.md")
-parts = {"program": program(), "diff": diff()}
+parts = {"program": program(), "diff": diff(), "speed": speed()}
 if "--check" not in sys.argv: parts.update({"demo": printed("build/demo.txt"), "proof": printed("build/proof.txt"), "bits": table("build/bits/table.md")})
 for name, content in parts.items():
     if content is None: continue
     text, n = re.subn(r"(<!-- %s -->\n).*?(<!-- /%s -->)" % (name, name), lambda m: m.group(1) + content + "\n" + m.group(2), text, flags=re.S)
     if n != 1: sys.exit("README.md has no place for '%s'" % name)
-if "--check" in sys.argv: sys.exit("README.md is behind examples/: run tests/readme.py" if text != before else 0)
+if "--check" in sys.argv: sys.exit("README.md is behind examples/ or tests/bench/results: run tests/readme.py" if text != before else 0)
 open("README.md", "w", encoding="utf-8").write(text)

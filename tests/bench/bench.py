@@ -6,10 +6,11 @@ A figure is the median of the rounds. A peer that is not installed is skipped wi
 runs on the same core (BENCH_CPU chooses it, default the last).
 Writes tests/bench/results/DATE.md and two pictures beside it; quick writes build/bench-quick.md only."""
 import ctypes, datetime, gc, glob, os, platform, re, statistics, subprocess, sys, time
+import charts
 
 # Idle threads of one library must not spin while another one runs. Read by the libraries when they start.
 os.environ.update(GOMP_SPINCOUNT="10000", KMP_BLOCKTIME="1", OPENBLAS_THREAD_TIMEOUT="16", OMP_DYNAMIC="false")
-SAMPLE, REST, ENOUGH = 0.01, 0.002, 1.5     # seconds: a sample, a pause before it, of one case and library
+SAMPLE, REST, ENOUGH = 0.01, 0.002, 0.5     # seconds: a sample, a pause before it, of one case and library
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 def product(shape):
@@ -26,12 +27,15 @@ def loop(call, calls):
     return (time.perf_counter() - start) / calls
 
 class Sampler:
-    """A peer's call: as many of them in a sample as take SAMPLE seconds."""
+    """A peer's call: as many of them in a sample as take SAMPLE seconds. One that takes ENOUGH is not called again."""
     def __init__(self, call):
-        self.call, self.calls = call, 1
+        start = time.perf_counter()
+        call()
+        self.call, self.calls, self.once = call, 1, time.perf_counter() - start
+        if self.once > ENOUGH: return
         while (took := loop(call, self.calls)) * self.calls < SAMPLE / 4: self.calls *= 2
         self.calls = 1 + int(SAMPLE / took)
-    def seconds(self): return loop(self.call, self.calls)
+    def seconds(self): return self.once if self.once > ENOUGH else loop(self.call, self.calls)
 
 # --- peers ------------------------------------------------------------------------------------------------
 # A peer has a name with its version, threads(n), and case(what, shape, type): a call, or None.
@@ -230,7 +234,7 @@ def peers():
     found = []
     for make in (Torch, OpenBLAS, NumPy, Memcpy):
         try: found.append(make())
-        except ImportError as e: print("skipped: %s (%s)" % (make.__name__, e))
+        except (ImportError, OSError) as e: print("skipped: %s (%s)" % (make.__name__, e))
     return found
 
 # --- ours ---------------------------------------------------------------------------------------------------
@@ -294,7 +298,7 @@ def run(program, found, quick):
             for peer in found: peer.threads(threads)
             for line, (*case, starred) in enumerate(listed(program)):
                 if quick and starred == "0": continue
-                rows += [(line, threads, row) for row in measure(ours, found, line, case, threads, 5 if quick else 9)]
+                rows += [(line, threads, row) for row in measure(ours, found, line, case, threads, 5 if quick else 7)]
                 print(text(rows[-1][2]), flush=True)
                 gc.collect()
         ours.close()
@@ -324,6 +328,10 @@ def text(row):
     cells = [what, shape, type, str(threads), unit, short(ours), short(limit), "-" if share is None else "%.0f %%" % (100 * share),
              peer or "-", short(theirs), "-" if ratio is None else "%.2f" % ratio]
     return "| " + " | ".join(cells) + " |"
+
+def table(rows):
+    return ["| what | shape | type | threads | unit | ours | limit | of the limit | peer | theirs | ratio |",
+            "|---|---|---|---|---|---|---|---|---|---|---|"] + [text(r) for r in rows]
 
 def busy():
     """Seconds that all programs have used a core of this machine so far, and those of this one and its children."""
@@ -360,15 +368,13 @@ def main():
     rows, isa = run(program, found, quick)
     seconds, (all_busy, own) = time.time() - before[0], busy()
     others = max(0.0, (all_busy - before[1]) - (own - before[2])) / seconds
-    table = header(isa, compiler, found, others) + [
-        "| what | shape | type | threads | unit | ours | limit | of the limit | peer | theirs | ratio |",
-        "|---|---|---|---|---|---|---|---|---|---|---|"] + [text(r) for r in rows]
-    if quick: return write("build/bench-quick.md", table)
-    path = os.path.join(HERE, "results", str(datetime.date.today()))
-    write(path + ".md", table)
-    import charts
     starred = {(w, s) for w, s, _, star in listed(program) if star == "1"}
-    write(path + ".svg", charts.bars([r for r in rows if (r[0], r[1]) in starred]))
+    short_list, rest = ([r for r in rows if ((r[0], r[1]) in starred) == s] for s in (True, False))
+    lines = header(isa, compiler, found, others) + table(short_list)
+    if quick: return write("build/bench-quick.md", lines)
+    path = os.path.join(HERE, "results", str(datetime.date.today()))
+    write(path + ".md", lines + ["", "## Other sizes", ""] + table(rest))
+    write(path + ".svg", charts.bars(short_list))
     write(path + "-scaling.svg", charts.scaling([r for r in rows if r[0] == "train mlp"]))
 
 main()

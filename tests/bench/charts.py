@@ -20,9 +20,11 @@ def bars(rows):
     colour = {n: PEERS[i % len(PEERS)] for i, n in enumerate(names)}
     cases = list(dict.fromkeys((r[0], r[1], r[2]) for r in rows))
     left, column, bar, scale, most = 290, 290, 8, 150.0, 1.6      # scale: pixels of the whole limit
-    parts, y, last = [label(8, 18, "Share of the limit of the processor (dashed line); the number is the share in percent", 12)], 34, None
-    for i, (name, c) in enumerate([("amp.h", OURS)] + list(colour.items())):
-        parts += [rect(8 + 215 * i, 26, 10, 10, c), label(22 + 215 * i, 35, name)]
+    parts, last = [label(8, 18, "Share of the limit of the processor (dashed line); the number is the share in percent", 12)], None
+    x = 8
+    for name, c in [("amp.h", OURS)] + list(colour.items()):
+        parts += [rect(x, 26, 10, 10, c), label(x + 14, 35, name)]
+        x += 34 + 6 * len(name)
     for i, t in enumerate(threads): parts.append(label(left + column * i, 56, "%d thread%s" % (t, "s" if t > 1 else ""), 12))
     y = top = 62
     for case in cases:
