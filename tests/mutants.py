@@ -121,8 +121,7 @@ TABLE = [
     ("conv", "if (rest) u->bias = NULL;", ""),
     ("conv", "u->first = repeat == 0; u->last = 1;", "u->first = 1; u->last = 1;"),
     ("conv", "if (-shift > *low) *low = -shift;", ""),
-    ("conv", "return place >= 0 && place < s->source ? place : -1;", "return place < s->source ? place : -1;"),
-    ("conv", "for (; i < d->width; i++) memset(tile + i * lds, 0, count * sizeof *tile);", ""),
+    ("conv", "return place >= 0 && place < s->source ? place : -1;", "return place >= 0 ? place : -1;"),
     ("conv", "ampi_copy_rows((float*)d->result + at + whole, image, 1, tile, ldd, 1, images, count - whole);", ";"),
     # --- math
     ("ops", "return ampi_float(ampi_bits(y * scale) & ~ampi_mask(x < -87.3365402f));", "return y * scale;"),

@@ -242,6 +242,7 @@ static const int SHAPES[][14] = {
     { 2, 40, 5, 5, 20, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* k larger than a block */
     { 1, 2, 72, 70, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 },      /* more than one band of rows */
     { 3, 1, 5, 7, 5, 3, 3, 1, 1, 1, 1, 1, 1, 1 },        /* an odd number of pixels and of terms */
+    { 13, 9, 5, 6, 5, 3, 3, 1, 1, 1, 1, 1, 1, 1 },     /* channels and terms odd in a large batch */
     { 13, 8, 6, 5, 9, 3, 3, 1, 1, 1, 1, 1, 1, 1 },     /* batches that fill a vector, and more than two */
     { 37, 7, 5, 4, 8, 4, 3, 2, 1, 1, 2, 1, 1, 1 },
     { 25, 12, 5, 6, 10, 5, 5, 3, 2, 2, 3, 1, 1, 2 },
