@@ -104,7 +104,8 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
    bits, by plain FP32 kernels. Fastest where pointers and leading dimensions are multiples of 16 bytes. A long
    k over a small C is cut into pieces that are added in ascending order, if the workspace holds them: the
    bits depend on sizes, types, workspace and the number of multiprocessors, on nothing else.
-   With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have other bits than 0x7fc00000. */
+   With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have other bits than 0x7fc00000.
+   Errors: as amp_gemm; AMP_ERR_UNSUPPORTED where a side is 2^31 or more. */
 AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
                                  float alpha, const void* a, amp_dtype a_dtype, size_t lda, const void* b,
                                  amp_dtype b_dtype, size_t ldb, float beta, void* c, amp_dtype c_dtype,
