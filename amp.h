@@ -52,7 +52,7 @@
    The same bits everywhere. A run on the CPU gives the same bits on each instruction set, compiler,
    optimisation level and number of threads: every multiply-add is an explicit fma (emulated exactly where
    there is none), every sum has a fixed order, exp and its kin are the header's own. What breaks it:
-   -Ofast or -ffast-math, and a changed floating-point environment (rounding mode, flush to zero).
+   -Ofast or -ffast-math, a changed floating-point environment (rounding mode, flush to zero), and a GPU.
    Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing
    when it fails. The logger of its desc or exec gets one sentence that names the place. Nothing prints,
    exits or aborts. An overflow in training is not an error: amp_step_info tells about it. Without a
@@ -62,6 +62,7 @@
    expected.
    Threads.   Objects are independent of each other; one object is not to be used by two threads at once.
    With -fopenmp large operators use threads, with the same bits.
+   GPUs.      amp_cuda.cuh, a file of its own, has a backend on which the same model trains.
    Memory.    Parts on raw pointers allocate nothing. A model allocates in create, build and finalize,
    never in a step. Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with 16-bit
    weight gradients; the halving is in the activations.
