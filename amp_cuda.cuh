@@ -2001,12 +2001,13 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, c
 
 #if !defined(AMP_NO_CUBLAS)
 
-/* Matrices of one type, and C of that type or FP32. A bias per column is written to C first and added by beta = 1:
-   one rounding, as C's type holds it exactly. */
+/* Matrices of one type, BF16 from compute capability 8.0 on, and C of that type or FP32. A bias per column is
+   written to C first and added by beta = 1: one rounding, as C's type holds it exactly. */
 AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     const size_t limit = 0x7fffffff;
     if (s->a.image || s->b.image || s->a.dtype != s->b.dtype || epilogue != AMP_CUDA_EPILOGUE_NONE) return 0;
     if (s->c_dtype != s->a.dtype && s->c_dtype != AMP_F32) return 0;
+    if (s->a.dtype == AMP_BF16 && ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return 0;
     if (s->bias && (s->bias_per_row || s->beta != 0.0f || (s->bias_dtype != s->c_dtype && s->c_dtype != AMP_F32)))
         return 0;
     return s->k > 0 && s->m <= limit && s->n <= limit && s->k <= limit && s->a.ld <= limit && s->b.ld <= limit
