@@ -541,21 +541,25 @@ static void test_cost() {
 #endif
 }
 
-/* Many small tensors: more than a grid has blocks. */
+/* More tensors than a grid has blocks: 1024 for the check, 4096 for the update. */
 static void test_many_small() {
-    amp_optimizer_desc d = recipe(8);
-    Scalers s(nullptr);
-    Nets n;
-    for (int i = 0; i < 1100; i++) n.add((size_t)(1 + i % 9), true, i % 2 ? AMP_F16 : 0, (int)TYPES[i % 3], 2);
-    n.make(&d);
-    for (int step = 0; step < 2; step++) {
-        n.renew(65536.0f / 512);
-        if (step == 1) n.spoil(1099, 0, 1);
-        s.scale_loss();
-        n.step(&s);
-        CHECK(n.last.overflow.first_tensor == (step ? 1099 : -1));
-        n.agree(6000);
-        s.update();
+    for (int k : { 8, 0 }) {
+        amp_optimizer_desc d = recipe(k);
+        Scalers s(nullptr);
+        Nets n;
+        int many = k ? 1100 : 4200;
+        for (int i = 0; i < many; i++)
+            n.add((size_t)(1 + i % 9), true, i % 2 ? AMP_F16 : 0, (int)TYPES[i % 3], amp_optimizer_moments(&d));
+        n.make(&d);
+        for (int step = 0; step < 2; step++) {
+            n.renew(65536.0f / 512);
+            if (step == 1) n.spoil((size_t)many - 1, 0, 1);
+            s.scale_loss();
+            n.step(&s);
+            CHECK(n.last.overflow.first_tensor == (step ? many - 1 : -1));
+            n.agree(22000);
+            s.update();
+        }
     }
 }
 
