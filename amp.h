@@ -5008,6 +5008,7 @@ enum { AMPI_DEPTH_FLOATS = 262144 };
 
 AMPI_FN int ampi_depth_plan(ampi_depth* d, const ampi_conv2d* c) {
     const amp_conv2d_shape* s = &c->s;
+    memset(d, 0, sizeof *d);
     if (ampi_taps_isa_now().mr == 0 || c->taps == 1 || c->cg != 1 || c->og != 1 || s->groups < 8
         || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h) || s->stride_h > 64
         || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w) || s->stride_w > 64
