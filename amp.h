@@ -4582,7 +4582,7 @@ AMPI_FN void ampi_abreast_fill(const ampi_abreast* d, size_t g, size_t block, si
         size_t lds = image;
         count = ampi_min_size(d->in - p, AMPI_ABREAST_TILE);
         if (d->source_dtype != AMP_F32 || images < d->width) {
-            lds = AMPI_ABREAST_TILE + AMPI_GEMM_GAP;
+            lds = (size_t)AMPI_ABREAST_TILE + (size_t)AMPI_GEMM_GAP;
             for (i = 0; i < images; i++)
                 ampi_load_f32(tile + i * lds, d->source, d->source_dtype, at + i * image + p, count);
             for (; i < d->width; i++) memset(tile + i * lds, 0, count * sizeof *tile);
