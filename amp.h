@@ -184,11 +184,12 @@ typedef struct amp_allocator {
 /* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits
    with and without a workspace; with one, large matrix products are much faster. */
 typedef struct amp_exec {
-    void*  workspace;            /* scratch memory, any alignment; NULL = small blocks on the stack */
+    void*  workspace;            /* scratch memory (a GPU's own on a GPU), any alignment; NULL = small blocks on
+                                    the stack */
     size_t workspace_size;       /* bytes */
     const amp_logger* logger;    /* NULL = silent */
     void*  stream;               /* cudaStream_t on a GPU; ignored by the CPU */
-    void*  context;              /* the backend's own, set by a model; NULL in calls of your own */
+    void*  context;              /* the backend's own, set by a model or amp_cuda_exec; else NULL */
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
@@ -1045,6 +1046,7 @@ typedef struct amp_backend {
        (to the host) count bytes; upload and download convert n elements on the way. */
     void* (*alloc)(size_t bytes, const amp_allocator* a);
     void  (*free)(void* p, const amp_allocator* a);
+    int   (*reaches)(const void* p);   /* may data lie at p? NULL = anywhere */
     amp_result (*zero)(void* p, size_t bytes, const amp_exec* exec);
     amp_result (*copy)(void* dst, const void* src, size_t bytes, const amp_exec* exec);
     amp_result (*copy_in)(void* dst, const void* host, size_t bytes, const amp_exec* exec);
@@ -9724,6 +9726,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
                                      NULL,
                                      ampi_cpu_alloc,
                                      ampi_cpu_free,
+                                     NULL,
                                      ampi_cpu_zero,
                                      ampi_cpu_copy,
                                      ampi_cpu_copy,
@@ -11698,6 +11701,9 @@ AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const amp
     return AMP_OK;
 }
 
+AMPI_FN int ampi_batch_lies_right(const amp_model* m, const amp_batch* b, const void* p) {
+    return !b->on_device || !m->backend->reaches || m->backend->reaches(p);
+}
 AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char* what, int with_targets) {
     int i;
     if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
@@ -11710,12 +11716,18 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
                                (int)b->input_dtype);
     for (i = 0; i < m->input_count; i++)
         if (!b->inputs[i]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: inputs[%d] is NULL", what, i);
+        else if (!ampi_batch_lies_right(m, b, b->inputs[i]))
+            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: inputs[%d] is not memory of the backend '%s'", what, i,
+                                   m->backend->name);
     for (i = 0; with_targets && i < m->loss_count; i++) {
         const ampi_node* loss = &m->nodes[m->losses[i]];
         amp_result r;
         if (!b->targets[i])
             return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: targets[%d] for '%s' is NULL", what, i,
                                    loss->layer.name);
+        if (!ampi_batch_lies_right(m, b, b->targets[i]))
+            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: targets[%d] is not memory of the backend '%s'", what, i,
+                                   m->backend->name);
         if (loss->layer.op != AMP_OP_SOFTMAX_CROSS_ENTROPY || b->on_device) continue;
         if ((r = ampi_batch_labels(m, b, loss)) != AMP_OK) return r;
     }
@@ -11945,6 +11957,13 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m, const ampi_pass* p) {
 }
 
 /* Reads what the caller wants to know. */
+AMPI_FN void ampi_tell_micro_batch(const amp_model* m, amp_step_info* info) {
+    info->outcome = AMP_STEP_ACCUMULATED;
+    info->step = m->training.optimizer.state.step;
+    info->skipped = m->training.scaler.state.skipped;
+    info->scale_before = info->scale_after = m->training.scaler.state.scale;
+    info->overflow.first_tensor = -1;
+}
 AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p,
                                     amp_step_info* info) {
     amp_result r = ampi_total_loss(m, &info->loss);
@@ -11955,8 +11974,7 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi
         ampi_tell_step(m, info);
         return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, b, p, info);
     }
-    info->outcome = AMP_STEP_ACCUMULATED;
-    info->scale_before = info->scale_after = m->training.scaler.state.scale;
+    ampi_tell_micro_batch(m, info);
     /* This batch will be gone when the step ends. */
     if (!m->trouble[0] && !amp_float_is_finite(&info->loss))
         ampi_diagnose_forward(m, b, p, info->loss, m->trouble, sizeof m->trouble);
@@ -12028,12 +12046,17 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "train read: info is NULL");
-    if (!m->finalized || !m->stepped) return ampi_model_fail(m, AMP_ERR_STATE, "train read: no step was made");
+    if (!m->finalized || (!m->stepped && m->micro == 0))
+        return ampi_model_fail(m, AMP_ERR_STATE, "train read: no step was made");
     memset(info, 0, sizeof *info);
     r = ampi_total_loss(m, &info->loss);
     if (r == AMP_OK) r = ampi_refresh(m);
     if (r != AMP_OK) return r;
     info->attempts = 1;
+    if (m->micro > 0) {
+        ampi_tell_micro_batch(m, info);
+        return AMP_OK;
+    }
     ampi_tell_step(m, info);
     return m->training.limit;
 }

@@ -36,7 +36,8 @@
    Errors.    As in amp.h; a failure of the GPU is AMP_ERR_DEVICE, or AMP_ERR_MEMORY when it has no memory left,
    or AMP_ERR_UNSUPPORTED without a fitting device. What a kernel does wrong shows at a later call. Where the GPU
    refuses one of several launches of a call, those before it stay done. Pointers are asked what memory they are:
-   host memory is AMP_ERR_ARGUMENT before anything is launched.
+   host memory is AMP_ERR_ARGUMENT before anything is launched, as exec->workspace too. They are aligned as their
+   element type is.
    Flags.     Do not compile with --use_fast_math: it keeps conversions and checks right, but not the bits. */
 
 #include "amp.h"      /* with its implementation, where AMP_IMPLEMENTATION is defined */
@@ -75,7 +76,7 @@ typedef struct amp_cuda amp_cuda;
 AMP_DEF amp_result amp_cuda_create(amp_cuda** out, const amp_cuda_desc* desc);
 /* Waits for the stream's work, then frees everything. NULL is fine. */
 AMP_DEF void amp_cuda_destroy(amp_cuda* c);
-/* An exec for raw calls on the context's stream. */
+/* An exec for raw calls on the context's stream, with its logger; a workspace (device memory) is yours to set. */
 AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c);
 /* Waits for all work of the exec's stream; reports what kernels did wrong meanwhile. */
 AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec);
@@ -363,8 +364,9 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, co
    position live on the device: amp_train_step without info waits for nothing, with info once, at its end.
    Host batches are copied to pinned memory first, so that the caller's memory is free when the call returns;
    with amp_batch.on_device they must be ready in the order of the stream. With desc.graph the second step of
-   each batch size is captured, the later ones are replayed; an amp_comm hook must then be fit for capture
-   (NCCL's all-reduce is). */
+   each batch size is captured, the later ones are replayed: rate, loss scale and checkpoints may change between
+   steps, desc.stream may not be the legacy default stream, and an amp_comm hook must be fit for capture (NCCL's
+   all-reduce is). A step that ends with AMP_ERR_DEVICE may have been applied; amp_train_read tells. */
 AMP_DEF const amp_backend* amp_cuda_backend(void);
 
 #ifdef __cplusplus
@@ -461,6 +463,7 @@ struct amp_cuda {
     amp_allocator    allocator;
     amp_exec         exec;
     int              owns_stream;
+    int              trusted;        /* a model's own: nobody else passes pointers */
     ampi_cuda_slot   slots[AMPI_CUDA_SLOTS];
     int              next_slot;
     ampi_cuda_record records[AMPI_CUDA_RECORDS];
@@ -562,7 +565,7 @@ AMPI_FN amp_result ampi_cuda_create(amp_cuda** out, const amp_cuda_desc* desc, c
     amp_result r;
     *out = NULL;
     if (desc && ((unsigned)desc->gemm > AMP_CUDA_GEMM_CUBLAS || (desc->graph != 0 && desc->graph != 1)))
-        return ampi_fail(logger, AMP_ERR_DESC, "amp_cuda_create: gemm %d must be 0..2 and graph %d 0 or 1",
+        return ampi_fail(logger, AMP_ERR_DESC, "amp_cuda_create: gemm is %d, graph is %d; they must be 0..2, and 0 or 1",
                          (int)desc->gemm, desc->graph);
     if ((r = ampi_cuda_check_device(logger)) != AMP_OK) return r;
     c = (amp_cuda*)ampi_alloc(a, sizeof *c);
@@ -710,17 +713,26 @@ AMPI_FN dim3 ampi_cuda_grid(size_t work, size_t per_block) {
     return dim3((unsigned)(blocks < AMPI_CUDA_MAX_BLOCKS ? blocks : (size_t)AMPI_CUDA_MAX_BLOCKS));
 }
 
-/* Memory that a kernel cannot reach is refused; in a model the pointers are the model's own. */
+/* May a kernel read and write at p? Pinned host memory is mapped. */
+AMPI_FN int ampi_cuda_reaches(const void* p) {
+    cudaPointerAttributes a;
+    if (cudaPointerGetAttributes(&a, p) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged
+           || (a.type == cudaMemoryTypeHost && a.devicePointer);
+}
+/* Memory that a kernel cannot reach is refused, the workspace too; in a model the pointers are the model's own. */
 AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op, const char* name,
                                            const void* p) {
-    cudaPointerAttributes a;
-    amp_result r;
-    if (!p || ampi_cuda_context(exec)) return AMP_OK;
-    r = ampi_cuda_check(exec, op, cudaPointerGetAttributes(&a, p));
-    if (r != AMP_OK) return r;
-    if (a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged) return AMP_OK;
-    if (a.type == cudaMemoryTypeHost && a.devicePointer) return AMP_OK;      /* pinned and mapped */
-    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is host memory", op, name);
+    const amp_cuda* c = ampi_cuda_context(exec);
+    if (c && c->trusted) return AMP_OK;
+    if (p && !ampi_cuda_reaches(p))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is host memory", op, name);
+    if (exec && exec->workspace && !ampi_cuda_reaches(exec->workspace))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: the workspace is host memory", op);
+    return AMP_OK;
 }
 
 /* ampi_check_operands, and that all is memory of the device. */
@@ -2085,7 +2097,7 @@ AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_e
     const amp_logger* logger = ampi_exec_logger(exec);
     amp_result r = AMP_OK;
     if ((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH || (d->bias_per_row != 0 && d->bias_per_row != 1))
-        return ampi_fail(logger, AMP_ERR_DESC, "%s: epilogue %d must be 0..3 and bias_per_row %d 0 or 1", op,
+        return ampi_fail(logger, AMP_ERR_DESC, "%s: epilogue is %d, bias_per_row is %d; they must be 0..3, and 0 or 1", op,
                          (int)d->epilogue, d->bias_per_row);
     if (d->batch > 1 && d->c_stride == 0 && d->m > 0 && d->n > 0)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is 0, all products would go to one place", op);
@@ -4910,6 +4922,7 @@ AMPI_FN amp_result ampi_cuda_backend_open(amp_exec* exec, const void* desc, cons
     amp_cuda* c;
     amp_result r = ampi_cuda_create(&c, (const amp_cuda_desc*)desc, logger, a);
     if (r != AMP_OK) return r;
+    c->trusted = 1;
     *exec = c->exec;
     exec->logger = logger;
     return AMP_OK;
@@ -5095,6 +5108,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
                                       ampi_cuda_backend_close,
                                       ampi_cuda_alloc,
                                       ampi_cuda_free,
+                                      ampi_cuda_reaches,
                                       ampi_cuda_zero,
                                       ampi_cuda_copy,
                                       ampi_cuda_copy_in,

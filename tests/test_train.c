@@ -1192,6 +1192,25 @@ static void test_reading_later(void) {
     amp_model_destroy(now.m);
     amp_model_destroy(then.m);
 }
+static void test_reading_micro_batches(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_step_info told, read;
+    amp_batch b = batch_of(0, 8);
+    toy now, then;
+    int i;
+    d.accumulate = 3;
+    now = make_toy(&d, 1, 0.0f);
+    then = make_toy(&d, 1, 0.0f);
+    for (i = 0; i < 7; i++) {
+        CHECK(amp_train_step(now.m, &b, &told) == AMP_OK && amp_train_step(then.m, &b, NULL) == AMP_OK);
+        CHECK(amp_train_read(then.m, &read) == AMP_OK);
+        CHECK_MSG(memcmp(&told, &read, sizeof told) == 0, "call %d: %s, %s", i, amp_outcome_name(told.outcome),
+                  amp_outcome_name(read.outcome));
+        CHECK((read.outcome == AMP_STEP_ACCUMULATED) == (i % 3 < 2));
+    }
+    amp_model_destroy(now.m);
+    amp_model_destroy(then.m);
+}
 
 /* A batch in the backend's memory trains and counts like one on the host. */
 static void test_batch_on_device(void) {
@@ -1276,6 +1295,7 @@ int main(void) {
     TEST(test_no_allocation_in_steps);
     TEST(test_reading_parameters);
     TEST(test_reading_later);
+    TEST(test_reading_micro_batches);
     TEST(test_batch_on_device);
     TEST(test_ties);
     TEST_END();

@@ -625,6 +625,39 @@ static void test_no_device() {
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
 }
 
+/* Host memory where the device's belongs is told, by contexts of one's own too, and changes nothing. */
+static void test_host_memory() {
+    amp_logger logger = { listen, NULL };
+    amp_cuda_desc desc = {};
+    amp_cuda* c = NULL;
+    static float host[4096];
+    void* device = NULL;
+    desc.logger = &logger;
+    CHECK(amp_cuda_create(&c, &desc) == AMP_OK && cudaMalloc(&device, 4096) == cudaSuccess);
+    amp_exec exec = amp_cuda_exec(c);
+    CHECK(amp_cuda_convert(device, AMP_F16, host, AMP_F32, 64, &exec) == AMP_ERR_ARGUMENT);
+    CHECK_MSG(strstr(heard, "src is host memory"), "%s", heard);
+    exec.workspace = host;
+    exec.workspace_size = sizeof host;
+    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 4, 4, 4, 1.0f, device, AMP_F16, 4, device, AMP_F16, 4, 0.0f,
+                        (char*)device + 1024, AMP_F16, 4, &exec) == AMP_ERR_ARGUMENT);
+    CHECK_MSG(strstr(heard, "the workspace is host memory"), "%s", heard);
+    cudaFree(device);
+    amp_cuda_destroy(c);
+
+    amp_model* m = make(desc_of(AMP_O1, AMP_F16), build_plain, amp_cuda_backend());
+    if (!m) return;
+    std::vector<float> before = weights(m);
+    amp_batch b = batch_of(0, 8);
+    amp_eval_info eval;
+    b.on_device = 1;
+    CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "inputs[0] is not memory of the backend"));
+    CHECK(amp_evaluate(m, &b, &eval) == AMP_ERR_ARGUMENT);
+    CHECK(same(before, weights(m)));
+    run_steps(m, 1);
+    amp_model_destroy(m);
+}
+
 static void test_bad_desc() {
     amp_model_desc d = desc_of(AMP_O1, AMP_F16);
     amp_cuda_desc cuda = {};
@@ -727,6 +760,7 @@ int main() {
     TEST(test_writing_parameters);
     TEST(test_predictions_and_statistics);
     TEST(test_ranks);
+    TEST(test_host_memory);
     TEST(test_bad_desc);
     if (emulated) {
         TEST(test_no_device);
