@@ -6751,14 +6751,19 @@ AMPI_KERNEL(ampi_ln_columns,
             (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n),
             dg, db, dy, x, mean, invstd, n)
 
-enum { AMPI_LN_COLUMNS = 128 };
+/* Columns that one thread sums: as many as a tile holds, because memory is read fastest in long stretches, but
+   fewer where other threads would have none. A column's sum does not depend on it. */
+AMPI_FN size_t ampi_ln_columns_each(size_t d) {
+    size_t share = ampi_padded((d + ampi_threads() - 1) / ampi_threads());
+    return ampi_min_size(ampi_max_size(share, 128), AMPI_TILE);
+}
 
-/* dgamma and dbeta of columns [start, start + n): down the rows, in their order. */
-AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, void* dgamma, void* dbeta,
-                                     amp_dtype dpt, int accumulate) {
-    double dg[AMPI_LN_COLUMNS], db[AMPI_LN_COLUMNS];
-    float dy_tile[AMPI_LN_COLUMNS], x_tile[AMPI_LN_COLUMNS];
-    size_t n = ampi_min_size(q->d - start, AMPI_LN_COLUMNS), row, i;
+/* dgamma and dbeta of columns [start, start + count): down the rows, in their order. */
+AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, size_t count, void* dgamma,
+                                     void* dbeta, amp_dtype dpt, int accumulate) {
+    double dg[AMPI_TILE], db[AMPI_TILE];
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
+    size_t n = ampi_min_size(q->d - start, count), row, i;
     memset(dg, 0, sizeof dg);
     memset(db, 0, sizeof db);
     for (row = 0; row < q->rows; row++)
@@ -6786,7 +6791,8 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
                                    { "dgamma", dgamma, dparam_dtype, 1 },
                                    { "dbeta", dbeta, dparam_dtype, 1 } };
     ampi_ln_backward q;
-    int64_t i, blocks = (int64_t)((d + AMPI_LN_COLUMNS - 1) / AMPI_LN_COLUMNS);
+    size_t columns = ampi_ln_columns_each(d);
+    int64_t i, blocks = (int64_t)((d + columns - 1) / columns);
     amp_result r = AMPI_CHECK(exec, "layer norm backward", ampi_area(rows, d), list);
     if (r != AMP_OK) return r;
     if (rows < 1 || d < 1)
@@ -6797,7 +6803,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     if (dgamma || dbeta) {
         AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
         for (i = 0; i < blocks; i++)
-            ampi_ln_params_backward(&q, (size_t)i * AMPI_LN_COLUMNS, dgamma, dbeta, dparam_dtype, accumulate);
+            ampi_ln_params_backward(&q, (size_t)i * columns, columns, dgamma, dbeta, dparam_dtype, accumulate);
     }
     if (!dx) return AMP_OK;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
