@@ -5615,6 +5615,15 @@ AMPI_FN float ampi_load_one(const void* data, amp_dtype t, size_t i, float missi
 
 /* --- sums -------------------------------------------------------------------------------- */
 
+/* a * b + sum. The product of two floats is exact in double, so that a fused operation gives the same bits. */
+AMPI_INLINE double ampi_add_product(int hw, float a, float b, double sum) {
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+    if (hw) return __builtin_fma((double)a, (double)b, sum);
+#endif
+    (void)hw;
+    return sum + (double)a * (double)b;
+}
+
 /* acc[i % LANES] += x[i], also for a last group that is not full. */
 AMPI_INLINE void ampi_lane_sum_body(int hw, double* acc, const float* x, size_t n) {
     double a[AMPI_LANES];
@@ -5630,19 +5639,18 @@ AMPI_KERNEL(ampi_lane_sum, (double* acc, const float* x, size_t n), acc, x, n)
 
 /* acc[i % LANES] += (x[i] - mean[i % LANES])^2. The difference is rounded to float, so its square is
    exact. */
-AMPI_HD AMPI_INLINE double ampi_square_term(float x, double mean) {
+AMPI_INLINE double ampi_add_square(int hw, float x, double mean, double sum) {
     float d = (float)((double)x - mean);
-    return (double)d * (double)d;
+    return ampi_add_product(hw, d, d, sum);
 }
 AMPI_INLINE void ampi_lane_moment_body(int hw, double* acc, const float* x, const double* mean, size_t n) {
     double a[AMPI_LANES], m[AMPI_LANES];
     size_t i, l;
-    (void)hw;
     memcpy(a, acc, sizeof a);
     memcpy(m, mean, sizeof m);
     for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) a[l] += ampi_square_term(x[i + l], m[l]);
-    for (l = 0; i + l < n; l++) a[l] += ampi_square_term(x[i + l], m[l]);
+        for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);
+    for (l = 0; i + l < n; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);
     memcpy(acc, a, sizeof a);
 }
 AMPI_KERNEL(ampi_lane_moment, (double* acc, const float* x, const double* mean, size_t n), acc, x, mean, n)
@@ -5653,18 +5661,17 @@ AMPI_INLINE void ampi_lane_dot_body(int hw, double* sum, double* dot, const floa
     double a[AMPI_LANES], b[AMPI_LANES];
     float m[AMPI_LANES];
     size_t i, l;
-    (void)hw;
     memcpy(a, sum, sizeof a);
     memcpy(b, dot, sizeof b);
     memcpy(m, mean, sizeof m);
     for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) {
             a[l] += (double)g[i + l];
-            b[l] += (double)g[i + l] * (double)(x[i + l] - m[l]);
+            b[l] = ampi_add_product(hw, g[i + l], x[i + l] - m[l], b[l]);
         }
     for (l = 0; i + l < n; l++) {
         a[l] += (double)g[i + l];
-        b[l] += (double)g[i + l] * (double)(x[i + l] - m[l]);
+        b[l] = ampi_add_product(hw, g[i + l], x[i + l] - m[l], b[l]);
     }
     memcpy(sum, a, sizeof a);
     memcpy(dot, b, sizeof b);
@@ -6739,12 +6746,11 @@ AMPI_INLINE void ampi_ln_columns_body(int hw, double* AMPI_RESTRICT dg, double* 
                                       const float* AMPI_RESTRICT dy, const float* AMPI_RESTRICT x, float mean,
                                       float invstd, size_t n) {
     size_t i, l;
-    (void)hw;
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) {
             float xhat = (x[i + l] - mean) * invstd;
             db[i + l] += (double)dy[i + l];
-            dg[i + l] += (double)dy[i + l] * (double)xhat;
+            dg[i + l] = ampi_add_product(hw, dy[i + l], xhat, dg[i + l]);
         }
 }
 AMPI_KERNEL(ampi_ln_columns,
