@@ -5617,6 +5617,15 @@ AMPI_FN float ampi_load_one(const void* data, amp_dtype t, size_t i, float missi
 
 /* --- sums -------------------------------------------------------------------------------- */
 
+/* a * b + sum. The product of two floats is exact in double, so that a fused operation gives the same bits. */
+AMPI_INLINE double ampi_add_product(int hw, float a, float b, double sum) {
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+    if (hw) return __builtin_fma((double)a, (double)b, sum);
+#endif
+    (void)hw;
+    return sum + (double)a * (double)b;
+}
+
 /* acc[i % LANES] += x[i], also for a last group that is not full. */
 AMPI_INLINE void ampi_lane_sum_body(int hw, double* acc, const float* x, size_t n) {
     double a[AMPI_LANES];
@@ -5632,19 +5641,18 @@ AMPI_KERNEL(ampi_lane_sum, (double* acc, const float* x, size_t n), acc, x, n)
 
 /* acc[i % LANES] += (x[i] - mean[i % LANES])^2. The difference is rounded to float, so its square is
    exact. */
-AMPI_HD AMPI_INLINE double ampi_square_term(float x, double mean) {
+AMPI_INLINE double ampi_add_square(int hw, float x, double mean, double sum) {
     float d = (float)((double)x - mean);
-    return (double)d * (double)d;
+    return ampi_add_product(hw, d, d, sum);
 }
 AMPI_INLINE void ampi_lane_moment_body(int hw, double* acc, const float* x, const double* mean, size_t n) {
     double a[AMPI_LANES], m[AMPI_LANES];
     size_t i, l;
-    (void)hw;
     memcpy(a, acc, sizeof a);
     memcpy(m, mean, sizeof m);
     for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
-        for (l = 0; l < AMPI_LANES; l++) a[l] += ampi_square_term(x[i + l], m[l]);
-    for (l = 0; i + l < n; l++) a[l] += ampi_square_term(x[i + l], m[l]);
+        for (l = 0; l < AMPI_LANES; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);
+    for (l = 0; i + l < n; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);
     memcpy(acc, a, sizeof a);
 }
 AMPI_KERNEL(ampi_lane_moment, (double* acc, const float* x, const double* mean, size_t n), acc, x, mean, n)
@@ -5655,18 +5663,17 @@ AMPI_INLINE void ampi_lane_dot_body(int hw, double* sum, double* dot, const floa
     double a[AMPI_LANES], b[AMPI_LANES];
     float m[AMPI_LANES];
     size_t i, l;
-    (void)hw;
     memcpy(a, sum, sizeof a);
     memcpy(b, dot, sizeof b);
     memcpy(m, mean, sizeof m);
     for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) {
             a[l] += (double)g[i + l];
-            b[l] += (double)g[i + l] * (double)(x[i + l] - m[l]);
+            b[l] = ampi_add_product(hw, g[i + l], x[i + l] - m[l], b[l]);
         }
     for (l = 0; i + l < n; l++) {
         a[l] += (double)g[i + l];
-        b[l] += (double)g[i + l] * (double)(x[i + l] - m[l]);
+        b[l] = ampi_add_product(hw, g[i + l], x[i + l] - m[l], b[l]);
     }
     memcpy(sum, a, sizeof a);
     memcpy(dot, b, sizeof b);
@@ -6741,26 +6748,30 @@ AMPI_INLINE void ampi_ln_columns_body(int hw, double* AMPI_RESTRICT dg, double* 
                                       const float* AMPI_RESTRICT dy, const float* AMPI_RESTRICT x, float mean,
                                       float invstd, size_t n) {
     size_t i, l;
-    (void)hw;
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) {
             float xhat = (x[i + l] - mean) * invstd;
             db[i + l] += (double)dy[i + l];
-            dg[i + l] += (double)dy[i + l] * (double)xhat;
+            dg[i + l] = ampi_add_product(hw, dy[i + l], xhat, dg[i + l]);
         }
 }
 AMPI_KERNEL(ampi_ln_columns,
             (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n),
             dg, db, dy, x, mean, invstd, n)
 
-enum { AMPI_LN_COLUMNS = 128 };
+/* Columns that one thread sums: as many as a tile holds, because memory is read fastest in long stretches, but
+   fewer where other threads would have none. A column's sum does not depend on it. */
+AMPI_FN size_t ampi_ln_columns_each(size_t d) {
+    size_t share = ampi_padded((d + ampi_threads() - 1) / ampi_threads());
+    return ampi_min_size(ampi_max_size(share, 128), AMPI_TILE);
+}
 
-/* dgamma and dbeta of columns [start, start + n): down the rows, in their order. */
-AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, void* dgamma, void* dbeta,
-                                     amp_dtype dpt, int accumulate) {
-    double dg[AMPI_LN_COLUMNS], db[AMPI_LN_COLUMNS];
-    float dy_tile[AMPI_LN_COLUMNS], x_tile[AMPI_LN_COLUMNS];
-    size_t n = ampi_min_size(q->d - start, AMPI_LN_COLUMNS), row, i;
+/* dgamma and dbeta of columns [start, start + count): down the rows, in their order. */
+AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, size_t count, void* dgamma,
+                                     void* dbeta, amp_dtype dpt, int accumulate) {
+    double dg[AMPI_TILE], db[AMPI_TILE];
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
+    size_t n = ampi_min_size(q->d - start, count), row, i;
     memset(dg, 0, sizeof dg);
     memset(db, 0, sizeof db);
     for (row = 0; row < q->rows; row++)
@@ -6788,7 +6799,8 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
                                    { "dgamma", dgamma, dparam_dtype, 1 },
                                    { "dbeta", dbeta, dparam_dtype, 1 } };
     ampi_ln_backward q;
-    int64_t i, blocks = (int64_t)((d + AMPI_LN_COLUMNS - 1) / AMPI_LN_COLUMNS);
+    size_t columns = ampi_ln_columns_each(d);
+    int64_t i, blocks = (int64_t)((d + columns - 1) / columns);
     amp_result r = AMPI_CHECK(exec, "layer norm backward", ampi_area(rows, d), list);
     if (r != AMP_OK) return r;
     if (rows < 1 || d < 1)
@@ -6799,7 +6811,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     if (dgamma || dbeta) {
         AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
         for (i = 0; i < blocks; i++)
-            ampi_ln_params_backward(&q, (size_t)i * AMPI_LN_COLUMNS, dgamma, dbeta, dparam_dtype, accumulate);
+            ampi_ln_params_backward(&q, (size_t)i * columns, columns, dgamma, dbeta, dparam_dtype, accumulate);
     }
     if (!dx) return AMP_OK;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)

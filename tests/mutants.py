@@ -133,7 +133,7 @@ TABLE = [
     # --- nn
     ("ops", "if (n > SIZE_MAX / 16)\n        return ampi_fail(log, AMP_ERR_ARGUMENT, \"%s: an operand", "if (0)\n"
      "        return ampi_fail(log, AMP_ERR_ARGUMENT, \"%s: an operand"),
-    ("ops", "for (l = 0; i + l < n; l++) a[l] += ampi_square_term(x[i + l], m[l]);", ""),
+    ("ops", "for (l = 0; i + l < n; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);", ""),
     ("ops", "ampi_min_size(count % AMPI_PARTS, (size_t)part)", "0"),
     ("ops", "value = old + value;", "value = old;"),
     ("ops hostile", "s->pad_h < 0 || s->pad_w < 0 || s->pad_h > s->kernel_h / 2 || s->pad_w > s->kernel_w / 2",
