@@ -6375,6 +6375,19 @@ AMPI_FN void ampi_bn_store(const ampi_bn_plan* p, void* y, amp_dtype t, size_t g
             ampi_store_f32(y, t, offset, tile + at, length);
 }
 
+/* The elements of a step to read, *n of them: in place where they are one piece of whole groups of floats, else
+   in `tile`. */
+AMPI_FN const float* ampi_bn_view(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step,
+                                  float* tile, size_t* n) {
+    size_t offset = 0, at;
+    if (p->planes == 1 && ampi_dtype(t) == AMP_F32) {
+        *n = ampi_bn_piece(p, group, step, 0, &offset, &at);
+        if (ampi_direct(t, *n)) return (const float*)x + offset;
+    }
+    *n = ampi_bn_load(p, x, t, group, step, tile);
+    return tile;
+}
+
 /* Sums by lanes become one sum per channel, held by every lane of the channel. */
 AMPI_FN void ampi_bn_combine(const ampi_bn_plan* p, double* acc) {
     size_t l;
@@ -6403,14 +6416,14 @@ AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt,
     memset(mean, 0, AMPI_LANES * sizeof(double));
     memset(squares, 0, AMPI_LANES * sizeof(double));
     for (step = 0; step < p->steps; step++) {
-        n = ampi_bn_load(p, x, xt, group, step, tile);
-        ampi_lane_sum(mean, tile, n);
+        const float* v = ampi_bn_view(p, x, xt, group, step, tile, &n);
+        ampi_lane_sum(mean, v, n);
     }
     ampi_bn_combine(p, mean);
     for (l = 0; l < AMPI_LANES; l++) mean[l] /= (double)p->n * (double)p->spatial;
     for (step = 0; step < p->steps; step++) {
-        n = ampi_bn_load(p, x, xt, group, step, tile);
-        ampi_lane_moment(squares, tile, mean, n);
+        const float* v = ampi_bn_view(p, x, xt, group, step, tile, &n);
+        ampi_lane_moment(squares, v, mean, n);
     }
     ampi_bn_combine(p, squares);
 }
@@ -6541,9 +6554,9 @@ AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void*
     memset(dot, 0, AMPI_LANES * sizeof(double));
     for (l = 0; l < AMPI_LANES; l++) q->mean[l] = ampi_bn_lane(p, save_mean, AMP_F32, group, l, 0.0f);
     for (step = 0; step < p->steps; step++) {
-        n = ampi_bn_load(p, dy, dyt, group, step, tile);
-        ampi_bn_load(p, x, xt, group, step, x_tile);
-        ampi_lane_dot(sum, dot, tile, x_tile, q->mean, n);
+        const float* g = ampi_bn_view(p, dy, dyt, group, step, tile, &n);
+        const float* v = ampi_bn_view(p, x, xt, group, step, x_tile, &n);
+        ampi_lane_dot(sum, dot, g, v, q->mean, n);
     }
     ampi_bn_combine(p, sum);
     ampi_bn_combine(p, dot);
@@ -6587,8 +6600,8 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                            &slope, sum, dot);
         for (step = 0; dx && step < p.steps; step++) {
             size_t length = ampi_bn_load(&p, dy, dy_dtype, group, step, tile);
-            ampi_bn_load(&p, x, x_dtype, group, step, x_tile);
-            ampi_bn_dx(tile, x_tile, &slope, ampi_padded(length));
+            const float* v = ampi_bn_view(&p, x, x_dtype, group, step, x_tile, &length);
+            ampi_bn_dx(tile, v, &slope, ampi_padded(length));
             ampi_bn_store(&p, dx, dx_dtype, group, step, tile);
         }
         for (l = 0; l < width; l++) {
