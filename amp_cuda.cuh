@@ -565,7 +565,8 @@ AMPI_FN amp_result ampi_cuda_create(amp_cuda** out, const amp_cuda_desc* desc, c
     amp_result r;
     *out = NULL;
     if (desc && ((unsigned)desc->gemm > AMP_CUDA_GEMM_CUBLAS || (desc->graph != 0 && desc->graph != 1)))
-        return ampi_fail(logger, AMP_ERR_DESC, "amp_cuda_create: gemm is %d, graph is %d; they must be 0..2, and 0 or 1",
+        return ampi_fail(logger, AMP_ERR_DESC,
+                         "amp_cuda_create: gemm is %d, graph is %d; they must be 0..2, and 0 or 1",
                          (int)desc->gemm, desc->graph);
     if ((r = ampi_cuda_check_device(logger)) != AMP_OK) return r;
     c = (amp_cuda*)ampi_alloc(a, sizeof *c);
@@ -714,25 +715,34 @@ AMPI_FN dim3 ampi_cuda_grid(size_t work, size_t per_block) {
 }
 
 /* May a kernel read and write at p? Pinned host memory is mapped. */
-AMPI_FN int ampi_cuda_reaches(const void* p) {
+AMPI_FN cudaError_t ampi_cuda_ask(const void* p, int* reached) {
     cudaPointerAttributes a;
-    if (cudaPointerGetAttributes(&a, p) != cudaSuccess) {
-        cudaGetLastError();
-        return 0;
-    }
-    return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged
-           || (a.type == cudaMemoryTypeHost && a.devicePointer);
+    cudaError_t e = cudaPointerGetAttributes(&a, p);
+    *reached = e == cudaSuccess
+               && (a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged
+                   || (a.type == cudaMemoryTypeHost && a.devicePointer));
+    return e;
+}
+AMPI_FN int ampi_cuda_reaches(const void* p) {
+    int reached;
+    if (ampi_cuda_ask(p, &reached) != cudaSuccess) cudaGetLastError();
+    return reached;
+}
+AMPI_FN amp_result ampi_cuda_check_memory(const amp_exec* exec, const char* op, const char* name, const void* p) {
+    int reached;
+    amp_result r = ampi_cuda_check(exec, op, ampi_cuda_ask(p, &reached));
+    if (r != AMP_OK || reached) return r;
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is host memory", op, name);
 }
 /* Memory that a kernel cannot reach is refused, the workspace too; in a model the pointers are the model's own. */
 AMPI_FN amp_result ampi_cuda_check_pointer(const amp_exec* exec, const char* op, const char* name,
                                            const void* p) {
     const amp_cuda* c = ampi_cuda_context(exec);
-    if (c && c->trusted) return AMP_OK;
-    if (p && !ampi_cuda_reaches(p))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is host memory", op, name);
-    if (exec && exec->workspace && !ampi_cuda_reaches(exec->workspace))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: the workspace is host memory", op);
-    return AMP_OK;
+    amp_result r = AMP_OK;
+    if (c && c->trusted) return r;
+    if (p) r = ampi_cuda_check_memory(exec, op, name, p);
+    if (r != AMP_OK || !exec || !exec->workspace) return r;
+    return ampi_cuda_check_memory(exec, op, "the workspace", exec->workspace);
 }
 
 /* ampi_check_operands, and that all is memory of the device. */
@@ -2097,7 +2107,8 @@ AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_e
     const amp_logger* logger = ampi_exec_logger(exec);
     amp_result r = AMP_OK;
     if ((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH || (d->bias_per_row != 0 && d->bias_per_row != 1))
-        return ampi_fail(logger, AMP_ERR_DESC, "%s: epilogue is %d, bias_per_row is %d; they must be 0..3, and 0 or 1", op,
+        return ampi_fail(logger, AMP_ERR_DESC,
+                         "%s: epilogue is %d, bias_per_row is %d; they must be 0..3, and 0 or 1", op,
                          (int)d->epilogue, d->bias_per_row);
     if (d->batch > 1 && d->c_stride == 0 && d->m > 0 && d->n > 0)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is 0, all products would go to one place", op);
