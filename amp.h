@@ -181,6 +181,15 @@ typedef struct amp_allocator {
     void* user_data;
 } amp_allocator;
 
+/* In which order a product of two 16-bit operands adds up.
+   FIXED: one order for all processors (amp_gemm tells which), so a run has the same bits everywhere.
+   FAST: the order of the processor's matrix unit, where it has one and the product is large enough to gain:
+   several times as fast. The bits then depend on the processor, but still not on threads or on the run.
+   Today this is Intel's AMX on Linux; elsewhere FAST is FIXED. In that unit BF16 subnormals and sums below
+   2^-126 count as zero, and an infinite FP16 operand may give NaN where FIXED gives infinity. A GPU has one
+   order of its own. */
+typedef enum amp_sums { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1, AMPI_SUMS_MAX = 0x7fffffff } amp_sums;
+
 /* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits
    with and without a workspace; with one, large matrix products are much faster. */
 typedef struct amp_exec {
@@ -190,6 +199,7 @@ typedef struct amp_exec {
     const amp_logger* logger;    /* NULL = silent */
     void*  stream;               /* cudaStream_t on a GPU; ignored by the CPU */
     void*  context;              /* the backend's own, set by a model or amp_cuda_exec; else NULL */
+    amp_sums sums;               /* 0 = AMP_SUMS_FIXED */
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
@@ -1752,6 +1762,14 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 #else
   #define AMPI_X86 0
 #endif
+#if AMPI_X86 && defined(__x86_64__) && defined(__linux__) \
+    && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
+  #define AMPI_AMX 1
+  #define AMPI_TARGET_AMX \
+      __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16")))
+#else
+  #define AMPI_AMX 0
+#endif
 #if !defined(AMP_NO_SIMD) && defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__)) \
     && defined(__ARM_NEON) && !defined(__TINYC__)
   #define AMPI_NEON 1
@@ -1829,9 +1847,9 @@ AMPI_FN amp_isa ampi_initial_isa(void) {
     return ampi_best_isa();
 }
 
-/* The only variable of the library: a cache of what cpuid says (0 = not asked yet). Threads that race here
-   write the same value. */
-static int ampi_isa_cache;
+/* The only variables of the library: caches of what cpuid and the system say (0 = not asked yet). Threads that
+   race here write the same value. */
+static int ampi_isa_cache, ampi_amx_cache;
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_LOAD_RELAXED(p) __atomic_load_n(p, __ATOMIC_RELAXED)
   #define AMPI_STORE_RELAXED(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
@@ -1855,6 +1873,35 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     AMPI_STORE_RELAXED(&ampi_isa_cache, (int)isa);
     return AMP_OK;
 }
+
+#if AMPI_AMX
+/* Is there a matrix unit (AMX-TILE, AMX-BF16), its state enabled in XCR0 bits 17 and 18? */
+AMPI_FN int ampi_amx_found(void) {
+    unsigned a, b, c, d, xcr0_low;
+    if (ampi_best_isa() != AMP_ISA_AVX512 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)
+        || !(d & (1u << 24)) || !(d & (1u << 22))) return 0;
+    __asm__ volatile("xgetbv" : "=a"(xcr0_low) : "c"(0) : "edx");
+    return (xcr0_low & 0x60000u) == 0x60000u;
+}
+/* May this process use it? Linux grants that once, to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, 18),
+   see its Documentation/arch/x86/xstate.rst. */
+AMPI_FN int ampi_amx_granted(void) {
+    long result = 158;                                           /* SYS_arch_prctl */
+    __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return result == 0;
+}
+/* Is there one, or with `ask` may it be used? Cached: 1 no, 2 found, 3 granted. */
+AMPI_FN int ampi_amx(int ask) {
+    int known = AMPI_LOAD_RELAXED(&ampi_amx_cache), before = known;
+    if (amp_cpu_isa() != AMP_ISA_AVX512) return 0;
+    if (known == 0) known = ampi_amx_found() ? 2 : 1;
+    if (known == 2 && ask) known = ampi_amx_granted() ? 3 : 1;
+    if (known != before) AMPI_STORE_RELAXED(&ampi_amx_cache, known);
+    return known > 1;
+}
+#else
+AMPI_FN int ampi_amx(int ask) { (void)ask; return 0; }
+#endif
 
 /* ======================================================================================== */
 /* >>impl-half                                                                                */
@@ -2677,6 +2724,7 @@ typedef struct ampi_micro {
    for l < lanes. */
 typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
+    size_t words;                      /* for a matrix unit: how many words (see there) two k make; else 0 */
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
@@ -3005,9 +3053,159 @@ AMPI_FN void ampi_transpose_plain(float* dst, size_t ldd, const float* src, size
         for (l = 0; l < AMPI_PLAIN_LANES; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
 }
 
+/* What a matrix unit's panels are made of: how many words two k make. */
+enum { AMPI_AMX_ROWS = 16, AMPI_WORDS_BF16 = 1, AMPI_WORDS_F16 = 4 };
+AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
+AMPI_FN size_t ampi_words(const ampi_gemm_isa* g, size_t k) {
+    return ampi_round_up(g->words == AMPI_WORDS_F16 ? 2 * k : (k + 1) / 2, AMPI_AMX_ROWS);
+}
+#if AMPI_AMX
+/* --- a matrix unit: AMX ------------------------------------------------------------------ */
+
+/* A *word* is 32 bits with two BF16 numbers, the first in the low half. tdpbf16ps adds to 16 x 16 sums the
+   product of 16 rows of 16 words (A) with 16 words of 16 columns (B). Its order (Intel SDM, TDPBF16PS): the
+   products of the low halves in one chain of fma from +0, those of the high halves in another; the two are
+   added, and that is added to the old sum.
+   Two BF16 operands: word w of a run along k is the elements 2w, 2w+1.
+   Two F16 operands: an element x is, exactly, high + low, where high is x cut to BF16's 8 bits and low the
+   other 3, and makes two words: (high, low) twice in A, (high, high) and (low, low) in B. So the unit adds the
+   four products of the parts, and four times its work is still less than the fma units would have.
+   A run ends with zeros up to a multiple of 16 words. */
+
+#define AMPI_AMX_LOAD(tile, from, ld) _tile_loadd(tile, from, (ptrdiff_t)((ld) * sizeof(float)))
+#define AMPI_AMX_STORE(tile, to, ld) _tile_stored(tile, to, (ptrdiff_t)((ld) * sizeof(float)))
+/* gcc's tile loads do not tell it that they read memory. */
+#define AMPI_AMX_FENCE __asm__ volatile("" ::: "memory")
+/* Sums 0..3 are the quarters of up to 32 rows x 32 columns, tiles 4, 5 two of A, 6, 7 two of B. */
+#define AMPI_AMX_EACH(DO, from, ld)                                                               \
+    DO(0, from, ld);                                                                                \
+    if (two) DO(1, (from) + AMPI_AMX_ROWS, ld);                                                         \
+    if (tall) DO(2, (from) + AMPI_AMX_ROWS * (ld), ld);                                                 \
+    if (tall && two) DO(3, (from) + AMPI_AMX_ROWS * (ld) + AMPI_AMX_ROWS, ld);
+#define AMPI_AMX_SUMS(name, tall_, two_)                                                          \
+    AMPI_TARGET_AMX AMPI_FN void name(const ampi_micro* u, float* t, size_t ldt) {                \
+        const int tall = tall_, two = two_;                                                         \
+        const float *a = u->a, *b = u->b;                                                           \
+        size_t k;                                                                                   \
+        AMPI_AMX_FENCE;                                                                             \
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);                                 \
+        if (!u->first) { AMPI_AMX_EACH(AMPI_AMX_LOAD, u->old, u->ldo) }                            \
+        for (k = 0; k < u->k; k += AMPI_AMX_ROWS, a += AMPI_AMX_ROWS, b += AMPI_AMX_ROWS * u->bs) {             \
+            AMPI_AMX_LOAD(4, a, u->rs);                                                              \
+            AMPI_AMX_LOAD(6, b, u->bs);                                                              \
+            _tile_dpbf16ps(0, 4, 6);                                                                \
+            if (two) { AMPI_AMX_LOAD(7, b + AMPI_AMX_ROWS, u->bs); _tile_dpbf16ps(1, 4, 7); }            \
+            if (tall) { AMPI_AMX_LOAD(5, a + AMPI_AMX_ROWS * u->rs, u->rs); _tile_dpbf16ps(2, 5, 6); }   \
+            if (tall && two) _tile_dpbf16ps(3, 5, 7);                                               \
+        }                                                                                           \
+        AMPI_AMX_EACH(AMPI_AMX_STORE, t, ldt)                                                       \
+    }
+AMPI_AMX_SUMS(ampi_amx_16x16, 0, 0)
+AMPI_AMX_SUMS(ampi_amx_16x32, 0, 1)
+AMPI_AMX_SUMS(ampi_amx_32x16, 1, 0)
+AMPI_AMX_SUMS(ampi_amx_32x32, 1, 1)
+
+/* The micro-kernel: T has room for whole tiles, a result goes through a buffer to C. */
+AMPI_TARGET_AMX AMPI_FN void ampi_micro_amx(size_t rows, const ampi_micro* u) {
+    float out[4 * AMPI_AMX_ROWS * AMPI_AMX_ROWS];
+    float* t = u->last ? out : u->t;
+    size_t ldt = u->last ? 2 * AMPI_AMX_ROWS : u->ldt, i, j;
+    if (rows > AMPI_AMX_ROWS && u->two) ampi_amx_32x32(u, t, ldt);
+    else if (rows > AMPI_AMX_ROWS) ampi_amx_32x16(u, t, ldt);
+    else if (u->two) ampi_amx_16x32(u, t, ldt);
+    else ampi_amx_16x16(u, t, ldt);
+    for (i = 0; u->last && i < rows; i++)
+        for (j = 0; j < u->columns; j += 16) {
+            const __mmask16 mask = u->columns - j >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(u->columns - j);
+            __m512 v = _mm512_loadu_ps(out + i * ldt + j);
+            _mm512_mask_storeu_ps(u->t + i * u->ldt + j, mask, AMPI_V16_CLEAN(v));
+        }
+}
+
+/* A thread opens its unit before its tiles, all of 16 rows x 64 bytes, and closes it behind them. */
+AMPI_TARGET_AMX AMPI_FN void ampi_amx_open(void) {
+    static const struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } c = {
+        1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 } };
+    _tile_loadconfig(&c);
+}
+AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
+
+/* 16 elements widened; the first `rest` and zeros. */
+AMPI_TARGET_AMX AMPI_INLINE __m512i ampi_widen16(const void* src, amp_dtype t, size_t i, size_t rest) {
+    const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
+    if (t == AMP_F32) return _mm512_maskz_loadu_epi32(mask, (const float*)src + i);
+    const __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t*)src + i);
+    return _mm512_castps_si512(t == AMP_F16 ? _mm512_maskz_cvtph_ps(AMPI_V16_ALL, h) : AMPI_V16_WIDEN(h));
+}
+/* The two BF16 numbers that make x, each in the high half of its 32 bits. An infinite x has no low part. */
+#define AMPI_WORD_HIGH(x) _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u))
+AMPI_TARGET_AMX AMPI_INLINE __m512i ampi_word_low(__m512i x, __m512i high) {
+    const __m512i big = _mm512_set1_epi32(0x7f800000);
+    const __mmask16 finite = _mm512_cmplt_epu32_mask(_mm512_and_si512(x, big), big);
+    return _mm512_castps_si512(_mm512_maskz_sub_ps(finite, _mm512_castsi512_ps(x), _mm512_castsi512_ps(high)));
+}
+/* Words with `first` in the low half, `second` in the high half; both in the high halves. */
+#define AMPI_WORD(first, second) \
+    _mm512_or_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, first, 16), second)
+
+/* The words of n elements of a run along k. t: of src, F32 where a 16-bit operand has been widened already. */
+AMPI_TARGET_AMX AMPI_FN void ampi_words_along(const ampi_gemm_isa* g, float* dst, const void* src,
+                                                amp_dtype t, size_t n, int is_b) {
+    const __m512i mixed = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i eight = _mm512_set1_epi32(8);
+    size_t i, words = ampi_words(g, n), w = 0;
+    if (g->words == AMPI_WORDS_BF16 && t == AMP_BF16) {
+        memcpy(dst, src, n * sizeof(uint16_t));
+        memset((char*)dst + n * sizeof(uint16_t), 0, words * sizeof *dst - n * sizeof(uint16_t));
+        return;
+    }
+    for (i = 0; w < words; i += 16) {
+        __m512i x = ampi_widen16(src, t, i, i < n ? n - i : 0), high = AMPI_WORD_HIGH(x), low;
+        if (g->words == AMPI_WORDS_BF16) {        /* a word from each pair of neighbours */
+            high = _mm512_or_si512(_mm512_maskz_srli_epi64(0xff, high, 16),
+                                   _mm512_maskz_srli_epi64(0xff, high, 32));
+            _mm256_storeu_si256((__m256i*)(void*)(dst + w), _mm512_maskz_cvtepi64_epi32(0xff, high));
+            w += 8;
+            continue;
+        }
+        low = ampi_word_low(x, high);
+        x = AMPI_WORD(high, is_b ? high : low);
+        low = is_b ? AMPI_WORD(low, low) : x;
+        _mm512_storeu_si512(dst + w, _mm512_permutex2var_epi32(x, mixed, low));
+        if (w + 16 < words)
+            _mm512_storeu_si512(dst + w + 16, _mm512_permutex2var_epi32(x, _mm512_add_epi32(mixed, eight), low));
+        w += 32;
+    }
+}
+/* Words [w0, w0 + words) of `width` columns, from k rows of n columns. t as above. From the last word to the
+   first where rows become more, so that dst may be src. */
+AMPI_TARGET_AMX AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
+                                                 amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
+                                                 size_t width, int is_b) {
+    const __m512i none = _mm512_setzero_si512();
+    size_t w, j;
+    for (w = 0; g->words == AMPI_WORDS_BF16 && w < words; w++)
+        for (j = 0; j < width; j += 16) {
+            const size_t rest = j < n ? n - j : 0;
+            __m512i x = 2 * w < k ? ampi_widen16(src, t, 2 * w * lds + j, rest) : none;
+            __m512i y = 2 * w + 1 < k ? ampi_widen16(src, t, (2 * w + 1) * lds + j, rest) : none;
+            _mm512_storeu_si512(dst + w * ldd + j, AMPI_WORD(x, y));
+        }
+    for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
+        for (j = 0; j < width; j += 16) {
+            float* to = dst + (w - 2) * ldd + j;
+            __m512i x = w - 2 < 2 * k ? ampi_widen16(src, t, (w / 2 - 1) * lds + j, j < n ? n - j : 0) : none;
+            __m512i high = AMPI_WORD_HIGH(x), low = ampi_word_low(x, high);
+            x = AMPI_WORD(high, is_b ? high : low);
+            _mm512_storeu_si512(to, x);
+            _mm512_storeu_si512(to + ldd, is_b ? AMPI_WORD(low, low) : x);
+        }
+}
+#endif /* AMPI_AMX */
+
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
-    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, ampi_micro_plain, ampi_load_block_plain,
+    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, ampi_micro_plain, ampi_load_block_plain,
                        ampi_transpose_plain };
 #if AMPI_X86
     if (amp_cpu_isa() == AMP_ISA_AVX512) {
@@ -3027,6 +3225,20 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
     return g;
 }
 
+/* The same with a matrix unit for two operands of type t, if there is one for them. */
+AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
+    ampi_gemm_isa g = ampi_gemm_isa_now();
+#if AMPI_AMX
+    if (t != AMP_F32 && ampi_amx(0)) {
+        g.mr = g.a_width = 2 * AMPI_AMX_ROWS;
+        g.words = t == AMP_F16 ? AMPI_WORDS_F16 : AMPI_WORDS_BF16;
+        g.micro = ampi_micro_amx;
+    }
+#endif
+    (void)t;
+    return g;
+}
+
 /* --- operands ---------------------------------------------------------------------------- */
 
 /* Largest blocks, and the k of one where C is a few panels high or one wide, so that both panels stay in the
@@ -3035,7 +3247,6 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_THIN = 192, AMPI_GEMM_FEW = 4,
        AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
 
-AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
@@ -3334,25 +3545,33 @@ typedef struct ampi_gemm_plan {
     int few;                           /* few rows: the block of A is packed first, then B panel by panel */
 } ampi_gemm_plan;
 
+/* How deep a packed panel is: a matrix unit's may hold words or, on the way there, FP32. */
+AMPI_FN size_t ampi_panel_depth(const ampi_gemm_isa* g, size_t kc) {
+    return g->words ? ampi_max_size(kc, ampi_words(g, kc)) : kc;
+}
 /* Floats from one panel of B to the next, from one row of a panel of A to the next (an odd number of cache
    lines), from one panel of A to the next. */
 AMPI_FN size_t ampi_panel_stride(const ampi_gemm_isa* g, size_t kc) {
-    return kc * 2 * g->lanes + AMPI_GEMM_GAP;
+    return ampi_panel_depth(g, kc) * 2 * g->lanes + AMPI_GEMM_GAP;
 }
-AMPI_FN size_t ampi_row_stride(size_t kc) { return ((kc + 15) / 16 | 1u) * 16; }
+AMPI_FN size_t ampi_row_stride(const ampi_gemm_isa* g, size_t kc) {
+    return ((ampi_panel_depth(g, kc) + 15) / 16 | 1u) * 16;
+}
 AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
-    return g->a_width * ampi_row_stride(kc);
+    return g->a_width * ampi_row_stride(g, kc);
 }
 
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
-    size_t panels = p->nc / (2 * g->lanes), a = ampi_a_stride(g, p->kc);
+    size_t panels = p->nc / (2 * g->lanes), a = ampi_a_stride(g, p->kc), line = g->lanes * (p->kc + AMPI_GEMM_GAP);
+    size_t rows = g->words ? ampi_round_up(p->mc, g->mr) : p->mc;
     if (p->few) a *= ampi_div_up(p->mc, g->mr);
+    if (g->words) line = ampi_a_stride(g, p->kc);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
     p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(g, p->kc), 16);
-    p->at_line = p->at_t + ampi_round_up(p->mc * p->ldt, 16);
-    p->at_stage = p->at_line + ampi_round_up(ampi_max_size(g->lanes * (p->kc + AMPI_GEMM_GAP), p->ldt), 16);
+    p->at_line = p->at_t + ampi_round_up(rows * p->ldt, 16);
+    p->at_stage = p->at_line + ampi_round_up(ampi_max_size(line, p->ldt), 16);
     p->floats = p->at_stage + AMPI_GEMM_STAGE;
 }
 
@@ -3493,6 +3712,59 @@ AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_sta
     }
 }
 
+#if AMPI_AMX
+/* The panel of B from column j of a matrix whose runs go along k, as words: rows of words, then transposed. */
+AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, size_t j, size_t columns,
+                                  size_t width, size_t k0, size_t kc, float* b, float* line) {
+    size_t bytes = amp_dtype_size(s->b.dtype), words = ampi_words(g, kc), lds = words + AMPI_GEMM_GAP, l, i;
+    const char* src = (const char*)s->b.data + (s->b.offset + j * s->b.ld + k0) * bytes;
+    for (l = 0; l < width; l += g->lanes) {
+        if (columns < l + g->lanes) memset(line, 0, g->lanes * lds * sizeof *line);
+        for (i = l; i < l + g->lanes && i < columns; i++)
+            ampi_words_along(g, line + (i - l) * lds, src + i * s->b.ld * bytes, s->b.dtype, kc, 1);
+        g->transpose(b + l, width, line, lds, words, 0);
+    }
+}
+
+/* The block of op(B) as words, in panels as ampi_pack_b's. An image operand is packed as FP32 first. */
+AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
+                               size_t nc, size_t k0, size_t kc, float* b, float* line) {
+    size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
+    int straight = !s->b.image && !s->b.along_k;
+    size_t step = straight ? 32 : kc, bytes = amp_dtype_size(s->b.dtype);
+    if (s->b.image) ampi_pack_b(g, s, stage, j0, nc, k0, kc, b, line);
+    for (k = 0; k < kc; k += step)
+        for (j = 0; j < nc; j += nr) {
+            size_t columns = ampi_min_size(nc - j, nr), width = columns > g->lanes ? nr : g->lanes;
+            size_t at = k0 + k, first = k == 0 ? 0 : ampi_words(g, k);
+            size_t some = k + step < kc ? ampi_words(g, k + step) - first : words - first;
+            float* to = b + j / nr * stride + first * width;
+            if (s->b.image) ampi_words_across(g, to, width, to, AMP_F32, width, kc, width, words, width, 1);
+            else if (s->b.along_k) ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
+            else ampi_words_across(g, to, width, (const char*)s->b.data
+                                   + (s->b.offset + at * s->b.ld + j0 + j) * bytes, s->b.dtype, s->b.ld,
+                                   ampi_min_size(s->k - at, step), columns, some, width, 1);
+        }
+}
+
+/* `rows` rows of op(A) as words, row after row. */
+AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, size_t row, size_t rows, size_t k0,
+                               size_t kc, float* a, size_t rs, float* line) {
+    size_t bytes = amp_dtype_size(s->a.dtype), words = ampi_words(g, kc), i, w;
+    const char* src = (const char*)s->a.data + s->a.offset * bytes;
+    for (i = 0; s->a.along_k && i < rows; i++) {
+        if (s->a.image) ampi_operand_block(g, &s->a, row + i, 1, k0, kc, line, 0);
+        ampi_words_along(g, a + i * rs, s->a.image ? (const char*)line : src + ((row + i) * s->a.ld + k0) * bytes,
+                         s->a.image ? AMP_F32 : s->a.dtype, kc, 0);
+    }
+    if (s->a.along_k) return;
+    ampi_words_across(g, line, 2 * AMPI_AMX_ROWS, src + (k0 * s->a.ld + row) * bytes, s->a.dtype, s->a.ld, kc, rows,
+                      words, 2 * AMPI_AMX_ROWS, 0);
+    for (w = 0; w < words; w += g->lanes)
+        g->transpose(a + w, rs, line + w * 2 * AMPI_AMX_ROWS, 2 * AMPI_AMX_ROWS, rows, 0);
+}
+#endif
+
 /* May the micro-kernel write the last sums straight to C? Where C is F32, a plain matrix, and the sums are
    the result. */
 AMPI_FN int ampi_is_direct(const ampi_product* s) {
@@ -3517,6 +3789,11 @@ typedef struct ampi_block {
 AMPI_FN int ampi_a_in_place(const ampi_product* s) {
     return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && s->a.ld % 1024 != 0;
 }
+/* A matrix unit: where pairs of BF16 neighbours are words already, and rows and words fill whole tiles. */
+AMPI_FN int ampi_a_words_in_place(const ampi_gemm_isa* g, const ampi_product* s, size_t rows, size_t kc) {
+    return s->a.along_k && !s->a.image && g->words == AMPI_WORDS_BF16 && s->a.ld % 2 == 0 && s->a.ld % 1024 != 0
+           && rows % AMPI_AMX_ROWS == 0 && kc % (2 * AMPI_AMX_ROWS) == 0;
+}
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
    panels. If many panels of A come by, theirs should be two cache lines wide and not far apart. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
@@ -3530,7 +3807,9 @@ AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, co
 AMPI_FN size_t ampi_panel_low(const ampi_block* b, size_t q) {
     return q * b->rows + ampi_min_size(q, b->more);
 }
-AMPI_FN size_t ampi_panel_rows(const ampi_block* b, size_t q) { return b->rows + (q < b->more ? 1 : 0); }
+AMPI_FN size_t ampi_panel_rows(const ampi_block* b, size_t q) {
+    return ampi_min_size(b->rows + (q < b->more ? 1 : 0), b->mc - ampi_panel_low(b, q));
+}
 
 /* Turns u to panel q of A: row after row if A's runs go along k, otherwise a_width floats for each k. Packs
    it if that is asked for. */
@@ -3539,8 +3818,17 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
     size_t i, rows = ampi_panel_rows(b, q), row = b->i0 + ampi_panel_low(b, q);
     float* a = b->a + (b->few ? q * ampi_a_stride(g, b->kc) : 0);
     u->a = a;
-    u->rs = s->a.along_k ? ampi_row_stride(b->kc) : 1;
+    u->rs = s->a.along_k || g->words ? ampi_row_stride(g, b->kc) : 1;
     u->ks = s->a.along_k ? 1 : g->a_width;
+#if AMPI_AMX
+    if (g->words) {
+        if (ampi_a_words_in_place(g, s, rows, b->kc)) {
+            u->rs = s->a.ld / 2;
+            u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
+        } else if (pack) ampi_pack_a_words(g, s, row, rows, b->k0, b->kc, a, u->rs, b->line);
+        return;
+    }
+#endif
     if (ampi_a_in_place(s)) {
         u->rs = s->a.ld;
         u->a = (const float*)s->a.data + s->a.offset + row * u->rs + b->k0;
@@ -3550,6 +3838,15 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
     } else if (pack) {
         ampi_pack_runs(g, &s->a, s->swap, b->k0, b->kc, row, rows, a, g->a_width);
     }
+}
+
+/* Packs `columns` columns of B from column j. */
+AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t j,
+                             size_t columns) {
+#if AMPI_AMX
+    if (g->words) { ampi_pack_b_words(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line); return; }
+#endif
+    ampi_pack_b(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line);
 }
 
 /* Turns u to the panel of B from column j of the block; packs it if its turn has come. */
@@ -3565,7 +3862,7 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, const
         return;
     }
     u->b = b->b + (b->whole ? (j - b->packed) / nr * ampi_panel_stride(g, b->kc) : 0);
-    if (!b->whole) ampi_pack_b(g, s, b->stage, b->j0 + j, columns, b->k0, b->kc, b->b, b->line);
+    if (!b->whole) ampi_pack_b_any(g, s, b, b->j0 + j, columns);
 }
 
 /* Sums += panel q of A * the panel of B from column j. */
@@ -3583,16 +3880,16 @@ AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi
     size_t nr = 2 * g->lanes, j, q;
     ampi_micro u;
     b->panels = ampi_div_up(b->mc, g->mr);
-    b->rows = b->mc / b->panels;
-    b->more = b->mc % b->panels;
+    b->rows = g->words ? g->mr : b->mc / b->panels;
+    b->more = g->words ? 0 : b->mc % b->panels;
     b->direct = b->last && ampi_is_direct(s);
     b->packed = ampi_b_in_place(g, s, b);
     b->whole = !b->few || s->b.image;
-    u.k = b->kc; u.first = b->first; u.last = b->direct; u.exact = s->exact;
+    u.k = g->words ? ampi_words(g, b->kc) : b->kc; u.first = b->first; u.last = b->direct; u.exact = s->exact;
     u.ldo = b->ldt;
     u.ldt = b->direct ? s->ldc : b->ldt;
     if (b->whole && b->packed < b->nc)
-        ampi_pack_b(g, s, b->stage, b->j0 + b->packed, b->nc - b->packed, b->k0, b->kc, b->b, b->line);
+        ampi_pack_b_any(g, s, b, b->j0 + b->packed, b->nc - b->packed);
     for (q = 0; !b->few && q < b->panels; q++) {
         ampi_turn_to_a(g, s, b, q, 1, &u);
         for (j = 0; j < b->nc; j += nr) {
@@ -3703,38 +4000,58 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
 
-/* One slot's share of the tiles, in small blocks on the stack. */
+/* One slot's share of the tiles. */
+AMPI_FN void ampi_gemm_slot(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t slot,
+                            float* memory) {
+    size_t tile;
+#if AMPI_AMX
+    if (g->words) ampi_amx_open();
+#endif
+    for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots) ampi_gemm_tile(g, s, p, tile, memory);
+#if AMPI_AMX
+    if (g->words) ampi_amx_close();
+#endif
+}
+/* The same in small blocks on the stack. */
 AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
                                 size_t slot) {
     float memory[AMPI_GEMM_STACK + 16];
-    size_t tile;
-    for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots)
-        ampi_gemm_tile(g, s, p, tile, ampi_align64(memory));
+    ampi_gemm_slot(g, s, p, slot, ampi_align64(memory));
+}
+
+/* The kernels for a product: a matrix unit's if its sums are allowed and it gains. */
+AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s, const amp_exec* exec) {
+    if (!exec || exec->sums != AMP_SUMS_FAST || s->a.dtype != s->b.dtype || s->m < AMPI_AMX_ROWS || s->n < AMPI_AMX_ROWS
+        || s->k < 2 * AMPI_AMX_ROWS || !ampi_amx(1)) return ampi_gemm_isa_now();
+    return ampi_gemm_isa_amx(s->a.dtype);
+}
+/* Tiles of full size. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
+    size_t kc = g->words == AMPI_WORDS_F16 ? AMPI_GEMM_KC / 2 : AMPI_GEMM_KC;
+    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC, kc);
 }
 
 /* Computes a checked product, in the workspace if it holds at least one slot. */
 AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
-    ampi_gemm_isa g = ampi_gemm_isa_now();
+    ampi_gemm_isa g = ampi_gemm_isa_for(s, exec);
     size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
     size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;      /* 64: for the alignment */
     ampi_gemm_plan p;
     int64_t slot;
     if (s->m == 0 || s->n == 0) return;
-    s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
+    s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && !g.words;
     s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
     if (s->swap) s->k += s->k & 1u;
-    p = ampi_gemm_plan_of(&g, s->m, s->n, s->k, AMPI_GEMM_MC, AMPI_GEMM_NC, AMPI_GEMM_KC);
+    p = ampi_gemm_plan_full(&g, s->m, s->n, s->k);
     if (room >= p.floats) {
         float* memory = ampi_align64(exec->workspace);
         p.slots = ampi_min_size(p.slots, room / p.floats);
         AMPI_PARALLEL_FOR(p.slots > 1)
-        for (slot = 0; slot < (int64_t)p.slots; slot++) {
-            size_t tile;
-            for (tile = (size_t)slot; tile < p.tiles_m * p.tiles_n; tile += p.slots)
-                ampi_gemm_tile(&g, s, &p, tile, memory + (size_t)slot * p.floats);
-        }
+        for (slot = 0; slot < (int64_t)p.slots; slot++)
+            ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
     } else {
-        p = ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64);
+        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32)
+                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64);
         p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
@@ -3786,13 +4103,17 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 }
 
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
-    ampi_gemm_isa g = ampi_gemm_isa_now();
+    ampi_gemm_isa g;
     ampi_gemm_plan p;
-    size_t elements;
+    size_t elements, floats = 0, t;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
-    p = ampi_gemm_plan_of(&g, m, n, k + (k & 1u), AMPI_GEMM_MC, AMPI_GEMM_NC, AMPI_GEMM_KC);
-    return ampi_max_size(p.slots, 1) * p.floats * sizeof(float) + 128;
+    for (t = AMP_F32; t <= AMP_BF16; t++) {       /* FP32 sums, and a matrix unit's for both types */
+        g = ampi_gemm_isa_amx((amp_dtype)t);
+        p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u));
+        floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
+    }
+    return floats * sizeof(float) + 128;
 }
 
 /* The arguments of a matrix product, checked, as a product. */
