@@ -2719,15 +2719,26 @@ typedef struct ampi_micro {
     int first, last, two, exact;
 } ampi_micro;
 
+/* What becomes of a panel of sums t: with v = alpha*t, v = beta*add + v where there is an `add`, and v rounded
+   to C's type. add: C's old values, or a row of F32 (ld 0), or 16 times one value for each row (`spread`). */
+typedef struct ampi_finish {
+    void* c; amp_dtype c_dtype; size_t ldc;
+    const void* add; amp_dtype add_dtype; size_t ld_add;
+    int spread;
+    float alpha, beta;
+} ampi_finish;
+
 /* What an instruction set brings. load: widens a block of `rows` x `cols` elements to FP32 rows, each
    filled up with zeros to the next multiple of `lanes`. transpose: dst[(k ^ flip)*ldd + l] = src[l*lds + k]
    for l < lanes. */
 typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
-    size_t words;                      /* for a matrix unit: how many words (see there) two k make; else 0 */
+    size_t words;                      /* a matrix unit: how many words (see there) two k make; else 0 */
+    int staged;                        /* a matrix unit: B is packed as FP32 first */
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
+    void (*finish)(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt);
 } ampi_gemm_isa;
 
 /* A list of rows, for macros: X(row, pointer to the row's group of three, offset from there, V). Written out,
@@ -2876,6 +2887,42 @@ AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
     }
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
+
+/* 16 elements as the bits of FP32, or the first `rest` and zeros; and back, rounded as conversions are. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_read16_avx512(const void* src, amp_dtype t, size_t i, size_t rest) {
+    const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
+    if (t == AMP_F32) return _mm512_maskz_loadu_epi32(mask, (const float*)src + i);
+    const __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t*)src + i);
+    return _mm512_castps_si512(t == AMP_F16 ? _mm512_maskz_cvtph_ps(AMPI_V16_ALL, h) : AMPI_V16_WIDEN(h));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
+    const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
+    const __m512i u = _mm512_castps_si512(AMPI_V16_CLEAN(v));
+    const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, u, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    if (t == AMP_F32) _mm512_mask_storeu_epi32((float*)dst + i, mask, u);
+    else _mm256_mask_storeu_epi16((uint16_t*)dst + i, mask,
+        t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, _mm512_castsi512_ps(u), 0)
+                     : _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, _mm512_maskz_srli_epi32(AMPI_V16_ALL, up, 16)));
+}
+
+AMPI_TARGET_AVX512 AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t columns,
+                                                   const float* t, size_t ldt) {
+    const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
+    size_t i, j;
+    for (i = 0; i < rows; i++)
+        for (j = 0; j < columns; j += 16) {
+            const size_t rest = columns - j;
+            __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + i * ldt + j)), x;
+            if (f->add) {
+                x = _mm512_castsi512_ps(ampi_read16_avx512(f->add, f->add_dtype, i * f->ld_add + (f->spread ? 0 : j),
+                                                           f->spread ? 1 : rest));
+                if (f->spread) x = _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), x);
+                v = _mm512_fmadd_ps(beta, x, v);
+            }
+            ampi_write16_avx512(f->c, f->c_dtype, i * f->ldc + j, rest, v);
+        }
+}
 
 /* Rows l, 4+l, 8+l, 12+l, four k each, in the four quarters of a vector. */
 #define AMPI_V16_QUARTER(v, s, q) \
@@ -3083,7 +3130,7 @@ AMPI_FN size_t ampi_words(const ampi_gemm_isa* g, size_t k) {
     if (tall) DO(2, (from) + AMPI_AMX_ROWS * (ld), ld);                                                 \
     if (tall && two) DO(3, (from) + AMPI_AMX_ROWS * (ld) + AMPI_AMX_ROWS, ld);
 #define AMPI_AMX_SUMS(name, tall_, two_)                                                          \
-    AMPI_TARGET_AMX AMPI_FN void name(const ampi_micro* u, float* t, size_t ldt) {                \
+    AMPI_TARGET_AMX AMPI_FN void name(const ampi_micro* u) {                                      \
         const int tall = tall_, two = two_;                                                         \
         const float *a = u->a, *b = u->b;                                                           \
         size_t k;                                                                                   \
@@ -3098,28 +3145,19 @@ AMPI_FN size_t ampi_words(const ampi_gemm_isa* g, size_t k) {
             if (tall) { AMPI_AMX_LOAD(5, a + AMPI_AMX_ROWS * u->rs, u->rs); _tile_dpbf16ps(2, 5, 6); }   \
             if (tall && two) _tile_dpbf16ps(3, 5, 7);                                               \
         }                                                                                           \
-        AMPI_AMX_EACH(AMPI_AMX_STORE, t, ldt)                                                       \
+        AMPI_AMX_EACH(AMPI_AMX_STORE, u->t, u->ldt)                                                       \
     }
 AMPI_AMX_SUMS(ampi_amx_16x16, 0, 0)
 AMPI_AMX_SUMS(ampi_amx_16x32, 0, 1)
 AMPI_AMX_SUMS(ampi_amx_32x16, 1, 0)
 AMPI_AMX_SUMS(ampi_amx_32x32, 1, 1)
 
-/* The micro-kernel: T has room for whole tiles, a result goes through a buffer to C. */
-AMPI_TARGET_AMX AMPI_FN void ampi_micro_amx(size_t rows, const ampi_micro* u) {
-    float out[4 * AMPI_AMX_ROWS * AMPI_AMX_ROWS];
-    float* t = u->last ? out : u->t;
-    size_t ldt = u->last ? 2 * AMPI_AMX_ROWS : u->ldt, i, j;
-    if (rows > AMPI_AMX_ROWS && u->two) ampi_amx_32x32(u, t, ldt);
-    else if (rows > AMPI_AMX_ROWS) ampi_amx_32x16(u, t, ldt);
-    else if (u->two) ampi_amx_16x32(u, t, ldt);
-    else ampi_amx_16x16(u, t, ldt);
-    for (i = 0; u->last && i < rows; i++)
-        for (j = 0; j < u->columns; j += 16) {
-            const __mmask16 mask = u->columns - j >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(u->columns - j);
-            __m512 v = _mm512_loadu_ps(out + i * ldt + j);
-            _mm512_mask_storeu_ps(u->t + i * u->ldt + j, mask, AMPI_V16_CLEAN(v));
-        }
+/* The micro-kernel. It always writes whole tiles, and leaves NaNs as they come. */
+AMPI_FN void ampi_micro_amx(size_t rows, const ampi_micro* u) {
+    if (rows > AMPI_AMX_ROWS && u->two) ampi_amx_32x32(u);
+    else if (rows > AMPI_AMX_ROWS) ampi_amx_32x16(u);
+    else if (u->two) ampi_amx_16x32(u);
+    else ampi_amx_16x16(u);
 }
 
 /* A thread opens its unit before its tiles, all of 16 rows x 64 bytes, and closes it behind them. */
@@ -3130,13 +3168,6 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_open(void) {
 }
 AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 
-/* 16 elements widened; the first `rest` and zeros. */
-AMPI_TARGET_AMX AMPI_INLINE __m512i ampi_widen16(const void* src, amp_dtype t, size_t i, size_t rest) {
-    const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
-    if (t == AMP_F32) return _mm512_maskz_loadu_epi32(mask, (const float*)src + i);
-    const __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t*)src + i);
-    return _mm512_castps_si512(t == AMP_F16 ? _mm512_maskz_cvtph_ps(AMPI_V16_ALL, h) : AMPI_V16_WIDEN(h));
-}
 /* The two BF16 numbers that make x, each in the high half of its 32 bits. An infinite x has no low part. */
 #define AMPI_WORD_HIGH(x) _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u))
 AMPI_TARGET_AMX AMPI_INLINE __m512i ampi_word_low(__m512i x, __m512i high) {
@@ -3148,19 +3179,20 @@ AMPI_TARGET_AMX AMPI_INLINE __m512i ampi_word_low(__m512i x, __m512i high) {
 #define AMPI_WORD(first, second) \
     _mm512_or_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, first, 16), second)
 
-/* The words of n elements of a run along k. t: of src, F32 where a 16-bit operand has been widened already. */
-AMPI_TARGET_AMX AMPI_FN void ampi_words_along(const ampi_gemm_isa* g, float* dst, const void* src,
-                                                amp_dtype t, size_t n, int is_b) {
-    const __m512i mixed = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i eight = _mm512_set1_epi32(8);
+/* n 16-bit elements as they are, and zeros up to so many words. */
+AMPI_FN void ampi_words_copy(float* dst, const void* src, size_t n, size_t words) {
+    memcpy(dst, src, n * sizeof(uint16_t));
+    memset((char*)dst + n * sizeof(uint16_t), 0, words * sizeof *dst - n * sizeof(uint16_t));
+}
+/* A's words of n elements of a run along k. t: of src, F32 where a 16-bit operand has been widened already. */
+AMPI_TARGET_AMX AMPI_FN void ampi_words_along(const ampi_gemm_isa* g, float* dst, const void* src, amp_dtype t,
+                                              size_t n) {
+    const __m512i low_twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    const __m512i high_twice = _mm512_add_epi32(low_twice, _mm512_set1_epi32(8));
     size_t i, words = ampi_words(g, n), w = 0;
-    if (g->words == AMPI_WORDS_BF16 && t == AMP_BF16) {
-        memcpy(dst, src, n * sizeof(uint16_t));
-        memset((char*)dst + n * sizeof(uint16_t), 0, words * sizeof *dst - n * sizeof(uint16_t));
-        return;
-    }
+    if (t == AMP_BF16) { ampi_words_copy(dst, src, n, words); return; }
     for (i = 0; w < words; i += 16) {
-        __m512i x = ampi_widen16(src, t, i, i < n ? n - i : 0), high = AMPI_WORD_HIGH(x), low;
+        __m512i x = ampi_read16_avx512(src, t, i, i < n ? n - i : 0), high = AMPI_WORD_HIGH(x);
         if (g->words == AMPI_WORDS_BF16) {        /* a word from each pair of neighbours */
             high = _mm512_or_si512(_mm512_maskz_srli_epi64(0xff, high, 16),
                                    _mm512_maskz_srli_epi64(0xff, high, 32));
@@ -3168,16 +3200,29 @@ AMPI_TARGET_AMX AMPI_FN void ampi_words_along(const ampi_gemm_isa* g, float* dst
             w += 8;
             continue;
         }
-        low = ampi_word_low(x, high);
-        x = AMPI_WORD(high, is_b ? high : low);
-        low = is_b ? AMPI_WORD(low, low) : x;
-        _mm512_storeu_si512(dst + w, _mm512_permutex2var_epi32(x, mixed, low));
+        x = AMPI_WORD(high, ampi_word_low(x, high));
+        _mm512_storeu_si512(dst + w, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, low_twice, x));
         if (w + 16 < words)
-            _mm512_storeu_si512(dst + w + 16, _mm512_permutex2var_epi32(x, _mm512_add_epi32(mixed, eight), low));
+            _mm512_storeu_si512(dst + w + 16, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high_twice, x));
         w += 32;
     }
 }
-/* Words [w0, w0 + words) of `width` columns, from k rows of n columns. t as above. From the last word to the
+/* B's words of 16 columns from pairs of F16 neighbours along k: rows of pairs, 16 to a row. */
+AMPI_TARGET_AMX AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, const float* pairs, size_t count) {
+    size_t i, l;
+    for (i = 0; i < count; i++, pairs += 16, dst += 4 * ldd) {
+        __m512i both = _mm512_loadu_si512(pairs);
+        for (l = 0; l < 2; l++, both = _mm512_maskz_srli_epi32(AMPI_V16_ALL, both, 16)) {
+            __m512i x = _mm512_castps_si512(_mm512_maskz_cvtph_ps(AMPI_V16_ALL,
+                                            _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, both)));
+            __m512i high = AMPI_WORD_HIGH(x), low = ampi_word_low(x, high);
+            _mm512_storeu_si512(dst + 2 * l * ldd, AMPI_WORD(high, high));
+            _mm512_storeu_si512(dst + (2 * l + 1) * ldd, AMPI_WORD(low, low));
+        }
+    }
+}
+
+/* `words` rows of words of `width` columns, from k rows of n columns. t as above. From the last word to the
    first where rows become more, so that dst may be src. */
 AMPI_TARGET_AMX AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
                                                  amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
@@ -3187,14 +3232,14 @@ AMPI_TARGET_AMX AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* ds
     for (w = 0; g->words == AMPI_WORDS_BF16 && w < words; w++)
         for (j = 0; j < width; j += 16) {
             const size_t rest = j < n ? n - j : 0;
-            __m512i x = 2 * w < k ? ampi_widen16(src, t, 2 * w * lds + j, rest) : none;
-            __m512i y = 2 * w + 1 < k ? ampi_widen16(src, t, (2 * w + 1) * lds + j, rest) : none;
+            __m512i x = 2 * w < k ? ampi_read16_avx512(src, t, 2 * w * lds + j, rest) : none;
+            __m512i y = 2 * w + 1 < k ? ampi_read16_avx512(src, t, (2 * w + 1) * lds + j, rest) : none;
             _mm512_storeu_si512(dst + w * ldd + j, AMPI_WORD(x, y));
         }
     for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
         for (j = 0; j < width; j += 16) {
             float* to = dst + (w - 2) * ldd + j;
-            __m512i x = w - 2 < 2 * k ? ampi_widen16(src, t, (w / 2 - 1) * lds + j, j < n ? n - j : 0) : none;
+            __m512i x = w - 2 < 2 * k ? ampi_read16_avx512(src, t, (w / 2 - 1) * lds + j, j < n ? n - j : 0) : none;
             __m512i high = AMPI_WORD_HIGH(x), low = ampi_word_low(x, high);
             x = AMPI_WORD(high, is_b ? high : low);
             _mm512_storeu_si512(to, x);
@@ -3205,12 +3250,13 @@ AMPI_TARGET_AMX AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* ds
 
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
-    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, ampi_micro_plain, ampi_load_block_plain,
-                       ampi_transpose_plain };
+    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, ampi_micro_plain, ampi_load_block_plain,
+                       ampi_transpose_plain, NULL };
 #if AMPI_X86
     if (amp_cpu_isa() == AMP_ISA_AVX512) {
         g.mr = 14; g.lanes = 16; g.a_width = 16;
         g.micro = ampi_micro_avx512; g.load = ampi_load_block_avx512; g.transpose = ampi_transpose_avx512;
+        g.finish = ampi_finish_avx512;
     } else if (amp_cpu_isa() == AMP_ISA_AVX2) {
         g.mr = 6; g.lanes = 8; g.a_width = 8;
         g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
@@ -3226,16 +3272,17 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
 }
 
 /* The same with a matrix unit for two operands of type t, if there is one for them. */
-AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
+AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t, int staged) {
     ampi_gemm_isa g = ampi_gemm_isa_now();
 #if AMPI_AMX
     if (t != AMP_F32 && ampi_amx(0)) {
         g.mr = g.a_width = 2 * AMPI_AMX_ROWS;
         g.words = t == AMP_F16 ? AMPI_WORDS_F16 : AMPI_WORDS_BF16;
+        g.staged = staged;
         g.micro = ampi_micro_amx;
     }
 #endif
-    (void)t;
+    (void)t; (void)staged;
     return g;
 }
 
@@ -3545,9 +3592,9 @@ typedef struct ampi_gemm_plan {
     int few;                           /* few rows: the block of A is packed first, then B panel by panel */
 } ampi_gemm_plan;
 
-/* How deep a packed panel is: a matrix unit's may hold words or, on the way there, FP32. */
+/* How deep a packed panel is. */
 AMPI_FN size_t ampi_panel_depth(const ampi_gemm_isa* g, size_t kc) {
-    return g->words ? ampi_max_size(kc, ampi_words(g, kc)) : kc;
+    return !g->words ? kc : g->staged ? ampi_max_size(kc, ampi_words(g, kc)) : ampi_words(g, kc);
 }
 /* Floats from one panel of B to the next, from one row of a panel of A to the next (an odd number of cache
    lines), from one panel of A to the next. */
@@ -3614,7 +3661,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
     p.few = p.mc <= AMPI_GEMM_FEW * g->mr;
     if (p.few || p.nc <= 2 * g->lanes) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
     blocks = ampi_div_up(k, kc);
-    p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), 16);
+    p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_AMX_ROWS : 16);
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
     ampi_gemm_layout(&p, g);
     return p;
@@ -3713,16 +3760,23 @@ AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_sta
 }
 
 #if AMPI_AMX
-/* The panel of B from column j of a matrix whose runs go along k, as words: rows of words, then transposed. */
+/* The panel of B from column j of a matrix whose runs go along k, as words: pairs of neighbours, transposed 16
+   columns at a time, from where they are if they are whole. */
 AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, size_t j, size_t columns,
                                   size_t width, size_t k0, size_t kc, float* b, float* line) {
-    size_t bytes = amp_dtype_size(s->b.dtype), words = ampi_words(g, kc), lds = words + AMPI_GEMM_GAP, l, i;
-    const char* src = (const char*)s->b.data + (s->b.offset + j * s->b.ld + k0) * bytes;
-    for (l = 0; l < width; l += g->lanes) {
+    const uint16_t* src = (const uint16_t*)s->b.data + s->b.offset + j * s->b.ld + k0;
+    size_t words = ampi_words(g, kc), pairs = g->words == AMPI_WORDS_F16 ? words / 4 : words, l, i;
+    size_t lds = pairs + AMPI_GEMM_GAP;
+    int whole = kc == 2 * pairs && s->b.ld % 2 == 0 && (uintptr_t)src % sizeof(float) == 0;
+    for (l = 0; l < width; l += g->lanes, src += g->lanes * s->b.ld) {
+        int here = whole && l + g->lanes <= columns;
+        float* turned = g->words == AMPI_WORDS_F16 ? line + g->lanes * lds : b + l;
         if (columns < l + g->lanes) memset(line, 0, g->lanes * lds * sizeof *line);
-        for (i = l; i < l + g->lanes && i < columns; i++)
-            ampi_words_along(g, line + (i - l) * lds, src + i * s->b.ld * bytes, s->b.dtype, kc, 1);
-        g->transpose(b + l, width, line, lds, words, 0);
+        for (i = 0; !here && i < g->lanes && l + i < columns; i++)
+            ampi_words_copy(line + i * lds, src + i * s->b.ld, kc, pairs);
+        g->transpose(turned, g->words == AMPI_WORDS_F16 ? g->lanes : width,
+                     here ? (const float*)(const void*)src : line, here ? s->b.ld / 2 : lds, pairs, 0);
+        if (g->words == AMPI_WORDS_F16) ampi_words_of_pairs(b + l, width, turned, pairs);
     }
 }
 
@@ -3755,7 +3809,7 @@ AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, si
     for (i = 0; s->a.along_k && i < rows; i++) {
         if (s->a.image) ampi_operand_block(g, &s->a, row + i, 1, k0, kc, line, 0);
         ampi_words_along(g, a + i * rs, s->a.image ? (const char*)line : src + ((row + i) * s->a.ld + k0) * bytes,
-                         s->a.image ? AMP_F32 : s->a.dtype, kc, 0);
+                         s->a.image ? AMP_F32 : s->a.dtype, kc);
     }
     if (s->a.along_k) return;
     ampi_words_across(g, line, 2 * AMPI_AMX_ROWS, src + (k0 * s->a.ld + row) * bytes, s->a.dtype, s->a.ld, kc, rows,
@@ -3773,12 +3827,12 @@ AMPI_FN int ampi_is_direct(const ampi_product* s) {
 }
 
 /* One block of a tile: where it lies in C and along k, its sizes, whether it is the first and the last along
-   k, and whether its sums go to C directly; panels of rows, the rows of each, and how many have one more; the
+   k, and whether its sums go to C directly, or finished panel by panel; panels of rows, the rows of each, and how many have one more; the
    first column of B that is packed (those before are read where they are), and whether all of B is packed
    before the rest; the tile's scratch memory. */
 typedef struct ampi_block {
     size_t i0, mc, j0, nc, k0, kc;
-    int first, last, direct, few, whole;
+    int first, last, direct, finish, few, whole;
     size_t panels, rows, more, packed;
     float *a, *b, *t, *line; size_t ldt;
     ampi_stage* stage;
@@ -3791,7 +3845,7 @@ AMPI_FN int ampi_a_in_place(const ampi_product* s) {
 }
 /* A matrix unit: where pairs of BF16 neighbours are words already, and rows and words fill whole tiles. */
 AMPI_FN int ampi_a_words_in_place(const ampi_gemm_isa* g, const ampi_product* s, size_t rows, size_t kc) {
-    return s->a.along_k && !s->a.image && g->words == AMPI_WORDS_BF16 && s->a.ld % 2 == 0 && s->a.ld % 1024 != 0
+    return s->a.along_k && !s->a.image && g->words == AMPI_WORDS_BF16 && s->a.ld % 2 == 0 && s->a.ld % 512 != 0
            && rows % AMPI_AMX_ROWS == 0 && kc % (2 * AMPI_AMX_ROWS) == 0;
 }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
@@ -3865,13 +3919,40 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, const
     if (!b->whole) ampi_pack_b_any(g, s, b, b->j0 + j, columns);
 }
 
-/* Sums += panel q of A * the panel of B from column j. */
+/* The panel of sums t, from row i and column j of C, finished. */
+AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* s, size_t i, size_t j, size_t rows,
+                                    size_t columns, const float* t, size_t ldt) {
+    size_t at = s->c_offset + i * s->ldc + j, from = s->bias_offset + (s->bias_per_row ? i : j);
+    ampi_finish f;
+    f.c = (char*)s->c + at * amp_dtype_size(s->c_dtype); f.c_dtype = s->c_dtype; f.ldc = s->ldc;
+    f.alpha = s->alpha; f.beta = s->beta;
+    f.add = s->beta != 0.0f ? f.c : NULL; f.add_dtype = s->c_dtype; f.ld_add = s->ldc;
+    f.spread = s->bias && s->bias_per_row;
+    if (s->bias) {
+        f.add = (const char*)s->bias + from * amp_dtype_size(s->bias_dtype); f.add_dtype = s->bias_dtype;
+        f.ld_add = s->bias_per_row ? 1 : 0;
+        f.beta = 1.0f;
+    }
+    g->finish(&f, rows, columns, t, ldt);
+}
+
+/* Sums += panel q of A * the panel of B from column j. A matrix unit writes whole tiles only. */
 AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                               size_t j, ampi_micro* u) {
-    size_t low = ampi_panel_low(b, q);
+    size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), columns = ampi_min_size(b->nc - j, 2 * g->lanes);
+    int direct = b->direct && (!g->words || (rows % AMPI_AMX_ROWS == 0 && columns == u->bs));
+    float out[4 * AMPI_AMX_ROWS * AMPI_AMX_ROWS];
     u->old = u->t = b->t + low * b->ldt + j;
-    if (b->direct) u->t = (float*)s->c + s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j;
-    g->micro(ampi_panel_rows(b, q), u);
+    u->ldt = b->ldt;
+    if (direct) {
+        u->t = (float*)s->c + s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j;
+        u->ldt = s->ldc;
+    } else if (b->finish) {
+        u->t = out;
+        u->ldt = 2 * AMPI_AMX_ROWS;
+    }
+    g->micro(rows, u);
+    if (!direct && b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
 }
 
 /* Sums += A block * B block. With many rows the block of B is packed first, then one panel of A after the
@@ -3883,11 +3964,11 @@ AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi
     b->rows = g->words ? g->mr : b->mc / b->panels;
     b->more = g->words ? 0 : b->mc % b->panels;
     b->direct = b->last && ampi_is_direct(s);
+    b->finish = b->last && g->finish && s->part >= s->n && (g->words || !b->direct);
     b->packed = ampi_b_in_place(g, s, b);
     b->whole = !b->few || s->b.image;
     u.k = g->words ? ampi_words(g, b->kc) : b->kc; u.first = b->first; u.last = b->direct; u.exact = s->exact;
     u.ldo = b->ldt;
-    u.ldt = b->direct ? s->ldc : b->ldt;
     if (b->whole && b->packed < b->nc)
         ampi_pack_b_any(g, s, b, b->j0 + b->packed, b->nc - b->packed);
     for (q = 0; !b->few && q < b->panels; q++) {
@@ -3992,7 +4073,7 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
         b.last = b.k0 + b.kc == s->k;
         ampi_gemm_block(g, s, &b);
     }
-    if (ampi_is_direct(s)) return;
+    if (s->k > 0 && (b.direct || b.finish)) return;
     for (i = 0; s->k == 0 && i < b.mc * p->ldt; i++)          /* C = beta*C: adding -0 changes no value */
         b.t[i] = s->beta != 0.0f ? -0.0f : 0.0f;
     ampi_gemm_store(s, &b);
@@ -4021,13 +4102,14 @@ AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, c
 
 /* The kernels for a product: a matrix unit's if its sums are allowed and it gains. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s, const amp_exec* exec) {
-    if (!exec || exec->sums != AMP_SUMS_FAST || s->a.dtype != s->b.dtype || s->m < AMPI_AMX_ROWS || s->n < AMPI_AMX_ROWS
+    size_t least = s->a.dtype == AMP_F16 ? 2 * AMPI_AMX_ROWS : AMPI_AMX_ROWS;
+    if (!exec || exec->sums != AMP_SUMS_FAST || s->a.dtype != s->b.dtype || s->m < least || s->n < least
         || s->k < 2 * AMPI_AMX_ROWS || !ampi_amx(1)) return ampi_gemm_isa_now();
-    return ampi_gemm_isa_amx(s->a.dtype);
+    return ampi_gemm_isa_amx(s->a.dtype, s->b.image != NULL);
 }
 /* Tiles of full size. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    size_t kc = g->words == AMPI_WORDS_F16 ? AMPI_GEMM_KC / 2 : AMPI_GEMM_KC;
+    size_t kc = g->words == AMPI_WORDS_F16 ? AMPI_GEMM_KC / 2 : g->words && !g->staged ? 2 * AMPI_GEMM_KC : AMPI_GEMM_KC;
     return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC, kc);
 }
 
@@ -4108,8 +4190,8 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     size_t elements, floats = 0, t;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
-    for (t = AMP_F32; t <= AMP_BF16; t++) {       /* FP32 sums, and a matrix unit's for both types */
-        g = ampi_gemm_isa_amx((amp_dtype)t);
+    for (t = 0; t < 6; t++) {                     /* FP32 sums, and a matrix unit's for both types */
+        g = ampi_gemm_isa_amx((amp_dtype)(t / 2 + 1), (int)(t % 2));
         p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u));
         floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
     }
