@@ -3843,10 +3843,12 @@ typedef struct ampi_block {
 AMPI_FN int ampi_a_in_place(const ampi_product* s) {
     return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && s->a.ld % 1024 != 0;
 }
-/* A matrix unit: where pairs of BF16 neighbours are words already, and rows and words fill whole tiles. */
-AMPI_FN int ampi_a_words_in_place(const ampi_gemm_isa* g, const ampi_product* s, size_t rows, size_t kc) {
-    return s->a.along_k && !s->a.image && g->words == AMPI_WORDS_BF16 && s->a.ld % 2 == 0 && s->a.ld % 512 != 0
-           && rows % AMPI_AMX_ROWS == 0 && kc % (2 * AMPI_AMX_ROWS) == 0;
+/* A matrix unit: where pairs of BF16 neighbours are words already, rows begin with a cache line, and rows and
+   words fill whole tiles; and only for a wide C: copied rows are fetched ahead, tiles are not. */
+AMPI_FN int ampi_a_words_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t rows) {
+    uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
+    return g->words == AMPI_WORDS_BF16 && s->a.along_k && !s->a.image && first % 64 == 0 && s->a.ld % 32 == 0
+           && s->a.ld % 512 != 0 && rows % AMPI_AMX_ROWS == 0 && b->kc % (2 * AMPI_AMX_ROWS) == 0 && b->nc >= 256;
 }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
    panels. If many panels of A come by, theirs should be two cache lines wide and not far apart. */
@@ -3876,7 +3878,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
     u->ks = s->a.along_k ? 1 : g->a_width;
 #if AMPI_AMX
     if (g->words) {
-        if (ampi_a_words_in_place(g, s, rows, b->kc)) {
+        if (ampi_a_words_in_place(g, s, b, rows)) {
             u->rs = s->a.ld / 2;
             u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
         } else if (pack) ampi_pack_a_words(g, s, row, rows, b->k0, b->kc, a, u->rs, b->line);
