@@ -237,6 +237,9 @@ AMP_DEF amp_isa amp_cpu_isa(void);
 /* For tests: changes the choice for the whole process; AMP_ISA_AUTO goes back to the best. Not to be called
    while another thread is inside the library. AMP_ERR_UNSUPPORTED, and no change, if it is not available. */
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa);
+/* 1 if AMP_SUMS_FAST has a matrix unit to use in this process with the instruction set in use, else 0. On Linux
+   this asks the system for its use. */
+AMP_DEF int amp_cpu_has_fast_sums(void);
 /* "scalar", "neon", "avx2", "avx512"; "?" for any other value. */
 AMP_DEF const char* amp_isa_name(amp_isa isa);
 
@@ -1162,6 +1165,7 @@ typedef struct amp_model_desc {
     int accumulate;                    /* micro-batches per optimizer step; 0 = 1 */
     int max_replays;                   /* after an overflow, how often to repeat the same batch at the
                                           lower scale; 0 = none */
+    amp_sums sums;                     /* 0 = AMP_SUMS_FIXED; AMP_SUMS_FAST is for speed on a CPU */
     uint64_t seed;                     /* of weights and dropout; any value */
     const amp_backend* backend;        /* NULL = CPU */
     const void* backend_desc;          /* its options, e.g. an amp_cuda_desc; NULL = defaults. Read by create */
@@ -1902,6 +1906,7 @@ AMPI_FN int ampi_amx(int ask) {
 #else
 AMPI_FN int ampi_amx(int ask) { (void)ask; return 0; }
 #endif
+AMP_DEF int amp_cpu_has_fast_sums(void) { return ampi_amx(1); }
 
 /* ======================================================================================== */
 /* >>impl-half                                                                                */
@@ -3124,28 +3129,29 @@ AMPI_FN size_t ampi_words(const ampi_gemm_isa* g, size_t k) {
 /* gcc's tile loads do not tell it that they read memory. */
 #define AMPI_AMX_FENCE __asm__ volatile("" ::: "memory")
 /* Sums 0..3 are the quarters of up to 32 rows x 32 columns, tiles 4, 5 two of A, 6, 7 two of B. */
-#define AMPI_AMX_EACH(DO, from, ld)                                                               \
+#define AMPI_AMX_EACH(DO, from, ld)                                                                 \
     DO(0, from, ld);                                                                                \
-    if (two) DO(1, (from) + AMPI_AMX_ROWS, ld);                                                         \
-    if (tall) DO(2, (from) + AMPI_AMX_ROWS * (ld), ld);                                                 \
+    if (two) DO(1, (from) + AMPI_AMX_ROWS, ld);                                                     \
+    if (tall) DO(2, (from) + AMPI_AMX_ROWS * (ld), ld);                                             \
     if (tall && two) DO(3, (from) + AMPI_AMX_ROWS * (ld) + AMPI_AMX_ROWS, ld);
-#define AMPI_AMX_SUMS(name, tall_, two_)                                                          \
-    AMPI_TARGET_AMX AMPI_FN void name(const ampi_micro* u) {                                      \
+#define AMPI_AMX_SUMS(name, tall_, two_)                                                            \
+    AMPI_TARGET_AMX AMPI_FN void name(const ampi_micro* u) {                                        \
         const int tall = tall_, two = two_;                                                         \
         const float *a = u->a, *b = u->b;                                                           \
         size_t k;                                                                                   \
         AMPI_AMX_FENCE;                                                                             \
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);                                 \
-        if (!u->first) { AMPI_AMX_EACH(AMPI_AMX_LOAD, u->old, u->ldo) }                            \
-        for (k = 0; k < u->k; k += AMPI_AMX_ROWS, a += AMPI_AMX_ROWS, b += AMPI_AMX_ROWS * u->bs) {             \
-            AMPI_AMX_LOAD(4, a, u->rs);                                                              \
-            AMPI_AMX_LOAD(6, b, u->bs);                                                              \
+        if (!u->first) { AMPI_AMX_EACH(AMPI_AMX_LOAD, u->old, u->ldo) }                             \
+        for (k = 0; k < u->k; k += AMPI_AMX_ROWS) {                                                 \
+            AMPI_AMX_LOAD(4, a, u->rs);                                                             \
+            AMPI_AMX_LOAD(6, b, u->bs);                                                             \
             _tile_dpbf16ps(0, 4, 6);                                                                \
-            if (two) { AMPI_AMX_LOAD(7, b + AMPI_AMX_ROWS, u->bs); _tile_dpbf16ps(1, 4, 7); }            \
-            if (tall) { AMPI_AMX_LOAD(5, a + AMPI_AMX_ROWS * u->rs, u->rs); _tile_dpbf16ps(2, 5, 6); }   \
+            if (two) { AMPI_AMX_LOAD(7, b + AMPI_AMX_ROWS, u->bs); _tile_dpbf16ps(1, 4, 7); }       \
+            if (tall) { AMPI_AMX_LOAD(5, a + AMPI_AMX_ROWS * u->rs, u->rs); _tile_dpbf16ps(2, 5, 6); } \
             if (tall && two) _tile_dpbf16ps(3, 5, 7);                                               \
+            a += AMPI_AMX_ROWS; b += AMPI_AMX_ROWS * u->bs;                                         \
         }                                                                                           \
-        AMPI_AMX_EACH(AMPI_AMX_STORE, u->t, u->ldt)                                                       \
+        AMPI_AMX_EACH(AMPI_AMX_STORE, u->t, u->ldt)                                                 \
     }
 AMPI_AMX_SUMS(ampi_amx_16x16, 0, 0)
 AMPI_AMX_SUMS(ampi_amx_16x32, 0, 1)
@@ -3168,13 +3174,10 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_open(void) {
 }
 AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 
-/* The two BF16 numbers that make x, each in the high half of its 32 bits. An infinite x has no low part. */
+/* The two BF16 numbers that make x, each in the high half of its 32 bits. */
 #define AMPI_WORD_HIGH(x) _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u))
-AMPI_TARGET_AMX AMPI_INLINE __m512i ampi_word_low(__m512i x, __m512i high) {
-    const __m512i big = _mm512_set1_epi32(0x7f800000);
-    const __mmask16 finite = _mm512_cmplt_epu32_mask(_mm512_and_si512(x, big), big);
-    return _mm512_castps_si512(_mm512_maskz_sub_ps(finite, _mm512_castsi512_ps(x), _mm512_castsi512_ps(high)));
-}
+#define AMPI_WORD_LOW(x, high) \
+    _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(high)))
 /* Words with `first` in the low half, `second` in the high half; both in the high halves. */
 #define AMPI_WORD(first, second) \
     _mm512_or_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, first, 16), second)
@@ -3200,7 +3203,7 @@ AMPI_TARGET_AMX AMPI_FN void ampi_words_along(const ampi_gemm_isa* g, float* dst
             w += 8;
             continue;
         }
-        x = AMPI_WORD(high, ampi_word_low(x, high));
+        x = AMPI_WORD(high, AMPI_WORD_LOW(x, high));
         _mm512_storeu_si512(dst + w, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, low_twice, x));
         if (w + 16 < words)
             _mm512_storeu_si512(dst + w + 16, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high_twice, x));
@@ -3215,7 +3218,7 @@ AMPI_TARGET_AMX AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, const f
         for (l = 0; l < 2; l++, both = _mm512_maskz_srli_epi32(AMPI_V16_ALL, both, 16)) {
             __m512i x = _mm512_castps_si512(_mm512_maskz_cvtph_ps(AMPI_V16_ALL,
                                             _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, both)));
-            __m512i high = AMPI_WORD_HIGH(x), low = ampi_word_low(x, high);
+            __m512i high = AMPI_WORD_HIGH(x), low = AMPI_WORD_LOW(x, high);
             _mm512_storeu_si512(dst + 2 * l * ldd, AMPI_WORD(high, high));
             _mm512_storeu_si512(dst + (2 * l + 1) * ldd, AMPI_WORD(low, low));
         }
@@ -3240,7 +3243,7 @@ AMPI_TARGET_AMX AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* ds
         for (j = 0; j < width; j += 16) {
             float* to = dst + (w - 2) * ldd + j;
             __m512i x = w - 2 < 2 * k ? ampi_read16_avx512(src, t, (w / 2 - 1) * lds + j, j < n ? n - j : 0) : none;
-            __m512i high = AMPI_WORD_HIGH(x), low = ampi_word_low(x, high);
+            __m512i high = AMPI_WORD_HIGH(x), low = AMPI_WORD_LOW(x, high);
             x = AMPI_WORD(high, is_b ? high : low);
             _mm512_storeu_si512(to, x);
             _mm512_storeu_si512(to + ldd, is_b ? AMPI_WORD(low, low) : x);
@@ -3827,9 +3830,9 @@ AMPI_FN int ampi_is_direct(const ampi_product* s) {
 }
 
 /* One block of a tile: where it lies in C and along k, its sizes, whether it is the first and the last along
-   k, and whether its sums go to C directly, or finished panel by panel; panels of rows, the rows of each, and how many have one more; the
-   first column of B that is packed (those before are read where they are), and whether all of B is packed
-   before the rest; the tile's scratch memory. */
+   k, and whether its sums go to C directly, or finished panel by panel; panels of rows, the rows of each, and
+   how many have one more; the first column of B that is packed (those before are read where they are), and
+   whether all of B is packed before the rest; the tile's scratch memory. */
 typedef struct ampi_block {
     size_t i0, mc, j0, nc, k0, kc;
     int first, last, direct, finish, few, whole;
@@ -4111,7 +4114,9 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s, const amp_exec* e
 }
 /* Tiles of full size. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    size_t kc = g->words == AMPI_WORDS_F16 ? AMPI_GEMM_KC / 2 : g->words && !g->staged ? 2 * AMPI_GEMM_KC : AMPI_GEMM_KC;
+    size_t kc = AMPI_GEMM_KC;
+    if (g->words == AMPI_WORDS_F16) kc /= 2;
+    if (g->words == AMPI_WORDS_BF16 && !g->staged) kc *= 2;
     return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC, kc);
 }
 
@@ -10378,6 +10383,9 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     if (d->max_replays > 0 && d->accumulate > 1)
         return ampi_model_fail(m, AMP_ERR_DESC,
                                "model: max_replays needs accumulate = 1: earlier micro-batches are gone");
+    if (d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST)
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: sums is %d; it must be AMP_SUMS_FIXED or AMP_SUMS_FAST",
+                               (int)d->sums);
     if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
     if (d->comm
@@ -10437,6 +10445,7 @@ AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc)
     m->op_logger.log = ampi_model_remember;
     m->op_logger.user_data = m;
     m->exec.logger = &m->op_logger;
+    m->exec.sums = desc->sums;
     r = ampi_model_check_desc(m);
     if (r == AMP_OK) r = ampi_model_take_policy(m);
     if (r == AMP_OK && m->backend->open) r = m->backend->open(&m->exec, desc->backend_desc, &desc->allocator);

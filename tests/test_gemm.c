@@ -1,9 +1,15 @@
 /* test_gemm.c - amp_gemm and the dense layer, bit for bit and against double precision.
    The exact reference is the documented order, written as a loop over fmaf (which libm rounds correctly). */
+#if defined(__linux__)
+#define _DEFAULT_SOURCE     /* MAP_ANONYMOUS */
+#endif
 #include "../amp.h"
 #include "test.h"
 #include <float.h>
 #include <math.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 static const amp_dtype TYPES[3] = { AMP_F32, AMP_F16, AMP_BF16 };
 static const amp_isa ISAS[4] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
@@ -17,16 +23,18 @@ static const amp_logger LOGGER = { remember, NULL };
 
 /* --- a matrix with its values as stored and as floats ------------------------------------ */
 
-typedef struct matrix { amp_dtype dtype; size_t rows, cols, ld; unsigned char* data; float* value; } matrix;
+typedef struct matrix { amp_dtype dtype; size_t rows, cols, ld; unsigned char *base, *data; float* value; } matrix;
 
-/* The stored bytes start with a guard of 16 bytes and end with one; so does every row's gap (ld - cols). */
-enum { GUARD = 16, FILL = 0xff };      /* a NaN in every type: what is read by mistake shows */
+/* The stored bytes start with a guard of 16 bytes and end with one; so does every row's gap (ld - cols). The first
+   element begins a cache line if ld is a multiple of 4. */
+enum { GUARD = 16, LINE = 64, FILL = 0xff };      /* a NaN in every type: what is read by mistake shows */
 
 static matrix matrix_new(amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
     matrix m;
     size_t bytes = rows * ld * amp_dtype_size(dtype), i, j;
     m.dtype = dtype; m.rows = rows; m.cols = cols; m.ld = ld;
-    m.data = (unsigned char*)malloc(bytes + 2 * GUARD);
+    m.base = (unsigned char*)malloc(bytes + 2 * GUARD + 2 * LINE);
+    m.data = m.base + (LINE - (uintptr_t)m.base % LINE) + (ld % 4 == 0 ? LINE - GUARD : 0);
     m.value = (float*)malloc((rows * cols + 1) * sizeof(float));
     memset(m.data, FILL, bytes + 2 * GUARD);
     for (i = 0; i < rows; i++) {
@@ -38,7 +46,7 @@ static matrix matrix_new(amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
 }
 static void* matrix_at(const matrix* m) { return m->data + GUARD; }
 static size_t matrix_bytes(const matrix* m) { return m->rows * m->ld * amp_dtype_size(m->dtype) + 2 * GUARD; }
-static void matrix_free(matrix* m) { free(m->data); free(m->value); }
+static void matrix_free(matrix* m) { free(m->base); free(m->value); }
 static float matrix_op(const matrix* m, int trans, size_t i, size_t j) {
     return trans ? m->value[j * m->cols + i] : m->value[i * m->cols + j];
 }
@@ -51,6 +59,37 @@ static float ordered_dot(const float* a, const float* b, size_t k, int both_bf16
     for (i = 0; i < k + (both_bf16 ? k & 1u : 0u); i++) {
         size_t at = both_bf16 ? i ^ 1u : i;
         sum = fmaf(at < k ? a[at] : 0.0f, at < k ? b[at] : 0.0f, sum);
+    }
+    return sum;
+}
+
+/* The order of AMX (Intel SDM, TDPBF16PS), as amp.h uses it: blocks of 16 words of two BF16 numbers, the first ones
+   and the second ones each in a chain of fma from 0, the sum of both added to what there is. A BF16 operand's words
+   are pairs of neighbours; an F16 element x = high + low makes the words (high, low) x (high, high) and
+   (high, low) x (low, low). */
+static float high_part(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    u &= 0xffff0000u;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+static float amx_dot(const float* a, const float* b, size_t k, int halves) {
+    volatile float sum = 0.0f, chain[2], both;
+    size_t block = halves ? 8 : 32, first, i, l;
+    for (first = 0; first < k; first += block) {
+        chain[0] = chain[1] = 0.0f;
+        for (i = first; i < k && i < first + block; i++) {
+            float ah = high_part(a[i]), bh = high_part(b[i]);
+            if (!halves) chain[i % 2] = fmaf(a[i], b[i], chain[i % 2]);
+            for (l = 0; halves && l < 2; l++) {
+                float y = l == 0 ? bh : b[i] - bh;
+                chain[0] = fmaf(ah, y, chain[0]);
+                chain[1] = fmaf(a[i] - ah, y, chain[1]);
+            }
+        }
+        both = chain[0] + chain[1];
+        sum += both;
     }
     return sum;
 }
@@ -72,6 +111,7 @@ typedef struct problem {
     int ta, tb;
     size_t m, n, k;
     float alpha, beta;
+    amp_sums sums;
     matrix a, b, c;
 } problem;
 
@@ -79,6 +119,7 @@ static problem problem_new(int ta, int tb, size_t m, size_t n, size_t k, size_t 
                            amp_dtype at, amp_dtype bt, amp_dtype ct) {
     problem p;
     p.ta = ta; p.tb = tb; p.m = m; p.n = n; p.k = k; p.alpha = alpha; p.beta = beta;
+    p.sums = AMP_SUMS_FIXED;
     p.a = matrix_new(at, ta ? k : m, ta ? m : k, (ta ? m : k) + gap);
     p.b = matrix_new(bt, tb ? n : k, tb ? k : n, (tb ? k : n) + gap);
     p.c = matrix_new(ct, m, n, n + gap);
@@ -93,12 +134,13 @@ static unsigned char* problem_expected(const problem* p) {
     float* columns = (float*)malloc((p->k * p->n + 1) * sizeof(float));
     size_t i, j, q, size = amp_dtype_size(p->c.dtype);
     int both = p->a.dtype == AMP_BF16 && p->b.dtype == AMP_BF16;
+    int fast = p->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums();
     memcpy(bytes, p->c.data, matrix_bytes(&p->c));
     for (j = 0; j < p->n; j++) for (q = 0; q < p->k; q++) columns[j * p->k + q] = matrix_op(&p->b, p->tb, q, j);
     for (i = 0; i < p->m; i++) {
         for (q = 0; q < p->k; q++) a[q] = matrix_op(&p->a, p->ta, i, q);
         for (j = 0; j < p->n; j++) {
-            float sum = ordered_dot(a, columns + j * p->k, p->k, both);
+            float sum = fast ? amx_dot(a, columns + j * p->k, p->k, !both) : ordered_dot(a, columns + j * p->k, p->k, both);
             expect_store(bytes + GUARD + (i * p->c.ld + j) * size, p->c.dtype,
                          finish(sum, p->alpha, p->beta, p->c.value[i * p->n + j]));
         }
@@ -118,9 +160,10 @@ static void problem_check(const problem* p, const unsigned char* expected, size_
     memset(memory, FILL, workspace + offset + GUARD);
     memcpy(c, p->c.data, matrix_bytes(&p->c));
     exec.workspace = memory + offset; exec.workspace_size = workspace;
+    exec.sums = p->sums;
     CHECK(amp_gemm(p->ta ? AMP_TRANS : AMP_NO_TRANS, p->tb ? AMP_TRANS : AMP_NO_TRANS, p->m, p->n, p->k, p->alpha,
                    matrix_at(&p->a), p->a.dtype, p->a.ld, matrix_at(&p->b), p->b.dtype, p->b.ld, p->beta,
-                   c + GUARD, p->c.dtype, p->c.ld, workspace ? &exec : NULL) == AMP_OK);
+                   c + GUARD, p->c.dtype, p->c.ld, workspace || p->sums ? &exec : NULL) == AMP_OK);
     same = memcmp(c, expected, matrix_bytes(&p->c)) == 0;
     CHECK_MSG(same, "%s %s%s m %lu n %lu k %lu %s x %s -> %s alpha %g beta %g workspace %lu",
               amp_isa_name(amp_cpu_isa()), p->ta ? "T" : "N", p->tb ? "T" : "N", (unsigned long)p->m,
@@ -132,17 +175,19 @@ static void problem_check(const problem* p, const unsigned char* expected, size_
     free(c); free(memory);
 }
 
-/* On every instruction set: no workspace, one that is too small, the full one, misaligned. */
+/* With no workspace, one that is too small, the full one, misaligned. */
+static void problem_check_workspaces(const problem* p, const unsigned char* expected) {
+    size_t full = amp_gemm_workspace(p->m, p->n, p->k);
+    problem_check(p, expected, 0, 0);
+    problem_check(p, expected, full / 2 + 1, 3);
+    problem_check(p, expected, full, 7);
+}
+/* The same on every instruction set. */
 static void problem_check_all(const problem* p) {
     unsigned char* expected = problem_expected(p);
     int i;
     for (i = 0; i < 4; i++) {
-        size_t full;
-        if (amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
-        full = amp_gemm_workspace(p->m, p->n, p->k);
-        problem_check(p, expected, 0, 0);
-        problem_check(p, expected, full / 2 + 1, 3);
-        problem_check(p, expected, full, 7);
+        if (amp_cpu_force_isa(ISAS[i]) == AMP_OK) problem_check_workspaces(p, expected);
     }
     amp_cpu_force_isa(AMP_ISA_AUTO);
     free(expected);
@@ -317,6 +362,108 @@ static void test_error_bound(void) {
     }
 }
 
+/* --- AMP_SUMS_FAST ----------------------------------------------------------------------- */
+
+/* The bits of the matrix unit's order where there is one, of the fixed order where there is none: all types of C, both
+   transposes, tails of tiles and blocks, matrices that can and cannot be read in place. */
+static void test_fast_sums(void) {
+    static const size_t M[6] = { 32, 33, 47, 64, 81, 128 }, N[6] = { 32, 256, 45, 63, 64, 97 };
+    static const size_t K[7] = { 32, 33, 64, 100, 255, 640, 1100 };
+    size_t round;
+    for (round = 0; round < 168; round++) {
+        size_t k = K[round % 7], gap = round % 3 == 0 ? 0 : round % 3 == 1 ? k % 2 + 1 : 32 - k % 32;
+        amp_dtype t = round % 2 ? AMP_F16 : AMP_BF16;
+        problem p = problem_new(round / 2 % 2 == 1, round / 4 % 2 == 1, M[round % 6], N[round / 5 % 6], k, gap,
+                                round % 5 == 0 ? 0.5f : 1.0f, round % 7 == 0 ? -1.5f : 0.0f, t, t, TYPES[round % 3]);
+        unsigned char* expected;
+        p.sums = AMP_SUMS_FAST;
+        expected = problem_expected(&p);
+        problem_check_workspaces(&p, expected);
+        free(expected);
+        problem_free(&p);
+    }
+}
+
+/* Types that have no unit, and products too small for one, keep the fixed order. */
+static void test_fast_sums_elsewhere(void) {
+    static const amp_dtype A[4] = { AMP_F32, AMP_F16, AMP_BF16, AMP_F16 }, B[4] = { AMP_F32, AMP_F32, AMP_F16, AMP_F16 };
+    size_t i;
+    for (i = 0; i < 4; i++) {
+        size_t size = i == 3 ? 9 : 40;
+        problem p = problem_new(0, 1, size, size, size, 0, 1.0f, 0.0f, A[i], B[i], AMP_F32);
+        unsigned char* expected = problem_expected(&p);
+        p.sums = AMP_SUMS_FAST;
+        if (amp_cpu_has_fast_sums() && i < 3) problem_check_workspaces(&p, expected);
+        problem_check(&p, expected, 0, 0);
+        free(expected);
+        problem_free(&p);
+    }
+}
+
+#if defined(__linux__)
+/* Matrices that end with a page, behind which nothing may be read. */
+static void* at_page_end(size_t bytes, void** base, size_t* length) {
+    *length = (bytes + 4095) / 4096 * 4096 + 4096;
+    *base = mmap(NULL, *length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (*base == MAP_FAILED || mprotect((char*)*base + *length - 4096, 4096, PROT_NONE) != 0) abort();
+    return (char*)*base + *length - 4096 - bytes;
+}
+static void test_reads_nothing_else(void) {
+    static float c[80 * 300];
+    static char memory[1 << 22];
+    size_t round, length_a, length_b;
+    for (round = 0; round < 96; round++) {
+        size_t m = round % 2 ? 40 : 7, n = round % 3 ? 256 : 45, k = round % 4 < 2 ? 64 : 37;
+        amp_dtype t = TYPES[round / 12 % 3];
+        void *base_a, *base_b;
+        void* a = at_page_end(m * k * amp_dtype_size(t), &base_a, &length_a);
+        void* b = at_page_end(n * k * amp_dtype_size(t), &base_b, &length_b);
+        int ta = round / 2 % 2 == 1, tb = round / 4 % 2 == 1;
+        amp_exec exec;
+        memset(&exec, 0, sizeof exec);
+        exec.workspace = memory;
+        exec.workspace_size = round / 8 % 2 ? sizeof memory : 0;
+        exec.sums = round / 36 % 2 ? AMP_SUMS_FIXED : AMP_SUMS_FAST;
+        CHECK(amp_gemm(ta ? AMP_TRANS : AMP_NO_TRANS, tb ? AMP_TRANS : AMP_NO_TRANS, m, n, k, 1.0f, a, t, ta ? m : k, b, t,
+                       tb ? k : n, 0.0f, c, AMP_F32, n, &exec) == AMP_OK);
+        munmap(base_a, length_a);
+        munmap(base_b, length_b);
+    }
+}
+#else
+static void test_reads_nothing_else(void) { TEST_SKIP("no guard pages here"); }
+#endif
+
+/* What is not finite stays so, in its own row or column only; a sum that leaves FP32's range does too. */
+static void test_fast_sums_not_finite(void) {
+    enum { SIZE = 48 };
+    static float a[SIZE * SIZE], b[SIZE * SIZE], c[SIZE * SIZE];
+    static amp_bfloat16 low_a[SIZE * SIZE], low_b[SIZE * SIZE];
+    static amp_half half_a[SIZE * SIZE], half_b[SIZE * SIZE];
+    amp_exec exec;
+    size_t i, j, wrong, round;
+    memset(&exec, 0, sizeof exec);
+    exec.sums = AMP_SUMS_FAST;
+    for (i = 0; i < SIZE * SIZE; i++) { a[i] = 2.0f + test_uniform(); b[i] = 2.0f + test_uniform(); }
+    a[7 * SIZE + 40] = INFINITY;
+    b[2 * SIZE + 33] = NAN;
+    amp_convert(half_a, AMP_F16, a, AMP_F32, SIZE * SIZE);
+    amp_convert(half_b, AMP_F16, b, AMP_F32, SIZE * SIZE);
+    a[20 * SIZE + 1] = 3e38f; a[20 * SIZE + 2] = 3e38f;       /* beyond F16 */
+    amp_convert(low_a, AMP_BF16, a, AMP_F32, SIZE * SIZE);
+    amp_convert(low_b, AMP_BF16, b, AMP_F32, SIZE * SIZE);
+    for (round = 0; round < 2; round++) {
+        CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, SIZE, SIZE, SIZE, 1.0f, round ? (void*)half_a : (void*)low_a,
+                       round ? AMP_F16 : AMP_BF16, SIZE, round ? (void*)half_b : (void*)low_b,
+                       round ? AMP_F16 : AMP_BF16, SIZE, 0.0f, c, AMP_F32, SIZE, &exec) == AMP_OK);
+        for (i = wrong = 0; i < SIZE; i++)
+            for (j = 0; j < SIZE; j++)
+                wrong += amp_float_is_finite(&c[i * SIZE + j]) == (i == 7 || j == 33 || (round == 0 && i == 20));
+        CHECK_MSG(wrong == 0, "%lu elements are finite where they should not be, or not where they should",
+                  (unsigned long)wrong);
+    }
+}
+
 /* --- dense layer ------------------------------------------------------------------------- */
 
 typedef struct dense { size_t n, in, out; matrix x, w, b, y, dy, dx, dw, db; } dense;
@@ -465,6 +612,10 @@ int main(void) {
     TEST(test_fma_rounds_once);
     TEST(test_nothing_to_do);
     TEST(test_error_bound);
+    TEST(test_fast_sums);
+    TEST(test_fast_sums_elsewhere);
+    TEST(test_fast_sums_not_finite);
+    TEST(test_reads_nothing_else);
     TEST(test_dense);
     TEST(test_refusals);
     TEST(test_workspace);

@@ -1072,6 +1072,7 @@ static void test_desc_errors(void) {
     refused_desc(d, AMP_ERR_DESC, "batch is 0");
     d.batch = -4; refused_desc(d, AMP_ERR_DESC, "-4");
     d = model_desc(2, AMP_O1, AMP_F16); d.accumulate = -1; refused_desc(d, AMP_ERR_DESC, "accumulate");
+    d = model_desc(2, AMP_O1, AMP_F16); d.sums = (amp_sums)7; refused_desc(d, AMP_ERR_DESC, "sums");
     d = model_desc(2, AMP_O1, AMP_F16); d.max_replays = -1; refused_desc(d, AMP_ERR_DESC, "max_replays");
     d = model_desc(2, AMP_O1, AMP_F16); d.max_replays = 1; d.accumulate = 2; refused_desc(d, AMP_ERR_DESC, "max_replays");
     d = model_desc(2, AMP_O1, AMP_F16); d.grad_dtype = AMP_F64; refused_desc(d, AMP_ERR_DESC, "grad_dtype");

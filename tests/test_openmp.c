@@ -15,7 +15,7 @@ static uint64_t hash_bytes(uint64_t h, const void* p, size_t n) {
 }
 
 /* A layer of each kind, and widths that need more than one tile. */
-static int build(amp_model** m) {
+static int build(amp_model** m, amp_sums sums) {
     amp_model_desc d;
     amp_conv2d_desc c;
     amp_value x, y;
@@ -23,6 +23,7 @@ static int build(amp_model** m) {
     memset(&c, 0, sizeof c);
     d.batch = BATCH;
     d.seed = 3;
+    d.sums = sums;
     d.precision.level = AMP_O2;
     d.optimizer.kind = AMP_LAMB;
     d.optimizer.clip_norm = 1.0f;
@@ -39,7 +40,7 @@ static int build(amp_model** m) {
     return amp_model_finalize(*m) == AMP_OK;
 }
 
-static uint64_t trained(void) {
+static uint64_t trained(amp_sums sums) {
     static float x[BATCH * SIDE * SIDE];
     int32_t labels[BATCH];
     amp_model* m = NULL;
@@ -51,7 +52,7 @@ static uint64_t trained(void) {
     b.n = BATCH;
     b.inputs[0] = x;
     b.targets[0] = labels;
-    CHECK(build(&m));
+    CHECK(build(&m, sums));
     for (k = 0; k < STEPS; k++) {
         for (i = 0; i < BATCH * SIDE * SIDE; i++) x[i] = amp_random_normal(5, (uint64_t)(k * BATCH * SIDE * SIDE + i));
         for (i = 0; i < BATCH; i++) labels[i] = (int32_t)(amp_random_bits(6, (uint64_t)(k * BATCH + i)) % 10u);
@@ -95,14 +96,17 @@ static uint64_t converted(void) {
 }
 
 static void test_threads_change_no_bit(void) {
-    uint64_t model[3], memory[3];
+    uint64_t model[3], fast[3], memory[3];
     int k;
     for (k = 0; k < 3; k++) {
         omp_set_num_threads(k + 1);
-        model[k] = trained();
+        model[k] = trained(AMP_SUMS_FIXED);
+        fast[k] = trained(AMP_SUMS_FAST);
         memory[k] = converted();
     }
-    for (k = 1; k < 3; k++) CHECK_MSG(model[k] == model[0] && memory[k] == memory[0], "%d threads", k + 1);
+    for (k = 1; k < 3; k++)
+        CHECK_MSG(model[k] == model[0] && fast[k] == fast[0] && memory[k] == memory[0], "%d threads", k + 1);
+    CHECK((fast[0] != model[0]) == amp_cpu_has_fast_sums());
 }
 #else
 static void test_threads_change_no_bit(void) { TEST_SKIP("no OpenMP"); }

@@ -1112,6 +1112,59 @@ static void test_every_isa(void) {
     if (!tried) TEST_SKIP("bits of instruction sets: this machine has only one");
 }
 
+/* --- AMP_SUMS_FAST ----------------------------------------------------------------------------------------------- */
+
+/* Trains a dense net on all pictures, twice over in a batch, and returns its loss; weights: where its weights begin and
+   end up. */
+enum { WIDE = 64, DENSE_WEIGHTS = WIDE * PIXELS };
+static float dense_net(amp_dtype low, amp_sums sums, float* start, float* weights) {
+    static float x[2 * SAMPLES * PIXELS];
+    int32_t y[2 * SAMPLES];
+    amp_model_desc d = toy_desc(2 * SAMPLES, AMP_O2, low);
+    amp_model* m = NULL;
+    amp_step_info info;
+    amp_value v;
+    amp_batch b;
+    int i, count;
+    d.sums = sums;
+    memset(&b, 0, sizeof b);
+    memset(&info, 0, sizeof info);
+    for (i = 0; i < 2; i++) {
+        memcpy(x + i * SAMPLES * PIXELS, pictures, sizeof pictures);
+        memcpy(y + i * SAMPLES, labels, sizeof labels);
+    }
+    b.n = 2 * SAMPLES;
+    b.inputs[0] = x;
+    b.targets[0] = y;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    v = amp_relu(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), WIDE));
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, v, WIDE)), CLASSES), NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    memcpy(start, amp_model_params(m, &count)[0].master, DENSE_WEIGHTS * sizeof *start);
+    for (i = 0; i < 40; i++) CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+    memcpy(weights, amp_model_params(m, &count)[0].master, DENSE_WEIGHTS * sizeof *weights);
+    amp_model_destroy(m);
+    return info.loss;
+}
+
+/* Another order of the sums moves the weights by rounding errors only: a hundredth of what training moved them. */
+static void test_fast_sums_train(void) {
+    static float start[DENSE_WEIGHTS], fixed[DENSE_WEIGHTS], fast[DENSE_WEIGHTS];
+    int low, i;
+    for (low = AMP_F16; low <= AMP_BF16; low++) {
+        double moved = 0, apart = 0;
+        float loss = dense_net((amp_dtype)low, AMP_SUMS_FIXED, start, fixed);
+        float other = dense_net((amp_dtype)low, AMP_SUMS_FAST, start, fast);
+        for (i = 0; i < DENSE_WEIGHTS; i++) {
+            moved += pow((double)fixed[i] - (double)start[i], 2);
+            apart += pow((double)fixed[i] - (double)fast[i], 2);
+        }
+        CHECK_MSG(sqrt(apart) < 0.01 * sqrt(moved) && loss < 0.05f && other < 0.05f,
+                  "%s: apart %g, moved %g, losses %g %g", amp_dtype_name((amp_dtype)low), sqrt(apart), sqrt(moved),
+                  (double)loss, (double)other);
+    }
+}
+
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
 static long allocations, frees;
@@ -1292,6 +1345,7 @@ int main(void) {
     TEST(test_seeds);
     TEST(test_two_models_interleaved);
     TEST(test_every_isa);
+    TEST(test_fast_sums_train);
     TEST(test_no_allocation_in_steps);
     TEST(test_reading_parameters);
     TEST(test_reading_later);
