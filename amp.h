@@ -5197,7 +5197,8 @@ typedef struct ampi_fold {
     const void *dy, *x; amp_dtype dy_dtype, x_dtype;
 } ampi_fold;
 
-enum { AMPI_FOLD_IMAGE = 262144, AMPI_FOLD_SUMS = 65536, AMPI_FOLD_TILES = 16 };
+/* Floats of a folded image, of a tile's sums; tiles along a side, at most; pixels that make up for many sums. */
+enum { AMPI_FOLD_IMAGE = 262144, AMPI_FOLD_SUMS = 65536, AMPI_FOLD_TILES = 16, AMPI_FOLD_PIXELS = 384 };
 
 /* A tile: outputs o.. and channels ch.. of group g; edge, and vectors of a segment and of all of them. */
 typedef struct ampi_fold_tile { size_t g, o, outs, ch, channels, edge, part, vectors; } ampi_fold_tile;
@@ -5250,34 +5251,52 @@ AMPI_FN void ampi_fold_layout(ampi_fold* f, size_t threads) {
     f->slots = ampi_min_size(threads, f->out_tiles * f->channel_tiles * (size_t)f->c->s.groups);
 }
 
-/* Whether shape c has this form, and the fastest way to cut it. */
-AMPI_FN int ampi_fold_plan(ampi_fold* f, const ampi_conv2d* c, int swap) {
+/* Whether shape c has this form. */
+AMPI_FN int ampi_fold_fits(const ampi_fold* f) {
+    const ampi_conv2d* c = f->c;
     const amp_conv2d_shape* s = &c->s;
-    size_t threads = ampi_conv2d_threads(c), o, ch, deep, kh = (size_t)s->kernel_h;
-    ampi_fold best;
+    if (f->isa.mr == 0 || c->taps == 1 || s->dilation_h != 1 || s->dilation_w != 1
+        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, 1)
+        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, 1)
+        || c->in_pixels > AMPI_FOLD_IMAGE) return 0;
+    return c->out_pixels >= AMPI_FOLD_PIXELS || s->stride_w > 1
+           || (c->og <= 64 && c->cg * c->taps <= AMPI_FOLD_SUMS / c->og);
+}
+/* Whether a tile's sums and its folded image stay in the second-level cache. */
+AMPI_FN int ampi_fold_tile_fits(const ampi_fold* f) {
+    ampi_fold_tile t = ampi_fold_tile_of(f, f->out_tiles * f->channel_tiles - 1);
+    return t.vectors <= AMPI_FOLD_SUMS / f->isa.lanes / t.outs && f->lines * f->pitch <= AMPI_FOLD_IMAGE / t.edge;
+}
+/* The fastest tiles, for kernel rows folded like this; *best: the cost of *f, or 0 if it is no plan yet. */
+AMPI_FN void ampi_fold_cut(ampi_fold* f, size_t deep, size_t threads, double* best) {
+    size_t o, ch, outs = ampi_min_size(f->c->og, AMPI_FOLD_TILES), channels = ampi_min_size(f->c->cg, AMPI_FOLD_TILES);
+    ampi_fold q = *f;
+    ampi_fold_deep(&q, deep);
+    for (o = 1; o <= outs; o++)
+        for (ch = 1; ch <= channels && (*best <= 0.0 || o * ch <= 2 * threads); ch++) {
+            double cost;
+            q.out_tiles = o; q.channel_tiles = ch;
+            cost = ampi_fold_cost(&q, threads);
+            if (!ampi_fold_tile_fits(&q) || (*best > 0.0 && cost >= *best)) continue;
+            *best = cost;
+            *f = q;
+        }
+}
+
+AMPI_FN int ampi_fold_plan(ampi_fold* f, const ampi_conv2d* c, int swap) {
+    size_t threads = ampi_conv2d_threads(c), kh = (size_t)c->s.kernel_h;
+    double best = 0.0;
     memset(f, 0, sizeof *f);
     f->c = c;
     f->isa = ampi_taps_isa_now();
     f->gemm = ampi_gemm_isa_now();
     f->swap = swap;
-    if (f->isa.mr == 0 || c->taps == 1 || c->og > 64 || s->dilation_h != 1 || s->dilation_w != 1
-        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, 1)
-        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, 1)
-        || c->cg * c->taps > AMPI_FOLD_SUMS / c->og) return 0;
-    f->pitch = (size_t)((c->out_w - 1) * s->stride_w + s->kernel_w);
+    if (!ampi_fold_fits(f)) return 0;
+    f->pitch = (size_t)((c->out_w - 1) * c->s.stride_w + c->s.kernel_w);
     f->unit = swap && c->out_pixels % 2 != 0 ? 2 : 1;        /* pairs of BF16 pixels stay in one unit */
-    ampi_fold_deep(f, kh);
-    f->out_tiles = f->channel_tiles = 1;
-    best = *f;
-    for (deep = 1; deep <= kh; deep += kh > 1 ? kh - 1 : 1)
-        for (o = 1; o <= ampi_min_size(c->og, ampi_min_size(threads, AMPI_FOLD_TILES)); o++)
-            for (ch = 1; ch <= ampi_min_size(c->cg, ampi_min_size(threads, AMPI_FOLD_TILES)); ch++) {
-                ampi_fold_deep(f, deep);
-                f->out_tiles = o; f->channel_tiles = ch;
-                if (ampi_fold_cost(f, threads) < ampi_fold_cost(&best, threads)) best = *f;
-            }
-    *f = best;
-    if (f->lines * f->pitch > AMPI_FOLD_IMAGE / f->deep / c->cg || c->in_pixels > AMPI_FOLD_IMAGE) return 0;
+    ampi_fold_cut(f, kh, threads, &best);
+    if (kh > 1) ampi_fold_cut(f, 1, threads, &best);
+    if (best <= 0.0) return 0;
     ampi_fold_layout(f, threads);
     return 1;
 }
