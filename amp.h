@@ -3505,7 +3505,8 @@ AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
     }
 }
 
-/* d = s, n floats; copies of constant size become vector moves. The loop must not become one memcpy: gcc
+/* d = s, n floats that do not overlap; copies of constant size become vector moves, and the last of them overlaps
+   the one before, which costs less than smaller ones. The loop must not become one memcpy: gcc
    expands that to `rep movs`, which takes longer to start than most of these copies take. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
@@ -3513,14 +3514,25 @@ AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
   #define AMPI_OPAQUE(pointer) ((void)0)
 #endif
 AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
-    for (; n >= 16; n -= 16, d += 16, s += 16) {
-        AMPI_OPAQUE(s);
-        memcpy(d, s, 16 * sizeof *d);
+    size_t i = 0;
+    if (n >= 16) {
+        for (; i + 16 < n; i += 16) {
+            AMPI_OPAQUE(s);
+            memcpy(d + i, s + i, 16 * sizeof *d);
+        }
+        memcpy(d + n - 16, s + n - 16, 16 * sizeof *d);
+    } else if (n >= 8) {
+        memcpy(d, s, 8 * sizeof *d);
+        memcpy(d + n - 8, s + n - 8, 8 * sizeof *d);
+    } else if (n >= 4) {
+        memcpy(d, s, 4 * sizeof *d);
+        memcpy(d + n - 4, s + n - 4, 4 * sizeof *d);
+    } else if (n >= 2) {
+        memcpy(d, s, 2 * sizeof *d);
+        d[n - 1] = s[n - 1];
+    } else if (n > 0) {
+        *d = *s;
     }
-    if (n & 8u) { memcpy(d, s, 8 * sizeof *d); d += 8; s += 8; }
-    if (n & 4u) { memcpy(d, s, 4 * sizeof *d); d += 4; s += 4; }
-    if (n & 2u) { memcpy(d, s, 2 * sizeof *d); d += 2; s += 2; }
-    if (n & 1u) *d = *s;
 }
 /* dst[(to0 + r) ^ flip] = the pieces, `from[r]` floats further on. */
 AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
@@ -4895,7 +4907,8 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
 
 /* In a large batch, lanes are images: the stage holds source[channel][pixel][image], a result pixel is a sum
    over just those terms that lie inside the image, whatever the stride, and no lane is spent on margins. Images
-   are taken in blocks of two vectors. Terms are listed for `unit` channels (two where pairs of BF16 straddle
+   are taken in blocks of two vectors. A task is a part of the rows of the results of a block, and has a stage of
+   its own. Terms are listed for `unit` channels (two where pairs of BF16 straddle
    them) and repeated over the others; pixels whose terms lie alike share a list. */
 typedef struct ampi_abreast {
     const ampi_conv2d* c;
@@ -4903,9 +4916,9 @@ typedef struct ampi_abreast {
     ampi_gemm_isa gemm;                           /* for its transposition */
     ampi_side h, w;
     size_t rows, depth, unit, width;              /* of a group: results, source channels; images of a block */
-    size_t in, out, channel, stage;               /* pixels of a plane; floats of a channel, and of all */
-    size_t blocks, chunk, band, bands, ldt;       /* chunk: blocks between barriers; band: rows of a task */
-    size_t at_weights, at_stages, at_slots, at_sums, at_tile, floats, slots;   /* scratch memory, in floats */
+    size_t in, out, channel;                      /* pixels of a plane; floats of a channel of the stage */
+    size_t blocks, parts, band, ldt;              /* band: rows whose sums there is room for */
+    size_t at_weights, at_slots, at_sums, at_tile, at_stage, floats, slots;    /* scratch memory, in floats */
     int swap, skips;
     int64_t low[AMPI_STENCIL_STRIDE], high[AMPI_STENCIL_STRIDE];      /* of part r: columns that lack no term */
     const void* source; amp_dtype source_dtype;
@@ -4938,25 +4951,32 @@ AMPI_FN int ampi_side_inside(const ampi_side* s, int64_t r, int64_t* low, int64_
     return *low == 0 && *high == ampi_side_count(s->result, s->parts, r);
 }
 
+/* About how long the busiest thread works if the rows of each block are dealt out to `parts` tasks. Bringing a row
+   of the source abreast takes about a sixth of a row of results. */
+AMPI_FN size_t ampi_abreast_cost(const ampi_abreast* d, size_t parts, size_t threads) {
+    size_t rows = ampi_div_up((size_t)d->h.result, parts);
+    size_t source = rows * (size_t)d->h.classes / (size_t)d->h.parts + (size_t)d->h.kernel;
+    return ampi_div_up(d->blocks * (size_t)d->c->s.groups * parts, threads)
+           * (6 * rows + ampi_min_size(source, (size_t)d->h.source));
+}
 AMPI_FN void ampi_abreast_layout(ampi_abreast* d) {
-    size_t threads = ampi_threads(), row = d->rows * (size_t)d->w.result * d->width;
-    size_t rows = (size_t)d->h.result, pixels;
+    size_t threads = ampi_conv2d_threads(d->c), row = d->rows * (size_t)d->w.result * d->width;
+    size_t rows = (size_t)d->h.result, pixels, p;
     d->blocks = ((size_t)d->c->s.n + d->width - 1) / d->width;
-    d->chunk = ampi_min_size(d->blocks, threads);
-    d->bands = (rows + AMPI_ABREAST_SUMS / row - 1) / (AMPI_ABREAST_SUMS / row);
-    d->bands = ampi_max_size(d->bands, ampi_min_size((threads + d->chunk - 1) / d->chunk, rows));
-    d->band = (rows + d->bands - 1) / d->bands;
-    d->bands = (rows + d->band - 1) / d->band;
+    d->parts = 1;
+    for (p = 2; p <= ampi_min_size(rows, 2 * threads - 1); p++)
+        if (ampi_abreast_cost(d, p, threads) < ampi_abreast_cost(d, d->parts, threads)) d->parts = p;
+    d->band = ampi_div_up(rows, d->parts);
+    d->band = ampi_div_up(d->band, ampi_div_up(d->band, AMPI_ABREAST_SUMS / row));
     pixels = ampi_round_up(d->band * (size_t)d->w.result, d->isa.lanes);
     d->ldt = pixels * d->width + AMPI_GEMM_GAP;
     d->at_weights = ampi_round_up((size_t)d->c->s.out_channels, 16);
-    d->at_stages = d->at_weights + ampi_round_up(d->c->w_count, 16);
-    d->stage = d->depth * d->channel;
-    d->at_slots = d->at_stages + d->chunk * d->stage;
+    d->at_slots = d->at_weights + ampi_round_up(d->c->w_count, 16);
     d->at_sums = ampi_round_up(2 * (d->unit + 1) * d->c->taps, 16);
     d->at_tile = d->at_sums + d->rows * d->ldt;
-    d->floats = d->at_tile + d->width * (ampi_max_size(pixels, AMPI_ABREAST_TILE) + AMPI_GEMM_GAP);
-    d->slots = ampi_min_size(threads, d->chunk * ampi_max_size(d->bands, d->depth));
+    d->at_stage = d->at_tile + d->width * (ampi_max_size(pixels, AMPI_ABREAST_TILE) + AMPI_GEMM_GAP);
+    d->floats = d->at_stage + d->depth * d->channel;
+    d->slots = ampi_min_size(threads, d->blocks * (size_t)d->c->s.groups * d->parts);
 }
 
 /* Whether shape c has this form. */
@@ -4994,16 +5014,17 @@ AMPI_FN size_t ampi_abreast_workspace(const ampi_conv2d* c, int back) {
     return ampi_abreast_plan(&d, c, back, 1) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
 }
 
-/* One channel of a block of images into its stage. */
-AMPI_FN void ampi_abreast_fill(const ampi_abreast* d, size_t g, size_t block, size_t ch, float* dst, float* tile) {
+/* Pixels [p, end) of one channel of a block of images into its stage. */
+AMPI_FN void ampi_abreast_fill(const ampi_abreast* d, size_t g, size_t block, size_t ch, size_t p, size_t end,
+                               float* dst, float* tile) {
     const size_t lanes = d->isa.lanes, total = (size_t)d->c->s.groups * d->depth, image = total * d->in;
     const size_t n0 = block * d->width, images = ampi_min_size((size_t)d->c->s.n - n0, d->width);
     const size_t at = n0 * image + (g * d->depth + ch) * d->in;
-    size_t p, count, i, l;
-    for (p = 0; p < d->in; p += count, dst += count * d->width) {
+    size_t count, i, l;
+    for (dst += p * d->width; p < end; p += count, dst += count * d->width) {
         const float* src = (const float*)d->source + at + p;
         size_t lds = image;
-        count = ampi_min_size(d->in - p, AMPI_ABREAST_TILE);
+        count = ampi_min_size(end - p, AMPI_ABREAST_TILE);
         if (d->source_dtype != AMP_F32 || images < d->width) {
             lds = (size_t)AMPI_ABREAST_TILE + (size_t)AMPI_GEMM_GAP;
             for (i = 0; i < images; i++)
@@ -5102,11 +5123,11 @@ AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y,
     base->b = stage;
 }
 
-/* One task: a band of rows of the results of a block of images. */
-AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t g, size_t block, size_t band, const float* shared,
-                               const float* stage, const float* bias, float* slot) {
-    const size_t taps = d->c->taps, width = (size_t)d->w.result, y0 = band * d->band;
-    const size_t y1 = ampi_min_size(y0 + d->band, (size_t)d->h.result), count = (y1 - y0) * width;
+/* Rows [y0, y1) of the results of a block of images. */
+AMPI_FN void ampi_abreast_band(ampi_abreast* d, size_t g, size_t block, size_t y0, size_t y1, const float* shared,
+                               const float* bias, float* slot) {
+    const size_t taps = d->c->taps, width = (size_t)d->w.result, count = (y1 - y0) * width;
+    const size_t images = ampi_min_size((size_t)d->c->s.n - block * d->width, d->width);
     float* t = slot + d->at_sums;
     ampi_lists lists;
     ampi_taps u;
@@ -5118,40 +5139,37 @@ AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t g, size_t block, size_t b
     u.a = shared + d->at_weights + g * d->c->og * d->c->cg * taps;
     u.rs = d->h.back ? taps : d->depth * taps;
     u.a_step = d->unit * (d->h.back ? d->rows * taps : taps);
-    u.b = stage;
+    u.b = slot + d->at_stage;
     u.b_step = d->unit * d->channel;
     u.bias = bias ? bias + g * d->rows : NULL;
     u.ldt = d->ldt;
+    if (images <= d->isa.lanes) memset(t, 0, d->rows * d->ldt * sizeof *t);      /* the second vectors stay so */
     for (y = y0; y < y1; y++)
-        ampi_abreast_row(d, &u, (int64_t)y, ampi_min_size((size_t)d->c->s.n - block * d->width, d->width),
-                         t + (y - y0) * width * d->width, lists);
+        ampi_abreast_row(d, &u, (int64_t)y, images, t + (y - y0) * width * d->width, lists);
     for (i = 0; i < d->rows; i++) {
         if (d->skips) ampi_find_minus_zero(&d->found, t + i * d->ldt, count * d->width);
         ampi_abreast_store(d, block, g * d->rows + i, y0 * width, count, t + i * d->ldt, slot + d->at_tile);
     }
 }
 
-/* A group: chunk after chunk, fill the stages in parallel, then add in parallel. */
-AMPI_FN void ampi_abreast_group(ampi_abreast* d, size_t g, const float* bias, float* memory) {
-    float *stages = memory + d->at_stages, *slots = memory + d->at_slots;
-    size_t b0;
-    int64_t slot;
-    for (b0 = 0; b0 < d->blocks; b0 += d->chunk) {
-        size_t here = ampi_min_size(d->chunk, d->blocks - b0);
-        AMPI_PARALLEL_FOR(d->slots > 1)
-        for (slot = 0; slot < (int64_t)d->slots; slot++) {
-            size_t i;
-            for (i = (size_t)slot; i < here * d->depth; i += d->slots)
-                ampi_abreast_fill(d, g, b0 + i / d->depth, i % d->depth, stages + i * d->channel,
-                                  slots + (size_t)slot * d->floats + d->at_tile);
+/* One task: the source's rows that its results see, then the results band by band. */
+AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t task, const float* shared, const float* bias, float* slot) {
+    const size_t part = task % d->parts, block = task / d->parts % d->blocks, g = task / d->parts / d->blocks;
+    const size_t rows = (size_t)d->h.result, y1 = (part + 1) * rows / d->parts;
+    int64_t low = d->h.source, high = 0, place, a;
+    size_t y0 = part * rows / d->parts, y, ch;
+    for (y = y0; y < y1; y++)
+        for (a = 0; a < d->h.kernel; a++) {
+            place = ampi_side_source(&d->h, (int64_t)y % d->h.parts, a, (int64_t)y / d->h.parts);
+            if (place >= 0 && place < low) low = place;
+            if (place >= high) high = place + 1;
         }
-        AMPI_PARALLEL_FOR(d->slots > 1)
-        for (slot = 0; slot < (int64_t)d->slots; slot++) {
-            size_t i;
-            for (i = (size_t)slot; i < here * d->bands; i += d->slots)
-                ampi_abreast_task(d, g, b0 + i / d->bands, i % d->bands, memory, stages + i / d->bands * d->stage,
-                                  bias, slots + (size_t)slot * d->floats);
-        }
+    for (ch = 0; low < high && ch < d->depth; ch++)
+        ampi_abreast_fill(d, g, block, ch, (size_t)(low * d->w.source), (size_t)(high * d->w.source),
+                          slot + d->at_stage + ch * d->channel, slot + d->at_tile);
+    for (; y0 < y1; y0 = y) {
+        y = ampi_min_size(y0 + d->band, y1);
+        ampi_abreast_band(d, g, block, y0, y, shared, bias, slot);
     }
 }
 
@@ -5159,11 +5177,12 @@ AMPI_FN void ampi_abreast_group(ampi_abreast* d, size_t g, const float* bias, fl
 AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
                              const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
                              amp_dtype result_dtype, const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, g;
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, tasks;
     size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
     int swap = ampi_dtype(source_dtype) == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
     float *memory, *bias;
     ampi_abreast d;
+    int64_t slot;
     if (!ampi_abreast_plan(&d, c, back, swap) || room < d.at_slots + d.floats) return 0;
     d.source = source; d.source_dtype = ampi_dtype(source_dtype);
     d.result = result; d.result_dtype = ampi_dtype(result_dtype);
@@ -5172,8 +5191,13 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
     bias = memory;
     if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
     if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
-    memset(memory + d.at_slots, 0, d.slots * d.floats * sizeof *memory);
-    for (g = 0; g < (size_t)c->s.groups; g++) ampi_abreast_group(&d, g, b ? bias : NULL, memory);
+    tasks = d.blocks * d.parts * (size_t)c->s.groups;
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (slot = 0; slot < (int64_t)d.slots; slot++) {
+        size_t task;
+        for (task = (size_t)slot; task < tasks; task += d.slots)
+            ampi_abreast_task(&d, task, memory, b ? bias : NULL, memory + d.at_slots + (size_t)slot * d.floats);
+    }
     return !d.found;
 }
 
@@ -5398,7 +5422,6 @@ AMPI_FN void ampi_fold_unit(const ampi_fold* f, const ampi_fold_tile* t, size_t 
     u->terms = terms;
     u->k = images * c->out_pixels;
     u->first = n == 0;
-    u->last = n + images == (size_t)c->s.n;
     if (!f->swap || u->k % 2 == 0) { ampi_fold_add(f, t, u); return; }
     u->k--;
     ampi_fold_add(f, t, u);
