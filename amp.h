@@ -3508,7 +3508,8 @@ AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
     }
 }
 
-/* d = s, n floats; copies of constant size become vector moves. The loop must not become one memcpy: gcc
+/* d = s, n floats that do not overlap; copies of constant size become vector moves, and the last of them overlaps
+   the one before, which costs less than smaller ones. The loop must not become one memcpy: gcc
    expands that to `rep movs`, which takes longer to start than most of these copies take. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
@@ -3516,14 +3517,25 @@ AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
   #define AMPI_OPAQUE(pointer) ((void)0)
 #endif
 AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
-    for (; n >= 16; n -= 16, d += 16, s += 16) {
-        AMPI_OPAQUE(s);
-        memcpy(d, s, 16 * sizeof *d);
+    size_t i = 0;
+    if (n >= 16) {
+        for (; i + 16 < n; i += 16) {
+            AMPI_OPAQUE(s);
+            memcpy(d + i, s + i, 16 * sizeof *d);
+        }
+        memcpy(d + n - 16, s + n - 16, 16 * sizeof *d);
+    } else if (n >= 8) {
+        memcpy(d, s, 8 * sizeof *d);
+        memcpy(d + n - 8, s + n - 8, 8 * sizeof *d);
+    } else if (n >= 4) {
+        memcpy(d, s, 4 * sizeof *d);
+        memcpy(d + n - 4, s + n - 4, 4 * sizeof *d);
+    } else if (n >= 2) {
+        memcpy(d, s, 2 * sizeof *d);
+        d[n - 1] = s[n - 1];
+    } else if (n > 0) {
+        *d = *s;
     }
-    if (n & 8u) { memcpy(d, s, 8 * sizeof *d); d += 8; s += 8; }
-    if (n & 4u) { memcpy(d, s, 4 * sizeof *d); d += 4; s += 4; }
-    if (n & 2u) { memcpy(d, s, 2 * sizeof *d); d += 2; s += 2; }
-    if (n & 1u) *d = *s;
 }
 /* dst[(to0 + r) ^ flip] = the pieces, `from[r]` floats further on. */
 AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
@@ -4452,6 +4464,11 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
     return AMP_OK;
 }
 
+/* Threads that a convolution is worth. */
+AMPI_FN size_t ampi_conv2d_threads(const ampi_conv2d* c) {
+    return (double)c->y_count * (double)c->cg * (double)c->taps < 1e6 ? 1 : ampi_threads();
+}
+
 /* --- direct convolution: the kernel ------------------------------------------------------- */
 
 /* With few rows of weights, unfolding an image costs more than the product with it. So here it is not
@@ -4459,11 +4476,11 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
    stage seen from term k's `at`. Each sum has the terms of the product in the product's order, so the bits are the
    same:  t[i][j] = (first ? 0 : t[i][j]) + sum over r < repeat, and in it over the terms, of
                     a[i*rs + r*a_step + from] * b[r*b_step + at + j], and then bias[i] more;
-   i < rows, j < lanes, or 2*lanes if `two`; `last` as in ampi_micro. */
+   i < rows, j < lanes. With `two`, t[i][lanes + j] as well, from b[... + b_next + j]; `last` as in ampi_micro. */
 typedef struct ampi_term { uint32_t at, from; } ampi_term;
 typedef struct ampi_taps {
     const float* a; size_t rs, a_step;
-    const float* b; size_t b_step;
+    const float* b; size_t b_step, b_next;
     const ampi_term* terms; size_t k, repeat;
     const float* bias;                            /* NULL: none */
     float* t; size_t ldt;
@@ -4478,7 +4495,7 @@ typedef struct ampi_taps {
 #define AMPI_TAPS(name, V, ROWS, two_)                                                              \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
         const int two = two_;                                                                       \
-        const size_t rs = u->rs, ldt = u->ldt, ldo = ldt;                                           \
+        const size_t rs = u->rs, ldt = u->ldt, ldo = ldt, b_next = u->b_next;                       \
         const float *a = u->a, *stage = u->b, *bias = u->bias;                                      \
         const ampi_term *term, *end = u->terms + u->k;                                              \
         float* t = u->t;                                                                            \
@@ -4491,14 +4508,14 @@ typedef struct ampi_taps {
                 const float *b = stage + term->at, *p0 = a + term->from, *p3 = p0 + 3 * rs;         \
                 const float *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs, *p12 = p9 + 3 * rs;               \
                 b0 = AMPI_##V##_LOAD(b);                                                            \
-                if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                \
+                if (two) b1 = AMPI_##V##_LOAD(b + b_next);                                          \
                 ROWS(AMPI_MICRO_STEP, V)                                                            \
                 (void)p3; (void)p6; (void)(p9 == p12);                                              \
             }                                                                                       \
         if (bias) { ROWS(AMPI_TAPS_BIAS, V) }                                                       \
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
         ROWS(AMPI_MICRO_WRITE, V)                                                                   \
-        (void)ldo;                                                                                  \
+        (void)ldo; (void)b_next;                                                                    \
     }
 #define AMPI_TAPS_PAIR(V, R) \
     AMPI_TAPS(ampi_taps_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                         \
@@ -4559,22 +4576,33 @@ AMPI_FN ampi_taps_isa ampi_taps_isa_now(void) {
     return g;
 }
 
-/* All of t[rows][n]: in blocks of rows as equal as can be, and along n two vectors at a time. */
-AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, size_t n) {
-    const float *a = u->a, *b = u->b, *bias = u->bias;
-    size_t blocks = rows <= g->mr ? 1 : (rows + g->mr - 1) / g->mr, low, high, q, j;
+/* All rows of one or two vectors of sums, in blocks as equal as can be. */
+AMPI_FN void ampi_taps_rows(const ampi_taps_isa* g, ampi_taps* u, size_t rows) {
+    const float *a = u->a, *bias = u->bias;
+    size_t blocks = rows <= g->mr ? 1 : (rows + g->mr - 1) / g->mr, low, high, q;
     float* t = u->t;
-    for (j = 0; j < n; j += 2 * g->lanes)
-        for (q = 0, low = 0; q < blocks; q++, low = high) {
-            high = q + 1 == blocks ? rows : (q + 1) * rows / blocks;
-            u->two = n - j > g->lanes;
-            u->a = a + low * u->rs;
-            u->b = b + j;
-            u->bias = bias ? bias + low : NULL;
-            u->t = t + low * u->ldt + j;
-            g->run(high - low, u);
-        }
-    u->a = a; u->b = b; u->bias = bias; u->t = t;
+    for (q = 0, low = 0; q < blocks; q++, low = high) {
+        high = q + 1 == blocks ? rows : (q + 1) * rows / blocks;
+        u->a = a + low * u->rs;
+        u->bias = bias ? bias + low : NULL;
+        u->t = t + low * u->ldt;
+        g->run(high - low, u);
+    }
+    u->a = a; u->bias = bias; u->t = t;
+}
+/* All of t[rows][n], two neighbouring vectors at a time. */
+AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, size_t n) {
+    const float* b = u->b;
+    float* t = u->t;
+    size_t j;
+    u->b_next = g->lanes;
+    for (j = 0; j < n; j += 2 * g->lanes) {
+        u->two = n - j > g->lanes;
+        u->b = b + j;
+        u->t = t + j;
+        ampi_taps_rows(g, u, rows);
+    }
+    u->b = b; u->t = t;
 }
 
 /* dst[r*ldd + i*dst_step] = src[r*lds + i*src_step], r < rows, i < n; one of the steps is 1. */
@@ -4884,7 +4912,8 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
 
 /* In a large batch, lanes are images: the stage holds source[channel][pixel][image], a result pixel is a sum
    over just those terms that lie inside the image, whatever the stride, and no lane is spent on margins. Images
-   are taken in blocks of two vectors. Terms are listed for `unit` channels (two where pairs of BF16 straddle
+   are taken in blocks of two vectors. A task is a part of the rows of the results of a block, and has a stage of
+   its own. Terms are listed for `unit` channels (two where pairs of BF16 straddle
    them) and repeated over the others; pixels whose terms lie alike share a list. */
 typedef struct ampi_abreast {
     const ampi_conv2d* c;
@@ -4892,9 +4921,9 @@ typedef struct ampi_abreast {
     ampi_gemm_isa gemm;                           /* for its transposition */
     ampi_side h, w;
     size_t rows, depth, unit, width;              /* of a group: results, source channels; images of a block */
-    size_t in, out, channel, stage;               /* pixels of a plane; floats of a channel, and of all */
-    size_t blocks, chunk, band, bands, ldt;       /* chunk: blocks between barriers; band: rows of a task */
-    size_t at_weights, at_stages, at_slots, at_sums, at_tile, floats, slots;   /* scratch memory, in floats */
+    size_t in, out, channel;                      /* pixels of a plane; floats of a channel of the stage */
+    size_t blocks, parts, band, ldt;              /* band: rows whose sums there is room for */
+    size_t at_weights, at_slots, at_sums, at_tile, at_stage, floats, slots;    /* scratch memory, in floats */
     int swap, skips;
     int64_t low[AMPI_STENCIL_STRIDE], high[AMPI_STENCIL_STRIDE];      /* of part r: columns that lack no term */
     const void* source; amp_dtype source_dtype;
@@ -4927,25 +4956,32 @@ AMPI_FN int ampi_side_inside(const ampi_side* s, int64_t r, int64_t* low, int64_
     return *low == 0 && *high == ampi_side_count(s->result, s->parts, r);
 }
 
+/* About how long the busiest thread works if the rows of each block are dealt out to `parts` tasks. Bringing a row
+   of the source abreast takes about a sixth of a row of results. */
+AMPI_FN size_t ampi_abreast_cost(const ampi_abreast* d, size_t parts, size_t threads) {
+    size_t rows = ampi_div_up((size_t)d->h.result, parts);
+    size_t source = rows * (size_t)d->h.classes / (size_t)d->h.parts + (size_t)d->h.kernel;
+    return ampi_div_up(d->blocks * (size_t)d->c->s.groups * parts, threads)
+           * (6 * rows + ampi_min_size(source, (size_t)d->h.source));
+}
 AMPI_FN void ampi_abreast_layout(ampi_abreast* d) {
-    size_t threads = ampi_threads(), row = d->rows * (size_t)d->w.result * d->width;
-    size_t rows = (size_t)d->h.result, pixels;
+    size_t threads = ampi_conv2d_threads(d->c), row = d->rows * (size_t)d->w.result * d->width;
+    size_t rows = (size_t)d->h.result, pixels, p;
     d->blocks = ((size_t)d->c->s.n + d->width - 1) / d->width;
-    d->chunk = ampi_min_size(d->blocks, threads);
-    d->bands = (rows + AMPI_ABREAST_SUMS / row - 1) / (AMPI_ABREAST_SUMS / row);
-    d->bands = ampi_max_size(d->bands, ampi_min_size((threads + d->chunk - 1) / d->chunk, rows));
-    d->band = (rows + d->bands - 1) / d->bands;
-    d->bands = (rows + d->band - 1) / d->band;
+    d->parts = 1;
+    for (p = 2; p <= ampi_min_size(rows, 2 * threads - 1); p++)
+        if (ampi_abreast_cost(d, p, threads) < ampi_abreast_cost(d, d->parts, threads)) d->parts = p;
+    d->band = ampi_div_up(rows, d->parts);
+    d->band = ampi_div_up(d->band, ampi_div_up(d->band, AMPI_ABREAST_SUMS / row));
     pixels = ampi_round_up(d->band * (size_t)d->w.result, d->isa.lanes);
     d->ldt = pixels * d->width + AMPI_GEMM_GAP;
     d->at_weights = ampi_round_up((size_t)d->c->s.out_channels, 16);
-    d->at_stages = d->at_weights + ampi_round_up(d->c->w_count, 16);
-    d->stage = d->depth * d->channel;
-    d->at_slots = d->at_stages + d->chunk * d->stage;
+    d->at_slots = d->at_weights + ampi_round_up(d->c->w_count, 16);
     d->at_sums = ampi_round_up(2 * (d->unit + 1) * d->c->taps, 16);
     d->at_tile = d->at_sums + d->rows * d->ldt;
-    d->floats = d->at_tile + d->width * (ampi_max_size(pixels, AMPI_ABREAST_TILE) + AMPI_GEMM_GAP);
-    d->slots = ampi_min_size(threads, d->chunk * ampi_max_size(d->bands, d->depth));
+    d->at_stage = d->at_tile + d->width * (ampi_max_size(pixels, AMPI_ABREAST_TILE) + AMPI_GEMM_GAP);
+    d->floats = d->at_stage + d->depth * d->channel;
+    d->slots = ampi_min_size(threads, d->blocks * (size_t)d->c->s.groups * d->parts);
 }
 
 /* Whether shape c has this form. */
@@ -4983,16 +5019,17 @@ AMPI_FN size_t ampi_abreast_workspace(const ampi_conv2d* c, int back) {
     return ampi_abreast_plan(&d, c, back, 1) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
 }
 
-/* One channel of a block of images into its stage. */
-AMPI_FN void ampi_abreast_fill(const ampi_abreast* d, size_t g, size_t block, size_t ch, float* dst, float* tile) {
+/* Pixels [p, end) of one channel of a block of images into its stage. */
+AMPI_FN void ampi_abreast_fill(const ampi_abreast* d, size_t g, size_t block, size_t ch, size_t p, size_t end,
+                               float* dst, float* tile) {
     const size_t lanes = d->isa.lanes, total = (size_t)d->c->s.groups * d->depth, image = total * d->in;
     const size_t n0 = block * d->width, images = ampi_min_size((size_t)d->c->s.n - n0, d->width);
     const size_t at = n0 * image + (g * d->depth + ch) * d->in;
-    size_t p, count, i, l;
-    for (p = 0; p < d->in; p += count, dst += count * d->width) {
+    size_t count, i, l;
+    for (dst += p * d->width; p < end; p += count, dst += count * d->width) {
         const float* src = (const float*)d->source + at + p;
         size_t lds = image;
-        count = ampi_min_size(d->in - p, AMPI_ABREAST_TILE);
+        count = ampi_min_size(end - p, AMPI_ABREAST_TILE);
         if (d->source_dtype != AMP_F32 || images < d->width) {
             lds = (size_t)AMPI_ABREAST_TILE + (size_t)AMPI_GEMM_GAP;
             for (i = 0; i < images; i++)
@@ -5091,11 +5128,11 @@ AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y,
     base->b = stage;
 }
 
-/* One task: a band of rows of the results of a block of images. */
-AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t g, size_t block, size_t band, const float* shared,
-                               const float* stage, const float* bias, float* slot) {
-    const size_t taps = d->c->taps, width = (size_t)d->w.result, y0 = band * d->band;
-    const size_t y1 = ampi_min_size(y0 + d->band, (size_t)d->h.result), count = (y1 - y0) * width;
+/* Rows [y0, y1) of the results of a block of images. */
+AMPI_FN void ampi_abreast_band(ampi_abreast* d, size_t g, size_t block, size_t y0, size_t y1, const float* shared,
+                               const float* bias, float* slot) {
+    const size_t taps = d->c->taps, width = (size_t)d->w.result, count = (y1 - y0) * width;
+    const size_t images = ampi_min_size((size_t)d->c->s.n - block * d->width, d->width);
     float* t = slot + d->at_sums;
     ampi_lists lists;
     ampi_taps u;
@@ -5107,40 +5144,37 @@ AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t g, size_t block, size_t b
     u.a = shared + d->at_weights + g * d->c->og * d->c->cg * taps;
     u.rs = d->h.back ? taps : d->depth * taps;
     u.a_step = d->unit * (d->h.back ? d->rows * taps : taps);
-    u.b = stage;
+    u.b = slot + d->at_stage;
     u.b_step = d->unit * d->channel;
     u.bias = bias ? bias + g * d->rows : NULL;
     u.ldt = d->ldt;
+    if (images <= d->isa.lanes) memset(t, 0, d->rows * d->ldt * sizeof *t);      /* the second vectors stay so */
     for (y = y0; y < y1; y++)
-        ampi_abreast_row(d, &u, (int64_t)y, ampi_min_size((size_t)d->c->s.n - block * d->width, d->width),
-                         t + (y - y0) * width * d->width, lists);
+        ampi_abreast_row(d, &u, (int64_t)y, images, t + (y - y0) * width * d->width, lists);
     for (i = 0; i < d->rows; i++) {
         if (d->skips) ampi_find_minus_zero(&d->found, t + i * d->ldt, count * d->width);
         ampi_abreast_store(d, block, g * d->rows + i, y0 * width, count, t + i * d->ldt, slot + d->at_tile);
     }
 }
 
-/* A group: chunk after chunk, fill the stages in parallel, then add in parallel. */
-AMPI_FN void ampi_abreast_group(ampi_abreast* d, size_t g, const float* bias, float* memory) {
-    float *stages = memory + d->at_stages, *slots = memory + d->at_slots;
-    size_t b0;
-    int64_t slot;
-    for (b0 = 0; b0 < d->blocks; b0 += d->chunk) {
-        size_t here = ampi_min_size(d->chunk, d->blocks - b0);
-        AMPI_PARALLEL_FOR(d->slots > 1)
-        for (slot = 0; slot < (int64_t)d->slots; slot++) {
-            size_t i;
-            for (i = (size_t)slot; i < here * d->depth; i += d->slots)
-                ampi_abreast_fill(d, g, b0 + i / d->depth, i % d->depth, stages + i * d->channel,
-                                  slots + (size_t)slot * d->floats + d->at_tile);
+/* One task: the source's rows that its results see, then the results band by band. */
+AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t task, const float* shared, const float* bias, float* slot) {
+    const size_t part = task % d->parts, block = task / d->parts % d->blocks, g = task / d->parts / d->blocks;
+    const size_t rows = (size_t)d->h.result, y1 = (part + 1) * rows / d->parts;
+    int64_t low = d->h.source, high = 0, place, a;
+    size_t y0 = part * rows / d->parts, y, ch;
+    for (y = y0; y < y1; y++)
+        for (a = 0; a < d->h.kernel; a++) {
+            place = ampi_side_source(&d->h, (int64_t)y % d->h.parts, a, (int64_t)y / d->h.parts);
+            if (place >= 0 && place < low) low = place;
+            if (place >= high) high = place + 1;
         }
-        AMPI_PARALLEL_FOR(d->slots > 1)
-        for (slot = 0; slot < (int64_t)d->slots; slot++) {
-            size_t i;
-            for (i = (size_t)slot; i < here * d->bands; i += d->slots)
-                ampi_abreast_task(d, g, b0 + i / d->bands, i % d->bands, memory, stages + i / d->bands * d->stage,
-                                  bias, slots + (size_t)slot * d->floats);
-        }
+    for (ch = 0; low < high && ch < d->depth; ch++)
+        ampi_abreast_fill(d, g, block, ch, (size_t)(low * d->w.source), (size_t)(high * d->w.source),
+                          slot + d->at_stage + ch * d->channel, slot + d->at_tile);
+    for (; y0 < y1; y0 = y) {
+        y = ampi_min_size(y0 + d->band, y1);
+        ampi_abreast_band(d, g, block, y0, y, shared, bias, slot);
     }
 }
 
@@ -5148,11 +5182,12 @@ AMPI_FN void ampi_abreast_group(ampi_abreast* d, size_t g, const float* bias, fl
 AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
                              const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
                              amp_dtype result_dtype, const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, g;
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, tasks;
     size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
     int swap = ampi_dtype(source_dtype) == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
     float *memory, *bias;
     ampi_abreast d;
+    int64_t slot;
     if (!ampi_abreast_plan(&d, c, back, swap) || room < d.at_slots + d.floats) return 0;
     d.source = source; d.source_dtype = ampi_dtype(source_dtype);
     d.result = result; d.result_dtype = ampi_dtype(result_dtype);
@@ -5161,228 +5196,297 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
     bias = memory;
     if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
     if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
-    memset(memory + d.at_slots, 0, d.slots * d.floats * sizeof *memory);
-    for (g = 0; g < (size_t)c->s.groups; g++) ampi_abreast_group(&d, g, b ? bias : NULL, memory);
+    tasks = d.blocks * d.parts * (size_t)c->s.groups;
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (slot = 0; slot < (int64_t)d.slots; slot++) {
+        size_t task;
+        for (task = (size_t)slot; task < tasks; task += d.slots)
+            ampi_abreast_task(&d, task, memory, b ? bias : NULL, memory + d.at_slots + (size_t)slot * d.floats);
+    }
     return !d.found;
 }
 
 /* --- direct convolution: gradients of weights ----------------------------------------------- */
 
-/* dw[o, (c,a,b)] sums over pixels, with the taps side by side in a vector. For that an image is stored once
-   more: `folded`[i][x][e] holds, for row i of outputs and column x of the padded image, the values
-   e = a*cg + c, of kernel row a and channel c, that lie there. Then pixel (i, j) meets its taps (b, e) as
-   kernel_w * edge neighbouring floats from [i][j*stride_w] on. In the padded image row y of channel c is row
-   y*cg + c, so that folding is a transposition of `edge` neighbouring rows. */
+/* dw[o, (c,a,b)] sums over pixels, with the taps side by side in vectors. For that an image is stored once more:
+   `folded`[i][x][e] holds, for line i and column x of the padded image, the values e = a*channels + c of `deep`
+   kernel rows a, either all or one. Where it is all, line i holds what row i of outputs sees; where it is one,
+   line i is row i of the image, and the kernel's rows are `segments` of the taps. Pixel (i, j) meets its taps
+   (b, e) of a segment as kernel_w * edge neighbouring floats. In the padded image row y of channel c is row
+   y*channels + c, so that folding is a transposition of `edge` neighbouring rows.
+   A task is a tile of dw, some outputs by some channels, over all images. */
 typedef struct ampi_fold {
     const ampi_conv2d* c;
     ampi_taps_isa isa;
-    size_t edge, pitch, columns, image;           /* kernel_h*cg, padded width, taps, floats of a folded image */
-    size_t unit, chunk;                           /* images of one call of the kernel, and between barriers */
-    size_t pixels, line;                          /* of a unit, and the same in whole vectors */
-    size_t ldt, blocks, width;                    /* sums: tasks are `blocks` blocks of rows by columns / width */
-    size_t at_sums, at_dy, at_folded, at_padded, padded, floats;       /* scratch memory, in floats */
+    ampi_gemm_isa gemm;                           /* for its transposition */
+    size_t out_tiles, channel_tiles, deep, lines, pitch, unit;   /* pitch: padded width; unit: images of a call */
+    size_t line, ldt, image, padded;              /* floats: a row of dy, of sums; an image folded, padded */
+    size_t at_sums, at_dy, at_folded, at_padded, floats, slots;  /* scratch memory of a slot, in floats */
     int swap;
     const void *dy, *x; amp_dtype dy_dtype, x_dtype;
 } ampi_fold;
 
-enum { AMPI_FOLD_CHUNK = 262144, AMPI_FOLD_SUMS = 65536 };
+/* Floats of a folded image, of a tile's sums; tiles along a side, at most; pixels that make up for many sums. */
+enum { AMPI_FOLD_IMAGE = 262144, AMPI_FOLD_SUMS = 65536, AMPI_FOLD_TILES = 16, AMPI_FOLD_PIXELS = 384 };
 
-/* Scratch memory: a term for each pixel, and for an odd last one; sums; widened dy; folded images; and for
-   each thread a padded image. */
-AMPI_FN void ampi_fold_layout(ampi_fold* f) {
-    size_t rows = f->c->og, threads = ampi_threads(), images = (size_t)f->c->s.n, panels;
-    f->pixels = f->unit * f->c->out_pixels;
-    f->line = ampi_round_up(f->pixels + 1, 16);
-    f->chunk = threads == 1 ? f->unit : AMPI_FOLD_CHUNK / f->image / f->unit * f->unit;
-    f->chunk = ampi_min_size(ampi_max_size(f->chunk, f->unit), ampi_round_up(images, f->unit));
-    f->ldt = ampi_round_up(f->columns, 2 * f->isa.lanes) + AMPI_GEMM_GAP;
-    f->blocks = (rows + f->isa.mr - 1) / f->isa.mr;
-    f->width = 2 * f->isa.lanes;
-    if (f->blocks * ((f->columns + f->width - 1) / f->width) < threads) f->width /= 2;
-    panels = (f->columns + f->width - 1) / f->width;
-    while (f->blocks * panels < threads && rows / f->blocks >= 4) f->blocks++;
-    f->at_sums = ampi_round_up(2 * (f->pixels + 1), 16);
-    f->at_dy = f->at_sums + ampi_round_up(rows * f->ldt, 16);
-    f->at_folded = f->at_dy + f->chunk / f->unit * rows * f->line;
-    f->at_padded = f->at_folded + f->chunk * f->image;
-    f->padded = ampi_round_up((((size_t)f->c->out_h - 1) * (size_t)f->c->s.stride_h * f->c->cg + f->edge
-                               + f->isa.lanes) * f->pitch + f->c->in_pixels, 16) + 16;
-    f->floats = f->at_padded + ampi_min_size(threads, f->chunk) * f->padded;
+/* A tile: outputs o.. and channels ch.. of group g; edge, and vectors of a segment and of all of them. */
+typedef struct ampi_fold_tile { size_t g, o, outs, ch, channels, edge, part, vectors; } ampi_fold_tile;
+
+AMPI_FN ampi_fold_tile ampi_fold_tile_of(const ampi_fold* f, size_t task) {
+    size_t o = task % f->out_tiles, ch = task / f->out_tiles % f->channel_tiles, kh = (size_t)f->c->s.kernel_h;
+    ampi_fold_tile t;
+    t.g = task / f->out_tiles / f->channel_tiles;
+    t.o = o * f->c->og / f->out_tiles;
+    t.outs = (o + 1) * f->c->og / f->out_tiles - t.o;
+    t.ch = ch * f->c->cg / f->channel_tiles;
+    t.channels = (ch + 1) * f->c->cg / f->channel_tiles - t.ch;
+    t.edge = f->deep * t.channels;
+    t.part = ampi_div_up(t.edge * (size_t)f->c->s.kernel_w, f->isa.lanes);
+    t.vectors = t.part * (kh / f->deep);
+    return t;
 }
 
-AMPI_FN int ampi_fold_plan(ampi_fold* f, const ampi_conv2d* c) {
+/* About how long the busiest of `threads` threads works on an image, in halves of a cycle: a row of sums waits
+   for an fma a vector, a block of rows for some loads as well, and a folded float takes half a cycle. */
+AMPI_FN double ampi_fold_cost(const ampi_fold* f, size_t threads) {
+    size_t tiles = f->out_tiles * f->channel_tiles, turns = ampi_div_up(tiles * (size_t)f->c->s.groups, threads);
+    ampi_fold_tile t = ampi_fold_tile_of(f, tiles - 1);      /* the last one is among the largest */
+    return (double)turns * ((double)(f->c->out_pixels * t.vectors)
+                            * (double)(t.outs + 2 * ampi_div_up(t.outs, f->isa.mr))
+                            + (double)(f->lines * f->pitch * t.edge));
+}
+/* Sets how deep to fold, and what follows. */
+AMPI_FN void ampi_fold_deep(ampi_fold* f, size_t deep) {
+    size_t rows = (size_t)f->c->out_h, kh = (size_t)f->c->s.kernel_h;
+    f->deep = deep;
+    f->lines = deep == kh ? rows : (rows - 1) * (size_t)f->c->s.stride_h + kh;
+}
+
+/* Scratch memory: a term for each pixel of a unit, and for an odd last one; sums; widened dy; folded images; a
+   padded image. */
+AMPI_FN void ampi_fold_layout(ampi_fold* f, size_t threads) {
+    ampi_fold_tile t = ampi_fold_tile_of(f, f->out_tiles * f->channel_tiles - 1);
+    size_t pixels = f->unit * f->c->out_pixels;
+    size_t rows = ((size_t)f->c->out_h - 1) * (size_t)f->c->s.stride_h + (size_t)f->c->s.kernel_h;
+    f->line = ampi_round_up(pixels, 16);
+    f->ldt = ampi_round_up(t.vectors * f->isa.lanes, 16) + AMPI_GEMM_GAP;
+    f->image = ampi_round_up(f->lines * f->pitch * t.edge + 4 * t.edge + 4 * f->isa.lanes, 16);
+    f->padded = ampi_round_up((rows * t.channels + f->isa.lanes) * f->pitch + f->c->in_pixels, 16) + 16;
+    f->at_sums = ampi_round_up(2 * (pixels + 1), 16);
+    f->at_dy = f->at_sums + ampi_round_up(t.outs * f->ldt, 16);
+    f->at_folded = f->at_dy + t.outs * f->line;
+    f->at_padded = f->at_folded + f->unit * f->image;
+    f->floats = f->at_padded + f->padded;
+    f->slots = ampi_min_size(threads, f->out_tiles * f->channel_tiles * (size_t)f->c->s.groups);
+}
+
+/* Whether shape c has this form. */
+AMPI_FN int ampi_fold_fits(const ampi_fold* f) {
+    const ampi_conv2d* c = f->c;
     const amp_conv2d_shape* s = &c->s;
+    if (f->isa.mr == 0 || c->taps == 1 || s->dilation_h != 1 || s->dilation_w != 1
+        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, 1)
+        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, 1)
+        || c->in_pixels > AMPI_FOLD_IMAGE) return 0;
+    return c->out_pixels >= AMPI_FOLD_PIXELS || s->stride_w > 1
+           || (c->og <= 64 && c->cg * c->taps <= AMPI_FOLD_SUMS / c->og);
+}
+/* Whether a tile's sums and its folded image stay in the second-level cache. */
+AMPI_FN int ampi_fold_tile_fits(const ampi_fold* f) {
+    ampi_fold_tile t = ampi_fold_tile_of(f, f->out_tiles * f->channel_tiles - 1);
+    return t.vectors <= AMPI_FOLD_SUMS / f->isa.lanes / t.outs && f->lines * f->pitch <= AMPI_FOLD_IMAGE / t.edge;
+}
+/* The fastest tiles, for kernel rows folded like this; *best: the cost of *f, or 0 if it is no plan yet. */
+AMPI_FN void ampi_fold_cut(ampi_fold* f, size_t deep, size_t threads, double* best) {
+    size_t o, ch, outs = ampi_min_size(f->c->og, AMPI_FOLD_TILES), channels = ampi_min_size(f->c->cg, AMPI_FOLD_TILES);
+    ampi_fold q = *f;
+    ampi_fold_deep(&q, deep);
+    for (o = 1; o <= outs; o++)
+        for (ch = 1; ch <= channels && (*best <= 0.0 || o * ch <= 2 * threads); ch++) {
+            double cost;
+            q.out_tiles = o; q.channel_tiles = ch;
+            cost = ampi_fold_cost(&q, threads);
+            if (!ampi_fold_tile_fits(&q) || (*best > 0.0 && cost >= *best)) continue;
+            *best = cost;
+            *f = q;
+        }
+}
+
+AMPI_FN int ampi_fold_plan(ampi_fold* f, const ampi_conv2d* c, int swap) {
+    size_t threads = ampi_conv2d_threads(c), kh = (size_t)c->s.kernel_h;
+    double best = 0.0;
     memset(f, 0, sizeof *f);
     f->c = c;
     f->isa = ampi_taps_isa_now();
-    if (f->isa.mr == 0 || c->taps == 1 || c->og > 64 || s->dilation_h != 1 || s->dilation_w != 1
-        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, 1)
-        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, 1)
-        || c->cg * c->taps > AMPI_FOLD_SUMS / c->og) return 0;
-    f->edge = c->cg * (size_t)s->kernel_h;
-    f->columns = f->edge * (size_t)s->kernel_w;
-    f->pitch = (size_t)((c->out_w - 1) * s->stride_w + s->kernel_w);
-    f->unit = c->out_pixels % 2 == 0 ? 1 : 2;     /* pairs of BF16 pixels stay in one unit */
-    f->image = (size_t)c->out_h * f->pitch;
-    if (f->image > AMPI_FOLD_CHUNK / f->edge || c->in_pixels > AMPI_FOLD_CHUNK) return 0;
-    f->image = ampi_round_up(f->image * f->edge + 4 * f->edge + 4 * f->isa.lanes, 16);
-    ampi_fold_layout(f);
+    f->gemm = ampi_gemm_isa_now();
+    f->swap = swap;
+    if (!ampi_fold_fits(f)) return 0;
+    f->pitch = (size_t)((c->out_w - 1) * c->s.stride_w + c->s.kernel_w);
+    f->unit = swap && c->out_pixels % 2 != 0 ? 2 : 1;        /* pairs of BF16 pixels stay in one unit */
+    ampi_fold_cut(f, kh, threads, &best);
+    if (kh > 1) ampi_fold_cut(f, 1, threads, &best);
+    if (best <= 0.0) return 0;
+    ampi_fold_layout(f, threads);
     return 1;
 }
 AMPI_FN size_t ampi_fold_workspace(const ampi_conv2d* c) {
     ampi_fold f;
-    return ampi_fold_plan(&f, c) ? f.floats * sizeof(float) + 64 : 0;
+    return ampi_fold_plan(&f, c, 1) ? f.slots * f.floats * sizeof(float) + 64 : 0;
 }
 
-/* The image's rows into the padded image, whose margins are zero already, and that folded. Lanes beyond the
-   last row spill into what is written next: into the next column, so the last rows go first. */
-AMPI_FN void ampi_fold_image(const ampi_fold* f, const ampi_gemm_isa* g, size_t plane, float* padded,
+/* The terms of a unit's pixels, and after them that of an image's last. */
+AMPI_FN void ampi_fold_terms(const ampi_fold* f, const ampi_fold_tile* t, ampi_term* terms) {
+    const ampi_conv2d* c = f->c;
+    size_t pixels = f->unit * c->out_pixels, i, step = f->deep < (size_t)c->s.kernel_h ? (size_t)c->s.stride_h : 1;
+    for (i = 0; i <= pixels; i++) {
+        size_t k = i == pixels ? c->out_pixels - 1 : f->swap && (i ^ 1u) < pixels ? i ^ 1u : i;
+        size_t p = k % c->out_pixels, y = p / (size_t)c->out_w * step;
+        size_t x = p % (size_t)c->out_w * (size_t)c->s.stride_w;
+        terms[i].from = (uint32_t)k;
+        terms[i].at = (uint32_t)(k / c->out_pixels * f->image + (y * f->pitch + x) * t->edge);
+    }
+}
+
+/* Image n's rows into the padded image, whose margins are zero already, and that folded. Lanes beyond the last
+   row spill into what is written next: into the next column, so the last rows go first. */
+AMPI_FN void ampi_fold_image(const ampi_fold* f, const ampi_fold_tile* t, size_t n, float* padded,
                              float* folded) {
     const ampi_conv2d* c = f->c;
     const size_t width = (size_t)c->s.width, pad_h = (size_t)c->s.pad_h, pad_w = (size_t)c->s.pad_w;
+    const size_t plane = n * (size_t)c->s.channels + t->g * c->cg + t->ch;
     size_t bottom = ((size_t)c->out_h - 1) * (size_t)c->s.stride_h + (size_t)c->s.kernel_h, ch, i, e;
     size_t rows = bottom > pad_h ? ampi_min_size(bottom - pad_h, (size_t)c->s.height) : 0;
     size_t columns = f->pitch > pad_w ? ampi_min_size(f->pitch - pad_w, width) : 0;
+    size_t step = f->deep < (size_t)c->s.kernel_h ? 1 : (size_t)c->s.stride_h, lanes = f->gemm.lanes;
     float* wide = padded + f->padded - ampi_round_up(c->in_pixels, 16);
-    for (ch = 0; ch < c->cg; ch++) {
+    void (*transpose)(float*, size_t, const float*, size_t, size_t, size_t) = f->gemm.transpose;
+#if AMPI_X86
+    if (lanes == 16 && t->edge <= 8) { lanes = 8; transpose = ampi_transpose_avx2; }
+#endif
+    for (ch = 0; ch < t->channels; ch++) {
         const float* src = (const float*)f->x + (plane + ch) * c->in_pixels;
         if (f->x_dtype != AMP_F32) {
             ampi_load_f32(wide, f->x, f->x_dtype, (plane + ch) * c->in_pixels, c->in_pixels);
             src = wide;
         }
-        ampi_copy_rows(padded + (pad_h * c->cg + ch) * f->pitch + pad_w, c->cg * f->pitch, 1, src, width, 1,
-                       rows, columns);
+        ampi_copy_rows(padded + (pad_h * t->channels + ch) * f->pitch + pad_w, t->channels * f->pitch, 1, src,
+                       width, 1, rows, columns);
     }
-    for (i = 0; i < (size_t)c->out_h; i++, folded += f->pitch * f->edge) {
-        const float* src = padded + i * (size_t)c->s.stride_h * c->cg * f->pitch;
-        for (e = ampi_round_up(f->edge, g->lanes); e > 0; e -= g->lanes)
-            g->transpose(folded + e - g->lanes, f->edge, src + (e - g->lanes) * f->pitch, f->pitch,
-                         ampi_round_up(f->pitch, 4), 0);
+    for (i = 0; i < f->lines; i++, folded += f->pitch * t->edge) {
+        const float* src = padded + i * step * t->channels * f->pitch;
+        for (e = ampi_round_up(t->edge, lanes); e > 0; e -= lanes)
+            transpose(folded + e - lanes, t->edge, src + (e - lanes) * f->pitch, f->pitch,
+                      ampi_round_up(f->pitch, 4), 0);
     }
 }
 
-/* The rows of dy of a unit of `pixels` pixels, as FP32. */
-AMPI_FN void ampi_fold_dy(const ampi_fold* f, size_t g, size_t n0, size_t pixels, float* dst) {
+/* The rows of dy of `images` images, as FP32. */
+AMPI_FN void ampi_fold_dy(const ampi_fold* f, const ampi_fold_tile* t, size_t n0, size_t images, float* dst) {
     const ampi_conv2d* c = f->c;
     size_t o, n, p = c->out_pixels;
-    for (o = 0; o < c->og; o++, dst += f->line)
-        for (n = 0; n * p < pixels; n++)
+    for (o = 0; o < t->outs; o++, dst += f->line)
+        for (n = 0; n < images; n++)
             ampi_load_f32(dst + n * p, f->dy, f->dy_dtype,
-                          ((n0 + n) * (size_t)c->s.out_channels + g * c->og + o) * p, p);
+                          ((n0 + n) * (size_t)c->s.out_channels + t->g * c->og + t->o + o) * p, p);
 }
 
-/* Adds units [n0, end) to one task's sums. */
-AMPI_FN void ampi_fold_task(const ampi_fold* f, size_t g, size_t task, size_t n0, size_t end, float* memory) {
-    const ampi_conv2d* c = f->c;
-    size_t low = task % f->blocks * c->og / f->blocks, high = (task % f->blocks + 1) * c->og / f->blocks, n;
-    size_t column = task / f->blocks * f->width, width = ampi_min_size(f->columns - column, f->width), odd;
-    const ampi_term* terms = (const ampi_term*)(const void*)memory;
-    int in_place = f->dy_dtype == AMP_F32 && f->unit == 1;
-    ampi_taps u;
-    memset(&u, 0, sizeof u);
-    u.t = memory + f->at_sums + low * f->ldt + column;
-    u.ldt = f->ldt;
-    u.repeat = 1;
-    for (n = n0; n < end; n += f->unit) {
-        u.terms = terms;
-        u.k = ampi_min_size(end - n, f->unit) * c->out_pixels;
-        u.rs = in_place ? c->out_pixels : f->line;
-        u.a = in_place ? (const float*)f->dy
-                             + (n * (size_t)c->s.out_channels + g * c->og + low) * c->out_pixels
-                       : memory + f->at_dy + ((n - n0) / f->unit * c->og + low) * f->line;
-        u.b = memory + f->at_folded + (n - n0) * f->image + column;
-        u.first = n == 0;
-        u.last = n + f->unit >= (size_t)c->s.n;
-        odd = f->swap && u.k % 2 != 0;
-        u.k -= odd;
-        if (u.k > 0) ampi_taps_run(&f->isa, &u, high - low, width);
-        if (odd == 0) continue;                   /* the last pixel of an odd number has no partner */
-        u.terms = terms + f->pixels;
-        u.first = u.first && u.k == 0;
-        u.k = 1;
-        ampi_taps_run(&f->isa, &u, high - low, width);
+/* Adds u's terms to all sums of the tile. */
+AMPI_FN void ampi_fold_add(const ampi_fold* f, const ampi_fold_tile* tile, ampi_taps* u) {
+    const size_t lanes = f->isa.lanes, line = f->pitch * tile->edge;
+    const float* b = u->b;
+    float* t = u->t;
+    size_t v;
+    for (v = 0; v < tile->vectors; v += 2) {
+        size_t at = v / tile->part * line + v % tile->part * lanes, w = v + 1;
+        u->two = w < tile->vectors;
+        u->b = b + at;
+        u->b_next = w / tile->part * line + w % tile->part * lanes - at;
+        u->t = t + v * lanes;
+        ampi_taps_rows(&f->isa, u, tile->outs);
     }
+    u->b = b; u->t = t;
 }
 
-/* The sums of one group, chunk after chunk: fold in parallel, then add in parallel. */
-AMPI_FN void ampi_fold_sum(const ampi_fold* f, size_t g, float* memory) {
+/* Adds images [n, n+images). The last pixel of an odd number of BF16 has a zero as its partner, which is added
+   first and shows where a sum is -0. */
+AMPI_FN void ampi_fold_unit(const ampi_fold* f, const ampi_fold_tile* t, size_t n, size_t images, ampi_taps* u,
+                            float* slot) {
     const ampi_conv2d* c = f->c;
-    ampi_gemm_isa isa = ampi_gemm_isa_now();
-    size_t images = (size_t)c->s.n, n0;
-    int64_t i, slots = (int64_t)ampi_min_size(ampi_threads(), f->chunk);
-    int64_t tasks = (int64_t)(f->blocks * ((f->columns + f->width - 1) / f->width));
-#if AMPI_X86
-    if (isa.lanes == 16 && f->edge <= 8) { isa.lanes = 8; isa.transpose = ampi_transpose_avx2; }
-#endif
-    for (n0 = 0; n0 < images; n0 += f->chunk) {
-        size_t end = ampi_min_size(n0 + f->chunk, images);
-        AMPI_PARALLEL_FOR(slots > 1)
-        for (i = 0; i < slots; i++) {
-            size_t n, step = (size_t)slots * f->unit, k;
-            for (n = n0 + (size_t)i * f->unit; n < end; n += step) {
-                size_t count = ampi_min_size(end - n, f->unit);
-                for (k = 0; k < count; k++)
-                    ampi_fold_image(f, &isa, (n + k) * (size_t)c->s.channels + g * c->cg,
-                                    memory + f->at_padded + (size_t)i * f->padded,
-                                    memory + f->at_folded + (n + k - n0) * f->image);
-                if (f->dy_dtype != AMP_F32 || f->unit > 1)
-                    ampi_fold_dy(f, g, n, count * c->out_pixels,
-                                 memory + f->at_dy + (n - n0) / f->unit * c->og * f->line);
-            }
-        }
-        AMPI_PARALLEL_FOR(slots > 1)
-        for (i = 0; i < tasks; i++) ampi_fold_task(f, g, (size_t)i, n0, end, memory);
+    const ampi_term* terms = (const ampi_term*)(const void*)slot;
+    size_t i, k;
+    for (k = 0; k < images; k++)
+        ampi_fold_image(f, t, n + k, slot + f->at_padded, slot + f->at_folded + k * f->image);
+    u->rs = f->line;
+    u->a = slot + f->at_dy;
+    if (f->dy_dtype == AMP_F32 && f->unit == 1) {
+        u->rs = c->out_pixels;
+        u->a = (const float*)f->dy + (n * (size_t)c->s.out_channels + t->g * c->og + t->o) * c->out_pixels;
+    } else {
+        ampi_fold_dy(f, t, n, images, slot + f->at_dy);
     }
+    u->terms = terms;
+    u->k = images * c->out_pixels;
+    u->first = n == 0;
+    if (!f->swap || u->k % 2 == 0) { ampi_fold_add(f, t, u); return; }
+    u->k--;
+    ampi_fold_add(f, t, u);
+    for (i = 0; i < t->outs * f->ldt; i++) u->t[i] += 0.0f;
+    u->terms = terms + f->unit * c->out_pixels;
+    u->k = 1;
+    u->first = 0;
+    ampi_fold_add(f, t, u);
 }
 
-/* Sums [o][(b,a,c)] to dw[o][(c,a,b)]. */
-AMPI_FN void ampi_fold_store(const ampi_fold* f, size_t g, const float* sums, void* dw, amp_dtype t,
-                             int accumulate) {
-    const size_t cg = f->c->cg, taps = f->c->taps, kw = (size_t)f->c->s.kernel_w;
+/* Sums [o][segment][(b,a,c)] to dw[o][(c,a,b)]. */
+AMPI_FN void ampi_fold_store(const ampi_fold* f, const ampi_fold_tile* t, const float* sums, void* dw,
+                             amp_dtype dtype, int accumulate) {
+    const size_t taps = f->c->taps, kw = (size_t)f->c->s.kernel_w, columns = t->channels * taps;
     size_t o, k, n, count;
-    for (o = 0; o < f->c->og; o++, sums += f->ldt)
-        for (k = 0; k < f->columns; k += count) {
+    for (o = t->g * f->c->og + t->o; o < t->g * f->c->og + t->o + t->outs; o++, sums += f->ldt)
+        for (k = 0; k < columns; k += count) {
             float line[256];
-            count = ampi_min_size(f->columns - k, 256);
+            count = ampi_min_size(columns - k, 256);
             for (n = 0; n < count; n++) {
-                size_t tap = (k + n) % taps;
-                line[n] = sums[tap % kw * f->edge + tap / kw * cg + (k + n) / taps];
+                size_t tap = (k + n) % taps, a = tap / kw, b = tap % kw, ch = (k + n) / taps;
+                line[n] = sums[a / f->deep * t->part * f->isa.lanes + b * t->edge + a % f->deep * t->channels + ch];
             }
-            ampi_store_sum(dw, t, (g * f->c->og + o) * f->columns + k, line, count, accumulate);
+            ampi_store_sum(dw, dtype, (o * f->c->cg + t->ch) * taps + k, line, count, accumulate);
         }
 }
 
-/* dw, if it has a direct form for which the workspace has room. 0: it is still to be done. About -0 see
-   ampi_stencil_run. */
+/* dw, if it has a direct form for which the workspace has room. 0: it is still to be done. */
 AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
                           amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
                           const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, g, i;
-    ampi_term* terms;
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    int swap = ampi_dtype(dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
     float* memory;
-    int found = 0;
+    int64_t slot;
     ampi_fold f;
-    if (!ampi_fold_plan(&f, c) || bytes < f.floats * sizeof(float) + 64) return 0;
-    memory = ampi_align64(exec->workspace);
-    terms = (ampi_term*)(void*)memory;
+    if (!ampi_fold_plan(&f, c, swap) || room < f.floats) return 0;
+    f.slots = ampi_min_size(f.slots, room / f.floats);
     f.dy = dy; f.dy_dtype = ampi_dtype(dy_dtype);
     f.x = x; f.x_dtype = ampi_dtype(x_dtype);
-    f.swap = f.dy_dtype == AMP_BF16 && f.x_dtype == AMP_BF16;
-    for (i = 0; i <= f.pixels; i++) {
-        size_t k = i == f.pixels ? c->out_pixels - 1 : f.swap && (i ^ 1u) < f.pixels ? i ^ 1u : i;
-        size_t p = k % c->out_pixels;
-        terms[i].from = (uint32_t)k;
-        terms[i].at = (uint32_t)(k / c->out_pixels * f.image
-                                 + (p / (size_t)c->out_w * f.pitch
-                                    + p % (size_t)c->out_w * (size_t)c->s.stride_w) * f.edge);
-    }
-    memset(memory + f.at_folded, 0, (f.floats - f.at_folded) * sizeof *memory);
-    for (g = 0; g < (size_t)c->s.groups; g++) {
-        ampi_fold_sum(&f, g, memory);
-        if (f.swap && (size_t)c->s.n * c->out_pixels % 2 != 0)
-            ampi_find_minus_zero(&found, memory + f.at_sums, ampi_round_up(c->og * f.ldt, 4));
-        if (found) return 0;
-        ampi_fold_store(&f, g, memory + f.at_sums, dw, dw_dtype, accumulate);
+    memory = ampi_align64(exec->workspace);
+    AMPI_PARALLEL_FOR(f.slots > 1)
+    for (slot = 0; slot < (int64_t)f.slots; slot++) {
+        size_t task, n, images, tasks = f.out_tiles * f.channel_tiles * (size_t)c->s.groups;
+        float* own = memory + (size_t)slot * f.floats;
+        for (task = (size_t)slot; task < tasks; task += f.slots) {
+            ampi_fold_tile t = ampi_fold_tile_of(&f, task);
+            ampi_taps u;
+            memset(&u, 0, sizeof u);
+            memset(own + f.at_sums, 0, (f.floats - f.at_sums) * sizeof *own);
+            ampi_fold_terms(&f, &t, (ampi_term*)(void*)own);
+            u.b = own + f.at_folded;
+            u.t = own + f.at_sums; u.ldt = f.ldt;
+            u.repeat = 1;
+            for (n = 0; n < (size_t)c->s.n; n += images) {
+                images = ampi_min_size((size_t)c->s.n - n, f.unit);
+                ampi_fold_unit(&f, &t, n, images, &u, own);
+            }
+            ampi_fold_store(&f, &t, own + f.at_sums, dw, dw_dtype, accumulate);
+        }
     }
     return 1;
 }
