@@ -2199,11 +2199,18 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_half_to_f32_x16(__m256i h) {
 AMPI_TARGET_AVX512 AMPI_INLINE __mmask16 ampi_nan_x16(__m512i u) {
     return _mm512_fpclass_ps_mask(_mm512_castsi512_ps(u), 0x81);
 }
+/* The upper half of each lane: the odd ones of 32 words. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_upper_x16(__m512i u) {
+    const __m512i odd = _mm512_set_epi64(0, 0, 0, 0, 0x001f001d001b0019, 0x0017001500130011, 0x000f000d000b0009,
+                                         0x0007000500030001);
+    return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
+}
 AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_bf16_x16(__m512i u) {
-    __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+    __m512i rounded = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+    rounded = _mm512_mask_add_epi32(rounded, odd, rounded, _mm512_set1_epi32(1));
     rounded = _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
-    return _mm512_maskz_cvtepi32_epi16(AMPI_ALL16, _mm512_maskz_srli_epi32(AMPI_ALL16, rounded, 16));
+    return ampi_upper_x16(rounded);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_bf16_to_f32_x16(__m256i h) {
     __m512i u = _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, h), 16);
@@ -2232,6 +2239,49 @@ AMPI_LOOP_AVX512(f32_to_half, uint16_t, float, AMPI_LOAD_F32_X16, AMPI_PUT_HALF_
 AMPI_LOOP_AVX512(f32_to_bf16, uint16_t, float, AMPI_LOAD_F32_X16, AMPI_PUT_HALF_X16, _mm256_mask_storeu_epi16)
 AMPI_LOOP_AVX512(half_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, AMPI_PUT_F32_X16, _mm512_mask_storeu_epi32)
 AMPI_LOOP_AVX512(bf16_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, AMPI_PUT_F32_X16, _mm512_mask_storeu_epi32)
+
+/* The processor prefetches up to the end of a page; this is one page ahead. */
+#define AMPI_AHEAD(p, byte) _mm_prefetch((const char*)(p) + (byte) + 4096, _MM_HINT_T0)
+
+/* Elements [i, i+16) of an operand as floats, and back; those outside of the mask are 0, and not written. The type
+   and, but for the last group, the mask are constants where these are inlined. A signalling NaN stays one on its way
+   in: for arithmetic, which makes it quiet. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_get_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
+    const __m256i bits = t == AMP_F32 ? _mm256_setzero_si256() : AMPI_LOAD_HALF_X16(m, (const uint16_t*)p + i);
+    if (t == AMP_F32) return _mm512_maskz_loadu_ps(m, (const float*)p + i);
+    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, bits);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, bits), 16));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    __m256i bits;
+    AMPI_AHEAD(p, i * amp_dtype_size(t));
+    if (t == AMP_F32) {
+        _mm512_mask_storeu_ps((float*)p + i, m, x);
+        return;
+    }
+    bits = t == AMP_F16 ? ampi_f32_to_half_x16(u) : ampi_f32_to_bf16_x16(u);
+    if (m == AMPI_ALL16) AMPI_PUT_HALF_X16((uint16_t*)p + i, bits);
+    else _mm256_mask_storeu_epi16((uint16_t*)p + i, m, bits);
+}
+/* The first n of sixteen. */
+AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
+
+/* step(type, i, mask, ...) for each group of sixteen of n elements, the last of which may have fewer. */
+#define AMPI_EACH_X16(step, t, n, ...)                                                    \
+    do {                                                                                  \
+        size_t ampi_i = 0;                                                                \
+        for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, AMPI_ALL16, __VA_ARGS__); \
+        if (ampi_i < (n)) step(t, ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__);     \
+    } while (0)
+/* fn(type, ...) with the type as a constant. */
+#define AMPI_FOR_TYPE(fn, t, ...)                                       \
+    do {                                                                \
+        if (ampi_dtype(t) == AMP_F16) fn(AMP_F16, __VA_ARGS__);         \
+        else if (ampi_dtype(t) == AMP_BF16) fn(AMP_BF16, __VA_ARGS__);  \
+        else fn(AMP_F32, __VA_ARGS__);                                  \
+    } while (0)
 
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_f32_to_half_avx2(uint16_t* dst, const float* src) {
     __m128i a = _mm256_cvtps_ph(_mm256_loadu_ps(src), _MM_FROUND_TO_NEAREST_INT);
@@ -6013,6 +6063,72 @@ AMPI_FN double ampi_lane_total(const double* acc) {
     return a[0];
 }
 
+#if AMPI_X86
+/* The same sums by hand, of sixteen elements [i, i+16) of any type at a time, for the kernels below. */
+typedef struct ampi_wide { __m512d low, high; } ampi_wide;
+
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_widen_x16(__m512 x) {
+    ampi_wide w;
+    w.low = _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, x, 0));
+    w.high = _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, x, 1));
+    return w;
+}
+/* From memory, floats need no extraction. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_get_wide_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
+    ampi_wide w;
+    if (t != AMP_F32 || m != AMPI_ALL16) return ampi_widen_x16(ampi_get_x16(t, p, i, m));
+    w.low = _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps((const float*)p + i));
+    w.high = _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps((const float*)p + i + 8));
+    return w;
+}
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_load_wide(const double* p) {
+    ampi_wide w;
+    w.low = _mm512_loadu_pd(p);
+    w.high = _mm512_loadu_pd(p + 8);
+    return w;
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_store_wide(double* p, ampi_wide w) {
+    _mm512_storeu_pd(p, w.low);
+    _mm512_storeu_pd(p + 8, w.high);
+}
+/* acc += x. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_add(ampi_wide* acc, ampi_wide x) {
+    acc->low = _mm512_add_pd(acc->low, x.low);
+    acc->high = _mm512_add_pd(acc->high, x.high);
+}
+/* acc += a * b. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_fma(ampi_wide* acc, ampi_wide a, ampi_wide b) {
+    acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
+    acc->high = _mm512_fmadd_pd(a.high, b.high, acc->high);
+}
+/* acc += (x - mean)^2 in the lanes of the mask, the difference rounded to float. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_moment(ampi_wide* acc, ampi_wide x, ampi_wide mean, __mmask16 m) {
+    __m256 low = _mm512_maskz_cvtpd_ps((__mmask8)m, _mm512_sub_pd(x.low, mean.low));
+    __m256 high = _mm512_maskz_cvtpd_ps((__mmask8)(m >> 8), _mm512_sub_pd(x.high, mean.high));
+    ampi_wide d;
+    d.low = _mm512_maskz_cvtps_pd(0xff, low);
+    d.high = _mm512_maskz_cvtps_pd(0xff, high);
+    ampi_wide_fma(acc, d, d);
+}
+/* The tree of ampi_lane_total. */
+AMPI_TARGET_AVX512 AMPI_INLINE double ampi_wide_total(ampi_wide acc) {
+    __m512d a = _mm512_add_pd(acc.low, acc.high);
+    __m256d b = _mm256_add_pd(_mm512_maskz_extractf64x4_pd(0xf, a, 0), _mm512_maskz_extractf64x4_pd(0xf, a, 1));
+    __m128d c = _mm_add_pd(_mm256_castpd256_pd128(b), _mm256_extractf128_pd(b, 1));
+    return _mm_cvtsd_f64(c) + _mm_cvtsd_f64(_mm_unpackhi_pd(c, c));
+}
+
+/* step(type, i, mask, state, ...): what AMPI_EACH_X16 calls. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x) {
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_wide_add(acc, ampi_get_wide_x16(t, x, i, m));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x,
+                                                    ampi_wide mean) {
+    ampi_wide_moment(acc, ampi_get_wide_x16(t, x, i, m), mean, m);
+}
+#endif
+
 /* A sum over many elements is split into this many parts of whole tiles (or rows), which threads share. */
 enum { AMPI_PARTS = 64 };
 AMPI_FN size_t ampi_part_start(size_t count, int64_t part) {
@@ -6935,6 +7051,52 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 
 /* --- layer norm -------------------------------------------------------------------------- */
 
+enum { AMPI_LN_ROWS = 2 };      /* are taken together */
+
+#if AMPI_X86
+/* The first elements of a row are kept as doubles for the second pass. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_keep_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
+                                                      const void* x, double* kept) {
+    const ampi_wide w = ampi_get_wide_x16(t, x, i, m);
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_store_wide(kept + i, w);
+    ampi_wide_add(acc, w);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
+                                                         const double* kept, ampi_wide mean) {
+    (void)t;
+    ampi_wide_moment(acc, ampi_load_wide(kept + i), mean, m);
+}
+/* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, size_t rows, size_t d, double eps,
+                                                        float* mean, float* invstd) {
+    const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
+    double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
+    ampi_wide acc, m;
+    size_t k;
+    for (k = 0; k < rows; k++) {
+        const char* row = (const char*)x + k * d * size;
+        acc.low = acc.high = _mm512_setzero_pd();
+        AMPI_EACH_X16(ampi_sum_keep_x16, t, first, &acc, row, kept[k]);
+        AMPI_EACH_X16(ampi_sum_x16, t, d - first, &acc, row + first * size);
+        value[k] = ampi_wide_total(acc) / (double)d;
+    }
+    for (k = 0; k < rows; k++) {
+        const char* row = (const char*)x + k * d * size;
+        m.low = m.high = _mm512_set1_pd(value[k]);
+        acc.low = acc.high = _mm512_setzero_pd();
+        AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m);
+        AMPI_EACH_X16(ampi_moment_x16, t, d - first, &acc, row + first * size, m);
+        mean[k] = (float)value[k];
+        invstd[k] = (float)(1.0 / sqrt(ampi_wide_total(acc) / (double)d + eps));
+    }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_measure_avx512(const void* x, amp_dtype t, size_t rows, size_t d, double eps,
+                                                       float* mean, float* invstd) {
+    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, rows, d, eps, mean, invstd);
+}
+#endif
+
 /* Mean and 1/sqrt(variance + eps) of one row, in two passes. */
 AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d, double eps, float* mean,
                              float* invstd) {
@@ -6959,6 +7121,18 @@ AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d
     *mean = (float)value;
     *invstd = (float)(1.0 / sqrt(ampi_lane_total(acc) / (double)d + eps));
 }
+/* Of some rows that follow each other, from element `start` on. */
+AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, size_t start, size_t rows, size_t d, double eps,
+                                  float* mean, float* invstd) {
+    size_t k;
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) {
+        ampi_ln_measure_avx512((const char*)x + start * amp_dtype_size(xt), xt, rows, d, eps, mean, invstd);
+        return;
+    }
+#endif
+    for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
+}
 
 /* y = (x - mean) * invstd * gamma + beta along a row. */
 AMPI_INLINE void ampi_ln_apply_body(int hw, float* y, const float* x, const float* gamma, const float* beta,
@@ -6975,6 +7149,41 @@ AMPI_KERNEL(ampi_ln_apply,
             (float* y, const float* x, const float* gamma, const float* beta, float mean, float invstd,
              size_t n),
             y, x, gamma, beta, mean, invstd, n)
+
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
+                                                      const float* gamma, const float* beta, __m512 mean,
+                                                      __m512 invstd) {
+    const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
+    const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m), b = ampi_get_x16(AMP_F32, beta, i, m);
+    ampi_put_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_row_x16(amp_dtype t, void* y, const void* x, const float* gamma,
+                                                          const float* beta, float mean, float invstd, size_t n) {
+    const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
+    AMPI_EACH_X16(ampi_ln_apply_x16, t, n, y, x, gamma, beta, m, s);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_apply_typed(amp_dtype t, void* y, const void* x, const float* gamma,
+                                                    const float* beta, float mean, float invstd, size_t n) {
+    AMPI_FOR_TYPE(ampi_ln_apply_row_x16, t, y, x, gamma, beta, mean, invstd, n);
+}
+#endif
+
+/* The same where types are any: elements [at, at+n) of x and y; gamma and beta are those of these elements. */
+AMPI_FN void ampi_ln_apply_part(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t at, const float* gamma,
+                                const float* beta, float mean, float invstd, size_t n) {
+    float x_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
+#if AMPI_X86
+    const size_t byte = at * amp_dtype_size(xt);
+    if (amp_cpu_isa() == AMP_ISA_AVX512 && ampi_dtype(xt) == ampi_dtype(yt)) {
+        ampi_ln_apply_typed(xt, (char*)y + byte, (const char*)x + byte, gamma, beta, mean, invstd, n);
+        return;
+    }
+#endif
+    v = ampi_open(y, yt, at, n, y_tile);
+    ampi_ln_apply(v, ampi_view(x, xt, at, n, x_tile), gamma, beta, mean, invstd, ampi_padded(n));
+    ampi_close(y, yt, at, n, v);
+}
 
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
                                           const void* beta, amp_dtype param_dtype, float eps,
@@ -6994,22 +7203,22 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     if (!(eps > 0.0f))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g needs > 0", (double)eps);
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (row = 0; row < (int64_t)rows; row++) {
-        float x_tile[AMPI_TILE], y_tile[AMPI_TILE], g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean, invstd;
-        size_t start = (size_t)row * d, i, n;
-        ampi_ln_measure(x, x_dtype, start, d, (double)eps, &mean, &invstd);
+    for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
+        float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
+        size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_LN_ROWS), i, k, n;
+        ampi_ln_measure_rows(x, x_dtype, start, count, d, (double)eps, mean, invstd);
         for (i = 0; i < d; i += n) {
-            float* v;
+            const float *g, *b;
             n = ampi_tile_size(d, i);
-            v = ampi_open(y, y_dtype, start + i, n, y_tile);
-            ampi_ln_apply(v, ampi_view(x, x_dtype, start + i, n, x_tile),
-                          ampi_view_or(gamma, param_dtype, i, n, g_tile, 1.0f),
-                          ampi_view_or(beta, param_dtype, i, n, b_tile, 0.0f), mean, invstd,
-                          ampi_padded(n));
-            ampi_close(y, y_dtype, start + i, n, v);
+            g = ampi_view_or(gamma, param_dtype, i, n, g_tile, 1.0f);
+            b = ampi_view_or(beta, param_dtype, i, n, b_tile, 0.0f);
+            for (k = 0; k < count; k++)
+                ampi_ln_apply_part(x, x_dtype, y, y_dtype, start + k * d + i, g, b, mean[k], invstd[k], n);
         }
-        ampi_store_one(save_mean, AMP_F32, (size_t)row, mean, 0);
-        ampi_store_one(save_invstd, AMP_F32, (size_t)row, invstd, 0);
+        for (k = 0; k < count; k++) {
+            ampi_store_one(save_mean, AMP_F32, (size_t)row + k, mean[k], 0);
+            ampi_store_one(save_invstd, AMP_F32, (size_t)row + k, invstd[k], 0);
+        }
     }
     return AMP_OK;
 }
