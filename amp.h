@@ -1800,9 +1800,18 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
             default:             name##_scalar(__VA_ARGS__); break;                            \
         }                                                                                      \
     }
+  /* The same for kernels that are written by hand for AVX-512. */
+  #define AMPI_KERNEL_AVX2(name, params, ...)                                                  \
+    static void name##_scalar params { name##_body(0, __VA_ARGS__); }                          \
+    AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); }           \
+    AMPI_FN void name params {                                                                 \
+        if (amp_cpu_isa() == AMP_ISA_SCALAR) name##_scalar(__VA_ARGS__);                       \
+        else name##_avx2(__VA_ARGS__);                                                         \
+    }
 #else
   #define AMPI_KERNEL(name, params, ...)                                                       \
     AMPI_FN void name params { name##_body(AMPI_FMA_NATIVE, __VA_ARGS__); }
+  #define AMPI_KERNEL_AVX2 AMPI_KERNEL
 #endif
 
 #if AMPI_X86
@@ -2204,11 +2213,18 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_half_to_f32_x16(__m256i h) {
 AMPI_TARGET_AVX512 AMPI_INLINE __mmask16 ampi_nan_x16(__m512i u) {
     return _mm512_fpclass_ps_mask(_mm512_castsi512_ps(u), 0x81);
 }
+/* The upper half of each lane: the odd ones of 32 words. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_upper_x16(__m512i u) {
+    const __m512i odd = _mm512_set_epi64(0, 0, 0, 0, 0x001f001d001b0019, 0x0017001500130011, 0x000f000d000b0009,
+                                         0x0007000500030001);
+    return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
+}
 AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_bf16_x16(__m512i u) {
-    __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+    __m512i rounded = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+    rounded = _mm512_mask_add_epi32(rounded, odd, rounded, _mm512_set1_epi32(1));
     rounded = _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
-    return _mm512_maskz_cvtepi32_epi16(AMPI_ALL16, _mm512_maskz_srli_epi32(AMPI_ALL16, rounded, 16));
+    return ampi_upper_x16(rounded);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_bf16_to_f32_x16(__m256i h) {
     __m512i u = _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, h), 16);
@@ -2237,6 +2253,49 @@ AMPI_LOOP_AVX512(f32_to_half, uint16_t, float, AMPI_LOAD_F32_X16, AMPI_PUT_HALF_
 AMPI_LOOP_AVX512(f32_to_bf16, uint16_t, float, AMPI_LOAD_F32_X16, AMPI_PUT_HALF_X16, _mm256_mask_storeu_epi16)
 AMPI_LOOP_AVX512(half_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, AMPI_PUT_F32_X16, _mm512_mask_storeu_epi32)
 AMPI_LOOP_AVX512(bf16_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, AMPI_PUT_F32_X16, _mm512_mask_storeu_epi32)
+
+/* The processor prefetches up to the end of a page; this is one page ahead. */
+#define AMPI_AHEAD(p, byte) _mm_prefetch((const char*)(p) + (byte) + 4096, _MM_HINT_T0)
+
+/* Elements [i, i+16) of an operand as floats, and back; those outside of the mask are 0, and not written. The type
+   and, but for the last group, the mask are constants where these are inlined. A signalling NaN stays one on its way
+   in: for arithmetic, which makes it quiet. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_get_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
+    const __m256i bits = t == AMP_F32 ? _mm256_setzero_si256() : AMPI_LOAD_HALF_X16(m, (const uint16_t*)p + i);
+    if (t == AMP_F32) return _mm512_maskz_loadu_ps(m, (const float*)p + i);
+    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, bits);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, bits), 16));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    __m256i bits;
+    AMPI_AHEAD(p, i * amp_dtype_size(t));
+    if (t == AMP_F32) {
+        _mm512_mask_storeu_ps((float*)p + i, m, x);
+        return;
+    }
+    bits = t == AMP_F16 ? ampi_f32_to_half_x16(u) : ampi_f32_to_bf16_x16(u);
+    if (m == AMPI_ALL16) AMPI_PUT_HALF_X16((uint16_t*)p + i, bits);
+    else _mm256_mask_storeu_epi16((uint16_t*)p + i, m, bits);
+}
+/* The first n of sixteen. */
+AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
+
+/* step(type, i, mask, ...) for each group of sixteen of n elements, the last of which may have fewer. */
+#define AMPI_EACH_X16(step, t, n, ...)                                                    \
+    do {                                                                                  \
+        size_t ampi_i = 0;                                                                \
+        for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, AMPI_ALL16, __VA_ARGS__); \
+        if (ampi_i < (n)) step(t, ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__);     \
+    } while (0)
+/* fn(type, ...) with the type as a constant. */
+#define AMPI_FOR_TYPE(fn, t, ...)                                       \
+    do {                                                                \
+        if (ampi_dtype(t) == AMP_F16) fn(AMP_F16, __VA_ARGS__);         \
+        else if (ampi_dtype(t) == AMP_BF16) fn(AMP_BF16, __VA_ARGS__);  \
+        else fn(AMP_F32, __VA_ARGS__);                                  \
+    } while (0)
 
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_f32_to_half_avx2(uint16_t* dst, const float* src) {
     __m128i a = _mm256_cvtps_ph(_mm256_loadu_ps(src), _MM_FROUND_TO_NEAREST_INT);
@@ -6114,6 +6173,20 @@ AMPI_FN float* ampi_open(void* data, amp_dtype t, size_t i, size_t n, float* til
 AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, const float* tile) {
     if (!ampi_direct(t, n)) ampi_store_f32(data, t, i, tile, n);
 }
+/* n elements of any type that a kernel reads or writes. By hand for AVX-512 kernels take operands of any type, if all
+   are of one; others take floats. */
+typedef struct ampi_part { const void* data; amp_dtype t; size_t n; } ampi_part;
+AMPI_FN int ampi_typed(amp_dtype a, amp_dtype b) {
+    return AMPI_X86 && amp_cpu_isa() == AMP_ISA_AVX512 && ampi_dtype(a) == ampi_dtype(b);
+}
+/* Elements [i, i+n) to read: where they lie, or as floats in `tile`. */
+AMPI_FN ampi_part ampi_part_of(const void* data, amp_dtype t, size_t i, size_t n, int typed, float* tile) {
+    ampi_part p;
+    p.t = typed ? ampi_dtype(t) : AMP_F32;
+    p.n = n;
+    p.data = typed ? (const char*)data + i * amp_dtype_size(t) : (const void*)ampi_view(data, t, i, n, tile);
+    return p;
+}
 /* One element of a result that may not be wanted. */
 AMPI_FN void ampi_store_one(void* data, amp_dtype t, size_t i, float value, int accumulate) {
     float old = 0.0f;
@@ -6141,7 +6214,7 @@ AMPI_INLINE double ampi_add_product(int hw, float a, float b, double sum) {
 }
 
 /* acc[i % LANES] += x[i], also for a last group that is not full. */
-AMPI_INLINE void ampi_lane_sum_body(int hw, double* acc, const float* x, size_t n) {
+AMPI_INLINE void ampi_lane_sum_plain_body(int hw, double* acc, const float* x, size_t n) {
     double a[AMPI_LANES];
     size_t i, l;
     (void)hw;
@@ -6151,7 +6224,7 @@ AMPI_INLINE void ampi_lane_sum_body(int hw, double* acc, const float* x, size_t 
     for (l = 0; i + l < n; l++) a[l] += (double)x[i + l];
     memcpy(acc, a, sizeof a);
 }
-AMPI_KERNEL(ampi_lane_sum, (double* acc, const float* x, size_t n), acc, x, n)
+AMPI_KERNEL_AVX2(ampi_lane_sum_plain, (double* acc, const float* x, size_t n), acc, x, n)
 
 /* acc[i % LANES] += (x[i] - mean[i % LANES])^2. The difference is rounded to float, so its square is
    exact. */
@@ -6159,7 +6232,7 @@ AMPI_INLINE double ampi_add_square(int hw, float x, double mean, double sum) {
     float d = (float)((double)x - mean);
     return ampi_add_product(hw, d, d, sum);
 }
-AMPI_INLINE void ampi_lane_moment_body(int hw, double* acc, const float* x, const double* mean, size_t n) {
+AMPI_INLINE void ampi_lane_moment_plain_body(int hw, double* acc, const float* x, const double* mean, size_t n) {
     double a[AMPI_LANES], m[AMPI_LANES];
     size_t i, l;
     memcpy(a, acc, sizeof a);
@@ -6169,10 +6242,10 @@ AMPI_INLINE void ampi_lane_moment_body(int hw, double* acc, const float* x, cons
     for (l = 0; i + l < n; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);
     memcpy(acc, a, sizeof a);
 }
-AMPI_KERNEL(ampi_lane_moment, (double* acc, const float* x, const double* mean, size_t n), acc, x, mean, n)
+AMPI_KERNEL_AVX2(ampi_lane_moment_plain, (double* acc, const float* x, const double* mean, size_t n), acc, x, mean, n)
 
 /* sum += g, dot += g * (x - mean) by lanes: the two sums of a norm's backward pass. */
-AMPI_INLINE void ampi_lane_dot_body(int hw, double* sum, double* dot, const float* g, const float* x,
+AMPI_INLINE void ampi_lane_dot_plain_body(int hw, double* sum, double* dot, const float* g, const float* x,
                                     const float* mean, size_t n) {
     double a[AMPI_LANES], b[AMPI_LANES];
     float m[AMPI_LANES];
@@ -6192,7 +6265,7 @@ AMPI_INLINE void ampi_lane_dot_body(int hw, double* sum, double* dot, const floa
     memcpy(sum, a, sizeof a);
     memcpy(dot, b, sizeof b);
 }
-AMPI_KERNEL(ampi_lane_dot,
+AMPI_KERNEL_AVX2(ampi_lane_dot_plain,
             (double* sum, double* dot, const float* g, const float* x, const float* mean, size_t n), sum,
             dot, g, x, mean, n)
 
@@ -6204,6 +6277,140 @@ AMPI_FN double ampi_lane_total(const double* acc) {
     for (step = AMPI_LANES / 2; step > 0; step /= 2)
         for (l = 0; l < step; l++) a[l] += a[l + step];
     return a[0];
+}
+
+#if AMPI_X86
+/* The same sums by hand, of sixteen elements [i, i+16) of any type at a time, for the kernels below. */
+typedef struct ampi_wide { __m512d low, high; } ampi_wide;
+
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_widen_x16(__m512 x) {
+    ampi_wide w;
+    w.low = _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, x, 0));
+    w.high = _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, x, 1));
+    return w;
+}
+/* Eight floats from memory. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m256 ampi_get_x8(amp_dtype t, const void* p, size_t i) {
+    if (t == AMP_F32) return _mm256_loadu_ps((const float*)p + i);
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)((const uint16_t*)p + i)));
+}
+/* From memory, the halves of a vector need no extraction. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_get_wide_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
+    ampi_wide w;
+    if (t == AMP_BF16 || m != AMPI_ALL16) return ampi_widen_x16(ampi_get_x16(t, p, i, m));
+    w.low = _mm512_maskz_cvtps_pd(0xff, ampi_get_x8(t, p, i));
+    w.high = _mm512_maskz_cvtps_pd(0xff, ampi_get_x8(t, p, i + 8));
+    return w;
+}
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_load_wide(const double* p) {
+    ampi_wide w;
+    w.low = _mm512_loadu_pd(p);
+    w.high = _mm512_loadu_pd(p + 8);
+    return w;
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_store_wide(double* p, ampi_wide w) {
+    _mm512_storeu_pd(p, w.low);
+    _mm512_storeu_pd(p + 8, w.high);
+}
+/* acc += x. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_add(ampi_wide* acc, ampi_wide x) {
+    acc->low = _mm512_add_pd(acc->low, x.low);
+    acc->high = _mm512_add_pd(acc->high, x.high);
+}
+/* acc += a * b. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_fma(ampi_wide* acc, ampi_wide a, ampi_wide b) {
+    acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
+    acc->high = _mm512_fmadd_pd(a.high, b.high, acc->high);
+}
+/* acc += (x - mean)^2 in the lanes of the mask, the difference rounded to float. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_moment(ampi_wide* acc, ampi_wide x, ampi_wide mean, __mmask16 m) {
+    __m256 low = _mm512_maskz_cvtpd_ps((__mmask8)m, _mm512_sub_pd(x.low, mean.low));
+    __m256 high = _mm512_maskz_cvtpd_ps((__mmask8)(m >> 8), _mm512_sub_pd(x.high, mean.high));
+    ampi_wide d;
+    d.low = _mm512_maskz_cvtps_pd(0xff, low);
+    d.high = _mm512_maskz_cvtps_pd(0xff, high);
+    ampi_wide_fma(acc, d, d);
+}
+/* The tree of ampi_lane_total. */
+AMPI_TARGET_AVX512 AMPI_INLINE double ampi_wide_total(ampi_wide acc) {
+    __m512d a = _mm512_add_pd(acc.low, acc.high);
+    __m256d b = _mm256_add_pd(_mm512_maskz_extractf64x4_pd(0xf, a, 0), _mm512_maskz_extractf64x4_pd(0xf, a, 1));
+    __m128d c = _mm_add_pd(_mm256_castpd256_pd128(b), _mm256_extractf128_pd(b, 1));
+    return _mm_cvtsd_f64(c) + _mm_cvtsd_f64(_mm_unpackhi_pd(c, c));
+}
+
+/* step(type, i, mask, state, ...): what AMPI_EACH_X16 calls. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x) {
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_wide_add(acc, ampi_get_wide_x16(t, x, i, m));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x,
+                                                    ampi_wide mean) {
+    ampi_wide_moment(acc, ampi_get_wide_x16(t, x, i, m), mean, m);
+}
+/* sum += g, dot += g * (x - mean). */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_dot_step(__mmask16 m, ampi_wide* sum, ampi_wide* dot, ampi_wide g, __m512 x,
+                                                  __m512 mean) {
+    ampi_wide_add(sum, g);
+    ampi_wide_fma(dot, g, ampi_widen_x16(_mm512_maskz_sub_ps(m, x, mean)));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
+                                                 const void* g, const void* x, __m512 mean) {
+    AMPI_AHEAD(g, i * amp_dtype_size(t));
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_dot_step(m, sum, dot, ampi_get_wide_x16(t, g, i, m), ampi_get_x16(t, x, i, m), mean);
+}
+
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_sum_x16(amp_dtype t, double* acc, const void* x, size_t n) {
+    ampi_wide a = ampi_load_wide(acc);
+    AMPI_EACH_X16(ampi_sum_x16, t, n, &a, x);
+    ampi_store_wide(acc, a);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_sum_avx512(double* acc, ampi_part x) {
+    AMPI_FOR_TYPE(ampi_lane_sum_x16, x.t, acc, x.data, x.n);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_moment_x16(amp_dtype t, double* acc, const void* x, const double* mean,
+                                                         size_t n) {
+    ampi_wide a = ampi_load_wide(acc);
+    const ampi_wide m = ampi_load_wide(mean);
+    AMPI_EACH_X16(ampi_moment_x16, t, n, &a, x, m);
+    ampi_store_wide(acc, a);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_moment_avx512(double* acc, ampi_part x, const double* mean) {
+    AMPI_FOR_TYPE(ampi_lane_moment_x16, x.t, acc, x.data, mean, x.n);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_dot_x16(amp_dtype t, double* sum, double* dot, const void* g,
+                                                      const void* x, const float* mean, size_t n) {
+    ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
+    const __m512 m = _mm512_loadu_ps(mean);
+    AMPI_EACH_X16(ampi_dot_x16, t, n, &a, &b, g, x, m);
+    ampi_store_wide(sum, a);
+    ampi_store_wide(dot, b);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, ampi_part g, ampi_part x,
+                                                     const float* mean) {
+    AMPI_FOR_TYPE(ampi_lane_dot_x16, x.t, sum, dot, g.data, x.data, mean, x.n);
+}
+#endif
+
+/* The three for a part, whose type is F32 where there is no kernel by hand. */
+AMPI_FN void ampi_lane_sum(double* acc, ampi_part x) {
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_lane_sum_avx512(acc, x); return; }
+#endif
+    ampi_lane_sum_plain(acc, (const float*)x.data, x.n);
+}
+AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean) {
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_lane_moment_avx512(acc, x, mean); return; }
+#endif
+    ampi_lane_moment_plain(acc, (const float*)x.data, mean, x.n);
+}
+AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, const float* mean) {
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_lane_dot_avx512(sum, dot, g, x, mean); return; }
+#endif
+    ampi_lane_dot_plain(sum, dot, (const float*)g.data, (const float*)x.data, mean, x.n);
 }
 
 /* A sum over many elements is split into this many parts of whole tiles (or rows), which threads share. */
@@ -6889,17 +7096,20 @@ AMPI_FN void ampi_bn_store(const ampi_bn_plan* p, void* y, amp_dtype t, size_t g
             ampi_store_f32(y, t, offset, tile + at, length);
 }
 
-/* The elements of a step to read, *n of them: in place where they are one piece of whole groups of floats, else
-   in `tile`. */
-AMPI_FN const float* ampi_bn_view(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step,
-                                  float* tile, size_t* n) {
-    size_t offset = 0, at;
-    if (p->planes == 1 && ampi_dtype(t) == AMP_F32) {
-        *n = ampi_bn_piece(p, group, step, 0, &offset, &at);
-        if (ampi_direct(t, *n)) return (const float*)x + offset;
-    }
-    *n = ampi_bn_load(p, x, t, group, step, tile);
-    return tile;
+/* Whether kernels may run on a step of operands of these types where it lies: it is one piece. */
+AMPI_FN int ampi_bn_typed(const ampi_bn_plan* p, amp_dtype a, amp_dtype b) {
+    return p->planes == 1 && ampi_typed(a, b);
+}
+/* The elements of a step to read: in place, or in `tile`. */
+AMPI_FN ampi_part ampi_bn_view(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step, int typed,
+                               float* tile) {
+    ampi_part v;
+    size_t offset = 0, at, n = p->planes == 1 ? ampi_bn_piece(p, group, step, 0, &offset, &at) : 0;
+    if (typed || (n > 0 && ampi_direct(t, n))) return ampi_part_of(x, t, offset, n, 1, NULL);
+    v.n = ampi_bn_load(p, x, t, group, step, tile);
+    v.t = AMP_F32;
+    v.data = tile;
+    return v;
 }
 
 /* Sums by lanes become one sum per channel, held by every lane of the channel. */
@@ -6925,20 +7135,16 @@ typedef struct ampi_bn_stats { float mean[AMPI_LANES], invstd[AMPI_LANES]; } amp
 /* Two passes: the mean, then the mean square distance from it, which cannot cancel. */
 AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, double* mean,
                              double* squares) {
+    const int typed = ampi_bn_typed(p, xt, xt);
     float tile[AMPI_TILE];
-    size_t step, l, n;
+    size_t step, l;
     memset(mean, 0, AMPI_LANES * sizeof(double));
     memset(squares, 0, AMPI_LANES * sizeof(double));
-    for (step = 0; step < p->steps; step++) {
-        const float* v = ampi_bn_view(p, x, xt, group, step, tile, &n);
-        ampi_lane_sum(mean, v, n);
-    }
+    for (step = 0; step < p->steps; step++) ampi_lane_sum(mean, ampi_bn_view(p, x, xt, group, step, typed, tile));
     ampi_bn_combine(p, mean);
     for (l = 0; l < AMPI_LANES; l++) mean[l] /= (double)p->n * (double)p->spatial;
-    for (step = 0; step < p->steps; step++) {
-        const float* v = ampi_bn_view(p, x, xt, group, step, tile, &n);
-        ampi_lane_moment(squares, v, mean, n);
-    }
+    for (step = 0; step < p->steps; step++)
+        ampi_lane_moment(squares, ampi_bn_view(p, x, xt, group, step, typed, tile), mean);
     ampi_bn_combine(p, squares);
 }
 
@@ -6983,8 +7189,8 @@ AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* 
 }
 
 /* t = (t - mean) * invstd * gamma + beta by lanes. */
-AMPI_INLINE void ampi_bn_apply_body(int hw, float* t, const ampi_bn_stats* stats, const float* gamma,
-                                    const float* beta, size_t n) {
+AMPI_INLINE void ampi_bn_apply_plain_body(int hw, float* t, const ampi_bn_stats* stats, const float* gamma,
+                                          const float* beta, size_t n) {
     float m[AMPI_LANES], s[AMPI_LANES], g[AMPI_LANES], b[AMPI_LANES];
     size_t i, l;
     memcpy(m, stats->mean, sizeof m);
@@ -6994,9 +7200,46 @@ AMPI_INLINE void ampi_bn_apply_body(int hw, float* t, const ampi_bn_stats* stats
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) t[i + l] = ampi_fma(hw, (t[i + l] - m[l]) * s[l], g[l], b[l]);
 }
-AMPI_KERNEL(ampi_bn_apply,
-            (float* t, const ampi_bn_stats* stats, const float* gamma, const float* beta, size_t n), t,
-            stats, gamma, beta, n)
+AMPI_KERNEL_AVX2(ampi_bn_apply_plain,
+                 (float* t, const ampi_bn_stats* stats, const float* gamma, const float* beta, size_t n), t,
+                 stats, gamma, beta, n)
+
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_apply_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
+                                                      __m512 mean, __m512 invstd, __m512 gamma, __m512 beta) {
+    const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
+    ampi_put_x16(t, y, i, m, _mm512_fmadd_ps(v, gamma, beta));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_apply_step(amp_dtype t, void* y, const void* x, const ampi_bn_stats* stats,
+                                                       const float* gamma, const float* beta, size_t n) {
+    const __m512 m = _mm512_loadu_ps(stats->mean), s = _mm512_loadu_ps(stats->invstd);
+    const __m512 g = _mm512_loadu_ps(gamma), b = _mm512_loadu_ps(beta);
+    AMPI_EACH_X16(ampi_bn_apply_x16, t, n, y, x, m, s, g, b);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, const ampi_bn_stats* stats,
+                                                     const float* gamma, const float* beta) {
+    AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, stats, gamma, beta, x.n);
+}
+#endif
+
+/* One step from x to y. */
+AMPI_FN void ampi_bn_apply(const ampi_bn_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t group,
+                           size_t step, const ampi_bn_stats* stats, const float* gamma, const float* beta) {
+    float tile[AMPI_TILE];
+    size_t n;
+#if AMPI_X86
+    if (ampi_bn_typed(p, xt, yt)) {
+        size_t offset, at;
+        n = ampi_bn_piece(p, group, step, 0, &offset, &at);
+        ampi_bn_apply_avx512((char*)y + offset * amp_dtype_size(yt), ampi_part_of(x, xt, offset, n, 1, NULL), stats,
+                             gamma, beta);
+        return;
+    }
+#endif
+    n = ampi_bn_load(p, x, xt, group, step, tile);
+    ampi_bn_apply_plain(tile, stats, gamma, beta, ampi_padded(n));
+    ampi_bn_store(p, y, yt, group, step, tile);
+}
 
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
                                           amp_dtype x_dtype, const void* gamma, const void* beta,
@@ -7020,7 +7263,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.groups; i++) {
-        float tile[AMPI_TILE], g[AMPI_LANES], b[AMPI_LANES];
+        float g[AMPI_LANES], b[AMPI_LANES];
         ampi_bn_stats stats;
         size_t group = (size_t)i, step, l;
         if (training)
@@ -7030,11 +7273,8 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
             g[l] = ampi_bn_lane(&p, gamma, param_dtype, group, l, 1.0f);
             b[l] = ampi_bn_lane(&p, beta, param_dtype, group, l, 0.0f);
         }
-        for (step = 0; step < p.steps; step++) {
-            size_t length = ampi_bn_load(&p, x, x_dtype, group, step, tile);
-            ampi_bn_apply(tile, &stats, g, b, ampi_padded(length));
-            ampi_bn_store(&p, y, y_dtype, group, step, tile);
-        }
+        for (step = 0; step < p.steps; step++)
+            ampi_bn_apply(&p, x, x_dtype, y, y_dtype, group, step, &stats, g, b);
     }
     return AMP_OK;
 }
@@ -7046,31 +7286,48 @@ typedef struct ampi_bn_slope {
     float mean[AMPI_LANES], a[AMPI_LANES], b[AMPI_LANES], k[AMPI_LANES];
 } ampi_bn_slope;
 
-AMPI_INLINE void ampi_bn_dx_body(int hw, float* AMPI_RESTRICT t, const float* AMPI_RESTRICT x,
-                                 const ampi_bn_slope* slope, size_t n) {
+AMPI_INLINE void ampi_bn_dx_plain_body(int hw, float* AMPI_RESTRICT t, const float* AMPI_RESTRICT x,
+                                       const ampi_bn_slope* slope, size_t n) {
     ampi_bn_slope q = *slope;
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++)
             t[i + l] = ampi_fma(hw, q.mean[l] - x[i + l], q.b[l], t[i + l] - q.a[l]) * q.k[l];
 }
-AMPI_KERNEL(ampi_bn_dx, (float* t, const float* x, const ampi_bn_slope* slope, size_t n), t, x, slope, n)
+AMPI_KERNEL_AVX2(ampi_bn_dx_plain, (float* t, const float* x, const ampi_bn_slope* slope, size_t n), t, x, slope, n)
+
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+                                                   const void* x, __m512 mean, __m512 a, __m512 b, __m512 k) {
+    const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), a), v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
+    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_dx_step(amp_dtype t, void* dx, const void* dy, const void* x,
+                                                    const ampi_bn_slope* q, size_t n) {
+    const __m512 mean = _mm512_loadu_ps(q->mean), a = _mm512_loadu_ps(q->a);
+    const __m512 b = _mm512_loadu_ps(q->b), k = _mm512_loadu_ps(q->k);
+    AMPI_EACH_X16(ampi_bn_dx_x16, t, n, dx, dy, x, mean, a, b, k);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
+    AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, slope, x.n);
+}
+#endif
 
 /* The two sums of one group, and with them dgamma, dbeta and the slope. */
 AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void* dy, amp_dtype dyt,
                                 const void* x, amp_dtype xt, const float* save_mean,
                                 const float* save_invstd, const void* gamma, amp_dtype pt, ampi_bn_slope* q,
                                 double* sum, double* dot) {
+    const int typed = ampi_bn_typed(p, dyt, xt);
     float tile[AMPI_TILE], x_tile[AMPI_TILE];
     double count = (double)p->n * (double)p->spatial;
-    size_t step, l, n;
+    size_t step, l;
     memset(sum, 0, AMPI_LANES * sizeof(double));
     memset(dot, 0, AMPI_LANES * sizeof(double));
     for (l = 0; l < AMPI_LANES; l++) q->mean[l] = ampi_bn_lane(p, save_mean, AMP_F32, group, l, 0.0f);
     for (step = 0; step < p->steps; step++) {
-        const float* g = ampi_bn_view(p, dy, dyt, group, step, tile, &n);
-        const float* v = ampi_bn_view(p, x, xt, group, step, x_tile, &n);
-        ampi_lane_dot(sum, dot, g, v, q->mean, n);
+        ampi_part g = ampi_bn_view(p, dy, dyt, group, step, typed, tile);
+        ampi_lane_dot(sum, dot, g, ampi_bn_view(p, x, xt, group, step, typed, x_tile), q->mean);
     }
     ampi_bn_combine(p, sum);
     ampi_bn_combine(p, dot);
@@ -7081,6 +7338,27 @@ AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void*
         q->b[l] = (float)(dot[l] * (double)invstd / count);
         q->k[l] = invstd * ampi_bn_lane(p, gamma, pt, group, l, 1.0f);
     }
+}
+
+/* dx of one step. */
+AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
+                        amp_dtype dxt, size_t group, size_t step, const ampi_bn_slope* slope) {
+    float tile[AMPI_TILE], x_tile[AMPI_TILE];
+    size_t n;
+    ampi_part v;
+#if AMPI_X86
+    if (ampi_bn_typed(p, dyt, xt) && ampi_dtype(dxt) == ampi_dtype(xt)) {
+        size_t offset, at;
+        n = ampi_bn_piece(p, group, step, 0, &offset, &at);
+        ampi_bn_dx_avx512((char*)dx + offset * amp_dtype_size(dxt), ampi_part_of(dy, dyt, offset, n, 1, NULL),
+                          ampi_part_of(x, xt, offset, n, 1, NULL), slope);
+        return;
+    }
+#endif
+    n = ampi_bn_load(p, dy, dyt, group, step, tile);
+    v = ampi_bn_view(p, x, xt, group, step, 0, x_tile);
+    ampi_bn_dx_plain(tile, (const float*)v.data, slope, ampi_padded(n));
+    ampi_bn_store(p, dx, dxt, group, step, tile);
 }
 
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
@@ -7106,18 +7384,13 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
     if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.groups; i++) {
-        float tile[AMPI_TILE], x_tile[AMPI_TILE];
         double sum[AMPI_LANES], dot[AMPI_LANES];
         ampi_bn_slope slope;
         size_t group = (size_t)i, step, l, width = ampi_bn_width(&p, group);
         ampi_bn_slope_make(&p, group, dy, dy_dtype, x, x_dtype, save_mean, save_invstd, gamma, param_dtype,
                            &slope, sum, dot);
-        for (step = 0; dx && step < p.steps; step++) {
-            size_t length = ampi_bn_load(&p, dy, dy_dtype, group, step, tile);
-            const float* v = ampi_bn_view(&p, x, x_dtype, group, step, x_tile, &length);
-            ampi_bn_dx(tile, v, &slope, ampi_padded(length));
-            ampi_bn_store(&p, dx, dx_dtype, group, step, tile);
-        }
+        for (step = 0; dx && step < p.steps; step++)
+            ampi_bn_dx(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, group, step, &slope);
         for (l = 0; l < width; l++) {
             ampi_store_one(dgamma, dparam_dtype, group * p.per_group + l, (float)dot[l], accumulate);
             ampi_store_one(dbeta, dparam_dtype, group * p.per_group + l, (float)sum[l], accumulate);
@@ -7127,6 +7400,52 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 }
 
 /* --- layer norm -------------------------------------------------------------------------- */
+
+enum { AMPI_LN_ROWS = 2 };      /* are taken together */
+
+#if AMPI_X86
+/* The first elements of a row are kept as doubles for the second pass. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_keep_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
+                                                      const void* x, double* kept) {
+    const ampi_wide w = ampi_get_wide_x16(t, x, i, m);
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_store_wide(kept + i, w);
+    ampi_wide_add(acc, w);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
+                                                         const double* kept, ampi_wide mean) {
+    (void)t;
+    ampi_wide_moment(acc, ampi_load_wide(kept + i), mean, m);
+}
+/* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, size_t rows, size_t d, double eps,
+                                                        float* mean, float* invstd) {
+    const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
+    double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
+    ampi_wide acc, m;
+    size_t k;
+    for (k = 0; k < rows; k++) {
+        const char* row = (const char*)x + k * d * size;
+        acc.low = acc.high = _mm512_setzero_pd();
+        AMPI_EACH_X16(ampi_sum_keep_x16, t, first, &acc, row, kept[k]);
+        AMPI_EACH_X16(ampi_sum_x16, t, d - first, &acc, row + first * size);
+        value[k] = ampi_wide_total(acc) / (double)d;
+    }
+    for (k = 0; k < rows; k++) {
+        const char* row = (const char*)x + k * d * size;
+        m.low = m.high = _mm512_set1_pd(value[k]);
+        acc.low = acc.high = _mm512_setzero_pd();
+        AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m);
+        AMPI_EACH_X16(ampi_moment_x16, t, d - first, &acc, row + first * size, m);
+        mean[k] = (float)value[k];
+        invstd[k] = (float)(1.0 / sqrt(ampi_wide_total(acc) / (double)d + eps));
+    }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_measure_avx512(const void* x, amp_dtype t, size_t rows, size_t d, double eps,
+                                                       float* mean, float* invstd) {
+    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, rows, d, eps, mean, invstd);
+}
+#endif
 
 /* Mean and 1/sqrt(variance + eps) of one row, in two passes. */
 AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d, double eps, float* mean,
@@ -7139,7 +7458,7 @@ AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d
     for (i = 0; i < d; i += n) {
         n = ampi_tile_size(d, i);
         v = ampi_view(x, xt, start + i, n, tile);
-        ampi_lane_sum(acc, v, n);
+        ampi_lane_sum_plain(acc, v, n);
     }
     value = ampi_lane_total(acc) / (double)d;
     for (l = 0; l < AMPI_LANES; l++) m[l] = value;
@@ -7147,10 +7466,22 @@ AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d
     for (i = 0; i < d; i += n) {
         n = ampi_tile_size(d, i);
         if (d > AMPI_TILE) v = ampi_view(x, xt, start + i, n, tile);
-        ampi_lane_moment(acc, v, m, n);
+        ampi_lane_moment_plain(acc, v, m, n);
     }
     *mean = (float)value;
     *invstd = (float)(1.0 / sqrt(ampi_lane_total(acc) / (double)d + eps));
+}
+/* Of some rows that follow each other, from element `start` on. */
+AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, size_t start, size_t rows, size_t d, double eps,
+                                  float* mean, float* invstd) {
+    size_t k;
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) {
+        ampi_ln_measure_avx512((const char*)x + start * amp_dtype_size(xt), xt, rows, d, eps, mean, invstd);
+        return;
+    }
+#endif
+    for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
 }
 
 /* y = (x - mean) * invstd * gamma + beta along a row. */
@@ -7168,6 +7499,41 @@ AMPI_KERNEL(ampi_ln_apply,
             (float* y, const float* x, const float* gamma, const float* beta, float mean, float invstd,
              size_t n),
             y, x, gamma, beta, mean, invstd, n)
+
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
+                                                      const float* gamma, const float* beta, __m512 mean,
+                                                      __m512 invstd) {
+    const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
+    const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m), b = ampi_get_x16(AMP_F32, beta, i, m);
+    ampi_put_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_row_x16(amp_dtype t, void* y, const void* x, const float* gamma,
+                                                          const float* beta, float mean, float invstd, size_t n) {
+    const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
+    AMPI_EACH_X16(ampi_ln_apply_x16, t, n, y, x, gamma, beta, m, s);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_apply_typed(amp_dtype t, void* y, const void* x, const float* gamma,
+                                                    const float* beta, float mean, float invstd, size_t n) {
+    AMPI_FOR_TYPE(ampi_ln_apply_row_x16, t, y, x, gamma, beta, mean, invstd, n);
+}
+#endif
+
+/* The same where types are any: elements [at, at+n) of x and y; gamma and beta are those of these elements. */
+AMPI_FN void ampi_ln_apply_part(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t at, const float* gamma,
+                                const float* beta, float mean, float invstd, size_t n) {
+    float x_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
+#if AMPI_X86
+    const size_t byte = at * amp_dtype_size(xt);
+    if (amp_cpu_isa() == AMP_ISA_AVX512 && ampi_dtype(xt) == ampi_dtype(yt)) {
+        ampi_ln_apply_typed(xt, (char*)y + byte, (const char*)x + byte, gamma, beta, mean, invstd, n);
+        return;
+    }
+#endif
+    v = ampi_open(y, yt, at, n, y_tile);
+    ampi_ln_apply(v, ampi_view(x, xt, at, n, x_tile), gamma, beta, mean, invstd, ampi_padded(n));
+    ampi_close(y, yt, at, n, v);
+}
 
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
                                           const void* beta, amp_dtype param_dtype, float eps,
@@ -7187,22 +7553,22 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     if (!(eps > 0.0f))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g needs > 0", (double)eps);
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (row = 0; row < (int64_t)rows; row++) {
-        float x_tile[AMPI_TILE], y_tile[AMPI_TILE], g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean, invstd;
-        size_t start = (size_t)row * d, i, n;
-        ampi_ln_measure(x, x_dtype, start, d, (double)eps, &mean, &invstd);
+    for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
+        float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
+        size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_LN_ROWS), i, k, n;
+        ampi_ln_measure_rows(x, x_dtype, start, count, d, (double)eps, mean, invstd);
         for (i = 0; i < d; i += n) {
-            float* v;
+            const float *g, *b;
             n = ampi_tile_size(d, i);
-            v = ampi_open(y, y_dtype, start + i, n, y_tile);
-            ampi_ln_apply(v, ampi_view(x, x_dtype, start + i, n, x_tile),
-                          ampi_view_or(gamma, param_dtype, i, n, g_tile, 1.0f),
-                          ampi_view_or(beta, param_dtype, i, n, b_tile, 0.0f), mean, invstd,
-                          ampi_padded(n));
-            ampi_close(y, y_dtype, start + i, n, v);
+            g = ampi_view_or(gamma, param_dtype, i, n, g_tile, 1.0f);
+            b = ampi_view_or(beta, param_dtype, i, n, b_tile, 0.0f);
+            for (k = 0; k < count; k++)
+                ampi_ln_apply_part(x, x_dtype, y, y_dtype, start + k * d + i, g, b, mean[k], invstd[k], n);
         }
-        ampi_store_one(save_mean, AMP_F32, (size_t)row, mean, 0);
-        ampi_store_one(save_invstd, AMP_F32, (size_t)row, invstd, 0);
+        for (k = 0; k < count; k++) {
+            ampi_store_one(save_mean, AMP_F32, (size_t)row + k, mean[k], 0);
+            ampi_store_one(save_invstd, AMP_F32, (size_t)row + k, invstd[k], 0);
+        }
     }
     return AMP_OK;
 }
@@ -7254,7 +7620,7 @@ AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* d
         n = ampi_tile_size(q->d, i);
         ampi_multiply(dy_tile, ampi_view(q->dy, q->dyt, start + i, n, dy_tile),
                       ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f), ampi_padded(n));
-        ampi_lane_dot(sum, dot, dy_tile, ampi_view(q->x, q->xt, start + i, n, x_tile), mean, n);
+        ampi_lane_dot_plain(sum, dot, dy_tile, ampi_view(q->x, q->xt, start + i, n, x_tile), mean, n);
     }
     a = (float)(ampi_lane_total(sum) / (double)q->d);
     b = (float)(ampi_lane_total(dot) * ((double)invstd * (double)invstd) / (double)q->d);
@@ -7538,7 +7904,7 @@ AMPI_FN float ampi_row_exp_sum(const void* x, amp_dtype t, size_t start, size_t 
     for (i = 0; i < d; i += n) {
         n = ampi_tile_size(d, i);
         ampi_row_exp(tile, ampi_view(x, t, start + i, n, tile), max, ampi_padded(n));
-        ampi_lane_sum(acc, tile, n);
+        ampi_lane_sum(acc, ampi_part_of(tile, AMP_F32, 0, n, 1, NULL));
     }
     return (float)ampi_lane_total(acc);
 }
@@ -7588,6 +7954,7 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
     const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
                                    { "y", y, y_dtype, 0 },
                                    { "dx", dx, dx_dtype, 1 } };
+    const int typed = ampi_typed(dy_dtype, y_dtype);
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "softmax backward", ampi_area(rows, d), list);
     if (r != AMP_OK || !dx || d == 0) return r;
@@ -7600,9 +7967,9 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
         memset(unused, 0, sizeof unused);
         memset(dot, 0, sizeof dot);
         for (i = 0; i < d; i += n) {
-            n = ampi_tile_size(d, i);
-            ampi_lane_dot(unused, dot, ampi_view(dy, dy_dtype, start + i, n, g_tile),
-                          ampi_view(y, y_dtype, start + i, n, y_tile), zero, n);
+            ampi_part g = ampi_part_of(dy, dy_dtype, start + i, ampi_tile_size(d, i), typed, g_tile);
+            n = g.n;
+            ampi_lane_dot(unused, dot, g, ampi_part_of(y, y_dtype, start + i, n, typed, y_tile), zero);
         }
         sum = (float)ampi_lane_total(dot);
         for (i = 0; i < d; i += n) {
@@ -7834,7 +8201,7 @@ AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, s
         memset(acc, 0, sizeof acc);
         for (i = 0; i < k; i += n) {
             n = ampi_tile_size(k, i);
-            ampi_lane_sum(acc, ampi_view(x, t, start + i, n, tile), n);
+            ampi_lane_sum(acc, ampi_part_of(x, t, start + i, n, ampi_typed(t, t), tile));
         }
         z = (float)(ampi_lane_total(acc) / (double)k - (double)max);
         loss = ampi_fma(AMPI_FMA_NATIVE, -smoothing, z, loss);
@@ -7960,14 +8327,16 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     for (part = 0; part < AMPI_PARTS; part++) {
         float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         double acc[AMPI_LANES];
+        ampi_part terms;
         size_t i, end = ampi_part_start(tiles, part + 1);
         memset(acc, 0, sizeof acc);
         for (i = ampi_part_start(tiles, part); i < end; i++) {
             size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
             ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile),
                             ampi_view(target, tt, start, count, t_tile), ampi_padded(count));
-            if (kind == AMPI_MSE) ampi_lane_moment(acc, tile, zero, count);
-            else                  ampi_lane_sum(acc, tile, count);
+            terms = ampi_part_of(tile, AMP_F32, 0, count, 1, NULL);
+            if (kind == AMPI_MSE) ampi_lane_moment(acc, terms, zero);
+            else                  ampi_lane_sum(acc, terms);
         }
         parts[part] = ampi_lane_total(acc);
     }

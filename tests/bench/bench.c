@@ -87,6 +87,7 @@ typedef struct open_case {
     amp_transpose trans_a, trans_b;
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
+    amp_activation activation;
     amp_batch_norm_shape norm;
     amp_tensor tensor;
     amp_scaler scaler;
@@ -559,25 +560,30 @@ static void open_cross_entropy(const char* shape) {
     now_open.call = call_cross_entropy;
 }
 
-/* --- activations: COUNT; pooling: NxCxHxW, 2 x 2 --- */
+/* --- activations: COUNT; pooling: NxCxHxW, 2 x 2, or NxCxHxW:KERNELsSTRIDEpPADDING --- */
 
-static amp_result call_gelu(void) {
-    return amp_activation_forward(AMP_GELU, now_open.a, now_open.type, now_open.b, now_open.type, now_open.n, NULL);
-}
-static amp_result call_gelu_backward(void) {
+static amp_result call_activation(void) {
     const open_case* o = &now_open;
-    return amp_activation_backward(AMP_GELU, o->b, o->type, o->a, o->type, o->c, o->type, o->n, NULL);
+    return amp_activation_forward(o->activation, o->a, o->type, o->b, o->type, o->n, NULL);
 }
-static void open_gelu(const char* shape) {
+static amp_result call_activation_backward(void) {
+    const open_case* o = &now_open;
+    return amp_activation_backward(o->activation, o->b, o->type, o->a, o->type, o->c, o->type, o->n, NULL);
+}
+static void open_activation(const char* shape, amp_activation f) {
     now_open.n = count_of(shape);
+    now_open.activation = f;
     now_open.a = low_array(now_open.n, 'r'); now_open.b = low_array(now_open.n, 'w');
-    now_open.call = call_gelu;
+    now_open.call = call_activation;
 }
+static void open_gelu(const char* shape) { open_activation(shape, AMP_GELU); }
+static void open_tanh(const char* shape) { open_activation(shape, AMP_TANH); }
+static void open_sigmoid(const char* shape) { open_activation(shape, AMP_SIGMOID); }
 static void open_gelu_backward(const char* shape) {
     open_gelu(shape);
     now_open.spans[1].use = 'r';
     now_open.c = low_array(now_open.n, 'w');
-    now_open.call = call_gelu_backward;
+    now_open.call = call_activation_backward;
 }
 static amp_result call_pool(void) {
     return amp_pool2d_forward(&now_open.pool, now_open.a, now_open.type, now_open.b, now_open.type, NULL);
@@ -589,17 +595,26 @@ static amp_result call_pool_backward(void) {
 static void open_pool(const char* shape) {
     open_case* o = &now_open;
     amp_pool2d_shape* s = &o->pool;
-    if (sscanf(shape, "%dx%dx%dx%d", &s->n, &s->channels, &s->height, &s->width) != 4) die("not images", shape);
-    s->kernel_h = s->kernel_w = 2;
+    int oh, ow, given;
+    s->kernel_h = s->stride_h = 2;
+    given = sscanf(shape, "%dx%dx%dx%d:%ds%dp%d", &s->n, &s->channels, &s->height, &s->width, &s->kernel_h, &s->stride_h,
+                   &s->pad_h);
+    s->kernel_w = s->kernel_h; s->stride_w = s->stride_h; s->pad_w = s->pad_h;
+    if (given < 4 || amp_pool2d_output(s, &oh, &ow, NULL) != AMP_OK) die("not images", shape);
     o->n = (size_t)(s->n * s->channels) * (size_t)(s->height * s->width);
-    o->a = low_array(o->n, 'r'); o->b = low_array(o->n / 4, 'w');
+    o->a = low_array(o->n, 'r'); o->b = low_array((size_t)(s->n * s->channels) * (size_t)(oh * ow), 'w');
     o->call = call_pool;
 }
+static void open_average_pool(const char* shape) { now_open.pool.kind = AMP_POOL_AVERAGE; open_pool(shape); }
 static void open_pool_backward(const char* shape) {
     open_pool(shape);
     now_open.spans[1].use = 'r';
     now_open.c = low_array(now_open.n, 'w');
     now_open.call = call_pool_backward;
+}
+static void open_average_pool_backward(const char* shape) {
+    now_open.pool.kind = AMP_POOL_AVERAGE;
+    open_pool_backward(shape);
 }
 
 /* --- a training step with Adam: BATCH, or the widths of a dense network and the batch, 784x512x512x10:256. F32 is O0,
@@ -694,8 +709,12 @@ static const subject subjects[] = {
     { "cross-entropy, both ways", "*4096x1000", "f32 f16 bf16", open_cross_entropy },
     { "gelu forward", "*4194304", "f32 f16 bf16", open_gelu },
     { "gelu backward", "4194304", "f32 f16 bf16", open_gelu_backward },
-    { "max pool forward", "*64x64x28x28", "f32 f16 bf16", open_pool },
-    { "max pool backward", "64x64x28x28", "f32 f16 bf16", open_pool_backward },
+    { "tanh forward", "4194304", "f32 f16 bf16", open_tanh },
+    { "sigmoid forward", "4194304", "f32 f16 bf16", open_sigmoid },
+    { "max pool forward", "*64x64x28x28 16x64x56x56:3s2p1", "f32 f16 bf16", open_pool },
+    { "max pool backward", "64x64x28x28 16x64x56x56:3s2p1", "f32 f16 bf16", open_pool_backward },
+    { "average pool forward", "64x64x28x28 64x64x28x28:3s1p1", "f32 f16 bf16", open_average_pool },
+    { "average pool backward", "64x64x28x28 64x64x28x28:3s1p1", "f32 f16 bf16", open_average_pool_backward },
     { "train lenet5", "*64", "f32 f16 bf16", open_lenet },
     { "train mlp", "*784x512x512x10:256 784x512x512x10:1 784x512x512x10:4 784x512x512x10:16 784x512x512x10:64 "
       "784x512x512x10:1024 784x64x64x10:256 784x256x256x10:256 784x1024x1024x10:256 784x2048x2048x10:256 "

@@ -147,13 +147,29 @@ class Torch:
     def gelu_backward(self, shape, dt):
         x, dy = self.fill(int(shape), dtype=dt), self.fill(int(shape), dtype=dt)
         return lambda: self.t.ops.aten.gelu_backward(dy, x)
+    def tanh_forward(self, shape, dt):
+        x = self.fill(int(shape), dtype=dt)
+        return lambda: self.t.tanh(x)
+    def sigmoid_forward(self, shape, dt):
+        x = self.fill(int(shape), dtype=dt)
+        return lambda: self.t.sigmoid(x)
+    def pool(self, shape, dt):
+        n, c, h, w, *rest = numbers(shape)
+        return self.fill(n, c, h, w, dtype=dt), rest or [2, 2, 0]
     def max_pool_forward(self, shape, dt):
-        x = self.fill(*numbers(shape), dtype=dt)
-        return lambda: self.t.nn.functional.max_pool2d_with_indices(x, 2)
+        x, (k, s, p) = self.pool(shape, dt)
+        return lambda: self.t.nn.functional.max_pool2d_with_indices(x, k, s, p)
     def max_pool_backward(self, shape, dt):
-        x = self.fill(*numbers(shape), dtype=dt)
-        y, at = self.t.nn.functional.max_pool2d_with_indices(x, 2)
-        return lambda: self.t.ops.aten.max_pool2d_with_indices_backward(y, x, [2, 2], [2, 2], [0, 0], [1, 1], False, at)
+        x, (k, s, p) = self.pool(shape, dt)
+        y, at = self.t.nn.functional.max_pool2d_with_indices(x, k, s, p)
+        return lambda: self.t.ops.aten.max_pool2d_with_indices_backward(y, x, [k, k], [s, s], [p, p], [1, 1], False, at)
+    def average_pool_forward(self, shape, dt):
+        x, (k, s, p) = self.pool(shape, dt)
+        return lambda: self.t.nn.functional.avg_pool2d(x, k, s, p)
+    def average_pool_backward(self, shape, dt):
+        x, (k, s, p) = self.pool(shape, dt)
+        y = self.t.nn.functional.avg_pool2d(x, k, s, p)
+        return lambda: self.t.ops.aten.avg_pool2d_backward(y, x, [k, k], [s, s], [p, p], False, True, None)
 
     def train(self, net, x, batch, dt):
         t = self.t
