@@ -5,6 +5,7 @@ row counts as not caught, so the table cannot rot), and what replaces it. The fa
 run first, then all others; the first failure, crash or hang ends it. Fails if fewer than 95 % are seen, or if one does not
 compile. With words, only rows whose room, tests or pattern contain one of them; with 1/N, only every Nth row. CC: the
 compiler, default gcc; JOBS: at a time, default 2. Needs only Python itself.
+tests/emu/mutants.py does the same to amp_cuda.cuh, with its own table.
 """
 import os
 import re
@@ -14,9 +15,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-TESTS = "half gemm conv ops policy scaler optim model train checkpoint report alloc hostile".split()
 MINIMUM = 95.0
-SECONDS = 60    # of the processor: a busy machine makes no hang
 
 TABLE = [
     # --- base
@@ -134,6 +133,7 @@ TABLE = [
     ("ops", "ampi_fma(hw, n, 1.90465432e-9f, ampi_fma(hw, n, -0.693147182f, x))", "ampi_fma(hw, n, -0.693147182f, x)"),
     ("ops", "float e = ampi_exp(hw, -ampi_abs(x));", "float e = ampi_exp(hw, -x);"),
     ("ops", "t = ampi_fma(hw, t, ampi_fma(hw, -t, a, ampi_fma(hw, -4.0f, t, 1.0f)), t);", ""),
+    ("ops", "u = ampi_fma(hw, t, ampi_fma(hw, -u, a, ampi_fma(hw, -4.0f, u + 1.0f, a)), u);", ""),
     ("ops", "return ((q + 1) & 2) ? -c : c;", "return (q & 2) ? -c : c;"),
     ("ops", "ampi_select(ampi_mask(ampi_bits(a) < 0x3f200000u), p, 1.0f - 2.0f / large)", "1.0f - 2.0f / large"),
     # --- nn
@@ -283,87 +283,116 @@ TABLE = [
 ]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-OUT = os.path.join(ROOT, "build", "mutants")
-CC = os.environ.get("CC", "gcc")
 JOBS = int(os.environ.get("JOBS", "2"))
-# Compiles in half the time of -O2; without the second, gcc leaves vzeroupper out and SSE code after AVX crawls.
-FLAGS = ["-Og", "-fexpensive-optimizations"]
 
 
-def compile_object(source, target):
-    return subprocess.run([CC, "-std=c99"] + FLAGS + ["-w", "-x", "c", "-DAMP_IMPLEMENTATION", "-c", source, "-o", target],
-                          capture_output=True, text=True)
+class Header:
+    """What receives the faults, its tests, and how both are built. amp.h here."""
+    name = "amp.h"
+    table = TABLE
+    tests = "half gemm conv ops policy scaler optim model train checkpoint report alloc hostile".split()
+    seconds = 60    # of the processor, for one test: a busy machine makes no hang
+    out = os.path.join(ROOT, "build", "mutants")
+    compiler = [os.environ.get("CC", "gcc")]
+    # Compiles in half the time of -O2; without the second, gcc leaves vzeroupper out and SSE code after AVX crawls.
+    flags = ["-std=c99", "-Og", "-fexpensive-optimizations", "-w"]
+
+    def build_tests(self):
+        for name in self.tests:
+            subprocess.run(self.compiler + ["-std=c99", "-O2", "-w", "-DTEST_STOP=1", "-c",
+                                            os.path.join(ROOT, "tests", "test_%s.c" % name), "-o", self.object(name)], check=True)
+
+    def object(self, test):
+        return os.path.join(self.out, test + ".o")
+
+    def compile(self, folder, likely):
+        """The implementation with its fault, as impl.o; what the compiler says if it refuses."""
+        return subprocess.run(self.compiler + self.flags + ["-x", "c", "-DAMP_IMPLEMENTATION", "-c",
+                                                            os.path.join(folder, self.name), "-o",
+                                                            os.path.join(folder, "impl.o")], capture_output=True, text=True)
+
+    def link(self, test, folder, program, likely):
+        subprocess.run(self.compiler + [self.object(test), os.path.join(folder, "impl.o"), "-o", program, "-lm"], check=True)
+
+    def order(self, likely):
+        likely = likely.split()
+        return likely + [t for t in self.tests if t not in likely]
 
 
-def failing_test(folder, order):
+def failing_test(header, folder, likely):
     """The first test that fails with the implementation in this folder, and how; None if all pass."""
-    for name in order:
+    for name in header.order(likely):
         program = os.path.join(folder, "test_" + name)
-        subprocess.run([CC, os.path.join(OUT, name + ".o"), os.path.join(folder, "impl.o"), "-o", program, "-lm"], check=True)
-        done = subprocess.run(["sh", "-c", "ulimit -t %d; exec \"$0\"" % SECONDS, program], cwd=folder, capture_output=True)
+        header.link(name, folder, program, likely)
+        done = subprocess.run(["sh", "-c", "ulimit -t %d; exec \"$0\"" % header.seconds, program], cwd=folder,
+                              capture_output=True, text=True, errors="replace")
         os.remove(program)
         if done.returncode:
             ended = {signal.SIGKILL: "hangs", signal.SIGXCPU: "hangs"}
-            return name, "fails" if done.returncode > 0 else ended.get(-done.returncode, "crashes")
+            failed = re.findall(r"^FAILED: (\w+)", done.stdout, re.M)
+            return failed[0] if failed else "test_%s %s" % (name, ended.get(-done.returncode, "crashes"))
     return None
 
 
-def try_one(number, text, row):
+def try_one(header, number, text, row):
     likely, pattern, replacement = row
-    folder = os.path.join(OUT, str(number))
-    os.makedirs(folder, exist_ok=True)
-    header = os.path.join(folder, "amp.h")
-    with open(header, "w") as f:
+    folder = os.path.join(header.out, str(number))
+    os.makedirs(os.path.join(folder, "build"), exist_ok=True)
+    with open(os.path.join(folder, header.name), "w") as f:
         f.write(text.replace(pattern, replacement))
-    built = compile_object(header, os.path.join(folder, "impl.o"))
+    built = header.compile(folder, likely)
     if built.returncode:
         return "does not compile", built.stderr[:400]
-    likely = likely.split()
-    found = failing_test(folder, likely + [t for t in TESTS if t not in likely])
+    found = failing_test(header, folder, likely)
     os.remove(os.path.join(folder, "impl.o"))
-    return ("caught", "test_%s %s" % found) if found else ("SURVIVED", "")
+    return ("caught", found) if found else ("SURVIVED", "")
 
 
-def main():
-    text = open(os.path.join(ROOT, "amp.h")).read()
+def choose(header, text):
+    """The rows that are asked for, each with its room and line, and how many do not fit the header any more."""
     tags = [(m.start(), m.group(1)) for m in re.finditer(r"^/\* >>impl-([a-z]+)", text, re.M)]
     words = [w for w in sys.argv[1:] if not re.fullmatch("1/[1-9][0-9]*", w)]
     every = int((["1"] + [w[2:] for w in sys.argv[1:] if w not in words])[-1])
-    rows, rotten = [], []
-    for row in TABLE[::every]:
+    rows, rotten = [], 0
+    for row in header.table[::every]:
         if text.count(row[1]) != 1:
-            rotten.append(row[1])
-            print("stands %d times in amp.h: %s" % (text.count(row[1]), row[1]))
+            rotten += 1
+            print("stands %d times in %s: %s" % (text.count(row[1]), header.name, row[1]))
             continue
         place = text.index(row[1])
-        room = [name for start, name in tags if start < place][-1]
+        room = ([""] + [name for start, name in tags if start < place])[-1]
         if not words or any(w in room + " " + row[0] + " " + row[1] for w in words):
             rows.append((room, text.count("\n", 0, place) + 1, row))
-    os.makedirs(OUT, exist_ok=True)
-    for name in TESTS:
-        subprocess.run([CC, "-std=c99", "-O2", "-w", "-c", os.path.join(ROOT, "tests", "test_%s.c" % name), "-o",
-                        os.path.join(OUT, name + ".o")], check=True)
+    return rows, rotten
+
+
+def main(header):
+    text = open(os.path.join(ROOT, header.name)).read()
+    rows, rotten = choose(header, text)
+    os.makedirs(header.out, exist_ok=True)
+    header.build_tests()
     began = time.time()
-    state, why = try_one("none", text, ("", "", ""))
+    state, why = try_one(header, "none", text, ("", "", ""))
     if state != "SURVIVED":
         print("without any fault:", state, why)
         return 1
     counts, survivors = {}, []
     with ThreadPoolExecutor(JOBS) as pool:
-        for (room, line, row), (state, why) in zip(rows, pool.map(lambda i: try_one(i, text, rows[i][2]), range(len(rows)))):
+        done = pool.map(lambda i: try_one(header, i, text, rows[i][2]), range(len(rows)))
+        for (room, line, row), (state, why) in zip(rows, done):
             counts[state] = counts.get(state, 0) + 1
-            print("%-10s %5d %-16s %-26s %s  ->  %s" % (room, line, state, why, " ".join(row[1].split())[:70],
+            print("%-10s %5d %-16s %-32s %s  ->  %s" % (room, line, state, why, " ".join(row[1].split())[:70],
                                                       " ".join(row[2].split())[:70] or "nothing"), flush=True)
             if state != "caught":
                 survivors.append((room, line, row[1]))
-    caught = 100.0 * counts.get("caught", 0) / max(1, len(rows) + len(rotten))
+    caught = 100.0 * counts.get("caught", 0) / max(1, len(rows) + rotten)
     for room, line, pattern in survivors:
         print("not caught: %s, line %d: %s" % (room, line, pattern))
     print("%d faults in %d rooms, %d caught (%.1f %%), %d not, %.0f s"
-          % (len(rows) + len(rotten), len({r[0] for r in rows}), counts.get("caught", 0), caught,
-             len(survivors) + len(rotten), time.time() - began))
+          % (len(rows) + rotten, len({r[0] for r in rows}), counts.get("caught", 0), caught,
+             len(survivors) + rotten, time.time() - began))
     return 0 if rows and caught >= MINIMUM and not counts.get("does not compile") else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Header()))

@@ -23,7 +23,18 @@ static long test_passed, test_failed, test_skipped;
         }                                                                                 \
     } while (0)
 
-#define TEST(fn) do { long before = test_failed; fn(); if (test_failed != before) printf("FAILED: %s\n", #fn); } while (0)
+/* 1 = the first test that fails ends the program. */
+#ifndef TEST_STOP
+  #define TEST_STOP 0
+#endif
+
+#define TEST(fn)                                                                          \
+    do {                                                                                  \
+        long before = test_failed;                                                        \
+        fn();                                                                             \
+        if (test_failed != before) printf("FAILED: %s\n", #fn);                           \
+        if (TEST_STOP && test_failed != before) exit(1);                                  \
+    } while (0)
 
 #define TEST_SKIP(why) do { test_skipped++; printf("skipped: %s\n", why); } while (0)
 
