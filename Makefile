@@ -7,8 +7,8 @@ B       ?= build
 DATA    ?=
 PYTHON  ?= python3
 
-TESTS    = half gemm conv ops policy scaler optim model train checkpoint report data alloc hostile
-EXAMPLES = train_small own_loop_fp32 own_loop manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels
+TESTS    = half gemm conv ops policy scaler optim model train checkpoint report data gpt alloc hostile
+EXAMPLES = train_small own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels
 
 # Parallel builds unless the user says otherwise. (A + before a recipe: makes started by its script share the jobs.)
 ifeq ($(filter -j%,$(MAKEFLAGS)),)
@@ -83,10 +83,10 @@ $(B)/impl.o: tests/impl.c amp.h | $(B)
 
 # With threads, where the compiler has OpenMP.
 BENCH_CFLAGS = -O2 -fopenmp
-$(B)/bench: tests/bench/bench.c amp.h | $(B)
+$(B)/bench: tests/bench/bench.c amp.h examples/gpt.h | $(B)
 	@$(CC) $(STRICT) $(BENCH_CFLAGS) $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) -O2 $< -o $@ $(LDLIBS)
 
-$(B)/test_%: tests/test_%.c tests/test.h amp.h examples/data.h $(B)/impl.o | $(B)
+$(B)/test_%: tests/test_%.c tests/test.h amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)
 	$(CC) $(STRICT) $(CFLAGS) $< $(B)/impl.o -o $@ $(LDLIBS)
 
 $(B)/emu.o: tests/emu/emu.cpp tests/emu/cuda_runtime.h tests/emu/cublas_v2.h | $(B)
@@ -98,5 +98,5 @@ $(B)/emu$(EMU_ARCH)_impl.o: tests/impl_cuda.cu amp.h amp_cuda.cuh tests/emu/cuda
 $(B)/emu$(EMU_ARCH)_%: tests/emu/%.cpp tests/test.h $(wildcard tests/emu/*.h) amp.h amp_cuda.cuh $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o
 	$(CXX) $(EMU_FLAGS) -DAMP_EMU_ARCH=$(EMU_ARCH) $< $(B)/emu.o $(B)/emu$(EMU_ARCH)_impl.o -o $@ $(LDLIBS)
 
-$(B)/%: examples/%.c amp.h examples/data.h examples/chart.h | $(B)
+$(B)/%: examples/%.c amp.h $(wildcard examples/*.h) | $(B)
 	$(CC) $(STRICT) $(CFLAGS) $< -o $@ $(LDLIBS)

@@ -2,7 +2,7 @@
 # check_examples.sh [DATA]: every example runs and prints something; the demo writes its picture and refuses bad input
 # with one sentence.
 make -s examples build/demo || exit 1
-for e in train_small own_loop_fp32 own_loop manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels; do
+for e in train_small own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels; do
     [ -n "$(build/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }
 done
 rm -f build/demo.svg

@@ -16,6 +16,7 @@
 #endif
 #define AMP_IMPLEMENTATION
 #include "../../amp.h"
+#include "../../examples/gpt.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,6 +96,8 @@ typedef struct open_case {
     amp_param param;
     amp_model* model;
     amp_batch batch;
+    gpt gpt;
+    int32_t* tokens;
 } open_case;
 static open_case now_open;
 
@@ -149,6 +152,7 @@ static double bytes_moved(void) {
 static void close_case(void) {
     open_case* o = &now_open;
     amp_model_destroy(o->model);
+    gpt_free(&o->gpt);
     while (o->block_count > 0) free(o->blocks[--o->block_count]);
     memset(o, 0, sizeof *o);
 }
@@ -677,6 +681,37 @@ static void open_lenet(const char* shape) {
     train_on(m, amp_linear(m, x, 10), batch, 28 * 28);
 }
 
+/* --- a training step of the smallest GPT-2 with AdamW: BATCHxTOKENS. The vocabulary of 50257 is filled up to a multiple
+   of 128; F16 has a loss scaler. The work of attention is counted for the tokens that one may see --- */
+
+static amp_result call_gpt2(void) {
+    open_case* o = &now_open;
+    amp_scaler* scaler = o->type == AMP_F16 ? &o->scaler : NULL;
+    amp_result r;
+    gpt_forward(&o->gpt, o->tokens, o->gpt.s.batch);
+    gpt_loss(&o->gpt, o->labels);
+    gpt_backward(&o->gpt, o->tokens, o->labels, scaler ? amp_scaler_scale_loss(scaler, 1.0f) : 1.0f);
+    r = amp_optimizer_step(&o->optimizer, scaler, NULL);
+    return r == AMP_OK && scaler ? amp_scaler_update(scaler) : r;
+}
+static void open_gpt2(const char* shape) {
+    open_case* o = &now_open;
+    gpt_shape s = { 0, 0, 768, 12, 12, 50304, o->type };
+    amp_optimizer_desc d;
+    memset(&d, 0, sizeof d);
+    rows_of(shape);
+    s.batch = o->m; s.length = o->n;
+    d.kind = AMP_ADAMW; d.unchecked = 1; d.groups = gpt_groups; d.group_count = 2;
+    if (!gpt_create(&o->gpt, &s, 1)) die("no memory", shape);
+    if (amp_optimizer_init(&o->optimizer, &d, o->gpt.params, o->gpt.count) != AMP_OK) die("no optimizer", shape);
+    amp_scaler_init(&o->scaler, NULL);
+    o->tokens = labels_of(o->m * o->n, s.vocabulary);
+    o->labels = labels_of(o->m * o->n, s.vocabulary);
+    layer_flops((double)(o->m * o->n) * (double)(s.channels * s.vocabulary), 0);
+    layer_flops((double)(o->m * o->n) * (double)(s.channels * s.blocks * (12 * s.channels + s.length)), 0);
+    o->call = call_gpt2;
+}
+
 /* --- all of them; a star marks the short list --- */
 
 typedef struct subject {
@@ -718,7 +753,8 @@ static const subject subjects[] = {
     { "train lenet5", "*64", "f32 f16 bf16", open_lenet },
     { "train mlp", "*784x512x512x10:256 784x512x512x10:1 784x512x512x10:4 784x512x512x10:16 784x512x512x10:64 "
       "784x512x512x10:1024 784x64x64x10:256 784x256x256x10:256 784x1024x1024x10:256 784x2048x2048x10:256 "
-      "784x4096x4096x10:256", "f32 f16 bf16", open_mlp }
+      "784x4096x4096x10:256", "f32 f16 bf16", open_mlp },
+    { "train gpt2", "*4x64", "f32 f16 bf16", open_gpt2 }
 };
 
 /* ---------------------------------------------------------------------------------------- */

@@ -171,10 +171,10 @@ class Torch:
         y = self.t.nn.functional.avg_pool2d(x, k, s, p)
         return lambda: self.t.ops.aten.avg_pool2d_backward(y, x, [k, k], [s, s], [p, p], False, True, None)
 
-    def train(self, net, x, batch, dt):
+    def train(self, net, x, batch, dt, make=None):
         t = self.t
         labels, low = t.arange(batch) * 7 % 10, dt != t.float32
-        optimizer = t.optim.Adam(net.parameters(), fused=True)
+        optimizer = (make or t.optim.Adam)(net.parameters(), fused=True)
         scaler = t.amp.GradScaler("cpu", enabled=dt == t.float16)
         def call():
             optimizer.zero_grad(set_to_none=True)
@@ -193,6 +193,32 @@ class Torch:
         nn, (i, a, b, o, batch) = self.t.nn, numbers(shape)
         net = nn.Sequential(nn.Linear(i, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, o))
         return self.train(net, self.fill(batch, i), batch, dt)
+    def train_gpt2(self, shape, dt):
+        t, nn, f, C, H, V = self.t, self.t.nn, self.t.nn.functional, 768, 12, 50304
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm1, self.qkv, self.project = nn.LayerNorm(C), nn.Linear(C, 3 * C), nn.Linear(C, C)
+                self.norm2, self.up, self.down = nn.LayerNorm(C), nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+            def forward(self, x):
+                q, k, v = (a.unflatten(2, (H, C // H)).transpose(1, 2) for a in self.qkv(self.norm1(x)).chunk(3, 2))
+                x = x + self.project(f.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+                return x + self.down(f.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.tokens, self.positions = nn.Embedding(V, C), nn.Embedding(length, C)
+                self.blocks, self.norm = nn.Sequential(*(Block() for _ in range(12))), nn.LayerNorm(C)
+                for p in self.parameters():
+                    if p.dim() > 1: nn.init.uniform_(p, -0.035, 0.035)
+            def forward(self, x):
+                x = self.blocks(self.tokens(x) + self.positions.weight)
+                return f.linear(self.norm(x), self.tokens.weight).flatten(0, 1)
+        batch, length = numbers(shape)
+        x = (t.arange(batch * length) * 7 % V).view(batch, length)
+        call = self.train(Net(), x, batch * length, dt, t.optim.AdamW)
+        call()                          # the first one makes the optimizer's state, and a slow case is timed once only
+        return call
 
 class OpenBLAS:
     """NumPy's own, that of the package scipy-openblas32, or the system's: the first that is there."""

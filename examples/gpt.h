@@ -1,0 +1,332 @@
+/* gpt.h - a GPT, the network of GPT-2 (Radford et al., 2019), on arrays of its own with the raw-pointer calls of amp.h.
+
+   stream = token embedding + position embedding
+   block:   stream += project(attention(norm(stream))), then stream += down(gelu(up(norm(stream))))
+   logits = norm(stream) * token embedding^T
+
+   Precision as under autocast: products take and give operands of type `low` (F32, F16 or BF16); the stream and its
+   gradient, norms, attention scores, logits, the loss and all weight gradients are FP32. Matrices have FP32 masters and
+   low copies, vectors are FP32 alone.
+
+   Letters: B sequences of T tokens, R = B*T rows, C channels, H heads, D = C/H, V tokens in the vocabulary.
+   Include amp.h first. A refused call says why on stderr. */
+#ifndef GPT_H
+#define GPT_H
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct gpt_shape {
+    size_t batch, length, channels, heads, blocks, vocabulary;          /* B, T, C, H, how many blocks, V */
+    amp_dtype low;
+} gpt_shape;
+
+/* Parameters: two embeddings, 12 tensors for each block, a last norm. A norm is a gain and an offset, a dense layer a
+   weight and a bias, one behind the other. */
+enum { GPT_TOKENS, GPT_POSITIONS, GPT_FIRST_BLOCK,
+       GPT_NORM1 = 0, GPT_QKV = 2, GPT_PROJECT = 4, GPT_NORM2 = 6, GPT_UP = 8, GPT_DOWN = 10, GPT_PER_BLOCK = 12 };
+
+/* What the forward pass leaves for the backward pass: x[R,C], mean[R], invstd[R], y[R,C] of a norm. The x are the stream.
+   Norms 2i and 2i+1 are those of block i, the last one is behind all blocks. */
+typedef struct gpt_norm { float *x, *mean, *invstd; void* y; } gpt_norm;
+/* Of the rest of a block: [R,3C], the attention weights [B,H,T,T] and the values they mix [R,C], [R,4C], [R,4C]. */
+typedef struct gpt_block { void *qkv, *weights, *mixed, *up, *gelu; } gpt_block;
+
+typedef struct gpt {
+    gpt_shape s;
+    size_t rows;                                        /* R of the last forward pass */
+    int count;
+    amp_param* params;
+    gpt_norm* norms;
+    gpt_block* blocks;
+    float *logits, *scores, *dstream, *dnorm;           /* [R,V], [B,H,T,T], [R,C], [R,C] */
+    void *dlogits, *dscores, *dqkv, *dwide, *narrow;    /* [R,V], [B,H,T,T], [R,3C], [R,4C], [R,C], all low */
+    amp_logger logger;
+    amp_exec exec;
+    char* memory;                                       /* every array above lies here */
+    size_t used;
+} gpt;
+
+/* For the optimizer: matrices decay, vectors do not. */
+static const amp_param_group gpt_groups[2] = { { 0.0f, 0.0f }, { 0.0f, AMP_ZERO } };
+
+/* --- memory: handed out twice, the first time only to count the bytes --- */
+
+static void* gpt_take(gpt* g, size_t bytes) {
+    void* p = g->memory ? g->memory + g->used : NULL;
+    g->used += (bytes + 63) / 64 * 64;
+    return p;
+}
+static float* gpt_take_f32(gpt* g, size_t count) { return (float*)gpt_take(g, count * sizeof(float)); }
+static void* gpt_take_low(gpt* g, size_t count) { return gpt_take(g, count * amp_dtype_size(g->s.low)); }
+
+/* A vector has 0 columns. */
+static void gpt_take_param(gpt* g, const char* name, size_t rows, size_t columns) {
+    amp_param p = { NULL, NULL, g->s.low, NULL, AMP_F32, NULL, NULL, columns ? rows * columns : rows, !columns, name };
+    p.master = gpt_take_f32(g, p.count);
+    p.grad = gpt_take_f32(g, p.count);
+    p.m = gpt_take_f32(g, p.count);
+    p.v = gpt_take_f32(g, p.count);
+    if (columns && g->s.low != AMP_F32) p.low = gpt_take_low(g, p.count);
+    if (g->memory) g->params[g->count] = p;
+    g->count++;
+}
+static void gpt_take_params(gpt* g) {
+    static const struct { const char* name; size_t rows, columns; } block[GPT_PER_BLOCK] = {    /* times C */
+        { "norm1 gain", 1, 0 }, { "norm1 offset", 1, 0 }, { "qkv weight", 3, 1 }, { "qkv bias", 3, 0 },
+        { "project weight", 1, 1 }, { "project bias", 1, 0 }, { "norm2 gain", 1, 0 }, { "norm2 offset", 1, 0 },
+        { "up weight", 4, 1 }, { "up bias", 4, 0 }, { "down weight", 1, 4 }, { "down bias", 1, 0 } };
+    const size_t C = g->s.channels;
+    g->count = 0;
+    gpt_take_param(g, "tokens", g->s.vocabulary, C);
+    gpt_take_param(g, "positions", g->s.length, C);
+    for (size_t i = 0; i < g->s.blocks * GPT_PER_BLOCK; i++)
+        gpt_take_param(g, block[i % GPT_PER_BLOCK].name, C * block[i % GPT_PER_BLOCK].rows,
+                       C * block[i % GPT_PER_BLOCK].columns);
+    gpt_take_param(g, "last norm gain", C, 0);
+    gpt_take_param(g, "last norm offset", C, 0);
+}
+
+/* The largest that a product asks for: a dense layer has three, of R, its inputs and its outputs in some order. */
+static size_t gpt_workspace(const gpt_shape* s) {
+    const size_t R = s->batch * s->length, C = s->channels, wide[4] = { C, 3 * C, 4 * C, s->vocabulary };
+    size_t most = 0;
+    for (int i = 0; i < 4; i++) {
+        const size_t asked[4] = { amp_gemm_workspace(R, wide[i], C), amp_gemm_workspace(R, C, wide[i]),
+                                  amp_gemm_workspace(wide[i], C, R), amp_gemm_workspace(C, wide[i], R) };
+        for (int k = 0; k < 4; k++) most = asked[k] > most ? asked[k] : most;
+    }
+    return most;
+}
+
+static void gpt_take_activations(gpt* g) {
+    const gpt_shape* s = &g->s;
+    const size_t R = s->batch * s->length, C = s->channels, square = R * s->heads * s->length;
+    for (size_t i = 0; i <= 2 * s->blocks; i++) {
+        gpt_norm n = { gpt_take_f32(g, R * C), gpt_take_f32(g, R), gpt_take_f32(g, R), gpt_take_low(g, R * C) };
+        if (g->memory) g->norms[i] = n;
+    }
+    for (size_t i = 0; i < s->blocks; i++) {
+        gpt_block b = { gpt_take_low(g, R * 3 * C), gpt_take_low(g, square), gpt_take_low(g, R * C),
+                        gpt_take_low(g, R * 4 * C), gpt_take_low(g, R * 4 * C) };
+        if (g->memory) g->blocks[i] = b;
+    }
+    g->logits = gpt_take_f32(g, R * s->vocabulary);
+    g->scores = gpt_take_f32(g, square);
+    g->dstream = gpt_take_f32(g, R * C);
+    g->dnorm = gpt_take_f32(g, R * C);
+    g->dlogits = gpt_take_low(g, R * s->vocabulary);
+    g->dscores = gpt_take_low(g, square);
+    g->dqkv = gpt_take_low(g, R * 3 * C);
+    g->dwide = gpt_take_low(g, R * 4 * C);
+    g->narrow = gpt_take_low(g, R * C);
+}
+
+static void gpt_lay_out(gpt* g) {
+    const size_t blocks = g->s.blocks;
+    g->used = 0;
+    g->params = (amp_param*)gpt_take(g, (GPT_FIRST_BLOCK + blocks * GPT_PER_BLOCK + 2) * sizeof(amp_param));
+    g->norms = (gpt_norm*)gpt_take(g, (2 * blocks + 1) * sizeof(gpt_norm));
+    g->blocks = (gpt_block*)gpt_take(g, blocks * sizeof(gpt_block));
+    gpt_take_params(g);
+    gpt_take_activations(g);
+    g->exec.workspace_size = gpt_workspace(&g->s);
+    g->exec.workspace = gpt_take(g, g->exec.workspace_size);
+}
+
+/* GPT-2's first weights: deviation 0.02, less where a block adds to the stream; gains 1, the rest 0. Uniform numbers
+   instead of normal ones, which take their time. */
+static void gpt_init(gpt* g, uint64_t seed) {
+    const float root3 = 1.7320508f, quiet = 1.0f / sqrtf(2.0f * (float)g->s.blocks);
+    for (int i = 0; i < g->count; i++) {
+        const amp_param* p = &g->params[i];
+        const int kind = i < GPT_FIRST_BLOCK ? -1 : (i - GPT_FIRST_BLOCK) % GPT_PER_BLOCK, matrix = p->group == 0;
+        const float gain = kind == GPT_NORM1 || kind == GPT_NORM2 ? 1.0f : 0.0f;
+        const float range = 0.02f * root3 * (kind == GPT_PROJECT || kind == GPT_DOWN ? quiet : 1.0f);
+        for (size_t k = 0; k < p->count; k++)
+            p->master[k] = matrix ? range * (2.0f * amp_random_uniform(seed + (uint64_t)i, k) - 1.0f) : gain;
+    }
+}
+
+/* Returns 0 without memory. The low copies of the weights are written by amp_optimizer_init. */
+static int gpt_create(gpt* g, const gpt_shape* shape, uint64_t seed) {
+    memset(g, 0, sizeof *g);
+    g->s = *shape;
+    gpt_lay_out(g);
+    g->memory = (char*)calloc(1, g->used);
+    if (!g->memory) return 0;
+    gpt_lay_out(g);
+    g->logger.log = amp_log_stderr;
+    g->exec.logger = &g->logger;
+    gpt_init(g, seed);
+    return 1;
+}
+static void gpt_free(gpt* g) { free(g->memory); }
+
+/* --- layers; p is the first of a layer's two parameters --- */
+
+static const void* gpt_weight(const amp_param* p) { return p->low ? p->low : p->master; }
+static void* gpt_at(const gpt* g, const void* low, size_t element) {
+    return (char*)low + element * amp_dtype_size(g->s.low);
+}
+
+static void gpt_norm_forward(const gpt* g, const amp_param* p, const gpt_norm* n) {
+    amp_layer_norm_forward(n->x, AMP_F32, p[0].master, p[1].master, AMP_F32, 0.0f, n->mean, n->invstd, n->y, g->s.low,
+                           g->rows, g->s.channels, &g->exec);
+}
+/* dstream += gradient through the norm of what lies in narrow */
+static void gpt_norm_backward(const gpt* g, const amp_param* p, const gpt_norm* n) {
+    amp_layer_norm_backward(g->narrow, g->s.low, n->x, AMP_F32, p[0].master, AMP_F32, n->mean, n->invstd, g->dnorm,
+                            AMP_F32, p[0].grad, p[1].grad, AMP_F32, 0, g->rows, g->s.channels, &g->exec);
+    amp_add_forward(g->dstream, AMP_F32, g->dnorm, AMP_F32, g->dstream, AMP_F32, g->rows * g->s.channels, &g->exec);
+}
+
+/* y[R,out] = x[R,in] weight[out,in]^T + bias[out] */
+static void gpt_dense_forward(const gpt* g, const amp_param* p, const void* x, void* y, size_t in, size_t out) {
+    amp_linear_forward(x, g->s.low, gpt_weight(p), g->s.low, p[1].master, AMP_F32, y, g->s.low, g->rows, in, out,
+                       &g->exec);
+}
+static void gpt_dense_backward(const gpt* g, const amp_param* p, const void* dy, const void* x, void* dx, size_t in,
+                               size_t out) {
+    amp_linear_backward(dy, g->s.low, x, g->s.low, gpt_weight(p), g->s.low, dx, g->s.low, p[0].grad, AMP_F32, p[1].grad,
+                        AMP_F32, 0, g->rows, in, out, &g->exec);
+}
+
+/* --- attention, head by head: weights = softmax(Q K^T / sqrt(D), each token seeing itself and those before it),
+   mixed = weights V. Q, K and V are D columns each of qkv's 3C. --- */
+
+/* c = alpha op(a) op(b), of one head: a and b are low */
+static void gpt_gemm(const gpt* g, amp_transpose ta, amp_transpose tb, size_t m, size_t n, size_t k, float alpha,
+                     const void* a, size_t lda, const void* b, size_t ldb, void* c, amp_dtype c_dtype, size_t ldc) {
+    amp_gemm(ta, tb, m, n, k, alpha, a, g->s.low, lda, b, g->s.low, ldb, 0.0f, c, c_dtype, ldc, &g->exec);
+}
+static void gpt_hide_future(float* scores, size_t T) {
+    for (size_t t = 0; t < T; t++)
+        for (size_t u = t + 1; u < T; u++) scores[t * T + u] = -INFINITY;
+}
+static void gpt_head_forward(const gpt* g, const gpt_block* b, size_t n) {
+    const size_t T = g->s.length, C = g->s.channels, H = g->s.heads, D = C / H, W = 3 * C;
+    const amp_dtype low = g->s.low;
+    const void *q = gpt_at(g, b->qkv, n / H * T * W + n % H * D), *k = gpt_at(g, q, C), *v = gpt_at(g, k, C);
+    void *weights = gpt_at(g, b->weights, n * T * T), *mixed = gpt_at(g, b->mixed, n / H * T * C + n % H * D);
+    float* scores = g->scores + n * T * T;
+    gpt_gemm(g, AMP_NO_TRANS, AMP_TRANS, T, T, D, 1.0f / sqrtf((float)D), q, W, k, W, scores, AMP_F32, T);
+    gpt_hide_future(scores, T);
+    amp_softmax_forward(scores, AMP_F32, weights, low, T, T, &g->exec);
+    gpt_gemm(g, AMP_NO_TRANS, AMP_NO_TRANS, T, D, T, 1.0f, weights, T, v, W, mixed, low, C);
+}
+/* From the gradient of mixed, which lies in narrow, to dqkv. */
+static void gpt_head_backward(const gpt* g, const gpt_block* b, size_t n) {
+    const size_t T = g->s.length, C = g->s.channels, H = g->s.heads, D = C / H, W = 3 * C;
+    const size_t first = n / H * T * W + n % H * D;
+    const amp_dtype low = g->s.low;
+    const float alpha = 1.0f / sqrtf((float)D);
+    const void *q = gpt_at(g, b->qkv, first), *k = gpt_at(g, q, C), *v = gpt_at(g, k, C);
+    const void *weights = gpt_at(g, b->weights, n * T * T), *dmixed = gpt_at(g, g->narrow, n / H * T * C + n % H * D);
+    void *dq = gpt_at(g, g->dqkv, first), *dk = gpt_at(g, dq, C), *dv = gpt_at(g, dk, C);
+    void* dscores = gpt_at(g, g->dscores, n * T * T);
+    float* dweights = g->scores + n * T * T;
+    gpt_gemm(g, AMP_TRANS, AMP_NO_TRANS, T, D, T, 1.0f, weights, T, dmixed, C, dv, low, W);
+    gpt_gemm(g, AMP_NO_TRANS, AMP_TRANS, T, T, D, 1.0f, dmixed, C, v, W, dweights, AMP_F32, T);
+    amp_softmax_backward(dweights, AMP_F32, weights, low, dscores, low, T, T, &g->exec);
+    gpt_gemm(g, AMP_NO_TRANS, AMP_NO_TRANS, T, D, T, alpha, dscores, T, k, W, dq, low, W);
+    gpt_gemm(g, AMP_TRANS, AMP_NO_TRANS, T, D, T, alpha, dscores, T, q, W, dk, low, W);
+}
+
+/* --- attention over all heads, and one block: n is its first norm --- */
+
+static void gpt_attention_forward(const gpt* g, const gpt_block* b) {
+    for (size_t n = 0; n < g->rows / g->s.length * g->s.heads; n++) gpt_head_forward(g, b, n);
+}
+static void gpt_attention_backward(const gpt* g, const gpt_block* b) {
+    for (size_t n = 0; n < g->rows / g->s.length * g->s.heads; n++) gpt_head_backward(g, b, n);
+}
+
+static void gpt_block_forward(const gpt* g, const amp_param* p, const gpt_norm* n, const gpt_block* b) {
+    const size_t R = g->rows, C = g->s.channels;
+    const amp_dtype low = g->s.low;
+    gpt_norm_forward(g, p + GPT_NORM1, &n[0]);
+    gpt_dense_forward(g, p + GPT_QKV, n[0].y, b->qkv, C, 3 * C);
+    gpt_attention_forward(g, b);
+    gpt_dense_forward(g, p + GPT_PROJECT, b->mixed, g->narrow, C, C);
+    amp_add_forward(n[0].x, AMP_F32, g->narrow, low, n[1].x, AMP_F32, R * C, &g->exec);
+    gpt_norm_forward(g, p + GPT_NORM2, &n[1]);
+    gpt_dense_forward(g, p + GPT_UP, n[1].y, b->up, C, 4 * C);
+    amp_activation_forward(AMP_GELU_TANH, b->up, low, b->gelu, low, R * 4 * C, &g->exec);
+    gpt_dense_forward(g, p + GPT_DOWN, b->gelu, g->narrow, 4 * C, C);
+    amp_add_forward(n[1].x, AMP_F32, g->narrow, low, n[2].x, AMP_F32, R * C, &g->exec);
+}
+/* dstream: the gradient of the block's output, then of its input. */
+static void gpt_block_backward(const gpt* g, const amp_param* p, const gpt_norm* n, const gpt_block* b) {
+    const size_t R = g->rows, C = g->s.channels;
+    const amp_dtype low = g->s.low;
+    amp_convert(g->narrow, low, g->dstream, AMP_F32, R * C);
+    gpt_dense_backward(g, p + GPT_DOWN, g->narrow, b->gelu, g->dwide, 4 * C, C);
+    amp_activation_backward(AMP_GELU_TANH, g->dwide, low, b->up, low, g->dwide, low, R * 4 * C, &g->exec);
+    gpt_dense_backward(g, p + GPT_UP, g->dwide, n[1].y, g->narrow, C, 4 * C);
+    gpt_norm_backward(g, p + GPT_NORM2, &n[1]);
+    amp_convert(g->dwide, low, g->dstream, AMP_F32, R * C);
+    gpt_dense_backward(g, p + GPT_PROJECT, g->dwide, b->mixed, g->narrow, C, C);
+    gpt_attention_backward(g, b);
+    gpt_dense_backward(g, p + GPT_QKV, g->dqkv, n[0].y, g->narrow, C, 3 * C);
+    gpt_norm_backward(g, p + GPT_NORM1, &n[0]);
+}
+
+/* --- the network; tokens[B,T] and targets[B,T] are numbers below V --- */
+
+static void gpt_embed(const gpt* g, const int32_t* tokens) {
+    const size_t C = g->s.channels;
+    for (size_t r = 0; r < g->rows; r++) {
+        const float* token = g->params[GPT_TOKENS].master + (size_t)tokens[r] * C;
+        const float* position = g->params[GPT_POSITIONS].master + r % g->s.length * C;
+        for (size_t c = 0; c < C; c++) g->norms[0].x[r * C + c] = token[c] + position[c];
+    }
+}
+/* Adds to the tokens' gradient, which the logits have written. */
+static void gpt_embed_backward(const gpt* g, const int32_t* tokens) {
+    const size_t C = g->s.channels;
+    float *dtokens = (float*)g->params[GPT_TOKENS].grad, *dpositions = (float*)g->params[GPT_POSITIONS].grad;
+    memset(dpositions, 0, g->s.length * C * sizeof(float));
+    for (size_t r = 0; r < g->rows; r++)
+        for (size_t c = 0; c < C; c++) {
+            dtokens[(size_t)tokens[r] * C + c] += g->dstream[r * C + c];
+            dpositions[r % g->s.length * C + c] += g->dstream[r * C + c];
+        }
+}
+
+static amp_param* gpt_block_params(const gpt* g, size_t i) { return g->params + GPT_FIRST_BLOCK + i * GPT_PER_BLOCK; }
+
+/* Fills logits[R,V]; `batch` may be less than B. */
+static void gpt_forward(gpt* g, const int32_t* tokens, size_t batch) {
+    const size_t L = g->s.blocks;
+    g->rows = batch * g->s.length;
+    gpt_embed(g, tokens);
+    for (size_t i = 0; i < L; i++) gpt_block_forward(g, gpt_block_params(g, i), &g->norms[2 * i], &g->blocks[i]);
+    gpt_norm_forward(g, gpt_block_params(g, L), &g->norms[2 * L]);
+    amp_linear_forward(g->norms[2 * L].y, g->s.low, gpt_weight(&g->params[GPT_TOKENS]), g->s.low, NULL, AMP_F32,
+                       g->logits, AMP_F32, g->rows, g->s.channels, g->s.vocabulary, &g->exec);
+}
+
+/* The mean loss of the last forward pass. */
+static float gpt_loss(const gpt* g, const int32_t* targets) {
+    float loss = NAN;
+    amp_softmax_cross_entropy_forward(g->logits, AMP_F32, targets, 0.0f, &loss, g->rows, g->s.vocabulary, &g->exec);
+    return loss;
+}
+
+/* Writes all gradients of loss_scale * loss. */
+static void gpt_backward(const gpt* g, const int32_t* tokens, const int32_t* targets, float loss_scale) {
+    const size_t L = g->s.blocks, C = g->s.channels, V = g->s.vocabulary;
+    const amp_dtype low = g->s.low;
+    const amp_param* embedding = &g->params[GPT_TOKENS];
+    amp_softmax_cross_entropy_backward(g->logits, AMP_F32, targets, 0.0f, &loss_scale, 1.0f, g->dlogits, low, g->rows,
+                                       V, &g->exec);
+    amp_linear_backward(g->dlogits, low, g->norms[2 * L].y, low, gpt_weight(embedding), low, g->narrow, low,
+                        embedding->grad, AMP_F32, NULL, AMP_F32, 0, g->rows, C, V, &g->exec);
+    memset(g->dstream, 0, g->rows * C * sizeof(float));
+    gpt_norm_backward(g, gpt_block_params(g, L), &g->norms[2 * L]);
+    for (size_t i = L; i-- > 0;) gpt_block_backward(g, gpt_block_params(g, i), &g->norms[2 * i], &g->blocks[i]);
+    gpt_embed_backward(g, tokens);
+}
+
+#endif
