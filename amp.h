@@ -227,11 +227,13 @@ typedef enum amp_isa {
     AMP_ISA_NEON   = 2,   /* aarch64 */
     AMP_ISA_AVX2   = 3,   /* AVX2 + FMA + F16C */
     AMP_ISA_AVX512 = 4,   /* AVX-512 F, BW, DQ, VL */
+    AMP_ISA_AVX512_BF16 = 5,   /* and vdpbf16ps for products of bfloat16: the best on AMD, where it is twice as
+                                  fast as fma; on Intel it is slower and taken only if asked for */
     AMPI_ISA_MAX   = 0x7fffffff
 } amp_isa;
 
 /* The instruction set in use. Chosen at the first call by cpuid, or by the environment variable
-   AMP_ISA = scalar | neon | avx2 | avx512; any other word, or one that is not available, is ignored: the
+   AMP_ISA = scalar | neon | avx2 | avx512 | avx512_bf16; any other word, or one that is not available, is ignored: the
    answer tells. */
 AMP_DEF amp_isa amp_cpu_isa(void);
 /* For tests: changes the choice for the whole process; AMP_ISA_AUTO goes back to the best. Not to be called
@@ -240,7 +242,7 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa);
 /* 1 if AMP_SUMS_FAST has a matrix unit to use in this process with the instruction set in use, else 0. On Linux
    this asks the system for its use. */
 AMP_DEF int amp_cpu_has_fast_sums(void);
-/* "scalar", "neon", "avx2", "avx512"; "?" for any other value. */
+/* "scalar", "neon", "avx2", "avx512", "avx512_bf16"; "?" for any other value. */
 AMP_DEF const char* amp_isa_name(amp_isa isa);
 
 /* ======================================================================================== */
@@ -1766,6 +1768,13 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 #else
   #define AMPI_X86 0
 #endif
+#if AMPI_X86 && (defined(__clang__) || __GNUC__ >= 10)
+  #define AMPI_PAIRS 1
+  #define AMPI_TARGET_PAIRS \
+      __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#else
+  #define AMPI_PAIRS 0
+#endif
 #if AMPI_X86 && defined(__x86_64__) && defined(__linux__) \
     && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
   #define AMPI_AMX 1
@@ -1794,7 +1803,7 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); }           \
     AMPI_TARGET_AVX512 static void name##_avx512 params { name##_body(1, __VA_ARGS__); }       \
     AMPI_FN void name params {                                                                 \
-        switch (amp_cpu_isa()) {                                                               \
+        switch (ampi_simd()) {                                                                 \
             case AMP_ISA_AVX512: name##_avx512(__VA_ARGS__); break;                            \
             case AMP_ISA_AVX2:   name##_avx2(__VA_ARGS__); break;                              \
             default:             name##_scalar(__VA_ARGS__); break;                            \
@@ -1816,7 +1825,7 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 
 #if AMPI_X86
 /* AVX state must be enabled by the operating system too: XCR0 bits 1,2 (AVX) and 5,6,7 (AVX-512). */
-AMPI_FN amp_isa ampi_best_isa(void) {
+AMPI_FN amp_isa ampi_widest_isa(void) {
     unsigned a, b, c, d, xcr0_low, c1;
     if (!__get_cpuid(1, &a, &b, &c1, &d)) return AMP_ISA_SCALAR;
     if (!(c1 & (1u << 27)) || !(c1 & (1u << 28)) || !(c1 & (1u << 12)) || !(c1 & (1u << 29)))
@@ -1829,7 +1838,18 @@ AMPI_FN amp_isa ampi_best_isa(void) {
         return AMP_ISA_AVX512;                                   /* F, DQ, BW, VL */
     return AMP_ISA_AVX2;
 }
+AMPI_FN int ampi_has_pairs(void) {
+    unsigned a, b, c, d;
+    return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && __get_cpuid_count(7, 1, &a, &b, &c, &d)
+           && (a & (1u << 5)) != 0;                              /* AVX512_BF16 */
+}
+AMPI_FN amp_isa ampi_best_isa(void) {
+    unsigned a, b, c, d;
+    int amd = __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u;
+    return amd && ampi_has_pairs() ? AMP_ISA_AVX512_BF16 : ampi_widest_isa();
+}
 #else
+AMPI_FN int ampi_has_pairs(void) { return 0; }
 AMPI_FN amp_isa ampi_best_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
 #endif
 
@@ -1840,21 +1860,24 @@ AMP_DEF const char* amp_isa_name(amp_isa isa) {
         case AMP_ISA_NEON: return "neon";
         case AMP_ISA_AVX2: return "avx2";
         case AMP_ISA_AVX512: return "avx512";
+        case AMP_ISA_AVX512_BF16: return "avx512_bf16";
         case AMPI_ISA_MAX: break;
     }
     return "?";
 }
 
-/* Scalar code runs anywhere, AVX2 wherever AVX-512 does. */
+/* Scalar code runs anywhere, AVX2 wherever AVX-512 does, AVX-512 wherever more of it does. */
 AMPI_FN int ampi_isa_available(amp_isa isa) {
     amp_isa best = ampi_best_isa();
-    return isa == AMP_ISA_SCALAR || isa == best || (isa == AMP_ISA_AVX2 && best == AMP_ISA_AVX512);
+    if (isa == AMP_ISA_AVX512_BF16) return ampi_has_pairs();
+    return isa == AMP_ISA_SCALAR || isa == best || (isa == AMP_ISA_AVX2 && best >= AMP_ISA_AVX512)
+           || (isa == AMP_ISA_AVX512 && best == AMP_ISA_AVX512_BF16);
 }
 
 AMPI_FN amp_isa ampi_initial_isa(void) {
     const char* wanted = getenv("AMP_ISA");
     int i;
-    for (i = AMP_ISA_SCALAR; wanted && i <= AMP_ISA_AVX512; i++)
+    for (i = AMP_ISA_SCALAR; wanted && i <= AMP_ISA_AVX512_BF16; i++)
         if (strcmp(wanted, amp_isa_name((amp_isa)i)) == 0 && ampi_isa_available((amp_isa)i))
             return (amp_isa)i;
     return ampi_best_isa();
@@ -1880,6 +1903,12 @@ AMP_DEF amp_isa amp_cpu_isa(void) {
     return (amp_isa)isa;
 }
 
+/* The instruction set for all that is not a product of bfloat16. */
+AMPI_FN amp_isa ampi_simd(void) {
+    amp_isa isa = amp_cpu_isa();
+    return isa == AMP_ISA_AVX512_BF16 ? AMP_ISA_AVX512 : isa;
+}
+
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     if (isa == AMP_ISA_AUTO) isa = ampi_best_isa();
     if (!ampi_isa_available(isa)) return AMP_ERR_UNSUPPORTED;
@@ -1891,7 +1920,7 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
 /* Is there a matrix unit (AMX-TILE, AMX-BF16), its state enabled in XCR0 bits 17 and 18? */
 AMPI_FN int ampi_amx_found(void) {
     unsigned a, b, c, d, xcr0_low;
-    if (ampi_best_isa() != AMP_ISA_AVX512 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)
+    if (ampi_widest_isa() != AMP_ISA_AVX512 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)
         || !(d & (1u << 24)) || !(d & (1u << 22))) return 0;
     __asm__ volatile("xgetbv" : "=a"(xcr0_low) : "c"(0) : "edx");
     return (xcr0_low & 0x60000u) == 0x60000u;
@@ -1906,7 +1935,7 @@ AMPI_FN int ampi_amx_granted(void) {
 /* Is there one, or with `ask` may it be used? Cached: 1 no, 2 found, 3 granted. */
 AMPI_FN int ampi_amx(int ask) {
     int known = AMPI_LOAD_RELAXED(&ampi_amx_cache), before = known;
-    if (amp_cpu_isa() != AMP_ISA_AVX512) return 0;
+    if (ampi_simd() != AMP_ISA_AVX512) return 0;
     if (known == 0) known = ampi_amx_found() ? 2 : 1;
     if (known == 2 && ask) known = ampi_amx_granted() ? 3 : 1;
     if (known != before) AMPI_STORE_RELAXED(&ampi_amx_cache, known);
@@ -2342,7 +2371,7 @@ AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_bf16_to_f32_avx2, float, uint16_t
 
 #define AMPI_HOT_KERNEL(name, dst_type, src_type)                                            \
     AMPI_FN void ampi_##name(dst_type* dst, const src_type* src, size_t n) {                 \
-        switch (amp_cpu_isa()) {                                                             \
+        switch (ampi_simd()) {                                                             \
             case AMP_ISA_AVX512: ampi_##name##_avx512(dst, src, n); break;                   \
             case AMP_ISA_AVX2:   ampi_##name##_avx2(1, dst, src, n); break;                  \
             default:             ampi_plain_##name##_body(0, dst, src, n); break;            \
@@ -2375,7 +2404,7 @@ AMPI_LANES_LOOP(AMPI_FN, ampi_half_to_f32_neon, float, uint16_t, ampi_lanes_half
 
 #define AMPI_HOT_KERNEL(name, dst_type, src_type)                                            \
     AMPI_FN void ampi_##name(dst_type* dst, const src_type* src, size_t n) {                 \
-        if (amp_cpu_isa() == AMP_ISA_NEON && ampi_neon_half_usable())                        \
+        if (ampi_simd() == AMP_ISA_NEON && ampi_neon_half_usable())                        \
             ampi_##name##_neon(1, dst, src, n);                                              \
         else                                                                                 \
             ampi_plain_##name##_body(0, dst, src, n);                                        \
@@ -2597,7 +2626,7 @@ AMPI_FN size_t ampi_cache_bytes(void) {
     static const unsigned lists[] = { 4u, 0x8000001du };
     unsigned i, k, a, b, c, d;
     size_t largest = 0;
-    if (amp_cpu_isa() < AMP_ISA_AVX2) return 0;
+    if (ampi_simd() < AMP_ISA_AVX2) return 0;
     for (i = 0; i < 2; i++)
         for (k = 0; __get_cpuid_count(lists[i], k, &a, &b, &c, &d) && (a & 31u) != 0; k++) {
             size_t line = (b & 0xfffu) + 1u, parts = (b >> 12 & 0x3ffu) + 1u, ways = (b >> 22) + 1u;
@@ -2797,8 +2826,9 @@ typedef struct ampi_finish {
    for l < lanes. */
 typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
-    size_t words;                      /* a matrix unit: how many words (see there) two k make; else 0 */
-    int staged;                        /* a matrix unit: B is packed as FP32 first */
+    size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
+    int staged;                        /* words: B is packed as FP32 first, or may be */
+    int whole;                         /* the micro-kernel writes whole tiles of 16 x 16 only */
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
@@ -3164,25 +3194,154 @@ AMPI_FN void ampi_transpose_plain(float* dst, size_t ldd, const float* src, size
         for (l = 0; l < AMPI_PLAIN_LANES; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
 }
 
-/* What a matrix unit's panels are made of: how many words two k make. */
-enum { AMPI_AMX_ROWS = 16, AMPI_WORDS_BF16 = 1, AMPI_WORDS_F16 = 4 };
+/* --- words: two BF16 numbers at once ----------------------------------------------------- */
+
+/* A *word* is 32 bits with two BF16 numbers, the first in the low half. An instruction that multiplies words
+   reads A as rows of words along k, B as panels like FP32's.
+   Two BF16 operands: word w of a run along k is the elements 2w, 2w+1.
+   Two F16 operands: an element x is, exactly, high + low, where high is x cut to BF16's 8 bits and low the
+   other 3, and makes two words: (high, low) twice in A, (high, high) and (low, low) in B. So the sum of the
+   four products of the parts is that of the elements, and four times a matrix unit's work is still less than
+   the fma units would have.
+   A run ends with zeros up to a multiple of 16 words. */
+enum { AMPI_WORDS = 16, AMPI_WORDS_BF16 = 1, AMPI_WORDS_F16 = 4 };      /* what two k make */
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_words(const ampi_gemm_isa* g, size_t k) {
-    return ampi_round_up(g->words == AMPI_WORDS_F16 ? 2 * k : (k + 1) / 2, AMPI_AMX_ROWS);
+    return ampi_round_up(g->words == AMPI_WORDS_F16 ? 2 * k : (k + 1) / 2, AMPI_WORDS);
 }
+#if AMPI_X86
+/* The two BF16 numbers that make x, each in the high half of its 32 bits. */
+#define AMPI_WORD_HIGH(x) _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u))
+#define AMPI_WORD_LOW(x, high) \
+    _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(high)))
+/* Words with `first` in the low half, `second` in the high half; both in the high halves. */
+#define AMPI_WORD(first, second) \
+    _mm512_or_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, first, 16), second)
+
+/* n 16-bit elements as they are, and zeros up to so many words. */
+AMPI_FN void ampi_words_copy(float* dst, const void* src, size_t n, size_t words) {
+    memcpy(dst, src, n * sizeof(uint16_t));
+    memset((char*)dst + n * sizeof(uint16_t), 0, words * sizeof *dst - n * sizeof(uint16_t));
+}
+/* A's words of n elements of a run along k, and zeros up to `words`. t: of src, F32 where a 16-bit operand has been widened already. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_along(const ampi_gemm_isa* g, float* dst, const void* src, amp_dtype t,
+                                                 size_t n, size_t words) {
+    const __m512i low_twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    const __m512i high_twice = _mm512_add_epi32(low_twice, _mm512_set1_epi32(8));
+    size_t i, w = 0;
+    if (t == AMP_BF16) { ampi_words_copy(dst, src, n, words); return; }
+    for (i = 0; w < words; i += 16) {
+        __m512i x = ampi_read16_avx512(src, t, i, i < n ? n - i : 0), high = AMPI_WORD_HIGH(x);
+        if (g->words == AMPI_WORDS_BF16) {        /* a word from each pair of neighbours */
+            high = _mm512_or_si512(_mm512_maskz_srli_epi64(0xff, high, 16),
+                                   _mm512_maskz_srli_epi64(0xff, high, 32));
+            _mm256_storeu_si256((__m256i*)(void*)(dst + w), _mm512_maskz_cvtepi64_epi32(0xff, high));
+            w += 8;
+            continue;
+        }
+        x = AMPI_WORD(high, AMPI_WORD_LOW(x, high));
+        _mm512_storeu_si512(dst + w, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, low_twice, x));
+        if (w + 16 < words)
+            _mm512_storeu_si512(dst + w + 16, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high_twice, x));
+        w += 32;
+    }
+}
+/* B's words of 16 columns from pairs of F16 neighbours along k: rows of pairs, 16 to a row. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, const float* pairs, size_t count) {
+    size_t i, l;
+    for (i = 0; i < count; i++, pairs += 16, dst += 4 * ldd) {
+        __m512i both = _mm512_loadu_si512(pairs);
+        for (l = 0; l < 2; l++, both = _mm512_maskz_srli_epi32(AMPI_V16_ALL, both, 16)) {
+            __m512i x = _mm512_castps_si512(_mm512_maskz_cvtph_ps(AMPI_V16_ALL,
+                                            _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, both)));
+            __m512i high = AMPI_WORD_HIGH(x), low = AMPI_WORD_LOW(x, high);
+            _mm512_storeu_si512(dst + 2 * l * ldd, AMPI_WORD(high, high));
+            _mm512_storeu_si512(dst + (2 * l + 1) * ldd, AMPI_WORD(low, low));
+        }
+    }
+}
+
+/* `words` rows of words of `width` columns, from k rows of n columns. t as above. From the last word to the
+   first where rows become more, so that dst may be src. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
+                                                 amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
+                                                 size_t width, int is_b) {
+    const __m512i none = _mm512_setzero_si512();
+    size_t w, j;
+    for (w = 0; g->words == AMPI_WORDS_BF16 && w < words; w++)
+        for (j = 0; j < width; j += 16) {
+            const size_t rest = j < n ? n - j : 0;
+            __m512i x = 2 * w < k ? ampi_read16_avx512(src, t, 2 * w * lds + j, rest) : none;
+            __m512i y = 2 * w + 1 < k ? ampi_read16_avx512(src, t, (2 * w + 1) * lds + j, rest) : none;
+            _mm512_storeu_si512(dst + w * ldd + j, AMPI_WORD(x, y));
+        }
+    for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
+        for (j = 0; j < width; j += 16) {
+            float* to = dst + (w - 2) * ldd + j;
+            __m512i x = none;
+            if (w - 2 < 2 * k) x = ampi_read16_avx512(src, t, (w / 2 - 1) * lds + j, j < n ? n - j : 0);
+            __m512i high = AMPI_WORD_HIGH(x), low = AMPI_WORD_LOW(x, high);
+            x = AMPI_WORD(high, is_b ? high : low);
+            _mm512_storeu_si512(to, x);
+            _mm512_storeu_si512(to + ldd, is_b ? AMPI_WORD(low, low) : x);
+        }
+}
+#endif
+
+#if AMPI_PAIRS
+/* vdpbf16ps adds the products of the high halves, then those of the low halves, each by an fma that takes
+   subnormals for zero: the order of FP32's kernels, and their bits where nothing is subnormal. That is so if no
+   operand is and all products are multiples of 2^-126, because then every sum is 0 or at least that. */
+#define AMPI_B16_TARGET AMPI_TARGET_PAIRS
+#define AMPI_B16_T __m512
+#define AMPI_B16_LANES AMPI_V16_LANES
+#define AMPI_B16_ZERO AMPI_V16_ZERO
+#define AMPI_B16_LOAD(p) AMPI_V16_LOAD(p)
+#define AMPI_B16_STORE(p, v) AMPI_V16_STORE(p, v)
+#define AMPI_B16_SPREAD(x) AMPI_V16_SPREAD(x)
+#define AMPI_B16_FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
+#define AMPI_B16_CLEAN(v) AMPI_V16_CLEAN(v)
+#define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
+AMPI_MICRO_PAIR(B16, 1) AMPI_MICRO_PAIR(B16, 2) AMPI_MICRO_PAIR(B16, 3) AMPI_MICRO_PAIR(B16, 4)
+AMPI_MICRO_PAIR(B16, 5) AMPI_MICRO_PAIR(B16, 6) AMPI_MICRO_PAIR(B16, 7) AMPI_MICRO_PAIR(B16, 8)
+AMPI_MICRO_PAIR(B16, 9) AMPI_MICRO_PAIR(B16, 10) AMPI_MICRO_PAIR(B16, 11) AMPI_MICRO_PAIR(B16, 12)
+AMPI_MICRO_PAIR(B16, 13) AMPI_MICRO_PAIR(B16, 14)
+AMPI_FN void ampi_micro_pairs(size_t rows, const ampi_micro* u) {
+    switch (rows) {
+        AMPI_MICRO_CASE(B16, 1) AMPI_MICRO_CASE(B16, 2) AMPI_MICRO_CASE(B16, 3) AMPI_MICRO_CASE(B16, 4)
+        AMPI_MICRO_CASE(B16, 5) AMPI_MICRO_CASE(B16, 6) AMPI_MICRO_CASE(B16, 7) AMPI_MICRO_CASE(B16, 8)
+        AMPI_MICRO_CASE(B16, 9) AMPI_MICRO_CASE(B16, 10) AMPI_MICRO_CASE(B16, 11) AMPI_MICRO_CASE(B16, 12)
+        AMPI_MICRO_CASE(B16, 13) AMPI_MICRO_CASE(B16, 14)
+        default: break;
+    }
+}
+
+/* The smallest exponent field of what is not zero in a block of BF16; 512 if all is. A zero less one wraps. */
+AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const uint16_t* p, size_t ld, size_t rows, size_t cols) {
+    const __m512i one = _mm512_set1_epi16(1), magnitude = _mm512_set1_epi16(0x7fff);
+    __m512i least = _mm512_set1_epi16(-1);
+    uint16_t lane[32];
+    unsigned all = 0xffff;
+    size_t i, j;
+    for (i = 0; i < rows; i++, p += ld)
+        for (j = 0; j < cols; j += 32) {
+            const __mmask32 mask = cols - j >= 32 ? 0xffffffffu : (1u << (cols - j)) - 1u;
+            __m512i x = _mm512_and_si512(_mm512_maskz_loadu_epi16(mask, p + j), magnitude);
+            least = _mm512_min_epu16(least, _mm512_sub_epi16(x, one));
+        }
+    _mm512_storeu_si512(lane, least);
+    for (i = 0; i < 32; i++) if (lane[i] < all) all = lane[i];
+    return (all + 1) >> 7;
+}
+#endif
+
 #if AMPI_AMX
 /* --- a matrix unit: AMX ------------------------------------------------------------------ */
 
-/* A *word* is 32 bits with two BF16 numbers, the first in the low half. tdpbf16ps adds to 16 x 16 sums the
-   product of 16 rows of 16 words (A) with 16 words of 16 columns (B). Its order (Intel SDM, TDPBF16PS): the
-   products of the low halves in one chain of fma from +0, those of the high halves in another; the two are
-   added, and that is added to the old sum.
-   Two BF16 operands: word w of a run along k is the elements 2w, 2w+1.
-   Two F16 operands: an element x is, exactly, high + low, where high is x cut to BF16's 8 bits and low the
-   other 3, and makes two words: (high, low) twice in A, (high, high) and (low, low) in B. So the unit adds the
-   four products of the parts, and four times its work is still less than the fma units would have.
-   A run ends with zeros up to a multiple of 16 words. */
-
+/* tdpbf16ps adds to 16 x 16 sums the product of 16 rows of 16 words (A) with 16 words of 16 columns (B). Its
+   order (Intel SDM, TDPBF16PS): the products of the low halves in one chain of fma from +0, those of the high
+   halves in another; the two are added, and that is added to the old sum. */
+enum { AMPI_AMX_ROWS = 16 };
 #define AMPI_AMX_LOAD(tile, from, ld) _tile_loadd(tile, from, (ptrdiff_t)((ld) * sizeof(float)))
 #define AMPI_AMX_STORE(tile, to, ld) _tile_stored(tile, to, (ptrdiff_t)((ld) * sizeof(float)))
 /* gcc's tile loads do not tell it that they read memory. */
@@ -3232,102 +3391,39 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_open(void) {
     _tile_loadconfig(&c);
 }
 AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
-
-/* The two BF16 numbers that make x, each in the high half of its 32 bits. */
-#define AMPI_WORD_HIGH(x) _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u))
-#define AMPI_WORD_LOW(x, high) \
-    _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(high)))
-/* Words with `first` in the low half, `second` in the high half; both in the high halves. */
-#define AMPI_WORD(first, second) \
-    _mm512_or_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, first, 16), second)
-
-/* n 16-bit elements as they are, and zeros up to so many words. */
-AMPI_FN void ampi_words_copy(float* dst, const void* src, size_t n, size_t words) {
-    memcpy(dst, src, n * sizeof(uint16_t));
-    memset((char*)dst + n * sizeof(uint16_t), 0, words * sizeof *dst - n * sizeof(uint16_t));
-}
-/* A's words of n elements of a run along k. t: of src, F32 where a 16-bit operand has been widened already. */
-AMPI_TARGET_AMX AMPI_FN void ampi_words_along(const ampi_gemm_isa* g, float* dst, const void* src, amp_dtype t,
-                                              size_t n) {
-    const __m512i low_twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-    const __m512i high_twice = _mm512_add_epi32(low_twice, _mm512_set1_epi32(8));
-    size_t i, words = ampi_words(g, n), w = 0;
-    if (t == AMP_BF16) { ampi_words_copy(dst, src, n, words); return; }
-    for (i = 0; w < words; i += 16) {
-        __m512i x = ampi_read16_avx512(src, t, i, i < n ? n - i : 0), high = AMPI_WORD_HIGH(x);
-        if (g->words == AMPI_WORDS_BF16) {        /* a word from each pair of neighbours */
-            high = _mm512_or_si512(_mm512_maskz_srli_epi64(0xff, high, 16),
-                                   _mm512_maskz_srli_epi64(0xff, high, 32));
-            _mm256_storeu_si256((__m256i*)(void*)(dst + w), _mm512_maskz_cvtepi64_epi32(0xff, high));
-            w += 8;
-            continue;
-        }
-        x = AMPI_WORD(high, AMPI_WORD_LOW(x, high));
-        _mm512_storeu_si512(dst + w, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, low_twice, x));
-        if (w + 16 < words)
-            _mm512_storeu_si512(dst + w + 16, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high_twice, x));
-        w += 32;
-    }
-}
-/* B's words of 16 columns from pairs of F16 neighbours along k: rows of pairs, 16 to a row. */
-AMPI_TARGET_AMX AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, const float* pairs, size_t count) {
-    size_t i, l;
-    for (i = 0; i < count; i++, pairs += 16, dst += 4 * ldd) {
-        __m512i both = _mm512_loadu_si512(pairs);
-        for (l = 0; l < 2; l++, both = _mm512_maskz_srli_epi32(AMPI_V16_ALL, both, 16)) {
-            __m512i x = _mm512_castps_si512(_mm512_maskz_cvtph_ps(AMPI_V16_ALL,
-                                            _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, both)));
-            __m512i high = AMPI_WORD_HIGH(x), low = AMPI_WORD_LOW(x, high);
-            _mm512_storeu_si512(dst + 2 * l * ldd, AMPI_WORD(high, high));
-            _mm512_storeu_si512(dst + (2 * l + 1) * ldd, AMPI_WORD(low, low));
-        }
-    }
-}
-
-/* `words` rows of words of `width` columns, from k rows of n columns. t as above. From the last word to the
-   first where rows become more, so that dst may be src. */
-AMPI_TARGET_AMX AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
-                                                 amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
-                                                 size_t width, int is_b) {
-    const __m512i none = _mm512_setzero_si512();
-    size_t w, j;
-    for (w = 0; g->words == AMPI_WORDS_BF16 && w < words; w++)
-        for (j = 0; j < width; j += 16) {
-            const size_t rest = j < n ? n - j : 0;
-            __m512i x = 2 * w < k ? ampi_read16_avx512(src, t, 2 * w * lds + j, rest) : none;
-            __m512i y = 2 * w + 1 < k ? ampi_read16_avx512(src, t, (2 * w + 1) * lds + j, rest) : none;
-            _mm512_storeu_si512(dst + w * ldd + j, AMPI_WORD(x, y));
-        }
-    for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
-        for (j = 0; j < width; j += 16) {
-            float* to = dst + (w - 2) * ldd + j;
-            __m512i x = w - 2 < 2 * k ? ampi_read16_avx512(src, t, (w / 2 - 1) * lds + j, j < n ? n - j : 0) : none;
-            __m512i high = AMPI_WORD_HIGH(x), low = AMPI_WORD_LOW(x, high);
-            x = AMPI_WORD(high, is_b ? high : low);
-            _mm512_storeu_si512(to, x);
-            _mm512_storeu_si512(to + ldd, is_b ? AMPI_WORD(low, low) : x);
-        }
-}
-#endif /* AMPI_AMX */
+#endif
 
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
-    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, ampi_micro_plain, ampi_load_block_plain,
+    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
                        ampi_transpose_plain, NULL };
 #if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) {
+    if (ampi_simd() == AMP_ISA_AVX512) {
         g.mr = 14; g.lanes = 16; g.a_width = 16;
         g.micro = ampi_micro_avx512; g.load = ampi_load_block_avx512; g.transpose = ampi_transpose_avx512;
         g.finish = ampi_finish_avx512;
-    } else if (amp_cpu_isa() == AMP_ISA_AVX2) {
+    } else if (ampi_simd() == AMP_ISA_AVX2) {
         g.mr = 6; g.lanes = 8; g.a_width = 8;
         g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
     }
 #endif
 #if AMPI_NEON
-    if (amp_cpu_isa() == AMP_ISA_NEON) {
+    if (ampi_simd() == AMP_ISA_NEON) {
         g.mr = 12; g.lanes = 4; g.a_width = 12;
         g.micro = ampi_micro_neon; g.load = ampi_load_block_neon; g.transpose = ampi_transpose_neon;
+    }
+#endif
+    return g;
+}
+
+/* The same for two operands of BF16, if words are faster: the bits stay, where they are not subnormal. */
+AMPI_FN ampi_gemm_isa ampi_gemm_isa_pairs(void) {
+    ampi_gemm_isa g = ampi_gemm_isa_now();
+#if AMPI_PAIRS
+    if (amp_cpu_isa() == AMP_ISA_AVX512_BF16) {
+        g.words = AMPI_WORDS_BF16;
+        g.staged = 1;
+        g.micro = ampi_micro_pairs;
     }
 #endif
     return g;
@@ -3339,6 +3435,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t, int staged) {
 #if AMPI_AMX
     if (t != AMP_F32 && ampi_amx(0)) {
         g.mr = g.a_width = 2 * AMPI_AMX_ROWS;
+        g.whole = 1;
         g.words = t == AMP_F16 ? AMPI_WORDS_F16 : AMPI_WORDS_BF16;
         g.staged = staged;
         g.micro = ampi_micro_amx;
@@ -3685,7 +3782,7 @@ AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
     size_t panels = p->nc / (2 * g->lanes), a = ampi_a_stride(g, p->kc), line = g->lanes * (p->kc + AMPI_GEMM_GAP);
-    size_t rows = g->words ? ampi_round_up(p->mc, g->mr) : p->mc;
+    size_t rows = g->whole ? ampi_round_up(p->mc, g->mr) : p->mc;
     if (p->few) a *= ampi_div_up(p->mc, g->mr);
     if (g->words) line = ampi_a_stride(g, p->kc);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
@@ -3735,7 +3832,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
     p.few = p.mc <= AMPI_GEMM_FEW * g->mr;
     if (p.few || p.nc <= 2 * g->lanes) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
     blocks = ampi_div_up(k, kc);
-    p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_AMX_ROWS : 16);
+    p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
     ampi_gemm_layout(&p, g);
     return p;
@@ -3833,21 +3930,22 @@ AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_sta
     }
 }
 
-#if AMPI_AMX
+#if AMPI_X86
 /* The panel of B from column j of a matrix whose runs go along k, as words: pairs of neighbours, transposed 16
    columns at a time, from where they are if they are whole. */
 AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, size_t j, size_t columns,
                                   size_t width, size_t k0, size_t kc, float* b, float* line) {
     const uint16_t* src = (const uint16_t*)s->b.data + s->b.offset + j * s->b.ld + k0;
+    size_t length = ampi_min_size(kc, s->b.length - k0);
     size_t words = ampi_words(g, kc), pairs = g->words == AMPI_WORDS_F16 ? words / 4 : words, l, i;
     size_t lds = pairs + AMPI_GEMM_GAP;
-    int whole = kc == 2 * pairs && s->b.ld % 2 == 0 && (uintptr_t)src % sizeof(float) == 0;
+    int whole = length == 2 * pairs && s->b.ld % 2 == 0 && (uintptr_t)src % sizeof(float) == 0;
     for (l = 0; l < width; l += g->lanes, src += g->lanes * s->b.ld) {
         int here = whole && l + g->lanes <= columns;
         float* turned = g->words == AMPI_WORDS_F16 ? line + g->lanes * lds : b + l;
         if (columns < l + g->lanes) memset(line, 0, g->lanes * lds * sizeof *line);
         for (i = 0; !here && i < g->lanes && l + i < columns; i++)
-            ampi_words_copy(line + i * lds, src + i * s->b.ld, kc, pairs);
+            ampi_words_copy(line + i * lds, src + i * s->b.ld, length, pairs);
         g->transpose(turned, g->words == AMPI_WORDS_F16 ? g->lanes : width,
                      here ? (const float*)(const void*)src : line, here ? s->b.ld / 2 : lds, pairs, 0);
         if (g->words == AMPI_WORDS_F16) ampi_words_of_pairs(b + l, width, turned, pairs);
@@ -3871,7 +3969,7 @@ AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, am
             else if (s->b.along_k) ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
             else ampi_words_across(g, to, width, (const char*)s->b.data
                                    + (s->b.offset + at * s->b.ld + j0 + j) * bytes, s->b.dtype, s->b.ld,
-                                   ampi_min_size(s->k - at, step), columns, some, width, 1);
+                                   ampi_min_size(s->b.runs - at, step), columns, some, width, 1);
         }
 }
 
@@ -3879,17 +3977,17 @@ AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, am
 AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, size_t row, size_t rows, size_t k0,
                                size_t kc, float* a, size_t rs, float* line) {
     size_t bytes = amp_dtype_size(s->a.dtype), words = ampi_words(g, kc), i, w;
+    size_t length = ampi_min_size(kc, s->a.length - k0);           /* of a run along k */
     const char* src = (const char*)s->a.data + s->a.offset * bytes;
     for (i = 0; s->a.along_k && i < rows; i++) {
         if (s->a.image) ampi_operand_block(g, &s->a, row + i, 1, k0, kc, line, 0);
         ampi_words_along(g, a + i * rs, s->a.image ? (const char*)line : src + ((row + i) * s->a.ld + k0) * bytes,
-                         s->a.image ? AMP_F32 : s->a.dtype, kc);
+                         s->a.image ? AMP_F32 : s->a.dtype, length, words);
     }
     if (s->a.along_k) return;
-    ampi_words_across(g, line, 2 * AMPI_AMX_ROWS, src + (k0 * s->a.ld + row) * bytes, s->a.dtype, s->a.ld, kc, rows,
-                      words, 2 * AMPI_AMX_ROWS, 0);
-    for (w = 0; w < words; w += g->lanes)
-        g->transpose(a + w, rs, line + w * 2 * AMPI_AMX_ROWS, 2 * AMPI_AMX_ROWS, rows, 0);
+    ampi_words_across(g, line, g->a_width, src + (k0 * s->a.ld + row) * bytes, s->a.dtype, s->a.ld,
+                      ampi_min_size(kc, s->a.runs - k0), rows, words, g->a_width, 0);
+    for (w = 0; w < words; w += g->lanes) g->transpose(a + w, rs, line + w * g->a_width, g->a_width, rows, 0);
 }
 #endif
 
@@ -3917,12 +4015,13 @@ typedef struct ampi_block {
 AMPI_FN int ampi_a_in_place(const ampi_product* s) {
     return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && s->a.ld % 1024 != 0;
 }
-/* A matrix unit: where pairs of BF16 neighbours are words already, rows begin with a cache line, and rows and
-   words fill whole tiles; and only for a wide C: copied rows are fetched ahead, tiles are not. */
+/* The same for words: where pairs of BF16 neighbours are words already, rows begin with a cache line, and rows
+   and words fill whole tiles; and only for a wide C: copied rows are fetched ahead, tiles are not. */
 AMPI_FN int ampi_a_words_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t rows) {
     uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
     return g->words == AMPI_WORDS_BF16 && s->a.along_k && !s->a.image && first % 64 == 0 && s->a.ld % 32 == 0
-           && s->a.ld % 512 != 0 && rows % AMPI_AMX_ROWS == 0 && b->kc % (2 * AMPI_AMX_ROWS) == 0 && b->nc >= 256;
+           && s->a.ld % 512 != 0 && (!g->whole || rows % 16 == 0) && b->kc % (2 * AMPI_WORDS) == 0
+           && b->k0 + b->kc <= s->a.length && b->nc >= 256;
 }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
    panels. If many panels of A come by, theirs should be two cache lines wide and not far apart. */
@@ -3949,8 +4048,8 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
     float* a = b->a + (b->few ? q * ampi_a_stride(g, b->kc) : 0);
     u->a = a;
     u->rs = s->a.along_k || g->words ? ampi_row_stride(g, b->kc) : 1;
-    u->ks = s->a.along_k ? 1 : g->a_width;
-#if AMPI_AMX
+    u->ks = s->a.along_k || g->words ? 1 : g->a_width;
+#if AMPI_X86
     if (g->words) {
         if (ampi_a_words_in_place(g, s, b, rows)) {
             u->rs = s->a.ld / 2;
@@ -3973,7 +4072,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
 /* Packs `columns` columns of B from column j. */
 AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t j,
                              size_t columns) {
-#if AMPI_AMX
+#if AMPI_X86
     if (g->words) { ampi_pack_b_words(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line); return; }
 #endif
     ampi_pack_b(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line);
@@ -4016,8 +4115,8 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
 AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                               size_t j, ampi_micro* u) {
     size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), columns = ampi_min_size(b->nc - j, 2 * g->lanes);
-    int direct = b->direct && (!g->words || (rows % AMPI_AMX_ROWS == 0 && columns == u->bs));
-    float out[4 * AMPI_AMX_ROWS * AMPI_AMX_ROWS];
+    int direct = b->direct && (!g->whole || (rows % 16 == 0 && columns == u->bs));
+    float out[32 * 32];
     u->old = u->t = b->t + low * b->ldt + j;
     u->ldt = b->ldt;
     if (direct) {
@@ -4025,7 +4124,7 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
         u->ldt = s->ldc;
     } else if (b->finish) {
         u->t = out;
-        u->ldt = 2 * AMPI_AMX_ROWS;
+        u->ldt = 32;
     }
     g->micro(rows, u);
     if (!direct && b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
@@ -4037,10 +4136,10 @@ AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi
     size_t nr = 2 * g->lanes, j, q;
     ampi_micro u;
     b->panels = ampi_div_up(b->mc, g->mr);
-    b->rows = g->words ? g->mr : b->mc / b->panels;
-    b->more = g->words ? 0 : b->mc % b->panels;
+    b->rows = g->whole ? g->mr : b->mc / b->panels;
+    b->more = g->whole ? 0 : b->mc % b->panels;
     b->direct = b->last && ampi_is_direct(s);
-    b->finish = b->last && g->finish && s->part >= s->n && (g->words || !b->direct);
+    b->finish = b->last && g->finish && s->part >= s->n && (g->whole || !b->direct);
     b->packed = ampi_b_in_place(g, s, b);
     b->whole = !b->few || s->b.image;
     u.k = g->words ? ampi_words(g, b->kc) : b->kc; u.first = b->first; u.last = b->direct; u.exact = s->exact;
@@ -4131,9 +4230,29 @@ AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
     }
 }
 
+#if AMPI_PAIRS
+/* The smallest exponent field in runs [r0, r0 + rn) x k [k0, k0 + kc) of a matrix of BF16. */
+AMPI_FN unsigned ampi_operand_exponent(const ampi_operand* v, size_t r0, size_t rn, size_t k0, size_t kc) {
+    size_t run = v->along_k ? r0 : k0, at = v->along_k ? k0 : r0, runs = v->along_k ? rn : kc;
+    runs = ampi_min_size(runs, v->runs - run);
+    return ampi_least_exponent((const uint16_t*)v->data + v->offset + run * v->ld + at, v->ld, runs,
+                               ampi_min_size(v->along_k ? kc : rn, v->length - at));
+}
+/* Can nothing in a block be subnormal, neither an operand nor a sum? Numbers with exponent field e are multiples
+   of 2^(e - 134), so products are of 2^(e + f - 268). */
+AMPI_FN int ampi_block_is_normal(const ampi_product* s, const ampi_block* b) {
+    unsigned e = ampi_operand_exponent(&s->a, b->i0, b->mc, b->k0, b->kc);
+    unsigned f = ampi_operand_exponent(&s->b, b->j0, b->nc, b->k0, b->kc);
+    return e >= 1 && f >= 1 && e + f >= 142;
+}
+#else
+AMPI_FN int ampi_block_is_normal(const ampi_product* s, const ampi_block* b) { (void)s; (void)b; return 1; }
+#endif
+
 /* One tile of C: pack, multiply, add up along k; then finish and store. */
 AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
                             size_t tile, float* scratch) {
+    const ampi_gemm_isa plain = ampi_gemm_isa_now();
     size_t i;
     ampi_block b;
     ampi_stage stage;
@@ -4147,6 +4266,7 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
         b.kc = ampi_min_size(p->kc, s->k - b.k0);
         b.first = b.k0 == 0;
         b.last = b.k0 + b.kc == s->k;
+        if (g->words && s->swap && !ampi_block_is_normal(s, &b)) g = &plain;       /* from here on */
         ampi_gemm_block(g, s, &b);
     }
     if (s->k > 0 && (b.direct || b.finish)) return;
@@ -4162,11 +4282,11 @@ AMPI_FN void ampi_gemm_slot(const ampi_gemm_isa* g, const ampi_product* s, const
                             float* memory) {
     size_t tile;
 #if AMPI_AMX
-    if (g->words) ampi_amx_open();
+    if (g->whole) ampi_amx_open();
 #endif
     for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots) ampi_gemm_tile(g, s, p, tile, memory);
 #if AMPI_AMX
-    if (g->words) ampi_amx_close();
+    if (g->whole) ampi_amx_close();
 #endif
 }
 /* The same in small blocks on the stack. */
@@ -4176,12 +4296,15 @@ AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, c
     ampi_gemm_slot(g, s, p, slot, ampi_align64(memory));
 }
 
-/* The kernels for a product: a matrix unit's if its sums are allowed and it gains. */
+/* The kernels for a product: a matrix unit's if its sums are allowed and it gains, those for pairs if they keep
+   the bits. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s, const amp_exec* exec) {
-    size_t least = s->a.dtype == AMP_F16 ? 2 * AMPI_AMX_ROWS : AMPI_AMX_ROWS;
-    if (!exec || exec->sums != AMP_SUMS_FAST || s->a.dtype != s->b.dtype || s->m < least || s->n < least
-        || s->k < 2 * AMPI_AMX_ROWS || !ampi_amx(1)) return ampi_gemm_isa_now();
-    return ampi_gemm_isa_amx(s->a.dtype, s->b.image != NULL);
+    size_t least = s->a.dtype == AMP_F16 ? 32 : 16;
+    if (exec && exec->sums == AMP_SUMS_FAST && s->a.dtype == s->b.dtype && s->m >= least && s->n >= least
+        && s->k >= 32 && ampi_amx(1)) return ampi_gemm_isa_amx(s->a.dtype, s->b.image != NULL);
+    if (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && !s->a.image && !s->b.image)
+        return ampi_gemm_isa_pairs();
+    return ampi_gemm_isa_now();
 }
 /* Tiles of full size. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
@@ -4199,7 +4322,7 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     ampi_gemm_plan p;
     int64_t slot;
     if (s->m == 0 || s->n == 0) return;
-    s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && !g.words;
+    s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && !g.whole;
     s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
     if (s->swap) s->k += s->k & 1u;
     p = ampi_gemm_plan_full(&g, s->m, s->n, s->k);
@@ -4627,10 +4750,10 @@ typedef struct ampi_taps_isa { size_t mr, lanes; void (*run)(size_t rows, const 
 AMPI_FN ampi_taps_isa ampi_taps_isa_now(void) {
     ampi_taps_isa g = { 0, 0, NULL };
 #if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) { g.mr = 14; g.lanes = 16; g.run = ampi_taps_avx512; }
-    else if (amp_cpu_isa() == AMP_ISA_AVX2) { g.mr = 6; g.lanes = 8; g.run = ampi_taps_avx2; }
+    if (ampi_simd() == AMP_ISA_AVX512) { g.mr = 14; g.lanes = 16; g.run = ampi_taps_avx512; }
+    else if (ampi_simd() == AMP_ISA_AVX2) { g.mr = 6; g.lanes = 8; g.run = ampi_taps_avx2; }
 #elif AMPI_NEON
-    if (amp_cpu_isa() == AMP_ISA_NEON) { g.mr = 12; g.lanes = 4; g.run = ampi_taps_neon; }
+    if (ampi_simd() == AMP_ISA_NEON) { g.mr = 12; g.lanes = 4; g.run = ampi_taps_neon; }
 #endif
     return g;
 }
@@ -5517,7 +5640,8 @@ AMPI_FN void ampi_fold_store(const ampi_fold* f, const ampi_fold_tile* t, const 
 AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
                           amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
                           const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
+    size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
     int swap = ampi_dtype(dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
     float* memory;
     int64_t slot;
@@ -6177,7 +6301,7 @@ AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, const float
    are of one; others take floats. */
 typedef struct ampi_part { const void* data; amp_dtype t; size_t n; } ampi_part;
 AMPI_FN int ampi_typed(amp_dtype a, amp_dtype b) {
-    return AMPI_X86 && amp_cpu_isa() == AMP_ISA_AVX512 && ampi_dtype(a) == ampi_dtype(b);
+    return AMPI_X86 && ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(a) == ampi_dtype(b);
 }
 /* Elements [i, i+n) to read: where they lie, or as floats in `tile`. */
 AMPI_FN ampi_part ampi_part_of(const void* data, amp_dtype t, size_t i, size_t n, int typed, float* tile) {
@@ -6396,19 +6520,19 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, a
 /* The three for a part, whose type is F32 where there is no kernel by hand. */
 AMPI_FN void ampi_lane_sum(double* acc, ampi_part x) {
 #if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_lane_sum_avx512(acc, x); return; }
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_lane_sum_avx512(acc, x); return; }
 #endif
     ampi_lane_sum_plain(acc, (const float*)x.data, x.n);
 }
 AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean) {
 #if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_lane_moment_avx512(acc, x, mean); return; }
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_lane_moment_avx512(acc, x, mean); return; }
 #endif
     ampi_lane_moment_plain(acc, (const float*)x.data, mean, x.n);
 }
 AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, const float* mean) {
 #if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_lane_dot_avx512(sum, dot, g, x, mean); return; }
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_lane_dot_avx512(sum, dot, g, x, mean); return; }
 #endif
     ampi_lane_dot_plain(sum, dot, (const float*)g.data, (const float*)x.data, mean, x.n);
 }
@@ -7476,7 +7600,7 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, size_t start, siz
                                   float* mean, float* invstd) {
     size_t k;
 #if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) {
+    if (ampi_simd() == AMP_ISA_AVX512) {
         ampi_ln_measure_avx512((const char*)x + start * amp_dtype_size(xt), xt, rows, d, eps, mean, invstd);
         return;
     }
@@ -7525,7 +7649,7 @@ AMPI_FN void ampi_ln_apply_part(const void* x, amp_dtype xt, void* y, amp_dtype 
     float x_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
 #if AMPI_X86
     const size_t byte = at * amp_dtype_size(xt);
-    if (amp_cpu_isa() == AMP_ISA_AVX512 && ampi_dtype(xt) == ampi_dtype(yt)) {
+    if (ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(xt) == ampi_dtype(yt)) {
         ampi_ln_apply_typed(xt, (char*)y + byte, (const char*)x + byte, gamma, beta, mean, invstd, n);
         return;
     }
@@ -9136,8 +9260,8 @@ AMPI_SCAN_AVX512(bf16, uint16_t, ampi_over_16_avx512, _mm512_movepi16_mask)
 
 AMPI_FN void ampi_scan_f32(const float* x, size_t n, uint32_t last, double* sum, uint32_t* hit) {
 #if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_scan_f32_avx512(x, n, last, sum, hit); return; }
-    if (amp_cpu_isa() == AMP_ISA_AVX2) { ampi_scan_f32_avx2(x, n, last, sum, hit); return; }
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_scan_f32_avx512(x, n, last, sum, hit); return; }
+    if (ampi_simd() == AMP_ISA_AVX2) { ampi_scan_f32_avx2(x, n, last, sum, hit); return; }
 #endif
     ampi_scan_f32_plain(x, n, last, sum, hit);
 }
@@ -9147,7 +9271,7 @@ AMPI_FN void ampi_scan_16(const uint16_t* x, amp_dtype t, size_t n, uint32_t las
     float wide[AMPI_BLOCK];
     uint32_t ignored = 0;
 #if AMPI_X86
-    amp_isa isa = amp_cpu_isa();
+    amp_isa isa = ampi_simd();
     if (isa == AMP_ISA_AVX512 && t == AMP_F16) { ampi_scan_half_avx512(x, n, last, sum, hit); return; }
     if (isa == AMP_ISA_AVX512) { ampi_scan_bf16_avx512(x, n, last, sum, hit); return; }
     if (isa == AMP_ISA_AVX2 && t == AMP_F16) { ampi_scan_half_avx2(x, n, last, sum, hit); return; }
@@ -10236,11 +10360,11 @@ AMPI_FN ampi_update_fn ampi_update_kernel(ampi_update_kind kind) {
     static const ampi_update_fn scalar[] = AMPI_UPDATE_ROW(scalar);
 #if AMPI_X86
     static const ampi_update_fn avx2[] = AMPI_UPDATE_ROW(avx2), avx512[] = AMPI_UPDATE_ROW(avx512);
-    if (amp_cpu_isa() == AMP_ISA_AVX512) return avx512[kind];
-    if (amp_cpu_isa() == AMP_ISA_AVX2) return avx2[kind];
+    if (ampi_simd() == AMP_ISA_AVX512) return avx512[kind];
+    if (ampi_simd() == AMP_ISA_AVX2) return avx2[kind];
 #elif AMPI_NEON
     static const ampi_update_fn neon[] = AMPI_UPDATE_ROW(neon);
-    if (amp_cpu_isa() == AMP_ISA_NEON) return neon[kind];
+    if (ampi_simd() == AMP_ISA_NEON) return neon[kind];
 #endif
     return scalar[kind];
 }

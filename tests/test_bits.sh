@@ -56,7 +56,7 @@ start() { # start CELL...: beside the others, $jobs at a time; the order of the 
 
 cc=${CC:-cc}
 start cell "$host" $cc "-O0 -DAMP_NO_SIMD" ""
-start cell "$host" $cc "-O2" "" AMP_ISA=scalar AMP_ISA=avx2 AMP_ISA=avx512 AMP_ISA=neon
+start cell "$host" $cc "-O2" "" AMP_ISA=scalar AMP_ISA=avx2 AMP_ISA=avx512 AMP_ISA=avx512_bf16 AMP_ISA=neon
 for c in gcc clang clang-19; do
     for flags in -O0 -O1 -O2 "-O3 -march=native" "-O2 -flto" "-O2 -std=gnu99 -ffp-contract=fast -march=native"; do start cell "$host" $c "$flags" ""; done
 done

@@ -12,7 +12,7 @@
 #endif
 
 static const amp_dtype TYPES[3] = { AMP_F32, AMP_F16, AMP_BF16 };
-static const amp_isa ISAS[4] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+static const amp_isa ISAS[5] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512, AMP_ISA_AVX512_BF16 };
 
 static char last_sentence[512];
 static void remember(amp_result code, const char* sentence, void* user) {
@@ -186,7 +186,7 @@ static void problem_check_workspaces(const problem* p, const unsigned char* expe
 static void problem_check_all(const problem* p) {
     unsigned char* expected = problem_expected(p);
     int i;
-    for (i = 0; i < 4; i++) {
+    for (i = 0; i < 5; i++) {
         if (amp_cpu_force_isa(ISAS[i]) == AMP_OK) problem_check_workspaces(p, expected);
     }
     amp_cpu_force_isa(AMP_ISA_AUTO);
@@ -288,6 +288,62 @@ static void test_bf16_order(void) {
     CHECK_MSG(c == 0.0f && signbit(c), "the zero member comes first, then -1e-60 rounds to -0: %g", (double)c);
 }
 
+/* BF16 products around FP32's smallest normal number, where vdpbf16ps flushes what the contract keeps: operands of
+   the order 2^-e and 2^-f in the first half of k, around 1 in the other; single subnormal operands. */
+static void test_bf16_subnormal_sums(void) {
+    static const int E[10] = { 1, 50, 55, 58, 60, 63, 70, 100, 126, 133 }, F[5] = { 1, 56, 63, 66, 120 };
+    static const size_t K[3] = { 6, 70, 1040 };
+    size_t round, i, l;
+    for (round = 0; round < 150; round++) {
+        problem p = problem_new(round / 2 % 2 == 1, round % 2 == 1, 17, 35, K[round / 50], 0, 1.0f, 0.0f, AMP_BF16, AMP_BF16,
+                                AMP_F32);
+        matrix* list[2];
+        list[0] = &p.a; list[1] = &p.b;
+        for (l = 0; l < 2; l++) {
+            int along_k = l == 0 ? !p.ta : p.tb, small = -(l == 0 ? E[round % 10] : F[round / 10 % 5]);
+            size_t count = list[l]->rows * list[l]->cols;
+            for (i = 0; i < count; i++) {
+                size_t k = along_k ? i % list[l]->cols : i / list[l]->cols;
+                int first = round % 3 == 2 ? k >= p.k / 2 : k < p.k / 2;
+                list[l]->value[i] = ldexpf(1.0f + test_uniform() * 0.9f, round % 3 == 0 || first ? small : 0);
+                if (round % 7 == 3 && l == round % 2 && i == count / 3) list[l]->value[i] = 1e-39f;
+                if (test_random() % 4 == 0) list[l]->value[i] *= -1.0f;
+            }
+            amp_convert(matrix_at(list[l]), AMP_BF16, list[l]->value, AMP_F32, count);
+            amp_convert(list[l]->value, AMP_F32, matrix_at(list[l]), AMP_BF16, count);
+        }
+        problem_check_all(&p);
+        problem_free(&p);
+    }
+}
+
+/* The smallest that such a sum can be: (129 * 129 - 128 * 130) * 2^e, alone, or with zeros for the rest of a k that
+   takes two blocks; and a subnormal operand whose product is normal. */
+static void test_bf16_smallest_sums(void) {
+    static const size_t K[2] = { 4, 1040 };
+    int round, e;
+    for (round = 0; round < 4; round++)
+        for (e = -130; e <= -122; e++) {
+            problem p = problem_new(0, 1, 16, 33, K[round % 2], 0, 1.0f, 0.0f, AMP_BF16, AMP_BF16, AMP_F32);
+            matrix *a = round < 2 ? &p.a : &p.b, *b = round < 2 ? &p.b : &p.a;
+            size_t i, l;
+            for (l = 0; l < 2; l++) {
+                matrix* m = l ? b : a;
+                for (i = 0; i < m->rows; i++) {
+                    float* v = m->value + i * m->cols;
+                    memset(v, 0, m->cols * sizeof *v);
+                    v[0] = ldexpf(129.0f, l ? -60 : e + 60);
+                    v[2] = ldexpf(l ? 130.0f : -128.0f, l ? -60 : e + 60);
+                    if (e == -122) { v[0] = i == 3 && l == 0 ? 1e-39f : 1048576.0f; v[2] = 0.0f; }
+                }
+                amp_convert(matrix_at(m), AMP_BF16, m->value, AMP_F32, m->rows * m->cols);
+                amp_convert(m->value, AMP_F32, matrix_at(m), AMP_BF16, m->rows * m->cols);
+            }
+            problem_check_all(&p);
+            problem_free(&p);
+        }
+}
+
 /* c = x*y + z by way of C = beta*C + a*b, against libm's fmaf. */
 static void check_fma(float x, float y, float z) {
     float one = 1, c = y, want = fmaf(x, y, z);
@@ -300,7 +356,7 @@ static void check_fma(float x, float y, float z) {
 static void test_fma_rounds_once(void) {
     size_t i;
     int e, k;
-    for (i = 0; i < 4; i++) {
+    for (i = 0; i < 5; i++) {
         if (amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
         for (k = 0; k < 2000; k++) {
             float z = (float)ldexp((double)(8388608u + (test_random() & 0x7fffffu)), -23);
@@ -540,7 +596,7 @@ static void test_dense(void) {
     for (s = 0; s < 4; s++)
         for (t = 0; t < 9; t++) {
             dense d = dense_new(SIZES[s][0], SIZES[s][1], SIZES[s][2], TYPES[t % 3], TYPES[t / 3], TYPES[(t + s) % 3]);
-            for (isa = 0; isa < 4; isa++) {
+            for (isa = 0; isa < 5; isa++) {
                 amp_exec exec;
                 memset(&exec, 0, sizeof exec);
                 exec.workspace = workspace; exec.workspace_size = sizeof workspace;
@@ -609,6 +665,8 @@ int main(void) {
     TEST(test_random_shapes);
     TEST(test_special_values);
     TEST(test_bf16_order);
+    TEST(test_bf16_subnormal_sums);
+    TEST(test_bf16_smallest_sums);
     TEST(test_fma_rounds_once);
     TEST(test_nothing_to_do);
     TEST(test_error_bound);
