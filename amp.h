@@ -3223,7 +3223,8 @@ AMPI_FN void ampi_words_copy(float* dst, const void* src, size_t n, size_t words
     memcpy(dst, src, n * sizeof(uint16_t));
     memset((char*)dst + n * sizeof(uint16_t), 0, words * sizeof *dst - n * sizeof(uint16_t));
 }
-/* A's words of n elements of a run along k, and zeros up to `words`. t: of src, F32 where a 16-bit operand has been widened already. */
+/* A's words of n elements of a run along k, and zeros up to `words`. t: of src, F32 where a 16-bit operand has
+   been widened already. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_words_along(const ampi_gemm_isa* g, float* dst, const void* src, amp_dtype t,
                                                  size_t n, size_t words) {
     const __m512i low_twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);

@@ -673,12 +673,12 @@ static void test_saturate_raises_nothing(void) {
 
 /* No processor has both NEON and AVX2; what is refused changes nothing. */
 static void test_isa(void) {
-    static const char* const names[] = { "auto", "scalar", "neon", "avx2", "avx512", "?" };
+    static const char* const names[] = { "auto", "scalar", "neon", "avx2", "avx512", "avx512_bf16", "?" };
     const amp_isa now = amp_cpu_isa();
     int i, refused = 0;
-    for (i = 0; i < 6; i++) CHECK(strcmp(amp_isa_name((amp_isa)i), names[i]) == 0);
+    for (i = 0; i < 7; i++) CHECK(strcmp(amp_isa_name((amp_isa)i), names[i]) == 0);
     CHECK(strcmp(amp_isa_name((amp_isa)-1), "?") == 0 && strcmp(amp_isa_name(AMPI_ISA_MAX), "?") == 0);
-    for (i = 1; i < 6; i++) {
+    for (i = 1; i < 7; i++) {
         amp_result r;
         amp_cpu_force_isa(now);
         r = amp_cpu_force_isa((amp_isa)i);
