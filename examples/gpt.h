@@ -195,10 +195,12 @@ static void gpt_dense_backward(const gpt* g, const amp_param* p, const void* dy,
 /* --- attention, head by head: weights = softmax(Q K^T / sqrt(D), each token seeing itself and those before it),
    mixed = weights V. Q, K and V are D columns each of qkv's 3C. --- */
 
-/* c = alpha op(a) op(b), of one head: a and b are low */
+/* c = alpha op(a) op(b) of one head, where a and b are low. A workspace would be needed for each thread. */
 static void gpt_gemm(const gpt* g, amp_transpose ta, amp_transpose tb, size_t m, size_t n, size_t k, float alpha,
                      const void* a, size_t lda, const void* b, size_t ldb, void* c, amp_dtype c_dtype, size_t ldc) {
-    amp_gemm(ta, tb, m, n, k, alpha, a, g->s.low, lda, b, g->s.low, ldb, 0.0f, c, c_dtype, ldc, &g->exec);
+    amp_exec exec = g->exec;
+    exec.workspace = NULL;
+    amp_gemm(ta, tb, m, n, k, alpha, a, g->s.low, lda, b, g->s.low, ldb, 0.0f, c, c_dtype, ldc, &exec);
 }
 static void gpt_hide_future(float* scores, size_t T) {
     for (size_t t = 0; t < T; t++)
@@ -233,21 +235,23 @@ static void gpt_head_backward(const gpt* g, const gpt_block* b, size_t n) {
     gpt_gemm(g, AMP_TRANS, AMP_NO_TRANS, T, D, T, alpha, dscores, T, q, W, dk, low, W);
 }
 
-/* --- attention over all heads, and one block: n is its first norm --- */
+/* All heads, several at a time if the compiler has threads. */
+static void gpt_attention(const gpt* g, const gpt_block* b, void (*head)(const gpt*, const gpt_block*, size_t)) {
+    const int64_t count = (int64_t)(g->rows / g->s.length * g->s.heads);
+#ifdef _OPENMP
+#pragma omp parallel for
+#endif
+    for (int64_t n = 0; n < count; n++) head(g, b, (size_t)n);
+}
 
-static void gpt_attention_forward(const gpt* g, const gpt_block* b) {
-    for (size_t n = 0; n < g->rows / g->s.length * g->s.heads; n++) gpt_head_forward(g, b, n);
-}
-static void gpt_attention_backward(const gpt* g, const gpt_block* b) {
-    for (size_t n = 0; n < g->rows / g->s.length * g->s.heads; n++) gpt_head_backward(g, b, n);
-}
+/* --- one block: n is its first norm --- */
 
 static void gpt_block_forward(const gpt* g, const amp_param* p, const gpt_norm* n, const gpt_block* b) {
     const size_t R = g->rows, C = g->s.channels;
     const amp_dtype low = g->s.low;
     gpt_norm_forward(g, p + GPT_NORM1, &n[0]);
     gpt_dense_forward(g, p + GPT_QKV, n[0].y, b->qkv, C, 3 * C);
-    gpt_attention_forward(g, b);
+    gpt_attention(g, b, gpt_head_forward);
     gpt_dense_forward(g, p + GPT_PROJECT, b->mixed, g->narrow, C, C);
     amp_add_forward(n[0].x, AMP_F32, g->narrow, low, n[1].x, AMP_F32, R * C, &g->exec);
     gpt_norm_forward(g, p + GPT_NORM2, &n[1]);
@@ -267,7 +271,7 @@ static void gpt_block_backward(const gpt* g, const amp_param* p, const gpt_norm*
     gpt_norm_backward(g, p + GPT_NORM2, &n[1]);
     amp_convert(g->dwide, low, g->dstream, AMP_F32, R * C);
     gpt_dense_backward(g, p + GPT_PROJECT, g->dwide, b->mixed, g->narrow, C, C);
-    gpt_attention_backward(g, b);
+    gpt_attention(g, b, gpt_head_backward);
     gpt_dense_backward(g, p + GPT_QKV, g->dqkv, n[0].y, g->narrow, C, 3 * C);
     gpt_norm_backward(g, p + GPT_NORM1, &n[0]);
 }
