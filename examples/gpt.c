@@ -75,9 +75,17 @@ static void text_batch(const text* t, int32_t* tokens, int32_t* targets) {
     }
 }
 
+static double seconds(void) {
+#ifdef _OPENMP
+    return omp_get_wtime();             /* clock() adds up the threads */
+#else
+    return (double)clock() / CLOCKS_PER_SEC;
+#endif
+}
+
 static void train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* scaler) {
     int32_t tokens[B * T], targets[B * T];
-    clock_t start = clock();
+    double start = seconds();
     for (int step = 1; step <= STEPS; step++) {
         text_batch(t, tokens, targets);
         gpt_forward(g, tokens, B);
@@ -87,8 +95,8 @@ static void train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* s
         amp_scaler_update(scaler);
         if (step % REPORT) continue;
         printf("step %3d  loss %.3f  scale %-6g  %.0f letters/s\n", step, (double)loss, (double)scaler->state.scale,
-               REPORT * B * T / ((double)(clock() - start) / CLOCKS_PER_SEC));
-        start = clock();
+               REPORT * B * T / (seconds() - start));
+        start = seconds();
     }
     printf("%d steps skipped\n\n", (int)scaler->state.skipped);
 }
