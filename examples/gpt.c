@@ -137,7 +137,7 @@ static int run(const text* t, amp_dtype low) {
     amp_optimizer optimizer;
     amp_scaler scaler;
     gpt g;
-    if (!gpt_create(&g, &shape, SEED)) return fprintf(stderr, "gpt: there is not enough memory\n"), 1;
+    if (!gpt_create(&g, &shape)) return fprintf(stderr, "gpt: there is not enough memory\n"), 1;
     amp_optimizer_init(&optimizer, &adamw, g.params, g.count);
     amp_scaler_init(&scaler, low == AMP_F16 ? &dynamic : &unscaled);      /* only half needs a loss scale */
     printf("%d letters, %d different ones; %s, %.1f MB\n", (int)t->length, (int)t->vocabulary, amp_dtype_name(low),
