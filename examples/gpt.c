@@ -128,15 +128,15 @@ static void write_on(gpt* g, const text* t, char first) {
 }
 
 static int run(const text* t, amp_dtype low) {
+    gpt g;
     const gpt_shape shape = { B, T, C, HEADS, BLOCKS, t->vocabulary, low };
     const amp_optimizer_desc adamw = { .kind = AMP_ADAMW, .lr = 0.006f, .beta2 = 0.99f, .weight_decay = 0.1f,
-        .clip_norm = 1.0f, .groups = gpt_groups, .group_count = 2,
+        .clip_norm = 1.0f, .groups = gpt_groups, .group_count = 2, .logger = &g.logger,
         .schedule = { .kind = AMP_SCHEDULE_COSINE, .warmup_steps = 20, .total_steps = STEPS, .floor = 0.1f } };
     const amp_scaler_desc unscaled = { .preset = AMP_SCALER_STATIC, .init_scale = 1.0f };
     const amp_scaler_desc dynamic = { .growth_interval = 100 };
     amp_optimizer optimizer;
     amp_scaler scaler;
-    gpt g;
     if (!gpt_create(&g, &shape)) return fprintf(stderr, "gpt: there is not enough memory\n"), 1;
     amp_optimizer_init(&optimizer, &adamw, g.params, g.count);
     amp_scaler_init(&scaler, low == AMP_F16 ? &dynamic : &unscaled);      /* only half needs a loss scale */

@@ -17,7 +17,7 @@
 #include <string.h>
 
 typedef struct gpt_shape {
-    size_t batch, length, channels, heads, blocks, vocabulary;          /* B, T, C (a multiple of H), H, how many, V */
+    size_t batch, length, channels, heads, blocks, vocabulary;          /* B, T, C = H*D, H, how many, V */
     amp_dtype low;
 } gpt_shape;
 
