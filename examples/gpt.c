@@ -75,9 +75,17 @@ static void text_batch(const text* t, int32_t* tokens, int32_t* targets) {
     }
 }
 
+static double seconds(void) {
+#ifdef _OPENMP
+    return omp_get_wtime();             /* clock() adds up the threads */
+#else
+    return (double)clock() / CLOCKS_PER_SEC;
+#endif
+}
+
 static void train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* scaler) {
     int32_t tokens[B * T], targets[B * T];
-    clock_t start = clock();
+    double start = seconds();
     for (int step = 1; step <= STEPS; step++) {
         text_batch(t, tokens, targets);
         gpt_forward(g, tokens, B);
@@ -87,8 +95,8 @@ static void train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* s
         amp_scaler_update(scaler);
         if (step % REPORT) continue;
         printf("step %3d  loss %.3f  scale %-6g  %.0f letters/s\n", step, (double)loss, (double)scaler->state.scale,
-               REPORT * B * T / ((double)(clock() - start) / CLOCKS_PER_SEC));
-        start = clock();
+               REPORT * B * T / (seconds() - start));
+        start = seconds();
     }
     printf("%d steps skipped\n\n", (int)scaler->state.skipped);
 }
@@ -120,16 +128,16 @@ static void write_on(gpt* g, const text* t, char first) {
 }
 
 static int run(const text* t, amp_dtype low) {
+    gpt g;
     const gpt_shape shape = { B, T, C, HEADS, BLOCKS, t->vocabulary, low };
     const amp_optimizer_desc adamw = { .kind = AMP_ADAMW, .lr = 0.006f, .beta2 = 0.99f, .weight_decay = 0.1f,
-        .clip_norm = 1.0f, .groups = gpt_groups, .group_count = 2,
+        .clip_norm = 1.0f, .groups = gpt_groups, .group_count = 2, .logger = &g.logger,
         .schedule = { .kind = AMP_SCHEDULE_COSINE, .warmup_steps = 20, .total_steps = STEPS, .floor = 0.1f } };
     const amp_scaler_desc unscaled = { .preset = AMP_SCALER_STATIC, .init_scale = 1.0f };
     const amp_scaler_desc dynamic = { .growth_interval = 100 };
     amp_optimizer optimizer;
     amp_scaler scaler;
-    gpt g;
-    if (!gpt_create(&g, &shape, SEED)) return fprintf(stderr, "gpt: there is not enough memory\n"), 1;
+    if (!gpt_create(&g, &shape)) return fprintf(stderr, "gpt: there is not enough memory\n"), 1;
     amp_optimizer_init(&optimizer, &adamw, g.params, g.count);
     amp_scaler_init(&scaler, low == AMP_F16 ? &dynamic : &unscaled);      /* only half needs a loss scale */
     printf("%d letters, %d different ones; %s, %.1f MB\n", (int)t->length, (int)t->vocabulary, amp_dtype_name(low),

@@ -17,7 +17,7 @@
 #include <string.h>
 
 typedef struct gpt_shape {
-    size_t batch, length, channels, heads, blocks, vocabulary;          /* B, T, C, H, how many blocks, V */
+    size_t batch, length, channels, heads, blocks, vocabulary;          /* B, T, C = H*D, H, how many, V */
     amp_dtype low;
 } gpt_shape;
 
@@ -26,8 +26,8 @@ typedef struct gpt_shape {
 enum { GPT_TOKENS, GPT_POSITIONS, GPT_FIRST_BLOCK,
        GPT_NORM1 = 0, GPT_QKV = 2, GPT_PROJECT = 4, GPT_NORM2 = 6, GPT_UP = 8, GPT_DOWN = 10, GPT_PER_BLOCK = 12 };
 
-/* What the forward pass leaves for the backward pass: x[R,C], mean[R], invstd[R], y[R,C] of a norm. The x are the stream.
-   Norms 2i and 2i+1 are those of block i, the last one is behind all blocks. */
+/* What the forward pass leaves for the backward pass: of a norm x[R,C], which is the stream, mean[R], invstd[R] and
+   y[R,C]. Norms 2i and 2i+1 are those of block i, the last one is behind all blocks. */
 typedef struct gpt_norm { float *x, *mean, *invstd; void* y; } gpt_norm;
 /* Of the rest of a block: [R,3C], the attention weights [B,H,T,T] and the values they mix [R,C], [R,4C], [R,4C]. */
 typedef struct gpt_block { void *qkv, *weights, *mixed, *up, *gelu; } gpt_block;
@@ -42,7 +42,7 @@ typedef struct gpt {
     float *logits, *scores, *dstream, *dnorm;           /* [R,V], [B,H,T,T], [R,C], [R,C] */
     void *dlogits, *dscores, *dqkv, *dwide, *narrow;    /* [R,V], [B,H,T,T], [R,3C], [R,4C], [R,C], all low */
     amp_logger logger;
-    amp_exec exec;
+    amp_exec exec;                                      /* sums = AMP_SUMS_FAST: the processor's matrix unit */
     char* memory;                                       /* every array above lies here */
     size_t used;
 } gpt;
@@ -60,43 +60,34 @@ static void* gpt_take(gpt* g, size_t bytes) {
 static float* gpt_take_f32(gpt* g, size_t count) { return (float*)gpt_take(g, count * sizeof(float)); }
 static void* gpt_take_low(gpt* g, size_t count) { return gpt_take(g, count * amp_dtype_size(g->s.low)); }
 
-/* A vector has 0 columns. */
-static void gpt_take_param(gpt* g, const char* name, size_t rows, size_t columns) {
+/* A matrix begins with uniform numbers of deviation 0.02, a vector (0 columns) with `first` everywhere. */
+static void gpt_take_param(gpt* g, const char* name, size_t rows, size_t columns, float first) {
     amp_param p = { NULL, NULL, g->s.low, NULL, AMP_F32, NULL, NULL, columns ? rows * columns : rows, !columns, name };
     p.master = gpt_take_f32(g, p.count);
     p.grad = gpt_take_f32(g, p.count);
     p.m = gpt_take_f32(g, p.count);
     p.v = gpt_take_f32(g, p.count);
     if (columns && g->s.low != AMP_F32) p.low = gpt_take_low(g, p.count);
+    for (size_t i = 0; g->memory && i < p.count; i++)
+        p.master[i] = columns ? 0.0346f * (2.0f * amp_random_uniform((uint64_t)g->count, i) - 1.0f) : first;
     if (g->memory) g->params[g->count] = p;
     g->count++;
 }
 static void gpt_take_params(gpt* g) {
-    static const struct { const char* name; size_t rows, columns; } block[GPT_PER_BLOCK] = {    /* times C */
-        { "norm1 gain", 1, 0 }, { "norm1 offset", 1, 0 }, { "qkv weight", 3, 1 }, { "qkv bias", 3, 0 },
-        { "project weight", 1, 1 }, { "project bias", 1, 0 }, { "norm2 gain", 1, 0 }, { "norm2 offset", 1, 0 },
-        { "up weight", 4, 1 }, { "up bias", 4, 0 }, { "down weight", 1, 4 }, { "down bias", 1, 0 } };
-    const size_t C = g->s.channels;
+    static const struct { const char* name; size_t rows, columns; float first; } block[GPT_PER_BLOCK] = {
+        { "norm1 gain", 1, 0, 1.0f }, { "norm1 offset", 1, 0, 0.0f }, { "qkv weight", 3, 1, 0.0f },
+        { "qkv bias", 3, 0, 0.0f }, { "project weight", 1, 1, 0.0f }, { "project bias", 1, 0, 0.0f },
+        { "norm2 gain", 1, 0, 1.0f }, { "norm2 offset", 1, 0, 0.0f }, { "up weight", 4, 1, 0.0f },
+        { "up bias", 4, 0, 0.0f }, { "down weight", 1, 4, 0.0f }, { "down bias", 1, 0, 0.0f } };
+    const size_t C = g->s.channels;                     /* the unit of the table */
     g->count = 0;
-    gpt_take_param(g, "tokens", g->s.vocabulary, C);
-    gpt_take_param(g, "positions", g->s.length, C);
-    for (size_t i = 0; i < g->s.blocks * GPT_PER_BLOCK; i++)
-        gpt_take_param(g, block[i % GPT_PER_BLOCK].name, C * block[i % GPT_PER_BLOCK].rows,
-                       C * block[i % GPT_PER_BLOCK].columns);
-    gpt_take_param(g, "last norm gain", C, 0);
-    gpt_take_param(g, "last norm offset", C, 0);
-}
-
-/* The largest that a product asks for: a dense layer has three, of R, its inputs and its outputs in some order. */
-static size_t gpt_workspace(const gpt_shape* s) {
-    const size_t R = s->batch * s->length, C = s->channels, wide[4] = { C, 3 * C, 4 * C, s->vocabulary };
-    size_t most = 0;
-    for (int i = 0; i < 4; i++) {
-        const size_t asked[4] = { amp_gemm_workspace(R, wide[i], C), amp_gemm_workspace(R, C, wide[i]),
-                                  amp_gemm_workspace(wide[i], C, R), amp_gemm_workspace(C, wide[i], R) };
-        for (int k = 0; k < 4; k++) most = asked[k] > most ? asked[k] : most;
-    }
-    return most;
+    gpt_take_param(g, "tokens", g->s.vocabulary, C, 0.0f);
+    gpt_take_param(g, "positions", g->s.length, C, 0.0f);
+    for (size_t n = 0; n < g->s.blocks; n++)
+        for (size_t i = 0; i < GPT_PER_BLOCK; i++)
+            gpt_take_param(g, block[i].name, C * block[i].rows, C * block[i].columns, block[i].first);
+    gpt_take_param(g, "last norm gain", C, 0, 1.0f);
+    gpt_take_param(g, "last norm offset", C, 0, 0.0f);
 }
 
 static void gpt_take_activations(gpt* g) {
@@ -123,33 +114,19 @@ static void gpt_take_activations(gpt* g) {
 }
 
 static void gpt_lay_out(gpt* g) {
-    const size_t blocks = g->s.blocks;
+    const size_t blocks = g->s.blocks, wide = g->s.batch * g->s.length + 4 * g->s.channels + g->s.vocabulary;
     g->used = 0;
     g->params = (amp_param*)gpt_take(g, (GPT_FIRST_BLOCK + blocks * GPT_PER_BLOCK + 2) * sizeof(amp_param));
     g->norms = (gpt_norm*)gpt_take(g, (2 * blocks + 1) * sizeof(gpt_norm));
     g->blocks = (gpt_block*)gpt_take(g, blocks * sizeof(gpt_block));
     gpt_take_params(g);
     gpt_take_activations(g);
-    g->exec.workspace_size = gpt_workspace(&g->s);
+    g->exec.workspace_size = amp_gemm_workspace(wide, wide, wide);      /* no smaller product asks for more */
     g->exec.workspace = gpt_take(g, g->exec.workspace_size);
 }
 
-/* GPT-2's first weights: deviation 0.02, less where a block adds to the stream; gains 1, the rest 0. Uniform numbers
-   instead of normal ones, which take their time. */
-static void gpt_init(gpt* g, uint64_t seed) {
-    const float root3 = 1.7320508f, quiet = 1.0f / sqrtf(2.0f * (float)g->s.blocks);
-    for (int i = 0; i < g->count; i++) {
-        const amp_param* p = &g->params[i];
-        const int kind = i < GPT_FIRST_BLOCK ? -1 : (i - GPT_FIRST_BLOCK) % GPT_PER_BLOCK, matrix = p->group == 0;
-        const float gain = kind == GPT_NORM1 || kind == GPT_NORM2 ? 1.0f : 0.0f;
-        const float range = 0.02f * root3 * (kind == GPT_PROJECT || kind == GPT_DOWN ? quiet : 1.0f);
-        for (size_t k = 0; k < p->count; k++)
-            p->master[k] = matrix ? range * (2.0f * amp_random_uniform(seed + (uint64_t)i, k) - 1.0f) : gain;
-    }
-}
-
 /* Returns 0 without memory. The low copies of the weights are written by amp_optimizer_init. */
-static int gpt_create(gpt* g, const gpt_shape* shape, uint64_t seed) {
+static int gpt_create(gpt* g, const gpt_shape* shape) {
     memset(g, 0, sizeof *g);
     g->s = *shape;
     gpt_lay_out(g);
@@ -158,7 +135,6 @@ static int gpt_create(gpt* g, const gpt_shape* shape, uint64_t seed) {
     gpt_lay_out(g);
     g->logger.log = amp_log_stderr;
     g->exec.logger = &g->logger;
-    gpt_init(g, seed);
     return 1;
 }
 static void gpt_free(gpt* g) { free(g->memory); }
@@ -195,10 +171,12 @@ static void gpt_dense_backward(const gpt* g, const amp_param* p, const void* dy,
 /* --- attention, head by head: weights = softmax(Q K^T / sqrt(D), each token seeing itself and those before it),
    mixed = weights V. Q, K and V are D columns each of qkv's 3C. --- */
 
-/* c = alpha op(a) op(b), of one head: a and b are low */
+/* c = alpha op(a) op(b) of one head, where a and b are low. A workspace would be needed for each thread. */
 static void gpt_gemm(const gpt* g, amp_transpose ta, amp_transpose tb, size_t m, size_t n, size_t k, float alpha,
                      const void* a, size_t lda, const void* b, size_t ldb, void* c, amp_dtype c_dtype, size_t ldc) {
-    amp_gemm(ta, tb, m, n, k, alpha, a, g->s.low, lda, b, g->s.low, ldb, 0.0f, c, c_dtype, ldc, &g->exec);
+    amp_exec exec = g->exec;
+    exec.workspace = NULL;
+    amp_gemm(ta, tb, m, n, k, alpha, a, g->s.low, lda, b, g->s.low, ldb, 0.0f, c, c_dtype, ldc, &exec);
 }
 static void gpt_hide_future(float* scores, size_t T) {
     for (size_t t = 0; t < T; t++)
@@ -233,21 +211,23 @@ static void gpt_head_backward(const gpt* g, const gpt_block* b, size_t n) {
     gpt_gemm(g, AMP_TRANS, AMP_NO_TRANS, T, D, T, alpha, dscores, T, q, W, dk, low, W);
 }
 
-/* --- attention over all heads, and one block: n is its first norm --- */
+/* All heads, several at a time if the compiler has threads. */
+static void gpt_attention(const gpt* g, const gpt_block* b, void (*head)(const gpt*, const gpt_block*, size_t)) {
+    const int64_t count = (int64_t)(g->rows / g->s.length * g->s.heads);
+#ifdef _OPENMP
+#pragma omp parallel for
+#endif
+    for (int64_t n = 0; n < count; n++) head(g, b, (size_t)n);
+}
 
-static void gpt_attention_forward(const gpt* g, const gpt_block* b) {
-    for (size_t n = 0; n < g->rows / g->s.length * g->s.heads; n++) gpt_head_forward(g, b, n);
-}
-static void gpt_attention_backward(const gpt* g, const gpt_block* b) {
-    for (size_t n = 0; n < g->rows / g->s.length * g->s.heads; n++) gpt_head_backward(g, b, n);
-}
+/* --- one block: n is its first norm --- */
 
 static void gpt_block_forward(const gpt* g, const amp_param* p, const gpt_norm* n, const gpt_block* b) {
     const size_t R = g->rows, C = g->s.channels;
     const amp_dtype low = g->s.low;
     gpt_norm_forward(g, p + GPT_NORM1, &n[0]);
     gpt_dense_forward(g, p + GPT_QKV, n[0].y, b->qkv, C, 3 * C);
-    gpt_attention_forward(g, b);
+    gpt_attention(g, b, gpt_head_forward);
     gpt_dense_forward(g, p + GPT_PROJECT, b->mixed, g->narrow, C, C);
     amp_add_forward(n[0].x, AMP_F32, g->narrow, low, n[1].x, AMP_F32, R * C, &g->exec);
     gpt_norm_forward(g, p + GPT_NORM2, &n[1]);
@@ -267,7 +247,7 @@ static void gpt_block_backward(const gpt* g, const amp_param* p, const gpt_norm*
     gpt_norm_backward(g, p + GPT_NORM2, &n[1]);
     amp_convert(g->dwide, low, g->dstream, AMP_F32, R * C);
     gpt_dense_backward(g, p + GPT_PROJECT, g->dwide, b->mixed, g->narrow, C, C);
-    gpt_attention_backward(g, b);
+    gpt_attention(g, b, gpt_head_backward);
     gpt_dense_backward(g, p + GPT_QKV, g->dqkv, n[0].y, g->narrow, C, 3 * C);
     gpt_norm_backward(g, p + GPT_NORM1, &n[0]);
 }

@@ -98,7 +98,7 @@ static void start(gpt* g, amp_dtype low, amp_optimizer* optimizer) {
     d.kind = AMP_ADAMW;
     d.groups = gpt_groups;
     d.group_count = 2;
-    if (!gpt_create(g, &shape, 1)) exit(1);
+    if (!gpt_create(g, &shape)) exit(1);
     test_seed = 1;
     for (int i = 0; i < g->count; i++)
         for (size_t k = 0; k < g->params[i].count; k++) {

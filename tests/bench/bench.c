@@ -702,7 +702,7 @@ static void open_gpt2(const char* shape) {
     rows_of(shape);
     s.batch = o->m; s.length = o->n;
     d.kind = AMP_ADAMW; d.unchecked = 1; d.groups = gpt_groups; d.group_count = 2;
-    if (!gpt_create(&o->gpt, &s, 1)) die("no memory", shape);
+    if (!gpt_create(&o->gpt, &s)) die("no memory", shape);
     if (amp_optimizer_init(&o->optimizer, &d, o->gpt.params, o->gpt.count) != AMP_OK) die("no optimizer", shape);
     amp_scaler_init(&o->scaler, NULL);
     o->tokens = labels_of(o->m * o->n, s.vocabulary);
