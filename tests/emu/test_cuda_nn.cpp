@@ -312,6 +312,18 @@ static void test_pool() {
         }
     for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES) check_pool(POOLS[3], a, b, c, 1);
 }
+/* All pixels lie below zero: what a warp's lanes hold beyond the end of a window is not a pixel. */
+static void test_pool_below_zero() {
+    for (const amp_pool2d_shape& s : POOLS) {
+        ampi_pool_plan p;
+        CHECK(ampi_pool_plan_make(&s, &p, nullptr) == AMP_OK);
+        Tensor x(AMP_F32, p.planes * (size_t)p.h * (size_t)p.w), y(AMP_F32, p.planes * (size_t)p.oh * (size_t)p.ow);
+        x.fill([](size_t) { return test_uniform() - 2.0f; });
+        BOTH(amp_pool2d_forward(&s, x.at(), AMP_F32, y.at(), AMP_F32, nullptr),
+             amp_cuda_pool2d_forward(&s, x.dev, AMP_F32, y.dev, AMP_F32, nullptr));
+        CHECK_BITS(y, 1);
+    }
+}
 /* A NaN is the largest value, the first of several; so is the first of equal values. */
 static void test_pool_first() {
     const amp_pool2d_shape s = { AMP_POOL_MAX, 1, 1, 2, 6, 2, 2, 0, 0, 0, 0, 0 };
@@ -537,6 +549,15 @@ static void test_norm_turns() {
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm_backward, dim3(2), dim3(AMPI_CUDA_BN_BLOCK),
                            AMPI_CUDA_BN_SHARED, k) == AMP_OK);
     CHECK(dx.get() == dx1);
+    k.y = y.dev; k.running_mean = mean.floats(); k.running_var = invstd.floats(); k.training = 0;
+    CHECK(amp_cuda_batch_norm_forward(&q.shape, 0, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, mean.floats(),
+                                      invstd.floats(), nullptr, nullptr, y.dev, AMP_F32, nullptr) == AMP_OK);
+    k.save_mean = k.save_invstd = nullptr;
+    const Bytes y2 = y.get();
+    y.poison();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm, dim3(2), dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED,
+                           k) == AMP_OK);
+    CHECK(y.get() == y2);
 }
 static void test_norm_types() {
     for (amp_dtype a : TYPES) for (amp_dtype p : TYPES) for (amp_dtype b : TYPES)
@@ -573,6 +594,12 @@ static void test_norm_running() {
         fill_channels(x, q);
         run.fill(ordinary);
         var.fill(ordinary);
+        if (momentum != 1.0f) {      /* not even by an infinity, or to a zero of the other sign */
+            x.set(7, INFINITY);
+            x.send();
+            run.set(0, -0.0f);
+            run.send();
+        }
         CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, run.floats(),
                                           var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr)
               == AMP_OK);
@@ -1467,6 +1494,7 @@ int main() {
     TEST(test_dropout_position);
     TEST(test_concat);
     TEST(test_pool);
+    TEST(test_pool_below_zero);
     TEST(test_pool_first);
     TEST(test_norm_sizes);
     TEST(test_norm_turns);
