@@ -464,8 +464,8 @@ static void test_write() {
     d.logger = &GPU_EAR;
     CHECK(amp_scaler_init(&foreign, &d) == AMP_OK);
     REFUSED(amp_cuda_scaler_write(s.gpu, &foreign, &s.exec), AMP_ERR_ARGUMENT, "another rule");
-    CHECK(amp_cuda_scaler_write(nullptr, &host, &s.exec) == AMP_ERR_ARGUMENT
-          && amp_cuda_scaler_write(s.gpu, nullptr, &s.exec) == AMP_ERR_ARGUMENT);
+    REFUSED(amp_cuda_scaler_write(nullptr, &host, &s.exec), AMP_ERR_ARGUMENT, "write: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_write(s.gpu, nullptr, &s.exec), AMP_ERR_ARGUMENT, "write: host is NULL");
 }
 
 /* --- misuse --------------------------------------------------------------------------------------------------- */
@@ -522,10 +522,12 @@ static void test_refused_descs() {
     REFUSED(amp_cuda_scaler_create(nullptr, nullptr, &exec), AMP_ERR_ARGUMENT, "out is NULL");
     amp_cuda_scaler_destroy(nullptr);
     CHECK(amp_cuda_scaler_loss_scale(nullptr) == nullptr && amp_cuda_scaler_device_state(nullptr) == nullptr);
-    CHECK(amp_cuda_scaler_update(nullptr, &exec) == AMP_ERR_ARGUMENT
-          && amp_cuda_scaler_read(nullptr, &cpu, &exec) == AMP_ERR_ARGUMENT);
-    CHECK(amp_cuda_scaler_check(nullptr, nullptr, &exec) == AMP_ERR_ARGUMENT
-          && amp_cuda_scaler_report_overflow(nullptr, &exec) == AMP_ERR_ARGUMENT);
+    REFUSED(amp_cuda_scaler_update(nullptr, &exec), AMP_ERR_ARGUMENT, "update: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_read(nullptr, &cpu, &exec), AMP_ERR_ARGUMENT, "read: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_check(nullptr, nullptr, &exec), AMP_ERR_ARGUMENT, "check: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_unscale(nullptr, nullptr, &exec), AMP_ERR_ARGUMENT, "unscale: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_report_overflow(nullptr, &exec), AMP_ERR_ARGUMENT, "overflow: the scaler is NULL");
+    CHECK(amp_cuda_scaler_update(nullptr, nullptr) == AMP_ERR_ARGUMENT);
 }
 
 /* The order of calls, as the CPU has it. */
