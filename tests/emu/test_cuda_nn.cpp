@@ -30,6 +30,11 @@ struct Bounded {
     }
 };
 
+/* The smallest number that rounds to infinity: half a unit above the largest of the type. */
+static double overflow_of(amp_dtype t) {
+    return std::ldexp(1 - unit_of(t) / 2, t == AMP_F16 ? 16 : 128);
+}
+
 /* Terms of the second order are far below the hundredth that is added. */
 static void check_bounded(const char* what, const Tensor& t, const Bounded& b) {
     const std::vector<double> got = t.values();
@@ -39,6 +44,8 @@ static void check_bounded(const char* what, const Tensor& t, const Bounded& b) {
     for (size_t i = 0; i < t.n; i++) {
         const double allowed = 1.01 * b.error[i] + unit_of(t.type) * fabs(got[i]) + tiny_of(t.type);
         if (std::isnan(b.value[i]) && std::isnan(got[i])) continue;
+        if (std::isinf(got[i]) && got[i] * b.value[i] > 0
+            && fabs(b.value[i]) + 1.01 * b.error[i] >= overflow_of(t.type)) continue;
         const double off = fabs(got[i] - b.value[i]) / allowed;
         if (off <= 1) continue;
         bad++;
@@ -207,6 +214,30 @@ static void test_concat() {
             check_concat(a, b, 9, 1001, 1030, 29, shift);
             check_concat(a, b, 400, 3, 3, 0, shift);
         }
+}
+
+/* --- places -------------------------------------------------------------------------------- */
+
+static __global__ void divide_kernel(uint32_t* x, ampi_cuda_divisor by, unsigned n) {
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = ampi_d_divide(x[i], by);
+}
+/* A division by multiplication is exact for all numbers below 2^31: first of all around the multiples. */
+static void test_division() {
+    for (uint32_t d : { 1u, 2u, 3u, 5u, 7u, 10u, 641u, 65535u, 65537u, 0x40000001u, 0x7fffffffu }) {
+        std::vector<uint32_t> x, quotients;
+        for (uint32_t k = 0; k < 100; k++)
+            for (uint32_t multiple : { k, 0x7fffffffu / d - k, test_random() % (0x7fffffffu / d + 1) })
+                for (uint32_t near : { multiple * d - 1, multiple * d, multiple * d + 1 })
+                    if (near <= 0x7fffffffu) x.push_back(near);
+        for (uint32_t u : x) quotients.push_back(u / d);
+        Tensor t(AMP_F32, x.size());
+        fill_bits(t, x);
+        CHECK(ampi_cuda_launch(nullptr, "test", divide_kernel, dim3((unsigned)x.size() / 256 + 1), dim3(256), 0,
+                               (uint32_t*)t.dev, ampi_cuda_divisor_of(d), (unsigned)x.size()) == AMP_OK);
+        memcpy(t.at(), quotients.data(), t.bytes);
+        CHECK_BITS(t, 1);
+    }
 }
 
 /* --- pooling ------------------------------------------------------------------------------- */
@@ -1493,6 +1524,7 @@ int main() {
     TEST(test_dropout);
     TEST(test_dropout_position);
     TEST(test_concat);
+    TEST(test_division);
     TEST(test_pool);
     TEST(test_pool_below_zero);
     TEST(test_pool_first);
