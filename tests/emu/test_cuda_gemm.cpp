@@ -435,18 +435,27 @@ static void test_bias_and_epilogue() {
 
 /* Zeroed fields of a description: packed rows, one product, alpha 1. */
 static void test_desc_defaults() {
-    Problem p(Spec(11, 13, 17, AMP_F16, AMP_F16, AMP_F32));
-    amp_cuda_gemm_desc d = desc_of(p);
-    amp_exec e = quiet_exec();
-    d.alpha = 0;
-    d.lda = d.ldb = d.ldc = d.batch = 0;
-    d.c_dtype = AMP_DTYPE_DEFAULT;
-    p.c.data.upload();
-    CHECK(amp_cuda_gemm_with(&d, &e) == AMP_OK);
-    check_same(p, p.c.data.download(), expected(p), "defaults");
-    CHECK(amp_cuda_gemm_with(&d, nullptr) == AMP_OK);
-    check_same(p, p.c.data.download(), expected(p), "no exec");
+    for (unsigned form = 0; form < 4; form++) {
+        Problem p(Spec(11, 13, 17, AMP_F16, AMP_F16, AMP_F32).trans(form));
+        amp_cuda_gemm_desc d = desc_of(p);
+        amp_exec e = quiet_exec();
+        d.alpha = 0;
+        d.lda = d.ldb = d.ldc = d.batch = 0;
+        d.c_dtype = AMP_DTYPE_DEFAULT;
+        p.c.data.upload();
+        CHECK(amp_cuda_gemm_with(&d, &e) == AMP_OK);
+        check_same(p, p.c.data.download(), expected(p), "defaults");
+        CHECK(amp_cuda_gemm_with(&d, nullptr) == AMP_OK);
+        check_same(p, p.c.data.download(), expected(p), "no exec");
+    }
 }
+
+#if !defined(AMP_CUDA_EMU)
+/* More products than a grid's second side has blocks. A minute on the emulator. */
+static void test_huge_batch() {
+    for (unsigned t = 0; t < 3; t++) check_bits(Spec(1, 1, 2, TYPES[t], TYPES[t], AMP_F32).many(70000, APART));
+}
+#endif
 
 /* --- tests: k cut into pieces -------------------------------------------------------------------- */
 
@@ -907,6 +916,9 @@ int main() {
     TEST(test_batched);
     TEST(test_bias_and_epilogue);
     TEST(test_desc_defaults);
+#if !defined(AMP_CUDA_EMU)
+    TEST(test_huge_batch);
+#endif
     TEST(test_long_k);
     TEST(test_order_of_pieces);
     TEST(test_engines);
