@@ -1414,16 +1414,17 @@ typedef struct amp_file_desc {
 
 /* Writes a safetensors file: to "<path>.tmp", flushed, then renamed, so that `path` is either the old
    file or the whole new one. Names, keys and values are UTF-8. Tensors with larger elements come first in
-   the file, so that each is aligned. AMP_ERR_IO, AMP_ERR_ARGUMENT (no name, a name twice, rank, count),
-   AMP_ERR_DTYPE, AMP_ERR_MEMORY. */
+   the file, so that each is aligned. The CRC-32 of each is a text of the file, "amp.crc32.<name>".
+   AMP_ERR_IO, AMP_ERR_ARGUMENT (no name, a name twice, rank, count), AMP_ERR_DTYPE, AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_text* texts, int text_count, const amp_file_desc* desc);
 /* Reads tensors by name into the given memory. Type, rank and shape must be those of the file. The whole
    header is checked (sizes, offsets, overlaps, names) before anything is written to the tensors, and data
-   is read before it is copied, so an error changes nothing: AMP_ERR_FORMAT, AMP_ERR_IO, AMP_ERR_MEMORY,
-   AMP_ERR_ARGUMENT (also a name asked for twice), AMP_ERR_DTYPE. Tensors of the file that are not asked for
-   may have any type and are stepped over. A hostile file costs at most an error and, for a moment, memory
-   of six times its header (100 MB at most). */
+   is read before it is copied, so an error changes nothing: AMP_ERR_FORMAT (also data that has not the
+   CRC-32 of the file, where that has one: who changes a tensor in a file drops this text), AMP_ERR_IO,
+   AMP_ERR_MEMORY, AMP_ERR_ARGUMENT (also a name asked for twice), AMP_ERR_DTYPE. Tensors of the file that
+   are not asked for may have any type and are stepped over. A hostile file costs at most an error and, for a
+   moment, memory of six times its header (100 MB at most). */
 AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_desc* desc);
 /* Copies one metadata text (with its final 0) to out. AMP_ERR_FORMAT if the file is not sound, there is
@@ -1435,8 +1436,9 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
    and skip counts, random-number position. Resuming gives the same bits as never having stopped.
    AMP_ERR_STATE between the micro-batches of a step. Loading needs a model built and finalized the same
    way; names, shapes, level, seed, optimizer settings (but the base learning rate, which is loaded) and
-   scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes. Saving
-   needs memory for a copy of the largest tensor, loading of all. */
+   scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so too
+   if a tensor, the scaler, the step, the rate or the position is damaged (CRC-32). Saving needs memory for
+   a copy of the largest tensor, loading of all. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
@@ -9841,15 +9843,31 @@ AMPI_FN uint64_t ampi_get64(const unsigned char* p) {
     return (uint64_t)ampi_get32(p) | (uint64_t)ampi_get32(p + 4) << 32;
 }
 
-/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected), bit by bit. */
-AMPI_FN uint32_t ampi_crc32(const unsigned char* p, size_t n) {
-    uint32_t crc = 0xffffffffu;
-    size_t i;
-    int bit;
-    for (i = 0; i < n; i++) {
-        crc ^= p[i];
-        for (bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)));
+/* Row k: what a byte does to the remainder when k more bytes follow. */
+AMPI_FN void ampi_crc32_table(uint32_t table[8][256]) {
+    uint32_t byte, crc;
+    int k;
+    for (byte = 0; byte < 256; byte++) {
+        for (crc = byte, k = 0; k < 8; k++) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)));
+        table[0][byte] = crc;
     }
+    for (k = 1; k < 8; k++)
+        for (byte = 0; byte < 256; byte++)
+            table[k][byte] = table[k - 1][byte] >> 8 ^ table[0][table[k - 1][byte] & 0xffu];
+}
+/* CRC-32 (ISO-HDLC, polynomial 0xEDB88320 reflected) of bytes with the CRC `crc` (0 = none) and n more, eight at
+   a time. */
+AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
+    const unsigned char* p = (const unsigned char*)bytes;
+    uint32_t table[8][256];
+    ampi_crc32_table(table);
+    for (crc = ~crc; n >= 8; p += 8, n -= 8) {
+        uint32_t low = crc ^ ampi_get32(p), high = ampi_get32(p + 4);
+        crc = table[7][low & 0xffu] ^ table[6][low >> 8 & 0xffu] ^ table[5][low >> 16 & 0xffu]
+            ^ table[4][low >> 24] ^ table[3][high & 0xffu] ^ table[2][high >> 8 & 0xffu]
+            ^ table[1][high >> 16 & 0xffu] ^ table[0][high >> 24];
+    }
+    for (; n > 0; n--) crc = crc >> 8 ^ table[0][(crc ^ *p++) & 0xffu];
     return ~crc;
 }
 
@@ -9888,7 +9906,7 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     ampi_put32(p + 76, (uint32_t)s->state.consecutive_skips);
     ampi_put64(p + 80, (uint64_t)s->state.applied);
     ampi_put64(p + 88, (uint64_t)s->state.skipped);
-    ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(p, AMPI_SCALER_CRC_AT));
+    ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
     return AMP_OK;
 }
 
@@ -9914,7 +9932,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
                          AMP_SCALER_STATE_BYTES, bytes ? (unsigned long)size : 0ul);
     ampi_scaler_put_head(&s->rule, head);
     if (memcmp(p, head, 8) != 0 ||
-        ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(p, AMPI_SCALER_CRC_AT))
+        ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(0, p, AMPI_SCALER_CRC_AT))
         return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: not a scaler state of this version, or damaged");
     if (memcmp(p, head, sizeof head) != 0)
@@ -13195,10 +13213,13 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
                  "__metadata__": {"key": "text", ...}   (optional)
      the rest  data, row-major, little-endian, found through the offsets; it has neither holes nor overlaps
                nor anything behind the last tensor.
+   The CRC-32 of a tensor's bytes is the text "amp.crc32.<name>" of __metadata__, in eight hexadecimal digits.
    A file may come from anywhere, so nothing in it is believed before it was compared with something else,
    nothing recurses, and the work is at most n log n in the size of the header. */
 #define AMPI_FILE_MAX_HEADER 100000000u   /* the limit of the format's own library */
 #define AMPI_FILE_MAX_RANK 4
+#define AMPI_CRC_KEY "amp.crc32."
+#define AMPI_CRC_KEY_LENGTH (sizeof AMPI_CRC_KEY - 1)
 
 /* Every type of the format, because tensors that nobody asked for must be measured too. The first four are
    ours. */
@@ -13337,6 +13358,37 @@ AMPI_FN const char* ampi_show_shape(uint64_t rank, const uint64_t* shape, char o
     return out;
 }
 
+/* Bytes as text and back. */
+AMPI_FN void ampi_hex_encode(const unsigned char* bytes, size_t n, char* out) {
+    size_t i;
+    for (i = 0; i < n; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+}
+AMPI_FN int ampi_hex_decode(const char* text, unsigned char* bytes, size_t n) {
+    static const char digits[] = "0123456789abcdef";
+    size_t i;
+    if (strlen(text) != 2 * n) return 0;
+    for (i = 0; i < 2 * n; i++) {
+        const char* d = strchr(digits, text[i]);
+        if (!d) return 0;
+        bytes[i / 2] = (unsigned char)(i % 2 ? bytes[i / 2] << 4 | (d - digits) : d - digits);
+    }
+    return 1;
+}
+/* A number of exactly eight digits. */
+AMPI_FN int ampi_hex_number(const char* text, uint32_t* out) {
+    unsigned char b[4];
+    if (!ampi_hex_decode(text, b, 4)) return 0;
+    *out = (uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 | (uint32_t)b[2] << 8 | b[3];
+    return 1;
+}
+
+/* A CRC-32 as text. */
+#define AMPI_CRC_TEXT 9
+AMPI_FN const char* ampi_show_crc(uint32_t crc, char out[AMPI_CRC_TEXT]) {
+    snprintf(out, AMPI_CRC_TEXT, "%08lx", (unsigned long)crc);
+    return out;
+}
+
 /* What errno says; some C libraries leave it at 0. */
 AMPI_FN const char* ampi_error_text(int error_number) {
     return error_number ? strerror(error_number) : "unknown cause";
@@ -13426,6 +13478,8 @@ AMPI_FN amp_result ampi_file_check_texts(const amp_file_text* texts, int count, 
     for (i = 0; i < count; i++)
         if (!texts[i].key || !texts[i].value || !ampi_is_utf8(texts[i].key) || !ampi_is_utf8(texts[i].value))
             return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: text %d has no key or value in UTF-8", i);
+        else if (strncmp(texts[i].key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0)
+            return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: text %d: keys with " AMPI_CRC_KEY " are reserved", i);
     return AMP_OK;
 }
 
@@ -13453,10 +13507,10 @@ AMPI_FN void ampi_sink_number(ampi_sink* s, uint64_t n) {
 /* What JSON does not allow to stand for itself in a string. */
 AMPI_FN int ampi_needs_escape(char c) { return c == '"' || c == '\\' || (unsigned char)c < 0x20; }
 
-/* A string in quotes: runs of plain characters as they are, the others as \u00XX, which is always allowed. */
-AMPI_FN void ampi_put_json_string(ampi_sink* s, const char* text) {
+/* A string in quotes, of two parts: runs of plain characters as they are, the others as \u00XX, which is always
+   allowed. */
+AMPI_FN void ampi_put_json_part(ampi_sink* s, const char* text) {
     char escape[8];
-    ampi_sink_put(s, "\"", 1);
     while (*text) {
         size_t run = 0;
         while (text[run] && !ampi_needs_escape(text[run])) run++;
@@ -13466,7 +13520,12 @@ AMPI_FN void ampi_put_json_string(ampi_sink* s, const char* text) {
         snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(unsigned char)*text++);
         ampi_sink_put(s, escape, 6);
     }
-    ampi_sink_put(s, "\"", 1);
+}
+AMPI_FN void ampi_put_json_string(ampi_sink* s, const char* first, const char* second) {
+    ampi_sink_text(s, "\"");
+    ampi_put_json_part(s, first);
+    ampi_put_json_part(s, second);
+    ampi_sink_text(s, "\"");
 }
 
 /* What a file is made of. fetch brings a tensor's data into host memory; NULL = it is there already. */
@@ -13475,6 +13534,7 @@ typedef struct ampi_file_content {
     int count;
     const amp_file_text* texts;
     int text_count;
+    uint32_t* crcs;      /* of each tensor, known when its data has been written; 0 before */
     amp_result (*fetch)(void* user_data, const amp_file_tensor* t, const void** host);
     void* user_data;
 } ampi_file_content;
@@ -13491,7 +13551,7 @@ AMPI_FN int ampi_next_tensor(const ampi_file_content* c, int* i, size_t* element
 /* "name":{"dtype":"F32","shape":[2,3],"data_offsets":[begin,end]} */
 AMPI_FN void ampi_put_tensor_header(ampi_sink* s, const amp_file_tensor* t, uint64_t begin) {
     int k;
-    ampi_put_json_string(s, t->tensor.name);
+    ampi_put_json_string(s, t->tensor.name, "");
     ampi_sink_text(s, ":{\"dtype\":\"");
     ampi_sink_text(s, ampi_file_type_of(t->tensor.dtype)->name);
     ampi_sink_text(s, "\",\"shape\":[");
@@ -13506,15 +13566,18 @@ AMPI_FN void ampi_put_tensor_header(ampi_sink* s, const amp_file_tensor* t, uint
     ampi_sink_text(s, "]}");
 }
 
-/* "__metadata__":{"key":"value",...} */
+/* "__metadata__":{"key":"value",...,"amp.crc32.name":"01234567",...} */
 AMPI_FN void ampi_put_texts(ampi_sink* s, const ampi_file_content* c) {
+    char crc[AMPI_CRC_TEXT];
     int i;
     ampi_sink_text(s, "\"__metadata__\":{");
-    for (i = 0; i < c->text_count; i++) {
+    for (i = 0; i < c->text_count + c->count; i++) {
+        const int tensor = i - c->text_count;
         if (i) ampi_sink_text(s, ",");
-        ampi_put_json_string(s, c->texts[i].key);
+        if (tensor < 0) ampi_put_json_string(s, c->texts[i].key, "");
+        else ampi_put_json_string(s, AMPI_CRC_KEY, c->tensors[tensor].tensor.name);
         ampi_sink_text(s, ":");
-        ampi_put_json_string(s, c->texts[i].value);
+        ampi_put_json_string(s, tensor < 0 ? c->texts[i].value : ampi_show_crc(c->crcs[tensor], crc), "");
     }
     ampi_sink_text(s, "}");
 }
@@ -13523,9 +13586,9 @@ AMPI_FN void ampi_put_texts(ampi_sink* s, const ampi_file_content* c) {
 AMPI_FN void ampi_put_header(ampi_sink* s, const ampi_file_content* c) {
     uint64_t begin = 0, start = s->bytes;
     size_t element = 8;
-    int i = -1, first = c->text_count == 0;
+    int i = -1, first = c->text_count == 0 && c->count == 0;
     ampi_sink_text(s, "{");
-    if (c->text_count > 0) ampi_put_texts(s, c);
+    if (!first) ampi_put_texts(s, c);
     while (ampi_next_tensor(c, &i, &element)) {
         if (!first) ampi_sink_text(s, ",");
         first = 0;
@@ -13536,22 +13599,33 @@ AMPI_FN void ampi_put_header(ampi_sink* s, const ampi_file_content* c) {
     while ((s->bytes - start) % 8) ampi_sink_text(s, " ");
 }
 
-/* The elements in the file's byte order; on a big-endian machine by way of a small buffer, since the caller's
-   data is not ours to change. */
-AMPI_FN void ampi_put_data(ampi_sink* s, const void* data, size_t bytes, size_t element) {
+/* The elements in the file's byte order, and their CRC-32; on a big-endian machine by way of a small buffer, since
+   the caller's data is not ours to change. */
+AMPI_FN uint32_t ampi_put_data(ampi_sink* s, const void* data, size_t bytes, size_t element) {
     const unsigned char* p = (const unsigned char*)data;
     unsigned char chunk[4096];
+    uint32_t crc = 0;
     size_t i, n;
     if (ampi_is_little_endian()) {
         ampi_sink_put(s, data, bytes);
-        return;
+        return ampi_crc32(0, data, bytes);
     }
     for (i = 0; i < bytes; i += n) {
         n = bytes - i < sizeof chunk ? bytes - i : sizeof chunk;
         memcpy(chunk, p + i, n);
         ampi_swap_endian(chunk, n, element);
         ampi_sink_put(s, chunk, n);
+        crc = ampi_crc32(crc, chunk, n);
     }
+    return crc;
+}
+
+/* The header once more, now that the CRCs are known: it is as long as before. */
+AMPI_FN void ampi_put_header_again(ampi_sink* s, const ampi_file_content* c) {
+    errno = 0;
+    if (s->failed || fseek(s->stream, 8, SEEK_SET) == 0) { ampi_put_header(s, c); return; }
+    s->failed = 1;
+    s->error_number = errno;
 }
 
 /* The whole file. A failed write is remembered in the sink. */
@@ -13568,8 +13642,9 @@ AMPI_FN amp_result ampi_put_file(ampi_sink* s, const ampi_file_content* c, uint6
             amp_result r = c->fetch(c->user_data, &c->tensors[i], &host);
             if (r != AMP_OK) return r;
         }
-        ampi_put_data(s, host, ampi_file_bytes(&c->tensors[i]), element);
+        c->crcs[i] = ampi_put_data(s, host, ampi_file_bytes(&c->tensors[i]), element);
     }
+    ampi_put_header_again(s, c);
     return AMP_OK;
 }
 
@@ -13657,28 +13732,29 @@ AMPI_FN amp_result ampi_file_check_names(const ampi_file_content* c, const amp_a
 }
 
 /* All checks first, then the length of the header, then the file. */
-AMPI_FN amp_result ampi_file_save(const char* path, const ampi_file_content* c, const amp_allocator* a,
+AMPI_FN amp_result ampi_file_save(const char* path, ampi_file_content* c, const amp_allocator* a,
                                   const amp_logger* log) {
     ampi_sink measure = { NULL, 0, 0, 0 };
     amp_result r = ampi_file_check_tensors(path, c->tensors, c->count, log);
-    size_t length;
+    size_t length, count = (size_t)c->count;
     char* temporary;
     if (r == AMP_OK) r = ampi_file_check_texts(c->texts, c->text_count, log);
     if (r == AMP_OK) r = ampi_file_check_names(c, a, log);
     if (r != AMP_OK) return r;
-    ampi_put_header(&measure, c);
-    if (measure.bytes > AMPI_FILE_MAX_HEADER)
-        return ampi_fail(log, AMP_ERR_ARGUMENT,
-                         "checkpoint: names and texts make a header of %.0f bytes; %u are allowed",
-                         (double)measure.bytes, AMPI_FILE_MAX_HEADER);
     length = strlen(path);
-    temporary = (char*)ampi_alloc(a, length + 5);
-    if (!temporary)
-        return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for the name of a temporary file");
+    c->crcs = (uint32_t*)ampi_alloc(a, count * sizeof *c->crcs + length + 5);
+    if (!c->crcs)
+        return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for checksums and the name of a temporary file");
+    memset(c->crcs, 0, count * sizeof *c->crcs);
+    temporary = (char*)(c->crcs + count);
     memcpy(temporary, path, length);
     memcpy(temporary + length, ".tmp", 5);
-    r = ampi_file_write(path, temporary, c, measure.bytes, log);
-    ampi_free(a, temporary);
+    ampi_put_header(&measure, c);
+    if (measure.bytes <= AMPI_FILE_MAX_HEADER) r = ampi_file_write(path, temporary, c, measure.bytes, log);
+    else r = ampi_fail(log, AMP_ERR_ARGUMENT,
+                       "checkpoint: names and texts make a header of %.0f bytes; %u are allowed",
+                       (double)measure.bytes, AMPI_FILE_MAX_HEADER);
+    ampi_free(a, c->crcs);
     return r;
 }
 
@@ -13840,6 +13916,8 @@ typedef struct ampi_file_entry {
     uint64_t count, begin, end;
     int      wanted;                            /* 1 = to be read to offset `place` of the staging memory */
     size_t   place;
+    int      has_crc;
+    uint32_t crc;
 } ampi_file_entry;
 
 /* An open file. */
@@ -13996,6 +14074,26 @@ AMPI_FN int ampi_place_less(const void* a, const void* b) {
     return x->begin < y->begin || (x->begin == y->begin && x->end < y->end);
 }
 
+/* The texts that hold a CRC-32. Without its tensor such a text says nothing. */
+AMPI_FN amp_result ampi_file_take_crcs(ampi_file* f) {
+    char shown[AMPI_SHOWN];
+    size_t i;
+    for (i = 0; i < f->text_count; i++) {
+        const amp_file_text* t = &f->texts[i];
+        void* found;
+        ampi_file_entry* e;
+        if (strncmp(t->key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) != 0) continue;
+        found = ampi_find_name(f->entries, f->count, sizeof *e, t->key + AMPI_CRC_KEY_LENGTH);
+        if (!found) continue;
+        e = (ampi_file_entry*)found;
+        e->has_crc = 1;
+        if (!ampi_hex_number(t->value, &e->crc))
+            return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': text '%s' is not eight hexadecimal digits",
+                             f->path, ampi_show(t->key, shown));
+    }
+    return AMP_OK;
+}
+
 /* Names and keys are unique; the tensors cover the data from 0 to data_bytes exactly once. Ends sorted by
    name. */
 AMPI_FN amp_result ampi_file_check(ampi_file* f) {
@@ -14016,7 +14114,7 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
     }
     twice = ampi_sort_names(f->entries, f->count, sizeof *f->entries);
     if (!twice && f->texts) twice = ampi_sort_names(f->texts, f->text_count, sizeof *f->texts);
-    if (!twice) return AMP_OK;
+    if (!twice) return ampi_file_take_crcs(f);
     return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s': the name '%s' occurs twice", f->path,
                      ampi_show(twice, shown));
 }
@@ -14138,6 +14236,22 @@ AMPI_FN amp_result ampi_file_want(ampi_file* f, const amp_file_tensor* t, size_t
     return AMP_OK;
 }
 
+/* Reads one tensor; its bytes must be those that were written. */
+AMPI_FN amp_result ampi_file_read_tensor(ampi_file* f, const ampi_file_entry* e, char* place) {
+    size_t bytes = (size_t)(e->end - e->begin);
+    char shown[AMPI_SHOWN];
+    amp_result r = AMP_OK;
+    uint32_t crc;
+    if (bytes > 0) r = ampi_file_get(f, place, bytes, ampi_show(e->name, shown));
+    if (r != AMP_OK) return r;
+    if (e->has_crc && (crc = ampi_crc32(0, place, bytes)) != e->crc)
+        return ampi_fail(f->logger, AMP_ERR_FORMAT,
+                         "checkpoint: '%s': tensor '%s' is damaged: its CRC-32 is %08lx, the file says %08lx", f->path,
+                         ampi_show(e->name, shown), (unsigned long)crc, (unsigned long)e->crc);
+    if (!ampi_is_little_endian()) ampi_swap_endian(place, bytes, e->type->bits / 8);
+    return AMP_OK;
+}
+
 /* Reads the wanted tensors to their places and steps over the others. */
 AMPI_FN amp_result ampi_file_read_data(ampi_file* f, char* staging) {
     amp_result r = AMP_OK;
@@ -14145,12 +14259,9 @@ AMPI_FN amp_result ampi_file_read_data(ampi_file* f, char* staging) {
     ampi_sort(f->entries, f->count, sizeof *f->entries, ampi_place_less);
     for (i = 0; i < f->count && r == AMP_OK; i++) {
         const ampi_file_entry* e = &f->entries[i];
-        size_t bytes = (size_t)(e->end - e->begin);
         char shown[AMPI_SHOWN];
-        if (!e->wanted) r = ampi_file_skip(f, e->end - e->begin, ampi_show(e->name, shown));
-        else if (bytes > 0) r = ampi_file_get(f, staging + e->place, bytes, ampi_show(e->name, shown));
-        if (r == AMP_OK && e->wanted && !ampi_is_little_endian())
-            ampi_swap_endian(staging + e->place, bytes, e->type->bits / 8);
+        r = e->wanted ? ampi_file_read_tensor(f, e, staging + e->place)
+                      : ampi_file_skip(f, e->end - e->begin, ampi_show(e->name, shown));
     }
     return r == AMP_OK ? ampi_file_expect_end(f) : r;
 }
@@ -14341,23 +14452,6 @@ AMPI_FN amp_result ampi_state_list_make(ampi_state_list* s, amp_model* m) {
     return AMP_OK;
 }
 
-/* Scaler bytes as text and back. */
-AMPI_FN void ampi_hex_encode(const unsigned char* bytes, size_t n, char* out) {
-    size_t i;
-    for (i = 0; i < n; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
-}
-AMPI_FN int ampi_hex_decode(const char* text, unsigned char* bytes, size_t n) {
-    static const char digits[] = "0123456789abcdef";
-    size_t i;
-    if (strlen(text) != 2 * n) return 0;
-    for (i = 0; i < 2 * n; i++) {
-        const char* d = strchr(digits, text[i]);
-        if (!d) return 0;
-        bytes[i / 2] = (unsigned char)(i % 2 ? bytes[i / 2] << 4 | (d - digits) : d - digits);
-    }
-    return 1;
-}
-
 /* What both directions need: a finalized model with parameters, between two steps. */
 AMPI_FN amp_result ampi_checkpoint_ready(amp_model* m, const char* path) {
     if (!m) return AMP_ERR_ARGUMENT;
@@ -14385,7 +14479,9 @@ AMPI_FN amp_result ampi_checkpoint_fetch(void* user_data, const amp_file_tensor*
 AMPI_FN amp_result ampi_checkpoint_write(amp_model* m, const char* path, const ampi_state_list* s,
                                          const char* scaler) {
     const amp_allocator* a = ampi_model_allocator(m);
-    amp_file_text texts[AMPI_MAX_FIELDS + 1];
+    amp_file_text texts[AMPI_MAX_FIELDS + 2];
+    char crc_text[AMPI_CRC_TEXT];
+    uint32_t crc = 0;
     ampi_fields fields;
     ampi_fetcher fetcher;
     ampi_file_content c;
@@ -14395,9 +14491,12 @@ AMPI_FN amp_result ampi_checkpoint_write(amp_model* m, const char* path, const a
     for (i = 0; i < fields.count; i++) {
         texts[i].key = fields.list[i].key;
         texts[i].value = fields.list[i].text;
+        if (i < fields.state_count) crc = ampi_crc32(crc, texts[i].value, strlen(texts[i].value) + 1);
     }
     texts[i].key = "amp.scaler";
     texts[i].value = scaler;
+    texts[i + 1].key = "amp.crc32";
+    texts[i + 1].value = ampi_show_crc(crc, crc_text);
     fetcher.m = m;
     fetcher.host = ampi_alloc(a, s->largest);
     if (!fetcher.host)
@@ -14406,7 +14505,8 @@ AMPI_FN amp_result ampi_checkpoint_write(amp_model* m, const char* path, const a
     c.tensors = s->tensors;
     c.count = s->count;
     c.texts = texts;
-    c.text_count = fields.count + 1;
+    c.text_count = fields.count + 2;
+    c.crcs = NULL;
     c.fetch = ampi_checkpoint_fetch;
     c.user_data = &fetcher;
     r = ampi_file_save(path, &c, a, &m->op_logger);
@@ -14432,10 +14532,9 @@ AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path) {
 
 /* A field's text as a person would write it. */
 AMPI_FN const char* ampi_show_field(const char* text, int is_float, char out[AMPI_SHOWN]) {
-    unsigned char b[4];
-    if (!is_float || !ampi_hex_decode(text, b, 4)) return ampi_show(text, out);
-    snprintf(out, AMPI_SHOWN, "%.9g",
-             (double)ampi_float((uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 | (uint32_t)b[2] << 8 | b[3]));
+    uint32_t bits;
+    if (!is_float || !ampi_hex_number(text, &bits)) return ampi_show(text, out);
+    snprintf(out, AMPI_SHOWN, "%.9g", (double)ampi_float(bits));
     return out;
 }
 
@@ -14483,17 +14582,32 @@ AMPI_FN int ampi_parse_decimal(const char* text, uint64_t* out) {
     return text[0] >= '0' && text[0] <= '9' && ampi_json_number(&j, out) && j.at == j.end;
 }
 
+/* The CRC-32 of the state's texts, each with its final 0, in the file. */
+AMPI_FN uint32_t ampi_checkpoint_state_crc(const ampi_file* f) {
+    static const char* const keys[] = { "amp.step", "amp.lr", "amp.pass" };
+    uint32_t crc = 0;
+    int i;
+    for (i = 0; i < 3; i++) {
+        const char* text = ampi_file_text_at(f, keys[i]);
+        crc = ampi_crc32(crc, text, strlen(text) + 1);
+    }
+    return crc;
+}
+
 /* The numbers that loading sets. The rate must be one that an optimizer can have: finite, not negative. */
 AMPI_FN amp_result ampi_checkpoint_read_state(amp_model* m, const ampi_file* f, ampi_restored* out) {
-    unsigned char b[4];
+    const char* crc = ampi_file_text_at(f, "amp.crc32");
+    char computed[AMPI_CRC_TEXT], shown[AMPI_SHOWN];
     uint64_t step = 0;
     uint32_t lr = 0xffffffffu;
-    if (ampi_hex_decode(ampi_file_text_at(f, "amp.lr"), b, 4))
-        lr = (uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 | (uint32_t)b[2] << 8 | b[3];
-    if (lr >= 0x7f800000u || !ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) || step >> 62
+    if (!ampi_hex_number(ampi_file_text_at(f, "amp.lr"), &lr) || lr >= 0x7f800000u
+        || !ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) || step >> 62
         || !ampi_parse_decimal(ampi_file_text_at(f, "amp.pass"), &out->passes))
         return ampi_model_fail(m, AMP_ERR_FORMAT,
                                "checkpoint: '%s': amp.step, amp.lr or amp.pass is malformed", f->path);
+    if (crc && strcmp(crc, ampi_show_crc(ampi_checkpoint_state_crc(f), computed)) != 0)
+        return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.lr and amp.pass have "
+                               "the CRC-32 %s, amp.crc32 says %s", f->path, computed, ampi_show(crc, shown));
     out->step = (int64_t)step;
     out->lr = ampi_float(lr);
     return AMP_OK;

@@ -431,6 +431,11 @@ AMPI_FN cudaStream_t ampi_cuda_stream(const amp_exec* exec) {
 }
 AMPI_FN amp_cuda* ampi_cuda_context(const amp_exec* exec) { return exec ? (amp_cuda*)exec->context : NULL; }
 
+/* An object or a result that a call cannot do without. */
+AMPI_FN amp_result ampi_cuda_missing(const amp_exec* exec, const char* place, const char* what) {
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: %s is NULL", place, what);
+}
+
 /* A call by which the host waits for the stream, and hears of what kernels did wrong. */
 AMPI_FN amp_result ampi_cuda_wait(const amp_exec* exec, const char* place) {
     return ampi_cuda_check(exec, place, cudaStreamSynchronize(ampi_cuda_stream(exec)));
@@ -3819,7 +3824,7 @@ AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_ten
     ampi_tensors t = ampi_tensors_of(tensors, count);
     amp_result r;
     int i;
-    if (!out) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: out is NULL", place);
+    if (!out) return ampi_cuda_missing(exec, place, "out");
     *out = NULL;
     r = ampi_tensors_validate(&t, ampi_exec_logger(exec), place);
     for (i = 0; r == AMP_OK && i < count; i++)
@@ -4222,8 +4227,8 @@ AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scal
 
 /* The window of the host as amp.h's functions know it. */
 AMPI_FN amp_result ampi_cuda_scaler_enter(const amp_cuda_scaler* s, const amp_cuda_tensors* list, ampi_tensors* t,
-                                          const char* place) {
-    if (!s) return AMP_ERR_ARGUMENT;
+                                          const amp_exec* exec, const char* place) {
+    if (!s) return ampi_cuda_missing(exec, place, "the scaler");
     if (!list) return ampi_fail(s->window.desc.logger, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
     *t = ampi_tensors_of(list->tensors, list->count);
     return ampi_scaler_enter(&s->window, t, place);
@@ -4256,7 +4261,7 @@ AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tens
     ampi_cuda_look a;
     ampi_tensors t;
     int unscaled;
-    amp_result r = ampi_cuda_scaler_enter(s, grads, &t, place);
+    amp_result r = ampi_cuda_scaler_enter(s, grads, &t, exec, place);
     if (r == AMP_OK) r = ampi_scaler_unscaled(&s->window, &t, place, &unscaled);
     if (r != AMP_OK || !ampi_tensors_first(&t)) return r;
     a = ampi_cuda_look_of(s, grads, &t);
@@ -4271,7 +4276,7 @@ AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_te
     static const char place[] = "amp_cuda_scaler_unscale";
     ampi_cuda_look a;
     ampi_tensors t;
-    amp_result r = ampi_cuda_scaler_enter(s, grads, &t, place);
+    amp_result r = ampi_cuda_scaler_enter(s, grads, &t, exec, place);
     if (r == AMP_OK) r = ampi_scaler_enter_unscale(&s->window, &t, place);
     if (r != AMP_OK || !ampi_tensors_first(&t)) return r;
     a = ampi_cuda_look_of(s, grads, &t);
@@ -4288,8 +4293,8 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
     static const char place[] = "amp_cuda_scaler_unscale_into";
     ampi_tensors to, from;
     ampi_cuda_look a;
-    amp_result r = ampi_cuda_scaler_enter(s, src, &from, place);
-    if (r == AMP_OK) r = ampi_cuda_scaler_enter(s, dst, &to, place);
+    amp_result r = ampi_cuda_scaler_enter(s, src, &from, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_scaler_enter(s, dst, &to, exec, place);
     if (r == AMP_OK && to.count != from.count)
         r = ampi_fail(s->window.desc.logger, AMP_ERR_ARGUMENT, "%s: dst has %d tensors, src has %d", place,
                       to.count, from.count);
@@ -4307,7 +4312,7 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
 AMPI_FN amp_result ampi_cuda_scaler_raise(amp_cuda_scaler* s, const float* flag, const amp_exec* exec,
                                           const char* place) {
     amp_result r;
-    if (!s) return AMP_ERR_ARGUMENT;
+    if (!s) return ampi_cuda_missing(exec, place, "the scaler");
     r = ampi_cuda_launch(exec, place, ampi_k_scaler_raise, dim3(1), dim3(1), 0, s->device, flag);
     if (r == AMP_OK) s->window.recorded = 1;
     return r;
@@ -4327,7 +4332,7 @@ AMPI_FN amp_result ampi_cuda_scaler_import_flag(amp_cuda_scaler* s, const float*
 AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_update";
     amp_result r;
-    if (!s) return AMP_ERR_ARGUMENT;
+    if (!s) return ampi_cuda_missing(exec, place, "the scaler");
     if (!s->window.recorded)
         return ampi_fail(s->window.desc.logger, AMP_ERR_STATE,
                          "%s: nothing was checked, unscaled or stepped since the last update", place);
@@ -4377,13 +4382,15 @@ AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, f
 AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec) {
     float last_scale;
     int hit;
-    amp_result r = s && host ? ampi_cuda_scaler_read(s, host, &last_scale, &hit, exec) : AMP_ERR_ARGUMENT;
+    amp_result r;
+    if (!s || !host) return ampi_cuda_missing(exec, "amp_cuda_scaler_read", s ? "host" : "the scaler");
+    r = ampi_cuda_scaler_read(s, host, &last_scale, &hit, exec);
     return r == AMP_OK ? ampi_scaler_limits(host, hit) : r;
 }
 
 AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* host, const amp_exec* exec) {
     static const char place[] = "amp_cuda_scaler_write";
-    if (!s || !host) return AMP_ERR_ARGUMENT;
+    if (!s || !host) return ampi_cuda_missing(exec, place, s ? "host" : "the scaler");
     if (s->window.recorded || host->recorded)
         return ampi_fail(s->window.desc.logger, AMP_ERR_STATE, "%s: not between a check and update", place);
     if (memcmp(&s->window.rule, &host->rule, sizeof host->rule) != 0)
@@ -4764,7 +4771,7 @@ AMP_DEF amp_result amp_cuda_optimizer_create(amp_cuda_optimizer** out, const amp
     ampi_tensors grads;
     amp_result r;
     int i;
-    if (!out) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: out is NULL", place);
+    if (!out) return ampi_cuda_missing(exec, place, "out");
     *out = NULL;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
@@ -4837,7 +4844,7 @@ AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scale
     ampi_tensors t;
     int unscaled = 1;
     amp_result r;
-    if (!o) return AMP_ERR_ARGUMENT;
+    if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
     r = ampi_optimizer_enter(&o->host, &t, place);
     if (r == AMP_OK && s) r = ampi_optimizer_enter_window(&s->window, &t, place, &unscaled);
     if (r != AMP_OK) return r;
@@ -4858,17 +4865,18 @@ AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scale
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp_exec* exec) {
-    if (!o) return AMP_ERR_ARGUMENT;
+    static const char place[] = "amp_cuda_optimizer_zero_grad";
+    if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
     if (o->grads->list.chunk_count == 0) return AMP_OK;
-    return ampi_cuda_launch(exec, "amp_cuda_optimizer_zero_grad", ampi_k_zero_list,
-                            ampi_cuda_list_grid(&o->grads->list), dim3(AMPI_CUDA_BLOCK), 0, o->grads->list);
+    return ampi_cuda_launch(exec, place, ampi_k_zero_list, ampi_cuda_list_grid(&o->grads->list),
+                            dim3(AMPI_CUDA_BLOCK), 0, o->grads->list);
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host, amp_optimizer_info* info,
                                            const amp_exec* exec) {
     ampi_cuda_optimizer_block block;
     amp_result r;
-    if (!o) return AMP_ERR_ARGUMENT;
+    if (!o) return ampi_cuda_missing(exec, "amp_cuda_optimizer_read", "the optimizer");
     r = ampi_cuda_copy_out(&block, o->device, sizeof block, exec);
     if (r != AMP_OK) return r;
     if (host) {
@@ -4889,15 +4897,17 @@ AMPI_FN amp_result ampi_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_op
 }
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
                                             const amp_exec* exec) {
-    if (!o || !state) return AMP_ERR_ARGUMENT;
-    return ampi_cuda_optimizer_write(o, state, 0, exec, "amp_cuda_optimizer_write");
+    static const char place[] = "amp_cuda_optimizer_write";
+    if (!o || !state) return ampi_cuda_missing(exec, place, o ? "state" : "the optimizer");
+    return ampi_cuda_optimizer_write(o, state, 0, exec, place);
 }
 AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, const amp_exec* exec) {
+    static const char place[] = "amp_cuda_optimizer_set_lr";
     amp_optimizer_state state;
-    if (!o) return AMP_ERR_ARGUMENT;
+    if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
     memset(&state, 0, sizeof state);
     state.lr = lr;
-    return ampi_cuda_optimizer_write(o, &state, 1, exec, "amp_cuda_optimizer_set_lr");
+    return ampi_cuda_optimizer_write(o, &state, 1, exec, place);
 }
 
 /* ======================================================================================== */

@@ -7,6 +7,7 @@ import ctypes
 import os
 import sys
 import tempfile
+import zlib
 
 import numpy as np
 import safetensors
@@ -85,7 +86,8 @@ def ours_to_theirs(lib, path, rng):
         check(t is not None and t["dtype"] == FORMAT[item[1]] and tuple(t["shape"]) == item[2], "head of %r" % item[0])
         check(t is not None and bytes(t["data"]) == raw(item), "data of %r" % item[0])
     with safetensors.safe_open(path, "np") as f:
-        check(f.metadata() == TEXTS, "metadata %r" % f.metadata())
+        crcs = {"amp.crc32." + i[0]: "%08x" % zlib.crc32(raw(i)) for i in items}
+        check(f.metadata() == {**TEXTS, **crcs}, "metadata %r" % f.metadata())
         for item in items:
             if item[1] != BF16:
                 a = f.get_tensor(item[0])
@@ -132,6 +134,24 @@ def numpy_to_ours(lib, path, rng):
     check(raw(back[0]) == a.tobytes() and raw(back[1]) == h.tobytes(), "its values")
 
 
+def changed_by_them(lib, path, rng):
+    """Their writer keeps our texts, in an order of its own. A changed tensor is refused until its checksum goes."""
+    items = [(n, F32, (3, 4), ctypes.create_string_buffer(rng.bytes(48))) for n in "abc"]
+    check(lib.amp_file_save(path.encode(), file_tensors(items), 3, None, 0, None) == 0, "amp_file_save")
+    with safetensors.safe_open(path, "np") as f:
+        tensors, texts = {n: f.get_tensor(n) for n in "cab"}, f.metadata()
+    safetensors.numpy.save_file(tensors, path, texts)
+    check(lib.amp_file_load(path.encode(), file_tensors(items), 3, None) == 0, "a file of the same tensors")
+    tensors["b"][1, 2] = 0.5
+    safetensors.numpy.save_file(tensors, path, texts)
+    check(lib.amp_file_load(path.encode(), file_tensors(items), 3, None) == -10, "a changed tensor")
+    check(lib.amp_file_load(path.encode(), file_tensors([items[0], items[2]]), 2, None) == 0, "the others")
+    del texts["amp.crc32.b"]
+    safetensors.numpy.save_file(tensors, path, texts)
+    check(lib.amp_file_load(path.encode(), file_tensors(items), 3, None) == 0, "a changed tensor without checksum")
+    check(raw(items[1]) == tensors["b"].tobytes(), "its values")
+
+
 def verdicts(lib, path, rng, rounds=3000):
     """Whatever we accept of a damaged file, the library accepts too (we may be stricter)."""
     items = [("a", F32, (2, 3), ctypes.create_string_buffer(24)), ("b", F16, (2,), ctypes.create_string_buffer(4))]
@@ -170,7 +190,7 @@ def main():
     lib = ctypes.CDLL(os.path.abspath(sys.argv[1]))
     rng = np.random.default_rng(1)
     with tempfile.TemporaryDirectory() as folder:
-        for n, test in enumerate([ours_to_theirs, theirs_to_ours, numpy_to_ours, verdicts]):
+        for n, test in enumerate([ours_to_theirs, theirs_to_ours, numpy_to_ours, changed_by_them, verdicts]):
             test(lib, os.path.join(folder, "file%d.safetensors" % n), rng)
     print("%d passed, %d failed" % (passed, failed))
     return 1 if failed or not passed else 0

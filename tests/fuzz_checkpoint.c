@@ -122,7 +122,8 @@ static size_t mutate(unsigned char* p, size_t n) {
         "{", "}", "[", "]", "\"", ",", ":", "\\", "\\u0061", "\\ud834\\udd1e", "\\u0000", "0", "18446744073709551615",
         "18446744073709551616", "4294967296", "-1", "1.0", "null", " ", "\n", "\x80", "\xc3\xa4", "\xed\xa0\x80", "\"F32\"",
         "\"F4\"", "\"I64\"", "\"dtype\":\"F16\",", "\"shape\":[0],", "\"data_offsets\":[0,0]", "\"__metadata__\":{\"x\":\"y\"},",
-        "\"e\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},", "\"a\":", "\"b\":", "\"\":"
+        "\"e\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},", "\"a\":", "\"b\":", "\"\":", "amp.crc32.",
+        "\"amp.crc32.a\":\"01234567\","
     };
     const char* piece = pieces[below(sizeof pieces / sizeof pieces[0])];
     size_t at = 8 + below((unsigned)n - 7), other;

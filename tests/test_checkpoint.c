@@ -118,8 +118,8 @@ static void write_file(const char* path, const char* header, size_t header_bytes
 
 static void test_known_bytes(void) {
     static const char expected[] =
-        "\x78\0\0\0\0\0\0\0"
-        "{\"__metadata__\":{\"k\":\"a\\u000a\\u0022\"},\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+        "\xb0\0\0\0\0\0\0\0"
+        "{\"__metadata__\":{\"k\":\"a\\u000a\\u0022\",\"amp.crc32.h\":\"77ad5f39\",\"amp.crc32.w\":\"aca16a6a\"},\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
         "\"h\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[4,6]}}";
     static const unsigned char data[6] = { 0x00, 0x00, 0x80, 0x3f, 0x01, 0x3c };
     const char* path = in_folder("known.safetensors");
@@ -150,6 +150,20 @@ static const char* const names[TENSORS] = {
     "w4", "w5", "very.long.name.0123456789.0123456789.0123456789.0123456789.0123456789.0123456789.0123456789"
 };
 
+/* The text beside a tensor is the CRC-32 of its bytes, here formed bit by bit. */
+static void check_crc(const char* path, const char* name, const unsigned char* data, size_t n) {
+    char key[160], text[16] = "", wanted[24];
+    unsigned long crc = 0xfffffffful;
+    size_t i;
+    int bit;
+    for (i = 0; i < n; i++)
+        for (crc ^= data[i], bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320ul : 0);
+    snprintf(key, sizeof key, "amp.crc32.%s", name);
+    snprintf(wanted, sizeof wanted, "%08lx", crc ^ 0xfffffffful);
+    CHECK(amp_file_text_of(path, key, text, sizeof text, NULL) == AMP_OK);
+    CHECK_MSG(strcmp(text, wanted) == 0, "%s: %s instead of %s", name, text, wanted);
+}
+
 static void test_round_trip(void) {
     static const amp_dtype types[5] = { AMP_F32, AMP_F16, AMP_BF16, AMP_F64, AMP_DTYPE_DEFAULT };
     const char* path = in_folder("round.safetensors");
@@ -177,6 +191,7 @@ static void test_round_trip(void) {
         size_t bytes = t[i].tensor.count * amp_dtype_size(t[i].tensor.dtype);
         CHECK_MSG(memcmp(data[i], back[i], bytes) == 0, "tensor %d", i);
         CHECK_MSG(back[i][bytes] == 0xa5, "tensor %d", i);
+        check_crc(path, names[i], data[i], bytes);
     }
     for (i = 0; i < 3; i++) {
         size_t n = strlen(texts[i].value);
@@ -279,20 +294,19 @@ static void test_truncation(void) {
     free(p);
 }
 
-/* Every bit of the header: refused, or the damage is in something not asked for and the data is the right one. */
+/* Every bit of the file: refused, or the damage is in something not asked for and the data is the right one. */
 static void test_flips(void) {
     const char* path = in_folder("small.safetensors");
     const char* bad = in_folder("bad.safetensors");
     unsigned char good_a[24], good_b[4];
-    size_t n, i, header;
+    size_t n, i;
     long refused = 0, same = 0;
     int bit;
     unsigned char* p = small_file(path, &n);
     CHECK(load_targets(path) == AMP_OK);
     memcpy(good_a, target_a, 24);
     memcpy(good_b, target_b, 4);
-    header = 8 + p[0] + 256u * p[1];
-    for (i = 0; i < header; i++)
+    for (i = 0; i < n; i++)
         for (bit = 0; bit <= 8; bit++) {
             unsigned char flip = (unsigned char)(bit < 8 ? 1 << bit : 0xff);
             amp_result r;
@@ -306,6 +320,7 @@ static void test_flips(void) {
             } else {
                 refused++;
                 check_refused(r, "flip in byte", (long)i);
+                CHECK_MSG(i < n - 28 || strstr(sentence, "' is damaged: its CRC-32 is "), "byte %d: %s", (int)i, sentence);
             }
         }
     CHECK_MSG(refused > 1000 && same > 10, "%ld refused, %ld the same", refused, same);
@@ -316,6 +331,9 @@ static void test_flips(void) {
 #define B "\"b\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[24,28]}"
 #define AT(type, shape, from, to) "{\"dtype\":\"" type "\",\"shape\":[" shape "],\"data_offsets\":[" #from "," #to "]}"
 
+#define CRCS(one, crc1, two, crc2) \
+    "{\"__metadata__\":{\"amp.crc32." one "\":\"" crc1 "\",\"amp.crc32." two "\":\"" crc2 "\"}," A "," B "}"
+
 /* Headers, the bytes of data behind them, and a piece of the sentence with which they are refused ("" = accepted). */
 static const struct { const char* header; int data; const char* piece; } hostile[] = {
     { "{" A "," B "}", 28, "" },
@@ -325,6 +343,13 @@ static const struct { const char* header; int data; const char* piece; } hostile
     { "{" A "," B ",\"e\":" AT("I64", "0,18446744073709551615", 28, 28) "}", 28, "" },
     { "{" A "," B ",\"e\":" AT("F8_E4M3", "1,1,1,1,1,1,4", 28, 32) ",\"f\":" AT("F4", "2", 32, 33) "}", 33, "" },
     { "{" A "," B ",\"\\ud834\\udd1e\":" AT("U8", "1", 28, 29) "}", 29, "" },
+    /* checksums */
+    { CRCS("a", "928e10a3", "b", "a0d3767a"), 28, "" },
+    { CRCS("b", "a0d3767a", "c", "none"), 28, "" },
+    { CRCS("b", "a0d3767a", "a", "928e11a3"), 28, "tensor 'a' is damaged: its CRC-32 is 928e10a3, the file says 928e11a3" },
+    { CRCS("a", "928e10a3", "b", "a0d3767"), 28, "text 'amp.crc32.b' is not eight" },
+    { CRCS("a", "928e10a3", "b", "a0d3767a0"), 28, "text 'amp.crc32.b' is not eight" },
+    { CRCS("a", "928E10A3", "b", "a0d3767a"), 28, "text 'amp.crc32.a' is not eight" },
     /* syntax */
     { "[" A "," B "]", 28, "begins with {" },
     { " {" A "," B "}", 28, "begins with {" },
@@ -682,6 +707,11 @@ static void test_arguments(void) {
     texts[1].key = "l";
     texts[1].value = "\xc3";
     CHECK(amp_file_save(path, &good, 1, texts, 2, NULL) == AMP_ERR_ARGUMENT);
+    texts[1].key = "amp.crc32.l";
+    texts[1].value = "01234567";
+    d = counting_desc(0);
+    CHECK(amp_file_save(path, &good, 1, texts, 2, &d) == AMP_ERR_ARGUMENT && sentences == 1);
+    CHECK_MSG(strstr(sentence, "amp.crc32. are reserved"), "%s", sentence);
     CHECK(amp_file_text_of(path, NULL, (char*)a, 8, NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_file_text_of(path, "k", NULL, 8, NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_file_text_of(path, "k", (char*)a, 0, NULL) == AMP_ERR_ARGUMENT);
@@ -988,14 +1018,14 @@ static void test_learning_rate(void) {
     amp_model_destroy(b);
 }
 
-/* Every truncation and every bit of the header of a checkpoint: refused with nothing changed, or loaded exactly. */
+/* Truncations, and a bit of every byte of a checkpoint: refused with nothing changed, or loaded exactly. */
 static void test_damaged_checkpoint(void) {
     const char* path = in_folder("model.safetensors");
     const char* bad = in_folder("bad.safetensors");
     model_options o = usual;
     amp_model *a, *b, *before;
-    size_t n, i, header;
-    unsigned char* p;
+    size_t n, m, i;
+    unsigned char *p, *q;
     int refused = 0;
     o.hidden = 2;
     a = make_model(&o);
@@ -1005,8 +1035,7 @@ static void test_damaged_checkpoint(void) {
     train(a, 0, 4);
     CHECK(amp_checkpoint_save(a, path) == AMP_OK);
     p = read_bytes(path, &n);
-    header = 8 + p[0] + 256u * p[1];
-    for (i = 0; i < header; i++) {
+    for (i = 0; i < n; i++) {
         unsigned char flip = (unsigned char)(1 << i % 8);
         p[i] ^= flip;
         write_bytes(bad, p, n);
@@ -1016,12 +1045,15 @@ static void test_damaged_checkpoint(void) {
             CHECK_MSG(same_models(b, before), "byte %d", (int)i);
             continue;
         }
-        /* What a flip may change unseen: the values of step, lr and pass, which are then still valid numbers. */
-        CHECK_MSG(i < header && amp_model_optimizer(b)->state.step >= 0, "byte %d", (int)i);
+        /* What a flip may change is the name of a checksum: what is saved again is the whole file. */
+        CHECK(amp_checkpoint_save(b, bad) == AMP_OK);
+        q = read_bytes(bad, &m);
+        CHECK_MSG(m == n && memcmp(p, q, n) == 0, "byte %d", (int)i);
+        free(q);
         amp_model_destroy(b);
         b = make_model(&o);
     }
-    CHECK_MSG(refused > (int)header * 9 / 10, "%d of %d refused", refused, (int)header);
+    CHECK_MSG(refused > (int)n * 8 / 10, "%d of %d refused", refused, (int)n);
     for (i = 0; i < n; i += 1 + n / 400) {
         write_bytes(bad, p, i);
         CHECK(amp_checkpoint_load(b, bad) == AMP_ERR_FORMAT);

@@ -16,7 +16,7 @@ struct Spec {
     int ta = 0, tb = 0;
     float alpha = 1, beta = 0;
     size_t gap = 0, offset = 0; /* elements behind each row; elements by which pointers are misaligned */
-    size_t batch = 1;
+    size_t batch = 1, space = 0;          /* elements behind each matrix */
     Layout layout = APART;
     Bias bias = NO_BIAS;
     amp_dtype bias_type = AMP_F32;
@@ -29,7 +29,12 @@ struct Spec {
     Spec& scale(float a, float b) { alpha = a; beta = b; return *this; }
     Spec& place(size_t g, size_t o) { gap = g; offset = o; return *this; }
     Spec& of(Numbers v) { kind = v; return *this; }
-    Spec& many(size_t count, Layout l) { batch = count; layout = l; return *this; }
+    Spec& many(size_t count, Layout l, size_t between = 0) {
+        batch = count;
+        layout = l;
+        space = between;
+        return *this;
+    }
     Spec& with(Bias where, amp_dtype t, amp_cuda_epilogue f) {
         bias = where;
         bias_type = t;
@@ -56,7 +61,7 @@ struct Matrix {
     Array data;
     Matrix(amp_dtype t, size_t r, size_t c, const Spec& s, bool shared, bool output)
         : rows(r), cols(c), ld((s.layout == SIDE_BY_SIDE ? s.batch * c : c) + s.gap),
-          stride(shared ? 0 : s.layout == SIDE_BY_SIDE ? c : r * ld + s.gap), count(s.batch),
+          stride(shared ? 0 : s.layout == SIDE_BY_SIDE ? c : r * ld + s.gap + s.space), count(s.batch),
           data(t, r && c ? (count - 1) * stride + (r - 1) * ld + c : 0, output, s.offset) {}
     size_t at(size_t b, size_t i, size_t j) const { return b * stride + i * ld + j; }
     void fill(Numbers kind) {
@@ -282,7 +287,7 @@ static void test_large_tiles() {
 /* Odd leading dimensions and pointers off by one element: no access wider than an element is allowed. */
 static void test_unaligned() {
     for (unsigned t = 0; t < 9; t++)
-        for (size_t offset = 0; offset < 2; offset++)
+        for (size_t offset : { 0, 1, 4 })      /* 4 halves: half of what a copy of 16 bytes needs */
             for (size_t gap = 0; gap < 9; gap += offset ? 4 : 1) {
                 amp_dtype type = TYPES[t % 3];
                 check_bits(
@@ -400,6 +405,7 @@ static void test_batched() {
     check_bits(Spec(16, 16, 16, AMP_F16, AMP_BF16, AMP_F32).many(7, SIDE_BY_SIDE));
     check_bits(Spec(3, 5, 7, AMP_F16, AMP_F16, AMP_F16).many(40, APART));
     check_bits(Spec(64, 64, 32, AMP_BF16, AMP_BF16, AMP_BF16).many(3, SHARED_B).by_desc());
+    check_bits(Spec(16, 24, 32, AMP_F16, AMP_F16, AMP_F32).many(3, APART, 4));      /* only the first is aligned */
     check_bound(Spec(20, 24, 48, AMP_F16, AMP_F16, AMP_F32).many(4, SIDE_BY_SIDE).trans(2).of(ANY));
 }
 
@@ -429,18 +435,27 @@ static void test_bias_and_epilogue() {
 
 /* Zeroed fields of a description: packed rows, one product, alpha 1. */
 static void test_desc_defaults() {
-    Problem p(Spec(11, 13, 17, AMP_F16, AMP_F16, AMP_F32));
-    amp_cuda_gemm_desc d = desc_of(p);
-    amp_exec e = quiet_exec();
-    d.alpha = 0;
-    d.lda = d.ldb = d.ldc = d.batch = 0;
-    d.c_dtype = AMP_DTYPE_DEFAULT;
-    p.c.data.upload();
-    CHECK(amp_cuda_gemm_with(&d, &e) == AMP_OK);
-    check_same(p, p.c.data.download(), expected(p), "defaults");
-    CHECK(amp_cuda_gemm_with(&d, nullptr) == AMP_OK);
-    check_same(p, p.c.data.download(), expected(p), "no exec");
+    for (unsigned form = 0; form < 4; form++) {
+        Problem p(Spec(11, 13, 17, AMP_F16, AMP_F16, AMP_F32).trans(form));
+        amp_cuda_gemm_desc d = desc_of(p);
+        amp_exec e = quiet_exec();
+        d.alpha = 0;
+        d.lda = d.ldb = d.ldc = d.batch = 0;
+        d.c_dtype = AMP_DTYPE_DEFAULT;
+        p.c.data.upload();
+        CHECK(amp_cuda_gemm_with(&d, &e) == AMP_OK);
+        check_same(p, p.c.data.download(), expected(p), "defaults");
+        CHECK(amp_cuda_gemm_with(&d, nullptr) == AMP_OK);
+        check_same(p, p.c.data.download(), expected(p), "no exec");
+    }
 }
+
+#if !defined(AMP_CUDA_EMU)
+/* More products than a grid's second side has blocks. A minute on the emulator. */
+static void test_huge_batch() {
+    for (unsigned t = 0; t < 3; t++) check_bits(Spec(1, 1, 2, TYPES[t], TYPES[t], AMP_F32).many(70000, APART));
+}
+#endif
 
 /* --- tests: k cut into pieces -------------------------------------------------------------------- */
 
@@ -470,6 +485,11 @@ static void test_long_k() {
     check_bits(Spec(20, 30, 700, AMP_F32, AMP_BF16, AMP_F32), w);
     check_bound(Spec(20, 30, 700, AMP_F16, AMP_F16, AMP_F32).of(ANY), w);
     check_bound(Spec(20, 30, 700, AMP_F16, AMP_F16, AMP_F32).of(ANY).trans(3), w / 3);
+    for (unsigned l = 0; l < 4; l++) {      /* the pieces of a batch */
+        long before = launches();
+        check_bits(Spec(20, 30, 700 + l, AMP_F16, AMP_F16, AMP_F32).many(2 + l % 2, (Layout)l), 4 * w, 1);
+        CHECK(launches() == before || launches() == before + 2);
+    }
     CHECK(amp_cuda_gemm_workspace(SIZE_MAX / 2, 3, 1) == 0);
     CHECK(amp_cuda_gemm_workspace(3, SIZE_MAX / 2, 1) == 0);
     CHECK(amp_cuda_gemm_workspace(1, 3, SIZE_MAX / 2) == 0);
@@ -896,6 +916,9 @@ int main() {
     TEST(test_batched);
     TEST(test_bias_and_epilogue);
     TEST(test_desc_defaults);
+#if !defined(AMP_CUDA_EMU)
+    TEST(test_huge_batch);
+#endif
     TEST(test_long_k);
     TEST(test_order_of_pieces);
     TEST(test_engines);

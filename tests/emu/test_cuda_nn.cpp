@@ -30,6 +30,11 @@ struct Bounded {
     }
 };
 
+/* The smallest number that rounds to infinity: half a unit above the largest of the type. */
+static double overflow_of(amp_dtype t) {
+    return std::ldexp(1 - unit_of(t) / 2, t == AMP_F16 ? 16 : 128);
+}
+
 /* Terms of the second order are far below the hundredth that is added. */
 static void check_bounded(const char* what, const Tensor& t, const Bounded& b) {
     const std::vector<double> got = t.values();
@@ -39,6 +44,8 @@ static void check_bounded(const char* what, const Tensor& t, const Bounded& b) {
     for (size_t i = 0; i < t.n; i++) {
         const double allowed = 1.01 * b.error[i] + unit_of(t.type) * fabs(got[i]) + tiny_of(t.type);
         if (std::isnan(b.value[i]) && std::isnan(got[i])) continue;
+        if (std::isinf(got[i]) && got[i] * b.value[i] > 0
+            && fabs(b.value[i]) + 1.01 * b.error[i] >= overflow_of(t.type)) continue;
         const double off = fabs(got[i] - b.value[i]) / allowed;
         if (off <= 1) continue;
         bad++;
@@ -209,6 +216,30 @@ static void test_concat() {
         }
 }
 
+/* --- places -------------------------------------------------------------------------------- */
+
+static __global__ void divide_kernel(uint32_t* x, ampi_cuda_divisor by, unsigned n) {
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = ampi_d_divide(x[i], by);
+}
+/* A division by multiplication is exact for all numbers below 2^31: first of all around the multiples. */
+static void test_division() {
+    for (uint32_t d : { 1u, 2u, 3u, 5u, 7u, 10u, 641u, 65535u, 65537u, 0x40000001u, 0x7fffffffu }) {
+        std::vector<uint32_t> x, quotients;
+        for (uint32_t k = 0; k < 100; k++)
+            for (uint32_t multiple : { k, 0x7fffffffu / d - k, test_random() % (0x7fffffffu / d + 1) })
+                for (uint32_t near : { multiple * d - 1, multiple * d, multiple * d + 1 })
+                    if (near <= 0x7fffffffu) x.push_back(near);
+        for (uint32_t u : x) quotients.push_back(u / d);
+        Tensor t(AMP_F32, x.size());
+        fill_bits(t, x);
+        CHECK(ampi_cuda_launch(nullptr, "test", divide_kernel, dim3((unsigned)x.size() / 256 + 1), dim3(256), 0,
+                               (uint32_t*)t.dev, ampi_cuda_divisor_of(d), (unsigned)x.size()) == AMP_OK);
+        memcpy(t.at(), quotients.data(), t.bytes);
+        CHECK_BITS(t, 1);
+    }
+}
+
 /* --- pooling ------------------------------------------------------------------------------- */
 
 static const amp_pool2d_shape POOLS[] = {
@@ -311,6 +342,18 @@ static void test_pool() {
             check_pool(s, AMP_BF16, AMP_F32, AMP_F16, 3);
         }
     for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES) check_pool(POOLS[3], a, b, c, 1);
+}
+/* All pixels lie below zero: what a warp's lanes hold beyond the end of a window is not a pixel. */
+static void test_pool_below_zero() {
+    for (const amp_pool2d_shape& s : POOLS) {
+        ampi_pool_plan p;
+        CHECK(ampi_pool_plan_make(&s, &p, nullptr) == AMP_OK);
+        Tensor x(AMP_F32, p.planes * (size_t)p.h * (size_t)p.w), y(AMP_F32, p.planes * (size_t)p.oh * (size_t)p.ow);
+        x.fill([](size_t) { return test_uniform() - 2.0f; });
+        BOTH(amp_pool2d_forward(&s, x.at(), AMP_F32, y.at(), AMP_F32, nullptr),
+             amp_cuda_pool2d_forward(&s, x.dev, AMP_F32, y.dev, AMP_F32, nullptr));
+        CHECK_BITS(y, 1);
+    }
 }
 /* A NaN is the largest value, the first of several; so is the first of equal values. */
 static void test_pool_first() {
@@ -537,6 +580,15 @@ static void test_norm_turns() {
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm_backward, dim3(2), dim3(AMPI_CUDA_BN_BLOCK),
                            AMPI_CUDA_BN_SHARED, k) == AMP_OK);
     CHECK(dx.get() == dx1);
+    k.y = y.dev; k.running_mean = mean.floats(); k.running_var = invstd.floats(); k.training = 0;
+    CHECK(amp_cuda_batch_norm_forward(&q.shape, 0, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, mean.floats(),
+                                      invstd.floats(), nullptr, nullptr, y.dev, AMP_F32, nullptr) == AMP_OK);
+    k.save_mean = k.save_invstd = nullptr;
+    const Bytes y2 = y.get();
+    y.poison();
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm, dim3(2), dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED,
+                           k) == AMP_OK);
+    CHECK(y.get() == y2);
 }
 static void test_norm_types() {
     for (amp_dtype a : TYPES) for (amp_dtype p : TYPES) for (amp_dtype b : TYPES)
@@ -573,6 +625,12 @@ static void test_norm_running() {
         fill_channels(x, q);
         run.fill(ordinary);
         var.fill(ordinary);
+        if (momentum != 1.0f) {      /* not even by an infinity, or to a zero of the other sign */
+            x.set(7, INFINITY);
+            x.send();
+            run.set(0, -0.0f);
+            run.send();
+        }
         CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, run.floats(),
                                           var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr)
               == AMP_OK);
@@ -1466,7 +1524,9 @@ int main() {
     TEST(test_dropout);
     TEST(test_dropout_position);
     TEST(test_concat);
+    TEST(test_division);
     TEST(test_pool);
+    TEST(test_pool_below_zero);
     TEST(test_pool_first);
     TEST(test_norm_sizes);
     TEST(test_norm_turns);

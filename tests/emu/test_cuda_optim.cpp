@@ -423,12 +423,12 @@ static void test_state() {
     o.state.step = -1;
     REFUSED(amp_cuda_optimizer_write(n.gpu, &o.state, &n.exec), AMP_ERR_ARGUMENT, "amp_cuda_optimizer_write: step -1");
     n.agree(20);
-    CHECK(amp_cuda_optimizer_write(nullptr, &o.state, &n.exec) == AMP_ERR_ARGUMENT
-          && amp_cuda_optimizer_write(n.gpu, nullptr, &n.exec) == AMP_ERR_ARGUMENT);
-    CHECK(amp_cuda_optimizer_set_lr(nullptr, 1, &n.exec) == AMP_ERR_ARGUMENT
-          && amp_cuda_optimizer_read(nullptr, &o, nullptr, &n.exec) == AMP_ERR_ARGUMENT);
-    CHECK(amp_cuda_optimizer_step(nullptr, nullptr, &n.exec) == AMP_ERR_ARGUMENT
-          && amp_cuda_optimizer_zero_grad(nullptr, &n.exec) == AMP_ERR_ARGUMENT);
+    REFUSED(amp_cuda_optimizer_write(nullptr, &o.state, &n.exec), AMP_ERR_ARGUMENT, "write: the optimizer is NULL");
+    REFUSED(amp_cuda_optimizer_write(n.gpu, nullptr, &n.exec), AMP_ERR_ARGUMENT, "write: state is NULL");
+    REFUSED(amp_cuda_optimizer_set_lr(nullptr, 1, &n.exec), AMP_ERR_ARGUMENT, "set_lr: the optimizer is NULL");
+    REFUSED(amp_cuda_optimizer_read(nullptr, &o, nullptr, &n.exec), AMP_ERR_ARGUMENT, "read: the optimizer is NULL");
+    REFUSED(amp_cuda_optimizer_step(nullptr, nullptr, &n.exec), AMP_ERR_ARGUMENT, "step: the optimizer is NULL");
+    REFUSED(amp_cuda_optimizer_zero_grad(nullptr, &n.exec), AMP_ERR_ARGUMENT, "zero_grad: the optimizer is NULL");
     CHECK(amp_cuda_optimizer_grads(nullptr) == nullptr);
     amp_cuda_optimizer_destroy(nullptr);
 }

@@ -30,7 +30,8 @@ static void test_clean_check() {
     }
 }
 
-/* One bad element at a time, at each end of what somebody takes at a time. */
+/* One bad element at a time, at each end of what somebody takes at a time; then another behind it, which the same
+   thread sees. */
 static void test_each_place() {
     static const size_t places[] = { 0, 1, 7, 8, 2047, 2048, 4095, 4096, 4100, 8191, 8192, 8999 };
     Scalers s(nullptr);
@@ -41,12 +42,14 @@ static void test_each_place() {
     t.make(&s.exec);
     t.fill(1.0f);
     for (size_t tensor = 0; tensor < 3; tensor++)
-        for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        for (size_t i = 0; i < 2 * (sizeof places / sizeof places[0]); i++) {
             std::vector<unsigned char> before = t.all[tensor].host;
-            t.spoil(tensor, places[i], bad_bits(t.all[tensor].type, (unsigned)i));
+            const size_t place = places[i / 2], next = place + (place % 8 < 7 ? 1 : 2048);
+            t.spoil(tensor, place, bad_bits(t.all[tensor].type, (unsigned)i / 2));
+            if (i % 2 && next < 9000) t.spoil(tensor, next, bad_bits(t.all[tensor].type, (unsigned)i));
             s.scale_loss();
             s.check(t);
-            CHECK(s.cpu.info.first_tensor == (int)tensor && s.cpu.info.first_index == places[i]);
+            CHECK(s.cpu.info.first_tensor == (int)tensor && s.cpu.info.first_index == place);
             s.agree(0);
             s.update();
             t.all[tensor].host = before;
@@ -97,15 +100,19 @@ static uint32_t last_finite(amp_dtype from, amp_dtype to, float factor) {
     return good;
 }
 
-/* Scales below 1: what is finite may not be so unscaled, to the last bit of the limit. */
+/* Scales below 1, from the start or set later: what is finite may not be so unscaled, to the last bit of the limit. */
 static void test_limit_of_range() {
     static const float scales[] = { 0.5f, 0.25f, 0.7f, 1e-4f, 1e-30f, 3e-39f, 1.0f };
-    for (size_t k = 0; k < sizeof scales / sizeof scales[0]; k++)
+    for (size_t k = 0; k < 2 * (sizeof scales / sizeof scales[0]); k++)
         for (int to = 0; to < 3; to++) {
             amp_scaler_desc d = {};
             d.preset = AMP_SCALER_STATIC;
-            d.init_scale = scales[k];
+            d.init_scale = k % 2 ? 64.0f : scales[k / 2];
             Scalers s(&d);
+            if (k % 2) {
+                CHECK(amp_scaler_set_scale(&s.cpu, scales[k / 2]) == AMP_OK);
+                CHECK(amp_cuda_scaler_write(s.gpu, &s.cpu, &s.exec) == AMP_OK);
+            }
             Twins src, dst;
             for (int from = 0; from < 3; from++) {
                 uint32_t last = last_finite(TYPES[from], TYPES[to], s.cpu.state.inverse);
@@ -464,8 +471,8 @@ static void test_write() {
     d.logger = &GPU_EAR;
     CHECK(amp_scaler_init(&foreign, &d) == AMP_OK);
     REFUSED(amp_cuda_scaler_write(s.gpu, &foreign, &s.exec), AMP_ERR_ARGUMENT, "another rule");
-    CHECK(amp_cuda_scaler_write(nullptr, &host, &s.exec) == AMP_ERR_ARGUMENT
-          && amp_cuda_scaler_write(s.gpu, nullptr, &s.exec) == AMP_ERR_ARGUMENT);
+    REFUSED(amp_cuda_scaler_write(nullptr, &host, &s.exec), AMP_ERR_ARGUMENT, "write: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_write(s.gpu, nullptr, &s.exec), AMP_ERR_ARGUMENT, "write: host is NULL");
 }
 
 /* --- misuse --------------------------------------------------------------------------------------------------- */
@@ -522,10 +529,12 @@ static void test_refused_descs() {
     REFUSED(amp_cuda_scaler_create(nullptr, nullptr, &exec), AMP_ERR_ARGUMENT, "out is NULL");
     amp_cuda_scaler_destroy(nullptr);
     CHECK(amp_cuda_scaler_loss_scale(nullptr) == nullptr && amp_cuda_scaler_device_state(nullptr) == nullptr);
-    CHECK(amp_cuda_scaler_update(nullptr, &exec) == AMP_ERR_ARGUMENT
-          && amp_cuda_scaler_read(nullptr, &cpu, &exec) == AMP_ERR_ARGUMENT);
-    CHECK(amp_cuda_scaler_check(nullptr, nullptr, &exec) == AMP_ERR_ARGUMENT
-          && amp_cuda_scaler_report_overflow(nullptr, &exec) == AMP_ERR_ARGUMENT);
+    REFUSED(amp_cuda_scaler_update(nullptr, &exec), AMP_ERR_ARGUMENT, "update: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_read(nullptr, &cpu, &exec), AMP_ERR_ARGUMENT, "read: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_check(nullptr, nullptr, &exec), AMP_ERR_ARGUMENT, "check: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_unscale(nullptr, nullptr, &exec), AMP_ERR_ARGUMENT, "unscale: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_report_overflow(nullptr, &exec), AMP_ERR_ARGUMENT, "overflow: the scaler is NULL");
+    CHECK(amp_cuda_scaler_update(nullptr, nullptr) == AMP_ERR_ARGUMENT);
 }
 
 /* The order of calls, as the CPU has it. */
