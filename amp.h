@@ -6002,6 +6002,23 @@ AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
     return ampi_float(ampi_bits(y * scale) & ~ampi_mask(x < -87.3365402f));
 }
 
+#if AMPI_X86
+/* ampi_exp of sixteen numbers by hand, operation by operation. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_exp_x16(__m512 x) {
+    const __m512 magic = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
+    const __m512 shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269502f), magic), n = _mm512_sub_ps(shifted, magic);
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3365402f), _CMP_NLT_UQ);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f), x), p;
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r);
+    p = _mm512_fmadd_ps(_mm512_set1_ps(0.00138367142f), r, _mm512_set1_ps(0.00836914033f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0416681059f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.166665167f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.49999994f));
+    p = _mm512_add_ps(one, _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r));
+    return _mm512_maskz_scalef_ps(normal, p, n);
+}
+#endif
+
 /* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1). Error: 1.34. */
 AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
     float a = ampi_abs(x), z = x * x, p, large = 1.0f + ampi_exp(hw, 2.0f * ampi_clamp(a, 20.0f));
@@ -7850,7 +7867,7 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
 
 /* The larger of `max` and the n elements of x, a padded tile; NaNs are passed over (they come back through
    exp). */
-AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, uint32_t n) {
+AMPI_INLINE void ampi_row_max_plain_body(int hw, float* max, const float* x, uint32_t n) {
     float m[AMPI_LANES];
     uint32_t i, l, step;
     (void)hw;
@@ -7862,10 +7879,10 @@ AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, uint32_t 
         for (l = 0; l < step; l++) m[l] = ampi_select(ampi_mask(m[l + step] > m[l]), m[l + step], m[l]);
     *max = m[0];
 }
-AMPI_KERNEL(ampi_row_max, (float* max, const float* x, uint32_t n), max, x, n)
+AMPI_KERNEL_AVX2(ampi_row_max_plain, (float* max, const float* x, uint32_t n), max, x, n)
 
 /* y = exp(x - max); y may be x. */
-AMPI_INLINE void ampi_row_exp_body(int hw, float* y, const float* x, float max, size_t n) {
+AMPI_INLINE void ampi_row_exp_plain_body(int hw, float* y, const float* x, float max, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float v[AMPI_LANES];
@@ -7873,10 +7890,10 @@ AMPI_INLINE void ampi_row_exp_body(int hw, float* y, const float* x, float max, 
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_row_exp, (float* y, const float* x, float max, size_t n), y, x, max, n)
+AMPI_KERNEL_AVX2(ampi_row_exp_plain, (float* y, const float* x, float max, size_t n), y, x, max, n)
 
 /* y = x * a - b with one rounding, times c. */
-AMPI_INLINE void ampi_row_affine_body(int hw, float* y, const float* x, float a, float b, float c, size_t n) {
+AMPI_INLINE void ampi_row_affine_plain_body(int hw, float* y, const float* x, float a, float b, float c, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float v[AMPI_LANES];
@@ -7884,17 +7901,99 @@ AMPI_INLINE void ampi_row_affine_body(int hw, float* y, const float* x, float a,
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_row_affine, (float* y, const float* x, float a, float b, float c, size_t n), y, x, a, b, c,
-            n)
+AMPI_KERNEL_AVX2(ampi_row_affine_plain, (float* y, const float* x, float a, float b, float c, size_t n), y, x, a, b,
+                 c, n)
+
+#if AMPI_X86
+/* The same by hand, of operands of any type. The maximum instruction returns its second operand where the first is a
+   NaN, or both are equal. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_x16(amp_dtype t, size_t i, __mmask16 m, __m512* max, const void* x) {
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    *max = _mm512_mask_max_ps(*max, m, ampi_get_x16(t, x, i, m), *max);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_typed(amp_dtype t, float* max, const void* x, size_t n) {
+    __m512 a = _mm512_set1_ps(*max);
+    __m256 b;
+    __m128 c;
+    AMPI_EACH_X16(ampi_row_max_x16, t, n, &a, x);
+    b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
+    c = _mm_max_ps(_mm256_extractf128_ps(b, 1), _mm256_castps256_ps128(b));
+    c = _mm_max_ps(_mm_movehl_ps(c, c), c);
+    *max = _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_max_avx512(float* max, ampi_part x) {
+    AMPI_FOR_TYPE(ampi_row_max_typed, x.t, max, x.data, x.n);
+}
+
+/* tile = exp(x - max), and acc += tile where acc is wanted. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_x16(amp_dtype t, size_t i, __mmask16 m, float* tile, ampi_wide* acc,
+                                                     const void* x, __m512 max) {
+    const __m512 e = ampi_exp_x16(_mm512_sub_ps(ampi_get_x16(t, x, i, m), max));
+    _mm512_storeu_ps(tile + i, e);
+    ampi_wide_add(acc, ampi_widen_x16(_mm512_maskz_mov_ps(m, e)));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_typed(amp_dtype t, float* tile, double* acc, const void* x, float max,
+                                                       size_t n) {
+    const __m512 m = _mm512_set1_ps(max);
+    ampi_wide a = ampi_load_wide(acc);
+    AMPI_EACH_X16(ampi_row_exp_x16, t, n, tile, &a, x, m);
+    ampi_store_wide(acc, a);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_exp_avx512(float* tile, double* acc, ampi_part x, float max) {
+    AMPI_FOR_TYPE(ampi_row_exp_typed, x.t, tile, acc, x.data, max, x.n);
+}
+
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const float* x,
+                                                        __m512 a, __m512 b, __m512 c) {
+    ampi_put_x16(t, y, i, m, _mm512_mul_ps(_mm512_fmsub_ps(_mm512_loadu_ps(x + i), a, b), c));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_typed(amp_dtype t, void* y, const float* x, float a, float b,
+                                                          float c, size_t n) {
+    const __m512 va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b), vc = _mm512_set1_ps(c);
+    AMPI_EACH_X16(ampi_row_affine_x16, t, n, y, x, va, vb, vc);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_affine_avx512(amp_dtype t, void* y, const float* x, float a, float b, float c,
+                                                       size_t n) {
+    AMPI_FOR_TYPE(ampi_row_affine_typed, t, y, x, a, b, c, n);
+}
+#endif
+
+/* Elements [at, at+n) of y, or of the tile itself where y is NULL: tile * a - b, times c. */
+AMPI_FN void ampi_row_affine(void* y, amp_dtype yt, size_t at, float* tile, float a, float b, float c, size_t n) {
+    float* v;
+    if (!y) { y = tile; yt = AMP_F32; at = 0; }
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) {
+        ampi_row_affine_avx512(yt, (char*)y + at * amp_dtype_size(yt), tile, a, b, c, n);
+        return;
+    }
+#endif
+    v = y == tile ? tile : ampi_open(y, yt, at, n, tile);
+    ampi_row_affine_plain(v, tile, a, b, c, ampi_padded(n));
+    if (y != tile) ampi_close(y, yt, at, n, v);
+}
 
 AMPI_FN float ampi_row_max_of(const void* x, amp_dtype t, size_t start, size_t d, float* tile) {
     float max = ampi_float(0xff800000u);
     size_t i, n;
     for (i = 0; i < d; i += n) {
-        n = ampi_tile_size(d, i);
-        ampi_row_max(&max, ampi_view(x, t, start + i, n, tile), (uint32_t)n);
+        ampi_part v = ampi_part_of(x, t, start + i, ampi_tile_size(d, i), ampi_typed(t, t), tile);
+        n = v.n;
+#if AMPI_X86
+        if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_row_max_avx512(&max, v); continue; }
+#endif
+        ampi_row_max_plain(&max, (const float*)v.data, (uint32_t)n);
     }
     return max;
+}
+/* tile = exp(x - max) for elements [at, at+n), whose sums by lanes are added to acc. */
+AMPI_FN void ampi_row_exp(const void* x, amp_dtype t, size_t at, size_t n, float max, float* tile, double* acc) {
+    ampi_part v = ampi_part_of(x, t, at, n, ampi_typed(t, t), tile);
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_row_exp_avx512(tile, acc, v, max); return; }
+#endif
+    ampi_row_exp_plain(tile, (const float*)v.data, max, ampi_padded(n));
+    ampi_lane_sum_plain(acc, tile, n);
 }
 /* Leaves exp(x - max) of the last tile in `tile`, and returns the sum over the row. */
 AMPI_FN float ampi_row_exp_sum(const void* x, amp_dtype t, size_t start, size_t d, float max, float* tile) {
@@ -7903,8 +8002,7 @@ AMPI_FN float ampi_row_exp_sum(const void* x, amp_dtype t, size_t start, size_t 
     memset(acc, 0, sizeof acc);
     for (i = 0; i < d; i += n) {
         n = ampi_tile_size(d, i);
-        ampi_row_exp(tile, ampi_view(x, t, start + i, n, tile), max, ampi_padded(n));
-        ampi_lane_sum(acc, ampi_part_of(tile, AMP_F32, 0, n, 1, NULL));
+        ampi_row_exp(x, t, start + i, n, max, tile, acc);
     }
     return (float)ampi_lane_total(acc);
 }
@@ -7918,25 +8016,22 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row++) {
         float tile[AMPI_TILE];
+        double unused[AMPI_LANES] = { 0 };
         size_t start = (size_t)row * d, i, n;
         float max = ampi_row_max_of(x, x_dtype, start, d, tile);
         float inverse = 1.0f / ampi_row_exp_sum(x, x_dtype, start, d, max, tile);
         for (i = 0; i < d; i += n) {
-            float* v;
             n = ampi_tile_size(d, i);
-            v = ampi_open(y, y_dtype, start + i, n, tile);
-            if (d > AMPI_TILE)
-                ampi_row_exp(tile, ampi_view(x, x_dtype, start + i, n, tile), max, ampi_padded(n));
-            ampi_row_affine(v, tile, inverse, 0.0f, 1.0f, ampi_padded(n));
-            ampi_close(y, y_dtype, start + i, n, v);
+            if (d > AMPI_TILE) ampi_row_exp(x, x_dtype, start + i, n, max, tile, unused);
+            ampi_row_affine(y, y_dtype, start + i, tile, inverse, 0.0f, 1.0f, n);
         }
     }
     return AMP_OK;
 }
 
 /* dx = y * (dy - sum(dy * y)). */
-AMPI_INLINE void ampi_softmax_dx_body(int hw, float* dx, const float* dy, const float* y, float sum,
-                                      size_t n) {
+AMPI_INLINE void ampi_softmax_dx_plain_body(int hw, float* dx, const float* dy, const float* y, float sum,
+                                            size_t n) {
     size_t i, l;
     (void)hw;
     for (i = 0; i < n; i += AMPI_LANES) {
@@ -7945,8 +8040,40 @@ AMPI_INLINE void ampi_softmax_dx_body(int hw, float* dx, const float* dy, const 
         memcpy(dx + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_softmax_dx, (float* dx, const float* dy, const float* y, float sum, size_t n), dx, dy, y,
-            sum, n)
+AMPI_KERNEL_AVX2(ampi_softmax_dx_plain, (float* dx, const float* dy, const float* y, float sum, size_t n), dx, dy, y,
+                 sum, n)
+
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_softmax_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+                                                        const void* y, __m512 sum) {
+    const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), sum);
+    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, y, i, m), g));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_softmax_dx_typed(amp_dtype t, void* dx, const void* dy, const void* y,
+                                                          float sum, size_t n) {
+    const __m512 s = _mm512_set1_ps(sum);
+    AMPI_EACH_X16(ampi_softmax_dx_x16, t, n, dx, dy, y, s);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_softmax_dx_avx512(void* dx, ampi_part dy, ampi_part y, float sum) {
+    AMPI_FOR_TYPE(ampi_softmax_dx_typed, y.t, dx, dy.data, y.data, sum, y.n);
+}
+#endif
+
+/* Elements [at, at+n) of a row. */
+AMPI_FN void ampi_softmax_dx(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx, amp_dtype dxt,
+                             size_t at, size_t n, float sum) {
+    float g_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
+#if AMPI_X86
+    if (ampi_typed(dyt, yt) && ampi_typed(dxt, yt)) {
+        ampi_softmax_dx_avx512((char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
+                               ampi_part_of(y, yt, at, n, 1, NULL), sum);
+        return;
+    }
+#endif
+    v = ampi_open(dx, dxt, at, n, g_tile);
+    ampi_softmax_dx_plain(v, ampi_view(dy, dyt, at, n, g_tile), ampi_view(y, yt, at, n, y_tile), sum, ampi_padded(n));
+    ampi_close(dx, dxt, at, n, v);
+}
 
 AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
                                         amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
@@ -7973,12 +8100,8 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
         }
         sum = (float)ampi_lane_total(dot);
         for (i = 0; i < d; i += n) {
-            float* v;
             n = ampi_tile_size(d, i);
-            v = ampi_open(dx, dx_dtype, start + i, n, g_tile);
-            ampi_softmax_dx(v, ampi_view(dy, dy_dtype, start + i, n, g_tile),
-                            ampi_view(y, y_dtype, start + i, n, y_tile), sum, ampi_padded(n));
-            ampi_close(dx, dx_dtype, start + i, n, v);
+            ampi_softmax_dx(dy, dy_dtype, y, y_dtype, dx, dx_dtype, start + i, n, sum);
         }
     }
     return AMP_OK;
@@ -8236,14 +8359,15 @@ AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t 
     float tile[AMPI_TILE], max = ampi_row_max_of(x, t, start, k, tile);
     float inverse = 1.0f / ampi_row_exp_sum(x, t, start, k, max, tile), base = smoothing / (float)k,
           hit = 0.0f;
+    double unused[AMPI_LANES] = { 0 };
     size_t i, n;
     for (i = 0; i < k; i += n) {
         int here;
         n = ampi_tile_size(k, i);
         here = label >= i && label < i + n;
-        if (k > AMPI_TILE) ampi_row_exp(tile, ampi_view(x, t, start + i, n, tile), max, ampi_padded(n));
+        if (k > AMPI_TILE) ampi_row_exp(x, t, start + i, n, max, tile, unused);
         if (here) hit = tile[label - i];
-        ampi_row_affine(tile, tile, inverse, base, factor, ampi_padded(n));
+        ampi_row_affine(NULL, AMP_F32, 0, tile, inverse, base, factor, n);
         if (here)
             tile[label - i] =
                 ampi_fma(AMPI_FMA_NATIVE, hit, inverse, -((1.0f - smoothing) + base)) * factor;
