@@ -7591,7 +7591,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
 }
 
 /* t = t * gamma. */
-AMPI_INLINE void ampi_multiply_body(int hw, float* y, const float* x, const float* gamma, size_t n) {
+AMPI_INLINE void ampi_multiply_plain_body(int hw, float* y, const float* x, const float* gamma, size_t n) {
     size_t i, l;
     (void)hw;
     for (i = 0; i < n; i += AMPI_LANES) {
@@ -7600,11 +7600,11 @@ AMPI_INLINE void ampi_multiply_body(int hw, float* y, const float* x, const floa
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_multiply, (float* y, const float* x, const float* gamma, size_t n), y, x, gamma, n)
+AMPI_KERNEL_AVX2(ampi_multiply_plain, (float* y, const float* x, const float* gamma, size_t n), y, x, gamma, n)
 
 /* dx = (dy * gamma - a - (x - mean) * b) * invstd along a row. */
-AMPI_INLINE void ampi_ln_dx_body(int hw, float* dx, const float* dy, const float* x, const float* gamma,
-                                 float mean, float a, float b, float invstd, size_t n) {
+AMPI_INLINE void ampi_ln_dx_plain_body(int hw, float* dx, const float* dy, const float* x, const float* gamma,
+                                       float mean, float a, float b, float invstd, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float v[AMPI_LANES];
@@ -7613,10 +7613,48 @@ AMPI_INLINE void ampi_ln_dx_body(int hw, float* dx, const float* dy, const float
         memcpy(dx + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_ln_dx,
-            (float* dx, const float* dy, const float* x, const float* gamma, float mean, float a, float b,
-             float invstd, size_t n),
-            dx, dy, x, gamma, mean, a, b, invstd, n)
+AMPI_KERNEL_AVX2(ampi_ln_dx_plain,
+                 (float* dx, const float* dy, const float* x, const float* gamma, float mean, float a, float b,
+                  float invstd, size_t n),
+                 dx, dy, x, gamma, mean, a, b, invstd, n)
+
+#if AMPI_X86
+/* The sums of a row: sum += dy * gamma, dot += dy * gamma * (x - mean). */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
+                                                    const void* dy, const void* x, const float* gamma, __m512 mean) {
+    const __m512 g = _mm512_maskz_mul_ps(m, ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m));
+    ampi_dot_step(m, sum, dot, ampi_widen_x16(g), ampi_get_x16(t, x, i, m), mean);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dot_typed(amp_dtype t, double* sum, double* dot, const void* dy,
+                                                      const void* x, const float* gamma, float mean, size_t n) {
+    ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
+    const __m512 m = _mm512_set1_ps(mean);
+    AMPI_EACH_X16(ampi_ln_dot_x16, t, n, &a, &b, dy, x, gamma, m);
+    ampi_store_wide(sum, a);
+    ampi_store_wide(dot, b);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dot_avx512(double* sum, double* dot, ampi_part dy, ampi_part x,
+                                                   const float* gamma, float mean) {
+    AMPI_FOR_TYPE(ampi_ln_dot_typed, x.t, sum, dot, dy.data, x.data, gamma, mean, x.n);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+                                                   const void* x, const float* gamma, __m512 mean, __m512 a, __m512 b,
+                                                   __m512 invstd) {
+    const __m512 g = _mm512_fmsub_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m), a);
+    const __m512 v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
+    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), invstd));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dx_typed(amp_dtype t, void* dx, const void* dy, const void* x,
+                                                     const float* gamma, float mean, float a, float b, float invstd,
+                                                     size_t n) {
+    const __m512 m = _mm512_set1_ps(mean), va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b), s = _mm512_set1_ps(invstd);
+    AMPI_EACH_X16(ampi_ln_dx_x16, t, n, dx, dy, x, gamma, m, va, vb, s);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dx_avx512(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
+                                                  float a, float b, float invstd) {
+    AMPI_FOR_TYPE(ampi_ln_dx_typed, x.t, dx, dy.data, x.data, gamma, mean, a, b, invstd, x.n);
+}
+#endif
 
 typedef struct ampi_ln_backward {
     const void *dy, *x, *gamma;
@@ -7625,38 +7663,62 @@ typedef struct ampi_ln_backward {
     size_t rows, d;
 } ampi_ln_backward;
 
+/* The sums by lanes of elements [i, i+n) of a row. */
+AMPI_FN void ampi_ln_dot(const ampi_ln_backward* q, size_t row, size_t i, size_t n, double* sum, double* dot) {
+    const size_t at = row * q->d + i;
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], mean[AMPI_LANES];
+    const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
+    size_t l;
+#if AMPI_X86
+    if (ampi_typed(q->dyt, q->xt)) {
+        ampi_ln_dot_avx512(sum, dot, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
+                           ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row]);
+        return;
+    }
+#endif
+    for (l = 0; l < AMPI_LANES; l++) mean[l] = q->mean[row];
+    ampi_multiply_plain(dy_tile, ampi_view(q->dy, q->dyt, at, n, dy_tile), gamma, ampi_padded(n));
+    ampi_lane_dot(sum, dot, ampi_part_of(dy_tile, AMP_F32, 0, n, 1, NULL),
+                  ampi_part_of(ampi_view(q->x, q->xt, at, n, x_tile), AMP_F32, 0, n, 1, NULL), mean);
+}
+/* Elements [i, i+n) of a row's dx. */
+AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t n, float a, float b, void* dx,
+                        amp_dtype dxt) {
+    const size_t at = row * q->d + i;
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], *v;
+    const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
+#if AMPI_X86
+    if (ampi_typed(q->dyt, q->xt) && ampi_typed(dxt, q->xt)) {
+        ampi_ln_dx_avx512((char*)dx + at * amp_dtype_size(dxt), ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
+                          ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row], a, b, q->invstd[row]);
+        return;
+    }
+#endif
+    v = ampi_open(dx, dxt, at, n, dy_tile);
+    ampi_ln_dx_plain(v, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile), gamma,
+                     q->mean[row], a, b, q->invstd[row], ampi_padded(n));
+    ampi_close(dx, dxt, at, n, v);
+}
+
 AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* dx, amp_dtype dxt) {
-    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], mean[AMPI_LANES],
-        invstd = q->invstd[row], a, b;
+    const double invstd = (double)q->invstd[row];
     double sum[AMPI_LANES], dot[AMPI_LANES];
-    size_t start = row * q->d, i, n, l;
+    float a, b;
+    size_t i;
     memset(sum, 0, sizeof sum);
     memset(dot, 0, sizeof dot);
-    for (l = 0; l < AMPI_LANES; l++) mean[l] = q->mean[row];
-    for (i = 0; i < q->d; i += n) {
-        n = ampi_tile_size(q->d, i);
-        ampi_multiply(dy_tile, ampi_view(q->dy, q->dyt, start + i, n, dy_tile),
-                      ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f), ampi_padded(n));
-        ampi_lane_dot_plain(sum, dot, dy_tile, ampi_view(q->x, q->xt, start + i, n, x_tile), mean, n);
-    }
+    for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
+        ampi_ln_dot(q, row, i, ampi_tile_size(q->d, i), sum, dot);
     a = (float)(ampi_lane_total(sum) / (double)q->d);
-    b = (float)(ampi_lane_total(dot) * ((double)invstd * (double)invstd) / (double)q->d);
-    for (i = 0; i < q->d; i += n) {
-        float* v;
-        n = ampi_tile_size(q->d, i);
-        v = ampi_open(dx, dxt, start + i, n, dy_tile);
-        ampi_ln_dx(v, ampi_view(q->dy, q->dyt, start + i, n, dy_tile),
-                   ampi_view(q->x, q->xt, start + i, n, x_tile),
-                   ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f), mean[0], a, b, invstd,
-                   ampi_padded(n));
-        ampi_close(dx, dxt, start + i, n, v);
-    }
+    b = (float)(ampi_lane_total(dot) * (invstd * invstd) / (double)q->d);
+    for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
+        ampi_ln_dx(q, row, i, ampi_tile_size(q->d, i), a, b, dx, dxt);
 }
 
 /* db += dy, dg += dy * xhat over the columns of one row. */
-AMPI_INLINE void ampi_ln_columns_body(int hw, double* AMPI_RESTRICT dg, double* AMPI_RESTRICT db,
-                                      const float* AMPI_RESTRICT dy, const float* AMPI_RESTRICT x, float mean,
-                                      float invstd, size_t n) {
+AMPI_INLINE void ampi_ln_columns_plain_body(int hw, double* AMPI_RESTRICT dg, double* AMPI_RESTRICT db,
+                                            const float* AMPI_RESTRICT dy, const float* AMPI_RESTRICT x, float mean,
+                                            float invstd, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) {
@@ -7665,9 +7727,47 @@ AMPI_INLINE void ampi_ln_columns_body(int hw, double* AMPI_RESTRICT dg, double* 
             dg[i + l] = ampi_add_product(hw, dy[i + l], xhat, dg[i + l]);
         }
 }
-AMPI_KERNEL(ampi_ln_columns,
-            (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n),
-            dg, db, dy, x, mean, invstd, n)
+AMPI_KERNEL_AVX2(ampi_ln_columns_plain,
+                 (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n),
+                 dg, db, dy, x, mean, invstd, n)
+
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_columns_x16(amp_dtype t, size_t i, __mmask16 m, double* dg, double* db,
+                                                        const void* dy, const void* x, __m512 mean, __m512 invstd) {
+    const ampi_wide g = ampi_get_wide_x16(t, dy, i, m);
+    ampi_wide sum = ampi_load_wide(db + i), dot = ampi_load_wide(dg + i);
+    AMPI_AHEAD(dy, i * amp_dtype_size(t));
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_wide_add(&sum, g);
+    ampi_wide_fma(&dot, g, ampi_widen_x16(_mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd)));
+    ampi_store_wide(db + i, sum);
+    ampi_store_wide(dg + i, dot);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_columns_typed(amp_dtype t, double* dg, double* db, const void* dy,
+                                                          const void* x, float mean, float invstd, size_t n) {
+    const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
+    AMPI_EACH_X16(ampi_ln_columns_x16, t, n, dg, db, dy, x, m, s);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, ampi_part dy, ampi_part x, float mean,
+                                                       float invstd) {
+    AMPI_FOR_TYPE(ampi_ln_columns_typed, x.t, dg, db, dy.data, x.data, mean, invstd, x.n);
+}
+#endif
+
+/* The same for columns [start, start+n) of one row. */
+AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start, size_t n, double* dg, double* db) {
+    const size_t at = row * q->d + start;
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
+#if AMPI_X86
+    if (ampi_typed(q->dyt, q->xt)) {
+        ampi_ln_columns_avx512(dg, db, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
+                               ampi_part_of(q->x, q->xt, at, n, 1, NULL), q->mean[row], q->invstd[row]);
+        return;
+    }
+#endif
+    ampi_ln_columns_plain(dg, db, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile),
+                          q->mean[row], q->invstd[row], ampi_padded(n));
+}
 
 /* Columns that one thread sums: as many as a tile holds, because memory is read fastest in long stretches, but
    fewer where other threads would have none. A column's sum does not depend on it. */
@@ -7676,22 +7776,30 @@ AMPI_FN size_t ampi_ln_columns_each(size_t d) {
     return ampi_min_size(ampi_max_size(share, 128), AMPI_TILE);
 }
 
-/* dgamma and dbeta of columns [start, start + count): down the rows, in their order. */
+/* dst[start...] = src, or += src. */
+AMPI_FN void ampi_ln_store_sums(void* dst, amp_dtype t, size_t start, size_t n, const double* src, int accumulate) {
+    float sums[AMPI_TILE], old[AMPI_TILE];
+    size_t i;
+    if (!dst) return;
+    for (i = 0; i < n; i++) sums[i] = (float)src[i];
+    if (accumulate) ampi_load_f32(old, dst, t, start, n);
+    for (i = 0; accumulate && i < n; i++) sums[i] = old[i] + sums[i];
+    ampi_store_f32(dst, t, start, sums, n);
+}
+/* dgamma and dbeta of columns [start, start + count): down the rows, in their order. With dx, rows are finished on the
+   way, while they are in the cache. */
 AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, size_t count, void* dgamma,
-                                     void* dbeta, amp_dtype dpt, int accumulate) {
+                                     void* dbeta, amp_dtype dpt, int accumulate, void* dx, amp_dtype dxt) {
     double dg[AMPI_TILE], db[AMPI_TILE];
-    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
-    size_t n = ampi_min_size(q->d - start, count), row, i;
+    size_t n = ampi_min_size(q->d - start, count), row;
     memset(dg, 0, sizeof dg);
     memset(db, 0, sizeof db);
-    for (row = 0; row < q->rows; row++)
-        ampi_ln_columns(dg, db, ampi_view(q->dy, q->dyt, row * q->d + start, n, dy_tile),
-                        ampi_view(q->x, q->xt, row * q->d + start, n, x_tile), q->mean[row], q->invstd[row],
-                        ampi_padded(n));
-    for (i = 0; i < n; i++) {
-        ampi_store_one(dgamma, dpt, start + i, (float)dg[i], accumulate);
-        ampi_store_one(dbeta, dpt, start + i, (float)db[i], accumulate);
+    for (row = 0; row < q->rows; row++) {
+        ampi_ln_columns(q, row, start, n, dg, db);
+        if (dx) ampi_ln_row_backward(q, row, dx, dxt);
     }
+    ampi_ln_store_sums(dgamma, dpt, start, n, dg, accumulate);
+    ampi_ln_store_sums(dbeta, dpt, start, n, db, accumulate);
 }
 
 AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
@@ -7719,9 +7827,12 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
     q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
     if (dgamma || dbeta) {
+        void* with = blocks == 1 && ampi_threads() == 1 ? dx : NULL;
         AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
         for (i = 0; i < blocks; i++)
-            ampi_ln_params_backward(&q, (size_t)i * columns, columns, dgamma, dbeta, dparam_dtype, accumulate);
+            ampi_ln_params_backward(&q, (size_t)i * columns, columns, dgamma, dbeta, dparam_dtype, accumulate, with,
+                                    dx_dtype);
+        if (with) return AMP_OK;
     }
     if (!dx) return AMP_OK;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
