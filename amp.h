@@ -6003,19 +6003,25 @@ AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
 }
 
 #if AMPI_X86
-/* ampi_exp of sixteen numbers by hand, operation by operation. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_exp_x16(__m512 x) {
-    const __m512 magic = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
-    const __m512 shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269502f), magic), n = _mm512_sub_ps(shifted, magic);
-    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3365402f), _CMP_NLT_UQ);
-    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f), x), p;
-    r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r);
-    p = _mm512_fmadd_ps(_mm512_set1_ps(0.00138367142f), r, _mm512_set1_ps(0.00836914033f));
+/* Both for sixteen numbers by hand, operation by operation; multiplying by 2^n is one instruction. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_expm1_x16(__m512 r) {
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.00138367142f), r, _mm512_set1_ps(0.00836914033f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0416681059f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.166665167f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.49999994f));
-    p = _mm512_add_ps(one, _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r));
-    return _mm512_maskz_scalef_ps(normal, p, n);
+    return _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_exp_x16(__m512 x) {
+    const __m512 magic = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(1.44269502f), magic), magic);
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3365402f), _CMP_NLT_UQ);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f), x);
+    r = ampi_expm1_x16(_mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r));
+    return _mm512_maskz_scalef_ps(normal, _mm512_add_ps(one, r), n);
+}
+/* A NaN as the second operand of a minimum or maximum stays. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_clamp_x16(__m512 x, float high) {
+    return _mm512_maskz_max_ps(AMPI_ALL16, _mm512_set1_ps(-high), _mm512_maskz_min_ps(AMPI_ALL16, _mm512_set1_ps(high), x));
 }
 #endif
 
@@ -6086,6 +6092,55 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     p = ampi_float(ampi_bits(ampi_fma(hw, p, q, p) * scale) & inside);
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), p, 1.0f - p);
 }
+
+#if AMPI_X86
+/* The same by hand, operation by operation; multiplying by 2^n is one instruction. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_sigmoid_x16(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), e = ampi_exp_x16(_mm512_or_ps(x, _mm512_set1_ps(-0.0f)));
+    const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
+    return _mm512_div_ps(_mm512_mask_mov_ps(one, negative, e), _mm512_add_ps(one, e));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_tanh_x16(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), sign = _mm512_set1_ps(-0.0f);
+    const __m512 a = _mm512_andnot_ps(sign, x), z = _mm512_mul_ps(x, x);
+    const __m512 e = ampi_exp_x16(_mm512_mul_ps(two, _mm512_maskz_min_ps(AMPI_ALL16, _mm512_set1_ps(20.0f), a)));
+    const __m512 large = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(one, e)));
+    const __mmask16 small = _mm512_cmp_ps_mask(a, _mm512_set1_ps(0.625f), _CMP_LT_OQ);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(-0.00569229666f), z, _mm512_set1_ps(0.0206281673f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.0537365153f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(0.133314058f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.333332807f));
+    p = _mm512_mask_mov_ps(large, small, _mm512_fmadd_ps(_mm512_mul_ps(p, z), a, a));
+    return _mm512_or_ps(_mm512_andnot_ps(sign, p), _mm512_and_ps(sign, x));
+}
+/* There is no need to clamp: what is outside is masked. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_normal_cdf_x16(__m512 x, __m512* density) {
+    const __m512 one = _mm512_set1_ps(1.0f), four = _mm512_set1_ps(4.0f), magic = _mm512_set1_ps(12582912.0f);
+    const __m512 a = _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x), square = _mm512_mul_ps(a, a);
+    const __mmask16 inside = _mm512_cmp_ps_mask(a, _mm512_set1_ps(12.9f), _CMP_LT_OQ);
+    const __mmask16 positive = _mm512_testn_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32((int)0x80000000u));
+    const __m512 rest = _mm512_fmsub_ps(a, a, square), exponent = _mm512_mul_ps(_mm512_set1_ps(-0.5f), square);
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(exponent, _mm512_set1_ps(1.44269502f), magic), magic);
+    __m512 t = _mm512_div_ps(one, _mm512_add_ps(a, four)), u = _mm512_mul_ps(_mm512_sub_ps(a, four), t), r, q, p;
+    u = _mm512_fmadd_ps(t, _mm512_fnmadd_ps(u, a, _mm512_fnmadd_ps(four, _mm512_add_ps(u, one), a)), u);
+    t = _mm512_fmadd_ps(t, _mm512_fnmadd_ps(t, a, _mm512_fnmadd_ps(four, t, one)), t);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f), exponent);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r);
+    q = ampi_expm1_x16(_mm512_fmadd_ps(_mm512_set1_ps(-0.5f), rest, r));
+    *density = _mm512_maskz_scalef_ps(inside, _mm512_add_ps(one, q), n);
+    p = _mm512_fmadd_ps(_mm512_set1_ps(-0.000109288165f), u, _mm512_set1_ps(0.000209836697f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(0.00155533943f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.00353910425f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.0075223404f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(0.0604111888f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.186523765f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(0.387136251f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.607896566f));
+    p = _mm512_mul_ps(_mm512_fmadd_ps(p, u, _mm512_set1_ps(0.755285144f)), t);
+    p = _mm512_maskz_scalef_ps(inside, _mm512_fmadd_ps(p, q, p), n);
+    return _mm512_mask_sub_ps(p, positive, one, p);
+}
+#endif
 
 /* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off, which is exact, and the rest, at most an
    eighth of a turn, goes to the polynomial of the cosine or the sine. Error: 1.57. */
@@ -7898,7 +7953,7 @@ AMPI_INLINE void ampi_activation_loop(int hw, amp_activation f, float* y, const 
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_INLINE void ampi_activation_body(int hw, amp_activation f, float* y, const float* x, size_t n) {
+AMPI_INLINE void ampi_activation_plain_body(int hw, amp_activation f, float* y, const float* x, size_t n) {
     switch (f) {
         case AMP_GELU: ampi_activation_loop(hw, AMP_GELU, y, x, n); break;
         case AMP_GELU_TANH: ampi_activation_loop(hw, AMP_GELU_TANH, y, x, n); break;
@@ -7907,7 +7962,7 @@ AMPI_INLINE void ampi_activation_body(int hw, amp_activation f, float* y, const 
         default: ampi_activation_loop(hw, AMP_RELU, y, x, n); break;
     }
 }
-AMPI_KERNEL(ampi_activation, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
+AMPI_KERNEL_AVX2(ampi_activation_plain, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
 
 AMPI_INLINE void ampi_activation_slope_loop(int hw, amp_activation f, float* dx, const float* dy,
                                             const float* s, size_t n) {
@@ -7918,8 +7973,8 @@ AMPI_INLINE void ampi_activation_slope_loop(int hw, amp_activation f, float* dx,
         memcpy(dx + i, v, sizeof v);
     }
 }
-AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx, const float* dy,
-                                            const float* s, size_t n) {
+AMPI_INLINE void ampi_activation_slope_plain_body(int hw, amp_activation f, float* dx, const float* dy,
+                                                  const float* s, size_t n) {
     switch (f) {
         case AMP_GELU: ampi_activation_slope_loop(hw, AMP_GELU, dx, dy, s, n); break;
         case AMP_GELU_TANH: ampi_activation_slope_loop(hw, AMP_GELU_TANH, dx, dy, s, n); break;
@@ -7928,8 +7983,109 @@ AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx,
         default: ampi_activation_slope_loop(hw, AMP_RELU, dx, dy, s, n); break;
     }
 }
-AMPI_KERNEL(ampi_activation_slope, (amp_activation f, float* dx, const float* dy, const float* s, size_t n),
-            f, dx, dy, s, n)
+AMPI_KERNEL_AVX2(ampi_activation_slope_plain,
+                 (amp_activation f, float* dx, const float* dy, const float* s, size_t n), f, dx, dy, s, n)
+
+#if AMPI_X86
+/* Both by hand, of operands of any type. */
+AMPI_TARGET_AVX512 AMPI_INLINE __mmask16 ampi_relu_passes_x16(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    return (__mmask16)(_mm512_cmpgt_epi32_mask(u, _mm512_setzero_si512()) | ampi_nan_x16(u));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_activate_x16(amp_activation f, __m512 x) {
+    const __m512 c0 = _mm512_set1_ps(AMPI_GELU_C0), c1 = _mm512_set1_ps(AMPI_GELU_C1);
+    __m512 density;
+    switch (f) {
+        case AMP_GELU: return _mm512_mul_ps(x, ampi_normal_cdf_x16(x, &density));
+        case AMP_GELU_TANH:
+            density = _mm512_fmadd_ps(c1, _mm512_mul_ps(x, x), c0);
+            return _mm512_mul_ps(x, ampi_sigmoid_x16(_mm512_mul_ps(x, density)));
+        case AMP_TANH: return ampi_tanh_x16(x);
+        case AMP_SIGMOID: return ampi_sigmoid_x16(x);
+        default: return _mm512_maskz_mov_ps(ampi_relu_passes_x16(x), x);
+    }
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_gelu_slope_x16(__m512 x) {
+    const __m512 c = _mm512_mul_ps(ampi_clamp_x16(x, 16.0f), _mm512_set1_ps(0.398942280f));
+    __m512 density, cdf = ampi_normal_cdf_x16(x, &density);
+    return _mm512_fmadd_ps(c, density, cdf);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_gelu_tanh_slope_x16(__m512 x) {
+    const __m512 c0 = _mm512_set1_ps(AMPI_GELU_C0), c1 = _mm512_set1_ps(AMPI_GELU_C1), one = _mm512_set1_ps(1.0f);
+    const __m512 c = ampi_clamp_x16(x, 16.0f), square = _mm512_mul_ps(c, c);
+    const __m512 z = _mm512_mul_ps(c, _mm512_fmadd_ps(c1, square, c0));
+    const __m512 tail = ampi_sigmoid_x16(_mm512_or_ps(z, _mm512_set1_ps(-0.0f))), other = _mm512_sub_ps(one, tail);
+    const __m512 slope = _mm512_fmadd_ps(_mm512_set1_ps(3.0f * AMPI_GELU_C1), square, c0);
+    const __m512 s = _mm512_mask_mov_ps(other, _mm512_movepi32_mask(_mm512_castps_si512(z)), tail);
+    return _mm512_fmadd_ps(_mm512_mul_ps(c, _mm512_mul_ps(tail, other)), slope, s);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_activate_slope_x16(amp_activation f, __m512 dy, __m512 s) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    switch (f) {
+        case AMP_GELU: return _mm512_mul_ps(dy, ampi_gelu_slope_x16(s));
+        case AMP_GELU_TANH: return _mm512_mul_ps(dy, ampi_gelu_tanh_slope_x16(s));
+        case AMP_TANH: return _mm512_mul_ps(dy, _mm512_fnmadd_ps(s, s, one));
+        case AMP_SIGMOID: return _mm512_mul_ps(dy, _mm512_mul_ps(s, _mm512_sub_ps(one, s)));
+        default: return _mm512_maskz_mov_ps(ampi_relu_passes_x16(s), dy);
+    }
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* y,
+                                                        const void* x) {
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_put_x16(t, y, i, m, ampi_activate_x16(f, ampi_get_x16(t, x, i, m)));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* dx,
+                                                   const void* dy, const void* s) {
+    AMPI_AHEAD(dy, i * amp_dtype_size(t));
+    AMPI_AHEAD(s, i * amp_dtype_size(t));
+    ampi_put_x16(t, dx, i, m, ampi_activate_slope_x16(f, ampi_get_x16(t, dy, i, m), ampi_get_x16(t, s, i, m)));
+}
+/* s NULL: y = f(x); otherwise y = x * f'(s). */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_typed(amp_dtype t, amp_activation f, void* y, const void* x,
+                                                          const void* s, size_t n) {
+    if (s) AMPI_EACH_X16(ampi_slope_x16, t, n, f, y, x, s);
+    else   AMPI_EACH_X16(ampi_activation_x16, t, n, f, y, x);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y, ampi_part x, const void* s) {
+    switch (f) {
+        case AMP_GELU: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_GELU, y, x.data, s, x.n); break;
+        case AMP_GELU_TANH: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_GELU_TANH, y, x.data, s, x.n); break;
+        case AMP_TANH: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_TANH, y, x.data, s, x.n); break;
+        case AMP_SIGMOID: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_SIGMOID, y, x.data, s, x.n); break;
+        default: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_RELU, y, x.data, s, x.n); break;
+    }
+}
+#endif
+
+/* Elements [at, at+n) of an operand: y = f(x), or dx = dy * f'(s). Types may differ. */
+AMPI_FN void ampi_activation(amp_activation f, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t at,
+                             size_t n) {
+    float x_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
+#if AMPI_X86
+    if (ampi_typed(xt, yt)) {
+        ampi_activation_avx512(f, (char*)y + at * amp_dtype_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
+        return;
+    }
+#endif
+    v = ampi_open(y, yt, at, n, y_tile);
+    ampi_activation_plain(f, v, ampi_view(x, xt, at, n, x_tile), ampi_padded(n));
+    ampi_close(y, yt, at, n, v);
+}
+AMPI_FN void ampi_activation_slope(amp_activation f, const void* dy, amp_dtype dyt, const void* s, amp_dtype st,
+                                   void* dx, amp_dtype dxt, size_t at, size_t n) {
+    float dy_tile[AMPI_TILE], s_tile[AMPI_TILE], *v;
+#if AMPI_X86
+    if (ampi_typed(dyt, st) && ampi_typed(dxt, st)) {
+        ampi_activation_avx512(f, (char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
+                               (const char*)s + at * amp_dtype_size(st));
+        return;
+    }
+#endif
+    v = ampi_open(dx, dxt, at, n, dy_tile);
+    ampi_activation_slope_plain(f, v, ampi_view(dy, dyt, at, n, dy_tile), ampi_view(s, st, at, n, s_tile),
+                                ampi_padded(n));
+    ampi_close(dx, dxt, at, n, v);
+}
 
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
     if ((int)f >= (int)AMP_RELU && (int)f <= (int)AMP_SIGMOID) return AMP_OK;
@@ -7943,13 +8099,8 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
-        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
-        float* v = ampi_open(y, y_dtype, start, count, y_tile);
-        ampi_activation(f, v, ampi_view(x, x_dtype, start, count, x_tile), ampi_padded(count));
-        ampi_close(y, y_dtype, start, count, v);
-    }
+    for (i = 0; i < ampi_tiles(n); i++)
+        ampi_activation(f, x, x_dtype, y, y_dtype, (size_t)i * AMPI_TILE, ampi_tile_size(n, (size_t)i * AMPI_TILE));
     return AMP_OK;
 }
 
@@ -7963,14 +8114,9 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        float dy_tile[AMPI_TILE], s_tile[AMPI_TILE];
-        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
-        float* v = ampi_open(dx, dx_dtype, start, count, dy_tile);
-        ampi_activation_slope(f, v, ampi_view(dy, dy_dtype, start, count, dy_tile),
-                              ampi_view(saved, saved_dtype, start, count, s_tile), ampi_padded(count));
-        ampi_close(dx, dx_dtype, start, count, v);
-    }
+    for (i = 0; i < ampi_tiles(n); i++)
+        ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, (size_t)i * AMPI_TILE,
+                              ampi_tile_size(n, (size_t)i * AMPI_TILE));
     return AMP_OK;
 }
 
