@@ -6021,7 +6021,8 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_exp_x16(__m512 x) {
 }
 /* A NaN as the second operand of a minimum or maximum stays. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_clamp_x16(__m512 x, float high) {
-    return _mm512_maskz_max_ps(AMPI_ALL16, _mm512_set1_ps(-high), _mm512_maskz_min_ps(AMPI_ALL16, _mm512_set1_ps(high), x));
+    const __m512 y = _mm512_maskz_min_ps(AMPI_ALL16, _mm512_set1_ps(high), x);
+    return _mm512_maskz_max_ps(AMPI_ALL16, _mm512_set1_ps(-high), y);
 }
 #endif
 
