@@ -6129,6 +6129,30 @@ AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
     return ampi_float(ampi_bits(y * scale) & ~ampi_mask(x < -87.3365402f));
 }
 
+#if AMPI_X86
+/* Both for sixteen numbers by hand, operation by operation; multiplying by 2^n is one instruction. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_expm1_x16(__m512 r) {
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.00138367142f), r, _mm512_set1_ps(0.00836914033f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0416681059f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.166665167f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.49999994f));
+    return _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_exp_x16(__m512 x) {
+    const __m512 magic = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(1.44269502f), magic), magic);
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3365402f), _CMP_NLT_UQ);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f), x);
+    r = ampi_expm1_x16(_mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r));
+    return _mm512_maskz_scalef_ps(normal, _mm512_add_ps(one, r), n);
+}
+/* A NaN as the second operand of a minimum or maximum stays. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_clamp_x16(__m512 x, float high) {
+    const __m512 y = _mm512_maskz_min_ps(AMPI_ALL16, _mm512_set1_ps(high), x);
+    return _mm512_maskz_max_ps(AMPI_ALL16, _mm512_set1_ps(-high), y);
+}
+#endif
+
 /* tanh(x): x + x^3 P(x^2) up to 5/8, then 1 - 2 / (exp(2|x|) + 1). Error: 1.34. */
 AMPI_HD AMPI_INLINE float ampi_tanh(int hw, float x) {
     float a = ampi_abs(x), z = x * x, p, large = 1.0f + ampi_exp(hw, 2.0f * ampi_clamp(a, 20.0f));
@@ -6196,6 +6220,55 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
     p = ampi_float(ampi_bits(ampi_fma(hw, p, q, p) * scale) & inside);
     return ampi_select(ampi_mask((int)(ampi_bits(x) >> 31)), p, 1.0f - p);
 }
+
+#if AMPI_X86
+/* The same by hand, operation by operation; multiplying by 2^n is one instruction. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_sigmoid_x16(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), e = ampi_exp_x16(_mm512_or_ps(x, _mm512_set1_ps(-0.0f)));
+    const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
+    return _mm512_div_ps(_mm512_mask_mov_ps(one, negative, e), _mm512_add_ps(one, e));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_tanh_x16(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), sign = _mm512_set1_ps(-0.0f);
+    const __m512 a = _mm512_andnot_ps(sign, x), z = _mm512_mul_ps(x, x);
+    const __m512 e = ampi_exp_x16(_mm512_mul_ps(two, _mm512_maskz_min_ps(AMPI_ALL16, _mm512_set1_ps(20.0f), a)));
+    const __m512 large = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(one, e)));
+    const __mmask16 small = _mm512_cmp_ps_mask(a, _mm512_set1_ps(0.625f), _CMP_LT_OQ);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(-0.00569229666f), z, _mm512_set1_ps(0.0206281673f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.0537365153f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(0.133314058f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.333332807f));
+    p = _mm512_mask_mov_ps(large, small, _mm512_fmadd_ps(_mm512_mul_ps(p, z), a, a));
+    return _mm512_or_ps(_mm512_andnot_ps(sign, p), _mm512_and_ps(sign, x));
+}
+/* There is no need to clamp: what is outside is masked. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_normal_cdf_x16(__m512 x, __m512* density) {
+    const __m512 one = _mm512_set1_ps(1.0f), four = _mm512_set1_ps(4.0f), magic = _mm512_set1_ps(12582912.0f);
+    const __m512 a = _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x), square = _mm512_mul_ps(a, a);
+    const __mmask16 inside = _mm512_cmp_ps_mask(a, _mm512_set1_ps(12.9f), _CMP_LT_OQ);
+    const __mmask16 positive = _mm512_testn_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32((int)0x80000000u));
+    const __m512 rest = _mm512_fmsub_ps(a, a, square), exponent = _mm512_mul_ps(_mm512_set1_ps(-0.5f), square);
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(exponent, _mm512_set1_ps(1.44269502f), magic), magic);
+    __m512 t = _mm512_div_ps(one, _mm512_add_ps(a, four)), u = _mm512_mul_ps(_mm512_sub_ps(a, four), t), r, q, p;
+    u = _mm512_fmadd_ps(t, _mm512_fnmadd_ps(u, a, _mm512_fnmadd_ps(four, _mm512_add_ps(u, one), a)), u);
+    t = _mm512_fmadd_ps(t, _mm512_fnmadd_ps(t, a, _mm512_fnmadd_ps(four, t, one)), t);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f), exponent);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r);
+    q = ampi_expm1_x16(_mm512_fmadd_ps(_mm512_set1_ps(-0.5f), rest, r));
+    *density = _mm512_maskz_scalef_ps(inside, _mm512_add_ps(one, q), n);
+    p = _mm512_fmadd_ps(_mm512_set1_ps(-0.000109288165f), u, _mm512_set1_ps(0.000209836697f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(0.00155533943f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.00353910425f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.0075223404f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(0.0604111888f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.186523765f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(0.387136251f));
+    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.607896566f));
+    p = _mm512_mul_ps(_mm512_fmadd_ps(p, u, _mm512_set1_ps(0.755285144f)), t);
+    p = _mm512_maskz_scalef_ps(inside, _mm512_fmadd_ps(p, q, p), n);
+    return _mm512_mask_sub_ps(p, positive, one, p);
+}
+#endif
 
 /* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off, which is exact, and the rest, at most an
    eighth of a turn, goes to the polynomial of the cosine or the sine. Error: 1.57. */
@@ -7701,7 +7774,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
 }
 
 /* t = t * gamma. */
-AMPI_INLINE void ampi_multiply_body(int hw, float* y, const float* x, const float* gamma, size_t n) {
+AMPI_INLINE void ampi_multiply_plain_body(int hw, float* y, const float* x, const float* gamma, size_t n) {
     size_t i, l;
     (void)hw;
     for (i = 0; i < n; i += AMPI_LANES) {
@@ -7710,11 +7783,11 @@ AMPI_INLINE void ampi_multiply_body(int hw, float* y, const float* x, const floa
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_multiply, (float* y, const float* x, const float* gamma, size_t n), y, x, gamma, n)
+AMPI_KERNEL_AVX2(ampi_multiply_plain, (float* y, const float* x, const float* gamma, size_t n), y, x, gamma, n)
 
 /* dx = (dy * gamma - a - (x - mean) * b) * invstd along a row. */
-AMPI_INLINE void ampi_ln_dx_body(int hw, float* dx, const float* dy, const float* x, const float* gamma,
-                                 float mean, float a, float b, float invstd, size_t n) {
+AMPI_INLINE void ampi_ln_dx_plain_body(int hw, float* dx, const float* dy, const float* x, const float* gamma,
+                                       float mean, float a, float b, float invstd, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float v[AMPI_LANES];
@@ -7723,10 +7796,48 @@ AMPI_INLINE void ampi_ln_dx_body(int hw, float* dx, const float* dy, const float
         memcpy(dx + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_ln_dx,
-            (float* dx, const float* dy, const float* x, const float* gamma, float mean, float a, float b,
-             float invstd, size_t n),
-            dx, dy, x, gamma, mean, a, b, invstd, n)
+AMPI_KERNEL_AVX2(ampi_ln_dx_plain,
+                 (float* dx, const float* dy, const float* x, const float* gamma, float mean, float a, float b,
+                  float invstd, size_t n),
+                 dx, dy, x, gamma, mean, a, b, invstd, n)
+
+#if AMPI_X86
+/* The sums of a row: sum += dy * gamma, dot += dy * gamma * (x - mean). */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
+                                                    const void* dy, const void* x, const float* gamma, __m512 mean) {
+    const __m512 g = _mm512_maskz_mul_ps(m, ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m));
+    ampi_dot_step(m, sum, dot, ampi_widen_x16(g), ampi_get_x16(t, x, i, m), mean);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dot_typed(amp_dtype t, double* sum, double* dot, const void* dy,
+                                                      const void* x, const float* gamma, float mean, size_t n) {
+    ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
+    const __m512 m = _mm512_set1_ps(mean);
+    AMPI_EACH_X16(ampi_ln_dot_x16, t, n, &a, &b, dy, x, gamma, m);
+    ampi_store_wide(sum, a);
+    ampi_store_wide(dot, b);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dot_avx512(double* sum, double* dot, ampi_part dy, ampi_part x,
+                                                   const float* gamma, float mean) {
+    AMPI_FOR_TYPE(ampi_ln_dot_typed, x.t, sum, dot, dy.data, x.data, gamma, mean, x.n);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+                                                   const void* x, const float* gamma, __m512 mean, __m512 a, __m512 b,
+                                                   __m512 invstd) {
+    const __m512 g = _mm512_fmsub_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m), a);
+    const __m512 v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
+    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), invstd));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dx_typed(amp_dtype t, void* dx, const void* dy, const void* x,
+                                                     const float* gamma, float mean, float a, float b, float invstd,
+                                                     size_t n) {
+    const __m512 m = _mm512_set1_ps(mean), va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b), s = _mm512_set1_ps(invstd);
+    AMPI_EACH_X16(ampi_ln_dx_x16, t, n, dx, dy, x, gamma, m, va, vb, s);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dx_avx512(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
+                                                  float a, float b, float invstd) {
+    AMPI_FOR_TYPE(ampi_ln_dx_typed, x.t, dx, dy.data, x.data, gamma, mean, a, b, invstd, x.n);
+}
+#endif
 
 typedef struct ampi_ln_backward {
     const void *dy, *x, *gamma;
@@ -7735,38 +7846,62 @@ typedef struct ampi_ln_backward {
     size_t rows, d;
 } ampi_ln_backward;
 
+/* The sums by lanes of elements [i, i+n) of a row. */
+AMPI_FN void ampi_ln_dot(const ampi_ln_backward* q, size_t row, size_t i, size_t n, double* sum, double* dot) {
+    const size_t at = row * q->d + i;
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], mean[AMPI_LANES];
+    const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
+    size_t l;
+#if AMPI_X86
+    if (ampi_typed(q->dyt, q->xt)) {
+        ampi_ln_dot_avx512(sum, dot, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
+                           ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row]);
+        return;
+    }
+#endif
+    for (l = 0; l < AMPI_LANES; l++) mean[l] = q->mean[row];
+    ampi_multiply_plain(dy_tile, ampi_view(q->dy, q->dyt, at, n, dy_tile), gamma, ampi_padded(n));
+    ampi_lane_dot(sum, dot, ampi_part_of(dy_tile, AMP_F32, 0, n, 1, NULL),
+                  ampi_part_of(ampi_view(q->x, q->xt, at, n, x_tile), AMP_F32, 0, n, 1, NULL), mean);
+}
+/* Elements [i, i+n) of a row's dx. */
+AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t n, float a, float b, void* dx,
+                        amp_dtype dxt) {
+    const size_t at = row * q->d + i;
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], *v;
+    const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
+#if AMPI_X86
+    if (ampi_typed(q->dyt, q->xt) && ampi_typed(dxt, q->xt)) {
+        ampi_ln_dx_avx512((char*)dx + at * amp_dtype_size(dxt), ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
+                          ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row], a, b, q->invstd[row]);
+        return;
+    }
+#endif
+    v = ampi_open(dx, dxt, at, n, dy_tile);
+    ampi_ln_dx_plain(v, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile), gamma,
+                     q->mean[row], a, b, q->invstd[row], ampi_padded(n));
+    ampi_close(dx, dxt, at, n, v);
+}
+
 AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* dx, amp_dtype dxt) {
-    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], mean[AMPI_LANES],
-        invstd = q->invstd[row], a, b;
+    const double invstd = (double)q->invstd[row];
     double sum[AMPI_LANES], dot[AMPI_LANES];
-    size_t start = row * q->d, i, n, l;
+    float a, b;
+    size_t i;
     memset(sum, 0, sizeof sum);
     memset(dot, 0, sizeof dot);
-    for (l = 0; l < AMPI_LANES; l++) mean[l] = q->mean[row];
-    for (i = 0; i < q->d; i += n) {
-        n = ampi_tile_size(q->d, i);
-        ampi_multiply(dy_tile, ampi_view(q->dy, q->dyt, start + i, n, dy_tile),
-                      ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f), ampi_padded(n));
-        ampi_lane_dot_plain(sum, dot, dy_tile, ampi_view(q->x, q->xt, start + i, n, x_tile), mean, n);
-    }
+    for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
+        ampi_ln_dot(q, row, i, ampi_tile_size(q->d, i), sum, dot);
     a = (float)(ampi_lane_total(sum) / (double)q->d);
-    b = (float)(ampi_lane_total(dot) * ((double)invstd * (double)invstd) / (double)q->d);
-    for (i = 0; i < q->d; i += n) {
-        float* v;
-        n = ampi_tile_size(q->d, i);
-        v = ampi_open(dx, dxt, start + i, n, dy_tile);
-        ampi_ln_dx(v, ampi_view(q->dy, q->dyt, start + i, n, dy_tile),
-                   ampi_view(q->x, q->xt, start + i, n, x_tile),
-                   ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f), mean[0], a, b, invstd,
-                   ampi_padded(n));
-        ampi_close(dx, dxt, start + i, n, v);
-    }
+    b = (float)(ampi_lane_total(dot) * (invstd * invstd) / (double)q->d);
+    for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
+        ampi_ln_dx(q, row, i, ampi_tile_size(q->d, i), a, b, dx, dxt);
 }
 
 /* db += dy, dg += dy * xhat over the columns of one row. */
-AMPI_INLINE void ampi_ln_columns_body(int hw, double* AMPI_RESTRICT dg, double* AMPI_RESTRICT db,
-                                      const float* AMPI_RESTRICT dy, const float* AMPI_RESTRICT x, float mean,
-                                      float invstd, size_t n) {
+AMPI_INLINE void ampi_ln_columns_plain_body(int hw, double* AMPI_RESTRICT dg, double* AMPI_RESTRICT db,
+                                            const float* AMPI_RESTRICT dy, const float* AMPI_RESTRICT x, float mean,
+                                            float invstd, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES)
         for (l = 0; l < AMPI_LANES; l++) {
@@ -7775,9 +7910,47 @@ AMPI_INLINE void ampi_ln_columns_body(int hw, double* AMPI_RESTRICT dg, double* 
             dg[i + l] = ampi_add_product(hw, dy[i + l], xhat, dg[i + l]);
         }
 }
-AMPI_KERNEL(ampi_ln_columns,
-            (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n),
-            dg, db, dy, x, mean, invstd, n)
+AMPI_KERNEL_AVX2(ampi_ln_columns_plain,
+                 (double* dg, double* db, const float* dy, const float* x, float mean, float invstd, size_t n),
+                 dg, db, dy, x, mean, invstd, n)
+
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_columns_x16(amp_dtype t, size_t i, __mmask16 m, double* dg, double* db,
+                                                        const void* dy, const void* x, __m512 mean, __m512 invstd) {
+    const ampi_wide g = ampi_get_wide_x16(t, dy, i, m);
+    ampi_wide sum = ampi_load_wide(db + i), dot = ampi_load_wide(dg + i);
+    AMPI_AHEAD(dy, i * amp_dtype_size(t));
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_wide_add(&sum, g);
+    ampi_wide_fma(&dot, g, ampi_widen_x16(_mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd)));
+    ampi_store_wide(db + i, sum);
+    ampi_store_wide(dg + i, dot);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_columns_typed(amp_dtype t, double* dg, double* db, const void* dy,
+                                                          const void* x, float mean, float invstd, size_t n) {
+    const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
+    AMPI_EACH_X16(ampi_ln_columns_x16, t, n, dg, db, dy, x, m, s);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, ampi_part dy, ampi_part x, float mean,
+                                                       float invstd) {
+    AMPI_FOR_TYPE(ampi_ln_columns_typed, x.t, dg, db, dy.data, x.data, mean, invstd, x.n);
+}
+#endif
+
+/* The same for columns [start, start+n) of one row. */
+AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start, size_t n, double* dg, double* db) {
+    const size_t at = row * q->d + start;
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
+#if AMPI_X86
+    if (ampi_typed(q->dyt, q->xt)) {
+        ampi_ln_columns_avx512(dg, db, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
+                               ampi_part_of(q->x, q->xt, at, n, 1, NULL), q->mean[row], q->invstd[row]);
+        return;
+    }
+#endif
+    ampi_ln_columns_plain(dg, db, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile),
+                          q->mean[row], q->invstd[row], ampi_padded(n));
+}
 
 /* Columns that one thread sums: as many as a tile holds, because memory is read fastest in long stretches, but
    fewer where other threads would have none. A column's sum does not depend on it. */
@@ -7786,22 +7959,30 @@ AMPI_FN size_t ampi_ln_columns_each(size_t d) {
     return ampi_min_size(ampi_max_size(share, 128), AMPI_TILE);
 }
 
-/* dgamma and dbeta of columns [start, start + count): down the rows, in their order. */
+/* dst[start...] = src, or += src. */
+AMPI_FN void ampi_ln_store_sums(void* dst, amp_dtype t, size_t start, size_t n, const double* src, int accumulate) {
+    float sums[AMPI_TILE], old[AMPI_TILE];
+    size_t i;
+    if (!dst) return;
+    for (i = 0; i < n; i++) sums[i] = (float)src[i];
+    if (accumulate) ampi_load_f32(old, dst, t, start, n);
+    for (i = 0; accumulate && i < n; i++) sums[i] = old[i] + sums[i];
+    ampi_store_f32(dst, t, start, sums, n);
+}
+/* dgamma and dbeta of columns [start, start + count): down the rows, in their order. With dx, rows are finished on the
+   way, while they are in the cache. */
 AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, size_t count, void* dgamma,
-                                     void* dbeta, amp_dtype dpt, int accumulate) {
+                                     void* dbeta, amp_dtype dpt, int accumulate, void* dx, amp_dtype dxt) {
     double dg[AMPI_TILE], db[AMPI_TILE];
-    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
-    size_t n = ampi_min_size(q->d - start, count), row, i;
+    size_t n = ampi_min_size(q->d - start, count), row;
     memset(dg, 0, sizeof dg);
     memset(db, 0, sizeof db);
-    for (row = 0; row < q->rows; row++)
-        ampi_ln_columns(dg, db, ampi_view(q->dy, q->dyt, row * q->d + start, n, dy_tile),
-                        ampi_view(q->x, q->xt, row * q->d + start, n, x_tile), q->mean[row], q->invstd[row],
-                        ampi_padded(n));
-    for (i = 0; i < n; i++) {
-        ampi_store_one(dgamma, dpt, start + i, (float)dg[i], accumulate);
-        ampi_store_one(dbeta, dpt, start + i, (float)db[i], accumulate);
+    for (row = 0; row < q->rows; row++) {
+        ampi_ln_columns(q, row, start, n, dg, db);
+        if (dx) ampi_ln_row_backward(q, row, dx, dxt);
     }
+    ampi_ln_store_sums(dgamma, dpt, start, n, dg, accumulate);
+    ampi_ln_store_sums(dbeta, dpt, start, n, db, accumulate);
 }
 
 AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
@@ -7829,9 +8010,12 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
     q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
     if (dgamma || dbeta) {
+        void* with = blocks == 1 && ampi_threads() == 1 ? dx : NULL;
         AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
         for (i = 0; i < blocks; i++)
-            ampi_ln_params_backward(&q, (size_t)i * columns, columns, dgamma, dbeta, dparam_dtype, accumulate);
+            ampi_ln_params_backward(&q, (size_t)i * columns, columns, dgamma, dbeta, dparam_dtype, accumulate, with,
+                                    dx_dtype);
+        if (with) return AMP_OK;
     }
     if (!dx) return AMP_OK;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
@@ -7897,7 +8081,7 @@ AMPI_INLINE void ampi_activation_loop(int hw, amp_activation f, float* y, const 
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_INLINE void ampi_activation_body(int hw, amp_activation f, float* y, const float* x, size_t n) {
+AMPI_INLINE void ampi_activation_plain_body(int hw, amp_activation f, float* y, const float* x, size_t n) {
     switch (f) {
         case AMP_GELU: ampi_activation_loop(hw, AMP_GELU, y, x, n); break;
         case AMP_GELU_TANH: ampi_activation_loop(hw, AMP_GELU_TANH, y, x, n); break;
@@ -7906,7 +8090,7 @@ AMPI_INLINE void ampi_activation_body(int hw, amp_activation f, float* y, const 
         default: ampi_activation_loop(hw, AMP_RELU, y, x, n); break;
     }
 }
-AMPI_KERNEL(ampi_activation, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
+AMPI_KERNEL_AVX2(ampi_activation_plain, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
 
 AMPI_INLINE void ampi_activation_slope_loop(int hw, amp_activation f, float* dx, const float* dy,
                                             const float* s, size_t n) {
@@ -7917,8 +8101,8 @@ AMPI_INLINE void ampi_activation_slope_loop(int hw, amp_activation f, float* dx,
         memcpy(dx + i, v, sizeof v);
     }
 }
-AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx, const float* dy,
-                                            const float* s, size_t n) {
+AMPI_INLINE void ampi_activation_slope_plain_body(int hw, amp_activation f, float* dx, const float* dy,
+                                                  const float* s, size_t n) {
     switch (f) {
         case AMP_GELU: ampi_activation_slope_loop(hw, AMP_GELU, dx, dy, s, n); break;
         case AMP_GELU_TANH: ampi_activation_slope_loop(hw, AMP_GELU_TANH, dx, dy, s, n); break;
@@ -7927,8 +8111,109 @@ AMPI_INLINE void ampi_activation_slope_body(int hw, amp_activation f, float* dx,
         default: ampi_activation_slope_loop(hw, AMP_RELU, dx, dy, s, n); break;
     }
 }
-AMPI_KERNEL(ampi_activation_slope, (amp_activation f, float* dx, const float* dy, const float* s, size_t n),
-            f, dx, dy, s, n)
+AMPI_KERNEL_AVX2(ampi_activation_slope_plain,
+                 (amp_activation f, float* dx, const float* dy, const float* s, size_t n), f, dx, dy, s, n)
+
+#if AMPI_X86
+/* Both by hand, of operands of any type. */
+AMPI_TARGET_AVX512 AMPI_INLINE __mmask16 ampi_relu_passes_x16(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    return (__mmask16)(_mm512_cmpgt_epi32_mask(u, _mm512_setzero_si512()) | ampi_nan_x16(u));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_activate_x16(amp_activation f, __m512 x) {
+    const __m512 c0 = _mm512_set1_ps(AMPI_GELU_C0), c1 = _mm512_set1_ps(AMPI_GELU_C1);
+    __m512 density;
+    switch (f) {
+        case AMP_GELU: return _mm512_mul_ps(x, ampi_normal_cdf_x16(x, &density));
+        case AMP_GELU_TANH:
+            density = _mm512_fmadd_ps(c1, _mm512_mul_ps(x, x), c0);
+            return _mm512_mul_ps(x, ampi_sigmoid_x16(_mm512_mul_ps(x, density)));
+        case AMP_TANH: return ampi_tanh_x16(x);
+        case AMP_SIGMOID: return ampi_sigmoid_x16(x);
+        default: return _mm512_maskz_mov_ps(ampi_relu_passes_x16(x), x);
+    }
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_gelu_slope_x16(__m512 x) {
+    const __m512 c = _mm512_mul_ps(ampi_clamp_x16(x, 16.0f), _mm512_set1_ps(0.398942280f));
+    __m512 density, cdf = ampi_normal_cdf_x16(x, &density);
+    return _mm512_fmadd_ps(c, density, cdf);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_gelu_tanh_slope_x16(__m512 x) {
+    const __m512 c0 = _mm512_set1_ps(AMPI_GELU_C0), c1 = _mm512_set1_ps(AMPI_GELU_C1), one = _mm512_set1_ps(1.0f);
+    const __m512 c = ampi_clamp_x16(x, 16.0f), square = _mm512_mul_ps(c, c);
+    const __m512 z = _mm512_mul_ps(c, _mm512_fmadd_ps(c1, square, c0));
+    const __m512 tail = ampi_sigmoid_x16(_mm512_or_ps(z, _mm512_set1_ps(-0.0f))), other = _mm512_sub_ps(one, tail);
+    const __m512 slope = _mm512_fmadd_ps(_mm512_set1_ps(3.0f * AMPI_GELU_C1), square, c0);
+    const __m512 s = _mm512_mask_mov_ps(other, _mm512_movepi32_mask(_mm512_castps_si512(z)), tail);
+    return _mm512_fmadd_ps(_mm512_mul_ps(c, _mm512_mul_ps(tail, other)), slope, s);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_activate_slope_x16(amp_activation f, __m512 dy, __m512 s) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    switch (f) {
+        case AMP_GELU: return _mm512_mul_ps(dy, ampi_gelu_slope_x16(s));
+        case AMP_GELU_TANH: return _mm512_mul_ps(dy, ampi_gelu_tanh_slope_x16(s));
+        case AMP_TANH: return _mm512_mul_ps(dy, _mm512_fnmadd_ps(s, s, one));
+        case AMP_SIGMOID: return _mm512_mul_ps(dy, _mm512_mul_ps(s, _mm512_sub_ps(one, s)));
+        default: return _mm512_maskz_mov_ps(ampi_relu_passes_x16(s), dy);
+    }
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* y,
+                                                        const void* x) {
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_put_x16(t, y, i, m, ampi_activate_x16(f, ampi_get_x16(t, x, i, m)));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* dx,
+                                                   const void* dy, const void* s) {
+    AMPI_AHEAD(dy, i * amp_dtype_size(t));
+    AMPI_AHEAD(s, i * amp_dtype_size(t));
+    ampi_put_x16(t, dx, i, m, ampi_activate_slope_x16(f, ampi_get_x16(t, dy, i, m), ampi_get_x16(t, s, i, m)));
+}
+/* s NULL: y = f(x); otherwise y = x * f'(s). */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_typed(amp_dtype t, amp_activation f, void* y, const void* x,
+                                                          const void* s, size_t n) {
+    if (s) AMPI_EACH_X16(ampi_slope_x16, t, n, f, y, x, s);
+    else   AMPI_EACH_X16(ampi_activation_x16, t, n, f, y, x);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y, ampi_part x, const void* s) {
+    switch (f) {
+        case AMP_GELU: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_GELU, y, x.data, s, x.n); break;
+        case AMP_GELU_TANH: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_GELU_TANH, y, x.data, s, x.n); break;
+        case AMP_TANH: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_TANH, y, x.data, s, x.n); break;
+        case AMP_SIGMOID: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_SIGMOID, y, x.data, s, x.n); break;
+        default: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_RELU, y, x.data, s, x.n); break;
+    }
+}
+#endif
+
+/* Elements [at, at+n) of an operand: y = f(x), or dx = dy * f'(s). Types may differ. */
+AMPI_FN void ampi_activation(amp_activation f, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t at,
+                             size_t n) {
+    float x_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
+#if AMPI_X86
+    if (ampi_typed(xt, yt)) {
+        ampi_activation_avx512(f, (char*)y + at * amp_dtype_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
+        return;
+    }
+#endif
+    v = ampi_open(y, yt, at, n, y_tile);
+    ampi_activation_plain(f, v, ampi_view(x, xt, at, n, x_tile), ampi_padded(n));
+    ampi_close(y, yt, at, n, v);
+}
+AMPI_FN void ampi_activation_slope(amp_activation f, const void* dy, amp_dtype dyt, const void* s, amp_dtype st,
+                                   void* dx, amp_dtype dxt, size_t at, size_t n) {
+    float dy_tile[AMPI_TILE], s_tile[AMPI_TILE], *v;
+#if AMPI_X86
+    if (ampi_typed(dyt, st) && ampi_typed(dxt, st)) {
+        ampi_activation_avx512(f, (char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
+                               (const char*)s + at * amp_dtype_size(st));
+        return;
+    }
+#endif
+    v = ampi_open(dx, dxt, at, n, dy_tile);
+    ampi_activation_slope_plain(f, v, ampi_view(dy, dyt, at, n, dy_tile), ampi_view(s, st, at, n, s_tile),
+                                ampi_padded(n));
+    ampi_close(dx, dxt, at, n, v);
+}
 
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
     if ((int)f >= (int)AMP_RELU && (int)f <= (int)AMP_SIGMOID) return AMP_OK;
@@ -7942,13 +8227,8 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
-        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
-        float* v = ampi_open(y, y_dtype, start, count, y_tile);
-        ampi_activation(f, v, ampi_view(x, x_dtype, start, count, x_tile), ampi_padded(count));
-        ampi_close(y, y_dtype, start, count, v);
-    }
+    for (i = 0; i < ampi_tiles(n); i++)
+        ampi_activation(f, x, x_dtype, y, y_dtype, (size_t)i * AMPI_TILE, ampi_tile_size(n, (size_t)i * AMPI_TILE));
     return AMP_OK;
 }
 
@@ -7962,14 +8242,9 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        float dy_tile[AMPI_TILE], s_tile[AMPI_TILE];
-        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
-        float* v = ampi_open(dx, dx_dtype, start, count, dy_tile);
-        ampi_activation_slope(f, v, ampi_view(dy, dy_dtype, start, count, dy_tile),
-                              ampi_view(saved, saved_dtype, start, count, s_tile), ampi_padded(count));
-        ampi_close(dx, dx_dtype, start, count, v);
-    }
+    for (i = 0; i < ampi_tiles(n); i++)
+        ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, (size_t)i * AMPI_TILE,
+                              ampi_tile_size(n, (size_t)i * AMPI_TILE));
     return AMP_OK;
 }
 
@@ -7977,7 +8252,7 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
 
 /* The larger of `max` and the n elements of x, a padded tile; NaNs are passed over (they come back through
    exp). */
-AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, uint32_t n) {
+AMPI_INLINE void ampi_row_max_plain_body(int hw, float* max, const float* x, uint32_t n) {
     float m[AMPI_LANES];
     uint32_t i, l, step;
     (void)hw;
@@ -7989,10 +8264,10 @@ AMPI_INLINE void ampi_row_max_body(int hw, float* max, const float* x, uint32_t 
         for (l = 0; l < step; l++) m[l] = ampi_select(ampi_mask(m[l + step] > m[l]), m[l + step], m[l]);
     *max = m[0];
 }
-AMPI_KERNEL(ampi_row_max, (float* max, const float* x, uint32_t n), max, x, n)
+AMPI_KERNEL_AVX2(ampi_row_max_plain, (float* max, const float* x, uint32_t n), max, x, n)
 
 /* y = exp(x - max); y may be x. */
-AMPI_INLINE void ampi_row_exp_body(int hw, float* y, const float* x, float max, size_t n) {
+AMPI_INLINE void ampi_row_exp_plain_body(int hw, float* y, const float* x, float max, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float v[AMPI_LANES];
@@ -8000,10 +8275,10 @@ AMPI_INLINE void ampi_row_exp_body(int hw, float* y, const float* x, float max, 
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_row_exp, (float* y, const float* x, float max, size_t n), y, x, max, n)
+AMPI_KERNEL_AVX2(ampi_row_exp_plain, (float* y, const float* x, float max, size_t n), y, x, max, n)
 
 /* y = x * a - b with one rounding, times c. */
-AMPI_INLINE void ampi_row_affine_body(int hw, float* y, const float* x, float a, float b, float c, size_t n) {
+AMPI_INLINE void ampi_row_affine_plain_body(int hw, float* y, const float* x, float a, float b, float c, size_t n) {
     size_t i, l;
     for (i = 0; i < n; i += AMPI_LANES) {
         float v[AMPI_LANES];
@@ -8011,17 +8286,99 @@ AMPI_INLINE void ampi_row_affine_body(int hw, float* y, const float* x, float a,
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_row_affine, (float* y, const float* x, float a, float b, float c, size_t n), y, x, a, b, c,
-            n)
+AMPI_KERNEL_AVX2(ampi_row_affine_plain, (float* y, const float* x, float a, float b, float c, size_t n), y, x, a, b,
+                 c, n)
+
+#if AMPI_X86
+/* The same by hand, of operands of any type. The maximum instruction returns its second operand where the first is a
+   NaN, or both are equal. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_x16(amp_dtype t, size_t i, __mmask16 m, __m512* max, const void* x) {
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    *max = _mm512_mask_max_ps(*max, m, ampi_get_x16(t, x, i, m), *max);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_typed(amp_dtype t, float* max, const void* x, size_t n) {
+    __m512 a = _mm512_set1_ps(*max);
+    __m256 b;
+    __m128 c;
+    AMPI_EACH_X16(ampi_row_max_x16, t, n, &a, x);
+    b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
+    c = _mm_max_ps(_mm256_extractf128_ps(b, 1), _mm256_castps256_ps128(b));
+    c = _mm_max_ps(_mm_movehl_ps(c, c), c);
+    *max = _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_max_avx512(float* max, ampi_part x) {
+    AMPI_FOR_TYPE(ampi_row_max_typed, x.t, max, x.data, x.n);
+}
+
+/* tile = exp(x - max), and acc += tile where acc is wanted. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_x16(amp_dtype t, size_t i, __mmask16 m, float* tile, ampi_wide* acc,
+                                                     const void* x, __m512 max) {
+    const __m512 e = ampi_exp_x16(_mm512_sub_ps(ampi_get_x16(t, x, i, m), max));
+    _mm512_storeu_ps(tile + i, e);
+    ampi_wide_add(acc, ampi_widen_x16(_mm512_maskz_mov_ps(m, e)));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_typed(amp_dtype t, float* tile, double* acc, const void* x, float max,
+                                                       size_t n) {
+    const __m512 m = _mm512_set1_ps(max);
+    ampi_wide a = ampi_load_wide(acc);
+    AMPI_EACH_X16(ampi_row_exp_x16, t, n, tile, &a, x, m);
+    ampi_store_wide(acc, a);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_exp_avx512(float* tile, double* acc, ampi_part x, float max) {
+    AMPI_FOR_TYPE(ampi_row_exp_typed, x.t, tile, acc, x.data, max, x.n);
+}
+
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const float* x,
+                                                        __m512 a, __m512 b, __m512 c) {
+    ampi_put_x16(t, y, i, m, _mm512_mul_ps(_mm512_fmsub_ps(_mm512_loadu_ps(x + i), a, b), c));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_typed(amp_dtype t, void* y, const float* x, float a, float b,
+                                                          float c, size_t n) {
+    const __m512 va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b), vc = _mm512_set1_ps(c);
+    AMPI_EACH_X16(ampi_row_affine_x16, t, n, y, x, va, vb, vc);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_affine_avx512(amp_dtype t, void* y, const float* x, float a, float b, float c,
+                                                       size_t n) {
+    AMPI_FOR_TYPE(ampi_row_affine_typed, t, y, x, a, b, c, n);
+}
+#endif
+
+/* Elements [at, at+n) of y, or of the tile itself where y is NULL: tile * a - b, times c. */
+AMPI_FN void ampi_row_affine(void* y, amp_dtype yt, size_t at, float* tile, float a, float b, float c, size_t n) {
+    float* v;
+    if (!y) { y = tile; yt = AMP_F32; at = 0; }
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) {
+        ampi_row_affine_avx512(yt, (char*)y + at * amp_dtype_size(yt), tile, a, b, c, n);
+        return;
+    }
+#endif
+    v = y == tile ? tile : ampi_open(y, yt, at, n, tile);
+    ampi_row_affine_plain(v, tile, a, b, c, ampi_padded(n));
+    if (y != tile) ampi_close(y, yt, at, n, v);
+}
 
 AMPI_FN float ampi_row_max_of(const void* x, amp_dtype t, size_t start, size_t d, float* tile) {
     float max = ampi_float(0xff800000u);
     size_t i, n;
     for (i = 0; i < d; i += n) {
-        n = ampi_tile_size(d, i);
-        ampi_row_max(&max, ampi_view(x, t, start + i, n, tile), (uint32_t)n);
+        ampi_part v = ampi_part_of(x, t, start + i, ampi_tile_size(d, i), ampi_typed(t, t), tile);
+        n = v.n;
+#if AMPI_X86
+        if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_row_max_avx512(&max, v); continue; }
+#endif
+        ampi_row_max_plain(&max, (const float*)v.data, (uint32_t)n);
     }
     return max;
+}
+/* tile = exp(x - max) for elements [at, at+n), whose sums by lanes are added to acc. */
+AMPI_FN void ampi_row_exp(const void* x, amp_dtype t, size_t at, size_t n, float max, float* tile, double* acc) {
+    ampi_part v = ampi_part_of(x, t, at, n, ampi_typed(t, t), tile);
+#if AMPI_X86
+    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_row_exp_avx512(tile, acc, v, max); return; }
+#endif
+    ampi_row_exp_plain(tile, (const float*)v.data, max, ampi_padded(n));
+    ampi_lane_sum_plain(acc, tile, n);
 }
 /* Leaves exp(x - max) of the last tile in `tile`, and returns the sum over the row. */
 AMPI_FN float ampi_row_exp_sum(const void* x, amp_dtype t, size_t start, size_t d, float max, float* tile) {
@@ -8030,8 +8387,7 @@ AMPI_FN float ampi_row_exp_sum(const void* x, amp_dtype t, size_t start, size_t 
     memset(acc, 0, sizeof acc);
     for (i = 0; i < d; i += n) {
         n = ampi_tile_size(d, i);
-        ampi_row_exp(tile, ampi_view(x, t, start + i, n, tile), max, ampi_padded(n));
-        ampi_lane_sum(acc, ampi_part_of(tile, AMP_F32, 0, n, 1, NULL));
+        ampi_row_exp(x, t, start + i, n, max, tile, acc);
     }
     return (float)ampi_lane_total(acc);
 }
@@ -8045,25 +8401,22 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row++) {
         float tile[AMPI_TILE];
+        double unused[AMPI_LANES] = { 0 };
         size_t start = (size_t)row * d, i, n;
         float max = ampi_row_max_of(x, x_dtype, start, d, tile);
         float inverse = 1.0f / ampi_row_exp_sum(x, x_dtype, start, d, max, tile);
         for (i = 0; i < d; i += n) {
-            float* v;
             n = ampi_tile_size(d, i);
-            v = ampi_open(y, y_dtype, start + i, n, tile);
-            if (d > AMPI_TILE)
-                ampi_row_exp(tile, ampi_view(x, x_dtype, start + i, n, tile), max, ampi_padded(n));
-            ampi_row_affine(v, tile, inverse, 0.0f, 1.0f, ampi_padded(n));
-            ampi_close(y, y_dtype, start + i, n, v);
+            if (d > AMPI_TILE) ampi_row_exp(x, x_dtype, start + i, n, max, tile, unused);
+            ampi_row_affine(y, y_dtype, start + i, tile, inverse, 0.0f, 1.0f, n);
         }
     }
     return AMP_OK;
 }
 
 /* dx = y * (dy - sum(dy * y)). */
-AMPI_INLINE void ampi_softmax_dx_body(int hw, float* dx, const float* dy, const float* y, float sum,
-                                      size_t n) {
+AMPI_INLINE void ampi_softmax_dx_plain_body(int hw, float* dx, const float* dy, const float* y, float sum,
+                                            size_t n) {
     size_t i, l;
     (void)hw;
     for (i = 0; i < n; i += AMPI_LANES) {
@@ -8072,8 +8425,40 @@ AMPI_INLINE void ampi_softmax_dx_body(int hw, float* dx, const float* dy, const 
         memcpy(dx + i, v, sizeof v);
     }
 }
-AMPI_KERNEL(ampi_softmax_dx, (float* dx, const float* dy, const float* y, float sum, size_t n), dx, dy, y,
-            sum, n)
+AMPI_KERNEL_AVX2(ampi_softmax_dx_plain, (float* dx, const float* dy, const float* y, float sum, size_t n), dx, dy, y,
+                 sum, n)
+
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_softmax_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+                                                        const void* y, __m512 sum) {
+    const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), sum);
+    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, y, i, m), g));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_softmax_dx_typed(amp_dtype t, void* dx, const void* dy, const void* y,
+                                                          float sum, size_t n) {
+    const __m512 s = _mm512_set1_ps(sum);
+    AMPI_EACH_X16(ampi_softmax_dx_x16, t, n, dx, dy, y, s);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_softmax_dx_avx512(void* dx, ampi_part dy, ampi_part y, float sum) {
+    AMPI_FOR_TYPE(ampi_softmax_dx_typed, y.t, dx, dy.data, y.data, sum, y.n);
+}
+#endif
+
+/* Elements [at, at+n) of a row. */
+AMPI_FN void ampi_softmax_dx(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx, amp_dtype dxt,
+                             size_t at, size_t n, float sum) {
+    float g_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
+#if AMPI_X86
+    if (ampi_typed(dyt, yt) && ampi_typed(dxt, yt)) {
+        ampi_softmax_dx_avx512((char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
+                               ampi_part_of(y, yt, at, n, 1, NULL), sum);
+        return;
+    }
+#endif
+    v = ampi_open(dx, dxt, at, n, g_tile);
+    ampi_softmax_dx_plain(v, ampi_view(dy, dyt, at, n, g_tile), ampi_view(y, yt, at, n, y_tile), sum, ampi_padded(n));
+    ampi_close(dx, dxt, at, n, v);
+}
 
 AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
                                         amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
@@ -8100,12 +8485,8 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
         }
         sum = (float)ampi_lane_total(dot);
         for (i = 0; i < d; i += n) {
-            float* v;
             n = ampi_tile_size(d, i);
-            v = ampi_open(dx, dx_dtype, start + i, n, g_tile);
-            ampi_softmax_dx(v, ampi_view(dy, dy_dtype, start + i, n, g_tile),
-                            ampi_view(y, y_dtype, start + i, n, y_tile), sum, ampi_padded(n));
-            ampi_close(dx, dx_dtype, start + i, n, v);
+            ampi_softmax_dx(dy, dy_dtype, y, y_dtype, dx, dx_dtype, start + i, n, sum);
         }
     }
     return AMP_OK;
@@ -8363,14 +8744,15 @@ AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t 
     float tile[AMPI_TILE], max = ampi_row_max_of(x, t, start, k, tile);
     float inverse = 1.0f / ampi_row_exp_sum(x, t, start, k, max, tile), base = smoothing / (float)k,
           hit = 0.0f;
+    double unused[AMPI_LANES] = { 0 };
     size_t i, n;
     for (i = 0; i < k; i += n) {
         int here;
         n = ampi_tile_size(k, i);
         here = label >= i && label < i + n;
-        if (k > AMPI_TILE) ampi_row_exp(tile, ampi_view(x, t, start + i, n, tile), max, ampi_padded(n));
+        if (k > AMPI_TILE) ampi_row_exp(x, t, start + i, n, max, tile, unused);
         if (here) hit = tile[label - i];
-        ampi_row_affine(tile, tile, inverse, base, factor, ampi_padded(n));
+        ampi_row_affine(NULL, AMP_F32, 0, tile, inverse, base, factor, n);
         if (here)
             tile[label - i] =
                 ampi_fma(AMPI_FMA_NATIVE, hit, inverse, -((1.0f - smoothing) + base)) * factor;
@@ -9023,10 +9405,11 @@ AMPI_FN const void* ampi_tensors_first(const ampi_tensors* t) {
    machine. */
 #define AMPI_CHUNK 16384
 #define AMPI_WAVE  512
+#define AMPI_ABREAST 4      /* chunks that are checked together */
 #define AMPI_BLOCK 1024     /* elements converted at a time, on the stack */
 
 typedef struct ampi_chunk {
-    int      tensor;
+    int      tensor, count;         /* count: chunks that a call of work finishes, this one and those behind it */
     size_t   offset, n;
     double   sum, sum2;             /* results: sums of squares */
     uint64_t inf, nan, first;       /* results of a check; first is valid if inf + nan > 0 */
@@ -9054,16 +9437,21 @@ AMPI_FN int ampi_fill_wave(const ampi_tensors* t, ampi_cursor* at, ampi_chunk* w
 
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 
-/* work(context, chunk) for every chunk, then combine(context, chunk), if there is one, in order. */
-AMPI_FN void ampi_each_chunk(const ampi_tensors* t, ampi_chunk_fn work, ampi_chunk_fn combine,
+/* work(context, chunk) for every chunk, or every few where that leaves enough for all threads; then
+   combine(context, chunk), if there is one, in order. */
+AMPI_FN void ampi_each_chunk(const ampi_tensors* t, int few, ampi_chunk_fn work, ampi_chunk_fn combine,
                              void* context) {
     ampi_chunk wave[AMPI_WAVE];
     ampi_cursor at = { 0, 0 };
     size_t elements;
-    int64_t i, n;
+    int64_t i, n, step;
     while ((n = ampi_fill_wave(t, &at, wave, &elements)) > 0) {
+        step = (size_t)n >= (size_t)few * ampi_threads() ? few : 1;
         AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK)
-        for (i = 0; i < n; i++) work(context, &wave[i]);
+        for (i = 0; i < n; i += step) {
+            wave[i].count = (int)(n - i < step ? n - i : step);
+            work(context, &wave[i]);
+        }
         for (i = 0; combine && i < n; i++) combine(context, &wave[i]);
     }
 }
@@ -9202,25 +9590,27 @@ AMPI_SCAN_AVX2(f32, float, ampi_over_f32_avx2, AMPI_SIGNS_F32_AVX2)
 AMPI_SCAN_AVX2(half, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2)
 AMPI_SCAN_AVX2(bf16, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2)
 
-/* Sixteen elements a call. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_pair_avx512(__m256 low, __m256 high, __m512d* sum) {
-    __m512d a = _mm512_maskz_cvtps_pd(0xff, low), b = _mm512_maskz_cvtps_pd(0xff, high);
-    sum[0] = _mm512_fmadd_pd(a, a, sum[0]);
-    sum[1] = _mm512_fmadd_pd(b, b, sum[1]);
+/* Adds the squares of eight floats, and of 32 elements [i, i+32), to the lanes of s. Of bfloat16 the even elements
+   are taken apart from the odd ones, so each holds every other lane. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_x8(__m256 x, __m512d* s) {
+    const __m512d wide = _mm512_maskz_cvtps_pd(0xff, x);
+    *s = _mm512_fmadd_pd(wide, wide, *s);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_both_avx512(__m512i x, __m512d* sum) {
-    __m256i low = _mm512_maskz_extracti64x4_epi64(0xf, x, 0), high = _mm512_maskz_extracti64x4_epi64(0xf, x, 1);
-    ampi_square_pair_avx512(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high), sum);
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_pairs_x16(const uint16_t* x, __m512d* even, __m512d* odd) {
+    const __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)x);
+    ampi_square_x8(_mm256_castsi256_ps(_mm256_slli_epi32(u, 16)), even);
+    ampi_square_x8(_mm256_castsi256_ps(_mm256_and_si256(u, _mm256_set1_epi32((int)0xffff0000u))), odd);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_f32_avx512(const float* x, __m512d* sum) {
-    ampi_square_pair_avx512(_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8), sum);
-}
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_half_avx512(const uint16_t* x, __m512d* sum) {
-    ampi_square_both_avx512(ampi_half_to_f32_x16(AMPI_LOAD_HALF_X16(AMPI_ALL16, x)), sum);
-}
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_bf16_avx512(const uint16_t* x, __m512d* sum) {
-    __m512i u = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(AMPI_ALL16, x));
-    ampi_square_both_avx512(_mm512_maskz_slli_epi32(AMPI_ALL16, u, 16), sum);
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
+    if (t == AMP_BF16) {
+        ampi_square_pairs_x16((const uint16_t*)x + i, s, s + 1);
+        ampi_square_pairs_x16((const uint16_t*)x + i + 16, s + 2, s + 3);
+        return;
+    }
+    ampi_square_x8(ampi_get_x8(t, x, i), s);
+    ampi_square_x8(ampi_get_x8(t, x, i + 8), s + 1);
+    ampi_square_x8(ampi_get_x8(t, x, i + 16), s + 2);
+    ampi_square_x8(ampi_get_x8(t, x, i + 24), s + 3);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_over_f32_avx512(__m512i any, const float* x, uint32_t last) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), limit = _mm512_set1_epi32((int)last);
@@ -9239,7 +9629,11 @@ AMPI_TARGET_AVX512 AMPI_INLINE double ampi_tree_avx512(__m512d x) {
     _mm512_storeu_pd(lane, x);
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
-#define AMPI_SCAN_AVX512(name, type, over, signs)                                                        \
+AMPI_TARGET_AVX512 AMPI_INLINE double ampi_squares_total(amp_dtype t, const __m512d* s) {
+    const __m512d a = _mm512_add_pd(s[0], s[2]), b = _mm512_add_pd(s[1], s[3]);
+    return t == AMP_BF16 ? ampi_tree_avx512(a) + ampi_tree_avx512(b) : ampi_tree_avx512(_mm512_add_pd(a, b));
+}
+#define AMPI_SCAN_AVX512(name, type, t, over, signs)                                                     \
     AMPI_TARGET_AVX512 AMPI_FN void ampi_scan_##name##_avx512(const type* x, size_t n, uint32_t last,    \
                                                               double* sum, uint32_t* hit) {              \
         __m512d zero = _mm512_setzero_pd(), s[4] = { zero, zero, zero, zero };                           \
@@ -9250,15 +9644,40 @@ AMPI_TARGET_AVX512 AMPI_INLINE double ampi_tree_avx512(__m512d x) {
             const type* p = AMPI_SCAN_TURN(x, i, n, pad);                                                \
             AMPI_SCAN_FETCH(p);                                                                          \
             any = over(any, p, last);                                                                    \
-            ampi_square_##name##_avx512(p, s);                                                           \
-            ampi_square_##name##_avx512(p + 16, s + 2);                                                  \
+            ampi_square_x32(t, p, 0, s);                                                                 \
         }                                                                                                \
-        *sum += ampi_tree_avx512(_mm512_add_pd(_mm512_add_pd(s[0], s[2]), _mm512_add_pd(s[1], s[3])));   \
+        *sum += ampi_squares_total(t, s);                                                                \
         *hit |= signs(any) != 0;                                                                         \
     }
-AMPI_SCAN_AVX512(f32, float, ampi_over_f32_avx512, _mm512_movepi32_mask)
-AMPI_SCAN_AVX512(half, uint16_t, ampi_over_16_avx512, _mm512_movepi16_mask)
-AMPI_SCAN_AVX512(bf16, uint16_t, ampi_over_16_avx512, _mm512_movepi16_mask)
+AMPI_SCAN_AVX512(f32, float, AMP_F32, ampi_over_f32_avx512, _mm512_movepi32_mask)
+AMPI_SCAN_AVX512(half, uint16_t, AMP_F16, ampi_over_16_avx512, _mm512_movepi16_mask)
+AMPI_SCAN_AVX512(bf16, uint16_t, AMP_BF16, ampi_over_16_avx512, _mm512_movepi16_mask)
+
+/* The sums of squares of four runs of n elements, a chunk apart: memory is read faster in several places at once. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_ahead_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
+    const char* p = (const char*)x + i * amp_dtype_size(t) + 1024;
+    _mm_prefetch(p, _MM_HINT_T0);
+    if (t == AMP_F32) _mm_prefetch(p + 64, _MM_HINT_T0);
+    ampi_square_x32(t, x, i, s);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_squares_typed(amp_dtype t, const void* x, size_t n, double* sums) {
+    const __m512d z = _mm512_setzero_pd();
+    __m512d a[4] = { z, z, z, z }, b[4] = { z, z, z, z }, c[4] = { z, z, z, z }, d[4] = { z, z, z, z };
+    size_t i;
+    for (i = 0; i < n; i += AMPI_SCAN_LANES) {
+        ampi_square_ahead_x32(t, x, i, a);
+        ampi_square_ahead_x32(t, x, i + AMPI_CHUNK, b);
+        ampi_square_ahead_x32(t, x, i + 2 * AMPI_CHUNK, c);
+        ampi_square_ahead_x32(t, x, i + 3 * AMPI_CHUNK, d);
+    }
+    sums[0] = ampi_squares_total(t, a);
+    sums[1] = ampi_squares_total(t, b);
+    sums[2] = ampi_squares_total(t, c);
+    sums[3] = ampi_squares_total(t, d);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_squares_avx512(amp_dtype t, const void* x, size_t n, double* sums) {
+    AMPI_FOR_TYPE(ampi_squares_typed, t, x, n, sums);
+}
 #endif
 
 AMPI_FN void ampi_scan_f32(const float* x, size_t n, uint32_t last, double* sum, uint32_t* hit) {
@@ -9381,6 +9800,45 @@ AMPI_FN void ampi_check_chunk(void* context, ampi_chunk* c) {
               ampi_last_finite(from, to, pass->inverse), c);
 }
 
+#if AMPI_X86
+/* Four whole chunks of one tensor. A sum of squares is finite where each element is: a square of the largest float is far
+   from the end of double. */
+AMPI_FN void ampi_check_abreast(const void* data, amp_dtype t, ampi_chunk* c) {
+    const size_t block = t == AMP_F32 ? AMPI_CHUNK : AMPI_BLOCK, size = amp_dtype_size(t);
+    double sums[AMPI_ABREAST];
+    size_t i;
+    int k;
+    for (i = 0; i < AMPI_CHUNK; i += block) {
+        const char* x = (const char*)data + (c->offset + i) * size;
+        ampi_squares_avx512(t, x, block, sums);
+        AMPI_FORGET(sums);
+        for (k = 0; k < AMPI_ABREAST; k++, x += AMPI_CHUNK * size) {
+            c[k].sum += sums[k];
+            if ((ampi_bits64(sums[k]) & 0x7ff0000000000000u) == 0x7ff0000000000000u)
+                ampi_count_bad(x, t, block, ampi_inf_bits(t) - 1, c[k].offset + i, &c[k]);
+        }
+    }
+}
+#endif
+
+/* Chunks c[0] to c[count-1]. */
+AMPI_FN void ampi_check_chunks(void* context, ampi_chunk* c) {
+    int k;
+#if AMPI_X86
+    const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
+    const ampi_chunk* end = c + AMPI_ABREAST - 1;
+    amp_tensor x = pass->src->at(pass->src->list, c->tensor);
+    amp_dtype from = ampi_dtype(x.dtype), to = AMP_F32;
+    if (pass->dst) to = ampi_dtype(pass->dst->at(pass->dst->list, c->tensor).dtype);
+    if (amp_cpu_isa() == AMP_ISA_AVX512 && c->count == AMPI_ABREAST && end->tensor == c->tensor
+        && end->n == AMPI_CHUNK && ampi_last_finite(from, to, pass->inverse) == ampi_inf_bits(from) - 1) {
+        ampi_check_abreast(x.data, from, c);
+        return;
+    }
+#endif
+    for (k = 0; k < c->count; k++) ampi_check_chunk(context, &c[k]);
+}
+
 /* Chunks arrive in order, so the first bad one is the first of the list. */
 AMPI_FN void ampi_check_combine(void* context, ampi_chunk* c) {
     ampi_grad_pass* pass = (ampi_grad_pass*)context;
@@ -9405,7 +9863,7 @@ AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, f
     pass.src = src; pass.dst = dst; pass.inverse = inverse; pass.sum = 0.0; pass.info = info;
     ampi_overflow_clear(info);
     feholdexcept(&floats);      /* squares of inf, NaN and the largest floats are formed too */
-    ampi_each_chunk(src, work, ampi_check_combine, &pass);
+    ampi_each_chunk(src, work == ampi_check_chunks ? AMPI_ABREAST : 1, work, ampi_check_combine, &pass);
     fesetenv(&floats);
     info->norm = info->found_inf ? ampi_double(0x7ff0000000000000u) : sqrt(pass.sum);
 }
@@ -9414,7 +9872,7 @@ AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, f
    = FP32), and the norm of the products. */
 AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float inverse,
                         amp_overflow_info* info) {
-    ampi_check_pass(src, dst, inverse, ampi_check_chunk, info);
+    ampi_check_pass(src, dst, inverse, ampi_check_chunks, info);
     if (!info->found_inf) info->norm *= (double)inverse;
 }
 
@@ -9698,7 +10156,7 @@ AMPI_FN amp_result ampi_scaler_unscale(amp_scaler* s, const ampi_tensors* t, con
     if (ampi_scaler_record(s, found, place) && s->state.inverse != 1.0f) {
         memset(&pass, 0, sizeof pass);
         pass.src = t; pass.dst = t; pass.inverse = s->state.inverse;
-        ampi_each_chunk(t, ampi_unscale_chunk, NULL, &pass);
+        ampi_each_chunk(t, 1, ampi_unscale_chunk, NULL, &pass);
     }
     ampi_scaler_note(s, t, AMPI_UNSCALED, found->norm);
     return AMP_OK;
@@ -9753,7 +10211,7 @@ AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
     else ampi_check(&from, &to, pass.inverse, &found);
     if (ampi_tensors_first(&to)) {
         if (ampi_scaler_record(s, &found, "amp_scaler_unscale_into"))
-            ampi_each_chunk(&from, accumulate ? ampi_accumulate_chunk : ampi_unscale_chunk, NULL, &pass);
+            ampi_each_chunk(&from, 1, accumulate ? ampi_accumulate_chunk : ampi_unscale_chunk, NULL, &pass);
         ampi_scaler_note(s, &to, AMPI_UNSCALED, found.norm);
     }
     if (info) *info = found;
@@ -10505,11 +10963,11 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, const ampi_update* updates) 
         memset(&step, 0, sizeof step);
         step.params = &o->params[i];
         step.updates = updates;
-        ampi_each_chunk(&t, ampi_lamb_moments_chunk, ampi_lamb_combine, &step);
+        ampi_each_chunk(&t, 1, ampi_lamb_moments_chunk, ampi_lamb_combine, &step);
         if (step.w_sum > 0.0 && step.direction_sum > 0.0)
             ratio = sqrt(step.w_sum) / sqrt(step.direction_sum);
         step.trust = (float)ampi_mul64((double)u->step, ratio);
-        ampi_each_chunk(&t, ampi_lamb_move_chunk, NULL, &step);
+        ampi_each_chunk(&t, 1, ampi_lamb_move_chunk, NULL, &step);
     }
 }
 
@@ -10573,7 +11031,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
         step.kind = o->desc.kind != AMP_SGD   ? AMPI_UPDATE_ADAM
                     : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM
                                               : AMPI_UPDATE_SGD;
-        ampi_each_chunk(&t, ampi_update_chunk, NULL, &step);
+        ampi_each_chunk(&t, 1, ampi_update_chunk, NULL, &step);
     }
     o->state.step++;
 }
