@@ -4737,12 +4737,22 @@ AMPI_FN void ampi_conv2d_sides(const ampi_conv2d* c, int back, ampi_side* h, amp
     *w = ampi_side_of(back, back ? c->out_w : s->width, back ? s->width : c->out_w, s->kernel_w, s->stride_w,
                       s->pad_w, s->dilation_w);
 }
+/* 1: some kernel place takes class `cls` of the source. */
+AMPI_FN int ampi_side_uses(const ampi_side* s, int64_t cls) {
+    int64_t r, a, shift, taken;
+    for (r = 0; r < s->parts; r++)
+        for (a = 0; a < s->kernel; a++)
+            if (ampi_side_tap(s, r, a, &shift, &taken) && taken == cls) return 1;
+    return 0;
+}
 /* How many places part (or class) r of `of` has among `size`. */
 AMPI_FN int64_t ampi_side_count(int64_t size, int64_t of, int64_t r) { return (size - r + of - 1) / of; }
 
-/* Largest stride and kernel; floats of the stage, of a row of sums, of all weights. */
+/* Largest stride and kernel; floats of the stage, of a row of sums, of all sums, of all weights; rows that always
+   pay. */
 enum { AMPI_STENCIL_STRIDE = 4, AMPI_STENCIL_SIDE = 65536, AMPI_STENCIL_KERNEL = 64,
-       AMPI_STENCIL_STAGE = 196608, AMPI_STENCIL_SUMS = 4096, AMPI_STENCIL_WEIGHTS = 262144 };
+       AMPI_STENCIL_STAGE = 196608, AMPI_STENCIL_LINE = 4096, AMPI_STENCIL_SUMS = 131072,
+       AMPI_STENCIL_WEIGHTS = 262144, AMPI_STENCIL_ROWS = 64 };
 
 AMPI_FN int ampi_side_fits(int size, int out, int kernel, int stride, int pad, int dilation) {
     return size <= AMPI_STENCIL_SIDE && out <= AMPI_STENCIL_SIDE && kernel <= AMPI_STENCIL_KERNEL
@@ -4761,6 +4771,7 @@ typedef struct ampi_stencil {
     size_t pitch, gap, class_rows, class_size, channel_size, band, bands, ldt;
     size_t at_bias, at_weights, at_slots, at_sums, at_plane, floats, slots;     /* scratch memory, in floats */
     int swap, skips;                              /* skips: terms 0 * w are left out */
+    char uses[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE];                /* classes that are needed */
     size_t begin[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE + 1];         /* first k of each part */
     const void* source; amp_dtype source_dtype;
     void* result; amp_dtype result_dtype;
@@ -4784,12 +4795,13 @@ AMPI_FN size_t ampi_stencil_stage(ampi_stencil* d, size_t band) {
 /* The largest band for which the stage and the sums have room, made smaller if threads would idle. */
 AMPI_FN int ampi_stencil_bands(ampi_stencil* d) {
     size_t rows = (size_t)ampi_side_count(d->h.result, d->h.parts, 0), fixed, most;
-    size_t tasks = (size_t)d->c->s.n * (size_t)d->c->s.groups, threads = ampi_threads();
+    size_t tasks = (size_t)d->c->s.n * (size_t)d->c->s.groups, threads = ampi_conv2d_threads(d->c);
     ampi_stencil_stage(d, 1);
     fixed = d->channel_size * d->depth;
-    if (fixed > AMPI_STENCIL_STAGE || d->pitch > AMPI_STENCIL_SUMS) return 0;
+    if (fixed > AMPI_STENCIL_STAGE || d->pitch > AMPI_STENCIL_LINE) return 0;
     most = (AMPI_STENCIL_STAGE - fixed) / (d->depth * d->pitch * (size_t)(d->h.classes * d->w.classes)) + 1;
-    most = ampi_min_size(ampi_min_size(most, AMPI_STENCIL_SUMS / d->pitch), rows);
+    most = ampi_min_size(ampi_min_size(most, AMPI_STENCIL_LINE / d->pitch), rows);
+    most = ampi_min_size(most, ampi_max_size(AMPI_STENCIL_SUMS / d->pitch / d->rows, 1));
     d->bands = ampi_max_size((rows + most - 1) / most, ampi_min_size((threads + tasks - 1) / tasks, rows));
     most = (rows + d->bands - 1) / d->bands;
     d->bands = (rows + most - 1) / most;
@@ -4808,7 +4820,19 @@ AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
     d->at_sums = ampi_round_up(stage, 16);
     d->at_plane = d->at_sums + ampi_round_up(d->rows * d->ldt, 16);
     d->floats = d->at_plane + ampi_round_up(ampi_max_size(in, out), 16) + 16;
-    d->slots = ampi_min_size(ampi_threads(), (size_t)d->c->s.n * groups * d->bands);
+    d->slots = ampi_min_size(ampi_conv2d_threads(d->c), (size_t)d->c->s.n * groups * d->bands);
+}
+
+/* Is it faster than the product? That unfolds slowly where there are strides, and multiplies zeros in the gradient of
+   the input; but it has no gaps between rows, and weights that do not fit the cache cost it less. */
+AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
+    const ampi_conv2d* c = d->c;
+    size_t sums = d->ldt - (size_t)AMPI_GEMM_GAP, used = d->band * (size_t)d->w.result / (size_t)d->w.parts;
+    if (c->s.stride_h == 1 && c->s.stride_w == 1)
+        return c->taps > 1 && c->w_count <= AMPI_STENCIL_WEIGHTS && (d->rows <= AMPI_STENCIL_ROWS || 16 * used >= 15 * sums);
+    if (d->h.back) return 1;
+    return c->w_count <= 2 * AMPI_STENCIL_WEIGHTS
+           && ((c->taps > 1 && d->rows <= AMPI_STENCIL_ROWS) || 16 * used >= 13 * sums);
 }
 
 /* Whether shape c has a direct form (back: of its input's gradient), and its plan. */
@@ -4820,11 +4844,11 @@ AMPI_FN int ampi_stencil_plan(ampi_stencil* d, const ampi_conv2d* c, int back) {
     d->rows = back ? c->cg : c->og;
     d->depth = back ? c->og : c->cg;
     d->k = d->depth * c->taps;
-    if (d->isa.mr == 0 || c->taps == 1 || d->rows > 64 || c->w_count > AMPI_STENCIL_WEIGHTS
+    if (d->isa.mr == 0 || c->w_count > 8 * (size_t)AMPI_STENCIL_WEIGHTS
         || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, s->dilation_h)
         || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, s->dilation_w)) return 0;
     ampi_conv2d_sides(c, back, &d->h, &d->w);
-    if (!ampi_stencil_bands(d)) return 0;
+    if (!ampi_stencil_bands(d) || !ampi_stencil_pays(d)) return 0;
     ampi_stencil_layout(d);
     return 1;
 }
@@ -4838,6 +4862,10 @@ AMPI_FN void ampi_stencil_terms(ampi_stencil* d, ampi_term* terms) {
     const size_t taps = d->c->taps, kw = (size_t)d->w.kernel;
     int64_t rh, rw, shift_h, shift_w, class_h, class_w;
     size_t n = 0, part = 0, i;
+    for (class_h = 0; class_h < d->h.classes; class_h++)
+        for (class_w = 0; class_w < d->w.classes; class_w++)
+            d->uses[class_h * d->w.classes + class_w] = (char)(ampi_side_uses(&d->h, class_h)
+                                                               && ampi_side_uses(&d->w, class_w));
     for (rh = 0; rh < d->h.parts; rh++)
         for (rw = 0; rw < d->w.parts; rw++, d->begin[part] = n)
             for (part++, i = 0; i < d->k + d->k % 2; i++) {
@@ -4878,6 +4906,7 @@ AMPI_FN void ampi_stencil_fill(const ampi_stencil* d, size_t plane, int64_t u0, 
         int64_t last = ampi_min_i64(ampi_side_count(height, ch, qh) - top, rows);
         if (last < first) last = first;
         for (qw = 0; qw < cw; qw++, dst += d->class_size) {
+            if (!d->uses[qh * cw + qw]) continue;
             memset(dst, 0, (size_t)first * d->pitch * sizeof *dst);
             memset(dst + (size_t)last * d->pitch, 0, (size_t)(rows - last) * d->pitch * sizeof *dst);
             if (qw < width && first < last)
