@@ -4576,6 +4576,31 @@ typedef struct ampi_taps {
         ROWS(AMPI_MICRO_WRITE, V)                                                                   \
         (void)ldo; (void)b_next;                                                                    \
     }
+/* One row, as many neighbouring vectors as the list has: two would wait for each other's sums. */
+#define AMPI_LINE_STEP(i, p, o, V) \
+    c##i##0 = AMPI_##V##_FMA(x, AMPI_##V##_LOAD(b + i * AMPI_##V##_LANES), c##i##0);
+#define AMPI_LINE_BIAS(i, p, o, V) c##i##0 = AMPI_##V##_FMA(one, x, c##i##0);
+#define AMPI_LINE(name, V, LIST)                                                                    \
+    AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
+        const int two = 0;                                                                          \
+        const size_t ldt = AMPI_##V##_LANES, ldo = ldt;                                             \
+        const float *a = u->a, *stage = u->b, *old = u->t;                                          \
+        const ampi_term *term, *end = u->terms + u->k;                                              \
+        float* t = u->t;                                                                            \
+        size_t r;                                                                                   \
+        AMPI_##V##_T x, one = AMPI_##V##_SPREAD(1.0f);                                              \
+        LIST(AMPI_MICRO_ZERO, V)                                                                    \
+        if (!u->first) { LIST(AMPI_MICRO_READ, V) }                                                 \
+        for (r = u->repeat; r > 0; r--, a += u->a_step, stage += u->b_step)                         \
+            for (term = u->terms; term < end; term++) {                                             \
+                const float* b = stage + term->at;                                                  \
+                x = AMPI_##V##_SPREAD(a[term->from]);                                               \
+                LIST(AMPI_LINE_STEP, V)                                                             \
+            }                                                                                       \
+        if (u->bias) { x = AMPI_##V##_SPREAD(u->bias[0]); LIST(AMPI_LINE_BIAS, V) }                 \
+        if (u->last) { LIST(AMPI_MICRO_CLEAN, V) }                                                  \
+        LIST(AMPI_MICRO_WRITE, V)                                                                   \
+    }
 #define AMPI_TAPS_PAIR(V, R) \
     AMPI_TAPS(ampi_taps_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                         \
     AMPI_TAPS(ampi_taps_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
@@ -4590,6 +4615,9 @@ AMPI_TAPS_PAIR(V16, 9) AMPI_TAPS_PAIR(V16, 10) AMPI_TAPS_PAIR(V16, 11) AMPI_TAPS
 AMPI_TAPS_PAIR(V16, 13) AMPI_TAPS_PAIR(V16, 14)
 AMPI_TAPS_PAIR(V8, 1) AMPI_TAPS_PAIR(V8, 2) AMPI_TAPS_PAIR(V8, 3)
 AMPI_TAPS_PAIR(V8, 4) AMPI_TAPS_PAIR(V8, 5) AMPI_TAPS_PAIR(V8, 6)
+
+AMPI_LINE(ampi_line4_avx512, V16, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx512, V16, AMPI_ROWS_8)
+AMPI_LINE(ampi_line4_avx2, V8, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx2, V8, AMPI_ROWS_8)
 
 AMPI_FN void ampi_taps_avx512(size_t rows, const ampi_taps* u) {
     switch (rows) {
@@ -4612,6 +4640,8 @@ AMPI_TAPS_PAIR(V4, 1) AMPI_TAPS_PAIR(V4, 2) AMPI_TAPS_PAIR(V4, 3) AMPI_TAPS_PAIR
 AMPI_TAPS_PAIR(V4, 5) AMPI_TAPS_PAIR(V4, 6) AMPI_TAPS_PAIR(V4, 7) AMPI_TAPS_PAIR(V4, 8)
 AMPI_TAPS_PAIR(V4, 9) AMPI_TAPS_PAIR(V4, 10) AMPI_TAPS_PAIR(V4, 11) AMPI_TAPS_PAIR(V4, 12)
 
+AMPI_LINE(ampi_line4_neon, V4, AMPI_ROWS_4) AMPI_LINE(ampi_line8_neon, V4, AMPI_ROWS_8)
+
 AMPI_FN void ampi_taps_neon(size_t rows, const ampi_taps* u) {
     switch (rows) {
         AMPI_TAPS_CASE(V4, 1) AMPI_TAPS_CASE(V4, 2) AMPI_TAPS_CASE(V4, 3) AMPI_TAPS_CASE(V4, 4)
@@ -4622,17 +4652,26 @@ AMPI_FN void ampi_taps_neon(size_t rows, const ampi_taps* u) {
 }
 #endif
 
-/* The kernel and its sizes; mr is 0 on a path that has none, which unfolds. */
-typedef struct ampi_taps_isa { size_t mr, lanes; void (*run)(size_t rows, const ampi_taps* u); } ampi_taps_isa;
+/* The kernel and its sizes; mr is 0 on a path that has none, which unfolds. line4 and line8: one row, 4 or 8
+   vectors. */
+typedef struct ampi_taps_isa {
+    size_t mr, lanes;
+    void (*run)(size_t rows, const ampi_taps* u);
+    void (*line4)(const ampi_taps* u);
+    void (*line8)(const ampi_taps* u);
+} ampi_taps_isa;
 AMPI_FN ampi_taps_isa ampi_taps_isa_now(void) {
-    ampi_taps_isa g = { 0, 0, NULL };
+    static const ampi_taps_isa none = { 0, 0, NULL, NULL, NULL };
 #if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) { g.mr = 14; g.lanes = 16; g.run = ampi_taps_avx512; }
-    else if (amp_cpu_isa() == AMP_ISA_AVX2) { g.mr = 6; g.lanes = 8; g.run = ampi_taps_avx2; }
+    static const ampi_taps_isa avx2 = { 6, 8, ampi_taps_avx2, ampi_line4_avx2, ampi_line8_avx2 };
+    static const ampi_taps_isa avx512 = { 14, 16, ampi_taps_avx512, ampi_line4_avx512, ampi_line8_avx512 };
+    if (amp_cpu_isa() == AMP_ISA_AVX512) return avx512;
+    if (amp_cpu_isa() == AMP_ISA_AVX2) return avx2;
 #elif AMPI_NEON
-    if (amp_cpu_isa() == AMP_ISA_NEON) { g.mr = 12; g.lanes = 4; g.run = ampi_taps_neon; }
+    static const ampi_taps_isa neon = { 12, 4, ampi_taps_neon, ampi_line4_neon, ampi_line8_neon };
+    if (amp_cpu_isa() == AMP_ISA_NEON) return neon;
 #endif
-    return g;
+    return none;
 }
 
 /* All rows of one or two vectors of sums, in blocks as equal as can be. */
@@ -4649,29 +4688,47 @@ AMPI_FN void ampi_taps_rows(const ampi_taps_isa* g, ampi_taps* u, size_t rows) {
     }
     u->a = a; u->bias = bias; u->t = t;
 }
-/* All of t[rows][n], two neighbouring vectors at a time. */
+/* All of t[rows][n], two neighbouring vectors at a time, or more of a single row. */
 AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, size_t n) {
     const float* b = u->b;
     float* t = u->t;
-    size_t j;
+    size_t j, vectors;
     u->b_next = g->lanes;
-    for (j = 0; j < n; j += 2 * g->lanes) {
+    for (j = 0; j < n; j += vectors * g->lanes) {
+        vectors = rows > 1 || n - j <= 2 * g->lanes ? 2 : n - j <= 6 * g->lanes ? 4 : 8;
         u->two = n - j > g->lanes;
         u->b = b + j;
         u->t = t + j;
-        ampi_taps_rows(g, u, rows);
+        if (vectors == 2) ampi_taps_rows(g, u, rows);
+        else if (vectors == 4) g->line4(u);
+        else g->line8(u);
     }
     u->b = b; u->t = t;
 }
 
+/* dst[i] = src[2*i], i < n. Whole vectors as long as more follows: so they stay inside the row. */
+AMPI_INLINE void ampi_copy_even(float* dst, const float* src, size_t n) {
+    size_t i = 0, l;
+    for (; i + 8 < n; i += 8) {
+        float all[16], v[8];
+        memcpy(all, src + 2 * i, sizeof all);
+        for (l = 0; l < 8; l++) v[l] = all[2 * l];
+        memcpy(dst + i, v, sizeof v);
+    }
+    for (; i < n; i++) dst[i] = src[2 * i];
+}
 /* dst[r*ldd + i*dst_step] = src[r*lds + i*src_step], r < rows, i < n; one of the steps is 1. */
 AMPI_INLINE void ampi_copy_rows_body(int hw, float* dst, size_t ldd, size_t dst_step, const float* src,
                                      size_t lds, size_t src_step, size_t rows, size_t n) {
     size_t r, i;
     (void)hw;
-    for (r = 0; r < rows; r++, dst += ldd, src += lds)
-        if (dst_step == 1 && src_step == 1) ampi_copy_floats(dst, src, n);
-        else for (i = 0; i < n; i++) dst[i * dst_step] = src[i * src_step];
+    if (dst_step == 1 && src_step == 1)
+        for (r = 0; r < rows; r++) ampi_copy_floats(dst + r * ldd, src + r * lds, n);
+    else if (src_step == 2)
+        for (r = 0; r < rows; r++) ampi_copy_even(dst + r * ldd, src + r * lds, n);
+    else
+        for (r = 0; r < rows; r++)
+            for (i = 0; i < n; i++) dst[r * ldd + i * dst_step] = src[r * lds + i * src_step];
 }
 AMPI_KERNEL(ampi_copy_rows,
             (float* dst, size_t ldd, size_t dst_step, const float* src, size_t lds, size_t src_step,
