@@ -4702,6 +4702,31 @@ typedef struct ampi_taps {
         ROWS(AMPI_MICRO_WRITE, V)                                                                   \
         (void)ldo; (void)b_next;                                                                    \
     }
+/* One row, as many neighbouring vectors as the list has: two would wait for each other's sums. */
+#define AMPI_LINE_STEP(i, p, o, V) \
+    c##i##0 = AMPI_##V##_FMA(x, AMPI_##V##_LOAD(b + i * AMPI_##V##_LANES), c##i##0);
+#define AMPI_LINE_BIAS(i, p, o, V) c##i##0 = AMPI_##V##_FMA(one, x, c##i##0);
+#define AMPI_LINE(name, V, LIST)                                                                    \
+    AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
+        const int two = 0;                                                                          \
+        const size_t ldt = AMPI_##V##_LANES, ldo = ldt;                                             \
+        const float *a = u->a, *stage = u->b, *old = u->t;                                          \
+        const ampi_term *term, *end = u->terms + u->k;                                              \
+        float* t = u->t;                                                                            \
+        size_t r;                                                                                   \
+        AMPI_##V##_T x, one = AMPI_##V##_SPREAD(1.0f);                                              \
+        LIST(AMPI_MICRO_ZERO, V)                                                                    \
+        if (!u->first) { LIST(AMPI_MICRO_READ, V) }                                                 \
+        for (r = u->repeat; r > 0; r--, a += u->a_step, stage += u->b_step)                         \
+            for (term = u->terms; term < end; term++) {                                             \
+                const float* b = stage + term->at;                                                  \
+                x = AMPI_##V##_SPREAD(a[term->from]);                                               \
+                LIST(AMPI_LINE_STEP, V)                                                             \
+            }                                                                                       \
+        if (u->bias) { x = AMPI_##V##_SPREAD(u->bias[0]); LIST(AMPI_LINE_BIAS, V) }                 \
+        if (u->last) { LIST(AMPI_MICRO_CLEAN, V) }                                                  \
+        LIST(AMPI_MICRO_WRITE, V)                                                                   \
+    }
 #define AMPI_TAPS_PAIR(V, R) \
     AMPI_TAPS(ampi_taps_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                         \
     AMPI_TAPS(ampi_taps_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
@@ -4716,6 +4741,9 @@ AMPI_TAPS_PAIR(V16, 9) AMPI_TAPS_PAIR(V16, 10) AMPI_TAPS_PAIR(V16, 11) AMPI_TAPS
 AMPI_TAPS_PAIR(V16, 13) AMPI_TAPS_PAIR(V16, 14)
 AMPI_TAPS_PAIR(V8, 1) AMPI_TAPS_PAIR(V8, 2) AMPI_TAPS_PAIR(V8, 3)
 AMPI_TAPS_PAIR(V8, 4) AMPI_TAPS_PAIR(V8, 5) AMPI_TAPS_PAIR(V8, 6)
+
+AMPI_LINE(ampi_line4_avx512, V16, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx512, V16, AMPI_ROWS_8)
+AMPI_LINE(ampi_line4_avx2, V8, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx2, V8, AMPI_ROWS_8)
 
 AMPI_FN void ampi_taps_avx512(size_t rows, const ampi_taps* u) {
     switch (rows) {
@@ -4738,6 +4766,8 @@ AMPI_TAPS_PAIR(V4, 1) AMPI_TAPS_PAIR(V4, 2) AMPI_TAPS_PAIR(V4, 3) AMPI_TAPS_PAIR
 AMPI_TAPS_PAIR(V4, 5) AMPI_TAPS_PAIR(V4, 6) AMPI_TAPS_PAIR(V4, 7) AMPI_TAPS_PAIR(V4, 8)
 AMPI_TAPS_PAIR(V4, 9) AMPI_TAPS_PAIR(V4, 10) AMPI_TAPS_PAIR(V4, 11) AMPI_TAPS_PAIR(V4, 12)
 
+AMPI_LINE(ampi_line4_neon, V4, AMPI_ROWS_4) AMPI_LINE(ampi_line8_neon, V4, AMPI_ROWS_8)
+
 AMPI_FN void ampi_taps_neon(size_t rows, const ampi_taps* u) {
     switch (rows) {
         AMPI_TAPS_CASE(V4, 1) AMPI_TAPS_CASE(V4, 2) AMPI_TAPS_CASE(V4, 3) AMPI_TAPS_CASE(V4, 4)
@@ -4748,17 +4778,26 @@ AMPI_FN void ampi_taps_neon(size_t rows, const ampi_taps* u) {
 }
 #endif
 
-/* The kernel and its sizes; mr is 0 on a path that has none, which unfolds. */
-typedef struct ampi_taps_isa { size_t mr, lanes; void (*run)(size_t rows, const ampi_taps* u); } ampi_taps_isa;
+/* The kernel and its sizes; mr is 0 on a path that has none, which unfolds. line4 and line8: one row, 4 or 8
+   vectors. */
+typedef struct ampi_taps_isa {
+    size_t mr, lanes;
+    void (*run)(size_t rows, const ampi_taps* u);
+    void (*line4)(const ampi_taps* u);
+    void (*line8)(const ampi_taps* u);
+} ampi_taps_isa;
 AMPI_FN ampi_taps_isa ampi_taps_isa_now(void) {
-    ampi_taps_isa g = { 0, 0, NULL };
+    static const ampi_taps_isa none = { 0, 0, NULL, NULL, NULL };
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { g.mr = 14; g.lanes = 16; g.run = ampi_taps_avx512; }
-    else if (ampi_simd() == AMP_ISA_AVX2) { g.mr = 6; g.lanes = 8; g.run = ampi_taps_avx2; }
+    static const ampi_taps_isa avx2 = { 6, 8, ampi_taps_avx2, ampi_line4_avx2, ampi_line8_avx2 };
+    static const ampi_taps_isa avx512 = { 14, 16, ampi_taps_avx512, ampi_line4_avx512, ampi_line8_avx512 };
+    if (ampi_simd() == AMP_ISA_AVX512) return avx512;
+    if (ampi_simd() == AMP_ISA_AVX2) return avx2;
 #elif AMPI_NEON
-    if (ampi_simd() == AMP_ISA_NEON) { g.mr = 12; g.lanes = 4; g.run = ampi_taps_neon; }
+    static const ampi_taps_isa neon = { 12, 4, ampi_taps_neon, ampi_line4_neon, ampi_line8_neon };
+    if (ampi_simd() == AMP_ISA_NEON) return neon;
 #endif
-    return g;
+    return none;
 }
 
 /* All rows of one or two vectors of sums, in blocks as equal as can be. */
@@ -4775,29 +4814,47 @@ AMPI_FN void ampi_taps_rows(const ampi_taps_isa* g, ampi_taps* u, size_t rows) {
     }
     u->a = a; u->bias = bias; u->t = t;
 }
-/* All of t[rows][n], two neighbouring vectors at a time. */
+/* All of t[rows][n], two neighbouring vectors at a time, or more of a single row. */
 AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, size_t n) {
     const float* b = u->b;
     float* t = u->t;
-    size_t j;
+    size_t j, vectors;
     u->b_next = g->lanes;
-    for (j = 0; j < n; j += 2 * g->lanes) {
+    for (j = 0; j < n; j += vectors * g->lanes) {
+        vectors = rows > 1 || n - j <= 2 * g->lanes ? 2 : n - j <= 6 * g->lanes ? 4 : 8;
         u->two = n - j > g->lanes;
         u->b = b + j;
         u->t = t + j;
-        ampi_taps_rows(g, u, rows);
+        if (vectors == 2) ampi_taps_rows(g, u, rows);
+        else if (vectors == 4) g->line4(u);
+        else g->line8(u);
     }
     u->b = b; u->t = t;
 }
 
+/* dst[i] = src[2*i], i < n. Whole vectors as long as more follows: so they stay inside the row. */
+AMPI_INLINE void ampi_copy_even(float* dst, const float* src, size_t n) {
+    size_t i = 0, l;
+    for (; i + 8 < n; i += 8) {
+        float all[16], v[8];
+        memcpy(all, src + 2 * i, sizeof all);
+        for (l = 0; l < 8; l++) v[l] = all[2 * l];
+        memcpy(dst + i, v, sizeof v);
+    }
+    for (; i < n; i++) dst[i] = src[2 * i];
+}
 /* dst[r*ldd + i*dst_step] = src[r*lds + i*src_step], r < rows, i < n; one of the steps is 1. */
 AMPI_INLINE void ampi_copy_rows_body(int hw, float* dst, size_t ldd, size_t dst_step, const float* src,
                                      size_t lds, size_t src_step, size_t rows, size_t n) {
     size_t r, i;
     (void)hw;
-    for (r = 0; r < rows; r++, dst += ldd, src += lds)
-        if (dst_step == 1 && src_step == 1) ampi_copy_floats(dst, src, n);
-        else for (i = 0; i < n; i++) dst[i * dst_step] = src[i * src_step];
+    if (dst_step == 1 && src_step == 1)
+        for (r = 0; r < rows; r++) ampi_copy_floats(dst + r * ldd, src + r * lds, n);
+    else if (src_step == 2)
+        for (r = 0; r < rows; r++) ampi_copy_even(dst + r * ldd, src + r * lds, n);
+    else
+        for (r = 0; r < rows; r++)
+            for (i = 0; i < n; i++) dst[r * ldd + i * dst_step] = src[r * lds + i * src_step];
 }
 AMPI_KERNEL(ampi_copy_rows,
             (float* dst, size_t ldd, size_t dst_step, const float* src, size_t lds, size_t src_step,
@@ -4863,12 +4920,22 @@ AMPI_FN void ampi_conv2d_sides(const ampi_conv2d* c, int back, ampi_side* h, amp
     *w = ampi_side_of(back, back ? c->out_w : s->width, back ? s->width : c->out_w, s->kernel_w, s->stride_w,
                       s->pad_w, s->dilation_w);
 }
+/* 1: some kernel place takes class `cls` of the source. */
+AMPI_FN int ampi_side_uses(const ampi_side* s, int64_t cls) {
+    int64_t r, a, shift, taken;
+    for (r = 0; r < s->parts; r++)
+        for (a = 0; a < s->kernel; a++)
+            if (ampi_side_tap(s, r, a, &shift, &taken) && taken == cls) return 1;
+    return 0;
+}
 /* How many places part (or class) r of `of` has among `size`. */
 AMPI_FN int64_t ampi_side_count(int64_t size, int64_t of, int64_t r) { return (size - r + of - 1) / of; }
 
-/* Largest stride and kernel; floats of the stage, of a row of sums, of all weights. */
+/* Largest stride and kernel; floats of the stage, of a row of sums, of all sums, of all weights; rows that always
+   pay. */
 enum { AMPI_STENCIL_STRIDE = 4, AMPI_STENCIL_SIDE = 65536, AMPI_STENCIL_KERNEL = 64,
-       AMPI_STENCIL_STAGE = 196608, AMPI_STENCIL_SUMS = 4096, AMPI_STENCIL_WEIGHTS = 262144 };
+       AMPI_STENCIL_STAGE = 196608, AMPI_STENCIL_LINE = 4096, AMPI_STENCIL_SUMS = 131072,
+       AMPI_STENCIL_WEIGHTS = 262144, AMPI_STENCIL_ROWS = 64 };
 
 AMPI_FN int ampi_side_fits(int size, int out, int kernel, int stride, int pad, int dilation) {
     return size <= AMPI_STENCIL_SIDE && out <= AMPI_STENCIL_SIDE && kernel <= AMPI_STENCIL_KERNEL
@@ -4887,6 +4954,7 @@ typedef struct ampi_stencil {
     size_t pitch, gap, class_rows, class_size, channel_size, band, bands, ldt;
     size_t at_bias, at_weights, at_slots, at_sums, at_plane, floats, slots;     /* scratch memory, in floats */
     int swap, skips;                              /* skips: terms 0 * w are left out */
+    char uses[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE];                /* classes that are needed */
     size_t begin[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE + 1];         /* first k of each part */
     const void* source; amp_dtype source_dtype;
     void* result; amp_dtype result_dtype;
@@ -4910,12 +4978,13 @@ AMPI_FN size_t ampi_stencil_stage(ampi_stencil* d, size_t band) {
 /* The largest band for which the stage and the sums have room, made smaller if threads would idle. */
 AMPI_FN int ampi_stencil_bands(ampi_stencil* d) {
     size_t rows = (size_t)ampi_side_count(d->h.result, d->h.parts, 0), fixed, most;
-    size_t tasks = (size_t)d->c->s.n * (size_t)d->c->s.groups, threads = ampi_threads();
+    size_t tasks = (size_t)d->c->s.n * (size_t)d->c->s.groups, threads = ampi_conv2d_threads(d->c);
     ampi_stencil_stage(d, 1);
     fixed = d->channel_size * d->depth;
-    if (fixed > AMPI_STENCIL_STAGE || d->pitch > AMPI_STENCIL_SUMS) return 0;
+    if (fixed > AMPI_STENCIL_STAGE || d->pitch > AMPI_STENCIL_LINE) return 0;
     most = (AMPI_STENCIL_STAGE - fixed) / (d->depth * d->pitch * (size_t)(d->h.classes * d->w.classes)) + 1;
-    most = ampi_min_size(ampi_min_size(most, AMPI_STENCIL_SUMS / d->pitch), rows);
+    most = ampi_min_size(ampi_min_size(most, AMPI_STENCIL_LINE / d->pitch), rows);
+    most = ampi_min_size(most, ampi_max_size(AMPI_STENCIL_SUMS / d->pitch / d->rows, 1));
     d->bands = ampi_max_size((rows + most - 1) / most, ampi_min_size((threads + tasks - 1) / tasks, rows));
     most = (rows + d->bands - 1) / d->bands;
     d->bands = (rows + most - 1) / most;
@@ -4934,7 +5003,19 @@ AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
     d->at_sums = ampi_round_up(stage, 16);
     d->at_plane = d->at_sums + ampi_round_up(d->rows * d->ldt, 16);
     d->floats = d->at_plane + ampi_round_up(ampi_max_size(in, out), 16) + 16;
-    d->slots = ampi_min_size(ampi_threads(), (size_t)d->c->s.n * groups * d->bands);
+    d->slots = ampi_min_size(ampi_conv2d_threads(d->c), (size_t)d->c->s.n * groups * d->bands);
+}
+
+/* Is it faster than the product? That unfolds slowly where there are strides, and multiplies zeros in the gradient of
+   the input; but it has no gaps between rows, and weights that do not fit the cache cost it less. */
+AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
+    const ampi_conv2d* c = d->c;
+    size_t sums = d->ldt - (size_t)AMPI_GEMM_GAP, used = d->band * (size_t)d->w.result / (size_t)d->w.parts;
+    if (c->s.stride_h == 1 && c->s.stride_w == 1)
+        return c->taps > 1 && c->w_count <= AMPI_STENCIL_WEIGHTS && (d->rows <= AMPI_STENCIL_ROWS || 16 * used >= 15 * sums);
+    if (d->h.back) return 1;
+    return c->w_count <= 2 * AMPI_STENCIL_WEIGHTS
+           && ((c->taps > 1 && d->rows <= AMPI_STENCIL_ROWS) || 16 * used >= 13 * sums);
 }
 
 /* Whether shape c has a direct form (back: of its input's gradient), and its plan. */
@@ -4946,11 +5027,11 @@ AMPI_FN int ampi_stencil_plan(ampi_stencil* d, const ampi_conv2d* c, int back) {
     d->rows = back ? c->cg : c->og;
     d->depth = back ? c->og : c->cg;
     d->k = d->depth * c->taps;
-    if (d->isa.mr == 0 || c->taps == 1 || d->rows > 64 || c->w_count > AMPI_STENCIL_WEIGHTS
+    if (d->isa.mr == 0 || c->w_count > 8 * (size_t)AMPI_STENCIL_WEIGHTS
         || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, s->dilation_h)
         || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, s->dilation_w)) return 0;
     ampi_conv2d_sides(c, back, &d->h, &d->w);
-    if (!ampi_stencil_bands(d)) return 0;
+    if (!ampi_stencil_bands(d) || !ampi_stencil_pays(d)) return 0;
     ampi_stencil_layout(d);
     return 1;
 }
@@ -4964,6 +5045,10 @@ AMPI_FN void ampi_stencil_terms(ampi_stencil* d, ampi_term* terms) {
     const size_t taps = d->c->taps, kw = (size_t)d->w.kernel;
     int64_t rh, rw, shift_h, shift_w, class_h, class_w;
     size_t n = 0, part = 0, i;
+    for (class_h = 0; class_h < d->h.classes; class_h++)
+        for (class_w = 0; class_w < d->w.classes; class_w++)
+            d->uses[class_h * d->w.classes + class_w] = (char)(ampi_side_uses(&d->h, class_h)
+                                                               && ampi_side_uses(&d->w, class_w));
     for (rh = 0; rh < d->h.parts; rh++)
         for (rw = 0; rw < d->w.parts; rw++, d->begin[part] = n)
             for (part++, i = 0; i < d->k + d->k % 2; i++) {
@@ -5004,6 +5089,7 @@ AMPI_FN void ampi_stencil_fill(const ampi_stencil* d, size_t plane, int64_t u0, 
         int64_t last = ampi_min_i64(ampi_side_count(height, ch, qh) - top, rows);
         if (last < first) last = first;
         for (qw = 0; qw < cw; qw++, dst += d->class_size) {
+            if (!d->uses[qh * cw + qw]) continue;
             memset(dst, 0, (size_t)first * d->pitch * sizeof *dst);
             memset(dst + (size_t)last * d->pitch, 0, (size_t)(rows - last) * d->pitch * sizeof *dst);
             if (qw < width && first < last)
@@ -8348,7 +8434,7 @@ AMPI_FN void ampi_row_affine(void* y, amp_dtype yt, size_t at, float* tile, floa
     float* v;
     if (!y) { y = tile; yt = AMP_F32; at = 0; }
 #if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) {
+    if (ampi_simd() == AMP_ISA_AVX512) {
         ampi_row_affine_avx512(yt, (char*)y + at * amp_dtype_size(yt), tile, a, b, c, n);
         return;
     }
@@ -8365,7 +8451,7 @@ AMPI_FN float ampi_row_max_of(const void* x, amp_dtype t, size_t start, size_t d
         ampi_part v = ampi_part_of(x, t, start + i, ampi_tile_size(d, i), ampi_typed(t, t), tile);
         n = v.n;
 #if AMPI_X86
-        if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_row_max_avx512(&max, v); continue; }
+        if (ampi_simd() == AMP_ISA_AVX512) { ampi_row_max_avx512(&max, v); continue; }
 #endif
         ampi_row_max_plain(&max, (const float*)v.data, (uint32_t)n);
     }
@@ -8375,7 +8461,7 @@ AMPI_FN float ampi_row_max_of(const void* x, amp_dtype t, size_t start, size_t d
 AMPI_FN void ampi_row_exp(const void* x, amp_dtype t, size_t at, size_t n, float max, float* tile, double* acc) {
     ampi_part v = ampi_part_of(x, t, at, n, ampi_typed(t, t), tile);
 #if AMPI_X86
-    if (amp_cpu_isa() == AMP_ISA_AVX512) { ampi_row_exp_avx512(tile, acc, v, max); return; }
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_row_exp_avx512(tile, acc, v, max); return; }
 #endif
     ampi_row_exp_plain(tile, (const float*)v.data, max, ampi_padded(n));
     ampi_lane_sum_plain(acc, tile, n);
@@ -9830,7 +9916,7 @@ AMPI_FN void ampi_check_chunks(void* context, ampi_chunk* c) {
     amp_tensor x = pass->src->at(pass->src->list, c->tensor);
     amp_dtype from = ampi_dtype(x.dtype), to = AMP_F32;
     if (pass->dst) to = ampi_dtype(pass->dst->at(pass->dst->list, c->tensor).dtype);
-    if (amp_cpu_isa() == AMP_ISA_AVX512 && c->count == AMPI_ABREAST && end->tensor == c->tensor
+    if (ampi_simd() == AMP_ISA_AVX512 && c->count == AMPI_ABREAST && end->tensor == c->tensor
         && end->n == AMPI_CHUNK && ampi_last_finite(from, to, pass->inverse) == ampi_inf_bits(from) - 1) {
         ampi_check_abreast(x.data, from, c);
         return;

@@ -101,6 +101,8 @@ TABLE = [
     ("conv", "int64_t first = top > 0 ? 0 : ampi_min_i64(-top, rows);", "int64_t first = 0;"),
     ("conv", "int64_t u0 = (int64_t)(task % d->bands * d->band), rh, rw;", "int64_t u0 = (int64_t)(task % d->bands), rh, rw;"),
     ("conv", "d.skips = d.h.parts * d.w.parts > 1 || (d.swap && d.k % 2 != 0);", "d.skips = d.h.parts * d.w.parts > 1;"),
+    ("conv", "if (ampi_side_tap(s, r, a, &shift, &taken) && taken == cls) return 1;",
+     "if (ampi_side_tap(s, r, a, &shift, &taken) && taken > cls) return 1;"),
     ("conv", "f->unit = swap && c->out_pixels % 2 != 0 ? 2 : 1;", "f->unit = 1;"),
     ("conv", "if (!f->swap || u->k % 2 == 0) {", "if (1) {"),
     ("conv", "u->k = 1;\n    u->first = 0;", "u->k = 1;"),

@@ -249,6 +249,8 @@ static const int SHAPES[][14] = {
     { 12, 8, 18, 17, 5, 3, 3, 1, 1, 1, 1, 1, 2, 1 },
     { 3, 130, 5, 5, 61, 3, 3, 2, 2, 0, 1, 1, 1, 1 },   /* dw in more than one tile, of channels and of outputs */
     { 1, 8, 5, 5, 910, 3, 3, 2, 2, 0, 0, 1, 1, 1 },
+    { 2, 5, 7, 31, 67, 1, 1, 2, 2, 0, 0, 1, 1, 1 },    /* many outputs: 1 x 1 with a stride, and without one */
+    { 1, 2, 4, 63, 66, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
 };
 
 static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dtype result, const float* special) {
