@@ -5012,7 +5012,8 @@ AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
     const ampi_conv2d* c = d->c;
     size_t sums = d->ldt - (size_t)AMPI_GEMM_GAP, used = d->band * (size_t)d->w.result / (size_t)d->w.parts;
     if (c->s.stride_h == 1 && c->s.stride_w == 1)
-        return c->taps > 1 && c->w_count <= AMPI_STENCIL_WEIGHTS && (d->rows <= AMPI_STENCIL_ROWS || 16 * used >= 15 * sums);
+        return c->taps > 1 && c->w_count <= AMPI_STENCIL_WEIGHTS
+               && (d->rows <= AMPI_STENCIL_ROWS || 16 * used >= 15 * sums);
     if (d->h.back) return 1;
     return c->w_count <= 2 * AMPI_STENCIL_WEIGHTS
            && ((c->taps > 1 && d->rows <= AMPI_STENCIL_ROWS) || 16 * used >= 13 * sums);
@@ -6033,6 +6034,13 @@ AMPI_INLINE void ampi_row_sums_body(int hw, float* sum, const float* x, size_t l
 }
 AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, size_t n), sum, x, ld, rows, n)
 
+/* Is a product with m rows faster on the matrix unit than in a direct form? Unfolding costs as much for few rows
+   as for many, and with a stride too much. */
+AMPI_FN int ampi_conv2d_is_fast(const ampi_conv2d* c, size_t m, amp_dtype a, amp_dtype b, const amp_exec* exec) {
+    return exec && exec->sums == AMP_SUMS_FAST && a == b && c->s.stride_h == 1 && c->s.stride_w == 1
+           && m >= (a == AMP_F16 ? 128u : 32u) && a != AMP_F32 && ampi_amx(1);
+}
+
 /* A product of a convolution. Planes of one weight are a matrix too, the other way; then each image is a plain
    product, if it is wide enough. */
 AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
@@ -6122,8 +6130,9 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     size_t g;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
-    if (r == AMP_OK && (ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
-                        || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
+    if (r == AMP_OK && !ampi_conv2d_is_fast(&c, c.og, w_dtype, x_dtype, exec)
+        && (ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+            || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
         return AMP_OK;
     for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_y(&s, images, &c, g, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
@@ -6143,14 +6152,16 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
-    if (dx && (ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
-               || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
+    if (dx && !ampi_conv2d_is_fast(&c, c.cg, w_dtype, dy_dtype, exec)
+        && (ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
         ampi_conv2d_run(&s, exec);
     }
-    if (dw && (ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
-               || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
+    if (dw && !ampi_conv2d_is_fast(&c, c.og, dy_dtype, x_dtype, exec)
+        && (ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
+            || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
     for (g = 0; dw && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
         ampi_conv2d_run(&s, exec);
@@ -9887,8 +9898,8 @@ AMPI_FN void ampi_check_chunk(void* context, ampi_chunk* c) {
 }
 
 #if AMPI_X86
-/* Four whole chunks of one tensor. A sum of squares is finite where each element is: a square of the largest float is far
-   from the end of double. */
+/* Four whole chunks of one tensor. A sum of squares is finite where each element is: a square of the largest
+   float is far from the end of double. */
 AMPI_FN void ampi_check_abreast(const void* data, amp_dtype t, ampi_chunk* c) {
     const size_t block = t == AMP_F32 ? AMPI_CHUNK : AMPI_BLOCK, size = amp_dtype_size(t);
     double sums[AMPI_ABREAST];

@@ -8,7 +8,7 @@
 #include <math.h>
 
 static const amp_dtype TYPES[3] = { AMP_F32, AMP_F16, AMP_BF16 };
-static const amp_isa ISAS[4] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+static const amp_isa ISAS[5] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512, AMP_ISA_AVX512_BF16 };
 
 static char last_sentence[512];
 static void remember(amp_result code, const char* sentence, void* user) {
@@ -164,6 +164,14 @@ static void tensor_spoil(tensor* t, float special, uint32_t one_in) {
     amp_convert(t->value, AMP_F32, tensor_at(t), t->dtype, t->count);
 }
 
+/* Whole numbers: where no sum leaves 24 bits every order gives the same one. */
+static int whole_numbers;
+static void tensor_whole(tensor* t, uint32_t most) {
+    size_t i;
+    for (i = 0; i < t->count; i++) t->value[i] = (float)(test_random() % (2 * most + 1)) - (float)most;
+    tensor_restore(t);
+}
+
 /* y, dx, dw and db are stored as `result`. special: NULL, or what some of w and dy become. */
 static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dtype result, const float* special) {
     conv v;
@@ -182,6 +190,10 @@ static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dt
         for (i = 0; i < o; i++) v.b.value[i] = -0.0f;
         tensor_restore(&v.b);
     }
+    if (whole_numbers) {
+        tensor_whole(&v.x, 8); tensor_whole(&v.dy, 8); tensor_whole(&v.w, weight == AMP_F16 ? 1000 : 120);
+        tensor_whole(&v.b, 8); tensor_whole(&v.dw, 8); tensor_whole(&v.db, 8);
+    }
     v.ry = (float*)malloc(y * sizeof(float));         v.rdx = (float*)malloc(x * sizeof(float));
     v.rdw = (float*)malloc(w * sizeof(float));        v.rdw_added = (float*)malloc(w * sizeof(float));
     v.rdb = (float*)malloc(o * sizeof(float));        v.rdb_added = (float*)malloc(o * sizeof(float));
@@ -199,16 +211,17 @@ static void conv_check(conv* v, int accumulate, size_t workspace) {
     amp_exec exec;
     size_t i, intact = 0;
     memset(&exec, 0, sizeof exec);
+    exec.sums = whole_numbers ? AMP_SUMS_FAST : AMP_SUMS_FIXED;
     memset(memory, FILL, workspace + GUARD);
     exec.workspace = memory; exec.workspace_size = workspace;
     tensor_restore(&v->dw); tensor_restore(&v->db);
     memset(tensor_at(&v->y), 0xff, v->y.count * amp_dtype_size(v->y.dtype));
     memset(tensor_at(&v->dx), 0xff, v->dx.count * amp_dtype_size(v->dx.dtype));
     CHECK(amp_conv2d_forward(&v->s, tensor_at(&v->x), v->x.dtype, tensor_at(&v->w), v->w.dtype, tensor_at(&v->b), v->b.dtype,
-                             tensor_at(&v->y), v->y.dtype, workspace ? &exec : NULL) == AMP_OK);
+                             tensor_at(&v->y), v->y.dtype, workspace || whole_numbers ? &exec : NULL) == AMP_OK);
     CHECK(amp_conv2d_backward(&v->s, tensor_at(&v->dy), v->dy.dtype, tensor_at(&v->x), v->x.dtype, tensor_at(&v->w),
                               v->w.dtype, tensor_at(&v->dx), v->dx.dtype, tensor_at(&v->dw), v->dw.dtype,
-                              tensor_at(&v->db), v->db.dtype, accumulate, workspace ? &exec : NULL) == AMP_OK);
+                              tensor_at(&v->db), v->db.dtype, accumulate, workspace || whole_numbers ? &exec : NULL) == AMP_OK);
     tensor_check(&v->y, v->ry, "y");
     tensor_check(&v->dx, v->rdx, "dx");
     tensor_check(&v->dw, accumulate ? v->rdw_added : v->rdw, "dw");
@@ -257,7 +270,7 @@ static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dt
     conv v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
                       act, weight, result, special);
     int i;
-    for (i = 0; i < 4; i++) {
+    for (i = 0; i < 5; i++) {
         size_t full;
         if (amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
         full = amp_conv2d_workspace(&v.s);
@@ -299,6 +312,21 @@ static void test_random_convolutions(void) {
         z[13] = groups;
         conv_check_all(z, TYPES[t], TYPES[t], TYPES[test_random() % 3], NULL);
     }
+}
+
+/* On the matrix unit, where there is one: strides, tails of tiles, groups, planes, one image, a pixel count that is no
+   multiple of anything, a depth of several blocks. */
+static void test_fast_sums(void) {
+    static const int Z[9][14] = { { 2, 32, 6, 7, 33, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 1, 128, 5, 5, 130, 3, 2, 1, 1, 1, 0, 1, 1, 1 },
+        { 2, 64, 7, 5, 96, 1, 1, 1, 1, 0, 0, 1, 1, 1 },   { 2, 64, 6, 6, 64, 3, 3, 1, 1, 2, 2, 2, 2, 2 },
+        { 3, 5, 9, 8, 48, 3, 3, 1, 1, 0, 0, 1, 1, 1 },    { 1, 40, 9, 9, 40, 3, 3, 2, 2, 1, 1, 1, 1, 1 },
+        { 1, 256, 4, 4, 128, 1, 1, 1, 1, 0, 0, 1, 1, 1 }, { 4, 3, 20, 21, 32, 5, 5, 1, 1, 2, 2, 1, 1, 1 },
+        { 2, 130, 17, 1, 36, 7, 1, 1, 1, 3, 0, 1, 1, 1 } };
+    int i, t;
+    whole_numbers = 1;
+    for (i = 0; i < 9; i++)
+        for (t = 1; t < 3; t++) conv_check_all(Z[i], TYPES[t], TYPES[t], TYPES[(i + t) % 3], NULL);
+    whole_numbers = 0;
 }
 
 /* Products so small that sums are -0, whose sign a term 0 * w decides, and weights with which that term is a NaN. */
@@ -364,7 +392,7 @@ static void direct_check(const int* z, amp_dtype t, int odd) {
 static void test_direct_zeros(void) {
     size_t i, t;
     int isa, odd;
-    for (isa = 0; isa < 4; isa++) {
+    for (isa = 0; isa < 5; isa++) {
         if (amp_cpu_force_isa(ISAS[isa]) != AMP_OK) continue;
         for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
             for (t = 0; t < 3; t++)
@@ -479,6 +507,7 @@ int main(void) {
     TEST(test_shapes);
     TEST(test_type_mixes);
     TEST(test_random_convolutions);
+    TEST(test_fast_sums);
     TEST(test_zeros_and_nans);
     TEST(test_defaults);
     TEST(test_direct_zeros);
