@@ -37,9 +37,9 @@ def speed():
         ratios = [r[10] for r in here if r[10] != "-"]
         return "%s (%s)" % (min(ratios, key=float) if ratios else "-", here[0][7]) if here else ""
     threads = list(dict.fromkeys(r[3] for r in rows))
-    lines = ["| | shape | FP32 | FP16 | BF16 |", "|---|---|---|---|---|"]
+    lines = ["| | shape | FP32 | FP16 | BF16 | FP16, fast sums | BF16, fast sums |", "|---|---|---|---|---|---|---|"]
     for case in dict.fromkeys(tuple(r[:2]) for r in rows):
-        cells = [", ".join(filter(None, (cell(list(case), t, n) for n in threads))) for t in ("f32", "f16", "bf16")]
+        cells = [", ".join(filter(None, (cell(list(case), t, n) for n in threads))) for t in ("f32", "f16", "bf16", "f16-fast", "bf16-fast")]
         lines.append("| %s |" % " | ".join(list(case) + cells))
     facts = [line for line in head.split("\n") if line.startswith(("- machine", "- compiler", "- peers", "- beside"))]
     name = results[-1][:-3]

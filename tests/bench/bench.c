@@ -8,7 +8,8 @@
      bench count WHAT SHAPE TYPE  runs one call inside measured(), for an instruction counter (counts.sh)
      bench first                  seconds of the first matrix product of the process, and of a second one
 
-   The limit of arithmetic is a loop of fmas in registers, of the instruction set in use; that of the rest a pass over
+   A type with "-fast" behind it runs with AMP_SUMS_FAST; without a matrix unit there are no such lines.
+   The limit of arithmetic is a loop of FP32 fmas in registers, of the instruction set in use; that of the rest a pass over
    arrays of the same sizes that only reads, writes (through the caches or past them, whichever is faster), or does
    both. Both use as many threads as the case. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
@@ -634,6 +635,7 @@ static amp_model* new_model(int batch) {
     d.precision.level = now_open.type == AMP_F32 ? AMP_O0 : AMP_O1;
     if (now_open.type != AMP_F32) d.precision.low_dtype = now_open.type;
     d.optimizer.kind = AMP_ADAM;
+    d.sums = now_open.exec.sums;
     if (amp_model_create(&m, &d) != AMP_OK) die("no model", "");
     return m;
 }
@@ -703,6 +705,7 @@ static void open_gpt2(const char* shape) {
     s.batch = o->m; s.length = o->n;
     d.kind = AMP_ADAMW; d.unchecked = 1; d.groups = gpt_groups; d.group_count = 2;
     if (!gpt_create(&o->gpt, &s)) die("no memory", shape);
+    o->gpt.exec.sums = o->exec.sums;
     if (amp_optimizer_init(&o->optimizer, &d, o->gpt.params, o->gpt.count) != AMP_OK) die("no optimizer", shape);
     amp_scaler_init(&o->scaler, NULL);
     o->tokens = labels_of(o->m * o->n, s.vocabulary);
@@ -723,12 +726,19 @@ typedef struct subject {
     "64x1x28x28:6x5x5:s1p2 *64x6x14x14:16x5x5:s1p0 *8x64x28x28:64x3x3:s1p1 8x256x14x14:256x3x3:s1p1 "    \
     "8x512x7x7:512x3x3:s1p1 8x64x28x28:128x3x3:s2p1 8x256x14x14:64x1x1:s1p0"
 
+#define WIDE_CONVOLUTIONS "*8x64x28x28:64x3x3:s1p1 8x256x14x14:256x3x3:s1p1 8x256x14x14:64x1x1:s1p0"
+#define FAST "f16-fast bf16-fast"
+
 static const subject subjects[] = {
     { "gemm", "NN:64x64x64 NN:128x128x128 *NN:512x512x512 NN:1024x1024x1024 *NN:2048x2048x2048 *NT:256x512x784 "
       "TN:784x512x256 NT:256x10x512 NN:16x6400x150 NN:64x6272x576 NN:512x392x4608", "f32 f16 bf16", open_gemm },
+    { "gemm", "NN:128x128x128 *NN:512x512x512 *NN:2048x2048x2048 *NT:256x512x784 TN:784x512x256", FAST, open_gemm },
     { "conv forward", CONVOLUTIONS, "f32 f16 bf16", open_conv_forward },
+    { "conv forward", WIDE_CONVOLUTIONS, FAST, open_conv_forward },
     { "conv dx", CONVOLUTIONS, "f32 f16 bf16", open_conv_dx },
+    { "conv dx", WIDE_CONVOLUTIONS, FAST, open_conv_dx },
     { "conv dw", CONVOLUTIONS, "f32 f16 bf16", open_conv_dw },
+    { "conv dw", WIDE_CONVOLUTIONS, FAST, open_conv_dw },
     { "convert from f32", "65536 *16777216", "f16 bf16", open_narrow },
     { "convert to f32", "65536 *16777216", "f16 bf16", open_widen },
     { "check and norm", "65536 *16777216", "f32 f16 bf16", open_check },
@@ -754,21 +764,31 @@ static const subject subjects[] = {
     { "train mlp", "*784x512x512x10:256 784x512x512x10:1 784x512x512x10:4 784x512x512x10:16 784x512x512x10:64 "
       "784x512x512x10:1024 784x64x64x10:256 784x256x256x10:256 784x1024x1024x10:256 784x2048x2048x10:256 "
       "784x4096x4096x10:256", "f32 f16 bf16", open_mlp },
-    { "train gpt2", "*4x64", "f32 f16 bf16", open_gpt2 }
+    { "train mlp", "*784x512x512x10:256 784x2048x2048x10:256", FAST, open_mlp },
+    { "train gpt2", "*4x64", "f32 f16 bf16", open_gpt2 },
+    { "train gpt2", "*4x64", FAST, open_gpt2 }
 };
 
 /* ---------------------------------------------------------------------------------------- */
 /* Going through the cases, and timing one.                                                  */
 /* ---------------------------------------------------------------------------------------- */
 
-typedef struct line { const subject* s; char shape[64]; amp_dtype type; int starred; } line;
+typedef struct line { const subject* s; char shape[64]; amp_dtype type; amp_sums sums; int starred; } line;
 
-static amp_dtype type_of(const char* name) {
+static const char* name_of(const line* l) {
+    static char name[16];
+    snprintf(name, sizeof name, "%s%s", amp_dtype_name(l->type), l->sums == AMP_SUMS_FAST ? "-fast" : "");
+    return name;
+}
+static void set_type(line* l, const char* name) {
     static const amp_dtype all[] = { AMP_F32, AMP_F16, AMP_BF16 };
     size_t i;
-    for (i = 0; i < LENGTH(all); i++) if (!strcmp(amp_dtype_name(all[i]), name)) return all[i];
+    for (i = 0; i < 2 * LENGTH(all); i++) {
+        l->type = all[i / 2];
+        l->sums = i % 2 ? AMP_SUMS_FAST : AMP_SUMS_FIXED;
+        if (!strcmp(name_of(l), name)) return;
+    }
     die("no such type", name);
-    return AMP_F32;
 }
 static const subject* subject_of(const char* what) {
     size_t i;
@@ -793,11 +813,11 @@ static int find_line(int want, line* l) {
         while (next_word(&shapes, shape)) {
             const char* types = subjects[s].types;
             while (next_word(&types, type)) {
-                if (want-- > 0) continue;
+                set_type(l, type);
+                if ((l->sums == AMP_SUMS_FAST && !amp_cpu_has_fast_sums()) || want-- > 0) continue;
                 l->s = &subjects[s];
                 l->starred = shape[0] == '*';
                 strcpy(l->shape, shape + l->starred);
-                l->type = type_of(type);
                 return 1;
             }
         }
@@ -808,6 +828,7 @@ static int find_line(int want, line* l) {
 static void open_line(const line* l) {
     close_case();
     now_open.type = l->type;
+    now_open.exec.sums = l->sums;
     l->s->open(l->shape);
     if (now_open.call() != AMP_OK) die("a call was refused", l->s->what);
 }
@@ -852,7 +873,7 @@ static void print_row(const line* l) {
         limit[r] = limit_seconds();
         share[r] = limit[r] / ours[r];
     }
-    printf("| %s | %s | %s | %d | %s | %.4g | %.4g | %.0f %% |\n", l->s->what, l->shape, amp_dtype_name(l->type),
+    printf("| %s | %s | %s | %d | %s | %.4g | %.4g | %.0f %% |\n", l->s->what, l->shape, name_of(l),
            threads(), unit_of(l), figure(l, median(ours)), figure(l, median(limit)), 100.0 * median(share));
     fflush(stdout);
 }
@@ -875,7 +896,7 @@ static void print_list(void) {
     line l;
     int i;
     for (i = 0; find_line(i, &l); i++)
-        printf("%s\t%s\t%s\t%d\n", l.s->what, l.shape, amp_dtype_name(l.type), l.starred);
+        printf("%s\t%s\t%s\t%d\n", l.s->what, l.shape, name_of(&l), l.starred);
 }
 
 /* One answer for each line of the input. */
@@ -905,7 +926,7 @@ static void count(const char* what, const char* shape, const char* type) {
     l.s = subject_of(what);
     if (strlen(shape) >= sizeof l.shape) die("no such shape", shape);
     strcpy(l.shape, shape);
-    l.type = type_of(type);
+    set_type(&l, type);
     open_line(&l);
     measured();
     printf("%s\n", amp_isa_name(amp_cpu_isa()));

@@ -304,12 +304,12 @@ def listed(program):
     return [row.split("\t") for row in rows]
 
 def measure(ours, found, line, case, threads, rounds):
-    """The rows of one case: [what, shape, type, threads, unit, ours, limit, share, peer, theirs, ratio], one a peer.
+    """The rows of one case, whose type ends with -fast where ours runs with AMP_SUMS_FAST: [what, shape, type, threads, unit, ours, limit, share, peer, theirs, ratio], one a peer.
     share and ratio are medians of those of the rounds."""
     unit, work = ours.open(line)
     samplers, names = [ours.ours, ours.limit], []
     for peer in found:
-        call = peer.case(*case)
+        call = peer.case(*case[:2], case[2].replace("-fast", ""))
         if call:
             samplers.append(Sampler(call).seconds)
             names.append(peer.name)
