@@ -52,7 +52,9 @@
    The same bits everywhere. A run on the CPU gives the same bits on each instruction set, compiler,
    optimisation level and number of threads: every multiply-add is an explicit fma (emulated exactly where
    there is none), every sum has a fixed order, exp and its kin are the header's own. What breaks it:
-   -Ofast or -ffast-math, a changed floating-point environment (rounding mode, flush to zero), and a GPU.
+   -Ofast or -ffast-math, a changed floating-point environment (rounding mode, flush to zero), a GPU, and
+   the wish for speed: AMP_SUMS_FAST, in a model's desc or an exec, hands 16-bit products to the matrix unit
+   of the processor, whose order of sums is its own.
    Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing
    when it fails. The logger of its desc or exec gets one sentence that names the place. Nothing prints,
    exits or aborts. An overflow in training is not an error: amp_step_info tells about it. Without a
@@ -321,7 +323,8 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
      R rows, D length of a row.
    - Each operand has a data type of its own (F32, F16, BF16): values are widened, arithmetic and sums are
      FP32, each result element is rounded once, to nearest even, to its type.
-   - Each output element is summed in one fixed order, so the bits depend on nothing but the inputs.
+   - Each output element is summed in one fixed order, so the bits depend on nothing but the inputs (and, with
+     AMP_SUMS_FAST, on the processor).
    - A gradient output pointer may be NULL: that gradient is not wanted.
    - `accumulate` != 0 adds to what the gradient buffer holds instead of overwriting it.
    - The last parameter may be NULL. Errors: AMP_ERR_ARGUMENT, AMP_ERR_DESC, AMP_ERR_SHAPE, AMP_ERR_DTYPE,
@@ -336,9 +339,12 @@ typedef enum amp_transpose { AMP_NO_TRANS = 0, AMP_TRANS = 1, AMPI_TRANSPOSE_MAX
    lda, ldb, ldc: elements from one row *as stored* to the next; A is stored m x k, or k x m if transposed.
    beta == 0 overwrites C without reading it (it may hold NaN). k == 0 or alpha == 0: C = beta * C.
    Order: acc = fma(a, b, acc) for k ascending, from +0; for two BF16 operands in the order 1,0,3,2,5,4,...
-   (an odd k is padded by one zero), which is the order of the vdpbf16ps instruction.
+   (an odd k is padded by one zero), which is the order of the vdpbf16ps instruction. With AMP_SUMS_FAST, two
+   operands of one 16-bit type, m and n at least 16 (F16: 32), k at least 32, on a processor with AMX: blocks of
+   32 k (F16: 8), each of two chains of fma from +0 that are added and then added to acc, see impl-gemm.
    Then: alpha*acc is rounded once if alpha != 1, beta*C is added by one fma if beta != 0.
-   A NaN in the result is the quiet NaN 0x7fc00000 rounded to C's type, whatever NaN went in. */
+   A NaN in the result is the quiet NaN 0x7fc00000 rounded to C's type, whatever NaN went in (not so with
+   AMP_SUMS_FAST). */
 AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
                             float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                             const void* b, amp_dtype b_dtype, size_t ldb,
