@@ -1990,7 +1990,7 @@ typedef struct ampi_cuda_hopper {
     CUtensorMap a, b, c;
     ampi_cuda_product p;
     uint32_t cluster, units;      /* units: what all clusters have to do, one tile for each of their blocks */
-    int by_engine;                /* the copy engine writes C: see ampi_cuda_hopper_by_engine */
+    int by_engine;                /* the copy engine writes C, or the pieces: see ampi_cuda_hopper_by_engine */
 } ampi_cuda_hopper;
 
 #if defined(AMPI_HOPPER)
@@ -2158,16 +2158,17 @@ AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)
     }
 }
 
-/* What ampi_d_finish8 does where beta is 0 and f is none or ReLU, for two neighbours, rounded to halves. */
+/* What ampi_d_finish8 does where beta is 0 and f is none or ReLU; without the last step for NaNs. */
+AMPI_D float ampi_d_hopper_finish(const ampi_cuda_product& p, float sum, float bias) {
+    float v = __fmul_rn(p.alpha, sum);
+    if (p.bias) v = __fadd_rn(v, bias);
+    return p.epilogue ? ampi_relu(v) : v;
+}
+/* Two neighbours as halves; any NaN becomes the one that ampi_clean_nan would be rounded to. */
 template <int BF16>
-AMPI_D uint32_t ampi_d_hopper_finish(const ampi_cuda_product& p, float x, float y, float bias_x, float bias_y) {
+AMPI_D uint32_t ampi_d_hopper_round(float x, float y) {
     const uint32_t quiet = BF16 ? 0x7fc0u : 0x7e00u;
-    uint32_t pair;
-    x = __fmul_rn(p.alpha, x);
-    y = __fmul_rn(p.alpha, y);
-    if (p.bias) { x = __fadd_rn(x, bias_x); y = __fadd_rn(y, bias_y); }
-    if (p.epilogue) { x = ampi_relu(x); y = ampi_relu(y); }
-    pair = BF16 ? ampi_ptx_bf16x2_from_f32(x, y) : ampi_ptx_f16x2_from_f32(x, y);
+    uint32_t pair = BF16 ? ampi_ptx_bf16x2_from_f32(x, y) : ampi_ptx_f16x2_from_f32(x, y);
     if (x != x) pair = (pair & 0xffff0000u) | quiet;
     if (y != y) pair = (pair & 0xffffu) | quiet << 16;
     return pair;
@@ -2181,43 +2182,63 @@ AMPI_D float2 ampi_d_hopper_bias2(const ampi_cuda_product& p, uint32_t z, uint32
     if (!p.bias) return make_float2(0.0f, 0.0f);
     return make_float2(ampi_d_hopper_bias(p, z, at), ampi_d_hopper_bias(p, z, at + (p.bias_per_row ? 8 : 1)));
 }
-/* 16 columns, 16*b from those of the bias on, as four 8 x 8 matrices: e is rows 8*(e%2), columns 8*(e/2). */
+/* The two sums of row e%2 and columns 8*block + 2*(lane%4), finished; `block` counts from the bias' first column. */
+AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, uint32_t e, uint32_t block,
+                                 const float2& bias) {
+    float x = e % 2 ? bias.y : bias.x, y = x;
+    if (p.bias && !p.bias_per_row) {
+        x = __shfl_sync(0xffffffffu, bias.x, 4 * block + threadIdx.x % 4);
+        y = __shfl_sync(0xffffffffu, bias.y, 4 * block + threadIdx.x % 4);
+    }
+    return make_float2(ampi_d_hopper_finish(p, sum[0], x), ampi_d_hopper_finish(p, sum[1], y));
+}
+/* A warp's 16 rows of 64 halves, into rows from `row` on of a box, whose chunks are swizzled: four times 16 columns, as
+   four 8 x 8 matrices each; e is rows 8*(e%2), columns 8*(e/2). */
 template <int BF16>
-AMPI_D void ampi_d_hopper_pack(uint32_t (&r)[4], const ampi_cuda_product& p, const float* sum, uint32_t b,
-                               const float2& bias) {
+AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_product& p, const float* sum,
+                                     const float2& bias) {
+    const uint32_t lane = threadIdx.x % 32;
     AMPI_UNROLL
-    for (uint32_t e = 0; e < 4; e++) {
-        float x = e % 2 ? bias.y : bias.x, y = x;
-        if (p.bias && !p.bias_per_row) {
-            x = __shfl_sync(0xffffffffu, bias.x, 8 * b + e / 2 * 4 + threadIdx.x % 4);
-            y = __shfl_sync(0xffffffffu, bias.y, 8 * b + e / 2 * 4 + threadIdx.x % 4);
+    for (uint32_t b = 0; b < 4; b++) {
+        uint32_t r[4];
+        AMPI_UNROLL
+        for (uint32_t e = 0; e < 4; e++) {
+            const float2 v = ampi_d_hopper_pair(p, sum + 8 * b + 2 * e, e, 2 * b + e / 2, bias);
+            r[e] = ampi_d_hopper_round<BF16>(v.x, v.y);
         }
-        r[e] = ampi_d_hopper_finish<BF16>(p, sum[2 * e], sum[2 * e + 1], x, y);
+        ampi_ptx_stmatrix_x4(rows + lane % 16 * 128 + ((2 * b + lane / 16) ^ (lane & 7u)) * 16, r);
     }
 }
-/* By the copy engine: 64 x 64 at a time, through two boxes in turn, swizzled as those of A and B. The first barrier:
-   the box has been read; the second: it has been written. */
-template <int N, int BF16>
+/* 16 rows of 32 floats, of which a lane has two neighbours in each 8 columns; `first` is their block. */
+AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_product& p, const float* sum,
+                                     const float2& bias, uint32_t first) {
+    const uint32_t lane = threadIdx.x % 32, row = lane / 4, chunk = lane % 4 / 2, inside = lane % 2 * 8;
+    AMPI_UNROLL
+    for (uint32_t e = 0; e < 8; e++) {
+        const float2 v = ampi_d_hopper_pair(p, sum + 2 * e, e, first + e / 2, bias);
+        *(float2*)(rows + (row + e % 2 * 8) * 128 + ((e / 2 * 2 + chunk) ^ row) * 16 + inside)
+            = make_float2(ampi_clean_nan(v.x), ampi_clean_nan(v.y));
+    }
+}
+/* By the copy engine: 64 rows of 128 bytes at a time, through two boxes in turn. The first barrier: the box has been
+   read; the second: it has been written. */
+template <int N, amp_dtype TYPE>
 AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2], const ampi_hopper_tile& t,
                                 unsigned char* out, uint32_t& turn) {
-    const uint32_t lane = threadIdx.x % 32, top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup();
+    const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(), width = TYPE == AMP_F32 ? 32 : 64;
+    float2 bias = {};
     AMPI_UNROLL
-    for (uint32_t q = 0; q < N / 64; q++, turn ^= 1u) {
-        const float2 bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + 64 * q);
+    for (uint32_t q = 0; q < N / width; q++, turn ^= 1u) {
         unsigned char* box = out + turn * AMPI_HOPPER_BOX;
-        unsigned char* row = box + (top + lane % 16) * 128;
+        if (q * width % 64 == 0) bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + width * q);
         if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<1>();
         ampi_ptx_group_sync(group);
-        AMPI_UNROLL
-        for (uint32_t b = 0; b < 4; b++) {
-            uint32_t r[4];
-            ampi_d_hopper_pack<BF16>(r, h.p, sum + 32 * q + 8 * b, b, bias);
-            ampi_ptx_stmatrix_x4(row + ((2 * b + lane / 16) ^ (lane & 7u)) * 16, r);
-        }
+        if (TYPE == AMP_F32) ampi_d_hopper_put_floats(box + top * 128, h.p, sum + 16 * q, bias, q % 2 * 4);
+        else ampi_d_hopper_put_halves<TYPE == AMP_BF16>(box + top * 128, h.p, sum + 32 * q, bias);
         ampi_ptx_fence_async();
         ampi_ptx_group_sync(group);
         if (threadIdx.x % 128 == 0) {
-            ampi_ptx_tma_store(&h.c, box, (int)(t.j + 64 * q), (int)t.i, (int)t.z);
+            ampi_ptx_tma_store(&h.c, box, (int)(t.j + width * q), (int)t.i, (int)(t.piece * h.p.batch + t.z));
             ampi_ptx_bulk_commit();
         }
     }
@@ -2239,9 +2260,11 @@ AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_ring r,
             t.i += warp * 16;
             ampi_d_hopper_deliver<N>(h.p, sum, t, (float*)(out + warp * 4096));
         } else if (h.p.c_dtype == AMP_BF16) {
-            ampi_d_hopper_store<N, 1>(h, sum, t, out, turn);
+            ampi_d_hopper_store<N, AMP_BF16>(h, sum, t, out, turn);
+        } else if (h.p.c_dtype == AMP_F16) {
+            ampi_d_hopper_store<N, AMP_F16>(h, sum, t, out, turn);
         } else {
-            ampi_d_hopper_store<N, 0>(h, sum, t, out, turn);
+            ampi_d_hopper_store<N, AMP_F32>(h, sum, t, out, turn);
         }
     }
     if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait();
@@ -2447,18 +2470,20 @@ AMPI_FN double ampi_cuda_hopper_cost(const ampi_cuda_cut* cut, size_t processors
     if (cut->pieces > 1) cost += 1400.0 + (double)cut->pieces * (double)m * (double)n * (double)batch / 800.0;
     return cost;
 }
-/* The cheapest of the three widths and of up to `most` pieces of at least four steps. */
+/* The cheapest of the three widths and of up to `most` pieces, of at least four steps and as long as one piece less
+   leaves multiprocessors idle. */
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch, size_t most) {
     const uint32_t sides[3] = { 256, 128, 64 };
-    size_t processors = (size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount);
-    ampi_cuda_cut best = ampi_cuda_cut_hopper_at(256, 1, m, n, k);
-    if (processors == 0) return best;
+    size_t processors = ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
+    ampi_cuda_cut cut, best = ampi_cuda_cut_hopper_at(256, 1, m, n, k);
+    double cost, least = ampi_cuda_hopper_cost(&best, processors, m, n, batch);
     most = ampi_min_size(most, ampi_cuda_parts(k, AMPI_HOPPER_DEPTH) / 4);
     for (int i = 0; i < 3; i++)
-        for (size_t pieces = 1; pieces == 1 || pieces <= most; pieces++) {
-            ampi_cuda_cut cut = ampi_cuda_cut_hopper_at(sides[i], pieces, m, n, k);
-            if (ampi_cuda_hopper_cost(&cut, processors, m, n, batch)
-                < ampi_cuda_hopper_cost(&best, processors, m, n, batch)) best = cut;
+        for (size_t pieces = 1, blocks = 0; pieces == 1 || (pieces <= most && blocks < processors); pieces++) {
+            cut = ampi_cuda_cut_hopper_at(sides[i], pieces, m, n, k);
+            cost = ampi_cuda_hopper_cost(&cut, processors, m, n, batch);
+            if (cost < least) { best = cut; least = cost; }
+            blocks = cut.tiles_m * cut.cluster * cut.tiles_n * batch * cut.pieces;
         }
     return best;
 }
@@ -2585,26 +2610,39 @@ AMPI_FN ampi_cuda_encoder ampi_cuda_find_encoder(void) {
     if (e != cudaSuccess) cudaGetLastError();
     return known;
 }
-/* A tensor of halves, `count` matrices of `runs` rows of `length`; in boxes of 64 rows of 64. */
+/* `count` matrices of `runs` rows of `length`, in boxes of 64 rows of 128 bytes. */
 AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t, size_t length, size_t runs,
                                  size_t ld, size_t count, size_t stride) {
-    const cuuint64_t sides[3] = { length, runs, stride ? count : 1 };
-    const cuuint64_t bytes[2] = { 2 * ld, 2 * (stride && count > 1 ? stride : ld) };
-    const cuuint32_t box[3] = { 64, 64, 1 }, every[3] = { 1, 1, 1 };
+    const cuuint64_t size = amp_dtype_size(t), sides[3] = { length, runs, stride ? count : 1 };
+    const cuuint64_t bytes[2] = { size * ld, size * (stride && count > 1 ? stride : ld) };
+    const cuuint32_t box[3] = { (cuuint32_t)(128 / size), 64, 1 }, every[3] = { 1, 1, 1 };
+    const CUtensorMapDataType type = t == AMP_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : t == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                    : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     const ampi_cuda_encoder encode = ampi_cuda_find_encoder();
-    return encode && encode(map, t == AMP_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
-                            (void*)data, sides, bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    return encode && encode(map, type, 3, (void*)data, sides, bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
                             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch) {
     return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride, batch, o->stride);
 }
-/* The copy engine takes C where it is one matrix of halves that is only written, in aligned rows, and f is simple. */
+/* The copy engine takes C where it is only written, in aligned rows, and f is simple. */
 AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
-    return p->pieces == 1 && p->c_dtype != AMP_F32 && p->beta == 0.0f && p->part == p->n
-           && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0 && p->ldc % 8 == 0
-           && (p->batch == 1 || p->c_stride % 8 == 0);
+    const size_t unit = 16 / amp_dtype_size(p->c_dtype);
+    return p->beta == 0.0f && p->part == p->n && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0
+           && p->ldc % unit == 0 && (p->batch == 1 || p->c_stride % unit == 0);
+}
+/* The pieces of a sum as results of their own, one matrix behind the other. */
+AMPI_FN void ampi_cuda_write_pieces(ampi_cuda_product* p) {
+    p->alpha = 1.0f;
+    p->beta = 0.0f;
+    p->c = p->sums;
+    p->c_dtype = AMP_F32;
+    p->ldc = p->part = p->n;
+    p->c_stride = p->m * p->n;
+    p->bias = NULL;
+    p->epilogue = AMP_CUDA_EPILOGUE_NONE;
 }
 
 /* A product large enough to fill a tile's better part, of matrices that the copy engine can fetch. */
@@ -2624,10 +2662,11 @@ AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p,
     h->p.pieces = cut->pieces;
     h->cluster = cut->cluster;
     h->units = (uint32_t)units;
+    if (cut->pieces > 1) ampi_cuda_write_pieces(&h->p);
     h->by_engine = ampi_cuda_hopper_by_engine(&h->p);
     return ampi_cuda_operand_map(&h->a, &p->a, p->batch) && ampi_cuda_operand_map(&h->b, &p->b, p->batch)
-           && (!h->by_engine
-               || ampi_cuda_tensor_map(&h->c, p->c, p->c_dtype, p->n, p->m, p->ldc, p->batch, p->c_stride));
+           && (!h->by_engine || ampi_cuda_tensor_map(&h->c, h->p.c, h->p.c_dtype, p->n, p->m, h->p.ldc,
+                                                     p->batch * cut->pieces, h->p.c_stride));
 }
 /* A block for each multiprocessor, or fewer. */
 AMPI_FN amp_result ampi_cuda_launch_hopper(const amp_exec* exec, const char* op, const ampi_cuda_hopper* h,
@@ -2653,7 +2692,8 @@ AMPI_FN int ampi_cuda_try_hopper(const amp_exec* exec, const char* op, ampi_cuda
     if (!p->sums) cut = ampi_cuda_cut_hopper(p->m, p->n, p->k, p->batch, 1);
     if (!ampi_cuda_hopper_of(&h, p, &cut)) return 0;
     *r = ampi_cuda_launch_hopper(exec, op, &h, cut.side);
-    if (*r == AMP_OK) *r = ampi_cuda_add_pieces(exec, op, &h.p);
+    p->pieces = cut.pieces;
+    if (*r == AMP_OK) *r = ampi_cuda_add_pieces(exec, op, p);
     return 1;
 }
 

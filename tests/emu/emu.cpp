@@ -814,8 +814,12 @@ void copy_box(const CUtensorMap& map, const int at[3], const Cta& cta, uint32_t 
             for (uint32_t x = 0; x < row; x += 16, offset += 16) {
                 char* chunk = way == BOX_WRITE ? linear + offset
                                                : from_window(cta, swizzled(shared + offset, t.row_bytes), 16, "a bulk copy");
+                char* first = element_of(t, at, x, y, z, 0);
+                bool whole = first && element_of(t, at, x, y, z, 16 / t.element - 1);
                 if (way == BOX_READ) memcpy(linear + offset, chunk, 16);
-                for (uint32_t e = 0; e < 16 / t.element && way != BOX_READ; e++) {
+                if (way == BOX_IN && whole) memcpy(chunk, first, 16);
+                if (way == BOX_WRITE && whole) memcpy(first, chunk, 16);
+                for (uint32_t e = 0; e < 16 / t.element && way != BOX_READ && !whole; e++) {
                     char *near = chunk + e * t.element, *far = element_of(t, at, x, y, z, e);
                     if (way == BOX_WRITE && far) memcpy(far, near, t.element);
                     if (way == BOX_IN && far) memcpy(near, far, t.element);
@@ -942,6 +946,7 @@ struct Descriptor {
         return swizzled(address, row_bytes);
     }
 };
+__attribute__((optimize("O3")))
 void read_operand(float* out, const Cta& c, uint64_t d, int trans, int bf16, uint32_t first, uint32_t count) {
     Descriptor descriptor(d);
     for (uint32_t i = 0; i < count; i++)
