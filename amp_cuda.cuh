@@ -912,6 +912,10 @@ AMPI_D void ampi_ptx_tma_multicast(void* to, const CUtensorMap* map, uint64_t* b
                  : : "r"(ampi_ptx_shared(to)), "l"(map), "r"(ampi_ptx_shared(barrier)), "r"(x), "r"(y), "r"(z),
                      "h"(mask) : "memory");
 }
+/* Fetches the description itself, ahead of its first use. */
+AMPI_D void ampi_ptx_tma_prefetch(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
 /* The way back; parts of the box outside of the tensor are left out. Stores count in groups, as cp.async does. */
 AMPI_D void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
@@ -2279,6 +2283,8 @@ AMPI_D ampi_hopper_ring ampi_d_hopper_ring(const ampi_cuda_hopper& h, unsigned c
     r.empty = r.full + ampi_hopper<N>::SLOTS;
     r.slot = r.parity = 0;
     if (threadIdx.x == 0) {
+        ampi_ptx_tma_prefetch(&h.a);
+        ampi_ptx_tma_prefetch(&h.b);
         for (uint32_t i = 0; i < ampi_hopper<N>::SLOTS; i++) {
             ampi_ptx_mbarrier_init(r.full + i, 1);
             ampi_ptx_mbarrier_init(r.empty + i, 8 * h.cluster);

@@ -267,6 +267,7 @@ void ampi_ptx_mbarrier_expect(uint64_t* barrier, uint32_t bytes, EMU_LINE);
 void ampi_ptx_mbarrier_arrive(uint64_t* barrier, uint32_t rank, EMU_LINE);
 void ampi_ptx_mbarrier_wait(uint64_t* barrier, uint32_t parity, EMU_LINE);
 
+inline void ampi_ptx_tma_prefetch(const CUtensorMap*) {}
 void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, EMU_LINE);
 void ampi_ptx_tma_multicast(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, uint16_t mask,
                             EMU_LINE);
