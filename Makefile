@@ -15,7 +15,7 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo examples test test-bits bench bench-quick bench-counts coverage mutants check test-emu cuda cuda-report test-cuda demo-cuda clean help
+.PHONY: all demo examples test test-bits bench bench-quick bench-counts coverage mutants check test-emu cuda cuda-report test-cuda bench-cuda demo-cuda clean help
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
@@ -26,7 +26,7 @@ test: $(TESTS:%=$(B)/test_%) ## run all tests (pure C, under two minutes)
 
 EMU_ARCH ?= 800
 EMU_FLAGS = -std=c++14 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-            -Wall -Wextra -Wshadow -Itests/emu
+            -Wall -Wextra -Wshadow -Wno-psabi -Itests/emu
 EMU_TESTS = $(patsubst tests/emu/%.cpp,$(B)/emu$(EMU_ARCH)_%,$(wildcard tests/emu/test_*.cpp))
 test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, under sanitizers; EMU_ARCH=750|800|900
 	@sh tests/run.sh "CUDA on the CPU, sm_$(EMU_ARCH)" $^
@@ -61,6 +61,9 @@ cuda-report: ## registers, shared memory and spills of every kernel (needs nvcc,
 test-cuda: ## the kernel tests on a real GPU
 	@B=$(B) sh tests/cuda.sh test
 
+bench-cuda: ## speed on a real GPU: products beside cuBLAS, unscale and Adam beside a copy
+	@B=$(B) sh tests/cuda.sh bench
+
 demo-cuda: ## the demo on a GPU; DATA=dir reads MNIST files
 	@B=$(B) sh tests/cuda.sh demo $(if $(DATA),"$(DATA)")
 
@@ -89,7 +92,7 @@ $(B)/bench: tests/bench/bench.c amp.h examples/gpt.h | $(B)
 $(B)/test_%: tests/test_%.c tests/test.h amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)
 	$(CC) $(STRICT) $(CFLAGS) $< $(B)/impl.o -o $@ $(LDLIBS)
 
-$(B)/emu.o: tests/emu/emu.cpp tests/emu/cuda_runtime.h tests/emu/cublas_v2.h | $(B)
+$(B)/emu.o: tests/emu/emu.cpp tests/emu/cuda_runtime.h tests/emu/cuda.h tests/emu/cublas_v2.h | $(B)
 	$(CXX) $(EMU_FLAGS) -c $< -o $@
 
 $(B)/emu$(EMU_ARCH)_impl.o: tests/impl_cuda.cu amp.h amp_cuda.cuh tests/emu/cuda_runtime.h | $(B)

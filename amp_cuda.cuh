@@ -5,7 +5,8 @@
        #include "amp_cuda.cuh"
    That file holds amp.h's implementation too, so no other file defines AMP_IMPLEMENTATION.
    Build: nvcc -O2 -arch=native ... -lcublas (without cuBLAS: -DAMP_NO_CUBLAS). CUDA 11.8 or newer, compute
-   capability 7.5 or newer.
+   capability 7.5 or newer. For H100 and H200: -gencode arch=compute_90a,code=sm_90a instead of -arch (CUDA 12 or
+   newer); their fastest matrix product exists in that code alone.
 
    [TOC]   jump: search for ">>name"
      guide        what there is
@@ -104,7 +105,7 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
    8.0 on), with FP32 sums in one fixed order; any other mix of types, in the order of amp_gemm and with its
    bits, by plain FP32 kernels. Fastest where pointers and leading dimensions are multiples of 16 bytes. A long
    k over a small C is cut into pieces that are added in ascending order, if the workspace holds them: the
-   bits depend on sizes, types, workspace and the number of multiprocessors, on nothing else.
+   bits depend on sizes, types, alignment, workspace, the device and the code compiled for it, on nothing else.
    With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have other bits than 0x7fc00000.
    Errors: as amp_gemm; AMP_ERR_UNSUPPORTED where a side is 2^31 or more. */
 AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
@@ -384,8 +385,17 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
 /* >>impl-base                                                                                */
 /* ======================================================================================== */
 #include <cuda_runtime.h>
+#if CUDART_VERSION >= 12000
+  #include <cuda.h>     /* types alone: what they describe is asked of the driver at run time */
+  #define AMPI_TENSOR_MAPS 1
+#endif
 #if !defined(AMP_NO_CUBLAS)
   #include <cublas_v2.h>
+#endif
+
+/* Defined in a compiler pass for sm_90a, the only one with the instructions of the Hopper kernel. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && defined(AMPI_TENSOR_MAPS)
+  #define AMPI_HOPPER 1
 #endif
 
 /* tests/emu runs the kernels on the CPU: it brings its own cuda_runtime.h and the ampi_ptx_ functions. */
@@ -696,16 +706,27 @@ AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const vo
 
 /* --- launches --------------------------------------------------------------------------- */
 
-/* The one way by which every kernel starts. */
+/* The one way by which every kernel starts; `cluster` neighbouring blocks share their memory. */
 template <typename... P, typename... A>
-static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
-                                   dim3 block, size_t shared, A... args) {
+static amp_result ampi_cuda_launch_clusters(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
+                                            dim3 block, size_t shared, unsigned cluster, A... args) {
     cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
     config.stream = ampi_cuda_stream(exec);
+    config.attrs = &attribute;
+    config.numAttrs = cluster > 1;
     return ampi_cuda_check(exec, place, cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
+}
+template <typename... P, typename... A>
+static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
+                                   dim3 block, size_t shared, A... args) {
+    return ampi_cuda_launch_clusters(exec, place, kernel, grid, block, shared, 1, args...);
 }
 
 /* --- host: what every operator needs -------------------------------------------------------- */
@@ -840,6 +861,166 @@ AMPI_D uint16_t ampi_ptx_f16_from_f32(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
 }
+
+/* Compute capability 9.0, compiled for sm_90a alone. Section names are those of the PTX ISA, version 8.0 and later. */
+#if defined(AMPI_HOPPER)
+
+/* Where p lies in the shared memory of this block: the form of address that descriptors and barriers want. */
+AMPI_D uint32_t ampi_ptx_shared(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* "Parallel Synchronization and Communication Instructions: mbarrier". A barrier's phase ends when `count` arrivals
+   and all announced bytes are in; phases have the parity 0, 1, 0, ... */
+AMPI_D void ampi_ptx_mbarrier_init(uint64_t* barrier, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(ampi_ptx_shared(barrier)), "r"(count) : "memory");
+}
+/* Before others of the cluster, or the copy engine, may use the barriers that this thread made. */
+AMPI_D void ampi_ptx_mbarrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
+/* Arrives, and announces bytes that the copy engine will bring. */
+AMPI_D void ampi_ptx_mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 : : "r"(ampi_ptx_shared(barrier)), "r"(bytes) : "memory");
+}
+/* Arrives at the same barrier of the cluster's block `rank`. What the arriving thread wrote is not made known there
+   (".release.cluster" would, by a fence of hundreds of cycles): here it has only read. */
+AMPI_D void ampi_ptx_mbarrier_arrive(uint64_t* barrier, uint32_t rank) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
+                 : : "r"(ampi_ptx_shared(barrier)), "r"(rank) : "memory");
+}
+/* Waits until the latest phase of this parity has ended; a new barrier's phase of parity 1 counts as ended. */
+AMPI_D void ampi_ptx_mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done) : "r"(ampi_ptx_shared(barrier)), "r"(parity) : "memory");
+    } while (!done);
+}
+
+/* "cp.async.bulk.tensor": the copy engine brings a box of the tensor that `map` describes, first element (x, y, z);
+   what lies outside of the tensor becomes zero. Its bytes count at the barrier. Multicast: into each block of the
+   mask, at the same place, and they count at each block's own barrier. */
+AMPI_D void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];"
+                 : : "r"(ampi_ptx_shared(to)), "l"(map), "r"(ampi_ptx_shared(barrier)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+AMPI_D void ampi_ptx_tma_multicast(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z,
+                                   uint16_t mask) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+                 : : "r"(ampi_ptx_shared(to)), "l"(map), "r"(ampi_ptx_shared(barrier)), "r"(x), "r"(y), "r"(z),
+                     "h"(mask) : "memory");
+}
+/* Fetches the description itself, ahead of its first use. */
+AMPI_D void ampi_ptx_tma_prefetch(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+/* The way back; parts of the box outside of the tensor are left out. Stores count in groups, as cp.async does. */
+AMPI_D void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, int y, int z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+                 : : "l"(map), "r"(ampi_ptx_shared(from)), "r"(x), "r"(y), "r"(z) : "memory");
+}
+AMPI_D void ampi_ptx_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
+/* Until at most N of this thread's groups have still to be read from shared memory; until all are written. */
+template <int N>
+AMPI_D void ampi_ptx_bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(N) : "memory");
+}
+AMPI_D void ampi_ptx_bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
+/* What this thread wrote to shared memory by ordinary stores is seen by the copy engine and the Tensor Cores. */
+AMPI_D void ampi_ptx_fence_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+
+/* ldmatrix.x4 backwards: lane 8i+r gives the address of row r of matrix i. */
+AMPI_D void ampi_ptx_stmatrix_x4(void* p, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
+                 : : "r"(ampi_ptx_shared(p)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+/* lo in the low half; a NaN gives 0x7fff. */
+AMPI_D uint32_t ampi_ptx_f16x2_from_f32(float lo, float hi) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+    return pair;
+}
+AMPI_D uint32_t ampi_ptx_bf16x2_from_f32(float lo, float hi) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+    return pair;
+}
+
+/* One lane of a warp, all of whose lanes call. */
+AMPI_D int ampi_ptx_elect() {
+    int mine;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(mine));
+    return mine;
+}
+/* All threads of the cluster; the threads of one warpgroup. */
+AMPI_D void ampi_ptx_cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+AMPI_D void ampi_ptx_group_sync(uint32_t group) { asm volatile("bar.sync %0, 128;" : : "r"(group) : "memory"); }
+
+/* "setmaxnreg": a warpgroup's registers per thread from here on. */
+template <int N>
+AMPI_D void ampi_ptx_give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(N)); }
+template <int N>
+AMPI_D void ampi_ptx_take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(N)); }
+
+/* "Asynchronous Warpgroup Level Matrix Instructions". wgmma: d = a * b, or += with `add`, 64 x N in FP32 with 16 of k,
+   by the 128 threads of a warpgroup; a and b are descriptors of matrices in shared memory. TRANS: the matrix lies in
+   rows across k. d may not be touched before ampi_ptx_wgmma_finish. */
+#define AMPI_REGS_32                                                                                              \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define AMPI_REGS_64 AMPI_REGS_32                                                                                 \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                          \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define AMPI_REGS_128 AMPI_REGS_64                                                                                \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                          \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                            \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define AMPI_TIE_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+                      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define AMPI_TIE_32(i) AMPI_TIE_8(i), AMPI_TIE_8(i + 8), AMPI_TIE_8(i + 16), AMPI_TIE_8(i + 24)
+#define AMPI_TIE_64(i) AMPI_TIE_32(i), AMPI_TIE_32(i + 32)
+#define AMPI_TIE_128(i) AMPI_TIE_64(i), AMPI_TIE_64(i + 64)
+/* The operands behind the registers of d: a, b, add, and two immediates. */
+#define AMPI_WGMMA(n, type, regs, tie, a_, b_, add_, ta_, tb_)                                                    \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #add_ ", 0;\n"                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" regs "}, %" #a_ ", %" #b_   \
+                 ", p, 1, 1, %" #ta_ ", %" #tb_ ";\n}"                                                            \
+                 : tie : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B) : "memory")
+template <int TRANS_A, int TRANS_B, int BF16>
+AMPI_D void ampi_ptx_wgmma(float (&d)[32], uint64_t a, uint64_t b, int add) {
+    if (BF16) AMPI_WGMMA(64, "bf16", AMPI_REGS_32, AMPI_TIE_32(0), 32, 33, 34, 35, 36);
+    else AMPI_WGMMA(64, "f16", AMPI_REGS_32, AMPI_TIE_32(0), 32, 33, 34, 35, 36);
+}
+template <int TRANS_A, int TRANS_B, int BF16>
+AMPI_D void ampi_ptx_wgmma(float (&d)[64], uint64_t a, uint64_t b, int add) {
+    if (BF16) AMPI_WGMMA(128, "bf16", AMPI_REGS_64, AMPI_TIE_64(0), 64, 65, 66, 67, 68);
+    else AMPI_WGMMA(128, "f16", AMPI_REGS_64, AMPI_TIE_64(0), 64, 65, 66, 67, 68);
+}
+template <int TRANS_A, int TRANS_B, int BF16>
+AMPI_D void ampi_ptx_wgmma(float (&d)[128], uint64_t a, uint64_t b, int add) {
+    if (BF16) AMPI_WGMMA(256, "bf16", AMPI_REGS_128, AMPI_TIE_128(0), 128, 129, 130, 131, 132);
+    else AMPI_WGMMA(256, "f16", AMPI_REGS_128, AMPI_TIE_128(0), 128, 129, 130, 131, 132);
+}
+/* Before the first wgmma after registers of d were touched. */
+AMPI_D void ampi_ptx_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+AMPI_D void ampi_ptx_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+/* Until at most N groups of wgmma are under way: the shared memory of the others may be used again. */
+template <int N>
+AMPI_D void ampi_ptx_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(N) : "memory"); }
+/* Until none is: d is valid. The second line keeps the compiler from reading it earlier. */
+template <int M>
+AMPI_D void ampi_ptx_wgmma_finish(float (&d)[M]) {
+    ampi_ptx_wgmma_wait<0>();
+    AMPI_UNROLL
+    for (int i = 0; i < M; i++) asm volatile("" : "+f"(d[i]) : : "memory");
+}
+
+#endif
 
 #endif
 
@@ -1209,7 +1390,8 @@ typedef struct ampi_cuda_operand {
     size_t      stride;                           /* elements from one product of a batch to the next */
     amp_dtype   dtype;
     int         along_k;
-    int         chunks;                           /* rows consist of aligned 16 bytes */
+    int         boxes;                            /* rows of halves, each from an aligned 16 bytes on */
+    int         chunks;                           /* that consist of whole ones */
     size_t      chunk_below, chunk_step;          /* elements to a thread's other chunk, and to its next tile */
     int         divided;                          /* div_h or div_w is not 1 */
     size_t      image_stride, channel_stride;     /* of a matrix: 0 and the leading dimension */
@@ -1331,25 +1513,28 @@ typedef struct ampi_cuda_product {
     float* sums;
 } ampi_cuda_product;
 
-/* A block's tile, (row, column) in tiles, and its part of k: step `from` and the next ones. blockIdx.y is the
-   number in the batch, blockIdx.z the piece. */
+/* A block's tile, (row, column) in tiles, and its part of k: step `from` and the next ones. In a grid of a block for
+   each tile, blockIdx.y is the number in the batch, blockIdx.z the piece. */
 typedef struct ampi_cuda_tile { uint32_t row, column, from, steps; } ampi_cuda_tile;
 
 /* Blocks run roughly in the order of their number: eight tiles below each other, then the next column, so that
    those under way together share rows of A and columns of B in the L2 cache. */
 enum { AMPI_CUDA_TILE_ROWS = 8 };
-AMPI_D ampi_cuda_tile ampi_d_tile(const ampi_cuda_product& p, uint32_t depth) {
-    uint32_t block = blockIdx.x;
-    AMPI_D_RENEW(block);
+AMPI_D ampi_cuda_tile ampi_d_tile_at(const ampi_cuda_product& p, uint32_t depth, uint32_t block, uint32_t piece) {
     uint32_t band = AMPI_CUDA_TILE_ROWS * p.tiles_n, first = block / band * AMPI_CUDA_TILE_ROWS;
     uint32_t rows = p.tiles_m - first < AMPI_CUDA_TILE_ROWS ? p.tiles_m - first : (uint32_t)AMPI_CUDA_TILE_ROWS;
     uint32_t inside = block % band, all = (uint32_t)((p.k + depth - 1) / depth);
     ampi_cuda_tile t;
     t.row = first + inside % rows;
     t.column = inside / rows;
-    t.from = blockIdx.z * p.steps;
+    t.from = piece * p.steps;
     t.steps = t.from >= all ? 0 : all - t.from < p.steps ? all - t.from : p.steps;
     return t;
+}
+AMPI_D ampi_cuda_tile ampi_d_tile(const ampi_cuda_product& p, uint32_t depth) {
+    uint32_t block = blockIdx.x;
+    AMPI_D_RENEW(block);
+    return ampi_d_tile_at(p, depth, block, blockIdx.z);
 }
 
 /* --- from sums to C ------------------------------------------------------------------------ */
@@ -1427,13 +1612,14 @@ AMPI_D void ampi_d_finish8(const ampi_cuda_product& p, size_t z, size_t i, size_
     ampi_d_c_store8(v, p, c);
 }
 
-/* Eight sums: into C, or as part of a piece. */
-AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, size_t i, size_t j, float (&v)[8]) {
+/* Eight sums of product z: into C, or as part of a piece. */
+AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t piece, size_t i, size_t j,
+                            float (&v)[8]) {
     if (i >= p.m || j >= p.n) return;
     if (p.pieces == 1) {
-        ampi_d_finish8(p, blockIdx.y, i, j, v);
+        ampi_d_finish8(p, z, i, j, v);
     } else {
-        size_t row = ((blockIdx.z * p.batch + blockIdx.y) * p.m + i) * p.n;
+        size_t row = ((piece * p.batch + z) * p.m + i) * p.n;
         ampi_d_store8(p.sums, AMP_F32, row + j, row + p.n, v);
     }
 }
@@ -1517,7 +1703,7 @@ AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, float (&sum)[4][4],
             sum[0][l] = sum[2][l];
             sum[1][l] = sum[3][l];
         }
-        ampi_d_deliver8(p, i + r + odd, j, v);
+        ampi_d_deliver8(p, blockIdx.y, blockIdx.z, i + r + odd, j, v);
     }
 }
 
@@ -1730,7 +1916,7 @@ AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][
             const float4* from = (const float4*)(strip + row * AMPI_CUDA_STRIP_LD + column);
             const float4 low = from[0], high = from[1];
             float v[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
-            ampi_d_deliver8(p, i + down + row, j + column, v);
+            ampi_d_deliver8(p, blockIdx.y, blockIdx.z, i + down + row, j + column, v);
         }
         __syncwarp();
     }
@@ -1773,6 +1959,369 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gem
                           (size_t)t.row * X + x, (size_t)t.column * X + y);
 }
 
+/* --- Hopper kernel: the ladder ---------------------------------------------------------------------- */
+
+/* On compute capability 9.0 mma.sync, which the kernel above is made of, reaches some 60 % of the Tensor Cores' rate.
+   Seven steps lead from it to this kernel:
+   1. wgmma. Four warps multiply 64 x N at once, with both operands read from shared memory where they lie: no ldmatrix,
+      no fragments in registers. N = 256 reads B once for 64 rows: shared memory is no longer the limit.
+   2. The copy engine (TMA). One thread asks for a box of 64 x 64 halves by its coordinates; the engine finds the
+      addresses, swizzles and fills with zeros what lies outside: no address arithmetic, no bounds, no registers.
+   3. A ring with barriers. Each slot has one that says "full" (its bytes have come) and one that says "empty" (its
+      readers are done). A warp of its own feeds the ring as far ahead as it has slots; nobody waits for all.
+   4. Registers move. 64 x 256 sums are 128 registers of each thread: the feeding warpgroup gives up its own.
+   5. Clusters. Two blocks with neighbouring rows of C need the same columns of B: each fetches half and sends it to
+      both, so that the L2 cache delivers a third less.
+   6. Persistent blocks. There is one for each multiprocessor, and it goes from tile to tile: the ring is being filled
+      for the next one while the last one is written.
+   7. The copy engine writes. A tile of C goes through a little shared memory of its own, and the block goes on while
+      it is under way.
+
+   A block forms 128 x N of C, N = 256, 128 or 64: two warpgroups 64 x N each, a third one feeds. A step is 64 of k; a
+   slot of the ring holds 128 x 64 of A and N x 64 of B, in boxes of 64 rows of 128 bytes, 8 KB each. A box is 64 of
+   k for 64 rows or columns: along k the rows in memory go along k, across k the other way; both look the same
+   to all but wgmma, which is told by two flags. The 128-byte swizzle moves chunk c (16 bytes) of a box's row r to
+   chunk c ^ (r % 8), so that eight rows of one chunk lie in different banks. */
+enum { AMPI_HOPPER_M = 128, AMPI_HOPPER_DEPTH = 64, AMPI_HOPPER_BOX = 64 * 128, AMPI_HOPPER_THREADS = 384,
+       AMPI_HOPPER_RING = 192 << 10, AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX, AMPI_HOPPER_BARRIERS = 16,
+       AMPI_HOPPER_SHARED = 1024 + AMPI_HOPPER_RING + AMPI_HOPPER_OUT + AMPI_HOPPER_BARRIERS * 8 };
+
+#if defined(AMPI_TENSOR_MAPS)
+
+/* What the kernel gets: tensor maps of A, B and C, seen as (place in a row, row, number in the batch). p.tiles_m counts
+   rows of tiles as a cluster takes them, `cluster` (1 or 2) at once. */
+typedef struct ampi_cuda_hopper {
+    CUtensorMap a, b, c;
+    ampi_cuda_product p;
+    uint32_t cluster, units;      /* units: what all clusters have to do, one tile for each of their blocks */
+    int by_engine;                /* the copy engine writes C, or the pieces: see ampi_cuda_hopper_by_engine */
+} ampi_cuda_hopper;
+
+#if defined(AMPI_HOPPER)
+
+/* N columns: bytes of a slot, and slots; 4, 6 or 8. */
+template <int N> struct ampi_hopper {
+    enum { SLOT = AMPI_HOPPER_BOX * (2 + N / 64), SLOTS = AMPI_HOPPER_RING / SLOT };
+};
+
+/* The ring as one warpgroup sees it: the slot it comes to next, and the parity of that slot's next phase. */
+typedef struct ampi_hopper_ring {
+    unsigned char* slots;
+    uint64_t *full, *empty;
+    uint32_t slot, parity;
+} ampi_hopper_ring;
+
+/* The same for all lanes of a warp, in a form by which the compiler sees it: descriptors lie in uniform registers. */
+AMPI_D uint32_t ampi_d_warpgroup() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
+
+template <int N>
+AMPI_D void ampi_d_ring_next(ampi_hopper_ring& r) {
+    r.slot++;
+    if (r.slot == ampi_hopper<N>::SLOTS) { r.slot = 0; r.parity ^= 1u; }
+}
+
+/* A block's next piece of work: product z of the batch, steps [from, from + steps) of k, for the tile at (i, j). */
+typedef struct ampi_hopper_tile { uint32_t i, j, z, piece, from, steps; } ampi_hopper_tile;
+
+/* Clusters take units in the order of their number, in bands as ampi_d_tile has them. */
+template <int N>
+AMPI_D ampi_hopper_tile ampi_d_hopper_tile(const ampi_cuda_hopper& h, uint32_t unit) {
+    const uint32_t tiles = h.p.tiles_m * h.p.tiles_n, sum = unit / tiles, batch = (uint32_t)h.p.batch;
+    const ampi_cuda_tile c = ampi_d_tile_at(h.p, AMPI_HOPPER_DEPTH, unit % tiles, sum / batch);
+    ampi_hopper_tile t;
+    t.i = (c.row * h.cluster + blockIdx.x % h.cluster) * AMPI_HOPPER_M;
+    t.j = c.column * N;
+    t.z = sum % batch;
+    t.piece = sum / batch;
+    t.from = c.from;
+    t.steps = c.steps;
+    return t;
+}
+
+/* --- Hopper kernel: feeding ------------------------------------------------------------------------- */
+
+/* Boxes [first, first + count) of an operand's tile at row or column x, all for one slot. */
+AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand& o, unsigned char* to, uint64_t* full,
+                                uint32_t x, uint32_t k, uint32_t z, uint32_t first, uint32_t count, uint16_t mask) {
+    const int product = o.stride ? (int)z : 0;
+    for (uint32_t box = first; box < first + count; box++) {
+        const int run = (int)(o.along_k ? x + 64 * box : k), place = (int)(o.along_k ? k : x + 64 * box);
+        if (mask) ampi_ptx_tma_multicast(to + box * AMPI_HOPPER_BOX, map, full, place, run, product, mask);
+        else ampi_ptx_tma_load(to + box * AMPI_HOPPER_BOX, map, full, place, run, product);
+    }
+}
+/* All that a slot gets from this block: its own part of A, and B or half of it, for both. The other half comes from the
+   other block, and counts here as well. */
+template <int N>
+AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_ring& r, const ampi_hopper_tile& t,
+                               uint32_t step) {
+    unsigned char* slot = r.slots + r.slot * ampi_hopper<N>::SLOT;
+    uint64_t* full = r.full + r.slot;
+    const uint32_t k = (t.from + step) * AMPI_HOPPER_DEPTH, share = N / 64 / h.cluster;
+    ampi_ptx_mbarrier_expect(full, ampi_hopper<N>::SLOT);
+    ampi_d_hopper_fetch(&h.a, h.p.a, slot, full, t.i, k, t.z, 0, 2, 0);
+    ampi_d_hopper_fetch(&h.b, h.p.b, slot + 2 * AMPI_HOPPER_BOX, full, t.j, k, t.z, blockIdx.x % h.cluster * share,
+                        share, h.cluster == 2 ? 3 : 0);
+}
+/* The feeding warp. A slot is empty when both blocks' readers have left it: this block writes into both. */
+template <int N>
+AMPI_D void ampi_d_hopper_feed(const ampi_cuda_hopper& h, ampi_hopper_ring r) {
+    for (uint32_t unit = blockIdx.x / h.cluster; unit < h.units; unit += gridDim.x / h.cluster) {
+        const ampi_hopper_tile t = ampi_d_hopper_tile<N>(h, unit);
+        for (uint32_t step = 0; step < t.steps; step++) {
+            ampi_ptx_mbarrier_wait(r.empty + r.slot, r.parity ^ 1u);
+            if (ampi_ptx_elect()) ampi_d_hopper_fill<N>(h, r, t, step);
+            __syncwarp();
+            ampi_d_ring_next<N>(r);
+        }
+    }
+}
+
+/* --- Hopper kernel: multiplying ----------------------------------------------------------------------- */
+
+/* "Matrix Descriptor Format" and "Shared Memory Matrix Layout" of the PTX ISA's wgmma chapter: in units of 16 bytes,
+   the address in bits 0-13, the leading offset in bits 16-29, the stride in bits 32-45; in bits 62-63 the swizzle, 1
+   for 128 bytes. The stride leads from eight rows of 128 bytes to the next eight. The leading offset leads across k
+   from 64 rows or columns to the next 64, a box; along k it has no meaning and is 1. */
+AMPI_D uint64_t ampi_d_descriptor(const void* p, int trans) {
+    return (uint64_t)(ampi_ptx_shared(p) >> 4) | (uint64_t)(trans ? AMPI_HOPPER_BOX >> 4 : 1) << 16
+           | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* A lane for each block tells it that this warp has left a slot. */
+AMPI_D void ampi_d_hopper_release(const ampi_cuda_hopper& h, const ampi_hopper_ring& r, uint32_t slot) {
+    if (threadIdx.x % 32 < h.cluster) ampi_ptx_mbarrier_arrive(r.empty + slot, threadIdx.x % 32);
+}
+
+/* The sums of a warpgroup over its steps. 16 of k are 32 bytes of each row along k, 16 rows across k. The Tensor Cores
+   get a step's work while they still do the last one's: only then that slot is given back. */
+template <int N, int TRANS_A, int TRANS_B, int BF16>
+AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], const ampi_cuda_hopper& h, ampi_hopper_ring& r, uint32_t steps) {
+    const uint32_t a_step = (TRANS_A ? 16 * 128 : 32) >> 4, b_step = (TRANS_B ? 16 * 128 : 32) >> 4;
+    const uint64_t first_a = ampi_d_descriptor(r.slots + (ampi_d_warpgroup() - 1) * AMPI_HOPPER_BOX, TRANS_A);
+    const uint64_t first_b = ampi_d_descriptor(r.slots + 2 * AMPI_HOPPER_BOX, TRANS_B);
+    uint32_t last = r.slot;
+    for (uint32_t step = 0; step < steps; step++) {
+        const uint64_t a = first_a + r.slot * (ampi_hopper<N>::SLOT >> 4);
+        const uint64_t b = first_b + r.slot * (ampi_hopper<N>::SLOT >> 4);
+        ampi_ptx_mbarrier_wait(r.full + r.slot, r.parity);
+        ampi_ptx_wgmma_fence();
+        AMPI_UNROLL
+        for (uint32_t q = 0; q < AMPI_HOPPER_DEPTH / 16; q++)
+            ampi_ptx_wgmma<TRANS_A, TRANS_B, BF16>(sum, a + q * a_step, b + q * b_step, step > 0 || q > 0);
+        ampi_ptx_wgmma_commit();
+        ampi_ptx_wgmma_wait<1>();
+        if (step > 0) ampi_d_hopper_release(h, r, last);
+        last = r.slot;
+        ampi_d_ring_next<N>(r);
+    }
+    ampi_ptx_wgmma_finish(sum);
+    ampi_d_hopper_release(h, r, last);
+}
+/* The flags of wgmma are part of the instruction: eight loops, one of which runs. */
+template <int N, int BF16>
+AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& h, ampi_hopper_ring& r,
+                                   uint32_t steps) {
+    if (h.p.a.along_k) {
+        if (h.p.b.along_k) ampi_d_hopper_sum<N, 0, 0, BF16>(sum, h, r, steps);
+        else ampi_d_hopper_sum<N, 0, 1, BF16>(sum, h, r, steps);
+    } else {
+        if (h.p.b.along_k) ampi_d_hopper_sum<N, 1, 0, BF16>(sum, h, r, steps);
+        else ampi_d_hopper_sum<N, 1, 1, BF16>(sum, h, r, steps);
+    }
+}
+
+/* --- Hopper kernel: from sums to C -------------------------------------------------------------------- */
+
+/* Warp w of a warpgroup holds rows 16w to 16w + 15. Of each 8 columns a lane has four sums: element e is row
+   lane/4 + 8*(e/2), column 2*(lane%4) + e%2. */
+
+/* In general: through shared memory, 32 columns at a time, so that each lane gets eights of a row. */
+template <int N>
+AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2], const ampi_hopper_tile& t,
+                                  float* strip) {
+    const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
+    float* corner = strip + lane / 4 * AMPI_CUDA_STRIP_LD + lane % 4 * 2;
+    AMPI_ROLLED
+    for (uint32_t across = 0; across < N / 32; across++) {
+        AMPI_UNROLL
+        for (uint32_t q = 0; q < N / 8; q++) {
+            if (q / 4 != across) continue;      /* registers have no index at run time */
+            *(float2*)(corner + q % 4 * 8) = make_float2(sum[4 * q], sum[4 * q + 1]);
+            *(float2*)(corner + 8 * AMPI_CUDA_STRIP_LD + q % 4 * 8) = make_float2(sum[4 * q + 2], sum[4 * q + 3]);
+        }
+        __syncwarp();
+        AMPI_ROLLED
+        for (uint32_t row = lane / 4; row < 16; row += 8) {
+            const float4* from = (const float4*)(strip + row * AMPI_CUDA_STRIP_LD + column);
+            const float4 low = from[0], high = from[1];
+            float v[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
+            ampi_d_deliver8(p, t.z, t.piece, (size_t)t.i + row, (size_t)t.j + across * 32 + column, v);
+        }
+        __syncwarp();
+    }
+}
+
+/* What ampi_d_finish8 does where beta is 0 and f is none or ReLU; without the last step for NaNs. */
+AMPI_D float ampi_d_hopper_finish(const ampi_cuda_product& p, float sum, float bias) {
+    float v = __fmul_rn(p.alpha, sum);
+    if (p.bias) v = __fadd_rn(v, bias);
+    return p.epilogue ? ampi_relu(v) : v;
+}
+/* Two neighbours as halves; any NaN becomes the one that ampi_clean_nan would be rounded to. */
+template <int BF16>
+AMPI_D uint32_t ampi_d_hopper_round(float x, float y) {
+    const uint32_t quiet = BF16 ? 0x7fc0u : 0x7e00u;
+    uint32_t pair = BF16 ? ampi_ptx_bf16x2_from_f32(x, y) : ampi_ptx_f16x2_from_f32(x, y);
+    if (x != x) pair = (pair & 0xffff0000u) | quiet;
+    if (y != y) pair = (pair & 0xffffu) | quiet << 16;
+    return pair;
+}
+AMPI_D float ampi_d_hopper_bias(const ampi_cuda_product& p, uint32_t z, uint32_t at) {
+    return at < (p.bias_per_row ? p.m : p.n) ? ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + at) : 0.0f;
+}
+/* What a lane has of the bias: that of its two rows, or of two of the 64 columns from j on, 2*lane and the next. */
+AMPI_D float2 ampi_d_hopper_bias2(const ampi_cuda_product& p, uint32_t z, uint32_t i, uint32_t j) {
+    const uint32_t lane = threadIdx.x % 32, at = p.bias_per_row ? i + lane / 4 : j + 2 * lane;
+    if (!p.bias) return make_float2(0.0f, 0.0f);
+    return make_float2(ampi_d_hopper_bias(p, z, at), ampi_d_hopper_bias(p, z, at + (p.bias_per_row ? 8 : 1)));
+}
+/* The two sums of row e%2 and columns 8*block + 2*(lane%4), finished; `block` counts from the bias' first column. */
+AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, uint32_t e, uint32_t block,
+                                 const float2& bias) {
+    float x = e % 2 ? bias.y : bias.x, y = x;
+    if (p.bias && !p.bias_per_row) {
+        x = __shfl_sync(0xffffffffu, bias.x, 4 * block + threadIdx.x % 4);
+        y = __shfl_sync(0xffffffffu, bias.y, 4 * block + threadIdx.x % 4);
+    }
+    return make_float2(ampi_d_hopper_finish(p, sum[0], x), ampi_d_hopper_finish(p, sum[1], y));
+}
+/* A warp's 16 rows of 64 halves, into rows from `row` on of a box, whose chunks are swizzled: four times 16 columns, as
+   four 8 x 8 matrices each; e is rows 8*(e%2), columns 8*(e/2). */
+template <int BF16>
+AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_product& p, const float* sum,
+                                     const float2& bias) {
+    const uint32_t lane = threadIdx.x % 32;
+    AMPI_UNROLL
+    for (uint32_t b = 0; b < 4; b++) {
+        uint32_t r[4];
+        AMPI_UNROLL
+        for (uint32_t e = 0; e < 4; e++) {
+            const float2 v = ampi_d_hopper_pair(p, sum + 8 * b + 2 * e, e, 2 * b + e / 2, bias);
+            r[e] = ampi_d_hopper_round<BF16>(v.x, v.y);
+        }
+        ampi_ptx_stmatrix_x4(rows + lane % 16 * 128 + ((2 * b + lane / 16) ^ (lane & 7u)) * 16, r);
+    }
+}
+/* 16 rows of 32 floats, of which a lane has two neighbours in each 8 columns; `first` is their block. */
+AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_product& p, const float* sum,
+                                     const float2& bias, uint32_t first) {
+    const uint32_t lane = threadIdx.x % 32, row = lane / 4, chunk = lane % 4 / 2, inside = lane % 2 * 8;
+    AMPI_UNROLL
+    for (uint32_t e = 0; e < 8; e++) {
+        const float2 v = ampi_d_hopper_pair(p, sum + 2 * e, e, first + e / 2, bias);
+        *(float2*)(rows + (row + e % 2 * 8) * 128 + ((e / 2 * 2 + chunk) ^ row) * 16 + inside)
+            = make_float2(ampi_clean_nan(v.x), ampi_clean_nan(v.y));
+    }
+}
+/* By the copy engine: 64 rows of 128 bytes at a time, through two boxes in turn. The first barrier: the box has been
+   read; the second: it has been written. */
+template <int N, amp_dtype TYPE>
+AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2], const ampi_hopper_tile& t,
+                                unsigned char* out, uint32_t& turn) {
+    const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(), width = TYPE == AMP_F32 ? 32 : 64;
+    float2 bias = {};
+    AMPI_UNROLL
+    for (uint32_t q = 0; q < N / width; q++, turn ^= 1u) {
+        unsigned char* box = out + turn * AMPI_HOPPER_BOX;
+        if (q * width % 64 == 0) bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + width * q);
+        if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<1>();
+        ampi_ptx_group_sync(group);
+        if (TYPE == AMP_F32) ampi_d_hopper_put_floats(box + top * 128, h.p, sum + 16 * q, bias, q % 2 * 4);
+        else ampi_d_hopper_put_halves<TYPE == AMP_BF16>(box + top * 128, h.p, sum + 32 * q, bias);
+        ampi_ptx_fence_async();
+        ampi_ptx_group_sync(group);
+        if (threadIdx.x % 128 == 0) {
+            ampi_ptx_tma_store(&h.c, box, (int)(t.j + width * q), (int)t.i, (int)(t.piece * h.p.batch + t.z));
+            ampi_ptx_bulk_commit();
+        }
+    }
+}
+
+/* A multiplying warpgroup: 64 rows of each tile. */
+template <int N>
+AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_ring r, unsigned char* out) {
+    const uint32_t half = ampi_d_warpgroup() - 1, warp = threadIdx.x % 128 / 32;
+    float sum[N / 2] = {};
+    uint32_t turn = 0;
+    out += half * 2 * AMPI_HOPPER_BOX;
+    for (uint32_t unit = blockIdx.x / h.cluster; unit < h.units; unit += gridDim.x / h.cluster) {
+        ampi_hopper_tile t = ampi_d_hopper_tile<N>(h, unit);
+        if (h.p.bf16) ampi_d_hopper_sum_type<N, 1>(sum, h, r, t.steps);
+        else ampi_d_hopper_sum_type<N, 0>(sum, h, r, t.steps);
+        t.i += half * 64;
+        if (!h.by_engine) {
+            t.i += warp * 16;
+            ampi_d_hopper_deliver<N>(h.p, sum, t, (float*)(out + warp * 4096));
+        } else if (h.p.c_dtype == AMP_BF16) {
+            ampi_d_hopper_store<N, AMP_BF16>(h, sum, t, out, turn);
+        } else if (h.p.c_dtype == AMP_F16) {
+            ampi_d_hopper_store<N, AMP_F16>(h, sum, t, out, turn);
+        } else {
+            ampi_d_hopper_store<N, AMP_F32>(h, sum, t, out, turn);
+        }
+    }
+    if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait();
+}
+
+/* Makes the barriers: "full" waits for one announcement, "empty" for every multiplying warp of the cluster. */
+template <int N>
+AMPI_D ampi_hopper_ring ampi_d_hopper_ring(const ampi_cuda_hopper& h, unsigned char* shared) {
+    ampi_hopper_ring r;
+    r.slots = shared;
+    r.full = (uint64_t*)(shared + AMPI_HOPPER_RING + AMPI_HOPPER_OUT);
+    r.empty = r.full + ampi_hopper<N>::SLOTS;
+    r.slot = r.parity = 0;
+    if (threadIdx.x == 0) {
+        ampi_ptx_tma_prefetch(&h.a);
+        ampi_ptx_tma_prefetch(&h.b);
+        for (uint32_t i = 0; i < ampi_hopper<N>::SLOTS; i++) {
+            ampi_ptx_mbarrier_init(r.full + i, 1);
+            ampi_ptx_mbarrier_init(r.empty + i, 8 * h.cluster);
+        }
+        ampi_ptx_mbarrier_publish();
+    }
+    return r;
+}
+
+#endif
+
+/* One warp of the first warpgroup feeds, the two others multiply. No block may leave while the other one of its cluster
+   still writes to its memory or its barriers. In a pass for any other architecture the kernel is empty. */
+template <int N>
+static __global__ void __launch_bounds__(AMPI_HOPPER_THREADS, 1)
+ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
+#if defined(AMPI_HOPPER)
+    AMPI_SHARED(unsigned char, memory);
+    unsigned char* shared = memory + ((0u - ampi_ptx_shared(memory)) & 1023u);      /* the swizzle's period */
+    const ampi_hopper_ring r = ampi_d_hopper_ring<N>(h, shared);
+    ampi_ptx_cluster_sync();
+    if (threadIdx.x < 128) {
+        ampi_ptx_give_registers<24>();
+        if (threadIdx.x < 32) ampi_d_hopper_feed<N>(h, r);
+    } else {
+        ampi_ptx_take_registers<240>();
+        ampi_d_hopper_consume<N>(h, r, shared + AMPI_HOPPER_RING);
+    }
+    __syncwarp();
+    ampi_ptx_cluster_sync();
+#else
+    (void)h;
+#endif
+}
+
+#endif
+
 /* --- from a product of amp.h to a kernel -------------------------------------------------------- */
 
 /* Elements from one product of a batch to the next. */
@@ -1781,10 +2330,9 @@ typedef struct ampi_cuda_batch { size_t count, a, b, c, bias; } ampi_cuda_batch;
 AMPI_FN const void* ampi_cuda_at(const void* p, amp_dtype t, size_t i) {
     return p ? (const unsigned char*)p + i * amp_dtype_size(t) : NULL;
 }
-/* Does a matrix of halves consist of whole, aligned chunks? */
-AMPI_FN int ampi_cuda_in_chunks(const ampi_operand* v, const void* data, size_t stride) {
-    return !v->image && v->dtype != AMP_F32 && (uintptr_t)data % 16 == 0 && v->length % 8 == 0 && v->ld % 8 == 0
-           && stride % 8 == 0;
+/* Is it a matrix of halves whose rows begin at multiples of 16 bytes? */
+AMPI_FN int ampi_cuda_in_boxes(const ampi_operand* v, const void* data, size_t stride) {
+    return !v->image && v->dtype != AMP_F32 && (uintptr_t)data % 16 == 0 && v->ld % 8 == 0 && stride % 8 == 0;
 }
 
 /* Where an operand's places lie. A matrix is one image of one row, a channel for each run. */
@@ -1814,7 +2362,8 @@ AMPI_FN ampi_cuda_operand ampi_cuda_operand_of(const ampi_operand* v, size_t str
     o.dtype = v->dtype;
     o.along_k = v->along_k;
     ampi_cuda_set_places(&o, v);
-    o.chunks = ampi_cuda_in_chunks(v, o.data, stride);
+    o.boxes = ampi_cuda_in_boxes(v, o.data, stride);
+    o.chunks = o.boxes && v->length % 8 == 0;
     return o;
 }
 
@@ -1846,9 +2395,10 @@ AMPI_FN int ampi_cuda_attribute(cudaDeviceAttr what) {
     return 0;
 }
 
-/* How a product is cut: a tile's side, and into how many pieces of how many steps the sum over k. */
+/* How a product is cut: a tile's side, and into how many pieces of how many steps the sum over k. On Hopper `side` is
+   the columns of a tile, and tiles_m counts rows of clusters. */
 typedef struct ampi_cuda_cut {
-    uint32_t side, steps, pieces;
+    uint32_t side, cluster, steps, pieces;
     size_t tiles_m, tiles_n;
 } ampi_cuda_cut;
 
@@ -1857,6 +2407,7 @@ AMPI_FN size_t ampi_cuda_parts(size_t n, size_t part) { return n / part + (n % p
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_of(uint32_t side, uint32_t depth, size_t m, size_t n, size_t k) {
     ampi_cuda_cut cut;
     cut.side = side;
+    cut.cluster = 1;
     cut.tiles_m = ampi_cuda_parts(m, side);
     cut.tiles_n = ampi_cuda_parts(n, side);
     cut.steps = (uint32_t)ampi_cuda_parts(k, depth);
@@ -1887,12 +2438,81 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_mma(size_t m, size_t n, size_t k, size_t bat
 AMPI_FN size_t ampi_cuda_pieces_bytes(const ampi_cuda_cut* cut, size_t m, size_t n, size_t batch) {
     return cut->pieces < 2 ? 0 : (size_t)cut->pieces * m * n * batch * sizeof(float);
 }
+
+/* --- which kernel: Hopper ------------------------------------------------------------------------- */
+
+#if defined(AMPI_TENSOR_MAPS)
+
+/* Is this a device of compute capability 9.0, and was the kernel compiled for sm_90a? Otherwise it is empty, and needs
+   next to no registers. */
+AMPI_FN int ampi_cuda_hopper_here(void) {
+    cudaFuncAttributes compiled;
+    if (ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) != 9
+        || ampi_cuda_attribute(cudaDevAttrComputeCapabilityMinor) != 0) return 0;
+    if (cudaFuncGetAttributes(&compiled, ampi_k_gemm_hopper<64>) == cudaSuccess) return compiled.numRegs > 64;
+    cudaGetLastError();
+    return 0;
+}
+
+/* Blocks go in clusters of two along m if that leaves few of them without rows. */
+AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper_at(uint32_t side, size_t pieces, size_t m, size_t n, size_t k) {
+    ampi_cuda_cut cut;
+    size_t rows = ampi_cuda_parts(m, AMPI_HOPPER_M), steps = ampi_max_size(ampi_cuda_parts(k, AMPI_HOPPER_DEPTH), 1);
+    cut.side = side;
+    cut.cluster = side > 64 && (rows % 2 == 0 || rows > 8) ? 2 : 1;
+    cut.tiles_m = ampi_cuda_parts(rows, cut.cluster);
+    cut.tiles_n = ampi_cuda_parts(n, side);
+    cut.steps = (uint32_t)ampi_cuda_parts(steps, pieces);
+    cut.pieces = (uint32_t)ampi_cuda_parts(steps, cut.steps);
+    return cut;
+}
+/* What a cut costs, in columns times steps of one block, some 2 ns: as many rounds as the multiprocessors need, each
+   of its steps and about four more to begin and end. A column of a narrow tile costs more, as A is read for fewer.
+   The sums of pieces are written and read once more, at some 800 in that unit, after a launch. */
+AMPI_FN double ampi_cuda_hopper_cost(const ampi_cuda_cut* cut, size_t processors, size_t m, size_t n, size_t batch) {
+    size_t blocks = cut->tiles_m * cut->cluster * cut->tiles_n * batch * cut->pieces;
+    double column = cut->side == 256 ? 1.0 : cut->side == 128 ? 1.15 : 1.5;
+    double cost = (double)ampi_cuda_parts(blocks, processors) * ((double)cut->steps + 4.0) * cut->side * column;
+    if (cut->pieces > 1) cost += 1400.0 + (double)cut->pieces * (double)m * (double)n * (double)batch / 800.0;
+    return cost;
+}
+/* The cheapest of the three widths and of up to `most` pieces, of at least four steps and as long as one piece less
+   leaves multiprocessors idle. */
+AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch, size_t most) {
+    const uint32_t sides[3] = { 256, 128, 64 };
+    size_t processors = ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
+    ampi_cuda_cut cut, best = ampi_cuda_cut_hopper_at(256, 1, m, n, k);
+    double cost, least = ampi_cuda_hopper_cost(&best, processors, m, n, batch);
+    most = ampi_min_size(most, ampi_cuda_parts(k, AMPI_HOPPER_DEPTH) / 4);
+    for (int i = 0; i < 3; i++)
+        for (size_t pieces = 1, blocks = 0; pieces == 1 || (pieces <= most && blocks < processors); pieces++) {
+            cut = ampi_cuda_cut_hopper_at(sides[i], pieces, m, n, k);
+            cost = ampi_cuda_hopper_cost(&cut, processors, m, n, batch);
+            if (cost < least) { best = cut; least = cost; }
+            blocks = cut.tiles_m * cut.cluster * cut.tiles_n * batch * cut.pieces;
+        }
+    return best;
+}
+
+#else
+
+AMPI_FN int ampi_cuda_hopper_here(void) { return 0; }
+AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch, size_t) {
+    return ampi_cuda_cut_mma(m, n, k, batch);
+}
+
+#endif
+
+/* --- workspace ---------------------------------------------------------------------------------- */
+
 AMPI_FN size_t ampi_cuda_product_workspace(size_t m, size_t n, size_t k, size_t batch) {
     size_t all;
     if (!ampi_mul_size(m, n, &all) || !ampi_mul_size(all, batch, &all)
         || all > SIZE_MAX / (AMPI_CUDA_MAX_PIECES * sizeof(float)) || k / AMPI_CUDA_DEPTH >= UINT32_MAX) return 0;
     ampi_cuda_cut cut = ampi_cuda_cut_mma(m, n, k, batch);
+    ampi_cuda_cut hopper = ampi_cuda_cut_hopper(m, n, k, batch, AMPI_CUDA_MAX_PIECES);
     all = ampi_cuda_pieces_bytes(&cut, m, n, batch);
+    if (ampi_cuda_hopper_here()) all = ampi_max_size(all, ampi_cuda_pieces_bytes(&hopper, m, n, batch));
     return all ? all + 16 : 0;
 }
 AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k) {
@@ -1949,6 +2569,14 @@ AMPI_FN amp_result ampi_cuda_run_plain(const amp_exec* exec, const char* op, amp
                                 4 * AMPI_CUDA_PLAIN_TILE * sizeof(float));
 }
 
+/* The second pass over a sum that was cut. */
+AMPI_FN amp_result ampi_cuda_add_pieces(const amp_exec* exec, const char* op, const ampi_cuda_product* p) {
+    if (p->pieces == 1) return AMP_OK;
+    return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces,
+                            ampi_cuda_grid(p->batch * p->m * ((p->n + 7) / 8), AMPI_CUDA_BLOCK),
+                            dim3(AMPI_CUDA_BLOCK), 0, *p);
+}
+
 /* A slot holds a tile of A and one of B. */
 AMPI_FN size_t ampi_cuda_mma_shared(uint32_t side) {
     return (size_t)AMPI_CUDA_RING * 2 * side * AMPI_CUDA_DEPTH * sizeof(uint16_t);
@@ -1964,15 +2592,128 @@ AMPI_FN amp_result ampi_cuda_run_mma(const amp_exec* exec, const char* op, ampi_
     p->sums = (float*)ampi_cuda_scratch(exec, ampi_cuda_pieces_bytes(&cut, p->m, p->n, p->batch));
     if (!p->sums) cut = ampi_cuda_cut_of(cut.side, AMPI_CUDA_DEPTH, p->m, p->n, p->k);
     r = ampi_cuda_launch_cut(exec, op, kernel, p, &cut, AMPI_CUDA_DEPTH, 2 * cut.side, ampi_cuda_mma_shared(cut.side));
-    if (r != AMP_OK || p->pieces == 1) return r;
-    return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces,
-                            ampi_cuda_grid(p->batch * p->m * ((p->n + 7) / 8), AMPI_CUDA_BLOCK),
-                            dim3(AMPI_CUDA_BLOCK), 0, *p);
+    return r == AMP_OK ? ampi_cuda_add_pieces(exec, op, p) : r;
 }
+
+/* --- launches: Hopper ------------------------------------------------------------------------------ */
+
+#if defined(AMPI_TENSOR_MAPS)
+
+/* cuTensorMapEncodeTiled is the driver's; asked for at run time, so that nothing new is linked. */
+typedef decltype(&cuTensorMapEncodeTiled) ampi_cuda_encoder;
+AMPI_FN ampi_cuda_encoder ampi_cuda_find_encoder(void) {
+    static ampi_cuda_encoder known = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void* f = NULL;
+    cudaError_t e;
+    if (known) return known;
+#if CUDART_VERSION >= 12050
+    e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found);
+#else
+    e = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &found);
+#endif
+    if (e == cudaSuccess && found == cudaDriverEntryPointSuccess) known = (ampi_cuda_encoder)f;
+    if (e != cudaSuccess) cudaGetLastError();
+    return known;
+}
+/* `count` matrices of `runs` rows of `length`, in boxes of 64 rows of 128 bytes. */
+AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t, size_t length, size_t runs,
+                                 size_t ld, size_t count, size_t stride) {
+    const cuuint64_t size = amp_dtype_size(t), sides[3] = { length, runs, stride ? count : 1 };
+    const cuuint64_t bytes[2] = { size * ld, size * (stride && count > 1 ? stride : ld) };
+    const cuuint32_t box[3] = { (cuuint32_t)(128 / size), 64, 1 }, every[3] = { 1, 1, 1 };
+    const CUtensorMapDataType type = t == AMP_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : t == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                    : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    const ampi_cuda_encoder encode = ampi_cuda_find_encoder();
+    return encode && encode(map, type, 3, (void*)data, sides, bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch) {
+    return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride, batch, o->stride);
+}
+/* The copy engine takes C where it is only written, in aligned rows, and f is simple. */
+AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
+    const size_t unit = 16 / amp_dtype_size(p->c_dtype);
+    return p->beta == 0.0f && p->part == p->n && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0
+           && p->ldc % unit == 0 && (p->batch == 1 || p->c_stride % unit == 0);
+}
+/* The pieces of a sum as results of their own, one matrix behind the other. */
+AMPI_FN void ampi_cuda_write_pieces(ampi_cuda_product* p) {
+    p->alpha = 1.0f;
+    p->beta = 0.0f;
+    p->c = p->sums;
+    p->c_dtype = AMP_F32;
+    p->ldc = p->part = p->n;
+    p->c_stride = p->m * p->n;
+    p->bias = NULL;
+    p->epilogue = AMP_CUDA_EPILOGUE_NONE;
+}
+
+/* A product large enough to fill a tile's better part, of matrices that the copy engine can fetch. */
+AMPI_FN int ampi_cuda_hopper_takes(const ampi_cuda_product* p) {
+    return p->a.boxes && p->b.boxes && p->m >= 64 && p->n >= 64 && p->k >= 64 && ampi_cuda_hopper_here();
+}
+/* The kernel's parameter; 0 where it cannot be had. */
+AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p, const ampi_cuda_cut* cut) {
+    const size_t units = cut->tiles_m * cut->tiles_n * p->batch * cut->pieces, limit = (size_t)1 << 30;
+    if (cut->tiles_m * cut->tiles_n >= limit / p->batch / cut->pieces) return 0;
+    memset(h, 0, sizeof *h);
+    h->p = *p;
+    h->p.bf16 = p->a.dtype == AMP_BF16;
+    h->p.tiles_m = (uint32_t)cut->tiles_m;
+    h->p.tiles_n = (uint32_t)cut->tiles_n;
+    h->p.steps = cut->steps;
+    h->p.pieces = cut->pieces;
+    h->cluster = cut->cluster;
+    h->units = (uint32_t)units;
+    if (cut->pieces > 1) ampi_cuda_write_pieces(&h->p);
+    h->by_engine = ampi_cuda_hopper_by_engine(&h->p);
+    return ampi_cuda_operand_map(&h->a, &p->a, p->batch) && ampi_cuda_operand_map(&h->b, &p->b, p->batch)
+           && (!h->by_engine || ampi_cuda_tensor_map(&h->c, h->p.c, h->p.c_dtype, p->n, p->m, h->p.ldc,
+                                                     p->batch * cut->pieces, h->p.c_stride));
+}
+/* A block for each multiprocessor, or fewer. */
+AMPI_FN amp_result ampi_cuda_launch_hopper(const amp_exec* exec, const char* op, const ampi_cuda_hopper* h,
+                                           uint32_t side) {
+    void (*kernel)(ampi_cuda_hopper) = side == 256   ? ampi_k_gemm_hopper<256>
+                                       : side == 128 ? ampi_k_gemm_hopper<128>
+                                                     : ampi_k_gemm_hopper<64>;
+    uint32_t processors = (uint32_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount);
+    uint32_t clusters = processors / h->cluster < h->units ? processors / h->cluster : h->units;
+    amp_result r = ampi_cuda_check(exec, op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                                  AMPI_HOPPER_SHARED));
+    if (r != AMP_OK) return r;
+    return ampi_cuda_launch_clusters(exec, op, kernel, dim3((clusters ? clusters : 1) * h->cluster),
+                                     dim3(AMPI_HOPPER_THREADS), AMPI_HOPPER_SHARED, h->cluster, *h);
+}
+/* Returns 0 where the product is left to another kernel. */
+AMPI_FN int ampi_cuda_try_hopper(const amp_exec* exec, const char* op, ampi_cuda_product* p, amp_result* r) {
+    ampi_cuda_cut cut;
+    ampi_cuda_hopper h;
+    if (!ampi_cuda_hopper_takes(p)) return 0;
+    cut = ampi_cuda_cut_hopper(p->m, p->n, p->k, p->batch, AMPI_CUDA_MAX_PIECES);
+    p->sums = (float*)ampi_cuda_scratch(exec, ampi_cuda_pieces_bytes(&cut, p->m, p->n, p->batch));
+    if (!p->sums) cut = ampi_cuda_cut_hopper(p->m, p->n, p->k, p->batch, 1);
+    if (!ampi_cuda_hopper_of(&h, p, &cut)) return 0;
+    *r = ampi_cuda_launch_hopper(exec, op, &h, cut.side);
+    p->pieces = cut.pieces;
+    if (*r == AMP_OK) *r = ampi_cuda_add_pieces(exec, op, p);
+    return 1;
+}
+
+#else
+
+AMPI_FN int ampi_cuda_try_hopper(const amp_exec*, const char*, ampi_cuda_product*, amp_result*) { return 0; }
+
+#endif
 
 /* Here a kernel is chosen. */
 AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op, ampi_cuda_product p) {
-    return ampi_cuda_on_tensor_cores(&p) ? ampi_cuda_run_mma(exec, op, &p) : ampi_cuda_run_plain(exec, op, &p);
+    amp_result r;
+    if (!ampi_cuda_on_tensor_cores(&p)) return ampi_cuda_run_plain(exec, op, &p);
+    return ampi_cuda_try_hopper(exec, op, &p, &r) ? r : ampi_cuda_run_mma(exec, op, &p);
 }
 
 /* Kernels count runs and places in 31 bits, steps of k in 32. */

@@ -169,10 +169,11 @@ step "soak: ten million windows of a scaler beside another model of it" soak sca
 step "soak: training where subnormals vanish and exceptions trap, then models for 30 s without a byte more" soak training 30
 
 # --- CUDA ----------------------------------------------------------------------------------------------------
-# Only the products have code of their own for 7.5; the code for 9.0 is that for 8.0.
+# Only the products have code of their own for 7.5 and for 9.0.
 if have g++; then
     step "CUDA on the CPU, sm_800" make -s test-emu
     step "CUDA on the CPU, sm_750" make -s test-emu EMU_ARCH=750 EMU_TESTS=build/emu750_test_cuda_gemm
+    step "CUDA on the CPU, sm_900" make -s test-emu EMU_ARCH=900 EMU_TESTS="build/emu900_test_cuda_hopper build/emu900_test_emu"
 else skip "g++ is not here"; fi
 if have nvcc; then step "amp_cuda.cuh with nvcc" make -s cuda; else skip "nvcc is not here"; fi
 

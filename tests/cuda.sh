@@ -1,19 +1,26 @@
 #!/bin/sh
-# cuda.sh - amp_cuda.cuh with NVIDIA's compiler.   sh tests/cuda.sh build | report | test | demo [DATA_DIR]
-#   build   compiles it for every architecture that nvcc knows, without a warning: C++17, and C++14 for the first and last
+# cuda.sh - amp_cuda.cuh with NVIDIA's compiler.   sh tests/cuda.sh build | report | test | bench | demo [DATA_DIR]
+#   build   compiles it for every architecture that nvcc knows, and for sm_90a, without a warning: C++17, and C++14 for the
+#           first and last
 #   report  registers, shared memory and stack of every kernel, per architecture; fails if one spills
 #   test    the tests of tests/emu on a real GPU
+#   bench   tests/bench/bench_cuda.cu on a real GPU
 #   demo    examples/train_cuda.cu
-# Where nvcc or a GPU is missing, `test` and `demo` say so and succeed; `build` and `report` need only nvcc.
+# Where nvcc or a GPU is missing, `test`, `bench` and `demo` say so and succeed; `build` and `report` need only nvcc.
 set -u
 NVCC=${NVCC:-nvcc}
 B=${B:-build}
 mkdir -p "$B/cuda"
 if ! command -v "$NVCC" > /dev/null 2>&1; then echo "skipped: no nvcc"; exit 0; fi
 FLAGS="-O2 -Wno-deprecated-gpu-targets -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wshadow"
-ARCHS=$("$NVCC" --list-gpu-arch | sed -n 's/compute_//p' | awk '$1 >= 75')
+# sm_90a holds the Hopper kernel, which no other architecture has.
+ARCHS=$("$NVCC" --list-gpu-arch | sed -n 's/compute_//p' | awk '$1 >= 75 { print } $1 == 90 { print "90a" }')
 
 gencode() { for a in "$@"; do printf -- '-gencode arch=compute_%s,code=sm_%s ' "$a" "$a"; done; }
+# The GPU that is here: by its full name where nvcc's own choice leaves the letter out.
+native() {
+    if nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -q '^9\.0'; then gencode 90a; else echo "-arch=native"; fi
+}
 have_gpu() { command -v nvidia-smi > /dev/null 2>&1 && nvidia-smi -L 2> /dev/null | grep -q GPU; }
 
 # compile STANDARD ARCHITECTURES: one object with code for all of them; what ptxas says of the kernels goes to a log.
@@ -61,23 +68,42 @@ report() {
 run_tests() {
     have_gpu || { echo "skipped: no GPU"; return 0; }
     programs=
+    arch=$(native)
     # shellcheck disable=SC2086
-    "$NVCC" $FLAGS -std=c++17 -arch=native -c -x cu tests/impl_cuda.cu -o "$B/cuda/impl.o" || return 1
+    "$NVCC" $FLAGS -std=c++17 $arch -c -x cu tests/impl_cuda.cu -o "$B/cuda/impl.o" || return 1
     for t in tests/emu/test_cuda_*.cpp; do
         name=$(basename "$t" .cpp)
         # shellcheck disable=SC2086
-        "$NVCC" $FLAGS -std=c++17 -arch=native -c -x cu "$t" -o "$B/cuda/$name.o" || return 1
-        "$NVCC" -arch=native "$B/cuda/$name.o" "$B/cuda/impl.o" -o "$B/cuda/$name" -lcublas || return 1
+        "$NVCC" $FLAGS -std=c++17 $arch -c -x cu "$t" -o "$B/cuda/$name.o" || return 1
+        # shellcheck disable=SC2086
+        "$NVCC" $arch "$B/cuda/$name.o" "$B/cuda/impl.o" -o "$B/cuda/$name" -lcublas || return 1
         programs="$programs $B/cuda/$name"
     done
     # shellcheck disable=SC2086
     sh tests/run.sh "all tests on the GPU" $programs
 }
 
+# Compiled wherever nvcc is, so that it stays right; run where a GPU is. On Hopper the portable products too, which are
+# what a build without the letter has.
+compile_bench() {
+    # shellcheck disable=SC2086
+    "$NVCC" $FLAGS -std=c++17 $2 tests/bench/bench_cuda.cu -o "$1" -lcublas
+}
+bench() {
+    have_gpu || { compile_bench "$B/cuda/bench" -arch=sm_80 && echo "skipped: no GPU"; return; }
+    compile_bench "$B/cuda/bench" "$(native)" || return 1
+    [ "$(native)" = "-arch=native" ] || compile_bench "$B/cuda/bench_portable" -arch=sm_90 || return 1
+    {
+        echo "# On a GPU, $(date +%F)"
+        "$B/cuda/bench"
+        [ "$(native)" = "-arch=native" ] || "$B/cuda/bench_portable" gemm
+    } | tee "tests/bench/results/$(date +%F)-cuda.md"
+}
+
 demo() {
     have_gpu || { echo "skipped: no GPU (make demo runs on the CPU)"; return 0; }
-    # shellcheck disable=SC2086
-    "$NVCC" -O2 -std=c++20 -arch=native examples/train_cuda.cu -o "$B/demo_cuda" -lcublas || return 1
+    # shellcheck disable=SC2046
+    "$NVCC" -O2 -std=c++20 $(native) examples/train_cuda.cu -o "$B/demo_cuda" -lcublas || return 1
     "$B/demo_cuda" --svg "$B/demo_cuda.svg" ${1:+"$1"}
 }
 
@@ -85,6 +111,7 @@ case ${1:-} in
     build) build ;;
     report) report ;;
     test) run_tests ;;
+    bench) bench ;;
     demo) demo "${2:-}" ;;
-    *) sed -n '2,7p' "$0"; exit 2 ;;
+    *) sed -n '2,10p' "$0"; exit 2 ;;
 esac

@@ -26,6 +26,9 @@
 #define AMP_EMU_ARCH 800
 #endif
 #define __CUDA_ARCH__ AMP_EMU_ARCH /* host and device are compiled in one pass */
+#if AMP_EMU_ARCH == 900
+#define __CUDA_ARCH_FEAT_SM90_ALL 1 /* as sm_90a */
+#endif
 
 /* ---- The language ---------------------------------------------------------------------------------------- */
 
@@ -247,6 +250,52 @@ uint16_t ampi_ptx_bf16_from_f32(float f);
 inline uint32_t ampi_ptx_f16x2_from_f32(float lo, float hi) {
     return ampi_ptx_f16_from_f32(lo) | (uint32_t)ampi_ptx_f16_from_f32(hi) << 16;
 }
+inline uint32_t ampi_ptx_bf16x2_from_f32(float lo, float hi) {
+    return ampi_ptx_bf16_from_f32(lo) | (uint32_t)ampi_ptx_bf16_from_f32(hi) << 16;
+}
+
+/* ---- PTX instructions of Hopper, see amp_cuda.cuh -------------------------------------------------------- */
+
+struct CUtensorMap;
+uint32_t ampi_ptx_shared(const void* p);
+
+/* What may be misused ends the process: a barrier that was never made or not published, more arrivals or bytes than it
+   waits for, a store of what was not fenced, registers read before their wgmma is waited for (they are NaN). */
+void ampi_ptx_mbarrier_init(uint64_t* barrier, uint32_t count, EMU_LINE);
+void ampi_ptx_mbarrier_publish();
+void ampi_ptx_mbarrier_expect(uint64_t* barrier, uint32_t bytes, EMU_LINE);
+void ampi_ptx_mbarrier_arrive(uint64_t* barrier, uint32_t rank, EMU_LINE);
+void ampi_ptx_mbarrier_wait(uint64_t* barrier, uint32_t parity, EMU_LINE);
+
+inline void ampi_ptx_tma_prefetch(const CUtensorMap*) {}
+void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, EMU_LINE);
+void ampi_ptx_tma_multicast(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, uint16_t mask,
+                            EMU_LINE);
+void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, int y, int z, EMU_LINE);
+void ampi_ptx_bulk_commit();
+void emu_bulk_wait(int groups_left, int written);
+template <int N> void ampi_ptx_bulk_wait_read() { emu_bulk_wait(N, 0); }
+inline void ampi_ptx_bulk_wait() { emu_bulk_wait(0, 1); }
+void ampi_ptx_fence_async();
+
+void ampi_ptx_stmatrix_x4(void* p, const uint32_t (&r)[4], EMU_LINE);
+int ampi_ptx_elect(EMU_LINE);
+void ampi_ptx_cluster_sync(EMU_LINE);
+void ampi_ptx_group_sync(uint32_t group, EMU_LINE);
+void emu_set_warp_registers(int count, int line);
+template <int N> void ampi_ptx_give_registers(EMU_LINE) { emu_set_warp_registers(N, line); }
+template <int N> void ampi_ptx_take_registers(EMU_LINE) { emu_set_warp_registers(N, line); }
+
+void emu_wgmma(float* d, int n, int trans_a, int trans_b, int bf16, uint64_t a, uint64_t b, int add, int line);
+template <int TRANS_A, int TRANS_B, int BF16, int M>
+void ampi_ptx_wgmma(float (&d)[M], uint64_t a, uint64_t b, int add, EMU_LINE) {
+    emu_wgmma(d, 2 * M, TRANS_A, TRANS_B, BF16, a, b, add, line);
+}
+void ampi_ptx_wgmma_fence(EMU_LINE);
+void ampi_ptx_wgmma_commit(EMU_LINE);
+void emu_wgmma_wait(int groups_left, int line);
+template <int N> void ampi_ptx_wgmma_wait(EMU_LINE) { emu_wgmma_wait(N, line); }
+template <int M> void ampi_ptx_wgmma_finish(float (&)[M], EMU_LINE) { emu_wgmma_wait(0, line); }
 
 /* ---- The host's runtime ---------------------------------------------------------------------------------- */
 
@@ -430,14 +479,24 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*ke
 
 /* ---- Launch ---------------------------------------------------------------------------------------------- */
 
-struct cudaLaunchAttribute { int id; };
+enum cudaLaunchAttributeID { cudaLaunchAttributeIgnore = 0, cudaLaunchAttributeClusterDimension = 4 };
+union cudaLaunchAttributeValue {
+    char pad[64];
+    struct { unsigned x, y, z; } clusterDim;
+};
+struct cudaLaunchAttribute { cudaLaunchAttributeID id; char pad[4]; cudaLaunchAttributeValue val; };
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
     cudaStream_t stream;
     cudaLaunchAttribute* attrs;
-    unsigned numAttrs; /* must be 0: the launch is a plain one */
+    unsigned numAttrs; /* none, or one: clusters in x */
 };
+
+enum { cudaEnableDefault = 0 };
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+cudaError_t cudaGetDriverEntryPoint(const char* name, void** f, unsigned long long flags,
+                                    cudaDriverEntryPointQueryResult* found = 0);
 
 /* A kernel with its arguments; thread() is one thread's run. */
 struct emu_work {
@@ -451,6 +510,8 @@ template <typename... P> struct emu_call : emu_work {
     template <typename... A> emu_call(void (*k)(P...), A&&... a) : kernel(k), args(static_cast<P>(a)...) {}
     void thread() override { apply(std::index_sequence_for<P...>()); }
     template <size_t... I> void apply(std::index_sequence<I...>) { kernel(std::get<I>(args)...); }
+    static void* operator new(size_t size) { return aligned_alloc(64, (size + 63) / 64 * 64); } /* for tensor maps */
+    static void operator delete(void* p) { free(p); }
 };
 
 /* Takes `work` over. */
@@ -467,13 +528,16 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 #define EMU_EXIT 86 /* the exit status of a misuse report */
 
-/* The order of threads, blocks and independent streams: forward, reverse, or any positive seed for a random one.
-   The environment variable EMU_SCHEDULE (forward, reverse, or a number) sets it at the start. */
-enum { EMU_FORWARD = 0, EMU_REVERSE = -1 };
+/* The order of threads, blocks and independent streams: forward, reverse, deep (a warp goes on as far as it can before
+   another begins), or any positive seed for a random one. The environment variable EMU_SCHEDULE (forward, reverse,
+   deep, or a number) sets it at the start. */
+enum { EMU_FORWARD = 0, EMU_REVERSE = -1, EMU_DEEP = -2 };
 void emu_set_schedule(int schedule);
 void emu_set_eager(int eager);             /* 1: work runs in the call that queues it; 0: as late as it may */
 void emu_set_device_count(int count);      /* 0 or 1; EMU_DEVICES at the start */
 void emu_set_memory_limit(size_t bytes);   /* the device's size, at first 4 GiB */
+void emu_set_registers(int count);         /* of every kernel, as cudaFuncGetAttributes tells; at first 168 */
+long emu_wgmma_count();                    /* wgmma instructions, counted once for each warp */
 long emu_sync_count();                     /* times the host waited for the device */
 long emu_launch_count();                   /* kernel launches, and graph launches, that the host asked for */
 long emu_kernel_count();                   /* kernels that ran, those of graphs included */

@@ -34,7 +34,7 @@ static inline amp_exec quiet_exec(amp_cuda* context = nullptr) {
 /* --- the orders of threads and blocks that a result must not depend on ---------------------- */
 
 #if defined(AMP_CUDA_EMU)
-static const int SCHEDULES[] = { EMU_FORWARD, EMU_REVERSE, 1, 2 };
+static const int SCHEDULES[] = { EMU_FORWARD, EMU_REVERSE, EMU_DEEP, 1 };
 static inline void set_schedule(int i) { emu_set_schedule(SCHEDULES[i]); }
 static inline long launches() { return emu_launch_count(); }
 #else

@@ -1,8 +1,9 @@
 /* emu.cpp - the small CUDA runtime of cuda_runtime.h and cublas_v2.h.
-   Bottom up: reports, fibers, a block's threads, warp operations, PTX instructions, memory, streams, capture, the
-   runtime's calls, cuBLAS. */
+   Bottom up: reports, fibers, a cluster's threads, warp operations, PTX instructions, those of Hopper, memory, streams,
+   capture, the runtime's calls, cuBLAS. */
 #define EMU_IMPLEMENTATION
 #include "cublas_v2.h"
+#include "cuda.h"
 
 #include <algorithm>
 #include <chrono>
@@ -46,10 +47,12 @@ struct Controls {
     bool eager = false;
     int devices = 1, arch = 0;
     size_t memory = (size_t)4 << 30;
-    long syncs = 0, launches = 0, kernels = 0, allocs = 0, failures = 0;
+    int registers = 168;
+    long syncs = 0, launches = 0, kernels = 0, allocs = 0, failures = 0, wgmmas = 0;
     long fail_alloc = 0, fail_launch = 0, fail_call = 0;
     Controls() {
-        if (const char* s = getenv("EMU_SCHEDULE")) set_schedule(*s == 'f' ? EMU_FORWARD : *s == 'r' ? EMU_REVERSE : atoi(s));
+        if (const char* s = getenv("EMU_SCHEDULE"))
+            set_schedule(*s == 'f' ? EMU_FORWARD : *s == 'r' ? EMU_REVERSE : *s == 'd' ? EMU_DEEP : atoi(s));
         if (const char* s = getenv("EMU_DEVICES")) devices = atoi(s);
     }
     void set_schedule(int s) { schedule = s; random = 88172645463325252u + (uint64_t)s * 2654435761u; }
@@ -66,7 +69,7 @@ unsigned draw(unsigned n) {
 
 /* One of n candidates, in the order of the schedule. */
 size_t choose(size_t n) {
-    return ctl().schedule == EMU_FORWARD ? 0 : ctl().schedule == EMU_REVERSE ? n - 1 : draw((unsigned)n);
+    return ctl().schedule == EMU_FORWARD ? 0 : ctl().schedule < 0 ? n - 1 : draw((unsigned)n);
 }
 
 bool running_kernel = false;
@@ -199,7 +202,7 @@ struct WarpOp {
 };
 
 struct PendingCopy { char* dst; const char* src; int size, bytes, group; };
-enum State { READY, AT_BARRIER, IN_WARP, DONE };
+enum State { READY, AT_BARRIER, AT_NAMED, AT_CLUSTER, AT_MBARRIER, IN_WARP, DONE };
 struct Thread {
     uint3 index;
     Fiber* fiber;           /* null until it starts */
@@ -211,33 +214,47 @@ struct Thread {
     void* arg;
     std::vector<PendingCopy> copies;
     int groups;             /* copy groups committed */
+    const void* barrier;    /* at which it waits, and for the end of a phase of which parity */
+    unsigned parity;
 };
 
-enum { MAX_THREADS = 1024, MAX_WARPS = 32, WHOLE_WARP = -1 };
-struct Block {
-    emu_work* work;
-    Thread thread[MAX_THREADS];
-    int size, live, current;
+/* A block of the cluster that runs. */
+enum { MAX_THREADS = 1024, MAX_CLUSTER = 8, NAMED_BARRIERS = 16 };
+struct Cta {
+    uint3 index;
+    int live;
     int waiting, count, arrived;     /* at the barrier; the last barrier's predicates and threads */
-    unsigned alive[MAX_WARPS], in_warp[MAX_WARPS];
-    int ready[MAX_THREADS];          /* a ring of threads that can go on */
-    unsigned head, ready_count;
+    int at_named[NAMED_BARRIERS];
     char* shared;
+};
+enum { ALL_THREADS = MAX_THREADS * MAX_CLUSTER, ALL_WARPS = ALL_THREADS / 32 };
+struct Cluster {
+    emu_work* work;
+    Thread thread[ALL_THREADS];
+    Cta cta[MAX_CLUSTER];
+    int ctas, size, all;             /* blocks, threads of a block, threads */
+    int live, current, at_cluster;
+    unsigned alive[ALL_WARPS], in_warp[ALL_WARPS];
+    int ready[ALL_THREADS];          /* a ring of threads that can go on */
+    unsigned head, ready_count;
     size_t shared_size;
 } b;
+Cta& cta_of(int id) { return b.cta[id / b.size]; }
+Cta& here() { return cta_of(b.current); }
 
 void push_ready(int id) {
     b.thread[id].state = READY;
-    b.ready[(b.head + b.ready_count++) % MAX_THREADS] = id;
+    b.ready[(b.head + b.ready_count++) % ALL_THREADS] = id;
 }
 
 int pop_ready() {
     if (ctl().schedule > 0) {
-        unsigned pick = (b.head + draw(b.ready_count)) % MAX_THREADS;
-        std::swap(b.ready[pick], b.ready[b.head % MAX_THREADS]);
+        unsigned pick = (b.head + draw(b.ready_count)) % ALL_THREADS;
+        std::swap(b.ready[pick], b.ready[b.head % ALL_THREADS]);
     }
     b.ready_count--;
-    return b.ready[b.head++ % MAX_THREADS];
+    if (ctl().schedule == EMU_DEEP) return b.ready[(b.head + b.ready_count) % ALL_THREADS];
+    return b.ready[b.head++ % ALL_THREADS];
 }
 
 /* Threads `first` to `last` that are in `state` and in `lanes` (of the warp that begins at `first`) may go on. */
@@ -252,7 +269,7 @@ void release(int first, int last, State state, unsigned lanes) {
 /* Nobody can go on: say who waits for what. */
 [[noreturn]] void report_stuck() {
     std::map<std::pair<int, std::string>, std::vector<int>> groups;
-    for (int i = 0; i < b.size; i++) {
+    for (int i = 0; i < b.all; i++) {
         const Thread& t = b.thread[i];
         char text[96];
         snprintf(text, sizeof text, t.state == IN_WARP ? "%s (line %d, mask 0x%08x)" : "%s (line %d)", t.what, t.line, t.mask);
@@ -262,7 +279,7 @@ void release(int first, int last, State state, unsigned lanes) {
     for (const auto& g : groups) {
         char part[160];
         snprintf(part, sizeof part, "%s%zu of %d threads (first: %d) wait at %s", text.empty() ? "" : "; ",
-                 g.second.size(), b.size, g.second[0], g.first.second.c_str());
+                 g.second.size(), b.all, g.second[0], g.first.second.c_str());
         text += part;
     }
     die("deadlock, or a barrier that not all threads reach: %s", text.c_str());
@@ -273,44 +290,80 @@ void go_to(int id, bool fiber_is_free) {
     Thread& t = b.thread[id];
     b.current = id;
     threadIdx = t.index;
+    blockIdx = cta_of(id).index;
     if (!t.fiber && fiber_is_free) return;
     if (fiber_is_free) idle_fibers.push_back(running);
     Fiber* to = t.fiber ? t.fiber : take_fiber();
     if (to != running) switch_to(to);
 }
 
-/* The current thread has to wait (or was released at once, and may be chosen again). */
-void leave() {
-    if (b.ready_count == 0) report_stuck();
-    go_to(pop_ready(), false);
+/* The next thread to run. The copy engine works when nobody else can, and in a random schedule in between. */
+bool engine_step();
+int next_thread() {
+    if (ctl().schedule > 0 && draw(4) == 0) engine_step();
+    while (b.ready_count == 0)
+        if (!engine_step()) report_stuck();
+    return pop_ready();
 }
 
-void try_barrier() {
-    if (b.live == 0 || b.waiting != b.live) return;
+/* The current thread has to wait (or was released at once, and may be chosen again). */
+void leave() { go_to(next_thread(), false); }
+
+/* Marks the current thread as waiting. */
+Thread& wait_as(State state, const char* what, int line) {
+    if (!running_kernel) die("%s outside of a kernel", what);
+    Thread& t = b.thread[b.current];
+    t.state = state;
+    t.what = what;
+    t.line = line;
+    return t;
+}
+
+void try_barrier(Cta& c) {
+    if (c.live == 0 || c.waiting != c.live) return;
     const Thread* first = nullptr;
-    b.count = 0;
-    b.arrived = b.live;
-    for (int i = 0; i < b.size; i++) {
+    int begin = (int)(&c - b.cta) * b.size;
+    c.count = 0;
+    c.arrived = c.live;
+    for (int i = begin; i < begin + b.size; i++) {
         const Thread& t = b.thread[i];
         if (t.state != AT_BARRIER) continue;
         if (!first) first = &t;
         if (t.line != first->line || t.what != first->what) report_stuck();
-        b.count += t.predicate != 0;
+        c.count += t.predicate != 0;
     }
-    b.waiting = 0;
-    release(0, b.size - 1, AT_BARRIER, ~0u);
+    c.waiting = 0;
+    release(begin, begin + b.size - 1, AT_BARRIER, ~0u);
 }
 
 void barrier(const char* what, int line, int predicate) {
-    if (!running_kernel) die("%s outside of a kernel", what);
-    Thread& t = b.thread[b.current];
-    t.state = AT_BARRIER;
-    t.what = what;
-    t.line = line;
-    t.predicate = predicate;
-    b.waiting++;
-    try_barrier();
+    wait_as(AT_BARRIER, what, line).predicate = predicate;
+    here().waiting++;
+    try_barrier(here());
     leave();
+}
+
+/* bar.sync with a number of its own, for `count` threads of the block. */
+void named_barrier(int number, int count, int line) {
+    Thread& t = wait_as(AT_NAMED, "a named barrier", line);
+    Cta& c = here();
+    int begin = (int)(&c - b.cta) * b.size;
+    t.parity = (unsigned)number;
+    if (++c.at_named[number] == count) {
+        for (int i = begin; i < begin + b.size; i++)
+            if (b.thread[i].state == AT_NAMED && b.thread[i].parity == t.parity) {
+                if (b.thread[i].line != line) report_stuck();
+                push_ready(i);
+            }
+        c.at_named[number] = 0;
+    }
+    leave();
+}
+
+void try_cluster() {
+    if (b.live == 0 || b.at_cluster != b.live) return;
+    b.at_cluster = 0;
+    release(0, b.all - 1, AT_CLUSTER, ~0u);
 }
 
 /* If every lane that thread `id` waits for is there, carry the operation out and release them. */
@@ -330,17 +383,13 @@ void try_warp(int id) {
     }
     t.op->run(args, lanes);
     b.in_warp[warp] &= ~lanes;
-    release(warp * 32, std::min(warp * 32 + 31, b.size - 1), IN_WARP, lanes);
+    release(warp * 32, std::min(warp * 32 + 31, b.all - 1), IN_WARP, lanes);
 }
 
 void warp_meet(const WarpOp& op, unsigned mask, void* arg, int line) {
-    if (!running_kernel) die("%s outside of a kernel", op.name);
-    Thread& t = b.thread[b.current];
+    Thread& t = wait_as(IN_WARP, op.name, line);
     unsigned lane = (unsigned)b.current & 31;
     if (!(mask >> lane & 1)) die("%s (line %d): the mask 0x%08x does not name the calling lane %u", op.name, line, mask, lane);
-    t.state = IN_WARP;
-    t.what = op.name;
-    t.line = line;
     t.mask = mask;
     t.op = &op;
     t.arg = arg;
@@ -350,14 +399,18 @@ void warp_meet(const WarpOp& op, unsigned mask, void* arg, int line) {
 }
 
 /* The current thread has returned; those that waited for it alone may go on. */
+void engine_thread_ends();
 void finish_thread() {
     int id = b.current, warp = id / 32;
+    engine_thread_ends();
     b.thread[id].state = DONE;
     b.thread[id].copies.clear();
     b.live--;
+    here().live--;
     b.alive[warp] &= ~(1u << (id & 31));
-    try_barrier();
-    for (int i = warp * 32; i < std::min(warp * 32 + 32, b.size); i++)
+    try_barrier(here());
+    try_cluster();
+    for (int i = warp * 32; i < std::min(warp * 32 + 32, b.all); i++)
         if (b.thread[i].state == IN_WARP) try_warp(i);
 }
 
@@ -371,74 +424,95 @@ void run_threads() {
             idle_fibers.push_back(running);
             switch_to(&main_fiber);
         } else {
-            if (b.ready_count == 0) report_stuck();
-            go_to(pop_ready(), true);
+            go_to(next_thread(), true);
         }
     }
 }
 
 /* Bytes that are a NaN as half, bfloat16, float and double (a signalling one in the last), and a far index. */
-void poison_shared() {
+void poison(char* p, size_t size) {
     const unsigned char pattern[2] = { 0xf4, 0x7f };
-    for (size_t i = 0; i < b.shared_size; i++) b.shared[i] = (char)pattern[i & 1];
+    for (size_t i = 0; i < size; i++) p[i] = (char)pattern[i & 1];
 }
 
-void run_block() {
-    b.live = b.size;
-    b.waiting = 0;
+void engine_begin();
+void engine_end();
+void run_cluster() {
+    b.live = b.all;
+    b.at_cluster = 0;
     b.head = b.ready_count = 0;
-    for (int w = 0; w < MAX_WARPS; w++) {
-        int lanes = std::max(0, std::min(32, b.size - 32 * w));
+    for (int w = 0; w * 32 < b.all; w++) {
+        int lanes = std::min(32, b.all - 32 * w);
         b.alive[w] = lanes == 32 ? ~0u : (1u << lanes) - 1;
         b.in_warp[w] = 0;
     }
-    for (int i = 0; i < b.size; i++) {
+    for (int i = 0; i < b.all; i++) {
         b.thread[i].fiber = nullptr;
         b.thread[i].groups = 0;
         b.thread[i].state = READY;
     }
-    poison_shared();
-    release(0, b.size - 1, READY, ~0u);
+    for (int c = 0; c < b.ctas; c++) {
+        b.cta[c].live = b.size;
+        b.cta[c].waiting = 0;
+        std::fill(b.cta[c].at_named, b.cta[c].at_named + NAMED_BARRIERS, 0);
+        poison(b.cta[c].shared, b.shared_size);
+    }
+    engine_begin();
+    release(0, b.all - 1, READY, ~0u);
     go_to(pop_ready(), false);
+    engine_end();
 }
 
-/* Shared memory is an allocation of exactly the launch's size, so that the sanitizer sees its end. */
-void size_shared(size_t size) {
-    if (b.shared && size == b.shared_size) return;
-    free(b.shared);
+/* Shared memory is an allocation of exactly the launch's size, so that the sanitizer sees its end. It begins as AMPI_SHARED
+   says, at a multiple of 128 bytes and no more. */
+enum { SHARED_ALIGNMENT = 128 };
+char* new_shared(char* old, size_t size) {
+    if (old) ASAN_UNPOISON_MEMORY_REGION(old - SHARED_ALIGNMENT, SHARED_ALIGNMENT);
+    free(old ? old - SHARED_ALIGNMENT : nullptr);
     void* p = nullptr;
-    if (posix_memalign(&p, 1024, size)) die("no memory for shared memory");
-    b.shared = (char*)p;
+    if (posix_memalign(&p, 1024, SHARED_ALIGNMENT + std::max(size, (size_t)1))) die("no memory for shared memory");
+    ASAN_POISON_MEMORY_REGION(p, SHARED_ALIGNMENT);
+    return (char*)p + SHARED_ALIGNMENT;
+}
+void size_shared(size_t size, int ctas) {
+    for (int c = 0; c < ctas; c++)
+        if (!b.cta[c].shared || size != b.shared_size) b.cta[c].shared = new_shared(b.cta[c].shared, size);
+    for (int c = ctas; c < MAX_CLUSTER && size != b.shared_size; c++)
+        if (b.cta[c].shared) b.cta[c].shared = new_shared(b.cta[c].shared, size);
     b.shared_size = size;
 }
 
 unsigned long long gcd(unsigned long long x, unsigned long long y) { return y ? gcd(y, x % y) : x; }
 
-void run_kernel(emu_work* work, dim3 grid, dim3 block, size_t shared) {
+/* `cluster` blocks that are neighbours in x run together. */
+void run_kernel(emu_work* work, dim3 grid, dim3 block, size_t shared, unsigned cluster) {
     if (running_kernel) die("a kernel is launched from a kernel");
     ctl().kernels++;
     running_kernel = true;
     b.work = work;
     b.size = (int)(block.x * block.y * block.z);
+    b.ctas = (int)cluster;
+    b.all = b.size * b.ctas;
     gridDim = grid;
     blockDim = block;
-    size_shared(shared);
-    for (int i = 0; i < b.size; i++) {
-        unsigned u = (unsigned)i;
+    size_shared(shared, b.ctas);
+    for (int i = 0; i < b.all; i++) {
+        unsigned u = (unsigned)(i % b.size);
         b.thread[i].index = make_uint3(u % block.x, u / block.x % block.y, u / (block.x * block.y));
     }
-    /* Block i is start + i * step modulo their number: each once, for a step that has no common factor with it. */
-    unsigned long long n = (unsigned long long)grid.x * grid.y * grid.z, start = 0, step = 1;
+    /* Cluster i is start + i * step modulo their number: each once, for a step that has no common factor with it. */
+    unsigned long long n = (unsigned long long)grid.x / cluster * grid.y * grid.z, start = 0, step = 1;
     if (ctl().schedule == EMU_REVERSE) { start = n - 1; step = n - 1; }
     if (ctl().schedule > 0) {
         start = draw((unsigned)n);
         do step = 1 + draw((unsigned)n); while (gcd(step, n) != 1);
     }
-    unsigned long long id = start;
+    unsigned long long id = start, row = grid.x / cluster;
     for (unsigned long long i = 0; i < n; i++, id = (id + step) % n) {
-        blockIdx = make_uint3((unsigned)(id % grid.x), (unsigned)(id / grid.x % grid.y),
-                              (unsigned)(id / ((unsigned long long)grid.x * grid.y)));
-        run_block();
+        for (unsigned c = 0; c < cluster; c++)
+            b.cta[c].index = make_uint3((unsigned)(id % row) * cluster + c, (unsigned)(id / row % grid.y),
+                                        (unsigned)(id / (row * grid.y)));
+        run_cluster();
     }
     running_kernel = false;
 }
@@ -491,9 +565,9 @@ void need_arch(int arch, const char* what, int line) {
 /* `size` bytes at p must be aligned and lie in this block's shared memory. */
 void check_shared(const void* p, size_t size, const char* what, int line) {
     if ((uintptr_t)p % size) die("%s (line %d): the shared address %p is not %zu-byte aligned", what, line, p, size);
-    if ((uintptr_t)p < (uintptr_t)b.shared || (uintptr_t)p + size > (uintptr_t)b.shared + b.shared_size)
+    if ((uintptr_t)p < (uintptr_t)here().shared || (uintptr_t)p + size > (uintptr_t)here().shared + b.shared_size)
         die("%s (line %d): the address %p is not in the block's %zu bytes of shared memory at %p", what, line, p,
-            b.shared_size, (void*)b.shared);
+            b.shared_size, (void*)here().shared);
 }
 
 /* Lane 8j+i names row i of matrix j. Without .trans lane L gets the elements 2(L%4), 2(L%4)+1 of row L/4; with it, those
@@ -561,17 +635,17 @@ void copy_async(void* smem, const void* gmem, int size, int bytes, int line) {
     char unused[16];
     if (bytes) memcpy(unused, gmem, (size_t)bytes); /* the source is readable now, as it must be */
     Thread& t = b.thread[b.current];
-    for (int i = 0; i < size; i++) static_cast<char*>(smem)[i] = i & 1 ? 0x7f : (char)0xf4;
+    poison(static_cast<char*>(smem), (size_t)size);
     t.copies.push_back(PendingCopy{ static_cast<char*>(smem), static_cast<const char*>(gmem), size, bytes, t.groups });
 }
 
 } // namespace
 
-void* emu_shared() { return b.shared; }
+void* emu_shared() { return here().shared; }
 void __syncthreads(int line) { barrier("__syncthreads", line, 0); }
-int __syncthreads_or(int p, int line) { barrier("__syncthreads_or", line, p); return b.count != 0; }
-int __syncthreads_and(int p, int line) { barrier("__syncthreads_and", line, p); return b.count == b.arrived; }
-int __syncthreads_count(int p, int line) { barrier("__syncthreads_count", line, p); return b.count; }
+int __syncthreads_or(int p, int line) { barrier("__syncthreads_or", line, p); return here().count != 0; }
+int __syncthreads_and(int p, int line) { barrier("__syncthreads_and", line, p); return here().count == here().arrived; }
+int __syncthreads_count(int p, int line) { barrier("__syncthreads_count", line, p); return here().count; }
 void __syncwarp(unsigned mask, int line) { warp_meet(op_syncwarp, mask, nullptr, line); }
 unsigned __activemask() { return 1u << (b.current & 31); }
 unsigned __ballot_sync(unsigned mask, int predicate, int line) {
@@ -635,6 +709,502 @@ uint16_t ampi_ptx_bf16_from_f32(float f) {
     uint32_t bits = emu_bits<uint32_t>(f);
     if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+namespace {
+
+/* ---- PTX instructions of Hopper -------------------------------------------------------------------------- */
+
+/* The copy engine and the Tensor Cores work as late as they may in the schedule "forward" (the engine when no thread can
+   go on, a wgmma at its wait), at once in "reverse", else at random. */
+bool at_once() { return ctl().schedule == EMU_REVERSE || (ctl().schedule > 0 && draw(2)); }
+
+/* Addresses of shared memory as instructions have them: a window that begins with a kilobyte of the system's. */
+enum { WINDOW = 1024 + SHARED_ALIGNMENT };
+uint32_t window_of(const Cta& c, const void* p) { return (uint32_t)((const char*)p - c.shared) + WINDOW; }
+char* from_window(const Cta& c, uint32_t address, uint32_t size, const char* what) {
+    if (address < WINDOW || address + size > WINDOW + b.shared_size)
+        die("%s: 0x%x is not an address of shared memory", what, address);
+    return c.shared + (address - WINDOW);
+}
+/* Swizzles exchange chunks of 16 bytes: bits 4 and up of an address are changed by bits 7 and up, as many as there are
+   in a row of 32, 64 or 128 bytes. */
+uint32_t swizzled(uint32_t address, uint32_t row_bytes) { return address ^ ((address >> 7 & (row_bytes / 16 - 1)) << 4); }
+
+/* A barrier in shared memory. */
+struct Mbarrier {
+    int count, left;        /* arrivals of a phase; those to come */
+    long bytes;             /* announced and not yet come; less than 0 if they come first */
+    unsigned phase;
+    int maker;
+    bool published;
+};
+struct BulkLoad { CUtensorMap map; Cta* cta; uint32_t to; char* barrier; int at[3]; };
+struct BulkStore {
+    CUtensorMap map;
+    const Cta* cta;
+    uint32_t from;
+    int at[3], group;
+    bool read;
+    std::vector<char> box;
+};
+
+/* A wgmma that has been issued, as one warp sees it: its 16 rows. The sums live apart from the registers until the wait. */
+struct WgmmaKey {
+    uint64_t a, b;
+    int n, trans_a, trans_b, bf16, add;
+    bool operator!=(const WgmmaKey& o) const {
+        return a != o.a || b != o.b || n != o.n || trans_a != o.trans_a || trans_b != o.trans_b || bf16 != o.bf16
+               || add != o.add;
+    }
+};
+struct Wgmma { WgmmaKey key; float* d; int group; bool done; };
+struct Sums { std::vector<float*> lanes; std::vector<float> rows; };    /* rows: 16 x n */
+struct WarpMma {
+    bool fenced;
+    int groups;
+    std::deque<Wgmma> jobs;
+    std::map<float*, Sums> sums;
+    std::vector<WgmmaKey> history;
+};
+
+struct Engine {
+    std::map<char*, Mbarrier> barriers;
+    std::deque<BulkLoad> loads;
+    std::map<int, std::deque<BulkStore>> stores;
+    std::map<int, int> store_groups;
+    std::vector<WarpMma> warps;
+    std::vector<int> registers;                                  /* of each warp, per thread */
+    struct Written { long when; int warp; unsigned lanes; };
+    std::map<char*, Written> written;                            /* chunks, by stmatrix */
+    std::vector<long> fenced;                                    /* when each thread fenced last */
+    long clock;
+} engine;
+
+/* --- tensor maps */
+
+struct TensorMap {
+    char* address;
+    uint64_t sides[3], strides[3];
+    uint32_t box[3], element, row_bytes;
+};
+static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "a map fits");
+
+TensorMap tensor_of(const CUtensorMap& map) {
+    TensorMap t;
+    memcpy(&t, &map, sizeof t);
+    return t;
+}
+
+/* Element e of the chunk at byte x of row (y, z) of the box at `at`, in global memory; null outside of the tensor. */
+char* element_of(const TensorMap& t, const int at[3], uint32_t x, uint32_t y, uint32_t z, uint32_t e) {
+    const int64_t p[3] = { at[0] + (int64_t)(x / t.element + e), at[1] + (int64_t)y, at[2] + (int64_t)z };
+    for (int i = 0; i < 3; i++)
+        if (p[i] < 0 || (uint64_t)p[i] >= t.sides[i]) return nullptr;
+    return t.address + p[0] * (int64_t)t.element + p[1] * (int64_t)t.strides[1] + p[2] * (int64_t)t.strides[2];
+}
+/* Takes a box chunk by chunk: from global memory to shared memory; from there to `linear`, which is not swizzled; from
+   `linear` to global memory. */
+enum BoxWay { BOX_IN, BOX_READ, BOX_WRITE };
+void copy_box(const CUtensorMap& map, const int at[3], const Cta& cta, uint32_t shared, char* linear, BoxWay way) {
+    TensorMap t = tensor_of(map);
+    uint32_t row = t.box[0] * t.element, offset = 0;
+    for (uint32_t z = 0; z < t.box[2]; z++)
+        for (uint32_t y = 0; y < t.box[1]; y++)
+            for (uint32_t x = 0; x < row; x += 16, offset += 16) {
+                char* chunk = way == BOX_WRITE ? linear + offset
+                                               : from_window(cta, swizzled(shared + offset, t.row_bytes), 16, "a bulk copy");
+                char* first = element_of(t, at, x, y, z, 0);
+                bool whole = first && element_of(t, at, x, y, z, 16 / t.element - 1);
+                if (way == BOX_READ) memcpy(linear + offset, chunk, 16);
+                if (way == BOX_IN && whole) memcpy(chunk, first, 16);
+                if (way == BOX_WRITE && whole) memcpy(first, chunk, 16);
+                for (uint32_t e = 0; e < 16 / t.element && way != BOX_READ && !whole; e++) {
+                    char *near = chunk + e * t.element, *far = element_of(t, at, x, y, z, e);
+                    if (way == BOX_WRITE && far) memcpy(far, near, t.element);
+                    if (way == BOX_IN && far) memcpy(near, far, t.element);
+                    if (way == BOX_IN && !far) memset(near, 0, t.element);
+                }
+            }
+}
+uint32_t box_bytes(const TensorMap& t) { return t.box[0] * t.box[1] * t.box[2] * t.element; }
+
+/* --- barriers */
+
+Mbarrier& find_barrier(char* p, const char* what) {
+    auto found = engine.barriers.find(p);
+    if (found == engine.barriers.end()) die("%s: there is no barrier at %p", what, (void*)p);
+    return found->second;
+}
+void check_published(const Mbarrier& m, const char* what) {
+    if (!m.published) die("%s: the barrier was made without fence.mbarrier_init", what);
+}
+/* Ends the phase if everything has come. */
+void try_phase(char* p, Mbarrier& m) {
+    if (m.left < 0) die("more arrivals than the %d that a barrier waits for", m.count);
+    if (m.left == 0 && m.bytes < 0) die("more bytes come than a barrier was told to wait for");
+    if (m.left || m.bytes) return;
+    m.phase++;
+    m.left = m.count;
+    for (int i = 0; i < b.all; i++) {
+        Thread& t = b.thread[i];
+        if (t.state == AT_MBARRIER && t.barrier == p && (m.phase & 1) != t.parity) push_ready(i);
+    }
+}
+
+/* --- the copy engine */
+
+/* Carries out one load, if there is one: the oldest, the newest, or any. */
+bool engine_step() {
+    if (engine.loads.empty()) return false;
+    size_t pick = choose(engine.loads.size());
+    BulkLoad load = engine.loads[pick];
+    engine.loads.erase(engine.loads.begin() + (long)pick);
+    copy_box(load.map, load.at, *load.cta, load.to, nullptr, BOX_IN);
+    Mbarrier& m = find_barrier(load.barrier, "a bulk load");
+    m.bytes -= box_bytes(tensor_of(load.map));
+    try_phase(load.barrier, m);
+    return true;
+}
+
+/* What the copy engine reads must have been fenced by those that wrote it. */
+void check_fenced(const BulkStore& s) {
+    char* first = from_window(*s.cta, s.from, box_bytes(tensor_of(s.map)), "a bulk store");
+    auto i = engine.written.lower_bound(first), end = engine.written.lower_bound(first + box_bytes(tensor_of(s.map)));
+    for (; i != end; ++i)
+        for (int lane = 0; lane < 32; lane++)
+            if ((i->second.lanes >> lane & 1) && engine.fenced[(size_t)(i->second.warp * 32 + lane)] < i->second.when)
+                die("a bulk store reads what thread %d wrote, which has not executed fence.proxy.async since",
+                    i->second.warp * 32 + lane);
+}
+void read_store(BulkStore& s) {
+    if (s.read) return;
+    s.box.resize(box_bytes(tensor_of(s.map)));
+    copy_box(s.map, s.at, *s.cta, s.from, s.box.data(), BOX_READ);
+    s.read = true;
+}
+void write_store(BulkStore& s) {
+    read_store(s);
+    copy_box(s.map, s.at, *s.cta, s.from, s.box.data(), BOX_WRITE);
+}
+/* Of the current thread's groups at most `left` are not read, or (if `written`) not written. */
+void wait_stores(int left, bool written) {
+    std::deque<BulkStore>& mine = engine.stores[b.current];
+    int groups = engine.store_groups[b.current];
+    for (BulkStore& s : mine)
+        if (s.group < groups - left) read_store(s);
+    while (written && !mine.empty() && mine.front().group < groups - left) {
+        write_store(mine.front());
+        mine.pop_front();
+    }
+}
+void engine_thread_ends() {
+    for (const BulkStore& s : engine.stores[b.current])
+        if (!s.read) die("a thread ends before its bulk store has been read (cp.async.bulk.wait_group)");
+    if (!engine.warps[(size_t)b.current / 32].jobs.empty()) die("a warp ends before its wgmma");
+}
+void engine_begin() {
+    engine = Engine();
+    engine.warps.resize((size_t)(b.all + 31) / 32);
+    engine.registers.assign(engine.warps.size(), ctl().registers);
+    engine.fenced.assign((size_t)b.all, 0);
+}
+/* Writes that nobody waited for are done now; loads that nobody waited for are an error, and so are registers that there
+   are not. */
+void engine_end() {
+    for (auto& list : engine.stores)
+        for (BulkStore& s : list.second) write_store(s);
+    if (!engine.loads.empty()) die("a cluster ends before its bulk loads");
+    int warps = b.size / 32, all = 0;
+    for (int w = 0; w < warps; w++) all += engine.registers[(size_t)w] * 32;
+    bool moved = false;
+    for (int r : engine.registers) moved = moved || r != ctl().registers;
+    if (moved && all > 65536) die("setmaxnreg: the warps of a block have %d registers in the end", all);
+}
+
+/* --- wgmma */
+
+/* One operand's element (i, k) as the descriptor has it: i along m or n. PTX ISA, "Matrix Descriptor Format" and "Shared
+   Memory Matrix Layout": along k, rows of the swizzle's width, eight of them together, then the stride; across k,
+   rows of the swizzle's width along i, eight of them along k together, then the stride along k and the leading
+   offset along i. */
+struct Descriptor {
+    uint32_t start, leading, stride, row_bytes;
+    explicit Descriptor(uint64_t d) {
+        const uint64_t unused = ~((uint64_t)0x3fff | (uint64_t)0x3fff << 16 | (uint64_t)0x3fff << 32 | (uint64_t)3 << 62);
+        if (d & unused) die("wgmma: bits of the descriptor 0x%llx are set that should not be", (unsigned long long)d);
+        start = (uint32_t)(d & 0x3fff) << 4;
+        leading = (uint32_t)(d >> 16 & 0x3fff) << 4;
+        stride = (uint32_t)(d >> 32 & 0x3fff) << 4;
+        row_bytes = 256u >> (d >> 62);
+        if (d >> 62 == 0) die("wgmma: a descriptor without a swizzle is not emulated");
+    }
+    uint32_t at(uint32_t i, uint32_t k, int trans) const {
+        uint32_t wide = row_bytes / 2, address;
+        if (trans) address = start + i / wide * leading + i % wide * 2 + k / 8 * stride + k % 8 * row_bytes;
+        else address = start + i / 8 * stride + i % 8 * row_bytes + k * 2;
+        return swizzled(address, row_bytes);
+    }
+};
+__attribute__((optimize("O3")))
+void read_operand(float* out, const Cta& c, uint64_t d, int trans, int bf16, uint32_t first, uint32_t count) {
+    Descriptor descriptor(d);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t k = 0; k < 16; k++) {
+            uint16_t h;
+            memcpy(&h, from_window(c, descriptor.at(first + i, k, trans), 2, "wgmma"), 2);
+            out[k * count + i] = bf16 ? bf16_value(h) : ampi_ptx_f32_from_f16(h);
+        }
+}
+/* The sum of 16 products is taken in double and rounded once. Without checks: it is where the time goes. */
+__attribute__((no_sanitize("address", "undefined"), optimize("O3")))
+void multiply_rows(float* rows, const float* a, const float* bb, int n, int add) {
+    double sum[256];
+    for (int i = 0; i < 16; i++) {
+        for (int j = 0; j < n; j++) sum[j] = add ? (double)rows[i * n + j] : 0;
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < n; j++) sum[j] += (double)a[k * 16 + i] * (double)bb[k * n + j];
+        for (int j = 0; j < n; j++) rows[i * n + j] = (float)sum[j];
+    }
+}
+void run_wgmma(WarpMma& w, Wgmma& job, int warp) {
+    static float a[16 * 16], right[16 * 256];
+    const Cta& c = cta_of(warp * 32);
+    if (job.done) return;
+    read_operand(a, c, job.key.a, job.key.trans_a, job.key.bf16, (uint32_t)warp % 4 * 16, 16);
+    read_operand(right, c, job.key.b, job.key.trans_b, job.key.bf16, 0, (uint32_t)job.key.n);
+    multiply_rows(w.sums[job.d].rows.data(), a, right, job.key.n, job.key.add);
+    job.done = true;
+}
+void run_all_wgmma(WarpMma& w, int warp) {
+    for (Wgmma& job : w.jobs) run_wgmma(w, job, warp);
+}
+
+/* Registers of lane l: of each 8 columns, element e is row l/4 + 8*(e/2), column 2*(l%4) + e%2. */
+template <typename F> void for_sums(const Sums& s, int n, F f) {
+    for (int lane = 0; lane < 32; lane++)
+        for (int r = 0; r < n / 2; r++)
+            f(s.lanes[(size_t)lane][r], (lane / 4 + r % 4 / 2 * 8) * n + r / 4 * 8 + lane % 4 * 2 + r % 2);
+}
+
+struct WgmmaArg { float* d; WgmmaKey key; };
+void do_wgmma(void* const* args, unsigned) {
+    int warp = b.current / 32, first = warp / 4 * 4;
+    WarpMma& w = engine.warps[(size_t)warp];
+    const WgmmaArg& mine = *static_cast<WgmmaArg*>(args[0]);
+    for (int i = 1; i < 32; i++)
+        if (static_cast<WgmmaArg*>(args[i])->key != mine.key) die("wgmma: the lanes of a warp disagree");
+    for (int other = first; other < first + 4; other++) {
+        const std::vector<WgmmaKey>& list = engine.warps[(size_t)other].history;
+        if (list.size() > w.history.size() && list[w.history.size()] != mine.key)
+            die("wgmma: the warps of a warpgroup disagree");
+    }
+    if (!w.fenced) die("wgmma without wgmma.fence since the registers were last touched");
+    w.history.push_back(mine.key);
+    if (!w.sums.count(mine.d)) {
+        Sums& s = w.sums[mine.d];
+        s.rows.resize((size_t)(16 * mine.key.n));
+        for (int i = 0; i < 32; i++) s.lanes.push_back(static_cast<WgmmaArg*>(args[i])->d);
+        for_sums(s, mine.key.n, [&](float& reg, int at) { s.rows[(size_t)at] = reg; });
+    }
+    for_sums(w.sums[mine.d], mine.key.n, [](float& reg, int) { reg = NAN; });      /* not to be read before the wait */
+    w.jobs.push_back(Wgmma{ mine.key, mine.d, w.groups, false });
+    ctl().wgmmas++;
+    if (at_once()) run_all_wgmma(w, warp);
+}
+void do_wgmma_fence(void* const*, unsigned) { engine.warps[(size_t)b.current / 32].fenced = true; }
+void do_wgmma_commit(void* const*, unsigned) { engine.warps[(size_t)b.current / 32].groups++; }
+/* Sums whose last wgmma is done go back to the registers. */
+void do_wgmma_wait(void* const* args, unsigned) {
+    int warp = b.current / 32;
+    WarpMma& w = engine.warps[(size_t)warp];
+    std::set<float*> under_way;
+    while (!w.jobs.empty() && w.jobs.front().group < w.groups - *static_cast<int*>(args[0])) {
+        run_wgmma(w, w.jobs.front(), warp);
+        w.jobs.pop_front();
+    }
+    for (const Wgmma& job : w.jobs) under_way.insert(job.d);
+    for (auto i = w.sums.begin(); i != w.sums.end();) {
+        int n = (int)i->second.rows.size() / 16;
+        if (under_way.count(i->first)) { ++i; continue; }
+        for_sums(i->second, n, [&](float& reg, int at) { reg = i->second.rows[(size_t)at]; });
+        i = w.sums.erase(i);
+    }
+    w.fenced = w.fenced && !w.sums.empty();
+}
+
+/* --- others of a whole warp */
+
+void do_elect(void* const* args, unsigned) {
+    size_t chosen = choose(32);
+    for (size_t i = 0; i < 32; i++) *static_cast<int*>(args[i]) = i == chosen;
+}
+struct StmatrixArg { char* row; const uint32_t* r; };
+void do_stmatrix(void* const* args, unsigned) {
+    engine.clock++;
+    for (int j = 0; j < 4; j++)
+        for (int i = 0; i < 8; i++) {
+            char* row = static_cast<StmatrixArg*>(args[8 * j + i])->row;
+            for (int c = 0; c < 4; c++) memcpy(row + 4 * c, &static_cast<StmatrixArg*>(args[4 * i + c])->r[j], 4);
+            engine.written[row] = Engine::Written{ engine.clock, b.current / 32, 15u << 4 * i };
+        }
+}
+void do_registers(void* const* args, unsigned) { engine.registers[(size_t)b.current / 32] = *static_cast<int*>(args[0]); }
+/* The lanes of a warp together, on sm_90. */
+void hopper_meet(const WarpOp& op, void* arg, int line) {
+    need_arch(900, op.name, line);
+    warp_meet(op, 0xffffffffu, arg, line);
+}
+
+} // namespace
+
+uint32_t ampi_ptx_shared(const void* p) { return window_of(here(), p); }
+
+void ampi_ptx_mbarrier_init(uint64_t* p, uint32_t count, int line) {
+    need_arch(900, "mbarrier.init", line);
+    check_shared(p, 8, "mbarrier.init", line);
+    if (count < 1 || count >= 1u << 20) die("mbarrier.init (line %d): a count of %u", line, count);
+    if (engine.barriers.count((char*)p)) die("mbarrier.init (line %d): there is a barrier already", line);
+    engine.barriers[(char*)p] = Mbarrier{ (int)count, (int)count, 0, 0, b.current, false };
+}
+void ampi_ptx_mbarrier_publish() {
+    for (auto& m : engine.barriers)
+        if (m.second.maker == b.current) m.second.published = true;
+}
+void ampi_ptx_mbarrier_expect(uint64_t* p, uint32_t bytes, int line) {
+    check_shared(p, 8, "mbarrier.arrive.expect_tx", line);
+    Mbarrier& m = find_barrier((char*)p, "mbarrier.arrive.expect_tx");
+    m.bytes += bytes;
+    m.left--;
+    if (m.bytes >= 1 << 20) die("mbarrier.arrive.expect_tx (line %d): %ld bytes", line, m.bytes);
+    try_phase((char*)p, m);
+}
+void ampi_ptx_mbarrier_arrive(uint64_t* p, uint32_t rank, int line) {
+    check_shared(p, 8, "mbarrier.arrive", line);
+    if (rank >= (uint32_t)b.ctas) die("mapa (line %d): block %u of a cluster of %d", line, rank, b.ctas);
+    char* there = b.cta[rank].shared + ((char*)p - here().shared);
+    Mbarrier& m = find_barrier(there, "mbarrier.arrive");
+    check_published(m, "mbarrier.arrive");
+    m.left--;
+    try_phase(there, m);
+}
+void ampi_ptx_mbarrier_wait(uint64_t* p, uint32_t parity, int line) {
+    check_shared(p, 8, "mbarrier.try_wait", line);
+    Mbarrier& m = find_barrier((char*)p, "mbarrier.try_wait");
+    if (parity > 1) die("mbarrier.try_wait (line %d): a parity of %u", line, parity);
+    if ((m.phase & 1) != parity) return;
+    Thread& t = wait_as(AT_MBARRIER, parity ? "a barrier's phase of parity 1" : "a barrier's phase of parity 0", line);
+    t.barrier = p;
+    t.parity = parity;
+    leave();
+}
+
+/* The copy goes to each block of the mask by itself. */
+void ampi_ptx_tma_multicast(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, uint16_t mask,
+                            int line) {
+    need_arch(900, "cp.async.bulk.tensor", line);
+    TensorMap t = tensor_of(*map);
+    if ((uintptr_t)map % 64) die("cp.async.bulk.tensor (line %d): the tensor map is not aligned", line);
+    check_shared(to, 128, "cp.async.bulk.tensor", line);
+    check_shared(barrier, 8, "cp.async.bulk.tensor", line);
+    if (!mask || mask >> b.ctas) die("cp.async.bulk.tensor (line %d): the mask 0x%x in a cluster of %d", line, mask, b.ctas);
+    for (int c = 0; c < b.ctas; c++) {
+        if (!(mask >> c & 1)) continue;
+        char* there = b.cta[c].shared + ((char*)barrier - here().shared);
+        check_published(find_barrier(there, "cp.async.bulk.tensor"), "cp.async.bulk.tensor");
+        BulkLoad load = { *map, &b.cta[c], window_of(here(), to), there, { x, y, z } };
+        poison(from_window(b.cta[c], load.to, box_bytes(t), "cp.async.bulk.tensor"), box_bytes(t));
+        engine.loads.push_back(load);
+        if (ctl().schedule == EMU_REVERSE) engine_step();
+    }
+}
+void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, int line) {
+    ampi_ptx_tma_multicast(to, map, barrier, x, y, z, (uint16_t)(1u << (&here() - b.cta)), line);
+}
+void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, int y, int z, int line) {
+    need_arch(900, "cp.async.bulk.tensor", line);
+    check_shared(from, 128, "cp.async.bulk.tensor", line);
+    BulkStore s = { *map, &here(), window_of(here(), from), { x, y, z }, engine.store_groups[b.current], false, {} };
+    check_fenced(s);
+    engine.stores[b.current].push_back(s);
+    if (at_once()) read_store(engine.stores[b.current].back());
+}
+void ampi_ptx_bulk_commit() { engine.store_groups[b.current]++; }
+void emu_bulk_wait(int groups_left, int written) { wait_stores(groups_left, written != 0); }
+void ampi_ptx_fence_async() { engine.fenced[(size_t)b.current] = ++engine.clock; }
+
+void ampi_ptx_stmatrix_x4(void* p, const uint32_t (&r)[4], int line) {
+    static const WarpOp op = { "stmatrix", do_stmatrix, true };
+    StmatrixArg arg = { (char*)p, r };
+    check_shared(p, 16, "stmatrix", line);
+    hopper_meet(op, &arg, line);
+}
+int ampi_ptx_elect(int line) {
+    static const WarpOp op = { "elect.sync", do_elect, true };
+    int mine = 0;
+    hopper_meet(op, &mine, line);
+    return mine;
+}
+void ampi_ptx_cluster_sync(int line) {
+    need_arch(900, "barrier.cluster", line);
+    wait_as(AT_CLUSTER, "the cluster's barrier", line);
+    b.at_cluster++;
+    try_cluster();
+    leave();
+}
+void ampi_ptx_group_sync(uint32_t group, int line) {
+    if (group >= NAMED_BARRIERS) die("bar.sync (line %d): barrier %u", line, group);
+    named_barrier((int)group, 128, line);
+}
+void emu_set_warp_registers(int count, int line) {
+    static const WarpOp op = { "setmaxnreg", do_registers, true };
+    if (count < 24 || count > 256 || count % 8) die("setmaxnreg (line %d): %d registers", line, count);
+    hopper_meet(op, &count, line);
+}
+
+void emu_wgmma(float* d, int n, int trans_a, int trans_b, int bf16, uint64_t a, uint64_t bb, int add, int line) {
+    static const WarpOp op = { "wgmma", do_wgmma, true };
+    WgmmaArg arg = { d, { a, bb, n, trans_a, trans_b, bf16, add != 0 } };
+    hopper_meet(op, &arg, line);
+}
+void ampi_ptx_wgmma_fence(int line) {
+    static const WarpOp op = { "wgmma.fence", do_wgmma_fence, true };
+    hopper_meet(op, nullptr, line);
+}
+void ampi_ptx_wgmma_commit(int line) {
+    static const WarpOp op = { "wgmma.commit_group", do_wgmma_commit, true };
+    hopper_meet(op, nullptr, line);
+}
+void emu_wgmma_wait(int groups_left, int line) {
+    static const WarpOp op = { "wgmma.wait_group", do_wgmma_wait, true };
+    hopper_meet(op, &groups_left, line);
+}
+
+/* What the documentation asks of a tensor map without interleaving. */
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                                const cuuint64_t* sides, const cuuint64_t* strides, const cuuint32_t* box,
+                                const cuuint32_t* every, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+    TensorMap t = {};
+    bool good = rank == 3 && (uintptr_t)map % 64 == 0 && (uintptr_t)address % 16 == 0
+                && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE;
+    if (ctl().arch < 900 || !good) return CUDA_ERROR_INVALID_VALUE;
+    t.address = (char*)address;
+    t.element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+    t.row_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_NONE ? 16u : 16u << swizzle;
+    t.strides[0] = t.element;
+    for (int i = 0; i < 3; i++) {
+        t.sides[i] = sides[i];
+        t.box[i] = box[i];
+        if (i > 0) t.strides[i] = strides[i - 1];
+        good = good && sides[i] >= 1 && sides[i] <= (cuuint64_t)1 << 32 && box[i] >= 1 && box[i] <= 256 && every[i] == 1;
+        good = good && (i == 0 || (t.strides[i] % 16 == 0 && t.strides[i] < (cuuint64_t)1 << 40));
+    }
+    uint32_t row = box[0] * t.element;
+    good = good && row % 16 == 0 && (swizzle == CU_TENSOR_MAP_SWIZZLE_NONE || row <= t.row_bytes);
+    memset(map, 0, sizeof *map);
+    if (good) memcpy(map, &t, sizeof t);
+    return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------------------- */
@@ -942,7 +1512,20 @@ cudaError_t check_launch(const cudaLaunchConfig_t& c, const void* kernel) {
     if ((uint64_t)t.x * t.y * t.z > MAX_THREADS) return cudaErrorInvalidConfiguration;
     auto allowed = shared_allowed.find(kernel);
     if (c.dynamicSmemBytes > (allowed == shared_allowed.end() ? SHARED_PLAIN : allowed->second)) return cudaErrorInvalidValue;
-    return c.numAttrs ? cudaErrorNotSupported : cudaSuccess;
+    return cudaSuccess;
+}
+
+/* Blocks of a cluster: neighbours in x, and nothing else may be asked of a launch. */
+cudaError_t cluster_of(const cudaLaunchConfig_t& c, unsigned* cluster) {
+    *cluster = 1;
+    if (c.numAttrs == 0) return cudaSuccess;
+    if (c.numAttrs > 1 || !c.attrs || c.attrs[0].id != cudaLaunchAttributeClusterDimension) return cudaErrorNotSupported;
+    const auto& sides = c.attrs[0].val.clusterDim;
+    *cluster = sides.x;
+    if (sides.y != 1 || sides.z != 1 || ctl().arch < 900) return cudaErrorNotSupported;
+    bool good = *cluster >= 1 && *cluster <= MAX_CLUSTER && c.gridDim.x % *cluster == 0
+                && (*cluster == 1 || c.blockDim.x * c.blockDim.y * c.blockDim.z % 32 == 0);
+    return good ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 
 bool launch_fails() {
@@ -1389,6 +1972,14 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
 
 /* ---- Kernels */
 
+cudaError_t cudaGetDriverEntryPoint(const char* name, void** f, unsigned long long, cudaDriverEntryPointQueryResult* found) {
+    ENTER();
+    bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
+    *f = known ? (void*)cuTensorMapEncodeTiled : nullptr;
+    if (found) *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
     ENTER();
     REQUIRE(kernel, cudaErrorInvalidDeviceFunction);
@@ -1403,7 +1994,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void* kernel) {
     REQUIRE(kernel, cudaErrorInvalidDeviceFunction);
     auto allowed = shared_allowed.find(kernel);
     size_t shared = allowed == shared_allowed.end() ? SHARED_PLAIN : allowed->second;
-    *a = cudaFuncAttributes{ 0, 0, 0, MAX_THREADS, 64, ctl().arch / 10, ctl().arch / 10, 0, (int)shared, -1 };
+    *a = cudaFuncAttributes{ 0, 0, 0, MAX_THREADS, ctl().registers, ctl().arch / 10, ctl().arch / 10, 0, (int)shared, -1 };
     return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared) {
@@ -1420,11 +2011,13 @@ cudaError_t emu_launch(const cudaLaunchConfig_t* config, const void* kernel, emu
     REQUIRE(config && kernel, cudaErrorInvalidValue);
     Stream s = find_stream(config->stream);
     REQUIRE(s, cudaErrorInvalidResourceHandle);
+    unsigned cluster;
     if (cudaError_t error = check_launch(*config, kernel)) return fail(error);
+    if (cudaError_t error = cluster_of(*config, &cluster)) return fail(error);
     REQUIRE(!launch_fails(), cudaErrorLaunchOutOfResources);
     dim3 grid = config->gridDim, block = config->blockDim;
     size_t shared = config->dynamicSmemBytes;
-    return fail(push(s, [=] { run_kernel(owned.get(), grid, block, shared); }));
+    return fail(push(s, [=] { run_kernel(owned.get(), grid, block, shared, cluster); }));
 }
 
 /* ---- cuBLAS ---------------------------------------------------------------------------------------------- */
@@ -1587,6 +2180,8 @@ void emu_set_schedule(int schedule) { ctl().set_schedule(schedule); }
 void emu_set_eager(int eager) { ctl().eager = eager != 0; }
 void emu_set_device_count(int count) { ctl().devices = count; }
 void emu_set_memory_limit(size_t bytes) { ctl().memory = bytes; }
+void emu_set_registers(int count) { ctl().registers = count; }
+long emu_wgmma_count() { return ctl().wgmmas; }
 long emu_sync_count() { return ctl().syncs; }
 long emu_launch_count() { return ctl().launches; }
 long emu_kernel_count() { return ctl().kernels; }

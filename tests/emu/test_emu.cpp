@@ -1,5 +1,6 @@
 /* The emulator's own test: what a kernel may do gives the right numbers in every order, what it may not do is told. */
 #include <cublas_v2.h>
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include "../test.h"
@@ -10,7 +11,7 @@
 #include <unistd.h>
 #include <vector>
 
-static const int SCHEDULES[] = { EMU_FORWARD, EMU_REVERSE, 1, 2, 3 };
+static const int SCHEDULES[] = { EMU_FORWARD, EMU_REVERSE, EMU_DEEP, 1, 2, 3 };
 #define OK(call) CHECK_MSG((call) == cudaSuccess, "%s", cudaGetErrorName(cudaPeekAtLastError()))
 
 template <typename... P, typename... A>
@@ -384,6 +385,168 @@ static void test_async() {
 static void test_async() { TEST_SKIP("cp.async needs sm_80"); }
 #endif
 
+/* ---- Hopper ---------------------------------------------------------------------------------------------- */
+
+#if AMP_EMU_ARCH >= 900
+enum Fault {
+    NO_FAULT, NOT_PUBLISHED, NO_BARRIER, TOO_MANY_BYTES, TOO_FEW_BYTES, ARRIVES_TWICE, WRONG_MASK, NO_WAIT, NO_STORE_WAIT,
+    NO_ASYNC_FENCE, NO_MMA_FENCE, NO_MMA_WAIT, LANES_DISAGREE, BAD_DESCRIPTOR, ODD_REGISTERS
+};
+struct HopperTask {
+    CUtensorMap in, out;
+    uint16_t* raw;
+    float* sums;
+    int fault, trans;
+};
+
+/* Two blocks of a warpgroup each. Block 0 fetches the box at (-8, 60, 1) for both; each copies its shared memory to raw
+   and stores the box, block 1 with other numbers in its first eight rows. Then each multiplies the box by itself:
+   64 x 64 with 16 of k. */
+__global__ void hopper_kernel(const __grid_constant__ HopperTask t) {
+    AMPI_SHARED(unsigned char, memory);
+    unsigned char* box = memory + ((0u - ampi_ptx_shared(memory)) & 1023u);
+    uint64_t* full = (uint64_t*)(box + 8192);
+    const unsigned rank = blockIdx.x % 2, thread = threadIdx.x;
+    if (thread == 0) {
+        if (t.fault != NO_BARRIER) ampi_ptx_mbarrier_init(full, 1);
+        if (t.fault != NOT_PUBLISHED) ampi_ptx_mbarrier_publish();
+    }
+    ampi_ptx_cluster_sync();
+    if (thread == 0) {
+        ampi_ptx_mbarrier_expect(full, t.fault == TOO_MANY_BYTES ? 9000 : t.fault == TOO_FEW_BYTES ? 100 : 8192);
+        if (t.fault == ARRIVES_TWICE) ampi_ptx_mbarrier_arrive(full, rank);
+        if (t.fault == ARRIVES_TWICE) ampi_ptx_mbarrier_arrive(full, rank), ampi_ptx_mbarrier_arrive(full, rank);
+        if (rank == 0) ampi_ptx_tma_multicast(box, &t.in, full, -8, 60, 1, t.fault == WRONG_MASK ? 7 : 3);
+    }
+    if (t.fault != NO_WAIT) ampi_ptx_mbarrier_wait(full, 0);
+    for (unsigned i = thread; i < 4096; i += 128) t.raw[rank * 4096 + i] = ((const uint16_t*)box)[i];
+    __syncthreads();
+    if (rank == 1 && thread < 32) {
+        const uint32_t r[4] = { thread, thread + 100, thread + 200, thread + 300 };
+        ampi_ptx_stmatrix_x4(box + thread % 8 * 128 + ((thread / 8) ^ (thread % 8)) * 16, r);
+        if (t.fault != NO_ASYNC_FENCE) ampi_ptx_fence_async();
+    }
+    __syncthreads();
+    if (thread == 0) {
+        ampi_ptx_tma_store(&t.out, box, 0, 0, (int)rank);
+        ampi_ptx_bulk_commit();
+        if (t.fault != NO_STORE_WAIT) ampi_ptx_bulk_wait_read<0>();
+    }
+    float d[32];
+    uint64_t descriptor = ampi_ptx_shared(box) >> 4 | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
+    if (t.fault == LANES_DISAGREE && thread == 7) descriptor++;
+    if (t.fault == BAD_DESCRIPTOR) descriptor |= 1 << 14;
+    if (t.fault == ODD_REGISTERS) ampi_ptx_take_registers<250>();
+    if (t.fault != NO_MMA_FENCE) ampi_ptx_wgmma_fence();
+    if (t.trans) ampi_ptx_wgmma<1, 1, 0>(d, descriptor, descriptor, 0);
+    else ampi_ptx_wgmma<0, 0, 0>(d, descriptor, descriptor, 0);
+    ampi_ptx_wgmma_commit();
+    if (t.fault != NO_MMA_WAIT) ampi_ptx_wgmma_finish(d);
+    for (unsigned i = 0; i < 32; i++) t.sums[(rank * 128 + thread) * 32 + i] = d[i];
+    if (t.fault == NO_MMA_WAIT) ampi_ptx_wgmma_finish(d);
+    ampi_ptx_cluster_sync();
+}
+
+/* Halves 0 to 15, exact in every sum; out of 100 rows of 70, two matrices. */
+static float hopper_value(int x, int y, int z) { return (float)((x * 3 + y * 5 + z) % 16); }
+static uint16_t hopper_half(int x, int y, int z) {
+    bool inside = x >= 0 && x < 70 && y >= 0 && y < 100 && z >= 0 && z < 2;
+    return ampi_ptx_f16_from_f32(inside ? hopper_value(x, y, z) : 0.0f);
+}
+
+struct HopperRun {
+    Buffer<uint16_t> in, out, raw;
+    Buffer<float> sums;
+    cudaError_t error;
+    HopperRun(int fault, int trans) : in(2 * 100 * 72), out(2 * 64 * 64), raw(2 * 4096), sums(2 * 128 * 32) {
+        const cuuint64_t sides[3] = { 70, 100, 2 }, bytes[2] = { 144, 14400 }, out_sides[3] = { 64, 60, 2 };
+        const cuuint64_t out_bytes[2] = { 128, 8192 };
+        const cuuint32_t box[3] = { 64, 64, 1 }, every[3] = { 1, 1, 1 };
+        std::vector<uint16_t> numbers;
+        HopperTask t = {};
+        for (int i = 0; i < 2 * 100 * 72; i++) numbers.push_back(hopper_half(i % 72, i / 72 % 100, i / 7200));
+        OK(cudaMemcpy(in.p, numbers.data(), numbers.size() * 2, cudaMemcpyHostToDevice));
+        CHECK(cuTensorMapEncodeTiled(&t.in, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, in.p, sides, bytes, box, every,
+                                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                     CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS);
+        CHECK(cuTensorMapEncodeTiled(&t.out, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, out.p, out_sides, out_bytes, box, every,
+                                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                     CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS);
+        t.raw = raw.p;
+        t.sums = sums.p;
+        t.fault = fault;
+        t.trans = trans;
+        cudaLaunchAttribute clusters = {};
+        clusters.id = cudaLaunchAttributeClusterDimension;
+        clusters.val.clusterDim.x = 2;
+        clusters.val.clusterDim.y = clusters.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config = { 2, 128, 1024 + 8192 + 8, nullptr, &clusters, 1 };
+        error = cudaLaunchKernelEx(&config, hopper_kernel, t);
+        if (error == cudaSuccess) error = cudaDeviceSynchronize();
+    }
+};
+
+/* The box as it must be: row r holds chunk c at c ^ r % 8, zeros outside; in the output, rows below 60. */
+static void check_box(const std::vector<uint16_t>& raw, const std::vector<uint16_t>& out) {
+    for (int rank = 0; rank < 2; rank++)
+        for (int y = 0; y < 64; y++)
+            for (int x = 0; x < 64; x++) {
+                uint16_t want = hopper_half(x - 8, y + 60, 1), stored = out[(size_t)((rank * 64 + y) * 64 + x)];
+                CHECK(raw[(size_t)(rank * 4096 + y * 64 + ((x / 8) ^ (y % 8)) * 8 + x % 8)] == want);
+                if (y >= 60) CHECK(stored == 0xffff); /* outside of the tensor: not written */
+                else if (rank == 0 || y >= 8 || x >= 32) CHECK(stored == want);
+                else CHECK(stored == (x % 2 ? 0 : y * 4 + x % 8 / 2 + x / 8 * 100)); /* stmatrix: a register's low half */
+            }
+}
+/* Along k, row r of the box is row r of both operands; across k, column r. */
+static void check_hopper_sums(const std::vector<float>& sums, int trans) {
+    for (int thread = 0; thread < 128; thread++)
+        for (int e = 0; e < 32; e++) {
+            int i = thread / 32 * 16 + thread % 32 / 4 + e / 2 % 2 * 8, j = e / 4 * 8 + thread % 4 * 2 + e % 2;
+            float sum = 0;
+            for (int k = 0; k < 16; k++) {
+                uint16_t a = trans ? hopper_half(i - 8, k + 60, 1) : hopper_half(k - 8, i + 60, 1);
+                uint16_t b = trans ? hopper_half(j - 8, k + 60, 1) : hopper_half(k - 8, j + 60, 1);
+                sum += ampi_ptx_f32_from_f16(a) * ampi_ptx_f32_from_f16(b);
+            }
+            CHECK_MSG(sums[(size_t)(thread * 32 + e)] == sum, "row %d column %d", i, j);
+        }
+}
+
+static void test_hopper() {
+    for (int schedule : SCHEDULES)
+        for (int trans = 0; trans < 2; trans++) {
+            emu_set_schedule(schedule);
+            HopperRun r(NO_FAULT, trans);
+            CHECK(r.error == cudaSuccess);
+            check_box(r.raw.get(), r.out.get());
+            check_hopper_sums(r.sums.get(), trans); /* of block 0, whose box is as it came */
+        }
+    emu_set_schedule(EMU_FORWARD);
+    CHECK(std::isnan(HopperRun(NO_MMA_WAIT, 0).sums.get()[5]));
+}
+
+static void test_hopper_misuse() {
+    static const struct { Fault fault; const char* words; } LIST[] = {
+        { NOT_PUBLISHED, "without fence.mbarrier_init" }, { NO_BARRIER, "there is no barrier" },
+        { TOO_MANY_BYTES, "wait at a barrier's phase of parity 0" }, { TOO_FEW_BYTES, "more bytes come" },
+        { ARRIVES_TWICE, "more arrivals than the 1" }, { WRONG_MASK, "the mask 0x7" },
+        { NO_STORE_WAIT, "before its bulk store has been read" }, { NO_ASYNC_FENCE, "not executed fence.proxy.async" },
+        { NO_MMA_FENCE, "without wgmma.fence" }, { LANES_DISAGREE, "the lanes of a warp disagree" },
+        { BAD_DESCRIPTOR, "bits of the descriptor" }, { ODD_REGISTERS, "250 registers" }
+    };
+    emu_set_schedule(EMU_FORWARD);
+    for (const auto& l : LIST) CHECK_MSG(reports(l.words, [&] { HopperRun(l.fault, 0); }), "%s", l.words);
+    CHECK(reports("", [] { /* a load nobody waits for brings poison, and is told at the end */
+        HopperRun r(NO_WAIT, 0);
+        _Exit(r.raw.get()[0] == 0x7ff4 ? 1 : 0);
+    }));
+}
+#else
+static void test_hopper() { TEST_SKIP("clusters need sm_90"); }
+static void test_hopper_misuse() { TEST_SKIP("clusters need sm_90"); }
+#endif
+
 /* ---- The host -------------------------------------------------------------------------------------------- */
 
 __global__ void add_kernel(float* p, int n, float value) {
@@ -715,6 +878,8 @@ int main() {
     TEST(test_conversions);
     TEST(test_matrix);
     TEST(test_async);
+    TEST(test_hopper);
+    TEST(test_hopper_misuse);
     TEST(test_lazy);
     TEST(test_events);
     TEST(test_graph);

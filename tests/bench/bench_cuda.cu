@@ -1,0 +1,257 @@
+/* bench_cuda.cu - amp_cuda.cuh on a GPU: products beside cuBLAS, unscale and Adam beside a copy on the device.
+   Medians; what is compared runs in turns, on the same buffers, in one process. "gemm" leaves the rest out.
+   Buffers hold random numbers, and calls go through several sets of them, together larger than the L2 cache. */
+#define AMP_IMPLEMENTATION
+#include "../../amp_cuda.cuh"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+enum { TURNS = 15 };
+static const size_t BEYOND_L2 = (size_t)256 << 20;
+
+#define NEED(call)                                                                                  \
+    do {                                                                                            \
+        if ((call) != 0) {                                                                          \
+            printf("%s:%d: %s failed: %s\n", __FILE__, __LINE__, #call,                             \
+                   cudaGetErrorString(cudaPeekAtLastError()));                                      \
+            exit(1);                                                                                \
+        }                                                                                           \
+    } while (0)
+
+typedef std::function<void(size_t)> Call;      /* works on that set of buffers */
+
+/* Microseconds of one call, the median of several turns of `repeat` calls each; the candidates take turns. */
+static std::vector<double> measure(const std::vector<Call>& calls, size_t sets, size_t repeat) {
+    std::vector<std::vector<double>> times(calls.size());
+    std::vector<double> medians;
+    cudaEvent_t start, end;
+    size_t set = 0;
+    NEED(cudaEventCreate(&start));
+    NEED(cudaEventCreate(&end));
+    for (int turn = -2; turn < TURNS; turn++)      /* the first two warm up */
+        for (size_t c = 0; c < calls.size(); c++) {
+            float ms;
+            NEED(cudaEventRecord(start));
+            for (size_t i = 0; i < repeat; i++) calls[c](set++ % sets);
+            NEED(cudaEventRecord(end));
+            NEED(cudaEventSynchronize(end));
+            NEED(cudaEventElapsedTime(&ms, start, end));
+            if (turn >= 0) times[c].push_back(1e3 * (double)ms / (double)repeat);
+        }
+    for (std::vector<double>& t : times) {
+        std::sort(t.begin(), t.end());
+        medians.push_back(t[t.size() / 2]);
+    }
+    NEED(cudaEventDestroy(start));
+    NEED(cudaEventDestroy(end));
+    return medians;
+}
+/* As many calls in a turn as take some 2 ms together. */
+static size_t repeats(double microseconds) { return 1 + (size_t)(2000.0 / (microseconds + 1.0)); }
+
+/* --- memory ---------------------------------------------------------------------------------- */
+
+struct Memory {
+    void* p;
+    explicit Memory(size_t bytes) : p(nullptr) { NEED(cudaMalloc(&p, bytes ? bytes : 1)); }
+    ~Memory() { cudaFree(p); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+};
+/* Uniform in [-1, 1), as the library's own kernel makes them. */
+static void randomize(void* p, amp_dtype t, size_t n, uint64_t seed) {
+    std::vector<float> host(std::min(n, (size_t)1 << 20));
+    amp_exec e = {};
+    uint64_t state = seed * 2654435761u + 88172645463325252u;
+    for (float& v : host) {
+        state ^= state << 13; state ^= state >> 7; state ^= state << 17;
+        v = (float)(state >> 40) * (1.0f / 8388608.0f) - 1.0f;
+    }
+    Memory part(host.size() * sizeof(float));
+    NEED(cudaMemcpy(part.p, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice));
+    for (size_t i = 0; i < n; i += host.size())
+        NEED(amp_cuda_convert((char*)p + i * amp_dtype_size(t), t, part.p, AMP_F32, std::min(host.size(), n - i), &e));
+    NEED(cudaDeviceSynchronize());
+}
+
+/* --- products -------------------------------------------------------------------------------- */
+
+struct Shape { size_t m, n, k; int ta, tb; amp_dtype in, out; };
+
+/* |x - y| / |y| over all elements. */
+static double distance(const void* x, const void* y, amp_dtype t, size_t n) {
+    std::vector<char> bytes(n * amp_dtype_size(t));
+    std::vector<float> a(n), b(n);
+    double error = 0, size = 0;
+    NEED(cudaMemcpy(bytes.data(), x, bytes.size(), cudaMemcpyDeviceToHost));
+    NEED(amp_convert(a.data(), AMP_F32, bytes.data(), t, n));
+    NEED(cudaMemcpy(bytes.data(), y, bytes.size(), cudaMemcpyDeviceToHost));
+    NEED(amp_convert(b.data(), AMP_F32, bytes.data(), t, n));
+    for (size_t i = 0; i < n; i++) {
+        error += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        size += (double)b[i] * (double)b[i];
+    }
+    return std::sqrt(error / (size + 1e-300));
+}
+
+static void bench_gemm(const Shape& s, amp_cuda* own, amp_cuda* blas, const Memory& workspace, size_t workspace_bytes) {
+    const size_t in = amp_dtype_size(s.in), out = amp_dtype_size(s.out);
+    const size_t a = s.m * s.k, b = s.k * s.n, c = s.m * s.n, set = (a + b) * in + c * out;
+    const size_t sets = std::max((size_t)1, std::min((size_t)64, BEYOND_L2 / set + 1));
+    const double flops = 2.0 * (double)s.m * (double)s.n * (double)s.k;
+    Memory left(sets * a * in), right(sets * b * in), result(sets * c * out), check(c * out);
+    amp_exec eo = amp_cuda_exec(own), eb = amp_cuda_exec(blas);
+    eo.workspace = workspace.p;
+    eo.workspace_size = workspace_bytes;
+    randomize(left.p, s.in, sets * a, 1);
+    randomize(right.p, s.in, sets * b, 2);
+    auto by = [&](const amp_exec& e, size_t i, void* to) {
+        NEED(amp_cuda_gemm(s.ta ? AMP_TRANS : AMP_NO_TRANS, s.tb ? AMP_TRANS : AMP_NO_TRANS, s.m, s.n, s.k, 1.0f,
+                           (char*)left.p + i * a * in, s.in, s.ta ? s.m : s.k, (char*)right.p + i * b * in, s.in,
+                           s.tb ? s.k : s.n, 0.0f, to, s.out, s.n, &e));
+    };
+    NEED(cudaMemset(result.p, 0xff, c * out));
+    by(eo, 0, result.p);
+    by(eb, 0, check.p);
+    NEED(cudaDeviceSynchronize());
+    const double error = distance(result.p, check.p, s.out, c);
+    auto place = [&](size_t i) { return (char*)result.p + i * c * out; };
+    std::vector<double> t = measure({ [&](size_t i) { by(eo, i, place(i)); }, [&](size_t i) { by(eb, i, place(i)); } },
+                                    sets, repeats(flops / 4e8));
+    printf("| %5zu | %5zu | %5zu | %c%c | %4s -> %4s | %8.1f | %6.0f | %6.0f | %5.2f | %.0e%s |\n", s.m, s.n, s.k,
+           s.ta ? 'T' : 'N', s.tb ? 'T' : 'N', amp_dtype_name(s.in), amp_dtype_name(s.out), t[0], flops / t[0] * 1e-6,
+           flops / t[1] * 1e-6, t[1] / t[0], error, error <= 1e-2 ? "" : " WRONG");
+    fflush(stdout);
+}
+
+static std::vector<Shape> gemm_shapes() {
+    std::vector<Shape> list;
+    for (size_t n = 512; n <= 8192; n *= 2) {
+        list.push_back({ n, n, n, 0, 0, AMP_BF16, AMP_BF16 });
+        list.push_back({ n, n, n, 0, 1, AMP_F16, AMP_F16 });
+        list.push_back({ n, n, n, 0, 0, AMP_BF16, AMP_F32 });
+    }
+    /* A dense layer with `batch` rows: forward, gradient of the input, gradient of the weights. */
+    for (size_t batch : { 256, 1024, 8192 })
+        for (size_t width : { 768, 2048, 4096 }) {
+            size_t wide = width == 768 ? 3072 : width;
+            list.push_back({ batch, wide, width, 0, 1, AMP_BF16, AMP_BF16 });
+            list.push_back({ batch, width, wide, 0, 0, AMP_BF16, AMP_BF16 });
+            list.push_back({ wide, width, batch, 1, 0, AMP_BF16, AMP_F32 });
+        }
+    return list;
+}
+static void bench_gemms() {
+    const size_t bytes = (size_t)1 << 30;
+    amp_cuda_desc d = {};
+    amp_cuda *own, *blas;
+    Memory workspace(bytes);
+    d.stream = cudaStreamLegacy;
+    d.gemm = AMP_CUDA_GEMM_OWN;
+    NEED(amp_cuda_create(&own, &d));
+    d.gemm = AMP_CUDA_GEMM_CUBLAS;
+    NEED(amp_cuda_create(&blas, &d));
+    printf("\n### Products, TFLOP/s\n\n"
+           "|     m |     n |     k |    | types        |       us |    own | cuBLAS | ratio | distance |\n"
+           "|---|---|---|---|---|---|---|---|---|---|\n");
+    for (const Shape& s : gemm_shapes()) bench_gemm(s, own, blas, workspace, bytes);
+    amp_cuda_destroy(own);
+    amp_cuda_destroy(blas);
+}
+
+/* --- passes over many tensors -------------------------------------------------------------------- */
+
+/* One row of the table: gigabytes a second, and beside a copy that moves as many bytes. */
+static void report(const char* what, double bytes, const Call& call) {
+    const size_t one_way = (size_t)(bytes / 2) / 16 * 16;
+    Memory from(one_way), to(one_way);
+    randomize(from.p, AMP_F32, one_way / 4, 3);
+    const Call copy = [&](size_t) { NEED(cudaMemcpyAsync(to.p, from.p, one_way, cudaMemcpyDeviceToDevice)); };
+    std::vector<double> t = measure({ call, copy }, 1, repeats(bytes / 2e6));
+    printf("| %-46s | %8.1f | %6.0f | %6.0f | %5.2f |\n", what, t[0], bytes / t[0] * 1e-3, bytes / t[1] * 1e-3,
+           t[1] / t[0]);
+    fflush(stdout);
+}
+
+static void bench_unscale(const char* what, size_t tensors, size_t each, amp_dtype t) {
+    const size_t n = tensors * each;
+    Memory grads(n * amp_dtype_size(t));
+    std::vector<amp_tensor> list(tensors);
+    amp_cuda_tensors* table;
+    amp_cuda_scaler* scaler;
+    amp_exec e = {};
+    randomize(grads.p, t, n, 4);
+    for (size_t i = 0; i < tensors; i++) list[i] = { (char*)grads.p + i * each * amp_dtype_size(t), t, each, nullptr };
+    NEED(amp_cuda_tensors_create(&table, list.data(), (int)tensors, &e));
+    amp_scaler_desc desc = {};
+    desc.init_scale = 1.0f;
+    NEED(amp_cuda_scaler_create(&scaler, &desc, &e));
+    report(what, 2.0 * (double)n * (double)amp_dtype_size(t), [&](size_t) {
+        amp_cuda_scaler_loss_scale(scaler);
+        NEED(amp_cuda_scaler_unscale(scaler, table, &e));
+        NEED(amp_cuda_scaler_update(scaler, &e));
+    });
+    amp_cuda_scaler_destroy(scaler);
+    amp_cuda_tensors_destroy(table);
+}
+
+/* Masters, moments, a 16-bit copy and 16-bit gradients: 28 bytes a parameter, and 2 of the check before. */
+static void bench_adam(const char* what, size_t tensors, size_t each) {
+    const size_t n = tensors * each;
+    Memory master(4 * n), m(4 * n), v(4 * n), low(2 * n), grad(2 * n);
+    std::vector<amp_param> list(tensors);
+    amp_cuda_optimizer* o;
+    amp_exec e = {};
+    randomize(master.p, AMP_F32, n, 5);
+    randomize(grad.p, AMP_BF16, n, 6);
+    NEED(cudaMemset(m.p, 0, 4 * n));
+    NEED(cudaMemset(v.p, 0, 4 * n));
+    for (size_t i = 0; i < tensors; i++) {
+        amp_param p = {};
+        p.master = (float*)master.p + i * each; p.m = (float*)m.p + i * each; p.v = (float*)v.p + i * each;
+        p.low = (uint16_t*)low.p + i * each; p.low_dtype = AMP_BF16;
+        p.grad = (uint16_t*)grad.p + i * each; p.grad_dtype = AMP_BF16;
+        p.count = each;
+        list[i] = p;
+    }
+    amp_optimizer_desc desc = {};
+    desc.kind = AMP_ADAMW;
+    desc.unchecked = 1;
+    NEED(amp_cuda_optimizer_create(&o, &desc, list.data(), (int)tensors, &e));
+    report(what, 28.0 * (double)n, [&](size_t) { NEED(amp_cuda_optimizer_step(o, nullptr, &e)); });
+    amp_cuda_optimizer_destroy(o);
+}
+
+static void bench_passes() {
+    const size_t whole = (size_t)1000 * 16384;
+    printf("\n### Passes over parameters, GB/s (bytes read and written) beside a copy on the device\n\n"
+           "|                                                |       us |    own |   copy | ratio |\n"
+           "|---|---|---|---|---|\n");
+    bench_unscale("unscale and check, one tensor of 1 GB, f32", 1, (size_t)1 << 28, AMP_F32);
+    bench_unscale("unscale and check, one tensor of 512 MB, bf16", 1, (size_t)1 << 28, AMP_BF16);
+    bench_unscale("unscale and check, one tensor of 64 MB, f32", 1, whole, AMP_F32);
+    bench_unscale("unscale and check, 1000 tensors of 64 KB, f32", 1000, 16384, AMP_F32);
+    bench_adam("AdamW, one tensor of 100 M parameters", 1, 100000000);
+    bench_adam("AdamW, 400 tensors of 256 K parameters", 400, 262144);
+}
+
+int main(int argc, char** argv) {
+    cudaDeviceProp device;
+    int driver = 0, count = 0, hopper;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+        printf("skipped: no GPU\n");
+        return 0;
+    }
+    NEED(cudaGetDeviceProperties(&device, 0));
+    NEED(cudaDriverGetVersion(&driver));
+    hopper = ampi_cuda_hopper_here();
+    printf("%s, driver %d, CUDA %d; own products: the %s kernel\n", device.name, driver, CUDART_VERSION,
+           hopper ? "Hopper" : "portable");
+    bench_gemms();
+    if (argc < 2 || strcmp(argv[1], "gemm") != 0) bench_passes();
+    return 0;
+}
