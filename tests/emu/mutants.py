@@ -8,6 +8,7 @@ import shutil
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.dont_write_bytecode = True
 import mutants
 
 TABLE = [
@@ -202,13 +203,11 @@ TABLE = [
     ("optim", "else amp_cuda_optimizer_destroy(o);\n    return r;", "return r;"),
     ("optim", "if (s && ampi_optimizer_seen(&s->window, t)) return AMP_OK;", ""),
     # --- backend
-    ("model", "c->trusted = 1;", ""),
     ("model", "if (own->position) cudaFree(own->position);", ""),
     ("model", "memcmp(&own->scaler_state, &t->scaler.state, sizeof own->scaler_state) != 0", "0"),
     ("model", "memcmp(&own->optimizer_state, &t->optimizer.state, sizeof own->optimizer_state) != 0", "0"),
     ("model", "uint64_t before = t->passes - 1;", "uint64_t before = t->passes;"),
     ("model", "if (own->next_position != t->passes)", "if (0)"),
-    ("model", "own->next_position = t->passes + 1;", "own->next_position = t->passes;"),
     ("model", "return r == AMP_OK ? ampi_cuda_scaler_export_flag(own->scaler, flag, exec) : r;", "return r;"),
     ("model", "return ampi_cuda_scaler_import_flag(ampi_cuda_training_of(t)->scaler, flag, exec);",
      "(void)flag; (void)exec; (void)t; return AMP_OK;"),
@@ -248,8 +247,9 @@ class Cuda(mutants.Header):
         for arch in sorted({self.arch(row[0]) for row in self.table}):
             for test in self.tests:
                 if test not in self.own:
-                    self.compile(*self.flags, "-DAMP_EMU_ARCH=" + arch, "-c", os.path.join(HERE, "test_cuda_%s.cpp" % test),
-                              "-o", os.path.join(self.out, test + arch + ".o"))
+                    self.compile(*self.flags, "-DAMP_EMU_ARCH=" + arch, "-c",
+                                 os.path.join(HERE, "test_cuda_%s.cpp" % test), "-o",
+                                 os.path.join(self.out, test + arch + ".o"))
 
     def build(self, folder, likely):
         """A copy of the tests beside the faulty header; impl.o follows with the first test that needs it."""
@@ -273,7 +273,8 @@ class Cuda(mutants.Header):
             return
         if not os.path.exists(impl):
             self.build_impl(folder, likely)
-        self.compile(*self.flags, os.path.join(self.out, test + self.arch(likely) + ".o"), emu, impl, "-o", program, "-lm")
+        self.compile(*self.flags, os.path.join(self.out, test + self.arch(likely) + ".o"), emu, impl, "-o", program,
+                     "-lm")
 
 
 if __name__ == "__main__":
