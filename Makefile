@@ -15,7 +15,8 @@ ifeq ($(filter -j%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo examples test test-bits bench bench-quick bench-counts coverage mutants check test-emu cuda cuda-report test-cuda bench-cuda demo-cuda clean help
+.PHONY: all demo examples test test-bits bench bench-quick bench-counts coverage mutants mutants-emu check test-emu
+.PHONY: cuda cuda-report test-cuda bench-cuda demo-cuda clean help
 all: examples demo-program
 
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
@@ -48,6 +49,9 @@ coverage: ## how many lines of amp.h the tests reach, and which ones never; fail
 
 mutants: ## plant a small fault in amp.h, one at a time, and see that a test fails (python, minutes)
 	@$(PYTHON) tests/mutants.py
+
+mutants-emu: ## the same in amp_cuda.cuh, with the tests of test-emu (python, half an hour)
+	@$(PYTHON) tests/emu/mutants.py
 
 check: $(B)/impl.o ## everything else that CI runs: compilers, sanitizers, exhaustive conversions, references, proofs
 	+@CC="$(CC)" PYTHON="$(PYTHON)" DATA="$(DATA)" sh tests/check.sh

@@ -9,6 +9,7 @@ tests/emu/mutants.py does the same to amp_cuda.cuh, with its own table.
 """
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -298,6 +299,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 JOBS = int(os.environ.get("JOBS", "2"))
 
 
+class Refused(Exception):
+    """By the compiler."""
+
+
 class Header:
     """What receives the faults, its tests, and how both are built. amp.h here."""
     name = "amp.h"
@@ -305,37 +310,39 @@ class Header:
     tests = "half gemm conv ops policy scaler optim model train checkpoint report alloc hostile".split()
     seconds = 60    # of the processor, for one test: a busy machine makes no hang
     out = os.path.join(ROOT, "build", "mutants")
-    compiler = [os.environ.get("CC", "gcc")]
+    compiler = os.environ.get("CC", "gcc")
     # Compiles in half the time of -O2; without the second, gcc leaves vzeroupper out and SSE code after AVX crawls.
-    flags = ["-std=c99", "-Og", "-fexpensive-optimizations", "-w"]
+    flags = ["-std=c99", "-w", "-Og", "-fexpensive-optimizations"]
+    test_flags = ["-std=c99", "-w", "-O2", "-DTEST_STOP=1"]
+
+    def compile(self, *arguments):
+        done = subprocess.run([self.compiler, *arguments], capture_output=True, text=True)
+        if done.returncode:
+            raise Refused(done.stderr[:400])
 
     def build_tests(self):
-        for name in self.tests:
-            subprocess.run(self.compiler + ["-std=c99", "-O2", "-w", "-DTEST_STOP=1", "-c",
-                                            os.path.join(ROOT, "tests", "test_%s.c" % name), "-o", self.object(name)], check=True)
+        for test in self.tests:
+            self.compile(*self.test_flags, "-c", os.path.join(ROOT, "tests", "test_%s.c" % test), "-o",
+                         os.path.join(self.out, test + ".o"))
 
-    def object(self, test):
-        return os.path.join(self.out, test + ".o")
+    def build(self, folder, likely):
+        """The implementation with its fault, in this folder."""
+        self.compile(*self.flags, "-x", "c", "-DAMP_IMPLEMENTATION", "-c", os.path.join(folder, self.name), "-o",
+                     os.path.join(folder, "impl.o"))
 
-    def compile(self, folder, likely):
-        """The implementation with its fault, as impl.o; what the compiler says if it refuses."""
-        return subprocess.run(self.compiler + self.flags + ["-x", "c", "-DAMP_IMPLEMENTATION", "-c",
-                                                            os.path.join(folder, self.name), "-o",
-                                                            os.path.join(folder, "impl.o")], capture_output=True, text=True)
-
-    def link(self, test, folder, program, likely):
-        subprocess.run(self.compiler + [self.object(test), os.path.join(folder, "impl.o"), "-o", program, "-lm"], check=True)
+    def link(self, test, folder, likely, program):
+        self.compile(os.path.join(self.out, test + ".o"), os.path.join(folder, "impl.o"), "-o", program, "-lm")
 
     def order(self, likely):
-        likely = likely.split()
-        return likely + [t for t in self.tests if t not in likely]
+        first = [w for w in likely.split() if w in self.tests]
+        return first + [t for t in self.tests if t not in first]
 
 
 def failing_test(header, folder, likely):
     """The first test that fails with the implementation in this folder, and how; None if all pass."""
     for name in header.order(likely):
         program = os.path.join(folder, "test_" + name)
-        header.link(name, folder, program, likely)
+        header.link(name, folder, likely, program)
         done = subprocess.run(["sh", "-c", "ulimit -t %d; exec \"$0\"" % header.seconds, program], cwd=folder,
                               capture_output=True, text=True, errors="replace")
         os.remove(program)
@@ -352,11 +359,13 @@ def try_one(header, number, text, row):
     os.makedirs(os.path.join(folder, "build"), exist_ok=True)
     with open(os.path.join(folder, header.name), "w") as f:
         f.write(text.replace(pattern, replacement))
-    built = header.compile(folder, likely)
-    if built.returncode:
-        return "does not compile", built.stderr[:400]
-    found = failing_test(header, folder, likely)
-    os.remove(os.path.join(folder, "impl.o"))
+    try:
+        header.build(folder, likely)
+        found = failing_test(header, folder, likely)
+    except Refused as complaint:
+        return "does not compile", str(complaint)
+    finally:
+        shutil.rmtree(folder)
     return ("caught", found) if found else ("SURVIVED", "")
 
 

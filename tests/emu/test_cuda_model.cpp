@@ -302,6 +302,14 @@ static void test_overflow_skips() {
     }
 }
 
+/* Blots out the text under a key of a file. */
+static void forget(std::string& file, const std::string& key) {
+    size_t at = file.find("\"" + key + "\":\"");
+    CHECK(at != std::string::npos);
+    if (at == std::string::npos) return;
+    for (at += key.size() + 4; at < file.size() && file[at] != '"'; at++) file[at] = '?';
+}
+
 /* After a skip, moments and running statistics are what they were. */
 static void test_overflow_leaves_no_trace() {
     amp_scaler_desc high = huge_scale(), low = huge_scale();
@@ -317,9 +325,10 @@ static void test_overflow_leaves_no_trace() {
     CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
     amp_model_scaler(m)->state = amp_model_scaler(calm)->state;      /* by hand */
     std::string tried = state_of(m), untried = state_of(calm);
-    size_t pass = tried.find("amp.pass\":\"1\"");                     /* one more number that may differ */
-    CHECK(pass != std::string::npos);
-    if (pass != std::string::npos) tried[pass + 11] = '0';
+    for (std::string* file : { &tried, &untried }) {      /* the number of passes differs, and so its checksum */
+        forget(*file, "amp.pass");
+        forget(*file, "amp.crc32");
+    }
     CHECK(tried == untried);
     amp_model_destroy(m);
     amp_model_destroy(calm);

@@ -1,35 +1,21 @@
 /* twin.h - tensors that exist twice, for the CPU's scaler and optimizers and for those of the device, which must
-   agree. Only the CUDA runtime is used, so that the tests run on the emulator (g++) and on a GPU (nvcc). */
+   agree. */
 #ifndef AMP_TEST_TWIN_H
 #define AMP_TEST_TWIN_H
 
-#include <cuda_runtime.h>
+#include "device.h"
 
-#include "../../amp_cuda.cuh"
-#include "../test.h"
-
-#include <cmath>
 #include <deque>
 #include <string>
-#include <vector>
-
-#define OK(call) CHECK_MSG((call) == cudaSuccess, "%s", cudaGetErrorName(cudaPeekAtLastError()))
-
-static const amp_dtype TYPES[3] = { AMP_F32, AMP_F16, AMP_BF16 };
 
 #if defined(AMP_CUDA_EMU)
-static const int SCHEDULES[] = { EMU_FORWARD, EMU_REVERSE, 1, 2 };
-static inline void set_schedule(int i) { emu_set_schedule(SCHEDULES[i]); }
-static inline long launches() { return emu_launch_count(); }
 static inline long waits() { return emu_sync_count(); }
 enum { BEHIND = 0 };     /* memory ends with the last element: the sanitizer sees a read beyond it */
 #else
-static inline void set_schedule(int) {}
-static inline long launches() { return 0; }
 static inline long waits() { return 0; }
 enum { BEHIND = 64 };
 #endif
-enum { ORDERS = 4, POISON = 0xa5 };
+enum { POISON = 0xa5 };
 
 /* What either side said last. */
 static std::string cpu_said, gpu_said;
@@ -73,12 +59,12 @@ static inline bool one_in(unsigned n) { return test_random() % n == 0; }
 struct Twin {
     amp_dtype type;
     size_t n, size, lead;
-    std::vector<unsigned char> host;
+    Bytes host;
     unsigned char* memory;
 
     Twin(amp_dtype t, size_t count, size_t skew = 0)
         : type(t), n(count), size(amp_dtype_size(t)), lead(skew * size), host(n * size + 1), memory(nullptr) {
-        std::vector<unsigned char> poison(lead + n * size + BEHIND + 1, POISON);
+        Bytes poison(lead + n * size + BEHIND + 1, POISON);
         OK(cudaMalloc(&memory, lead + n * size + BEHIND));
         OK(cudaMemcpy(memory, poison.data(), lead + n * size + BEHIND, cudaMemcpyHostToDevice));
     }
@@ -95,11 +81,7 @@ struct Twin {
         if (size == 4) memcpy(&host[i * size], &u, 4);
         else memcpy(&host[i * size], &h, 2);
     }
-    bool is_nan(const unsigned char* at) const {
-        float v;
-        amp_convert(&v, AMP_F32, at, type, 1);
-        return std::isnan(v);
-    }
+    bool is_nan(const unsigned char* at) const { return std::isnan(get(at, type)); }
     void fill(float scale) {
         for (size_t i = 0; i < n; i++) set(i, scale * test_uniform());
         send();
@@ -111,7 +93,7 @@ struct Twin {
     }
     /* Do both hold the same bits, and is what lies around untouched? `any_nan`: one NaN is as good as another. */
     bool agree(bool any_nan = false) const {
-        std::vector<unsigned char> all(lead + n * size + BEHIND + 1, POISON);
+        Bytes all(lead + n * size + BEHIND + 1, POISON);
         OK(cudaMemcpy(all.data(), memory, all.size() - 1, cudaMemcpyDeviceToHost));
         for (size_t i = 0; i < all.size(); i++)
             if ((i < lead || i >= lead + n * size) && all[i] != POISON) return false;
