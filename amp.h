@@ -5906,26 +5906,45 @@ AMPI_INLINE void ampi_row_sums_body(int hw, float* sum, const float* x, size_t l
 }
 AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, size_t n), sum, x, ld, rows, n)
 
-/* A product of a convolution. Planes of one weight are a matrix too, the other way; then each image is a plain
-   product, if it is wide enough. */
-AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
-    const ampi_image *a = s->a.image, *b = s->b.image;
-    size_t n, images = !s->b.along_k && ampi_is_planes(b) && s->part >= AMPI_CONV_WIDE ? s->n / s->part : 1;
+/* A product of a convolution. Planes of one weight are a matrix too, the other way. */
+AMPI_FN ampi_product ampi_conv2d_product(const ampi_product* s) {
+    const ampi_image* a = s->a.image;
     ampi_product one = *s;
     if (!s->b.along_k && a && ampi_is_planes(a) && a->rows * a->cols == 1) {
         one.a = ampi_matrix(s->a.data, s->a.dtype, s->k, s->m, a->image_stride, 0);
         one.a.offset = s->a.offset;
     }
-    one.n = s->n / images;
-    for (n = 0; n < images; n++) {
-        one.k = s->k;                             /* may have become even */
-        if (images > 1) {
-            one.b = ampi_matrix(s->b.data, s->b.dtype, s->k, s->part, b->channel_stride, 0);
-            one.b.offset = s->b.offset + n * b->image_stride;
-        }
+    return one;
+}
+/* Each of some images is a plain product. Slot i of `slots` computes every slots-th one, in its own share of the
+   workspace. */
+AMPI_FN void ampi_conv2d_images(const ampi_product* s, size_t images, size_t i, size_t slots, const amp_exec* exec) {
+    const ampi_image* b = s->b.image;
+    amp_exec own;
+    size_t n;
+    memset(&own, 0, sizeof own);
+    if (exec) own = *exec;
+    own.workspace_size /= slots;
+    if (own.workspace) own.workspace = (char*)own.workspace + i * own.workspace_size;
+    for (n = i; n < images; n += slots) {
+        ampi_product one = *s;
+        one.n = s->n / images;
+        one.b = ampi_matrix(s->b.data, s->b.dtype, s->k, s->part, b->channel_stride, 0);
+        one.b.offset = s->b.offset + n * b->image_stride;
         one.c_offset = s->c_offset + n * s->part_stride;
-        ampi_gemm_run(&one, exec);
+        ampi_gemm_run(&one, &own);
     }
+}
+/* Planes that are wide enough make a product each; several threads take them image by image. */
+AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
+    const ampi_image* b = s->b.image;
+    ampi_product one = ampi_conv2d_product(s);
+    size_t images = !s->b.along_k && ampi_is_planes(b) && s->part >= AMPI_CONV_WIDE ? s->n / s->part : 1;
+    size_t threads = (double)s->m * (double)s->n * (double)s->k < 1e6 ? 1 : ampi_threads();
+    int64_t i, slots = images >= 2 * threads ? (int64_t)threads : 1;
+    if (images <= 1) { ampi_gemm_run(&one, exec); return; }
+    AMPI_PARALLEL_FOR(slots > 1)
+    for (i = 0; i < slots; i++) ampi_conv2d_images(&one, images, (size_t)i, (size_t)slots, exec);
 }
 
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
@@ -5957,6 +5976,17 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
             ampi_store_sum(db, db_dtype, o + r, s, 1, accumulate);
         }
     }
+}
+
+/* Is the matrix unit, which only products use, faster than the direct forms? For BF16, but not with strides or few
+   channels, where unfolding takes most of the time. */
+AMPI_FN int ampi_conv2d_prefers_product(const ampi_conv2d* c, amp_dtype a, amp_dtype b, const amp_exec* exec) {
+    ampi_product s;
+    ampi_product_init(&s, c->og, (size_t)c->s.n * c->out_pixels, c->cg * c->taps, NULL, AMP_F32, 0);
+    s.a.dtype = ampi_dtype(a);
+    s.b.dtype = ampi_dtype(b);
+    return s.a.dtype == AMP_BF16 && c->s.stride_h == 1 && c->s.stride_w == 1 && c->cg >= 48 && c->og >= 48
+           && ampi_gemm_isa_for(&s, exec).words;
 }
 
 AMPI_FN amp_result ampi_check_conv2d_forward(ampi_conv2d* c, const amp_conv2d_shape* shape,
@@ -5995,8 +6025,9 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     size_t g;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
-    if (r == AMP_OK && (ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
-                        || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
+    if (r == AMP_OK && !ampi_conv2d_prefers_product(&c, w_dtype, x_dtype, exec)
+        && (ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+            || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
         return AMP_OK;
     for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_y(&s, images, &c, g, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
@@ -6016,14 +6047,16 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
-    if (dx && (ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
-               || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
+    if (dx && !ampi_conv2d_prefers_product(&c, w_dtype, dy_dtype, exec)
+        && (ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
         ampi_conv2d_run(&s, exec);
     }
-    if (dw && (ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
-               || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
+    if (dw && !ampi_conv2d_prefers_product(&c, dy_dtype, x_dtype, exec)
+        && (ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
+            || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
     for (g = 0; dw && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
         ampi_conv2d_run(&s, exec);
