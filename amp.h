@@ -6044,29 +6044,48 @@ AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, 
    as for many, and with a stride too much. */
 AMPI_FN int ampi_conv2d_is_fast(const ampi_conv2d* c, size_t m, amp_dtype a, amp_dtype b, const amp_exec* exec) {
     return exec && exec->sums == AMP_SUMS_FAST && a == b && c->s.stride_h == 1 && c->s.stride_w == 1
-           && m >= (a == AMP_F16 ? 128u : 32u) && a != AMP_F32 && ampi_amx(1);
+           && m >= (a == AMP_F16 ? 128u : 48u) && a != AMP_F32 && ampi_amx(1);
 }
 
-/* A product of a convolution. Planes of one weight are a matrix too, the other way; then each image is a plain
-   product, if it is wide enough. */
-AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
-    const ampi_image *a = s->a.image, *b = s->b.image;
-    size_t n, images = !s->b.along_k && ampi_is_planes(b) && s->part >= AMPI_CONV_WIDE ? s->n / s->part : 1;
+/* A product of a convolution. Planes of one weight are a matrix too, the other way. */
+AMPI_FN ampi_product ampi_conv2d_product(const ampi_product* s) {
+    const ampi_image* a = s->a.image;
     ampi_product one = *s;
     if (!s->b.along_k && a && ampi_is_planes(a) && a->rows * a->cols == 1) {
         one.a = ampi_matrix(s->a.data, s->a.dtype, s->k, s->m, a->image_stride, 0);
         one.a.offset = s->a.offset;
     }
-    one.n = s->n / images;
-    for (n = 0; n < images; n++) {
-        one.k = s->k;                             /* may have become even */
-        if (images > 1) {
-            one.b = ampi_matrix(s->b.data, s->b.dtype, s->k, s->part, b->channel_stride, 0);
-            one.b.offset = s->b.offset + n * b->image_stride;
-        }
+    return one;
+}
+/* Each of some images is a plain product. Slot i of `slots` computes every slots-th one, in its own share of the
+   workspace. */
+AMPI_FN void ampi_conv2d_images(const ampi_product* s, size_t images, size_t i, size_t slots, const amp_exec* exec) {
+    const ampi_image* b = s->b.image;
+    amp_exec own;
+    size_t n;
+    memset(&own, 0, sizeof own);
+    if (exec) own = *exec;
+    own.workspace_size /= slots;
+    if (own.workspace) own.workspace = (char*)own.workspace + i * own.workspace_size;
+    for (n = i; n < images; n += slots) {
+        ampi_product one = *s;
+        one.n = s->n / images;
+        one.b = ampi_matrix(s->b.data, s->b.dtype, s->k, s->part, b->channel_stride, 0);
+        one.b.offset = s->b.offset + n * b->image_stride;
         one.c_offset = s->c_offset + n * s->part_stride;
-        ampi_gemm_run(&one, exec);
+        ampi_gemm_run(&one, &own);
     }
+}
+/* Planes that are wide enough make a product each; several threads take them image by image. */
+AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
+    const ampi_image* b = s->b.image;
+    ampi_product one = ampi_conv2d_product(s);
+    size_t images = !s->b.along_k && ampi_is_planes(b) && s->part >= AMPI_CONV_WIDE ? s->n / s->part : 1;
+    size_t threads = (double)s->m * (double)s->n * (double)s->k < 1e6 ? 1 : ampi_threads();
+    int64_t i, slots = images >= 2 * threads ? (int64_t)threads : 1;
+    if (images <= 1) { ampi_gemm_run(&one, exec); return; }
+    AMPI_PARALLEL_FOR(slots > 1)
+    for (i = 0; i < slots; i++) ampi_conv2d_images(&one, images, (size_t)i, (size_t)slots, exec);
 }
 
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;

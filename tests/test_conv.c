@@ -316,7 +316,7 @@ static void test_random_convolutions(void) {
 
 /* On the matrix unit, where there is one: strides, tails of tiles, groups, planes, one image, a pixel count that is no
    multiple of anything, a depth of several blocks. */
-static void test_fast_sums(void) {
+static void test_whole_numbers(void) {
     static const int Z[9][14] = { { 2, 32, 6, 7, 33, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 1, 128, 5, 5, 130, 3, 2, 1, 1, 1, 0, 1, 1, 1 },
         { 2, 64, 7, 5, 96, 1, 1, 1, 1, 0, 0, 1, 1, 1 },   { 2, 64, 6, 6, 64, 3, 3, 1, 1, 2, 2, 2, 2, 2 },
         { 3, 5, 9, 8, 48, 3, 3, 1, 1, 0, 0, 1, 1, 1 },    { 1, 40, 9, 9, 40, 3, 3, 2, 2, 1, 1, 1, 1, 1 },
@@ -399,6 +399,34 @@ static void test_direct_zeros(void) {
                 for (odd = 0; odd < 3; odd++) direct_check(SHAPES[i], TYPES[t], odd);
     }
     amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+
+/* With many channels of BF16, AMP_SUMS_FAST takes the matrix unit where there is one: other sums, as near. */
+static void test_fast_sums(void) {
+    conv v = conv_new(shape_of(1, 50, 6, 7, 48, 3, 3, 1, 1, 1, 1, 1, 1, 1), AMP_BF16, AMP_BF16, AMP_F32, NULL);
+    tensor* results[3];
+    float* fixed[3];
+    amp_exec exec;
+    size_t i, j;
+    results[0] = &v.y; results[1] = &v.dx; results[2] = &v.dw;
+    fixed[0] = v.ry; fixed[1] = v.rdx; fixed[2] = v.rdw;
+    memset(&exec, 0, sizeof exec);
+    exec.workspace_size = amp_conv2d_workspace(&v.s);
+    exec.workspace = malloc(exec.workspace_size);
+    exec.sums = AMP_SUMS_FAST;
+    CHECK(amp_conv2d_forward(&v.s, tensor_at(&v.x), AMP_BF16, tensor_at(&v.w), AMP_BF16, tensor_at(&v.b), AMP_BF16,
+                             tensor_at(&v.y), AMP_F32, &exec) == AMP_OK);
+    CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_BF16, tensor_at(&v.x), AMP_BF16, tensor_at(&v.w), AMP_BF16,
+                              tensor_at(&v.dx), AMP_F32, tensor_at(&v.dw), AMP_F32, NULL, AMP_F32, 0, &exec) == AMP_OK);
+    for (j = 0; j < 3; j++) {
+        const float* fast = (const float*)tensor_at(results[j]);
+        double worst = 0.0;
+        for (i = 0; i < results[j]->count; i++) worst = fmax(worst, fabs((double)fast[i] - (double)fixed[j][i]));
+        CHECK_MSG(worst <= 450 * 450 * ldexp(1, -23), "%lu: %g", (unsigned long)j, worst);
+        CHECK((memcmp(fast, fixed[j], results[j]->count * sizeof(float)) != 0) == amp_cpu_has_fast_sums());
+    }
+    free(exec.workspace);
+    conv_free(&v);
 }
 
 /* Only the wanted gradients are computed, and only what they need has to be there. */
@@ -507,10 +535,11 @@ int main(void) {
     TEST(test_shapes);
     TEST(test_type_mixes);
     TEST(test_random_convolutions);
-    TEST(test_fast_sums);
+    TEST(test_whole_numbers);
     TEST(test_zeros_and_nans);
     TEST(test_defaults);
     TEST(test_direct_zeros);
+    TEST(test_fast_sums);
     TEST(test_single_gradients);
     TEST(test_error_bound);
     TEST(test_refused_shapes);

@@ -1,5 +1,5 @@
-/* test_openmp.c - operators and a model large enough that OpenMP's threads share them: the same bits with one, two and
-   three threads. check.sh also runs it under ThreadSanitizer. Without -fopenmp it has nothing to say. */
+/* test_openmp.c - operators, convolutions and a model large enough that OpenMP's threads share them: the same bits with
+   one thread and with several. check.sh also runs it under ThreadSanitizer. Without -fopenmp it has nothing to say. */
 #include "../amp.h"
 #include "test.h"
 #ifdef _OPENMP
@@ -108,11 +108,73 @@ static void test_threads_change_no_bit(void) {
         CHECK_MSG(model[k] == model[0] && fast[k] == fast[0] && memory[k] == memory[0], "%d threads", k + 1);
     CHECK((fast[0] != model[0]) == amp_cpu_has_fast_sums());
 }
+/* Convolutions that are worth several threads: n, channels, side, out_channels, kernel, stride, padding, groups. */
+static const int CONVOLUTIONS[][8] = {
+    { 64, 7, 13, 17, 5, 1, 0, 1 },     /* images abreast; dw in tiles of outputs and channels */
+    { 40, 12, 9, 10, 3, 1, 1, 2 },
+    { 32, 1, 16, 7, 5, 1, 2, 1 },      /* dw in tiles of outputs */
+    { 3, 16, 20, 30, 3, 1, 1, 1 },     /* bands of rows */
+    { 5, 9, 15, 70, 3, 2, 1, 1 },
+    { 17, 32, 16, 24, 1, 1, 0, 1 },    /* image by image */
+    { 3, 32, 32, 32, 3, 1, 1, 32 }
+};
+
+/* y, dx and dw, by as many threads as there are now. */
+static uint64_t convolved(const int z[8], amp_dtype t) {
+    amp_conv2d_shape s;
+    size_t x, w, y, i;
+    char *low, *weights, *dy;
+    float *source, *results;
+    amp_exec exec;
+    uint64_t h = 1469598103934665603u;
+    int oh = 0, ow = 0;
+    memset(&s, 0, sizeof s);
+    memset(&exec, 0, sizeof exec);
+    s.n = z[0]; s.channels = z[1]; s.height = s.width = z[2]; s.out_channels = z[3];
+    s.kernel_h = s.kernel_w = z[4]; s.stride_h = s.stride_w = z[5]; s.pad_h = s.pad_w = z[6]; s.groups = z[7];
+    CHECK(amp_conv2d_output(&s, &oh, &ow, NULL) == AMP_OK);
+    x = (size_t)(s.n * s.channels * s.height * s.width);
+    w = (size_t)(s.out_channels * (s.channels / s.groups) * s.kernel_h * s.kernel_w);
+    y = (size_t)(s.n * s.out_channels * oh * ow);
+    exec.workspace_size = amp_conv2d_workspace(&s);
+    exec.workspace = malloc(exec.workspace_size);
+    source = (float*)malloc((x + w + y) * sizeof *source);
+    results = (float*)malloc((x + w + y) * sizeof *results);
+    low = (char*)malloc((x + w + y) * sizeof *source);
+    weights = low + x * amp_dtype_size(t);
+    dy = weights + w * amp_dtype_size(t);
+    for (i = 0; i < x + w + y; i++) source[i] = amp_random_normal(13, i);
+    CHECK(amp_convert(low, t, source, AMP_F32, x + w + y) == AMP_OK);
+    CHECK(amp_conv2d_forward(&s, low, t, weights, t, NULL, t, results, AMP_F32, &exec) == AMP_OK);
+    CHECK(amp_conv2d_backward(&s, dy, t, low, t, weights, t, results + y, AMP_F32, results + y + x, AMP_F32, NULL,
+                              AMP_F32, 0, &exec) == AMP_OK);
+    h = hash_bytes(h, results, (x + w + y) * sizeof *results);
+    free(exec.workspace); free(source); free(results); free(low);
+    return h;
+}
+static void test_threads_and_convolutions(void) {
+    static const amp_dtype types[] = { AMP_F32, AMP_F16, AMP_BF16 };
+    static const int threads[] = { 2, 3, 4, 7 };
+    size_t i, t, k;
+    for (i = 0; i < sizeof CONVOLUTIONS / sizeof CONVOLUTIONS[0]; i++)
+        for (t = 0; t < 3; t++) {
+            uint64_t alone;
+            omp_set_num_threads(1);
+            alone = convolved(CONVOLUTIONS[i], types[t]);
+            for (k = 0; k < 4; k++) {
+                omp_set_num_threads(threads[k]);
+                CHECK_MSG(convolved(CONVOLUTIONS[i], types[t]) == alone, "convolution %lu, %s, %d threads",
+                          (unsigned long)i, amp_dtype_name(types[t]), threads[k]);
+            }
+        }
+}
 #else
+static void test_threads_and_convolutions(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_change_no_bit(void) { TEST_SKIP("no OpenMP"); }
 #endif
 
 int main(void) {
     TEST(test_threads_change_no_bit);
+    TEST(test_threads_and_convolutions);
     TEST_END();
 }
