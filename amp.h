@@ -1891,9 +1891,9 @@ AMPI_FN amp_isa ampi_initial_isa(void) {
     return ampi_best_isa();
 }
 
-/* The only variables of the library: caches of what cpuid and the system say (0 = not asked yet). Threads that
-   race here write the same value. */
-static int ampi_isa_cache, ampi_amx_cache;
+/* This and ampi_amx_cache are the only variables of the library: caches of what cpuid and the system say (0 = not
+   asked yet). Threads that race here write the same value. */
+static int ampi_isa_cache;
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_LOAD_RELAXED(p) __atomic_load_n(p, __ATOMIC_RELAXED)
   #define AMPI_STORE_RELAXED(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
@@ -1925,6 +1925,7 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
 }
 
 #if AMPI_AMX
+static int ampi_amx_cache;
 /* Is there a matrix unit (AMX-TILE, AMX-BF16), its state enabled in XCR0 bits 17 and 18? */
 AMPI_FN int ampi_amx_found(void) {
     unsigned a, b, c, d, xcr0_low;

@@ -65,6 +65,11 @@ TABLE = [
     ("half", "lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64 / dst_size;",
      "lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64;"),
     # --- gemm
+    ("gemm", "f.beta = 1.0f;", ""),
+    ("gemm conv", "b->finish = b->last && g->finish && s->part >= s->n", "b->finish = b->last && g->finish"),
+    ("gemm", "f.ld_add = s->bias_per_row ? 1 : 0;", "f.ld_add = 1;"),
+    ("gemm", "const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);",
+     "const __m512i up = _mm512_add_epi32(u, _mm512_set1_epi32(0x8000));"),
     ("gemm", "c##i##0 = AMPI_##V##_CLEAN(c##i##0);", ""),
     ("gemm", "b.last = b.k0 + b.kc == s->k;", "b.last = b.k0 == 0;"),
     ("gemm", "pair[l] = pair[l] << 32 | pair[l] >> 32;", "pair[l] = pair[l];"),
@@ -119,7 +124,6 @@ TABLE = [
     ("conv", "u->b_next = w / tile->part * line + w % tile->part * lanes - at;", "u->b_next = lanes;"),
     ("conv", "+ t->g * c->og + t->o + o) * p, p);", "+ t->g * c->og + o) * p, p);"),
     ("conv", "step = f->deep < (size_t)c->s.kernel_h ? 1 : (size_t)c->s.stride_h,", "step = 1,"),
-    ("conv", "&& c->cg >= 48 && c->og >= 48", "&& 0"),
     ("conv", "if (place >= high) high = place + 1;", "if (place > high) high = place;"),
     ("conv", "LIST(AMPI_LINE_BIAS, V) }", "}"),
     ("conv", "for (; i + 8 < n; i += 8) {", "for (; i + 4 < n; i += 8) {"),
@@ -298,6 +302,47 @@ TABLE = [
     ("report", "& 0x007fffffu) > last) e--;", "& 0x007fffffu) >= last) e--;"),
     ("report", "if (!add) memset(out, 0, sizeof *out);", ""),
 ]
+
+# Of code that runs on some processors only: a flag of /proc/cpuinfo, and rows as above.
+SPECIAL = {
+    "avx512_bf16": [
+        ("gemm", "e >= 1 && f >= 1 && e + f >= 142", "e >= 1 && f >= 1 && e + f >= 141"),
+        ("gemm", "e >= 1 && f >= 1 && e + f >= 142", "f >= 1 && e + f >= 142"),
+        ("gemm", "e >= 1 && f >= 1 && e + f >= 142", "e >= 1 && e + f >= 142"),
+        ("gemm", "g = &plain;       /* from here on */",
+         "{ ampi_gemm_block(&plain, s, &b); continue; }"),
+        ("gemm", "cols - j >= 32 ? 0xffffffffu : (1u << (cols - j)) - 1u;", "cols - j >= 32 ? 0xffffffffu : 0u;"),
+        ("gemm", "_mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))", "_mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(a))"),
+        ("gemm", "u->ks = s->a.along_k || g->words ? 1 : g->a_width;", "u->ks = s->a.along_k ? 1 : g->a_width;"),
+        ("gemm", "__m512i y = 2 * w + 1 < k ? ampi_read16", "__m512i y = 2 * w < k ? ampi_read16"),
+        ("gemm", "ampi_min_size(s->b.runs - at, step), columns", "ampi_min_size(s->k - at, step), columns"),
+        ("gemm", "size_t length = ampi_min_size(kc, s->b.length - k0);", "size_t length = kc;"),
+        ("gemm", "size_t length = ampi_min_size(kc, s->a.length - k0); ", "size_t length = kc; "),
+    ],
+    "amx_bf16": [
+        ("gemm", "_tile_dpbf16ps(1, 4, 7);", "_tile_dpbf16ps(1, 4, 6);"),
+        ("gemm", "dst + (2 * l + 1) * ldd, AMPI_WORD(low, low)", "dst + (2 * l + 1) * ldd, AMPI_WORD(high, low)"),
+        ("gemm", "rows % 16 == 0 && columns == u->bs", "columns == u->bs"),
+        ("gemm", "rows % 16 == 0 && columns == u->bs", "rows % 16 == 0"),
+        ("gemm", "memset((char*)dst + n * sizeof(uint16_t), 0, words * sizeof *dst - n * sizeof(uint16_t));", ""),
+        ("gemm", "(!g->whole || rows % 16 == 0) && b->kc", "b->kc"),
+        ("gemm", "&& b->kc % (2 * AMPI_WORDS) == 0", ""),
+        ("gemm conv", "if (w + 16 < words)\n            _mm512_storeu_si512(dst + w + 16", "if (w + 32 < words)\n            _mm512_storeu_si512(dst + w + 16"),
+        ("conv", "_mm512_maskz_srli_epi64(0xff, high, 32)", "_mm512_maskz_srli_epi64(0xff, high, 31)"),
+        ("conv", "return !g->words ? kc : g->staged ? ampi_max_size(kc, ampi_words(g, kc))", "return !g->words ? kc : g->staged ? ampi_words(g, kc)"),
+        ("train", "m->exec.sums = desc->sums;", ""),
+    ],
+}
+
+
+def here(flag):
+    try:
+        return " " + flag + " " in open("/proc/cpuinfo").read().replace("\n", " ")
+    except OSError:
+        return False
+
+
+TABLE += [row for flag in SPECIAL if here(flag) for row in SPECIAL[flag]]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 JOBS = int(os.environ.get("JOBS", "2"))
