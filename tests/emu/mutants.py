@@ -212,7 +212,6 @@ TABLE = [
     ("model", "return ampi_cuda_scaler_import_flag(ampi_cuda_training_of(t)->scaler, flag, exec);",
      "(void)flag; (void)exec; (void)t; return AMP_OK;"),
     ("model", "if (r == AMP_OK && bytes) r = ampi_cuda_copy_if_skipped(now, saved, bytes, own->scaler, exec);", ""),
-    ("model", "t->last.overflow = t->scaler.info;", ""),
     ("model", "ampi_cuda_training_note(t);\n    t->limit", "t->limit"),
     ("model", "t->limit = ampi_scaler_limits(&t->scaler, hit);", "(void)hit;"),
     ("model", "ampi_cuda_scaler_abandon(ampi_cuda_training_of(t)->scaler, exec);", "(void)t; (void)exec;"),
