@@ -573,7 +573,10 @@ static void test_predictions_and_statistics() {
 
 /* --- ranks ---------------------------------------------------------------------------------------------------------- */
 
-struct Ranks { int calls, found_inf; };
+struct Ranks {
+    int calls, found_inf;
+    float flag;      /* the largest single number that this rank has said: 1 after an overflow of its own */
+};
 
 /* As if a second rank had the same gradients, and an overflow if found_inf says so (once). */
 static amp_result twice(void* data, amp_dtype t, size_t n, void* stream, void* user) {
@@ -584,6 +587,7 @@ static amp_result twice(void* data, amp_dtype t, size_t n, void* stream, void* u
     if (cudaStreamSynchronize((cudaStream_t)stream) != cudaSuccess) return AMP_ERR_DEVICE;
     cudaMemcpy(bytes.data(), data, bytes.size(), cudaMemcpyDeviceToHost);
     amp_convert(wide.data(), AMP_F32, bytes.data(), t, n);
+    if (n == 1 && wide[0] > ranks->flag) ranks->flag = wide[0];
     for (float& x : wide) x *= 2.0f;
     if (n == 1 && ranks->found_inf) {
         wide[0] = 1.0f;
@@ -597,7 +601,7 @@ static void test_ranks() {
     static const amp_dtype types[] = { AMP_F32, AMP_F16 };
     for (amp_dtype t : types) {
         amp_model_desc d = desc_of(AMP_O2, AMP_F16);
-        Ranks ranks = { 0, 0 };
+        Ranks ranks = { 0, 0, -1.0f };
         amp_comm comm = { twice, 0, 2, &ranks };
         d.grad_dtype = t;
         amp_model* alone = make(d, build_plain, amp_cuda_backend());
@@ -607,13 +611,16 @@ static void test_ranks() {
         amp_batch b = batch_of(0, 8);
         run_steps(alone, 3);
         run_steps(pair, 3);
-        CHECK_MSG(ranks.calls >= 6, "%d", ranks.calls);
+        CHECK_MSG(ranks.calls >= 6 && ranks.flag == 0.0f, "%d, %g", ranks.calls, (double)ranks.flag);
         CHECK(same(weights(alone), weights(pair)));
         std::vector<float> before = weights(pair);
         amp_step_info info;
         ranks.found_inf = 1;
         CHECK(amp_train_step(pair, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
-        CHECK(same(before, weights(pair)) && info.scale_after == 0.5f * info.scale_before);
+        CHECK(same(before, weights(pair)) && info.scale_after == 0.5f * info.scale_before && ranks.flag == 0.0f);
+        CHECK(amp_scaler_set_scale(amp_model_scaler(pair), 1e30f) == AMP_OK);
+        CHECK(amp_train_step(pair, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+        CHECK_MSG(ranks.flag == 1.0f && same(before, weights(pair)), "%g", (double)ranks.flag);
         amp_model_destroy(alone);
         amp_model_destroy(pair);
     }
