@@ -7552,7 +7552,7 @@ AMPI_FN void ampi_bn_apply(const ampi_bn_plan* p, const void* x, amp_dtype xt, v
     size_t n;
 #if AMPI_X86
     if (ampi_bn_typed(p, xt, yt)) {
-        size_t offset, at;
+        size_t offset = 0, at;
         n = ampi_bn_piece(p, group, step, 0, &offset, &at);
         ampi_bn_apply_avx512((char*)y + offset * amp_dtype_size(yt), ampi_part_of(x, xt, offset, n, 1, NULL), stats,
                              gamma, beta);
@@ -7671,7 +7671,7 @@ AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, co
     ampi_part v;
 #if AMPI_X86
     if (ampi_bn_typed(p, dyt, xt) && ampi_dtype(dxt) == ampi_dtype(xt)) {
-        size_t offset, at;
+        size_t offset = 0, at;
         n = ampi_bn_piece(p, group, step, 0, &offset, &at);
         ampi_bn_dx_avx512((char*)dx + offset * amp_dtype_size(dxt), ampi_part_of(dy, dyt, offset, n, 1, NULL),
                           ampi_part_of(x, xt, offset, n, 1, NULL), slope);

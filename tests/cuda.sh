@@ -13,13 +13,16 @@ B=${B:-build}
 mkdir -p "$B/cuda"
 if ! command -v "$NVCC" > /dev/null 2>&1; then echo "skipped: no nvcc"; exit 0; fi
 FLAGS="-O2 -Wno-deprecated-gpu-targets -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wshadow"
-# sm_90a holds the Hopper kernel, which no other architecture has.
-ARCHS=$("$NVCC" --list-gpu-arch | sed -n 's/compute_//p' | awk '$1 >= 75 { print } $1 == 90 { print "90a" }')
+# sm_90a holds the Hopper kernel, which no other architecture has; from CUDA 12 on.
+MAJOR=$("$NVCC" --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
+ARCHS=$("$NVCC" --list-gpu-arch | sed -n 's/compute_//p' |
+        awk -v major="$MAJOR" '$1 >= 75 { print } $1 == 90 && major >= 12 { print "90a" }')
 
 gencode() { for a in "$@"; do printf -- '-gencode arch=compute_%s,code=sm_%s ' "$a" "$a"; done; }
 # The GPU that is here: by its full name where nvcc's own choice leaves the letter out.
 native() {
-    if nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -q '^9\.0'; then gencode 90a; else echo "-arch=native"; fi
+    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1)
+    if [ "$capability" = 9.0 ] && [ "$MAJOR" -ge 12 ]; then gencode 90a; else echo "-arch=native"; fi
 }
 have_gpu() { command -v nvidia-smi > /dev/null 2>&1 && nvidia-smi -L 2> /dev/null | grep -q GPU; }
 

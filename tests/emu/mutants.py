@@ -111,6 +111,49 @@ TABLE = [
     ("gemm", 'if (r == AMP_OK && d->k > 0) r = ampi_cuda_check_pointer(exec, op, "b", d->b);\n', ""),
     ("gemm", "if (d.ldb == 0) d.ldb = d.trans_b == AMP_TRANS ? d.k : d.n;", "if (d.ldb == 0) d.ldb = d.n;"),
     ("gemm conv", "if (s.accumulate) v = __fadd_rn", "if (0) v = __fadd_rn"),
+    # --- gemm: Hopper
+    ("hopper 900", "ampi_ptx_mbarrier_wait(r.empty + r.slot, r.parity ^ 1u);",
+     "ampi_ptx_mbarrier_wait(r.empty + r.slot, r.parity);"),
+    ("hopper 900", "ampi_ptx_mbarrier_wait(r.full + r.slot, r.parity);",
+     "ampi_ptx_mbarrier_wait(r.full + r.slot, r.parity ^ 1u);"),
+    ("hopper 900", "        ampi_ptx_mbarrier_wait(r.full + r.slot, r.parity);\n", ""),
+    ("hopper 900", "            ampi_ptx_mbarrier_wait(r.empty + r.slot, r.parity ^ 1u);\n", ""),
+    ("hopper 900", "ampi_ptx_mbarrier_expect(full, ampi_hopper<N>::SLOT);",
+     "ampi_ptx_mbarrier_expect(full, ampi_hopper<N>::SLOT - AMPI_HOPPER_BOX);"),
+    ("hopper 900", "ampi_ptx_mbarrier_expect(full, ampi_hopper<N>::SLOT);",
+     "ampi_ptx_mbarrier_expect(full, AMPI_HOPPER_BOX * (2 + share));"),
+    ("hopper 900", "(uint64_t)(1024 >> 4) << 32", "(uint64_t)(512 >> 4) << 32"),
+    ("hopper 900", "(trans ? AMPI_HOPPER_BOX >> 4 : 1) << 16", "(trans ? 1024 >> 4 : 1) << 16"),
+    ("hopper 900", "(uint64_t)1 << 62;", "(uint64_t)2 << 62;"),
+    ("hopper 900", "CU_TENSOR_MAP_SWIZZLE_128B", "CU_TENSOR_MAP_SWIZZLE_64B"),
+    ("hopper 900", "(TRANS_A ? 16 * 128 : 32) >> 4", "(TRANS_A ? 16 * 128 : 16) >> 4"),
+    ("hopper 900", "b_step = (TRANS_B ? 16 * 128 : 32)", "b_step = (TRANS_B ? 8 * 128 : 32)"),
+    ("hopper 900", "ampi_ptx_wgmma_wait<1>();\n        if (step > 0) ampi_d_hopper_release(h, r, last);",
+     "ampi_ptx_wgmma_wait<1>();\n        ampi_d_hopper_release(h, r, r.slot);"),
+    ("hopper 900", "        ampi_ptx_wgmma_wait<1>();\n", ""),
+    ("hopper 900", "        ampi_ptx_wgmma_fence();\n", ""),
+    ("hopper 900", "    ampi_ptx_wgmma_finish(sum);\n", ""),
+    ("hopper 900", "        ampi_ptx_wgmma_commit();\n", ""),
+    ("hopper 900", "step > 0 || q > 0)", "step > 0 || q >= 0)"),
+    ("hopper 900", "        ampi_ptx_fence_async();\n", ""),
+    ("hopper 900", "        if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<1>();\n", ""),
+    ("hopper 900", "ampi_ptx_bulk_wait_read<1>()", "ampi_ptx_bulk_wait_read<2>()"),
+    ("hopper 900", "        ampi_ptx_fence_async();\n        ampi_ptx_group_sync(group);",
+     "        ampi_ptx_fence_async();"),
+    ("hopper 900", "    if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait();\n", ""),
+    ("hopper 900", "        ampi_ptx_mbarrier_publish();\n", ""),
+    ("hopper 900", "ampi_d_hopper_ring<N>(h, shared);\n    ampi_ptx_cluster_sync();",
+     "ampi_d_hopper_ring<N>(h, shared);"),
+    ("hopper 900", "ampi_ptx_mbarrier_init(r.empty + i, 8 * h.cluster);", "ampi_ptx_mbarrier_init(r.empty + i, 8);"),
+    ("hopper 900", "if (threadIdx.x % 32 < h.cluster) ampi_ptx_mbarrier_arrive(r.empty + slot, threadIdx.x % 32);",
+     "if (threadIdx.x % 32 < h.cluster) ampi_ptx_mbarrier_arrive(r.empty + slot, blockIdx.x % h.cluster);"),
+    ("hopper 900", "h.cluster == 2 ? 3 : 0);", "h.cluster == 2 ? 1 : 0);"),
+    ("hopper 900", "blockIdx.x % h.cluster * share,", "0 * share,"),
+    ("hopper 900", "((2 * b + lane / 16) ^ (lane & 7u)) * 16", "((2 * b + lane / 16) ^ (lane & 3u)) * 16"),
+    ("hopper 900", "make_float2(sum[4 * q + 2], sum[4 * q + 3])", "make_float2(sum[4 * q], sum[4 * q + 3])"),
+    ("hopper 900", "t.piece = sum / batch;", "t.piece = h.p.pieces - 1 - sum / batch;"),
+    ("hopper 900", "for (uint32_t s = 1; s < p.pieces; s++) {\n            ampi_d_load8(next, p.sums + s * piece,",
+     "for (uint32_t s = 1; s < p.pieces; s++) {\n            ampi_d_load8(next, p.sums + (p.pieces - s) * piece,"),
     # --- conv
     ("conv", "forward = { count, w, x, y, c->og }", "forward = { count, w, x, y, 0 }"),
     ("conv", "op, dy, x, w, dx, dw, db);\n    if (r == AMP_OK && dx) {\n        ampi_cuda_batch",
@@ -229,7 +272,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class Cuda(mutants.Header):
     name = "amp_cuda.cuh"
     table = TABLE
-    tests = "half gemm conv nn scaler optim model".split()
+    tests = "half gemm hopper conv nn scaler optim model".split()
     own = "half nn".split()      # these hold a copy of the implementation
     seconds = 300
     out = os.path.join(mutants.ROOT, "build", "mutants_emu")
