@@ -7927,7 +7927,7 @@ AMPI_KERNEL_AVX2(ampi_ln_dx_plain,
 /* The sums of a row: sum += dy * gamma, dot += dy * gamma * (x - mean). */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
                                                     const void* dy, const void* x, const float* gamma, __m512 mean) {
-    const __m512 g = _mm512_maskz_mul_ps(m, ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m));
+    const __m512 g = _mm512_mul_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m));
     ampi_dot_step(m, sum, dot, ampi_widen_x16(g), ampi_get_x16(t, x, i, m), mean);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dot_typed(amp_dtype t, double* sum, double* dot, const void* dy,
