@@ -8379,9 +8379,11 @@ AMPI_INLINE void ampi_row_max_plain_body(int hw, float* max, const float* x, uin
     uint32_t i, l, step;
     (void)hw;
     for (l = 0; l < AMPI_LANES; l++) m[l] = *max;
-    for (i = 0; i < n; i += AMPI_LANES)
+    for (i = 0; i < n; i += AMPI_LANES) {
+        const float* v = x + i;
         for (l = 0; l < AMPI_LANES; l++)
-            m[l] = ampi_select(ampi_mask(x[i + l] > m[l]) & ampi_mask(l < n - i), x[i + l], m[l]);
+            m[l] = ampi_select(ampi_mask(v[l] > m[l]) & ampi_mask(l < n - i), v[l], m[l]);
+    }
     for (step = AMPI_LANES / 2; step > 0; step /= 2)
         for (l = 0; l < step; l++) m[l] = ampi_select(ampi_mask(m[l + step] > m[l]), m[l + step], m[l]);
     *max = m[0];
