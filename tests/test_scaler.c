@@ -780,8 +780,8 @@ static void norm_of_many_chunks(void) {
 
 /* Whole chunks, of which a processor may check several together, beside others of the same or the next tensor: counts,
    places and norms are those of the scalar code. Element `bad` of the second tensor is inf, NaN, or too large for the
-   scale. */
-enum { CHUNKS_BEFORE = 3 * 16384, CHUNKS = 9 * 16384 + 100 };
+   scale. Behind the first lies what belongs to neither. */
+enum { CHUNKS_BEFORE = 3 * 16384 + 32, CHUNKS = 9 * 16384 + 100 };
 static amp_overflow_info check_chunks(amp_dtype t, const float* values, int bad, uint32_t bits, float scale) {
     static float a[CHUNKS_BEFORE + CHUNKS];
     static uint16_t h[CHUNKS_BEFORE + CHUNKS];
@@ -790,7 +790,7 @@ static amp_overflow_info check_chunks(amp_dtype t, const float* values, int bad,
     else amp_convert(h, t, values, AMP_F32, CHUNKS_BEFORE + CHUNKS);
     if (bad >= 0 && t == AMP_F32) put_bits(&a[CHUNKS_BEFORE + bad], bits);
     else if (bad >= 0) h[CHUNKS_BEFORE + bad] = (uint16_t)(t == AMP_F16 && bits == BITS_INF ? 0x7c00u : bits >> 16);
-    list[0] = tensor(t == AMP_F32 ? (void*)a : h, t, CHUNKS_BEFORE, NULL);
+    list[0] = tensor(t == AMP_F32 ? (void*)a : h, t, CHUNKS_BEFORE - 32, NULL);
     list[1] = tensor(t == AMP_F32 ? (void*)(a + CHUNKS_BEFORE) : h + CHUNKS_BEFORE, t, CHUNKS, NULL);
     return check_once(scale, list, 2);
 }
@@ -808,7 +808,8 @@ static void chunks_together(void) {
     static double first[3][COUNT(places)][2];
     int k, p, t, i, known = 0;
     test_seed = 99;
-    for (i = 0; i < CHUNKS_BEFORE + CHUNKS; i++) values[i] = test_uniform() * (i % 5 ? 1.0f : 100.0f);
+    for (i = 0; i < CHUNKS_BEFORE + CHUNKS; i++) values[i] = ldexpf(test_uniform(), (int)(test_random() % 25) - 12);
+    for (i = CHUNKS_BEFORE - 32; i < CHUNKS_BEFORE; i++) put_bits(&values[i], BITS_INF);
     for (k = 0; k < COUNT(isas); k++) {
         if (amp_cpu_force_isa(isas[k]) != AMP_OK) continue;
         for (t = 0; t < 3; t++)
