@@ -7928,7 +7928,7 @@ AMPI_KERNEL_AVX2(ampi_ln_dx_plain,
 /* The sums of a row: sum += dy * gamma, dot += dy * gamma * (x - mean). */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
                                                     const void* dy, const void* x, const float* gamma, __m512 mean) {
-    const __m512 g = _mm512_maskz_mul_ps(m, ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m));
+    const __m512 g = _mm512_mul_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m));
     ampi_dot_step(m, sum, dot, ampi_widen_x16(g), ampi_get_x16(t, x, i, m), mean);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dot_typed(amp_dtype t, double* sum, double* dot, const void* dy,
@@ -8380,9 +8380,11 @@ AMPI_INLINE void ampi_row_max_plain_body(int hw, float* max, const float* x, uin
     uint32_t i, l, step;
     (void)hw;
     for (l = 0; l < AMPI_LANES; l++) m[l] = *max;
-    for (i = 0; i < n; i += AMPI_LANES)
+    for (i = 0; i < n; i += AMPI_LANES) {
+        const float* v = x + i;
         for (l = 0; l < AMPI_LANES; l++)
-            m[l] = ampi_select(ampi_mask(x[i + l] > m[l]) & ampi_mask(l < n - i), x[i + l], m[l]);
+            m[l] = ampi_select(ampi_mask(v[l] > m[l]) & ampi_mask(l < n - i), v[l], m[l]);
+    }
     for (step = AMPI_LANES / 2; step > 0; step /= 2)
         for (l = 0; l < step; l++) m[l] = ampi_select(ampi_mask(m[l + step] > m[l]), m[l + step], m[l]);
     *max = m[0];

@@ -235,6 +235,92 @@ static void test_specials(void) {
     CHECK(is_nan(y[0]) && is_nan(y[1]));            /* a row of -inf only */
 }
 
+/* --- infinities, NaNs, subnormal numbers: the same on every instruction set ------------------------------ */
+
+/* Every seventh element is special; NaNs are signalling ones. Pointers lie one element off. */
+static buffer special_buffer(amp_dtype t, size_t n, size_t turn) {
+    static const double values[] = { 0.0, -0.0, 1e-40, -1e-40, 6e-8, -3e-6, 65504, -65504, 3e38, -3e38, 12.9, -12.9, 90, -90 };
+    const unsigned last = t == AMP_F32 ? 0x7fa00001u : t == AMP_F16 ? 0x7d01u : 0x7fa1u;
+    const unsigned inf = t == AMP_F32 ? 0x7f800000u : t == AMP_F16 ? 0x7c00u : 0x7f80u;
+    const unsigned sign = t == AMP_F32 ? 0x80000000u : 0x8000u;
+    buffer b = random_buffer(t, n + 1, 2);
+    size_t i;
+    b.p = (char*)b.p + amp_dtype_size(t);
+    for (i = turn % 7; i < n; i += 7) {
+        size_t k = (i / 7 + turn) % 18;
+        unsigned bits = (k & 2 ? last : inf) | (k & 1 ? sign : 0);
+        if (k < 14) put(&b, i, values[k]);
+        else if (turn < 4) put(&b, i, 0.5);            /* finite ones only */
+        else if (t == AMP_F32) memcpy((float*)b.p + i, &bits, 4);
+        else ((unsigned short*)b.p)[i] = (unsigned short)bits;
+    }
+    return b;
+}
+/* NaNs have one form in the hash: their sign and payload are the processor's. */
+static void settle(buffer* b) {
+    size_t i;
+    b->p = b->block + GUARD;
+    for (i = 0; i < b->n; i++) {
+        float v = (float)get(b, i);
+        if (is_nan(v)) put(b, i, (double)NAN);
+    }
+    finish(b);
+}
+static int same(const buffer* a, const buffer* b) {
+    size_t i;
+    for (i = 0; i + 1 < a->n; i++) {
+        float x = (float)get(a, i), y = (float)get(b, i);
+        if (memcmp(&x, &y, 4) != 0 && !(is_nan(x) && is_nan(y))) return 0;
+    }
+    return 1;
+}
+static void check_special_activations(amp_dtype t, size_t n, size_t turn) {
+    int f;
+    for (f = AMP_RELU; f <= AMP_SIGMOID; f++) {
+        buffer x = special_buffer(t, n, turn), dy = special_buffer(t, n, turn + 3), y = special_buffer(t, n, 0);
+        CHECK(amp_activation_forward((amp_activation)f, x.p, t, y.p, t, n, NULL) == AMP_OK);
+        CHECK(amp_activation_backward((amp_activation)f, dy.p, t, x.p, t, dy.p, t, n, NULL) == AMP_OK);
+        CHECK(amp_activation_forward((amp_activation)f, x.p, t, x.p, t, n, NULL) == AMP_OK);
+        CHECK(same(&x, &y));
+        settle(&x); settle(&dy); settle(&y);
+    }
+}
+static void check_special_norms(amp_dtype t, size_t n, size_t turn) {
+    buffer x = special_buffer(t, 2 * n, turn), dy = special_buffer(t, 2 * n, turn + 3), y = special_buffer(t, 2 * n, 0);
+    buffer dx = special_buffer(t, 2 * n, 0), g = random_buffer(AMP_F32, 6 * n, 1);
+    float* stats = (float*)g.p;
+    amp_batch_norm_shape s;
+    memset(&s, 0, sizeof s);
+    s.n = 2; s.channels = 1; s.spatial = (int)n;
+    CHECK(amp_softmax_forward(x.p, t, y.p, t, 2, n, NULL) == AMP_OK);
+    CHECK(amp_softmax_backward(dy.p, t, y.p, t, dx.p, t, 2, n, NULL) == AMP_OK);
+    settle(&dx);
+    dx = special_buffer(t, 2 * n, 0);
+    CHECK(amp_batch_norm_forward(&s, 1, x.p, t, NULL, NULL, AMP_F32, NULL, NULL, stats, stats + 1, y.p, t, NULL) == AMP_OK);
+    CHECK(amp_batch_norm_backward(&s, dy.p, t, x.p, t, NULL, AMP_F32, stats, stats + 1, dx.p, t, stats + 2, stats + 3,
+                                  AMP_F32, 0, NULL) == AMP_OK);
+    settle(&y); settle(&dx);
+    y = special_buffer(t, 2 * n, 0); dx = special_buffer(t, 2 * n, 0);
+    CHECK(amp_layer_norm_forward(x.p, t, stats, stats + n, AMP_F32, 0, stats + 2 * n, stats + 2 * n + 2, y.p, t, 2, n,
+                                 NULL) == AMP_OK);
+    CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, stats, AMP_F32, stats + 2 * n, stats + 2 * n + 2, dx.p, t, stats + 4 * n,
+                                  stats + 5 * n, AMP_F32, 1, 2, n, NULL) == AMP_OK);
+    CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, NULL, AMP_F32, stats + 2 * n, stats + 2 * n + 2, dy.p, t, stats + 4 * n,
+                                  stats + 5 * n, AMP_F32, 0, 2, n, NULL) == AMP_OK);
+    settle(&x); settle(&dy); settle(&y); settle(&dx); settle(&g);
+}
+static void test_special_values(void) {
+    static const size_t lengths[] = { 5, 16, 33, 600, 1030 };
+    size_t i, turn;
+    int t;
+    for (t = 0; t < 3; t++)
+        for (i = 0; i < 5; i++)
+            for (turn = 0; turn < 12; turn++) {
+                check_special_activations(types[t], lengths[i], turn);
+                check_special_norms(types[t], lengths[i], turn);
+            }
+}
+
 /* --- softmax and cross-entropy -------------------------------------------------------------- */
 
 static void softmax(const buffer* x, size_t start, size_t d, double* p, double* log_sum) {
@@ -662,6 +748,11 @@ static void check_layer_norm(amp_dtype t, amp_dtype pt, size_t rows, size_t d, d
         CLOSE(dg, i, sums[i], sums[2 * d + i] + u * fabs(sums[i]));
         CLOSE(db, i, sums[d + i], u * fabs(sums[d + i]));
     }
+    /* The same gradient once more, added to itself: twice as much, where that is not rounded. */
+    for (i = 0; i < d; i++) sums[i] = get(&dg, i);
+    CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, gp, pt, (float*)mean.p, (float*)inv.p, NULL, t, dg.p, db.p, pt, 1, rows,
+                                  d, NULL) == AMP_OK);
+    for (i = 0; i < d && pt == AMP_F32; i++) CHECK(get(&dg, i) == 2 * sums[i]);
     free(sums);
     finish(&x);
     finish(&dy);
@@ -939,6 +1030,7 @@ static void run_all(void) {
     TEST(test_slopes_of_reference);
     TEST(test_accuracy);
     TEST(test_specials);
+    TEST(test_special_values);
     TEST(test_softmax);
     TEST(test_cross_entropy);
     TEST(test_log);

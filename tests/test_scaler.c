@@ -778,6 +778,59 @@ static void norm_of_many_chunks(void) {
     CHECK(info.inf_count == 1 && info.nan_count == 2 && info.first_index == 100000);
 }
 
+/* Whole chunks, of which a processor may check several together, beside others of the same or the next tensor: counts,
+   places and norms are those of the scalar code. Element `bad` of the second tensor is inf, NaN, or too large for the
+   scale. Behind the first lies what belongs to neither. */
+enum { CHUNKS_BEFORE = 3 * 16384 + 32, CHUNKS = 9 * 16384 + 100 };
+static amp_overflow_info check_chunks(amp_dtype t, const float* values, int bad, uint32_t bits, float scale) {
+    static float a[CHUNKS_BEFORE + CHUNKS];
+    static uint16_t h[CHUNKS_BEFORE + CHUNKS];
+    amp_tensor list[2];
+    if (t == AMP_F32) memcpy(a, values, sizeof a);
+    else amp_convert(h, t, values, AMP_F32, CHUNKS_BEFORE + CHUNKS);
+    if (bad >= 0 && t == AMP_F32) put_bits(&a[CHUNKS_BEFORE + bad], bits);
+    else if (bad >= 0) h[CHUNKS_BEFORE + bad] = (uint16_t)(t == AMP_F16 && bits == BITS_INF ? 0x7c00u : bits >> 16);
+    list[0] = tensor(t == AMP_F32 ? (void*)a : h, t, CHUNKS_BEFORE - 32, NULL);
+    list[1] = tensor(t == AMP_F32 ? (void*)(a + CHUNKS_BEFORE) : h + CHUNKS_BEFORE, t, CHUNKS, NULL);
+    return check_once(scale, list, 2);
+}
+static int same_norm(double a, double b) {
+#if defined(__FAST_MATH__)
+    return fabs(a - b) <= 1e-12 * a;
+#else
+    return memcmp(&a, &b, sizeof a) == 0;
+#endif
+}
+static void chunks_together(void) {
+    static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+    static const int places[] = { -1, 0, 16383, 16384, 5 * 16384 + 77, 6 * 16384 + 1, 9 * 16384 + 99 };
+    static float values[CHUNKS_BEFORE + CHUNKS];
+    static double first[3][COUNT(places)][2];
+    int k, p, t, i, known = 0;
+    test_seed = 99;
+    for (i = 0; i < CHUNKS_BEFORE + CHUNKS; i++) values[i] = ldexpf(test_uniform(), (int)(test_random() % 25) - 12);
+    for (i = CHUNKS_BEFORE - 32; i < CHUNKS_BEFORE; i++) put_bits(&values[i], BITS_INF);
+    for (k = 0; k < COUNT(isas); k++) {
+        if (amp_cpu_force_isa(isas[k]) != AMP_OK) continue;
+        for (t = 0; t < 3; t++)
+            for (p = 0; p < COUNT(places); p++) {
+                const amp_dtype types[3] = { AMP_F32, AMP_F16, AMP_BF16 };
+                amp_overflow_info info = check_chunks(types[t], values, places[p], BITS_INF, 1024.0f);
+                CHECK(info.inf_count == (p > 0) && info.nan_count == 0 && info.found_inf == (p > 0));
+                CHECK(p == 0 || (info.first_tensor == 1 && info.first_index == (size_t)places[p]));
+                if (p == 0 && known) CHECK(same_norm(first[t][p][0], info.norm));
+                first[t][p][0] = info.norm;
+                info = check_chunks(types[t], values, places[p], 0x7f000000u, 0.25f);   /* 2^127, or a NaN in F16 */
+                CHECK(info.inf_count + info.nan_count == (p > 0) && info.nan_count == (p > 0 && t == 1));
+                CHECK(p == 0 || info.first_index == (size_t)places[p]);
+                if (p == 0 && known) CHECK(same_norm(first[t][p][1], info.norm));
+                first[t][p][1] = info.norm;
+            }
+        known = 1;
+    }
+    CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK && known);
+}
+
 /* --- unscale ---------------------------------------------------------------------------------------------- */
 
 static void unscale_in_place(void) {
@@ -1157,6 +1210,7 @@ int main(void) {
     TEST(inverse_above_one_in_halves);
     TEST(unusable_scales);
     TEST(same_bits_on_every_isa);
+    TEST(chunks_together);
     TEST(unscale_keeps_bad_gradients);
     TEST(momentum_in_the_buffer);
     TEST(accumulation);

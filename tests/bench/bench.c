@@ -70,7 +70,8 @@ static void die(const char* sentence, const char* detail) {
 /* The case that is open: one call of ours, its work, and the arrays it passes over.          */
 /* ---------------------------------------------------------------------------------------- */
 
-typedef struct span { char* data; size_t bytes; char use; } span;   /* use: 'r' read, 'w' written, 'u' both */
+/* use: 'r' read, 'w' written, 'u' both; first: read to its end before the others begin */
+typedef struct span { char* data; size_t bytes; char use, first; } span;
 
 typedef struct open_case {
     amp_result (*call)(void);
@@ -129,7 +130,7 @@ static void* array(amp_dtype t, size_t n, char use) {
     fill(p, t, n);
     if (use) {
         span s;
-        s.data = p; s.bytes = n * amp_dtype_size(t); s.use = use;
+        s.data = p; s.bytes = n * amp_dtype_size(t); s.use = use; s.first = 0;
         o->spans[o->span_count++] = s;
     }
     return p;
@@ -266,16 +267,17 @@ static double limit_of_arithmetic(void) {
 
 /* One pass over the arrays of the case, piece by piece of the largest and as much of the others. `streams` pages are
    under way at a time: one page after the other leaves some memories idle, many at once are slow on others. */
-static void pass_piece(const limit_kernels* k, int past, size_t piece, size_t pieces) {
+static void pass_piece(const limit_kernels* k, int first, int past, size_t piece, size_t pieces) {
     int s;
     for (s = 0; s < now_open.span_count; s++) {
         const span* a = &now_open.spans[s];
         size_t lines = a->bytes / 64, from = lines * piece / pieces * 64, to = lines * (piece + 1) / pieces * 64;
+        if (a->first != first) continue;
         if (past && a->use == 'w') write_past(a->data + from, to - from);
         else k->pass(a->data + from, to - from, a->use);
     }
 }
-static void pass_part(const limit_kernels* k, size_t streams, int past, size_t part, size_t parts) {
+static void pass_part(const limit_kernels* k, int first, size_t streams, int past, size_t part, size_t parts) {
     const open_case* o = &now_open;
     size_t largest = 0, groups, g, i, q;
     int s;
@@ -284,18 +286,21 @@ static void pass_part(const limit_kernels* k, size_t streams, int past, size_t p
     for (g = groups * part / parts; g < groups * (part + 1) / parts; g++)
         for (i = 0; i < PIECES; i++)
             for (q = 0; q < streams; q++)
-                pass_piece(k, past, (g * streams + q) * PIECES + i, groups * streams * PIECES);
+                pass_piece(k, first, past, (g * streams + q) * PIECES + i, groups * streams * PIECES);
 }
 static double seconds_of_pass(size_t streams, int past) {
     const limit_kernels k = limits();
     const int parts = bytes_moved() < THREADED_BYTES ? 1 : threads();
-    int t, calls = 0;
+    const int firsts = now_open.span_count > 0 && now_open.spans[now_open.span_count - 1].first;
+    int t, first, calls = 0;
     double start = now();
     do {
+        for (first = firsts; first >= 0; first--) {
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static) num_threads(parts) if (parts > 1)
 #endif
-        for (t = 0; t < parts; t++) pass_part(&k, streams, past, (size_t)t, (size_t)parts);
+            for (t = 0; t < parts; t++) pass_part(&k, first, streams, past, (size_t)t, (size_t)parts);
+        }
         calls++;
     } while (now() - start < SAMPLE / 3.0);
     return (now() - start) / calls;
@@ -461,7 +466,8 @@ static void open_optimizer(const char* shape, amp_optimizer_kind kind, float mom
     if (o->type != AMP_F32) {
         p->low = low_array(p->count, 'w');
         p->low_dtype = o->type;
-        o->spans[o->span_count++] = grads;          /* the check reads them once more */
+        grads.first = 1;                            /* the check reads them before: it forms their norm */
+        o->spans[o->span_count++] = grads;
         d.clip_norm = 1.0f;
         open_scaler();
     }
