@@ -6092,12 +6092,12 @@ AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db,
                             amp_dtype db_dtype, int accumulate) {
-    size_t outs = (size_t)c->s.out_channels;
-    int64_t task, tasks = (int64_t)(outs + 3) / 4;
+    size_t outs = (size_t)c->s.out_channels, each = ampi_min_size(ampi_max_size(outs / ampi_threads(), 1), 4);
+    int64_t task, tasks = (int64_t)ampi_div_up(outs, each);
     AMPI_PARALLEL_FOR(c->y_count > 65536)
     for (task = 0; task < tasks; task++) {
         float sum[4 * 16], part[4 * 1024];
-        size_t o = (size_t)task * 4, rows = ampi_min_size(outs - o, 4), n, p, r, l;
+        size_t o = (size_t)task * each, rows = ampi_min_size(outs - o, each), n, p, r, l;
         memset(sum, 0, sizeof sum);
         for (n = 0; n < (size_t)c->s.n; n++)
             for (p = 0; p < c->out_pixels; p += 1024) {
