@@ -5426,7 +5426,7 @@ AMPI_FN void ampi_abreast_band(ampi_abreast* d, size_t g, size_t block, size_t y
     u.b_step = d->unit * d->channel;
     u.bias = bias ? bias + g * d->rows : NULL;
     u.ldt = d->ldt;
-    if (images <= d->isa.lanes) memset(t, 0, d->rows * d->ldt * sizeof *t);      /* the second vectors stay so */
+    if (d->skips && images <= d->isa.lanes) memset(t, 0, d->rows * d->ldt * sizeof *t);  /* second vectors stay so */
     for (y = y0; y < y1; y++)
         ampi_abreast_row(d, &u, (int64_t)y, images, t + (y - y0) * width * d->width, lists);
     for (i = 0; i < d->rows; i++) {
