@@ -5427,7 +5427,7 @@ AMPI_FN void ampi_abreast_band(ampi_abreast* d, size_t g, size_t block, size_t y
     u.b_step = d->unit * d->channel;
     u.bias = bias ? bias + g * d->rows : NULL;
     u.ldt = d->ldt;
-    if (images <= d->isa.lanes) memset(t, 0, d->rows * d->ldt * sizeof *t);      /* the second vectors stay so */
+    if (d->skips && images <= d->isa.lanes) memset(t, 0, d->rows * d->ldt * sizeof *t);  /* second vectors stay so */
     for (y = y0; y < y1; y++)
         ampi_abreast_row(d, &u, (int64_t)y, images, t + (y - y0) * width * d->width, lists);
     for (i = 0; i < d->rows; i++) {
@@ -6093,12 +6093,12 @@ AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db,
                             amp_dtype db_dtype, int accumulate) {
-    size_t outs = (size_t)c->s.out_channels;
-    int64_t task, tasks = (int64_t)(outs + 3) / 4;
+    size_t outs = (size_t)c->s.out_channels, each = ampi_min_size(ampi_max_size(outs / ampi_threads(), 1), 4);
+    int64_t task, tasks = (int64_t)ampi_div_up(outs, each);
     AMPI_PARALLEL_FOR(c->y_count > 65536)
     for (task = 0; task < tasks; task++) {
         float sum[4 * 16], part[4 * 1024];
-        size_t o = (size_t)task * 4, rows = ampi_min_size(outs - o, 4), n, p, r, l;
+        size_t o = (size_t)task * each, rows = ampi_min_size(outs - o, each), n, p, r, l;
         memset(sum, 0, sizeof sum);
         for (n = 0; n < (size_t)c->s.n; n++)
             for (p = 0; p < c->out_pixels; p += 1024) {

@@ -120,7 +120,7 @@ TABLE = [
      "line[n] = sums[a / f->deep * t->part * f->isa.lanes + b * t->edge + a % f->deep + ch];"),
     ("conv", "f->lines = deep == kh ? rows :", "f->lines = deep > 0 ? rows :"),
     ("conv", "t.channels = (ch + 1) * f->c->cg / f->channel_tiles - t.ch;", "t.channels = f->c->cg - t.ch;"),
-    ("conv", "t.o = o * f->c->og / f->out_tiles;", "t.o = 0;"),
+    ("conv", "t.o = o * f->c->og / f->out_tiles;", "t.o = o * f->c->og / f->out_tiles + (o > 0 ? 1 : 0);"),
     ("conv", "u->b_next = w / tile->part * line + w % tile->part * lanes - at;", "u->b_next = lanes;"),
     ("conv", "+ t->g * c->og + t->o + o) * p, p);", "+ t->g * c->og + o) * p, p);"),
     ("conv", "step = f->deep < (size_t)c->s.kernel_h ? 1 : (size_t)c->s.stride_h,", "step = 1,"),

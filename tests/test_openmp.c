@@ -119,7 +119,7 @@ static const int CONVOLUTIONS[][8] = {
     { 3, 32, 32, 32, 3, 1, 1, 32 }
 };
 
-/* y, dx and dw, by as many threads as there are now. */
+/* y, dx, dw and db, by as many threads as there are now. */
 static uint64_t convolved(const int z[8], amp_dtype t) {
     amp_conv2d_shape s;
     size_t x, w, y, i;
@@ -139,16 +139,16 @@ static uint64_t convolved(const int z[8], amp_dtype t) {
     exec.workspace_size = amp_conv2d_workspace(&s);
     exec.workspace = malloc(exec.workspace_size);
     source = (float*)malloc((x + w + y) * sizeof *source);
-    results = (float*)malloc((x + w + y) * sizeof *results);
+    results = (float*)malloc((x + w + y + (size_t)z[3]) * sizeof *results);
     low = (char*)malloc((x + w + y) * sizeof *source);
     weights = low + x * amp_dtype_size(t);
     dy = weights + w * amp_dtype_size(t);
     for (i = 0; i < x + w + y; i++) source[i] = amp_random_normal(13, i);
     CHECK(amp_convert(low, t, source, AMP_F32, x + w + y) == AMP_OK);
     CHECK(amp_conv2d_forward(&s, low, t, weights, t, NULL, t, results, AMP_F32, &exec) == AMP_OK);
-    CHECK(amp_conv2d_backward(&s, dy, t, low, t, weights, t, results + y, AMP_F32, results + y + x, AMP_F32, NULL,
-                              AMP_F32, 0, &exec) == AMP_OK);
-    h = hash_bytes(h, results, (x + w + y) * sizeof *results);
+    CHECK(amp_conv2d_backward(&s, dy, t, low, t, weights, t, results + y, AMP_F32, results + y + x, AMP_F32,
+                              results + y + x + w, AMP_F32, 0, &exec) == AMP_OK);
+    h = hash_bytes(h, results, (x + w + y + (size_t)z[3]) * sizeof *results);
     free(exec.workspace); free(source); free(results); free(low);
     return h;
 }
