@@ -2803,6 +2803,8 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
    sees k in ascending order. So neither mc, nc, kc nor the number of threads can change a bit.
    A convolution is the same product on other operands: an "image" operand computes its elements' places
    (im2col) while it is packed, so the unfolded image never lies in memory.
+   Instructions that multiply pairs of 16-bit numbers take *words* instead of FP32 (see there): vdpbf16ps, whose
+   sums are the same, and AMX, whose are not, so that it has to be asked for.
 
    Letters: mr rows x nr columns are what the micro-kernel holds in registers; nr = 2 vectors of `lanes`. */
 
