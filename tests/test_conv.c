@@ -164,6 +164,8 @@ static void tensor_spoil(tensor* t, float special, uint32_t one_in) {
     amp_convert(t->value, AMP_F32, tensor_at(t), t->dtype, t->count);
 }
 
+/* 1: the expected sums are not wanted. */
+static int without_reference;
 /* Whole numbers: where no sum leaves 24 bits every order gives the same one. */
 static int whole_numbers;
 static void tensor_whole(tensor* t, uint32_t most) {
@@ -197,7 +199,7 @@ static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dt
     v.ry = (float*)malloc(y * sizeof(float));         v.rdx = (float*)malloc(x * sizeof(float));
     v.rdw = (float*)malloc(w * sizeof(float));        v.rdw_added = (float*)malloc(w * sizeof(float));
     v.rdb = (float*)malloc(o * sizeof(float));        v.rdb_added = (float*)malloc(o * sizeof(float));
-    reference_y(&v); reference_dw(&v); reference_dx(&v); reference_db(&v);
+    if (!without_reference) { reference_y(&v); reference_dw(&v); reference_dx(&v); reference_db(&v); }
     return v;
 }
 static void conv_free(conv* v) {
@@ -269,10 +271,11 @@ static const int SHAPES[][14] = {
 static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dtype result, const float* special) {
     conv v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
                       act, weight, result, special);
+    const amp_isa best = amp_cpu_isa();
     int i;
     for (i = 0; i < 5; i++) {
         size_t full;
-        if (amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
+        if ((whole_numbers && ISAS[i] != best) || amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
         full = amp_conv2d_workspace(&v.s);
         CHECK(full > 0);
         conv_check(&v, 0, full);
@@ -314,8 +317,8 @@ static void test_random_convolutions(void) {
     }
 }
 
-/* On the matrix unit, where there is one: strides, tails of tiles, groups, planes, one image, a pixel count that is no
-   multiple of anything, a depth of several blocks. */
+/* On the matrix unit, where the best instruction set has one: strides, tails of tiles, groups, planes, one image, a pixel
+   count that is no multiple of anything, a depth of several blocks. */
 static void test_whole_numbers(void) {
     static const int Z[9][14] = { { 2, 32, 6, 7, 33, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 1, 128, 5, 5, 130, 3, 2, 1, 1, 1, 0, 1, 1, 1 },
         { 2, 64, 7, 5, 96, 1, 1, 1, 1, 0, 0, 1, 1, 1 },   { 2, 64, 6, 6, 64, 3, 3, 1, 1, 2, 2, 2, 2, 2 },
@@ -392,12 +395,14 @@ static void direct_check(const int* z, amp_dtype t, int odd) {
 static void test_direct_zeros(void) {
     size_t i, t;
     int isa, odd;
-    for (isa = 0; isa < 5; isa++) {
+    without_reference = 1;
+    for (isa = 0; isa < 4; isa++) {
         if (amp_cpu_force_isa(ISAS[isa]) != AMP_OK) continue;
         for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
             for (t = 0; t < 3; t++)
                 for (odd = 0; odd < 3; odd++) direct_check(SHAPES[i], TYPES[t], odd);
     }
+    without_reference = 0;
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
 
