@@ -185,8 +185,9 @@ typedef struct amp_allocator {
 
 /* In which order a product of two 16-bit operands adds up.
    FIXED: one order for all processors (amp_gemm tells which), so a run has the same bits everywhere.
-   FAST: the order of the processor's matrix unit, where it has one and the product is large enough to gain:
-   several times as fast. The bits then depend on the processor, but still not on threads or on the run.
+   FAST: the order of the processor's matrix unit, where it has one and the product is large enough: BF16 is
+   several times as fast, F16, which takes four products for one, up to twice, and not on every machine faster.
+   The bits then depend on the processor, but still not on threads or on the run.
    Today this is Intel's AMX on Linux; elsewhere FAST is FIXED. In that unit BF16 subnormals and sums below
    2^-126 count as zero, and an infinite FP16 operand may give NaN where FIXED gives infinity. A GPU has one
    order of its own. */
@@ -4321,7 +4322,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s, const amp_exec* e
 /* Tiles of full size. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
     size_t kc = AMPI_GEMM_KC;
-    if (g->words == AMPI_WORDS_F16) kc /= 2;
+    if (g->words == AMPI_WORDS_F16) kc /= 4;      /* 256 words: two panels about fill the first-level cache */
     if (g->words == AMPI_WORDS_BF16 && !g->staged) kc *= 2;
     return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC, kc);
 }
