@@ -368,7 +368,6 @@ SPECIAL = {
         ("gemm conv", "if (w + 16 < words)\n            _mm512_storeu_si512(dst + w + 16", "if (w + 32 < words)\n            _mm512_storeu_si512(dst + w + 16"),
         ("conv", "_mm512_maskz_srli_epi64(0xff, high, 32)", "_mm512_maskz_srli_epi64(0xff, high, 31)"),
         ("conv", "return !g->words ? kc : g->staged ? ampi_max_size(kc, ampi_words(g, kc))", "return !g->words ? kc : g->staged ? ampi_words(g, kc)"),
-        ("train", "m->exec.sums = desc->sums;", ""),
     ],
 }
 
