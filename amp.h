@@ -1574,16 +1574,20 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 #endif
 
 /* Inlined into every ISA's copy of a kernel; hosts may have defined `inline` away, so the attribute
-   decides. */
+   decides. FETCH asks for the cache line `byte` bytes on, which may lie outside of all that is there. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
   #define AMPI_RESTRICT __restrict__
+  #define AMPI_FETCH(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)))
 #elif defined(_MSC_VER)
   #define AMPI_INLINE static __forceinline
   #define AMPI_RESTRICT __restrict
 #else
   #define AMPI_INLINE static
   #define AMPI_RESTRICT
+#endif
+#ifndef AMPI_FETCH
+  #define AMPI_FETCH(p, byte) ((void)(p), (void)(byte))
 #endif
 
 /* OpenMP if the user compiles with it. Loops run over chunks whose size is fixed, so that the bits do not
@@ -2814,10 +2818,11 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
 /* t[i][j] = (first ? 0 : old[i][j]) + sum over k of a[i*rs + k*ks] * b[k*bs + j], i < rows, j < width,
    width = lanes, or 2*lanes if `two`; only the first `columns` are written, and `two` if columns > lanes.
    `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so every NaN becomes the
-   one positive quiet NaN: which payload and sign an fma hands on differs between processors. */
+   one positive quiet NaN: which payload and sign an fma hands on differs between processors. What lies `ahead`
+   floats on from each b[k*bs] is fetched meanwhile. */
 typedef struct ampi_micro {
     const float* a; size_t rs, ks;
-    const float* b; size_t bs;
+    const float* b; size_t bs, ahead;
     const float* old; size_t ldo;
     float* t; size_t ldt;
     size_t k, columns;
@@ -2887,7 +2892,7 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO(name, V, ROWS, two_)                                                             \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
         const int two = two_;                                                                       \
-        const size_t rs = u->rs, ks = u->ks, bs = u->bs;                                            \
+        const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(float);          \
         const size_t rest = u->columns - (two ? AMPI_##V##_LANES : 0);                              \
         const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
         const float *p12 = p9 + 3 * rs, *b = u->b;                                                  \
@@ -2896,6 +2901,8 @@ typedef struct ampi_gemm_isa {
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
         if (!u->first) { const float* old = u->old; const size_t ldo = u->ldo; ROWS(AMPI_MICRO_READ, V) } \
         for (k = u->k; k > 0; k--) {                                                                \
+            AMPI_FETCH(b, ahead);                                                                   \
+            if (two && AMPI_##V##_LANES == 16) AMPI_FETCH(b, ahead + 64);                           \
             b0 = AMPI_##V##_LOAD(b);                                                                \
             if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                    \
             ROWS(AMPI_MICRO_STEP, V)                                                                \
@@ -2914,12 +2921,14 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO_CASE(V, R) \
     case R: if (u->two) ampi_micro_##V##_##R##_2(u); else ampi_micro_##V##_##R##_1(u); break;
 
-/* Widening loads, one block at a time. LOADn and TAILn: n full lanes, or the first `rest` lanes and zeros. */
+/* Widening loads, one block at a time; what follows a row is likely to be asked for next, a panel on. LOADn and TAILn: n full lanes, or the first `rest` lanes and zeros. */
 #define AMPI_LOAD_ROWS(V, KIND, type)                                                               \
     {                                                                                               \
         const type* s = (const type*)src;                                                           \
         size_t r, c;                                                                                \
         for (r = 0; r < rows; r++, s += lds, dst += ldd) {                                          \
+            AMPI_FETCH(s + cols, 0);                                                                \
+            if (AMPI_##V##_LANES * sizeof(type) == 64) AMPI_FETCH(s + cols, 64);                    \
             for (c = 0; c + AMPI_##V##_LANES <= cols; c += AMPI_##V##_LANES)                        \
                 AMPI_##V##_STORE(dst + c, AMPI_##V##_##KIND(s + c));                                \
             if (c < cols) AMPI_##V##_STORE(dst + c, AMPI_##V##_##KIND##_TAIL(s + c, cols - c));     \
@@ -4098,7 +4107,9 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, const
     u->two = columns > g->lanes;
     u->bs = u->two ? nr : g->lanes;
     u->columns = b->direct ? columns : u->bs;
+    u->ahead = 8 * u->bs;
     if (j < b->packed) {
+        u->ahead = b->few ? nr : 8 * s->b.ld;
         u->bs = s->b.ld;
         u->b = (const float*)s->b.data + s->b.offset + b->k0 * u->bs + b->j0 + j;
         return;
@@ -4129,6 +4140,7 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
                               size_t j, ampi_micro* u) {
     size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), columns = ampi_min_size(b->nc - j, 2 * g->lanes);
     int direct = b->direct && (!g->whole || (rows % 16 == 0 && columns == u->bs));
+    size_t i;
     float out[32 * 32];
     u->old = u->t = b->t + low * b->ldt + j;
     u->ldt = b->ldt;
@@ -4138,6 +4150,10 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
     } else if (b->finish) {
         u->t = out;
         u->ldt = 32;
+    }
+    for (i = 0; !b->first && i < rows; i++) {                 /* the next panel's old sums */
+        AMPI_FETCH(u->old + i * b->ldt + 2 * g->lanes, 0);
+        if (g->lanes == 16) AMPI_FETCH(u->old + i * b->ldt + 32, 64);
     }
     g->micro(rows, u);
     if (!direct && b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
