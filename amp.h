@@ -1574,11 +1574,13 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 #endif
 
 /* Inlined into every ISA's copy of a kernel; hosts may have defined `inline` away, so the attribute
-   decides. FETCH asks for the cache line `byte` bytes on, which may lie outside of all that is there. */
+   decides. FETCH asks for the cache line `byte` bytes on, which may lie outside of all that is there. OPAQUE makes
+   the compiler forget where a pointer comes from. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
   #define AMPI_RESTRICT __restrict__
   #define AMPI_FETCH(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)))
+  #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
 #elif defined(_MSC_VER)
   #define AMPI_INLINE static __forceinline
   #define AMPI_RESTRICT __restrict
@@ -1588,6 +1590,7 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 #endif
 #ifndef AMPI_FETCH
   #define AMPI_FETCH(p, byte) ((void)(p), (void)(byte))
+  #define AMPI_OPAQUE(pointer) ((void)0)
 #endif
 
 /* OpenMP if the user compiles with it. Loops run over chunks whose size is fixed, so that the bits do not
@@ -2874,10 +2877,25 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO_READ(i, p, o, V) \
     c##i##0 = AMPI_##V##_LOAD(old + i * ldo);                                                       \
     if (two) c##i##1 = AMPI_##V##_LOAD(old + i * ldo + AMPI_##V##_LANES);
+/* One row of three spreads its element of A inside the fma, for each vector anew, the others in a load of its own:
+   so neither the load ports nor, where two threads share a core, the decoders are the limit. */
 #define AMPI_MICRO_STEP(i, p, o, V) \
-    x = AMPI_##V##_SPREAD((p)[o]);                                                                  \
-    c##i##0 = AMPI_##V##_FMA(x, b0, c##i##0);                                                       \
-    if (two) c##i##1 = AMPI_##V##_FMA(x, b1, c##i##1);
+    if (i % 3 == 0) {                                                                               \
+        AMPI_##V##_FMA_AT(c##i##0, b0, (p) + (o));                                                  \
+        if (two) AMPI_##V##_FMA_AT(c##i##1, b1, (p) + (o));                                         \
+    } else {                                                                                        \
+        x = AMPI_##V##_SPREAD((p)[o]);                                                              \
+        c##i##0 = AMPI_##V##_FMA(x, b0, c##i##0);                                                   \
+        if (two) c##i##1 = AMPI_##V##_FMA(x, b1, c##i##1);                                          \
+    }
+/* c += *p * b where there is no such instruction */
+#define AMPI_FMA_AT_SPREAD(V, c, b, p) c = AMPI_##V##_FMA(AMPI_##V##_SPREAD(*(p)), b, c)
+/* clang would make one chain of additions of all pointers. */
+#ifdef __clang__
+  #define AMPI_MICRO_ON(p, step) p += step; AMPI_OPAQUE(p);
+#else
+  #define AMPI_MICRO_ON(p, step) p += step;
+#endif
 #define AMPI_MICRO_CLEAN(i, p, o, V) \
     c##i##0 = AMPI_##V##_CLEAN(c##i##0);                                                            \
     if (two) c##i##1 = AMPI_##V##_CLEAN(c##i##1);
@@ -2906,8 +2924,8 @@ typedef struct ampi_gemm_isa {
             b0 = AMPI_##V##_LOAD(b);                                                                \
             if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                    \
             ROWS(AMPI_MICRO_STEP, V)                                                                \
-            p0 += ks; p3 += ks; p6 += ks; p9 += ks; p12 += ks;                                      \
-            b += bs;                                                                                \
+            AMPI_MICRO_ON(p0, ks) AMPI_MICRO_ON(p3, ks) AMPI_MICRO_ON(p6, ks)                       \
+            AMPI_MICRO_ON(p9, ks) AMPI_MICRO_ON(p12, ks) AMPI_MICRO_ON(b, bs)                       \
         }                                                                                           \
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
         float* t = u->t;                                                                            \
@@ -2967,6 +2985,9 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
 #define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
 #define AMPI_V16_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+/* An intrinsic for it does not exist, and compilers would share the load. For both dialects of assembly. */
+#define AMPI_V16_FMA_AT(c, b, p) \
+    __asm__("vfmadd231ps {%2%{1to16%}, %1, %0|%0, %1, dword ptr %2%{1to16%}}" : "+v"(c) : "v"(b), "m"(*(p)))
 #define AMPI_V16_IS_NAN(v) _mm512_cmpgt_epu32_mask(_mm512_and_si512(_mm512_castps_si512(v), \
     _mm512_set1_epi32(0x7fffffff)), _mm512_set1_epi32(0x7f800000))
 #define AMPI_V16_CLEAN(v) \
@@ -3075,6 +3096,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_STORE(p, v) _mm256_storeu_ps(p, v)
 #define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
 #define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define AMPI_V8_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V8, c, b, p)
 #define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
     _mm256_set1_epi32(0x7fffffff)), _mm256_set1_epi32(0x7f800000))
 #define AMPI_V8_CLEAN(v) _mm256_castsi256_ps(_mm256_blendv_epi8(_mm256_castps_si256(v), \
@@ -3132,6 +3154,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
 #define AMPI_V4_STORE(p, v) vst1q_f32(p, v)
 #define AMPI_V4_SPREAD(x) vdupq_n_f32(x)
 #define AMPI_V4_FMA(a, b, c) vfmaq_f32(c, a, b)
+#define AMPI_V4_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V4, c, b, p)
 #define AMPI_V4_IS_NAN(v) \
     vcgtq_u32(vandq_u32(vreinterpretq_u32_f32(v), vdupq_n_u32(0x7fffffffu)), vdupq_n_u32(0x7f800000u))
 #define AMPI_V4_CLEAN(v) \
@@ -3322,6 +3345,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
 #define AMPI_B16_STORE(p, v) AMPI_V16_STORE(p, v)
 #define AMPI_B16_SPREAD(x) AMPI_V16_SPREAD(x)
 #define AMPI_B16_FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
+#define AMPI_B16_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(B16, c, b, p)
 #define AMPI_B16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
 AMPI_MICRO_PAIR(B16, 1) AMPI_MICRO_PAIR(B16, 2) AMPI_MICRO_PAIR(B16, 3) AMPI_MICRO_PAIR(B16, 4)
@@ -3689,11 +3713,6 @@ AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
 /* d = s, n floats that do not overlap; copies of constant size become vector moves, and the last of them overlaps
    the one before, which costs less than smaller ones. The loop must not become one memcpy: gcc
    expands that to `rep movs`, which takes longer to start than most of these copies take. */
-#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
-  #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
-#else
-  #define AMPI_OPAQUE(pointer) ((void)0)
-#endif
 AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
     size_t i = 0;
     if (n >= 16) {
