@@ -2939,7 +2939,8 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO_CASE(V, R) \
     case R: if (u->two) ampi_micro_##V##_##R##_2(u); else ampi_micro_##V##_##R##_1(u); break;
 
-/* Widening loads, one block at a time; what follows a row is likely to be asked for next, a panel on. LOADn and TAILn: n full lanes, or the first `rest` lanes and zeros. */
+/* Widening loads, one block at a time; what follows a row is likely to be asked for next, a panel on. LOADn and
+   TAILn: n full lanes, or the first `rest` lanes and zeros. */
 #define AMPI_LOAD_ROWS(V, KIND, type)                                                               \
     {                                                                                               \
         const type* s = (const type*)src;                                                           \
