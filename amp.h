@@ -476,6 +476,8 @@ typedef enum amp_activation {
     AMPI_ACTIVATION_MAX = 0x7fffffff
 } amp_activation;
 
+/* Bytes of workspace with which the two calls below run at full speed on many elements of 16 bits. */
+enum { AMP_ACTIVATION_WORKSPACE = 65536 * 4 + 128 };
 /* y = f(x), n elements; x and y may be the same if their types are. */
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
                                           void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
@@ -8357,6 +8359,113 @@ AMPI_FN void ampi_activation_slope(amp_activation f, const void* dy, amp_dtype d
     ampi_close(dx, dxt, at, n, v);
 }
 
+/* An element of 16 bits is one of 65,536. Where there are many of them, a table of f or f' of each, made by the code
+   above in the workspace, is faster than to compute each anew; not for those that are a few operations only. */
+enum { AMPI_VALUES = 65536 };
+
+/* Room for a table with entries of `size` bytes for the values of type t, if n elements are worth one; or NULL. */
+AMPI_FN void* ampi_value_table(amp_dtype t, size_t size, size_t n, const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
+    if (amp_dtype_size(t) != 2 || n < 4 * AMPI_VALUES || bytes < AMPI_VALUES * size + 128) return NULL;
+    return ampi_align64(exec->workspace);
+}
+/* The values [first, first + AMPI_TILE). */
+AMPI_FN void ampi_values(uint16_t* v, int64_t first) {
+    int i;
+    for (i = 0; i < AMPI_TILE; i++) v[i] = (uint16_t)(first + i);
+}
+AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, amp_dtype xt, amp_dtype yt, size_t n,
+                                              const amp_exec* exec) {
+    const int wanted = f != AMP_RELU && amp_dtype_size(yt) == sizeof(uint16_t);
+    uint16_t* table = wanted ? (uint16_t*)ampi_value_table(xt, sizeof(uint16_t), n, exec) : NULL;
+    int64_t i;
+    if (!table) return NULL;
+    AMPI_PARALLEL_FOR(1)
+    for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
+        uint16_t x[AMPI_TILE];
+        ampi_values(x, i);
+        ampi_activation(f, x, xt, table + i, yt, 0, AMPI_TILE);
+    }
+    return table;
+}
+AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, size_t n, const amp_exec* exec) {
+    const int wanted = f == AMP_GELU || f == AMP_GELU_TANH;
+    float* table = wanted ? (float*)ampi_value_table(st, sizeof(float), n, exec) : NULL;
+    int64_t i;
+    if (!table) return NULL;
+    AMPI_PARALLEL_FOR(1)
+    for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
+        uint16_t bits[AMPI_TILE];
+        float s[AMPI_TILE];
+        int l;
+        ampi_values(bits, i);
+        ampi_load_f32(s, bits, st, 0, AMPI_TILE);
+        for (l = 0; l < AMPI_TILE; l++) table[i + l] = 1.0f;
+        ampi_activation_slope(f, table + i, AMP_F32, s, AMP_F32, table + i, AMP_F32, 0, AMPI_TILE);
+    }
+    return table;
+}
+#if AMPI_X86
+/* Entries are read 32 bits at a time: of 16 bits, together with the next one. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_value_x16(const uint16_t* v, size_t i, __mmask16 m) {
+    return _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, v + i));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_look_up_x16(amp_dtype t, size_t i, __mmask16 m, uint16_t* y,
+                                                     const uint16_t* x, const uint16_t* table) {
+    const __m512i zero = _mm512_setzero_si512(), at = ampi_value_x16(x, i, m);
+    const __m512i both = _mm512_mask_i32gather_epi32(zero, AMPI_ALL16, at, (const int*)(const void*)table, 2);
+    (void)t;
+    AMPI_AHEAD(x, i * sizeof *x);
+    AMPI_AHEAD(y, i * sizeof *y);
+    _mm256_mask_storeu_epi16(y + i, m, _mm512_maskz_cvtepi32_epi16(AMPI_ALL16, both));
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_look_up_avx512(const uint16_t* table, const uint16_t* x, uint16_t* y, size_t n) {
+    AMPI_EACH_X16(ampi_look_up_x16, AMP_F16, n, y, x, table);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_value_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+                                                         const uint16_t* s, const float* table) {
+    const __m512 zero = _mm512_setzero_ps();
+    const __m512 slope = _mm512_mask_i32gather_ps(zero, AMPI_ALL16, ampi_value_x16(s, i, m), table, 4);
+    AMPI_AHEAD(dy, i * amp_dtype_size(t));
+    AMPI_AHEAD(s, i * sizeof *s);
+    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), slope));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_values_x16(amp_dtype t, void* dx, const void* dy, const uint16_t* s,
+                                                          const float* table, size_t n) {
+    AMPI_EACH_X16(ampi_slope_value_x16, t, n, dx, dy, s, table);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_slope_look_up_avx512(const float* table, ampi_part dy, const uint16_t* s,
+                                                          void* dx) {
+    AMPI_FOR_TYPE(ampi_slope_values_x16, dy.t, dx, dy.data, s, table, dy.n);
+}
+#endif
+
+AMPI_FN void ampi_look_up(const uint16_t* table, const uint16_t* x, uint16_t* y, size_t n) {
+    size_t i;
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_look_up_avx512(table, x, y, n); return; }
+#endif
+    for (i = 0; i < n; i++) y[i] = table[x[i]];
+}
+/* Elements [at, at+n) of dx = dy * table[s]. */
+AMPI_FN void ampi_slope_look_up(const float* table, const void* dy, amp_dtype dyt, const uint16_t* s, void* dx,
+                                amp_dtype dxt, size_t at, size_t n) {
+    float tile[AMPI_TILE], slopes[AMPI_TILE], *v;
+    size_t i;
+#if AMPI_X86
+    if (ampi_typed(dyt, dxt)) {
+        ampi_slope_look_up_avx512(table, ampi_part_of(dy, dyt, at, n, 1, NULL), s + at,
+                                  (char*)dx + at * amp_dtype_size(dxt));
+        return;
+    }
+#endif
+    v = ampi_open(dx, dxt, at, n, tile);
+    memset(slopes, 0, sizeof slopes);
+    for (i = 0; i < n; i++) slopes[i] = table[s[at + i]];
+    ampi_multiply_plain(v, ampi_view(dy, dyt, at, n, tile), slopes, ampi_padded(n));
+    ampi_close(dx, dxt, at, n, v);
+}
+
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
     if ((int)f >= (int)AMP_RELU && (int)f <= (int)AMP_SIGMOID) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "activation: %d is not an amp_activation", (int)f);
@@ -8365,12 +8474,17 @@ AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f)
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
                                           amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const uint16_t* table;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
+    table = ampi_activation_table(f, x_dtype, y_dtype, n, exec);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++)
-        ampi_activation(f, x, x_dtype, y, y_dtype, (size_t)i * AMPI_TILE, ampi_tile_size(n, (size_t)i * AMPI_TILE));
+    for (i = 0; i < ampi_tiles(n); i++) {
+        size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
+        if (table) ampi_look_up(table, (const uint16_t*)x + at, (uint16_t*)y + at, count);
+        else       ampi_activation(f, x, x_dtype, y, y_dtype, at, count);
+    }
     return AMP_OK;
 }
 
@@ -8380,13 +8494,17 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
                                    { "saved", saved, saved_dtype, 0 },
                                    { "dx", dx, dx_dtype, 1 } };
+    const float* table;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
+    table = ampi_slope_table(f, saved_dtype, n, exec);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++)
-        ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, (size_t)i * AMPI_TILE,
-                              ampi_tile_size(n, (size_t)i * AMPI_TILE));
+    for (i = 0; i < ampi_tiles(n); i++) {
+        size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
+        if (table) ampi_slope_look_up(table, dy, dy_dtype, (const uint16_t*)saved, dx, dx_dtype, at, count);
+        else       ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, at, count);
+    }
     return AMP_OK;
 }
 
