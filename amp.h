@@ -6615,12 +6615,11 @@ AMPI_KERNEL_AVX2(ampi_lane_dot_plain,
 
 /* The fixed tree: 16 -> 8 -> 4 -> 2 -> 1. */
 AMPI_FN double ampi_lane_total(const double* acc) {
-    double a[AMPI_LANES];
-    size_t step, l;
-    memcpy(a, acc, sizeof a);
-    for (step = AMPI_LANES / 2; step > 0; step /= 2)
-        for (l = 0; l < step; l++) a[l] += a[l + step];
-    return a[0];
+    double a[AMPI_LANES / 2];
+    size_t l;
+    for (l = 0; l < 8; l++) a[l] = acc[l] + acc[l + 8];
+    for (l = 0; l < 4; l++) a[l] += a[l + 4];
+    return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
 #if AMPI_X86
@@ -8558,25 +8557,18 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_x16(amp_dtype t, size_t i, __mm
     AMPI_AHEAD(x, i * amp_dtype_size(t));
     *max = _mm512_mask_max_ps(*max, m, ampi_get_x16(t, x, i, m), *max);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_typed(amp_dtype t, float* max, const void* x, size_t n) {
-    __m512 a = _mm512_set1_ps(*max);
-    __m256 b;
-    __m128 c;
-    AMPI_EACH_X16(ampi_row_max_x16, t, n, &a, x);
-    b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
-    c = _mm_max_ps(_mm256_extractf128_ps(b, 1), _mm256_castps256_ps128(b));
+AMPI_TARGET_AVX512 AMPI_INLINE float ampi_row_max_fold(__m512 a) {
+    __m256 b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
+    __m128 c = _mm_max_ps(_mm256_extractf128_ps(b, 1), _mm256_castps256_ps128(b));
     c = _mm_max_ps(_mm_movehl_ps(c, c), c);
-    *max = _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_row_max_avx512(float* max, ampi_part x) {
-    AMPI_FOR_TYPE(ampi_row_max_typed, x.t, max, x.data, x.n);
+    return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
 }
 
 /* tile = exp(x - max), and acc += tile where acc is wanted. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_x16(amp_dtype t, size_t i, __mmask16 m, float* tile, ampi_wide* acc,
                                                      const void* x, __m512 max) {
     const __m512 e = ampi_exp_x16(_mm512_sub_ps(ampi_get_x16(t, x, i, m), max));
-    _mm512_storeu_ps(tile + i, e);
+    _mm512_storeu_ps(tile + i % AMPI_TILE, e);
     ampi_wide_add(acc, ampi_widen_x16(_mm512_maskz_mov_ps(m, e)));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_typed(amp_dtype t, float* tile, double* acc, const void* x, float max,
@@ -8588,6 +8580,23 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_typed(amp_dtype t, float* tile,
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_row_exp_avx512(float* tile, double* acc, ampi_part x, float max) {
     AMPI_FOR_TYPE(ampi_row_exp_typed, x.t, tile, acc, x.data, max, x.n);
+}
+
+/* A whole row: its maximum, and the sum of exp(x - max). */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_measure_typed(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+                                                           float* tile) {
+    __m512 m = _mm512_set1_ps(*max);
+    ampi_wide acc;
+    acc.low = acc.high = _mm512_setzero_pd();
+    AMPI_EACH_X16(ampi_row_max_x16, t, d, &m, x);
+    *max = ampi_row_max_fold(m);
+    m = _mm512_set1_ps(*max);
+    AMPI_EACH_X16(ampi_row_exp_x16, t, d, tile, &acc, x, m);
+    *sum = (float)ampi_wide_total(acc);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_measure_avx512(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+                                                        float* tile) {
+    AMPI_FOR_TYPE(ampi_row_measure_typed, t, x, d, max, sum, tile);
 }
 
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const float* x,
@@ -8605,34 +8614,20 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_row_affine_avx512(amp_dtype t, void* y, con
 }
 #endif
 
-/* Elements [at, at+n) of y, or of the tile itself where y is NULL: tile * a - b, times c. */
+/* Elements [at, at+n) of y: tile * a - b, times c. */
 AMPI_FN void ampi_row_affine(void* y, amp_dtype yt, size_t at, float* tile, float a, float b, float c, size_t n) {
     float* v;
-    if (!y) { y = tile; yt = AMP_F32; at = 0; }
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
         ampi_row_affine_avx512(yt, (char*)y + at * amp_dtype_size(yt), tile, a, b, c, n);
         return;
     }
 #endif
-    v = y == tile ? tile : ampi_open(y, yt, at, n, tile);
+    v = ampi_open(y, yt, at, n, tile);
     ampi_row_affine_plain(v, tile, a, b, c, ampi_padded(n));
-    if (y != tile) ampi_close(y, yt, at, n, v);
+    ampi_close(y, yt, at, n, v);
 }
 
-AMPI_FN float ampi_row_max_of(const void* x, amp_dtype t, size_t start, size_t d, float* tile) {
-    float max = ampi_float(0xff800000u);
-    size_t i, n;
-    for (i = 0; i < d; i += n) {
-        ampi_part v = ampi_part_of(x, t, start + i, ampi_tile_size(d, i), ampi_typed(t, t), tile);
-        n = v.n;
-#if AMPI_X86
-        if (ampi_simd() == AMP_ISA_AVX512) { ampi_row_max_avx512(&max, v); continue; }
-#endif
-        ampi_row_max_plain(&max, (const float*)v.data, (uint32_t)n);
-    }
-    return max;
-}
 /* tile = exp(x - max) for elements [at, at+n), whose sums by lanes are added to acc. */
 AMPI_FN void ampi_row_exp(const void* x, amp_dtype t, size_t at, size_t n, float max, float* tile, double* acc) {
     ampi_part v = ampi_part_of(x, t, at, n, ampi_typed(t, t), tile);
@@ -8642,15 +8637,24 @@ AMPI_FN void ampi_row_exp(const void* x, amp_dtype t, size_t at, size_t n, float
     ampi_row_exp_plain(tile, (const float*)v.data, max, ampi_padded(n));
     ampi_lane_sum_plain(acc, tile, n);
 }
-/* Leaves exp(x - max) of the last tile in `tile`, and returns the sum over the row. */
-AMPI_FN float ampi_row_exp_sum(const void* x, amp_dtype t, size_t start, size_t d, float max, float* tile) {
+/* The sum of exp(x - max) over a row, and max, its maximum. A row that fits leaves its terms in `tile`. */
+AMPI_FN float ampi_row_measure(const void* x, amp_dtype t, size_t start, size_t d, float* max, float* tile) {
     double acc[AMPI_LANES];
-    size_t i, n;
-    memset(acc, 0, sizeof acc);
-    for (i = 0; i < d; i += n) {
-        n = ampi_tile_size(d, i);
-        ampi_row_exp(x, t, start + i, n, max, tile, acc);
+    size_t i;
+    *max = ampi_float(0xff800000u);
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) {
+        float sum;
+        ampi_row_measure_avx512(t, (const char*)x + start * amp_dtype_size(t), d, max, &sum, tile);
+        return sum;
     }
+#endif
+    memset(acc, 0, sizeof acc);
+    for (i = 0; i < d; i += AMPI_TILE) {
+        size_t n = ampi_tile_size(d, i);
+        ampi_row_max_plain(max, ampi_view(x, t, start + i, n, tile), (uint32_t)n);
+    }
+    for (i = 0; i < d; i += AMPI_TILE) ampi_row_exp(x, t, start + i, ampi_tile_size(d, i), *max, tile, acc);
     return (float)ampi_lane_total(acc);
 }
 
@@ -8665,8 +8669,7 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
         float tile[AMPI_TILE];
         double unused[AMPI_LANES] = { 0 };
         size_t start = (size_t)row * d, i, n;
-        float max = ampi_row_max_of(x, x_dtype, start, d, tile);
-        float inverse = 1.0f / ampi_row_exp_sum(x, x_dtype, start, d, max, tile);
+        float max, inverse = 1.0f / ampi_row_measure(x, x_dtype, start, d, &max, tile);
         for (i = 0; i < d; i += n) {
             n = ampi_tile_size(d, i);
             if (d > AMPI_TILE) ampi_row_exp(x, x_dtype, start + i, n, max, tile, unused);
@@ -8953,18 +8956,18 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     return AMP_OK;
 }
 
-/* *v = log(*v). */
-AMPI_INLINE void ampi_log_one_body(int hw, float* v) { *v = ampi_log(hw, *v); }
-AMPI_KERNEL(ampi_log_one, (float* v), v)
+/* *v = log(*v) + a * b, and *v += a * b. */
+AMPI_INLINE void ampi_log_one_body(int hw, float* v, float a, float b) { *v = ampi_fma(hw, a, b, ampi_log(hw, *v)); }
+AMPI_KERNEL(ampi_log_one, (float* v, float a, float b), v, a, b)
+AMPI_INLINE void ampi_fma_one_body(int hw, float* v, float a, float b) { *v = ampi_fma(hw, a, b, *v); }
+AMPI_KERNEL(ampi_fma_one, (float* v, float a, float b), v, a, b)
 
 /* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
 AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
                                      float smoothing) {
-    float tile[AMPI_TILE], max = ampi_row_max_of(x, t, start, k, tile), loss, z;
-    loss = ampi_row_exp_sum(x, t, start, k, max, tile);
-    ampi_log_one(&loss);
-    ampi_load_f32(&z, x, t, start + label, 1);
-    loss = ampi_fma(AMPI_FMA_NATIVE, smoothing - 1.0f, z - max, loss);
+    float tile[AMPI_TILE], max, loss = ampi_row_measure(x, t, start, k, &max, tile);
+    float z = ampi_load_one(x, t, start + label, 0.0f);
+    ampi_log_one(&loss, smoothing - 1.0f, z - max);
     if (smoothing > 0.0f) {
         double acc[AMPI_LANES];
         size_t i, n;
@@ -8974,7 +8977,7 @@ AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, s
             ampi_lane_sum(acc, ampi_part_of(x, t, start + i, n, ampi_typed(t, t), tile));
         }
         z = (float)(ampi_lane_total(acc) / (double)k - (double)max);
-        loss = ampi_fma(AMPI_FMA_NATIVE, -smoothing, z, loss);
+        ampi_fma_one(&loss, -smoothing, z);
     }
     return loss;
 }
@@ -9003,23 +9006,18 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
 /* dlogits = (softmax - target) * factor for one row. */
 AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
                                              float smoothing, float factor, void* dx, amp_dtype dxt) {
-    float tile[AMPI_TILE], max = ampi_row_max_of(x, t, start, k, tile);
-    float inverse = 1.0f / ampi_row_exp_sum(x, t, start, k, max, tile), base = smoothing / (float)k,
-          hit = 0.0f;
+    float tile[AMPI_TILE], max, inverse = 1.0f / ampi_row_measure(x, t, start, k, &max, tile);
+    float base = smoothing / (float)k, target = (smoothing - 1.0f) - base;
     double unused[AMPI_LANES] = { 0 };
     size_t i, n;
     for (i = 0; i < k; i += n) {
-        int here;
         n = ampi_tile_size(k, i);
-        here = label >= i && label < i + n;
         if (k > AMPI_TILE) ampi_row_exp(x, t, start + i, n, max, tile, unused);
-        if (here) hit = tile[label - i];
-        ampi_row_affine(NULL, AMP_F32, 0, tile, inverse, base, factor, n);
-        if (here)
-            tile[label - i] =
-                ampi_fma(AMPI_FMA_NATIVE, hit, inverse, -((1.0f - smoothing) + base)) * factor;
-        ampi_store_f32(dx, dxt, start + i, tile, n);
+        if (label - i < n) ampi_fma_one(&target, tile[label - i], inverse);
+        ampi_row_affine(dx, dxt, start + i, tile, inverse, base, factor, n);
     }
+    target *= factor;
+    ampi_store_f32(dx, dxt, start + label, &target, 1);
 }
 
 AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
