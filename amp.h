@@ -2529,6 +2529,7 @@ typedef struct ampi_convert_job {
 
 #define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
 #define AMPI_CONVERT_CHUNK 65536   /* elements in a block that does not: one thread's unit of work */
+#define AMPI_CONVERT_PIECE 8192    /* the same where there are few */
 
 /* n elements to nearest even, by way of float where there is no direct kernel: that is exact for 16 bits. */
 AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
@@ -2719,7 +2720,7 @@ AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
     int backwards = in_place && amp_dtype_size(job->dst_dtype) > amp_dtype_size(job->src_dtype);
     int64_t i, blocks = (int64_t)(job->n / job->block + (job->n % job->block != 0));
     size_t clamped = 0;
-    AMPI_PARALLEL_FOR(!in_place && job->n >= 4 * AMPI_CONVERT_CHUNK)
+    AMPI_PARALLEL_FOR(!in_place && job->n >= AMPI_CONVERT_CHUNK)
     for (i = 0; i < blocks; i++) {
         size_t hits = ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
 #ifdef AMPI_PRAGMA
@@ -2781,7 +2782,8 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
     job.dst_dtype = ampi_dtype(dst_dtype);
     job.src_dtype = ampi_dtype(src_dtype);
     job.n = n;
-    job.block = dst == src || job.desc.saturate || job.desc.rounding ? AMPI_CONVERT_TILE : AMPI_CONVERT_CHUNK;
+    job.block = n < 4 * AMPI_CONVERT_CHUNK ? AMPI_CONVERT_PIECE : AMPI_CONVERT_CHUNK;
+    if (dst == src || job.desc.saturate || job.desc.rounding) job.block = AMPI_CONVERT_TILE;
     if (job.desc.saturate) feholdexcept(&floats);
     ampi_stream_begin(&job);
     clamped = ampi_convert_run(&job);
