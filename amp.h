@@ -2312,10 +2312,9 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_get_x16(amp_dtype t, const void* p, s
     return _mm512_castsi512_ps(
         _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, bits), 16));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_fetched_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
     const __m512i u = _mm512_castps_si512(x);
     __m256i bits;
-    AMPI_AHEAD(p, i * amp_dtype_size(t));
     if (t == AMP_F32) {
         _mm512_mask_storeu_ps((float*)p + i, m, x);
         return;
@@ -2323,6 +2322,10 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i,
     bits = t == AMP_F16 ? ampi_f32_to_half_x16(u) : ampi_f32_to_bf16_x16(u);
     if (m == AMPI_ALL16) AMPI_PUT_HALF_X16((uint16_t*)p + i, bits);
     else _mm256_mask_storeu_epi16((uint16_t*)p + i, m, bits);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
+    AMPI_AHEAD(p, i * amp_dtype_size(t));
+    ampi_put_fetched_x16(t, p, i, m, x);
 }
 /* The first n of sixteen. */
 AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
@@ -7758,13 +7761,14 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_keep_x16(amp_dtype t, size_t i, __m
     ampi_wide_add(acc, w);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
-                                                         const double* kept, ampi_wide mean) {
-    (void)t;
+                                                         const double* kept, ampi_wide mean, const char* y) {
+    _mm_prefetch(y + i * amp_dtype_size(t), _MM_HINT_T0);
     ampi_wide_moment(acc, ampi_load_wide(kept + i), mean, m);
 }
-/* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, size_t rows, size_t d, double eps,
-                                                        float* mean, float* invstd) {
+/* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. The second
+   pass does not need the memory: it fetches the rows of y, which are written next. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
+                                                        size_t d, double eps, float* mean, float* invstd) {
     const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
     double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
     ampi_wide acc, m;
@@ -7780,15 +7784,15 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void*
         const char* row = (const char*)x + k * d * size;
         m.low = m.high = _mm512_set1_pd(value[k]);
         acc.low = acc.high = _mm512_setzero_pd();
-        AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m);
+        AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m, (const char*)y + k * d * size);
         AMPI_EACH_X16(ampi_moment_x16, t, d - first, &acc, row + first * size, m);
         mean[k] = (float)value[k];
         invstd[k] = (float)(1.0 / sqrt(ampi_wide_total(acc) / (double)d + eps));
     }
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_measure_avx512(const void* x, amp_dtype t, size_t rows, size_t d, double eps,
-                                                       float* mean, float* invstd) {
-    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, rows, d, eps, mean, invstd);
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
+                                                       size_t d, double eps, float* mean, float* invstd) {
+    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, y, rows, d, eps, mean, invstd);
 }
 #endif
 
@@ -7816,16 +7820,17 @@ AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d
     *mean = (float)value;
     *invstd = (float)(1.0 / sqrt(ampi_lane_total(acc) / (double)d + eps));
 }
-/* Of some rows that follow each other, from element `start` on. */
-AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, size_t start, size_t rows, size_t d, double eps,
-                                  float* mean, float* invstd) {
+/* Of some rows that follow each other, from element `start` on; those of the result begin at y. */
+AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, size_t start, size_t rows, size_t d,
+                                  double eps, float* mean, float* invstd) {
     size_t k;
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
-        ampi_ln_measure_avx512((const char*)x + start * amp_dtype_size(xt), xt, rows, d, eps, mean, invstd);
+        ampi_ln_measure_avx512((const char*)x + start * amp_dtype_size(xt), xt, y, rows, d, eps, mean, invstd);
         return;
     }
 #endif
+    (void)y;
     for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
 }
 
@@ -7851,7 +7856,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_x16(amp_dtype t, size_t i, __m
                                                       __m512 invstd) {
     const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
     const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m), b = ampi_get_x16(AMP_F32, beta, i, m);
-    ampi_put_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
+    ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_row_x16(amp_dtype t, void* y, const void* x, const float* gamma,
                                                           const float* beta, float mean, float invstd, size_t n) {
@@ -7901,7 +7906,8 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
         float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
         size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_LN_ROWS), i, k, n;
-        ampi_ln_measure_rows(x, x_dtype, start, count, d, (double)eps, mean, invstd);
+        ampi_ln_measure_rows(x, x_dtype, (char*)y + start * amp_dtype_size(y_dtype), start, count, d, (double)eps, mean,
+                             invstd);
         for (i = 0; i < d; i += n) {
             const float *g, *b;
             n = ampi_tile_size(d, i);
