@@ -476,6 +476,8 @@ typedef enum amp_activation {
     AMPI_ACTIVATION_MAX = 0x7fffffff
 } amp_activation;
 
+/* Bytes of workspace with which the two calls below run at full speed on many elements of 16 bits. */
+enum { AMP_ACTIVATION_WORKSPACE = 65536 * 4 + 128 };
 /* y = f(x), n elements; x and y may be the same if their types are. */
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype,
                                           void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
@@ -2313,10 +2315,9 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_get_x16(amp_dtype t, const void* p, s
     return _mm512_castsi512_ps(
         _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, bits), 16));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_fetched_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
     const __m512i u = _mm512_castps_si512(x);
     __m256i bits;
-    AMPI_AHEAD(p, i * amp_dtype_size(t));
     if (t == AMP_F32) {
         _mm512_mask_storeu_ps((float*)p + i, m, x);
         return;
@@ -2324,6 +2325,10 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i,
     bits = t == AMP_F16 ? ampi_f32_to_half_x16(u) : ampi_f32_to_bf16_x16(u);
     if (m == AMPI_ALL16) AMPI_PUT_HALF_X16((uint16_t*)p + i, bits);
     else _mm256_mask_storeu_epi16((uint16_t*)p + i, m, bits);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
+    AMPI_AHEAD(p, i * amp_dtype_size(t));
+    ampi_put_fetched_x16(t, p, i, m, x);
 }
 /* The first n of sixteen. */
 AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
@@ -2530,6 +2535,7 @@ typedef struct ampi_convert_job {
 
 #define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
 #define AMPI_CONVERT_CHUNK 65536   /* elements in a block that does not: one thread's unit of work */
+#define AMPI_CONVERT_PIECE 8192    /* the same where there are few */
 
 /* n elements to nearest even, by way of float where there is no direct kernel: that is exact for 16 bits. */
 AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
@@ -2720,7 +2726,7 @@ AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
     int backwards = in_place && amp_dtype_size(job->dst_dtype) > amp_dtype_size(job->src_dtype);
     int64_t i, blocks = (int64_t)(job->n / job->block + (job->n % job->block != 0));
     size_t clamped = 0;
-    AMPI_PARALLEL_FOR(!in_place && job->n >= 4 * AMPI_CONVERT_CHUNK)
+    AMPI_PARALLEL_FOR(!in_place && job->n >= AMPI_CONVERT_CHUNK)
     for (i = 0; i < blocks; i++) {
         size_t hits = ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
 #ifdef AMPI_PRAGMA
@@ -2782,7 +2788,8 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
     job.dst_dtype = ampi_dtype(dst_dtype);
     job.src_dtype = ampi_dtype(src_dtype);
     job.n = n;
-    job.block = dst == src || job.desc.saturate || job.desc.rounding ? AMPI_CONVERT_TILE : AMPI_CONVERT_CHUNK;
+    job.block = n < 4 * AMPI_CONVERT_CHUNK ? AMPI_CONVERT_PIECE : AMPI_CONVERT_CHUNK;
+    if (dst == src || job.desc.saturate || job.desc.rounding) job.block = AMPI_CONVERT_TILE;
     if (job.desc.saturate) feholdexcept(&floats);
     ampi_stream_begin(&job);
     clamped = ampi_convert_run(&job);
@@ -6633,12 +6640,11 @@ AMPI_KERNEL_AVX2(ampi_lane_dot_plain,
 
 /* The fixed tree: 16 -> 8 -> 4 -> 2 -> 1. */
 AMPI_FN double ampi_lane_total(const double* acc) {
-    double a[AMPI_LANES];
-    size_t step, l;
-    memcpy(a, acc, sizeof a);
-    for (step = AMPI_LANES / 2; step > 0; step /= 2)
-        for (l = 0; l < step; l++) a[l] += a[l + step];
-    return a[0];
+    double a[AMPI_LANES / 2];
+    size_t l;
+    for (l = 0; l < 8; l++) a[l] = acc[l] + acc[l + 8];
+    for (l = 0; l < 4; l++) a[l] += a[l + 4];
+    return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
 #if AMPI_X86
@@ -7775,13 +7781,14 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_keep_x16(amp_dtype t, size_t i, __m
     ampi_wide_add(acc, w);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
-                                                         const double* kept, ampi_wide mean) {
-    (void)t;
+                                                         const double* kept, ampi_wide mean, const char* y) {
+    _mm_prefetch(y + i * amp_dtype_size(t), _MM_HINT_T0);
     ampi_wide_moment(acc, ampi_load_wide(kept + i), mean, m);
 }
-/* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, size_t rows, size_t d, double eps,
-                                                        float* mean, float* invstd) {
+/* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. The second
+   pass does not need the memory: it fetches the rows of y, which are written next. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
+                                                        size_t d, double eps, float* mean, float* invstd) {
     const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
     double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
     ampi_wide acc, m;
@@ -7797,15 +7804,15 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void*
         const char* row = (const char*)x + k * d * size;
         m.low = m.high = _mm512_set1_pd(value[k]);
         acc.low = acc.high = _mm512_setzero_pd();
-        AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m);
+        AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m, (const char*)y + k * d * size);
         AMPI_EACH_X16(ampi_moment_x16, t, d - first, &acc, row + first * size, m);
         mean[k] = (float)value[k];
         invstd[k] = (float)(1.0 / sqrt(ampi_wide_total(acc) / (double)d + eps));
     }
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_measure_avx512(const void* x, amp_dtype t, size_t rows, size_t d, double eps,
-                                                       float* mean, float* invstd) {
-    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, rows, d, eps, mean, invstd);
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
+                                                       size_t d, double eps, float* mean, float* invstd) {
+    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, y, rows, d, eps, mean, invstd);
 }
 #endif
 
@@ -7833,16 +7840,17 @@ AMPI_FN void ampi_ln_measure(const void* x, amp_dtype xt, size_t start, size_t d
     *mean = (float)value;
     *invstd = (float)(1.0 / sqrt(ampi_lane_total(acc) / (double)d + eps));
 }
-/* Of some rows that follow each other, from element `start` on. */
-AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, size_t start, size_t rows, size_t d, double eps,
-                                  float* mean, float* invstd) {
+/* Of some rows that follow each other, from element `start` on; those of the result begin at y. */
+AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, size_t start, size_t rows, size_t d,
+                                  double eps, float* mean, float* invstd) {
     size_t k;
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
-        ampi_ln_measure_avx512((const char*)x + start * amp_dtype_size(xt), xt, rows, d, eps, mean, invstd);
+        ampi_ln_measure_avx512((const char*)x + start * amp_dtype_size(xt), xt, y, rows, d, eps, mean, invstd);
         return;
     }
 #endif
+    (void)y;
     for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
 }
 
@@ -7868,7 +7876,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_x16(amp_dtype t, size_t i, __m
                                                       __m512 invstd) {
     const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
     const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m), b = ampi_get_x16(AMP_F32, beta, i, m);
-    ampi_put_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
+    ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_row_x16(amp_dtype t, void* y, const void* x, const float* gamma,
                                                           const float* beta, float mean, float invstd, size_t n) {
@@ -7918,7 +7926,8 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
         float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
         size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_LN_ROWS), i, k, n;
-        ampi_ln_measure_rows(x, x_dtype, start, count, d, (double)eps, mean, invstd);
+        ampi_ln_measure_rows(x, x_dtype, (char*)y + start * amp_dtype_size(y_dtype), start, count, d, (double)eps, mean,
+                             invstd);
         for (i = 0; i < d; i += n) {
             const float *g, *b;
             n = ampi_tile_size(d, i);
@@ -8377,6 +8386,113 @@ AMPI_FN void ampi_activation_slope(amp_activation f, const void* dy, amp_dtype d
     ampi_close(dx, dxt, at, n, v);
 }
 
+/* An element of 16 bits is one of 65,536. Where there are many of them, a table of f or f' of each, made by the code
+   above in the workspace, is faster than to compute each anew; not for those that are a few operations only. */
+enum { AMPI_VALUES = 65536 };
+
+/* Room for a table with entries of `size` bytes for the values of type t, if n elements are worth one; or NULL. */
+AMPI_FN void* ampi_value_table(amp_dtype t, size_t size, size_t n, const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
+    if (amp_dtype_size(t) != 2 || n < 4 * AMPI_VALUES || bytes < AMPI_VALUES * size + 128) return NULL;
+    return ampi_align64(exec->workspace);
+}
+/* The values [first, first + AMPI_TILE). */
+AMPI_FN void ampi_values(uint16_t* v, int64_t first) {
+    int i;
+    for (i = 0; i < AMPI_TILE; i++) v[i] = (uint16_t)(first + i);
+}
+AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, amp_dtype xt, amp_dtype yt, size_t n,
+                                              const amp_exec* exec) {
+    const int wanted = f != AMP_RELU && amp_dtype_size(yt) == sizeof(uint16_t);
+    uint16_t* table = wanted ? (uint16_t*)ampi_value_table(xt, sizeof(uint16_t), n, exec) : NULL;
+    int64_t i;
+    if (!table) return NULL;
+    AMPI_PARALLEL_FOR(1)
+    for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
+        uint16_t x[AMPI_TILE];
+        ampi_values(x, i);
+        ampi_activation(f, x, xt, table + i, yt, 0, AMPI_TILE);
+    }
+    return table;
+}
+AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, size_t n, const amp_exec* exec) {
+    const int wanted = f == AMP_GELU || f == AMP_GELU_TANH;
+    float* table = wanted ? (float*)ampi_value_table(st, sizeof(float), n, exec) : NULL;
+    int64_t i;
+    if (!table) return NULL;
+    AMPI_PARALLEL_FOR(1)
+    for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
+        uint16_t bits[AMPI_TILE];
+        float s[AMPI_TILE];
+        int l;
+        ampi_values(bits, i);
+        ampi_load_f32(s, bits, st, 0, AMPI_TILE);
+        for (l = 0; l < AMPI_TILE; l++) table[i + l] = 1.0f;
+        ampi_activation_slope(f, table + i, AMP_F32, s, AMP_F32, table + i, AMP_F32, 0, AMPI_TILE);
+    }
+    return table;
+}
+#if AMPI_X86
+/* Entries are read 32 bits at a time: of 16 bits, together with the next one. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_value_x16(const uint16_t* v, size_t i, __mmask16 m) {
+    return _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, v + i));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_look_up_x16(amp_dtype t, size_t i, __mmask16 m, uint16_t* y,
+                                                     const uint16_t* x, const uint16_t* table) {
+    const __m512i zero = _mm512_setzero_si512(), at = ampi_value_x16(x, i, m);
+    const __m512i both = _mm512_mask_i32gather_epi32(zero, AMPI_ALL16, at, (const int*)(const void*)table, 2);
+    (void)t;
+    AMPI_AHEAD(x, i * sizeof *x);
+    AMPI_AHEAD(y, i * sizeof *y);
+    _mm256_mask_storeu_epi16(y + i, m, _mm512_maskz_cvtepi32_epi16(AMPI_ALL16, both));
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_look_up_avx512(const uint16_t* table, const uint16_t* x, uint16_t* y, size_t n) {
+    AMPI_EACH_X16(ampi_look_up_x16, AMP_F16, n, y, x, table);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_value_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+                                                         const uint16_t* s, const float* table) {
+    const __m512 zero = _mm512_setzero_ps();
+    const __m512 slope = _mm512_mask_i32gather_ps(zero, AMPI_ALL16, ampi_value_x16(s, i, m), table, 4);
+    AMPI_AHEAD(dy, i * amp_dtype_size(t));
+    AMPI_AHEAD(s, i * sizeof *s);
+    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), slope));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_values_x16(amp_dtype t, void* dx, const void* dy, const uint16_t* s,
+                                                          const float* table, size_t n) {
+    AMPI_EACH_X16(ampi_slope_value_x16, t, n, dx, dy, s, table);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_slope_look_up_avx512(const float* table, ampi_part dy, const uint16_t* s,
+                                                          void* dx) {
+    AMPI_FOR_TYPE(ampi_slope_values_x16, dy.t, dx, dy.data, s, table, dy.n);
+}
+#endif
+
+AMPI_FN void ampi_look_up(const uint16_t* table, const uint16_t* x, uint16_t* y, size_t n) {
+    size_t i;
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_look_up_avx512(table, x, y, n); return; }
+#endif
+    for (i = 0; i < n; i++) y[i] = table[x[i]];
+}
+/* Elements [at, at+n) of dx = dy * table[s]. */
+AMPI_FN void ampi_slope_look_up(const float* table, const void* dy, amp_dtype dyt, const uint16_t* s, void* dx,
+                                amp_dtype dxt, size_t at, size_t n) {
+    float tile[AMPI_TILE], slopes[AMPI_TILE], *v;
+    size_t i;
+#if AMPI_X86
+    if (ampi_typed(dyt, dxt)) {
+        ampi_slope_look_up_avx512(table, ampi_part_of(dy, dyt, at, n, 1, NULL), s + at,
+                                  (char*)dx + at * amp_dtype_size(dxt));
+        return;
+    }
+#endif
+    v = ampi_open(dx, dxt, at, n, tile);
+    memset(slopes, 0, sizeof slopes);
+    for (i = 0; i < n; i++) slopes[i] = table[s[at + i]];
+    ampi_multiply_plain(v, ampi_view(dy, dyt, at, n, tile), slopes, ampi_padded(n));
+    ampi_close(dx, dxt, at, n, v);
+}
+
 AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f) {
     if ((int)f >= (int)AMP_RELU && (int)f <= (int)AMP_SIGMOID) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "activation: %d is not an amp_activation", (int)f);
@@ -8385,12 +8501,17 @@ AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f)
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
                                           amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const uint16_t* table;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
+    table = ampi_activation_table(f, x_dtype, y_dtype, n, exec);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++)
-        ampi_activation(f, x, x_dtype, y, y_dtype, (size_t)i * AMPI_TILE, ampi_tile_size(n, (size_t)i * AMPI_TILE));
+    for (i = 0; i < ampi_tiles(n); i++) {
+        size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
+        if (table) ampi_look_up(table, (const uint16_t*)x + at, (uint16_t*)y + at, count);
+        else       ampi_activation(f, x, x_dtype, y, y_dtype, at, count);
+    }
     return AMP_OK;
 }
 
@@ -8400,13 +8521,17 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
                                    { "saved", saved, saved_dtype, 0 },
                                    { "dx", dx, dx_dtype, 1 } };
+    const float* table;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
+    table = ampi_slope_table(f, saved_dtype, n, exec);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++)
-        ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, (size_t)i * AMPI_TILE,
-                              ampi_tile_size(n, (size_t)i * AMPI_TILE));
+    for (i = 0; i < ampi_tiles(n); i++) {
+        size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
+        if (table) ampi_slope_look_up(table, dy, dy_dtype, (const uint16_t*)saved, dx, dx_dtype, at, count);
+        else       ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, at, count);
+    }
     return AMP_OK;
 }
 
@@ -8460,25 +8585,18 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_x16(amp_dtype t, size_t i, __mm
     AMPI_AHEAD(x, i * amp_dtype_size(t));
     *max = _mm512_mask_max_ps(*max, m, ampi_get_x16(t, x, i, m), *max);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_typed(amp_dtype t, float* max, const void* x, size_t n) {
-    __m512 a = _mm512_set1_ps(*max);
-    __m256 b;
-    __m128 c;
-    AMPI_EACH_X16(ampi_row_max_x16, t, n, &a, x);
-    b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
-    c = _mm_max_ps(_mm256_extractf128_ps(b, 1), _mm256_castps256_ps128(b));
+AMPI_TARGET_AVX512 AMPI_INLINE float ampi_row_max_fold(__m512 a) {
+    __m256 b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
+    __m128 c = _mm_max_ps(_mm256_extractf128_ps(b, 1), _mm256_castps256_ps128(b));
     c = _mm_max_ps(_mm_movehl_ps(c, c), c);
-    *max = _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_row_max_avx512(float* max, ampi_part x) {
-    AMPI_FOR_TYPE(ampi_row_max_typed, x.t, max, x.data, x.n);
+    return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
 }
 
 /* tile = exp(x - max), and acc += tile where acc is wanted. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_x16(amp_dtype t, size_t i, __mmask16 m, float* tile, ampi_wide* acc,
                                                      const void* x, __m512 max) {
     const __m512 e = ampi_exp_x16(_mm512_sub_ps(ampi_get_x16(t, x, i, m), max));
-    _mm512_storeu_ps(tile + i, e);
+    _mm512_storeu_ps(tile + i % AMPI_TILE, e);
     ampi_wide_add(acc, ampi_widen_x16(_mm512_maskz_mov_ps(m, e)));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_typed(amp_dtype t, float* tile, double* acc, const void* x, float max,
@@ -8490,6 +8608,23 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_typed(amp_dtype t, float* tile,
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_row_exp_avx512(float* tile, double* acc, ampi_part x, float max) {
     AMPI_FOR_TYPE(ampi_row_exp_typed, x.t, tile, acc, x.data, max, x.n);
+}
+
+/* A whole row: its maximum, and the sum of exp(x - max). */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_measure_typed(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+                                                           float* tile) {
+    __m512 m = _mm512_set1_ps(*max);
+    ampi_wide acc;
+    acc.low = acc.high = _mm512_setzero_pd();
+    AMPI_EACH_X16(ampi_row_max_x16, t, d, &m, x);
+    *max = ampi_row_max_fold(m);
+    m = _mm512_set1_ps(*max);
+    AMPI_EACH_X16(ampi_row_exp_x16, t, d, tile, &acc, x, m);
+    *sum = (float)ampi_wide_total(acc);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_measure_avx512(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+                                                        float* tile) {
+    AMPI_FOR_TYPE(ampi_row_measure_typed, t, x, d, max, sum, tile);
 }
 
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const float* x,
@@ -8507,34 +8642,20 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_row_affine_avx512(amp_dtype t, void* y, con
 }
 #endif
 
-/* Elements [at, at+n) of y, or of the tile itself where y is NULL: tile * a - b, times c. */
+/* Elements [at, at+n) of y: tile * a - b, times c. */
 AMPI_FN void ampi_row_affine(void* y, amp_dtype yt, size_t at, float* tile, float a, float b, float c, size_t n) {
     float* v;
-    if (!y) { y = tile; yt = AMP_F32; at = 0; }
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
         ampi_row_affine_avx512(yt, (char*)y + at * amp_dtype_size(yt), tile, a, b, c, n);
         return;
     }
 #endif
-    v = y == tile ? tile : ampi_open(y, yt, at, n, tile);
+    v = ampi_open(y, yt, at, n, tile);
     ampi_row_affine_plain(v, tile, a, b, c, ampi_padded(n));
-    if (y != tile) ampi_close(y, yt, at, n, v);
+    ampi_close(y, yt, at, n, v);
 }
 
-AMPI_FN float ampi_row_max_of(const void* x, amp_dtype t, size_t start, size_t d, float* tile) {
-    float max = ampi_float(0xff800000u);
-    size_t i, n;
-    for (i = 0; i < d; i += n) {
-        ampi_part v = ampi_part_of(x, t, start + i, ampi_tile_size(d, i), ampi_typed(t, t), tile);
-        n = v.n;
-#if AMPI_X86
-        if (ampi_simd() == AMP_ISA_AVX512) { ampi_row_max_avx512(&max, v); continue; }
-#endif
-        ampi_row_max_plain(&max, (const float*)v.data, (uint32_t)n);
-    }
-    return max;
-}
 /* tile = exp(x - max) for elements [at, at+n), whose sums by lanes are added to acc. */
 AMPI_FN void ampi_row_exp(const void* x, amp_dtype t, size_t at, size_t n, float max, float* tile, double* acc) {
     ampi_part v = ampi_part_of(x, t, at, n, ampi_typed(t, t), tile);
@@ -8544,15 +8665,24 @@ AMPI_FN void ampi_row_exp(const void* x, amp_dtype t, size_t at, size_t n, float
     ampi_row_exp_plain(tile, (const float*)v.data, max, ampi_padded(n));
     ampi_lane_sum_plain(acc, tile, n);
 }
-/* Leaves exp(x - max) of the last tile in `tile`, and returns the sum over the row. */
-AMPI_FN float ampi_row_exp_sum(const void* x, amp_dtype t, size_t start, size_t d, float max, float* tile) {
+/* The sum of exp(x - max) over a row, and max, its maximum. A row that fits leaves its terms in `tile`. */
+AMPI_FN float ampi_row_measure(const void* x, amp_dtype t, size_t start, size_t d, float* max, float* tile) {
     double acc[AMPI_LANES];
-    size_t i, n;
-    memset(acc, 0, sizeof acc);
-    for (i = 0; i < d; i += n) {
-        n = ampi_tile_size(d, i);
-        ampi_row_exp(x, t, start + i, n, max, tile, acc);
+    size_t i;
+    *max = ampi_float(0xff800000u);
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) {
+        float sum;
+        ampi_row_measure_avx512(t, (const char*)x + start * amp_dtype_size(t), d, max, &sum, tile);
+        return sum;
     }
+#endif
+    memset(acc, 0, sizeof acc);
+    for (i = 0; i < d; i += AMPI_TILE) {
+        size_t n = ampi_tile_size(d, i);
+        ampi_row_max_plain(max, ampi_view(x, t, start + i, n, tile), (uint32_t)n);
+    }
+    for (i = 0; i < d; i += AMPI_TILE) ampi_row_exp(x, t, start + i, ampi_tile_size(d, i), *max, tile, acc);
     return (float)ampi_lane_total(acc);
 }
 
@@ -8567,8 +8697,7 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
         float tile[AMPI_TILE];
         double unused[AMPI_LANES] = { 0 };
         size_t start = (size_t)row * d, i, n;
-        float max = ampi_row_max_of(x, x_dtype, start, d, tile);
-        float inverse = 1.0f / ampi_row_exp_sum(x, x_dtype, start, d, max, tile);
+        float max, inverse = 1.0f / ampi_row_measure(x, x_dtype, start, d, &max, tile);
         for (i = 0; i < d; i += n) {
             n = ampi_tile_size(d, i);
             if (d > AMPI_TILE) ampi_row_exp(x, x_dtype, start + i, n, max, tile, unused);
@@ -8855,18 +8984,18 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     return AMP_OK;
 }
 
-/* *v = log(*v). */
-AMPI_INLINE void ampi_log_one_body(int hw, float* v) { *v = ampi_log(hw, *v); }
-AMPI_KERNEL(ampi_log_one, (float* v), v)
+/* *v = log(*v) + a * b, and *v += a * b. */
+AMPI_INLINE void ampi_log_one_body(int hw, float* v, float a, float b) { *v = ampi_fma(hw, a, b, ampi_log(hw, *v)); }
+AMPI_KERNEL(ampi_log_one, (float* v, float a, float b), v, a, b)
+AMPI_INLINE void ampi_fma_one_body(int hw, float* v, float a, float b) { *v = ampi_fma(hw, a, b, *v); }
+AMPI_KERNEL(ampi_fma_one, (float* v, float a, float b), v, a, b)
 
 /* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
 AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
                                      float smoothing) {
-    float tile[AMPI_TILE], max = ampi_row_max_of(x, t, start, k, tile), loss, z;
-    loss = ampi_row_exp_sum(x, t, start, k, max, tile);
-    ampi_log_one(&loss);
-    ampi_load_f32(&z, x, t, start + label, 1);
-    loss = ampi_fma(AMPI_FMA_NATIVE, smoothing - 1.0f, z - max, loss);
+    float tile[AMPI_TILE], max, loss = ampi_row_measure(x, t, start, k, &max, tile);
+    float z = ampi_load_one(x, t, start + label, 0.0f);
+    ampi_log_one(&loss, smoothing - 1.0f, z - max);
     if (smoothing > 0.0f) {
         double acc[AMPI_LANES];
         size_t i, n;
@@ -8876,7 +9005,7 @@ AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, s
             ampi_lane_sum(acc, ampi_part_of(x, t, start + i, n, ampi_typed(t, t), tile));
         }
         z = (float)(ampi_lane_total(acc) / (double)k - (double)max);
-        loss = ampi_fma(AMPI_FMA_NATIVE, -smoothing, z, loss);
+        ampi_fma_one(&loss, -smoothing, z);
     }
     return loss;
 }
@@ -8905,23 +9034,18 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
 /* dlogits = (softmax - target) * factor for one row. */
 AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
                                              float smoothing, float factor, void* dx, amp_dtype dxt) {
-    float tile[AMPI_TILE], max = ampi_row_max_of(x, t, start, k, tile);
-    float inverse = 1.0f / ampi_row_exp_sum(x, t, start, k, max, tile), base = smoothing / (float)k,
-          hit = 0.0f;
+    float tile[AMPI_TILE], max, inverse = 1.0f / ampi_row_measure(x, t, start, k, &max, tile);
+    float base = smoothing / (float)k, target = (smoothing - 1.0f) - base;
     double unused[AMPI_LANES] = { 0 };
     size_t i, n;
     for (i = 0; i < k; i += n) {
-        int here;
         n = ampi_tile_size(k, i);
-        here = label >= i && label < i + n;
         if (k > AMPI_TILE) ampi_row_exp(x, t, start + i, n, max, tile, unused);
-        if (here) hit = tile[label - i];
-        ampi_row_affine(NULL, AMP_F32, 0, tile, inverse, base, factor, n);
-        if (here)
-            tile[label - i] =
-                ampi_fma(AMPI_FMA_NATIVE, hit, inverse, -((1.0f - smoothing) + base)) * factor;
-        ampi_store_f32(dx, dxt, start + i, tile, n);
+        if (label - i < n) ampi_fma_one(&target, tile[label - i], inverse);
+        ampi_row_affine(dx, dxt, start + i, tile, inverse, base, factor, n);
     }
+    target *= factor;
+    ampi_store_f32(dx, dxt, start + label, &target, 1);
 }
 
 AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,

@@ -321,6 +321,48 @@ static void test_special_values(void) {
             }
 }
 
+/* Of many elements of 16 bits, with a workspace: all 65,536 values, and some again, give the bits that few of them give
+   without one. */
+enum { VALUES = 65536, MANY = 4 * VALUES + 5 };
+static void check_every_value(int f, amp_dtype t, amp_dtype other) {
+    static char memory[AMP_ACTIVATION_WORKSPACE + 1];
+    buffer x = make(t, MANY), y = make(other, MANY), one = make(other, VALUES), dy = make(other, MANY);
+    const size_t size = amp_dtype_size(other);
+    amp_exec e;
+    size_t i, k, bad[4] = { 0, 0, 0, 0 };
+    memset(&e, 0, sizeof e);
+    e.workspace = memory + 1;
+    e.workspace_size = AMP_ACTIVATION_WORKSPACE;
+    for (i = 0; i < MANY; i++) ((uint16_t*)x.p)[i] = (uint16_t)(i * 40503u);
+    for (i = 0; i < MANY; i++) put(&dy, i, (double)(i % VALUES % 1021) / 64 - 8);
+    for (k = 0; k < 2; k++) {              /* forward, then backward */
+        if (k == 0) amp_activation_forward((amp_activation)f, x.p, t, one.p, other, VALUES, NULL);
+        else        amp_activation_backward((amp_activation)f, dy.p, other, x.p, t, one.p, other, VALUES, NULL);
+        if (k == 0) CHECK(amp_activation_forward((amp_activation)f, x.p, t, y.p, other, MANY, &e) == AMP_OK);
+        else CHECK(amp_activation_backward((amp_activation)f, dy.p, other, x.p, t, y.p, other, MANY, &e) == AMP_OK);
+        for (i = 0; i < MANY; i++)
+            bad[k] += memcmp((char*)y.p + i * size, (char*)one.p + i % VALUES * size, size) != 0;
+    }
+    CHECK(amp_activation_backward((amp_activation)f, dy.p, other, x.p, t, dy.p, other, MANY, &e) == AMP_OK);
+    bad[2] = memcmp(dy.p, y.p, MANY * size) != 0;      /* in place */
+    if (t == other) {
+        amp_activation_forward((amp_activation)f, x.p, t, one.p, t, VALUES, NULL);
+        CHECK(amp_activation_forward((amp_activation)f, x.p, t, x.p, t, MANY, &e) == AMP_OK);
+        for (i = 0; i < MANY; i++) bad[3] += ((uint16_t*)x.p)[i] != ((uint16_t*)one.p)[i % VALUES];
+    }
+    CHECK_MSG(bad[0] + bad[1] + bad[2] + bad[3] == 0, "activation %d, %s and %s: %lu, %lu, %lu, %lu elements differ", f,
+              amp_dtype_name(t), amp_dtype_name(other), (unsigned long)bad[0], (unsigned long)bad[1],
+              (unsigned long)bad[2], (unsigned long)bad[3]);
+    settle(&x); settle(&y); settle(&one); settle(&dy);
+}
+static void test_every_value(void) {
+    int f, t;
+    for (f = AMP_RELU; f <= AMP_SIGMOID; f++)
+        for (t = 1; t < 3; t++) check_every_value(f, types[t], types[t]);
+    check_every_value(AMP_GELU, AMP_F16, AMP_BF16);
+    check_every_value(AMP_GELU, AMP_BF16, AMP_F32);
+}
+
 /* --- softmax and cross-entropy -------------------------------------------------------------- */
 
 static void softmax(const buffer* x, size_t start, size_t d, double* p, double* log_sum) {
@@ -1031,6 +1073,7 @@ static void run_all(void) {
     TEST(test_accuracy);
     TEST(test_specials);
     TEST(test_special_values);
+    TEST(test_every_value);
     TEST(test_softmax);
     TEST(test_cross_entropy);
     TEST(test_log);

@@ -576,16 +576,17 @@ static void open_cross_entropy(const char* shape) {
 
 static amp_result call_activation(void) {
     const open_case* o = &now_open;
-    return amp_activation_forward(o->activation, o->a, o->type, o->b, o->type, o->n, NULL);
+    return amp_activation_forward(o->activation, o->a, o->type, o->b, o->type, o->n, &o->exec);
 }
 static amp_result call_activation_backward(void) {
     const open_case* o = &now_open;
-    return amp_activation_backward(o->activation, o->b, o->type, o->a, o->type, o->c, o->type, o->n, NULL);
+    return amp_activation_backward(o->activation, o->b, o->type, o->a, o->type, o->c, o->type, o->n, &o->exec);
 }
 static void open_activation(const char* shape, amp_activation f) {
     now_open.n = count_of(shape);
     now_open.activation = f;
     now_open.a = low_array(now_open.n, 'r'); now_open.b = low_array(now_open.n, 'w');
+    workspace(AMP_ACTIVATION_WORKSPACE);
     now_open.call = call_activation;
 }
 static void open_gelu(const char* shape) { open_activation(shape, AMP_GELU); }
