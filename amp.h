@@ -7498,7 +7498,7 @@ AMPI_FN void ampi_pool_ring_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype
     if (!AMPI_X86 || ampi_simd() != AMP_ISA_AVX512 || ampi_dtype(a) != ampi_dtype(b) || ampi_dtype(a) != ampi_dtype(c)
         || !p->max || p->kw > AMPI_POOL_WIDEST || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw || p->sw > 2
         || p->w > AMPI_POOL_RING) return;
-    s->length = ampi_padded((size_t)((p->w + 2 * p->pw) / p->sw + 1)) + 2 * AMPI_LANES;
+    s->length = ampi_padded((size_t)((p->w + 2 * p->pw) / p->sw + 1)) + AMPI_LANES;
     for (s->last = 1; s->last < (size_t)p->kh; s->last *= 2) {}
     if (s->length * (size_t)p->sw * s->last-- > AMPI_POOL_RING) return;
     s->row = s->length * (size_t)p->sw;
@@ -7571,15 +7571,16 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_pairs(amp_dtype t, void* x, si
 /* Brings row r, element `at` of x, into the ring. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_open(amp_dtype t, ampi_pool_rows_open* d, int r, const void* x,
                                                         size_t at) {
-    const size_t w = (size_t)d->p->w, slot = ((size_t)r & d->s->last) * d->s->row;
+    const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;
     int32_t *even = d->key + slot + d->s->pixel[0], *odd = d->key + slot + d->s->pixel[1];
+    const int sw = d->p->sw;
     size_t i;
-    for (i = 0; i < d->s->row; i += 16) _mm512_storeu_ps(d->sum + slot + i, _mm512_setzero_ps());
-    for (i = 0; d->p->sw == 2 && i < w; i += 32) {
+    for (i = 0; i < row; i += 16) _mm512_storeu_ps(d->sum + slot + i, _mm512_setzero_ps());
+    for (i = 0; sw == 2 && i < w; i += 32) {
         AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));
         ampi_pool_get_pairs(t, x, at + i, w - i, even + i / 2, odd + i / 2);
     }
-    for (i = 0; d->p->sw == 1 && i < w; i += 16) {
+    for (i = 0; sw == 1 && i < w; i += 16) {
         const __m512 v = ampi_get_x16(t, x, at + i, ampi_first_x16(w - i));
         AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));
         ampi_pool_put_keys(even + i, ampi_pool_keys_x16(v), w - i);
@@ -7591,10 +7592,11 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_close(amp_dtype t, const ampi
     const float* sum = d->sum + ((size_t)r & d->s->last) * d->s->row;
     const float *even = sum + d->s->pixel[0], *odd = sum + d->s->pixel[1];
     const size_t w = (size_t)d->p->w;
+    const int sw = d->p->sw;
     size_t i;
-    for (i = 0; d->p->sw == 2 && i < w; i += 32)
+    for (i = 0; sw == 2 && i < w; i += 32)
         ampi_pool_put_pairs(t, dx, at + i, w - i, _mm512_loadu_ps(even + i / 2), _mm512_loadu_ps(odd + i / 2));
-    for (i = 0; d->p->sw == 1 && i < w; i += 16)
+    for (i = 0; sw == 1 && i < w; i += 16)
         ampi_put_x16(t, dx, at + i, ampi_first_x16(w - i), _mm512_loadu_ps(even + i));
 }
 
