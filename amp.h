@@ -5768,14 +5768,18 @@ AMPI_FN void ampi_fold_unit(const ampi_fold* f, const ampi_fold_tile* t, size_t 
 AMPI_FN void ampi_fold_store(const ampi_fold* f, const ampi_fold_tile* t, const float* sums, void* dw,
                              amp_dtype dtype, int accumulate) {
     const size_t taps = f->c->taps, kw = (size_t)f->c->s.kernel_w, columns = t->channels * taps;
-    size_t o, k, n, count;
-    for (o = t->g * f->c->og + t->o; o < t->g * f->c->og + t->o + t->outs; o++, sums += f->ldt)
+    size_t o, k, n, a = 0, b = 0, ch = 0, count;
+    for (o = t->g * f->c->og + t->o; o < t->g * f->c->og + t->o + t->outs; o++, sums += f->ldt, ch = 0)
         for (k = 0; k < columns; k += count) {
             float line[256];
             count = ampi_min_size(columns - k, 256);
             for (n = 0; n < count; n++) {
-                size_t tap = (k + n) % taps, a = tap / kw, b = tap % kw, ch = (k + n) / taps;
-                line[n] = sums[a / f->deep * t->part * f->isa.lanes + b * t->edge + a % f->deep * t->channels + ch];
+                const float* row = sums + (f->deep == 1 ? a * t->part * f->isa.lanes : a * t->channels);
+                line[n] = row[b * t->edge + ch];
+                if (++b < kw) continue;
+                b = 0;
+                if (++a < taps / kw) continue;
+                a = 0; ch++;
             }
             ampi_store_sum(dw, dtype, (o * f->c->cg + t->ch) * taps + k, line, count, accumulate);
         }
@@ -6089,6 +6093,33 @@ AMPI_INLINE void ampi_row_sums_body(int hw, float* sum, const float* x, size_t l
 }
 AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, size_t n), sum, x, ld, rows, n)
 
+#if AMPI_X86
+/* The same for up to four rows of 16 bits; sums of rows that do not exist are spoilt. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_sums_typed(amp_dtype t, float* sum, const void* x, size_t at, size_t ld,
+                                                        size_t rows, size_t n) {
+    const size_t r1 = rows > 1 ? ld : 0, r2 = rows > 2 ? 2 * ld : r1, r3 = rows > 3 ? 3 * ld : r2;
+    __m512 s0 = _mm512_loadu_ps(sum), s1 = _mm512_loadu_ps(sum + 16);
+    __m512 s2 = _mm512_loadu_ps(sum + 32), s3 = _mm512_loadu_ps(sum + 48);
+    size_t i;
+    for (i = at; i < at + n; i += 16) {
+        const __mmask16 m = ampi_first_x16(at + n - i);
+        s0 = _mm512_add_ps(s0, ampi_get_x16(t, x, i, m));
+        s1 = _mm512_add_ps(s1, ampi_get_x16(t, x, i + r1, m));
+        s2 = _mm512_add_ps(s2, ampi_get_x16(t, x, i + r2, m));
+        s3 = _mm512_add_ps(s3, ampi_get_x16(t, x, i + r3, m));
+    }
+    _mm512_storeu_ps(sum, s0);
+    _mm512_storeu_ps(sum + 16, s1);
+    _mm512_storeu_ps(sum + 32, s2);
+    _mm512_storeu_ps(sum + 48, s3);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_sums_low(float* sum, const void* x, amp_dtype t, size_t at, size_t ld,
+                                                  size_t rows, size_t n) {
+    if (t == AMP_F16) ampi_row_sums_typed(AMP_F16, sum, x, at, ld, rows, n);
+    else ampi_row_sums_typed(AMP_BF16, sum, x, at, ld, rows, n);
+}
+#endif
+
 /* Is a product with m rows faster on the matrix unit than in a direct form? Unfolding costs as much for few rows
    as for many, and with a stride too much. */
 AMPI_FN int ampi_conv2d_is_fast(const ampi_conv2d* c, size_t m, amp_dtype a, amp_dtype b, const amp_exec* exec) {
@@ -6155,6 +6186,12 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
                     ampi_row_sums(sum, (const float*)dy + at, c->out_pixels, rows, count);
                     continue;
                 }
+#if AMPI_X86
+                if (ampi_simd() == AMP_ISA_AVX512) {
+                    ampi_row_sums_low(sum, dy, ampi_dtype(dy_dtype), at, c->out_pixels, rows, count);
+                    continue;
+                }
+#endif
                 for (r = 0; r < rows; r++)
                     ampi_load_f32(part + r * 1024, dy, dy_dtype, at + r * c->out_pixels, count);
                 ampi_row_sums(sum, part, 1024, rows, count);
@@ -8703,21 +8740,24 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_x16(amp_dtype t, size_t i, __mmas
     ampi_put_x16(t, dx, i, m, ampi_activate_slope_x16(f, ampi_get_x16(t, dy, i, m), ampi_get_x16(t, s, i, m)));
 }
 /* ReLU of numbers of 16 bits, as integers: x where s passes. A NaN's magnitude is above infinity's. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_relu_x32(amp_dtype t, size_t i, __mmask32 m, uint16_t* y, const uint16_t* x,
-                                                  const uint16_t* s) {
-    const __m512i v = _mm512_maskz_loadu_epi16(m, x + i), by = s == x ? v : _mm512_maskz_loadu_epi16(m, s + i);
-    const __m512i mag = _mm512_and_si512(by, _mm512_set1_epi16(0x7fff));
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_relu_x32(amp_dtype t, __m512i x, __m512i s) {
+    const __m512i mag = _mm512_and_si512(s, _mm512_set1_epi16(0x7fff));
     const __mmask32 nan = _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
-    const __mmask32 pass = _mm512_cmpgt_epi16_mask(by, _mm512_setzero_si512()) | nan;
-    _mm512_mask_storeu_epi16(y + i, m, _mm512_maskz_mov_epi16(pass, ampi_quiet_x32(t, v)));
+    return _mm512_maskz_mov_epi16(_mm512_cmpgt_epi16_mask(s, _mm512_setzero_si512()) | nan, ampi_quiet_x32(t, x));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_relu_low(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i += 32) {
-        const __mmask32 m = n - i < 32 ? ((__mmask32)1 << (n - i)) - 1u : 0xffffffffu;
+    uint16_t* to = (uint16_t*)y;
+    const uint16_t *from = (const uint16_t*)x, *by = (const uint16_t*)s;
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
         AMPI_AHEAD(x, 2 * i);
         AMPI_AHEAD(s, 2 * i);
-        ampi_relu_x32(t, i, m, (uint16_t*)y, (const uint16_t*)x, (const uint16_t*)s);
+        _mm512_storeu_si512(to + i, ampi_relu_x32(t, _mm512_loadu_si512(from + i), _mm512_loadu_si512(by + i)));
+    }
+    if (i < n) {
+        const __mmask32 m = ((__mmask32)1 << (n - i)) - 1u;
+        _mm512_mask_storeu_epi16(to + i, m, ampi_relu_x32(t, _mm512_maskz_loadu_epi16(m, from + i),
+                                                          _mm512_maskz_loadu_epi16(m, by + i)));
     }
 }
 /* s NULL: y = f(x); otherwise y = x * f'(s). */
