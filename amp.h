@@ -7643,10 +7643,10 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_look(const int32_t* key, int 
     *place = _mm512_mask_mov_epi32(*place, _mm512_cmpgt_epi32_mask(v, *best), _mm512_set1_epi32(here));
     *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
 }
-/* Adds g where the maximum is at place `here`. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_add(float* sum, int here, __mmask16 m, __m512i place, __m512 g) {
+/* Adds g where the maximum is at place `here`; g is 0 behind the last window. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_add(float* sum, int here, __m512i place, __m512 g) {
     const __m512 old = _mm512_loadu_ps(sum);
-    const __mmask16 add = _mm512_mask_cmpeq_epi32_mask(m, place, _mm512_set1_epi32(here));
+    const __mmask16 add = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here));
     _mm512_storeu_ps(sum, _mm512_mask_add_ps(old, add, old, g));
 }
 /* One row of windows, which sees rows [r0, r0 + rows) of the image: finds the maxima, then adds the elements of dy from
@@ -7658,14 +7658,13 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_windows(amp_dtype t, ampi_poo
     int i, k;
     for (i = 0; i < rows; i++) slot[i] = ((size_t)(r0 + i) & d->s->last) * d->s->row;
     for (o = 0; o < n; o += 16) {
-        const __mmask16 m = ampi_first_x16(n - o);
-        const __m512 g = ampi_get_x16(t, dy, at + o, m);
+        const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
         __m512i best = _mm512_set1_epi32(INT32_MIN), place = best;
         for (i = 0; i < rows; i++)
             for (k = 0; k < kw; k++) ampi_pool_ring_look(d->key + slot[i] + column[k] + o, i * kw + k, &best, &place);
         for (k = kw - 1; k >= 0; k--)
             for (i = 0; i < rows; i++)
-                ampi_pool_ring_add(d->sum + slot[i] + column[k] + o, i * kw + k, m, place, g);
+                ampi_pool_ring_add(d->sum + slot[i] + column[k] + o, i * kw + k, place, g);
     }
 }
 /* The same for 3 x 3 places, without loops over them. */
@@ -7677,8 +7676,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_nine(amp_dtype t, ampi_pool_r
     for (o = 0; o < n; o += 16) {
         const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;
         float *t0 = d->sum + s0 + o, *t1 = d->sum + s1 + o, *t2 = d->sum + s2 + o;
-        const __mmask16 m = ampi_first_x16(n - o);
-        const __m512 g = ampi_get_x16(t, dy, at + o, m);
+        const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
         __m512i best = _mm512_loadu_si512(k0), place = _mm512_setzero_si512();
         ampi_pool_ring_look(k0 + a, 1, &best, &place);
         ampi_pool_ring_look(k0 + b, 2, &best, &place);
@@ -7688,15 +7686,15 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_nine(amp_dtype t, ampi_pool_r
         ampi_pool_ring_look(k2, 6, &best, &place);
         ampi_pool_ring_look(k2 + a, 7, &best, &place);
         ampi_pool_ring_look(k2 + b, 8, &best, &place);
-        ampi_pool_ring_add(t0 + b, 2, m, place, g);
-        ampi_pool_ring_add(t1 + b, 5, m, place, g);
-        ampi_pool_ring_add(t2 + b, 8, m, place, g);
-        ampi_pool_ring_add(t0 + a, 1, m, place, g);
-        ampi_pool_ring_add(t1 + a, 4, m, place, g);
-        ampi_pool_ring_add(t2 + a, 7, m, place, g);
-        ampi_pool_ring_add(t0, 0, m, place, g);
-        ampi_pool_ring_add(t1, 3, m, place, g);
-        ampi_pool_ring_add(t2, 6, m, place, g);
+        ampi_pool_ring_add(t0 + b, 2, place, g);
+        ampi_pool_ring_add(t1 + b, 5, place, g);
+        ampi_pool_ring_add(t2 + b, 8, place, g);
+        ampi_pool_ring_add(t0 + a, 1, place, g);
+        ampi_pool_ring_add(t1 + a, 4, place, g);
+        ampi_pool_ring_add(t2 + a, 7, place, g);
+        ampi_pool_ring_add(t0, 0, place, g);
+        ampi_pool_ring_add(t1, 3, place, g);
+        ampi_pool_ring_add(t2, 6, place, g);
     }
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_image(amp_dtype t, const ampi_pool_ring* s, const ampi_pool_plan* p,
