@@ -3593,16 +3593,19 @@ AMPI_FN int ampi_is_planes(const ampi_image* g) {
     return g && g->kernel_h * g->kernel_w == 1 && g->mul_h == 1 && g->mul_w == 1 && g->div_h == 1 && g->div_w == 1
            && g->base_h == 0 && g->base_w == 0 && g->rows * g->cols == (size_t)(g->height * g->width);
 }
-/* dst[r][p] for whole planes, one piece of a plane at a time: each fills up to whole lanes, so behind a row
-   there must be room for that. */
+/* dst[r][p] for whole planes, one piece of a plane at a time: each fills up to whole lanes; where that would reach the next
+   row, it goes row by row. Behind a single row there is room. */
 AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rows, size_t p,
                                size_t cols, float* dst, size_t ldd) {
     const ampi_image* image = v->image;
-    size_t plane = image->rows * image->cols, count;
-    for (; cols > 0; p += count, dst += count, cols -= count) {
+    size_t plane = image->rows * image->cols, count, r, left = ldd;
+    for (; cols > 0; p += count, dst += count, cols -= count, left -= count) {
         size_t at = v->offset + p / plane * image->image_stride + r0 * image->channel_stride + p % plane;
         count = ampi_min_size(plane - p % plane, cols);
-        g->load(dst, ldd, (const char*)v->data + at * amp_dtype_size(v->dtype), v->dtype, image->channel_stride, rows,
+        if (rows > 1 && ampi_round_up(count, g->lanes) > left)
+            for (r = 0; r < rows; r++)
+                ampi_load_f32(dst + r * ldd, v->data, v->dtype, at + r * image->channel_stride, count);
+        else g->load(dst, ldd, (const char*)v->data + at * amp_dtype_size(v->dtype), v->dtype, image->channel_stride, rows,
                 count);
     }
 }
@@ -3616,7 +3619,7 @@ AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, s
         const char* src = (const char*)v->data + (v->offset + r0 * v->ld + p0) * amp_dtype_size(v->dtype);
         g->load(dst, ldd, src, v->dtype, v->ld, rows, cols);
     } else {
-        int planes = ampi_is_planes(v->image) && (rows == 1 || ldd >= full + g->lanes);
+        int planes = ampi_is_planes(v->image);
         if (planes) ampi_planes_block(g, v, r0, rows, p0, cols, dst, ldd);
         for (r = 0; r < rows; r++) {
             if (!planes) ampi_image_run(v, r0 + r, p0, cols, dst + r * ldd);
