@@ -3748,7 +3748,7 @@ AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
     }
 }
 /* dst[(to0 + r) ^ flip] = the pieces, `from[r]` floats further on. */
-AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
+AMPI_INLINE void ampi_stage_copy_plain_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
                                       const uint32_t* from, size_t rows, size_t to0, size_t flip, float* dst,
                                       size_t ldd) {
     size_t r, i;
@@ -3760,10 +3760,34 @@ AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pi
         for (r = 0; r < rows; r++) ampi_copy_floats(d + ((to0 + r) ^ flip) * ldd, s + from[r], n);
     }
 }
-AMPI_KERNEL(ampi_stage_copy,
-            (const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
-             size_t to0, size_t flip, float* dst, size_t ldd),
-            piece, pieces, src, from, rows, to0, flip, dst, ldd)
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_copy_avx512(const ampi_piece* piece, size_t pieces, const float* src,
+                                                       const uint32_t* from, size_t rows, size_t to0, size_t flip,
+                                                       float* dst, size_t ldd) {
+    size_t r, i, j;
+    for (i = 0; i < pieces; i++)
+        for (j = 0; j < piece[i].count; j += 16) {
+            const float* s = src + piece[i].from + j;
+            float* d = dst + piece[i].to + j;
+            const __mmask16 m = ampi_first_x16(piece[i].count - j);
+            for (r = 0; r < rows; r++)
+                _mm512_mask_storeu_ps(d + ((to0 + r) ^ flip) * ldd, m, _mm512_maskz_loadu_ps(m, s + from[r]));
+        }
+}
+#endif
+AMPI_KERNEL_AVX2(ampi_stage_copy_plain,
+                 (const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
+                  size_t to0, size_t flip, float* dst, size_t ldd),
+                 piece, pieces, src, from, rows, to0, flip, dst, ldd)
+
+AMPI_FN void ampi_stage_copy(const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
+                             size_t to0, size_t flip, float* dst, size_t ldd) {
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) ampi_stage_copy_avx512(piece, pieces, src, from, rows, to0, flip, dst, ldd);
+    else
+#endif
+    ampi_stage_copy_plain(piece, pieces, src, from, rows, to0, flip, dst, ldd);
+}
 
 /* Runs [r0, r0+rn) into rows of the panels at dst (`stride` apart; rows `ldd` apart, in the last panel
    `last_ldd`). */
