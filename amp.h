@@ -2267,16 +2267,26 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_upper_x16(__m512i u) {
                                          0x0007000500030001);
     return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_bf16_x16(__m512i u) {
+/* Rounded to bfloat16, in the upper half of each lane. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_round_bf16_x16(__m512i u) {
     const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
     __m512i rounded = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
     rounded = _mm512_mask_add_epi32(rounded, odd, rounded, _mm512_set1_epi32(1));
-    rounded = _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
-    return ampi_upper_x16(rounded);
+    return _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_bf16_x16(__m512i u) {
+    return ampi_upper_x16(ampi_round_bf16_x16(u));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_bf16_to_f32_x16(__m256i h) {
     __m512i u = _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, h), 16);
     return _mm512_mask_or_epi32(u, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
+}
+
+/* 32 numbers of 16 bits as they come back from floats: NaNs are quiet then. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_quiet_x32(amp_dtype t, __m512i x) {
+    const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    const __mmask32 nan = _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
+    return _mm512_mask_mov_epi16(x, nan, _mm512_or_si512(x, _mm512_set1_epi16(t == AMP_F16 ? 0x200 : 0x40)));
 }
 
 /* The loops: two whole vectors a turn, then masked ones. A masked store costs more than a plain one even where
@@ -3591,16 +3601,19 @@ AMPI_FN int ampi_is_planes(const ampi_image* g) {
     return g && g->kernel_h * g->kernel_w == 1 && g->mul_h == 1 && g->mul_w == 1 && g->div_h == 1 && g->div_w == 1
            && g->base_h == 0 && g->base_w == 0 && g->rows * g->cols == (size_t)(g->height * g->width);
 }
-/* dst[r][p] for whole planes, one piece of a plane at a time: each fills up to whole lanes, so behind a row
-   there must be room for that. */
+/* dst[r][p] for whole planes, one piece of a plane at a time: each fills up to whole lanes; where that would reach the next
+   row, it goes row by row. Behind a single row there is room. */
 AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rows, size_t p,
                                size_t cols, float* dst, size_t ldd) {
     const ampi_image* image = v->image;
-    size_t plane = image->rows * image->cols, count;
-    for (; cols > 0; p += count, dst += count, cols -= count) {
+    size_t plane = image->rows * image->cols, count, r, left = ldd;
+    for (; cols > 0; p += count, dst += count, cols -= count, left -= count) {
         size_t at = v->offset + p / plane * image->image_stride + r0 * image->channel_stride + p % plane;
         count = ampi_min_size(plane - p % plane, cols);
-        g->load(dst, ldd, (const char*)v->data + at * amp_dtype_size(v->dtype), v->dtype, image->channel_stride, rows,
+        if (rows > 1 && ampi_round_up(count, g->lanes) > left)
+            for (r = 0; r < rows; r++)
+                ampi_load_f32(dst + r * ldd, v->data, v->dtype, at + r * image->channel_stride, count);
+        else g->load(dst, ldd, (const char*)v->data + at * amp_dtype_size(v->dtype), v->dtype, image->channel_stride, rows,
                 count);
     }
 }
@@ -3614,7 +3627,7 @@ AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, s
         const char* src = (const char*)v->data + (v->offset + r0 * v->ld + p0) * amp_dtype_size(v->dtype);
         g->load(dst, ldd, src, v->dtype, v->ld, rows, cols);
     } else {
-        int planes = ampi_is_planes(v->image) && (rows == 1 || ldd >= full + g->lanes);
+        int planes = ampi_is_planes(v->image);
         if (planes) ampi_planes_block(g, v, r0, rows, p0, cols, dst, ldd);
         for (r = 0; r < rows; r++) {
             if (!planes) ampi_image_run(v, r0 + r, p0, cols, dst + r * ldd);
@@ -3743,7 +3756,7 @@ AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
     }
 }
 /* dst[(to0 + r) ^ flip] = the pieces, `from[r]` floats further on. */
-AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
+AMPI_INLINE void ampi_stage_copy_plain_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
                                       const uint32_t* from, size_t rows, size_t to0, size_t flip, float* dst,
                                       size_t ldd) {
     size_t r, i;
@@ -3755,10 +3768,34 @@ AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pi
         for (r = 0; r < rows; r++) ampi_copy_floats(d + ((to0 + r) ^ flip) * ldd, s + from[r], n);
     }
 }
-AMPI_KERNEL(ampi_stage_copy,
-            (const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
-             size_t to0, size_t flip, float* dst, size_t ldd),
-            piece, pieces, src, from, rows, to0, flip, dst, ldd)
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_copy_avx512(const ampi_piece* piece, size_t pieces, const float* src,
+                                                       const uint32_t* from, size_t rows, size_t to0, size_t flip,
+                                                       float* dst, size_t ldd) {
+    size_t r, i, j;
+    for (i = 0; i < pieces; i++)
+        for (j = 0; j < piece[i].count; j += 16) {
+            const float* s = src + piece[i].from + j;
+            float* d = dst + piece[i].to + j;
+            const __mmask16 m = ampi_first_x16(piece[i].count - j);
+            for (r = 0; r < rows; r++)
+                _mm512_mask_storeu_ps(d + ((to0 + r) ^ flip) * ldd, m, _mm512_maskz_loadu_ps(m, s + from[r]));
+        }
+}
+#endif
+AMPI_KERNEL_AVX2(ampi_stage_copy_plain,
+                 (const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
+                  size_t to0, size_t flip, float* dst, size_t ldd),
+                 piece, pieces, src, from, rows, to0, flip, dst, ldd)
+
+AMPI_FN void ampi_stage_copy(const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
+                             size_t to0, size_t flip, float* dst, size_t ldd) {
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) ampi_stage_copy_avx512(piece, pieces, src, from, rows, to0, flip, dst, ldd);
+    else
+#endif
+    ampi_stage_copy_plain(piece, pieces, src, from, rows, to0, flip, dst, ldd);
+}
 
 /* Runs [r0, r0+rn) into rows of the panels at dst (`stride` apart; rows `ldd` apart, in the last panel
    `last_ldd`). */
@@ -5766,14 +5803,18 @@ AMPI_FN void ampi_fold_unit(const ampi_fold* f, const ampi_fold_tile* t, size_t 
 AMPI_FN void ampi_fold_store(const ampi_fold* f, const ampi_fold_tile* t, const float* sums, void* dw,
                              amp_dtype dtype, int accumulate) {
     const size_t taps = f->c->taps, kw = (size_t)f->c->s.kernel_w, columns = t->channels * taps;
-    size_t o, k, n, count;
-    for (o = t->g * f->c->og + t->o; o < t->g * f->c->og + t->o + t->outs; o++, sums += f->ldt)
+    size_t o, k, n, a = 0, b = 0, ch = 0, count;
+    for (o = t->g * f->c->og + t->o; o < t->g * f->c->og + t->o + t->outs; o++, sums += f->ldt, ch = 0)
         for (k = 0; k < columns; k += count) {
             float line[256];
             count = ampi_min_size(columns - k, 256);
             for (n = 0; n < count; n++) {
-                size_t tap = (k + n) % taps, a = tap / kw, b = tap % kw, ch = (k + n) / taps;
-                line[n] = sums[a / f->deep * t->part * f->isa.lanes + b * t->edge + a % f->deep * t->channels + ch];
+                const float* row = sums + (f->deep == 1 ? a * t->part * f->isa.lanes : a * t->channels);
+                line[n] = row[b * t->edge + ch];
+                if (++b < kw) continue;
+                b = 0;
+                if (++a < taps / kw) continue;
+                a = 0; ch++;
             }
             ampi_store_sum(dw, dtype, (o * f->c->cg + t->ch) * taps + k, line, count, accumulate);
         }
@@ -6087,6 +6128,33 @@ AMPI_INLINE void ampi_row_sums_body(int hw, float* sum, const float* x, size_t l
 }
 AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, size_t n), sum, x, ld, rows, n)
 
+#if AMPI_X86
+/* The same for up to four rows of 16 bits; sums of rows that do not exist are spoilt. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_sums_typed(amp_dtype t, float* sum, const void* x, size_t at, size_t ld,
+                                                        size_t rows, size_t n) {
+    const size_t r1 = rows > 1 ? ld : 0, r2 = rows > 2 ? 2 * ld : r1, r3 = rows > 3 ? 3 * ld : r2;
+    __m512 s0 = _mm512_loadu_ps(sum), s1 = _mm512_loadu_ps(sum + 16);
+    __m512 s2 = _mm512_loadu_ps(sum + 32), s3 = _mm512_loadu_ps(sum + 48);
+    size_t i;
+    for (i = at; i < at + n; i += 16) {
+        const __mmask16 m = ampi_first_x16(at + n - i);
+        s0 = _mm512_add_ps(s0, ampi_get_x16(t, x, i, m));
+        s1 = _mm512_add_ps(s1, ampi_get_x16(t, x, i + r1, m));
+        s2 = _mm512_add_ps(s2, ampi_get_x16(t, x, i + r2, m));
+        s3 = _mm512_add_ps(s3, ampi_get_x16(t, x, i + r3, m));
+    }
+    _mm512_storeu_ps(sum, s0);
+    _mm512_storeu_ps(sum + 16, s1);
+    _mm512_storeu_ps(sum + 32, s2);
+    _mm512_storeu_ps(sum + 48, s3);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_sums_low(float* sum, const void* x, amp_dtype t, size_t at, size_t ld,
+                                                  size_t rows, size_t n) {
+    if (t == AMP_F16) ampi_row_sums_typed(AMP_F16, sum, x, at, ld, rows, n);
+    else ampi_row_sums_typed(AMP_BF16, sum, x, at, ld, rows, n);
+}
+#endif
+
 /* Is a product with m rows faster on the matrix unit than in a direct form? Unfolding costs as much for few rows
    as for many, and with a stride too much. */
 AMPI_FN int ampi_conv2d_is_fast(const ampi_conv2d* c, size_t m, amp_dtype a, amp_dtype b, const amp_exec* exec) {
@@ -6153,6 +6221,12 @@ AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_d
                     ampi_row_sums(sum, (const float*)dy + at, c->out_pixels, rows, count);
                     continue;
                 }
+#if AMPI_X86
+                if (ampi_simd() == AMP_ISA_AVX512) {
+                    ampi_row_sums_low(sum, dy, ampi_dtype(dy_dtype), at, c->out_pixels, rows, count);
+                    continue;
+                }
+#endif
                 for (r = 0; r < rows; r++)
                     ampi_load_f32(part + r * 1024, dy, dy_dtype, at + r * c->out_pixels, count);
                 ampi_row_sums(sum, part, 1024, rows, count);
@@ -7170,6 +7244,146 @@ AMPI_FN void ampi_pool_quads_plane(const ampi_pool_plan* p, const void* x, amp_d
     ampi_store_f32(out, t, (plane * h + h - 1) * w, out_tile, w);
 }
 
+/* Of numbers of 16 bits, what such a window has in a row is a 32-bit word, and so is its gradient: sixteen windows by hand,
+   without floats. Of rows shorter than that, several pairs of rows at a time, whose words are put in order by
+   permutations: of 32 neighbouring words those in an upper row and those in a lower one, and back. */
+typedef struct ampi_pool_words {
+    size_t pairs, n;                   /* pairs of rows at a time, windows of a row; no pairs: not for this plane */
+    int32_t up[16], down[16], first[16], second[16];
+} ampi_pool_words;
+
+AMPI_FN void ampi_pool_words_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_words* m) {
+    int l, n = p->ow;
+    memset(m, 0, sizeof *m);
+    if (!AMPI_X86 || ampi_simd() != AMP_ISA_AVX512 || ampi_dtype(a) == AMP_F32 || ampi_dtype(a) != ampi_dtype(b)
+        || ampi_dtype(a) != ampi_dtype(c) || !ampi_pool_is_quads(p) || p->w % 2 != 0) return;
+    m->n = (size_t)n;
+    m->pairs = n <= 8 ? (size_t)(16 / n) : 1;
+    for (l = 0; n <= 8 && l < 16 / n * n; l++) {
+        int32_t word = l / n * 2 * n + l % n;
+        m->up[l] = word;
+        m->down[l] = word + n;
+        *(word < 16 ? &m->first[word] : &m->second[word - 16]) = l;
+        *(word + n < 16 ? &m->first[word + n] : &m->second[word + n - 16]) = 16 + l;
+    }
+}
+
+#if AMPI_X86
+typedef struct ampi_pool_pair { __m512i up, down; } ampi_pool_pair;
+
+/* Elements become integers of the same order, as ampi_pool_key's. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_keys_x32(amp_dtype t, __m512i x) {
+    const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    const __mmask32 nan = _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
+    const __m512i key = _mm512_mask_sub_epi16(mag, _mm512_movepi16_mask(x), _mm512_setzero_si512(), mag);
+    return _mm512_mask_mov_epi16(key, nan, _mm512_set1_epi16(0x7fff));
+}
+/* The first maximum of each window: is it the one on the right, is it the one below? */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_search(amp_dtype t, ampi_pool_pair x, __mmask16* right,
+                                                           __mmask16* below) {
+    const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
+    const __m512i k0 = ampi_pool_keys_x32(t, x.up), k1 = ampi_pool_keys_x32(t, x.down);
+    const __m512i k00 = _mm512_maskz_slli_epi32(AMPI_ALL16, k0, 16), k01 = _mm512_and_si512(k0, odd);
+    const __m512i k10 = _mm512_maskz_slli_epi32(AMPI_ALL16, k1, 16), k11 = _mm512_and_si512(k1, odd);
+    const __mmask16 b = _mm512_cmpgt_epi32_mask(k01, k00), d = _mm512_cmpgt_epi32_mask(k11, k10);
+    const __m512i up = _mm512_mask_mov_epi32(k00, b, k01), down = _mm512_mask_mov_epi32(k10, d, k11);
+    *below = _mm512_cmpgt_epi32_mask(down, up);
+    *right = (__mmask16)((b & ~*below) | (d & *below));
+}
+/* `count` windows' maxima, or their gradients as words. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_pool_words_max(amp_dtype t, ampi_pool_pair x) {
+    __mmask16 right, below;
+    __m512i word;
+    ampi_pool_words_search(t, x, &right, &below);
+    word = _mm512_mask_mov_epi32(x.up, below, x.down);
+    word = ampi_quiet_x32(t, _mm512_mask_srli_epi32(word, right, word, 16));
+    return _mm512_maskz_cvtepi32_epi16(AMPI_ALL16, word);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_pool_pair ampi_pool_words_spread(amp_dtype t, ampi_pool_pair x, __m256i dy) {
+    __m512i g = ampi_quiet_x32(t, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, dy));
+    __mmask16 right, below;
+    ampi_pool_words_search(t, x, &right, &below);
+    g = _mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(g, _mm512_set1_epi32(0x8000)), g);     /* 0 + -0 = 0 */
+    g = _mm512_mask_slli_epi32(g, right, g, 16);
+    x.up = _mm512_maskz_mov_epi32((__mmask16)~below, g);
+    x.down = _mm512_maskz_mov_epi32(below, g);
+    return x;
+}
+
+/* 2 * words words, an upper row's and behind them a lower row's. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_pool_pair ampi_pool_words_get(const ampi_pool_words* m, const uint16_t* x,
+                                                                  size_t words) {
+    const __m512i a = _mm512_maskz_loadu_epi32(ampi_first_x16(2 * words), x);
+    const __m512i b = _mm512_maskz_loadu_epi32(words > 8 ? ampi_first_x16(2 * words - 16) : 0, x + 32);
+    ampi_pool_pair v;
+    v.up = _mm512_maskz_permutex2var_epi32(AMPI_ALL16, a, _mm512_loadu_si512(m->up), b);
+    v.down = _mm512_maskz_permutex2var_epi32(AMPI_ALL16, a, _mm512_loadu_si512(m->down), b);
+    return v;
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_put(const ampi_pool_words* m, uint16_t* dx, size_t words,
+                                                        ampi_pool_pair v) {
+    const __m512i first = _mm512_loadu_si512(m->first), second = _mm512_loadu_si512(m->second);
+    _mm512_mask_storeu_epi32(dx, ampi_first_x16(2 * words),
+                             _mm512_maskz_permutex2var_epi32(AMPI_ALL16, v.up, first, v.down));
+    if (words > 8)
+        _mm512_mask_storeu_epi32(dx + 32, ampi_first_x16(2 * words - 16),
+                                 _mm512_maskz_permutex2var_epi32(AMPI_ALL16, v.up, second, v.down));
+}
+
+/* A plane of `rows` rows of windows: the maxima into out if dy is NULL, otherwise the gradient into out. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_short(amp_dtype t, const ampi_pool_words* m, size_t rows,
+                                                          const uint16_t* x, const uint16_t* dy, uint16_t* out) {
+    size_t r, at, words;
+    for (r = 0, at = 0; r < rows; r += m->pairs, at += words) {
+        ampi_pool_pair v;
+        words = ampi_min_size(m->pairs, rows - r) * m->n;
+        v = ampi_pool_words_get(m, x + 4 * at, words);
+        if (dy) {
+            const __m256i g = AMPI_LOAD_HALF_X16(ampi_first_x16(words), dy + at);
+            ampi_pool_words_put(m, out + 4 * at, words, ampi_pool_words_spread(t, v, g));
+        } else {
+            _mm256_mask_storeu_epi16(out + at, ampi_first_x16(words), ampi_pool_words_max(t, v));
+        }
+    }
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_long(amp_dtype t, const ampi_pool_words* m, size_t rows,
+                                                         const uint16_t* x, const uint16_t* dy, uint16_t* out) {
+    const size_t n = m->n, w = 2 * n;
+    size_t r, i;
+    for (r = 0; r < rows; r++)
+        for (i = 0; i < n; i += 16) {
+            const __mmask16 k = ampi_first_x16(n - i);
+            const size_t up = 2 * r * w + 2 * i, at = r * n + i;
+            ampi_pool_pair v;
+            v.up = _mm512_maskz_loadu_epi32(k, x + up);
+            v.down = _mm512_maskz_loadu_epi32(k, x + up + w);
+            if (dy) {
+                v = ampi_pool_words_spread(t, v, AMPI_LOAD_HALF_X16(k, dy + at));
+                _mm512_mask_storeu_epi32(out + up, k, v.up);
+                _mm512_mask_storeu_epi32(out + up + w, k, v.down);
+            } else {
+                _mm256_mask_storeu_epi16(out + at, k, ampi_pool_words_max(t, v));
+            }
+        }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_pool_words_plane(amp_dtype t, const ampi_pool_words* m, const ampi_pool_plan* p,
+                                                      size_t plane, const void* x, const void* dy, void* out) {
+    const size_t h = (size_t)p->h, rows = (size_t)p->oh, w = 2 * m->n, image = plane * h * w, at = plane * rows * m->n;
+    const uint16_t *from = (const uint16_t*)x + image, *g = dy ? (const uint16_t*)dy + at : NULL;
+    uint16_t* to = (uint16_t*)out + (dy ? image : at);
+    if (m->n <= 8 && t == AMP_F16) ampi_pool_words_short(AMP_F16, m, rows, from, g, to);
+    else if (m->n <= 8) ampi_pool_words_short(AMP_BF16, m, rows, from, g, to);
+    else if (t == AMP_F16) ampi_pool_words_long(AMP_F16, m, rows, from, g, to);
+    else ampi_pool_words_long(AMP_BF16, m, rows, from, g, to);
+    if (dy && h % 2 != 0) memset(to + (h - 1) * w, 0, w * sizeof *to);      /* the row that no window covers */
+}
+#else
+AMPI_FN void ampi_pool_words_plane(amp_dtype t, const ampi_pool_words* m, const ampi_pool_plan* p, size_t plane,
+                                   const void* x, const void* dy, void* out) {
+    (void)t; (void)m; (void)p; (void)plane; (void)x; (void)dy; (void)out;
+}
+#endif
+
 AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
                              size_t plane) {
     float acc[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
@@ -7187,6 +7401,7 @@ AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype x
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
                                       amp_dtype y_dtype, const amp_exec* exec) {
     const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    ampi_pool_words words;
     ampi_pool_plan p;
     size_t n;
     int64_t i;
@@ -7194,10 +7409,12 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     if (r != AMP_OK) return r;
     n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
     if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
+    ampi_pool_words_make(&p, x_dtype, y_dtype, y_dtype, &words);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i++) {
         int small = ampi_pool_is_small(&p, AMPI_LANES);
-        if (small && ampi_pool_is_quads(&p))
+        if (words.pairs > 0) ampi_pool_words_plane(ampi_dtype(x_dtype), &words, &p, (size_t)i, x, NULL, y);
+        else if (small && ampi_pool_is_quads(&p))
             ampi_pool_quads_plane(&p, x, x_dtype, NULL, AMP_F32, y, y_dtype, (size_t)i);
         else if (small) ampi_pool_small_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
         else ampi_pool_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
@@ -7334,6 +7551,217 @@ AMPI_FN void ampi_pool_plane_backward(const ampi_pool_plan* p, const void* dy, a
         }
 }
 
+/* The gradient of the maximum by hand, sixteen windows at a time, of windows that meet or overlap and are one pixel or two
+   apart. The rows of the image that a row of windows sees lie in a ring, as keys (see ampi_pool_key), with their sums
+   beside them. What the windows see at one place of the kernel lies side by side: pixel c is element (c + pw) / sw of line
+   (c + pw) % sw. The smallest integer fills lines up, so no window chooses padding. */
+enum { AMPI_POOL_RING = 4096, AMPI_POOL_WIDEST = 16 };
+typedef struct ampi_pool_ring {
+    size_t length, row;                /* elements of a line, of a row's lines; no row: not for this plane */
+    size_t last;                       /* row r is in slot r & last */
+    size_t pixel[2];                   /* where a row's first two pixels are */
+    size_t at[AMPI_POOL_WIDEST];       /* where the first window's place k is */
+} ampi_pool_ring;
+
+AMPI_FN void ampi_pool_ring_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_ring* s) {
+    int k;
+    memset(s, 0, sizeof *s);
+    if (!AMPI_X86 || ampi_simd() != AMP_ISA_AVX512 || ampi_dtype(a) != ampi_dtype(b) || ampi_dtype(a) != ampi_dtype(c)
+        || !p->max || p->kw > AMPI_POOL_WIDEST || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw || p->sw > 2
+        || p->w > AMPI_POOL_RING) return;
+    s->length = ampi_padded((size_t)((p->w + 2 * p->pw) / p->sw + 1)) + AMPI_LANES;
+    for (s->last = 1; s->last < (size_t)p->kh; s->last *= 2) {}
+    if (s->length * (size_t)p->sw * s->last-- > AMPI_POOL_RING) return;
+    s->row = s->length * (size_t)p->sw;
+    for (k = 0; k < 2; k++) s->pixel[k] = (size_t)((k + p->pw) % p->sw) * s->length + (size_t)((k + p->pw) / p->sw);
+    for (k = 0; k < p->kw; k++) s->at[k] = (size_t)(k % p->sw) * s->length + (size_t)(k / p->sw);
+}
+
+#if AMPI_X86
+typedef struct ampi_pool_rows_open {
+    const ampi_pool_plan* p;
+    const ampi_pool_ring* s;
+    int32_t key[AMPI_POOL_RING];
+    float sum[AMPI_POOL_RING];
+} ampi_pool_rows_open;
+
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_keys_x16(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x), mag = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
+    const __m512i key = _mm512_mask_sub_epi32(mag, _mm512_movepi32_mask(u), _mm512_setzero_si512(), mag);
+    return _mm512_mask_mov_epi32(key, ampi_nan_x16(u), _mm512_set1_epi32(0x7fffffff));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_keys(int32_t* key, __m512i v, size_t n) {
+    _mm512_storeu_si512(key, _mm512_mask_mov_epi32(_mm512_set1_epi32(INT32_MIN), ampi_first_x16(n), v));
+}
+/* n elements from i, at most 32: keys of the even ones and of the odd ones. Those of 16 bits lie in words. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_get_pairs(amp_dtype t, const void* x, size_t i, size_t n, int32_t* even,
+                                                        int32_t* odd) {
+    const __m512i two = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    __m512i e, o;
+    if (t == AMP_F32) {
+        const __m512 a = ampi_get_x16(t, x, i, ampi_first_x16(n));
+        const __m512 b = ampi_get_x16(t, x, i + 16, n > 16 ? ampi_first_x16(n - 16) : 0);
+        e = ampi_pool_keys_x16(_mm512_maskz_permutex2var_ps(AMPI_ALL16, a, two, b));
+        o = ampi_pool_keys_x16(_mm512_maskz_permutex2var_ps(
+            AMPI_ALL16, a, _mm512_or_si512(two, _mm512_set1_epi32(1)), b));
+    } else {
+        const __mmask32 m = n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu;
+        o = ampi_pool_keys_x32(t, _mm512_maskz_loadu_epi16(m, (const uint16_t*)x + i));
+        e = _mm512_maskz_slli_epi32(AMPI_ALL16, o, 16);
+        o = _mm512_and_si512(o, _mm512_set1_epi32((int)0xffff0000u));
+    }
+    ampi_pool_put_keys(even, e, (n + 1) / 2);
+    ampi_pool_put_keys(odd, o, n / 2);
+}
+/* The way back, of floats. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_pairs(amp_dtype t, void* x, size_t i, size_t n, __m512 even,
+                                                        __m512 odd) {
+    const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
+    __m512i low, high;
+    if (t == AMP_F32) {
+        const __m512i last = _mm512_or_si512(zip, _mm512_set1_epi32(8));
+        ampi_put_x16(t, x, i, ampi_first_x16(n), _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, zip, odd));
+        if (n > 16)
+            ampi_put_x16(t, x, i + 16, ampi_first_x16(n - 16),
+                         _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, last, odd));
+        return;
+    }
+    if (t == AMP_BF16) {
+        low = _mm512_maskz_srli_epi32(AMPI_ALL16, ampi_round_bf16_x16(e), 16);
+        high = _mm512_and_si512(ampi_round_bf16_x16(o), _mm512_set1_epi32((int)0xffff0000u));
+    } else {
+        low = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, ampi_f32_to_half_x16(e));
+        high = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, ampi_f32_to_half_x16(o));
+        high = _mm512_maskz_slli_epi32(AMPI_ALL16, high, 16);
+    }
+    _mm512_mask_storeu_epi16((uint16_t*)x + i, n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu,
+                             _mm512_or_si512(low, high));
+}
+
+/* Brings row r, element `at` of x, into the ring. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_open(amp_dtype t, ampi_pool_rows_open* d, int r, const void* x,
+                                                        size_t at) {
+    const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;
+    int32_t *even = d->key + slot + d->s->pixel[0], *odd = d->key + slot + d->s->pixel[1];
+    const int sw = d->p->sw;
+    size_t i;
+    for (i = 0; i < row; i += 16) _mm512_storeu_ps(d->sum + slot + i, _mm512_setzero_ps());
+    for (i = 0; sw == 2 && i < w; i += 32) {
+        AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));
+        ampi_pool_get_pairs(t, x, at + i, w - i, even + i / 2, odd + i / 2);
+    }
+    for (i = 0; sw == 1 && i < w; i += 16) {
+        const __m512 v = ampi_get_x16(t, x, at + i, ampi_first_x16(w - i));
+        AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));
+        ampi_pool_put_keys(even + i, ampi_pool_keys_x16(v), w - i);
+    }
+}
+/* The sums of row r are complete: element `at` of dx. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_close(amp_dtype t, const ampi_pool_rows_open* d, int r, void* dx,
+                                                         size_t at) {
+    const float* sum = d->sum + ((size_t)r & d->s->last) * d->s->row;
+    const float *even = sum + d->s->pixel[0], *odd = sum + d->s->pixel[1];
+    const size_t w = (size_t)d->p->w;
+    const int sw = d->p->sw;
+    size_t i;
+    for (i = 0; sw == 2 && i < w; i += 32)
+        ampi_pool_put_pairs(t, dx, at + i, w - i, _mm512_loadu_ps(even + i / 2), _mm512_loadu_ps(odd + i / 2));
+    for (i = 0; sw == 1 && i < w; i += 16)
+        ampi_put_x16(t, dx, at + i, ampi_first_x16(w - i), _mm512_loadu_ps(even + i));
+}
+
+/* Is place `here` of sixteen windows larger than the best so far? */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_look(const int32_t* key, int here, __m512i* best, __m512i* place) {
+    const __m512i v = _mm512_loadu_si512(key);
+    *place = _mm512_mask_mov_epi32(*place, _mm512_cmpgt_epi32_mask(v, *best), _mm512_set1_epi32(here));
+    *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
+}
+/* Adds g where the maximum is at place `here`; g is 0 behind the last window. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_add(float* sum, int here, __m512i place, __m512 g) {
+    const __m512 old = _mm512_loadu_ps(sum);
+    const __mmask16 add = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here));
+    _mm512_storeu_ps(sum, _mm512_mask_add_ps(old, add, old, g));
+}
+/* One row of windows, which sees rows [r0, r0 + rows) of the image: finds the maxima, then adds the elements of dy from
+   `at` on. A pixel's windows come in their order: the last place of the kernel belongs to the first of them. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_windows(amp_dtype t, ampi_pool_rows_open* d, int r0, int rows, int kw,
+                                                           const void* dy, size_t at) {
+    const size_t n = (size_t)d->p->ow, *column = d->s->at;
+    size_t slot[AMPI_POOL_WIDEST], o;
+    int i, k;
+    for (i = 0; i < rows; i++) slot[i] = ((size_t)(r0 + i) & d->s->last) * d->s->row;
+    for (o = 0; o < n; o += 16) {
+        const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
+        __m512i best = _mm512_set1_epi32(INT32_MIN), place = best;
+        for (i = 0; i < rows; i++)
+            for (k = 0; k < kw; k++) ampi_pool_ring_look(d->key + slot[i] + column[k] + o, i * kw + k, &best, &place);
+        for (k = kw - 1; k >= 0; k--)
+            for (i = 0; i < rows; i++)
+                ampi_pool_ring_add(d->sum + slot[i] + column[k] + o, i * kw + k, place, g);
+    }
+}
+/* The same for 3 x 3 places, without loops over them. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_nine(amp_dtype t, ampi_pool_rows_open* d, int r0, const void* dy,
+                                                        size_t at) {
+    const size_t n = (size_t)d->p->ow, last = d->s->last, row = d->s->row, a = d->s->at[1], b = d->s->at[2];
+    const size_t s0 = ((size_t)r0 & last) * row, s1 = ((size_t)(r0 + 1) & last) * row, s2 = ((size_t)(r0 + 2) & last) * row;
+    size_t o;
+    for (o = 0; o < n; o += 16) {
+        const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;
+        float *t0 = d->sum + s0 + o, *t1 = d->sum + s1 + o, *t2 = d->sum + s2 + o;
+        const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
+        __m512i best = _mm512_loadu_si512(k0), place = _mm512_setzero_si512();
+        ampi_pool_ring_look(k0 + a, 1, &best, &place);
+        ampi_pool_ring_look(k0 + b, 2, &best, &place);
+        ampi_pool_ring_look(k1, 3, &best, &place);
+        ampi_pool_ring_look(k1 + a, 4, &best, &place);
+        ampi_pool_ring_look(k1 + b, 5, &best, &place);
+        ampi_pool_ring_look(k2, 6, &best, &place);
+        ampi_pool_ring_look(k2 + a, 7, &best, &place);
+        ampi_pool_ring_look(k2 + b, 8, &best, &place);
+        ampi_pool_ring_add(t0 + b, 2, place, g);
+        ampi_pool_ring_add(t1 + b, 5, place, g);
+        ampi_pool_ring_add(t2 + b, 8, place, g);
+        ampi_pool_ring_add(t0 + a, 1, place, g);
+        ampi_pool_ring_add(t1 + a, 4, place, g);
+        ampi_pool_ring_add(t2 + a, 7, place, g);
+        ampi_pool_ring_add(t0, 0, place, g);
+        ampi_pool_ring_add(t1, 3, place, g);
+        ampi_pool_ring_add(t2, 6, place, g);
+    }
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_image(amp_dtype t, const ampi_pool_ring* s, const ampi_pool_plan* p,
+                                                         size_t plane, const void* dy, const void* x, void* dx) {
+    const size_t w = (size_t)p->w, image = plane * (size_t)p->h * w, out = plane * (size_t)p->oh * (size_t)p->ow;
+    int oh, opened = 0, closed = 0;
+    ampi_pool_rows_open d;
+    size_t i;
+    d.p = p; d.s = s;
+    for (i = 0; i < s->row * (s->last + 1); i += 16) _mm512_storeu_si512(d.key + i, _mm512_set1_epi32(INT32_MIN));
+    for (oh = 0; oh < p->oh; oh++) {
+        const ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
+        const size_t at = out + (size_t)oh * (size_t)p->ow;
+        for (; closed < rows.first; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
+        for (; opened < rows.last; opened++) ampi_pool_ring_open(t, &d, opened, x, image + (size_t)opened * w);
+        if (p->kw == 3 && rows.last - rows.first == 3) ampi_pool_ring_nine(t, &d, rows.first, dy, at);
+        else ampi_pool_ring_windows(t, &d, rows.first, rows.last - rows.first, p->kw, dy, at);
+    }
+    for (; closed < opened; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
+    i = (image + (size_t)closed * w) * amp_dtype_size(t);                       /* rows that no window covers */
+    memset((char*)dx + i, 0, (size_t)(p->h - closed) * w * amp_dtype_size(t));
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_pool_ring_plane(const ampi_pool_ring* s, const ampi_pool_plan* p, size_t plane,
+                                                     const void* dy, const void* x, void* dx, amp_dtype t) {
+    AMPI_FOR_TYPE(ampi_pool_ring_image, t, s, p, plane, dy, x, dx);
+}
+#else
+AMPI_FN void ampi_pool_ring_plane(const ampi_pool_ring* s, const ampi_pool_plan* p, size_t plane, const void* dy,
+                                  const void* x, void* dx, amp_dtype t) {
+    (void)s; (void)p; (void)plane; (void)dy; (void)x; (void)dx; (void)t;
+}
+#endif
+
 AMPI_FN void ampi_pool_small_spread(const ampi_pool_plan* p, const float* g, float* acc) {
     int oh, ow, i, j;
     for (oh = 0; oh < p->oh; oh++) {
@@ -7369,6 +7797,8 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
                                        const amp_exec* exec) {
     const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "dx", dx, dx_dtype, 1 },
                                   { "x", x, x_dtype, !s || s->kind == AMP_POOL_AVERAGE } };
+    ampi_pool_words words;
+    ampi_pool_ring ring;
     ampi_pool_plan p;
     size_t n;
     int64_t i;
@@ -7376,10 +7806,15 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     if (r != AMP_OK) return r;
     n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
     if ((r = AMPI_CHECK(exec, "pool2d backward", n, list)) != AMP_OK || !dx) return r;
+    ampi_pool_words_make(&p, x_dtype, dy_dtype, dx_dtype, &words);
+    ampi_pool_ring_make(&p, x_dtype, dy_dtype, dx_dtype, &ring);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i++) {
-        if (ampi_pool_is_quads(&p))
+        if (words.pairs > 0)
+            ampi_pool_words_plane(ampi_dtype(x_dtype), &words, &p, (size_t)i, x, dy, dx);
+        else if (ampi_pool_is_quads(&p))
             ampi_pool_quads_plane(&p, x, x_dtype, dy, dy_dtype, dx, dx_dtype, (size_t)i);
+        else if (ring.row > 0) ampi_pool_ring_plane(&ring, &p, (size_t)i, dy, x, dx, x_dtype);
         else if (ampi_pool_is_small(&p, p.max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES))
             ampi_pool_small_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
         else
@@ -8339,11 +8774,33 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_x16(amp_dtype t, size_t i, __mmas
     AMPI_AHEAD(s, i * amp_dtype_size(t));
     ampi_put_x16(t, dx, i, m, ampi_activate_slope_x16(f, ampi_get_x16(t, dy, i, m), ampi_get_x16(t, s, i, m)));
 }
+/* ReLU of numbers of 16 bits, as integers: x where s passes. A NaN's magnitude is above infinity's. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_relu_x32(amp_dtype t, __m512i x, __m512i s) {
+    const __m512i mag = _mm512_and_si512(s, _mm512_set1_epi16(0x7fff));
+    const __mmask32 nan = _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
+    return _mm512_maskz_mov_epi16(_mm512_cmpgt_epi16_mask(s, _mm512_setzero_si512()) | nan, ampi_quiet_x32(t, x));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_relu_low(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
+    uint16_t* to = (uint16_t*)y;
+    const uint16_t *from = (const uint16_t*)x, *by = (const uint16_t*)s;
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        AMPI_AHEAD(x, 2 * i);
+        AMPI_AHEAD(s, 2 * i);
+        _mm512_storeu_si512(to + i, ampi_relu_x32(t, _mm512_loadu_si512(from + i), _mm512_loadu_si512(by + i)));
+    }
+    if (i < n) {
+        const __mmask32 m = ((__mmask32)1 << (n - i)) - 1u;
+        _mm512_mask_storeu_epi16(to + i, m, ampi_relu_x32(t, _mm512_maskz_loadu_epi16(m, from + i),
+                                                          _mm512_maskz_loadu_epi16(m, by + i)));
+    }
+}
 /* s NULL: y = f(x); otherwise y = x * f'(s). */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_typed(amp_dtype t, amp_activation f, void* y, const void* x,
                                                           const void* s, size_t n) {
-    if (s) AMPI_EACH_X16(ampi_slope_x16, t, n, f, y, x, s);
-    else   AMPI_EACH_X16(ampi_activation_x16, t, n, f, y, x);
+    if (f == AMP_RELU && t != AMP_F32) ampi_relu_low(t, y, x, s ? s : x, n);
+    else if (s) AMPI_EACH_X16(ampi_slope_x16, t, n, f, y, x, s);
+    else AMPI_EACH_X16(ampi_activation_x16, t, n, f, y, x);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y, ampi_part x, const void* s) {
     switch (f) {

@@ -362,6 +362,23 @@ static void test_every_value(void) {
     check_every_value(AMP_GELU, AMP_F16, AMP_BF16);
     check_every_value(AMP_GELU, AMP_BF16, AMP_F32);
 }
+/* Each number of 16 bits: a NaN passes, or lets the gradient pass, and becomes quiet. */
+static void test_relu_bits(void) {
+    int t;
+    for (t = 1; t < 3; t++) {
+        const unsigned infinite = t == 1 ? 0x7c00u : 0x7f80u, quiet = t == 1 ? 0x200u : 0x40u;
+        buffer x = make(types[t], 65536), y = make(types[t], 65536), dx = make(types[t], 65536);
+        unsigned i;
+        for (i = 0; i < 65536; i++) ((uint16_t*)x.p)[i] = (uint16_t)i;
+        CHECK(amp_activation_forward(AMP_RELU, x.p, types[t], y.p, types[t], 65536, NULL) == AMP_OK);
+        CHECK(amp_activation_backward(AMP_RELU, x.p, types[t], x.p, types[t], dx.p, types[t], 65536, NULL) == AMP_OK);
+        for (i = 0; i < 65536; i++) {
+            unsigned want = (i & 0x7fffu) > infinite ? i | quiet : i < 0x8000u ? i : 0;
+            CHECK(((uint16_t*)y.p)[i] == want && ((uint16_t*)dx.p)[i] == want);
+        }
+        finish(&x); finish(&y); finish(&dx);
+    }
+}
 
 /* --- softmax and cross-entropy -------------------------------------------------------------- */
 
@@ -902,6 +919,53 @@ static void test_pool(void) {
     }
 }
 
+/* The usual windows, in tensors of one type, with rows shorter and longer than vectors: some have ways of their own. */
+static amp_pool2d_shape usual_pool(int i, int width) {
+    static const int forms[][3] = { { 2, 2, 0 }, { 3, 2, 1 }, { 3, 2, 0 }, { 3, 1, 1 }, { 2, 1, 0 }, { 5, 2, 2 }, { 5, 1, 2 } };
+    amp_pool2d_shape s;
+    memset(&s, 0, sizeof s);
+    s.n = 2; s.channels = 3;
+    s.kernel_h = s.kernel_w = forms[i % 7][0];
+    s.stride_h = s.stride_w = forms[i % 7][1];
+    s.pad_h = s.pad_w = forms[i % 7][2];
+    s.height = 5 + i % 4; s.width = width;
+    return s;
+}
+static void test_usual_pools(void) {
+    static const int widths[] = { 5, 6, 8, 10, 14, 16, 28, 31, 32, 33, 34, 35, 64, 70, 96, 130, 700 };
+    int i, t;
+    for (i = 0; i < 7 * (int)(sizeof widths / sizeof *widths); i++) {
+        amp_pool2d_shape s = usual_pool(i, widths[i / 7]);
+        for (t = 0; t < 3; t++) check_pool(&s, types[t], types[t], i % 2);
+    }
+}
+/* Any bits at all in x, and where no windows overlap in dy too; each instruction set must make the same of them. */
+static void fill_bits(buffer* b, int nans) {
+    size_t i;
+    for (i = 0; i < b->n; i++) {
+        uint32_t r = (uint32_t)test_random();
+        if (r % 8 == 0) r = 0x80008000u;
+        if (b->t == AMP_F32) memcpy((char*)b->p + 4 * i, &r, 4);
+        else memcpy((char*)b->p + 2 * i, &r, 2);
+        if (!nans && !(fabs(get(b, i)) < 1e30)) put(b, i, 1);
+    }
+}
+static void test_pool_bits(void) {
+    int i, t, oh, ow;
+    for (i = 0; i < 210; i++)
+        for (t = 0; t < 3; t++) {
+            amp_pool2d_shape s = usual_pool(i, 6 + i / 7);
+            buffer x = make(types[t], (size_t)(6 * s.height * s.width)), dx = make(types[t], x.n), y, dy;
+            CHECK(amp_pool2d_output(&s, &oh, &ow, NULL) == AMP_OK);
+            y = make(types[t], (size_t)(6 * oh * ow)); dy = make(types[t], y.n);
+            fill_bits(&x, 1);
+            fill_bits(&dy, s.stride_w == s.kernel_w);
+            CHECK(amp_pool2d_forward(&s, x.p, types[t], y.p, types[t], NULL) == AMP_OK);
+            CHECK(amp_pool2d_backward(&s, dy.p, types[t], x.p, types[t], dx.p, types[t], NULL) == AMP_OK);
+            finish(&x); finish(&dx); finish(&y); finish(&dy);
+        }
+}
+
 /* Short and long rows take different ways through the code. */
 static void check_pool_nan(int width) {
     static float x[640], y[160], dy[160], dx[640];
@@ -1069,6 +1133,7 @@ static void test_refusals(void) {
 static void run_all(void) {
     TEST(test_activation_forward);
     TEST(test_activation_backward);
+    TEST(test_relu_bits);
     TEST(test_slopes_of_reference);
     TEST(test_accuracy);
     TEST(test_specials);
@@ -1086,6 +1151,8 @@ static void run_all(void) {
     TEST(test_batch_norm);
     TEST(test_layer_norm);
     TEST(test_pool);
+    TEST(test_usual_pools);
+    TEST(test_pool_bits);
     TEST(test_pool_nan);
     TEST(test_random_normal);
     TEST(test_refusals);
