@@ -3355,46 +3355,71 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const uint16_t* p, size_
    order (Intel SDM, TDPBF16PS): the products of the low halves in one chain of fma from +0, those of the high
    halves in another; the two are added, and that is added to the old sum. */
 enum { AMPI_AMX_ROWS = 16 };
+/* What the unit adds up: for i < blocks, and in it for j < taps, the product of the next 16 rows of words of A, `step`
+   bytes on, with B's from b + i*b_block + at[j]; between blocks A moves on by a_skip more. rs, bs: bytes between
+   rows; a_next, b_next: to the second 16 rows or columns. Sums go to t (+ right, + down: those of the second
+   columns and rows), from `old` on unless it is NULL. */
+typedef struct ampi_amx_sum {
+    const char* a; size_t rs, a_next, a_skip;
+    const char* b; size_t bs, b_next, b_block;
+    const uint32_t* at; size_t taps, step, blocks;
+    const float* old; size_t ldo, old_right, old_down;
+    float* t; size_t ldt, right, down;
+} ampi_amx_sum;
 #define AMPI_AMX_LOAD(tile, from, ld) _tile_loadd(tile, from, (ptrdiff_t)((ld) * sizeof(float)))
 #define AMPI_AMX_STORE(tile, to, ld) _tile_stored(tile, to, (ptrdiff_t)((ld) * sizeof(float)))
 /* gcc's tile loads do not tell it that they read memory. */
 #define AMPI_AMX_FENCE __asm__ volatile("" ::: "memory")
 /* Sums 0..3 are the quarters of up to 32 rows x 32 columns, tiles 4, 5 two of A, 6, 7 two of B. */
-#define AMPI_AMX_EACH(DO, from, ld)                                                                 \
+#define AMPI_AMX_EACH(DO, from, ld, right, down)                                                    \
     DO(0, from, ld);                                                                                \
-    if (two) DO(1, (from) + AMPI_AMX_ROWS, ld);                                                     \
-    if (tall) DO(2, (from) + AMPI_AMX_ROWS * (ld), ld);                                             \
-    if (tall && two) DO(3, (from) + AMPI_AMX_ROWS * (ld) + AMPI_AMX_ROWS, ld);
+    if (two) DO(1, (from) + (right), ld);                                                           \
+    if (tall) DO(2, (from) + (down), ld);                                                           \
+    if (tall && two) DO(3, (from) + (down) + (right), ld);
 #define AMPI_AMX_SUMS(name, tall_, two_)                                                            \
-    AMPI_TARGET_AMX AMPI_FN void name(const ampi_micro* u) {                                        \
+    AMPI_TARGET_AMX AMPI_FN void name(const ampi_amx_sum* u) {                                      \
         const int tall = tall_, two = two_;                                                         \
-        const float *a = u->a, *b = u->b;                                                           \
-        size_t k;                                                                                   \
+        const ptrdiff_t rs = (ptrdiff_t)u->rs, bs = (ptrdiff_t)u->bs;                               \
+        const char *a = u->a, *block = u->b, *b;                                                    \
+        size_t i, j;                                                                                \
         AMPI_AMX_FENCE;                                                                             \
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);                                 \
-        if (!u->first) { AMPI_AMX_EACH(AMPI_AMX_LOAD, u->old, u->ldo) }                             \
-        for (k = 0; k < u->k; k += AMPI_AMX_ROWS) {                                                 \
-            AMPI_AMX_LOAD(4, a, u->rs);                                                             \
-            AMPI_AMX_LOAD(6, b, u->bs);                                                             \
-            _tile_dpbf16ps(0, 4, 6);                                                                \
-            if (two) { AMPI_AMX_LOAD(7, b + AMPI_AMX_ROWS, u->bs); _tile_dpbf16ps(1, 4, 7); }       \
-            if (tall) { AMPI_AMX_LOAD(5, a + AMPI_AMX_ROWS * u->rs, u->rs); _tile_dpbf16ps(2, 5, 6); } \
-            if (tall && two) _tile_dpbf16ps(3, 5, 7);                                               \
-            a += AMPI_AMX_ROWS; b += AMPI_AMX_ROWS * u->bs;                                         \
-        }                                                                                           \
-        AMPI_AMX_EACH(AMPI_AMX_STORE, u->t, u->ldt)                                                 \
+        if (u->old) { AMPI_AMX_EACH(AMPI_AMX_LOAD, u->old, u->ldo, u->old_right, u->old_down) }     \
+        for (i = u->blocks; i > 0; i--, a += u->a_skip, block += u->b_block)                        \
+            for (j = 0; j < u->taps; j++, a += u->step) {                                           \
+                b = block + u->at[j];                                                               \
+                _tile_loadd(4, a, rs);                                                              \
+                _tile_loadd(6, b, bs);                                                              \
+                _tile_dpbf16ps(0, 4, 6);                                                            \
+                if (two) { _tile_loadd(7, b + u->b_next, bs); _tile_dpbf16ps(1, 4, 7); }            \
+                if (tall) { _tile_loadd(5, a + u->a_next, rs); _tile_dpbf16ps(2, 5, 6); }           \
+                if (tall && two) _tile_dpbf16ps(3, 5, 7);                                           \
+            }                                                                                       \
+        AMPI_AMX_EACH(AMPI_AMX_STORE, u->t, u->ldt, u->right, u->down)                              \
     }
 AMPI_AMX_SUMS(ampi_amx_16x16, 0, 0)
 AMPI_AMX_SUMS(ampi_amx_16x32, 0, 1)
 AMPI_AMX_SUMS(ampi_amx_32x16, 1, 0)
 AMPI_AMX_SUMS(ampi_amx_32x32, 1, 1)
+AMPI_FN void ampi_amx_run(const ampi_amx_sum* u, int tall, int two) {
+    if (tall && two) ampi_amx_32x32(u);
+    else if (tall) ampi_amx_32x16(u);
+    else if (two) ampi_amx_16x32(u);
+    else ampi_amx_16x16(u);
+}
 
 /* The micro-kernel. It always writes whole tiles, and leaves NaNs as they come. */
-AMPI_FN void ampi_micro_amx(size_t rows, const ampi_micro* u) {
-    if (rows > AMPI_AMX_ROWS && u->two) ampi_amx_32x32(u);
-    else if (rows > AMPI_AMX_ROWS) ampi_amx_32x16(u);
-    else if (u->two) ampi_amx_16x32(u);
-    else ampi_amx_16x16(u);
+AMPI_FN void ampi_micro_amx(size_t rows, const ampi_micro* m) {
+    static const uint32_t at[1] = { 0 };
+    ampi_amx_sum u;
+    u.a = (const char*)m->a; u.rs = m->rs * sizeof(float); u.a_next = AMPI_AMX_ROWS * u.rs; u.a_skip = 0;
+    u.b = (const char*)m->b; u.bs = m->bs * sizeof(float); u.b_next = 64; u.b_block = AMPI_AMX_ROWS * u.bs;
+    u.at = at; u.taps = 1; u.step = 64; u.blocks = m->k / AMPI_AMX_ROWS;
+    u.old = m->first ? NULL : m->old; u.ldo = m->ldo;
+    u.t = m->t; u.ldt = m->ldt;
+    u.old_right = u.right = AMPI_AMX_ROWS;
+    u.old_down = AMPI_AMX_ROWS * u.ldo; u.down = AMPI_AMX_ROWS * u.ldt;
+    ampi_amx_run(&u, rows > AMPI_AMX_ROWS, m->two);
 }
 
 /* A thread opens its unit before its tiles, all of 16 rows x 64 bytes, and closes it behind them. */
@@ -3443,18 +3468,17 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_pairs(void) {
 }
 
 /* The same with a matrix unit for two operands of type t, if there is one for them. */
-AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t, int staged) {
+AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
     ampi_gemm_isa g = ampi_gemm_isa_now();
 #if AMPI_AMX
     if (t != AMP_F32 && ampi_amx(0)) {
         g.mr = g.a_width = 2 * AMPI_AMX_ROWS;
         g.whole = 1;
         g.words = t == AMP_F16 ? AMPI_WORDS_F16 : AMPI_WORDS_BF16;
-        g.staged = staged;
         g.micro = ampi_micro_amx;
     }
 #endif
-    (void)t; (void)staged;
+    (void)t;
     return g;
 }
 
@@ -4314,7 +4338,7 @@ AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, c
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s, const amp_exec* exec) {
     size_t least = s->a.dtype == AMP_F16 ? 32 : 16;
     if (exec && exec->sums == AMP_SUMS_FAST && s->a.dtype == s->b.dtype && s->m >= least && s->n >= least
-        && s->k >= 32 && ampi_amx(1)) return ampi_gemm_isa_amx(s->a.dtype, s->b.image != NULL);
+        && s->k >= 32 && !s->a.image && !s->b.image && ampi_amx(1)) return ampi_gemm_isa_amx(s->a.dtype);
     if (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && !s->a.image && !s->b.image)
         return ampi_gemm_isa_pairs();
     return ampi_gemm_isa_now();
@@ -4404,8 +4428,8 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     size_t elements, floats = 0, t;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
-    for (t = 0; t < 6; t++) {                     /* FP32 sums, and a matrix unit's for both types */
-        g = ampi_gemm_isa_amx((amp_dtype)(t / 2 + 1), (int)(t % 2));
+    for (t = 0; t < 3; t++) {                     /* FP32 sums, and a matrix unit's for both types */
+        g = ampi_gemm_isa_amx((amp_dtype)(t + 1));
         p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u));
         floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
     }
@@ -5903,6 +5927,461 @@ AMPI_FN int ampi_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dt
     return 1;
 }
 
+#if AMPI_AMX
+/* --- convolution on a matrix unit ---------------------------------------------------------- */
+
+/* Outputs and input gradients: the image lies as words with zeros around it (the *stage*), plane upon plane, as in a
+   direct convolution (see there): so 16 planes of 16 neighbouring words are a tile of B for any kernel place.
+   A's tiles are the weights of 16 results, for one kernel place and 16 words of channels. The sum of a result runs
+   over blocks of 16 words of channels (32 of BF16, 8 of FP16; the last filled up with zeros), and in a block over
+   the kernel places (kh, kw), in the unit's order for each.
+   A task is a band of rows of one image, or some whole images where the weights do not fit the cache: they are
+   taken so many rows of tiles at a time that these do. */
+typedef struct ampi_amx_conv {
+    const ampi_conv2d* c;
+    ampi_gemm_isa g;
+    ampi_side h, w;
+    size_t rows, depth, blocks;                   /* of a group: results, source channels, blocks of 16 words */
+    size_t pitch, gap, plane, image;              /* floats of the stage */
+    size_t band, bands, images, tall;             /* tall: results whose weights the cache holds */
+    size_t weights, at_slots, floats, slots;      /* floats; weights: of a group */
+    uint32_t at[64];                              /* of a kernel place in the stage, in bytes */
+    const void* source; const void* w_data; const void* bias; void* result;
+    amp_dtype dtype, bias_dtype, result_dtype;
+} ampi_amx_conv;
+
+/* Floats of a stage, of weights that the second-level cache keeps. */
+enum { AMPI_AMX_STAGE = 163840, AMPI_AMX_WEIGHTS = 196608, AMPI_AMX_TAPS = 64 };
+
+/* An odd number of cache lines: rows of a tile that far apart fall on different cache sets. */
+AMPI_FN size_t ampi_amx_gap(size_t floats) { return ((floats + 15) / 16 | 1u) * 16; }
+
+AMPI_FN void ampi_amx_conv_stage(ampi_amx_conv* d, size_t band) {
+    size_t span = (size_t)(d->h.high - d->h.low);
+    d->band = band;
+    d->plane = ampi_amx_gap((band + span) * d->pitch + 16);
+    d->image = d->blocks * AMPI_WORDS * d->plane;
+}
+
+/* Is the shape one for the unit, with operands of type t? */
+AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back, amp_dtype t) {
+    const amp_conv2d_shape* s = &c->s;
+    size_t threads = ampi_conv2d_threads(c), n = (size_t)s->n, right, height, most;
+    memset(d, 0, sizeof *d);
+    d->c = c;
+    d->g = ampi_gemm_isa_amx(t);
+    d->rows = back ? c->cg : c->og;
+    d->depth = back ? c->og : c->cg;
+    if (!d->g.whole || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS || d->rows < 32
+        || d->depth < 16 || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
+        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w)) return 0;
+    ampi_conv2d_sides(c, back, &d->h, &d->w);
+    d->blocks = ampi_words(&d->g, d->depth) / AMPI_WORDS;
+    right = (size_t)(d->w.high > d->w.source - d->w.result ? d->w.high - d->w.source + d->w.result : 0);
+    d->gap = ampi_max_size(right, (size_t)-d->w.low);
+    d->pitch = (size_t)d->w.source + d->gap;
+    d->weights = ampi_round_up(d->rows, 16) * d->blocks * c->taps * AMPI_WORDS;
+    height = (size_t)d->h.result;
+    ampi_amx_conv_stage(d, 1);
+    if (d->image > AMPI_AMX_STAGE) return 0;
+    most = (AMPI_AMX_STAGE - d->image) / (d->blocks * AMPI_WORDS * d->pitch) + 1;
+    d->bands = ampi_max_size(ampi_div_up(height, most), ampi_min_size(ampi_div_up(threads, n), height));
+    ampi_amx_conv_stage(d, ampi_div_up(height, d->bands));
+    d->bands = ampi_div_up(height, d->band);
+    d->images = 1;
+    d->tall = ampi_round_up(d->rows, 32);
+    if (d->weights > AMPI_AMX_WEIGHTS) {
+        d->tall = ampi_max_size(AMPI_AMX_WEIGHTS / (d->weights / d->tall) / 32, 1) * 32;
+        if (d->bands == 1) d->images = ampi_max_size(ampi_min_size(AMPI_AMX_STAGE / d->image, ampi_div_up(n, threads)), 1);
+    }
+    d->at_slots = d->weights * (size_t)s->groups + 16;
+    d->floats = ampi_round_up(d->gap, 16) + d->images * d->image + 64 + 32 * 32;
+    d->floats = ampi_max_size(d->floats, 2 * 16 * (16 * c->taps + AMPI_GEMM_GAP));      /* for weights on their way */
+    d->slots = ampi_min_size(threads, ampi_div_up(n, d->images) * d->bands * (size_t)s->groups);
+    return 1;
+}
+AMPI_FN size_t ampi_amx_conv_workspace(const ampi_conv2d* c, int back) {
+    size_t floats = 0;
+    int t;
+    for (t = AMP_F16; t <= AMP_BF16; t++) {
+        ampi_amx_conv d;
+        if (ampi_amx_conv_plan(&d, c, back, (amp_dtype)t)) floats = ampi_max_size(floats, d.at_slots + d.slots * d.floats);
+    }
+    return floats * sizeof(float) + 64;
+}
+
+/* dst[tap][32] = src[32][tap], 16-bit elements, of which there are n. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_deal(uint16_t* dst, const uint16_t* src, size_t taps, size_t n) {
+    const __m512i ramp = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16,
+                                          15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i each = _mm512_mullo_epi16(ramp, _mm512_set1_epi16((short)taps));
+    size_t tap, v;
+    for (tap = 0; tap < taps; tap++, dst += 32) {
+        __m512i from = _mm512_add_epi16(each, _mm512_set1_epi16((short)tap)), all = _mm512_setzero_si512();
+        for (v = 0; v < taps && 32 * v < n; v++, from = _mm512_sub_epi16(from, _mm512_set1_epi16(32))) {
+            const __mmask32 here = _mm512_cmplt_epu16_mask(from, _mm512_set1_epi16(32));
+            const __mmask32 whole = n - 32 * v >= 32 ? 0xffffffffu : (1u << (n - 32 * v)) - 1u;
+            all = _mm512_mask_permutexvar_epi16(all, here, from, _mm512_maskz_loadu_epi16(whole, src + 32 * v));
+        }
+        _mm512_storeu_si512(dst, all);
+    }
+}
+/* The weights of 16 results from row r and of 32 channels from k, raw[result][tap][channel]. */
+AMPI_FN void ampi_amx_raw(const ampi_amx_conv* d, const uint16_t* w, size_t r, size_t k, float* raw, float* line) {
+    const size_t taps = d->c->taps, rows = ampi_min_size(d->rows - r, 16), depth = ampi_min_size(d->depth - k, 32);
+    size_t i;
+    if (!d->h.back) {
+        for (i = 0; i < rows; i++)
+            ampi_amx_deal((uint16_t*)(void*)(raw + i * taps * 16), w + ((r + i) * d->depth + k) * taps, taps, depth * taps);
+    } else {
+        size_t width = ampi_round_up(rows * taps, 16) + AMPI_GEMM_GAP;
+        ampi_gemm_isa g = d->g;
+        g.words = AMPI_WORDS_BF16;                /* whatever the bits mean */
+        ampi_words_across(&g, line, width, w + (k * d->rows + r) * taps, AMP_BF16, d->rows * taps, depth, rows * taps, 16,
+                          width - AMPI_GEMM_GAP, 1);
+        g.transpose(raw, 16, line, width, rows * taps, 0);
+    }
+    memset(raw + rows * taps * 16, 0, (16 - rows) * taps * 16 * sizeof *raw);
+}
+/* Weights as A's tiles: a[16 results][block][16][tap][16 words], for one 16 results of a group. */
+AMPI_FN void ampi_amx_weights(const ampi_amx_conv* d, size_t group, size_t r, float* a, float* raw) {
+    const size_t taps = d->c->taps, parts = d->g.words, block = 16 * taps * 16;
+    const uint16_t* w = (const uint16_t*)d->w_data + group * d->c->og * d->c->cg * taps;
+    float words[64], *line = raw + block;
+    size_t k, i, q;
+    for (k = 0; k < d->depth; k += 32, a += parts * block) {
+        ampi_amx_raw(d, w, r, k, parts == 1 ? a : raw, line);
+        for (i = 0; parts > 1 && i < 16 * taps; i++) {
+            ampi_words_along(&d->g, words, raw + i * 16, AMP_F16, 32, 64);
+            for (q = 0; q < 4 && k / 8 + q < d->blocks; q++) memcpy(a + q * block + i * 16, words + q * 16, 64);
+        }
+    }
+}
+
+/* The stage of image n, rows from u0 on. */
+AMPI_FN void ampi_amx_conv_fill(const ampi_amx_conv* d, size_t group, size_t n, int64_t u0, float* stage) {
+    const size_t size = amp_dtype_size(d->dtype), width = (size_t)d->w.source, planes = d->blocks * AMPI_WORDS;
+    const size_t pixels = (size_t)(d->h.source * d->w.source), channels = (size_t)d->c->s.groups * d->depth;
+    const char* src = (const char*)d->source + (n * channels + group * d->depth) * pixels * size;
+    int64_t top = u0 + d->h.low, rows = (int64_t)d->band + d->h.high - d->h.low, r;
+    size_t i;
+    for (r = 0; r < rows; r++, stage += d->pitch) {
+        if (top + r >= 0 && top + r < d->h.source)
+            ampi_words_across(&d->g, stage, d->plane, src + (size_t)(top + r) * width * size, d->dtype, pixels, d->depth,
+                              width, planes, ampi_round_up(width, 16), 1);
+        else for (i = 0; i < planes; i++) memset(stage + i * d->plane, 0, d->pitch * sizeof *stage);
+    }
+}
+
+/* Sums t[rows][32], of positions [p, end) of a stage, into the planes of the result. */
+AMPI_FN void ampi_amx_conv_store(const ampi_amx_conv* d, size_t plane, size_t bias, size_t rows, size_t y0, size_t p,
+                                 size_t end, const float* t) {
+    const size_t width = (size_t)d->w.result, pixels = (size_t)d->h.result * width;
+    size_t count, from = p;
+    ampi_finish f;
+    memset(&f, 0, sizeof f);
+    f.c_dtype = d->result_dtype; f.ldc = pixels;
+    f.alpha = f.beta = 1.0f;
+    f.add_dtype = d->bias_dtype; f.ld_add = 1; f.spread = 1;
+    if (d->bias) f.add = (const char*)d->bias + bias * amp_dtype_size(d->bias_dtype);
+    for (; p < end; p += count) {
+        size_t column = p % d->pitch;
+        count = ampi_min_size(d->pitch - column, end - p);
+        if (column >= width) continue;
+        f.c = (char*)d->result + (plane * pixels + (y0 + p / d->pitch) * width + column) * amp_dtype_size(f.c_dtype);
+        d->g.finish(&f, rows, ampi_min_size(width - column, count), t + (p - from), 32);
+    }
+}
+
+/* All results of a task, from its stage. */
+AMPI_FN void ampi_amx_conv_multiply(const ampi_amx_conv* d, size_t group, size_t image, size_t images, size_t y0,
+                                    const float* weights, const float* stage, float* t) {
+    const size_t taps = d->c->taps, tile = taps * d->blocks * AMPI_WORDS;      /* of a row of weights */
+    const size_t rows = ampi_min_size((size_t)d->h.result - y0, d->band);
+    const size_t n = (rows - 1) * d->pitch + (size_t)d->w.result;
+    size_t chunk, i, p, r;
+    ampi_amx_sum u;
+    u.rs = taps * 64; u.a_next = 16 * tile * sizeof(float); u.a_skip = 15 * taps * 64; u.step = 64;
+    u.bs = d->plane * sizeof(float); u.b_next = 64; u.b_block = 16 * u.bs;
+    u.at = d->at; u.taps = taps; u.blocks = d->blocks;
+    u.old = NULL; u.t = t; u.ldt = 32; u.right = 16; u.down = 16 * 32;
+    for (chunk = 0; chunk < d->rows; chunk += d->tall)
+        for (i = 0; i < images; i++)
+            for (p = 0; p < n; p += 32)
+                for (r = chunk; r < ampi_min_size(chunk + d->tall, d->rows); r += 32) {
+                    size_t first = group * d->rows + r, count = ampi_min_size(d->rows - r, 32);
+                    u.a = (const char*)(weights + r * tile);
+                    u.b = (const char*)(stage + i * d->image + p) - (size_t)-d->w.low * sizeof(float);
+                    ampi_amx_run(&u, count > 16, n - p > 16);
+                    ampi_amx_conv_store(d, (image + i) * (size_t)d->c->s.groups * d->rows + first, first, count, y0, p,
+                                        ampi_min_size(p + 32, n), t);
+                }
+}
+AMPI_FN void ampi_amx_conv_slot(const ampi_amx_conv* d, size_t slot, const float* weights, float* memory) {
+    const size_t groups = (size_t)d->c->s.groups, n = (size_t)d->c->s.n, tasks = ampi_div_up(n, d->images) * d->bands;
+    float* stage = memory + ampi_round_up(d->gap, 16);
+    size_t task, i;
+    memset(memory, 0, d->floats * sizeof *memory);
+    ampi_amx_open();
+    for (task = slot; task < tasks * groups; task += d->slots) {
+        size_t group = task / tasks, image = task % tasks / d->bands * d->images, y0 = task % d->bands * d->band;
+        size_t images = ampi_min_size(n - image, d->images);
+        for (i = 0; i < images; i++) ampi_amx_conv_fill(d, group, image + i, (int64_t)y0, stage + i * d->image);
+        ampi_amx_conv_multiply(d, group, image, images, y0, weights + group * d->weights, stage,
+                               memory + d->floats - 32 * 32);
+    }
+    ampi_amx_close();
+}
+
+/* The convolution, if the unit is asked for, the shape is one for it, and the workspace has room. */
+AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype, const void* w,
+                              amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result, amp_dtype result_dtype,
+                              const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    const size_t kw = (size_t)c->s.kernel_w;
+    size_t tiles;
+    int64_t i, shift_h, shift_w, none;
+    float* memory;
+    ampi_amx_conv d;
+    if (!exec || exec->sums != AMP_SUMS_FAST || source_dtype != w_dtype || !ampi_amx(1)
+        || !ampi_amx_conv_plan(&d, c, back, source_dtype) || room < d.at_slots + d.floats) return 0;
+    d.source = source; d.w_data = w; d.bias = b; d.result = result;
+    d.dtype = source_dtype; d.bias_dtype = ampi_dtype(b_dtype); d.result_dtype = ampi_dtype(result_dtype);
+    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    for (i = 0; i < (int64_t)c->taps; i++) {
+        ampi_side_tap(&d.h, 0, i / (int64_t)kw, &shift_h, &none);
+        ampi_side_tap(&d.w, 0, i % (int64_t)kw, &shift_w, &none);
+        d.at[i] = (uint32_t)(((shift_h - d.h.low) * (int64_t)d.pitch + shift_w - d.w.low) * (int64_t)sizeof(float));
+    }
+    memory = ampi_align64(exec->workspace);
+    tiles = ampi_div_up(d.rows, 16);
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (i = 0; i < (int64_t)d.slots; i++) {
+        size_t q;
+        for (q = (size_t)i; q < tiles * (size_t)c->s.groups; q += d.slots)
+            ampi_amx_weights(&d, q / tiles, q % tiles * 16, memory + q * (d.weights / tiles),
+                             memory + d.at_slots + (size_t)i * d.floats);
+    }
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_conv_slot(&d, (size_t)i, memory, memory + d.at_slots + (size_t)i * d.floats);
+    return 1;
+}
+
+/* Weight gradients: a tile of A is x's rows of 16 channels, from any pixel on, one of B dy's of 16 outputs, pairs of
+   pixels side by side. The sum runs over the images, in each over the output's rows, a row `pitch` pixels long (with
+   zeros behind those of dy), 32 of these places at a time (8 of FP16; the last of an image filled up with
+   zeros), in the unit's order for each. All images lie in memory as such tiles, or as many as there is room for: then
+   the sums wait in memory. A task is 32 channels and 32 outputs. */
+typedef struct ampi_amx_depth {
+    const ampi_conv2d* c;
+    ampi_gemm_isa g;
+    size_t unit, pitch, plane;                    /* bytes of a place of x; places of a row; bytes of a plane of x */
+    size_t steps, turn, some;                     /* tiles of an image; tiles and images of one turn */
+    size_t channels, outputs;                     /* of a group, in sixteens */
+    size_t images, passes;
+    size_t at_dy, at_sums, at_slots, floats, slots;      /* floats */
+    const void *x, *dy; void* dw; amp_dtype dtype, dw_dtype;
+    int accumulate;
+} ampi_amx_depth;
+
+/* Floats of x and dy; tiles that the first-level cache holds twice. */
+enum { AMPI_AMX_IMAGES = 524288, AMPI_AMX_TURN = 10 };
+
+AMPI_FN int ampi_amx_depth_plan(ampi_amx_depth* d, const ampi_conv2d* c, amp_dtype t) {
+    const amp_conv2d_shape* s = &c->s;
+    size_t n = (size_t)s->n, groups = (size_t)s->groups, span_w, places, image, line, sums, tasks;
+    memset(d, 0, sizeof *d);
+    d->c = c;
+    d->g = ampi_gemm_isa_amx(t);
+    if (!d->g.whole || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS || c->og < 32 || c->cg < 16
+        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
+        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w)) return 0;
+    d->unit = t == AMP_F16 ? 8 : 2;
+    span_w = (size_t)(s->kernel_w - 1) * (size_t)s->dilation_w;
+    d->pitch = ampi_max_size((size_t)c->out_w, (size_t)(s->width + s->pad_w));
+    places = ampi_round_up(((size_t)c->out_h - 1) * d->pitch + (size_t)c->out_w, 64 / d->unit);
+    d->steps = places * d->unit / 64;
+    d->plane = ampi_amx_gap(((places + (size_t)(s->kernel_h - 1) * (size_t)s->dilation_h * d->pitch + span_w) * d->unit
+                             + 67) / 4) * 4;
+    d->channels = ampi_div_up(c->cg, 16);
+    d->outputs = ampi_div_up(c->og, 16);
+    image = groups * (d->channels * 4 * d->plane + d->outputs * d->steps * 256);
+    if (image > AMPI_AMX_IMAGES || d->steps > 65536) return 0;
+    d->images = ampi_min_size(AMPI_AMX_IMAGES / image, n);
+    d->passes = ampi_div_up(n, d->images);
+    d->images = ampi_div_up(n, d->passes);
+    d->some = ampi_max_size(ampi_min_size(AMPI_AMX_TURN / d->steps, d->images), 1);
+    d->turn = ampi_div_up(d->steps, ampi_div_up(d->steps, AMPI_AMX_TURN));
+    line = 16 * (ampi_max_size(16 * c->taps + 16, 16 * d->steps) + AMPI_GEMM_GAP);
+    sums = (4 * c->taps + 16) * 256;
+    tasks = groups * ampi_div_up(d->channels, 2) * ampi_div_up(d->outputs, 2);
+    d->at_dy = groups * d->images * d->channels * 4 * d->plane;
+    d->at_sums = d->at_dy + groups * d->images * d->outputs * d->steps * 256;
+    d->at_slots = d->at_sums + (d->passes > 1 ? tasks * sums : 0);
+    d->floats = ampi_round_up(line, 16) + sums;
+    d->slots = ampi_min_size(ampi_conv2d_threads(c), tasks);
+    return 1;
+}
+AMPI_FN size_t ampi_amx_depth_workspace(const ampi_conv2d* c) {
+    size_t floats = 0;
+    int t;
+    for (t = AMP_F16; t <= AMP_BF16; t++) {
+        ampi_amx_depth d;
+        if (ampi_amx_depth_plan(&d, c, (amp_dtype)t)) floats = ampi_max_size(floats, d.at_slots + d.slots * d.floats);
+    }
+    return floats * sizeof(float) + 64;
+}
+
+/* Rows of n 16-bit elements; distances in bytes. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_rows(char* dst, size_t ldd, const char* src, size_t lds, size_t rows, size_t n) {
+    size_t i;
+    for (; rows > 0; rows--, dst += ldd, src += lds)
+        for (i = 0; i < n; i += 32) {
+            const __mmask32 mask = n - i >= 32 ? 0xffffffffu : (1u << (n - i)) - 1u;
+            _mm512_mask_storeu_epi16(dst + 2 * i, mask, _mm512_maskz_loadu_epi16(mask, src + 2 * i));
+        }
+}
+/* x of an image, 16 channels from c. */
+AMPI_FN void ampi_amx_depth_x(const ampi_amx_depth* d, size_t group, size_t n, size_t c, char* to) {
+    const amp_conv2d_shape* s = &d->c->s;
+    const size_t width = (size_t)s->width, height = (size_t)s->height, channels = ampi_min_size(d->c->cg - c, 16);
+    const char* src = (const char*)d->x + ((n * (size_t)s->groups + group) * d->c->cg + c) * d->c->in_pixels * 2;
+    size_t i, r;
+    memset(to, 0, 16 * d->plane);
+    to += ((size_t)s->pad_h * d->pitch + (size_t)s->pad_w) * d->unit;
+    for (i = 0; i < channels; i++, to += d->plane, src += height * width * 2) {
+        if (d->unit == 2) ampi_amx_rows(to, d->pitch * 2, src, width * 2, height, width);
+        else for (r = 0; r < height; r++)
+            ampi_words_along(&d->g, (float*)(void*)(to + r * d->pitch * d->unit), src + r * width * 2, d->dtype, width,
+                             2 * width);
+    }
+}
+/* dy of an image, 16 outputs from o. */
+AMPI_FN void ampi_amx_depth_dy(const ampi_amx_depth* d, size_t group, size_t n, size_t o, float* to, float* line) {
+    const size_t width = (size_t)d->c->out_w, pairs = d->steps * 32 / d->unit, ld = pairs + AMPI_GEMM_GAP;
+    const size_t outputs = ampi_min_size(d->c->og - o, 16), size = d->c->out_pixels * 2;
+    const char* src = (const char*)d->dy + ((n * (size_t)d->c->s.groups + group) * d->c->og + o) * size;
+    float* turned = d->unit == 2 ? to : line + 16 * ld;
+    size_t i;
+    memset(line, 0, 16 * ld * sizeof *line);
+    for (i = 0; i < outputs; i++)
+        ampi_amx_rows((char*)(line + i * ld), d->pitch * 2, src + i * size, width * 2, (size_t)d->c->out_h, width);
+    d->g.transpose(turned, 16, line, ld, pairs, 0);
+    if (d->unit != 2) ampi_words_of_pairs(to, 16, turned, pairs);
+}
+/* A slot's share of the images from `first` on, as tiles. */
+AMPI_FN void ampi_amx_depth_fill(const ampi_amx_depth* d, size_t slot, size_t first, size_t images, float* memory) {
+    const size_t groups = (size_t)d->c->s.groups;
+    float* line = memory + d->at_slots + slot * d->floats;
+    size_t q;
+    for (q = slot; q < images * groups * d->channels; q += d->slots)
+        ampi_amx_depth_x(d, q / d->channels % groups, first + q / d->channels / groups, q % d->channels * 16,
+                         (char*)memory + q * 16 * d->plane);
+    for (q = slot; q < images * groups * d->outputs; q += d->slots)
+        ampi_amx_depth_dy(d, q / d->outputs % groups, first + q / d->outputs / groups, q % d->outputs * 16,
+                          memory + d->at_dy + q * d->steps * 256, line);
+}
+
+/* Sums t[channels, 2][outputs, 2][tap][16][16] of the 32 channels from 16*c, the 32 outputs from 16*o. */
+AMPI_FN void ampi_amx_depth_multiply(const ampi_amx_depth* d, size_t group, size_t c, size_t o, size_t images, int old,
+                                     const float* memory, float* t) {
+    const size_t taps = d->c->taps, groups = (size_t)d->c->s.groups, kw = (size_t)d->c->s.kernel_w;
+    const size_t image = groups * d->channels * 16 * d->plane, dy_image = groups * d->outputs * d->steps * 1024;
+    const char* x = (const char*)memory + (group * d->channels + c) * 16 * d->plane;
+    const char* dy = (const char*)(memory + d->at_dy) + (group * d->outputs + o) * d->steps * 1024;
+    uint32_t at[AMPI_AMX_TURN];
+    size_t i, j, tap;
+    ampi_amx_sum u;
+    for (j = 0; j < d->turn; j++) at[j] = (uint32_t)(j * 1024);
+    u.rs = d->plane; u.a_next = 16 * u.rs; u.step = 64;
+    u.bs = 64; u.b_next = d->steps * 1024; u.b_block = dy_image;
+    u.at = at; u.ldo = u.ldt = 16; u.old_right = u.right = taps * 256; u.old_down = u.down = 2 * taps * 256;
+    for (i = 0; i < images; i += d->some)
+        for (j = 0; j < d->steps; j += d->turn)
+            for (tap = 0; tap < taps; tap++) {
+                size_t y = tap / kw * (size_t)d->c->s.dilation_h, from = tap % kw * (size_t)d->c->s.dilation_w;
+                u.taps = ampi_min_size(d->turn, d->steps - j);
+                u.blocks = ampi_min_size(d->some, images - i);
+                u.a_skip = image - u.taps * 64;
+                u.a = x + i * image + (y * d->pitch + from) * d->unit + j * 64;
+                u.b = dy + i * dy_image + j * 1024;
+                u.t = t + tap * 256;
+                u.old = old || i > 0 || j > 0 ? u.t : NULL;
+                ampi_amx_run(&u, c + 1 < d->channels, o + 1 < d->outputs);
+            }
+}
+/* The sums of 16 channels from c, 16 outputs from o, t[tap][channel][output], into dw. */
+AMPI_FN void ampi_amx_depth_store(const ampi_amx_depth* d, size_t group, size_t c, size_t o, const float* t, float* line) {
+    const size_t taps = d->c->taps, ld = 16 * taps + 16 + AMPI_GEMM_GAP, channels = ampi_min_size(d->c->cg - c, 16);
+    ampi_finish f;
+    size_t i, tap;
+    for (i = 0; i < channels; i++)                /* what is behind the last tap is overwritten by the next channel */
+        for (tap = 0; tap < taps; tap += 16)
+            d->g.transpose(line + i * taps + tap, ld, t + tap * 256 + i * 16, 256, 16, 0);
+    memset(&f, 0, sizeof f);
+    f.c_dtype = f.add_dtype = d->dw_dtype; f.ldc = f.ld_add = d->c->cg * taps;
+    f.c = (char*)d->dw + ((group * d->c->og + o) * d->c->cg + c) * taps * amp_dtype_size(d->dw_dtype);
+    f.alpha = f.beta = 1.0f;
+    f.add = d->accumulate ? f.c : NULL;
+    d->g.finish(&f, ampi_min_size(d->c->og - o, 16), channels * taps, line, ld);
+}
+/* A slot's share of the tasks. */
+AMPI_FN void ampi_amx_depth_slot(const ampi_amx_depth* d, size_t slot, size_t pass, size_t images, float* memory) {
+    const size_t taps = d->c->taps, wide = ampi_div_up(d->outputs, 2), high = ampi_div_up(d->channels, 2);
+    const size_t tasks = (size_t)d->c->s.groups * wide * high;
+    float *line = memory + d->at_slots + slot * d->floats, *own = line + d->floats - (4 * taps + 16) * 256;
+    size_t task, q;
+    ampi_amx_open();
+    for (task = slot * tasks / d->slots; task < (slot + 1) * tasks / d->slots; task++) {
+        size_t group = task / wide / high, o = task / high % wide * 2, c = task % high * 2;
+        float* t = d->passes > 1 ? memory + d->at_sums + task * 4 * taps * 256 : own;
+        ampi_amx_depth_multiply(d, group, c, o, images, pass > 0, memory, t);
+        for (q = 0; pass + 1 == d->passes && q < 4; q++)
+            if (c + q / 2 < d->channels && o + q % 2 < d->outputs)
+                ampi_amx_depth_store(d, group, (c + q / 2) * 16, (o + q % 2) * 16, t + q * taps * 256, line);
+    }
+    ampi_amx_close();
+}
+
+/* dw, on the same conditions. */
+AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                               void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    size_t pass;
+    ampi_amx_depth d;
+    if (!exec || exec->sums != AMP_SUMS_FAST || x_dtype != dy_dtype || !ampi_amx(1) || !ampi_amx_depth_plan(&d, c, x_dtype)
+        || room < d.at_slots + d.floats) return 0;
+    d.x = x; d.dy = dy; d.dw = dw;
+    d.dtype = x_dtype; d.dw_dtype = ampi_dtype(dw_dtype); d.accumulate = accumulate;
+    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    for (pass = 0; pass < d.passes; pass++) {
+        size_t first = pass * d.images, images = ampi_min_size((size_t)c->s.n - first, d.images);
+        float* memory = ampi_align64(exec->workspace);
+        int64_t i;
+        AMPI_PARALLEL_FOR(d.slots > 1)
+        for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_depth_fill(&d, (size_t)i, first, images, memory);
+        AMPI_PARALLEL_FOR(d.slots > 1)
+        for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_depth_slot(&d, (size_t)i, pass, images, memory);
+    }
+    return 1;
+}
+#else
+AMPI_FN size_t ampi_amx_conv_workspace(const ampi_conv2d* c, int back) { (void)c; (void)back; return 0; }
+AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype, const void* w,
+                              amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result, amp_dtype result_dtype,
+                              const amp_exec* exec) {
+    (void)c; (void)back; (void)source; (void)source_dtype; (void)w; (void)w_dtype; (void)b; (void)b_dtype; (void)result;
+    (void)result_dtype; (void)exec;
+    return 0;
+}
+AMPI_FN size_t ampi_amx_depth_workspace(const ampi_conv2d* c) { (void)c; return 0; }
+AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                               void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+    (void)c; (void)dy; (void)dy_dtype; (void)x; (void)x_dtype; (void)dw; (void)dw_dtype; (void)accumulate; (void)exec;
+    return 0;
+}
+#endif
+
 enum { AMPI_CONV_WIDE = 64 };                     /* pixels of an image that make a product of their own */
 
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
@@ -5914,10 +6393,12 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
     dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
     y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
+    y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
     if (c.taps == 1) {                            /* image by image */
         y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
         dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
     }
+    dw = ampi_max_size(dw, ampi_amx_depth_workspace(&c));
     dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
     dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
     return ampi_max_size(y, ampi_max_size(dw, dx));
@@ -6044,13 +6525,6 @@ AMPI_INLINE void ampi_row_sums_body(int hw, float* sum, const float* x, size_t l
 }
 AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, size_t n), sum, x, ld, rows, n)
 
-/* Is a product with m rows faster on the matrix unit than in a direct form? Unfolding costs as much for few rows
-   as for many, and with a stride too much. */
-AMPI_FN int ampi_conv2d_is_fast(const ampi_conv2d* c, size_t m, amp_dtype a, amp_dtype b, const amp_exec* exec) {
-    return exec && exec->sums == AMP_SUMS_FAST && a == b && c->s.stride_h == 1 && c->s.stride_w == 1
-           && m >= (a == AMP_F16 ? 128u : 48u) && a != AMP_F32 && ampi_amx(1);
-}
-
 /* A product of a convolution. Planes of one weight are a matrix too, the other way. */
 AMPI_FN ampi_product ampi_conv2d_product(const ampi_product* s) {
     const ampi_image* a = s->a.image;
@@ -6159,8 +6633,9 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     size_t g;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
-    if (r == AMP_OK && !ampi_conv2d_is_fast(&c, c.og, w_dtype, x_dtype, exec)
-        && (ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+    if (r == AMP_OK
+        && (ampi_amx_conv_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+            || ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
             || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
         return AMP_OK;
     for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
@@ -6181,15 +6656,15 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
-    if (dx && !ampi_conv2d_is_fast(&c, c.cg, w_dtype, dy_dtype, exec)
-        && (ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+    if (dx && (ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
         ampi_conv2d_run(&s, exec);
     }
-    if (dw && !ampi_conv2d_is_fast(&c, c.og, dy_dtype, x_dtype, exec)
-        && (ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
+    if (dw && (ampi_amx_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
+            || ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
             || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
     for (g = 0; dw && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
