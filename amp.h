@@ -1788,7 +1788,7 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
   #define AMPI_AMX 1
   #define AMPI_TARGET_AMX \
-      __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16")))
+      __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
 #else
   #define AMPI_AMX 0
 #endif
@@ -1927,11 +1927,12 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
 
 #if AMPI_AMX
 static int ampi_amx_cache;
-/* Is there a matrix unit (AMX-TILE, AMX-BF16), its state enabled in XCR0 bits 17 and 18? */
+/* Is there a matrix unit (AMX-TILE, AMX-BF16; and AVX512-BF16), its state enabled in XCR0 bits 17 and 18? */
 AMPI_FN int ampi_amx_found(void) {
     unsigned a, b, c, d, xcr0_low;
     if (ampi_widest_isa() != AMP_ISA_AVX512 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)
-        || !(d & (1u << 24)) || !(d & (1u << 22))) return 0;
+        || !(d & (1u << 24)) || !(d & (1u << 22)) || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5)))
+        return 0;
     __asm__ volatile("xgetbv" : "=a"(xcr0_low) : "c"(0) : "edx");
     return (xcr0_low & 0x60000u) == 0x60000u;
 }
@@ -2840,7 +2841,6 @@ typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
     size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
     int staged;                        /* words: B is packed as FP32 first, or may be */
-    int whole;                         /* the micro-kernel writes whole tiles of 16 x 16 only */
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
@@ -3235,28 +3235,18 @@ AMPI_FN void ampi_words_copy(float* dst, const void* src, size_t n, size_t words
     memcpy(dst, src, n * sizeof(uint16_t));
     memset((char*)dst + n * sizeof(uint16_t), 0, words * sizeof *dst - n * sizeof(uint16_t));
 }
-/* A's words of n elements of a run along k, and zeros up to `words`. t: of src, F32 where a 16-bit operand has
-   been widened already. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_along(const ampi_gemm_isa* g, float* dst, const void* src, amp_dtype t,
-                                                 size_t n, size_t words) {
+/* A's words of n elements of a run along k, and zeros up to `words`. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_along(float* dst, const void* src, amp_dtype t, size_t n, size_t words) {
     const __m512i low_twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
     const __m512i high_twice = _mm512_add_epi32(low_twice, _mm512_set1_epi32(8));
     size_t i, w = 0;
     if (t == AMP_BF16) { ampi_words_copy(dst, src, n, words); return; }
-    for (i = 0; w < words; i += 16) {
+    for (i = 0; w < words; i += 16, w += 32) {
         __m512i x = ampi_read16_avx512(src, t, i, i < n ? n - i : 0), high = AMPI_WORD_HIGH(x);
-        if (g->words == AMPI_WORDS_BF16) {        /* a word from each pair of neighbours */
-            high = _mm512_or_si512(_mm512_maskz_srli_epi64(0xff, high, 16),
-                                   _mm512_maskz_srli_epi64(0xff, high, 32));
-            _mm256_storeu_si256((__m256i*)(void*)(dst + w), _mm512_maskz_cvtepi64_epi32(0xff, high));
-            w += 8;
-            continue;
-        }
         x = AMPI_WORD(high, AMPI_WORD_LOW(x, high));
         _mm512_storeu_si512(dst + w, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, low_twice, x));
         if (w + 16 < words)
             _mm512_storeu_si512(dst + w + 16, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high_twice, x));
-        w += 32;
     }
 }
 /* B's words of 16 columns from pairs of F16 neighbours along k: rows of pairs, 16 to a row. */
@@ -3279,14 +3269,19 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, cons
 AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
                                                  amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
                                                  size_t width, int is_b) {
-    const __m512i none = _mm512_setzero_si512();
+    const __m512i none = _mm512_setzero_si512(), half = _mm512_set1_epi16(16);
+    const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                           39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     size_t w, j;
     for (w = 0; g->words == AMPI_WORDS_BF16 && w < words; w++)
-        for (j = 0; j < width; j += 16) {
-            const size_t rest = j < n ? n - j : 0;
-            __m512i x = 2 * w < k ? ampi_read16_avx512(src, t, 2 * w * lds + j, rest) : none;
-            __m512i y = 2 * w + 1 < k ? ampi_read16_avx512(src, t, (2 * w + 1) * lds + j, rest) : none;
-            _mm512_storeu_si512(dst + w * ldd + j, AMPI_WORD(x, y));
+        for (j = 0; j < width; j += 32) {
+            const uint16_t* from = (const uint16_t*)src + 2 * w * lds + j;
+            const __mmask32 mask = n >= j + 32 ? 0xffffffffu : (1u << (n > j ? n - j : 0)) - 1u;
+            __m512i x = 2 * w < k ? _mm512_maskz_loadu_epi16(mask, from) : none;
+            __m512i y = 2 * w + 1 < k ? _mm512_maskz_loadu_epi16(mask, from + lds) : none;
+            _mm512_storeu_si512(dst + w * ldd + j, _mm512_permutex2var_epi16(x, pairs, y));
+            if (j + 16 < width)
+                _mm512_storeu_si512(dst + w * ldd + j + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, half), y));
         }
     for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
         for (j = 0; j < width; j += 16) {
@@ -3365,6 +3360,7 @@ typedef struct ampi_amx_sum {
     const uint32_t* at; size_t taps, step, blocks;
     const float* old; size_t ldo, old_right, old_down;
     float* t; size_t ldt, right, down;
+    int passing;                                  /* 1: A, 2: B is not kept in the first-level cache */
 } ampi_amx_sum;
 #define AMPI_AMX_LOAD(tile, from, ld) _tile_loadd(tile, from, (ptrdiff_t)((ld) * sizeof(float)))
 #define AMPI_AMX_STORE(tile, to, ld) _tile_stored(tile, to, (ptrdiff_t)((ld) * sizeof(float)))
@@ -3376,6 +3372,11 @@ typedef struct ampi_amx_sum {
     if (two) DO(1, (from) + (right), ld);                                                           \
     if (tall) DO(2, (from) + (down), ld);                                                           \
     if (tall && two) DO(3, (from) + (down) + (right), ld);
+#define AMPI_AMX_NEXT(LOAD_A, LOAD_B)                                                               \
+    LOAD_A(4, a, rs);                                                                               \
+    LOAD_B(6, b, bs);                                                                               \
+    if (two) LOAD_B(7, b + u->b_next, bs);                                                          \
+    if (tall) LOAD_A(5, a + u->a_next, rs);
 #define AMPI_AMX_SUMS(name, tall_, two_)                                                            \
     AMPI_TARGET_AMX AMPI_FN void name(const ampi_amx_sum* u) {                                      \
         const int tall = tall_, two = two_;                                                         \
@@ -3388,11 +3389,12 @@ typedef struct ampi_amx_sum {
         for (i = u->blocks; i > 0; i--, a += u->a_skip, block += u->b_block)                        \
             for (j = 0; j < u->taps; j++, a += u->step) {                                           \
                 b = block + u->at[j];                                                               \
-                _tile_loadd(4, a, rs);                                                              \
-                _tile_loadd(6, b, bs);                                                              \
+                if (u->passing == 1) { AMPI_AMX_NEXT(_tile_stream_loadd, _tile_loadd) }             \
+                else if (u->passing == 2) { AMPI_AMX_NEXT(_tile_loadd, _tile_stream_loadd) }        \
+                else { AMPI_AMX_NEXT(_tile_loadd, _tile_loadd) }                                    \
                 _tile_dpbf16ps(0, 4, 6);                                                            \
-                if (two) { _tile_loadd(7, b + u->b_next, bs); _tile_dpbf16ps(1, 4, 7); }            \
-                if (tall) { _tile_loadd(5, a + u->a_next, rs); _tile_dpbf16ps(2, 5, 6); }           \
+                if (two) _tile_dpbf16ps(1, 4, 7);                                                   \
+                if (tall) _tile_dpbf16ps(2, 5, 6);                                                  \
                 if (tall && two) _tile_dpbf16ps(3, 5, 7);                                           \
             }                                                                                       \
         AMPI_AMX_EACH(AMPI_AMX_STORE, u->t, u->ldt, u->right, u->down)                              \
@@ -3408,18 +3410,28 @@ AMPI_FN void ampi_amx_run(const ampi_amx_sum* u, int tall, int two) {
     else ampi_amx_16x16(u);
 }
 
-/* The micro-kernel. It always writes whole tiles, and leaves NaNs as they come. */
-AMPI_FN void ampi_micro_amx(size_t rows, const ampi_micro* m) {
-    static const uint32_t at[1] = { 0 };
-    ampi_amx_sum u;
-    u.a = (const char*)m->a; u.rs = m->rs * sizeof(float); u.a_next = AMPI_AMX_ROWS * u.rs; u.a_skip = 0;
-    u.b = (const char*)m->b; u.bs = m->bs * sizeof(float); u.b_next = 64; u.b_block = AMPI_AMX_ROWS * u.bs;
-    u.at = at; u.taps = 1; u.step = 64; u.blocks = m->k / AMPI_AMX_ROWS;
-    u.old = m->first ? NULL : m->old; u.ldo = m->ldo;
-    u.t = m->t; u.ldt = m->ldt;
-    u.old_right = u.right = AMPI_AMX_ROWS;
-    u.old_down = AMPI_AMX_ROWS * u.ldo; u.down = AMPI_AMX_ROWS * u.ldt;
-    ampi_amx_run(&u, rows > AMPI_AMX_ROWS, m->two);
+/* As ampi_finish_avx512, but NaNs stay as they are, and a BF16 result below 2^-126 becomes zero. */
+AMPI_TARGET_AMX AMPI_FN void ampi_amx_finish(const ampi_finish* f, size_t rows, size_t columns, const float* t,
+                                             size_t ldt) {
+    const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
+    const size_t size = amp_dtype_size(f->c_dtype);
+    size_t i, j;
+    for (i = 0; i < rows; i++, t += ldt) {
+        float one = 0.0f;
+        if (f->spread && f->add) ampi_load_f32(&one, f->add, f->add_dtype, i * f->ld_add, 1);
+        for (j = 0; j < columns; j += 16) {
+            const size_t rest = columns - j;
+            const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
+            char* c = (char*)f->c + (i * f->ldc + j) * size;
+            __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + j)), x = _mm512_set1_ps(one);
+            if (f->add && !f->spread)
+                x = _mm512_castsi512_ps(ampi_read16_avx512(f->add, f->add_dtype, i * f->ld_add + j, rest));
+            if (f->add) v = _mm512_fmadd_ps(beta, x, v);
+            if (size == 4) _mm512_mask_storeu_ps(c, mask, v);
+            else _mm256_mask_storeu_epi16(c, mask, f->c_dtype == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, v, 0)
+                                                                         : (__m256i)_mm512_cvtneps_pbh(v));
+        }
+    }
 }
 
 /* A thread opens its unit before its tiles, all of 16 rows x 64 bytes, and closes it behind them. */
@@ -3433,7 +3445,7 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
-    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
+    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, ampi_micro_plain, ampi_load_block_plain,
                        ampi_transpose_plain, NULL };
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
@@ -3473,9 +3485,8 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 #if AMPI_AMX
     if (t != AMP_F32 && ampi_amx(0)) {
         g.mr = g.a_width = 2 * AMPI_AMX_ROWS;
-        g.whole = 1;
         g.words = t == AMP_F16 ? AMPI_WORDS_F16 : AMPI_WORDS_BF16;
-        g.micro = ampi_micro_amx;
+        g.finish = ampi_amx_finish;
     }
 #endif
     (void)t;
@@ -3819,13 +3830,12 @@ AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
     size_t panels = p->nc / (2 * g->lanes), a = ampi_a_stride(g, p->kc), line = g->lanes * (p->kc + AMPI_GEMM_GAP);
-    size_t rows = g->whole ? ampi_round_up(p->mc, g->mr) : p->mc;
     if (p->few) a *= ampi_div_up(p->mc, g->mr);
     if (g->words) line = ampi_a_stride(g, p->kc);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
     p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(g, p->kc), 16);
-    p->at_line = p->at_t + ampi_round_up(rows * p->ldt, 16);
+    p->at_line = p->at_t + ampi_round_up(p->mc * p->ldt, 16);
     p->at_stage = p->at_line + ampi_round_up(ampi_max_size(line, p->ldt), 16);
     p->floats = p->at_stage + AMPI_GEMM_STAGE;
 }
@@ -3989,21 +3999,18 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
     }
 }
 
-/* The block of op(B) as words, in panels as ampi_pack_b's. An image operand is packed as FP32 first. */
-AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
-                               size_t nc, size_t k0, size_t kc, float* b, float* line) {
+/* The block of op(B), a matrix, as words, in panels as ampi_pack_b's. */
+AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
+                               size_t kc, float* b, float* line) {
     size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
-    int straight = !s->b.image && !s->b.along_k;
-    size_t step = straight ? 32 : kc, bytes = amp_dtype_size(s->b.dtype);
-    if (s->b.image) ampi_pack_b(g, s, stage, j0, nc, k0, kc, b, line);
+    size_t step = s->b.along_k ? kc : 32, bytes = amp_dtype_size(s->b.dtype);
     for (k = 0; k < kc; k += step)
         for (j = 0; j < nc; j += nr) {
             size_t columns = ampi_min_size(nc - j, nr), width = columns > g->lanes ? nr : g->lanes;
             size_t at = k0 + k, first = k == 0 ? 0 : ampi_words(g, k);
             size_t some = k + step < kc ? ampi_words(g, k + step) - first : words - first;
             float* to = b + j / nr * stride + first * width;
-            if (s->b.image) ampi_words_across(g, to, width, to, AMP_F32, width, kc, width, words, width, 1);
-            else if (s->b.along_k) ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
+            if (s->b.along_k) ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
             else ampi_words_across(g, to, width, (const char*)s->b.data
                                    + (s->b.offset + at * s->b.ld + j0 + j) * bytes, s->b.dtype, s->b.ld,
                                    ampi_min_size(s->b.runs - at, step), columns, some, width, 1);
@@ -4016,11 +4023,8 @@ AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, si
     size_t bytes = amp_dtype_size(s->a.dtype), words = ampi_words(g, kc), i, w;
     size_t length = ampi_min_size(kc, s->a.length - k0);           /* of a run along k */
     const char* src = (const char*)s->a.data + s->a.offset * bytes;
-    for (i = 0; s->a.along_k && i < rows; i++) {
-        if (s->a.image) ampi_operand_block(g, &s->a, row + i, 1, k0, kc, line, 0);
-        ampi_words_along(g, a + i * rs, s->a.image ? (const char*)line : src + ((row + i) * s->a.ld + k0) * bytes,
-                         s->a.image ? AMP_F32 : s->a.dtype, length, words);
-    }
+    for (i = 0; s->a.along_k && i < rows; i++)
+        ampi_words_along(a + i * rs, src + ((row + i) * s->a.ld + k0) * bytes, s->a.dtype, length, words);
     if (s->a.along_k) return;
     ampi_words_across(g, line, g->a_width, src + (k0 * s->a.ld + row) * bytes, s->a.dtype, s->a.ld,
                       ampi_min_size(kc, s->a.runs - k0), rows, words, g->a_width, 0);
@@ -4052,12 +4056,11 @@ typedef struct ampi_block {
 AMPI_FN int ampi_a_in_place(const ampi_product* s) {
     return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && s->a.ld % 1024 != 0;
 }
-/* The same for words: where pairs of BF16 neighbours are words already, rows begin with a cache line, and rows
-   and words fill whole tiles; and only for a wide C: copied rows are fetched ahead, tiles are not. */
-AMPI_FN int ampi_a_words_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t rows) {
+/* The same for words: where pairs of BF16 neighbours are words already, and rows begin with a cache line; and only for
+   a wide C. */
+AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
-    return g->words == AMPI_WORDS_BF16 && s->a.along_k && !s->a.image && first % 64 == 0 && s->a.ld % 32 == 0
-           && s->a.ld % 512 != 0 && (!g->whole || rows % 16 == 0) && b->kc % (2 * AMPI_WORDS) == 0
+    return s->a.along_k && first % 64 == 0 && s->a.ld % 32 == 0 && s->a.ld % 512 != 0 && b->kc % (2 * AMPI_WORDS) == 0
            && b->k0 + b->kc <= s->a.length && b->nc >= 256;
 }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
@@ -4088,7 +4091,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
     u->ks = s->a.along_k || g->words ? 1 : g->a_width;
 #if AMPI_X86
     if (g->words) {
-        if (ampi_a_words_in_place(g, s, b, rows)) {
+        if (ampi_a_words_in_place(s, b)) {
             u->rs = s->a.ld / 2;
             u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
         } else if (pack) ampi_pack_a_words(g, s, row, rows, b->k0, b->kc, a, u->rs, b->line);
@@ -4110,7 +4113,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
 AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t j,
                              size_t columns) {
 #if AMPI_X86
-    if (g->words) { ampi_pack_b_words(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line); return; }
+    if (g->words) { ampi_pack_b_words(g, s, j, columns, b->k0, b->kc, b->b, b->line); return; }
 #endif
     ampi_pack_b(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line);
 }
@@ -4148,15 +4151,14 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
     g->finish(&f, rows, columns, t, ldt);
 }
 
-/* Sums += panel q of A * the panel of B from column j. A matrix unit writes whole tiles only. */
+/* Sums += panel q of A * the panel of B from column j. */
 AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                               size_t j, ampi_micro* u) {
     size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), columns = ampi_min_size(b->nc - j, 2 * g->lanes);
-    int direct = b->direct && (!g->whole || (rows % 16 == 0 && columns == u->bs));
     float out[32 * 32];
     u->old = u->t = b->t + low * b->ldt + j;
     u->ldt = b->ldt;
-    if (direct) {
+    if (b->direct) {
         u->t = (float*)s->c + s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j;
         u->ldt = s->ldc;
     } else if (b->finish) {
@@ -4164,7 +4166,7 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
         u->ldt = 32;
     }
     g->micro(rows, u);
-    if (!direct && b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
+    if (b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
 }
 
 /* Sums += A block * B block. With many rows the block of B is packed first, then one panel of A after the
@@ -4173,10 +4175,10 @@ AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi
     size_t nr = 2 * g->lanes, j, q;
     ampi_micro u;
     b->panels = ampi_div_up(b->mc, g->mr);
-    b->rows = g->whole ? g->mr : b->mc / b->panels;
-    b->more = g->whole ? 0 : b->mc % b->panels;
+    b->rows = b->mc / b->panels;
+    b->more = b->mc % b->panels;
     b->direct = b->last && ampi_is_direct(s);
-    b->finish = b->last && g->finish && s->part >= s->n && (g->whole || !b->direct);
+    b->finish = b->last && g->finish && s->part >= s->n && !b->direct;
     b->packed = ampi_b_in_place(g, s, b);
     b->whole = !b->few || s->b.image;
     u.k = g->words ? ampi_words(g, b->kc) : b->kc; u.first = b->first; u.last = b->direct; u.exact = s->exact;
@@ -4318,13 +4320,7 @@ AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63
 AMPI_FN void ampi_gemm_slot(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t slot,
                             float* memory) {
     size_t tile;
-#if AMPI_AMX
-    if (g->whole) ampi_amx_open();
-#endif
     for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots) ampi_gemm_tile(g, s, p, tile, memory);
-#if AMPI_AMX
-    if (g->whole) ampi_amx_close();
-#endif
 }
 /* The same in small blocks on the stack. */
 AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
@@ -4333,33 +4329,196 @@ AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, c
     ampi_gemm_slot(g, s, p, slot, ampi_align64(memory));
 }
 
-/* The kernels for a product: a matrix unit's if its sums are allowed and it gains, those for pairs if they keep
-   the bits. */
-AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s, const amp_exec* exec) {
-    size_t least = s->a.dtype == AMP_F16 ? 32 : 16;
-    if (exec && exec->sums == AMP_SUMS_FAST && s->a.dtype == s->b.dtype && s->m >= least && s->n >= least
-        && s->k >= 32 && !s->a.image && !s->b.image && ampi_amx(1)) return ampi_gemm_isa_amx(s->a.dtype);
+#if AMPI_AMX
+/* --- products on a matrix unit ------------------------------------------------------------ */
+
+/* C is cut into tiles of mc x nc elements, one thread's work each. k runs in blocks of kc: B's block is packed as words,
+   for the second-level cache; then comes one panel of 32 rows of A after the other, `some` of k at a time, for
+   the first-level cache, copied or where it lies. The sums wait in T, the last ones become C. */
+typedef struct ampi_amx_plan {
+    size_t mc, nc, kc, some, tiles_m, tiles_n, slots;
+    size_t at_b, at_t, ldt, at_line, floats;      /* of a slot; A lies at 0, 32 x 32 sums at the end */
+} ampi_amx_plan;
+
+/* Words of a run of B, of A; words and sums of a block; rows whose sums wait. The last: in small blocks. */
+enum { AMPI_AMX_RUN = 1024, AMPI_AMX_SOME = 256, AMPI_AMX_BLOCK = 262144, AMPI_AMX_MC = 1024, AMPI_AMX_SMALL = 64 };
+
+/* About the time of the busiest thread for one k: packing a column of B is worth 64 multiplications, copying a row of A
+   24. */
+AMPI_FN size_t ampi_amx_cost(size_t m, size_t n, size_t tiles_m, size_t tiles_n, size_t threads) {
+    size_t mc = ampi_round_up(ampi_div_up(m, tiles_m), 32), nc = ampi_round_up(ampi_div_up(n, tiles_n), 32);
+    return ampi_div_up(tiles_m * tiles_n, threads) * (mc * nc + 24 * mc + 64 * nc);
+}
+AMPI_FN ampi_amx_plan ampi_amx_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int small) {
+    ampi_amx_plan p;
+    size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), run, wide, least_m, least_n, i, j;
+    memset(&p, 0, sizeof p);
+    run = 2 * (size_t)(small ? AMPI_AMX_SMALL : AMPI_AMX_RUN) / g->words;
+    p.kc = ampi_round_up(ampi_div_up(k, ampi_div_up(k, run)), 32);
+    p.some = ampi_round_up(ampi_div_up(p.kc, ampi_div_up(p.kc, small ? run : run * AMPI_AMX_SOME / AMPI_AMX_RUN)), 32);
+    wide = small ? 32 : ampi_max_size(AMPI_AMX_BLOCK / ampi_words(g, p.kc) / 32 * 32, 64);
+    least_m = small ? ampi_div_up(m, 32) : p.kc < k ? ampi_div_up(m, AMPI_AMX_MC) : 1;
+    least_n = ampi_div_up(n, ampi_min_size(wide, 512));
+    p.tiles_m = least_m; p.tiles_n = least_n;
+    for (i = least_m; i <= ampi_min_size(least_m + threads - 1, ampi_div_up(m, 32)); i++)
+        for (j = least_n; j <= ampi_min_size(least_n + threads - 1, ampi_div_up(n, 32)); j++)
+            if (ampi_amx_cost(m, n, i, j, threads) < ampi_amx_cost(m, n, p.tiles_m, p.tiles_n, threads)) {
+                p.tiles_m = i; p.tiles_n = j;
+            }
+    p.mc = ampi_round_up(ampi_div_up(m, p.tiles_m), 32);
+    p.nc = ampi_round_up(ampi_div_up(n, p.tiles_n), 32);
+    p.tiles_m = ampi_div_up(m, p.mc);
+    p.tiles_n = ampi_div_up(n, p.nc);
+    p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
+    p.ldt = p.nc + AMPI_GEMM_GAP;
+    p.at_b = 32 * ampi_row_stride(g, p.some);
+    p.at_t = p.at_b + p.nc / 32 * ampi_panel_stride(g, p.kc);
+    p.at_line = p.at_t + (p.kc < k ? p.mc : 32) * p.ldt;
+    p.floats = p.at_line + ampi_max_size(32 * ampi_words(g, p.some), 16 * (ampi_words(g, p.kc) + AMPI_GEMM_GAP)) + 32 * 32;
+    return p;
+}
+
+/* May the unit read `rows` rows of A where they are, k [k0, k0 + kc)? Where pairs of BF16 neighbours are words, rows and
+   words fill whole tiles, and rows do not fall on the same cache sets. */
+AMPI_FN int ampi_amx_in_place(const ampi_gemm_isa* g, const ampi_product* s, size_t rows, size_t kc) {
+    uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
+    return g->words == AMPI_WORDS_BF16 && s->a.along_k && rows % 16 == 0 && kc % 32 == 0 && first % 64 == 0
+           && s->a.ld % 32 == 0 && s->a.ld % 1024 != 0;
+}
+/* A part of the next rows of A, or of the same rows further along k, comes closer: lines [part, end) of a panel. */
+AMPI_FN void ampi_amx_ahead(const ampi_product* s, size_t row, size_t rows, size_t k, size_t kc, size_t part, size_t parts) {
+    const size_t lines = (kc + 31) / 32;
+    size_t i, l;
+    if (!s->a.along_k || k >= s->k) return;
+    rows = row < s->m ? ampi_min_size(rows, s->m - row) : 0;
+    for (i = part * rows / parts; i < (part + 1) * rows / parts; i++)
+        for (l = 0; l < lines; l++)
+            _mm_prefetch((const char*)s->a.data + (s->a.offset + (row + i) * s->a.ld + ampi_min_size(k + 32 * l, s->k - 1)) * 2,
+                         _MM_HINT_T1);
+}
+
+/* Sums of 32 rows from row i (in the tile: `low`) and all columns of a tile, k [k0 + k, k0 + k + kc). */
+AMPI_FN void ampi_amx_panel(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t i, size_t low,
+                            size_t rows, size_t j0, size_t nc, size_t k0, size_t k, size_t kc, float* memory) {
+    static const uint32_t at[1] = { 0 };
+    const size_t depth = ampi_panel_stride(g, ampi_min_size(p->kc, s->k - k0)), size = amp_dtype_size(s->c_dtype);
+    const int last = k0 + k + kc >= s->k, in_place = ampi_amx_in_place(g, s, rows, kc);
+    float *out = memory + p->floats - 32 * 32, *t = memory + p->at_t + (p->kc < s->k ? low : 0) * p->ldt;
+    size_t j, l;
+    ampi_amx_sum u;
+    u.rs = ampi_row_stride(g, p->some) * sizeof(float);
+    u.a = (const char*)memory;
+    if (in_place) {
+        u.rs = s->a.ld * 2;
+        u.a = (const char*)s->a.data + (s->a.offset + i * s->a.ld + k0 + k) * 2;
+    } else ampi_pack_a_words(g, s, i, rows, k0 + k, kc, memory, u.rs / sizeof(float), memory + p->at_line);
+    u.a_next = AMPI_AMX_ROWS * u.rs; u.a_skip = 0; u.step = 64;
+    u.passing = 2;
+    u.at = at; u.taps = 1; u.blocks = ampi_words(g, kc) / AMPI_WORDS;
+    u.ldo = p->ldt; u.old_right = u.right = 16; u.old_down = 16 * u.ldo;
+    for (j = 0; j < nc; j += 32) {
+        const size_t columns = ampi_min_size(nc - j, 32), width = columns > 16 ? 32 : 16;
+        char* c = (char*)s->c + (s->c_offset + i * s->ldc + j0 + j) * size;
+        const int direct = last && ampi_is_direct(s) && rows % 16 == 0 && columns % 16 == 0;
+        u.bs = width * sizeof(float); u.b_next = 64; u.b_block = AMPI_AMX_ROWS * u.bs;
+        u.b = (const char*)(memory + p->at_b + j / 32 * depth + ampi_words(g, k) * width);
+        u.old = k0 + k > 0 ? t + j : NULL;
+        u.t = direct ? (float*)(void*)c : last ? out : t + j;
+        u.ldt = direct ? s->ldc : last ? 32 : p->ldt;
+        u.down = 16 * u.ldt;
+        for (l = 0; last && l < rows; l++) __builtin_prefetch(c + l * s->ldc * size, 1);
+        ampi_amx_ahead(s, last && k + kc >= p->kc ? i + 32 : i, 32, last ? 0 : k0 + k + kc, p->some, j / 32, (nc + 31) / 32);
+        ampi_amx_run(&u, rows > 16, columns > 16);
+        if (last && !direct) ampi_gemm_finish_panel(g, s, i, j0 + j, rows, columns, out, 32);
+    }
+}
+AMPI_FN void ampi_amx_tile(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t tile,
+                           float* memory) {
+    const size_t i0 = tile % p->tiles_m * p->mc, mc = ampi_min_size(p->mc, s->m - i0);
+    const size_t j0 = tile / p->tiles_m * p->nc, nc = ampi_min_size(p->nc, s->n - j0);
+    size_t k0, k, i;
+    for (k0 = 0; k0 < s->k; k0 += p->kc) {
+        const size_t kc = ampi_min_size(p->kc, s->k - k0);
+        ampi_pack_b_words(g, s, j0, nc, k0, kc, memory + p->at_b, memory + p->at_line);
+        for (i = 0; i < mc; i += 32)
+            for (k = 0; k < kc; k += p->some)
+                ampi_amx_panel(g, s, p, i0 + i, i, ampi_min_size(mc - i, 32), j0, nc, k0, k, ampi_min_size(p->some, kc - k),
+                               memory);
+    }
+}
+/* One slot's share of the tiles. */
+AMPI_FN void ampi_amx_slot(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t slot,
+                           float* memory) {
+    size_t tile;
+    ampi_amx_open();
+    for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots) ampi_amx_tile(g, s, p, tile, memory);
+    ampi_amx_close();
+}
+/* The same in small blocks on the stack. */
+AMPI_FN void ampi_amx_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t slot) {
+    float memory[AMPI_GEMM_STACK + 16];
+    ampi_amx_slot(g, s, p, slot, ampi_align64(memory));
+}
+
+/* Computes a checked product, if the unit is asked for and it gains. */
+AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) {
+    const size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
+    const size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0, least = s->a.dtype == AMP_F16 ? 32 : 16;
+    ampi_gemm_isa g;
+    ampi_amx_plan p;
+    int64_t slot;
+    if (!exec || exec->sums != AMP_SUMS_FAST || s->a.dtype == AMP_F32 || s->a.dtype != s->b.dtype || s->a.image || s->b.image
+        || s->m < least || s->n < least || s->k < 32 || !ampi_amx(1)) return 0;
+    g = ampi_gemm_isa_amx(s->a.dtype);
+    p = ampi_amx_plan_of(&g, s->m, s->n, s->k, 0);
+    if (room >= p.floats) {
+        float* memory = ampi_align64(exec->workspace);
+        p.slots = ampi_min_size(p.slots, room / p.floats);
+        AMPI_PARALLEL_FOR(p.slots > 1)
+        for (slot = 0; slot < (int64_t)p.slots; slot++)
+            ampi_amx_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
+    } else {
+        p = ampi_amx_plan_of(&g, s->m, s->n, s->k, 1);
+        AMPI_PARALLEL_FOR(p.slots > 1)
+        for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_amx_on_stack(&g, s, &p, (size_t)slot);
+    }
+    return 1;
+}
+AMPI_FN size_t ampi_amx_workspace(size_t m, size_t n, size_t k) {
+    size_t floats = 0;
+    int t;
+    for (t = AMP_F16; t <= AMP_BF16 && ampi_amx(0) && m > 0 && n > 0 && k > 0; t++) {
+        const ampi_gemm_isa g = ampi_gemm_isa_amx((amp_dtype)t);
+        const ampi_amx_plan p = ampi_amx_plan_of(&g, m, n, k, 0);
+        floats = ampi_max_size(floats, p.slots * p.floats);
+    }
+    return floats * sizeof(float);
+}
+#else
+AMPI_FN size_t ampi_amx_workspace(size_t m, size_t n, size_t k) { (void)m; (void)n; (void)k; return 0; }
+AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { (void)s; (void)exec; return 0; }
+#endif
+
+/* The kernels for a product: those for pairs if they keep the bits. */
+AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
     if (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && !s->a.image && !s->b.image)
         return ampi_gemm_isa_pairs();
     return ampi_gemm_isa_now();
 }
 /* Tiles of full size. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    size_t kc = AMPI_GEMM_KC;
-    if (g->words == AMPI_WORDS_F16) kc /= 4;      /* 256 words: two panels about fill the first-level cache */
-    if (g->words == AMPI_WORDS_BF16 && !g->staged) kc *= 2;
-    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC, kc);
+    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC, AMPI_GEMM_KC);
 }
 
 /* Computes a checked product, in the workspace if it holds at least one slot. */
 AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
-    ampi_gemm_isa g = ampi_gemm_isa_for(s, exec);
+    ampi_gemm_isa g = ampi_gemm_isa_for(s);
     size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
     size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;      /* 64: for the alignment */
     ampi_gemm_plan p;
     int64_t slot;
-    if (s->m == 0 || s->n == 0) return;
-    s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && !g.whole;
+    if (s->m == 0 || s->n == 0 || ampi_amx_product_run(s, exec)) return;
+    s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
     s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
     if (s->swap) s->k += s->k & 1u;
     p = ampi_gemm_plan_full(&g, s->m, s->n, s->k);
@@ -4425,15 +4584,13 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     ampi_gemm_isa g;
     ampi_gemm_plan p;
-    size_t elements, floats = 0, t;
+    size_t elements, floats;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
-    for (t = 0; t < 3; t++) {                     /* FP32 sums, and a matrix unit's for both types */
-        g = ampi_gemm_isa_amx((amp_dtype)(t + 1));
-        p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u));
-        floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
-    }
-    return floats * sizeof(float) + 128;
+    g = ampi_gemm_isa_now();
+    p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u));
+    floats = ampi_max_size(p.slots, 1) * p.floats;
+    return ampi_max_size(floats * sizeof(float), ampi_amx_workspace(m, n, k)) + 128;
 }
 
 /* The arguments of a matrix product, checked, as a product. */
@@ -5972,7 +6129,7 @@ AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back,
     d->g = ampi_gemm_isa_amx(t);
     d->rows = back ? c->cg : c->og;
     d->depth = back ? c->og : c->cg;
-    if (!d->g.whole || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS || d->rows < 32
+    if (!ampi_amx(0) || t == AMP_F32 || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS || d->rows < 32
         || d->depth < 16 || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
         || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w)) return 0;
     ampi_conv2d_sides(c, back, &d->h, &d->w);
@@ -6052,7 +6209,7 @@ AMPI_FN void ampi_amx_weights(const ampi_amx_conv* d, size_t group, size_t r, fl
     for (k = 0; k < d->depth; k += 32, a += parts * block) {
         ampi_amx_raw(d, w, r, k, parts == 1 ? a : raw, line);
         for (i = 0; parts > 1 && i < 16 * taps; i++) {
-            ampi_words_along(&d->g, words, raw + i * 16, AMP_F16, 32, 64);
+            ampi_words_along(words, raw + i * 16, AMP_F16, 32, 64);
             for (q = 0; q < 4 && k / 8 + q < d->blocks; q++) memcpy(a + q * block + i * 16, words + q * 16, 64);
         }
     }
@@ -6103,6 +6260,7 @@ AMPI_FN void ampi_amx_conv_multiply(const ampi_amx_conv* d, size_t group, size_t
     ampi_amx_sum u;
     u.rs = taps * 64; u.a_next = 16 * tile * sizeof(float); u.a_skip = 15 * taps * 64; u.step = 64;
     u.bs = d->plane * sizeof(float); u.b_next = 64; u.b_block = 16 * u.bs;
+    u.passing = 1;
     u.at = d->at; u.taps = taps; u.blocks = d->blocks;
     u.old = NULL; u.t = t; u.ldt = 32; u.right = 16; u.down = 16 * 32;
     for (chunk = 0; chunk < d->rows; chunk += d->tall)
@@ -6193,7 +6351,7 @@ AMPI_FN int ampi_amx_depth_plan(ampi_amx_depth* d, const ampi_conv2d* c, amp_dty
     memset(d, 0, sizeof *d);
     d->c = c;
     d->g = ampi_gemm_isa_amx(t);
-    if (!d->g.whole || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS || c->og < 32 || c->cg < 16
+    if (!ampi_amx(0) || t == AMP_F32 || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS || c->og < 32 || c->cg < 16
         || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
         || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w)) return 0;
     d->unit = t == AMP_F16 ? 8 : 2;
@@ -6252,7 +6410,7 @@ AMPI_FN void ampi_amx_depth_x(const ampi_amx_depth* d, size_t group, size_t n, s
     for (i = 0; i < channels; i++, to += d->plane, src += height * width * 2) {
         if (d->unit == 2) ampi_amx_rows(to, d->pitch * 2, src, width * 2, height, width);
         else for (r = 0; r < height; r++)
-            ampi_words_along(&d->g, (float*)(void*)(to + r * d->pitch * d->unit), src + r * width * 2, d->dtype, width,
+            ampi_words_along((float*)(void*)(to + r * d->pitch * d->unit), src + r * width * 2, d->dtype, width,
                              2 * width);
     }
 }
@@ -6295,6 +6453,7 @@ AMPI_FN void ampi_amx_depth_multiply(const ampi_amx_depth* d, size_t group, size
     for (j = 0; j < d->turn; j++) at[j] = (uint32_t)(j * 1024);
     u.rs = d->plane; u.a_next = 16 * u.rs; u.step = 64;
     u.bs = 64; u.b_next = d->steps * 1024; u.b_block = dy_image;
+    u.passing = 0;
     u.at = at; u.ldo = u.ldt = 16; u.old_right = u.right = taps * 256; u.old_down = u.down = 2 * taps * 256;
     for (i = 0; i < images; i += d->some)
         for (j = 0; j < d->steps; j += d->turn)
