@@ -1797,7 +1797,7 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
     && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
   #define AMPI_AMX 1
   #define AMPI_TARGET_AMX \
-      __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16")))
+      __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
 #else
   #define AMPI_AMX 0
 #endif
@@ -1936,11 +1936,12 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
 
 #if AMPI_AMX
 static int ampi_amx_cache;
-/* Is there a matrix unit (AMX-TILE, AMX-BF16), its state enabled in XCR0 bits 17 and 18? */
+/* Is there a matrix unit (AMX-TILE, AMX-BF16; and AVX512-BF16), its state enabled in XCR0 bits 17 and 18? */
 AMPI_FN int ampi_amx_found(void) {
     unsigned a, b, c, d, xcr0_low;
     if (ampi_widest_isa() != AMP_ISA_AVX512 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)
-        || !(d & (1u << 24)) || !(d & (1u << 22))) return 0;
+        || !(d & (1u << 24)) || !(d & (1u << 22)) || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5)))
+        return 0;
     __asm__ volatile("xgetbv" : "=a"(xcr0_low) : "c"(0) : "edx");
     return (xcr0_low & 0x60000u) == 0x60000u;
 }
@@ -2865,7 +2866,6 @@ typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
     size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
     int staged;                        /* words: B is packed as FP32 first, or may be */
-    int whole;                         /* the micro-kernel writes whole tiles of 16 x 16 only */
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
@@ -3285,28 +3285,18 @@ AMPI_FN void ampi_words_copy(float* dst, const void* src, size_t n, size_t words
     memcpy(dst, src, n * sizeof(uint16_t));
     memset((char*)dst + n * sizeof(uint16_t), 0, words * sizeof *dst - n * sizeof(uint16_t));
 }
-/* A's words of n elements of a run along k, and zeros up to `words`. t: of src, F32 where a 16-bit operand has
-   been widened already. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_along(const ampi_gemm_isa* g, float* dst, const void* src, amp_dtype t,
-                                                 size_t n, size_t words) {
+/* A's words of n elements of a run along k, and zeros up to `words`. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_along(float* dst, const void* src, amp_dtype t, size_t n, size_t words) {
     const __m512i low_twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
     const __m512i high_twice = _mm512_add_epi32(low_twice, _mm512_set1_epi32(8));
     size_t i, w = 0;
     if (t == AMP_BF16) { ampi_words_copy(dst, src, n, words); return; }
-    for (i = 0; w < words; i += 16) {
+    for (i = 0; w < words; i += 16, w += 32) {
         __m512i x = ampi_read16_avx512(src, t, i, i < n ? n - i : 0), high = AMPI_WORD_HIGH(x);
-        if (g->words == AMPI_WORDS_BF16) {        /* a word from each pair of neighbours */
-            high = _mm512_or_si512(_mm512_maskz_srli_epi64(0xff, high, 16),
-                                   _mm512_maskz_srli_epi64(0xff, high, 32));
-            _mm256_storeu_si256((__m256i*)(void*)(dst + w), _mm512_maskz_cvtepi64_epi32(0xff, high));
-            w += 8;
-            continue;
-        }
         x = AMPI_WORD(high, AMPI_WORD_LOW(x, high));
         _mm512_storeu_si512(dst + w, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, low_twice, x));
         if (w + 16 < words)
             _mm512_storeu_si512(dst + w + 16, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high_twice, x));
-        w += 32;
     }
 }
 /* B's words of 16 columns from pairs of F16 neighbours along k: rows of pairs, 16 to a row. */
@@ -3329,14 +3319,19 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, cons
 AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
                                                  amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
                                                  size_t width, int is_b) {
-    const __m512i none = _mm512_setzero_si512();
+    const __m512i none = _mm512_setzero_si512(), half = _mm512_set1_epi16(16);
+    const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                           39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     size_t w, j;
     for (w = 0; g->words == AMPI_WORDS_BF16 && w < words; w++)
-        for (j = 0; j < width; j += 16) {
-            const size_t rest = j < n ? n - j : 0;
-            __m512i x = 2 * w < k ? ampi_read16_avx512(src, t, 2 * w * lds + j, rest) : none;
-            __m512i y = 2 * w + 1 < k ? ampi_read16_avx512(src, t, (2 * w + 1) * lds + j, rest) : none;
-            _mm512_storeu_si512(dst + w * ldd + j, AMPI_WORD(x, y));
+        for (j = 0; j < width; j += 32) {
+            const uint16_t* from = (const uint16_t*)src + 2 * w * lds + j;
+            const __mmask32 mask = n >= j + 32 ? 0xffffffffu : (1u << (n > j ? n - j : 0)) - 1u;
+            __m512i x = 2 * w < k ? _mm512_maskz_loadu_epi16(mask, from) : none;
+            __m512i y = 2 * w + 1 < k ? _mm512_maskz_loadu_epi16(mask, from + lds) : none;
+            _mm512_storeu_si512(dst + w * ldd + j, _mm512_permutex2var_epi16(x, pairs, y));
+            if (j + 16 < width)
+                _mm512_storeu_si512(dst + w * ldd + j + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, half), y));
         }
     for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
         for (j = 0; j < width; j += 16) {
@@ -3406,46 +3401,88 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const uint16_t* p, size_
    order (Intel SDM, TDPBF16PS): the products of the low halves in one chain of fma from +0, those of the high
    halves in another; the two are added, and that is added to the old sum. */
 enum { AMPI_AMX_ROWS = 16 };
+/* What the unit adds up: for i < blocks, and in it for j < taps, the product of the next 16 rows of words of A, `step`
+   bytes on, with B's from b + i*b_block + at[j]; between blocks A moves on by a_skip more. rs, bs: bytes between
+   rows; a_next, b_next: to the second 16 rows or columns. Sums go to t (+ right, + down: those of the second
+   columns and rows), from `old` on unless it is NULL. */
+typedef struct ampi_amx_sum {
+    const char* a; size_t rs, a_next, a_skip;
+    const char* b; size_t bs, b_next, b_block;
+    const uint32_t* at; size_t taps, step, blocks;
+    const float* old; size_t ldo, old_right, old_down;
+    float* t; size_t ldt, right, down;
+    int passing;                                  /* 1: A, 2: B is not kept in the first-level cache */
+} ampi_amx_sum;
 #define AMPI_AMX_LOAD(tile, from, ld) _tile_loadd(tile, from, (ptrdiff_t)((ld) * sizeof(float)))
 #define AMPI_AMX_STORE(tile, to, ld) _tile_stored(tile, to, (ptrdiff_t)((ld) * sizeof(float)))
 /* gcc's tile loads do not tell it that they read memory. */
 #define AMPI_AMX_FENCE __asm__ volatile("" ::: "memory")
 /* Sums 0..3 are the quarters of up to 32 rows x 32 columns, tiles 4, 5 two of A, 6, 7 two of B. */
-#define AMPI_AMX_EACH(DO, from, ld)                                                                 \
+#define AMPI_AMX_EACH(DO, from, ld, right, down)                                                    \
     DO(0, from, ld);                                                                                \
-    if (two) DO(1, (from) + AMPI_AMX_ROWS, ld);                                                     \
-    if (tall) DO(2, (from) + AMPI_AMX_ROWS * (ld), ld);                                             \
-    if (tall && two) DO(3, (from) + AMPI_AMX_ROWS * (ld) + AMPI_AMX_ROWS, ld);
+    if (two) DO(1, (from) + (right), ld);                                                           \
+    if (tall) DO(2, (from) + (down), ld);                                                           \
+    if (tall && two) DO(3, (from) + (down) + (right), ld);
+#define AMPI_AMX_NEXT(LOAD_A, LOAD_B)                                                               \
+    LOAD_A(4, a, rs);                                                                               \
+    LOAD_B(6, b, bs);                                                                               \
+    if (two) LOAD_B(7, b + u->b_next, bs);                                                          \
+    if (tall) LOAD_A(5, a + u->a_next, rs);
 #define AMPI_AMX_SUMS(name, tall_, two_)                                                            \
-    AMPI_TARGET_AMX AMPI_FN void name(const ampi_micro* u) {                                        \
+    AMPI_TARGET_AMX AMPI_FN void name(const ampi_amx_sum* u) {                                      \
         const int tall = tall_, two = two_;                                                         \
-        const float *a = u->a, *b = u->b;                                                           \
-        size_t k;                                                                                   \
+        const ptrdiff_t rs = (ptrdiff_t)u->rs, bs = (ptrdiff_t)u->bs;                               \
+        const char *a = u->a, *block = u->b, *b;                                                    \
+        size_t i, j;                                                                                \
         AMPI_AMX_FENCE;                                                                             \
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);                                 \
-        if (!u->first) { AMPI_AMX_EACH(AMPI_AMX_LOAD, u->old, u->ldo) }                             \
-        for (k = 0; k < u->k; k += AMPI_AMX_ROWS) {                                                 \
-            AMPI_AMX_LOAD(4, a, u->rs);                                                             \
-            AMPI_AMX_LOAD(6, b, u->bs);                                                             \
-            _tile_dpbf16ps(0, 4, 6);                                                                \
-            if (two) { AMPI_AMX_LOAD(7, b + AMPI_AMX_ROWS, u->bs); _tile_dpbf16ps(1, 4, 7); }       \
-            if (tall) { AMPI_AMX_LOAD(5, a + AMPI_AMX_ROWS * u->rs, u->rs); _tile_dpbf16ps(2, 5, 6); } \
-            if (tall && two) _tile_dpbf16ps(3, 5, 7);                                               \
-            a += AMPI_AMX_ROWS; b += AMPI_AMX_ROWS * u->bs;                                         \
-        }                                                                                           \
-        AMPI_AMX_EACH(AMPI_AMX_STORE, u->t, u->ldt)                                                 \
+        if (u->old) { AMPI_AMX_EACH(AMPI_AMX_LOAD, u->old, u->ldo, u->old_right, u->old_down) }     \
+        for (i = u->blocks; i > 0; i--, a += u->a_skip, block += u->b_block)                        \
+            for (j = 0; j < u->taps; j++, a += u->step) {                                           \
+                b = block + u->at[j];                                                               \
+                if (u->passing == 1) { AMPI_AMX_NEXT(_tile_stream_loadd, _tile_loadd) }             \
+                else if (u->passing == 2) { AMPI_AMX_NEXT(_tile_loadd, _tile_stream_loadd) }        \
+                else { AMPI_AMX_NEXT(_tile_loadd, _tile_loadd) }                                    \
+                _tile_dpbf16ps(0, 4, 6);                                                            \
+                if (two) _tile_dpbf16ps(1, 4, 7);                                                   \
+                if (tall) _tile_dpbf16ps(2, 5, 6);                                                  \
+                if (tall && two) _tile_dpbf16ps(3, 5, 7);                                           \
+            }                                                                                       \
+        AMPI_AMX_EACH(AMPI_AMX_STORE, u->t, u->ldt, u->right, u->down)                              \
     }
 AMPI_AMX_SUMS(ampi_amx_16x16, 0, 0)
 AMPI_AMX_SUMS(ampi_amx_16x32, 0, 1)
 AMPI_AMX_SUMS(ampi_amx_32x16, 1, 0)
 AMPI_AMX_SUMS(ampi_amx_32x32, 1, 1)
-
-/* The micro-kernel. It always writes whole tiles, and leaves NaNs as they come. */
-AMPI_FN void ampi_micro_amx(size_t rows, const ampi_micro* u) {
-    if (rows > AMPI_AMX_ROWS && u->two) ampi_amx_32x32(u);
-    else if (rows > AMPI_AMX_ROWS) ampi_amx_32x16(u);
-    else if (u->two) ampi_amx_16x32(u);
+AMPI_FN void ampi_amx_run(const ampi_amx_sum* u, int tall, int two) {
+    if (tall && two) ampi_amx_32x32(u);
+    else if (tall) ampi_amx_32x16(u);
+    else if (two) ampi_amx_16x32(u);
     else ampi_amx_16x16(u);
+}
+
+/* As ampi_finish_avx512, but NaNs stay as they are, and a BF16 result below 2^-126 becomes zero. */
+AMPI_TARGET_AMX AMPI_FN void ampi_amx_finish(const ampi_finish* f, size_t rows, size_t columns, const float* t,
+                                             size_t ldt) {
+    const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
+    const size_t size = amp_dtype_size(f->c_dtype);
+    size_t i, j;
+    for (i = 0; i < rows; i++, t += ldt) {
+        float one = 0.0f;
+        if (f->spread && f->add) ampi_load_f32(&one, f->add, f->add_dtype, i * f->ld_add, 1);
+        for (j = 0; j < columns; j += 16) {
+            const size_t rest = columns - j;
+            const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
+            char* c = (char*)f->c + (i * f->ldc + j) * size;
+            __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + j)), x = _mm512_set1_ps(one);
+            if (f->add && !f->spread)
+                x = _mm512_castsi512_ps(ampi_read16_avx512(f->add, f->add_dtype, i * f->ld_add + j, rest));
+            if (f->add) v = _mm512_fmadd_ps(beta, x, v);
+            if (size == 4) _mm512_mask_storeu_ps(c, mask, v);
+            else _mm256_mask_storeu_epi16(c, mask, f->c_dtype == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, v, 0)
+                                                                         : (__m256i)_mm512_cvtneps_pbh(v));
+        }
+    }
 }
 
 /* A thread opens its unit before its tiles, all of 16 rows x 64 bytes, and closes it behind them. */
@@ -3459,7 +3496,7 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
-    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
+    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, ampi_micro_plain, ampi_load_block_plain,
                        ampi_transpose_plain, NULL };
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
@@ -3494,18 +3531,16 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_pairs(void) {
 }
 
 /* The same with a matrix unit for two operands of type t, if there is one for them. */
-AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t, int staged) {
+AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
     ampi_gemm_isa g = ampi_gemm_isa_now();
 #if AMPI_AMX
     if (t != AMP_F32 && ampi_amx(0)) {
         g.mr = g.a_width = 2 * AMPI_AMX_ROWS;
-        g.whole = 1;
         g.words = t == AMP_F16 ? AMPI_WORDS_F16 : AMPI_WORDS_BF16;
-        g.staged = staged;
-        g.micro = ampi_micro_amx;
+        g.finish = ampi_amx_finish;
     }
 #endif
-    (void)t; (void)staged;
+    (void)t;
     return g;
 }
 
@@ -3868,13 +3903,12 @@ AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
     size_t panels = p->nc / (2 * g->lanes), a = ampi_a_stride(g, p->kc), line = g->lanes * (p->kc + AMPI_GEMM_GAP);
-    size_t rows = g->whole ? ampi_round_up(p->mc, g->mr) : p->mc;
     if (p->few) a *= ampi_div_up(p->mc, g->mr);
     if (g->words) line = ampi_a_stride(g, p->kc);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
     p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(g, p->kc), 16);
-    p->at_line = p->at_t + ampi_round_up(rows * p->ldt, 16);
+    p->at_line = p->at_t + ampi_round_up(p->mc * p->ldt, 16);
     p->at_stage = p->at_line + ampi_round_up(ampi_max_size(line, p->ldt), 16);
     p->floats = p->at_stage + AMPI_GEMM_STAGE;
 }
@@ -4038,21 +4072,18 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
     }
 }
 
-/* The block of op(B) as words, in panels as ampi_pack_b's. An image operand is packed as FP32 first. */
-AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
-                               size_t nc, size_t k0, size_t kc, float* b, float* line) {
+/* The block of op(B), a matrix, as words, in panels as ampi_pack_b's. */
+AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
+                               size_t kc, float* b, float* line) {
     size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
-    int straight = !s->b.image && !s->b.along_k;
-    size_t step = straight ? 32 : kc, bytes = amp_dtype_size(s->b.dtype);
-    if (s->b.image) ampi_pack_b(g, s, stage, j0, nc, k0, kc, b, line);
+    size_t step = s->b.along_k ? kc : 32, bytes = amp_dtype_size(s->b.dtype);
     for (k = 0; k < kc; k += step)
         for (j = 0; j < nc; j += nr) {
             size_t columns = ampi_min_size(nc - j, nr), width = columns > g->lanes ? nr : g->lanes;
             size_t at = k0 + k, first = k == 0 ? 0 : ampi_words(g, k);
             size_t some = k + step < kc ? ampi_words(g, k + step) - first : words - first;
             float* to = b + j / nr * stride + first * width;
-            if (s->b.image) ampi_words_across(g, to, width, to, AMP_F32, width, kc, width, words, width, 1);
-            else if (s->b.along_k) ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
+            if (s->b.along_k) ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
             else ampi_words_across(g, to, width, (const char*)s->b.data
                                    + (s->b.offset + at * s->b.ld + j0 + j) * bytes, s->b.dtype, s->b.ld,
                                    ampi_min_size(s->b.runs - at, step), columns, some, width, 1);
@@ -4065,11 +4096,8 @@ AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, si
     size_t bytes = amp_dtype_size(s->a.dtype), words = ampi_words(g, kc), i, w;
     size_t length = ampi_min_size(kc, s->a.length - k0);           /* of a run along k */
     const char* src = (const char*)s->a.data + s->a.offset * bytes;
-    for (i = 0; s->a.along_k && i < rows; i++) {
-        if (s->a.image) ampi_operand_block(g, &s->a, row + i, 1, k0, kc, line, 0);
-        ampi_words_along(g, a + i * rs, s->a.image ? (const char*)line : src + ((row + i) * s->a.ld + k0) * bytes,
-                         s->a.image ? AMP_F32 : s->a.dtype, length, words);
-    }
+    for (i = 0; s->a.along_k && i < rows; i++)
+        ampi_words_along(a + i * rs, src + ((row + i) * s->a.ld + k0) * bytes, s->a.dtype, length, words);
     if (s->a.along_k) return;
     ampi_words_across(g, line, g->a_width, src + (k0 * s->a.ld + row) * bytes, s->a.dtype, s->a.ld,
                       ampi_min_size(kc, s->a.runs - k0), rows, words, g->a_width, 0);
@@ -4101,12 +4129,11 @@ typedef struct ampi_block {
 AMPI_FN int ampi_a_in_place(const ampi_product* s) {
     return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && s->a.ld % 1024 != 0;
 }
-/* The same for words: where pairs of BF16 neighbours are words already, rows begin with a cache line, and rows
-   and words fill whole tiles; and only for a wide C: copied rows are fetched ahead, tiles are not. */
-AMPI_FN int ampi_a_words_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t rows) {
+/* The same for words: where pairs of BF16 neighbours are words already, and rows begin with a cache line; and only for
+   a wide C. */
+AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
-    return g->words == AMPI_WORDS_BF16 && s->a.along_k && !s->a.image && first % 64 == 0 && s->a.ld % 32 == 0
-           && s->a.ld % 512 != 0 && (!g->whole || rows % 16 == 0) && b->kc % (2 * AMPI_WORDS) == 0
+    return s->a.along_k && first % 64 == 0 && s->a.ld % 32 == 0 && s->a.ld % 512 != 0 && b->kc % (2 * AMPI_WORDS) == 0
            && b->k0 + b->kc <= s->a.length && b->nc >= 256;
 }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
@@ -4137,7 +4164,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
     u->ks = s->a.along_k || g->words ? 1 : g->a_width;
 #if AMPI_X86
     if (g->words) {
-        if (ampi_a_words_in_place(g, s, b, rows)) {
+        if (ampi_a_words_in_place(s, b)) {
             u->rs = s->a.ld / 2;
             u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
         } else if (pack) ampi_pack_a_words(g, s, row, rows, b->k0, b->kc, a, u->rs, b->line);
@@ -4159,7 +4186,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
 AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t j,
                              size_t columns) {
 #if AMPI_X86
-    if (g->words) { ampi_pack_b_words(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line); return; }
+    if (g->words) { ampi_pack_b_words(g, s, j, columns, b->k0, b->kc, b->b, b->line); return; }
 #endif
     ampi_pack_b(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line);
 }
@@ -4199,16 +4226,15 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
     g->finish(&f, rows, columns, t, ldt);
 }
 
-/* Sums += panel q of A * the panel of B from column j. A matrix unit writes whole tiles only. */
+/* Sums += panel q of A * the panel of B from column j. */
 AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                               size_t j, ampi_micro* u) {
     size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), columns = ampi_min_size(b->nc - j, 2 * g->lanes);
-    int direct = b->direct && (!g->whole || (rows % 16 == 0 && columns == u->bs));
     size_t i;
     float out[32 * 32];
     u->old = u->t = b->t + low * b->ldt + j;
     u->ldt = b->ldt;
-    if (direct) {
+    if (b->direct) {
         u->t = (float*)s->c + s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j;
         u->ldt = s->ldc;
     } else if (b->finish) {
@@ -4220,7 +4246,7 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
         if (g->lanes == 16) AMPI_FETCH(u->old + i * b->ldt + 32, 64);
     }
     g->micro(rows, u);
-    if (!direct && b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
+    if (b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
 }
 
 /* Sums += A block * B block. With many rows the block of B is packed first, then one panel of A after the
@@ -4229,10 +4255,10 @@ AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi
     size_t nr = 2 * g->lanes, j, q;
     ampi_micro u;
     b->panels = ampi_div_up(b->mc, g->mr);
-    b->rows = g->whole ? g->mr : b->mc / b->panels;
-    b->more = g->whole ? 0 : b->mc % b->panels;
+    b->rows = b->mc / b->panels;
+    b->more = b->mc % b->panels;
     b->direct = b->last && ampi_is_direct(s);
-    b->finish = b->last && g->finish && s->part >= s->n && (g->whole || !b->direct);
+    b->finish = b->last && g->finish && s->part >= s->n && !b->direct;
     b->packed = ampi_b_in_place(g, s, b);
     b->whole = !b->few || s->b.image;
     u.k = g->words ? ampi_words(g, b->kc) : b->kc; u.first = b->first; u.last = b->direct; u.exact = s->exact;
@@ -4374,13 +4400,7 @@ AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63
 AMPI_FN void ampi_gemm_slot(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t slot,
                             float* memory) {
     size_t tile;
-#if AMPI_AMX
-    if (g->whole) ampi_amx_open();
-#endif
     for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots) ampi_gemm_tile(g, s, p, tile, memory);
-#if AMPI_AMX
-    if (g->whole) ampi_amx_close();
-#endif
 }
 /* The same in small blocks on the stack. */
 AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
@@ -4389,33 +4409,196 @@ AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, c
     ampi_gemm_slot(g, s, p, slot, ampi_align64(memory));
 }
 
-/* The kernels for a product: a matrix unit's if its sums are allowed and it gains, those for pairs if they keep
-   the bits. */
-AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s, const amp_exec* exec) {
-    size_t least = s->a.dtype == AMP_F16 ? 32 : 16;
-    if (exec && exec->sums == AMP_SUMS_FAST && s->a.dtype == s->b.dtype && s->m >= least && s->n >= least
-        && s->k >= 32 && ampi_amx(1)) return ampi_gemm_isa_amx(s->a.dtype, s->b.image != NULL);
+#if AMPI_AMX
+/* --- products on a matrix unit ------------------------------------------------------------ */
+
+/* C is cut into tiles of mc x nc elements, one thread's work each. k runs in blocks of kc: B's block is packed as words,
+   for the second-level cache; then comes one panel of 32 rows of A after the other, `some` of k at a time, for
+   the first-level cache, copied or where it lies. The sums wait in T, the last ones become C. */
+typedef struct ampi_amx_plan {
+    size_t mc, nc, kc, some, tiles_m, tiles_n, slots;
+    size_t at_b, at_t, ldt, at_line, floats;      /* of a slot; A lies at 0, 32 x 32 sums at the end */
+} ampi_amx_plan;
+
+/* Words of a run of B, of A; words and sums of a block; rows whose sums wait. The last: in small blocks. */
+enum { AMPI_AMX_RUN = 1024, AMPI_AMX_SOME = 256, AMPI_AMX_BLOCK = 262144, AMPI_AMX_MC = 1024, AMPI_AMX_SMALL = 64 };
+
+/* About the time of the busiest thread for one k: packing a column of B is worth 64 multiplications, copying a row of A
+   24. */
+AMPI_FN size_t ampi_amx_cost(size_t m, size_t n, size_t tiles_m, size_t tiles_n, size_t threads) {
+    size_t mc = ampi_round_up(ampi_div_up(m, tiles_m), 32), nc = ampi_round_up(ampi_div_up(n, tiles_n), 32);
+    return ampi_div_up(tiles_m * tiles_n, threads) * (mc * nc + 24 * mc + 64 * nc);
+}
+AMPI_FN ampi_amx_plan ampi_amx_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int small) {
+    ampi_amx_plan p;
+    size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), run, wide, least_m, least_n, i, j;
+    memset(&p, 0, sizeof p);
+    run = 2 * (size_t)(small ? AMPI_AMX_SMALL : AMPI_AMX_RUN) / g->words;
+    p.kc = ampi_round_up(ampi_div_up(k, ampi_div_up(k, run)), 32);
+    p.some = ampi_round_up(ampi_div_up(p.kc, ampi_div_up(p.kc, small ? run : run * AMPI_AMX_SOME / AMPI_AMX_RUN)), 32);
+    wide = small ? 32 : ampi_max_size(AMPI_AMX_BLOCK / ampi_words(g, p.kc) / 32 * 32, 64);
+    least_m = small ? ampi_div_up(m, 32) : p.kc < k ? ampi_div_up(m, AMPI_AMX_MC) : 1;
+    least_n = ampi_div_up(n, ampi_min_size(wide, 512));
+    p.tiles_m = least_m; p.tiles_n = least_n;
+    for (i = least_m; i <= ampi_min_size(least_m + threads - 1, ampi_div_up(m, 32)); i++)
+        for (j = least_n; j <= ampi_min_size(least_n + threads - 1, ampi_div_up(n, 32)); j++)
+            if (ampi_amx_cost(m, n, i, j, threads) < ampi_amx_cost(m, n, p.tiles_m, p.tiles_n, threads)) {
+                p.tiles_m = i; p.tiles_n = j;
+            }
+    p.mc = ampi_round_up(ampi_div_up(m, p.tiles_m), 32);
+    p.nc = ampi_round_up(ampi_div_up(n, p.tiles_n), 32);
+    p.tiles_m = ampi_div_up(m, p.mc);
+    p.tiles_n = ampi_div_up(n, p.nc);
+    p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
+    p.ldt = p.nc + AMPI_GEMM_GAP;
+    p.at_b = 32 * ampi_row_stride(g, p.some);
+    p.at_t = p.at_b + p.nc / 32 * ampi_panel_stride(g, p.kc);
+    p.at_line = p.at_t + (p.kc < k ? p.mc : 32) * p.ldt;
+    p.floats = p.at_line + ampi_max_size(32 * ampi_words(g, p.some), 16 * (ampi_words(g, p.kc) + AMPI_GEMM_GAP)) + 32 * 32;
+    return p;
+}
+
+/* May the unit read `rows` rows of A where they are, k [k0, k0 + kc)? Where pairs of BF16 neighbours are words, rows and
+   words fill whole tiles, and rows do not fall on the same cache sets. */
+AMPI_FN int ampi_amx_in_place(const ampi_gemm_isa* g, const ampi_product* s, size_t rows, size_t kc) {
+    uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
+    return g->words == AMPI_WORDS_BF16 && s->a.along_k && rows % 16 == 0 && kc % 32 == 0 && first % 64 == 0
+           && s->a.ld % 32 == 0 && s->a.ld % 1024 != 0;
+}
+/* A part of the next rows of A, or of the same rows further along k, comes closer: lines [part, end) of a panel. */
+AMPI_FN void ampi_amx_ahead(const ampi_product* s, size_t row, size_t rows, size_t k, size_t kc, size_t part, size_t parts) {
+    const size_t lines = (kc + 31) / 32;
+    size_t i, l;
+    if (!s->a.along_k || k >= s->k) return;
+    rows = row < s->m ? ampi_min_size(rows, s->m - row) : 0;
+    for (i = part * rows / parts; i < (part + 1) * rows / parts; i++)
+        for (l = 0; l < lines; l++)
+            _mm_prefetch((const char*)s->a.data + (s->a.offset + (row + i) * s->a.ld + ampi_min_size(k + 32 * l, s->k - 1)) * 2,
+                         _MM_HINT_T1);
+}
+
+/* Sums of 32 rows from row i (in the tile: `low`) and all columns of a tile, k [k0 + k, k0 + k + kc). */
+AMPI_FN void ampi_amx_panel(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t i, size_t low,
+                            size_t rows, size_t j0, size_t nc, size_t k0, size_t k, size_t kc, float* memory) {
+    static const uint32_t at[1] = { 0 };
+    const size_t depth = ampi_panel_stride(g, ampi_min_size(p->kc, s->k - k0)), size = amp_dtype_size(s->c_dtype);
+    const int last = k0 + k + kc >= s->k, in_place = ampi_amx_in_place(g, s, rows, kc);
+    float *out = memory + p->floats - 32 * 32, *t = memory + p->at_t + (p->kc < s->k ? low : 0) * p->ldt;
+    size_t j, l;
+    ampi_amx_sum u;
+    u.rs = ampi_row_stride(g, p->some) * sizeof(float);
+    u.a = (const char*)memory;
+    if (in_place) {
+        u.rs = s->a.ld * 2;
+        u.a = (const char*)s->a.data + (s->a.offset + i * s->a.ld + k0 + k) * 2;
+    } else ampi_pack_a_words(g, s, i, rows, k0 + k, kc, memory, u.rs / sizeof(float), memory + p->at_line);
+    u.a_next = AMPI_AMX_ROWS * u.rs; u.a_skip = 0; u.step = 64;
+    u.passing = 2;
+    u.at = at; u.taps = 1; u.blocks = ampi_words(g, kc) / AMPI_WORDS;
+    u.ldo = p->ldt; u.old_right = u.right = 16; u.old_down = 16 * u.ldo;
+    for (j = 0; j < nc; j += 32) {
+        const size_t columns = ampi_min_size(nc - j, 32), width = columns > 16 ? 32 : 16;
+        char* c = (char*)s->c + (s->c_offset + i * s->ldc + j0 + j) * size;
+        const int direct = last && ampi_is_direct(s) && rows % 16 == 0 && columns % 16 == 0;
+        u.bs = width * sizeof(float); u.b_next = 64; u.b_block = AMPI_AMX_ROWS * u.bs;
+        u.b = (const char*)(memory + p->at_b + j / 32 * depth + ampi_words(g, k) * width);
+        u.old = k0 + k > 0 ? t + j : NULL;
+        u.t = direct ? (float*)(void*)c : last ? out : t + j;
+        u.ldt = direct ? s->ldc : last ? 32 : p->ldt;
+        u.down = 16 * u.ldt;
+        for (l = 0; last && l < rows; l++) __builtin_prefetch(c + l * s->ldc * size, 1);
+        ampi_amx_ahead(s, last && k + kc >= p->kc ? i + 32 : i, 32, last ? 0 : k0 + k + kc, p->some, j / 32, (nc + 31) / 32);
+        ampi_amx_run(&u, rows > 16, columns > 16);
+        if (last && !direct) ampi_gemm_finish_panel(g, s, i, j0 + j, rows, columns, out, 32);
+    }
+}
+AMPI_FN void ampi_amx_tile(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t tile,
+                           float* memory) {
+    const size_t i0 = tile % p->tiles_m * p->mc, mc = ampi_min_size(p->mc, s->m - i0);
+    const size_t j0 = tile / p->tiles_m * p->nc, nc = ampi_min_size(p->nc, s->n - j0);
+    size_t k0, k, i;
+    for (k0 = 0; k0 < s->k; k0 += p->kc) {
+        const size_t kc = ampi_min_size(p->kc, s->k - k0);
+        ampi_pack_b_words(g, s, j0, nc, k0, kc, memory + p->at_b, memory + p->at_line);
+        for (i = 0; i < mc; i += 32)
+            for (k = 0; k < kc; k += p->some)
+                ampi_amx_panel(g, s, p, i0 + i, i, ampi_min_size(mc - i, 32), j0, nc, k0, k, ampi_min_size(p->some, kc - k),
+                               memory);
+    }
+}
+/* One slot's share of the tiles. */
+AMPI_FN void ampi_amx_slot(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t slot,
+                           float* memory) {
+    size_t tile;
+    ampi_amx_open();
+    for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots) ampi_amx_tile(g, s, p, tile, memory);
+    ampi_amx_close();
+}
+/* The same in small blocks on the stack. */
+AMPI_FN void ampi_amx_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t slot) {
+    float memory[AMPI_GEMM_STACK + 16];
+    ampi_amx_slot(g, s, p, slot, ampi_align64(memory));
+}
+
+/* Computes a checked product, if the unit is asked for and it gains. */
+AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) {
+    const size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
+    const size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0, least = s->a.dtype == AMP_F16 ? 32 : 16;
+    ampi_gemm_isa g;
+    ampi_amx_plan p;
+    int64_t slot;
+    if (!exec || exec->sums != AMP_SUMS_FAST || s->a.dtype == AMP_F32 || s->a.dtype != s->b.dtype || s->a.image || s->b.image
+        || s->m < least || s->n < least || s->k < 32 || !ampi_amx(1)) return 0;
+    g = ampi_gemm_isa_amx(s->a.dtype);
+    p = ampi_amx_plan_of(&g, s->m, s->n, s->k, 0);
+    if (room >= p.floats) {
+        float* memory = ampi_align64(exec->workspace);
+        p.slots = ampi_min_size(p.slots, room / p.floats);
+        AMPI_PARALLEL_FOR(p.slots > 1)
+        for (slot = 0; slot < (int64_t)p.slots; slot++)
+            ampi_amx_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
+    } else {
+        p = ampi_amx_plan_of(&g, s->m, s->n, s->k, 1);
+        AMPI_PARALLEL_FOR(p.slots > 1)
+        for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_amx_on_stack(&g, s, &p, (size_t)slot);
+    }
+    return 1;
+}
+AMPI_FN size_t ampi_amx_workspace(size_t m, size_t n, size_t k) {
+    size_t floats = 0;
+    int t;
+    for (t = AMP_F16; t <= AMP_BF16 && ampi_amx(0) && m > 0 && n > 0 && k > 0; t++) {
+        const ampi_gemm_isa g = ampi_gemm_isa_amx((amp_dtype)t);
+        const ampi_amx_plan p = ampi_amx_plan_of(&g, m, n, k, 0);
+        floats = ampi_max_size(floats, p.slots * p.floats);
+    }
+    return floats * sizeof(float);
+}
+#else
+AMPI_FN size_t ampi_amx_workspace(size_t m, size_t n, size_t k) { (void)m; (void)n; (void)k; return 0; }
+AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { (void)s; (void)exec; return 0; }
+#endif
+
+/* The kernels for a product: those for pairs if they keep the bits. */
+AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
     if (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && !s->a.image && !s->b.image)
         return ampi_gemm_isa_pairs();
     return ampi_gemm_isa_now();
 }
 /* Tiles of full size. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    size_t kc = AMPI_GEMM_KC;
-    if (g->words == AMPI_WORDS_F16) kc /= 4;      /* 256 words: two panels about fill the first-level cache */
-    if (g->words == AMPI_WORDS_BF16 && !g->staged) kc *= 2;
-    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC, kc);
+    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC, AMPI_GEMM_KC);
 }
 
 /* Computes a checked product, in the workspace if it holds at least one slot. */
 AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
-    ampi_gemm_isa g = ampi_gemm_isa_for(s, exec);
+    ampi_gemm_isa g = ampi_gemm_isa_for(s);
     size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
     size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;      /* 64: for the alignment */
     ampi_gemm_plan p;
     int64_t slot;
-    if (s->m == 0 || s->n == 0) return;
-    s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && !g.whole;
+    if (s->m == 0 || s->n == 0 || ampi_amx_product_run(s, exec)) return;
+    s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
     s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
     if (s->swap) s->k += s->k & 1u;
     p = ampi_gemm_plan_full(&g, s->m, s->n, s->k);
@@ -4481,15 +4664,13 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     ampi_gemm_isa g;
     ampi_gemm_plan p;
-    size_t elements, floats = 0, t;
+    size_t elements, floats;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
-    for (t = 0; t < 6; t++) {                     /* FP32 sums, and a matrix unit's for both types */
-        g = ampi_gemm_isa_amx((amp_dtype)(t / 2 + 1), (int)(t % 2));
-        p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u));
-        floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
-    }
-    return floats * sizeof(float) + 128;
+    g = ampi_gemm_isa_now();
+    p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u));
+    floats = ampi_max_size(p.slots, 1) * p.floats;
+    return ampi_max_size(floats * sizeof(float), ampi_amx_workspace(m, n, k)) + 128;
 }
 
 /* The arguments of a matrix product, checked, as a product. */
@@ -5987,6 +6168,463 @@ AMPI_FN int ampi_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dt
     return 1;
 }
 
+#if AMPI_AMX
+/* --- convolution on a matrix unit ---------------------------------------------------------- */
+
+/* Outputs and input gradients: the image lies as words with zeros around it (the *stage*), plane upon plane, as in a
+   direct convolution (see there): so 16 planes of 16 neighbouring words are a tile of B for any kernel place.
+   A's tiles are the weights of 16 results, for one kernel place and 16 words of channels. The sum of a result runs
+   over blocks of 16 words of channels (32 of BF16, 8 of FP16; the last filled up with zeros), and in a block over
+   the kernel places (kh, kw), in the unit's order for each.
+   A task is a band of rows of one image, or some whole images where the weights do not fit the cache: they are
+   taken so many rows of tiles at a time that these do. */
+typedef struct ampi_amx_conv {
+    const ampi_conv2d* c;
+    ampi_gemm_isa g;
+    ampi_side h, w;
+    size_t rows, depth, blocks;                   /* of a group: results, source channels, blocks of 16 words */
+    size_t pitch, gap, plane, image;              /* floats of the stage */
+    size_t band, bands, images, tall;             /* tall: results whose weights the cache holds */
+    size_t weights, at_slots, floats, slots;      /* floats; weights: of a group */
+    uint32_t at[64];                              /* of a kernel place in the stage, in bytes */
+    const void* source; const void* w_data; const void* bias; void* result;
+    amp_dtype dtype, bias_dtype, result_dtype;
+} ampi_amx_conv;
+
+/* Floats of a stage, of weights that the second-level cache keeps. */
+enum { AMPI_AMX_STAGE = 163840, AMPI_AMX_WEIGHTS = 196608, AMPI_AMX_TAPS = 64 };
+
+/* An odd number of cache lines: rows of a tile that far apart fall on different cache sets. */
+AMPI_FN size_t ampi_amx_gap(size_t floats) { return ((floats + 15) / 16 | 1u) * 16; }
+
+AMPI_FN void ampi_amx_conv_stage(ampi_amx_conv* d, size_t band) {
+    size_t span = (size_t)(d->h.high - d->h.low);
+    d->band = band;
+    d->plane = ampi_amx_gap((band + span) * d->pitch + 16);
+    d->image = d->blocks * AMPI_WORDS * d->plane;
+}
+
+/* Is the shape one for the unit, with operands of type t? */
+AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back, amp_dtype t) {
+    const amp_conv2d_shape* s = &c->s;
+    size_t threads = ampi_conv2d_threads(c), n = (size_t)s->n, right, height, most;
+    memset(d, 0, sizeof *d);
+    d->c = c;
+    d->g = ampi_gemm_isa_amx(t);
+    d->rows = back ? c->cg : c->og;
+    d->depth = back ? c->og : c->cg;
+    if (!ampi_amx(0) || t == AMP_F32 || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS || d->rows < 32
+        || d->depth < 16 || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
+        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w)) return 0;
+    ampi_conv2d_sides(c, back, &d->h, &d->w);
+    d->blocks = ampi_words(&d->g, d->depth) / AMPI_WORDS;
+    right = (size_t)(d->w.high > d->w.source - d->w.result ? d->w.high - d->w.source + d->w.result : 0);
+    d->gap = ampi_max_size(right, (size_t)-d->w.low);
+    d->pitch = (size_t)d->w.source + d->gap;
+    d->weights = ampi_round_up(d->rows, 16) * d->blocks * c->taps * AMPI_WORDS;
+    height = (size_t)d->h.result;
+    ampi_amx_conv_stage(d, 1);
+    if (d->image > AMPI_AMX_STAGE) return 0;
+    most = (AMPI_AMX_STAGE - d->image) / (d->blocks * AMPI_WORDS * d->pitch) + 1;
+    d->bands = ampi_max_size(ampi_div_up(height, most), ampi_min_size(ampi_div_up(threads, n), height));
+    ampi_amx_conv_stage(d, ampi_div_up(height, d->bands));
+    d->bands = ampi_div_up(height, d->band);
+    d->images = 1;
+    d->tall = ampi_round_up(d->rows, 32);
+    if (d->weights > AMPI_AMX_WEIGHTS) {
+        d->tall = ampi_max_size(AMPI_AMX_WEIGHTS / (d->weights / d->tall) / 32, 1) * 32;
+        if (d->bands == 1) d->images = ampi_max_size(ampi_min_size(AMPI_AMX_STAGE / d->image, ampi_div_up(n, threads)), 1);
+    }
+    d->at_slots = d->weights * (size_t)s->groups + 16;
+    d->floats = ampi_round_up(d->gap, 16) + d->images * d->image + 64 + 32 * 32;
+    d->floats = ampi_max_size(d->floats, 2 * 16 * (16 * c->taps + AMPI_GEMM_GAP));      /* for weights on their way */
+    d->slots = ampi_min_size(threads, ampi_div_up(n, d->images) * d->bands * (size_t)s->groups);
+    return 1;
+}
+AMPI_FN size_t ampi_amx_conv_workspace(const ampi_conv2d* c, int back) {
+    size_t floats = 0;
+    int t;
+    for (t = AMP_F16; t <= AMP_BF16; t++) {
+        ampi_amx_conv d;
+        if (ampi_amx_conv_plan(&d, c, back, (amp_dtype)t)) floats = ampi_max_size(floats, d.at_slots + d.slots * d.floats);
+    }
+    return floats * sizeof(float) + 64;
+}
+
+/* dst[tap][32] = src[32][tap], 16-bit elements, of which there are n. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_deal(uint16_t* dst, const uint16_t* src, size_t taps, size_t n) {
+    const __m512i ramp = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16,
+                                          15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i each = _mm512_mullo_epi16(ramp, _mm512_set1_epi16((short)taps));
+    size_t tap, v;
+    for (tap = 0; tap < taps; tap++, dst += 32) {
+        __m512i from = _mm512_add_epi16(each, _mm512_set1_epi16((short)tap)), all = _mm512_setzero_si512();
+        for (v = 0; v < taps && 32 * v < n; v++, from = _mm512_sub_epi16(from, _mm512_set1_epi16(32))) {
+            const __mmask32 here = _mm512_cmplt_epu16_mask(from, _mm512_set1_epi16(32));
+            const __mmask32 whole = n - 32 * v >= 32 ? 0xffffffffu : (1u << (n - 32 * v)) - 1u;
+            all = _mm512_mask_permutexvar_epi16(all, here, from, _mm512_maskz_loadu_epi16(whole, src + 32 * v));
+        }
+        _mm512_storeu_si512(dst, all);
+    }
+}
+/* The weights of 16 results from row r and of 32 channels from k, raw[result][tap][channel]. */
+AMPI_FN void ampi_amx_raw(const ampi_amx_conv* d, const uint16_t* w, size_t r, size_t k, float* raw, float* line) {
+    const size_t taps = d->c->taps, rows = ampi_min_size(d->rows - r, 16), depth = ampi_min_size(d->depth - k, 32);
+    size_t i;
+    if (!d->h.back) {
+        for (i = 0; i < rows; i++)
+            ampi_amx_deal((uint16_t*)(void*)(raw + i * taps * 16), w + ((r + i) * d->depth + k) * taps, taps, depth * taps);
+    } else {
+        size_t width = ampi_round_up(rows * taps, 16) + AMPI_GEMM_GAP;
+        ampi_gemm_isa g = d->g;
+        g.words = AMPI_WORDS_BF16;                /* whatever the bits mean */
+        ampi_words_across(&g, line, width, w + (k * d->rows + r) * taps, AMP_BF16, d->rows * taps, depth, rows * taps, 16,
+                          width - AMPI_GEMM_GAP, 1);
+        g.transpose(raw, 16, line, width, rows * taps, 0);
+    }
+    memset(raw + rows * taps * 16, 0, (16 - rows) * taps * 16 * sizeof *raw);
+}
+/* Weights as A's tiles: a[16 results][block][16][tap][16 words], for one 16 results of a group. */
+AMPI_FN void ampi_amx_weights(const ampi_amx_conv* d, size_t group, size_t r, float* a, float* raw) {
+    const size_t taps = d->c->taps, parts = d->g.words, block = 16 * taps * 16;
+    const uint16_t* w = (const uint16_t*)d->w_data + group * d->c->og * d->c->cg * taps;
+    float words[64], *line = raw + block;
+    size_t k, i, q;
+    for (k = 0; k < d->depth; k += 32, a += parts * block) {
+        ampi_amx_raw(d, w, r, k, parts == 1 ? a : raw, line);
+        for (i = 0; parts > 1 && i < 16 * taps; i++) {
+            ampi_words_along(words, raw + i * 16, AMP_F16, 32, 64);
+            for (q = 0; q < 4 && k / 8 + q < d->blocks; q++) memcpy(a + q * block + i * 16, words + q * 16, 64);
+        }
+    }
+}
+
+/* The stage of image n, rows from u0 on. */
+AMPI_FN void ampi_amx_conv_fill(const ampi_amx_conv* d, size_t group, size_t n, int64_t u0, float* stage) {
+    const size_t size = amp_dtype_size(d->dtype), width = (size_t)d->w.source, planes = d->blocks * AMPI_WORDS;
+    const size_t pixels = (size_t)(d->h.source * d->w.source), channels = (size_t)d->c->s.groups * d->depth;
+    const char* src = (const char*)d->source + (n * channels + group * d->depth) * pixels * size;
+    int64_t top = u0 + d->h.low, rows = (int64_t)d->band + d->h.high - d->h.low, r;
+    size_t i;
+    for (r = 0; r < rows; r++, stage += d->pitch) {
+        if (top + r >= 0 && top + r < d->h.source)
+            ampi_words_across(&d->g, stage, d->plane, src + (size_t)(top + r) * width * size, d->dtype, pixels, d->depth,
+                              width, planes, ampi_round_up(width, 16), 1);
+        else for (i = 0; i < planes; i++) memset(stage + i * d->plane, 0, d->pitch * sizeof *stage);
+    }
+}
+
+/* Sums t[rows][32], of positions [p, end) of a stage, into the planes of the result. */
+AMPI_FN void ampi_amx_conv_store(const ampi_amx_conv* d, size_t plane, size_t bias, size_t rows, size_t y0, size_t p,
+                                 size_t end, const float* t) {
+    const size_t width = (size_t)d->w.result, pixels = (size_t)d->h.result * width;
+    size_t count, from = p;
+    ampi_finish f;
+    memset(&f, 0, sizeof f);
+    f.c_dtype = d->result_dtype; f.ldc = pixels;
+    f.alpha = f.beta = 1.0f;
+    f.add_dtype = d->bias_dtype; f.ld_add = 1; f.spread = 1;
+    if (d->bias) f.add = (const char*)d->bias + bias * amp_dtype_size(d->bias_dtype);
+    for (; p < end; p += count) {
+        size_t column = p % d->pitch;
+        count = ampi_min_size(d->pitch - column, end - p);
+        if (column >= width) continue;
+        f.c = (char*)d->result + (plane * pixels + (y0 + p / d->pitch) * width + column) * amp_dtype_size(f.c_dtype);
+        d->g.finish(&f, rows, ampi_min_size(width - column, count), t + (p - from), 32);
+    }
+}
+
+/* All results of a task, from its stage. */
+AMPI_FN void ampi_amx_conv_multiply(const ampi_amx_conv* d, size_t group, size_t image, size_t images, size_t y0,
+                                    const float* weights, const float* stage, float* t) {
+    const size_t taps = d->c->taps, tile = taps * d->blocks * AMPI_WORDS;      /* of a row of weights */
+    const size_t rows = ampi_min_size((size_t)d->h.result - y0, d->band);
+    const size_t n = (rows - 1) * d->pitch + (size_t)d->w.result;
+    size_t chunk, i, p, r;
+    ampi_amx_sum u;
+    u.rs = taps * 64; u.a_next = 16 * tile * sizeof(float); u.a_skip = 15 * taps * 64; u.step = 64;
+    u.bs = d->plane * sizeof(float); u.b_next = 64; u.b_block = 16 * u.bs;
+    u.passing = 1;
+    u.at = d->at; u.taps = taps; u.blocks = d->blocks;
+    u.old = NULL; u.t = t; u.ldt = 32; u.right = 16; u.down = 16 * 32;
+    for (chunk = 0; chunk < d->rows; chunk += d->tall)
+        for (i = 0; i < images; i++)
+            for (p = 0; p < n; p += 32)
+                for (r = chunk; r < ampi_min_size(chunk + d->tall, d->rows); r += 32) {
+                    size_t first = group * d->rows + r, count = ampi_min_size(d->rows - r, 32);
+                    u.a = (const char*)(weights + r * tile);
+                    u.b = (const char*)(stage + i * d->image + p) - (size_t)-d->w.low * sizeof(float);
+                    ampi_amx_run(&u, count > 16, n - p > 16);
+                    ampi_amx_conv_store(d, (image + i) * (size_t)d->c->s.groups * d->rows + first, first, count, y0, p,
+                                        ampi_min_size(p + 32, n), t);
+                }
+}
+AMPI_FN void ampi_amx_conv_slot(const ampi_amx_conv* d, size_t slot, const float* weights, float* memory) {
+    const size_t groups = (size_t)d->c->s.groups, n = (size_t)d->c->s.n, tasks = ampi_div_up(n, d->images) * d->bands;
+    float* stage = memory + ampi_round_up(d->gap, 16);
+    size_t task, i;
+    memset(memory, 0, d->floats * sizeof *memory);
+    ampi_amx_open();
+    for (task = slot; task < tasks * groups; task += d->slots) {
+        size_t group = task / tasks, image = task % tasks / d->bands * d->images, y0 = task % d->bands * d->band;
+        size_t images = ampi_min_size(n - image, d->images);
+        for (i = 0; i < images; i++) ampi_amx_conv_fill(d, group, image + i, (int64_t)y0, stage + i * d->image);
+        ampi_amx_conv_multiply(d, group, image, images, y0, weights + group * d->weights, stage,
+                               memory + d->floats - 32 * 32);
+    }
+    ampi_amx_close();
+}
+
+/* The convolution, if the unit is asked for, the shape is one for it, and the workspace has room. */
+AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype, const void* w,
+                              amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result, amp_dtype result_dtype,
+                              const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    const size_t kw = (size_t)c->s.kernel_w;
+    size_t tiles;
+    int64_t i, shift_h, shift_w, none;
+    float* memory;
+    ampi_amx_conv d;
+    if (!exec || exec->sums != AMP_SUMS_FAST || source_dtype != w_dtype || !ampi_amx(1)
+        || !ampi_amx_conv_plan(&d, c, back, source_dtype) || room < d.at_slots + d.floats) return 0;
+    d.source = source; d.w_data = w; d.bias = b; d.result = result;
+    d.dtype = source_dtype; d.bias_dtype = ampi_dtype(b_dtype); d.result_dtype = ampi_dtype(result_dtype);
+    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    for (i = 0; i < (int64_t)c->taps; i++) {
+        ampi_side_tap(&d.h, 0, i / (int64_t)kw, &shift_h, &none);
+        ampi_side_tap(&d.w, 0, i % (int64_t)kw, &shift_w, &none);
+        d.at[i] = (uint32_t)(((shift_h - d.h.low) * (int64_t)d.pitch + shift_w - d.w.low) * (int64_t)sizeof(float));
+    }
+    memory = ampi_align64(exec->workspace);
+    tiles = ampi_div_up(d.rows, 16);
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (i = 0; i < (int64_t)d.slots; i++) {
+        size_t q;
+        for (q = (size_t)i; q < tiles * (size_t)c->s.groups; q += d.slots)
+            ampi_amx_weights(&d, q / tiles, q % tiles * 16, memory + q * (d.weights / tiles),
+                             memory + d.at_slots + (size_t)i * d.floats);
+    }
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_conv_slot(&d, (size_t)i, memory, memory + d.at_slots + (size_t)i * d.floats);
+    return 1;
+}
+
+/* Weight gradients: a tile of A is x's rows of 16 channels, from any pixel on, one of B dy's of 16 outputs, pairs of
+   pixels side by side. The sum runs over the images, in each over the output's rows, a row `pitch` pixels long (with
+   zeros behind those of dy), 32 of these places at a time (8 of FP16; the last of an image filled up with
+   zeros), in the unit's order for each. All images lie in memory as such tiles, or as many as there is room for: then
+   the sums wait in memory. A task is 32 channels and 32 outputs. */
+typedef struct ampi_amx_depth {
+    const ampi_conv2d* c;
+    ampi_gemm_isa g;
+    size_t unit, pitch, plane;                    /* bytes of a place of x; places of a row; bytes of a plane of x */
+    size_t steps, turn, some;                     /* tiles of an image; tiles and images of one turn */
+    size_t channels, outputs;                     /* of a group, in sixteens */
+    size_t images, passes;
+    size_t at_dy, at_sums, at_slots, floats, slots;      /* floats */
+    const void *x, *dy; void* dw; amp_dtype dtype, dw_dtype;
+    int accumulate;
+} ampi_amx_depth;
+
+/* Floats of x and dy; tiles that the first-level cache holds twice. */
+enum { AMPI_AMX_IMAGES = 524288, AMPI_AMX_TURN = 10 };
+
+AMPI_FN int ampi_amx_depth_plan(ampi_amx_depth* d, const ampi_conv2d* c, amp_dtype t) {
+    const amp_conv2d_shape* s = &c->s;
+    size_t n = (size_t)s->n, groups = (size_t)s->groups, span_w, places, image, line, sums, tasks;
+    memset(d, 0, sizeof *d);
+    d->c = c;
+    d->g = ampi_gemm_isa_amx(t);
+    if (!ampi_amx(0) || t == AMP_F32 || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS || c->og < 32 || c->cg < 16
+        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
+        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w)) return 0;
+    d->unit = t == AMP_F16 ? 8 : 2;
+    span_w = (size_t)(s->kernel_w - 1) * (size_t)s->dilation_w;
+    d->pitch = ampi_max_size((size_t)c->out_w, (size_t)(s->width + s->pad_w));
+    places = ampi_round_up(((size_t)c->out_h - 1) * d->pitch + (size_t)c->out_w, 64 / d->unit);
+    d->steps = places * d->unit / 64;
+    d->plane = ampi_amx_gap(((places + (size_t)(s->kernel_h - 1) * (size_t)s->dilation_h * d->pitch + span_w) * d->unit
+                             + 67) / 4) * 4;
+    d->channels = ampi_div_up(c->cg, 16);
+    d->outputs = ampi_div_up(c->og, 16);
+    image = groups * (d->channels * 4 * d->plane + d->outputs * d->steps * 256);
+    if (image > AMPI_AMX_IMAGES || d->steps > 65536) return 0;
+    d->images = ampi_min_size(AMPI_AMX_IMAGES / image, n);
+    d->passes = ampi_div_up(n, d->images);
+    d->images = ampi_div_up(n, d->passes);
+    d->some = ampi_max_size(ampi_min_size(AMPI_AMX_TURN / d->steps, d->images), 1);
+    d->turn = ampi_div_up(d->steps, ampi_div_up(d->steps, AMPI_AMX_TURN));
+    line = 16 * (ampi_max_size(16 * c->taps + 16, 16 * d->steps) + AMPI_GEMM_GAP);
+    sums = (4 * c->taps + 16) * 256;
+    tasks = groups * ampi_div_up(d->channels, 2) * ampi_div_up(d->outputs, 2);
+    d->at_dy = groups * d->images * d->channels * 4 * d->plane;
+    d->at_sums = d->at_dy + groups * d->images * d->outputs * d->steps * 256;
+    d->at_slots = d->at_sums + (d->passes > 1 ? tasks * sums : 0);
+    d->floats = ampi_round_up(line, 16) + sums;
+    d->slots = ampi_min_size(ampi_conv2d_threads(c), tasks);
+    return 1;
+}
+AMPI_FN size_t ampi_amx_depth_workspace(const ampi_conv2d* c) {
+    size_t floats = 0;
+    int t;
+    for (t = AMP_F16; t <= AMP_BF16; t++) {
+        ampi_amx_depth d;
+        if (ampi_amx_depth_plan(&d, c, (amp_dtype)t)) floats = ampi_max_size(floats, d.at_slots + d.slots * d.floats);
+    }
+    return floats * sizeof(float) + 64;
+}
+
+/* Rows of n 16-bit elements; distances in bytes. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_rows(char* dst, size_t ldd, const char* src, size_t lds, size_t rows, size_t n) {
+    size_t i;
+    for (; rows > 0; rows--, dst += ldd, src += lds)
+        for (i = 0; i < n; i += 32) {
+            const __mmask32 mask = n - i >= 32 ? 0xffffffffu : (1u << (n - i)) - 1u;
+            _mm512_mask_storeu_epi16(dst + 2 * i, mask, _mm512_maskz_loadu_epi16(mask, src + 2 * i));
+        }
+}
+/* x of an image, 16 channels from c. */
+AMPI_FN void ampi_amx_depth_x(const ampi_amx_depth* d, size_t group, size_t n, size_t c, char* to) {
+    const amp_conv2d_shape* s = &d->c->s;
+    const size_t width = (size_t)s->width, height = (size_t)s->height, channels = ampi_min_size(d->c->cg - c, 16);
+    const char* src = (const char*)d->x + ((n * (size_t)s->groups + group) * d->c->cg + c) * d->c->in_pixels * 2;
+    size_t i, r;
+    memset(to, 0, 16 * d->plane);
+    to += ((size_t)s->pad_h * d->pitch + (size_t)s->pad_w) * d->unit;
+    for (i = 0; i < channels; i++, to += d->plane, src += height * width * 2) {
+        if (d->unit == 2) ampi_amx_rows(to, d->pitch * 2, src, width * 2, height, width);
+        else for (r = 0; r < height; r++)
+            ampi_words_along((float*)(void*)(to + r * d->pitch * d->unit), src + r * width * 2, d->dtype, width,
+                             2 * width);
+    }
+}
+/* dy of an image, 16 outputs from o. */
+AMPI_FN void ampi_amx_depth_dy(const ampi_amx_depth* d, size_t group, size_t n, size_t o, float* to, float* line) {
+    const size_t width = (size_t)d->c->out_w, pairs = d->steps * 32 / d->unit, ld = pairs + AMPI_GEMM_GAP;
+    const size_t outputs = ampi_min_size(d->c->og - o, 16), size = d->c->out_pixels * 2;
+    const char* src = (const char*)d->dy + ((n * (size_t)d->c->s.groups + group) * d->c->og + o) * size;
+    float* turned = d->unit == 2 ? to : line + 16 * ld;
+    size_t i;
+    memset(line, 0, 16 * ld * sizeof *line);
+    for (i = 0; i < outputs; i++)
+        ampi_amx_rows((char*)(line + i * ld), d->pitch * 2, src + i * size, width * 2, (size_t)d->c->out_h, width);
+    d->g.transpose(turned, 16, line, ld, pairs, 0);
+    if (d->unit != 2) ampi_words_of_pairs(to, 16, turned, pairs);
+}
+/* A slot's share of the images from `first` on, as tiles. */
+AMPI_FN void ampi_amx_depth_fill(const ampi_amx_depth* d, size_t slot, size_t first, size_t images, float* memory) {
+    const size_t groups = (size_t)d->c->s.groups;
+    float* line = memory + d->at_slots + slot * d->floats;
+    size_t q;
+    for (q = slot; q < images * groups * d->channels; q += d->slots)
+        ampi_amx_depth_x(d, q / d->channels % groups, first + q / d->channels / groups, q % d->channels * 16,
+                         (char*)memory + q * 16 * d->plane);
+    for (q = slot; q < images * groups * d->outputs; q += d->slots)
+        ampi_amx_depth_dy(d, q / d->outputs % groups, first + q / d->outputs / groups, q % d->outputs * 16,
+                          memory + d->at_dy + q * d->steps * 256, line);
+}
+
+/* Sums t[channels, 2][outputs, 2][tap][16][16] of the 32 channels from 16*c, the 32 outputs from 16*o. */
+AMPI_FN void ampi_amx_depth_multiply(const ampi_amx_depth* d, size_t group, size_t c, size_t o, size_t images, int old,
+                                     const float* memory, float* t) {
+    const size_t taps = d->c->taps, groups = (size_t)d->c->s.groups, kw = (size_t)d->c->s.kernel_w;
+    const size_t image = groups * d->channels * 16 * d->plane, dy_image = groups * d->outputs * d->steps * 1024;
+    const char* x = (const char*)memory + (group * d->channels + c) * 16 * d->plane;
+    const char* dy = (const char*)(memory + d->at_dy) + (group * d->outputs + o) * d->steps * 1024;
+    uint32_t at[AMPI_AMX_TURN];
+    size_t i, j, tap;
+    ampi_amx_sum u;
+    for (j = 0; j < d->turn; j++) at[j] = (uint32_t)(j * 1024);
+    u.rs = d->plane; u.a_next = 16 * u.rs; u.step = 64;
+    u.bs = 64; u.b_next = d->steps * 1024; u.b_block = dy_image;
+    u.passing = 0;
+    u.at = at; u.ldo = u.ldt = 16; u.old_right = u.right = taps * 256; u.old_down = u.down = 2 * taps * 256;
+    for (i = 0; i < images; i += d->some)
+        for (j = 0; j < d->steps; j += d->turn)
+            for (tap = 0; tap < taps; tap++) {
+                size_t y = tap / kw * (size_t)d->c->s.dilation_h, from = tap % kw * (size_t)d->c->s.dilation_w;
+                u.taps = ampi_min_size(d->turn, d->steps - j);
+                u.blocks = ampi_min_size(d->some, images - i);
+                u.a_skip = image - u.taps * 64;
+                u.a = x + i * image + (y * d->pitch + from) * d->unit + j * 64;
+                u.b = dy + i * dy_image + j * 1024;
+                u.t = t + tap * 256;
+                u.old = old || i > 0 || j > 0 ? u.t : NULL;
+                ampi_amx_run(&u, c + 1 < d->channels, o + 1 < d->outputs);
+            }
+}
+/* The sums of 16 channels from c, 16 outputs from o, t[tap][channel][output], into dw. */
+AMPI_FN void ampi_amx_depth_store(const ampi_amx_depth* d, size_t group, size_t c, size_t o, const float* t, float* line) {
+    const size_t taps = d->c->taps, ld = 16 * taps + 16 + AMPI_GEMM_GAP, channels = ampi_min_size(d->c->cg - c, 16);
+    ampi_finish f;
+    size_t i, tap;
+    for (i = 0; i < channels; i++)                /* what is behind the last tap is overwritten by the next channel */
+        for (tap = 0; tap < taps; tap += 16)
+            d->g.transpose(line + i * taps + tap, ld, t + tap * 256 + i * 16, 256, 16, 0);
+    memset(&f, 0, sizeof f);
+    f.c_dtype = f.add_dtype = d->dw_dtype; f.ldc = f.ld_add = d->c->cg * taps;
+    f.c = (char*)d->dw + ((group * d->c->og + o) * d->c->cg + c) * taps * amp_dtype_size(d->dw_dtype);
+    f.alpha = f.beta = 1.0f;
+    f.add = d->accumulate ? f.c : NULL;
+    d->g.finish(&f, ampi_min_size(d->c->og - o, 16), channels * taps, line, ld);
+}
+/* A slot's share of the tasks. */
+AMPI_FN void ampi_amx_depth_slot(const ampi_amx_depth* d, size_t slot, size_t pass, size_t images, float* memory) {
+    const size_t taps = d->c->taps, wide = ampi_div_up(d->outputs, 2), high = ampi_div_up(d->channels, 2);
+    const size_t tasks = (size_t)d->c->s.groups * wide * high;
+    float *line = memory + d->at_slots + slot * d->floats, *own = line + d->floats - (4 * taps + 16) * 256;
+    size_t task, q;
+    ampi_amx_open();
+    for (task = slot * tasks / d->slots; task < (slot + 1) * tasks / d->slots; task++) {
+        size_t group = task / wide / high, o = task / high % wide * 2, c = task % high * 2;
+        float* t = d->passes > 1 ? memory + d->at_sums + task * 4 * taps * 256 : own;
+        ampi_amx_depth_multiply(d, group, c, o, images, pass > 0, memory, t);
+        for (q = 0; pass + 1 == d->passes && q < 4; q++)
+            if (c + q / 2 < d->channels && o + q % 2 < d->outputs)
+                ampi_amx_depth_store(d, group, (c + q / 2) * 16, (o + q % 2) * 16, t + q * taps * 256, line);
+    }
+    ampi_amx_close();
+}
+
+/* dw, on the same conditions. */
+AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                               void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    size_t pass;
+    ampi_amx_depth d;
+    if (!exec || exec->sums != AMP_SUMS_FAST || x_dtype != dy_dtype || !ampi_amx(1) || !ampi_amx_depth_plan(&d, c, x_dtype)
+        || room < d.at_slots + d.floats) return 0;
+    d.x = x; d.dy = dy; d.dw = dw;
+    d.dtype = x_dtype; d.dw_dtype = ampi_dtype(dw_dtype); d.accumulate = accumulate;
+    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    for (pass = 0; pass < d.passes; pass++) {
+        size_t first = pass * d.images, images = ampi_min_size((size_t)c->s.n - first, d.images);
+        float* memory = ampi_align64(exec->workspace);
+        int64_t i;
+        AMPI_PARALLEL_FOR(d.slots > 1)
+        for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_depth_fill(&d, (size_t)i, first, images, memory);
+        AMPI_PARALLEL_FOR(d.slots > 1)
+        for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_depth_slot(&d, (size_t)i, pass, images, memory);
+    }
+    return 1;
+}
+#else
+AMPI_FN size_t ampi_amx_conv_workspace(const ampi_conv2d* c, int back) { (void)c; (void)back; return 0; }
+AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype, const void* w,
+                              amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result, amp_dtype result_dtype,
+                              const amp_exec* exec) {
+    (void)c; (void)back; (void)source; (void)source_dtype; (void)w; (void)w_dtype; (void)b; (void)b_dtype; (void)result;
+    (void)result_dtype; (void)exec;
+    return 0;
+}
+AMPI_FN size_t ampi_amx_depth_workspace(const ampi_conv2d* c) { (void)c; return 0; }
+AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                               void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+    (void)c; (void)dy; (void)dy_dtype; (void)x; (void)x_dtype; (void)dw; (void)dw_dtype; (void)accumulate; (void)exec;
+    return 0;
+}
+#endif
+
 enum { AMPI_CONV_WIDE = 64 };                     /* pixels of an image that make a product of their own */
 
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
@@ -5998,10 +6636,12 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
     dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
     y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
+    y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
     if (c.taps == 1) {                            /* image by image */
         y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
         dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
     }
+    dw = ampi_max_size(dw, ampi_amx_depth_workspace(&c));
     dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
     dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
     return ampi_max_size(y, ampi_max_size(dw, dx));
@@ -6155,13 +6795,6 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_row_sums_low(float* sum, const void* x, amp
 }
 #endif
 
-/* Is a product with m rows faster on the matrix unit than in a direct form? Unfolding costs as much for few rows
-   as for many, and with a stride too much. */
-AMPI_FN int ampi_conv2d_is_fast(const ampi_conv2d* c, size_t m, amp_dtype a, amp_dtype b, const amp_exec* exec) {
-    return exec && exec->sums == AMP_SUMS_FAST && a == b && c->s.stride_h == 1 && c->s.stride_w == 1
-           && m >= (a == AMP_F16 ? 128u : 48u) && a != AMP_F32 && ampi_amx(1);
-}
-
 /* A product of a convolution. Planes of one weight are a matrix too, the other way. */
 AMPI_FN ampi_product ampi_conv2d_product(const ampi_product* s) {
     const ampi_image* a = s->a.image;
@@ -6276,8 +6909,9 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     size_t g;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
-    if (r == AMP_OK && !ampi_conv2d_is_fast(&c, c.og, w_dtype, x_dtype, exec)
-        && (ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+    if (r == AMP_OK
+        && (ampi_amx_conv_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+            || ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
             || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
         return AMP_OK;
     for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
@@ -6298,15 +6932,15 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
-    if (dx && !ampi_conv2d_is_fast(&c, c.cg, w_dtype, dy_dtype, exec)
-        && (ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+    if (dx && (ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
         ampi_conv2d_run(&s, exec);
     }
-    if (dw && !ampi_conv2d_is_fast(&c, c.og, dy_dtype, x_dtype, exec)
-        && (ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
+    if (dw && (ampi_amx_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
+            || ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
             || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
     for (g = 0; dw && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
