@@ -25,6 +25,11 @@ demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; D
 test: $(TESTS:%=$(B)/test_%) ## run all tests (pure C, under two minutes)
 	@sh tests/run.sh "all tests" $^
 
+# Which kernels amp.h takes; make bench holds the peers to the same.
+ifdef ISA
+export AMP_ISA = $(ISA)
+endif
+
 EMU_ARCH ?= 800
 EMU_FLAGS = -std=c++14 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
             -Wall -Wextra -Wshadow -Wno-psabi -Itests/emu
@@ -35,7 +40,7 @@ test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, und
 test-bits: ## the same bits: every compiler, emulator and instruction set found here against one known hash (minutes)
 	@CC="$(CC)" sh tests/test_bits.sh
 
-bench: $(B)/bench ## speed beside PyTorch, OpenBLAS and NumPy, where PYTHON has them, and the processor's limits (minutes)
+bench: $(B)/bench ## speed beside PyTorch, OpenBLAS and NumPy, where PYTHON has them, and the limits (minutes); ISA=avx2
 	@if $(PYTHON) -c ""; then $(PYTHON) tests/bench/bench.py $< "$(CC) $(BENCH_CFLAGS)"; else $<; fi
 
 bench-quick: $(B)/bench ## the same for fewer sizes

@@ -2370,8 +2370,8 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_half_to_f32_avx2(float* dst, const 
     _mm256_storeu_ps(dst + 8, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)(src + 8))));
 }
 /* Eight floats to bfloat16, each in the low half of its lane. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_round_avx2(const float* src) {
-    __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)src);
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_round_avx2(__m256 v) {
+    __m256i u = _mm256_castps_si256(v);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
     __m256i mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
@@ -2381,7 +2381,8 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_round_avx2(const float* src) {
 }
 /* packus works within the 128-bit halves of a register, so the quarters are put in order after it. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, const float* src) {
-    __m256i both = _mm256_packus_epi32(ampi_bf16_round_avx2(src), ampi_bf16_round_avx2(src + 8));
+    __m256i low = ampi_bf16_round_avx2(_mm256_loadu_ps(src)), high = ampi_bf16_round_avx2(_mm256_loadu_ps(src + 8));
+    __m256i both = _mm256_packus_epi32(low, high);
     _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(both, 0xd8));
 }
 /* Eight bfloat16 to float. */
@@ -2907,12 +2908,6 @@ typedef struct ampi_gemm_isa {
     }
 /* c += *p * b where there is no such instruction */
 #define AMPI_FMA_AT_SPREAD(V, c, b, p) c = AMPI_##V##_FMA(AMPI_##V##_SPREAD(*(p)), b, c)
-/* clang would make one chain of additions of all pointers. */
-#ifdef __clang__
-  #define AMPI_MICRO_ON(p, step) p += step; AMPI_OPAQUE(p);
-#else
-  #define AMPI_MICRO_ON(p, step) p += step;
-#endif
 #define AMPI_MICRO_CLEAN(i, p, o, V) \
     c##i##0 = AMPI_##V##_CLEAN(c##i##0);                                                            \
     if (two) c##i##1 = AMPI_##V##_CLEAN(c##i##1);
@@ -2922,27 +2917,58 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO_WRITE_TAIL(i, p, o, V) \
     if (two) AMPI_##V##_STORE(t + i * ldt, c##i##0);                                                \
     AMPI_##V##_STORE_TAIL(t + i * ldt + (two ? AMPI_##V##_LANES : 0), two ? c##i##1 : c##i##0, rest);
+/* One k, so far from the pointers. */
+#define AMPI_MICRO_STEP_AT(i, p, o, V) AMPI_MICRO_STEP(i, (p) + at, o, V)
+#define AMPI_MICRO_K(V, ROWS, ks_, bs_) \
+    {                                                                                               \
+        const size_t at = (ks_);                                                                    \
+        b0 = AMPI_##V##_LOAD(b + (bs_));                                                            \
+        if (two) b1 = AMPI_##V##_LOAD(b + (bs_) + AMPI_##V##_LANES);                                \
+        ROWS(AMPI_MICRO_STEP_AT, V)                                                                 \
+    }
+#define AMPI_MICRO_ON(ks_, bs_) \
+    p0 += (ks_); p3 += (ks_); p6 += (ks_); p9 += (ks_); p12 += (ks_);                               \
+    b += (bs_);                                                                                     \
+    AMPI_MICRO_APART
+/* clang would make one chain of all these additions. */
+#ifdef __clang__
+  #define AMPI_MICRO_APART \
+    AMPI_OPAQUE(p0); AMPI_OPAQUE(p3); AMPI_OPAQUE(p6); AMPI_OPAQUE(p9); AMPI_OPAQUE(p12); AMPI_OPAQUE(b);
+#else
+  #define AMPI_MICRO_APART
+#endif
+/* Four k a turn, of constant strides: fewer instructions, and so few turns that the processor foresees the last one
+   and runs from the end of one panel into the start of the next. */
+#define AMPI_MICRO_FOURS(V, ROWS, ks_, bs_) \
+    for (; k >= 4; k -= 4) {                                                                        \
+        AMPI_MICRO_K(V, ROWS, 0, 0) AMPI_MICRO_K(V, ROWS, ks_, bs_)                                 \
+        AMPI_MICRO_K(V, ROWS, 2 * (ks_), 2 * (bs_)) AMPI_MICRO_K(V, ROWS, 3 * (ks_), 3 * (bs_))     \
+        AMPI_MICRO_ON(4 * (ks_), 4 * (bs_))                                                         \
+    }
 
 /* One micro-kernel: V is the vector kind, `two_` a constant, ROWS one of the lists above. */
 #define AMPI_MICRO(name, V, ROWS, two_)                                                             \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
         const int two = two_;                                                                       \
         const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(float);          \
-        const size_t rest = u->columns - (two ? AMPI_##V##_LANES : 0);                              \
+        const size_t width = two ? 2 * AMPI_##V##_LANES : AMPI_##V##_LANES;                         \
+        const size_t rest = u->columns + AMPI_##V##_LANES - width;                                  \
         const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
         const float *p12 = p9 + 3 * rs, *b = u->b;                                                  \
         size_t k;                                                                                   \
         AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO;                                                   \
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
         if (!u->first) { const float* old = u->old; const size_t ldo = u->ldo; ROWS(AMPI_MICRO_READ, V) } \
-        for (k = u->k; k > 0; k--) {                                                                \
+        k = u->k;                                                                                   \
+        if (AMPI_##V##_FOURS && bs == width) {                                                      \
+            if (ks == 1) AMPI_MICRO_FOURS(V, ROWS, 1, width)                                        \
+            if (ks == AMPI_##V##_LANES) AMPI_MICRO_FOURS(V, ROWS, AMPI_##V##_LANES, width)          \
+        }                                                                                           \
+        for (; k > 0; k--) {                                                                        \
             AMPI_FETCH(b, ahead);                                                                   \
             if (two && AMPI_##V##_LANES == 16) AMPI_FETCH(b, ahead + 64);                           \
-            b0 = AMPI_##V##_LOAD(b);                                                                \
-            if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                    \
-            ROWS(AMPI_MICRO_STEP, V)                                                                \
-            AMPI_MICRO_ON(p0, ks) AMPI_MICRO_ON(p3, ks) AMPI_MICRO_ON(p6, ks)                       \
-            AMPI_MICRO_ON(p9, ks) AMPI_MICRO_ON(p12, ks) AMPI_MICRO_ON(b, bs)                       \
+            AMPI_MICRO_K(V, ROWS, 0, 0)                                                             \
+            AMPI_MICRO_ON(ks, bs)                                                                   \
         }                                                                                           \
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
         float* t = u->t;                                                                            \
@@ -2978,6 +3004,27 @@ typedef struct ampi_gemm_isa {
         else AMPI_LOAD_ROWS(V, LOAD, float)                                                         \
     }
 
+/* C from the sums t, which are read in full vectors. READ, WRITE: vectors of any type, or their first `rest`
+   elements; FIRST: the first element in all lanes. */
+#define AMPI_FINISH(name, V)                                                                        \
+    AMPI_##V##_TARGET AMPI_FN void name(const ampi_finish* f, size_t rows, size_t columns,          \
+                                        const float* t, size_t ldt) {                               \
+        const AMPI_##V##_T alpha = AMPI_##V##_SPREAD(f->alpha), beta = AMPI_##V##_SPREAD(f->beta);  \
+        size_t i, j;                                                                                \
+        for (i = 0; i < rows; i++)                                                                  \
+            for (j = 0; j < columns; j += AMPI_##V##_LANES) {                                       \
+                const size_t rest = columns - j;                                                    \
+                AMPI_##V##_T v = AMPI_##V##_MUL(alpha, AMPI_##V##_LOAD(t + i * ldt + j)), x;        \
+                if (f->add) {                                                                       \
+                    x = AMPI_##V##_READ(f->add, f->add_dtype, i * f->ld_add + (f->spread ? 0 : j),  \
+                                        f->spread ? 1 : rest);                                      \
+                    if (f->spread) x = AMPI_##V##_FIRST(x);                                         \
+                    v = AMPI_##V##_FMA(beta, x, v);                                                 \
+                }                                                                                   \
+                AMPI_##V##_WRITE(f->c, f->c_dtype, i * f->ldc + j, rest, v);                        \
+            }                                                                                       \
+    }
+
 /* Loads and stores of fewer than `lanes` elements where there are no masks: through a buffer. */
 #define AMPI_TAIL_BUFFERED(V, KIND, type, attribute)                                                \
     AMPI_INLINE attribute AMPI_##V##_T AMPI_##V##_##KIND##_TAIL(const type* p, size_t rest) {       \
@@ -2998,10 +3045,12 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_TARGET AMPI_TARGET_AVX512
 #define AMPI_V16_T __m512
 #define AMPI_V16_LANES 16
+#define AMPI_V16_FOURS 0
 #define AMPI_V16_ZERO _mm512_setzero_ps()
 #define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
 #define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
 #define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
+#define AMPI_V16_MUL(a, b) _mm512_mul_ps(a, b)
 #define AMPI_V16_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 /* An intrinsic for it does not exist, and compilers would share the load. For both dialects of assembly. */
 #define AMPI_V16_FMA_AT(c, b, p) \
@@ -3049,6 +3098,9 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_read16_avx512(const void* src, amp_d
     const __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t*)src + i);
     return _mm512_castps_si512(t == AMP_F16 ? _mm512_maskz_cvtph_ps(AMPI_V16_ALL, h) : AMPI_V16_WIDEN(h));
 }
+#define AMPI_V16_READ(src, t, i, rest) _mm512_castsi512_ps(ampi_read16_avx512(src, t, i, rest))
+#define AMPI_V16_WRITE ampi_write16_avx512
+#define AMPI_V16_FIRST(v) _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), v)
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
     const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
     const __m512i u = _mm512_castps_si512(AMPI_V16_CLEAN(v));
@@ -3060,23 +3112,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, 
                      : _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, _mm512_maskz_srli_epi32(AMPI_V16_ALL, up, 16)));
 }
 
-AMPI_TARGET_AVX512 AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t columns,
-                                                   const float* t, size_t ldt) {
-    const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
-    size_t i, j;
-    for (i = 0; i < rows; i++)
-        for (j = 0; j < columns; j += 16) {
-            const size_t rest = columns - j;
-            __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + i * ldt + j)), x;
-            if (f->add) {
-                x = _mm512_castsi512_ps(ampi_read16_avx512(f->add, f->add_dtype, i * f->ld_add + (f->spread ? 0 : j),
-                                                           f->spread ? 1 : rest));
-                if (f->spread) x = _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), x);
-                v = _mm512_fmadd_ps(beta, x, v);
-            }
-            ampi_write16_avx512(f->c, f->c_dtype, i * f->ldc + j, rest, v);
-        }
-}
+AMPI_FINISH(ampi_finish_avx512, V16)
 
 /* Rows l, 4+l, 8+l, 12+l, four k each, in the four quarters of a vector. */
 #define AMPI_V16_QUARTER(v, s, q) \
@@ -3109,10 +3145,12 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_TARGET AMPI_TARGET_AVX2
 #define AMPI_V8_T __m256
 #define AMPI_V8_LANES 8
+#define AMPI_V8_FOURS 1
 #define AMPI_V8_ZERO _mm256_setzero_ps()
 #define AMPI_V8_LOAD(p) _mm256_loadu_ps(p)
 #define AMPI_V8_STORE(p, v) _mm256_storeu_ps(p, v)
 #define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
+#define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
 #define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define AMPI_V8_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V8, c, b, p)
 #define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
@@ -3122,10 +3160,12 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_HALVES(p) _mm_loadu_si128((const __m128i*)(const void*)(p))
 #define AMPI_V8_F16(p) _mm256_cvtph_ps(AMPI_V8_HALVES(p))
 #define AMPI_V8_BF16(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(AMPI_V8_HALVES(p)), 16))
-AMPI_TAIL_BUFFERED(V8, LOAD, float, AMPI_TARGET_AVX2)
+#define AMPI_V8_MASK(rest) \
+    _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(rest)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+#define AMPI_V8_LOAD_TAIL(p, rest) _mm256_maskload_ps(p, AMPI_V8_MASK(rest))
+#define AMPI_V8_STORE_TAIL(p, v, rest) _mm256_maskstore_ps(p, AMPI_V8_MASK(rest), v)
 AMPI_TAIL_BUFFERED(V8, F16, uint16_t, AMPI_TARGET_AVX2)
 AMPI_TAIL_BUFFERED(V8, BF16, uint16_t, AMPI_TARGET_AVX2)
-AMPI_STORE_TAIL_BUFFERED(V8, AMPI_TARGET_AVX2)
 
 AMPI_MICRO_PAIR(V8, 1) AMPI_MICRO_PAIR(V8, 2) AMPI_MICRO_PAIR(V8, 3)
 AMPI_MICRO_PAIR(V8, 4) AMPI_MICRO_PAIR(V8, 5) AMPI_MICRO_PAIR(V8, 6)
@@ -3138,6 +3178,34 @@ AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
     }
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx2, V8)
+
+/* Eight elements, or the first `rest` and zeros; and back, rounded as conversions are. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_read8_avx2(const void* src, amp_dtype t, size_t i, size_t rest) {
+    const uint16_t* h = (const uint16_t*)src + i;
+    const float* f = (const float*)src + i;
+    if (t == AMP_F32) return rest >= 8 ? AMPI_V8_LOAD(f) : AMPI_V8_LOAD_TAIL(f, rest);
+    if (t == AMP_F16) return rest >= 8 ? AMPI_V8_F16(h) : AMPI_V8_F16_TAIL(h, rest);
+    return rest >= 8 ? AMPI_V8_BF16(h) : AMPI_V8_BF16_TAIL(h, rest);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_write8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
+    const __m256 clean = AMPI_V8_CLEAN(v);
+    __m128i h;
+    if (t == AMP_F32) {
+        if (rest >= 8) AMPI_V8_STORE((float*)dst + i, clean); else AMPI_V8_STORE_TAIL((float*)dst + i, clean, rest);
+        return;
+    }
+    if (t == AMP_F16) h = _mm256_cvtps_ph(clean, _MM_FROUND_TO_NEAREST_INT);
+    else {
+        const __m256i u = ampi_bf16_round_avx2(clean);
+        h = _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
+    }
+    if (rest >= 8) _mm_storeu_si128((__m128i*)(void*)((uint16_t*)dst + i), h);
+    else memcpy((uint16_t*)dst + i, &h, rest * sizeof(uint16_t));
+}
+#define AMPI_V8_READ ampi_read8_avx2
+#define AMPI_V8_WRITE ampi_write8_avx2
+#define AMPI_V8_FIRST(v) _mm256_broadcastss_ps(_mm256_castps256_ps128(v))
+AMPI_FINISH(ampi_finish_avx2, V8)
 
 /* Rows l and 4+l, four k each, in the halves of a vector; then as for AVX-512. */
 #define AMPI_V8_TWO(s) \
@@ -3167,6 +3235,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
 #define AMPI_V4_TARGET
 #define AMPI_V4_T float32x4_t
 #define AMPI_V4_LANES 4
+#define AMPI_V4_FOURS 0
 #define AMPI_V4_ZERO vdupq_n_f32(0.0f)
 #define AMPI_V4_LOAD(p) vld1q_f32(p)
 #define AMPI_V4_STORE(p, v) vst1q_f32(p, v)
@@ -3353,6 +3422,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
 #define AMPI_B16_TARGET AMPI_TARGET_PAIRS
 #define AMPI_B16_T __m512
 #define AMPI_B16_LANES AMPI_V16_LANES
+#define AMPI_B16_FOURS 0
 #define AMPI_B16_ZERO AMPI_V16_ZERO
 #define AMPI_B16_LOAD(p) AMPI_V16_LOAD(p)
 #define AMPI_B16_STORE(p, v) AMPI_V16_STORE(p, v)
@@ -3506,6 +3576,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
     } else if (ampi_simd() == AMP_ISA_AVX2) {
         g.mr = 6; g.lanes = 8; g.a_width = 8;
         g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
+        g.finish = ampi_finish_avx2;
     }
 #endif
 #if AMPI_NEON
@@ -3962,12 +4033,12 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
 AMPI_INLINE void ampi_swap_pairs_body(int hw, float* row, size_t n) {
     size_t i, l;
     (void)hw;
-    for (i = 0; i < n; i += 16) {
-        uint64_t pair[8];
-        memcpy(pair, row + i, sizeof pair);
-        for (l = 0; l < 8; l++) pair[l] = pair[l] << 32 | pair[l] >> 32;
-        memcpy(row + i, pair, sizeof pair);
-    }
+    for (i = 0; i < n; i += 16, row += 16)
+        for (l = 0; l < 16; l += 2) {
+            float first = row[l];
+            row[l] = row[l + 1];
+            row[l + 1] = first;
+        }
 }
 AMPI_KERNEL(ampi_swap_pairs, (float* row, size_t n), row, n)
 
@@ -4178,7 +4249,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
         ampi_operand_block(g, &s->a, row, rows, b->k0, b->kc, a, u->rs);
         for (i = 0; s->swap && i < rows; i++) ampi_swap_pairs(a + i * u->rs, ampi_round_up(b->kc, 16));
     } else if (pack) {
-        ampi_pack_runs(g, &s->a, s->swap, b->k0, b->kc, row, rows, a, g->a_width);
+        ampi_pack_runs(g, &s->a, s->swap, b->k0, b->kc, row, s->a.image ? rows : g->a_width, a, g->a_width);
     }
 }
 
@@ -4286,13 +4357,10 @@ AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi
 AMPI_INLINE void ampi_finish16(int hw, float* dst, const float* t, const float* add, float alpha,
                                float beta) {
     float v[16];
-    uint32_t u[16];
     int l;
     if (add) for (l = 0; l < 16; l++) v[l] = ampi_fma(hw, beta, add[l], alpha * t[l]);
     else for (l = 0; l < 16; l++) v[l] = alpha * t[l];
-    memcpy(u, v, sizeof u);
-    for (l = 0; l < 16; l++) u[l] = (u[l] & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u[l];
-    memcpy(dst, u, sizeof u);
+    for (l = 0; l < 16; l++) dst[l] = ampi_clean_nan(v[l]);
 }
 AMPI_INLINE void ampi_gemm_finish_body(int hw, float* dst, const float* t, const float* add, size_t step,
                                        size_t n, float alpha, float beta) {

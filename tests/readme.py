@@ -28,7 +28,7 @@ def table(path): return "\n" + read(path) if os.path.exists(path) else None
 
 def speed():
     """The short list of the newest results, a row for each case: against the fastest peer, on each number of threads."""
-    results = sorted(glob.glob("tests/bench/results/*.md"))
+    results = sorted(glob.glob("tests/bench/results/????-??-??.md"))
     if not results: return None
     head, rest = read(results[-1]).split("| what |", 1)
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in rest.split("\n\n")[0].strip().split("\n")[2:]]

@@ -4,12 +4,18 @@ PROGRAM is bench.c, compiled. Each of its cases is timed in turn with the same c
 round, so that what disturbs the machine disturbs all of them: ours, the limit, PyTorch, OpenBLAS, NumPy, ours, ...
 A figure is the median of the rounds. A peer that is not installed is skipped with a line. On one thread everything
 runs on the same core (BENCH_CPU chooses it, default the last).
-Writes tests/bench/results/DATE.md and two pictures beside it; quick writes build/bench-quick.md only."""
+Writes tests/bench/results/DATE.md and two pictures beside it; quick writes build/bench-quick.md only.
+With AMP_ISA=avx2 (`make bench ISA=avx2`) the peers are held to AVX2 too, and the short list goes to DATE-avx2.md."""
 import ctypes, datetime, gc, glob, os, platform, re, statistics, subprocess, sys, time
 import charts
 
 # Idle threads of one library must not spin while another one runs. Read by the libraries when they start.
 os.environ.update(GOMP_SPINCOUNT="10000", KMP_BLOCKTIME="1", OPENBLAS_THREAD_TIMEOUT="16", OMP_DYNAMIC="false")
+# What holds the peers to the instruction set that ours is held to.
+HELD = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+                 "OPENBLAS_CORETYPE": "Haswell", "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"}}
+held = HELD.get(os.environ.get("AMP_ISA"), {})
+os.environ.update(held)
 SAMPLE, REST, ENOUGH = 0.01, 0.002, 0.5     # seconds: a sample, a pause before it, of one case and library
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -328,8 +334,8 @@ def pin(threads, cpus):
     if not hasattr(os, "sched_setaffinity"): return
     os.sched_setaffinity(0, {int(os.environ.get("BENCH_CPU", max(cpus)))} if threads == 1 else cpus)
 
-def run(program, found, quick):
-    """All rows, in the order of the cases, and the instruction set."""
+def run(program, found, short, rounds):
+    """All rows, or those of the short list, in the order of the cases, and the instruction set."""
     rows = []
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     for threads in sorted({1, min(4, len(cpus))}, reverse=True):    # threads start before the pinning
@@ -339,8 +345,9 @@ def run(program, found, quick):
         else:
             for peer in found: peer.threads(threads)
             for line, (*case, starred) in enumerate(listed(program)):
-                if quick and starred == "0": continue
-                rows += [(line, threads, row) for row in measure(ours, found, line, case, threads, 5 if quick else 7)]
+                # Held to AVX2, PyTorch takes minutes for a step of GPT-2 in FP16.
+                if (short and starred == "0") or (held and case[0] == "train gpt2"): continue
+                rows += [(line, threads, row) for row in measure(ours, found, line, case, threads, rounds)]
                 print(text(rows[-1][2]), flush=True)
                 gc.collect()
         ours.close()
@@ -393,7 +400,8 @@ def header(isa, compiler, found, others):
     beside = "nothing to speak of" if others < 0.2 else "other programs, which kept %.1f cores busy on average: read the ratios, not the figures" % others
     return ["# Speed, %s" % datetime.date.today(), "",
             "- machine: %s; amp.h took its %s path" % (machine(), isa), "- compiler: %s, `%s`" % (version, compiler),
-            "- peers: %s; called from Python, which costs a few microseconds a call" % (", ".join(p.name for p in found) or "none here"),
+            "- peers: %s; called from Python, which costs a few microseconds a call" % (", ".join(p.name for p in found) or "none here")
+            + (", and held to %s by %s" % (isa, ", ".join("%s=%s" % h for h in held.items())) if held else ""),
             "- beside it ran: " + beside,
             "- each figure is a median over rounds in which ours, the limit and each peer were timed in turn; ratio: how many",
             "  times as fast ours is (below 1: the peer is faster); limit: see bench.c", ""]
@@ -407,7 +415,7 @@ def main():
     program, compiler, quick = sys.argv[1], sys.argv[2], "quick" in sys.argv[3:]
     found, before = peers(), (time.time(),) + busy()
     gc.disable()
-    rows, isa = run(program, found, quick)
+    rows, isa = run(program, found, quick or held, 5 if quick else 7)
     seconds, (all_busy, own) = time.time() - before[0], busy()
     others = max(0.0, (all_busy - before[1]) - (own - before[2])) / seconds
     starred = {(w, s) for w, s, _, star in listed(program) if star == "1"}
@@ -415,6 +423,7 @@ def main():
     lines = header(isa, compiler, found, others) + table(short_list)
     if quick: return write("build/bench-quick.md", lines)
     path = os.path.join(HERE, "results", str(datetime.date.today()))
+    if held: return write(path + "-%s.md" % isa, lines)
     write(path + ".md", lines + ["", "## Other sizes", ""] + table(rest))
     write(path + ".svg", charts.bars(short_list))
     write(path + "-scaling.svg", charts.scaling([r for r in rows if r[0] == "train mlp"]))
