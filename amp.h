@@ -2547,7 +2547,7 @@ typedef struct ampi_convert_job {
 
 #define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
 #define AMPI_CONVERT_CHUNK 65536   /* elements in a block that does not: one thread's unit of work */
-#define AMPI_CONVERT_PIECE 8192    /* the same where there are few */
+#define AMPI_CONVERT_PIECE 16384   /* the same where there are few */
 
 /* n elements to nearest even, by way of float where there is no direct kernel: that is exact for 16 bits. */
 AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
