@@ -2547,7 +2547,7 @@ typedef struct ampi_convert_job {
 
 #define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
 #define AMPI_CONVERT_CHUNK 65536   /* elements in a block that does not: one thread's unit of work */
-#define AMPI_CONVERT_PIECE 8192    /* the same where there are few */
+#define AMPI_CONVERT_PIECE 16384   /* the same where there are few */
 
 /* n elements to nearest even, by way of float where there is no direct kernel: that is exact for 16 bits. */
 AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
@@ -8529,7 +8529,9 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 
 /* Lanes carry pixels of one channel, or, where a channel has one pixel, 16 channels side by side: either
    way a group of lanes has its statistics in arrays of 16. A step fills a tile: 64 rows of 16 channels, or
-   as many planes of the channel as fit, or a part of one plane. */
+   as many planes of the channel as fit, or a part of one plane. A plane of whole groups of lanes may be a step of its
+   own: its pixels are on the same lanes then, and sums run over it where it lies. */
+enum { AMPI_BN_ALONE = 8 * AMPI_LANES };      /* pixels that make that worth while */
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;
     size_t groups, per_group;        /* groups of channels, channels in one */
@@ -8557,6 +8559,7 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     p->per_group = p->spatial == 1 ? (size_t)AMPI_LANES : 1;
     p->groups = (p->channels + p->per_group - 1) / p->per_group;
     p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
+    if (p->spatial >= AMPI_BN_ALONE && p->spatial % AMPI_LANES == 0) p->planes = 1;
     if (p->spatial == 1) p->planes = AMPI_TILE / AMPI_LANES;
     p->parts = (p->spatial + AMPI_TILE - 1) / AMPI_TILE;
     p->steps = (p->n + p->planes - 1) / p->planes * p->parts;
@@ -8623,11 +8626,16 @@ AMPI_FN void ampi_bn_combine(const ampi_bn_plan* p, double* acc) {
     double total = ampi_lane_total(acc);
     for (l = 0; p->spatial > 1 && l < AMPI_LANES; l++) acc[l] = total;
 }
-/* What lane l reads of a per-channel array, or `missing` beyond the last channel. */
-AMPI_FN float ampi_bn_lane(const ampi_bn_plan* p, const void* data, amp_dtype t, size_t group, size_t l,
-                           float missing) {
-    size_t c = group * p->per_group + (p->spatial == 1 ? l : 0);
-    return c < p->channels ? ampi_load_one(data, t, c, missing) : missing;
+/* The lane that computes for lane l: itself, or the first one of a channel that all share. */
+AMPI_FN size_t ampi_bn_own(const ampi_bn_plan* p, size_t l) { return l < p->per_group ? l : 0; }
+/* What the lanes read of a per-channel array, or `missing` beyond the last channel. */
+AMPI_FN void ampi_bn_lanes(const ampi_bn_plan* p, const void* data, amp_dtype t, size_t group, float missing,
+                           float* lanes) {
+    size_t l;
+    for (l = 0; l < AMPI_LANES; l++) {
+        size_t own = ampi_bn_own(p, l), c = group * p->per_group + l;
+        lanes[l] = own < l ? lanes[own] : c < p->channels ? ampi_load_one(data, t, c, missing) : missing;
+    }
 }
 /* How many lanes hold a channel's own value. */
 AMPI_FN size_t ampi_bn_width(const ampi_bn_plan* p, size_t group) {
@@ -8665,8 +8673,9 @@ AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, s
     size_t l, width = ampi_bn_width(p, group);
     ampi_bn_measure(p, x, xt, group, mean, squares);
     for (l = 0; l < AMPI_LANES; l++) {
+        size_t own = ampi_bn_own(p, l);
         stats->mean[l] = (float)mean[l];
-        stats->invstd[l] = (float)(1.0 / sqrt(squares[l] / count + (double)p->eps));
+        stats->invstd[l] = own < l ? stats->invstd[own] : (float)(1.0 / sqrt(squares[l] / count + (double)p->eps));
     }
     for (l = 0; l < width; l++) {
         size_t c = group * p->per_group + l;
@@ -8682,11 +8691,10 @@ AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* 
                               const float* running_var, float* save_mean, float* save_invstd,
                               ampi_bn_stats* stats) {
     size_t l, width = ampi_bn_width(p, group);
-    for (l = 0; l < AMPI_LANES; l++) {
-        float variance = ampi_bn_lane(p, running_var, AMP_F32, group, l, 1.0f);
-        stats->mean[l] = ampi_bn_lane(p, running_mean, AMP_F32, group, l, 0.0f);
-        stats->invstd[l] = (float)(1.0 / sqrt((double)variance + (double)p->eps));
-    }
+    ampi_bn_lanes(p, running_mean, AMP_F32, group, 0.0f, stats->mean);
+    ampi_bn_lanes(p, running_var, AMP_F32, group, 1.0f, stats->invstd);
+    for (l = 0; l < AMPI_LANES; l++)
+        stats->invstd[l] = (float)(1.0 / sqrt((double)stats->invstd[l] + (double)p->eps));
     for (l = 0; l < width; l++) {
         ampi_store_one(save_mean, AMP_F32, group * p->per_group + l, stats->mean[l], 0);
         ampi_store_one(save_invstd, AMP_F32, group * p->per_group + l, stats->invstd[l], 0);
@@ -8733,11 +8741,11 @@ AMPI_FN void ampi_bn_apply(const ampi_bn_plan* p, const void* x, amp_dtype xt, v
     float tile[AMPI_TILE];
     size_t n;
 #if AMPI_X86
-    if (ampi_bn_typed(p, xt, yt)) {
-        size_t offset = 0, at;
-        n = ampi_bn_piece(p, group, step, 0, &offset, &at);
-        ampi_bn_apply_avx512((char*)y + offset * amp_dtype_size(yt), ampi_part_of(x, xt, offset, n, 1, NULL), stats,
-                             gamma, beta);
+    if (ampi_typed(xt, yt)) {
+        size_t i, offset, at;
+        for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
+            ampi_bn_apply_avx512((char*)y + offset * amp_dtype_size(yt), ampi_part_of(x, xt, offset, n, 1, NULL),
+                                 stats, gamma, beta);
         return;
     }
 #endif
@@ -8770,14 +8778,12 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
     for (i = 0; i < (int64_t)p.groups; i++) {
         float g[AMPI_LANES], b[AMPI_LANES];
         ampi_bn_stats stats;
-        size_t group = (size_t)i, step, l;
+        size_t group = (size_t)i, step;
         if (training)
             ampi_bn_train(&p, x, x_dtype, group, running_mean, running_var, save_mean, save_invstd, &stats);
         else          ampi_bn_evaluate(&p, group, running_mean, running_var, save_mean, save_invstd, &stats);
-        for (l = 0; l < AMPI_LANES; l++) {
-            g[l] = ampi_bn_lane(&p, gamma, param_dtype, group, l, 1.0f);
-            b[l] = ampi_bn_lane(&p, beta, param_dtype, group, l, 0.0f);
-        }
+        ampi_bn_lanes(&p, gamma, param_dtype, group, 1.0f, g);
+        ampi_bn_lanes(&p, beta, param_dtype, group, 0.0f, b);
         for (step = 0; step < p.steps; step++)
             ampi_bn_apply(&p, x, x_dtype, y, y_dtype, group, step, &stats, g, b);
     }
@@ -8824,24 +8830,25 @@ AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void*
                                 const float* save_invstd, const void* gamma, amp_dtype pt, ampi_bn_slope* q,
                                 double* sum, double* dot) {
     const int typed = ampi_bn_typed(p, dyt, xt);
-    float tile[AMPI_TILE], x_tile[AMPI_TILE];
+    float tile[AMPI_TILE], x_tile[AMPI_TILE], invstd[AMPI_LANES];
     double count = (double)p->n * (double)p->spatial;
     size_t step, l;
     memset(sum, 0, AMPI_LANES * sizeof(double));
     memset(dot, 0, AMPI_LANES * sizeof(double));
-    for (l = 0; l < AMPI_LANES; l++) q->mean[l] = ampi_bn_lane(p, save_mean, AMP_F32, group, l, 0.0f);
+    ampi_bn_lanes(p, save_mean, AMP_F32, group, 0.0f, q->mean);
     for (step = 0; step < p->steps; step++) {
         ampi_part g = ampi_bn_view(p, dy, dyt, group, step, typed, tile);
         ampi_lane_dot(sum, dot, g, ampi_bn_view(p, x, xt, group, step, typed, x_tile), q->mean);
     }
     ampi_bn_combine(p, sum);
     ampi_bn_combine(p, dot);
+    ampi_bn_lanes(p, save_invstd, AMP_F32, group, 1.0f, invstd);
+    ampi_bn_lanes(p, gamma, pt, group, 1.0f, q->k);
     for (l = 0; l < AMPI_LANES; l++) {
-        float invstd = ampi_bn_lane(p, save_invstd, AMP_F32, group, l, 1.0f);
-        dot[l] *= (double)invstd;
+        dot[l] *= (double)invstd[l];
         q->a[l] = (float)(sum[l] / count);
-        q->b[l] = (float)(dot[l] * (double)invstd / count);
-        q->k[l] = invstd * ampi_bn_lane(p, gamma, pt, group, l, 1.0f);
+        q->b[l] = (float)(dot[l] * (double)invstd[l] / count);
+        q->k[l] *= invstd[l];
     }
 }
 
@@ -8852,11 +8859,11 @@ AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, co
     size_t n;
     ampi_part v;
 #if AMPI_X86
-    if (ampi_bn_typed(p, dyt, xt) && ampi_dtype(dxt) == ampi_dtype(xt)) {
-        size_t offset = 0, at;
-        n = ampi_bn_piece(p, group, step, 0, &offset, &at);
-        ampi_bn_dx_avx512((char*)dx + offset * amp_dtype_size(dxt), ampi_part_of(dy, dyt, offset, n, 1, NULL),
-                          ampi_part_of(x, xt, offset, n, 1, NULL), slope);
+    if (ampi_typed(dyt, xt) && ampi_typed(dxt, xt)) {
+        size_t i, offset, at;
+        for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
+            ampi_bn_dx_avx512((char*)dx + offset * amp_dtype_size(dxt), ampi_part_of(dy, dyt, offset, n, 1, NULL),
+                              ampi_part_of(x, xt, offset, n, 1, NULL), slope);
         return;
     }
 #endif

@@ -747,13 +747,13 @@ static void check_batch_norm(amp_dtype t, amp_dtype pt, int n, int c, int s, dou
 }
 
 static void test_batch_norm(void) {
-    static const int shapes[9][3] = { { 2, 1, 1 },    { 70, 19, 1 }, { 3, 16, 1 },
+    static const int shapes[10][3] = { { 2, 1, 1 },    { 70, 19, 1 }, { 3, 16, 1 }, { 3, 2, 144 },
                                       { 5, 3, 7 },    { 4, 2, 16 },  { 3, 2, 100 },
                                       { 2, 2, 1030 }, { 1, 3, 2 },   { 130, 2, 9 } };
     int a, b, s;
     for (a = 0; a < 3; a++)
         for (b = 0; b < 3; b++)
-            for (s = 0; s < 9; s++)
+            for (s = 0; s < 10; s++)
                 check_batch_norm(types[a], types[b], shapes[s][0], shapes[s][1], shapes[s][2], 0);
     /* A mean far from zero: a variance from E[x^2] - E[x]^2 in FP32 would be noise. */
     check_batch_norm(AMP_F32, AMP_F32, 30, 2, 40, 10000);
