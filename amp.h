@@ -2283,11 +2283,14 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_bf16_to_f32_x16(__m256i h) {
     return _mm512_mask_or_epi32(u, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
 }
 
-/* 32 numbers of 16 bits as they come back from floats: NaNs are quiet then. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_quiet_x32(amp_dtype t, __m512i x) {
+/* Which of 32 numbers of 16 bits are NaNs, and all of them as they come back from floats: NaNs are quiet then. */
+AMPI_TARGET_AVX512 AMPI_INLINE __mmask32 ampi_nan_x32(amp_dtype t, __m512i x) {
     const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    const __mmask32 nan = _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
-    return _mm512_mask_mov_epi16(x, nan, _mm512_or_si512(x, _mm512_set1_epi16(t == AMP_F16 ? 0x200 : 0x40)));
+    return _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_quiet_x32(amp_dtype t, __m512i x) {
+    const __m512i quiet = _mm512_or_si512(x, _mm512_set1_epi16(t == AMP_F16 ? 0x200 : 0x40));
+    return _mm512_mask_mov_epi16(x, ampi_nan_x32(t, x), quiet);
 }
 
 /* The loops: two whole vectors a turn, then masked ones. A masked store costs more than a plain one even where
@@ -3707,8 +3710,8 @@ AMPI_FN int ampi_is_planes(const ampi_image* g) {
     return g && g->kernel_h * g->kernel_w == 1 && g->mul_h == 1 && g->mul_w == 1 && g->div_h == 1 && g->div_w == 1
            && g->base_h == 0 && g->base_w == 0 && g->rows * g->cols == (size_t)(g->height * g->width);
 }
-/* dst[r][p] for whole planes, one piece of a plane at a time: each fills up to whole lanes; where that would reach the next
-   row, it goes row by row. Behind a single row there is room. */
+/* dst[r][p] for whole planes, one piece of a plane at a time. Each fills up to whole lanes; where that would reach
+   the next row, it goes row by row. Behind a single row there is room. */
 AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rows, size_t p,
                                size_t cols, float* dst, size_t ldd) {
     const ampi_image* image = v->image;
@@ -3716,11 +3719,11 @@ AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, si
     for (; cols > 0; p += count, dst += count, cols -= count, left -= count) {
         size_t at = v->offset + p / plane * image->image_stride + r0 * image->channel_stride + p % plane;
         count = ampi_min_size(plane - p % plane, cols);
-        if (rows > 1 && ampi_round_up(count, g->lanes) > left)
-            for (r = 0; r < rows; r++)
-                ampi_load_f32(dst + r * ldd, v->data, v->dtype, at + r * image->channel_stride, count);
-        else g->load(dst, ldd, (const char*)v->data + at * amp_dtype_size(v->dtype), v->dtype, image->channel_stride, rows,
-                count);
+        if (rows == 1 || ampi_round_up(count, g->lanes) <= left)
+            g->load(dst, ldd, (const char*)v->data + at * amp_dtype_size(v->dtype), v->dtype, image->channel_stride,
+                    rows, count);
+        else for (r = 0; r < rows; r++)
+            ampi_load_f32(dst + r * ldd, v->data, v->dtype, at + r * image->channel_stride, count);
     }
 }
 
@@ -3894,8 +3897,8 @@ AMPI_KERNEL_AVX2(ampi_stage_copy_plain,
                   size_t to0, size_t flip, float* dst, size_t ldd),
                  piece, pieces, src, from, rows, to0, flip, dst, ldd)
 
-AMPI_FN void ampi_stage_copy(const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
-                             size_t to0, size_t flip, float* dst, size_t ldd) {
+AMPI_FN void ampi_stage_copy(const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from,
+                             size_t rows, size_t to0, size_t flip, float* dst, size_t ldd) {
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) ampi_stage_copy_avx512(piece, pieces, src, from, rows, to0, flip, dst, ldd);
     else
@@ -7946,9 +7949,9 @@ AMPI_FN void ampi_pool_quads_plane(const ampi_pool_plan* p, const void* x, amp_d
     ampi_store_f32(out, t, (plane * h + h - 1) * w, out_tile, w);
 }
 
-/* Of numbers of 16 bits, what such a window has in a row is a 32-bit word, and so is its gradient: sixteen windows by hand,
-   without floats. Of rows shorter than that, several pairs of rows at a time, whose words are put in order by
-   permutations: of 32 neighbouring words those in an upper row and those in a lower one, and back. */
+/* Of numbers of 16 bits, what such a window has in a row is a 32-bit word, and so is its gradient: sixteen windows
+   by hand, without floats. Of rows shorter than that, several pairs of rows at a time, whose words are put in order
+   by permutations: of 32 neighbouring words those in an upper row and those in a lower one, and back. */
 typedef struct ampi_pool_words {
     size_t pairs, n;                   /* pairs of rows at a time, windows of a row; no pairs: not for this plane */
     int32_t up[16], down[16], first[16], second[16];
@@ -7976,9 +7979,8 @@ typedef struct ampi_pool_pair { __m512i up, down; } ampi_pool_pair;
 /* Elements become integers of the same order, as ampi_pool_key's. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_keys_x32(amp_dtype t, __m512i x) {
     const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    const __mmask32 nan = _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
     const __m512i key = _mm512_mask_sub_epi16(mag, _mm512_movepi16_mask(x), _mm512_setzero_si512(), mag);
-    return _mm512_mask_mov_epi16(key, nan, _mm512_set1_epi16(0x7fff));
+    return _mm512_mask_mov_epi16(key, ampi_nan_x32(t, x), _mm512_set1_epi16(0x7fff));
 }
 /* The first maximum of each window: is it the one on the right, is it the one below? */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_search(amp_dtype t, ampi_pool_pair x, __mmask16* right,
@@ -7992,7 +7994,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_search(amp_dtype t, ampi_poo
     *below = _mm512_cmpgt_epi32_mask(down, up);
     *right = (__mmask16)((b & ~*below) | (d & *below));
 }
-/* `count` windows' maxima, or their gradients as words. */
+/* Their maxima, or their gradients as words. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_pool_words_max(amp_dtype t, ampi_pool_pair x) {
     __mmask16 right, below;
     __m512i word;
@@ -8253,10 +8255,10 @@ AMPI_FN void ampi_pool_plane_backward(const ampi_pool_plan* p, const void* dy, a
         }
 }
 
-/* The gradient of the maximum by hand, sixteen windows at a time, of windows that meet or overlap and are one pixel or two
-   apart. The rows of the image that a row of windows sees lie in a ring, as keys (see ampi_pool_key), with their sums
-   beside them. What the windows see at one place of the kernel lies side by side: pixel c is element (c + pw) / sw of line
-   (c + pw) % sw. The smallest integer fills lines up, so no window chooses padding. */
+/* The gradient of the maximum by hand, sixteen windows at a time, of windows that meet or overlap and are one pixel
+   or two apart. The rows of the image that a row of windows sees lie in a ring, as keys (see ampi_pool_key), with
+   their sums beside them. What the windows see at one place of the kernel lies side by side: pixel c is element
+   (c + pw) / sw of line (c + pw) % sw. The smallest integer fills lines up, so no window chooses padding. */
 enum { AMPI_POOL_RING = 4096, AMPI_POOL_WIDEST = 16 };
 typedef struct ampi_pool_ring {
     size_t length, row;                /* elements of a line, of a row's lines; no row: not for this plane */
@@ -8269,8 +8271,8 @@ AMPI_FN void ampi_pool_ring_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype
     int k;
     memset(s, 0, sizeof *s);
     if (!AMPI_X86 || ampi_simd() != AMP_ISA_AVX512 || ampi_dtype(a) != ampi_dtype(b) || ampi_dtype(a) != ampi_dtype(c)
-        || !p->max || p->kw > AMPI_POOL_WIDEST || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw || p->sw > 2
-        || p->w > AMPI_POOL_RING) return;
+        || !p->max || p->kw > AMPI_POOL_WIDEST || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw
+        || p->sw > 2 || p->w > AMPI_POOL_RING) return;
     s->length = ampi_padded((size_t)((p->w + 2 * p->pw) / p->sw + 1)) + AMPI_LANES;
     for (s->last = 1; s->last < (size_t)p->kh; s->last *= 2) {}
     if (s->length * (size_t)p->sw * s->last-- > AMPI_POOL_RING) return;
@@ -8387,9 +8389,10 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_add(float* sum, int here, __m
 }
 /* One row of windows, which sees rows [r0, r0 + rows) of the image: finds the maxima, then adds the elements of dy from
    `at` on. A pixel's windows come in their order: the last place of the kernel belongs to the first of them. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_windows(amp_dtype t, ampi_pool_rows_open* d, int r0, int rows, int kw,
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_windows(amp_dtype t, ampi_pool_rows_open* d, int r0, int rows,
                                                            const void* dy, size_t at) {
     const size_t n = (size_t)d->p->ow, *column = d->s->at;
+    const int kw = d->p->kw;
     size_t slot[AMPI_POOL_WIDEST], o;
     int i, k;
     for (i = 0; i < rows; i++) slot[i] = ((size_t)(r0 + i) & d->s->last) * d->s->row;
@@ -8407,7 +8410,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_windows(amp_dtype t, ampi_poo
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_nine(amp_dtype t, ampi_pool_rows_open* d, int r0, const void* dy,
                                                         size_t at) {
     const size_t n = (size_t)d->p->ow, last = d->s->last, row = d->s->row, a = d->s->at[1], b = d->s->at[2];
-    const size_t s0 = ((size_t)r0 & last) * row, s1 = ((size_t)(r0 + 1) & last) * row, s2 = ((size_t)(r0 + 2) & last) * row;
+    const size_t r = (size_t)r0, s0 = (r & last) * row, s1 = ((r + 1) & last) * row, s2 = ((r + 2) & last) * row;
     size_t o;
     for (o = 0; o < n; o += 16) {
         const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;
@@ -8447,7 +8450,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_image(amp_dtype t, const ampi
         for (; closed < rows.first; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
         for (; opened < rows.last; opened++) ampi_pool_ring_open(t, &d, opened, x, image + (size_t)opened * w);
         if (p->kw == 3 && rows.last - rows.first == 3) ampi_pool_ring_nine(t, &d, rows.first, dy, at);
-        else ampi_pool_ring_windows(t, &d, rows.first, rows.last - rows.first, p->kw, dy, at);
+        else ampi_pool_ring_windows(t, &d, rows.first, rows.last - rows.first, dy, at);
     }
     for (; closed < opened; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
     i = (image + (size_t)closed * w) * amp_dtype_size(t);                       /* rows that no window covers */
@@ -9483,11 +9486,10 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_x16(amp_dtype t, size_t i, __mmas
     AMPI_AHEAD(s, i * amp_dtype_size(t));
     ampi_put_x16(t, dx, i, m, ampi_activate_slope_x16(f, ampi_get_x16(t, dy, i, m), ampi_get_x16(t, s, i, m)));
 }
-/* ReLU of numbers of 16 bits, as integers: x where s passes. A NaN's magnitude is above infinity's. */
+/* ReLU of numbers of 16 bits, as integers: x where s passes. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_relu_x32(amp_dtype t, __m512i x, __m512i s) {
-    const __m512i mag = _mm512_and_si512(s, _mm512_set1_epi16(0x7fff));
-    const __mmask32 nan = _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
-    return _mm512_maskz_mov_epi16(_mm512_cmpgt_epi16_mask(s, _mm512_setzero_si512()) | nan, ampi_quiet_x32(t, x));
+    const __mmask32 pass = _mm512_cmpgt_epi16_mask(s, _mm512_setzero_si512()) | ampi_nan_x32(t, s);
+    return _mm512_maskz_mov_epi16(pass, ampi_quiet_x32(t, x));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_relu_low(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
     uint16_t* to = (uint16_t*)y;
