@@ -6336,7 +6336,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_deal(uint16_t* dst, const uint16_t* src
         _mm512_storeu_si512(dst, all);
     }
 }
-/* The weights of 16 results from row r and of 32 channels from k, raw[result][tap][channel]. */
+/* The weights of 16 results from row r and of 32 channels from k, raw[result][tap][channel];
+   what is behind the last result never leaves the sums. */
 AMPI_FN void ampi_amx_raw(const ampi_amx_conv* d, const uint16_t* w, size_t r, size_t k, float* raw, float* line) {
     const size_t taps = d->c->taps, rows = ampi_min_size(d->rows - r, 16), depth = ampi_min_size(d->depth - k, 32);
     size_t i;
@@ -6352,7 +6353,6 @@ AMPI_FN void ampi_amx_raw(const ampi_amx_conv* d, const uint16_t* w, size_t r, s
                           rows * taps, 16, width - AMPI_GEMM_GAP, 1);
         g.transpose(raw, 16, line, width, rows * taps, 0);
     }
-    memset(raw + rows * taps * 16, 0, (16 - rows) * taps * 16 * sizeof *raw);
 }
 /* Weights as A's tiles: a[16 results][block][16][tap][16 words], for one 16 results of a group. */
 AMPI_FN void ampi_amx_weights(const ampi_amx_conv* d, size_t group, size_t r, float* a, float* raw) {

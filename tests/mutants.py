@@ -371,7 +371,6 @@ SPECIAL = {
         ("gemm", "u.old = k0 + k > 0 ? t + j : NULL;", "u.old = k > 0 ? t + j : NULL;"),
         ("gemm conv", "if (w + 16 < words)\n            _mm512_storeu_si512(dst + w + 16", "if (w + 32 < words)\n            _mm512_storeu_si512(dst + w + 16"),
         ("conv", "for (v = 0; v < taps && 32 * v < n; v++, from", "for (v = 0; v + 1 < taps && 32 * v < n; v++, from"),
-        ("conv", "memset(raw + rows * taps * 16, 0, (16 - rows) * taps * 16 * sizeof *raw);", ""),
         ("conv", "else for (i = 0; i < planes; i++) memset(stage + i * d->plane, 0, d->pitch * sizeof *stage);", ""),
         ("conv", "- (size_t)-d->w.low * sizeof(float);", ";"),
         ("conv", "u.a_skip = 15 * taps * 64;", "u.a_skip = 14 * taps * 64;"),

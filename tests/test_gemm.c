@@ -400,7 +400,7 @@ static void test_fast_sums(void) {
         size_t k = K[round % 7], gap = round % 3 == 0 ? 0 : round % 3 == 1 ? k % 2 + 1 : 32 - k % 32;
         amp_dtype t = round % 2 ? AMP_F16 : AMP_BF16;
         problem p = problem_new(round / 2 % 2 == 1, round / 4 % 2 == 1, M[round % 6], N[round / 5 % 6], k, gap,
-                                round % 5 == 0 ? 0.5f : 1.0f, round % 7 == 0 ? -1.5f : 0.0f, t, t, TYPES[round % 3]);
+                                round % 5 == 0 ? 0.5f : 1.0f, round % 7 == 0 ? -1.5f : 0.0f, t, t, TYPES[round / 3 % 3]);
         unsigned char* expected;
         p.sums = AMP_SUMS_FAST;
         expected = problem_expected(&p);
