@@ -98,7 +98,7 @@ BENCH_CFLAGS = -O2 -fopenmp
 $(B)/bench: tests/bench/bench.c amp.h examples/gpt.h | $(B)
 	@$(CC) $(STRICT) $(BENCH_CFLAGS) $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) -O2 $< -o $@ $(LDLIBS)
 
-$(B)/test_%: tests/test_%.c tests/test.h amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)
+$(B)/test_%: tests/test_%.c tests/test.h tests/amx.h amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)
 	$(CC) $(STRICT) $(CFLAGS) $< $(B)/impl.o -o $@ $(LDLIBS)
 
 $(B)/emu.o: tests/emu/emu.cpp tests/emu/cuda_runtime.h tests/emu/cuda.h tests/emu/cublas_v2.h | $(B)

@@ -187,14 +187,15 @@ typedef struct amp_allocator {
    FIXED: one order for all processors (amp_gemm tells which), so a run has the same bits everywhere.
    FAST: the order of the processor's matrix unit, where it has one and the product is large enough: BF16 is
    several times as fast, F16, which takes four products for one, up to twice, and not on every machine faster.
-   The bits then depend on the processor, but still not on threads or on the run.
+   The bits then depend on the processor (and, in a convolution, on whether there is a workspace of the size that
+   amp_conv2d_workspace tells), but still not on threads or on the run.
    Today this is Intel's AMX on Linux; elsewhere FAST is FIXED. In that unit BF16 subnormals and sums below
-   2^-126 count as zero, and an infinite FP16 operand may give NaN where FIXED gives infinity. A GPU has one
-   order of its own. */
+   2^-126 count as zero; an infinite FP16 operand may give NaN where FIXED gives infinity, and so may an infinite
+   pixel at the edge of an image in a convolution's weight gradient. A GPU has one order of its own. */
 typedef enum amp_sums { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1, AMPI_SUMS_MAX = 0x7fffffff } amp_sums;
 
 /* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits
-   with and without a workspace; with one, large matrix products are much faster. */
+   with and without a workspace; with one, large matrix products are much faster. (For AMP_SUMS_FAST see there.) */
 typedef struct amp_exec {
     void*  workspace;            /* scratch memory (a GPU's own on a GPU), any alignment; NULL = small blocks on
                                     the stack */
@@ -350,7 +351,7 @@ AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t
                             float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                             const void* b, amp_dtype b_dtype, size_t ldb,
                             float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
-/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 1.9 MB for each
+/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 2.3 MB for each
    thread, less for small products. 0 if the size overflows. A dense layer's forward call is a product of
    (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
@@ -392,7 +393,12 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, 
 /* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db, dx is always overwritten. Orders of the
    sums, each as in amp_gemm: y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over
    (o, kh, kw), with zeros where no output pixel met that kernel position; db: 16 partial sums (pixel p of
-   each plane to sum p % 16), then a tree. */
+   each plane to sum p % 16), then a tree.
+   With AMP_SUMS_FAST, two operands of one 16-bit type, at least 16 channels and outputs of a group, stride 1 and at
+   most 64 kernel positions, a sum is made of the same blocks of 32 (F16: 8) as in amp_gemm: y over blocks of c, in
+   each over (kh, kw), a block each; dx likewise over o; dw image by image over the places of the rows of dy, each row
+   followed by zeros up to max(OW, W + pad_w) places. (dw: if one image takes no more than 4 MB as the unit's
+   tiles, 8 bytes for each F16 place.) */
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
@@ -3403,7 +3409,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
             __m512i y = 2 * w + 1 < k ? _mm512_maskz_loadu_epi16(mask, from + lds) : none;
             _mm512_storeu_si512(dst + w * ldd + j, _mm512_permutex2var_epi16(x, pairs, y));
             if (j + 16 < width)
-                _mm512_storeu_si512(dst + w * ldd + j + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, half), y));
+                _mm512_storeu_si512(dst + w * ldd + j + 16,
+                                    _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, half), y));
         }
     for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
         for (j = 0; j < width; j += 16) {
@@ -4483,16 +4490,18 @@ AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, c
 #if AMPI_AMX
 /* --- products on a matrix unit ------------------------------------------------------------ */
 
-/* C is cut into tiles of mc x nc elements, one thread's work each. k runs in blocks of kc: B's block is packed as words,
-   for the second-level cache; then comes one panel of 32 rows of A after the other, `some` of k at a time, for
-   the first-level cache, copied or where it lies. The sums wait in T, the last ones become C. */
+/* C is cut into tiles of mc x nc elements, one thread's work each. k runs in blocks of kc: B's block is packed as
+   words, for the second-level cache; then comes one panel of 32 rows of A after the other, `some` of k at a time,
+   for the first-level cache, copied or where it lies. The sums wait in T, the last ones become C. */
 typedef struct ampi_amx_plan {
     size_t mc, nc, kc, some, tiles_m, tiles_n, slots;
     size_t at_b, at_t, ldt, at_line, floats;      /* of a slot; A lies at 0, 32 x 32 sums at the end */
 } ampi_amx_plan;
 
-/* Words of a run of B, of A; words and sums of a block; rows whose sums wait. The last: in small blocks. */
-enum { AMPI_AMX_RUN = 1024, AMPI_AMX_SOME = 256, AMPI_AMX_BLOCK = 262144, AMPI_AMX_MC = 1024, AMPI_AMX_SMALL = 64 };
+/* Words of a run of B, of A, of a block of B; rows whose sums wait; elements of a C that lies far away; words of a
+   run in small blocks. */
+enum { AMPI_AMX_RUN = 1024, AMPI_AMX_SOME = 256, AMPI_AMX_BLOCK = 262144, AMPI_AMX_MC = 1024,
+       AMPI_AMX_FAR = 1048576, AMPI_AMX_SMALL = 64 };
 
 /* About the time of the busiest thread for one k: packing a column of B is worth 64 multiplications, copying a row of A
    24. */
@@ -4502,7 +4511,8 @@ AMPI_FN size_t ampi_amx_cost(size_t m, size_t n, size_t tiles_m, size_t tiles_n,
 }
 AMPI_FN ampi_amx_plan ampi_amx_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int small) {
     ampi_amx_plan p;
-    size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), run, wide, least_m, least_n, i, j;
+    size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), i, j;
+    size_t run, wide, least_m, least_n, line;
     memset(&p, 0, sizeof p);
     run = 2 * (size_t)(small ? AMPI_AMX_SMALL : AMPI_AMX_RUN) / g->words;
     p.kc = ampi_round_up(ampi_div_up(k, ampi_div_up(k, run)), 32);
@@ -4525,35 +4535,25 @@ AMPI_FN ampi_amx_plan ampi_amx_plan_of(const ampi_gemm_isa* g, size_t m, size_t 
     p.at_b = 32 * ampi_row_stride(g, p.some);
     p.at_t = p.at_b + p.nc / 32 * ampi_panel_stride(g, p.kc);
     p.at_line = p.at_t + (p.kc < k ? p.mc : 32) * p.ldt;
-    p.floats = p.at_line + ampi_max_size(32 * ampi_words(g, p.some), 16 * (ampi_words(g, p.kc) + AMPI_GEMM_GAP)) + 32 * 32;
+    line = ampi_max_size(32 * ampi_words(g, p.some), 16 * (ampi_words(g, p.kc) + AMPI_GEMM_GAP));
+    p.floats = p.at_line + line + 32 * 32;
     return p;
 }
 
-/* May the unit read `rows` rows of A where they are, k [k0, k0 + kc)? Where pairs of BF16 neighbours are words, rows and
+/* May the unit read `rows` rows of A where they are, kc of k? Where pairs of BF16 neighbours are words, rows and
    words fill whole tiles, and rows do not fall on the same cache sets. */
 AMPI_FN int ampi_amx_in_place(const ampi_gemm_isa* g, const ampi_product* s, size_t rows, size_t kc) {
     uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
     return g->words == AMPI_WORDS_BF16 && s->a.along_k && rows % 16 == 0 && kc % 32 == 0 && first % 64 == 0
            && s->a.ld % 32 == 0 && s->a.ld % 1024 != 0;
 }
-/* A part of the next rows of A, or of the same rows further along k, comes closer: lines [part, end) of a panel. */
-AMPI_FN void ampi_amx_ahead(const ampi_product* s, size_t row, size_t rows, size_t k, size_t kc, size_t part, size_t parts) {
-    const size_t lines = (kc + 31) / 32;
-    size_t i, l;
-    if (!s->a.along_k || k >= s->k) return;
-    rows = row < s->m ? ampi_min_size(rows, s->m - row) : 0;
-    for (i = part * rows / parts; i < (part + 1) * rows / parts; i++)
-        for (l = 0; l < lines; l++)
-            _mm_prefetch((const char*)s->a.data + (s->a.offset + (row + i) * s->a.ld + ampi_min_size(k + 32 * l, s->k - 1)) * 2,
-                         _MM_HINT_T1);
-}
-
 /* Sums of 32 rows from row i (in the tile: `low`) and all columns of a tile, k [k0 + k, k0 + k + kc). */
 AMPI_FN void ampi_amx_panel(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t i, size_t low,
                             size_t rows, size_t j0, size_t nc, size_t k0, size_t k, size_t kc, float* memory) {
     static const uint32_t at[1] = { 0 };
     const size_t depth = ampi_panel_stride(g, ampi_min_size(p->kc, s->k - k0)), size = amp_dtype_size(s->c_dtype);
     const int last = k0 + k + kc >= s->k, in_place = ampi_amx_in_place(g, s, rows, kc);
+    const int far = s->m * s->n > AMPI_AMX_FAR;
     float *out = memory + p->floats - 32 * 32, *t = memory + p->at_t + (p->kc < s->k ? low : 0) * p->ldt;
     size_t j, l;
     ampi_amx_sum u;
@@ -4577,8 +4577,7 @@ AMPI_FN void ampi_amx_panel(const ampi_gemm_isa* g, const ampi_product* s, const
         u.t = direct ? (float*)(void*)c : last ? out : t + j;
         u.ldt = direct ? s->ldc : last ? 32 : p->ldt;
         u.down = 16 * u.ldt;
-        for (l = 0; last && l < rows; l++) __builtin_prefetch(c + l * s->ldc * size, 1);
-        ampi_amx_ahead(s, last && k + kc >= p->kc ? i + 32 : i, 32, last ? 0 : k0 + k + kc, p->some, j / 32, (nc + 31) / 32);
+        for (l = 0; last && far && l < rows; l++) AMPI_FETCH(c + l * s->ldc * size, 0);
         ampi_amx_run(&u, rows > 16, columns > 16);
         if (last && !direct) ampi_gemm_finish_panel(g, s, i, j0 + j, rows, columns, out, 32);
     }
@@ -4593,8 +4592,8 @@ AMPI_FN void ampi_amx_tile(const ampi_gemm_isa* g, const ampi_product* s, const 
         ampi_pack_b_words(g, s, j0, nc, k0, kc, memory + p->at_b, memory + p->at_line);
         for (i = 0; i < mc; i += 32)
             for (k = 0; k < kc; k += p->some)
-                ampi_amx_panel(g, s, p, i0 + i, i, ampi_min_size(mc - i, 32), j0, nc, k0, k, ampi_min_size(p->some, kc - k),
-                               memory);
+                ampi_amx_panel(g, s, p, i0 + i, i, ampi_min_size(mc - i, 32), j0, nc, k0, k,
+                               ampi_min_size(p->some, kc - k), memory);
     }
 }
 /* One slot's share of the tiles. */
@@ -4618,8 +4617,8 @@ AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) {
     ampi_gemm_isa g;
     ampi_amx_plan p;
     int64_t slot;
-    if (!exec || exec->sums != AMP_SUMS_FAST || s->a.dtype == AMP_F32 || s->a.dtype != s->b.dtype || s->a.image || s->b.image
-        || s->m < least || s->n < least || s->k < 32 || !ampi_amx(1)) return 0;
+    if (!exec || exec->sums != AMP_SUMS_FAST || s->a.dtype == AMP_F32 || s->a.dtype != s->b.dtype || s->a.image
+        || s->b.image || s->m < least || s->n < least || s->k < 32 || !ampi_amx(1)) return 0;
     g = ampi_gemm_isa_amx(s->a.dtype);
     p = ampi_amx_plan_of(&g, s->m, s->n, s->k, 0);
     if (room >= p.floats) {
@@ -6284,8 +6283,9 @@ AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back,
     d->g = ampi_gemm_isa_amx(t);
     d->rows = back ? c->cg : c->og;
     d->depth = back ? c->og : c->cg;
-    if (!ampi_amx(0) || t == AMP_F32 || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS || d->rows < 32
-        || d->depth < 16 || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
+    if (!ampi_amx(0) || t == AMP_F32 || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS
+        || d->rows < 16 || d->depth < 16
+        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
         || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w)) return 0;
     ampi_conv2d_sides(c, back, &d->h, &d->w);
     d->blocks = ampi_words(&d->g, d->depth) / AMPI_WORDS;
@@ -6304,7 +6304,7 @@ AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back,
     d->tall = ampi_round_up(d->rows, 32);
     if (d->weights > AMPI_AMX_WEIGHTS) {
         d->tall = ampi_max_size(AMPI_AMX_WEIGHTS / (d->weights / d->tall) / 32, 1) * 32;
-        if (d->bands == 1) d->images = ampi_max_size(ampi_min_size(AMPI_AMX_STAGE / d->image, ampi_div_up(n, threads)), 1);
+        if (d->bands == 1) d->images = ampi_min_size(AMPI_AMX_STAGE / d->image, ampi_div_up(n, threads));
     }
     d->at_slots = d->weights * (size_t)s->groups + 16;
     d->floats = ampi_round_up(d->gap, 16) + d->images * d->image + 64 + 32 * 32;
@@ -6317,7 +6317,8 @@ AMPI_FN size_t ampi_amx_conv_workspace(const ampi_conv2d* c, int back) {
     int t;
     for (t = AMP_F16; t <= AMP_BF16; t++) {
         ampi_amx_conv d;
-        if (ampi_amx_conv_plan(&d, c, back, (amp_dtype)t)) floats = ampi_max_size(floats, d.at_slots + d.slots * d.floats);
+        if (!ampi_amx_conv_plan(&d, c, back, (amp_dtype)t)) continue;
+        floats = ampi_max_size(floats, d.at_slots + d.slots * d.floats);
     }
     return floats * sizeof(float) + 64;
 }
@@ -6338,22 +6339,23 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_deal(uint16_t* dst, const uint16_t* src
         _mm512_storeu_si512(dst, all);
     }
 }
-/* The weights of 16 results from row r and of 32 channels from k, raw[result][tap][channel]. */
+/* The weights of 16 results from row r and of 32 channels from k, raw[result][tap][channel];
+   what is behind the last result never leaves the sums. */
 AMPI_FN void ampi_amx_raw(const ampi_amx_conv* d, const uint16_t* w, size_t r, size_t k, float* raw, float* line) {
     const size_t taps = d->c->taps, rows = ampi_min_size(d->rows - r, 16), depth = ampi_min_size(d->depth - k, 32);
     size_t i;
     if (!d->h.back) {
         for (i = 0; i < rows; i++)
-            ampi_amx_deal((uint16_t*)(void*)(raw + i * taps * 16), w + ((r + i) * d->depth + k) * taps, taps, depth * taps);
+            ampi_amx_deal((uint16_t*)(void*)(raw + i * taps * 16), w + ((r + i) * d->depth + k) * taps, taps,
+                          depth * taps);
     } else {
         size_t width = ampi_round_up(rows * taps, 16) + AMPI_GEMM_GAP;
         ampi_gemm_isa g = d->g;
         g.words = AMPI_WORDS_BF16;                /* whatever the bits mean */
-        ampi_words_across(&g, line, width, w + (k * d->rows + r) * taps, AMP_BF16, d->rows * taps, depth, rows * taps, 16,
-                          width - AMPI_GEMM_GAP, 1);
+        ampi_words_across(&g, line, width, w + (k * d->rows + r) * taps, AMP_BF16, d->rows * taps, depth,
+                          rows * taps, 16, width - AMPI_GEMM_GAP, 1);
         g.transpose(raw, 16, line, width, rows * taps, 0);
     }
-    memset(raw + rows * taps * 16, 0, (16 - rows) * taps * 16 * sizeof *raw);
 }
 /* Weights as A's tiles: a[16 results][block][16][tap][16 words], for one 16 results of a group. */
 AMPI_FN void ampi_amx_weights(const ampi_amx_conv* d, size_t group, size_t r, float* a, float* raw) {
@@ -6379,8 +6381,8 @@ AMPI_FN void ampi_amx_conv_fill(const ampi_amx_conv* d, size_t group, size_t n, 
     size_t i;
     for (r = 0; r < rows; r++, stage += d->pitch) {
         if (top + r >= 0 && top + r < d->h.source)
-            ampi_words_across(&d->g, stage, d->plane, src + (size_t)(top + r) * width * size, d->dtype, pixels, d->depth,
-                              width, planes, ampi_round_up(width, 16), 1);
+            ampi_words_across(&d->g, stage, d->plane, src + (size_t)(top + r) * width * size, d->dtype, pixels,
+                              d->depth, width, planes, ampi_round_up(width, 16), 1);
         else for (i = 0; i < planes; i++) memset(stage + i * d->plane, 0, d->pitch * sizeof *stage);
     }
 }
@@ -6450,7 +6452,8 @@ AMPI_FN void ampi_amx_conv_slot(const ampi_amx_conv* d, size_t slot, const float
 AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype, const void* w,
                               amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result, amp_dtype result_dtype,
                               const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    const size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
+    const size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
     const size_t kw = (size_t)c->s.kernel_w;
     size_t tiles;
     int64_t i, shift_h, shift_w, none;
@@ -6476,7 +6479,8 @@ AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source
                              memory + d.at_slots + (size_t)i * d.floats);
     }
     AMPI_PARALLEL_FOR(d.slots > 1)
-    for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_conv_slot(&d, (size_t)i, memory, memory + d.at_slots + (size_t)i * d.floats);
+    for (i = 0; i < (int64_t)d.slots; i++)
+        ampi_amx_conv_slot(&d, (size_t)i, memory, memory + d.at_slots + (size_t)i * d.floats);
     return 1;
 }
 
@@ -6498,7 +6502,7 @@ typedef struct ampi_amx_depth {
 } ampi_amx_depth;
 
 /* Floats of x and dy; tiles that the first-level cache holds twice. */
-enum { AMPI_AMX_IMAGES = 524288, AMPI_AMX_TURN = 10 };
+enum { AMPI_AMX_IMAGES = 1048576, AMPI_AMX_TURN = 10 };
 
 AMPI_FN int ampi_amx_depth_plan(ampi_amx_depth* d, const ampi_conv2d* c, amp_dtype t) {
     const amp_conv2d_shape* s = &c->s;
@@ -6506,7 +6510,8 @@ AMPI_FN int ampi_amx_depth_plan(ampi_amx_depth* d, const ampi_conv2d* c, amp_dty
     memset(d, 0, sizeof *d);
     d->c = c;
     d->g = ampi_gemm_isa_amx(t);
-    if (!ampi_amx(0) || t == AMP_F32 || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS || c->og < 32 || c->cg < 16
+    if (!ampi_amx(0) || t == AMP_F32 || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS
+        || c->og < 16 || c->cg < 16
         || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
         || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w)) return 0;
     d->unit = t == AMP_F16 ? 8 : 2;
@@ -6546,7 +6551,8 @@ AMPI_FN size_t ampi_amx_depth_workspace(const ampi_conv2d* c) {
 }
 
 /* Rows of n 16-bit elements; distances in bytes. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_rows(char* dst, size_t ldd, const char* src, size_t lds, size_t rows, size_t n) {
+AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_rows(char* dst, size_t ldd, const char* src, size_t lds, size_t rows,
+                                              size_t n) {
     size_t i;
     for (; rows > 0; rows--, dst += ldd, src += lds)
         for (i = 0; i < n; i += 32) {
@@ -6625,7 +6631,8 @@ AMPI_FN void ampi_amx_depth_multiply(const ampi_amx_depth* d, size_t group, size
             }
 }
 /* The sums of 16 channels from c, 16 outputs from o, t[tap][channel][output], into dw. */
-AMPI_FN void ampi_amx_depth_store(const ampi_amx_depth* d, size_t group, size_t c, size_t o, const float* t, float* line) {
+AMPI_FN void ampi_amx_depth_store(const ampi_amx_depth* d, size_t group, size_t c, size_t o, const float* t,
+                                  float* line) {
     const size_t taps = d->c->taps, ld = 16 * taps + 16 + AMPI_GEMM_GAP, channels = ampi_min_size(d->c->cg - c, 16);
     ampi_finish f;
     size_t i, tap;
@@ -6658,13 +6665,15 @@ AMPI_FN void ampi_amx_depth_slot(const ampi_amx_depth* d, size_t slot, size_t pa
 }
 
 /* dw, on the same conditions. */
-AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                               void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
+                               amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
+                               const amp_exec* exec) {
+    const size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
+    const size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
     size_t pass;
     ampi_amx_depth d;
-    if (!exec || exec->sums != AMP_SUMS_FAST || x_dtype != dy_dtype || !ampi_amx(1) || !ampi_amx_depth_plan(&d, c, x_dtype)
-        || room < d.at_slots + d.floats) return 0;
+    if (!exec || exec->sums != AMP_SUMS_FAST || x_dtype != dy_dtype || !ampi_amx(1)
+        || !ampi_amx_depth_plan(&d, c, x_dtype) || room < d.at_slots + d.floats) return 0;
     d.x = x; d.dy = dy; d.dw = dw;
     d.dtype = x_dtype; d.dw_dtype = ampi_dtype(dw_dtype); d.accumulate = accumulate;
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
@@ -6689,8 +6698,9 @@ AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source
     return 0;
 }
 AMPI_FN size_t ampi_amx_depth_workspace(const ampi_conv2d* c) { (void)c; return 0; }
-AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                               void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
+                               amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
+                               const amp_exec* exec) {
     (void)c; (void)dy; (void)dy_dtype; (void)x; (void)x_dtype; (void)dw; (void)dw_dtype; (void)accumulate; (void)exec;
     return 0;
 }

@@ -4,6 +4,7 @@
    with a zero where no output pixel met that kernel position; two BF16 operands in swapped pairs. */
 #include "../amp.h"
 #include "test.h"
+#include "amx.h"
 #include <limits.h>
 #include <math.h>
 
@@ -81,7 +82,7 @@ static size_t y_at(const conv* v, int n, int o, int i, int j) {
 static int inside(const conv* v, int i, int j) { return i >= 0 && j >= 0 && i < v->s.height && j < v->s.width; }
 
 /* Factors of one element, and their sum in the documented order. */
-typedef struct factors { float a[8192], b[8192]; int k; } factors;
+typedef struct factors { float a[32768], b[32768]; int k; } factors;
 static factors list;
 static void factor(float a, float b) { list.a[list.k] = a; list.b[list.k++] = b; }
 static float factors_sum(int both_bf16) {
@@ -406,32 +407,107 @@ static void test_direct_zeros(void) {
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
 
-/* With many channels of BF16, AMP_SUMS_FAST takes the matrix unit where there is one: other sums, as near. */
-static void test_fast_sums(void) {
-    conv v = conv_new(shape_of(1, 50, 6, 7, 48, 3, 3, 1, 1, 1, 1, 1, 1, 1), AMP_BF16, AMP_BF16, AMP_F32, NULL);
-    tensor* results[3];
-    float* fixed[3];
-    amp_exec exec;
-    size_t i, j;
-    results[0] = &v.y; results[1] = &v.dx; results[2] = &v.dw;
-    fixed[0] = v.ry; fixed[1] = v.rdx; fixed[2] = v.rdw;
-    memset(&exec, 0, sizeof exec);
-    exec.workspace_size = amp_conv2d_workspace(&v.s);
-    exec.workspace = malloc(exec.workspace_size);
-    exec.sums = AMP_SUMS_FAST;
-    CHECK(amp_conv2d_forward(&v.s, tensor_at(&v.x), AMP_BF16, tensor_at(&v.w), AMP_BF16, tensor_at(&v.b), AMP_BF16,
-                             tensor_at(&v.y), AMP_F32, &exec) == AMP_OK);
-    CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), AMP_BF16, tensor_at(&v.x), AMP_BF16, tensor_at(&v.w), AMP_BF16,
-                              tensor_at(&v.dx), AMP_F32, tensor_at(&v.dw), AMP_F32, NULL, AMP_F32, 0, &exec) == AMP_OK);
-    for (j = 0; j < 3; j++) {
-        const float* fast = (const float*)tensor_at(results[j]);
-        double worst = 0.0;
-        for (i = 0; i < results[j]->count; i++) worst = fmax(worst, fabs((double)fast[i] - (double)fixed[j][i]));
-        CHECK_MSG(worst <= 450 * 450 * ldexp(1, -23), "%lu: %g", (unsigned long)j, worst);
-        CHECK((memcmp(fast, fixed[j], results[j]->count * sizeof(float)) != 0) == amp_cpu_has_fast_sums());
+/* --- AMP_SUMS_FAST ------------------------------------------------------------------------------------------------- */
+
+/* The factors of one element, A's first, in the order that amp.h gives; zeros fill up each block of the unit. */
+static void fill_block(int block) { while (list.k % block != 0) factor(0.0f, 0.0f); }
+static void fast_y(const conv* v, int block, int n, int o, int i, int j) {
+    int first, c, a, b;
+    for (first = 0; first < v->cg; first += block)
+        for (a = 0; a < v->s.kernel_h; a++) for (b = 0; b < v->s.kernel_w; b++) {
+            int y = i - v->s.pad_h + a * v->s.dilation_h, x = j - v->s.pad_w + b * v->s.dilation_w;
+            for (c = first; c < v->cg && c < first + block; c++)
+                factor(v->w.value[w_at(v, o, c, a, b)],
+                       inside(v, y, x) ? v->x.value[x_at(v, n, o / v->og * v->cg + c, y, x)] : 0.0f);
+            fill_block(block);
+        }
+}
+static void fast_dx(const conv* v, int block, int n, int c, int i, int j) {
+    int group = c / v->cg, first, o, a, b;
+    for (first = 0; first < v->og; first += block)
+        for (a = 0; a < v->s.kernel_h; a++) for (b = 0; b < v->s.kernel_w; b++) {
+            int y = i + v->s.pad_h - a * v->s.dilation_h, x = j + v->s.pad_w - b * v->s.dilation_w;
+            int met = y >= 0 && x >= 0 && y < v->oh && x < v->ow;
+            for (o = group * v->og + first; o < (group + 1) * v->og && o < group * v->og + first + block; o++)
+                factor(v->w.value[w_at(v, o, c % v->cg, a, b)], met ? v->dy.value[y_at(v, n, o, y, x)] : 0.0f);
+            fill_block(block);
+        }
+}
+static void fast_dw(const conv* v, int block, int o, int c, int a, int b) {
+    int n, p, pitch = v->ow > v->s.width + v->s.pad_w ? v->ow : v->s.width + v->s.pad_w;
+    for (n = 0; n < v->s.n; n++) {
+        for (p = 0; p < (v->oh - 1) * pitch + v->ow; p++) {
+            int i = p / pitch, j = p % pitch;
+            int y = i - v->s.pad_h + a * v->s.dilation_h, x = j - v->s.pad_w + b * v->s.dilation_w;
+            if (j < v->ow) factor(inside(v, y, x) ? v->x.value[x_at(v, n, o / v->og * v->cg + c, y, x)] : 0.0f,
+                                  v->dy.value[y_at(v, n, o, i, j)]);
+            else factor(0.0f, 0.0f);
+        }
+        fill_block(block);
     }
-    free(exec.workspace);
-    conv_free(&v);
+}
+/* 1: element `at` is the sum of the listed factors and `more`, rounded once. */
+static int fast_check(const tensor* t, size_t at, int halves, float more) {
+    unsigned char want[4];
+    size_t size = amp_dtype_size(t->dtype);
+    volatile float sum = amx_dot(list.a, list.b, (size_t)list.k, halves);
+    float v;
+    list.k = 0;
+    sum += more;
+    v = sum;
+    amp_convert(want, t->dtype, &v, AMP_F32, 1);
+    return memcmp(want, t->bytes + GUARD + at * size, size) == 0;
+}
+
+/* Some elements of each result, bit for bit: groups, margins, dilation, channels and outputs that fill no tile; an image
+   in bands of rows, weights that are taken in parts, images that do not fit at once. */
+static void test_fast_sums(void) {
+    static const int SIZES[9][14] = {
+        { 2, 20, 7, 9, 33, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 1, 64, 6, 7, 40, 1, 1, 1, 1, 0, 0, 1, 1, 1 },
+        { 2, 80, 8, 8, 96, 3, 2, 1, 1, 0, 1, 1, 1, 2 }, { 1, 36, 9, 40, 48, 2, 5, 1, 1, 2, 3, 2, 1, 1 },
+        { 3, 320, 5, 5, 320, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 1, 64, 72, 72, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+        { 6, 64, 56, 56, 64, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 5, 70, 3, 3, 50, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+        { 2, 32, 12, 12, 32, 5, 5, 1, 1, 0, 0, 1, 1, 1 } };
+    size_t round, wrong[3], i;
+    if (!amp_cpu_has_fast_sums()) { TEST_SKIP("no matrix unit here"); return; }
+    without_reference = 1;
+    for (round = 0; round < 36; round++) {
+        const int* z = SIZES[round % 9];
+        amp_dtype t = round / 9 % 2 ? AMP_F16 : AMP_BF16;
+        conv v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
+                          t, t, round / 9 % 4 == 0 || round / 9 == 3 ? AMP_F32 : t, NULL);
+        int halves = t == AMP_F16, block = halves ? 8 : 32, more = round % 2 == 0;
+        amp_exec exec;
+        memset(&exec, 0, sizeof exec);
+        exec.workspace_size = amp_conv2d_workspace(&v.s);
+        exec.workspace = malloc(exec.workspace_size);
+        memset(exec.workspace, FILL, exec.workspace_size);
+        exec.sums = AMP_SUMS_FAST;
+        CHECK(amp_conv2d_forward(&v.s, tensor_at(&v.x), t, tensor_at(&v.w), t, more ? tensor_at(&v.b) : NULL, t,
+                                 tensor_at(&v.y), v.y.dtype, &exec) == AMP_OK);
+        CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), t, tensor_at(&v.x), t, tensor_at(&v.w), t, tensor_at(&v.dx),
+                                  v.dx.dtype, tensor_at(&v.dw), v.dw.dtype, NULL, AMP_F32, more, &exec) == AMP_OK);
+        memset(wrong, 0, sizeof wrong);
+        for (i = 0; i < 100; i++) {
+            int n = (int)test_random() % z[0], o = (int)test_random() % z[4], c = (int)test_random() % z[1];
+            int a = (int)test_random() % z[5], b = (int)test_random() % z[6], edge = i % 3 == 0;
+            int y = edge ? v.oh - 1 : (int)test_random() % v.oh, x = edge ? v.ow - 1 : (int)test_random() % v.ow;
+            size_t at = w_at(&v, o, c % v.cg, a, b);
+            fast_y(&v, block, n, o, y, x);
+            wrong[0] += !fast_check(&v.y, y_at(&v, n, o, y, x), halves, more ? v.b.value[o] : 0.0f);
+            y = (int)test_random() % z[2]; x = edge ? 0 : (int)test_random() % z[3];
+            fast_dx(&v, block, n, c, y, x);
+            wrong[1] += !fast_check(&v.dx, x_at(&v, n, c, y, x), halves, 0.0f);
+            fast_dw(&v, block, o, c % v.cg, a, b);
+            wrong[2] += !fast_check(&v.dw, at, halves, more ? v.dw.value[at] : 0.0f);
+        }
+        for (i = 0; i < 3; i++)
+            CHECK_MSG(wrong[i] == 0, "round %lu, %s: %lu of 100 differ", (unsigned long)round,
+                      i == 0 ? "y" : i == 1 ? "dx" : "dw", (unsigned long)wrong[i]);
+        free(exec.workspace);
+        conv_free(&v);
+    }
+    without_reference = 0;
 }
 
 /* Only the wanted gradients are computed, and only what they need has to be there. */

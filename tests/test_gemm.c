@@ -5,6 +5,7 @@
 #endif
 #include "../amp.h"
 #include "test.h"
+#include "amx.h"
 #include <float.h>
 #include <math.h>
 #if defined(__linux__)
@@ -59,37 +60,6 @@ static float ordered_dot(const float* a, const float* b, size_t k, int both_bf16
     for (i = 0; i < k + (both_bf16 ? k & 1u : 0u); i++) {
         size_t at = both_bf16 ? i ^ 1u : i;
         sum = fmaf(at < k ? a[at] : 0.0f, at < k ? b[at] : 0.0f, sum);
-    }
-    return sum;
-}
-
-/* The order of AMX (Intel SDM, TDPBF16PS), as amp.h uses it: blocks of 16 words of two BF16 numbers, the first ones
-   and the second ones each in a chain of fma from 0, the sum of both added to what there is. A BF16 operand's words
-   are pairs of neighbours; an F16 element x = high + low makes the words (high, low) x (high, high) and
-   (high, low) x (low, low). */
-static float high_part(float x) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    u &= 0xffff0000u;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-static float amx_dot(const float* a, const float* b, size_t k, int halves) {
-    volatile float sum = 0.0f, chain[2], both;
-    size_t block = halves ? 8 : 32, first, i, l;
-    for (first = 0; first < k; first += block) {
-        chain[0] = chain[1] = 0.0f;
-        for (i = first; i < k && i < first + block; i++) {
-            float ah = high_part(a[i]), bh = high_part(b[i]);
-            if (!halves) chain[i % 2] = fmaf(a[i], b[i], chain[i % 2]);
-            for (l = 0; halves && l < 2; l++) {
-                float y = l == 0 ? bh : b[i] - bh;
-                chain[0] = fmaf(ah, y, chain[0]);
-                chain[1] = fmaf(a[i] - ah, y, chain[1]);
-            }
-        }
-        both = chain[0] + chain[1];
-        sum += both;
     }
     return sum;
 }
@@ -430,7 +400,7 @@ static void test_fast_sums(void) {
         size_t k = K[round % 7], gap = round % 3 == 0 ? 0 : round % 3 == 1 ? k % 2 + 1 : 32 - k % 32;
         amp_dtype t = round % 2 ? AMP_F16 : AMP_BF16;
         problem p = problem_new(round / 2 % 2 == 1, round / 4 % 2 == 1, M[round % 6], N[round / 5 % 6], k, gap,
-                                round % 5 == 0 ? 0.5f : 1.0f, round % 7 == 0 ? -1.5f : 0.0f, t, t, TYPES[round % 3]);
+                                round % 5 == 0 ? 0.5f : 1.0f, round % 7 == 0 ? -1.5f : 0.0f, t, t, TYPES[round / 3 % 3]);
         unsigned char* expected;
         p.sums = AMP_SUMS_FAST;
         expected = problem_expected(&p);

@@ -116,11 +116,13 @@ static const int CONVOLUTIONS[][8] = {
     { 3, 16, 20, 30, 3, 1, 1, 1 },     /* bands of rows */
     { 5, 9, 15, 70, 3, 2, 1, 1 },
     { 17, 32, 16, 24, 1, 1, 0, 1 },    /* image by image */
-    { 3, 32, 32, 32, 3, 1, 1, 32 }
+    { 3, 32, 32, 32, 3, 1, 1, 32 },
+    { 5, 70, 14, 66, 3, 1, 1, 1 },     /* a matrix unit's tiles of every kind */
+    { 1, 96, 20, 40, 3, 1, 1, 2 }
 };
 
 /* y, dx, dw and db, by as many threads as there are now. */
-static uint64_t convolved(const int z[8], amp_dtype t) {
+static uint64_t convolved(const int z[8], amp_dtype t, amp_sums sums) {
     amp_conv2d_shape s;
     size_t x, w, y, i;
     char *low, *weights, *dy;
@@ -138,6 +140,7 @@ static uint64_t convolved(const int z[8], amp_dtype t) {
     y = (size_t)(s.n * s.out_channels * oh * ow);
     exec.workspace_size = amp_conv2d_workspace(&s);
     exec.workspace = malloc(exec.workspace_size);
+    exec.sums = sums;
     source = (float*)malloc((x + w + y) * sizeof *source);
     results = (float*)malloc((x + w + y + (size_t)z[3]) * sizeof *results);
     low = (char*)malloc((x + w + y) * sizeof *source);
@@ -158,13 +161,15 @@ static void test_threads_and_convolutions(void) {
     size_t i, t, k;
     for (i = 0; i < sizeof CONVOLUTIONS / sizeof CONVOLUTIONS[0]; i++)
         for (t = 0; t < 3; t++) {
-            uint64_t alone;
+            uint64_t alone, fast;
             omp_set_num_threads(1);
-            alone = convolved(CONVOLUTIONS[i], types[t]);
+            alone = convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FIXED);
+            fast = convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FAST);
             for (k = 0; k < 4; k++) {
                 omp_set_num_threads(threads[k]);
-                CHECK_MSG(convolved(CONVOLUTIONS[i], types[t]) == alone, "convolution %lu, %s, %d threads",
-                          (unsigned long)i, amp_dtype_name(types[t]), threads[k]);
+                CHECK_MSG(convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FIXED) == alone
+                              && convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FAST) == fast,
+                          "convolution %lu, %s, %d threads", (unsigned long)i, amp_dtype_name(types[t]), threads[k]);
             }
         }
 }
