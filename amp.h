@@ -395,10 +395,10 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, 
    (o, kh, kw), with zeros where no output pixel met that kernel position; db: 16 partial sums (pixel p of
    each plane to sum p % 16), then a tree.
    With AMP_SUMS_FAST, two operands of one 16-bit type, at least 16 channels and outputs of a group, stride 1 and at
-   most 64 kernel positions, a sum is made of the same blocks of 32 (F16: 8) as in amp_gemm: y over blocks of c, in
-   each over (kh, kw), a block each; dx likewise over o; dw image by image over the places of the rows of dy, each row
-   followed by zeros up to max(OW, W + pad_w) places. (dw: if one image takes no more than 4 MB as the unit's
-   tiles, 8 bytes for each F16 place.) */
+   most 64 kernel positions (F16: more than one, and at most 1,048,576 weights in a group), a sum is made of the same
+   blocks of 32 (F16: 8) as in amp_gemm: y over blocks of c, in each over (kh, kw), a block each; dx likewise over o;
+   dw image by image over the places of the rows of dy, each row followed by zeros up to max(OW, W + pad_w) places.
+   (dw: if one image takes no more than 4 MB as the unit's tiles, 8 bytes for each F16 place.) */
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
@@ -6261,8 +6261,10 @@ typedef struct ampi_amx_conv {
     amp_dtype dtype, bias_dtype, result_dtype;
 } ampi_amx_conv;
 
-/* Floats of a stage, of weights that the second-level cache keeps. */
-enum { AMPI_AMX_STAGE = 163840, AMPI_AMX_WEIGHTS = 196608, AMPI_AMX_TAPS = 64 };
+/* Floats of a stage, of weights that the second-level cache keeps; most weights of a group of FP16, most kernel
+   positions. */
+enum { AMPI_AMX_STAGE = 163840, AMPI_AMX_WEIGHTS = 196608, AMPI_AMX_F16_WEIGHTS = 1048576,
+       AMPI_AMX_TAPS = 64 };
 
 /* An odd number of cache lines: rows of a tile that far apart fall on different cache sets. */
 AMPI_FN size_t ampi_amx_gap(size_t floats) { return ((floats + 15) / 16 | 1u) * 16; }
@@ -6274,7 +6276,16 @@ AMPI_FN void ampi_amx_conv_stage(ampi_amx_conv* d, size_t band) {
     d->image = d->blocks * AMPI_WORDS * d->plane;
 }
 
-/* Is the shape one for the unit, with operands of type t? */
+/* Is the shape one for the unit, with operands of type t? FP16 takes four products for one: it gains where a pixel
+   meets several kernel positions and the weights' words stay in a cache. */
+AMPI_FN int ampi_amx_conv_gains(const ampi_conv2d* c, amp_dtype t) {
+    const amp_conv2d_shape* s = &c->s;
+    if (t == AMP_F16 && (c->taps == 1 || c->og * c->cg * c->taps > AMPI_AMX_F16_WEIGHTS)) return 0;
+    return ampi_amx(0) && t != AMP_F32 && s->stride_h == 1 && s->stride_w == 1 && c->taps <= AMPI_AMX_TAPS
+           && c->og >= 16 && c->cg >= 16
+           && ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
+           && ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w);
+}
 AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back, amp_dtype t) {
     const amp_conv2d_shape* s = &c->s;
     size_t threads = ampi_conv2d_threads(c), n = (size_t)s->n, right, height, most;
@@ -6283,10 +6294,7 @@ AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back,
     d->g = ampi_gemm_isa_amx(t);
     d->rows = back ? c->cg : c->og;
     d->depth = back ? c->og : c->cg;
-    if (!ampi_amx(0) || t == AMP_F32 || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS
-        || d->rows < 16 || d->depth < 16
-        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
-        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w)) return 0;
+    if (!ampi_amx_conv_gains(c, t)) return 0;
     ampi_conv2d_sides(c, back, &d->h, &d->w);
     d->blocks = ampi_words(&d->g, d->depth) / AMPI_WORDS;
     right = (size_t)(d->w.high > d->w.source - d->w.result ? d->w.high - d->w.source + d->w.result : 0);
@@ -6510,10 +6518,7 @@ AMPI_FN int ampi_amx_depth_plan(ampi_amx_depth* d, const ampi_conv2d* c, amp_dty
     memset(d, 0, sizeof *d);
     d->c = c;
     d->g = ampi_gemm_isa_amx(t);
-    if (!ampi_amx(0) || t == AMP_F32 || s->stride_h != 1 || s->stride_w != 1 || c->taps > AMPI_AMX_TAPS
-        || c->og < 16 || c->cg < 16
-        || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
-        || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w)) return 0;
+    if (!ampi_amx_conv_gains(c, t)) return 0;
     d->unit = t == AMP_F16 ? 8 : 2;
     span_w = (size_t)(s->kernel_w - 1) * (size_t)s->dilation_w;
     d->pitch = ampi_max_size((size_t)c->out_w, (size_t)(s->width + s->pad_w));

@@ -473,7 +473,7 @@ static void test_fast_sums(void) {
     without_reference = 1;
     for (round = 0; round < 36; round++) {
         const int* z = SIZES[round % 9];
-        amp_dtype t = round / 9 % 2 ? AMP_F16 : AMP_BF16;
+        amp_dtype t = round / 9 % 2 && z[5] * z[6] > 1 ? AMP_F16 : AMP_BF16;    /* 1 x 1: BF16 only */
         conv v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
                           t, t, round / 9 % 4 == 0 || round / 9 == 3 ? AMP_F32 : t, NULL);
         int halves = t == AMP_F16, block = halves ? 8 : 32, more = round % 2 == 0;
