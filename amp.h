@@ -3397,7 +3397,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, cons
 AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
                                                  amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
                                                  size_t width, int is_b) {
-    const __m512i none = _mm512_setzero_si512(), half = _mm512_set1_epi16(16);
+    const __m512i none = _mm512_setzero_si512(), next = _mm512_set1_epi16(16);
     const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
                                            39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     size_t w, j;
@@ -3410,7 +3410,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
             _mm512_storeu_si512(dst + w * ldd + j, _mm512_permutex2var_epi16(x, pairs, y));
             if (j + 16 < width)
                 _mm512_storeu_si512(dst + w * ldd + j + 16,
-                                    _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, half), y));
+                                    _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, next), y));
         }
     for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
         for (j = 0; j < width; j += 16) {
