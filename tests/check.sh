@@ -47,7 +47,8 @@ mingw() { # to Windows; under Wine, where it is, the program runs too
 }
 for c in gcc clang clang-19; do
     have $c || { skip "$c is not here"; continue; }
-    for std in c99 c11 c17 c2x gnu99; do step "$c -std=$std" compile_run $c -std=$std -Wc++-compat -O1; done
+    step "$c -std=c99" compile_run $c -std=c99 -Wc++-compat -O1
+    for std in c11 c17 c2x gnu99; do step "$c -std=$std" compile_run $c -std=$std -Wc++-compat -O0; done
     for macro in $options; do step "$c -D$macro" compile_run $c -std=c99 -O0 -Wc++-compat -D$macro; done
     step "$c, all option macros at once" every $c
     step "$c, beside _Float16" half_beside $c
@@ -56,7 +57,8 @@ for c in gcc clang clang-19; do
 done
 for c in g++ clang++; do
     have $c || { skip "$c is not here"; continue; }
-    for std in c++11 c++14 c++17 c++20 c++2b; do step "$c -std=$std" compile_cpp $c -std=$std -O1; done
+    step "$c -std=c++11" compile_cpp $c -std=c++11 -O1
+    for std in c++14 c++17 c++20 c++2b; do step "$c -std=$std" compile_cpp $c -std=$std -O0; done
 done
 if have tcc; then step "tcc" sh -c "tcc -DUSE_IMPLEMENTATION tests/compile.c -o $out/tcc -lm && $out/tcc"; else skip "tcc is not here"; fi
 if have x86_64-w64-mingw32-gcc; then for std in c99 gnu17; do step "mingw-w64 -std=$std" mingw $std; done
