@@ -9616,14 +9616,19 @@ AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, size_t n, 
     return table;
 }
 #if AMPI_X86
+/* 32 bits from each of 16 places, `size` bytes apart; in halves, as gcc -O0 warns of the other form's mask. */
+#define AMPI_GATHER_HALF(base, at, size, which) \
+    _mm256_i32gather_epi32((const int*)(const void*)(base), _mm512_maskz_extracti64x4_epi64(0xf, at, which), size)
+#define AMPI_GATHER_X16(base, at, size) \
+    _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(AMPI_GATHER_HALF(base, at, size, 0)), \
+                             AMPI_GATHER_HALF(base, at, size, 1), 1)
 /* Entries are read 32 bits at a time: of 16 bits, together with the next one. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_value_x16(const uint16_t* v, size_t i, __mmask16 m) {
     return _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, v + i));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_look_up_x16(amp_dtype t, size_t i, __mmask16 m, uint16_t* y,
                                                      const uint16_t* x, const uint16_t* table) {
-    const __m512i zero = _mm512_setzero_si512(), at = ampi_value_x16(x, i, m);
-    const __m512i both = _mm512_mask_i32gather_epi32(zero, AMPI_ALL16, at, (const int*)(const void*)table, 2);
+    const __m512i both = AMPI_GATHER_X16(table, ampi_value_x16(x, i, m), 2);
     (void)t;
     AMPI_AHEAD(x, i * sizeof *x);
     AMPI_AHEAD(y, i * sizeof *y);
@@ -9634,8 +9639,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_look_up_avx512(const uint16_t* table, const
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_value_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
                                                          const uint16_t* s, const float* table) {
-    const __m512 zero = _mm512_setzero_ps();
-    const __m512 slope = _mm512_mask_i32gather_ps(zero, AMPI_ALL16, ampi_value_x16(s, i, m), table, 4);
+    const __m512 slope = _mm512_castsi512_ps(AMPI_GATHER_X16(table, ampi_value_x16(s, i, m), 4));
     AMPI_AHEAD(dy, i * amp_dtype_size(t));
     AMPI_AHEAD(s, i * sizeof *s);
     ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), slope));
