@@ -4473,6 +4473,11 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
 }
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
+/* Floats that an exec's workspace has room for, once it is aligned. */
+AMPI_FN size_t ampi_room(const amp_exec* exec) {
+    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
+    return bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+}
 
 /* One slot's share of the tiles. */
 AMPI_FN void ampi_gemm_slot(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t slot,
@@ -4612,8 +4617,7 @@ AMPI_FN void ampi_amx_on_stack(const ampi_gemm_isa* g, const ampi_product* s, co
 
 /* Computes a checked product, if the unit is asked for and it gains. */
 AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) {
-    const size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
-    const size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0, least = s->a.dtype == AMP_F16 ? 32 : 16;
+    const size_t room = ampi_room(exec), least = s->a.dtype == AMP_F16 ? 32 : 16;
     ampi_gemm_isa g;
     ampi_amx_plan p;
     int64_t slot;
@@ -4663,8 +4667,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
 /* Computes a checked product, in the workspace if it holds at least one slot. */
 AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     ampi_gemm_isa g = ampi_gemm_isa_for(s);
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
-    size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;      /* 64: for the alignment */
+    size_t room = ampi_room(exec);
     ampi_gemm_plan p;
     int64_t slot;
     if (s->m == 0 || s->n == 0 || ampi_amx_product_run(s, exec)) return;
@@ -5493,8 +5496,7 @@ AMPI_FN void ampi_stencil_task(ampi_stencil* d, size_t task, const float* shared
 AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
                             const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
                             amp_dtype result_dtype, const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, tasks;
-    size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    size_t room = ampi_room(exec), tasks;
     float *memory, *bias;
     ampi_stencil d;
     int64_t slot;
@@ -5795,8 +5797,7 @@ AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t task, const float* shared
 AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
                              const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
                              amp_dtype result_dtype, const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, tasks;
-    size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    size_t room = ampi_room(exec), tasks;
     int swap = ampi_dtype(source_dtype) == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
     float *memory, *bias;
     ampi_abreast d;
@@ -6075,8 +6076,7 @@ AMPI_FN void ampi_fold_store(const ampi_fold* f, const ampi_fold_tile* t, const 
 AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
                           amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
                           const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
-    size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    size_t room = ampi_room(exec);
     int swap = ampi_dtype(dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
     float* memory;
     int64_t slot;
@@ -6460,8 +6460,7 @@ AMPI_FN void ampi_amx_conv_slot(const ampi_amx_conv* d, size_t slot, const float
 AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype, const void* w,
                               amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result, amp_dtype result_dtype,
                               const amp_exec* exec) {
-    const size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
-    const size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    const size_t room = ampi_room(exec);
     const size_t kw = (size_t)c->s.kernel_w;
     size_t tiles;
     int64_t i, shift_h, shift_w, none;
@@ -6673,8 +6672,7 @@ AMPI_FN void ampi_amx_depth_slot(const ampi_amx_depth* d, size_t slot, size_t pa
 AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
                                amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
                                const amp_exec* exec) {
-    const size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
-    const size_t room = bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
+    const size_t room = ampi_room(exec);
     size_t pass;
     ampi_amx_depth d;
     if (!exec || exec->sums != AMP_SUMS_FAST || x_dtype != dy_dtype || !ampi_amx(1)

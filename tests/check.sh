@@ -179,7 +179,7 @@ if have nvcc; then step "amp_cuda.cuh with nvcc" make -s cuda; else skip "nvcc i
 
 # --- what the tests see ------------------------------------------------------------------------------------------
 if have gcov; then step "coverage" make -s coverage && tail -n 1 $out/log; else skip "gcov is not here"; fi
-# All faults take a quarter of an hour; here one in sixteen.
+# All faults take a quarter of an hour; here one in thirty-two.
 step "planted faults, every thirty-second" $PYTHON tests/mutants.py 1/32 && tail -n 1 $out/log
 
 # --- references that we did not write -------------------------------------------------------------------------
