@@ -4218,11 +4218,12 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
            && b->k0 + b->kc <= s->a.length && b->nc >= 256;
 }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
-   panels. If many panels of A come by, theirs should be two cache lines wide and not far apart. */
+   panels. If many panels of A come by, theirs should be two cache lines wide and not far apart, and if very many, rows
+   should begin with a cache line. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     size_t nr = 2 * g->lanes, rest = b->nc % nr;
     if (s->b.along_k || s->b.image || s->b.dtype != AMP_F32) return 0;
-    if (!b->few && (nr < 32 || s->b.ld > 512)) return 0;
+    if (!b->few && (nr < 32 || s->b.ld > 512 || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
     return rest == g->lanes ? b->nc : b->nc - rest;
 }
 
