@@ -3627,11 +3627,11 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 
 /* --- operands ---------------------------------------------------------------------------- */
 
-/* Largest blocks, and the k of one where C is a few panels high or one wide, so that both panels stay in the
-   first-level cache; how many panels are few; floats of scratch memory on the stack, for a staged image, and
-   between rows. */
-enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_THIN = 192, AMPI_GEMM_FEW = 4,
-       AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
+/* Largest blocks, the k that is still one of them, and the k of one where C is a few panels high or one wide, so that
+   both panels stay in the first-level cache; how many panels are few; floats of scratch memory on the stack, for a
+   staged image, and between rows. */
+enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
+       AMPI_GEMM_FEW = 4, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -3919,7 +3919,7 @@ AMPI_FN void ampi_stage_rows(ampi_stage* t, size_t r0, size_t rn, size_t flip, f
                              size_t last_ldd, size_t stride) {
     const ampi_image* g = t->v->image;
     size_t taps = g->kernel_h * g->kernel_w, end = ampi_min_size(r0 + rn, t->v->runs), r;
-    uint32_t from[AMPI_GEMM_KC];
+    uint32_t from[AMPI_GEMM_KC_ONE];
     size_t a = r0 % taps / g->kernel_w, b = r0 % g->kernel_w;
     for (r = r0; r < end; ) {
         size_t count = ampi_min_size(taps - r % taps, end - r), i, first, next;
@@ -3981,10 +3981,16 @@ AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
     return g->a_width * ampi_row_stride(g, kc);
 }
 
+/* How many panels of A are packed together: all if the rows are few, otherwise, where blocks are deep, so many that
+   they use whole cache lines of each k that is read. */
+AMPI_FN size_t ampi_group(const ampi_gemm_isa* g, int few, size_t panels, size_t kc) {
+    return few ? panels : kc > 256 ? ampi_min_size(panels, ampi_max_size(64 / g->a_width, 1)) : 1;
+}
+
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
     size_t panels = p->nc / (2 * g->lanes), a = ampi_a_stride(g, p->kc), line = g->lanes * (p->kc + AMPI_GEMM_GAP);
-    if (p->few) a *= ampi_div_up(p->mc, g->mr);
+    a *= ampi_group(g, p->few, ampi_div_up(p->mc, g->mr), p->kc);
     if (g->words) line = ampi_a_stride(g, p->kc);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
@@ -4235,12 +4241,24 @@ AMPI_FN size_t ampi_panel_rows(const ampi_block* b, size_t q) {
     return ampi_min_size(b->rows + (q < b->more ? 1 : 0), b->mc - ampi_panel_low(b, q));
 }
 
+/* Panels [q, past) of A, whose runs go across k, a few k at a time: the lines that two panels share are read once. */
+AMPI_FN void ampi_pack_a_runs(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q, size_t past,
+                              float* a) {
+    size_t step = past - q > 1 && !s->a.image ? 64 : b->kc, k, i;
+    for (k = 0; k < b->kc; k += step)
+        for (i = q; i < past; i++)
+            ampi_pack_runs(g, &s->a, s->swap, b->k0 + k, ampi_min_size(b->kc - k, step), b->i0 + ampi_panel_low(b, i),
+                           s->a.image ? ampi_panel_rows(b, i) : g->a_width,
+                           a + (i - q) * ampi_a_stride(g, b->kc) + k * g->a_width, g->a_width);
+}
+
 /* Turns u to panel q of A: row after row if A's runs go along k, otherwise a_width floats for each k. Packs
-   it if that is asked for. */
+   it, and the rest of its group, if that is asked for. */
 AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                             int pack, ampi_micro* u) {
     size_t i, rows = ampi_panel_rows(b, q), row = b->i0 + ampi_panel_low(b, q);
-    float* a = b->a + (b->few ? q * ampi_a_stride(g, b->kc) : 0);
+    size_t group = s->a.along_k && !b->few ? 1 : ampi_group(g, b->few, b->panels, b->kc);
+    float* a = b->a + q % group * ampi_a_stride(g, b->kc);
     u->a = a;
     u->rs = s->a.along_k || g->words ? ampi_row_stride(g, b->kc) : 1;
     u->ks = s->a.along_k || g->words ? 1 : g->a_width;
@@ -4259,8 +4277,8 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
     } else if (pack && s->a.along_k) {
         ampi_operand_block(g, &s->a, row, rows, b->k0, b->kc, a, u->rs);
         for (i = 0; s->swap && i < rows; i++) ampi_swap_pairs(a + i * u->rs, ampi_round_up(b->kc, 16));
-    } else if (pack) {
-        ampi_pack_runs(g, &s->a, s->swap, b->k0, b->kc, row, s->a.image ? rows : g->a_width, a, g->a_width);
+    } else if (pack && q % group == 0) {
+        ampi_pack_a_runs(g, s, b, q, ampi_min_size(q + group, b->panels), a);
     }
 }
 
@@ -4660,9 +4678,11 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
         return ampi_gemm_isa_pairs();
     return ampi_gemm_isa_now();
 }
-/* Tiles of full size. */
+/* Tiles of full size; k that is not much deeper than a block is one. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC, AMPI_GEMM_KC);
+    const size_t one = AMPI_GEMM_KC_ONE;
+    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC,
+                             g->lanes == 16 && k <= one ? one : (size_t)AMPI_GEMM_KC);
 }
 
 /* Computes a checked product, in the workspace if it holds at least one slot. */

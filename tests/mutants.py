@@ -65,6 +65,8 @@ TABLE = [
     ("half", "lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64 / dst_size;",
      "lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64;"),
     # --- gemm
+    ("gemm", "for (k = 0; k < b->kc; k += step)\n        for (i = q; i < past; i++)\n            ampi_pack_runs(g, &s->a",
+     "for (k = 0; k < step; k += step)\n        for (i = q; i < past; i++)\n            ampi_pack_runs(g, &s->a"),
     ("gemm", "        f.beta = 1.0f;", ""),
     ("gemm conv", "b->finish = b->last && g->finish && s->part >= s->n", "b->finish = b->last && g->finish"),
     ("gemm", "f.ld_add = s->bias_per_row ? 1 : 0;", "f.ld_add = 1;"),
