@@ -3989,7 +3989,8 @@ AMPI_FN size_t ampi_group(const ampi_gemm_isa* g, int few, size_t panels, size_t
 
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
-    size_t panels = p->nc / (2 * g->lanes), a = ampi_a_stride(g, p->kc), line = g->lanes * (p->kc + AMPI_GEMM_GAP);
+    size_t panels = ampi_div_up(p->nc, 2 * g->lanes), a = ampi_a_stride(g, p->kc);
+    size_t line = g->lanes * (p->kc + AMPI_GEMM_GAP);
     a *= ampi_group(g, p->few, ampi_div_up(p->mc, g->mr), p->kc);
     if (g->words) line = ampi_a_stride(g, p->kc);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
@@ -4010,16 +4011,17 @@ AMPI_FN size_t ampi_threads(void) { return 1; }
 AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, size_t n, size_t tiles_m,
                            size_t tiles_n) {
     p->mc = tiles_m == 1 ? m : ampi_div_up(m, tiles_m);
-    p->nc = ampi_round_up(tiles_n == 1 ? n : ampi_div_up(n, tiles_n), 2 * g->lanes);
+    p->nc = ampi_round_up(tiles_n == 1 ? n : ampi_div_up(n, tiles_n), g->lanes);
     p->tiles_m = ampi_div_up(m, p->mc);
     p->tiles_n = ampi_div_up(n, p->nc);
 }
 
-/* What the busiest thread has to do for one k, in multiplications: those of its tiles, and packing a row of A
-   is worth about 4 of them, packing a column of B 12. */
-AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, size_t threads) {
+/* What the busiest thread has to do for one k, in multiplications: those of its tiles, where half a panel takes a
+   little more than half the time, and packing a row of A is worth about 4 of them, packing a column of B 12. */
+AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t threads) {
     size_t turns = (p->tiles_m * p->tiles_n + threads - 1) / threads;
-    return (double)turns * ((double)p->mc * (double)p->nc + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
+    size_t width = p->nc + (p->nc % (2 * g->lanes) ? g->lanes / 4 : 0);
+    return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
 }
 
 /* Tiles of at most mc x nc; more of them if that keeps all threads busy. */
@@ -4031,10 +4033,10 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
     m = ampi_max_size(m, 1); n = ampi_max_size(n, 1); k = ampi_max_size(k, 1);
     ampi_gemm_cut(&p, g, m, n, ampi_div_up(m, mc), ampi_div_up(n, nc));
     for (turns = 1, q = p; threads > 1 && turns <= 4; turns++)
-        for (i = ampi_div_up(n, nc); i <= turns * threads && (i - 1) * 2 * g->lanes < n; i++) {
+        for (i = ampi_div_up(n, nc); i <= turns * threads && (i - 1) * g->lanes < n; i++) {
             size_t tiles_m = ampi_max_size(ampi_div_up(turns * threads, i), ampi_div_up(m, mc));
             ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i);
-            if (ampi_gemm_cost(&q, threads) < ampi_gemm_cost(&p, threads)) p = q;
+            if (ampi_gemm_cost(&q, g, threads) < ampi_gemm_cost(&p, g, threads)) p = q;
         }
     p.few = p.mc <= AMPI_GEMM_FEW * g->mr;
     if (p.few || p.nc <= 2 * g->lanes) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
