@@ -351,7 +351,7 @@ AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t
                             float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                             const void* b, amp_dtype b_dtype, size_t ldb,
                             float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
-/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 2.3 MB for each
+/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 4.2 MB for each
    thread, less for small products. 0 if the size overflows. A dense layer's forward call is a product of
    (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
