@@ -4007,6 +4007,13 @@ AMPI_FN size_t ampi_threads(void) { int t = omp_get_max_threads(); return t > 0 
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
 
+/* Threads that a product is worth: an element brought from memory counts as 4 multiplications, because products of
+   one row are little else. */
+AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
+    const double a = (double)m, b = (double)n, c = (double)k;
+    return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
+}
+
 /* Cuts C into tiles. */
 AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, size_t n, size_t tiles_m,
                            size_t tiles_n) {
@@ -4028,7 +4035,7 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
                                          size_t nc, size_t kc) {
     ampi_gemm_plan p, q;
-    size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), blocks, i, turns;
+    size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
     memset(&p, 0, sizeof p);
     m = ampi_max_size(m, 1); n = ampi_max_size(n, 1); k = ampi_max_size(k, 1);
     ampi_gemm_cut(&p, g, m, n, ampi_div_up(m, mc), ampi_div_up(n, nc));
