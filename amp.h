@@ -9276,39 +9276,45 @@ AMPI_KERNEL_AVX2(ampi_ln_columns_plain,
                  dg, db, dy, x, mean, invstd, n)
 
 #if AMPI_X86
+/* `ahead` bytes on, rows below have the same columns: those beside them may be another thread's. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_columns_x16(amp_dtype t, size_t i, __mmask16 m, double* dg, double* db,
-                                                        const void* dy, const void* x, __m512 mean, __m512 invstd) {
+                                                        const void* dy, const void* x, size_t ahead, __m512 mean,
+                                                        __m512 invstd) {
     const ampi_wide g = ampi_get_wide_x16(t, dy, i, m);
     ampi_wide sum = ampi_load_wide(db + i), dot = ampi_load_wide(dg + i);
-    AMPI_AHEAD(dy, i * amp_dtype_size(t));
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    AMPI_FETCH(dy, ahead + i * amp_dtype_size(t));
+    AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
     ampi_wide_add(&sum, g);
     ampi_wide_fma(&dot, g, ampi_widen_x16(_mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd)));
     ampi_store_wide(db + i, sum);
     ampi_store_wide(dg + i, dot);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_columns_typed(amp_dtype t, double* dg, double* db, const void* dy,
-                                                          const void* x, float mean, float invstd, size_t n) {
+                                                          const void* x, size_t ahead, float mean, float invstd,
+                                                          size_t n) {
     const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
-    AMPI_EACH_X16(ampi_ln_columns_x16, t, n, dg, db, dy, x, m, s);
+    AMPI_EACH_X16(ampi_ln_columns_x16, t, n, dg, db, dy, x, ahead, m, s);
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, ampi_part dy, ampi_part x, float mean,
-                                                       float invstd) {
-    AMPI_FOR_TYPE(ampi_ln_columns_typed, x.t, dg, db, dy.data, x.data, mean, invstd, x.n);
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, ampi_part dy, ampi_part x, size_t ahead,
+                                                       float mean, float invstd) {
+    AMPI_FOR_TYPE(ampi_ln_columns_typed, x.t, dg, db, dy.data, x.data, ahead, mean, invstd, x.n);
 }
 #endif
 
-/* The same for columns [start, start+n) of one row. */
-AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start, size_t n, double* dg, double* db) {
+/* The same for columns [start, start+n) of one row; `next` rows below are about a page of these columns. */
+AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start, size_t n, size_t next, double* dg,
+                             double* db) {
     const size_t at = row * q->d + start;
     float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
 #if AMPI_X86
     if (ampi_typed(q->dyt, q->xt)) {
         ampi_ln_columns_avx512(dg, db, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
-                               ampi_part_of(q->x, q->xt, at, n, 1, NULL), q->mean[row], q->invstd[row]);
+                               ampi_part_of(q->x, q->xt, at, n, 1, NULL), next * q->d * amp_dtype_size(q->xt),
+                               q->mean[row], q->invstd[row]);
         return;
     }
 #endif
+    (void)next;
     ampi_ln_columns_plain(dg, db, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile),
                           q->mean[row], q->invstd[row], ampi_padded(n));
 }
@@ -9335,11 +9341,11 @@ AMPI_FN void ampi_ln_store_sums(void* dst, amp_dtype t, size_t start, size_t n, 
 AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, size_t count, void* dgamma,
                                      void* dbeta, amp_dtype dpt, int accumulate, void* dx, amp_dtype dxt) {
     double dg[AMPI_TILE], db[AMPI_TILE];
-    size_t n = ampi_min_size(q->d - start, count), row;
+    size_t n = ampi_min_size(q->d - start, count), next = ampi_div_up(4096, n * amp_dtype_size(q->xt)), row;
     memset(dg, 0, sizeof dg);
     memset(db, 0, sizeof db);
     for (row = 0; row < q->rows; row++) {
-        ampi_ln_columns(q, row, start, n, dg, db);
+        ampi_ln_columns(q, row, start, n, next, dg, db);
         if (dx) ampi_ln_row_backward(q, row, dx, dxt);
     }
     ampi_ln_store_sums(dgamma, dpt, start, n, dg, accumulate);
