@@ -7219,18 +7219,29 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_sigmoid_x16(__m512 x) {
     const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
     return _mm512_div_ps(_mm512_mask_mov_ps(one, negative, e), _mm512_add_ps(one, e));
 }
+/* exp(2a) is formed in halves: r/2 from a, (exp(r) - 1) / 2 with coefficients times powers of two, exp(2a) / 2, and
+   2 / (exp(2a) + 1) as the reciprocal of half the sum. A NaN takes the way of small numbers. (A range instruction would
+   give min(|x|, 20), but on some processors waits for what its target held before.) */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_tanh_x16(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), sign = _mm512_set1_ps(-0.0f);
-    const __m512 a = _mm512_andnot_ps(sign, x), z = _mm512_mul_ps(x, x);
-    const __m512 e = ampi_exp_x16(_mm512_mul_ps(two, _mm512_maskz_min_ps(AMPI_ALL16, _mm512_set1_ps(20.0f), a)));
-    const __m512 large = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(one, e)));
-    const __mmask16 small = _mm512_cmp_ps_mask(a, _mm512_set1_ps(0.625f), _CMP_LT_OQ);
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(-0.00569229666f), z, _mm512_set1_ps(0.0206281673f));
+    const __m512 one = _mm512_set1_ps(1.0f), half = _mm512_set1_ps(0.5f), magic = _mm512_set1_ps(12582912.0f);
+    const __m512 sign = _mm512_set1_ps(-0.0f), z = _mm512_mul_ps(x, x);
+    const __m512 a = _mm512_maskz_min_ps(AMPI_ALL16, _mm512_andnot_ps(sign, x), _mm512_set1_ps(20.0f));
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(a, _mm512_set1_ps(2.0f * 1.44269502f), magic), magic);
+    const __mmask16 large = _mm512_cmp_ps_mask(z, _mm512_set1_ps(0.390625f), _CMP_GE_OQ);      /* |x| >= 5/8 */
+    __m512 p, r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f / 2.0f), a), e;
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f / 2.0f), r);
+    e = _mm512_fmadd_ps(_mm512_set1_ps(32.0f * 0.00138367142f), r, _mm512_set1_ps(16.0f * 0.00836914033f));
+    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(8.0f * 0.0416681059f));
+    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(4.0f * 0.166665167f));
+    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(2.0f * 0.49999994f));
+    e = _mm512_add_ps(half, _mm512_fmadd_ps(_mm512_mul_ps(r, r), e, r));
+    e = _mm512_div_ps(one, _mm512_add_ps(half, _mm512_maskz_scalef_ps(AMPI_ALL16, e, n)));
+    p = _mm512_fmadd_ps(_mm512_set1_ps(-0.00569229666f), z, _mm512_set1_ps(0.0206281673f));
     p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.0537365153f));
     p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(0.133314058f));
     p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.333332807f));
-    p = _mm512_mask_mov_ps(large, small, _mm512_fmadd_ps(_mm512_mul_ps(p, z), a, a));
-    return _mm512_or_ps(_mm512_andnot_ps(sign, p), _mm512_and_ps(sign, x));
+    p = _mm512_mask_sub_ps(_mm512_fmadd_ps(_mm512_mul_ps(p, z), x, x), large, one, e);
+    return _mm512_or_ps(p, _mm512_and_ps(sign, x));
 }
 /* There is no need to clamp: what is outside is masked. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_normal_cdf_x16(__m512 x, __m512* density) {
