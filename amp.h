@@ -8343,10 +8343,11 @@ typedef struct ampi_pool_rows_open {
     float sum[AMPI_POOL_RING];
 } ampi_pool_rows_open;
 
+/* Of a number of 16 bits the last byte of the key is 0: see ampi_pool_ring_look. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_keys_x16(__m512 x) {
     const __m512i u = _mm512_castps_si512(x), mag = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
     const __m512i key = _mm512_mask_sub_epi32(mag, _mm512_movepi32_mask(u), _mm512_setzero_si512(), mag);
-    return _mm512_mask_mov_epi32(key, ampi_nan_x16(u), _mm512_set1_epi32(0x7fffffff));
+    return _mm512_mask_mov_epi32(key, ampi_nan_x16(u), _mm512_set1_epi32(0x7fffff00));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_keys(int32_t* key, __m512i v, size_t n) {
     _mm512_storeu_si512(key, _mm512_mask_mov_epi32(_mm512_set1_epi32(INT32_MIN), ampi_first_x16(n), v));
@@ -8356,7 +8357,9 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_get_pairs(amp_dtype t, const void*
                                                         int32_t* odd) {
     const __m512i two = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     __m512i e, o;
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
     if (t == AMP_F32) {
+        AMPI_AHEAD(x, i * sizeof(float) + 64);
         const __m512 a = ampi_get_x16(t, x, i, ampi_first_x16(n));
         const __m512 b = ampi_get_x16(t, x, i + 16, n > 16 ? ampi_first_x16(n - 16) : 0);
         e = ampi_pool_keys_x16(_mm512_maskz_permutex2var_ps(AMPI_ALL16, a, two, b));
@@ -8377,8 +8380,10 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_pairs(amp_dtype t, void* x, si
     const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
     __m512i low, high;
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
     if (t == AMP_F32) {
         const __m512i last = _mm512_or_si512(zip, _mm512_set1_epi32(8));
+        AMPI_AHEAD(x, i * sizeof(float) + 64);
         ampi_put_x16(t, x, i, ampi_first_x16(n), _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, zip, odd));
         if (n > 16)
             ampi_put_x16(t, x, i + 16, ampi_first_x16(n - 16),
@@ -8403,12 +8408,14 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_open(amp_dtype t, ampi_pool_r
     const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;
     int32_t *even = d->key + slot + d->s->pixel[0], *odd = d->key + slot + d->s->pixel[1];
     const int sw = d->p->sw;
+    float* sum = d->sum + slot;
     size_t i;
-    for (i = 0; i < row; i += 16) _mm512_storeu_ps(d->sum + slot + i, _mm512_setzero_ps());
-    for (i = 0; sw == 2 && i < w; i += 32) {
-        AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));
-        ampi_pool_get_pairs(t, x, at + i, w - i, even + i / 2, odd + i / 2);
+    for (i = 0; i < row; i += 16, sum += 16) {
+        AMPI_OPAQUE(sum);                           /* a call of memset would take longer */
+        _mm512_storeu_ps(sum, _mm512_setzero_ps());
     }
+    for (i = 0; sw == 2 && i + 32 <= w; i += 32) ampi_pool_get_pairs(t, x, at + i, 32, even + i / 2, odd + i / 2);
+    if (sw == 2 && i < w) ampi_pool_get_pairs(t, x, at + i, w - i, even + i / 2, odd + i / 2);
     for (i = 0; sw == 1 && i < w; i += 16) {
         const __m512 v = ampi_get_x16(t, x, at + i, ampi_first_x16(w - i));
         AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));
@@ -8423,17 +8430,26 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_close(amp_dtype t, const ampi
     const size_t w = (size_t)d->p->w;
     const int sw = d->p->sw;
     size_t i;
-    for (i = 0; sw == 2 && i < w; i += 32)
+    for (i = 0; sw == 2 && i + 32 <= w; i += 32)
+        ampi_pool_put_pairs(t, dx, at + i, 32, _mm512_loadu_ps(even + i / 2), _mm512_loadu_ps(odd + i / 2));
+    if (sw == 2 && i < w)
         ampi_pool_put_pairs(t, dx, at + i, w - i, _mm512_loadu_ps(even + i / 2), _mm512_loadu_ps(odd + i / 2));
     for (i = 0; sw == 1 && i < w; i += 16)
         ampi_put_x16(t, dx, at + i, ampi_first_x16(w - i), _mm512_loadu_ps(even + i));
 }
 
-/* Is place `here` of sixteen windows larger than the best so far? */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_look(const int32_t* key, int here, __m512i* best, __m512i* place) {
-    const __m512i v = _mm512_loadu_si512(key);
-    *place = _mm512_mask_mov_epi32(*place, _mm512_cmpgt_epi32_mask(v, *best), _mm512_set1_epi32(here));
+/* Is place `here` of sixteen windows larger than the best so far? Keys of 16 bits have room for it: 255 - here, which
+   is larger the earlier a place comes. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_look(amp_dtype t, const int32_t* key, int here, __m512i* best,
+                                                        __m512i* place) {
+    __m512i v = _mm512_loadu_si512(key);
+    if (t == AMP_F32)
+        *place = _mm512_mask_mov_epi32(*place, _mm512_cmpgt_epi32_mask(v, *best), _mm512_set1_epi32(here));
+    else v = _mm512_or_si512(v, _mm512_set1_epi32(255 - here));
     *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_ring_place(amp_dtype t, __m512i best, __m512i place) {
+    return t == AMP_F32 ? place : _mm512_andnot_si512(best, _mm512_set1_epi32(255));
 }
 /* Adds g where the maximum is at place `here`; g is 0 behind the last window. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_add(float* sum, int here, __m512i place, __m512 g) {
@@ -8454,40 +8470,53 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_windows(amp_dtype t, ampi_poo
         const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
         __m512i best = _mm512_set1_epi32(INT32_MIN), place = best;
         for (i = 0; i < rows; i++)
-            for (k = 0; k < kw; k++) ampi_pool_ring_look(d->key + slot[i] + column[k] + o, i * kw + k, &best, &place);
+            for (k = 0; k < kw; k++)
+                ampi_pool_ring_look(t, d->key + slot[i] + column[k] + o, i * kw + k, &best, &place);
+        place = ampi_pool_ring_place(t, best, place);
         for (k = kw - 1; k >= 0; k--)
             for (i = 0; i < rows; i++)
                 ampi_pool_ring_add(d->sum + slot[i] + column[k] + o, i * kw + k, place, g);
     }
 }
-/* The same for 3 x 3 places, without loops over them. */
+/* The sums of a row where windows of three places are two pixels apart: the first place and the last one fall on the
+   same line, the last one an element on. Its g are moved there in registers, with that of the window before the group
+   from `before`: what was stored a moment ago at another offset would have to reach memory before it could be loaded. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_three(float* sum, size_t middle, int here, __m512i place, __m512 g,
+                                                         __m512i* before) {
+    const __mmask16 first = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here));
+    const __mmask16 third = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here + 2));
+    const __m512i last = _mm512_maskz_mov_epi32(third, _mm512_castps_si512(g));
+    const __m512i moved = _mm512_maskz_alignr_epi32(AMPI_ALL16, last, *before, 15);
+    const __m512 old = _mm512_add_ps(_mm512_loadu_ps(sum), _mm512_castsi512_ps(moved));
+    _mm512_storeu_ps(sum, _mm512_mask_add_ps(old, first, old, g));
+    ampi_pool_ring_add(sum + middle, here + 1, place, g);
+    *before = last;
+}
+/* The same for 3 x 3 places, two pixels apart, without loops over them. The group behind the last window takes what
+   was moved out of the last one. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_nine(amp_dtype t, ampi_pool_rows_open* d, int r0, const void* dy,
                                                         size_t at) {
     const size_t n = (size_t)d->p->ow, last = d->s->last, row = d->s->row, a = d->s->at[1], b = d->s->at[2];
     const size_t r = (size_t)r0, s0 = (r & last) * row, s1 = ((r + 1) & last) * row, s2 = ((r + 2) & last) * row;
+    __m512i before0 = _mm512_setzero_si512(), before1 = before0, before2 = before0;
     size_t o;
-    for (o = 0; o < n; o += 16) {
+    for (o = 0; o <= n; o += 16) {
         const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;
-        float *t0 = d->sum + s0 + o, *t1 = d->sum + s1 + o, *t2 = d->sum + s2 + o;
         const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
-        __m512i best = _mm512_loadu_si512(k0), place = _mm512_setzero_si512();
-        ampi_pool_ring_look(k0 + a, 1, &best, &place);
-        ampi_pool_ring_look(k0 + b, 2, &best, &place);
-        ampi_pool_ring_look(k1, 3, &best, &place);
-        ampi_pool_ring_look(k1 + a, 4, &best, &place);
-        ampi_pool_ring_look(k1 + b, 5, &best, &place);
-        ampi_pool_ring_look(k2, 6, &best, &place);
-        ampi_pool_ring_look(k2 + a, 7, &best, &place);
-        ampi_pool_ring_look(k2 + b, 8, &best, &place);
-        ampi_pool_ring_add(t0 + b, 2, place, g);
-        ampi_pool_ring_add(t1 + b, 5, place, g);
-        ampi_pool_ring_add(t2 + b, 8, place, g);
-        ampi_pool_ring_add(t0 + a, 1, place, g);
-        ampi_pool_ring_add(t1 + a, 4, place, g);
-        ampi_pool_ring_add(t2 + a, 7, place, g);
-        ampi_pool_ring_add(t0, 0, place, g);
-        ampi_pool_ring_add(t1, 3, place, g);
-        ampi_pool_ring_add(t2, 6, place, g);
+        __m512i best = _mm512_set1_epi32(INT32_MIN), place = _mm512_setzero_si512();
+        ampi_pool_ring_look(t, k0, 0, &best, &place);
+        ampi_pool_ring_look(t, k0 + a, 1, &best, &place);
+        ampi_pool_ring_look(t, k0 + b, 2, &best, &place);
+        ampi_pool_ring_look(t, k1, 3, &best, &place);
+        ampi_pool_ring_look(t, k1 + a, 4, &best, &place);
+        ampi_pool_ring_look(t, k1 + b, 5, &best, &place);
+        ampi_pool_ring_look(t, k2, 6, &best, &place);
+        ampi_pool_ring_look(t, k2 + a, 7, &best, &place);
+        ampi_pool_ring_look(t, k2 + b, 8, &best, &place);
+        place = ampi_pool_ring_place(t, best, place);
+        ampi_pool_ring_three(d->sum + s0 + o, a, 0, place, g, &before0);
+        ampi_pool_ring_three(d->sum + s1 + o, a, 3, place, g, &before1);
+        ampi_pool_ring_three(d->sum + s2 + o, a, 6, place, g, &before2);
     }
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_image(amp_dtype t, const ampi_pool_ring* s, const ampi_pool_plan* p,
@@ -8503,7 +8532,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_image(amp_dtype t, const ampi
         const size_t at = out + (size_t)oh * (size_t)p->ow;
         for (; closed < rows.first; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
         for (; opened < rows.last; opened++) ampi_pool_ring_open(t, &d, opened, x, image + (size_t)opened * w);
-        if (p->kw == 3 && rows.last - rows.first == 3) ampi_pool_ring_nine(t, &d, rows.first, dy, at);
+        if (p->kw == 3 && p->sw == 2 && rows.last - rows.first == 3) ampi_pool_ring_nine(t, &d, rows.first, dy, at);
         else ampi_pool_ring_windows(t, &d, rows.first, rows.last - rows.first, dy, at);
     }
     for (; closed < opened; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
