@@ -7428,6 +7428,9 @@ AMPI_INLINE void ampi_lane_sum_plain_body(int hw, double* acc, const float* x, s
 }
 AMPI_KERNEL_AVX2(ampi_lane_sum_plain, (double* acc, const float* x, size_t n), acc, x, n)
 
+/* Is the mean of floats such that no difference from it, rounded to float, becomes infinite? */
+AMPI_FN int ampi_mean_is_usual(double mean) { return fabs(mean) < 1e30; }
+
 /* acc[i % LANES] += (x[i] - mean[i % LANES])^2. The difference is rounded to float, so its square is
    exact. */
 AMPI_INLINE double ampi_add_square(int hw, float x, double mean, double sum) {
@@ -7523,13 +7526,18 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_fma(ampi_wide* acc, ampi_wide a, a
     acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
     acc->high = _mm512_fmadd_pd(a.high, b.high, acc->high);
 }
-/* acc += (x - mean)^2 in the lanes of the mask, the difference rounded to float. */
+/* d rounded to the 24 bits of a float: 2^29 times its power of two pushes the others out of a double. What a float could
+   only hold as a subnormal number keeps more of them, but its square is lost beside any eps, and 0 as a float. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512d ampi_round_24(__m512d d) {
+    const __m512d shift = _mm512_set1_pd(536870912.0);
+    const __m512d power = _mm512_and_pd(d, _mm512_castsi512_pd(_mm512_set1_epi64(-0x10000000000000)));
+    return _mm512_fnmadd_pd(power, shift, _mm512_fmadd_pd(power, shift, d));
+}
+/* acc += (x - mean)^2 in the lanes of the mask, the difference rounded to float; for usual means. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_moment(ampi_wide* acc, ampi_wide x, ampi_wide mean, __mmask16 m) {
-    __m256 low = _mm512_maskz_cvtpd_ps((__mmask8)m, _mm512_sub_pd(x.low, mean.low));
-    __m256 high = _mm512_maskz_cvtpd_ps((__mmask8)(m >> 8), _mm512_sub_pd(x.high, mean.high));
     ampi_wide d;
-    d.low = _mm512_maskz_cvtps_pd(0xff, low);
-    d.high = _mm512_maskz_cvtps_pd(0xff, high);
+    d.low = ampi_round_24(_mm512_maskz_sub_pd((__mmask8)m, x.low, mean.low));
+    d.high = ampi_round_24(_mm512_maskz_sub_pd((__mmask8)(m >> 8), x.high, mean.high));
     ampi_wide_fma(acc, d, d);
 }
 /* The tree of ampi_lane_total. */
@@ -7594,17 +7602,18 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, a
 }
 #endif
 
-/* The three for a part, whose type is F32 where there is no kernel by hand. */
+/* The three for a part, whose type is F32 where there is no kernel by hand, as for means that are not usual. */
 AMPI_FN void ampi_lane_sum(double* acc, ampi_part x) {
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) { ampi_lane_sum_avx512(acc, x); return; }
 #endif
     ampi_lane_sum_plain(acc, (const float*)x.data, x.n);
 }
-AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean) {
+AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean, int usual) {
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_lane_moment_avx512(acc, x, mean); return; }
+    if (ampi_simd() == AMP_ISA_AVX512 && usual) { ampi_lane_moment_avx512(acc, x, mean); return; }
 #endif
+    (void)usual;
     ampi_lane_moment_plain(acc, (const float*)x.data, mean, x.n);
 }
 AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, const float* mean) {
@@ -8449,7 +8458,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_look(amp_dtype t, const int32
     *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_ring_place(amp_dtype t, __m512i best, __m512i place) {
-    return t == AMP_F32 ? place : _mm512_andnot_si512(best, _mm512_set1_epi32(255));
+    return t == AMP_F32 ? place : _mm512_maskz_andnot_epi32(AMPI_ALL16, best, _mm512_set1_epi32(255));
 }
 /* Adds g where the maximum is at place `here`; g is 0 behind the last window. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_add(float* sum, int here, __m512i place, __m512 g) {
@@ -8737,13 +8746,17 @@ AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt,
     const int typed = ampi_bn_typed(p, xt, xt);
     float tile[AMPI_TILE];
     size_t step, l;
+    int usual = 1;
     memset(mean, 0, AMPI_LANES * sizeof(double));
     memset(squares, 0, AMPI_LANES * sizeof(double));
     for (step = 0; step < p->steps; step++) ampi_lane_sum(mean, ampi_bn_view(p, x, xt, group, step, typed, tile));
     ampi_bn_combine(p, mean);
-    for (l = 0; l < AMPI_LANES; l++) mean[l] /= (double)p->n * (double)p->spatial;
+    for (l = 0; l < AMPI_LANES; l++) {
+        mean[l] /= (double)p->n * (double)p->spatial;
+        usual = usual && ampi_mean_is_usual(mean[l]);
+    }
     for (step = 0; step < p->steps; step++)
-        ampi_lane_moment(squares, ampi_bn_view(p, x, xt, group, step, typed, tile), mean);
+        ampi_lane_moment(squares, ampi_bn_view(p, x, xt, group, step, typed && usual, tile), mean, usual);
     ampi_bn_combine(p, squares);
 }
 
@@ -9016,9 +9029,9 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_x16(amp_dtype t, size_t i, 
     ampi_wide_moment(acc, ampi_load_wide(kept + i), mean, m);
 }
 /* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. The second
-   pass does not need the memory: it fetches the rows of y, which are written next. */
+   pass does not need the memory: it fetches the rows of y, which are written next. *usual: are the means? */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
-                                                        size_t d, double eps, float* mean, float* invstd) {
+                                                        size_t d, double eps, float* mean, float* invstd, int* usual) {
     const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
     double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
     ampi_wide acc, m;
@@ -9029,6 +9042,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void*
         AMPI_EACH_X16(ampi_sum_keep_x16, t, first, &acc, row, kept[k]);
         AMPI_EACH_X16(ampi_sum_x16, t, d - first, &acc, row + first * size);
         value[k] = ampi_wide_total(acc) / (double)d;
+        *usual = *usual && ampi_mean_is_usual(value[k]);
     }
     for (k = 0; k < rows; k++) {
         const char* row = (const char*)x + k * d * size;
@@ -9040,9 +9054,11 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void*
         invstd[k] = (float)(1.0 / sqrt(ampi_wide_total(acc) / (double)d + eps));
     }
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
-                                                       size_t d, double eps, float* mean, float* invstd) {
-    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, y, rows, d, eps, mean, invstd);
+AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
+                                                      size_t d, double eps, float* mean, float* invstd) {
+    int usual = 1;
+    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, y, rows, d, eps, mean, invstd, &usual);
+    return usual;
 }
 #endif
 
@@ -9075,10 +9091,8 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
                                   double eps, float* mean, float* invstd) {
     size_t k;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) {
-        ampi_ln_measure_avx512((const char*)x + start * amp_dtype_size(xt), xt, y, rows, d, eps, mean, invstd);
-        return;
-    }
+    if (ampi_simd() == AMP_ISA_AVX512
+        && ampi_ln_measure_avx512((const char*)x + start * amp_dtype_size(xt), xt, y, rows, d, eps, mean, invstd)) return;
 #endif
     (void)y;
     for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
@@ -10372,7 +10386,8 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     const ampi_argument list[] = { { "x", x, xt, 0 },
                                    { "target", target, tt, 0 },
                                    { "loss", loss, AMP_F32, 0 } };
-    double parts[AMPI_PARTS], zero[AMPI_LANES];
+    double parts[AMPI_PARTS];
+    float zero[AMPI_LANES];
     size_t tiles = (size_t)ampi_tiles(n);
     int64_t part;
     amp_result r = AMPI_CHECK(exec, op, n, list);
@@ -10384,16 +10399,17 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (part = 0; part < AMPI_PARTS; part++) {
         float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
-        double acc[AMPI_LANES];
+        double acc[AMPI_LANES], unused[AMPI_LANES];
         ampi_part terms;
         size_t i, end = ampi_part_start(tiles, part + 1);
         memset(acc, 0, sizeof acc);
+        memset(unused, 0, sizeof unused);
         for (i = ampi_part_start(tiles, part); i < end; i++) {
             size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
             ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile),
                             ampi_view(target, tt, start, count, t_tile), ampi_padded(count));
             terms = ampi_part_of(tile, AMP_F32, 0, count, 1, NULL);
-            if (kind == AMPI_MSE) ampi_lane_moment(acc, terms, zero);
+            if (kind == AMPI_MSE) ampi_lane_dot(unused, acc, terms, terms, zero);
             else                  ampi_lane_sum(acc, terms);
         }
         parts[part] = ampi_lane_total(acc);
