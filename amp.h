@@ -7526,8 +7526,8 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_fma(ampi_wide* acc, ampi_wide a, a
     acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
     acc->high = _mm512_fmadd_pd(a.high, b.high, acc->high);
 }
-/* d rounded to the 24 bits of a float: 2^29 times its power of two pushes the others out of a double. What a float could
-   only hold as a subnormal number keeps more of them, but its square is lost beside any eps, and 0 as a float. */
+/* d rounded to the 24 bits of a float: 2^29 times its power of two pushes the others out of a double. What a float
+   could only hold as a subnormal number keeps more of them, but its square is lost beside any eps, and 0 as a float. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512d ampi_round_24(__m512d d) {
     const __m512d shift = _mm512_set1_pd(536870912.0);
     const __m512d power = _mm512_and_pd(d, _mm512_castsi512_pd(_mm512_set1_epi64(-0x10000000000000)));
@@ -8489,7 +8489,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_windows(amp_dtype t, ampi_poo
 }
 /* The sums of a row where windows of three places are two pixels apart: the first place and the last one fall on the
    same line, the last one an element on. Its g are moved there in registers, with that of the window before the group
-   from `before`: what was stored a moment ago at another offset would have to reach memory before it could be loaded. */
+   from `before`: what was stored a moment ago at another offset would have to reach the cache before it is loaded. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_three(float* sum, size_t middle, int here, __m512i place, __m512 g,
                                                          __m512i* before) {
     const __mmask16 first = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here));
@@ -9091,8 +9091,8 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
                                   double eps, float* mean, float* invstd) {
     size_t k;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512
-        && ampi_ln_measure_avx512((const char*)x + start * amp_dtype_size(xt), xt, y, rows, d, eps, mean, invstd)) return;
+    const char* first = (const char*)x + start * amp_dtype_size(xt);
+    if (ampi_simd() == AMP_ISA_AVX512 && ampi_ln_measure_avx512(first, xt, y, rows, d, eps, mean, invstd)) return;
 #endif
     (void)y;
     for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
