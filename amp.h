@@ -3503,31 +3503,35 @@ typedef struct ampi_amx_sum {
     if (two) DO(1, (from) + (right), ld);                                                           \
     if (tall) DO(2, (from) + (down), ld);                                                           \
     if (tall && two) DO(3, (from) + (down) + (right), ld);
-#define AMPI_AMX_NEXT(LOAD_A, LOAD_B)                                                               \
-    LOAD_A(4, a, rs);                                                                               \
-    LOAD_B(6, b, bs);                                                                               \
-    if (two) LOAD_B(7, b + u->b_next, bs);                                                          \
-    if (tall) LOAD_A(5, a + u->a_next, rs);
+/* One block. Whatever is read between the unit's instructions delays its loads, so all else is in registers. */
+#define AMPI_AMX_ADD(LOAD_A, LOAD_B)                                                                \
+    for (j = taps; j > 0; j--, a += step) {                                                         \
+        const char* b = block + *at++;                                                              \
+        LOAD_A(4, a, rs);                                                                           \
+        LOAD_B(6, b, bs);                                                                           \
+        if (two) LOAD_B(7, b + b_next, bs);                                                         \
+        if (tall) LOAD_A(5, a + a_next, rs);                                                        \
+        _tile_dpbf16ps(0, 4, 6);                                                                    \
+        if (two) _tile_dpbf16ps(1, 4, 7);                                                           \
+        if (tall) _tile_dpbf16ps(2, 5, 6);                                                          \
+        if (tall && two) _tile_dpbf16ps(3, 5, 7);                                                   \
+    }
 #define AMPI_AMX_SUMS(name, tall_, two_)                                                            \
     AMPI_TARGET_AMX AMPI_FN void name(const ampi_amx_sum* u) {                                      \
         const int tall = tall_, two = two_;                                                         \
         const ptrdiff_t rs = (ptrdiff_t)u->rs, bs = (ptrdiff_t)u->bs;                               \
-        const char *a = u->a, *block = u->b, *b;                                                    \
+        const size_t taps = u->taps, step = u->step, a_next = u->a_next, b_next = u->b_next;        \
+        const char *a = u->a, *block = u->b;                                                        \
         size_t i, j;                                                                                \
         AMPI_AMX_FENCE;                                                                             \
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);                                 \
         if (u->old) { AMPI_AMX_EACH(AMPI_AMX_LOAD, u->old, u->ldo, u->old_right, u->old_down) }     \
-        for (i = u->blocks; i > 0; i--, a += u->a_skip, block += u->b_block)                        \
-            for (j = 0; j < u->taps; j++, a += u->step) {                                           \
-                b = block + u->at[j];                                                               \
-                if (u->passing == 1) { AMPI_AMX_NEXT(_tile_stream_loadd, _tile_loadd) }             \
-                else if (u->passing == 2) { AMPI_AMX_NEXT(_tile_loadd, _tile_stream_loadd) }        \
-                else { AMPI_AMX_NEXT(_tile_loadd, _tile_loadd) }                                    \
-                _tile_dpbf16ps(0, 4, 6);                                                            \
-                if (two) _tile_dpbf16ps(1, 4, 7);                                                   \
-                if (tall) _tile_dpbf16ps(2, 5, 6);                                                  \
-                if (tall && two) _tile_dpbf16ps(3, 5, 7);                                           \
-            }                                                                                       \
+        for (i = u->blocks; i > 0; i--, a += u->a_skip, block += u->b_block) {                      \
+            const uint32_t* at = u->at;                                                             \
+            if (u->passing == 1) { AMPI_AMX_ADD(_tile_stream_loadd, _tile_loadd) }                  \
+            else if (u->passing == 2) { AMPI_AMX_ADD(_tile_loadd, _tile_stream_loadd) }             \
+            else { AMPI_AMX_ADD(_tile_loadd, _tile_loadd) }                                         \
+        }                                                                                           \
         AMPI_AMX_EACH(AMPI_AMX_STORE, u->t, u->ldt, u->right, u->down)                              \
     }
 AMPI_AMX_SUMS(ampi_amx_16x16, 0, 0)
@@ -3541,28 +3545,38 @@ AMPI_FN void ampi_amx_run(const ampi_amx_sum* u, int tall, int two) {
     else ampi_amx_16x16(u);
 }
 
-/* As ampi_finish_avx512, but NaNs stay as they are, and a BF16 result below 2^-126 becomes zero. */
+/* As ampi_finish_avx512, but NaNs stay as they are, and a BF16 result below 2^-126 becomes zero. 16 columns from j;
+   `type` is C's, `add` tells whether there is something to add: constants where it is called. */
+AMPI_TARGET_AMX AMPI_INLINE void ampi_amx_finish16(amp_dtype type, int add, const ampi_finish* f, size_t rows,
+                                                   size_t columns, size_t j, const float* t, size_t ldt) {
+    const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
+    const size_t rest = columns - j, size = type == AMP_F32 ? 4 : 2, ldc = f->ldc * size;
+    const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
+    char* c = (char*)f->c + j * size;
+    size_t i;
+    for (i = 0; i < rows; i++, c += ldc, t += ldt) {
+        __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + j));
+        if (add) {
+            __m512 x = _mm512_castsi512_ps(ampi_read16_avx512(f->add, f->add_dtype, i * f->ld_add + (f->spread ? 0 : j),
+                                                              f->spread ? 1 : rest));
+            if (f->spread) x = _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), x);
+            v = _mm512_fmadd_ps(beta, x, v);
+        }
+        if (type == AMP_F32) _mm512_mask_storeu_ps(c, mask, v);
+        else _mm256_mask_storeu_epi16(c, mask, type == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, v, 0)
+                                                               : (__m256i)_mm512_cvtneps_pbh(v));
+    }
+}
 AMPI_TARGET_AMX AMPI_FN void ampi_amx_finish(const ampi_finish* f, size_t rows, size_t columns, const float* t,
                                              size_t ldt) {
-    const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
-    const size_t size = amp_dtype_size(f->c_dtype);
-    size_t i, j;
-    for (i = 0; i < rows; i++, t += ldt) {
-        float one = 0.0f;
-        if (f->spread && f->add) ampi_load_f32(&one, f->add, f->add_dtype, i * f->ld_add, 1);
-        for (j = 0; j < columns; j += 16) {
-            const size_t rest = columns - j;
-            const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
-            char* c = (char*)f->c + (i * f->ldc + j) * size;
-            __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + j)), x = _mm512_set1_ps(one);
-            if (f->add && !f->spread)
-                x = _mm512_castsi512_ps(ampi_read16_avx512(f->add, f->add_dtype, i * f->ld_add + j, rest));
-            if (f->add) v = _mm512_fmadd_ps(beta, x, v);
-            if (size == 4) _mm512_mask_storeu_ps(c, mask, v);
-            else _mm256_mask_storeu_epi16(c, mask, f->c_dtype == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, v, 0)
-                                                                         : (__m256i)_mm512_cvtneps_pbh(v));
-        }
-    }
+    size_t j;
+    for (j = 0; j < columns; j += 16)
+        if (f->c_dtype == AMP_F32 && f->add) ampi_amx_finish16(AMP_F32, 1, f, rows, columns, j, t, ldt);
+        else if (f->c_dtype == AMP_F32) ampi_amx_finish16(AMP_F32, 0, f, rows, columns, j, t, ldt);
+        else if (f->c_dtype == AMP_F16 && f->add) ampi_amx_finish16(AMP_F16, 1, f, rows, columns, j, t, ldt);
+        else if (f->c_dtype == AMP_F16) ampi_amx_finish16(AMP_F16, 0, f, rows, columns, j, t, ldt);
+        else if (f->add) ampi_amx_finish16(AMP_BF16, 1, f, rows, columns, j, t, ldt);
+        else ampi_amx_finish16(AMP_BF16, 0, f, rows, columns, j, t, ldt);
 }
 
 /* A thread opens its unit before its tiles, all of 16 rows x 64 bytes, and closes it behind them. */
@@ -4148,22 +4162,22 @@ AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_sta
 
 #if AMPI_X86
 /* The panel of B from column j of a matrix whose runs go along k, as words: pairs of neighbours, transposed 16
-   columns at a time, from where they are if they are whole. */
+   columns at a time, whole blocks of 16 pairs from where they are, the rest copied and filled up. */
 AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, size_t j, size_t columns,
                                   size_t width, size_t k0, size_t kc, float* b, float* line) {
     const uint16_t* src = (const uint16_t*)s->b.data + s->b.offset + j * s->b.ld + k0;
     size_t length = ampi_min_size(kc, s->b.length - k0);
     size_t words = ampi_words(g, kc), pairs = g->words == AMPI_WORDS_F16 ? words / 4 : words, l, i;
     size_t lds = pairs + AMPI_GEMM_GAP;
-    int whole = length == 2 * pairs && s->b.ld % 2 == 0 && (uintptr_t)src % sizeof(float) == 0;
+    size_t whole = s->b.ld % 2 == 0 && (uintptr_t)src % sizeof(float) == 0 ? length / 32 * 16 : 0;
     for (l = 0; l < width; l += g->lanes, src += g->lanes * s->b.ld) {
-        int here = whole && l + g->lanes <= columns;
+        size_t done = l + g->lanes <= columns ? whole : 0, ldt = g->words == AMPI_WORDS_F16 ? g->lanes : width;
         float* turned = g->words == AMPI_WORDS_F16 ? line + g->lanes * lds : b + l;
         if (columns < l + g->lanes) memset(line, 0, g->lanes * lds * sizeof *line);
-        for (i = 0; !here && i < g->lanes && l + i < columns; i++)
-            ampi_words_copy(line + i * lds, src + i * s->b.ld, length, pairs);
-        g->transpose(turned, g->words == AMPI_WORDS_F16 ? g->lanes : width,
-                     here ? (const float*)(const void*)src : line, here ? s->b.ld / 2 : lds, pairs, 0);
+        for (i = 0; done < pairs && i < g->lanes && l + i < columns; i++)
+            ampi_words_copy(line + i * lds, src + i * s->b.ld + 2 * done, length - 2 * done, pairs - done);
+        g->transpose(turned, ldt, (const float*)(const void*)src, s->b.ld / 2, done, 0);
+        g->transpose(turned + done * ldt, ldt, line, lds, pairs - done, 0);
         if (g->words == AMPI_WORDS_F16) ampi_words_of_pairs(b + l, width, turned, pairs);
     }
 }
@@ -4531,10 +4545,9 @@ typedef struct ampi_amx_plan {
     size_t at_b, at_t, ldt, at_line, floats;      /* of a slot; A lies at 0, 32 x 32 sums at the end */
 } ampi_amx_plan;
 
-/* Words of a run of B, of A, of a block of B; rows whose sums wait; elements of a C that lies far away; words of a
-   run in small blocks. */
+/* Words of a run of B, of A, of a block of B; rows whose sums wait; words of a run in small blocks. */
 enum { AMPI_AMX_RUN = 1024, AMPI_AMX_SOME = 256, AMPI_AMX_BLOCK = 262144, AMPI_AMX_MC = 1024,
-       AMPI_AMX_FAR = 1048576, AMPI_AMX_SMALL = 64 };
+       AMPI_AMX_SMALL = 64 };
 
 /* About the time of the busiest thread for one k: packing a column of B is worth 64 multiplications, copying a row of A
    24. */
@@ -4583,11 +4596,10 @@ AMPI_FN int ampi_amx_in_place(const ampi_gemm_isa* g, const ampi_product* s, siz
 /* Sums of 32 rows from row i (in the tile: `low`) and all columns of a tile, k [k0 + k, k0 + k + kc). */
 AMPI_FN void ampi_amx_panel(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t i, size_t low,
                             size_t rows, size_t j0, size_t nc, size_t k0, size_t k, size_t kc, float* memory) {
-    static const uint32_t at[1] = { 0 };
     const size_t depth = ampi_panel_stride(g, ampi_min_size(p->kc, s->k - k0)), size = amp_dtype_size(s->c_dtype);
     const int last = k0 + k + kc >= s->k, in_place = ampi_amx_in_place(g, s, rows, kc);
-    const int far = s->m * s->n > AMPI_AMX_FAR;
     float *out = memory + p->floats - 32 * 32, *t = memory + p->at_t + (p->kc < s->k ? low : 0) * p->ldt;
+    uint32_t at[AMPI_AMX_SOME / AMPI_WORDS];
     size_t j, l;
     ampi_amx_sum u;
     u.rs = ampi_row_stride(g, p->some) * sizeof(float);
@@ -4597,20 +4609,22 @@ AMPI_FN void ampi_amx_panel(const ampi_gemm_isa* g, const ampi_product* s, const
         u.a = (const char*)s->a.data + (s->a.offset + i * s->a.ld + k0 + k) * 2;
     } else ampi_pack_a_words(g, s, i, rows, k0 + k, kc, memory, u.rs / sizeof(float), memory + p->at_line);
     u.a_next = AMPI_AMX_ROWS * u.rs; u.a_skip = 0; u.step = 64;
+    u.b_next = 64; u.b_block = 0;
     u.passing = 2;
-    u.at = at; u.taps = 1; u.blocks = ampi_words(g, kc) / AMPI_WORDS;
+    u.at = at; u.taps = ampi_words(g, kc) / AMPI_WORDS; u.blocks = 1;
     u.ldo = p->ldt; u.old_right = u.right = 16; u.old_down = 16 * u.ldo;
     for (j = 0; j < nc; j += 32) {
         const size_t columns = ampi_min_size(nc - j, 32), width = columns > 16 ? 32 : 16;
         char* c = (char*)s->c + (s->c_offset + i * s->ldc + j0 + j) * size;
         const int direct = last && ampi_is_direct(s) && rows % 16 == 0 && columns % 16 == 0;
-        u.bs = width * sizeof(float); u.b_next = 64; u.b_block = AMPI_AMX_ROWS * u.bs;
+        u.bs = width * sizeof(float);
+        for (l = 0; (j == 0 || width < 32) && l < u.taps; l++) at[l] = (uint32_t)(l * AMPI_WORDS * u.bs);
         u.b = (const char*)(memory + p->at_b + j / 32 * depth + ampi_words(g, k) * width);
         u.old = k0 + k > 0 ? t + j : NULL;
         u.t = direct ? (float*)(void*)c : last ? out : t + j;
         u.ldt = direct ? s->ldc : last ? 32 : p->ldt;
         u.down = 16 * u.ldt;
-        for (l = 0; last && far && l < rows; l++) AMPI_FETCH(c + l * s->ldc * size, 0);
+        for (l = 0; last && l < rows; l++) AMPI_FETCH(c + l * s->ldc * size, 0);
         ampi_amx_run(&u, rows > 16, columns > 16);
         if (last && !direct) ampi_gemm_finish_panel(g, s, i, j0 + j, rows, columns, out, 32);
     }

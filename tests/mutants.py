@@ -374,6 +374,8 @@ SPECIAL = {
         ("gemm", "s->a.along_k && rows % 16 == 0 && kc % 32 == 0", "s->a.along_k && kc % 32 == 0"),
         ("gemm", "s->a.along_k && rows % 16 == 0 && kc % 32 == 0", "s->a.along_k && rows % 16 == 0"),
         ("gemm", "u.old = k0 + k > 0 ? t + j : NULL;", "u.old = k > 0 ? t + j : NULL;"),
+        ("gemm", "(j == 0 || width < 32) && l < u.taps", "j == 0 && l < u.taps"),
+        ("gemm", "src + i * s->b.ld + 2 * done, length - 2 * done", "src + i * s->b.ld, length - 2 * done"),
         ("gemm conv", "if (w + 16 < words)\n            _mm512_storeu_si512(dst + w + 16", "if (w + 32 < words)\n            _mm512_storeu_si512(dst + w + 16"),
         ("conv", "for (v = 0; v < taps && 32 * v < n; v++, from", "for (v = 0; v + 1 < taps && 32 * v < n; v++, from"),
         ("conv", "else for (i = 0; i < planes; i++) memset(stage + i * d->plane, 0, d->pitch * sizeof *stage);", ""),
