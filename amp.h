@@ -7607,7 +7607,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, a
    the sixteen lanes it works. */
 typedef struct ampi_wide8 { __m256d low, high; } ampi_wide8;
 
-/* step(type, i, m, half, ...) for all of n elements. */
+/* step(type, i, m, half, ...) for all of n elements; and the same with the type as a constant. */
 #define AMPI_EACH_X8(step, t, n, ...)                                                       \
     do {                                                                                    \
         size_t ampi_i = 0;                                                                  \
@@ -7617,6 +7617,12 @@ typedef struct ampi_wide8 { __m256d low, high; } ampi_wide8;
         }                                                                                   \
         if (ampi_i < (n)) step(t, ampi_i, ampi_min_size((n) - ampi_i, 8), 0, __VA_ARGS__);  \
         if (ampi_i + 8 < (n)) step(t, ampi_i + 8, (n) - ampi_i - 8, 1, __VA_ARGS__);        \
+    } while (0)
+#define AMPI_ALL_X8(step, t, n, ...)                                                        \
+    do {                                                                                    \
+        if (ampi_dtype(t) == AMP_F16) AMPI_EACH_X8(step, AMP_F16, n, __VA_ARGS__);          \
+        else if (ampi_dtype(t) == AMP_BF16) AMPI_EACH_X8(step, AMP_BF16, n, __VA_ARGS__);   \
+        else AMPI_EACH_X8(step, AMP_F32, n, __VA_ARGS__);                                   \
     } while (0)
 
 AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_widen_x8(__m256 x) {
@@ -7704,38 +7710,27 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_dot_x8(amp_dtype t, size_t i, size_t m, i
                    _mm256_loadu_ps(mean + 8 * half));
 }
 
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lane_sum_x8(amp_dtype t, double* acc, const void* x, size_t n) {
+AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_sum_avx2(double* acc, ampi_part x) {
     ampi_wide8 a[2];
     ampi_load_lanes8(a, acc);
-    AMPI_EACH_X8(ampi_sum_x8, t, n, a, x);
-    ampi_store_lanes8(acc, a);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_sum_avx2(double* acc, ampi_part x) {
-    AMPI_FOR_TYPE(ampi_lane_sum_x8, x.t, acc, x.data, x.n);
-}
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lane_moment_x8(amp_dtype t, double* acc, const void* x, const double* mean,
-                                                      size_t n) {
-    ampi_wide8 a[2], m[2];
-    ampi_load_lanes8(a, acc);
-    ampi_load_lanes8(m, mean);
-    AMPI_EACH_X8(ampi_moment_x8, t, n, a, x, m);
+    AMPI_ALL_X8(ampi_sum_x8, x.t, x.n, a, x.data);
     ampi_store_lanes8(acc, a);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moment_avx2(double* acc, ampi_part x, const double* mean) {
-    AMPI_FOR_TYPE(ampi_lane_moment_x8, x.t, acc, x.data, mean, x.n);
-}
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lane_dot_x8(amp_dtype t, double* sum, double* dot, const void* g, const void* x,
-                                                   const float* mean, size_t n) {
-    ampi_wide8 a[2], b[2];
-    ampi_load_lanes8(a, sum);
-    ampi_load_lanes8(b, dot);
-    AMPI_EACH_X8(ampi_dot_x8, t, n, a, b, g, x, mean);
-    ampi_store_lanes8(sum, a);
-    ampi_store_lanes8(dot, b);
+    ampi_wide8 a[2], m[2];
+    ampi_load_lanes8(a, acc);
+    ampi_load_lanes8(m, mean);
+    AMPI_ALL_X8(ampi_moment_x8, x.t, x.n, a, x.data, m);
+    ampi_store_lanes8(acc, a);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_part g, ampi_part x,
                                                  const float* mean) {
-    AMPI_FOR_TYPE(ampi_lane_dot_x8, x.t, sum, dot, g.data, x.data, mean, x.n);
+    ampi_wide8 a[2], b[2];
+    ampi_load_lanes8(a, sum);
+    ampi_load_lanes8(b, dot);
+    AMPI_ALL_X8(ampi_dot_x8, x.t, x.n, a, b, g.data, x.data, mean);
+    ampi_store_lanes8(sum, a);
+    ampi_store_lanes8(dot, b);
 }
 #endif
 
@@ -8942,13 +8937,9 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t
     const __m256 u = _mm256_mul_ps(v, _mm256_loadu_ps(s->invstd + l));
     ampi_put8_avx2(y, t, i, m, _mm256_fmadd_ps(u, _mm256_loadu_ps(gamma + l), _mm256_loadu_ps(beta + l)));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_step8(amp_dtype t, void* y, const void* x, const ampi_bn_stats* stats,
-                                                      const float* gamma, const float* beta, size_t n) {
-    AMPI_EACH_X8(ampi_bn_apply_x8, t, n, y, x, stats, gamma, beta);
-}
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, const ampi_bn_stats* stats, const float* gamma,
                                                  const float* beta) {
-    AMPI_FOR_TYPE(ampi_bn_apply_step8, x.t, y, x.data, stats, gamma, beta, x.n);
+    AMPI_ALL_X8(ampi_bn_apply_x8, x.t, x.n, y, x.data, stats, gamma, beta);
 }
 #endif
 
@@ -9047,12 +9038,8 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m,
     const __m256 u = _mm256_fmadd_ps(v, _mm256_loadu_ps(q->b + l), g);
     ampi_put8_avx2(dx, t, i, m, _mm256_mul_ps(u, _mm256_loadu_ps(q->k + l)));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_dx_step8(amp_dtype t, void* dx, const void* dy, const void* x,
-                                                   const ampi_bn_slope* q, size_t n) {
-    AMPI_EACH_X8(ampi_bn_dx_x8, t, n, dx, dy, x, q);
-}
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
-    AMPI_FOR_TYPE(ampi_bn_dx_step8, x.t, dx, dy.data, x.data, slope, x.n);
+    AMPI_ALL_X8(ampi_bn_dx_x8, x.t, x.n, dx, dy.data, x.data, slope);
 }
 #endif
 
@@ -9311,14 +9298,10 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_apply_x8(amp_dtype t, size_t i, size_t
     (void)half;
     ampi_put8_avx2(y, t, i, m, _mm256_fmadd_ps(v, g, b));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_apply_row_x8(amp_dtype t, void* y, const void* x, const float* gamma,
-                                                       const float* beta, float mean, float invstd, size_t n) {
-    const __m256 m = _mm256_set1_ps(mean), s = _mm256_set1_ps(invstd);
-    AMPI_EACH_X8(ampi_ln_apply_x8, t, n, y, x, gamma, beta, m, s);
-}
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_apply_typed_avx2(amp_dtype t, void* y, const void* x, const float* gamma,
                                                        const float* beta, float mean, float invstd, size_t n) {
-    AMPI_FOR_TYPE(ampi_ln_apply_row_x8, t, y, x, gamma, beta, mean, invstd, n);
+    const __m256 m = _mm256_set1_ps(mean), s = _mm256_set1_ps(invstd);
+    AMPI_ALL_X8(ampi_ln_apply_x8, t, n, y, x, gamma, beta, m, s);
 }
 #endif
 
@@ -9448,19 +9431,15 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m
     const __m256 g = _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m));
     ampi_dot_step8(m, sum + half, dot + half, ampi_widen_x8(g), ampi_read8_avx2(x, t, i, m), mean);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dot_row_x8(amp_dtype t, double* sum, double* dot, const void* dy,
-                                                     const void* x, const float* gamma, float mean, size_t n) {
+AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_part dy, ampi_part x, const float* gamma,
+                                               float mean) {
     const __m256 m = _mm256_set1_ps(mean);
     ampi_wide8 a[2], b[2];
     ampi_load_lanes8(a, sum);
     ampi_load_lanes8(b, dot);
-    AMPI_EACH_X8(ampi_ln_dot_x8, t, n, a, b, dy, x, gamma, m);
+    AMPI_ALL_X8(ampi_ln_dot_x8, x.t, x.n, a, b, dy.data, x.data, gamma, m);
     ampi_store_lanes8(sum, a);
     ampi_store_lanes8(dot, b);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_part dy, ampi_part x, const float* gamma,
-                                               float mean) {
-    AMPI_FOR_TYPE(ampi_ln_dot_row_x8, x.t, sum, dot, dy.data, x.data, gamma, mean, x.n);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dx_x8(amp_dtype t, size_t i, size_t m, int half, void* dx, const void* dy,
                                                 const void* x, const float* gamma, __m256 mean, __m256 a, __m256 b,
@@ -9470,15 +9449,10 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dx_x8(amp_dtype t, size_t i, size_t m,
     (void)half;
     ampi_put8_avx2(dx, t, i, m, _mm256_mul_ps(_mm256_fmadd_ps(v, b, g), invstd));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dx_row_x8(amp_dtype t, void* dx, const void* dy, const void* x,
-                                                    const float* gamma, float mean, float a, float b, float invstd,
-                                                    size_t n) {
-    const __m256 m = _mm256_set1_ps(mean), va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), s = _mm256_set1_ps(invstd);
-    AMPI_EACH_X8(ampi_ln_dx_x8, t, n, dx, dy, x, gamma, m, va, vb, s);
-}
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dx_avx2(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
                                               float a, float b, float invstd) {
-    AMPI_FOR_TYPE(ampi_ln_dx_row_x8, x.t, dx, dy.data, x.data, gamma, mean, a, b, invstd, x.n);
+    const __m256 m = _mm256_set1_ps(mean), va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), s = _mm256_set1_ps(invstd);
+    AMPI_ALL_X8(ampi_ln_dx_x8, x.t, x.n, dx, dy.data, x.data, gamma, m, va, vb, s);
 }
 #endif
 
@@ -9590,14 +9564,10 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_columns_x8(amp_dtype t, size_t i, size
     ampi_store_wide8(db + i, sum);
     ampi_store_wide8(dg + i, dot);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_columns_row_x8(amp_dtype t, double* dg, double* db, const void* dy,
-                                                         const void* x, float mean, float invstd, size_t n) {
-    const __m256 m = _mm256_set1_ps(mean), s = _mm256_set1_ps(invstd);
-    AMPI_EACH_X8(ampi_ln_columns_x8, t, n, dg, db, dy, x, m, s);
-}
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_columns_avx2(double* dg, double* db, ampi_part dy, ampi_part x, float mean,
                                                    float invstd) {
-    AMPI_FOR_TYPE(ampi_ln_columns_row_x8, x.t, dg, db, dy.data, x.data, mean, invstd, x.n);
+    const __m256 m = _mm256_set1_ps(mean), s = _mm256_set1_ps(invstd);
+    AMPI_ALL_X8(ampi_ln_columns_x8, x.t, x.n, dg, db, dy.data, x.data, m, s);
 }
 #endif
 
@@ -10171,16 +10141,12 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_exp_x8(amp_dtype t, size_t i, size_t 
     _mm256_storeu_ps(tile + i % AMPI_TILE, e);
     ampi_wide8_add(acc + half, ampi_widen_x8(ampi_first_x8(e, m)));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_exp_typed8(amp_dtype t, float* tile, double* acc, const void* x, float max,
-                                                      size_t n) {
+AMPI_TARGET_AVX2 AMPI_FN void ampi_row_exp_avx2(float* tile, double* acc, ampi_part x, float max) {
     const __m256 m = _mm256_set1_ps(max);
     ampi_wide8 a[2];
     ampi_load_lanes8(a, acc);
-    AMPI_EACH_X8(ampi_row_exp_x8, t, n, tile, a, x, m);
+    AMPI_ALL_X8(ampi_row_exp_x8, x.t, x.n, tile, a, x.data, m);
     ampi_store_lanes8(acc, a);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_row_exp_avx2(float* tile, double* acc, ampi_part x, float max) {
-    AMPI_FOR_TYPE(ampi_row_exp_typed8, x.t, tile, acc, x.data, max, x.n);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_measure_typed8(amp_dtype t, const void* x, size_t d, float* max, float* sum,
                                                           float* tile) {
@@ -10207,14 +10173,10 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_affine_x8(amp_dtype t, size_t i, size
     (void)half;
     ampi_put8_avx2(y, t, i, m, _mm256_mul_ps(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), a, b), c));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_affine_typed8(amp_dtype t, void* y, const float* x, float a, float b,
-                                                         float c, size_t n) {
-    const __m256 va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), vc = _mm256_set1_ps(c);
-    AMPI_EACH_X8(ampi_row_affine_x8, t, n, y, x, va, vb, vc);
-}
 AMPI_TARGET_AVX2 AMPI_FN void ampi_row_affine_avx2(amp_dtype t, void* y, const float* x, float a, float b, float c,
                                                    size_t n) {
-    AMPI_FOR_TYPE(ampi_row_affine_typed8, t, y, x, a, b, c, n);
+    const __m256 va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), vc = _mm256_set1_ps(c);
+    AMPI_ALL_X8(ampi_row_affine_x8, t, n, y, x, va, vb, vc);
 }
 #endif
 
@@ -10317,13 +10279,9 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_softmax_dx_x8(amp_dtype t, size_t i, size
     (void)half;
     ampi_put8_avx2(dx, t, i, m, _mm256_mul_ps(ampi_read8_avx2(y, t, i, m), g));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_softmax_dx_typed8(amp_dtype t, void* dx, const void* dy, const void* y,
-                                                         float sum, size_t n) {
-    const __m256 s = _mm256_set1_ps(sum);
-    AMPI_EACH_X8(ampi_softmax_dx_x8, t, n, dx, dy, y, s);
-}
 AMPI_TARGET_AVX2 AMPI_FN void ampi_softmax_dx_avx2(void* dx, ampi_part dy, ampi_part y, float sum) {
-    AMPI_FOR_TYPE(ampi_softmax_dx_typed8, y.t, dx, dy.data, y.data, sum, y.n);
+    const __m256 s = _mm256_set1_ps(sum);
+    AMPI_ALL_X8(ampi_softmax_dx_x8, y.t, y.n, dx, dy.data, y.data, s);
 }
 #endif
 
