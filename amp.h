@@ -2380,7 +2380,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_half_to_f32_avx2(float* dst, const 
     _mm256_storeu_ps(dst, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)src)));
     _mm256_storeu_ps(dst + 8, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)(src + 8))));
 }
-/* Eight floats to bfloat16, each in the low half of its lane. */
+/* Eight floats to bfloat16, each in the upper half of its lane. NaNs are rare, and blending is slow. */
 AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_round_avx2(__m256 v) {
     __m256i u = _mm256_castps_si256(v);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -2388,18 +2388,23 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_round_avx2(__m256 v) {
     __m256i mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
     __m256i nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
     __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
-    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    return _mm256_movemask_epi8(nan) ? _mm256_blendv_epi8(rounded, quiet, nan) : rounded;
 }
 /* packus works within the 128-bit halves of a register, so the quarters are put in order after it. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, const float* src) {
     __m256i low = ampi_bf16_round_avx2(_mm256_loadu_ps(src)), high = ampi_bf16_round_avx2(_mm256_loadu_ps(src + 8));
-    __m256i both = _mm256_packus_epi32(low, high);
+    __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(low, 16), _mm256_srli_epi32(high, 16));
     _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(both, 0xd8));
+}
+/* Eight bfloat16, each in the upper half of its lane: a signalling NaN stays one. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_spread_avx2(const uint16_t* src) {
+    const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(const void*)src));
+    return _mm256_shuffle_epi8(twice, _mm256_set_epi64x(0x0f0e80800d0c8080, 0x0b0a808009088080, 0x0706808005048080,
+                                                        0x0302808001008080));
 }
 /* Eight bfloat16 to float. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bf16_widen_avx2(float* dst, const uint16_t* src) {
-    __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(const void*)src)), mag, nan;
-    u = _mm256_slli_epi32(u, 16);
+    __m256i u = ampi_bf16_spread_avx2(src), mag, nan;
     mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
     nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
     u = _mm256_or_si256(u, _mm256_and_si256(nan, _mm256_set1_epi32(0x400000)));
@@ -3170,7 +3175,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
     _mm256_set1_epi32(0x7fc00000), AMPI_V8_IS_NAN(v)))
 #define AMPI_V8_HALVES(p) _mm_loadu_si128((const __m128i*)(const void*)(p))
 #define AMPI_V8_F16(p) _mm256_cvtph_ps(AMPI_V8_HALVES(p))
-#define AMPI_V8_BF16(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(AMPI_V8_HALVES(p)), 16))
+#define AMPI_V8_BF16(p) _mm256_castsi256_ps(ampi_bf16_spread_avx2(p))
 #define AMPI_V8_MASK(rest) \
     _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(rest)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 #define AMPI_V8_LOAD_TAIL(p, rest) _mm256_maskload_ps(p, AMPI_V8_MASK(rest))
@@ -3207,8 +3212,9 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put8_avx2(void* dst, amp_dtype t, size_t 
     }
     if (t == AMP_F16) h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
     else {
-        const __m256i u = ampi_bf16_round_avx2(v);
-        h = _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
+        const __m256i upper = _mm256_broadcastsi128_si256(_mm_set_epi64x(-1, 0x0f0e0b0a07060302));
+        const __m256i words = _mm256_shuffle_epi8(ampi_bf16_round_avx2(v), upper);
+        h = _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08));
     }
     if (rest >= 8) _mm_storeu_si128((__m128i*)(void*)((uint16_t*)dst + i), h);
     else memcpy((uint16_t*)dst + i, &h, rest * sizeof(uint16_t));
