@@ -7644,6 +7644,10 @@ AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void
     w.high = _mm256_cvtps_pd(_mm_loadu_ps((const float*)p + i + 4));
     return w;
 }
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put_x8(amp_dtype t, void* p, size_t i, size_t m, int half, __m256 x) {
+    if (half == 0) AMPI_AHEAD(p, i * amp_dtype_size(t));
+    ampi_put8_avx2(p, t, i, m, x);
+}
 /* x in the first m lanes, 0 in the others. */
 AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_first_x8(__m256 x, size_t m) {
     return m < 8 ? _mm256_and_ps(x, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : x;
@@ -8941,7 +8945,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t
     const int l = 8 * half;
     const __m256 v = _mm256_sub_ps(ampi_read8_avx2(x, t, i, m), _mm256_loadu_ps(s->mean + l));
     const __m256 u = _mm256_mul_ps(v, _mm256_loadu_ps(s->invstd + l));
-    ampi_put8_avx2(y, t, i, m, _mm256_fmadd_ps(u, _mm256_loadu_ps(gamma + l), _mm256_loadu_ps(beta + l)));
+    ampi_put_x8(t, y, i, m, half, _mm256_fmadd_ps(u, _mm256_loadu_ps(gamma + l), _mm256_loadu_ps(beta + l)));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, const ampi_bn_stats* stats, const float* gamma,
                                                  const float* beta) {
@@ -9042,7 +9046,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m,
     const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), _mm256_loadu_ps(q->a + l));
     const __m256 v = _mm256_sub_ps(_mm256_loadu_ps(q->mean + l), ampi_read8_avx2(x, t, i, m));
     const __m256 u = _mm256_fmadd_ps(v, _mm256_loadu_ps(q->b + l), g);
-    ampi_put8_avx2(dx, t, i, m, _mm256_mul_ps(u, _mm256_loadu_ps(q->k + l)));
+    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(u, _mm256_loadu_ps(q->k + l)));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
     AMPI_ALL_X8(ampi_bn_dx_x8, x.t, x.n, dx, dy.data, x.data, slope);
@@ -9452,8 +9456,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dx_x8(amp_dtype t, size_t i, size_t m,
                                                 __m256 invstd) {
     const __m256 g = _mm256_fmsub_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m), a);
     const __m256 v = _mm256_sub_ps(mean, ampi_read8_avx2(x, t, i, m));
-    (void)half;
-    ampi_put8_avx2(dx, t, i, m, _mm256_mul_ps(_mm256_fmadd_ps(v, b, g), invstd));
+    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(_mm256_fmadd_ps(v, b, g), invstd));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dx_avx2(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
                                               float a, float b, float invstd) {
@@ -10176,8 +10179,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_row_measure_avx2(amp_dtype t, const void* x, 
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int half, void* y,
                                                      const float* x, __m256 a, __m256 b, __m256 c) {
-    (void)half;
-    ampi_put8_avx2(y, t, i, m, _mm256_mul_ps(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), a, b), c));
+    ampi_put_x8(t, y, i, m, half, _mm256_mul_ps(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), a, b), c));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_row_affine_avx2(amp_dtype t, void* y, const float* x, float a, float b, float c,
                                                    size_t n) {
@@ -10282,8 +10284,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_softmax_dx_avx512(void* dx, ampi_part dy, a
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_softmax_dx_x8(amp_dtype t, size_t i, size_t m, int half, void* dx,
                                                      const void* dy, const void* y, __m256 sum) {
     const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), sum);
-    (void)half;
-    ampi_put8_avx2(dx, t, i, m, _mm256_mul_ps(ampi_read8_avx2(y, t, i, m), g));
+    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(ampi_read8_avx2(y, t, i, m), g));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_softmax_dx_avx2(void* dx, ampi_part dy, ampi_part y, float sum) {
     const __m256 s = _mm256_set1_ps(sum);
