@@ -7141,20 +7141,25 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_exp_x16(__m512 x) {
     r = ampi_expm1_x16(_mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r));
     return _mm512_maskz_scalef_ps(normal, _mm512_add_ps(one, r), n);
 }
-/* And for eight by AVX2; 2^n is built from bits, as in the plain form. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_exp_x8(__m256 x) {
-    const __m256 magic = _mm256_set1_ps(12582912.0f), shifted = _mm256_fmadd_ps(x, _mm256_set1_ps(1.44269502f), magic);
-    const __m256i i = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
-    const __m256 n = _mm256_sub_ps(shifted, magic), scale = _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
-    const __m256 small = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3365402f), _CMP_LT_OQ);
-    __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693147182f), x), p;
-    r = _mm256_fmadd_ps(n, _mm256_set1_ps(1.90465432e-9f), r);
-    p = _mm256_fmadd_ps(_mm256_set1_ps(0.00138367142f), r, _mm256_set1_ps(0.00836914033f));
+/* And for eight by AVX2; 2^n is built from bits, as in the plain forms. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_expm1_x8(__m256 r) {
+    __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(0.00138367142f), r, _mm256_set1_ps(0.00836914033f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.0416681059f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.166665167f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.49999994f));
-    p = _mm256_add_ps(_mm256_set1_ps(1.0f), _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r));
-    return _mm256_andnot_ps(small, _mm256_mul_ps(p, scale));
+    return _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_exp_reduce_x8(__m256 x, __m256* scale) {
+    const __m256 magic = _mm256_set1_ps(12582912.0f), shifted = _mm256_fmadd_ps(x, _mm256_set1_ps(1.44269502f), magic);
+    const __m256i i = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
+    const __m256 n = _mm256_sub_ps(shifted, magic), r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693147182f), x);
+    *scale = _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
+    return _mm256_fmadd_ps(n, _mm256_set1_ps(1.90465432e-9f), r);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_exp_x8(__m256 x) {
+    const __m256 small = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3365402f), _CMP_LT_OQ);
+    __m256 scale, y = ampi_expm1_x8(ampi_exp_reduce_x8(x, &scale));
+    return _mm256_andnot_ps(small, _mm256_mul_ps(_mm256_add_ps(_mm256_set1_ps(1.0f), y), scale));
 }
 /* A NaN as the second operand of a minimum or maximum stays. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_clamp_x16(__m512 x, float high) {
@@ -7277,6 +7282,28 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_normal_cdf_x16(__m512 x, __m512* dens
     p = _mm512_mul_ps(_mm512_fmadd_ps(p, u, _mm512_set1_ps(0.755285144f)), t);
     p = _mm512_maskz_scalef_ps(inside, _mm512_fmadd_ps(p, q, p), n);
     return _mm512_mask_sub_ps(p, positive, one, p);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_normal_cdf_x8(__m256 x, __m256* density) {
+    const __m256 one = _mm256_set1_ps(1.0f), four = _mm256_set1_ps(4.0f);
+    const __m256 a = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), square = _mm256_mul_ps(a, a);
+    const __m256 inside = _mm256_cmp_ps(a, _mm256_set1_ps(12.9f), _CMP_LT_OQ), rest = _mm256_fmsub_ps(a, a, square);
+    __m256 t = _mm256_div_ps(one, _mm256_add_ps(a, four)), u = _mm256_mul_ps(_mm256_sub_ps(a, four), t), q, p, scale;
+    u = _mm256_fmadd_ps(t, _mm256_fnmadd_ps(u, a, _mm256_fnmadd_ps(four, _mm256_add_ps(u, one), a)), u);
+    t = _mm256_fmadd_ps(t, _mm256_fnmadd_ps(t, a, _mm256_fnmadd_ps(four, t, one)), t);
+    q = ampi_exp_reduce_x8(_mm256_mul_ps(_mm256_set1_ps(-0.5f), square), &scale);
+    q = ampi_expm1_x8(_mm256_fmadd_ps(_mm256_set1_ps(-0.5f), rest, q));
+    *density = _mm256_and_ps(_mm256_mul_ps(_mm256_add_ps(one, q), scale), inside);
+    p = _mm256_fmadd_ps(_mm256_set1_ps(-0.000109288165f), u, _mm256_set1_ps(0.000209836697f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.00155533943f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.00353910425f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.0075223404f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.0604111888f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.186523765f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.387136251f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.607896566f));
+    p = _mm256_mul_ps(_mm256_fmadd_ps(p, u, _mm256_set1_ps(0.755285144f)), t);
+    p = _mm256_and_ps(_mm256_mul_ps(_mm256_fmadd_ps(p, q, p), scale), inside);
+    return _mm256_blendv_ps(_mm256_sub_ps(one, p), p, x);
 }
 #endif
 
@@ -9847,6 +9874,23 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y
         default: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_RELU, y, x.data, s, x.n); break;
     }
 }
+/* GELU alone by AVX2: of it the plain form is slow. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_x8(amp_dtype t, size_t i, size_t m, int half, void* y, const void* x) {
+    __m256 v = ampi_read8_avx2(x, t, i, m), density;
+    ampi_put_x8(t, y, i, m, half, _mm256_mul_ps(v, ampi_normal_cdf_x8(v, &density)));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_slope_x8(amp_dtype t, size_t i, size_t m, int half, void* dx,
+                                                     const void* dy, const void* s) {
+    __m256 v = ampi_read8_avx2(s, t, i, m), density, cdf = ampi_normal_cdf_x8(v, &density);
+    const __m256 far = _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), _mm256_set1_ps(16.0f), _CMP_GT_OQ);
+    v = _mm256_mul_ps(_mm256_andnot_ps(far, v), _mm256_set1_ps(0.398942280f));    /* the density is 0 there */
+    v = _mm256_fmadd_ps(v, density, cdf);
+    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), v));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_gelu_avx2(void* y, ampi_part x, const void* s) {
+    if (s) AMPI_ALL_X8(ampi_gelu_slope_x8, x.t, x.n, y, x.data, s);
+    else AMPI_ALL_X8(ampi_gelu_x8, x.t, x.n, y, x.data);
+}
 #endif
 
 /* Elements [at, at+n) of an operand: y = f(x), or dx = dy * f'(s). Types may differ. */
@@ -9856,6 +9900,10 @@ AMPI_FN void ampi_activation(amp_activation f, const void* x, amp_dtype xt, void
 #if AMPI_X86
     if (ampi_typed(xt, yt)) {
         ampi_activation_avx512(f, (char*)y + at * amp_dtype_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
+        return;
+    }
+    if (f == AMP_GELU && ampi_typed_both(xt, yt)) {
+        ampi_gelu_avx2((char*)y + at * amp_dtype_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
         return;
     }
 #endif
@@ -9870,6 +9918,11 @@ AMPI_FN void ampi_activation_slope(amp_activation f, const void* dy, amp_dtype d
     if (ampi_typed(dyt, st) && ampi_typed(dxt, st)) {
         ampi_activation_avx512(f, (char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
                                (const char*)s + at * amp_dtype_size(st));
+        return;
+    }
+    if (f == AMP_GELU && ampi_typed_both(dyt, st) && ampi_typed_both(dxt, st)) {
+        ampi_gelu_avx2((char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
+                       (const char*)s + at * amp_dtype_size(st));
         return;
     }
 #endif
