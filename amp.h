@@ -1845,7 +1845,7 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
   #define AMPI_KERNEL AMPI_KERNEL_PLAIN
   #define AMPI_KERNEL_AVX2 AMPI_KERNEL_PLAIN
 #endif
-/* And for those that are written by hand for AVX2 too. */
+/* One copy for all others, of kernels that are written by hand for AVX2 too. */
 #define AMPI_KERNEL_PLAIN(name, params, ...) \
     AMPI_FN void name params { name##_body(AMPI_FMA_NATIVE, __VA_ARGS__); }
 
@@ -7636,8 +7636,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, a
 #endif
 
 #if AMPI_X86
-/* The same for AVX2. A step takes eight elements [i, i+8), or m of them where a row ends; half says for which eight of
-   the sixteen lanes it works. */
+/* The same for AVX2, whose vectors are half as wide: a step takes eight elements [i, i+8), or m of them where a row
+   ends, and `half` says which eight of the sixteen lanes they belong to. */
 typedef struct ampi_wide8 { __m256d low, high; } ampi_wide8;
 
 /* step(type, i, m, half, ...) for all of n elements; and the same with the type as a constant. */
