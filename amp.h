@@ -4018,6 +4018,13 @@ AMPI_FN size_t ampi_threads(void) { int t = omp_get_max_threads(); return t > 0 
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
 
+/* Threads that a product is worth: an element brought from memory counts as 4 multiplications, because products of
+   one row are little else. */
+AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
+    const double a = (double)m, b = (double)n, c = (double)k;
+    return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
+}
+
 /* Cuts C into tiles. */
 AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, size_t n, size_t tiles_m,
                            size_t tiles_n) {
@@ -4039,7 +4046,7 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
                                          size_t nc, size_t kc) {
     ampi_gemm_plan p, q;
-    size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), blocks, i, turns;
+    size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
     memset(&p, 0, sizeof p);
     m = ampi_max_size(m, 1); n = ampi_max_size(n, 1); k = ampi_max_size(k, 1);
     ampi_gemm_cut(&p, g, m, n, ampi_div_up(m, mc), ampi_div_up(n, nc));
@@ -7243,18 +7250,29 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_sigmoid_x16(__m512 x) {
     const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
     return _mm512_div_ps(_mm512_mask_mov_ps(one, negative, e), _mm512_add_ps(one, e));
 }
+/* exp(2a) is formed in halves: r/2 from a, (exp(r) - 1) / 2 with coefficients times powers of two, exp(2a) / 2, and
+   2 / (exp(2a) + 1) as the reciprocal of half the sum. A NaN takes the way of small numbers. (A range instruction would
+   give min(|x|, 20), but on some processors waits for what its target held before.) */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_tanh_x16(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), sign = _mm512_set1_ps(-0.0f);
-    const __m512 a = _mm512_andnot_ps(sign, x), z = _mm512_mul_ps(x, x);
-    const __m512 e = ampi_exp_x16(_mm512_mul_ps(two, _mm512_maskz_min_ps(AMPI_ALL16, _mm512_set1_ps(20.0f), a)));
-    const __m512 large = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(one, e)));
-    const __mmask16 small = _mm512_cmp_ps_mask(a, _mm512_set1_ps(0.625f), _CMP_LT_OQ);
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(-0.00569229666f), z, _mm512_set1_ps(0.0206281673f));
+    const __m512 one = _mm512_set1_ps(1.0f), half = _mm512_set1_ps(0.5f), magic = _mm512_set1_ps(12582912.0f);
+    const __m512 sign = _mm512_set1_ps(-0.0f), z = _mm512_mul_ps(x, x);
+    const __m512 a = _mm512_maskz_min_ps(AMPI_ALL16, _mm512_andnot_ps(sign, x), _mm512_set1_ps(20.0f));
+    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(a, _mm512_set1_ps(2.0f * 1.44269502f), magic), magic);
+    const __mmask16 large = _mm512_cmp_ps_mask(z, _mm512_set1_ps(0.390625f), _CMP_GE_OQ);      /* |x| >= 5/8 */
+    __m512 p, r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f / 2.0f), a), e;
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f / 2.0f), r);
+    e = _mm512_fmadd_ps(_mm512_set1_ps(32.0f * 0.00138367142f), r, _mm512_set1_ps(16.0f * 0.00836914033f));
+    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(8.0f * 0.0416681059f));
+    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(4.0f * 0.166665167f));
+    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(2.0f * 0.49999994f));
+    e = _mm512_add_ps(half, _mm512_fmadd_ps(_mm512_mul_ps(r, r), e, r));
+    e = _mm512_div_ps(one, _mm512_add_ps(half, _mm512_maskz_scalef_ps(AMPI_ALL16, e, n)));
+    p = _mm512_fmadd_ps(_mm512_set1_ps(-0.00569229666f), z, _mm512_set1_ps(0.0206281673f));
     p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.0537365153f));
     p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(0.133314058f));
     p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.333332807f));
-    p = _mm512_mask_mov_ps(large, small, _mm512_fmadd_ps(_mm512_mul_ps(p, z), a, a));
-    return _mm512_or_ps(_mm512_andnot_ps(sign, p), _mm512_and_ps(sign, x));
+    p = _mm512_mask_sub_ps(_mm512_fmadd_ps(_mm512_mul_ps(p, z), x, x), large, one, e);
+    return _mm512_or_ps(p, _mm512_and_ps(sign, x));
 }
 /* There is no need to clamp: what is outside is masked. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_normal_cdf_x16(__m512 x, __m512* density) {
@@ -7469,6 +7487,9 @@ AMPI_INLINE void ampi_lane_sum_plain_body(int hw, double* acc, const float* x, s
 }
 AMPI_KERNEL_PLAIN(ampi_lane_sum_plain, (double* acc, const float* x, size_t n), acc, x, n)
 
+/* Is the mean of floats such that no difference from it, rounded to float, becomes infinite? */
+AMPI_FN int ampi_mean_is_usual(double mean) { return fabs(mean) < 1e30; }
+
 /* acc[i % LANES] += (x[i] - mean[i % LANES])^2. The difference is rounded to float, so its square is
    exact. */
 AMPI_INLINE double ampi_add_square(int hw, float x, double mean, double sum) {
@@ -7564,13 +7585,18 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_fma(ampi_wide* acc, ampi_wide a, a
     acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
     acc->high = _mm512_fmadd_pd(a.high, b.high, acc->high);
 }
-/* acc += (x - mean)^2 in the lanes of the mask, the difference rounded to float. */
+/* d rounded to the 24 bits of a float: 2^29 times its power of two pushes the others out of a double. What a float
+   could only hold as a subnormal number keeps more of them, but its square is lost beside any eps, and 0 as a float. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512d ampi_round_24(__m512d d) {
+    const __m512d shift = _mm512_set1_pd(536870912.0);
+    const __m512d power = _mm512_and_pd(d, _mm512_castsi512_pd(_mm512_set1_epi64(-0x10000000000000)));
+    return _mm512_fnmadd_pd(power, shift, _mm512_fmadd_pd(power, shift, d));
+}
+/* acc += (x - mean)^2 in the lanes of the mask, the difference rounded to float; for usual means. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_moment(ampi_wide* acc, ampi_wide x, ampi_wide mean, __mmask16 m) {
-    __m256 low = _mm512_maskz_cvtpd_ps((__mmask8)m, _mm512_sub_pd(x.low, mean.low));
-    __m256 high = _mm512_maskz_cvtpd_ps((__mmask8)(m >> 8), _mm512_sub_pd(x.high, mean.high));
     ampi_wide d;
-    d.low = _mm512_maskz_cvtps_pd(0xff, low);
-    d.high = _mm512_maskz_cvtps_pd(0xff, high);
+    d.low = ampi_round_24(_mm512_maskz_sub_pd((__mmask8)m, x.low, mean.low));
+    d.high = ampi_round_24(_mm512_maskz_sub_pd((__mmask8)(m >> 8), x.high, mean.high));
     ampi_wide_fma(acc, d, d);
 }
 /* The tree of ampi_lane_total. */
@@ -7771,17 +7797,19 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_
 }
 #endif
 
-/* The three for a part, whose type is F32 where there is no kernel by hand. */
+/* The three for a part, whose type is F32 where there is no kernel by hand, as for means that are not usual. */
 AMPI_FN void ampi_lane_sum(double* acc, ampi_part x) {
 #if AMPI_X86
     if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_sum, acc, x); return; }
 #endif
     ampi_lane_sum_plain(acc, (const float*)x.data, x.n);
 }
-AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean) {
+AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean, int usual) {
 #if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_moment, acc, x, mean); return; }
+    if (ampi_simd() == AMP_ISA_AVX512 && usual) { ampi_lane_moment_avx512(acc, x, mean); return; }
+    if (ampi_simd() >= AMP_ISA_AVX2) { ampi_lane_moment_avx2(acc, x, mean); return; }
 #endif
+    (void)usual;
     ampi_lane_moment_plain(acc, (const float*)x.data, mean, x.n);
 }
 AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, const float* mean) {
@@ -8520,10 +8548,11 @@ typedef struct ampi_pool_rows_open {
     float sum[AMPI_POOL_RING];
 } ampi_pool_rows_open;
 
+/* Of a number of 16 bits the last byte of the key is 0: see ampi_pool_ring_look. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_keys_x16(__m512 x) {
     const __m512i u = _mm512_castps_si512(x), mag = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
     const __m512i key = _mm512_mask_sub_epi32(mag, _mm512_movepi32_mask(u), _mm512_setzero_si512(), mag);
-    return _mm512_mask_mov_epi32(key, ampi_nan_x16(u), _mm512_set1_epi32(0x7fffffff));
+    return _mm512_mask_mov_epi32(key, ampi_nan_x16(u), _mm512_set1_epi32(0x7fffff00));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_keys(int32_t* key, __m512i v, size_t n) {
     _mm512_storeu_si512(key, _mm512_mask_mov_epi32(_mm512_set1_epi32(INT32_MIN), ampi_first_x16(n), v));
@@ -8533,7 +8562,9 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_get_pairs(amp_dtype t, const void*
                                                         int32_t* odd) {
     const __m512i two = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     __m512i e, o;
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
     if (t == AMP_F32) {
+        AMPI_AHEAD(x, i * sizeof(float) + 64);
         const __m512 a = ampi_get_x16(t, x, i, ampi_first_x16(n));
         const __m512 b = ampi_get_x16(t, x, i + 16, n > 16 ? ampi_first_x16(n - 16) : 0);
         e = ampi_pool_keys_x16(_mm512_maskz_permutex2var_ps(AMPI_ALL16, a, two, b));
@@ -8554,8 +8585,10 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_pairs(amp_dtype t, void* x, si
     const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
     __m512i low, high;
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
     if (t == AMP_F32) {
         const __m512i last = _mm512_or_si512(zip, _mm512_set1_epi32(8));
+        AMPI_AHEAD(x, i * sizeof(float) + 64);
         ampi_put_x16(t, x, i, ampi_first_x16(n), _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, zip, odd));
         if (n > 16)
             ampi_put_x16(t, x, i + 16, ampi_first_x16(n - 16),
@@ -8580,12 +8613,14 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_open(amp_dtype t, ampi_pool_r
     const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;
     int32_t *even = d->key + slot + d->s->pixel[0], *odd = d->key + slot + d->s->pixel[1];
     const int sw = d->p->sw;
+    float* sum = d->sum + slot;
     size_t i;
-    for (i = 0; i < row; i += 16) _mm512_storeu_ps(d->sum + slot + i, _mm512_setzero_ps());
-    for (i = 0; sw == 2 && i < w; i += 32) {
-        AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));
-        ampi_pool_get_pairs(t, x, at + i, w - i, even + i / 2, odd + i / 2);
+    for (i = 0; i < row; i += 16, sum += 16) {
+        AMPI_OPAQUE(sum);                           /* a call of memset would take longer */
+        _mm512_storeu_ps(sum, _mm512_setzero_ps());
     }
+    for (i = 0; sw == 2 && i + 32 <= w; i += 32) ampi_pool_get_pairs(t, x, at + i, 32, even + i / 2, odd + i / 2);
+    if (sw == 2 && i < w) ampi_pool_get_pairs(t, x, at + i, w - i, even + i / 2, odd + i / 2);
     for (i = 0; sw == 1 && i < w; i += 16) {
         const __m512 v = ampi_get_x16(t, x, at + i, ampi_first_x16(w - i));
         AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));
@@ -8600,17 +8635,26 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_close(amp_dtype t, const ampi
     const size_t w = (size_t)d->p->w;
     const int sw = d->p->sw;
     size_t i;
-    for (i = 0; sw == 2 && i < w; i += 32)
+    for (i = 0; sw == 2 && i + 32 <= w; i += 32)
+        ampi_pool_put_pairs(t, dx, at + i, 32, _mm512_loadu_ps(even + i / 2), _mm512_loadu_ps(odd + i / 2));
+    if (sw == 2 && i < w)
         ampi_pool_put_pairs(t, dx, at + i, w - i, _mm512_loadu_ps(even + i / 2), _mm512_loadu_ps(odd + i / 2));
     for (i = 0; sw == 1 && i < w; i += 16)
         ampi_put_x16(t, dx, at + i, ampi_first_x16(w - i), _mm512_loadu_ps(even + i));
 }
 
-/* Is place `here` of sixteen windows larger than the best so far? */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_look(const int32_t* key, int here, __m512i* best, __m512i* place) {
-    const __m512i v = _mm512_loadu_si512(key);
-    *place = _mm512_mask_mov_epi32(*place, _mm512_cmpgt_epi32_mask(v, *best), _mm512_set1_epi32(here));
+/* Is place `here` of sixteen windows larger than the best so far? Keys of 16 bits have room for it: 255 - here, which
+   is larger the earlier a place comes. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_look(amp_dtype t, const int32_t* key, int here, __m512i* best,
+                                                        __m512i* place) {
+    __m512i v = _mm512_loadu_si512(key);
+    if (t == AMP_F32)
+        *place = _mm512_mask_mov_epi32(*place, _mm512_cmpgt_epi32_mask(v, *best), _mm512_set1_epi32(here));
+    else v = _mm512_or_si512(v, _mm512_set1_epi32(255 - here));
     *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_ring_place(amp_dtype t, __m512i best, __m512i place) {
+    return t == AMP_F32 ? place : _mm512_maskz_andnot_epi32(AMPI_ALL16, best, _mm512_set1_epi32(255));
 }
 /* Adds g where the maximum is at place `here`; g is 0 behind the last window. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_add(float* sum, int here, __m512i place, __m512 g) {
@@ -8631,40 +8675,53 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_windows(amp_dtype t, ampi_poo
         const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
         __m512i best = _mm512_set1_epi32(INT32_MIN), place = best;
         for (i = 0; i < rows; i++)
-            for (k = 0; k < kw; k++) ampi_pool_ring_look(d->key + slot[i] + column[k] + o, i * kw + k, &best, &place);
+            for (k = 0; k < kw; k++)
+                ampi_pool_ring_look(t, d->key + slot[i] + column[k] + o, i * kw + k, &best, &place);
+        place = ampi_pool_ring_place(t, best, place);
         for (k = kw - 1; k >= 0; k--)
             for (i = 0; i < rows; i++)
                 ampi_pool_ring_add(d->sum + slot[i] + column[k] + o, i * kw + k, place, g);
     }
 }
-/* The same for 3 x 3 places, without loops over them. */
+/* The sums of a row where windows of three places are two pixels apart: the first place and the last one fall on the
+   same line, the last one an element on. Its g are moved there in registers, with that of the window before the group
+   from `before`: what was stored a moment ago at another offset would have to reach the cache before it is loaded. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_three(float* sum, size_t middle, int here, __m512i place, __m512 g,
+                                                         __m512i* before) {
+    const __mmask16 first = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here));
+    const __mmask16 third = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here + 2));
+    const __m512i last = _mm512_maskz_mov_epi32(third, _mm512_castps_si512(g));
+    const __m512i moved = _mm512_maskz_alignr_epi32(AMPI_ALL16, last, *before, 15);
+    const __m512 old = _mm512_add_ps(_mm512_loadu_ps(sum), _mm512_castsi512_ps(moved));
+    _mm512_storeu_ps(sum, _mm512_mask_add_ps(old, first, old, g));
+    ampi_pool_ring_add(sum + middle, here + 1, place, g);
+    *before = last;
+}
+/* The same for 3 x 3 places, two pixels apart, without loops over them. The group behind the last window takes what
+   was moved out of the last one. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_nine(amp_dtype t, ampi_pool_rows_open* d, int r0, const void* dy,
                                                         size_t at) {
     const size_t n = (size_t)d->p->ow, last = d->s->last, row = d->s->row, a = d->s->at[1], b = d->s->at[2];
     const size_t r = (size_t)r0, s0 = (r & last) * row, s1 = ((r + 1) & last) * row, s2 = ((r + 2) & last) * row;
+    __m512i before0 = _mm512_setzero_si512(), before1 = before0, before2 = before0;
     size_t o;
-    for (o = 0; o < n; o += 16) {
+    for (o = 0; o <= n; o += 16) {
         const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;
-        float *t0 = d->sum + s0 + o, *t1 = d->sum + s1 + o, *t2 = d->sum + s2 + o;
         const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
-        __m512i best = _mm512_loadu_si512(k0), place = _mm512_setzero_si512();
-        ampi_pool_ring_look(k0 + a, 1, &best, &place);
-        ampi_pool_ring_look(k0 + b, 2, &best, &place);
-        ampi_pool_ring_look(k1, 3, &best, &place);
-        ampi_pool_ring_look(k1 + a, 4, &best, &place);
-        ampi_pool_ring_look(k1 + b, 5, &best, &place);
-        ampi_pool_ring_look(k2, 6, &best, &place);
-        ampi_pool_ring_look(k2 + a, 7, &best, &place);
-        ampi_pool_ring_look(k2 + b, 8, &best, &place);
-        ampi_pool_ring_add(t0 + b, 2, place, g);
-        ampi_pool_ring_add(t1 + b, 5, place, g);
-        ampi_pool_ring_add(t2 + b, 8, place, g);
-        ampi_pool_ring_add(t0 + a, 1, place, g);
-        ampi_pool_ring_add(t1 + a, 4, place, g);
-        ampi_pool_ring_add(t2 + a, 7, place, g);
-        ampi_pool_ring_add(t0, 0, place, g);
-        ampi_pool_ring_add(t1, 3, place, g);
-        ampi_pool_ring_add(t2, 6, place, g);
+        __m512i best = _mm512_set1_epi32(INT32_MIN), place = _mm512_setzero_si512();
+        ampi_pool_ring_look(t, k0, 0, &best, &place);
+        ampi_pool_ring_look(t, k0 + a, 1, &best, &place);
+        ampi_pool_ring_look(t, k0 + b, 2, &best, &place);
+        ampi_pool_ring_look(t, k1, 3, &best, &place);
+        ampi_pool_ring_look(t, k1 + a, 4, &best, &place);
+        ampi_pool_ring_look(t, k1 + b, 5, &best, &place);
+        ampi_pool_ring_look(t, k2, 6, &best, &place);
+        ampi_pool_ring_look(t, k2 + a, 7, &best, &place);
+        ampi_pool_ring_look(t, k2 + b, 8, &best, &place);
+        place = ampi_pool_ring_place(t, best, place);
+        ampi_pool_ring_three(d->sum + s0 + o, a, 0, place, g, &before0);
+        ampi_pool_ring_three(d->sum + s1 + o, a, 3, place, g, &before1);
+        ampi_pool_ring_three(d->sum + s2 + o, a, 6, place, g, &before2);
     }
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_image(amp_dtype t, const ampi_pool_ring* s, const ampi_pool_plan* p,
@@ -8680,7 +8737,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_image(amp_dtype t, const ampi
         const size_t at = out + (size_t)oh * (size_t)p->ow;
         for (; closed < rows.first; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
         for (; opened < rows.last; opened++) ampi_pool_ring_open(t, &d, opened, x, image + (size_t)opened * w);
-        if (p->kw == 3 && rows.last - rows.first == 3) ampi_pool_ring_nine(t, &d, rows.first, dy, at);
+        if (p->kw == 3 && p->sw == 2 && rows.last - rows.first == 3) ampi_pool_ring_nine(t, &d, rows.first, dy, at);
         else ampi_pool_ring_windows(t, &d, rows.first, rows.last - rows.first, dy, at);
     }
     for (; closed < opened; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
@@ -8885,13 +8942,17 @@ AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt,
     const int typed = ampi_bn_typed(p, xt, xt);
     float tile[AMPI_TILE];
     size_t step, l;
+    int usual = 1;
     memset(mean, 0, AMPI_LANES * sizeof(double));
     memset(squares, 0, AMPI_LANES * sizeof(double));
     for (step = 0; step < p->steps; step++) ampi_lane_sum(mean, ampi_bn_view(p, x, xt, group, step, typed, tile));
     ampi_bn_combine(p, mean);
-    for (l = 0; l < AMPI_LANES; l++) mean[l] /= (double)p->n * (double)p->spatial;
+    for (l = 0; l < AMPI_LANES; l++) {
+        mean[l] /= (double)p->n * (double)p->spatial;
+        usual = usual && ampi_mean_is_usual(mean[l]);
+    }
     for (step = 0; step < p->steps; step++)
-        ampi_lane_moment(squares, ampi_bn_view(p, x, xt, group, step, typed, tile), mean);
+        ampi_lane_moment(squares, ampi_bn_view(p, x, xt, group, step, typed && usual, tile), mean, usual);
     ampi_bn_combine(p, squares);
 }
 
@@ -9186,9 +9247,9 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_x16(amp_dtype t, size_t i, 
     ampi_wide_moment(acc, ampi_load_wide(kept + i), mean, m);
 }
 /* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. The second
-   pass does not need the memory: it fetches the rows of y, which are written next. */
+   pass does not need the memory: it fetches the rows of y, which are written next. *usual: are the means? */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
-                                                        size_t d, double eps, float* mean, float* invstd) {
+                                                        size_t d, double eps, float* mean, float* invstd, int* usual) {
     const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
     double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
     ampi_wide acc, m;
@@ -9199,6 +9260,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void*
         AMPI_EACH_X16(ampi_sum_keep_x16, t, first, &acc, row, kept[k]);
         AMPI_EACH_X16(ampi_sum_x16, t, d - first, &acc, row + first * size);
         value[k] = ampi_wide_total(acc) / (double)d;
+        *usual = *usual && ampi_mean_is_usual(value[k]);
     }
     for (k = 0; k < rows; k++) {
         const char* row = (const char*)x + k * d * size;
@@ -9210,9 +9272,11 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void*
         invstd[k] = (float)(1.0 / sqrt(ampi_wide_total(acc) / (double)d + eps));
     }
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
-                                                       size_t d, double eps, float* mean, float* invstd) {
-    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, y, rows, d, eps, mean, invstd);
+AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
+                                                      size_t d, double eps, float* mean, float* invstd) {
+    int usual = 1;
+    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, y, rows, d, eps, mean, invstd, &usual);
+    return usual;
 }
 
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* acc,
@@ -9285,9 +9349,10 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
                                   double eps, float* mean, float* invstd) {
     size_t k;
 #if AMPI_X86
+    const char* first = (const char*)x + start * amp_dtype_size(xt);
+    if (ampi_simd() == AMP_ISA_AVX512 && ampi_ln_measure_avx512(first, xt, y, rows, d, eps, mean, invstd)) return;
     if (ampi_simd() >= AMP_ISA_AVX2) {
-        x = (const char*)x + start * amp_dtype_size(xt);
-        AMPI_BY_HAND(ampi_ln_measure, x, xt, y, rows, d, eps, mean, invstd);
+        ampi_ln_measure_avx2(first, xt, y, rows, d, eps, mean, invstd);
         return;
     }
 #endif
@@ -9568,56 +9633,63 @@ AMPI_KERNEL_AVX2(ampi_ln_columns_plain,
                  dg, db, dy, x, mean, invstd, n)
 
 #if AMPI_X86
+/* `ahead` bytes on, rows below have the same columns: those beside them may be another thread's. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_columns_x16(amp_dtype t, size_t i, __mmask16 m, double* dg, double* db,
-                                                        const void* dy, const void* x, __m512 mean, __m512 invstd) {
+                                                        const void* dy, const void* x, size_t ahead, __m512 mean,
+                                                        __m512 invstd) {
     const ampi_wide g = ampi_get_wide_x16(t, dy, i, m);
     ampi_wide sum = ampi_load_wide(db + i), dot = ampi_load_wide(dg + i);
-    AMPI_AHEAD(dy, i * amp_dtype_size(t));
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    AMPI_FETCH(dy, ahead + i * amp_dtype_size(t));
+    AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
     ampi_wide_add(&sum, g);
     ampi_wide_fma(&dot, g, ampi_widen_x16(_mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd)));
     ampi_store_wide(db + i, sum);
     ampi_store_wide(dg + i, dot);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_columns_typed(amp_dtype t, double* dg, double* db, const void* dy,
-                                                          const void* x, float mean, float invstd, size_t n) {
+                                                          const void* x, size_t ahead, float mean, float invstd,
+                                                          size_t n) {
     const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
-    AMPI_EACH_X16(ampi_ln_columns_x16, t, n, dg, db, dy, x, m, s);
+    AMPI_EACH_X16(ampi_ln_columns_x16, t, n, dg, db, dy, x, ahead, m, s);
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, ampi_part dy, ampi_part x, float mean,
-                                                       float invstd) {
-    AMPI_FOR_TYPE(ampi_ln_columns_typed, x.t, dg, db, dy.data, x.data, mean, invstd, x.n);
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, ampi_part dy, ampi_part x, size_t ahead,
+                                                       float mean, float invstd) {
+    AMPI_FOR_TYPE(ampi_ln_columns_typed, x.t, dg, db, dy.data, x.data, ahead, mean, invstd, x.n);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_columns_x8(amp_dtype t, size_t i, size_t m, int half, double* dg, double* db,
-                                                     const void* dy, const void* x, __m256 mean, __m256 invstd) {
+                                                     const void* dy, const void* x, size_t ahead, __m256 mean,
+                                                     __m256 invstd) {
     const __m256 d = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), invstd);
     const ampi_wide8 g = ampi_get_wide_x8(t, dy, i, m);
     ampi_wide8 sum = ampi_load_wide8(db + i), dot = ampi_load_wide8(dg + i);
-    if (half == 0) AMPI_AHEAD(dy, i * amp_dtype_size(t));
-    if (half == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    if (half == 0) AMPI_FETCH(dy, ahead + i * amp_dtype_size(t));
+    if (half == 0) AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
     ampi_wide8_add(&sum, g);
     ampi_wide8_fma(&dot, g, ampi_widen_x8(d));
     ampi_store_wide8(db + i, sum);
     ampi_store_wide8(dg + i, dot);
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_columns_avx2(double* dg, double* db, ampi_part dy, ampi_part x, float mean,
-                                                   float invstd) {
+AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_columns_avx2(double* dg, double* db, ampi_part dy, ampi_part x, size_t ahead,
+                                                   float mean, float invstd) {
     const __m256 m = _mm256_set1_ps(mean), s = _mm256_set1_ps(invstd);
-    AMPI_ALL_X8(ampi_ln_columns_x8, x.t, x.n, dg, db, dy.data, x.data, m, s);
+    AMPI_ALL_X8(ampi_ln_columns_x8, x.t, x.n, dg, db, dy.data, x.data, ahead, m, s);
 }
 #endif
 
-/* The same for columns [start, start+n) of one row. */
-AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start, size_t n, double* dg, double* db) {
+/* The same for columns [start, start+n) of one row; `next` rows below are about a page of these columns. */
+AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start, size_t n, size_t next, double* dg,
+                             double* db) {
     const size_t at = row * q->d + start;
     float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
 #if AMPI_X86
     if (ampi_typed_both(q->dyt, q->xt)) {
         AMPI_BY_HAND(ampi_ln_columns, dg, db, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
-                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), q->mean[row], q->invstd[row]);
+                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), next * q->d * amp_dtype_size(q->xt), q->mean[row],
+                     q->invstd[row]);
         return;
     }
 #endif
+    (void)next;
     ampi_ln_columns_plain(dg, db, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile),
                           q->mean[row], q->invstd[row], ampi_padded(n));
 }
@@ -9644,11 +9716,11 @@ AMPI_FN void ampi_ln_store_sums(void* dst, amp_dtype t, size_t start, size_t n, 
 AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, size_t count, void* dgamma,
                                      void* dbeta, amp_dtype dpt, int accumulate, void* dx, amp_dtype dxt) {
     double dg[AMPI_TILE], db[AMPI_TILE];
-    size_t n = ampi_min_size(q->d - start, count), row;
+    size_t n = ampi_min_size(q->d - start, count), next = ampi_div_up(4096, n * amp_dtype_size(q->xt)), row;
     memset(dg, 0, sizeof dg);
     memset(db, 0, sizeof db);
     for (row = 0; row < q->rows; row++) {
-        ampi_ln_columns(q, row, start, n, dg, db);
+        ampi_ln_columns(q, row, start, n, next, dg, db);
         if (dx) ampi_ln_row_backward(q, row, dx, dxt);
     }
     ampi_ln_store_sums(dgamma, dpt, start, n, dg, accumulate);
@@ -10719,7 +10791,8 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     const ampi_argument list[] = { { "x", x, xt, 0 },
                                    { "target", target, tt, 0 },
                                    { "loss", loss, AMP_F32, 0 } };
-    double parts[AMPI_PARTS], zero[AMPI_LANES];
+    double parts[AMPI_PARTS];
+    float zero[AMPI_LANES];
     size_t tiles = (size_t)ampi_tiles(n);
     int64_t part;
     amp_result r = AMPI_CHECK(exec, op, n, list);
@@ -10731,16 +10804,17 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (part = 0; part < AMPI_PARTS; part++) {
         float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
-        double acc[AMPI_LANES];
+        double acc[AMPI_LANES], unused[AMPI_LANES];
         ampi_part terms;
         size_t i, end = ampi_part_start(tiles, part + 1);
         memset(acc, 0, sizeof acc);
+        memset(unused, 0, sizeof unused);
         for (i = ampi_part_start(tiles, part); i < end; i++) {
             size_t start = i * AMPI_TILE, count = ampi_tile_size(n, start);
             ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile),
                             ampi_view(target, tt, start, count, t_tile), ampi_padded(count));
             terms = ampi_part_of(tile, AMP_F32, 0, count, 1, NULL);
-            if (kind == AMPI_MSE) ampi_lane_moment(acc, terms, zero);
+            if (kind == AMPI_MSE) ampi_lane_dot(unused, acc, terms, terms, zero);
             else                  ampi_lane_sum(acc, terms);
         }
         parts[part] = ampi_lane_total(acc);

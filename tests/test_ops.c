@@ -779,6 +779,25 @@ static void test_batch_norm(void) {
     check_batch_norm(AMP_F32, AMP_F32, 300, 3, 1, -3000);
 }
 
+/* A difference from the mean that is no float any more is infinite, and so is the variance. */
+static void test_norm_overflow(void) {
+    static const amp_batch_norm_shape shapes[2] = { { 2, 2, 128, 0, 0 }, { 64, 8, 1, 0, 0 } };
+    int t, i, k;
+    for (t = 0; t < 3; t += 2) {
+        buffer x = make(types[t], 512), y = make(types[t], 512), mean = make(AMP_F32, 8), inv = make(AMP_F32, 8);
+        for (i = 0; i < 512; i++) put(&x, (size_t)i, i / 8 % 4 == 3 ? -3e38 : 3e38);
+        CHECK(amp_layer_norm_forward(x.p, types[t], NULL, NULL, AMP_F32, 0, (float*)mean.p, (float*)inv.p, y.p,
+                                     types[t], 8, 64, NULL) == AMP_OK);
+        for (i = 0; i < 8; i++) CHECK(fabs(get(&mean, (size_t)i) / 1.5e38 - 1) < 0.01 && get(&inv, (size_t)i) == 0);
+        for (k = 0; k < 2; k++) {
+            CHECK(amp_batch_norm_forward(&shapes[k], 1, x.p, types[t], NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p,
+                                         (float*)inv.p, y.p, types[t], NULL) == AMP_OK);
+            for (i = 0; i < shapes[k].channels; i++) CHECK(get(&inv, (size_t)i) == 0);
+        }
+        finish(&x); finish(&y); finish(&mean); finish(&inv);
+    }
+}
+
 static void check_layer_norm(amp_dtype t, amp_dtype pt, size_t rows, size_t d, double offset, int affine) {
     const char* what = "layer norm";
     buffer x = random_buffer(t, rows * d, 2), dy = random_buffer(t, rows * d, 1), y = make(t, rows * d),
@@ -1191,6 +1210,7 @@ static void run_all(void) {
     TEST(test_add);
     TEST(test_concat);
     TEST(test_batch_norm);
+    TEST(test_norm_overflow);
     TEST(test_layer_norm);
     TEST(test_sum_order);
     TEST(test_pool);
