@@ -1842,10 +1842,12 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
         else name##_avx2(__VA_ARGS__);                                                         \
     }
 #else
-  #define AMPI_KERNEL(name, params, ...)                                                       \
-    AMPI_FN void name params { name##_body(AMPI_FMA_NATIVE, __VA_ARGS__); }
-  #define AMPI_KERNEL_AVX2 AMPI_KERNEL
+  #define AMPI_KERNEL AMPI_KERNEL_PLAIN
+  #define AMPI_KERNEL_AVX2 AMPI_KERNEL_PLAIN
 #endif
+/* One copy for all others, of kernels that are written by hand for AVX2 too. */
+#define AMPI_KERNEL_PLAIN(name, params, ...) \
+    AMPI_FN void name params { name##_body(AMPI_FMA_NATIVE, __VA_ARGS__); }
 
 #if AMPI_X86
 /* AVX state must be enabled by the operating system too: XCR0 bits 1,2 (AVX) and 5,6,7 (AVX-512). */
@@ -2378,7 +2380,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_half_to_f32_avx2(float* dst, const 
     _mm256_storeu_ps(dst, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)src)));
     _mm256_storeu_ps(dst + 8, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)(src + 8))));
 }
-/* Eight floats to bfloat16, each in the low half of its lane. */
+/* Eight floats to bfloat16, each in the upper half of its lane. NaNs are rare, and blending is slow. */
 AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_round_avx2(__m256 v) {
     __m256i u = _mm256_castps_si256(v);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -2386,18 +2388,23 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_round_avx2(__m256 v) {
     __m256i mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
     __m256i nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
     __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
-    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    return _mm256_movemask_epi8(nan) ? _mm256_blendv_epi8(rounded, quiet, nan) : rounded;
 }
 /* packus works within the 128-bit halves of a register, so the quarters are put in order after it. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, const float* src) {
     __m256i low = ampi_bf16_round_avx2(_mm256_loadu_ps(src)), high = ampi_bf16_round_avx2(_mm256_loadu_ps(src + 8));
-    __m256i both = _mm256_packus_epi32(low, high);
+    __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(low, 16), _mm256_srli_epi32(high, 16));
     _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(both, 0xd8));
+}
+/* Eight bfloat16, each in the upper half of its lane: a signalling NaN stays one. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_spread_avx2(const uint16_t* src) {
+    const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(const void*)src));
+    return _mm256_shuffle_epi8(twice, _mm256_set_epi64x(0x0f0e80800d0c8080, 0x0b0a808009088080, 0x0706808005048080,
+                                                        0x0302808001008080));
 }
 /* Eight bfloat16 to float. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bf16_widen_avx2(float* dst, const uint16_t* src) {
-    __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(const void*)src)), mag, nan;
-    u = _mm256_slli_epi32(u, 16);
+    __m256i u = ampi_bf16_spread_avx2(src), mag, nan;
     mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
     nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
     u = _mm256_or_si256(u, _mm256_and_si256(nan, _mm256_set1_epi32(0x400000)));
@@ -3168,7 +3175,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
     _mm256_set1_epi32(0x7fc00000), AMPI_V8_IS_NAN(v)))
 #define AMPI_V8_HALVES(p) _mm_loadu_si128((const __m128i*)(const void*)(p))
 #define AMPI_V8_F16(p) _mm256_cvtph_ps(AMPI_V8_HALVES(p))
-#define AMPI_V8_BF16(p) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(AMPI_V8_HALVES(p)), 16))
+#define AMPI_V8_BF16(p) _mm256_castsi256_ps(ampi_bf16_spread_avx2(p))
 #define AMPI_V8_MASK(rest) \
     _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(rest)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 #define AMPI_V8_LOAD_TAIL(p, rest) _mm256_maskload_ps(p, AMPI_V8_MASK(rest))
@@ -3188,7 +3195,8 @@ AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx2, V8)
 
-/* Eight elements, or the first `rest` and zeros; and back, rounded as conversions are. */
+/* Eight elements, or the first `rest` and zeros; and back, rounded as conversions are. The results of products have
+   one kind of NaN. */
 AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_read8_avx2(const void* src, amp_dtype t, size_t i, size_t rest) {
     const uint16_t* h = (const uint16_t*)src + i;
     const float* f = (const float*)src + i;
@@ -3196,20 +3204,23 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_read8_avx2(const void* src, amp_dtype t
     if (t == AMP_F16) return rest >= 8 ? AMPI_V8_F16(h) : AMPI_V8_F16_TAIL(h, rest);
     return rest >= 8 ? AMPI_V8_BF16(h) : AMPI_V8_BF16_TAIL(h, rest);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_write8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
-    const __m256 clean = AMPI_V8_CLEAN(v);
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
     __m128i h;
     if (t == AMP_F32) {
-        if (rest >= 8) AMPI_V8_STORE((float*)dst + i, clean); else AMPI_V8_STORE_TAIL((float*)dst + i, clean, rest);
+        if (rest >= 8) AMPI_V8_STORE((float*)dst + i, v); else AMPI_V8_STORE_TAIL((float*)dst + i, v, rest);
         return;
     }
-    if (t == AMP_F16) h = _mm256_cvtps_ph(clean, _MM_FROUND_TO_NEAREST_INT);
+    if (t == AMP_F16) h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
     else {
-        const __m256i u = ampi_bf16_round_avx2(clean);
-        h = _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
+        const __m256i upper = _mm256_broadcastsi128_si256(_mm_set_epi64x(-1, 0x0f0e0b0a07060302));
+        const __m256i words = _mm256_shuffle_epi8(ampi_bf16_round_avx2(v), upper);
+        h = _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08));
     }
     if (rest >= 8) _mm_storeu_si128((__m128i*)(void*)((uint16_t*)dst + i), h);
     else memcpy((uint16_t*)dst + i, &h, rest * sizeof(uint16_t));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_write8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
+    ampi_put8_avx2(dst, t, i, rest, AMPI_V8_CLEAN(v));
 }
 #define AMPI_V8_READ ampi_read8_avx2
 #define AMPI_V8_WRITE ampi_write8_avx2
@@ -7151,6 +7162,26 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_exp_x16(__m512 x) {
     r = ampi_expm1_x16(_mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r));
     return _mm512_maskz_scalef_ps(normal, _mm512_add_ps(one, r), n);
 }
+/* And for eight by AVX2; 2^n is built from bits, as in the plain forms. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_expm1_x8(__m256 r) {
+    __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(0.00138367142f), r, _mm256_set1_ps(0.00836914033f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.0416681059f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.166665167f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.49999994f));
+    return _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_exp_reduce_x8(__m256 x, __m256* scale) {
+    const __m256 magic = _mm256_set1_ps(12582912.0f), shifted = _mm256_fmadd_ps(x, _mm256_set1_ps(1.44269502f), magic);
+    const __m256i i = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
+    const __m256 n = _mm256_sub_ps(shifted, magic), r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693147182f), x);
+    *scale = _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
+    return _mm256_fmadd_ps(n, _mm256_set1_ps(1.90465432e-9f), r);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_exp_x8(__m256 x) {
+    const __m256 small = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3365402f), _CMP_LT_OQ);
+    __m256 scale, y = ampi_expm1_x8(ampi_exp_reduce_x8(x, &scale));
+    return _mm256_andnot_ps(small, _mm256_mul_ps(_mm256_add_ps(_mm256_set1_ps(1.0f), y), scale));
+}
 /* A NaN as the second operand of a minimum or maximum stays. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_clamp_x16(__m512 x, float high) {
     const __m512 y = _mm512_maskz_min_ps(AMPI_ALL16, _mm512_set1_ps(high), x);
@@ -7284,6 +7315,28 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_normal_cdf_x16(__m512 x, __m512* dens
     p = _mm512_maskz_scalef_ps(inside, _mm512_fmadd_ps(p, q, p), n);
     return _mm512_mask_sub_ps(p, positive, one, p);
 }
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_normal_cdf_x8(__m256 x, __m256* density) {
+    const __m256 one = _mm256_set1_ps(1.0f), four = _mm256_set1_ps(4.0f);
+    const __m256 a = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), square = _mm256_mul_ps(a, a);
+    const __m256 inside = _mm256_cmp_ps(a, _mm256_set1_ps(12.9f), _CMP_LT_OQ), rest = _mm256_fmsub_ps(a, a, square);
+    __m256 t = _mm256_div_ps(one, _mm256_add_ps(a, four)), u = _mm256_mul_ps(_mm256_sub_ps(a, four), t), q, p, scale;
+    u = _mm256_fmadd_ps(t, _mm256_fnmadd_ps(u, a, _mm256_fnmadd_ps(four, _mm256_add_ps(u, one), a)), u);
+    t = _mm256_fmadd_ps(t, _mm256_fnmadd_ps(t, a, _mm256_fnmadd_ps(four, t, one)), t);
+    q = ampi_exp_reduce_x8(_mm256_mul_ps(_mm256_set1_ps(-0.5f), square), &scale);
+    q = ampi_expm1_x8(_mm256_fmadd_ps(_mm256_set1_ps(-0.5f), rest, q));
+    *density = _mm256_and_ps(_mm256_mul_ps(_mm256_add_ps(one, q), scale), inside);
+    p = _mm256_fmadd_ps(_mm256_set1_ps(-0.000109288165f), u, _mm256_set1_ps(0.000209836697f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.00155533943f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.00353910425f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.0075223404f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.0604111888f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.186523765f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.387136251f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.607896566f));
+    p = _mm256_mul_ps(_mm256_fmadd_ps(p, u, _mm256_set1_ps(0.755285144f)), t);
+    p = _mm256_and_ps(_mm256_mul_ps(_mm256_fmadd_ps(p, q, p), scale), inside);
+    return _mm256_blendv_ps(_mm256_sub_ps(one, p), p, x);
+}
 #endif
 
 /* cos(2 pi u) for u in [0,1]: the nearest quarter turn is taken off, which is exact, and the rest, at most an
@@ -7390,11 +7443,17 @@ AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, const float
     if (!ampi_direct(t, n)) ampi_store_f32(data, t, i, tile, n);
 }
 /* n elements of any type that a kernel reads or writes. By hand for AVX-512 kernels take operands of any type, if all
-   are of one; others take floats. */
+   are of one, and some for AVX2 too (by hand for both); others take floats. */
 typedef struct ampi_part { const void* data; amp_dtype t; size_t n; } ampi_part;
 AMPI_FN int ampi_typed(amp_dtype a, amp_dtype b) {
     return AMPI_X86 && ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(a) == ampi_dtype(b);
 }
+AMPI_FN int ampi_typed_both(amp_dtype a, amp_dtype b) {
+    return AMPI_X86 && ampi_simd() >= AMP_ISA_AVX2 && ampi_dtype(a) == ampi_dtype(b);
+}
+/* A kernel that is written by hand for both. */
+#define AMPI_BY_HAND(name, ...) \
+    (ampi_simd() == AMP_ISA_AVX512 ? name##_avx512(__VA_ARGS__) : name##_avx2(__VA_ARGS__))
 /* Elements [i, i+n) to read: where they lie, or as floats in `tile`. */
 AMPI_FN ampi_part ampi_part_of(const void* data, amp_dtype t, size_t i, size_t n, int typed, float* tile) {
     ampi_part p;
@@ -7440,7 +7499,7 @@ AMPI_INLINE void ampi_lane_sum_plain_body(int hw, double* acc, const float* x, s
     for (l = 0; i + l < n; l++) a[l] += (double)x[i + l];
     memcpy(acc, a, sizeof a);
 }
-AMPI_KERNEL_AVX2(ampi_lane_sum_plain, (double* acc, const float* x, size_t n), acc, x, n)
+AMPI_KERNEL_PLAIN(ampi_lane_sum_plain, (double* acc, const float* x, size_t n), acc, x, n)
 
 /* Is the mean of floats such that no difference from it, rounded to float, becomes infinite? */
 AMPI_FN int ampi_mean_is_usual(double mean) { return fabs(mean) < 1e30; }
@@ -7461,7 +7520,7 @@ AMPI_INLINE void ampi_lane_moment_plain_body(int hw, double* acc, const float* x
     for (l = 0; i + l < n; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);
     memcpy(acc, a, sizeof a);
 }
-AMPI_KERNEL_AVX2(ampi_lane_moment_plain, (double* acc, const float* x, const double* mean, size_t n), acc, x, mean, n)
+AMPI_KERNEL_PLAIN(ampi_lane_moment_plain, (double* acc, const float* x, const double* mean, size_t n), acc, x, mean, n)
 
 /* sum += g, dot += g * (x - mean) by lanes: the two sums of a norm's backward pass. */
 AMPI_INLINE void ampi_lane_dot_plain_body(int hw, double* sum, double* dot, const float* g, const float* x,
@@ -7484,7 +7543,7 @@ AMPI_INLINE void ampi_lane_dot_plain_body(int hw, double* sum, double* dot, cons
     memcpy(sum, a, sizeof a);
     memcpy(dot, b, sizeof b);
 }
-AMPI_KERNEL_AVX2(ampi_lane_dot_plain,
+AMPI_KERNEL_PLAIN(ampi_lane_dot_plain,
             (double* sum, double* dot, const float* g, const float* x, const float* mean, size_t n), sum,
             dot, g, x, mean, n)
 
@@ -7616,23 +7675,160 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, a
 }
 #endif
 
+#if AMPI_X86
+/* The same for AVX2, whose vectors are half as wide: a step takes eight elements [i, i+8), or m of them where a row
+   ends, and `half` says which eight of the sixteen lanes they belong to. */
+typedef struct ampi_wide8 { __m256d low, high; } ampi_wide8;
+
+/* step(type, i, m, half, ...) for all of n elements; and the same with the type as a constant. */
+#define AMPI_EACH_X8(step, t, n, ...)                                                       \
+    do {                                                                                    \
+        size_t ampi_i = 0;                                                                  \
+        for (; ampi_i + 16 <= (n); ampi_i += 16) {                                          \
+            step(t, ampi_i, 8, 0, __VA_ARGS__);                                             \
+            step(t, ampi_i + 8, 8, 1, __VA_ARGS__);                                         \
+        }                                                                                   \
+        if (ampi_i < (n)) step(t, ampi_i, ampi_min_size((n) - ampi_i, 8), 0, __VA_ARGS__);  \
+        if (ampi_i + 8 < (n)) step(t, ampi_i + 8, (n) - ampi_i - 8, 1, __VA_ARGS__);        \
+    } while (0)
+#define AMPI_ALL_X8(step, t, n, ...)                                                        \
+    do {                                                                                    \
+        if (ampi_dtype(t) == AMP_F16) AMPI_EACH_X8(step, AMP_F16, n, __VA_ARGS__);          \
+        else if (ampi_dtype(t) == AMP_BF16) AMPI_EACH_X8(step, AMP_BF16, n, __VA_ARGS__);   \
+        else AMPI_EACH_X8(step, AMP_F32, n, __VA_ARGS__);                                   \
+    } while (0)
+
+AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_widen_x8(__m256 x) {
+    ampi_wide8 w;
+    w.low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+    w.high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+    return w;
+}
+AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
+    ampi_wide8 w;
+    if (t != AMP_F32 || m < 8) return ampi_widen_x8(ampi_read8_avx2(p, t, i, m));
+    w.low = _mm256_cvtps_pd(_mm_loadu_ps((const float*)p + i));
+    w.high = _mm256_cvtps_pd(_mm_loadu_ps((const float*)p + i + 4));
+    return w;
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put_x8(amp_dtype t, void* p, size_t i, size_t m, int half, __m256 x) {
+    if (half == 0) AMPI_AHEAD(p, i * amp_dtype_size(t));
+    ampi_put8_avx2(p, t, i, m, x);
+}
+/* x in the first m lanes, 0 in the others. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_first_x8(__m256 x, size_t m) {
+    return m < 8 ? _mm256_and_ps(x, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : x;
+}
+AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_load_wide8(const double* p) {
+    ampi_wide8 w;
+    w.low = _mm256_loadu_pd(p);
+    w.high = _mm256_loadu_pd(p + 4);
+    return w;
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_store_wide8(double* p, ampi_wide8 w) {
+    _mm256_storeu_pd(p, w.low);
+    _mm256_storeu_pd(p + 4, w.high);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_load_lanes8(ampi_wide8* acc, const double* p) {
+    acc[0] = ampi_load_wide8(p);
+    acc[1] = ampi_load_wide8(p + 8);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_store_lanes8(double* p, const ampi_wide8* acc) {
+    ampi_store_wide8(p, acc[0]);
+    ampi_store_wide8(p + 8, acc[1]);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_add(ampi_wide8* acc, ampi_wide8 x) {
+    acc->low = _mm256_add_pd(acc->low, x.low);
+    acc->high = _mm256_add_pd(acc->high, x.high);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_fma(ampi_wide8* acc, ampi_wide8 a, ampi_wide8 b) {
+    acc->low = _mm256_fmadd_pd(a.low, b.low, acc->low);
+    acc->high = _mm256_fmadd_pd(a.high, b.high, acc->high);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_moment(ampi_wide8* acc, ampi_wide8 x, ampi_wide8 mean, size_t m) {
+    const __m128 low = _mm256_cvtpd_ps(_mm256_sub_pd(x.low, mean.low));
+    const __m128 high = _mm256_cvtpd_ps(_mm256_sub_pd(x.high, mean.high));
+    ampi_wide8 d;
+    if (m < 8) {
+        d = ampi_widen_x8(ampi_first_x8(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1), m));
+    } else {
+        d.low = _mm256_cvtps_pd(low);
+        d.high = _mm256_cvtps_pd(high);
+    }
+    ampi_wide8_fma(acc, d, d);
+}
+/* The tree of ampi_lane_total, of both halves. */
+AMPI_TARGET_AVX2 AMPI_INLINE double ampi_wide8_total(const ampi_wide8* acc) {
+    __m256d a = _mm256_add_pd(_mm256_add_pd(acc[0].low, acc[1].low), _mm256_add_pd(acc[0].high, acc[1].high));
+    __m128d c = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
+    return _mm_cvtsd_f64(c) + _mm_cvtsd_f64(_mm_unpackhi_pd(c, c));
+}
+
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* acc,
+                                              const void* x) {
+    if (half == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_wide8_add(acc + half, ampi_get_wide_x8(t, x, i, m));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_moment_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* acc,
+                                                 const void* x, const ampi_wide8* mean) {
+    ampi_wide8_moment(acc + half, ampi_get_wide_x8(t, x, i, m), mean[half], m);
+}
+/* sum += g, dot += g * (x - mean). */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_dot_step8(size_t m, ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, __m256 x,
+                                                 __m256 mean) {
+    ampi_wide8_add(sum, g);
+    ampi_wide8_fma(dot, g, ampi_widen_x8(ampi_first_x8(_mm256_sub_ps(x, mean), m)));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_dot_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* sum,
+                                              ampi_wide8* dot, const void* g, const void* x, const float* mean) {
+    if (half == 0) AMPI_AHEAD(g, i * amp_dtype_size(t));
+    if (half == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_dot_step8(m, sum + half, dot + half, ampi_get_wide_x8(t, g, i, m), ampi_read8_avx2(x, t, i, m),
+                   _mm256_loadu_ps(mean + 8 * half));
+}
+
+AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_sum_avx2(double* acc, ampi_part x) {
+    ampi_wide8 a[2];
+    ampi_load_lanes8(a, acc);
+    AMPI_ALL_X8(ampi_sum_x8, x.t, x.n, a, x.data);
+    ampi_store_lanes8(acc, a);
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moment_avx2(double* acc, ampi_part x, const double* mean) {
+    ampi_wide8 a[2], m[2];
+    ampi_load_lanes8(a, acc);
+    ampi_load_lanes8(m, mean);
+    AMPI_ALL_X8(ampi_moment_x8, x.t, x.n, a, x.data, m);
+    ampi_store_lanes8(acc, a);
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_part g, ampi_part x,
+                                                 const float* mean) {
+    ampi_wide8 a[2], b[2];
+    ampi_load_lanes8(a, sum);
+    ampi_load_lanes8(b, dot);
+    AMPI_ALL_X8(ampi_dot_x8, x.t, x.n, a, b, g.data, x.data, mean);
+    ampi_store_lanes8(sum, a);
+    ampi_store_lanes8(dot, b);
+}
+#endif
+
 /* The three for a part, whose type is F32 where there is no kernel by hand, as for means that are not usual. */
 AMPI_FN void ampi_lane_sum(double* acc, ampi_part x) {
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_lane_sum_avx512(acc, x); return; }
+    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_sum, acc, x); return; }
 #endif
     ampi_lane_sum_plain(acc, (const float*)x.data, x.n);
 }
 AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean, int usual) {
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512 && usual) { ampi_lane_moment_avx512(acc, x, mean); return; }
+    if (ampi_simd() >= AMP_ISA_AVX2) { ampi_lane_moment_avx2(acc, x, mean); return; }
 #endif
     (void)usual;
     ampi_lane_moment_plain(acc, (const float*)x.data, mean, x.n);
 }
 AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, const float* mean) {
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_lane_dot_avx512(sum, dot, g, x, mean); return; }
+    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_dot, sum, dot, g, x, mean); return; }
 #endif
     ampi_lane_dot_plain(sum, dot, (const float*)g.data, (const float*)x.data, mean, x.n);
 }
@@ -8715,7 +8911,7 @@ AMPI_FN void ampi_bn_store(const ampi_bn_plan* p, void* y, amp_dtype t, size_t g
 
 /* Whether kernels may run on a step of operands of these types where it lies: it is one piece. */
 AMPI_FN int ampi_bn_typed(const ampi_bn_plan* p, amp_dtype a, amp_dtype b) {
-    return p->planes == 1 && ampi_typed(a, b);
+    return p->planes == 1 && ampi_typed_both(a, b);
 }
 /* The elements of a step to read: in place, or in `tile`. */
 AMPI_FN ampi_part ampi_bn_view(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step, int typed,
@@ -8846,6 +9042,17 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, const
                                                      const float* gamma, const float* beta) {
     AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, stats, gamma, beta, x.n);
 }
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t m, int half, void* y, const void* x,
+                                                   const ampi_bn_stats* s, const float* gamma, const float* beta) {
+    const int l = 8 * half;
+    const __m256 v = _mm256_sub_ps(ampi_read8_avx2(x, t, i, m), _mm256_loadu_ps(s->mean + l));
+    const __m256 u = _mm256_mul_ps(v, _mm256_loadu_ps(s->invstd + l));
+    ampi_put_x8(t, y, i, m, half, _mm256_fmadd_ps(u, _mm256_loadu_ps(gamma + l), _mm256_loadu_ps(beta + l)));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, const ampi_bn_stats* stats, const float* gamma,
+                                                 const float* beta) {
+    AMPI_ALL_X8(ampi_bn_apply_x8, x.t, x.n, y, x.data, stats, gamma, beta);
+}
 #endif
 
 /* One step from x to y. */
@@ -8854,11 +9061,11 @@ AMPI_FN void ampi_bn_apply(const ampi_bn_plan* p, const void* x, amp_dtype xt, v
     float tile[AMPI_TILE];
     size_t n;
 #if AMPI_X86
-    if (ampi_typed(xt, yt)) {
+    if (ampi_typed_both(xt, yt)) {
         size_t i, offset, at;
         for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
-            ampi_bn_apply_avx512((char*)y + offset * amp_dtype_size(yt), ampi_part_of(x, xt, offset, n, 1, NULL),
-                                 stats, gamma, beta);
+            AMPI_BY_HAND(ampi_bn_apply, (char*)y + offset * amp_dtype_size(yt),
+                         ampi_part_of(x, xt, offset, n, 1, NULL), stats, gamma, beta);
         return;
     }
 #endif
@@ -8935,6 +9142,17 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_dx_step(amp_dtype t, void* dx, const
 AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
     AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, slope, x.n);
 }
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m, int half, void* dx, const void* dy,
+                                                const void* x, const ampi_bn_slope* q) {
+    const int l = 8 * half;
+    const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), _mm256_loadu_ps(q->a + l));
+    const __m256 v = _mm256_sub_ps(_mm256_loadu_ps(q->mean + l), ampi_read8_avx2(x, t, i, m));
+    const __m256 u = _mm256_fmadd_ps(v, _mm256_loadu_ps(q->b + l), g);
+    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(u, _mm256_loadu_ps(q->k + l)));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
+    AMPI_ALL_X8(ampi_bn_dx_x8, x.t, x.n, dx, dy.data, x.data, slope);
+}
 #endif
 
 /* The two sums of one group, and with them dgamma, dbeta and the slope. */
@@ -8972,11 +9190,11 @@ AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, co
     size_t n;
     ampi_part v;
 #if AMPI_X86
-    if (ampi_typed(dyt, xt) && ampi_typed(dxt, xt)) {
+    if (ampi_typed_both(dyt, xt) && ampi_typed_both(dxt, xt)) {
         size_t i, offset, at;
         for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
-            ampi_bn_dx_avx512((char*)dx + offset * amp_dtype_size(dxt), ampi_part_of(dy, dyt, offset, n, 1, NULL),
-                              ampi_part_of(x, xt, offset, n, 1, NULL), slope);
+            AMPI_BY_HAND(ampi_bn_dx, (char*)dx + offset * amp_dtype_size(dxt),
+                         ampi_part_of(dy, dyt, offset, n, 1, NULL), ampi_part_of(x, xt, offset, n, 1, NULL), slope);
         return;
     }
 #endif
@@ -9074,6 +9292,46 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t
     AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, y, rows, d, eps, mean, invstd, &usual);
     return usual;
 }
+
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* acc,
+                                                   const void* x, double* kept) {
+    const ampi_wide8 w = ampi_get_wide_x8(t, x, i, m);
+    if (half == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_store_wide8(kept + i, w);
+    ampi_wide8_add(acc + half, w);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_moment_kept_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* acc,
+                                                      const double* kept, const ampi_wide8* mean, const char* y) {
+    if (half == 0) _mm_prefetch(y + i * amp_dtype_size(t), _MM_HINT_T0);
+    ampi_wide8_moment(acc + half, ampi_load_wide8(kept + i), mean[half], m);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_measure_x8(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
+                                                     double eps, float* mean, float* invstd) {
+    const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
+    double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
+    ampi_wide8 acc[2], m[2];
+    size_t k;
+    for (k = 0; k < rows; k++) {
+        const char* row = (const char*)x + k * d * size;
+        acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
+        AMPI_EACH_X8(ampi_sum_keep_x8, t, first, acc, row, kept[k]);
+        AMPI_EACH_X8(ampi_sum_x8, t, d - first, acc, row + first * size);
+        value[k] = ampi_wide8_total(acc) / (double)d;
+    }
+    for (k = 0; k < rows; k++) {
+        const char* row = (const char*)x + k * d * size;
+        m[0].low = m[0].high = m[1].low = m[1].high = _mm256_set1_pd(value[k]);
+        acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
+        AMPI_EACH_X8(ampi_moment_kept_x8, t, first, acc, kept[k], m, (const char*)y + k * d * size);
+        AMPI_EACH_X8(ampi_moment_x8, t, d - first, acc, row + first * size, m);
+        mean[k] = (float)value[k];
+        invstd[k] = (float)(1.0 / sqrt(ampi_wide8_total(acc) / (double)d + eps));
+    }
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_measure_avx2(const void* x, amp_dtype t, const void* y, size_t rows, size_t d,
+                                                   double eps, float* mean, float* invstd) {
+    AMPI_FOR_TYPE(ampi_ln_measure_x8, t, x, y, rows, d, eps, mean, invstd);
+}
 #endif
 
 /* Mean and 1/sqrt(variance + eps) of one row, in two passes. */
@@ -9107,6 +9365,10 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
 #if AMPI_X86
     const char* first = (const char*)x + start * amp_dtype_size(xt);
     if (ampi_simd() == AMP_ISA_AVX512 && ampi_ln_measure_avx512(first, xt, y, rows, d, eps, mean, invstd)) return;
+    if (ampi_simd() >= AMP_ISA_AVX2) {
+        ampi_ln_measure_avx2(first, xt, y, rows, d, eps, mean, invstd);
+        return;
+    }
 #endif
     (void)y;
     for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
@@ -9141,9 +9403,21 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_row_x16(amp_dtype t, void* y, 
     const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
     AMPI_EACH_X16(ampi_ln_apply_x16, t, n, y, x, gamma, beta, m, s);
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_apply_typed(amp_dtype t, void* y, const void* x, const float* gamma,
-                                                    const float* beta, float mean, float invstd, size_t n) {
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_apply_typed_avx512(amp_dtype t, void* y, const void* x, const float* gamma,
+                                                           const float* beta, float mean, float invstd, size_t n) {
     AMPI_FOR_TYPE(ampi_ln_apply_row_x16, t, y, x, gamma, beta, mean, invstd, n);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_apply_x8(amp_dtype t, size_t i, size_t m, int half, void* y, const void* x,
+                                                   const float* gamma, const float* beta, __m256 mean, __m256 invstd) {
+    const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), invstd);
+    const __m256 g = ampi_read8_avx2(gamma, AMP_F32, i, m), b = ampi_read8_avx2(beta, AMP_F32, i, m);
+    (void)half;
+    ampi_put8_avx2(y, t, i, m, _mm256_fmadd_ps(v, g, b));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_apply_typed_avx2(amp_dtype t, void* y, const void* x, const float* gamma,
+                                                       const float* beta, float mean, float invstd, size_t n) {
+    const __m256 m = _mm256_set1_ps(mean), s = _mm256_set1_ps(invstd);
+    AMPI_ALL_X8(ampi_ln_apply_x8, t, n, y, x, gamma, beta, m, s);
 }
 #endif
 
@@ -9153,8 +9427,8 @@ AMPI_FN void ampi_ln_apply_part(const void* x, amp_dtype xt, void* y, amp_dtype 
     float x_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
 #if AMPI_X86
     const size_t byte = at * amp_dtype_size(xt);
-    if (ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(xt) == ampi_dtype(yt)) {
-        ampi_ln_apply_typed(xt, (char*)y + byte, (const char*)x + byte, gamma, beta, mean, invstd, n);
+    if (ampi_typed_both(xt, yt)) {
+        AMPI_BY_HAND(ampi_ln_apply_typed, xt, (char*)y + byte, (const char*)x + byte, gamma, beta, mean, invstd, n);
         return;
     }
 #endif
@@ -9266,6 +9540,35 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dx_avx512(void* dx, ampi_part dy, ampi_p
                                                   float a, float b, float invstd) {
     AMPI_FOR_TYPE(ampi_ln_dx_typed, x.t, dx, dy.data, x.data, gamma, mean, a, b, invstd, x.n);
 }
+
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* sum,
+                                                 ampi_wide8* dot, const void* dy, const void* x, const float* gamma,
+                                                 __m256 mean) {
+    const __m256 g = _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m));
+    ampi_dot_step8(m, sum + half, dot + half, ampi_widen_x8(g), ampi_read8_avx2(x, t, i, m), mean);
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_part dy, ampi_part x, const float* gamma,
+                                               float mean) {
+    const __m256 m = _mm256_set1_ps(mean);
+    ampi_wide8 a[2], b[2];
+    ampi_load_lanes8(a, sum);
+    ampi_load_lanes8(b, dot);
+    AMPI_ALL_X8(ampi_ln_dot_x8, x.t, x.n, a, b, dy.data, x.data, gamma, m);
+    ampi_store_lanes8(sum, a);
+    ampi_store_lanes8(dot, b);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dx_x8(amp_dtype t, size_t i, size_t m, int half, void* dx, const void* dy,
+                                                const void* x, const float* gamma, __m256 mean, __m256 a, __m256 b,
+                                                __m256 invstd) {
+    const __m256 g = _mm256_fmsub_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m), a);
+    const __m256 v = _mm256_sub_ps(mean, ampi_read8_avx2(x, t, i, m));
+    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(_mm256_fmadd_ps(v, b, g), invstd));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dx_avx2(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
+                                              float a, float b, float invstd) {
+    const __m256 m = _mm256_set1_ps(mean), va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), s = _mm256_set1_ps(invstd);
+    AMPI_ALL_X8(ampi_ln_dx_x8, x.t, x.n, dx, dy.data, x.data, gamma, m, va, vb, s);
+}
 #endif
 
 typedef struct ampi_ln_backward {
@@ -9282,9 +9585,9 @@ AMPI_FN void ampi_ln_dot(const ampi_ln_backward* q, size_t row, size_t i, size_t
     const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
     size_t l;
 #if AMPI_X86
-    if (ampi_typed(q->dyt, q->xt)) {
-        ampi_ln_dot_avx512(sum, dot, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
-                           ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row]);
+    if (ampi_typed_both(q->dyt, q->xt)) {
+        AMPI_BY_HAND(ampi_ln_dot, sum, dot, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
+                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row]);
         return;
     }
 #endif
@@ -9300,9 +9603,9 @@ AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t 
     float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], *v;
     const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
 #if AMPI_X86
-    if (ampi_typed(q->dyt, q->xt) && ampi_typed(dxt, q->xt)) {
-        ampi_ln_dx_avx512((char*)dx + at * amp_dtype_size(dxt), ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
-                          ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row], a, b, q->invstd[row]);
+    if (ampi_typed_both(q->dyt, q->xt) && ampi_typed_both(dxt, q->xt)) {
+        AMPI_BY_HAND(ampi_ln_dx, (char*)dx + at * amp_dtype_size(dxt), ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
+                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row], a, b, q->invstd[row]);
         return;
     }
 #endif
@@ -9367,6 +9670,24 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, a
                                                        float mean, float invstd) {
     AMPI_FOR_TYPE(ampi_ln_columns_typed, x.t, dg, db, dy.data, x.data, ahead, mean, invstd, x.n);
 }
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_columns_x8(amp_dtype t, size_t i, size_t m, int half, double* dg, double* db,
+                                                     const void* dy, const void* x, size_t ahead, __m256 mean,
+                                                     __m256 invstd) {
+    const __m256 d = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), invstd);
+    const ampi_wide8 g = ampi_get_wide_x8(t, dy, i, m);
+    ampi_wide8 sum = ampi_load_wide8(db + i), dot = ampi_load_wide8(dg + i);
+    if (half == 0) AMPI_FETCH(dy, ahead + i * amp_dtype_size(t));
+    if (half == 0) AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
+    ampi_wide8_add(&sum, g);
+    ampi_wide8_fma(&dot, g, ampi_widen_x8(d));
+    ampi_store_wide8(db + i, sum);
+    ampi_store_wide8(dg + i, dot);
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_columns_avx2(double* dg, double* db, ampi_part dy, ampi_part x, size_t ahead,
+                                                   float mean, float invstd) {
+    const __m256 m = _mm256_set1_ps(mean), s = _mm256_set1_ps(invstd);
+    AMPI_ALL_X8(ampi_ln_columns_x8, x.t, x.n, dg, db, dy.data, x.data, ahead, m, s);
+}
 #endif
 
 /* The same for columns [start, start+n) of one row; `next` rows below are about a page of these columns. */
@@ -9375,10 +9696,10 @@ AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start
     const size_t at = row * q->d + start;
     float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
 #if AMPI_X86
-    if (ampi_typed(q->dyt, q->xt)) {
-        ampi_ln_columns_avx512(dg, db, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
-                               ampi_part_of(q->x, q->xt, at, n, 1, NULL), next * q->d * amp_dtype_size(q->xt),
-                               q->mean[row], q->invstd[row]);
+    if (ampi_typed_both(q->dyt, q->xt)) {
+        AMPI_BY_HAND(ampi_ln_columns, dg, db, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
+                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), next * q->d * amp_dtype_size(q->xt), q->mean[row],
+                     q->invstd[row]);
         return;
     }
 #endif
@@ -9639,6 +9960,23 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y
         default: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_RELU, y, x.data, s, x.n); break;
     }
 }
+/* GELU alone by AVX2: of it the plain form is slow. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_x8(amp_dtype t, size_t i, size_t m, int half, void* y, const void* x) {
+    __m256 v = ampi_read8_avx2(x, t, i, m), density;
+    ampi_put_x8(t, y, i, m, half, _mm256_mul_ps(v, ampi_normal_cdf_x8(v, &density)));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_slope_x8(amp_dtype t, size_t i, size_t m, int half, void* dx,
+                                                     const void* dy, const void* s) {
+    __m256 v = ampi_read8_avx2(s, t, i, m), density, cdf = ampi_normal_cdf_x8(v, &density);
+    const __m256 far = _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), _mm256_set1_ps(16.0f), _CMP_GT_OQ);
+    v = _mm256_mul_ps(_mm256_andnot_ps(far, v), _mm256_set1_ps(0.398942280f));    /* the density is 0 there */
+    v = _mm256_fmadd_ps(v, density, cdf);
+    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), v));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_gelu_avx2(void* y, ampi_part x, const void* s) {
+    if (s) AMPI_ALL_X8(ampi_gelu_slope_x8, x.t, x.n, y, x.data, s);
+    else AMPI_ALL_X8(ampi_gelu_x8, x.t, x.n, y, x.data);
+}
 #endif
 
 /* Elements [at, at+n) of an operand: y = f(x), or dx = dy * f'(s). Types may differ. */
@@ -9648,6 +9986,10 @@ AMPI_FN void ampi_activation(amp_activation f, const void* x, amp_dtype xt, void
 #if AMPI_X86
     if (ampi_typed(xt, yt)) {
         ampi_activation_avx512(f, (char*)y + at * amp_dtype_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
+        return;
+    }
+    if (f == AMP_GELU && ampi_typed_both(xt, yt)) {
+        ampi_gelu_avx2((char*)y + at * amp_dtype_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
         return;
     }
 #endif
@@ -9662,6 +10004,11 @@ AMPI_FN void ampi_activation_slope(amp_activation f, const void* dy, amp_dtype d
     if (ampi_typed(dyt, st) && ampi_typed(dxt, st)) {
         ampi_activation_avx512(f, (char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
                                (const char*)s + at * amp_dtype_size(st));
+        return;
+    }
+    if (f == AMP_GELU && ampi_typed_both(dyt, st) && ampi_typed_both(dxt, st)) {
+        ampi_gelu_avx2((char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
+                       (const char*)s + at * amp_dtype_size(st));
         return;
     }
 #endif
@@ -9842,7 +10189,7 @@ AMPI_INLINE void ampi_row_max_plain_body(int hw, float* max, const float* x, uin
         for (l = 0; l < step; l++) m[l] = ampi_select(ampi_mask(m[l + step] > m[l]), m[l + step], m[l]);
     *max = m[0];
 }
-AMPI_KERNEL_AVX2(ampi_row_max_plain, (float* max, const float* x, uint32_t n), max, x, n)
+AMPI_KERNEL_PLAIN(ampi_row_max_plain, (float* max, const float* x, uint32_t n), max, x, n)
 
 /* y = exp(x - max); y may be x. */
 AMPI_INLINE void ampi_row_exp_plain_body(int hw, float* y, const float* x, float max, size_t n) {
@@ -9853,7 +10200,7 @@ AMPI_INLINE void ampi_row_exp_plain_body(int hw, float* y, const float* x, float
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_KERNEL_AVX2(ampi_row_exp_plain, (float* y, const float* x, float max, size_t n), y, x, max, n)
+AMPI_KERNEL_PLAIN(ampi_row_exp_plain, (float* y, const float* x, float max, size_t n), y, x, max, n)
 
 /* y = x * a - b with one rounding, times c. */
 AMPI_INLINE void ampi_row_affine_plain_body(int hw, float* y, const float* x, float a, float b, float c, size_t n) {
@@ -9864,7 +10211,7 @@ AMPI_INLINE void ampi_row_affine_plain_body(int hw, float* y, const float* x, fl
         memcpy(y + i, v, sizeof v);
     }
 }
-AMPI_KERNEL_AVX2(ampi_row_affine_plain, (float* y, const float* x, float a, float b, float c, size_t n), y, x, a, b,
+AMPI_KERNEL_PLAIN(ampi_row_affine_plain, (float* y, const float* x, float a, float b, float c, size_t n), y, x, a, b,
                  c, n)
 
 #if AMPI_X86
@@ -9929,14 +10276,63 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_row_affine_avx512(amp_dtype t, void* y, con
                                                        size_t n) {
     AMPI_FOR_TYPE(ampi_row_affine_typed, t, y, x, a, b, c, n);
 }
+
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_max_x8(amp_dtype t, size_t i, size_t m, int half, __m256* max,
+                                                  const void* x) {
+    const __m256 v = _mm256_max_ps(ampi_read8_avx2(x, t, i, m), max[half]);
+    if (half == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    max[half] = m < 8 ? _mm256_blendv_ps(max[half], v, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : v;
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_exp_x8(amp_dtype t, size_t i, size_t m, int half, float* tile,
+                                                  ampi_wide8* acc, const void* x, __m256 max) {
+    const __m256 e = ampi_exp_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), max));
+    _mm256_storeu_ps(tile + i % AMPI_TILE, e);
+    ampi_wide8_add(acc + half, ampi_widen_x8(ampi_first_x8(e, m)));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_row_exp_avx2(float* tile, double* acc, ampi_part x, float max) {
+    const __m256 m = _mm256_set1_ps(max);
+    ampi_wide8 a[2];
+    ampi_load_lanes8(a, acc);
+    AMPI_ALL_X8(ampi_row_exp_x8, x.t, x.n, tile, a, x.data, m);
+    ampi_store_lanes8(acc, a);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_measure_typed8(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+                                                          float* tile) {
+    __m256 m[2];
+    __m128 c;
+    ampi_wide8 acc[2];
+    m[0] = m[1] = _mm256_set1_ps(*max);
+    acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
+    AMPI_EACH_X8(ampi_row_max_x8, t, d, m, x);
+    m[0] = _mm256_max_ps(m[1], m[0]);
+    c = _mm_max_ps(_mm256_extractf128_ps(m[0], 1), _mm256_castps256_ps128(m[0]));
+    c = _mm_max_ps(_mm_movehl_ps(c, c), c);
+    *max = _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
+    m[0] = _mm256_set1_ps(*max);
+    AMPI_EACH_X8(ampi_row_exp_x8, t, d, tile, acc, x, m[0]);
+    *sum = (float)ampi_wide8_total(acc);
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_row_measure_avx2(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+                                                    float* tile) {
+    AMPI_FOR_TYPE(ampi_row_measure_typed8, t, x, d, max, sum, tile);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int half, void* y,
+                                                     const float* x, __m256 a, __m256 b, __m256 c) {
+    ampi_put_x8(t, y, i, m, half, _mm256_mul_ps(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), a, b), c));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_row_affine_avx2(amp_dtype t, void* y, const float* x, float a, float b, float c,
+                                                   size_t n) {
+    const __m256 va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), vc = _mm256_set1_ps(c);
+    AMPI_ALL_X8(ampi_row_affine_x8, t, n, y, x, va, vb, vc);
+}
 #endif
 
 /* Elements [at, at+n) of y: tile * a - b, times c. */
 AMPI_FN void ampi_row_affine(void* y, amp_dtype yt, size_t at, float* tile, float a, float b, float c, size_t n) {
     float* v;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) {
-        ampi_row_affine_avx512(yt, (char*)y + at * amp_dtype_size(yt), tile, a, b, c, n);
+    if (ampi_simd() >= AMP_ISA_AVX2) {
+        AMPI_BY_HAND(ampi_row_affine, yt, (char*)y + at * amp_dtype_size(yt), tile, a, b, c, n);
         return;
     }
 #endif
@@ -9947,9 +10343,9 @@ AMPI_FN void ampi_row_affine(void* y, amp_dtype yt, size_t at, float* tile, floa
 
 /* tile = exp(x - max) for elements [at, at+n), whose sums by lanes are added to acc. */
 AMPI_FN void ampi_row_exp(const void* x, amp_dtype t, size_t at, size_t n, float max, float* tile, double* acc) {
-    ampi_part v = ampi_part_of(x, t, at, n, ampi_typed(t, t), tile);
+    ampi_part v = ampi_part_of(x, t, at, n, ampi_typed_both(t, t), tile);
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_row_exp_avx512(tile, acc, v, max); return; }
+    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_row_exp, tile, acc, v, max); return; }
 #endif
     ampi_row_exp_plain(tile, (const float*)v.data, max, ampi_padded(n));
     ampi_lane_sum_plain(acc, tile, n);
@@ -9960,9 +10356,9 @@ AMPI_FN float ampi_row_measure(const void* x, amp_dtype t, size_t start, size_t 
     size_t i;
     *max = ampi_float(0xff800000u);
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) {
+    if (ampi_simd() >= AMP_ISA_AVX2) {
         float sum;
-        ampi_row_measure_avx512(t, (const char*)x + start * amp_dtype_size(t), d, max, &sum, tile);
+        AMPI_BY_HAND(ampi_row_measure, t, (const char*)x + start * amp_dtype_size(t), d, max, &sum, tile);
         return sum;
     }
 #endif
@@ -10024,6 +10420,15 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_softmax_dx_typed(amp_dtype t, void* dx,
 AMPI_TARGET_AVX512 AMPI_FN void ampi_softmax_dx_avx512(void* dx, ampi_part dy, ampi_part y, float sum) {
     AMPI_FOR_TYPE(ampi_softmax_dx_typed, y.t, dx, dy.data, y.data, sum, y.n);
 }
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_softmax_dx_x8(amp_dtype t, size_t i, size_t m, int half, void* dx,
+                                                     const void* dy, const void* y, __m256 sum) {
+    const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), sum);
+    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(ampi_read8_avx2(y, t, i, m), g));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_softmax_dx_avx2(void* dx, ampi_part dy, ampi_part y, float sum) {
+    const __m256 s = _mm256_set1_ps(sum);
+    AMPI_ALL_X8(ampi_softmax_dx_x8, y.t, y.n, dx, dy.data, y.data, s);
+}
 #endif
 
 /* Elements [at, at+n) of a row. */
@@ -10031,9 +10436,9 @@ AMPI_FN void ampi_softmax_dx(const void* dy, amp_dtype dyt, const void* y, amp_d
                              size_t at, size_t n, float sum) {
     float g_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
 #if AMPI_X86
-    if (ampi_typed(dyt, yt) && ampi_typed(dxt, yt)) {
-        ampi_softmax_dx_avx512((char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
-                               ampi_part_of(y, yt, at, n, 1, NULL), sum);
+    if (ampi_typed_both(dyt, yt) && ampi_typed_both(dxt, yt)) {
+        AMPI_BY_HAND(ampi_softmax_dx, (char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
+                     ampi_part_of(y, yt, at, n, 1, NULL), sum);
         return;
     }
 #endif
@@ -10048,7 +10453,7 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
     const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
                                    { "y", y, y_dtype, 0 },
                                    { "dx", dx, dx_dtype, 1 } };
-    const int typed = ampi_typed(dy_dtype, y_dtype);
+    const int typed = ampi_typed_both(dy_dtype, y_dtype);
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "softmax backward", ampi_area(rows, d), list);
     if (r != AMP_OK || !dx || d == 0) return r;
@@ -10291,7 +10696,7 @@ AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, s
         memset(acc, 0, sizeof acc);
         for (i = 0; i < k; i += n) {
             n = ampi_tile_size(k, i);
-            ampi_lane_sum(acc, ampi_part_of(x, t, start + i, n, ampi_typed(t, t), tile));
+            ampi_lane_sum(acc, ampi_part_of(x, t, start + i, n, ampi_typed_both(t, t), tile));
         }
         z = (float)(ampi_lane_total(acc) / (double)k - (double)max);
         ampi_fma_one(&loss, -smoothing, z);

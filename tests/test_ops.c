@@ -432,6 +432,25 @@ static void test_softmax(void) {
             }
 }
 
+/* Numbers near the end of the range of exp: below -87.34 it is 0. */
+static void test_softmax_end(void) {
+    const char* what = "softmax";
+    size_t d, i;
+    for (d = 2; d < 40; d++) {
+        buffer x = make(AMP_F32, d), y = make(AMP_F32, d);
+        put(&x, 0, 0);
+        for (i = 1; i < d; i++) put(&x, i, i % 3 == 0 ? -87.6 - 0.7 * (double)i : -87.45 + 0.01 * (double)i);
+        CHECK(amp_softmax_forward(x.p, x.t, y.p, y.t, 1, d, NULL) == AMP_OK);
+        for (i = 1; i < d; i++) {
+            double v = get(&x, i), want = v < -87.3365402 ? 0 : exp(v);
+            CLOSE(y, i, want, want * 1e-6);
+            CHECK(want > 0 || get(&y, i) == 0);
+        }
+        finish(&x);
+        finish(&y);
+    }
+}
+
 static void check_cross_entropy(amp_dtype t, amp_dtype dt, size_t n, size_t k, float smoothing) {
     const char* what = "cross-entropy";
     buffer x = random_buffer(t, n * k, 3), dx = make(dt, n * k), loss = make(AMP_F32, 1);
@@ -852,6 +871,26 @@ static void test_layer_norm(void) {
     check_layer_norm(AMP_F32, AMP_F32, 5, 100, 10000, 1);
 }
 
+/* The order of a sum: element i goes to lane i % 16, and the lanes are added up in a tree. Where numbers
+   cancel, what is left of their roundings shows another order. */
+static void test_sum_order(void) {
+    size_t d, i, l;
+    for (d = 1; d < 1100; d += d < 70 ? 1 : 103) {
+        buffer x = make(AMP_F32, d), y = make(AMP_F32, d), mean = make(AMP_F32, 1);
+        double lanes[16] = { 0 };
+        for (i = 0; i < d; i++)
+            put(&x, i, 2 * i < d ? ldexp(random_normal(), (int)(test_random() % 90)) : -get(&x, d - 1 - i));
+        for (i = 0; i < d; i++) lanes[i % 16] += get(&x, i);
+        for (l = 8; l > 0; l /= 2) for (i = 0; i < l; i++) lanes[i] += lanes[i + l];
+        CHECK(amp_layer_norm_forward(x.p, x.t, NULL, NULL, AMP_F32, 0, (float*)mean.p, NULL, y.p, y.t, 1, d, NULL)
+              == AMP_OK);
+        CHECK_MSG((float)get(&mean, 0) == (float)(lanes[0] / (double)d), "mean of %lu elements", (unsigned long)d);
+        finish(&x);
+        finish(&y);
+        finish(&mean);
+    }
+}
+
 /* --- pooling ---------------------------------------------------------------------------------- */
 
 static void check_pool(const amp_pool2d_shape* s, amp_dtype t, amp_dtype yt, int ties) {
@@ -1161,6 +1200,7 @@ static void run_all(void) {
     TEST(test_special_values);
     TEST(test_every_value);
     TEST(test_softmax);
+    TEST(test_softmax_end);
     TEST(test_cross_entropy);
     TEST(test_log);
     TEST(test_log1p);
@@ -1172,6 +1212,7 @@ static void run_all(void) {
     TEST(test_batch_norm);
     TEST(test_norm_overflow);
     TEST(test_layer_norm);
+    TEST(test_sum_order);
     TEST(test_pool);
     TEST(test_usual_pools);
     TEST(test_pool_bits);
