@@ -7268,7 +7268,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_sigmoid_x16(__m512 x) {
    2 / (exp(2a) + 1) as the reciprocal of half the sum. A NaN takes the way of small numbers. (A range instruction would
    give min(|x|, 20), but on some processors waits for what its target held before.) */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_tanh_x16(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f), half = _mm512_set1_ps(0.5f), magic = _mm512_set1_ps(12582912.0f);
+    const __m512 one = _mm512_set1_ps(1.0f), one_half = _mm512_set1_ps(0.5f), magic = _mm512_set1_ps(12582912.0f);
     const __m512 sign = _mm512_set1_ps(-0.0f), z = _mm512_mul_ps(x, x);
     const __m512 a = _mm512_maskz_min_ps(AMPI_ALL16, _mm512_andnot_ps(sign, x), _mm512_set1_ps(20.0f));
     const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(a, _mm512_set1_ps(2.0f * 1.44269502f), magic), magic);
@@ -7279,8 +7279,8 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_tanh_x16(__m512 x) {
     e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(8.0f * 0.0416681059f));
     e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(4.0f * 0.166665167f));
     e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(2.0f * 0.49999994f));
-    e = _mm512_add_ps(half, _mm512_fmadd_ps(_mm512_mul_ps(r, r), e, r));
-    e = _mm512_div_ps(one, _mm512_add_ps(half, _mm512_maskz_scalef_ps(AMPI_ALL16, e, n)));
+    e = _mm512_add_ps(one_half, _mm512_fmadd_ps(_mm512_mul_ps(r, r), e, r));
+    e = _mm512_div_ps(one, _mm512_add_ps(one_half, _mm512_maskz_scalef_ps(AMPI_ALL16, e, n)));
     p = _mm512_fmadd_ps(_mm512_set1_ps(-0.00569229666f), z, _mm512_set1_ps(0.0206281673f));
     p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.0537365153f));
     p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(0.133314058f));
@@ -7677,10 +7677,10 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, a
 
 #if AMPI_X86
 /* The same for AVX2, whose vectors are half as wide: a step takes eight elements [i, i+8), or m of them where a row
-   ends, and `half` says which eight of the sixteen lanes they belong to. */
+   ends, and `upper` says which eight of the sixteen lanes they belong to. */
 typedef struct ampi_wide8 { __m256d low, high; } ampi_wide8;
 
-/* step(type, i, m, half, ...) for all of n elements; and the same with the type as a constant. */
+/* step(type, i, m, upper, ...) for all of n elements; and the same with the type as a constant. */
 #define AMPI_EACH_X8(step, t, n, ...)                                                       \
     do {                                                                                    \
         size_t ampi_i = 0;                                                                  \
@@ -7711,8 +7711,8 @@ AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void
     w.high = _mm256_cvtps_pd(_mm_loadu_ps((const float*)p + i + 4));
     return w;
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put_x8(amp_dtype t, void* p, size_t i, size_t m, int half, __m256 x) {
-    if (half == 0) AMPI_AHEAD(p, i * amp_dtype_size(t));
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put_x8(amp_dtype t, void* p, size_t i, size_t m, int upper, __m256 x) {
+    if (upper == 0) AMPI_AHEAD(p, i * amp_dtype_size(t));
     ampi_put8_avx2(p, t, i, m, x);
 }
 /* x in the first m lanes, 0 in the others. */
@@ -7764,14 +7764,14 @@ AMPI_TARGET_AVX2 AMPI_INLINE double ampi_wide8_total(const ampi_wide8* acc) {
     return _mm_cvtsd_f64(c) + _mm_cvtsd_f64(_mm_unpackhi_pd(c, c));
 }
 
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* acc,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                               const void* x) {
-    if (half == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
-    ampi_wide8_add(acc + half, ampi_get_wide_x8(t, x, i, m));
+    if (upper == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_wide8_add(acc + upper, ampi_get_wide_x8(t, x, i, m));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_moment_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* acc,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_moment_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                  const void* x, const ampi_wide8* mean) {
-    ampi_wide8_moment(acc + half, ampi_get_wide_x8(t, x, i, m), mean[half], m);
+    ampi_wide8_moment(acc + upper, ampi_get_wide_x8(t, x, i, m), mean[upper], m);
 }
 /* sum += g, dot += g * (x - mean). */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_dot_step8(size_t m, ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, __m256 x,
@@ -7779,12 +7779,12 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_dot_step8(size_t m, ampi_wide8* sum, ampi
     ampi_wide8_add(sum, g);
     ampi_wide8_fma(dot, g, ampi_widen_x8(ampi_first_x8(_mm256_sub_ps(x, mean), m)));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_dot_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* sum,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
                                               ampi_wide8* dot, const void* g, const void* x, const float* mean) {
-    if (half == 0) AMPI_AHEAD(g, i * amp_dtype_size(t));
-    if (half == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
-    ampi_dot_step8(m, sum + half, dot + half, ampi_get_wide_x8(t, g, i, m), ampi_read8_avx2(x, t, i, m),
-                   _mm256_loadu_ps(mean + 8 * half));
+    if (upper == 0) AMPI_AHEAD(g, i * amp_dtype_size(t));
+    if (upper == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    ampi_dot_step8(m, sum + upper, dot + upper, ampi_get_wide_x8(t, g, i, m), ampi_read8_avx2(x, t, i, m),
+                   _mm256_loadu_ps(mean + 8 * upper));
 }
 
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_sum_avx2(double* acc, ampi_part x) {
@@ -9042,12 +9042,12 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, const
                                                      const float* gamma, const float* beta) {
     AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, stats, gamma, beta, x.n);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t m, int half, void* y, const void* x,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
                                                    const ampi_bn_stats* s, const float* gamma, const float* beta) {
-    const int l = 8 * half;
+    const int l = 8 * upper;
     const __m256 v = _mm256_sub_ps(ampi_read8_avx2(x, t, i, m), _mm256_loadu_ps(s->mean + l));
     const __m256 u = _mm256_mul_ps(v, _mm256_loadu_ps(s->invstd + l));
-    ampi_put_x8(t, y, i, m, half, _mm256_fmadd_ps(u, _mm256_loadu_ps(gamma + l), _mm256_loadu_ps(beta + l)));
+    ampi_put_x8(t, y, i, m, upper, _mm256_fmadd_ps(u, _mm256_loadu_ps(gamma + l), _mm256_loadu_ps(beta + l)));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, const ampi_bn_stats* stats, const float* gamma,
                                                  const float* beta) {
@@ -9142,13 +9142,13 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_dx_step(amp_dtype t, void* dx, const
 AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
     AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, slope, x.n);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m, int half, void* dx, const void* dy,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
                                                 const void* x, const ampi_bn_slope* q) {
-    const int l = 8 * half;
+    const int l = 8 * upper;
     const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), _mm256_loadu_ps(q->a + l));
     const __m256 v = _mm256_sub_ps(_mm256_loadu_ps(q->mean + l), ampi_read8_avx2(x, t, i, m));
     const __m256 u = _mm256_fmadd_ps(v, _mm256_loadu_ps(q->b + l), g);
-    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(u, _mm256_loadu_ps(q->k + l)));
+    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(u, _mm256_loadu_ps(q->k + l)));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
     AMPI_ALL_X8(ampi_bn_dx_x8, x.t, x.n, dx, dy.data, x.data, slope);
@@ -9293,17 +9293,17 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t
     return usual;
 }
 
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* acc,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                    const void* x, double* kept) {
     const ampi_wide8 w = ampi_get_wide_x8(t, x, i, m);
-    if (half == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    if (upper == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
     ampi_store_wide8(kept + i, w);
-    ampi_wide8_add(acc + half, w);
+    ampi_wide8_add(acc + upper, w);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_moment_kept_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* acc,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_moment_kept_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                       const double* kept, const ampi_wide8* mean, const char* y) {
-    if (half == 0) _mm_prefetch(y + i * amp_dtype_size(t), _MM_HINT_T0);
-    ampi_wide8_moment(acc + half, ampi_load_wide8(kept + i), mean[half], m);
+    if (upper == 0) _mm_prefetch(y + i * amp_dtype_size(t), _MM_HINT_T0);
+    ampi_wide8_moment(acc + upper, ampi_load_wide8(kept + i), mean[upper], m);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_measure_x8(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
                                                      double eps, float* mean, float* invstd) {
@@ -9407,11 +9407,11 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_apply_typed_avx512(amp_dtype t, void* y,
                                                            const float* beta, float mean, float invstd, size_t n) {
     AMPI_FOR_TYPE(ampi_ln_apply_row_x16, t, y, x, gamma, beta, mean, invstd, n);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_apply_x8(amp_dtype t, size_t i, size_t m, int half, void* y, const void* x,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
                                                    const float* gamma, const float* beta, __m256 mean, __m256 invstd) {
     const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), invstd);
     const __m256 g = ampi_read8_avx2(gamma, AMP_F32, i, m), b = ampi_read8_avx2(beta, AMP_F32, i, m);
-    (void)half;
+    (void)upper;
     ampi_put8_avx2(y, t, i, m, _mm256_fmadd_ps(v, g, b));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_apply_typed_avx2(amp_dtype t, void* y, const void* x, const float* gamma,
@@ -9541,11 +9541,11 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dx_avx512(void* dx, ampi_part dy, ampi_p
     AMPI_FOR_TYPE(ampi_ln_dx_typed, x.t, dx, dy.data, x.data, gamma, mean, a, b, invstd, x.n);
 }
 
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m, int half, ampi_wide8* sum,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
                                                  ampi_wide8* dot, const void* dy, const void* x, const float* gamma,
                                                  __m256 mean) {
     const __m256 g = _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m));
-    ampi_dot_step8(m, sum + half, dot + half, ampi_widen_x8(g), ampi_read8_avx2(x, t, i, m), mean);
+    ampi_dot_step8(m, sum + upper, dot + upper, ampi_widen_x8(g), ampi_read8_avx2(x, t, i, m), mean);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_part dy, ampi_part x, const float* gamma,
                                                float mean) {
@@ -9557,12 +9557,12 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_pa
     ampi_store_lanes8(sum, a);
     ampi_store_lanes8(dot, b);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dx_x8(amp_dtype t, size_t i, size_t m, int half, void* dx, const void* dy,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
                                                 const void* x, const float* gamma, __m256 mean, __m256 a, __m256 b,
                                                 __m256 invstd) {
     const __m256 g = _mm256_fmsub_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m), a);
     const __m256 v = _mm256_sub_ps(mean, ampi_read8_avx2(x, t, i, m));
-    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(_mm256_fmadd_ps(v, b, g), invstd));
+    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(_mm256_fmadd_ps(v, b, g), invstd));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dx_avx2(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
                                               float a, float b, float invstd) {
@@ -9670,14 +9670,14 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, a
                                                        float mean, float invstd) {
     AMPI_FOR_TYPE(ampi_ln_columns_typed, x.t, dg, db, dy.data, x.data, ahead, mean, invstd, x.n);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_columns_x8(amp_dtype t, size_t i, size_t m, int half, double* dg, double* db,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_columns_x8(amp_dtype t, size_t i, size_t m, int upper, double* dg, double* db,
                                                      const void* dy, const void* x, size_t ahead, __m256 mean,
                                                      __m256 invstd) {
     const __m256 d = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), invstd);
     const ampi_wide8 g = ampi_get_wide_x8(t, dy, i, m);
     ampi_wide8 sum = ampi_load_wide8(db + i), dot = ampi_load_wide8(dg + i);
-    if (half == 0) AMPI_FETCH(dy, ahead + i * amp_dtype_size(t));
-    if (half == 0) AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
+    if (upper == 0) AMPI_FETCH(dy, ahead + i * amp_dtype_size(t));
+    if (upper == 0) AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
     ampi_wide8_add(&sum, g);
     ampi_wide8_fma(&dot, g, ampi_widen_x8(d));
     ampi_store_wide8(db + i, sum);
@@ -9961,17 +9961,17 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y
     }
 }
 /* GELU alone by AVX2: of it the plain form is slow. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_x8(amp_dtype t, size_t i, size_t m, int half, void* y, const void* x) {
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x) {
     __m256 v = ampi_read8_avx2(x, t, i, m), density;
-    ampi_put_x8(t, y, i, m, half, _mm256_mul_ps(v, ampi_normal_cdf_x8(v, &density)));
+    ampi_put_x8(t, y, i, m, upper, _mm256_mul_ps(v, ampi_normal_cdf_x8(v, &density)));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_slope_x8(amp_dtype t, size_t i, size_t m, int half, void* dx,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_slope_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx,
                                                      const void* dy, const void* s) {
     __m256 v = ampi_read8_avx2(s, t, i, m), density, cdf = ampi_normal_cdf_x8(v, &density);
     const __m256 far = _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), _mm256_set1_ps(16.0f), _CMP_GT_OQ);
     v = _mm256_mul_ps(_mm256_andnot_ps(far, v), _mm256_set1_ps(0.398942280f));    /* the density is 0 there */
     v = _mm256_fmadd_ps(v, density, cdf);
-    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), v));
+    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), v));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_gelu_avx2(void* y, ampi_part x, const void* s) {
     if (s) AMPI_ALL_X8(ampi_gelu_slope_x8, x.t, x.n, y, x.data, s);
@@ -10277,17 +10277,17 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_row_affine_avx512(amp_dtype t, void* y, con
     AMPI_FOR_TYPE(ampi_row_affine_typed, t, y, x, a, b, c, n);
 }
 
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_max_x8(amp_dtype t, size_t i, size_t m, int half, __m256* max,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_max_x8(amp_dtype t, size_t i, size_t m, int upper, __m256* max,
                                                   const void* x) {
-    const __m256 v = _mm256_max_ps(ampi_read8_avx2(x, t, i, m), max[half]);
-    if (half == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
-    max[half] = m < 8 ? _mm256_blendv_ps(max[half], v, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : v;
+    const __m256 v = _mm256_max_ps(ampi_read8_avx2(x, t, i, m), max[upper]);
+    if (upper == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    max[upper] = m < 8 ? _mm256_blendv_ps(max[upper], v, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : v;
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_exp_x8(amp_dtype t, size_t i, size_t m, int half, float* tile,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_exp_x8(amp_dtype t, size_t i, size_t m, int upper, float* tile,
                                                   ampi_wide8* acc, const void* x, __m256 max) {
     const __m256 e = ampi_exp_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), max));
     _mm256_storeu_ps(tile + i % AMPI_TILE, e);
-    ampi_wide8_add(acc + half, ampi_widen_x8(ampi_first_x8(e, m)));
+    ampi_wide8_add(acc + upper, ampi_widen_x8(ampi_first_x8(e, m)));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_row_exp_avx2(float* tile, double* acc, ampi_part x, float max) {
     const __m256 m = _mm256_set1_ps(max);
@@ -10316,9 +10316,9 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_row_measure_avx2(amp_dtype t, const void* x, 
                                                     float* tile) {
     AMPI_FOR_TYPE(ampi_row_measure_typed8, t, x, d, max, sum, tile);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int half, void* y,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int upper, void* y,
                                                      const float* x, __m256 a, __m256 b, __m256 c) {
-    ampi_put_x8(t, y, i, m, half, _mm256_mul_ps(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), a, b), c));
+    ampi_put_x8(t, y, i, m, upper, _mm256_mul_ps(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), a, b), c));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_row_affine_avx2(amp_dtype t, void* y, const float* x, float a, float b, float c,
                                                    size_t n) {
@@ -10420,10 +10420,10 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_softmax_dx_typed(amp_dtype t, void* dx,
 AMPI_TARGET_AVX512 AMPI_FN void ampi_softmax_dx_avx512(void* dx, ampi_part dy, ampi_part y, float sum) {
     AMPI_FOR_TYPE(ampi_softmax_dx_typed, y.t, dx, dy.data, y.data, sum, y.n);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_softmax_dx_x8(amp_dtype t, size_t i, size_t m, int half, void* dx,
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_softmax_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx,
                                                      const void* dy, const void* y, __m256 sum) {
     const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), sum);
-    ampi_put_x8(t, dx, i, m, half, _mm256_mul_ps(ampi_read8_avx2(y, t, i, m), g));
+    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(ampi_read8_avx2(y, t, i, m), g));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_softmax_dx_avx2(void* dx, ampi_part dy, ampi_part y, float sum) {
     const __m256 s = _mm256_set1_ps(sum);

@@ -195,7 +195,7 @@ TABLE = [
     ("ops", "return m < 8 ? _mm256_and_ps(x, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : x;", "return (void)m, x;"),
     ("ops", "_mm256_add_pd(acc[0].low, acc[1].low), _mm256_add_pd(acc[0].high, acc[1].high)",
      "_mm256_add_pd(acc[0].low, acc[0].high), _mm256_add_pd(acc[1].low, acc[1].high)"),
-    ("ops", "_mm256_blendv_ps(max[half], v, _mm256_castsi256_ps(AMPI_V8_MASK(m)))", "v"),
+    ("ops", "_mm256_blendv_ps(max[upper], v, _mm256_castsi256_ps(AMPI_V8_MASK(m)))", "v"),
     ("ops", "_mm512_mask_mov_ps(one, negative, e)", "one"),
     ("ops", "_mm512_set1_ps(0.390625f), _CMP_GE_OQ)", "_mm512_set1_ps(0.25f), _CMP_GE_OQ)"),
     ("ops", "_mm512_set1_epi32(255 - here)", "_mm512_set1_epi32(here)"),
