@@ -4610,7 +4610,7 @@ AMPI_FN void ampi_amx_panel(const ampi_gemm_isa* g, const ampi_product* s, const
     const size_t depth = ampi_panel_stride(g, ampi_min_size(p->kc, s->k - k0)), size = amp_dtype_size(s->c_dtype);
     const int last = k0 + k + kc >= s->k, in_place = ampi_amx_in_place(g, s, rows, kc);
     float *out = memory + p->floats - 32 * 32, *t = memory + p->at_t + (p->kc < s->k ? low : 0) * p->ldt;
-    uint32_t at[AMPI_AMX_SOME / AMPI_WORDS];
+    uint32_t at[AMPI_AMX_SOME / (int)AMPI_WORDS];
     size_t j, l;
     ampi_amx_sum u;
     u.rs = ampi_row_stride(g, p->some) * sizeof(float);
