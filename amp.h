@@ -7288,6 +7288,17 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_tanh_x16(__m512 x) {
     p = _mm512_mask_sub_ps(_mm512_fmadd_ps(_mm512_mul_ps(p, z), x, x), large, one, e);
     return _mm512_or_ps(p, _mm512_and_ps(sign, x));
 }
+/* p = P(u), for both vector kinds. */
+#define AMPI_NORMAL_TAIL(V)                                                                         \
+    p = AMPI_##V##_FMA(AMPI_##V##_SPREAD(-0.000109288165f), u, AMPI_##V##_SPREAD(0.000209836697f)); \
+    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(0.00155533943f));                                    \
+    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(-0.00353910425f));                                   \
+    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(-0.0075223404f));                                    \
+    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(0.0604111888f));                                     \
+    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(-0.186523765f));                                     \
+    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(0.387136251f));                                      \
+    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(-0.607896566f));                                     \
+    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(0.755285144f));
 /* There is no need to clamp: what is outside is masked. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_normal_cdf_x16(__m512 x, __m512* density) {
     const __m512 one = _mm512_set1_ps(1.0f), four = _mm512_set1_ps(4.0f), magic = _mm512_set1_ps(12582912.0f);
@@ -7303,15 +7314,8 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_normal_cdf_x16(__m512 x, __m512* dens
     r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r);
     q = ampi_expm1_x16(_mm512_fmadd_ps(_mm512_set1_ps(-0.5f), rest, r));
     *density = _mm512_maskz_scalef_ps(inside, _mm512_add_ps(one, q), n);
-    p = _mm512_fmadd_ps(_mm512_set1_ps(-0.000109288165f), u, _mm512_set1_ps(0.000209836697f));
-    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(0.00155533943f));
-    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.00353910425f));
-    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.0075223404f));
-    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(0.0604111888f));
-    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.186523765f));
-    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(0.387136251f));
-    p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(-0.607896566f));
-    p = _mm512_mul_ps(_mm512_fmadd_ps(p, u, _mm512_set1_ps(0.755285144f)), t);
+    AMPI_NORMAL_TAIL(V16)
+    p = _mm512_mul_ps(p, t);
     p = _mm512_maskz_scalef_ps(inside, _mm512_fmadd_ps(p, q, p), n);
     return _mm512_mask_sub_ps(p, positive, one, p);
 }
@@ -7325,15 +7329,8 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_normal_cdf_x8(__m256 x, __m256* density
     q = ampi_exp_reduce_x8(_mm256_mul_ps(_mm256_set1_ps(-0.5f), square), &scale);
     q = ampi_expm1_x8(_mm256_fmadd_ps(_mm256_set1_ps(-0.5f), rest, q));
     *density = _mm256_and_ps(_mm256_mul_ps(_mm256_add_ps(one, q), scale), inside);
-    p = _mm256_fmadd_ps(_mm256_set1_ps(-0.000109288165f), u, _mm256_set1_ps(0.000209836697f));
-    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.00155533943f));
-    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.00353910425f));
-    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.0075223404f));
-    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.0604111888f));
-    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.186523765f));
-    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.387136251f));
-    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.607896566f));
-    p = _mm256_mul_ps(_mm256_fmadd_ps(p, u, _mm256_set1_ps(0.755285144f)), t);
+    AMPI_NORMAL_TAIL(V8)
+    p = _mm256_mul_ps(p, t);
     p = _mm256_and_ps(_mm256_mul_ps(_mm256_fmadd_ps(p, q, p), scale), inside);
     return _mm256_blendv_ps(_mm256_sub_ps(one, p), p, x);
 }
