@@ -11,7 +11,7 @@ TESTS    = half gemm conv ops policy scaler optim model train checkpoint report 
 EXAMPLES = train_small own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels
 
 # Parallel builds unless the user says otherwise. (A + before a recipe: makes started by its script share the jobs.)
-ifeq ($(filter -j%,$(MAKEFLAGS)),)
+ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
@@ -30,9 +30,10 @@ ifdef ISA
 export AMP_ISA = $(ISA)
 endif
 
+# Without the CPU's vector paths: the same bits, and a third of the time to compile.
 EMU_ARCH ?= 800
 EMU_FLAGS = -std=c++14 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-            -Wall -Wextra -Wshadow -Wno-psabi -Itests/emu
+            -Wall -Wextra -Wshadow -Wno-psabi -Itests/emu -DAMP_NO_SIMD
 EMU_TESTS = $(patsubst tests/emu/%.cpp,$(B)/emu$(EMU_ARCH)_%,$(wildcard tests/emu/test_*.cpp))
 test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, under sanitizers; EMU_ARCH=750|800|900
 	@sh tests/run.sh "CUDA on the CPU, sm_$(EMU_ARCH)" $^
@@ -58,7 +59,7 @@ mutants: ## plant a small fault in amp.h, one at a time, and see that a test fai
 mutants-emu: ## the same in amp_cuda.cuh, with the tests of test-emu (python, half an hour)
 	@$(PYTHON) tests/emu/mutants.py
 
-check: $(B)/impl.o ## everything else that CI runs: compilers, sanitizers, exhaustive conversions, references, proofs
+check: $(TESTS:%=$(B)/test_%) $(B)/train_small demo-program ## everything else that CI runs: compilers, sanitizers, exhaustive conversions, references, proofs
 	+@CC="$(CC)" PYTHON="$(PYTHON)" DATA="$(DATA)" sh tests/check.sh
 
 cuda: ## compile amp_cuda.cuh for every architecture that nvcc knows (needs nvcc, no GPU)

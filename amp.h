@@ -3109,7 +3109,7 @@ AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
 
 /* 16 elements as the bits of FP32, or the first `rest` and zeros; and back, rounded as conversions are. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_read16_avx512(const void* src, amp_dtype t, size_t i, size_t rest) {
-    const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
+    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
     if (t == AMP_F32) return _mm512_maskz_loadu_epi32(mask, (const float*)src + i);
     const __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t*)src + i);
     return _mm512_castps_si512(t == AMP_F16 ? _mm512_maskz_cvtph_ps(AMPI_V16_ALL, h) : AMPI_V16_WIDEN(h));
@@ -3118,7 +3118,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_read16_avx512(const void* src, amp_d
 #define AMPI_V16_WRITE ampi_write16_avx512
 #define AMPI_V16_FIRST(v) _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), v)
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
-    const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
+    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
     const __m512i u = _mm512_castps_si512(AMPI_V16_CLEAN(v));
     const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, u, 16), _mm512_set1_epi32(1));
     const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
@@ -3562,7 +3562,7 @@ AMPI_TARGET_AMX AMPI_INLINE void ampi_amx_finish16(amp_dtype type, int add, cons
                                                    size_t columns, size_t j, const float* t, size_t ldt) {
     const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
     const size_t rest = columns - j, size = type == AMP_F32 ? 4 : 2, ldc = f->ldc * size;
-    const __mmask16 mask = rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest);
+    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
     char* c = (char*)f->c + j * size;
     size_t i;
     for (i = 0; i < rows; i++, c += ldc, t += ldt) {

@@ -1,28 +1,138 @@
 #!/bin/sh
 # check.sh - everything beyond `make test`. Run it through `make check`. CC, PYTHON and DATA come from there:
 # PYTHON needs numpy, torch and safetensors (and timm, for LAMB), DATA is a directory of MNIST files; what is absent is
-# skipped with a line. Each step prints one line; the output of a failed one follows it.
+# skipped with a line. Each step is a process of its own, JOBS at a time (default: the processors), the long ones first.
+# It prints one line; the output of a failed one follows it. STEP=n in the environment runs the n-th step alone.
 cd "$(dirname "$0")/.." || exit 1
-CC=${CC:-cc}; PYTHON=${PYTHON:-python3}; DATA=${DATA:-}
-out=build/check; mkdir -p $out
+CC=${CC:-cc}; PYTHON=${PYTHON:-python3}; DATA=${DATA:-}; STEP=${STEP:-}
+JOBS=${JOBS:-$(nproc 2> /dev/null || echo 2)}
+all=build/check; out=$all/$STEP
 strict="-Wall -Wextra -pedantic -Wconversion -Wshadow -Wundef -Wcast-align -Werror"
-passed=0; failed=0; skipped=0
+sanitize="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+steps=0; skipped=0
 export OMP_WAIT_POLICY=passive      # more threads than processors, or a busy machine: threads that spin take minutes
+export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1
+[ -n "$STEP" ] || rm -rf $all
+mkdir -p "$out"
 
 have() { command -v "$1" > /dev/null 2>&1; }
-skip() { skipped=$((skipped + 1)); echo "skipped: $1"; }
-step() { # step NAME COMMAND...: runs it, keeps its output in a file
-    name=$1; shift
+skip() { skipped=$((skipped + 1)); [ -n "$STEP" ] || echo "skipped: $1"; }
+step() { # step NAME COMMAND...: counts it, or, where it is the one to run, runs it and keeps its output in a file
+    name=$1; shift; steps=$((steps + 1))
+    [ "$STEP" = $steps ] || return 0
     start=$(date +%s)
-    if "$@" > $out/log 2>&1; then passed=$((passed + 1)); echo "ok      $name ($(($(date +%s) - start)) s)"
-    else failed=$((failed + 1)); echo "FAILED  $name: $*"; tail -n 40 $out/log; return 1; fi
+    if "$@" > $out/log 2>&1; then
+        echo "ok      $name ($(($(date +%s) - start)) s)"; : > $out/ok
+        grep -E '^skipped|^[0-9.]+ (%|faults) ' $out/log
+    else echo "FAILED  $name: $*"; tail -n 40 $out/log; fi
+    exit 0
 }
+
+# --- objects that several steps link ---------------------------------------------------------------
+object() { make -s build/$1/impl.o B=build/$1 CC="$CC" CFLAGS="$2"; }
+if [ -z "$STEP" ]; then
+    object asan "$sanitize" & object fast -Ofast & object pic "-O2 -fPIC" & wait
+fi
+
+# --- the same bits ----------------------------------------------------------------------------------------
+step "the same bits: compilers, processors, systems" env FEW=1 sh tests/test_bits.sh
+
+# --- CUDA ----------------------------------------------------------------------------------------------------
+# Only the products have code of their own for 7.5 and for 9.0.
+emulated() { # emulated ARCHITECTURE TESTS
+    arch=$1; shift
+    make -s test-emu B=build/emu$arch EMU_ARCH=$arch EMU_TESTS="$(printf "build/emu$arch/emu${arch}_%s " "$@")"
+}
+if have g++; then
+    step "CUDA on the CPU, sm_800" emulated 800 $(ls tests/emu/test_*.cpp | sed 's,.*/\(.*\)\.cpp,\1,; /hopper/d')
+    step "CUDA on the CPU, sm_900" emulated 900 test_cuda_hopper test_emu
+else skip "g++ is not here"; fi
+if have nvcc; then step "amp_cuda.cuh with nvcc" env ARCHS="75 90a" make -s cuda; else skip "nvcc is not here"; fi
+
+# --- the tests again, in other builds -----------------------------------------------------------------
+again() { # again DIRECTORY COMPILER FLAGS: the whole of `make test` with other flags
+    make -s test B=build/$1 CC="$2" CFLAGS="$3"
+}
+step "address and undefined-behaviour sanitizers" again asan "$CC" "$sanitize"
+if have gcov; then step "coverage" make -s coverage; else skip "gcov is not here"; fi
+# All faults take a quarter of an hour; here one in forty-eight.
+step "planted faults, every forty-eighth" $PYTHON tests/mutants.py 1/48
+if have clang; then step "clang" again clang clang "-O2"; else skip "clang is not here"; fi
+step "OpenMP" env OMP_NUM_THREADS=3 make -s test B=build/omp CC="$CC" CFLAGS="-O2 -fopenmp"
+step "contraction allowed (-std=gnu99 -ffp-contract=fast)" again gnu99 "$CC" "-std=gnu99 -O2 -ffp-contract=fast"
+for isa in scalar avx2; do step "AMP_ISA=$isa" env AMP_ISA=$isa make -s test CC="$CC"; done
+fast() { # the bits may differ, the rest must hold: conversions, checks for inf and NaN, training
+    $CC -std=c99 -Ofast examples/own_loop.c -o $out/loop -lm && $out/loop || return 1
+    for t in test_half test_scaler soak_training; do
+        $CC -std=c99 -Ofast tests/$t.c build/fast/impl.o -o $out/$t -lm && $out/$t || return 1
+    done
+}
+step "-Ofast: conversions, checks and training" fast
+cross() { # the parts with NEON code, under qemu
+    aarch64-linux-gnu-gcc -std=c99 -O2 -c tests/impl.c -o $out/arm.o || return 1
+    for t in half gemm conv scaler optim ops; do
+        aarch64-linux-gnu-gcc -std=c99 -O2 tests/test_$t.c $out/arm.o -o $out/arm_$t -lm &&
+        qemu-aarch64 -L /usr/aarch64-linux-gnu $out/arm_$t || return 1
+    done
+}
+if have aarch64-linux-gnu-gcc && have qemu-aarch64; then step "aarch64 under qemu" cross; else skip "no aarch64 compiler or qemu"; fi
+if have valgrind; then step "valgrind" valgrind -q --error-exitcode=1 --leak-check=full build/train_small; else skip "valgrind is not here"; fi
+
+# --- training ------------------------------------------------------------------------------------------------------
+step "training proofs" sh -c "$CC -std=c99 -O2 tests/prove_training.c build/impl.o -o $out/prove -lm && $out/prove $DATA > build/proof.txt || { cat build/proof.txt; false; }"
+if [ -z "$DATA" ]; then skip "no directory of MNIST files (DATA=...): training is proven on drawn digits"; fi
+step "examples run" sh tests/check_examples.sh "$DATA"
+
+# --- all 2^32 floats -------------------------------------------------------------------------------------
+exhaustive() { $CC -std=c99 $2 tests/exhaustive_half.c $1 -o $out/exhaustive -lm && $out/exhaustive $3; }
+step "all conversions of all floats" exhaustive build/impl.o -O2
+step "all conversions, every 7th float, -Ofast" exhaustive build/fast/impl.o -Ofast 7
+
+# --- hostile input -----------------------------------------------------------------------------------------
+mutated() { $CC -std=c99 $sanitize tests/fuzz_$1.c build/asan/impl.o -o $out/fuzz -lm && $out/fuzz; }
+for f in checkpoint idx api; do step "mutated input: $f" mutated $f; done
+
+# --- long runs ---------------------------------------------------------------------------------------------
+soak() { $CC -std=c99 -O2 tests/soak_$1.c build/impl.o -o $out/soak -lm && $out/soak $2; }
+step "soak: ten million windows of a scaler beside another model of it" soak scaler
+step "soak: training where subnormals vanish and exceptions trap, then models for 30 s without a byte more" soak training 30
+
+# --- threads --------------------------------------------------------------------------------------------
+race_free() {
+    gcc -std=c99 -O1 -g -fsanitize=thread -pthread tests/test_threads.c tests/impl.c -o $out/threads -lm && $out/threads
+}
+if have gcc; then step "thread sanitizer: two models, first calls" race_free; else skip "gcc is not here"; fi
+# The OpenMP runtimes are not built for ThreadSanitizer, so their barriers look like races; clang's has a tool, Archer,
+# that tells of them. The one sentence left is about a mutex inside the runtime.
+tsan_omp() { clang -std=c99 -O1 -g -fopenmp -fsanitize=thread "$@" -o $out/omp -lm; }
+archer() {
+    printf 'int main(void) {\n#pragma omp parallel\n    {}\n    return 0;\n}\n' > $out/omp.c
+    tsan_omp $out/omp.c 2> /dev/null && ARCHER_OPTIONS=verbose=1 $out/omp 2>&1 | grep -q '^Archer detected'
+}
+race_free_omp() {
+    archer || { echo "skipped: OpenMP threads, no Archer"; return 0; }
+    echo "race_top:pthread_mutex" > $out/omp.quiet
+    tsan_omp tests/test_openmp.c tests/impl.c && TSAN_OPTIONS=suppressions=$out/omp.quiet $out/omp
+}
+if have clang; then step "thread sanitizer: the OpenMP threads of one model" race_free_omp; else skip "clang is not here"; fi
+
+# --- instructions of the hot paths ------------------------------------------------------------------------
+step "instruction counts" env CC="$CC" sh tests/bench/counts.sh
+
+# --- references that we did not write -------------------------------------------------------------------------
+[ -n "$STEP" ] || export REFERENCES="$($PYTHON -c "import numpy, torch, safetensors; print(1)" 2> /dev/null)"
+if [ -n "$REFERENCES" ]; then
+    reference() { $CC -std=c99 -O2 -shared -fPIC build/pic/impl.o tests/shim_*.c -o $out/libamp.so -lm && $PYTHON tests/check_$1.py $out/libamp.so; }
+    for f in half ops scaler optim checkpoint model; do step "against references: $f" reference $f; done
+else skip "python with numpy, torch and safetensors is not here (PYTHON=...)"; fi
 
 # --- compilers and option macros ----------------------------------------------------------------
 compile_run() { # compile_run COMPILER FLAGS...: one file with the implementation, warning-free, and it runs
     "$@" $strict -DUSE_IMPLEMENTATION tests/compile.c -o $out/compile -lm && $out/compile
 }
-compile_cpp() { compiler=$1; shift; "$compiler" -x c++ "$@" $strict -DUSE_IMPLEMENTATION tests/compile.c -o $out/compile -lm && $out/compile; }
+parse() { # parse COMPILER FLAGS...: the same, only read; the bits table builds and runs other levels
+    "$@" $strict -DUSE_IMPLEMENTATION -fsyntax-only tests/compile.c
+}
 two_static_copies() {
     $CC -std=c99 $strict -DUSE_IMPLEMENTATION -DAMP_STATIC -c tests/compile.c -o $out/a.o &&
     $CC -std=c99 $strict -DUSE_IMPLEMENTATION -DAMP_STATIC -Dmain=other -c tests/compile.c -o $out/b.o &&
@@ -36,32 +146,36 @@ every() { # every COMPILER: all option macros at once; AMP_DEF would undo AMP_ST
 half_beside() { # half_beside COMPILER: a file that has the compiler's own half type; a compiler without it is passed
     printf '_Float16 own = 1.0f16;\n' > $out/half.c
     "$1" -std=c2x -c $out/half.c -o $out/half.o 2> /dev/null || { echo "no _Float16 in $1"; return 0; }
-    { echo '#include "../../amp.h"'; echo 'extern float twice(_Float16 h);'
+    { echo '#include "amp.h"'; echo 'extern float twice(_Float16 h);'
       echo 'float twice(_Float16 h) { amp_half a; memcpy(&a, &h, sizeof a); return 2.0f * amp_half_to_float(a); }'
       echo 'int main(void) { return twice((_Float16)1.5f) == 3.0f ? 0 : 1; }'; } | sed '1i #include <string.h>' > $out/half.c
-    "$1" -std=c2x $strict -Wno-pedantic $out/half.c tests/impl.c -o $out/half -lm && $out/half
+    "$1" -std=c2x -I. $strict -Wno-pedantic $out/half.c tests/impl.c -o $out/half -lm && $out/half
 }
 mingw() { # to Windows; under Wine, where it is, the program runs too
-    x86_64-w64-mingw32-gcc -std=$1 -O1 $strict -Wc++-compat -DUSE_IMPLEMENTATION tests/compile.c -o $out/compile.exe -lm || return 1
+    x86_64-w64-mingw32-gcc -std=c99 -O1 $strict -Wc++-compat -DUSE_IMPLEMENTATION tests/compile.c -o $out/compile.exe -lm || return 1
     if have wine; then WINEDEBUG=-all WINEPREFIX=$PWD/build/wine wine $out/compile.exe; fi
 }
 for c in gcc clang clang-19; do
     have $c || { skip "$c is not here"; continue; }
-    step "$c -std=c99" compile_run $c -std=c99 -Wc++-compat -O1
-    for std in c11 c17 c2x gnu99; do step "$c -std=$std" compile_run $c -std=$std -Wc++-compat -O0; done
-    for macro in $options; do step "$c -D$macro" compile_run $c -std=c99 -O0 -Wc++-compat -D$macro; done
+    step "$c -std=c99 -O2" compile_run $c -std=c99 -Wc++-compat -O2
     step "$c, all option macros at once" every $c
     step "$c, beside _Float16" half_beside $c
-    for level in 0 2 3; do step "$c -O$level" compile_run $c -std=c99 -O$level; done
-    step "$c -march=native -flto" compile_run $c -std=c99 -O3 -march=native -flto
+    for std in c11 c17 c2x gnu99; do step "$c -std=$std" parse $c -std=$std -Wc++-compat; done
+    for macro in $options; do step "$c -D$macro" parse $c -std=c99 -Wc++-compat -D$macro; done
 done
+if have gcc; then       # its warnings depend on the level
+    for level in 0 3; do step "gcc -O$level" compile_run gcc -std=c99 -O$level; done
+    step "gcc -march=native -flto" compile_run gcc -std=c99 -O3 -march=native -flto
+fi
 for c in g++ clang++; do
     have $c || { skip "$c is not here"; continue; }
-    step "$c -std=c++11" compile_cpp $c -std=c++11 -O1
-    for std in c++14 c++17 c++20 c++2b; do step "$c -std=$std" compile_cpp $c -std=$std -O0; done
+    step "$c -std=c++11" compile_run $c -x c++ -std=c++11 -O1
+    for std in c++14 c++17 c++20 c++2b; do step "$c -std=$std" parse $c -x c++ -std=$std; done
 done
 if have tcc; then step "tcc" sh -c "tcc -DUSE_IMPLEMENTATION tests/compile.c -o $out/tcc -lm && $out/tcc"; else skip "tcc is not here"; fi
-if have x86_64-w64-mingw32-gcc; then for std in c99 gnu17; do step "mingw-w64 -std=$std" mingw $std; done
+if have x86_64-w64-mingw32-gcc; then
+    step "mingw-w64 -std=c99" mingw
+    step "mingw-w64 -std=gnu17" parse x86_64-w64-mingw32-gcc -std=gnu17
 else skip "no mingw-w64 compiler"; fi
 step "two static copies in one program" two_static_copies
 
@@ -79,7 +193,7 @@ step "the text of amp_cuda.cuh likewise" $PYTHON tests/check_header.py amp_cuda.
 # --- what reads the source ------------------------------------------------------------------------------
 # Switched off, each with its reason:
 # cppcheck  uninitvar, uninitStructMember, ctuuninitvar: it does not follow a buffer filled through a pointer or by a
-#           loop over a size >= 1; the sanitizers and valgrind below watch these.
+#           loop over a size >= 1; the sanitizers and valgrind watch these.
 # Not run: gcc -fanalyzer (over five minutes on this file; with limits that end it, it misses a planted double free), and
 # clang's analyzer on the bodies (clang-tidy reaches only what the including file calls; over a minute on the header itself).
 # clang-tidy, here, as no comment in the header should talk to a tool:
@@ -100,99 +214,9 @@ quiet_cppcheck() {
 if have cppcheck; then step "cppcheck" quiet_cppcheck; else skip "cppcheck is not here"; fi
 if have clang-tidy; then step "clang-tidy" clang-tidy --quiet --checks="$tidy_off" tests/impl.c -- -std=c99; else skip "clang-tidy is not here"; fi
 
-# --- threads --------------------------------------------------------------------------------------------
-race_free() {
-    gcc -std=c99 -O1 -g -fsanitize=thread -pthread tests/test_threads.c tests/impl.c -o $out/threads -lm && $out/threads
-}
-if have gcc; then step "thread sanitizer: two models, first calls" race_free; else skip "gcc is not here"; fi
-# The OpenMP runtimes are not built for ThreadSanitizer, so their barriers look like races; clang's has a tool, Archer,
-# that tells of them. The one sentence left is about a mutex inside the runtime.
-tsan_omp() { clang -std=c99 -O1 -g -fopenmp -fsanitize=thread "$@" -o $out/omp -lm; }
-archer() { # is it here?
-    printf 'int main(void) {\n#pragma omp parallel\n    {}\n    return 0;\n}\n' > $out/omp.c
-    tsan_omp $out/omp.c 2> /dev/null && ARCHER_OPTIONS=verbose=1 $out/omp 2>&1 | grep -q '^Archer detected'
-}
-race_free_omp() {
-    echo "race_top:pthread_mutex" > $out/omp.quiet
-    tsan_omp tests/test_openmp.c tests/impl.c && TSAN_OPTIONS=suppressions=$out/omp.quiet $out/omp
-}
-if have clang && archer; then step "thread sanitizer: the OpenMP threads of one model" race_free_omp
-else skip "no clang with OpenMP and Archer"; fi
-
-# --- the same bits ----------------------------------------------------------------------------------------
-step "the same bits: compilers, processors, systems" sh tests/test_bits.sh
-grep '^skipped' $out/log
-
-# --- the tests again, in other builds -----------------------------------------------------------------
-again() { # again DIRECTORY COMPILER FLAGS: the whole of `make test` with other flags
-    make -s test B=build/$1 CC="$2" CFLAGS="$3"
-}
-export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1
-step "address and undefined-behaviour sanitizers" again asan $CC "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
-have clang && step "clang" again clang clang "-O2"
-step "OpenMP" env OMP_NUM_THREADS=3 make -s test B=build/omp CC=$CC CFLAGS="-O2 -fopenmp"
-step "OpenMP: one, two and three threads" sh -c "$CC -std=c99 -O2 -fopenmp tests/test_openmp.c tests/impl.c -o $out/openmp -lm && $out/openmp"
-for isa in scalar avx2; do step "AMP_ISA=$isa" env AMP_ISA=$isa make -s test CC="$CC"; done
-fast() { # the bits may differ, the rest must hold: conversions, checks for inf and NaN, training
-    for t in half scaler; do $CC -std=c99 -Ofast tests/test_$t.c tests/impl.c -o $out/fast_$t -lm && $out/fast_$t || return 1; done
-    $CC -std=c99 -Ofast examples/own_loop.c -o $out/fast_loop -lm && $out/fast_loop || return 1
-    $CC -std=c99 -Ofast tests/soak_training.c tests/impl.c -o $out/fast_training -lm && $out/fast_training
-}
-step "-Ofast: conversions, checks and training" fast
-step "contraction allowed (-std=gnu99 -ffp-contract=fast)" again gnu99 $CC "-std=gnu99 -O2 -ffp-contract=fast"
-cross() { # the parts with NEON code, under qemu
-    aarch64-linux-gnu-gcc -std=c99 -O2 -c tests/impl.c -o $out/arm.o || return 1
-    for t in half gemm conv scaler optim ops; do
-        aarch64-linux-gnu-gcc -std=c99 -O2 tests/test_$t.c $out/arm.o -o $out/arm_$t -lm &&
-        qemu-aarch64 -L /usr/aarch64-linux-gnu $out/arm_$t || return 1
-    done
-}
-if have aarch64-linux-gnu-gcc && have qemu-aarch64; then step "aarch64 under qemu" cross; else skip "no aarch64 compiler or qemu"; fi
-if have valgrind; then step "valgrind" sh -c "make -s build/train_small && valgrind -q --error-exitcode=1 --leak-check=full build/train_small"; else skip "valgrind is not here"; fi
-
-# --- instructions of the hot paths ------------------------------------------------------------------------
-step "instruction counts" env CC="$CC" sh tests/bench/counts.sh
-grep '^skipped' $out/log
-
-# --- all 2^32 floats -------------------------------------------------------------------------------------
-exhaustive() { $CC -std=c99 "$1" tests/exhaustive_half.c tests/impl.c -o $out/exhaustive -lm && $out/exhaustive $2; }
-step "all conversions of all floats" exhaustive -O2
-step "all conversions, every 7th float, -Ofast" exhaustive -Ofast 7
-
-# --- hostile input -----------------------------------------------------------------------------------------
-for f in checkpoint idx api; do
-    step "mutated input: $f" sh -c "$CC -std=c99 -O1 -g -fsanitize=address,undefined tests/fuzz_$f.c tests/impl.c -o $out/fuzz_$f -lm && $out/fuzz_$f"
-done
-
-# --- long runs ---------------------------------------------------------------------------------------------
-soak() { $CC -std=c99 -O2 tests/soak_$1.c tests/impl.c -o $out/soak -lm && $out/soak $2; }
-step "soak: ten million windows of a scaler beside another model of it" soak scaler
-step "soak: training where subnormals vanish and exceptions trap, then models for 30 s without a byte more" soak training 30
-
-# --- CUDA ----------------------------------------------------------------------------------------------------
-# Only the products have code of their own for 7.5 and for 9.0.
-if have g++; then
-    step "CUDA on the CPU, sm_800" make -s test-emu
-    step "CUDA on the CPU, sm_900" make -s test-emu EMU_ARCH=900 EMU_TESTS="build/emu900_test_cuda_hopper build/emu900_test_emu"
-else skip "g++ is not here"; fi
-if have nvcc; then step "amp_cuda.cuh with nvcc" make -s cuda; else skip "nvcc is not here"; fi
-
-# --- what the tests see ------------------------------------------------------------------------------------------
-if have gcov; then step "coverage" make -s coverage && tail -n 1 $out/log; else skip "gcov is not here"; fi
-# All faults take a quarter of an hour; here one in thirty-two.
-step "planted faults, every thirty-second" $PYTHON tests/mutants.py 1/32 && tail -n 1 $out/log
-
-# --- references that we did not write -------------------------------------------------------------------------
-if $PYTHON -c "import numpy, torch, safetensors" 2> /dev/null; then
-    $CC -std=c99 -O2 -shared -fPIC tests/impl.c tests/shim_*.c -o $out/libamp.so -lm || failed=$((failed + 1))
-    for f in half ops scaler optim checkpoint model; do step "against references: $f" $PYTHON tests/check_$f.py $out/libamp.so; done
-else skip "python with numpy, torch and safetensors is not here (PYTHON=...)"; fi
-
-# --- training ------------------------------------------------------------------------------------------------------
-step "examples run" sh tests/check_examples.sh "$DATA"
-if [ -z "$DATA" ]; then skip "no directory of MNIST files (DATA=...): training is proven on drawn digits"; fi
-step "training proofs" sh -c "$CC -std=c99 -O2 tests/prove_training.c build/impl.o -o $out/prove -lm && $out/prove $DATA | tee build/proof.txt"
+# --- run them ----------------------------------------------------------------------------------------------
+seq "$steps" | xargs -P "$JOBS" -I{} env STEP={} CC="$CC" PYTHON="$PYTHON" DATA="$DATA" sh tests/check.sh
 cat build/proof.txt 2> /dev/null
-
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+passed=$(ls $all/*/ok 2> /dev/null | wc -l)
+echo "$passed passed, $((steps - passed)) failed, $skipped skipped"
+[ "$passed" -eq "$steps" ]

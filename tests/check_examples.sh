@@ -1,9 +1,13 @@
 #!/bin/sh
 # check_examples.sh [DATA]: every example runs and prints something; the demo writes its picture and refuses bad input
 # with one sentence.
-make -s examples build/demo || exit 1
+# The demo is built as it stands, with the implementation; the others are linked with one that is there, to save minutes.
+out=build/check_examples; mkdir -p $out
+make -s build/demo build/impl.o || exit 1
 for e in train_small own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels; do
-    [ -n "$(build/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }
+    sed '/^#define AMP_IMPLEMENTATION$/d' examples/$e.c > $out/$e.c &&
+    ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -Iexamples $out/$e.c build/impl.o -o $out/$e -lm || exit 1
+    [ -n "$($out/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }
 done
 rm -f build/demo.svg
 build/demo --steps 20 > build/demo.txt || exit 1

@@ -13,10 +13,10 @@ B=${B:-build}
 mkdir -p "$B/cuda"
 if ! command -v "$NVCC" > /dev/null 2>&1; then echo "skipped: no nvcc"; exit 0; fi
 FLAGS="-O2 -Wno-deprecated-gpu-targets -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wshadow"
-# sm_90a holds the Hopper kernel, which no other architecture has; from CUDA 12 on.
+# ARCHS: some of them only. sm_90a holds the Hopper kernel, which no other architecture has; from CUDA 12 on.
 MAJOR=$("$NVCC" --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
-ARCHS=$("$NVCC" --list-gpu-arch | sed -n 's/compute_//p' |
-        awk -v major="$MAJOR" '$1 >= 75 { print } $1 == 90 && major >= 12 { print "90a" }')
+ARCHS=${ARCHS:-$("$NVCC" --list-gpu-arch | sed -n 's/compute_//p' |
+        awk -v major="$MAJOR" '$1 >= 75 { print } $1 == 90 && major >= 12 { print "90a" }')}
 
 gencode() { for a in "$@"; do printf -- '-gencode arch=compute_%s,code=sm_%s ' "$a" "$a"; done; }
 # The GPU that is here: by its full name where nvcc's own choice leaves the letter out.
@@ -36,7 +36,7 @@ compile() {
 
 build() {
     compile 17 "$ARCHS" || return 1
-    compile 14 "$(echo "$ARCHS" | sed -n '1p;$p' | tr '\n' ' ')" || return 1      # the language does not depend on it
+    compile 14 "$(printf '%s\n' $ARCHS | sed -n '1p;$p' | tr '\n' ' ')" || return 1      # the language does not depend on it
     # shellcheck disable=SC2086
     "$NVCC" $FLAGS -std=c++17 -DAMP_NO_CUBLAS -arch=sm_80 -c -o "$B/cuda/no_cublas.o" tests/impl_cuda.cu &&
         echo "amp_cuda.cuh: without cuBLAS"
