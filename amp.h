@@ -3066,6 +3066,7 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
 #define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
 #define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
+#define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
 #define AMPI_V16_MUL(a, b) _mm512_mul_ps(a, b)
 #define AMPI_V16_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 /* An intrinsic for it does not exist, and compilers would share the load. For both dialects of assembly. */
@@ -3166,6 +3167,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_LOAD(p) _mm256_loadu_ps(p)
 #define AMPI_V8_STORE(p, v) _mm256_storeu_ps(p, v)
 #define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
+#define AMPI_V8_ADD(a, b) _mm256_add_ps(a, b)
 #define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
 #define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define AMPI_V8_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V8, c, b, p)
@@ -3180,8 +3182,24 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
     _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(rest)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 #define AMPI_V8_LOAD_TAIL(p, rest) _mm256_maskload_ps(p, AMPI_V8_MASK(rest))
 #define AMPI_V8_STORE_TAIL(p, v, rest) _mm256_maskstore_ps(p, AMPI_V8_MASK(rest), v)
-AMPI_TAIL_BUFFERED(V8, F16, uint16_t, AMPI_TARGET_AVX2)
-AMPI_TAIL_BUFFERED(V8, BF16, uint16_t, AMPI_TARGET_AVX2)
+/* n numbers of 16 bits, at most eight, and zeros; and back: in pairs, and the one that may be left over. */
+#define AMPI_WORDS_MASK(compare, n) compare(_mm_set1_epi32((int)(n)), _mm_setr_epi32(0, 1, 2, 3))
+AMPI_TARGET_AVX2 AMPI_INLINE __m128i ampi_load_words_avx2(const uint16_t* p, size_t n) {
+    __m128i v;
+    if (n >= 8) return _mm_loadu_si128((const __m128i*)(const void*)p);
+    v = _mm_maskload_epi32((const int*)(const void*)p, AMPI_WORDS_MASK(_mm_cmpgt_epi32, n / 2));
+    if (n % 2 == 0) return v;
+    return _mm_or_si128(v, _mm_and_si128(_mm_set1_epi32(p[n - 1]), AMPI_WORDS_MASK(_mm_cmpeq_epi32, n / 2)));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_store_words_avx2(uint16_t* p, size_t n, __m128i v) {
+    if (n >= 8) { _mm_storeu_si128((__m128i*)(void*)p, v); return; }
+    _mm_maskstore_epi32((int*)(void*)p, AMPI_WORDS_MASK(_mm_cmpgt_epi32, n / 2), v);
+    v = _mm_castps_si128(_mm_permutevar_ps(_mm_castsi128_ps(v), _mm_set1_epi32((int)(n / 2))));
+    if (n % 2 != 0) p[n - 1] = (uint16_t)_mm_cvtsi128_si32(v);
+}
+#define AMPI_V8_F16_TAIL(p, rest) _mm256_cvtph_ps(ampi_load_words_avx2(p, rest))
+#define AMPI_V8_BF16_TAIL(p, rest) \
+    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(ampi_load_words_avx2(p, rest)), 16))
 
 AMPI_MICRO_PAIR(V8, 1) AMPI_MICRO_PAIR(V8, 2) AMPI_MICRO_PAIR(V8, 3)
 AMPI_MICRO_PAIR(V8, 4) AMPI_MICRO_PAIR(V8, 5) AMPI_MICRO_PAIR(V8, 6)
@@ -3216,8 +3234,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put8_avx2(void* dst, amp_dtype t, size_t 
         const __m256i words = _mm256_shuffle_epi8(ampi_bf16_round_avx2(v), upper);
         h = _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08));
     }
-    if (rest >= 8) _mm_storeu_si128((__m128i*)(void*)((uint16_t*)dst + i), h);
-    else memcpy((uint16_t*)dst + i, &h, rest * sizeof(uint16_t));
+    ampi_store_words_avx2((uint16_t*)dst + i, rest, h);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_write8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
     ampi_put8_avx2(dst, t, i, rest, AMPI_V8_CLEAN(v));
@@ -8252,6 +8269,11 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_keys_x32(amp_dtype t, __m512i x
     const __m512i key = _mm512_mask_sub_epi16(mag, _mm512_movepi16_mask(x), _mm512_setzero_si512(), mag);
     return _mm512_mask_mov_epi16(key, ampi_nan_x32(t, x), _mm512_set1_epi16(0x7fff));
 }
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_pool_keys_y16(amp_dtype t, __m256i x) {
+    const __m256i mag = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
+    const __m256i nan = _mm256_cmpgt_epi16(mag, _mm256_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
+    return _mm256_blendv_epi8(_mm256_sign_epi16(mag, x), _mm256_set1_epi16(0x7fff), nan);
+}
 /* The first maximum of each window: is it the one on the right, is it the one below? */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_search(amp_dtype t, ampi_pool_pair x, __mmask16* right,
                                                            __mmask16* below) {
@@ -8535,12 +8557,13 @@ typedef struct ampi_pool_ring {
     size_t last;                       /* row r is in slot r & last */
     size_t pixel[2];                   /* where a row's first two pixels are */
     size_t at[AMPI_POOL_WIDEST];       /* where the first window's place k is */
+    int ages[9];                       /* of 3 x 3 places, see ampi_ring_look: compilers take constants apart */
 } ampi_pool_ring;
 
 AMPI_FN void ampi_pool_ring_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_ring* s) {
     int k;
     memset(s, 0, sizeof *s);
-    if (!AMPI_X86 || ampi_simd() != AMP_ISA_AVX512 || ampi_dtype(a) != ampi_dtype(b) || ampi_dtype(a) != ampi_dtype(c)
+    if (!ampi_typed_both(a, b) || !ampi_typed_both(a, c)
         || !p->max || p->kw > AMPI_POOL_WIDEST || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw
         || p->sw > 2 || p->w > AMPI_POOL_RING) return;
     s->length = ampi_padded((size_t)((p->w + 2 * p->pw) / p->sw + 1)) + AMPI_LANES;
@@ -8548,6 +8571,7 @@ AMPI_FN void ampi_pool_ring_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype
     if (s->length * (size_t)p->sw * s->last-- > AMPI_POOL_RING) return;
     s->row = s->length * (size_t)p->sw;
     for (k = 0; k < 2; k++) s->pixel[k] = (size_t)((k + p->pw) % p->sw) * s->length + (size_t)((k + p->pw) / p->sw);
+    for (k = 0; k < 9; k++) s->ages[k] = 8 - k;
     for (k = 0; k < p->kw; k++) s->at[k] = (size_t)(k % p->sw) * s->length + (size_t)(k / p->sw);
 }
 
@@ -8559,18 +8583,24 @@ typedef struct ampi_pool_rows_open {
     float sum[AMPI_POOL_RING];
 } ampi_pool_rows_open;
 
-/* Of a number of 16 bits the last byte of the key is 0: see ampi_pool_ring_look. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_keys_x16(__m512 x) {
+typedef __m512i ampi_keys_avx512;
+#define ampi_set_keys_avx512 _mm512_set1_epi32
+/* n elements from i, and back. */
+#define ampi_ring_get_avx512(t, x, i, n) ampi_get_x16(t, x, i, ampi_first_x16(n))
+#define ampi_ring_put_avx512(t, x, i, n, v) ampi_put_x16(t, x, i, ampi_first_x16(n), v)
+
+/* Of a number of 16 bits the last byte of the key is 0: see ampi_ring_look. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_ring_keys_avx512(__m512 x) {
     const __m512i u = _mm512_castps_si512(x), mag = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
     const __m512i key = _mm512_mask_sub_epi32(mag, _mm512_movepi32_mask(u), _mm512_setzero_si512(), mag);
     return _mm512_mask_mov_epi32(key, ampi_nan_x16(u), _mm512_set1_epi32(0x7fffff00));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_keys(int32_t* key, __m512i v, size_t n) {
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_keys_avx512(int32_t* key, __m512i v, size_t n) {
     _mm512_storeu_si512(key, _mm512_mask_mov_epi32(_mm512_set1_epi32(INT32_MIN), ampi_first_x16(n), v));
 }
 /* n elements from i, at most 32: keys of the even ones and of the odd ones. Those of 16 bits lie in words. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_get_pairs(amp_dtype t, const void* x, size_t i, size_t n, int32_t* even,
-                                                        int32_t* odd) {
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_get_pairs_avx512(amp_dtype t, const void* x, size_t i, size_t n,
+                                                               int32_t* even, int32_t* odd) {
     const __m512i two = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     __m512i e, o;
     AMPI_AHEAD(x, i * amp_dtype_size(t));
@@ -8578,8 +8608,8 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_get_pairs(amp_dtype t, const void*
         AMPI_AHEAD(x, i * sizeof(float) + 64);
         const __m512 a = ampi_get_x16(t, x, i, ampi_first_x16(n));
         const __m512 b = ampi_get_x16(t, x, i + 16, n > 16 ? ampi_first_x16(n - 16) : 0);
-        e = ampi_pool_keys_x16(_mm512_maskz_permutex2var_ps(AMPI_ALL16, a, two, b));
-        o = ampi_pool_keys_x16(_mm512_maskz_permutex2var_ps(
+        e = ampi_ring_keys_avx512(_mm512_maskz_permutex2var_ps(AMPI_ALL16, a, two, b));
+        o = ampi_ring_keys_avx512(_mm512_maskz_permutex2var_ps(
             AMPI_ALL16, a, _mm512_or_si512(two, _mm512_set1_epi32(1)), b));
     } else {
         const __mmask32 m = n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu;
@@ -8587,12 +8617,13 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_get_pairs(amp_dtype t, const void*
         e = _mm512_maskz_slli_epi32(AMPI_ALL16, o, 16);
         o = _mm512_and_si512(o, _mm512_set1_epi32((int)0xffff0000u));
     }
-    ampi_pool_put_keys(even, e, (n + 1) / 2);
-    ampi_pool_put_keys(odd, o, n / 2);
+    ampi_ring_put_keys_avx512(even, e, (n + 1) / 2);
+    ampi_ring_put_keys_avx512(odd, o, n / 2);
 }
 /* The way back, of floats. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_pairs(amp_dtype t, void* x, size_t i, size_t n, __m512 even,
-                                                        __m512 odd) {
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_pairs_avx512(amp_dtype t, void* x, size_t i, size_t n,
+                                                               const float* from_even, const float* from_odd) {
+    const __m512 even = _mm512_loadu_ps(from_even), odd = _mm512_loadu_ps(from_odd);
     const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
     __m512i low, high;
@@ -8618,153 +8649,271 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_pairs(amp_dtype t, void* x, si
                              _mm512_or_si512(low, high));
 }
 
-/* Brings row r, element `at` of x, into the ring. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_open(amp_dtype t, ampi_pool_rows_open* d, int r, const void* x,
-                                                        size_t at) {
-    const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;
-    int32_t *even = d->key + slot + d->s->pixel[0], *odd = d->key + slot + d->s->pixel[1];
-    const int sw = d->p->sw;
-    float* sum = d->sum + slot;
-    size_t i;
-    for (i = 0; i < row; i += 16, sum += 16) {
-        AMPI_OPAQUE(sum);                           /* a call of memset would take longer */
-        _mm512_storeu_ps(sum, _mm512_setzero_ps());
-    }
-    for (i = 0; sw == 2 && i + 32 <= w; i += 32) ampi_pool_get_pairs(t, x, at + i, 32, even + i / 2, odd + i / 2);
-    if (sw == 2 && i < w) ampi_pool_get_pairs(t, x, at + i, w - i, even + i / 2, odd + i / 2);
-    for (i = 0; sw == 1 && i < w; i += 16) {
-        const __m512 v = ampi_get_x16(t, x, at + i, ampi_first_x16(w - i));
-        AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));
-        ampi_pool_put_keys(even + i, ampi_pool_keys_x16(v), w - i);
-    }
-}
-/* The sums of row r are complete: element `at` of dx. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_close(amp_dtype t, const ampi_pool_rows_open* d, int r, void* dx,
-                                                         size_t at) {
-    const float* sum = d->sum + ((size_t)r & d->s->last) * d->s->row;
-    const float *even = sum + d->s->pixel[0], *odd = sum + d->s->pixel[1];
-    const size_t w = (size_t)d->p->w;
-    const int sw = d->p->sw;
-    size_t i;
-    for (i = 0; sw == 2 && i + 32 <= w; i += 32)
-        ampi_pool_put_pairs(t, dx, at + i, 32, _mm512_loadu_ps(even + i / 2), _mm512_loadu_ps(odd + i / 2));
-    if (sw == 2 && i < w)
-        ampi_pool_put_pairs(t, dx, at + i, w - i, _mm512_loadu_ps(even + i / 2), _mm512_loadu_ps(odd + i / 2));
-    for (i = 0; sw == 1 && i < w; i += 16)
-        ampi_put_x16(t, dx, at + i, ampi_first_x16(w - i), _mm512_loadu_ps(even + i));
-}
-
-/* Is place `here` of sixteen windows larger than the best so far? Keys of 16 bits have room for it: 255 - here, which
-   is larger the earlier a place comes. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_look(amp_dtype t, const int32_t* key, int here, __m512i* best,
-                                                        __m512i* place) {
-    __m512i v = _mm512_loadu_si512(key);
-    if (t == AMP_F32)
-        *place = _mm512_mask_mov_epi32(*place, _mm512_cmpgt_epi32_mask(v, *best), _mm512_set1_epi32(here));
-    else v = _mm512_or_si512(v, _mm512_set1_epi32(255 - here));
+/* The next place of sixteen windows: is it larger than the best so far, and if not, how many places ago was that? Keys
+   of 16 bits have room for it, and take it into the comparison: of equal ones the earlier is larger. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_look_avx512(amp_dtype t, const int32_t* key, __m512i* best, __m512i* age) {
+    const __m512i v = _mm512_loadu_si512(key), one = _mm512_set1_epi32(1);
+    if (t == AMP_F32) *age = _mm512_maskz_add_epi32(_mm512_cmple_epi32_mask(v, *best), *age, one);
+    else *best = _mm512_add_epi32(*best, one);
     *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_ring_place(amp_dtype t, __m512i best, __m512i place) {
-    return t == AMP_F32 ? place : _mm512_maskz_andnot_epi32(AMPI_ALL16, best, _mm512_set1_epi32(255));
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_ring_age_avx512(amp_dtype t, __m512i best, __m512i age) {
+    return t == AMP_F32 ? age : _mm512_and_si512(best, _mm512_set1_epi32(255));
 }
-/* Adds g where the maximum is at place `here`; g is 0 behind the last window. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_add(float* sum, int here, __m512i place, __m512 g) {
-    const __m512 old = _mm512_loadu_ps(sum);
-    const __mmask16 add = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here));
-    _mm512_storeu_ps(sum, _mm512_mask_add_ps(old, add, old, g));
+/* g where the maximum is of this age, 0 elsewhere; and sum + g there. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_ring_chosen_avx512(int this_age, __m512i age, __m512 g) {
+    return _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(age, _mm512_set1_epi32(this_age)), g);
 }
-/* One row of windows, which sees rows [r0, r0 + rows) of the image: finds the maxima, then adds the elements of dy from
-   `at` on. A pixel's windows come in their order: the last place of the kernel belongs to the first of them. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_windows(amp_dtype t, ampi_pool_rows_open* d, int r0, int rows,
-                                                           const void* dy, size_t at) {
-    const size_t n = (size_t)d->p->ow, *column = d->s->at;
-    const int kw = d->p->kw;
-    size_t slot[AMPI_POOL_WIDEST], o;
-    int i, k;
-    for (i = 0; i < rows; i++) slot[i] = ((size_t)(r0 + i) & d->s->last) * d->s->row;
-    for (o = 0; o < n; o += 16) {
-        const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
-        __m512i best = _mm512_set1_epi32(INT32_MIN), place = best;
-        for (i = 0; i < rows; i++)
-            for (k = 0; k < kw; k++)
-                ampi_pool_ring_look(t, d->key + slot[i] + column[k] + o, i * kw + k, &best, &place);
-        place = ampi_pool_ring_place(t, best, place);
-        for (k = kw - 1; k >= 0; k--)
-            for (i = 0; i < rows; i++)
-                ampi_pool_ring_add(d->sum + slot[i] + column[k] + o, i * kw + k, place, g);
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_ring_plus_avx512(__m512 sum, int this_age, __m512i age, __m512 g) {
+    return _mm512_mask_add_ps(sum, _mm512_cmpeq_epi32_mask(age, _mm512_set1_epi32(this_age)), sum, g);
+}
+/* v an element on, behind the last one of `before`. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_ring_moved_avx512(__m512 before, __m512 v) {
+    return _mm512_castsi512_ps(_mm512_maskz_alignr_epi32(AMPI_ALL16, _mm512_castps_si512(v),
+                                                         _mm512_castps_si512(before), 15));
+}
+
+/* The same for AVX2. */
+typedef __m256i ampi_keys_avx2;
+#define ampi_set_keys_avx2 _mm256_set1_epi32
+#define ampi_ring_get_avx2(t, x, i, n) ampi_read8_avx2(x, t, i, n)
+#define ampi_ring_put_avx2(t, x, i, n, v) ampi_put8_avx2(x, t, i, n, v)
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_ring_keys_avx2(__m256 x) {
+    const __m256i u = _mm256_castps_si256(x), mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+    const __m256i nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
+    return _mm256_blendv_epi8(_mm256_sign_epi32(mag, u), _mm256_set1_epi32(0x7fffff00), nan);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_keys_avx2(int32_t* key, __m256i v, size_t n) {
+    if (n < 8) v = _mm256_blendv_epi8(_mm256_set1_epi32(INT32_MIN), v, AMPI_V8_MASK(n));
+    _mm256_storeu_si256((__m256i*)(void*)key, v);
+}
+/* Unpacking works within the halves of a register, so the quarters are put in order. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_get_pairs_avx2(amp_dtype t, const void* x, size_t i, size_t n,
+                                                           int32_t* even, int32_t* odd) {
+    __m256i e, o;
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    if (t == AMP_F32) {
+        const __m256 a = ampi_read8_avx2(x, t, i, n), b = ampi_read8_avx2(x, t, i + 8, n > 8 ? n - 8 : 0);
+        e = ampi_ring_keys_avx2(_mm256_shuffle_ps(a, b, 0x88));
+        o = ampi_ring_keys_avx2(_mm256_shuffle_ps(a, b, 0xdd));
+        e = _mm256_permute4x64_epi64(e, 0xd8);
+        o = _mm256_permute4x64_epi64(o, 0xd8);
+    } else {
+        const uint16_t* h = (const uint16_t*)x + i;
+        o = ampi_pool_keys_y16(t, _mm256_set_m128i(ampi_load_words_avx2(h + 8, n > 8 ? n - 8 : 0),
+                                                   ampi_load_words_avx2(h, n)));
+        e = _mm256_slli_epi32(o, 16);
+        o = _mm256_and_si256(o, _mm256_set1_epi32((int)0xffff0000u));
     }
+    ampi_ring_put_keys_avx2(even, e, (n + 1) / 2);
+    ampi_ring_put_keys_avx2(odd, o, n / 2);
 }
-/* The sums of a row where windows of three places are two pixels apart: the first place and the last one fall on the
-   same line, the last one an element on. Its g are moved there in registers, with that of the window before the group
-   from `before`: what was stored a moment ago at another offset would have to reach the cache before it is loaded. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_three(float* sum, size_t middle, int here, __m512i place, __m512 g,
-                                                         __m512i* before) {
-    const __mmask16 first = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here));
-    const __mmask16 third = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here + 2));
-    const __m512i last = _mm512_maskz_mov_epi32(third, _mm512_castps_si512(g));
-    const __m512i moved = _mm512_maskz_alignr_epi32(AMPI_ALL16, last, *before, 15);
-    const __m512 old = _mm512_add_ps(_mm512_loadu_ps(sum), _mm512_castsi512_ps(moved));
-    _mm512_storeu_ps(sum, _mm512_mask_add_ps(old, first, old, g));
-    ampi_pool_ring_add(sum + middle, here + 1, place, g);
-    *before = last;
-}
-/* The same for 3 x 3 places, two pixels apart, without loops over them. The group behind the last window takes what
-   was moved out of the last one. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_nine(amp_dtype t, ampi_pool_rows_open* d, int r0, const void* dy,
-                                                        size_t at) {
-    const size_t n = (size_t)d->p->ow, last = d->s->last, row = d->s->row, a = d->s->at[1], b = d->s->at[2];
-    const size_t r = (size_t)r0, s0 = (r & last) * row, s1 = ((r + 1) & last) * row, s2 = ((r + 2) & last) * row;
-    __m512i before0 = _mm512_setzero_si512(), before1 = before0, before2 = before0;
-    size_t o;
-    for (o = 0; o <= n; o += 16) {
-        const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;
-        const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
-        __m512i best = _mm512_set1_epi32(INT32_MIN), place = _mm512_setzero_si512();
-        ampi_pool_ring_look(t, k0, 0, &best, &place);
-        ampi_pool_ring_look(t, k0 + a, 1, &best, &place);
-        ampi_pool_ring_look(t, k0 + b, 2, &best, &place);
-        ampi_pool_ring_look(t, k1, 3, &best, &place);
-        ampi_pool_ring_look(t, k1 + a, 4, &best, &place);
-        ampi_pool_ring_look(t, k1 + b, 5, &best, &place);
-        ampi_pool_ring_look(t, k2, 6, &best, &place);
-        ampi_pool_ring_look(t, k2 + a, 7, &best, &place);
-        ampi_pool_ring_look(t, k2 + b, 8, &best, &place);
-        place = ampi_pool_ring_place(t, best, place);
-        ampi_pool_ring_three(d->sum + s0 + o, a, 0, place, g, &before0);
-        ampi_pool_ring_three(d->sum + s1 + o, a, 3, place, g, &before1);
-        ampi_pool_ring_three(d->sum + s2 + o, a, 6, place, g, &before2);
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
+                                                           const float* from_even, const float* from_odd) {
+    const __m256 even = _mm256_loadu_ps(from_even), odd = _mm256_loadu_ps(from_odd);
+    uint16_t* h = (uint16_t*)x + i;
+    __m256i low, high;
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    if (t == AMP_F32) {
+        const __m256 a = _mm256_unpacklo_ps(even, odd), b = _mm256_unpackhi_ps(even, odd);
+        ampi_put8_avx2(x, t, i, n, _mm256_permute2f128_ps(a, b, 0x20));
+        if (n > 8) ampi_put8_avx2(x, t, i + 8, n - 8, _mm256_permute2f128_ps(a, b, 0x31));
+        return;
     }
-}
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_image(amp_dtype t, const ampi_pool_ring* s, const ampi_pool_plan* p,
-                                                         size_t plane, const void* dy, const void* x, void* dx) {
-    const size_t w = (size_t)p->w, image = plane * (size_t)p->h * w, out = plane * (size_t)p->oh * (size_t)p->ow;
-    int oh, opened = 0, closed = 0;
-    ampi_pool_rows_open d;
-    size_t i;
-    d.p = p; d.s = s;
-    for (i = 0; i < s->row * (s->last + 1); i += 16) _mm512_storeu_si512(d.key + i, _mm512_set1_epi32(INT32_MIN));
-    for (oh = 0; oh < p->oh; oh++) {
-        const ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
-        const size_t at = out + (size_t)oh * (size_t)p->ow;
-        for (; closed < rows.first; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
-        for (; opened < rows.last; opened++) ampi_pool_ring_open(t, &d, opened, x, image + (size_t)opened * w);
-        if (p->kw == 3 && p->sw == 2 && rows.last - rows.first == 3) ampi_pool_ring_nine(t, &d, rows.first, dy, at);
-        else ampi_pool_ring_windows(t, &d, rows.first, rows.last - rows.first, dy, at);
+    if (t == AMP_BF16) {
+        low = _mm256_srli_epi32(ampi_bf16_round_avx2(even), 16);
+        high = _mm256_and_si256(ampi_bf16_round_avx2(odd), _mm256_set1_epi32((int)0xffff0000u));
+    } else {
+        low = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(even, _MM_FROUND_TO_NEAREST_INT));
+        high = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT));
+        high = _mm256_slli_epi32(high, 16);
     }
-    for (; closed < opened; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
-    i = (image + (size_t)closed * w) * amp_dtype_size(t);                       /* rows that no window covers */
-    memset((char*)dx + i, 0, (size_t)(p->h - closed) * w * amp_dtype_size(t));
+    low = _mm256_or_si256(low, high);
+    if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, low); return; }
+    ampi_store_words_avx2(h, n, _mm256_castsi256_si128(low));
+    if (n > 8) ampi_store_words_avx2(h + 8, n - 8, _mm256_extracti128_si256(low, 1));
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_pool_ring_plane(const ampi_pool_ring* s, const ampi_pool_plan* p, size_t plane,
-                                                     const void* dy, const void* x, void* dx, amp_dtype t) {
-    AMPI_FOR_TYPE(ampi_pool_ring_image, t, s, p, plane, dy, x, dx);
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_look_avx2(amp_dtype t, const int32_t* key, __m256i* best, __m256i* age) {
+    const __m256i v = _mm256_loadu_si256((const __m256i*)(const void*)key), one = _mm256_set1_epi32(1);
+    if (t == AMP_F32) *age = _mm256_andnot_si256(_mm256_cmpgt_epi32(v, *best), _mm256_add_epi32(*age, one));
+    else *best = _mm256_add_epi32(*best, one);
+    *best = _mm256_max_epi32(*best, v);
 }
-#else
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_ring_age_avx2(amp_dtype t, __m256i best, __m256i age) {
+    return t == AMP_F32 ? age : _mm256_and_si256(best, _mm256_set1_epi32(255));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_chosen_avx2(int this_age, __m256i age, __m256 g) {
+    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(age, _mm256_set1_epi32(this_age))), g);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_plus_avx2(__m256 sum, int this_age, __m256i age, __m256 g) {
+    return _mm256_add_ps(sum, ampi_ring_chosen_avx2(this_age, age, g));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v) {
+    const __m256 middle = _mm256_permute2f128_ps(before, v, 0x21);
+    return _mm256_castsi256_ps(_mm256_alignr_epi8(_mm256_castps_si256(v), _mm256_castps_si256(middle), 12));
+}
+
+/* From these the ring of either. Sums are never -0, so that they stay as they are where 0 is added. */
+#define AMPI_POOL_RING(isa, V)                                                                                        \
+    /* Brings row r, element `at` of x, into the ring. A last group that is not full overlaps the one before. */      \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_open_##isa(amp_dtype t, ampi_pool_rows_open* d, int r,               \
+                                                            const void* x, size_t at) {                               \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;                     \
+        int32_t *even = d->key + slot + d->s->pixel[0], *odd = d->key + slot + d->s->pixel[1];                        \
+        const int sw = d->p->sw;                                                                                      \
+        float* sum = d->sum + slot;                                                                                   \
+        size_t i, l;                                                                                                  \
+        for (i = 0; i < row; i += 16, sum += 16) {                                                                    \
+            AMPI_OPAQUE(sum);                           /* a call of memset would take longer */                      \
+            for (l = 0; l < 16; l += L) AMPI_##V##_STORE(sum + l, AMPI_##V##_ZERO);                                   \
+        }                                                                                                             \
+        for (i = 0; sw == 2 && i < w; i += 2 * L) {                                                                   \
+            if (w - i < 2 * L) {                                                                                      \
+                if (w < 2 * L || w % 2 != 0) {                                                                        \
+                    ampi_ring_get_pairs_##isa(t, x, at + i, w - i, even + i / 2, odd + i / 2);                        \
+                    break;                                                                                            \
+                }                                                                                                     \
+                i = w - 2 * L;                                                                                        \
+            }                                                                                                         \
+            ampi_ring_get_pairs_##isa(t, x, at + i, 2 * L, even + i / 2, odd + i / 2);                                \
+        }                                                                                                             \
+        for (i = 0; sw == 1 && i < w; i += L) {                                                                       \
+            const AMPI_##V##_T v = ampi_ring_get_##isa(t, x, at + i, w - i);                                          \
+            AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));                                                              \
+            ampi_ring_put_keys_##isa(even + i, ampi_ring_keys_##isa(v), w - i);                                       \
+        }                                                                                                             \
+    }                                                                                                                 \
+    /* The sums of row r are complete: element `at` of dx. */                                                         \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_close_##isa(amp_dtype t, const ampi_pool_rows_open* d, int r,        \
+                                                             void* dx, size_t at) {                                   \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        const float* sum = d->sum + ((size_t)r & d->s->last) * d->s->row;                                             \
+        const float *even = sum + d->s->pixel[0], *odd = sum + d->s->pixel[1];                                        \
+        const size_t w = (size_t)d->p->w;                                                                             \
+        const int sw = d->p->sw;                                                                                      \
+        size_t i;                                                                                                     \
+        for (i = 0; sw == 2 && i < w; i += 2 * L) {                                                                   \
+            if (w - i < 2 * L) {                                                                                      \
+                if (w < 2 * L || w % 2 != 0) {                                                                        \
+                    ampi_ring_put_pairs_##isa(t, dx, at + i, w - i, even + i / 2, odd + i / 2);                       \
+                    break;                                                                                            \
+                }                                                                                                     \
+                i = w - 2 * L;                                                                                        \
+            }                                                                                                         \
+            ampi_ring_put_pairs_##isa(t, dx, at + i, 2 * L, even + i / 2, odd + i / 2);                               \
+        }                                                                                                             \
+        for (i = 0; sw == 1 && i < w; i += L)                                                                         \
+            ampi_ring_put_##isa(t, dx, at + i, w - i, AMPI_##V##_LOAD(even + i));                                     \
+    }                                                                                                                 \
+    /* sum += g where the maximum is of this age; g is 0 behind the last window. */                                   \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_add_##isa(float* sum, int this_age, ampi_keys_##isa age,             \
+                                                           AMPI_##V##_T g) {                                          \
+        AMPI_##V##_STORE(sum, ampi_ring_plus_##isa(AMPI_##V##_LOAD(sum), this_age, age, g));                          \
+    }                                                                                                                 \
+    /* One row of windows, which sees rows [r0, r0 + rows) of the image: finds the maxima, then adds the elements     \
+       of dy from `at` on. A pixel's windows come in their order: the last place of the kernel belongs to the first   \
+       of them. */                                                                                                    \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_windows_##isa(amp_dtype t, ampi_pool_rows_open* d, int r0, int rows, \
+                                                               const void* dy, size_t at) {                           \
+        const size_t n = (size_t)d->p->ow, *column = d->s->at;                                                        \
+        const int kw = d->p->kw, last = rows * kw - 1;                                                                \
+        size_t slot[AMPI_POOL_WIDEST], o;                                                                             \
+        int i, k;                                                                                                     \
+        for (i = 0; i < rows; i++) slot[i] = ((size_t)(r0 + i) & d->s->last) * d->s->row;                             \
+        for (o = 0; o < n; o += AMPI_##V##_LANES) {                                                                   \
+            const AMPI_##V##_T g = ampi_ring_get_##isa(t, dy, at + o, n - o);                                         \
+            ampi_keys_##isa best = ampi_set_keys_##isa(INT32_MIN), age = best;                                        \
+            for (i = 0; i < rows; i++)                                                                                \
+                for (k = 0; k < kw; k++)                                                                              \
+                    ampi_ring_look_##isa(t, d->key + slot[i] + column[k] + o, &best, &age);                           \
+            age = ampi_ring_age_##isa(t, best, age);                                                                  \
+            for (k = kw - 1; k >= 0; k--)                                                                             \
+                for (i = 0; i < rows; i++)                                                                            \
+                    ampi_ring_add_##isa(d->sum + slot[i] + column[k] + o, last - (i * kw + k), age, g);               \
+        }                                                                                                             \
+    }                                                                                                                 \
+    /* The sums of a row where windows of three places are two pixels apart: the first place and the last one fall    \
+       on the same line, the last one an element on. Its g are moved there in registers, with that of the window      \
+       before the group from `before`: what was stored a moment ago at another offset would have to reach the cache   \
+       before it is loaded. ages: of the three. */                                                                    \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_three_##isa(float* sum, size_t middle, const int* ages,              \
+                                                             ampi_keys_##isa age, AMPI_##V##_T g,                     \
+                                                             AMPI_##V##_T* before) {                                  \
+        const AMPI_##V##_T last = ampi_ring_chosen_##isa(ages[2], age, g);                                            \
+        const AMPI_##V##_T old = AMPI_##V##_ADD(AMPI_##V##_LOAD(sum), ampi_ring_moved_##isa(*before, last));          \
+        AMPI_##V##_STORE(sum, ampi_ring_plus_##isa(old, ages[0], age, g));                                            \
+        ampi_ring_add_##isa(sum + middle, ages[1], age, g);                                                           \
+        *before = last;                                                                                               \
+    }                                                                                                                 \
+    /* The same for 3 x 3 places, two pixels apart, without loops over them. The group behind the last window takes   \
+       what was moved out of the last one. */                                                                         \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_nine_##isa(amp_dtype t, ampi_pool_rows_open* d, int r0,              \
+                                                            const void* dy, size_t at) {                              \
+        const size_t n = (size_t)d->p->ow, last = d->s->last, row = d->s->row, a = d->s->at[1], b = d->s->at[2];      \
+        const size_t r = (size_t)r0, s0 = (r & last) * row, s1 = ((r + 1) & last) * row, s2 = ((r + 2) & last) * row; \
+        AMPI_##V##_T before0 = AMPI_##V##_ZERO, before1 = before0, before2 = before0;                                 \
+        size_t o;                                                                                                     \
+        for (o = 0; o <= n; o += AMPI_##V##_LANES) {                                                                  \
+            const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;                        \
+            const AMPI_##V##_T g = ampi_ring_get_##isa(t, dy, at + o, n - o);                                         \
+            ampi_keys_##isa best = ampi_set_keys_##isa(INT32_MIN), age = best;                                        \
+            ampi_ring_look_##isa(t, k0, &best, &age);                                                                 \
+            ampi_ring_look_##isa(t, k0 + a, &best, &age);                                                             \
+            ampi_ring_look_##isa(t, k0 + b, &best, &age);                                                             \
+            ampi_ring_look_##isa(t, k1, &best, &age);                                                                 \
+            ampi_ring_look_##isa(t, k1 + a, &best, &age);                                                             \
+            ampi_ring_look_##isa(t, k1 + b, &best, &age);                                                             \
+            ampi_ring_look_##isa(t, k2, &best, &age);                                                                 \
+            ampi_ring_look_##isa(t, k2 + a, &best, &age);                                                             \
+            ampi_ring_look_##isa(t, k2 + b, &best, &age);                                                             \
+            age = ampi_ring_age_##isa(t, best, age);                                                                  \
+            ampi_ring_three_##isa(d->sum + s0 + o, a, d->s->ages, age, g, &before0);                                  \
+            ampi_ring_three_##isa(d->sum + s1 + o, a, d->s->ages + 3, age, g, &before1);                              \
+            ampi_ring_three_##isa(d->sum + s2 + o, a, d->s->ages + 6, age, g, &before2);                              \
+        }                                                                                                             \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_image_##isa(amp_dtype t, const ampi_pool_ring* s,                    \
+                                                             const ampi_pool_plan* p, size_t plane, const void* dy,   \
+                                                             const void* x, void* dx) {                               \
+        const size_t w = (size_t)p->w, image = plane * (size_t)p->h * w, out = plane * (size_t)p->oh * (size_t)p->ow; \
+        int oh, opened = 0, closed = 0;                                                                               \
+        ampi_pool_rows_open d;                                                                                        \
+        size_t i;                                                                                                     \
+        d.p = p; d.s = s;                                                                                             \
+        for (i = 0; i < s->row * (s->last + 1); i += AMPI_##V##_LANES)                                                \
+            ampi_ring_put_keys_##isa(d.key + i, ampi_set_keys_##isa(INT32_MIN), AMPI_##V##_LANES);                    \
+        for (oh = 0; oh < p->oh; oh++) {                                                                              \
+            const ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);                                        \
+            const size_t at = out + (size_t)oh * (size_t)p->ow;                                                       \
+            for (; closed < rows.first; closed++)                                                                     \
+                ampi_ring_close_##isa(t, &d, closed, dx, image + (size_t)closed * w);                                 \
+            for (; opened < rows.last; opened++)                                                                      \
+                ampi_ring_open_##isa(t, &d, opened, x, image + (size_t)opened * w);                                   \
+            if (p->kw == 3 && p->sw == 2 && rows.last - rows.first == 3)                                              \
+                ampi_ring_nine_##isa(t, &d, rows.first, dy, at);                                                      \
+            else ampi_ring_windows_##isa(t, &d, rows.first, rows.last - rows.first, dy, at);                          \
+        }                                                                                                             \
+        for (; closed < opened; closed++) ampi_ring_close_##isa(t, &d, closed, dx, image + (size_t)closed * w);       \
+        i = (image + (size_t)closed * w) * amp_dtype_size(t);                   /* rows that no window covers */      \
+        memset((char*)dx + i, 0, (size_t)(p->h - closed) * w * amp_dtype_size(t));                                    \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_FN void ampi_pool_ring_plane_##isa(const ampi_pool_ring* s, const ampi_pool_plan* p,       \
+                                                              size_t plane, const void* dy, const void* x, void* dx,  \
+                                                              amp_dtype t) {                                          \
+        AMPI_FOR_TYPE(ampi_ring_image_##isa, t, s, p, plane, dy, x, dx);                                              \
+    }
+AMPI_POOL_RING(avx512, V16)
+AMPI_POOL_RING(avx2, V8)
+#endif
 AMPI_FN void ampi_pool_ring_plane(const ampi_pool_ring* s, const ampi_pool_plan* p, size_t plane, const void* dy,
                                   const void* x, void* dx, amp_dtype t) {
+#if AMPI_X86
+    AMPI_BY_HAND(ampi_pool_ring_plane, s, p, plane, dy, x, dx, t);
+#else
     (void)s; (void)p; (void)plane; (void)dy; (void)x; (void)dx; (void)t;
-}
 #endif
+}
 
 AMPI_FN void ampi_pool_small_spread(const ampi_pool_plan* p, const float* g, float* acc) {
     int oh, ow, i, j;
