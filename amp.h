@@ -7718,11 +7718,18 @@ AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_widen_x8(__m256 x) {
     w.high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
     return w;
 }
+/* From memory, the halves of a vector need no shuffle: it is put there where it does not come from there. */
 AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
+    float kept[8];
+    const float* from = (const float*)p + i;
     ampi_wide8 w;
-    if (t != AMP_F32 || m < 8) return ampi_widen_x8(ampi_read8_avx2(p, t, i, m));
-    w.low = _mm256_cvtps_pd(_mm_loadu_ps((const float*)p + i));
-    w.high = _mm256_cvtps_pd(_mm_loadu_ps((const float*)p + i + 4));
+    if (t != AMP_F32 || m < 8) {
+        _mm256_storeu_ps(kept, ampi_read8_avx2(p, t, i, m));
+        from = kept;
+        AMPI_OPAQUE(from);
+    }
+    w.low = _mm256_cvtps_pd(_mm_loadu_ps(from));
+    w.high = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
     return w;
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put_x8(amp_dtype t, void* p, size_t i, size_t m, int upper, __m256 x) {
@@ -7759,16 +7766,22 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_fma(ampi_wide8* acc, ampi_wide8 a, 
     acc->low = _mm256_fmadd_pd(a.low, b.low, acc->low);
     acc->high = _mm256_fmadd_pd(a.high, b.high, acc->high);
 }
+/* As ampi_round_24. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256d ampi_round_24_x4(__m256d d) {
+    const __m256d shift = _mm256_set1_pd(536870912.0);
+    const __m256d power = _mm256_and_pd(d, _mm256_castsi256_pd(_mm256_set1_epi64x(-0x10000000000000)));
+    return _mm256_fnmadd_pd(power, shift, _mm256_fmadd_pd(power, shift, d));
+}
+/* In the first m lanes; for usual means. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_moment(ampi_wide8* acc, ampi_wide8 x, ampi_wide8 mean, size_t m) {
-    const __m128 low = _mm256_cvtpd_ps(_mm256_sub_pd(x.low, mean.low));
-    const __m128 high = _mm256_cvtpd_ps(_mm256_sub_pd(x.high, mean.high));
     ampi_wide8 d;
-    if (m < 8) {
-        d = ampi_widen_x8(ampi_first_x8(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1), m));
-    } else {
-        d.low = _mm256_cvtps_pd(low);
-        d.high = _mm256_cvtps_pd(high);
+    if (m < 8) {                                  /* where x is the mean, nothing is added */
+        const ampi_wide8 on = ampi_widen_x8(ampi_first_x8(_mm256_set1_ps(-1.0f), m));
+        x.low = _mm256_blendv_pd(mean.low, x.low, on.low);
+        x.high = _mm256_blendv_pd(mean.high, x.high, on.high);
     }
+    d.low = ampi_round_24_x4(_mm256_sub_pd(x.low, mean.low));
+    d.high = ampi_round_24_x4(_mm256_sub_pd(x.high, mean.high));
     ampi_wide8_fma(acc, d, d);
 }
 /* The tree of ampi_lane_total, of both halves. */
@@ -7834,8 +7847,7 @@ AMPI_FN void ampi_lane_sum(double* acc, ampi_part x) {
 }
 AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean, int usual) {
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512 && usual) { ampi_lane_moment_avx512(acc, x, mean); return; }
-    if (ampi_simd() >= AMP_ISA_AVX2) { ampi_lane_moment_avx2(acc, x, mean); return; }
+    if (ampi_simd() >= AMP_ISA_AVX2 && usual) { AMPI_BY_HAND(ampi_lane_moment, acc, x, mean); return; }
 #endif
     (void)usual;
     ampi_lane_moment_plain(acc, (const float*)x.data, mean, x.n);
@@ -9188,16 +9200,20 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, const
                                                      const float* gamma, const float* beta) {
     AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, stats, gamma, beta, x.n);
 }
+/* k: means, invstd, gammas and betas, those of eight lanes and of the other eight. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
-                                                   const ampi_bn_stats* s, const float* gamma, const float* beta) {
-    const int l = 8 * upper;
-    const __m256 v = _mm256_sub_ps(ampi_read8_avx2(x, t, i, m), _mm256_loadu_ps(s->mean + l));
-    const __m256 u = _mm256_mul_ps(v, _mm256_loadu_ps(s->invstd + l));
-    ampi_put_x8(t, y, i, m, upper, _mm256_fmadd_ps(u, _mm256_loadu_ps(gamma + l), _mm256_loadu_ps(beta + l)));
+                                                   const __m256* k) {
+    const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), k[upper]), k[2 + upper]);
+    ampi_put_x8(t, y, i, m, upper, _mm256_fmadd_ps(v, k[4 + upper], k[6 + upper]));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, const ampi_bn_stats* stats, const float* gamma,
                                                  const float* beta) {
-    AMPI_ALL_X8(ampi_bn_apply_x8, x.t, x.n, y, x.data, stats, gamma, beta);
+    const float* from[4];
+    __m256 k[8];
+    int l;
+    from[0] = stats->mean; from[1] = stats->invstd; from[2] = gamma; from[3] = beta;
+    for (l = 0; l < 8; l++) k[l] = _mm256_loadu_ps(from[l / 2] + 8 * (l % 2));
+    AMPI_ALL_X8(ampi_bn_apply_x8, x.t, x.n, y, x.data, k);
 }
 #endif
 
@@ -9441,7 +9457,7 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t
 
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                    const void* x, double* kept) {
-    const ampi_wide8 w = ampi_get_wide_x8(t, x, i, m);
+    const ampi_wide8 w = t == AMP_F32 ? ampi_get_wide_x8(t, x, i, m) : ampi_widen_x8(ampi_read8_avx2(x, t, i, m));
     if (upper == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
     ampi_store_wide8(kept + i, w);
     ampi_wide8_add(acc + upper, w);
@@ -9452,7 +9468,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_moment_kept_x8(amp_dtype t, size_t i, siz
     ampi_wide8_moment(acc + upper, ampi_load_wide8(kept + i), mean[upper], m);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_measure_x8(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
-                                                     double eps, float* mean, float* invstd) {
+                                                     double eps, float* mean, float* invstd, int* usual) {
     const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
     double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
     ampi_wide8 acc[2], m[2];
@@ -9463,6 +9479,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_measure_x8(amp_dtype t, const void* x,
         AMPI_EACH_X8(ampi_sum_keep_x8, t, first, acc, row, kept[k]);
         AMPI_EACH_X8(ampi_sum_x8, t, d - first, acc, row + first * size);
         value[k] = ampi_wide8_total(acc) / (double)d;
+        *usual = *usual && ampi_mean_is_usual(value[k]);
     }
     for (k = 0; k < rows; k++) {
         const char* row = (const char*)x + k * d * size;
@@ -9474,9 +9491,11 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_measure_x8(amp_dtype t, const void* x,
         invstd[k] = (float)(1.0 / sqrt(ampi_wide8_total(acc) / (double)d + eps));
     }
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_measure_avx2(const void* x, amp_dtype t, const void* y, size_t rows, size_t d,
-                                                   double eps, float* mean, float* invstd) {
-    AMPI_FOR_TYPE(ampi_ln_measure_x8, t, x, y, rows, d, eps, mean, invstd);
+AMPI_TARGET_AVX2 AMPI_FN int ampi_ln_measure_avx2(const void* x, amp_dtype t, const void* y, size_t rows, size_t d,
+                                                  double eps, float* mean, float* invstd) {
+    int usual = 1;
+    AMPI_FOR_TYPE(ampi_ln_measure_x8, t, x, y, rows, d, eps, mean, invstd, &usual);
+    return usual;
 }
 #endif
 
@@ -9510,11 +9529,7 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
     size_t k;
 #if AMPI_X86
     const char* first = (const char*)x + start * amp_dtype_size(xt);
-    if (ampi_simd() == AMP_ISA_AVX512 && ampi_ln_measure_avx512(first, xt, y, rows, d, eps, mean, invstd)) return;
-    if (ampi_simd() >= AMP_ISA_AVX2) {
-        ampi_ln_measure_avx2(first, xt, y, rows, d, eps, mean, invstd);
-        return;
-    }
+    if (ampi_simd() >= AMP_ISA_AVX2 && AMPI_BY_HAND(ampi_ln_measure, first, xt, y, rows, d, eps, mean, invstd)) return;
 #endif
     (void)y;
     for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
