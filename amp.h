@@ -8259,8 +8259,7 @@ typedef struct ampi_pool_words {
 AMPI_FN void ampi_pool_words_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_words* m) {
     int l, n = p->ow;
     memset(m, 0, sizeof *m);
-    if (!AMPI_X86 || ampi_simd() != AMP_ISA_AVX512 || ampi_dtype(a) == AMP_F32 || ampi_dtype(a) != ampi_dtype(b)
-        || ampi_dtype(a) != ampi_dtype(c) || !ampi_pool_is_quads(p) || p->w % 2 != 0) return;
+    if (ampi_dtype(a) == AMP_F32 || !ampi_typed_both(a, b) || !ampi_typed_both(a, c) || !ampi_pool_is_quads(p) || p->w % 2 != 0) return;
     m->n = (size_t)n;
     m->pairs = n <= 8 ? (size_t)(16 / n) : 1;
     for (l = 0; n <= 8 && l < 16 / n * n; l++) {
@@ -8280,11 +8279,6 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_keys_x32(amp_dtype t, __m512i x
     const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
     const __m512i key = _mm512_mask_sub_epi16(mag, _mm512_movepi16_mask(x), _mm512_setzero_si512(), mag);
     return _mm512_mask_mov_epi16(key, ampi_nan_x32(t, x), _mm512_set1_epi16(0x7fff));
-}
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_pool_keys_y16(amp_dtype t, __m256i x) {
-    const __m256i mag = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
-    const __m256i nan = _mm256_cmpgt_epi16(mag, _mm256_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
-    return _mm256_blendv_epi8(_mm256_sign_epi16(mag, x), _mm256_set1_epi16(0x7fff), nan);
 }
 /* The first maximum of each window: is it the one on the right, is it the one below? */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_search(amp_dtype t, ampi_pool_pair x, __mmask16* right,
@@ -8374,23 +8368,93 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_long(amp_dtype t, const ampi
             }
         }
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_pool_words_plane(amp_dtype t, const ampi_pool_words* m, const ampi_pool_plan* p,
-                                                      size_t plane, const void* x, const void* dy, void* out) {
+AMPI_TARGET_AVX512 AMPI_FN void ampi_pool_words_avx512(amp_dtype t, const ampi_pool_words* m, size_t rows,
+                                                       const uint16_t* x, const uint16_t* dy, uint16_t* out) {
+    if (m->n <= 8 && t == AMP_F16) ampi_pool_words_short(AMP_F16, m, rows, x, dy, out);
+    else if (m->n <= 8) ampi_pool_words_short(AMP_BF16, m, rows, x, dy, out);
+    else if (t == AMP_F16) ampi_pool_words_long(AMP_F16, m, rows, x, dy, out);
+    else ampi_pool_words_long(AMP_BF16, m, rows, x, dy, out);
+}
+
+/* The same for AVX2, eight windows of a row at a time. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_nan_y16(amp_dtype t, __m256i x) {
+    const __m256i mag = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
+    return _mm256_cmpgt_epi16(mag, _mm256_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_quiet_y16(amp_dtype t, __m256i x) {
+    const __m256i quiet = _mm256_set1_epi16(t == AMP_F16 ? 0x200 : 0x40);
+    return _mm256_or_si256(x, _mm256_and_si256(ampi_nan_y16(t, x), quiet));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_pool_keys_y16(amp_dtype t, __m256i x) {
+    const __m256i key = _mm256_sign_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7fff)), x);
+    return _mm256_blendv_epi8(key, _mm256_set1_epi16(0x7fff), ampi_nan_y16(t, x));
+}
+/* right: how far to shift the word. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_search_y8(amp_dtype t, __m256i up, __m256i down, __m256i* right,
+                                                            __m256i* below) {
+    const __m256i odd = _mm256_set1_epi32((int)0xffff0000u);
+    const __m256i k0 = ampi_pool_keys_y16(t, up), k1 = ampi_pool_keys_y16(t, down);
+    const __m256i k00 = _mm256_slli_epi32(k0, 16), k01 = _mm256_and_si256(k0, odd);
+    const __m256i k10 = _mm256_slli_epi32(k1, 16), k11 = _mm256_and_si256(k1, odd);
+    const __m256i b = _mm256_cmpgt_epi32(k01, k00), d = _mm256_cmpgt_epi32(k11, k10);
+    *below = _mm256_cmpgt_epi32(_mm256_max_epi32(k10, k11), _mm256_max_epi32(k00, k01));
+    *right = _mm256_and_si256(_mm256_blendv_epi8(b, d, *below), _mm256_set1_epi32(16));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_pool_get_words_y8(const uint16_t* x, size_t m) {
+    if (m < 8) return _mm256_maskload_epi32((const int*)(const void*)x, AMPI_V8_MASK(m));
+    return _mm256_loadu_si256((const __m256i*)(const void*)x);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_put_words_y8(uint16_t* dx, size_t m, __m256i v) {
+    if (m < 8) _mm256_maskstore_epi32((int*)(void*)dx, AMPI_V8_MASK(m), v);
+    else _mm256_storeu_si256((__m256i*)(void*)dx, v);
+}
+/* m windows, whose rows are w apart. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_y8(amp_dtype t, size_t m, size_t w, const uint16_t* x,
+                                                     const uint16_t* dy, uint16_t* out) {
+    const __m256i up = ampi_pool_get_words_y8(x, m), down = ampi_pool_get_words_y8(x + w, m);
+    __m256i right, below, v;
+    ampi_pool_words_search_y8(t, up, down, &right, &below);
+    if (dy) {
+        v = ampi_quiet_y16(t, _mm256_cvtepu16_epi32(ampi_load_words_avx2(dy, m)));
+        v = _mm256_andnot_si256(_mm256_cmpeq_epi32(v, _mm256_set1_epi32(0x8000)), v);              /* 0 + -0 = 0 */
+        v = _mm256_sllv_epi32(v, right);
+        ampi_pool_put_words_y8(out, m, _mm256_andnot_si256(below, v));
+        ampi_pool_put_words_y8(out + w, m, _mm256_and_si256(below, v));
+    } else {
+        v = ampi_quiet_y16(t, _mm256_srlv_epi32(_mm256_blendv_epi8(up, down, below), right));
+        v = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
+        v = _mm256_permute4x64_epi64(_mm256_packus_epi32(v, v), 0x08);
+        ampi_store_words_avx2(out, m, _mm256_castsi256_si128(v));
+    }
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_rows_y8(amp_dtype t, size_t n, size_t rows, const uint16_t* x,
+                                                          const uint16_t* dy, uint16_t* out) {
+    size_t r, i;
+    for (r = 0; r < rows; r++)
+        for (i = 0; i < n; i += 8) {
+            const size_t at = r * n + i, from = 4 * r * n + 2 * i, to = dy ? from : at;
+            if (n - i >= 8) ampi_pool_words_y8(t, 8, 2 * n, x + from, dy ? dy + at : NULL, out + to);
+            else ampi_pool_words_y8(t, n - i, 2 * n, x + from, dy ? dy + at : NULL, out + to);
+        }
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_pool_words_avx2(amp_dtype t, const ampi_pool_words* m, size_t rows,
+                                                   const uint16_t* x, const uint16_t* dy, uint16_t* out) {
+    if (t == AMP_F16) ampi_pool_words_rows_y8(AMP_F16, m->n, rows, x, dy, out);
+    else ampi_pool_words_rows_y8(AMP_BF16, m->n, rows, x, dy, out);
+}
+#endif
+AMPI_FN void ampi_pool_words_plane(amp_dtype t, const ampi_pool_words* m, const ampi_pool_plan* p, size_t plane,
+                                   const void* x, const void* dy, void* out) {
     const size_t h = (size_t)p->h, rows = (size_t)p->oh, w = 2 * m->n, image = plane * h * w, at = plane * rows * m->n;
     const uint16_t *from = (const uint16_t*)x + image, *g = dy ? (const uint16_t*)dy + at : NULL;
     uint16_t* to = (uint16_t*)out + (dy ? image : at);
-    if (m->n <= 8 && t == AMP_F16) ampi_pool_words_short(AMP_F16, m, rows, from, g, to);
-    else if (m->n <= 8) ampi_pool_words_short(AMP_BF16, m, rows, from, g, to);
-    else if (t == AMP_F16) ampi_pool_words_long(AMP_F16, m, rows, from, g, to);
-    else ampi_pool_words_long(AMP_BF16, m, rows, from, g, to);
+#if AMPI_X86
+    AMPI_BY_HAND(ampi_pool_words, t, m, rows, from, g, to);
+#else
+    (void)t; (void)from; (void)g;
+#endif
     if (dy && h % 2 != 0) memset(to + (h - 1) * w, 0, w * sizeof *to);      /* the row that no window covers */
 }
-#else
-AMPI_FN void ampi_pool_words_plane(amp_dtype t, const ampi_pool_words* m, const ampi_pool_plan* p, size_t plane,
-                                   const void* x, const void* dy, void* out) {
-    (void)t; (void)m; (void)p; (void)plane; (void)x; (void)dy; (void)out;
-}
-#endif
 
 AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
                              size_t plane) {
