@@ -8831,8 +8831,9 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
 
 /* From these the ring of either. Sums are never -0, so that they stay as they are where 0 is added. */
 #define AMPI_POOL_RING(isa, V)                                                                                        \
-    /* Brings row r, element `at` of x, into the ring. A last group that is not full overlaps the one before. */      \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_open_##isa(amp_dtype t, ampi_pool_rows_open* d, int r,               \
+    /* Brings row r, element `at` of x, into the ring, with sums of 0 if it is not the first row of windows that sees \
+       it which makes them. A last group that is not full overlaps the one before. */                                 \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_open_##isa(amp_dtype t, ampi_pool_rows_open* d, int r, int clear,    \
                                                             const void* x, size_t at) {                               \
         enum { L = AMPI_##V##_LANES };                                                                                \
         const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;                     \
@@ -8840,7 +8841,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
         const int sw = d->p->sw;                                                                                      \
         float* sum = d->sum + slot;                                                                                   \
         size_t i, l;                                                                                                  \
-        for (i = 0; i < row; i += 16, sum += 16) {                                                                    \
+        for (i = 0; clear && i < row; i += 16, sum += 16) {                                                           \
             AMPI_OPAQUE(sum);                           /* a call of memset would take longer */                      \
             for (l = 0; l < 16; l += L) AMPI_##V##_STORE(sum + l, AMPI_##V##_ZERO);                                   \
         }                                                                                                             \
@@ -8912,18 +8913,20 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
     /* The sums of a row where windows of three places are two pixels apart: the first place and the last one fall    \
        on the same line, the last one an element on. Its g are moved there in registers, with that of the window      \
        before the group from `before`: what was stored a moment ago at another offset would have to reach the cache   \
-       before it is loaded. ages: of the three. */                                                                    \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_three_##isa(float* sum, size_t middle, const int* ages,              \
+       before it is loaded. ages: of the three. No g is -0. */                                                        \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_three_##isa(float* sum, size_t middle, int fresh, const int* ages,   \
                                                              ampi_keys_##isa age, AMPI_##V##_T g,                     \
                                                              AMPI_##V##_T* before) {                                  \
         const AMPI_##V##_T last = ampi_ring_chosen_##isa(ages[2], age, g);                                            \
-        const AMPI_##V##_T old = AMPI_##V##_ADD(AMPI_##V##_LOAD(sum), ampi_ring_moved_##isa(*before, last));          \
-        AMPI_##V##_STORE(sum, ampi_ring_plus_##isa(old, ages[0], age, g));                                            \
-        ampi_ring_add_##isa(sum + middle, ages[1], age, g);                                                           \
+        AMPI_##V##_T first = ampi_ring_moved_##isa(*before, last);                                                    \
+        if (!fresh) first = AMPI_##V##_ADD(AMPI_##V##_LOAD(sum), first);                                              \
+        AMPI_##V##_STORE(sum, ampi_ring_plus_##isa(first, ages[0], age, g));                                          \
+        if (!fresh) ampi_ring_add_##isa(sum + middle, ages[1], age, g);                                               \
+        else AMPI_##V##_STORE(sum + middle, ampi_ring_chosen_##isa(ages[1], age, g));                                 \
         *before = last;                                                                                               \
     }                                                                                                                 \
-    /* The same for 3 x 3 places, two pixels apart, without loops over them. The group behind the last window takes   \
-       what was moved out of the last one. */                                                                         \
+    /* The same for 3 x 3 places, two pixels apart, without loops over them; no other windows were in its second and  \
+       third row before. The group behind the last window takes what was moved out of the last one. */                \
     AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_nine_##isa(amp_dtype t, ampi_pool_rows_open* d, int r0,              \
                                                             const void* dy, size_t at) {                              \
         const size_t n = (size_t)d->p->ow, last = d->s->last, row = d->s->row, a = d->s->at[1], b = d->s->at[2];      \
@@ -8932,7 +8935,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
         size_t o;                                                                                                     \
         for (o = 0; o <= n; o += AMPI_##V##_LANES) {                                                                  \
             const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;                        \
-            const AMPI_##V##_T g = ampi_ring_get_##isa(t, dy, at + o, n - o);                                         \
+            const AMPI_##V##_T g = AMPI_##V##_ADD(ampi_ring_get_##isa(t, dy, at + o, n - o), AMPI_##V##_ZERO);        \
             ampi_keys_##isa best = ampi_set_keys_##isa(INT32_MIN), age = best;                                        \
             ampi_ring_look_##isa(t, k0, &best, &age);                                                                 \
             ampi_ring_look_##isa(t, k0 + a, &best, &age);                                                             \
@@ -8944,9 +8947,9 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
             ampi_ring_look_##isa(t, k2 + a, &best, &age);                                                             \
             ampi_ring_look_##isa(t, k2 + b, &best, &age);                                                             \
             age = ampi_ring_age_##isa(t, best, age);                                                                  \
-            ampi_ring_three_##isa(d->sum + s0 + o, a, d->s->ages, age, g, &before0);                                  \
-            ampi_ring_three_##isa(d->sum + s1 + o, a, d->s->ages + 3, age, g, &before1);                              \
-            ampi_ring_three_##isa(d->sum + s2 + o, a, d->s->ages + 6, age, g, &before2);                              \
+            ampi_ring_three_##isa(d->sum + s0 + o, a, 0, d->s->ages, age, g, &before0);                               \
+            ampi_ring_three_##isa(d->sum + s1 + o, a, 1, d->s->ages + 3, age, g, &before1);                           \
+            ampi_ring_three_##isa(d->sum + s2 + o, a, 1, d->s->ages + 6, age, g, &before2);                           \
         }                                                                                                             \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_image_##isa(amp_dtype t, const ampi_pool_ring* s,                    \
@@ -8962,12 +8965,12 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
         for (oh = 0; oh < p->oh; oh++) {                                                                              \
             const ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);                                        \
             const size_t at = out + (size_t)oh * (size_t)p->ow;                                                       \
+            const int nine = p->kw == 3 && p->sw == 2 && p->sh == 2 && rows.last - rows.first == 3;                   \
             for (; closed < rows.first; closed++)                                                                     \
                 ampi_ring_close_##isa(t, &d, closed, dx, image + (size_t)closed * w);                                 \
             for (; opened < rows.last; opened++)                                                                      \
-                ampi_ring_open_##isa(t, &d, opened, x, image + (size_t)opened * w);                                   \
-            if (p->kw == 3 && p->sw == 2 && rows.last - rows.first == 3)                                              \
-                ampi_ring_nine_##isa(t, &d, rows.first, dy, at);                                                      \
+                ampi_ring_open_##isa(t, &d, opened, !nine || opened == rows.first, x, image + (size_t)opened * w);    \
+            if (nine) ampi_ring_nine_##isa(t, &d, rows.first, dy, at);                                                \
             else ampi_ring_windows_##isa(t, &d, rows.first, rows.last - rows.first, dy, at);                          \
         }                                                                                                             \
         for (; closed < opened; closed++) ampi_ring_close_##isa(t, &d, closed, dx, image + (size_t)closed * w);       \
