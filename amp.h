@@ -8259,7 +8259,8 @@ typedef struct ampi_pool_words {
 AMPI_FN void ampi_pool_words_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_words* m) {
     int l, n = p->ow;
     memset(m, 0, sizeof *m);
-    if (ampi_dtype(a) == AMP_F32 || !ampi_typed_both(a, b) || !ampi_typed_both(a, c) || !ampi_pool_is_quads(p) || p->w % 2 != 0) return;
+    if (ampi_dtype(a) == AMP_F32 || !ampi_typed_both(a, b) || !ampi_typed_both(a, c) || !ampi_pool_is_quads(p)
+        || p->w % 2 != 0) return;
     m->n = (size_t)n;
     m->pairs = n <= 8 ? (size_t)(16 / n) : 1;
     for (l = 0; n <= 8 && l < 16 / n * n; l++) {
@@ -8623,8 +8624,8 @@ AMPI_FN void ampi_pool_plane_backward(const ampi_pool_plan* p, const void* dy, a
         }
 }
 
-/* The gradient of the maximum by hand, sixteen windows at a time, of windows that meet or overlap and are one pixel
-   or two apart. The rows of the image that a row of windows sees lie in a ring, as keys (see ampi_pool_key), with
+/* The gradient of the maximum by hand, a vector at a time, of windows that meet or overlap and are one pixel or
+   two apart. The rows of the image that a row of windows sees lie in a ring, as keys (see ampi_pool_key), with
    their sums beside them. What the windows see at one place of the kernel lies side by side: pixel c is element
    (c + pw) / sw of line (c + pw) % sw. The smallest integer fills lines up, so no window chooses padding. */
 enum { AMPI_POOL_RING = 4096, AMPI_POOL_WIDEST = 16 };
@@ -8639,9 +8640,8 @@ typedef struct ampi_pool_ring {
 AMPI_FN void ampi_pool_ring_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_ring* s) {
     int k;
     memset(s, 0, sizeof *s);
-    if (!ampi_typed_both(a, b) || !ampi_typed_both(a, c)
-        || !p->max || p->kw > AMPI_POOL_WIDEST || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw
-        || p->sw > 2 || p->w > AMPI_POOL_RING) return;
+    if (!ampi_typed_both(a, b) || !ampi_typed_both(a, c) || !p->max || p->kw > AMPI_POOL_WIDEST
+        || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw || p->sw > 2 || p->w > AMPI_POOL_RING) return;
     s->length = ampi_padded((size_t)((p->w + 2 * p->pw) / p->sw + 1)) + AMPI_LANES;
     for (s->last = 1; s->last < (size_t)p->kh; s->last *= 2) {}
     if (s->length * (size_t)p->sw * s->last-- > AMPI_POOL_RING) return;
@@ -8727,7 +8727,8 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_pairs_avx512(amp_dtype t, void
 
 /* The next place of sixteen windows: is it larger than the best so far, and if not, how many places ago was that? Keys
    of 16 bits have room for it, and take it into the comparison: of equal ones the earlier is larger. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_look_avx512(amp_dtype t, const int32_t* key, __m512i* best, __m512i* age) {
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_look_avx512(amp_dtype t, const int32_t* key, __m512i* best,
+                                                          __m512i* age) {
     const __m512i v = _mm512_loadu_si512(key), one = _mm512_set1_epi32(1);
     if (t == AMP_F32) *age = _mm512_maskz_add_epi32(_mm512_cmple_epi32_mask(v, *best), *age, one);
     else *best = _mm512_add_epi32(*best, one);
@@ -8829,10 +8830,10 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
     return _mm256_castsi256_ps(_mm256_alignr_epi8(_mm256_castps_si256(v), _mm256_castps_si256(middle), 12));
 }
 
-/* From these the ring of either. Sums are never -0, so that they stay as they are where 0 is added. */
+/* Made of these, the ring for either. Sums are never -0: they stay as they are where 0 is added. */
 #define AMPI_POOL_RING(isa, V)                                                                                        \
-    /* Brings row r, element `at` of x, into the ring, with sums of 0 if it is not the first row of windows that sees \
-       it which makes them. A last group that is not full overlaps the one before. */                                 \
+    /* Brings row r, element `at` of x, into the ring; clear: its sums are 0 now. A last group that is not full       \
+       overlaps the one before it where that is easy. */                                                              \
     AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_open_##isa(amp_dtype t, ampi_pool_rows_open* d, int r, int clear,    \
                                                             const void* x, size_t at) {                               \
         enum { L = AMPI_##V##_LANES };                                                                                \
