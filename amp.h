@@ -3066,6 +3066,7 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
 #define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
 #define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
+#define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
 #define AMPI_V16_MUL(a, b) _mm512_mul_ps(a, b)
 #define AMPI_V16_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 /* An intrinsic for it does not exist, and compilers would share the load. For both dialects of assembly. */
@@ -3166,6 +3167,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_LOAD(p) _mm256_loadu_ps(p)
 #define AMPI_V8_STORE(p, v) _mm256_storeu_ps(p, v)
 #define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
+#define AMPI_V8_ADD(a, b) _mm256_add_ps(a, b)
 #define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
 #define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define AMPI_V8_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V8, c, b, p)
@@ -3180,8 +3182,24 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
     _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(rest)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 #define AMPI_V8_LOAD_TAIL(p, rest) _mm256_maskload_ps(p, AMPI_V8_MASK(rest))
 #define AMPI_V8_STORE_TAIL(p, v, rest) _mm256_maskstore_ps(p, AMPI_V8_MASK(rest), v)
-AMPI_TAIL_BUFFERED(V8, F16, uint16_t, AMPI_TARGET_AVX2)
-AMPI_TAIL_BUFFERED(V8, BF16, uint16_t, AMPI_TARGET_AVX2)
+/* n numbers of 16 bits, at most eight, and zeros; and back: in pairs, and the one that may be left over. */
+#define AMPI_WORDS_MASK(compare, n) compare(_mm_set1_epi32((int)(n)), _mm_setr_epi32(0, 1, 2, 3))
+AMPI_TARGET_AVX2 AMPI_INLINE __m128i ampi_load_words_avx2(const uint16_t* p, size_t n) {
+    __m128i v;
+    if (n >= 8) return _mm_loadu_si128((const __m128i*)(const void*)p);
+    v = _mm_maskload_epi32((const int*)(const void*)p, AMPI_WORDS_MASK(_mm_cmpgt_epi32, n / 2));
+    if (n % 2 == 0) return v;
+    return _mm_or_si128(v, _mm_and_si128(_mm_set1_epi32(p[n - 1]), AMPI_WORDS_MASK(_mm_cmpeq_epi32, n / 2)));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_store_words_avx2(uint16_t* p, size_t n, __m128i v) {
+    if (n >= 8) { _mm_storeu_si128((__m128i*)(void*)p, v); return; }
+    _mm_maskstore_epi32((int*)(void*)p, AMPI_WORDS_MASK(_mm_cmpgt_epi32, n / 2), v);
+    v = _mm_castps_si128(_mm_permutevar_ps(_mm_castsi128_ps(v), _mm_set1_epi32((int)(n / 2))));
+    if (n % 2 != 0) p[n - 1] = (uint16_t)_mm_cvtsi128_si32(v);
+}
+#define AMPI_V8_F16_TAIL(p, rest) _mm256_cvtph_ps(ampi_load_words_avx2(p, rest))
+#define AMPI_V8_BF16_TAIL(p, rest) \
+    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(ampi_load_words_avx2(p, rest)), 16))
 
 AMPI_MICRO_PAIR(V8, 1) AMPI_MICRO_PAIR(V8, 2) AMPI_MICRO_PAIR(V8, 3)
 AMPI_MICRO_PAIR(V8, 4) AMPI_MICRO_PAIR(V8, 5) AMPI_MICRO_PAIR(V8, 6)
@@ -3216,8 +3234,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put8_avx2(void* dst, amp_dtype t, size_t 
         const __m256i words = _mm256_shuffle_epi8(ampi_bf16_round_avx2(v), upper);
         h = _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08));
     }
-    if (rest >= 8) _mm_storeu_si128((__m128i*)(void*)((uint16_t*)dst + i), h);
-    else memcpy((uint16_t*)dst + i, &h, rest * sizeof(uint16_t));
+    ampi_store_words_avx2((uint16_t*)dst + i, rest, h);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_write8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
     ampi_put8_avx2(dst, t, i, rest, AMPI_V8_CLEAN(v));
@@ -7701,11 +7718,18 @@ AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_widen_x8(__m256 x) {
     w.high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
     return w;
 }
+/* From memory, the halves of a vector need no shuffle: it is put there where it does not come from there. */
 AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
+    float kept[8];
+    const float* from = (const float*)p + i;
     ampi_wide8 w;
-    if (t != AMP_F32 || m < 8) return ampi_widen_x8(ampi_read8_avx2(p, t, i, m));
-    w.low = _mm256_cvtps_pd(_mm_loadu_ps((const float*)p + i));
-    w.high = _mm256_cvtps_pd(_mm_loadu_ps((const float*)p + i + 4));
+    if (t != AMP_F32 || m < 8) {
+        _mm256_storeu_ps(kept, ampi_read8_avx2(p, t, i, m));
+        from = kept;
+        AMPI_OPAQUE(from);
+    }
+    w.low = _mm256_cvtps_pd(_mm_loadu_ps(from));
+    w.high = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
     return w;
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put_x8(amp_dtype t, void* p, size_t i, size_t m, int upper, __m256 x) {
@@ -7742,16 +7766,22 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_fma(ampi_wide8* acc, ampi_wide8 a, 
     acc->low = _mm256_fmadd_pd(a.low, b.low, acc->low);
     acc->high = _mm256_fmadd_pd(a.high, b.high, acc->high);
 }
+/* As ampi_round_24. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256d ampi_round_24_x4(__m256d d) {
+    const __m256d shift = _mm256_set1_pd(536870912.0);
+    const __m256d power = _mm256_and_pd(d, _mm256_castsi256_pd(_mm256_set1_epi64x(-0x10000000000000)));
+    return _mm256_fnmadd_pd(power, shift, _mm256_fmadd_pd(power, shift, d));
+}
+/* In the first m lanes; for usual means. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_moment(ampi_wide8* acc, ampi_wide8 x, ampi_wide8 mean, size_t m) {
-    const __m128 low = _mm256_cvtpd_ps(_mm256_sub_pd(x.low, mean.low));
-    const __m128 high = _mm256_cvtpd_ps(_mm256_sub_pd(x.high, mean.high));
     ampi_wide8 d;
-    if (m < 8) {
-        d = ampi_widen_x8(ampi_first_x8(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1), m));
-    } else {
-        d.low = _mm256_cvtps_pd(low);
-        d.high = _mm256_cvtps_pd(high);
+    if (m < 8) {                                  /* where x is the mean, nothing is added */
+        const ampi_wide8 on = ampi_widen_x8(ampi_first_x8(_mm256_set1_ps(-1.0f), m));
+        x.low = _mm256_blendv_pd(mean.low, x.low, on.low);
+        x.high = _mm256_blendv_pd(mean.high, x.high, on.high);
     }
+    d.low = ampi_round_24_x4(_mm256_sub_pd(x.low, mean.low));
+    d.high = ampi_round_24_x4(_mm256_sub_pd(x.high, mean.high));
     ampi_wide8_fma(acc, d, d);
 }
 /* The tree of ampi_lane_total, of both halves. */
@@ -7817,8 +7847,7 @@ AMPI_FN void ampi_lane_sum(double* acc, ampi_part x) {
 }
 AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean, int usual) {
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512 && usual) { ampi_lane_moment_avx512(acc, x, mean); return; }
-    if (ampi_simd() >= AMP_ISA_AVX2) { ampi_lane_moment_avx2(acc, x, mean); return; }
+    if (ampi_simd() >= AMP_ISA_AVX2 && usual) { AMPI_BY_HAND(ampi_lane_moment, acc, x, mean); return; }
 #endif
     (void)usual;
     ampi_lane_moment_plain(acc, (const float*)x.data, mean, x.n);
@@ -8230,8 +8259,8 @@ typedef struct ampi_pool_words {
 AMPI_FN void ampi_pool_words_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_words* m) {
     int l, n = p->ow;
     memset(m, 0, sizeof *m);
-    if (!AMPI_X86 || ampi_simd() != AMP_ISA_AVX512 || ampi_dtype(a) == AMP_F32 || ampi_dtype(a) != ampi_dtype(b)
-        || ampi_dtype(a) != ampi_dtype(c) || !ampi_pool_is_quads(p) || p->w % 2 != 0) return;
+    if (ampi_dtype(a) == AMP_F32 || !ampi_typed_both(a, b) || !ampi_typed_both(a, c) || !ampi_pool_is_quads(p)
+        || p->w % 2 != 0) return;
     m->n = (size_t)n;
     m->pairs = n <= 8 ? (size_t)(16 / n) : 1;
     for (l = 0; n <= 8 && l < 16 / n * n; l++) {
@@ -8340,23 +8369,93 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_long(amp_dtype t, const ampi
             }
         }
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_pool_words_plane(amp_dtype t, const ampi_pool_words* m, const ampi_pool_plan* p,
-                                                      size_t plane, const void* x, const void* dy, void* out) {
+AMPI_TARGET_AVX512 AMPI_FN void ampi_pool_words_avx512(amp_dtype t, const ampi_pool_words* m, size_t rows,
+                                                       const uint16_t* x, const uint16_t* dy, uint16_t* out) {
+    if (m->n <= 8 && t == AMP_F16) ampi_pool_words_short(AMP_F16, m, rows, x, dy, out);
+    else if (m->n <= 8) ampi_pool_words_short(AMP_BF16, m, rows, x, dy, out);
+    else if (t == AMP_F16) ampi_pool_words_long(AMP_F16, m, rows, x, dy, out);
+    else ampi_pool_words_long(AMP_BF16, m, rows, x, dy, out);
+}
+
+/* The same for AVX2, eight windows of a row at a time. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_nan_y16(amp_dtype t, __m256i x) {
+    const __m256i mag = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
+    return _mm256_cmpgt_epi16(mag, _mm256_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_quiet_y16(amp_dtype t, __m256i x) {
+    const __m256i quiet = _mm256_set1_epi16(t == AMP_F16 ? 0x200 : 0x40);
+    return _mm256_or_si256(x, _mm256_and_si256(ampi_nan_y16(t, x), quiet));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_pool_keys_y16(amp_dtype t, __m256i x) {
+    const __m256i key = _mm256_sign_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7fff)), x);
+    return _mm256_blendv_epi8(key, _mm256_set1_epi16(0x7fff), ampi_nan_y16(t, x));
+}
+/* right: how far to shift the word. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_search_y8(amp_dtype t, __m256i up, __m256i down, __m256i* right,
+                                                            __m256i* below) {
+    const __m256i odd = _mm256_set1_epi32((int)0xffff0000u);
+    const __m256i k0 = ampi_pool_keys_y16(t, up), k1 = ampi_pool_keys_y16(t, down);
+    const __m256i k00 = _mm256_slli_epi32(k0, 16), k01 = _mm256_and_si256(k0, odd);
+    const __m256i k10 = _mm256_slli_epi32(k1, 16), k11 = _mm256_and_si256(k1, odd);
+    const __m256i b = _mm256_cmpgt_epi32(k01, k00), d = _mm256_cmpgt_epi32(k11, k10);
+    *below = _mm256_cmpgt_epi32(_mm256_max_epi32(k10, k11), _mm256_max_epi32(k00, k01));
+    *right = _mm256_and_si256(_mm256_blendv_epi8(b, d, *below), _mm256_set1_epi32(16));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_pool_get_words_y8(const uint16_t* x, size_t m) {
+    if (m < 8) return _mm256_maskload_epi32((const int*)(const void*)x, AMPI_V8_MASK(m));
+    return _mm256_loadu_si256((const __m256i*)(const void*)x);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_put_words_y8(uint16_t* dx, size_t m, __m256i v) {
+    if (m < 8) _mm256_maskstore_epi32((int*)(void*)dx, AMPI_V8_MASK(m), v);
+    else _mm256_storeu_si256((__m256i*)(void*)dx, v);
+}
+/* m windows, whose rows are w apart. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_y8(amp_dtype t, size_t m, size_t w, const uint16_t* x,
+                                                     const uint16_t* dy, uint16_t* out) {
+    const __m256i up = ampi_pool_get_words_y8(x, m), down = ampi_pool_get_words_y8(x + w, m);
+    __m256i right, below, v;
+    ampi_pool_words_search_y8(t, up, down, &right, &below);
+    if (dy) {
+        v = ampi_quiet_y16(t, _mm256_cvtepu16_epi32(ampi_load_words_avx2(dy, m)));
+        v = _mm256_andnot_si256(_mm256_cmpeq_epi32(v, _mm256_set1_epi32(0x8000)), v);              /* 0 + -0 = 0 */
+        v = _mm256_sllv_epi32(v, right);
+        ampi_pool_put_words_y8(out, m, _mm256_andnot_si256(below, v));
+        ampi_pool_put_words_y8(out + w, m, _mm256_and_si256(below, v));
+    } else {
+        v = ampi_quiet_y16(t, _mm256_srlv_epi32(_mm256_blendv_epi8(up, down, below), right));
+        v = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
+        v = _mm256_permute4x64_epi64(_mm256_packus_epi32(v, v), 0x08);
+        ampi_store_words_avx2(out, m, _mm256_castsi256_si128(v));
+    }
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_rows_y8(amp_dtype t, size_t n, size_t rows, const uint16_t* x,
+                                                          const uint16_t* dy, uint16_t* out) {
+    size_t r, i;
+    for (r = 0; r < rows; r++)
+        for (i = 0; i < n; i += 8) {
+            const size_t at = r * n + i, from = 4 * r * n + 2 * i, to = dy ? from : at;
+            if (n - i >= 8) ampi_pool_words_y8(t, 8, 2 * n, x + from, dy ? dy + at : NULL, out + to);
+            else ampi_pool_words_y8(t, n - i, 2 * n, x + from, dy ? dy + at : NULL, out + to);
+        }
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_pool_words_avx2(amp_dtype t, const ampi_pool_words* m, size_t rows,
+                                                   const uint16_t* x, const uint16_t* dy, uint16_t* out) {
+    if (t == AMP_F16) ampi_pool_words_rows_y8(AMP_F16, m->n, rows, x, dy, out);
+    else ampi_pool_words_rows_y8(AMP_BF16, m->n, rows, x, dy, out);
+}
+#endif
+AMPI_FN void ampi_pool_words_plane(amp_dtype t, const ampi_pool_words* m, const ampi_pool_plan* p, size_t plane,
+                                   const void* x, const void* dy, void* out) {
     const size_t h = (size_t)p->h, rows = (size_t)p->oh, w = 2 * m->n, image = plane * h * w, at = plane * rows * m->n;
     const uint16_t *from = (const uint16_t*)x + image, *g = dy ? (const uint16_t*)dy + at : NULL;
     uint16_t* to = (uint16_t*)out + (dy ? image : at);
-    if (m->n <= 8 && t == AMP_F16) ampi_pool_words_short(AMP_F16, m, rows, from, g, to);
-    else if (m->n <= 8) ampi_pool_words_short(AMP_BF16, m, rows, from, g, to);
-    else if (t == AMP_F16) ampi_pool_words_long(AMP_F16, m, rows, from, g, to);
-    else ampi_pool_words_long(AMP_BF16, m, rows, from, g, to);
+#if AMPI_X86
+    AMPI_BY_HAND(ampi_pool_words, t, m, rows, from, g, to);
+#else
+    (void)t; (void)from; (void)g;
+#endif
     if (dy && h % 2 != 0) memset(to + (h - 1) * w, 0, w * sizeof *to);      /* the row that no window covers */
 }
-#else
-AMPI_FN void ampi_pool_words_plane(amp_dtype t, const ampi_pool_words* m, const ampi_pool_plan* p, size_t plane,
-                                   const void* x, const void* dy, void* out) {
-    (void)t; (void)m; (void)p; (void)plane; (void)x; (void)dy; (void)out;
-}
-#endif
 
 AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
                              size_t plane) {
@@ -8525,8 +8624,8 @@ AMPI_FN void ampi_pool_plane_backward(const ampi_pool_plan* p, const void* dy, a
         }
 }
 
-/* The gradient of the maximum by hand, sixteen windows at a time, of windows that meet or overlap and are one pixel
-   or two apart. The rows of the image that a row of windows sees lie in a ring, as keys (see ampi_pool_key), with
+/* The gradient of the maximum by hand, a vector at a time, of windows that meet or overlap and are one pixel or
+   two apart. The rows of the image that a row of windows sees lie in a ring, as keys (see ampi_pool_key), with
    their sums beside them. What the windows see at one place of the kernel lies side by side: pixel c is element
    (c + pw) / sw of line (c + pw) % sw. The smallest integer fills lines up, so no window chooses padding. */
 enum { AMPI_POOL_RING = 4096, AMPI_POOL_WIDEST = 16 };
@@ -8535,19 +8634,20 @@ typedef struct ampi_pool_ring {
     size_t last;                       /* row r is in slot r & last */
     size_t pixel[2];                   /* where a row's first two pixels are */
     size_t at[AMPI_POOL_WIDEST];       /* where the first window's place k is */
+    int ages[9];                       /* of 3 x 3 places, see ampi_ring_look: compilers take constants apart */
 } ampi_pool_ring;
 
 AMPI_FN void ampi_pool_ring_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_ring* s) {
     int k;
     memset(s, 0, sizeof *s);
-    if (!AMPI_X86 || ampi_simd() != AMP_ISA_AVX512 || ampi_dtype(a) != ampi_dtype(b) || ampi_dtype(a) != ampi_dtype(c)
-        || !p->max || p->kw > AMPI_POOL_WIDEST || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw
-        || p->sw > 2 || p->w > AMPI_POOL_RING) return;
+    if (!ampi_typed_both(a, b) || !ampi_typed_both(a, c) || !p->max || p->kw > AMPI_POOL_WIDEST
+        || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw || p->sw > 2 || p->w > AMPI_POOL_RING) return;
     s->length = ampi_padded((size_t)((p->w + 2 * p->pw) / p->sw + 1)) + AMPI_LANES;
     for (s->last = 1; s->last < (size_t)p->kh; s->last *= 2) {}
     if (s->length * (size_t)p->sw * s->last-- > AMPI_POOL_RING) return;
     s->row = s->length * (size_t)p->sw;
     for (k = 0; k < 2; k++) s->pixel[k] = (size_t)((k + p->pw) % p->sw) * s->length + (size_t)((k + p->pw) / p->sw);
+    for (k = 0; k < 9; k++) s->ages[k] = 8 - k;
     for (k = 0; k < p->kw; k++) s->at[k] = (size_t)(k % p->sw) * s->length + (size_t)(k / p->sw);
 }
 
@@ -8559,18 +8659,24 @@ typedef struct ampi_pool_rows_open {
     float sum[AMPI_POOL_RING];
 } ampi_pool_rows_open;
 
-/* Of a number of 16 bits the last byte of the key is 0: see ampi_pool_ring_look. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_keys_x16(__m512 x) {
+typedef __m512i ampi_keys_avx512;
+#define ampi_set_keys_avx512 _mm512_set1_epi32
+/* n elements from i, and back. */
+#define ampi_ring_get_avx512(t, x, i, n) ampi_get_x16(t, x, i, ampi_first_x16(n))
+#define ampi_ring_put_avx512(t, x, i, n, v) ampi_put_x16(t, x, i, ampi_first_x16(n), v)
+
+/* Of a number of 16 bits the last byte of the key is 0: see ampi_ring_look. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_ring_keys_avx512(__m512 x) {
     const __m512i u = _mm512_castps_si512(x), mag = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
     const __m512i key = _mm512_mask_sub_epi32(mag, _mm512_movepi32_mask(u), _mm512_setzero_si512(), mag);
     return _mm512_mask_mov_epi32(key, ampi_nan_x16(u), _mm512_set1_epi32(0x7fffff00));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_keys(int32_t* key, __m512i v, size_t n) {
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_keys_avx512(int32_t* key, __m512i v, size_t n) {
     _mm512_storeu_si512(key, _mm512_mask_mov_epi32(_mm512_set1_epi32(INT32_MIN), ampi_first_x16(n), v));
 }
 /* n elements from i, at most 32: keys of the even ones and of the odd ones. Those of 16 bits lie in words. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_get_pairs(amp_dtype t, const void* x, size_t i, size_t n, int32_t* even,
-                                                        int32_t* odd) {
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_get_pairs_avx512(amp_dtype t, const void* x, size_t i, size_t n,
+                                                               int32_t* even, int32_t* odd) {
     const __m512i two = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     __m512i e, o;
     AMPI_AHEAD(x, i * amp_dtype_size(t));
@@ -8578,8 +8684,8 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_get_pairs(amp_dtype t, const void*
         AMPI_AHEAD(x, i * sizeof(float) + 64);
         const __m512 a = ampi_get_x16(t, x, i, ampi_first_x16(n));
         const __m512 b = ampi_get_x16(t, x, i + 16, n > 16 ? ampi_first_x16(n - 16) : 0);
-        e = ampi_pool_keys_x16(_mm512_maskz_permutex2var_ps(AMPI_ALL16, a, two, b));
-        o = ampi_pool_keys_x16(_mm512_maskz_permutex2var_ps(
+        e = ampi_ring_keys_avx512(_mm512_maskz_permutex2var_ps(AMPI_ALL16, a, two, b));
+        o = ampi_ring_keys_avx512(_mm512_maskz_permutex2var_ps(
             AMPI_ALL16, a, _mm512_or_si512(two, _mm512_set1_epi32(1)), b));
     } else {
         const __mmask32 m = n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu;
@@ -8587,12 +8693,13 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_get_pairs(amp_dtype t, const void*
         e = _mm512_maskz_slli_epi32(AMPI_ALL16, o, 16);
         o = _mm512_and_si512(o, _mm512_set1_epi32((int)0xffff0000u));
     }
-    ampi_pool_put_keys(even, e, (n + 1) / 2);
-    ampi_pool_put_keys(odd, o, n / 2);
+    ampi_ring_put_keys_avx512(even, e, (n + 1) / 2);
+    ampi_ring_put_keys_avx512(odd, o, n / 2);
 }
 /* The way back, of floats. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_pairs(amp_dtype t, void* x, size_t i, size_t n, __m512 even,
-                                                        __m512 odd) {
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_pairs_avx512(amp_dtype t, void* x, size_t i, size_t n,
+                                                               const float* from_even, const float* from_odd) {
+    const __m512 even = _mm512_loadu_ps(from_even), odd = _mm512_loadu_ps(from_odd);
     const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
     __m512i low, high;
@@ -8618,153 +8725,275 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_put_pairs(amp_dtype t, void* x, si
                              _mm512_or_si512(low, high));
 }
 
-/* Brings row r, element `at` of x, into the ring. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_open(amp_dtype t, ampi_pool_rows_open* d, int r, const void* x,
-                                                        size_t at) {
-    const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;
-    int32_t *even = d->key + slot + d->s->pixel[0], *odd = d->key + slot + d->s->pixel[1];
-    const int sw = d->p->sw;
-    float* sum = d->sum + slot;
-    size_t i;
-    for (i = 0; i < row; i += 16, sum += 16) {
-        AMPI_OPAQUE(sum);                           /* a call of memset would take longer */
-        _mm512_storeu_ps(sum, _mm512_setzero_ps());
-    }
-    for (i = 0; sw == 2 && i + 32 <= w; i += 32) ampi_pool_get_pairs(t, x, at + i, 32, even + i / 2, odd + i / 2);
-    if (sw == 2 && i < w) ampi_pool_get_pairs(t, x, at + i, w - i, even + i / 2, odd + i / 2);
-    for (i = 0; sw == 1 && i < w; i += 16) {
-        const __m512 v = ampi_get_x16(t, x, at + i, ampi_first_x16(w - i));
-        AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));
-        ampi_pool_put_keys(even + i, ampi_pool_keys_x16(v), w - i);
-    }
-}
-/* The sums of row r are complete: element `at` of dx. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_close(amp_dtype t, const ampi_pool_rows_open* d, int r, void* dx,
-                                                         size_t at) {
-    const float* sum = d->sum + ((size_t)r & d->s->last) * d->s->row;
-    const float *even = sum + d->s->pixel[0], *odd = sum + d->s->pixel[1];
-    const size_t w = (size_t)d->p->w;
-    const int sw = d->p->sw;
-    size_t i;
-    for (i = 0; sw == 2 && i + 32 <= w; i += 32)
-        ampi_pool_put_pairs(t, dx, at + i, 32, _mm512_loadu_ps(even + i / 2), _mm512_loadu_ps(odd + i / 2));
-    if (sw == 2 && i < w)
-        ampi_pool_put_pairs(t, dx, at + i, w - i, _mm512_loadu_ps(even + i / 2), _mm512_loadu_ps(odd + i / 2));
-    for (i = 0; sw == 1 && i < w; i += 16)
-        ampi_put_x16(t, dx, at + i, ampi_first_x16(w - i), _mm512_loadu_ps(even + i));
-}
-
-/* Is place `here` of sixteen windows larger than the best so far? Keys of 16 bits have room for it: 255 - here, which
-   is larger the earlier a place comes. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_look(amp_dtype t, const int32_t* key, int here, __m512i* best,
-                                                        __m512i* place) {
-    __m512i v = _mm512_loadu_si512(key);
-    if (t == AMP_F32)
-        *place = _mm512_mask_mov_epi32(*place, _mm512_cmpgt_epi32_mask(v, *best), _mm512_set1_epi32(here));
-    else v = _mm512_or_si512(v, _mm512_set1_epi32(255 - here));
+/* The next place of sixteen windows: is it larger than the best so far, and if not, how many places ago was that? Keys
+   of 16 bits have room for it, and take it into the comparison: of equal ones the earlier is larger. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_look_avx512(amp_dtype t, const int32_t* key, __m512i* best,
+                                                          __m512i* age) {
+    const __m512i v = _mm512_loadu_si512(key), one = _mm512_set1_epi32(1);
+    if (t == AMP_F32) *age = _mm512_maskz_add_epi32(_mm512_cmple_epi32_mask(v, *best), *age, one);
+    else *best = _mm512_add_epi32(*best, one);
     *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_ring_place(amp_dtype t, __m512i best, __m512i place) {
-    return t == AMP_F32 ? place : _mm512_maskz_andnot_epi32(AMPI_ALL16, best, _mm512_set1_epi32(255));
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_ring_age_avx512(amp_dtype t, __m512i best, __m512i age) {
+    return t == AMP_F32 ? age : _mm512_and_si512(best, _mm512_set1_epi32(255));
 }
-/* Adds g where the maximum is at place `here`; g is 0 behind the last window. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_add(float* sum, int here, __m512i place, __m512 g) {
-    const __m512 old = _mm512_loadu_ps(sum);
-    const __mmask16 add = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here));
-    _mm512_storeu_ps(sum, _mm512_mask_add_ps(old, add, old, g));
+/* g where the maximum is of this age, 0 elsewhere; and sum + g there. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_ring_chosen_avx512(int this_age, __m512i age, __m512 g) {
+    return _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(age, _mm512_set1_epi32(this_age)), g);
 }
-/* One row of windows, which sees rows [r0, r0 + rows) of the image: finds the maxima, then adds the elements of dy from
-   `at` on. A pixel's windows come in their order: the last place of the kernel belongs to the first of them. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_windows(amp_dtype t, ampi_pool_rows_open* d, int r0, int rows,
-                                                           const void* dy, size_t at) {
-    const size_t n = (size_t)d->p->ow, *column = d->s->at;
-    const int kw = d->p->kw;
-    size_t slot[AMPI_POOL_WIDEST], o;
-    int i, k;
-    for (i = 0; i < rows; i++) slot[i] = ((size_t)(r0 + i) & d->s->last) * d->s->row;
-    for (o = 0; o < n; o += 16) {
-        const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
-        __m512i best = _mm512_set1_epi32(INT32_MIN), place = best;
-        for (i = 0; i < rows; i++)
-            for (k = 0; k < kw; k++)
-                ampi_pool_ring_look(t, d->key + slot[i] + column[k] + o, i * kw + k, &best, &place);
-        place = ampi_pool_ring_place(t, best, place);
-        for (k = kw - 1; k >= 0; k--)
-            for (i = 0; i < rows; i++)
-                ampi_pool_ring_add(d->sum + slot[i] + column[k] + o, i * kw + k, place, g);
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_ring_plus_avx512(__m512 sum, int this_age, __m512i age, __m512 g) {
+    return _mm512_mask_add_ps(sum, _mm512_cmpeq_epi32_mask(age, _mm512_set1_epi32(this_age)), sum, g);
+}
+/* v an element on, behind the last one of `before`. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_ring_moved_avx512(__m512 before, __m512 v) {
+    return _mm512_castsi512_ps(_mm512_maskz_alignr_epi32(AMPI_ALL16, _mm512_castps_si512(v),
+                                                         _mm512_castps_si512(before), 15));
+}
+
+/* The same for AVX2. */
+typedef __m256i ampi_keys_avx2;
+#define ampi_set_keys_avx2 _mm256_set1_epi32
+#define ampi_ring_get_avx2(t, x, i, n) ampi_read8_avx2(x, t, i, n)
+#define ampi_ring_put_avx2(t, x, i, n, v) ampi_put8_avx2(x, t, i, n, v)
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_ring_keys_avx2(__m256 x) {
+    const __m256i u = _mm256_castps_si256(x), mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+    const __m256i nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
+    return _mm256_blendv_epi8(_mm256_sign_epi32(mag, u), _mm256_set1_epi32(0x7fffff00), nan);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_keys_avx2(int32_t* key, __m256i v, size_t n) {
+    if (n < 8) v = _mm256_blendv_epi8(_mm256_set1_epi32(INT32_MIN), v, AMPI_V8_MASK(n));
+    _mm256_storeu_si256((__m256i*)(void*)key, v);
+}
+/* Unpacking works within the halves of a register, so the quarters are put in order. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_get_pairs_avx2(amp_dtype t, const void* x, size_t i, size_t n,
+                                                           int32_t* even, int32_t* odd) {
+    __m256i e, o;
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    if (t == AMP_F32) {
+        const __m256 a = ampi_read8_avx2(x, t, i, n), b = ampi_read8_avx2(x, t, i + 8, n > 8 ? n - 8 : 0);
+        e = ampi_ring_keys_avx2(_mm256_shuffle_ps(a, b, 0x88));
+        o = ampi_ring_keys_avx2(_mm256_shuffle_ps(a, b, 0xdd));
+        e = _mm256_permute4x64_epi64(e, 0xd8);
+        o = _mm256_permute4x64_epi64(o, 0xd8);
+    } else {
+        const uint16_t* h = (const uint16_t*)x + i;
+        o = ampi_pool_keys_y16(t, _mm256_set_m128i(ampi_load_words_avx2(h + 8, n > 8 ? n - 8 : 0),
+                                                   ampi_load_words_avx2(h, n)));
+        e = _mm256_slli_epi32(o, 16);
+        o = _mm256_and_si256(o, _mm256_set1_epi32((int)0xffff0000u));
     }
+    ampi_ring_put_keys_avx2(even, e, (n + 1) / 2);
+    ampi_ring_put_keys_avx2(odd, o, n / 2);
 }
-/* The sums of a row where windows of three places are two pixels apart: the first place and the last one fall on the
-   same line, the last one an element on. Its g are moved there in registers, with that of the window before the group
-   from `before`: what was stored a moment ago at another offset would have to reach the cache before it is loaded. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_three(float* sum, size_t middle, int here, __m512i place, __m512 g,
-                                                         __m512i* before) {
-    const __mmask16 first = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here));
-    const __mmask16 third = _mm512_cmpeq_epi32_mask(place, _mm512_set1_epi32(here + 2));
-    const __m512i last = _mm512_maskz_mov_epi32(third, _mm512_castps_si512(g));
-    const __m512i moved = _mm512_maskz_alignr_epi32(AMPI_ALL16, last, *before, 15);
-    const __m512 old = _mm512_add_ps(_mm512_loadu_ps(sum), _mm512_castsi512_ps(moved));
-    _mm512_storeu_ps(sum, _mm512_mask_add_ps(old, first, old, g));
-    ampi_pool_ring_add(sum + middle, here + 1, place, g);
-    *before = last;
-}
-/* The same for 3 x 3 places, two pixels apart, without loops over them. The group behind the last window takes what
-   was moved out of the last one. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_nine(amp_dtype t, ampi_pool_rows_open* d, int r0, const void* dy,
-                                                        size_t at) {
-    const size_t n = (size_t)d->p->ow, last = d->s->last, row = d->s->row, a = d->s->at[1], b = d->s->at[2];
-    const size_t r = (size_t)r0, s0 = (r & last) * row, s1 = ((r + 1) & last) * row, s2 = ((r + 2) & last) * row;
-    __m512i before0 = _mm512_setzero_si512(), before1 = before0, before2 = before0;
-    size_t o;
-    for (o = 0; o <= n; o += 16) {
-        const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;
-        const __m512 g = ampi_get_x16(t, dy, at + o, ampi_first_x16(n - o));
-        __m512i best = _mm512_set1_epi32(INT32_MIN), place = _mm512_setzero_si512();
-        ampi_pool_ring_look(t, k0, 0, &best, &place);
-        ampi_pool_ring_look(t, k0 + a, 1, &best, &place);
-        ampi_pool_ring_look(t, k0 + b, 2, &best, &place);
-        ampi_pool_ring_look(t, k1, 3, &best, &place);
-        ampi_pool_ring_look(t, k1 + a, 4, &best, &place);
-        ampi_pool_ring_look(t, k1 + b, 5, &best, &place);
-        ampi_pool_ring_look(t, k2, 6, &best, &place);
-        ampi_pool_ring_look(t, k2 + a, 7, &best, &place);
-        ampi_pool_ring_look(t, k2 + b, 8, &best, &place);
-        place = ampi_pool_ring_place(t, best, place);
-        ampi_pool_ring_three(d->sum + s0 + o, a, 0, place, g, &before0);
-        ampi_pool_ring_three(d->sum + s1 + o, a, 3, place, g, &before1);
-        ampi_pool_ring_three(d->sum + s2 + o, a, 6, place, g, &before2);
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
+                                                           const float* from_even, const float* from_odd) {
+    const __m256 even = _mm256_loadu_ps(from_even), odd = _mm256_loadu_ps(from_odd);
+    uint16_t* h = (uint16_t*)x + i;
+    __m256i low, high;
+    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    if (t == AMP_F32) {
+        const __m256 a = _mm256_unpacklo_ps(even, odd), b = _mm256_unpackhi_ps(even, odd);
+        ampi_put8_avx2(x, t, i, n, _mm256_permute2f128_ps(a, b, 0x20));
+        if (n > 8) ampi_put8_avx2(x, t, i + 8, n - 8, _mm256_permute2f128_ps(a, b, 0x31));
+        return;
     }
-}
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_ring_image(amp_dtype t, const ampi_pool_ring* s, const ampi_pool_plan* p,
-                                                         size_t plane, const void* dy, const void* x, void* dx) {
-    const size_t w = (size_t)p->w, image = plane * (size_t)p->h * w, out = plane * (size_t)p->oh * (size_t)p->ow;
-    int oh, opened = 0, closed = 0;
-    ampi_pool_rows_open d;
-    size_t i;
-    d.p = p; d.s = s;
-    for (i = 0; i < s->row * (s->last + 1); i += 16) _mm512_storeu_si512(d.key + i, _mm512_set1_epi32(INT32_MIN));
-    for (oh = 0; oh < p->oh; oh++) {
-        const ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);
-        const size_t at = out + (size_t)oh * (size_t)p->ow;
-        for (; closed < rows.first; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
-        for (; opened < rows.last; opened++) ampi_pool_ring_open(t, &d, opened, x, image + (size_t)opened * w);
-        if (p->kw == 3 && p->sw == 2 && rows.last - rows.first == 3) ampi_pool_ring_nine(t, &d, rows.first, dy, at);
-        else ampi_pool_ring_windows(t, &d, rows.first, rows.last - rows.first, dy, at);
+    if (t == AMP_BF16) {
+        low = _mm256_srli_epi32(ampi_bf16_round_avx2(even), 16);
+        high = _mm256_and_si256(ampi_bf16_round_avx2(odd), _mm256_set1_epi32((int)0xffff0000u));
+    } else {
+        low = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(even, _MM_FROUND_TO_NEAREST_INT));
+        high = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT));
+        high = _mm256_slli_epi32(high, 16);
     }
-    for (; closed < opened; closed++) ampi_pool_ring_close(t, &d, closed, dx, image + (size_t)closed * w);
-    i = (image + (size_t)closed * w) * amp_dtype_size(t);                       /* rows that no window covers */
-    memset((char*)dx + i, 0, (size_t)(p->h - closed) * w * amp_dtype_size(t));
+    low = _mm256_or_si256(low, high);
+    if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, low); return; }
+    ampi_store_words_avx2(h, n, _mm256_castsi256_si128(low));
+    if (n > 8) ampi_store_words_avx2(h + 8, n - 8, _mm256_extracti128_si256(low, 1));
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_pool_ring_plane(const ampi_pool_ring* s, const ampi_pool_plan* p, size_t plane,
-                                                     const void* dy, const void* x, void* dx, amp_dtype t) {
-    AMPI_FOR_TYPE(ampi_pool_ring_image, t, s, p, plane, dy, x, dx);
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_look_avx2(amp_dtype t, const int32_t* key, __m256i* best, __m256i* age) {
+    const __m256i v = _mm256_loadu_si256((const __m256i*)(const void*)key), one = _mm256_set1_epi32(1);
+    if (t == AMP_F32) *age = _mm256_andnot_si256(_mm256_cmpgt_epi32(v, *best), _mm256_add_epi32(*age, one));
+    else *best = _mm256_add_epi32(*best, one);
+    *best = _mm256_max_epi32(*best, v);
 }
-#else
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_ring_age_avx2(amp_dtype t, __m256i best, __m256i age) {
+    return t == AMP_F32 ? age : _mm256_and_si256(best, _mm256_set1_epi32(255));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_chosen_avx2(int this_age, __m256i age, __m256 g) {
+    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(age, _mm256_set1_epi32(this_age))), g);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_plus_avx2(__m256 sum, int this_age, __m256i age, __m256 g) {
+    return _mm256_add_ps(sum, ampi_ring_chosen_avx2(this_age, age, g));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v) {
+    const __m256 middle = _mm256_permute2f128_ps(before, v, 0x21);
+    return _mm256_castsi256_ps(_mm256_alignr_epi8(_mm256_castps_si256(v), _mm256_castps_si256(middle), 12));
+}
+
+/* Made of these, the ring for either. Sums are never -0: they stay as they are where 0 is added. */
+#define AMPI_POOL_RING(isa, V)                                                                                        \
+    /* Brings row r, element `at` of x, into the ring; clear: its sums are 0 now. A last group that is not full       \
+       overlaps the one before it where that is easy. */                                                              \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_open_##isa(amp_dtype t, ampi_pool_rows_open* d, int r, int clear,    \
+                                                            const void* x, size_t at) {                               \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;                     \
+        int32_t *even = d->key + slot + d->s->pixel[0], *odd = d->key + slot + d->s->pixel[1];                        \
+        const int sw = d->p->sw;                                                                                      \
+        float* sum = d->sum + slot;                                                                                   \
+        size_t i, l;                                                                                                  \
+        for (i = 0; clear && i < row; i += 16, sum += 16) {                                                           \
+            AMPI_OPAQUE(sum);                           /* a call of memset would take longer */                      \
+            for (l = 0; l < 16; l += L) AMPI_##V##_STORE(sum + l, AMPI_##V##_ZERO);                                   \
+        }                                                                                                             \
+        for (i = 0; sw == 2 && i < w; i += 2 * L) {                                                                   \
+            if (w - i < 2 * L) {                                                                                      \
+                if (w < 2 * L || w % 2 != 0) {                                                                        \
+                    ampi_ring_get_pairs_##isa(t, x, at + i, w - i, even + i / 2, odd + i / 2);                        \
+                    break;                                                                                            \
+                }                                                                                                     \
+                i = w - 2 * L;                                                                                        \
+            }                                                                                                         \
+            ampi_ring_get_pairs_##isa(t, x, at + i, 2 * L, even + i / 2, odd + i / 2);                                \
+        }                                                                                                             \
+        for (i = 0; sw == 1 && i < w; i += L) {                                                                       \
+            const AMPI_##V##_T v = ampi_ring_get_##isa(t, x, at + i, w - i);                                          \
+            AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));                                                              \
+            ampi_ring_put_keys_##isa(even + i, ampi_ring_keys_##isa(v), w - i);                                       \
+        }                                                                                                             \
+    }                                                                                                                 \
+    /* The sums of row r are complete: element `at` of dx. */                                                         \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_close_##isa(amp_dtype t, const ampi_pool_rows_open* d, int r,        \
+                                                             void* dx, size_t at) {                                   \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        const float* sum = d->sum + ((size_t)r & d->s->last) * d->s->row;                                             \
+        const float *even = sum + d->s->pixel[0], *odd = sum + d->s->pixel[1];                                        \
+        const size_t w = (size_t)d->p->w;                                                                             \
+        const int sw = d->p->sw;                                                                                      \
+        size_t i;                                                                                                     \
+        for (i = 0; sw == 2 && i < w; i += 2 * L) {                                                                   \
+            if (w - i < 2 * L) {                                                                                      \
+                if (w < 2 * L || w % 2 != 0) {                                                                        \
+                    ampi_ring_put_pairs_##isa(t, dx, at + i, w - i, even + i / 2, odd + i / 2);                       \
+                    break;                                                                                            \
+                }                                                                                                     \
+                i = w - 2 * L;                                                                                        \
+            }                                                                                                         \
+            ampi_ring_put_pairs_##isa(t, dx, at + i, 2 * L, even + i / 2, odd + i / 2);                               \
+        }                                                                                                             \
+        for (i = 0; sw == 1 && i < w; i += L)                                                                         \
+            ampi_ring_put_##isa(t, dx, at + i, w - i, AMPI_##V##_LOAD(even + i));                                     \
+    }                                                                                                                 \
+    /* sum += g where the maximum is of this age; g is 0 behind the last window. */                                   \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_add_##isa(float* sum, int this_age, ampi_keys_##isa age,             \
+                                                           AMPI_##V##_T g) {                                          \
+        AMPI_##V##_STORE(sum, ampi_ring_plus_##isa(AMPI_##V##_LOAD(sum), this_age, age, g));                          \
+    }                                                                                                                 \
+    /* One row of windows, which sees rows [r0, r0 + rows) of the image: finds the maxima, then adds the elements     \
+       of dy from `at` on. A pixel's windows come in their order: the last place of the kernel belongs to the first   \
+       of them. */                                                                                                    \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_windows_##isa(amp_dtype t, ampi_pool_rows_open* d, int r0, int rows, \
+                                                               const void* dy, size_t at) {                           \
+        const size_t n = (size_t)d->p->ow, *column = d->s->at;                                                        \
+        const int kw = d->p->kw, last = rows * kw - 1;                                                                \
+        size_t slot[AMPI_POOL_WIDEST], o;                                                                             \
+        int i, k;                                                                                                     \
+        for (i = 0; i < rows; i++) slot[i] = ((size_t)(r0 + i) & d->s->last) * d->s->row;                             \
+        for (o = 0; o < n; o += AMPI_##V##_LANES) {                                                                   \
+            const AMPI_##V##_T g = ampi_ring_get_##isa(t, dy, at + o, n - o);                                         \
+            ampi_keys_##isa best = ampi_set_keys_##isa(INT32_MIN), age = best;                                        \
+            for (i = 0; i < rows; i++)                                                                                \
+                for (k = 0; k < kw; k++)                                                                              \
+                    ampi_ring_look_##isa(t, d->key + slot[i] + column[k] + o, &best, &age);                           \
+            age = ampi_ring_age_##isa(t, best, age);                                                                  \
+            for (k = kw - 1; k >= 0; k--)                                                                             \
+                for (i = 0; i < rows; i++)                                                                            \
+                    ampi_ring_add_##isa(d->sum + slot[i] + column[k] + o, last - (i * kw + k), age, g);               \
+        }                                                                                                             \
+    }                                                                                                                 \
+    /* The sums of a row where windows of three places are two pixels apart: the first place and the last one fall    \
+       on the same line, the last one an element on. Its g are moved there in registers, with that of the window      \
+       before the group from `before`: what was stored a moment ago at another offset would have to reach the cache   \
+       before it is loaded. ages: of the three. No g is -0. */                                                        \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_three_##isa(float* sum, size_t middle, int fresh, const int* ages,   \
+                                                             ampi_keys_##isa age, AMPI_##V##_T g,                     \
+                                                             AMPI_##V##_T* before) {                                  \
+        const AMPI_##V##_T last = ampi_ring_chosen_##isa(ages[2], age, g);                                            \
+        AMPI_##V##_T first = ampi_ring_moved_##isa(*before, last);                                                    \
+        if (!fresh) first = AMPI_##V##_ADD(AMPI_##V##_LOAD(sum), first);                                              \
+        AMPI_##V##_STORE(sum, ampi_ring_plus_##isa(first, ages[0], age, g));                                          \
+        if (!fresh) ampi_ring_add_##isa(sum + middle, ages[1], age, g);                                               \
+        else AMPI_##V##_STORE(sum + middle, ampi_ring_chosen_##isa(ages[1], age, g));                                 \
+        *before = last;                                                                                               \
+    }                                                                                                                 \
+    /* The same for 3 x 3 places, two pixels apart, without loops over them; no other windows were in its second and  \
+       third row before. The group behind the last window takes what was moved out of the last one. */                \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_nine_##isa(amp_dtype t, ampi_pool_rows_open* d, int r0,              \
+                                                            const void* dy, size_t at) {                              \
+        const size_t n = (size_t)d->p->ow, last = d->s->last, row = d->s->row, a = d->s->at[1], b = d->s->at[2];      \
+        const size_t r = (size_t)r0, s0 = (r & last) * row, s1 = ((r + 1) & last) * row, s2 = ((r + 2) & last) * row; \
+        AMPI_##V##_T before0 = AMPI_##V##_ZERO, before1 = before0, before2 = before0;                                 \
+        size_t o;                                                                                                     \
+        for (o = 0; o <= n; o += AMPI_##V##_LANES) {                                                                  \
+            const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;                        \
+            const AMPI_##V##_T g = AMPI_##V##_ADD(ampi_ring_get_##isa(t, dy, at + o, n - o), AMPI_##V##_ZERO);        \
+            ampi_keys_##isa best = ampi_set_keys_##isa(INT32_MIN), age = best;                                        \
+            ampi_ring_look_##isa(t, k0, &best, &age);                                                                 \
+            ampi_ring_look_##isa(t, k0 + a, &best, &age);                                                             \
+            ampi_ring_look_##isa(t, k0 + b, &best, &age);                                                             \
+            ampi_ring_look_##isa(t, k1, &best, &age);                                                                 \
+            ampi_ring_look_##isa(t, k1 + a, &best, &age);                                                             \
+            ampi_ring_look_##isa(t, k1 + b, &best, &age);                                                             \
+            ampi_ring_look_##isa(t, k2, &best, &age);                                                                 \
+            ampi_ring_look_##isa(t, k2 + a, &best, &age);                                                             \
+            ampi_ring_look_##isa(t, k2 + b, &best, &age);                                                             \
+            age = ampi_ring_age_##isa(t, best, age);                                                                  \
+            ampi_ring_three_##isa(d->sum + s0 + o, a, 0, d->s->ages, age, g, &before0);                               \
+            ampi_ring_three_##isa(d->sum + s1 + o, a, 1, d->s->ages + 3, age, g, &before1);                           \
+            ampi_ring_three_##isa(d->sum + s2 + o, a, 1, d->s->ages + 6, age, g, &before2);                           \
+        }                                                                                                             \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_image_##isa(amp_dtype t, const ampi_pool_ring* s,                    \
+                                                             const ampi_pool_plan* p, size_t plane, const void* dy,   \
+                                                             const void* x, void* dx) {                               \
+        const size_t w = (size_t)p->w, image = plane * (size_t)p->h * w, out = plane * (size_t)p->oh * (size_t)p->ow; \
+        int oh, opened = 0, closed = 0;                                                                               \
+        ampi_pool_rows_open d;                                                                                        \
+        size_t i;                                                                                                     \
+        d.p = p; d.s = s;                                                                                             \
+        for (i = 0; i < s->row * (s->last + 1); i += AMPI_##V##_LANES)                                                \
+            ampi_ring_put_keys_##isa(d.key + i, ampi_set_keys_##isa(INT32_MIN), AMPI_##V##_LANES);                    \
+        for (oh = 0; oh < p->oh; oh++) {                                                                              \
+            const ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);                                        \
+            const size_t at = out + (size_t)oh * (size_t)p->ow;                                                       \
+            const int nine = p->kw == 3 && p->sw == 2 && p->sh == 2 && rows.last - rows.first == 3;                   \
+            for (; closed < rows.first; closed++)                                                                     \
+                ampi_ring_close_##isa(t, &d, closed, dx, image + (size_t)closed * w);                                 \
+            for (; opened < rows.last; opened++)                                                                      \
+                ampi_ring_open_##isa(t, &d, opened, !nine || opened == rows.first, x, image + (size_t)opened * w);    \
+            if (nine) ampi_ring_nine_##isa(t, &d, rows.first, dy, at);                                                \
+            else ampi_ring_windows_##isa(t, &d, rows.first, rows.last - rows.first, dy, at);                          \
+        }                                                                                                             \
+        for (; closed < opened; closed++) ampi_ring_close_##isa(t, &d, closed, dx, image + (size_t)closed * w);       \
+        i = (image + (size_t)closed * w) * amp_dtype_size(t);                   /* rows that no window covers */      \
+        memset((char*)dx + i, 0, (size_t)(p->h - closed) * w * amp_dtype_size(t));                                    \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_FN void ampi_pool_ring_plane_##isa(const ampi_pool_ring* s, const ampi_pool_plan* p,       \
+                                                              size_t plane, const void* dy, const void* x, void* dx,  \
+                                                              amp_dtype t) {                                          \
+        AMPI_FOR_TYPE(ampi_ring_image_##isa, t, s, p, plane, dy, x, dx);                                              \
+    }
+AMPI_POOL_RING(avx512, V16)
+AMPI_POOL_RING(avx2, V8)
+#endif
 AMPI_FN void ampi_pool_ring_plane(const ampi_pool_ring* s, const ampi_pool_plan* p, size_t plane, const void* dy,
                                   const void* x, void* dx, amp_dtype t) {
+#if AMPI_X86
+    AMPI_BY_HAND(ampi_pool_ring_plane, s, p, plane, dy, x, dx, t);
+#else
     (void)s; (void)p; (void)plane; (void)dy; (void)x; (void)dx; (void)t;
-}
 #endif
+}
 
 AMPI_FN void ampi_pool_small_spread(const ampi_pool_plan* p, const float* g, float* acc) {
     int oh, ow, i, j;
@@ -9039,16 +9268,20 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, const
                                                      const float* gamma, const float* beta) {
     AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, stats, gamma, beta, x.n);
 }
+/* k: means, invstd, gammas and betas, those of eight lanes and of the other eight. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
-                                                   const ampi_bn_stats* s, const float* gamma, const float* beta) {
-    const int l = 8 * upper;
-    const __m256 v = _mm256_sub_ps(ampi_read8_avx2(x, t, i, m), _mm256_loadu_ps(s->mean + l));
-    const __m256 u = _mm256_mul_ps(v, _mm256_loadu_ps(s->invstd + l));
-    ampi_put_x8(t, y, i, m, upper, _mm256_fmadd_ps(u, _mm256_loadu_ps(gamma + l), _mm256_loadu_ps(beta + l)));
+                                                   const __m256* k) {
+    const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), k[upper]), k[2 + upper]);
+    ampi_put_x8(t, y, i, m, upper, _mm256_fmadd_ps(v, k[4 + upper], k[6 + upper]));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, const ampi_bn_stats* stats, const float* gamma,
                                                  const float* beta) {
-    AMPI_ALL_X8(ampi_bn_apply_x8, x.t, x.n, y, x.data, stats, gamma, beta);
+    const float* from[4];
+    __m256 k[8];
+    int l;
+    from[0] = stats->mean; from[1] = stats->invstd; from[2] = gamma; from[3] = beta;
+    for (l = 0; l < 8; l++) k[l] = _mm256_loadu_ps(from[l / 2] + 8 * (l % 2));
+    AMPI_ALL_X8(ampi_bn_apply_x8, x.t, x.n, y, x.data, k);
 }
 #endif
 
@@ -9292,7 +9525,7 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t
 
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                    const void* x, double* kept) {
-    const ampi_wide8 w = ampi_get_wide_x8(t, x, i, m);
+    const ampi_wide8 w = t == AMP_F32 ? ampi_get_wide_x8(t, x, i, m) : ampi_widen_x8(ampi_read8_avx2(x, t, i, m));
     if (upper == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
     ampi_store_wide8(kept + i, w);
     ampi_wide8_add(acc + upper, w);
@@ -9303,7 +9536,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_moment_kept_x8(amp_dtype t, size_t i, siz
     ampi_wide8_moment(acc + upper, ampi_load_wide8(kept + i), mean[upper], m);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_measure_x8(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
-                                                     double eps, float* mean, float* invstd) {
+                                                     double eps, float* mean, float* invstd, int* usual) {
     const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
     double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
     ampi_wide8 acc[2], m[2];
@@ -9314,6 +9547,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_measure_x8(amp_dtype t, const void* x,
         AMPI_EACH_X8(ampi_sum_keep_x8, t, first, acc, row, kept[k]);
         AMPI_EACH_X8(ampi_sum_x8, t, d - first, acc, row + first * size);
         value[k] = ampi_wide8_total(acc) / (double)d;
+        *usual = *usual && ampi_mean_is_usual(value[k]);
     }
     for (k = 0; k < rows; k++) {
         const char* row = (const char*)x + k * d * size;
@@ -9325,9 +9559,11 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_measure_x8(amp_dtype t, const void* x,
         invstd[k] = (float)(1.0 / sqrt(ampi_wide8_total(acc) / (double)d + eps));
     }
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_measure_avx2(const void* x, amp_dtype t, const void* y, size_t rows, size_t d,
-                                                   double eps, float* mean, float* invstd) {
-    AMPI_FOR_TYPE(ampi_ln_measure_x8, t, x, y, rows, d, eps, mean, invstd);
+AMPI_TARGET_AVX2 AMPI_FN int ampi_ln_measure_avx2(const void* x, amp_dtype t, const void* y, size_t rows, size_t d,
+                                                  double eps, float* mean, float* invstd) {
+    int usual = 1;
+    AMPI_FOR_TYPE(ampi_ln_measure_x8, t, x, y, rows, d, eps, mean, invstd, &usual);
+    return usual;
 }
 #endif
 
@@ -9361,11 +9597,7 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
     size_t k;
 #if AMPI_X86
     const char* first = (const char*)x + start * amp_dtype_size(xt);
-    if (ampi_simd() == AMP_ISA_AVX512 && ampi_ln_measure_avx512(first, xt, y, rows, d, eps, mean, invstd)) return;
-    if (ampi_simd() >= AMP_ISA_AVX2) {
-        ampi_ln_measure_avx2(first, xt, y, rows, d, eps, mean, invstd);
-        return;
-    }
+    if (ampi_simd() >= AMP_ISA_AVX2 && AMPI_BY_HAND(ampi_ln_measure, first, xt, y, rows, d, eps, mean, invstd)) return;
 #endif
     (void)y;
     for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
