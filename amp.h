@@ -3700,7 +3700,7 @@ AMPI_FN void ampi_image_row(const ampi_operand* v, size_t row_offset, int64_t x0
         return;
     }
     while (n > 0) {                               /* in pieces whose source fits `line` */
-        int64_t piece = div > 1 ? 256 : 255 / mul + 1, q = 0, first, last;
+        int64_t piece = div > 1 ? 256 : 255 / mul + 1, q = 0, first, last, at;
         if (piece > (int64_t)n) piece = (int64_t)n;
         while (q < piece && (x0 + q * mul < 0 || (x0 + q * mul) % div != 0)) q++;
         first = (x0 + q * mul) / div;
@@ -3708,8 +3708,7 @@ AMPI_FN void ampi_image_row(const ampi_operand* v, size_t row_offset, int64_t x0
         if (last >= g->width) last = g->width - 1;
         if (q < piece && first <= last) {
             ampi_load_f32(line, v->data, v->dtype, row_offset + (size_t)first, (size_t)(last - first + 1));
-            for (; q < piece && (x0 + q * mul) / div <= last; q += div)
-                dst[q] = line[(x0 + q * mul) / div - first];
+            for (at = first; q < piece && at <= last; q += div, at += mul) dst[q] = line[at - first];
         }
         dst += piece; n -= (size_t)piece; x0 += piece * mul;
     }
@@ -5357,8 +5356,8 @@ typedef struct ampi_stencil {
     ampi_side h, w;
     size_t rows, depth, k;                        /* of a group: results, source channels, depth * taps */
     size_t pitch, gap, class_rows, class_size, channel_size, band, bands, ldt;
-    size_t at_bias, at_weights, at_slots, at_sums, at_plane, floats, slots;     /* scratch memory, in floats */
-    int swap, skips;                              /* skips: terms 0 * w are left out */
+    size_t at_bias, at_weights, at_packed, at_slots, at_sums, at_plane, floats, slots;   /* scratch memory, in floats */
+    int swap, skips, packs;                       /* skips: terms 0 * w are left out; packs: see ampi_stencil_pack */
     char uses[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE];                /* classes that are needed */
     size_t begin[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE + 1];         /* first k of each part */
     const void* source; amp_dtype source_dtype;
@@ -5402,7 +5401,9 @@ AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
     size_t out = d->rows * d->band * (size_t)(d->h.parts * d->w.result);
     d->at_bias = ampi_round_up(2 * d->k, 16);
     d->at_weights = d->at_bias + ampi_round_up((size_t)d->c->s.out_channels, 16);
-    d->at_slots = d->at_weights + ampi_round_up(d->c->w_count, 16);
+    d->packs = d->h.parts * d->w.parts > 1;
+    d->at_packed = d->at_weights + ampi_round_up(d->c->w_count, 16);
+    d->at_slots = d->at_packed + (d->packs ? ampi_round_up(d->c->w_count, 16) : 0);
     d->at_sums = ampi_round_up(stage, 16);
     d->at_plane = d->at_sums + ampi_round_up(d->rows * d->ldt, 16);
     d->floats = d->at_plane + ampi_round_up(ampi_max_size(in, out), 16) + 16;
@@ -5475,6 +5476,17 @@ AMPI_FN int ampi_finite_weights(const ampi_conv2d* c, const void* w, amp_dtype t
     return !bad;
 }
 
+/* A part takes few of the weights of a channel, which lie side by side: so each term's weights do, part by part. */
+AMPI_FN void ampi_stencil_pack(const ampi_stencil* d, ampi_term* terms, float* memory) {
+    const size_t groups = (size_t)d->c->s.groups;
+    int64_t i;
+    AMPI_PARALLEL_FOR(d->slots > 1)
+    for (i = 0; i < (int64_t)(groups * d->k); i++)
+        ampi_copy_rows(memory + d->at_packed + (size_t)i * d->rows, 0, 1, memory + d->at_weights
+                       + (size_t)i / d->k * d->rows * d->k + terms[(size_t)i % d->k].from, 0, d->c->taps, 1, d->rows);
+    for (i = 0; i < (int64_t)d->k; i++) terms[i].from = (uint32_t)((size_t)i * d->rows);
+}
+
 /* The rows that a band starting at u0 needs of one channel, class by class. */
 AMPI_FN void ampi_stencil_fill(const ampi_stencil* d, size_t plane, int64_t u0, float* dst, float* room) {
     const int64_t ch = d->h.classes, cw = d->w.classes, height = d->h.source, width = d->w.source;
@@ -5534,8 +5546,8 @@ AMPI_FN void ampi_stencil_task(ampi_stencil* d, size_t task, const float* shared
     for (i = 0; i < d->depth; i++)
         ampi_stencil_fill(d, source + i, u0, slot + d->gap + i * d->channel_size, slot + d->at_plane);
     memset(&u, 0, sizeof u);
-    u.a = shared + d->at_weights + g * d->c->og * d->c->cg * d->c->taps;
-    u.rs = d->h.back ? d->c->taps : d->k;
+    u.a = shared + (d->packs ? d->at_packed : d->at_weights) + g * d->rows * d->k;
+    u.rs = d->packs ? 1 : d->h.back ? d->c->taps : d->k;
     u.b = slot; u.t = slot + d->at_sums; u.ldt = d->ldt;
     u.repeat = 1; u.first = u.last = 1;
     u.bias = bias ? bias + g * d->rows : NULL;
@@ -5569,6 +5581,7 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     bias = memory + d.at_bias;
     ampi_stencil_terms(&d, (ampi_term*)(void*)memory);
     if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
+    if (d.packs) ampi_stencil_pack(&d, (ampi_term*)(void*)memory, memory);
     if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
     tasks = (size_t)c->s.n * (size_t)c->s.groups * d.bands;
     AMPI_PARALLEL_FOR(d.slots > 1)
