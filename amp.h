@@ -3707,8 +3707,10 @@ AMPI_FN void ampi_image_row(const ampi_operand* v, size_t row_offset, int64_t x0
         last = (x0 + (piece - 1) * mul) / div;
         if (last >= g->width) last = g->width - 1;
         if (q < piece && first <= last) {
-            ampi_load_f32(line, v->data, v->dtype, row_offset + (size_t)first, (size_t)(last - first + 1));
-            for (at = first; q < piece && at <= last; q += div, at += mul) dst[q] = line[at - first];
+            const float* from = line;
+            if (v->dtype == AMP_F32) from = (const float*)v->data + row_offset + first;
+            else ampi_load_f32(line, v->data, v->dtype, row_offset + (size_t)first, (size_t)(last - first + 1));
+            for (at = first; q < piece && at <= last; q += div, at += mul) dst[q] = from[at - first];
         }
         dst += piece; n -= (size_t)piece; x0 += piece * mul;
     }
