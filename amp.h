@@ -5421,7 +5421,7 @@ AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
         return c->taps > 1 && c->w_count <= AMPI_STENCIL_WEIGHTS
                && (d->rows <= AMPI_STENCIL_ROWS || 16 * used >= 15 * sums);
     if (d->h.back) return 1;
-    return c->w_count <= 2 * AMPI_STENCIL_WEIGHTS
+    return c->w_count <= AMPI_STENCIL_WEIGHTS
            && ((c->taps > 1 && d->rows <= AMPI_STENCIL_ROWS) || 16 * used >= 13 * sums);
 }
 

@@ -108,6 +108,7 @@ TABLE = [
      "int64_t last = ampi_min_i64(ampi_side_count(height, ch, 0) - top, rows);"),
     ("conv", "int64_t first = top > 0 ? 0 : ampi_min_i64(-top, rows);", "int64_t first = 0;"),
     ("conv", "int64_t u0 = (int64_t)(task % d->bands * d->band), rh, rw;", "int64_t u0 = (int64_t)(task % d->bands), rh, rw;"),
+    ("conv", "(size_t)i / d->k * d->rows * d->k + terms", "terms"),
     ("conv", "d.skips = d.h.parts * d.w.parts > 1 || (d.swap && d.k % 2 != 0);", "d.skips = d.h.parts * d.w.parts > 1;"),
     ("conv", "if (ampi_side_tap(s, r, a, &shift, &taken) && taken == cls) return 1;",
      "if (ampi_side_tap(s, r, a, &shift, &taken) && taken > cls) return 1;"),
