@@ -394,11 +394,12 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, 
    sums, each as in amp_gemm: y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over
    (o, kh, kw), with zeros where no output pixel met that kernel position; db: 16 partial sums (pixel p of
    each plane to sum p % 16), then a tree.
-   With AMP_SUMS_FAST, two operands of one 16-bit type, at least 16 channels and outputs of a group, stride 1 and at
-   most 64 kernel positions (F16: more than one, and at most 1,048,576 weights in a group), a sum is made of the same
-   blocks of 32 (F16: 8) as in amp_gemm: y over blocks of c, in each over (kh, kw), a block each; dx likewise over o;
-   dw image by image over the places of the rows of dy, each row followed by zeros up to max(OW, W + pad_w) places.
-   (dw: if one image takes no more than 4 MB as the unit's tiles, 8 bytes for each F16 place.) */
+   With AMP_SUMS_FAST, two operands of one 16-bit type, at least 16 channels and outputs of a group, strides of 1 or 2
+   and at most 64 kernel positions (F16: more than one, and at most 1,048,576 weights in a group), a sum is made of the
+   same blocks of 32 (F16: 8) as in amp_gemm: y over blocks of c, in each over (kh, kw), a block each; dx likewise over
+   o and those (kh, kw) that the strides let meet the pixel; dw image by image over the places of the rows of dy, each
+   row followed by zeros up to max(OW, (W + pad_w) / stride_w, rounded up) places. (dw: if one image takes no more than
+   4 MB as the unit's tiles, 8 bytes for each F16 place; F16: strides of 1.) */
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype,
@@ -3716,16 +3717,17 @@ AMPI_FN void ampi_image_row(const ampi_operand* v, size_t row_offset, int64_t x0
         return;
     }
     while (n > 0) {                               /* in pieces whose source fits `line` */
-        int64_t piece = div > 1 ? 256 : 255 / mul + 1, q = 0, first, last;
+        int64_t piece = div > 1 ? 256 : 255 / mul + 1, q = 0, first, last, at;
         if (piece > (int64_t)n) piece = (int64_t)n;
         while (q < piece && (x0 + q * mul < 0 || (x0 + q * mul) % div != 0)) q++;
         first = (x0 + q * mul) / div;
         last = (x0 + (piece - 1) * mul) / div;
         if (last >= g->width) last = g->width - 1;
         if (q < piece && first <= last) {
-            ampi_load_f32(line, v->data, v->dtype, row_offset + (size_t)first, (size_t)(last - first + 1));
-            for (; q < piece && (x0 + q * mul) / div <= last; q += div)
-                dst[q] = line[(x0 + q * mul) / div - first];
+            const float* from = line;
+            if (v->dtype == AMP_F32) from = (const float*)v->data + row_offset + first;
+            else ampi_load_f32(line, v->data, v->dtype, row_offset + (size_t)first, (size_t)(last - first + 1));
+            for (at = first; q < piece && at <= last; q += div, at += mul) dst[q] = from[at - first];
         }
         dst += piece; n -= (size_t)piece; x0 += piece * mul;
     }
@@ -5346,6 +5348,11 @@ AMPI_FN int ampi_side_uses(const ampi_side* s, int64_t cls) {
 }
 /* How many places part (or class) r of `of` has among `size`. */
 AMPI_FN int64_t ampi_side_count(int64_t size, int64_t of, int64_t r) { return (size - r + of - 1) / of; }
+/* Zeros that the results need beside a row of a class: behind it, or before it. */
+AMPI_FN size_t ampi_side_gap(const ampi_side* s) {
+    int64_t right = ampi_side_count(s->result, s->parts, 0) + s->high - ampi_side_count(s->source, s->classes, 0);
+    return (size_t)(right > -s->low ? right : -s->low);
+}
 
 /* Largest stride and kernel; floats of the stage, of a row of sums, of all sums, of all weights; rows that always
    pay. */
@@ -5368,8 +5375,8 @@ typedef struct ampi_stencil {
     ampi_side h, w;
     size_t rows, depth, k;                        /* of a group: results, source channels, depth * taps */
     size_t pitch, gap, class_rows, class_size, channel_size, band, bands, ldt;
-    size_t at_bias, at_weights, at_slots, at_sums, at_plane, floats, slots;     /* scratch memory, in floats */
-    int swap, skips;                              /* skips: terms 0 * w are left out */
+    size_t at_bias, at_weights, at_packed, at_slots, at_sums, at_plane, floats, slots;   /* scratch memory, in floats */
+    int swap, skips, packs;                       /* skips: terms 0 * w are left out; packs: see ampi_stencil_pack */
     char uses[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE];                /* classes that are needed */
     size_t begin[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE + 1];         /* first k of each part */
     const void* source; amp_dtype source_dtype;
@@ -5379,10 +5386,8 @@ typedef struct ampi_stencil {
 
 /* Sizes of the stage for bands of `band` rows. */
 AMPI_FN size_t ampi_stencil_stage(ampi_stencil* d, size_t band) {
-    int64_t columns = ampi_side_count(d->w.source, d->w.classes, 0);
-    int64_t right = ampi_side_count(d->w.result, d->w.parts, 0) - 1 + d->w.high - (columns - 1);
-    d->gap = (size_t)(right > -d->w.low ? right : -d->w.low);
-    d->pitch = (size_t)columns + d->gap;
+    d->gap = ampi_side_gap(&d->w);
+    d->pitch = (size_t)ampi_side_count(d->w.source, d->w.classes, 0) + d->gap;
     d->band = band;
     d->class_rows = band + (size_t)(d->h.high - d->h.low);
     d->class_size = d->class_rows * d->pitch;
@@ -5415,7 +5420,9 @@ AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
     size_t out = d->rows * d->band * (size_t)(d->h.parts * d->w.result);
     d->at_bias = ampi_round_up(2 * d->k, 16);
     d->at_weights = d->at_bias + ampi_round_up((size_t)d->c->s.out_channels, 16);
-    d->at_slots = d->at_weights + ampi_round_up(d->c->w_count, 16);
+    d->packs = d->h.parts * d->w.parts > 1;
+    d->at_packed = d->at_weights + ampi_round_up(d->c->w_count, 16);
+    d->at_slots = d->at_packed + (d->packs ? ampi_round_up(d->c->w_count, 16) : 0);
     d->at_sums = ampi_round_up(stage, 16);
     d->at_plane = d->at_sums + ampi_round_up(d->rows * d->ldt, 16);
     d->floats = d->at_plane + ampi_round_up(ampi_max_size(in, out), 16) + 16;
@@ -5431,7 +5438,7 @@ AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
         return c->taps > 1 && c->w_count <= AMPI_STENCIL_WEIGHTS
                && (d->rows <= AMPI_STENCIL_ROWS || 16 * used >= 15 * sums);
     if (d->h.back) return 1;
-    return c->w_count <= 2 * AMPI_STENCIL_WEIGHTS
+    return c->w_count <= AMPI_STENCIL_WEIGHTS
            && ((c->taps > 1 && d->rows <= AMPI_STENCIL_ROWS) || 16 * used >= 13 * sums);
 }
 
@@ -5486,6 +5493,17 @@ AMPI_FN int ampi_finite_weights(const ampi_conv2d* c, const void* w, amp_dtype t
     ampi_load_f32(dst, w, t, 0, c->w_count);
     for (i = 0; i < c->w_count; i++) bad |= (ampi_bits(dst[i]) & 0x7fffffffu) >= 0x7f800000u ? 1u : 0u;
     return !bad;
+}
+
+/* A part takes few of the weights of a channel, which lie side by side: so each term's weights do, part by part. */
+AMPI_FN void ampi_stencil_pack(const ampi_stencil* d, ampi_term* terms, float* memory) {
+    const size_t groups = (size_t)d->c->s.groups;
+    int64_t i;
+    AMPI_PARALLEL_FOR(d->slots > 1)
+    for (i = 0; i < (int64_t)(groups * d->k); i++)
+        ampi_copy_rows(memory + d->at_packed + (size_t)i * d->rows, 0, 1, memory + d->at_weights
+                       + (size_t)i / d->k * d->rows * d->k + terms[(size_t)i % d->k].from, 0, d->c->taps, 1, d->rows);
+    for (i = 0; i < (int64_t)d->k; i++) terms[i].from = (uint32_t)((size_t)i * d->rows);
 }
 
 /* The rows that a band starting at u0 needs of one channel, class by class. */
@@ -5547,8 +5565,8 @@ AMPI_FN void ampi_stencil_task(ampi_stencil* d, size_t task, const float* shared
     for (i = 0; i < d->depth; i++)
         ampi_stencil_fill(d, source + i, u0, slot + d->gap + i * d->channel_size, slot + d->at_plane);
     memset(&u, 0, sizeof u);
-    u.a = shared + d->at_weights + g * d->c->og * d->c->cg * d->c->taps;
-    u.rs = d->h.back ? d->c->taps : d->k;
+    u.a = shared + (d->packs ? d->at_packed : d->at_weights) + g * d->rows * d->k;
+    u.rs = d->packs ? 1 : d->h.back ? d->c->taps : d->k;
     u.b = slot; u.t = slot + d->at_sums; u.ldt = d->ldt;
     u.repeat = 1; u.first = u.last = 1;
     u.bias = bias ? bias + g * d->rows : NULL;
@@ -5582,6 +5600,7 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     bias = memory + d.at_bias;
     ampi_stencil_terms(&d, (ampi_term*)(void*)memory);
     if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
+    if (d.packs) ampi_stencil_pack(&d, (ampi_term*)(void*)memory, memory);
     if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
     tasks = (size_t)c->s.n * (size_t)c->s.groups * d.bands;
     AMPI_PARALLEL_FOR(d.slots > 1)
@@ -6317,7 +6336,8 @@ AMPI_FN int ampi_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dt
    direct convolution (see there): so 16 planes of 16 neighbouring words are a tile of B for any kernel place.
    A's tiles are the weights of 16 results, for one kernel place and 16 words of channels. The sum of a result runs
    over blocks of 16 words of channels (32 of BF16, 8 of FP16; the last filled up with zeros), and in a block over
-   the kernel places (kh, kw), in the unit's order for each.
+   the kernel places (kh, kw), in the unit's order for each. Where there are strides, a plane is classes side by side,
+   and each part of an input gradient has its own kernel places.
    A task is a band of rows of one image, or some whole images where the weights do not fit the cache: they are
    taken so many rows of tiles at a time that these do. */
 typedef struct ampi_amx_conv {
@@ -6325,10 +6345,13 @@ typedef struct ampi_amx_conv {
     ampi_gemm_isa g;
     ampi_side h, w;
     size_t rows, depth, blocks;                   /* of a group: results, source channels, blocks of 16 words */
-    size_t pitch, gap, plane, image;              /* floats of the stage */
+    size_t pitch, gap, class_size, plane, image;  /* floats of the stage */
     size_t band, bands, images, tall;             /* tall: results whose weights the cache holds */
     size_t weights, at_slots, floats, slots;      /* floats; weights: of a group */
-    uint32_t at[64];                              /* of a kernel place in the stage, in bytes */
+    size_t at_line, at_sums;                      /* floats, in a slot */
+    size_t begin[5];                              /* first kernel place of each part */
+    uint32_t at[64];                              /* of a kernel place in the stage, in bytes; part by part */
+    unsigned char order[64], uses[2][2];          /* where it comes among them; classes (of rows, columns) needed */
     const void* source; const void* w_data; const void* bias; void* result;
     amp_dtype dtype, bias_dtype, result_dtype;
 } ampi_amx_conv;
@@ -6342,25 +6365,25 @@ enum { AMPI_AMX_STAGE = 163840, AMPI_AMX_WEIGHTS = 196608, AMPI_AMX_F16_WEIGHTS 
 AMPI_FN size_t ampi_amx_gap(size_t floats) { return ((floats + 15) / 16 | 1u) * 16; }
 
 AMPI_FN void ampi_amx_conv_stage(ampi_amx_conv* d, size_t band) {
-    size_t span = (size_t)(d->h.high - d->h.low);
     d->band = band;
-    d->plane = ampi_amx_gap((band + span) * d->pitch + 16);
+    d->class_size = (band + (size_t)(d->h.high - d->h.low)) * d->pitch;
+    d->plane = ampi_amx_gap((size_t)(d->h.classes * d->w.classes) * d->class_size + 16);
     d->image = d->blocks * AMPI_WORDS * d->plane;
 }
 
 /* Is the shape one for the unit, with operands of type t? FP16 takes four products for one: it gains where a pixel
-   meets several kernel positions and the weights' words stay in a cache. */
+   meets several kernel positions and the weights' words stay in a cache (weight gradients: and all strides are 1). */
 AMPI_FN int ampi_amx_conv_gains(const ampi_conv2d* c, amp_dtype t) {
     const amp_conv2d_shape* s = &c->s;
     if (t == AMP_F16 && (c->taps == 1 || c->og * c->cg * c->taps > AMPI_AMX_F16_WEIGHTS)) return 0;
-    return ampi_amx(0) && t != AMP_F32 && s->stride_h == 1 && s->stride_w == 1 && c->taps <= AMPI_AMX_TAPS
+    return ampi_amx(0) && t != AMP_F32 && s->stride_h <= 2 && s->stride_w <= 2 && c->taps <= AMPI_AMX_TAPS
            && c->og >= 16 && c->cg >= 16
            && ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h)
            && ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w);
 }
 AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back, amp_dtype t) {
     const amp_conv2d_shape* s = &c->s;
-    size_t threads = ampi_conv2d_threads(c), n = (size_t)s->n, right, height, most;
+    size_t threads = ampi_conv2d_threads(c), n = (size_t)s->n, height, row, most;
     memset(d, 0, sizeof *d);
     d->c = c;
     d->g = ampi_gemm_isa_amx(t);
@@ -6369,14 +6392,14 @@ AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back,
     if (!ampi_amx_conv_gains(c, t)) return 0;
     ampi_conv2d_sides(c, back, &d->h, &d->w);
     d->blocks = ampi_words(&d->g, d->depth) / AMPI_WORDS;
-    right = (size_t)(d->w.high > d->w.source - d->w.result ? d->w.high - d->w.source + d->w.result : 0);
-    d->gap = ampi_max_size(right, (size_t)-d->w.low);
-    d->pitch = (size_t)d->w.source + d->gap;
+    d->gap = ampi_side_gap(&d->w);
+    d->pitch = (size_t)ampi_side_count(d->w.source, d->w.classes, 0) + d->gap;
     d->weights = ampi_round_up(d->rows, 16) * d->blocks * c->taps * AMPI_WORDS;
-    height = (size_t)d->h.result;
+    height = (size_t)ampi_side_count(d->h.result, d->h.parts, 0);
     ampi_amx_conv_stage(d, 1);
     if (d->image > AMPI_AMX_STAGE) return 0;
-    most = (AMPI_AMX_STAGE - d->image) / (d->blocks * AMPI_WORDS * d->pitch) + 1;
+    row = d->pitch * (size_t)(d->h.classes * d->w.classes);
+    most = (AMPI_AMX_STAGE - d->image) / (d->blocks * AMPI_WORDS * row) + 1;
     d->bands = ampi_max_size(ampi_div_up(height, most), ampi_min_size(ampi_div_up(threads, n), height));
     ampi_amx_conv_stage(d, ampi_div_up(height, d->bands));
     d->bands = ampi_div_up(height, d->band);
@@ -6387,7 +6410,9 @@ AMPI_FN int ampi_amx_conv_plan(ampi_amx_conv* d, const ampi_conv2d* c, int back,
         if (d->bands == 1) d->images = ampi_min_size(AMPI_AMX_STAGE / d->image, ampi_div_up(n, threads));
     }
     d->at_slots = d->weights * (size_t)s->groups + 16;
-    d->floats = ampi_round_up(d->gap, 16) + d->images * d->image + 64 + 32 * 32;
+    d->at_line = ampi_round_up(d->gap, 16) + d->images * d->image + 64;
+    d->at_sums = d->at_line + (d->w.classes > 1 ? AMPI_WORDS * ampi_round_up((size_t)s->width, 16) : 0);
+    d->floats = d->at_sums + (d->w.parts > 1 ? 4u : 1u) * 32 * 32;
     d->floats = ampi_max_size(d->floats, 2 * 16 * (16 * c->taps + AMPI_GEMM_GAP));      /* for weights on their way */
     d->slots = ampi_min_size(threads, ampi_div_up(n, d->images) * d->bands * (size_t)s->groups);
     return 1;
@@ -6437,40 +6462,75 @@ AMPI_FN void ampi_amx_raw(const ampi_amx_conv* d, const uint16_t* w, size_t r, s
         g.transpose(raw, 16, line, width, rows * taps, 0);
     }
 }
-/* Weights as A's tiles: a[16 results][block][16][tap][16 words], for one 16 results of a group. */
+/* Weights as A's tiles: a[16 results][block][16][tap, part by part][16 words], for one 16 results of a group. */
 AMPI_FN void ampi_amx_weights(const ampi_amx_conv* d, size_t group, size_t r, float* a, float* raw) {
     const size_t taps = d->c->taps, parts = d->g.words, block = 16 * taps * 16;
     const uint16_t* w = (const uint16_t*)d->w_data + group * d->c->og * d->c->cg * taps;
     float words[64], *line = raw + block;
     size_t k, i, q;
     for (k = 0; k < d->depth; k += 32, a += parts * block) {
-        ampi_amx_raw(d, w, r, k, parts == 1 ? a : raw, line);
-        for (i = 0; parts > 1 && i < 16 * taps; i++) {
-            ampi_words_along(words, raw + i * 16, AMP_F16, 32, 64);
-            for (q = 0; q < 4 && k / 8 + q < d->blocks; q++) memcpy(a + q * block + i * 16, words + q * 16, 64);
+        const int direct = parts == 1 && d->h.parts * d->w.parts == 1;
+        ampi_amx_raw(d, w, r, k, direct ? a : raw, line);
+        for (i = 0; !direct && i < 16 * taps; i++) {
+            float* to = a + (i / taps * taps + d->order[i % taps]) * 16;
+            ampi_words_along(words, raw + i * 16, d->dtype, 32, 16 * parts);
+            for (q = 0; q < parts && k * parts / 32 + q < d->blocks; q++) memcpy(to + q * block, words + q * 16, 64);
         }
     }
 }
 
-/* The stage of image n, rows from u0 on. */
-AMPI_FN void ampi_amx_conv_fill(const ampi_amx_conv* d, size_t group, size_t n, int64_t u0, float* stage) {
-    const size_t size = amp_dtype_size(d->dtype), width = (size_t)d->w.source, planes = d->blocks * AMPI_WORDS;
-    const size_t pixels = (size_t)(d->h.source * d->w.source), channels = (size_t)d->c->s.groups * d->depth;
-    const char* src = (const char*)d->source + (n * channels + group * d->depth) * pixels * size;
-    int64_t top = u0 + d->h.low, rows = (int64_t)d->band + d->h.high - d->h.low, r;
-    size_t i;
-    for (r = 0; r < rows; r++, stage += d->pitch) {
-        if (top + r >= 0 && top + r < d->h.source)
-            ampi_words_across(&d->g, stage, d->plane, src + (size_t)(top + r) * width * size, d->dtype, pixels,
-                              d->depth, width, planes, ampi_round_up(width, 16), 1);
-        else for (i = 0; i < planes; i++) memset(stage + i * d->plane, 0, d->pitch * sizeof *stage);
+/* A row of the stage; where columns fall into classes, 16 planes at a time by way of `line`. */
+AMPI_FN void ampi_amx_conv_row(const ampi_amx_conv* d, float* dst, const uint16_t* src, float* line) {
+    const size_t pixels = (size_t)(d->h.source * d->w.source), width = (size_t)d->w.source, some = 32 / d->g.words;
+    const size_t wide = ampi_round_up(width, 16), classes = (size_t)d->w.classes, planes = d->blocks * AMPI_WORDS;
+    size_t k, q;
+    if (classes == 1) {
+        ampi_words_across(&d->g, dst, d->plane, src, d->dtype, pixels, d->depth, width, planes, wide, 1);
+        return;
+    }
+    for (k = 0; k < d->blocks; k++, dst += AMPI_WORDS * d->plane) {
+        ampi_words_across(&d->g, line, wide, src + k * some * pixels, d->dtype, pixels, d->depth - k * some, width,
+                          AMPI_WORDS, wide, 1);
+        for (q = 0; q < classes; q++)
+            if (d->uses[1][q])
+                ampi_copy_rows(dst + q * d->class_size, d->plane, 1, line + q, wide, classes, AMPI_WORDS,
+                               (size_t)ampi_side_count(d->w.source, d->w.classes, (int64_t)q));
     }
 }
+/* The stage of image n, rows of each class from u0 on. */
+AMPI_FN void ampi_amx_conv_fill(const ampi_amx_conv* d, size_t group, size_t n, int64_t u0, float* stage, float* line) {
+    const size_t pixels = (size_t)(d->h.source * d->w.source), channels = (size_t)d->c->s.groups * d->depth;
+    const size_t wide = (size_t)d->w.classes;
+    const uint16_t* src = (const uint16_t*)d->source + (n * channels + group * d->depth) * pixels;
+    int64_t q, r, y;
+    size_t k, i;
+    for (q = 0; q < d->h.classes; q++, stage += wide * d->class_size)
+        for (r = 0; d->uses[0][q] && r < (int64_t)d->band + d->h.high - d->h.low; r++) {
+            float* to = stage + (size_t)r * d->pitch;
+            y = d->h.classes * (u0 + d->h.low + r) + q;
+            if (y >= 0 && y < d->h.source)
+                ampi_amx_conv_row(d, to, src + (size_t)(y * d->w.source), line);
+            else for (k = 0; k < d->blocks * AMPI_WORDS; k++)
+                for (i = 0; i < wide; i++)
+                    memset(to + k * d->plane + i * d->class_size, 0, d->pitch * sizeof *to);
+        }
+}
 
-/* Sums t[rows][32], of positions [p, end) of a stage, into the planes of the result. */
+/* wide[rows][64] = the 32 columns of two parts, t[2][32][32], by turns. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_zip(float* wide, const float* t, size_t rows) {
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    size_t i;
+    for (i = 0; i < 2 * rows; i++, t += 16, wide += 32) {
+        __m512 even = _mm512_loadu_ps(t), odd = _mm512_loadu_ps(t + 32 * 32);
+        _mm512_storeu_ps(wide, _mm512_permutex2var_ps(even, low, odd));
+        _mm512_storeu_ps(wide + 16, _mm512_permutex2var_ps(even, high, odd));
+    }
+}
+/* Sums t[rows][32 of each part], of positions [p, end) of a stage, into the planes of the result from row y0 on. */
 AMPI_FN void ampi_amx_conv_store(const ampi_amx_conv* d, size_t plane, size_t bias, size_t rows, size_t y0, size_t p,
                                  size_t end, const float* t) {
-    const size_t width = (size_t)d->w.result, pixels = (size_t)d->h.result * width;
+    const size_t width = (size_t)d->w.result, pixels = (size_t)d->h.result * width, parts = (size_t)d->w.parts;
     size_t count, from = p;
     ampi_finish f;
     memset(&f, 0, sizeof f);
@@ -6479,53 +6539,81 @@ AMPI_FN void ampi_amx_conv_store(const ampi_amx_conv* d, size_t plane, size_t bi
     f.add_dtype = d->bias_dtype; f.ld_add = 1; f.spread = 1;
     if (d->bias) f.add = (const char*)d->bias + bias * amp_dtype_size(d->bias_dtype);
     for (; p < end; p += count) {
-        size_t column = p % d->pitch;
-        count = ampi_min_size(d->pitch - column, end - p);
+        const size_t column = p % d->pitch * parts, y = y0 + p / d->pitch * (size_t)d->h.parts;
+        count = ampi_min_size(d->pitch - p % d->pitch, end - p);
         if (column >= width) continue;
-        f.c = (char*)d->result + (plane * pixels + (y0 + p / d->pitch) * width + column) * amp_dtype_size(f.c_dtype);
-        d->g.finish(&f, rows, ampi_min_size(width - column, count), t + (p - from), 32);
+        f.c = (char*)d->result + (plane * pixels + y * width + column) * amp_dtype_size(f.c_dtype);
+        d->g.finish(&f, rows, ampi_min_size(width - column, count * parts), t + (p - from) * parts, 32 * parts);
     }
 }
 
-/* All results of a task, from its stage. */
-AMPI_FN void ampi_amx_conv_multiply(const ampi_amx_conv* d, size_t group, size_t image, size_t images, size_t y0,
-                                    const float* weights, const float* stage, float* t) {
+/* The results of a task in rows of part rh, from its stage. */
+AMPI_FN void ampi_amx_conv_multiply(const ampi_amx_conv* d, size_t group, size_t image, size_t images, size_t u0,
+                                    size_t rh, const float* weights, const float* stage, float* t) {
     const size_t taps = d->c->taps, tile = taps * d->blocks * AMPI_WORDS;      /* of a row of weights */
-    const size_t rows = ampi_min_size((size_t)d->h.result - y0, d->band);
-    const size_t n = (rows - 1) * d->pitch + (size_t)d->w.result;
-    size_t chunk, i, p, r;
+    const size_t parts = (size_t)d->w.parts, y0 = u0 * (size_t)d->h.parts + rh;
+    const size_t height = (size_t)ampi_side_count(d->h.result, d->h.parts, (int64_t)rh);
+    const size_t n = (ampi_min_size(height - u0, d->band) - 1) * d->pitch
+                     + (size_t)ampi_side_count(d->w.result, d->w.parts, 0);
+    size_t chunk, i, p, r, rw;
     ampi_amx_sum u;
-    u.rs = taps * 64; u.a_next = 16 * tile * sizeof(float); u.a_skip = 15 * taps * 64; u.step = 64;
+    u.rs = taps * 64; u.a_next = 16 * tile * sizeof(float); u.step = 64;
     u.bs = d->plane * sizeof(float); u.b_next = 64; u.b_block = 16 * u.bs;
     u.passing = 1;
-    u.at = d->at; u.taps = taps; u.blocks = d->blocks;
-    u.old = NULL; u.t = t; u.ldt = 32; u.right = 16; u.down = 16 * 32;
+    u.blocks = d->blocks;
+    u.old = NULL; u.ldt = 32; u.right = 16; u.down = 16 * 32;
     for (chunk = 0; chunk < d->rows; chunk += d->tall)
         for (i = 0; i < images; i++)
             for (p = 0; p < n; p += 32)
                 for (r = chunk; r < ampi_min_size(chunk + d->tall, d->rows); r += 32) {
                     size_t first = group * d->rows + r, count = ampi_min_size(d->rows - r, 32);
-                    u.a = (const char*)(weights + r * tile);
                     u.b = (const char*)(stage + i * d->image + p) - (size_t)-d->w.low * sizeof(float);
-                    ampi_amx_run(&u, count > 16, n - p > 16);
+                    for (rw = 0; rw < parts; rw++) {
+                        const size_t* begin = d->begin + rh * parts + rw;
+                        u.at = d->at + begin[0]; u.taps = begin[1] - begin[0];
+                        u.a = (const char*)(weights + r * tile + begin[0] * 16);
+                        u.a_skip = (16 * taps - u.taps) * 64;
+                        u.t = t + rw * 32 * 32;
+                        ampi_amx_run(&u, count > 16, n - p > 16);
+                    }
+                    if (parts > 1) ampi_amx_zip(t + 2 * 32 * 32, t, count);
                     ampi_amx_conv_store(d, (image + i) * (size_t)d->c->s.groups * d->rows + first, first, count, y0, p,
-                                        ampi_min_size(p + 32, n), t);
+                                        ampi_min_size(p + 32, n), parts > 1 ? t + 2 * 32 * 32 : t);
                 }
 }
 AMPI_FN void ampi_amx_conv_slot(const ampi_amx_conv* d, size_t slot, const float* weights, float* memory) {
     const size_t groups = (size_t)d->c->s.groups, n = (size_t)d->c->s.n, tasks = ampi_div_up(n, d->images) * d->bands;
     float* stage = memory + ampi_round_up(d->gap, 16);
-    size_t task, i;
+    size_t task, i, rh;
     memset(memory, 0, d->floats * sizeof *memory);
     ampi_amx_open();
     for (task = slot; task < tasks * groups; task += d->slots) {
-        size_t group = task / tasks, image = task % tasks / d->bands * d->images, y0 = task % d->bands * d->band;
+        size_t group = task / tasks, image = task % tasks / d->bands * d->images, u0 = task % d->bands * d->band;
         size_t images = ampi_min_size(n - image, d->images);
-        for (i = 0; i < images; i++) ampi_amx_conv_fill(d, group, image + i, (int64_t)y0, stage + i * d->image);
-        ampi_amx_conv_multiply(d, group, image, images, y0, weights + group * d->weights, stage,
-                               memory + d->floats - 32 * 32);
+        for (i = 0; i < images; i++)
+            ampi_amx_conv_fill(d, group, image + i, (int64_t)u0, stage + i * d->image, memory + d->at_line);
+        for (rh = 0; rh < (size_t)ampi_min_i64(d->h.parts, d->h.result - (int64_t)u0 * d->h.parts); rh++)
+            ampi_amx_conv_multiply(d, group, image, images, u0, rh, weights + group * d->weights, stage,
+                                   memory + d->at_sums);
     }
     ampi_amx_close();
+}
+/* Where the kernel places lie, part by part. */
+AMPI_FN void ampi_amx_conv_taps(ampi_amx_conv* d) {
+    const int64_t kw = d->w.kernel;
+    int64_t rh, rw, i, shift_h, shift_w, class_h, class_w;
+    size_t part = 0, n = 0;
+    for (rh = 0; rh < d->h.parts; rh++)
+        for (rw = 0; rw < d->w.parts; rw++, d->begin[++part] = n)
+            for (i = 0; i < kw * d->h.kernel; i++) {
+                if (!ampi_side_tap(&d->h, rh, i / kw, &shift_h, &class_h)
+                    || !ampi_side_tap(&d->w, rw, i % kw, &shift_w, &class_w)) continue;
+                d->uses[0][class_h] = d->uses[1][class_w] = 1;
+                d->order[i] = (unsigned char)n;
+                d->at[n++] = (uint32_t)(((class_h * d->w.classes + class_w) * (int64_t)d->class_size
+                                         + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w - d->w.low)
+                                        * (int64_t)sizeof(float));
+            }
 }
 
 /* The convolution, if the unit is asked for, the shape is one for it, and the workspace has room. */
@@ -6533,9 +6621,8 @@ AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source
                               amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result, amp_dtype result_dtype,
                               const amp_exec* exec) {
     const size_t room = ampi_room(exec);
-    const size_t kw = (size_t)c->s.kernel_w;
     size_t tiles;
-    int64_t i, shift_h, shift_w, none;
+    int64_t i;
     float* memory;
     ampi_amx_conv d;
     if (!exec || exec->sums != AMP_SUMS_FAST || source_dtype != w_dtype || !ampi_amx(1)
@@ -6543,11 +6630,7 @@ AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source
     d.source = source; d.w_data = w; d.bias = b; d.result = result;
     d.dtype = source_dtype; d.bias_dtype = ampi_dtype(b_dtype); d.result_dtype = ampi_dtype(result_dtype);
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
-    for (i = 0; i < (int64_t)c->taps; i++) {
-        ampi_side_tap(&d.h, 0, i / (int64_t)kw, &shift_h, &none);
-        ampi_side_tap(&d.w, 0, i % (int64_t)kw, &shift_w, &none);
-        d.at[i] = (uint32_t)(((shift_h - d.h.low) * (int64_t)d.pitch + shift_w - d.w.low) * (int64_t)sizeof(float));
-    }
+    ampi_amx_conv_taps(&d);
     memory = ampi_align64(exec->workspace);
     tiles = ampi_div_up(d.rows, 16);
     AMPI_PARALLEL_FOR(d.slots > 1)
@@ -6567,11 +6650,13 @@ AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source
    pixels side by side. The sum runs over the images, in each over the output's rows, a row `pitch` pixels long (with
    zeros behind those of dy), 32 of these places at a time (8 of FP16; the last of an image filled up with
    zeros), in the unit's order for each. All images lie in memory as such tiles, or as many as there is room for: then
-   the sums wait in memory. A task is 32 channels and 32 outputs. */
+   the sums wait in memory. Where there are strides, x with its margins falls into classes. A task is 32 channels and 32
+   outputs. */
 typedef struct ampi_amx_depth {
     const ampi_conv2d* c;
     ampi_gemm_isa g;
-    size_t unit, pitch, plane;                    /* bytes of a place of x; places of a row; bytes of a plane of x */
+    size_t unit, pitch, class_size, plane;        /* bytes of a place of x; places of a row; bytes */
+    size_t classes_h, classes_w;
     size_t steps, turn, some;                     /* tiles of an image; tiles and images of one turn */
     size_t channels, outputs;                     /* of a group, in sixteens */
     size_t images, passes;
@@ -6585,18 +6670,22 @@ enum { AMPI_AMX_IMAGES = 1048576, AMPI_AMX_TURN = 10 };
 
 AMPI_FN int ampi_amx_depth_plan(ampi_amx_depth* d, const ampi_conv2d* c, amp_dtype t) {
     const amp_conv2d_shape* s = &c->s;
-    size_t n = (size_t)s->n, groups = (size_t)s->groups, span_w, places, image, line, sums, tasks;
+    size_t n = (size_t)s->n, groups = (size_t)s->groups, stride_h = (size_t)s->stride_h, stride_w = (size_t)s->stride_w;
+    size_t places, beside, image, line, sums, tasks;
     memset(d, 0, sizeof *d);
     d->c = c;
     d->g = ampi_gemm_isa_amx(t);
-    if (!ampi_amx_conv_gains(c, t)) return 0;
+    if (!ampi_amx_conv_gains(c, t) || (t == AMP_F16 && stride_h * stride_w > 1)) return 0;
     d->unit = t == AMP_F16 ? 8 : 2;
-    span_w = (size_t)(s->kernel_w - 1) * (size_t)s->dilation_w;
-    d->pitch = ampi_max_size((size_t)c->out_w, (size_t)(s->width + s->pad_w));
+    d->classes_h = s->kernel_h > 1 ? stride_h : 1;
+    d->classes_w = s->kernel_w > 1 ? stride_w : 1;
+    d->pitch = ampi_max_size((size_t)c->out_w, ampi_div_up((size_t)(s->width + s->pad_w), stride_w));
     places = ampi_round_up(((size_t)c->out_h - 1) * d->pitch + (size_t)c->out_w, 64 / d->unit);
     d->steps = places * d->unit / 64;
-    d->plane = ampi_amx_gap(((places + (size_t)(s->kernel_h - 1) * (size_t)s->dilation_h * d->pitch + span_w) * d->unit
-                             + 67) / 4) * 4;
+    beside = (size_t)((s->kernel_h - 1) * s->dilation_h) / stride_h * d->pitch
+             + (size_t)((s->kernel_w - 1) * s->dilation_w) / stride_w;
+    d->class_size = ampi_round_up((places + beside + d->pitch + 1) * d->unit + 64, 64);
+    d->plane = ampi_amx_gap(d->classes_h * d->classes_w * d->class_size / 4) * 4;
     d->channels = ampi_div_up(c->cg, 16);
     d->outputs = ampi_div_up(c->og, 16);
     image = groups * (d->channels * 4 * d->plane + d->outputs * d->steps * 256);
@@ -6626,29 +6715,44 @@ AMPI_FN size_t ampi_amx_depth_workspace(const ampi_conv2d* c) {
     return floats * sizeof(float) + 64;
 }
 
-/* Rows of n 16-bit elements; distances in bytes. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_rows(char* dst, size_t ldd, const char* src, size_t lds, size_t rows,
-                                              size_t n) {
+/* Rows of n 16-bit elements, every one or every second of the source; distances in bytes. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_amx_rows_by(size_t step, char* dst, size_t ldd, const char* src, size_t lds,
+                                                     size_t rows, size_t n) {
     size_t i;
     for (; rows > 0; rows--, dst += ldd, src += lds)
-        for (i = 0; i < n; i += 32) {
-            const __mmask32 mask = n - i >= 32 ? 0xffffffffu : (1u << (n - i)) - 1u;
-            _mm512_mask_storeu_epi16(dst + 2 * i, mask, _mm512_maskz_loadu_epi16(mask, src + 2 * i));
+        for (i = 0; i < n; i += 32 / step) {
+            const size_t rest = step * (n - i) + 1 - step;
+            const __mmask32 mask = rest >= 32 ? 0xffffffffu : (1u << rest) - 1u;
+            const __m512i x = _mm512_maskz_loadu_epi16(mask, src + 2 * step * i);
+            if (step == 1) _mm512_mask_storeu_epi16(dst + 2 * i, mask, x);
+            else _mm256_mask_storeu_epi16(dst + 2 * i, AMPI_V16_MASK(ampi_min_size(n - i, 16)),
+                                          _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, x));
         }
 }
-/* x of an image, 16 channels from c. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_rows(size_t step, char* dst, size_t ldd, const char* src, size_t lds,
+                                              size_t rows, size_t n) {
+    if (step == 1) ampi_amx_rows_by(1, dst, ldd, src, lds, rows, n);
+    else ampi_amx_rows_by(2, dst, ldd, src, lds, rows, n);
+}
+/* x of an image, 16 channels from c: pixel (y, x) lies at ((y + pad_h) / stride_h, (x + pad_w) / stride_w) in the class
+   that the remainders make. */
 AMPI_FN void ampi_amx_depth_x(const ampi_amx_depth* d, size_t group, size_t n, size_t c, char* to) {
     const amp_conv2d_shape* s = &d->c->s;
-    const size_t width = (size_t)s->width, height = (size_t)s->height, channels = ampi_min_size(d->c->cg - c, 16);
+    const size_t sh = (size_t)s->stride_h, sw = (size_t)s->stride_w, pad_h = (size_t)s->pad_h, pad_w = (size_t)s->pad_w;
+    const size_t channels = ampi_min_size(d->c->cg - c, 16), lds = sh * (size_t)s->width * 2, ldd = d->pitch * d->unit;
     const char* src = (const char*)d->x + ((n * (size_t)s->groups + group) * d->c->cg + c) * d->c->in_pixels * 2;
-    size_t i, r;
+    size_t i, q, r;
     memset(to, 0, 16 * d->plane);
-    to += ((size_t)s->pad_h * d->pitch + (size_t)s->pad_w) * d->unit;
-    for (i = 0; i < channels; i++, to += d->plane, src += height * width * 2) {
-        if (d->unit == 2) ampi_amx_rows(to, d->pitch * 2, src, width * 2, height, width);
-        else for (r = 0; r < height; r++)
-            ampi_words_along((float*)(void*)(to + r * d->pitch * d->unit), src + r * width * 2, d->dtype, width,
-                             2 * width);
+    for (q = 0; q < d->classes_h * d->classes_w; q++, to += d->class_size) {
+        const size_t y = (q / d->classes_w + sh - pad_h % sh) % sh, x = (q % d->classes_w + sw - pad_w % sw) % sw;
+        const size_t rows = ((size_t)s->height + sh - 1 - y) / sh, columns = ((size_t)s->width + sw - 1 - x) / sw;
+        const char* from = src + (y * (size_t)s->width + x) * 2;
+        char* first = to + ((y + pad_h) / sh * d->pitch + (x + pad_w) / sw) * d->unit;
+        for (i = 0; i < channels; i++, first += d->plane, from += d->c->in_pixels * 2) {
+            if (d->unit == 2) ampi_amx_rows(sw, first, ldd, from, lds, rows, columns);
+            else for (r = 0; r < rows; r++)
+                ampi_words_along((float*)(void*)(first + r * ldd), from + r * lds, d->dtype, columns, 2 * columns);
+        }
     }
 }
 /* dy of an image, 16 outputs from o. */
@@ -6660,7 +6764,7 @@ AMPI_FN void ampi_amx_depth_dy(const ampi_amx_depth* d, size_t group, size_t n, 
     size_t i;
     memset(line, 0, 16 * ld * sizeof *line);
     for (i = 0; i < outputs; i++)
-        ampi_amx_rows((char*)(line + i * ld), d->pitch * 2, src + i * size, width * 2, (size_t)d->c->out_h, width);
+        ampi_amx_rows(1, (char*)(line + i * ld), d->pitch * 2, src + i * size, width * 2, (size_t)d->c->out_h, width);
     d->g.transpose(turned, 16, line, ld, pairs, 0);
     if (d->unit != 2) ampi_words_of_pairs(to, 16, turned, pairs);
 }
@@ -6682,7 +6786,8 @@ AMPI_FN void ampi_amx_depth_multiply(const ampi_amx_depth* d, size_t group, size
                                      const float* memory, float* t) {
     const size_t taps = d->c->taps, groups = (size_t)d->c->s.groups, kw = (size_t)d->c->s.kernel_w;
     const size_t image = groups * d->channels * 16 * d->plane, dy_image = groups * d->outputs * d->steps * 1024;
-    const char* x = (const char*)memory + (group * d->channels + c) * 16 * d->plane;
+    const char* first = (const char*)memory + (group * d->channels + c) * 16 * d->plane;
+    const amp_conv2d_shape* s = &d->c->s;
     const char* dy = (const char*)(memory + d->at_dy) + (group * d->outputs + o) * d->steps * 1024;
     uint32_t at[AMPI_AMX_TURN];
     size_t i, j, tap;
@@ -6695,11 +6800,13 @@ AMPI_FN void ampi_amx_depth_multiply(const ampi_amx_depth* d, size_t group, size
     for (i = 0; i < images; i += d->some)
         for (j = 0; j < d->steps; j += d->turn)
             for (tap = 0; tap < taps; tap++) {
-                size_t y = tap / kw * (size_t)d->c->s.dilation_h, from = tap % kw * (size_t)d->c->s.dilation_w;
+                const size_t y = tap / kw * (size_t)s->dilation_h, sh = (size_t)s->stride_h;
+                const size_t x = tap % kw * (size_t)s->dilation_w, sw = (size_t)s->stride_w;
                 u.taps = ampi_min_size(d->turn, d->steps - j);
                 u.blocks = ampi_min_size(d->some, images - i);
                 u.a_skip = image - u.taps * 64;
-                u.a = x + i * image + (y * d->pitch + from) * d->unit + j * 64;
+                u.a = first + i * image + (y % sh * d->classes_w + x % sw) * d->class_size
+                      + (y / sh * d->pitch + x / sw) * d->unit + j * 64;
                 u.b = dy + i * dy_image + j * 1024;
                 u.t = t + tap * 256;
                 u.old = old || i > 0 || j > 0 ? u.t : NULL;

@@ -415,7 +415,8 @@ static void fast_y(const conv* v, int block, int n, int o, int i, int j) {
     int first, c, a, b;
     for (first = 0; first < v->cg; first += block)
         for (a = 0; a < v->s.kernel_h; a++) for (b = 0; b < v->s.kernel_w; b++) {
-            int y = i - v->s.pad_h + a * v->s.dilation_h, x = j - v->s.pad_w + b * v->s.dilation_w;
+            int y = i * v->s.stride_h - v->s.pad_h + a * v->s.dilation_h;
+            int x = j * v->s.stride_w - v->s.pad_w + b * v->s.dilation_w;
             for (c = first; c < v->cg && c < first + block; c++)
                 factor(v->w.value[w_at(v, o, c, a, b)],
                        inside(v, y, x) ? v->x.value[x_at(v, n, o / v->og * v->cg + c, y, x)] : 0.0f);
@@ -427,18 +428,22 @@ static void fast_dx(const conv* v, int block, int n, int c, int i, int j) {
     for (first = 0; first < v->og; first += block)
         for (a = 0; a < v->s.kernel_h; a++) for (b = 0; b < v->s.kernel_w; b++) {
             int y = i + v->s.pad_h - a * v->s.dilation_h, x = j + v->s.pad_w - b * v->s.dilation_w;
-            int met = y >= 0 && x >= 0 && y < v->oh && x < v->ow;
+            int met = y >= 0 && x >= 0 && y < v->oh * v->s.stride_h && x < v->ow * v->s.stride_w;
+            if (y % v->s.stride_h != 0 || x % v->s.stride_w != 0) continue;
+            y /= v->s.stride_h; x /= v->s.stride_w;
             for (o = group * v->og + first; o < (group + 1) * v->og && o < group * v->og + first + block; o++)
                 factor(v->w.value[w_at(v, o, c % v->cg, a, b)], met ? v->dy.value[y_at(v, n, o, y, x)] : 0.0f);
             fill_block(block);
         }
 }
 static void fast_dw(const conv* v, int block, int o, int c, int a, int b) {
-    int n, p, pitch = v->ow > v->s.width + v->s.pad_w ? v->ow : v->s.width + v->s.pad_w;
+    int n, p, pitch = (v->s.width + v->s.pad_w + v->s.stride_w - 1) / v->s.stride_w;
+    if (pitch < v->ow) pitch = v->ow;
     for (n = 0; n < v->s.n; n++) {
         for (p = 0; p < (v->oh - 1) * pitch + v->ow; p++) {
             int i = p / pitch, j = p % pitch;
-            int y = i - v->s.pad_h + a * v->s.dilation_h, x = j - v->s.pad_w + b * v->s.dilation_w;
+            int y = i * v->s.stride_h - v->s.pad_h + a * v->s.dilation_h;
+            int x = j * v->s.stride_w - v->s.pad_w + b * v->s.dilation_w;
             if (j < v->ow) factor(inside(v, y, x) ? v->x.value[x_at(v, n, o / v->og * v->cg + c, y, x)] : 0.0f,
                                   v->dy.value[y_at(v, n, o, i, j)]);
             else factor(0.0f, 0.0f);
@@ -460,23 +465,29 @@ static int fast_check(const tensor* t, size_t at, int halves, float more) {
 }
 
 /* Some elements of each result, bit for bit: groups, margins, dilation, channels and outputs that fill no tile; an image
-   in bands of rows, weights that are taken in parts, images that do not fit at once. */
+   in bands of rows, weights that are taken in parts, images that do not fit at once; strides, of one side too. */
 static void test_fast_sums(void) {
-    static const int SIZES[9][14] = {
+    enum { SHAPES_OF_UNIT = 18 };
+    static const int SIZES[SHAPES_OF_UNIT][14] = {
         { 2, 20, 7, 9, 33, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 1, 64, 6, 7, 40, 1, 1, 1, 1, 0, 0, 1, 1, 1 },
         { 2, 80, 8, 8, 96, 3, 2, 1, 1, 0, 1, 1, 1, 2 }, { 1, 36, 9, 40, 48, 2, 5, 1, 1, 2, 3, 2, 1, 1 },
         { 3, 320, 5, 5, 320, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 1, 64, 72, 72, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
         { 6, 64, 56, 56, 64, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 5, 70, 3, 3, 50, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
-        { 2, 32, 12, 12, 32, 5, 5, 1, 1, 0, 0, 1, 1, 1 } };
+        { 2, 32, 12, 12, 32, 5, 5, 1, 1, 0, 0, 1, 1, 1 }, { 2, 20, 9, 12, 33, 3, 3, 2, 2, 1, 1, 1, 1, 1 },
+        { 1, 64, 7, 8, 40, 1, 1, 2, 2, 0, 0, 1, 1, 1 }, { 2, 80, 10, 35, 96, 3, 4, 2, 1, 0, 2, 1, 1, 2 },
+        { 3, 36, 9, 21, 48, 4, 3, 1, 2, 3, 0, 1, 2, 1 }, { 5, 300, 6, 5, 330, 3, 3, 2, 2, 1, 1, 1, 1, 1 },
+        { 1, 64, 73, 72, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1 }, { 6, 64, 56, 57, 64, 2, 2, 2, 2, 0, 0, 1, 1, 1 },
+        { 2, 70, 6, 40, 50, 1, 3, 2, 2, 1, 4, 1, 3, 1 }, { 1, 16, 5, 200, 256, 1, 3, 2, 2, 0, 1, 1, 1, 1 } };
     size_t round, wrong[3], i;
     if (!amp_cpu_has_fast_sums()) { TEST_SKIP("no matrix unit here"); return; }
     without_reference = 1;
-    for (round = 0; round < 36; round++) {
-        const int* z = SIZES[round % 9];
-        amp_dtype t = round / 9 % 2 && z[5] * z[6] > 1 ? AMP_F16 : AMP_BF16;    /* 1 x 1: BF16 only */
+    for (round = 0; round < 4 * SHAPES_OF_UNIT; round++) {
+        const int* z = SIZES[round % SHAPES_OF_UNIT];
+        amp_dtype t = round / SHAPES_OF_UNIT % 2 && z[5] * z[6] > 1 ? AMP_F16 : AMP_BF16;    /* 1 x 1: BF16 only */
         conv v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
-                          t, t, round / 9 % 4 == 0 || round / 9 == 3 ? AMP_F32 : t, NULL);
+                          t, t, round / SHAPES_OF_UNIT % 3 == 0 ? AMP_F32 : t, NULL);
         int halves = t == AMP_F16, block = halves ? 8 : 32, more = round % 2 == 0;
+        int no_dw = halves && z[7] * z[8] > 1;    /* taken by the other paths */
         amp_exec exec;
         memset(&exec, 0, sizeof exec);
         exec.workspace_size = amp_conv2d_workspace(&v.s);
@@ -498,6 +509,7 @@ static void test_fast_sums(void) {
             y = (int)test_random() % z[2]; x = edge ? 0 : (int)test_random() % z[3];
             fast_dx(&v, block, n, c, y, x);
             wrong[1] += !fast_check(&v.dx, x_at(&v, n, c, y, x), halves, 0.0f);
+            if (no_dw) continue;
             fast_dw(&v, block, o, c % v.cg, a, b);
             wrong[2] += !fast_check(&v.dw, at, halves, more ? v.dw.value[at] : 0.0f);
         }
