@@ -4757,11 +4757,12 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
         return ampi_gemm_isa_pairs();
     return ampi_gemm_isa_now();
 }
-/* Tiles of full size; k that is not much deeper than a block is one. */
+/* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
+   B is much of their work then, and faster where the whole block stays in the second-level cache. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    const size_t one = AMPI_GEMM_KC_ONE;
-    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC,
-                             g->lanes == 16 && k <= one ? one : (size_t)AMPI_GEMM_KC);
+    const size_t nc = m <= AMPI_GEMM_NC / 2 && k <= 2 * AMPI_GEMM_KC ? AMPI_GEMM_NC / 2 : AMPI_GEMM_NC;
+    const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
+    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc);
 }
 
 /* Computes a checked product, in the workspace if it holds at least one slot. */
