@@ -4402,22 +4402,13 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
     if (b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
 }
 
-/* Sums += A block * B block. With many rows the block of B is packed first, then one panel of A after the
-   other; with few rows the block of A, then one panel of B after the other. */
-AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
+/* Sums += A block * B block, which is packed if it is `whole`. With many rows one panel of A after the other; with few
+   rows the block of A is packed first, then one panel of B after the other. */
+AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     size_t nr = 2 * g->lanes, j, q;
     ampi_micro u;
-    b->panels = ampi_div_up(b->mc, g->mr);
-    b->rows = b->mc / b->panels;
-    b->more = b->mc % b->panels;
-    b->direct = b->last && ampi_is_direct(s);
-    b->finish = b->last && g->finish && s->part >= s->n && !b->direct;
-    b->packed = ampi_b_in_place(g, s, b);
-    b->whole = !b->few || s->b.image;
     u.k = g->words ? ampi_words(g, b->kc) : b->kc; u.first = b->first; u.last = b->direct; u.exact = s->exact;
     u.ldo = b->ldt;
-    if (b->whole && b->packed < b->nc)
-        ampi_pack_b_any(g, s, b, b->j0 + b->packed, b->nc - b->packed);
     for (q = 0; !b->few && q < b->panels; q++) {
         ampi_turn_to_a(g, s, b, q, 1, &u);
         for (j = 0; j < b->nc; j += nr) {
@@ -4518,30 +4509,84 @@ AMPI_FN int ampi_block_is_normal(const ampi_product* s, const ampi_block* b) {
 AMPI_FN int ampi_block_is_normal(const ampi_product* s, const ampi_block* b) { (void)s; (void)b; return 1; }
 #endif
 
+/* A tile's block from k0 in a slot's scratch memory. */
+AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
+                             size_t tile, size_t k0, float* scratch, ampi_stage* stage) {
+    stage->data = scratch + p->at_stage;
+    stage->room = p->floats - p->at_stage;
+    b->a = scratch; b->b = scratch + p->at_b; b->t = scratch + p->at_t; b->line = scratch + p->at_line;
+    b->ldt = p->ldt; b->few = p->few; b->stage = stage;
+    b->i0 = tile % p->tiles_m * p->mc; b->mc = ampi_min_size(p->mc, s->m - b->i0);
+    b->j0 = tile / p->tiles_m * p->nc; b->nc = ampi_min_size(p->nc, s->n - b->j0);
+    b->k0 = k0; b->kc = ampi_min_size(p->kc, s->k - k0);
+    b->first = k0 == 0;
+    b->last = k0 + b->kc == s->k;
+    b->panels = ampi_div_up(b->mc, g->mr);
+    b->rows = b->mc / b->panels;
+    b->more = b->mc % b->panels;
+    b->direct = b->last && ampi_is_direct(s);
+    b->finish = b->last && g->finish && s->part >= s->n && !b->direct && s->k > 0;
+    b->packed = ampi_b_in_place(g, s, b);
+    b->whole = !b->few || s->b.image;
+}
+
 /* One tile of C: pack, multiply, add up along k; then finish and store. */
 AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
                             size_t tile, float* scratch) {
     const ampi_gemm_isa plain = ampi_gemm_isa_now();
-    size_t i;
+    size_t i, k0;
     ampi_block b;
     ampi_stage stage;
-    stage.data = scratch + p->at_stage;
-    stage.room = p->floats - p->at_stage;
-    b.a = scratch; b.b = scratch + p->at_b; b.t = scratch + p->at_t; b.line = scratch + p->at_line;
-    b.ldt = p->ldt; b.few = p->few; b.stage = &stage;
-    b.i0 = tile % p->tiles_m * p->mc; b.mc = ampi_min_size(p->mc, s->m - b.i0);
-    b.j0 = tile / p->tiles_m * p->nc; b.nc = ampi_min_size(p->nc, s->n - b.j0);
-    for (b.k0 = 0; b.k0 < s->k; b.k0 += p->kc) {
-        b.kc = ampi_min_size(p->kc, s->k - b.k0);
-        b.first = b.k0 == 0;
-        b.last = b.k0 + b.kc == s->k;
+    for (k0 = 0; k0 < s->k; k0 += p->kc) {
+        ampi_block_open(&b, g, s, p, tile, k0, scratch, &stage);
         if (g->words && s->swap && !ampi_block_is_normal(s, &b)) g = &plain;       /* from here on */
+        if (b.whole && b.packed < b.nc) ampi_pack_b_any(g, s, &b, b.j0 + b.packed, b.nc - b.packed);
         ampi_gemm_block(g, s, &b);
     }
-    if (s->k > 0 && (b.direct || b.finish)) return;
-    for (i = 0; s->k == 0 && i < b.mc * p->ldt; i++)          /* C = beta*C: adding -0 changes no value */
-        b.t[i] = s->beta != 0.0f ? -0.0f : 0.0f;
-    ampi_gemm_store(s, &b);
+    if (s->k == 0) {                                          /* C = beta*C: adding -0 changes no value */
+        ampi_block_open(&b, g, s, p, tile, 0, scratch, &stage);
+        for (i = 0; i < b.mc * p->ldt; i++) b.t[i] = s->beta != 0.0f ? -0.0f : 0.0f;
+    }
+    if (!b.direct && !b.finish) ampi_gemm_store(s, &b);
+}
+
+/* Do threads that work on the same columns of C pack their blocks of B together? A matrix comes from memory about as
+   fast as from another thread's cache; an image takes longer to unfold, so that it gains from three threads on. */
+AMPI_FN int ampi_gemm_shares(const ampi_product* s, const ampi_gemm_plan* p) {
+    return s->b.image && !ampi_is_planes(s->b.image) && p->tiles_m > 2 && p->slots % p->tiles_m == 0;
+}
+/* One slot's part of the block of B from k0, into the memory of the first or the second slot on these columns in turn;
+   and its tile's sums of the block before, which all have packed. */
+AMPI_FN void ampi_gemm_share(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t tile,
+                             size_t k0, size_t slot, float* memory) {
+    size_t nr = 2 * g->lanes, part = slot % p->tiles_m, turn = k0 / p->kc, panels, low, end;
+    float *own = memory + slot * p->floats, *shared = memory + (slot - part) * p->floats + p->at_b;
+    ampi_block b;
+    ampi_stage stage;
+    if (k0 < s->k) {
+        ampi_block_open(&b, g, s, p, tile, k0, own, &stage);
+        panels = ampi_div_up(b.nc, nr);
+        low = part * panels / p->tiles_m;
+        end = (part + 1) * panels / p->tiles_m;
+        b.b = shared + turn % 2 * p->floats + low * ampi_panel_stride(g, b.kc);
+        if (low < end) ampi_pack_b_any(g, s, &b, b.j0 + low * nr, ampi_min_size(end * nr, b.nc) - low * nr);
+    }
+    if (turn == 0) return;
+    ampi_block_open(&b, g, s, p, tile, k0 - p->kc, own, &stage);
+    b.b = shared + (turn - 1) % 2 * p->floats;
+    ampi_gemm_block(g, s, &b);
+    if (b.last && !b.direct && !b.finish) ampi_gemm_store(s, &b);
+}
+/* All slots side by side, a block of B after the other. */
+AMPI_FN void ampi_gemm_together(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, float* memory) {
+    size_t first, k0, tiles = p->tiles_m * p->tiles_n;
+    for (first = 0; first < tiles; first += p->slots)
+        for (k0 = 0; k0 < s->k + p->kc; k0 += p->kc) {
+            int64_t slot, slots = (int64_t)ampi_min_size(p->slots, tiles - first);
+            AMPI_PARALLEL_FOR(1)
+            for (slot = 0; slot < slots; slot++)
+                ampi_gemm_share(g, s, p, first + (size_t)slot, k0, (size_t)slot, memory);
+        }
 }
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
@@ -4731,11 +4776,12 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
         return ampi_gemm_isa_pairs();
     return ampi_gemm_isa_now();
 }
-/* Tiles of full size; k that is not much deeper than a block is one. */
+/* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
+   B is much of their work then, and faster where the whole block stays in the second-level cache. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    const size_t one = AMPI_GEMM_KC_ONE;
-    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, AMPI_GEMM_NC,
-                             g->lanes == 16 && k <= one ? one : (size_t)AMPI_GEMM_KC);
+    const size_t nc = m <= AMPI_GEMM_NC / 2 && k <= 2 * AMPI_GEMM_KC ? AMPI_GEMM_NC / 2 : AMPI_GEMM_NC;
+    const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
+    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc);
 }
 
 /* Computes a checked product, in the workspace if it holds at least one slot. */
@@ -4752,6 +4798,7 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     if (room >= p.floats) {
         float* memory = ampi_align64(exec->workspace);
         p.slots = ampi_min_size(p.slots, room / p.floats);
+        if (ampi_gemm_shares(s, &p)) { ampi_gemm_together(&g, s, &p, memory); return; }
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++)
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);

@@ -1,10 +1,11 @@
 """mutants.py [1/N] [WORD...] - plants one small fault at a time in a copy of amp.h and sees whether a test fails.
 
-Each row of the table: the tests most likely to see it, a piece of amp.h that stands there exactly once (otherwise the
-row counts as not caught, so the table cannot rot), and what replaces it. The fault's room is the >>impl- tag above it. The likely tests
-run first, then all others; the first failure, crash or hang ends it. Fails if fewer than 95 % are seen, or if one does not
-compile. With words, only rows whose room, tests or pattern contain one of them; with 1/N, only every Nth row. CC: the
-compiler, default gcc; JOBS: at a time, default 2. Needs only Python itself.
+Each row of the table: the tests most likely to see it ("openmp": that one alone, with -fopenmp), a piece of amp.h that
+stands there exactly once (otherwise the row counts as not caught, so the table cannot rot), and what replaces it. The
+fault's room is the >>impl- tag above it. The likely tests run first, then all others; the first failure, crash or hang
+ends it. Fails if fewer than 95 % are seen, or if one does not compile. With words, only rows whose room, tests or
+pattern contain one of them; with 1/N, only every Nth row. CC: the compiler, default gcc; JOBS: at a time, default 2.
+Needs only Python itself.
 tests/emu/mutants.py does the same to amp_cuda.cuh, with its own table.
 """
 import os
@@ -73,15 +74,19 @@ TABLE = [
     ("gemm", "const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);",
      "const __m512i up = _mm512_add_epi32(u, _mm512_set1_epi32(0x8000));"),
     ("gemm", "c##i##0 = AMPI_##V##_CLEAN(c##i##0);", ""),
-    ("gemm", "b.last = b.k0 + b.kc == s->k;", "b.last = b.k0 == 0;"),
+    ("gemm", "b->last = k0 + b->kc == s->k;", "b->last = k0 == 0;"),
     ("gemm", "row[l] = row[l + 1];", ""),
     ("gemm", "size_t to = s->swap ? k ^ 1 : k;", "size_t to = k;"),
     ("gemm", "u->two = columns > g->lanes;", "u->two = columns >= g->lanes;"),
     ("gemm", "if (s->swap) s->k += s->k & 1u;", ""),
-    ("gemm", "b.first = b.k0 == 0;", "b.first = b.k0 == 0 || b.k0 == p->kc;"),
+    ("gemm", "b->first = k0 == 0;", "b->first = k0 == 0 || k0 == p->kc;"),
     ("gemm", "s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias && s->alpha == 1.0f",
      "s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias"),
     ("gemm", "t[i] = s->beta != 0.0f ? -0.0f : 0.0f;", "t[i] = 0.0f;"),
+    ("openmp", "b.b = shared + turn % 2 * p->floats", "b.b = shared"),
+    ("openmp", "p->tiles_m > 2 && p->slots % p->tiles_m == 0", "p->tiles_m > 2 && p->slots > 1"),
+    ("openmp", "memory + (slot - part) * p->floats + p->at_b;", "memory + p->at_b;"),
+    ("openmp", "for (k0 = 0; k0 < s->k + p->kc; k0 += p->kc)", "for (k0 = 0; k0 < s->k; k0 += p->kc)"),
     ("gemm", "v[l] = ampi_fma(hw, beta, add[l], alpha * t[l]);", "v[l] = beta * add[l] + alpha * t[l];"),
     ("gemm", "dst[l] = ampi_clean_nan(v[l]);", "dst[l] = v[l];"),
     ("gemm hostile", "if (ld < cols)", "if (ld + 1 < cols)"),
@@ -453,19 +458,25 @@ class Header:
             raise Refused(done.stderr[:400])
 
     def build_tests(self):
-        for test in self.tests:
-            self.compile(*self.test_flags, "-c", os.path.join(ROOT, "tests", "test_%s.c" % test), "-o",
+        for test in self.tests + ["openmp"]:
+            self.compile(*self.test_flags, *self.threads(test), "-c", os.path.join(ROOT, "tests", "test_%s.c" % test), "-o",
                          os.path.join(self.out, test + ".o"))
 
     def build(self, folder, likely):
         """The implementation with its fault, in this folder."""
-        self.compile(*self.flags, "-x", "c", "-DAMP_IMPLEMENTATION", "-c", os.path.join(folder, self.name), "-o",
+        self.compile(*self.flags, *self.threads(likely), "-x", "c", "-DAMP_IMPLEMENTATION", "-c", os.path.join(folder, self.name), "-o",
                      os.path.join(folder, "impl.o"))
 
     def link(self, test, folder, likely, program):
-        self.compile(os.path.join(self.out, test + ".o"), os.path.join(folder, "impl.o"), "-o", program, "-lm")
+        self.compile(os.path.join(self.out, test + ".o"), os.path.join(folder, "impl.o"), "-o", program, "-lm",
+                     *self.threads(test))
+
+    def threads(self, tests):
+        return ["-fopenmp"] if tests == "openmp" else []
 
     def order(self, likely):
+        if likely == "openmp":
+            return [likely]
         first = [w for w in likely.split() if w in self.tests]
         return first + [t for t in self.tests if t not in first]
 
@@ -476,7 +487,8 @@ def failing_test(header, folder, likely):
         program = os.path.join(folder, "test_" + name)
         header.link(name, folder, likely, program)
         done = subprocess.run(["sh", "-c", "ulimit -t %d; exec \"$0\"" % header.seconds, program], cwd=folder,
-                              capture_output=True, text=True, errors="replace")
+                              capture_output=True, text=True, errors="replace",
+                              env=dict(os.environ, OMP_WAIT_POLICY="passive"))
         os.remove(program)
         if done.returncode:
             ended = {signal.SIGKILL: "hangs", signal.SIGXCPU: "hangs"}

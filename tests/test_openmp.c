@@ -118,11 +118,12 @@ static const int CONVOLUTIONS[][8] = {
     { 17, 32, 16, 24, 1, 1, 0, 1 },    /* image by image */
     { 3, 32, 32, 32, 3, 1, 1, 32 },
     { 5, 70, 14, 66, 3, 1, 1, 1 },     /* a matrix unit's tiles of every kind */
-    { 1, 96, 20, 40, 3, 1, 1, 2 }
+    { 1, 96, 20, 40, 3, 1, 1, 2 },
+    { 3, 100, 7, 190, 3, 1, 1, 1 }     /* threads that pack the unfolded image together */
 };
 
-/* y, dx, dw and db, by as many threads as there are now. */
-static uint64_t convolved(const int z[8], amp_dtype t, amp_sums sums) {
+/* y, dx, dw and db, by as many threads as there are now, in the workspace or a part of it. */
+static uint64_t convolved(const int z[8], amp_dtype t, amp_sums sums, size_t part) {
     amp_conv2d_shape s;
     size_t x, w, y, i;
     char *low, *weights, *dy;
@@ -138,7 +139,7 @@ static uint64_t convolved(const int z[8], amp_dtype t, amp_sums sums) {
     x = (size_t)(s.n * s.channels * s.height * s.width);
     w = (size_t)(s.out_channels * (s.channels / s.groups) * s.kernel_h * s.kernel_w);
     y = (size_t)(s.n * s.out_channels * oh * ow);
-    exec.workspace_size = amp_conv2d_workspace(&s);
+    exec.workspace_size = amp_conv2d_workspace(&s) / part;
     exec.workspace = malloc(exec.workspace_size);
     exec.sums = sums;
     source = (float*)malloc((x + w + y) * sizeof *source);
@@ -157,18 +158,19 @@ static uint64_t convolved(const int z[8], amp_dtype t, amp_sums sums) {
 }
 static void test_threads_and_convolutions(void) {
     static const amp_dtype types[] = { AMP_F32, AMP_F16, AMP_BF16 };
-    static const int threads[] = { 2, 3, 4, 7 };
+    static const int threads[] = { 2, 3, 6, 7 };
     size_t i, t, k;
     for (i = 0; i < sizeof CONVOLUTIONS / sizeof CONVOLUTIONS[0]; i++)
         for (t = 0; t < 3; t++) {
             uint64_t alone, fast;
             omp_set_num_threads(1);
-            alone = convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FIXED);
-            fast = convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FAST);
+            alone = convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FIXED, 1);
+            fast = convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FAST, 1);
             for (k = 0; k < 4; k++) {
                 omp_set_num_threads(threads[k]);
-                CHECK_MSG(convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FIXED) == alone
-                              && convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FAST) == fast,
+                CHECK_MSG(convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FIXED, 1) == alone
+                              && convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FIXED, 2) == alone
+                              && convolved(CONVOLUTIONS[i], types[t], AMP_SUMS_FAST, 1) == fast,
                           "convolution %lu, %s, %d threads", (unsigned long)i, amp_dtype_name(types[t]), threads[k]);
             }
         }
