@@ -746,7 +746,7 @@ typedef struct subject {
     "64x1x28x28:6x5x5:s1p2 *64x6x14x14:16x5x5:s1p0 *8x64x28x28:64x3x3:s1p1 8x256x14x14:256x3x3:s1p1 "    \
     "8x512x7x7:512x3x3:s1p1 8x64x28x28:128x3x3:s2p1 8x256x14x14:64x1x1:s1p0"
 
-#define WIDE_CONVOLUTIONS "*8x64x28x28:64x3x3:s1p1 8x256x14x14:256x3x3:s1p1 8x256x14x14:64x1x1:s1p0"
+#define WIDE_CONVOLUTIONS "*8x64x28x28:64x3x3:s1p1 8x256x14x14:256x3x3:s1p1 8x64x28x28:128x3x3:s2p1 8x256x14x14:64x1x1:s1p0"
 #define FAST "f16-fast bf16-fast"
 
 static const subject subjects[] = {
