@@ -1808,6 +1808,21 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 #else
   #define AMPI_AMX 0
 #endif
+/* gcc clears the upper halves of the vector registers behind code with AVX (vzeroupper) only from -O2 on. Left in use,
+   they make what mixes SSE with AVX later on, as a loop over libm's fmaf does, up to 40 times slower (measured on
+   Sapphire Rapids with glibc). So each kernel with AVX, or the call of it, ends with this. */
+#if AMPI_X86 && !defined(__clang__)
+AMPI_TARGET_AVX2 AMPI_FN void ampi_clear_upper(void) {
+  #if defined(__x86_64__)
+    __asm__ volatile("vzeroupper" : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
+                     "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
+  #else
+    __asm__ volatile("vzeroupper" : : : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7");
+  #endif
+}
+#else
+AMPI_FN void ampi_clear_upper(void) {}
+#endif
 #if !defined(AMP_NO_SIMD) && defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__)) \
     && defined(__ARM_NEON) && !defined(__TINYC__)
   #define AMPI_NEON 1
@@ -1823,24 +1838,24 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
    vectorises; `hw` is 1 where the copy may use hardware fma. Because each operation in it is an IEEE
    operation (no a*b+c left for the compiler to contract: write ampi_fma), the copies give the same bits. */
 #if AMPI_X86
-  #define AMPI_KERNEL(name, params, ...)                                                       \
-    static void name##_scalar params { name##_body(0, __VA_ARGS__); }                          \
-    AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); }           \
-    AMPI_TARGET_AVX512 static void name##_avx512 params { name##_body(1, __VA_ARGS__); }       \
-    AMPI_FN void name params {                                                                 \
-        switch (ampi_simd()) {                                                                 \
-            case AMP_ISA_AVX512: name##_avx512(__VA_ARGS__); break;                            \
-            case AMP_ISA_AVX2:   name##_avx2(__VA_ARGS__); break;                              \
-            default:             name##_scalar(__VA_ARGS__); break;                            \
-        }                                                                                      \
+  #define AMPI_KERNEL(name, params, ...)                                                                   \
+    static void name##_scalar params { name##_body(0, __VA_ARGS__); }                                      \
+    AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }   \
+    AMPI_TARGET_AVX512 static void name##_avx512 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }\
+    AMPI_FN void name params {                                                                             \
+        switch (ampi_simd()) {                                                                             \
+            case AMP_ISA_AVX512: name##_avx512(__VA_ARGS__); break;                                        \
+            case AMP_ISA_AVX2:   name##_avx2(__VA_ARGS__); break;                                          \
+            default:             name##_scalar(__VA_ARGS__); break;                                        \
+        }                                                                                                  \
     }
   /* The same for kernels that are written by hand for AVX-512. */
-  #define AMPI_KERNEL_AVX2(name, params, ...)                                                  \
-    static void name##_scalar params { name##_body(0, __VA_ARGS__); }                          \
-    AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); }           \
-    AMPI_FN void name params {                                                                 \
-        if (amp_cpu_isa() == AMP_ISA_SCALAR) name##_scalar(__VA_ARGS__);                       \
-        else name##_avx2(__VA_ARGS__);                                                         \
+  #define AMPI_KERNEL_AVX2(name, params, ...)                                                              \
+    static void name##_scalar params { name##_body(0, __VA_ARGS__); }                                      \
+    AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }   \
+    AMPI_FN void name params {                                                                             \
+        if (amp_cpu_isa() == AMP_ISA_SCALAR) name##_scalar(__VA_ARGS__);                                   \
+        else name##_avx2(__VA_ARGS__);                                                                     \
     }
 #else
   #define AMPI_KERNEL AMPI_KERNEL_PLAIN
@@ -2319,6 +2334,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_quiet_x32(amp_dtype t, __m512i x) {
             __mmask16 m = (__mmask16)(n - i < 16 ? (1u << (n - i)) - 1u : 0xffffu);                        \
             store((void*)(dst + i), m, ampi_##name##_x16(load(m, src + i)));                               \
         }                                                                                                  \
+        ampi_clear_upper();                                                                                \
     }
 AMPI_LOOP_AVX512(f32_to_half, uint16_t, float, AMPI_LOAD_F32_X16, AMPI_PUT_HALF_X16, _mm256_mask_storeu_epi16)
 AMPI_LOOP_AVX512(f32_to_bf16, uint16_t, float, AMPI_LOAD_F32_X16, AMPI_PUT_HALF_X16, _mm256_mask_storeu_epi16)
@@ -2422,9 +2438,9 @@ AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_bf16_to_f32_avx2, float, uint16_t
 
 #define AMPI_HOT_KERNEL(name, dst_type, src_type)                                            \
     AMPI_FN void ampi_##name(dst_type* dst, const src_type* src, size_t n) {                 \
-        switch (ampi_simd()) {                                                             \
+        switch (ampi_simd()) {                                                               \
             case AMP_ISA_AVX512: ampi_##name##_avx512(dst, src, n); break;                   \
-            case AMP_ISA_AVX2:   ampi_##name##_avx2(1, dst, src, n); break;                  \
+            case AMP_ISA_AVX2:   ampi_##name##_avx2(1, dst, src, n); ampi_clear_upper(); break;\
             default:             ampi_plain_##name##_body(0, dst, src, n); break;            \
         }                                                                                    \
     }
@@ -2693,6 +2709,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_stream_copy(unsigned char* dst, const unsigne
     size_t i;
     for (i = 0; i < bytes; i += 32)
         _mm256_stream_si256((__m256i*)(void*)(dst + i), _mm256_load_si256((const __m256i*)(const void*)(src + i)));
+    ampi_clear_upper();
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_stream_end(void) { _mm_sfence(); }
 #else
@@ -2992,6 +3009,7 @@ typedef struct ampi_gemm_isa {
         const size_t ldt = u->ldt;                                                                  \
         if (rest == AMPI_##V##_LANES) { ROWS(AMPI_MICRO_WRITE, V) } else { ROWS(AMPI_MICRO_WRITE_TAIL, V) } \
         (void)p3; (void)p6; (void)p9; (void)p12;    /* few rows need few pointers */                \
+        ampi_clear_upper();                                                                         \
     }
 #define AMPI_MICRO_PAIR(V, R) \
     AMPI_MICRO(ampi_micro_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                       \
@@ -3019,6 +3037,7 @@ typedef struct ampi_gemm_isa {
         if (t == AMP_F16) AMPI_LOAD_ROWS(V, F16, uint16_t)                                          \
         else if (t == AMP_BF16) AMPI_LOAD_ROWS(V, BF16, uint16_t)                                   \
         else AMPI_LOAD_ROWS(V, LOAD, float)                                                         \
+        ampi_clear_upper();                                                                         \
     }
 
 /* C from the sums t, which are read in full vectors. READ, WRITE: vectors of any type, or their first `rest`
@@ -3040,6 +3059,7 @@ typedef struct ampi_gemm_isa {
                 }                                                                                   \
                 AMPI_##V##_WRITE(f->c, f->c_dtype, i * f->ldc + j, rest, v);                        \
             }                                                                                       \
+        ampi_clear_upper();                                                                         \
     }
 
 /* Loads and stores of fewer than `lanes` elements where there are no masks: through a buffer. */
@@ -3158,6 +3178,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
     }
     for (; i < k; i++)
         for (l = 0; l < 16; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
+    ampi_clear_upper();
 }
 
 #define AMPI_V8_TARGET AMPI_TARGET_AVX2
@@ -3266,6 +3287,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
     }
     for (; i < k; i++)
         for (l = 0; l < 8; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
+    ampi_clear_upper();
 }
 #endif /* AMPI_X86 */
 
@@ -3405,6 +3427,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_along(float* dst, const void* src, am
         if (w + 16 < words)
             _mm512_storeu_si512(dst + w + 16, _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high_twice, x));
     }
+    ampi_clear_upper();
 }
 /* B's words of 16 columns from pairs of F16 neighbours along k: rows of pairs, 16 to a row. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, const float* pairs, size_t count) {
@@ -3419,6 +3442,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, cons
             _mm512_storeu_si512(dst + (2 * l + 1) * ldd, AMPI_WORD(low, low));
         }
     }
+    ampi_clear_upper();
 }
 
 /* `words` rows of words of `width` columns, from k rows of n columns. t as above. From the last word to the
@@ -3451,6 +3475,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
             _mm512_storeu_si512(to, x);
             _mm512_storeu_si512(to + ldd, is_b ? AMPI_WORD(low, low) : x);
         }
+    ampi_clear_upper();
 }
 #endif
 
@@ -3498,6 +3523,7 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const uint16_t* p, size_
             least = _mm512_min_epu16(least, _mm512_sub_epi16(x, one));
         }
     _mm512_storeu_si512(lane, least);
+    ampi_clear_upper();
     for (i = 0; i < 32; i++) if (lane[i] < all) all = lane[i];
     return (all + 1) >> 7;
 }
@@ -3606,6 +3632,7 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_finish(const ampi_finish* f, size_t rows, 
         else if (f->c_dtype == AMP_F16) ampi_amx_finish16(AMP_F16, 0, f, rows, columns, j, t, ldt);
         else if (f->add) ampi_amx_finish16(AMP_BF16, 1, f, rows, columns, j, t, ldt);
         else ampi_amx_finish16(AMP_BF16, 0, f, rows, columns, j, t, ldt);
+    ampi_clear_upper();
 }
 
 /* A thread opens its unit before its tiles, all of 16 rows x 64 bytes, and closes it behind them. */
@@ -3941,6 +3968,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_copy_avx512(const ampi_piece* piece, 
             for (r = 0; r < rows; r++)
                 _mm512_mask_storeu_ps(d + ((to0 + r) ^ flip) * ldd, m, _mm512_maskz_loadu_ps(m, s + from[r]));
         }
+    ampi_clear_upper();
 }
 #endif
 AMPI_KERNEL_AVX2(ampi_stage_copy_plain,
@@ -5166,6 +5194,7 @@ typedef struct ampi_taps {
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
         ROWS(AMPI_MICRO_WRITE, V)                                                                   \
         (void)ldo; (void)b_next;                                                                    \
+        ampi_clear_upper();                                                                         \
     }
 /* One row, as many neighbouring vectors as the list has: two would wait for each other's sums. */
 #define AMPI_LINE_STEP(i, p, o, V) \
@@ -5191,6 +5220,7 @@ typedef struct ampi_taps {
         if (u->bias) { x = AMPI_##V##_SPREAD(u->bias[0]); LIST(AMPI_LINE_BIAS, V) }                 \
         if (u->last) { LIST(AMPI_MICRO_CLEAN, V) }                                                  \
         LIST(AMPI_MICRO_WRITE, V)                                                                   \
+        ampi_clear_upper();                                                                         \
     }
 #define AMPI_TAPS_PAIR(V, R) \
     AMPI_TAPS(ampi_taps_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                         \
@@ -6490,6 +6520,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_deal(uint16_t* dst, const uint16_t* src
         }
         _mm512_storeu_si512(dst, all);
     }
+    ampi_clear_upper();
 }
 /* The weights of 16 results from row r and of 32 channels from k, raw[result][tap][channel];
    what is behind the last result never leaves the sums. */
@@ -6573,6 +6604,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_zip(float* wide, const float* t, size_t
         _mm512_storeu_ps(wide, _mm512_permutex2var_ps(even, low, odd));
         _mm512_storeu_ps(wide + 16, _mm512_permutex2var_ps(even, high, odd));
     }
+    ampi_clear_upper();
 }
 /* Sums t[rows][32 of each part], of positions [p, end) of a stage, into the planes of the result from row y0 on. */
 AMPI_FN void ampi_amx_conv_store(const ampi_amx_conv* d, size_t plane, size_t bias, size_t rows, size_t y0, size_t p,
@@ -6775,6 +6807,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_amx_rows_by(size_t step, char* dst, siz
             else _mm256_mask_storeu_epi16(dst + 2 * i, AMPI_V16_MASK(ampi_min_size(n - i, 16)),
                                           _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, x));
         }
+    ampi_clear_upper();
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_amx_rows(size_t step, char* dst, size_t ldd, const char* src, size_t lds,
                                               size_t rows, size_t n) {
@@ -7102,6 +7135,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_row_sums_low(float* sum, const void* x, amp
                                                   size_t rows, size_t n) {
     if (t == AMP_F16) ampi_row_sums_typed(AMP_F16, sum, x, at, ld, rows, n);
     else ampi_row_sums_typed(AMP_BF16, sum, x, at, ld, rows, n);
+    ampi_clear_upper();
 }
 #endif
 
@@ -7619,9 +7653,10 @@ AMPI_FN int ampi_typed(amp_dtype a, amp_dtype b) {
 AMPI_FN int ampi_typed_both(amp_dtype a, amp_dtype b) {
     return AMPI_X86 && ampi_simd() >= AMP_ISA_AVX2 && ampi_dtype(a) == ampi_dtype(b);
 }
-/* A kernel that is written by hand for both. */
-#define AMPI_BY_HAND(name, ...) \
+/* A kernel that is written by hand for both. EITHER is for one with a result, which clears the registers itself. */
+#define AMPI_EITHER(name, ...) \
     (ampi_simd() == AMP_ISA_AVX512 ? name##_avx512(__VA_ARGS__) : name##_avx2(__VA_ARGS__))
+#define AMPI_BY_HAND(name, ...) (AMPI_EITHER(name, __VA_ARGS__), ampi_clear_upper())
 /* Elements [i, i+n) to read: where they lie, or as floats in `tile`. */
 AMPI_FN ampi_part ampi_part_of(const void* data, amp_dtype t, size_t i, size_t n, int typed, float* tile) {
     ampi_part p;
@@ -9674,6 +9709,7 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t
                                                       size_t d, double eps, float* mean, float* invstd) {
     int usual = 1;
     AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, y, rows, d, eps, mean, invstd, &usual);
+    ampi_clear_upper();
     return usual;
 }
 
@@ -9717,6 +9753,7 @@ AMPI_TARGET_AVX2 AMPI_FN int ampi_ln_measure_avx2(const void* x, amp_dtype t, co
                                                   double eps, float* mean, float* invstd) {
     int usual = 1;
     AMPI_FOR_TYPE(ampi_ln_measure_x8, t, x, y, rows, d, eps, mean, invstd, &usual);
+    ampi_clear_upper();
     return usual;
 }
 #endif
@@ -9751,7 +9788,7 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
     size_t k;
 #if AMPI_X86
     const char* first = (const char*)x + start * amp_dtype_size(xt);
-    if (ampi_simd() >= AMP_ISA_AVX2 && AMPI_BY_HAND(ampi_ln_measure, first, xt, y, rows, d, eps, mean, invstd)) return;
+    if (ampi_simd() >= AMP_ISA_AVX2 && AMPI_EITHER(ampi_ln_measure, first, xt, y, rows, d, eps, mean, invstd)) return;
 #endif
     (void)y;
     for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
@@ -10342,6 +10379,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y
         case AMP_SIGMOID: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_SIGMOID, y, x.data, s, x.n); break;
         default: AMPI_FOR_TYPE(ampi_activation_typed, x.t, AMP_RELU, y, x.data, s, x.n); break;
     }
+    ampi_clear_upper();
 }
 /* GELU alone by AVX2: of it the plain form is slow. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x) {
@@ -10359,6 +10397,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_slope_x8(amp_dtype t, size_t i, size
 AMPI_TARGET_AVX2 AMPI_FN void ampi_gelu_avx2(void* y, ampi_part x, const void* s) {
     if (s) AMPI_ALL_X8(ampi_gelu_slope_x8, x.t, x.n, y, x.data, s);
     else AMPI_ALL_X8(ampi_gelu_x8, x.t, x.n, y, x.data);
+    ampi_clear_upper();
 }
 #endif
 
@@ -10468,6 +10507,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_look_up_x16(amp_dtype t, size_t i, __mm
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_look_up_avx512(const uint16_t* table, const uint16_t* x, uint16_t* y, size_t n) {
     AMPI_EACH_X16(ampi_look_up_x16, AMP_F16, n, y, x, table);
+    ampi_clear_upper();
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_value_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
                                                          const uint16_t* s, const float* table) {
@@ -10483,6 +10523,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_values_x16(amp_dtype t, void* dx,
 AMPI_TARGET_AVX512 AMPI_FN void ampi_slope_look_up_avx512(const float* table, ampi_part dy, const uint16_t* s,
                                                           void* dx) {
     AMPI_FOR_TYPE(ampi_slope_values_x16, dy.t, dx, dy.data, s, table, dy.n);
+    ampi_clear_upper();
 }
 #endif
 
@@ -11952,6 +11993,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE double ampi_tree_avx2(__m256d even, __m256d odd) {
         s1 = _mm256_add_pd(_mm256_add_pd(s1, s5), _mm256_add_pd(s3, s7));                                \
         *sum += ampi_tree_avx2(s0, s1);                                                                  \
         *hit |= signs(any) != 0;                                                                         \
+        ampi_clear_upper();                                                                              \
     }
 AMPI_SCAN_AVX2(f32, float, ampi_over_f32_avx2, AMPI_SIGNS_F32_AVX2)
 AMPI_SCAN_AVX2(half, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2)
@@ -12015,6 +12057,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE double ampi_squares_total(amp_dtype t, const __m5
         }                                                                                                \
         *sum += ampi_squares_total(t, s);                                                                \
         *hit |= signs(any) != 0;                                                                         \
+        ampi_clear_upper();                                                                              \
     }
 AMPI_SCAN_AVX512(f32, float, AMP_F32, ampi_over_f32_avx512, _mm512_movepi32_mask)
 AMPI_SCAN_AVX512(half, uint16_t, AMP_F16, ampi_over_16_avx512, _mm512_movepi16_mask)
@@ -12044,6 +12087,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_squares_typed(amp_dtype t, const void* 
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_squares_avx512(amp_dtype t, const void* x, size_t n, double* sums) {
     AMPI_FOR_TYPE(ampi_squares_typed, t, x, n, sums);
+    ampi_clear_upper();
 }
 #endif
 
@@ -13035,7 +13079,7 @@ typedef struct ampi_update {
 typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u);
 
 /* The same few operations on 16, 8, 4 or 1 floats. flush: a value with exponent zero becomes +0. fetch: some lines
-   ahead, as the processor's own prefetchers do not keep up with four arrays. */
+   ahead, as the processor's own prefetchers do not keep up with four arrays. end: what a kernel ends with. */
 #define ampi_v_scalar float
 #define ampi_load_scalar(p) (*(p))
 #define ampi_put_scalar(p, x) (*(p) = (x))
@@ -13043,6 +13087,7 @@ typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n,
 #define ampi_mul_scalar(a, b) ((a) * (b))
 #define ampi_div_scalar(a, b) ((a) / (b))
 #define ampi_fetch_scalar(p) ((void)0)
+#define ampi_end_scalar() ((void)0)
 #define ampi_sqrt_scalar(a) sqrtf(a)
 #define ampi_fma_scalar(a, b, c) ampi_fma(AMPI_FMA_NATIVE, a, b, c)
 AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
@@ -13057,6 +13102,7 @@ AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
 #define ampi_mul_avx2 _mm256_mul_ps
 #define ampi_div_avx2 _mm256_div_ps
 #define ampi_fetch_avx2(p) _mm_prefetch((const char*)(p) + 1024, _MM_HINT_T0)
+#define ampi_end_avx2 ampi_clear_upper
 #define ampi_sqrt_avx2 _mm256_sqrt_ps
 #define ampi_fma_avx2 _mm256_fmadd_ps
 AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_flush_avx2(__m256 x) {
@@ -13070,6 +13116,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_flush_avx2(__m256 x) {
 #define ampi_mul_avx512 _mm512_mul_ps
 #define ampi_div_avx512 _mm512_div_ps
 #define ampi_fetch_avx512 ampi_fetch_avx2
+#define ampi_end_avx512 ampi_clear_upper
 /* gcc 12 warns about the plain _mm512_sqrt_ps. */
 #define ampi_sqrt_avx512(a) _mm512_maskz_sqrt_ps((__mmask16)0xffff, a)
 #define ampi_fma_avx512 _mm512_fmadd_ps
@@ -13087,6 +13134,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_flush_avx512(__m512 x) {
 #define ampi_mul_neon vmulq_f32
 #define ampi_div_neon vdivq_f32
 #define ampi_fetch_neon(p) ((void)0)
+#define ampi_end_neon() ((void)0)
 #define ampi_sqrt_neon vsqrtq_f32
 #define ampi_fma_neon(a, b, c) vfmaq_f32(c, a, b)
 AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
@@ -13144,6 +13192,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         size_t i;                                                                                        \
         (void)m; (void)v;                                                                                \
         for (i = 0; i < n; i += lanes) ampi_move_##isa(w + i, ampi_gradient_##isa(w + i, g + i, u), u);  \
+        ampi_end_##isa();                                                                                \
     }                                                                                                    \
     target AMPI_FN void ampi_momentum_##isa(AMPI_UPDATE_PARAMS) {                                        \
         size_t i;                                                                                        \
@@ -13154,6 +13203,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
             ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->raw), x);                          \
             ampi_move_##isa(w + i, ampi_fma_##isa(ampi_set_##isa(u->buf), buffer, part), u);             \
         }                                                                                                \
+        ampi_end_##isa();                                                                                \
     }                                                                                                    \
     target AMPI_FN void ampi_adam_##isa(AMPI_UPDATE_PARAMS) {                                            \
         size_t i;                                                                                        \
@@ -13163,6 +13213,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
             ampi_vector_##isa second = ampi_second_moment_##isa(v + i, x, u);                            \
             ampi_move_##isa(w + i, ampi_quotient_##isa(first, second, u), u);                            \
         }                                                                                                \
+        ampi_end_##isa();                                                                                \
     }                                                                                                    \
     target AMPI_FN void ampi_lamb_direction_##isa(AMPI_UPDATE_PARAMS) {                                  \
         size_t i;                                                                                        \
@@ -13171,6 +13222,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
             ampi_vector_##isa x = ampi_quotient_##isa(first, ampi_load_##isa(v + i), u);                 \
             ampi_put_##isa(g + i, ampi_fma_##isa(ampi_set_##isa(u->wd), ampi_load_##isa(w + i), x));     \
         }                                                                                                \
+        ampi_end_##isa();                                                                                \
     }                                                                                                    \
     target AMPI_FN void ampi_lamb_moments_##isa(AMPI_UPDATE_PARAMS) {                                    \
         size_t i;                                                                                        \

@@ -5,6 +5,7 @@
    What must hold for all: nothing outside a buffer is touched, inputs stay as they are, a refused call has changed
    nothing and has told the logger why in a sentence. */
 #include "../amp.h"
+#include "upper.h"
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,9 @@ static const unsigned char* input;
 static size_t left;
 static unsigned filler;                    /* continues the stream where it has ended */
 
+/* An argument is drawn behind some call, which must not have left the upper halves of the registers in use. */
 static unsigned byte(void) {
+    if (upper_in_use() == 1) give_up("a call has left vector registers in use");
     filler = filler * 1664525u + 1013904223u;
     if (left == 0) return 0;
     left--;
@@ -119,6 +122,7 @@ static void* operand(size_t count, amp_dtype t, int kind) {
 /* After the call: what may have changed, and what may not. */
 static void settle(amp_result r) {
     int i;
+    if (upper_in_use() == 1) give_up("a call has left vector registers in use");
     if (r != AMP_OK && sentences == 0) give_up("a refusal without a sentence");
     for (i = 0; i < block_count; i++) {
         struct block* b = &blocks[i];

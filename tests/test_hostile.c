@@ -13,6 +13,7 @@
 #endif
 #include "../amp.h"
 #include "test.h"
+#include "upper.h"
 #include <fenv.h>
 #include <limits.h>
 #include <stdint.h>
@@ -833,6 +834,90 @@ static void flushed_subnormals(void) {
 static void flushed_subnormals(void) { TEST_SKIP("no MXCSR here"); }
 #endif
 
+/* --- registers -------------------------------------------------------------------------------------------- */
+
+/* Every path leaves the upper halves of the vector registers unused, whatever the compiler does by itself. */
+#define LEAVES_NONE(call)                                                                              \
+    do {                                                                                               \
+        CHECK((call) == AMP_OK);                                                                       \
+        CHECK_MSG(upper_in_use() != 1, "%s: %s", amp_isa_name(amp_cpu_isa()), #call);                  \
+    } while (0)
+static float wide[4][64 * 1024];
+static void upper_halves_of_products(amp_dtype t) {
+    static const amp_conv2d_shape s = { 2, 32, 12, 12, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 };
+    static float room[1024 * 1024];
+    amp_exec exec;
+    int sums;
+    memset(&exec, 0, sizeof exec);
+    exec.workspace = room;
+    exec.workspace_size = sizeof room;
+    for (sums = AMP_SUMS_FIXED; sums <= AMP_SUMS_FAST; sums++) {
+        exec.sums = (amp_sums)sums;
+        LEAVES_NONE(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 16, 16, 16, 1.0f, wide[0], t, 16, wide[1], t, 16, 0.0f, wide[2],
+                             AMP_F32, 16, NULL));
+        LEAVES_NONE(amp_gemm(AMP_TRANS, AMP_TRANS, 200, 129, 150, 1.0f, wide[0], t, 200, wide[1], t, 150, 0.0f, wide[2],
+                             t, 129, &exec));
+        LEAVES_NONE(amp_conv2d_forward(&s, wide[0], t, wide[1], t, NULL, t, wide[2], t, &exec));
+        LEAVES_NONE(amp_conv2d_backward(&s, wide[2], t, wide[0], t, wide[1], t, wide[3], t, NULL, t, NULL, t, 0, &exec));
+        LEAVES_NONE(amp_conv2d_backward(&s, wide[2], t, wide[0], t, wide[1], t, NULL, t, wide[3], AMP_F32, NULL, t, 0, &exec));
+        LEAVES_NONE(amp_conv2d_backward(&s, wide[2], t, wide[0], t, wide[1], t, NULL, t, NULL, t, wide[3], AMP_F32, 0, &exec));
+    }
+}
+static void upper_halves_of_rows(amp_dtype t) {
+    static const amp_pool2d_shape window = { AMP_POOL_MAX, 2, 8, 12, 12, 2, 2, 2, 2, 0, 0, 0 };
+    static const amp_batch_norm_shape norm = { 2, 8, 100, 0.0f, 0.0f };
+    static float mean[64], var[64], save[2][64], params[64];
+    const size_t n = 64 * 40;
+    LEAVES_NONE(amp_convert(wide[0], AMP_F32, wide[1], t, 1));
+    LEAVES_NONE(amp_convert(wide[0], AMP_F32, wide[1], t, n + 5));
+    LEAVES_NONE(amp_convert(wide[1], t, wide[0], AMP_F32, n + 5));
+    LEAVES_NONE(amp_pool2d_forward(&window, wide[0], t, wide[2], t, NULL));
+    LEAVES_NONE(amp_pool2d_backward(&window, wide[2], t, wide[0], t, wide[3], t, NULL));
+    LEAVES_NONE(amp_batch_norm_forward(&norm, 1, wide[0], t, params, params, AMP_F32, mean, var, save[0], save[1], wide[2], t,
+                                       NULL));
+    LEAVES_NONE(amp_layer_norm_forward(wide[0], t, params, params, AMP_F32, 0.0f, save[0], save[1], wide[2], t, 64, 40, NULL));
+    LEAVES_NONE(amp_softmax_forward(wide[0], t, wide[2], t, 64, 40, NULL));
+    LEAVES_NONE(amp_activation_forward(AMP_GELU, wide[0], t, wide[2], t, n, NULL));
+}
+static void upper_halves_of_a_step(void) {
+    amp_param p;
+    amp_optimizer_desc d;
+    amp_optimizer o;
+    amp_scaler s;
+    amp_tensor grads;
+    int kind;
+    memset(wide, 0, sizeof wide);
+    for (kind = AMP_SGD; kind <= AMP_LAMB; kind++) {
+        memset(&d, 0, sizeof d);
+        memset(&p, 0, sizeof p);
+        memset(&grads, 0, sizeof grads);
+        d.kind = (amp_optimizer_kind)kind;
+        p.master = wide[0];
+        p.grad = grads.data = wide[1];
+        p.m = wide[2];
+        p.v = wide[3];
+        p.count = grads.count = 1000;
+        CHECK(amp_scaler_init(&s, NULL) == AMP_OK && amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+        (void)amp_scaler_scale_loss(&s, 1.0f);
+        LEAVES_NONE(amp_scaler_unscale(&s, &grads, 1, NULL));
+        LEAVES_NONE(amp_optimizer_step(&o, &s, NULL));
+    }
+}
+static void upper_halves(void) {
+    const amp_isa before = amp_cpu_isa();
+    int isa, t;
+    if (upper_in_use() < 0) { TEST_SKIP("nobody tells what of the registers is in use"); return; }
+    for (isa = AMP_ISA_SCALAR; isa <= AMP_ISA_AVX512_BF16; isa++) {
+        if (amp_cpu_force_isa((amp_isa)isa) != AMP_OK) continue;
+        for (t = AMP_F32; t <= AMP_BF16; t++) {
+            upper_halves_of_products((amp_dtype)t);
+            upper_halves_of_rows((amp_dtype)t);
+        }
+        upper_halves_of_a_step();
+    }
+    CHECK(amp_cpu_force_isa(before) == AMP_OK);
+}
+
 /* --- interruptions ---------------------------------------------------------------------------------------- */
 
 #if HAVE_FORK
@@ -952,6 +1037,7 @@ int main(void) {
     TEST(overlaps);
     TEST(traps);
     TEST(flushed_subnormals);
+    TEST(upper_halves);
 #if HAVE_FORK
     choose_path();
     TEST(killed_while_saving);
