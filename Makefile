@@ -11,7 +11,7 @@ TESTS    = half gemm conv ops policy scaler optim model train checkpoint report 
 EXAMPLES = train_small own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels
 
 # Parallel builds unless the user says otherwise. (A + before a recipe: makes started by its script share the jobs.)
-ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
@@ -99,7 +99,7 @@ BENCH_CFLAGS = -O2 -fopenmp
 $(B)/bench: tests/bench/bench.c amp.h examples/gpt.h | $(B)
 	@$(CC) $(STRICT) $(BENCH_CFLAGS) $< -o $@ $(LDLIBS) 2> $@.log || $(CC) $(STRICT) -O2 $< -o $@ $(LDLIBS)
 
-$(B)/test_%: tests/test_%.c tests/test.h tests/amx.h amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)
+$(B)/test_%: tests/test_%.c tests/test.h tests/amx.h tests/upper.h amp.h $(wildcard examples/*.h) $(B)/impl.o | $(B)
 	$(CC) $(STRICT) $(CFLAGS) $< $(B)/impl.o -o $@ $(LDLIBS)
 
 $(B)/emu.o: tests/emu/emu.cpp tests/emu/cuda_runtime.h tests/emu/cuda.h tests/emu/cublas_v2.h | $(B)
