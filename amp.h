@@ -8636,12 +8636,11 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_pool_words_avx2(amp_dtype t, const ampi_pool_
 AMPI_FN void ampi_pool_words_plane(amp_dtype t, const ampi_pool_words* m, const ampi_pool_plan* p, size_t plane,
                                    const void* x, const void* dy, void* out) {
     const size_t h = (size_t)p->h, rows = (size_t)p->oh, w = 2 * m->n, image = plane * h * w, at = plane * rows * m->n;
-    const uint16_t *from = (const uint16_t*)x + image, *g = dy ? (const uint16_t*)dy + at : NULL;
     uint16_t* to = (uint16_t*)out + (dy ? image : at);
 #if AMPI_X86
-    AMPI_BY_HAND(ampi_pool_words, t, m, rows, from, g, to);
+    AMPI_BY_HAND(ampi_pool_words, t, m, rows, (const uint16_t*)x + image, dy ? (const uint16_t*)dy + at : NULL, to);
 #else
-    (void)t; (void)from; (void)g;
+    (void)t; (void)x;
 #endif
     if (dy && h % 2 != 0) memset(to + (h - 1) * w, 0, w * sizeof *to);      /* the row that no window covers */
 }

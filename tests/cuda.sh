@@ -1,7 +1,7 @@
 #!/bin/sh
 # cuda.sh - amp_cuda.cuh with NVIDIA's compiler.   sh tests/cuda.sh build | report | test | bench | demo [DATA_DIR]
-#   build   compiles it for every architecture that nvcc knows, and for sm_90a, without a warning: C++17, and C++14 for the
-#           first and last
+#   build   compiles it for every architecture that nvcc knows, and for sm_90a, without a warning: C++17; C++14 for the
+#           first of them
 #   report  registers, shared memory and stack of every kernel, per architecture; fails if one spills
 #   test    the tests of tests/emu on a real GPU
 #   bench   tests/bench/bench_cuda.cu on a real GPU
@@ -36,7 +36,8 @@ compile() {
 
 build() {
     compile 17 "$ARCHS" || return 1
-    compile 14 "$(printf '%s\n' $ARCHS | sed -n '1p;$p' | tr '\n' ' ')" || return 1      # the language does not depend on it
+    FLAGS="$FLAGS -DAMP_NO_SIMD"        # the rest is for the device: without the CPU's vector paths, in half the time
+    compile 14 "${ARCHS%%[!0-9a-z]*}" || return 1       # the language does not depend on the architecture
     # shellcheck disable=SC2086
     "$NVCC" $FLAGS -std=c++17 -DAMP_NO_CUBLAS -arch=sm_80 -c -o "$B/cuda/no_cublas.o" tests/impl_cuda.cu &&
         echo "amp_cuda.cuh: without cuBLAS"
