@@ -9020,6 +9020,18 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
     return _mm256_castsi256_ps(_mm256_alignr_epi8(_mm256_castps_si256(v), _mm256_castps_si256(middle), 12));
 }
 
+/* A row in pairs, from or to its even and odd elements: the last group overlaps the one before it if it can. */
+#define AMPI_RING_PAIRS(move, data)                                                       \
+    for (i = 0; sw == 2 && i < w; i += 2 * L) {                                           \
+        if (w - i < 2 * L) {                                                              \
+            if (w < 2 * L || w % 2 != 0) {                                                \
+                move(t, data, at + i, w - i, even + i / 2, odd + i / 2);                  \
+                break;                                                                    \
+            }                                                                             \
+            i = w - 2 * L;                                                                \
+        }                                                                                 \
+        move(t, data, at + i, 2 * L, even + i / 2, odd + i / 2);                          \
+    }
 /* Made of these, the ring for either. Sums are never -0: they stay as they are where 0 is added. */
 #define AMPI_POOL_RING(isa, V)                                                                                        \
     /* Brings row r, element `at` of x, into the ring; clear: its sums are 0 now. A last group that is not full       \
@@ -9036,16 +9048,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
             AMPI_OPAQUE(sum);                           /* a call of memset would take longer */                      \
             for (l = 0; l < 16; l += L) AMPI_##V##_STORE(sum + l, AMPI_##V##_ZERO);                                   \
         }                                                                                                             \
-        for (i = 0; sw == 2 && i < w; i += 2 * L) {                                                                   \
-            if (w - i < 2 * L) {                                                                                      \
-                if (w < 2 * L || w % 2 != 0) {                                                                        \
-                    ampi_ring_get_pairs_##isa(t, x, at + i, w - i, even + i / 2, odd + i / 2);                        \
-                    break;                                                                                            \
-                }                                                                                                     \
-                i = w - 2 * L;                                                                                        \
-            }                                                                                                         \
-            ampi_ring_get_pairs_##isa(t, x, at + i, 2 * L, even + i / 2, odd + i / 2);                                \
-        }                                                                                                             \
+        AMPI_RING_PAIRS(ampi_ring_get_pairs_##isa, x)                                                                 \
         for (i = 0; sw == 1 && i < w; i += L) {                                                                       \
             const AMPI_##V##_T v = ampi_ring_get_##isa(t, x, at + i, w - i);                                          \
             AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));                                                              \
@@ -9061,16 +9064,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
         const size_t w = (size_t)d->p->w;                                                                             \
         const int sw = d->p->sw;                                                                                      \
         size_t i;                                                                                                     \
-        for (i = 0; sw == 2 && i < w; i += 2 * L) {                                                                   \
-            if (w - i < 2 * L) {                                                                                      \
-                if (w < 2 * L || w % 2 != 0) {                                                                        \
-                    ampi_ring_put_pairs_##isa(t, dx, at + i, w - i, even + i / 2, odd + i / 2);                       \
-                    break;                                                                                            \
-                }                                                                                                     \
-                i = w - 2 * L;                                                                                        \
-            }                                                                                                         \
-            ampi_ring_put_pairs_##isa(t, dx, at + i, 2 * L, even + i / 2, odd + i / 2);                               \
-        }                                                                                                             \
+        AMPI_RING_PAIRS(ampi_ring_put_pairs_##isa, dx)                                                                \
         for (i = 0; sw == 1 && i < w; i += L)                                                                         \
             ampi_ring_put_##isa(t, dx, at + i, w - i, AMPI_##V##_LOAD(even + i));                                     \
     }                                                                                                                 \

@@ -39,8 +39,8 @@ build() {
     FLAGS="$FLAGS -DAMP_NO_SIMD"        # the rest is for the device: without the CPU's vector paths, in half the time
     compile 14 "${ARCHS%%[!0-9a-z]*}" || return 1       # the language does not depend on the architecture
     # shellcheck disable=SC2086
-    "$NVCC" $FLAGS -std=c++17 -DAMP_NO_CUBLAS -arch=sm_80 -c -o "$B/cuda/no_cublas.o" tests/impl_cuda.cu &&
-        echo "amp_cuda.cuh: without cuBLAS"
+    "$NVCC" $FLAGS -std=c++17 -DAMP_NO_CUBLAS -arch=sm_80 -c -o "$B/cuda/no_cublas.o" tests/impl_cuda.cu || return 1
+    echo "amp_cuda.cuh: without cuBLAS"
     for example in train_cuda own_loop train_nccl; do
         if [ $example = train_nccl ] && ! echo '#include <nccl.h>' | "$NVCC" -E -x cu - > /dev/null 2>&1; then
             echo "skipped: examples/train_nccl.cu, no nccl.h"
