@@ -9,8 +9,9 @@
      bench first                  seconds of the first matrix product of the process, and of a second one
 
    A type with "-fast" behind it runs with AMP_SUMS_FAST; without a matrix unit there are no such lines.
-   The limit of arithmetic is a loop of FP32 fmas in registers, of the instruction set in use, in bursts between calls of
-   the case, so at the clock that the processor holds under its load; that of the rest a pass over arrays of the same
+   The limit of arithmetic is a loop of FP32 fmas in registers, of the instruction set in use (avx512_bf16: of vdpbf16ps
+   where the type is bf16), in bursts between calls of the case, so at the clock that the processor holds under its load;
+   that of the rest a pass over arrays of the same
    sizes that only reads, writes (through the caches or past them, whichever is faster), or does both. Both use as
    many threads as the case. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
@@ -180,27 +181,31 @@ static volatile wide sink;              /* zero, but the compiler does not know 
   #define AHEAD(p) ((void)0)
 #endif
 
-/* Twelve independent chains hide the latency of the fma. pass_ goes once over a part of an array. */
+/* Twelve independent chains hide the latency of the fma. */
+#define FMAS(name, isa, target, lanes, fma)                                                       \
+target static NOINLINE void fmas_##name(float* x) {                                               \
+    ampi_vector_##isa a = ampi_set_##isa(-1.0f), b = ampi_load_##isa(x + 12 * lanes);             \
+    ampi_vector_##isa x0 = ampi_load_##isa(x), x1 = ampi_load_##isa(x + lanes),                   \
+                      x2 = ampi_load_##isa(x + 2 * lanes), x3 = ampi_load_##isa(x + 3 * lanes),   \
+                      x4 = ampi_load_##isa(x + 4 * lanes), x5 = ampi_load_##isa(x + 5 * lanes),   \
+                      x6 = ampi_load_##isa(x + 6 * lanes), x7 = ampi_load_##isa(x + 7 * lanes),   \
+                      x8 = ampi_load_##isa(x + 8 * lanes), x9 = ampi_load_##isa(x + 9 * lanes),   \
+                      y0 = ampi_load_##isa(x + 10 * lanes), y1 = ampi_load_##isa(x + 11 * lanes); \
+    int i;                                                                                        \
+    for (i = 0; i < PEAK_TURNS; i++) {                                                            \
+        x0 = fma(x0, a, b); x1 = fma(x1, a, b); x2 = fma(x2, a, b);                               \
+        x3 = fma(x3, a, b); x4 = fma(x4, a, b); x5 = fma(x5, a, b);                               \
+        x6 = fma(x6, a, b); x7 = fma(x7, a, b); x8 = fma(x8, a, b);                               \
+        x9 = fma(x9, a, b); y0 = fma(y0, a, b); y1 = fma(y1, a, b);                               \
+    }                                                                                             \
+    x0 = fma(x1, x2, fma(x3, x4, fma(x5, x6, x0)));                                               \
+    x0 = fma(x7, x8, fma(x9, y0, fma(y1, b, x0)));                                                \
+    ampi_put_##isa(x, x0);                                                                        \
+}
+
+/* pass_ goes once over a part of an array. */
 #define LIMITS(isa, target, lanes)                                                                       \
-    target static NOINLINE void fmas_##isa(float* x) {                                                   \
-        ampi_vector_##isa a = ampi_set_##isa(-1.0f), b = ampi_load_##isa(x + 12 * lanes);                \
-        ampi_vector_##isa x0 = ampi_load_##isa(x), x1 = ampi_load_##isa(x + lanes),                      \
-                          x2 = ampi_load_##isa(x + 2 * lanes), x3 = ampi_load_##isa(x + 3 * lanes),      \
-                          x4 = ampi_load_##isa(x + 4 * lanes), x5 = ampi_load_##isa(x + 5 * lanes),      \
-                          x6 = ampi_load_##isa(x + 6 * lanes), x7 = ampi_load_##isa(x + 7 * lanes),      \
-                          x8 = ampi_load_##isa(x + 8 * lanes), x9 = ampi_load_##isa(x + 9 * lanes),      \
-                          y0 = ampi_load_##isa(x + 10 * lanes), y1 = ampi_load_##isa(x + 11 * lanes);    \
-        int i;                                                                                           \
-        for (i = 0; i < PEAK_TURNS; i++) {                                                               \
-            x0 = ampi_fma_##isa(x0, a, b); x1 = ampi_fma_##isa(x1, a, b); x2 = ampi_fma_##isa(x2, a, b); \
-            x3 = ampi_fma_##isa(x3, a, b); x4 = ampi_fma_##isa(x4, a, b); x5 = ampi_fma_##isa(x5, a, b); \
-            x6 = ampi_fma_##isa(x6, a, b); x7 = ampi_fma_##isa(x7, a, b); x8 = ampi_fma_##isa(x8, a, b); \
-            x9 = ampi_fma_##isa(x9, a, b); y0 = ampi_fma_##isa(y0, a, b); y1 = ampi_fma_##isa(y1, a, b); \
-        }                                                                                                \
-        x0 = ampi_fma_##isa(x1, x2, ampi_fma_##isa(x3, x4, ampi_fma_##isa(x5, x6, x0)));                 \
-        x0 = ampi_fma_##isa(x7, x8, ampi_fma_##isa(x9, y0, ampi_fma_##isa(y1, b, x0)));                  \
-        ampi_put_##isa(x, x0);                                                                           \
-    }                                                                                                    \
+    FMAS(isa, isa, target, lanes, ampi_fma_##isa)                                                        \
     target static NOINLINE void pass_##isa(char* data, size_t bytes, char use) {                         \
         wide *p = (wide*)(void*)data, x = sink, y = sink;                                                \
         size_t i, n = bytes / sizeof *p & ~(size_t)1;                                                    \
@@ -218,6 +223,11 @@ LIMITS(avx512, AMPI_TARGET_AVX512, 16)
 #endif
 #if AMPI_NEON
 LIMITS(neon, , 4)
+#endif
+#if AMPI_PAIRS
+/* vdpbf16ps makes two multiplications and additions in each lane. */
+#define PAIRS(x, a, b) _mm512_dpbf16_ps(x, (__m512bh)(a), (__m512bh)(b))
+FMAS(pairs, avx512, AMPI_TARGET_PAIRS, 16, PAIRS)
 #endif
 
 /* Writes past the caches, where the processor can. */
@@ -237,15 +247,19 @@ typedef struct limit_kernels {
 } limit_kernels;
 static limit_kernels limits(void) {
     const limit_kernels scalar = { fmas_scalar, pass_scalar, LANES_scalar };
+#if AMPI_PAIRS
+    const limit_kernels pairs = { fmas_pairs, pass_avx512, 2 * LANES_avx512 };
+    if (amp_cpu_isa() == AMP_ISA_AVX512_BF16 && now_open.type == AMP_BF16) return pairs;
+#endif
 #if AMPI_X86
     const limit_kernels avx2 = { fmas_avx2, pass_avx2, LANES_avx2 };
     const limit_kernels avx512 = { fmas_avx512, pass_avx512, LANES_avx512 };
-    if (amp_cpu_isa() == AMP_ISA_AVX512) return avx512;
-    if (amp_cpu_isa() == AMP_ISA_AVX2) return avx2;
+    if (ampi_simd() == AMP_ISA_AVX512) return avx512;
+    if (ampi_simd() == AMP_ISA_AVX2) return avx2;
 #endif
 #if AMPI_NEON
     const limit_kernels neon = { fmas_neon, pass_neon, LANES_neon };
-    if (amp_cpu_isa() == AMP_ISA_NEON) return neon;
+    if (ampi_simd() == AMP_ISA_NEON) return neon;
 #endif
     return scalar;
 }
@@ -379,7 +393,7 @@ static void open_conv(const char* shape) {
     open_case* o = &now_open;
     amp_conv2d_shape* s = &o->conv;
     size_t kernel, pixels;
-    int oh, ow;
+    int oh = 0, ow = 0;
     if (sscanf(shape, "%dx%dx%dx%d:%dx%dx%d:s%dp%d", &s->n, &s->channels, &s->height, &s->width, &s->out_channels,
                &s->kernel_h, &s->kernel_w, &s->stride_h, &s->pad_h) != 9) die("not a convolution", shape);
     s->stride_w = s->stride_h; s->pad_w = s->pad_h;
@@ -620,7 +634,7 @@ static amp_result call_pool_backward(void) {
 static void open_pool(const char* shape) {
     open_case* o = &now_open;
     amp_pool2d_shape* s = &o->pool;
-    int oh, ow, given;
+    int oh = 0, ow = 0, given;
     s->kernel_h = s->stride_h = 2;
     given = sscanf(shape, "%dx%dx%dx%d:%ds%dp%d", &s->n, &s->channels, &s->height, &s->width, &s->kernel_h, &s->stride_h,
                    &s->pad_h);

@@ -9,13 +9,22 @@ With AMP_ISA=avx2 (`make bench ISA=avx2`) the peers are held to AVX2 too, and th
 import ctypes, datetime, gc, glob, os, platform, re, statistics, subprocess, sys, time
 import charts
 
-# Idle threads of one library must not spin while another one runs. Read by the libraries when they start.
-os.environ.update(GOMP_SPINCOUNT="10000", KMP_BLOCKTIME="1", OPENBLAS_THREAD_TIMEOUT="16", OMP_DYNAMIC="false")
+# Idle threads of one library must not spin while another one runs, and each thread keeps to a processor: left alone, some
+# systems wake two on one and leave others idle. Read by the libraries when they start.
+os.environ.update(GOMP_SPINCOUNT="10000", KMP_BLOCKTIME="1", OPENBLAS_THREAD_TIMEOUT="16", OMP_DYNAMIC="false",
+                  OMP_PROC_BIND="true")
 # What holds the peers to the instruction set that ours is held to.
 HELD = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
                  "OPENBLAS_CORETYPE": "Haswell", "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"}}
 held = HELD.get(os.environ.get("AMP_ISA"), {})
 os.environ.update(held)
+
+def cpu(field):
+    """What the system says of the first processor, "" if it says nothing."""
+    if not os.path.exists("/proc/cpuinfo"): return ""
+    return next((l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith(field)), "")
+# OpenBLAS takes an AMD processor of these days for one without AVX-512.
+if cpu("vendor_id") == "AuthenticAMD" and "avx512_bf16" in cpu("flags"): os.environ.setdefault("OPENBLAS_CORETYPE", "Cooperlake")
 SAMPLE, REST, ENOUGH = 0.01, 0.002, 0.5     # seconds: a sample, a pause before it, of one case and library
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -226,6 +235,17 @@ class Torch:
         call()                          # the first one makes the optimizer's state, and a slow case is timed once only
         return call
 
+class OneDNN(Torch):
+    """oneDNN's product of FP32, which PyTorch's torch.mm leaves to another library."""
+    def __init__(self):
+        super().__init__()
+        self.product, self.name = self.t.ops.mkldnn._linear_pointwise, re.sub(r".*\((.*)\)", r"\1", self.name)
+    def case(self, what, shape, type):
+        if what != "gemm" or type != "f32": return None
+        ta, tb, m, n, k = product(shape)
+        a, b = self.fill(k, m).t() if ta else self.fill(m, k), self.fill(n, k) if tb else self.fill(k, n).t()
+        return lambda: self.product(a, b, None, "none", [], "")
+
 class OpenBLAS:
     """NumPy's own, that of the package scipy-openblas32, or the system's: the first that is there."""
     def __init__(self):
@@ -278,11 +298,22 @@ class Memcpy:
         x, y = ctypes.create_string_buffer(b"x" * n, n), ctypes.create_string_buffer(n)
         return lambda: ctypes.memmove(y, x, n)
 
+def processors(): return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+def bind(task, cpus):
+    if hasattr(os, "sched_setaffinity"): os.sched_setaffinity(task, cpus)
+def tasks(): return {int(t) for t in os.listdir("/proc/self/task")} if os.path.exists("/proc/self/task") else set()
+
 def peers():
-    found = []
-    for make in (Torch, OpenBLAS, NumPy, Memcpy):
-        try: found.append(make())
-        except (ImportError, OSError) as e: print("skipped: %s (%s)" % (make.__name__, e))
+    """Those found. Threads that one starts by itself are bound to the processors after the first, as OpenMP's are."""
+    found, cpus = [], processors()
+    for make in (Torch, OneDNN, OpenBLAS, NumPy, Memcpy):
+        before = tasks()
+        try:
+            found.append(make())
+            found[-1].threads(len(cpus))
+        except (ImportError, OSError, AttributeError) as e: print("skipped: %s (%s)" % (make.__name__, e))
+        for i, task in enumerate(sorted(tasks() - before)): bind(task, {cpus[(i + 1) % len(cpus)]})
+        bind(0, cpus)                   # OpenMP has bound this one to the first
     return found
 
 # --- ours ---------------------------------------------------------------------------------------------------
@@ -330,17 +361,15 @@ def measure(ours, found, line, case, threads, rounds):
     head = list(case) + [threads, unit] + figures[:2] + [against[1]]
     return [head + list(row) for row in zip(names, figures[2:], against[2:])] or [head + ["", None, None]]
 
-def pin(threads, cpus):
-    if not hasattr(os, "sched_setaffinity"): return
-    os.sched_setaffinity(0, {int(os.environ.get("BENCH_CPU", max(cpus)))} if threads == 1 else cpus)
-
 def run(program, found, short, rounds):
     """All rows, or those of the short list, in the order of the cases, and the instruction set."""
     rows = []
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    for threads in sorted({1, min(4, len(cpus))}, reverse=True):    # threads start before the pinning
-        pin(threads, cpus)
+    cpus = processors()
+    for threads in sorted({1, min(4, len(cpus))}, reverse=True):
+        here = [int(os.environ.get("BENCH_CPU", cpus[-1]))] if threads == 1 else cpus
+        bind(0, here)
         ours = Ours(program, threads)
+        bind(0, here[:1])                # where the peers' first thread is
         if int(ours.threads) != threads: print("skipped: %d threads (built without OpenMP)" % threads)
         else:
             for peer in found: peer.threads(threads)
@@ -351,7 +380,7 @@ def run(program, found, short, rounds):
                 print(text(rows[-1][2]), flush=True)
                 gc.collect()
         ours.close()
-    pin(0, cpus)
+    bind(0, cpus)
     return [row for _, _, row in sorted(rows, key=lambda r: r[:2])] + start_up(program, found), ours.isa
 
 def start_up(program, found):
@@ -390,9 +419,8 @@ def busy():
     return (sum(map(int, ticks[:8])) - idle) / os.sysconf("SC_CLK_TCK"), sum(own[:4])
 
 def machine():
-    name = platform.processor() or platform.machine()
-    if os.path.exists("/proc/cpuinfo"):
-        name = next((l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), name)
+    name = cpu("model name") or platform.processor() or platform.machine()
+    if cpu("cpu family"): name += " (family %s, model %s)" % (cpu("cpu family"), cpu("model"))
     return "%s, %d cores, %s" % (name, os.cpu_count(), platform.system())
 
 def header(isa, compiler, found, others):
