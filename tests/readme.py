@@ -26,26 +26,35 @@ def printed(path):
 
 def table(path): return "\n" + read(path) if os.path.exists(path) else None
 
-def speed():
-    """The short list of the newest results, a row for each case: against the fastest peer, on each number of threads."""
-    results = sorted(glob.glob("tests/bench/results/????-??-??.md"))
-    if not results: return None
-    head, rest = read(results[-1]).split("| what |", 1)
+TYPES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16", "f16-fast": "FP16, fast sums", "bf16-fast": "BF16, fast sums"}
+def speed_of(path):
+    """The short list of one file of results, a row for each case: against the fastest peer, on each number of threads."""
+    head, rest = read(path).split("| what |", 1)
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in rest.split("\n\n")[0].strip().split("\n")[2:]]
     def cell(case, type, threads):
         here = [r for r in rows if r[:4] == case + [type, threads] and r[8] != "memcpy"]
         ratios = [r[10] for r in here if r[10] != "-"]
         return "%s (%s)" % (min(ratios, key=float) if ratios else "-", here[0][7]) if here else ""
     threads = list(dict.fromkeys(r[3] for r in rows))
-    lines = ["| | shape | FP32 | FP16 | BF16 | FP16, fast sums | BF16, fast sums |", "|---|---|---|---|---|---|---|"]
+    types = [t for t in TYPES if t in (r[2] for r in rows)]
+    lines = ["| | shape | %s |" % " | ".join(TYPES[t] for t in types), "|---|---|" + "---|" * len(types)]
     for case in dict.fromkeys(tuple(r[:2]) for r in rows):
-        cells = [", ".join(filter(None, (cell(list(case), t, n) for n in threads))) for t in ("f32", "f16", "bf16", "f16-fast", "bf16-fast")]
+        cells = [", ".join(filter(None, (cell(list(case), t, n) for n in threads))) for t in types]
         lines.append("| %s |" % " | ".join(list(case) + cells))
     facts = [line for line in head.split("\n") if line.startswith(("- machine", "- compiler", "- peers", "- beside"))]
-    name = results[-1][:-3]
-    links = "All figures: [%s](%s); as bars: [%s](%s).\n\n![a training step over batch and width](%s-scaling.svg)" % (
-        name + ".md", name + ".md", name + ".svg", name + ".svg", name)
-    return "\n" + "\n".join(lines + [""] + facts) + "\n\n" + links + "\n"
+    name = path[:-3]
+    links = "All figures: [%s](%s); as bars: [%s](%s)" % (name + ".md", name + ".md", name + ".svg", name + ".svg")
+    held = name + "-avx2.md"
+    if os.path.exists(held): links += "; held to AVX2: [%s](%s)" % (held, held)
+    return "\n" + "\n".join(lines + [""] + facts) + "\n\n" + links + ".\n\n![a training step over batch and width](%s-scaling.svg)\n" % name
+
+def speed():
+    """The newest results of each kind of processor."""
+    newest = {}
+    for path in sorted(glob.glob("tests/bench/results/????-??-??-*.md")):
+        maker = path[:-3].split("-", 3)[3]
+        if maker != "cuda" and not maker.endswith("avx2"): newest[maker] = path
+    return "\n".join(speed_of(newest[maker]) for maker in sorted(newest)) or None
 
 text = before = read("README.md")
 parts = {"program": program(), "diff": diff(), "speed": speed()}

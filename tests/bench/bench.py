@@ -4,8 +4,9 @@ PROGRAM is bench.c, compiled. Each of its cases is timed in turn with the same c
 round, so that what disturbs the machine disturbs all of them: ours, the limit, PyTorch, OpenBLAS, NumPy, ours, ...
 A figure is the median of the rounds. A peer that is not installed is skipped with a line. On one thread everything
 runs on the same core (BENCH_CPU chooses it, default the last).
-Writes tests/bench/results/DATE.md and two pictures beside it; quick writes build/bench-quick.md only.
-With AMP_ISA=avx2 (`make bench ISA=avx2`) the peers are held to AVX2 too, and the short list goes to DATE-avx2.md."""
+Writes tests/bench/results/DATE-MAKER.md, the processor's maker, and two pictures beside it; quick writes
+build/bench-quick.md only. With AMP_ISA=avx2 (`make bench ISA=avx2`) the peers are held to AVX2 too, and the short list
+goes to DATE-MAKER-avx2.md."""
 import ctypes, datetime, gc, glob, os, platform, re, statistics, subprocess, sys, time
 import charts
 
@@ -434,6 +435,10 @@ def header(isa, compiler, found, others):
             "- each figure is a median over rounds in which ours, the limit and each peer were timed in turn; ratio: how many",
             "  times as fast ours is (below 1: the peer is faster); limit: see bench.c", ""]
 
+def maker():
+    names = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
+    return names.get(cpu("vendor_id")) or re.sub(r"\W+", "-", platform.machine().lower())
+
 def write(path, lines):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as f: f.write("\n".join(lines) + "\n")
@@ -450,7 +455,7 @@ def main():
     short_list, rest = ([r for r in rows if ((r[0], r[1]) in starred) == s] for s in (True, False))
     lines = header(isa, compiler, found, others) + table(short_list)
     if quick: return write("build/bench-quick.md", lines)
-    path = os.path.join(HERE, "results", str(datetime.date.today()))
+    path = os.path.join(HERE, "results", "%s-%s" % (datetime.date.today(), maker()))
     if held: return write(path + "-%s.md" % isa, lines)
     write(path + ".md", lines + ["", "## Other sizes", ""] + table(rest))
     write(path + ".svg", charts.bars(short_list))
