@@ -3089,6 +3089,8 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
 #define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
 #define AMPI_V16_MUL(a, b) _mm512_mul_ps(a, b)
+#define AMPI_V16_DIV(a, b) _mm512_div_ps(a, b)
+#define AMPI_V16_MAX(a, b) _mm512_maskz_max_ps(AMPI_V16_ALL, a, b)
 #define AMPI_V16_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 /* An intrinsic for it does not exist, and compilers would share the load. For both dialects of assembly. */
 #define AMPI_V16_FMA_AT(c, b, p) \
@@ -3191,6 +3193,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
 #define AMPI_V8_ADD(a, b) _mm256_add_ps(a, b)
 #define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
+#define AMPI_V8_DIV(a, b) _mm256_div_ps(a, b)
+#define AMPI_V8_MAX(a, b) _mm256_max_ps(a, b)
 #define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define AMPI_V8_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V8, c, b, p)
 #define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
@@ -8170,17 +8174,14 @@ AMPI_HD AMPI_INLINE uint32_t ampi_pool_better(float x, float a) {
     return ampi_mask(x > a) | (ampi_nan_mask(x) & ~ampi_nan_mask(a));
 }
 AMPI_HD AMPI_INLINE float ampi_pool_max(float a, float x) { return ampi_select(ampi_pool_better(x, a), x, a); }
-/* acc = max(acc, x) or acc + x, over padded rows. */
-AMPI_INLINE void ampi_pool_rows_body(int hw, int max, float* AMPI_RESTRICT acc,
-                                     const float* AMPI_RESTRICT x, size_t n) {
+/* acc + x, over padded rows. */
+AMPI_INLINE void ampi_pool_rows_body(int hw, float* AMPI_RESTRICT acc, const float* AMPI_RESTRICT x, size_t n) {
     size_t i, l;
     (void)hw;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        if (max) for (l = 0; l < AMPI_LANES; l++) acc[i + l] = ampi_pool_max(acc[i + l], x[i + l]);
-        else     for (l = 0; l < AMPI_LANES; l++) acc[i + l] += x[i + l];
-    }
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) acc[i + l] += x[i + l];
 }
-AMPI_KERNEL(ampi_pool_rows, (int max, float* acc, const float* x, size_t n), max, acc, x, n)
+AMPI_KERNEL(ampi_pool_rows, (float* acc, const float* x, size_t n), acc, x, n)
 
 /* acc[j] = max(acc[j], x[j*stride]) or the sum, j < n: one column of every window. With stride 1, acc and x
    are accessible up to a multiple of AMPI_LANES, and what lies there in acc stays as it is. */
@@ -8234,34 +8235,36 @@ AMPI_FN const float* ampi_pool_row_at(const ampi_pool_row* row, int stride, int6
     return stride == 2 ? ((c & 1) ? row->odd : row->even) + c / 2 : row->x + c;
 }
 
-/* Windows [o0, o1) of output row oh, at most AMPI_POOL_BLOCK: first down the columns, where the pixels lie
-   side by side, then along the row. A row too long for a tile is taken in segments. */
+/* Windows [o0, o1) of output row oh, at most AMPI_POOL_BLOCK: sums first down the columns, where the pixels lie
+   side by side, then along the row; maxima row by row, since of equal pixels (+0 and -0, two NaNs) the first one
+   stays. A row too long for a tile is taken in segments. */
 AMPI_FN void ampi_pool_block(const ampi_pool_plan* p, const void* x, amp_dtype xt, size_t plane, int oh,
                              int o0, int o1, float* acc) {
     ampi_pool_row row;
     float tile[AMPI_TILE];
     ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h), places;
-    int first = ampi_window(o0, p->sw, p->pw, p->kw, p->w).first, i, k, s0;
+    int first = ampi_window(o0, p->sw, p->pw, p->kw, p->w).first, i, j, k, s0;
     int last = ampi_window(o1 - 1, p->sw, p->pw, p->kw, p->w).last;
+    int together = p->max ? 1 : rows.last - rows.first;
     for (i = 0; i < o1 - o0; i++) acc[i] = p->max ? ampi_float(0xff800000u) : 0.0f;
-    for (s0 = first; s0 < last; s0 += AMPI_TILE) {
-        int s1 = ampi_min_int(last - s0, AMPI_TILE) + s0;
-        size_t n = (size_t)(s1 - s0), start = plane + (size_t)s0;
-        ampi_load_f32(row.x, x, xt, start + (size_t)rows.first * (size_t)p->w, n);
-        memset(row.x + n, 0, AMPI_LANES * sizeof(float));
-        for (i = rows.first + 1; i < rows.last; i++)
-            ampi_pool_rows(p->max, row.x, ampi_view(x, xt, start + (size_t)i * (size_t)p->w, n, tile),
-                           ampi_padded(n));
-        ampi_pool_row_done(&row, p->sw, n);
-        places = ampi_kernel_range(o0, o1, p->sw, p->pw, p->kw, s0, s1);
-        for (k = places.first; k < places.last; k++) {
-            ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, s0, s1);
-            int64_t c = (int64_t)o.first * p->sw - p->pw + k - s0;
-            if (o.first < o.last)
-                ampi_pool_columns(p->max, acc + (o.first - o0), ampi_pool_row_at(&row, p->sw, c),
-                                  p->sw == 2 ? 1 : (size_t)p->sw, (uint32_t)(o.last - o.first));
+    for (i = rows.first; i < rows.last; i += together)
+        for (s0 = first; s0 < last; s0 += AMPI_TILE) {
+            int s1 = ampi_min_int(last - s0, AMPI_TILE) + s0;
+            size_t n = (size_t)(s1 - s0), start = plane + (size_t)s0;
+            ampi_load_f32(row.x, x, xt, start + (size_t)i * (size_t)p->w, n);
+            memset(row.x + n, 0, AMPI_LANES * sizeof(float));
+            for (j = i + 1; j < i + together; j++)
+                ampi_pool_rows(row.x, ampi_view(x, xt, start + (size_t)j * (size_t)p->w, n, tile), ampi_padded(n));
+            ampi_pool_row_done(&row, p->sw, n);
+            places = ampi_kernel_range(o0, o1, p->sw, p->pw, p->kw, s0, s1);
+            for (k = places.first; k < places.last; k++) {
+                ampi_span o = ampi_windows_at(o0, o1, p->sw, p->pw, k, s0, s1);
+                int64_t c = (int64_t)o.first * p->sw - p->pw + k - s0;
+                if (o.first < o.last)
+                    ampi_pool_columns(p->max, acc + (o.first - o0), ampi_pool_row_at(&row, p->sw, c),
+                                      p->sw == 2 ? 1 : (size_t)p->sw, (uint32_t)(o.last - o.first));
+            }
         }
-    }
 }
 
 /* Small planes, which fit on the stack, are searched pixel by pixel; that is faster where output rows are
@@ -8661,30 +8664,6 @@ AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype x
         }
 }
 
-AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
-                                      amp_dtype y_dtype, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
-    ampi_pool_words words;
-    ampi_pool_plan p;
-    size_t n;
-    int64_t i;
-    amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
-    if (r != AMP_OK) return r;
-    n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
-    if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
-    ampi_pool_words_make(&p, x_dtype, y_dtype, y_dtype, &words);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.planes; i++) {
-        int small = ampi_pool_is_small(&p, AMPI_LANES);
-        if (words.pairs > 0) ampi_pool_words_plane(ampi_dtype(x_dtype), &words, &p, (size_t)i, x, NULL, y);
-        else if (small && ampi_pool_is_quads(&p))
-            ampi_pool_quads_plane(&p, x, x_dtype, NULL, AMP_F32, y, y_dtype, (size_t)i);
-        else if (small) ampi_pool_small_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
-        else ampi_pool_plane(&p, x, x_dtype, y, y_dtype, (size_t)i);
-    }
-    return AMP_OK;
-}
-
 /* Looks at pixel x[j*stride] of window j < n, whose position is position + j*step: if it is larger than
    best[j], or the first one (at[j] < 0), best[j] and at[j] become the pixel and its position. Room as in
    ampi_pool_columns. */
@@ -8827,18 +8806,22 @@ typedef struct ampi_pool_ring {
     int ages[9];                       /* of 3 x 3 places, see ampi_ring_look: compilers take constants apart */
 } ampi_pool_ring;
 
-AMPI_FN void ampi_pool_ring_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_ring* s) {
+/* Lines of windows one pixel or two apart, in tensors of one type. */
+AMPI_FN void ampi_pool_ring_lines(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, ampi_pool_ring* s) {
     int k;
     memset(s, 0, sizeof *s);
-    if (!ampi_typed_both(a, b) || !ampi_typed_both(a, c) || !p->max || p->kw > AMPI_POOL_WIDEST
-        || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw || p->sw > 2 || p->w > AMPI_POOL_RING) return;
+    if (!ampi_typed_both(a, b) || p->kw > AMPI_POOL_WIDEST || p->sw > 2 || p->w > AMPI_POOL_RING) return;
     s->length = ampi_padded((size_t)((p->w + 2 * p->pw) / p->sw + 1)) + AMPI_LANES;
-    for (s->last = 1; s->last < (size_t)p->kh; s->last *= 2) {}
-    if (s->length * (size_t)p->sw * s->last-- > AMPI_POOL_RING) return;
     s->row = s->length * (size_t)p->sw;
     for (k = 0; k < 2; k++) s->pixel[k] = (size_t)((k + p->pw) % p->sw) * s->length + (size_t)((k + p->pw) / p->sw);
     for (k = 0; k < 9; k++) s->ages[k] = 8 - k;
     for (k = 0; k < p->kw; k++) s->at[k] = (size_t)(k % p->sw) * s->length + (size_t)(k / p->sw);
+}
+AMPI_FN void ampi_pool_ring_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_ring* s) {
+    ampi_pool_ring_lines(p, a, b, s);
+    for (s->last = 1; s->last < (size_t)p->kh; s->last *= 2) {}
+    if (!ampi_typed_both(a, c) || !p->max || p->kh > AMPI_POOL_WIDEST || p->sh > p->kh || p->sw > p->kw
+        || s->row * s->last-- > AMPI_POOL_RING) s->row = 0;
 }
 
 #if AMPI_X86
@@ -8864,19 +8847,25 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_ring_keys_avx512(__m512 x) {
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_keys_avx512(int32_t* key, __m512i v, size_t n) {
     _mm512_storeu_si512(key, _mm512_mask_mov_epi32(_mm512_set1_epi32(INT32_MIN), ampi_first_x16(n), v));
 }
+/* The even ones of 32 elements and the odd ones. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_split_avx512(__m512* a, __m512* b) {
+    const __m512i two = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512 even = _mm512_maskz_permutex2var_ps(AMPI_ALL16, *a, two, *b);
+    *b = _mm512_maskz_permutex2var_ps(AMPI_ALL16, *a, _mm512_or_si512(two, _mm512_set1_epi32(1)), *b);
+    *a = even;
+}
 /* n elements from i, at most 32: keys of the even ones and of the odd ones. Those of 16 bits lie in words. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_get_pairs_avx512(amp_dtype t, const void* x, size_t i, size_t n,
                                                                int32_t* even, int32_t* odd) {
-    const __m512i two = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     __m512i e, o;
     AMPI_AHEAD(x, i * amp_dtype_size(t));
     if (t == AMP_F32) {
         AMPI_AHEAD(x, i * sizeof(float) + 64);
-        const __m512 a = ampi_get_x16(t, x, i, ampi_first_x16(n));
-        const __m512 b = ampi_get_x16(t, x, i + 16, n > 16 ? ampi_first_x16(n - 16) : 0);
-        e = ampi_ring_keys_avx512(_mm512_maskz_permutex2var_ps(AMPI_ALL16, a, two, b));
-        o = ampi_ring_keys_avx512(_mm512_maskz_permutex2var_ps(
-            AMPI_ALL16, a, _mm512_or_si512(two, _mm512_set1_epi32(1)), b));
+        __m512 a = ampi_get_x16(t, x, i, ampi_first_x16(n));
+        __m512 b = ampi_get_x16(t, x, i + 16, n > 16 ? ampi_first_x16(n - 16) : 0);
+        ampi_ring_split_avx512(&a, &b);
+        e = ampi_ring_keys_avx512(a);
+        o = ampi_ring_keys_avx512(b);
     } else {
         const __mmask32 m = n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu;
         o = ampi_pool_keys_x32(t, _mm512_maskz_loadu_epi16(m, (const uint16_t*)x + i));
@@ -8888,8 +8877,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_get_pairs_avx512(amp_dtype t, cons
 }
 /* The way back, of floats. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_pairs_avx512(amp_dtype t, void* x, size_t i, size_t n,
-                                                               const float* from_even, const float* from_odd) {
-    const __m512 even = _mm512_loadu_ps(from_even), odd = _mm512_loadu_ps(from_odd);
+                                                               __m512 even, __m512 odd) {
     const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
     __m512i low, high;
@@ -8955,16 +8943,21 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_keys_avx2(int32_t* key, __m256i 
     _mm256_storeu_si256((__m256i*)(void*)key, v);
 }
 /* Unpacking works within the halves of a register, so the quarters are put in order. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_split_avx2(__m256* a, __m256* b) {
+    const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(*a, *b, 0x88));
+    const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(*a, *b, 0xdd));
+    *a = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
+    *b = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));
+}
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_get_pairs_avx2(amp_dtype t, const void* x, size_t i, size_t n,
                                                            int32_t* even, int32_t* odd) {
     __m256i e, o;
     AMPI_AHEAD(x, i * amp_dtype_size(t));
     if (t == AMP_F32) {
-        const __m256 a = ampi_read8_avx2(x, t, i, n), b = ampi_read8_avx2(x, t, i + 8, n > 8 ? n - 8 : 0);
-        e = ampi_ring_keys_avx2(_mm256_shuffle_ps(a, b, 0x88));
-        o = ampi_ring_keys_avx2(_mm256_shuffle_ps(a, b, 0xdd));
-        e = _mm256_permute4x64_epi64(e, 0xd8);
-        o = _mm256_permute4x64_epi64(o, 0xd8);
+        __m256 a = ampi_read8_avx2(x, t, i, n), b = ampi_read8_avx2(x, t, i + 8, n > 8 ? n - 8 : 0);
+        ampi_ring_split_avx2(&a, &b);
+        e = ampi_ring_keys_avx2(a);
+        o = ampi_ring_keys_avx2(b);
     } else {
         const uint16_t* h = (const uint16_t*)x + i;
         o = ampi_pool_keys_y16(t, _mm256_set_m128i(ampi_load_words_avx2(h + 8, n > 8 ? n - 8 : 0),
@@ -8976,8 +8969,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_get_pairs_avx2(amp_dtype t, const vo
     ampi_ring_put_keys_avx2(odd, o, n / 2);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
-                                                           const float* from_even, const float* from_odd) {
-    const __m256 even = _mm256_loadu_ps(from_even), odd = _mm256_loadu_ps(from_odd);
+                                                           __m256 even, __m256 odd) {
     uint16_t* h = (uint16_t*)x + i;
     __m256i low, high;
     AMPI_AHEAD(x, i * amp_dtype_size(t));
@@ -9055,6 +9047,10 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
             ampi_ring_put_keys_##isa(even + i, ampi_ring_keys_##isa(v), w - i);                                       \
         }                                                                                                             \
     }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_put_two_##isa(amp_dtype t, void* x, size_t i, size_t n,              \
+                                                               const float* even, const float* odd) {                 \
+        ampi_ring_put_pairs_##isa(t, x, i, n, AMPI_##V##_LOAD(even), AMPI_##V##_LOAD(odd));                           \
+    }                                                                                                                 \
     /* The sums of row r are complete: element `at` of dx. */                                                         \
     AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_close_##isa(amp_dtype t, const ampi_pool_rows_open* d, int r,        \
                                                              void* dx, size_t at) {                                   \
@@ -9064,7 +9060,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
         const size_t w = (size_t)d->p->w;                                                                             \
         const int sw = d->p->sw;                                                                                      \
         size_t i;                                                                                                     \
-        AMPI_RING_PAIRS(ampi_ring_put_pairs_##isa, dx)                                                                \
+        AMPI_RING_PAIRS(ampi_ring_put_two_##isa, dx)                                                                  \
         for (i = 0; sw == 1 && i < w; i += L)                                                                         \
             ampi_ring_put_##isa(t, dx, at + i, w - i, AMPI_##V##_LOAD(even + i));                                     \
     }                                                                                                                 \
@@ -9150,7 +9146,8 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
         for (oh = 0; oh < p->oh; oh++) {                                                                              \
             const ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);                                        \
             const size_t at = out + (size_t)oh * (size_t)p->ow;                                                       \
-            const int nine = p->kw == 3 && p->sw == 2 && p->sh == 2 && rows.last - rows.first == 3;                   \
+            const int three = rows.last - rows.first == 3 && p->kh == 3;      /* not what the image leaves of more */ \
+            const int nine = three && p->kw == 3 && p->sw == 2 && p->sh == 2;                                         \
             for (; closed < rows.first; closed++)                                                                     \
                 ampi_ring_close_##isa(t, &d, closed, dx, image + (size_t)closed * w);                                 \
             for (; opened < rows.last; opened++)                                                                      \
@@ -9176,6 +9173,280 @@ AMPI_FN void ampi_pool_ring_plane(const ampi_pool_ring* s, const ampi_pool_plan*
     AMPI_BY_HAND(ampi_pool_ring_plane, s, p, plane, dy, x, dx, t);
 #else
     (void)s; (void)p; (void)plane; (void)dy; (void)x; (void)dx; (void)t;
+#endif
+}
+
+/* Averages of windows one pixel or two apart and their gradients, and maxima, a vector of windows at a time. Rows of
+   the image become lines as in the ring, with what changes nothing around them: zeros (no sum is -0), or -inf. For the
+   gradient each window's share lies in a line, with zeros around it, and pixels gather what they get. Orders are
+   those of the ways below: by_columns says that a window of many has its columns summed first, or a row's shares. */
+typedef struct ampi_pool_lines {
+    ampi_pool_ring s;
+    int by_columns, band;                         /* rows of windows at a time; no band: not for this plane */
+    size_t step, lead;                            /* floats from row to row; where shares start */
+    size_t from[2], places[2];                    /* of even and odd pixels: the first one's, how many it gathers */
+    size_t back[2][AMPI_POOL_WIDEST];
+    float count[AMPI_POOL_RING];                  /* pixels of a row that each window counts */
+} ampi_pool_lines;
+
+AMPI_FN void ampi_pool_lines_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, ampi_pool_lines* d) {
+    int o, fit;
+    ampi_pool_ring_lines(p, a, b, &d->s);
+    d->band = 0;
+    if (d->s.row == 0 || d->s.row > AMPI_POOL_RING || p->kh > AMPI_POOL_RING) return;
+    d->by_columns = !p->max && !ampi_pool_is_small(p, AMPI_LANES);
+    d->step = d->s.row;
+    fit = AMPI_POOL_RING / (int)d->step;
+    d->band = d->by_columns ? fit : fit < p->kh ? 0 : (fit - p->kh) / p->sh + 1;
+    for (o = 0; d->band > 0 && o < (int)ampi_padded((size_t)p->ow); o++) {
+        const ampi_span c = ampi_window(o, p->sw, p->pw, p->kw, p->w);
+        d->count[o] = (float)(p->exclude_pad && o < p->ow ? c.last - c.first : p->kw);
+    }
+}
+/* For the gradient of an average: pixel c, element e of its line, is at place k of window e - k / sw. */
+AMPI_FN void ampi_pool_lines_turn(const ampi_pool_plan* p, ampi_pool_lines* d) {
+    int q, k, i;
+    d->lead = (size_t)((p->kw - 1) / p->sw);
+    if (!d->by_columns) d->step = d->lead + d->s.length;
+    d->band = p->max || d->band == 0 || p->ow > AMPI_POOL_BLOCK ? 0 : AMPI_POOL_RING / (int)d->step;
+    if (d->band <= p->kh || p->sw > p->kw) d->band = 0;
+    memset(d->back, 0, sizeof d->back);
+    for (q = 0; q < 2; q++) {
+        d->from[q] = d->by_columns ? d->s.pixel[q] : (size_t)((q + p->pw) / p->sw);
+        d->places[q] = 0;
+        for (i = 0; i < p->kw; i++) {
+            k = d->by_columns ? i : p->kw - 1 - i;
+            if ((q + p->pw - k) % p->sw == 0) d->back[q][d->places[q]++] = d->lead - (size_t)(k / p->sw);
+        }
+    }
+}
+AMPI_FN float ampi_pool_lines_rows(const ampi_pool_plan* p, ampi_span rows) {
+    return (float)(p->exclude_pad ? rows.last - rows.first : p->kh);
+}
+/* Planes at a time, for which the room around lines is filled up once. */
+AMPI_FN int64_t ampi_pool_lines_planes(const ampi_pool_plan* p) {
+    return (int64_t)(p->planes < 64 ? 1 : p->planes < 1024 ? p->planes / 64 : 16);
+}
+
+#if AMPI_X86
+/* v, and `none` behind the first n elements. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_lines_end_avx512(__m512 none, size_t n, __m512 v) {
+    return _mm512_mask_mov_ps(none, ampi_first_x16(n), v);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, __m256 v) {
+    return n >= 8 ? v : _mm256_blendv_ps(none, v, _mm256_castsi256_ps(AMPI_V8_MASK(n)));
+}
+#define AMPI_POOL_LINES(isa, V)                                                                                       \
+    /* The maximum or the sum of acc and what lies at `places` of each of `rows` lines. */                            \
+    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_more_##isa(int max, AMPI_##V##_T acc, const float* line) {  \
+        return max ? AMPI_##V##_MAX(AMPI_##V##_LOAD(line), acc) : AMPI_##V##_ADD(acc, AMPI_##V##_LOAD(line));         \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_all_##isa(int max, AMPI_##V##_T acc, const float* line,     \
+                                                                    size_t step, int rows, const size_t* at,          \
+                                                                    size_t places) {                                  \
+        const size_t a = at[0], b = at[1], c = at[2];                                                                 \
+        size_t k;                                                                                                     \
+        for (; rows > 0; rows--, line += step) {                                                                      \
+            acc = ampi_lines_more_##isa(max, acc, line + a);                                                          \
+            if (places > 1) acc = ampi_lines_more_##isa(max, acc, line + b);                                          \
+            if (places > 2) acc = ampi_lines_more_##isa(max, acc, line + c);                                          \
+            for (k = 3; k < places; k++) acc = ampi_lines_more_##isa(max, acc, line + at[k]);                         \
+        }                                                                                                             \
+        return acc;                                                                                                   \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_rows_##isa(amp_dtype t, const void* x, size_t at, size_t w, \
+                                                                     int rows, size_t n) {                            \
+        AMPI_##V##_T sum = ampi_ring_get_##isa(t, x, at, n);                                                          \
+        for (; rows > 1; rows--) sum = AMPI_##V##_ADD(sum, ampi_ring_get_##isa(t, x, at += w, n));                    \
+        return sum;                                                                                                   \
+    }                                                                                                                 \
+    /* The sum of `rows` rows of the image, from element `at` of x on, as a line. seen: a NaN after a NaN. */         \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_open_##isa(amp_dtype t, int max, const ampi_pool_lines* d,          \
+                                                             size_t w, int two, const void* x, size_t at, int rows,   \
+                                                             float* line, AMPI_##V##_T none, AMPI_##V##_T* seen) {    \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        float *even = line + d->s.pixel[0], *odd = line + d->s.pixel[1];                                              \
+        size_t i;                                                                                                     \
+        for (i = 0; i < w; i += L) {                                                                                  \
+            AMPI_##V##_T a = ampi_lines_rows_##isa(t, x, at + i, w, rows, w - i), b = AMPI_##V##_ZERO;                \
+            if (max) *seen = AMPI_##V##_ADD(*seen, a);                                                                \
+            if (two) {                                                                                                \
+                const size_t n = w - i;                                                                               \
+                i += L;                                                                                               \
+                if (i < w) b = ampi_lines_rows_##isa(t, x, at + i, w, rows, w - i);                                   \
+                if (max) *seen = AMPI_##V##_ADD(*seen, b);                                                            \
+                ampi_ring_split_##isa(&a, &b);                                                                        \
+                if (max) a = ampi_lines_end_##isa(none, (n + 1) / 2, a);                                              \
+                if (max) b = ampi_lines_end_##isa(none, n / 2, b);                                                    \
+                AMPI_##V##_STORE(even, a);                                                                            \
+                AMPI_##V##_STORE(odd, b);                                                                             \
+                even += L;                                                                                            \
+                odd += L;                                                                                             \
+            } else {                                                                                                  \
+                if (max) a = ampi_lines_end_##isa(none, w - i, a);                                                    \
+                AMPI_##V##_STORE(even + i, a);                                                                        \
+            }                                                                                                         \
+        }                                                                                                             \
+    }                                                                                                                 \
+    /* Rows [o0, o1) of windows of a plane. */                                                                        \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_band_##isa(amp_dtype t, int max, const ampi_pool_lines* d,          \
+                                                             const ampi_pool_plan* p, size_t plane, int o0, int o1,   \
+                                                             const void* x, void* y, float* line, AMPI_##V##_T none,  \
+                                                             AMPI_##V##_T* seen) {                                    \
+        const size_t w = (size_t)p->w, image = plane * (size_t)p->h * w, n = (size_t)p->ow, step = d->step;           \
+        const int first = ampi_window(o0, p->sh, p->ph, p->kh, p->h).first, columns = d->by_columns;                  \
+        const int last = ampi_window(o1 - 1, p->sh, p->ph, p->kh, p->h).last;                                         \
+        const float* from = line;                                                                                     \
+        size_t i;                                                                                                     \
+        int o, r;                                                                                                     \
+        for (r = first; !columns && r < last; r++)                                                                    \
+            ampi_lines_open_##isa(t, max, d, w, p->sw == 2, x, image + (size_t)r * w, 1,                              \
+                                  line + (size_t)(r - first) * step, none, seen);                                     \
+        for (o = o0; columns && o < o1; o++) {                                                                        \
+            const ampi_span rows = ampi_window(o, p->sh, p->ph, p->kh, p->h);                                         \
+            ampi_lines_open_##isa(t, max, d, w, p->sw == 2, x, image + (size_t)rows.first * w,                        \
+                                  rows.last - rows.first, line + (size_t)(o - o0) * step, none, seen);                \
+        }                                                                                                             \
+        for (o = o0; o < o1; o++, from += step) {                                                                     \
+            const ampi_span rows = ampi_window(o, p->sh, p->ph, p->kh, p->h);                                         \
+            const AMPI_##V##_T count = AMPI_##V##_SPREAD(ampi_pool_lines_rows(p, rows));                              \
+            const int lines = columns ? 1 : rows.last - rows.first;                                                   \
+            if (!columns) from = line + (size_t)(rows.first - first) * step;                                          \
+            for (i = 0; i < n; i += AMPI_##V##_LANES) {                                                               \
+                AMPI_##V##_T v = ampi_lines_all_##isa(max, none, from + i, step, lines, d->s.at, (size_t)p->kw);      \
+                if (!max) v = AMPI_##V##_DIV(v, AMPI_##V##_MUL(count, AMPI_##V##_LOAD(d->count + i)));                \
+                ampi_ring_put_##isa(t, y, (plane * (size_t)p->oh + (size_t)o) * n + i, n - i, v);                     \
+            }                                                                                                         \
+        }                                                                                                             \
+    }                                                                                                                 \
+    /* Some planes. Has one of them a NaN? */                                                                         \
+    AMPI_##V##_TARGET AMPI_INLINE int ampi_lines_images_##isa(amp_dtype t, int max, const ampi_pool_lines* d,         \
+                                                              const ampi_pool_plan* p, size_t from, size_t to,        \
+                                                              const void* x, void* y) {                               \
+        const AMPI_##V##_T none = max ? AMPI_##V##_SPREAD(ampi_float(0xff800000u)) : AMPI_##V##_ZERO;                 \
+        float line[AMPI_POOL_RING], any[AMPI_##V##_LANES];                                                            \
+        AMPI_##V##_T seen = AMPI_##V##_ZERO;                                                                          \
+        uint32_t nan = 0;                                                                                             \
+        size_t i;                                                                                                     \
+        int o;                                                                                                        \
+        for (i = 0; i < AMPI_POOL_RING; i += AMPI_##V##_LANES) AMPI_##V##_STORE(line + i, none);                      \
+        for (; from < to; from++)                                                                                     \
+            for (o = 0; o < p->oh; o += ampi_min_int(d->band, p->oh - o))                                             \
+                ampi_lines_band_##isa(t, max, d, p, from, o, o + ampi_min_int(d->band, p->oh - o), x, y, line, none,  \
+                                      &seen);                                                                         \
+        AMPI_##V##_STORE(any, seen);                                                                                  \
+        for (i = 0; i < AMPI_##V##_LANES; i++) nan |= ampi_nan_mask(any[i]);                                          \
+        return nan != 0;                                                                                              \
+    }                                                                                                                 \
+    /* Shares of the windows in row o, as the gradient gathers them. `own` is a line for them. */                     \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_share_##isa(amp_dtype t, const ampi_pool_lines* d,                  \
+                                                              const ampi_pool_plan* p, const void* dy, size_t at,     \
+                                                              int o, float* own, float* line) {                       \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        const ampi_span rows = ampi_window(o, p->sh, p->ph, p->kh, p->h);                                             \
+        const AMPI_##V##_T count = AMPI_##V##_SPREAD(ampi_pool_lines_rows(p, rows));                                  \
+        const size_t n = (size_t)p->ow, some = ((size_t)p->w + (size_t)p->sw - 1) >> (p->sw - 1);                     \
+        float* share = (d->by_columns ? own : line) + d->lead;                                                        \
+        size_t i;                                                                                                     \
+        int q;                                                                                                        \
+        for (i = 0; i < n; i += L)                                                                                    \
+            AMPI_##V##_STORE(share + i, AMPI_##V##_DIV(ampi_ring_get_##isa(t, dy, at + i, n - i),                     \
+                                                       AMPI_##V##_MUL(count, AMPI_##V##_LOAD(d->count + i))));        \
+        for (q = 0; d->by_columns && q < p->sw; q++) {                                                                \
+            const float* gather = own + ((q + p->pw) >> (p->sw - 1));                                                 \
+            for (i = 0; i < some; i += L)                                                                             \
+                AMPI_##V##_STORE(line + d->from[q] + i, ampi_lines_all_##isa(0, AMPI_##V##_ZERO, gather + i, 0, 1,    \
+                                                                             d->back[q], d->places[q]));              \
+        }                                                                                                             \
+    }                                                                                                                 \
+    /* Row r of the gradient, from `rows` rows of windows, the first one's shares in `line`. */                       \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_gather_##isa(amp_dtype t, const ampi_pool_lines* d, size_t w,       \
+                                                               int two, const float* line, int rows, void* dx,        \
+                                                               size_t at) {                                           \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        static const size_t here[3] = { 0, 0, 0 };                                                                    \
+        const size_t *to_even = d->by_columns ? here : d->back[0], *to_odd = d->by_columns ? here : d->back[1];       \
+        const size_t evens = d->by_columns ? 1 : d->places[0], odds = d->by_columns ? 1 : d->places[1];               \
+        const float *even = line + d->from[0], *odd = line + d->from[1];                                              \
+        const AMPI_##V##_T zero = AMPI_##V##_ZERO;                                                                    \
+        size_t i;                                                                                                     \
+        for (i = 0; i < w; i += L, even += L, odd += L) {                                                             \
+            const AMPI_##V##_T a = ampi_lines_all_##isa(0, zero, even, d->step, rows, to_even, evens);                \
+            if (two) {                                                                                                \
+                const AMPI_##V##_T b = ampi_lines_all_##isa(0, zero, odd, d->step, rows, to_odd, odds);               \
+                ampi_ring_put_pairs_##isa(t, dx, at + i, w - i, a, b);                                                \
+                i += L;                                                                                               \
+            } else {                                                                                                  \
+                ampi_ring_put_##isa(t, dx, at + i, w - i, a);                                                         \
+            }                                                                                                         \
+        }                                                                                                             \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_back_##isa(amp_dtype t, const ampi_pool_lines* d,                   \
+                                                             const ampi_pool_plan* p, size_t from, size_t to,         \
+                                                             const void* dy, void* dx) {                              \
+        float line[AMPI_POOL_RING], own[AMPI_POOL_RING];                                                              \
+        const size_t w = (size_t)p->w, n = (size_t)p->ow;                                                             \
+        size_t i;                                                                                                     \
+        for (i = 0; i < AMPI_POOL_RING; i += AMPI_##V##_LANES) AMPI_##V##_STORE(line + i, AMPI_##V##_ZERO);           \
+        for (i = 0; i < AMPI_POOL_RING; i += AMPI_##V##_LANES) AMPI_##V##_STORE(own + i, AMPI_##V##_ZERO);            \
+        for (; from < to; from++) {                                                                                   \
+            int r, a = 0, b = 0, start = 0, end = 0;  /* row r has windows [a, b); [start, end) are here */           \
+            for (r = 0; r < p->h; r++) {                                                                              \
+                while (a < p->oh && a * p->sh - p->ph + p->kh <= r) a++;                                              \
+                while (b < p->oh && b * p->sh - p->ph <= r) b++;                                                      \
+                for (; end < b; end++) {                                                                              \
+                    if (end - start == d->band) {                                                                     \
+                        start = a;                                                                                    \
+                        end = a;                                                                                      \
+                    }                                                                                                 \
+                    ampi_lines_share_##isa(t, d, p, dy, (from * (size_t)p->oh + (size_t)end) * n, end, own,           \
+                                           line + (size_t)(end - start) * d->step);                                   \
+                }                                                                                                     \
+                ampi_lines_gather_##isa(t, d, w, p->sw == 2, line + (size_t)(a - start) * d->step, b - a, dx,         \
+                                        (from * (size_t)p->h + (size_t)r) * w);                                       \
+            }                                                                                                         \
+        }                                                                                                             \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE int ampi_lines_kind_##isa(amp_dtype t, const ampi_pool_lines* d,                    \
+                                                            const ampi_pool_plan* p, size_t from, size_t to,          \
+                                                            const void* x, void* y) {                                 \
+        return p->max ? ampi_lines_images_##isa(t, 1, d, p, from, to, x, y)                                           \
+                      : ampi_lines_images_##isa(t, 0, d, p, from, to, x, y);                                          \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_FN int ampi_pool_lines_run_##isa(const ampi_pool_lines* d, const ampi_pool_plan* p,        \
+                                                            size_t from, size_t to, const void* x, void* y,           \
+                                                            amp_dtype t) {                                            \
+        int nan;                                                                                                      \
+        if (ampi_dtype(t) == AMP_F16) nan = ampi_lines_kind_##isa(AMP_F16, d, p, from, to, x, y);                     \
+        else if (ampi_dtype(t) == AMP_BF16) nan = ampi_lines_kind_##isa(AMP_BF16, d, p, from, to, x, y);              \
+        else nan = ampi_lines_kind_##isa(AMP_F32, d, p, from, to, x, y);                                              \
+        ampi_clear_upper();                                                                                           \
+        return nan;                                                                                                   \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_FN void ampi_pool_lines_back_##isa(const ampi_pool_lines* d, const ampi_pool_plan* p,      \
+                                                              size_t from, size_t to, const void* dy, void* dx,       \
+                                                              amp_dtype t) {                                          \
+        AMPI_FOR_TYPE(ampi_lines_back_##isa, t, d, p, from, to, dy, dx);                                              \
+    }
+AMPI_POOL_LINES(avx512, V16)
+AMPI_POOL_LINES(avx2, V8)
+#endif
+/* Planes [from, to). Is there a NaN among the pixels of maxima? Then y is not right. */
+AMPI_FN int ampi_pool_lines_run(const ampi_pool_lines* d, const ampi_pool_plan* p, size_t from, size_t to,
+                                const void* x, void* y, amp_dtype t) {
+#if AMPI_X86
+    return AMPI_EITHER(ampi_pool_lines_run, d, p, from, to, x, y, t) && p->max;
+#else
+    (void)d; (void)p; (void)from; (void)to; (void)x; (void)y; (void)t;
+    return 1;
+#endif
+}
+AMPI_FN void ampi_pool_lines_back(const ampi_pool_lines* d, const ampi_pool_plan* p, size_t from, size_t to,
+                                  const void* dy, void* dx, amp_dtype t) {
+#if AMPI_X86
+    AMPI_BY_HAND(ampi_pool_lines_back, d, p, from, to, dy, dx, t);
+#else
+    (void)d; (void)p; (void)from; (void)to; (void)dy; (void)dx; (void)t;
 #endif
 }
 
@@ -9209,22 +9480,63 @@ AMPI_FN void ampi_pool_small_plane_backward(const ampi_pool_plan* p, const void*
     ampi_store_f32(dx, dxt, plane * n, acc, n);
 }
 
+AMPI_FN void ampi_pool_forward_plane(const ampi_pool_plan* p, const ampi_pool_words* words, const void* x, amp_dtype xt,
+                                     void* y, amp_dtype yt, size_t plane) {
+    const int small = ampi_pool_is_small(p, AMPI_LANES);
+    if (words->pairs > 0) ampi_pool_words_plane(ampi_dtype(xt), words, p, plane, x, NULL, y);
+    else if (small && ampi_pool_is_quads(p)) ampi_pool_quads_plane(p, x, xt, NULL, AMP_F32, y, yt, plane);
+    else if (small) ampi_pool_small_plane(p, x, xt, y, yt, plane);
+    else ampi_pool_plane(p, x, xt, y, yt, plane);
+}
+AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
+                                      amp_dtype y_dtype, const amp_exec* exec) {
+    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    ampi_pool_words words;
+    ampi_pool_lines lines;
+    ampi_pool_plan p;
+    size_t n;
+    int64_t i, some;
+    amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
+    if (r != AMP_OK) return r;
+    n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
+    if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
+    ampi_pool_words_make(&p, x_dtype, y_dtype, y_dtype, &words);
+    ampi_pool_lines_make(&p, x_dtype, y_dtype, &lines);
+    if (words.pairs > 0) lines.band = 0;
+    some = ampi_pool_lines_planes(&p);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)p.planes; i += some) {
+        size_t plane = (size_t)i, last = ampi_min_size(p.planes, plane + (size_t)some);
+        if (lines.band > 0 && !ampi_pool_lines_run(&lines, &p, plane, last, x, y, x_dtype)) continue;
+        for (; plane < last; plane++) ampi_pool_forward_plane(&p, &words, x, x_dtype, y, y_dtype, plane);
+    }
+    return AMP_OK;
+}
+
 AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
                                        const amp_exec* exec) {
     const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "dx", dx, dx_dtype, 1 },
                                   { "x", x, x_dtype, !s || s->kind == AMP_POOL_AVERAGE } };
     ampi_pool_words words;
+    ampi_pool_lines lines;
     ampi_pool_ring ring;
     ampi_pool_plan p;
     size_t n;
-    int64_t i;
+    int64_t i, some;
     amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
     n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
     if ((r = AMPI_CHECK(exec, "pool2d backward", n, list)) != AMP_OK || !dx) return r;
     ampi_pool_words_make(&p, x_dtype, dy_dtype, dx_dtype, &words);
     ampi_pool_ring_make(&p, x_dtype, dy_dtype, dx_dtype, &ring);
+    ampi_pool_lines_make(&p, dy_dtype, dx_dtype, &lines);
+    ampi_pool_lines_turn(&p, &lines);
+    some = ampi_pool_lines_planes(&p);
+    AMPI_PARALLEL_FOR(lines.band > 0 && n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)(lines.band > 0 ? p.planes : 0); i += some)
+        ampi_pool_lines_back(&lines, &p, (size_t)i, ampi_min_size(p.planes, (size_t)(i + some)), dy, dx, dx_dtype);
+    if (lines.band > 0) return AMP_OK;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i++) {
         if (words.pairs > 0)
