@@ -9183,21 +9183,39 @@ AMPI_FN void ampi_pool_ring_plane(const ampi_pool_ring* s, const ampi_pool_plan*
 typedef struct ampi_pool_lines {
     ampi_pool_ring s;
     int by_columns, band;                         /* rows of windows at a time; no band: not for this plane */
-    size_t step, lead;                            /* floats from row to row; where shares start */
+    int few;                                      /* rows of the image at a time: of long ones one, as memory likes */
+    size_t step, share, lead;                     /* floats from row to row, of shares too; where those start */
+    size_t used;                                  /* of all rows of a band */
     size_t from[2], places[2];                    /* of even and odd pixels: the first one's, how many it gathers */
     size_t back[2][AMPI_POOL_WIDEST];
     float count[AMPI_POOL_RING];                  /* pixels of a row that each window counts */
 } ampi_pool_lines;
 
+/* Rows one after the other, of which each step takes some: [start, start + tall), cut off at the ends. */
+typedef struct ampi_pool_steps { int start, advance, tall, size; } ampi_pool_steps;
+AMPI_INLINE ampi_pool_steps ampi_pool_steps_of(int start, int advance, int tall, int size) {
+    ampi_pool_steps s;
+    s.start = start; s.advance = advance; s.tall = tall; s.size = size;
+    return s;
+}
+AMPI_INLINE ampi_span ampi_pool_step(ampi_pool_steps s, int start) {
+    ampi_span r;
+    r.first = ampi_max_int(start, 0);
+    r.last = ampi_min_int(start + s.tall, s.size);
+    return r;
+}
+
 AMPI_FN void ampi_pool_lines_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, ampi_pool_lines* d) {
     int o, fit;
     ampi_pool_ring_lines(p, a, b, &d->s);
     d->band = 0;
-    if (d->s.row == 0 || d->s.row > AMPI_POOL_RING || p->kh > AMPI_POOL_RING) return;
+    if (d->s.row == 0 || d->s.row > AMPI_POOL_RING || p->kh > AMPI_POOL_RING || p->sh > AMPI_POOL_RING) return;
     d->by_columns = !p->max && !ampi_pool_is_small(p, AMPI_LANES);
+    d->few = p->w > 64 ? 1 : INT32_MAX;
     d->step = d->s.row;
     fit = AMPI_POOL_RING / (int)d->step;
-    d->band = d->by_columns ? fit : fit < p->kh ? 0 : (fit - p->kh) / p->sh + 1;
+    d->band = ampi_min_int(p->oh, d->by_columns ? fit : fit < p->kh ? 0 : (fit - p->kh) / p->sh + 1);
+    d->used = d->step * (size_t)(d->by_columns ? d->band : (d->band - 1) * p->sh + p->kh);
     for (o = 0; d->band > 0 && o < (int)ampi_padded((size_t)p->ow); o++) {
         const ampi_span c = ampi_window(o, p->sw, p->pw, p->kw, p->w);
         d->count[o] = (float)(p->exclude_pad && o < p->ow ? c.last - c.first : p->kw);
@@ -9205,11 +9223,15 @@ AMPI_FN void ampi_pool_lines_make(const ampi_pool_plan* p, amp_dtype a, amp_dtyp
 }
 /* For the gradient of an average: pixel c, element e of its line, is at place k of window e - k / sw. */
 AMPI_FN void ampi_pool_lines_turn(const ampi_pool_plan* p, ampi_pool_lines* d) {
-    int q, k, i;
+    int q, k, i, fit;
+    if (p->max || p->ow > AMPI_POOL_BLOCK || p->sw > p->kw) d->band = 0;
+    if (d->band == 0) return;
     d->lead = (size_t)((p->kw - 1) / p->sw);
-    if (!d->by_columns) d->step = d->lead + d->s.length;
-    d->band = p->max || d->band == 0 || p->ow > AMPI_POOL_BLOCK ? 0 : AMPI_POOL_RING / (int)d->step;
-    if (d->band <= p->kh || p->sw > p->kw) d->band = 0;
+    d->share = d->lead + d->s.length;
+    if (!d->by_columns) d->step = d->share;
+    fit = (int)(AMPI_POOL_RING / (d->share > d->step ? d->share : d->step));
+    d->band = fit > p->kh ? ampi_min_int(p->oh, fit) : 0;
+    d->used = d->share * (size_t)d->band;
     memset(d->back, 0, sizeof d->back);
     for (q = 0; q < 2; q++) {
         d->from[q] = d->by_columns ? d->s.pixel[q] : (size_t)((q + p->pw) / p->sw);
@@ -9220,12 +9242,9 @@ AMPI_FN void ampi_pool_lines_turn(const ampi_pool_plan* p, ampi_pool_lines* d) {
         }
     }
 }
-AMPI_FN float ampi_pool_lines_rows(const ampi_pool_plan* p, ampi_span rows) {
-    return (float)(p->exclude_pad ? rows.last - rows.first : p->kh);
-}
 /* Planes at a time, for which the room around lines is filled up once. */
 AMPI_FN int64_t ampi_pool_lines_planes(const ampi_pool_plan* p) {
-    return (int64_t)(p->planes < 64 ? 1 : p->planes < 1024 ? p->planes / 64 : 16);
+    return (int64_t)(p->planes < 32 ? 1 : p->planes < 512 ? p->planes / 32 : 16);
 }
 
 #if AMPI_X86
@@ -9237,181 +9256,272 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
     return n >= 8 ? v : _mm256_blendv_ps(none, v, _mm256_castsi256_ps(AMPI_V8_MASK(n)));
 }
 #define AMPI_POOL_LINES(isa, V)                                                                                       \
-    /* The maximum or the sum of acc and what lies at `places` of each of `rows` lines. */                            \
+    /* The maximum or the sum of acc and what lies in a line; at its `places`; at those of each of `rows` lines. The  \
+       first of equal ones stays. */                                                                                  \
     AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_more_##isa(int max, AMPI_##V##_T acc, const float* line) {  \
         return max ? AMPI_##V##_MAX(AMPI_##V##_LOAD(line), acc) : AMPI_##V##_ADD(acc, AMPI_##V##_LOAD(line));         \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_line_##isa(int max, AMPI_##V##_T acc, const float* line,    \
+                                                                     const size_t* at, size_t places) {               \
+        size_t k;                                                                                                     \
+        acc = ampi_lines_more_##isa(max, acc, line + at[0]);                                                          \
+        if (places > 1) acc = ampi_lines_more_##isa(max, acc, line + at[1]);                                          \
+        if (places > 2) acc = ampi_lines_more_##isa(max, acc, line + at[2]);                                          \
+        for (k = 3; k < places; k++) acc = ampi_lines_more_##isa(max, acc, line + at[k]);                             \
+        return acc;                                                                                                   \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_all_##isa(int max, AMPI_##V##_T acc, const float* line,     \
                                                                     size_t step, int rows, const size_t* at,          \
                                                                     size_t places) {                                  \
-        const size_t a = at[0], b = at[1], c = at[2];                                                                 \
-        size_t k;                                                                                                     \
-        for (; rows > 0; rows--, line += step) {                                                                      \
-            acc = ampi_lines_more_##isa(max, acc, line + a);                                                          \
-            if (places > 1) acc = ampi_lines_more_##isa(max, acc, line + b);                                          \
-            if (places > 2) acc = ampi_lines_more_##isa(max, acc, line + c);                                          \
-            for (k = 3; k < places; k++) acc = ampi_lines_more_##isa(max, acc, line + at[k]);                         \
-        }                                                                                                             \
+        if (rows > 0) acc = ampi_lines_line_##isa(max, acc, line, at, places);                                        \
+        if (rows > 1) acc = ampi_lines_line_##isa(max, acc, line + step, at, places);                                 \
+        if (rows > 2) acc = ampi_lines_line_##isa(max, acc, line + 2 * step, at, places);                             \
+        for (; rows > 3; rows--, line += step) acc = ampi_lines_line_##isa(max, acc, line + 3 * step, at, places);    \
         return acc;                                                                                                   \
     }                                                                                                                 \
+    /* The sum of `rows` rows of the image, w apart. */                                                               \
     AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_rows_##isa(amp_dtype t, const void* x, size_t at, size_t w, \
                                                                      int rows, size_t n) {                            \
         AMPI_##V##_T sum = ampi_ring_get_##isa(t, x, at, n);                                                          \
-        for (; rows > 1; rows--) sum = AMPI_##V##_ADD(sum, ampi_ring_get_##isa(t, x, at += w, n));                    \
+        if (rows > 1) sum = AMPI_##V##_ADD(sum, ampi_ring_get_##isa(t, x, at + w, n));                                \
+        if (rows > 2) sum = AMPI_##V##_ADD(sum, ampi_ring_get_##isa(t, x, at + 2 * w, n));                            \
+        for (; rows > 3; rows--, at += w) sum = AMPI_##V##_ADD(sum, ampi_ring_get_##isa(t, x, at + 3 * w, n));        \
         return sum;                                                                                                   \
     }                                                                                                                 \
-    /* The sum of `rows` rows of the image, from element `at` of x on, as a line. seen: a NaN after a NaN. */         \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_open_##isa(amp_dtype t, int max, const ampi_pool_lines* d,          \
-                                                             size_t w, int two, const void* x, size_t at, int rows,   \
-                                                             float* line, AMPI_##V##_T none, AMPI_##V##_T* seen) {    \
+    /* A vector of each of `lines` lines, or two: each line is the sum of a step's rows, of one row if tall is 1. n:  \
+       pixels left in a row. seen: a NaN after a NaN. */                                                              \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_part_##isa(amp_dtype t, int max, int two, int tall, size_t w,       \
+                                                             ampi_pool_steps s, int lines, const void* x,             \
+                                                             size_t image, size_t n, float* even, float* odd,         \
+                                                             size_t step, AMPI_##V##_T none, AMPI_##V##_T* seen) {    \
         enum { L = AMPI_##V##_LANES };                                                                                \
-        float *even = line + d->s.pixel[0], *odd = line + d->s.pixel[1];                                              \
-        size_t i;                                                                                                     \
-        for (i = 0; i < w; i += L) {                                                                                  \
-            AMPI_##V##_T a = ampi_lines_rows_##isa(t, x, at + i, w, rows, w - i), b = AMPI_##V##_ZERO;                \
-            if (max) *seen = AMPI_##V##_ADD(*seen, a);                                                                \
+        const size_t rest = n > L ? n - L : 0;                                                                        \
+        AMPI_##V##_T all = *seen;                                                                                     \
+        int j, start = s.start;                                                                                       \
+        for (j = 0; j < lines; j++, start += s.advance, even += step, odd += step) {                                  \
+            const ampi_span r = ampi_pool_step(s, start);                                                             \
+            const size_t at = image + (size_t)r.first * w;                                                            \
+            const int rows = tall == 1 ? 1 : r.last - r.first;                                                        \
+            AMPI_##V##_T a = ampi_lines_rows_##isa(t, x, at, w, rows, n);                                             \
+            if (lines == 1) AMPI_AHEAD(x, at * amp_dtype_size(t));                                                    \
+            if (lines == 1 && two && t == AMP_F32) AMPI_AHEAD(x, at * sizeof(float) + 64);                            \
+            if (max) all = AMPI_##V##_ADD(all, a);                                                                    \
             if (two) {                                                                                                \
-                const size_t n = w - i;                                                                               \
-                i += L;                                                                                               \
-                if (i < w) b = ampi_lines_rows_##isa(t, x, at + i, w, rows, w - i);                                   \
-                if (max) *seen = AMPI_##V##_ADD(*seen, b);                                                            \
+                AMPI_##V##_T b = ampi_lines_rows_##isa(t, x, at + (rest > 0 ? L : 0), w, rows, rest);                 \
+                if (max) all = AMPI_##V##_ADD(all, b);                                                                \
                 ampi_ring_split_##isa(&a, &b);                                                                        \
-                if (max) a = ampi_lines_end_##isa(none, (n + 1) / 2, a);                                              \
                 if (max) b = ampi_lines_end_##isa(none, n / 2, b);                                                    \
-                AMPI_##V##_STORE(even, a);                                                                            \
                 AMPI_##V##_STORE(odd, b);                                                                             \
-                even += L;                                                                                            \
-                odd += L;                                                                                             \
-            } else {                                                                                                  \
-                if (max) a = ampi_lines_end_##isa(none, w - i, a);                                                    \
-                AMPI_##V##_STORE(even + i, a);                                                                        \
+            }                                                                                                         \
+            if (max) a = ampi_lines_end_##isa(none, two ? (n + 1) / 2 : n, a);                                        \
+            AMPI_##V##_STORE(even, a);                                                                                \
+        }                                                                                                             \
+        *seen = all;                                                                                                  \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_open_##isa(amp_dtype t, int max, int tall,                          \
+                                                             const ampi_pool_lines* d, const ampi_pool_plan* p,       \
+                                                             ampi_pool_steps s, int lines, const void* x,             \
+                                                             size_t image, float* line,                               \
+                                                             AMPI_##V##_T none, AMPI_##V##_T* seen) {                 \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        const size_t w = (size_t)p->w;                                                                                \
+        int few = 0;                                                                                                  \
+        size_t i;                                                                                                     \
+        for (; lines > 0; lines -= few, s.start += few * s.advance, line += (size_t)few * d->step) {                  \
+            float *even = line + d->s.pixel[0], *odd = line + d->s.pixel[1];                                          \
+            few = ampi_min_int(d->few, lines);                                                                        \
+            for (i = 0; p->sw == 1 && i < w; i += L)                                                                  \
+                ampi_lines_part_##isa(t, max, 0, tall, w, s, few, x, image + i, w - i, even + i, odd, d->step, none,  \
+                                      seen);                                                                          \
+            for (i = 0; p->sw == 2 && i < w; i += 2 * L)                                                              \
+                ampi_lines_part_##isa(t, max, 1, tall, w, s, few, x, image + i, w - i, even + i / 2, odd + i / 2,     \
+                                      d->step, none, seen);                                                           \
+        }                                                                                                             \
+    }                                                                                                                 \
+    /* Rows of windows, whose lines the steps tell, to element `at` of y. real: their rows of the image. tall: lines  \
+       of most windows, places: of a line; compilers know them where windows are the usual ones. */                   \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_windows_##isa(amp_dtype t, int max, int tall, size_t places,        \
+                                                                const ampi_pool_lines* d, const ampi_pool_plan* p,    \
+                                                                ampi_pool_steps s, ampi_pool_steps real, int windows, \
+                                                                const float* line, void* y, size_t at,                \
+                                                                AMPI_##V##_T none) {                                  \
+        const size_t n = (size_t)p->ow, step = d->step;                                                               \
+        size_t i;                                                                                                     \
+        for (i = 0; i < n; i += AMPI_##V##_LANES) {                                                                   \
+            const AMPI_##V##_T columns = AMPI_##V##_LOAD(d->count + i);                                               \
+            const AMPI_##V##_T whole = AMPI_##V##_MUL(AMPI_##V##_SPREAD((float)p->kh), columns);                      \
+            size_t to = at + i;                                                                                       \
+            int j, start = s.start, row = real.start;                                                                 \
+            for (j = 0; j < windows; j++, start += s.advance, row += real.advance, to += n) {                         \
+                const ampi_span r = ampi_pool_step(s, start), rows = ampi_pool_step(real, row);                       \
+                const float* from = line + i + (size_t)r.first * step;                                                \
+                const int all = r.last - r.first;                                                                     \
+                AMPI_##V##_T v, count = whole;                                                                        \
+                if (tall == 1 || all == tall) v = ampi_lines_all_##isa(max, none, from, step, tall, d->s.at, places); \
+                else v = ampi_lines_all_##isa(max, none, from, step, all, d->s.at, places);                           \
+                if (!max && p->exclude_pad)                                                                           \
+                    count = AMPI_##V##_MUL(AMPI_##V##_SPREAD((float)(rows.last - rows.first)), columns);              \
+                ampi_ring_put_##isa(t, y, to, n - i, max ? v : AMPI_##V##_DIV(v, count));                             \
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
-    /* Rows [o0, o1) of windows of a plane. */                                                                        \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_band_##isa(amp_dtype t, int max, const ampi_pool_lines* d,          \
+    /* Rows [o0, o1) of windows of a plane; k: they are of k x k places, or 0, any. */                                \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_band_##isa(amp_dtype t, int max, int k, const ampi_pool_lines* d,   \
                                                              const ampi_pool_plan* p, size_t plane, int o0, int o1,   \
                                                              const void* x, void* y, float* line, AMPI_##V##_T none,  \
                                                              AMPI_##V##_T* seen) {                                    \
-        const size_t w = (size_t)p->w, image = plane * (size_t)p->h * w, n = (size_t)p->ow, step = d->step;           \
-        const int first = ampi_window(o0, p->sh, p->ph, p->kh, p->h).first, columns = d->by_columns;                  \
-        const int last = ampi_window(o1 - 1, p->sh, p->ph, p->kh, p->h).last;                                         \
-        const float* from = line;                                                                                     \
-        size_t i;                                                                                                     \
-        int o, r;                                                                                                     \
-        for (r = first; !columns && r < last; r++)                                                                    \
-            ampi_lines_open_##isa(t, max, d, w, p->sw == 2, x, image + (size_t)r * w, 1,                              \
-                                  line + (size_t)(r - first) * step, none, seen);                                     \
-        for (o = o0; columns && o < o1; o++) {                                                                        \
-            const ampi_span rows = ampi_window(o, p->sh, p->ph, p->kh, p->h);                                         \
-            ampi_lines_open_##isa(t, max, d, w, p->sw == 2, x, image + (size_t)rows.first * w,                        \
-                                  rows.last - rows.first, line + (size_t)(o - o0) * step, none, seen);                \
-        }                                                                                                             \
-        for (o = o0; o < o1; o++, from += step) {                                                                     \
-            const ampi_span rows = ampi_window(o, p->sh, p->ph, p->kh, p->h);                                         \
-            const AMPI_##V##_T count = AMPI_##V##_SPREAD(ampi_pool_lines_rows(p, rows));                              \
-            const int lines = columns ? 1 : rows.last - rows.first;                                                   \
-            if (!columns) from = line + (size_t)(rows.first - first) * step;                                          \
-            for (i = 0; i < n; i += AMPI_##V##_LANES) {                                                               \
-                AMPI_##V##_T v = ampi_lines_all_##isa(max, none, from + i, step, lines, d->s.at, (size_t)p->kw);      \
-                if (!max) v = AMPI_##V##_DIV(v, AMPI_##V##_MUL(count, AMPI_##V##_LOAD(d->count + i)));                \
-                ampi_ring_put_##isa(t, y, (plane * (size_t)p->oh + (size_t)o) * n + i, n - i, v);                     \
-            }                                                                                                         \
+        const size_t image = plane * (size_t)p->h * (size_t)p->w, places = (size_t)(k ? k : p->kw);                   \
+        const size_t at = (plane * (size_t)p->oh + (size_t)o0) * (size_t)p->ow;                                       \
+        const ampi_pool_steps rows = ampi_pool_steps_of(o0 * p->sh - p->ph, p->sh, p->kh, p->h);                      \
+        const int first = ampi_pool_step(rows, rows.start).first, n = o1 - o0;                                        \
+        const int last = ampi_pool_step(rows, rows.start + (n - 1) * p->sh).last;                                     \
+        if (!max && d->by_columns) {                                                                                  \
+            const ampi_pool_steps lines = ampi_pool_steps_of(0, 1, 1, n);                                             \
+            ampi_lines_open_##isa(t, max, k, d, p, rows, n, x, image, line, none, seen);                              \
+            ampi_lines_windows_##isa(t, max, 1, places, d, p, lines, rows, n, line, y, at, none);                     \
+        } else {                                                                                                      \
+            const ampi_pool_steps lines = ampi_pool_steps_of(rows.start - first, p->sh, p->kh, last - first);         \
+            const ampi_pool_steps each = ampi_pool_steps_of(first, 1, 1, last);                                       \
+            ampi_lines_open_##isa(t, max, 1, d, p, each, last - first, x, image, line, none, seen);                   \
+            ampi_lines_windows_##isa(t, max, k, places, d, p, lines, rows, n, line, y, at, none);                     \
         }                                                                                                             \
     }                                                                                                                 \
     /* Some planes. Has one of them a NaN? */                                                                         \
-    AMPI_##V##_TARGET AMPI_INLINE int ampi_lines_images_##isa(amp_dtype t, int max, const ampi_pool_lines* d,         \
-                                                              const ampi_pool_plan* p, size_t from, size_t to,        \
-                                                              const void* x, void* y) {                               \
+    AMPI_##V##_TARGET AMPI_INLINE int ampi_lines_images_##isa(amp_dtype t, int max, int k,                            \
+                                                              const ampi_pool_lines* d, const ampi_pool_plan* p,      \
+                                                              size_t from, size_t to, const void* x, void* y) {       \
         const AMPI_##V##_T none = max ? AMPI_##V##_SPREAD(ampi_float(0xff800000u)) : AMPI_##V##_ZERO;                 \
         float line[AMPI_POOL_RING], any[AMPI_##V##_LANES];                                                            \
         AMPI_##V##_T seen = AMPI_##V##_ZERO;                                                                          \
         uint32_t nan = 0;                                                                                             \
         size_t i;                                                                                                     \
         int o;                                                                                                        \
-        for (i = 0; i < AMPI_POOL_RING; i += AMPI_##V##_LANES) AMPI_##V##_STORE(line + i, none);                      \
+        for (i = 0; i < d->used; i += AMPI_##V##_LANES) AMPI_##V##_STORE(line + i, none);                             \
         for (; from < to; from++)                                                                                     \
             for (o = 0; o < p->oh; o += ampi_min_int(d->band, p->oh - o))                                             \
-                ampi_lines_band_##isa(t, max, d, p, from, o, o + ampi_min_int(d->band, p->oh - o), x, y, line, none,  \
-                                      &seen);                                                                         \
+                ampi_lines_band_##isa(t, max, k, d, p, from, o, o + ampi_min_int(d->band, p->oh - o), x, y, line,     \
+                                      none, &seen);                                                                   \
         AMPI_##V##_STORE(any, seen);                                                                                  \
         for (i = 0; i < AMPI_##V##_LANES; i++) nan |= ampi_nan_mask(any[i]);                                          \
         return nan != 0;                                                                                              \
     }                                                                                                                 \
-    /* Shares of the windows in row o, as the gradient gathers them. `own` is a line for them. */                     \
+    /* Shares of the windows in rows [o0, o1), as the gradient gathers them. own: a line for them. */                 \
     AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_share_##isa(amp_dtype t, const ampi_pool_lines* d,                  \
                                                               const ampi_pool_plan* p, const void* dy, size_t at,     \
-                                                              int o, float* own, float* line) {                       \
+                                                              int o0, int o1, float* line) {                          \
         enum { L = AMPI_##V##_LANES };                                                                                \
-        const ampi_span rows = ampi_window(o, p->sh, p->ph, p->kh, p->h);                                             \
-        const AMPI_##V##_T count = AMPI_##V##_SPREAD(ampi_pool_lines_rows(p, rows));                                  \
-        const size_t n = (size_t)p->ow, some = ((size_t)p->w + (size_t)p->sw - 1) >> (p->sw - 1);                     \
-        float* share = (d->by_columns ? own : line) + d->lead;                                                        \
+        const ampi_pool_steps s = ampi_pool_steps_of(o0 * p->sh - p->ph, p->sh, p->kh, p->h);                         \
+        const size_t n = (size_t)p->ow;                                                                               \
         size_t i;                                                                                                     \
-        int q;                                                                                                        \
-        for (i = 0; i < n; i += L)                                                                                    \
-            AMPI_##V##_STORE(share + i, AMPI_##V##_DIV(ampi_ring_get_##isa(t, dy, at + i, n - i),                     \
-                                                       AMPI_##V##_MUL(count, AMPI_##V##_LOAD(d->count + i))));        \
-        for (q = 0; d->by_columns && q < p->sw; q++) {                                                                \
-            const float* gather = own + ((q + p->pw) >> (p->sw - 1));                                                 \
-            for (i = 0; i < some; i += L)                                                                             \
-                AMPI_##V##_STORE(line + d->from[q] + i, ampi_lines_all_##isa(0, AMPI_##V##_ZERO, gather + i, 0, 1,    \
-                                                                             d->back[q], d->places[q]));              \
+        for (i = 0; i < n; i += L) {                                                                                  \
+            const AMPI_##V##_T columns = AMPI_##V##_LOAD(d->count + i);                                               \
+            float* share = line + d->lead + i;                                                                        \
+            size_t from = at + i;                                                                                     \
+            int o, start = s.start;                                                                                   \
+            for (o = o0; o < o1; o++, start += s.advance, from += n, share += d->share) {                             \
+                const ampi_span rows = ampi_pool_step(s, start);                                                      \
+                const float count = (float)(p->exclude_pad ? rows.last - rows.first : p->kh);                         \
+                AMPI_##V##_STORE(share, AMPI_##V##_DIV(ampi_ring_get_##isa(t, dy, from, n - i),                       \
+                                                       AMPI_##V##_MUL(AMPI_##V##_SPREAD(count), columns)));           \
+            }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
-    /* Row r of the gradient, from `rows` rows of windows, the first one's shares in `line`. */                       \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_gather_##isa(amp_dtype t, const ampi_pool_lines* d, size_t w,       \
-                                                               int two, const float* line, int rows, void* dx,        \
-                                                               size_t at) {                                           \
-        enum { L = AMPI_##V##_LANES };                                                                                \
-        static const size_t here[3] = { 0, 0, 0 };                                                                    \
-        const size_t *to_even = d->by_columns ? here : d->back[0], *to_odd = d->by_columns ? here : d->back[1];       \
-        const size_t evens = d->by_columns ? 1 : d->places[0], odds = d->by_columns ? 1 : d->places[1];               \
-        const float *even = line + d->from[0], *odd = line + d->from[1];                                              \
-        const AMPI_##V##_T zero = AMPI_##V##_ZERO;                                                                    \
+    /* What each pixel of a row gets from a row of windows, which lie in n rows of shares. places: 0 = not known. */  \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_sums_##isa(size_t places, const ampi_pool_lines* d,                 \
+                                                             const ampi_pool_plan* p, int n, const float* share,      \
+                                                             float* line) {                                           \
+        const int shift = p->sw - 1;                                                                                  \
+        const size_t pixels = ((size_t)p->w + (size_t)shift) >> shift, step = d->step, next = d->share;               \
         size_t i;                                                                                                     \
-        for (i = 0; i < w; i += L, even += L, odd += L) {                                                             \
-            const AMPI_##V##_T a = ampi_lines_all_##isa(0, zero, even, d->step, rows, to_even, evens);                \
-            if (two) {                                                                                                \
-                const AMPI_##V##_T b = ampi_lines_all_##isa(0, zero, odd, d->step, rows, to_odd, odds);               \
-                ampi_ring_put_pairs_##isa(t, dx, at + i, w - i, a, b);                                                \
-                i += L;                                                                                               \
-            } else {                                                                                                  \
-                ampi_ring_put_##isa(t, dx, at + i, w - i, a);                                                         \
+        int q, o;                                                                                                     \
+        for (q = 0; q < p->sw; q++)                                                                                   \
+            for (i = 0; i < pixels; i += AMPI_##V##_LANES) {                                                          \
+                const float* from = share + ((q + p->pw) >> shift) + i;                                               \
+                float* to = line + d->s.pixel[q] + i;                                                                 \
+                for (o = 0; o < n; o++, from += next, to += step)                                                     \
+                    AMPI_##V##_STORE(to, ampi_lines_line_##isa(0, AMPI_##V##_ZERO, from, d->back[q],                  \
+                                                               places ? places : d->places[q]));                      \
+            }                                                                                                         \
+    }                                                                                                                 \
+    /* What a vector of pixels gets from `rows` rows of windows. */                                                   \
+    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_one_##isa(int tall, size_t places, const float* line,       \
+                                                                    size_t step, int rows, const size_t* at) {        \
+        if (rows == tall) return ampi_lines_all_##isa(0, AMPI_##V##_ZERO, line, step, tall, at, places);              \
+        return ampi_lines_all_##isa(0, AMPI_##V##_ZERO, line, step, rows, at, places);                                \
+    }                                                                                                                 \
+    /* Rows [r0, r1) of the gradient, from rows [first, end) of windows in `line`; tall: of which most pixels have so \
+       many; evens, odds: and these pixels so many windows of a row. */                                               \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_gather_##isa(amp_dtype t, int two, int tall, size_t evens,          \
+                                                               size_t odds, const size_t* to_even,                    \
+                                                               const size_t* to_odd, const ampi_pool_lines* d,        \
+                                                               const ampi_pool_plan* p, const float* line, int r0,    \
+                                                               int r1, int first, int end, void* dx, size_t at) {     \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        const size_t w = (size_t)p->w, step = d->step;                                                                \
+        const int sh = p->sh, ph = p->ph, kh = p->kh;                                                                 \
+        size_t i;                                                                                                     \
+        for (i = 0; i < w; i += two ? 2 * L : L) {                                                                    \
+            const float *even = line + d->from[0] + (two ? i / 2 : i), *odd = line + d->from[1] + i / 2;              \
+            size_t to = at + i;                                                                                       \
+            int r, a = first, b = first;                                             /* row r has windows [a, b) */   \
+            for (r = r0; r < r1; r++, to += w) {                                                                      \
+                AMPI_##V##_T v;                                                                                       \
+                for (; a < end && a * sh - ph + kh <= r; a++, even += step, odd += step) {}                           \
+                while (b < end && b * sh - ph <= r) b++;                                                              \
+                v = ampi_lines_one_##isa(tall, evens, even, step, b - a, to_even);                                    \
+                if (two) ampi_ring_put_pairs_##isa(t, dx, to, w - i, v, ampi_lines_one_##isa(tall, odds, odd, step,   \
+                                                                                             b - a, to_odd));         \
+                else ampi_ring_put_##isa(t, dx, to, w - i, v);                                                        \
+            }                                                                                                         \
+        }                                                                                                             \
+    }                                                                                                                 \
+    /* Some planes. k: the usual windows, 2 x 2 two apart or 3 x 3 one apart, or 0. */                                \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_turned_##isa(amp_dtype t, int k, const ampi_pool_lines* d,          \
+                                                               const ampi_pool_plan* p, size_t from, size_t to,       \
+                                                               const void* dy, void* dx) {                            \
+        static const size_t here[3] = { 0, 0, 0 };                                                                    \
+        float line[AMPI_POOL_RING + AMPI_LANES], own[AMPI_POOL_RING + AMPI_LANES];                                    \
+        float* share = d->by_columns ? own : line;                                                                    \
+        const int two = k ? k == 2 : p->sw == 2, tall = k == 2 ? 1 : k;                                               \
+        const size_t places = (size_t)tall, *even = d->back[0], *odd = d->back[1];                                    \
+        size_t i;                                                                                                     \
+        for (i = 0; i < d->used; i += AMPI_##V##_LANES) AMPI_##V##_STORE(share + i, AMPI_##V##_ZERO);                 \
+        for (; from < to; from++) {                                                                                   \
+            int r0, r1, a, b;                                                                                         \
+            for (r0 = 0, a = 0; r0 < p->h; r0 = r1) {                                                                 \
+                const size_t at = from * (size_t)p->h + (size_t)r0;                                                   \
+                while (a < p->oh && a * p->sh - p->ph + p->kh <= r0) a++;                                             \
+                b = ampi_min_int(p->oh, a + d->band);                                                                 \
+                r1 = b == p->oh ? p->h : b * p->sh - p->ph;                                                           \
+                ampi_lines_share_##isa(t, d, p, dy, (from * (size_t)p->oh + (size_t)a) * (size_t)p->ow, a, b, share); \
+                if (d->by_columns) {                                                                                  \
+                    ampi_lines_sums_##isa(places, d, p, b - a, share, line);                                          \
+                    ampi_lines_gather_##isa(t, two, tall, 1, 1, here, here, d, p, line, r0, r1, a, b, dx,             \
+                                            at * (size_t)p->w);                                                       \
+                } else {                                                                                              \
+                    ampi_lines_gather_##isa(t, two, tall, k ? places : d->places[0], k ? places : d->places[1], even, \
+                                            odd, d, p, line, r0, r1, a, b, dx, at * (size_t)p->w);                    \
+                }                                                                                                     \
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_back_##isa(amp_dtype t, const ampi_pool_lines* d,                   \
                                                              const ampi_pool_plan* p, size_t from, size_t to,         \
                                                              const void* dy, void* dx) {                              \
-        float line[AMPI_POOL_RING], own[AMPI_POOL_RING];                                                              \
-        const size_t w = (size_t)p->w, n = (size_t)p->ow;                                                             \
-        size_t i;                                                                                                     \
-        for (i = 0; i < AMPI_POOL_RING; i += AMPI_##V##_LANES) AMPI_##V##_STORE(line + i, AMPI_##V##_ZERO);           \
-        for (i = 0; i < AMPI_POOL_RING; i += AMPI_##V##_LANES) AMPI_##V##_STORE(own + i, AMPI_##V##_ZERO);            \
-        for (; from < to; from++) {                                                                                   \
-            int r, a = 0, b = 0, start = 0, end = 0;  /* row r has windows [a, b); [start, end) are here */           \
-            for (r = 0; r < p->h; r++) {                                                                              \
-                while (a < p->oh && a * p->sh - p->ph + p->kh <= r) a++;                                              \
-                while (b < p->oh && b * p->sh - p->ph <= r) b++;                                                      \
-                for (; end < b; end++) {                                                                              \
-                    if (end - start == d->band) {                                                                     \
-                        start = a;                                                                                    \
-                        end = a;                                                                                      \
-                    }                                                                                                 \
-                    ampi_lines_share_##isa(t, d, p, dy, (from * (size_t)p->oh + (size_t)end) * n, end, own,           \
-                                           line + (size_t)(end - start) * d->step);                                   \
-                }                                                                                                     \
-                ampi_lines_gather_##isa(t, d, w, p->sw == 2, line + (size_t)(a - start) * d->step, b - a, dx,         \
-                                        (from * (size_t)p->h + (size_t)r) * w);                                       \
-            }                                                                                                         \
-        }                                                                                                             \
+        const int k = p->kh == p->kw && (p->kw == 3 ? p->sw == 1 : p->kw == 2 && p->sw == 2) ? p->kw : 0;             \
+        if (k == 3) ampi_lines_turned_##isa(t, 3, d, p, from, to, dy, dx);                                            \
+        else if (k == 2) ampi_lines_turned_##isa(t, 2, d, p, from, to, dy, dx);                                       \
+        else ampi_lines_turned_##isa(t, 0, d, p, from, to, dy, dx);                                                   \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_INLINE int ampi_lines_kind_##isa(amp_dtype t, const ampi_pool_lines* d,                    \
                                                             const ampi_pool_plan* p, size_t from, size_t to,          \
                                                             const void* x, void* y) {                                 \
-        return p->max ? ampi_lines_images_##isa(t, 1, d, p, from, to, x, y)                                           \
-                      : ampi_lines_images_##isa(t, 0, d, p, from, to, x, y);                                          \
+        const int k = p->kh != p->kw ? 0 : p->kw;                                                                     \
+        if (p->max && k == 3) return ampi_lines_images_##isa(t, 1, 3, d, p, from, to, x, y);                          \
+        if (p->max) return ampi_lines_images_##isa(t, 1, 0, d, p, from, to, x, y);                                    \
+        if (k == 3) return ampi_lines_images_##isa(t, 0, 3, d, p, from, to, x, y);                                    \
+        if (k == 2) return ampi_lines_images_##isa(t, 0, 2, d, p, from, to, x, y);                                    \
+        return ampi_lines_images_##isa(t, 0, 0, d, p, from, to, x, y);                                                \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_FN int ampi_pool_lines_run_##isa(const ampi_pool_lines* d, const ampi_pool_plan* p,        \
                                                             size_t from, size_t to, const void* x, void* y,           \
@@ -9484,7 +9594,7 @@ AMPI_FN void ampi_pool_forward_plane(const ampi_pool_plan* p, const ampi_pool_wo
                                      void* y, amp_dtype yt, size_t plane) {
     const int small = ampi_pool_is_small(p, AMPI_LANES);
     if (words->pairs > 0) ampi_pool_words_plane(ampi_dtype(xt), words, p, plane, x, NULL, y);
-    else if (small && ampi_pool_is_quads(p)) ampi_pool_quads_plane(p, x, xt, NULL, AMP_F32, y, yt, plane);
+    else if (ampi_pool_is_quads(p)) ampi_pool_quads_plane(p, x, xt, NULL, AMP_F32, y, yt, plane);
     else if (small) ampi_pool_small_plane(p, x, xt, y, yt, plane);
     else ampi_pool_plane(p, x, xt, y, yt, plane);
 }
@@ -9502,7 +9612,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
     ampi_pool_words_make(&p, x_dtype, y_dtype, y_dtype, &words);
     ampi_pool_lines_make(&p, x_dtype, y_dtype, &lines);
-    if (words.pairs > 0) lines.band = 0;
+    if (ampi_pool_is_quads(&p)) lines.band = 0;                                /* there is a way of their own */
     some = ampi_pool_lines_planes(&p);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i += some) {

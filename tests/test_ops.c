@@ -979,11 +979,13 @@ static void test_pool(void) {
 
 /* The usual windows, in tensors of one type, with rows shorter and longer than vectors: some have ways of their
    own. */
-static amp_pool2d_shape usual_pool(int i, int width) {
+static amp_pool2d_shape usual_pool(amp_pool kind, int i, int width) {
     static const int forms[][3] = { { 2, 2, 0 }, { 3, 2, 1 }, { 3, 2, 0 }, { 3, 1, 1 },
                                     { 2, 1, 0 }, { 5, 2, 2 }, { 5, 1, 2 } };                 /* kernel, stride, pad */
     amp_pool2d_shape s;
     memset(&s, 0, sizeof s);
+    s.kind = kind;
+    s.exclude_pad = i % 2;
     s.n = 2; s.channels = 3;
     s.kernel_h = s.kernel_w = forms[i % 7][0];
     s.stride_h = s.stride_w = forms[i % 7][1];
@@ -995,34 +997,67 @@ static void test_usual_pools(void) {
     static const int widths[] = { 5, 6, 8, 10, 14, 16, 28, 31, 32, 33, 34, 35, 64, 70, 96, 130, 700 };
     int i, t;
     for (i = 0; i < 7 * (int)(sizeof widths / sizeof *widths); i++) {
-        amp_pool2d_shape s = usual_pool(i, widths[i / 7]);
-        for (t = 0; t < 3; t++) check_pool(&s, types[t], types[t], i % 2);
+        amp_pool2d_shape max = usual_pool(AMP_POOL_MAX, i, widths[i / 7]);
+        amp_pool2d_shape average = usual_pool(AMP_POOL_AVERAGE, i, widths[i / 7]);
+        for (t = 0; t < 3; t++) check_pool(&max, types[t], types[t], i % 2);
+        for (t = 0; t < 3; t++) check_pool(&average, types[t], types[t], i % 2);
     }
 }
-/* Any bits at all in x, and where no windows overlap in dy too; each instruction set must make the same of them. */
+/* Any bits at all in x, and where no windows overlap in dy too; each instruction set must make the same of them. Where
+   NaNs would meet in a sum there are none, but infinities. */
 static void fill_bits(buffer* b, int nans) {
     size_t i;
     for (i = 0; i < b->n; i++) {
         uint32_t r = (uint32_t)test_random();
-        if (r % 8 == 0) r = 0x80008000u;
+        if (r % 8 < 2) r = r % 8 == 0 ? 0x80008000u : 0;                                    /* -0, 0 */
         if (b->t == AMP_F32) memcpy((char*)b->p + 4 * i, &r, 4);
         else memcpy((char*)b->p + 2 * i, &r, 2);
         if (!nans && !(fabs(get(b, i)) < 1e30)) put(b, i, 1);
+        if (!nans && r % 67 == 0) put(b, i, r % 2 ? HUGE_VAL : -HUGE_VAL);
     }
 }
+/* Windows of any form, on planes of one band of rows or several. */
+static amp_pool2d_shape any_pool(amp_pool kind, int i) {
+    amp_pool2d_shape s;
+    memset(&s, 0, sizeof s);
+    s.kind = kind;
+    s.exclude_pad = i % 2;
+    s.n = 1; s.channels = i % 5 ? 3 : 33;
+    s.kernel_h = 1 + (int)(test_random() % 5); s.kernel_w = 1 + (int)(test_random() % 5);
+    s.stride_h = (int)(test_random() % 4); s.stride_w = (int)(test_random() % 3);
+    s.pad_h = (int)(test_random() % (unsigned)(s.kernel_h / 2 + 1));
+    s.pad_w = (int)(test_random() % (unsigned)(s.kernel_w / 2 + 1));
+    s.height = s.kernel_h + (int)(test_random() % (i % 5 ? 60u : 12u));
+    s.width = s.kernel_w + (int)(test_random() % (i % 3 ? 40u : 150u));
+    return s;
+}
+static void pool_bits(const amp_pool2d_shape* s, amp_dtype t, int nans) {
+    const size_t planes = (size_t)(s->n * s->channels);
+    buffer x = make(t, planes * (size_t)(s->height * s->width)), dx = make(t, x.n), y, dy;
+    int oh, ow;
+    CHECK(amp_pool2d_output(s, &oh, &ow, NULL) == AMP_OK);
+    y = make(t, planes * (size_t)(oh * ow)); dy = make(t, y.n);
+    fill_bits(&x, nans);
+    fill_bits(&dy, s->kind == AMP_POOL_MAX && s->stride_w == s->kernel_w && s->stride_h == s->kernel_h);
+    CHECK(amp_pool2d_forward(s, x.p, t, y.p, t, NULL) == AMP_OK);
+    CHECK(amp_pool2d_backward(s, dy.p, t, x.p, t, dx.p, t, NULL) == AMP_OK);
+    finish(&x); finish(&dx); finish(&y); finish(&dy);
+}
 static void test_pool_bits(void) {
-    int i, t, oh, ow;
+    int i, t;
     for (i = 0; i < 210; i++)
         for (t = 0; t < 3; t++) {
-            amp_pool2d_shape s = usual_pool(i, 6 + i / 7);
-            buffer x = make(types[t], (size_t)(6 * s.height * s.width)), dx = make(types[t], x.n), y, dy;
-            CHECK(amp_pool2d_output(&s, &oh, &ow, NULL) == AMP_OK);
-            y = make(types[t], (size_t)(6 * oh * ow)); dy = make(types[t], y.n);
-            fill_bits(&x, 1);
-            fill_bits(&dy, s.stride_w == s.kernel_w);
-            CHECK(amp_pool2d_forward(&s, x.p, types[t], y.p, types[t], NULL) == AMP_OK);
-            CHECK(amp_pool2d_backward(&s, dy.p, types[t], x.p, types[t], dx.p, types[t], NULL) == AMP_OK);
-            finish(&x); finish(&dx); finish(&y); finish(&dy);
+            amp_pool2d_shape max = usual_pool(AMP_POOL_MAX, i, 6 + i / 7);
+            amp_pool2d_shape average = usual_pool(AMP_POOL_AVERAGE, i, 6 + i / 7);
+            pool_bits(&max, types[t], 1);
+            pool_bits(&max, types[t], 0);
+            pool_bits(&average, types[t], 0);
+        }
+    for (i = 0; i < 400; i++)
+        for (t = 0; t < 3; t++) {
+            amp_pool2d_shape max = any_pool(AMP_POOL_MAX, i), average = any_pool(AMP_POOL_AVERAGE, i);
+            pool_bits(&max, types[t], i % 2);
+            pool_bits(&average, types[t], 0);
         }
 }
 
