@@ -172,6 +172,13 @@ TABLE = [
     ("ops", "for (i = 0; i < n; i += AMPI_LANES) {\n            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n"
      "            ampi_copy_floats(", "for (i = 0; i + 1 < n; i += AMPI_LANES) {\n"
      "            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n            ampi_copy_floats("),
+    ("ops", "rows.last - rows.first == 3 && p->kh == 3; ", "rows.last - rows.first == 3;"),
+    ("ops", "d->by_columns = !p->max && !ampi_pool_is_small(p, AMPI_LANES);", "d->by_columns = !p->max;"),
+    ("ops", "if (p->max || p->ow > AMPI_POOL_BLOCK || p->sw > p->kw) d->band = 0;",
+     "if (p->max || p->sw > p->kw) d->band = 0;"),
+    ("ops", "return _mm512_mask_mov_ps(none, ampi_first_x16(n), v);", "(void)none; (void)n; return v;"),
+    ("ops", "nan |= ampi_nan_mask(any[i]);", "nan |= (uint32_t)(any[i] > 1e30f);"),
+    ("ops", "if (!max && p->exclude_pad) ", "if (!max && p->exclude_pad && p->kh < 0) "),
     ("ops", "1.0 / sqrt(squares[l] / count + (double)p->eps)", "1.0 / sqrt(squares[l] / count)"),
     ("ops", "(float)(squares[l] / (count - 1.0))", "(float)(squares[l] / count)"),
     ("ops", "ampi_fma(AMPI_FMA_NATIVE, momentum, value, (1.0f - momentum) * running[c])",
