@@ -4885,15 +4885,19 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
     s->part = n ? n : 1;
 }
 
+/* Floats for all slots of a product's full plan. */
+AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
+    const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k);
+    return ampi_max_size(p.slots, 1) * p.floats;
+}
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
-    ampi_gemm_isa g;
-    ampi_gemm_plan p;
+    ampi_gemm_isa g, pairs;
     size_t elements, floats;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
     g = ampi_gemm_isa_now();
-    p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u));
-    floats = ampi_max_size(p.slots, 1) * p.floats;
+    pairs = ampi_gemm_isa_pairs();
+    floats = ampi_max_size(ampi_gemm_floats(&g, m, n, k + (k & 1u)), ampi_gemm_floats(&pairs, m, n, k + (k & 1u)));
     return ampi_max_size(floats * sizeof(float), ampi_amx_workspace(m, n, k)) + 128;
 }
 

@@ -381,6 +381,7 @@ SPECIAL = {
         ("gemm", "e >= 1 && f >= 1 && e + f >= 142", "e >= 1 && f >= 1 && e + f >= 141"),
         ("gemm", "e >= 1 && f >= 1 && e + f >= 142", "f >= 1 && e + f >= 142"),
         ("gemm", "e >= 1 && f >= 1 && e + f >= 142", "e >= 1 && e + f >= 142"),
+        ("gemm", "pairs = ampi_gemm_isa_pairs();", "pairs = g;"),
         ("gemm", "g = &plain;       /* from here on */",
          "{ ampi_gemm_block(&plain, s, &b); continue; }"),
         ("gemm", "cols - j >= 32 ? 0xffffffffu : (1u << (cols - j)) - 1u;", "cols - j >= 32 ? 0xffffffffu : 0u;"),

@@ -642,6 +642,30 @@ static void test_workspace(void) {
     CHECK(amp_gemm_workspace(1, 3, SIZE_MAX / 2) == 0);
 }
 
+/* A workspace of that size is used, on every instruction set: with less, a product runs in small blocks on the stack. */
+static void check_workspace_used(size_t k, amp_dtype t) {
+    problem p = problem_new(0, 1, 30, 50, k, 0, 1.0f, 0.0f, t, t, AMP_F32);
+    amp_exec exec;
+    size_t i, used = 0;
+    memset(&exec, 0, sizeof exec);
+    exec.workspace_size = amp_gemm_workspace(30, 50, k);
+    exec.workspace = malloc(exec.workspace_size);
+    memset(exec.workspace, FILL, exec.workspace_size);
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_TRANS, 30, 50, k, 1.0f, matrix_at(&p.a), t, k, matrix_at(&p.b), t, k, 0.0f,
+                   matrix_at(&p.c), AMP_F32, 50, &exec) == AMP_OK);
+    for (i = 0; i < exec.workspace_size; i++) used += ((unsigned char*)exec.workspace)[i] != FILL;
+    CHECK_MSG(used > 0, "%s k %lu %s", amp_isa_name(amp_cpu_isa()), (unsigned long)k, amp_dtype_name(t));
+    free(exec.workspace);
+    problem_free(&p);
+}
+static void test_workspace_is_enough(void) {
+    static const size_t K[6] = { 17, 48, 784, 816, 1000, 1300 };
+    size_t i;
+    for (i = 0; i < 60; i++)
+        if (amp_cpu_force_isa(ISAS[i / 12]) == AMP_OK) check_workspace_used(K[i % 6], TYPES[1 + i / 6 % 2]);
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+
 int main(void) {
     TEST(test_all_types_and_transposes);
     TEST(test_alpha_beta);
@@ -661,5 +685,6 @@ int main(void) {
     TEST(test_dense);
     TEST(test_refusals);
     TEST(test_workspace);
+    TEST(test_workspace_is_enough);
     TEST_END();
 }
