@@ -2900,7 +2900,7 @@ typedef struct ampi_finish {
 typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
     size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
-    int staged;                        /* words: B is packed as FP32 first, or may be */
+    int staged;                        /* words: what they cannot do is done in FP32, so that needs its room */
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
@@ -3509,24 +3509,33 @@ AMPI_FN void ampi_micro_pairs(size_t rows, const ampi_micro* u) {
     }
 }
 
-/* The smallest exponent field of what is not zero in a block of BF16; 512 if all is. A zero less one wraps. */
-AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const uint16_t* p, size_t ld, size_t rows, size_t cols) {
+/* The smallest exponent field of what is not zero in rows of words, whole vectors of them; 512 if all is. A zero less
+   one wraps. */
+AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
     const __m512i one = _mm512_set1_epi16(1), magnitude = _mm512_set1_epi16(0x7fff);
     __m512i least = _mm512_set1_epi16(-1);
-    uint16_t lane[32];
-    unsigned all = 0xffff;
+    unsigned all;
     size_t i, j;
     for (i = 0; i < rows; i++, p += ld)
-        for (j = 0; j < cols; j += 32) {
-            const __mmask32 mask = cols - j >= 32 ? 0xffffffffu : (1u << (cols - j)) - 1u;
-            __m512i x = _mm512_and_si512(_mm512_maskz_loadu_epi16(mask, p + j), magnitude);
+        for (j = 0; j < words; j += 16) {
+            __m512i x = _mm512_and_si512(_mm512_loadu_si512(p + j), magnitude);
             least = _mm512_min_epu16(least, _mm512_sub_epi16(x, one));
         }
-    _mm512_storeu_si512(lane, least);
+    __m256i part = _mm256_min_epu16(_mm512_castsi512_si256(least), _mm512_extracti64x4_epi64(least, 1));
+    __m128i eight = _mm_min_epu16(_mm256_castsi256_si128(part), _mm256_extracti128_si256(part, 1));
+    all = (unsigned)_mm_extract_epi16(_mm_minpos_epu16(eight), 0);
     ampi_clear_upper();
-    for (i = 0; i < 32; i++) if (lane[i] < all) all = lane[i];
     return (all + 1) >> 7;
 }
+/* Can nothing be subnormal in a product of words with these least exponents, neither an operand nor a sum? Numbers with
+   exponent field e are multiples of 2^(e - 134), so products are of 2^(e + f - 268). */
+AMPI_FN int ampi_words_are_normal(unsigned e, unsigned f) { return e >= 1 && f >= 1 && e + f >= 142; }
+#else
+AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
+    (void)p; (void)ld; (void)rows; (void)words;
+    return 512;
+}
+AMPI_FN int ampi_words_are_normal(unsigned e, unsigned f) { (void)e; (void)f; return 1; }
 #endif
 
 #if AMPI_AMX
@@ -3705,6 +3714,7 @@ enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
+AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
 
 /* The places of an image operand. Run r = (c, a, b) of channel and kernel position, position p = (n, i, j)
@@ -4038,9 +4048,7 @@ typedef struct ampi_gemm_plan {
 } ampi_gemm_plan;
 
 /* How deep a packed panel is. */
-AMPI_FN size_t ampi_panel_depth(const ampi_gemm_isa* g, size_t kc) {
-    return !g->words ? kc : g->staged ? ampi_max_size(kc, ampi_words(g, kc)) : ampi_words(g, kc);
-}
+AMPI_FN size_t ampi_panel_depth(const ampi_gemm_isa* g, size_t kc) { return g->words ? ampi_words(g, kc) : kc; }
 /* Floats from one panel of B to the next, from one row of a panel of A to the next (an odd number of cache
    lines), from one panel of A to the next. */
 AMPI_FN size_t ampi_panel_stride(const ampi_gemm_isa* g, size_t kc) {
@@ -4061,13 +4069,15 @@ AMPI_FN size_t ampi_group(const ampi_gemm_isa* g, int few, size_t panels, size_t
 
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
-    size_t panels = ampi_div_up(p->nc, 2 * g->lanes), a = ampi_a_stride(g, p->kc);
+    ampi_gemm_isa room = *g;
+    if (g->staged) room.words = 0;
+    size_t panels = ampi_div_up(p->nc, 2 * g->lanes), a = ampi_a_stride(&room, p->kc);
     size_t line = g->lanes * (p->kc + AMPI_GEMM_GAP);
     a *= ampi_group(g, p->few, ampi_div_up(p->mc, g->mr), p->kc);
-    if (g->words) line = ampi_a_stride(g, p->kc);
+    if (room.words) line = ampi_a_stride(g, p->kc);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
-    p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(g, p->kc), 16);
+    p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(&room, p->kc), 16);
     p->at_line = p->at_t + ampi_round_up(p->mc * p->ldt, 16);
     p->at_stage = p->at_line + ampi_round_up(ampi_max_size(line, p->ldt), 16);
     p->floats = p->at_stage + AMPI_GEMM_STAGE;
@@ -4240,11 +4250,12 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
     }
 }
 
-/* The block of op(B), a matrix, as words, in panels as ampi_pack_b's. */
-AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
+/* The block of op(B), a matrix, as words, in panels as ampi_pack_b's; their smallest exponent. */
+AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
                                size_t kc, float* b, float* line) {
     size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
     size_t step = s->b.along_k ? kc : 32, bytes = amp_dtype_size(s->b.dtype);
+    unsigned least = 512;
     for (k = 0; k < kc; k += step)
         for (j = 0; j < nc; j += nr) {
             size_t columns = ampi_min_size(nc - j, nr), width = columns > g->lanes ? nr : g->lanes;
@@ -4255,7 +4266,9 @@ AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, si
             else ampi_words_across(g, to, width, (const char*)s->b.data
                                    + (s->b.offset + at * s->b.ld + j0 + j) * bytes, s->b.dtype, s->b.ld,
                                    ampi_min_size(s->b.runs - at, step), columns, some, width, 1);
+            least = ampi_min_unsigned(least, ampi_least_exponent(to, 0, 1, some * width));
         }
+    return least;
 }
 
 /* `rows` rows of op(A) as words, row after row. */
@@ -4283,11 +4296,14 @@ AMPI_FN int ampi_is_direct(const ampi_product* s) {
 /* One block of a tile: where it lies in C and along k, its sizes, whether it is the first and the last along
    k, and whether its sums go to C directly, or finished panel by panel; panels of rows, the rows of each, and
    how many have one more; the first column of B that is packed (those before are read where they are), and
-   whether all of B is packed before the rest; the tile's scratch memory. */
+   whether all of B is packed before the rest; of words, the smallest exponents so far, and the kernels that do what
+   words cannot; the tile's scratch memory. */
 typedef struct ampi_block {
     size_t i0, mc, j0, nc, k0, kc;
     int first, last, direct, finish, few, whole;
     size_t panels, rows, more, packed;
+    unsigned least_a, least_b;
+    const ampi_gemm_isa* plain;
     float *a, *b, *t, *line; size_t ldt;
     ampi_stage* stage;
 } ampi_block;
@@ -4333,14 +4349,19 @@ AMPI_FN void ampi_pack_a_runs(const ampi_gemm_isa* g, const ampi_product* s, con
                            a + (i - q) * ampi_a_stride(g, b->kc) + k * g->a_width, g->a_width);
 }
 
+/* How many panels of A lie packed side by side. */
+AMPI_FN size_t ampi_block_group(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
+    return s->a.along_k && !b->few ? 1 : ampi_group(g, b->few, b->panels, b->kc);
+}
 /* Turns u to panel q of A: row after row if A's runs go along k, otherwise a_width floats for each k. Packs
    it, and the rest of its group, if that is asked for. */
-AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
+AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t q,
                             int pack, ampi_micro* u) {
     size_t i, rows = ampi_panel_rows(b, q), row = b->i0 + ampi_panel_low(b, q);
-    size_t group = s->a.along_k && !b->few ? 1 : ampi_group(g, b->few, b->panels, b->kc);
+    size_t group = ampi_block_group(g, s, b);
     float* a = b->a + q % group * ampi_a_stride(g, b->kc);
     u->a = a;
+    u->k = g->words ? ampi_words(g, b->kc) : b->kc;
     u->rs = s->a.along_k || g->words ? ampi_row_stride(g, b->kc) : 1;
     u->ks = s->a.along_k || g->words ? 1 : g->a_width;
 #if AMPI_X86
@@ -4349,6 +4370,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
             u->rs = s->a.ld / 2;
             u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
         } else if (pack) ampi_pack_a_words(g, s, row, rows, b->k0, b->kc, a, u->rs, b->line);
+        if (pack) b->least_a = ampi_min_unsigned(b->least_a, ampi_least_exponent(u->a, u->rs, rows, u->k));
         return;
     }
 #endif
@@ -4364,16 +4386,20 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
 }
 
 /* Packs `columns` columns of B from column j. */
-AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t j,
+AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j,
                              size_t columns) {
 #if AMPI_X86
-    if (g->words) { ampi_pack_b_words(g, s, j, columns, b->k0, b->kc, b->b, b->line); return; }
+    if (g->words) {
+        unsigned least = ampi_pack_b_words(g, s, j, columns, b->k0, b->kc, b->b, b->line);
+        b->least_b = ampi_min_unsigned(b->least_b, least);
+        return;
+    }
 #endif
     ampi_pack_b(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line);
 }
 
 /* Turns u to the panel of B from column j of the block; packs it if its turn has come. */
-AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t j,
+AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j,
                             ampi_micro* u) {
     size_t nr = 2 * g->lanes, columns = ampi_min_size(b->nc - j, nr);
     u->two = columns > g->lanes;
@@ -4430,27 +4456,41 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
     if (b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
 }
 
+/* Packs all that the block reads from column j of B and panel q of A on, and turns u there. */
+AMPI_FN void ampi_block_turn(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t q, size_t j,
+                             ampi_micro* u) {
+    size_t i = b->few ? 0 : q - q % ampi_block_group(g, s, b);
+    b->least_a = b->least_b = 512;
+    if (b->whole && b->packed < b->nc) ampi_pack_b_any(g, s, b, b->j0 + b->packed, b->nc - b->packed);
+    for (; i < (b->few ? b->panels : q + 1); i++) ampi_turn_to_a(g, s, b, i, 1, u);
+    if (b->few) ampi_turn_to_b(g, s, b, j, u);
+}
 /* Sums += A block * B block, which is packed if it is `whole`. With many rows one panel of A after the other; with few
-   rows the block of A is packed first, then one panel of B after the other. */
-AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
+   rows the block of A is packed first, then one panel of B after the other. The kernels that it ends with: as soon as
+   the words packed have something subnormal, the rest is done without them. */
+AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
     size_t nr = 2 * g->lanes, j, q;
     ampi_micro u;
-    u.k = g->words ? ampi_words(g, b->kc) : b->kc; u.first = b->first; u.last = b->direct; u.exact = s->exact;
+    u.first = b->first; u.last = b->direct; u.exact = s->exact;
     u.ldo = b->ldt;
     for (q = 0; !b->few && q < b->panels; q++) {
         ampi_turn_to_a(g, s, b, q, 1, &u);
+        if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, q, 0, &u);
         for (j = 0; j < b->nc; j += nr) {
             ampi_turn_to_b(g, s, b, j, &u);
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
+    for (q = 0; b->few && q < b->panels; q++) ampi_turn_to_a(g, s, b, q, 1, &u);
     for (j = 0; b->few && j < b->nc; j += nr) {
         ampi_turn_to_b(g, s, b, j, &u);
+        if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, 0, j, &u);
         for (q = 0; q < b->panels; q++) {
-            ampi_turn_to_a(g, s, b, q, j == 0, &u);
+            ampi_turn_to_a(g, s, b, q, 0, &u);
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
+    return g;
 }
 
 /* dst[i] = beta*add[i*step] + alpha*t[i], dst == t is allowed; NaN as in the micro-kernel. With step 0,
@@ -4518,25 +4558,6 @@ AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
     }
 }
 
-#if AMPI_PAIRS
-/* The smallest exponent field in runs [r0, r0 + rn) x k [k0, k0 + kc) of a matrix of BF16. */
-AMPI_FN unsigned ampi_operand_exponent(const ampi_operand* v, size_t r0, size_t rn, size_t k0, size_t kc) {
-    size_t run = v->along_k ? r0 : k0, at = v->along_k ? k0 : r0, runs = v->along_k ? rn : kc;
-    runs = ampi_min_size(runs, v->runs - run);
-    return ampi_least_exponent((const uint16_t*)v->data + v->offset + run * v->ld + at, v->ld, runs,
-                               ampi_min_size(v->along_k ? kc : rn, v->length - at));
-}
-/* Can nothing in a block be subnormal, neither an operand nor a sum? Numbers with exponent field e are multiples
-   of 2^(e - 134), so products are of 2^(e + f - 268). */
-AMPI_FN int ampi_block_is_normal(const ampi_product* s, const ampi_block* b) {
-    unsigned e = ampi_operand_exponent(&s->a, b->i0, b->mc, b->k0, b->kc);
-    unsigned f = ampi_operand_exponent(&s->b, b->j0, b->nc, b->k0, b->kc);
-    return e >= 1 && f >= 1 && e + f >= 142;
-}
-#else
-AMPI_FN int ampi_block_is_normal(const ampi_product* s, const ampi_block* b) { (void)s; (void)b; return 1; }
-#endif
-
 /* A tile's block from k0 in a slot's scratch memory. */
 AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
                              size_t tile, size_t k0, float* scratch, ampi_stage* stage) {
@@ -4544,6 +4565,7 @@ AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_p
     stage->room = p->floats - p->at_stage;
     b->a = scratch; b->b = scratch + p->at_b; b->t = scratch + p->at_t; b->line = scratch + p->at_line;
     b->ldt = p->ldt; b->few = p->few; b->stage = stage;
+    b->least_a = b->least_b = 512; b->plain = g;
     b->i0 = tile % p->tiles_m * p->mc; b->mc = ampi_min_size(p->mc, s->m - b->i0);
     b->j0 = tile / p->tiles_m * p->nc; b->nc = ampi_min_size(p->nc, s->n - b->j0);
     b->k0 = k0; b->kc = ampi_min_size(p->kc, s->k - k0);
@@ -4567,9 +4589,9 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
     ampi_stage stage;
     for (k0 = 0; k0 < s->k; k0 += p->kc) {
         ampi_block_open(&b, g, s, p, tile, k0, scratch, &stage);
-        if (g->words && s->swap && !ampi_block_is_normal(s, &b)) g = &plain;       /* from here on */
+        b.plain = &plain;
         if (b.whole && b.packed < b.nc) ampi_pack_b_any(g, s, &b, b.j0 + b.packed, b.nc - b.packed);
-        ampi_gemm_block(g, s, &b);
+        g = ampi_gemm_block(g, s, &b);                        /* from here on */
     }
     if (s->k == 0) {                                          /* C = beta*C: adding -0 changes no value */
         ampi_block_open(&b, g, s, p, tile, 0, scratch, &stage);
