@@ -3445,25 +3445,35 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, cons
     ampi_clear_upper();
 }
 
+/* Words of the elements of two rows, 32 of them if `two`, otherwise the first 16. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_words_merge(float* dst, __m512i x, __m512i y, int two) {
+    const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                           39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    _mm512_storeu_si512(dst, _mm512_permutex2var_epi16(x, pairs, y));
+    if (two)
+        _mm512_storeu_si512(dst + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, _mm512_set1_epi16(16)), y));
+}
 /* `words` rows of words of `width` columns, from k rows of n columns. t as above. From the last word to the
    first where rows become more, so that dst may be src. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
                                                  amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
                                                  size_t width, int is_b) {
-    const __m512i none = _mm512_setzero_si512(), next = _mm512_set1_epi16(16);
-    const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
-                                           39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    size_t w, j;
-    for (w = 0; g->words == AMPI_WORDS_BF16 && w < words; w++)
+    const __m512i none = _mm512_setzero_si512();
+    size_t w = 0, j;
+    if (g->words == AMPI_WORDS_BF16 && width == 32 && n >= 32)         /* a full panel, and what the next one begins with */
+        for (; 2 * w + 1 < k; w++) {
+            const uint16_t *x = (const uint16_t*)src + 2 * w * lds, *y = x + lds;
+            AMPI_FETCH(x + 32, 0);
+            AMPI_FETCH(y + 32, 0);
+            ampi_words_merge(dst + w * ldd, _mm512_loadu_si512(x), _mm512_loadu_si512(y), 1);
+        }
+    for (; g->words == AMPI_WORDS_BF16 && w < words; w++)
         for (j = 0; j < width; j += 32) {
             const uint16_t* from = (const uint16_t*)src + 2 * w * lds + j;
             const __mmask32 mask = n >= j + 32 ? 0xffffffffu : (1u << (n > j ? n - j : 0)) - 1u;
             __m512i x = 2 * w < k ? _mm512_maskz_loadu_epi16(mask, from) : none;
             __m512i y = 2 * w + 1 < k ? _mm512_maskz_loadu_epi16(mask, from + lds) : none;
-            _mm512_storeu_si512(dst + w * ldd + j, _mm512_permutex2var_epi16(x, pairs, y));
-            if (j + 16 < width)
-                _mm512_storeu_si512(dst + w * ldd + j + 16,
-                                    _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, next), y));
+            ampi_words_merge(dst + w * ldd + j, x, y, j + 16 < width);
         }
     for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
         for (j = 0; j < width; j += 16) {
@@ -3509,18 +3519,26 @@ AMPI_FN void ampi_micro_pairs(size_t rows, const ampi_micro* u) {
     }
 }
 
-/* The smallest exponent field of what is not zero in rows of words, whole vectors of them; 512 if all is. A zero less
-   one wraps. */
+/* The smallest exponent field of what is not zero in rows of words; 512 if all is. A zero less one wraps. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
+    x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    return _mm512_min_epu16(least, _mm512_sub_epi16(x, _mm512_set1_epi16(1)));
+}
 AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
-    const __m512i one = _mm512_set1_epi16(1), magnitude = _mm512_set1_epi16(0x7fff);
-    __m512i least = _mm512_set1_epi16(-1);
+    __m512i least = _mm512_set1_epi16(-1), other = least, third = least, fourth = least;
     unsigned all;
     size_t i, j;
-    for (i = 0; i < rows; i++, p += ld)
-        for (j = 0; j < words; j += 16) {
-            __m512i x = _mm512_and_si512(_mm512_loadu_si512(p + j), magnitude);
-            least = _mm512_min_epu16(least, _mm512_sub_epi16(x, one));
+    for (i = 0; i < rows; i++, p += ld) {
+        for (j = 0; j + 64 <= words; j += 64) {
+            least = ampi_lesser_magnitude(least, _mm512_loadu_si512(p + j));
+            other = ampi_lesser_magnitude(other, _mm512_loadu_si512(p + j + 16));
+            third = ampi_lesser_magnitude(third, _mm512_loadu_si512(p + j + 32));
+            fourth = ampi_lesser_magnitude(fourth, _mm512_loadu_si512(p + j + 48));
         }
+        for (; j < words; j += 16)
+            least = ampi_lesser_magnitude(least, _mm512_maskz_loadu_epi32(ampi_first_x16(words - j), p + j));
+    }
+    least = _mm512_min_epu16(_mm512_min_epu16(least, other), _mm512_min_epu16(third, fourth));
     __m256i part = _mm256_min_epu16(_mm512_castsi512_si256(least), _mm512_extracti64x4_epi64(least, 1));
     __m128i eight = _mm_min_epu16(_mm256_castsi256_si128(part), _mm256_extracti128_si256(part, 1));
     all = (unsigned)_mm_extract_epi16(_mm_minpos_epu16(eight), 0);
@@ -4313,12 +4331,11 @@ typedef struct ampi_block {
 AMPI_FN int ampi_a_in_place(const ampi_product* s) {
     return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && s->a.ld % 1024 != 0;
 }
-/* The same for words: where pairs of BF16 neighbours are words already, and rows begin with a cache line; and only for
-   a wide C. */
+/* The same for words: where pairs of BF16 neighbours are words already. */
 AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
-    return s->a.along_k && first % 64 == 0 && s->a.ld % 32 == 0 && s->a.ld % 512 != 0 && b->kc % (2 * AMPI_WORDS) == 0
-           && b->k0 + b->kc <= s->a.length && b->nc >= 256;
+    return s->a.along_k && first % sizeof(float) == 0 && s->a.ld % 2 == 0 && s->a.ld % 2048 != 0
+           && b->k0 + b->kc <= s->a.length;
 }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
    panels. If many panels of A come by, theirs should be two cache lines wide and not far apart, and if very many, rows
@@ -4361,7 +4378,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, ampi_
     size_t group = ampi_block_group(g, s, b);
     float* a = b->a + q % group * ampi_a_stride(g, b->kc);
     u->a = a;
-    u->k = g->words ? ampi_words(g, b->kc) : b->kc;
+    u->k = g->words ? b->kc / 2 : b->kc;                      /* words: s->k is even */
     u->rs = s->a.along_k || g->words ? ampi_row_stride(g, b->kc) : 1;
     u->ks = s->a.along_k || g->words ? 1 : g->a_width;
 #if AMPI_X86
