@@ -3400,6 +3400,10 @@ AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_words(const ampi_gemm_isa* g, size_t k) {
     return ampi_round_up(g->words == AMPI_WORDS_F16 ? 2 * k : (k + 1) / 2, AMPI_WORDS);
 }
+/* The same for a panel of B: what is not a matrix unit reads no zeros, but transpositions take four at a time. */
+AMPI_FN size_t ampi_words_of_b(const ampi_gemm_isa* g, size_t k) {
+    return g->staged ? ampi_round_up((k + 1) / 2, 4) : ampi_words(g, k);
+}
 #if AMPI_X86
 /* The two BF16 numbers that make x, each in the high half of its 32 bits. */
 #define AMPI_WORD_HIGH(x) _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u))
@@ -3460,13 +3464,16 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
                                                  size_t width, int is_b) {
     const __m512i none = _mm512_setzero_si512();
     size_t w = 0, j;
-    if (g->words == AMPI_WORDS_BF16 && width == 32 && n >= 32)         /* a full panel, and what the next one begins with */
+    if (g->words == AMPI_WORDS_BF16 && width <= 32) {          /* one panel, and what the next begins with */
+        const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
         for (; 2 * w + 1 < k; w++) {
             const uint16_t *x = (const uint16_t*)src + 2 * w * lds, *y = x + lds;
             AMPI_FETCH(x + 32, 0);
             AMPI_FETCH(y + 32, 0);
-            ampi_words_merge(dst + w * ldd, _mm512_loadu_si512(x), _mm512_loadu_si512(y), 1);
+            ampi_words_merge(dst + w * ldd, _mm512_maskz_loadu_epi16(mask, x), _mm512_maskz_loadu_epi16(mask, y),
+                             width > 16);
         }
+    }
     for (; g->words == AMPI_WORDS_BF16 && w < words; w++)
         for (j = 0; j < width; j += 32) {
             const uint16_t* from = (const uint16_t*)src + 2 * w * lds + j;
@@ -4253,7 +4260,7 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
                                   size_t width, size_t k0, size_t kc, float* b, float* line) {
     const uint16_t* src = (const uint16_t*)s->b.data + s->b.offset + j * s->b.ld + k0;
     size_t length = ampi_min_size(kc, s->b.length - k0);
-    size_t words = ampi_words(g, kc), pairs = g->words == AMPI_WORDS_F16 ? words / 4 : words, l, i;
+    size_t words = ampi_words_of_b(g, kc), pairs = g->words == AMPI_WORDS_F16 ? words / 4 : words, l, i;
     size_t lds = pairs + AMPI_GEMM_GAP;
     size_t whole = s->b.ld % 2 == 0 && (uintptr_t)src % sizeof(float) == 0 ? length / 32 * 16 : 0;
     for (l = 0; l < width; l += g->lanes, src += g->lanes * s->b.ld) {
@@ -4271,7 +4278,7 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
 /* The block of op(B), a matrix, as words, in panels as ampi_pack_b's; their smallest exponent. */
 AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
                                size_t kc, float* b, float* line) {
-    size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
+    size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words_of_b(g, kc);
     size_t step = s->b.along_k ? kc : 32, bytes = amp_dtype_size(s->b.dtype);
     unsigned least = 512;
     for (k = 0; k < kc; k += step)
