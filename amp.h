@@ -3139,18 +3139,43 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_read16_avx512(const void* src, amp_d
 #define AMPI_V16_READ(src, t, i, rest) _mm512_castsi512_ps(ampi_read16_avx512(src, t, i, rest))
 #define AMPI_V16_WRITE ampi_write16_avx512
 #define AMPI_V16_FIRST(v) _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), v)
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
-    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
+/* What of v becomes BF16, rounded, in the upper halves. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_upper16_avx512(__m512 v) {
     const __m512i u = _mm512_castps_si512(AMPI_V16_CLEAN(v));
     const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, u, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
-    if (t == AMP_F32) _mm512_mask_storeu_epi32((float*)dst + i, mask, u);
+    return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
+    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
+    if (t == AMP_F32) _mm512_mask_storeu_ps((float*)dst + i, mask, AMPI_V16_CLEAN(v));
     else _mm256_mask_storeu_epi16((uint16_t*)dst + i, mask,
-        t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, _mm512_castsi512_ps(u), 0)
-                     : _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, _mm512_maskz_srli_epi32(AMPI_V16_ALL, up, 16)));
+        t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, AMPI_V16_CLEAN(v), 0)
+                     : _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL,
+                                                   _mm512_maskz_srli_epi32(AMPI_V16_ALL, ampi_upper16_avx512(v), 16)));
 }
 
-AMPI_FINISH(ampi_finish_avx512, V16)
+AMPI_FINISH(ampi_finish_any_avx512, V16)
+/* Whole panels of BF16: 32 columns a turn, one store for both vectors. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_finish_bf16_avx512(const ampi_finish* f, size_t rows, const float* t, size_t ldt) {
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,
+                                         31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
+    size_t i;
+    for (i = 0; i < rows; i++, t += ldt) {
+        __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t)), w = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + 16));
+        if (f->add) {
+            v = _mm512_fmadd_ps(beta, AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add, 16), v);
+            w = _mm512_fmadd_ps(beta, AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add + 16, 16), w);
+        }
+        _mm512_storeu_si512((uint16_t*)f->c + i * f->ldc,
+                            _mm512_permutex2var_epi16(ampi_upper16_avx512(v), odd, ampi_upper16_avx512(w)));
+    }
+    ampi_clear_upper();
+}
+AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt) {
+    if (f->c_dtype == AMP_BF16 && columns == 32 && !f->spread) ampi_finish_bf16_avx512(f, rows, t, ldt);
+    else ampi_finish_any_avx512(f, rows, columns, t, ldt);
+}
 
 /* Rows l, 4+l, 8+l, 12+l, four k each, in the four quarters of a vector. */
 #define AMPI_V16_QUARTER(v, s, q) \
