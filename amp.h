@@ -4285,7 +4285,7 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
                                   size_t width, size_t k0, size_t kc, float* b, float* line) {
     const uint16_t* src = (const uint16_t*)s->b.data + s->b.offset + j * s->b.ld + k0;
     size_t length = ampi_min_size(kc, s->b.length - k0);
-    size_t words = ampi_words_of_b(g, kc), pairs = g->words == AMPI_WORDS_F16 ? words / 4 : words, l, i;
+    size_t words = ampi_words_of_b(g, kc), pairs = g->words == AMPI_WORDS_F16 ? words / 4 : words, l, i, r;
     size_t lds = pairs + AMPI_GEMM_GAP;
     size_t whole = s->b.ld % 2 == 0 && (uintptr_t)src % sizeof(float) == 0 ? length / 32 * 16 : 0;
     for (l = 0; l < width; l += g->lanes, src += g->lanes * s->b.ld) {
@@ -4294,7 +4294,12 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
         if (columns < l + g->lanes) memset(line, 0, g->lanes * lds * sizeof *line);
         for (i = 0; done < pairs && i < g->lanes && l + i < columns; i++)
             ampi_words_copy(line + i * lds, src + i * s->b.ld + 2 * done, length - 2 * done, pairs - done);
-        g->transpose(turned, ldt, (const float*)(const void*)src, s->b.ld / 2, done, 0);
+        for (i = 0; i < done; i += 32) {                      /* and the columns after these are fetched */
+            const uint16_t* next = src + g->lanes * s->b.ld + 2 * i;
+            for (r = 0; r < g->lanes; r++, next += s->b.ld) { AMPI_FETCH(next, 0); AMPI_FETCH(next, 64); }
+            g->transpose(turned + i * ldt, ldt, (const float*)(const void*)src + i, s->b.ld / 2,
+                         ampi_min_size(done - i, 32), 0);
+        }
         g->transpose(turned + done * ldt, ldt, line, lds, pairs - done, 0);
         if (g->words == AMPI_WORDS_F16) ampi_words_of_pairs(b + l, width, turned, pairs);
     }
