@@ -3489,12 +3489,12 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
                                                  size_t width, int is_b) {
     const __m512i none = _mm512_setzero_si512();
     size_t w = 0, j;
-    if (g->words == AMPI_WORDS_BF16 && width <= 32) {          /* one panel, and what the next begins with */
+    if (g->words == AMPI_WORDS_BF16 && width <= 32) {          /* one panel, and what the one after the next begins with */
         const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
         for (; 2 * w + 1 < k; w++) {
             const uint16_t *x = (const uint16_t*)src + 2 * w * lds, *y = x + lds;
-            AMPI_FETCH(x + 32, 0);
-            AMPI_FETCH(y + 32, 0);
+            AMPI_FETCH(x + 64, 0);
+            AMPI_FETCH(y + 64, 0);
             ampi_words_merge(dst + w * ldd, _mm512_maskz_loadu_epi16(mask, x), _mm512_maskz_loadu_epi16(mask, y),
                              width > 16);
         }
