@@ -3558,6 +3558,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_lesser_magnitude(__m512i least, __m5
 }
 AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
     __m512i least = _mm512_set1_epi16(-1), other = least, third = least, fourth = least;
+    __m128i lane[4];
     unsigned all;
     size_t i, j;
     for (i = 0; i < rows; i++, p += ld) {
@@ -3571,9 +3572,9 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t l
             least = ampi_lesser_magnitude(least, _mm512_maskz_loadu_epi32(ampi_first_x16(words - j), p + j));
     }
     least = _mm512_min_epu16(_mm512_min_epu16(least, other), _mm512_min_epu16(third, fourth));
-    __m256i part = _mm256_min_epu16(_mm512_castsi512_si256(least), _mm512_extracti64x4_epi64(least, 1));
-    __m128i eight = _mm_min_epu16(_mm256_castsi256_si128(part), _mm256_extracti128_si256(part, 1));
-    all = (unsigned)_mm_extract_epi16(_mm_minpos_epu16(eight), 0);
+    _mm512_storeu_si512(lane, least);
+    lane[0] = _mm_min_epu16(_mm_min_epu16(lane[0], lane[1]), _mm_min_epu16(lane[2], lane[3]));
+    all = (unsigned)_mm_extract_epi16(_mm_minpos_epu16(lane[0]), 0);
     ampi_clear_upper();
     return (all + 1) >> 7;
 }
