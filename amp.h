@@ -3491,7 +3491,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
     size_t w = 0, j;
     if (g->words == AMPI_WORDS_BF16 && width <= 32) {          /* one panel, and the next but one's beginning */
         const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
-        for (; 2 * w + 1 < k; w++) {
+        for (; w < words && 2 * w + 1 < k; w++) {
             const uint16_t *x = (const uint16_t*)src + 2 * w * lds, *y = x + lds;
             AMPI_FETCH(x + 64, 0);
             AMPI_FETCH(y + 64, 0);
