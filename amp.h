@@ -4164,7 +4164,8 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
 }
 
-/* Tiles of at most mc x nc; more of them if that keeps all threads busy. */
+/* Tiles of at most mc x nc; more of them if that keeps all threads busy. One panel of B in words stays in the first-level
+   cache at any depth, so that its sums need not be read again. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
                                          size_t nc, size_t kc) {
     ampi_gemm_plan p, q;
@@ -4179,7 +4180,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
             if (ampi_gemm_cost(&q, g, threads) < ampi_gemm_cost(&p, g, threads)) p = q;
         }
     p.few = p.mc <= AMPI_GEMM_FEW * g->mr;
-    if (p.few || p.nc <= 2 * g->lanes) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
+    if (p.few || (p.nc <= 2 * g->lanes && !g->words)) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
     blocks = ampi_div_up(k, kc);
     p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
