@@ -2900,7 +2900,7 @@ typedef struct ampi_finish {
 typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
     size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
-    int staged;                        /* words: B is packed as FP32 first, or may be */
+    int staged;                        /* words: what they cannot do is done in FP32, so that needs its room */
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
@@ -3141,18 +3141,43 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_read16_avx512(const void* src, amp_d
 #define AMPI_V16_READ(src, t, i, rest) _mm512_castsi512_ps(ampi_read16_avx512(src, t, i, rest))
 #define AMPI_V16_WRITE ampi_write16_avx512
 #define AMPI_V16_FIRST(v) _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), v)
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
-    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
+/* What of v becomes BF16, rounded, in the upper halves. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_upper16_avx512(__m512 v) {
     const __m512i u = _mm512_castps_si512(AMPI_V16_CLEAN(v));
     const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, u, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
-    if (t == AMP_F32) _mm512_mask_storeu_epi32((float*)dst + i, mask, u);
+    return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
+    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
+    if (t == AMP_F32) _mm512_mask_storeu_ps((float*)dst + i, mask, AMPI_V16_CLEAN(v));
     else _mm256_mask_storeu_epi16((uint16_t*)dst + i, mask,
-        t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, _mm512_castsi512_ps(u), 0)
-                     : _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, _mm512_maskz_srli_epi32(AMPI_V16_ALL, up, 16)));
+        t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, AMPI_V16_CLEAN(v), 0)
+                     : _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL,
+                                                   _mm512_maskz_srli_epi32(AMPI_V16_ALL, ampi_upper16_avx512(v), 16)));
 }
 
-AMPI_FINISH(ampi_finish_avx512, V16)
+AMPI_FINISH(ampi_finish_any_avx512, V16)
+/* Whole panels of BF16: 32 columns a turn, one store for both vectors. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_finish_bf16_avx512(const ampi_finish* f, size_t rows, const float* t, size_t ldt) {
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,
+                                         31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
+    size_t i;
+    for (i = 0; i < rows; i++, t += ldt) {
+        __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t)), w = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + 16));
+        if (f->add) {
+            v = _mm512_fmadd_ps(beta, AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add, 16), v);
+            w = _mm512_fmadd_ps(beta, AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add + 16, 16), w);
+        }
+        _mm512_storeu_si512((uint16_t*)f->c + i * f->ldc,
+                            _mm512_permutex2var_epi16(ampi_upper16_avx512(v), odd, ampi_upper16_avx512(w)));
+    }
+    ampi_clear_upper();
+}
+AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt) {
+    if (f->c_dtype == AMP_BF16 && columns == 32 && !f->spread) ampi_finish_bf16_avx512(f, rows, t, ldt);
+    else ampi_finish_any_avx512(f, rows, columns, t, ldt);
+}
 
 /* Rows l, 4+l, 8+l, 12+l, four k each, in the four quarters of a vector. */
 #define AMPI_V16_QUARTER(v, s, q) \
@@ -3404,6 +3429,10 @@ AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_words(const ampi_gemm_isa* g, size_t k) {
     return ampi_round_up(g->words == AMPI_WORDS_F16 ? 2 * k : (k + 1) / 2, AMPI_WORDS);
 }
+/* The same for a panel of B: what is not a matrix unit reads no zeros, but transpositions take four at a time. */
+AMPI_FN size_t ampi_words_of_b(const ampi_gemm_isa* g, size_t k) {
+    return g->staged ? ampi_round_up((k + 1) / 2, 4) : ampi_words(g, k);
+}
 #if AMPI_X86
 /* The two BF16 numbers that make x, each in the high half of its 32 bits. */
 #define AMPI_WORD_HIGH(x) _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u))
@@ -3449,25 +3478,38 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, cons
     ampi_clear_upper();
 }
 
+/* Words of the elements of two rows, 32 of them if `two`, otherwise the first 16. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_words_merge(float* dst, __m512i x, __m512i y, int two) {
+    const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                           39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    _mm512_storeu_si512(dst, _mm512_permutex2var_epi16(x, pairs, y));
+    if (two)
+        _mm512_storeu_si512(dst + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, _mm512_set1_epi16(16)), y));
+}
 /* `words` rows of words of `width` columns, from k rows of n columns. t as above. From the last word to the
    first where rows become more, so that dst may be src. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
                                                  amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
                                                  size_t width, int is_b) {
-    const __m512i none = _mm512_setzero_si512(), next = _mm512_set1_epi16(16);
-    const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
-                                           39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    size_t w, j;
-    for (w = 0; g->words == AMPI_WORDS_BF16 && w < words; w++)
+    const __m512i none = _mm512_setzero_si512();
+    size_t w = 0, j;
+    if (g->words == AMPI_WORDS_BF16 && width <= 32) {          /* one panel, and the next but one's beginning */
+        const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
+        for (; w < words && 2 * w + 1 < k; w++) {
+            const uint16_t *x = (const uint16_t*)src + 2 * w * lds, *y = x + lds;
+            AMPI_FETCH(x + 64, 0);
+            AMPI_FETCH(y + 64, 0);
+            ampi_words_merge(dst + w * ldd, _mm512_maskz_loadu_epi16(mask, x), _mm512_maskz_loadu_epi16(mask, y),
+                             width > 16);
+        }
+    }
+    for (; g->words == AMPI_WORDS_BF16 && w < words; w++)
         for (j = 0; j < width; j += 32) {
             const uint16_t* from = (const uint16_t*)src + 2 * w * lds + j;
             const __mmask32 mask = n >= j + 32 ? 0xffffffffu : (1u << (n > j ? n - j : 0)) - 1u;
             __m512i x = 2 * w < k ? _mm512_maskz_loadu_epi16(mask, from) : none;
             __m512i y = 2 * w + 1 < k ? _mm512_maskz_loadu_epi16(mask, from + lds) : none;
-            _mm512_storeu_si512(dst + w * ldd + j, _mm512_permutex2var_epi16(x, pairs, y));
-            if (j + 16 < width)
-                _mm512_storeu_si512(dst + w * ldd + j + 16,
-                                    _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, next), y));
+            ampi_words_merge(dst + w * ldd + j, x, y, j + 16 < width);
         }
     for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
         for (j = 0; j < width; j += 16) {
@@ -3513,24 +3555,42 @@ AMPI_FN void ampi_micro_pairs(size_t rows, const ampi_micro* u) {
     }
 }
 
-/* The smallest exponent field of what is not zero in a block of BF16; 512 if all is. A zero less one wraps. */
-AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const uint16_t* p, size_t ld, size_t rows, size_t cols) {
-    const __m512i one = _mm512_set1_epi16(1), magnitude = _mm512_set1_epi16(0x7fff);
-    __m512i least = _mm512_set1_epi16(-1);
-    uint16_t lane[32];
-    unsigned all = 0xffff;
+/* The smallest exponent field of what is not zero in rows of words; 512 if all is. A zero less one wraps. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
+    x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    return _mm512_min_epu16(least, _mm512_sub_epi16(x, _mm512_set1_epi16(1)));
+}
+AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
+    __m512i least = _mm512_set1_epi16(-1), other = least, third = least, fourth = least;
+    __m128i lane[4];
+    unsigned all;
     size_t i, j;
-    for (i = 0; i < rows; i++, p += ld)
-        for (j = 0; j < cols; j += 32) {
-            const __mmask32 mask = cols - j >= 32 ? 0xffffffffu : (1u << (cols - j)) - 1u;
-            __m512i x = _mm512_and_si512(_mm512_maskz_loadu_epi16(mask, p + j), magnitude);
-            least = _mm512_min_epu16(least, _mm512_sub_epi16(x, one));
+    for (i = 0; i < rows; i++, p += ld) {
+        for (j = 0; j + 64 <= words; j += 64) {
+            least = ampi_lesser_magnitude(least, _mm512_loadu_si512(p + j));
+            other = ampi_lesser_magnitude(other, _mm512_loadu_si512(p + j + 16));
+            third = ampi_lesser_magnitude(third, _mm512_loadu_si512(p + j + 32));
+            fourth = ampi_lesser_magnitude(fourth, _mm512_loadu_si512(p + j + 48));
         }
+        for (; j < words; j += 16)
+            least = ampi_lesser_magnitude(least, _mm512_maskz_loadu_epi32(ampi_first_x16(words - j), p + j));
+    }
+    least = _mm512_min_epu16(_mm512_min_epu16(least, other), _mm512_min_epu16(third, fourth));
     _mm512_storeu_si512(lane, least);
+    lane[0] = _mm_min_epu16(_mm_min_epu16(lane[0], lane[1]), _mm_min_epu16(lane[2], lane[3]));
+    all = (unsigned)_mm_extract_epi16(_mm_minpos_epu16(lane[0]), 0);
     ampi_clear_upper();
-    for (i = 0; i < 32; i++) if (lane[i] < all) all = lane[i];
     return (all + 1) >> 7;
 }
+/* Can nothing be subnormal in a product of words with these least exponents, neither an operand nor a sum? Numbers with
+   exponent field e are multiples of 2^(e - 134), so products are of 2^(e + f - 268). */
+AMPI_FN int ampi_words_are_normal(unsigned e, unsigned f) { return e >= 1 && f >= 1 && e + f >= 142; }
+#else
+AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
+    (void)p; (void)ld; (void)rows; (void)words;
+    return 512;
+}
+AMPI_FN int ampi_words_are_normal(unsigned e, unsigned f) { (void)e; (void)f; return 1; }
 #endif
 
 #if AMPI_AMX
@@ -3709,6 +3769,7 @@ enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
+AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
 
 /* The places of an image operand. Run r = (c, a, b) of channel and kernel position, position p = (n, i, j)
@@ -4042,9 +4103,7 @@ typedef struct ampi_gemm_plan {
 } ampi_gemm_plan;
 
 /* How deep a packed panel is. */
-AMPI_FN size_t ampi_panel_depth(const ampi_gemm_isa* g, size_t kc) {
-    return !g->words ? kc : g->staged ? ampi_max_size(kc, ampi_words(g, kc)) : ampi_words(g, kc);
-}
+AMPI_FN size_t ampi_panel_depth(const ampi_gemm_isa* g, size_t kc) { return g->words ? ampi_words(g, kc) : kc; }
 /* Floats from one panel of B to the next, from one row of a panel of A to the next (an odd number of cache
    lines), from one panel of A to the next. */
 AMPI_FN size_t ampi_panel_stride(const ampi_gemm_isa* g, size_t kc) {
@@ -4065,13 +4124,15 @@ AMPI_FN size_t ampi_group(const ampi_gemm_isa* g, int few, size_t panels, size_t
 
 /* The gaps keep rows from falling on the same cache sets. */
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
-    size_t panels = ampi_div_up(p->nc, 2 * g->lanes), a = ampi_a_stride(g, p->kc);
+    ampi_gemm_isa room = *g;
+    if (g->staged) room.words = 0;
+    size_t panels = ampi_div_up(p->nc, 2 * g->lanes), a = ampi_a_stride(&room, p->kc);
     size_t line = g->lanes * (p->kc + AMPI_GEMM_GAP);
     a *= ampi_group(g, p->few, ampi_div_up(p->mc, g->mr), p->kc);
-    if (g->words) line = ampi_a_stride(g, p->kc);
+    if (room.words) line = ampi_a_stride(g, p->kc);
     p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
-    p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(g, p->kc), 16);
+    p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(&room, p->kc), 16);
     p->at_line = p->at_t + ampi_round_up(p->mc * p->ldt, 16);
     p->at_stage = p->at_line + ampi_round_up(ampi_max_size(line, p->ldt), 16);
     p->floats = p->at_stage + AMPI_GEMM_STAGE;
@@ -4107,7 +4168,8 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
 }
 
-/* Tiles of at most mc x nc; more of them if that keeps all threads busy. */
+/* Tiles of at most mc x nc; more of them if that keeps all threads busy. A panel of B takes half the room in words: where
+   C is one wide, its k is not cut. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
                                          size_t nc, size_t kc) {
     ampi_gemm_plan p, q;
@@ -4122,7 +4184,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
             if (ampi_gemm_cost(&q, g, threads) < ampi_gemm_cost(&p, g, threads)) p = q;
         }
     p.few = p.mc <= AMPI_GEMM_FEW * g->mr;
-    if (p.few || p.nc <= 2 * g->lanes) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
+    if (p.few || (p.nc <= 2 * g->lanes && !g->words)) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
     blocks = ampi_div_up(k, kc);
     p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
@@ -4229,7 +4291,7 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
                                   size_t width, size_t k0, size_t kc, float* b, float* line) {
     const uint16_t* src = (const uint16_t*)s->b.data + s->b.offset + j * s->b.ld + k0;
     size_t length = ampi_min_size(kc, s->b.length - k0);
-    size_t words = ampi_words(g, kc), pairs = g->words == AMPI_WORDS_F16 ? words / 4 : words, l, i;
+    size_t words = ampi_words_of_b(g, kc), pairs = g->words == AMPI_WORDS_F16 ? words / 4 : words, l, i, r;
     size_t lds = pairs + AMPI_GEMM_GAP;
     size_t whole = s->b.ld % 2 == 0 && (uintptr_t)src % sizeof(float) == 0 ? length / 32 * 16 : 0;
     for (l = 0; l < width; l += g->lanes, src += g->lanes * s->b.ld) {
@@ -4238,17 +4300,23 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
         if (columns < l + g->lanes) memset(line, 0, g->lanes * lds * sizeof *line);
         for (i = 0; done < pairs && i < g->lanes && l + i < columns; i++)
             ampi_words_copy(line + i * lds, src + i * s->b.ld + 2 * done, length - 2 * done, pairs - done);
-        g->transpose(turned, ldt, (const float*)(const void*)src, s->b.ld / 2, done, 0);
+        for (i = 0; i < done; i += 32) {                      /* and the columns after these are fetched */
+            const uint16_t* next = src + g->lanes * s->b.ld + 2 * i;
+            for (r = 0; r < g->lanes; r++, next += s->b.ld) { AMPI_FETCH(next, 0); AMPI_FETCH(next, 64); }
+            g->transpose(turned + i * ldt, ldt, (const float*)(const void*)src + i, s->b.ld / 2,
+                         ampi_min_size(done - i, 32), 0);
+        }
         g->transpose(turned + done * ldt, ldt, line, lds, pairs - done, 0);
         if (g->words == AMPI_WORDS_F16) ampi_words_of_pairs(b + l, width, turned, pairs);
     }
 }
 
-/* The block of op(B), a matrix, as words, in panels as ampi_pack_b's. */
-AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
+/* The block of op(B), a matrix, as words, in panels as ampi_pack_b's; their smallest exponent. */
+AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
                                size_t kc, float* b, float* line) {
-    size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
+    size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words_of_b(g, kc);
     size_t step = s->b.along_k ? kc : 32, bytes = amp_dtype_size(s->b.dtype);
+    unsigned least = 512;
     for (k = 0; k < kc; k += step)
         for (j = 0; j < nc; j += nr) {
             size_t columns = ampi_min_size(nc - j, nr), width = columns > g->lanes ? nr : g->lanes;
@@ -4259,7 +4327,9 @@ AMPI_FN void ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, si
             else ampi_words_across(g, to, width, (const char*)s->b.data
                                    + (s->b.offset + at * s->b.ld + j0 + j) * bytes, s->b.dtype, s->b.ld,
                                    ampi_min_size(s->b.runs - at, step), columns, some, width, 1);
+            least = ampi_min_unsigned(least, ampi_least_exponent(to, 0, 1, some * width));
         }
+    return least;
 }
 
 /* `rows` rows of op(A) as words, row after row. */
@@ -4287,11 +4357,14 @@ AMPI_FN int ampi_is_direct(const ampi_product* s) {
 /* One block of a tile: where it lies in C and along k, its sizes, whether it is the first and the last along
    k, and whether its sums go to C directly, or finished panel by panel; panels of rows, the rows of each, and
    how many have one more; the first column of B that is packed (those before are read where they are), and
-   whether all of B is packed before the rest; the tile's scratch memory. */
+   whether all of B is packed before the rest; of words, the smallest exponents so far, and the kernels that do what
+   words cannot; the tile's scratch memory. */
 typedef struct ampi_block {
     size_t i0, mc, j0, nc, k0, kc;
     int first, last, direct, finish, few, whole;
     size_t panels, rows, more, packed;
+    unsigned least_a, least_b;
+    const ampi_gemm_isa* plain;
     float *a, *b, *t, *line; size_t ldt;
     ampi_stage* stage;
 } ampi_block;
@@ -4301,12 +4374,11 @@ typedef struct ampi_block {
 AMPI_FN int ampi_a_in_place(const ampi_product* s) {
     return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && s->a.ld % 1024 != 0;
 }
-/* The same for words: where pairs of BF16 neighbours are words already, and rows begin with a cache line; and only for
-   a wide C. */
+/* The same for words: where pairs of BF16 neighbours are words already. */
 AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
-    return s->a.along_k && first % 64 == 0 && s->a.ld % 32 == 0 && s->a.ld % 512 != 0 && b->kc % (2 * AMPI_WORDS) == 0
-           && b->k0 + b->kc <= s->a.length && b->nc >= 256;
+    return s->a.along_k && first % sizeof(float) == 0 && s->a.ld % 2 == 0 && s->a.ld % 2048 != 0
+           && b->k0 + b->kc <= s->a.length;
 }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
    panels. If many panels of A come by, theirs should be two cache lines wide and not far apart, and if very many, rows
@@ -4337,14 +4409,19 @@ AMPI_FN void ampi_pack_a_runs(const ampi_gemm_isa* g, const ampi_product* s, con
                            a + (i - q) * ampi_a_stride(g, b->kc) + k * g->a_width, g->a_width);
 }
 
+/* How many panels of A lie packed side by side. */
+AMPI_FN size_t ampi_block_group(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
+    return s->a.along_k && !b->few ? 1 : ampi_group(g, b->few, b->panels, b->kc);
+}
 /* Turns u to panel q of A: row after row if A's runs go along k, otherwise a_width floats for each k. Packs
    it, and the rest of its group, if that is asked for. */
-AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
+AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t q,
                             int pack, ampi_micro* u) {
     size_t i, rows = ampi_panel_rows(b, q), row = b->i0 + ampi_panel_low(b, q);
-    size_t group = s->a.along_k && !b->few ? 1 : ampi_group(g, b->few, b->panels, b->kc);
+    size_t group = ampi_block_group(g, s, b);
     float* a = b->a + q % group * ampi_a_stride(g, b->kc);
     u->a = a;
+    u->k = g->words ? b->kc / 2 : b->kc;                      /* words: s->k is even */
     u->rs = s->a.along_k || g->words ? ampi_row_stride(g, b->kc) : 1;
     u->ks = s->a.along_k || g->words ? 1 : g->a_width;
 #if AMPI_X86
@@ -4353,6 +4430,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
             u->rs = s->a.ld / 2;
             u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
         } else if (pack) ampi_pack_a_words(g, s, row, rows, b->k0, b->kc, a, u->rs, b->line);
+        if (pack) b->least_a = ampi_min_unsigned(b->least_a, ampi_least_exponent(u->a, u->rs, rows, u->k));
         return;
     }
 #endif
@@ -4368,16 +4446,20 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, const
 }
 
 /* Packs `columns` columns of B from column j. */
-AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t j,
+AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j,
                              size_t columns) {
 #if AMPI_X86
-    if (g->words) { ampi_pack_b_words(g, s, j, columns, b->k0, b->kc, b->b, b->line); return; }
+    if (g->words) {
+        unsigned least = ampi_pack_b_words(g, s, j, columns, b->k0, b->kc, b->b, b->line);
+        b->least_b = ampi_min_unsigned(b->least_b, least);
+        return;
+    }
 #endif
     ampi_pack_b(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line);
 }
 
 /* Turns u to the panel of B from column j of the block; packs it if its turn has come. */
-AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t j,
+AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j,
                             ampi_micro* u) {
     size_t nr = 2 * g->lanes, columns = ampi_min_size(b->nc - j, nr);
     u->two = columns > g->lanes;
@@ -4434,27 +4516,41 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
     if (b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
 }
 
+/* Packs all that the block reads from column j of B and panel q of A on, and turns u there. */
+AMPI_FN void ampi_block_turn(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t q, size_t j,
+                             ampi_micro* u) {
+    size_t i = b->few ? 0 : q - q % ampi_block_group(g, s, b);
+    b->least_a = b->least_b = 512;
+    if (b->whole && b->packed < b->nc) ampi_pack_b_any(g, s, b, b->j0 + b->packed, b->nc - b->packed);
+    for (; i < (b->few ? b->panels : q + 1); i++) ampi_turn_to_a(g, s, b, i, 1, u);
+    if (b->few) ampi_turn_to_b(g, s, b, j, u);
+}
 /* Sums += A block * B block, which is packed if it is `whole`. With many rows one panel of A after the other; with few
-   rows the block of A is packed first, then one panel of B after the other. */
-AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
+   rows the block of A is packed first, then one panel of B after the other. The kernels that it ends with: as soon as
+   the words packed have something subnormal, the rest is done without them. */
+AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
     size_t nr = 2 * g->lanes, j, q;
     ampi_micro u;
-    u.k = g->words ? ampi_words(g, b->kc) : b->kc; u.first = b->first; u.last = b->direct; u.exact = s->exact;
+    u.first = b->first; u.last = b->direct; u.exact = s->exact;
     u.ldo = b->ldt;
     for (q = 0; !b->few && q < b->panels; q++) {
         ampi_turn_to_a(g, s, b, q, 1, &u);
+        if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, q, 0, &u);
         for (j = 0; j < b->nc; j += nr) {
             ampi_turn_to_b(g, s, b, j, &u);
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
+    for (q = 0; b->few && q < b->panels; q++) ampi_turn_to_a(g, s, b, q, 1, &u);
     for (j = 0; b->few && j < b->nc; j += nr) {
         ampi_turn_to_b(g, s, b, j, &u);
+        if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, 0, j, &u);
         for (q = 0; q < b->panels; q++) {
-            ampi_turn_to_a(g, s, b, q, j == 0, &u);
+            ampi_turn_to_a(g, s, b, q, 0, &u);
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
+    return g;
 }
 
 /* dst[i] = beta*add[i*step] + alpha*t[i], dst == t is allowed; NaN as in the micro-kernel. With step 0,
@@ -4522,25 +4618,6 @@ AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
     }
 }
 
-#if AMPI_PAIRS
-/* The smallest exponent field in runs [r0, r0 + rn) x k [k0, k0 + kc) of a matrix of BF16. */
-AMPI_FN unsigned ampi_operand_exponent(const ampi_operand* v, size_t r0, size_t rn, size_t k0, size_t kc) {
-    size_t run = v->along_k ? r0 : k0, at = v->along_k ? k0 : r0, runs = v->along_k ? rn : kc;
-    runs = ampi_min_size(runs, v->runs - run);
-    return ampi_least_exponent((const uint16_t*)v->data + v->offset + run * v->ld + at, v->ld, runs,
-                               ampi_min_size(v->along_k ? kc : rn, v->length - at));
-}
-/* Can nothing in a block be subnormal, neither an operand nor a sum? Numbers with exponent field e are multiples
-   of 2^(e - 134), so products are of 2^(e + f - 268). */
-AMPI_FN int ampi_block_is_normal(const ampi_product* s, const ampi_block* b) {
-    unsigned e = ampi_operand_exponent(&s->a, b->i0, b->mc, b->k0, b->kc);
-    unsigned f = ampi_operand_exponent(&s->b, b->j0, b->nc, b->k0, b->kc);
-    return e >= 1 && f >= 1 && e + f >= 142;
-}
-#else
-AMPI_FN int ampi_block_is_normal(const ampi_product* s, const ampi_block* b) { (void)s; (void)b; return 1; }
-#endif
-
 /* A tile's block from k0 in a slot's scratch memory. */
 AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
                              size_t tile, size_t k0, float* scratch, ampi_stage* stage) {
@@ -4548,6 +4625,7 @@ AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_p
     stage->room = p->floats - p->at_stage;
     b->a = scratch; b->b = scratch + p->at_b; b->t = scratch + p->at_t; b->line = scratch + p->at_line;
     b->ldt = p->ldt; b->few = p->few; b->stage = stage;
+    b->least_a = b->least_b = 512; b->plain = g;
     b->i0 = tile % p->tiles_m * p->mc; b->mc = ampi_min_size(p->mc, s->m - b->i0);
     b->j0 = tile / p->tiles_m * p->nc; b->nc = ampi_min_size(p->nc, s->n - b->j0);
     b->k0 = k0; b->kc = ampi_min_size(p->kc, s->k - k0);
@@ -4571,9 +4649,9 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
     ampi_stage stage;
     for (k0 = 0; k0 < s->k; k0 += p->kc) {
         ampi_block_open(&b, g, s, p, tile, k0, scratch, &stage);
-        if (g->words && s->swap && !ampi_block_is_normal(s, &b)) g = &plain;       /* from here on */
+        b.plain = &plain;
         if (b.whole && b.packed < b.nc) ampi_pack_b_any(g, s, &b, b.j0 + b.packed, b.nc - b.packed);
-        ampi_gemm_block(g, s, &b);
+        g = ampi_gemm_block(g, s, &b);                        /* from here on */
     }
     if (s->k == 0) {                                          /* C = beta*C: adding -0 changes no value */
         ampi_block_open(&b, g, s, p, tile, 0, scratch, &stage);
@@ -4889,15 +4967,19 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
     s->part = n ? n : 1;
 }
 
+/* Floats for all slots of a product's full plan. */
+AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
+    const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k);
+    return ampi_max_size(p.slots, 1) * p.floats;
+}
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
-    ampi_gemm_isa g;
-    ampi_gemm_plan p;
+    ampi_gemm_isa g, pairs;
     size_t elements, floats;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
     g = ampi_gemm_isa_now();
-    p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u));
-    floats = ampi_max_size(p.slots, 1) * p.floats;
+    pairs = ampi_gemm_isa_pairs();
+    floats = ampi_max_size(ampi_gemm_floats(&g, m, n, k + (k & 1u)), ampi_gemm_floats(&pairs, m, n, k + (k & 1u)));
     return ampi_max_size(floats * sizeof(float), ampi_amx_workspace(m, n, k)) + 128;
 }
 

@@ -317,6 +317,34 @@ static void test_bf16_smallest_sums(void) {
         }
 }
 
+/* One subnormal operand at the start, in the middle or at the end of an otherwise normal matrix, alone in its row of A or
+   column of B: what comes before it may be done with vdpbf16ps, the rest not. */
+static void test_bf16_subnormal_corner(void) {
+    static const size_t SIZES[3][3] = { { 75, 40, 300 }, { 20, 100, 260 }, { 61, 37, 1040 } };
+    size_t round, i;
+    for (round = 0; round < 3 * 4 * 6; round++) {
+        const size_t* z = SIZES[round / 24];
+        const size_t at = round / 4 % 3, in_b = round / 12 % 2;
+        problem p = problem_new(round % 2 == 1, round / 2 % 2 == 1, z[0], z[1], z[2], 0, 1.0f, 0.0f, AMP_BF16, AMP_BF16,
+                                AMP_F32);
+        matrix *tiny = in_b ? &p.b : &p.a, *large = in_b ? &p.a : &p.b;
+        const int along_k = in_b ? p.tb : !p.ta;
+        const size_t lines = along_k ? tiny->rows : tiny->cols, line = at * (lines - 1) / 2, k = at * (p.k - 1) / 2;
+        for (i = 0; i < tiny->rows * tiny->cols; i++) {
+            const size_t row = i / tiny->cols, col = i % tiny->cols;
+            if ((along_k ? row : col) == line) tiny->value[i] = (along_k ? col : row) == k ? 1e-39f : 0.0f;
+        }
+        for (i = 0; i < large->rows * large->cols; i++) large->value[i] = ldexpf(large->value[i], 100);
+        for (i = 0; i < 2; i++) {
+            matrix* m = i ? &p.b : &p.a;
+            amp_convert(matrix_at(m), AMP_BF16, m->value, AMP_F32, m->rows * m->cols);
+            amp_convert(m->value, AMP_F32, matrix_at(m), AMP_BF16, m->rows * m->cols);
+        }
+        problem_check_all(&p);
+        problem_free(&p);
+    }
+}
+
 /* c = x*y + z by way of C = beta*C + a*b, against libm's fmaf. */
 static void check_fma(float x, float y, float z) {
     float one = 1, c = y, want = fmaf(x, y, z);
@@ -642,6 +670,30 @@ static void test_workspace(void) {
     CHECK(amp_gemm_workspace(1, 3, SIZE_MAX / 2) == 0);
 }
 
+/* A workspace of that size is used, on every instruction set: with less, a product runs in small blocks on the stack. */
+static void check_workspace_used(size_t k, amp_dtype t) {
+    problem p = problem_new(0, 1, 30, 50, k, 0, 1.0f, 0.0f, t, t, AMP_F32);
+    amp_exec exec;
+    size_t i, used = 0;
+    memset(&exec, 0, sizeof exec);
+    exec.workspace_size = amp_gemm_workspace(30, 50, k);
+    exec.workspace = malloc(exec.workspace_size);
+    memset(exec.workspace, FILL, exec.workspace_size);
+    CHECK(amp_gemm(AMP_NO_TRANS, AMP_TRANS, 30, 50, k, 1.0f, matrix_at(&p.a), t, k, matrix_at(&p.b), t, k, 0.0f,
+                   matrix_at(&p.c), AMP_F32, 50, &exec) == AMP_OK);
+    for (i = 0; i < exec.workspace_size; i++) used += ((unsigned char*)exec.workspace)[i] != FILL;
+    CHECK_MSG(used > 0, "%s k %lu %s", amp_isa_name(amp_cpu_isa()), (unsigned long)k, amp_dtype_name(t));
+    free(exec.workspace);
+    problem_free(&p);
+}
+static void test_workspace_is_enough(void) {
+    static const size_t K[6] = { 17, 48, 784, 816, 1000, 1300 };
+    size_t i;
+    for (i = 0; i < 60; i++)
+        if (amp_cpu_force_isa(ISAS[i / 12]) == AMP_OK) check_workspace_used(K[i % 6], TYPES[1 + i / 6 % 2]);
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+
 int main(void) {
     TEST(test_all_types_and_transposes);
     TEST(test_alpha_beta);
@@ -651,6 +703,7 @@ int main(void) {
     TEST(test_bf16_order);
     TEST(test_bf16_subnormal_sums);
     TEST(test_bf16_smallest_sums);
+    TEST(test_bf16_subnormal_corner);
     TEST(test_fma_rounds_once);
     TEST(test_nothing_to_do);
     TEST(test_error_bound);
@@ -661,5 +714,6 @@ int main(void) {
     TEST(test_dense);
     TEST(test_refusals);
     TEST(test_workspace);
+    TEST(test_workspace_is_enough);
     TEST_END();
 }
