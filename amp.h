@@ -1885,13 +1885,16 @@ AMPI_FN int ampi_has_pairs(void) {
     return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && __get_cpuid_count(7, 1, &a, &b, &c, &d)
            && (a & (1u << 5)) != 0;                              /* AVX512_BF16 */
 }
-AMPI_FN amp_isa ampi_best_isa(void) {
+AMPI_FN int ampi_is_amd(void) {
     unsigned a, b, c, d;
-    int amd = __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u;
-    return amd && ampi_has_pairs() ? AMP_ISA_AVX512_BF16 : ampi_widest_isa();
+    return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u;
+}
+AMPI_FN amp_isa ampi_best_isa(void) {
+    return ampi_is_amd() && ampi_has_pairs() ? AMP_ISA_AVX512_BF16 : ampi_widest_isa();
 }
 #else
 AMPI_FN int ampi_has_pairs(void) { return 0; }
+AMPI_FN int ampi_is_amd(void) { return 0; }
 AMPI_FN amp_isa ampi_best_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
 #endif
 
@@ -2574,7 +2577,7 @@ typedef struct ampi_convert_job {
     const unsigned char* src;
     amp_dtype dst_dtype, src_dtype;
     size_t n, block;             /* elements in all, and in one block */
-    int stream;                  /* whole blocks go past the cache */
+    size_t streams;              /* whole blocks go past the cache, from so many places in turn; 0: they do not */
     amp_convert_desc desc;
 } ampi_convert_job;
 
@@ -2681,9 +2684,10 @@ AMPI_FN size_t ampi_saturate(unsigned char* p, amp_dtype t, size_t n) {
     return count;
 }
 
-/* Beyond the cache, a plain store first reads the line that it overwrites. A streaming store does not, and taking
-   from eight places in turn keeps more of the processor's prefetchers at work: together as fast as memcpy. Within
-   the cache a streaming store would be several times slower than a plain one. */
+/* Beyond the cache, a plain store first reads the line that it overwrites. A streaming store does not, and on Intel
+   taking from eight places in turn keeps more of the processor's prefetchers at work: together as fast as memcpy.
+   AMD's would be half as fast so: there one place, and the page after it fetched, is the fastest. Within the cache a
+   streaming store would be several times slower than a plain one. */
 #define AMPI_STREAMS 8
 #define AMPI_STREAM_STEP 128       /* elements from one place before the next: whole cache lines of every type */
 #define AMPI_STREAM_CACHE ((size_t)64 << 20)   /* more is not counted: others use it too */
@@ -2729,17 +2733,19 @@ AMPI_FN void ampi_stream_begin(ampi_convert_job* job) {
     job->dst += lead * dst_size;
     job->src += lead * src_size;
     job->n -= lead;
-    job->stream = 1;
+    job->streams = ampi_is_amd() ? 1 : AMPI_STREAMS;
 }
 
 AMPI_FN void ampi_stream_block(const ampi_convert_job* job, unsigned char* dst, const unsigned char* src) {
     const size_t dst_size = amp_dtype_size(job->dst_dtype), src_size = amp_dtype_size(job->src_dtype);
-    const size_t part = AMPI_CONVERT_CHUNK / AMPI_STREAMS;
+    const size_t part = AMPI_CONVERT_CHUNK / job->streams, ahead = job->streams == 1 ? 4096 : 0;
     unsigned char room[AMPI_STREAM_STEP * sizeof(double) + 32], *tile = room + (32 - (uintptr_t)room % 32);
-    size_t i, k;
+    size_t i, k, b;
     for (i = 0; i < part; i += AMPI_STREAM_STEP)
         for (k = i; k < AMPI_CONVERT_CHUNK; k += part) {
-            ampi_convert_nearest(tile, job->dst_dtype, src + k * src_size, job->src_dtype, AMPI_STREAM_STEP);
+            const unsigned char* from = src + k * src_size;
+            for (b = 0; ahead > 0 && b < AMPI_STREAM_STEP * src_size; b += 64) AMPI_FETCH(from, ahead + b);
+            ampi_convert_nearest(tile, job->dst_dtype, from, job->src_dtype, AMPI_STREAM_STEP);
             ampi_stream_copy(dst + k * dst_size, tile, AMPI_STREAM_STEP * dst_size);
         }
     ampi_stream_end();
@@ -2753,7 +2759,7 @@ AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     unsigned char* dst = job->dst + first * amp_dtype_size(job->dst_dtype);
     const void* src = job->src + first * src_size;
     if (job->dst == job->src) src = memcpy(copy, src, n * src_size);
-    if (job->stream && n == AMPI_CONVERT_CHUNK)
+    if (job->streams > 0 && n == AMPI_CONVERT_CHUNK)
         ampi_stream_block(job, dst, (const unsigned char*)src);
     else if (job->desc.rounding == AMP_ROUND_STOCHASTIC && job->dst_dtype != job->src_dtype)
         ampi_convert_random((uint16_t*)(void*)dst, job->dst_dtype, src, job->src_dtype, n, job->desc.seed,
