@@ -10526,30 +10526,68 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_slope_look_up_avx512(const float* table, am
     AMPI_FOR_TYPE(ampi_slope_values_x16, dy.t, dx, dy.data, s, table, dy.n);
     ampi_clear_upper();
 }
+/* dx = dy * slopes. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_times_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+                                                         const float* slopes) {
+    AMPI_AHEAD(dy, i * amp_dtype_size(t));
+    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, slopes, i, m)));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slopes_times_x16(amp_dtype t, void* dx, const void* dy, const float* slopes,
+                                                          size_t n) {
+    AMPI_EACH_X16(ampi_slope_times_x16, t, n, dx, dy, slopes);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_slopes_times_avx512(void* dx, ampi_part dy, const float* slopes) {
+    AMPI_FOR_TYPE(ampi_slopes_times_x16, dy.t, dx, dy.data, slopes, dy.n);
+    ampi_clear_upper();
+}
 #endif
 
+/* Whether to gather entries. AMD's processors take longer for that than for loads one by one, but for slopes of F16,
+   of which too many are in use for the first cache. */
+AMPI_FN int ampi_gathers(void) { return AMPI_X86 && amp_cpu_isa() == AMP_ISA_AVX512; }
+
+/* y = table[x], eight at a time: all loads before the stores, which might else change what is loaded. */
+#define AMPI_LOOK_UP(type, y, table, x, n)                                                              \
+    do {                                                                                                \
+        size_t ampi_i = 0;                                                                              \
+        for (; ampi_i + 8 <= (n); ampi_i += 8) {                                                        \
+            const uint16_t* ampi_x = (x) + ampi_i;                                                      \
+            const type a = (table)[ampi_x[0]], b = (table)[ampi_x[1]], c = (table)[ampi_x[2]];          \
+            const type d = (table)[ampi_x[3]], e = (table)[ampi_x[4]], f = (table)[ampi_x[5]];          \
+            const type g = (table)[ampi_x[6]], h = (table)[ampi_x[7]];                                  \
+            type* ampi_y = (y) + ampi_i;                                                                \
+            ampi_y[0] = a; ampi_y[1] = b; ampi_y[2] = c; ampi_y[3] = d;                                 \
+            ampi_y[4] = e; ampi_y[5] = f; ampi_y[6] = g; ampi_y[7] = h;                                 \
+        }                                                                                               \
+        for (; ampi_i < (n); ampi_i++) (y)[ampi_i] = (table)[(x)[ampi_i]];                              \
+    } while (0)
+
 AMPI_FN void ampi_look_up(const uint16_t* table, const uint16_t* x, uint16_t* y, size_t n) {
-    size_t i;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_look_up_avx512(table, x, y, n); return; }
+    if (ampi_gathers()) { ampi_look_up_avx512(table, x, y, n); return; }
 #endif
-    for (i = 0; i < n; i++) y[i] = table[x[i]];
+    AMPI_LOOK_UP(uint16_t, y, table, x, n);
 }
 /* Elements [at, at+n) of dx = dy * table[s]. */
 AMPI_FN void ampi_slope_look_up(const float* table, const void* dy, amp_dtype dyt, const uint16_t* s, void* dx,
                                 amp_dtype dxt, size_t at, size_t n) {
     float tile[AMPI_TILE], slopes[AMPI_TILE], *v;
-    size_t i;
 #if AMPI_X86
-    if (ampi_typed(dyt, dxt)) {
-        ampi_slope_look_up_avx512(table, ampi_part_of(dy, dyt, at, n, 1, NULL), s + at,
-                                  (char*)dx + at * amp_dtype_size(dxt));
+    char* to = (char*)dx + at * amp_dtype_size(dxt);
+    if (ampi_typed(dyt, dxt) && (ampi_gathers() || ampi_dtype(dyt) == AMP_F16)) {
+        ampi_slope_look_up_avx512(table, ampi_part_of(dy, dyt, at, n, 1, NULL), s + at, to);
         return;
     }
 #endif
+    AMPI_LOOK_UP(float, slopes, table, s + at, n);
+#if AMPI_X86
+    if (ampi_typed(dyt, dxt)) {
+        ampi_slopes_times_avx512(to, ampi_part_of(dy, dyt, at, n, 1, NULL), slopes);
+        return;
+    }
+#endif
+    memset(slopes + n, 0, (ampi_padded(n) - n) * sizeof *slopes);
     v = ampi_open(dx, dxt, at, n, tile);
-    memset(slopes, 0, sizeof slopes);
-    for (i = 0; i < n; i++) slopes[i] = table[s[at + i]];
     ampi_multiply_plain(v, ampi_view(dy, dyt, at, n, tile), slopes, ampi_padded(n));
     ampi_close(dx, dxt, at, n, v);
 }
