@@ -7805,6 +7805,12 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_add(ampi_wide* acc, ampi_wide x) {
     acc->low = _mm512_add_pd(acc->low, x.low);
     acc->high = _mm512_add_pd(acc->high, x.high);
 }
+/* The same as x * 1 + acc, for kernels that widen: AMD's units for widening are those for additions. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_add_widened(ampi_wide* acc, ampi_wide x) {
+    const __m512d one = _mm512_set1_pd(1.0);
+    acc->low = _mm512_fmadd_pd(x.low, one, acc->low);
+    acc->high = _mm512_fmadd_pd(x.high, one, acc->high);
+}
 /* acc += a * b. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_fma(ampi_wide* acc, ampi_wide a, ampi_wide b) {
     acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
@@ -7835,7 +7841,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE double ampi_wide_total(ampi_wide acc) {
 /* step(type, i, mask, state, ...): what AMPI_EACH_X16 calls. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x) {
     AMPI_AHEAD(x, i * amp_dtype_size(t));
-    ampi_wide_add(acc, ampi_get_wide_x16(t, x, i, m));
+    ampi_wide_add_widened(acc, ampi_get_wide_x16(t, x, i, m));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x,
                                                     ampi_wide mean) {
@@ -9673,38 +9679,64 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_keep_x16(amp_dtype t, size_t i, __m
     const ampi_wide w = ampi_get_wide_x16(t, x, i, m);
     AMPI_AHEAD(x, i * amp_dtype_size(t));
     ampi_store_wide(kept + i, w);
-    ampi_wide_add(acc, w);
+    ampi_wide_add_widened(acc, w);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
                                                          const double* kept, ampi_wide mean, const char* y) {
     _mm_prefetch(y + i * amp_dtype_size(t), _MM_HINT_T0);
     ampi_wide_moment(acc, ampi_load_wide(kept + i), mean, m);
 }
-/* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. The second
-   pass does not need the memory: it fetches the rows of y, which are written next. *usual: are the means? */
+/* Both, and those of elements that are not kept, for two rows that are `next` bytes apart. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_keep_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
+                                                           ampi_wide* b, const char* x, size_t next, double* kept) {
+    ampi_sum_keep_x16(t, i, m, a, x, kept);
+    ampi_sum_keep_x16(t, i, m, b, x + next, kept + AMPI_TILE);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
+                                                              ampi_wide* b, const double* kept, ampi_wide mean_a,
+                                                              ampi_wide mean_b, const char* y, size_t next) {
+    ampi_moment_kept_x16(t, i, m, a, kept, mean_a, y);
+    ampi_moment_kept_x16(t, i, m, b, kept + AMPI_TILE, mean_b, y + next);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
+                                                      const char* x, size_t next) {
+    ampi_sum_x16(t, i, m, a, x);
+    ampi_sum_x16(t, i, m, b, x + next);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
+                                                         const char* x, size_t next, ampi_wide mean_a,
+                                                         ampi_wide mean_b) {
+    ampi_moment_x16(t, i, m, a, x, mean_a);
+    ampi_moment_x16(t, i, m, b, x + next, mean_b);
+}
+/* The mean from a row's sums, which are cleared. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_ln_mean_x16(ampi_wide* acc, size_t d, float* mean, int* usual) {
+    const double value = ampi_wide_total(*acc) / (double)d;
+    ampi_wide m;
+    *mean = (float)value;
+    *usual = *usual && ampi_mean_is_usual(value);
+    acc->low = acc->high = _mm512_setzero_pd();
+    m.low = m.high = _mm512_set1_pd(value);
+    return m;
+}
+/* Of two rows together: a lane's sum waits for each of its additions, and another row's can go on meanwhile. A single
+   row is taken twice. The second pass does not need the memory: it fetches the rows of y, which are written next.
+   *usual: are the means? */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
                                                         size_t d, double eps, float* mean, float* invstd, int* usual) {
-    const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
-    double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
-    ampi_wide acc, m;
-    size_t k;
-    for (k = 0; k < rows; k++) {
-        const char* row = (const char*)x + k * d * size;
-        acc.low = acc.high = _mm512_setzero_pd();
-        AMPI_EACH_X16(ampi_sum_keep_x16, t, first, &acc, row, kept[k]);
-        AMPI_EACH_X16(ampi_sum_x16, t, d - first, &acc, row + first * size);
-        value[k] = ampi_wide_total(acc) / (double)d;
-        *usual = *usual && ampi_mean_is_usual(value[k]);
-    }
-    for (k = 0; k < rows; k++) {
-        const char* row = (const char*)x + k * d * size;
-        m.low = m.high = _mm512_set1_pd(value[k]);
-        acc.low = acc.high = _mm512_setzero_pd();
-        AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m, (const char*)y + k * d * size);
-        AMPI_EACH_X16(ampi_moment_x16, t, d - first, &acc, row + first * size, m);
-        mean[k] = (float)value[k];
-        invstd[k] = (float)(1.0 / sqrt(ampi_wide_total(acc) / (double)d + eps));
-    }
+    const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE), next = (rows - 1) * d * size;
+    const char* from = (const char*)x;
+    double kept[AMPI_LN_ROWS * AMPI_TILE];
+    ampi_wide a, b, mean_a, mean_b;
+    a.low = a.high = b.low = b.high = _mm512_setzero_pd();
+    AMPI_EACH_X16(ampi_sum_keep_rows_x16, t, first, &a, &b, from, next, kept);
+    AMPI_EACH_X16(ampi_sum_rows_x16, t, d - first, &a, &b, from + first * size, next);
+    mean_a = ampi_ln_mean_x16(&a, d, mean, usual);
+    mean_b = ampi_ln_mean_x16(&b, d, mean + rows - 1, usual);
+    AMPI_EACH_X16(ampi_moment_kept_rows_x16, t, first, &a, &b, kept, mean_a, mean_b, (const char*)y, next);
+    AMPI_EACH_X16(ampi_moment_rows_x16, t, d - first, &a, &b, from + first * size, next, mean_a, mean_b);
+    invstd[0] = (float)(1.0 / sqrt(ampi_wide_total(a) / (double)d + eps));
+    if (rows > 1) invstd[1] = (float)(1.0 / sqrt(ampi_wide_total(b) / (double)d + eps));
 }
 AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
                                                       size_t d, double eps, float* mean, float* invstd) {
