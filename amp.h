@@ -2295,12 +2295,11 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_upper_x16(__m512i u) {
                                          0x0007000500030001);
     return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
 }
-/* Rounded to bfloat16, in the upper half of each lane. */
+/* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_round_bf16_x16(__m512i u) {
-    const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
-    __m512i rounded = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
-    rounded = _mm512_mask_add_epi32(rounded, odd, rounded, _mm512_set1_epi32(1));
-    return _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
+    const __m512i one = _mm512_set1_epi32(1), rest = _mm512_set1_epi32(0x7ffe);
+    const __m512i less = _mm512_ternarylogic_epi32(_mm512_srli_epi32(u, 16), one, rest, 0x15);
+    return _mm512_mask_or_epi32(_mm512_sub_epi32(u, less), ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_bf16_x16(__m512i u) {
     return ampi_upper_x16(ampi_round_bf16_x16(u));
