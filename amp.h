@@ -1885,13 +1885,16 @@ AMPI_FN int ampi_has_pairs(void) {
     return AMPI_PAIRS && ampi_widest_isa() == AMP_ISA_AVX512 && __get_cpuid_count(7, 1, &a, &b, &c, &d)
            && (a & (1u << 5)) != 0;                              /* AVX512_BF16 */
 }
-AMPI_FN amp_isa ampi_best_isa(void) {
+AMPI_FN int ampi_is_amd(void) {
     unsigned a, b, c, d;
-    int amd = __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u;
-    return amd && ampi_has_pairs() ? AMP_ISA_AVX512_BF16 : ampi_widest_isa();
+    return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u;
+}
+AMPI_FN amp_isa ampi_best_isa(void) {
+    return ampi_is_amd() && ampi_has_pairs() ? AMP_ISA_AVX512_BF16 : ampi_widest_isa();
 }
 #else
 AMPI_FN int ampi_has_pairs(void) { return 0; }
+AMPI_FN int ampi_is_amd(void) { return 0; }
 AMPI_FN amp_isa ampi_best_isa(void) { return AMPI_NEON ? AMP_ISA_NEON : AMP_ISA_SCALAR; }
 #endif
 
@@ -2292,12 +2295,11 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_upper_x16(__m512i u) {
                                          0x0007000500030001);
     return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
 }
-/* Rounded to bfloat16, in the upper half of each lane. */
+/* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_round_bf16_x16(__m512i u) {
-    const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
-    __m512i rounded = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
-    rounded = _mm512_mask_add_epi32(rounded, odd, rounded, _mm512_set1_epi32(1));
-    return _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
+    const __m512i one = _mm512_set1_epi32(1), rest = _mm512_set1_epi32(0x7ffe);
+    const __m512i less = _mm512_ternarylogic_epi32(_mm512_srli_epi32(u, 16), one, rest, 0x15);
+    return _mm512_mask_or_epi32(_mm512_sub_epi32(u, less), ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_bf16_x16(__m512i u) {
     return ampi_upper_x16(ampi_round_bf16_x16(u));
@@ -2574,7 +2576,7 @@ typedef struct ampi_convert_job {
     const unsigned char* src;
     amp_dtype dst_dtype, src_dtype;
     size_t n, block;             /* elements in all, and in one block */
-    int stream;                  /* whole blocks go past the cache */
+    size_t streams;              /* whole blocks go past the cache, from so many places in turn; 0: they do not */
     amp_convert_desc desc;
 } ampi_convert_job;
 
@@ -2681,9 +2683,10 @@ AMPI_FN size_t ampi_saturate(unsigned char* p, amp_dtype t, size_t n) {
     return count;
 }
 
-/* Beyond the cache, a plain store first reads the line that it overwrites. A streaming store does not, and taking
-   from eight places in turn keeps more of the processor's prefetchers at work: together as fast as memcpy. Within
-   the cache a streaming store would be several times slower than a plain one. */
+/* Beyond the cache, a plain store first reads the line that it overwrites. A streaming store does not, and on Intel
+   taking from eight places in turn keeps more of the processor's prefetchers at work: together as fast as memcpy.
+   AMD's would be half as fast so: there one place, and the page after it fetched, is the fastest. Within the cache a
+   streaming store would be several times slower than a plain one. */
 #define AMPI_STREAMS 8
 #define AMPI_STREAM_STEP 128       /* elements from one place before the next: whole cache lines of every type */
 #define AMPI_STREAM_CACHE ((size_t)64 << 20)   /* more is not counted: others use it too */
@@ -2729,17 +2732,19 @@ AMPI_FN void ampi_stream_begin(ampi_convert_job* job) {
     job->dst += lead * dst_size;
     job->src += lead * src_size;
     job->n -= lead;
-    job->stream = 1;
+    job->streams = ampi_is_amd() ? 1 : AMPI_STREAMS;
 }
 
 AMPI_FN void ampi_stream_block(const ampi_convert_job* job, unsigned char* dst, const unsigned char* src) {
     const size_t dst_size = amp_dtype_size(job->dst_dtype), src_size = amp_dtype_size(job->src_dtype);
-    const size_t part = AMPI_CONVERT_CHUNK / AMPI_STREAMS;
+    const size_t part = AMPI_CONVERT_CHUNK / job->streams, ahead = job->streams == 1 ? 4096 : 0;
     unsigned char room[AMPI_STREAM_STEP * sizeof(double) + 32], *tile = room + (32 - (uintptr_t)room % 32);
-    size_t i, k;
+    size_t i, k, b;
     for (i = 0; i < part; i += AMPI_STREAM_STEP)
         for (k = i; k < AMPI_CONVERT_CHUNK; k += part) {
-            ampi_convert_nearest(tile, job->dst_dtype, src + k * src_size, job->src_dtype, AMPI_STREAM_STEP);
+            const unsigned char* from = src + k * src_size;
+            for (b = 0; ahead > 0 && b < AMPI_STREAM_STEP * src_size; b += 64) AMPI_FETCH(from, ahead + b);
+            ampi_convert_nearest(tile, job->dst_dtype, from, job->src_dtype, AMPI_STREAM_STEP);
             ampi_stream_copy(dst + k * dst_size, tile, AMPI_STREAM_STEP * dst_size);
         }
     ampi_stream_end();
@@ -2753,7 +2758,7 @@ AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     unsigned char* dst = job->dst + first * amp_dtype_size(job->dst_dtype);
     const void* src = job->src + first * src_size;
     if (job->dst == job->src) src = memcpy(copy, src, n * src_size);
-    if (job->stream && n == AMPI_CONVERT_CHUNK)
+    if (job->streams > 0 && n == AMPI_CONVERT_CHUNK)
         ampi_stream_block(job, dst, (const unsigned char*)src);
     else if (job->desc.rounding == AMP_ROUND_STOCHASTIC && job->dst_dtype != job->src_dtype)
         ampi_convert_random((uint16_t*)(void*)dst, job->dst_dtype, src, job->src_dtype, n, job->desc.seed,
@@ -7885,6 +7890,12 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_add(ampi_wide* acc, ampi_wide x) {
     acc->low = _mm512_add_pd(acc->low, x.low);
     acc->high = _mm512_add_pd(acc->high, x.high);
 }
+/* The same as x * 1 + acc, for kernels that widen: AMD's units for widening are those for additions. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_add_widened(ampi_wide* acc, ampi_wide x) {
+    const __m512d one = _mm512_set1_pd(1.0);
+    acc->low = _mm512_fmadd_pd(x.low, one, acc->low);
+    acc->high = _mm512_fmadd_pd(x.high, one, acc->high);
+}
 /* acc += a * b. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_fma(ampi_wide* acc, ampi_wide a, ampi_wide b) {
     acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
@@ -7897,13 +7908,6 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512d ampi_round_24(__m512d d) {
     const __m512d power = _mm512_and_pd(d, _mm512_castsi512_pd(_mm512_set1_epi64(-0x10000000000000)));
     return _mm512_fnmadd_pd(power, shift, _mm512_fmadd_pd(power, shift, d));
 }
-/* acc += (x - mean)^2 in the lanes of the mask, the difference rounded to float; for usual means. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_moment(ampi_wide* acc, ampi_wide x, ampi_wide mean, __mmask16 m) {
-    ampi_wide d;
-    d.low = ampi_round_24(_mm512_maskz_sub_pd((__mmask8)m, x.low, mean.low));
-    d.high = ampi_round_24(_mm512_maskz_sub_pd((__mmask8)(m >> 8), x.high, mean.high));
-    ampi_wide_fma(acc, d, d);
-}
 /* The tree of ampi_lane_total. */
 AMPI_TARGET_AVX512 AMPI_INLINE double ampi_wide_total(ampi_wide acc) {
     __m512d a = _mm512_add_pd(acc.low, acc.high);
@@ -7912,14 +7916,78 @@ AMPI_TARGET_AVX512 AMPI_INLINE double ampi_wide_total(ampi_wide acc) {
     return _mm_cvtsd_f64(c) + _mm_cvtsd_f64(_mm_unpackhi_pd(c, c));
 }
 
+/* Sums and moments take bfloat16 apart by a shift and a mask: its even elements are `low`, its odd ones `high`, and so
+   are the lanes of their sums and means. Other types keep their order. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_get_lanes_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
+    const uint16_t* x = (const uint16_t*)p + i;
+    ampi_wide w;
+    __m256i u;
+    if (t != AMP_BF16) return ampi_get_wide_x16(t, p, i, m);
+    u = m == AMPI_ALL16 ? _mm256_loadu_si256((const __m256i*)(const void*)x) : AMPI_LOAD_HALF_X16(m, x);
+    w.low = _mm512_maskz_cvtps_pd(0xff, _mm256_castsi256_ps(_mm256_slli_epi32(u, 16)));
+    u = _mm256_and_si256(u, _mm256_set1_epi32((int)0xffff0000u));
+    w.high = _mm512_maskz_cvtps_pd(0xff, _mm256_castsi256_ps(u));
+    return w;
+}
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_load_lanes_x16(amp_dtype t, const double* p) {
+    const __m512i even = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0), odd = _mm512_set_epi64(15, 13, 11, 9, 7, 5, 3, 1);
+    ampi_wide w = ampi_load_wide(p), v = w;
+    if (t != AMP_BF16) return w;
+    v.low = _mm512_permutex2var_pd(w.low, even, w.high);
+    v.high = _mm512_permutex2var_pd(w.low, odd, w.high);
+    return v;
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_store_lanes_x16(amp_dtype t, double* p, ampi_wide w) {
+    const __m512i low = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0), high = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
+    ampi_wide v = w;
+    if (t == AMP_BF16) v.low = _mm512_permutex2var_pd(w.low, low, w.high);
+    if (t == AMP_BF16) v.high = _mm512_permutex2var_pd(w.low, high, w.high);
+    ampi_store_wide(p, v);
+}
+/* The same tree: the lanes that it adds up to the end are all even or all odd. */
+AMPI_TARGET_AVX512 AMPI_INLINE double ampi_lanes_total_x16(amp_dtype t, ampi_wide acc) {
+    ampi_wide even, odd;
+    if (t != AMP_BF16) return ampi_wide_total(acc);
+    even.low = acc.low;
+    odd.low = acc.high;
+    even.high = odd.high = _mm512_set1_pd(-0.0);
+    return ampi_wide_total(even) + ampi_wide_total(odd);
+}
+/* acc += (x - mean)^2 in the lanes of the mask, the difference rounded to float; for usual means. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_moment(amp_dtype t, ampi_wide* acc, ampi_wide x, ampi_wide mean,
+                                                     __mmask16 m) {
+    const unsigned n = m == AMPI_ALL16 ? 16u : (unsigned)__builtin_popcount(m);
+    const __mmask8 low = (__mmask8)(t == AMP_BF16 ? (1u << (n + 1u) / 2u) - 1u : m);
+    const __mmask8 high = (__mmask8)(t == AMP_BF16 ? (1u << n / 2u) - 1u : (unsigned)m >> 8);
+    ampi_wide d;
+    d.low = ampi_round_24(_mm512_maskz_sub_pd(low, x.low, mean.low));
+    d.high = ampi_round_24(_mm512_maskz_sub_pd(high, x.high, mean.high));
+    ampi_wide_fma(acc, d, d);
+}
+
 /* step(type, i, mask, state, ...): what AMPI_EACH_X16 calls. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x) {
     AMPI_AHEAD(x, i * amp_dtype_size(t));
-    ampi_wide_add(acc, ampi_get_wide_x16(t, x, i, m));
+    ampi_wide_add(acc, ampi_get_lanes_x16(t, x, i, m));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x,
                                                     ampi_wide mean) {
-    ampi_wide_moment(acc, ampi_get_wide_x16(t, x, i, m), mean, m);
+    ampi_wide_moment(t, acc, ampi_get_lanes_x16(t, x, i, m), mean, m);
+}
+/* Of two rows `next` bytes apart: a lane's sum waits for each of its additions, and another row's can go on then.
+   What is `ahead` bytes on is fetched. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
+                                                      const char* x, size_t next, size_t ahead) {
+    AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
+    AMPI_FETCH(x, ahead + next + i * amp_dtype_size(t));
+    ampi_wide_add_widened(a, ampi_get_lanes_x16(t, x, i, m));
+    ampi_wide_add_widened(b, ampi_get_lanes_x16(t, x + next, i, m));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
+                                                         const char* x, size_t next, ampi_wide mean_a,
+                                                         ampi_wide mean_b) {
+    ampi_moment_x16(t, i, m, a, x, mean_a);
+    ampi_moment_x16(t, i, m, b, x + next, mean_b);
 }
 /* sum += g, dot += g * (x - mean). */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_dot_step(__mmask16 m, ampi_wide* sum, ampi_wide* dot, ampi_wide g, __m512 x,
@@ -7935,22 +8003,46 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_dot_x16(amp_dtype t, size_t i, __mmask1
 }
 
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_sum_x16(amp_dtype t, double* acc, const void* x, size_t n) {
-    ampi_wide a = ampi_load_wide(acc);
+    ampi_wide a = ampi_load_lanes_x16(t, acc);
     AMPI_EACH_X16(ampi_sum_x16, t, n, &a, x);
-    ampi_store_wide(acc, a);
+    ampi_store_lanes_x16(t, acc, a);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_sum_avx512(double* acc, ampi_part x) {
     AMPI_FOR_TYPE(ampi_lane_sum_x16, x.t, acc, x.data, x.n);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_moment_x16(amp_dtype t, double* acc, const void* x, const double* mean,
                                                          size_t n) {
-    ampi_wide a = ampi_load_wide(acc);
-    const ampi_wide m = ampi_load_wide(mean);
+    ampi_wide a = ampi_load_lanes_x16(t, acc);
+    const ampi_wide m = ampi_load_lanes_x16(t, mean);
     AMPI_EACH_X16(ampi_moment_x16, t, n, &a, x, m);
-    ampi_store_wide(acc, a);
+    ampi_store_lanes_x16(t, acc, a);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_moment_avx512(double* acc, ampi_part x, const double* mean) {
     AMPI_FOR_TYPE(ampi_lane_moment_x16, x.t, acc, x.data, mean, x.n);
+}
+/* Both for two parts of a length, the second `next` bytes behind the first: their lanes follow each other too. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_sums_x16(amp_dtype t, double* acc, const char* x, size_t next,
+                                                       size_t ahead, size_t n) {
+    ampi_wide a = ampi_load_lanes_x16(t, acc), b = ampi_load_lanes_x16(t, acc + AMPI_LANES);
+    AMPI_EACH_X16(ampi_sum_rows_x16, t, n, &a, &b, x, next, ahead);
+    ampi_store_lanes_x16(t, acc, a);
+    ampi_store_lanes_x16(t, acc + AMPI_LANES, b);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_moments_x16(amp_dtype t, double* acc, const char* x, size_t next,
+                                                          const double* mean, size_t n) {
+    ampi_wide a = ampi_load_lanes_x16(t, acc), b = ampi_load_lanes_x16(t, acc + AMPI_LANES);
+    const ampi_wide mean_a = ampi_load_lanes_x16(t, mean), mean_b = ampi_load_lanes_x16(t, mean + AMPI_LANES);
+    AMPI_EACH_X16(ampi_moment_rows_x16, t, n, &a, &b, x, next, mean_a, mean_b);
+    ampi_store_lanes_x16(t, acc, a);
+    ampi_store_lanes_x16(t, acc + AMPI_LANES, b);
+}
+/* mean NULL: sums; otherwise moments. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_pair_avx512(double* acc, ampi_part x, size_t next, size_t ahead,
+                                                      const double* mean) {
+    const char* data = (const char*)x.data;
+    if (mean) AMPI_FOR_TYPE(ampi_lane_moments_x16, x.t, acc, data, next, mean, x.n);
+    else AMPI_FOR_TYPE(ampi_lane_sums_x16, x.t, acc, data, next, ahead, x.n);
+    ampi_clear_upper();
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_dot_x16(amp_dtype t, double* sum, double* dot, const void* g,
                                                       const void* x, const float* mean, size_t n) {
@@ -9839,6 +9931,11 @@ AMPI_FN ampi_part ampi_bn_view(const ampi_bn_plan* p, const void* x, amp_dtype t
     return v;
 }
 
+/* Bytes from a step to the next one. */
+AMPI_FN size_t ampi_bn_ahead(const ampi_bn_plan* p, amp_dtype t) {
+    return (p->parts > 1 ? (size_t)AMPI_TILE : p->planes * p->channels * p->spatial) * amp_dtype_size(t);
+}
+
 /* Sums by lanes become one sum per channel, held by every lane of the channel. */
 AMPI_FN void ampi_bn_combine(const ampi_bn_plan* p, double* acc) {
     size_t l;
@@ -9864,24 +9961,43 @@ AMPI_FN size_t ampi_bn_width(const ampi_bn_plan* p, size_t group) {
 /* One group's statistics: mean and 1/sqrt(variance + eps) by lanes. */
 typedef struct ampi_bn_stats { float mean[AMPI_LANES], invstd[AMPI_LANES]; } ampi_bn_stats;
 
+/* Adds the elements of `count` groups, one or AMPI_BN_PAIR, to sums by lanes; or with a mean, their squared distances
+   from it. Two groups go side by side where that is faster. */
+enum { AMPI_BN_PAIR = 2 };
+AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count, int typed,
+                          const double* mean, int usual, double* acc) {
+    float tile[AMPI_BN_PAIR * AMPI_TILE];
+    size_t step, k;
+    for (step = 0; step < p->steps; step++) {
+        ampi_part v[AMPI_BN_PAIR];
+        for (k = 0; k < count; k++) v[k] = ampi_bn_view(p, x, xt, group + k, step, typed, tile + k * AMPI_TILE);
+#if AMPI_X86
+        if (count > 1 && usual && ampi_simd() == AMP_ISA_AVX512) {
+            const size_t next = (size_t)((const char*)v[1].data - (const char*)v[0].data);
+            ampi_lane_pair_avx512(acc, v[0], next, ampi_bn_ahead(p, xt), mean);
+            continue;
+        }
+#endif
+        for (k = 0; k < count; k++)
+            if (mean) ampi_lane_moment(acc + k * AMPI_LANES, v[k], mean + k * AMPI_LANES, usual);
+            else      ampi_lane_sum(acc + k * AMPI_LANES, v[k]);
+    }
+    for (k = 0; k < count; k++) ampi_bn_combine(p, acc + k * AMPI_LANES);
+}
 /* Two passes: the mean, then the mean square distance from it, which cannot cancel. */
-AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, double* mean,
-                             double* squares) {
+AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count,
+                             double* mean, double* squares) {
     const int typed = ampi_bn_typed(p, xt, xt);
-    float tile[AMPI_TILE];
-    size_t step, l;
+    size_t l;
     int usual = 1;
-    memset(mean, 0, AMPI_LANES * sizeof(double));
-    memset(squares, 0, AMPI_LANES * sizeof(double));
-    for (step = 0; step < p->steps; step++) ampi_lane_sum(mean, ampi_bn_view(p, x, xt, group, step, typed, tile));
-    ampi_bn_combine(p, mean);
-    for (l = 0; l < AMPI_LANES; l++) {
+    memset(mean, 0, count * AMPI_LANES * sizeof(double));
+    memset(squares, 0, count * AMPI_LANES * sizeof(double));
+    ampi_bn_sums(p, x, xt, group, count, typed, NULL, 1, mean);
+    for (l = 0; l < count * AMPI_LANES; l++) {
         mean[l] /= (double)p->n * (double)p->spatial;
         usual = usual && ampi_mean_is_usual(mean[l]);
     }
-    for (step = 0; step < p->steps; step++)
-        ampi_lane_moment(squares, ampi_bn_view(p, x, xt, group, step, typed && usual, tile), mean, usual);
-    ampi_bn_combine(p, squares);
+    ampi_bn_sums(p, x, xt, group, count, typed && usual, mean, usual, squares);
 }
 
 /* (1 - momentum) * old + momentum * value. */
@@ -9889,24 +10005,29 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* running, size_t c, float momentum, float
     if (running) running[c] = ampi_fma(AMPI_FMA_NATIVE, momentum, value, (1.0f - momentum) * running[c]);
 }
 
-AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group,
+/* Of `count` groups. */
+AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t first, size_t count,
                            float* running_mean, float* running_var, float* save_mean, float* save_invstd,
                            ampi_bn_stats* stats) {
-    double mean[AMPI_LANES], squares[AMPI_LANES], count = (double)p->n * (double)p->spatial;
-    size_t l, width = ampi_bn_width(p, group);
-    ampi_bn_measure(p, x, xt, group, mean, squares);
-    for (l = 0; l < AMPI_LANES; l++) {
-        size_t own = ampi_bn_own(p, l);
-        stats->mean[l] = (float)mean[l];
-        stats->invstd[l] = own < l ? stats->invstd[own] : (float)(1.0 / sqrt(squares[l] / count + (double)p->eps));
-    }
-    for (l = 0; l < width; l++) {
-        size_t c = group * p->per_group + l;
-        save_mean[c] = stats->mean[l];
-        save_invstd[c] = stats->invstd[l];
-        if (p->momentum == 0.0f) continue;
-        ampi_bn_run(running_mean, c, p->momentum, stats->mean[l]);
-        ampi_bn_run(running_var, c, p->momentum, (float)(squares[l] / (count - 1.0)));
+    double means[AMPI_BN_PAIR * AMPI_LANES], all[AMPI_BN_PAIR * AMPI_LANES], values = (double)p->n * (double)p->spatial;
+    size_t l, k;
+    ampi_bn_measure(p, x, xt, first, count, means, all);
+    for (k = 0; k < count; k++, stats++) {
+        const double *mean = means + k * AMPI_LANES, *squares = all + k * AMPI_LANES;
+        const size_t group = first + k, width = ampi_bn_width(p, group);
+        for (l = 0; l < AMPI_LANES; l++) {
+            size_t own = ampi_bn_own(p, l);
+            stats->mean[l] = (float)mean[l];
+            stats->invstd[l] = own < l ? stats->invstd[own] : (float)(1.0 / sqrt(squares[l] / values + (double)p->eps));
+        }
+        for (l = 0; l < width; l++) {
+            size_t c = group * p->per_group + l;
+            save_mean[c] = stats->mean[l];
+            save_invstd[c] = stats->invstd[l];
+            if (p->momentum == 0.0f) continue;
+            ampi_bn_run(running_mean, c, p->momentum, stats->mean[l]);
+            ampi_bn_run(running_var, c, p->momentum, (float)(squares[l] / (values - 1.0)));
+        }
     }
 }
 
@@ -9942,19 +10063,23 @@ AMPI_KERNEL_AVX2(ampi_bn_apply_plain,
 
 #if AMPI_X86
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_apply_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
-                                                      __m512 mean, __m512 invstd, __m512 gamma, __m512 beta) {
+                                                      size_t ahead, __m512 mean, __m512 invstd, __m512 gamma,
+                                                      __m512 beta) {
     const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
-    ampi_put_x16(t, y, i, m, _mm512_fmadd_ps(v, gamma, beta));
+    AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
+    AMPI_FETCH(y, ahead + i * amp_dtype_size(t));
+    ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, gamma, beta));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_apply_step(amp_dtype t, void* y, const void* x, const ampi_bn_stats* stats,
-                                                       const float* gamma, const float* beta, size_t n) {
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_apply_step(amp_dtype t, void* y, const void* x, size_t ahead,
+                                                       const ampi_bn_stats* stats, const float* gamma,
+                                                       const float* beta, size_t n) {
     const __m512 m = _mm512_loadu_ps(stats->mean), s = _mm512_loadu_ps(stats->invstd);
     const __m512 g = _mm512_loadu_ps(gamma), b = _mm512_loadu_ps(beta);
-    AMPI_EACH_X16(ampi_bn_apply_x16, t, n, y, x, m, s, g, b);
+    AMPI_EACH_X16(ampi_bn_apply_x16, t, n, y, x, ahead, m, s, g, b);
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, const ampi_bn_stats* stats,
+AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
                                                      const float* gamma, const float* beta) {
-    AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, stats, gamma, beta, x.n);
+    AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
 /* k: means, invstd, gammas and betas, those of eight lanes and of the other eight. */
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
@@ -9962,11 +10087,12 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t
     const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), k[upper]), k[2 + upper]);
     ampi_put_x8(t, y, i, m, upper, _mm256_fmadd_ps(v, k[4 + upper], k[6 + upper]));
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, const ampi_bn_stats* stats, const float* gamma,
-                                                 const float* beta) {
+AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
+                                                 const float* gamma, const float* beta) {
     const float* from[4];
     __m256 k[8];
     int l;
+    (void)ahead;
     from[0] = stats->mean; from[1] = stats->invstd; from[2] = gamma; from[3] = beta;
     for (l = 0; l < 8; l++) k[l] = _mm256_loadu_ps(from[l / 2] + 8 * (l % 2));
     AMPI_ALL_X8(ampi_bn_apply_x8, x.t, x.n, y, x.data, k);
@@ -9983,7 +10109,7 @@ AMPI_FN void ampi_bn_apply(const ampi_bn_plan* p, const void* x, amp_dtype xt, v
         size_t i, offset, at;
         for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
             AMPI_BY_HAND(ampi_bn_apply, (char*)y + offset * amp_dtype_size(yt),
-                         ampi_part_of(x, xt, offset, n, 1, NULL), stats, gamma, beta);
+                         ampi_part_of(x, xt, offset, n, 1, NULL), ampi_bn_ahead(p, xt), stats, gamma, beta);
         return;
     }
 #endif
@@ -10007,23 +10133,26 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                    { "save_invstd", save_invstd, AMP_F32, !training } };
     ampi_bn_plan p;
     size_t n;
-    int64_t i;
+    int64_t i, pair;
     amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
     n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
+    pair = p.groups >= AMPI_BN_PAIR * ampi_threads() ? AMPI_BN_PAIR : 1;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.groups; i++) {
+    for (i = 0; i < (int64_t)p.groups; i += pair) {
         float g[AMPI_LANES], b[AMPI_LANES];
-        ampi_bn_stats stats;
-        size_t group = (size_t)i, step;
+        ampi_bn_stats stats[AMPI_BN_PAIR];
+        size_t group = (size_t)i, count = ampi_min_size(p.groups - group, (size_t)pair), step, k;
         if (training)
-            ampi_bn_train(&p, x, x_dtype, group, running_mean, running_var, save_mean, save_invstd, &stats);
-        else          ampi_bn_evaluate(&p, group, running_mean, running_var, save_mean, save_invstd, &stats);
-        ampi_bn_lanes(&p, gamma, param_dtype, group, 1.0f, g);
-        ampi_bn_lanes(&p, beta, param_dtype, group, 0.0f, b);
-        for (step = 0; step < p.steps; step++)
-            ampi_bn_apply(&p, x, x_dtype, y, y_dtype, group, step, &stats, g, b);
+            ampi_bn_train(&p, x, x_dtype, group, count, running_mean, running_var, save_mean, save_invstd, stats);
+        for (k = 0; k < count; k++, group++) {
+            if (!training) ampi_bn_evaluate(&p, group, running_mean, running_var, save_mean, save_invstd, stats + k);
+            ampi_bn_lanes(&p, gamma, param_dtype, group, 1.0f, g);
+            ampi_bn_lanes(&p, beta, param_dtype, group, 0.0f, b);
+            for (step = 0; step < p.steps; step++)
+                ampi_bn_apply(&p, x, x_dtype, y, y_dtype, group, step, &stats[k], g, b);
+        }
     }
     return AMP_OK;
 }
@@ -10167,47 +10296,91 @@ enum { AMPI_LN_ROWS = 2 };      /* are taken together */
 #if AMPI_X86
 /* The first elements of a row are kept as doubles for the second pass. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_keep_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
-                                                      const void* x, double* kept) {
-    const ampi_wide w = ampi_get_wide_x16(t, x, i, m);
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
+                                                      const void* x, size_t ahead, double* kept) {
+    const ampi_wide w = ampi_get_lanes_x16(t, x, i, m);
+    AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
     ampi_store_wide(kept + i, w);
-    ampi_wide_add(acc, w);
+    if (t == AMP_F32) ampi_wide_add(acc, w);
+    else              ampi_wide_add_widened(acc, w);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
                                                          const double* kept, ampi_wide mean, const char* y) {
     _mm_prefetch(y + i * amp_dtype_size(t), _MM_HINT_T0);
-    ampi_wide_moment(acc, ampi_load_wide(kept + i), mean, m);
+    ampi_wide_moment(t, acc, ampi_load_wide(kept + i), mean, m);
+}
+/* Both for two rows. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_keep_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
+                                                           ampi_wide* b, const char* x, size_t next, size_t ahead,
+                                                           double* kept) {
+    ampi_sum_keep_x16(t, i, m, a, x, ahead, kept);
+    ampi_sum_keep_x16(t, i, m, b, x + next, ahead, kept + AMPI_TILE);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
+                                                              ampi_wide* b, const double* kept, ampi_wide mean_a,
+                                                              ampi_wide mean_b, const char* y, size_t next) {
+    ampi_moment_kept_x16(t, i, m, a, kept, mean_a, y);
+    ampi_moment_kept_x16(t, i, m, b, kept + AMPI_TILE, mean_b, y + next);
+}
+/* The mean from a row's sums, which are cleared. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_ln_mean_x16(amp_dtype t, ampi_wide* acc, size_t d, float* mean,
+                                                          int* usual) {
+    const double value = ampi_lanes_total_x16(t, *acc) / (double)d;
+    ampi_wide m;
+    *mean = (float)value;
+    *usual = *usual && ampi_mean_is_usual(value);
+    acc->low = acc->high = _mm512_setzero_pd();
+    m.low = m.high = _mm512_set1_pd(value);
+    return m;
 }
 /* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. The second
    pass does not need the memory: it fetches the rows of y, which are written next. *usual: are the means? */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
                                                         size_t d, double eps, float* mean, float* invstd, int* usual) {
     const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
-    double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
-    ampi_wide acc, m;
+    double kept[AMPI_LN_ROWS][AMPI_TILE];
+    ampi_wide acc, m[AMPI_LN_ROWS];
     size_t k;
     for (k = 0; k < rows; k++) {
         const char* row = (const char*)x + k * d * size;
         acc.low = acc.high = _mm512_setzero_pd();
-        AMPI_EACH_X16(ampi_sum_keep_x16, t, first, &acc, row, kept[k]);
+        AMPI_EACH_X16(ampi_sum_keep_x16, t, first, &acc, row, 4096, kept[k]);
         AMPI_EACH_X16(ampi_sum_x16, t, d - first, &acc, row + first * size);
-        value[k] = ampi_wide_total(acc) / (double)d;
-        *usual = *usual && ampi_mean_is_usual(value[k]);
+        m[k] = ampi_ln_mean_x16(t, &acc, d, mean + k, usual);
     }
     for (k = 0; k < rows; k++) {
         const char* row = (const char*)x + k * d * size;
-        m.low = m.high = _mm512_set1_pd(value[k]);
         acc.low = acc.high = _mm512_setzero_pd();
-        AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m, (const char*)y + k * d * size);
-        AMPI_EACH_X16(ampi_moment_x16, t, d - first, &acc, row + first * size, m);
-        mean[k] = (float)value[k];
-        invstd[k] = (float)(1.0 / sqrt(ampi_wide_total(acc) / (double)d + eps));
+        AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m[k], (const char*)y + k * d * size);
+        AMPI_EACH_X16(ampi_moment_x16, t, d - first, &acc, row + first * size, m[k]);
+        invstd[k] = (float)(1.0 / sqrt(ampi_lanes_total_x16(t, acc) / (double)d + eps));
     }
+}
+/* Of two rows together, for 16 bits: memory brings floats more slowly than they are added. A single row is taken
+   twice. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_pair_x16(amp_dtype t, const void* x, const void* y, size_t rows,
+                                                             size_t d, double eps, float* mean, float* invstd,
+                                                             int* usual) {
+    const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE), next = (rows - 1) * d * size;
+    const size_t ahead = 4096 + (next < 4096 ? next : 0);     /* of the second row, if it begins within the page */
+    const char *from = (const char*)x, *rest = from + first * size;
+    double kept[AMPI_LN_ROWS * AMPI_TILE];
+    ampi_wide a, b, mean_a, mean_b;
+    a.low = a.high = b.low = b.high = _mm512_setzero_pd();
+    AMPI_EACH_X16(ampi_sum_keep_rows_x16, t, first, &a, &b, from, next, ahead, kept);
+    AMPI_EACH_X16(ampi_sum_rows_x16, t, d - first, &a, &b, rest, next, ahead);
+    mean_a = ampi_ln_mean_x16(t, &a, d, mean, usual);
+    mean_b = ampi_ln_mean_x16(t, &b, d, mean + rows - 1, usual);
+    AMPI_EACH_X16(ampi_moment_kept_rows_x16, t, first, &a, &b, kept, mean_a, mean_b, (const char*)y, next);
+    AMPI_EACH_X16(ampi_moment_rows_x16, t, d - first, &a, &b, rest, next, mean_a, mean_b);
+    invstd[0] = (float)(1.0 / sqrt(ampi_lanes_total_x16(t, a) / (double)d + eps));
+    if (rows > 1) invstd[1] = (float)(1.0 / sqrt(ampi_lanes_total_x16(t, b) / (double)d + eps));
 }
 AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
                                                       size_t d, double eps, float* mean, float* invstd) {
     int usual = 1;
-    AMPI_FOR_TYPE(ampi_ln_measure_x16, t, x, y, rows, d, eps, mean, invstd, &usual);
+    if (ampi_dtype(t) == AMP_F16) ampi_ln_measure_pair_x16(AMP_F16, x, y, rows, d, eps, mean, invstd, &usual);
+    else if (ampi_dtype(t) == AMP_BF16) ampi_ln_measure_pair_x16(AMP_BF16, x, y, rows, d, eps, mean, invstd, &usual);
+    else ampi_ln_measure_x16(AMP_F32, x, y, rows, d, eps, mean, invstd, &usual);
     ampi_clear_upper();
     return usual;
 }
@@ -11024,30 +11197,68 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_slope_look_up_avx512(const float* table, am
     AMPI_FOR_TYPE(ampi_slope_values_x16, dy.t, dx, dy.data, s, table, dy.n);
     ampi_clear_upper();
 }
+/* dx = dy * slopes. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_times_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+                                                         const float* slopes) {
+    AMPI_AHEAD(dy, i * amp_dtype_size(t));
+    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, slopes, i, m)));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slopes_times_x16(amp_dtype t, void* dx, const void* dy, const float* slopes,
+                                                          size_t n) {
+    AMPI_EACH_X16(ampi_slope_times_x16, t, n, dx, dy, slopes);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_slopes_times_avx512(void* dx, ampi_part dy, const float* slopes) {
+    AMPI_FOR_TYPE(ampi_slopes_times_x16, dy.t, dx, dy.data, slopes, dy.n);
+    ampi_clear_upper();
+}
 #endif
 
+/* Whether to gather entries. AMD's processors take longer for that than for loads one by one, but for slopes of F16,
+   of which too many are in use for the first cache. */
+AMPI_FN int ampi_gathers(void) { return AMPI_X86 && amp_cpu_isa() == AMP_ISA_AVX512; }
+
+/* y = table[x], eight at a time: all loads before the stores, which might else change what is loaded. */
+#define AMPI_LOOK_UP(type, y, table, x, n)                                                              \
+    do {                                                                                                \
+        size_t ampi_i = 0;                                                                              \
+        for (; ampi_i + 8 <= (n); ampi_i += 8) {                                                        \
+            const uint16_t* ampi_x = (x) + ampi_i;                                                      \
+            const type a = (table)[ampi_x[0]], b = (table)[ampi_x[1]], c = (table)[ampi_x[2]];          \
+            const type d = (table)[ampi_x[3]], e = (table)[ampi_x[4]], f = (table)[ampi_x[5]];          \
+            const type g = (table)[ampi_x[6]], h = (table)[ampi_x[7]];                                  \
+            type* ampi_y = (y) + ampi_i;                                                                \
+            ampi_y[0] = a; ampi_y[1] = b; ampi_y[2] = c; ampi_y[3] = d;                                 \
+            ampi_y[4] = e; ampi_y[5] = f; ampi_y[6] = g; ampi_y[7] = h;                                 \
+        }                                                                                               \
+        for (; ampi_i < (n); ampi_i++) (y)[ampi_i] = (table)[(x)[ampi_i]];                              \
+    } while (0)
+
 AMPI_FN void ampi_look_up(const uint16_t* table, const uint16_t* x, uint16_t* y, size_t n) {
-    size_t i;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_look_up_avx512(table, x, y, n); return; }
+    if (ampi_gathers()) { ampi_look_up_avx512(table, x, y, n); return; }
 #endif
-    for (i = 0; i < n; i++) y[i] = table[x[i]];
+    AMPI_LOOK_UP(uint16_t, y, table, x, n);
 }
 /* Elements [at, at+n) of dx = dy * table[s]. */
 AMPI_FN void ampi_slope_look_up(const float* table, const void* dy, amp_dtype dyt, const uint16_t* s, void* dx,
                                 amp_dtype dxt, size_t at, size_t n) {
     float tile[AMPI_TILE], slopes[AMPI_TILE], *v;
-    size_t i;
 #if AMPI_X86
-    if (ampi_typed(dyt, dxt)) {
-        ampi_slope_look_up_avx512(table, ampi_part_of(dy, dyt, at, n, 1, NULL), s + at,
-                                  (char*)dx + at * amp_dtype_size(dxt));
+    char* to = (char*)dx + at * amp_dtype_size(dxt);
+    if (ampi_typed(dyt, dxt) && (ampi_gathers() || ampi_dtype(dyt) == AMP_F16)) {
+        ampi_slope_look_up_avx512(table, ampi_part_of(dy, dyt, at, n, 1, NULL), s + at, to);
         return;
     }
 #endif
+    AMPI_LOOK_UP(float, slopes, table, s + at, n);
+#if AMPI_X86
+    if (ampi_typed(dyt, dxt)) {
+        ampi_slopes_times_avx512(to, ampi_part_of(dy, dyt, at, n, 1, NULL), slopes);
+        return;
+    }
+#endif
+    memset(slopes + n, 0, (ampi_padded(n) - n) * sizeof *slopes);
     v = ampi_open(dx, dxt, at, n, tile);
-    memset(slopes, 0, sizeof slopes);
-    for (i = 0; i < n; i++) slopes[i] = table[s[at + i]];
     ampi_multiply_plain(v, ampi_view(dy, dyt, at, n, tile), slopes, ampi_padded(n));
     ampi_close(dx, dxt, at, n, v);
 }

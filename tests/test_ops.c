@@ -873,21 +873,68 @@ static void test_layer_norm(void) {
 
 /* The order of a sum: element i goes to lane i % 16, and the lanes are added up in a tree. Where numbers
    cancel, what is left of their roundings shows another order. */
-static void test_sum_order(void) {
-    size_t d, i, l;
-    for (d = 1; d < 1100; d += d < 70 ? 1 : 103) {
-        buffer x = make(AMP_F32, d), y = make(AMP_F32, d), mean = make(AMP_F32, 1);
+static void cancelling(buffer* x, size_t first, size_t d) {
+    size_t i;
+    for (i = 0; i < d; i++)
+        put(x, first + i, 2 * i < d ? ldexp(random_normal(), (int)(test_random() % 90)) : -get(x, first + d - 1 - i));
+}
+static float mean_of(const double* lanes_of, size_t d) {
+    double lanes[16];
+    size_t i, l;
+    memcpy(lanes, lanes_of, sizeof lanes);
+    for (l = 8; l > 0; l /= 2) for (i = 0; i < l; i++) lanes[i] += lanes[i + l];
+    return (float)(lanes[0] / (double)d);
+}
+static void check_sum_order(amp_dtype t, size_t rows, size_t d) {
+    buffer x = make(t, rows * d), y = make(t, rows * d), mean = make(AMP_F32, rows);
+    size_t r, i;
+    for (r = 0; r < rows; r++) cancelling(&x, r * d, d);
+    CHECK(amp_layer_norm_forward(x.p, t, NULL, NULL, AMP_F32, 0, (float*)mean.p, NULL, y.p, t, rows, d, NULL)
+          == AMP_OK);
+    for (r = 0; r < rows; r++) {
         double lanes[16] = { 0 };
-        for (i = 0; i < d; i++)
-            put(&x, i, 2 * i < d ? ldexp(random_normal(), (int)(test_random() % 90)) : -get(&x, d - 1 - i));
-        for (i = 0; i < d; i++) lanes[i % 16] += get(&x, i);
-        for (l = 8; l > 0; l /= 2) for (i = 0; i < l; i++) lanes[i] += lanes[i + l];
-        CHECK(amp_layer_norm_forward(x.p, x.t, NULL, NULL, AMP_F32, 0, (float*)mean.p, NULL, y.p, y.t, 1, d, NULL)
-              == AMP_OK);
-        CHECK_MSG((float)get(&mean, 0) == (float)(lanes[0] / (double)d), "mean of %lu elements", (unsigned long)d);
-        finish(&x);
-        finish(&y);
-        finish(&mean);
+        for (i = 0; i < d; i++) lanes[i % 16] += get(&x, r * d + i);
+        CHECK_MSG((float)get(&mean, r) == mean_of(lanes, d), "%s: mean of row %lu of %lu elements", amp_dtype_name(t),
+                  (unsigned long)r, (unsigned long)d);
+    }
+    finish(&x);
+    finish(&y);
+    finish(&mean);
+}
+/* The same down the planes of a channel; planes are whole groups of lanes here. */
+static void check_channel_order(amp_dtype t, size_t n, size_t channels, size_t spatial) {
+    const size_t size = n * channels * spatial;
+    buffer x = make(t, size), y = make(t, size), mean = make(AMP_F32, channels), inv = make(AMP_F32, channels);
+    amp_batch_norm_shape shape;
+    size_t c, i, k;
+    memset(&shape, 0, sizeof shape);
+    shape.n = (int)n; shape.channels = (int)channels; shape.spatial = (int)spatial;
+    cancelling(&x, 0, size);
+    CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p, (float*)inv.p, y.p,
+                                 t, NULL) == AMP_OK);
+    for (c = 0; c < channels; c++) {
+        double lanes[16] = { 0 };
+        for (k = 0; k < n; k++)
+            for (i = 0; i < spatial; i++) lanes[i % 16] += get(&x, (k * channels + c) * spatial + i);
+        CHECK_MSG((float)get(&mean, c) == mean_of(lanes, n * spatial), "%s: mean of channel %lu of %lu pixels",
+                  amp_dtype_name(t), (unsigned long)c, (unsigned long)spatial);
+    }
+    finish(&x);
+    finish(&y);
+    finish(&mean);
+    finish(&inv);
+}
+static void test_sum_order(void) {
+    size_t d, rows;
+    int t;
+    for (t = 0; t < 3; t++) {
+        if (types[t] == AMP_F16) continue;                       /* has too few powers of two to cancel by */
+        for (d = 1; d < 1100; d += d < 70 ? 1 : 103)
+            for (rows = 1; rows < 4; rows++) check_sum_order(types[t], rows, d);
+        for (d = 1; d < 5; d++) {
+            check_channel_order(types[t], 4, d, 144);
+            check_channel_order(types[t], 2, d, 1040);
+        }
     }
 }
 
