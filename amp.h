@@ -3041,24 +3041,34 @@ typedef struct ampi_gemm_isa {
     }
 
 /* C from the sums t, which are read in full vectors. READ, WRITE: vectors of any type, or their first `rest`
-   elements; FIRST: the first element in all lanes. */
+   elements; FIRST: the first element in all lanes. `type` is C's, `with` tells whether there is something to add:
+   constants where it is called. */
 #define AMPI_FINISH(name, V)                                                                        \
-    AMPI_##V##_TARGET AMPI_FN void name(const ampi_finish* f, size_t rows, size_t columns,          \
-                                        const float* t, size_t ldt) {                               \
+    AMPI_##V##_TARGET AMPI_INLINE void name##_as(amp_dtype type, int with, const ampi_finish* f, size_t rows, \
+                                                 size_t columns, const float* t, size_t ldt) {      \
         const AMPI_##V##_T alpha = AMPI_##V##_SPREAD(f->alpha), beta = AMPI_##V##_SPREAD(f->beta);  \
+        const size_t ldc = f->ldc;                                                                  \
+        void* c = f->c;                                                                             \
         size_t i, j;                                                                                \
         for (i = 0; i < rows; i++)                                                                  \
             for (j = 0; j < columns; j += AMPI_##V##_LANES) {                                       \
                 const size_t rest = columns - j;                                                    \
                 AMPI_##V##_T v = AMPI_##V##_MUL(alpha, AMPI_##V##_LOAD(t + i * ldt + j)), x;        \
-                if (f->add) {                                                                       \
+                if (with) {                                                                         \
                     x = AMPI_##V##_READ(f->add, f->add_dtype, i * f->ld_add + (f->spread ? 0 : j),  \
                                         f->spread ? 1 : rest);                                      \
                     if (f->spread) x = AMPI_##V##_FIRST(x);                                         \
                     v = AMPI_##V##_FMA(beta, x, v);                                                 \
                 }                                                                                   \
-                AMPI_##V##_WRITE(f->c, f->c_dtype, i * f->ldc + j, rest, v);                        \
+                AMPI_##V##_WRITE(c, type, i * ldc + j, rest, v);                                    \
             }                                                                                       \
+    }                                                                                               \
+    AMPI_##V##_TARGET AMPI_FN void name(const ampi_finish* f, size_t rows, size_t columns,          \
+                                        const float* t, size_t ldt) {                               \
+        if (f->add) name##_as(f->c_dtype, 1, f, rows, columns, t, ldt);                             \
+        else if (f->c_dtype == AMP_F32) name##_as(AMP_F32, 0, f, rows, columns, t, ldt);            \
+        else if (f->c_dtype == AMP_F16) name##_as(AMP_F16, 0, f, rows, columns, t, ldt);            \
+        else name##_as(AMP_BF16, 0, f, rows, columns, t, ldt);                                      \
         ampi_clear_upper();                                                                         \
     }
 
@@ -3140,14 +3150,21 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_read16_avx512(const void* src, amp_d
 #define AMPI_V16_WRITE ampi_write16_avx512
 #define AMPI_V16_FIRST(v) _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), v)
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
-    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
     const __m512i u = _mm512_castps_si512(AMPI_V16_CLEAN(v));
-    const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, u, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
-    if (t == AMP_F32) _mm512_mask_storeu_epi32((float*)dst + i, mask, u);
-    else _mm256_mask_storeu_epi16((uint16_t*)dst + i, mask,
-        t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, _mm512_castsi512_ps(u), 0)
-                     : _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, _mm512_maskz_srli_epi32(AMPI_V16_ALL, up, 16)));
+    __m256i h;
+    if (t == AMP_F32) {
+        if (rest >= 16) _mm512_storeu_si512((float*)dst + i, u);
+        else _mm512_mask_storeu_epi32((float*)dst + i, AMPI_V16_MASK(rest), u);
+        return;
+    }
+    if (t == AMP_F16) h = _mm512_maskz_cvtps_ph(AMPI_V16_ALL, _mm512_castsi512_ps(u), 0);
+    else {
+        const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, u, 16), _mm512_set1_epi32(1));
+        const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+        h = _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, _mm512_maskz_srli_epi32(AMPI_V16_ALL, up, 16));
+    }
+    if (rest >= 16) _mm256_storeu_si256((__m256i*)(void*)((uint16_t*)dst + i), h);
+    else _mm256_mask_storeu_epi16((uint16_t*)dst + i, AMPI_V16_MASK(rest), h);
 }
 
 AMPI_FINISH(ampi_finish_avx512, V16)
@@ -4828,6 +4845,7 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     if (room >= p.floats) {
         float* memory = ampi_align64(exec->workspace);
         p.slots = ampi_min_size(p.slots, room / p.floats);
+        if (p.slots == 1) { ampi_gemm_slot(&g, s, &p, 0, memory); return; }    /* a region costs, even for one thread */
         if (ampi_gemm_shares(s, &p)) { ampi_gemm_together(&g, s, &p, memory); return; }
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++)
