@@ -3715,10 +3715,11 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 /* --- operands ---------------------------------------------------------------------------- */
 
 /* Largest blocks, the k that is still one of them, and the k of one where C is a few panels high or one wide, so that
-   both panels stay in the first-level cache; how many panels are few; floats of scratch memory on the stack, for a
+   both panels stay in the first-level cache; how many panels are few, and how many where only that spares packing B,
+   because its rows are longer than so many floats; floats of scratch memory on the stack, for a
    staged image, and between rows. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
-       AMPI_GEMM_FEW = 4, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
+       AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_LONG = 10, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -4120,9 +4121,9 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
 }
 
-/* Tiles of at most mc x nc; more of them if that keeps all threads busy. */
+/* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
-                                         size_t nc, size_t kc) {
+                                         size_t nc, size_t kc, size_t few) {
     ampi_gemm_plan p, q;
     size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
     memset(&p, 0, sizeof p);
@@ -4134,7 +4135,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
             ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i);
             if (ampi_gemm_cost(&q, g, threads) < ampi_gemm_cost(&p, g, threads)) p = q;
         }
-    p.few = p.mc <= AMPI_GEMM_FEW * g->mr;
+    p.few = p.mc <= few * g->mr;
     if (p.few || p.nc <= 2 * g->lanes) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
     blocks = ampi_div_up(k, kc);
     p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
@@ -4321,13 +4322,19 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     return s->a.along_k && first % 64 == 0 && s->a.ld % 32 == 0 && s->a.ld % 512 != 0 && b->kc % (2 * AMPI_WORDS) == 0
            && b->k0 + b->kc <= s->a.length && b->nc >= 256;
 }
+/* Is B what it reads, were it only nearer: F32, its runs along n? */
+AMPI_FN int ampi_b_is_plain(const ampi_product* s) { return !s->b.along_k && !s->b.image && s->b.dtype == AMP_F32; }
+/* Floats of a block of B that the second-level cache keeps though they lie scattered: AMD's processors with AVX-512 have
+   1 MB, Intel's 2. */
+AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE << (amp_cpu_isa() == AMP_ISA_AVX512_BF16 ? 8 : 9); }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
-   panels. If many panels of A come by, theirs should be two cache lines wide and not far apart, and if very many, rows
-   should begin with a cache line. */
+   panels. If many panels of A come by, theirs should be two cache lines wide and not far apart, all be kept by the
+   second-level cache, and if very many, rows should begin with a cache line. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     size_t nr = 2 * g->lanes, rest = b->nc % nr;
-    if (s->b.along_k || s->b.image || s->b.dtype != AMP_F32) return 0;
-    if (!b->few && (nr < 32 || s->b.ld > 512 || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
+    if (!ampi_b_is_plain(s)) return 0;
+    if (!b->few && (nr < 32 || s->b.ld > AMPI_GEMM_LONG || b->kc * b->nc > ampi_gemm_near()
+                    || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
     return rest == g->lanes ? b->nc : b->nc - rest;
 }
 
@@ -4424,12 +4431,13 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
     g->finish(&f, rows, columns, t, ldt);
 }
 
+AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
 /* Sums += panel q of A * the panel of B from column j. */
 AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                               size_t j, ampi_micro* u) {
     size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), columns = ampi_min_size(b->nc - j, 2 * g->lanes);
     size_t i;
-    float out[32 * 32];
+    float room[32 * 32 + 16], *out = ampi_align64(room);
     u->old = u->t = b->t + low * b->ldt + j;
     u->ldt = b->ldt;
     if (b->direct) {
@@ -4634,7 +4642,6 @@ AMPI_FN void ampi_gemm_together(const ampi_gemm_isa* g, const ampi_product* s, c
         }
 }
 
-AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
 /* Floats that an exec's workspace has room for, once it is aligned. */
 AMPI_FN size_t ampi_room(const amp_exec* exec) {
     size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
@@ -4821,14 +4828,27 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
         return ampi_gemm_isa_pairs();
     return ampi_gemm_isa_now();
 }
+/* How operands lie: at least one has to be packed; or both are read where they are, so that a narrow tile costs nothing,
+   and its part of B stays in the second-level cache; or B could be, but its rows are long. */
+enum { AMPI_GEMM_PACKED, AMPI_GEMM_LIES, AMPI_GEMM_LIES_FAR };
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
    B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int lies) {
     const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
-    const size_t nc = narrow ? AMPI_GEMM_NC / 2 : AMPI_GEMM_NC;
+    const size_t nc = narrow || lies == AMPI_GEMM_LIES ? AMPI_GEMM_NC / 2 : AMPI_GEMM_NC;
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
-    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc);
+    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc,
+                             lies == AMPI_GEMM_LIES_FAR ? AMPI_GEMM_FEW_LONG : AMPI_GEMM_FEW);
+}
+/* The plan for a product's operands. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
+    int lies = AMPI_GEMM_PACKED;
+    if (ampi_b_is_plain(s)) {
+        if (s->b.ld > AMPI_GEMM_LONG) lies = AMPI_GEMM_LIES_FAR;
+        else if (g->lanes == 16 && ampi_a_in_place(s)) lies = AMPI_GEMM_LIES;
+    }
+    return ampi_gemm_plan_full(g, s->m, s->n, s->k, lies);
 }
 
 /* Computes a checked product, in the workspace if it holds at least one slot. */
@@ -4841,7 +4861,7 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
     s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
     if (s->swap) s->k += s->k & 1u;
-    p = ampi_gemm_plan_full(&g, s->m, s->n, s->k);
+    p = ampi_gemm_plan_for(&g, s);
     if (room >= p.floats) {
         float* memory = ampi_align64(exec->workspace);
         p.slots = ampi_min_size(p.slots, room / p.floats);
@@ -4851,8 +4871,8 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
         for (slot = 0; slot < (int64_t)p.slots; slot++)
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
     } else {
-        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32)
-                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64);
+        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, AMPI_GEMM_FEW)
+                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, AMPI_GEMM_FEW);
         p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
@@ -4906,12 +4926,15 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     ampi_gemm_isa g;
     ampi_gemm_plan p;
-    size_t elements, floats;
+    size_t elements, floats = 0;
+    int lies;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
     g = ampi_gemm_isa_now();
-    p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u));
-    floats = ampi_max_size(p.slots, 1) * p.floats;
+    for (lies = AMPI_GEMM_PACKED; lies <= AMPI_GEMM_LIES_FAR; lies++) {
+        p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u), lies);
+        floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
+    }
     return ampi_max_size(floats * sizeof(float), ampi_amx_workspace(m, n, k)) + 128;
 }
 
