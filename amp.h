@@ -3725,6 +3725,12 @@ AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
 
+/* Is the second-level cache small (1 MB), and the third one fast? So it is in AMD's processors with AVX-512; Intel's have
+   2 MB and more, and a slower third one. */
+AMPI_FN int ampi_leans_on_l3(void) { return amp_cpu_isa() == AMP_ISA_AVX512_BF16; }
+/* Floats of a block of B that the second-level cache keeps though they lie scattered. */
+AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE * AMPI_GEMM_NC / (ampi_leans_on_l3() ? 2 : 1); }
+
 /* The places of an image operand. Run r = (c, a, b) of channel and kernel position, position p = (n, i, j)
    of image, row and column: the element at y = (i*mul_h + base_h + a*step_h) / div_h and x likewise, and 0
    where y or x is outside the image or not a whole number. With mul = stride, base = -pad, step = dilation,
@@ -3858,7 +3864,7 @@ typedef struct ampi_stage {
     size_t phase, pitch;                          /* floats of one column class, of one staged row */
     int64_t low_h, low_w, span_h;                 /* smallest kernel offset, and their number of rows */
     size_t pieces;
-    ampi_piece piece[AMPI_GEMM_NC];
+    ampi_piece piece[2 * AMPI_GEMM_NC];
 } ampi_stage;
 
 AMPI_FN int64_t ampi_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -3884,7 +3890,7 @@ AMPI_FN int ampi_stage_pieces(ampi_stage* t, size_t p, size_t next, size_t at, s
         while (j < end) {
             size_t to = (p - t->p) % cut, count = ampi_min_size(cut - to, end - j);
             ampi_piece* piece = &t->piece[t->pieces];
-            if (t->pieces++ == AMPI_GEMM_NC) return 0;
+            if (t->pieces++ == 2 * AMPI_GEMM_NC) return 0;
             piece->from = (uint32_t)(at * t->pitch + j);
             piece->to = (uint16_t)to;
             piece->count = (uint16_t)count;
@@ -4324,9 +4330,6 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
 }
 /* Is B what it reads, were it only nearer: F32, its runs along n? */
 AMPI_FN int ampi_b_is_plain(const ampi_product* s) { return !s->b.along_k && !s->b.image && s->b.dtype == AMP_F32; }
-/* Floats of a block of B that the second-level cache keeps though they lie scattered: AMD's processors with AVX-512 have
-   1 MB, Intel's 2. */
-AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE << (amp_cpu_isa() == AMP_ISA_AVX512_BF16 ? 8 : 9); }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
    panels. If many panels of A come by, theirs should be two cache lines wide and not far apart, all be kept by the
    second-level cache, and if very many, rows should begin with a cache line. */
@@ -4833,12 +4836,16 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
 enum { AMPI_GEMM_PACKED, AMPI_GEMM_LIES, AMPI_GEMM_LIES_FAR };
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
-   B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). */
+   B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
+   flat block are twice as wide, since A is packed for each tile anew; of any block, and twice as high, where the third
+   level is fast enough for B. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int lies) {
     const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
-    const size_t nc = narrow || lies == AMPI_GEMM_LIES ? AMPI_GEMM_NC / 2 : AMPI_GEMM_NC;
+    const int large = g->lanes == 16 && !g->words && m > AMPI_GEMM_NC && ampi_leans_on_l3();
+    const int wide = large || (!g->words && m >= AMPI_GEMM_NC && k <= AMPI_GEMM_KC / 2);
+    const size_t nc = narrow || lies == AMPI_GEMM_LIES ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
-    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc,
+    return ampi_gemm_plan_of(g, m, n, k, large ? 2 * AMPI_GEMM_MC : AMPI_GEMM_MC, nc, kc,
                              lies == AMPI_GEMM_LIES_FAR ? AMPI_GEMM_FEW_LONG : AMPI_GEMM_FEW);
 }
 /* The plan for a product's operands. */
