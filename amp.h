@@ -351,7 +351,7 @@ AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t
                             float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                             const void* b, amp_dtype b_dtype, size_t ldb,
                             float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
-/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 4.2 MB for each
+/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 8 MB for each
    thread, less for small products. 0 if the size overflows. A dense layer's forward call is a product of
    (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
@@ -2875,14 +2875,14 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
    width = lanes, or 2*lanes if `two`; only the first `columns` are written, and `two` if columns > lanes.
    `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so every NaN becomes the
    one positive quiet NaN: which payload and sign an fma hands on differs between processors. What lies `ahead`
-   floats on from each b[k*bs] is fetched meanwhile. */
+   elements on from each b[k*bs] is fetched meanwhile. `widen`: b is F16, as it lies in memory. */
 typedef struct ampi_micro {
     const float* a; size_t rs, ks;
-    const float* b; size_t bs, ahead;
+    const void* b; size_t bs, ahead;
     const float* old; size_t ldo;
     float* t; size_t ldt;
     size_t k, columns;
-    int first, last, two, exact;
+    int first, last, two, exact, widen;
 } ampi_micro;
 
 /* What becomes of a panel of sums t: with v = alpha*t, v = beta*add + v where there is an `add`, and v rounded
@@ -2956,8 +2956,8 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO_K(V, ROWS, ks_, bs_) \
     {                                                                                               \
         const size_t at = (ks_);                                                                    \
-        b0 = AMPI_##V##_LOAD(b + (bs_));                                                            \
-        if (two) b1 = AMPI_##V##_LOAD(b + (bs_) + AMPI_##V##_LANES);                                \
+        b0 = AMPI_##V##_LOAD_B(b + (bs_));                                                          \
+        if (two) b1 = AMPI_##V##_LOAD_B(b + (bs_) + AMPI_##V##_LANES);                              \
         ROWS(AMPI_MICRO_STEP_AT, V)                                                                 \
     }
 #define AMPI_MICRO_ON(ks_, bs_) \
@@ -2984,11 +2984,12 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO(name, V, ROWS, two_)                                                             \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
         const int two = two_;                                                                       \
-        const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(float);          \
+        const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(AMPI_##V##_B);    \
         const size_t width = two ? 2 * AMPI_##V##_LANES : AMPI_##V##_LANES;                         \
         const size_t rest = u->columns + AMPI_##V##_LANES - width;                                  \
         const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
-        const float *p12 = p9 + 3 * rs, *b = u->b;                                                  \
+        const float* p12 = p9 + 3 * rs;                                                             \
+        const AMPI_##V##_B* b = (const AMPI_##V##_B*)u->b;                                          \
         size_t k;                                                                                   \
         AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO;                                                   \
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
@@ -3000,7 +3001,7 @@ typedef struct ampi_gemm_isa {
         }                                                                                           \
         for (; k > 0; k--) {                                                                        \
             AMPI_FETCH(b, ahead);                                                                   \
-            if (two && AMPI_##V##_LANES == 16) AMPI_FETCH(b, ahead + 64);                           \
+            if (two && AMPI_##V##_LANES * sizeof *b == 64) AMPI_FETCH(b, ahead + 64);               \
             AMPI_MICRO_K(V, ROWS, 0, 0)                                                             \
             AMPI_MICRO_ON(ks, bs)                                                                   \
         }                                                                                           \
@@ -3095,6 +3096,8 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_FOURS 0
 #define AMPI_V16_ZERO _mm512_setzero_ps()
 #define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
+#define AMPI_V16_B float
+#define AMPI_V16_LOAD_B(p) AMPI_V16_LOAD(p)
 #define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
 #define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
 #define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
@@ -3128,7 +3131,36 @@ AMPI_MICRO_PAIR(V16, 5) AMPI_MICRO_PAIR(V16, 6) AMPI_MICRO_PAIR(V16, 7) AMPI_MIC
 AMPI_MICRO_PAIR(V16, 9) AMPI_MICRO_PAIR(V16, 10) AMPI_MICRO_PAIR(V16, 11) AMPI_MICRO_PAIR(V16, 12)
 AMPI_MICRO_PAIR(V16, 13) AMPI_MICRO_PAIR(V16, 14)
 
+/* The same for B in F16, which it widens itself. */
+#define AMPI_W16_TARGET AMPI_TARGET_AVX512
+#define AMPI_W16_T __m512
+#define AMPI_W16_LANES AMPI_V16_LANES
+#define AMPI_W16_FOURS 0
+#define AMPI_W16_ZERO AMPI_V16_ZERO
+#define AMPI_W16_LOAD(p) AMPI_V16_LOAD(p)
+#define AMPI_W16_B uint16_t
+#define AMPI_W16_LOAD_B(p) AMPI_V16_F16(p)
+#define AMPI_W16_STORE(p, v) AMPI_V16_STORE(p, v)
+#define AMPI_W16_SPREAD(x) AMPI_V16_SPREAD(x)
+#define AMPI_W16_FMA(a, b, c) AMPI_V16_FMA(a, b, c)
+#define AMPI_W16_FMA_AT(c, b, p) AMPI_V16_FMA_AT(c, b, p)
+#define AMPI_W16_CLEAN(v) AMPI_V16_CLEAN(v)
+#define AMPI_W16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
+AMPI_MICRO_PAIR(W16, 1) AMPI_MICRO_PAIR(W16, 2) AMPI_MICRO_PAIR(W16, 3) AMPI_MICRO_PAIR(W16, 4)
+AMPI_MICRO_PAIR(W16, 5) AMPI_MICRO_PAIR(W16, 6) AMPI_MICRO_PAIR(W16, 7) AMPI_MICRO_PAIR(W16, 8)
+AMPI_MICRO_PAIR(W16, 9) AMPI_MICRO_PAIR(W16, 10) AMPI_MICRO_PAIR(W16, 11) AMPI_MICRO_PAIR(W16, 12)
+AMPI_MICRO_PAIR(W16, 13) AMPI_MICRO_PAIR(W16, 14)
+AMPI_FN void ampi_micro_widening(size_t rows, const ampi_micro* u) {
+    switch (rows) {
+        AMPI_MICRO_CASE(W16, 1) AMPI_MICRO_CASE(W16, 2) AMPI_MICRO_CASE(W16, 3) AMPI_MICRO_CASE(W16, 4)
+        AMPI_MICRO_CASE(W16, 5) AMPI_MICRO_CASE(W16, 6) AMPI_MICRO_CASE(W16, 7) AMPI_MICRO_CASE(W16, 8)
+        AMPI_MICRO_CASE(W16, 9) AMPI_MICRO_CASE(W16, 10) AMPI_MICRO_CASE(W16, 11) AMPI_MICRO_CASE(W16, 12)
+        AMPI_MICRO_CASE(W16, 13) AMPI_MICRO_CASE(W16, 14)
+        default: break;
+    }
+}
 AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
+    if (u->widen) { ampi_micro_widening(rows, u); return; }
     switch (rows) {
         AMPI_MICRO_CASE(V16, 1) AMPI_MICRO_CASE(V16, 2) AMPI_MICRO_CASE(V16, 3) AMPI_MICRO_CASE(V16, 4)
         AMPI_MICRO_CASE(V16, 5) AMPI_MICRO_CASE(V16, 6) AMPI_MICRO_CASE(V16, 7) AMPI_MICRO_CASE(V16, 8)
@@ -3204,6 +3236,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_FOURS 1
 #define AMPI_V8_ZERO _mm256_setzero_ps()
 #define AMPI_V8_LOAD(p) _mm256_loadu_ps(p)
+#define AMPI_V8_B float
+#define AMPI_V8_LOAD_B(p) AMPI_V8_LOAD(p)
 #define AMPI_V8_STORE(p, v) _mm256_storeu_ps(p, v)
 #define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
 #define AMPI_V8_ADD(a, b) _mm256_add_ps(a, b)
@@ -3315,6 +3349,8 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
 #define AMPI_V4_FOURS 0
 #define AMPI_V4_ZERO vdupq_n_f32(0.0f)
 #define AMPI_V4_LOAD(p) vld1q_f32(p)
+#define AMPI_V4_B float
+#define AMPI_V4_LOAD_B(p) AMPI_V4_LOAD(p)
 #define AMPI_V4_STORE(p, v) vst1q_f32(p, v)
 #define AMPI_V4_SPREAD(x) vdupq_n_f32(x)
 #define AMPI_V4_FMA(a, b, c) vfmaq_f32(c, a, b)
@@ -3379,7 +3415,7 @@ AMPI_FN void ampi_micro_plain(size_t rows, const ampi_micro* u) {
         for (j = 0; j < width; j++) sum[j] = u->first ? 0.0f : u->old[i * u->ldo + j];
         for (k = 0; k < u->k; k++) {
             float x = u->a[i * u->rs + k * u->ks];
-            const float* b = u->b + k * u->bs;
+            const float* b = (const float*)u->b + k * u->bs;
             if (u->exact) for (j = 0; j < width; j++) sum[j] += x * b[j];
             else for (j = 0; j < width; j++) sum[j] = ampi_fma(0, x, b[j], sum[j]);
         }
@@ -3506,6 +3542,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
 #define AMPI_B16_FOURS 0
 #define AMPI_B16_ZERO AMPI_V16_ZERO
 #define AMPI_B16_LOAD(p) AMPI_V16_LOAD(p)
+#define AMPI_B16_B float
+#define AMPI_B16_LOAD_B(p) AMPI_V16_LOAD(p)
 #define AMPI_B16_STORE(p, v) AMPI_V16_STORE(p, v)
 #define AMPI_B16_SPREAD(x) AMPI_V16_SPREAD(x)
 #define AMPI_B16_FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
@@ -3716,17 +3754,18 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 
 /* Largest blocks, the k that is still one of them, and the k of one where C is a few panels high or one wide, so that
    both panels stay in the first-level cache; how many panels are few, and how many where only that spares packing B,
-   because its rows are longer than so many floats; floats of scratch memory on the stack, for a
-   staged image, and between rows. */
+   because it is F16 or its rows are longer than so many floats; floats of scratch memory on the stack, for a staged
+   image, and between rows. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
-       AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_LONG = 10, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
+       AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
+       AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
 
-/* Is the second-level cache small (1 MB), and the third one fast? So it is in AMD's processors with AVX-512; Intel's have
-   2 MB and more, and a slower third one. */
+/* Is the second-level cache small (1 MB), and the third one fast? So it is in AMD's processors with AVX-512; Intel's
+   have 2 MB and more, and a slower third one. */
 AMPI_FN int ampi_leans_on_l3(void) { return amp_cpu_isa() == AMP_ISA_AVX512_BF16; }
 /* Floats of a block of B that the second-level cache keeps though they lie scattered. */
 AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE * AMPI_GEMM_NC / (ampi_leans_on_l3() ? 2 : 1); }
@@ -4127,9 +4166,10 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
 }
 
-/* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy. */
+/* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy. Blocks of kc,
+   or `slim` where a tile is one panel wide. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
-                                         size_t nc, size_t kc, size_t few) {
+                                         size_t nc, size_t kc, size_t slim, size_t few) {
     ampi_gemm_plan p, q;
     size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
     memset(&p, 0, sizeof p);
@@ -4142,7 +4182,8 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
             if (ampi_gemm_cost(&q, g, threads) < ampi_gemm_cost(&p, g, threads)) p = q;
         }
     p.few = p.mc <= few * g->mr;
-    if (p.few || p.nc <= 2 * g->lanes) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
+    if (p.nc <= 2 * g->lanes) kc = ampi_min_size(kc, slim);
+    if (p.few) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
     blocks = ampi_div_up(k, kc);
     p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
@@ -4328,15 +4369,17 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     return s->a.along_k && first % 64 == 0 && s->a.ld % 32 == 0 && s->a.ld % 512 != 0 && b->kc % (2 * AMPI_WORDS) == 0
            && b->k0 + b->kc <= s->a.length && b->nc >= 256;
 }
-/* Is B what it reads, were it only nearer: F32, its runs along n? */
-AMPI_FN int ampi_b_is_plain(const ampi_product* s) { return !s->b.along_k && !s->b.image && s->b.dtype == AMP_F32; }
-/* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
-   panels. If many panels of A come by, theirs should be two cache lines wide and not far apart, all be kept by the
-   second-level cache, and if very many, rows should begin with a cache line. */
+/* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? */
+AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
+    return !s->b.along_k && !s->b.image && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->lanes == 16));
+}
+/* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
+   come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
+   cache, and if very many, rows should begin with a cache line. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     size_t nr = 2 * g->lanes, rest = b->nc % nr;
-    if (!ampi_b_is_plain(s)) return 0;
-    if (!b->few && (nr < 32 || s->b.ld > AMPI_GEMM_LONG || b->kc * b->nc > ampi_gemm_near()
+    if (!ampi_b_is_plain(g, s)) return 0;
+    if (!b->few && (nr < 32 || s->b.dtype != AMP_F32 || s->b.ld > AMPI_GEMM_LONG || b->kc * b->nc > ampi_gemm_near()
                     || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
     return rest == g->lanes ? b->nc : b->nc - rest;
 }
@@ -4407,10 +4450,12 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, const
     u->bs = u->two ? nr : g->lanes;
     u->columns = b->direct ? columns : u->bs;
     u->ahead = 8 * u->bs;
+    u->widen = 0;
     if (j < b->packed) {
         u->ahead = b->few ? nr : 8 * s->b.ld;
         u->bs = s->b.ld;
-        u->b = (const float*)s->b.data + s->b.offset + b->k0 * u->bs + b->j0 + j;
+        u->b = (const char*)s->b.data + (s->b.offset + b->k0 * u->bs + b->j0 + j) * amp_dtype_size(s->b.dtype);
+        u->widen = s->b.dtype == AMP_F16;
         return;
     }
     u->b = b->b + (b->whole ? (j - b->packed) / nr * ampi_panel_stride(g, b->kc) : 0);
@@ -4831,31 +4876,32 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
         return ampi_gemm_isa_pairs();
     return ampi_gemm_isa_now();
 }
-/* How operands lie: at least one has to be packed; or both are read where they are, so that a narrow tile costs nothing,
-   and its part of B stays in the second-level cache; or B could be, but its rows are long. */
-enum { AMPI_GEMM_PACKED, AMPI_GEMM_LIES, AMPI_GEMM_LIES_FAR };
+/* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
+   the second-level cache. FAR: B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel
+   of it comes by once for a tile that is one panel wide, and may be deep. */
+enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4 };
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
    B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
-   flat block are twice as wide, since A is packed for each tile anew; of any block, and twice as high, where the third
-   level is fast enough for B. */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int lies) {
+   flat block are twice as wide, since A is packed for each tile anew; of any block where the third level is fast enough
+   for B. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how) {
     const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
-    const int large = g->lanes == 16 && !g->words && m > AMPI_GEMM_NC && ampi_leans_on_l3();
-    const int wide = large || (!g->words && m >= AMPI_GEMM_NC && k <= AMPI_GEMM_KC / 2);
-    const size_t nc = narrow || lies == AMPI_GEMM_LIES ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
+    const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3();
+    const int wide = !g->words && ((m >= AMPI_GEMM_NC && k <= AMPI_GEMM_KC / 2) || (m > AMPI_GEMM_NC && fast_l3));
+    const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
-    return ampi_gemm_plan_of(g, m, n, k, large ? 2 * AMPI_GEMM_MC : AMPI_GEMM_MC, nc, kc,
-                             lies == AMPI_GEMM_LIES_FAR ? AMPI_GEMM_FEW_LONG : AMPI_GEMM_FEW);
+    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : AMPI_GEMM_KC_THIN,
+                             how & AMPI_GEMM_FAR ? AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW);
 }
 /* The plan for a product's operands. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
-    int lies = AMPI_GEMM_PACKED;
-    if (ampi_b_is_plain(s)) {
-        if (s->b.ld > AMPI_GEMM_LONG) lies = AMPI_GEMM_LIES_FAR;
-        else if (g->lanes == 16 && ampi_a_in_place(s)) lies = AMPI_GEMM_LIES;
+    int how = s->a.along_k && !g->words ? AMPI_GEMM_A_ALONG : 0;
+    if (ampi_b_is_plain(g, s)) {
+        if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32) how |= AMPI_GEMM_FAR;
+        else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     }
-    return ampi_gemm_plan_full(g, s->m, s->n, s->k, lies);
+    return ampi_gemm_plan_full(g, s->m, s->n, s->k, how);
 }
 
 /* Computes a checked product, in the workspace if it holds at least one slot. */
@@ -4878,8 +4924,8 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
         for (slot = 0; slot < (int64_t)p.slots; slot++)
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
     } else {
-        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, AMPI_GEMM_FEW)
-                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, AMPI_GEMM_FEW);
+        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, AMPI_GEMM_FEW)
+                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, AMPI_GEMM_FEW);
         p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
@@ -4934,12 +4980,12 @@ AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     ampi_gemm_isa g;
     ampi_gemm_plan p;
     size_t elements, floats = 0;
-    int lies;
+    int how;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
     g = ampi_gemm_isa_now();
-    for (lies = AMPI_GEMM_PACKED; lies <= AMPI_GEMM_LIES_FAR; lies++) {
-        p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u), lies);
+    for (how = 0; how < 2 * AMPI_GEMM_A_ALONG; how++) {
+        p = ampi_gemm_plan_full(&g, m, n, k + (k & 1u), how);
         floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
     }
     return ampi_max_size(floats * sizeof(float), ampi_amx_workspace(m, n, k)) + 128;
