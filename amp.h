@@ -4452,7 +4452,7 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, const
     u->ahead = 8 * u->bs;
     u->widen = 0;
     if (j < b->packed) {
-        u->ahead = b->few ? nr : 8 * s->b.ld;
+        u->ahead = 8 * s->b.ld;
         u->bs = s->b.ld;
         u->b = (const char*)s->b.data + (s->b.offset + b->k0 * u->bs + b->j0 + j) * amp_dtype_size(s->b.dtype);
         u->widen = s->b.dtype == AMP_F16;
@@ -4504,7 +4504,8 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
 }
 
 /* Sums += A block * B block, which is packed if it is `whole`. With many rows one panel of A after the other; with few
-   rows the block of A is packed first, then one panel of B after the other. */
+   rows the block of A is packed first, then one panel of B after the other; where it is read in place, the next one is
+   fetched while the last panel of A comes by. */
 AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     size_t nr = 2 * g->lanes, j, q;
     ampi_micro u;
@@ -4521,6 +4522,7 @@ AMPI_FN void ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, cons
         ampi_turn_to_b(g, s, b, j, &u);
         for (q = 0; q < b->panels; q++) {
             ampi_turn_to_a(g, s, b, q, j == 0, &u);
+            if (j < b->packed) u.ahead = q + 1 == b->panels ? nr : 0;
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
