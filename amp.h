@@ -351,7 +351,7 @@ AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t
                             float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                             const void* b, amp_dtype b_dtype, size_t ldb,
                             float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
-/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 4.2 MB for each
+/* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 8 MB for each
    thread, less for small products. 0 if the size overflows. A dense layer's forward call is a product of
    (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
@@ -2880,14 +2880,14 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
    width = lanes, or 2*lanes if `two`; only the first `columns` are written, and `two` if columns > lanes.
    `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so every NaN becomes the
    one positive quiet NaN: which payload and sign an fma hands on differs between processors. What lies `ahead`
-   floats on from each b[k*bs] is fetched meanwhile. */
+   elements on from each b[k*bs] is fetched meanwhile. `widen`: b is F16, as it lies in memory. */
 typedef struct ampi_micro {
     const float* a; size_t rs, ks;
-    const float* b; size_t bs, ahead;
+    const void* b; size_t bs, ahead;
     const float* old; size_t ldo;
     float* t; size_t ldt;
     size_t k, columns;
-    int first, last, two, exact;
+    int first, last, two, exact, widen;
 } ampi_micro;
 
 /* What becomes of a panel of sums t: with v = alpha*t, v = beta*add + v where there is an `add`, and v rounded
@@ -2961,8 +2961,8 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO_K(V, ROWS, ks_, bs_) \
     {                                                                                               \
         const size_t at = (ks_);                                                                    \
-        b0 = AMPI_##V##_LOAD(b + (bs_));                                                            \
-        if (two) b1 = AMPI_##V##_LOAD(b + (bs_) + AMPI_##V##_LANES);                                \
+        b0 = AMPI_##V##_LOAD_B(b + (bs_));                                                          \
+        if (two) b1 = AMPI_##V##_LOAD_B(b + (bs_) + AMPI_##V##_LANES);                              \
         ROWS(AMPI_MICRO_STEP_AT, V)                                                                 \
     }
 #define AMPI_MICRO_ON(ks_, bs_) \
@@ -2989,11 +2989,12 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO(name, V, ROWS, two_)                                                             \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
         const int two = two_;                                                                       \
-        const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(float);          \
+        const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(AMPI_##V##_B);    \
         const size_t width = two ? 2 * AMPI_##V##_LANES : AMPI_##V##_LANES;                         \
         const size_t rest = u->columns + AMPI_##V##_LANES - width;                                  \
         const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
-        const float *p12 = p9 + 3 * rs, *b = u->b;                                                  \
+        const float* p12 = p9 + 3 * rs;                                                             \
+        const AMPI_##V##_B* b = (const AMPI_##V##_B*)u->b;                                          \
         size_t k;                                                                                   \
         AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO;                                                   \
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
@@ -3005,7 +3006,7 @@ typedef struct ampi_gemm_isa {
         }                                                                                           \
         for (; k > 0; k--) {                                                                        \
             AMPI_FETCH(b, ahead);                                                                   \
-            if (two && AMPI_##V##_LANES == 16) AMPI_FETCH(b, ahead + 64);                           \
+            if (two && AMPI_##V##_LANES * sizeof *b == 64) AMPI_FETCH(b, ahead + 64);               \
             AMPI_MICRO_K(V, ROWS, 0, 0)                                                             \
             AMPI_MICRO_ON(ks, bs)                                                                   \
         }                                                                                           \
@@ -3046,24 +3047,34 @@ typedef struct ampi_gemm_isa {
     }
 
 /* C from the sums t, which are read in full vectors. READ, WRITE: vectors of any type, or their first `rest`
-   elements; FIRST: the first element in all lanes. */
+   elements; FIRST: the first element in all lanes. `type` is C's, `with` tells whether there is something to add:
+   constants where it is called. */
 #define AMPI_FINISH(name, V)                                                                        \
-    AMPI_##V##_TARGET AMPI_FN void name(const ampi_finish* f, size_t rows, size_t columns,          \
-                                        const float* t, size_t ldt) {                               \
+    AMPI_##V##_TARGET AMPI_INLINE void name##_as(amp_dtype type, int with, const ampi_finish* f, size_t rows, \
+                                                 size_t columns, const float* t, size_t ldt) {      \
         const AMPI_##V##_T alpha = AMPI_##V##_SPREAD(f->alpha), beta = AMPI_##V##_SPREAD(f->beta);  \
+        const size_t ldc = f->ldc;                                                                  \
+        void* c = f->c;                                                                             \
         size_t i, j;                                                                                \
         for (i = 0; i < rows; i++)                                                                  \
             for (j = 0; j < columns; j += AMPI_##V##_LANES) {                                       \
                 const size_t rest = columns - j;                                                    \
                 AMPI_##V##_T v = AMPI_##V##_MUL(alpha, AMPI_##V##_LOAD(t + i * ldt + j)), x;        \
-                if (f->add) {                                                                       \
+                if (with) {                                                                         \
                     x = AMPI_##V##_READ(f->add, f->add_dtype, i * f->ld_add + (f->spread ? 0 : j),  \
                                         f->spread ? 1 : rest);                                      \
                     if (f->spread) x = AMPI_##V##_FIRST(x);                                         \
                     v = AMPI_##V##_FMA(beta, x, v);                                                 \
                 }                                                                                   \
-                AMPI_##V##_WRITE(f->c, f->c_dtype, i * f->ldc + j, rest, v);                        \
+                AMPI_##V##_WRITE(c, type, i * ldc + j, rest, v);                                    \
             }                                                                                       \
+    }                                                                                               \
+    AMPI_##V##_TARGET AMPI_FN void name(const ampi_finish* f, size_t rows, size_t columns,          \
+                                        const float* t, size_t ldt) {                               \
+        if (f->add) name##_as(f->c_dtype, 1, f, rows, columns, t, ldt);                             \
+        else if (f->c_dtype == AMP_F32) name##_as(AMP_F32, 0, f, rows, columns, t, ldt);            \
+        else if (f->c_dtype == AMP_F16) name##_as(AMP_F16, 0, f, rows, columns, t, ldt);            \
+        else name##_as(AMP_BF16, 0, f, rows, columns, t, ldt);                                      \
         ampi_clear_upper();                                                                         \
     }
 
@@ -3090,6 +3101,8 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_FOURS 0
 #define AMPI_V16_ZERO _mm512_setzero_ps()
 #define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
+#define AMPI_V16_B float
+#define AMPI_V16_LOAD_B(p) AMPI_V16_LOAD(p)
 #define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
 #define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
 #define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
@@ -3125,7 +3138,36 @@ AMPI_MICRO_PAIR(V16, 5) AMPI_MICRO_PAIR(V16, 6) AMPI_MICRO_PAIR(V16, 7) AMPI_MIC
 AMPI_MICRO_PAIR(V16, 9) AMPI_MICRO_PAIR(V16, 10) AMPI_MICRO_PAIR(V16, 11) AMPI_MICRO_PAIR(V16, 12)
 AMPI_MICRO_PAIR(V16, 13) AMPI_MICRO_PAIR(V16, 14)
 
+/* The same for B in F16, which it widens itself. */
+#define AMPI_W16_TARGET AMPI_TARGET_AVX512
+#define AMPI_W16_T __m512
+#define AMPI_W16_LANES AMPI_V16_LANES
+#define AMPI_W16_FOURS 0
+#define AMPI_W16_ZERO AMPI_V16_ZERO
+#define AMPI_W16_LOAD(p) AMPI_V16_LOAD(p)
+#define AMPI_W16_B uint16_t
+#define AMPI_W16_LOAD_B(p) AMPI_V16_F16(p)
+#define AMPI_W16_STORE(p, v) AMPI_V16_STORE(p, v)
+#define AMPI_W16_SPREAD(x) AMPI_V16_SPREAD(x)
+#define AMPI_W16_FMA(a, b, c) AMPI_V16_FMA(a, b, c)
+#define AMPI_W16_FMA_AT(c, b, p) AMPI_V16_FMA_AT(c, b, p)
+#define AMPI_W16_CLEAN(v) AMPI_V16_CLEAN(v)
+#define AMPI_W16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
+AMPI_MICRO_PAIR(W16, 1) AMPI_MICRO_PAIR(W16, 2) AMPI_MICRO_PAIR(W16, 3) AMPI_MICRO_PAIR(W16, 4)
+AMPI_MICRO_PAIR(W16, 5) AMPI_MICRO_PAIR(W16, 6) AMPI_MICRO_PAIR(W16, 7) AMPI_MICRO_PAIR(W16, 8)
+AMPI_MICRO_PAIR(W16, 9) AMPI_MICRO_PAIR(W16, 10) AMPI_MICRO_PAIR(W16, 11) AMPI_MICRO_PAIR(W16, 12)
+AMPI_MICRO_PAIR(W16, 13) AMPI_MICRO_PAIR(W16, 14)
+AMPI_FN void ampi_micro_widening(size_t rows, const ampi_micro* u) {
+    switch (rows) {
+        AMPI_MICRO_CASE(W16, 1) AMPI_MICRO_CASE(W16, 2) AMPI_MICRO_CASE(W16, 3) AMPI_MICRO_CASE(W16, 4)
+        AMPI_MICRO_CASE(W16, 5) AMPI_MICRO_CASE(W16, 6) AMPI_MICRO_CASE(W16, 7) AMPI_MICRO_CASE(W16, 8)
+        AMPI_MICRO_CASE(W16, 9) AMPI_MICRO_CASE(W16, 10) AMPI_MICRO_CASE(W16, 11) AMPI_MICRO_CASE(W16, 12)
+        AMPI_MICRO_CASE(W16, 13) AMPI_MICRO_CASE(W16, 14)
+        default: break;
+    }
+}
 AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
+    if (u->widen) { ampi_micro_widening(rows, u); return; }
     switch (rows) {
         AMPI_MICRO_CASE(V16, 1) AMPI_MICRO_CASE(V16, 2) AMPI_MICRO_CASE(V16, 3) AMPI_MICRO_CASE(V16, 4)
         AMPI_MICRO_CASE(V16, 5) AMPI_MICRO_CASE(V16, 6) AMPI_MICRO_CASE(V16, 7) AMPI_MICRO_CASE(V16, 8)
@@ -3153,12 +3195,17 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_upper16_avx512(__m512 v) {
     return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
-    const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
-    if (t == AMP_F32) _mm512_mask_storeu_ps((float*)dst + i, mask, AMPI_V16_CLEAN(v));
-    else _mm256_mask_storeu_epi16((uint16_t*)dst + i, mask,
-        t == AMP_F16 ? _mm512_maskz_cvtps_ph(AMPI_V16_ALL, AMPI_V16_CLEAN(v), 0)
-                     : _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL,
-                                                   _mm512_maskz_srli_epi32(AMPI_V16_ALL, ampi_upper16_avx512(v), 16)));
+    __m256i h;
+    if (t == AMP_F32) {
+        if (rest >= 16) _mm512_storeu_ps((float*)dst + i, AMPI_V16_CLEAN(v));
+        else _mm512_mask_storeu_ps((float*)dst + i, AMPI_V16_MASK(rest), AMPI_V16_CLEAN(v));
+        return;
+    }
+    if (t == AMP_F16) h = _mm512_maskz_cvtps_ph(AMPI_V16_ALL, AMPI_V16_CLEAN(v), 0);
+    else h = _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL,
+                                         _mm512_maskz_srli_epi32(AMPI_V16_ALL, ampi_upper16_avx512(v), 16));
+    if (rest >= 16) _mm256_storeu_si256((__m256i*)(void*)((uint16_t*)dst + i), h);
+    else _mm256_mask_storeu_epi16((uint16_t*)dst + i, AMPI_V16_MASK(rest), h);
 }
 
 AMPI_FINISH(ampi_finish_any_avx512, V16)
@@ -3219,6 +3266,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_FOURS 1
 #define AMPI_V8_ZERO _mm256_setzero_ps()
 #define AMPI_V8_LOAD(p) _mm256_loadu_ps(p)
+#define AMPI_V8_B float
+#define AMPI_V8_LOAD_B(p) AMPI_V8_LOAD(p)
 #define AMPI_V8_STORE(p, v) _mm256_storeu_ps(p, v)
 #define AMPI_V8_SPREAD(x) _mm256_set1_ps(x)
 #define AMPI_V8_ADD(a, b) _mm256_add_ps(a, b)
@@ -3332,6 +3381,8 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
 #define AMPI_V4_FOURS 0
 #define AMPI_V4_ZERO vdupq_n_f32(0.0f)
 #define AMPI_V4_LOAD(p) vld1q_f32(p)
+#define AMPI_V4_B float
+#define AMPI_V4_LOAD_B(p) AMPI_V4_LOAD(p)
 #define AMPI_V4_STORE(p, v) vst1q_f32(p, v)
 #define AMPI_V4_SPREAD(x) vdupq_n_f32(x)
 #define AMPI_V4_FMA(a, b, c) vfmaq_f32(c, a, b)
@@ -3396,7 +3447,7 @@ AMPI_FN void ampi_micro_plain(size_t rows, const ampi_micro* u) {
         for (j = 0; j < width; j++) sum[j] = u->first ? 0.0f : u->old[i * u->ldo + j];
         for (k = 0; k < u->k; k++) {
             float x = u->a[i * u->rs + k * u->ks];
-            const float* b = u->b + k * u->bs;
+            const float* b = (const float*)u->b + k * u->bs;
             if (u->exact) for (j = 0; j < width; j++) sum[j] += x * b[j];
             else for (j = 0; j < width; j++) sum[j] = ampi_fma(0, x, b[j], sum[j]);
         }
@@ -3540,6 +3591,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
 #define AMPI_B16_FOURS 0
 #define AMPI_B16_ZERO AMPI_V16_ZERO
 #define AMPI_B16_LOAD(p) AMPI_V16_LOAD(p)
+#define AMPI_B16_B float
+#define AMPI_B16_LOAD_B(p) AMPI_V16_LOAD(p)
 #define AMPI_B16_STORE(p, v) AMPI_V16_STORE(p, v)
 #define AMPI_B16_SPREAD(x) AMPI_V16_SPREAD(x)
 #define AMPI_B16_FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
@@ -3767,15 +3820,23 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 /* --- operands ---------------------------------------------------------------------------- */
 
 /* Largest blocks, the k that is still one of them, and the k of one where C is a few panels high or one wide, so that
-   both panels stay in the first-level cache; how many panels are few; floats of scratch memory on the stack, for a
-   staged image, and between rows. */
+   both panels stay in the first-level cache; how many panels are few, and how many where only that spares packing B,
+   because it is F16 or its rows are longer than so many floats; floats of scratch memory on the stack, for a staged
+   image, and between rows. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
-       AMPI_GEMM_FEW = 4, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
+       AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
+       AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
+
+/* Is the second-level cache small (1 MB), and the third one fast? So it is in AMD's processors with AVX-512; Intel's
+   have 2 MB and more, and a slower third one. */
+AMPI_FN int ampi_leans_on_l3(void) { return amp_cpu_isa() == AMP_ISA_AVX512_BF16; }
+/* Floats of a block of B that the second-level cache keeps though they lie scattered. */
+AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE * AMPI_GEMM_NC / (ampi_leans_on_l3() ? 2 : 1); }
 
 /* The places of an image operand. Run r = (c, a, b) of channel and kernel position, position p = (n, i, j)
    of image, row and column: the element at y = (i*mul_h + base_h + a*step_h) / div_h and x likewise, and 0
@@ -3910,7 +3971,7 @@ typedef struct ampi_stage {
     size_t phase, pitch;                          /* floats of one column class, of one staged row */
     int64_t low_h, low_w, span_h;                 /* smallest kernel offset, and their number of rows */
     size_t pieces;
-    ampi_piece piece[AMPI_GEMM_NC];
+    ampi_piece piece[2 * AMPI_GEMM_NC];
 } ampi_stage;
 
 AMPI_FN int64_t ampi_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -3936,7 +3997,7 @@ AMPI_FN int ampi_stage_pieces(ampi_stage* t, size_t p, size_t next, size_t at, s
         while (j < end) {
             size_t to = (p - t->p) % cut, count = ampi_min_size(cut - to, end - j);
             ampi_piece* piece = &t->piece[t->pieces];
-            if (t->pieces++ == AMPI_GEMM_NC) return 0;
+            if (t->pieces++ == 2 * AMPI_GEMM_NC) return 0;
             piece->from = (uint32_t)(at * t->pitch + j);
             piece->to = (uint16_t)to;
             piece->count = (uint16_t)count;
@@ -4173,10 +4234,10 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
 }
 
-/* Tiles of at most mc x nc; more of them if that keeps all threads busy. A panel of B takes half the room in words: where
-   C is one wide, its k is not cut. */
+/* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy. Blocks of kc,
+   or `slim` where a tile is one panel wide; but a panel of words takes half the room, and its k is not cut. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
-                                         size_t nc, size_t kc) {
+                                         size_t nc, size_t kc, size_t slim, size_t few) {
     ampi_gemm_plan p, q;
     size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
     memset(&p, 0, sizeof p);
@@ -4188,8 +4249,9 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
             ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i);
             if (ampi_gemm_cost(&q, g, threads) < ampi_gemm_cost(&p, g, threads)) p = q;
         }
-    p.few = p.mc <= AMPI_GEMM_FEW * g->mr;
-    if (p.few || (p.nc <= 2 * g->lanes && !g->words)) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
+    p.few = p.mc <= few * g->mr;
+    if (p.nc <= 2 * g->lanes && !g->words) kc = ampi_min_size(kc, slim);
+    if (p.few) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
     blocks = ampi_div_up(k, kc);
     p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
@@ -4385,13 +4447,18 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     return s->a.along_k && first % sizeof(float) == 0 && s->a.ld % 2 == 0 && s->a.ld % 2048 != 0
            && b->k0 + b->kc <= s->a.length;
 }
-/* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
-   panels. If many panels of A come by, theirs should be two cache lines wide and not far apart, and if very many, rows
-   should begin with a cache line. */
+/* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? */
+AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
+    return !s->b.along_k && !s->b.image && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->lanes == 16));
+}
+/* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
+   come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
+   cache, and if very many, rows should begin with a cache line. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     size_t nr = 2 * g->lanes, rest = b->nc % nr;
-    if (s->b.along_k || s->b.image || s->b.dtype != AMP_F32) return 0;
-    if (!b->few && (nr < 32 || s->b.ld > 512 || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
+    if (!ampi_b_is_plain(g, s)) return 0;
+    if (!b->few && (nr < 32 || s->b.dtype != AMP_F32 || s->b.ld > AMPI_GEMM_LONG || b->kc * b->nc > ampi_gemm_near()
+                    || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
     return rest == g->lanes ? b->nc : b->nc - rest;
 }
 
@@ -4471,10 +4538,12 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_
     u->bs = u->two ? nr : g->lanes;
     u->columns = b->direct ? columns : u->bs;
     u->ahead = 8 * u->bs;
+    u->widen = 0;
     if (j < b->packed) {
-        u->ahead = b->few ? nr : 8 * s->b.ld;
+        u->ahead = 8 * s->b.ld;
         u->bs = s->b.ld;
-        u->b = (const float*)s->b.data + s->b.offset + b->k0 * u->bs + b->j0 + j;
+        u->b = (const char*)s->b.data + (s->b.offset + b->k0 * u->bs + b->j0 + j) * amp_dtype_size(s->b.dtype);
+        u->widen = s->b.dtype == AMP_F16;
         return;
     }
     u->b = b->b + (b->whole ? (j - b->packed) / nr * ampi_panel_stride(g, b->kc) : 0);
@@ -4498,12 +4567,13 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
     g->finish(&f, rows, columns, t, ldt);
 }
 
+AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
 /* Sums += panel q of A * the panel of B from column j. */
 AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                               size_t j, ampi_micro* u) {
     size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), columns = ampi_min_size(b->nc - j, 2 * g->lanes);
     size_t i;
-    float out[32 * 32];
+    float room[32 * 32 + 16], *out = ampi_align64(room);
     u->old = u->t = b->t + low * b->ldt + j;
     u->ldt = b->ldt;
     if (b->direct) {
@@ -4531,8 +4601,9 @@ AMPI_FN void ampi_block_turn(const ampi_gemm_isa* g, const ampi_product* s, ampi
     if (b->few) ampi_turn_to_b(g, s, b, j, u);
 }
 /* Sums += A block * B block, which is packed if it is `whole`. With many rows one panel of A after the other; with few
-   rows the block of A is packed first, then one panel of B after the other. The kernels that it ends with: as soon as
-   the words packed have something subnormal, the rest is done without them. */
+   rows the block of A is packed first, then one panel of B after the other; where it is read in place, the next one is
+   fetched while the last panel of A comes by. The kernels that it ends with: as soon as the words packed have something
+   subnormal, the rest is done without them. */
 AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
     size_t nr = 2 * g->lanes, j, q;
     ampi_micro u;
@@ -4552,6 +4623,7 @@ AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_
         if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, 0, j, &u);
         for (q = 0; q < b->panels; q++) {
             ampi_turn_to_a(g, s, b, q, 0, &u);
+            if (j < b->packed) u.ahead = q + 1 == b->panels ? nr : 0;
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
@@ -4704,7 +4776,6 @@ AMPI_FN void ampi_gemm_together(const ampi_gemm_isa* g, const ampi_product* s, c
         }
 }
 
-AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
 /* Floats that an exec's workspace has room for, once it is aligned. */
 AMPI_FN size_t ampi_room(const amp_exec* exec) {
     size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
@@ -4891,14 +4962,32 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
         return ampi_gemm_isa_pairs();
     return ampi_gemm_isa_now();
 }
+/* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
+   the second-level cache. FAR: B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel
+   of it comes by once for a tile that is one panel wide, and may be deep. */
+enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4 };
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
-   B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
+   B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
+   flat block are twice as wide, since A is packed for each tile anew; of any block where the third level is fast enough
+   for B. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how) {
     const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
-    const size_t nc = narrow ? AMPI_GEMM_NC / 2 : AMPI_GEMM_NC;
+    const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3();
+    const int wide = !g->words && ((m >= AMPI_GEMM_NC && k <= AMPI_GEMM_KC / 2) || (m > AMPI_GEMM_NC && fast_l3));
+    const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
-    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc);
+    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN,
+                             how & AMPI_GEMM_FAR ? AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW);
+}
+/* The plan for a product's operands. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
+    int how = s->a.along_k && !g->words ? AMPI_GEMM_A_ALONG : 0;
+    if (ampi_b_is_plain(g, s)) {
+        if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32) how |= AMPI_GEMM_FAR;
+        else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
+    }
+    return ampi_gemm_plan_full(g, s->m, s->n, s->k, how);
 }
 
 /* Computes a checked product, in the workspace if it holds at least one slot. */
@@ -4911,17 +5000,18 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
     s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
     if (s->swap) s->k += s->k & 1u;
-    p = ampi_gemm_plan_full(&g, s->m, s->n, s->k);
+    p = ampi_gemm_plan_for(&g, s);
     if (room >= p.floats) {
         float* memory = ampi_align64(exec->workspace);
         p.slots = ampi_min_size(p.slots, room / p.floats);
+        if (p.slots == 1) { ampi_gemm_slot(&g, s, &p, 0, memory); return; }    /* a region costs, even for one thread */
         if (ampi_gemm_shares(s, &p)) { ampi_gemm_together(&g, s, &p, memory); return; }
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++)
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
     } else {
-        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32)
-                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64);
+        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, AMPI_GEMM_FEW)
+                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, AMPI_GEMM_FEW);
         p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
@@ -4972,10 +5062,15 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
     s->part = n ? n : 1;
 }
 
-/* Floats for all slots of a product's full plan. */
+/* Floats for all slots of a product's full plan, however its operands lie. */
 AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k);
-    return ampi_max_size(p.slots, 1) * p.floats;
+    size_t floats = 0;
+    int how;
+    for (how = 0; how < 2 * AMPI_GEMM_A_ALONG; how++) {
+        const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k, how);
+        floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
+    }
+    return floats;
 }
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
     ampi_gemm_isa g, pairs;
