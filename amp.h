@@ -4164,8 +4164,8 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
 }
 
-/* Tiles of at most mc x nc; more of them if that keeps all threads busy. A panel of B takes half the room in words: where
-   C is one wide, its k is not cut. */
+/* Tiles of at most mc x nc; more of them if that keeps all threads busy. A panel of B takes half the room in words:
+   where C is one wide, its k is not cut. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
                                          size_t nc, size_t kc) {
     ampi_gemm_plan p, q;
