@@ -407,6 +407,8 @@ SPECIAL = {
         ("gemm", "f->c_dtype == AMP_BF16 && columns == 32 && !f->spread", "f->c_dtype == AMP_BF16 && columns > 16 && !f->spread"),
         ("gemm", "return g->staged ? ampi_round_up((k + 1) / 2, 4) : ampi_words(g, k);", "return (k + 1) / 2 - 1;"),
         ("gemm", "if (g->staged) room.words = 0;", ""),
+        ("gemm", "&& b->k0 + b->kc <= s->a.length;", ";"),
+        ("gemm", "first % sizeof(float) == 0 && s->a.ld % 2 == 0", "first % sizeof(float) == 0"),
         ("gemm", "g = ampi_gemm_block(g, s, &b); ", "ampi_gemm_block(g, s, &b); "),
         ("gemm", "b->least_a = ampi_min_unsigned(b->least_a, ampi_least_exponent(u->a, u->rs, rows, u->k));", ";"),
         ("gemm", "b->least_b = ampi_min_unsigned(b->least_b, least);", "(void)least;"),
