@@ -7184,6 +7184,19 @@ AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype d
 
 enum { AMPI_CONV_WIDE = 64 };                     /* pixels of an image that make a product of their own */
 
+/* Bytes for a product of words: its blocks of k may be a little deeper than FP32's. */
+AMPI_FN size_t ampi_words_workspace(size_t m, size_t n, size_t k) {
+    const ampi_gemm_isa g = ampi_gemm_isa_pairs();
+    const ampi_gemm_plan p = ampi_gemm_plan_full(&g, m, n, k + k % 2);
+    return p.slots * p.floats * sizeof(float) + 128;
+}
+/* Elements from one row of a group's turned weights (see ampi_conv2d_turn) to the next, not on the same cache sets,
+   and floats of all of them. */
+AMPI_FN size_t ampi_turned_ld(const ampi_conv2d* c) {
+    const size_t ld = ampi_round_up(c->og * c->taps, 32);
+    return ld % 512 == 0 ? ld + 32 : ld;
+}
+AMPI_FN size_t ampi_turned_floats(const ampi_conv2d* c) { return c->cg * ampi_turned_ld(c) / 2; }
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_conv2d c;
     size_t y, dw, dx, n;
@@ -7192,6 +7205,10 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
     dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
     dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
+    y = ampi_max_size(y, ampi_words_workspace(c.og, n * c.out_pixels, c.cg * c.taps));
+    dw = ampi_max_size(dw, ampi_words_workspace(c.og, c.cg * c.taps, n * c.out_pixels));
+    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps)
+                           + ampi_turned_floats(&c) * sizeof(float));
     y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
     y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
     if (c.taps == 1) {                            /* image by image */
@@ -7409,8 +7426,8 @@ AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
     return all;
 }
 /* Shall a convolution's product be one of words, unfolded? s: that of the first group; x and y are all of what is
-   unfolded, and the other operand. */
-AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny,
+   unfolded, and the other operand; more: floats of the workspace that it does not get. */
+AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
                               const amp_exec* exec) {
     ampi_product one = *s;
     ampi_gemm_isa g;
@@ -7421,17 +7438,66 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
     g = ampi_gemm_isa_for(&one);
     if (!g.words) return 0;
     p = ampi_gemm_plan_full(&g, one.m, one.n, one.k);
-    if (ampi_room(exec) < p.floats || s->m < 14
+    if (ampi_room(exec) < p.floats + more + 16 || s->m < 14
         || !ampi_words_stage_fits(&s->b, s->b.along_k ? p.kc : p.nc, s->b.along_k ? p.kc : 2 * g.lanes, AMPI_GEMM_STAGE))
         return 0;
     e = ampi_all_exponents((const uint16_t*)x, nx);
     f = e >= 1 ? ampi_all_exponents((const uint16_t*)y, ny) : 0;
     return f >= 1 && e + f >= 142;
 }
+
+/* Rows [first, first + rows) of the turned weights: row r is w[o][r][taps] for one o after the other, and zeros. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_rows(const ampi_conv2d* c, const uint16_t* w, size_t first, size_t rows,
+                                               uint16_t* dst) {
+    const size_t taps = c->taps, ld = ampi_turned_ld(c);
+    size_t o, r, i, o0;
+    for (o0 = 0; o0 < c->og; o0 += 32)            /* so many that reads and writes stay in the first-level cache */
+        for (r = first; r < first + rows; r++)
+            for (o = o0; o < c->og && o < o0 + 32; o++)
+                for (i = 0; i < taps; i += 32) {
+                    const __mmask32 m = ampi_inside_x32(0, (int64_t)(taps - i));
+                    _mm512_mask_storeu_epi16(dst + r * ld + o * taps + i, m,
+                                             _mm512_maskz_loadu_epi16(m, w + (o * c->cg + r) * taps + i));
+                }
+    for (r = first; r < first + rows; r++) memset(dst + r * ld + c->og * taps, 0, (ld - c->og * taps) * sizeof *dst);
+    ampi_clear_upper();
+}
+/* The input's gradient as products of words: A, which an image operand of planes would be, turned to a matrix first. */
+AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
+                                 amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+    ampi_image images[2];
+    ampi_product s;
+    amp_exec own;
+    uint16_t* turned;
+    size_t g;
+    int64_t block, blocks = (int64_t)ampi_div_up(c->cg, 32);
+    ampi_conv2d_dx(&s, images, c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
+    if (c->taps == 1 || !ampi_conv2d_words(&s, dy, c->y_count, w, c->w_count, ampi_turned_floats(c), exec)) return 0;
+    own = *exec;
+    turned = (uint16_t*)(void*)ampi_align64(exec->workspace);
+    own.workspace = turned + 2 * ampi_turned_floats(c);
+    own.workspace_size -= (size_t)((char*)own.workspace - (char*)exec->workspace);
+    for (g = 0; g < (size_t)c->s.groups; g++) {
+        AMPI_PARALLEL_FOR(blocks > 1)
+        for (block = 0; block < blocks; block++)
+            ampi_turn_rows(c, (const uint16_t*)w + g * c->og * c->cg * c->taps, (size_t)block * 32,
+                           ampi_min_size(c->cg - (size_t)block * 32, 32), turned);
+        ampi_conv2d_dx(&s, images, c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
+        s.a = ampi_matrix(turned, AMP_BF16, c->cg, s.k, ampi_turned_ld(c), 1);
+        s.normal = 1;
+        ampi_gemm_run(&s, &own);
+    }
+    return 1;
+}
 #else
-AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny,
+AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
+                                 amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+    (void)c; (void)dy; (void)dy_dtype; (void)w; (void)w_dtype; (void)dx; (void)dx_dtype; (void)exec;
+    return 0;
+}
+AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
                               const amp_exec* exec) {
-    (void)s; (void)x; (void)nx; (void)y; (void)ny; (void)exec;
+    (void)s; (void)x; (void)nx; (void)y; (void)ny; (void)more; (void)exec;
     return 0;
 }
 #endif
@@ -7512,7 +7578,7 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
                                              b_dtype, y, y_dtype);
     if (r == AMP_OK && x_dtype == AMP_BF16) {
         ampi_conv2d_y(&s, images, &c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
-        words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, exec);
+        words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, 0, exec);
     }
     if (r == AMP_OK && !words
         && (ampi_amx_conv_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
@@ -7539,7 +7605,8 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
-    if (dx && (ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+    if (dx && (ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
+            || ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
@@ -7548,7 +7615,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     }
     if (dw && x_dtype == AMP_BF16) {
         ampi_conv2d_dw(&s, images, &c, 0, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
-        words = ampi_conv2d_words(&s, x, c.x_count, dy, c.y_count, exec);
+        words = ampi_conv2d_words(&s, x, c.x_count, dy, c.y_count, 0, exec);
     }
     if (dw && !words && (ampi_amx_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
             || ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
