@@ -7425,8 +7425,14 @@ AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
     for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
     return all;
 }
-/* Shall a convolution's product be one of words, unfolded? s: that of the first group; x and y are all of what is
-   unfolded, and the other operand; more: floats of the workspace that it does not get. */
+/* Is it faster unfolded, as a product of words, than in a direct form? Unfolding has to feed enough rows, along k more
+   of them, and those of a large kernel too; and k should not be filled up to much more. */
+AMPI_FN int ampi_conv2d_words_pay(const ampi_gemm_isa* g, const ampi_product* s) {
+    size_t least = s->b.along_k ? 24 : s->b.image->kernel_h * s->b.image->kernel_w > 9 ? 32 : 16;
+    return s->m >= least && 2 * ampi_words(g, s->k) <= s->k + s->k / 2;
+}
+/* Shall a convolution's product be one of words? s: that of the first group; x and y are all of what is unfolded, and
+   the other operand; more: floats of the workspace that it does not get. */
 AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
                               const amp_exec* exec) {
     ampi_product one = *s;
@@ -7436,9 +7442,10 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
     one.normal = 1;
     one.k += s->k % 2;
     g = ampi_gemm_isa_for(&one);
-    if (!g.words) return 0;
+    if (!g.words || !ampi_conv2d_words_pay(&g, s) || (exec && exec->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums()))
+        return 0;
     p = ampi_gemm_plan_full(&g, one.m, one.n, one.k);
-    if (ampi_room(exec) < p.floats + more + 16 || s->m < 14
+    if (ampi_room(exec) < p.floats + more + 16
         || !ampi_words_stage_fits(&s->b, s->b.along_k ? p.kc : p.nc, s->b.along_k ? p.kc : 2 * g.lanes, AMPI_GEMM_STAGE))
         return 0;
     e = ampi_all_exponents((const uint16_t*)x, nx);
