@@ -4086,9 +4086,9 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_rows(uint16_t* dst, size_t n, const u
         const __mmask32 here = ampi_inside_x32(x, width), there = ampi_inside_x32(x + 32, width);
         const __mmask32 m = ampi_inside_x32(0, (int64_t)(n - j));
         for (r = 0; r < rows && mul <= 2; r++) {
-            __m512i v = _mm512_maskz_loadu_epi16(here, src + (int64_t)(r * lds) + x);
-            if (mul == 2) v = _mm512_permutex2var_epi16(v, even,
-                                                        _mm512_maskz_loadu_epi16(there, src + (int64_t)(r * lds) + x + 32));
+            const uint16_t* from = src + (int64_t)(r * lds) + x;
+            __m512i v = _mm512_maskz_loadu_epi16(here, from);
+            if (mul == 2) v = _mm512_permutex2var_epi16(v, even, _mm512_maskz_loadu_epi16(there, from + 32));
             _mm512_mask_storeu_epi16(dst + r * n + j, m, v);
         }
         for (r = 0; r < rows && mul > 2; r++)
@@ -4124,11 +4124,14 @@ AMPI_FN void ampi_words_fill(ampi_stage* t, size_t c) {
     if (c * g->kernel_h * g->kernel_w >= t->v->runs) { memset(dst, 0, t->size * sizeof *dst); return; }
     for (q = t->p, at = 0; q < t->p + t->n; q = next, at += rows) {
         const uint16_t* src = (const uint16_t*)t->v->data + t->v->offset + c * g->channel_stride;
+        int64_t y;
         rows = ampi_stage_slab(t, q, &image, &i, &next) + ampi_words_more(t);
+        y = (int64_t)i * g->mul_h + g->base_h + t->low_h;
+        src += image * g->image_stride;
         for (b = 0; b < g->kernel_w; b++)
             for (f = 0; f < classes; f++)
-                ampi_words_slab(g, src + image * g->image_stride, (int64_t)i * g->mul_h + g->base_h + t->low_h + (int64_t)f,
-                                rows, g->base_w + (int64_t)b * g->step_w, dst + ((b * classes + f) * t->rows + at) * g->cols);
+                ampi_words_slab(g, src, y + (int64_t)f, rows, g->base_w + (int64_t)b * g->step_w,
+                                dst + ((b * classes + f) * t->rows + at) * g->cols);
     }
 }
 
@@ -4142,7 +4145,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_piece(float* dst, size_t ldd, const u
     const __mmask16 m0 = ampi_first_x16(n), m1 = ampi_first_x16(n > 16 ? n - 16 : 0);
     size_t w;
     for (w = 0; w < words; w++, dst += ldd) {
-        __m512i x = _mm512_maskz_loadu_epi16(m, src + from[2 * w]), y = _mm512_maskz_loadu_epi16(m, src + from[2 * w + 1]);
+        const __m512i x = _mm512_maskz_loadu_epi16(m, src + from[2 * w]);
+        const __m512i y = _mm512_maskz_loadu_epi16(m, src + from[2 * w + 1]);
         _mm512_mask_storeu_epi32(dst, m0, _mm512_permutex2var_epi16(x, low, y));
         if (m1) _mm512_mask_storeu_epi32(dst + 16, m1, _mm512_permutex2var_epi16(x, high, y));
     }
@@ -4508,8 +4512,8 @@ AMPI_FN int ampi_a_in_place(const ampi_product* s) {
    a wide C. */
 AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
-    return s->a.along_k && !s->a.image && first % 64 == 0 && s->a.ld % 32 == 0 && s->a.ld % 512 != 0 && b->kc % (2 * AMPI_WORDS) == 0
-           && b->k0 + b->kc <= s->a.length && b->nc >= 256;
+    return s->a.along_k && !s->a.image && first % 64 == 0 && s->a.ld % 32 == 0 && s->a.ld % 512 != 0
+           && b->kc % (2 * AMPI_WORDS) == 0 && b->k0 + b->kc <= s->a.length && b->nc >= 256;
 }
 /* How many columns of B may it read where they are? Where B is F32 and its runs go along n, those of full
    panels. If many panels of A come by, theirs should be two cache lines wide and not far apart, and if very many, rows
@@ -7445,9 +7449,9 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
     if (!g.words || !ampi_conv2d_words_pay(&g, s) || (exec && exec->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums()))
         return 0;
     p = ampi_gemm_plan_full(&g, one.m, one.n, one.k);
-    if (ampi_room(exec) < p.floats + more + 16
-        || !ampi_words_stage_fits(&s->b, s->b.along_k ? p.kc : p.nc, s->b.along_k ? p.kc : 2 * g.lanes, AMPI_GEMM_STAGE))
-        return 0;
+    if (ampi_room(exec) < p.floats + more + 16) return 0;
+    if (s->b.along_k ? !ampi_words_stage_fits(&s->b, p.kc, p.kc, AMPI_GEMM_STAGE)
+                     : !ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes, AMPI_GEMM_STAGE)) return 0;
     e = ampi_all_exponents((const uint16_t*)x, nx);
     f = e >= 1 ? ampi_all_exponents((const uint16_t*)y, ny) : 0;
     return f >= 1 && e + f >= 142;
