@@ -3970,6 +3970,8 @@ typedef struct ampi_stage {
     size_t p, n, channel;                         /* positions covered; the channel that is staged now */
     size_t phase, pitch;                          /* floats of one column class, of one staged row */
     int64_t low_h, low_w, span_h;                 /* smallest kernel offset, and their number of rows */
+    size_t held[2], rows, size;                   /* words: channels here, a class's rows, elements of a channel */
+    uint32_t from[AMPI_GEMM_KC_ONE];              /* words: where the runs of two channels begin */
     size_t pieces;
     ampi_piece piece[2 * AMPI_GEMM_NC];
 } ampi_stage;
@@ -4143,6 +4145,156 @@ AMPI_FN void ampi_stage_rows(ampi_stage* t, size_t r0, size_t rn, size_t flip, f
     }
 }
 
+#if AMPI_X86
+/* --- staging for words: an image operand of BF16 -------------------------------------------- */
+
+/* As above, but in 16 bits, and two channels at a time, because a word may be of both; and once for each column
+   of the kernel: so rows have no margins, and what a run takes from one image are neighbours. A piece is a stretch
+   of positions inside one image. Of a channel there are, kernel column by kernel column, the rows y = 0 mod mul_h of
+   all images, then those 1 mod mul_h, and so on. */
+enum { AMPI_STAGE_TAPS = AMPI_GEMM_KC_ONE / 2 };
+
+/* Classes of rows that the kernel meets; rows of a class beyond those of the first kernel row. */
+AMPI_FN size_t ampi_words_classes(const ampi_stage* t) {
+    return (size_t)ampi_min_i64(t->v->image->mul_h, t->span_h);
+}
+AMPI_FN size_t ampi_words_more(const ampi_stage* t) { return (size_t)((t->span_h - 1) / t->v->image->mul_h); }
+
+/* Prepares positions [p, p+n), in panels of `cut`. */
+AMPI_FN void ampi_words_stage(ampi_stage* t, const ampi_operand* v, size_t p, size_t n, size_t cut) {
+    const ampi_image* g = v->image;
+    size_t image, i, next, q, at, taps = g->kernel_h * g->kernel_w;
+    t->v = v; t->p = p; t->n = ampi_min_size(n, v->length - p);
+    t->pieces = t->rows = 0;
+    t->held[0] = t->held[1] = (size_t)-1;
+    t->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
+    t->span_h = ((int64_t)g->kernel_h - 1) * ampi_abs_i64(g->step_h) + 1;
+    for (q = p; q < p + t->n; ) {
+        at = t->rows * g->cols + q % g->cols;
+        t->rows += ampi_stage_slab(t, q, &image, &i, &next) + ampi_words_more(t);
+        while (q < next) {
+            ampi_piece* piece = &t->piece[t->pieces++];
+            size_t to = (q - p) % cut, count = ampi_min_size(cut - to, next - q);
+            piece->from = (uint32_t)at; piece->to = (uint16_t)to; piece->count = (uint16_t)count;
+            q += count; at += count;
+        }
+    }
+    t->size = g->kernel_w * ampi_words_classes(t) * t->rows * g->cols;
+    for (i = 0; i < 2 * taps; i++) {
+        size_t a = (size_t)((int64_t)(i % taps / g->kernel_w) * g->step_h - t->low_h);
+        size_t row = (i % g->kernel_w * ampi_words_classes(t) + a % (size_t)g->mul_h) * t->rows + a / (size_t)g->mul_h;
+        t->from[i] = (uint32_t)(i / taps * t->size + row * g->cols);
+    }
+}
+/* Whether n positions in panels of `cut` always have room in so many floats. */
+AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t n, size_t cut, size_t room) {
+    const ampi_image* g = v->image;
+    size_t slabs = ampi_min_size(n, v->length) / (g->rows * g->cols) + 2, more, rows;
+    ampi_stage t;
+    t.v = v;
+    t.span_h = ((int64_t)g->kernel_h - 1) * ampi_abs_i64(g->step_h) + 1;
+    if (g->div_h != 1 || g->div_w != 1 || g->mul_h > 64 || g->mul_w > 64 || g->kernel_h * g->kernel_w > AMPI_STAGE_TAPS
+        || t.span_h > (int64_t)room || g->cols > room || n / cut + slabs + 1 > AMPI_GEMM_NC) return 0;
+    more = ampi_words_more(&t);
+    rows = (n / g->cols + (2 + more) * slabs) * ampi_words_classes(&t);
+    return rows <= room && rows * g->kernel_w <= room && rows * g->kernel_w * g->cols + 16 <= room;
+}
+
+/* Those of the 32 places from x on that lie in [0, width). */
+AMPI_FN __mmask32 ampi_inside_x32(int64_t x, int64_t width) {
+    const uint32_t low = x <= -32 ? 0 : x < 0 ? 0xffffffffu << -x : 0xffffffffu;
+    const uint32_t high = x >= width ? 0 : width - x < 32 ? (1u << (width - x)) - 1u : 0xffffffffu;
+    return low & high;
+}
+/* dst[r*n + j] = element x0 + j*mul of row r, j < n, or zero where it has none; rows lie lds apart. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_rows(uint16_t* dst, size_t n, const uint16_t* src, size_t lds, size_t rows,
+                                               int64_t width, int64_t x0, int64_t mul) {
+    const __m512i even = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32,
+                                          30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    size_t j, r, l;
+    for (j = 0; j < n; j += 32) {
+        const int64_t x = x0 + (int64_t)j * mul;
+        const __mmask32 here = ampi_inside_x32(x, width), there = ampi_inside_x32(x + 32, width);
+        const __mmask32 m = ampi_inside_x32(0, (int64_t)(n - j));
+        for (r = 0; r < rows && mul <= 2; r++) {
+            const uint16_t* from = src + (int64_t)(r * lds) + x;
+            __m512i v = _mm512_maskz_loadu_epi16(here, from);
+            if (mul == 2) v = _mm512_permutex2var_epi16(v, even, _mm512_maskz_loadu_epi16(there, from + 32));
+            _mm512_mask_storeu_epi16(dst + r * n + j, m, v);
+        }
+        for (r = 0; r < rows && mul > 2; r++)
+            for (l = j; l < n && l < j + 32; l++) {
+                int64_t at = x0 + (int64_t)l * mul;
+                dst[r * n + l] = at < 0 || at >= width ? 0 : src[(int64_t)(r * lds) + at];
+            }
+    }
+    ampi_clear_upper();
+}
+
+/* Rows of class f of one kernel column: `rows` of them, the first of which is row y of the plane at src. */
+AMPI_FN void ampi_words_slab(const ampi_image* g, const uint16_t* src, int64_t y, size_t rows, int64_t x0,
+                             uint16_t* dst) {
+    int64_t mul = g->mul_h, count = (int64_t)rows;
+    int64_t first = y >= 0 ? 0 : ampi_min_i64((mul - 1 - y) / mul, count);
+    int64_t last = y >= g->height ? first : ampi_min_i64((g->height - 1 - y) / mul + 1, count);
+    if (last < first) last = first;
+    memset(dst, 0, (size_t)first * g->cols * sizeof *dst);
+    memset(dst + (size_t)last * g->cols, 0, (size_t)(count - last) * g->cols * sizeof *dst);
+    if (first < last)
+        ampi_words_rows(dst + (size_t)first * g->cols, g->cols, src + (y + first * mul) * g->width,
+                        (size_t)(mul * g->width), (size_t)(last - first), g->width, x0, g->mul_w);
+}
+/* Brings channel c into `data`, zeros if there is none. */
+AMPI_FN void ampi_words_fill(ampi_stage* t, size_t c) {
+    const ampi_image* g = t->v->image;
+    const size_t classes = ampi_words_classes(t);
+    size_t image, i, next, q, at, rows, f, b;
+    uint16_t* dst = (uint16_t*)(void*)t->data + c % 2 * t->size;
+    if (t->held[c % 2] == c) return;
+    t->held[c % 2] = c;
+    if (c * g->kernel_h * g->kernel_w >= t->v->runs) { memset(dst, 0, t->size * sizeof *dst); return; }
+    for (q = t->p, at = 0; q < t->p + t->n; q = next, at += rows) {
+        const uint16_t* src = (const uint16_t*)t->v->data + t->v->offset + c * g->channel_stride;
+        int64_t y;
+        rows = ampi_stage_slab(t, q, &image, &i, &next) + ampi_words_more(t);
+        y = (int64_t)i * g->mul_h + g->base_h + t->low_h;
+        src += image * g->image_stride;
+        for (b = 0; b < g->kernel_w; b++)
+            for (f = 0; f < classes; f++)
+                ampi_words_slab(g, src, y + (int64_t)f, rows, g->base_w + (int64_t)b * g->step_w,
+                                dst + ((b * classes + f) * t->rows + at) * g->cols);
+    }
+}
+
+/* n columns of so many rows of words: row w from the elements from[2*w] and from[2*w + 1] on. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_piece(float* dst, size_t ldd, const uint16_t* src, const uint32_t* from,
+                                                size_t words, size_t n) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                         39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const __mmask32 m = ampi_inside_x32(0, (int64_t)n);
+    const __mmask16 m0 = ampi_first_x16(n), m1 = ampi_first_x16(n > 16 ? n - 16 : 0);
+    size_t w;
+    for (w = 0; w < words; w++, dst += ldd) {
+        const __m512i x = _mm512_maskz_loadu_epi16(m, src + from[2 * w]);
+        const __m512i y = _mm512_maskz_loadu_epi16(m, src + from[2 * w + 1]);
+        _mm512_mask_storeu_epi32(dst, m0, _mm512_permutex2var_epi16(x, low, y));
+        if (m1) _mm512_mask_storeu_epi32(dst + 16, m1, _mm512_permutex2var_epi16(x, high, y));
+    }
+    ampi_clear_upper();
+}
+/* Run r as a row along k: all pieces. What follows a piece is overwritten, up to 31 elements behind the last. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_run(const ampi_stage* t, size_t r, uint16_t* dst) {
+    const size_t taps = t->v->image->kernel_h * t->v->image->kernel_w;
+    const uint16_t* src = (const uint16_t*)(const void*)t->data + t->from[r % (2 * taps)];
+    size_t i, j;
+    for (i = 0; i < t->pieces; i++)
+        for (j = 0; j < t->piece[i].count; j += 32)
+            _mm512_storeu_si512(dst + t->piece[i].to + j, _mm512_loadu_si512(src + t->piece[i].from + j));
+    ampi_clear_upper();
+}
+#endif
+
 /* --- packing and tiles ------------------------------------------------------------------- */
 
 /* One product. swap: two BF16 operands, so k runs in the order 1,0,3,2,...; k is even then (padded with a
@@ -4150,7 +4302,7 @@ AMPI_FN void ampi_stage_rows(ampi_stage* t, size_t r0, size_t rn, size_t flip, f
 typedef struct ampi_product {
     size_t m, n, k;
     ampi_operand a, b;
-    int swap, exact;
+    int swap, exact, normal;           /* normal: nothing can be subnormal, so that images may be words too */
     float alpha, beta;
     void* c; amp_dtype c_dtype;
     size_t c_offset, ldc;              /* element (i, j) of C lies at */
@@ -4399,13 +4551,72 @@ AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s
     return least;
 }
 
+/* The same of an image operand. Across k: pairs of runs, interleaved; */
+AMPI_FN void ampi_words_b_across(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
+                                 size_t nc, size_t k0, size_t kc, float* b) {
+    const size_t taps = s->b.image->kernel_h * s->b.image->kernel_w, nr = 2 * g->lanes;
+    const size_t stride = ampi_panel_stride(g, kc), last = (nc - 1) / nr * nr, words = ampi_words(g, kc);
+    size_t k, next, i, j;
+    ampi_words_stage(stage, &s->b, j0, nc, nr);
+    for (j = 0; j < nc; j += nr) {
+        size_t width = nc - j > g->lanes ? nr : g->lanes, first = (nc - j) % g->lanes && j == last ? 0 : kc / 2;
+        memset(b + j / nr * stride + first * width, 0, (words - first) * width * sizeof *b);
+    }
+    for (k = k0; k < k0 + kc; k = next) {
+        size_t c = k / (2 * taps) * 2;
+        float* panel = b;
+        next = ampi_min_size(k0 + kc, (c + 2) * taps);
+        ampi_words_fill(stage, c);
+        if (next > (c + 1) * taps) ampi_words_fill(stage, c + 1);
+        for (i = 0, j = 0; i < stage->pieces; i++) {
+            size_t width = nc - j > g->lanes ? nr : g->lanes, count = stage->piece[i].count, to = stage->piece[i].to;
+            ampi_words_piece(panel + (k - k0) / 2 * width + to, width,
+                             (const uint16_t*)(const void*)stage->data + stage->piece[i].from,
+                             stage->from + (k - c * taps), (next - k) / 2, count);
+            if (to + count == nr) { j += nr; panel += stride; }
+        }
+    }
+}
+/* along k: rows of words, transposed. */
+AMPI_FN void ampi_words_b_runs(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0, size_t nc,
+                               size_t k0, size_t kc, float* b, float* line) {
+    const size_t nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
+    const size_t lds = words + AMPI_GEMM_GAP, taps = s->b.image->kernel_h * s->b.image->kernel_w;
+    size_t j, i;
+    ampi_words_stage(stage, &s->b, k0, kc, kc);
+    for (j = 0; j < nc; j += g->lanes) {
+        size_t width = nc - j / nr * nr > g->lanes ? nr : g->lanes, here = ampi_min_size(nc - j, g->lanes);
+        if (here < g->lanes) memset(line, 0, g->lanes * lds * sizeof *line);
+        for (i = 0; i < here; i++) {
+            uint16_t* row = (uint16_t*)(void*)(line + i * lds);
+            ampi_words_fill(stage, (j0 + j + i) / taps);
+            ampi_words_run(stage, j0 + j + i, row);
+            memset(row + stage->n, 0, (2 * words - stage->n) * sizeof *row);
+        }
+        g->transpose(b + j / nr * stride + j % nr, width, line, lds, words, 0);
+    }
+}
+/* Row i of op(A), whole planes, as words. */
+AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t k0, size_t n, size_t words, float* dst) {
+    const ampi_image* g = v->image;
+    const uint16_t* src = (const uint16_t*)v->data + v->offset + i * g->channel_stride;
+    uint16_t* to = (uint16_t*)(void*)dst;
+    size_t plane = g->rows * g->cols, k, count;
+    for (k = k0; k < k0 + n; k += count, to += count) {
+        count = ampi_min_size(plane - k % plane, k0 + n - k);
+        memcpy(to, src + k / plane * g->image_stride + k % plane, count * sizeof *to);
+    }
+    memset(to, 0, (2 * words - n) * sizeof *to);
+}
+
 /* `rows` rows of op(A) as words, row after row. */
 AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, size_t row, size_t rows, size_t k0,
                                size_t kc, float* a, size_t rs, float* line) {
     size_t bytes = amp_dtype_size(s->a.dtype), words = ampi_words(g, kc), i, w;
     size_t length = ampi_min_size(kc, s->a.length - k0);           /* of a run along k */
     const char* src = (const char*)s->a.data + s->a.offset * bytes;
-    for (i = 0; s->a.along_k && i < rows; i++)
+    for (i = 0; s->a.image && i < rows; i++) ampi_words_planes(&s->a, row + i, k0, length, words, a + i * rs);
+    for (i = 0; !s->a.image && s->a.along_k && i < rows; i++)
         ampi_words_along(a + i * rs, src + ((row + i) * s->a.ld + k0) * bytes, s->a.dtype, length, words);
     if (s->a.along_k) return;
     ampi_words_across(g, line, g->a_width, src + (k0 * s->a.ld + row) * bytes, s->a.dtype, s->a.ld,
@@ -4444,7 +4655,7 @@ AMPI_FN int ampi_a_in_place(const ampi_product* s) {
 /* The same for words: where pairs of BF16 neighbours are words already. */
 AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     uintptr_t first = (uintptr_t)((const uint16_t*)s->a.data + s->a.offset);
-    return s->a.along_k && first % sizeof(float) == 0 && s->a.ld % 2 == 0 && s->a.ld % 2048 != 0
+    return s->a.along_k && !s->a.image && first % sizeof(float) == 0 && s->a.ld % 2 == 0 && s->a.ld % 2048 != 0
            && b->k0 + b->kc <= s->a.length;
 }
 /* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? */
@@ -4522,7 +4733,10 @@ AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, ampi
                              size_t columns) {
 #if AMPI_X86
     if (g->words) {
-        unsigned least = ampi_pack_b_words(g, s, j, columns, b->k0, b->kc, b->b, b->line);
+        unsigned least = 512;                                 /* of images: it is known (s->normal) */
+        if (!s->b.image) least = ampi_pack_b_words(g, s, j, columns, b->k0, b->kc, b->b, b->line);
+        else if (s->b.along_k) ampi_words_b_runs(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line);
+        else ampi_words_b_across(g, s, b->stage, j, columns, b->k0, b->kc, b->b);
         b->least_b = ampi_min_unsigned(b->least_b, least);
         return;
     }
@@ -4958,7 +5172,7 @@ AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { 
 
 /* The kernels for a product: those for pairs if they keep the bits. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
-    if (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && !s->a.image && !s->b.image)
+    if (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && (s->normal || (!s->a.image && !s->b.image)))
         return ampi_gemm_isa_pairs();
     return ampi_gemm_isa_now();
 }
@@ -7158,6 +7372,19 @@ AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype d
 
 enum { AMPI_CONV_WIDE = 64 };                     /* pixels of an image that make a product of their own */
 
+/* Bytes for a product of words: its blocks of k may be a little deeper than FP32's. */
+AMPI_FN size_t ampi_words_workspace(size_t m, size_t n, size_t k) {
+    const ampi_gemm_isa g = ampi_gemm_isa_pairs();
+    const ampi_gemm_plan p = ampi_gemm_plan_full(&g, m, n, k + k % 2, 0);
+    return p.slots * p.floats * sizeof(float) + 128;
+}
+/* Elements from one row of a group's turned weights (see ampi_conv2d_turn) to the next, not on the same cache sets,
+   and floats of all of them. */
+AMPI_FN size_t ampi_turned_ld(const ampi_conv2d* c) {
+    const size_t ld = ampi_round_up(c->og * c->taps, 32);
+    return ld % 512 == 0 ? ld + 32 : ld;
+}
+AMPI_FN size_t ampi_turned_floats(const ampi_conv2d* c) { return c->cg * ampi_turned_ld(c) / 2; }
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_conv2d c;
     size_t y, dw, dx, n;
@@ -7166,6 +7393,10 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
     dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
     dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
+    y = ampi_max_size(y, ampi_words_workspace(c.og, n * c.out_pixels, c.cg * c.taps));
+    dw = ampi_max_size(dw, ampi_words_workspace(c.og, c.cg * c.taps, n * c.out_pixels));
+    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps)
+                           + ampi_turned_floats(&c) * sizeof(float));
     y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
     y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
     if (c.taps == 1) {                            /* image by image */
@@ -7368,6 +7599,105 @@ AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
     for (i = 0; i < slots; i++) ampi_conv2d_images(&one, images, (size_t)i, (size_t)slots, exec);
 }
 
+#if AMPI_PAIRS
+/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
+AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
+    unsigned least[64], all = 512;
+    size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
+    int64_t task, tasks = (int64_t)ampi_div_up(n, each);
+    AMPI_PARALLEL_FOR(tasks > 1)
+    for (task = 0; task < tasks; task++) {
+        size_t at = (size_t)task * each;
+        least[task] = ampi_least_exponent((const float*)(const void*)(p + at), 0, 1, ampi_min_size(n - at, each) / 2);
+    }
+    if (n % 2 && (p[n - 1] & 0x7fffu) != 0) all = (p[n - 1] & 0x7fffu) >> 7;
+    for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
+    return all;
+}
+/* Is it faster unfolded, as a product of words, than in a direct form? Unfolding has to feed enough rows, along k more
+   of them, and those of a large kernel too; and k should not be filled up to much more. */
+AMPI_FN int ampi_conv2d_words_pay(const ampi_gemm_isa* g, const ampi_product* s) {
+    size_t least = s->b.along_k ? 24 : s->b.image->kernel_h * s->b.image->kernel_w > 9 ? 32 : 16;
+    return s->m >= least && 2 * ampi_words(g, s->k) <= s->k + s->k / 2;
+}
+/* Shall a convolution's product be one of words? s: that of the first group; x and y are all of what is unfolded, and
+   the other operand; more: floats of the workspace that it does not get. */
+AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
+                              const amp_exec* exec) {
+    ampi_product one = *s;
+    ampi_gemm_isa g;
+    ampi_gemm_plan p;
+    unsigned e, f;
+    one.normal = 1;
+    one.k += s->k % 2;
+    g = ampi_gemm_isa_for(&one);
+    if (!g.words || !ampi_conv2d_words_pay(&g, s) || (exec && exec->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums()))
+        return 0;
+    p = ampi_gemm_plan_for(&g, &one);
+    if (ampi_room(exec) < p.floats + more + 16) return 0;
+    if (s->b.along_k ? !ampi_words_stage_fits(&s->b, p.kc, p.kc, AMPI_GEMM_STAGE)
+                     : !ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes, AMPI_GEMM_STAGE)) return 0;
+    e = ampi_all_exponents((const uint16_t*)x, nx);
+    f = e >= 1 ? ampi_all_exponents((const uint16_t*)y, ny) : 0;
+    return f >= 1 && e + f >= 142;
+}
+
+/* Rows [first, first + rows) of the turned weights: row r is w[o][r][taps] for one o after the other, and zeros. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_rows(const ampi_conv2d* c, const uint16_t* w, size_t first, size_t rows,
+                                               uint16_t* dst) {
+    const size_t taps = c->taps, ld = ampi_turned_ld(c);
+    size_t o, r, i, o0;
+    for (o0 = 0; o0 < c->og; o0 += 32)            /* so many that reads and writes stay in the first-level cache */
+        for (r = first; r < first + rows; r++)
+            for (o = o0; o < c->og && o < o0 + 32; o++)
+                for (i = 0; i < taps; i += 32) {
+                    const __mmask32 m = ampi_inside_x32(0, (int64_t)(taps - i));
+                    _mm512_mask_storeu_epi16(dst + r * ld + o * taps + i, m,
+                                             _mm512_maskz_loadu_epi16(m, w + (o * c->cg + r) * taps + i));
+                }
+    for (r = first; r < first + rows; r++) memset(dst + r * ld + c->og * taps, 0, (ld - c->og * taps) * sizeof *dst);
+    ampi_clear_upper();
+}
+/* The input's gradient as products of words: A, which an image operand of planes would be, turned to a matrix first. */
+AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
+                                 amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+    ampi_image images[2];
+    ampi_product s;
+    amp_exec own;
+    uint16_t* turned;
+    size_t g;
+    int64_t block, blocks = (int64_t)ampi_div_up(c->cg, 32);
+    ampi_conv2d_dx(&s, images, c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
+    if (c->taps == 1 || !ampi_conv2d_words(&s, dy, c->y_count, w, c->w_count, ampi_turned_floats(c), exec)) return 0;
+    own = *exec;
+    turned = (uint16_t*)(void*)ampi_align64(exec->workspace);
+    own.workspace = turned + 2 * ampi_turned_floats(c);
+    own.workspace_size -= (size_t)((char*)own.workspace - (char*)exec->workspace);
+    for (g = 0; g < (size_t)c->s.groups; g++) {
+        AMPI_PARALLEL_FOR(blocks > 1)
+        for (block = 0; block < blocks; block++)
+            ampi_turn_rows(c, (const uint16_t*)w + g * c->og * c->cg * c->taps, (size_t)block * 32,
+                           ampi_min_size(c->cg - (size_t)block * 32, 32), turned);
+        ampi_conv2d_dx(&s, images, c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
+        s.a = ampi_matrix(turned, AMP_BF16, c->cg, s.k, ampi_turned_ld(c), 1);
+        s.normal = 1;
+        ampi_gemm_run(&s, &own);
+    }
+    return 1;
+}
+#else
+AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
+                                 amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+    (void)c; (void)dy; (void)dy_dtype; (void)w; (void)w_dtype; (void)dx; (void)dx_dtype; (void)exec;
+    return 0;
+}
+AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
+                              const amp_exec* exec) {
+    (void)s; (void)x; (void)nx; (void)y; (void)ny; (void)more; (void)exec;
+    return 0;
+}
+#endif
+
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db,
@@ -7439,15 +7769,21 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     ampi_image images[2];
     ampi_product s;
     size_t g;
+    int words = 0;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
-    if (r == AMP_OK
+    if (r == AMP_OK && x_dtype == AMP_BF16) {
+        ampi_conv2d_y(&s, images, &c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
+        words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, 0, exec);
+    }
+    if (r == AMP_OK && !words
         && (ampi_amx_conv_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
             || ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
             || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
         return AMP_OK;
     for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_y(&s, images, &c, g, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
+        s.normal = words;
         ampi_conv2d_run(&s, exec);
     }
     return r;
@@ -7461,21 +7797,28 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     ampi_image images[2];
     ampi_product s;
     size_t g;
+    int words = 0;
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
-    if (dx && (ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+    if (dx && (ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
+            || ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
         ampi_conv2d_run(&s, exec);
     }
-    if (dw && (ampi_amx_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
+    if (dw && x_dtype == AMP_BF16) {
+        ampi_conv2d_dw(&s, images, &c, 0, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
+        words = ampi_conv2d_words(&s, x, c.x_count, dy, c.y_count, 0, exec);
+    }
+    if (dw && !words && (ampi_amx_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
             || ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
             || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
     for (g = 0; dw && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
+        s.normal = words;
         ampi_conv2d_run(&s, exec);
     }
     if (db) ampi_conv2d_db(&c, dy, dy_dtype, db, db_dtype, accumulate);

@@ -344,6 +344,44 @@ static void test_zeros_and_nans(void) {
         }
 }
 
+/* BF16 with enough rows for products of words: tails, odd channels and pixels, several tiles and blocks, strides,
+   dilation, groups. Scaled, so that nothing is subnormal, or an operand is, or a product. */
+static void test_words(void) {
+    static const int Z[][14] = {
+        { 2, 7, 9, 8, 33, 3, 3, 1, 1, 1, 1, 1, 1, 1 },   { 3, 25, 7, 7, 26, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+        { 2, 19, 9, 12, 35, 3, 3, 2, 2, 1, 1, 1, 1, 1 }, { 2, 17, 11, 10, 32, 2, 4, 3, 3, 2, 1, 1, 2, 1 },
+        { 1, 33, 9, 9, 40, 1, 1, 2, 2, 0, 0, 1, 1, 1 },  { 3, 48, 5, 5, 48, 1, 1, 1, 1, 0, 0, 1, 1, 1 },
+        { 2, 34, 8, 9, 64, 3, 3, 1, 1, 2, 2, 2, 2, 2 },  { 1, 18, 4, 90, 24, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+        { 1, 16, 5, 70, 33, 3, 2, 2, 2, 1, 1, 3, 1, 1 }, { 1, 110, 6, 6, 30, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+        { 1, 16, 30, 30, 33, 2, 2, 1, 1, 1, 1, 1, 1, 1 }, { 2, 24, 9, 8, 40, 5, 5, 1, 2, 2, 2, 1, 1, 1 } };
+    static const int scale[4][2] = { { 0, 0 }, { -130, 60 }, { 60, -130 }, { -67, -67 } };
+    const size_t shapes = sizeof Z / sizeof Z[0];
+    size_t i, j, q, r;
+    for (i = 0; i < shapes; i++)
+        for (j = 0; j < (i < 3 ? 4u : 2u); j++) {
+            const int* z = Z[i];
+            const int* power = scale[i < 3 ? j : j == 0 ? 0 : 1 + i % 3];
+            conv v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
+                              AMP_BF16, AMP_BF16, i % 2 ? AMP_BF16 : AMP_F32, NULL);
+            for (q = 0; q < 3; q++) {
+                tensor* t = q == 0 ? &v.x : q == 1 ? &v.dy : &v.w;
+                for (r = 0; r < t->count; r++) t->value[r] = ldexpf(t->value[r], power[q > 0]);
+                tensor_restore(t);
+                amp_convert(t->value, AMP_F32, tensor_at(t), t->dtype, t->count);
+            }
+            for (r = 0; r < v.b.count; r++) v.b.value[r] = ldexpf(v.b.value[r], power[0] + power[1]);
+            tensor_restore(&v.b);
+            amp_convert(v.b.value, AMP_F32, tensor_at(&v.b), v.b.dtype, v.b.count);
+            reference_y(&v); reference_dw(&v); reference_dx(&v); reference_db(&v);
+            for (q = 0; q < 5; q++) {
+                if (amp_cpu_force_isa(ISAS[q]) != AMP_OK) continue;
+                conv_check(&v, 0, amp_conv2d_workspace(&v.s));
+            }
+            amp_cpu_force_isa(AMP_ISA_AUTO);
+            conv_free(&v);
+        }
+}
+
 /* Zeroed strides, dilations and groups mean 1. */
 static void test_defaults(void) {
     amp_conv2d_shape s = shape_of(2, 3, 6, 5, 4, 3, 2, 0, 0, 0, 0, 0, 0, 0), full = s;
@@ -397,7 +435,7 @@ static void test_direct_zeros(void) {
     size_t i, t;
     int isa, odd;
     without_reference = 1;
-    for (isa = 1; isa < 4; isa++) {               /* the scalar path has no direct forms */
+    for (isa = 1; isa < 5; isa++) {               /* the scalar path has no direct forms */
         if (amp_cpu_force_isa(ISAS[isa]) != AMP_OK) continue;
         for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
             for (t = 0; t < 3; t++)
@@ -630,6 +668,7 @@ int main(void) {
     TEST(test_random_convolutions);
     TEST(test_whole_numbers);
     TEST(test_zeros_and_nans);
+    TEST(test_words);
     TEST(test_defaults);
     TEST(test_direct_zeros);
     TEST(test_fast_sums);
