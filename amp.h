@@ -1886,7 +1886,7 @@ AMPI_FN int ampi_has_pairs(void) {
            && (a & (1u << 5)) != 0;                              /* AVX512_BF16 */
 }
 AMPI_FN int ampi_is_amd(void) {
-    unsigned a, b, c, d;
+    unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u;
 }
 AMPI_FN amp_isa ampi_best_isa(void) {
@@ -2298,7 +2298,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_upper_x16(__m512i u) {
 /* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_round_bf16_x16(__m512i u) {
     const __m512i one = _mm512_set1_epi32(1), rest = _mm512_set1_epi32(0x7ffe);
-    const __m512i less = _mm512_ternarylogic_epi32(_mm512_srli_epi32(u, 16), one, rest, 0x15);
+    const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, rest, 0x15);
     return _mm512_mask_or_epi32(_mm512_sub_epi32(u, less), ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_bf16_x16(__m512i u) {
@@ -10404,7 +10404,7 @@ typedef struct ampi_bn_stats { float mean[AMPI_LANES], invstd[AMPI_LANES]; } amp
 enum { AMPI_BN_PAIR = 2 };
 AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count, int typed,
                           const double* mean, int usual, double* acc) {
-    float tile[AMPI_BN_PAIR * AMPI_TILE];
+    float tile[(int)AMPI_BN_PAIR * (int)AMPI_TILE];
     size_t step, k;
     for (step = 0; step < p->steps; step++) {
         ampi_part v[AMPI_BN_PAIR];
@@ -10447,7 +10447,8 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* running, size_t c, float momentum, float
 AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t first, size_t count,
                            float* running_mean, float* running_var, float* save_mean, float* save_invstd,
                            ampi_bn_stats* stats) {
-    double means[AMPI_BN_PAIR * AMPI_LANES], all[AMPI_BN_PAIR * AMPI_LANES], values = (double)p->n * (double)p->spatial;
+    double means[(int)AMPI_BN_PAIR * (int)AMPI_LANES], all[(int)AMPI_BN_PAIR * (int)AMPI_LANES];
+    const double values = (double)p->n * (double)p->spatial;
     size_t l, k;
     ampi_bn_measure(p, x, xt, first, count, means, all);
     for (k = 0; k < count; k++, stats++) {
@@ -10576,7 +10577,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
     if (r != AMP_OK) return r;
     n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
-    pair = p.groups >= AMPI_BN_PAIR * ampi_threads() ? AMPI_BN_PAIR : 1;
+    pair = p.groups >= AMPI_BN_PAIR * ampi_threads() ? (int64_t)AMPI_BN_PAIR : 1;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.groups; i += pair) {
         float g[AMPI_LANES], b[AMPI_LANES];
@@ -10801,7 +10802,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_pair_x16(amp_dtype t, const 
     const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE), next = (rows - 1) * d * size;
     const size_t ahead = 4096 + (next < 4096 ? next : 0);     /* of the second row, if it begins within the page */
     const char *from = (const char*)x, *rest = from + first * size;
-    double kept[AMPI_LN_ROWS * AMPI_TILE];
+    double kept[(int)AMPI_LN_ROWS * (int)AMPI_TILE];
     ampi_wide a, b, mean_a, mean_b;
     a.low = a.high = b.low = b.high = _mm512_setzero_pd();
     AMPI_EACH_X16(ampi_sum_keep_rows_x16, t, first, &a, &b, from, next, ahead, kept);
