@@ -2868,7 +2868,8 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
    T keeps the exact FP32 partial sums between blocks, and each element of T belongs to one accumulator that
    sees k in ascending order. So neither mc, nc, kc nor the number of threads can change a bit.
    A convolution is the same product on other operands: an "image" operand computes its elements' places
-   (im2col) while it is packed, so the unfolded image never lies in memory.
+   (im2col) while it is packed, so the unfolded image never lies in memory. Where words (see there) pay, it is packed as
+   words; otherwise there are direct forms.
    Instructions that multiply pairs of 16-bit numbers take *words* instead of FP32 (see there): vdpbf16ps, whose
    sums are the same, and AMX, whose are not, so that it has to be asked for.
 
