@@ -10093,7 +10093,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
                                                                const ampi_pool_plan* p, size_t from, size_t to,       \
                                                                const void* dy, void* dx) {                            \
         static const size_t here[3] = { 0, 0, 0 };                                                                    \
-        float line[AMPI_POOL_RING + AMPI_LANES], own[AMPI_POOL_RING + AMPI_LANES];                                    \
+        float line[(int)AMPI_POOL_RING + (int)AMPI_LANES], own[(int)AMPI_POOL_RING + (int)AMPI_LANES];                \
         float* share = d->by_columns ? own : line;                                                                    \
         const int two = k ? k == 2 : p->sw == 2, tall = k == 2 ? 1 : k;                                               \
         const size_t places = (size_t)tall, *even = d->back[0], *odd = d->back[1];                                    \

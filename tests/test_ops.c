@@ -1306,7 +1306,7 @@ static void run_all(void) {
 int main(void) {
     unsigned long long first = 0;
     int isa;
-    for (isa = AMP_ISA_SCALAR; isa <= AMP_ISA_AVX512; isa++) {
+    for (isa = AMP_ISA_SCALAR; isa <= AMP_ISA_AVX512_BF16; isa++) {
         if (amp_cpu_force_isa((amp_isa)isa) != AMP_OK) continue;
         test_seed = 1;
         hash = 14695981039346656037ull;
