@@ -18,14 +18,13 @@ os.environ.update(GOMP_SPINCOUNT="10000", KMP_BLOCKTIME="1", OPENBLAS_THREAD_TIM
 HELD = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
                  "OPENBLAS_CORETYPE": "Haswell", "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"}}
 held = HELD.get(os.environ.get("AMP_ISA"), {})
+for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"): os.environ.pop(name, None)      # it chooses well by itself
 os.environ.update(held)
 
 def cpu(field):
     """What the system says of the first processor, "" if it says nothing."""
     if not os.path.exists("/proc/cpuinfo"): return ""
     return next((l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith(field)), "")
-# OpenBLAS takes an AMD processor of these days for one without AVX-512.
-if cpu("vendor_id") == "AuthenticAMD" and "avx512_bf16" in cpu("flags"): os.environ.setdefault("OPENBLAS_CORETYPE", "Cooperlake")
 SAMPLE, REST, ENOUGH = 0.01, 0.002, 0.5     # seconds: a sample, a pause before it, of one case and library
 HERE = os.path.dirname(os.path.abspath(__file__))
 
