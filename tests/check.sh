@@ -61,6 +61,15 @@ if have clang; then step "clang" again clang clang "-O2"; else skip "clang is no
 step "OpenMP" env OMP_NUM_THREADS=3 make -s test B=build/omp CC="$CC" CFLAGS="-O2 -fopenmp"
 step "contraction allowed (-std=gnu99 -ffp-contract=fast)" again gnu99 "$CC" "-std=gnu99 -O2 -ffp-contract=fast"
 for isa in scalar avx2; do step "AMP_ISA=$isa" env AMP_ISA=$isa make -s test CC="$CC"; done
+unit_in_c() { # the code for a matrix unit where there is none
+    for t in gemm conv; do
+        $CC -std=c99 -O2 -mfma -ffp-contract=off tests/test_$t.c tests/impl_amx.c -o $out/unit_$t -lm &&
+        AMP_ISA=avx512 $out/unit_$t || return 1
+    done
+}
+if grep -q avx512_bf16 /proc/cpuinfo 2> /dev/null && ! grep -q amx_bf16 /proc/cpuinfo; then
+    step "a matrix unit in plain C" unit_in_c
+else skip "a matrix unit in plain C: not without AVX-512, nor where there is one"; fi
 fast() { # the bits may differ, the rest must hold: conversions, checks for inf and NaN, training
     $CC -std=c99 -Ofast examples/own_loop.c -o $out/loop -lm && $out/loop || return 1
     for t in test_half test_scaler soak_training; do
