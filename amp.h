@@ -3023,6 +3023,21 @@ typedef struct ampi_gemm_isa {
     AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
 #define AMPI_MICRO_CASE(V, R) \
     case R: if (u->two) ampi_micro_##V##_##R##_2(u); else ampi_micro_##V##_##R##_1(u); break;
+/* All of up to 14 rows, and the choice among them. */
+#define AMPI_MICRO_14(V, name)                                                                       \
+    AMPI_MICRO_PAIR(V, 1) AMPI_MICRO_PAIR(V, 2) AMPI_MICRO_PAIR(V, 3) AMPI_MICRO_PAIR(V, 4)          \
+    AMPI_MICRO_PAIR(V, 5) AMPI_MICRO_PAIR(V, 6) AMPI_MICRO_PAIR(V, 7) AMPI_MICRO_PAIR(V, 8)          \
+    AMPI_MICRO_PAIR(V, 9) AMPI_MICRO_PAIR(V, 10) AMPI_MICRO_PAIR(V, 11) AMPI_MICRO_PAIR(V, 12)       \
+    AMPI_MICRO_PAIR(V, 13) AMPI_MICRO_PAIR(V, 14)                                                    \
+    AMPI_FN void name(size_t rows, const ampi_micro* u) {                                            \
+        switch (rows) {                                                                              \
+            AMPI_MICRO_CASE(V, 1) AMPI_MICRO_CASE(V, 2) AMPI_MICRO_CASE(V, 3) AMPI_MICRO_CASE(V, 4)  \
+            AMPI_MICRO_CASE(V, 5) AMPI_MICRO_CASE(V, 6) AMPI_MICRO_CASE(V, 7) AMPI_MICRO_CASE(V, 8)  \
+            AMPI_MICRO_CASE(V, 9) AMPI_MICRO_CASE(V, 10) AMPI_MICRO_CASE(V, 11)                      \
+            AMPI_MICRO_CASE(V, 12) AMPI_MICRO_CASE(V, 13) AMPI_MICRO_CASE(V, 14)                     \
+            default: break;                                                                          \
+        }                                                                                            \
+    }
 
 /* Widening loads, one block at a time; what follows a row is likely to be asked for next, a panel on. LOADn and
    TAILn: n full lanes, or the first `rest` lanes and zeros. */
@@ -3134,10 +3149,7 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_BF16(p) AMPI_V16_WIDEN(AMPI_V16_HALVES(p))
 #define AMPI_V16_BF16_TAIL(p, rest) AMPI_V16_WIDEN(_mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
 
-AMPI_MICRO_PAIR(V16, 1) AMPI_MICRO_PAIR(V16, 2) AMPI_MICRO_PAIR(V16, 3) AMPI_MICRO_PAIR(V16, 4)
-AMPI_MICRO_PAIR(V16, 5) AMPI_MICRO_PAIR(V16, 6) AMPI_MICRO_PAIR(V16, 7) AMPI_MICRO_PAIR(V16, 8)
-AMPI_MICRO_PAIR(V16, 9) AMPI_MICRO_PAIR(V16, 10) AMPI_MICRO_PAIR(V16, 11) AMPI_MICRO_PAIR(V16, 12)
-AMPI_MICRO_PAIR(V16, 13) AMPI_MICRO_PAIR(V16, 14)
+AMPI_MICRO_14(V16, ampi_micro_of_floats)
 
 /* The same for B in F16, which it widens itself. */
 #define AMPI_W16_TARGET AMPI_TARGET_AVX512
@@ -3154,28 +3166,10 @@ AMPI_MICRO_PAIR(V16, 13) AMPI_MICRO_PAIR(V16, 14)
 #define AMPI_W16_FMA_AT(c, b, p) AMPI_V16_FMA_AT(c, b, p)
 #define AMPI_W16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_W16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
-AMPI_MICRO_PAIR(W16, 1) AMPI_MICRO_PAIR(W16, 2) AMPI_MICRO_PAIR(W16, 3) AMPI_MICRO_PAIR(W16, 4)
-AMPI_MICRO_PAIR(W16, 5) AMPI_MICRO_PAIR(W16, 6) AMPI_MICRO_PAIR(W16, 7) AMPI_MICRO_PAIR(W16, 8)
-AMPI_MICRO_PAIR(W16, 9) AMPI_MICRO_PAIR(W16, 10) AMPI_MICRO_PAIR(W16, 11) AMPI_MICRO_PAIR(W16, 12)
-AMPI_MICRO_PAIR(W16, 13) AMPI_MICRO_PAIR(W16, 14)
-AMPI_FN void ampi_micro_widening(size_t rows, const ampi_micro* u) {
-    switch (rows) {
-        AMPI_MICRO_CASE(W16, 1) AMPI_MICRO_CASE(W16, 2) AMPI_MICRO_CASE(W16, 3) AMPI_MICRO_CASE(W16, 4)
-        AMPI_MICRO_CASE(W16, 5) AMPI_MICRO_CASE(W16, 6) AMPI_MICRO_CASE(W16, 7) AMPI_MICRO_CASE(W16, 8)
-        AMPI_MICRO_CASE(W16, 9) AMPI_MICRO_CASE(W16, 10) AMPI_MICRO_CASE(W16, 11) AMPI_MICRO_CASE(W16, 12)
-        AMPI_MICRO_CASE(W16, 13) AMPI_MICRO_CASE(W16, 14)
-        default: break;
-    }
-}
+AMPI_MICRO_14(W16, ampi_micro_widening)
 AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
-    if (u->widen) { ampi_micro_widening(rows, u); return; }
-    switch (rows) {
-        AMPI_MICRO_CASE(V16, 1) AMPI_MICRO_CASE(V16, 2) AMPI_MICRO_CASE(V16, 3) AMPI_MICRO_CASE(V16, 4)
-        AMPI_MICRO_CASE(V16, 5) AMPI_MICRO_CASE(V16, 6) AMPI_MICRO_CASE(V16, 7) AMPI_MICRO_CASE(V16, 8)
-        AMPI_MICRO_CASE(V16, 9) AMPI_MICRO_CASE(V16, 10) AMPI_MICRO_CASE(V16, 11) AMPI_MICRO_CASE(V16, 12)
-        AMPI_MICRO_CASE(V16, 13) AMPI_MICRO_CASE(V16, 14)
-        default: break;
-    }
+    if (u->widen) ampi_micro_widening(rows, u);
+    else ampi_micro_of_floats(rows, u);
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
 
@@ -3600,19 +3594,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
 #define AMPI_B16_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(B16, c, b, p)
 #define AMPI_B16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
-AMPI_MICRO_PAIR(B16, 1) AMPI_MICRO_PAIR(B16, 2) AMPI_MICRO_PAIR(B16, 3) AMPI_MICRO_PAIR(B16, 4)
-AMPI_MICRO_PAIR(B16, 5) AMPI_MICRO_PAIR(B16, 6) AMPI_MICRO_PAIR(B16, 7) AMPI_MICRO_PAIR(B16, 8)
-AMPI_MICRO_PAIR(B16, 9) AMPI_MICRO_PAIR(B16, 10) AMPI_MICRO_PAIR(B16, 11) AMPI_MICRO_PAIR(B16, 12)
-AMPI_MICRO_PAIR(B16, 13) AMPI_MICRO_PAIR(B16, 14)
-AMPI_FN void ampi_micro_pairs(size_t rows, const ampi_micro* u) {
-    switch (rows) {
-        AMPI_MICRO_CASE(B16, 1) AMPI_MICRO_CASE(B16, 2) AMPI_MICRO_CASE(B16, 3) AMPI_MICRO_CASE(B16, 4)
-        AMPI_MICRO_CASE(B16, 5) AMPI_MICRO_CASE(B16, 6) AMPI_MICRO_CASE(B16, 7) AMPI_MICRO_CASE(B16, 8)
-        AMPI_MICRO_CASE(B16, 9) AMPI_MICRO_CASE(B16, 10) AMPI_MICRO_CASE(B16, 11) AMPI_MICRO_CASE(B16, 12)
-        AMPI_MICRO_CASE(B16, 13) AMPI_MICRO_CASE(B16, 14)
-        default: break;
-    }
-}
+AMPI_MICRO_14(B16, ampi_micro_pairs)
 
 /* The smallest exponent field of what is not zero in rows of words; 512 if all is. A zero less one wraps. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
@@ -4552,7 +4534,7 @@ AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s
     return least;
 }
 
-/* The same of an image operand. Across k: pairs of runs, interleaved; */
+/* The same of an image operand whose runs go along n: pairs of runs, interleaved. */
 AMPI_FN void ampi_words_b_across(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
                                  size_t nc, size_t k0, size_t kc, float* b) {
     const size_t taps = s->b.image->kernel_h * s->b.image->kernel_w, nr = 2 * g->lanes;
@@ -4578,7 +4560,7 @@ AMPI_FN void ampi_words_b_across(const ampi_gemm_isa* g, const ampi_product* s, 
         }
     }
 }
-/* along k: rows of words, transposed. */
+/* Of one whose runs go along k: rows of words, transposed. */
 AMPI_FN void ampi_words_b_runs(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0, size_t nc,
                                size_t k0, size_t kc, float* b, float* line) {
     const size_t nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
