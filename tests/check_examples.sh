@@ -10,14 +10,14 @@ for e in train_small own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_sca
     [ -n "$($out/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }
 done
 rm -f build/demo.svg
-build/demo --steps 20 > build/demo.txt || exit 1
+build/demo --steps 20 > $out/demo.txt || exit 1
 grep -q '</svg>' build/demo.svg || { echo "the demo wrote no picture"; exit 1; }
-[ -z "$1" ] || build/demo "$1" --steps 20 > build/demo.txt || exit 1
+[ -z "$1" ] || build/demo "$1" --steps 20 > $out/demo.txt || exit 1
 refuses() { # one line on stderr, nothing on stdout, status not 0
-    build/demo "$@" > build/demo.out 2> build/demo.err && { echo "demo $* was accepted"; exit 1; }
-    [ "$(wc -l < build/demo.err)" -eq 1 ] || { echo "demo $*: not one line:"; cat build/demo.err; exit 1; }
+    build/demo "$@" > $out/demo.out 2> $out/demo.err && { echo "demo $* was accepted"; exit 1; }
+    [ "$(wc -l < $out/demo.err)" -eq 1 ] || { echo "demo $*: not one line:"; cat $out/demo.err; exit 1; }
 }
 refuses /no/such/directory
 refuses --no-such-option
-mkdir -p build/bad && printf 'short' > build/bad/train-images-idx3-ubyte && refuses build/bad
+mkdir -p $out/bad && printf 'short' > $out/bad/train-images-idx3-ubyte && refuses $out/bad
 exit 0

@@ -1,7 +1,8 @@
 """readme.py [--check]: writes the generated parts of README.md, between <!-- NAME --> and <!-- /NAME -->.
-program and diff come from examples/, demo, proof and bits from what `make demo`, `make check` and `make test-bits` wrote
-(build/demo.txt, build/proof.txt and build/bits/table.md; kept as they are when those files are not there), speed from the
-newest file under tests/bench/results. --check only compares program, diff and speed."""
+program and diff come from examples/, demo, proof and bits from what `make demo > build/demo.txt`, `make check` and
+`make test-bits` wrote (build/demo.txt, build/proof.txt and build/bits/table.md; kept as they are when those files are not
+there), speed from the newest file under tests/bench/results. --check only compares program, diff and speed, and that the
+demo shown is a whole one, with its verdict."""
 import difflib, glob, os, platform, re, subprocess, sys, datetime
 
 def read(path): return open(path, encoding="utf-8").read()
@@ -24,17 +25,24 @@ def printed(path):
     keep = [l.rstrip() for l in read(path).split("\n") if l.strip() and not re.match(r"^ *O\d +\d+/|^Picture|^\d+ passed", l)]
     return "```\n" + "\n".join(keep) + "\n```\n" + machine()
 
+VERDICT = "\nVerdict: as good as FP32"
 def table(path): return "\n" + read(path) if os.path.exists(path) else None
 
 TYPES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16", "f16-fast": "FP16, fast sums", "bf16-fast": "BF16, fast sums"}
 def speed_of(path):
-    """The short list of one file of results, a row for each case: against the fastest peer, on each number of threads."""
+    """The short list of one file of results, a row for each case: against the fastest peer, on each number of threads.
+    FP16 stands against the fastest in FP16 or FP32 where the unit is the same work in both."""
     head, rest = read(path).split("| what |", 1)
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in rest.split("\n\n")[0].strip().split("\n")[2:]]
     def cell(case, type, threads):
         here = [r for r in rows if r[:4] == case + [type, threads] and r[8] != "memcpy"]
-        ratios = [r[10] for r in here if r[10] != "-"]
-        return "%s (%s)" % (min(ratios, key=float) if ratios else "-", here[0][7]) if here else ""
+        if not here: return ""
+        unit, ours, share = here[0][4], float(here[0][5]), here[0][7]
+        others = [r for r in rows if type == "f16" and unit != "GB/s" and r[:4] == case + ["f32", threads]]
+        ratios = [float(r[10]) for r in here if r[10] != "-"]
+        for theirs in (float(r[9]) for r in others if r[10] != "-"):
+            ratios.append(theirs / ours if unit == "ms" else ours / theirs)
+        return "%s (%s)" % ("%.2f" % min(ratios) if ratios else "-", share)
     threads = list(dict.fromkeys(r[3] for r in rows))
     types = [t for t in TYPES if t in (r[2] for r in rows)]
     lines = ["| | shape | %s |" % " | ".join(TYPES[t] for t in types), "|---|---|" + "---|" * len(types)]
@@ -63,5 +71,6 @@ for name, content in parts.items():
     if content is None: continue
     text, n = re.subn(r"(<!-- %s -->\n).*?(<!-- /%s -->)" % (name, name), lambda m: m.group(1) + content + "\n" + m.group(2), text, flags=re.S)
     if n != 1: sys.exit("README.md has no place for '%s'" % name)
+if VERDICT not in text: sys.exit("README.md shows a demo without its verdict: make demo > build/demo.txt, and tests/readme.py")
 if "--check" in sys.argv: sys.exit("README.md is behind examples/ or tests/bench/results: run tests/readme.py" if text != before else 0)
 open("README.md", "w", encoding="utf-8").write(text)
