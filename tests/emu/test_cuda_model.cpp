@@ -484,6 +484,29 @@ static void test_graph_obeys() {
     amp_model_destroy(graph);
 }
 
+/* Three kinds of micro-batch in eight sizes are more steps than there are places for graphs: the rest run as ever. */
+static std::string train_all_sizes(int graph, long* replayed, long* late) {
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    d.accumulate = 3;
+    amp_model* m = make(d, build_plain, amp_cuda_backend(), graph);
+    if (!m) return std::string();
+    for (int n = 1; n <= 8; n++) run_steps(m, 6, n);
+    long before = emu_launch_count();
+    run_steps(m, 3, 1);
+    *replayed = emu_launch_count() - before;
+    run_steps(m, 3, 8);
+    *late = emu_launch_count() - before - *replayed;
+    std::string all = state_of(m);
+    amp_model_destroy(m);
+    return all;
+}
+static void test_more_steps_than_graphs() {
+    long replayed = 0, late = 0, eager = 0;
+    std::string graphs = train_all_sizes(1, &replayed, &late);
+    CHECK_MSG(!emulated || (replayed == 3 && late > 30), "%ld launches, %ld without a graph", replayed, late);
+    CHECK(graphs == train_all_sizes(0, &eager, &eager));
+}
+
 static void test_every_order_of_threads() {
     std::string first;
     for (int schedule = 0; schedule < 4; schedule++) {
@@ -771,6 +794,7 @@ int main() {
     TEST(test_batch_on_device);
     TEST(test_graph);
     TEST(test_graph_obeys);
+    TEST(test_more_steps_than_graphs);
     TEST(test_every_order_of_threads);
     TEST(test_checkpoints_travel);
     TEST(test_writing_parameters);
