@@ -209,8 +209,10 @@ static void conv_free(conv* v) {
     free(v->ry); free(v->rdx); free(v->rdw); free(v->rdb); free(v->rdw_added); free(v->rdb_added);
 }
 
+/* Forward and backward; without `accumulate` the gradients come from two calls, each with a workspace full of NaN. */
 static void conv_check(conv* v, int accumulate, size_t workspace) {
     unsigned char* memory = (unsigned char*)malloc(workspace + GUARD);
+    int part;
     amp_exec exec;
     size_t i, intact = 0;
     memset(&exec, 0, sizeof exec);
@@ -222,9 +224,14 @@ static void conv_check(conv* v, int accumulate, size_t workspace) {
     memset(tensor_at(&v->dx), 0xff, v->dx.count * amp_dtype_size(v->dx.dtype));
     CHECK(amp_conv2d_forward(&v->s, tensor_at(&v->x), v->x.dtype, tensor_at(&v->w), v->w.dtype, tensor_at(&v->b), v->b.dtype,
                              tensor_at(&v->y), v->y.dtype, workspace || whole_numbers ? &exec : NULL) == AMP_OK);
-    CHECK(amp_conv2d_backward(&v->s, tensor_at(&v->dy), v->dy.dtype, tensor_at(&v->x), v->x.dtype, tensor_at(&v->w),
-                              v->w.dtype, tensor_at(&v->dx), v->dx.dtype, tensor_at(&v->dw), v->dw.dtype,
-                              tensor_at(&v->db), v->db.dtype, accumulate, workspace || whole_numbers ? &exec : NULL) == AMP_OK);
+    for (part = 0; part < (accumulate ? 1 : 2); part++) {
+        int dx = accumulate || part == 0, dw = accumulate || part == 1;
+        memset(memory, FILL, workspace);
+        CHECK(amp_conv2d_backward(&v->s, tensor_at(&v->dy), v->dy.dtype, tensor_at(&v->x), v->x.dtype, tensor_at(&v->w),
+                                  v->w.dtype, dx ? tensor_at(&v->dx) : NULL, v->dx.dtype,
+                                  dw ? tensor_at(&v->dw) : NULL, v->dw.dtype, dw ? tensor_at(&v->db) : NULL, v->db.dtype,
+                                  accumulate, workspace || whole_numbers ? &exec : NULL) == AMP_OK);
+    }
     tensor_check(&v->y, v->ry, "y");
     tensor_check(&v->dx, v->rdx, "dx");
     tensor_check(&v->dw, accumulate ? v->rdw_added : v->rdw, "dw");
@@ -280,6 +287,7 @@ static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dt
         full = amp_conv2d_workspace(&v.s);
         CHECK(full > 0);
         conv_check(&v, 0, full);
+        conv_check(&v, 1, full);
         conv_check(&v, 1, full / 2 + 1);
         conv_check(&v, 0, 0);
     }
