@@ -348,6 +348,7 @@ static const struct { const char* header; int data; const char* piece; } hostile
     { CRCS("b", "a0d3767a", "c", "none"), 28, "" },
     { CRCS("b", "a0d3767a", "a", "928e11a3"), 28, "tensor 'a' is damaged: its CRC-32 is 928e10a3, the file says 928e11a3" },
     { CRCS("a", "928e10a3", "b", "a0d3767"), 28, "text 'amp.crc32.b' is not eight" },
+    { CRCS("0", "no tensor", "b", "a0d3767"), 28, "text 'amp.crc32.b' is not eight" },
     { CRCS("a", "928e10a3", "b", "a0d3767a0"), 28, "text 'amp.crc32.b' is not eight" },
     { CRCS("a", "928E10A3", "b", "a0d3767a"), 28, "text 'amp.crc32.a' is not eight" },
     /* syntax */
