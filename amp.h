@@ -3269,7 +3269,13 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
 #define AMPI_V8_DIV(a, b) _mm256_div_ps(a, b)
 #define AMPI_V8_MAX(a, b) _mm256_max_ps(a, b)
-#define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+/* The intrinsic lets gcc choose which operand it overwrites; with 12 accumulators in 16 registers it then keeps one of
+   them in memory, whose latency each turn waits for. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_fma_avx2(__m256 a, __m256 b, __m256 c) {
+    __asm__("vfmadd231ps {%2, %1, %0|%0, %1, %2}" : "+x"(c) : "x"(a), "x"(b));
+    return c;
+}
+#define AMPI_V8_FMA(a, b, c) ampi_fma_avx2(a, b, c)
 #define AMPI_V8_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V8, c, b, p)
 #define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
     _mm256_set1_epi32(0x7fffffff)), _mm256_set1_epi32(0x7f800000))
