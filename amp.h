@@ -4358,11 +4358,12 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
 
-/* Cuts C into tiles. */
+/* Cuts C into tiles. For one thread all but the last are whole panels, which costs it nothing. */
 AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, size_t n, size_t tiles_m,
-                           size_t tiles_n) {
+                           size_t tiles_n, size_t threads) {
     p->mc = tiles_m == 1 ? m : ampi_div_up(m, tiles_m);
-    p->nc = ampi_round_up(tiles_n == 1 ? n : ampi_div_up(n, tiles_n), g->lanes);
+    p->nc = tiles_n == 1 ? ampi_round_up(n, g->lanes)
+                         : ampi_round_up(ampi_div_up(n, tiles_n), threads > 1 ? g->lanes : 2 * g->lanes);
     p->tiles_m = ampi_div_up(m, p->mc);
     p->tiles_n = ampi_div_up(n, p->nc);
 }
@@ -4383,11 +4384,11 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
     size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
     memset(&p, 0, sizeof p);
     m = ampi_max_size(m, 1); n = ampi_max_size(n, 1); k = ampi_max_size(k, 1);
-    ampi_gemm_cut(&p, g, m, n, ampi_div_up(m, mc), ampi_div_up(n, nc));
+    ampi_gemm_cut(&p, g, m, n, ampi_div_up(m, mc), ampi_div_up(n, nc), threads);
     for (turns = 1, q = p; threads > 1 && turns <= 4; turns++)
         for (i = ampi_div_up(n, nc); i <= turns * threads && (i - 1) * g->lanes < n; i++) {
             size_t tiles_m = ampi_max_size(ampi_div_up(turns * threads, i), ampi_div_up(m, mc));
-            ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i);
+            ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i, threads);
             if (ampi_gemm_cost(&q, g, threads) < ampi_gemm_cost(&p, g, threads)) p = q;
         }
     p.few = p.mc <= few * g->mr;
@@ -5166,7 +5167,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
     return ampi_gemm_isa_now();
 }
 /* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
-   the second-level cache. FAR: B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel
+   the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel
    of it comes by once for a tile that is one panel wide, and may be deep. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4 };
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
@@ -5190,6 +5191,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
         if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32) how |= AMPI_GEMM_FAR;
         else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     }
+    if (g->lanes == 8 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     return ampi_gemm_plan_full(g, s->m, s->n, s->k, how);
 }
 
