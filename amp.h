@@ -2907,6 +2907,7 @@ typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
     size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
     int staged;                        /* words: what they cannot do is done in FP32, so that needs its room */
+    int widens;                        /* may B be F16? */
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
@@ -3035,6 +3036,17 @@ typedef struct ampi_gemm_isa {
             AMPI_MICRO_CASE(V, 5) AMPI_MICRO_CASE(V, 6) AMPI_MICRO_CASE(V, 7) AMPI_MICRO_CASE(V, 8)  \
             AMPI_MICRO_CASE(V, 9) AMPI_MICRO_CASE(V, 10) AMPI_MICRO_CASE(V, 11)                      \
             AMPI_MICRO_CASE(V, 12) AMPI_MICRO_CASE(V, 13) AMPI_MICRO_CASE(V, 14)                     \
+            default: break;                                                                          \
+        }                                                                                            \
+    }
+
+#define AMPI_MICRO_6(V, name)                                                                        \
+    AMPI_MICRO_PAIR(V, 1) AMPI_MICRO_PAIR(V, 2) AMPI_MICRO_PAIR(V, 3) AMPI_MICRO_PAIR(V, 4)          \
+    AMPI_MICRO_PAIR(V, 5) AMPI_MICRO_PAIR(V, 6)                                                      \
+    AMPI_FN void name(size_t rows, const ampi_micro* u) {                                            \
+        switch (rows) {                                                                              \
+            AMPI_MICRO_CASE(V, 1) AMPI_MICRO_CASE(V, 2) AMPI_MICRO_CASE(V, 3) AMPI_MICRO_CASE(V, 4)  \
+            AMPI_MICRO_CASE(V, 5) AMPI_MICRO_CASE(V, 6)                                              \
             default: break;                                                                          \
         }                                                                                            \
     }
@@ -3307,15 +3319,26 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_store_words_avx2(uint16_t* p, size_t n, _
 #define AMPI_V8_BF16_TAIL(p, rest) \
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(ampi_load_words_avx2(p, rest)), 16))
 
-AMPI_MICRO_PAIR(V8, 1) AMPI_MICRO_PAIR(V8, 2) AMPI_MICRO_PAIR(V8, 3)
-AMPI_MICRO_PAIR(V8, 4) AMPI_MICRO_PAIR(V8, 5) AMPI_MICRO_PAIR(V8, 6)
+AMPI_MICRO_6(V8, ampi_micro_of_floats_avx2)
 
+#define AMPI_W8_TARGET AMPI_TARGET_AVX2
+#define AMPI_W8_T __m256
+#define AMPI_W8_LANES AMPI_V8_LANES
+#define AMPI_W8_FOURS 0
+#define AMPI_W8_ZERO AMPI_V8_ZERO
+#define AMPI_W8_LOAD(p) AMPI_V8_LOAD(p)
+#define AMPI_W8_B uint16_t
+#define AMPI_W8_LOAD_B(p) AMPI_V8_F16(p)
+#define AMPI_W8_STORE(p, v) AMPI_V8_STORE(p, v)
+#define AMPI_W8_SPREAD(x) AMPI_V8_SPREAD(x)
+#define AMPI_W8_FMA(a, b, c) AMPI_V8_FMA(a, b, c)
+#define AMPI_W8_FMA_AT(c, b, p) AMPI_V8_FMA_AT(c, b, p)
+#define AMPI_W8_CLEAN(v) AMPI_V8_CLEAN(v)
+#define AMPI_W8_STORE_TAIL(p, v, rest) AMPI_V8_STORE_TAIL(p, v, rest)
+AMPI_MICRO_6(W8, ampi_micro_widening_avx2)
 AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
-    switch (rows) {
-        AMPI_MICRO_CASE(V8, 1) AMPI_MICRO_CASE(V8, 2) AMPI_MICRO_CASE(V8, 3)
-        AMPI_MICRO_CASE(V8, 4) AMPI_MICRO_CASE(V8, 5) AMPI_MICRO_CASE(V8, 6)
-        default: break;
-    }
+    if (u->widen) ampi_micro_widening_avx2(rows, u);
+    else ampi_micro_of_floats_avx2(rows, u);
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx2, V8)
 
@@ -3757,15 +3780,15 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
-    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, ampi_micro_plain, ampi_load_block_plain,
+    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
                        ampi_transpose_plain, NULL };
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
-        g.mr = 14; g.lanes = 16; g.a_width = 16;
+        g.mr = 14; g.lanes = 16; g.a_width = 16; g.widens = 1;
         g.micro = ampi_micro_avx512; g.load = ampi_load_block_avx512; g.transpose = ampi_transpose_avx512;
         g.finish = ampi_finish_avx512;
     } else if (ampi_simd() == AMP_ISA_AVX2) {
-        g.mr = 6; g.lanes = 8; g.a_width = 8;
+        g.mr = 6; g.lanes = 8; g.a_width = 8; g.widens = 1;
         g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
         g.finish = ampi_finish_avx2;
     }
@@ -4648,9 +4671,15 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     return s->a.along_k && !s->a.image && first % sizeof(float) == 0 && s->a.ld % 2 == 0 && s->a.ld % 2048 != 0
            && b->k0 + b->kc <= s->a.length;
 }
+/* Do more than three panels of A read rows of B that lie on the same cache sets? With 8 lanes such a row is one cache line,
+   and lines a multiple of 4096 bytes apart push each other out. */
+AMPI_FN int ampi_b_collides(const ampi_gemm_isa* g, const ampi_product* s) {
+    return g->lanes == 8 && s->m > 3 * g->mr && s->b.ld * amp_dtype_size(s->b.dtype) % 4096 == 0;
+}
 /* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? */
 AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
-    return !s->b.along_k && !s->b.image && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->lanes == 16));
+    return !s->b.along_k && !s->b.image && !ampi_b_collides(g, s)
+           && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->widens));
 }
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
    come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
