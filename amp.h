@@ -2907,6 +2907,7 @@ typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
     size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
     int staged;                        /* words: what they cannot do is done in FP32, so that needs its room */
+    int widens;                        /* may B be F16? */
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
@@ -3035,6 +3036,17 @@ typedef struct ampi_gemm_isa {
             AMPI_MICRO_CASE(V, 5) AMPI_MICRO_CASE(V, 6) AMPI_MICRO_CASE(V, 7) AMPI_MICRO_CASE(V, 8)  \
             AMPI_MICRO_CASE(V, 9) AMPI_MICRO_CASE(V, 10) AMPI_MICRO_CASE(V, 11)                      \
             AMPI_MICRO_CASE(V, 12) AMPI_MICRO_CASE(V, 13) AMPI_MICRO_CASE(V, 14)                     \
+            default: break;                                                                          \
+        }                                                                                            \
+    }
+
+#define AMPI_MICRO_6(V, name)                                                                        \
+    AMPI_MICRO_PAIR(V, 1) AMPI_MICRO_PAIR(V, 2) AMPI_MICRO_PAIR(V, 3) AMPI_MICRO_PAIR(V, 4)          \
+    AMPI_MICRO_PAIR(V, 5) AMPI_MICRO_PAIR(V, 6)                                                      \
+    AMPI_FN void name(size_t rows, const ampi_micro* u) {                                            \
+        switch (rows) {                                                                              \
+            AMPI_MICRO_CASE(V, 1) AMPI_MICRO_CASE(V, 2) AMPI_MICRO_CASE(V, 3) AMPI_MICRO_CASE(V, 4)  \
+            AMPI_MICRO_CASE(V, 5) AMPI_MICRO_CASE(V, 6)                                              \
             default: break;                                                                          \
         }                                                                                            \
     }
@@ -3269,7 +3281,13 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
 #define AMPI_V8_DIV(a, b) _mm256_div_ps(a, b)
 #define AMPI_V8_MAX(a, b) _mm256_max_ps(a, b)
-#define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+/* The intrinsic lets gcc choose which operand it overwrites; with 12 accumulators in 16 registers it then keeps one of
+   them in memory, whose latency each turn waits for. */
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_fma_avx2(__m256 a, __m256 b, __m256 c) {
+    __asm__("vfmadd231ps {%2, %1, %0|%0, %1, %2}" : "+x"(c) : "x"(a), "x"(b));
+    return c;
+}
+#define AMPI_V8_FMA(a, b, c) ampi_fma_avx2(a, b, c)
 #define AMPI_V8_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V8, c, b, p)
 #define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
     _mm256_set1_epi32(0x7fffffff)), _mm256_set1_epi32(0x7f800000))
@@ -3301,15 +3319,26 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_store_words_avx2(uint16_t* p, size_t n, _
 #define AMPI_V8_BF16_TAIL(p, rest) \
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(ampi_load_words_avx2(p, rest)), 16))
 
-AMPI_MICRO_PAIR(V8, 1) AMPI_MICRO_PAIR(V8, 2) AMPI_MICRO_PAIR(V8, 3)
-AMPI_MICRO_PAIR(V8, 4) AMPI_MICRO_PAIR(V8, 5) AMPI_MICRO_PAIR(V8, 6)
+AMPI_MICRO_6(V8, ampi_micro_of_floats_avx2)
 
+#define AMPI_W8_TARGET AMPI_TARGET_AVX2
+#define AMPI_W8_T __m256
+#define AMPI_W8_LANES AMPI_V8_LANES
+#define AMPI_W8_FOURS 0
+#define AMPI_W8_ZERO AMPI_V8_ZERO
+#define AMPI_W8_LOAD(p) AMPI_V8_LOAD(p)
+#define AMPI_W8_B uint16_t
+#define AMPI_W8_LOAD_B(p) AMPI_V8_F16(p)
+#define AMPI_W8_STORE(p, v) AMPI_V8_STORE(p, v)
+#define AMPI_W8_SPREAD(x) AMPI_V8_SPREAD(x)
+#define AMPI_W8_FMA(a, b, c) AMPI_V8_FMA(a, b, c)
+#define AMPI_W8_FMA_AT(c, b, p) AMPI_V8_FMA_AT(c, b, p)
+#define AMPI_W8_CLEAN(v) AMPI_V8_CLEAN(v)
+#define AMPI_W8_STORE_TAIL(p, v, rest) AMPI_V8_STORE_TAIL(p, v, rest)
+AMPI_MICRO_6(W8, ampi_micro_widening_avx2)
 AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
-    switch (rows) {
-        AMPI_MICRO_CASE(V8, 1) AMPI_MICRO_CASE(V8, 2) AMPI_MICRO_CASE(V8, 3)
-        AMPI_MICRO_CASE(V8, 4) AMPI_MICRO_CASE(V8, 5) AMPI_MICRO_CASE(V8, 6)
-        default: break;
-    }
+    if (u->widen) ampi_micro_widening_avx2(rows, u);
+    else ampi_micro_of_floats_avx2(rows, u);
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx2, V8)
 
@@ -3751,15 +3780,15 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
-    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, ampi_micro_plain, ampi_load_block_plain,
+    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
                        ampi_transpose_plain, NULL };
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
-        g.mr = 14; g.lanes = 16; g.a_width = 16;
+        g.mr = 14; g.lanes = 16; g.a_width = 16; g.widens = 1;
         g.micro = ampi_micro_avx512; g.load = ampi_load_block_avx512; g.transpose = ampi_transpose_avx512;
         g.finish = ampi_finish_avx512;
     } else if (ampi_simd() == AMP_ISA_AVX2) {
-        g.mr = 6; g.lanes = 8; g.a_width = 8;
+        g.mr = 6; g.lanes = 8; g.a_width = 8; g.widens = 1;
         g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
         g.finish = ampi_finish_avx2;
     }
@@ -4352,11 +4381,12 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
 
-/* Cuts C into tiles. */
+/* Cuts C into tiles. For one thread all but the last are whole panels, which costs it nothing. */
 AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, size_t n, size_t tiles_m,
-                           size_t tiles_n) {
+                           size_t tiles_n, size_t threads) {
     p->mc = tiles_m == 1 ? m : ampi_div_up(m, tiles_m);
-    p->nc = ampi_round_up(tiles_n == 1 ? n : ampi_div_up(n, tiles_n), g->lanes);
+    p->nc = tiles_n == 1 ? ampi_round_up(n, g->lanes)
+                         : ampi_round_up(ampi_div_up(n, tiles_n), threads > 1 ? g->lanes : 2 * g->lanes);
     p->tiles_m = ampi_div_up(m, p->mc);
     p->tiles_n = ampi_div_up(n, p->nc);
 }
@@ -4377,11 +4407,11 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
     size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
     memset(&p, 0, sizeof p);
     m = ampi_max_size(m, 1); n = ampi_max_size(n, 1); k = ampi_max_size(k, 1);
-    ampi_gemm_cut(&p, g, m, n, ampi_div_up(m, mc), ampi_div_up(n, nc));
+    ampi_gemm_cut(&p, g, m, n, ampi_div_up(m, mc), ampi_div_up(n, nc), threads);
     for (turns = 1, q = p; threads > 1 && turns <= 4; turns++)
         for (i = ampi_div_up(n, nc); i <= turns * threads && (i - 1) * g->lanes < n; i++) {
             size_t tiles_m = ampi_max_size(ampi_div_up(turns * threads, i), ampi_div_up(m, mc));
-            ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i);
+            ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i, threads);
             if (ampi_gemm_cost(&q, g, threads) < ampi_gemm_cost(&p, g, threads)) p = q;
         }
     p.few = p.mc <= few * g->mr;
@@ -4641,9 +4671,15 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     return s->a.along_k && !s->a.image && first % sizeof(float) == 0 && s->a.ld % 2 == 0 && s->a.ld % 2048 != 0
            && b->k0 + b->kc <= s->a.length;
 }
+/* Do more than three panels of A read rows of B that lie on the same cache sets? With 8 lanes such a row is one cache line,
+   and lines a multiple of 4096 bytes apart push each other out. */
+AMPI_FN int ampi_b_collides(const ampi_gemm_isa* g, const ampi_product* s) {
+    return g->lanes == 8 && s->m > 3 * g->mr && s->b.ld * amp_dtype_size(s->b.dtype) % 4096 == 0;
+}
 /* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? */
 AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
-    return !s->b.along_k && !s->b.image && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->lanes == 16));
+    return !s->b.along_k && !s->b.image && !ampi_b_collides(g, s)
+           && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->widens));
 }
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
    come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
@@ -5160,7 +5196,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
     return ampi_gemm_isa_now();
 }
 /* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
-   the second-level cache. FAR: B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel
+   the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel
    of it comes by once for a tile that is one panel wide, and may be deep. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4 };
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
@@ -5184,6 +5220,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
         if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32) how |= AMPI_GEMM_FAR;
         else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     }
+    if (g->lanes == 8 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     return ampi_gemm_plan_full(g, s->m, s->n, s->k, how);
 }
 

@@ -671,27 +671,37 @@ static void test_workspace(void) {
     CHECK(amp_gemm_workspace(1, 3, SIZE_MAX / 2) == 0);
 }
 
-/* A workspace of that size is used, on every instruction set: with less, a product runs in small blocks on the stack. */
-static void check_workspace_used(size_t k, amp_dtype t) {
-    problem p = problem_new(0, 1, 30, 50, k, 0, 1.0f, 0.0f, t, t, AMP_F32);
+/* A workspace of that size is used: with less, a product runs in small blocks on the stack. A is in 16 bits, so that
+   something is packed. */
+static void check_workspace_used(const size_t size[3], int trans, amp_dtype a, amp_dtype b) {
+    const size_t m = size[0], n = size[1], k = size[2];
+    problem p = problem_new(trans & 1, trans >> 1, m, n, k, 0, 1.0f, 0.0f, a, b, AMP_F32);
     amp_exec exec;
     size_t i, used = 0;
     memset(&exec, 0, sizeof exec);
-    exec.workspace_size = amp_gemm_workspace(30, 50, k);
+    exec.workspace_size = amp_gemm_workspace(m, n, k);
     exec.workspace = malloc(exec.workspace_size);
     memset(exec.workspace, FILL, exec.workspace_size);
-    CHECK(amp_gemm(AMP_NO_TRANS, AMP_TRANS, 30, 50, k, 1.0f, matrix_at(&p.a), t, k, matrix_at(&p.b), t, k, 0.0f,
-                   matrix_at(&p.c), AMP_F32, 50, &exec) == AMP_OK);
+    CHECK(amp_gemm(p.ta ? AMP_TRANS : AMP_NO_TRANS, p.tb ? AMP_TRANS : AMP_NO_TRANS, m, n, k, 1.0f, matrix_at(&p.a), a,
+                   p.a.ld, matrix_at(&p.b), b, p.b.ld, 0.0f, matrix_at(&p.c), AMP_F32, n, &exec) == AMP_OK);
     for (i = 0; i < exec.workspace_size; i++) used += ((unsigned char*)exec.workspace)[i] != FILL;
-    CHECK_MSG(used > 0, "%s k %lu %s", amp_isa_name(amp_cpu_isa()), (unsigned long)k, amp_dtype_name(t));
+    CHECK_MSG(used > 0, "%s %s%s m %lu n %lu k %lu %s x %s", amp_isa_name(amp_cpu_isa()), p.ta ? "T" : "N",
+              p.tb ? "T" : "N", (unsigned long)m, (unsigned long)n, (unsigned long)k, amp_dtype_name(a),
+              amp_dtype_name(b));
     free(exec.workspace);
     problem_free(&p);
 }
+/* On every instruction set, however the operands lie: narrow products, few rows, deep ones, several tiles. */
 static void test_workspace_is_enough(void) {
-    static const size_t K[6] = { 17, 48, 784, 816, 1000, 1300 };
-    size_t i;
-    for (i = 0; i < 60; i++)
-        if (amp_cpu_force_isa(ISAS[i / 12]) == AMP_OK) check_workspace_used(K[i % 6], TYPES[1 + i / 6 % 2]);
+    static const size_t SIZES[14][3] = {
+        { 30, 50, 17 }, { 30, 50, 48 }, { 30, 50, 784 }, { 30, 50, 816 }, { 30, 50, 1000 }, { 30, 50, 1300 }, { 30, 8, 150 },
+        { 70, 20, 150 }, { 30, 8, 784 }, { 70, 20, 784 }, { 60, 600, 100 }, { 140, 520, 130 }, { 300, 300, 90 }, { 530, 40, 40 } };
+    int i, size, trans, a, b;
+    for (i = 0; i < 5; i++)
+        for (size = 0; size < 14 && amp_cpu_force_isa(ISAS[i]) == AMP_OK; size++)
+            for (trans = 0; trans < 4; trans++)
+                for (a = 1; a < 3; a++)
+                    for (b = 0; b < 3; b++) check_workspace_used(SIZES[size], trans, TYPES[a], TYPES[b]);
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
 
