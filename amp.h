@@ -9435,7 +9435,6 @@ typedef struct ampi_pool_ring {
     size_t last;                       /* row r is in slot r & last */
     size_t pixel[2];                   /* where a row's first two pixels are */
     size_t at[AMPI_POOL_WIDEST];       /* where the first window's place k is */
-    int ages[9];                       /* of 3 x 3 places, see ampi_ring_look: compilers take constants apart */
 } ampi_pool_ring;
 
 /* Lines of windows one pixel or two apart, in tensors of one type. */
@@ -9446,7 +9445,6 @@ AMPI_FN void ampi_pool_ring_lines(const ampi_pool_plan* p, amp_dtype a, amp_dtyp
     s->length = ampi_padded((size_t)((p->w + 2 * p->pw) / p->sw + 1)) + AMPI_LANES;
     s->row = s->length * (size_t)p->sw;
     for (k = 0; k < 2; k++) s->pixel[k] = (size_t)((k + p->pw) % p->sw) * s->length + (size_t)((k + p->pw) / p->sw);
-    for (k = 0; k < 9; k++) s->ages[k] = 8 - k;
     for (k = 0; k < p->kw; k++) s->at[k] = (size_t)(k % p->sw) * s->length + (size_t)(k / p->sw);
 }
 AMPI_FN void ampi_pool_ring_make(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c, ampi_pool_ring* s) {
@@ -9507,20 +9505,20 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_get_pairs_avx512(amp_dtype t, cons
     ampi_ring_put_keys_avx512(even, e, (n + 1) / 2);
     ampi_ring_put_keys_avx512(odd, o, n / 2);
 }
-/* The way back, of floats. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_pairs_avx512(amp_dtype t, void* x, size_t i, size_t n,
-                                                               __m512 even, __m512 odd) {
+/* The way back, of floats, to those of 32 elements that are in the mask. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_zip_avx512(amp_dtype t, void* x, __mmask32 m, __m512 even,
+                                                         __m512 odd) {
     const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
     __m512i low, high;
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    float* f = (float*)x;
+    AMPI_AHEAD(x, 0);
     if (t == AMP_F32) {
         const __m512i last = _mm512_or_si512(zip, _mm512_set1_epi32(8));
-        AMPI_AHEAD(x, i * sizeof(float) + 64);
-        ampi_put_x16(t, x, i, ampi_first_x16(n), _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, zip, odd));
-        if (n > 16)
-            ampi_put_x16(t, x, i + 16, ampi_first_x16(n - 16),
-                         _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, last, odd));
+        AMPI_AHEAD(x, 64);
+        _mm512_mask_storeu_ps(f, (__mmask16)m, _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, zip, odd));
+        _mm512_mask_storeu_ps(f + 16, (__mmask16)(m >> 16),
+                              _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, last, odd));
         return;
     }
     if (t == AMP_BF16) {
@@ -9531,8 +9529,12 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_pairs_avx512(amp_dtype t, void
         high = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, ampi_f32_to_half_x16(o));
         high = _mm512_maskz_slli_epi32(AMPI_ALL16, high, 16);
     }
-    _mm512_mask_storeu_epi16((uint16_t*)x + i, n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu,
-                             _mm512_or_si512(low, high));
+    _mm512_mask_storeu_epi16(x, m, _mm512_or_si512(low, high));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_pairs_avx512(amp_dtype t, void* x, size_t i, size_t n,
+                                                               __m512 even, __m512 odd) {
+    const __mmask32 m = n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu;
+    ampi_ring_zip_avx512(t, (char*)x + i * amp_dtype_size(t), m, even, odd);
 }
 
 /* The next place of sixteen windows: is it larger than the best so far, and if not, how many places ago was that? Keys
@@ -9547,17 +9549,9 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_look_avx512(amp_dtype t, const int
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_ring_age_avx512(amp_dtype t, __m512i best, __m512i age) {
     return t == AMP_F32 ? age : _mm512_and_si512(best, _mm512_set1_epi32(255));
 }
-/* g where the maximum is of this age, 0 elsewhere; and sum + g there. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_ring_chosen_avx512(int this_age, __m512i age, __m512 g) {
-    return _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(age, _mm512_set1_epi32(this_age)), g);
-}
+/* sum + g where the maximum is of this age. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_ring_plus_avx512(__m512 sum, int this_age, __m512i age, __m512 g) {
     return _mm512_mask_add_ps(sum, _mm512_cmpeq_epi32_mask(age, _mm512_set1_epi32(this_age)), sum, g);
-}
-/* v an element on, behind the last one of `before`. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_ring_moved_avx512(__m512 before, __m512 v) {
-    return _mm512_castsi512_ps(_mm512_maskz_alignr_epi32(AMPI_ALL16, _mm512_castps_si512(v),
-                                                         _mm512_castps_si512(before), 15));
 }
 
 /* The same for AVX2. */
@@ -9600,15 +9594,20 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_get_pairs_avx2(amp_dtype t, const vo
     ampi_ring_put_keys_avx2(even, e, (n + 1) / 2);
     ampi_ring_put_keys_avx2(odd, o, n / 2);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
-                                                           __m256 even, __m256 odd) {
-    uint16_t* h = (uint16_t*)x + i;
+/* Of 16 elements n, behind `skip` that are not written: none or one. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_zip_avx2(amp_dtype t, void* x, size_t skip, size_t n, __m256 even,
+                                                     __m256 odd) {
+    const size_t first = ampi_min_size(n, 8 - skip), rest = n - first;
+    uint16_t* h = (uint16_t*)x;
     __m256i low, high;
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    __m128i words;
+    AMPI_AHEAD(x, 0);
     if (t == AMP_F32) {
         const __m256 a = _mm256_unpacklo_ps(even, odd), b = _mm256_unpackhi_ps(even, odd);
-        ampi_put8_avx2(x, t, i, n, _mm256_permute2f128_ps(a, b, 0x20));
-        if (n > 8) ampi_put8_avx2(x, t, i + 8, n - 8, _mm256_permute2f128_ps(a, b, 0x31));
+        __m256 v = _mm256_permute2f128_ps(a, b, 0x20);
+        if (skip) v = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(1, 2, 3, 4, 5, 6, 7, 7));
+        ampi_put8_avx2(x, t, skip, first, v);
+        if (rest > 0) ampi_put8_avx2(x, t, 8, rest, _mm256_permute2f128_ps(a, b, 0x31));
         return;
     }
     if (t == AMP_BF16) {
@@ -9621,8 +9620,13 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_pairs_avx2(amp_dtype t, void* x,
     }
     low = _mm256_or_si256(low, high);
     if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, low); return; }
-    ampi_store_words_avx2(h, n, _mm256_castsi256_si128(low));
-    if (n > 8) ampi_store_words_avx2(h + 8, n - 8, _mm256_extracti128_si256(low, 1));
+    words = _mm256_castsi256_si128(low);
+    ampi_store_words_avx2(h + skip, first, skip ? _mm_srli_si128(words, 2) : words);
+    if (rest > 0) ampi_store_words_avx2(h + 8, rest, _mm256_extracti128_si256(low, 1));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
+                                                           __m256 even, __m256 odd) {
+    ampi_ring_zip_avx2(t, (char*)x + i * amp_dtype_size(t), 0, ampi_min_size(n, 16), even, odd);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_look_avx2(amp_dtype t, const int32_t* key, __m256i* best, __m256i* age) {
     const __m256i v = _mm256_loadu_si256((const __m256i*)(const void*)key), one = _mm256_set1_epi32(1);
@@ -9633,15 +9637,9 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_look_avx2(amp_dtype t, const int32_t
 AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_ring_age_avx2(amp_dtype t, __m256i best, __m256i age) {
     return t == AMP_F32 ? age : _mm256_and_si256(best, _mm256_set1_epi32(255));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_chosen_avx2(int this_age, __m256i age, __m256 g) {
-    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(age, _mm256_set1_epi32(this_age))), g);
-}
 AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_plus_avx2(__m256 sum, int this_age, __m256i age, __m256 g) {
-    return _mm256_add_ps(sum, ampi_ring_chosen_avx2(this_age, age, g));
-}
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v) {
-    const __m256 middle = _mm256_permute2f128_ps(before, v, 0x21);
-    return _mm256_castsi256_ps(_mm256_alignr_epi8(_mm256_castps_si256(v), _mm256_castps_si256(middle), 12));
+    const __m256i chosen = _mm256_cmpeq_epi32(age, _mm256_set1_epi32(this_age));
+    return _mm256_add_ps(sum, _mm256_and_ps(_mm256_castsi256_ps(chosen), g));
 }
 
 /* A row in pairs, from or to its even and odd elements: the last group overlaps the one before it if it can. */
@@ -9658,17 +9656,17 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
     }
 /* Made of these, the ring for either. Sums are never -0: they stay as they are where 0 is added. */
 #define AMPI_POOL_RING(isa, V)                                                                                        \
-    /* Brings row r, element `at` of x, into the ring; clear: its sums are 0 now. A last group that is not full       \
-       overlaps the one before it where that is easy. */                                                              \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_open_##isa(amp_dtype t, ampi_pool_rows_open* d, int r, int clear,    \
-                                                            const void* x, size_t at) {                               \
+    /* Brings row r, element `at` of x, into the ring; its sums are 0 now. A last group that is not full overlaps the \
+       one before it where that is easy. */                                                                           \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_open_##isa(amp_dtype t, ampi_pool_rows_open* d, int r, const void* x,\
+                                                            size_t at) {                                              \
         enum { L = AMPI_##V##_LANES };                                                                                \
         const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;                     \
         int32_t *even = d->key + slot + d->s->pixel[0], *odd = d->key + slot + d->s->pixel[1];                        \
         const int sw = d->p->sw;                                                                                      \
         float* sum = d->sum + slot;                                                                                   \
         size_t i, l;                                                                                                  \
-        for (i = 0; clear && i < row; i += 16, sum += 16) {                                                           \
+        for (i = 0; i < row; i += 16, sum += 16) {                                                                    \
             AMPI_OPAQUE(sum);                           /* a call of memset would take longer */                      \
             for (l = 0; l < 16; l += L) AMPI_##V##_STORE(sum + l, AMPI_##V##_ZERO);                                   \
         }                                                                                                             \
@@ -9723,48 +9721,6 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
                     ampi_ring_add_##isa(d->sum + slot[i] + column[k] + o, last - (i * kw + k), age, g);               \
         }                                                                                                             \
     }                                                                                                                 \
-    /* The sums of a row where windows of three places are two pixels apart: the first place and the last one fall    \
-       on the same line, the last one an element on. Its g are moved there in registers, with that of the window      \
-       before the group from `before`: what was stored a moment ago at another offset would have to reach the cache   \
-       before it is loaded. ages: of the three. No g is -0. */                                                        \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_three_##isa(float* sum, size_t middle, int fresh, const int* ages,   \
-                                                             ampi_keys_##isa age, AMPI_##V##_T g,                     \
-                                                             AMPI_##V##_T* before) {                                  \
-        const AMPI_##V##_T last = ampi_ring_chosen_##isa(ages[2], age, g);                                            \
-        AMPI_##V##_T first = ampi_ring_moved_##isa(*before, last);                                                    \
-        if (!fresh) first = AMPI_##V##_ADD(AMPI_##V##_LOAD(sum), first);                                              \
-        AMPI_##V##_STORE(sum, ampi_ring_plus_##isa(first, ages[0], age, g));                                          \
-        if (!fresh) ampi_ring_add_##isa(sum + middle, ages[1], age, g);                                               \
-        else AMPI_##V##_STORE(sum + middle, ampi_ring_chosen_##isa(ages[1], age, g));                                 \
-        *before = last;                                                                                               \
-    }                                                                                                                 \
-    /* The same for 3 x 3 places, two pixels apart, without loops over them; no other windows were in its second and  \
-       third row before. The group behind the last window takes what was moved out of the last one. */                \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_nine_##isa(amp_dtype t, ampi_pool_rows_open* d, int r0,              \
-                                                            const void* dy, size_t at) {                              \
-        const size_t n = (size_t)d->p->ow, last = d->s->last, row = d->s->row, a = d->s->at[1], b = d->s->at[2];      \
-        const size_t r = (size_t)r0, s0 = (r & last) * row, s1 = ((r + 1) & last) * row, s2 = ((r + 2) & last) * row; \
-        AMPI_##V##_T before0 = AMPI_##V##_ZERO, before1 = before0, before2 = before0;                                 \
-        size_t o;                                                                                                     \
-        for (o = 0; o <= n; o += AMPI_##V##_LANES) {                                                                  \
-            const int32_t *k0 = d->key + s0 + o, *k1 = d->key + s1 + o, *k2 = d->key + s2 + o;                        \
-            const AMPI_##V##_T g = AMPI_##V##_ADD(ampi_ring_get_##isa(t, dy, at + o, n - o), AMPI_##V##_ZERO);        \
-            ampi_keys_##isa best = ampi_set_keys_##isa(INT32_MIN), age = best;                                        \
-            ampi_ring_look_##isa(t, k0, &best, &age);                                                                 \
-            ampi_ring_look_##isa(t, k0 + a, &best, &age);                                                             \
-            ampi_ring_look_##isa(t, k0 + b, &best, &age);                                                             \
-            ampi_ring_look_##isa(t, k1, &best, &age);                                                                 \
-            ampi_ring_look_##isa(t, k1 + a, &best, &age);                                                             \
-            ampi_ring_look_##isa(t, k1 + b, &best, &age);                                                             \
-            ampi_ring_look_##isa(t, k2, &best, &age);                                                                 \
-            ampi_ring_look_##isa(t, k2 + a, &best, &age);                                                             \
-            ampi_ring_look_##isa(t, k2 + b, &best, &age);                                                             \
-            age = ampi_ring_age_##isa(t, best, age);                                                                  \
-            ampi_ring_three_##isa(d->sum + s0 + o, a, 0, d->s->ages, age, g, &before0);                               \
-            ampi_ring_three_##isa(d->sum + s1 + o, a, 1, d->s->ages + 3, age, g, &before1);                           \
-            ampi_ring_three_##isa(d->sum + s2 + o, a, 1, d->s->ages + 6, age, g, &before2);                           \
-        }                                                                                                             \
-    }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_image_##isa(amp_dtype t, const ampi_pool_ring* s,                    \
                                                              const ampi_pool_plan* p, size_t plane, const void* dy,   \
                                                              const void* x, void* dx) {                               \
@@ -9778,14 +9734,11 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_moved_avx2(__m256 before, __m256 v
         for (oh = 0; oh < p->oh; oh++) {                                                                              \
             const ampi_span rows = ampi_window(oh, p->sh, p->ph, p->kh, p->h);                                        \
             const size_t at = out + (size_t)oh * (size_t)p->ow;                                                       \
-            const int three = rows.last - rows.first == 3 && p->kh == 3;      /* not what the image leaves of more */ \
-            const int nine = three && p->kw == 3 && p->sw == 2 && p->sh == 2;                                         \
             for (; closed < rows.first; closed++)                                                                     \
                 ampi_ring_close_##isa(t, &d, closed, dx, image + (size_t)closed * w);                                 \
             for (; opened < rows.last; opened++)                                                                      \
-                ampi_ring_open_##isa(t, &d, opened, !nine || opened == rows.first, x, image + (size_t)opened * w);    \
-            if (nine) ampi_ring_nine_##isa(t, &d, rows.first, dy, at);                                                \
-            else ampi_ring_windows_##isa(t, &d, rows.first, rows.last - rows.first, dy, at);                          \
+                ampi_ring_open_##isa(t, &d, opened, x, image + (size_t)opened * w);                                   \
+            ampi_ring_windows_##isa(t, &d, rows.first, rows.last - rows.first, dy, at);                               \
         }                                                                                                             \
         for (; closed < opened; closed++) ampi_ring_close_##isa(t, &d, closed, dx, image + (size_t)closed * w);       \
         i = (image + (size_t)closed * w) * amp_dtype_size(t);                   /* rows that no window covers */      \
@@ -9805,6 +9758,298 @@ AMPI_FN void ampi_pool_ring_plane(const ampi_pool_ring* s, const ampi_pool_plan*
     AMPI_BY_HAND(ampi_pool_ring_plane, s, p, plane, dy, x, dx, t);
 #else
     (void)s; (void)p; (void)plane; (void)dy; (void)x; (void)dx; (void)t;
+#endif
+}
+
+/* The gradient of the maximum over 3 x 3 places two pixels apart, by hand. Lane o belongs to window o of a row and to
+   pixels 2*o - pw and 2*o - pw + 1 of each row of the image, its first place and its middle one; its last place is the
+   first one of lane o + 1. Each row of the image is searched once, though two rows of windows may see it. Of a row's
+   places the largest is kept and its age, 2, 1 or 0; of the rows that a window sees the first one's is 8 more, the
+   second one's 4. Keys of 16 bits have room for the age, and take it into the comparison: of equal ones the earlier is
+   larger. A pixel's windows come in their order; no g is -0. */
+enum { AMPI_NINE_GROUPS = 64 };
+typedef struct ampi_nine {
+    const ampi_pool_plan* p;
+    const void *x, *dy;
+    void* dx;
+    int32_t ages[11][16];                              /* 0 .. 10, from memory: compilers take constants apart */
+} ampi_nine;
+/* Of the places of a group's lanes in a row those that are pixels: as bits, and how many, behind one that is none. */
+typedef struct ampi_nine_places { uint32_t bits, skip, count; } ampi_nine_places;
+#if AMPI_X86
+/* v is a row's next place: where is it larger than the best so far, which it becomes there? And v, of this age, is
+   the best of the next row, which has `more`. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_nine_look_avx512(amp_dtype t, __m512i v, __m512i this_age, __m512i* best,
+                                                          __m512i* age) {
+    if (t == AMP_F32) *age = _mm512_mask_mov_epi32(*age, _mm512_cmpgt_epi32_mask(v, *best), this_age);
+    else v = _mm512_or_si512(v, this_age);
+    *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_nine_row_avx512(amp_dtype t, __m512i v, __m512i this_age, __m512i more,
+                                                         __m512i* best, __m512i* age) {
+    if (t == AMP_F32) *age = _mm512_mask_add_epi32(*age, _mm512_cmpgt_epi32_mask(v, *best), this_age, more);
+    else v = _mm512_add_epi32(v, more);
+    *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
+}
+#define ampi_nine_plus_keys_avx512 _mm512_add_epi32
+#define ampi_nine_or_keys_avx512 _mm512_or_si512
+#define ampi_nine_and_keys_avx512 _mm512_and_si512
+/* g where the maximum is of this age, 0 elsewhere; and sum + g there. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_nine_chosen_avx512(const int32_t* this_age, __m512i age, __m512 g) {
+    return _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(age, _mm512_loadu_si512(this_age)), g);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_nine_plus_avx512(__m512 sum, const int32_t* this_age, __m512i age,
+                                                            __m512 g) {
+    return _mm512_mask_add_ps(sum, _mm512_cmpeq_epi32_mask(age, _mm512_loadu_si512(this_age)), sum, g);
+}
+/* v an element on, behind the last one of `before`; and an element back, before the first one of `behind`. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_nine_moved_avx512(__m512 before, __m512 v) {
+    return _mm512_castsi512_ps(_mm512_maskz_alignr_epi32(AMPI_ALL16, _mm512_castps_si512(v),
+                                                         _mm512_castps_si512(before), 15));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_nine_next_avx512(__m512i v, __m512i behind) {
+    return _mm512_maskz_alignr_epi32(AMPI_ALL16, behind, v, 1);
+}
+/* Keys of the pixels of a group, the first place of which would be at x; fill: for middle places. And back: sums. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_nine_pixels_avx512(amp_dtype t, const char* x, ampi_nine_places p,
+                                                            __m512i fill, __m512i* first, __m512i* middle) {
+    const __mmask32 m = p.bits;
+    const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
+    AMPI_AHEAD(x, 0);
+    if (t == AMP_F32) {
+        __m512 a = _mm512_maskz_loadu_ps((__mmask16)m, x), b = _mm512_maskz_loadu_ps((__mmask16)(m >> 16), x + 64);
+        AMPI_AHEAD(x, 64);
+        ampi_ring_split_avx512(&a, &b);
+        *first = ampi_ring_keys_avx512(a);
+        *middle = _mm512_or_si512(ampi_ring_keys_avx512(b), fill);
+    } else {
+        const __m512i key = ampi_pool_keys_x32(t, _mm512_maskz_loadu_epi16(m, x));
+        *first = _mm512_maskz_slli_epi32(AMPI_ALL16, key, 16);
+        *middle = _mm512_ternarylogic_epi32(key, odd, fill, 0xea);                 /* key & odd | fill */
+    }
+}
+#define ampi_nine_put_avx512(t, dx, p, first, middle) ampi_ring_zip_avx512(t, dx, (p).bits, first, middle)
+#define ampi_nine_load_keys_avx512 _mm512_loadu_si512
+#define ampi_nine_dy_avx512(t, dy, n) ampi_get_x16(t, dy, 0, ampi_first_x16(n))
+
+/* The same for AVX2. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_look_avx2(amp_dtype t, __m256i v, __m256i this_age, __m256i* best,
+                                                      __m256i* age) {
+    if (t == AMP_F32) *age = _mm256_blendv_epi8(*age, this_age, _mm256_cmpgt_epi32(v, *best));
+    else v = _mm256_or_si256(v, this_age);
+    *best = _mm256_max_epi32(*best, v);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_row_avx2(amp_dtype t, __m256i v, __m256i this_age, __m256i more,
+                                                     __m256i* best, __m256i* age) {
+    const __m256i later = _mm256_add_epi32(t == AMP_F32 ? this_age : v, more);
+    if (t == AMP_F32) *age = _mm256_blendv_epi8(*age, later, _mm256_cmpgt_epi32(v, *best));
+    *best = _mm256_max_epi32(*best, t == AMP_F32 ? v : later);
+}
+#define ampi_nine_plus_keys_avx2 _mm256_add_epi32
+#define ampi_nine_or_keys_avx2 _mm256_or_si256
+#define ampi_nine_and_keys_avx2 _mm256_and_si256
+#define ampi_nine_load_keys_avx2(key) _mm256_loadu_si256((const __m256i*)(const void*)(key))
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_nine_chosen_avx2(const int32_t* this_age, __m256i age, __m256 g) {
+    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(age, ampi_nine_load_keys_avx2(this_age))), g);
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_nine_plus_avx2(__m256 sum, const int32_t* this_age, __m256i age, __m256 g) {
+    return _mm256_add_ps(sum, ampi_nine_chosen_avx2(this_age, age, g));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_nine_moved_avx2(__m256 before, __m256 v) {
+    const __m256 middle = _mm256_permute2f128_ps(before, v, 0x21);
+    return _mm256_castsi256_ps(_mm256_alignr_epi8(_mm256_castps_si256(v), _mm256_castps_si256(middle), 12));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_nine_next_avx2(__m256i v, __m256i behind) {
+    return _mm256_alignr_epi8(_mm256_permute2x128_si256(v, behind, 0x21), v, 4);
+}
+/* What p.skip leaves out is not read: the first elements come from where they are and are moved. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_pixels_avx2(amp_dtype t, const char* x, ampi_nine_places p, __m256i fill,
+                                                        __m256i* first, __m256i* middle) {
+    const size_t low = ampi_min_size(p.count, 8 - p.skip), high = p.count - low;
+    AMPI_AHEAD(x, 0);
+    if (t == AMP_F32) {
+        __m256 a = ampi_read8_avx2(x, t, p.skip, low), b = ampi_read8_avx2(x, t, 8, high);
+        if (p.skip) a = ampi_nine_moved_avx2(a, a);
+        ampi_ring_split_avx2(&a, &b);
+        *first = ampi_ring_keys_avx2(a);
+        *middle = ampi_ring_keys_avx2(b);
+    } else {
+        const uint16_t* h = (const uint16_t*)(const void*)x;
+        __m128i a = ampi_load_words_avx2(h + p.skip, low);
+        if (p.skip) a = _mm_slli_si128(a, 2);
+        *middle = ampi_pool_keys_y16(t, _mm256_set_m128i(ampi_load_words_avx2(h + 8, high), a));
+        *first = _mm256_slli_epi32(*middle, 16);
+        *middle = _mm256_and_si256(*middle, _mm256_set1_epi32((int)0xffff0000u));
+    }
+    *middle = _mm256_or_si256(*middle, fill);
+}
+#define ampi_nine_put_avx2(t, dx, p, first, middle) \
+    ampi_ring_zip_avx2(t, dx, (p).skip, (p).count, first, middle)
+#define ampi_nine_dy_avx2(t, dy, n) ampi_read8_avx2(dy, t, 0, n)
+
+#define AMPI_POOL_NINE(isa, V)                                                                                        \
+    /* A group of lanes. fill: INT32_MIN for the places that are no pixels of a row. Of the row that the next row of  \
+       windows sees too: the best and their ages, and the sums. */                                                    \
+    typedef struct ampi_nine_group_##isa {                                                                            \
+        ampi_keys_##isa best, age, fill[2];                                                                           \
+        AMPI_##V##_T first, middle;                                                                                   \
+        ampi_nine_places places;                                                                                      \
+        size_t windows;                                                                                               \
+    } ampi_nine_group_##isa;                                                                                          \
+    AMPI_##V##_TARGET AMPI_INLINE ampi_keys_##isa ampi_nine_search_##isa(amp_dtype t, const int32_t (*ages)[16],      \
+                                                                         ampi_keys_##isa first,                       \
+                                                                         ampi_keys_##isa middle,                      \
+                                                                         ampi_keys_##isa behind,                      \
+                                                                         ampi_keys_##isa* age) {                      \
+        ampi_keys_##isa best = first;                                                                                 \
+        *age = ampi_nine_load_keys_##isa(ages[2]);                                                                    \
+        if (t != AMP_F32) best = ampi_nine_or_keys_##isa(first, *age);                                                \
+        ampi_nine_look_##isa(t, middle, ampi_nine_load_keys_##isa(ages[1]), &best, age);                              \
+        ampi_nine_look_##isa(t, ampi_nine_next_##isa(first, behind), ampi_nine_load_keys_##isa(ages[0]), &best, age); \
+        return best;                                                                                                  \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_nine_get_##isa(amp_dtype t, const char* x, const ampi_nine_group_##isa* g,\
+                                                           ampi_keys_##isa* first, ampi_keys_##isa* middle) {         \
+        ampi_nine_pixels_##isa(t, x, g->places, g->fill[1], first, middle);                                           \
+        *first = ampi_nine_or_keys_##isa(*first, g->fill[0]);                                                         \
+    }                                                                                                                 \
+    /* The first places of a row get to `sum`, if there is one, what the window before chose at its last place, and   \
+       what their own window chose. */                                                                                \
+    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_nine_meet_##isa(int fresh, AMPI_##V##_T sum,                      \
+                                                                    const int32_t (*ages)[16],                        \
+                                                                    ampi_keys_##isa age, AMPI_##V##_T g,              \
+                                                                    AMPI_##V##_T* before) {                           \
+        const AMPI_##V##_T last = ampi_nine_chosen_##isa(ages[0], age, g);                                            \
+        AMPI_##V##_T v = ampi_nine_moved_##isa(*before, last);                                                        \
+        *before = last;                                                                                               \
+        if (!fresh) v = AMPI_##V##_ADD(sum, v);                                                                       \
+        return ampi_nine_plus_##isa(v, ages[2], age, g);                                                              \
+    }                                                                                                                 \
+    /* One row of windows. x: the first place of the second row that it sees, dx too; dy: of the windows. The first   \
+       row and the second one are complete then. above, below: is there a first row, a third one? */                  \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_nine_windows_##isa(amp_dtype t, const ampi_nine* d, int above, int below, \
+                                                               const char* x, char* dx, const char* dy,               \
+                                                               ampi_nine_group_##isa* g,                              \
+                                                               const ampi_nine_group_##isa* last) {                   \
+        const size_t size = amp_dtype_size(t);                                                                        \
+        const ptrdiff_t w = d->p->w * (ptrdiff_t)size, next = 2 * AMPI_##V##_LANES * (ptrdiff_t)size;                 \
+        const AMPI_##V##_T zero = AMPI_##V##_ZERO;                                                                    \
+        AMPI_##V##_T before0 = zero, before1 = zero, before2 = zero;                                                  \
+        ampi_keys_##isa a1, b1, a2 = ampi_set_keys_##isa(INT32_MIN), b2 = a2;                                         \
+        ampi_nine_get_##isa(t, x, g, &a1, &b1);                                                                       \
+        if (below) ampi_nine_get_##isa(t, x + w, g, &a2, &b2);                                                        \
+        for (;; g++) {                                                                                                \
+            const AMPI_##V##_T v = AMPI_##V##_ADD(ampi_nine_dy_##isa(t, dy, g->windows), zero);                       \
+            ampi_keys_##isa next_a1 = ampi_set_keys_##isa(INT32_MIN), next_b1 = next_a1;                              \
+            ampi_keys_##isa next_a2 = next_a1, next_b2 = next_a1;                                                     \
+            const ampi_keys_##isa eight = ampi_nine_load_keys_##isa(d->ages[8]);                                      \
+            ampi_keys_##isa best = g->best, age = g->age, best1, age1, age2;                                          \
+            AMPI_##V##_T first;                                                                                       \
+            x += next;                                                                                                \
+            if (g < last) {                                                                                           \
+                ampi_nine_get_##isa(t, x, g + 1, &next_a1, &next_b1);                                                 \
+                if (below) ampi_nine_get_##isa(t, x + w, g + 1, &next_a2, &next_b2);                                  \
+            }                                                                                                         \
+            best1 = ampi_nine_search_##isa(t, d->ages, a1, b1, next_a1, &age1);                                       \
+            g->best = ampi_nine_search_##isa(t, d->ages, a2, b2, next_a2, &age2);                                     \
+            if (t == AMP_F32) g->age = age2, age = ampi_nine_plus_keys_##isa(age, eight);                             \
+            else best = ampi_nine_plus_keys_##isa(best, eight);                                                       \
+            ampi_nine_row_##isa(t, best1, age1, ampi_nine_load_keys_##isa(d->ages[4]), &best, &age);                  \
+            ampi_nine_row_##isa(t, g->best, age2, ampi_nine_load_keys_##isa(d->ages[0]), &best, &age);                \
+            if (t != AMP_F32) age = ampi_nine_and_keys_##isa(best, ampi_set_keys_##isa(15));                          \
+            first = ampi_nine_meet_##isa(0, g->first, d->ages + 8, age, v, &before0);                                 \
+            if (above)                                                                                                \
+                ampi_nine_put_##isa(t, dx - w, g->places, first, ampi_nine_plus_##isa(g->middle, d->ages[9], age, v));\
+            first = ampi_nine_meet_##isa(1, zero, d->ages + 4, age, v, &before1);                                     \
+            ampi_nine_put_##isa(t, dx, g->places, first, ampi_nine_chosen_##isa(d->ages[5], age, v));                 \
+            g->first = ampi_nine_meet_##isa(1, zero, d->ages, age, v, &before2);                                      \
+            g->middle = ampi_nine_chosen_##isa(d->ages[1], age, v);                                                   \
+            if (g == last) return;                                                                                    \
+            dx += next;                                                                                               \
+            dy += next / 2;                                                                                           \
+            a1 = next_a1; b1 = next_b1; a2 = next_a2; b2 = next_b2;                                                   \
+        }                                                                                                             \
+    }                                                                                                                 \
+    /* The row that the first row of windows sees first, if there is one. */                                          \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_nine_open_##isa(amp_dtype t, const ampi_nine* d, const char* x,           \
+                                                            ampi_nine_group_##isa* g, size_t groups) {                \
+        const ampi_keys_##isa none = ampi_set_keys_##isa(INT32_MIN);                                                  \
+        ampi_keys_##isa a = none, b = none, next = none, next_b = none;                                               \
+        size_t i;                                                                                                     \
+        if (x) ampi_nine_get_##isa(t, x, g, &a, &b);                                                                  \
+        for (i = 0; i < groups; i++, g++, a = next, b = next_b) {                                                     \
+            next = none;                                                                                              \
+            if (x && i + 1 < groups) {                                                                                \
+                x += 2 * AMPI_##V##_LANES * amp_dtype_size(t);                                                        \
+                ampi_nine_get_##isa(t, x, g + 1, &next, &next_b);                                                     \
+            }                                                                                                         \
+            g->best = ampi_nine_search_##isa(t, d->ages, a, b, next, &g->age);                                        \
+            g->first = g->middle = AMPI_##V##_ZERO;                                                                   \
+        }                                                                                                             \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE size_t ampi_nine_groups_##isa(const ampi_pool_plan* p, ampi_nine_group_##isa* g) {  \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        int32_t fill[2][L];                                                                                           \
+        int o, i;                                                                                                     \
+        for (o = 0; o <= p->ow; o += L, g++) {                                                                        \
+            g->places.bits = g->places.count = 0;                                                                     \
+            g->places.skip = (uint32_t)(o < p->pw);                                                                   \
+            g->windows = (size_t)ampi_min_int(p->ow - o, L);                                                          \
+            for (i = 0; i < 2 * L; i++) {                                                                             \
+                const int c = 2 * o - p->pw + i, here = c >= 0 && c < p->w;                                           \
+                fill[i % 2][i / 2] = here ? 0 : INT32_MIN;                                                            \
+                g->places.bits |= (uint32_t)here << i;                                                                \
+                g->places.count += (uint32_t)here;                                                                    \
+            }                                                                                                         \
+            for (i = 0; i < 2; i++) g->fill[i] = ampi_nine_load_keys_##isa(fill[i]);                                  \
+        }                                                                                                             \
+        return (size_t)(p->ow / L) + 1;                                                                               \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_nine_image_##isa(amp_dtype t, const ampi_nine* d, size_t from,            \
+                                                             size_t to) {                                             \
+        const ampi_pool_plan* p = d->p;                                                                               \
+        const size_t size = amp_dtype_size(t), row = (size_t)p->w * size, out = (size_t)p->ow * size;                 \
+        const size_t left = (size_t)p->pw * size;                                                                     \
+        ampi_nine_group_##isa g[AMPI_NINE_GROUPS];                                                                    \
+        const size_t groups = ampi_nine_groups_##isa(p, g);                                                           \
+        for (; from < to; from++) {                                                                                   \
+            const char* x = (const char*)d->x + from * (size_t)p->h * row;                                            \
+            char* dx = (char*)d->dx + from * (size_t)p->h * row;                                                      \
+            const char* dy = (const char*)d->dy + from * (size_t)p->oh * out;                                         \
+            int r = -p->ph;                                                                                           \
+            size_t i;                                                                                                 \
+            ampi_nine_open_##isa(t, d, r == 0 ? x - left : NULL, g, groups);                                          \
+            if (r == 0) x += row, dx += row;                                                                          \
+            for (; r + 3 <= p->h + p->ph; r += 2, x += 2 * row, dx += 2 * row, dy += out)                             \
+                ampi_nine_windows_##isa(t, d, r >= 0, r + 2 < p->h, x - left, dx - left, dy, g, g + groups - 1);      \
+            dx -= row;                                                                                                \
+            for (i = 0; r < p->h && i < groups; i++)                                                                  \
+                ampi_nine_put_##isa(t, dx - left + i * 2 * AMPI_##V##_LANES * size, g[i].places, g[i].first,          \
+                                    g[i].middle);                                                                     \
+            if (r + 1 < p->h) memset(dx + row, 0, row);                                                               \
+        }                                                                                                             \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_FN void ampi_nine_planes_##isa(const ampi_nine* d, size_t from, size_t to, amp_dtype t) {  \
+        AMPI_FOR_TYPE(ampi_nine_image_##isa, t, d, from, to);                                                         \
+    }
+AMPI_POOL_NINE(avx512, V16)
+AMPI_POOL_NINE(avx2, V8)
+#endif
+/* Is it such a plan, in tensors of one type? */
+AMPI_FN int ampi_pool_is_nine(const ampi_pool_plan* p, amp_dtype a, amp_dtype b, amp_dtype c) {
+    return ampi_typed_both(a, b) && ampi_typed_both(a, c) && p->max && p->kh == 3 && p->kw == 3 && p->sh == 2
+           && p->sw == 2 && p->ow < 8 * AMPI_NINE_GROUPS;
+}
+AMPI_FN void ampi_pool_nine(const ampi_pool_plan* p, size_t from, size_t to, const void* dy, const void* x, void* dx,
+                            amp_dtype t) {
+#if AMPI_X86
+    ampi_nine d;
+    int k;
+    for (k = 0; k < 11 * 16; k++) d.ages[k / 16][k % 16] = k / 16;
+    d.p = p; d.x = x; d.dy = dy; d.dx = dx;
+    AMPI_BY_HAND(ampi_nine_planes, &d, from, to, t);
+#else
+    (void)p; (void)from; (void)to; (void)dy; (void)x; (void)dx; (void)t;
 #endif
 }
 
@@ -10265,6 +10510,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     ampi_pool_ring ring;
     ampi_pool_plan p;
     size_t n;
+    int together;                                /* planes, in one call */
     int64_t i, some;
     amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
@@ -10274,11 +10520,15 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     ampi_pool_ring_make(&p, x_dtype, dy_dtype, dx_dtype, &ring);
     ampi_pool_lines_make(&p, dy_dtype, dx_dtype, &lines);
     ampi_pool_lines_turn(&p, &lines);
+    together = lines.band > 0 || ampi_pool_is_nine(&p, x_dtype, dy_dtype, dx_dtype);
     some = ampi_pool_lines_planes(&p);
-    AMPI_PARALLEL_FOR(lines.band > 0 && n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)(lines.band > 0 ? p.planes : 0); i += some)
-        ampi_pool_lines_back(&lines, &p, (size_t)i, ampi_min_size(p.planes, (size_t)(i + some)), dy, dx, dx_dtype);
-    if (lines.band > 0) return AMP_OK;
+    AMPI_PARALLEL_FOR(together && n >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)(together ? p.planes : 0); i += some) {
+        const size_t from = (size_t)i, to = ampi_min_size(p.planes, (size_t)(i + some));
+        if (lines.band > 0) ampi_pool_lines_back(&lines, &p, from, to, dy, dx, dx_dtype);
+        else ampi_pool_nine(&p, from, to, dy, x, dx, dx_dtype);
+    }
+    if (together) return AMP_OK;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i++) {
         if (words.pairs > 0)

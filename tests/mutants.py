@@ -191,7 +191,10 @@ TABLE = [
     ("ops", "for (i = 0; i < n; i += AMPI_LANES) {\n            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n"
      "            ampi_copy_floats(", "for (i = 0; i + 1 < n; i += AMPI_LANES) {\n"
      "            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n            ampi_copy_floats("),
-    ("ops", "rows.last - rows.first == 3 && p->kh == 3; ", "rows.last - rows.first == 3;"),
+    ("ops", "fill[i % 2][i / 2] = here ? 0 : INT32_MIN;", "fill[i % 2][i / 2] = 0;"),
+    ("ops", "if (t == AMP_F32) g->age = age2, age =", "if (t == AMP_F32) age ="),
+    ("ops", "if (!fresh) v = AMPI_##V##_ADD(sum, v);", "if (!fresh) v = AMPI_##V##_ADD(sum, sum);"),
+    ("ops", "if (r + 1 < p->h) memset(dx + row, 0, row);", ""),
     ("ops", "d->by_columns = !p->max && !ampi_pool_is_small(p, AMPI_LANES);", "d->by_columns = !p->max;"),
     ("ops", "if (p->max || p->ow > AMPI_POOL_BLOCK || p->sw > p->kw) d->band = 0;",
      "if (p->max || p->sw > p->kw) d->band = 0;"),
