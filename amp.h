@@ -4374,17 +4374,17 @@ AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, 
 }
 
 /* What the busiest thread has to do for one k, in multiplications: those of its tiles, where half a panel takes a
-   little more than half the time, and packing a row of A is worth about 4 of them, packing a column of B 12. */
-AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t threads) {
+   little more than half the time, and packing a row of A is worth about 4 of them, packing a column of B `column`. */
+AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t threads, double column) {
     size_t turns = (p->tiles_m * p->tiles_n + threads - 1) / threads;
     size_t width = p->nc + (p->nc % (2 * g->lanes) ? g->lanes / 4 : 0);
-    return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
+    return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + column * (double)p->nc);
 }
 
 /* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy. Blocks of kc,
    or `slim` where a tile is one panel wide; but a panel of words takes half the room, and its k is not cut. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
-                                         size_t nc, size_t kc, size_t slim, size_t few) {
+                                         size_t nc, size_t kc, size_t slim, size_t few, double column) {
     ampi_gemm_plan p, q;
     size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
     memset(&p, 0, sizeof p);
@@ -4394,7 +4394,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
         for (i = ampi_div_up(n, nc); i <= turns * threads && (i - 1) * g->lanes < n; i++) {
             size_t tiles_m = ampi_max_size(ampi_div_up(turns * threads, i), ampi_div_up(m, mc));
             ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i);
-            if (ampi_gemm_cost(&q, g, threads) < ampi_gemm_cost(&p, g, threads)) p = q;
+            if (ampi_gemm_cost(&q, g, threads, column) < ampi_gemm_cost(&p, g, threads, column)) p = q;
         }
     p.few = p.mc <= few * g->mr;
     if (p.nc <= 2 * g->lanes && !g->words) kc = ampi_min_size(kc, slim);
@@ -4709,7 +4709,8 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, ampi_
             u->rs = s->a.ld / 2;
             u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
         } else if (pack) ampi_pack_a_words(g, s, row, rows, b->k0, b->kc, a, u->rs, b->line);
-        if (pack) b->least_a = ampi_min_unsigned(b->least_a, ampi_least_exponent(u->a, u->rs, rows, u->k));
+        if (pack && !s->normal)
+            b->least_a = ampi_min_unsigned(b->least_a, ampi_least_exponent(u->a, u->rs, rows, u->k));
         return;
     }
 #endif
@@ -5000,9 +5001,11 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
 }
 
 /* Do threads that work on the same columns of C pack their blocks of B together? A matrix comes from memory about as
-   fast as from another thread's cache; an image takes longer to unfold, so that it gains from three threads on. */
+   fast as from another thread's cache; an image takes longer to unfold, so that it gains from three threads on, but not
+   where the second-level cache holds little more than a block: there it comes from another thread's a panel late. */
 AMPI_FN int ampi_gemm_shares(const ampi_product* s, const ampi_gemm_plan* p) {
-    return s->b.image && !ampi_is_planes(s->b.image) && p->tiles_m > 2 && p->slots % p->tiles_m == 0;
+    return s->b.image && !ampi_is_planes(s->b.image) && p->tiles_m > 2 && p->slots % p->tiles_m == 0
+           && !ampi_leans_on_l3();
 }
 /* One slot's part of the block of B from k0, into the memory of the first or the second slot on these columns in turn;
    and its tile's sums of the block before, which all have packed. */
@@ -5226,8 +5229,9 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
 }
 /* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
    the second-level cache. FAR: B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel
-   of it comes by once for a tile that is one panel wide, and may be deep. */
-enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4 };
+   of it comes by once for a tile that is one panel wide, and may be deep. UNFOLDS: each tile unfolds B, an image, by
+   itself, which takes longer than packing a matrix. */
+enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_UNFOLDS = 8 };
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
    B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
@@ -5240,7 +5244,8 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
     return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN,
-                             how & AMPI_GEMM_FAR ? AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW);
+                             how & AMPI_GEMM_FAR ? AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW,
+                             how & AMPI_GEMM_UNFOLDS ? 32 : 12);
 }
 /* The plan for a product's operands. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
@@ -5249,6 +5254,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
         if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32) how |= AMPI_GEMM_FAR;
         else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     }
+    if (s->b.image && !ampi_is_planes(s->b.image) && ampi_leans_on_l3()) how |= AMPI_GEMM_UNFOLDS;
     return ampi_gemm_plan_full(g, s->m, s->n, s->k, how);
 }
 
@@ -5272,8 +5278,8 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
         for (slot = 0; slot < (int64_t)p.slots; slot++)
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
     } else {
-        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, AMPI_GEMM_FEW)
-                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, AMPI_GEMM_FEW);
+        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, AMPI_GEMM_FEW, 12)
+                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, AMPI_GEMM_FEW, 12);
         p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
@@ -5328,7 +5334,7 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
     size_t floats = 0;
     int how;
-    for (how = 0; how < 2 * AMPI_GEMM_A_ALONG; how++) {
+    for (how = 0; how < 2 * AMPI_GEMM_UNFOLDS; how++) {
         const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k, how);
         floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
     }
@@ -7438,8 +7444,7 @@ enum { AMPI_CONV_WIDE = 64 };                     /* pixels of an image that mak
 /* Bytes for a product of words: its blocks of k may be a little deeper than FP32's. */
 AMPI_FN size_t ampi_words_workspace(size_t m, size_t n, size_t k) {
     const ampi_gemm_isa g = ampi_gemm_isa_pairs();
-    const ampi_gemm_plan p = ampi_gemm_plan_full(&g, m, n, k + k % 2, 0);
-    return p.slots * p.floats * sizeof(float) + 128;
+    return ampi_gemm_floats(&g, m, n, k + k % 2) * sizeof(float) + 128;
 }
 /* Elements from one row of a group's turned weights (see ampi_turn_rows), k of them, to the next, not on the same cache
    sets, and floats of all of them. */
