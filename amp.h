@@ -3860,6 +3860,7 @@ typedef struct ampi_image {
     size_t kernel_h, kernel_w, rows, cols;        /* a < kernel_h, b < kernel_w, i < rows, j < cols */
     int64_t height, width;
     int64_t mul_h, mul_w, base_h, base_w, step_h, step_w, div_h, div_w;
+    const uint32_t* order;                        /* words: which of the runs of two channels is i-th; NULL: run i */
 } ampi_image;
 
 /* An operand of the product: `runs` runs of `length` positions. Run r of a matrix is its stored row r. */
@@ -3983,6 +3984,7 @@ typedef struct ampi_stage {
     size_t phase, pitch;                          /* floats of one column class, of one staged row */
     int64_t low_h, low_w, span_h;                 /* smallest kernel offset, and their number of rows */
     size_t held[2], rows, size;                   /* words: channels here, a class's rows, elements of a channel */
+    size_t slabs, image, row, end;                /* words: images, the first one, its first row, the end in the last */
     uint32_t from[AMPI_GEMM_KC_ONE];              /* words: where the runs of two channels begin */
     size_t pieces;
     ampi_piece piece[2 * AMPI_GEMM_NC];
@@ -4177,13 +4179,17 @@ AMPI_FN void ampi_words_stage(ampi_stage* t, const ampi_operand* v, size_t p, si
     const ampi_image* g = v->image;
     size_t image, i, next, q, at, taps = g->kernel_h * g->kernel_w;
     t->v = v; t->p = p; t->n = ampi_min_size(n, v->length - p);
-    t->pieces = t->rows = 0;
+    t->pieces = t->rows = t->slabs = 0;
+    t->image = p / (g->rows * g->cols);
+    t->row = p % (g->rows * g->cols) / g->cols;
     t->held[0] = t->held[1] = (size_t)-1;
     t->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
     t->span_h = ((int64_t)g->kernel_h - 1) * ampi_abs_i64(g->step_h) + 1;
-    for (q = p; q < p + t->n; ) {
+    for (q = p; q < p + t->n; t->slabs++) {
+        const size_t rows = ampi_stage_slab(t, q, &image, &i, &next);
         at = t->rows * g->cols + q % g->cols;
-        t->rows += ampi_stage_slab(t, q, &image, &i, &next) + ampi_words_more(t);
+        t->rows += rows + ampi_words_more(t);
+        t->end = i + rows;
         while (q < next) {
             ampi_piece* piece = &t->piece[t->pieces++];
             size_t to = (q - p) % cut, count = ampi_min_size(cut - to, next - q);
@@ -4193,9 +4199,9 @@ AMPI_FN void ampi_words_stage(ampi_stage* t, const ampi_operand* v, size_t p, si
     }
     t->size = g->kernel_w * ampi_words_classes(t) * t->rows * g->cols;
     for (i = 0; i < 2 * taps; i++) {
-        size_t a = (size_t)((int64_t)(i % taps / g->kernel_w) * g->step_h - t->low_h);
-        size_t row = (i % g->kernel_w * ampi_words_classes(t) + a % (size_t)g->mul_h) * t->rows + a / (size_t)g->mul_h;
-        t->from[i] = (uint32_t)(i / taps * t->size + row * g->cols);
+        size_t r = g->order ? g->order[i] : i, a = (size_t)((int64_t)(r % taps / g->kernel_w) * g->step_h - t->low_h);
+        size_t row = (r % g->kernel_w * ampi_words_classes(t) + a % (size_t)g->mul_h) * t->rows + a / (size_t)g->mul_h;
+        t->from[i] = (uint32_t)(r / taps * t->size + row * g->cols);
     }
 }
 /* Whether n positions in panels of `cut` always have room in so many floats. */
@@ -4243,34 +4249,39 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_rows(uint16_t* dst, size_t n, const u
     ampi_clear_upper();
 }
 
+/* n / mul, n >= 0: mostly mul is 1, and a division takes long. */
+AMPI_FN int64_t ampi_div_i64(int64_t n, int64_t mul) { return mul == 1 ? n : n / mul; }
 /* Rows of class f of one kernel column: `rows` of them, the first of which is row y of the plane at src. */
 AMPI_FN void ampi_words_slab(const ampi_image* g, const uint16_t* src, int64_t y, size_t rows, int64_t x0,
                              uint16_t* dst) {
     int64_t mul = g->mul_h, count = (int64_t)rows;
-    int64_t first = y >= 0 ? 0 : ampi_min_i64((mul - 1 - y) / mul, count);
-    int64_t last = y >= g->height ? first : ampi_min_i64((g->height - 1 - y) / mul + 1, count);
+    int64_t first = y >= 0 ? 0 : ampi_min_i64(ampi_div_i64(mul - 1 - y, mul), count);
+    int64_t last = y >= g->height ? first : ampi_min_i64(ampi_div_i64(g->height - 1 - y, mul) + 1, count);
     if (last < first) last = first;
-    memset(dst, 0, (size_t)first * g->cols * sizeof *dst);
-    memset(dst + (size_t)last * g->cols, 0, (size_t)(count - last) * g->cols * sizeof *dst);
-    if (first < last)
-        ampi_words_rows(dst + (size_t)first * g->cols, g->cols, src + (y + first * mul) * g->width,
-                        (size_t)(mul * g->width), (size_t)(last - first), g->width, x0, g->mul_w);
+    if (first > 0) memset(dst, 0, (size_t)first * g->cols * sizeof *dst);
+    if (last < count) memset(dst + (size_t)last * g->cols, 0, (size_t)(count - last) * g->cols * sizeof *dst);
+    if (first == last) return;
+    src += (y + first * mul) * g->width;
+    dst += (size_t)first * g->cols;
+    if (x0 == 0 && mul == 1 && g->mul_w == 1 && (int64_t)g->cols == g->width)       /* whole rows, as they lie */
+        memcpy(dst, src, (size_t)(last - first) * g->cols * sizeof *dst);
+    else
+        ampi_words_rows(dst, g->cols, src, (size_t)(mul * g->width), (size_t)(last - first), g->width, x0, g->mul_w);
 }
 /* Brings channel c into `data`, zeros if there is none. */
 AMPI_FN void ampi_words_fill(ampi_stage* t, size_t c) {
     const ampi_image* g = t->v->image;
-    const size_t classes = ampi_words_classes(t);
-    size_t image, i, next, q, at, rows, f, b;
+    const size_t classes = ampi_words_classes(t), more = ampi_words_more(t);
+    const uint16_t* src = (const uint16_t*)t->v->data + t->v->offset + c * g->channel_stride;
+    size_t i, at, row, rows, f, b;
     uint16_t* dst = (uint16_t*)(void*)t->data + c % 2 * t->size;
     if (t->held[c % 2] == c) return;
     t->held[c % 2] = c;
     if (c * g->kernel_h * g->kernel_w >= t->v->runs) { memset(dst, 0, t->size * sizeof *dst); return; }
-    for (q = t->p, at = 0; q < t->p + t->n; q = next, at += rows) {
-        const uint16_t* src = (const uint16_t*)t->v->data + t->v->offset + c * g->channel_stride;
-        int64_t y;
-        rows = ampi_stage_slab(t, q, &image, &i, &next) + ampi_words_more(t);
-        y = (int64_t)i * g->mul_h + g->base_h + t->low_h;
-        src += image * g->image_stride;
+    src += t->image * g->image_stride;
+    for (i = at = 0, row = t->row; i < t->slabs; i++, at += rows, row = 0, src += g->image_stride) {
+        const int64_t y = (int64_t)row * g->mul_h + g->base_h + t->low_h;
+        rows = (i + 1 == t->slabs ? t->end : g->rows) - row + more;
         for (b = 0; b < g->kernel_w; b++)
             for (f = 0; f < classes; f++)
                 ampi_words_slab(g, src, y + (int64_t)f, rows, g->base_w + (int64_t)b * g->step_w,
@@ -4318,7 +4329,8 @@ typedef struct ampi_product {
     float alpha, beta;
     void* c; amp_dtype c_dtype;
     size_t c_offset, ldc;              /* element (i, j) of C lies at */
-    size_t part, part_stride;          /* c_offset + i*ldc + j/part*part_stride + j%part */
+    size_t part, part_stride;          /* c_offset + i*ldc + j/part*part_stride + j%part; with `lines`, q = j/part: */
+    size_t lines, line, step;          /* c_offset + i*ldc + q/lines*part_stride + q%lines*line + j%part*step */
     const void* bias; amp_dtype bias_dtype;       /* NULL: none */
     size_t bias_offset;
     int bias_per_row;
@@ -4392,17 +4404,17 @@ AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, 
 }
 
 /* What the busiest thread has to do for one k, in multiplications: those of its tiles, where half a panel takes a
-   little more than half the time, and packing a row of A is worth about 4 of them, packing a column of B 12. */
-AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t threads) {
+   little more than half the time, and packing a row of A is worth about 4 of them, packing a column of B `column`. */
+AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t threads, double column) {
     size_t turns = (p->tiles_m * p->tiles_n + threads - 1) / threads;
     size_t width = p->nc + (p->nc % (2 * g->lanes) ? g->lanes / 4 : 0);
-    return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
+    return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + column * (double)p->nc);
 }
 
 /* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy. Blocks of kc,
    or `slim` where a tile is one panel wide; but a panel of words takes half the room, and its k is not cut. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
-                                         size_t nc, size_t kc, size_t slim, size_t few) {
+                                         size_t nc, size_t kc, size_t slim, size_t few, double column) {
     ampi_gemm_plan p, q;
     size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
     memset(&p, 0, sizeof p);
@@ -4412,7 +4424,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
         for (i = ampi_div_up(n, nc); i <= turns * threads && (i - 1) * g->lanes < n; i++) {
             size_t tiles_m = ampi_max_size(ampi_div_up(turns * threads, i), ampi_div_up(m, mc));
             ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i, threads);
-            if (ampi_gemm_cost(&q, g, threads) < ampi_gemm_cost(&p, g, threads)) p = q;
+            if (ampi_gemm_cost(&q, g, threads, column) < ampi_gemm_cost(&p, g, threads, column)) p = q;
         }
     p.few = p.mc <= few * g->mr;
     if (p.nc <= 2 * g->lanes && !g->words) kc = ampi_min_size(kc, slim);
@@ -4580,7 +4592,7 @@ AMPI_FN void ampi_words_b_across(const ampi_gemm_isa* g, const ampi_product* s, 
         float* panel = b;
         next = ampi_min_size(k0 + kc, (c + 2) * taps);
         ampi_words_fill(stage, c);
-        if (next > (c + 1) * taps) ampi_words_fill(stage, c + 1);
+        if (next > (c + 1) * taps || s->b.image->order) ampi_words_fill(stage, c + 1);
         for (i = 0, j = 0; i < stage->pieces; i++) {
             size_t width = nc - j > g->lanes ? nr : g->lanes, count = stage->piece[i].count, to = stage->piece[i].to;
             ampi_words_piece(panel + (k - k0) / 2 * width + to, width,
@@ -4638,10 +4650,11 @@ AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, si
 }
 #endif
 
+AMPI_FN int ampi_c_is_matrix(const ampi_product* s) { return s->part >= s->n && s->lines == 0; }
 /* May the micro-kernel write the last sums straight to C? Where C is F32, a plain matrix, and the sums are
    the result. */
 AMPI_FN int ampi_is_direct(const ampi_product* s) {
-    return s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias && s->alpha == 1.0f && s->beta == 0.0f
+    return s->c_dtype == AMP_F32 && ampi_c_is_matrix(s) && !s->bias && s->alpha == 1.0f && s->beta == 0.0f
            && s->k > 0;
 }
 
@@ -4732,7 +4745,8 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, ampi_
             u->rs = s->a.ld / 2;
             u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
         } else if (pack) ampi_pack_a_words(g, s, row, rows, b->k0, b->kc, a, u->rs, b->line);
-        if (pack) b->least_a = ampi_min_unsigned(b->least_a, ampi_least_exponent(u->a, u->rs, rows, u->k));
+        if (pack && !s->normal)
+            b->least_a = ampi_min_unsigned(b->least_a, ampi_least_exponent(u->a, u->rs, rows, u->k));
         return;
     }
 #endif
@@ -4913,12 +4927,64 @@ AMPI_FN void ampi_gemm_store_row(const ampi_product* s, size_t i, size_t j, size
     }
 }
 
-/* The tile's sums T become rows of C. */
+#if AMPI_X86
+/* The first n of 16 results, rounded, to every step-th element from dst[at] on; 16 places a turn, where step is not 1
+   and not 2 in 16 bits. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_apart(void* dst, amp_dtype t, size_t at, size_t step, size_t n,
+                                                       __m512 v) {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i share = _mm512_set1_epi32((int)(65536 / step + 1)), by = _mm512_set1_epi32((int)step);
+    const uint32_t even = n < 16 ? 0x55555555u & ((1u << 2 * n) - 1u) : 0x55555555u;
+    __m512i bits = _mm512_castps_si512(AMPI_V16_CLEAN(v));
+    size_t i;
+    if (step == 1) { ampi_write16_avx512(dst, t, at, n, v); return; }
+    if (t == AMP_F16)
+        bits = _mm512_maskz_cvtepu16_epi32(AMPI_V16_ALL, _mm512_maskz_cvtps_ph(AMPI_V16_ALL, AMPI_V16_CLEAN(v), 0));
+    if (t == AMP_BF16) bits = _mm512_maskz_srli_epi32(AMPI_V16_ALL, ampi_upper16_avx512(v), 16);
+    if (step == 2 && t != AMP_F32) { _mm512_mask_storeu_epi16((uint16_t*)dst + at, even, bits); return; }
+    for (i = 0; i < n * step; i += 16) {
+        const __m512i place = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)i));
+        const __m512i from = _mm512_maskz_srli_epi32(AMPI_V16_ALL, _mm512_mullo_epi32(place, share), 16);
+        const __mmask16 here = _mm512_cmpeq_epi32_mask(_mm512_mullo_epi32(from, by), place)
+                               & _mm512_cmplt_epi32_mask(from, _mm512_set1_epi32((int)n));
+        const __m512i x = _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, from, bits);
+        if (t == AMP_F32) _mm512_mask_storeu_epi32((float*)dst + at + i, here, x);
+        else _mm256_mask_storeu_epi16((uint16_t*)dst + at + i, here, _mm512_maskz_cvtepi32_epi16(AMPI_V16_ALL, x));
+    }
+}
+/* Row i of the tile's sums becomes lines of C, whose type and step are constants where it is called. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_store_lines_as(amp_dtype type, size_t step, const ampi_product* s,
+                                                        const ampi_block* b, size_t i, const float* t) {
+    size_t q = b->j0 / s->part, line = q % s->lines, j = b->j0 % s->part, left = b->nc, count, l;
+    size_t at = s->c_offset + (b->i0 + i) * s->ldc + q / s->lines * s->part_stride + line * s->line;
+    for (; left > 0; left -= count, t += count, j = 0) {
+        count = ampi_min_size(s->part - j, left);
+        for (l = 0; l < count; l += 16)
+            ampi_write16_apart(s->c, type, at + (j + l) * step, step, ampi_min_size(count - l, 16),
+                               _mm512_maskz_loadu_ps(ampi_first_x16(count - l), t + l));
+        at += s->line;
+        if (++line < s->lines) continue;
+        line = 0;
+        at += s->part_stride - s->lines * s->line;
+    }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_store_lines(const ampi_product* s, const ampi_block* b, size_t i, const float* t) {
+    if (s->c_dtype == AMP_BF16 && s->step == 2) ampi_store_lines_as(AMP_BF16, 2, s, b, i, t);
+    else ampi_store_lines_as(s->c_dtype, s->step, s, b, i, t);
+    ampi_clear_upper();
+}
+#endif
+
+/* The tile's sums T become rows of C. Lines are only of products of words, and plain sums. */
 AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
     size_t i, l, j = block->j0, n = block->nc;
     float *line = block->line, *t = block->t;
     float* add = s->bias || s->beta != 0.0f ? line : NULL;
     if (s->bias && !s->bias_per_row) ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + j, n);
+#if AMPI_X86
+    for (i = 0; s->lines > 0 && i < block->mc; i++) ampi_store_lines(s, block, i, t + i * block->ldt);
+    if (s->lines > 0) return;
+#endif
     for (i = 0; i < block->mc; i++, t += block->ldt) {
         if (s->bias && s->bias_per_row) {
             ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + block->i0 + i, 1);
@@ -4945,7 +5011,7 @@ AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_p
     b->rows = b->mc / b->panels;
     b->more = b->mc % b->panels;
     b->direct = b->last && ampi_is_direct(s);
-    b->finish = b->last && g->finish && s->part >= s->n && !b->direct && s->k > 0;
+    b->finish = b->last && g->finish && ampi_c_is_matrix(s) && !b->direct && s->k > 0;
     b->packed = ampi_b_in_place(g, s, b);
     b->whole = !b->few || s->b.image;
 }
@@ -4971,9 +5037,11 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
 }
 
 /* Do threads that work on the same columns of C pack their blocks of B together? A matrix comes from memory about as
-   fast as from another thread's cache; an image takes longer to unfold, so that it gains from three threads on. */
+   fast as from another thread's cache; an image takes longer to unfold, so that it gains from three threads on, but not
+   where the second-level cache holds little more than a block: there it comes from another thread's a panel late. */
 AMPI_FN int ampi_gemm_shares(const ampi_product* s, const ampi_gemm_plan* p) {
-    return s->b.image && !ampi_is_planes(s->b.image) && p->tiles_m > 2 && p->slots % p->tiles_m == 0;
+    return s->b.image && !ampi_is_planes(s->b.image) && p->tiles_m > 2 && p->slots % p->tiles_m == 0
+           && !ampi_leans_on_l3();
 }
 /* One slot's part of the block of B from k0, into the memory of the first or the second slot on these columns in turn;
    and its tile's sums of the block before, which all have packed. */
@@ -5196,9 +5264,10 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
     return ampi_gemm_isa_now();
 }
 /* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
-   the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel
-   of it comes by once for a tile that is one panel wide, and may be deep. */
-enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4 };
+   the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or
+   has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide,
+   and may be deep. UNFOLDS: each tile unfolds B, an image, by itself, which takes longer than packing a matrix. */
+enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_UNFOLDS = 8 };
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
    B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
@@ -5211,7 +5280,8 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
     return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN,
-                             how & AMPI_GEMM_FAR ? AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW);
+                             how & AMPI_GEMM_FAR ? AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW,
+                             how & AMPI_GEMM_UNFOLDS ? 32 : 12);
 }
 /* The plan for a product's operands. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
@@ -5221,6 +5291,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
         else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     }
     if (g->lanes == 8 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
+    if (s->b.image && !ampi_is_planes(s->b.image) && ampi_leans_on_l3()) how |= AMPI_GEMM_UNFOLDS;
     return ampi_gemm_plan_full(g, s->m, s->n, s->k, how);
 }
 
@@ -5244,8 +5315,8 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
         for (slot = 0; slot < (int64_t)p.slots; slot++)
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
     } else {
-        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, AMPI_GEMM_FEW)
-                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, AMPI_GEMM_FEW);
+        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, AMPI_GEMM_FEW, 12)
+                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, AMPI_GEMM_FEW, 12);
         p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
@@ -5300,7 +5371,7 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
     size_t floats = 0;
     int how;
-    for (how = 0; how < 2 * AMPI_GEMM_A_ALONG; how++) {
+    for (how = 0; how < 2 * AMPI_GEMM_UNFOLDS; how++) {
         const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k, how);
         floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
     }
@@ -7390,45 +7461,6 @@ AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype d
 }
 #endif
 
-enum { AMPI_CONV_WIDE = 64 };                     /* pixels of an image that make a product of their own */
-
-/* Bytes for a product of words: its blocks of k may be a little deeper than FP32's. */
-AMPI_FN size_t ampi_words_workspace(size_t m, size_t n, size_t k) {
-    const ampi_gemm_isa g = ampi_gemm_isa_pairs();
-    const ampi_gemm_plan p = ampi_gemm_plan_full(&g, m, n, k + k % 2, 0);
-    return p.slots * p.floats * sizeof(float) + 128;
-}
-/* Elements from one row of a group's turned weights (see ampi_conv2d_turn) to the next, not on the same cache sets,
-   and floats of all of them. */
-AMPI_FN size_t ampi_turned_ld(const ampi_conv2d* c) {
-    const size_t ld = ampi_round_up(c->og * c->taps, 32);
-    return ld % 512 == 0 ? ld + 32 : ld;
-}
-AMPI_FN size_t ampi_turned_floats(const ampi_conv2d* c) { return c->cg * ampi_turned_ld(c) / 2; }
-AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
-    ampi_conv2d c;
-    size_t y, dw, dx, n;
-    if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
-    n = (size_t)c.s.n;
-    y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
-    dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
-    dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
-    y = ampi_max_size(y, ampi_words_workspace(c.og, n * c.out_pixels, c.cg * c.taps));
-    dw = ampi_max_size(dw, ampi_words_workspace(c.og, c.cg * c.taps, n * c.out_pixels));
-    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps)
-                           + ampi_turned_floats(&c) * sizeof(float));
-    y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
-    y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
-    if (c.taps == 1) {                            /* image by image */
-        y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
-        dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
-    }
-    dw = ampi_max_size(dw, ampi_amx_depth_workspace(&c));
-    dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
-    dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
-    return ampi_max_size(y, ampi_max_size(dw, dx));
-}
-
 /* planes[N, channels, size] of one group as an operand: run = channel, position = (image, place in the
    plane). */
 AMPI_FN ampi_image ampi_planes(size_t channels, size_t size) {
@@ -7442,6 +7474,131 @@ AMPI_FN ampi_image ampi_planes(size_t channels, size_t size) {
     g.width = (int64_t)size;
     g.mul_h = g.mul_w = g.div_h = g.div_w = 1;
     return g;
+}
+
+enum { AMPI_CONV_WIDE = 64 };                     /* pixels of an image that make a product of their own */
+
+/* Bytes for a product of words: its blocks of k may be a little deeper than FP32's. */
+AMPI_FN size_t ampi_words_workspace(size_t m, size_t n, size_t k) {
+    const ampi_gemm_isa g = ampi_gemm_isa_pairs();
+    return ampi_gemm_floats(&g, m, n, k + k % 2) * sizeof(float) + 128;
+}
+/* Elements from one row of a group's turned weights (see ampi_turn_rows), k of them, to the next, not on the same cache
+   sets, and floats of all of them. */
+AMPI_FN size_t ampi_turned_ld(size_t k) {
+    const size_t ld = ampi_round_up(k, 32);
+    return ld % 512 == 0 ? ld + 32 : ld;
+}
+AMPI_FN size_t ampi_turned_floats(const ampi_conv2d* c) { return c->cg * ampi_turned_ld(c->og * c->taps) / 2; }
+
+/* dx with strides, as products of words: the pixels of a part, those rh mod stride_h down and rw mod stride_w across,
+   meet some of the kernel's taps only, and see dy through them as through a kernel without a stride. What the others
+   would add are zeros, which change no sum where nothing is subnormal and no weight infinite. Pairs are those of the
+   full list of terms: so the terms of two outputs go into words in the order in which this list, swapped pair by pair,
+   has them, and a last output without a partner gets one of zeros. */
+/* Largest stride, most kernel positions; terms of a line of sums that always pay. */
+enum { AMPI_PART_STRIDE = 4, AMPI_PART_TAPS = 32, AMPI_PART_TERMS = 768 };
+typedef struct ampi_dx_part {
+    size_t taps, k, ld, rh, rw;                   /* k, ld: of its turned weights */
+    ampi_image image;
+    uint32_t order[2 * AMPI_PART_TAPS];           /* for the image; of two outputs' weights it takes */
+    uint16_t from[2 * AMPI_PART_TAPS];            /* in place i: a tap of the first, or 32 + a tap of the second */
+} ampi_dx_part;
+
+/* How many kernel positions part r takes; in the image: its first shift, and the step to the next. */
+AMPI_FN size_t ampi_dx_part_side(const ampi_side* s, int64_t r, int64_t* base, int64_t* step) {
+    int64_t a, shift, cls, last = 0;
+    size_t n = 0;
+    *base = *step = 0;
+    for (a = 0; a < s->kernel; a++) {
+        if (!ampi_side_tap(s, r, a, &shift, &cls)) continue;
+        if (n == 0) *base = shift;
+        else *step = shift - last;
+        last = shift;
+        n++;
+    }
+    return n;
+}
+AMPI_FN void ampi_dx_part_of(ampi_dx_part* p, const ampi_conv2d* c, size_t part) {
+    const int64_t kw = c->s.kernel_w, rh = (int64_t)part / c->s.stride_w, rw = (int64_t)part % c->s.stride_w;
+    size_t rank[2 * AMPI_PART_TAPS], i, n = 0;
+    ampi_image* g = &p->image;
+    int64_t shift, cls;
+    ampi_side h, w;
+    ampi_conv2d_sides(c, 1, &h, &w);
+    *g = ampi_planes((size_t)c->s.out_channels, c->out_pixels);
+    g->kernel_h = ampi_dx_part_side(&h, rh, &g->base_h, &g->step_h);
+    g->kernel_w = ampi_dx_part_side(&w, rw, &g->base_w, &g->step_w);
+    g->rows = (size_t)ampi_side_count(h.result, h.parts, rh);
+    g->cols = (size_t)ampi_side_count(w.result, w.parts, rw);
+    g->height = c->out_h; g->width = c->out_w;
+    g->order = p->order;
+    p->rh = (size_t)rh; p->rw = (size_t)rw;
+    p->taps = g->kernel_h * g->kernel_w;
+    p->k = (c->og + c->og % 2) * p->taps;
+    p->ld = ampi_turned_ld(p->k);
+    for (i = 0; i < 2 * c->taps; i++) {
+        const int64_t tap = (int64_t)(i % c->taps);
+        const int here = ampi_side_tap(&h, rh, tap / kw, &shift, &cls)
+                         && ampi_side_tap(&w, rw, tap % kw, &shift, &cls);
+        rank[i] = here ? n++ : SIZE_MAX;
+    }
+    for (i = n = 0; i < 2 * c->taps; i++) {
+        const size_t term = i ^ 1u;
+        if (rank[term] == SIZE_MAX) continue;
+        p->order[n ^ 1u] = (uint32_t)rank[term];
+        p->from[n++ ^ 1u] = (uint16_t)(term % c->taps + 32 * (term / c->taps));
+    }
+}
+/* Whether dx has parts, and their number. */
+AMPI_FN size_t ampi_dx_parts(const ampi_conv2d* c) {
+    const amp_conv2d_shape* s = &c->s;
+    if (s->stride_h * s->stride_w == 1 || s->stride_h > AMPI_PART_STRIDE || s->stride_w > AMPI_PART_STRIDE
+        || c->taps > AMPI_PART_TAPS) return 0;
+    return (size_t)(s->stride_h * s->stride_w);
+}
+/* Elements of a group's turned weights, all parts of them. */
+AMPI_FN size_t ampi_dx_parts_turned(const ampi_conv2d* c) {
+    size_t i, turned = 0;
+    ampi_dx_part p;
+    for (i = 0; i < ampi_dx_parts(c); i++) {
+        ampi_dx_part_of(&p, c, i);
+        turned += c->cg * p.ld;
+    }
+    return turned;
+}
+AMPI_FN size_t ampi_dx_parts_workspace(const ampi_conv2d* c) {
+    size_t i, most = 0;
+    ampi_dx_part p;
+    for (i = 0; i < ampi_dx_parts(c); i++) {
+        ampi_dx_part_of(&p, c, i);
+        most = ampi_max_size(most, ampi_words_workspace(c->cg, (size_t)c->s.n * p.image.rows * p.image.cols, p.k));
+    }
+    return most + ampi_dx_parts_turned(c) * sizeof(uint16_t);
+}
+AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
+    ampi_conv2d c;
+    size_t y, dw, dx, n;
+    if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
+    n = (size_t)c.s.n;
+    y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
+    dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
+    dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
+    y = ampi_max_size(y, ampi_words_workspace(c.og, n * c.out_pixels, c.cg * c.taps));
+    dw = ampi_max_size(dw, ampi_words_workspace(c.og, c.cg * c.taps, n * c.out_pixels));
+    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps)
+                           + ampi_turned_floats(&c) * sizeof(float));
+    dx = ampi_max_size(dx, ampi_dx_parts_workspace(&c));
+    y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
+    y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
+    if (c.taps == 1) {                            /* image by image */
+        y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
+        dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
+    }
+    dw = ampi_max_size(dw, ampi_amx_depth_workspace(&c));
+    dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
+    dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
+    return ampi_max_size(y, ampi_max_size(dw, dx));
 }
 
 /* x as the outputs see it (im2col): run = (channel, kernel row, kernel column), position = (image, output
@@ -7640,14 +7797,12 @@ AMPI_FN int ampi_conv2d_words_pay(const ampi_gemm_isa* g, const ampi_product* s)
     size_t least = s->b.along_k ? 24 : s->b.image->kernel_h * s->b.image->kernel_w > 9 ? 32 : 16;
     return s->m >= least && 2 * ampi_words(g, s->k) <= s->k + s->k / 2;
 }
-/* Shall a convolution's product be one of words? s: that of the first group; x and y are all of what is unfolded, and
-   the other operand; more: floats of the workspace that it does not get. */
-AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
-                              const amp_exec* exec) {
+/* May a convolution's product be one of words, if nothing in it is subnormal? s: that of the first group; more: floats
+   of the workspace that it does not get. */
+AMPI_FN int ampi_conv2d_words_fit(const ampi_product* s, size_t more, const amp_exec* exec) {
     ampi_product one = *s;
     ampi_gemm_isa g;
     ampi_gemm_plan p;
-    unsigned e, f;
     one.normal = 1;
     one.k += s->k % 2;
     g = ampi_gemm_isa_for(&one);
@@ -7655,17 +7810,24 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
         return 0;
     p = ampi_gemm_plan_for(&g, &one);
     if (ampi_room(exec) < p.floats + more + 16) return 0;
-    if (s->b.along_k ? !ampi_words_stage_fits(&s->b, p.kc, p.kc, AMPI_GEMM_STAGE)
-                     : !ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes, AMPI_GEMM_STAGE)) return 0;
-    e = ampi_all_exponents((const uint16_t*)x, nx);
-    f = e >= 1 ? ampi_all_exponents((const uint16_t*)y, ny) : 0;
-    return f >= 1 && e + f >= 142;
+    return s->b.along_k ? ampi_words_stage_fits(&s->b, p.kc, p.kc, AMPI_GEMM_STAGE)
+                        : ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes, AMPI_GEMM_STAGE);
+}
+/* Is nothing subnormal in the products of all of x and all of y? */
+AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t ny) {
+    const unsigned e = ampi_all_exponents((const uint16_t*)x, nx);
+    return e >= 1 && ampi_words_are_normal(e, ampi_all_exponents((const uint16_t*)y, ny));
+}
+/* Shall it be one? x and y are all of what is unfolded, and the other operand. */
+AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
+                              const amp_exec* exec) {
+    return ampi_conv2d_words_fit(s, more, exec) && ampi_conv2d_normal(x, nx, y, ny);
 }
 
 /* Rows [first, first + rows) of the turned weights: row r is w[o][r][taps] for one o after the other, and zeros. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_rows(const ampi_conv2d* c, const uint16_t* w, size_t first, size_t rows,
                                                uint16_t* dst) {
-    const size_t taps = c->taps, ld = ampi_turned_ld(c);
+    const size_t taps = c->taps, ld = ampi_turned_ld(c->og * c->taps);
     size_t o, r, i, o0;
     for (o0 = 0; o0 < c->og; o0 += 32)            /* so many that reads and writes stay in the first-level cache */
         for (r = first; r < first + rows; r++)
@@ -7699,13 +7861,127 @@ AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype
             ampi_turn_rows(c, (const uint16_t*)w + g * c->og * c->cg * c->taps, (size_t)block * 32,
                            ampi_min_size(c->cg - (size_t)block * 32, 32), turned);
         ampi_conv2d_dx(&s, images, c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-        s.a = ampi_matrix(turned, AMP_BF16, c->cg, s.k, ampi_turned_ld(c), 1);
+        s.a = ampi_matrix(turned, AMP_BF16, c->cg, s.k, ampi_turned_ld(s.k), 1);
         s.normal = 1;
         ampi_gemm_run(&s, &own);
     }
     return 1;
 }
+
+/* Rows [first, first + rows) of a part's turned weights; sets *bad where one is infinite or a NaN. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_part(const ampi_conv2d* c, const ampi_dx_part* p, const uint16_t* w,
+                                               size_t first, size_t rows, uint16_t* dst, int* bad) {
+    const size_t places = 2 * p->taps, used = p->k;
+    const __mmask32 m = ampi_inside_x32(0, (int64_t)c->taps);
+    const __m512i infinite = _mm512_set1_epi16(0x7f80);
+    __mmask32 odd = 0;
+    size_t o, r, i, o0;
+    for (o0 = 0; o0 < c->og; o0 += 32)            /* as in ampi_turn_rows */
+        for (r = first; r < first + rows; r++)
+            for (o = o0; o < c->og && o < o0 + 32; o += 2) {
+                const __mmask32 m1 = o + 1 < c->og ? m : 0;
+                const __m512i x = _mm512_maskz_loadu_epi16(m, w + (o * c->cg + r) * c->taps);
+                const __m512i y = _mm512_maskz_loadu_epi16(m1, w + ((o + 1) * c->cg + r) * c->taps);
+                odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, infinite), infinite)
+                       | _mm512_cmpeq_epi16_mask(_mm512_and_si512(y, infinite), infinite);
+                for (i = 0; i < places; i += 32) {
+                    const __mmask32 here = ampi_inside_x32(0, (int64_t)(places - i));
+                    const __m512i v = _mm512_permutex2var_epi16(x, _mm512_loadu_si512(p->from + i), y);
+                    _mm512_mask_storeu_epi16(dst + r * p->ld + o * p->taps + i, here, v);
+                }
+            }
+    for (r = first; r < first + rows; r++) memset(dst + r * p->ld + used, 0, (p->ld - used) * sizeof *dst);
+    if (odd) AMPI_STORE_RELAXED(bad, 1);
+    ampi_clear_upper();
+}
+/* All of a group's turned weights, part by part. 0: one of them is not finite. */
+AMPI_FN int ampi_turn_parts(const ampi_conv2d* c, const uint16_t* w, uint16_t* dst) {
+    int64_t block, blocks = (int64_t)ampi_div_up(c->cg, 32);
+    int bad = 0;
+    AMPI_PARALLEL_FOR(blocks > 1)
+    for (block = 0; block < blocks; block++) {
+        const size_t first = (size_t)block * 32, rows = ampi_min_size(c->cg - first, 32);
+        uint16_t* to = dst;
+        ampi_dx_part p;
+        size_t i;
+        for (i = 0; i < ampi_dx_parts(c); i++, to += c->cg * p.ld) {
+            ampi_dx_part_of(&p, c, i);
+            if (p.taps > 0) ampi_turn_part(c, &p, w, first, rows, to, &bad);
+        }
+    }
+    return bad == 0;
+}
+/* The product of a part, from that of all pixels. */
+AMPI_FN void ampi_dx_part_product(ampi_product* s, const ampi_conv2d* c, const ampi_dx_part* p,
+                                  const uint16_t* turned) {
+    s->k = p->k;
+    s->n = (size_t)c->s.n * p->image.rows * p->image.cols;
+    s->c_offset += p->rh * (size_t)c->s.width + p->rw;
+    s->part = p->image.cols;
+    s->lines = p->image.rows;
+    s->line = (size_t)(c->s.stride_h * c->s.width);
+    s->step = (size_t)c->s.stride_w;
+    s->a = ampi_matrix(turned, AMP_BF16, c->cg, s->k, p->ld, 1);
+    s->b.image = p->taps > 0 ? &p->image : NULL;
+    s->b.runs = c->og * p->taps;
+    s->b.length = s->n;
+    s->normal = 1;
+}
+/* Are they faster than images abreast? Not where lines are short and sums have few terms: to store a line takes as long
+   as some terms of it. */
+AMPI_FN int ampi_dx_parts_pay(const ampi_conv2d* c) {
+    ampi_abreast d;
+    return c->og * c->taps * (size_t)c->s.width >= (size_t)AMPI_PART_TERMS * ampi_dx_parts(c) * (size_t)c->s.stride_w
+           || !ampi_abreast_plan(&d, c, 1, 1);
+}
+/* Have all products room in the workspace, and do they pay? */
+AMPI_FN int ampi_dx_parts_fit(const ampi_product* s, const ampi_conv2d* c, const amp_exec* exec) {
+    const size_t more = ampi_dx_parts_turned(c) / 2;
+    size_t i, products = 0;
+    for (i = 0; i < ampi_dx_parts(c); i++) {
+        ampi_product one = *s;
+        ampi_dx_part p;
+        ampi_dx_part_of(&p, c, i);
+        ampi_dx_part_product(&one, c, &p, NULL);
+        if (p.taps == 0 || one.n == 0) continue;
+        if (!ampi_conv2d_words_fit(&one, more, exec)) return 0;
+        products++;
+    }
+    return products > 0 && ampi_dx_parts_pay(c);
+}
+/* The input's gradient with strides as products of words, part by part. */
+AMPI_FN int ampi_conv2d_dx_parts(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
+                                 amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+    ampi_image images[2];
+    ampi_product s;
+    amp_exec own;
+    uint16_t *memory, *turned;
+    size_t g, i;
+    ampi_conv2d_dx(&s, images, c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
+    if (!ampi_dx_parts_fit(&s, c, exec) || !ampi_conv2d_normal(dy, c->y_count, w, c->w_count)) return 0;
+    own = *exec;
+    memory = (uint16_t*)(void*)ampi_align64(exec->workspace);
+    own.workspace = memory + ampi_dx_parts_turned(c);
+    own.workspace_size -= (size_t)((char*)own.workspace - (char*)exec->workspace);
+    for (g = 0; g < (size_t)c->s.groups; g++) {
+        if (!ampi_turn_parts(c, (const uint16_t*)w + g * c->og * c->cg * c->taps, memory)) return 0;
+        for (i = 0, turned = memory; i < ampi_dx_parts(c); i++) {
+            ampi_dx_part p;
+            ampi_dx_part_of(&p, c, i);
+            ampi_conv2d_dx(&s, images, c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
+            ampi_dx_part_product(&s, c, &p, turned);
+            ampi_gemm_run(&s, &own);
+            turned += c->cg * p.ld;
+        }
+    }
+    return 1;
+}
 #else
+AMPI_FN int ampi_conv2d_dx_parts(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
+                                 amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
+    (void)c; (void)dy; (void)dy_dtype; (void)w; (void)w_dtype; (void)dx; (void)dx_dtype; (void)exec;
+    return 0;
+}
 AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
                                  amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
     (void)c; (void)dy; (void)dy_dtype; (void)w; (void)w_dtype; (void)dx; (void)dx_dtype; (void)exec;
@@ -7822,6 +8098,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
     if (dx && (ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
+            || ampi_conv2d_dx_parts(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
             || ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
