@@ -3833,10 +3833,10 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 
 /* Largest blocks, the k that is still one of them, and the k of one where C is a few panels high or one wide, so that
    both panels stay in the first-level cache; how many panels are few, and how many where only that spares packing B,
-   because it is F16 or its rows are longer than so many floats; floats of scratch memory on the stack, for a staged
-   image, and between rows. */
+   because it is F16 or its rows are longer than so many floats, and in a tile that is LOW (see there); floats of scratch
+   memory on the stack, for a staged image, and between rows. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
-       AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
+       AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
        AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -4399,6 +4399,13 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
 }
 
+/* How deep a block of few rows is. Its panels of A and B share the first-level cache, where those of 8 lanes are half as
+   wide. On AMD's processors it matters more that long runs of B are read, and the second level feeds the kernel as fast,
+   unless a panel of B is read only once (words: twice). */
+AMPI_FN size_t ampi_gemm_thin(const ampi_gemm_isa* g, size_t mc) {
+    if (ampi_leans_on_l3() && mc > g->mr * (g->words ? 2 : 1)) return AMPI_GEMM_KC_ONE;
+    return g->lanes == 8 ? 2 * AMPI_GEMM_KC_THIN : AMPI_GEMM_KC_THIN;
+}
 /* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy. Blocks of kc,
    or `slim` where a tile is one panel wide; but a panel of words takes half the room, and its k is not cut. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
@@ -4416,7 +4423,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
         }
     p.few = p.mc <= few * g->mr;
     if (p.nc <= 2 * g->lanes && !g->words) kc = ampi_min_size(kc, slim);
-    if (p.few) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
+    if (p.few) kc = ampi_min_size(kc, ampi_gemm_thin(g, p.mc));
     blocks = ampi_div_up(k, kc);
     p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
@@ -4671,14 +4678,12 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     return s->a.along_k && !s->a.image && first % sizeof(float) == 0 && s->a.ld % 2 == 0 && s->a.ld % 2048 != 0
            && b->k0 + b->kc <= s->a.length;
 }
-/* Do more than three panels of A read rows of B that lie on the same cache sets? With 8 lanes such a row is one cache line,
-   and lines a multiple of 4096 bytes apart push each other out. */
-AMPI_FN int ampi_b_collides(const ampi_gemm_isa* g, const ampi_product* s) {
-    return g->lanes == 8 && s->m > 3 * g->mr && s->b.ld * amp_dtype_size(s->b.dtype) % 4096 == 0;
-}
-/* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? */
+/* Do rows of B lie on the same cache sets, so that they push each other out? */
+AMPI_FN int ampi_b_collides(const ampi_product* s) { return s->b.ld * amp_dtype_size(s->b.dtype) % 4096 == 0; }
+/* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? With 8 lanes a row is but one
+   cache line, so that more than three panels of A gain nothing where rows collide. */
 AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
-    return !s->b.along_k && !s->b.image && !ampi_b_collides(g, s)
+    return !s->b.along_k && !s->b.image && (g->lanes != 8 || s->m <= 3 * g->mr || !ampi_b_collides(s))
            && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->widens));
 }
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
@@ -5196,9 +5201,11 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
     return ampi_gemm_isa_now();
 }
 /* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
-   the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel
-   of it comes by once for a tile that is one panel wide, and may be deep. */
-enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4 };
+   the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or
+   has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide, and
+   may be deep. LOW: what is FAR is read where it is by many rows too, a tile of fewer at a time, since the third-level
+   cache feeds A fast enough; unless k is so small that C is most of the work, or long rows collide. */
+enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8 };
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
    B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
@@ -5210,14 +5217,17 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const int wide = !g->words && ((m >= AMPI_GEMM_NC && k <= AMPI_GEMM_KC / 2) || (m > AMPI_GEMM_NC && fast_l3));
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
-    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN,
-                             how & AMPI_GEMM_FAR ? AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW);
+    const size_t mc = how & AMPI_GEMM_LOW ? AMPI_GEMM_FEW_LOW * g->mr : AMPI_GEMM_MC;
+    const size_t few = how & AMPI_GEMM_LOW ? AMPI_GEMM_FEW_LOW : how & AMPI_GEMM_FAR ? AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW;
+    return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN, few);
 }
 /* The plan for a product's operands. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
     int how = s->a.along_k && !g->words ? AMPI_GEMM_A_ALONG : 0;
     if (ampi_b_is_plain(g, s)) {
-        if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32) how |= AMPI_GEMM_FAR;
+        if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32)
+            how |= ampi_leans_on_l3() && s->k >= 128 && (s->b.dtype != AMP_F32 || !ampi_b_collides(s))
+                   ? AMPI_GEMM_FAR | AMPI_GEMM_LOW : AMPI_GEMM_FAR;
         else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     }
     if (g->lanes == 8 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
@@ -5300,7 +5310,7 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
     size_t floats = 0;
     int how;
-    for (how = 0; how < 2 * AMPI_GEMM_A_ALONG; how++) {
+    for (how = 0; how < 2 * AMPI_GEMM_LOW; how++) {
         const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k, how);
         floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
     }
