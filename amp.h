@@ -5218,7 +5218,8 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
     const size_t mc = how & AMPI_GEMM_LOW ? AMPI_GEMM_FEW_LOW * g->mr : AMPI_GEMM_MC;
-    const size_t few = how & AMPI_GEMM_LOW ? AMPI_GEMM_FEW_LOW : how & AMPI_GEMM_FAR ? AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW;
+    const size_t far = g->lanes == 8 ? 2 * AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW_FAR;          /* about as many rows */
+    const size_t few = how & AMPI_GEMM_LOW ? AMPI_GEMM_FEW_LOW : how & AMPI_GEMM_FAR ? far : AMPI_GEMM_FEW;
     return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN, few);
 }
 /* The plan for a product's operands. */
