@@ -3558,6 +3558,18 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, cons
     ampi_clear_upper();
 }
 
+/* The lesser of 32 magnitudes less one, where a zero becomes the largest; and of all of them the exponent field. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
+    x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    return _mm512_min_epu16(least, _mm512_sub_epi16(x, _mm512_set1_epi16(1)));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE unsigned ampi_exponent_of(__m512i least) {
+    __m128i lane[4];
+    _mm512_storeu_si512(lane, least);
+    lane[0] = _mm_min_epu16(_mm_min_epu16(lane[0], lane[1]), _mm_min_epu16(lane[2], lane[3]));
+    return ((unsigned)_mm_extract_epi16(_mm_minpos_epu16(lane[0]), 0) + 1) >> 7;
+}
+
 /* Words of the elements of two rows, 32 of them if `two`, otherwise the first 16. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_words_merge(float* dst, __m512i x, __m512i y, int two) {
     const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
@@ -3566,22 +3578,36 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_words_merge(float* dst, __m512i x, __m5
     if (two)
         _mm512_storeu_si512(dst + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, _mm512_set1_epi16(16)), y));
 }
+/* A panel of BF16 from pairs of rows of n columns, and the next but one's beginning is fetched; the least exponent. */
+AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, const uint16_t* x, size_t lds, size_t pairs,
+                                                     size_t n, int two) {
+    const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
+    __m512i least = _mm512_set1_epi16(-1), other = least;
+    unsigned all;
+    for (; pairs > 0; pairs--, x += 2 * lds, dst += ldd) {
+        const __m512i upper = _mm512_maskz_loadu_epi16(mask, x), lower = _mm512_maskz_loadu_epi16(mask, x + lds);
+        AMPI_FETCH(x + 64, 0);
+        AMPI_FETCH(x + lds + 64, 0);
+        ampi_words_merge(dst, upper, lower, two);
+        least = ampi_lesser_magnitude(least, upper);
+        other = ampi_lesser_magnitude(other, lower);
+    }
+    all = ampi_exponent_of(_mm512_min_epu16(least, other));
+    ampi_clear_upper();
+    return all;
+}
 /* `words` rows of words of `width` columns, from k rows of n columns. t as above. From the last word to the
-   first where rows become more, so that dst may be src. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
-                                                 amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
-                                                 size_t width, int is_b) {
+   first where rows become more, so that dst may be src. The least exponent, if they are BF16. */
+AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
+                                                     amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
+                                                     size_t width, int is_b) {
     const __m512i none = _mm512_setzero_si512();
+    __m512i rest = _mm512_set1_epi16(-1);
     size_t w = 0, j;
-    if (g->words == AMPI_WORDS_BF16 && width <= 32) {          /* one panel, and the next but one's beginning */
-        const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
-        for (; w < words && 2 * w + 1 < k; w++) {
-            const uint16_t *x = (const uint16_t*)src + 2 * w * lds, *y = x + lds;
-            AMPI_FETCH(x + 64, 0);
-            AMPI_FETCH(y + 64, 0);
-            ampi_words_merge(dst + w * ldd, _mm512_maskz_loadu_epi16(mask, x), _mm512_maskz_loadu_epi16(mask, y),
-                             width > 16);
-        }
+    unsigned least = 512, other;
+    if (g->words == AMPI_WORDS_BF16 && width <= 32) {
+        w = words < k / 2 ? words : k / 2;
+        least = ampi_words_panel(dst, ldd, (const uint16_t*)src, lds, w, n, width > 16);
     }
     for (; g->words == AMPI_WORDS_BF16 && w < words; w++)
         for (j = 0; j < width; j += 32) {
@@ -3590,6 +3616,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
             __m512i x = 2 * w < k ? _mm512_maskz_loadu_epi16(mask, from) : none;
             __m512i y = 2 * w + 1 < k ? _mm512_maskz_loadu_epi16(mask, from + lds) : none;
             ampi_words_merge(dst + w * ldd + j, x, y, j + 16 < width);
+            rest = ampi_lesser_magnitude(ampi_lesser_magnitude(rest, x), y);
         }
     for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
         for (j = 0; j < width; j += 16) {
@@ -3601,7 +3628,9 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
             _mm512_storeu_si512(to, x);
             _mm512_storeu_si512(to + ldd, is_b ? AMPI_WORD(low, low) : x);
         }
+    other = ampi_exponent_of(rest);
     ampi_clear_upper();
+    return least < other ? least : other;
 }
 #endif
 
@@ -3625,14 +3654,9 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
 #define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
 AMPI_MICRO_14(B16, ampi_micro_pairs)
 
-/* The smallest exponent field of what is not zero in rows of words; 512 if all is. A zero less one wraps. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
-    x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    return _mm512_min_epu16(least, _mm512_sub_epi16(x, _mm512_set1_epi16(1)));
-}
+/* The smallest exponent field of what is not zero in rows of words; 512 if all is. */
 AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
     __m512i least = _mm512_set1_epi16(-1), other = least, third = least, fourth = least;
-    __m128i lane[4];
     unsigned all;
     size_t i, j;
     for (i = 0; i < rows; i++, p += ld) {
@@ -3645,12 +3669,9 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t l
         for (; j < words; j += 16)
             least = ampi_lesser_magnitude(least, _mm512_maskz_loadu_epi32(ampi_first_x16(words - j), p + j));
     }
-    least = _mm512_min_epu16(_mm512_min_epu16(least, other), _mm512_min_epu16(third, fourth));
-    _mm512_storeu_si512(lane, least);
-    lane[0] = _mm_min_epu16(_mm_min_epu16(lane[0], lane[1]), _mm_min_epu16(lane[2], lane[3]));
-    all = (unsigned)_mm_extract_epi16(_mm_minpos_epu16(lane[0]), 0);
+    all = ampi_exponent_of(_mm512_min_epu16(_mm512_min_epu16(least, other), _mm512_min_epu16(third, fourth)));
     ampi_clear_upper();
-    return (all + 1) >> 7;
+    return all;
 }
 /* Can nothing be subnormal in a product of words with these least exponents, neither an operand nor a sum? Numbers with
    exponent field e are multiples of 2^(e - 134), so products are of 2^(e + f - 268). */
@@ -4562,11 +4583,16 @@ AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s
             size_t at = k0 + k, first = k == 0 ? 0 : ampi_words(g, k);
             size_t some = k + step < kc ? ampi_words(g, k + step) - first : words - first;
             float* to = b + j / nr * stride + first * width;
-            if (s->b.along_k) ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
-            else ampi_words_across(g, to, width, (const char*)s->b.data
-                                   + (s->b.offset + at * s->b.ld + j0 + j) * bytes, s->b.dtype, s->b.ld,
-                                   ampi_min_size(s->b.runs - at, step), columns, some, width, 1);
-            least = ampi_min_unsigned(least, ampi_least_exponent(to, 0, 1, some * width));
+            unsigned here;
+            if (s->b.along_k) {
+                ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
+                here = ampi_least_exponent(to, 0, 1, some * width);
+            } else {
+                const char* src = (const char*)s->b.data + (s->b.offset + at * s->b.ld + j0 + j) * bytes;
+                here = ampi_words_across(g, to, width, src, s->b.dtype, s->b.ld, ampi_min_size(s->b.runs - at, step),
+                                         columns, some, width, 1);
+            }
+            least = ampi_min_unsigned(least, here);
         }
     return least;
 }
@@ -5309,9 +5335,10 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 
 /* Floats for all slots of a product's full plan, however its operands lie. */
 AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
+    const int ways = ampi_leans_on_l3() ? 2 * AMPI_GEMM_LOW : AMPI_GEMM_LOW;
     size_t floats = 0;
     int how;
-    for (how = 0; how < 2 * AMPI_GEMM_LOW; how++) {
+    for (how = 0; how < ways; how++) {
         const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k, how);
         floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
     }
