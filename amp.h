@@ -3579,8 +3579,8 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_words_merge(float* dst, __m512i x, __m5
         _mm512_storeu_si512(dst + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, _mm512_set1_epi16(16)), y));
 }
 /* A panel of BF16 from pairs of rows of n columns, and the next but one's beginning is fetched; the least exponent. */
-AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, const uint16_t* x, size_t lds, size_t pairs,
-                                                     size_t n, int two) {
+AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, const uint16_t* x, size_t lds,
+                                                     size_t pairs, size_t n, int two) {
     const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
     __m512i least = _mm512_set1_epi16(-1), other = least;
     unsigned all;
@@ -3854,8 +3854,8 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 
 /* Largest blocks, the k that is still one of them, and the k of one where C is a few panels high or one wide, so that
    both panels stay in the first-level cache; how many panels are few, and how many where only that spares packing B,
-   because it is F16 or its rows are longer than so many floats, and in a tile that is LOW (see there); floats of scratch
-   memory on the stack, for a staged image, and between rows. */
+   because it is F16 or its rows are longer than so many floats, and in a tile that is LOW (see there); floats of
+   scratch memory on the stack, for a staged image, and between rows. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
        AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
        AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
@@ -4420,8 +4420,8 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
 }
 
-/* How deep a block of few rows is. Its panels of A and B share the first-level cache, where those of 8 lanes are half as
-   wide. On AMD's processors it matters more that long runs of B are read, and the second level feeds the kernel as fast,
+/* How deep a block of few rows is. Its panels of A and B share the first-level cache; those of 8 lanes are half as wide.
+   On AMD's processors it matters more that long runs of B are read, and the second level feeds the kernel as fast,
    unless a panel of B is read only once (words: twice). */
 AMPI_FN size_t ampi_gemm_thin(const ampi_gemm_isa* g, size_t mc) {
     if (ampi_leans_on_l3() && mc > g->mr * (g->words ? 2 : 1)) return AMPI_GEMM_KC_ONE;
@@ -4706,8 +4706,8 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
 }
 /* Do rows of B lie on the same cache sets, so that they push each other out? */
 AMPI_FN int ampi_b_collides(const ampi_product* s) { return s->b.ld * amp_dtype_size(s->b.dtype) % 4096 == 0; }
-/* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? With 8 lanes a row is but one
-   cache line, so that more than three panels of A gain nothing where rows collide. */
+/* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? With 8 lanes a row is but
+   one cache line, so that more than three panels of A gain nothing where rows collide. */
 AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
     return !s->b.along_k && !s->b.image && (g->lanes != 8 || s->m <= 3 * g->mr || !ampi_b_collides(s))
            && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->widens));
@@ -5228,10 +5228,16 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
 }
 /* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
    the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or
-   has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide, and
-   may be deep. LOW: what is FAR is read where it is by many rows too, a tile of fewer at a time, since the third-level
-   cache feeds A fast enough; unless k is so small that C is most of the work, or long rows collide. */
+   has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide,
+   and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time, since the third-level
+   cache feeds A fast enough; unless k is so small that C is most of the work, or long rows of F32 collide. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8 };
+/* How many panels of A are few. */
+AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
+    if (how & AMPI_GEMM_LOW) return AMPI_GEMM_FEW_LOW;
+    if (!(how & AMPI_GEMM_FAR)) return AMPI_GEMM_FEW;
+    return g->lanes == 8 ? 2 * AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW_FAR;         /* about as many rows */
+}
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
    B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
@@ -5243,9 +5249,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const int wide = !g->words && ((m >= AMPI_GEMM_NC && k <= AMPI_GEMM_KC / 2) || (m > AMPI_GEMM_NC && fast_l3));
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
-    const size_t mc = how & AMPI_GEMM_LOW ? AMPI_GEMM_FEW_LOW * g->mr : AMPI_GEMM_MC;
-    const size_t far = g->lanes == 8 ? 2 * AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW_FAR;          /* about as many rows */
-    const size_t few = how & AMPI_GEMM_LOW ? AMPI_GEMM_FEW_LOW : how & AMPI_GEMM_FAR ? far : AMPI_GEMM_FEW;
+    const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
     return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN, few);
 }
 /* The plan for a product's operands. */

@@ -694,9 +694,9 @@ static void check_workspace_used(const size_t size[3], int trans, amp_dtype a, a
 /* On every instruction set, however the operands lie: narrow products, few rows, deep ones, several tiles. */
 static void test_workspace_is_enough(void) {
     static const size_t SIZES[15][3] = {
-        { 30, 50, 17 }, { 30, 50, 48 }, { 30, 50, 784 }, { 30, 50, 816 }, { 30, 50, 1000 }, { 30, 50, 1300 }, { 30, 8, 150 },
-        { 70, 20, 150 }, { 30, 8, 784 }, { 70, 20, 784 }, { 60, 600, 100 }, { 140, 520, 130 }, { 300, 300, 90 }, { 530, 40, 40 },
-        { 250, 20, 200 } };
+        { 30, 50, 17 }, { 30, 50, 48 }, { 30, 50, 784 }, { 30, 50, 816 }, { 30, 50, 1000 }, { 30, 50, 1300 },
+        { 30, 8, 150 }, { 70, 20, 150 }, { 30, 8, 784 }, { 70, 20, 784 }, { 60, 600, 100 }, { 140, 520, 130 },
+        { 300, 300, 90 }, { 530, 40, 40 }, { 250, 20, 200 } };
     int i, size, trans, a, b;
     for (i = 0; i < 5; i++)
         for (size = 0; size < 15 && amp_cpu_force_isa(ISAS[i]) == AMP_OK; size++)
