@@ -4420,9 +4420,9 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + 12.0 * (double)p->nc);
 }
 
-/* How deep a block of few rows is. Its panels of A and B share the first-level cache; those of 8 lanes are half as wide.
-   On AMD's processors it matters more that long runs of B are read, and the second level feeds the kernel as fast,
-   unless a panel of B is read only once (words: twice). */
+/* How deep a block of few rows is. Its panels of A and B share the first-level cache; those of 8 lanes are half as
+   wide. On AMD's processors it matters more that long runs of B are read, and the second level feeds the kernel as
+   fast, unless a panel of B is read only once (words: twice). */
 AMPI_FN size_t ampi_gemm_thin(const ampi_gemm_isa* g, size_t mc) {
     if (ampi_leans_on_l3() && mc > g->mr * (g->words ? 2 : 1)) return AMPI_GEMM_KC_ONE;
     return g->lanes == 8 ? 2 * AMPI_GEMM_KC_THIN : AMPI_GEMM_KC_THIN;

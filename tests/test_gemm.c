@@ -197,7 +197,8 @@ static void test_alpha_beta(void) {
 /* Larger than a block in each direction, so that sums are carried from block to block. */
 static void test_blocks(void) {
     static const size_t SIZES[][3] = { { 5, 33, 1111 }, { 300, 20, 130 }, { 9, 1100, 70 }, { 260, 520, 60 },
-                                       { 60, 300, 70 }, { 100, 530, 200 }, { 90, 20, 900 } };
+                                       { 60, 300, 70 }, { 100, 530, 200 }, { 90, 20, 900 }, { 270, 530, 150 },
+                                       { 40, 540, 820 }, { 28, 1024, 40 } };
     size_t s, t;
     for (s = 0; s < sizeof SIZES / sizeof SIZES[0]; s++)
         for (t = 0; t < 4; t++) {
