@@ -2936,19 +2936,19 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO_READ(i, p, o, V) \
     c##i##0 = AMPI_##V##_LOAD(old + i * ldo);                                                       \
     if (two) c##i##1 = AMPI_##V##_LOAD(old + i * ldo + AMPI_##V##_LANES);
-/* One row of three spreads its element of A inside the fma, for each vector anew, the others in a load of its own:
-   so neither the load ports nor, where two threads share a core, the decoders are the limit. */
+/* c += x * b is MAC. One row of three spreads its element of A inside the fma, for each vector anew, the others in a load
+   of its own: so neither the load ports nor, where two threads share a core, the decoders are the limit. */
 #define AMPI_MICRO_STEP(i, p, o, V) \
     if (i % 3 == 0) {                                                                               \
         AMPI_##V##_FMA_AT(c##i##0, b0, (p) + (o));                                                  \
         if (two) AMPI_##V##_FMA_AT(c##i##1, b1, (p) + (o));                                         \
     } else {                                                                                        \
         x = AMPI_##V##_SPREAD((p)[o]);                                                              \
-        c##i##0 = AMPI_##V##_FMA(x, b0, c##i##0);                                                   \
-        if (two) c##i##1 = AMPI_##V##_FMA(x, b1, c##i##1);                                          \
+        AMPI_##V##_MAC(c##i##0, x, b0);                                                             \
+        if (two) AMPI_##V##_MAC(c##i##1, x, b1);                                                    \
     }
 /* c += *p * b where there is no such instruction */
-#define AMPI_FMA_AT_SPREAD(V, c, b, p) c = AMPI_##V##_FMA(AMPI_##V##_SPREAD(*(p)), b, c)
+#define AMPI_FMA_AT_SPREAD(V, c, b, p) AMPI_##V##_MAC(c, AMPI_##V##_SPREAD(*(p)), b)
 #define AMPI_MICRO_CLEAN(i, p, o, V) \
     c##i##0 = AMPI_##V##_CLEAN(c##i##0);                                                            \
     if (two) c##i##1 = AMPI_##V##_CLEAN(c##i##1);
@@ -3138,6 +3138,7 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_DIV(a, b) _mm512_div_ps(a, b)
 #define AMPI_V16_MAX(a, b) _mm512_maskz_max_ps(AMPI_V16_ALL, a, b)
 #define AMPI_V16_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define AMPI_V16_MAC(c, x, b) c = AMPI_V16_FMA(x, b, c)
 /* An intrinsic for it does not exist, and compilers would share the load. For both dialects of assembly. */
 #define AMPI_V16_FMA_AT(c, b, p) \
     __asm__("vfmadd231ps {%2%{1to16%}, %1, %0|%0, %1, dword ptr %2%{1to16%}}" : "+v"(c) : "v"(b), "m"(*(p)))
@@ -3174,7 +3175,7 @@ AMPI_MICRO_14(V16, ampi_micro_of_floats)
 #define AMPI_W16_LOAD_B(p) AMPI_V16_F16(p)
 #define AMPI_W16_STORE(p, v) AMPI_V16_STORE(p, v)
 #define AMPI_W16_SPREAD(x) AMPI_V16_SPREAD(x)
-#define AMPI_W16_FMA(a, b, c) AMPI_V16_FMA(a, b, c)
+#define AMPI_W16_MAC(c, x, b) AMPI_V16_MAC(c, x, b)
 #define AMPI_W16_FMA_AT(c, b, p) AMPI_V16_FMA_AT(c, b, p)
 #define AMPI_W16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_W16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
@@ -3281,13 +3282,10 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
 #define AMPI_V8_DIV(a, b) _mm256_div_ps(a, b)
 #define AMPI_V8_MAX(a, b) _mm256_max_ps(a, b)
+#define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 /* The intrinsic lets gcc choose which operand it overwrites; with 12 accumulators in 16 registers it then keeps one of
    them in memory, whose latency each turn waits for. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_fma_avx2(__m256 a, __m256 b, __m256 c) {
-    __asm__("vfmadd231ps {%2, %1, %0|%0, %1, %2}" : "+x"(c) : "x"(a), "x"(b));
-    return c;
-}
-#define AMPI_V8_FMA(a, b, c) ampi_fma_avx2(a, b, c)
+#define AMPI_V8_MAC(c, x, b) __asm__("vfmadd231ps {%2, %1, %0|%0, %1, %2}" : "+x"(c) : "x"(x), "x"(b))
 #define AMPI_V8_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V8, c, b, p)
 #define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
     _mm256_set1_epi32(0x7fffffff)), _mm256_set1_epi32(0x7f800000))
@@ -3331,7 +3329,7 @@ AMPI_MICRO_6(V8, ampi_micro_of_floats_avx2)
 #define AMPI_W8_LOAD_B(p) AMPI_V8_F16(p)
 #define AMPI_W8_STORE(p, v) AMPI_V8_STORE(p, v)
 #define AMPI_W8_SPREAD(x) AMPI_V8_SPREAD(x)
-#define AMPI_W8_FMA(a, b, c) AMPI_V8_FMA(a, b, c)
+#define AMPI_W8_MAC(c, x, b) AMPI_V8_MAC(c, x, b)
 #define AMPI_W8_FMA_AT(c, b, p) AMPI_V8_FMA_AT(c, b, p)
 #define AMPI_W8_CLEAN(v) AMPI_V8_CLEAN(v)
 #define AMPI_W8_STORE_TAIL(p, v, rest) AMPI_V8_STORE_TAIL(p, v, rest)
@@ -3410,6 +3408,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
 #define AMPI_V4_STORE(p, v) vst1q_f32(p, v)
 #define AMPI_V4_SPREAD(x) vdupq_n_f32(x)
 #define AMPI_V4_FMA(a, b, c) vfmaq_f32(c, a, b)
+#define AMPI_V4_MAC(c, x, b) c = AMPI_V4_FMA(x, b, c)
 #define AMPI_V4_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V4, c, b, p)
 #define AMPI_V4_IS_NAN(v) \
     vcgtq_u32(vandq_u32(vreinterpretq_u32_f32(v), vdupq_n_u32(0x7fffffffu)), vdupq_n_u32(0x7f800000u))
@@ -3648,7 +3647,7 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_across(const ampi_gemm_isa* g, fl
 #define AMPI_B16_LOAD_B(p) AMPI_V16_LOAD(p)
 #define AMPI_B16_STORE(p, v) AMPI_V16_STORE(p, v)
 #define AMPI_B16_SPREAD(x) AMPI_V16_SPREAD(x)
-#define AMPI_B16_FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
+#define AMPI_B16_MAC(c, x, b) c = _mm512_dpbf16_ps(c, (__m512bh)(x), (__m512bh)(b))
 #define AMPI_B16_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(B16, c, b, p)
 #define AMPI_B16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)

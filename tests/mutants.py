@@ -432,7 +432,7 @@ SPECIAL = {
         ("gemm", "size_t i = b->few ? 0 : q - q % ampi_block_group(g, s, b);", "size_t i = b->few ? 0 : q;"),
         ("gemm", "for (; i < (b->few ? b->panels : q + 1); i++) ampi_turn", "for (; i <= q; i++) ampi_turn"),
         ("gemm", "if (b->whole && b->packed < b->nc) ampi_pack", "if (b->packed > b->nc) ampi_pack"),
-        ("gemm", "_mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))", "_mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(a))"),
+        ("gemm", "_mm512_dpbf16_ps(c, (__m512bh)(x), (__m512bh)(b))", "_mm512_dpbf16_ps(c, (__m512bh)(x), (__m512bh)(x))"),
         ("gemm", "u->ks = s->a.along_k || g->words ? 1 : g->a_width;", "u->ks = s->a.along_k ? 1 : g->a_width;"),
         ("gemm", "__m512i y = 2 * w + 1 < k ? _mm512", "__m512i y = 2 * w < k ? _mm512"),
         ("gemm", "s->b.ld, ampi_min_size(s->b.runs - at, step),", "s->b.ld, ampi_min_size(s->k - at, step),"),
