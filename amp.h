@@ -2936,19 +2936,19 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO_READ(i, p, o, V) \
     c##i##0 = AMPI_##V##_LOAD(old + i * ldo);                                                       \
     if (two) c##i##1 = AMPI_##V##_LOAD(old + i * ldo + AMPI_##V##_LANES);
-/* One row of three spreads its element of A inside the fma, for each vector anew, the others in a load of its own:
-   so neither the load ports nor, where two threads share a core, the decoders are the limit. */
+/* c += x * b is MAC. One row of three spreads its element of A inside the fma, for each vector anew, the others in a load
+   of its own: so neither the load ports nor, where two threads share a core, the decoders are the limit. */
 #define AMPI_MICRO_STEP(i, p, o, V) \
     if (i % 3 == 0) {                                                                               \
         AMPI_##V##_FMA_AT(c##i##0, b0, (p) + (o));                                                  \
         if (two) AMPI_##V##_FMA_AT(c##i##1, b1, (p) + (o));                                         \
     } else {                                                                                        \
         x = AMPI_##V##_SPREAD((p)[o]);                                                              \
-        c##i##0 = AMPI_##V##_FMA(x, b0, c##i##0);                                                   \
-        if (two) c##i##1 = AMPI_##V##_FMA(x, b1, c##i##1);                                          \
+        AMPI_##V##_MAC(c##i##0, x, b0);                                                             \
+        if (two) AMPI_##V##_MAC(c##i##1, x, b1);                                                    \
     }
 /* c += *p * b where there is no such instruction */
-#define AMPI_FMA_AT_SPREAD(V, c, b, p) c = AMPI_##V##_FMA(AMPI_##V##_SPREAD(*(p)), b, c)
+#define AMPI_FMA_AT_SPREAD(V, c, b, p) AMPI_##V##_MAC(c, AMPI_##V##_SPREAD(*(p)), b)
 #define AMPI_MICRO_CLEAN(i, p, o, V) \
     c##i##0 = AMPI_##V##_CLEAN(c##i##0);                                                            \
     if (two) c##i##1 = AMPI_##V##_CLEAN(c##i##1);
@@ -3138,6 +3138,7 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_DIV(a, b) _mm512_div_ps(a, b)
 #define AMPI_V16_MAX(a, b) _mm512_maskz_max_ps(AMPI_V16_ALL, a, b)
 #define AMPI_V16_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define AMPI_V16_MAC(c, x, b) c = AMPI_V16_FMA(x, b, c)
 /* An intrinsic for it does not exist, and compilers would share the load. For both dialects of assembly. */
 #define AMPI_V16_FMA_AT(c, b, p) \
     __asm__("vfmadd231ps {%2%{1to16%}, %1, %0|%0, %1, dword ptr %2%{1to16%}}" : "+v"(c) : "v"(b), "m"(*(p)))
@@ -3174,7 +3175,7 @@ AMPI_MICRO_14(V16, ampi_micro_of_floats)
 #define AMPI_W16_LOAD_B(p) AMPI_V16_F16(p)
 #define AMPI_W16_STORE(p, v) AMPI_V16_STORE(p, v)
 #define AMPI_W16_SPREAD(x) AMPI_V16_SPREAD(x)
-#define AMPI_W16_FMA(a, b, c) AMPI_V16_FMA(a, b, c)
+#define AMPI_W16_MAC(c, x, b) AMPI_V16_MAC(c, x, b)
 #define AMPI_W16_FMA_AT(c, b, p) AMPI_V16_FMA_AT(c, b, p)
 #define AMPI_W16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_W16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
@@ -3281,13 +3282,10 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_MUL(a, b) _mm256_mul_ps(a, b)
 #define AMPI_V8_DIV(a, b) _mm256_div_ps(a, b)
 #define AMPI_V8_MAX(a, b) _mm256_max_ps(a, b)
+#define AMPI_V8_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 /* The intrinsic lets gcc choose which operand it overwrites; with 12 accumulators in 16 registers it then keeps one of
    them in memory, whose latency each turn waits for. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_fma_avx2(__m256 a, __m256 b, __m256 c) {
-    __asm__("vfmadd231ps {%2, %1, %0|%0, %1, %2}" : "+x"(c) : "x"(a), "x"(b));
-    return c;
-}
-#define AMPI_V8_FMA(a, b, c) ampi_fma_avx2(a, b, c)
+#define AMPI_V8_MAC(c, x, b) __asm__("vfmadd231ps {%2, %1, %0|%0, %1, %2}" : "+x"(c) : "x"(x), "x"(b))
 #define AMPI_V8_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V8, c, b, p)
 #define AMPI_V8_IS_NAN(v) _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(v), \
     _mm256_set1_epi32(0x7fffffff)), _mm256_set1_epi32(0x7f800000))
@@ -3331,7 +3329,7 @@ AMPI_MICRO_6(V8, ampi_micro_of_floats_avx2)
 #define AMPI_W8_LOAD_B(p) AMPI_V8_F16(p)
 #define AMPI_W8_STORE(p, v) AMPI_V8_STORE(p, v)
 #define AMPI_W8_SPREAD(x) AMPI_V8_SPREAD(x)
-#define AMPI_W8_FMA(a, b, c) AMPI_V8_FMA(a, b, c)
+#define AMPI_W8_MAC(c, x, b) AMPI_V8_MAC(c, x, b)
 #define AMPI_W8_FMA_AT(c, b, p) AMPI_V8_FMA_AT(c, b, p)
 #define AMPI_W8_CLEAN(v) AMPI_V8_CLEAN(v)
 #define AMPI_W8_STORE_TAIL(p, v, rest) AMPI_V8_STORE_TAIL(p, v, rest)
@@ -3410,6 +3408,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
 #define AMPI_V4_STORE(p, v) vst1q_f32(p, v)
 #define AMPI_V4_SPREAD(x) vdupq_n_f32(x)
 #define AMPI_V4_FMA(a, b, c) vfmaq_f32(c, a, b)
+#define AMPI_V4_MAC(c, x, b) c = AMPI_V4_FMA(x, b, c)
 #define AMPI_V4_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(V4, c, b, p)
 #define AMPI_V4_IS_NAN(v) \
     vcgtq_u32(vandq_u32(vreinterpretq_u32_f32(v), vdupq_n_u32(0x7fffffffu)), vdupq_n_u32(0x7f800000u))
@@ -3558,6 +3557,18 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, cons
     ampi_clear_upper();
 }
 
+/* The lesser of 32 magnitudes less one, where a zero becomes the largest; and of all of them the exponent field. */
+AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
+    x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    return _mm512_min_epu16(least, _mm512_sub_epi16(x, _mm512_set1_epi16(1)));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE unsigned ampi_exponent_of(__m512i least) {
+    __m128i lane[4];
+    _mm512_storeu_si512(lane, least);
+    lane[0] = _mm_min_epu16(_mm_min_epu16(lane[0], lane[1]), _mm_min_epu16(lane[2], lane[3]));
+    return ((unsigned)_mm_extract_epi16(_mm_minpos_epu16(lane[0]), 0) + 1) >> 7;
+}
+
 /* Words of the elements of two rows, 32 of them if `two`, otherwise the first 16. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_words_merge(float* dst, __m512i x, __m512i y, int two) {
     const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
@@ -3566,22 +3577,36 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_words_merge(float* dst, __m512i x, __m5
     if (two)
         _mm512_storeu_si512(dst + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, _mm512_set1_epi16(16)), y));
 }
+/* A panel of BF16 from pairs of rows of n columns, and the next but one's beginning is fetched; the least exponent. */
+AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, const uint16_t* x, size_t lds,
+                                                     size_t pairs, size_t n, int two) {
+    const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
+    __m512i least = _mm512_set1_epi16(-1), other = least;
+    unsigned all;
+    for (; pairs > 0; pairs--, x += 2 * lds, dst += ldd) {
+        const __m512i upper = _mm512_maskz_loadu_epi16(mask, x), lower = _mm512_maskz_loadu_epi16(mask, x + lds);
+        AMPI_FETCH(x + 64, 0);
+        AMPI_FETCH(x + lds + 64, 0);
+        ampi_words_merge(dst, upper, lower, two);
+        least = ampi_lesser_magnitude(least, upper);
+        other = ampi_lesser_magnitude(other, lower);
+    }
+    all = ampi_exponent_of(_mm512_min_epu16(least, other));
+    ampi_clear_upper();
+    return all;
+}
 /* `words` rows of words of `width` columns, from k rows of n columns. t as above. From the last word to the
-   first where rows become more, so that dst may be src. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
-                                                 amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
-                                                 size_t width, int is_b) {
+   first where rows become more, so that dst may be src. The least exponent, if they are BF16. */
+AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_across(const ampi_gemm_isa* g, float* dst, size_t ldd, const void* src,
+                                                     amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
+                                                     size_t width, int is_b) {
     const __m512i none = _mm512_setzero_si512();
+    __m512i rest = _mm512_set1_epi16(-1);
     size_t w = 0, j;
-    if (g->words == AMPI_WORDS_BF16 && width <= 32) {          /* one panel, and the next but one's beginning */
-        const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
-        for (; w < words && 2 * w + 1 < k; w++) {
-            const uint16_t *x = (const uint16_t*)src + 2 * w * lds, *y = x + lds;
-            AMPI_FETCH(x + 64, 0);
-            AMPI_FETCH(y + 64, 0);
-            ampi_words_merge(dst + w * ldd, _mm512_maskz_loadu_epi16(mask, x), _mm512_maskz_loadu_epi16(mask, y),
-                             width > 16);
-        }
+    unsigned least = 512, other;
+    if (g->words == AMPI_WORDS_BF16 && width <= 32) {
+        w = words < k / 2 ? words : k / 2;
+        least = ampi_words_panel(dst, ldd, (const uint16_t*)src, lds, w, n, width > 16);
     }
     for (; g->words == AMPI_WORDS_BF16 && w < words; w++)
         for (j = 0; j < width; j += 32) {
@@ -3590,6 +3615,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
             __m512i x = 2 * w < k ? _mm512_maskz_loadu_epi16(mask, from) : none;
             __m512i y = 2 * w + 1 < k ? _mm512_maskz_loadu_epi16(mask, from + lds) : none;
             ampi_words_merge(dst + w * ldd + j, x, y, j + 16 < width);
+            rest = ampi_lesser_magnitude(ampi_lesser_magnitude(rest, x), y);
         }
     for (w = words; g->words == AMPI_WORDS_F16 && w > 0; w -= 2)
         for (j = 0; j < width; j += 16) {
@@ -3601,7 +3627,9 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
             _mm512_storeu_si512(to, x);
             _mm512_storeu_si512(to + ldd, is_b ? AMPI_WORD(low, low) : x);
         }
+    other = ampi_exponent_of(rest);
     ampi_clear_upper();
+    return least < other ? least : other;
 }
 #endif
 
@@ -3619,20 +3647,15 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_across(const ampi_gemm_isa* g, float*
 #define AMPI_B16_LOAD_B(p) AMPI_V16_LOAD(p)
 #define AMPI_B16_STORE(p, v) AMPI_V16_STORE(p, v)
 #define AMPI_B16_SPREAD(x) AMPI_V16_SPREAD(x)
-#define AMPI_B16_FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
+#define AMPI_B16_MAC(c, x, b) c = _mm512_dpbf16_ps(c, (__m512bh)(x), (__m512bh)(b))
 #define AMPI_B16_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(B16, c, b, p)
 #define AMPI_B16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
 AMPI_MICRO_14(B16, ampi_micro_pairs)
 
-/* The smallest exponent field of what is not zero in rows of words; 512 if all is. A zero less one wraps. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
-    x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    return _mm512_min_epu16(least, _mm512_sub_epi16(x, _mm512_set1_epi16(1)));
-}
+/* The smallest exponent field of what is not zero in rows of words; 512 if all is. */
 AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
     __m512i least = _mm512_set1_epi16(-1), other = least, third = least, fourth = least;
-    __m128i lane[4];
     unsigned all;
     size_t i, j;
     for (i = 0; i < rows; i++, p += ld) {
@@ -3645,12 +3668,9 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t l
         for (; j < words; j += 16)
             least = ampi_lesser_magnitude(least, _mm512_maskz_loadu_epi32(ampi_first_x16(words - j), p + j));
     }
-    least = _mm512_min_epu16(_mm512_min_epu16(least, other), _mm512_min_epu16(third, fourth));
-    _mm512_storeu_si512(lane, least);
-    lane[0] = _mm_min_epu16(_mm_min_epu16(lane[0], lane[1]), _mm_min_epu16(lane[2], lane[3]));
-    all = (unsigned)_mm_extract_epi16(_mm_minpos_epu16(lane[0]), 0);
+    all = ampi_exponent_of(_mm512_min_epu16(_mm512_min_epu16(least, other), _mm512_min_epu16(third, fourth)));
     ampi_clear_upper();
-    return (all + 1) >> 7;
+    return all;
 }
 /* Can nothing be subnormal in a product of words with these least exponents, neither an operand nor a sum? Numbers with
    exponent field e are multiples of 2^(e - 134), so products are of 2^(e + f - 268). */
@@ -3833,10 +3853,10 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 
 /* Largest blocks, the k that is still one of them, and the k of one where C is a few panels high or one wide, so that
    both panels stay in the first-level cache; how many panels are few, and how many where only that spares packing B,
-   because it is F16 or its rows are longer than so many floats; floats of scratch memory on the stack, for a staged
-   image, and between rows. */
+   because it is F16 or its rows are longer than so many floats, and in a tile that is LOW (see there); floats of
+   scratch memory on the stack, for a staged image, and between rows. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
-       AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
+       AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
        AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -4411,6 +4431,13 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + column * (double)p->nc);
 }
 
+/* How deep a block of few rows is. Its panels of A and B share the first-level cache; those of 8 lanes are half as
+   wide. On AMD's processors it matters more that long runs of B are read, and the second level feeds the kernel as
+   fast, unless a panel of B is read only once (words: twice). */
+AMPI_FN size_t ampi_gemm_thin(const ampi_gemm_isa* g, size_t mc) {
+    if (ampi_leans_on_l3() && mc > g->mr * (g->words ? 2 : 1)) return AMPI_GEMM_KC_ONE;
+    return g->lanes == 8 ? 2 * AMPI_GEMM_KC_THIN : AMPI_GEMM_KC_THIN;
+}
 /* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy. Blocks of kc,
    or `slim` where a tile is one panel wide; but a panel of words takes half the room, and its k is not cut. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
@@ -4428,7 +4455,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
         }
     p.few = p.mc <= few * g->mr;
     if (p.nc <= 2 * g->lanes && !g->words) kc = ampi_min_size(kc, slim);
-    if (p.few) kc = ampi_min_size(kc, AMPI_GEMM_KC_THIN);
+    if (p.few) kc = ampi_min_size(kc, ampi_gemm_thin(g, p.mc));
     blocks = ampi_div_up(k, kc);
     p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
@@ -4567,11 +4594,16 @@ AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s
             size_t at = k0 + k, first = k == 0 ? 0 : ampi_words(g, k);
             size_t some = k + step < kc ? ampi_words(g, k + step) - first : words - first;
             float* to = b + j / nr * stride + first * width;
-            if (s->b.along_k) ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
-            else ampi_words_across(g, to, width, (const char*)s->b.data
-                                   + (s->b.offset + at * s->b.ld + j0 + j) * bytes, s->b.dtype, s->b.ld,
-                                   ampi_min_size(s->b.runs - at, step), columns, some, width, 1);
-            least = ampi_min_unsigned(least, ampi_least_exponent(to, 0, 1, some * width));
+            unsigned here;
+            if (s->b.along_k) {
+                ampi_words_b_along_k(g, s, j0 + j, columns, width, k0, kc, to, line);
+                here = ampi_least_exponent(to, 0, 1, some * width);
+            } else {
+                const char* src = (const char*)s->b.data + (s->b.offset + at * s->b.ld + j0 + j) * bytes;
+                here = ampi_words_across(g, to, width, src, s->b.dtype, s->b.ld, ampi_min_size(s->b.runs - at, step),
+                                         columns, some, width, 1);
+            }
+            least = ampi_min_unsigned(least, here);
         }
     return least;
 }
@@ -4684,14 +4716,12 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
     return s->a.along_k && !s->a.image && first % sizeof(float) == 0 && s->a.ld % 2 == 0 && s->a.ld % 2048 != 0
            && b->k0 + b->kc <= s->a.length;
 }
-/* Do more than three panels of A read rows of B that lie on the same cache sets? With 8 lanes such a row is one cache line,
-   and lines a multiple of 4096 bytes apart push each other out. */
-AMPI_FN int ampi_b_collides(const ampi_gemm_isa* g, const ampi_product* s) {
-    return g->lanes == 8 && s->m > 3 * g->mr && s->b.ld * amp_dtype_size(s->b.dtype) % 4096 == 0;
-}
-/* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? */
+/* Do rows of B lie on the same cache sets, so that they push each other out? */
+AMPI_FN int ampi_b_collides(const ampi_product* s) { return s->b.ld * amp_dtype_size(s->b.dtype) % 4096 == 0; }
+/* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? With 8 lanes a row is but
+   one cache line, so that more than three panels of A gain nothing where rows collide. */
 AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
-    return !s->b.along_k && !s->b.image && !ampi_b_collides(g, s)
+    return !s->b.along_k && !s->b.image && (g->lanes != 8 || s->m <= 3 * g->mr || !ampi_b_collides(s))
            && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->widens));
 }
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
@@ -5266,8 +5296,16 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
 /* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
    the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or
    has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide,
-   and may be deep. UNFOLDS: each tile unfolds B, an image, by itself, which takes longer than packing a matrix. */
-enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_UNFOLDS = 8 };
+   and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time, since the third-level
+   cache feeds A fast enough; unless k is so small that C is most of the work, or long rows of F32 collide. UNFOLDS: each
+   tile unfolds B, an image, by itself, which takes longer than packing a matrix. */
+enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16 };
+/* How many panels of A are few. */
+AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
+    if (how & AMPI_GEMM_LOW) return AMPI_GEMM_FEW_LOW;
+    if (!(how & AMPI_GEMM_FAR)) return AMPI_GEMM_FEW;
+    return g->lanes == 8 ? 2 * AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW_FAR;         /* about as many rows */
+}
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
    B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
@@ -5279,15 +5317,17 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const int wide = !g->words && ((m >= AMPI_GEMM_NC && k <= AMPI_GEMM_KC / 2) || (m > AMPI_GEMM_NC && fast_l3));
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
-    return ampi_gemm_plan_of(g, m, n, k, AMPI_GEMM_MC, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN,
-                             how & AMPI_GEMM_FAR ? AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW,
+    const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
+    return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN, few,
                              how & AMPI_GEMM_UNFOLDS ? 32 : 12);
 }
 /* The plan for a product's operands. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
     int how = s->a.along_k && !g->words ? AMPI_GEMM_A_ALONG : 0;
     if (ampi_b_is_plain(g, s)) {
-        if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32) how |= AMPI_GEMM_FAR;
+        if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32)
+            how |= ampi_leans_on_l3() && s->k >= 128 && (s->b.dtype != AMP_F32 || !ampi_b_collides(s))
+                   ? AMPI_GEMM_FAR | AMPI_GEMM_LOW : AMPI_GEMM_FAR;
         else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     }
     if (g->lanes == 8 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
@@ -5369,9 +5409,10 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 
 /* Floats for all slots of a product's full plan, however its operands lie. */
 AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
+    const int ways = ampi_leans_on_l3() ? 2 * AMPI_GEMM_UNFOLDS : AMPI_GEMM_LOW;
     size_t floats = 0;
     int how;
-    for (how = 0; how < 2 * AMPI_GEMM_UNFOLDS; how++) {
+    for (how = 0; how < ways; how++) {
         const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k, how);
         floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
     }

@@ -197,7 +197,8 @@ static void test_alpha_beta(void) {
 /* Larger than a block in each direction, so that sums are carried from block to block. */
 static void test_blocks(void) {
     static const size_t SIZES[][3] = { { 5, 33, 1111 }, { 300, 20, 130 }, { 9, 1100, 70 }, { 260, 520, 60 },
-                                       { 60, 300, 70 }, { 100, 530, 200 }, { 90, 20, 900 } };
+                                       { 60, 300, 70 }, { 100, 530, 200 }, { 90, 20, 900 }, { 270, 530, 150 },
+                                       { 40, 540, 820 }, { 28, 1024, 40 } };
     size_t s, t;
     for (s = 0; s < sizeof SIZES / sizeof SIZES[0]; s++)
         for (t = 0; t < 4; t++) {
@@ -321,9 +322,9 @@ static void test_bf16_smallest_sums(void) {
 /* One subnormal operand at the start, in the middle or at the end of an otherwise normal matrix, alone in its row of A or
    column of B: what comes before it may be done with vdpbf16ps, the rest not. */
 static void test_bf16_subnormal_corner(void) {
-    static const size_t SIZES[3][3] = { { 75, 40, 300 }, { 20, 100, 260 }, { 61, 37, 1040 } };
+    static const size_t SIZES[4][3] = { { 75, 40, 300 }, { 20, 100, 260 }, { 61, 37, 1040 }, { 40, 50, 131 } };
     size_t round, i;
-    for (round = 0; round < 3 * 4 * 6; round++) {
+    for (round = 0; round < 4 * 4 * 6; round++) {
         const size_t* z = SIZES[round / 24];
         const size_t at = round / 4 % 3, in_b = round / 12 % 2;
         problem p = problem_new(round % 2 == 1, round / 2 % 2 == 1, z[0], z[1], z[2], 0, 1.0f, 0.0f, AMP_BF16, AMP_BF16,
@@ -693,12 +694,13 @@ static void check_workspace_used(const size_t size[3], int trans, amp_dtype a, a
 }
 /* On every instruction set, however the operands lie: narrow products, few rows, deep ones, several tiles. */
 static void test_workspace_is_enough(void) {
-    static const size_t SIZES[14][3] = {
-        { 30, 50, 17 }, { 30, 50, 48 }, { 30, 50, 784 }, { 30, 50, 816 }, { 30, 50, 1000 }, { 30, 50, 1300 }, { 30, 8, 150 },
-        { 70, 20, 150 }, { 30, 8, 784 }, { 70, 20, 784 }, { 60, 600, 100 }, { 140, 520, 130 }, { 300, 300, 90 }, { 530, 40, 40 } };
+    static const size_t SIZES[15][3] = {
+        { 30, 50, 17 }, { 30, 50, 48 }, { 30, 50, 784 }, { 30, 50, 816 }, { 30, 50, 1000 }, { 30, 50, 1300 },
+        { 30, 8, 150 }, { 70, 20, 150 }, { 30, 8, 784 }, { 70, 20, 784 }, { 60, 600, 100 }, { 140, 520, 130 },
+        { 300, 300, 90 }, { 530, 40, 40 }, { 250, 20, 200 } };
     int i, size, trans, a, b;
     for (i = 0; i < 5; i++)
-        for (size = 0; size < 14 && amp_cpu_force_isa(ISAS[i]) == AMP_OK; size++)
+        for (size = 0; size < 15 && amp_cpu_force_isa(ISAS[i]) == AMP_OK; size++)
             for (trans = 0; trans < 4; trans++)
                 for (a = 1; a < 3; a++)
                     for (b = 0; b < 3; b++) check_workspace_used(SIZES[size], trans, TYPES[a], TYPES[b]);
