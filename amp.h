@@ -9313,24 +9313,20 @@ AMPI_INLINE void ampi_pool_quads_make(const float* x0, const float* x1, ampi_poo
     }
 }
 /* y[rows][n] from x with rows of w; x and g below have room for whole groups of lanes behind the last row. */
-AMPI_INLINE void ampi_pool_quads_max_body(int hw, float* y, const float* x, size_t w, size_t rows, size_t n) {
+AMPI_FN void ampi_pool_quads_max(float* y, const float* x, size_t w, size_t rows, size_t n) {
     ampi_pool_quads q;
     size_t r, i;
-    (void)hw;
     for (r = 0; r < rows; r++, x += 2 * w, y += n)
         for (i = 0; i < n; i += AMPI_LANES) {
             ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);
             ampi_copy_floats(y + i, q.max, n - i < AMPI_LANES ? n - i : (size_t)AMPI_LANES);
         }
 }
-AMPI_KERNEL(ampi_pool_quads_max, (float* y, const float* x, size_t w, size_t rows, size_t n), y, x, w, rows, n)
 
 /* dx from g[rows][n]: 0 + g at the first maximum, 0 elsewhere. */
-AMPI_INLINE void ampi_pool_quads_spread_body(int hw, float* dx, const float* x, const float* g, size_t w,
-                                             size_t rows, size_t n) {
+AMPI_FN void ampi_pool_quads_spread(float* dx, const float* x, const float* g, size_t w, size_t rows, size_t n) {
     ampi_pool_quads q;
     size_t r, i, l;
-    (void)hw;
     for (r = 0; r < rows; r++, x += 2 * w, dx += 2 * w, g += n)
         for (i = 0; i < n; i += AMPI_LANES) {
             float up[2 * AMPI_LANES], down[2 * AMPI_LANES];
@@ -9351,8 +9347,187 @@ AMPI_INLINE void ampi_pool_quads_spread_body(int hw, float* dx, const float* x, 
             if (i + AMPI_LANES >= n && w > 2 * n) dx[2 * n] = dx[w + 2 * n] = 0.0f;
         }
 }
-AMPI_KERNEL(ampi_pool_quads_spread,
-            (float* dx, const float* x, const float* g, size_t w, size_t rows, size_t n), dx, x, g, w, rows, n)
+#if AMPI_X86
+/* The even ones of 32 elements and the odd ones. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_split_avx512(__m512* a, __m512* b) {
+    const __m512i two = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512 even = _mm512_maskz_permutex2var_ps(AMPI_ALL16, *a, two, *b);
+    *b = _mm512_maskz_permutex2var_ps(AMPI_ALL16, *a, _mm512_or_si512(two, _mm512_set1_epi32(1)), *b);
+    *a = even;
+}
+/* The way back, of floats, to those of 32 elements that are in the mask. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_zip_avx512(amp_dtype t, void* x, __mmask32 m, __m512 even,
+                                                         __m512 odd) {
+    const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
+    __m512i low, high;
+    float* f = (float*)x;
+    AMPI_AHEAD(x, 0);
+    if (t == AMP_F32) {
+        const __m512i last = _mm512_or_si512(zip, _mm512_set1_epi32(8));
+        AMPI_AHEAD(x, 64);
+        _mm512_mask_storeu_ps(f, (__mmask16)m, _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, zip, odd));
+        _mm512_mask_storeu_ps(f + 16, (__mmask16)(m >> 16),
+                              _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, last, odd));
+        return;
+    }
+    if (t == AMP_BF16) {
+        low = _mm512_maskz_srli_epi32(AMPI_ALL16, ampi_round_bf16_x16(e), 16);
+        high = _mm512_and_si512(ampi_round_bf16_x16(o), _mm512_set1_epi32((int)0xffff0000u));
+    } else {
+        low = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, ampi_f32_to_half_x16(e));
+        high = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, ampi_f32_to_half_x16(o));
+        high = _mm512_maskz_slli_epi32(AMPI_ALL16, high, 16);
+    }
+    _mm512_mask_storeu_epi16(x, m, _mm512_or_si512(low, high));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_pairs_avx512(amp_dtype t, void* x, size_t i, size_t n,
+                                                               __m512 even, __m512 odd) {
+    const __mmask32 m = n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu;
+    ampi_ring_zip_avx512(t, (char*)x + i * amp_dtype_size(t), m, even, odd);
+}
+/* Unpacking works within the halves of a register, so the quarters are put in order. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_split_avx2(__m256* a, __m256* b) {
+    const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(*a, *b, 0x88));
+    const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(*a, *b, 0xdd));
+    *a = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
+    *b = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));
+}
+/* Of 16 elements n, behind `skip` that are not written: none or one. */
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_zip_avx2(amp_dtype t, void* x, size_t skip, size_t n, __m256 even,
+                                                     __m256 odd) {
+    const size_t first = ampi_min_size(n, 8 - skip), rest = n - first;
+    uint16_t* h = (uint16_t*)x;
+    __m256i low, high;
+    __m128i words;
+    AMPI_AHEAD(x, 0);
+    if (t == AMP_F32) {
+        const __m256 a = _mm256_unpacklo_ps(even, odd), b = _mm256_unpackhi_ps(even, odd);
+        __m256 v = _mm256_permute2f128_ps(a, b, 0x20);
+        if (skip) v = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(1, 2, 3, 4, 5, 6, 7, 7));
+        ampi_put8_avx2(x, t, skip, first, v);
+        if (rest > 0) ampi_put8_avx2(x, t, 8, rest, _mm256_permute2f128_ps(a, b, 0x31));
+        return;
+    }
+    if (t == AMP_BF16) {
+        low = _mm256_srli_epi32(ampi_bf16_round_avx2(even), 16);
+        high = _mm256_and_si256(ampi_bf16_round_avx2(odd), _mm256_set1_epi32((int)0xffff0000u));
+    } else {
+        low = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(even, _MM_FROUND_TO_NEAREST_INT));
+        high = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT));
+        high = _mm256_slli_epi32(high, 16);
+    }
+    low = _mm256_or_si256(low, high);
+    if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, low); return; }
+    words = _mm256_castsi256_si128(low);
+    ampi_store_words_avx2(h + skip, first, skip ? _mm_srli_si128(words, 2) : words);
+    if (rest > 0) ampi_store_words_avx2(h + 8, rest, _mm256_extracti128_si256(low, 1));
+}
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
+                                                           __m256 even, __m256 odd) {
+    ampi_ring_zip_avx2(t, (char*)x + i * amp_dtype_size(t), 0, ampi_min_size(n, 16), even, odd);
+}
+
+/* The same by hand. Pixels of a row as the left ones and the right ones of windows, and `count` of them back; where is
+   x larger than a; one of two; g there, and g elsewhere. Loads have no masks: those wait for lines that are far. */
+typedef __mmask16 ampi_quads_lanes_avx512;
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_quads_get_avx512(const float* x, __m512* left, __m512* right) {
+    AMPI_AHEAD(x, 0);
+    AMPI_AHEAD(x, 64);
+    *left = _mm512_loadu_ps(x);
+    *right = _mm512_loadu_ps(x + 16);
+    ampi_ring_split_avx512(left, right);
+}
+/* From 16 elements on by two whole stores that may overlap. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_quads_put_avx512(float* dx, size_t count, __m512 left, __m512 right) {
+    const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    if (count < 16) {
+        _mm512_mask_storeu_ps(dx, ampi_first_x16(count), _mm512_maskz_permutex2var_ps(AMPI_ALL16, left, zip, right));
+    } else {
+        const __m512i last = _mm512_add_epi32(zip, _mm512_set1_epi32((int)(count - 16) / 2));
+        AMPI_AHEAD(dx, 0);
+        AMPI_AHEAD(dx, 64);
+        _mm512_storeu_ps(dx, _mm512_maskz_permutex2var_ps(AMPI_ALL16, left, zip, right));
+        _mm512_storeu_ps(dx + count - 16, _mm512_maskz_permutex2var_ps(AMPI_ALL16, left, last, right));
+    }
+}
+#define ampi_quads_put_some_avx512(y, n, v) _mm512_mask_storeu_ps(y, ampi_first_x16(n), v)
+AMPI_TARGET_AVX512 AMPI_INLINE __mmask16 ampi_quads_better_avx512(__m512 x, __m512 a) {
+    return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), x, a, _CMP_NLE_UQ);
+}
+#define ampi_quads_choose_avx512(a, lanes, x) _mm512_mask_mov_ps(a, lanes, x)
+#define ampi_quads_keep_avx512(lanes, g) _mm512_maskz_mov_ps(lanes, g)
+#define ampi_quads_drop_avx512(lanes, g) _mm512_maskz_mov_ps(_knot_mask16(lanes), g)
+
+typedef __m256 ampi_quads_lanes_avx2;
+AMPI_TARGET_AVX2 AMPI_INLINE void ampi_quads_get_avx2(const float* x, __m256* left, __m256* right) {
+    AMPI_AHEAD(x, 0);
+    *left = _mm256_loadu_ps(x);
+    *right = _mm256_loadu_ps(x + 8);
+    ampi_ring_split_avx2(left, right);
+}
+#define ampi_quads_put_avx2(dx, count, left, right) ampi_ring_put_pairs_avx2(AMP_F32, dx, 0, count, left, right)
+#define ampi_quads_put_some_avx2(y, n, v) ampi_put8_avx2(y, AMP_F32, 0, n, v)
+#define ampi_quads_better_avx2(x, a) \
+    _mm256_and_ps(_mm256_cmp_ps(a, a, _CMP_ORD_Q), _mm256_cmp_ps(x, a, _CMP_NLE_UQ))
+#define ampi_quads_choose_avx2(a, lanes, x) _mm256_blendv_ps(a, x, lanes)
+#define ampi_quads_keep_avx2(lanes, g) _mm256_and_ps(lanes, g)
+#define ampi_quads_drop_avx2(lanes, g) _mm256_andnot_ps(lanes, g)
+
+#define AMPI_POOL_QUADS(isa, V)                                                                                       \
+    /* m windows in each of the rows of a strip of the image: their maxima into out, of which a row is n, or the      \
+       gradient into out, of which a row is w. */                                                                     \
+    AMPI_##V##_TARGET AMPI_INLINE void ampi_quads_strip_##isa(float* out, const float* x, const float* g, size_t w,   \
+                                                              size_t rows, size_t n, size_t m) {                      \
+        size_t r;                                                                                                     \
+        for (r = 0; r < rows; r++, x += 2 * w) {                                                                      \
+            ampi_quads_lanes_##isa b, d, below;                                                                       \
+            AMPI_##V##_T x0, x1, x2, x3, up, down;                                                                    \
+            ampi_quads_get_##isa(x, &x0, &x1);                                                                        \
+            ampi_quads_get_##isa(x + w, &x2, &x3);                                                                    \
+            b = ampi_quads_better_##isa(x1, x0);                                                                      \
+            d = ampi_quads_better_##isa(x3, x2);                                                                      \
+            up = ampi_quads_choose_##isa(x0, b, x1);                                                                  \
+            down = ampi_quads_choose_##isa(x2, d, x3);                                                                \
+            below = ampi_quads_better_##isa(down, up);                                                                \
+            if (!g) {                                                                                                 \
+                ampi_quads_put_some_##isa(out + r * n, m, ampi_quads_choose_##isa(up, below, down));                  \
+                continue;                                                                                             \
+            }                                                                                                         \
+            down = AMPI_##V##_ADD(AMPI_##V##_LOAD(g + r * n), AMPI_##V##_ZERO);                                       \
+            up = ampi_quads_drop_##isa(below, down);                                                                  \
+            down = ampi_quads_keep_##isa(below, down);                                                                \
+            ampi_quads_put_##isa(out + 2 * r * w, 2 * m, ampi_quads_drop_##isa(b, up), ampi_quads_keep_##isa(b, up)); \
+            ampi_quads_put_##isa(out + (2 * r + 1) * w, 2 * m, ampi_quads_drop_##isa(d, down),                        \
+                                 ampi_quads_keep_##isa(d, down));                                                     \
+        }                                                                                                             \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_FN void ampi_quads_rows_##isa(float* out, const float* x, const float* g, size_t w,        \
+                                                         size_t rows, size_t n) {                                     \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        size_t i;                                                                                                     \
+        for (i = 0; i < n; i += L) {                                                                                  \
+            float* to = out + (g ? 2 * i : i);                                                                        \
+            const float* from = g ? g + i : NULL;                                                                     \
+            if (n - i < L) ampi_quads_strip_##isa(to, x + 2 * i, from, w, rows, n, n - i);                            \
+            else ampi_quads_strip_##isa(to, x + 2 * i, from, w, rows, n, L);                                          \
+        }                                                                                                             \
+        for (i = 0; g && w > 2 * n && i < 2 * rows; i++) out[i * w + 2 * n] = 0.0f;                                   \
+    }
+AMPI_POOL_QUADS(avx512, V16)
+AMPI_POOL_QUADS(avx2, V8)
+#endif
+/* The maxima, or with g the gradient. */
+AMPI_FN void ampi_pool_quads_rows(float* out, const float* x, const float* g, size_t w, size_t rows, size_t n) {
+#if AMPI_X86
+    if (ampi_simd() >= AMP_ISA_AVX2) {
+        AMPI_BY_HAND(ampi_quads_rows, out, x, g, w, rows, n);
+        return;
+    }
+#endif
+    if (g) ampi_pool_quads_spread(out, x, g, w, rows, n);
+    else ampi_pool_quads_max(out, x, w, rows, n);
+}
 
 /* Such windows, in rows of which two fit a band. */
 AMPI_FN int ampi_pool_is_quads(const ampi_pool_plan* p) {
@@ -9382,9 +9557,8 @@ AMPI_FN void ampi_pool_quads_plane(const ampi_pool_plan* p, const void* x, amp_d
         rows = ampi_min_size(most, oh - r);
         count = dy ? 2 * rows * w : rows * n;
         v = ampi_pool_view(x, xt, from, 2 * rows * w, p->planes * h * w, tile);
-        if (dy) ampi_pool_quads_spread(d, v, ampi_pool_view(dy, dyt, at, rows * n, p->planes * oh * n, g_tile), w,
-                                       rows, n);
-        else ampi_pool_quads_max(d, v, w, rows, n);
+        ampi_pool_quads_rows(d, v, dy ? ampi_pool_view(dy, dyt, at, rows * n, p->planes * oh * n, g_tile) : NULL, w,
+                             rows, n);
         if (d == out_tile) ampi_store_f32(out, t, to, out_tile, count);
     }
     if (!dy || h % 2 == 0) return;
@@ -9795,13 +9969,6 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_ring_keys_avx512(__m512 x) {
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_keys_avx512(int32_t* key, __m512i v, size_t n) {
     _mm512_storeu_si512(key, _mm512_mask_mov_epi32(_mm512_set1_epi32(INT32_MIN), ampi_first_x16(n), v));
 }
-/* The even ones of 32 elements and the odd ones. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_split_avx512(__m512* a, __m512* b) {
-    const __m512i two = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512 even = _mm512_maskz_permutex2var_ps(AMPI_ALL16, *a, two, *b);
-    *b = _mm512_maskz_permutex2var_ps(AMPI_ALL16, *a, _mm512_or_si512(two, _mm512_set1_epi32(1)), *b);
-    *a = even;
-}
 /* n elements from i, at most 32: keys of the even ones and of the odd ones. Those of 16 bits lie in words. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_get_pairs_avx512(amp_dtype t, const void* x, size_t i, size_t n,
                                                                int32_t* even, int32_t* odd) {
@@ -9822,37 +9989,6 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_get_pairs_avx512(amp_dtype t, cons
     }
     ampi_ring_put_keys_avx512(even, e, (n + 1) / 2);
     ampi_ring_put_keys_avx512(odd, o, n / 2);
-}
-/* The way back, of floats, to those of 32 elements that are in the mask. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_zip_avx512(amp_dtype t, void* x, __mmask32 m, __m512 even,
-                                                         __m512 odd) {
-    const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
-    __m512i low, high;
-    float* f = (float*)x;
-    AMPI_AHEAD(x, 0);
-    if (t == AMP_F32) {
-        const __m512i last = _mm512_or_si512(zip, _mm512_set1_epi32(8));
-        AMPI_AHEAD(x, 64);
-        _mm512_mask_storeu_ps(f, (__mmask16)m, _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, zip, odd));
-        _mm512_mask_storeu_ps(f + 16, (__mmask16)(m >> 16),
-                              _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, last, odd));
-        return;
-    }
-    if (t == AMP_BF16) {
-        low = _mm512_maskz_srli_epi32(AMPI_ALL16, ampi_round_bf16_x16(e), 16);
-        high = _mm512_and_si512(ampi_round_bf16_x16(o), _mm512_set1_epi32((int)0xffff0000u));
-    } else {
-        low = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, ampi_f32_to_half_x16(e));
-        high = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, ampi_f32_to_half_x16(o));
-        high = _mm512_maskz_slli_epi32(AMPI_ALL16, high, 16);
-    }
-    _mm512_mask_storeu_epi16(x, m, _mm512_or_si512(low, high));
-}
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_pairs_avx512(amp_dtype t, void* x, size_t i, size_t n,
-                                                               __m512 even, __m512 odd) {
-    const __mmask32 m = n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu;
-    ampi_ring_zip_avx512(t, (char*)x + i * amp_dtype_size(t), m, even, odd);
 }
 
 /* The next place of sixteen windows: is it larger than the best so far, and if not, how many places ago was that? Keys
@@ -9886,13 +10022,6 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_keys_avx2(int32_t* key, __m256i 
     if (n < 8) v = _mm256_blendv_epi8(_mm256_set1_epi32(INT32_MIN), v, AMPI_V8_MASK(n));
     _mm256_storeu_si256((__m256i*)(void*)key, v);
 }
-/* Unpacking works within the halves of a register, so the quarters are put in order. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_split_avx2(__m256* a, __m256* b) {
-    const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(*a, *b, 0x88));
-    const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(*a, *b, 0xdd));
-    *a = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
-    *b = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));
-}
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_get_pairs_avx2(amp_dtype t, const void* x, size_t i, size_t n,
                                                            int32_t* even, int32_t* odd) {
     __m256i e, o;
@@ -9911,40 +10040,6 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_get_pairs_avx2(amp_dtype t, const vo
     }
     ampi_ring_put_keys_avx2(even, e, (n + 1) / 2);
     ampi_ring_put_keys_avx2(odd, o, n / 2);
-}
-/* Of 16 elements n, behind `skip` that are not written: none or one. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_zip_avx2(amp_dtype t, void* x, size_t skip, size_t n, __m256 even,
-                                                     __m256 odd) {
-    const size_t first = ampi_min_size(n, 8 - skip), rest = n - first;
-    uint16_t* h = (uint16_t*)x;
-    __m256i low, high;
-    __m128i words;
-    AMPI_AHEAD(x, 0);
-    if (t == AMP_F32) {
-        const __m256 a = _mm256_unpacklo_ps(even, odd), b = _mm256_unpackhi_ps(even, odd);
-        __m256 v = _mm256_permute2f128_ps(a, b, 0x20);
-        if (skip) v = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(1, 2, 3, 4, 5, 6, 7, 7));
-        ampi_put8_avx2(x, t, skip, first, v);
-        if (rest > 0) ampi_put8_avx2(x, t, 8, rest, _mm256_permute2f128_ps(a, b, 0x31));
-        return;
-    }
-    if (t == AMP_BF16) {
-        low = _mm256_srli_epi32(ampi_bf16_round_avx2(even), 16);
-        high = _mm256_and_si256(ampi_bf16_round_avx2(odd), _mm256_set1_epi32((int)0xffff0000u));
-    } else {
-        low = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(even, _MM_FROUND_TO_NEAREST_INT));
-        high = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT));
-        high = _mm256_slli_epi32(high, 16);
-    }
-    low = _mm256_or_si256(low, high);
-    if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, low); return; }
-    words = _mm256_castsi256_si128(low);
-    ampi_store_words_avx2(h + skip, first, skip ? _mm_srli_si128(words, 2) : words);
-    if (rest > 0) ampi_store_words_avx2(h + 8, rest, _mm256_extracti128_si256(low, 1));
-}
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
-                                                           __m256 even, __m256 odd) {
-    ampi_ring_zip_avx2(t, (char*)x + i * amp_dtype_size(t), 0, ampi_min_size(n, 16), even, odd);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_look_avx2(amp_dtype t, const int32_t* key, __m256i* best, __m256i* age) {
     const __m256i v = _mm256_loadu_si256((const __m256i*)(const void*)key), one = _mm256_set1_epi32(1);

@@ -191,6 +191,8 @@ TABLE = [
     ("ops", "for (i = 0; i < n; i += AMPI_LANES) {\n            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n"
      "            ampi_copy_floats(", "for (i = 0; i + 1 < n; i += AMPI_LANES) {\n"
      "            ampi_pool_quads_make(x + 2 * i, x + w + 2 * i, &q);\n            ampi_copy_floats("),
+    ("ops", "_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), x, a, _CMP_NLE_UQ", "AMPI_ALL16, x, a, _CMP_GT_OQ"),
+    ("ops", "for (i = 0; g && w > 2 * n && i < 2 * rows; i++) out[i * w + 2 * n] = 0.0f;", ";"),
     ("ops", "fill[i % 2][i / 2] = here ? 0 : INT32_MIN;", "fill[i % 2][i / 2] = 0;"),
     ("ops", "if (t == AMP_F32) g->age = age2, age =", "if (t == AMP_F32) age ="),
     ("ops", "if (!fresh) v = AMPI_##V##_ADD(sum, v);", "if (!fresh) v = AMPI_##V##_ADD(sum, sum);"),
