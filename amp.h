@@ -7792,14 +7792,16 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_rows(const ampi_conv2d* c, const uint1
                                                uint16_t* dst) {
     const size_t taps = c->taps, ld = ampi_turned_ld(c->og * c->taps);
     size_t o, r, i, o0;
-    for (o0 = 0; o0 < c->og; o0 += 32)            /* so many that reads and writes stay in the first-level cache */
-        for (r = first; r < first + rows; r++)
-            for (o = o0; o < c->og && o < o0 + 32; o++)
-                for (i = 0; i < taps; i += 32) {
-                    const __mmask32 m = ampi_inside_x32(0, (int64_t)(taps - i));
-                    _mm512_mask_storeu_epi16(dst + r * ld + o * taps + i, m,
-                                             _mm512_maskz_loadu_epi16(m, w + (o * c->cg + r) * taps + i));
-                }
+    for (i = 0; i < taps; i += 32) {
+        const __mmask32 m = ampi_inside_x32(0, (int64_t)(taps - i));
+        for (o0 = 0; o0 < c->og; o0 += 32)        /* so many that reads and writes stay in the first-level cache */
+            for (r = first; r < first + rows; r++) {
+                const uint16_t* from = w + (o0 * c->cg + r) * taps + i;
+                uint16_t* to = dst + r * ld + o0 * taps + i;
+                for (o = ampi_min_size(c->og - o0, 32); o > 0; o--, from += c->cg * taps, to += taps)
+                    _mm512_mask_storeu_epi16(to, m, _mm512_maskz_loadu_epi16(m, from));
+            }
+    }
     for (r = first; r < first + rows; r++) memset(dst + r * ld + c->og * taps, 0, (ld - c->og * taps) * sizeof *dst);
     ampi_clear_upper();
 }
