@@ -410,7 +410,6 @@ TABLE = [
 SPECIAL = {
     "avx512_bf16": [
         ("conv", "return s->part >= s->n && s->lines == 0;", "return s->part >= s->n;"),
-        ("conv", "if (next > (c + 1) * taps || s->b.image->order)", "if (next > (c + 1) * taps)"),
         ("conv", "const size_t term = i ^ 1u;\n        if (rank[term] == SIZE_MAX)", "const size_t term = i;\n        if (rank[term] == SIZE_MAX)"),
         ("conv", "p->order[n ^ 1u] = (uint32_t)rank[term];", "p->order[n ^ 1u] = (uint32_t)n ^ 1u;"),
         ("conv", "p->k = (c->og + c->og % 2) * p->taps;", "p->k = c->og * p->taps + c->og * p->taps % 2;"),
