@@ -86,7 +86,7 @@ TABLE = [
     ("gemm", "u->two = columns > g->lanes;", "u->two = columns >= g->lanes;"),
     ("gemm", "if (s->swap) s->k += s->k & 1u;", ""),
     ("gemm", "b->first = k0 == 0;", "b->first = k0 == 0 || k0 == p->kc;"),
-    ("gemm", "s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias && s->alpha == 1.0f",
+    ("gemm", "s->c_dtype == AMP_F32 && ampi_c_is_matrix(s) && !s->bias && s->alpha == 1.0f",
      "s->c_dtype == AMP_F32 && s->part >= s->n && !s->bias"),
     ("gemm", "t[i] = s->beta != 0.0f ? -0.0f : 0.0f;", "t[i] = 0.0f;"),
     ("openmp", "b.b = shared + turn % 2 * p->floats", "b.b = shared"),
