@@ -7865,19 +7865,25 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
     return ampi_conv2d_words_fit(s, more, exec) && ampi_conv2d_normal(x, nx, y, ny);
 }
 
+/* How many of its rows a thread turns at a time: so many that it reads long runs, but all threads have some. */
+AMPI_FN size_t ampi_turned_rows(const ampi_conv2d* c) {
+    return ampi_min_size(ampi_round_up(ampi_div_up(c->cg, ampi_threads()), 8), 32);
+}
 /* Rows [first, first + rows) of the turned weights: row r is w[o][r][taps] for one o after the other, and zeros. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_rows(const ampi_conv2d* c, const uint16_t* w, size_t first, size_t rows,
                                                uint16_t* dst) {
     const size_t taps = c->taps, ld = ampi_turned_ld(c->og * c->taps);
     size_t o, r, i, o0;
-    for (o0 = 0; o0 < c->og; o0 += 32)            /* so many that reads and writes stay in the first-level cache */
-        for (r = first; r < first + rows; r++)
-            for (o = o0; o < c->og && o < o0 + 32; o++)
-                for (i = 0; i < taps; i += 32) {
-                    const __mmask32 m = ampi_inside_x32(0, (int64_t)(taps - i));
-                    _mm512_mask_storeu_epi16(dst + r * ld + o * taps + i, m,
-                                             _mm512_maskz_loadu_epi16(m, w + (o * c->cg + r) * taps + i));
-                }
+    for (i = 0; i < taps; i += 32) {
+        const __mmask32 m = ampi_inside_x32(0, (int64_t)(taps - i));
+        for (o0 = 0; o0 < c->og; o0 += 32)        /* so many that reads and writes stay in the first-level cache */
+            for (r = first; r < first + rows; r++) {
+                const uint16_t* from = w + (o0 * c->cg + r) * taps + i;
+                uint16_t* to = dst + r * ld + o0 * taps + i;
+                for (o = ampi_min_size(c->og - o0, 32); o > 0; o--, from += c->cg * taps, to += taps)
+                    _mm512_mask_storeu_epi16(to, m, _mm512_maskz_loadu_epi16(m, from));
+            }
+    }
     for (r = first; r < first + rows; r++) memset(dst + r * ld + c->og * taps, 0, (ld - c->og * taps) * sizeof *dst);
     ampi_clear_upper();
 }
@@ -7888,8 +7894,8 @@ AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype
     ampi_product s;
     amp_exec own;
     uint16_t* turned;
-    size_t g;
-    int64_t block, blocks = (int64_t)ampi_div_up(c->cg, 32);
+    size_t g, each = ampi_turned_rows(c);
+    int64_t block, blocks = (int64_t)ampi_div_up(c->cg, each);
     ampi_conv2d_dx(&s, images, c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
     if (c->taps == 1 || !ampi_conv2d_words(&s, dy, c->y_count, w, c->w_count, ampi_turned_floats(c), exec)) return 0;
     own = *exec;
@@ -7899,8 +7905,8 @@ AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype
     for (g = 0; g < (size_t)c->s.groups; g++) {
         AMPI_PARALLEL_FOR(blocks > 1)
         for (block = 0; block < blocks; block++)
-            ampi_turn_rows(c, (const uint16_t*)w + g * c->og * c->cg * c->taps, (size_t)block * 32,
-                           ampi_min_size(c->cg - (size_t)block * 32, 32), turned);
+            ampi_turn_rows(c, (const uint16_t*)w + g * c->og * c->cg * c->taps, (size_t)block * each,
+                           ampi_min_size(c->cg - (size_t)block * each, each), turned);
         ampi_conv2d_dx(&s, images, c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
         s.a = ampi_matrix(turned, AMP_BF16, c->cg, s.k, ampi_turned_ld(s.k), 1);
         s.normal = 1;
@@ -7937,11 +7943,12 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_part(const ampi_conv2d* c, const ampi_
 }
 /* All of a group's turned weights, part by part. 0: one of them is not finite. */
 AMPI_FN int ampi_turn_parts(const ampi_conv2d* c, const uint16_t* w, uint16_t* dst) {
-    int64_t block, blocks = (int64_t)ampi_div_up(c->cg, 32);
+    const size_t each = ampi_turned_rows(c);
+    int64_t block, blocks = (int64_t)ampi_div_up(c->cg, each);
     int bad = 0;
     AMPI_PARALLEL_FOR(blocks > 1)
     for (block = 0; block < blocks; block++) {
-        const size_t first = (size_t)block * 32, rows = ampi_min_size(c->cg - first, 32);
+        const size_t first = (size_t)block * each, rows = ampi_min_size(c->cg - first, each);
         uint16_t* to = dst;
         ampi_dx_part p;
         size_t i;

@@ -275,6 +275,7 @@ static const int SHAPES[][14] = {
     { 2, 5, 7, 31, 67, 1, 1, 2, 2, 0, 0, 1, 1, 1 },    /* many outputs: 1 x 1 with a stride, and without one */
     { 1, 2, 4, 63, 66, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
     { 1, 17, 5, 7, 23, 3, 3, 2, 2, 1, 1, 1, 1, 1 },    /* dx as products of words, part by part */
+    { 1, 130, 3, 4, 226, 3, 3, 1, 1, 1, 1, 1, 1, 1 },  /* too many weights for a direct form */
 };
 
 static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dtype result, const float* special) {

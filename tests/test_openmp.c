@@ -119,7 +119,8 @@ static const int CONVOLUTIONS[][8] = {
     { 3, 32, 32, 32, 3, 1, 1, 32 },
     { 5, 70, 14, 66, 3, 1, 1, 1 },     /* a matrix unit's tiles of every kind */
     { 1, 96, 20, 40, 3, 1, 1, 2 },
-    { 3, 100, 7, 190, 3, 1, 1, 1 }     /* threads that pack the unfolded image together */
+    { 3, 100, 7, 190, 3, 1, 1, 1 },    /* threads that pack the unfolded image together */
+    { 5, 70, 17, 66, 3, 2, 1, 1 }      /* dx as products of words, part by part */
 };
 
 /* y, dx, dw and db, by as many threads as there are now, in the workspace or a part of it. */
@@ -156,7 +157,7 @@ static uint64_t convolved(const int z[8], amp_dtype t, amp_sums sums, size_t par
     free(exec.workspace); free(source); free(results); free(low);
     return h;
 }
-static void test_threads_and_convolutions(void) {
+static void threads_and_convolutions(void) {
     static const amp_dtype types[] = { AMP_F32, AMP_F16, AMP_BF16 };
     static const int threads[] = { 2, 3, 6, 7 };
     size_t i, t, k;
@@ -174,6 +175,12 @@ static void test_threads_and_convolutions(void) {
                           "convolution %lu, %s, %d threads", (unsigned long)i, amp_dtype_name(types[t]), threads[k]);
             }
         }
+}
+/* By the best kernels, and by AVX-512's, whose threads pack together on all processors. */
+static void test_threads_and_convolutions(void) {
+    threads_and_convolutions();
+    if (amp_cpu_force_isa(AMP_ISA_AVX512) == AMP_OK) threads_and_convolutions();
+    amp_cpu_force_isa(AMP_ISA_AUTO);
 }
 #else
 static void test_threads_and_convolutions(void) { TEST_SKIP("no OpenMP"); }
