@@ -2373,8 +2373,9 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i,
 }
 /* Thirty-two elements, which as bfloat16 are one store. */
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x32(amp_dtype t, void* p, size_t i, __m512 x, __m512 y) {
-    const __m512i odd = _mm512_set_epi64(0x003f003d003b0039, 0x0037003500330031, 0x002f002d002b0029, 0x0027002500230021,
-                                         0x001f001d001b0019, 0x0017001500130011, 0x000f000d000b0009, 0x0007000500030001);
+    const __m512i odd = _mm512_set_epi64(0x003f003d003b0039, 0x0037003500330031, 0x002f002d002b0029,
+                                         0x0027002500230021, 0x001f001d001b0019, 0x0017001500130011,
+                                         0x000f000d000b0009, 0x0007000500030001);
     if (t == AMP_BF16) {
         const __m512i u = ampi_round_bf16_x16(_mm512_castps_si512(x));
         const __m512i v = ampi_round_bf16_x16(_mm512_castps_si512(y));
@@ -9028,6 +9029,48 @@ AMPI_FN void ampi_pool_small_plane(const ampi_pool_plan* p, const void* x, amp_d
     ampi_store_f32(y, yt, plane * out, y_tile, out);
 }
 
+/* Averages of whole planes, small ones: a sum waits for each of its additions, so those of 16 planes go on side by
+   side. AMPI_POOL_TURN pixels of each are transposed at a time. */
+enum { AMPI_POOL_TURN = 128 };
+
+AMPI_FN int ampi_pool_is_global(const ampi_pool_plan* p) {
+    const ampi_span rows = ampi_window(0, p->sh, p->ph, p->kh, p->h);
+    const ampi_span columns = ampi_window(0, p->sw, p->pw, p->kw, p->w);
+    return !p->max && p->oh == 1 && p->ow == 1 && rows.last - rows.first == p->h
+        && columns.last - columns.first == p->w && ampi_pool_is_small(p, AMPI_LANES);
+}
+/* acc += x, n times, AMPI_LANES numbers each. */
+AMPI_INLINE void ampi_pool_pixels_body(int hw, float* acc, const float* x, size_t n) {
+    float a[AMPI_LANES];
+    size_t i, l;
+    (void)hw;
+    memcpy(a, acc, sizeof a);
+    for (i = 0; i < n; i++)
+        for (l = 0; l < AMPI_LANES; l++) a[l] += x[i * AMPI_LANES + l];
+    memcpy(acc, a, sizeof a);
+}
+AMPI_KERNEL(ampi_pool_pixels, (float* acc, const float* x, size_t n), acc, x, n)
+
+AMPI_FN void ampi_pool_global_planes(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
+                                     size_t plane) {
+    const size_t n = (size_t)(p->h * p->w);
+    const int direct = ampi_dtype(xt) == AMP_F32;
+    const ampi_gemm_isa g = ampi_gemm_isa_now();
+    float rows[AMPI_LANES * AMPI_POOL_TURN], turned[AMPI_LANES * AMPI_POOL_TURN], acc[AMPI_LANES];
+    size_t at, l, count, lds = direct ? n : ampi_min_size(n, AMPI_POOL_TURN);
+    memset(acc, 0, sizeof acc);
+    if (!direct && lds == n) ampi_load_f32(rows, x, xt, plane * n, AMPI_LANES * n);
+    for (at = 0; at < n; at += count) {
+        const float* src = direct ? (const float*)x + plane * n + at : rows;
+        count = ampi_min_size(n - at, AMPI_POOL_TURN);
+        for (l = 0; lds != n && l < AMPI_LANES; l++) ampi_load_f32(rows + l * lds, x, xt, (plane + l) * n + at, count);
+        for (l = 0; l < AMPI_LANES; l += g.lanes) g.transpose(turned + l, AMPI_LANES, src + l * lds, lds, count, 0);
+        ampi_pool_pixels(acc, turned, count);
+    }
+    for (l = 0; l < AMPI_LANES; l++) acc[l] /= ampi_pool_count(p, 0, 0);
+    ampi_store_f32(y, yt, plane, acc, AMPI_LANES);
+}
+
 /* Maxima of 2 x 2 windows side by side, the usual ones: 16 at a time, from rows x0 and x1. */
 typedef struct ampi_pool_quads {
     float max[AMPI_LANES];
@@ -10261,6 +10304,23 @@ AMPI_FN void ampi_pool_small_spread(const ampi_pool_plan* p, const float* g, flo
     }
 }
 
+AMPI_INLINE void ampi_pool_fill_body(int hw, float* y, float value, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) y[i + l] = value;
+}
+AMPI_KERNEL(ampi_pool_fill, (float* y, float value, size_t n), y, value, n)
+
+/* A plane that is one window; the gradient is added to 0, which -0 shows. */
+AMPI_FN void ampi_pool_global_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt, void* dx, amp_dtype dxt,
+                                       size_t plane) {
+    const size_t n = (size_t)(p->h * p->w);
+    float tile[AMPI_POOL_BAND], *v = ampi_open(dx, dxt, plane * n, n, tile);
+    ampi_pool_fill(v, 0.0f + ampi_load_one(dy, dyt, plane, 0.0f) / ampi_pool_count(p, 0, 0), ampi_padded(n));
+    ampi_close(dx, dxt, plane * n, n, v);
+}
+
 AMPI_FN void ampi_pool_small_plane_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt,
                                             const void* x, amp_dtype xt, void* dx, amp_dtype dxt,
                                             size_t plane) {
@@ -10292,6 +10352,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     ampi_pool_words words;
     ampi_pool_lines lines;
     ampi_pool_plan p;
+    int global;
     size_t n;
     int64_t i, some;
     amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
@@ -10301,10 +10362,15 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     ampi_pool_words_make(&p, x_dtype, y_dtype, y_dtype, &words);
     ampi_pool_lines_make(&p, x_dtype, y_dtype, &lines);
     if (ampi_pool_is_quads(&p)) lines.band = 0;                                /* there is a way of their own */
-    some = ampi_pool_lines_planes(&p);
+    global = ampi_pool_is_global(&p);
+    some = global ? (int64_t)AMPI_LANES : ampi_pool_lines_planes(&p);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i += some) {
         size_t plane = (size_t)i, last = ampi_min_size(p.planes, plane + (size_t)some);
+        if (global && last - plane == AMPI_LANES) {
+            ampi_pool_global_planes(&p, x, x_dtype, y, y_dtype, plane);
+            continue;
+        }
         if (lines.band > 0 && !ampi_pool_lines_run(&lines, &p, plane, last, x, y, x_dtype)) continue;
         for (; plane < last; plane++) ampi_pool_forward_plane(&p, &words, x, x_dtype, y, y_dtype, plane);
     }
@@ -10320,6 +10386,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     ampi_pool_lines lines;
     ampi_pool_ring ring;
     ampi_pool_plan p;
+    int global;
     size_t n;
     int64_t i, some;
     amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
@@ -10331,6 +10398,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     ampi_pool_lines_make(&p, dy_dtype, dx_dtype, &lines);
     ampi_pool_lines_turn(&p, &lines);
     some = ampi_pool_lines_planes(&p);
+    global = ampi_pool_is_global(&p);
     AMPI_PARALLEL_FOR(lines.band > 0 && n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)(lines.band > 0 ? p.planes : 0); i += some)
         ampi_pool_lines_back(&lines, &p, (size_t)i, ampi_min_size(p.planes, (size_t)(i + some)), dy, dx, dx_dtype);
@@ -10341,6 +10409,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
             ampi_pool_words_plane(ampi_dtype(x_dtype), &words, &p, (size_t)i, x, dy, dx);
         else if (ampi_pool_is_quads(&p))
             ampi_pool_quads_plane(&p, x, x_dtype, dy, dy_dtype, dx, dx_dtype, (size_t)i);
+        else if (global) ampi_pool_global_backward(&p, dy, dy_dtype, dx, dx_dtype, (size_t)i);
         else if (ring.row > 0) ampi_pool_ring_plane(&ring, &p, (size_t)i, dy, x, dx, x_dtype);
         else if (ampi_pool_is_small(&p, p.max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES))
             ampi_pool_small_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
