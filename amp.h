@@ -11710,6 +11710,11 @@ AMPI_FN void ampi_activation_slope(amp_activation f, const void* dy, amp_dtype d
    above in the workspace, is faster than to compute each anew; not for those that are a few operations only. */
 enum { AMPI_VALUES = 65536 };
 
+/* Whether to compute each nevertheless: AMD's processors take longer to look up a sigmoid of F16, or a GELU_TANH's
+   slope. */
+AMPI_FN int ampi_computes(amp_dtype a, amp_dtype b) {
+    return amp_cpu_isa() == AMP_ISA_AVX512_BF16 && ampi_dtype(a) == AMP_F16 && ampi_dtype(b) == AMP_F16;
+}
 /* Room for a table with entries of `size` bytes for the values of type t, if n elements are worth one; or NULL. */
 AMPI_FN void* ampi_value_table(amp_dtype t, size_t size, size_t n, const amp_exec* exec) {
     size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
@@ -11723,7 +11728,8 @@ AMPI_FN void ampi_values(uint16_t* v, int64_t first) {
 }
 AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, amp_dtype xt, amp_dtype yt, size_t n,
                                               const amp_exec* exec) {
-    const int wanted = f != AMP_RELU && amp_dtype_size(yt) == sizeof(uint16_t);
+    const int wanted = f != AMP_RELU && amp_dtype_size(yt) == sizeof(uint16_t)
+                    && !(f == AMP_SIGMOID && ampi_computes(xt, yt));
     uint16_t* table = wanted ? (uint16_t*)ampi_value_table(xt, sizeof(uint16_t), n, exec) : NULL;
     int64_t i;
     if (!table) return NULL;
@@ -11735,8 +11741,10 @@ AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, amp_dtype xt, am
     }
     return table;
 }
-AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, size_t n, const amp_exec* exec) {
-    const int wanted = f == AMP_GELU || f == AMP_GELU_TANH;
+AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, amp_dtype dyt, amp_dtype dxt, size_t n,
+                                      const amp_exec* exec) {
+    const int computed = ampi_computes(st, dyt) && ampi_computes(st, dxt);
+    const int wanted = f == AMP_GELU || (f == AMP_GELU_TANH && !computed);
     float* table = wanted ? (float*)ampi_value_table(st, sizeof(float), n, exec) : NULL;
     int64_t i;
     if (!table) return NULL;
@@ -11889,7 +11897,7 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
-    table = ampi_slope_table(f, saved_dtype, n, exec);
+    table = ampi_slope_table(f, saved_dtype, dy_dtype, dx_dtype, n, exec);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < ampi_tiles(n); i++) {
         size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
