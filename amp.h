@@ -1625,7 +1625,7 @@ AMP_DEF const char* amp_result_string(amp_result r) {
     return "unknown result code";
 }
 
-AMP_DEF size_t amp_dtype_size(amp_dtype t) {
+AMPI_INLINE size_t ampi_dtype_size(amp_dtype t) {
     switch (t) {
         case AMP_DTYPE_DEFAULT: case AMP_F32: return 4;
         case AMP_F16: case AMP_BF16: return 2;
@@ -1634,6 +1634,10 @@ AMP_DEF size_t amp_dtype_size(amp_dtype t) {
     }
     return 0;
 }
+AMP_DEF size_t amp_dtype_size(amp_dtype t) { return ampi_dtype_size(t); }
+/* From here to the end of the implementation the one that is inlined: with -fPIC a program may replace the other, so
+   that the inner loops would call it for each vector. */
+#define amp_dtype_size(t) ampi_dtype_size(t)
 
 AMP_DEF const char* amp_dtype_name(amp_dtype t) {
     switch (t) {
@@ -19123,6 +19127,7 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
+#undef amp_dtype_size
 #endif /* AMP_IMPLEMENTATION */
 
 /* ======================================================================================== */
