@@ -1625,7 +1625,7 @@ AMP_DEF const char* amp_result_string(amp_result r) {
     return "unknown result code";
 }
 
-AMP_DEF size_t amp_dtype_size(amp_dtype t) {
+AMPI_INLINE size_t ampi_dtype_size(amp_dtype t) {
     switch (t) {
         case AMP_DTYPE_DEFAULT: case AMP_F32: return 4;
         case AMP_F16: case AMP_BF16: return 2;
@@ -1634,6 +1634,10 @@ AMP_DEF size_t amp_dtype_size(amp_dtype t) {
     }
     return 0;
 }
+AMP_DEF size_t amp_dtype_size(amp_dtype t) { return ampi_dtype_size(t); }
+/* From here to the end of the implementation the one that is inlined: with -fPIC a program may replace the other, so
+   that the inner loops would call it for each vector. */
+#define amp_dtype_size(t) ampi_dtype_size(t)
 
 AMP_DEF const char* amp_dtype_name(amp_dtype t) {
     switch (t) {
@@ -2371,6 +2375,28 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i,
     AMPI_AHEAD(p, i * amp_dtype_size(t));
     ampi_put_fetched_x16(t, p, i, m, x);
 }
+/* Thirty-two elements, which as bfloat16 are one store. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x32(amp_dtype t, void* p, size_t i, __m512 x, __m512 y) {
+    const __m512i odd = _mm512_set_epi64(0x003f003d003b0039, 0x0037003500330031, 0x002f002d002b0029,
+                                         0x0027002500230021, 0x001f001d001b0019, 0x0017001500130011,
+                                         0x000f000d000b0009, 0x0007000500030001);
+    if (t == AMP_BF16) {
+        const __m512i u = ampi_round_bf16_x16(_mm512_castps_si512(x));
+        const __m512i v = ampi_round_bf16_x16(_mm512_castps_si512(y));
+        _mm512_storeu_si512((uint16_t*)p + i, _mm512_permutex2var_epi16(u, odd, v));
+    } else {
+        ampi_put_fetched_x16(t, p, i, AMPI_ALL16, x);
+        ampi_put_fetched_x16(t, p, i + 16, AMPI_ALL16, y);
+    }
+}
+/* Fetches elements [i, i+64), one page ahead. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ahead_x64(amp_dtype t, const void* p, size_t i) {
+    AMPI_AHEAD(p, i * amp_dtype_size(t));
+    AMPI_AHEAD(p, i * amp_dtype_size(t) + 64);
+    if (t != AMP_F32) return;
+    AMPI_AHEAD(p, i * amp_dtype_size(t) + 128);
+    AMPI_AHEAD(p, i * amp_dtype_size(t) + 192);
+}
 /* The first n of sixteen. */
 AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
 
@@ -2380,6 +2406,13 @@ AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u
         size_t ampi_i = 0;                                                                \
         for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, AMPI_ALL16, __VA_ARGS__); \
         if (ampi_i < (n)) step(t, ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__);     \
+    } while (0)
+/* Both forms of a step, name_x64(type, i, ...) for groups of 64 and name_x16(type, i, mask, ...) for the rest. */
+#define AMPI_EACH_X64(name, t, n, ...)                                                                     \
+    do {                                                                                                   \
+        size_t ampi_i = 0;                                                                                 \
+        for (; ampi_i + 64 <= (n); ampi_i += 64) name##_x64(t, ampi_i, __VA_ARGS__);                       \
+        for (; ampi_i < (n); ampi_i += 16) name##_x16(t, ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__); \
     } while (0)
 /* fn(type, ...) with the type as a constant. */
 #define AMPI_FOR_TYPE(fn, t, ...)                                       \
@@ -5297,8 +5330,8 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
    the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or
    has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide,
    and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time, since the third-level
-   cache feeds A fast enough; unless k is so small that C is most of the work, or long rows of F32 collide. UNFOLDS: each
-   tile unfolds B, an image, by itself, which takes longer than packing a matrix. */
+   cache feeds A fast enough; unless k is so small that C is most of the work, or long rows of F32 collide. UNFOLDS:
+   each tile unfolds B, an image, by itself, which takes longer than packing a matrix. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16 };
 /* How many panels of A are few. */
 AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
@@ -8227,22 +8260,96 @@ AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
 }
 
 #if AMPI_X86
-/* Both for sixteen numbers by hand, operation by operation; multiplying by 2^n is one instruction. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_expm1_x16(__m512 r) {
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.00138367142f), r, _mm512_set1_ps(0.00836914033f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0416681059f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.166665167f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.49999994f));
-    return _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r);
+/* Both by hand, operation by operation; multiplying by 2^n is one instruction. Each function takes 64 numbers: four
+   vectors in lockstep, as a polynomial waits at each step for the one before, and three others can go on meanwhile.
+   One for sixteen takes the first of the four; what compilers then leave out is the work on the others. */
+typedef struct ampi_x64 { __m512 a, b, c, d; } ampi_x64;
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_same_x64(__m512 x) {
+    ampi_x64 r;
+    r.a = r.b = r.c = r.d = x;
+    return r;
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_exp_x16(__m512 x) {
-    const __m512 magic = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
-    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(1.44269502f), magic), magic);
-    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3365402f), _CMP_NLT_UQ);
-    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f), x);
-    r = ampi_expm1_x16(_mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r));
-    return _mm512_maskz_scalef_ps(normal, _mm512_add_ps(one, r), n);
+#define AMPI_SPREAD_X64(number) ampi_same_x64(_mm512_set1_ps(number))
+#define AMPI_LOCKSTEP2(name, op)                                                            \
+    AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_##name##_x64(ampi_x64 p, ampi_x64 q) {     \
+        p.a = op(p.a, q.a); p.b = op(p.b, q.b); p.c = op(p.c, q.c); p.d = op(p.d, q.d);     \
+        return p;                                                                           \
+    }
+#define AMPI_LOCKSTEP3(name, op)                                                                        \
+    AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_##name##_x64(ampi_x64 p, ampi_x64 q, ampi_x64 r) {     \
+        p.a = op(p.a, q.a, r.a); p.b = op(p.b, q.b, r.b);                                               \
+        p.c = op(p.c, q.c, r.c); p.d = op(p.d, q.d, r.d);                                               \
+        return p;                                                                                       \
+    }
+/* A NaN as the second operand of a minimum or maximum stays. */
+#define AMPI_MIN_X16(x, y) _mm512_maskz_min_ps(AMPI_ALL16, x, y)
+#define AMPI_MAX_X16(x, y) _mm512_maskz_max_ps(AMPI_ALL16, x, y)
+AMPI_LOCKSTEP2(add, _mm512_add_ps)
+AMPI_LOCKSTEP2(sub, _mm512_sub_ps)
+AMPI_LOCKSTEP2(mul, _mm512_mul_ps)
+AMPI_LOCKSTEP2(div, _mm512_div_ps)
+AMPI_LOCKSTEP2(min, AMPI_MIN_X16)
+AMPI_LOCKSTEP2(max, AMPI_MAX_X16)
+AMPI_LOCKSTEP2(or, _mm512_or_ps)
+AMPI_LOCKSTEP2(and, _mm512_and_ps)
+AMPI_LOCKSTEP2(andnot, _mm512_andnot_ps)
+AMPI_LOCKSTEP3(fma, _mm512_fmadd_ps)
+AMPI_LOCKSTEP3(fnma, _mm512_fnmadd_ps)
+AMPI_LOCKSTEP3(fms, _mm512_fmsub_ps)
+/* a * x + c with a constant a, and a * b + c with a constant c. */
+#define AMPI_FMA_FROM_X64(a, x, c) ampi_fma_x64(AMPI_SPREAD_X64(a), x, c)
+#define AMPI_FMA_TO_X64(a, b, c) ampi_fma_x64(a, b, AMPI_SPREAD_X64(c))
+/* y * 2^n: of all; where x is not below the limit of exp; where x < 12.9. Elsewhere 0. */
+#define AMPI_SCALE_X16(y, n) _mm512_maskz_scalef_ps(AMPI_ALL16, y, n)
+#define AMPI_SCALE_NORMAL_X16(y, n, x) \
+    _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3365402f), _CMP_NLT_UQ), y, n)
+#define AMPI_SCALE_INSIDE_X16(y, n, x) \
+    _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(12.9f), _CMP_LT_OQ), y, n)
+AMPI_LOCKSTEP2(scale, AMPI_SCALE_X16)
+AMPI_LOCKSTEP3(scale_normal, AMPI_SCALE_NORMAL_X16)
+AMPI_LOCKSTEP3(scale_inside, AMPI_SCALE_INSIDE_X16)
+/* x where s has no sign, else y; x where z >= (5/8)^2, else y. */
+#define AMPI_IF_PLUS_X16(s, x, y) \
+    _mm512_mask_mov_ps(y, _mm512_testn_epi32_mask(_mm512_castps_si512(s), _mm512_set1_epi32((int)0x80000000u)), x)
+#define AMPI_IF_LARGE_X16(z, x, y) \
+    _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(z, _mm512_set1_ps(0.390625f), _CMP_GE_OQ), x)
+AMPI_LOCKSTEP3(if_plus, AMPI_IF_PLUS_X16)
+AMPI_LOCKSTEP3(if_large, AMPI_IF_LARGE_X16)
+
+/* Elements [i, i+64) of an operand. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_get_x64(amp_dtype t, const void* p, size_t i) {
+    ampi_x64 r;
+    ampi_ahead_x64(t, p, i);
+    r.a = ampi_get_x16(t, p, i, AMPI_ALL16);
+    r.b = ampi_get_x16(t, p, i + 16, AMPI_ALL16);
+    r.c = ampi_get_x16(t, p, i + 32, AMPI_ALL16);
+    r.d = ampi_get_x16(t, p, i + 48, AMPI_ALL16);
+    return r;
 }
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x64(amp_dtype t, void* p, size_t i, ampi_x64 x) {
+    ampi_ahead_x64(t, p, i);
+    ampi_put_x32(t, p, i, x.a, x.b);
+    ampi_put_x32(t, p, i + 32, x.c, x.d);
+}
+
+/* c * (exp(r / c) - 1) for a power of two c: the coefficients divided by powers of c, which changes no bit. */
+#define AMPI_EXPM1_X64(r, c)                                                                                  \
+    ampi_fma_x64(ampi_mul_x64(r, r), AMPI_FMA_TO_X64(AMPI_FMA_TO_X64(AMPI_FMA_TO_X64(AMPI_FMA_FROM_X64(       \
+        0.00138367142f / ((c) * (c) * (c) * (c) * (c)), r, AMPI_SPREAD_X64(0.00836914033f / ((c) * (c) * (c) * (c)))), \
+        r, 0.0416681059f / ((c) * (c) * (c))), r, 0.166665167f / ((c) * (c))), r, 0.49999994f / (c)), r)
+/* The integer n and c * r of ampi_exp_reduce from c * x. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_exp_n_x64(ampi_x64 x, float c) {
+    const ampi_x64 magic = AMPI_SPREAD_X64(12582912.0f);
+    return ampi_sub_x64(AMPI_FMA_FROM_X64(1.44269502f / c, x, magic), magic);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_exp_r_x64(ampi_x64 x, ampi_x64 n, float c) {
+    return AMPI_FMA_FROM_X64(1.90465432e-9f * c, n, AMPI_FMA_FROM_X64(-0.693147182f * c, n, x));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_exp_x64(ampi_x64 x) {
+    const ampi_x64 n = ampi_exp_n_x64(x, 1.0f), r = ampi_exp_r_x64(x, n, 1.0f);
+    return ampi_scale_normal_x64(ampi_add_x64(AMPI_SPREAD_X64(1.0f), AMPI_EXPM1_X64(r, 1.0f)), n, x);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_exp_x16(__m512 x) { return ampi_exp_x64(ampi_same_x64(x)).a; }
 /* And for eight by AVX2; 2^n is built from bits, as in the plain forms. */
 AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_expm1_x8(__m256 r) {
     __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(0.00138367142f), r, _mm256_set1_ps(0.00836914033f));
@@ -8262,11 +8369,6 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_exp_x8(__m256 x) {
     const __m256 small = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3365402f), _CMP_LT_OQ);
     __m256 scale, y = ampi_expm1_x8(ampi_exp_reduce_x8(x, &scale));
     return _mm256_andnot_ps(small, _mm256_mul_ps(_mm256_add_ps(_mm256_set1_ps(1.0f), y), scale));
-}
-/* A NaN as the second operand of a minimum or maximum stays. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_clamp_x16(__m512 x, float high) {
-    const __m512 y = _mm512_maskz_min_ps(AMPI_ALL16, _mm512_set1_ps(high), x);
-    return _mm512_maskz_max_ps(AMPI_ALL16, _mm512_set1_ps(-high), y);
 }
 #endif
 
@@ -8339,66 +8441,54 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
 }
 
 #if AMPI_X86
-/* The same by hand, operation by operation; multiplying by 2^n is one instruction. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_sigmoid_x16(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f), e = ampi_exp_x16(_mm512_or_ps(x, _mm512_set1_ps(-0.0f)));
-    const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
-    return _mm512_div_ps(_mm512_mask_mov_ps(one, negative, e), _mm512_add_ps(one, e));
+/* The same by hand, operation by operation. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_sigmoid_x64(ampi_x64 x) {
+    const ampi_x64 one = AMPI_SPREAD_X64(1.0f), e = ampi_exp_x64(ampi_or_x64(x, AMPI_SPREAD_X64(-0.0f)));
+    return ampi_div_x64(ampi_if_plus_x64(x, one, e), ampi_add_x64(one, e));
 }
-/* exp(2a) is formed in halves: r/2 from a, (exp(r) - 1) / 2 with coefficients times powers of two, exp(2a) / 2, and
-   2 / (exp(2a) + 1) as the reciprocal of half the sum. A NaN takes the way of small numbers. (A range instruction would
-   give min(|x|, 20), but on some processors waits for what its target held before.) */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_tanh_x16(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f), one_half = _mm512_set1_ps(0.5f), magic = _mm512_set1_ps(12582912.0f);
-    const __m512 sign = _mm512_set1_ps(-0.0f), z = _mm512_mul_ps(x, x);
-    const __m512 a = _mm512_maskz_min_ps(AMPI_ALL16, _mm512_andnot_ps(sign, x), _mm512_set1_ps(20.0f));
-    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(a, _mm512_set1_ps(2.0f * 1.44269502f), magic), magic);
-    const __mmask16 large = _mm512_cmp_ps_mask(z, _mm512_set1_ps(0.390625f), _CMP_GE_OQ);      /* |x| >= 5/8 */
-    __m512 p, r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f / 2.0f), a), e;
-    r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f / 2.0f), r);
-    e = _mm512_fmadd_ps(_mm512_set1_ps(32.0f * 0.00138367142f), r, _mm512_set1_ps(16.0f * 0.00836914033f));
-    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(8.0f * 0.0416681059f));
-    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(4.0f * 0.166665167f));
-    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(2.0f * 0.49999994f));
-    e = _mm512_add_ps(one_half, _mm512_fmadd_ps(_mm512_mul_ps(r, r), e, r));
-    e = _mm512_div_ps(one, _mm512_add_ps(one_half, _mm512_maskz_scalef_ps(AMPI_ALL16, e, n)));
-    p = _mm512_fmadd_ps(_mm512_set1_ps(-0.00569229666f), z, _mm512_set1_ps(0.0206281673f));
-    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.0537365153f));
-    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(0.133314058f));
-    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-0.333332807f));
-    p = _mm512_mask_sub_ps(_mm512_fmadd_ps(_mm512_mul_ps(p, z), x, x), large, one, e);
-    return _mm512_or_ps(p, _mm512_and_ps(sign, x));
+/* exp(2a) is formed in halves: r/2 from a, (exp(r) - 1) / 2, exp(2a) / 2, and 2 / (exp(2a) + 1) as the reciprocal of
+   half the sum. A NaN takes the way of small numbers. (A range instruction would give min(|x|, 20), but on some
+   processors waits for what its target held before.) */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_tanh_x64(ampi_x64 x) {
+    const ampi_x64 one = AMPI_SPREAD_X64(1.0f), one_half = AMPI_SPREAD_X64(0.5f), sign = AMPI_SPREAD_X64(-0.0f);
+    const ampi_x64 z = ampi_mul_x64(x, x), a = ampi_min_x64(ampi_andnot_x64(sign, x), AMPI_SPREAD_X64(20.0f));
+    const ampi_x64 n = ampi_exp_n_x64(a, 0.5f), r = ampi_exp_r_x64(a, n, 0.5f);
+    ampi_x64 e = ampi_add_x64(one_half, AMPI_EXPM1_X64(r, 0.5f)), p;
+    e = ampi_div_x64(one, ampi_add_x64(one_half, ampi_scale_x64(e, n)));
+    p = AMPI_FMA_FROM_X64(-0.00569229666f, z, AMPI_SPREAD_X64(0.0206281673f));
+    p = AMPI_FMA_TO_X64(p, z, -0.0537365153f);
+    p = AMPI_FMA_TO_X64(p, z, 0.133314058f);
+    p = AMPI_FMA_TO_X64(p, z, -0.333332807f);
+    p = ampi_fma_x64(ampi_mul_x64(p, z), x, x);
+    return ampi_or_x64(ampi_if_large_x64(z, ampi_sub_x64(one, e), p), ampi_and_x64(sign, x));
 }
-/* p = P(u), for both vector kinds. */
-#define AMPI_NORMAL_TAIL(V)                                                                         \
-    p = AMPI_##V##_FMA(AMPI_##V##_SPREAD(-0.000109288165f), u, AMPI_##V##_SPREAD(0.000209836697f)); \
-    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(0.00155533943f));                                    \
-    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(-0.00353910425f));                                   \
-    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(-0.0075223404f));                                    \
-    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(0.0604111888f));                                     \
-    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(-0.186523765f));                                     \
-    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(0.387136251f));                                      \
-    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(-0.607896566f));                                     \
-    p = AMPI_##V##_FMA(p, u, AMPI_##V##_SPREAD(0.755285144f));
-/* There is no need to clamp: what is outside is masked. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_normal_cdf_x16(__m512 x, __m512* density) {
-    const __m512 one = _mm512_set1_ps(1.0f), four = _mm512_set1_ps(4.0f), magic = _mm512_set1_ps(12582912.0f);
-    const __m512 a = _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x), square = _mm512_mul_ps(a, a);
-    const __mmask16 inside = _mm512_cmp_ps_mask(a, _mm512_set1_ps(12.9f), _CMP_LT_OQ);
-    const __mmask16 positive = _mm512_testn_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32((int)0x80000000u));
-    const __m512 rest = _mm512_fmsub_ps(a, a, square), exponent = _mm512_mul_ps(_mm512_set1_ps(-0.5f), square);
-    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(exponent, _mm512_set1_ps(1.44269502f), magic), magic);
-    __m512 t = _mm512_div_ps(one, _mm512_add_ps(a, four)), u = _mm512_mul_ps(_mm512_sub_ps(a, four), t), r, q, p;
-    u = _mm512_fmadd_ps(t, _mm512_fnmadd_ps(u, a, _mm512_fnmadd_ps(four, _mm512_add_ps(u, one), a)), u);
-    t = _mm512_fmadd_ps(t, _mm512_fnmadd_ps(t, a, _mm512_fnmadd_ps(four, t, one)), t);
-    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693147182f), exponent);
-    r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.90465432e-9f), r);
-    q = ampi_expm1_x16(_mm512_fmadd_ps(_mm512_set1_ps(-0.5f), rest, r));
-    *density = _mm512_maskz_scalef_ps(inside, _mm512_add_ps(one, q), n);
-    AMPI_NORMAL_TAIL(V16)
-    p = _mm512_mul_ps(p, t);
-    p = _mm512_maskz_scalef_ps(inside, _mm512_fmadd_ps(p, q, p), n);
-    return _mm512_mask_sub_ps(p, positive, one, p);
+/* P(u) / 2. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_normal_tail_x64(ampi_x64 u) {
+    ampi_x64 p = AMPI_FMA_FROM_X64(-0.5f * 0.000109288165f, u, AMPI_SPREAD_X64(0.5f * 0.000209836697f));
+    p = AMPI_FMA_TO_X64(p, u, 0.5f * 0.00155533943f);
+    p = AMPI_FMA_TO_X64(p, u, -0.5f * 0.00353910425f);
+    p = AMPI_FMA_TO_X64(p, u, -0.5f * 0.0075223404f);
+    p = AMPI_FMA_TO_X64(p, u, 0.5f * 0.0604111888f);
+    p = AMPI_FMA_TO_X64(p, u, -0.5f * 0.186523765f);
+    p = AMPI_FMA_TO_X64(p, u, 0.5f * 0.387136251f);
+    p = AMPI_FMA_TO_X64(p, u, -0.5f * 0.607896566f);
+    return AMPI_FMA_TO_X64(p, u, 0.5f * 0.755285144f);
+}
+/* There is no need to clamp: what is outside is masked. With -2r, which is as good, one multiplication is not needed
+   and one addition is a plain one: q is -2 (exp(r) - 1), and p is halved until its last step. */
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_normal_cdf_x64(ampi_x64 x, ampi_x64* density) {
+    const ampi_x64 one = AMPI_SPREAD_X64(1.0f), four = AMPI_SPREAD_X64(4.0f);
+    const ampi_x64 a = ampi_andnot_x64(AMPI_SPREAD_X64(-0.0f), x), square = ampi_mul_x64(a, a);
+    const ampi_x64 t = ampi_div_x64(one, ampi_add_x64(a, four)), n = ampi_exp_n_x64(square, -2.0f);
+    const ampi_x64 rest = ampi_fms_x64(a, a, square), u = ampi_mul_x64(ampi_sub_x64(a, four), t);
+    const ampi_x64 r = ampi_add_x64(rest, ampi_exp_r_x64(square, n, -2.0f));
+    const ampi_x64 du = ampi_fnma_x64(u, a, ampi_fnma_x64(four, ampi_add_x64(u, one), a));
+    const ampi_x64 dt = ampi_fnma_x64(t, a, ampi_fnma_x64(four, t, one)), q = AMPI_EXPM1_X64(r, -2.0f);
+    ampi_x64 p = ampi_normal_tail_x64(ampi_fma_x64(t, du, u));
+    *density = ampi_scale_inside_x64(AMPI_FMA_FROM_X64(-0.5f, q, one), n, a);
+    p = ampi_mul_x64(p, ampi_fma_x64(t, dt, t));
+    p = ampi_scale_inside_x64(ampi_fnma_x64(p, q, ampi_add_x64(p, p)), n, a);
+    return ampi_if_plus_x64(x, ampi_sub_x64(one, p), p);
 }
 AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_normal_cdf_x8(__m256 x, __m256* density) {
     const __m256 one = _mm256_set1_ps(1.0f), four = _mm256_set1_ps(4.0f);
@@ -8410,7 +8500,15 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_normal_cdf_x8(__m256 x, __m256* density
     q = ampi_exp_reduce_x8(_mm256_mul_ps(_mm256_set1_ps(-0.5f), square), &scale);
     q = ampi_expm1_x8(_mm256_fmadd_ps(_mm256_set1_ps(-0.5f), rest, q));
     *density = _mm256_and_ps(_mm256_mul_ps(_mm256_add_ps(one, q), scale), inside);
-    AMPI_NORMAL_TAIL(V8)
+    p = _mm256_fmadd_ps(_mm256_set1_ps(-0.000109288165f), u, _mm256_set1_ps(0.000209836697f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.00155533943f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.00353910425f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.0075223404f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.0604111888f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.186523765f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.387136251f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(-0.607896566f));
+    p = _mm256_fmadd_ps(p, u, _mm256_set1_ps(0.755285144f));
     p = _mm256_mul_ps(p, t);
     p = _mm256_and_ps(_mm256_mul_ps(_mm256_fmadd_ps(p, q, p), scale), inside);
     return _mm256_blendv_ps(_mm256_sub_ps(one, p), p, x);
@@ -9295,6 +9393,48 @@ AMPI_FN void ampi_pool_small_plane(const ampi_pool_plan* p, const void* x, amp_d
         ampi_pool_small_sums(p, v, y_tile);
     }
     ampi_store_f32(y, yt, plane * out, y_tile, out);
+}
+
+/* Averages of whole planes, small ones: a sum waits for each of its additions, so those of 16 planes go on side by
+   side. AMPI_POOL_TURN pixels of each are transposed at a time. */
+enum { AMPI_POOL_TURN = 128 };
+
+AMPI_FN int ampi_pool_is_global(const ampi_pool_plan* p) {
+    const ampi_span rows = ampi_window(0, p->sh, p->ph, p->kh, p->h);
+    const ampi_span columns = ampi_window(0, p->sw, p->pw, p->kw, p->w);
+    return !p->max && p->oh == 1 && p->ow == 1 && rows.last - rows.first == p->h
+        && columns.last - columns.first == p->w && ampi_pool_is_small(p, AMPI_LANES);
+}
+/* acc += x, n times, AMPI_LANES numbers each. */
+AMPI_INLINE void ampi_pool_pixels_body(int hw, float* acc, const float* x, size_t n) {
+    float a[AMPI_LANES];
+    size_t i, l;
+    (void)hw;
+    memcpy(a, acc, sizeof a);
+    for (i = 0; i < n; i++)
+        for (l = 0; l < AMPI_LANES; l++) a[l] += x[i * AMPI_LANES + l];
+    memcpy(acc, a, sizeof a);
+}
+AMPI_KERNEL(ampi_pool_pixels, (float* acc, const float* x, size_t n), acc, x, n)
+
+AMPI_FN void ampi_pool_global_planes(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
+                                     size_t plane) {
+    const size_t n = (size_t)(p->h * p->w);
+    const int direct = ampi_dtype(xt) == AMP_F32;
+    const ampi_gemm_isa g = ampi_gemm_isa_now();
+    float rows[AMPI_LANES * AMPI_POOL_TURN], turned[AMPI_LANES * AMPI_POOL_TURN], acc[AMPI_LANES];
+    size_t at, l, count, lds = direct ? n : ampi_min_size(n, AMPI_POOL_TURN);
+    memset(acc, 0, sizeof acc);
+    if (!direct && lds == n) ampi_load_f32(rows, x, xt, plane * n, AMPI_LANES * n);
+    for (at = 0; at < n; at += count) {
+        const float* src = direct ? (const float*)x + plane * n + at : rows;
+        count = ampi_min_size(n - at, AMPI_POOL_TURN);
+        for (l = 0; lds != n && l < AMPI_LANES; l++) ampi_load_f32(rows + l * lds, x, xt, (plane + l) * n + at, count);
+        for (l = 0; l < AMPI_LANES; l += g.lanes) g.transpose(turned + l, AMPI_LANES, src + l * lds, lds, count, 0);
+        ampi_pool_pixels(acc, turned, count);
+    }
+    for (l = 0; l < AMPI_LANES; l++) acc[l] /= ampi_pool_count(p, 0, 0);
+    ampi_store_f32(y, yt, plane, acc, AMPI_LANES);
 }
 
 /* Maxima of 2 x 2 windows side by side, the usual ones: 16 at a time, from rows x0 and x1. */
@@ -10870,6 +11010,23 @@ AMPI_FN void ampi_pool_small_spread(const ampi_pool_plan* p, const float* g, flo
     }
 }
 
+AMPI_INLINE void ampi_pool_fill_body(int hw, float* y, float value, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) y[i + l] = value;
+}
+AMPI_KERNEL(ampi_pool_fill, (float* y, float value, size_t n), y, value, n)
+
+/* A plane that is one window; the gradient is added to 0, which -0 shows. */
+AMPI_FN void ampi_pool_global_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt, void* dx, amp_dtype dxt,
+                                       size_t plane) {
+    const size_t n = (size_t)(p->h * p->w);
+    float tile[AMPI_POOL_BAND], *v = ampi_open(dx, dxt, plane * n, n, tile);
+    ampi_pool_fill(v, 0.0f + ampi_load_one(dy, dyt, plane, 0.0f) / ampi_pool_count(p, 0, 0), ampi_padded(n));
+    ampi_close(dx, dxt, plane * n, n, v);
+}
+
 AMPI_FN void ampi_pool_small_plane_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt,
                                             const void* x, amp_dtype xt, void* dx, amp_dtype dxt,
                                             size_t plane) {
@@ -10901,6 +11058,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     ampi_pool_words words;
     ampi_pool_lines lines;
     ampi_pool_plan p;
+    int global;
     size_t n;
     int64_t i, some;
     amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
@@ -10910,10 +11068,15 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     ampi_pool_words_make(&p, x_dtype, y_dtype, y_dtype, &words);
     ampi_pool_lines_make(&p, x_dtype, y_dtype, &lines);
     if (ampi_pool_is_quads(&p)) lines.band = 0;                                /* there is a way of their own */
-    some = ampi_pool_lines_planes(&p);
+    global = ampi_pool_is_global(&p);
+    some = global ? (int64_t)AMPI_LANES : ampi_pool_lines_planes(&p);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.planes; i += some) {
         size_t plane = (size_t)i, last = ampi_min_size(p.planes, plane + (size_t)some);
+        if (global && last - plane == AMPI_LANES) {
+            ampi_pool_global_planes(&p, x, x_dtype, y, y_dtype, plane);
+            continue;
+        }
         if (lines.band > 0 && !ampi_pool_lines_run(&lines, &p, plane, last, x, y, x_dtype)) continue;
         for (; plane < last; plane++) ampi_pool_forward_plane(&p, &words, x, x_dtype, y, y_dtype, plane);
     }
@@ -10929,6 +11092,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     ampi_pool_lines lines;
     ampi_pool_ring ring;
     ampi_pool_plan p;
+    int global;
     size_t n;
     int together;                                /* planes, in one call */
     int64_t i, some;
@@ -10942,6 +11106,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     ampi_pool_lines_turn(&p, &lines);
     together = lines.band > 0 || ampi_pool_is_nine(&p, x_dtype, dy_dtype, dx_dtype);
     some = ampi_pool_lines_planes(&p);
+    global = ampi_pool_is_global(&p);
     AMPI_PARALLEL_FOR(together && n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)(together ? p.planes : 0); i += some) {
         const size_t from = (size_t)i, to = ampi_min_size(p.planes, (size_t)(i + some));
@@ -10955,6 +11120,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
             ampi_pool_words_plane(ampi_dtype(x_dtype), &words, &p, (size_t)i, x, dy, dx);
         else if (ampi_pool_is_quads(&p))
             ampi_pool_quads_plane(&p, x, x_dtype, dy, dy_dtype, dx, dx_dtype, (size_t)i);
+        else if (global) ampi_pool_global_backward(&p, dy, dy_dtype, dx, dx_dtype, (size_t)i);
         else if (ring.row > 0) ampi_pool_ring_plane(&ring, &p, (size_t)i, dy, x, dx, x_dtype);
         else if (ampi_pool_is_small(&p, p.max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES))
             ampi_pool_small_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
@@ -12093,57 +12259,67 @@ AMPI_KERNEL_AVX2(ampi_activation_slope_plain,
 
 #if AMPI_X86
 /* Both by hand, of operands of any type. */
-AMPI_TARGET_AVX512 AMPI_INLINE __mmask16 ampi_relu_passes_x16(__m512 x) {
-    const __m512i u = _mm512_castps_si512(x);
-    return (__mmask16)(_mm512_cmpgt_epi32_mask(u, _mm512_setzero_si512()) | ampi_nan_x16(u));
+AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_relu_x16(__m512 x, __m512 s) {
+    const __m512i u = _mm512_castps_si512(s);
+    return _mm512_maskz_mov_ps((__mmask16)(_mm512_cmpgt_epi32_mask(u, _mm512_setzero_si512()) | ampi_nan_x16(u)), x);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_activate_x16(amp_activation f, __m512 x) {
-    const __m512 c0 = _mm512_set1_ps(AMPI_GELU_C0), c1 = _mm512_set1_ps(AMPI_GELU_C1);
-    __m512 density;
+AMPI_LOCKSTEP2(relu, ampi_relu_x16)
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_activate_x64(amp_activation f, ampi_x64 x) {
+    const ampi_x64 c0 = AMPI_SPREAD_X64(AMPI_GELU_C0);
+    ampi_x64 density;
     switch (f) {
-        case AMP_GELU: return _mm512_mul_ps(x, ampi_normal_cdf_x16(x, &density));
+        case AMP_GELU: return ampi_mul_x64(x, ampi_normal_cdf_x64(x, &density));
         case AMP_GELU_TANH:
-            density = _mm512_fmadd_ps(c1, _mm512_mul_ps(x, x), c0);
-            return _mm512_mul_ps(x, ampi_sigmoid_x16(_mm512_mul_ps(x, density)));
-        case AMP_TANH: return ampi_tanh_x16(x);
-        case AMP_SIGMOID: return ampi_sigmoid_x16(x);
-        default: return _mm512_maskz_mov_ps(ampi_relu_passes_x16(x), x);
+            density = AMPI_FMA_FROM_X64(AMPI_GELU_C1, ampi_mul_x64(x, x), c0);
+            return ampi_mul_x64(x, ampi_sigmoid_x64(ampi_mul_x64(x, density)));
+        case AMP_TANH: return ampi_tanh_x64(x);
+        case AMP_SIGMOID: return ampi_sigmoid_x64(x);
+        default: return ampi_relu_x64(x, x);
     }
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_gelu_slope_x16(__m512 x) {
-    const __m512 c = _mm512_mul_ps(ampi_clamp_x16(x, 16.0f), _mm512_set1_ps(0.398942280f));
-    __m512 density, cdf = ampi_normal_cdf_x16(x, &density);
-    return _mm512_fmadd_ps(c, density, cdf);
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_clamp_x64(ampi_x64 x, float high) {
+    return ampi_max_x64(AMPI_SPREAD_X64(-high), ampi_min_x64(AMPI_SPREAD_X64(high), x));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_gelu_tanh_slope_x16(__m512 x) {
-    const __m512 c0 = _mm512_set1_ps(AMPI_GELU_C0), c1 = _mm512_set1_ps(AMPI_GELU_C1), one = _mm512_set1_ps(1.0f);
-    const __m512 c = ampi_clamp_x16(x, 16.0f), square = _mm512_mul_ps(c, c);
-    const __m512 z = _mm512_mul_ps(c, _mm512_fmadd_ps(c1, square, c0));
-    const __m512 tail = ampi_sigmoid_x16(_mm512_or_ps(z, _mm512_set1_ps(-0.0f))), other = _mm512_sub_ps(one, tail);
-    const __m512 slope = _mm512_fmadd_ps(_mm512_set1_ps(3.0f * AMPI_GELU_C1), square, c0);
-    const __m512 s = _mm512_mask_mov_ps(other, _mm512_movepi32_mask(_mm512_castps_si512(z)), tail);
-    return _mm512_fmadd_ps(_mm512_mul_ps(c, _mm512_mul_ps(tail, other)), slope, s);
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_gelu_slope_x64(ampi_x64 x) {
+    const ampi_x64 c = ampi_mul_x64(ampi_clamp_x64(x, 16.0f), AMPI_SPREAD_X64(0.398942280f));
+    ampi_x64 density, cdf = ampi_normal_cdf_x64(x, &density);
+    return ampi_fma_x64(c, density, cdf);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_activate_slope_x16(amp_activation f, __m512 dy, __m512 s) {
-    const __m512 one = _mm512_set1_ps(1.0f);
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_gelu_tanh_slope_x64(ampi_x64 x) {
+    const ampi_x64 c0 = AMPI_SPREAD_X64(AMPI_GELU_C0), sign = AMPI_SPREAD_X64(-0.0f);
+    const ampi_x64 c = ampi_clamp_x64(x, 16.0f), square = ampi_mul_x64(c, c);
+    const ampi_x64 z = ampi_mul_x64(c, AMPI_FMA_FROM_X64(AMPI_GELU_C1, square, c0));
+    const ampi_x64 tail = ampi_sigmoid_x64(ampi_or_x64(z, sign)), other = ampi_sub_x64(AMPI_SPREAD_X64(1.0f), tail);
+    const ampi_x64 slope = AMPI_FMA_FROM_X64(3.0f * AMPI_GELU_C1, square, c0), s = ampi_if_plus_x64(z, other, tail);
+    return ampi_fma_x64(ampi_mul_x64(c, ampi_mul_x64(tail, other)), slope, s);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_activate_slope_x64(amp_activation f, ampi_x64 dy, ampi_x64 s) {
+    const ampi_x64 one = AMPI_SPREAD_X64(1.0f);
     switch (f) {
-        case AMP_GELU: return _mm512_mul_ps(dy, ampi_gelu_slope_x16(s));
-        case AMP_GELU_TANH: return _mm512_mul_ps(dy, ampi_gelu_tanh_slope_x16(s));
-        case AMP_TANH: return _mm512_mul_ps(dy, _mm512_fnmadd_ps(s, s, one));
-        case AMP_SIGMOID: return _mm512_mul_ps(dy, _mm512_mul_ps(s, _mm512_sub_ps(one, s)));
-        default: return _mm512_maskz_mov_ps(ampi_relu_passes_x16(s), dy);
+        case AMP_GELU: return ampi_mul_x64(dy, ampi_gelu_slope_x64(s));
+        case AMP_GELU_TANH: return ampi_mul_x64(dy, ampi_gelu_tanh_slope_x64(s));
+        case AMP_TANH: return ampi_mul_x64(dy, ampi_fnma_x64(s, s, one));
+        case AMP_SIGMOID: return ampi_mul_x64(dy, ampi_mul_x64(s, ampi_sub_x64(one, s)));
+        default: return ampi_relu_x64(dy, s);
     }
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_x64(amp_dtype t, size_t i, amp_activation f, void* y,
+                                                        const void* x) {
+    ampi_put_x64(t, y, i, ampi_activate_x64(f, ampi_get_x64(t, x, i)));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* y,
                                                         const void* x) {
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
-    ampi_put_x16(t, y, i, m, ampi_activate_x16(f, ampi_get_x16(t, x, i, m)));
+    const __m512 v = ampi_get_x16(t, x, i, m);
+    ampi_put_fetched_x16(t, y, i, m, ampi_activate_x64(f, ampi_same_x64(v)).a);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_x64(amp_dtype t, size_t i, amp_activation f, void* dx, const void* dy,
+                                                   const void* s) {
+    ampi_put_x64(t, dx, i, ampi_activate_slope_x64(f, ampi_get_x64(t, dy, i), ampi_get_x64(t, s, i)));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* dx,
                                                    const void* dy, const void* s) {
-    AMPI_AHEAD(dy, i * amp_dtype_size(t));
-    AMPI_AHEAD(s, i * amp_dtype_size(t));
-    ampi_put_x16(t, dx, i, m, ampi_activate_slope_x16(f, ampi_get_x16(t, dy, i, m), ampi_get_x16(t, s, i, m)));
+    const __m512 g = ampi_get_x16(t, dy, i, m), v = ampi_get_x16(t, s, i, m);
+    ampi_put_fetched_x16(t, dx, i, m, ampi_activate_slope_x64(f, ampi_same_x64(g), ampi_same_x64(v)).a);
 }
 /* ReLU of numbers of 16 bits, as integers: x where s passes. */
 AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_relu_x32(amp_dtype t, __m512i x, __m512i s) {
@@ -12169,8 +12345,8 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_relu_low(amp_dtype t, void* y, const vo
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_typed(amp_dtype t, amp_activation f, void* y, const void* x,
                                                           const void* s, size_t n) {
     if (f == AMP_RELU && t != AMP_F32) ampi_relu_low(t, y, x, s ? s : x, n);
-    else if (s) AMPI_EACH_X16(ampi_slope_x16, t, n, f, y, x, s);
-    else AMPI_EACH_X16(ampi_activation_x16, t, n, f, y, x);
+    else if (s) AMPI_EACH_X64(ampi_slope, t, n, f, y, x, s);
+    else AMPI_EACH_X64(ampi_activation, t, n, f, y, x);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y, ampi_part x, const void* s) {
     switch (f) {
@@ -12245,6 +12421,11 @@ AMPI_FN void ampi_activation_slope(amp_activation f, const void* dy, amp_dtype d
    above in the workspace, is faster than to compute each anew; not for those that are a few operations only. */
 enum { AMPI_VALUES = 65536 };
 
+/* Whether to compute each nevertheless: AMD's processors take longer to look up a sigmoid of F16, or a GELU_TANH's
+   slope. */
+AMPI_FN int ampi_computes(amp_dtype a, amp_dtype b) {
+    return amp_cpu_isa() == AMP_ISA_AVX512_BF16 && ampi_dtype(a) == AMP_F16 && ampi_dtype(b) == AMP_F16;
+}
 /* Room for a table with entries of `size` bytes for the values of type t, if n elements are worth one; or NULL. */
 AMPI_FN void* ampi_value_table(amp_dtype t, size_t size, size_t n, const amp_exec* exec) {
     size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
@@ -12258,7 +12439,8 @@ AMPI_FN void ampi_values(uint16_t* v, int64_t first) {
 }
 AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, amp_dtype xt, amp_dtype yt, size_t n,
                                               const amp_exec* exec) {
-    const int wanted = f != AMP_RELU && amp_dtype_size(yt) == sizeof(uint16_t);
+    const int wanted = f != AMP_RELU && amp_dtype_size(yt) == sizeof(uint16_t)
+                    && !(f == AMP_SIGMOID && ampi_computes(xt, yt));
     uint16_t* table = wanted ? (uint16_t*)ampi_value_table(xt, sizeof(uint16_t), n, exec) : NULL;
     int64_t i;
     if (!table) return NULL;
@@ -12270,8 +12452,10 @@ AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, amp_dtype xt, am
     }
     return table;
 }
-AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, size_t n, const amp_exec* exec) {
-    const int wanted = f == AMP_GELU || f == AMP_GELU_TANH;
+AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, amp_dtype dyt, amp_dtype dxt, size_t n,
+                                      const amp_exec* exec) {
+    const int computed = ampi_computes(st, dyt) && ampi_computes(st, dxt);
+    const int wanted = f == AMP_GELU || (f == AMP_GELU_TANH && !computed);
     float* table = wanted ? (float*)ampi_value_table(st, sizeof(float), n, exec) : NULL;
     int64_t i;
     if (!table) return NULL;
@@ -12424,7 +12608,7 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
-    table = ampi_slope_table(f, saved_dtype, n, exec);
+    table = ampi_slope_table(f, saved_dtype, dy_dtype, dx_dtype, n, exec);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < ampi_tiles(n); i++) {
         size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
@@ -12480,9 +12664,13 @@ AMPI_KERNEL_PLAIN(ampi_row_affine_plain, (float* y, const float* x, float a, flo
 #if AMPI_X86
 /* The same by hand, of operands of any type. The maximum instruction returns its second operand where the first is a
    NaN, or both are equal. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_x16(amp_dtype t, size_t i, __mmask16 m, __m512* max, const void* x) {
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
-    *max = _mm512_mask_max_ps(*max, m, ampi_get_x16(t, x, i, m), *max);
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_x16(amp_dtype t, size_t i, __mmask16 m, ampi_x64* max,
+                                                     const void* x) {
+    max->a = _mm512_mask_max_ps(max->a, m, ampi_get_x16(t, x, i, m), max->a);
+}
+/* Which of two zeros is found does not matter: the difference from either is a zero. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_x64(amp_dtype t, size_t i, ampi_x64* max, const void* x) {
+    *max = ampi_max_x64(ampi_get_x64(t, x, i), *max);
 }
 AMPI_TARGET_AVX512 AMPI_INLINE float ampi_row_max_fold(__m512 a) {
     __m256 b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
@@ -12498,42 +12686,68 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_x16(amp_dtype t, size_t i, __mm
     _mm512_storeu_ps(tile + i % AMPI_TILE, e);
     ampi_wide_add(acc, ampi_widen_x16(_mm512_maskz_mov_ps(m, e)));
 }
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_x64(amp_dtype t, size_t i, float* tile, ampi_wide* acc, const void* x,
+                                                     __m512 max) {
+    const ampi_x64 e = ampi_exp_x64(ampi_sub_x64(ampi_get_x64(t, x, i), ampi_same_x64(max)));
+    ampi_put_x64(AMP_F32, tile, i % AMPI_TILE, e);
+    ampi_wide_add_widened(acc, ampi_widen_x16(e.a));
+    ampi_wide_add_widened(acc, ampi_widen_x16(e.b));
+    ampi_wide_add_widened(acc, ampi_widen_x16(e.c));
+    ampi_wide_add_widened(acc, ampi_widen_x16(e.d));
+}
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_typed(amp_dtype t, float* tile, double* acc, const void* x, float max,
                                                        size_t n) {
     const __m512 m = _mm512_set1_ps(max);
     ampi_wide a = ampi_load_wide(acc);
-    AMPI_EACH_X16(ampi_row_exp_x16, t, n, tile, &a, x, m);
+    AMPI_EACH_X64(ampi_row_exp, t, n, tile, &a, x, m);
     ampi_store_wide(acc, a);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_row_exp_avx512(float* tile, double* acc, ampi_part x, float max) {
     AMPI_FOR_TYPE(ampi_row_exp_typed, x.t, tile, acc, x.data, max, x.n);
 }
 
-/* A whole row: its maximum, and the sum of exp(x - max). */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_measure_typed(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+/* A whole row: its maximum, and the sum of exp(x - max). For a short one the code for 64 is only in the way. */
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_measure_long(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+                                                          float* tile) {
+    ampi_x64 m = AMPI_SPREAD_X64(*max);
+    ampi_wide acc;
+    acc.low = acc.high = _mm512_setzero_pd();
+    AMPI_EACH_X64(ampi_row_max, t, d, &m, x);
+    *max = ampi_row_max_fold(AMPI_MAX_X16(AMPI_MAX_X16(m.a, m.b), AMPI_MAX_X16(m.c, m.d)));
+    m.a = _mm512_set1_ps(*max);
+    AMPI_EACH_X64(ampi_row_exp, t, d, tile, &acc, x, m.a);
+    *sum = (float)ampi_wide_total(acc);
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_measure_short(amp_dtype t, const void* x, size_t d, float* max, float* sum,
                                                            float* tile) {
-    __m512 m = _mm512_set1_ps(*max);
+    ampi_x64 m = AMPI_SPREAD_X64(*max);
     ampi_wide acc;
     acc.low = acc.high = _mm512_setzero_pd();
     AMPI_EACH_X16(ampi_row_max_x16, t, d, &m, x);
-    *max = ampi_row_max_fold(m);
-    m = _mm512_set1_ps(*max);
-    AMPI_EACH_X16(ampi_row_exp_x16, t, d, tile, &acc, x, m);
+    *max = ampi_row_max_fold(m.a);
+    m.a = _mm512_set1_ps(*max);
+    AMPI_EACH_X16(ampi_row_exp_x16, t, d, tile, &acc, x, m.a);
     *sum = (float)ampi_wide_total(acc);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_row_measure_avx512(amp_dtype t, const void* x, size_t d, float* max, float* sum,
                                                         float* tile) {
-    AMPI_FOR_TYPE(ampi_row_measure_typed, t, x, d, max, sum, tile);
+    if (d < 64) AMPI_FOR_TYPE(ampi_row_measure_short, t, x, d, max, sum, tile);
+    else AMPI_FOR_TYPE(ampi_row_measure_long, t, x, d, max, sum, tile);
 }
 
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const float* x,
-                                                        __m512 a, __m512 b, __m512 c) {
-    ampi_put_x16(t, y, i, m, _mm512_mul_ps(_mm512_fmsub_ps(_mm512_loadu_ps(x + i), a, b), c));
+                                                        ampi_x64 a, ampi_x64 b, ampi_x64 c) {
+    ampi_put_fetched_x16(t, y, i, m, _mm512_mul_ps(_mm512_fmsub_ps(_mm512_loadu_ps(x + i), a.a, b.a), c.a));
+}
+AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_x64(amp_dtype t, size_t i, void* y, const float* x, ampi_x64 a,
+                                                        ampi_x64 b, ampi_x64 c) {
+    ampi_put_x64(t, y, i, ampi_mul_x64(ampi_fms_x64(ampi_get_x64(AMP_F32, x, i), a, b), c));
 }
 AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_typed(amp_dtype t, void* y, const float* x, float a, float b,
                                                           float c, size_t n) {
-    const __m512 va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b), vc = _mm512_set1_ps(c);
-    AMPI_EACH_X16(ampi_row_affine_x16, t, n, y, x, va, vb, vc);
+    const ampi_x64 va = AMPI_SPREAD_X64(a), vb = AMPI_SPREAD_X64(b), vc = AMPI_SPREAD_X64(c);
+    if (n < 64) AMPI_EACH_X16(ampi_row_affine_x16, t, n, y, x, va, vb, vc);
+    else AMPI_EACH_X64(ampi_row_affine, t, n, y, x, va, vb, vc);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_row_affine_avx512(amp_dtype t, void* y, const float* x, float a, float b, float c,
                                                        size_t n) {
@@ -19620,6 +19834,7 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
+#undef amp_dtype_size
 #endif /* AMP_IMPLEMENTATION */
 
 /* ======================================================================================== */

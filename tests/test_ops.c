@@ -1156,6 +1156,41 @@ static void check_pool_nan(int width) {
     for (i = 0; i < 4 * width; i++)
         CHECK(dx[i] == (i == 1 ? 1.0f : i == 2 ? 2.0f : i == 2 * width ? 3.0f : i == 2 * width + 2 ? 4.0f : 0.0f));
 }
+/* Average of whole planes, 16 of which go side by side: the bits of the plain sums, pixel after pixel from +0. */
+static void check_global_pool(int planes, int height, int width, int pad, int exclude, amp_dtype t, int special) {
+    const size_t n = (size_t)(height * width), count = (size_t)planes;
+    buffer x = special ? special_buffer(t, count * n, (size_t)(height + width)) : random_buffer(t, count * n + 1, 2);
+    buffer dy = special_buffer(t, count, 2), dx = make(t, count * n + 1), want = make(t, count + 1);
+    buffer slope = make(t, count * n + 1), y = make(t, count + 1);
+    const float divisor = exclude ? (float)n : (float)(height + 2 * pad) * (float)(width + 2 * pad);
+    amp_pool2d_shape s;
+    size_t i, k;
+    memset(&s, 0, sizeof s);
+    s.kind = AMP_POOL_AVERAGE;
+    s.n = 1; s.channels = planes; s.height = height; s.width = width;
+    s.kernel_h = height + 2 * pad; s.kernel_w = width + 2 * pad; s.pad_h = s.pad_w = pad; s.exclude_pad = exclude;
+    CHECK(amp_pool2d_forward(&s, x.p, t, y.p, t, NULL) == AMP_OK);
+    CHECK(amp_pool2d_backward(&s, dy.p, t, NULL, t, dx.p, t, NULL) == AMP_OK);
+    for (i = 0; i < count; i++) {
+        float sum = 0.0f, part = 0.0f + (float)get(&dy, i) / divisor;
+        for (k = 0; k < n; k++) sum += (float)get(&x, i * n + k);
+        sum /= divisor;
+        amp_convert((char*)want.p + i * amp_dtype_size(t), t, &sum, AMP_F32, 1);
+        for (k = 0; k < n; k++) amp_convert((char*)slope.p + (i * n + k) * amp_dtype_size(t), t, &part, AMP_F32, 1);
+    }
+    CHECK(same(&y, &want) && same(&dx, &slope));
+    settle(&x); settle(&dy); settle(&y); settle(&dx); settle(&want); settle(&slope);
+}
+static void test_global_pool(void) {
+    static const int shapes[][4] = { { 35, 7, 7, 0 }, { 16, 1, 1, 0 }, { 17, 12, 11, 1 }, { 48, 14, 14, 0 }, { 33, 1, 1000, 0 },
+                                    { 31, 63, 65, 0 } };
+    size_t i;
+    int t, special;
+    for (t = 0; t < 3; t++)
+        for (i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+            for (special = 0; special < 2; special++)
+                check_global_pool(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], t == 1, types[t], special);
+}
 static void test_pool_nan(void) {
     check_pool_nan(4);
     check_pool_nan(80);
@@ -1328,6 +1363,7 @@ static void run_all(void) {
     TEST(test_usual_pools);
     TEST(test_pool_bits);
     TEST(test_pool_nine);
+    TEST(test_global_pool);
     TEST(test_pool_nan);
     TEST(test_random_normal);
     TEST(test_refusals);
