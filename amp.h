@@ -1429,7 +1429,8 @@ typedef struct amp_file_desc {
 } amp_file_desc;
 
 /* Writes a safetensors file: to "<path>.tmp", flushed, then renamed, so that `path` is either the old
-   file or the whole new one. Names, keys and values are UTF-8. Tensors with larger elements come first in
+   file or the whole new one. A device, pipe or directory at `path` is AMP_ERR_IO and stays; a symbolic link to a
+   file is itself replaced. Names, keys and values are UTF-8. Tensors with larger elements come first in
    the file, so that each is aligned. The CRC-32 of each is a text of the file, "amp.crc32.<name>".
    AMP_ERR_IO, AMP_ERR_ARGUMENT (no name, a name twice, rank, count), AMP_ERR_DTYPE, AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
@@ -17212,6 +17213,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
 #include <errno.h>
 #if defined(__unix__) || defined(__APPLE__)
   #include <fcntl.h>
+  #include <sys/stat.h>
   #include <unistd.h>
 #endif
 
@@ -17672,6 +17674,17 @@ AMPI_FN int ampi_sync_to_disk(const char* path) {
     return error_number;
 }
 
+/* A device, a pipe or a directory: what a file must not take the place of. Windows' rename and remove see to it. */
+AMPI_FN int ampi_is_no_file(const char* path) {
+#if defined(_POSIX_VERSION)
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
+#else
+    (void)path;
+    return 0;
+#endif
+}
+
 /* Flush, sync, close; each can be the one that finds the disk full. */
 AMPI_FN void ampi_sink_close(ampi_sink* s, const char* path) {
     int error_number = 0;
@@ -17702,6 +17715,8 @@ AMPI_FN amp_result ampi_file_write(const char* path, const char* temporary, cons
     ampi_sink s = { NULL, 0, 0, 0 };
     int replaced = 0;
     amp_result r;
+    if (ampi_is_no_file(path))
+        return ampi_fail(log, AMP_ERR_IO, "checkpoint: '%s' is not a regular file, so no file takes its place", path);
     errno = 0;
     s.stream = fopen(temporary, "wb");
     if (!s.stream)

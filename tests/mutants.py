@@ -377,6 +377,7 @@ TABLE = [
     ("train", "if (l->op == AMP_OP_BATCH_NORM && b->n == 1 &&", "if (l->op == AMP_OP_LAYER_NORM && b->n == 1 &&"),
     # --- checkpoint
     ("checkpoint", "if (r != AMP_OK && replaced == 0) remove(temporary);", ""),
+    ("checkpoint", "stat(path, &st) == 0 && !S_ISREG(st.st_mode)", "stat(path, &st) == 0 && S_ISDIR(st.st_mode)"),
     ("checkpoint", "length[i] = (unsigned char)(header_bytes >> (8 * i) & 0xff);",
      "length[i] = (unsigned char)(header_bytes >> (8 * (7 - i)) & 0xff);"),
     ("checkpoint", "if (e->begin != f->data_bytes)", "if (e->begin > f->data_bytes)"),

@@ -4,6 +4,7 @@
   #define _XOPEN_SOURCE 700
   #include <signal.h>
   #include <sys/resource.h>
+  #include <sys/stat.h>
   #include <unistd.h>
   #define HAVE_POSIX 1
 #else
@@ -648,16 +649,31 @@ static void test_file_limit(void) {
     free(before);
 }
 
-/* Renaming onto a directory fails after everything was written. */
-static void test_rename_fails(void) {
+/* What is not a regular file stays what it is: a directory, a pipe, a link to a pipe. */
+static void test_not_a_file(void) {
+    static const char* const targets[] = { "taken.safetensors", "pipe.safetensors", "link.safetensors" };
+    static const mode_t kinds[] = { S_IFDIR, S_IFIFO, S_IFLNK };
     float a[6] = { 0 };
     amp_file_tensor t = tensor("a", AMP_F32, a, 2, 2, 3, 0, 0);
-    char command[300];
-    snprintf(command, sizeof command, "mkdir -p '%s/taken.safetensors/x'", folder);
-    CHECK(system(command) == 0);
-    check_save_fails(in_folder("taken.safetensors"), &t, 1, AMP_ERR_IO, "a directory in the way");
-    CHECK(!exists(in_folder("taken.safetensors.tmp")));
+    struct stat st;
+    int i;
+    CHECK(mkdir(in_folder(targets[0]), 0700) == 0);
+    CHECK(mkfifo(in_folder(targets[1]), 0600) == 0);
+    CHECK(symlink("pipe.safetensors", in_folder(targets[2])) == 0);
+    for (i = 0; i < 3; i++) {
+        const char* path = in_folder(targets[i]);
+        char temporary[310];
+        snprintf(temporary, sizeof temporary, "%s.tmp", path);
+        check_save_fails(path, &t, 1, AMP_ERR_IO, targets[i]);
+        CHECK_MSG(strstr(sentence, path) && strstr(sentence, "not a regular file"), "%s", sentence);
+        CHECK(lstat(path, &st) == 0 && (st.st_mode & S_IFMT) == kinds[i]);
+        CHECK(access(temporary, F_OK) != 0);
+    }
     CHECK(load_targets(in_folder("taken.safetensors")) == AMP_ERR_IO && sentences == 1);
+    /* A link to a file is replaced by the file, as the interface says. */
+    CHECK(unlink(in_folder(targets[2])) == 0 && symlink("small.safetensors", in_folder(targets[2])) == 0);
+    CHECK(amp_file_save(in_folder(targets[2]), &t, 1, NULL, 0, NULL) == AMP_OK);
+    CHECK(lstat(in_folder(targets[2]), &st) == 0 && S_ISREG(st.st_mode));
 }
 #endif
 
@@ -1136,7 +1152,7 @@ int main(void) {
 #if HAVE_POSIX
     TEST(test_disk_full);
     TEST(test_file_limit);
-    TEST(test_rename_fails);
+    TEST(test_not_a_file);
 #endif
     TEST(test_arguments);
 #if !defined(TEST_FILES_ONLY)
