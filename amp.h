@@ -768,7 +768,7 @@ typedef struct amp_scaler_desc {
        The window has ended when it is called: it may set the scale. */
     int (*on_limit)(const amp_scaler* s, void* user_data);
     void* user_data;
-    const amp_logger* logger;   /* NULL = silent */
+    const amp_logger* logger;   /* NULL = silent; copied */
 } amp_scaler_desc;
 
 /* What the checks of the current window have seen. A window goes from one update to the next. */
@@ -816,7 +816,9 @@ typedef struct amp_scaler_list {
 /* A loss scaler is a plain struct: have as many as you like (one per loss, per group, per layer).
    Nothing is owned, copying it is allowed between windows. */
 struct amp_scaler {
-    amp_scaler_desc   desc;     /* what was asked for, defaults filled in (read it to see them) */
+    amp_scaler_desc   desc;     /* what was asked for, defaults filled in (read it to see them); its logger is
+                                   NULL, see below */
+    amp_logger        logger;
     amp_scaler_rule   rule;
     amp_scaler_state  state;
     amp_overflow_info info;     /* of the current window; of the last one after update */
@@ -844,7 +846,8 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
    nothing. Where 1/scale is not a finite float, or the scale is not, found_inf is raised whatever the
    gradients are, and the logger is told. Errors: AMP_ERR_STATE before any scale_loss; AMP_ERR_ARGUMENT;
    AMP_ERR_DTYPE. */
-/* Reads only. May be repeated; elements are counted each time. */
+/* Reads only. May be repeated; elements are counted each time. amp_optimizer_step trusts it, overflow and norm: who
+   writes to the gradients after it calls it again. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
                                     amp_overflow_info* info);
 /* g *= 1/scale in place, rounded to each tensor's own type. A list may be unscaled once per window, and
@@ -957,7 +960,7 @@ typedef struct amp_optimizer_desc {
     const amp_param_group* groups; /* NULL = one group with the desc's settings; copied: at most
                                       AMP_MAX_GROUPS */
     int   group_count;
-    const amp_logger* logger;   /* NULL = silent */
+    const amp_logger* logger;   /* NULL = silent; copied */
 } amp_optimizer_desc;
 #define AMP_MAX_GROUPS 16
 
@@ -988,8 +991,9 @@ typedef struct amp_optimizer_state {
 } amp_optimizer_state;
 
 typedef struct amp_optimizer {
-    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; desc.groups is NULL, see
-                                   below */
+    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; its groups and logger are NULL,
+                                   see below */
+    amp_logger          logger;
     amp_param_group     groups[AMP_MAX_GROUPS];
     amp_optimizer_state state;
     amp_param*          params; /* the caller's array; must outlive the optimizer */
@@ -1016,7 +1020,8 @@ typedef struct amp_optimizer_info {
    AMP_ERR_STATE if done already in this window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
-/* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss), then
+/* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss: nothing may
+   write to the gradients between the two, or an overflow is applied and the clip uses the old norm), then
    skip, or update with unscale and clip folded in; no unscale if amp_scaler_unscale,
    amp_scaler_unscale_into or amp_optimizer_unscale did it in this window: to all of these gradients, in
    one list or several (anything else is AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not
@@ -12854,6 +12859,8 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     r = ampi_scaler_check_ranges(&d, row);
     if (r != AMP_OK) return r;
     memset(s, 0, sizeof *s);
+    if (d.logger) s->logger = *d.logger;
+    d.logger = NULL;
     s->desc = d;
     ampi_scaler_make_rule(&s->rule, &d, row);
     s->state.scale = d.init_scale;
@@ -13575,7 +13582,7 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
 AMPI_FN amp_result ampi_scaler_need_room(amp_scaler* s, const ampi_tensors* t, const char* place) {
     if (s->list_count < AMP_SCALER_MAX_LISTS || ampi_scaler_entry(s, ampi_tensors_first(t)))
         return AMP_OK;
-    return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+    return ampi_fail(&s->logger, AMP_ERR_STATE,
                      "%s: more than %d lists of gradients in one window; put the tensors in one list",
                      place, AMP_SCALER_MAX_LISTS);
 }
@@ -13606,9 +13613,9 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
 AMPI_FN amp_result ampi_scaler_enter(const amp_scaler* s, const ampi_tensors* t, const char* place) {
     if (!s) return AMP_ERR_ARGUMENT;
     if (!s->scaled)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: no loss was scaled since the last update",
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: no loss was scaled since the last update",
                          place);
-    return ampi_tensors_validate(t, s->desc.logger, place);
+    return ampi_tensors_validate(t, &s->logger, place);
 }
 
 /* Has this window unscaled these gradients already? *all is 1 if all of them, 0 if none. */
@@ -13618,7 +13625,7 @@ AMPI_FN amp_result ampi_scaler_unscaled(const amp_scaler* s, const ampi_tensors*
     ampi_scaler_seen(s, t, &unscaled);
     *all = unscaled != 0;
     if (unscaled == 0 || unscaled == elements) return AMP_OK;
-    return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+    return ampi_fail(&s->logger, AMP_ERR_STATE,
                      "%s: lists with %lu elements of these gradients were unscaled, but there are %lu",
                      place, (unsigned long)unscaled, (unsigned long)elements);
 }
@@ -13637,7 +13644,7 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
     if (!ampi_scale_usable(&s->state.scale_in_use)) {
         found->found_inf = 1;
         found->norm = ampi_double(0x7ff0000000000000u);
-        ampi_fail(s->desc.logger, AMP_ERR_OVERFLOW,
+        ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
                   "%s: the loss scale %g has no finite inverse; this step will be skipped", place,
                   (double)s->state.scale_in_use);
     }
@@ -13681,10 +13688,10 @@ AMPI_FN amp_result ampi_scaler_enter_unscale(amp_scaler* s, const ampi_tensors* 
     uint64_t unscaled;
     uint32_t done = ampi_scaler_seen(s, t, &unscaled);
     if (done & AMPI_STEPPED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "%s: these gradients were stepped already; call update first", place);
     if (done & AMPI_UNSCALED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "%s: these gradients were unscaled already in this window", place);
     return ampi_scaler_need_room(s, t, place);
 }
@@ -13721,23 +13728,23 @@ AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* 
     uint64_t unscaled;
     int i;
     amp_result r = ampi_scaler_enter(s, src, place);
-    if (r == AMP_OK) r = ampi_tensors_validate(dst, s->desc.logger, place);
+    if (r == AMP_OK) r = ampi_tensors_validate(dst, &s->logger, place);
     if (r != AMP_OK) return r;
     for (i = 0; i < src->count; i++) {
         amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
         if (x.count != y.count)
-            return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+            return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                              "%s: tensor %d: dst has %lu elements, src has %lu", place, i,
                              (unsigned long)y.count, (unsigned long)x.count);
         if (x.count && x.data == y.data)
-            return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+            return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                              "%s: tensor %d: dst and src are the same; use amp_scaler_unscale", place, i);
     }
     if (ampi_scaler_seen(s, dst, &unscaled) & AMPI_STEPPED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first",
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first",
                          place);
     if (ampi_scaler_seen(s, src, &unscaled) & AMPI_UNSCALED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: src was unscaled already in this window",
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: src was unscaled already in this window",
                          place);
     return ampi_scaler_need_room(s, dst, place);
 }
@@ -13781,7 +13788,7 @@ AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
 AMPI_FN amp_result ampi_scaler_limit(const amp_scaler* s, int32_t action, const char* what) {
     if (action == AMP_LIMIT_CLAMP) return AMP_OK;
     if (action == AMP_LIMIT_CALLBACK && s->desc.on_limit(s, s->desc.user_data) == 0) return AMP_OK;
-    return ampi_fail(s->desc.logger, AMP_ERR_OVERFLOW,
+    return ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
                      "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what,
                      (double)s->state.scale, (int)s->state.consecutive_skips);
 }
@@ -13801,7 +13808,7 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     if (!s) return AMP_ERR_ARGUMENT;
     if (!s->recorded)
         return ampi_fail(
-            s->desc.logger, AMP_ERR_STATE,
+            &s->logger, AMP_ERR_STATE,
             "amp_scaler_update: nothing was checked, unscaled or stepped since the last update");
     hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
@@ -13812,10 +13819,10 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     amp_result r = ampi_scaler_ready(s);
     if (r != AMP_OK) return r;
     if (s->scaled || s->recorded)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "amp_scaler_set_scale: not between scale_loss and update");
     if (!ampi_scale_usable(&scale))
-        return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+        return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                          "amp_scaler_set_scale: %g must be finite and greater than 2^-128",
                          (double)scale);
     s->state.scale = scale;
@@ -13895,10 +13902,10 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     amp_result r = ampi_scaler_ready(s);
     if (r != AMP_OK) return r;
     if (!bytes || size < AMP_SCALER_STATE_BYTES)
-        return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+        return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                          "amp_scaler_save: %lu bytes are not enough, or NULL", (unsigned long)size);
     if (s->scaled || s->recorded)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "amp_scaler_save: not between scale_loss and update");
     memset(p, 0, AMP_SCALER_STATE_BYTES);
     ampi_scaler_put_head(&s->rule, p);
@@ -13927,21 +13934,21 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     amp_result r = ampi_scaler_ready(s);
     if (r != AMP_OK) return r;
     if (s->scaled || s->recorded)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "amp_scaler_load: not between scale_loss and update");
     if (!bytes || size != AMP_SCALER_STATE_BYTES)
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %lu",
+        return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %lu",
                          AMP_SCALER_STATE_BYTES, bytes ? (unsigned long)size : 0ul);
     ampi_scaler_put_head(&s->rule, head);
     if (memcmp(p, head, 8) != 0 ||
         ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(0, p, AMPI_SCALER_CRC_AT))
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
+        return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: not a scaler state of this version, or damaged");
     if (memcmp(p, head, sizeof head) != 0)
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
+        return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: the state was saved by a scaler with another rule");
     if (!ampi_scaler_state_is_sound(&s->rule, p))
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
+        return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: the state holds a scale or a count that no scaler has");
     scale = ampi_get32(p + 64);
     s->state.scale = ampi_float(scale);
@@ -14134,7 +14141,7 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
     } while (0)
 
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* p, int i) {
-    const amp_logger* logger = o->desc.logger;
+    const amp_logger* logger = &o->logger;
     int groups = o->desc.group_count > 0 ? o->desc.group_count : 1, moments = ampi_moment_count(&o->desc);
     AMPI_REFUSE_PARAM(p->group < 0 || p->group >= groups, AMP_ERR_ARGUMENT, "its group does not exist");
     AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE,
@@ -14155,7 +14162,7 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param*
     amp_result r = AMP_OK;
     int i;
     if (!params || count < 1)
-        return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT, "optimizer: no parameters (count %d)", count);
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "optimizer: no parameters (count %d)", count);
     for (i = 0; i < count && r == AMP_OK; i++) r = ampi_param_validate(o, &params[i], i);
     return r;
 }
@@ -14176,6 +14183,8 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     if (r != AMP_OK) return r;
     for (i = 0; i < made.desc.group_count; i++) made.groups[i] = made.desc.groups[i];
     made.desc.groups = NULL;
+    if (made.desc.logger) made.logger = *made.desc.logger;
+    made.desc.logger = NULL;
     r = ampi_params_validate(&made, params, count);
     if (r != AMP_OK) return r;
     made.params = params;
@@ -14596,7 +14605,7 @@ AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, ampi_tensors* t,
     if (r != AMP_OK) return r;
     *t = ampi_grads_of(o->params, o->count);
     if (!ampi_tensors_first(t))
-        return ampi_fail(o->desc.logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
+        return ampi_fail(&o->logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
     return AMP_OK;
 }
 
@@ -14605,7 +14614,7 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
     amp_overflow_info found;
     ampi_tensors t;
     amp_result r = ampi_optimizer_enter(o, &t, place);
-    if (r == AMP_OK && !s) return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
+    if (r == AMP_OK && !s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     if (r == AMP_OK) r = ampi_scaler_enter(s, &t, place);
     return r == AMP_OK ? ampi_scaler_unscale(s, &t, place, &found) : r;
 }
@@ -14617,7 +14626,7 @@ AMPI_FN amp_result ampi_optimizer_enter_window(amp_scaler* s, const ampi_tensors
     amp_result r = ampi_scaler_enter(s, t, place);
     if (r != AMP_OK) return r;
     if (ampi_scaler_seen(s, t, &unscaled) & AMPI_STEPPED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "%s: these gradients were stepped already; call amp_scaler_update first", place);
     r = ampi_scaler_unscaled(s, t, place, all_unscaled);
     return r == AMP_OK ? ampi_scaler_need_room(s, t, place) : r;
@@ -14688,7 +14697,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     if (!o) return AMP_ERR_ARGUMENT;
     if (!ampi_in_range(&lr, 0.0f, AMPI_FLT_MAX))
-        return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT,
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
                          "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
     o->state.lr = lr;
     return AMP_OK;
@@ -16902,7 +16911,12 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->training.scaler.rule;
     int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
-    if (o->inf_count + o->nan_count == 0)
+    if (!ampi_scale_usable(&info->scale_before))
+        snprintf(message, size, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
+                 "max_scale keep it in range", (double)info->scale_before);
+    else if (o->inf_count + o->nan_count == 0 && m->comm.size == 1)
+        snprintf(message, size, "amp_scaler_report_overflow was called");
+    else if (o->inf_count + o->nan_count == 0)
         snprintf(message, size, "a gradient of another rank is not finite with loss scale %g",
                  (double)info->scale_before);
     else
@@ -18646,9 +18660,9 @@ AMPI_FN amp_result ampi_checkpoint_read_scaler(amp_model* m, const ampi_file* f,
         return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s': amp.scaler is missing or malformed",
                                f->path);
     out->scaler = *amp_model_scaler(m);
-    out->scaler.desc.logger = &m->op_logger;
+    out->scaler.logger = m->op_logger;
     r = amp_scaler_load(&out->scaler, bytes, sizeof bytes);
-    out->scaler.desc.logger = amp_model_scaler(m)->desc.logger;
+    out->scaler.logger = amp_model_scaler(m)->logger;
     return r;
 }
 

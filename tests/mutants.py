@@ -318,7 +318,9 @@ TABLE = [
     ("scaler", "if (!found->found_inf || s->rule.ignore_overflow) return 1;", "if (!found->found_inf) return 1;"),
     ("scaler", "crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)))", "crc = (crc >> 1) ^ (0xEDB88321u & (0u - (crc & 1u)))"),
     ("scaler", "left >= 0 && left <= r->hysteresis", "left >= 0"),
+    ("optim", "if (d.logger) s->logger = *d.logger;", ""),
     # --- optim
+    ("optim", "if (made.desc.logger) made.logger = *made.desc.logger;", ""),
     ("optim", "if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);",
      "if (after < 0) return (double)t / ((double)warmup + 1.0);"),
     ("optim", "return after >= whole ? floor_factor\n", "return after > whole ? 0.0\n"),
@@ -375,6 +377,8 @@ TABLE = [
     ("train hostile", "if (labels[i] < 0 || labels[i] >= classes)", "if (labels[i] >= classes)"),
     ("train", "sum += (double)m->nodes[m->losses[i]].loss_weight * (double)value;", "sum += (double)value;"),
     ("train", "if (l->op == AMP_OP_BATCH_NORM && b->n == 1 &&", "if (l->op == AMP_OP_LAYER_NORM && b->n == 1 &&"),
+    ("train", "if (!ampi_scale_usable(&info->scale_before))\n", "if (0)\n"),
+    ("train", "else if (o->inf_count + o->nan_count == 0 && m->comm.size == 1)", "else if (0)"),
     # --- checkpoint
     ("checkpoint", "if (r != AMP_OK && replaced == 0) remove(temporary);", ""),
     ("checkpoint", "stat(path, &st) == 0 && !S_ISREG(st.st_mode)", "stat(path, &st) == 0 && S_ISDIR(st.st_mode)"),

@@ -632,6 +632,33 @@ static void stale_checks(void) {
     amp_scaler_scale_loss(&s, 1.0f);                        /* the next micro-batch adds an overflow */
     put_bits(&b.g[0], 0x7f800000u);
     CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied == 0 && amp_scaler_update(&s) == AMP_OK);
+    b.g[0] = 0;
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_OK);
+    put_bits(&b.g[0], 0x7f800000u);                         /* after a check: to be checked again */
+    CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_OK);
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied == 0 && amp_scaler_update(&s) == AMP_OK);
+}
+
+/* The logger of a desc may be gone after init. */
+static void loggers_are_copied(void) {
+    static block b;
+    amp_logger own = { log_keep, NULL };
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler_desc sd;
+    amp_scaler s;
+    amp_optimizer o;
+    amp_param p;
+    fill_block(&b);
+    p = param_of(&b, 5);
+    memset(&sd, 0, sizeof sd);
+    d.logger = sd.logger = &own;
+    CHECK(amp_scaler_init(&s, &sd) == AMP_OK && amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    own.log = NULL;
+    log_count = 0;
+    CHECK(amp_scaler_update(&s) == AMP_ERR_STATE && log_count == 1);
+    CHECK(amp_optimizer_set_lr(&o, -1.0f) == AMP_ERR_ARGUMENT && log_count == 2);
+    CHECK(o.desc.logger == NULL && s.desc.logger == NULL);
 }
 
 /* Several optimizers on one scaler, and lists that are split otherwise than the optimizers. */
@@ -834,6 +861,7 @@ int main(void) {
     TEST(order_of_calls);
     TEST(nan_made_by_hand);
     TEST(stale_checks);
+    TEST(loggers_are_copied);
     TEST(several_optimizers);
     TEST(refused_descs_and_params);
     TEST(no_gradient);
