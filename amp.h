@@ -707,6 +707,8 @@ typedef enum amp_scaler_limit {
    paddle.amp.GradScaler; jmp and the TensorFlow 1 loss scale follow the same rule as MindSpore's.
    init 0: must be given. interval 0: static, the scale never moves. late: clean steps added to the interval.
    start: the tracker at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none.
+   PADDLE has the interval of paddle's AmpScaler and the floor of its operator update_loss_scaling; GradScaler in
+   dynamic graphs has growth_interval 2000 and min_scale AMP_ZERO.
    at_min: what an overflow at the floor does. skips: overflows in a row that are allowed, 0 = any number.
    X(NAME, text, init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill, at_min, skips) */
 #define AMPI_FLT_MIN 1.17549435e-38f
@@ -1027,10 +1029,12 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
    one list or several (anything else is AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not
    call amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one
    of them or a check has seen skips those that follow. info may be NULL. AMP_ERR_STATE: before any
-   scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing. */
+   scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, or a rate
+   is not finite or negative. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
-/* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative. */
+/* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative. A group with a
+   rate of its own keeps that: write o->groups[i].lr, which the next step checks. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 /* Sets every gradient to zero (memset: also over inf and NaN). */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
@@ -1457,9 +1461,9 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 /* Masters (or the 16-bit weights where there are no masters), moments, running statistics, scaler, step
    and skip counts, random-number position. Resuming gives the same bits as never having stopped.
    AMP_ERR_STATE between the micro-batches of a step. Loading needs a model built and finalized the same
-   way; names, shapes, level, seed, optimizer settings (but the base learning rate, which is loaded) and
-   scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so too
-   if a tensor, the scaler, the step, the rate or the position is damaged (CRC-32). Saving needs memory for
+   way; names, shapes, level, seed, optimizer settings (but the learning rates, base and groups', which are
+   loaded) and scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so too
+   if a tensor, the scaler, the step, a rate or the position is damaged (CRC-32). Saving needs memory for
    a copy of the largest tensor, loading of all. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
@@ -14071,12 +14075,17 @@ AMPI_FN amp_result ampi_schedule_validate(const amp_schedule* s, const amp_logge
     return AMP_OK;
 }
 
+/* Finite and not negative; a group may be frozen too. */
+AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
+    return (of_group && ampi_is_off(lr)) || ampi_in_range(lr, 0.0f, AMPI_FLT_MAX);
+}
+
 /* Ranges, after the defaults were filled in. */
 AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     const amp_logger* logger = d->logger;
     AMPI_REFUSE_DESC((unsigned)d->kind > (unsigned)AMP_LAMB,
                      "optimizer: kind %d is not an amp_optimizer_kind", (int)d->kind);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->lr, 0.0f, AMPI_FLT_MAX),
+    AMPI_REFUSE_DESC(!ampi_lr_is_valid(&d->lr, 0),
                      "optimizer: lr %g must be finite and not negative", (double)d->lr);
     AMPI_REFUSE_DESC(!ampi_in_range(&d->momentum, 0.0f, AMPI_BELOW_ONE),
                      "optimizer: momentum %g must lie in [0,1)", (double)d->momentum);
@@ -14107,7 +14116,7 @@ AMPI_FN amp_result ampi_groups_validate(const amp_optimizer_desc* d) {
     int i;
     for (i = 0; i < d->group_count; i++) {
         const amp_param_group* g = &d->groups[i];
-        AMPI_REFUSE_DESC(!ampi_is_off(&g->lr) && !ampi_in_range(&g->lr, 0.0f, AMPI_FLT_MAX),
+        AMPI_REFUSE_DESC(!ampi_lr_is_valid(&g->lr, 1),
                          "optimizer: group %d: lr %g must be finite and not negative", i, (double)g->lr);
         AMPI_REFUSE_DESC(!ampi_is_off(&g->weight_decay) &&
                              !ampi_in_range(&g->weight_decay, 0.0f, AMPI_FLT_MAX),
@@ -14597,11 +14606,26 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
     o->state.step++;
 }
 
+/* The rates, which the caller may have written. */
+AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char* place) {
+    int i;
+    if (!ampi_lr_is_valid(&o->state.lr, 0))
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: state.lr %g must be finite and not negative", place,
+                         (double)o->state.lr);
+    for (i = 0; i < o->desc.group_count; i++)
+        if (!ampi_lr_is_valid(&o->groups[i].lr, 1))
+            return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
+                             "%s: groups[%d].lr %g must be finite and not negative, or AMP_ZERO", place, i,
+                             (double)o->groups[i].lr);
+    return AMP_OK;
+}
+
 /* The parameters may have changed since init: they are the caller's. */
 AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, ampi_tensors* t, const char* place) {
     amp_result r;
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
-    r = ampi_params_validate(o, o->params, o->count);
+    r = ampi_optimizer_check_rates(o, place);
+    if (r == AMP_OK) r = ampi_params_validate(o, o->params, o->count);
     if (r != AMP_OK) return r;
     *t = ampi_grads_of(o->params, o->count);
     if (!ampi_tensors_first(t))
@@ -14696,7 +14720,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
 
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     if (!o) return AMP_ERR_ARGUMENT;
-    if (!ampi_in_range(&lr, 0.0f, AMPI_FLT_MAX))
+    if (!ampi_lr_is_valid(&lr, 0))
         return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
                          "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
     o->state.lr = lr;
@@ -18393,9 +18417,9 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 
 /* Besides tensors a checkpoint holds the scaler's bytes and these numbers, as metadata "amp.<key>". An
    integer is written in decimal; a float as the eight hexadecimal digits of its bits, which is exact. */
-typedef struct ampi_field { char key[40]; char text[24]; int is_float; } ampi_field;
+typedef struct ampi_field { char key[40]; char text[24]; int is_float, is_state; } ampi_field;
 #define AMPI_MAX_FIELDS (32 + 2 * AMP_MAX_GROUPS)
-typedef struct ampi_fields { ampi_field list[AMPI_MAX_FIELDS]; int count, state_count; } ampi_fields;
+typedef struct ampi_fields { ampi_field list[AMPI_MAX_FIELDS]; int count; } ampi_fields;
 
 /* Appends one number under its key. */
 AMPI_FN void ampi_field_add(ampi_fields* f, const char* key, int is_float, uint64_t value) {
@@ -18403,6 +18427,7 @@ AMPI_FN void ampi_field_add(ampi_fields* f, const char* key, int is_float, uint6
     snprintf(x->key, sizeof x->key, "amp.%s", key);
     snprintf(x->text, sizeof x->text, is_float ? "%08llx" : "%llu", (unsigned long long)value);
     x->is_float = is_float;
+    x->is_state = 0;
 }
 AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
     ampi_field_add(f, key, 0, (uint64_t)v);
@@ -18410,8 +18435,10 @@ AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
 AMPI_FN void ampi_field_float(ampi_fields* f, const char* key, float v) {
     ampi_field_add(f, key, 1, ampi_bits(v));
 }
+/* The last one added is what loading sets; the others must be equal in the file and in the model. */
+AMPI_FN void ampi_field_is_state(ampi_fields* f) { f->list[f->count - 1].is_state = 1; }
 
-/* All settings that an optimizer's arithmetic depends on, but the base learning rate: that one is state. */
+/* All settings that an optimizer's arithmetic depends on; the rates of the groups are state. */
 AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     const amp_optimizer_desc* d = &o->desc;
     char key[32];
@@ -18436,21 +18463,23 @@ AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     for (i = 0; i < d->group_count && i < AMP_MAX_GROUPS; i++) {
         snprintf(key, sizeof key, "group%d.lr", i);
         ampi_field_float(f, key, o->groups[i].lr);
+        ampi_field_is_state(f);
         snprintf(key, sizeof key, "group%d.weight_decay", i);
         ampi_field_float(f, key, o->groups[i].weight_decay);
     }
 }
 
-/* First what loading sets (state_count of them), then what must be equal in the file and in the model; the
-   graph last. */
+/* The state first, the graph last. */
 AMPI_FN void ampi_fields_of(ampi_fields* f, amp_model* m) {
     const amp_optimizer* o = amp_model_optimizer(m);
     const amp_policy* p = amp_model_policy(m);
     f->count = 0;
     ampi_field_int(f, "step", o->state.step);
+    ampi_field_is_state(f);
     ampi_field_float(f, "lr", o->state.lr);
+    ampi_field_is_state(f);
     ampi_field_add(f, "pass", 0, ampi_model_pass_count(m));
-    f->state_count = f->count;
+    ampi_field_is_state(f);
     ampi_field_int(f, "format", 1);
     ampi_field_int(f, "level", (int64_t)p->level);
     ampi_field_int(f, "low_dtype", (int64_t)p->low_dtype);
@@ -18529,7 +18558,7 @@ AMPI_FN amp_result ampi_checkpoint_write(amp_model* m, const char* path, const a
     for (i = 0; i < fields.count; i++) {
         texts[i].key = fields.list[i].key;
         texts[i].value = fields.list[i].text;
-        if (i < fields.state_count) crc = ampi_crc32(crc, texts[i].value, strlen(texts[i].value) + 1);
+        if (fields.list[i].is_state) crc = ampi_crc32(crc, texts[i].value, strlen(texts[i].value) + 1);
     }
     texts[i].key = "amp.scaler";
     texts[i].value = scaler;
@@ -18577,7 +18606,12 @@ AMPI_FN const char* ampi_show_field(const char* text, int is_float, char out[AMP
 }
 
 /* What loading will set, once everything is known to fit. */
-typedef struct ampi_restored { amp_scaler scaler; int64_t step; float lr; uint64_t passes; } ampi_restored;
+typedef struct ampi_restored {
+    amp_scaler scaler;
+    int64_t step;
+    float lr, group_lr[AMP_MAX_GROUPS];
+    uint64_t passes;
+} ampi_restored;
 
 /* Every field must be there, and those that loading does not set must be the model's. Texts are compared, not
    numbers: what save writes is unique for a value. */
@@ -18592,7 +18626,7 @@ AMPI_FN amp_result ampi_checkpoint_check_fields(amp_model* m, const ampi_file* f
         if (!text)
             return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by "
                                    "amp_checkpoint_save?", f->path, x->key);
-        if (i >= fields.state_count && i < fields.count - 1 && strcmp(text, x->text) != 0)
+        if (!x->is_state && i < fields.count - 1 && strcmp(text, x->text) != 0)
             return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: %s is %s in the file, but %s in the model",
                                    x->key, ampi_show_field(text, x->is_float, theirs),
                                    ampi_show_field(x->text, x->is_float, ours));
@@ -18621,33 +18655,46 @@ AMPI_FN int ampi_parse_decimal(const char* text, uint64_t* out) {
 }
 
 /* The CRC-32 of the state's texts, each with its final 0, in the file. */
-AMPI_FN uint32_t ampi_checkpoint_state_crc(const ampi_file* f) {
-    static const char* const keys[] = { "amp.step", "amp.lr", "amp.pass" };
+AMPI_FN uint32_t ampi_checkpoint_state_crc(amp_model* m, const ampi_file* f) {
+    ampi_fields fields;
     uint32_t crc = 0;
     int i;
-    for (i = 0; i < 3; i++) {
-        const char* text = ampi_file_text_at(f, keys[i]);
-        crc = ampi_crc32(crc, text, strlen(text) + 1);
+    ampi_fields_of(&fields, m);
+    for (i = 0; i < fields.count; i++) {
+        const char* text = ampi_file_text_at(f, fields.list[i].key);
+        if (fields.list[i].is_state) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
     return crc;
 }
 
-/* The numbers that loading sets. The rate must be one that an optimizer can have: finite, not negative. */
+/* A learning rate that an optimizer, or a group of it, can have. */
+AMPI_FN int ampi_checkpoint_read_lr(const ampi_file* f, const char* key, int of_group, float* lr) {
+    uint32_t bits;
+    if (!ampi_hex_number(ampi_file_text_at(f, key), &bits)) return 0;
+    *lr = ampi_float(bits);
+    return ampi_lr_is_valid(lr, of_group);
+}
+
+/* The numbers that loading sets. */
 AMPI_FN amp_result ampi_checkpoint_read_state(amp_model* m, const ampi_file* f, ampi_restored* out) {
     const char* crc = ampi_file_text_at(f, "amp.crc32");
-    char computed[AMPI_CRC_TEXT], shown[AMPI_SHOWN];
+    char computed[AMPI_CRC_TEXT], shown[AMPI_SHOWN], key[32];
     uint64_t step = 0;
-    uint32_t lr = 0xffffffffu;
-    if (!ampi_hex_number(ampi_file_text_at(f, "amp.lr"), &lr) || lr >= 0x7f800000u
-        || !ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) || step >> 62
-        || !ampi_parse_decimal(ampi_file_text_at(f, "amp.pass"), &out->passes))
+    int i, sound = ampi_checkpoint_read_lr(f, "amp.lr", 0, &out->lr)
+                   && ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) && !(step >> 62)
+                   && ampi_parse_decimal(ampi_file_text_at(f, "amp.pass"), &out->passes);
+    for (i = 0; sound && i < amp_model_optimizer(m)->desc.group_count; i++) {
+        snprintf(key, sizeof key, "amp.group%d.lr", i);
+        sound = ampi_checkpoint_read_lr(f, key, 1, &out->group_lr[i]);
+    }
+    if (!sound)
         return ampi_model_fail(m, AMP_ERR_FORMAT,
-                               "checkpoint: '%s': amp.step, amp.lr or amp.pass is malformed", f->path);
-    if (crc && strcmp(crc, ampi_show_crc(ampi_checkpoint_state_crc(f), computed)) != 0)
-        return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.lr and amp.pass have "
-                               "the CRC-32 %s, amp.crc32 says %s", f->path, computed, ampi_show(crc, shown));
+                               "checkpoint: '%s': amp.step, a learning rate or amp.pass is malformed", f->path);
+    if (crc && strcmp(crc, ampi_show_crc(ampi_checkpoint_state_crc(m, f), computed)) != 0)
+        return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass and the learning "
+                               "rates have the CRC-32 %s, amp.crc32 says %s", f->path, computed,
+                               ampi_show(crc, shown));
     out->step = (int64_t)step;
-    out->lr = ampi_float(lr);
     return AMP_OK;
 }
 
@@ -18681,6 +18728,7 @@ AMPI_FN amp_result ampi_checkpoint_check_extra(amp_model* m, const ampi_file* f)
 /* Everything was checked: from here on only the backend's copies could fail. */
 AMPI_FN amp_result ampi_checkpoint_apply(amp_model* m, const ampi_state_list* s, const char* staging,
                                          const ampi_restored* restored) {
+    amp_optimizer* o;
     amp_result r = AMP_OK;
     int i;
     for (i = 0; i < s->count && r == AMP_OK; i++) {
@@ -18690,8 +18738,10 @@ AMPI_FN amp_result ampi_checkpoint_apply(amp_model* m, const ampi_state_list* s,
     }
     if (r != AMP_OK) return r;
     *amp_model_scaler(m) = restored->scaler;
-    amp_model_optimizer(m)->state.step = restored->step;
-    amp_model_optimizer(m)->state.lr = restored->lr;
+    o = amp_model_optimizer(m);
+    o->state.step = restored->step;
+    o->state.lr = restored->lr;
+    for (i = 0; i < o->desc.group_count; i++) o->groups[i].lr = restored->group_lr[i];
     ampi_model_set_pass_count(m, restored->passes);
     return amp_model_sync_params(m);
 }

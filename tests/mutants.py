@@ -399,7 +399,10 @@ TABLE = [
     ("checkpoint", "if (!ampi_hex_number(t->value, &e->crc))", "if (!ampi_hex_number(t->value, &e->crc)) e->has_crc = 0;\n        if (0)"),
     ("checkpoint", "else if (strncmp(texts[i].key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0)", "else if (0)"),
     ("checkpoint", "if (crc && strcmp(crc,", "if (0 && strcmp(crc,"),
-    ("checkpoint", "if (i < fields.state_count) crc =", "if (i + 1 < fields.state_count) crc ="),
+    ("checkpoint", "if (fields.list[i].is_state) crc = ampi_crc32(crc, texts", "if (fields.list[i].is_state && i < 2) crc = ampi_crc32(crc, texts"),
+    ("checkpoint", "for (i = 0; i < o->desc.group_count; i++) o->groups[i].lr = restored->group_lr[i];", ""),
+    ("optim", "if (!ampi_lr_is_valid(&o->groups[i].lr, 1))", "if (!ampi_lr_is_valid(&o->groups[i].lr, 0))"),
+    ("optim", "    r = ampi_optimizer_check_rates(o, place);", "    r = AMP_OK;"),
     ("checkpoint", "if (s->failed || fseek(s->stream, 8, SEEK_SET) == 0) { ampi_put_header(s, c); return; }", "return;"),
     ("checkpoint", "c->crcs[i] = ampi_put_data(", "c->crcs[0] = ampi_put_data("),
     # --- report

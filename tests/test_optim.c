@@ -449,6 +449,39 @@ static void groups(void) {
     }
 }
 
+/* Rates written by hand are looked at by the next step: what no desc may say is refused, and nothing changes. */
+static void rates_written_by_hand(void) {
+    static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0xc0000000u };
+    static block b, before;
+    amp_param_group g[2];
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_optimizer o;
+    amp_param p;
+    int i, k;
+    memset(g, 0, sizeof g);
+    g[1].lr = 0.5f;
+    d.groups = g; d.group_count = 2;
+    fill_block(&b);
+    p = param_of(&b, 20);
+    p.group = 1;
+    before = b;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    for (i = 0; i < COUNT(bad); i++)
+        for (k = 0; k < 2; k++) {
+            float *rate = k ? &o.groups[1].lr : &o.state.lr, good = *rate;
+            put_bits(rate, bad[i]);
+            log_count = 0;
+            CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_ERR_ARGUMENT && log_count == 1);
+            CHECK_MSG(strstr(log_text, k ? "groups[1].lr" : "state.lr"), "%s", log_text);
+            *rate = good;
+        }
+    CHECK(memcmp(&b, &before, sizeof b) == 0 && o.state.step == 0);
+    o.groups[1].lr = (float)AMP_ZERO;                                      /* frozen, and then not */
+    CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) == 0);
+    o.groups[1].lr = 0;
+    CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) != 0);
+}
+
 static void schedules(void) {
     amp_schedule s;
     uint32_t crc = 0;
@@ -855,6 +888,7 @@ int main(void) {
     TEST(unchecked);
     TEST(clipping);
     TEST(groups);
+    TEST(rates_written_by_hand);
     TEST(schedules);
     TEST(schedule_in_the_step);
     TEST(moments_are_flushed);
