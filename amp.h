@@ -707,6 +707,8 @@ typedef enum amp_scaler_limit {
    paddle.amp.GradScaler; jmp and the TensorFlow 1 loss scale follow the same rule as MindSpore's.
    init 0: must be given. interval 0: static, the scale never moves. late: clean steps added to the interval.
    start: the tracker at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none.
+   PADDLE has the interval of paddle's AmpScaler and the floor of its operator update_loss_scaling; GradScaler in
+   dynamic graphs has growth_interval 2000 and min_scale AMP_ZERO.
    at_min: what an overflow at the floor does. skips: overflows in a row that are allowed, 0 = any number.
    X(NAME, text, init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill, at_min, skips) */
 #define AMPI_FLT_MIN 1.17549435e-38f
@@ -768,7 +770,7 @@ typedef struct amp_scaler_desc {
        The window has ended when it is called: it may set the scale. */
     int (*on_limit)(const amp_scaler* s, void* user_data);
     void* user_data;
-    const amp_logger* logger;   /* NULL = silent */
+    const amp_logger* logger;   /* NULL = silent; copied */
 } amp_scaler_desc;
 
 /* What the checks of the current window have seen. A window goes from one update to the next. */
@@ -816,7 +818,9 @@ typedef struct amp_scaler_list {
 /* A loss scaler is a plain struct: have as many as you like (one per loss, per group, per layer).
    Nothing is owned, copying it is allowed between windows. */
 struct amp_scaler {
-    amp_scaler_desc   desc;     /* what was asked for, defaults filled in (read it to see them) */
+    amp_scaler_desc   desc;     /* what was asked for, defaults filled in (read it to see them); its logger is
+                                   NULL, see below */
+    amp_logger        logger;
     amp_scaler_rule   rule;
     amp_scaler_state  state;
     amp_overflow_info info;     /* of the current window; of the last one after update */
@@ -844,7 +848,8 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
    nothing. Where 1/scale is not a finite float, or the scale is not, found_inf is raised whatever the
    gradients are, and the logger is told. Errors: AMP_ERR_STATE before any scale_loss; AMP_ERR_ARGUMENT;
    AMP_ERR_DTYPE. */
-/* Reads only. May be repeated; elements are counted each time. */
+/* Reads only. May be repeated; elements are counted each time. amp_optimizer_step trusts it, overflow and norm: who
+   writes to the gradients after it calls it again. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
                                     amp_overflow_info* info);
 /* g *= 1/scale in place, rounded to each tensor's own type. A list may be unscaled once per window, and
@@ -957,7 +962,7 @@ typedef struct amp_optimizer_desc {
     const amp_param_group* groups; /* NULL = one group with the desc's settings; copied: at most
                                       AMP_MAX_GROUPS */
     int   group_count;
-    const amp_logger* logger;   /* NULL = silent */
+    const amp_logger* logger;   /* NULL = silent; copied */
 } amp_optimizer_desc;
 #define AMP_MAX_GROUPS 16
 
@@ -988,8 +993,9 @@ typedef struct amp_optimizer_state {
 } amp_optimizer_state;
 
 typedef struct amp_optimizer {
-    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; desc.groups is NULL, see
-                                   below */
+    amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; its groups and logger are NULL,
+                                   see below */
+    amp_logger          logger;
     amp_param_group     groups[AMP_MAX_GROUPS];
     amp_optimizer_state state;
     amp_param*          params; /* the caller's array; must outlive the optimizer */
@@ -1016,16 +1022,19 @@ typedef struct amp_optimizer_info {
    AMP_ERR_STATE if done already in this window, or after the step. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
-/* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss), then
+/* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss: nothing may
+   write to the gradients between the two, or an overflow is applied and the clip uses the old norm), then
    skip, or update with unscale and clip folded in; no unscale if amp_scaler_unscale,
    amp_scaler_unscale_into or amp_optimizer_unscale did it in this window: to all of these gradients, in
    one list or several (anything else is AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not
    call amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one
    of them or a check has seen skips those that follow. info may be NULL. AMP_ERR_STATE: before any
-   scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing. */
+   scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, or a rate
+   is not finite or negative. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
-/* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative. */
+/* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative. A group with a
+   rate of its own keeps that: write o->groups[i].lr, which the next step checks. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 /* Sets every gradient to zero (memset: also over inf and NaN). */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
@@ -1429,7 +1438,8 @@ typedef struct amp_file_desc {
 } amp_file_desc;
 
 /* Writes a safetensors file: to "<path>.tmp", flushed, then renamed, so that `path` is either the old
-   file or the whole new one. Names, keys and values are UTF-8. Tensors with larger elements come first in
+   file or the whole new one. A device, pipe or directory at `path` is AMP_ERR_IO and stays; a symbolic link to a
+   file is itself replaced. Names, keys and values are UTF-8. Tensors with larger elements come first in
    the file, so that each is aligned. The CRC-32 of each is a text of the file, "amp.crc32.<name>".
    AMP_ERR_IO, AMP_ERR_ARGUMENT (no name, a name twice, rank, count), AMP_ERR_DTYPE, AMP_ERR_MEMORY. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
@@ -1451,9 +1461,9 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 /* Masters (or the 16-bit weights where there are no masters), moments, running statistics, scaler, step
    and skip counts, random-number position. Resuming gives the same bits as never having stopped.
    AMP_ERR_STATE between the micro-batches of a step. Loading needs a model built and finalized the same
-   way; names, shapes, level, seed, optimizer settings (but the base learning rate, which is loaded) and
-   scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so too
-   if a tensor, the scaler, the step, the rate or the position is damaged (CRC-32). Saving needs memory for
+   way; names, shapes, level, seed, optimizer settings (but the learning rates, base and groups', which are
+   loaded) and scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so too
+   if a tensor, the scaler, the step, a rate or the position is damaged (CRC-32). Saving needs memory for
    a copy of the largest tensor, loading of all. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
@@ -13774,6 +13784,8 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     r = ampi_scaler_check_ranges(&d, row);
     if (r != AMP_OK) return r;
     memset(s, 0, sizeof *s);
+    if (d.logger) s->logger = *d.logger;
+    d.logger = NULL;
     s->desc = d;
     ampi_scaler_make_rule(&s->rule, &d, row);
     s->state.scale = d.init_scale;
@@ -14495,7 +14507,7 @@ AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t don
 AMPI_FN amp_result ampi_scaler_need_room(amp_scaler* s, const ampi_tensors* t, const char* place) {
     if (s->list_count < AMP_SCALER_MAX_LISTS || ampi_scaler_entry(s, ampi_tensors_first(t)))
         return AMP_OK;
-    return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+    return ampi_fail(&s->logger, AMP_ERR_STATE,
                      "%s: more than %d lists of gradients in one window; put the tensors in one list",
                      place, AMP_SCALER_MAX_LISTS);
 }
@@ -14526,9 +14538,9 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
 AMPI_FN amp_result ampi_scaler_enter(const amp_scaler* s, const ampi_tensors* t, const char* place) {
     if (!s) return AMP_ERR_ARGUMENT;
     if (!s->scaled)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: no loss was scaled since the last update",
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: no loss was scaled since the last update",
                          place);
-    return ampi_tensors_validate(t, s->desc.logger, place);
+    return ampi_tensors_validate(t, &s->logger, place);
 }
 
 /* Has this window unscaled these gradients already? *all is 1 if all of them, 0 if none. */
@@ -14538,7 +14550,7 @@ AMPI_FN amp_result ampi_scaler_unscaled(const amp_scaler* s, const ampi_tensors*
     ampi_scaler_seen(s, t, &unscaled);
     *all = unscaled != 0;
     if (unscaled == 0 || unscaled == elements) return AMP_OK;
-    return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+    return ampi_fail(&s->logger, AMP_ERR_STATE,
                      "%s: lists with %lu elements of these gradients were unscaled, but there are %lu",
                      place, (unsigned long)unscaled, (unsigned long)elements);
 }
@@ -14557,7 +14569,7 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
     if (!ampi_scale_usable(&s->state.scale_in_use)) {
         found->found_inf = 1;
         found->norm = ampi_double(0x7ff0000000000000u);
-        ampi_fail(s->desc.logger, AMP_ERR_OVERFLOW,
+        ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
                   "%s: the loss scale %g has no finite inverse; this step will be skipped", place,
                   (double)s->state.scale_in_use);
     }
@@ -14601,10 +14613,10 @@ AMPI_FN amp_result ampi_scaler_enter_unscale(amp_scaler* s, const ampi_tensors* 
     uint64_t unscaled;
     uint32_t done = ampi_scaler_seen(s, t, &unscaled);
     if (done & AMPI_STEPPED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "%s: these gradients were stepped already; call update first", place);
     if (done & AMPI_UNSCALED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "%s: these gradients were unscaled already in this window", place);
     return ampi_scaler_need_room(s, t, place);
 }
@@ -14641,23 +14653,23 @@ AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* 
     uint64_t unscaled;
     int i;
     amp_result r = ampi_scaler_enter(s, src, place);
-    if (r == AMP_OK) r = ampi_tensors_validate(dst, s->desc.logger, place);
+    if (r == AMP_OK) r = ampi_tensors_validate(dst, &s->logger, place);
     if (r != AMP_OK) return r;
     for (i = 0; i < src->count; i++) {
         amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
         if (x.count != y.count)
-            return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+            return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                              "%s: tensor %d: dst has %lu elements, src has %lu", place, i,
                              (unsigned long)y.count, (unsigned long)x.count);
         if (x.count && x.data == y.data)
-            return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+            return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                              "%s: tensor %d: dst and src are the same; use amp_scaler_unscale", place, i);
     }
     if (ampi_scaler_seen(s, dst, &unscaled) & AMPI_STEPPED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first",
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first",
                          place);
     if (ampi_scaler_seen(s, src, &unscaled) & AMPI_UNSCALED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE, "%s: src was unscaled already in this window",
+        return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: src was unscaled already in this window",
                          place);
     return ampi_scaler_need_room(s, dst, place);
 }
@@ -14701,7 +14713,7 @@ AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
 AMPI_FN amp_result ampi_scaler_limit(const amp_scaler* s, int32_t action, const char* what) {
     if (action == AMP_LIMIT_CLAMP) return AMP_OK;
     if (action == AMP_LIMIT_CALLBACK && s->desc.on_limit(s, s->desc.user_data) == 0) return AMP_OK;
-    return ampi_fail(s->desc.logger, AMP_ERR_OVERFLOW,
+    return ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
                      "amp_scaler_update: %s: loss scale %g, %d overflows in a row", what,
                      (double)s->state.scale, (int)s->state.consecutive_skips);
 }
@@ -14721,7 +14733,7 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
     if (!s) return AMP_ERR_ARGUMENT;
     if (!s->recorded)
         return ampi_fail(
-            s->desc.logger, AMP_ERR_STATE,
+            &s->logger, AMP_ERR_STATE,
             "amp_scaler_update: nothing was checked, unscaled or stepped since the last update");
     hit = amp_scaler_advance(&s->rule, &s->state);
     s->scaled = s->recorded = s->list_count = 0;
@@ -14732,10 +14744,10 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     amp_result r = ampi_scaler_ready(s);
     if (r != AMP_OK) return r;
     if (s->scaled || s->recorded)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "amp_scaler_set_scale: not between scale_loss and update");
     if (!ampi_scale_usable(&scale))
-        return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+        return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                          "amp_scaler_set_scale: %g must be finite and greater than 2^-128",
                          (double)scale);
     s->state.scale = scale;
@@ -14815,10 +14827,10 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     amp_result r = ampi_scaler_ready(s);
     if (r != AMP_OK) return r;
     if (!bytes || size < AMP_SCALER_STATE_BYTES)
-        return ampi_fail(s->desc.logger, AMP_ERR_ARGUMENT,
+        return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                          "amp_scaler_save: %lu bytes are not enough, or NULL", (unsigned long)size);
     if (s->scaled || s->recorded)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "amp_scaler_save: not between scale_loss and update");
     memset(p, 0, AMP_SCALER_STATE_BYTES);
     ampi_scaler_put_head(&s->rule, p);
@@ -14847,21 +14859,21 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     amp_result r = ampi_scaler_ready(s);
     if (r != AMP_OK) return r;
     if (s->scaled || s->recorded)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "amp_scaler_load: not between scale_loss and update");
     if (!bytes || size != AMP_SCALER_STATE_BYTES)
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %lu",
+        return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %lu",
                          AMP_SCALER_STATE_BYTES, bytes ? (unsigned long)size : 0ul);
     ampi_scaler_put_head(&s->rule, head);
     if (memcmp(p, head, 8) != 0 ||
         ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(0, p, AMPI_SCALER_CRC_AT))
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
+        return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: not a scaler state of this version, or damaged");
     if (memcmp(p, head, sizeof head) != 0)
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
+        return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: the state was saved by a scaler with another rule");
     if (!ampi_scaler_state_is_sound(&s->rule, p))
-        return ampi_fail(s->desc.logger, AMP_ERR_FORMAT,
+        return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: the state holds a scale or a count that no scaler has");
     scale = ampi_get32(p + 64);
     s->state.scale = ampi_float(scale);
@@ -14984,12 +14996,17 @@ AMPI_FN amp_result ampi_schedule_validate(const amp_schedule* s, const amp_logge
     return AMP_OK;
 }
 
+/* Finite and not negative; a group may be frozen too. */
+AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
+    return (of_group && ampi_is_off(lr)) || ampi_in_range(lr, 0.0f, AMPI_FLT_MAX);
+}
+
 /* Ranges, after the defaults were filled in. */
 AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     const amp_logger* logger = d->logger;
     AMPI_REFUSE_DESC((unsigned)d->kind > (unsigned)AMP_LAMB,
                      "optimizer: kind %d is not an amp_optimizer_kind", (int)d->kind);
-    AMPI_REFUSE_DESC(!ampi_in_range(&d->lr, 0.0f, AMPI_FLT_MAX),
+    AMPI_REFUSE_DESC(!ampi_lr_is_valid(&d->lr, 0),
                      "optimizer: lr %g must be finite and not negative", (double)d->lr);
     AMPI_REFUSE_DESC(!ampi_in_range(&d->momentum, 0.0f, AMPI_BELOW_ONE),
                      "optimizer: momentum %g must lie in [0,1)", (double)d->momentum);
@@ -15020,7 +15037,7 @@ AMPI_FN amp_result ampi_groups_validate(const amp_optimizer_desc* d) {
     int i;
     for (i = 0; i < d->group_count; i++) {
         const amp_param_group* g = &d->groups[i];
-        AMPI_REFUSE_DESC(!ampi_is_off(&g->lr) && !ampi_in_range(&g->lr, 0.0f, AMPI_FLT_MAX),
+        AMPI_REFUSE_DESC(!ampi_lr_is_valid(&g->lr, 1),
                          "optimizer: group %d: lr %g must be finite and not negative", i, (double)g->lr);
         AMPI_REFUSE_DESC(!ampi_is_off(&g->weight_decay) &&
                              !ampi_in_range(&g->weight_decay, 0.0f, AMPI_FLT_MAX),
@@ -15054,7 +15071,7 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
     } while (0)
 
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* p, int i) {
-    const amp_logger* logger = o->desc.logger;
+    const amp_logger* logger = &o->logger;
     int groups = o->desc.group_count > 0 ? o->desc.group_count : 1, moments = ampi_moment_count(&o->desc);
     AMPI_REFUSE_PARAM(p->group < 0 || p->group >= groups, AMP_ERR_ARGUMENT, "its group does not exist");
     AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE,
@@ -15075,7 +15092,7 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param*
     amp_result r = AMP_OK;
     int i;
     if (!params || count < 1)
-        return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT, "optimizer: no parameters (count %d)", count);
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "optimizer: no parameters (count %d)", count);
     for (i = 0; i < count && r == AMP_OK; i++) r = ampi_param_validate(o, &params[i], i);
     return r;
 }
@@ -15096,6 +15113,8 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     if (r != AMP_OK) return r;
     for (i = 0; i < made.desc.group_count; i++) made.groups[i] = made.desc.groups[i];
     made.desc.groups = NULL;
+    if (made.desc.logger) made.logger = *made.desc.logger;
+    made.desc.logger = NULL;
     r = ampi_params_validate(&made, params, count);
     if (r != AMP_OK) return r;
     made.params = params;
@@ -15508,15 +15527,30 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
     o->state.step++;
 }
 
+/* The rates, which the caller may have written. */
+AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char* place) {
+    int i;
+    if (!ampi_lr_is_valid(&o->state.lr, 0))
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: state.lr %g must be finite and not negative", place,
+                         (double)o->state.lr);
+    for (i = 0; i < o->desc.group_count; i++)
+        if (!ampi_lr_is_valid(&o->groups[i].lr, 1))
+            return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
+                             "%s: groups[%d].lr %g must be finite and not negative, or AMP_ZERO", place, i,
+                             (double)o->groups[i].lr);
+    return AMP_OK;
+}
+
 /* The parameters may have changed since init: they are the caller's. */
 AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, ampi_tensors* t, const char* place) {
     amp_result r;
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
-    r = ampi_params_validate(o, o->params, o->count);
+    r = ampi_optimizer_check_rates(o, place);
+    if (r == AMP_OK) r = ampi_params_validate(o, o->params, o->count);
     if (r != AMP_OK) return r;
     *t = ampi_grads_of(o->params, o->count);
     if (!ampi_tensors_first(t))
-        return ampi_fail(o->desc.logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
+        return ampi_fail(&o->logger, AMP_ERR_STATE, "%s: no parameter has a gradient", place);
     return AMP_OK;
 }
 
@@ -15525,7 +15559,7 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
     amp_overflow_info found;
     ampi_tensors t;
     amp_result r = ampi_optimizer_enter(o, &t, place);
-    if (r == AMP_OK && !s) return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
+    if (r == AMP_OK && !s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     if (r == AMP_OK) r = ampi_scaler_enter(s, &t, place);
     return r == AMP_OK ? ampi_scaler_unscale(s, &t, place, &found) : r;
 }
@@ -15537,7 +15571,7 @@ AMPI_FN amp_result ampi_optimizer_enter_window(amp_scaler* s, const ampi_tensors
     amp_result r = ampi_scaler_enter(s, t, place);
     if (r != AMP_OK) return r;
     if (ampi_scaler_seen(s, t, &unscaled) & AMPI_STEPPED)
-        return ampi_fail(s->desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "%s: these gradients were stepped already; call amp_scaler_update first", place);
     r = ampi_scaler_unscaled(s, t, place, all_unscaled);
     return r == AMP_OK ? ampi_scaler_need_room(s, t, place) : r;
@@ -15607,8 +15641,8 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
 
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
     if (!o) return AMP_ERR_ARGUMENT;
-    if (!ampi_in_range(&lr, 0.0f, AMPI_FLT_MAX))
-        return ampi_fail(o->desc.logger, AMP_ERR_ARGUMENT,
+    if (!ampi_lr_is_valid(&lr, 0))
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
                          "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
     o->state.lr = lr;
     return AMP_OK;
@@ -17822,7 +17856,12 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->training.scaler.rule;
     int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
-    if (o->inf_count + o->nan_count == 0)
+    if (!ampi_scale_usable(&info->scale_before))
+        snprintf(message, size, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
+                 "max_scale keep it in range", (double)info->scale_before);
+    else if (o->inf_count + o->nan_count == 0 && m->comm.size == 1)
+        snprintf(message, size, "amp_scaler_report_overflow was called");
+    else if (o->inf_count + o->nan_count == 0)
         snprintf(message, size, "a gradient of another rank is not finite with loss scale %g",
                  (double)info->scale_before);
     else
@@ -18133,6 +18172,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
 #include <errno.h>
 #if defined(__unix__) || defined(__APPLE__)
   #include <fcntl.h>
+  #include <sys/stat.h>
   #include <unistd.h>
 #endif
 
@@ -18593,6 +18633,17 @@ AMPI_FN int ampi_sync_to_disk(const char* path) {
     return error_number;
 }
 
+/* A device, a pipe or a directory: what a file must not take the place of. Windows' rename and remove see to it. */
+AMPI_FN int ampi_is_no_file(const char* path) {
+#if defined(_POSIX_VERSION)
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
+#else
+    (void)path;
+    return 0;
+#endif
+}
+
 /* Flush, sync, close; each can be the one that finds the disk full. */
 AMPI_FN void ampi_sink_close(ampi_sink* s, const char* path) {
     int error_number = 0;
@@ -18623,6 +18674,8 @@ AMPI_FN amp_result ampi_file_write(const char* path, const char* temporary, cons
     ampi_sink s = { NULL, 0, 0, 0 };
     int replaced = 0;
     amp_result r;
+    if (ampi_is_no_file(path))
+        return ampi_fail(log, AMP_ERR_IO, "checkpoint: '%s' is not a regular file, so no file takes its place", path);
     errno = 0;
     s.stream = fopen(temporary, "wb");
     if (!s.stream)
@@ -19285,9 +19338,9 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 
 /* Besides tensors a checkpoint holds the scaler's bytes and these numbers, as metadata "amp.<key>". An
    integer is written in decimal; a float as the eight hexadecimal digits of its bits, which is exact. */
-typedef struct ampi_field { char key[40]; char text[24]; int is_float; } ampi_field;
+typedef struct ampi_field { char key[40]; char text[24]; int is_float, is_state; } ampi_field;
 #define AMPI_MAX_FIELDS (32 + 2 * AMP_MAX_GROUPS)
-typedef struct ampi_fields { ampi_field list[AMPI_MAX_FIELDS]; int count, state_count; } ampi_fields;
+typedef struct ampi_fields { ampi_field list[AMPI_MAX_FIELDS]; int count; } ampi_fields;
 
 /* Appends one number under its key. */
 AMPI_FN void ampi_field_add(ampi_fields* f, const char* key, int is_float, uint64_t value) {
@@ -19295,6 +19348,7 @@ AMPI_FN void ampi_field_add(ampi_fields* f, const char* key, int is_float, uint6
     snprintf(x->key, sizeof x->key, "amp.%s", key);
     snprintf(x->text, sizeof x->text, is_float ? "%08llx" : "%llu", (unsigned long long)value);
     x->is_float = is_float;
+    x->is_state = 0;
 }
 AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
     ampi_field_add(f, key, 0, (uint64_t)v);
@@ -19302,8 +19356,10 @@ AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
 AMPI_FN void ampi_field_float(ampi_fields* f, const char* key, float v) {
     ampi_field_add(f, key, 1, ampi_bits(v));
 }
+/* The last one added is what loading sets; the others must be equal in the file and in the model. */
+AMPI_FN void ampi_field_is_state(ampi_fields* f) { f->list[f->count - 1].is_state = 1; }
 
-/* All settings that an optimizer's arithmetic depends on, but the base learning rate: that one is state. */
+/* All settings that an optimizer's arithmetic depends on; the rates of the groups are state. */
 AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     const amp_optimizer_desc* d = &o->desc;
     char key[32];
@@ -19328,21 +19384,23 @@ AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     for (i = 0; i < d->group_count && i < AMP_MAX_GROUPS; i++) {
         snprintf(key, sizeof key, "group%d.lr", i);
         ampi_field_float(f, key, o->groups[i].lr);
+        ampi_field_is_state(f);
         snprintf(key, sizeof key, "group%d.weight_decay", i);
         ampi_field_float(f, key, o->groups[i].weight_decay);
     }
 }
 
-/* First what loading sets (state_count of them), then what must be equal in the file and in the model; the
-   graph last. */
+/* The state first, the graph last. */
 AMPI_FN void ampi_fields_of(ampi_fields* f, amp_model* m) {
     const amp_optimizer* o = amp_model_optimizer(m);
     const amp_policy* p = amp_model_policy(m);
     f->count = 0;
     ampi_field_int(f, "step", o->state.step);
+    ampi_field_is_state(f);
     ampi_field_float(f, "lr", o->state.lr);
+    ampi_field_is_state(f);
     ampi_field_add(f, "pass", 0, ampi_model_pass_count(m));
-    f->state_count = f->count;
+    ampi_field_is_state(f);
     ampi_field_int(f, "format", 1);
     ampi_field_int(f, "level", (int64_t)p->level);
     ampi_field_int(f, "low_dtype", (int64_t)p->low_dtype);
@@ -19421,7 +19479,7 @@ AMPI_FN amp_result ampi_checkpoint_write(amp_model* m, const char* path, const a
     for (i = 0; i < fields.count; i++) {
         texts[i].key = fields.list[i].key;
         texts[i].value = fields.list[i].text;
-        if (i < fields.state_count) crc = ampi_crc32(crc, texts[i].value, strlen(texts[i].value) + 1);
+        if (fields.list[i].is_state) crc = ampi_crc32(crc, texts[i].value, strlen(texts[i].value) + 1);
     }
     texts[i].key = "amp.scaler";
     texts[i].value = scaler;
@@ -19469,7 +19527,12 @@ AMPI_FN const char* ampi_show_field(const char* text, int is_float, char out[AMP
 }
 
 /* What loading will set, once everything is known to fit. */
-typedef struct ampi_restored { amp_scaler scaler; int64_t step; float lr; uint64_t passes; } ampi_restored;
+typedef struct ampi_restored {
+    amp_scaler scaler;
+    int64_t step;
+    float lr, group_lr[AMP_MAX_GROUPS];
+    uint64_t passes;
+} ampi_restored;
 
 /* Every field must be there, and those that loading does not set must be the model's. Texts are compared, not
    numbers: what save writes is unique for a value. */
@@ -19484,7 +19547,7 @@ AMPI_FN amp_result ampi_checkpoint_check_fields(amp_model* m, const ampi_file* f
         if (!text)
             return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by "
                                    "amp_checkpoint_save?", f->path, x->key);
-        if (i >= fields.state_count && i < fields.count - 1 && strcmp(text, x->text) != 0)
+        if (!x->is_state && i < fields.count - 1 && strcmp(text, x->text) != 0)
             return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: %s is %s in the file, but %s in the model",
                                    x->key, ampi_show_field(text, x->is_float, theirs),
                                    ampi_show_field(x->text, x->is_float, ours));
@@ -19513,33 +19576,46 @@ AMPI_FN int ampi_parse_decimal(const char* text, uint64_t* out) {
 }
 
 /* The CRC-32 of the state's texts, each with its final 0, in the file. */
-AMPI_FN uint32_t ampi_checkpoint_state_crc(const ampi_file* f) {
-    static const char* const keys[] = { "amp.step", "amp.lr", "amp.pass" };
+AMPI_FN uint32_t ampi_checkpoint_state_crc(amp_model* m, const ampi_file* f) {
+    ampi_fields fields;
     uint32_t crc = 0;
     int i;
-    for (i = 0; i < 3; i++) {
-        const char* text = ampi_file_text_at(f, keys[i]);
-        crc = ampi_crc32(crc, text, strlen(text) + 1);
+    ampi_fields_of(&fields, m);
+    for (i = 0; i < fields.count; i++) {
+        const char* text = ampi_file_text_at(f, fields.list[i].key);
+        if (fields.list[i].is_state) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
     return crc;
 }
 
-/* The numbers that loading sets. The rate must be one that an optimizer can have: finite, not negative. */
+/* A learning rate that an optimizer, or a group of it, can have. */
+AMPI_FN int ampi_checkpoint_read_lr(const ampi_file* f, const char* key, int of_group, float* lr) {
+    uint32_t bits;
+    if (!ampi_hex_number(ampi_file_text_at(f, key), &bits)) return 0;
+    *lr = ampi_float(bits);
+    return ampi_lr_is_valid(lr, of_group);
+}
+
+/* The numbers that loading sets. */
 AMPI_FN amp_result ampi_checkpoint_read_state(amp_model* m, const ampi_file* f, ampi_restored* out) {
     const char* crc = ampi_file_text_at(f, "amp.crc32");
-    char computed[AMPI_CRC_TEXT], shown[AMPI_SHOWN];
+    char computed[AMPI_CRC_TEXT], shown[AMPI_SHOWN], key[32];
     uint64_t step = 0;
-    uint32_t lr = 0xffffffffu;
-    if (!ampi_hex_number(ampi_file_text_at(f, "amp.lr"), &lr) || lr >= 0x7f800000u
-        || !ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) || step >> 62
-        || !ampi_parse_decimal(ampi_file_text_at(f, "amp.pass"), &out->passes))
+    int i, sound = ampi_checkpoint_read_lr(f, "amp.lr", 0, &out->lr)
+                   && ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) && !(step >> 62)
+                   && ampi_parse_decimal(ampi_file_text_at(f, "amp.pass"), &out->passes);
+    for (i = 0; sound && i < amp_model_optimizer(m)->desc.group_count; i++) {
+        snprintf(key, sizeof key, "amp.group%d.lr", i);
+        sound = ampi_checkpoint_read_lr(f, key, 1, &out->group_lr[i]);
+    }
+    if (!sound)
         return ampi_model_fail(m, AMP_ERR_FORMAT,
-                               "checkpoint: '%s': amp.step, amp.lr or amp.pass is malformed", f->path);
-    if (crc && strcmp(crc, ampi_show_crc(ampi_checkpoint_state_crc(f), computed)) != 0)
-        return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.lr and amp.pass have "
-                               "the CRC-32 %s, amp.crc32 says %s", f->path, computed, ampi_show(crc, shown));
+                               "checkpoint: '%s': amp.step, a learning rate or amp.pass is malformed", f->path);
+    if (crc && strcmp(crc, ampi_show_crc(ampi_checkpoint_state_crc(m, f), computed)) != 0)
+        return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass and the learning "
+                               "rates have the CRC-32 %s, amp.crc32 says %s", f->path, computed,
+                               ampi_show(crc, shown));
     out->step = (int64_t)step;
-    out->lr = ampi_float(lr);
     return AMP_OK;
 }
 
@@ -19552,9 +19628,9 @@ AMPI_FN amp_result ampi_checkpoint_read_scaler(amp_model* m, const ampi_file* f,
         return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s': amp.scaler is missing or malformed",
                                f->path);
     out->scaler = *amp_model_scaler(m);
-    out->scaler.desc.logger = &m->op_logger;
+    out->scaler.logger = m->op_logger;
     r = amp_scaler_load(&out->scaler, bytes, sizeof bytes);
-    out->scaler.desc.logger = amp_model_scaler(m)->desc.logger;
+    out->scaler.logger = amp_model_scaler(m)->logger;
     return r;
 }
 
@@ -19573,6 +19649,7 @@ AMPI_FN amp_result ampi_checkpoint_check_extra(amp_model* m, const ampi_file* f)
 /* Everything was checked: from here on only the backend's copies could fail. */
 AMPI_FN amp_result ampi_checkpoint_apply(amp_model* m, const ampi_state_list* s, const char* staging,
                                          const ampi_restored* restored) {
+    amp_optimizer* o;
     amp_result r = AMP_OK;
     int i;
     for (i = 0; i < s->count && r == AMP_OK; i++) {
@@ -19582,8 +19659,10 @@ AMPI_FN amp_result ampi_checkpoint_apply(amp_model* m, const ampi_state_list* s,
     }
     if (r != AMP_OK) return r;
     *amp_model_scaler(m) = restored->scaler;
-    amp_model_optimizer(m)->state.step = restored->step;
-    amp_model_optimizer(m)->state.lr = restored->lr;
+    o = amp_model_optimizer(m);
+    o->state.step = restored->step;
+    o->state.lr = restored->lr;
+    for (i = 0; i < o->desc.group_count; i++) o->groups[i].lr = restored->group_lr[i];
     ampi_model_set_pass_count(m, restored->passes);
     return amp_model_sync_params(m);
 }

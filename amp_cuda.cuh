@@ -4918,7 +4918,7 @@ AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scale
     amp_cuda_scaler* s = (amp_cuda_scaler*)calloc(1, sizeof *s);
     amp_result r;
     int i;
-    if (!s) return ampi_fail(from->desc.logger, AMP_ERR_MEMORY, "%s: out of memory", place);
+    if (!s) return ampi_fail(&from->logger, AMP_ERR_MEMORY, "%s: out of memory", place);
     s->window = *from;
     memset(&block, 0, sizeof block);
     block.state = from->state;
@@ -4970,7 +4970,7 @@ AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scal
 AMPI_FN amp_result ampi_cuda_scaler_enter(const amp_cuda_scaler* s, const amp_cuda_tensors* list, ampi_tensors* t,
                                           const amp_exec* exec, const char* place) {
     if (!s) return ampi_cuda_missing(exec, place, "the scaler");
-    if (!list) return ampi_fail(s->window.desc.logger, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
+    if (!list) return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
     *t = ampi_tensors_of(list->tensors, list->count);
     return ampi_scaler_enter(&s->window, t, place);
 }
@@ -5037,7 +5037,7 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
     amp_result r = ampi_cuda_scaler_enter(s, src, &from, exec, place);
     if (r == AMP_OK) r = ampi_cuda_scaler_enter(s, dst, &to, exec, place);
     if (r == AMP_OK && to.count != from.count)
-        r = ampi_fail(s->window.desc.logger, AMP_ERR_ARGUMENT, "%s: dst has %d tensors, src has %d", place,
+        r = ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: dst has %d tensors, src has %d", place,
                       to.count, from.count);
     if (r == AMP_OK) r = ampi_scaler_into_validate(&s->window, &to, &from, place);
     if (r != AMP_OK || !ampi_tensors_first(&to)) return r;
@@ -5075,7 +5075,7 @@ AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* ex
     amp_result r;
     if (!s) return ampi_cuda_missing(exec, place, "the scaler");
     if (!s->window.recorded)
-        return ampi_fail(s->window.desc.logger, AMP_ERR_STATE,
+        return ampi_fail(&s->window.logger, AMP_ERR_STATE,
                          "%s: nothing was checked, unscaled or stepped since the last update", place);
     r = ampi_cuda_launch(exec, place, ampi_k_scaler_update, dim3(1), dim3(32), 0, s->device);
     if (r == AMP_OK) s->window.recorded = s->window.list_count = 0;
@@ -5116,7 +5116,7 @@ AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, f
     *last_scale = block.last_scale;
     *hit = block.limits;
     if (block.useless)
-        ampi_fail(s->window.desc.logger, AMP_ERR_OVERFLOW,
+        ampi_fail(&s->window.logger, AMP_ERR_OVERFLOW,
                   "%s: a loss scale had no finite inverse; its steps were skipped", place);
     return AMP_OK;
 }
@@ -5133,9 +5133,9 @@ AMP_DEF amp_result amp_cuda_scaler_write(amp_cuda_scaler* s, const amp_scaler* h
     static const char place[] = "amp_cuda_scaler_write";
     if (!s || !host) return ampi_cuda_missing(exec, place, s ? "host" : "the scaler");
     if (s->window.recorded || host->recorded)
-        return ampi_fail(s->window.desc.logger, AMP_ERR_STATE, "%s: not between a check and update", place);
+        return ampi_fail(&s->window.logger, AMP_ERR_STATE, "%s: not between a check and update", place);
     if (memcmp(&s->window.rule, &host->rule, sizeof host->rule) != 0)
-        return ampi_fail(s->window.desc.logger, AMP_ERR_ARGUMENT, "%s: host follows another rule", place);
+        return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: host follows another rule", place);
     return ampi_cuda_launch(exec, place, ampi_k_scaler_write, dim3(1), dim3(32), 0, s->device, host->state);
 }
 
@@ -5631,7 +5631,7 @@ AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer*
 AMPI_FN amp_result ampi_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state, int lr_only,
                                              const amp_exec* exec, const char* place) {
     if (state->step < 0 || !ampi_in_range(&state->lr, 0.0f, AMPI_FLT_MAX))
-        return ampi_fail(o->host.desc.logger, AMP_ERR_ARGUMENT,
+        return ampi_fail(&o->host.logger, AMP_ERR_ARGUMENT,
                          "%s: step %ld and lr %g must be finite and not negative", place, (long)state->step,
                          (double)state->lr);
     return ampi_cuda_launch(exec, place, ampi_k_optimizer_write, dim3(1), dim3(1), 0, o->device, *state, lr_only);

@@ -652,7 +652,7 @@ static void try_optimizer(void) {
     if (r == AMP_OK && i < 0) give_up("a desc that is not valid was accepted");
     if (r != AMP_OK) { settle(r); return; }
     if (amp_scaler_init(&s, NULL) != AMP_OK) give_up("the default scaler was refused");
-    s.desc.logger = &logger;
+    s.logger = logger;
     for (i = 0; i < 12 && left; i++) {
         unsigned what = below(6);
         memcpy(&old, &o, sizeof o);

@@ -335,7 +335,9 @@ TABLE = [
     ("scaler", "if (!found->found_inf || s->rule.ignore_overflow) return 1;", "if (!found->found_inf) return 1;"),
     ("scaler", "crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)))", "crc = (crc >> 1) ^ (0xEDB88321u & (0u - (crc & 1u)))"),
     ("scaler", "left >= 0 && left <= r->hysteresis", "left >= 0"),
+    ("optim", "if (d.logger) s->logger = *d.logger;", ""),
     # --- optim
+    ("optim", "if (made.desc.logger) made.logger = *made.desc.logger;", ""),
     ("optim", "if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);",
      "if (after < 0) return (double)t / ((double)warmup + 1.0);"),
     ("optim", "return after >= whole ? floor_factor\n", "return after > whole ? 0.0\n"),
@@ -392,8 +394,11 @@ TABLE = [
     ("train hostile", "if (labels[i] < 0 || labels[i] >= classes)", "if (labels[i] >= classes)"),
     ("train", "sum += (double)m->nodes[m->losses[i]].loss_weight * (double)value;", "sum += (double)value;"),
     ("train", "if (l->op == AMP_OP_BATCH_NORM && b->n == 1 &&", "if (l->op == AMP_OP_LAYER_NORM && b->n == 1 &&"),
+    ("train", "if (!ampi_scale_usable(&info->scale_before))\n", "if (0)\n"),
+    ("train", "else if (o->inf_count + o->nan_count == 0 && m->comm.size == 1)", "else if (0)"),
     # --- checkpoint
     ("checkpoint", "if (r != AMP_OK && replaced == 0) remove(temporary);", ""),
+    ("checkpoint", "stat(path, &st) == 0 && !S_ISREG(st.st_mode)", "stat(path, &st) == 0 && S_ISDIR(st.st_mode)"),
     ("checkpoint", "length[i] = (unsigned char)(header_bytes >> (8 * i) & 0xff);",
      "length[i] = (unsigned char)(header_bytes >> (8 * (7 - i)) & 0xff);"),
     ("checkpoint", "if (e->begin != f->data_bytes)", "if (e->begin > f->data_bytes)"),
@@ -411,7 +416,10 @@ TABLE = [
     ("checkpoint", "if (!ampi_hex_number(t->value, &e->crc))", "if (!ampi_hex_number(t->value, &e->crc)) e->has_crc = 0;\n        if (0)"),
     ("checkpoint", "else if (strncmp(texts[i].key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0)", "else if (0)"),
     ("checkpoint", "if (crc && strcmp(crc,", "if (0 && strcmp(crc,"),
-    ("checkpoint", "if (i < fields.state_count) crc =", "if (i + 1 < fields.state_count) crc ="),
+    ("checkpoint", "if (fields.list[i].is_state) crc = ampi_crc32(crc, texts", "if (fields.list[i].is_state && i < 2) crc = ampi_crc32(crc, texts"),
+    ("checkpoint", "for (i = 0; i < o->desc.group_count; i++) o->groups[i].lr = restored->group_lr[i];", ""),
+    ("optim", "if (!ampi_lr_is_valid(&o->groups[i].lr, 1))", "if (!ampi_lr_is_valid(&o->groups[i].lr, 0))"),
+    ("optim", "    r = ampi_optimizer_check_rates(o, place);", "    r = AMP_OK;"),
     ("checkpoint", "if (s->failed || fseek(s->stream, 8, SEEK_SET) == 0) { ampi_put_header(s, c); return; }", "return;"),
     ("checkpoint", "c->crcs[i] = ampi_put_data(", "c->crcs[0] = ampi_put_data("),
     # --- report

@@ -4,6 +4,7 @@
   #define _XOPEN_SOURCE 700
   #include <signal.h>
   #include <sys/resource.h>
+  #include <sys/stat.h>
   #include <unistd.h>
   #define HAVE_POSIX 1
 #else
@@ -648,16 +649,31 @@ static void test_file_limit(void) {
     free(before);
 }
 
-/* Renaming onto a directory fails after everything was written. */
-static void test_rename_fails(void) {
+/* What is not a regular file stays what it is: a directory, a pipe, a link to a pipe. */
+static void test_not_a_file(void) {
+    static const char* const targets[] = { "taken.safetensors", "pipe.safetensors", "link.safetensors" };
+    static const mode_t kinds[] = { S_IFDIR, S_IFIFO, S_IFLNK };
     float a[6] = { 0 };
     amp_file_tensor t = tensor("a", AMP_F32, a, 2, 2, 3, 0, 0);
-    char command[300];
-    snprintf(command, sizeof command, "mkdir -p '%s/taken.safetensors/x'", folder);
-    CHECK(system(command) == 0);
-    check_save_fails(in_folder("taken.safetensors"), &t, 1, AMP_ERR_IO, "a directory in the way");
-    CHECK(!exists(in_folder("taken.safetensors.tmp")));
+    struct stat st;
+    int i;
+    CHECK(mkdir(in_folder(targets[0]), 0700) == 0);
+    CHECK(mkfifo(in_folder(targets[1]), 0600) == 0);
+    CHECK(symlink("pipe.safetensors", in_folder(targets[2])) == 0);
+    for (i = 0; i < 3; i++) {
+        const char* path = in_folder(targets[i]);
+        char temporary[310];
+        snprintf(temporary, sizeof temporary, "%s.tmp", path);
+        check_save_fails(path, &t, 1, AMP_ERR_IO, targets[i]);
+        CHECK_MSG(strstr(sentence, path) && strstr(sentence, "not a regular file"), "%s", sentence);
+        CHECK(lstat(path, &st) == 0 && (st.st_mode & S_IFMT) == kinds[i]);
+        CHECK(access(temporary, F_OK) != 0);
+    }
     CHECK(load_targets(in_folder("taken.safetensors")) == AMP_ERR_IO && sentences == 1);
+    /* A link to a file is replaced by the file, as the interface says. */
+    CHECK(unlink(in_folder(targets[2])) == 0 && symlink("small.safetensors", in_folder(targets[2])) == 0);
+    CHECK(amp_file_save(in_folder(targets[2]), &t, 1, NULL, 0, NULL) == AMP_OK);
+    CHECK(lstat(in_folder(targets[2]), &st) == 0 && S_ISREG(st.st_mode));
 }
 #endif
 
@@ -734,18 +750,25 @@ typedef struct model_options {
     unsigned long long seed;
     float dropout;
     int pinned;                    /* the dense layers' ReLUs run in FP32 */
+    int groups;                    /* of the optimizer; the last layer is in the last one */
 } model_options;
-static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0.9f, AMP_ADAMW, 5, 0.25f, 0 };
+static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0.9f, AMP_ADAMW, 5, 0.25f, 0, 0 };
 
 /* A small net with everything that has state: masters, moments, running statistics, dropout, a scaler that moves. */
 static amp_model* make_model(const model_options* o) {
     amp_model_desc d;
     amp_scaler_desc s;
     amp_conv2d_desc conv;
+    amp_param_group groups[3];
     amp_model* m;
     amp_value x;
     int i;
     memset(&d, 0, sizeof d);
+    memset(groups, 0, sizeof groups);
+    groups[1].lr = 0.25f;
+    groups[2].lr = (float)AMP_ZERO;
+    d.optimizer.groups = groups;
+    d.optimizer.group_count = o->groups;
     memset(&s, 0, sizeof s);
     memset(&conv, 0, sizeof conv);
     s.init_scale = 1024.0f;
@@ -774,7 +797,9 @@ static amp_model* make_model(const model_options* o) {
         if (o->pinned) amp_pin(m, x, AMP_F32);
         x = amp_dropout(m, x, o->dropout);
     }
-    amp_softmax_cross_entropy(m, amp_linear(m, x, 4), NULL);
+    x = amp_linear(m, x, 4);
+    if (o->groups) amp_group(m, x, o->groups - 1);
+    amp_softmax_cross_entropy(m, x, NULL);
     if (amp_model_finalize(m) == AMP_OK) return m;
     printf("%s\n", amp_model_error(m));
     amp_model_destroy(m);
@@ -1019,6 +1044,48 @@ static void test_learning_rate(void) {
     amp_model_destroy(b);
 }
 
+/* So are the groups' own rates; their weight decay is a setting, and so is their number. */
+static void test_group_rates(void) {
+    const char* path = in_folder("model.safetensors");
+    model_options o = usual;
+    amp_model *a, *b, *other;
+    amp_optimizer* of;
+    unsigned char* p;
+    size_t n, at = 0;
+    o.groups = 3;
+    a = make_model(&o);
+    b = make_model(&o);
+    o.groups = 2;
+    other = make_model(&o);
+    if (!a || !b || !other) { CHECK(a && b && other); return; }
+    amp_model_optimizer(a)->groups[0].lr = (float)AMP_ZERO;
+    amp_model_optimizer(a)->groups[1].lr = 0.0625f;
+    amp_model_optimizer(a)->groups[2].lr = 0.125f;
+    CHECK(amp_checkpoint_save(a, path) == AMP_OK && amp_checkpoint_load(b, path) == AMP_OK);
+    of = amp_model_optimizer(b);
+    CHECK(of->groups[0].lr == (float)AMP_ZERO && of->groups[1].lr == 0.0625f && of->groups[2].lr == 0.125f);
+    CHECK(amp_checkpoint_load(other, path) == AMP_ERR_FORMAT);
+    CHECK_MSG(strstr(amp_model_error(other), "amp.groups is 3 in the file, but 2"), "%s", amp_model_error(other));
+    of->groups[1].weight_decay = 0.5f;
+    CHECK(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT);
+    CHECK_MSG(strstr(amp_model_error(b), "amp.group1.weight_decay is"), "%s", amp_model_error(b));
+    of->groups[1].weight_decay = 0;
+    p = read_bytes(path, &n);
+    while (at + 16 < n && memcmp(p + at, "amp.group2.lr\":\"", 16) != 0) at++;
+    p[at + 16] = 'b';                                       /* 0.125 becomes a negative number */
+    write_bytes(path, p, n);
+    CHECK(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT);
+    CHECK_MSG(strstr(amp_model_error(b), "malformed"), "%s", amp_model_error(b));
+    p[at + 16] = '2';
+    write_bytes(path, p, n);
+    CHECK(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT && of->groups[2].lr == 0.125f);
+    CHECK_MSG(strstr(amp_model_error(b), "is damaged"), "%s", amp_model_error(b));
+    free(p);
+    amp_model_destroy(a);
+    amp_model_destroy(b);
+    amp_model_destroy(other);
+}
+
 /* Truncations, and a bit of every byte of a checkpoint: refused with nothing changed, or loaded exactly. */
 static void test_damaged_checkpoint(void) {
     const char* path = in_folder("model.safetensors");
@@ -1136,7 +1203,7 @@ int main(void) {
 #if HAVE_POSIX
     TEST(test_disk_full);
     TEST(test_file_limit);
-    TEST(test_rename_fails);
+    TEST(test_not_a_file);
 #endif
     TEST(test_arguments);
 #if !defined(TEST_FILES_ONLY)
@@ -1145,6 +1212,7 @@ int main(void) {
     TEST(test_foreign_settings);
     TEST(test_wrong_lengths);
     TEST(test_learning_rate);
+    TEST(test_group_rates);
     TEST(test_damaged_checkpoint);
     TEST(test_model_failures);
 #endif

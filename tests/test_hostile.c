@@ -597,7 +597,7 @@ static void damaged_scaler_states(void) {
         prepare();
         s = (amp_scaler*)(void*)memory;
         CHECK(amp_scaler_init(s, NULL) == AMP_OK);
-        s->desc.logger = &logger;
+        s->logger = logger;
         memcpy(copy, memory, sizeof copy);
         CHECK_MSG(amp_scaler_load(s, p, sizeof p) == AMP_ERR_FORMAT && sentences == 1, "%s", list[i].name);
         CHECK_MSG(memcmp(memory, copy, sizeof copy) == 0, "%s has changed something", list[i].name);
@@ -674,7 +674,7 @@ static void overlaps(void) {
     REFUSED(AMP_ERR_ARGUMENT, "convert onto itself, shifted back", amp_convert_with(F, AMP_F16, F + 1, AMP_F32, 10, &d));
     REFUSED(AMP_ERR_ARGUMENT, "convert onto its end", amp_convert_with(F + 9, AMP_F64, F, AMP_F32, 10, &d));
     CHECK(amp_scaler_init(&s, NULL) == AMP_OK);
-    s.desc.logger = &logger;
+    s.logger = logger;
     memset(&t, 0, sizeof t);
     t.data = F;
     t.count = 5;

@@ -449,6 +449,39 @@ static void groups(void) {
     }
 }
 
+/* Rates written by hand are looked at by the next step: what no desc may say is refused, and nothing changes. */
+static void rates_written_by_hand(void) {
+    static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0xc0000000u };
+    static block b, before;
+    amp_param_group g[2];
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_optimizer o;
+    amp_param p;
+    int i, k;
+    memset(g, 0, sizeof g);
+    g[1].lr = 0.5f;
+    d.groups = g; d.group_count = 2;
+    fill_block(&b);
+    p = param_of(&b, 20);
+    p.group = 1;
+    before = b;
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    for (i = 0; i < COUNT(bad); i++)
+        for (k = 0; k < 2; k++) {
+            float *rate = k ? &o.groups[1].lr : &o.state.lr, good = *rate;
+            put_bits(rate, bad[i]);
+            log_count = 0;
+            CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_ERR_ARGUMENT && log_count == 1);
+            CHECK_MSG(strstr(log_text, k ? "groups[1].lr" : "state.lr"), "%s", log_text);
+            *rate = good;
+        }
+    CHECK(memcmp(&b, &before, sizeof b) == 0 && o.state.step == 0);
+    o.groups[1].lr = (float)AMP_ZERO;                                      /* frozen, and then not */
+    CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) == 0);
+    o.groups[1].lr = 0;
+    CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) != 0);
+}
+
 static void schedules(void) {
     amp_schedule s;
     uint32_t crc = 0;
@@ -632,6 +665,33 @@ static void stale_checks(void) {
     amp_scaler_scale_loss(&s, 1.0f);                        /* the next micro-batch adds an overflow */
     put_bits(&b.g[0], 0x7f800000u);
     CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied == 0 && amp_scaler_update(&s) == AMP_OK);
+    b.g[0] = 0;
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_OK);
+    put_bits(&b.g[0], 0x7f800000u);                         /* after a check: to be checked again */
+    CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_OK);
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied == 0 && amp_scaler_update(&s) == AMP_OK);
+}
+
+/* The logger of a desc may be gone after init. */
+static void loggers_are_copied(void) {
+    static block b;
+    amp_logger own = { log_keep, NULL };
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler_desc sd;
+    amp_scaler s;
+    amp_optimizer o;
+    amp_param p;
+    fill_block(&b);
+    p = param_of(&b, 5);
+    memset(&sd, 0, sizeof sd);
+    d.logger = sd.logger = &own;
+    CHECK(amp_scaler_init(&s, &sd) == AMP_OK && amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    own.log = NULL;
+    log_count = 0;
+    CHECK(amp_scaler_update(&s) == AMP_ERR_STATE && log_count == 1);
+    CHECK(amp_optimizer_set_lr(&o, -1.0f) == AMP_ERR_ARGUMENT && log_count == 2);
+    CHECK(o.desc.logger == NULL && s.desc.logger == NULL);
 }
 
 /* Several optimizers on one scaler, and lists that are split otherwise than the optimizers. */
@@ -828,12 +888,14 @@ int main(void) {
     TEST(unchecked);
     TEST(clipping);
     TEST(groups);
+    TEST(rates_written_by_hand);
     TEST(schedules);
     TEST(schedule_in_the_step);
     TEST(moments_are_flushed);
     TEST(order_of_calls);
     TEST(nan_made_by_hand);
     TEST(stale_checks);
+    TEST(loggers_are_copied);
     TEST(several_optimizers);
     TEST(refused_descs_and_params);
     TEST(no_gradient);

@@ -485,6 +485,34 @@ static void test_floor_and_limits(void) {
     amp_model_destroy(t.m);
 }
 
+/* NaN drives a scale without a floor to 0, from where it does not come back by itself; and an overflow that only the
+   caller saw. Neither is another rank's. */
+static void test_skips_of_no_gradient(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_scaler_desc s;
+    amp_batch good = batch_of(0, 8), bad = good;
+    float* nan = (float*)malloc(8 * PIXELS * sizeof *nan);
+    amp_step_info info;
+    toy t;
+    int i;
+    for (i = 0; i < 8 * PIXELS; i++) nan[i] = (float)HUGE_VAL - (float)HUGE_VAL;
+    bad.inputs[0] = nan;
+    memset(&s, 0, sizeof s);
+    s.backoff_factor = 1e-30f;
+    d.scaler = &s;
+    t = make_toy(&d, 1, 0.0f);
+    CHECK(amp_scaler_report_overflow(amp_model_scaler(t.m)) == AMP_OK);
+    CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+    CHECK_MSG(strstr(info.message, "amp_scaler_report_overflow"), "%s", info.message);
+    CHECK(amp_train_step(t.m, &bad, &info) == AMP_OK && info.scale_after == 0.0f);
+    CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+    CHECK_MSG(strstr(info.message, "the loss scale 0 has no finite inverse"), "%s", info.message);
+    CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 1024.0f) == AMP_OK);
+    CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+    amp_model_destroy(t.m);
+    free(nan);
+}
+
 /* --- refusals ------------------------------------------------------------------------------------- */
 
 static void test_refusals(void) {
@@ -1327,6 +1355,7 @@ int main(void) {
     TEST(test_bad_target);
     TEST(test_looking_leaves_statistics);
     TEST(test_floor_and_limits);
+    TEST(test_skips_of_no_gradient);
     TEST(test_refusals);
     TEST(test_untrainable);
     TEST(test_accumulation_exact);
