@@ -5229,8 +5229,8 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
    the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or
    has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide,
    and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time, since the third-level
-   cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B is (measured: 2048 gains,
-   4608 loses), or long rows of F32 collide. */
+   cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B is (measured: 2048
+   gains, 4608 loses), or long rows of F32 collide. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8 };
 /* How many panels of A are few. */
 AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
