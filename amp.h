@@ -2979,8 +2979,8 @@ typedef struct ampi_gemm_isa {
 #define AMPI_MICRO_READ(i, p, o, V) \
     c##i##0 = AMPI_##V##_LOAD(old + i * ldo);                                                       \
     if (two) c##i##1 = AMPI_##V##_LOAD(old + i * ldo + AMPI_##V##_LANES);
-/* c += x * b is MAC. One row of three spreads its element of A inside the fma, for each vector anew, the others in a load
-   of its own: so neither the load ports nor, where two threads share a core, the decoders are the limit. */
+/* c += x * b is MAC. One row of three spreads its element of A inside the fma, for each vector anew, the others in a
+   load of its own: so neither the load ports nor, where two threads share a core, the decoders are the limit. */
 #define AMPI_MICRO_STEP(i, p, o, V) \
     if (i % 3 == 0) {                                                                               \
         AMPI_##V##_FMA_AT(c##i##0, b0, (p) + (o));                                                  \
@@ -5340,8 +5340,9 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
    the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or
    has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide,
    and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time, since the third-level
-   cache feeds A fast enough; unless k is so small that C is most of the work, or long rows of F32 collide. UNFOLDS:
-   each tile unfolds B, an image, by itself, which takes longer than packing a matrix. */
+   cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B is (measured: 2048
+   gains, 4608 loses), or long rows of F32 collide. UNFOLDS: each tile unfolds B, an image, by itself, which takes longer
+   than packing a matrix. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16 };
 /* How many panels of A are few. */
 AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
@@ -5369,8 +5370,8 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
     int how = s->a.along_k && !g->words ? AMPI_GEMM_A_ALONG : 0;
     if (ampi_b_is_plain(g, s)) {
         if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32)
-            how |= ampi_leans_on_l3() && s->k >= 128 && (s->b.dtype != AMP_F32 || !ampi_b_collides(s))
-                   ? AMPI_GEMM_FAR | AMPI_GEMM_LOW : AMPI_GEMM_FAR;
+            how |= ampi_leans_on_l3() && s->k >= 128 && s->k <= 4 * AMPI_GEMM_KC
+                   && (s->b.dtype != AMP_F32 || !ampi_b_collides(s)) ? AMPI_GEMM_FAR | AMPI_GEMM_LOW : AMPI_GEMM_FAR;
         else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     }
     if (g->lanes == 8 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
