@@ -1096,27 +1096,31 @@ static void fill_few(buffer* b, int i) {
     size_t k;
     for (k = 0; k < b->n; k++) put(b, k, few[test_random() % (unsigned)(1 + i % 8)]);
 }
-/* 3 x 3 places two pixels apart, around whole groups of vectors, and up to the widest that go by them. */
-static void test_pool_nine(void) {
+/* 3 x 3 places two pixels apart, and 2 x 2 side by side: around whole groups of vectors, and up to the widest that go
+   by them. */
+static void test_pool_groups(void) {
     static const int widths[] = { 3, 4, 5, 14, 15, 16, 17, 30, 31, 32, 33, 34, 35, 47, 62, 63, 64, 65, 66, 97, 112,
                                   1021, 1022, 1023, 1024, 1025, 1026 };
     int i, t, oh, ow;
-    for (i = 0; i < 16 * (int)(sizeof widths / sizeof *widths); i++)
+    for (i = 0; i < 24 * (int)(sizeof widths / sizeof *widths); i++)
         for (t = 0; t < 3; t++) {
-            amp_pool2d_shape s = usual_pool(AMP_POOL_MAX, 1, widths[i / 16]);
-            buffer x, dx, dy;
+            const int three = i % 24 < 16;
+            amp_pool2d_shape s = usual_pool(AMP_POOL_MAX, three, widths[i / 24]);
+            buffer x, y, dx, dy;
             s.n = i % 5 == 0 ? 12 : 1;
-            s.height = 3 + i % 5; s.pad_h = i / 2 % 2; s.pad_w = i / 4 % 2;
+            s.height = 3 + i % 5;
+            if (three) { s.pad_h = i / 2 % 2; s.pad_w = i / 4 % 2; }
             CHECK(amp_pool2d_output(&s, &oh, &ow, NULL) == AMP_OK);
             x = make(types[t], (size_t)(s.n * s.channels * s.height * s.width)); dx = make(types[t], x.n);
-            dy = make(types[t], (size_t)(s.n * s.channels * oh * ow));
+            dy = make(types[t], (size_t)(s.n * s.channels * oh * ow)); y = make(types[t], dy.n);
             fill_bits(&dy, 0);
             fill_few(&x, i);
+            CHECK(amp_pool2d_forward(&s, x.p, types[t], y.p, types[t], NULL) == AMP_OK);
             CHECK(amp_pool2d_backward(&s, dy.p, types[t], x.p, types[t], dx.p, types[t], NULL) == AMP_OK);
             fill_bits(&x, i % 2);
             finish(&dx); dx = make(types[t], x.n);
             CHECK(amp_pool2d_backward(&s, dy.p, types[t], x.p, types[t], dx.p, types[t], NULL) == AMP_OK);
-            finish(&x); finish(&dx); finish(&dy);
+            finish(&x); finish(&y); finish(&dx); finish(&dy);
         }
 }
 static void test_pool_bits(void) {
@@ -1364,6 +1368,7 @@ static void run_all(void) {
     TEST(test_pool_bits);
     TEST(test_pool_nine);
     TEST(test_global_pool);
+    TEST(test_pool_groups);
     TEST(test_pool_nan);
     TEST(test_random_normal);
     TEST(test_refusals);
