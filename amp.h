@@ -66,8 +66,9 @@
    With -fopenmp large operators use threads, with the same bits.
    GPUs.      amp_cuda.cuh, a file of its own, has a backend on which the same model trains.
    Memory.    Parts on raw pointers allocate nothing. A model allocates in create, build and finalize,
-   never in a step. Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with 16-bit
-   weight gradients; the halving is in the activations.
+   never in a step. 128 KB of stack are enough, in a build without optimisation too. Adam costs 16 bytes per
+   parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight gradients; the halving is in the
+   activations.
    Hosts that unmask floating-point exceptions: training steps, evaluation, predictions, statistics, the
    checks of gradients and saturating casts mask them while they run, because inf and NaN are data there, and
    leave no flag. They do so for the calling thread; OpenMP's threads keep the state they began with. Other
@@ -1585,18 +1586,28 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
   #include <omp.h>
 #endif
 
-/* Private functions are not always all used (AMP_NO_STDIO, AMP_STATIC, other processors). */
+/* Private functions are not always all used (AMP_NO_STDIO, AMP_STATIC, other processors). APART: its large arrays are
+   on the stack only while it runs, not in its caller's frame. */
 #if defined(__GNUC__) || defined(__clang__)
   #define AMPI_FN static __attribute__((unused))
+  #define AMPI_APART static __attribute__((noinline, unused))
 #else
   #define AMPI_FN static
+  #define AMPI_APART static
 #endif
 
-/* Inlined into every ISA's copy of a kernel; hosts may have defined `inline` away, so the attribute
-   decides. FETCH asks for the cache line `byte` bytes on, which may lie outside of all that is there. OPAQUE makes
-   the compiler forget where a pointer comes from. */
+/* Inlined into every ISA's copy of a kernel; hosts may have defined `inline` away, so the attribute decides. VECTOR:
+   likewise for functions of vectors, but a build without optimisation calls them: inlined, every copy would have room
+   of its own on the stack (over 1 MB in one function), and the build would take four times as long. FETCH asks for the
+   cache line `byte` bytes on, which may lie outside of all that is there. OPAQUE makes the compiler forget where a
+   pointer comes from. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
+  #if defined(__OPTIMIZE__)
+    #define AMPI_VECTOR AMPI_INLINE
+  #else
+    #define AMPI_VECTOR AMPI_FN
+  #endif
   #define AMPI_RESTRICT __restrict__
   #define AMPI_FETCH(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)))
   #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
@@ -1635,7 +1646,7 @@ AMP_DEF const char* amp_result_string(amp_result r) {
     return "unknown result code";
 }
 
-AMPI_INLINE size_t ampi_dtype_size(amp_dtype t) {
+AMPI_INLINE size_t ampi_type_size(amp_dtype t) {
     switch (t) {
         case AMP_DTYPE_DEFAULT: case AMP_F32: return 4;
         case AMP_F16: case AMP_BF16: return 2;
@@ -1644,10 +1655,7 @@ AMPI_INLINE size_t ampi_dtype_size(amp_dtype t) {
     }
     return 0;
 }
-AMP_DEF size_t amp_dtype_size(amp_dtype t) { return ampi_dtype_size(t); }
-/* From here to the end of the implementation the one that is inlined: with -fPIC a program may replace the other, so
-   that the inner loops would call it for each vector. */
-#define amp_dtype_size(t) ampi_dtype_size(t)
+AMP_DEF size_t amp_dtype_size(amp_dtype t) { return ampi_type_size(t); }
 
 AMP_DEF const char* amp_dtype_name(amp_dtype t) {
     switch (t) {
@@ -2293,42 +2301,42 @@ AMPI_LANES_KERNEL(ampi_f64_to_bf16, uint16_t, double, ampi_lanes_f64_to_bf16)
 /* Sixteen elements in registers. Zero-masked forms with all lanes on are the plain instructions, but without
    the undefined value in gcc 12's headers that it then warns about. */
 #define AMPI_ALL16 ((__mmask16)0xffffu)
-AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_half_x16(__m512i u) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_f32_to_half_x16(__m512i u) {
     return _mm512_maskz_cvtps_ph(AMPI_ALL16, _mm512_castsi512_ps(u), _MM_FROUND_TO_NEAREST_INT);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_half_to_f32_x16(__m256i h) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_half_to_f32_x16(__m256i h) {
     return _mm512_castps_si512(_mm512_maskz_cvtph_ps(AMPI_ALL16, h));
 }
 /* Lanes that hold a NaN, quiet or signalling. */
-AMPI_TARGET_AVX512 AMPI_INLINE __mmask16 ampi_nan_x16(__m512i u) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __mmask16 ampi_nan_x16(__m512i u) {
     return _mm512_fpclass_ps_mask(_mm512_castsi512_ps(u), 0x81);
 }
 /* The upper half of each lane: the odd ones of 32 words. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_upper_x16(__m512i u) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_upper_x16(__m512i u) {
     const __m512i odd = _mm512_set_epi64(0, 0, 0, 0, 0x001f001d001b0019, 0x0017001500130011, 0x000f000d000b0009,
                                          0x0007000500030001);
     return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
 }
 /* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_round_bf16_x16(__m512i u) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_round_bf16_x16(__m512i u) {
     const __m512i one = _mm512_set1_epi32(1), rest = _mm512_set1_epi32(0x7ffe);
     const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, rest, 0x15);
     return _mm512_mask_or_epi32(_mm512_sub_epi32(u, less), ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_f32_to_bf16_x16(__m512i u) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_f32_to_bf16_x16(__m512i u) {
     return ampi_upper_x16(ampi_round_bf16_x16(u));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_bf16_to_f32_x16(__m256i h) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_bf16_to_f32_x16(__m256i h) {
     __m512i u = _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, h), 16);
     return _mm512_mask_or_epi32(u, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
 }
 
 /* Which of 32 numbers of 16 bits are NaNs, and all of them as they come back from floats: NaNs are quiet then. */
-AMPI_TARGET_AVX512 AMPI_INLINE __mmask32 ampi_nan_x32(amp_dtype t, __m512i x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __mmask32 ampi_nan_x32(amp_dtype t, __m512i x) {
     const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
     return _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_quiet_x32(amp_dtype t, __m512i x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_quiet_x32(amp_dtype t, __m512i x) {
     const __m512i quiet = _mm512_or_si512(x, _mm512_set1_epi16(t == AMP_F16 ? 0x200 : 0x40));
     return _mm512_mask_mov_epi16(x, ampi_nan_x32(t, x), quiet);
 }
@@ -2363,14 +2371,14 @@ AMPI_LOOP_AVX512(bf16_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, AMPI_PUT_F32_
 /* Elements [i, i+16) of an operand as floats, and back; those outside of the mask are 0, and not written. The type
    and, but for the last group, the mask are constants where these are inlined. A signalling NaN stays one on its way
    in: for arithmetic, which makes it quiet. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_get_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_get_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
     const __m256i bits = t == AMP_F32 ? _mm256_setzero_si256() : AMPI_LOAD_HALF_X16(m, (const uint16_t*)p + i);
     if (t == AMP_F32) return _mm512_maskz_loadu_ps(m, (const float*)p + i);
     if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_ALL16, bits);
     return _mm512_castsi512_ps(
         _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, bits), 16));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_fetched_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_fetched_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
     const __m512i u = _mm512_castps_si512(x);
     __m256i bits;
     if (t == AMP_F32) {
@@ -2381,12 +2389,12 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_fetched_x16(amp_dtype t, void* p, s
     if (m == AMPI_ALL16) AMPI_PUT_HALF_X16((uint16_t*)p + i, bits);
     else _mm256_mask_storeu_epi16((uint16_t*)p + i, m, bits);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
-    AMPI_AHEAD(p, i * amp_dtype_size(t));
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
+    AMPI_AHEAD(p, i * ampi_type_size(t));
     ampi_put_fetched_x16(t, p, i, m, x);
 }
 /* Thirty-two elements, which as bfloat16 are one store. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x32(amp_dtype t, void* p, size_t i, __m512 x, __m512 y) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x32(amp_dtype t, void* p, size_t i, __m512 x, __m512 y) {
     const __m512i odd = _mm512_set_epi64(0x003f003d003b0039, 0x0037003500330031, 0x002f002d002b0029,
                                          0x0027002500230021, 0x001f001d001b0019, 0x0017001500130011,
                                          0x000f000d000b0009, 0x0007000500030001);
@@ -2400,12 +2408,12 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x32(amp_dtype t, void* p, size_t i,
     }
 }
 /* Fetches elements [i, i+64), one page ahead. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ahead_x64(amp_dtype t, const void* p, size_t i) {
-    AMPI_AHEAD(p, i * amp_dtype_size(t));
-    AMPI_AHEAD(p, i * amp_dtype_size(t) + 64);
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ahead_x64(amp_dtype t, const void* p, size_t i) {
+    AMPI_AHEAD(p, i * ampi_type_size(t));
+    AMPI_AHEAD(p, i * ampi_type_size(t) + 64);
     if (t != AMP_F32) return;
-    AMPI_AHEAD(p, i * amp_dtype_size(t) + 128);
-    AMPI_AHEAD(p, i * amp_dtype_size(t) + 192);
+    AMPI_AHEAD(p, i * ampi_type_size(t) + 128);
+    AMPI_AHEAD(p, i * ampi_type_size(t) + 192);
 }
 /* The first n of sixteen. */
 AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
@@ -2432,18 +2440,18 @@ AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u
         else fn(AMP_F32, __VA_ARGS__);                                  \
     } while (0)
 
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_f32_to_half_avx2(uint16_t* dst, const float* src) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_f32_to_half_avx2(uint16_t* dst, const float* src) {
     __m128i a = _mm256_cvtps_ph(_mm256_loadu_ps(src), _MM_FROUND_TO_NEAREST_INT);
     __m128i b = _mm256_cvtps_ph(_mm256_loadu_ps(src + 8), _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128((__m128i*)(void*)dst, a);
     _mm_storeu_si128((__m128i*)(void*)(dst + 8), b);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_half_to_f32_avx2(float* dst, const uint16_t* src) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_half_to_f32_avx2(float* dst, const uint16_t* src) {
     _mm256_storeu_ps(dst, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)src)));
     _mm256_storeu_ps(dst + 8, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)(src + 8))));
 }
 /* Eight floats to bfloat16, each in the upper half of its lane. NaNs are rare, and blending is slow. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_round_avx2(__m256 v) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_round_avx2(__m256 v) {
     __m256i u = _mm256_castps_si256(v);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
@@ -2453,26 +2461,26 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_round_avx2(__m256 v) {
     return _mm256_movemask_epi8(nan) ? _mm256_blendv_epi8(rounded, quiet, nan) : rounded;
 }
 /* packus works within the 128-bit halves of a register, so the quarters are put in order after it. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, const float* src) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, const float* src) {
     __m256i low = ampi_bf16_round_avx2(_mm256_loadu_ps(src)), high = ampi_bf16_round_avx2(_mm256_loadu_ps(src + 8));
     __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(low, 16), _mm256_srli_epi32(high, 16));
     _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(both, 0xd8));
 }
 /* Eight bfloat16, each in the upper half of its lane: a signalling NaN stays one. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_bf16_spread_avx2(const uint16_t* src) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_spread_avx2(const uint16_t* src) {
     const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(const void*)src));
     return _mm256_shuffle_epi8(twice, _mm256_set_epi64x(0x0f0e80800d0c8080, 0x0b0a808009088080, 0x0706808005048080,
                                                         0x0302808001008080));
 }
 /* Eight bfloat16 to float. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bf16_widen_avx2(float* dst, const uint16_t* src) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bf16_widen_avx2(float* dst, const uint16_t* src) {
     __m256i u = ampi_bf16_spread_avx2(src), mag, nan;
     mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
     nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
     u = _mm256_or_si256(u, _mm256_and_si256(nan, _mm256_set1_epi32(0x400000)));
     _mm256_storeu_si256((__m256i*)(void*)dst, u);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_lanes_bf16_to_f32_avx2(float* dst, const uint16_t* src) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_bf16_to_f32_avx2(float* dst, const uint16_t* src) {
     ampi_bf16_widen_avx2(dst, src);
     ampi_bf16_widen_avx2(dst + 8, src + 8);
 }
@@ -2633,7 +2641,7 @@ AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* sr
     float tile[AMPI_CONVERT_TILE];
     size_t i, m;
     if (dst_dtype == src_dtype)
-        memcpy(dst, src, n * amp_dtype_size(dst_dtype));
+        memcpy(dst, src, n * ampi_type_size(dst_dtype));
     else if (dst_dtype == AMP_F32)
         ampi_load_f32((float*)dst, src, src_dtype, 0, n);
     else if (src_dtype == AMP_F32)
@@ -2668,7 +2676,7 @@ AMPI_FN void ampi_convert_random(uint16_t* dst, amp_dtype dst_dtype, const void*
     double wide[AMPI_RANDOM_BLOCK];
     uint32_t random[AMPI_RANDOM_BLOCK];
     uint16_t out[AMPI_RANDOM_BLOCK];
-    size_t i, m, size = amp_dtype_size(src_dtype);
+    size_t i, m, size = ampi_type_size(src_dtype);
     memset(wide, 0, sizeof wide);
     memset(random, 0, sizeof random);
     for (i = 0; i < n; i += m) {
@@ -2766,7 +2774,7 @@ AMPI_FN void ampi_stream_end(void) {}
 
 /* A job that half of the cache does not hold is streamed, from where dst begins a line. */
 AMPI_FN void ampi_stream_begin(ampi_convert_job* job) {
-    size_t dst_size = amp_dtype_size(job->dst_dtype), src_size = amp_dtype_size(job->src_dtype), lead, cache;
+    size_t dst_size = ampi_type_size(job->dst_dtype), src_size = ampi_type_size(job->src_dtype), lead, cache;
     if (job->block != AMPI_CONVERT_CHUNK || job->n < 4 * AMPI_CONVERT_CHUNK) return;
     cache = ampi_cache_bytes();
     if (cache == 0 || job->n <= cache / 2 / (dst_size + src_size)) return;
@@ -2779,7 +2787,7 @@ AMPI_FN void ampi_stream_begin(ampi_convert_job* job) {
 }
 
 AMPI_FN void ampi_stream_block(const ampi_convert_job* job, unsigned char* dst, const unsigned char* src) {
-    const size_t dst_size = amp_dtype_size(job->dst_dtype), src_size = amp_dtype_size(job->src_dtype);
+    const size_t dst_size = ampi_type_size(job->dst_dtype), src_size = ampi_type_size(job->src_dtype);
     const size_t part = AMPI_CONVERT_CHUNK / job->streams, ahead = job->streams == 1 ? 4096 : 0;
     unsigned char room[AMPI_STREAM_STEP * sizeof(double) + 32], *tile = room + (32 - (uintptr_t)room % 32);
     size_t i, k, b;
@@ -2797,8 +2805,8 @@ AMPI_FN void ampi_stream_block(const ampi_convert_job* job, unsigned char* dst, 
 AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
     double copy[AMPI_CONVERT_TILE];
     size_t first = index * job->block, n = job->n - first < job->block ? job->n - first : job->block;
-    size_t src_size = amp_dtype_size(job->src_dtype);
-    unsigned char* dst = job->dst + first * amp_dtype_size(job->dst_dtype);
+    size_t src_size = ampi_type_size(job->src_dtype);
+    unsigned char* dst = job->dst + first * ampi_type_size(job->dst_dtype);
     const void* src = job->src + first * src_size;
     if (job->dst == job->src) src = memcpy(copy, src, n * src_size);
     if (job->streams > 0 && n == AMPI_CONVERT_CHUNK)
@@ -2817,7 +2825,7 @@ AMPI_FN size_t ampi_convert_block(const ampi_convert_job* job, size_t index) {
    elements that another one still needs. */
 AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
     int in_place = job->dst == job->src;
-    int backwards = in_place && amp_dtype_size(job->dst_dtype) > amp_dtype_size(job->src_dtype);
+    int backwards = in_place && ampi_type_size(job->dst_dtype) > ampi_type_size(job->src_dtype);
     int64_t i, blocks = (int64_t)(job->n / job->block + (job->n % job->block != 0));
     size_t clamped = 0;
     AMPI_PARALLEL_FOR(!in_place && job->n >= AMPI_CONVERT_CHUNK)
@@ -2835,14 +2843,14 @@ AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
 AMPI_FN amp_result ampi_convert_check_types(amp_dtype dst_dtype, amp_dtype src_dtype,
                                             const amp_convert_desc* desc) {
     const amp_logger* log = desc->logger;
-    if (amp_dtype_size(dst_dtype) == 0)
+    if (ampi_type_size(dst_dtype) == 0)
         return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: dst_dtype %d is not a data type", (int)dst_dtype);
-    if (amp_dtype_size(src_dtype) == 0)
+    if (ampi_type_size(src_dtype) == 0)
         return ampi_fail(log, AMP_ERR_DTYPE, "amp_convert: src_dtype %d is not a data type", (int)src_dtype);
     if (desc->rounding != AMP_ROUND_NEAREST && desc->rounding != AMP_ROUND_STOCHASTIC)
         return ampi_fail(log, AMP_ERR_DESC, "amp_convert: rounding %d is not 0 (nearest) or 1 (stochastic)",
                          (int)desc->rounding);
-    if (desc->rounding == AMP_ROUND_STOCHASTIC && amp_dtype_size(dst_dtype) != 2)
+    if (desc->rounding == AMP_ROUND_STOCHASTIC && ampi_type_size(dst_dtype) != 2)
         return ampi_fail(log, AMP_ERR_DESC, "amp_convert: stochastic rounding is to f16 or bf16, not to %s",
                          amp_dtype_name(dst_dtype));
     return AMP_OK;
@@ -2874,7 +2882,7 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
     if (desc) job.desc = *desc;
     r = ampi_convert_check_types(dst_dtype, src_dtype, &job.desc);
     if (r != AMP_OK || n == 0) return r;
-    r = ampi_convert_check_memory(dst, amp_dtype_size(dst_dtype), src, amp_dtype_size(src_dtype), n,
+    r = ampi_convert_check_memory(dst, ampi_type_size(dst_dtype), src, ampi_type_size(src_dtype), n,
                                   job.desc.logger);
     if (r != AMP_OK) return r;
     job.dst = (unsigned char*)dst;
@@ -3121,7 +3129,7 @@ typedef struct ampi_gemm_isa {
    elements; FIRST: the first element in all lanes. `type` is C's, `with` tells whether there is something to add:
    constants where it is called. */
 #define AMPI_FINISH(name, V)                                                                        \
-    AMPI_##V##_TARGET AMPI_INLINE void name##_as(amp_dtype type, int with, const ampi_finish* f, size_t rows, \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_as(amp_dtype type, int with, const ampi_finish* f, size_t rows, \
                                                  size_t columns, const float* t, size_t ldt) {      \
         const AMPI_##V##_T alpha = AMPI_##V##_SPREAD(f->alpha), beta = AMPI_##V##_SPREAD(f->beta);  \
         const size_t ldc = f->ldc;                                                                  \
@@ -3230,7 +3238,7 @@ AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
 AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
 
 /* 16 elements as the bits of FP32, or the first `rest` and zeros; and back, rounded as conversions are. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_read16_avx512(const void* src, amp_dtype t, size_t i, size_t rest) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_read16_avx512(const void* src, amp_dtype t, size_t i, size_t rest) {
     const __mmask16 mask = (__mmask16)(rest >= 16 ? AMPI_V16_ALL : AMPI_V16_MASK(rest));
     if (t == AMP_F32) return _mm512_maskz_loadu_epi32(mask, (const float*)src + i);
     const __m256i h = _mm256_maskz_loadu_epi16(mask, (const uint16_t*)src + i);
@@ -3240,12 +3248,12 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_read16_avx512(const void* src, amp_d
 #define AMPI_V16_WRITE ampi_write16_avx512
 #define AMPI_V16_FIRST(v) _mm512_maskz_permutexvar_ps(AMPI_V16_ALL, _mm512_setzero_si512(), v)
 /* What of v becomes BF16, rounded, in the upper halves. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_upper16_avx512(__m512 v) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_upper16_avx512(__m512 v) {
     const __m512i u = _mm512_castps_si512(AMPI_V16_CLEAN(v));
     const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(AMPI_V16_ALL, u, 16), _mm512_set1_epi32(1));
     return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_write16_avx512(void* dst, amp_dtype t, size_t i, size_t rest, __m512 v) {
     __m256i h;
     if (t == AMP_F32) {
         if (rest >= 16) _mm512_storeu_ps((float*)dst + i, AMPI_V16_CLEAN(v));
@@ -3343,14 +3351,14 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
 #define AMPI_V8_STORE_TAIL(p, v, rest) _mm256_maskstore_ps(p, AMPI_V8_MASK(rest), v)
 /* n numbers of 16 bits, at most eight, and zeros; and back: in pairs, and the one that may be left over. */
 #define AMPI_WORDS_MASK(compare, n) compare(_mm_set1_epi32((int)(n)), _mm_setr_epi32(0, 1, 2, 3))
-AMPI_TARGET_AVX2 AMPI_INLINE __m128i ampi_load_words_avx2(const uint16_t* p, size_t n) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m128i ampi_load_words_avx2(const uint16_t* p, size_t n) {
     __m128i v;
     if (n >= 8) return _mm_loadu_si128((const __m128i*)(const void*)p);
     v = _mm_maskload_epi32((const int*)(const void*)p, AMPI_WORDS_MASK(_mm_cmpgt_epi32, n / 2));
     if (n % 2 == 0) return v;
     return _mm_or_si128(v, _mm_and_si128(_mm_set1_epi32(p[n - 1]), AMPI_WORDS_MASK(_mm_cmpeq_epi32, n / 2)));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_store_words_avx2(uint16_t* p, size_t n, __m128i v) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_words_avx2(uint16_t* p, size_t n, __m128i v) {
     if (n >= 8) { _mm_storeu_si128((__m128i*)(void*)p, v); return; }
     _mm_maskstore_epi32((int*)(void*)p, AMPI_WORDS_MASK(_mm_cmpgt_epi32, n / 2), v);
     v = _mm_castps_si128(_mm_permutevar_ps(_mm_castsi128_ps(v), _mm_set1_epi32((int)(n / 2))));
@@ -3385,14 +3393,14 @@ AMPI_LOAD_BLOCK(ampi_load_block_avx2, V8)
 
 /* Eight elements, or the first `rest` and zeros; and back, rounded as conversions are. The results of products have
    one kind of NaN. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_read8_avx2(const void* src, amp_dtype t, size_t i, size_t rest) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_read8_avx2(const void* src, amp_dtype t, size_t i, size_t rest) {
     const uint16_t* h = (const uint16_t*)src + i;
     const float* f = (const float*)src + i;
     if (t == AMP_F32) return rest >= 8 ? AMPI_V8_LOAD(f) : AMPI_V8_LOAD_TAIL(f, rest);
     if (t == AMP_F16) return rest >= 8 ? AMPI_V8_F16(h) : AMPI_V8_F16_TAIL(h, rest);
     return rest >= 8 ? AMPI_V8_BF16(h) : AMPI_V8_BF16_TAIL(h, rest);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
     __m128i h;
     if (t == AMP_F32) {
         if (rest >= 8) AMPI_V8_STORE((float*)dst + i, v); else AMPI_V8_STORE_TAIL((float*)dst + i, v, rest);
@@ -3406,7 +3414,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put8_avx2(void* dst, amp_dtype t, size_t 
     }
     ampi_store_words_avx2((uint16_t*)dst + i, rest, h);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_write8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_write8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
     ampi_put8_avx2(dst, t, i, rest, AMPI_V8_CLEAN(v));
 }
 #define AMPI_V8_READ ampi_read8_avx2
@@ -3601,11 +3609,11 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, cons
 }
 
 /* The lesser of 32 magnitudes less one, where a zero becomes the largest; and of all of them the exponent field. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
     x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
     return _mm512_min_epu16(least, _mm512_sub_epi16(x, _mm512_set1_epi16(1)));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE unsigned ampi_exponent_of(__m512i least) {
+AMPI_TARGET_AVX512 AMPI_VECTOR unsigned ampi_exponent_of(__m512i least) {
     __m128i lane[4];
     _mm512_storeu_si512(lane, least);
     lane[0] = _mm_min_epu16(_mm_min_epu16(lane[0], lane[1]), _mm_min_epu16(lane[2], lane[3]));
@@ -3613,7 +3621,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE unsigned ampi_exponent_of(__m512i least) {
 }
 
 /* Words of the elements of two rows, 32 of them if `two`, otherwise the first 16. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_words_merge(float* dst, __m512i x, __m512i y, int two) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_words_merge(float* dst, __m512i x, __m512i y, int two) {
     const __m512i pairs = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
                                            39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     _mm512_storeu_si512(dst, _mm512_permutex2var_epi16(x, pairs, y));
@@ -3799,7 +3807,7 @@ AMPI_FN void ampi_amx_run(const ampi_amx_sum* u, int tall, int two) {
 
 /* As ampi_finish_avx512, but NaNs stay as they are, and a BF16 result below 2^-126 becomes zero. 16 columns from j;
    `type` is C's, `add` tells whether there is something to add: constants where it is called. */
-AMPI_TARGET_AMX AMPI_INLINE void ampi_amx_finish16(amp_dtype type, int add, const ampi_finish* f, size_t rows,
+AMPI_TARGET_AMX AMPI_VECTOR void ampi_amx_finish16(amp_dtype type, int add, const ampi_finish* f, size_t rows,
                                                    size_t columns, size_t j, const float* t, size_t ldt) {
     const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
     const size_t rest = columns - j, size = type == AMP_F32 ? 4 : 2, ldc = f->ldc * size;
@@ -4005,7 +4013,7 @@ AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, si
         size_t at = v->offset + p / plane * image->image_stride + r0 * image->channel_stride + p % plane;
         count = ampi_min_size(plane - p % plane, cols);
         if (rows == 1 || ampi_round_up(count, g->lanes) <= left)
-            g->load(dst, ldd, (const char*)v->data + at * amp_dtype_size(v->dtype), v->dtype, image->channel_stride,
+            g->load(dst, ldd, (const char*)v->data + at * ampi_type_size(v->dtype), v->dtype, image->channel_stride,
                     rows, count);
         else for (r = 0; r < rows; r++)
             ampi_load_f32(dst + r * ldd, v->data, v->dtype, at + r * image->channel_stride, count);
@@ -4018,7 +4026,7 @@ AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, s
     size_t rows = v->runs - r0 < rn ? v->runs - r0 : rn, cols = v->length - p0 < pn ? v->length - p0 : pn, r;
     size_t full = (pn + g->lanes - 1) / g->lanes * g->lanes;
     if (!v->image) {
-        const char* src = (const char*)v->data + (v->offset + r0 * v->ld + p0) * amp_dtype_size(v->dtype);
+        const char* src = (const char*)v->data + (v->offset + r0 * v->ld + p0) * ampi_type_size(v->dtype);
         g->load(dst, ldd, src, v->dtype, v->ld, rows, cols);
     } else {
         int planes = ampi_is_planes(v->image);
@@ -4629,7 +4637,7 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
 AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
                                size_t kc, float* b, float* line) {
     size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words_of_b(g, kc);
-    size_t step = s->b.along_k ? kc : 32, bytes = amp_dtype_size(s->b.dtype);
+    size_t step = s->b.along_k ? kc : 32, bytes = ampi_type_size(s->b.dtype);
     unsigned least = 512;
     for (k = 0; k < kc; k += step)
         for (j = 0; j < nc; j += nr) {
@@ -4712,7 +4720,7 @@ AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t k0, size_
 /* `rows` rows of op(A) as words, row after row. */
 AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, size_t row, size_t rows, size_t k0,
                                size_t kc, float* a, size_t rs, float* line) {
-    size_t bytes = amp_dtype_size(s->a.dtype), words = ampi_words(g, kc), i, w;
+    size_t bytes = ampi_type_size(s->a.dtype), words = ampi_words(g, kc), i, w;
     size_t length = ampi_min_size(kc, s->a.length - k0);           /* of a run along k */
     const char* src = (const char*)s->a.data + s->a.offset * bytes;
     for (i = 0; s->a.image && i < rows; i++) ampi_words_planes(&s->a, row + i, k0, length, words, a + i * rs);
@@ -4760,7 +4768,7 @@ AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
            && b->k0 + b->kc <= s->a.length;
 }
 /* Do rows of B lie on the same cache sets, so that they push each other out? */
-AMPI_FN int ampi_b_collides(const ampi_product* s) { return s->b.ld * amp_dtype_size(s->b.dtype) % 4096 == 0; }
+AMPI_FN int ampi_b_collides(const ampi_product* s) { return s->b.ld * ampi_type_size(s->b.dtype) % 4096 == 0; }
 /* Is B what it reads, were it only nearer: F32, or F16 that it can widen, its runs along n? With 8 lanes a row is but
    one cache line, so that more than three panels of A gain nothing where rows collide. */
 AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
@@ -4862,7 +4870,7 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_
     if (j < b->packed) {
         u->ahead = 8 * s->b.ld;
         u->bs = s->b.ld;
-        u->b = (const char*)s->b.data + (s->b.offset + b->k0 * u->bs + b->j0 + j) * amp_dtype_size(s->b.dtype);
+        u->b = (const char*)s->b.data + (s->b.offset + b->k0 * u->bs + b->j0 + j) * ampi_type_size(s->b.dtype);
         u->widen = s->b.dtype == AMP_F16;
         return;
     }
@@ -4875,12 +4883,12 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
                                     size_t columns, const float* t, size_t ldt) {
     size_t at = s->c_offset + i * s->ldc + j, from = s->bias_offset + (s->bias_per_row ? i : j);
     ampi_finish f;
-    f.c = (char*)s->c + at * amp_dtype_size(s->c_dtype); f.c_dtype = s->c_dtype; f.ldc = s->ldc;
+    f.c = (char*)s->c + at * ampi_type_size(s->c_dtype); f.c_dtype = s->c_dtype; f.ldc = s->ldc;
     f.alpha = s->alpha; f.beta = s->beta;
     f.add = s->beta != 0.0f ? f.c : NULL; f.add_dtype = s->c_dtype; f.ld_add = s->ldc;
     f.spread = s->bias && s->bias_per_row;
     if (s->bias) {
-        f.add = (const char*)s->bias + from * amp_dtype_size(s->bias_dtype); f.add_dtype = s->bias_dtype;
+        f.add = (const char*)s->bias + from * ampi_type_size(s->bias_dtype); f.add_dtype = s->bias_dtype;
         f.ld_add = s->bias_per_row ? 1 : 0;
         f.beta = 1.0f;
     }
@@ -5003,7 +5011,7 @@ AMPI_FN void ampi_gemm_store_row(const ampi_product* s, size_t i, size_t j, size
 #if AMPI_X86
 /* The first n of 16 results, rounded, to every step-th element from dst[at] on; 16 places a turn, where step is not 1
    and not 2 in 16 bits. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_apart(void* dst, amp_dtype t, size_t at, size_t step, size_t n,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_write16_apart(void* dst, amp_dtype t, size_t at, size_t step, size_t n,
                                                        __m512 v) {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i share = _mm512_set1_epi32((int)(65536 / step + 1)), by = _mm512_set1_epi32((int)step);
@@ -5026,7 +5034,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_write16_apart(void* dst, amp_dtype t, s
     }
 }
 /* Row i of the tile's sums becomes lines of C, whose type and step are constants where it is called. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_store_lines_as(amp_dtype type, size_t step, const ampi_product* s,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_store_lines_as(amp_dtype type, size_t step, const ampi_product* s,
                                                         const ampi_block* b, size_t i, const float* t) {
     size_t q = b->j0 / s->part, line = q % s->lines, j = b->j0 % s->part, left = b->nc, count, l;
     size_t at = s->c_offset + (b->i0 + i) * s->ldc + q / s->lines * s->part_stride + line * s->line;
@@ -5231,7 +5239,7 @@ AMPI_FN int ampi_amx_in_place(const ampi_gemm_isa* g, const ampi_product* s, siz
 /* Sums of 32 rows from row i (in the tile: `low`) and all columns of a tile, k [k0 + k, k0 + k + kc). */
 AMPI_FN void ampi_amx_panel(const ampi_gemm_isa* g, const ampi_product* s, const ampi_amx_plan* p, size_t i, size_t low,
                             size_t rows, size_t j0, size_t nc, size_t k0, size_t k, size_t kc, float* memory) {
-    const size_t depth = ampi_panel_stride(g, ampi_min_size(p->kc, s->k - k0)), size = amp_dtype_size(s->c_dtype);
+    const size_t depth = ampi_panel_stride(g, ampi_min_size(p->kc, s->k - k0)), size = ampi_type_size(s->c_dtype);
     const int last = k0 + k + kc >= s->k, in_place = ampi_amx_in_place(g, s, rows, kc);
     float *out = memory + p->floats - 32 * 32, *t = memory + p->at_t + (p->kc < s->k ? low : 0) * p->ldt;
     uint32_t at[AMPI_AMX_SOME / (int)AMPI_WORDS];
@@ -5341,8 +5349,8 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
    has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide,
    and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time, since the third-level
    cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B is (measured: 2048
-   gains, 4608 loses), or long rows of F32 collide. UNFOLDS: each tile unfolds B, an image, by itself, which takes longer
-   than packing a matrix. */
+   gains, 4608 loses), or long rows of F32 collide. UNFOLDS: each tile unfolds B, an image, by itself, which takes
+   longer than packing a matrix. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16 };
 /* How many panels of A are few. */
 AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
@@ -7194,12 +7202,12 @@ AMPI_FN void ampi_amx_conv_store(const ampi_amx_conv* d, size_t plane, size_t bi
     f.c_dtype = d->result_dtype; f.ldc = pixels;
     f.alpha = f.beta = 1.0f;
     f.add_dtype = d->bias_dtype; f.ld_add = 1; f.spread = 1;
-    if (d->bias) f.add = (const char*)d->bias + bias * amp_dtype_size(d->bias_dtype);
+    if (d->bias) f.add = (const char*)d->bias + bias * ampi_type_size(d->bias_dtype);
     for (; p < end; p += count) {
         const size_t column = p % d->pitch * parts, y = y0 + p / d->pitch * (size_t)d->h.parts;
         count = ampi_min_size(d->pitch - p % d->pitch, end - p);
         if (column >= width) continue;
-        f.c = (char*)d->result + (plane * pixels + y * width + column) * amp_dtype_size(f.c_dtype);
+        f.c = (char*)d->result + (plane * pixels + y * width + column) * ampi_type_size(f.c_dtype);
         d->g.finish(&f, rows, ampi_min_size(width - column, count * parts), t + (p - from) * parts, 32 * parts);
     }
 }
@@ -7373,7 +7381,7 @@ AMPI_FN size_t ampi_amx_depth_workspace(const ampi_conv2d* c) {
 }
 
 /* Rows of n 16-bit elements, every one or every second of the source; distances in bytes. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_amx_rows_by(size_t step, char* dst, size_t ldd, const char* src, size_t lds,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_amx_rows_by(size_t step, char* dst, size_t ldd, const char* src, size_t lds,
                                                      size_t rows, size_t n) {
     size_t i;
     for (; rows > 0; rows--, dst += ldd, src += lds)
@@ -7482,7 +7490,7 @@ AMPI_FN void ampi_amx_depth_store(const ampi_amx_depth* d, size_t group, size_t 
             d->g.transpose(line + i * taps + tap, ld, t + tap * 256 + i * 16, 256, 16, 0);
     memset(&f, 0, sizeof f);
     f.c_dtype = f.add_dtype = d->dw_dtype; f.ldc = f.ld_add = d->c->cg * taps;
-    f.c = (char*)d->dw + ((group * d->c->og + o) * d->c->cg + c) * taps * amp_dtype_size(d->dw_dtype);
+    f.c = (char*)d->dw + ((group * d->c->og + o) * d->c->cg + c) * taps * ampi_type_size(d->dw_dtype);
     f.alpha = f.beta = 1.0f;
     f.add = d->accumulate ? f.c : NULL;
     d->g.finish(&f, ampi_min_size(d->c->og - o, 16), channels * taps, line, ld);
@@ -7794,7 +7802,7 @@ AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, 
 
 #if AMPI_X86
 /* The same for up to four rows of 16 bits; sums of rows that do not exist are spoilt. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_sums_typed(amp_dtype t, float* sum, const void* x, size_t at, size_t ld,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_sums_typed(amp_dtype t, float* sum, const void* x, size_t at, size_t ld,
                                                         size_t rows, size_t n) {
     const size_t r1 = rows > 1 ? ld : 0, r2 = rows > 2 ? 2 * ld : r1, r3 = rows > 3 ? 3 * ld : r2;
     __m512 s0 = _mm512_loadu_ps(sum), s1 = _mm512_loadu_ps(sum + 16);
@@ -8275,19 +8283,19 @@ AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
    vectors in lockstep, as a polynomial waits at each step for the one before, and three others can go on meanwhile.
    One for sixteen takes the first of the four; what compilers then leave out is the work on the others. */
 typedef struct ampi_x64 { __m512 a, b, c, d; } ampi_x64;
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_same_x64(__m512 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_same_x64(__m512 x) {
     ampi_x64 r;
     r.a = r.b = r.c = r.d = x;
     return r;
 }
 #define AMPI_SPREAD_X64(number) ampi_same_x64(_mm512_set1_ps(number))
 #define AMPI_LOCKSTEP2(name, op)                                                            \
-    AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_##name##_x64(ampi_x64 p, ampi_x64 q) {     \
+    AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_##name##_x64(ampi_x64 p, ampi_x64 q) {     \
         p.a = op(p.a, q.a); p.b = op(p.b, q.b); p.c = op(p.c, q.c); p.d = op(p.d, q.d);     \
         return p;                                                                           \
     }
 #define AMPI_LOCKSTEP3(name, op)                                                                        \
-    AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_##name##_x64(ampi_x64 p, ampi_x64 q, ampi_x64 r) {     \
+    AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_##name##_x64(ampi_x64 p, ampi_x64 q, ampi_x64 r) {     \
         p.a = op(p.a, q.a, r.a); p.b = op(p.b, q.b, r.b);                                               \
         p.c = op(p.c, q.c, r.c); p.d = op(p.d, q.d, r.d);                                               \
         return p;                                                                                       \
@@ -8328,7 +8336,7 @@ AMPI_LOCKSTEP3(if_plus, AMPI_IF_PLUS_X16)
 AMPI_LOCKSTEP3(if_large, AMPI_IF_LARGE_X16)
 
 /* Elements [i, i+64) of an operand. */
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_get_x64(amp_dtype t, const void* p, size_t i) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_get_x64(amp_dtype t, const void* p, size_t i) {
     ampi_x64 r;
     ampi_ahead_x64(t, p, i);
     r.a = ampi_get_x16(t, p, i, AMPI_ALL16);
@@ -8337,7 +8345,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_get_x64(amp_dtype t, const void* p,
     r.d = ampi_get_x16(t, p, i + 48, AMPI_ALL16);
     return r;
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x64(amp_dtype t, void* p, size_t i, ampi_x64 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x64(amp_dtype t, void* p, size_t i, ampi_x64 x) {
     ampi_ahead_x64(t, p, i);
     ampi_put_x32(t, p, i, x.a, x.b);
     ampi_put_x32(t, p, i + 32, x.c, x.d);
@@ -8349,34 +8357,34 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_put_x64(amp_dtype t, void* p, size_t i,
         0.00138367142f / ((c) * (c) * (c) * (c) * (c)), r, AMPI_SPREAD_X64(0.00836914033f / ((c) * (c) * (c) * (c)))), \
         r, 0.0416681059f / ((c) * (c) * (c))), r, 0.166665167f / ((c) * (c))), r, 0.49999994f / (c)), r)
 /* The integer n and c * r of ampi_exp_reduce from c * x. */
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_exp_n_x64(ampi_x64 x, float c) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_n_x64(ampi_x64 x, float c) {
     const ampi_x64 magic = AMPI_SPREAD_X64(12582912.0f);
     return ampi_sub_x64(AMPI_FMA_FROM_X64(1.44269502f / c, x, magic), magic);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_exp_r_x64(ampi_x64 x, ampi_x64 n, float c) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_r_x64(ampi_x64 x, ampi_x64 n, float c) {
     return AMPI_FMA_FROM_X64(1.90465432e-9f * c, n, AMPI_FMA_FROM_X64(-0.693147182f * c, n, x));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_exp_x64(ampi_x64 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_x64(ampi_x64 x) {
     const ampi_x64 n = ampi_exp_n_x64(x, 1.0f), r = ampi_exp_r_x64(x, n, 1.0f);
     return ampi_scale_normal_x64(ampi_add_x64(AMPI_SPREAD_X64(1.0f), AMPI_EXPM1_X64(r, 1.0f)), n, x);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_exp_x16(__m512 x) { return ampi_exp_x64(ampi_same_x64(x)).a; }
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_exp_x16(__m512 x) { return ampi_exp_x64(ampi_same_x64(x)).a; }
 /* And for eight by AVX2; 2^n is built from bits, as in the plain forms. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_expm1_x8(__m256 r) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_expm1_x8(__m256 r) {
     __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(0.00138367142f), r, _mm256_set1_ps(0.00836914033f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.0416681059f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.166665167f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.49999994f));
     return _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_exp_reduce_x8(__m256 x, __m256* scale) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_exp_reduce_x8(__m256 x, __m256* scale) {
     const __m256 magic = _mm256_set1_ps(12582912.0f), shifted = _mm256_fmadd_ps(x, _mm256_set1_ps(1.44269502f), magic);
     const __m256i i = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
     const __m256 n = _mm256_sub_ps(shifted, magic), r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693147182f), x);
     *scale = _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
     return _mm256_fmadd_ps(n, _mm256_set1_ps(1.90465432e-9f), r);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_exp_x8(__m256 x) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_exp_x8(__m256 x) {
     const __m256 small = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3365402f), _CMP_LT_OQ);
     __m256 scale, y = ampi_expm1_x8(ampi_exp_reduce_x8(x, &scale));
     return _mm256_andnot_ps(small, _mm256_mul_ps(_mm256_add_ps(_mm256_set1_ps(1.0f), y), scale));
@@ -8453,14 +8461,14 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
 
 #if AMPI_X86
 /* The same by hand, operation by operation. */
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_sigmoid_x64(ampi_x64 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_sigmoid_x64(ampi_x64 x) {
     const ampi_x64 one = AMPI_SPREAD_X64(1.0f), e = ampi_exp_x64(ampi_or_x64(x, AMPI_SPREAD_X64(-0.0f)));
     return ampi_div_x64(ampi_if_plus_x64(x, one, e), ampi_add_x64(one, e));
 }
 /* exp(2a) is formed in halves: r/2 from a, (exp(r) - 1) / 2, exp(2a) / 2, and 2 / (exp(2a) + 1) as the reciprocal of
    half the sum. A NaN takes the way of small numbers. (A range instruction would give min(|x|, 20), but on some
    processors waits for what its target held before.) */
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_tanh_x64(ampi_x64 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_tanh_x64(ampi_x64 x) {
     const ampi_x64 one = AMPI_SPREAD_X64(1.0f), one_half = AMPI_SPREAD_X64(0.5f), sign = AMPI_SPREAD_X64(-0.0f);
     const ampi_x64 z = ampi_mul_x64(x, x), a = ampi_min_x64(ampi_andnot_x64(sign, x), AMPI_SPREAD_X64(20.0f));
     const ampi_x64 n = ampi_exp_n_x64(a, 0.5f), r = ampi_exp_r_x64(a, n, 0.5f);
@@ -8474,7 +8482,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_tanh_x64(ampi_x64 x) {
     return ampi_or_x64(ampi_if_large_x64(z, ampi_sub_x64(one, e), p), ampi_and_x64(sign, x));
 }
 /* P(u) / 2. */
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_normal_tail_x64(ampi_x64 u) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_normal_tail_x64(ampi_x64 u) {
     ampi_x64 p = AMPI_FMA_FROM_X64(-0.5f * 0.000109288165f, u, AMPI_SPREAD_X64(0.5f * 0.000209836697f));
     p = AMPI_FMA_TO_X64(p, u, 0.5f * 0.00155533943f);
     p = AMPI_FMA_TO_X64(p, u, -0.5f * 0.00353910425f);
@@ -8487,7 +8495,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_normal_tail_x64(ampi_x64 u) {
 }
 /* There is no need to clamp: what is outside is masked. With -2r, which is as good, one multiplication is not needed
    and one addition is a plain one: q is -2 (exp(r) - 1), and p is halved until its last step. */
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_normal_cdf_x64(ampi_x64 x, ampi_x64* density) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_normal_cdf_x64(ampi_x64 x, ampi_x64* density) {
     const ampi_x64 one = AMPI_SPREAD_X64(1.0f), four = AMPI_SPREAD_X64(4.0f);
     const ampi_x64 a = ampi_andnot_x64(AMPI_SPREAD_X64(-0.0f), x), square = ampi_mul_x64(a, a);
     const ampi_x64 t = ampi_div_x64(one, ampi_add_x64(a, four)), n = ampi_exp_n_x64(square, -2.0f);
@@ -8501,7 +8509,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_normal_cdf_x64(ampi_x64 x, ampi_x64
     p = ampi_scale_inside_x64(ampi_fnma_x64(p, q, ampi_add_x64(p, p)), n, a);
     return ampi_if_plus_x64(x, ampi_sub_x64(one, p), p);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_normal_cdf_x8(__m256 x, __m256* density) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_normal_cdf_x8(__m256 x, __m256* density) {
     const __m256 one = _mm256_set1_ps(1.0f), four = _mm256_set1_ps(4.0f);
     const __m256 a = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), square = _mm256_mul_ps(a, a);
     const __m256 inside = _mm256_cmp_ps(a, _mm256_set1_ps(12.9f), _CMP_LT_OQ), rest = _mm256_fmsub_ps(a, a, square);
@@ -8647,7 +8655,7 @@ AMPI_FN ampi_part ampi_part_of(const void* data, amp_dtype t, size_t i, size_t n
     ampi_part p;
     p.t = typed ? ampi_dtype(t) : AMP_F32;
     p.n = n;
-    p.data = typed ? (const char*)data + i * amp_dtype_size(t) : (const void*)ampi_view(data, t, i, n, tile);
+    p.data = typed ? (const char*)data + i * ampi_type_size(t) : (const void*)ampi_view(data, t, i, n, tile);
     return p;
 }
 /* One element of a result that may not be wanted. */
@@ -8748,60 +8756,60 @@ AMPI_FN double ampi_lane_total(const double* acc) {
 /* The same sums by hand, of sixteen elements [i, i+16) of any type at a time, for the kernels below. */
 typedef struct ampi_wide { __m512d low, high; } ampi_wide;
 
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_widen_x16(__m512 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_widen_x16(__m512 x) {
     ampi_wide w;
     w.low = _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, x, 0));
     w.high = _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, x, 1));
     return w;
 }
 /* Eight floats from memory. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m256 ampi_get_x8(amp_dtype t, const void* p, size_t i) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m256 ampi_get_x8(amp_dtype t, const void* p, size_t i) {
     if (t == AMP_F32) return _mm256_loadu_ps((const float*)p + i);
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)((const uint16_t*)p + i)));
 }
 /* From memory, the halves of a vector need no extraction. */
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_get_wide_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_get_wide_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
     ampi_wide w;
     if (t == AMP_BF16 || m != AMPI_ALL16) return ampi_widen_x16(ampi_get_x16(t, p, i, m));
     w.low = _mm512_maskz_cvtps_pd(0xff, ampi_get_x8(t, p, i));
     w.high = _mm512_maskz_cvtps_pd(0xff, ampi_get_x8(t, p, i + 8));
     return w;
 }
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_load_wide(const double* p) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_load_wide(const double* p) {
     ampi_wide w;
     w.low = _mm512_loadu_pd(p);
     w.high = _mm512_loadu_pd(p + 8);
     return w;
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_store_wide(double* p, ampi_wide w) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_store_wide(double* p, ampi_wide w) {
     _mm512_storeu_pd(p, w.low);
     _mm512_storeu_pd(p + 8, w.high);
 }
 /* acc += x. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_add(ampi_wide* acc, ampi_wide x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_add(ampi_wide* acc, ampi_wide x) {
     acc->low = _mm512_add_pd(acc->low, x.low);
     acc->high = _mm512_add_pd(acc->high, x.high);
 }
 /* The same as x * 1 + acc, for kernels that widen: AMD's units for widening are those for additions. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_add_widened(ampi_wide* acc, ampi_wide x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_add_widened(ampi_wide* acc, ampi_wide x) {
     const __m512d one = _mm512_set1_pd(1.0);
     acc->low = _mm512_fmadd_pd(x.low, one, acc->low);
     acc->high = _mm512_fmadd_pd(x.high, one, acc->high);
 }
 /* acc += a * b. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_fma(ampi_wide* acc, ampi_wide a, ampi_wide b) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_fma(ampi_wide* acc, ampi_wide a, ampi_wide b) {
     acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
     acc->high = _mm512_fmadd_pd(a.high, b.high, acc->high);
 }
 /* d rounded to the 24 bits of a float: 2^29 times its power of two pushes the others out of a double. What a float
    could only hold as a subnormal number keeps more of them, but its square is lost beside any eps, and 0 as a float. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512d ampi_round_24(__m512d d) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512d ampi_round_24(__m512d d) {
     const __m512d shift = _mm512_set1_pd(536870912.0);
     const __m512d power = _mm512_and_pd(d, _mm512_castsi512_pd(_mm512_set1_epi64(-0x10000000000000)));
     return _mm512_fnmadd_pd(power, shift, _mm512_fmadd_pd(power, shift, d));
 }
 /* The tree of ampi_lane_total. */
-AMPI_TARGET_AVX512 AMPI_INLINE double ampi_wide_total(ampi_wide acc) {
+AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_wide_total(ampi_wide acc) {
     __m512d a = _mm512_add_pd(acc.low, acc.high);
     __m256d b = _mm256_add_pd(_mm512_maskz_extractf64x4_pd(0xf, a, 0), _mm512_maskz_extractf64x4_pd(0xf, a, 1));
     __m128d c = _mm_add_pd(_mm256_castpd256_pd128(b), _mm256_extractf128_pd(b, 1));
@@ -8810,7 +8818,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE double ampi_wide_total(ampi_wide acc) {
 
 /* Sums and moments take bfloat16 apart by a shift and a mask: its even elements are `low`, its odd ones `high`, and so
    are the lanes of their sums and means. Other types keep their order. */
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_get_lanes_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_get_lanes_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
     const uint16_t* x = (const uint16_t*)p + i;
     ampi_wide w;
     __m256i u;
@@ -8821,7 +8829,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_get_lanes_x16(amp_dtype t, const v
     w.high = _mm512_maskz_cvtps_pd(0xff, _mm256_castsi256_ps(u));
     return w;
 }
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_load_lanes_x16(amp_dtype t, const double* p) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_load_lanes_x16(amp_dtype t, const double* p) {
     const __m512i even = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0), odd = _mm512_set_epi64(15, 13, 11, 9, 7, 5, 3, 1);
     ampi_wide w = ampi_load_wide(p), v = w;
     if (t != AMP_BF16) return w;
@@ -8829,7 +8837,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_load_lanes_x16(amp_dtype t, const 
     v.high = _mm512_permutex2var_pd(w.low, odd, w.high);
     return v;
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_store_lanes_x16(amp_dtype t, double* p, ampi_wide w) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_store_lanes_x16(amp_dtype t, double* p, ampi_wide w) {
     const __m512i low = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0), high = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
     ampi_wide v = w;
     if (t == AMP_BF16) v.low = _mm512_permutex2var_pd(w.low, low, w.high);
@@ -8837,7 +8845,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_store_lanes_x16(amp_dtype t, double* p,
     ampi_store_wide(p, v);
 }
 /* The same tree: the lanes that it adds up to the end are all even or all odd. */
-AMPI_TARGET_AVX512 AMPI_INLINE double ampi_lanes_total_x16(amp_dtype t, ampi_wide acc) {
+AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_lanes_total_x16(amp_dtype t, ampi_wide acc) {
     ampi_wide even, odd;
     if (t != AMP_BF16) return ampi_wide_total(acc);
     even.low = acc.low;
@@ -8846,7 +8854,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE double ampi_lanes_total_x16(amp_dtype t, ampi_wid
     return ampi_wide_total(even) + ampi_wide_total(odd);
 }
 /* acc += (x - mean)^2 in the lanes of the mask, the difference rounded to float; for usual means. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_moment(amp_dtype t, ampi_wide* acc, ampi_wide x, ampi_wide mean,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_moment(amp_dtype t, ampi_wide* acc, ampi_wide x, ampi_wide mean,
                                                      __mmask16 m) {
     const unsigned n = m == AMPI_ALL16 ? 16u : (unsigned)__builtin_popcount(m);
     const __mmask8 low = (__mmask8)(t == AMP_BF16 ? (1u << (n + 1u) / 2u) - 1u : m);
@@ -8858,43 +8866,43 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_wide_moment(amp_dtype t, ampi_wide* acc
 }
 
 /* step(type, i, mask, state, ...): what AMPI_EACH_X16 calls. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x) {
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x) {
+    AMPI_AHEAD(x, i * ampi_type_size(t));
     ampi_wide_add(acc, ampi_get_lanes_x16(t, x, i, m));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc, const void* x,
                                                     ampi_wide mean) {
     ampi_wide_moment(t, acc, ampi_get_lanes_x16(t, x, i, m), mean, m);
 }
 /* Of two rows `next` bytes apart: a lane's sum waits for each of its additions, and another row's can go on then.
    What is `ahead` bytes on is fetched. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sum_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
                                                       const char* x, size_t next, size_t ahead) {
-    AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
-    AMPI_FETCH(x, ahead + next + i * amp_dtype_size(t));
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(x, ahead + next + i * ampi_type_size(t));
     ampi_wide_add_widened(a, ampi_get_lanes_x16(t, x, i, m));
     ampi_wide_add_widened(b, ampi_get_lanes_x16(t, x + next, i, m));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
                                                          const char* x, size_t next, ampi_wide mean_a,
                                                          ampi_wide mean_b) {
     ampi_moment_x16(t, i, m, a, x, mean_a);
     ampi_moment_x16(t, i, m, b, x + next, mean_b);
 }
 /* sum += g, dot += g * (x - mean). */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_dot_step(__mmask16 m, ampi_wide* sum, ampi_wide* dot, ampi_wide g, __m512 x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_dot_step(__mmask16 m, ampi_wide* sum, ampi_wide* dot, ampi_wide g, __m512 x,
                                                   __m512 mean) {
     ampi_wide_add(sum, g);
     ampi_wide_fma(dot, g, ampi_widen_x16(_mm512_maskz_sub_ps(m, x, mean)));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
                                                  const void* g, const void* x, __m512 mean) {
-    AMPI_AHEAD(g, i * amp_dtype_size(t));
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    AMPI_AHEAD(g, i * ampi_type_size(t));
+    AMPI_AHEAD(x, i * ampi_type_size(t));
     ampi_dot_step(m, sum, dot, ampi_get_wide_x16(t, g, i, m), ampi_get_x16(t, x, i, m), mean);
 }
 
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_sum_x16(amp_dtype t, double* acc, const void* x, size_t n) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_sum_x16(amp_dtype t, double* acc, const void* x, size_t n) {
     ampi_wide a = ampi_load_lanes_x16(t, acc);
     AMPI_EACH_X16(ampi_sum_x16, t, n, &a, x);
     ampi_store_lanes_x16(t, acc, a);
@@ -8902,7 +8910,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_sum_x16(amp_dtype t, double* acc, 
 AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_sum_avx512(double* acc, ampi_part x) {
     AMPI_FOR_TYPE(ampi_lane_sum_x16, x.t, acc, x.data, x.n);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_moment_x16(amp_dtype t, double* acc, const void* x, const double* mean,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_moment_x16(amp_dtype t, double* acc, const void* x, const double* mean,
                                                          size_t n) {
     ampi_wide a = ampi_load_lanes_x16(t, acc);
     const ampi_wide m = ampi_load_lanes_x16(t, mean);
@@ -8913,14 +8921,14 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_moment_avx512(double* acc, ampi_part x
     AMPI_FOR_TYPE(ampi_lane_moment_x16, x.t, acc, x.data, mean, x.n);
 }
 /* Both for two parts of a length, the second `next` bytes behind the first: their lanes follow each other too. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_sums_x16(amp_dtype t, double* acc, const char* x, size_t next,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_sums_x16(amp_dtype t, double* acc, const char* x, size_t next,
                                                        size_t ahead, size_t n) {
     ampi_wide a = ampi_load_lanes_x16(t, acc), b = ampi_load_lanes_x16(t, acc + AMPI_LANES);
     AMPI_EACH_X16(ampi_sum_rows_x16, t, n, &a, &b, x, next, ahead);
     ampi_store_lanes_x16(t, acc, a);
     ampi_store_lanes_x16(t, acc + AMPI_LANES, b);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_moments_x16(amp_dtype t, double* acc, const char* x, size_t next,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_moments_x16(amp_dtype t, double* acc, const char* x, size_t next,
                                                           const double* mean, size_t n) {
     ampi_wide a = ampi_load_lanes_x16(t, acc), b = ampi_load_lanes_x16(t, acc + AMPI_LANES);
     const ampi_wide mean_a = ampi_load_lanes_x16(t, mean), mean_b = ampi_load_lanes_x16(t, mean + AMPI_LANES);
@@ -8936,7 +8944,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_pair_avx512(double* acc, ampi_part x, 
     else AMPI_FOR_TYPE(ampi_lane_sums_x16, x.t, acc, data, next, ahead, x.n);
     ampi_clear_upper();
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_lane_dot_x16(amp_dtype t, double* sum, double* dot, const void* g,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_dot_x16(amp_dtype t, double* sum, double* dot, const void* g,
                                                       const void* x, const float* mean, size_t n) {
     ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
     const __m512 m = _mm512_loadu_ps(mean);
@@ -8973,14 +8981,14 @@ typedef struct ampi_wide8 { __m256d low, high; } ampi_wide8;
         else AMPI_EACH_X8(step, AMP_F32, n, __VA_ARGS__);                                   \
     } while (0)
 
-AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_widen_x8(__m256 x) {
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_x8(__m256 x) {
     ampi_wide8 w;
     w.low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
     w.high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
     return w;
 }
 /* From memory, the halves of a vector need no shuffle: it is put there where it does not come from there. */
-AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
     float kept[8];
     const float* from = (const float*)p + i;
     ampi_wide8 w;
@@ -8993,48 +9001,48 @@ AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void
     w.high = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
     return w;
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_put_x8(amp_dtype t, void* p, size_t i, size_t m, int upper, __m256 x) {
-    if (upper == 0) AMPI_AHEAD(p, i * amp_dtype_size(t));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_x8(amp_dtype t, void* p, size_t i, size_t m, int upper, __m256 x) {
+    if (upper == 0) AMPI_AHEAD(p, i * ampi_type_size(t));
     ampi_put8_avx2(p, t, i, m, x);
 }
 /* x in the first m lanes, 0 in the others. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_first_x8(__m256 x, size_t m) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_first_x8(__m256 x, size_t m) {
     return m < 8 ? _mm256_and_ps(x, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : x;
 }
-AMPI_TARGET_AVX2 AMPI_INLINE ampi_wide8 ampi_load_wide8(const double* p) {
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_load_wide8(const double* p) {
     ampi_wide8 w;
     w.low = _mm256_loadu_pd(p);
     w.high = _mm256_loadu_pd(p + 4);
     return w;
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_store_wide8(double* p, ampi_wide8 w) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_wide8(double* p, ampi_wide8 w) {
     _mm256_storeu_pd(p, w.low);
     _mm256_storeu_pd(p + 4, w.high);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_load_lanes8(ampi_wide8* acc, const double* p) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_load_lanes8(ampi_wide8* acc, const double* p) {
     acc[0] = ampi_load_wide8(p);
     acc[1] = ampi_load_wide8(p + 8);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_store_lanes8(double* p, const ampi_wide8* acc) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_lanes8(double* p, const ampi_wide8* acc) {
     ampi_store_wide8(p, acc[0]);
     ampi_store_wide8(p + 8, acc[1]);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_add(ampi_wide8* acc, ampi_wide8 x) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_add(ampi_wide8* acc, ampi_wide8 x) {
     acc->low = _mm256_add_pd(acc->low, x.low);
     acc->high = _mm256_add_pd(acc->high, x.high);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_fma(ampi_wide8* acc, ampi_wide8 a, ampi_wide8 b) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_fma(ampi_wide8* acc, ampi_wide8 a, ampi_wide8 b) {
     acc->low = _mm256_fmadd_pd(a.low, b.low, acc->low);
     acc->high = _mm256_fmadd_pd(a.high, b.high, acc->high);
 }
 /* As ampi_round_24. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256d ampi_round_24_x4(__m256d d) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256d ampi_round_24_x4(__m256d d) {
     const __m256d shift = _mm256_set1_pd(536870912.0);
     const __m256d power = _mm256_and_pd(d, _mm256_castsi256_pd(_mm256_set1_epi64x(-0x10000000000000)));
     return _mm256_fnmadd_pd(power, shift, _mm256_fmadd_pd(power, shift, d));
 }
 /* In the first m lanes; for usual means. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_moment(ampi_wide8* acc, ampi_wide8 x, ampi_wide8 mean, size_t m) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_moment(ampi_wide8* acc, ampi_wide8 x, ampi_wide8 mean, size_t m) {
     ampi_wide8 d;
     if (m < 8) {                                  /* where x is the mean, nothing is added */
         const ampi_wide8 on = ampi_widen_x8(ampi_first_x8(_mm256_set1_ps(-1.0f), m));
@@ -9046,31 +9054,31 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_wide8_moment(ampi_wide8* acc, ampi_wide8 
     ampi_wide8_fma(acc, d, d);
 }
 /* The tree of ampi_lane_total, of both halves. */
-AMPI_TARGET_AVX2 AMPI_INLINE double ampi_wide8_total(const ampi_wide8* acc) {
+AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_wide8_total(const ampi_wide8* acc) {
     __m256d a = _mm256_add_pd(_mm256_add_pd(acc[0].low, acc[1].low), _mm256_add_pd(acc[0].high, acc[1].high));
     __m128d c = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
     return _mm_cvtsd_f64(c) + _mm_cvtsd_f64(_mm_unpackhi_pd(c, c));
 }
 
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                               const void* x) {
-    if (upper == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
     ampi_wide8_add(acc + upper, ampi_get_wide_x8(t, x, i, m));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_moment_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                  const void* x, const ampi_wide8* mean) {
     ampi_wide8_moment(acc + upper, ampi_get_wide_x8(t, x, i, m), mean[upper], m);
 }
 /* sum += g, dot += g * (x - mean). */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_dot_step8(size_t m, ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, __m256 x,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_step8(size_t m, ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, __m256 x,
                                                  __m256 mean) {
     ampi_wide8_add(sum, g);
     ampi_wide8_fma(dot, g, ampi_widen_x8(ampi_first_x8(_mm256_sub_ps(x, mean), m)));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
                                               ampi_wide8* dot, const void* g, const void* x, const float* mean) {
-    if (upper == 0) AMPI_AHEAD(g, i * amp_dtype_size(t));
-    if (upper == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    if (upper == 0) AMPI_AHEAD(g, i * ampi_type_size(t));
+    if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
     ampi_dot_step8(m, sum + upper, dot + upper, ampi_get_wide_x8(t, g, i, m), ampi_read8_avx2(x, t, i, m),
                    _mm256_loadu_ps(mean + 8 * upper));
 }
@@ -9391,8 +9399,8 @@ AMPI_FN void ampi_pool_small_sums(const ampi_pool_plan* p, const float* x, float
     }
 }
 
-AMPI_FN void ampi_pool_small_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y,
-                                   amp_dtype yt, size_t plane) {
+AMPI_APART void ampi_pool_small_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y,
+                                      amp_dtype yt, size_t plane) {
     float x_tile[AMPI_POOL_BAND], y_tile[AMPI_POOL_SMALL * AMPI_POOL_SMALL];
     int32_t at[AMPI_POOL_SMALL * AMPI_POOL_SMALL];
     size_t n = (size_t)(p->h * p->w), out = (size_t)(p->oh * p->ow), i;
@@ -9507,14 +9515,14 @@ AMPI_FN void ampi_pool_quads_spread(float* dx, const float* x, const float* g, s
 }
 #if AMPI_X86
 /* The even ones of 32 elements and the odd ones. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_split_avx512(__m512* a, __m512* b) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_split_avx512(__m512* a, __m512* b) {
     const __m512i two = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512 even = _mm512_maskz_permutex2var_ps(AMPI_ALL16, *a, two, *b);
     *b = _mm512_maskz_permutex2var_ps(AMPI_ALL16, *a, _mm512_or_si512(two, _mm512_set1_epi32(1)), *b);
     *a = even;
 }
 /* The way back, of floats, to those of 32 elements that are in the mask. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_zip_avx512(amp_dtype t, void* x, __mmask32 m, __m512 even,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_zip_avx512(amp_dtype t, void* x, __mmask32 m, __m512 even,
                                                          __m512 odd) {
     const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
@@ -9539,20 +9547,20 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_zip_avx512(amp_dtype t, void* x, _
     }
     _mm512_mask_storeu_epi16(x, m, _mm512_or_si512(low, high));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_pairs_avx512(amp_dtype t, void* x, size_t i, size_t n,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_put_pairs_avx512(amp_dtype t, void* x, size_t i, size_t n,
                                                                __m512 even, __m512 odd) {
     const __mmask32 m = n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu;
-    ampi_ring_zip_avx512(t, (char*)x + i * amp_dtype_size(t), m, even, odd);
+    ampi_ring_zip_avx512(t, (char*)x + i * ampi_type_size(t), m, even, odd);
 }
 /* Unpacking works within the halves of a register, so the quarters are put in order. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_split_avx2(__m256* a, __m256* b) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_split_avx2(__m256* a, __m256* b) {
     const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(*a, *b, 0x88));
     const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(*a, *b, 0xdd));
     *a = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
     *b = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));
 }
 /* Of 16 elements n, behind `skip` that are not written: none or one. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_zip_avx2(amp_dtype t, void* x, size_t skip, size_t n, __m256 even,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_zip_avx2(amp_dtype t, void* x, size_t skip, size_t n, __m256 even,
                                                      __m256 odd) {
     const size_t first = ampi_min_size(n, 8 - skip), rest = n - first;
     uint16_t* h = (uint16_t*)x;
@@ -9581,15 +9589,15 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_zip_avx2(amp_dtype t, void* x, size_
     ampi_store_words_avx2(h + skip, first, skip ? _mm_srli_si128(words, 2) : words);
     if (rest > 0) ampi_store_words_avx2(h + 8, rest, _mm256_extracti128_si256(low, 1));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
                                                            __m256 even, __m256 odd) {
-    ampi_ring_zip_avx2(t, (char*)x + i * amp_dtype_size(t), 0, ampi_min_size(n, 16), even, odd);
+    ampi_ring_zip_avx2(t, (char*)x + i * ampi_type_size(t), 0, ampi_min_size(n, 16), even, odd);
 }
 
 /* The same by hand. Pixels of a row as the left ones and the right ones of windows, and `count` of them back; where is
    x larger than a; one of two; g there, and g elsewhere. Loads have no masks: those wait for lines that are far. */
 typedef __mmask16 ampi_quads_lanes_avx512;
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_quads_get_avx512(const float* x, __m512* left, __m512* right) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_quads_get_avx512(const float* x, __m512* left, __m512* right) {
     AMPI_AHEAD(x, 0);
     AMPI_AHEAD(x, 64);
     *left = _mm512_loadu_ps(x);
@@ -9597,7 +9605,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_quads_get_avx512(const float* x, __m512
     ampi_ring_split_avx512(left, right);
 }
 /* From 16 elements on by two whole stores that may overlap. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_quads_put_avx512(float* dx, size_t count, __m512 left, __m512 right) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_quads_put_avx512(float* dx, size_t count, __m512 left, __m512 right) {
     const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     if (count < 16) {
         _mm512_mask_storeu_ps(dx, ampi_first_x16(count), _mm512_maskz_permutex2var_ps(AMPI_ALL16, left, zip, right));
@@ -9610,7 +9618,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_quads_put_avx512(float* dx, size_t coun
     }
 }
 #define ampi_quads_put_some_avx512(y, n, v) _mm512_mask_storeu_ps(y, ampi_first_x16(n), v)
-AMPI_TARGET_AVX512 AMPI_INLINE __mmask16 ampi_quads_better_avx512(__m512 x, __m512 a) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __mmask16 ampi_quads_better_avx512(__m512 x, __m512 a) {
     return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), x, a, _CMP_NLE_UQ);
 }
 #define ampi_quads_choose_avx512(a, lanes, x) _mm512_mask_mov_ps(a, lanes, x)
@@ -9618,7 +9626,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE __mmask16 ampi_quads_better_avx512(__m512 x, __m5
 #define ampi_quads_drop_avx512(lanes, g) _mm512_maskz_mov_ps(_knot_mask16(lanes), g)
 
 typedef __m256 ampi_quads_lanes_avx2;
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_quads_get_avx2(const float* x, __m256* left, __m256* right) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_quads_get_avx2(const float* x, __m256* left, __m256* right) {
     AMPI_AHEAD(x, 0);
     *left = _mm256_loadu_ps(x);
     *right = _mm256_loadu_ps(x + 8);
@@ -9635,7 +9643,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_quads_get_avx2(const float* x, __m256* le
 #define AMPI_POOL_QUADS(isa, V)                                                                                       \
     /* m windows in each of the rows of a strip of the image: their maxima into out, of which a row is n, or the      \
        gradient into out, of which a row is w. */                                                                     \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_quads_strip_##isa(float* out, const float* x, const float* g, size_t w,   \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_quads_strip_##isa(float* out, const float* x, const float* g, size_t w,   \
                                                               size_t rows, size_t n, size_t m) {                      \
         size_t r;                                                                                                     \
         for (r = 0; r < rows; r++, x += 2 * w) {                                                                      \
@@ -9752,13 +9760,13 @@ AMPI_FN void ampi_pool_words_make(const ampi_pool_plan* p, amp_dtype a, amp_dtyp
 typedef struct ampi_pool_pair { __m512i up, down; } ampi_pool_pair;
 
 /* Elements become integers of the same order, as ampi_pool_key's. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_pool_keys_x32(amp_dtype t, __m512i x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_pool_keys_x32(amp_dtype t, __m512i x) {
     const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
     const __m512i key = _mm512_mask_sub_epi16(mag, _mm512_movepi16_mask(x), _mm512_setzero_si512(), mag);
     return _mm512_mask_mov_epi16(key, ampi_nan_x32(t, x), _mm512_set1_epi16(0x7fff));
 }
 /* The first maximum of each window: is it the one on the right, is it the one below? */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_search(amp_dtype t, ampi_pool_pair x, __mmask16* right,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_pool_words_search(amp_dtype t, ampi_pool_pair x, __mmask16* right,
                                                            __mmask16* below) {
     const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
     const __m512i k0 = ampi_pool_keys_x32(t, x.up), k1 = ampi_pool_keys_x32(t, x.down);
@@ -9770,7 +9778,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_search(amp_dtype t, ampi_poo
     *right = (__mmask16)((b & ~*below) | (d & *below));
 }
 /* Their maxima, or their gradients as words. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_pool_words_max(amp_dtype t, ampi_pool_pair x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_pool_words_max(amp_dtype t, ampi_pool_pair x) {
     __mmask16 right, below;
     __m512i word;
     ampi_pool_words_search(t, x, &right, &below);
@@ -9778,7 +9786,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE __m256i ampi_pool_words_max(amp_dtype t, ampi_poo
     word = ampi_quiet_x32(t, _mm512_mask_srli_epi32(word, right, word, 16));
     return _mm512_maskz_cvtepi32_epi16(AMPI_ALL16, word);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_pool_pair ampi_pool_words_spread(amp_dtype t, ampi_pool_pair x, __m256i dy) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_pool_pair ampi_pool_words_spread(amp_dtype t, ampi_pool_pair x, __m256i dy) {
     __m512i g = ampi_quiet_x32(t, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, dy));
     __mmask16 right, below;
     ampi_pool_words_search(t, x, &right, &below);
@@ -9790,7 +9798,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_pool_pair ampi_pool_words_spread(amp_dtype t
 }
 
 /* 2 * words words, an upper row's and behind them a lower row's. */
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_pool_pair ampi_pool_words_get(const ampi_pool_words* m, const uint16_t* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_pool_pair ampi_pool_words_get(const ampi_pool_words* m, const uint16_t* x,
                                                                   size_t words) {
     const __m512i a = _mm512_maskz_loadu_epi32(ampi_first_x16(2 * words), x);
     const __m512i b = _mm512_maskz_loadu_epi32(words > 8 ? ampi_first_x16(2 * words - 16) : 0, x + 32);
@@ -9799,7 +9807,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_pool_pair ampi_pool_words_get(const ampi_poo
     v.down = _mm512_maskz_permutex2var_epi32(AMPI_ALL16, a, _mm512_loadu_si512(m->down), b);
     return v;
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_put(const ampi_pool_words* m, uint16_t* dx, size_t words,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_pool_words_put(const ampi_pool_words* m, uint16_t* dx, size_t words,
                                                         ampi_pool_pair v) {
     const __m512i first = _mm512_loadu_si512(m->first), second = _mm512_loadu_si512(m->second);
     _mm512_mask_storeu_epi32(dx, ampi_first_x16(2 * words),
@@ -9810,7 +9818,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_put(const ampi_pool_words* m
 }
 
 /* A plane of `rows` rows of windows: the maxima into out if dy is NULL, otherwise the gradient into out. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_short(amp_dtype t, const ampi_pool_words* m, size_t rows,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_pool_words_short(amp_dtype t, const ampi_pool_words* m, size_t rows,
                                                           const uint16_t* x, const uint16_t* dy, uint16_t* out) {
     size_t r, at, words;
     for (r = 0, at = 0; r < rows; r += m->pairs, at += words) {
@@ -9825,7 +9833,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_short(amp_dtype t, const amp
         }
     }
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_pool_words_long(amp_dtype t, const ampi_pool_words* m, size_t rows,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_pool_words_long(amp_dtype t, const ampi_pool_words* m, size_t rows,
                                                          const uint16_t* x, const uint16_t* dy, uint16_t* out) {
     const size_t n = m->n, w = 2 * n;
     size_t r, i;
@@ -9854,20 +9862,20 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_pool_words_avx512(amp_dtype t, const ampi_p
 }
 
 /* The same for AVX2, eight windows of a row at a time. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_nan_y16(amp_dtype t, __m256i x) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_nan_y16(amp_dtype t, __m256i x) {
     const __m256i mag = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
     return _mm256_cmpgt_epi16(mag, _mm256_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_quiet_y16(amp_dtype t, __m256i x) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_quiet_y16(amp_dtype t, __m256i x) {
     const __m256i quiet = _mm256_set1_epi16(t == AMP_F16 ? 0x200 : 0x40);
     return _mm256_or_si256(x, _mm256_and_si256(ampi_nan_y16(t, x), quiet));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_pool_keys_y16(amp_dtype t, __m256i x) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pool_keys_y16(amp_dtype t, __m256i x) {
     const __m256i key = _mm256_sign_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7fff)), x);
     return _mm256_blendv_epi8(key, _mm256_set1_epi16(0x7fff), ampi_nan_y16(t, x));
 }
 /* right: how far to shift the word. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_search_y8(amp_dtype t, __m256i up, __m256i down, __m256i* right,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_pool_words_search_y8(amp_dtype t, __m256i up, __m256i down, __m256i* right,
                                                             __m256i* below) {
     const __m256i odd = _mm256_set1_epi32((int)0xffff0000u);
     const __m256i k0 = ampi_pool_keys_y16(t, up), k1 = ampi_pool_keys_y16(t, down);
@@ -9877,16 +9885,16 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_search_y8(amp_dtype t, __m256i
     *below = _mm256_cmpgt_epi32(_mm256_max_epi32(k10, k11), _mm256_max_epi32(k00, k01));
     *right = _mm256_and_si256(_mm256_blendv_epi8(b, d, *below), _mm256_set1_epi32(16));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_pool_get_words_y8(const uint16_t* x, size_t m) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pool_get_words_y8(const uint16_t* x, size_t m) {
     if (m < 8) return _mm256_maskload_epi32((const int*)(const void*)x, AMPI_V8_MASK(m));
     return _mm256_loadu_si256((const __m256i*)(const void*)x);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_put_words_y8(uint16_t* dx, size_t m, __m256i v) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_pool_put_words_y8(uint16_t* dx, size_t m, __m256i v) {
     if (m < 8) _mm256_maskstore_epi32((int*)(void*)dx, AMPI_V8_MASK(m), v);
     else _mm256_storeu_si256((__m256i*)(void*)dx, v);
 }
 /* m windows, whose rows are w apart. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_y8(amp_dtype t, size_t m, size_t w, const uint16_t* x,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_pool_words_y8(amp_dtype t, size_t m, size_t w, const uint16_t* x,
                                                      const uint16_t* dy, uint16_t* out) {
     const __m256i up = ampi_pool_get_words_y8(x, m), down = ampi_pool_get_words_y8(x + w, m);
     __m256i right, below, v;
@@ -9904,7 +9912,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_y8(amp_dtype t, size_t m, size
         ampi_store_words_avx2(out, m, _mm256_castsi256_si128(v));
     }
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_pool_words_rows_y8(amp_dtype t, size_t n, size_t rows, const uint16_t* x,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_pool_words_rows_y8(amp_dtype t, size_t n, size_t rows, const uint16_t* x,
                                                           const uint16_t* dy, uint16_t* out) {
     size_t r, i;
     for (r = 0; r < rows; r++)
@@ -9932,8 +9940,8 @@ AMPI_FN void ampi_pool_words_plane(amp_dtype t, const ampi_pool_words* m, const 
     if (dy && h % 2 != 0) memset(to + (h - 1) * w, 0, w * sizeof *to);      /* the row that no window covers */
 }
 
-AMPI_FN void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
-                             size_t plane) {
+AMPI_APART void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt,
+                                size_t plane) {
     float acc[(int)AMPI_POOL_BLOCK + (int)AMPI_LANES];
     size_t x_plane = plane * (size_t)p->h * (size_t)p->w, y_plane = plane * (size_t)p->oh * (size_t)p->ow;
     int oh, o0, i;
@@ -10063,8 +10071,8 @@ AMPI_FN void ampi_pool_band_backward(const ampi_pool_plan* p, const ampi_pool_ba
 }
 
 /* A plane in bands of whole rows, or of parts of one row where a row is too long. */
-AMPI_FN void ampi_pool_plane_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt, const void* x,
-                                      amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
+AMPI_APART void ampi_pool_plane_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt, const void* x,
+                                         amp_dtype xt, void* dx, amp_dtype dxt, size_t plane) {
     int columns = ampi_min_int(p->w, AMPI_POOL_BAND), rows = AMPI_POOL_BAND / columns, r, c;
     for (r = 0; r < p->h; r += ampi_min_int(rows, p->h - r))
         for (c = 0; c < p->w; c += ampi_min_int(columns, p->w - c)) {
@@ -10119,19 +10127,19 @@ typedef __m512i ampi_keys_avx512;
 #define ampi_ring_put_avx512(t, x, i, n, v) ampi_put_x16(t, x, i, ampi_first_x16(n), v)
 
 /* Of a number of 16 bits the last byte of the key is 0: see ampi_ring_look. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_ring_keys_avx512(__m512 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_ring_keys_avx512(__m512 x) {
     const __m512i u = _mm512_castps_si512(x), mag = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
     const __m512i key = _mm512_mask_sub_epi32(mag, _mm512_movepi32_mask(u), _mm512_setzero_si512(), mag);
     return _mm512_mask_mov_epi32(key, ampi_nan_x16(u), _mm512_set1_epi32(0x7fffff00));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_put_keys_avx512(int32_t* key, __m512i v, size_t n) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_put_keys_avx512(int32_t* key, __m512i v, size_t n) {
     _mm512_storeu_si512(key, _mm512_mask_mov_epi32(_mm512_set1_epi32(INT32_MIN), ampi_first_x16(n), v));
 }
 /* n elements from i, at most 32: keys of the even ones and of the odd ones. Those of 16 bits lie in words. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_get_pairs_avx512(amp_dtype t, const void* x, size_t i, size_t n,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_get_pairs_avx512(amp_dtype t, const void* x, size_t i, size_t n,
                                                                int32_t* even, int32_t* odd) {
     __m512i e, o;
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    AMPI_AHEAD(x, i * ampi_type_size(t));
     if (t == AMP_F32) {
         AMPI_AHEAD(x, i * sizeof(float) + 64);
         __m512 a = ampi_get_x16(t, x, i, ampi_first_x16(n));
@@ -10151,18 +10159,18 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_get_pairs_avx512(amp_dtype t, cons
 
 /* The next place of sixteen windows: is it larger than the best so far, and if not, how many places ago was that? Keys
    of 16 bits have room for it, and take it into the comparison: of equal ones the earlier is larger. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ring_look_avx512(amp_dtype t, const int32_t* key, __m512i* best,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_look_avx512(amp_dtype t, const int32_t* key, __m512i* best,
                                                           __m512i* age) {
     const __m512i v = _mm512_loadu_si512(key), one = _mm512_set1_epi32(1);
     if (t == AMP_F32) *age = _mm512_maskz_add_epi32(_mm512_cmple_epi32_mask(v, *best), *age, one);
     else *best = _mm512_add_epi32(*best, one);
     *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_ring_age_avx512(amp_dtype t, __m512i best, __m512i age) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_ring_age_avx512(amp_dtype t, __m512i best, __m512i age) {
     return t == AMP_F32 ? age : _mm512_and_si512(best, _mm512_set1_epi32(255));
 }
 /* sum + g where the maximum is of this age. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_ring_plus_avx512(__m512 sum, int this_age, __m512i age, __m512 g) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_ring_plus_avx512(__m512 sum, int this_age, __m512i age, __m512 g) {
     return _mm512_mask_add_ps(sum, _mm512_cmpeq_epi32_mask(age, _mm512_set1_epi32(this_age)), sum, g);
 }
 
@@ -10171,19 +10179,19 @@ typedef __m256i ampi_keys_avx2;
 #define ampi_set_keys_avx2 _mm256_set1_epi32
 #define ampi_ring_get_avx2(t, x, i, n) ampi_read8_avx2(x, t, i, n)
 #define ampi_ring_put_avx2(t, x, i, n, v) ampi_put8_avx2(x, t, i, n, v)
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_ring_keys_avx2(__m256 x) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_ring_keys_avx2(__m256 x) {
     const __m256i u = _mm256_castps_si256(x), mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
     const __m256i nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
     return _mm256_blendv_epi8(_mm256_sign_epi32(mag, u), _mm256_set1_epi32(0x7fffff00), nan);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_put_keys_avx2(int32_t* key, __m256i v, size_t n) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_put_keys_avx2(int32_t* key, __m256i v, size_t n) {
     if (n < 8) v = _mm256_blendv_epi8(_mm256_set1_epi32(INT32_MIN), v, AMPI_V8_MASK(n));
     _mm256_storeu_si256((__m256i*)(void*)key, v);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_get_pairs_avx2(amp_dtype t, const void* x, size_t i, size_t n,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_get_pairs_avx2(amp_dtype t, const void* x, size_t i, size_t n,
                                                            int32_t* even, int32_t* odd) {
     __m256i e, o;
-    AMPI_AHEAD(x, i * amp_dtype_size(t));
+    AMPI_AHEAD(x, i * ampi_type_size(t));
     if (t == AMP_F32) {
         __m256 a = ampi_read8_avx2(x, t, i, n), b = ampi_read8_avx2(x, t, i + 8, n > 8 ? n - 8 : 0);
         ampi_ring_split_avx2(&a, &b);
@@ -10199,16 +10207,16 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_get_pairs_avx2(amp_dtype t, const vo
     ampi_ring_put_keys_avx2(even, e, (n + 1) / 2);
     ampi_ring_put_keys_avx2(odd, o, n / 2);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ring_look_avx2(amp_dtype t, const int32_t* key, __m256i* best, __m256i* age) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_look_avx2(amp_dtype t, const int32_t* key, __m256i* best, __m256i* age) {
     const __m256i v = _mm256_loadu_si256((const __m256i*)(const void*)key), one = _mm256_set1_epi32(1);
     if (t == AMP_F32) *age = _mm256_andnot_si256(_mm256_cmpgt_epi32(v, *best), _mm256_add_epi32(*age, one));
     else *best = _mm256_add_epi32(*best, one);
     *best = _mm256_max_epi32(*best, v);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_ring_age_avx2(amp_dtype t, __m256i best, __m256i age) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_ring_age_avx2(amp_dtype t, __m256i best, __m256i age) {
     return t == AMP_F32 ? age : _mm256_and_si256(best, _mm256_set1_epi32(255));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_plus_avx2(__m256 sum, int this_age, __m256i age, __m256 g) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_ring_plus_avx2(__m256 sum, int this_age, __m256i age, __m256 g) {
     const __m256i chosen = _mm256_cmpeq_epi32(age, _mm256_set1_epi32(this_age));
     return _mm256_add_ps(sum, _mm256_and_ps(_mm256_castsi256_ps(chosen), g));
 }
@@ -10229,7 +10237,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_plus_avx2(__m256 sum, int this_age
 #define AMPI_POOL_RING(isa, V)                                                                                        \
     /* Brings row r, element `at` of x, into the ring; its sums are 0 now. A last group that is not full overlaps the \
        one before it where that is easy. */                                                                           \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_open_##isa(amp_dtype t, ampi_pool_rows_open* d, int r, const void* x,\
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_ring_open_##isa(amp_dtype t, ampi_pool_rows_open* d, int r, const void* x,\
                                                             size_t at) {                                              \
         enum { L = AMPI_##V##_LANES };                                                                                \
         const size_t w = (size_t)d->p->w, row = d->s->row, slot = ((size_t)r & d->s->last) * row;                     \
@@ -10244,16 +10252,16 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_plus_avx2(__m256 sum, int this_age
         AMPI_RING_PAIRS(ampi_ring_get_pairs_##isa, x)                                                                 \
         for (i = 0; sw == 1 && i < w; i += L) {                                                                       \
             const AMPI_##V##_T v = ampi_ring_get_##isa(t, x, at + i, w - i);                                          \
-            AMPI_AHEAD(x, (at + i) * amp_dtype_size(t));                                                              \
+            AMPI_AHEAD(x, (at + i) * ampi_type_size(t));                                                              \
             ampi_ring_put_keys_##isa(even + i, ampi_ring_keys_##isa(v), w - i);                                       \
         }                                                                                                             \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_put_two_##isa(amp_dtype t, void* x, size_t i, size_t n,              \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_ring_put_two_##isa(amp_dtype t, void* x, size_t i, size_t n,              \
                                                                const float* even, const float* odd) {                 \
         ampi_ring_put_pairs_##isa(t, x, i, n, AMPI_##V##_LOAD(even), AMPI_##V##_LOAD(odd));                           \
     }                                                                                                                 \
     /* The sums of row r are complete: element `at` of dx. */                                                         \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_close_##isa(amp_dtype t, const ampi_pool_rows_open* d, int r,        \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_ring_close_##isa(amp_dtype t, const ampi_pool_rows_open* d, int r,        \
                                                              void* dx, size_t at) {                                   \
         enum { L = AMPI_##V##_LANES };                                                                                \
         const float* sum = d->sum + ((size_t)r & d->s->last) * d->s->row;                                             \
@@ -10266,14 +10274,14 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_plus_avx2(__m256 sum, int this_age
             ampi_ring_put_##isa(t, dx, at + i, w - i, AMPI_##V##_LOAD(even + i));                                     \
     }                                                                                                                 \
     /* sum += g where the maximum is of this age; g is 0 behind the last window. */                                   \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_add_##isa(float* sum, int this_age, ampi_keys_##isa age,             \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_ring_add_##isa(float* sum, int this_age, ampi_keys_##isa age,             \
                                                            AMPI_##V##_T g) {                                          \
         AMPI_##V##_STORE(sum, ampi_ring_plus_##isa(AMPI_##V##_LOAD(sum), this_age, age, g));                          \
     }                                                                                                                 \
     /* One row of windows, which sees rows [r0, r0 + rows) of the image: finds the maxima, then adds the elements     \
        of dy from `at` on. A pixel's windows come in their order: the last place of the kernel belongs to the first   \
        of them. */                                                                                                    \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_windows_##isa(amp_dtype t, ampi_pool_rows_open* d, int r0, int rows, \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_ring_windows_##isa(amp_dtype t, ampi_pool_rows_open* d, int r0, int rows, \
                                                                const void* dy, size_t at) {                           \
         const size_t n = (size_t)d->p->ow, *column = d->s->at;                                                        \
         const int kw = d->p->kw, last = rows * kw - 1;                                                                \
@@ -10292,7 +10300,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_plus_avx2(__m256 sum, int this_age
                     ampi_ring_add_##isa(d->sum + slot[i] + column[k] + o, last - (i * kw + k), age, g);               \
         }                                                                                                             \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_ring_image_##isa(amp_dtype t, const ampi_pool_ring* s,                    \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_ring_image_##isa(amp_dtype t, const ampi_pool_ring* s,                    \
                                                              const ampi_pool_plan* p, size_t plane, const void* dy,   \
                                                              const void* x, void* dx) {                               \
         const size_t w = (size_t)p->w, image = plane * (size_t)p->h * w, out = plane * (size_t)p->oh * (size_t)p->ow; \
@@ -10312,8 +10320,8 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_ring_plus_avx2(__m256 sum, int this_age
             ampi_ring_windows_##isa(t, &d, rows.first, rows.last - rows.first, dy, at);                               \
         }                                                                                                             \
         for (; closed < opened; closed++) ampi_ring_close_##isa(t, &d, closed, dx, image + (size_t)closed * w);       \
-        i = (image + (size_t)closed * w) * amp_dtype_size(t);                   /* rows that no window covers */      \
-        memset((char*)dx + i, 0, (size_t)(p->h - closed) * w * amp_dtype_size(t));                                    \
+        i = (image + (size_t)closed * w) * ampi_type_size(t);                   /* rows that no window covers */      \
+        memset((char*)dx + i, 0, (size_t)(p->h - closed) * w * ampi_type_size(t));                                    \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_FN void ampi_pool_ring_plane_##isa(const ampi_pool_ring* s, const ampi_pool_plan* p,       \
                                                               size_t plane, const void* dy, const void* x, void* dx,  \
@@ -10350,13 +10358,13 @@ typedef struct ampi_nine_places { uint32_t bits, skip, count; } ampi_nine_places
 #if AMPI_X86
 /* v is a row's next place: where is it larger than the best so far, which it becomes there? And v, of this age, is
    the best of the next row, which has `more`. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_nine_look_avx512(amp_dtype t, __m512i v, __m512i this_age, __m512i* best,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_nine_look_avx512(amp_dtype t, __m512i v, __m512i this_age, __m512i* best,
                                                           __m512i* age) {
     if (t == AMP_F32) *age = _mm512_mask_mov_epi32(*age, _mm512_cmpgt_epi32_mask(v, *best), this_age);
     else v = _mm512_or_si512(v, this_age);
     *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_nine_row_avx512(amp_dtype t, __m512i v, __m512i this_age, __m512i more,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_nine_row_avx512(amp_dtype t, __m512i v, __m512i this_age, __m512i more,
                                                          __m512i* best, __m512i* age) {
     if (t == AMP_F32) *age = _mm512_mask_add_epi32(*age, _mm512_cmpgt_epi32_mask(v, *best), this_age, more);
     else v = _mm512_add_epi32(v, more);
@@ -10366,23 +10374,23 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_nine_row_avx512(amp_dtype t, __m512i v,
 #define ampi_nine_or_keys_avx512 _mm512_or_si512
 #define ampi_nine_and_keys_avx512 _mm512_and_si512
 /* g where the maximum is of this age, 0 elsewhere; and sum + g there. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_nine_chosen_avx512(const int32_t* this_age, __m512i age, __m512 g) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_nine_chosen_avx512(const int32_t* this_age, __m512i age, __m512 g) {
     return _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(age, _mm512_loadu_si512(this_age)), g);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_nine_plus_avx512(__m512 sum, const int32_t* this_age, __m512i age,
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_nine_plus_avx512(__m512 sum, const int32_t* this_age, __m512i age,
                                                             __m512 g) {
     return _mm512_mask_add_ps(sum, _mm512_cmpeq_epi32_mask(age, _mm512_loadu_si512(this_age)), sum, g);
 }
 /* v an element on, behind the last one of `before`; and an element back, before the first one of `behind`. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_nine_moved_avx512(__m512 before, __m512 v) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_nine_moved_avx512(__m512 before, __m512 v) {
     return _mm512_castsi512_ps(_mm512_maskz_alignr_epi32(AMPI_ALL16, _mm512_castps_si512(v),
                                                          _mm512_castps_si512(before), 15));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_nine_next_avx512(__m512i v, __m512i behind) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_nine_next_avx512(__m512i v, __m512i behind) {
     return _mm512_maskz_alignr_epi32(AMPI_ALL16, behind, v, 1);
 }
 /* Keys of the pixels of a group, the first place of which would be at x; fill: for middle places. And back: sums. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_nine_pixels_avx512(amp_dtype t, const char* x, ampi_nine_places p,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_nine_pixels_avx512(amp_dtype t, const char* x, ampi_nine_places p,
                                                             __m512i fill, __m512i* first, __m512i* middle) {
     const __mmask32 m = p.bits;
     const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
@@ -10404,13 +10412,13 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_nine_pixels_avx512(amp_dtype t, const c
 #define ampi_nine_dy_avx512(t, dy, n) ampi_get_x16(t, dy, 0, ampi_first_x16(n))
 
 /* The same for AVX2. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_look_avx2(amp_dtype t, __m256i v, __m256i this_age, __m256i* best,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_look_avx2(amp_dtype t, __m256i v, __m256i this_age, __m256i* best,
                                                       __m256i* age) {
     if (t == AMP_F32) *age = _mm256_blendv_epi8(*age, this_age, _mm256_cmpgt_epi32(v, *best));
     else v = _mm256_or_si256(v, this_age);
     *best = _mm256_max_epi32(*best, v);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_row_avx2(amp_dtype t, __m256i v, __m256i this_age, __m256i more,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_row_avx2(amp_dtype t, __m256i v, __m256i this_age, __m256i more,
                                                      __m256i* best, __m256i* age) {
     const __m256i later = _mm256_add_epi32(t == AMP_F32 ? this_age : v, more);
     if (t == AMP_F32) *age = _mm256_blendv_epi8(*age, later, _mm256_cmpgt_epi32(v, *best));
@@ -10420,21 +10428,21 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_row_avx2(amp_dtype t, __m256i v, __m
 #define ampi_nine_or_keys_avx2 _mm256_or_si256
 #define ampi_nine_and_keys_avx2 _mm256_and_si256
 #define ampi_nine_load_keys_avx2(key) _mm256_loadu_si256((const __m256i*)(const void*)(key))
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_nine_chosen_avx2(const int32_t* this_age, __m256i age, __m256 g) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_nine_chosen_avx2(const int32_t* this_age, __m256i age, __m256 g) {
     return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(age, ampi_nine_load_keys_avx2(this_age))), g);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_nine_plus_avx2(__m256 sum, const int32_t* this_age, __m256i age, __m256 g) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_nine_plus_avx2(__m256 sum, const int32_t* this_age, __m256i age, __m256 g) {
     return _mm256_add_ps(sum, ampi_nine_chosen_avx2(this_age, age, g));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_nine_moved_avx2(__m256 before, __m256 v) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_nine_moved_avx2(__m256 before, __m256 v) {
     const __m256 middle = _mm256_permute2f128_ps(before, v, 0x21);
     return _mm256_castsi256_ps(_mm256_alignr_epi8(_mm256_castps_si256(v), _mm256_castps_si256(middle), 12));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_nine_next_avx2(__m256i v, __m256i behind) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_nine_next_avx2(__m256i v, __m256i behind) {
     return _mm256_alignr_epi8(_mm256_permute2x128_si256(v, behind, 0x21), v, 4);
 }
 /* What p.skip leaves out is not read: the first elements come from where they are and are moved. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_pixels_avx2(amp_dtype t, const char* x, ampi_nine_places p, __m256i fill,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char* x, ampi_nine_places p, __m256i fill,
                                                         __m256i* first, __m256i* middle) {
     const size_t low = ampi_min_size(p.count, 8 - p.skip), high = p.count - low;
     AMPI_AHEAD(x, 0);
@@ -10467,7 +10475,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_pixels_avx2(amp_dtype t, const char*
         ampi_nine_places places;                                                                                      \
         size_t windows;                                                                                               \
     } ampi_nine_group_##isa;                                                                                          \
-    AMPI_##V##_TARGET AMPI_INLINE ampi_keys_##isa ampi_nine_search_##isa(amp_dtype t, const int32_t (*ages)[16],      \
+    AMPI_##V##_TARGET AMPI_VECTOR ampi_keys_##isa ampi_nine_search_##isa(amp_dtype t, const int32_t (*ages)[16],      \
                                                                          ampi_keys_##isa first,                       \
                                                                          ampi_keys_##isa middle,                      \
                                                                          ampi_keys_##isa behind,                      \
@@ -10479,14 +10487,14 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_pixels_avx2(amp_dtype t, const char*
         ampi_nine_look_##isa(t, ampi_nine_next_##isa(first, behind), ampi_nine_load_keys_##isa(ages[0]), &best, age); \
         return best;                                                                                                  \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_nine_get_##isa(amp_dtype t, const char* x, const ampi_nine_group_##isa* g,\
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_get_##isa(amp_dtype t, const char* x, const ampi_nine_group_##isa* g,\
                                                            ampi_keys_##isa* first, ampi_keys_##isa* middle) {         \
         ampi_nine_pixels_##isa(t, x, g->places, g->fill[1], first, middle);                                           \
         *first = ampi_nine_or_keys_##isa(*first, g->fill[0]);                                                         \
     }                                                                                                                 \
     /* The first places of a row get to `sum`, if there is one, what the window before chose at its last place, and   \
        what their own window chose. */                                                                                \
-    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_nine_meet_##isa(int fresh, AMPI_##V##_T sum,                      \
+    AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_nine_meet_##isa(int fresh, AMPI_##V##_T sum,                      \
                                                                     const int32_t (*ages)[16],                        \
                                                                     ampi_keys_##isa age, AMPI_##V##_T g,              \
                                                                     AMPI_##V##_T* before) {                           \
@@ -10498,11 +10506,11 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_pixels_avx2(amp_dtype t, const char*
     }                                                                                                                 \
     /* One row of windows. x: the first place of the second row that it sees, dx too; dy: of the windows. The first   \
        row and the second one are complete then. above, below: is there a first row, a third one? */                  \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_nine_windows_##isa(amp_dtype t, const ampi_nine* d, int above, int below, \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_windows_##isa(amp_dtype t, const ampi_nine* d, int above, int below, \
                                                                const char* x, char* dx, const char* dy,               \
                                                                ampi_nine_group_##isa* g,                              \
                                                                const ampi_nine_group_##isa* last) {                   \
-        const size_t size = amp_dtype_size(t);                                                                        \
+        const size_t size = ampi_type_size(t);                                                                        \
         const ptrdiff_t w = d->p->w * (ptrdiff_t)size, next = 2 * AMPI_##V##_LANES * (ptrdiff_t)size;                 \
         const AMPI_##V##_T zero = AMPI_##V##_ZERO;                                                                    \
         AMPI_##V##_T before0 = zero, before1 = zero, before2 = zero;                                                  \
@@ -10542,7 +10550,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_pixels_avx2(amp_dtype t, const char*
         }                                                                                                             \
     }                                                                                                                 \
     /* The row that the first row of windows sees first, if there is one. */                                          \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_nine_open_##isa(amp_dtype t, const ampi_nine* d, const char* x,           \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_open_##isa(amp_dtype t, const ampi_nine* d, const char* x,           \
                                                             ampi_nine_group_##isa* g, size_t groups) {                \
         const ampi_keys_##isa none = ampi_set_keys_##isa(INT32_MIN);                                                  \
         ampi_keys_##isa a = none, b = none, next = none, next_b = none;                                               \
@@ -10551,14 +10559,14 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_pixels_avx2(amp_dtype t, const char*
         for (i = 0; i < groups; i++, g++, a = next, b = next_b) {                                                     \
             next = none;                                                                                              \
             if (x && i + 1 < groups) {                                                                                \
-                x += 2 * AMPI_##V##_LANES * amp_dtype_size(t);                                                        \
+                x += 2 * AMPI_##V##_LANES * ampi_type_size(t);                                                        \
                 ampi_nine_get_##isa(t, x, g + 1, &next, &next_b);                                                     \
             }                                                                                                         \
             g->best = ampi_nine_search_##isa(t, d->ages, a, b, next, &g->age);                                        \
             g->first = g->middle = AMPI_##V##_ZERO;                                                                   \
         }                                                                                                             \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_INLINE size_t ampi_nine_groups_##isa(const ampi_pool_plan* p, ampi_nine_group_##isa* g) {  \
+    AMPI_##V##_TARGET AMPI_VECTOR size_t ampi_nine_groups_##isa(const ampi_pool_plan* p, ampi_nine_group_##isa* g) {  \
         enum { L = AMPI_##V##_LANES };                                                                                \
         int32_t fill[2][L];                                                                                           \
         int o, i;                                                                                                     \
@@ -10576,10 +10584,10 @@ AMPI_TARGET_AVX2 AMPI_INLINE void ampi_nine_pixels_avx2(amp_dtype t, const char*
         }                                                                                                             \
         return (size_t)(p->ow / L) + 1;                                                                               \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_nine_image_##isa(amp_dtype t, const ampi_nine* d, size_t from,            \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_image_##isa(amp_dtype t, const ampi_nine* d, size_t from,            \
                                                              size_t to) {                                             \
         const ampi_pool_plan* p = d->p;                                                                               \
-        const size_t size = amp_dtype_size(t), row = (size_t)p->w * size, out = (size_t)p->ow * size;                 \
+        const size_t size = ampi_type_size(t), row = (size_t)p->w * size, out = (size_t)p->ow * size;                 \
         const size_t left = (size_t)p->pw * size;                                                                     \
         ampi_nine_group_##isa g[AMPI_NINE_GROUPS];                                                                    \
         const size_t groups = ampi_nine_groups_##isa(p, g);                                                           \
@@ -10697,19 +10705,19 @@ AMPI_FN int64_t ampi_pool_lines_planes(const ampi_pool_plan* p) {
 
 #if AMPI_X86
 /* v, and `none` behind the first n elements. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_lines_end_avx512(__m512 none, size_t n, __m512 v) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_lines_end_avx512(__m512 none, size_t n, __m512 v) {
     return _mm512_mask_mov_ps(none, ampi_first_x16(n), v);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, __m256 v) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, __m256 v) {
     return n >= 8 ? v : _mm256_blendv_ps(none, v, _mm256_castsi256_ps(AMPI_V8_MASK(n)));
 }
 #define AMPI_POOL_LINES(isa, V)                                                                                       \
     /* The maximum or the sum of acc and what lies in a line; at its `places`; at those of each of `rows` lines. The  \
        first of equal ones stays. */                                                                                  \
-    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_more_##isa(int max, AMPI_##V##_T acc, const float* line) {  \
+    AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_lines_more_##isa(int max, AMPI_##V##_T acc, const float* line) {  \
         return max ? AMPI_##V##_MAX(AMPI_##V##_LOAD(line), acc) : AMPI_##V##_ADD(acc, AMPI_##V##_LOAD(line));         \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_line_##isa(int max, AMPI_##V##_T acc, const float* line,    \
+    AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_lines_line_##isa(int max, AMPI_##V##_T acc, const float* line,    \
                                                                      const size_t* at, size_t places) {               \
         size_t k;                                                                                                     \
         acc = ampi_lines_more_##isa(max, acc, line + at[0]);                                                          \
@@ -10718,7 +10726,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         for (k = 3; k < places; k++) acc = ampi_lines_more_##isa(max, acc, line + at[k]);                             \
         return acc;                                                                                                   \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_all_##isa(int max, AMPI_##V##_T acc, const float* line,     \
+    AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_lines_all_##isa(int max, AMPI_##V##_T acc, const float* line,     \
                                                                     size_t step, int rows, const size_t* at,          \
                                                                     size_t places) {                                  \
         if (rows > 0) acc = ampi_lines_line_##isa(max, acc, line, at, places);                                        \
@@ -10728,7 +10736,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         return acc;                                                                                                   \
     }                                                                                                                 \
     /* The sum of `rows` rows of the image, w apart. */                                                               \
-    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_rows_##isa(amp_dtype t, const void* x, size_t at, size_t w, \
+    AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_lines_rows_##isa(amp_dtype t, const void* x, size_t at, size_t w, \
                                                                      int rows, size_t n) {                            \
         AMPI_##V##_T sum = ampi_ring_get_##isa(t, x, at, n);                                                          \
         if (rows > 1) sum = AMPI_##V##_ADD(sum, ampi_ring_get_##isa(t, x, at + w, n));                                \
@@ -10738,7 +10746,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
     }                                                                                                                 \
     /* A vector of each of `lines` lines, or two: each line is the sum of a step's rows, of one row if tall is 1. n:  \
        pixels left in a row. seen: a NaN after a NaN. */                                                              \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_part_##isa(amp_dtype t, int max, int two, int tall, size_t w,       \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_part_##isa(amp_dtype t, int max, int two, int tall, size_t w,       \
                                                              ampi_pool_steps s, int lines, const void* x,             \
                                                              size_t image, size_t n, float* even, float* odd,         \
                                                              size_t step, AMPI_##V##_T none, AMPI_##V##_T* seen) {    \
@@ -10751,7 +10759,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
             const size_t at = image + (size_t)r.first * w;                                                            \
             const int rows = tall == 1 ? 1 : r.last - r.first;                                                        \
             AMPI_##V##_T a = ampi_lines_rows_##isa(t, x, at, w, rows, n);                                             \
-            if (lines == 1) AMPI_AHEAD(x, at * amp_dtype_size(t));                                                    \
+            if (lines == 1) AMPI_AHEAD(x, at * ampi_type_size(t));                                                    \
             if (lines == 1 && two && t == AMP_F32) AMPI_AHEAD(x, at * sizeof(float) + 64);                            \
             if (max) all = AMPI_##V##_ADD(all, a);                                                                    \
             if (two) {                                                                                                \
@@ -10766,7 +10774,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         }                                                                                                             \
         *seen = all;                                                                                                  \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_open_##isa(amp_dtype t, int max, int tall,                          \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_open_##isa(amp_dtype t, int max, int tall,                          \
                                                              const ampi_pool_lines* d, const ampi_pool_plan* p,       \
                                                              ampi_pool_steps s, int lines, const void* x,             \
                                                              size_t image, float* line,                               \
@@ -10788,7 +10796,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
     }                                                                                                                 \
     /* Rows of windows, whose lines the steps tell, to element `at` of y. real: their rows of the image. tall: lines  \
        of most windows, places: of a line; compilers know them where windows are the usual ones. */                   \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_windows_##isa(amp_dtype t, int max, int tall, size_t places,        \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_windows_##isa(amp_dtype t, int max, int tall, size_t places,        \
                                                                 const ampi_pool_lines* d, const ampi_pool_plan* p,    \
                                                                 ampi_pool_steps s, ampi_pool_steps real, int windows, \
                                                                 const float* line, void* y, size_t at,                \
@@ -10814,7 +10822,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         }                                                                                                             \
     }                                                                                                                 \
     /* Rows [o0, o1) of windows of a plane; k: they are of k x k places, or 0, any. */                                \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_band_##isa(amp_dtype t, int max, int k, const ampi_pool_lines* d,   \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_band_##isa(amp_dtype t, int max, int k, const ampi_pool_lines* d,   \
                                                              const ampi_pool_plan* p, size_t plane, int o0, int o1,   \
                                                              const void* x, void* y, float* line, AMPI_##V##_T none,  \
                                                              AMPI_##V##_T* seen) {                                    \
@@ -10835,7 +10843,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         }                                                                                                             \
     }                                                                                                                 \
     /* Some planes. Has one of them a NaN? */                                                                         \
-    AMPI_##V##_TARGET AMPI_INLINE int ampi_lines_images_##isa(amp_dtype t, int max, int k,                            \
+    AMPI_##V##_TARGET AMPI_VECTOR int ampi_lines_images_##isa(amp_dtype t, int max, int k,                            \
                                                               const ampi_pool_lines* d, const ampi_pool_plan* p,      \
                                                               size_t from, size_t to, const void* x, void* y) {       \
         const AMPI_##V##_T none = max ? AMPI_##V##_SPREAD(ampi_float(0xff800000u)) : AMPI_##V##_ZERO;                 \
@@ -10854,7 +10862,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         return nan != 0;                                                                                              \
     }                                                                                                                 \
     /* Shares of the windows in rows [o0, o1), as the gradient gathers them. own: a line for them. */                 \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_share_##isa(amp_dtype t, const ampi_pool_lines* d,                  \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_share_##isa(amp_dtype t, const ampi_pool_lines* d,                  \
                                                               const ampi_pool_plan* p, const void* dy, size_t at,     \
                                                               int o0, int o1, float* line) {                          \
         enum { L = AMPI_##V##_LANES };                                                                                \
@@ -10875,7 +10883,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         }                                                                                                             \
     }                                                                                                                 \
     /* What each pixel of a row gets from a row of windows, which lie in n rows of shares. places: 0 = not known. */  \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_sums_##isa(size_t places, const ampi_pool_lines* d,                 \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_sums_##isa(size_t places, const ampi_pool_lines* d,                 \
                                                              const ampi_pool_plan* p, int n, const float* share,      \
                                                              float* line) {                                           \
         const int shift = p->sw - 1;                                                                                  \
@@ -10892,14 +10900,14 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
             }                                                                                                         \
     }                                                                                                                 \
     /* What a vector of pixels gets from `rows` rows of windows. */                                                   \
-    AMPI_##V##_TARGET AMPI_INLINE AMPI_##V##_T ampi_lines_one_##isa(int tall, size_t places, const float* line,       \
+    AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_lines_one_##isa(int tall, size_t places, const float* line,       \
                                                                     size_t step, int rows, const size_t* at) {        \
         if (rows == tall) return ampi_lines_all_##isa(0, AMPI_##V##_ZERO, line, step, tall, at, places);              \
         return ampi_lines_all_##isa(0, AMPI_##V##_ZERO, line, step, rows, at, places);                                \
     }                                                                                                                 \
     /* Rows [r0, r1) of the gradient, from rows [first, end) of windows in `line`; tall: of which most pixels have so \
        many; evens, odds: and these pixels so many windows of a row. */                                               \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_gather_##isa(amp_dtype t, int two, int tall, size_t evens,          \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_gather_##isa(amp_dtype t, int two, int tall, size_t evens,          \
                                                                size_t odds, const size_t* to_even,                    \
                                                                const size_t* to_odd, const ampi_pool_lines* d,        \
                                                                const ampi_pool_plan* p, const float* line, int r0,    \
@@ -10924,7 +10932,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         }                                                                                                             \
     }                                                                                                                 \
     /* Some planes. k: the usual windows, 2 x 2 two apart or 3 x 3 one apart, or 0. */                                \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_turned_##isa(amp_dtype t, int k, const ampi_pool_lines* d,          \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_turned_##isa(amp_dtype t, int k, const ampi_pool_lines* d,          \
                                                                const ampi_pool_plan* p, size_t from, size_t to,       \
                                                                const void* dy, void* dx) {                            \
         static const size_t here[3] = { 0, 0, 0 };                                                                    \
@@ -10953,7 +10961,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_INLINE void ampi_lines_back_##isa(amp_dtype t, const ampi_pool_lines* d,                   \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_back_##isa(amp_dtype t, const ampi_pool_lines* d,                   \
                                                              const ampi_pool_plan* p, size_t from, size_t to,         \
                                                              const void* dy, void* dx) {                              \
         const int k = p->kh == p->kw && (p->kw == 3 ? p->sw == 1 : p->kw == 2 && p->sw == 2) ? p->kw : 0;             \
@@ -10961,7 +10969,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         else if (k == 2) ampi_lines_turned_##isa(t, 2, d, p, from, to, dy, dx);                                       \
         else ampi_lines_turned_##isa(t, 0, d, p, from, to, dy, dx);                                                   \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_INLINE int ampi_lines_kind_##isa(amp_dtype t, const ampi_pool_lines* d,                    \
+    AMPI_##V##_TARGET AMPI_VECTOR int ampi_lines_kind_##isa(amp_dtype t, const ampi_pool_lines* d,                    \
                                                             const ampi_pool_plan* p, size_t from, size_t to,          \
                                                             const void* x, void* y) {                                 \
         const int k = p->kh != p->kw ? 0 : p->kw;                                                                     \
@@ -11038,9 +11046,9 @@ AMPI_FN void ampi_pool_global_backward(const ampi_pool_plan* p, const void* dy, 
     ampi_close(dx, dxt, plane * n, n, v);
 }
 
-AMPI_FN void ampi_pool_small_plane_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt,
-                                            const void* x, amp_dtype xt, void* dx, amp_dtype dxt,
-                                            size_t plane) {
+AMPI_APART void ampi_pool_small_plane_backward(const ampi_pool_plan* p, const void* dy, amp_dtype dyt,
+                                               const void* x, amp_dtype xt, void* dx, amp_dtype dxt,
+                                               size_t plane) {
     float x_tile[AMPI_POOL_BAND], g_tile[AMPI_POOL_SMALL * AMPI_POOL_SMALL], acc[AMPI_POOL_BAND];
     int32_t at[AMPI_POOL_SMALL * AMPI_POOL_SMALL];
     size_t n = (size_t)(p->h * p->w), out = (size_t)(p->oh * p->ow), i;
@@ -11094,6 +11102,17 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     return AMP_OK;
 }
 
+AMPI_FN void ampi_pool_backward_plane(const ampi_pool_plan* p, const ampi_pool_words* words, const ampi_pool_ring* ring,
+                                      const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
+                                      amp_dtype dxt, size_t plane) {
+    const int small = ampi_pool_is_small(p, p->max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES);
+    if (words->pairs > 0) ampi_pool_words_plane(ampi_dtype(xt), words, p, plane, x, dy, dx);
+    else if (ampi_pool_is_quads(p)) ampi_pool_quads_plane(p, x, xt, dy, dyt, dx, dxt, plane);
+    else if (ampi_pool_is_global(p)) ampi_pool_global_backward(p, dy, dyt, dx, dxt, plane);
+    else if (ring->row > 0) ampi_pool_ring_plane(ring, p, plane, dy, x, dx, xt);
+    else if (small) ampi_pool_small_plane_backward(p, dy, dyt, x, xt, dx, dxt, plane);
+    else ampi_pool_plane_backward(p, dy, dyt, x, xt, dx, dxt, plane);
+}
 AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
                                        const amp_exec* exec) {
@@ -11103,7 +11122,6 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     ampi_pool_lines lines;
     ampi_pool_ring ring;
     ampi_pool_plan p;
-    int global;
     size_t n;
     int together;                                /* planes, in one call */
     int64_t i, some;
@@ -11117,7 +11135,6 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     ampi_pool_lines_turn(&p, &lines);
     together = lines.band > 0 || ampi_pool_is_nine(&p, x_dtype, dy_dtype, dx_dtype);
     some = ampi_pool_lines_planes(&p);
-    global = ampi_pool_is_global(&p);
     AMPI_PARALLEL_FOR(together && n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)(together ? p.planes : 0); i += some) {
         const size_t from = (size_t)i, to = ampi_min_size(p.planes, (size_t)(i + some));
@@ -11126,18 +11143,8 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     }
     if (together) return AMP_OK;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.planes; i++) {
-        if (words.pairs > 0)
-            ampi_pool_words_plane(ampi_dtype(x_dtype), &words, &p, (size_t)i, x, dy, dx);
-        else if (ampi_pool_is_quads(&p))
-            ampi_pool_quads_plane(&p, x, x_dtype, dy, dy_dtype, dx, dx_dtype, (size_t)i);
-        else if (global) ampi_pool_global_backward(&p, dy, dy_dtype, dx, dx_dtype, (size_t)i);
-        else if (ring.row > 0) ampi_pool_ring_plane(&ring, &p, (size_t)i, dy, x, dx, x_dtype);
-        else if (ampi_pool_is_small(&p, p.max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES))
-            ampi_pool_small_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
-        else
-            ampi_pool_plane_backward(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
-    }
+    for (i = 0; i < (int64_t)p.planes; i++)
+        ampi_pool_backward_plane(&p, &words, &ring, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
     return AMP_OK;
 }
 
@@ -11238,7 +11245,7 @@ AMPI_FN ampi_part ampi_bn_view(const ampi_bn_plan* p, const void* x, amp_dtype t
 
 /* Bytes from a step to the next one. */
 AMPI_FN size_t ampi_bn_ahead(const ampi_bn_plan* p, amp_dtype t) {
-    return (p->parts > 1 ? (size_t)AMPI_TILE : p->planes * p->channels * p->spatial) * amp_dtype_size(t);
+    return (p->parts > 1 ? (size_t)AMPI_TILE : p->planes * p->channels * p->spatial) * ampi_type_size(t);
 }
 
 /* Sums by lanes become one sum per channel, held by every lane of the channel. */
@@ -11368,15 +11375,15 @@ AMPI_KERNEL_AVX2(ampi_bn_apply_plain,
                  stats, gamma, beta, n)
 
 #if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_apply_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
                                                       size_t ahead, __m512 mean, __m512 invstd, __m512 gamma,
                                                       __m512 beta) {
     const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
-    AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
-    AMPI_FETCH(y, ahead + i * amp_dtype_size(t));
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(y, ahead + i * ampi_type_size(t));
     ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, gamma, beta));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_apply_step(amp_dtype t, void* y, const void* x, size_t ahead,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_step(amp_dtype t, void* y, const void* x, size_t ahead,
                                                        const ampi_bn_stats* stats, const float* gamma,
                                                        const float* beta, size_t n) {
     const __m512 m = _mm512_loadu_ps(stats->mean), s = _mm512_loadu_ps(stats->invstd);
@@ -11388,7 +11395,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, size_
     AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
 /* k: means, invstd, gammas and betas, those of eight lanes and of the other eight. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
                                                    const __m256* k) {
     const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), k[upper]), k[2 + upper]);
     ampi_put_x8(t, y, i, m, upper, _mm256_fmadd_ps(v, k[4 + upper], k[6 + upper]));
@@ -11414,7 +11421,7 @@ AMPI_FN void ampi_bn_apply(const ampi_bn_plan* p, const void* x, amp_dtype xt, v
     if (ampi_typed_both(xt, yt)) {
         size_t i, offset, at;
         for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
-            AMPI_BY_HAND(ampi_bn_apply, (char*)y + offset * amp_dtype_size(yt),
+            AMPI_BY_HAND(ampi_bn_apply, (char*)y + offset * ampi_type_size(yt),
                          ampi_part_of(x, xt, offset, n, 1, NULL), ampi_bn_ahead(p, xt), stats, gamma, beta);
         return;
     }
@@ -11481,12 +11488,12 @@ AMPI_INLINE void ampi_bn_dx_plain_body(int hw, float* AMPI_RESTRICT t, const flo
 AMPI_KERNEL_AVX2(ampi_bn_dx_plain, (float* t, const float* x, const ampi_bn_slope* slope, size_t n), t, x, slope, n)
 
 #if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
                                                    const void* x, __m512 mean, __m512 a, __m512 b, __m512 k) {
     const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), a), v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
     ampi_put_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_dx_step(amp_dtype t, void* dx, const void* dy, const void* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_step(amp_dtype t, void* dx, const void* dy, const void* x,
                                                     const ampi_bn_slope* q, size_t n) {
     const __m512 mean = _mm512_loadu_ps(q->mean), a = _mm512_loadu_ps(q->a);
     const __m512 b = _mm512_loadu_ps(q->b), k = _mm512_loadu_ps(q->k);
@@ -11495,7 +11502,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_bn_dx_step(amp_dtype t, void* dx, const
 AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
     AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, slope, x.n);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
                                                 const void* x, const ampi_bn_slope* q) {
     const int l = 8 * upper;
     const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), _mm256_loadu_ps(q->a + l));
@@ -11546,7 +11553,7 @@ AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, co
     if (ampi_typed_both(dyt, xt) && ampi_typed_both(dxt, xt)) {
         size_t i, offset, at;
         for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
-            AMPI_BY_HAND(ampi_bn_dx, (char*)dx + offset * amp_dtype_size(dxt),
+            AMPI_BY_HAND(ampi_bn_dx, (char*)dx + offset * ampi_type_size(dxt),
                          ampi_part_of(dy, dyt, offset, n, 1, NULL), ampi_part_of(x, xt, offset, n, 1, NULL), slope);
         return;
     }
@@ -11601,34 +11608,34 @@ enum { AMPI_LN_ROWS = 2 };      /* are taken together */
 
 #if AMPI_X86
 /* The first elements of a row are kept as doubles for the second pass. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_keep_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sum_keep_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
                                                       const void* x, size_t ahead, double* kept) {
     const ampi_wide w = ampi_get_lanes_x16(t, x, i, m);
-    AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
     ampi_store_wide(kept + i, w);
     if (t == AMP_F32) ampi_wide_add(acc, w);
     else              ampi_wide_add_widened(acc, w);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_kept_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
                                                          const double* kept, ampi_wide mean, const char* y) {
-    _mm_prefetch(y + i * amp_dtype_size(t), _MM_HINT_T0);
+    _mm_prefetch(y + i * ampi_type_size(t), _MM_HINT_T0);
     ampi_wide_moment(t, acc, ampi_load_wide(kept + i), mean, m);
 }
 /* Both for two rows. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_sum_keep_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sum_keep_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
                                                            ampi_wide* b, const char* x, size_t next, size_t ahead,
                                                            double* kept) {
     ampi_sum_keep_x16(t, i, m, a, x, ahead, kept);
     ampi_sum_keep_x16(t, i, m, b, x + next, ahead, kept + AMPI_TILE);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_moment_kept_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_kept_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
                                                               ampi_wide* b, const double* kept, ampi_wide mean_a,
                                                               ampi_wide mean_b, const char* y, size_t next) {
     ampi_moment_kept_x16(t, i, m, a, kept, mean_a, y);
     ampi_moment_kept_x16(t, i, m, b, kept + AMPI_TILE, mean_b, y + next);
 }
 /* The mean from a row's sums, which are cleared. */
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_ln_mean_x16(amp_dtype t, ampi_wide* acc, size_t d, float* mean,
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_ln_mean_x16(amp_dtype t, ampi_wide* acc, size_t d, float* mean,
                                                           int* usual) {
     const double value = ampi_lanes_total_x16(t, *acc) / (double)d;
     ampi_wide m;
@@ -11640,9 +11647,9 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_wide ampi_ln_mean_x16(amp_dtype t, ampi_wide
 }
 /* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. The second
    pass does not need the memory: it fetches the rows of y, which are written next. *usual: are the means? */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
                                                         size_t d, double eps, float* mean, float* invstd, int* usual) {
-    const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
+    const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE);
     double kept[AMPI_LN_ROWS][AMPI_TILE];
     ampi_wide acc, m[AMPI_LN_ROWS];
     size_t k;
@@ -11663,10 +11670,10 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_x16(amp_dtype t, const void*
 }
 /* Of two rows together, for 16 bits: memory brings floats more slowly than they are added. A single row is taken
    twice. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_measure_pair_x16(amp_dtype t, const void* x, const void* y, size_t rows,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_pair_x16(amp_dtype t, const void* x, const void* y, size_t rows,
                                                              size_t d, double eps, float* mean, float* invstd,
                                                              int* usual) {
-    const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE), next = (rows - 1) * d * size;
+    const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE), next = (rows - 1) * d * size;
     const size_t ahead = 4096 + (next < 4096 ? next : 0);     /* of the second row, if it begins within the page */
     const char *from = (const char*)x, *rest = from + first * size;
     double kept[(int)AMPI_LN_ROWS * (int)AMPI_TILE];
@@ -11691,21 +11698,21 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t
     return usual;
 }
 
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                    const void* x, double* kept) {
     const ampi_wide8 w = t == AMP_F32 ? ampi_get_wide_x8(t, x, i, m) : ampi_widen_x8(ampi_read8_avx2(x, t, i, m));
-    if (upper == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
     ampi_store_wide8(kept + i, w);
     ampi_wide8_add(acc + upper, w);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_moment_kept_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_kept_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                       const double* kept, const ampi_wide8* mean, const char* y) {
-    if (upper == 0) _mm_prefetch(y + i * amp_dtype_size(t), _MM_HINT_T0);
+    if (upper == 0) _mm_prefetch(y + i * ampi_type_size(t), _MM_HINT_T0);
     ampi_wide8_moment(acc + upper, ampi_load_wide8(kept + i), mean[upper], m);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_measure_x8(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_measure_x8(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
                                                      double eps, float* mean, float* invstd, int* usual) {
-    const size_t size = amp_dtype_size(t), first = ampi_min_size(d, AMPI_TILE);
+    const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE);
     double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
     ampi_wide8 acc[2], m[2];
     size_t k;
@@ -11765,7 +11772,7 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
                                   double eps, float* mean, float* invstd) {
     size_t k;
 #if AMPI_X86
-    const char* first = (const char*)x + start * amp_dtype_size(xt);
+    const char* first = (const char*)x + start * ampi_type_size(xt);
     if (ampi_simd() >= AMP_ISA_AVX2 && AMPI_EITHER(ampi_ln_measure, first, xt, y, rows, d, eps, mean, invstd)) return;
 #endif
     (void)y;
@@ -11789,14 +11796,14 @@ AMPI_KERNEL(ampi_ln_apply,
             y, x, gamma, beta, mean, invstd, n)
 
 #if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_apply_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
                                                       const float* gamma, const float* beta, __m512 mean,
                                                       __m512 invstd) {
     const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
     const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m), b = ampi_get_x16(AMP_F32, beta, i, m);
     ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_apply_row_x16(amp_dtype t, void* y, const void* x, const float* gamma,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_apply_row_x16(amp_dtype t, void* y, const void* x, const float* gamma,
                                                           const float* beta, float mean, float invstd, size_t n) {
     const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
     AMPI_EACH_X16(ampi_ln_apply_x16, t, n, y, x, gamma, beta, m, s);
@@ -11805,7 +11812,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_apply_typed_avx512(amp_dtype t, void* y,
                                                            const float* beta, float mean, float invstd, size_t n) {
     AMPI_FOR_TYPE(ampi_ln_apply_row_x16, t, y, x, gamma, beta, mean, invstd, n);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
                                                    const float* gamma, const float* beta, __m256 mean, __m256 invstd) {
     const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), invstd);
     const __m256 g = ampi_read8_avx2(gamma, AMP_F32, i, m), b = ampi_read8_avx2(beta, AMP_F32, i, m);
@@ -11824,7 +11831,7 @@ AMPI_FN void ampi_ln_apply_part(const void* x, amp_dtype xt, void* y, amp_dtype 
                                 const float* beta, float mean, float invstd, size_t n) {
     float x_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
 #if AMPI_X86
-    const size_t byte = at * amp_dtype_size(xt);
+    const size_t byte = at * ampi_type_size(xt);
     if (ampi_typed_both(xt, yt)) {
         AMPI_BY_HAND(ampi_ln_apply_typed, xt, (char*)y + byte, (const char*)x + byte, gamma, beta, mean, invstd, n);
         return;
@@ -11856,7 +11863,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
         float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
         size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_LN_ROWS), i, k, n;
-        ampi_ln_measure_rows(x, x_dtype, (char*)y + start * amp_dtype_size(y_dtype), start, count, d, (double)eps, mean,
+        ampi_ln_measure_rows(x, x_dtype, (char*)y + start * ampi_type_size(y_dtype), start, count, d, (double)eps, mean,
                              invstd);
         for (i = 0; i < d; i += n) {
             const float *g, *b;
@@ -11904,12 +11911,12 @@ AMPI_KERNEL_AVX2(ampi_ln_dx_plain,
 
 #if AMPI_X86
 /* The sums of a row: sum += dy * gamma, dot += dy * gamma * (x - mean). */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
                                                     const void* dy, const void* x, const float* gamma, __m512 mean) {
     const __m512 g = _mm512_mul_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m));
     ampi_dot_step(m, sum, dot, ampi_widen_x16(g), ampi_get_x16(t, x, i, m), mean);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dot_typed(amp_dtype t, double* sum, double* dot, const void* dy,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dot_typed(amp_dtype t, double* sum, double* dot, const void* dy,
                                                       const void* x, const float* gamma, float mean, size_t n) {
     ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
     const __m512 m = _mm512_set1_ps(mean);
@@ -11921,14 +11928,14 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dot_avx512(double* sum, double* dot, amp
                                                    const float* gamma, float mean) {
     AMPI_FOR_TYPE(ampi_ln_dot_typed, x.t, sum, dot, dy.data, x.data, gamma, mean, x.n);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
                                                    const void* x, const float* gamma, __m512 mean, __m512 a, __m512 b,
                                                    __m512 invstd) {
     const __m512 g = _mm512_fmsub_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m), a);
     const __m512 v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
     ampi_put_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), invstd));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_dx_typed(amp_dtype t, void* dx, const void* dy, const void* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dx_typed(amp_dtype t, void* dx, const void* dy, const void* x,
                                                      const float* gamma, float mean, float a, float b, float invstd,
                                                      size_t n) {
     const __m512 m = _mm512_set1_ps(mean), va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b), s = _mm512_set1_ps(invstd);
@@ -11939,7 +11946,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dx_avx512(void* dx, ampi_part dy, ampi_p
     AMPI_FOR_TYPE(ampi_ln_dx_typed, x.t, dx, dy.data, x.data, gamma, mean, a, b, invstd, x.n);
 }
 
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
                                                  ampi_wide8* dot, const void* dy, const void* x, const float* gamma,
                                                  __m256 mean) {
     const __m256 g = _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m));
@@ -11955,7 +11962,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_pa
     ampi_store_lanes8(sum, a);
     ampi_store_lanes8(dot, b);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
                                                 const void* x, const float* gamma, __m256 mean, __m256 a, __m256 b,
                                                 __m256 invstd) {
     const __m256 g = _mm256_fmsub_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m), a);
@@ -12002,7 +12009,7 @@ AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t 
     const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
 #if AMPI_X86
     if (ampi_typed_both(q->dyt, q->xt) && ampi_typed_both(dxt, q->xt)) {
-        AMPI_BY_HAND(ampi_ln_dx, (char*)dx + at * amp_dtype_size(dxt), ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
+        AMPI_BY_HAND(ampi_ln_dx, (char*)dx + at * ampi_type_size(dxt), ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
                      ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row], a, b, q->invstd[row]);
         return;
     }
@@ -12046,19 +12053,19 @@ AMPI_KERNEL_AVX2(ampi_ln_columns_plain,
 
 #if AMPI_X86
 /* `ahead` bytes on, rows below have the same columns: those beside them may be another thread's. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_columns_x16(amp_dtype t, size_t i, __mmask16 m, double* dg, double* db,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_columns_x16(amp_dtype t, size_t i, __mmask16 m, double* dg, double* db,
                                                         const void* dy, const void* x, size_t ahead, __m512 mean,
                                                         __m512 invstd) {
     const ampi_wide g = ampi_get_wide_x16(t, dy, i, m);
     ampi_wide sum = ampi_load_wide(db + i), dot = ampi_load_wide(dg + i);
-    AMPI_FETCH(dy, ahead + i * amp_dtype_size(t));
-    AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
+    AMPI_FETCH(dy, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
     ampi_wide_add(&sum, g);
     ampi_wide_fma(&dot, g, ampi_widen_x16(_mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd)));
     ampi_store_wide(db + i, sum);
     ampi_store_wide(dg + i, dot);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_ln_columns_typed(amp_dtype t, double* dg, double* db, const void* dy,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_columns_typed(amp_dtype t, double* dg, double* db, const void* dy,
                                                           const void* x, size_t ahead, float mean, float invstd,
                                                           size_t n) {
     const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
@@ -12068,14 +12075,14 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, a
                                                        float mean, float invstd) {
     AMPI_FOR_TYPE(ampi_ln_columns_typed, x.t, dg, db, dy.data, x.data, ahead, mean, invstd, x.n);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_ln_columns_x8(amp_dtype t, size_t i, size_t m, int upper, double* dg, double* db,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_columns_x8(amp_dtype t, size_t i, size_t m, int upper, double* dg, double* db,
                                                      const void* dy, const void* x, size_t ahead, __m256 mean,
                                                      __m256 invstd) {
     const __m256 d = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), invstd);
     const ampi_wide8 g = ampi_get_wide_x8(t, dy, i, m);
     ampi_wide8 sum = ampi_load_wide8(db + i), dot = ampi_load_wide8(dg + i);
-    if (upper == 0) AMPI_FETCH(dy, ahead + i * amp_dtype_size(t));
-    if (upper == 0) AMPI_FETCH(x, ahead + i * amp_dtype_size(t));
+    if (upper == 0) AMPI_FETCH(dy, ahead + i * ampi_type_size(t));
+    if (upper == 0) AMPI_FETCH(x, ahead + i * ampi_type_size(t));
     ampi_wide8_add(&sum, g);
     ampi_wide8_fma(&dot, g, ampi_widen_x8(d));
     ampi_store_wide8(db + i, sum);
@@ -12096,7 +12103,7 @@ AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start
 #if AMPI_X86
     if (ampi_typed_both(q->dyt, q->xt)) {
         AMPI_BY_HAND(ampi_ln_columns, dg, db, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
-                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), next * q->d * amp_dtype_size(q->xt), q->mean[row],
+                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), next * q->d * ampi_type_size(q->xt), q->mean[row],
                      q->invstd[row]);
         return;
     }
@@ -12128,7 +12135,7 @@ AMPI_FN void ampi_ln_store_sums(void* dst, amp_dtype t, size_t start, size_t n, 
 AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, size_t count, void* dgamma,
                                      void* dbeta, amp_dtype dpt, int accumulate, void* dx, amp_dtype dxt) {
     double dg[AMPI_TILE], db[AMPI_TILE];
-    size_t n = ampi_min_size(q->d - start, count), next = ampi_div_up(4096, n * amp_dtype_size(q->xt)), row;
+    size_t n = ampi_min_size(q->d - start, count), next = ampi_div_up(4096, n * ampi_type_size(q->xt)), row;
     memset(dg, 0, sizeof dg);
     memset(db, 0, sizeof db);
     for (row = 0; row < q->rows; row++) {
@@ -12270,12 +12277,12 @@ AMPI_KERNEL_AVX2(ampi_activation_slope_plain,
 
 #if AMPI_X86
 /* Both by hand, of operands of any type. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_relu_x16(__m512 x, __m512 s) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_relu_x16(__m512 x, __m512 s) {
     const __m512i u = _mm512_castps_si512(s);
     return _mm512_maskz_mov_ps((__mmask16)(_mm512_cmpgt_epi32_mask(u, _mm512_setzero_si512()) | ampi_nan_x16(u)), x);
 }
 AMPI_LOCKSTEP2(relu, ampi_relu_x16)
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_activate_x64(amp_activation f, ampi_x64 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_activate_x64(amp_activation f, ampi_x64 x) {
     const ampi_x64 c0 = AMPI_SPREAD_X64(AMPI_GELU_C0);
     ampi_x64 density;
     switch (f) {
@@ -12288,15 +12295,15 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_activate_x64(amp_activation f, ampi
         default: return ampi_relu_x64(x, x);
     }
 }
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_clamp_x64(ampi_x64 x, float high) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_clamp_x64(ampi_x64 x, float high) {
     return ampi_max_x64(AMPI_SPREAD_X64(-high), ampi_min_x64(AMPI_SPREAD_X64(high), x));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_gelu_slope_x64(ampi_x64 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_gelu_slope_x64(ampi_x64 x) {
     const ampi_x64 c = ampi_mul_x64(ampi_clamp_x64(x, 16.0f), AMPI_SPREAD_X64(0.398942280f));
     ampi_x64 density, cdf = ampi_normal_cdf_x64(x, &density);
     return ampi_fma_x64(c, density, cdf);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_gelu_tanh_slope_x64(ampi_x64 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_gelu_tanh_slope_x64(ampi_x64 x) {
     const ampi_x64 c0 = AMPI_SPREAD_X64(AMPI_GELU_C0), sign = AMPI_SPREAD_X64(-0.0f);
     const ampi_x64 c = ampi_clamp_x64(x, 16.0f), square = ampi_mul_x64(c, c);
     const ampi_x64 z = ampi_mul_x64(c, AMPI_FMA_FROM_X64(AMPI_GELU_C1, square, c0));
@@ -12304,7 +12311,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_gelu_tanh_slope_x64(ampi_x64 x) {
     const ampi_x64 slope = AMPI_FMA_FROM_X64(3.0f * AMPI_GELU_C1, square, c0), s = ampi_if_plus_x64(z, other, tail);
     return ampi_fma_x64(ampi_mul_x64(c, ampi_mul_x64(tail, other)), slope, s);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_activate_slope_x64(amp_activation f, ampi_x64 dy, ampi_x64 s) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_activate_slope_x64(amp_activation f, ampi_x64 dy, ampi_x64 s) {
     const ampi_x64 one = AMPI_SPREAD_X64(1.0f);
     switch (f) {
         case AMP_GELU: return ampi_mul_x64(dy, ampi_gelu_slope_x64(s));
@@ -12314,30 +12321,30 @@ AMPI_TARGET_AVX512 AMPI_INLINE ampi_x64 ampi_activate_slope_x64(amp_activation f
         default: return ampi_relu_x64(dy, s);
     }
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_x64(amp_dtype t, size_t i, amp_activation f, void* y,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_activation_x64(amp_dtype t, size_t i, amp_activation f, void* y,
                                                         const void* x) {
     ampi_put_x64(t, y, i, ampi_activate_x64(f, ampi_get_x64(t, x, i)));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* y,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_activation_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* y,
                                                         const void* x) {
     const __m512 v = ampi_get_x16(t, x, i, m);
     ampi_put_fetched_x16(t, y, i, m, ampi_activate_x64(f, ampi_same_x64(v)).a);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_x64(amp_dtype t, size_t i, amp_activation f, void* dx, const void* dy,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_x64(amp_dtype t, size_t i, amp_activation f, void* dx, const void* dy,
                                                    const void* s) {
     ampi_put_x64(t, dx, i, ampi_activate_slope_x64(f, ampi_get_x64(t, dy, i), ampi_get_x64(t, s, i)));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* dx,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_x16(amp_dtype t, size_t i, __mmask16 m, amp_activation f, void* dx,
                                                    const void* dy, const void* s) {
     const __m512 g = ampi_get_x16(t, dy, i, m), v = ampi_get_x16(t, s, i, m);
     ampi_put_fetched_x16(t, dx, i, m, ampi_activate_slope_x64(f, ampi_same_x64(g), ampi_same_x64(v)).a);
 }
 /* ReLU of numbers of 16 bits, as integers: x where s passes. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_relu_x32(amp_dtype t, __m512i x, __m512i s) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_relu_x32(amp_dtype t, __m512i x, __m512i s) {
     const __mmask32 pass = _mm512_cmpgt_epi16_mask(s, _mm512_setzero_si512()) | ampi_nan_x32(t, s);
     return _mm512_maskz_mov_epi16(pass, ampi_quiet_x32(t, x));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_relu_low(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_relu_low(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
     uint16_t* to = (uint16_t*)y;
     const uint16_t *from = (const uint16_t*)x, *by = (const uint16_t*)s;
     size_t i = 0;
@@ -12353,7 +12360,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_relu_low(amp_dtype t, void* y, const vo
     }
 }
 /* s NULL: y = f(x); otherwise y = x * f'(s). */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_activation_typed(amp_dtype t, amp_activation f, void* y, const void* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_activation_typed(amp_dtype t, amp_activation f, void* y, const void* x,
                                                           const void* s, size_t n) {
     if (f == AMP_RELU && t != AMP_F32) ampi_relu_low(t, y, x, s ? s : x, n);
     else if (s) AMPI_EACH_X64(ampi_slope, t, n, f, y, x, s);
@@ -12370,11 +12377,11 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y
     ampi_clear_upper();
 }
 /* GELU alone by AVX2: of it the plain form is slow. */
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x) {
     __m256 v = ampi_read8_avx2(x, t, i, m), density;
     ampi_put_x8(t, y, i, m, upper, _mm256_mul_ps(v, ampi_normal_cdf_x8(v, &density)));
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_gelu_slope_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_slope_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx,
                                                      const void* dy, const void* s) {
     __m256 v = ampi_read8_avx2(s, t, i, m), density, cdf = ampi_normal_cdf_x8(v, &density);
     const __m256 far = _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), _mm256_set1_ps(16.0f), _CMP_GT_OQ);
@@ -12395,11 +12402,11 @@ AMPI_FN void ampi_activation(amp_activation f, const void* x, amp_dtype xt, void
     float x_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
 #if AMPI_X86
     if (ampi_typed(xt, yt)) {
-        ampi_activation_avx512(f, (char*)y + at * amp_dtype_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
+        ampi_activation_avx512(f, (char*)y + at * ampi_type_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
         return;
     }
     if (f == AMP_GELU && ampi_typed_both(xt, yt)) {
-        ampi_gelu_avx2((char*)y + at * amp_dtype_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
+        ampi_gelu_avx2((char*)y + at * ampi_type_size(yt), ampi_part_of(x, xt, at, n, 1, NULL), NULL);
         return;
     }
 #endif
@@ -12412,13 +12419,13 @@ AMPI_FN void ampi_activation_slope(amp_activation f, const void* dy, amp_dtype d
     float dy_tile[AMPI_TILE], s_tile[AMPI_TILE], *v;
 #if AMPI_X86
     if (ampi_typed(dyt, st) && ampi_typed(dxt, st)) {
-        ampi_activation_avx512(f, (char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
-                               (const char*)s + at * amp_dtype_size(st));
+        ampi_activation_avx512(f, (char*)dx + at * ampi_type_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
+                               (const char*)s + at * ampi_type_size(st));
         return;
     }
     if (f == AMP_GELU && ampi_typed_both(dyt, st) && ampi_typed_both(dxt, st)) {
-        ampi_gelu_avx2((char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
-                       (const char*)s + at * amp_dtype_size(st));
+        ampi_gelu_avx2((char*)dx + at * ampi_type_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
+                       (const char*)s + at * ampi_type_size(st));
         return;
     }
 #endif
@@ -12440,7 +12447,7 @@ AMPI_FN int ampi_computes(amp_dtype a, amp_dtype b) {
 /* Room for a table with entries of `size` bytes for the values of type t, if n elements are worth one; or NULL. */
 AMPI_FN void* ampi_value_table(amp_dtype t, size_t size, size_t n, const amp_exec* exec) {
     size_t bytes = exec && exec->workspace ? exec->workspace_size : 0;
-    if (amp_dtype_size(t) != 2 || n < 4 * AMPI_VALUES || bytes < AMPI_VALUES * size + 128) return NULL;
+    if (ampi_type_size(t) != 2 || n < 4 * AMPI_VALUES || bytes < AMPI_VALUES * size + 128) return NULL;
     return ampi_align64(exec->workspace);
 }
 /* The values [first, first + AMPI_TILE). */
@@ -12450,7 +12457,7 @@ AMPI_FN void ampi_values(uint16_t* v, int64_t first) {
 }
 AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, amp_dtype xt, amp_dtype yt, size_t n,
                                               const amp_exec* exec) {
-    const int wanted = f != AMP_RELU && amp_dtype_size(yt) == sizeof(uint16_t)
+    const int wanted = f != AMP_RELU && ampi_type_size(yt) == sizeof(uint16_t)
                     && !(f == AMP_SIGMOID && ampi_computes(xt, yt));
     uint16_t* table = wanted ? (uint16_t*)ampi_value_table(xt, sizeof(uint16_t), n, exec) : NULL;
     int64_t i;
@@ -12490,10 +12497,10 @@ AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, amp_dtype 
     _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(AMPI_GATHER_HALF(base, at, size, 0)), \
                              AMPI_GATHER_HALF(base, at, size, 1), 1)
 /* Entries are read 32 bits at a time: of 16 bits, together with the next one. */
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_value_x16(const uint16_t* v, size_t i, __mmask16 m) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_value_x16(const uint16_t* v, size_t i, __mmask16 m) {
     return _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, v + i));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_look_up_x16(amp_dtype t, size_t i, __mmask16 m, uint16_t* y,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_look_up_x16(amp_dtype t, size_t i, __mmask16 m, uint16_t* y,
                                                      const uint16_t* x, const uint16_t* table) {
     const __m512i both = AMPI_GATHER_X16(table, ampi_value_x16(x, i, m), 2);
     (void)t;
@@ -12505,14 +12512,14 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_look_up_avx512(const uint16_t* table, const
     AMPI_EACH_X16(ampi_look_up_x16, AMP_F16, n, y, x, table);
     ampi_clear_upper();
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_value_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_value_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
                                                          const uint16_t* s, const float* table) {
     const __m512 slope = _mm512_castsi512_ps(AMPI_GATHER_X16(table, ampi_value_x16(s, i, m), 4));
-    AMPI_AHEAD(dy, i * amp_dtype_size(t));
+    AMPI_AHEAD(dy, i * ampi_type_size(t));
     AMPI_AHEAD(s, i * sizeof *s);
     ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), slope));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_values_x16(amp_dtype t, void* dx, const void* dy, const uint16_t* s,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_values_x16(amp_dtype t, void* dx, const void* dy, const uint16_t* s,
                                                           const float* table, size_t n) {
     AMPI_EACH_X16(ampi_slope_value_x16, t, n, dx, dy, s, table);
 }
@@ -12522,12 +12529,12 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_slope_look_up_avx512(const float* table, am
     ampi_clear_upper();
 }
 /* dx = dy * slopes. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slope_times_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_times_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
                                                          const float* slopes) {
-    AMPI_AHEAD(dy, i * amp_dtype_size(t));
+    AMPI_AHEAD(dy, i * ampi_type_size(t));
     ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, slopes, i, m)));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_slopes_times_x16(amp_dtype t, void* dx, const void* dy, const float* slopes,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slopes_times_x16(amp_dtype t, void* dx, const void* dy, const float* slopes,
                                                           size_t n) {
     AMPI_EACH_X16(ampi_slope_times_x16, t, n, dx, dy, slopes);
 }
@@ -12568,7 +12575,7 @@ AMPI_FN void ampi_slope_look_up(const float* table, const void* dy, amp_dtype dy
                                 amp_dtype dxt, size_t at, size_t n) {
     float tile[AMPI_TILE], slopes[AMPI_TILE], *v;
 #if AMPI_X86
-    char* to = (char*)dx + at * amp_dtype_size(dxt);
+    char* to = (char*)dx + at * ampi_type_size(dxt);
     if (ampi_typed(dyt, dxt) && (ampi_gathers() || ampi_dtype(dyt) == AMP_F16)) {
         ampi_slope_look_up_avx512(table, ampi_part_of(dy, dyt, at, n, 1, NULL), s + at, to);
         return;
@@ -12675,15 +12682,15 @@ AMPI_KERNEL_PLAIN(ampi_row_affine_plain, (float* y, const float* x, float a, flo
 #if AMPI_X86
 /* The same by hand, of operands of any type. The maximum instruction returns its second operand where the first is a
    NaN, or both are equal. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_x16(amp_dtype t, size_t i, __mmask16 m, ampi_x64* max,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_max_x16(amp_dtype t, size_t i, __mmask16 m, ampi_x64* max,
                                                      const void* x) {
     max->a = _mm512_mask_max_ps(max->a, m, ampi_get_x16(t, x, i, m), max->a);
 }
 /* Which of two zeros is found does not matter: the difference from either is a zero. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_max_x64(amp_dtype t, size_t i, ampi_x64* max, const void* x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_max_x64(amp_dtype t, size_t i, ampi_x64* max, const void* x) {
     *max = ampi_max_x64(ampi_get_x64(t, x, i), *max);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE float ampi_row_max_fold(__m512 a) {
+AMPI_TARGET_AVX512 AMPI_VECTOR float ampi_row_max_fold(__m512 a) {
     __m256 b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
     __m128 c = _mm_max_ps(_mm256_extractf128_ps(b, 1), _mm256_castps256_ps128(b));
     c = _mm_max_ps(_mm_movehl_ps(c, c), c);
@@ -12691,13 +12698,13 @@ AMPI_TARGET_AVX512 AMPI_INLINE float ampi_row_max_fold(__m512 a) {
 }
 
 /* tile = exp(x - max), and acc += tile where acc is wanted. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_x16(amp_dtype t, size_t i, __mmask16 m, float* tile, ampi_wide* acc,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_x16(amp_dtype t, size_t i, __mmask16 m, float* tile, ampi_wide* acc,
                                                      const void* x, __m512 max) {
     const __m512 e = ampi_exp_x16(_mm512_sub_ps(ampi_get_x16(t, x, i, m), max));
     _mm512_storeu_ps(tile + i % AMPI_TILE, e);
     ampi_wide_add(acc, ampi_widen_x16(_mm512_maskz_mov_ps(m, e)));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_x64(amp_dtype t, size_t i, float* tile, ampi_wide* acc, const void* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_x64(amp_dtype t, size_t i, float* tile, ampi_wide* acc, const void* x,
                                                      __m512 max) {
     const ampi_x64 e = ampi_exp_x64(ampi_sub_x64(ampi_get_x64(t, x, i), ampi_same_x64(max)));
     ampi_put_x64(AMP_F32, tile, i % AMPI_TILE, e);
@@ -12706,7 +12713,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_x64(amp_dtype t, size_t i, floa
     ampi_wide_add_widened(acc, ampi_widen_x16(e.c));
     ampi_wide_add_widened(acc, ampi_widen_x16(e.d));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_exp_typed(amp_dtype t, float* tile, double* acc, const void* x, float max,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_typed(amp_dtype t, float* tile, double* acc, const void* x, float max,
                                                        size_t n) {
     const __m512 m = _mm512_set1_ps(max);
     ampi_wide a = ampi_load_wide(acc);
@@ -12718,7 +12725,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_row_exp_avx512(float* tile, double* acc, am
 }
 
 /* A whole row: its maximum, and the sum of exp(x - max). For a short one the code for 64 is only in the way. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_measure_long(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_measure_long(amp_dtype t, const void* x, size_t d, float* max, float* sum,
                                                           float* tile) {
     ampi_x64 m = AMPI_SPREAD_X64(*max);
     ampi_wide acc;
@@ -12729,7 +12736,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_measure_long(amp_dtype t, const voi
     AMPI_EACH_X64(ampi_row_exp, t, d, tile, &acc, x, m.a);
     *sum = (float)ampi_wide_total(acc);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_measure_short(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_measure_short(amp_dtype t, const void* x, size_t d, float* max, float* sum,
                                                            float* tile) {
     ampi_x64 m = AMPI_SPREAD_X64(*max);
     ampi_wide acc;
@@ -12746,15 +12753,15 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_row_measure_avx512(amp_dtype t, const void*
     else AMPI_FOR_TYPE(ampi_row_measure_long, t, x, d, max, sum, tile);
 }
 
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const float* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const float* x,
                                                         ampi_x64 a, ampi_x64 b, ampi_x64 c) {
     ampi_put_fetched_x16(t, y, i, m, _mm512_mul_ps(_mm512_fmsub_ps(_mm512_loadu_ps(x + i), a.a, b.a), c.a));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_x64(amp_dtype t, size_t i, void* y, const float* x, ampi_x64 a,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_x64(amp_dtype t, size_t i, void* y, const float* x, ampi_x64 a,
                                                         ampi_x64 b, ampi_x64 c) {
     ampi_put_x64(t, y, i, ampi_mul_x64(ampi_fms_x64(ampi_get_x64(AMP_F32, x, i), a, b), c));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_row_affine_typed(amp_dtype t, void* y, const float* x, float a, float b,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_typed(amp_dtype t, void* y, const float* x, float a, float b,
                                                           float c, size_t n) {
     const ampi_x64 va = AMPI_SPREAD_X64(a), vb = AMPI_SPREAD_X64(b), vc = AMPI_SPREAD_X64(c);
     if (n < 64) AMPI_EACH_X16(ampi_row_affine_x16, t, n, y, x, va, vb, vc);
@@ -12765,13 +12772,13 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_row_affine_avx512(amp_dtype t, void* y, con
     AMPI_FOR_TYPE(ampi_row_affine_typed, t, y, x, a, b, c, n);
 }
 
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_max_x8(amp_dtype t, size_t i, size_t m, int upper, __m256* max,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_max_x8(amp_dtype t, size_t i, size_t m, int upper, __m256* max,
                                                   const void* x) {
     const __m256 v = _mm256_max_ps(ampi_read8_avx2(x, t, i, m), max[upper]);
-    if (upper == 0) AMPI_AHEAD(x, i * amp_dtype_size(t));
+    if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
     max[upper] = m < 8 ? _mm256_blendv_ps(max[upper], v, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : v;
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_exp_x8(amp_dtype t, size_t i, size_t m, int upper, float* tile,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_exp_x8(amp_dtype t, size_t i, size_t m, int upper, float* tile,
                                                   ampi_wide8* acc, const void* x, __m256 max) {
     const __m256 e = ampi_exp_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), max));
     _mm256_storeu_ps(tile + i % AMPI_TILE, e);
@@ -12784,7 +12791,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_row_exp_avx2(float* tile, double* acc, ampi_p
     AMPI_ALL_X8(ampi_row_exp_x8, x.t, x.n, tile, a, x.data, m);
     ampi_store_lanes8(acc, a);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_measure_typed8(amp_dtype t, const void* x, size_t d, float* max, float* sum,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_measure_typed8(amp_dtype t, const void* x, size_t d, float* max, float* sum,
                                                           float* tile) {
     __m256 m[2];
     __m128 c;
@@ -12804,7 +12811,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_row_measure_avx2(amp_dtype t, const void* x, 
                                                     float* tile) {
     AMPI_FOR_TYPE(ampi_row_measure_typed8, t, x, d, max, sum, tile);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int upper, void* y,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int upper, void* y,
                                                      const float* x, __m256 a, __m256 b, __m256 c) {
     ampi_put_x8(t, y, i, m, upper, _mm256_mul_ps(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), a, b), c));
 }
@@ -12820,7 +12827,7 @@ AMPI_FN void ampi_row_affine(void* y, amp_dtype yt, size_t at, float* tile, floa
     float* v;
 #if AMPI_X86
     if (ampi_simd() >= AMP_ISA_AVX2) {
-        AMPI_BY_HAND(ampi_row_affine, yt, (char*)y + at * amp_dtype_size(yt), tile, a, b, c, n);
+        AMPI_BY_HAND(ampi_row_affine, yt, (char*)y + at * ampi_type_size(yt), tile, a, b, c, n);
         return;
     }
 #endif
@@ -12846,7 +12853,7 @@ AMPI_FN float ampi_row_measure(const void* x, amp_dtype t, size_t start, size_t 
 #if AMPI_X86
     if (ampi_simd() >= AMP_ISA_AVX2) {
         float sum;
-        AMPI_BY_HAND(ampi_row_measure, t, (const char*)x + start * amp_dtype_size(t), d, max, &sum, tile);
+        AMPI_BY_HAND(ampi_row_measure, t, (const char*)x + start * ampi_type_size(t), d, max, &sum, tile);
         return sum;
     }
 #endif
@@ -12895,12 +12902,12 @@ AMPI_KERNEL_AVX2(ampi_softmax_dx_plain, (float* dx, const float* dy, const float
                  sum, n)
 
 #if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_softmax_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_softmax_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
                                                         const void* y, __m512 sum) {
     const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), sum);
     ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, y, i, m), g));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_softmax_dx_typed(amp_dtype t, void* dx, const void* dy, const void* y,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_softmax_dx_typed(amp_dtype t, void* dx, const void* dy, const void* y,
                                                           float sum, size_t n) {
     const __m512 s = _mm512_set1_ps(sum);
     AMPI_EACH_X16(ampi_softmax_dx_x16, t, n, dx, dy, y, s);
@@ -12908,7 +12915,7 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_softmax_dx_typed(amp_dtype t, void* dx,
 AMPI_TARGET_AVX512 AMPI_FN void ampi_softmax_dx_avx512(void* dx, ampi_part dy, ampi_part y, float sum) {
     AMPI_FOR_TYPE(ampi_softmax_dx_typed, y.t, dx, dy.data, y.data, sum, y.n);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE void ampi_softmax_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx,
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_softmax_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx,
                                                      const void* dy, const void* y, __m256 sum) {
     const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), sum);
     ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(ampi_read8_avx2(y, t, i, m), g));
@@ -12925,7 +12932,7 @@ AMPI_FN void ampi_softmax_dx(const void* dy, amp_dtype dyt, const void* y, amp_d
     float g_tile[AMPI_TILE], y_tile[AMPI_TILE], *v;
 #if AMPI_X86
     if (ampi_typed_both(dyt, yt) && ampi_typed_both(dxt, yt)) {
-        AMPI_BY_HAND(ampi_softmax_dx, (char*)dx + at * amp_dtype_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
+        AMPI_BY_HAND(ampi_softmax_dx, (char*)dx + at * ampi_type_size(dxt), ampi_part_of(dy, dyt, at, n, 1, NULL),
                      ampi_part_of(y, yt, at, n, 1, NULL), sum);
         return;
     }
@@ -13087,7 +13094,7 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void*
 AMPI_FN void ampi_copy_elements(void* dst, amp_dtype dt, size_t to, const void* src, amp_dtype st,
                                 size_t from, size_t n) {
     float tile[AMPI_TILE];
-    size_t size = amp_dtype_size(dt), i, count;
+    size_t size = ampi_type_size(dt), i, count;
     if (ampi_dtype(dt) == ampi_dtype(st)) {
         memcpy((char*)dst + to * size, (const char*)src + from * size, n * size);
         return;
@@ -13991,20 +13998,20 @@ AMPI_FN void ampi_scan_16_plain(const uint16_t* AMPI_RESTRICT x, size_t n, uint3
 #if AMPI_X86
 /* Both by hand and in one pass, for each type: the lanes and the tree of the plain code. square() adds to as many
    lanes as a vector has, over() folds 32 elements into the test, signs() are its top bits. */
-AMPI_TARGET_AVX2 AMPI_INLINE __m256d ampi_square_f32_avx2(const float* x, __m256d sum) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256d ampi_square_f32_avx2(const float* x, __m256d sum) {
     __m256d wide = _mm256_cvtps_pd(_mm_loadu_ps(x));
     return _mm256_fmadd_pd(wide, wide, sum);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256d ampi_square_half_avx2(const uint16_t* x, __m256d sum) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256d ampi_square_half_avx2(const uint16_t* x, __m256d sum) {
     __m256d wide = _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)(const void*)x)));
     return _mm256_fmadd_pd(wide, wide, sum);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256d ampi_square_bf16_avx2(const uint16_t* x, __m256d sum) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256d ampi_square_bf16_avx2(const uint16_t* x, __m256d sum) {
     __m128i u = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i*)(const void*)x));
     __m256d wide = _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(u, 16)));
     return _mm256_fmadd_pd(wide, wide, sum);
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_over_f32_avx2(__m256i any, const float* x, uint32_t last) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_over_f32_avx2(__m256i any, const float* x, uint32_t last) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), limit = _mm256_set1_epi32((int)last);
     int k;
     for (k = 0; k < 4; k++) {
@@ -14013,7 +14020,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_over_f32_avx2(__m256i any, const float
     }
     return any;
 }
-AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_over_16_avx2(__m256i any, const uint16_t* x, uint32_t last) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_over_16_avx2(__m256i any, const uint16_t* x, uint32_t last) {
     const __m256i magnitude = _mm256_set1_epi16(0x7fff), limit = _mm256_set1_epi16((short)last);
     __m256i a = _mm256_loadu_si256((const __m256i*)(const void*)x);
     __m256i b = _mm256_loadu_si256((const __m256i*)(const void*)(x + 16));
@@ -14022,7 +14029,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256i ampi_over_16_avx2(__m256i any, const uint16
 }
 #define AMPI_SIGNS_F32_AVX2(any) _mm256_movemask_ps(_mm256_castsi256_ps(any))
 #define AMPI_SIGNS_16_AVX2(any) ((uint32_t)_mm256_movemask_epi8(any) & 0xaaaaaaaau)
-AMPI_TARGET_AVX2 AMPI_INLINE double ampi_tree_avx2(__m256d even, __m256d odd) {
+AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_tree_avx2(__m256d even, __m256d odd) {
     double lane[4];
     _mm256_storeu_pd(lane, _mm256_add_pd(even, odd));
     return (lane[0] + lane[2]) + (lane[1] + lane[3]);
@@ -14067,16 +14074,16 @@ AMPI_SCAN_AVX2(bf16, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2)
 
 /* Adds the squares of eight floats, and of 32 elements [i, i+32), to the lanes of s. Of bfloat16 the even elements
    are taken apart from the odd ones, so each holds every other lane. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_x8(__m256 x, __m512d* s) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_x8(__m256 x, __m512d* s) {
     const __m512d wide = _mm512_maskz_cvtps_pd(0xff, x);
     *s = _mm512_fmadd_pd(wide, wide, *s);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_pairs_x16(const uint16_t* x, __m512d* even, __m512d* odd) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_pairs_x16(const uint16_t* x, __m512d* even, __m512d* odd) {
     const __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)x);
     ampi_square_x8(_mm256_castsi256_ps(_mm256_slli_epi32(u, 16)), even);
     ampi_square_x8(_mm256_castsi256_ps(_mm256_and_si256(u, _mm256_set1_epi32((int)0xffff0000u))), odd);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
     if (t == AMP_BF16) {
         ampi_square_pairs_x16((const uint16_t*)x + i, s, s + 1);
         ampi_square_pairs_x16((const uint16_t*)x + i + 16, s + 2, s + 3);
@@ -14087,24 +14094,24 @@ AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_x32(amp_dtype t, const void* x, 
     ampi_square_x8(ampi_get_x8(t, x, i + 16), s + 2);
     ampi_square_x8(ampi_get_x8(t, x, i + 24), s + 3);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_over_f32_avx512(__m512i any, const float* x, uint32_t last) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_over_f32_avx512(__m512i any, const float* x, uint32_t last) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), limit = _mm512_set1_epi32((int)last);
     __m512i a = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
     __m512i b = _mm512_and_si512(_mm512_loadu_si512(x + 16), magnitude);
     any = _mm512_or_si512(any, _mm512_sub_epi32(limit, a));
     return _mm512_or_si512(any, _mm512_sub_epi32(limit, b));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE __m512i ampi_over_16_avx512(__m512i any, const uint16_t* x, uint32_t last) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_over_16_avx512(__m512i any, const uint16_t* x, uint32_t last) {
     const __m512i magnitude = _mm512_set1_epi16(0x7fff), limit = _mm512_set1_epi16((short)last);
     __m512i u = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
     return _mm512_or_si512(any, _mm512_sub_epi16(limit, u));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE double ampi_tree_avx512(__m512d x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_tree_avx512(__m512d x) {
     double lane[8];
     _mm512_storeu_pd(lane, x);
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
-AMPI_TARGET_AVX512 AMPI_INLINE double ampi_squares_total(amp_dtype t, const __m512d* s) {
+AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_squares_total(amp_dtype t, const __m512d* s) {
     const __m512d a = _mm512_add_pd(s[0], s[2]), b = _mm512_add_pd(s[1], s[3]);
     return t == AMP_BF16 ? ampi_tree_avx512(a) + ampi_tree_avx512(b) : ampi_tree_avx512(_mm512_add_pd(a, b));
 }
@@ -14130,13 +14137,13 @@ AMPI_SCAN_AVX512(half, uint16_t, AMP_F16, ampi_over_16_avx512, _mm512_movepi16_m
 AMPI_SCAN_AVX512(bf16, uint16_t, AMP_BF16, ampi_over_16_avx512, _mm512_movepi16_mask)
 
 /* The sums of squares of four runs of n elements, a chunk apart: memory is read faster in several places at once. */
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_square_ahead_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
-    const char* p = (const char*)x + i * amp_dtype_size(t) + 1024;
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_ahead_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
+    const char* p = (const char*)x + i * ampi_type_size(t) + 1024;
     _mm_prefetch(p, _MM_HINT_T0);
     if (t == AMP_F32) _mm_prefetch(p + 64, _MM_HINT_T0);
     ampi_square_x32(t, x, i, s);
 }
-AMPI_TARGET_AVX512 AMPI_INLINE void ampi_squares_typed(amp_dtype t, const void* x, size_t n, double* sums) {
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_squares_typed(amp_dtype t, const void* x, size_t n, double* sums) {
     const __m512d z = _mm512_setzero_pd();
     __m512d a[4] = { z, z, z, z }, b[4] = { z, z, z, z }, c[4] = { z, z, z, z }, d[4] = { z, z, z, z };
     size_t i;
@@ -14256,7 +14263,7 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
 }
 
 AMPI_FN const void* ampi_element(const amp_tensor* x, size_t i) {
-    return (const unsigned char*)x->data + i * amp_dtype_size(x->dtype);
+    return (const unsigned char*)x->data + i * ampi_type_size(x->dtype);
 }
 
 /* A pass over lists: src is checked, or moved to dst. */
@@ -14281,7 +14288,7 @@ AMPI_FN void ampi_check_chunk(void* context, ampi_chunk* c) {
 /* Four whole chunks of one tensor. A sum of squares is finite where each element is: a square of the largest
    float is far from the end of double. */
 AMPI_FN void ampi_check_abreast(const void* data, amp_dtype t, ampi_chunk* c) {
-    const size_t block = t == AMP_F32 ? AMPI_CHUNK : AMPI_BLOCK, size = amp_dtype_size(t);
+    const size_t block = t == AMP_F32 ? AMPI_CHUNK : AMPI_BLOCK, size = ampi_type_size(t);
     double sums[AMPI_ABREAST];
     size_t i;
     int k;
@@ -15178,7 +15185,7 @@ AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
 #define ampi_end_avx2 ampi_clear_upper
 #define ampi_sqrt_avx2 _mm256_sqrt_ps
 #define ampi_fma_avx2 _mm256_fmadd_ps
-AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_flush_avx2(__m256 x) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_flush_avx2(__m256 x) {
     __m256i exponent = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7f800000));
     return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(exponent, _mm256_setzero_si256())), x);
 }
@@ -15193,7 +15200,7 @@ AMPI_TARGET_AVX2 AMPI_INLINE __m256 ampi_flush_avx2(__m256 x) {
 /* gcc 12 warns about the plain _mm512_sqrt_ps. */
 #define ampi_sqrt_avx512(a) _mm512_maskz_sqrt_ps((__mmask16)0xffff, a)
 #define ampi_fma_avx512 _mm512_fmadd_ps
-AMPI_TARGET_AVX512 AMPI_INLINE __m512 ampi_flush_avx512(__m512 x) {
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_flush_avx512(__m512 x) {
     return _mm512_maskz_mov_ps(
         _mm512_test_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32(0x7f800000)), x);
 }
@@ -15223,7 +15230,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
 #define AMPI_OPTIMIZER_KERNELS(isa, target, lanes)                                                       \
     typedef ampi_v_##isa ampi_vector_##isa;                                                              \
     /* mult*g + l2*w */                                                                                  \
-    target AMPI_INLINE ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g,             \
+    target AMPI_VECTOR ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g,             \
                                                              const ampi_update* u) {                     \
         ampi_fetch_##isa(w);                                                                             \
         ampi_fetch_##isa(g);                                                                             \
@@ -15231,7 +15238,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
                               ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g)));              \
     }                                                                                                    \
     /* m = b1*m + c1*g */                                                                                \
-    target AMPI_INLINE ampi_vector_##isa ampi_first_moment_##isa(float* m, ampi_vector_##isa g,          \
+    target AMPI_VECTOR ampi_vector_##isa ampi_first_moment_##isa(float* m, ampi_vector_##isa g,          \
                                                                  const ampi_update* u) {                 \
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->c1), g);                               \
         ampi_vector_##isa x = ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m), part);           \
@@ -15241,7 +15248,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         return x;                                                                                        \
     }                                                                                                    \
     /* v = b2*v + c2*g*g */                                                                              \
-    target AMPI_INLINE ampi_vector_##isa ampi_second_moment_##isa(float* v, ampi_vector_##isa g,         \
+    target AMPI_VECTOR ampi_vector_##isa ampi_second_moment_##isa(float* v, ampi_vector_##isa g,         \
                                                                   const ampi_update* u) {                \
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->b2), ampi_load_##isa(v));              \
         ampi_vector_##isa x = ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, part);         \
@@ -15251,13 +15258,13 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         return x;                                                                                        \
     }                                                                                                    \
     /* m / (sqrt(v)*r2 + eps) */                                                                         \
-    target AMPI_INLINE ampi_vector_##isa ampi_quotient_##isa(ampi_vector_##isa m, ampi_vector_##isa v,   \
+    target AMPI_VECTOR ampi_vector_##isa ampi_quotient_##isa(ampi_vector_##isa m, ampi_vector_##isa v,   \
                                                              const ampi_update* u) {                     \
         return ampi_div_##isa(m, ampi_fma_##isa(ampi_sqrt_##isa(v), ampi_set_##isa(u->r2),               \
                                                 ampi_set_##isa(u->eps)));                                \
     }                                                                                                    \
     /* w = decay*w + step*direction */                                                                   \
-    target AMPI_INLINE void ampi_move_##isa(float* w, ampi_vector_##isa direction, const ampi_update* u) { \
+    target AMPI_VECTOR void ampi_move_##isa(float* w, ampi_vector_##isa direction, const ampi_update* u) { \
         ampi_vector_##isa kept = ampi_mul_##isa(ampi_load_##isa(w), ampi_set_##isa(u->decay));           \
         ampi_put_##isa(w, ampi_fma_##isa(ampi_set_##isa(u->step), direction, kept));                     \
     }                                                                                                    \
@@ -15654,7 +15661,7 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o) {
     if (!o || !o->params) return AMP_ERR_ARGUMENT;
     for (i = 0; i < o->count; i++)
         if (o->params[i].grad && o->params[i].count)
-            memset(o->params[i].grad, 0, o->params[i].count * amp_dtype_size(o->params[i].grad_dtype));
+            memset(o->params[i].grad, 0, o->params[i].count * ampi_type_size(o->params[i].grad_dtype));
     return AMP_OK;
 }
 
@@ -16715,7 +16722,7 @@ AMPI_FN void ampi_lease_use(ampi_lease* l, int time) {
 }
 
 AMPI_FN size_t ampi_value_bytes(const amp_model* m, const ampi_node* n) {
-    return ampi_align(ampi_features(n) * (size_t)m->desc.batch * amp_dtype_size(n->layer.storage_dtype));
+    return ampi_align(ampi_features(n) * (size_t)m->desc.batch * ampi_type_size(n->layer.storage_dtype));
 }
 
 /* Whether the backward pass hands a gradient from n to its input j. */
@@ -16845,7 +16852,7 @@ AMPI_FN void ampi_param_bytes(const amp_model* m, const ampi_node* n, size_t cou
     if (n->layer.param_dtype == AMP_F32 || m->policy.master_weights)
         ampi_count_bytes(&at->masters, ampi_align(count * 4));
     if (n->layer.param_dtype != AMP_F32) ampi_count_bytes(&at->low, ampi_align(count * 2));
-    ampi_count_bytes(&at->grads, ampi_align(count * amp_dtype_size(m->desc.grad_dtype)));
+    ampi_count_bytes(&at->grads, ampi_align(count * ampi_type_size(m->desc.grad_dtype)));
     ampi_count_bytes(&at->moments, ampi_align(count * 4) * (size_t)moments);
 }
 
@@ -16940,7 +16947,7 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
         if (p->master) t = AMP_F32;
         for (i = 0; i < count; i++)
             values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
-        r = m->backend->upload(to + at * amp_dtype_size(t), t, values, AMP_F32, count, &m->exec);
+        r = m->backend->upload(to + at * ampi_type_size(t), t, values, AMP_F32, count, &m->exec);
         if (r != AMP_OK) return r;
     }
     return AMP_OK;
@@ -17731,7 +17738,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
     if (b->n < 1 || b->n > m->desc.batch)
         return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what, b->n,
                                m->desc.batch);
-    if (amp_dtype_size(b->input_dtype) == 0)
+    if (ampi_type_size(b->input_dtype) == 0)
         return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: input_dtype %d does not exist", what,
                                (int)b->input_dtype);
     for (i = 0; i < m->input_count; i++)
@@ -17806,7 +17813,7 @@ AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
 AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t* index, const char** what) {
     enum { CHUNK = 2048 };
     float values[CHUNK];
-    size_t at, i, count = (size_t)samples * ampi_features(n), size = amp_dtype_size(n->layer.storage_dtype);
+    size_t at, i, count = (size_t)samples * ampi_features(n), size = ampi_type_size(n->layer.storage_dtype);
     for (at = 0; at < count; at += CHUNK) {
         size_t k = count - at < CHUNK ? count - at : (size_t)CHUNK;
         if (m->backend->download(values, AMP_F32, (const char*)ampi_data(m, n) + at * size,
@@ -17896,7 +17903,7 @@ AMPI_FN amp_result ampi_reduce_gradients(amp_model* m) {
     float* flag = ampi_loss_value(m, m->loss_count);
     amp_result r;
     if (comm->size == 1) return AMP_OK;
-    if (comm->all_reduce_sum(grads->base, t, grads->bytes / amp_dtype_size(t), m->exec.stream, comm->user_data)
+    if (comm->all_reduce_sum(grads->base, t, grads->bytes / ampi_type_size(t), m->exec.stream, comm->user_data)
         != AMP_OK)
         return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of the gradients over the ranks failed");
     r = m->backend->training_check(&m->training, m->grad_list, m->param_count, flag, &m->exec);
@@ -18092,7 +18099,7 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
    elsewhere. */
 AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const ampi_node* loss, int* correct) {
     const ampi_node* x = &m->nodes[loss->reads[0]];
-    const size_t classes = ampi_features(x), size = amp_dtype_size(x->layer.storage_dtype);
+    const size_t classes = ampi_features(x), size = ampi_type_size(x->layer.storage_dtype);
     const size_t most = ampi_rows_at_once(classes);
     float* rows = (float*)(void*)m->blocks[AMPI_BLOCK_ROW].base;
     int32_t* labels = (int32_t*)(void*)(rows + most * classes);
@@ -18395,7 +18402,7 @@ AMPI_FN amp_result ampi_file_check_desc(const amp_file_desc* d) {
 
 /* Bytes of a tensor whose count was checked. */
 AMPI_FN size_t ampi_file_bytes(const amp_file_tensor* t) {
-    return t->tensor.count * amp_dtype_size(t->tensor.dtype);
+    return t->tensor.count * ampi_type_size(t->tensor.dtype);
 }
 
 /* One tensor of the caller: its name can be written, its type is known, and its shape, count and bytes agree
@@ -18417,7 +18424,7 @@ AMPI_FN amp_result ampi_file_check_tensor(const amp_file_tensor* t, int index, c
         return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s': rank %d is not 0 to %d",
                          ampi_show(name, shown), t->rank, AMPI_FILE_MAX_RANK);
     for (k = 0; k < t->rank; k++) fits = fits && ampi_mul_size(count, t->shape[k], &count);
-    if (!fits || count != t->tensor.count || !ampi_mul_size(count, amp_dtype_size(t->tensor.dtype), &bytes))
+    if (!fits || count != t->tensor.count || !ampi_mul_size(count, ampi_type_size(t->tensor.dtype), &bytes))
         return ampi_fail(log, AMP_ERR_ARGUMENT,
                          "checkpoint: tensor '%s': its shape does not have %.0f elements",
                          ampi_show(name, shown), (double)t->tensor.count);
@@ -18515,7 +18522,7 @@ typedef struct ampi_file_content {
 AMPI_FN int ampi_next_tensor(const ampi_file_content* c, int* i, size_t* element) {
     for (; *element >= 2; *element /= 2, *i = -1)
         while (++*i < c->count)
-            if (amp_dtype_size(c->tensors[*i].tensor.dtype) == *element) return 1;
+            if (ampi_type_size(c->tensors[*i].tensor.dtype) == *element) return 1;
     return 0;
 }
 
@@ -19783,14 +19790,14 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     size_t at, i;
     if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
     if (target == AMP_DTYPE_DEFAULT) target = AMP_F16;
-    if (amp_dtype_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
+    if (ampi_type_size(dtype) == 0 || !ampi_is_compute_dtype(target)) return AMP_ERR_DTYPE;
     own = ampi_range_of(ampi_dtype(dtype));
     range = ampi_range_of(target);
     if (!add) memset(out, 0, sizeof *out);
     out->count += n;
     for (at = 0; at < n; at += CHUNK) {
         size_t k = n - at < CHUNK ? n - at : (size_t)CHUNK;
-        amp_convert(tile, AMP_F64, (const char*)x + at * amp_dtype_size(dtype), dtype, k);
+        amp_convert(tile, AMP_F64, (const char*)x + at * ampi_type_size(dtype), dtype, k);
         for (i = 0; i < k; i++) ampi_stats_add(out, tile[i], &own, &range, target);
     }
     ampi_suggest_scale(out, &range);
@@ -19801,7 +19808,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
 AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, amp_dtype dtype, size_t n) {
     enum { CHUNK = 512 };
     float tile[CHUNK];
-    size_t at, size = amp_dtype_size(dtype);
+    size_t at, size = ampi_type_size(dtype);
     for (at = 0; at < n; at += CHUNK) {
         size_t k = n - at < CHUNK ? n - at : (size_t)CHUNK;
         amp_result r = m->backend->download(tile, dtype, (const char*)data + at * size, dtype, k, &m->exec);
@@ -19914,7 +19921,6 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
-#undef amp_dtype_size
 #endif /* AMP_IMPLEMENTATION */
 
 /* ======================================================================================== */

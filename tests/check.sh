@@ -59,6 +59,15 @@ if have gcov; then step "coverage" make -s coverage; else skip "gcov is not here
 step "planted faults, every forty-eighth" $PYTHON tests/mutants.py 1/48
 if have clang; then step "clang" again clang clang "-O2"; else skip "clang is not here"; fi
 step "OpenMP" env OMP_NUM_THREADS=3 make -s test B=build/omp CC="$CC" CFLAGS="-O2 -fopenmp"
+small_stack() { # the operators need no more than amp.h says, in builds for debugging too
+    $CC -std=c99 -O0 -c tests/impl.c -o $out/O0.o || return 1
+    for t in ops conv gemm model; do
+        for o in $out/O0.o build/impl.o; do
+            $CC -std=c99 -O2 tests/test_$t.c $o -o $out/stack_$t -lm && (ulimit -s 128 && $out/stack_$t) || return 1
+        done
+    done
+}
+step "a stack of 128 KB" small_stack
 step "contraction allowed (-std=gnu99 -ffp-contract=fast)" again gnu99 "$CC" "-std=gnu99 -O2 -ffp-contract=fast"
 for isa in scalar avx2; do step "AMP_ISA=$isa" env AMP_ISA=$isa make -s test CC="$CC"; done
 unit_in_c() { # the code for a matrix unit where there is none

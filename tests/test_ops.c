@@ -1366,7 +1366,6 @@ static void run_all(void) {
     TEST(test_pool);
     TEST(test_usual_pools);
     TEST(test_pool_bits);
-    TEST(test_pool_nine);
     TEST(test_global_pool);
     TEST(test_pool_groups);
     TEST(test_pool_nan);
