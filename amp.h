@@ -1003,7 +1003,7 @@ typedef struct amp_optimizer {
 } amp_optimizer;
 
 /* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no
-   parameter at all). If a low copy is given beside a master it is written here. */
+   parameter at all, one that is listed twice). If a low copy is given beside a master it is written here. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                       int count);
 
@@ -1011,8 +1011,8 @@ AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc
 typedef struct amp_optimizer_info {
     int    applied;             /* 1 = weights were updated; 0 = skipped because of an overflow */
     float  lr;                  /* the learning rate of this step, schedule included */
-    double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite; 0 if
-                                   nobody looked (no scaler, no clip_norm, and unchecked) */
+    double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite, or skipped;
+                                   0 if nobody looked (no scaler, no clip_norm, and unchecked) */
     float  clip_coefficient;    /* 1 = not clipped */
     amp_overflow_info overflow; /* of the window; without a scaler, of this step */
 } amp_optimizer_info;
@@ -1289,7 +1289,7 @@ AMP_DEF void amp_autocast_pop(amp_model* m);
 /* Pins the layer that made v. Beats every region and rule. Of several pins F32 wins over F16 over BF16,
    in any order. A loss is FP32 always. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
-/* Names the layer that made v (copied; 1 to 31 characters); otherwise "conv2d1", "linear2", ... */
+/* Names the layer that made v (copied; UTF-8, 1 to 31 bytes); otherwise "conv2d1", "linear2", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
 /* Puts the parameters of the layer that made v into a group of the optimizer. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
@@ -1365,8 +1365,9 @@ typedef struct amp_batch {
     const void* targets[AMP_MAX_LOSSES];    /* per loss: int32_t[n] labels for cross-entropy, else
                                                float[n,C,H,W] */
     int on_device;                          /* 0 = host memory; 1 = the memory of the model's backend, in which
-                                               labels are not checked: one outside its classes makes the
-                                               loss NaN, so that the step is skipped */
+                                               labels are not checked before the step: one outside its classes is
+                                               AMP_ERR_ARGUMENT on the CPU; on a GPU it makes the loss NaN, so
+                                               that the step is skipped */
 } amp_batch;
 
 typedef enum amp_outcome {
@@ -1395,8 +1396,8 @@ typedef struct amp_step_info {
     char     message[224];         /* a sentence if the step was skipped; "" otherwise */
 } amp_step_info;
 
-/* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL. An overflow is
-   not an error. Errors: AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes),
+/* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
+   is, but for AMP_ERR_OVERFLOW, whose step was made and skipped. An overflow is not an error. Errors: AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes),
    AMP_ERR_STATE (not finalized), AMP_ERR_OVERFLOW (a limit of the scaler), AMP_ERR_COMM. After a skipped
    step everything but the scaler and the counters is as before: weights, moments, running statistics.
    On an asynchronous backend a call without info (and without max_replays) waits for nothing; what went wrong
@@ -1504,7 +1505,7 @@ typedef struct amp_layer_stats {
     amp_stats weight_gradient;      /* likewise; of all parameters of the layer */
 } amp_layer_stats;
 /* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >=
-   amp_model_layer_count. Weights, moments, running statistics, scaler and counters stay as they are.
+   amp_model_layer_count; an error of an operator may leave some of them filled. Weights, moments, running statistics, scaler and counters stay as they are.
    AMP_ERR_STATE between micro-batches. */
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
                                    int capacity);
@@ -1694,6 +1695,35 @@ AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, siz
 AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
 AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
 AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
+
+/* Length of the UTF-8 character at s, or 0 if it is not a valid one (Unicode, table 3-7): too long a form, a
+   surrogate, above U+10FFFF or cut off. */
+AMPI_FN size_t ampi_utf8_length(const char* text, size_t available) {
+    const unsigned char* s = (const unsigned char*)text;
+    unsigned low = 0x80, high = 0xbf;
+    size_t n, i;
+    if (available == 0) return 0;
+    if (s[0] < 0x80) return 1;
+    if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
+    n = s[0] < 0xe0 ? 2 : (s[0] < 0xf0 ? 3 : 4);
+    if (n > available) return 0;
+    if (s[0] == 0xe0) low = 0xa0;
+    if (s[0] == 0xed) high = 0x9f;
+    if (s[0] == 0xf0) low = 0x90;
+    if (s[0] == 0xf4) high = 0x8f;
+    if (s[1] < low || s[1] > high) return 0;
+    for (i = 2; i < n; i++)
+        if (s[i] < 0x80 || s[i] > 0xbf) return 0;
+    return n;
+}
+
+/* 1 if the whole of a C string is valid UTF-8. */
+AMPI_FN int ampi_is_utf8(const char* s) {
+    size_t left = strlen(s), n;
+    for (; left > 0; s += n, left -= n)
+        if ((n = ampi_utf8_length(s, left)) == 0) return 0;
+    return 1;
+}
 
 /* *out = a * b; returns 0 when the product does not fit a size_t. */
 AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
@@ -14176,6 +14206,21 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param*
     return r;
 }
 
+/* A parameter that stands in the list twice would be moved twice, or by a gradient that is counted twice. */
+AMPI_FN amp_result ampi_params_differ(const amp_param* params, int count, const amp_logger* logger) {
+    int i, j;
+    for (i = 0; i < count; i++)
+        for (j = 0; j < i && params[i].count; j++) {
+            const amp_param *p = &params[j], *q = &params[i];
+            int same_weights = p->master ? p->master == q->master : !q->master && p->low == q->low;
+            if (p->count && (same_weights || (p->grad && p->grad == q->grad)))
+                return ampi_fail(logger, AMP_ERR_ARGUMENT, "optimizer: parameters %d (%s) and %d (%s) have the same %s",
+                                 j, p->name ? p->name : "no name", i, q->name ? q->name : "no name",
+                                 same_weights ? "weights" : "gradient");
+        }
+    return AMP_OK;
+}
+
 /* All of amp_optimizer_init but the low copies: nothing that params point to is touched. */
 AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                        int count, const char* place) {
@@ -14195,6 +14240,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     if (made.desc.logger) made.logger = *made.desc.logger;
     made.desc.logger = NULL;
     r = ampi_params_validate(&made, params, count);
+    if (r == AMP_OK) r = ampi_params_differ(params, count, &made.logger);
     if (r != AMP_OK) return r;
     made.params = params;
     made.count = count;
@@ -14714,6 +14760,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
         ampi_scaler_note(s, &t, AMPI_STEPPED, report.grad_norm);
         report.overflow = s->info;
     }
+    if (!report.applied) report.grad_norm = ampi_double(0x7ff0000000000000u);
     if (info) *info = report;
     return AMP_OK;
 }
@@ -15579,6 +15626,10 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     if (!name || !*name || strlen(name) >= sizeof n->layer.name) {
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed", n->layer.name,
                         (int)sizeof n->layer.name - 1);
+        return;
+    }
+    if (!ampi_is_utf8(name)) {
+        ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': it is not UTF-8", n->layer.name);
         return;
     }
     for (i = 0; i < m->node_count; i++)
@@ -17121,47 +17172,48 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
     return AMP_OK;
 }
 
+/* Was a step made that there is something to tell about? A limit of the scaler is told after it. */
+AMPI_FN int ampi_step_was_made(amp_result r) { return r == AMP_OK || r == AMP_ERR_OVERFLOW; }
+
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info) {
-    amp_step_info own;
+    amp_step_info told;
     fenv_t floats;
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "train step", 1)) != AMP_OK) return r;
     if ((r = ampi_check_training(m, batch, "train step")) != AMP_OK) return r;
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
-    if (!info) info = &own;
-    memset(info, 0, sizeof *info);
-    info->step = m->training.optimizer.state.step;
-    info->skipped = m->training.scaler.state.skipped;
-    info->overflow.first_tensor = -1;
+    memset(&told, 0, sizeof told);
+    told.step = m->training.optimizer.state.step;
+    told.skipped = m->training.scaler.state.skipped;
+    told.overflow.first_tensor = -1;
     feholdexcept(&floats);      /* an overflow is data here, not a trap */
     do {
-        info->message[0] = 0;
-        info->attempts++;
-        r = ampi_attempt(m, batch, info);
-    } while (r == AMP_OK && info->outcome == AMP_STEP_SKIPPED_OVERFLOW
-             && info->attempts <= m->desc.max_replays);
+        told.message[0] = 0;
+        told.attempts++;
+        r = ampi_attempt(m, batch, &told);
+    } while (r == AMP_OK && told.outcome == AMP_STEP_SKIPPED_OVERFLOW && told.attempts <= m->desc.max_replays);
     fesetenv(&floats);
+    if (info && ampi_step_was_made(r)) *info = told;
     return r;
 }
 
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
+    amp_step_info told;
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "train read: info is NULL");
     if (!m->finalized || (!m->stepped && m->micro == 0))
         return ampi_model_fail(m, AMP_ERR_STATE, "train read: no step was made");
-    memset(info, 0, sizeof *info);
-    r = ampi_total_loss(m, &info->loss);
+    memset(&told, 0, sizeof told);
+    r = ampi_total_loss(m, &told.loss);
     if (r == AMP_OK) r = ampi_refresh(m);
     if (r != AMP_OK) return r;
-    info->attempts = 1;
-    if (m->micro > 0) {
-        ampi_tell_micro_batch(m, info);
-        return AMP_OK;
-    }
-    ampi_tell_step(m, info);
-    return m->training.limit;
+    told.attempts = 1;
+    if (m->micro > 0) ampi_tell_micro_batch(m, &told);
+    else ampi_tell_step(m, &told);
+    *info = told;
+    return m->micro > 0 ? AMP_OK : m->training.limit;
 }
 
 /* --- evaluation ------------------------------------------------------------------------------------ */
@@ -17196,6 +17248,7 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const am
 
 /* Logits may give their memory to later layers, so answers are counted right after each loss. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
+    amp_eval_info told;
     ampi_pass p;
     fenv_t floats;
     amp_result r;
@@ -17203,7 +17256,7 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     if (!m) return AMP_ERR_ARGUMENT;
     if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
     if ((r = ampi_check_batch(m, batch, "evaluate", 1)) != AMP_OK) return r;
-    memset(info, 0, sizeof *info);
+    memset(&told, 0, sizeof told);
     memset(&p, 0, sizeof p);
     p.n = batch->n;
     feholdexcept(&floats);
@@ -17214,10 +17267,11 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
         if (ampi_is_idle(m, n)) continue;
         r = ampi_forward_node(m, n, &p);
         if (r == AMP_OK && n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY)
-            r = ampi_count_correct(m, batch, n, &info->correct);
+            r = ampi_count_correct(m, batch, n, &told.correct);
     }
-    if (r == AMP_OK) r = ampi_total_loss(m, &info->loss);
+    if (r == AMP_OK) r = ampi_total_loss(m, &told.loss);
     fesetenv(&floats);
+    if (r == AMP_OK) *info = told;
     return r;
 }
 
@@ -17356,35 +17410,6 @@ AMPI_FN void* ampi_find_name(void* records, size_t n, size_t size, const char* n
 }
 
 /* --- texts and bytes ------------------------------------------------------------------- */
-
-/* Length of the UTF-8 character at s, or 0 if it is not a valid one (Unicode, table 3-7): too long a form, a
-   surrogate, above U+10FFFF or cut off. */
-AMPI_FN size_t ampi_utf8_length(const char* text, size_t available) {
-    const unsigned char* s = (const unsigned char*)text;
-    unsigned low = 0x80, high = 0xbf;
-    size_t n, i;
-    if (available == 0) return 0;
-    if (s[0] < 0x80) return 1;
-    if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
-    n = s[0] < 0xe0 ? 2 : (s[0] < 0xf0 ? 3 : 4);
-    if (n > available) return 0;
-    if (s[0] == 0xe0) low = 0xa0;
-    if (s[0] == 0xed) high = 0x9f;
-    if (s[0] == 0xf0) low = 0x90;
-    if (s[0] == 0xf4) high = 0x8f;
-    if (s[1] < low || s[1] > high) return 0;
-    for (i = 2; i < n; i++)
-        if (s[i] < 0x80 || s[i] > 0xbf) return 0;
-    return n;
-}
-
-/* 1 if the whole of a C string is valid UTF-8. */
-AMPI_FN int ampi_is_utf8(const char* s) {
-    size_t left = strlen(s), n;
-    for (; left > 0; s += n, left -= n)
-        if ((n = ampi_utf8_length(s, left)) == 0) return 0;
-    return 1;
-}
 
 /* A name out of a file, made fit for a sentence: no control characters, at most 60 bytes. */
 #define AMPI_SHOWN 64

@@ -320,6 +320,10 @@ TABLE = [
     ("scaler", "left >= 0 && left <= r->hysteresis", "left >= 0"),
     ("optim", "if (d.logger) s->logger = *d.logger;", ""),
     # --- optim
+    ("optim", "(p->grad && p->grad == q->grad)", "(p->grad && p->m == q->m)"),
+    ("optim", ": !q->master && p->low == q->low;", ": 0;"),
+    ("optim", "for (j = 0; j < i && params[i].count; j++) {", "for (j = 0; j < i; j++) {"),
+    ("optim", "if (!report.applied) report.grad_norm = ampi_double(0x7ff0000000000000u);", ""),
     ("optim", "if (made.desc.logger) made.logger = *made.desc.logger;", ""),
     ("optim", "if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);",
      "if (after < 0) return (double)t / ((double)warmup + 1.0);"),
@@ -363,6 +367,7 @@ TABLE = [
     ("model", "values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);",
      "values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), i);"),
     ("model", "at += 2 * (size_t)m->desc.batch;", "at += (size_t)m->desc.batch;"),
+    ("model", "if (!ampi_is_utf8(name)) {", "if (0) {"),
     # --- train
     ("train", "p.grad_factor = (float)(1.0 / ((double)m->desc.accumulate * (double)m->comm.size));",
      "p.grad_factor = (float)(1.0 / (double)m->desc.accumulate);"),
@@ -379,6 +384,8 @@ TABLE = [
     ("train", "if (l->op == AMP_OP_BATCH_NORM && b->n == 1 &&", "if (l->op == AMP_OP_LAYER_NORM && b->n == 1 &&"),
     ("train", "if (!ampi_scale_usable(&info->scale_before))\n", "if (0)\n"),
     ("train", "else if (o->inf_count + o->nan_count == 0 && m->comm.size == 1)", "else if (0)"),
+    ("train", "if (info && ampi_step_was_made(r)) *info = told;", "if (info) *info = told;"),
+    ("train", "return r == AMP_OK || r == AMP_ERR_OVERFLOW; }", "return r == AMP_OK; }"),
     # --- checkpoint
     ("checkpoint", "if (r != AMP_OK && replaced == 0) remove(temporary);", ""),
     ("checkpoint", "stat(path, &st) == 0 && !S_ISREG(st.st_mode)", "stat(path, &st) == 0 && S_ISDIR(st.st_mode)"),

@@ -977,6 +977,7 @@ static void e_name_later(amp_model* m, amp_value x) {
 }
 static void e_name_long(amp_model* m, amp_value x) { amp_name(m, x, "0123456789abcdef0123456789abcdef"); }
 static void e_name_empty(amp_model* m, amp_value x) { amp_name(m, x, ""); }
+static void e_name_bytes(amp_model* m, amp_value x) { amp_name(m, x, "caf\xe9"); }
 static void e_name_null(amp_model* m, amp_value x) { amp_name(m, x, NULL); }
 static void e_group(amp_model* m, amp_value x) { amp_group(m, rows_of(m, x, 3), 1); }
 static void e_no_loss_behind(amp_model* m, amp_value x) { amp_mse(m, rows_of(m, x, 3), NULL); rows_of(m, x, 4); }
@@ -1010,6 +1011,7 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_pin_input, AMP_ERR_POLICY, "pin", "photo" },         { e_name_twice, AMP_ERR_ARGUMENT, "two layers", "photo" },
     { e_name_later, AMP_ERR_ARGUMENT, "two layers", "linear2" }, { e_name_long, AMP_ERR_ARGUMENT, "31", "photo" },
     { e_name_empty, AMP_ERR_ARGUMENT, "name", "photo" },     { e_name_null, AMP_ERR_ARGUMENT, "name", "photo" },
+    { e_name_bytes, AMP_ERR_ARGUMENT, "UTF-8", "photo" },
     { e_group, AMP_ERR_ARGUMENT, "group", "linear1" },       { e_no_loss_behind, AMP_ERR_SHAPE, "no loss", "linear2" }
 };
 
@@ -1414,13 +1416,13 @@ static void test_names_and_groups(void) {
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     a = amp_linear(m, amp_input(m, 3, 1, 1), 4);
     b = amp_linear(m, a, 2);
-    amp_name(m, a, "a name of just thirty-one chars");
+    amp_name(m, a, "a name of only 31 bytes, caff\xc3\xa9");
     amp_name(m, b, "first");
     amp_name(m, b, "head");                       /* a second name replaces the first */
     amp_group(m, b, 1);
     amp_mse(m, b, NULL);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
-    CHECK(amp_model_find_param(m, "a name of just thirty-one chars.weight") != NULL);
+    CHECK(amp_model_find_param(m, "a name of only 31 bytes, caff\xc3\xa9.weight") != NULL);
     CHECK(amp_model_find_param(m, "head.bias") && amp_model_find_param(m, "head.bias")->group == 1);
     CHECK(amp_model_find_param(m, "first.bias") == NULL && amp_model_params(m, NULL)[0].group == 0);
     amp_model_destroy(m);
