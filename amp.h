@@ -203,7 +203,7 @@ typedef struct amp_exec {
     const amp_logger* logger;    /* NULL = silent */
     void*  stream;               /* cudaStream_t on a GPU; ignored by the CPU */
     void*  context;              /* the backend's own, set by a model or amp_cuda_exec; else NULL */
-    amp_sums sums;               /* 0 = AMP_SUMS_FIXED */
+    amp_sums sums;               /* AMP_SUMS_FAST; anything else is AMP_SUMS_FIXED */
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
@@ -444,7 +444,7 @@ typedef struct amp_batch_norm_shape {
     float momentum;                    /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
 } amp_batch_norm_shape;
 
-/* gamma[C], beta[C], running_mean[C], running_var[C]; y may not be x. */
+/* gamma[C], beta[C], or NULL (1 and 0); running_mean[C], running_var[C], in training NULL too; y may not be x. */
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
                                           amp_dtype x_dtype, const void* gamma, const void* beta,
                                           amp_dtype param_dtype, float* running_mean, float* running_var,
@@ -884,7 +884,7 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
 /* The rule alone, as a pure function on plain structs, for the host and the device alike: reads and
    clears state->found_inf. Returns a sum of 1, the floor was hit by an overflow, and 2, there were more
-   overflows in a row than allowed. */
+   overflows in a row than allowed; 0 if one of them is NULL. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
 /* State to and from AMP_SCALER_STATE_BYTES bytes (little-endian, with magic, version and CRC-32). Saving
@@ -1010,7 +1010,8 @@ AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc
 /* What a step did. */
 typedef struct amp_optimizer_info {
     int    applied;             /* 1 = weights were updated; 0 = skipped because of an overflow */
-    float  lr;                  /* the learning rate of this step, schedule included */
+    float  lr;                  /* the base learning rate of this step, schedule included, which is for the
+                                   groups' own rates too */
     double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite, or skipped;
                                    0 if nobody looked (no scaler, no clip_norm, and unchecked) */
     float  clip_coefficient;    /* 1 = not clipped */
@@ -1075,7 +1076,8 @@ typedef enum amp_record {
 } amp_record;
 
 /* The processor a model runs on: memory, and one entry per operator with the signature of the public
-   one. NULL in a desc = amp_cpu_backend(). Layers, training and optimizers know nothing else about it. */
+   one. NULL in a desc = amp_cpu_backend(). Only what amp_cpu_backend() leaves NULL may be NULL.
+   Layers, training and optimizers know nothing else about it. */
 typedef struct amp_backend {
     const char* name;
     int asynchronous;                  /* 1 = operators return before they are done; a step waits only for who asks */
@@ -1181,7 +1183,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void);
 
 /* Everything the desc points at is copied (backend, and user_data of hooks, aside). */
 typedef struct amp_model_desc {
-    int batch;                         /* largest N of a step; >= 1 */
+    int batch;                         /* largest N of a step; >= 1. Dropout's bits depend on it */
     amp_policy_desc precision;         /* level, type, lists; zeroed = O0 */
     const amp_policy* policy;          /* an edited policy; `precision` is not looked at then */
     const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (AMP_SCALER_PYTORCH) for O1 and O2
@@ -1189,7 +1191,8 @@ typedef struct amp_model_desc {
     amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
     amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32, in which nothing is lost;
                                           F16, BF16 */
-    int accumulate;                    /* micro-batches per optimizer step; 0 = 1 */
+    int accumulate;                    /* micro-batches per optimizer step; 0 = 1. The gradient is the mean of
+                                          theirs: each weighs alike, whatever its n */
     int max_replays;                   /* after an overflow, how often to repeat the same batch at the
                                           lower scale; 0 = none */
     amp_sums sums;                     /* 0 = AMP_SUMS_FIXED; AMP_SUMS_FAST is for speed on a CPU */
@@ -1203,7 +1206,8 @@ typedef struct amp_model_desc {
                                           not used */
 } amp_model_desc;
 
-/* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY. */
+/* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY;
+   AMP_ERR_ARGUMENT for a NULL desc, as `batch` has no default. */
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc);
 /* Frees everything. NULL is fine. */
 AMP_DEF void amp_model_destroy(amp_model* m);
@@ -1361,7 +1365,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 typedef struct amp_batch {
     int n;                                  /* samples; 1 .. desc.batch */
     const void* inputs[AMP_MAX_INPUTS];     /* [n,C,H,W] each, in the order of the amp_input calls */
-    amp_dtype   input_dtype;                /* 0 = AMP_F32 */
+    amp_dtype   input_dtype;                /* 0 = AMP_F32; AMP_F64 too */
     const void* targets[AMP_MAX_LOSSES];    /* per loss: int32_t[n] labels for cross-entropy, else
                                                float[n,C,H,W] */
     int on_device;                          /* 0 = host memory; 1 = the memory of the model's backend, in which
@@ -1390,14 +1394,15 @@ typedef struct amp_step_info {
     int64_t  step;                 /* applied steps so far */
     int64_t  skipped;              /* skipped steps so far */
     float    scale_before, scale_after;
-    float    lr;                   /* of this step */
+    float    lr;                   /* the base rate of this step, schedule included */
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
     amp_overflow_info overflow;    /* counts, first tensor and index among the weight gradients */
     char     message[224];         /* a sentence if the step was skipped; "" otherwise */
 } amp_step_info;
 
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
-   is, but for AMP_ERR_OVERFLOW, whose step was made and skipped. An overflow is not an error. Errors: AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes),
+   is, but for AMP_ERR_OVERFLOW, whose step was made and skipped. An overflow is not an error. Errors:
+   AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes),
    AMP_ERR_STATE (not finalized), AMP_ERR_OVERFLOW (a limit of the scaler), AMP_ERR_COMM. After a skipped
    step everything but the scaler and the counters is as before: weights, moments, running statistics.
    On an asynchronous backend a call without info (and without max_replays) waits for nothing; what went wrong
@@ -1505,7 +1510,8 @@ typedef struct amp_layer_stats {
     amp_stats weight_gradient;      /* likewise; of all parameters of the layer */
 } amp_layer_stats;
 /* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >=
-   amp_model_layer_count; an error of an operator may leave some of them filled. Weights, moments, running statistics, scaler and counters stay as they are.
+   amp_model_layer_count; an error of an operator may leave some of them filled. Weights, moments,
+   running statistics, scaler and counters stay as they are.
    AMP_ERR_STATE between micro-batches. */
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
                                    int capacity);
@@ -10324,9 +10330,10 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
                          s->channels);
     p->eps = s->eps == 0.0f ? 1e-5f : s->eps;
     p->momentum = ampi_default_float(s->momentum, 0.1f);
-    if (!(p->eps > 0.0f) || !(p->momentum >= 0.0f && p->momentum <= 1.0f))
-        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g needs > 0, momentum %g needs 0..1",
-                         (double)s->eps, (double)s->momentum);
+    if (!(p->eps > 0.0f))
+        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g must be greater than 0", (double)s->eps);
+    if (!(p->momentum >= 0.0f && p->momentum <= 1.0f))
+        return ampi_fail(log, AMP_ERR_DESC, "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
     p->per_group = p->spatial == 1 ? (size_t)AMPI_LANES : 1;
     p->groups = (p->channels + p->per_group - 1) / p->per_group;
@@ -12233,8 +12240,8 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
                                        const amp_exec* exec) {
     const ampi_argument list[] = { { "y", y, y_dtype, d == 0 }, { "x", x, x_dtype, d == 0 } };
     int64_t row;
-    amp_result r = AMPI_CHECK(exec, "uncat", ampi_area(rows, d_total), list);
-    if (r != AMP_OK || (r = ampi_check_columns(exec, "uncat", d, d_total, column)) != AMP_OK || d == 0)
+    amp_result r = AMPI_CHECK(exec, "concat backward", ampi_area(rows, d_total), list);
+    if (r != AMP_OK || (r = ampi_check_columns(exec, "concat backward", d, d_total, column)) != AMP_OK || d == 0)
         return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row++) {
@@ -12944,6 +12951,7 @@ AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_s
 
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state) {
     int hit = 0;
+    if (!rule || !state) return 0;
     if (state->found_inf) hit = ampi_scaler_overflow_step(rule, state);
     else ampi_scaler_clean_step(rule, state);
     state->found_inf = 0;
@@ -13624,9 +13632,10 @@ AMPI_FN amp_result ampi_scaler_need_room(amp_scaler* s, const ampi_tensors* t, c
 AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger,
                                          const char* place) {
     int i;
-    if (t->count < 0 || (t->count > 0 && !t->list))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list is NULL or its count %d is negative",
-                         place, t->count);
+    if (t->count < 0)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place, t->count);
+    if (t->count > 0 && !t->list)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list is NULL, its count is %d", place, t->count);
     for (i = 0; i < t->count; i++) {
         amp_tensor x = t->at(t->list, i);
         if (!ampi_is_compute_dtype(x.dtype))
@@ -14200,8 +14209,9 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
 AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param* params, int count) {
     amp_result r = AMP_OK;
     int i;
-    if (!params || count < 1)
-        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "optimizer: no parameters (count %d)", count);
+    if (!params) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
+    if (count < 1)
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d", count);
     for (i = 0; i < count && r == AMP_OK; i++) r = ampi_param_validate(o, &params[i], i);
     return r;
 }
@@ -15076,6 +15086,17 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes, int o
 
 /* --- life ------------------------------------------------------------------------------ */
 
+/* A name, and every function that the CPU's table has: from `open` on there is nothing else in it. */
+AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
+    typedef void (*function)(void);
+    const function none = NULL;
+    const char *theirs = (const char*)b, *cpu = (const char*)amp_cpu_backend();
+    size_t at = offsetof(amp_backend, open);
+    for (; at + sizeof none <= sizeof *b; at += sizeof none)
+        if (memcmp(cpu + at, &none, sizeof none) != 0 && memcmp(theirs + at, &none, sizeof none) == 0) return 0;
+    return b->name != NULL;
+}
+
 AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     const amp_model_desc* d = &m->desc;
     if (d->batch < 1)
@@ -15092,6 +15113,8 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     if (d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST)
         return ampi_model_fail(m, AMP_ERR_DESC, "model: sums is %d; it must be AMP_SUMS_FIXED or AMP_SUMS_FAST",
                                (int)d->sums);
+    if (!ampi_backend_is_whole(m->backend))
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: backend lacks its name, or a function that the CPU's has");
     if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
     if (d->comm
@@ -15408,8 +15431,9 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
     int oh = 0, ow = 0;
     if (!in) return ampi_no_value();
     if (!desc || !ampi_init_is_valid(desc->init)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL or its init does not exist",
-                        in->layer.name);
+        if (!desc) ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL", in->layer.name);
+        else ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': init %d does not exist", in->layer.name,
+                             (int)desc->init);
         return ampi_no_value();
     }
     s = ampi_conv_shape(m, in, desc);
@@ -16330,8 +16354,9 @@ AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
 AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void* values, const char* what) {
     int i;
     if (!m) return AMP_ERR_ARGUMENT;
-    for (i = 0; i < m->param_count; i++) if (p == &m->params[i] && values) return AMP_OK;
-    return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model, or values is NULL", what);
+    if (!values) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
+    for (i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
+    return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
 }
 
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
@@ -17282,9 +17307,11 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "predict", 0)) != AMP_OK) return r;
-    if (!out || v.id < 1 || v.id > m->layer_count || ampi_op_is_loss(m->nodes[v.id - 1].layer.op))
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT,
-                               "predict: out is NULL, or value %d is not an output of this model", v.id);
+    if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: out is NULL");
+    if (v.id < 1 || v.id > m->layer_count)
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
+    if (ampi_op_is_loss(m->nodes[v.id - 1].layer.op))
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: '%s' is a loss", m->nodes[v.id - 1].layer.name);
     n = &m->nodes[ampi_source(m, v.id - 1)];    /* before a layer that works in place has been there */
     memset(&p, 0, sizeof p);
     p.n = batch->n;

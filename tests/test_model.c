@@ -931,6 +931,12 @@ static void e_pool_no_kernel(amp_model* m, amp_value x) { amp_maxpool2d(m, x, 0)
 static void e_pool_negative(amp_model* m, amp_value x) { amp_avgpool2d(m, x, -2); }
 static void e_pool_stride(amp_model* m, amp_value x) { pool_of(m, x, 2, -1, 0); }
 static void e_pool_padding(amp_model* m, amp_value x) { pool_of(m, x, 2, 0, 2); }
+static void e_conv_init(amp_model* m, amp_value x) {
+    amp_conv2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.out_channels = 2; d.kernel = 3; d.init = (amp_init)9;
+    amp_conv2d(m, x, &d);
+}
 static void e_pool_null(amp_model* m, amp_value x) { amp_pool2d(m, x, NULL); }
 static void e_pool_kind(amp_model* m, amp_value x) {
     amp_pool2d_desc d;
@@ -988,7 +994,8 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_conv_stride, AMP_ERR_DESC, "stride", "photo" },      { e_conv_padding, AMP_ERR_DESC, "-1", "photo" },
     { e_conv_dilation, AMP_ERR_DESC, "dilation", "photo" },  { e_conv_groups, AMP_ERR_SHAPE, "groups", "photo" },
     { e_conv_negative_groups, AMP_ERR_DESC, "groups", "photo" }, { e_conv_huge, AMP_ERR_SHAPE, "2147483647", "photo" },
-    { e_conv_huge_kernel, AMP_ERR_SHAPE, "more elements", "photo" }, { e_conv_null, AMP_ERR_DESC, "NULL", "photo" },
+    { e_conv_huge_kernel, AMP_ERR_SHAPE, "more elements", "photo" }, { e_conv_null, AMP_ERR_DESC, "'photo': the desc is NULL", "photo" },
+    { e_conv_init, AMP_ERR_DESC, "'photo': init 9 does", "photo" },
     { e_pool_kernel, AMP_ERR_SHAPE, "6", "photo" },          { e_pool_no_kernel, AMP_ERR_DESC, "kernel", "photo" },
     { e_pool_negative, AMP_ERR_DESC, "-2", "photo" },        { e_pool_stride, AMP_ERR_DESC, "stride", "photo" },
     { e_pool_padding, AMP_ERR_DESC, "pad", "photo" },        { e_pool_null, AMP_ERR_DESC, "NULL", "photo" },
@@ -1065,6 +1072,7 @@ static void* no_alloc(size_t n, void* user) { (void)n; (void)user; return NULL; 
 static void no_free(void* p, void* user) { (void)p; (void)user; }
 
 static void test_desc_errors(void) {
+    amp_backend backend;
     amp_model_desc d = model_desc(0, AMP_O1, AMP_F16);
     amp_comm comm;
     amp_policy policy;
@@ -1092,6 +1100,10 @@ static void test_desc_errors(void) {
     amp_policy_init(&policy, NULL);
     policy.rules[AMP_OP_MSE] = AMP_RULE_LOW;             /* edited by hand, past amp_policy_set_rule */
     refused_desc(d, AMP_ERR_POLICY, "mse");
+    memset(&backend, 0, sizeof backend);
+    d = model_desc(2, AMP_O1, AMP_F16); d.backend = &backend; refused_desc(d, AMP_ERR_DESC, "backend lacks");
+    backend = *amp_cpu_backend(); backend.bce_with_logits_backward = NULL; refused_desc(d, AMP_ERR_DESC, "backend lacks");
+    backend = *amp_cpu_backend(); backend.name = NULL; refused_desc(d, AMP_ERR_DESC, "backend lacks");
     memset(&comm, 0, sizeof comm);
     d = model_desc(2, AMP_O1, AMP_F16); d.comm = &comm; refused_desc(d, AMP_ERR_DESC, "comm");
     comm.all_reduce_sum = no_sum; refused_desc(d, AMP_ERR_DESC, "comm");
@@ -1185,9 +1197,12 @@ static void test_wrong_time(void) {
     CHECK(amp_model_finalize(NULL) == AMP_ERR_ARGUMENT && amp_train_step(NULL, &b, &info) == AMP_ERR_ARGUMENT);
     CHECK(amp_evaluate(NULL, &b, &eval) == AMP_ERR_ARGUMENT && amp_evaluate(m, &b, NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_predict(NULL, &b, y, out) == AMP_ERR_ARGUMENT && amp_predict(m, &b, y, NULL) == AMP_ERR_ARGUMENT);
+    CHECK_MSG(strstr(amp_model_error(m), "out is NULL") && !strstr(amp_model_error(m), "value"), "%s", amp_model_error(m));
     CHECK(amp_predict(m, &b, foreign(0), out) == AMP_ERR_ARGUMENT
           && amp_predict(m, &b, foreign(4), out) == AMP_ERR_ARGUMENT);
-    CHECK(amp_predict(m, &b, foreign(3), out) == AMP_ERR_ARGUMENT);      /* a loss */
+    CHECK_MSG(strstr(amp_model_error(m), "value 4 is not of this model"), "%s", amp_model_error(m));
+    CHECK(amp_predict(m, &b, foreign(3), out) == AMP_ERR_ARGUMENT);
+    CHECK_MSG(strstr(amp_model_error(m), "is a loss"), "%s", amp_model_error(m));
     CHECK(amp_model_memory(m, NULL) == AMP_ERR_ARGUMENT && amp_model_sync_params(NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_model_layer_of(m, foreign(0)) == -1 && amp_model_layer_of(m, foreign(9)) == -1
           && amp_model_layer_of(NULL, y) == -1);

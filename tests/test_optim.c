@@ -816,8 +816,8 @@ static void refused_descs_and_params(void) {
     REFUSE_PARAM(group, -1, AMP_ERR_ARGUMENT, "group");
     REFUSE_PARAM(grad_dtype, AMP_F64, AMP_ERR_DTYPE, "grad_dtype");
     REFUSE_PARAM(low, b.low, AMP_ERR_DTYPE, "low_dtype");
-    refuse(&none, NULL, 1, AMP_ERR_ARGUMENT, "no parameters");
-    refuse(&none, &p, 0, AMP_ERR_ARGUMENT, "no parameters");
+    refuse(&none, NULL, 1, AMP_ERR_ARGUMENT, "params is NULL");
+    refuse(&none, &p, 0, AMP_ERR_ARGUMENT, "count is 0");
     memset(group, 0, sizeof group);
     group[0].lr = -3;
     none.groups = group; none.group_count = 1;

@@ -1363,8 +1363,8 @@ static void test_reading_parameters(void) {
             for (k = 0; k < (int)p[i].count && p[i].low; k++)
                 CHECK(((amp_half*)p[i].low)[k].bits == amp_half_from_float(in[k]).bits);
         }
-        CHECK(amp_model_read_param(t.m, p, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "not a parameter"));
-        CHECK(amp_model_write_param(t.m, p + count, in) == AMP_ERR_ARGUMENT);
+        CHECK(amp_model_read_param(t.m, p, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "read param: the array of values is NULL"));
+        CHECK(amp_model_write_param(t.m, p + count, in) == AMP_ERR_ARGUMENT && strstr(heard, "write param: p is not"));
         CHECK(amp_model_read_param(NULL, p, out) == AMP_ERR_ARGUMENT);
         amp_model_destroy(t.m);
     }
