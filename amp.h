@@ -755,7 +755,8 @@ typedef struct amp_scaler_desc {
     float backoff_factor;       /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else
                                    1/growth_factor, which is the only value that OneFlow accepts. Not for
                                    static presets */
-    float min_scale;            /* floor, <= init_scale; AMP_ZERO = none */
+    float min_scale;            /* floor, <= init_scale; AMP_ZERO = none: NaN in the data can drive the scale to 0,
+                                   and every later step is skipped then */
     float max_scale;            /* ceiling of growth, >= init_scale; AMP_ZERO = none. Apex's own 2^24 may
                                    lie below init_scale: the first growth then comes down to it */
     amp_scaler_guard  guard;
@@ -1464,8 +1465,9 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
                                     const amp_file_desc* desc);
 
-/* Masters (or the 16-bit weights where there are no masters), moments, running statistics, scaler, step
-   and skip counts, random-number position. Resuming gives the same bits as never having stopped.
+/* A file as amp_file_save writes it: masters (or the 16-bit weights where there are no masters), moments,
+   running statistics, scaler, step and skip counts, random-number position. Resuming gives the same bits as
+   never having stopped.
    AMP_ERR_STATE between the micro-batches of a step. Loading needs a model built and finalized the same
    way; names, shapes, level, seed, optimizer settings (but the learning rates, base and groups', which are
    loaded) and scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so too
