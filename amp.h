@@ -204,7 +204,7 @@ typedef struct amp_exec {
     const amp_logger* logger;    /* NULL = silent */
     void*  stream;               /* cudaStream_t on a GPU; ignored by the CPU */
     void*  context;              /* the backend's own, set by a model or amp_cuda_exec; else NULL */
-    amp_sums sums;               /* 0 = AMP_SUMS_FIXED */
+    amp_sums sums;               /* AMP_SUMS_FAST; anything else is AMP_SUMS_FIXED */
 } amp_exec;
 
 /* A list of tensors is an array of these. Nothing is owned. */
@@ -445,7 +445,7 @@ typedef struct amp_batch_norm_shape {
     float momentum;                    /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
 } amp_batch_norm_shape;
 
-/* gamma[C], beta[C], running_mean[C], running_var[C]; y may not be x. */
+/* gamma[C], beta[C], or NULL (1 and 0); running_mean[C], running_var[C], in training NULL too; y may not be x. */
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
                                           amp_dtype x_dtype, const void* gamma, const void* beta,
                                           amp_dtype param_dtype, float* running_mean, float* running_var,
@@ -756,7 +756,8 @@ typedef struct amp_scaler_desc {
     float backoff_factor;       /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else
                                    1/growth_factor, which is the only value that OneFlow accepts. Not for
                                    static presets */
-    float min_scale;            /* floor, <= init_scale; AMP_ZERO = none */
+    float min_scale;            /* floor, <= init_scale; AMP_ZERO = none: NaN in the data can drive the scale to 0,
+                                   and every later step is skipped then */
     float max_scale;            /* ceiling of growth, >= init_scale; AMP_ZERO = none. Apex's own 2^24 may
                                    lie below init_scale: the first growth then comes down to it */
     amp_scaler_guard  guard;
@@ -885,7 +886,7 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
 /* The rule alone, as a pure function on plain structs, for the host and the device alike: reads and
    clears state->found_inf. Returns a sum of 1, the floor was hit by an overflow, and 2, there were more
-   overflows in a row than allowed. */
+   overflows in a row than allowed; 0 if one of them is NULL. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
 /* State to and from AMP_SCALER_STATE_BYTES bytes (little-endian, with magic, version and CRC-32). Saving
@@ -1004,16 +1005,17 @@ typedef struct amp_optimizer {
 } amp_optimizer;
 
 /* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no
-   parameter at all). If a low copy is given beside a master it is written here. */
+   parameter at all, one that is listed twice). If a low copy is given beside a master it is written here. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                       int count);
 
 /* What a step did. */
 typedef struct amp_optimizer_info {
     int    applied;             /* 1 = weights were updated; 0 = skipped because of an overflow */
-    float  lr;                  /* the learning rate of this step, schedule included */
-    double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite; 0 if
-                                   nobody looked (no scaler, no clip_norm, and unchecked) */
+    float  lr;                  /* the base learning rate of this step, schedule included, which is for the
+                                   groups' own rates too */
+    double grad_norm;           /* of the unscaled gradients, before clipping; inf if not finite, or skipped;
+                                   0 if nobody looked (no scaler, no clip_norm, and unchecked) */
     float  clip_coefficient;    /* 1 = not clipped */
     amp_overflow_info overflow; /* of the window; without a scaler, of this step */
 } amp_optimizer_info;
@@ -1076,7 +1078,8 @@ typedef enum amp_record {
 } amp_record;
 
 /* The processor a model runs on: memory, and one entry per operator with the signature of the public
-   one. NULL in a desc = amp_cpu_backend(). Layers, training and optimizers know nothing else about it. */
+   one. NULL in a desc = amp_cpu_backend(). Only what amp_cpu_backend() leaves NULL may be NULL.
+   Layers, training and optimizers know nothing else about it. */
 typedef struct amp_backend {
     const char* name;
     int asynchronous;                  /* 1 = operators return before they are done; a step waits only for who asks */
@@ -1182,7 +1185,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void);
 
 /* Everything the desc points at is copied (backend, and user_data of hooks, aside). */
 typedef struct amp_model_desc {
-    int batch;                         /* largest N of a step; >= 1 */
+    int batch;                         /* largest N of a step; >= 1. Dropout's bits depend on it */
     amp_policy_desc precision;         /* level, type, lists; zeroed = O0 */
     const amp_policy* policy;          /* an edited policy; `precision` is not looked at then */
     const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (AMP_SCALER_PYTORCH) for O1 and O2
@@ -1190,7 +1193,8 @@ typedef struct amp_model_desc {
     amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
     amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32, in which nothing is lost;
                                           F16, BF16 */
-    int accumulate;                    /* micro-batches per optimizer step; 0 = 1 */
+    int accumulate;                    /* micro-batches per optimizer step; 0 = 1. The gradient is the mean of
+                                          theirs: each weighs alike, whatever its n */
     int max_replays;                   /* after an overflow, how often to repeat the same batch at the
                                           lower scale; 0 = none */
     amp_sums sums;                     /* 0 = AMP_SUMS_FIXED; AMP_SUMS_FAST is for speed on a CPU */
@@ -1204,7 +1208,8 @@ typedef struct amp_model_desc {
                                           not used */
 } amp_model_desc;
 
-/* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY. */
+/* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY;
+   AMP_ERR_ARGUMENT for a NULL desc, as `batch` has no default. */
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc);
 /* Frees everything. NULL is fine. */
 AMP_DEF void amp_model_destroy(amp_model* m);
@@ -1290,7 +1295,7 @@ AMP_DEF void amp_autocast_pop(amp_model* m);
 /* Pins the layer that made v. Beats every region and rule. Of several pins F32 wins over F16 over BF16,
    in any order. A loss is FP32 always. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
-/* Names the layer that made v (copied; 1 to 31 characters); otherwise "conv2d1", "linear2", ... */
+/* Names the layer that made v (copied; UTF-8, 1 to 31 bytes); otherwise "conv2d1", "linear2", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
 /* Puts the parameters of the layer that made v into a group of the optimizer. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
@@ -1362,12 +1367,13 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 typedef struct amp_batch {
     int n;                                  /* samples; 1 .. desc.batch */
     const void* inputs[AMP_MAX_INPUTS];     /* [n,C,H,W] each, in the order of the amp_input calls */
-    amp_dtype   input_dtype;                /* 0 = AMP_F32 */
+    amp_dtype   input_dtype;                /* 0 = AMP_F32; AMP_F64 too */
     const void* targets[AMP_MAX_LOSSES];    /* per loss: int32_t[n] labels for cross-entropy, else
                                                float[n,C,H,W] */
     int on_device;                          /* 0 = host memory; 1 = the memory of the model's backend, in which
-                                               labels are not checked: one outside its classes makes the
-                                               loss NaN, so that the step is skipped */
+                                               labels are not checked before the step: one outside its classes is
+                                               AMP_ERR_ARGUMENT on the CPU; on a GPU it makes the loss NaN, so
+                                               that the step is skipped */
 } amp_batch;
 
 typedef enum amp_outcome {
@@ -1390,14 +1396,15 @@ typedef struct amp_step_info {
     int64_t  step;                 /* applied steps so far */
     int64_t  skipped;              /* skipped steps so far */
     float    scale_before, scale_after;
-    float    lr;                   /* of this step */
+    float    lr;                   /* the base rate of this step, schedule included */
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
     amp_overflow_info overflow;    /* counts, first tensor and index among the weight gradients */
     char     message[224];         /* a sentence if the step was skipped; "" otherwise */
 } amp_step_info;
 
-/* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL. An overflow is
-   not an error. Errors: AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes),
+/* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
+   is, but for AMP_ERR_OVERFLOW, whose step was made and skipped. An overflow is not an error. Errors:
+   AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes),
    AMP_ERR_STATE (not finalized), AMP_ERR_OVERFLOW (a limit of the scaler), AMP_ERR_COMM. After a skipped
    step everything but the scaler and the counters is as before: weights, moments, running statistics.
    On an asynchronous backend a call without info (and without max_replays) waits for nothing; what went wrong
@@ -1459,8 +1466,9 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
                                     const amp_file_desc* desc);
 
-/* Masters (or the 16-bit weights where there are no masters), moments, running statistics, scaler, step
-   and skip counts, random-number position. Resuming gives the same bits as never having stopped.
+/* A file as amp_file_save writes it: masters (or the 16-bit weights where there are no masters), moments,
+   running statistics, scaler, step and skip counts, random-number position. Resuming gives the same bits as
+   never having stopped.
    AMP_ERR_STATE between the micro-batches of a step. Loading needs a model built and finalized the same
    way; names, shapes, level, seed, optimizer settings (but the learning rates, base and groups', which are
    loaded) and scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so too
@@ -1505,7 +1513,8 @@ typedef struct amp_layer_stats {
     amp_stats weight_gradient;      /* likewise; of all parameters of the layer */
 } amp_layer_stats;
 /* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >=
-   amp_model_layer_count. Weights, moments, running statistics, scaler and counters stay as they are.
+   amp_model_layer_count; an error of an operator may leave some of them filled. Weights, moments,
+   running statistics, scaler and counters stay as they are.
    AMP_ERR_STATE between micro-batches. */
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
                                    int capacity);
@@ -1706,6 +1715,35 @@ AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, siz
 AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
 AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
 AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
+
+/* Length of the UTF-8 character at s, or 0 if it is not a valid one (Unicode, table 3-7): too long a form, a
+   surrogate, above U+10FFFF or cut off. */
+AMPI_FN size_t ampi_utf8_length(const char* text, size_t available) {
+    const unsigned char* s = (const unsigned char*)text;
+    unsigned low = 0x80, high = 0xbf;
+    size_t n, i;
+    if (available == 0) return 0;
+    if (s[0] < 0x80) return 1;
+    if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
+    n = s[0] < 0xe0 ? 2 : (s[0] < 0xf0 ? 3 : 4);
+    if (n > available) return 0;
+    if (s[0] == 0xe0) low = 0xa0;
+    if (s[0] == 0xed) high = 0x9f;
+    if (s[0] == 0xf0) low = 0x90;
+    if (s[0] == 0xf4) high = 0x8f;
+    if (s[1] < low || s[1] > high) return 0;
+    for (i = 2; i < n; i++)
+        if (s[i] < 0x80 || s[i] > 0xbf) return 0;
+    return n;
+}
+
+/* 1 if the whole of a C string is valid UTF-8. */
+AMPI_FN int ampi_is_utf8(const char* s) {
+    size_t left = strlen(s), n;
+    for (; left > 0; s += n, left -= n)
+        if ((n = ampi_utf8_length(s, left)) == 0) return 0;
+    return 1;
+}
 
 /* *out = a * b; returns 0 when the product does not fit a size_t. */
 AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
@@ -11175,9 +11213,10 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
                          s->channels);
     p->eps = s->eps == 0.0f ? 1e-5f : s->eps;
     p->momentum = ampi_default_float(s->momentum, 0.1f);
-    if (!(p->eps > 0.0f) || !(p->momentum >= 0.0f && p->momentum <= 1.0f))
-        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g needs > 0, momentum %g needs 0..1",
-                         (double)s->eps, (double)s->momentum);
+    if (!(p->eps > 0.0f))
+        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g must be greater than 0", (double)s->eps);
+    if (!(p->momentum >= 0.0f && p->momentum <= 1.0f))
+        return ampi_fail(log, AMP_ERR_DESC, "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
     p->per_group = p->spatial == 1 ? (size_t)AMPI_LANES : 1;
     p->groups = (p->channels + p->per_group - 1) / p->per_group;
@@ -13132,8 +13171,8 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
                                        const amp_exec* exec) {
     const ampi_argument list[] = { { "y", y, y_dtype, d == 0 }, { "x", x, x_dtype, d == 0 } };
     int64_t row;
-    amp_result r = AMPI_CHECK(exec, "uncat", ampi_area(rows, d_total), list);
-    if (r != AMP_OK || (r = ampi_check_columns(exec, "uncat", d, d_total, column)) != AMP_OK || d == 0)
+    amp_result r = AMPI_CHECK(exec, "concat backward", ampi_area(rows, d_total), list);
+    if (r != AMP_OK || (r = ampi_check_columns(exec, "concat backward", d, d_total, column)) != AMP_OK || d == 0)
         return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row++) {
@@ -13843,6 +13882,7 @@ AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_s
 
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state) {
     int hit = 0;
+    if (!rule || !state) return 0;
     if (state->found_inf) hit = ampi_scaler_overflow_step(rule, state);
     else ampi_scaler_clean_step(rule, state);
     state->found_inf = 0;
@@ -14523,9 +14563,10 @@ AMPI_FN amp_result ampi_scaler_need_room(amp_scaler* s, const ampi_tensors* t, c
 AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger* logger,
                                          const char* place) {
     int i;
-    if (t->count < 0 || (t->count > 0 && !t->list))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list is NULL or its count %d is negative",
-                         place, t->count);
+    if (t->count < 0)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list's count %d is negative", place, t->count);
+    if (t->count > 0 && !t->list)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: the list is NULL, its count is %d", place, t->count);
     for (i = 0; i < t->count; i++) {
         amp_tensor x = t->at(t->list, i);
         if (!ampi_is_compute_dtype(x.dtype))
@@ -15099,10 +15140,26 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
 AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param* params, int count) {
     amp_result r = AMP_OK;
     int i;
-    if (!params || count < 1)
-        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "optimizer: no parameters (count %d)", count);
+    if (!params) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "optimizer: params is NULL");
+    if (count < 1)
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "optimizer: there are no parameters, count is %d", count);
     for (i = 0; i < count && r == AMP_OK; i++) r = ampi_param_validate(o, &params[i], i);
     return r;
+}
+
+/* A parameter that stands in the list twice would be moved twice, or by a gradient that is counted twice. */
+AMPI_FN amp_result ampi_params_differ(const amp_param* params, int count, const amp_logger* logger) {
+    int i, j;
+    for (i = 0; i < count; i++)
+        for (j = 0; j < i && params[i].count; j++) {
+            const amp_param *p = &params[j], *q = &params[i];
+            int same_weights = p->master ? p->master == q->master : !q->master && p->low == q->low;
+            if (p->count && (same_weights || (p->grad && p->grad == q->grad)))
+                return ampi_fail(logger, AMP_ERR_ARGUMENT, "optimizer: parameters %d (%s) and %d (%s) have the same %s",
+                                 j, p->name ? p->name : "no name", i, q->name ? q->name : "no name",
+                                 same_weights ? "weights" : "gradient");
+        }
+    return AMP_OK;
 }
 
 /* All of amp_optimizer_init but the low copies: nothing that params point to is touched. */
@@ -15124,6 +15181,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     if (made.desc.logger) made.logger = *made.desc.logger;
     made.desc.logger = NULL;
     r = ampi_params_validate(&made, params, count);
+    if (r == AMP_OK) r = ampi_params_differ(params, count, &made.logger);
     if (r != AMP_OK) return r;
     made.params = params;
     made.count = count;
@@ -15643,6 +15701,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
         ampi_scaler_note(s, &t, AMPI_STEPPED, report.grad_norm);
         report.overflow = s->info;
     }
+    if (!report.applied) report.grad_norm = ampi_double(0x7ff0000000000000u);
     if (info) *info = report;
     return AMP_OK;
 }
@@ -15958,6 +16017,17 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes, int o
 
 /* --- life ------------------------------------------------------------------------------ */
 
+/* A name, and every function that the CPU's table has: from `open` on there is nothing else in it. */
+AMPI_FN int ampi_backend_is_whole(const amp_backend* b) {
+    typedef void (*function)(void);
+    const function none = NULL;
+    const char *theirs = (const char*)b, *cpu = (const char*)amp_cpu_backend();
+    size_t at = offsetof(amp_backend, open);
+    for (; at + sizeof none <= sizeof *b; at += sizeof none)
+        if (memcmp(cpu + at, &none, sizeof none) != 0 && memcmp(theirs + at, &none, sizeof none) == 0) return 0;
+    return b->name != NULL;
+}
+
 AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     const amp_model_desc* d = &m->desc;
     if (d->batch < 1)
@@ -15974,6 +16044,8 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     if (d->sums != AMP_SUMS_FIXED && d->sums != AMP_SUMS_FAST)
         return ampi_model_fail(m, AMP_ERR_DESC, "model: sums is %d; it must be AMP_SUMS_FIXED or AMP_SUMS_FAST",
                                (int)d->sums);
+    if (!ampi_backend_is_whole(m->backend))
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: backend lacks its name, or a function that the CPU's has");
     if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
     if (d->comm
@@ -16290,8 +16362,9 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
     int oh = 0, ow = 0;
     if (!in) return ampi_no_value();
     if (!desc || !ampi_init_is_valid(desc->init)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL or its init does not exist",
-                        in->layer.name);
+        if (!desc) ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL", in->layer.name);
+        else ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': init %d does not exist", in->layer.name,
+                             (int)desc->init);
         return ampi_no_value();
     }
     s = ampi_conv_shape(m, in, desc);
@@ -16508,6 +16581,10 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name) {
     if (!name || !*name || strlen(name) >= sizeof n->layer.name) {
         ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': 1 to %d characters are needed", n->layer.name,
                         (int)sizeof n->layer.name - 1);
+        return;
+    }
+    if (!ampi_is_utf8(name)) {
+        ampi_build_fail(m, AMP_ERR_ARGUMENT, "name for '%s': it is not UTF-8", n->layer.name);
         return;
     }
     for (i = 0; i < m->node_count; i++)
@@ -17208,8 +17285,9 @@ AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
 AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void* values, const char* what) {
     int i;
     if (!m) return AMP_ERR_ARGUMENT;
-    for (i = 0; i < m->param_count; i++) if (p == &m->params[i] && values) return AMP_OK;
-    return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model, or values is NULL", what);
+    if (!values) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
+    for (i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
+    return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
 }
 
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out) {
@@ -18050,47 +18128,48 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
     return AMP_OK;
 }
 
+/* Was a step made that there is something to tell about? A limit of the scaler is told after it. */
+AMPI_FN int ampi_step_was_made(amp_result r) { return r == AMP_OK || r == AMP_ERR_OVERFLOW; }
+
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info) {
-    amp_step_info own;
+    amp_step_info told;
     fenv_t floats;
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "train step", 1)) != AMP_OK) return r;
     if ((r = ampi_check_training(m, batch, "train step")) != AMP_OK) return r;
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
-    if (!info) info = &own;
-    memset(info, 0, sizeof *info);
-    info->step = m->training.optimizer.state.step;
-    info->skipped = m->training.scaler.state.skipped;
-    info->overflow.first_tensor = -1;
+    memset(&told, 0, sizeof told);
+    told.step = m->training.optimizer.state.step;
+    told.skipped = m->training.scaler.state.skipped;
+    told.overflow.first_tensor = -1;
     feholdexcept(&floats);      /* an overflow is data here, not a trap */
     do {
-        info->message[0] = 0;
-        info->attempts++;
-        r = ampi_attempt(m, batch, info);
-    } while (r == AMP_OK && info->outcome == AMP_STEP_SKIPPED_OVERFLOW
-             && info->attempts <= m->desc.max_replays);
+        told.message[0] = 0;
+        told.attempts++;
+        r = ampi_attempt(m, batch, &told);
+    } while (r == AMP_OK && told.outcome == AMP_STEP_SKIPPED_OVERFLOW && told.attempts <= m->desc.max_replays);
     fesetenv(&floats);
+    if (info && ampi_step_was_made(r)) *info = told;
     return r;
 }
 
 AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
+    amp_step_info told;
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "train read: info is NULL");
     if (!m->finalized || (!m->stepped && m->micro == 0))
         return ampi_model_fail(m, AMP_ERR_STATE, "train read: no step was made");
-    memset(info, 0, sizeof *info);
-    r = ampi_total_loss(m, &info->loss);
+    memset(&told, 0, sizeof told);
+    r = ampi_total_loss(m, &told.loss);
     if (r == AMP_OK) r = ampi_refresh(m);
     if (r != AMP_OK) return r;
-    info->attempts = 1;
-    if (m->micro > 0) {
-        ampi_tell_micro_batch(m, info);
-        return AMP_OK;
-    }
-    ampi_tell_step(m, info);
-    return m->training.limit;
+    told.attempts = 1;
+    if (m->micro > 0) ampi_tell_micro_batch(m, &told);
+    else ampi_tell_step(m, &told);
+    *info = told;
+    return m->micro > 0 ? AMP_OK : m->training.limit;
 }
 
 /* --- evaluation ------------------------------------------------------------------------------------ */
@@ -18125,6 +18204,7 @@ AMPI_FN amp_result ampi_count_correct(amp_model* m, const amp_batch* b, const am
 
 /* Logits may give their memory to later layers, so answers are counted right after each loss. */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info) {
+    amp_eval_info told;
     ampi_pass p;
     fenv_t floats;
     amp_result r;
@@ -18132,7 +18212,7 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     if (!m) return AMP_ERR_ARGUMENT;
     if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "evaluate: info is NULL");
     if ((r = ampi_check_batch(m, batch, "evaluate", 1)) != AMP_OK) return r;
-    memset(info, 0, sizeof *info);
+    memset(&told, 0, sizeof told);
     memset(&p, 0, sizeof p);
     p.n = batch->n;
     feholdexcept(&floats);
@@ -18143,10 +18223,11 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
         if (ampi_is_idle(m, n)) continue;
         r = ampi_forward_node(m, n, &p);
         if (r == AMP_OK && n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY)
-            r = ampi_count_correct(m, batch, n, &info->correct);
+            r = ampi_count_correct(m, batch, n, &told.correct);
     }
-    if (r == AMP_OK) r = ampi_total_loss(m, &info->loss);
+    if (r == AMP_OK) r = ampi_total_loss(m, &told.loss);
     fesetenv(&floats);
+    if (r == AMP_OK) *info = told;
     return r;
 }
 
@@ -18157,9 +18238,11 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "predict", 0)) != AMP_OK) return r;
-    if (!out || v.id < 1 || v.id > m->layer_count || ampi_op_is_loss(m->nodes[v.id - 1].layer.op))
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT,
-                               "predict: out is NULL, or value %d is not an output of this model", v.id);
+    if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: out is NULL");
+    if (v.id < 1 || v.id > m->layer_count)
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
+    if (ampi_op_is_loss(m->nodes[v.id - 1].layer.op))
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: '%s' is a loss", m->nodes[v.id - 1].layer.name);
     n = &m->nodes[ampi_source(m, v.id - 1)];    /* before a layer that works in place has been there */
     memset(&p, 0, sizeof p);
     p.n = batch->n;
@@ -18285,35 +18368,6 @@ AMPI_FN void* ampi_find_name(void* records, size_t n, size_t size, const char* n
 }
 
 /* --- texts and bytes ------------------------------------------------------------------- */
-
-/* Length of the UTF-8 character at s, or 0 if it is not a valid one (Unicode, table 3-7): too long a form, a
-   surrogate, above U+10FFFF or cut off. */
-AMPI_FN size_t ampi_utf8_length(const char* text, size_t available) {
-    const unsigned char* s = (const unsigned char*)text;
-    unsigned low = 0x80, high = 0xbf;
-    size_t n, i;
-    if (available == 0) return 0;
-    if (s[0] < 0x80) return 1;
-    if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
-    n = s[0] < 0xe0 ? 2 : (s[0] < 0xf0 ? 3 : 4);
-    if (n > available) return 0;
-    if (s[0] == 0xe0) low = 0xa0;
-    if (s[0] == 0xed) high = 0x9f;
-    if (s[0] == 0xf0) low = 0x90;
-    if (s[0] == 0xf4) high = 0x8f;
-    if (s[1] < low || s[1] > high) return 0;
-    for (i = 2; i < n; i++)
-        if (s[i] < 0x80 || s[i] > 0xbf) return 0;
-    return n;
-}
-
-/* 1 if the whole of a C string is valid UTF-8. */
-AMPI_FN int ampi_is_utf8(const char* s) {
-    size_t left = strlen(s), n;
-    for (; left > 0; s += n, left -= n)
-        if ((n = ampi_utf8_length(s, left)) == 0) return 0;
-    return 1;
-}
 
 /* A name out of a file, made fit for a sentence: no control characters, at most 60 bytes. */
 #define AMPI_SHOWN 64

@@ -5198,6 +5198,7 @@ AMPI_D void ampi_d_prepare_info(const ampi_cuda_prepare& a, amp_optimizer_info* 
         info->grad_norm = a.found->info.norm;
         info->applied = !a.found->info.found_inf;
     }
+    if (!info->applied) info->grad_norm = ampi_double(0x7ff0000000000000u);
     info->lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
     info->clip_coefficient = 1.0f;
 }
@@ -5726,6 +5727,17 @@ AMPI_FN amp_result ampi_cuda_training_open(amp_training* t, const amp_optimizer_
     return AMP_OK;
 }
 
+/* The groups of `from`, where they are not o's own. */
+AMPI_FN amp_result ampi_cuda_optimizer_take_groups(amp_cuda_optimizer* o, const amp_optimizer* from,
+                                                   const amp_exec* exec) {
+    amp_result r;
+    if (memcmp(o->host.groups, from->groups, sizeof from->groups) == 0) return AMP_OK;
+    r = ampi_optimizer_check_rates(from, "amp_cuda: training step");
+    if (r == AMP_OK) r = ampi_cuda_copy_in(o->device->o.groups, from->groups, sizeof from->groups, exec);
+    if (r == AMP_OK) memcpy(o->host.groups, from->groups, sizeof from->groups);
+    return r;
+}
+
 /* Hands over what the host has changed since the last read: a loaded checkpoint, a scale or rate set by hand. */
 AMPI_FN amp_result ampi_cuda_training_write(amp_training* t, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
@@ -5734,6 +5746,7 @@ AMPI_FN amp_result ampi_cuda_training_write(amp_training* t, const amp_exec* exe
         r = amp_cuda_scaler_write(own->scaler, &t->scaler, exec);
     if (r == AMP_OK && memcmp(&own->optimizer_state, &t->optimizer.state, sizeof own->optimizer_state) != 0)
         r = amp_cuda_optimizer_write(own->optimizer, &t->optimizer.state, exec);
+    if (r == AMP_OK) r = ampi_cuda_optimizer_take_groups(own->optimizer, &t->optimizer, exec);
     if (r == AMP_OK) ampi_cuda_training_note(t);
     return r;
 }

@@ -931,6 +931,12 @@ static void e_pool_no_kernel(amp_model* m, amp_value x) { amp_maxpool2d(m, x, 0)
 static void e_pool_negative(amp_model* m, amp_value x) { amp_avgpool2d(m, x, -2); }
 static void e_pool_stride(amp_model* m, amp_value x) { pool_of(m, x, 2, -1, 0); }
 static void e_pool_padding(amp_model* m, amp_value x) { pool_of(m, x, 2, 0, 2); }
+static void e_conv_init(amp_model* m, amp_value x) {
+    amp_conv2d_desc d;
+    memset(&d, 0, sizeof d);
+    d.out_channels = 2; d.kernel = 3; d.init = (amp_init)9;
+    amp_conv2d(m, x, &d);
+}
 static void e_pool_null(amp_model* m, amp_value x) { amp_pool2d(m, x, NULL); }
 static void e_pool_kind(amp_model* m, amp_value x) {
     amp_pool2d_desc d;
@@ -977,6 +983,7 @@ static void e_name_later(amp_model* m, amp_value x) {
 }
 static void e_name_long(amp_model* m, amp_value x) { amp_name(m, x, "0123456789abcdef0123456789abcdef"); }
 static void e_name_empty(amp_model* m, amp_value x) { amp_name(m, x, ""); }
+static void e_name_bytes(amp_model* m, amp_value x) { amp_name(m, x, "caf\xe9"); }
 static void e_name_null(amp_model* m, amp_value x) { amp_name(m, x, NULL); }
 static void e_group(amp_model* m, amp_value x) { amp_group(m, rows_of(m, x, 3), 1); }
 static void e_no_loss_behind(amp_model* m, amp_value x) { amp_mse(m, rows_of(m, x, 3), NULL); rows_of(m, x, 4); }
@@ -987,7 +994,8 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_conv_stride, AMP_ERR_DESC, "stride", "photo" },      { e_conv_padding, AMP_ERR_DESC, "-1", "photo" },
     { e_conv_dilation, AMP_ERR_DESC, "dilation", "photo" },  { e_conv_groups, AMP_ERR_SHAPE, "groups", "photo" },
     { e_conv_negative_groups, AMP_ERR_DESC, "groups", "photo" }, { e_conv_huge, AMP_ERR_SHAPE, "2147483647", "photo" },
-    { e_conv_huge_kernel, AMP_ERR_SHAPE, "more elements", "photo" }, { e_conv_null, AMP_ERR_DESC, "NULL", "photo" },
+    { e_conv_huge_kernel, AMP_ERR_SHAPE, "more elements", "photo" }, { e_conv_null, AMP_ERR_DESC, "'photo': the desc is NULL", "photo" },
+    { e_conv_init, AMP_ERR_DESC, "'photo': init 9 does", "photo" },
     { e_pool_kernel, AMP_ERR_SHAPE, "6", "photo" },          { e_pool_no_kernel, AMP_ERR_DESC, "kernel", "photo" },
     { e_pool_negative, AMP_ERR_DESC, "-2", "photo" },        { e_pool_stride, AMP_ERR_DESC, "stride", "photo" },
     { e_pool_padding, AMP_ERR_DESC, "pad", "photo" },        { e_pool_null, AMP_ERR_DESC, "NULL", "photo" },
@@ -1010,6 +1018,7 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_pin_input, AMP_ERR_POLICY, "pin", "photo" },         { e_name_twice, AMP_ERR_ARGUMENT, "two layers", "photo" },
     { e_name_later, AMP_ERR_ARGUMENT, "two layers", "linear2" }, { e_name_long, AMP_ERR_ARGUMENT, "31", "photo" },
     { e_name_empty, AMP_ERR_ARGUMENT, "name", "photo" },     { e_name_null, AMP_ERR_ARGUMENT, "name", "photo" },
+    { e_name_bytes, AMP_ERR_ARGUMENT, "UTF-8", "photo" },
     { e_group, AMP_ERR_ARGUMENT, "group", "linear1" },       { e_no_loss_behind, AMP_ERR_SHAPE, "no loss", "linear2" }
 };
 
@@ -1063,6 +1072,7 @@ static void* no_alloc(size_t n, void* user) { (void)n; (void)user; return NULL; 
 static void no_free(void* p, void* user) { (void)p; (void)user; }
 
 static void test_desc_errors(void) {
+    amp_backend backend;
     amp_model_desc d = model_desc(0, AMP_O1, AMP_F16);
     amp_comm comm;
     amp_policy policy;
@@ -1090,6 +1100,10 @@ static void test_desc_errors(void) {
     amp_policy_init(&policy, NULL);
     policy.rules[AMP_OP_MSE] = AMP_RULE_LOW;             /* edited by hand, past amp_policy_set_rule */
     refused_desc(d, AMP_ERR_POLICY, "mse");
+    memset(&backend, 0, sizeof backend);
+    d = model_desc(2, AMP_O1, AMP_F16); d.backend = &backend; refused_desc(d, AMP_ERR_DESC, "backend lacks");
+    backend = *amp_cpu_backend(); backend.bce_with_logits_backward = NULL; refused_desc(d, AMP_ERR_DESC, "backend lacks");
+    backend = *amp_cpu_backend(); backend.name = NULL; refused_desc(d, AMP_ERR_DESC, "backend lacks");
     memset(&comm, 0, sizeof comm);
     d = model_desc(2, AMP_O1, AMP_F16); d.comm = &comm; refused_desc(d, AMP_ERR_DESC, "comm");
     comm.all_reduce_sum = no_sum; refused_desc(d, AMP_ERR_DESC, "comm");
@@ -1183,9 +1197,12 @@ static void test_wrong_time(void) {
     CHECK(amp_model_finalize(NULL) == AMP_ERR_ARGUMENT && amp_train_step(NULL, &b, &info) == AMP_ERR_ARGUMENT);
     CHECK(amp_evaluate(NULL, &b, &eval) == AMP_ERR_ARGUMENT && amp_evaluate(m, &b, NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_predict(NULL, &b, y, out) == AMP_ERR_ARGUMENT && amp_predict(m, &b, y, NULL) == AMP_ERR_ARGUMENT);
+    CHECK_MSG(strstr(amp_model_error(m), "out is NULL") && !strstr(amp_model_error(m), "value"), "%s", amp_model_error(m));
     CHECK(amp_predict(m, &b, foreign(0), out) == AMP_ERR_ARGUMENT
           && amp_predict(m, &b, foreign(4), out) == AMP_ERR_ARGUMENT);
-    CHECK(amp_predict(m, &b, foreign(3), out) == AMP_ERR_ARGUMENT);      /* a loss */
+    CHECK_MSG(strstr(amp_model_error(m), "value 4 is not of this model"), "%s", amp_model_error(m));
+    CHECK(amp_predict(m, &b, foreign(3), out) == AMP_ERR_ARGUMENT);
+    CHECK_MSG(strstr(amp_model_error(m), "is a loss"), "%s", amp_model_error(m));
     CHECK(amp_model_memory(m, NULL) == AMP_ERR_ARGUMENT && amp_model_sync_params(NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_model_layer_of(m, foreign(0)) == -1 && amp_model_layer_of(m, foreign(9)) == -1
           && amp_model_layer_of(NULL, y) == -1);
@@ -1414,13 +1431,13 @@ static void test_names_and_groups(void) {
     CHECK(amp_model_create(&m, &d) == AMP_OK);
     a = amp_linear(m, amp_input(m, 3, 1, 1), 4);
     b = amp_linear(m, a, 2);
-    amp_name(m, a, "a name of just thirty-one chars");
+    amp_name(m, a, "a name of only 31 bytes, caff\xc3\xa9");
     amp_name(m, b, "first");
     amp_name(m, b, "head");                       /* a second name replaces the first */
     amp_group(m, b, 1);
     amp_mse(m, b, NULL);
     CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
-    CHECK(amp_model_find_param(m, "a name of just thirty-one chars.weight") != NULL);
+    CHECK(amp_model_find_param(m, "a name of only 31 bytes, caff\xc3\xa9.weight") != NULL);
     CHECK(amp_model_find_param(m, "head.bias") && amp_model_find_param(m, "head.bias")->group == 1);
     CHECK(amp_model_find_param(m, "first.bias") == NULL && amp_model_params(m, NULL)[0].group == 0);
     amp_model_destroy(m);

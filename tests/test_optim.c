@@ -694,6 +694,29 @@ static void loggers_are_copied(void) {
     CHECK(o.desc.logger == NULL && s.desc.logger == NULL);
 }
 
+/* The norm of a step that is skipped, whatever skips it: here an inf that unscale_into saw and did not pass on. */
+static void norm_of_a_skipped_step(void) {
+    static block b;
+    static float from[5];
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler s = static_scaler(4.0f);
+    amp_optimizer_info info;
+    amp_optimizer o;
+    amp_tensor to, src;
+    amp_param p;
+    fill_block(&b);
+    p = param_of(&b, 5);
+    memset(&to, 0, sizeof to);
+    to.count = 5;
+    src = to;
+    to.data = b.g; src.data = from;
+    put_bits(&from[3], 0x7f800000u);
+    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale_into(&s, &to, &src, 1, 0, NULL) == AMP_OK);
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && !info.applied && is_infinite(&info.grad_norm));
+}
+
 /* Several optimizers on one scaler, and lists that are split otherwise than the optimizers. */
 static void several_optimizers(void) {
     static block b, c;
@@ -793,8 +816,8 @@ static void refused_descs_and_params(void) {
     REFUSE_PARAM(group, -1, AMP_ERR_ARGUMENT, "group");
     REFUSE_PARAM(grad_dtype, AMP_F64, AMP_ERR_DTYPE, "grad_dtype");
     REFUSE_PARAM(low, b.low, AMP_ERR_DTYPE, "low_dtype");
-    refuse(&none, NULL, 1, AMP_ERR_ARGUMENT, "no parameters");
-    refuse(&none, &p, 0, AMP_ERR_ARGUMENT, "no parameters");
+    refuse(&none, NULL, 1, AMP_ERR_ARGUMENT, "params is NULL");
+    refuse(&none, &p, 0, AMP_ERR_ARGUMENT, "count is 0");
     memset(group, 0, sizeof group);
     group[0].lr = -3;
     none.groups = group; none.group_count = 1;
@@ -802,6 +825,34 @@ static void refused_descs_and_params(void) {
     CHECK(amp_optimizer_init(NULL, NULL, &p, 1) == AMP_ERR_ARGUMENT);
     CHECK(amp_optimizer_step(NULL, NULL, NULL) == AMP_ERR_ARGUMENT && amp_optimizer_zero_grad(NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_optimizer_set_lr(NULL, 1) == AMP_ERR_ARGUMENT && amp_optimizer_unscale(NULL, NULL) == AMP_ERR_ARGUMENT);
+}
+
+/* The same weights or gradient in two places of the list; empty parameters do not count. */
+static void listed_twice(void) {
+    static block b[3];
+    static amp_half low[5];
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_optimizer o;
+    amp_param p[3];
+    int k;
+    for (k = 0; k < 6; k++) {
+        int i;
+        for (i = 0; i < 3; i++) { fill_block(&b[i]); p[i] = param_of(&b[i], 5); }
+        p[2].name = NULL;
+        if (k == 0) p[2].master = b[0].w;
+        if (k == 1) p[2].grad = b[1].g;
+        if (k == 2) p[2] = p[1];
+        if (k == 3) for (i = 0; i < 3; i += 2) { p[i].master = NULL; p[i].low = low; p[i].low_dtype = AMP_F16; }
+        if (k == 4) { p[0].count = 0; p[2].master = b[0].w; p[2].grad = b[0].g; }
+        if (k == 5) { p[2] = p[1]; p[2].count = 0; }
+        log_count = 0;
+        if (k > 3) { CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_OK); continue; }
+        CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_ERR_ARGUMENT && log_count == 1);
+        CHECK_MSG(strstr(log_text, k == 0 ? "0 (p) and 2 (no name) have the same weights"
+                                 : k == 1 ? "1 (p) and 2 (no name) have the same gradient"
+                                 : k == 2 ? "1 (p) and 2 (p) have the same weights" : "0 (p) and 2 (no name) have the same weights"),
+                  "%s", log_text);
+    }
 }
 
 static void no_gradient(void) {
@@ -872,6 +923,7 @@ static void zero_grad_over_nan(void) {
     int i;
     fill_block(&b);
     p[0] = param_of(&b, N); p[1] = p[0];
+    p[1].master = b.v;
     p[1].grad = b.g16; p[1].grad_dtype = AMP_F16;
     put_bits(&b.g[5], 0x7fc00000u); put_bits(&b.g[N - 1], 0xff800000u); b.g16[N - 1] = 0x7c00u;
     CHECK(amp_optimizer_init(&o, NULL, p, 2) == AMP_OK && amp_optimizer_zero_grad(&o) == AMP_OK);
@@ -896,8 +948,10 @@ int main(void) {
     TEST(nan_made_by_hand);
     TEST(stale_checks);
     TEST(loggers_are_copied);
+    TEST(norm_of_a_skipped_step);
     TEST(several_optimizers);
     TEST(refused_descs_and_params);
+    TEST(listed_twice);
     TEST(no_gradient);
     TEST(defaults);
     TEST(lamb_zero_norms);

@@ -998,6 +998,8 @@ static void misuse(void) {
     REFUSED(AMP_ERR_STATE, amp_scaler_load(&s, bytes, sizeof bytes));
     REFUSED(AMP_ERR_STATE, amp_scaler_set_scale(&s, 4.0f));
     REFUSED(AMP_ERR_ARGUMENT, amp_scaler_check(&s, NULL, 1, NULL));
+    CHECK_MSG(strstr(log_text, "the list is NULL") && !strstr(log_text, "negative"), "%s", log_text);
+    CHECK(amp_scaler_advance(NULL, &s.state) == 0 && amp_scaler_advance(&s.rule, NULL) == 0);
     REFUSED(AMP_ERR_ARGUMENT, amp_scaler_check(&s, &t, -1, NULL));
     bad = tensor(NULL, AMP_F32, 1, "bad");
     REFUSED(AMP_ERR_ARGUMENT, amp_scaler_check(&s, &bad, 1, NULL));

@@ -548,6 +548,34 @@ static void test_refusals(void) {
     amp_model_destroy(t.m);
 }
 
+static amp_result broken_sum(void* data, amp_dtype t, size_t n, void* stream, void* user_data) {
+    (void)data; (void)t; (void)n; (void)stream; (void)user_data;
+    return AMP_ERR_IO;
+}
+/* An error leaves info as it was, however late it is found. */
+static void test_errors_leave_info(void) {
+    static const int32_t wrong[8] = { 0, 1, 2, 0, 1, 3, 0, 0 };
+    amp_model_desc d = toy_desc(8, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_comm comm = { broken_sum, 0, 2, NULL };
+    amp_batch good = batch_of(0, 8), bad = good;
+    amp_step_info info, before;
+    amp_eval_info eval, eval_before;
+    toy alone = make_toy(&d, 1, 0.0f), ranked;
+    d.comm = &comm;
+    ranked = make_toy(&d, 1, 0.0f);
+    memset(&before, 0x5a, sizeof before);
+    memset(&eval_before, 0x5a, sizeof eval_before);
+    info = before;
+    eval = eval_before;
+    CHECK(amp_train_step(ranked.m, &good, &info) == AMP_ERR_COMM && memcmp(&info, &before, sizeof info) == 0);
+    bad.targets[0] = wrong;
+    bad.on_device = 1;                                      /* where labels are not looked at before */
+    CHECK(amp_train_step(alone.m, &bad, &info) == AMP_ERR_ARGUMENT && memcmp(&info, &before, sizeof info) == 0);
+    CHECK(amp_evaluate(alone.m, &bad, &eval) == AMP_ERR_ARGUMENT && memcmp(&eval, &eval_before, sizeof eval) == 0);
+    amp_model_destroy(alone.m);
+    amp_model_destroy(ranked.m);
+}
+
 /* Nothing to learn from, nothing to learn, one value per channel. */
 static void test_untrainable(void) {
     amp_model_desc d = toy_desc(2, AMP_O0, AMP_DTYPE_DEFAULT);
@@ -1335,8 +1363,8 @@ static void test_reading_parameters(void) {
             for (k = 0; k < (int)p[i].count && p[i].low; k++)
                 CHECK(((amp_half*)p[i].low)[k].bits == amp_half_from_float(in[k]).bits);
         }
-        CHECK(amp_model_read_param(t.m, p, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "not a parameter"));
-        CHECK(amp_model_write_param(t.m, p + count, in) == AMP_ERR_ARGUMENT);
+        CHECK(amp_model_read_param(t.m, p, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "read param: the array of values is NULL"));
+        CHECK(amp_model_write_param(t.m, p + count, in) == AMP_ERR_ARGUMENT && strstr(heard, "write param: p is not"));
         CHECK(amp_model_read_param(NULL, p, out) == AMP_ERR_ARGUMENT);
         amp_model_destroy(t.m);
     }
@@ -1357,6 +1385,7 @@ int main(void) {
     TEST(test_floor_and_limits);
     TEST(test_skips_of_no_gradient);
     TEST(test_refusals);
+    TEST(test_errors_leave_info);
     TEST(test_untrainable);
     TEST(test_accumulation_exact);
     TEST(test_accumulation_net);

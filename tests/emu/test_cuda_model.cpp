@@ -484,6 +484,31 @@ static void test_graph_obeys() {
     amp_model_destroy(graph);
 }
 
+/* So does a group's own rate, and one that no step may use is refused. */
+static void test_group_rates() {
+    amp_param_group group = {};
+    amp_model_desc d = desc_of(AMP_O2, AMP_BF16);
+    d.optimizer.groups = &group;
+    d.optimizer.group_count = 1;
+    for (int graph = 0; graph < 2; graph++) {
+        amp_model* m = make(d, build_plain, amp_cuda_backend(), graph);
+        if (!m) return;
+        run_steps(m, 3);
+        amp_model_optimizer(m)->groups[0].lr = (float)AMP_ZERO;
+        std::vector<float> before = weights(m);
+        run_steps(m, 2);
+        CHECK(same(before, weights(m)) && amp_model_optimizer(m)->groups[0].lr == (float)AMP_ZERO);
+        amp_batch b = batch_of(0, 8);
+        amp_model_optimizer(m)->groups[0].lr = -2.0f;
+        CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_ARGUMENT);
+        CHECK_MSG(strstr(amp_model_error(m), "groups[0].lr -2"), "%s", amp_model_error(m));
+        amp_model_optimizer(m)->groups[0].lr = 0.5f;
+        run_steps(m, 1);
+        CHECK(!same(before, weights(m)));
+        amp_model_destroy(m);
+    }
+}
+
 /* Three kinds of micro-batch in eight sizes are more steps than there are places for graphs: the rest run as ever. */
 static std::string train_all_sizes(int graph, long* replayed, long* late) {
     amp_model_desc d = desc_of(AMP_O2, AMP_F16);
@@ -794,6 +819,7 @@ int main() {
     TEST(test_batch_on_device);
     TEST(test_graph);
     TEST(test_graph_obeys);
+    TEST(test_group_rates);
     TEST(test_more_steps_than_graphs);
     TEST(test_every_order_of_threads);
     TEST(test_checkpoints_travel);
