@@ -249,6 +249,8 @@ TABLE = [
     ("model", "if (own->position) cudaFree(own->position);", ""),
     ("model", "memcmp(&own->scaler_state, &t->scaler.state, sizeof own->scaler_state) != 0", "0"),
     ("model", "memcmp(&own->optimizer_state, &t->optimizer.state, sizeof own->optimizer_state) != 0", "0"),
+    ("model", "r = ampi_cuda_copy_in(o->device->o.groups, from->groups, sizeof from->groups, exec);", ";"),
+    ("model", "r = ampi_optimizer_check_rates(from, \"amp_cuda: training step\");", "r = AMP_OK;"),
     ("model", "uint64_t before = t->passes - 1;", "uint64_t before = t->passes;"),
     ("model", "if (own->next_position != t->passes)", "if (0)"),
     ("model", "return r == AMP_OK ? ampi_cuda_scaler_export_flag(own->scaler, flag, exec) : r;", "return r;"),
