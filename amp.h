@@ -1627,6 +1627,9 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
   #define AMPI_INLINE static
   #define AMPI_RESTRICT
 #endif
+#ifndef AMPI_VECTOR
+  #define AMPI_VECTOR AMPI_INLINE
+#endif
 #ifndef AMPI_FETCH
   #define AMPI_FETCH(p, byte) ((void)(p), (void)(byte))
   #define AMPI_OPAQUE(pointer) ((void)0)
