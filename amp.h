@@ -4700,17 +4700,14 @@ AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s
     return least;
 }
 
-/* The same of an image operand whose runs go along n: pairs of runs, interleaved. */
+/* The same of an image operand whose runs go along n: pairs of runs, interleaved. Columns behind the last one are not
+   written, and what they give is not stored. */
 AMPI_FN void ampi_words_b_across(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
                                  size_t nc, size_t k0, size_t kc, float* b) {
     const size_t taps = s->b.image->kernel_h * s->b.image->kernel_w, nr = 2 * g->lanes;
-    const size_t stride = ampi_panel_stride(g, kc), last = (nc - 1) / nr * nr, words = ampi_words(g, kc);
+    const size_t stride = ampi_panel_stride(g, kc);
     size_t k, next, i, j;
     ampi_words_stage(stage, &s->b, j0, nc, nr);
-    for (j = 0; j < nc; j += nr) {
-        size_t width = nc - j > g->lanes ? nr : g->lanes, first = (nc - j) % g->lanes && j == last ? 0 : kc / 2;
-        memset(b + j / nr * stride + first * width, 0, (words - first) * width * sizeof *b);
-    }
     for (k = k0; k < k0 + kc; k = next) {
         size_t c = k / (2 * taps) * 2;
         float* panel = b;
