@@ -9479,7 +9479,7 @@ AMPI_FN void ampi_pool_global_planes(const ampi_pool_plan* p, const void* x, amp
     const size_t n = (size_t)(p->h * p->w);
     const int direct = ampi_dtype(xt) == AMP_F32;
     const ampi_gemm_isa g = ampi_gemm_isa_now();
-    float rows[AMPI_LANES * AMPI_POOL_TURN], turned[AMPI_LANES * AMPI_POOL_TURN], acc[AMPI_LANES];
+    float rows[(int)AMPI_LANES * AMPI_POOL_TURN], turned[(int)AMPI_LANES * AMPI_POOL_TURN], acc[AMPI_LANES];
     size_t at, l, count, lds = direct ? n : ampi_min_size(n, AMPI_POOL_TURN);
     memset(acc, 0, sizeof acc);
     if (!direct && lds == n) ampi_load_f32(rows, x, xt, plane * n, AMPI_LANES * n);
