@@ -7684,7 +7684,7 @@ AMPI_FN void ampi_dx_part_of(ampi_dx_part* p, const ampi_conv2d* c, size_t part)
 /* Whether dx has parts, and their number. */
 AMPI_FN size_t ampi_dx_parts(const ampi_conv2d* c) {
     const amp_conv2d_shape* s = &c->s;
-    if (s->stride_h * s->stride_w == 1 || s->stride_h > AMPI_PART_STRIDE || s->stride_w > AMPI_PART_STRIDE
+    if ((s->stride_h == 1 && s->stride_w == 1) || s->stride_h > AMPI_PART_STRIDE || s->stride_w > AMPI_PART_STRIDE
         || c->taps > AMPI_PART_TAPS) return 0;
     return (size_t)(s->stride_h * s->stride_w);
 }
@@ -8057,7 +8057,7 @@ AMPI_FN void ampi_dx_part_product(ampi_product* s, const ampi_conv2d* c, const a
     s->c_offset += p->rh * (size_t)c->s.width + p->rw;
     s->part = p->image.cols;
     s->lines = p->image.rows;
-    s->line = (size_t)(c->s.stride_h * c->s.width);
+    s->line = (size_t)c->s.stride_h * (size_t)c->s.width;
     s->step = (size_t)c->s.stride_w;
     s->a = ampi_matrix(turned, AMP_BF16, c->cg, s->k, p->ld, 1);
     s->b.image = p->taps > 0 ? &p->image : NULL;
@@ -8347,8 +8347,8 @@ AMPI_LOCKSTEP2(mul, _mm512_mul_ps)
 AMPI_LOCKSTEP2(div, _mm512_div_ps)
 AMPI_LOCKSTEP2(min, AMPI_MIN_X16)
 AMPI_LOCKSTEP2(max, AMPI_MAX_X16)
-AMPI_LOCKSTEP2(or, _mm512_or_ps)
-AMPI_LOCKSTEP2(and, _mm512_and_ps)
+AMPI_LOCKSTEP2(ors, _mm512_or_ps)
+AMPI_LOCKSTEP2(ands, _mm512_and_ps)
 AMPI_LOCKSTEP2(andnot, _mm512_andnot_ps)
 AMPI_LOCKSTEP3(fma, _mm512_fmadd_ps)
 AMPI_LOCKSTEP3(fnma, _mm512_fnmadd_ps)
@@ -8500,7 +8500,7 @@ AMPI_HD AMPI_INLINE float ampi_normal_cdf(int hw, float x, float* density) {
 #if AMPI_X86
 /* The same by hand, operation by operation. */
 AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_sigmoid_x64(ampi_x64 x) {
-    const ampi_x64 one = AMPI_SPREAD_X64(1.0f), e = ampi_exp_x64(ampi_or_x64(x, AMPI_SPREAD_X64(-0.0f)));
+    const ampi_x64 one = AMPI_SPREAD_X64(1.0f), e = ampi_exp_x64(ampi_ors_x64(x, AMPI_SPREAD_X64(-0.0f)));
     return ampi_div_x64(ampi_if_plus_x64(x, one, e), ampi_add_x64(one, e));
 }
 /* exp(2a) is formed in halves: r/2 from a, (exp(r) - 1) / 2, exp(2a) / 2, and 2 / (exp(2a) + 1) as the reciprocal of
@@ -8517,7 +8517,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_tanh_x64(ampi_x64 x) {
     p = AMPI_FMA_TO_X64(p, z, 0.133314058f);
     p = AMPI_FMA_TO_X64(p, z, -0.333332807f);
     p = ampi_fma_x64(ampi_mul_x64(p, z), x, x);
-    return ampi_or_x64(ampi_if_large_x64(z, ampi_sub_x64(one, e), p), ampi_and_x64(sign, x));
+    return ampi_ors_x64(ampi_if_large_x64(z, ampi_sub_x64(one, e), p), ampi_ands_x64(sign, x));
 }
 /* P(u) / 2. */
 AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_normal_tail_x64(ampi_x64 u) {
@@ -12346,7 +12346,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_gelu_tanh_slope_x64(ampi_x64 x) {
     const ampi_x64 c0 = AMPI_SPREAD_X64(AMPI_GELU_C0), sign = AMPI_SPREAD_X64(-0.0f);
     const ampi_x64 c = ampi_clamp_x64(x, 16.0f), square = ampi_mul_x64(c, c);
     const ampi_x64 z = ampi_mul_x64(c, AMPI_FMA_FROM_X64(AMPI_GELU_C1, square, c0));
-    const ampi_x64 tail = ampi_sigmoid_x64(ampi_or_x64(z, sign)), other = ampi_sub_x64(AMPI_SPREAD_X64(1.0f), tail);
+    const ampi_x64 tail = ampi_sigmoid_x64(ampi_ors_x64(z, sign)), other = ampi_sub_x64(AMPI_SPREAD_X64(1.0f), tail);
     const ampi_x64 slope = AMPI_FMA_FROM_X64(3.0f * AMPI_GELU_C1, square, c0), s = ampi_if_plus_x64(z, other, tail);
     return ampi_fma_x64(ampi_mul_x64(c, ampi_mul_x64(tail, other)), slope, s);
 }
