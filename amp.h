@@ -4515,6 +4515,8 @@ AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, 
     p->tiles_n = ampi_div_up(n, p->nc);
 }
 
+/* What packing a column of B is worth, in multiplications for one k; of an image, which is unfolded. */
+enum { AMPI_GEMM_COLUMN = 12, AMPI_GEMM_COLUMN_UNFOLDED = 32 };
 /* What the busiest thread has to do for one k, in multiplications: those of its tiles, where half a panel takes a
    little more than half the time, and packing a row of A is worth about 4 of them, packing a column of B `column`. */
 AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t threads, double column) {
@@ -5409,7 +5411,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
     const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
     return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN, few,
-                             how & AMPI_GEMM_UNFOLDS ? 32 : 12);
+                             how & AMPI_GEMM_UNFOLDS ? AMPI_GEMM_COLUMN_UNFOLDED : AMPI_GEMM_COLUMN);
 }
 /* The plan for a product's operands. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
@@ -5445,8 +5447,8 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
         for (slot = 0; slot < (int64_t)p.slots; slot++)
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
     } else {
-        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, AMPI_GEMM_FEW, 12)
-                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, AMPI_GEMM_FEW, 12);
+        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN)
+                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN);
         p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
