@@ -4498,6 +4498,12 @@ AMPI_FN size_t ampi_threads(void) { int t = omp_get_max_threads(); return t > 0 
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
 
+/* Of n tasks in a row, the first one of a slot: shares as a static schedule deals them. So a thread meets in one operator
+   the images that it has met in the one before, whose lines its core's cache still holds. */
+AMPI_FN size_t ampi_share(size_t n, size_t slots, size_t slot) {
+    return n / slots * slot + (slot < n % slots ? slot : n % slots);
+}
+
 /* Threads that a product is worth: an element brought from memory counts as 4 multiplications, because products of
    one row are little else. */
 AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
@@ -6309,10 +6315,9 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     AMPI_PARALLEL_FOR(d.slots > 1)
     for (slot = 0; slot < (int64_t)d.slots; slot++) {
         float* own = memory + d.at_slots + (size_t)slot * d.floats;
-        size_t task;
+        size_t task = ampi_share(tasks, d.slots, (size_t)slot), end = ampi_share(tasks, d.slots, (size_t)slot + 1);
         memset(own, 0, d.at_sums * sizeof *own);
-        for (task = (size_t)slot; task < tasks; task += d.slots)
-            ampi_stencil_task(&d, task, memory, b ? bias : NULL, own);
+        for (; task < end; task++) ampi_stencil_task(&d, task, memory, b ? bias : NULL, own);
     }
     return !d.found;
 }
@@ -6607,8 +6612,8 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
     tasks = d.blocks * d.parts * (size_t)c->s.groups;
     AMPI_PARALLEL_FOR(d.slots > 1)
     for (slot = 0; slot < (int64_t)d.slots; slot++) {
-        size_t task;
-        for (task = (size_t)slot; task < tasks; task += d.slots)
+        size_t task = ampi_share(tasks, d.slots, (size_t)slot), end = ampi_share(tasks, d.slots, (size_t)slot + 1);
+        for (; task < end; task++)
             ampi_abreast_task(&d, task, memory, b ? bias : NULL, memory + d.at_slots + (size_t)slot * d.floats);
     }
     return !d.found;
@@ -7888,7 +7893,7 @@ AMPI_FN void ampi_conv2d_images(const ampi_product* s, size_t images, size_t i, 
     if (exec) own = *exec;
     own.workspace_size /= slots;
     if (own.workspace) own.workspace = (char*)own.workspace + i * own.workspace_size;
-    for (n = i; n < images; n += slots) {
+    for (n = ampi_share(images, slots, i); n < ampi_share(images, slots, i + 1); n++) {
         ampi_product one = *s;
         one.n = s->n / images;
         one.b = ampi_matrix(s->b.data, s->b.dtype, s->k, s->part, b->channel_stride, 0);
