@@ -6639,8 +6639,10 @@ typedef struct ampi_fold {
     const void *dy, *x; amp_dtype dy_dtype, x_dtype;
 } ampi_fold;
 
-/* Floats of a folded image, of a tile's sums; tiles along a side, at most; pixels that make up for many sums. */
-enum { AMPI_FOLD_IMAGE = 262144, AMPI_FOLD_SUMS = 65536, AMPI_FOLD_TILES = 16, AMPI_FOLD_PIXELS = 384 };
+/* Floats of a folded image, of a tile's sums; tiles along a side, at most; pixels that make up for many sums; bytes
+   that are asked for ahead, at most. */
+enum { AMPI_FOLD_IMAGE = 262144, AMPI_FOLD_SUMS = 65536, AMPI_FOLD_TILES = 16, AMPI_FOLD_PIXELS = 384,
+       AMPI_FOLD_AHEAD = 8192 };
 
 /* A tile: outputs o.. and channels ch.. of group g; edge, and vectors of a segment and of all of them. */
 typedef struct ampi_fold_tile { size_t g, o, outs, ch, channels, edge, part, vectors; } ampi_fold_tile;
@@ -6871,6 +6873,18 @@ AMPI_FN void ampi_fold_store(const ampi_fold* f, const ampi_fold_tile* t, const 
         }
 }
 
+/* Asks for the source and the gradient of image n, which another core may hold: sums leave the memory idle. */
+AMPI_FN void ampi_fold_ahead(const ampi_fold* f, const ampi_fold_tile* t, size_t n) {
+    const ampi_conv2d* c = f->c;
+    const size_t x_size = ampi_type_size(f->x_dtype), dy_size = ampi_type_size(f->dy_dtype);
+    const char* x = (const char*)f->x + (n * (size_t)c->s.channels + t->g * c->cg + t->ch) * c->in_pixels * x_size;
+    const char* dy = (const char*)f->dy
+                     + (n * (size_t)c->s.out_channels + t->g * c->og + t->o) * c->out_pixels * dy_size;
+    size_t i;
+    for (i = 0; i < ampi_min_size(t->channels * c->in_pixels * x_size, AMPI_FOLD_AHEAD); i += 64) AMPI_FETCH(x, i);
+    for (i = 0; i < ampi_min_size(t->outs * c->out_pixels * dy_size, AMPI_FOLD_AHEAD); i += 64) AMPI_FETCH(dy, i);
+}
+
 /* dw, if it has a direct form for which the workspace has room. 0: it is still to be done. */
 AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
                           amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
@@ -6900,6 +6914,7 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dty
             u.repeat = 1;
             for (n = 0; n < (size_t)c->s.n; n += images) {
                 images = ampi_min_size((size_t)c->s.n - n, f.unit);
+                if (n + images < (size_t)c->s.n) ampi_fold_ahead(&f, &t, n + images);
                 ampi_fold_unit(&f, &t, n, images, &u, own);
             }
             ampi_fold_store(&f, &t, own + f.at_sums, dw, dw_dtype, accumulate);
