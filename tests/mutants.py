@@ -94,6 +94,8 @@ TABLE = [
     ("gemm", "t[i] = s->beta != 0.0f ? -0.0f : 0.0f;", "t[i] = 0.0f;"),
     ("openmp", "b.b = shared + turn % 2 * p->floats", "b.b = shared"),
     ("openmp", "p->tiles_m > 2 && p->slots % p->tiles_m == 0", "p->tiles_m > 2 && p->slots > 1"),
+    ("openmp", "return n / slots * slot + (slot < n % slots ? slot : n % slots);", "return n / slots * slot;"),
+    ("openmp", "for (n = ampi_share(images, slots, i);", "for (n = ampi_share(images, slots, i) + (i > 0);"),
     ("openmp", "memory + (slot - part) * p->floats + p->at_b;", "memory + p->at_b;"),
     ("openmp", "for (k0 = 0; k0 < s->k + p->kc; k0 += p->kc)", "for (k0 = 0; k0 < s->k; k0 += p->kc)"),
     ("gemm", "v[l] = ampi_fma(hw, beta, add[l], alpha * t[l]);", "v[l] = beta * add[l] + alpha * t[l];"),
