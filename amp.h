@@ -5213,8 +5213,8 @@ AMPI_FN size_t ampi_room(const amp_exec* exec) {
 /* One slot's share of the tiles. */
 AMPI_FN void ampi_gemm_slot(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t slot,
                             float* memory) {
-    size_t tile;
-    for (tile = slot; tile < p->tiles_m * p->tiles_n; tile += p->slots) ampi_gemm_tile(g, s, p, tile, memory);
+    size_t tiles = p->tiles_m * p->tiles_n, tile = ampi_share(tiles, p->slots, slot);
+    for (; tile < ampi_share(tiles, p->slots, slot + 1); tile++) ampi_gemm_tile(g, s, p, tile, memory);
 }
 /* The same in small blocks on the stack. */
 AMPI_FN void ampi_gemm_on_stack(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p,
