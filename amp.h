@@ -784,6 +784,9 @@ typedef struct amp_overflow_info {
     int      first_tensor;      /* index in the list of the first check that found one; -1 if none */
     uint64_t first_index;       /* element in that tensor */
     char     first_name[48];    /* its name, cut to fit; "" if it has none */
+    int      last_tensor;       /* of the same list the last that has one: infinities travel from the loss to the first
+                                   layer, so in the order of the forward pass it is where they began; -1 if none */
+    char     last_name[48];
     double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if
                                    that list had an inf or NaN */
 } amp_overflow_info;
@@ -1399,8 +1402,8 @@ typedef struct amp_step_info {
     float    scale_before, scale_after;
     float    lr;                   /* the base rate of this step, schedule included */
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
-    amp_overflow_info overflow;    /* counts, first tensor and index among the weight gradients */
-    char     message[224];         /* a sentence if the step was skipped; "" otherwise */
+    amp_overflow_info overflow;    /* counts, first and last tensor among the weight gradients */
+    char     message[288];         /* a sentence if the step was skipped; "" otherwise */
 } amp_step_info;
 
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
@@ -13825,7 +13828,7 @@ AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
 
 AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
     memset(info, 0, sizeof *info);
-    info->first_tensor = -1;
+    info->first_tensor = info->last_tensor = -1;
 }
 
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
@@ -14377,16 +14380,21 @@ AMPI_FN void ampi_check_chunks(void* context, ampi_chunk* c) {
     for (k = 0; k < c->count; k++) ampi_check_chunk(context, &c[k]);
 }
 
-/* Chunks arrive in order, so the first bad one is the first of the list. */
+/* Chunks arrive in order, so the first bad one is the first of the list, and the last one the last. */
 AMPI_FN void ampi_check_combine(void* context, ampi_chunk* c) {
     ampi_grad_pass* pass = (ampi_grad_pass*)context;
     amp_overflow_info* info = pass->info;
-    if (c->inf + c->nan > 0 && !info->found_inf) {
+    if (c->inf + c->nan > 0 && info->last_tensor != c->tensor) {
         const char* name = pass->src->at(pass->src->list, c->tensor).name;
-        info->found_inf = 1;
-        info->first_tensor = c->tensor;
-        info->first_index = c->first;
-        if (name) strncpy(info->first_name, name, sizeof info->first_name - 1);
+        info->last_tensor = c->tensor;
+        memset(info->last_name, 0, sizeof info->last_name);
+        if (name) strncpy(info->last_name, name, sizeof info->last_name - 1);
+        if (!info->found_inf) {
+            info->found_inf = 1;
+            info->first_tensor = c->tensor;
+            info->first_index = c->first;
+            memcpy(info->first_name, info->last_name, sizeof info->first_name);
+        }
     }
     info->inf_count += c->inf;
     info->nan_count += c->nan;
@@ -17963,6 +17971,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->training.scaler.rule;
     int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
+    int spread = o->last_tensor != o->first_tensor;
     if (!ampi_scale_usable(&info->scale_before))
         snprintf(message, size, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
                  "max_scale keep it in range", (double)info->scale_before);
@@ -17973,9 +17982,10 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
                  (double)info->scale_before);
     else
         snprintf(message, size,
-                 "gradient of '%s' is not finite at element %lu; %lu inf, %lu nan in all; loss scale %.17g%s",
+                 "gradient of '%s' is not finite at element %lu; %lu inf, %lu nan in all%s%s; loss scale %.17g%s",
                  o->first_name[0] ? o->first_name : "?", (unsigned long)o->first_index,
-                 (unsigned long)o->inf_count, (unsigned long)o->nan_count, (double)info->scale_before,
+                 (unsigned long)o->inf_count, (unsigned long)o->nan_count,
+                 spread ? ", nearest to the loss in " : "", spread ? o->last_name : "", (double)info->scale_before,
                  rule->is_static ? "; the scale is static"
                  : at_floor      ? "; the scale is at its floor"
                                  : "");
@@ -18093,7 +18103,7 @@ AMPI_FN void ampi_tell_micro_batch(const amp_model* m, amp_step_info* info) {
     info->step = m->training.optimizer.state.step;
     info->skipped = m->training.scaler.state.skipped;
     info->scale_before = info->scale_after = m->training.scaler.state.scale;
-    info->overflow.first_tensor = -1;
+    ampi_overflow_clear(&info->overflow);
 }
 AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p,
                                     amp_step_info* info) {
@@ -18163,7 +18173,7 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     memset(&told, 0, sizeof told);
     told.step = m->training.optimizer.state.step;
     told.skipped = m->training.scaler.state.skipped;
-    told.overflow.first_tensor = -1;
+    ampi_overflow_clear(&told.overflow);
     feholdexcept(&floats);      /* an overflow is data here, not a trap */
     do {
         told.message[0] = 0;

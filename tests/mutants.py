@@ -334,6 +334,9 @@ TABLE = [
     ("scaler", "if (!found->found_inf || s->rule.ignore_overflow) return 1;", "if (!found->found_inf) return 1;"),
     ("scaler", "crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)))", "crc = (crc >> 1) ^ (0xEDB88321u & (0u - (crc & 1u)))"),
     ("scaler", "left >= 0 && left <= r->hysteresis", "left >= 0"),
+    ("scaler", "info->last_tensor != c->tensor) {", "!info->found_inf) {"),
+    ("scaler", "memset(info->last_name, 0, sizeof info->last_name);", ""),
+    ("scaler", "info->first_tensor = info->last_tensor = -1;", "info->first_tensor = -1;"),
     ("optim", "if (d.logger) s->logger = *d.logger;", ""),
     # --- optim
     ("optim", "(p->grad && p->grad == q->grad)", "(p->grad && p->m == q->m)"),
@@ -403,6 +406,7 @@ TABLE = [
     ("train", "if (!ampi_scale_usable(&info->scale_before))\n", "if (0)\n"),
     ("train", "else if (o->inf_count + o->nan_count == 0 && m->comm.size == 1)", "else if (0)"),
     ("train", "if (info && ampi_step_was_made(r)) *info = told;", "if (info) *info = told;"),
+    ("train", "int spread = o->last_tensor != o->first_tensor;", "int spread = o->last_tensor > 1;"),
     ("train", "return r == AMP_OK || r == AMP_ERR_OVERFLOW; }", "return r == AMP_OK; }"),
     # --- checkpoint
     ("checkpoint", "if (r != AMP_OK && replaced == 0) remove(temporary);", ""),
