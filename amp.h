@@ -1481,7 +1481,13 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
-/* The same for a training loop of your own: weights and moments of o's parameters, step and rates, the state of s
+/* For fine-tuning: the weights and running statistics alone, by name, from a checkpoint or another safetensors file
+   (PyTorch's layers have the same shapes, and with amp_name the same names). What the file does not have stays as it
+   is, moments, scaler and counters too; *count (NULL = not wanted) is how many tensors were read. F32, F16, BF16 and
+   F64 are converted. AMP_ERR_FORMAT, and no change, for another shape, or if there is none of them at all. */
+AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
+
+/* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates, the state of s
    (NULL = there is no scaler), and `count` tensors more that the loop needs to go on: running statistics, its place in
    the data. Moments are called "<parameter>.m" and "<parameter>.v": each parameter needs a name of its own, of at most
    77 bytes. Loading writes the 16-bit copies too; it needs an optimizer of the same desc with the same parameters and
@@ -17451,6 +17457,13 @@ AMPI_FN void ampi_param_state(const amp_param* p, int which, char name[80], amp_
     *data = which == 0 ? (p->master ? (void*)p->master : p->low) : (void*)(which == 1 ? p->m : p->v);
 }
 
+AMPI_FN int ampi_model_state_is_moment(const amp_model* m, int i) {
+    int k, own;
+    for (k = 0; k < m->param_count; k++, i -= own)
+        if (i < (own = ampi_param_state_count(&m->params[k]))) return i > 0;
+    return 0;
+}
+
 AMPI_FN void ampi_model_state_tensor(amp_model* m, int i, char name[80], amp_dtype* dtype, int* rank,
                                      size_t shape[4], void** data) {
     int k;
@@ -19841,13 +19854,68 @@ AMPI_FN amp_result ampi_checkpoint_read(const ampi_subject* c, ampi_file* f, con
     return r;
 }
 
-AMPI_FN amp_result ampi_checkpoint_load(const ampi_subject* c, const char* path) {
+/* Keeps those tensors of a model that the file has and that are no moments; theirs[i] is tensor i of the list with the
+   type that it has in the file. */
+AMPI_FN void ampi_weights_keep(const ampi_subject* c, const ampi_file* f, ampi_state_list* s,
+                               amp_file_tensor* theirs) {
+    int i, kept = 0;
+    s->largest = 0;
+    for (i = 0; i < s->count; i++) {
+        const char* name = s->tensors[i].tensor.name;
+        const void* found = ampi_find_name(f->entries, f->count, sizeof *f->entries, name);
+        if (!found || ampi_model_state_is_moment(c->model, i)) continue;
+        s->tensors[kept] = theirs[kept] = s->tensors[i];
+        theirs[kept].tensor.dtype = ((const ampi_file_entry*)found)->type->dtype;
+        if (ampi_file_bytes(&theirs[kept]) > s->largest) s->largest = ampi_file_bytes(&theirs[kept]);
+        kept++;
+    }
+    s->count = kept;
+}
+
+/* Converts what was read. `room` is aligned, unlike places in staging. */
+AMPI_FN amp_result ampi_weights_apply(const ampi_subject* c, const ampi_state_list* s, const amp_file_tensor* theirs,
+                                      const char* staging, void* room) {
+    amp_model* m = c->model;
+    amp_result r = AMP_OK;
+    int i;
+    for (i = 0; i < s->count && r == AMP_OK; i++) {
+        const amp_tensor* to = &s->tensors[i].tensor;
+        memcpy(room, staging, ampi_file_bytes(&theirs[i]));
+        r = m->backend->upload(to->data, to->dtype, room, theirs[i].tensor.dtype, to->count, &m->exec);
+        staging += ampi_file_bytes(&theirs[i]);
+    }
+    return r == AMP_OK ? amp_model_sync_params(m) : r;
+}
+
+AMPI_FN amp_result ampi_weights_read(const ampi_subject* c, ampi_file* f, ampi_state_list* s) {
+    amp_file_tensor* theirs = (amp_file_tensor*)ampi_alloc(c->allocator, (size_t)s->count * sizeof *theirs);
+    char* staging = NULL;
+    void* room = NULL;
+    amp_result r = AMP_OK;
+    if (theirs) {
+        ampi_weights_keep(c, f, s, theirs);
+        if (s->count == 0)
+            r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no weight of %s", f->path, c->name);
+        if (r == AMP_OK) r = ampi_file_stage(f, theirs, s->count, c->name, &staging);
+        if (r == AMP_OK) room = ampi_alloc(c->allocator, s->largest);
+    }
+    if (r == AMP_OK && !room) r = ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a list or a copy");
+    if (r == AMP_OK) r = ampi_weights_apply(c, s, theirs, staging, room);
+    ampi_free(c->allocator, room);
+    ampi_free(c->allocator, staging);
+    ampi_free(c->allocator, theirs);
+    return r;
+}
+
+/* weights != NULL: the weights alone, and how many tensors they were. */
+AMPI_FN amp_result ampi_checkpoint_load(const ampi_subject* c, const char* path, int* weights) {
     ampi_state_list s;
     ampi_file f;
     amp_result r = ampi_state_list_make(&s, c);
     if (r != AMP_OK) return r;
     r = ampi_file_open(&f, path, c->allocator, c->logger);
-    if (r == AMP_OK) r = ampi_checkpoint_read(c, &f, &s);
+    if (r == AMP_OK) r = weights ? ampi_weights_read(c, &f, &s) : ampi_checkpoint_read(c, &f, &s);
+    if (r == AMP_OK && weights) *weights = s.count;
     ampi_file_close(&f);
     ampi_free(c->allocator, s.tensors);
     return r;
@@ -19856,7 +19924,14 @@ AMPI_FN amp_result ampi_checkpoint_load(const ampi_subject* c, const char* path)
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path) {
     ampi_subject c;
     amp_result r = ampi_checkpoint_ready(&c, m, path);
-    return r == AMP_OK ? ampi_checkpoint_load(&c, path) : r;
+    return r == AMP_OK ? ampi_checkpoint_load(&c, path, NULL) : r;
+}
+
+AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count) {
+    ampi_subject c;
+    int read;
+    amp_result r = ampi_checkpoint_ready(&c, m, path);
+    return r == AMP_OK ? ampi_checkpoint_load(&c, path, count ? count : &read) : r;
 }
 
 /* The subject of a loop of the caller's. Its names must fit into the list, with ".m" behind. */
@@ -19896,7 +19971,7 @@ AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const cha
                                       int count, const amp_file_desc* desc) {
     ampi_subject c;
     amp_result r = ampi_loop_ready(&c, o, s, path, more, count, desc);
-    return r == AMP_OK ? ampi_checkpoint_load(&c, path) : r;
+    return r == AMP_OK ? ampi_checkpoint_load(&c, path, NULL) : r;
 }
 
 #endif /* AMP_NO_STDIO */

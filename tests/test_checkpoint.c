@@ -1183,6 +1183,107 @@ static void test_model_failures(void) {
     CHECK_MSG(alloc_live == 0, "%ld", alloc_live);
 }
 
+/* Takes what fits by name: all of the body, nothing of a head with another name. */
+static void test_load_weights(void) {
+    const char* path = in_folder("model.safetensors");
+    model_options o = usual;
+    amp_model *a, *b, *before;
+    int count = -1, n, i;
+    amp_param* p;
+    o.accumulate = 1;
+    a = make_model(&o);
+    o.kind = AMP_SGD;
+    o.seed = 6;
+    o.layers = 2;
+    b = make_model(&o);
+    before = make_model(&o);
+    if (!a || !b || !before) { CHECK(a && b && before); return; }
+    train(a, 0, 5);
+    train(b, 9, 3);
+    train(before, 9, 3);
+    CHECK(amp_checkpoint_save(a, path) == AMP_OK);
+    CHECK(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT && same_models(b, before));
+    /* linear2 is 4x12 in one and 12x12 in the other. */
+    CHECK(amp_checkpoint_load_weights(b, path, &count) == AMP_ERR_FORMAT && count == -1 && same_models(b, before));
+    CHECK_MSG(strstr(amp_model_error(b), "'linear2.weight' has the shape [4,12] in the file, but [12,12] in the model"), "%s",
+              amp_model_error(b));
+    amp_model_destroy(b);
+    o.layers = 1;
+    o.hidden = 12;
+    b = make_model(&o);
+    if (!b) { CHECK(b); return; }
+    train(b, 9, 3);
+    CHECK_MSG(amp_checkpoint_load_weights(b, path, &count) == AMP_OK && count == 9, "%d, %s", count, amp_model_error(b));
+    CHECK(amp_checkpoint_load_weights(b, path, NULL) == AMP_OK);
+    CHECK(amp_model_optimizer(b)->state.step == 3 && amp_model_scaler(b)->state.applied == 3);
+    p = amp_model_params(a, &n);
+    for (i = 0; i < n; i++) {
+        amp_param* q = amp_model_find_param(b, p[i].name);
+        CHECK(q && memcmp(q->master, p[i].master, 4 * q->count) == 0);
+    }
+    CHECK(alloc_fail_at == 0 && amp_checkpoint_load_weights(NULL, path, &count) == AMP_ERR_ARGUMENT);
+    amp_model_destroy(a);
+    amp_model_destroy(b);
+    amp_model_destroy(before);
+}
+
+/* Other types are converted, other names are left alone; running statistics come too. */
+static void test_load_weights_types(void) {
+    const char* path = in_folder("weights.safetensors");
+    static const amp_level levels[2] = { AMP_O2, AMP_O3 };
+    static const amp_dtype types[4] = { AMP_F32, AMP_F16, AMP_BF16, AMP_F64 };
+    static const char foreign[] = "{\"linear2.bias\":{\"dtype\":\"I32\",\"shape\":[4],\"data_offsets\":[0,16]}}";
+    static const float zeros[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    float bias[4] = { 1.0f, -2.0f, 0.5f, 0.25f }, mean[3] = { 3.0f, 4.0f, 5.0f }, out[4];
+    amp_half odd[3] = { { 0x3c00 }, { 0x3c00 }, { 0x3c00 } };
+    double raw[4];
+    amp_file_tensor t[4];
+    int i, level, count;
+    for (level = 0; level < 2; level++) {
+        model_options o = usual;
+        amp_model *m, *before;
+        long k, calls = 0;
+        o.level = levels[level];
+        m = make_model(&o);
+        before = make_model(&o);
+        if (!m || !before) { CHECK(m && before); return; }
+        for (i = 0; i < 4; i++) {
+            CHECK(amp_convert(raw, types[i], bias, AMP_F32, 4) == AMP_OK);
+            t[0] = tensor("linear2.bias", types[i], raw, 1, 4, 0, 0, 0);
+            t[1] = tensor("batch_norm1.running_mean", AMP_F32, mean, 1, 3, 0, 0, 0);
+            t[2] = tensor("linear2.bias.m", AMP_F16, odd, 1, 1, 0, 0, 0);       /* a moment is not looked at */
+            t[3] = tensor("batch_norm1.bias", AMP_F16, odd, 1, 3, 0, 0, 0);     /* what follows it is at an odd place */
+            CHECK(amp_file_save(path, t, 4, NULL, 0, NULL) == AMP_OK);
+            count = -1;
+            for (k = 1; count < 0 && k < 20; k++) {                             /* without memory nothing changes */
+                alloc_calls = 0;
+                alloc_fail_at = i == 0 ? k : 0;
+                if (amp_checkpoint_load_weights(m, path, &count) != AMP_OK) CHECK(same_models(m, before) && count == -1);
+                calls = k;
+            }
+            alloc_fail_at = 0;
+            CHECK_MSG(count == 3 && (i || calls > 5), "%s: %s", amp_dtype_name(types[i]), amp_model_error(m));
+            CHECK(amp_model_read_param(m, amp_model_find_param(m, "linear2.bias"), out) == AMP_OK);
+            CHECK_MSG(memcmp(out, bias, sizeof bias) == 0, "%s", amp_dtype_name(types[i]));
+            CHECK(amp_convert(out, AMP_F32, amp_model_find_param(m, "linear2.bias")->low, AMP_F16, 4) == AMP_OK);
+            CHECK_MSG(memcmp(out, bias, sizeof bias) == 0, "the copy, %s", amp_dtype_name(types[i]));
+            CHECK(amp_model_write_param(m, amp_model_find_param(m, "linear2.bias"), zeros) == AMP_OK);
+        }
+        CHECK(amp_checkpoint_save(m, path) == AMP_OK);
+        t[1].tensor.data = out;
+        CHECK(amp_file_load(path, &t[1], 1, NULL) == AMP_OK && memcmp(out, mean, sizeof mean) == 0);
+        t[0] = tensor("linear9.bias", AMP_F32, bias, 1, 4, 0, 0, 0);
+        CHECK(amp_file_save(path, t, 1, NULL, 0, NULL) == AMP_OK);
+        CHECK(amp_checkpoint_load_weights(m, path, &count) == AMP_ERR_FORMAT && strstr(amp_model_error(m), "has no weight of"));
+        write_file(path, foreign, strlen(foreign), 16);
+        CHECK(amp_checkpoint_load_weights(m, path, &count) == AMP_ERR_FORMAT);
+        CHECK_MSG(strstr(amp_model_error(m), "'linear2.bias' is I32 in the file, but f32 in the model"), "%s", amp_model_error(m));
+        amp_model_destroy(m);
+        amp_model_destroy(before);
+    }
+    CHECK_MSG(alloc_live == 0, "%ld", alloc_live);
+}
+
 /* --- a loop of the caller's ---------------------------------------------------------------- */
 
 /* Three parameters: a master with a half copy, half alone, and a frozen one without moments; beside them a running mean. */
@@ -1412,6 +1513,8 @@ int main(void) {
     TEST(test_group_rates);
     TEST(test_damaged_checkpoint);
     TEST(test_model_failures);
+    TEST(test_load_weights);
+    TEST(test_load_weights_types);
     TEST(test_own_loop);
     TEST(test_own_loop_refusals);
     TEST(test_own_loop_memory);
