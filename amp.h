@@ -14899,6 +14899,23 @@ AMPI_FN void ampi_scaler_put_head(const amp_scaler_rule* r, unsigned char* p) {
     for (i = 0; i < 10; i++) ampi_put32(p + 24 + 4 * i, (uint32_t)words[i]);
 }
 
+/* The first word of two heads that differs, by name. */
+AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
+                                           const unsigned char* ours) {
+    static const char* const names[] = { "growth_factor", "backoff_factor", "min_scale", "max_scale", "growth_interval",
+                                         "the tracker's start", "hysteresis", "guard", "refill", "at_min", "max_skips",
+                                         "at_max_skips", "ignore_overflow", "static" };
+    double value[2];
+    int i, k;
+    for (i = 0; ampi_get32(theirs + 8 + 4 * i) == ampi_get32(ours + 8 + 4 * i); i++) {}
+    for (k = 0; k < 2; k++) {
+        uint32_t word = ampi_get32((k ? ours : theirs) + 8 + 4 * i);
+        value[k] = i < 4 ? (double)ampi_float(word) : (double)(int32_t)word;
+    }
+    return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: the state was saved by a scaler with another rule: "
+                     "%s is %g there, but %g here", names[i], value[0], value[1]);
+}
+
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
     unsigned char* p = (unsigned char*)bytes;
     amp_result r = ampi_scaler_ready(s);
@@ -14946,9 +14963,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
         ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(0, p, AMPI_SCALER_CRC_AT))
         return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: not a scaler state of this version, or damaged");
-    if (memcmp(p, head, sizeof head) != 0)
-        return ampi_fail(&s->logger, AMP_ERR_FORMAT,
-                         "amp_scaler_load: the state was saved by a scaler with another rule");
+    if (memcmp(p, head, sizeof head) != 0) return ampi_scaler_refuse_rule(s, p, head);
     if (!ampi_scaler_state_is_sound(&s->rule, p))
         return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: the state holds a scale or a count that no scaler has");

@@ -334,6 +334,7 @@ TABLE = [
     ("scaler", "if (!found->found_inf || s->rule.ignore_overflow) return 1;", "if (!found->found_inf) return 1;"),
     ("scaler", "crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1u)))", "crc = (crc >> 1) ^ (0xEDB88321u & (0u - (crc & 1u)))"),
     ("scaler", "left >= 0 && left <= r->hysteresis", "left >= 0"),
+    ("scaler", "value[k] = i < 4 ?", "value[k] = i < 5 ?"),
     ("scaler", "info->last_tensor != c->tensor) {", "!info->found_inf) {"),
     ("scaler", "memset(info->last_name, 0, sizeof info->last_name);", ""),
     ("scaler", "info->first_tensor = info->last_tensor = -1;", "info->first_tensor = -1;"),

@@ -1181,8 +1181,20 @@ static void save_and_load(void) {
     REFUSED(AMP_ERR_ARGUMENT, amp_scaler_save(&s, again, AMP_SCALER_STATE_BYTES - 1));
     CHECK(memcmp(&s, &fresh, sizeof s) == 0);
     CHECK(amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && s.state.hysteresis_left == 1 && s.state.skipped == 1);
-    s = scaler_of(AMP_SCALER_MEGATRON, 2048.0f);                /* another rule */
+    s = scaler_of(AMP_SCALER_MEGATRON, 2048.0f);                /* another rule: its first difference is told */
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
+    CHECK_MSG(strstr(log_text, "at_min is 2 there, but 1 here"), "%s", log_text);
+    s.rule.growth = 4.0f;
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
+    CHECK_MSG(strstr(log_text, "growth_factor is 2 there, but 4 here"), "%s", log_text);
+    s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
+    s.rule.interval = 7;                                        /* the first integer */
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
+    CHECK_MSG(strstr(log_text, "growth_interval is 1000 there, but 7 here"), "%s", log_text);
+    s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
+    s.rule.is_static = 1;                                       /* the last word */
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
+    CHECK_MSG(strstr(log_text, "static is 0 there, but 1 here"), "%s", log_text);
 }
 
 /* The tests of the kernels, on each instruction set that this processor has. */
