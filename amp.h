@@ -1009,7 +1009,7 @@ typedef struct amp_optimizer {
 } amp_optimizer;
 
 /* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no
-   parameter at all, one that is listed twice). If a low copy is given beside a master it is written here. */
+   parameter at all, an array that stands in two places). If a low copy is given beside a master it is written here. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                       int count);
 
@@ -15177,6 +15177,10 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
     AMPI_REFUSE_PARAM(!p->grad, AMP_ERR_ARGUMENT, "grad is NULL");
     AMPI_REFUSE_PARAM(moments > 0 && !p->m, AMP_ERR_ARGUMENT, "m is NULL, but this optimizer needs it");
     AMPI_REFUSE_PARAM(moments > 1 && !p->v, AMP_ERR_ARGUMENT, "v is NULL, but this optimizer needs it");
+    AMPI_REFUSE_PARAM(moments > 1 && p->m == p->v, AMP_ERR_ARGUMENT, "m and v are the same array");
+    AMPI_REFUSE_PARAM(p->master && (p->master == p->grad || (moments > 0 && p->master == p->m)
+                                    || (moments > 1 && p->master == p->v)),
+                      AMP_ERR_ARGUMENT, "its master is its gradient or a moment too");
     return AMP_OK;
 }
 
@@ -15190,17 +15194,26 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param*
     return r;
 }
 
+/* Do p and q share a moment that the optimizer writes? */
+AMPI_FN int ampi_params_share_moment(const amp_optimizer* o, const amp_param* p, const amp_param* q) {
+    int moments = ampi_moment_count(&o->desc);
+    if (moments == 0 || ampi_param_frozen(o, p) || ampi_param_frozen(o, q)) return 0;
+    return p->m == q->m || (moments > 1 && (p->m == q->v || p->v == q->m || p->v == q->v));
+}
+
 /* A parameter that stands in the list twice would be moved twice, or by a gradient that is counted twice. */
-AMPI_FN amp_result ampi_params_differ(const amp_param* params, int count, const amp_logger* logger) {
+AMPI_FN amp_result ampi_params_differ(const amp_optimizer* o, const amp_param* params, int count) {
     int i, j;
     for (i = 0; i < count; i++)
         for (j = 0; j < i && params[i].count; j++) {
             const amp_param *p = &params[j], *q = &params[i];
             int same_weights = p->master ? p->master == q->master : !q->master && p->low == q->low;
-            if (p->count && (same_weights || (p->grad && p->grad == q->grad)))
-                return ampi_fail(logger, AMP_ERR_ARGUMENT, "optimizer: parameters %d (%s) and %d (%s) have the same %s",
-                                 j, p->name ? p->name : "no name", i, q->name ? q->name : "no name",
-                                 same_weights ? "weights" : "gradient");
+            int same_grad = p->grad && p->grad == q->grad;
+            if (p->count && (same_weights || same_grad || ampi_params_share_moment(o, p, q)))
+                return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
+                                 "optimizer: parameters %d (%s) and %d (%s) have the same %s", j,
+                                 p->name ? p->name : "no name", i, q->name ? q->name : "no name",
+                                 same_weights ? "weights" : same_grad ? "gradient" : "moment");
         }
     return AMP_OK;
 }
@@ -15224,7 +15237,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     if (made.desc.logger) made.logger = *made.desc.logger;
     made.desc.logger = NULL;
     r = ampi_params_validate(&made, params, count);
-    if (r == AMP_OK) r = ampi_params_differ(params, count, &made.logger);
+    if (r == AMP_OK) r = ampi_params_differ(&made, params, count);
     if (r != AMP_OK) return r;
     made.params = params;
     made.count = count;
