@@ -340,7 +340,7 @@ TABLE = [
     ("scaler", "info->first_tensor = info->last_tensor = -1;", "info->first_tensor = -1;"),
     ("optim", "if (d.logger) s->logger = *d.logger;", ""),
     # --- optim
-    ("optim", "(p->grad && p->grad == q->grad)", "(p->grad && p->m == q->m)"),
+    ("optim", "p->grad && p->grad == q->grad;", "p->grad && p->m == q->grad;"),
     ("optim", ": !q->master && p->low == q->low;", ": 0;"),
     ("optim", "for (j = 0; j < i && params[i].count; j++) {", "for (j = 0; j < i; j++) {"),
     ("optim", "if (!report.applied) report.grad_norm = ampi_double(0x7ff0000000000000u);", ""),
