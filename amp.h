@@ -35,6 +35,7 @@
           once:      amp_scaler_init(&scaler, NULL);  amp_optimizer_init(&optimizer, &desc, params, count);
           per step:  loss gradient = amp_scaler_scale_loss(&scaler, 1.0f) * d;   your backward pass;
                      amp_optimizer_step(&optimizer, &scaler, &info);   amp_scaler_update(&scaler);
+          to stop:   amp_optimizer_save(&optimizer, &scaler, path, NULL, 0, NULL); to go on, amp_optimizer_load.
    2. You want to train a network: amp_model_create, build it with amp_conv2d, amp_relu, ..., then
       amp_model_finalize, then amp_train_step for each batch.
    3. You want to look: amp_model_print, amp_stats_collect, amp_model_stats.
@@ -65,7 +66,7 @@
    Threads.   Objects are independent of each other; one object is not to be used by two threads at once.
    With -fopenmp large operators use threads, with the same bits.
    GPUs.      amp_cuda.cuh, a file of its own, has a backend on which the same model trains.
-   Memory.    Parts on raw pointers allocate nothing. A model allocates in create, build and finalize,
+   Memory.    Parts on raw pointers allocate nothing, files aside. A model allocates in create, build and finalize,
    never in a step. 128 KB of stack are enough, in a build without optimisation too. Adam costs 16 bytes per
    parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight gradients; the halving is in the
    activations.
@@ -783,6 +784,9 @@ typedef struct amp_overflow_info {
     int      first_tensor;      /* index in the list of the first check that found one; -1 if none */
     uint64_t first_index;       /* element in that tensor */
     char     first_name[48];    /* its name, cut to fit; "" if it has none */
+    int      last_tensor;       /* of the same list the last that has one: infinities travel from the loss to the first
+                                   layer, so in the order of the forward pass it is where they began; -1 if none */
+    char     last_name[48];
     double   norm;              /* L2 norm of the unscaled gradients of the last list checked; inf if
                                    that list had an inf or NaN */
 } amp_overflow_info;
@@ -1005,7 +1009,7 @@ typedef struct amp_optimizer {
 } amp_optimizer;
 
 /* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no
-   parameter at all, one that is listed twice). If a low copy is given beside a master it is written here. */
+   parameter at all, an array that stands in two places). If a low copy is given beside a master it is written here. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                       int count);
 
@@ -1398,8 +1402,8 @@ typedef struct amp_step_info {
     float    scale_before, scale_after;
     float    lr;                   /* the base rate of this step, schedule included */
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
-    amp_overflow_info overflow;    /* counts, first tensor and index among the weight gradients */
-    char     message[224];         /* a sentence if the step was skipped; "" otherwise */
+    amp_overflow_info overflow;    /* counts, first and last tensor among the weight gradients */
+    char     message[288];         /* a sentence if the step was skipped; "" otherwise */
 } amp_step_info;
 
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
@@ -1466,9 +1470,9 @@ AMP_DEF amp_result amp_file_load(const char* path, const amp_file_tensor* tensor
 AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out, size_t size,
                                     const amp_file_desc* desc);
 
-/* A file as amp_file_save writes it: masters (or the 16-bit weights where there are no masters), moments,
-   running statistics, scaler, step and skip counts, random-number position. Resuming gives the same bits as
-   never having stopped.
+/* A file as amp_file_save writes it: masters (or the 16-bit weights where there are no masters) under the names of
+   the parameters, moments "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step
+   and skip counts, random-number position. Resuming gives the same bits as never having stopped.
    AMP_ERR_STATE between the micro-batches of a step. Loading needs a model built and finalized the same
    way; names, shapes, level, seed, optimizer settings (but the learning rates, base and groups', which are
    loaded) and scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so too
@@ -1476,6 +1480,23 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
    a copy of the largest tensor, loading of all. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
+
+/* For fine-tuning: the weights and running statistics alone, by name, from a checkpoint or another safetensors file
+   (PyTorch's layers have the same shapes, and with amp_name the same names). What the file does not have stays as it
+   is, moments, scaler and counters too; *count (NULL = not wanted) is how many tensors were read. F32, F16, BF16 and
+   F64 are converted. AMP_ERR_FORMAT, and no change, for another shape, or if there is none of them at all. */
+AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
+
+/* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates, the state of s
+   (NULL = there is no scaler), and `count` tensors more that the loop needs to go on: running statistics, its place in
+   the data. Moments are called "<parameter>.m" and "<parameter>.v": each parameter needs a name of its own, of at most
+   77 bytes. Loading writes the 16-bit copies too; it needs an optimizer of the same desc with the same parameters and
+   a scaler of the same rule, and refuses what amp_checkpoint_load refuses. Memory of the host only. Errors: as
+   amp_file_save and amp_file_load; AMP_ERR_STATE inside a window of s. */
+AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
+                                      int count, const amp_file_desc* desc);
+AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
+                                      int count, const amp_file_desc* desc);
 
 #endif
 
@@ -13826,7 +13847,7 @@ AMPI_HD AMPI_FN void ampi_scaler_use_scale(amp_scaler_state* state) {
 
 AMPI_HD AMPI_FN void ampi_overflow_clear(amp_overflow_info* info) {
     memset(info, 0, sizeof *info);
-    info->first_tensor = -1;
+    info->first_tensor = info->last_tensor = -1;
 }
 
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
@@ -14378,16 +14399,21 @@ AMPI_FN void ampi_check_chunks(void* context, ampi_chunk* c) {
     for (k = 0; k < c->count; k++) ampi_check_chunk(context, &c[k]);
 }
 
-/* Chunks arrive in order, so the first bad one is the first of the list. */
+/* Chunks arrive in order, so the first bad one is the first of the list, and the last one the last. */
 AMPI_FN void ampi_check_combine(void* context, ampi_chunk* c) {
     ampi_grad_pass* pass = (ampi_grad_pass*)context;
     amp_overflow_info* info = pass->info;
-    if (c->inf + c->nan > 0 && !info->found_inf) {
+    if (c->inf + c->nan > 0 && info->last_tensor != c->tensor) {
         const char* name = pass->src->at(pass->src->list, c->tensor).name;
-        info->found_inf = 1;
-        info->first_tensor = c->tensor;
-        info->first_index = c->first;
-        if (name) strncpy(info->first_name, name, sizeof info->first_name - 1);
+        info->last_tensor = c->tensor;
+        memset(info->last_name, 0, sizeof info->last_name);
+        if (name) strncpy(info->last_name, name, sizeof info->last_name - 1);
+        if (!info->found_inf) {
+            info->found_inf = 1;
+            info->first_tensor = c->tensor;
+            info->first_index = c->first;
+            memcpy(info->first_name, info->last_name, sizeof info->first_name);
+        }
     }
     info->inf_count += c->inf;
     info->nan_count += c->nan;
@@ -14886,6 +14912,23 @@ AMPI_FN void ampi_scaler_put_head(const amp_scaler_rule* r, unsigned char* p) {
     for (i = 0; i < 10; i++) ampi_put32(p + 24 + 4 * i, (uint32_t)words[i]);
 }
 
+/* The first word of two heads that differs, by name. */
+AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
+                                           const unsigned char* ours) {
+    static const char* const names[] = { "growth_factor", "backoff_factor", "min_scale", "max_scale", "growth_interval",
+                                         "the tracker's start", "hysteresis", "guard", "refill", "at_min", "max_skips",
+                                         "at_max_skips", "ignore_overflow", "static" };
+    double value[2];
+    int i, k;
+    for (i = 0; ampi_get32(theirs + 8 + 4 * i) == ampi_get32(ours + 8 + 4 * i); i++) {}
+    for (k = 0; k < 2; k++) {
+        uint32_t word = ampi_get32((k ? ours : theirs) + 8 + 4 * i);
+        value[k] = i < 4 ? (double)ampi_float(word) : (double)(int32_t)word;
+    }
+    return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: the state was saved by a scaler with another rule: "
+                     "%s is %g there, but %g here", names[i], value[0], value[1]);
+}
+
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
     unsigned char* p = (unsigned char*)bytes;
     amp_result r = ampi_scaler_ready(s);
@@ -14933,9 +14976,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
         ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(0, p, AMPI_SCALER_CRC_AT))
         return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: not a scaler state of this version, or damaged");
-    if (memcmp(p, head, sizeof head) != 0)
-        return ampi_fail(&s->logger, AMP_ERR_FORMAT,
-                         "amp_scaler_load: the state was saved by a scaler with another rule");
+    if (memcmp(p, head, sizeof head) != 0) return ampi_scaler_refuse_rule(s, p, head);
     if (!ampi_scaler_state_is_sound(&s->rule, p))
         return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: the state holds a scale or a count that no scaler has");
@@ -15149,6 +15190,10 @@ AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* 
     AMPI_REFUSE_PARAM(!p->grad, AMP_ERR_ARGUMENT, "grad is NULL");
     AMPI_REFUSE_PARAM(moments > 0 && !p->m, AMP_ERR_ARGUMENT, "m is NULL, but this optimizer needs it");
     AMPI_REFUSE_PARAM(moments > 1 && !p->v, AMP_ERR_ARGUMENT, "v is NULL, but this optimizer needs it");
+    AMPI_REFUSE_PARAM(moments > 1 && p->m == p->v, AMP_ERR_ARGUMENT, "m and v are the same array");
+    AMPI_REFUSE_PARAM(p->master && (p->master == p->grad || (moments > 0 && p->master == p->m)
+                                    || (moments > 1 && p->master == p->v)),
+                      AMP_ERR_ARGUMENT, "its master is its gradient or a moment too");
     return AMP_OK;
 }
 
@@ -15162,17 +15207,26 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param*
     return r;
 }
 
+/* Do p and q share a moment that the optimizer writes? */
+AMPI_FN int ampi_params_share_moment(const amp_optimizer* o, const amp_param* p, const amp_param* q) {
+    int moments = ampi_moment_count(&o->desc);
+    if (moments == 0 || ampi_param_frozen(o, p) || ampi_param_frozen(o, q)) return 0;
+    return p->m == q->m || (moments > 1 && (p->m == q->v || p->v == q->m || p->v == q->v));
+}
+
 /* A parameter that stands in the list twice would be moved twice, or by a gradient that is counted twice. */
-AMPI_FN amp_result ampi_params_differ(const amp_param* params, int count, const amp_logger* logger) {
+AMPI_FN amp_result ampi_params_differ(const amp_optimizer* o, const amp_param* params, int count) {
     int i, j;
     for (i = 0; i < count; i++)
         for (j = 0; j < i && params[i].count; j++) {
             const amp_param *p = &params[j], *q = &params[i];
             int same_weights = p->master ? p->master == q->master : !q->master && p->low == q->low;
-            if (p->count && (same_weights || (p->grad && p->grad == q->grad)))
-                return ampi_fail(logger, AMP_ERR_ARGUMENT, "optimizer: parameters %d (%s) and %d (%s) have the same %s",
-                                 j, p->name ? p->name : "no name", i, q->name ? q->name : "no name",
-                                 same_weights ? "weights" : "gradient");
+            int same_grad = p->grad && p->grad == q->grad;
+            if (p->count && (same_weights || same_grad || ampi_params_share_moment(o, p, q)))
+                return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
+                                 "optimizer: parameters %d (%s) and %d (%s) have the same %s", j,
+                                 p->name ? p->name : "no name", i, q->name ? q->name : "no name",
+                                 same_weights ? "weights" : same_grad ? "gradient" : "moment");
         }
     return AMP_OK;
 }
@@ -15196,7 +15250,7 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     if (made.desc.logger) made.logger = *made.desc.logger;
     made.desc.logger = NULL;
     r = ampi_params_validate(&made, params, count);
-    if (r == AMP_OK) r = ampi_params_differ(params, count, &made.logger);
+    if (r == AMP_OK) r = ampi_params_differ(&made, params, count);
     if (r != AMP_OK) return r;
     made.params = params;
     made.count = count;
@@ -15205,13 +15259,18 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     return AMP_OK;
 }
 
+/* The 16-bit copies of the masters. */
+AMPI_FN void ampi_params_write_low(const amp_param* params, int count) {
+    int i;
+    for (i = 0; i < count; i++)
+        if (params[i].master && params[i].low)
+            ampi_store_f32(params[i].low, params[i].low_dtype, 0, params[i].master, params[i].count);
+}
+
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                       int count) {
     amp_result r = ampi_optimizer_make(o, desc, params, count, "amp_optimizer_init");
-    int i;
-    for (i = 0; r == AMP_OK && i < count; i++)
-        if (params[i].master && params[i].low)
-            ampi_store_f32(params[i].low, params[i].low_dtype, 0, params[i].master, params[i].count);
+    if (r == AMP_OK) ampi_params_write_low(params, count);
     return r;
 }
 
@@ -17400,9 +17459,10 @@ AMPI_FN amp_result ampi_model_upload(amp_model* m, void* to, const void* host, s
 }
 
 /* State tensor i: for each parameter its weights, m and v; then the running statistics of each batch norm. */
+AMPI_FN int ampi_param_state_count(const amp_param* p) { return 1 + (p->m != NULL) + (p->v != NULL); }
 AMPI_FN int ampi_model_state_count(const amp_model* m) {
     int i, count = 0;
-    for (i = 0; i < m->param_count; i++) count += 1 + (m->params[i].m != NULL) + (m->params[i].v != NULL);
+    for (i = 0; i < m->param_count; i++) count += ampi_param_state_count(&m->params[i]);
     for (i = 0; i < m->layer_count; i++) count += m->nodes[i].layer.op == AMP_OP_BATCH_NORM ? 2 : 0;
     return count;
 }
@@ -17430,15 +17490,19 @@ AMPI_FN void ampi_param_shape(const amp_model* m, int param, int* rank, size_t s
     }
 }
 
-AMPI_FN void ampi_param_state(amp_model* m, int param, int which, char name[80], amp_dtype* dtype,
-                              int* rank, size_t shape[4], void** data) {
-    amp_param* p = &m->params[param];
+AMPI_FN void ampi_param_state(const amp_param* p, int which, char name[80], amp_dtype* dtype, void** data) {
     static const char* const suffix[] = { "", ".m", ".v" };
     if (which == 1 && !p->m) which = 2;
     snprintf(name, 80, "%s%s", p->name, suffix[which]);
-    ampi_param_shape(m, param, rank, shape);
     *dtype = which == 0 && !p->master ? p->low_dtype : AMP_F32;
     *data = which == 0 ? (p->master ? (void*)p->master : p->low) : (void*)(which == 1 ? p->m : p->v);
+}
+
+AMPI_FN int ampi_model_state_is_moment(const amp_model* m, int i) {
+    int k, own;
+    for (k = 0; k < m->param_count; k++, i -= own)
+        if (i < (own = ampi_param_state_count(&m->params[k]))) return i > 0;
+    return 0;
 }
 
 AMPI_FN void ampi_model_state_tensor(amp_model* m, int i, char name[80], amp_dtype* dtype, int* rank,
@@ -17446,8 +17510,12 @@ AMPI_FN void ampi_model_state_tensor(amp_model* m, int i, char name[80], amp_dty
     int k;
     *rank = 0;
     for (k = 0; k < m->param_count; k++) {
-        int own = 1 + (m->params[k].m != NULL) + (m->params[k].v != NULL);
-        if (i < own) { ampi_param_state(m, k, i, name, dtype, rank, shape, data); return; }
+        int own = ampi_param_state_count(&m->params[k]);
+        if (i < own) {
+            ampi_param_shape(m, k, rank, shape);
+            ampi_param_state(&m->params[k], i, name, dtype, data);
+            return;
+        }
         i -= own;
     }
     for (k = 0; k < m->layer_count; k++) {
@@ -17957,6 +18025,7 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
     const amp_overflow_info* o = &info->overflow;
     const amp_scaler_rule* rule = &m->training.scaler.rule;
     int at_floor = rule->min > 0.0f && info->scale_before <= rule->min;
+    int spread = o->last_tensor != o->first_tensor;
     if (!ampi_scale_usable(&info->scale_before))
         snprintf(message, size, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
                  "max_scale keep it in range", (double)info->scale_before);
@@ -17967,9 +18036,10 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
                  (double)info->scale_before);
     else
         snprintf(message, size,
-                 "gradient of '%s' is not finite at element %lu; %lu inf, %lu nan in all; loss scale %.17g%s",
+                 "gradient of '%s' is not finite at element %lu; %lu inf, %lu nan in all%s%s; loss scale %.17g%s",
                  o->first_name[0] ? o->first_name : "?", (unsigned long)o->first_index,
-                 (unsigned long)o->inf_count, (unsigned long)o->nan_count, (double)info->scale_before,
+                 (unsigned long)o->inf_count, (unsigned long)o->nan_count,
+                 spread ? ", nearest to the loss in " : "", spread ? o->last_name : "", (double)info->scale_before,
                  rule->is_static ? "; the scale is static"
                  : at_floor      ? "; the scale is at its floor"
                                  : "");
@@ -18087,7 +18157,7 @@ AMPI_FN void ampi_tell_micro_batch(const amp_model* m, amp_step_info* info) {
     info->step = m->training.optimizer.state.step;
     info->skipped = m->training.scaler.state.skipped;
     info->scale_before = info->scale_after = m->training.scaler.state.scale;
-    info->overflow.first_tensor = -1;
+    ampi_overflow_clear(&info->overflow);
 }
 AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p,
                                     amp_step_info* info) {
@@ -18157,7 +18227,7 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     memset(&told, 0, sizeof told);
     told.step = m->training.optimizer.state.step;
     told.skipped = m->training.scaler.state.skipped;
-    told.overflow.first_tensor = -1;
+    ampi_overflow_clear(&told.overflow);
     feholdexcept(&floats);      /* an overflow is data here, not a trap */
     do {
         told.message[0] = 0;
@@ -19411,7 +19481,19 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
     return r;
 }
 
-/* --- checkpoints of a model -------------------------------------------------------------- */
+/* --- checkpoints of a model, and of a loop of the caller's ------------------------------- */
+
+/* Whose state it is: a model's, or that of an optimizer, a scaler and tensors that the caller names. */
+typedef struct ampi_subject {
+    amp_model* model;              /* NULL = a loop of the caller's */
+    amp_optimizer* optimizer;
+    amp_scaler* scaler;            /* NULL = there is none */
+    const amp_file_tensor* more;   /* what is to be kept besides */
+    int more_count;
+    const amp_allocator* allocator;
+    const amp_logger* logger;
+    const char *name, *saver;      /* for messages */
+} ampi_subject;
 
 /* Besides tensors a checkpoint holds the scaler's bytes and these numbers, as metadata "amp.<key>". An
    integer is written in decimal; a float as the eight hexadecimal digits of its bits, which is exact. */
@@ -19433,7 +19515,7 @@ AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
 AMPI_FN void ampi_field_float(ampi_fields* f, const char* key, float v) {
     ampi_field_add(f, key, 1, ampi_bits(v));
 }
-/* The last one added is what loading sets; the others must be equal in the file and in the model. */
+/* The last one added is what loading sets; the others must be equal in the file and in the subject. */
 AMPI_FN void ampi_field_is_state(ampi_fields* f) { f->list[f->count - 1].is_state = 1; }
 
 /* All settings that an optimizer's arithmetic depends on; the rates of the groups are state. */
@@ -19467,58 +19549,93 @@ AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     }
 }
 
-/* The state first, the graph last. */
-AMPI_FN void ampi_fields_of(ampi_fields* f, amp_model* m) {
-    const amp_optimizer* o = amp_model_optimizer(m);
-    const amp_policy* p = amp_model_policy(m);
-    f->count = 0;
-    ampi_field_int(f, "step", o->state.step);
-    ampi_field_is_state(f);
-    ampi_field_float(f, "lr", o->state.lr);
-    ampi_field_is_state(f);
-    ampi_field_add(f, "pass", 0, ampi_model_pass_count(m));
-    ampi_field_is_state(f);
-    ampi_field_int(f, "format", 1);
-    ampi_field_int(f, "level", (int64_t)p->level);
-    ampi_field_int(f, "low_dtype", (int64_t)p->low_dtype);
+AMPI_FN void ampi_fields_of_model(ampi_fields* f, const amp_model* m) {
+    ampi_field_int(f, "level", (int64_t)m->policy.level);
+    ampi_field_int(f, "low_dtype", (int64_t)m->policy.low_dtype);
     ampi_field_add(f, "seed", 0, m->desc.seed);
     ampi_field_int(f, "accumulate", m->desc.accumulate);
     ampi_field_int(f, "grad_dtype", (int64_t)ampi_dtype(m->desc.grad_dtype));
-    ampi_fields_of_optimizer(f, o);
-    ampi_field_add(f, "graph", 0, ampi_model_fingerprint(m));
 }
 
-/* The model's state as a list of file tensors with their names; data is in the backend's memory. */
-typedef struct ampi_state_list { amp_file_tensor* tensors; int count; size_t largest; } ampi_state_list;
+/* In place of a graph: which parameter is in which group. */
+AMPI_FN uint64_t ampi_groups_fingerprint(const amp_optimizer* o) {
+    uint64_t h = 14695981039346656037u;
+    int i;
+    for (i = 0; i < o->count; i++) {
+        uint32_t group = (uint32_t)o->params[i].group;
+        h = ampi_hash_words(h, &group, 1);
+    }
+    return h;
+}
 
-/* Asks the model for its tensors. Names live behind the tensors, in the same allocation. */
-AMPI_FN amp_result ampi_state_list_make(ampi_state_list* s, amp_model* m) {
-    typedef char state_name[80];
-    size_t count = (size_t)ampi_model_state_count(m), bytes, i;
-    int k, rank = 0;
-    state_name* names;
+/* The state first, the graph last. */
+AMPI_FN void ampi_fields_of(ampi_fields* f, const ampi_subject* c) {
+    const amp_model* m = c->model;
+    f->count = 0;
+    ampi_field_int(f, "step", c->optimizer->state.step);
+    ampi_field_is_state(f);
+    ampi_field_float(f, "lr", c->optimizer->state.lr);
+    ampi_field_is_state(f);
+    ampi_field_add(f, "pass", 0, m ? ampi_model_pass_count(m) : 0);
+    ampi_field_is_state(f);
+    ampi_field_int(f, "format", 1);
+    if (m) ampi_fields_of_model(f, m);
+    ampi_fields_of_optimizer(f, c->optimizer);
+    if (m) ampi_field_add(f, "graph", 0, ampi_model_fingerprint(m));
+    else ampi_field_add(f, "grouping", 0, ampi_groups_fingerprint(c->optimizer));
+}
+
+/* The state as a list of file tensors with their names; a model's data is in the backend's memory. */
+typedef struct ampi_state_list { amp_file_tensor* tensors; int count; size_t largest; } ampi_state_list;
+typedef char ampi_state_name[80];
+
+/* The tensors of an optimizer's parameters. */
+AMPI_FN void ampi_state_list_params(const amp_optimizer* o, amp_file_tensor* t, ampi_state_name* names) {
+    int i, which;
+    for (i = 0; i < o->count; i++)
+        for (which = 0; which < ampi_param_state_count(&o->params[i]); which++, t++, names++) {
+            ampi_param_state(&o->params[i], which, *names, &t->tensor.dtype, &t->tensor.data);
+            t->rank = 1;
+            t->shape[0] = o->params[i].count;
+        }
+}
+
+AMPI_FN int ampi_state_count(const ampi_subject* c) {
+    int i, count = 0;
+    if (c->model) return ampi_model_state_count(c->model);
+    for (i = 0; i < c->optimizer->count; i++) count += ampi_param_state_count(&c->optimizer->params[i]);
+    return count;
+}
+
+/* Asks for the tensors. Names live behind them, in the same allocation. */
+AMPI_FN amp_result ampi_state_list_make(ampi_state_list* s, const ampi_subject* c) {
+    int i, k, own = ampi_state_count(c);
+    size_t bytes, count = (size_t)own + (size_t)c->more_count;
+    ampi_state_name* names;
     s->count = (int)count;
     s->largest = 0;
     s->tensors = NULL;
     if (ampi_mul_size(count, sizeof *s->tensors + sizeof *names, &bytes))
-        s->tensors = (amp_file_tensor*)ampi_alloc(ampi_model_allocator(m), bytes);
+        s->tensors = (amp_file_tensor*)ampi_alloc(c->allocator, bytes);
     if (!s->tensors)
-        return ampi_model_fail(m, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %d tensors", s->count);
-    names = (state_name*)(void*)(s->tensors + count);
-    for (i = 0; i < count; i++) {
+        return ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %d tensors", s->count);
+    names = (ampi_state_name*)(void*)(s->tensors + count);
+    memset(s->tensors, 0, (size_t)own * sizeof *s->tensors);
+    if (c->more_count) memcpy(s->tensors + own, c->more, (size_t)c->more_count * sizeof *c->more);
+    if (!c->model) ampi_state_list_params(c->optimizer, s->tensors, names);
+    for (i = 0; i < own; i++) {
         amp_file_tensor* t = &s->tensors[i];
-        memset(t, 0, sizeof *t);
-        ampi_model_state_tensor(m, (int)i, names[i], &t->tensor.dtype, &rank, t->shape, &t->tensor.data);
-        t->rank = rank;
+        if (c->model)
+            ampi_model_state_tensor(c->model, i, names[i], &t->tensor.dtype, &t->rank, t->shape, &t->tensor.data);
         t->tensor.name = names[i];
-        for (t->tensor.count = 1, k = 0; k < rank; k++) t->tensor.count *= t->shape[k];
+        for (t->tensor.count = 1, k = 0; k < t->rank; k++) t->tensor.count *= t->shape[k];
         if (ampi_file_bytes(t) > s->largest) s->largest = ampi_file_bytes(t);
     }
     return AMP_OK;
 }
 
 /* What both directions need: a finalized model with parameters, between two steps. */
-AMPI_FN amp_result ampi_checkpoint_ready(amp_model* m, const char* path) {
+AMPI_FN amp_result ampi_checkpoint_ready(ampi_subject* c, amp_model* m, const char* path) {
     if (!m) return AMP_ERR_ARGUMENT;
     if (!path || !path[0]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "checkpoint: no path is given");
     if (!ampi_model_ready(m))
@@ -19528,6 +19645,14 @@ AMPI_FN amp_result ampi_checkpoint_ready(amp_model* m, const char* path) {
     if (ampi_model_mid_step(m))
         return ampi_model_fail(m, AMP_ERR_STATE,
                                "checkpoint: between the micro-batches of a step; finish the step first");
+    memset(c, 0, sizeof *c);
+    c->model = m;
+    c->optimizer = amp_model_optimizer(m);
+    c->scaler = amp_model_scaler(m);
+    c->allocator = ampi_model_allocator(m);
+    c->logger = &m->op_logger;
+    c->name = "the model";
+    c->saver = "amp_checkpoint_save";
     return AMP_OK;
 }
 
@@ -19541,18 +19666,17 @@ AMPI_FN amp_result ampi_checkpoint_fetch(void* user_data, const amp_file_tensor*
 }
 
 /* Metadata and tensors to the file. Only one tensor at a time is copied to the host. */
-AMPI_FN amp_result ampi_checkpoint_write(amp_model* m, const char* path, const ampi_state_list* s,
+AMPI_FN amp_result ampi_checkpoint_write(const ampi_subject* c, const char* path, const ampi_state_list* s,
                                          const char* scaler) {
-    const amp_allocator* a = ampi_model_allocator(m);
     amp_file_text texts[AMPI_MAX_FIELDS + 2];
     char crc_text[AMPI_CRC_TEXT];
     uint32_t crc = 0;
     ampi_fields fields;
-    ampi_fetcher fetcher;
-    ampi_file_content c;
+    ampi_fetcher fetcher = { c->model, NULL };
+    ampi_file_content file;
     amp_result r;
     int i;
-    ampi_fields_of(&fields, m);
+    ampi_fields_of(&fields, c);
     for (i = 0; i < fields.count; i++) {
         texts[i].key = fields.list[i].key;
         texts[i].value = fields.list[i].text;
@@ -19560,39 +19684,43 @@ AMPI_FN amp_result ampi_checkpoint_write(amp_model* m, const char* path, const a
     }
     texts[i].key = "amp.scaler";
     texts[i].value = scaler;
-    texts[i + 1].key = "amp.crc32";
-    texts[i + 1].value = ampi_show_crc(crc, crc_text);
-    fetcher.m = m;
-    fetcher.host = ampi_alloc(a, s->largest);
-    if (!fetcher.host)
-        return ampi_model_fail(m, AMP_ERR_MEMORY, "checkpoint: no memory for a copy of %.0f bytes",
-                               (double)s->largest);
-    c.tensors = s->tensors;
-    c.count = s->count;
-    c.texts = texts;
-    c.text_count = fields.count + 2;
-    c.crcs = NULL;
-    c.fetch = ampi_checkpoint_fetch;
-    c.user_data = &fetcher;
-    r = ampi_file_save(path, &c, a, &m->op_logger);
-    ampi_free(a, fetcher.host);
+    i += c->scaler != NULL;
+    texts[i].key = "amp.crc32";
+    texts[i].value = ampi_show_crc(crc, crc_text);
+    if (c->model) fetcher.host = ampi_alloc(c->allocator, s->largest);
+    if (c->model && !fetcher.host)
+        return ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a copy of %.0f bytes",
+                         (double)s->largest);
+    file.tensors = s->tensors;
+    file.count = s->count;
+    file.texts = texts;
+    file.text_count = i + 1;
+    file.crcs = NULL;
+    file.fetch = c->model ? ampi_checkpoint_fetch : NULL;
+    file.user_data = &fetcher;
+    r = ampi_file_save(path, &file, c->allocator, c->logger);
+    ampi_free(c->allocator, fetcher.host);
+    return r;
+}
+
+AMPI_FN amp_result ampi_checkpoint_save(const ampi_subject* c, const char* path) {
+    unsigned char bytes[AMP_SCALER_STATE_BYTES];
+    char scaler[2 * AMP_SCALER_STATE_BYTES + 1] = "";
+    ampi_state_list s;
+    amp_result r = c->scaler ? amp_scaler_save(c->scaler, bytes, sizeof bytes) : AMP_OK;
+    if (r != AMP_OK)
+        return ampi_fail(c->logger, r, "checkpoint: the scaler is inside a step; finish the step first");
+    if (c->scaler) ampi_hex_encode(bytes, sizeof bytes, scaler);
+    r = ampi_state_list_make(&s, c);
+    if (r == AMP_OK) r = ampi_checkpoint_write(c, path, &s, scaler);
+    ampi_free(c->allocator, s.tensors);
     return r;
 }
 
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path) {
-    unsigned char bytes[AMP_SCALER_STATE_BYTES];
-    char scaler[2 * AMP_SCALER_STATE_BYTES + 1];
-    ampi_state_list s;
-    amp_result r = ampi_checkpoint_ready(m, path);
-    if (r != AMP_OK) return r;
-    r = amp_scaler_save(amp_model_scaler(m), bytes, sizeof bytes);
-    if (r != AMP_OK)
-        return ampi_model_fail(m, r, "checkpoint: the scaler is inside a step; finish the step first");
-    ampi_hex_encode(bytes, sizeof bytes, scaler);
-    r = ampi_state_list_make(&s, m);
-    if (r == AMP_OK) r = ampi_checkpoint_write(m, path, &s, scaler);
-    ampi_free(ampi_model_allocator(m), s.tensors);
-    return r;
+    ampi_subject c;
+    amp_result r = ampi_checkpoint_ready(&c, m, path);
+    return r == AMP_OK ? ampi_checkpoint_save(&c, path) : r;
 }
 
 /* A field's text as a person would write it. */
@@ -19611,34 +19739,37 @@ typedef struct ampi_restored {
     uint64_t passes;
 } ampi_restored;
 
-/* Every field must be there, and those that loading does not set must be the model's. Texts are compared, not
+/* Every field must be there, and those that loading does not set must be the subject's. Texts are compared, not
    numbers: what save writes is unique for a value. */
-AMPI_FN amp_result ampi_checkpoint_check_fields(amp_model* m, const ampi_file* f) {
+AMPI_FN amp_result ampi_checkpoint_check_fields(const ampi_subject* c, const ampi_file* f) {
     char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
     ampi_fields fields;
     int i;
-    ampi_fields_of(&fields, m);
+    ampi_fields_of(&fields, c);
     for (i = 0; i < fields.count; i++) {
         const ampi_field* x = &fields.list[i];
         const char* text = ampi_file_text_at(f, x->key);
         if (!text)
-            return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by "
-                                   "amp_checkpoint_save?", f->path, x->key);
+            return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by %s?",
+                             f->path, x->key, c->saver);
         if (!x->is_state && i < fields.count - 1 && strcmp(text, x->text) != 0)
-            return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: %s is %s in the file, but %s in the model",
-                                   x->key, ampi_show_field(text, x->is_float, theirs),
-                                   ampi_show_field(x->text, x->is_float, ours));
+            return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: %s is %s in the file, but %s in %s", x->key,
+                             ampi_show_field(text, x->is_float, theirs), ampi_show_field(x->text, x->is_float, ours),
+                             c->name);
     }
     return AMP_OK;
 }
 
-/* The last field is the graph's fingerprint. It is compared after the tensors, which can say more. */
-AMPI_FN amp_result ampi_checkpoint_check_graph(amp_model* m, const ampi_file* f) {
+/* The last field is a fingerprint. It is compared after the tensors, which can say more. */
+AMPI_FN amp_result ampi_checkpoint_check_graph(const ampi_subject* c, const ampi_file* f) {
     ampi_fields fields;
-    ampi_fields_of(&fields, m);
-    if (strcmp(ampi_file_text_at(f, "amp.graph"), fields.list[fields.count - 1].text) == 0) return AMP_OK;
-    return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' was saved by a model with other layers, types or "
-                           "settings of layers", f->path);
+    const ampi_field* last;
+    ampi_fields_of(&fields, c);
+    last = &fields.list[fields.count - 1];
+    if (strcmp(ampi_file_text_at(f, last->key), last->text) == 0) return AMP_OK;
+    return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' was saved by %s", f->path,
+                     c->model ? "a model with other layers, types or settings of layers"
+                              : "an optimizer with its parameters in other groups");
 }
 
 /* A decimal number and nothing else; NULL is none. */
@@ -19653,11 +19784,11 @@ AMPI_FN int ampi_parse_decimal(const char* text, uint64_t* out) {
 }
 
 /* The CRC-32 of the state's texts, each with its final 0, in the file. */
-AMPI_FN uint32_t ampi_checkpoint_state_crc(amp_model* m, const ampi_file* f) {
+AMPI_FN uint32_t ampi_checkpoint_state_crc(const ampi_subject* c, const ampi_file* f) {
     ampi_fields fields;
     uint32_t crc = 0;
     int i;
-    ampi_fields_of(&fields, m);
+    ampi_fields_of(&fields, c);
     for (i = 0; i < fields.count; i++) {
         const char* text = ampi_file_text_at(f, fields.list[i].key);
         if (fields.list[i].is_state) crc = ampi_crc32(crc, text, strlen(text) + 1);
@@ -19674,103 +19805,214 @@ AMPI_FN int ampi_checkpoint_read_lr(const ampi_file* f, const char* key, int of_
 }
 
 /* The numbers that loading sets. */
-AMPI_FN amp_result ampi_checkpoint_read_state(amp_model* m, const ampi_file* f, ampi_restored* out) {
+AMPI_FN amp_result ampi_checkpoint_read_state(const ampi_subject* c, const ampi_file* f, ampi_restored* out) {
     const char* crc = ampi_file_text_at(f, "amp.crc32");
     char computed[AMPI_CRC_TEXT], shown[AMPI_SHOWN], key[32];
     uint64_t step = 0;
     int i, sound = ampi_checkpoint_read_lr(f, "amp.lr", 0, &out->lr)
                    && ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) && !(step >> 62)
                    && ampi_parse_decimal(ampi_file_text_at(f, "amp.pass"), &out->passes);
-    for (i = 0; sound && i < amp_model_optimizer(m)->desc.group_count; i++) {
+    for (i = 0; sound && i < c->optimizer->desc.group_count; i++) {
         snprintf(key, sizeof key, "amp.group%d.lr", i);
         sound = ampi_checkpoint_read_lr(f, key, 1, &out->group_lr[i]);
     }
     if (!sound)
-        return ampi_model_fail(m, AMP_ERR_FORMAT,
-                               "checkpoint: '%s': amp.step, a learning rate or amp.pass is malformed", f->path);
-    if (crc && strcmp(crc, ampi_show_crc(ampi_checkpoint_state_crc(m, f), computed)) != 0)
-        return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass and the learning "
-                               "rates have the CRC-32 %s, amp.crc32 says %s", f->path, computed,
-                               ampi_show(crc, shown));
+        return ampi_fail(c->logger, AMP_ERR_FORMAT,
+                         "checkpoint: '%s': amp.step, a learning rate or amp.pass is malformed", f->path);
+    if (crc && strcmp(crc, ampi_show_crc(ampi_checkpoint_state_crc(c, f), computed)) != 0)
+        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass and the learning "
+                         "rates have the CRC-32 %s, amp.crc32 says %s", f->path, computed, ampi_show(crc, shown));
     out->step = (int64_t)step;
     return AMP_OK;
 }
 
-/* Loads the scaler's bytes into a copy, which speaks through the model's logger while it is checked. */
-AMPI_FN amp_result ampi_checkpoint_read_scaler(amp_model* m, const ampi_file* f, ampi_restored* out) {
+/* Loads the scaler's bytes into a copy, which speaks through the subject's logger while it is checked. */
+AMPI_FN amp_result ampi_checkpoint_read_scaler(const ampi_subject* c, const ampi_file* f, ampi_restored* out) {
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
     const char* text = ampi_file_text_at(f, "amp.scaler");
     amp_result r;
+    if (!c->scaler && !text) return AMP_OK;
+    if (!c->scaler)
+        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' holds a scaler, but none is given", f->path);
     if (!text || !ampi_hex_decode(text, bytes, sizeof bytes))
-        return ampi_model_fail(m, AMP_ERR_FORMAT, "checkpoint: '%s': amp.scaler is missing or malformed",
-                               f->path);
-    out->scaler = *amp_model_scaler(m);
-    out->scaler.logger = m->op_logger;
+        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s': amp.scaler is missing or malformed", f->path);
+    out->scaler = *c->scaler;
+    memset(&out->scaler.logger, 0, sizeof out->scaler.logger);
+    if (c->logger) out->scaler.logger = *c->logger;
     r = amp_scaler_load(&out->scaler, bytes, sizeof bytes);
-    out->scaler.logger = amp_model_scaler(m)->logger;
+    out->scaler.logger = c->scaler->logger;
     return r;
 }
 
-/* A tensor of the file that the model does not have is a difference too. */
-AMPI_FN amp_result ampi_checkpoint_check_extra(amp_model* m, const ampi_file* f) {
+/* A tensor of the file that nobody here has is a difference too. */
+AMPI_FN amp_result ampi_checkpoint_check_extra(const ampi_subject* c, const ampi_file* f) {
     char shown[AMPI_SHOWN];
     size_t i;
     for (i = 0; i < f->count; i++)
         if (!f->entries[i].wanted)
-            return ampi_model_fail(m, AMP_ERR_FORMAT,
-                                   "checkpoint: tensor '%s' is in the file, but not in the model",
-                                   ampi_show(f->entries[i].name, shown));
+            return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: tensor '%s' is in the file, but not in %s",
+                             ampi_show(f->entries[i].name, shown), c->name);
     return AMP_OK;
 }
 
-/* Everything was checked: from here on only the backend's copies could fail. */
-AMPI_FN amp_result ampi_checkpoint_apply(amp_model* m, const ampi_state_list* s, const char* staging,
+/* Everything was checked: from here on only a model's backend could fail. */
+AMPI_FN amp_result ampi_checkpoint_apply(const ampi_subject* c, const ampi_state_list* s, const char* staging,
                                          const ampi_restored* restored) {
-    amp_optimizer* o;
+    amp_optimizer* o = c->optimizer;
     amp_result r = AMP_OK;
     int i;
     for (i = 0; i < s->count && r == AMP_OK; i++) {
         size_t bytes = ampi_file_bytes(&s->tensors[i]);
-        if (bytes > 0) r = ampi_model_upload(m, s->tensors[i].tensor.data, staging, bytes);
+        if (bytes > 0 && c->model) r = ampi_model_upload(c->model, s->tensors[i].tensor.data, staging, bytes);
+        else if (bytes > 0) memcpy(s->tensors[i].tensor.data, staging, bytes);
         staging += bytes;
     }
     if (r != AMP_OK) return r;
-    *amp_model_scaler(m) = restored->scaler;
-    o = amp_model_optimizer(m);
+    if (c->scaler) *c->scaler = restored->scaler;
     o->state.step = restored->step;
     o->state.lr = restored->lr;
     for (i = 0; i < o->desc.group_count; i++) o->groups[i].lr = restored->group_lr[i];
-    ampi_model_set_pass_count(m, restored->passes);
-    return amp_model_sync_params(m);
+    if (!c->model) {
+        ampi_params_write_low(o->params, o->count);
+        return AMP_OK;
+    }
+    ampi_model_set_pass_count(c->model, restored->passes);
+    return amp_model_sync_params(c->model);
 }
 
 /* Checks in the order in which a person would want to hear of differences: settings, scaler, tensors. */
-AMPI_FN amp_result ampi_checkpoint_read(amp_model* m, ampi_file* f, const ampi_state_list* s) {
+AMPI_FN amp_result ampi_checkpoint_read(const ampi_subject* c, ampi_file* f, const ampi_state_list* s) {
     char* staging = NULL;
     ampi_restored restored;
-    amp_result r = ampi_checkpoint_check_fields(m, f);
-    if (r == AMP_OK) r = ampi_checkpoint_read_state(m, f, &restored);
-    if (r == AMP_OK) r = ampi_checkpoint_read_scaler(m, f, &restored);
-    if (r == AMP_OK) r = ampi_file_stage(f, s->tensors, s->count, "the model", &staging);
-    if (r == AMP_OK) r = ampi_checkpoint_check_extra(m, f);
-    if (r == AMP_OK) r = ampi_checkpoint_check_graph(m, f);
-    if (r == AMP_OK) r = ampi_checkpoint_apply(m, s, staging, &restored);
+    amp_result r = ampi_checkpoint_check_fields(c, f);
+    if (r == AMP_OK) r = ampi_checkpoint_read_state(c, f, &restored);
+    if (r == AMP_OK) r = ampi_checkpoint_read_scaler(c, f, &restored);
+    if (r == AMP_OK) r = ampi_file_stage(f, s->tensors, s->count, c->name, &staging);
+    if (r == AMP_OK) r = ampi_checkpoint_check_extra(c, f);
+    if (r == AMP_OK) r = ampi_checkpoint_check_graph(c, f);
+    if (r == AMP_OK) r = ampi_checkpoint_apply(c, s, staging, &restored);
     ampi_free(f->allocator, staging);
     return r;
 }
 
-AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path) {
+/* Keeps those tensors of a model that the file has and that are no moments; theirs[i] is tensor i of the list with the
+   type that it has in the file. */
+AMPI_FN void ampi_weights_keep(const ampi_subject* c, const ampi_file* f, ampi_state_list* s,
+                               amp_file_tensor* theirs) {
+    int i, kept = 0;
+    s->largest = 0;
+    for (i = 0; i < s->count; i++) {
+        const char* name = s->tensors[i].tensor.name;
+        const void* found = ampi_find_name(f->entries, f->count, sizeof *f->entries, name);
+        if (!found || ampi_model_state_is_moment(c->model, i)) continue;
+        s->tensors[kept] = theirs[kept] = s->tensors[i];
+        theirs[kept].tensor.dtype = ((const ampi_file_entry*)found)->type->dtype;
+        if (ampi_file_bytes(&theirs[kept]) > s->largest) s->largest = ampi_file_bytes(&theirs[kept]);
+        kept++;
+    }
+    s->count = kept;
+}
+
+/* Converts what was read. `room` is aligned, unlike places in staging. */
+AMPI_FN amp_result ampi_weights_apply(const ampi_subject* c, const ampi_state_list* s, const amp_file_tensor* theirs,
+                                      const char* staging, void* room) {
+    amp_model* m = c->model;
+    amp_result r = AMP_OK;
+    int i;
+    for (i = 0; i < s->count && r == AMP_OK; i++) {
+        const amp_tensor* to = &s->tensors[i].tensor;
+        memcpy(room, staging, ampi_file_bytes(&theirs[i]));
+        r = m->backend->upload(to->data, to->dtype, room, theirs[i].tensor.dtype, to->count, &m->exec);
+        staging += ampi_file_bytes(&theirs[i]);
+    }
+    return r == AMP_OK ? amp_model_sync_params(m) : r;
+}
+
+AMPI_FN amp_result ampi_weights_read(const ampi_subject* c, ampi_file* f, ampi_state_list* s) {
+    amp_file_tensor* theirs = (amp_file_tensor*)ampi_alloc(c->allocator, (size_t)s->count * sizeof *theirs);
+    char* staging = NULL;
+    void* room = NULL;
+    amp_result r = AMP_OK;
+    if (theirs) {
+        ampi_weights_keep(c, f, s, theirs);
+        if (s->count == 0)
+            r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no weight of %s", f->path, c->name);
+        if (r == AMP_OK) r = ampi_file_stage(f, theirs, s->count, c->name, &staging);
+        if (r == AMP_OK) room = ampi_alloc(c->allocator, s->largest);
+    }
+    if (r == AMP_OK && !room) r = ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a list or a copy");
+    if (r == AMP_OK) r = ampi_weights_apply(c, s, theirs, staging, room);
+    ampi_free(c->allocator, room);
+    ampi_free(c->allocator, staging);
+    ampi_free(c->allocator, theirs);
+    return r;
+}
+
+/* weights != NULL: the weights alone, and how many tensors they were. */
+AMPI_FN amp_result ampi_checkpoint_load(const ampi_subject* c, const char* path, int* weights) {
     ampi_state_list s;
     ampi_file f;
-    amp_result r = ampi_checkpoint_ready(m, path);
+    amp_result r = ampi_state_list_make(&s, c);
     if (r != AMP_OK) return r;
-    r = ampi_state_list_make(&s, m);
-    if (r != AMP_OK) return r;
-    r = ampi_file_open(&f, path, ampi_model_allocator(m), &m->op_logger);
-    if (r == AMP_OK) r = ampi_checkpoint_read(m, &f, &s);
+    r = ampi_file_open(&f, path, c->allocator, c->logger);
+    if (r == AMP_OK) r = weights ? ampi_weights_read(c, &f, &s) : ampi_checkpoint_read(c, &f, &s);
+    if (r == AMP_OK && weights) *weights = s.count;
     ampi_file_close(&f);
-    ampi_free(ampi_model_allocator(m), s.tensors);
+    ampi_free(c->allocator, s.tensors);
     return r;
+}
+
+AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path) {
+    ampi_subject c;
+    amp_result r = ampi_checkpoint_ready(&c, m, path);
+    return r == AMP_OK ? ampi_checkpoint_load(&c, path, NULL) : r;
+}
+
+AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count) {
+    ampi_subject c;
+    int read;
+    amp_result r = ampi_checkpoint_ready(&c, m, path);
+    return r == AMP_OK ? ampi_checkpoint_load(&c, path, count ? count : &read) : r;
+}
+
+/* The subject of a loop of the caller's. Its names must fit into the list, with ".m" behind. */
+AMPI_FN amp_result ampi_loop_ready(ampi_subject* c, amp_optimizer* o, amp_scaler* s, const char* path,
+                                   const amp_file_tensor* more, int count, const amp_file_desc* desc) {
+    amp_result r = ampi_file_check_desc(desc);
+    int i;
+    memset(c, 0, sizeof *c);
+    c->logger = desc ? desc->logger : NULL;
+    if (r == AMP_OK) r = ampi_file_check_tensors(path, more, count, c->logger);
+    if (r != AMP_OK) return r;
+    if (!o || !o->params) return ampi_fail(c->logger, AMP_ERR_ARGUMENT, "checkpoint: there is no optimizer");
+    for (i = 0; i < o->count; i++) {
+        size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
+        if (n == 0 || n + 3 > sizeof(ampi_state_name))
+            return ampi_fail(c->logger, AMP_ERR_ARGUMENT, "checkpoint: parameter %d needs a name of 1 to %d bytes", i,
+                             (int)sizeof(ampi_state_name) - 3);
+    }
+    c->optimizer = o;
+    c->scaler = s;
+    c->more = more;
+    c->more_count = count;
+    c->allocator = desc ? &desc->allocator : NULL;
+    c->name = "the optimizer";
+    c->saver = "amp_optimizer_save";
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
+                                      int count, const amp_file_desc* desc) {
+    ampi_subject c;
+    amp_result r = ampi_loop_ready(&c, o, s, path, more, count, desc);
+    return r == AMP_OK ? ampi_checkpoint_save(&c, path) : r;
+}
+
+AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
+                                      int count, const amp_file_desc* desc) {
+    ampi_subject c;
+    amp_result r = ampi_loop_ready(&c, o, s, path, more, count, desc);
+    return r == AMP_OK ? ampi_checkpoint_load(&c, path, NULL) : r;
 }
 
 #endif /* AMP_NO_STDIO */

@@ -4418,11 +4418,11 @@ typedef struct ampi_cuda_array {
     amp_dtype dtype;
 } ampi_cuda_array;
 
-/* What a thread, a block or all of them have seen. first: chunk * AMPI_CUDA_CHUNK + element, so that the least
-   of them is the first of the list. */
+/* What a thread, a block or all of them have seen. first, last: chunk * AMPI_CUDA_CHUNK + element, so that the least
+   of them is the first of the list; last is 0 before there is one. */
 typedef struct ampi_cuda_seen {
     double sum;                     /* of squares */
-    unsigned long long inf, nan, first;
+    unsigned long long inf, nan, first, last;
 } ampi_cuda_seen;
 
 /* What a pass over a list has found. */
@@ -4729,6 +4729,7 @@ AMPI_D void ampi_d_count_bad(ampi_cuda_seen& s, const ampi_cuda_range& v, unsign
         uint32_t u = ampi_d_magnitude<SUMS>(v, v.start + j);
         if (u <= v.last) continue;
         if (number + j < s.first) s.first = number + j;
+        if (number + j > s.last) s.last = number + j;
         if (u > ampi_inf_bits(SUMS ? v.y.dtype : v.x.dtype)) s.nan++;
         else s.inf++;
     }
@@ -4773,12 +4774,12 @@ AMPI_D void ampi_d_look_chunk(ampi_cuda_seen& s, const ampi_cuda_look& a, uint64
 
 typedef struct ampi_cuda_look_shared {
     double sums[AMPI_CUDA_BLOCK / 32];
-    unsigned long long inf, nan, first;
+    unsigned long long inf, nan, first, last;
     int is_last;
 } ampi_cuda_look_shared;
 
 AMPI_D ampi_cuda_seen ampi_d_nothing_seen() {
-    ampi_cuda_seen s = { 0.0, 0, 0, ~0ull };
+    ampi_cuda_seen s = { 0.0, 0, 0, ~0ull, 0 };
     return s;
 }
 
@@ -4786,18 +4787,20 @@ AMPI_D ampi_cuda_seen ampi_d_nothing_seen() {
 AMPI_D void ampi_d_look_combine(ampi_cuda_seen& s, ampi_cuda_look_shared* shared) {
     double sum[1] = { s.sum };
     __syncthreads();
-    if (threadIdx.x == 0) { shared->inf = shared->nan = 0; shared->first = ~0ull; }
+    if (threadIdx.x == 0) { shared->inf = shared->nan = shared->last = 0; shared->first = ~0ull; }
     ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared->sums);
     if (s.inf + s.nan > 0) {
         atomicAdd(&shared->inf, s.inf);
         atomicAdd(&shared->nan, s.nan);
         atomicMin(&shared->first, s.first);
+        atomicMax(&shared->last, s.last);
     }
     __syncthreads();
     s.sum = sum[0];
     s.inf = shared->inf;
     s.nan = shared->nan;
     s.first = shared->first;
+    s.last = shared->last;
 }
 
 /* One thread writes down what the whole list has shown. */
@@ -4809,14 +4812,17 @@ AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, const ampi_cuda_seen& 
     if (a.scaler && !a.unscaled && !sums) found->norm = __dmul_rn(found->norm, (double)a.scaler->state.inverse);
     if (s.inf + s.nan > 0) {
         const ampi_cuda_chunk chunk = a.src.chunks[s.first / AMPI_CUDA_CHUNK];
+        const int last = a.src.chunks[s.last / AMPI_CUDA_CHUNK].tensor;
         const char* name = a.src.names + (size_t)chunk.tensor * AMPI_CUDA_NAME;
+        const char* last_name = a.src.names + (size_t)last * AMPI_CUDA_NAME;
         found->found_inf = 1;
         found->inf_count = s.inf;
         found->nan_count = s.nan;
         found->first_tensor = chunk.tensor;
         found->first_index = chunk.offset + s.first % AMPI_CUDA_CHUNK;
+        found->last_tensor = last;
         AMPI_ROLLED
-        for (int i = 0; i < AMPI_CUDA_NAME; i++) found->first_name[i] = name[i];
+        for (int i = 0; i < AMPI_CUDA_NAME; i++) { found->first_name[i] = name[i]; found->last_name[i] = last_name[i]; }
         found->norm = ampi_double(0x7ff0000000000000u);
     }
     if (a.scaler) ampi_d_scaler_record(a.scaler, found, a.list);
@@ -4847,6 +4853,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_look(const ampi
         s.inf += all[b].inf;
         s.nan += all[b].nan;
         if (all[b].first < s.first) s.first = all[b].first;
+        if (all[b].last > s.last) s.last = all[b].last;
     }
     ampi_d_look_combine(s, shared);
     if (threadIdx.x == 0) ampi_d_look_conclude(a, s, SUMS);

@@ -4,7 +4,8 @@
    It reads the text file that you name, or a tale that it makes up: sentences of one form with words drawn by chance.
    Who knows the form and the words, but not which come, has a loss of 0.28 a letter.
 
-   Run:  make examples && build/gpt [f32 | f16 | bf16] [FILE]        f16 if nothing is said                */
+   Run:  make examples && build/gpt [f32 | f16 | bf16] [FILE [CHECKPOINT]]        f16 if nothing is said
+   With a checkpoint it goes on where the last run stopped, and writes what one run without a stop would write. */
 #define AMP_IMPLEMENTATION
 #include "../amp.h"
 #include "gpt.h"
@@ -83,10 +84,30 @@ static double seconds(void) {
 #endif
 }
 
-static void train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* scaler) {
+/* Saves or loads all that training needs to go on: parameters, moments and loss scale, and here the steps made and the
+   numbers drawn. */
+static int keep(amp_optimizer* o, amp_scaler* s, const char* path, int* steps, int load) {
+    double place[2] = { *steps, draws };
+    const amp_logger logger = { amp_log_stderr, NULL };
+    const amp_file_desc desc = { .logger = &logger };
+    const amp_file_tensor more = { { place, AMP_F64, 2, "place" }, 1, { 2 } };
+    amp_result r = (load ? amp_optimizer_load : amp_optimizer_save)(o, s, path, &more, 1, &desc);
+    *steps = (int)place[0];
+    draws = (uint32_t)place[1];
+    return r == AMP_OK;
+}
+
+/* Returns 0 after a sentence. */
+static int train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* scaler, const char* checkpoint) {
     int32_t tokens[B * T], targets[B * T];
     double start = seconds();
-    for (int step = 1; step <= STEPS; step++) {
+    int step = 0;
+    FILE* there = checkpoint ? fopen(checkpoint, "rb") : NULL;
+    if (there) {
+        fclose(there);
+        if (!keep(optimizer, scaler, checkpoint, &step, 1)) return 0;
+    }
+    while (step++ < STEPS) {
         text_batch(t, tokens, targets);
         gpt_forward(g, tokens, B);
         float loss = gpt_loss(g, targets);
@@ -96,9 +117,11 @@ static void train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* s
         if (step % REPORT) continue;
         printf("step %3d  loss %.3f  scale %-6g  %.0f letters/s\n", step, (double)loss, (double)scaler->state.scale,
                REPORT * B * T / (seconds() - start));
+        if (checkpoint && !keep(optimizer, scaler, checkpoint, &step, 0)) return 0;
         start = seconds();
     }
     printf("%d steps skipped\n\n", (int)scaler->state.skipped);
+    return 1;
 }
 
 static int32_t draw(const float* probabilities, size_t n) {
@@ -127,7 +150,7 @@ static void write_on(gpt* g, const text* t, char first) {
     putchar('\n');
 }
 
-static int run(const text* t, amp_dtype low) {
+static int run(const text* t, amp_dtype low, const char* checkpoint) {
     gpt g;
     const gpt_shape shape = { B, T, C, HEADS, BLOCKS, t->vocabulary, low };
     const amp_optimizer_desc adamw = { .kind = AMP_ADAMW, .lr = 0.006f, .beta2 = 0.99f, .weight_decay = 0.1f,
@@ -142,23 +165,24 @@ static int run(const text* t, amp_dtype low) {
     amp_scaler_init(&scaler, low == AMP_F16 ? &dynamic : &unscaled);      /* only half needs a loss scale */
     printf("%d letters, %d different ones; %s, %.1f MB\n", (int)t->length, (int)t->vocabulary, amp_dtype_name(low),
            1e-6 * (double)g.used);
-    train(&g, t, &optimizer, &scaler);
-    write_on(&g, t, '\n');
+    int done = train(&g, t, &optimizer, &scaler, checkpoint);
+    if (done) write_on(&g, t, '\n');
     gpt_free(&g);
-    return 0;
+    return !done;
 }
 
 int main(int argc, char** argv) {
     static text t;
-    const char* path = NULL;
+    const char *path = NULL, *checkpoint = NULL;
     amp_dtype low = AMP_F16;
     for (int i = 1; i < argc; i++) {
         amp_dtype type = AMP_F32;
         while (type <= AMP_BF16 && strcmp(argv[i], amp_dtype_name(type))) type = (amp_dtype)(type + 1);
         if (type <= AMP_BF16) low = type;
-        else path = argv[i];
+        else if (!path) path = argv[i];
+        else checkpoint = argv[i];
     }
-    int status = text_get(&t, path) ? run(&t, low) : 1;
+    int status = text_get(&t, path) ? run(&t, low, checkpoint) : 1;
     free(t.bytes);
     return status;
 }

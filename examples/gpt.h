@@ -13,6 +13,7 @@
 #ifndef GPT_H
 #define GPT_H
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,8 +85,11 @@ static void gpt_take_params(gpt* g) {
     gpt_take_param(g, "tokens", g->s.vocabulary, C, 0.0f);
     gpt_take_param(g, "positions", g->s.length, C, 0.0f);
     for (size_t n = 0; n < g->s.blocks; n++)
-        for (size_t i = 0; i < GPT_PER_BLOCK; i++)
-            gpt_take_param(g, block[i].name, C * block[i].rows, C * block[i].columns, block[i].first);
+        for (size_t i = 0; i < GPT_PER_BLOCK; i++) {
+            char* name = (char*)gpt_take(g, 32);
+            if (name) snprintf(name, 32, "%d %s", (int)n + 1, block[i].name);
+            gpt_take_param(g, name, C * block[i].rows, C * block[i].columns, block[i].first);
+        }
     gpt_take_param(g, "last norm gain", C, 0, 1.0f);
     gpt_take_param(g, "last norm offset", C, 0, 0.0f);
 }

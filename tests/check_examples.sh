@@ -9,6 +9,13 @@ for e in train_small own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_sca
     ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -Iexamples $out/$e.c build/impl.o -o $out/$e -lm || exit 1
     [ -n "$($out/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }
 done
+# A gpt that was stopped somewhere goes on from its checkpoint, and writes what it would have written.
+rm -f $out/gpt.kept
+timeout -s KILL 3 $out/gpt README.md $out/gpt.kept > /dev/null 2>&1
+$out/gpt README.md $out/gpt.kept | sed -n '/steps skipped/,$p' > $out/gpt.resumed
+$out/gpt README.md | sed -n '/steps skipped/,$p' > $out/gpt.whole
+[ -s $out/gpt.kept ] && [ -s $out/gpt.whole ] && cmp -s $out/gpt.resumed $out/gpt.whole ||
+    { echo "gpt does not go on as if it had never stopped"; exit 1; }
 rm -f build/demo.svg
 build/demo --steps 20 > $out/demo.txt || exit 1
 grep -q '</svg>' build/demo.svg || { echo "the demo wrote no picture"; exit 1; }

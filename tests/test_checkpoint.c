@@ -1183,6 +1183,304 @@ static void test_model_failures(void) {
     CHECK_MSG(alloc_live == 0, "%ld", alloc_live);
 }
 
+/* Takes what fits by name: all of the body, nothing of a head with another name. */
+static void test_load_weights(void) {
+    const char* path = in_folder("model.safetensors");
+    model_options o = usual;
+    amp_model *a, *b, *before;
+    int count = -1, n, i;
+    amp_param* p;
+    o.accumulate = 1;
+    a = make_model(&o);
+    o.kind = AMP_SGD;
+    o.seed = 6;
+    o.layers = 2;
+    b = make_model(&o);
+    before = make_model(&o);
+    if (!a || !b || !before) { CHECK(a && b && before); return; }
+    train(a, 0, 5);
+    train(b, 9, 3);
+    train(before, 9, 3);
+    CHECK(amp_checkpoint_save(a, path) == AMP_OK);
+    CHECK(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT && same_models(b, before));
+    /* linear2 is 4x12 in one and 12x12 in the other. */
+    CHECK(amp_checkpoint_load_weights(b, path, &count) == AMP_ERR_FORMAT && count == -1 && same_models(b, before));
+    CHECK_MSG(strstr(amp_model_error(b), "'linear2.weight' has the shape [4,12] in the file, but [12,12] in the model"), "%s",
+              amp_model_error(b));
+    amp_model_destroy(b);
+    o.layers = 1;
+    o.hidden = 12;
+    b = make_model(&o);
+    if (!b) { CHECK(b); return; }
+    train(b, 9, 3);
+    CHECK_MSG(amp_checkpoint_load_weights(b, path, &count) == AMP_OK && count == 9, "%d, %s", count, amp_model_error(b));
+    CHECK(amp_checkpoint_load_weights(b, path, NULL) == AMP_OK);
+    CHECK(amp_model_optimizer(b)->state.step == 3 && amp_model_scaler(b)->state.applied == 3);
+    p = amp_model_params(a, &n);
+    for (i = 0; i < n; i++) {
+        amp_param* q = amp_model_find_param(b, p[i].name);
+        CHECK(q && memcmp(q->master, p[i].master, 4 * q->count) == 0);
+    }
+    CHECK(alloc_fail_at == 0 && amp_checkpoint_load_weights(NULL, path, &count) == AMP_ERR_ARGUMENT);
+    amp_model_destroy(a);
+    amp_model_destroy(b);
+    amp_model_destroy(before);
+}
+
+/* Other types are converted, other names are left alone; running statistics come too. */
+static void test_load_weights_types(void) {
+    const char* path = in_folder("weights.safetensors");
+    static const amp_level levels[2] = { AMP_O2, AMP_O3 };
+    static const amp_dtype types[4] = { AMP_F32, AMP_F16, AMP_BF16, AMP_F64 };
+    static const char foreign[] = "{\"linear2.bias\":{\"dtype\":\"I32\",\"shape\":[4],\"data_offsets\":[0,16]}}";
+    static const float zeros[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    float bias[4] = { 1.0f, -2.0f, 0.5f, 0.25f }, mean[3] = { 3.0f, 4.0f, 5.0f }, out[4];
+    amp_half odd[3] = { { 0x3c00 }, { 0x3c00 }, { 0x3c00 } };
+    double raw[4];
+    amp_file_tensor t[4];
+    int i, level, count;
+    for (level = 0; level < 2; level++) {
+        model_options o = usual;
+        amp_model *m, *before;
+        long k, calls = 0;
+        o.level = levels[level];
+        m = make_model(&o);
+        before = make_model(&o);
+        if (!m || !before) { CHECK(m && before); return; }
+        for (i = 0; i < 4; i++) {
+            CHECK(amp_convert(raw, types[i], bias, AMP_F32, 4) == AMP_OK);
+            t[0] = tensor("linear2.bias", types[i], raw, 1, 4, 0, 0, 0);
+            t[1] = tensor("batch_norm1.running_mean", AMP_F32, mean, 1, 3, 0, 0, 0);
+            t[2] = tensor("linear2.bias.m", AMP_F16, odd, 1, 1, 0, 0, 0);       /* a moment is not looked at */
+            t[3] = tensor("batch_norm1.bias", AMP_F16, odd, 1, 3, 0, 0, 0);     /* what follows it is at an odd place */
+            CHECK(amp_file_save(path, t, 4, NULL, 0, NULL) == AMP_OK);
+            count = -1;
+            for (k = 1; count < 0 && k < 20; k++) {                             /* without memory nothing changes */
+                alloc_calls = 0;
+                alloc_fail_at = i == 0 ? k : 0;
+                if (amp_checkpoint_load_weights(m, path, &count) != AMP_OK) CHECK(same_models(m, before) && count == -1);
+                calls = k;
+            }
+            alloc_fail_at = 0;
+            CHECK_MSG(count == 3 && (i || calls > 5), "%s: %s", amp_dtype_name(types[i]), amp_model_error(m));
+            CHECK(amp_model_read_param(m, amp_model_find_param(m, "linear2.bias"), out) == AMP_OK);
+            CHECK_MSG(memcmp(out, bias, sizeof bias) == 0, "%s", amp_dtype_name(types[i]));
+            CHECK(amp_convert(out, AMP_F32, amp_model_find_param(m, "linear2.bias")->low, AMP_F16, 4) == AMP_OK);
+            CHECK_MSG(memcmp(out, bias, sizeof bias) == 0, "the copy, %s", amp_dtype_name(types[i]));
+            CHECK(amp_model_write_param(m, amp_model_find_param(m, "linear2.bias"), zeros) == AMP_OK);
+        }
+        CHECK(amp_checkpoint_save(m, path) == AMP_OK);
+        t[1].tensor.data = out;
+        CHECK(amp_file_load(path, &t[1], 1, NULL) == AMP_OK && memcmp(out, mean, sizeof mean) == 0);
+        t[0] = tensor("linear9.bias", AMP_F32, bias, 1, 4, 0, 0, 0);
+        CHECK(amp_file_save(path, t, 1, NULL, 0, NULL) == AMP_OK);
+        CHECK(amp_checkpoint_load_weights(m, path, &count) == AMP_ERR_FORMAT && strstr(amp_model_error(m), "has no weight of"));
+        write_file(path, foreign, strlen(foreign), 16);
+        CHECK(amp_checkpoint_load_weights(m, path, &count) == AMP_ERR_FORMAT);
+        CHECK_MSG(strstr(amp_model_error(m), "'linear2.bias' is I32 in the file, but f32 in the model"), "%s", amp_model_error(m));
+        amp_model_destroy(m);
+        amp_model_destroy(before);
+    }
+    CHECK_MSG(alloc_live == 0, "%ld", alloc_live);
+}
+
+/* --- a loop of the caller's ---------------------------------------------------------------- */
+
+/* Three parameters: a master with a half copy, half alone, and a frozen one without moments; beside them a running mean. */
+enum { LOOP = 37 };
+typedef struct own_loop {
+    float master[LOOP], grad[3][LOOP], m[2][LOOP], v[2][LOOP], frozen[5], mean[3];
+    amp_half low[2][LOOP];
+    double place;
+    amp_param params[3];
+    amp_optimizer optimizer;
+    amp_scaler scaler;
+    amp_file_tensor more[2];
+} own_loop;
+
+static void loop_init(own_loop* l, unsigned long long seed) {
+    amp_param_group groups[2];
+    amp_optimizer_desc d;
+    amp_scaler_desc s;
+    int i;
+    memset(l, 0, sizeof *l);
+    memset(&d, 0, sizeof d);
+    memset(&s, 0, sizeof s);
+    memset(groups, 0, sizeof groups);
+    test_seed = seed;
+    for (i = 0; i < LOOP; i++) l->master[i] = test_uniform();
+    for (i = 0; i < LOOP; i++) l->low[1][i] = amp_half_from_float(test_uniform());
+    for (i = 0; i < 3; i++) {
+        l->params[i].grad = l->grad[i];
+        l->params[i].count = i < 2 ? LOOP : 5;
+        l->params[i].group = i == 2;
+        l->params[i].low_dtype = AMP_F16;
+    }
+    l->params[0].master = l->master;
+    l->params[0].low = l->low[0];
+    l->params[1].low = l->low[1];
+    l->params[2].master = l->frozen;
+    for (i = 0; i < 2; i++) { l->params[i].m = l->m[i]; l->params[i].v = l->v[i]; }
+    l->params[0].name = "w";
+    l->params[1].name = "u";
+    l->params[2].name = "table";
+    groups[1].lr = (float)AMP_ZERO;
+    d.kind = AMP_ADAM;
+    d.groups = groups;
+    d.group_count = 2;
+    d.schedule.warmup_steps = 10;
+    s.init_scale = 64.0f;
+    s.growth_interval = 3;
+    CHECK(amp_optimizer_init(&l->optimizer, &d, l->params, 3) == AMP_OK && amp_scaler_init(&l->scaler, &s) == AMP_OK);
+    l->more[0] = tensor("mean", AMP_F32, l->mean, 1, 3, 0, 0, 0);
+    l->more[1] = tensor("place", AMP_F64, &l->place, 0, 0, 0, 0, 0);
+}
+
+/* `count` steps of a stream of gradients, which goes on where the loop's place is; every fifth overflows. */
+static void loop_train(own_loop* l, int count) {
+    int k, i;
+    for (; count > 0; count--, l->place += 1.0) {
+        float scale = amp_scaler_scale_loss(&l->scaler, 1.0f);
+        test_seed = 77ull + (unsigned long long)l->place;
+        for (k = 0; k < 3; k++)
+            for (i = 0; i < LOOP; i++) l->grad[k][i] = scale * test_uniform();
+        for (i = 0; i < 3; i++) l->mean[i] += test_uniform();
+        if ((int)l->place % 5 == 4) l->grad[1][7] *= 3e38f;
+        CHECK(amp_optimizer_step(&l->optimizer, &l->scaler, NULL) == AMP_OK && amp_scaler_update(&l->scaler) == AMP_OK);
+    }
+}
+
+static int same_loops(const own_loop* a, const own_loop* b) {
+    const amp_scaler_state *s = &a->scaler.state, *t = &b->scaler.state;
+    return !memcmp(a->master, b->master, sizeof a->master) && !memcmp(a->low, b->low, sizeof a->low)
+           && !memcmp(a->m, b->m, sizeof a->m) && !memcmp(a->v, b->v, sizeof a->v)
+           && !memcmp(a->frozen, b->frozen, sizeof a->frozen) && !memcmp(a->mean, b->mean, sizeof a->mean)
+           && !memcmp(&a->place, &b->place, sizeof a->place)
+           && !memcmp(&s->scale, &t->scale, sizeof s->scale) && s->tracker == t->tracker
+           && s->applied == t->applied && s->skipped == t->skipped
+           && !memcmp(&a->optimizer.state, &b->optimizer.state, sizeof a->optimizer.state)
+           && !memcmp(a->optimizer.groups, b->optimizer.groups, sizeof a->optimizer.groups);
+}
+
+static void test_own_loop(void) {
+    const char* path = in_folder("loop.safetensors");
+    static own_loop a, b;
+    amp_file_desc d = counting_desc(0);
+    loop_init(&a, 1);
+    loop_init(&b, 2);
+    loop_train(&a, 13);
+    a.frozen[2] = 0.5f;
+    CHECK(amp_optimizer_set_lr(&a.optimizer, 0.25f) == AMP_OK);
+    a.optimizer.groups[0].lr = 0.125f;
+    loop_train(&b, 4);                                              /* whatever it did before does not matter */
+    CHECK_MSG(amp_optimizer_save(&a.optimizer, &a.scaler, path, a.more, 2, &d) == AMP_OK, "%s", sentence);
+    CHECK(!same_loops(&a, &b));
+    CHECK_MSG(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d) == AMP_OK, "%s", sentence);
+    CHECK(same_loops(&a, &b) && alloc_live == 0);
+    loop_train(&a, 9);
+    CHECK(!same_loops(&a, &b));
+    loop_train(&b, 9);
+    CHECK(same_loops(&a, &b) && b.scaler.state.skipped == 4);
+    /* Without a scaler, and without anything besides. */
+    CHECK(amp_optimizer_save(&a.optimizer, NULL, path, NULL, 0, NULL) == AMP_OK);
+    a.master[3] = 9.0f;
+    CHECK(amp_optimizer_load(&a.optimizer, NULL, path, NULL, 0, NULL) == AMP_OK && same_loops(&a, &b));
+}
+
+/* What does not fit is refused with a sentence, and changes nothing. */
+static void check_loop_refused(amp_result r, amp_result wanted, const char* piece, const own_loop* now, const own_loop* before) {
+    CHECK_MSG(r == wanted && strstr(sentence, piece), "%d, %s: %s", (int)r, piece, sentence);
+    CHECK_MSG(same_loops(now, before), "%s", piece);
+}
+
+static void test_own_loop_refusals(void) {
+    const char *path = in_folder("loop.safetensors"), *other = in_folder("loop2.safetensors");
+    static own_loop a, b, before;
+    char longest[79];
+    amp_file_desc d = counting_desc(0);
+    amp_optimizer none;
+    amp_model* m = make_model(&usual);
+#define REFUSED(call, code, piece) check_loop_refused(call, code, piece, &b, &before)
+    memset(&none, 0, sizeof none);
+    memset(longest, 'x', sizeof longest);
+    longest[78] = '\0';
+    loop_init(&a, 1);
+    loop_init(&b, 2);
+    before = b;
+    loop_train(&a, 3);
+    CHECK(amp_optimizer_save(&a.optimizer, &a.scaler, path, a.more, 2, &d) == AMP_OK);
+    REFUSED(amp_optimizer_load(NULL, &b.scaler, path, b.more, 2, &d), AMP_ERR_ARGUMENT, "no optimizer");
+    REFUSED(amp_optimizer_load(&none, &b.scaler, path, b.more, 2, &d), AMP_ERR_ARGUMENT, "no optimizer");
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, "", b.more, 2, &d), AMP_ERR_ARGUMENT, "no path");
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, NULL, 2, &d), AMP_ERR_ARGUMENT, "2 tensors at NULL");
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, -1, &d), AMP_ERR_ARGUMENT, "-1 tensors");
+    REFUSED(amp_optimizer_load(&b.optimizer, NULL, path, b.more, 2, &d), AMP_ERR_FORMAT, "holds a scaler, but none is given");
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 1, &d), AMP_ERR_FORMAT,
+            "tensor 'place' is in the file, but not in the optimizer");
+    b.params[1].name = "q";
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_FORMAT, "no tensor 'q'");
+    b.params[1].name = NULL;
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_ARGUMENT, "parameter 1 needs a name");
+    b.params[1].name = longest;
+    REFUSED(amp_optimizer_save(&b.optimizer, &b.scaler, other, b.more, 2, &d), AMP_ERR_ARGUMENT, "parameter 1 needs a name");
+    longest[77] = '\0';
+    CHECK(amp_optimizer_save(&b.optimizer, &b.scaler, other, b.more, 2, &d) == AMP_OK);
+    CHECK(amp_optimizer_load(&b.optimizer, &b.scaler, other, b.more, 2, &d) == AMP_OK);
+    b.params[1].name = "u.m";
+    b.params[0].name = "u";
+    REFUSED(amp_optimizer_save(&b.optimizer, &b.scaler, other, b.more, 2, &d), AMP_ERR_ARGUMENT, "'u.m' is used twice");
+    b.params[0].name = "w";
+    b.params[1].name = "u";
+    b.params[1].group = 1;
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_FORMAT, "parameters in other groups");
+    b.params[1].group = 0;
+    b.optimizer.desc.beta2 = 0.5f;
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_FORMAT, "but 0.5 in the optimizer");
+    b.optimizer.desc.beta2 = before.optimizer.desc.beta2;
+    b.scaler.rule.growth = 4.0f;
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_FORMAT, "scaler");
+    b.scaler.rule.growth = 2.0f;
+    CHECK(m && amp_checkpoint_load(m, path) == AMP_ERR_FORMAT && strstr(sentence, "was it written by amp_checkpoint_save?"));
+    CHECK(m && amp_checkpoint_save(m, other) == AMP_OK);
+    d = counting_desc(0);
+    b.optimizer.desc = amp_model_optimizer(m)->desc;
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, other, NULL, 0, &d), AMP_ERR_FORMAT, "written by amp_optimizer_save?");
+    b.optimizer.desc = before.optimizer.desc;
+    CHECK(amp_optimizer_save(&b.optimizer, NULL, other, b.more, 2, &d) == AMP_OK);
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, other, b.more, 2, &d), AMP_ERR_FORMAT, "amp.scaler is missing");
+    amp_scaler_scale_loss(&a.scaler, 1.0f);
+    CHECK(amp_optimizer_save(&a.optimizer, &a.scaler, path, a.more, 2, &d) == AMP_ERR_STATE);
+    CHECK(amp_optimizer_load(&a.optimizer, &a.scaler, path, a.more, 2, &d) == AMP_ERR_STATE);
+    amp_model_destroy(m);
+#undef REFUSED
+}
+
+static void test_own_loop_memory(void) {
+    const char *path = in_folder("loop.safetensors"), *other = in_folder("memory.safetensors");
+    static own_loop a, b, before;
+    amp_file_desc d;
+    amp_result r = AMP_ERR_MEMORY;
+    long k;
+    loop_init(&a, 1);
+    loop_init(&b, 2);
+    before = b;
+    remove(other);
+    CHECK(amp_optimizer_save(&a.optimizer, &a.scaler, path, a.more, 2, NULL) == AMP_OK);
+    for (k = 1; r != AMP_OK && k < 50; k++) {
+        d = counting_desc(k);
+        r = amp_optimizer_save(&a.optimizer, &a.scaler, other, a.more, 2, &d);
+        CHECK(alloc_live == 0 && (r == AMP_OK || (r == AMP_ERR_MEMORY && sentences == 1 && !exists(other))));
+    }
+    CHECK_MSG(k == 5, "saving made %ld allocations", k - 2);
+    for (k = 1, r = AMP_ERR_MEMORY; r != AMP_OK && k < 50; k++) {
+        CHECK(same_loops(&b, &before));
+        d = counting_desc(k);
+        r = amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d);
+        CHECK(alloc_live == 0 && (r == AMP_OK || (r == AMP_ERR_MEMORY && sentences == 1)));
+    }
+    CHECK_MSG(k == 7 && same_loops(&a, &b), "loading made %ld allocations", k - 2);
+}
+
 int main(void) {
 #if HAVE_POSIX
     char command[300];
@@ -1215,6 +1513,11 @@ int main(void) {
     TEST(test_group_rates);
     TEST(test_damaged_checkpoint);
     TEST(test_model_failures);
+    TEST(test_load_weights);
+    TEST(test_load_weights_types);
+    TEST(test_own_loop);
+    TEST(test_own_loop_refusals);
+    TEST(test_own_loop_memory);
 #endif
 #if HAVE_POSIX
     snprintf(command, sizeof command, "rm -rf '%s'", folder);

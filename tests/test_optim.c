@@ -827,7 +827,31 @@ static void refused_descs_and_params(void) {
     CHECK(amp_optimizer_set_lr(NULL, 1) == AMP_ERR_ARGUMENT && amp_optimizer_unscale(NULL, NULL) == AMP_ERR_ARGUMENT);
 }
 
-/* The same weights or gradient in two places of the list; empty parameters do not count. */
+/* One array with two duties in a parameter, which a copied line easily has. */
+static void two_duties(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_optimizer o;
+    amp_param p;
+    int k;
+    for (k = 0; k < 6; k++) {
+        fill_block(&b);
+        p = param_of(&b, 5);
+        d.kind = k < 4 ? AMP_ADAM : AMP_SGD;
+        if (k == 0) p.v = p.m;
+        if (k == 1) p.grad = p.master;
+        if (k == 2) p.m = p.master;
+        if (k == 3) p.v = p.master;
+        if (k == 4) p.v = p.m;                              /* plain SGD looks at neither */
+        if (k == 5) { p.count = 0; p.grad = p.master; }
+        log_count = 0;
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == (k < 4 ? AMP_ERR_ARGUMENT : AMP_OK) && log_count == (k < 4));
+        CHECK_MSG(k > 3 || strstr(log_text, k ? "its master is its gradient or a moment too" : "m and v are the same array"), "%s",
+                  log_text);
+    }
+}
+
+/* The same weights, gradient or moment in two places of the list; empty parameters do not count. */
 static void listed_twice(void) {
     static block b[3];
     static amp_half low[5];
@@ -835,7 +859,12 @@ static void listed_twice(void) {
     amp_optimizer o;
     amp_param p[3];
     int k;
-    for (k = 0; k < 6; k++) {
+    amp_param_group frozen[2];
+    memset(frozen, 0, sizeof frozen);
+    frozen[1].lr = (float)AMP_ZERO;
+    d.groups = frozen;
+    d.group_count = 2;
+    for (k = 0; k < 9; k++) {
         int i;
         for (i = 0; i < 3; i++) { fill_block(&b[i]); p[i] = param_of(&b[i], 5); }
         p[2].name = NULL;
@@ -845,11 +874,15 @@ static void listed_twice(void) {
         if (k == 3) for (i = 0; i < 3; i += 2) { p[i].master = NULL; p[i].low = low; p[i].low_dtype = AMP_F16; }
         if (k == 4) { p[0].count = 0; p[2].master = b[0].w; p[2].grad = b[0].g; }
         if (k == 5) { p[2] = p[1]; p[2].count = 0; }
+        if (k == 6) p[2].m = b[1].m;
+        if (k == 7) p[2].v = b[1].m;
+        if (k == 8) { p[2].m = b[1].m; p[2].group = 1; }     /* a frozen one writes none */
         log_count = 0;
-        if (k > 3) { CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_OK); continue; }
+        if (k == 4 || k == 5 || k == 8) { CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_OK); continue; }
         CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_ERR_ARGUMENT && log_count == 1);
         CHECK_MSG(strstr(log_text, k == 0 ? "0 (p) and 2 (no name) have the same weights"
                                  : k == 1 ? "1 (p) and 2 (no name) have the same gradient"
+                                 : k > 5 ? "1 (p) and 2 (no name) have the same moment"
                                  : k == 2 ? "1 (p) and 2 (p) have the same weights" : "0 (p) and 2 (no name) have the same weights"),
                   "%s", log_text);
     }
@@ -951,6 +984,7 @@ int main(void) {
     TEST(norm_of_a_skipped_step);
     TEST(several_optimizers);
     TEST(refused_descs_and_params);
+    TEST(two_duties);
     TEST(listed_twice);
     TEST(no_gradient);
     TEST(defaults);

@@ -674,9 +674,16 @@ static void counts_and_places(void) {
     CHECK(amp_scaler_check(&s, list, 5, &info) == AMP_OK);
     CHECK(info.found_inf == 1 && info.inf_count == 3 && info.nan_count == 3 && info.first_tensor == 2 && info.first_index == 20000);
     CHECK(strlen(info.first_name) == 47 && strncmp(info.first_name, list[2].name, 47) == 0);
+    CHECK(info.last_tensor == 4 && strcmp(info.last_name, "last") == 0);
     CHECK(is_infinite(&info.norm));
+    CHECK(amp_scaler_check(&s, list, 4, &info) == AMP_OK && info.last_tensor == 3 && info.last_name[0] == 0);
+    CHECK(amp_scaler_check(&s, list, 3, &info) == AMP_OK && info.last_tensor == 2 && !strcmp(info.last_name, info.first_name));
+    CHECK(s.info.last_tensor == 4);                             /* the window's is that of the first list */
+    CHECK(amp_scaler_update(&s) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, list, 5, &info) == AMP_OK);
     CHECK(amp_scaler_check(&s, list, 1, &info) == AMP_OK);      /* sticky; this call's own findings; the window's sum */
-    CHECK(info.found_inf == 0 && info.inf_count == 0 && info.norm == 0.0);
+    CHECK(info.found_inf == 0 && info.inf_count == 0 && info.norm == 0.0 && info.last_tensor == -1);
     CHECK(s.state.found_inf == 1 && s.info.inf_count == 3 && s.info.first_index == 20000 && amp_scaler_may_step(&s) == 0);
     CHECK(amp_scaler_check(&s, list + 4, 1, &info) == AMP_OK && s.info.nan_count == 4 && s.info.first_tensor == 2);
     for (i = 0; i < 2; i++) {                                   /* empty lists change nothing */
@@ -1174,8 +1181,20 @@ static void save_and_load(void) {
     REFUSED(AMP_ERR_ARGUMENT, amp_scaler_save(&s, again, AMP_SCALER_STATE_BYTES - 1));
     CHECK(memcmp(&s, &fresh, sizeof s) == 0);
     CHECK(amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && s.state.hysteresis_left == 1 && s.state.skipped == 1);
-    s = scaler_of(AMP_SCALER_MEGATRON, 2048.0f);                /* another rule */
+    s = scaler_of(AMP_SCALER_MEGATRON, 2048.0f);                /* another rule: its first difference is told */
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
+    CHECK_MSG(strstr(log_text, "at_min is 2 there, but 1 here"), "%s", log_text);
+    s.rule.growth = 4.0f;
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
+    CHECK_MSG(strstr(log_text, "growth_factor is 2 there, but 4 here"), "%s", log_text);
+    s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
+    s.rule.interval = 7;                                        /* the first integer */
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
+    CHECK_MSG(strstr(log_text, "growth_interval is 1000 there, but 7 here"), "%s", log_text);
+    s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
+    s.rule.is_static = 1;                                       /* the last word */
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
+    CHECK_MSG(strstr(log_text, "static is 0 there, but 1 here"), "%s", log_text);
 }
 
 /* The tests of the kernels, on each instruction set that this processor has. */

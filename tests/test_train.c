@@ -182,6 +182,46 @@ static void test_default_scaler(void) {
         }
 }
 
+/* Three dense layers. Where the backward pass overflows, all layers before it do, and the last of them is named. */
+static void test_where_it_began(void) {
+    static const struct { float scale, second; const char *last, *piece; } row[3] = {
+        { 16777216.0f, 1.0f, "linear3.bias", ", nearest to the loss in linear3.bias; loss scale 16777216" },
+        { 64.0f, 30000.0f, "linear1.bias", ", nearest to the loss in linear1.bias; loss scale 64" },
+        { 64.0f, 1.0f, "", "" } };
+    static const float x[2] = { 1.0f, 1.0f }, target = -30.0f;
+    float ones[4], second[4];
+    int i, k;
+    for (i = 0; i < 3; i++) {
+        amp_model_desc d = toy_desc(1, AMP_O2, AMP_F16);
+        amp_scaler_desc s;
+        amp_step_info info;
+        amp_batch b;
+        amp_model* m;
+        amp_value v;
+        memset(&s, 0, sizeof s);
+        memset(&b, 0, sizeof b);
+        s.init_scale = row[i].scale;
+        d.scaler = &s;
+        b.n = 1;
+        b.inputs[0] = x;
+        b.targets[0] = &target;
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        v = amp_linear(m, amp_linear(m, amp_input(m, 2, 1, 1), 2), 2);
+        amp_mse(m, amp_linear(m, v, 1), NULL);
+        CHECK(amp_model_finalize(m) == AMP_OK);
+        for (k = 0; k < 4; k++) { ones[k] = 0.5f; second[k] = k % 2 ? -row[i].second : row[i].second; }
+        CHECK(amp_model_write_param(m, amp_model_find_param(m, "linear1.weight"), ones) == AMP_OK);
+        CHECK(amp_model_write_param(m, amp_model_find_param(m, "linear2.weight"), second) == AMP_OK);
+        CHECK(amp_model_write_param(m, amp_model_find_param(m, "linear3.weight"), ones) == AMP_OK);
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+        CHECK_MSG(strcmp(info.overflow.last_name, row[i].last) == 0 && strstr(info.message, row[i].piece), "%d: %s: %s", i,
+                  info.overflow.last_name, info.message);
+        CHECK(strcmp(info.overflow.first_name, i < 2 ? "linear1.weight" : "") == 0);
+        CHECK(info.overflow.last_tensor == (i == 0 ? 5 : i == 1 ? 1 : -1));
+        amp_model_destroy(m);
+    }
+}
+
 static void test_step_info(void) {
     amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
     amp_batch b = batch_of(0, 8);
@@ -253,6 +293,7 @@ static void test_overflow_leaves_no_trace(void) {
                   && info.overflow.first_tensor >= 0);
             CHECK_MSG(strstr(info.message, info.overflow.first_name) && strstr(info.message, "1099511627776"), "%s",
                       info.message);
+            CHECK(info.overflow.last_tensor >= info.overflow.first_tensor && strstr(info.message, info.overflow.last_name));
             CHECK(info.grad_norm > 1e300 && info.loss > 0.0f && info.loss < 10.0f);
             /* The schedule has not moved: the next applied step has the rate of step 3. */
             CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 64.0f) == AMP_OK);
@@ -1375,6 +1416,7 @@ int main(void) {
     TEST(test_learning);
     TEST(test_default_scaler);
     TEST(test_step_info);
+    TEST(test_where_it_began);
     TEST(test_overflow_leaves_no_trace);
     TEST(test_skips_change_nothing_later);
     TEST(test_replay);

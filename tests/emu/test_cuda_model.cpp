@@ -567,6 +567,14 @@ static void test_checkpoints_travel() {
     run_steps(cpu, 1);
     CHECK(amp_checkpoint_save(cpu, path) == AMP_OK && amp_checkpoint_load(gpu, path) == AMP_OK);
     CHECK(state_of(cpu) == state_of(gpu));
+    int count = 0, loaded = 0;
+    amp_param *from = amp_model_params(cpu, &count), *to = amp_model_params(again, &count);
+    CHECK(amp_checkpoint_load_weights(again, path, &loaded) == AMP_OK && loaded >= count);
+    for (int i = 0; i < count; i++) {
+        std::vector<float> a(from[i].count), b(to[i].count);
+        CHECK(amp_model_read_param(cpu, &from[i], a.data()) == AMP_OK && amp_model_read_param(again, &to[i], b.data()) == AMP_OK);
+        CHECK_MSG(a == b, "%s", from[i].name);
+    }
     remove(path);
     amp_model_destroy(cpu);
     amp_model_destroy(gpu);

@@ -165,11 +165,12 @@ static inline bool close_norm(double a, double b, size_t n) {
 static inline bool same_info(const amp_overflow_info& a, const amp_overflow_info& b, size_t n) {
     return a.found_inf == b.found_inf && a.inf_count == b.inf_count && a.nan_count == b.nan_count
            && a.first_tensor == b.first_tensor && a.first_index == b.first_index
-           && strcmp(a.first_name, b.first_name) == 0 && close_norm(a.norm, b.norm, n);
+           && strcmp(a.first_name, b.first_name) == 0 && a.last_tensor == b.last_tensor
+           && strcmp(a.last_name, b.last_name) == 0 && close_norm(a.norm, b.norm, n);
 }
-#define INFO_FORMAT "found %d inf %lu nan %lu first %d[%lu] \"%s\" norm %.17g"
+#define INFO_FORMAT "found %d inf %lu nan %lu first %d[%lu] \"%s\" last %d \"%s\" norm %.17g"
 #define INFO_ARGS(i) (i).found_inf, (unsigned long)(i).inf_count, (unsigned long)(i).nan_count, (i).first_tensor, \
-                     (unsigned long)(i).first_index, (i).first_name, (i).norm
+                     (unsigned long)(i).first_index, (i).first_name, (i).last_tensor, (i).last_name, (i).norm
 
 /* The same scaler twice. */
 struct Scalers {
