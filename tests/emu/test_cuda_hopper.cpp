@@ -189,8 +189,10 @@ static void test_left_alone() {
     bits_of_another(Spec(64, 64, 64, AMP_F16, AMP_BF16, AMP_F16));
     bits_of_another(Spec(64, 64, 64, AMP_F32, AMP_F32, AMP_F16));
 #if defined(AMP_CUDA_EMU)
-    emu_set_registers(32); /* as of a kernel that was compiled without a body */
-    bits_of_another(halves(128, 128, 128, 0, AMP_F16));
+    for (int registers : { 32, 160 }) { /* as of a kernel that was compiled without a body, or for fewer registers */
+        emu_set_registers(registers);
+        bits_of_another(halves(128, 128, 128, 0, AMP_F16));
+    }
     emu_set_registers(168);
 #endif
 }
