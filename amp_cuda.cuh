@@ -639,12 +639,12 @@ AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, cons
 }
 
 /* The next slot of pinned memory, at least `bytes` large, when the copy that used it last is done. With eight
-   slots the host runs some steps ahead before it has to wait here. */
+   slots the host runs some steps ahead before it has to wait here. (To ask first whether it is done would leave
+   cudaErrorNotReady as the program's last error.) */
 AMPI_FN amp_result ampi_cuda_take_slot(const amp_exec* exec, size_t bytes, ampi_cuda_slot** out) {
     amp_cuda* c = ampi_cuda_context(exec);
     ampi_cuda_slot* slot = &c->slots[c->next_slot];
-    cudaError_t e = cudaEventQuery(slot->done);
-    if (e == cudaErrorNotReady) e = cudaEventSynchronize(slot->done);
+    cudaError_t e = cudaEventSynchronize(slot->done);
     c->next_slot = (c->next_slot + 1) % AMPI_CUDA_SLOTS;
     *out = slot;
     if (e == cudaSuccess && slot->bytes < bytes) {

@@ -1868,8 +1868,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (event->capture) event->capture->invalid = true;
     REQUIRE(!event->capture, cudaErrorCapturedEvent);
     UNSAFE_IN_CAPTURE();
-    ctl().syncs++;
-    if (event->recorded.stream) run_to(event->recorded.stream, event->recorded.index);
+    const Stream& s = event->recorded.stream;
+    if (s && s->done < event->recorded.index) wait_for(s, event->recorded.index);
     return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
