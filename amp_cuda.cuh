@@ -2084,8 +2084,8 @@ AMPI_D void ampi_d_hopper_feed(const ampi_cuda_hopper& h, ampi_hopper_ring r) {
    the address in bits 0-13, the leading offset in bits 16-29, the stride in bits 32-45; in bits 62-63 the swizzle, 1
    for 128 bytes. The address counts from the start of the block's own memory: what lies above 18 bits is the block's
    number in its cluster, and would fall into the leading offset. The stride leads from eight rows of 128 bytes to the
-   next eight. The leading offset leads across k from 64 rows or columns to the next 64, a box; along k it has no meaning
-   and is 1. */
+   next eight. The leading offset leads across k from 64 rows or columns to the next 64, a box; along k it has no
+   meaning and is 1. */
 AMPI_D uint64_t ampi_d_descriptor(const void* p, int trans) {
     return (uint64_t)((ampi_ptx_shared(p) & 0x3ffffu) >> 4) | (uint64_t)(trans ? AMPI_HOPPER_BOX >> 4 : 1) << 16
            | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
