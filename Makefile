@@ -30,10 +30,12 @@ ifdef ISA
 export AMP_ISA = $(ISA)
 endif
 
-# Without the CPU's vector paths: the same bits, and a third of the time to compile.
+# Without the CPU's vector paths: the same bits, and a third of the time to compile. nvcc makes one operation of a product
+# and a sum wherever the code lets it: so does gcc here, where the CPU can (below -O2 by the last of these options).
 EMU_ARCH ?= 800
+EMU_FUSED := $(if $(filter fma,$(shell grep -sm1 '^flags' /proc/cpuinfo)),-mfma -ffp-contract=fast -fexpensive-optimizations)
 EMU_FLAGS = -std=c++14 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-            -Wall -Wextra -Wshadow -Wno-psabi -Itests/emu -DAMP_NO_SIMD
+            -Wall -Wextra -Wshadow -Wno-psabi -Itests/emu -DAMP_NO_SIMD $(EMU_FUSED)
 EMU_TESTS = $(patsubst tests/emu/%.cpp,$(B)/emu$(EMU_ARCH)_%,$(wildcard tests/emu/test_*.cpp))
 test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, under sanitizers; EMU_ARCH=750|800|900
 	@sh tests/run.sh "CUDA on the CPU, sm_$(EMU_ARCH)" $^

@@ -639,12 +639,12 @@ AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, cons
 }
 
 /* The next slot of pinned memory, at least `bytes` large, when the copy that used it last is done. With eight
-   slots the host runs some steps ahead before it has to wait here. */
+   slots the host runs some steps ahead before it has to wait here. (To ask first whether it is done would leave
+   cudaErrorNotReady as the program's last error.) */
 AMPI_FN amp_result ampi_cuda_take_slot(const amp_exec* exec, size_t bytes, ampi_cuda_slot** out) {
     amp_cuda* c = ampi_cuda_context(exec);
     ampi_cuda_slot* slot = &c->slots[c->next_slot];
-    cudaError_t e = cudaEventQuery(slot->done);
-    if (e == cudaErrorNotReady) e = cudaEventSynchronize(slot->done);
+    cudaError_t e = cudaEventSynchronize(slot->done);
     c->next_slot = (c->next_slot + 1) % AMPI_CUDA_SLOTS;
     *out = slot;
     if (e == cudaSuccess && slot->bytes < bytes) {
@@ -1984,7 +1984,8 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gem
    chunk c ^ (r % 8), so that eight rows of one chunk lie in different banks. */
 enum { AMPI_HOPPER_M = 128, AMPI_HOPPER_DEPTH = 64, AMPI_HOPPER_BOX = 64 * 128, AMPI_HOPPER_THREADS = 384,
        AMPI_HOPPER_RING = 192 << 10, AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX, AMPI_HOPPER_BARRIERS = 16,
-       AMPI_HOPPER_SHARED = 1024 + AMPI_HOPPER_RING + AMPI_HOPPER_OUT + AMPI_HOPPER_BARRIERS * 8 };
+       AMPI_HOPPER_SHARED = 1024 + AMPI_HOPPER_RING + AMPI_HOPPER_OUT + AMPI_HOPPER_BARRIERS * 8,
+       AMPI_HOPPER_FEEDS = 24, AMPI_HOPPER_MULTIPLIES = 240 };      /* registers of a thread */
 
 #if defined(AMPI_TENSOR_MAPS)
 
@@ -2081,10 +2082,12 @@ AMPI_D void ampi_d_hopper_feed(const ampi_cuda_hopper& h, ampi_hopper_ring r) {
 
 /* "Matrix Descriptor Format" and "Shared Memory Matrix Layout" of the PTX ISA's wgmma chapter: in units of 16 bytes,
    the address in bits 0-13, the leading offset in bits 16-29, the stride in bits 32-45; in bits 62-63 the swizzle, 1
-   for 128 bytes. The stride leads from eight rows of 128 bytes to the next eight. The leading offset leads across k
-   from 64 rows or columns to the next 64, a box; along k it has no meaning and is 1. */
+   for 128 bytes. The address counts from the start of the block's own memory: what lies above 18 bits is the block's
+   number in its cluster, and would fall into the leading offset. The stride leads from eight rows of 128 bytes to the
+   next eight. The leading offset leads across k from 64 rows or columns to the next 64, a box; along k it has no
+   meaning and is 1. */
 AMPI_D uint64_t ampi_d_descriptor(const void* p, int trans) {
-    return (uint64_t)(ampi_ptx_shared(p) >> 4) | (uint64_t)(trans ? AMPI_HOPPER_BOX >> 4 : 1) << 16
+    return (uint64_t)((ampi_ptx_shared(p) & 0x3ffffu) >> 4) | (uint64_t)(trans ? AMPI_HOPPER_BOX >> 4 : 1) << 16
            | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
@@ -2307,10 +2310,10 @@ ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
     const ampi_hopper_ring r = ampi_d_hopper_ring<N>(h, shared);
     ampi_ptx_cluster_sync();
     if (threadIdx.x < 128) {
-        ampi_ptx_give_registers<24>();
+        ampi_ptx_give_registers<AMPI_HOPPER_FEEDS>();
         if (threadIdx.x < 32) ampi_d_hopper_feed<N>(h, r);
     } else {
-        ampi_ptx_take_registers<240>();
+        ampi_ptx_take_registers<AMPI_HOPPER_MULTIPLIES>();
         ampi_d_hopper_consume<N>(h, r, shared + AMPI_HOPPER_RING);
     }
     __syncwarp();
@@ -2444,12 +2447,14 @@ AMPI_FN size_t ampi_cuda_pieces_bytes(const ampi_cuda_cut* cut, size_t m, size_t
 #if defined(AMPI_TENSOR_MAPS)
 
 /* Is this a device of compute capability 9.0, and was the kernel compiled for sm_90a? Otherwise it is empty, and needs
-   next to no registers. */
+   next to no registers. Three warpgroups must begin with as many as they have in the end: who takes what is not there
+   waits for ever. */
 AMPI_FN int ampi_cuda_hopper_here(void) {
     cudaFuncAttributes compiled;
     if (ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) != 9
         || ampi_cuda_attribute(cudaDevAttrComputeCapabilityMinor) != 0) return 0;
-    if (cudaFuncGetAttributes(&compiled, ampi_k_gemm_hopper<64>) == cudaSuccess) return compiled.numRegs > 64;
+    if (cudaFuncGetAttributes(&compiled, ampi_k_gemm_hopper<64>) == cudaSuccess)
+        return 3 * compiled.numRegs >= AMPI_HOPPER_FEEDS + 2 * AMPI_HOPPER_MULTIPLIES;
     cudaGetLastError();
     return 0;
 }

@@ -188,7 +188,7 @@ static void bench_unscale(const char* what, size_t tensors, size_t each, amp_dty
     for (size_t i = 0; i < tensors; i++) list[i] = { (char*)grads.p + i * each * amp_dtype_size(t), t, each, nullptr };
     NEED(amp_cuda_tensors_create(&table, list.data(), (int)tensors, &e));
     amp_scaler_desc desc = {};
-    desc.init_scale = 1.0f;
+    desc.init_scale = 1.0009765625f;      /* 1 would leave the gradients as they are, unread and unwritten */
     NEED(amp_cuda_scaler_create(&scaler, &desc, &e));
     report(what, 2.0 * (double)n * (double)amp_dtype_size(t), [&](size_t) {
         amp_cuda_scaler_loss_scale(scaler);

@@ -181,8 +181,8 @@ inline int __double2loint(double x) { return (int)(__double_as_longlong(x) & 0xf
 
 /* Arithmetic that is never contracted into a fused multiply-add: through memory, so that no compiler can. */
 #define EMU_ARITHMETIC(T, p, s)                                                                         \
-    inline T __##p##add_rn(T a, T b) { volatile T r = a + b; return r; }                                \
-    inline T __##p##sub_rn(T a, T b) { volatile T r = a - b; return r; }                                \
+    inline T __##p##add_rn(T a, T b) { volatile T x = a, y = b, r = x + y; return r; }                  \
+    inline T __##p##sub_rn(T a, T b) { volatile T x = a, y = b, r = x - y; return r; }                  \
     inline T __##p##mul_rn(T a, T b) { volatile T r = a * b; return r; }                                \
     inline T __##p##div_rn(T a, T b) { volatile T r = a / b; return r; }                                \
     inline T __##p##sqrt_rn(T a) { return std::sqrt(a); }                                               \

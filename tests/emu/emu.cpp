@@ -719,10 +719,14 @@ namespace {
    go on, a wgmma at its wait), at once in "reverse", else at random. */
 bool at_once() { return ctl().schedule == EMU_REVERSE || (ctl().schedule > 0 && draw(2)); }
 
-/* Addresses of shared memory as instructions have them: a window that begins with a kilobyte of the system's. */
-enum { WINDOW = 1024 + SHARED_ALIGNMENT };
-uint32_t window_of(const Cta& c, const void* p) { return (uint32_t)((const char*)p - c.shared) + WINDOW; }
+/* Addresses of shared memory as instructions have them: a window that begins with a kilobyte of the system's, one for each
+   block of the cluster; the block's number lies in bits 24 and up. */
+enum { WINDOW = 1024 + SHARED_ALIGNMENT, WINDOW_BITS = 24 };
+uint32_t window_of(const Cta& c, const void* p) {
+    return (uint32_t)(&c - b.cta) << WINDOW_BITS | ((uint32_t)((const char*)p - c.shared) + WINDOW);
+}
 char* from_window(const Cta& c, uint32_t address, uint32_t size, const char* what) {
+    address &= (1u << WINDOW_BITS) - 1;
     if (address < WINDOW || address + size > WINDOW + b.shared_size)
         die("%s: 0x%x is not an address of shared memory", what, address);
     return c.shared + (address - WINDOW);
@@ -909,8 +913,8 @@ void engine_begin() {
     engine.registers.assign(engine.warps.size(), ctl().registers);
     engine.fenced.assign((size_t)b.all, 0);
 }
-/* Writes that nobody waited for are done now; loads that nobody waited for are an error, and so are registers that there
-   are not. */
+/* Writes that nobody waited for are done now; loads that nobody waited for are an error, and so are registers that the
+   launch did not bring: the warps that take them would wait for ever. */
 void engine_end() {
     for (auto& list : engine.stores)
         for (BulkStore& s : list.second) write_store(s);
@@ -919,7 +923,8 @@ void engine_end() {
     for (int w = 0; w < warps; w++) all += engine.registers[(size_t)w] * 32;
     bool moved = false;
     for (int r : engine.registers) moved = moved || r != ctl().registers;
-    if (moved && all > 65536) die("setmaxnreg: the warps of a block have %d registers in the end", all);
+    if (moved && all > std::min(65536, ctl().registers * b.size))
+        die("setmaxnreg: the warps of a block have %d registers in the end, of %d", all, ctl().registers * b.size);
 }
 
 /* --- wgmma */
@@ -1863,8 +1868,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (event->capture) event->capture->invalid = true;
     REQUIRE(!event->capture, cudaErrorCapturedEvent);
     UNSAFE_IN_CAPTURE();
-    ctl().syncs++;
-    if (event->recorded.stream) run_to(event->recorded.stream, event->recorded.index);
+    const Stream& s = event->recorded.stream;
+    if (s && s->done < event->recorded.index) wait_for(s, event->recorded.index);
     return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {

@@ -116,6 +116,10 @@ static void test_bias_and_epilogue() {
     for (unsigned t = 0; t < 4; t++)
         bits(halves(140, 264, 64, t, HALVES[t % 2]).with(t & 1 ? PER_ROW : PER_COLUMN, TYPES[t % 3],
                                                          (amp_cuda_epilogue)(t / 2)));
+    /* The product by alpha is rounded before the bias is added, by the copy engine's way to C and by the other. */
+    for (unsigned t = 0; t < 4; t++)
+        bits(halves(70, 90, 64, t, AMP_F32, t & 1 ? 1 : 8).scale(-0.7f, 0).with(t & 2 ? PER_ROW : PER_COLUMN, AMP_F32,
+                                                                              AMP_CUDA_EPILOGUE_NONE));
 }
 
 static void test_batched() {
@@ -189,8 +193,10 @@ static void test_left_alone() {
     bits_of_another(Spec(64, 64, 64, AMP_F16, AMP_BF16, AMP_F16));
     bits_of_another(Spec(64, 64, 64, AMP_F32, AMP_F32, AMP_F16));
 #if defined(AMP_CUDA_EMU)
-    emu_set_registers(32); /* as of a kernel that was compiled without a body */
-    bits_of_another(halves(128, 128, 128, 0, AMP_F16));
+    for (int registers : { 32, 160 }) { /* as of a kernel that was compiled without a body, or for fewer registers */
+        emu_set_registers(registers);
+        bits_of_another(halves(128, 128, 128, 0, AMP_F16));
+    }
     emu_set_registers(168);
 #endif
 }

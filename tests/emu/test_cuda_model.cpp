@@ -384,6 +384,16 @@ static void test_no_waiting() {
     amp_model_destroy(m);
 }
 
+/* While the device is behind, too, nothing is left of what the library asks it: the last error is the caller's own. */
+static void test_no_error_is_left() {
+    amp_model* m = make(desc_of(AMP_O1, AMP_F16), build_plain, amp_cuda_backend());
+    if (!m) return;
+    cudaGetLastError();
+    run_steps(m, 12);
+    CHECK(cudaGetLastError() == cudaSuccess);
+    amp_model_destroy(m);
+}
+
 /* A caller may write on its memory as soon as the call is over. */
 static void test_batch_is_free_at_once() {
     amp_model_desc d = desc_of(AMP_O1, AMP_F16);
@@ -823,6 +833,7 @@ int main() {
     TEST(test_replays);
     TEST(test_limits);
     TEST(test_no_waiting);
+    TEST(test_no_error_is_left);
     TEST(test_batch_is_free_at_once);
     TEST(test_batch_on_device);
     TEST(test_graph);

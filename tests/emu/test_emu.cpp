@@ -433,7 +433,8 @@ __global__ void hopper_kernel(const __grid_constant__ HopperTask t) {
         if (t.fault != NO_STORE_WAIT) ampi_ptx_bulk_wait_read<0>();
     }
     float d[32];
-    uint64_t descriptor = ampi_ptx_shared(box) >> 4 | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
+    CHECK(ampi_ptx_shared(memory) >> 24 == rank); /* no part of a descriptor */
+    uint64_t descriptor = (ampi_ptx_shared(box) & 0x3ffff) >> 4 | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
     if (t.fault == LANES_DISAGREE && thread == 7) descriptor++;
     if (t.fault == BAD_DESCRIPTOR) descriptor |= 1 << 14;
     if (t.fault == ODD_REGISTERS) ampi_ptx_take_registers<250>();
