@@ -9595,9 +9595,9 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_split_avx512(__m512* a, __m512* b)
     *b = _mm512_maskz_permutex2var_ps(AMPI_ALL16, *a, _mm512_or_si512(two, _mm512_set1_epi32(1)), *b);
     *a = even;
 }
-/* The way back, of floats, to those of 32 elements that are in the mask. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_zip_avx512(amp_dtype t, void* x, __mmask32 m, __m512 even,
-                                                         __m512 odd) {
+/* The way back, of floats, to those of 32 elements that are in the mask, the upper half of which stands beside it. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_zip_avx512(amp_dtype t, void* x, __mmask32 m, __mmask16 upper,
+                                                         __m512 even, __m512 odd) {
     const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
     __m512i low, high;
@@ -9607,7 +9607,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_zip_avx512(amp_dtype t, void* x, _
         const __m512i last = _mm512_or_si512(zip, _mm512_set1_epi32(8));
         AMPI_AHEAD(x, 64);
         _mm512_mask_storeu_ps(f, (__mmask16)m, _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, zip, odd));
-        _mm512_mask_storeu_ps(f + 16, (__mmask16)(m >> 16),
+        _mm512_mask_storeu_ps(f + 16, upper,
                               _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, last, odd));
         return;
     }
@@ -9624,7 +9624,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_zip_avx512(amp_dtype t, void* x, _
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_put_pairs_avx512(amp_dtype t, void* x, size_t i, size_t n,
                                                                __m512 even, __m512 odd) {
     const __mmask32 m = n < 32 ? ((__mmask32)1 << n) - 1u : 0xffffffffu;
-    ampi_ring_zip_avx512(t, (char*)x + i * ampi_type_size(t), m, even, odd);
+    ampi_ring_zip_avx512(t, (char*)x + i * ampi_type_size(t), m, (__mmask16)(m >> 16), even, odd);
 }
 /* Unpacking works within the halves of a register, so the quarters are put in order. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_split_avx2(__m256* a, __m256* b) {
@@ -10417,43 +10417,49 @@ AMPI_FN void ampi_pool_ring_plane(const ampi_pool_ring* s, const ampi_pool_plan*
 /* The gradient of the maximum over 3 x 3 places two pixels apart, by hand. Lane o belongs to window o of a row and to
    pixels 2*o - pw and 2*o - pw + 1 of each row of the image, its first place and its middle one; its last place is the
    first one of lane o + 1. Each row of the image is searched once, though two rows of windows may see it. Of a row's
-   places the largest is kept and its age, 2, 1 or 0; of the rows that a window sees the first one's is 8 more, the
-   second one's 4. Keys of 16 bits have room for the age, and take it into the comparison: of equal ones the earlier is
-   larger. A pixel's windows come in their order; no g is -0. */
+   places the first one is chosen where it is no smaller than the others, the last one where it is larger than both,
+   the middle one elsewhere; of the rows that a window sees likewise. Its gradient goes to a row, and there to a place.
+   Floats are compared as such: planes with NaNs go another way. Numbers of 16 bits have keys (see ampi_pool_key).
+   Places that are no pixels hold the least: the last one of a window is not larger then, its first one must not be
+   chosen, its middle one is a pixel. A pixel's windows come in their order; no g is -0. */
 enum { AMPI_NINE_GROUPS = 64 };
 typedef struct ampi_nine {
     const ampi_pool_plan* p;
     const void *x, *dy;
     void* dx;
-    int32_t ages[11][16];                              /* 0 .. 10, from memory: compilers take constants apart */
 } ampi_nine;
-/* Of the places of a group's lanes in a row those that are pixels: as bits, and how many, behind one that is none. */
-typedef struct ampi_nine_places { uint32_t bits, skip, count; } ampi_nine_places;
 #if AMPI_X86
-/* v is a row's next place: where is it larger than the best so far, which it becomes there? And v, of this age, is
-   the best of the next row, which has `more`. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_nine_look_avx512(amp_dtype t, __m512i v, __m512i this_age, __m512i* best,
-                                                          __m512i* age) {
-    if (t == AMP_F32) *age = _mm512_mask_mov_epi32(*age, _mm512_cmpgt_epi32_mask(v, *best), this_age);
-    else v = _mm512_or_si512(v, this_age);
-    *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
+/* What stands where no pixel is: -inf, or less than any key. */
+#define ampi_nine_least(t) ((t) == AMP_F32 ? (int32_t)0xff800000u : INT32_MIN)
+/* Of the places of a group's lanes in a row those that are pixels: `count`, behind `skip` that are none, 0 or 1. And
+   the lanes that are windows. */
+typedef struct ampi_nine_places_avx512 { __mmask32 pixels; __mmask16 high, windows; } ampi_nine_places_avx512;
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_nine_place_avx512(ampi_nine_places_avx512* p, int skip, int count,
+                                                           int windows) {
+    p->pixels = (__mmask32)((((uint64_t)1 << count) - 1) << skip);
+    p->high = (__mmask16)(p->pixels >> 16);
+    p->windows = ampi_first_x16((size_t)windows);
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_nine_row_avx512(amp_dtype t, __m512i v, __m512i this_age, __m512i more,
-                                                         __m512i* best, __m512i* age) {
-    if (t == AMP_F32) *age = _mm512_mask_add_epi32(*age, _mm512_cmpgt_epi32_mask(v, *best), this_age, more);
-    else v = _mm512_add_epi32(v, more);
-    *best = _mm512_maskz_max_epi32(AMPI_ALL16, *best, v);
+typedef __mmask16 ampi_nine_lanes_avx512;
+#define ampi_nine_behind_avx512(skip) ((__mmask16)(0xffffu << (skip)))
+/* The larger one; of these lanes those where a is no smaller than b, and those where a is larger. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_nine_max_avx512(amp_dtype t, __m512i a, __m512i b) {
+    if (t != AMP_F32) return _mm512_maskz_max_epi32(AMPI_ALL16, a, b);
+    return _mm512_castps_si512(AMPI_V16_MAX(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)));
 }
-#define ampi_nine_plus_keys_avx512 _mm512_add_epi32
-#define ampi_nine_or_keys_avx512 _mm512_or_si512
-#define ampi_nine_and_keys_avx512 _mm512_and_si512
-/* g where the maximum is of this age, 0 elsewhere; and sum + g there. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_nine_chosen_avx512(const int32_t* this_age, __m512i age, __m512 g) {
-    return _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(age, _mm512_loadu_si512(this_age)), g);
+AMPI_TARGET_AVX512 AMPI_VECTOR __mmask16 ampi_nine_reaches_avx512(amp_dtype t, __mmask16 m, __m512i a, __m512i b) {
+    if (t != AMP_F32) return _mm512_mask_cmpge_epi32_mask(m, a, b);
+    return _mm512_mask_cmp_ps_mask(m, _mm512_castsi512_ps(a), _mm512_castsi512_ps(b), _CMP_GE_OQ);
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_nine_plus_avx512(__m512 sum, const int32_t* this_age, __m512i age,
-                                                            __m512 g) {
-    return _mm512_mask_add_ps(sum, _mm512_cmpeq_epi32_mask(age, _mm512_loadu_si512(this_age)), sum, g);
+AMPI_TARGET_AVX512 AMPI_VECTOR __mmask16 ampi_nine_larger_avx512(amp_dtype t, __m512i a, __m512i b) {
+    if (t != AMP_F32) return _mm512_cmpgt_epi32_mask(a, b);
+    return _mm512_cmp_ps_mask(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), _CMP_GT_OQ);
+}
+/* g in these lanes and 0 elsewhere; g where neither a nor b has it. */
+#define ampi_nine_keep_avx512(m, g) _mm512_maskz_mov_ps(m, g)
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_nine_rest_avx512(__m512 g, __m512 a, __m512 b) {
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(g), _mm512_castps_si512(a),
+                                                         _mm512_castps_si512(b), 0x96));
 }
 /* v an element on, behind the last one of `before`; and an element back, before the first one of `behind`. */
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_nine_moved_avx512(__m512 before, __m512 v) {
@@ -10463,51 +10469,55 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_nine_moved_avx512(__m512 before, __m5
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_nine_next_avx512(__m512i v, __m512i behind) {
     return _mm512_maskz_alignr_epi32(AMPI_ALL16, behind, v, 1);
 }
-/* Keys of the pixels of a group, the first place of which would be at x; fill: for middle places. And back: sums. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_nine_pixels_avx512(amp_dtype t, const char* x, ampi_nine_places p,
-                                                            __m512i fill, __m512i* first, __m512i* middle) {
-    const __mmask32 m = p.bits;
-    const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
+/* The pixels of a group, the first place of which would be at x: first places hold 0 where there is none. And back:
+   sums. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_nine_pixels_avx512(amp_dtype t, const char* x,
+                                                            const ampi_nine_places_avx512* p, __m512i* first,
+                                                            __m512i* middle) {
     AMPI_AHEAD(x, 0);
     if (t == AMP_F32) {
-        __m512 a = _mm512_maskz_loadu_ps((__mmask16)m, x), b = _mm512_maskz_loadu_ps((__mmask16)(m >> 16), x + 64);
+        __m512 a = _mm512_maskz_loadu_ps((__mmask16)p->pixels, x), b = _mm512_maskz_loadu_ps(p->high, x + 64);
         AMPI_AHEAD(x, 64);
         ampi_ring_split_avx512(&a, &b);
-        *first = ampi_ring_keys_avx512(a);
-        *middle = _mm512_or_si512(ampi_ring_keys_avx512(b), fill);
+        *first = _mm512_castps_si512(a);
+        *middle = _mm512_castps_si512(b);
     } else {
-        const __m512i key = ampi_pool_keys_x32(t, _mm512_maskz_loadu_epi16(m, x));
+        const __m512i key = ampi_pool_keys_x32(t, _mm512_maskz_loadu_epi16(p->pixels, x));
         *first = _mm512_maskz_slli_epi32(AMPI_ALL16, key, 16);
-        *middle = _mm512_ternarylogic_epi32(key, odd, fill, 0xea);                 /* key & odd | fill */
+        *middle = _mm512_and_si512(key, _mm512_set1_epi32((int)0xffff0000u));
     }
 }
-#define ampi_nine_put_avx512(t, dx, p, first, middle) ampi_ring_zip_avx512(t, dx, (p).bits, first, middle)
+#define ampi_nine_put_avx512(t, dx, p, first, middle) \
+    ampi_ring_zip_avx512(t, dx, (p)->pixels, (p)->high, first, middle)
+#define ampi_nine_dy_avx512(t, dy, p) ampi_get_x16(t, dy, 0, (p)->windows)
+#define ampi_nine_or_keys_avx512 _mm512_or_si512
 #define ampi_nine_load_keys_avx512 _mm512_loadu_si512
-#define ampi_nine_dy_avx512(t, dy, n) ampi_get_x16(t, dy, 0, ampi_first_x16(n))
+/* Is a NaN among these? */
+#define ampi_nine_nan_avx512(a, b, c, d) \
+    ((_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(c, d, _CMP_UNORD_Q)) != 0)
 
 /* The same for AVX2. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_look_avx2(amp_dtype t, __m256i v, __m256i this_age, __m256i* best,
-                                                      __m256i* age) {
-    if (t == AMP_F32) *age = _mm256_blendv_epi8(*age, this_age, _mm256_cmpgt_epi32(v, *best));
-    else v = _mm256_or_si256(v, this_age);
-    *best = _mm256_max_epi32(*best, v);
+typedef struct ampi_nine_places_avx2 { size_t skip, count, windows; } ampi_nine_places_avx2;
+AMPI_INLINE void ampi_nine_place_avx2(ampi_nine_places_avx2* p, int skip, int count, int windows) {
+    p->skip = (size_t)skip; p->count = (size_t)count; p->windows = (size_t)windows;
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_row_avx2(amp_dtype t, __m256i v, __m256i this_age, __m256i more,
-                                                     __m256i* best, __m256i* age) {
-    const __m256i later = _mm256_add_epi32(t == AMP_F32 ? this_age : v, more);
-    if (t == AMP_F32) *age = _mm256_blendv_epi8(*age, later, _mm256_cmpgt_epi32(v, *best));
-    *best = _mm256_max_epi32(*best, t == AMP_F32 ? v : later);
+typedef __m256 ampi_nine_lanes_avx2;
+#define ampi_nine_behind_avx2(skip) \
+    _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_setr_epi32(1, 2, 3, 4, 5, 6, 7, 8), _mm256_set1_epi32((int)(skip))))
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_nine_max_avx2(amp_dtype t, __m256i a, __m256i b) {
+    if (t != AMP_F32) return _mm256_max_epi32(a, b);
+    return _mm256_castps_si256(_mm256_max_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)));
 }
-#define ampi_nine_plus_keys_avx2 _mm256_add_epi32
-#define ampi_nine_or_keys_avx2 _mm256_or_si256
-#define ampi_nine_and_keys_avx2 _mm256_and_si256
-#define ampi_nine_load_keys_avx2(key) _mm256_loadu_si256((const __m256i*)(const void*)(key))
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_nine_chosen_avx2(const int32_t* this_age, __m256i age, __m256 g) {
-    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(age, ampi_nine_load_keys_avx2(this_age))), g);
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_nine_larger_avx2(amp_dtype t, __m256i a, __m256i b) {
+    if (t != AMP_F32) return _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b));
+    return _mm256_cmp_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), _CMP_GT_OQ);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_nine_plus_avx2(__m256 sum, const int32_t* this_age, __m256i age, __m256 g) {
-    return _mm256_add_ps(sum, ampi_nine_chosen_avx2(this_age, age, g));
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_nine_reaches_avx2(amp_dtype t, __m256 m, __m256i a, __m256i b) {
+    if (t != AMP_F32) return _mm256_andnot_ps(ampi_nine_larger_avx2(t, b, a), m);
+    return _mm256_and_ps(m, _mm256_cmp_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), _CMP_GE_OQ));
 }
+#define ampi_nine_keep_avx2(m, g) _mm256_and_ps(m, g)
+#define ampi_nine_rest_avx2(g, a, b) _mm256_xor_ps(_mm256_xor_ps(g, a), b)
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_nine_moved_avx2(__m256 before, __m256 v) {
     const __m256 middle = _mm256_permute2f128_ps(before, v, 0x21);
     return _mm256_castsi256_ps(_mm256_alignr_epi8(_mm256_castps_si256(v), _mm256_castps_si256(middle), 12));
@@ -10515,68 +10525,78 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_nine_moved_avx2(__m256 before, __m256 v
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_nine_next_avx2(__m256i v, __m256i behind) {
     return _mm256_alignr_epi8(_mm256_permute2x128_si256(v, behind, 0x21), v, 4);
 }
-/* What p.skip leaves out is not read: the first elements come from where they are and are moved. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char* x, ampi_nine_places p, __m256i fill,
+/* What is skipped is not read: the first elements come from where they are and are moved. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char* x, const ampi_nine_places_avx2* p,
                                                         __m256i* first, __m256i* middle) {
-    const size_t low = ampi_min_size(p.count, 8 - p.skip), high = p.count - low;
+    const size_t low = ampi_min_size(p->count, 8 - p->skip), high = p->count - low;
     AMPI_AHEAD(x, 0);
     if (t == AMP_F32) {
-        __m256 a = ampi_read8_avx2(x, t, p.skip, low), b = ampi_read8_avx2(x, t, 8, high);
-        if (p.skip) a = ampi_nine_moved_avx2(a, a);
+        __m256 a = ampi_read8_avx2(x, t, p->skip, low), b = ampi_read8_avx2(x, t, 8, high);
+        if (p->skip) a = ampi_nine_moved_avx2(_mm256_setzero_ps(), a);
         ampi_ring_split_avx2(&a, &b);
-        *first = ampi_ring_keys_avx2(a);
-        *middle = ampi_ring_keys_avx2(b);
+        *first = _mm256_castps_si256(a);
+        *middle = _mm256_castps_si256(b);
     } else {
         const uint16_t* h = (const uint16_t*)(const void*)x;
-        __m128i a = ampi_load_words_avx2(h + p.skip, low);
-        if (p.skip) a = _mm_slli_si128(a, 2);
+        __m128i a = ampi_load_words_avx2(h + p->skip, low);
+        if (p->skip) a = _mm_slli_si128(a, 2);
         *middle = ampi_pool_keys_y16(t, _mm256_set_m128i(ampi_load_words_avx2(h + 8, high), a));
         *first = _mm256_slli_epi32(*middle, 16);
         *middle = _mm256_and_si256(*middle, _mm256_set1_epi32((int)0xffff0000u));
     }
-    *middle = _mm256_or_si256(*middle, fill);
 }
 #define ampi_nine_put_avx2(t, dx, p, first, middle) \
-    ampi_ring_zip_avx2(t, dx, (p).skip, (p).count, first, middle)
-#define ampi_nine_dy_avx2(t, dy, n) ampi_read8_avx2(dy, t, 0, n)
+    ampi_ring_zip_avx2(t, dx, (p)->skip, (p)->count, first, middle)
+#define ampi_nine_dy_avx2(t, dy, p) ampi_read8_avx2(dy, t, 0, (p)->windows)
+#define ampi_nine_or_keys_avx2 _mm256_or_si256
+#define ampi_nine_load_keys_avx2(key) _mm256_loadu_si256((const __m256i*)(const void*)(key))
+#define ampi_nine_nan_avx2(a, b, c, d) \
+    (_mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q), _mm256_cmp_ps(c, d, _CMP_UNORD_Q))) != 0)
 
 #define AMPI_POOL_NINE(isa, V)                                                                                        \
-    /* A group of lanes. fill: INT32_MIN for the places that are no pixels of a row. Of the row that the next row of  \
-       windows sees too: the best and their ages, and the sums. */                                                    \
+    /* A group of lanes. fill: the least in first places that are no pixels of a row, 0 elsewhere; real: first places \
+       that are not left of the row. Of the row that the next row of windows sees too: where the first place is       \
+       chosen and where the last one, the best, and the sums. */                                                      \
     typedef struct ampi_nine_group_##isa {                                                                            \
-        ampi_keys_##isa best, age, fill[2];                                                                           \
+        ampi_keys_##isa best, fill;                                                                                   \
         AMPI_##V##_T first, middle;                                                                                   \
-        ampi_nine_places places;                                                                                      \
-        size_t windows;                                                                                               \
+        ampi_nine_lanes_##isa real, choice[2];                                                                        \
+        ampi_nine_places_##isa places;                                                                                \
     } ampi_nine_group_##isa;                                                                                          \
-    AMPI_##V##_TARGET AMPI_VECTOR ampi_keys_##isa ampi_nine_search_##isa(amp_dtype t, const int32_t (*ages)[16],      \
+    /* Of three, the first of which may be chosen in lanes m: the best, and where it is the first or the last. */     \
+    AMPI_##V##_TARGET AMPI_VECTOR ampi_keys_##isa ampi_nine_search_##isa(amp_dtype t, ampi_nine_lanes_##isa m,        \
                                                                          ampi_keys_##isa first,                       \
                                                                          ampi_keys_##isa middle,                      \
-                                                                         ampi_keys_##isa behind,                      \
-                                                                         ampi_keys_##isa* age) {                      \
-        ampi_keys_##isa best = first;                                                                                 \
-        *age = ampi_nine_load_keys_##isa(ages[2]);                                                                    \
-        if (t != AMP_F32) best = ampi_nine_or_keys_##isa(first, *age);                                                \
-        ampi_nine_look_##isa(t, middle, ampi_nine_load_keys_##isa(ages[1]), &best, age);                              \
-        ampi_nine_look_##isa(t, ampi_nine_next_##isa(first, behind), ampi_nine_load_keys_##isa(ages[0]), &best, age); \
-        return best;                                                                                                  \
+                                                                         ampi_keys_##isa last,                        \
+                                                                         ampi_nine_lanes_##isa* choice) {             \
+        const ampi_keys_##isa two = ampi_nine_max_##isa(t, first, middle);                                            \
+        choice[0] = ampi_nine_reaches_##isa(t, m, first, ampi_nine_max_##isa(t, middle, last));                       \
+        choice[1] = ampi_nine_larger_##isa(t, last, two);                                                             \
+        return ampi_nine_max_##isa(t, two, last);                                                                     \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_get_##isa(amp_dtype t, const char* x, const ampi_nine_group_##isa* g,\
                                                            ampi_keys_##isa* first, ampi_keys_##isa* middle) {         \
-        ampi_nine_pixels_##isa(t, x, g->places, g->fill[1], first, middle);                                           \
-        *first = ampi_nine_or_keys_##isa(*first, g->fill[0]);                                                         \
+        ampi_nine_pixels_##isa(t, x, &g->places, first, middle);                                                      \
+        *first = ampi_nine_or_keys_##isa(*first, g->fill);                                                            \
     }                                                                                                                 \
-    /* The first places of a row get to `sum`, if there is one, what the window before chose at its last place, and   \
-       what their own window chose. */                                                                                \
-    AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_nine_meet_##isa(int fresh, AMPI_##V##_T sum,                      \
-                                                                    const int32_t (*ages)[16],                        \
-                                                                    ampi_keys_##isa age, AMPI_##V##_T g,              \
-                                                                    AMPI_##V##_T* before) {                           \
-        const AMPI_##V##_T last = ampi_nine_chosen_##isa(ages[0], age, g);                                            \
-        AMPI_##V##_T v = ampi_nine_moved_##isa(*before, last);                                                        \
-        *before = last;                                                                                               \
-        if (!fresh) v = AMPI_##V##_ADD(sum, v);                                                                       \
-        return ampi_nine_plus_##isa(v, ages[2], age, g);                                                              \
+    /* Parts of g: [0], [1] and [2] for the first one, the middle one and the last one of three. */                   \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_deal_##isa(const ampi_nine_lanes_##isa* choice, AMPI_##V##_T g,      \
+                                                            AMPI_##V##_T* part) {                                     \
+        part[0] = ampi_nine_keep_##isa(choice[0], g);                                                                 \
+        part[2] = ampi_nine_keep_##isa(choice[1], g);                                                                 \
+        part[1] = ampi_nine_rest_##isa(g, part[0], part[2]);                                                          \
+    }                                                                                                                 \
+    /* What a row gets, its first places and its middle ones: at a first place the last one of the window before is   \
+       first, then its own window's. */                                                                               \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_meet_##isa(int fresh, const ampi_nine_lanes_##isa* choice,           \
+                                                            AMPI_##V##_T g, AMPI_##V##_T* first,                      \
+                                                            AMPI_##V##_T* middle, AMPI_##V##_T* before) {             \
+        AMPI_##V##_T part[3], v;                                                                                      \
+        ampi_nine_deal_##isa(choice, g, part);                                                                        \
+        v = ampi_nine_moved_##isa(*before, part[2]);                                                                  \
+        *before = part[2];                                                                                            \
+        *first = AMPI_##V##_ADD(fresh ? v : AMPI_##V##_ADD(*first, v), part[0]);                                      \
+        *middle = fresh ? part[1] : AMPI_##V##_ADD(*middle, part[1]);                                                 \
     }                                                                                                                 \
     /* One row of windows. x: the first place of the second row that it sees, dx too; dy: of the windows. The first   \
        row and the second one are complete then. above, below: is there a first row, a third one? */                  \
@@ -10586,37 +10606,33 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
                                                                const ampi_nine_group_##isa* last) {                   \
         const size_t size = ampi_type_size(t);                                                                        \
         const ptrdiff_t w = d->p->w * (ptrdiff_t)size, next = 2 * AMPI_##V##_LANES * (ptrdiff_t)size;                 \
-        const AMPI_##V##_T zero = AMPI_##V##_ZERO;                                                                    \
-        AMPI_##V##_T before0 = zero, before1 = zero, before2 = zero;                                                  \
-        ampi_keys_##isa a1, b1, a2 = ampi_set_keys_##isa(INT32_MIN), b2 = a2;                                         \
+        const ampi_keys_##isa least = ampi_set_keys_##isa(ampi_nine_least(t));                                        \
+        const ampi_nine_lanes_##isa seen = ampi_nine_behind_##isa(above ? 0 : AMPI_##V##_LANES);                      \
+        AMPI_##V##_T before0 = AMPI_##V##_ZERO, before1 = before0, before2 = before0;                                 \
+        ampi_keys_##isa a1, b1, a2 = least, b2 = least;                                                               \
         ampi_nine_get_##isa(t, x, g, &a1, &b1);                                                                       \
         if (below) ampi_nine_get_##isa(t, x + w, g, &a2, &b2);                                                        \
         for (;; g++) {                                                                                                \
-            const AMPI_##V##_T v = AMPI_##V##_ADD(ampi_nine_dy_##isa(t, dy, g->windows), zero);                       \
-            ampi_keys_##isa next_a1 = ampi_set_keys_##isa(INT32_MIN), next_b1 = next_a1;                              \
-            ampi_keys_##isa next_a2 = next_a1, next_b2 = next_a1;                                                     \
-            const ampi_keys_##isa eight = ampi_nine_load_keys_##isa(d->ages[8]);                                      \
-            ampi_keys_##isa best = g->best, age = g->age, best1, age1, age2;                                          \
-            AMPI_##V##_T first;                                                                                       \
+            const AMPI_##V##_T v = AMPI_##V##_ADD(ampi_nine_dy_##isa(t, dy, &g->places), AMPI_##V##_ZERO);            \
+            ampi_keys_##isa next_a1 = least, next_b1 = least, next_a2 = least, next_b2 = least, best0, best1;         \
+            ampi_nine_lanes_##isa rows[2], choice0[2], choice1[2];                                                    \
+            AMPI_##V##_T part[3], first = g->first, middle = g->middle;                                               \
             x += next;                                                                                                \
             if (g < last) {                                                                                           \
                 ampi_nine_get_##isa(t, x, g + 1, &next_a1, &next_b1);                                                 \
                 if (below) ampi_nine_get_##isa(t, x + w, g + 1, &next_a2, &next_b2);                                  \
             }                                                                                                         \
-            best1 = ampi_nine_search_##isa(t, d->ages, a1, b1, next_a1, &age1);                                       \
-            g->best = ampi_nine_search_##isa(t, d->ages, a2, b2, next_a2, &age2);                                     \
-            if (t == AMP_F32) g->age = age2, age = ampi_nine_plus_keys_##isa(age, eight);                             \
-            else best = ampi_nine_plus_keys_##isa(best, eight);                                                       \
-            ampi_nine_row_##isa(t, best1, age1, ampi_nine_load_keys_##isa(d->ages[4]), &best, &age);                  \
-            ampi_nine_row_##isa(t, g->best, age2, ampi_nine_load_keys_##isa(d->ages[0]), &best, &age);                \
-            if (t != AMP_F32) age = ampi_nine_and_keys_##isa(best, ampi_set_keys_##isa(15));                          \
-            first = ampi_nine_meet_##isa(0, g->first, d->ages + 8, age, v, &before0);                                 \
-            if (above)                                                                                                \
-                ampi_nine_put_##isa(t, dx - w, g->places, first, ampi_nine_plus_##isa(g->middle, d->ages[9], age, v));\
-            first = ampi_nine_meet_##isa(1, zero, d->ages + 4, age, v, &before1);                                     \
-            ampi_nine_put_##isa(t, dx, g->places, first, ampi_nine_chosen_##isa(d->ages[5], age, v));                 \
-            g->first = ampi_nine_meet_##isa(1, zero, d->ages, age, v, &before2);                                      \
-            g->middle = ampi_nine_chosen_##isa(d->ages[1], age, v);                                                   \
+            best0 = g->best;                                                                                          \
+            choice0[0] = g->choice[0]; choice0[1] = g->choice[1];                                                     \
+            best1 = ampi_nine_search_##isa(t, g->real, a1, b1, ampi_nine_next_##isa(a1, next_a1), choice1);           \
+            g->best = ampi_nine_search_##isa(t, g->real, a2, b2, ampi_nine_next_##isa(a2, next_a2), g->choice);       \
+            ampi_nine_search_##isa(t, seen, best0, best1, g->best, rows);                                             \
+            ampi_nine_deal_##isa(rows, v, part);                                                                      \
+            ampi_nine_meet_##isa(0, choice0, part[0], &first, &middle, &before0);                                     \
+            if (above) ampi_nine_put_##isa(t, dx - w, &g->places, first, middle);                                     \
+            ampi_nine_meet_##isa(1, choice1, part[1], &first, &middle, &before1);                                     \
+            ampi_nine_put_##isa(t, dx, &g->places, first, middle);                                                    \
+            ampi_nine_meet_##isa(1, g->choice, part[2], &g->first, &g->middle, &before2);                             \
             if (g == last) return;                                                                                    \
             dx += next;                                                                                               \
             dy += next / 2;                                                                                           \
@@ -10624,9 +10640,9 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
         }                                                                                                             \
     }                                                                                                                 \
     /* The row that the first row of windows sees first, if there is one. */                                          \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_open_##isa(amp_dtype t, const ampi_nine* d, const char* x,           \
-                                                            ampi_nine_group_##isa* g, size_t groups) {                \
-        const ampi_keys_##isa none = ampi_set_keys_##isa(INT32_MIN);                                                  \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_open_##isa(amp_dtype t, const char* x, ampi_nine_group_##isa* g,     \
+                                                            size_t groups) {                                          \
+        const ampi_keys_##isa none = ampi_set_keys_##isa(ampi_nine_least(t));                                         \
         ampi_keys_##isa a = none, b = none, next = none, next_b = none;                                               \
         size_t i;                                                                                                     \
         if (x) ampi_nine_get_##isa(t, x, g, &a, &b);                                                                  \
@@ -10636,53 +10652,61 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
                 x += 2 * AMPI_##V##_LANES * ampi_type_size(t);                                                        \
                 ampi_nine_get_##isa(t, x, g + 1, &next, &next_b);                                                     \
             }                                                                                                         \
-            g->best = ampi_nine_search_##isa(t, d->ages, a, b, next, &g->age);                                        \
+            g->best = ampi_nine_search_##isa(t, g->real, a, b, ampi_nine_next_##isa(a, next), g->choice);             \
             g->first = g->middle = AMPI_##V##_ZERO;                                                                   \
         }                                                                                                             \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_VECTOR size_t ampi_nine_groups_##isa(const ampi_pool_plan* p, ampi_nine_group_##isa* g) {  \
+    AMPI_##V##_TARGET AMPI_VECTOR size_t ampi_nine_groups_##isa(amp_dtype t, const ampi_pool_plan* p,                 \
+                                                                ampi_nine_group_##isa* g) {                           \
         enum { L = AMPI_##V##_LANES };                                                                                \
-        int32_t fill[2][L];                                                                                           \
+        int32_t fill[L];                                                                                              \
         int o, i;                                                                                                     \
         for (o = 0; o <= p->ow; o += L, g++) {                                                                        \
-            g->places.bits = g->places.count = 0;                                                                     \
-            g->places.skip = (uint32_t)(o < p->pw);                                                                   \
-            g->windows = (size_t)ampi_min_int(p->ow - o, L);                                                          \
-            for (i = 0; i < 2 * L; i++) {                                                                             \
-                const int c = 2 * o - p->pw + i, here = c >= 0 && c < p->w;                                           \
-                fill[i % 2][i / 2] = here ? 0 : INT32_MIN;                                                            \
-                g->places.bits |= (uint32_t)here << i;                                                                \
-                g->places.count += (uint32_t)here;                                                                    \
-            }                                                                                                         \
-            for (i = 0; i < 2; i++) g->fill[i] = ampi_nine_load_keys_##isa(fill[i]);                                  \
+            const int skip = o < p->pw, count = ampi_min_int(p->w - ampi_max_int(2 * o - p->pw, 0), 2 * L - skip);    \
+            ampi_nine_place_##isa(&g->places, skip, count, ampi_min_int(p->ow - o, L));                               \
+            for (i = 0; i < L; i++) fill[i] = 2 * i < skip || 2 * i >= skip + count ? ampi_nine_least(t) : 0;         \
+            g->fill = ampi_nine_load_keys_##isa(fill);                                                                \
+            g->real = ampi_nine_behind_##isa(skip);                                                                   \
         }                                                                                                             \
         return (size_t)(p->ow / L) + 1;                                                                               \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_image_##isa(amp_dtype t, const ampi_nine* d, size_t from,            \
+    AMPI_##V##_TARGET AMPI_VECTOR int ampi_nine_has_nan_##isa(const float* x, size_t n) {                             \
+        enum { L = AMPI_##V##_LANES };                                                                                \
+        size_t i = 0;                                                                                                 \
+        for (; i + 4 * L <= n; i += 4 * L)                                                                            \
+            if (ampi_nine_nan_##isa(AMPI_##V##_LOAD(x + i), AMPI_##V##_LOAD(x + i + L),                               \
+                                    AMPI_##V##_LOAD(x + i + 2 * L), AMPI_##V##_LOAD(x + i + 3 * L))) return 1;        \
+        for (; i < n; i++)                                                                                            \
+            if ((ampi_bits(x[i]) & 0x7fffffffu) > 0x7f800000u) return 1;                                              \
+        return 0;                                                                                                     \
+    }                                                                                                                 \
+    /* Plane after plane, until one of floats that has a NaN. */                                                      \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_image_##isa(amp_dtype t, const ampi_nine* d, size_t* from,           \
                                                              size_t to) {                                             \
         const ampi_pool_plan* p = d->p;                                                                               \
         const size_t size = ampi_type_size(t), row = (size_t)p->w * size, out = (size_t)p->ow * size;                 \
-        const size_t left = (size_t)p->pw * size;                                                                     \
+        const size_t left = (size_t)p->pw * size, n = (size_t)p->h * (size_t)p->w;                                    \
         ampi_nine_group_##isa g[AMPI_NINE_GROUPS];                                                                    \
-        const size_t groups = ampi_nine_groups_##isa(p, g);                                                           \
-        for (; from < to; from++) {                                                                                   \
-            const char* x = (const char*)d->x + from * (size_t)p->h * row;                                            \
-            char* dx = (char*)d->dx + from * (size_t)p->h * row;                                                      \
-            const char* dy = (const char*)d->dy + from * (size_t)p->oh * out;                                         \
+        const size_t groups = ampi_nine_groups_##isa(t, p, g);                                                        \
+        for (; *from < to; ++*from) {                                                                                 \
+            const char* x = (const char*)d->x + *from * n * size;                                                     \
+            char* dx = (char*)d->dx + *from * n * size;                                                               \
+            const char* dy = (const char*)d->dy + *from * (size_t)p->oh * out;                                        \
             int r = -p->ph;                                                                                           \
             size_t i;                                                                                                 \
-            ampi_nine_open_##isa(t, d, r == 0 ? x - left : NULL, g, groups);                                          \
+            if (t == AMP_F32 && ampi_nine_has_nan_##isa((const float*)d->x + *from * n, n)) return;                   \
+            ampi_nine_open_##isa(t, r == 0 ? x - left : NULL, g, groups);                                             \
             if (r == 0) x += row, dx += row;                                                                          \
             for (; r + 3 <= p->h + p->ph; r += 2, x += 2 * row, dx += 2 * row, dy += out)                             \
                 ampi_nine_windows_##isa(t, d, r >= 0, r + 2 < p->h, x - left, dx - left, dy, g, g + groups - 1);      \
             dx -= row;                                                                                                \
             for (i = 0; r < p->h && i < groups; i++)                                                                  \
-                ampi_nine_put_##isa(t, dx - left + i * 2 * AMPI_##V##_LANES * size, g[i].places, g[i].first,          \
+                ampi_nine_put_##isa(t, dx - left + i * 2 * AMPI_##V##_LANES * size, &g[i].places, g[i].first,         \
                                     g[i].middle);                                                                     \
             if (r + 1 < p->h) memset(dx + row, 0, row);                                                               \
         }                                                                                                             \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_FN void ampi_nine_planes_##isa(const ampi_nine* d, size_t from, size_t to, amp_dtype t) {  \
+    AMPI_##V##_TARGET AMPI_FN void ampi_nine_planes_##isa(const ampi_nine* d, size_t* from, size_t to, amp_dtype t) { \
         AMPI_FOR_TYPE(ampi_nine_image_##isa, t, d, from, to);                                                         \
     }
 AMPI_POOL_NINE(avx512, V16)
@@ -10693,17 +10717,17 @@ AMPI_FN int ampi_pool_is_nine(const ampi_pool_plan* p, amp_dtype a, amp_dtype b,
     return ampi_typed_both(a, b) && ampi_typed_both(a, c) && p->max && p->kh == 3 && p->kw == 3 && p->sh == 2
            && p->sw == 2 && p->ow < 8 * AMPI_NINE_GROUPS;
 }
-AMPI_FN void ampi_pool_nine(const ampi_pool_plan* p, size_t from, size_t to, const void* dy, const void* x, void* dx,
-                            amp_dtype t) {
+/* Planes from `from` on; back comes the first one that is not done, which has a NaN, or `to`. */
+AMPI_FN size_t ampi_pool_nine(const ampi_pool_plan* p, size_t from, size_t to, const void* dy, const void* x, void* dx,
+                              amp_dtype t) {
 #if AMPI_X86
     ampi_nine d;
-    int k;
-    for (k = 0; k < 11 * 16; k++) d.ages[k / 16][k % 16] = k / 16;
     d.p = p; d.x = x; d.dy = dy; d.dx = dx;
-    AMPI_BY_HAND(ampi_nine_planes, &d, from, to, t);
+    AMPI_BY_HAND(ampi_nine_planes, &d, &from, to, t);
 #else
-    (void)p; (void)from; (void)to; (void)dy; (void)x; (void)dx; (void)t;
+    (void)p; (void)to; (void)dy; (void)x; (void)dx; (void)t;
 #endif
+    return from;
 }
 
 /* Averages of windows one pixel or two apart and their gradients, and maxima, a vector of windows at a time. Rows of
@@ -11211,9 +11235,11 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     some = ampi_pool_lines_planes(&p);
     AMPI_PARALLEL_FOR(together && n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)(together ? p.planes : 0); i += some) {
-        const size_t from = (size_t)i, to = ampi_min_size(p.planes, (size_t)(i + some));
+        const size_t to = ampi_min_size(p.planes, (size_t)(i + some));
+        size_t from = (size_t)i;
         if (lines.band > 0) ampi_pool_lines_back(&lines, &p, from, to, dy, dx, dx_dtype);
-        else ampi_pool_nine(&p, from, to, dy, x, dx, dx_dtype);
+        else for (; (from = ampi_pool_nine(&p, from, to, dy, x, dx, dx_dtype)) < to; from++)
+            ampi_pool_backward_plane(&p, &words, &ring, dy, dy_dtype, x, x_dtype, dx, dx_dtype, from);
     }
     if (together) return AMP_OK;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
