@@ -4519,8 +4519,8 @@ AMPI_FN size_t ampi_threads(void) { int t = omp_get_max_threads(); return t > 0 
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
 
-/* Of n tasks in a row, the first one of a slot: shares as a static schedule deals them. So a thread meets in one operator
-   the images that it has met in the one before, whose lines its core's cache still holds. */
+/* Of n tasks in a row, the first one of a slot: shares as a static schedule deals them. So a thread meets in one
+   operator the images that it has met in the one before, whose lines its core's cache still holds. */
 AMPI_FN size_t ampi_share(size_t n, size_t slots, size_t slot) {
     return n / slots * slot + (slot < n % slots ? slot : n % slots);
 }
