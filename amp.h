@@ -3949,7 +3949,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
    scratch memory on the stack, for a staged image, and between rows. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
        AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
-       AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
+       AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16, AMPI_SMALL_PLANE = 32 };
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -4044,12 +4044,46 @@ AMPI_FN int ampi_is_planes(const ampi_image* g) {
     return g && g->kernel_h * g->kernel_w == 1 && g->mul_h == 1 && g->mul_w == 1 && g->div_h == 1 && g->div_w == 1
            && g->base_h == 0 && g->base_w == 0 && g->rows * g->cols == (size_t)(g->height * g->width);
 }
+#if AMPI_X86
+/* dst[r][p] for small planes, as the weights of a convolution are. What the next panel of so many rows will read is
+   fetched meanwhile: it follows in each image, but processors do not foresee such short runs. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_small_planes_as(amp_dtype t, const ampi_operand* v, size_t r0, size_t rows,
+                                                         size_t p, size_t cols, float* dst, size_t ldd) {
+    const size_t plane = v->image->rows * v->image->cols, stride = v->image->image_stride, size = ampi_type_size(t);
+    size_t inside = p % plane, at = v->offset + p / plane * stride + r0 * plane + inside, count, r, j;
+    const char* data = (const char*)v->data;
+    for (; cols > 0; dst += count, cols -= count, at += stride - inside, inside = 0) {
+        count = ampi_min_size(plane - inside, cols);
+        for (r = 0; r < rows * plane * size; r += 64) AMPI_FETCH(data + (at + rows * plane) * size, r);
+        for (j = 0; j < count; j += 16) {
+            const __mmask16 m = ampi_first_x16(count - j);
+            const char* from = data + (at + j) * size;
+            float* to = dst + j;
+            for (r = 0; r < rows; r++, from += plane * size, to += ldd)
+                _mm512_mask_storeu_ps(to, m, ampi_get_x16(t, from, 0, m));
+        }
+    }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_small_planes(const ampi_operand* v, size_t r0, size_t rows, size_t p, size_t cols,
+                                                  float* dst, size_t ldd) {
+    if (v->dtype == AMP_F32) ampi_small_planes_as(AMP_F32, v, r0, rows, p, cols, dst, ldd);
+    else if (v->dtype == AMP_F16) ampi_small_planes_as(AMP_F16, v, r0, rows, p, cols, dst, ldd);
+    else ampi_small_planes_as(AMP_BF16, v, r0, rows, p, cols, dst, ldd);
+    ampi_clear_upper();
+}
+#endif
 /* dst[r][p] for whole planes, one piece of a plane at a time. Each fills up to whole lanes; where that would reach
    the next row, it goes row by row. Behind a single row there is room. */
 AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rows, size_t p,
                                size_t cols, float* dst, size_t ldd) {
     const ampi_image* image = v->image;
     size_t plane = image->rows * image->cols, count, r, left = ldd;
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512 && plane <= AMPI_SMALL_PLANE && image->channel_stride == plane) {
+        ampi_small_planes(v, r0, rows, p, cols, dst, ldd);
+        return;
+    }
+#endif
     for (; cols > 0; p += count, dst += count, cols -= count, left -= count) {
         size_t at = v->offset + p / plane * image->image_stride + r0 * image->channel_stride + p % plane;
         count = ampi_min_size(plane - p % plane, cols);
