@@ -4194,20 +4194,69 @@ AMPI_FN void ampi_stage_open(ampi_stage* t, const ampi_operand* v, size_t p, siz
     t->open = 1;
 }
 
+#if AMPI_X86
+/* Those of the 32 places from x on that lie in [0, width). */
+AMPI_FN __mmask32 ampi_inside_x32(int64_t x, int64_t width) {
+    const uint32_t low = x <= -32 ? 0 : x < 0 ? 0xffffffffu << -x : 0xffffffffu;
+    const uint32_t high = x >= width ? 0 : width - x < 32 ? (1u << (width - x)) - 1u : 0xffffffffu;
+    return low & high;
+}
+/* dst[r*n + j] = element x0 + j of row r, widened, j < n, or zero where it has none; rows are `width` long. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_stage_plain_as(amp_dtype t, float* dst, size_t n, const void* src, size_t at,
+                                                       size_t rows, int64_t width, int64_t x0) {
+    size_t j, r;
+    for (j = 0; j < n; j += 16) {
+        const __mmask16 m = ampi_first_x16(n - j), here = (__mmask16)ampi_inside_x32(x0 + (int64_t)j, width);
+        size_t from = at + (size_t)(x0 + (int64_t)j);
+        float* to = dst + j;
+        for (r = 0; r < rows; r++, to += n, from += (size_t)width)
+            _mm512_mask_storeu_ps(to, m, ampi_get_x16(t, src, from, here));
+    }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_plain(float* dst, size_t n, const ampi_operand* v, size_t at, size_t rows,
+                                                 int64_t x0) {
+    const int64_t width = v->image->width;
+    if (v->dtype == AMP_F32) ampi_stage_plain_as(AMP_F32, dst, n, v->data, at, rows, width, x0);
+    else if (v->dtype == AMP_F16) ampi_stage_plain_as(AMP_F16, dst, n, v->data, at, rows, width, x0);
+    else ampi_stage_plain_as(AMP_BF16, dst, n, v->data, at, rows, width, x0);
+    ampi_clear_upper();
+}
+#endif
+/* Rows y to `last` of a channel of an image, into `line`. */
+AMPI_FN void ampi_stage_lines(const ampi_stage* t, size_t image, size_t c, int64_t y, int64_t last, float* line) {
+    const ampi_image* g = t->v->image;
+    const int64_t x = g->base_w + t->low_w;
+    size_t f;
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512 && g->mul_w == 1 && g->div_h == 1 && g->div_w == 1) {
+        const int64_t first = ampi_min_i64(y < 0 ? 0 : y, last), end = ampi_min_i64(g->height, last);
+        const int64_t inside = end > first ? end - first : 0;
+        const size_t at = t->v->offset + image * g->image_stride + c * g->channel_stride + (size_t)(first * g->width);
+        memset(line, 0, (size_t)(first - y) * t->pitch * sizeof *line);
+        line += (size_t)(first - y) * t->pitch;
+        ampi_stage_plain(line, t->pitch, t->v, at, (size_t)inside, x);
+        line += (size_t)inside * t->pitch;
+        memset(line, 0, (size_t)(last - first - inside) * t->pitch * sizeof *line);
+        return;
+    }
+#endif
+    for (; y < last; y++, line += t->pitch)
+        for (f = 0; f < (size_t)g->mul_w; f++)
+            ampi_image_line(t->v, image, c, y, x + (int64_t)f, g->mul_w, t->phase, line + f * t->phase);
+}
 /* Brings channel c into `data`. */
 AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
     const ampi_image* g = t->v->image;
-    size_t image, i, next, q, f;
+    size_t image, i, next, q;
     float* line = t->data;
     if (t->channel == c) return;
     t->channel = c;
     for (q = t->p; q < t->p + t->n; q = next) {
         size_t rows = ampi_stage_slab(t, q, &image, &i, &next);
-        int64_t y = (int64_t)i * g->mul_h + g->base_h + t->low_h, x = g->base_w + t->low_w;
+        int64_t y = (int64_t)i * g->mul_h + g->base_h + t->low_h;
         int64_t last = y + ((int64_t)rows - 1) * g->mul_h + t->span_h;
-        for (; y < last; y++, line += t->pitch)
-            for (f = 0; f < (size_t)g->mul_w; f++)
-                ampi_image_line(t->v, image, c, y, x + (int64_t)f, g->mul_w, t->phase, line + f * t->phase);
+        ampi_stage_lines(t, image, c, y, last, line);
+        line += (size_t)(last - y) * t->pitch;
     }
 }
 
@@ -4364,12 +4413,6 @@ AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t n, size_t cut, s
     return rows <= room && rows * g->kernel_w <= room && rows * g->kernel_w * g->cols + 16 <= room;
 }
 
-/* Those of the 32 places from x on that lie in [0, width). */
-AMPI_FN __mmask32 ampi_inside_x32(int64_t x, int64_t width) {
-    const uint32_t low = x <= -32 ? 0 : x < 0 ? 0xffffffffu << -x : 0xffffffffu;
-    const uint32_t high = x >= width ? 0 : width - x < 32 ? (1u << (width - x)) - 1u : 0xffffffffu;
-    return low & high;
-}
 /* dst[r*n + j] = element x0 + j*mul of row r, j < n, or zero where it has none; rows lie lds apart. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_words_rows(uint16_t* dst, size_t n, const uint16_t* src, size_t lds, size_t rows,
                                                int64_t width, int64_t x0, int64_t mul) {
