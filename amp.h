@@ -4709,7 +4709,8 @@ AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_sta
     ampi_stage_open(stage, &s->b, along_k ? k0 : j0, along_k ? kc : nc, along_k ? kc : nr);
     if (stage->open && !along_k) {
         size_t rest = (nc - 1) % nr + 1, width = rest > g->lanes ? nr : g->lanes;
-        if (rest < width || k0 + kc > s->b.runs) memset(b, 0, (nc + nr - 1) / nr * stride * sizeof *b);
+        if (k0 + kc > s->b.runs) memset(b, 0, (nc + nr - 1) / nr * stride * sizeof *b);
+        else if (rest < width) memset(b + (nc - rest) / nr * stride, 0, kc * width * sizeof *b);
         ampi_stage_rows(stage, k0, kc, s->swap ? 1 : 0, b, nr, width, stride);
         return;
     }
