@@ -6981,6 +6981,213 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dty
     return 1;
 }
 
+/* --- direct convolution: gradients of weights for few outputs, as words ------------------------- */
+
+/* Where a group has few outputs, lanes are outputs, and words are pairs of neighbouring pixels: a sum takes such a word
+   of dy for all outputs at once, and the two numbers of x that tap (a, b) meets there lie side by side in the image. So
+   x is not unfolded, but only given its margins. A task is some channels of a group, over all images; the sums lie
+   [channel][a][b][16 outputs]. */
+#if AMPI_PAIRS
+/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
+AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
+    unsigned least[64], all = 512;
+    size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
+    int64_t task, tasks = (int64_t)ampi_div_up(n, each);
+    AMPI_PARALLEL_FOR(tasks > 1)
+    for (task = 0; task < tasks; task++) {
+        size_t at = (size_t)task * each;
+        least[task] = ampi_least_exponent((const float*)(const void*)(p + at), 0, 1, ampi_min_size(n - at, each) / 2);
+    }
+    if (n % 2 && (p[n - 1] & 0x7fffu) != 0) all = (p[n - 1] & 0x7fffu) >> 7;
+    for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
+    return all;
+}
+/* Is nothing subnormal in the products of all of x and all of y? */
+AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t ny) {
+    const unsigned e = ampi_all_exponents((const uint16_t*)x, nx);
+    return e >= 1 && ampi_words_are_normal(e, ampi_all_exponents((const uint16_t*)y, ny));
+}
+
+/* t[tap] += the products of one image; x: the first channel's pixel of output 0, rows `pitch` apart, `next` channels,
+   and `step` rows of two outputs; dy: a vector for each pair. */
+typedef struct ampi_outs {
+    const uint16_t* x; size_t pitch, next, step;
+    const float* dy; size_t rows, pairs;
+    float* t;
+    int first;
+} ampi_outs;
+
+#define AMPI_OUTS_3(X, i, p) X(i##0, p, 0) X(i##1, p, 1) X(i##2, p, 2)
+#define AMPI_OUTS_5(X, i, p) AMPI_OUTS_3(X, i, p) X(i##3, p, 3) X(i##4, p, 4)
+/* The taps of one channel of 3 x 3, of three, of one of 5 x 5: X(name, pointer to the row, column). */
+#define AMPI_OUTS_LIST_3(X) \
+    AMPI_OUTS_3(X, 0, p0) AMPI_OUTS_3(X, 1, p0 + pitch) AMPI_OUTS_3(X, 2, p0 + 2 * pitch)
+#define AMPI_OUTS_LIST_9(X) \
+    AMPI_OUTS_LIST_3(X) AMPI_OUTS_3(X, 3, p1) AMPI_OUTS_3(X, 4, p1 + pitch) AMPI_OUTS_3(X, 5, p1 + 2 * pitch) \
+    AMPI_OUTS_3(X, 6, p2) AMPI_OUTS_3(X, 7, p2 + pitch) AMPI_OUTS_3(X, 8, p2 + 2 * pitch)
+#define AMPI_OUTS_LIST_5(X) \
+    AMPI_OUTS_5(X, 0, p0) AMPI_OUTS_5(X, 1, p0 + pitch) AMPI_OUTS_5(X, 2, p0 + 2 * pitch) \
+    AMPI_OUTS_5(X, 3, p1) AMPI_OUTS_5(X, 4, p1 + pitch)
+#define AMPI_OUTS_OPEN(i, p, b) __m512 c##i = u->first ? _mm512_setzero_ps() : _mm512_loadu_ps(t); t += 16;
+#define AMPI_OUTS_STEP(i, p, b) \
+    memcpy(&word, (p) + (b), sizeof word);                                                          \
+    c##i = _mm512_dpbf16_ps(c##i, (__m512bh)dy, (__m512bh)_mm512_set1_epi32(word));
+#define AMPI_OUTS_CLOSE(i, p, b) _mm512_storeu_ps(t, c##i); t += 16;
+/* far: from the first row to that of p1 */
+#define AMPI_OUTS(name, LIST, far)                                                                  \
+    AMPI_TARGET_PAIRS AMPI_FN void name(const ampi_outs* u) {                                       \
+        const size_t pitch = u->pitch;                                                              \
+        const uint16_t *x = u->x, *p0, *p1, *p2;                                                    \
+        const float* from = u->dy;                                                                  \
+        float* t = u->t;                                                                            \
+        size_t i, q;                                                                                \
+        int word;                                                                                   \
+        LIST(AMPI_OUTS_OPEN)                                                                        \
+        for (i = u->rows; i > 0; i--, x += u->step)                                                 \
+            for (p0 = x, p1 = x + (far), p2 = p1 + (far), q = u->pairs; q > 0; q--) {               \
+                const __m512 dy = _mm512_loadu_ps(from);                                            \
+                LIST(AMPI_OUTS_STEP)                                                                \
+                p0 += 2; p1 += 2; p2 += 2; from += 16;                                              \
+            }                                                                                       \
+        t = u->t;                                                                                   \
+        LIST(AMPI_OUTS_CLOSE)                                                                       \
+        (void)p1; (void)p2;                                                                         \
+        ampi_clear_upper();                                                                         \
+    }
+AMPI_OUTS(ampi_outs_3x3, AMPI_OUTS_LIST_3, 0)
+AMPI_OUTS(ampi_outs_3x3x3, AMPI_OUTS_LIST_9, u->next)
+AMPI_OUTS(ampi_outs_5x5, AMPI_OUTS_LIST_5, 3 * pitch)
+
+/* Shape c in this form: channels of a task, tasks of a group; an image's pairs, which transpositions fill up, and its
+   padded lines; sizes and offsets of a slot, in floats. Fewer than AMPI_OUTS_LEAST outputs use too few of the lanes,
+   unless all their taps would be less than two vectors in the form above. */
+typedef struct ampi_outs_plan {
+    const ampi_conv2d* c;
+    size_t channels, parts, pairs, pitch, lines;
+    size_t at_dy, at_line, at_stage, floats, slots;
+} ampi_outs_plan;
+enum { AMPI_OUTS_LEAST = 8, AMPI_OUTS_FEW = 5, AMPI_OUTS_MOST = 16, AMPI_OUTS_STAGE = 262144 };   /* elements */
+
+/* Has the shape this form, and is it faster? Not where most threads would idle. */
+AMPI_FN int ampi_outs_fits(const ampi_conv2d* c, size_t threads) {
+    const amp_conv2d_shape* s = &c->s;
+    const int few = c->og < AMPI_OUTS_LEAST;
+    if (amp_cpu_isa() != AMP_ISA_AVX512_BF16 || s->kernel_h != s->kernel_w || (s->kernel_w != 3 && s->kernel_w != 5)
+        || s->stride_w != 1 || s->dilation_h != 1 || s->dilation_w != 1 || c->out_w % 2 != 0
+        || s->stride_h > AMPI_STENCIL_STRIDE || s->width > AMPI_OUTS_STAGE || c->out_pixels > AMPI_OUTS_STAGE) return 0;
+    return c->og >= AMPI_OUTS_FEW && c->og <= AMPI_OUTS_MOST && c->cg * c->taps <= AMPI_FOLD_SUMS / 16
+           && (few ? c->cg == 1 && threads == 1 : 2 * c->cg * (size_t)s->groups >= threads);
+}
+AMPI_FN int ampi_outs_plan_of(ampi_outs_plan* f, const ampi_conv2d* c) {
+    const size_t threads = ampi_conv2d_threads(c), groups = (size_t)c->s.groups;
+    memset(f, 0, sizeof *f);
+    f->c = c;
+    if (!ampi_outs_fits(c, threads)) return 0;
+    f->channels = ampi_div_up(c->cg, ampi_min_size(ampi_div_up(threads, groups), c->cg));
+    f->parts = ampi_div_up(c->cg, f->channels);
+    f->pairs = ampi_round_up(c->out_pixels / 2, 4);
+    f->pitch = (size_t)(c->out_w + c->s.kernel_w - 1);
+    f->lines = (size_t)((c->out_h - 1) * c->s.stride_h + c->s.kernel_h);
+    if (f->lines * f->pitch > AMPI_OUTS_STAGE / f->channels) return 0;
+    f->at_dy = f->channels * c->taps * 16;
+    f->at_line = f->at_dy + f->pairs * 16;
+    f->at_stage = f->at_line + 16 * (f->pairs + AMPI_GEMM_GAP);
+    f->floats = ampi_round_up(f->at_stage + f->channels * f->lines * f->pitch / 2 + 16, 16);
+    f->slots = ampi_min_size(threads, f->parts * groups);
+    return 1;
+}
+AMPI_FN size_t ampi_outs_workspace(const ampi_conv2d* c) {
+    ampi_outs_plan f;
+    return ampi_outs_plan_of(&f, c) ? f.slots * f.floats * sizeof(float) + 64 : 0;
+}
+
+/* The words of an image's dy: rows of its pairs, one for each output, transposed. */
+AMPI_FN void ampi_outs_dy(const ampi_outs_plan* f, size_t g, size_t n, const uint16_t* dy, float* slot) {
+    const ampi_conv2d* c = f->c;
+    const size_t lds = f->pairs + AMPI_GEMM_GAP;
+    const uint16_t* src = dy + (n * (size_t)c->s.out_channels + g * c->og) * c->out_pixels;
+    float* line = slot + f->at_line;
+    size_t o;
+    for (o = 0; o < c->og; o++) memcpy(line + o * lds, src + o * c->out_pixels, c->out_pixels * sizeof *src);
+    ampi_transpose_avx512(slot + f->at_dy, 16, line, lds, f->pairs, 0);
+}
+
+/* Adds image n to the sums of channels [ch, ch + count) of group g. */
+AMPI_FN void ampi_outs_image(const ampi_outs_plan* f, size_t g, size_t ch, size_t count, size_t n, const uint16_t* x,
+                             const uint16_t* dy, float* slot) {
+    const ampi_conv2d* c = f->c;
+    const amp_conv2d_shape* s = &c->s;
+    const size_t size = f->lines * f->pitch, top = ampi_min_size((size_t)s->pad_h, f->lines);
+    const size_t rows = ampi_min_size((size_t)s->height, f->lines - top);
+    uint16_t* stage = (uint16_t*)(void*)(slot + f->at_stage);
+    ampi_outs u;
+    size_t i;
+    x += (n * (size_t)s->channels + g * c->cg + ch) * c->in_pixels;
+    for (i = 0; i < count; i++)
+        ampi_words_rows(stage + i * size + top * f->pitch, f->pitch, x + i * c->in_pixels, (size_t)s->width, rows,
+                        s->width, -s->pad_w, 1);
+    ampi_outs_dy(f, g, n, dy, slot);
+    u.pitch = f->pitch; u.next = size; u.step = f->pitch * (size_t)s->stride_h;
+    u.dy = slot + f->at_dy; u.rows = (size_t)c->out_h; u.pairs = (size_t)c->out_w / 2;
+    u.first = n == 0;
+    for (i = 0; i < count; i += c->taps == 9 && i + 3 <= count ? 3 : 1) {
+        u.x = stage + i * size;
+        u.t = slot + i * c->taps * 16;
+        if (c->taps == 25) ampi_outs_5x5(&u);
+        else if (i + 3 <= count) ampi_outs_3x3x3(&u);
+        else ampi_outs_3x3(&u);
+    }
+}
+
+/* Sums of channels [ch, ch + count) of group g to dw[o][(c,a,b)]. */
+AMPI_FN void ampi_outs_store(const ampi_conv2d* c, size_t g, size_t ch, size_t count, const float* sums, void* dw,
+                             amp_dtype dtype, int accumulate) {
+    const size_t taps = count * c->taps;
+    size_t o, k, i, n;
+    for (o = g * c->og; o < (g + 1) * c->og; o++, sums++)
+        for (k = 0; k < taps; k += n) {
+            float line[256];
+            n = ampi_min_size(taps - k, 256);
+            for (i = 0; i < n; i++) line[i] = sums[(k + i) * 16];
+            ampi_store_sum(dw, dtype, (o * c->cg + ch) * c->taps + k, line, n, accumulate);
+        }
+}
+
+/* dw, if it has this form, the workspace has room, and nothing can be subnormal. 0: it is still to be done. */
+AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                          void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+    size_t room = ampi_room(exec);
+    float* memory;
+    int64_t slot;
+    ampi_outs_plan f;
+    if (ampi_dtype(dy_dtype) != AMP_BF16 || ampi_dtype(x_dtype) != AMP_BF16 || !ampi_outs_plan_of(&f, c)
+        || room < f.floats || !ampi_conv2d_normal(x, c->x_count, dy, c->y_count)) return 0;
+    f.slots = ampi_min_size(f.slots, room / f.floats);
+    memory = ampi_align64(exec->workspace);
+    AMPI_PARALLEL_FOR(f.slots > 1)
+    for (slot = 0; slot < (int64_t)f.slots; slot++) {
+        float* own = memory + (size_t)slot * f.floats;
+        size_t task, n;
+        memset(own + f.at_line, 0, (f.floats - f.at_line) * sizeof *own);
+        for (task = (size_t)slot; task < f.parts * (size_t)c->s.groups; task += f.slots) {
+            const size_t g = task / f.parts, ch = task % f.parts * f.channels;
+            const size_t count = ampi_min_size(f.channels, c->cg - ch);
+            for (n = 0; n < (size_t)c->s.n; n++)
+                ampi_outs_image(&f, g, ch, count, n, (const uint16_t*)x, (const uint16_t*)dy, own);
+            ampi_outs_store(c, g, ch, count, own, dw, ampi_dtype(dw_dtype), accumulate);
+        }
+    }
+    return 1;
+}
+#else
+AMPI_FN size_t ampi_outs_workspace(const ampi_conv2d* c) { (void)c; return 0; }
+AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                          void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+    (void)c; (void)dy; (void)dy_dtype; (void)x; (void)x_dtype; (void)dw; (void)dw_dtype; (void)accumulate; (void)exec;
+    return 0;
+}
+#endif
+
 /* --- depthwise convolution: gradients of weights ---------------------------------------------- */
 
 /* sum[t][l] += dy[i][l] * x[i*step + t*next + l], i < n, t < taps, l < 16: 16 channels abreast. */
@@ -7806,7 +8013,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
         y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
         dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
     }
-    dw = ampi_max_size(dw, ampi_amx_depth_workspace(&c));
+    dw = ampi_max_size(dw, ampi_max_size(ampi_amx_depth_workspace(&c), ampi_outs_workspace(&c)));
     dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
     dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
     return ampi_max_size(y, ampi_max_size(dw, dx));
@@ -7988,20 +8195,6 @@ AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
 }
 
 #if AMPI_PAIRS
-/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
-AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
-    unsigned least[64], all = 512;
-    size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
-    int64_t task, tasks = (int64_t)ampi_div_up(n, each);
-    AMPI_PARALLEL_FOR(tasks > 1)
-    for (task = 0; task < tasks; task++) {
-        size_t at = (size_t)task * each;
-        least[task] = ampi_least_exponent((const float*)(const void*)(p + at), 0, 1, ampi_min_size(n - at, each) / 2);
-    }
-    if (n % 2 && (p[n - 1] & 0x7fffu) != 0) all = (p[n - 1] & 0x7fffu) >> 7;
-    for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
-    return all;
-}
 /* Is it faster unfolded, as a product of words, than in a direct form? Unfolding has to feed enough rows, along k more
    of them, and those of a large kernel too; and k should not be filled up to much more. */
 AMPI_FN int ampi_conv2d_words_pay(const ampi_gemm_isa* g, const ampi_product* s) {
@@ -8023,11 +8216,6 @@ AMPI_FN int ampi_conv2d_words_fit(const ampi_product* s, size_t more, const amp_
     if (ampi_room(exec) < p.floats + more + 16) return 0;
     return s->b.along_k ? ampi_words_stage_fits(&s->b, p.kc, p.kc, AMPI_GEMM_STAGE)
                         : ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes, AMPI_GEMM_STAGE);
-}
-/* Is nothing subnormal in the products of all of x and all of y? */
-AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t ny) {
-    const unsigned e = ampi_all_exponents((const uint16_t*)x, nx);
-    return e >= 1 && ampi_words_are_normal(e, ampi_all_exponents((const uint16_t*)y, ny));
 }
 /* Shall it be one? x and y are all of what is unfolded, and the other operand. */
 AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
@@ -8330,6 +8518,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     }
     if (dw && !words && (ampi_amx_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
             || ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
+            || ampi_outs_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
             || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
     for (g = 0; dw && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
