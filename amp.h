@@ -6245,26 +6245,44 @@ AMPI_FN size_t ampi_stencil_workspace(const ampi_conv2d* c, int back) {
     return ampi_stencil_plan(&d, c, back) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
 }
 
-/* The terms of each part. A half pair whose other half does not exist is left out: it would add 0 * 0. */
-AMPI_FN void ampi_stencil_terms(ampi_stencil* d, ampi_term* terms) {
+/* Terms [i, end) of part (rh, rw), how many they are. A half pair whose other half does not exist is left out: it would
+   add 0 * 0. */
+AMPI_FN size_t ampi_stencil_some(const ampi_stencil* d, int64_t rh, int64_t rw, size_t i, size_t end,
+                                 ampi_term* terms) {
     const size_t taps = d->c->taps, kw = (size_t)d->w.kernel;
-    int64_t rh, rw, shift_h, shift_w, class_h, class_w;
-    size_t n = 0, part = 0, i;
+    int64_t shift_h, shift_w, class_h, class_w;
+    size_t n = 0;
+    for (; i < end; i++) {
+        size_t k = d->swap ? i ^ 1u : i, ch = k / taps, tap = k % taps, origin;
+        if (k >= d->k || !ampi_side_tap(&d->h, rh, (int64_t)(tap / kw), &shift_h, &class_h)
+            || !ampi_side_tap(&d->w, rw, (int64_t)(tap % kw), &shift_w, &class_w)) continue;
+        origin = d->gap + ch * d->channel_size + (size_t)(class_h * d->w.classes + class_w) * d->class_size;
+        terms[n].at = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
+        terms[n++].from = (uint32_t)(d->h.back ? ch * d->rows * taps + tap : k);
+    }
+    return n;
+}
+/* The terms of each part: those of two channels, which all others repeat. */
+AMPI_FN void ampi_stencil_terms(ampi_stencil* d, ampi_term* terms) {
+    const size_t two = 2 * d->c->taps, all = d->k + d->k % 2;
+    const size_t from = d->h.back ? two * d->rows : two;
+    int64_t rh, rw, class_h, class_w;
+    size_t n = 0, part = 0, i, each, last;
     for (class_h = 0; class_h < d->h.classes; class_h++)
         for (class_w = 0; class_w < d->w.classes; class_w++)
             d->uses[class_h * d->w.classes + class_w] = (char)(ampi_side_uses(&d->h, class_h)
                                                                && ampi_side_uses(&d->w, class_w));
     for (rh = 0; rh < d->h.parts; rh++)
-        for (rw = 0; rw < d->w.parts; rw++, d->begin[part] = n)
-            for (part++, i = 0; i < d->k + d->k % 2; i++) {
-                size_t k = d->swap ? i ^ 1u : i, ch = k / taps, tap = k % taps, origin;
-                if (k >= d->k || !ampi_side_tap(&d->h, rh, (int64_t)(tap / kw), &shift_h, &class_h)
-                    || !ampi_side_tap(&d->w, rw, (int64_t)(tap % kw), &shift_w, &class_w)) continue;
-                origin = d->gap + ch * d->channel_size
-                         + (size_t)(class_h * d->w.classes + class_w) * d->class_size;
-                terms[n].at = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
-                terms[n++].from = (uint32_t)(d->h.back ? ch * d->rows * taps + tap : k);
-            }
+        for (rw = 0; rw < d->w.parts; rw++, d->begin[++part] = n) {
+            each = ampi_stencil_some(d, rh, rw, 0, ampi_min_size(two, all), terms + n);
+            n += each;
+            for (i = two; i + two <= d->k; i += two)
+                for (last = n + each; n < last; n++) {
+                    terms[n].at = terms[n - each].at + (uint32_t)(2 * d->channel_size);
+                    terms[n].from = terms[n - each].from + (uint32_t)from;
+                }
+            n += ampi_stencil_some(d, rh, rw, i, all, terms + n);
+        }
 }
 
 /* All weights as FP32. 0: one of them is infinite or a NaN. */
