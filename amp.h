@@ -5127,8 +5127,8 @@ AMPI_FN void ampi_gemm_store_row(const ampi_product* s, size_t i, size_t j, size
 }
 
 #if AMPI_X86
-/* The first n of 16 results, rounded, to every step-th element from dst[at] on; 16 places a turn, where step is not 1
-   and not 2 in 16 bits. */
+/* The first n of 16 results, rounded, to every step-th element from dst[at] on; 16 places a turn, where step is neither
+   1 nor 2. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_write16_apart(void* dst, amp_dtype t, size_t at, size_t step, size_t n,
                                                        __m512 v) {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -5141,6 +5141,15 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_write16_apart(void* dst, amp_dtype t, s
         bits = _mm512_maskz_cvtepu16_epi32(AMPI_V16_ALL, _mm512_maskz_cvtps_ph(AMPI_V16_ALL, AMPI_V16_CLEAN(v), 0));
     if (t == AMP_BF16) bits = _mm512_maskz_srli_epi32(AMPI_V16_ALL, ampi_upper16_avx512(v), 16);
     if (step == 2 && t != AMP_F32) { _mm512_mask_storeu_epi16((uint16_t*)dst + at, even, bits); return; }
+    if (step == 2) {
+        const __m512i low = _mm512_maskz_srli_epi32(AMPI_V16_ALL, lanes, 1);
+        const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+        _mm512_mask_storeu_epi32((float*)dst + at, (__mmask16)even,
+                                 _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, low, bits));
+        _mm512_mask_storeu_epi32((float*)dst + at + 16, (__mmask16)(even >> 16),
+                                 _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high, bits));
+        return;
+    }
     for (i = 0; i < n * step; i += 16) {
         const __m512i place = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)i));
         const __m512i from = _mm512_maskz_srli_epi32(AMPI_V16_ALL, _mm512_mullo_epi32(place, share), 16);
@@ -6060,20 +6069,25 @@ AMPI_KERNEL(ampi_copy_rows,
              size_t rows, size_t n),
             dst, ldd, dst_step, src, lds, src_step, rows, n)
 
-/* Is one of n floats -0, n a multiple of 4? */
-AMPI_INLINE void ampi_find_minus_zero_body(int hw, int* found, const float* x, size_t n) {
+/* Has one of n floats bits that, those of `keep` alone, lie in [low, low + span]? n is a multiple of 4. */
+AMPI_INLINE void ampi_find_bits_body(int hw, int* found, const float* x, size_t n, uint32_t keep, uint32_t low,
+                                     uint32_t span) {
     uint32_t hit[16];
     size_t i, l;
     (void)hw;
     memset(hit, 0, sizeof hit);
     for (i = 0; i + 16 <= n; i += 16)
-        for (l = 0; l < 16; l++) hit[l] |= ampi_bits(x[i + l]) == 0x80000000u ? 1u : 0u;
+        for (l = 0; l < 16; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
     for (; i < n; i += 4)
-        for (l = 0; l < 4; l++) hit[l] |= ampi_bits(x[i + l]) == 0x80000000u ? 1u : 0u;
+        for (l = 0; l < 4; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
     for (l = 1; l < 16; l++) hit[0] |= hit[l];
     if (hit[0]) AMPI_STORE_RELAXED(found, 1);
 }
-AMPI_KERNEL(ampi_find_minus_zero, (int* found, const float* x, size_t n), found, x, n)
+AMPI_KERNEL(ampi_find_bits, (int* found, const float* x, size_t n, uint32_t keep, uint32_t low, uint32_t span),
+            found, x, n, keep, low, span)
+AMPI_FN void ampi_find_minus_zero(int* found, const float* x, size_t n) {
+    ampi_find_bits(found, x, n, 0xffffffffu, 0x80000000u, 0);
+}
 
 /* --- direct convolution: outputs and input gradients --------------------------------------- */
 
@@ -6285,12 +6299,12 @@ AMPI_FN void ampi_stencil_terms(ampi_stencil* d, ampi_term* terms) {
         }
 }
 
-/* All weights as FP32. 0: one of them is infinite or a NaN. */
+/* All weights as FP32, and zeros up to a multiple of 4. 0: one of them is infinite or a NaN. */
 AMPI_FN int ampi_finite_weights(const ampi_conv2d* c, const void* w, amp_dtype t, float* dst) {
-    uint32_t bad = 0;
-    size_t i;
+    int bad = 0;
     ampi_load_f32(dst, w, t, 0, c->w_count);
-    for (i = 0; i < c->w_count; i++) bad |= (ampi_bits(dst[i]) & 0x7fffffffu) >= 0x7f800000u ? 1u : 0u;
+    memset(dst + c->w_count, 0, (ampi_round_up(c->w_count, 4) - c->w_count) * sizeof *dst);
+    ampi_find_bits(&bad, dst, ampi_round_up(c->w_count, 4), 0x7fffffffu, 0x7f800000u, 0x007fffffu);
     return !bad;
 }
 
@@ -6334,6 +6348,29 @@ AMPI_FN void ampi_stencil_fill(const ampi_stencil* d, size_t plane, int64_t u0, 
     }
 }
 
+#if AMPI_X86
+/* dst[r*ldd + j*step] = src[r*lds + j], finished sums; *found: one of them is -0. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sums_apart_by(size_t step, float* dst, size_t ldd, const float* src,
+                                                       size_t lds, size_t rows, size_t n, int* found) {
+    const __m512i minus = _mm512_set1_epi32((int)0x80000000u);
+    __mmask16 hit = 0;
+    size_t r, j;
+    for (r = 0; r < rows; r++, dst += ldd, src += lds)
+        for (j = 0; j < n; j += 16) {
+            const __mmask16 m = ampi_first_x16(n - j);
+            const __m512 v = _mm512_maskz_loadu_ps(m, src + j);
+            hit = (__mmask16)(hit | _mm512_cmpeq_epi32_mask(_mm512_castps_si512(v), minus));
+            ampi_write16_apart(dst, AMP_F32, j * step, step, ampi_min_size(n - j, 16), v);
+        }
+    if (hit) AMPI_STORE_RELAXED(found, 1);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_sums_apart(float* dst, size_t ldd, size_t step, const float* src, size_t lds,
+                                                size_t rows, size_t n, int* found) {
+    if (step == 2) ampi_sums_apart_by(2, dst, ldd, src, lds, rows, n, found);
+    else ampi_sums_apart_by(step, dst, ldd, src, lds, rows, n, found);
+    ampi_clear_upper();
+}
+#endif
 /* One part of a band: the sums, and their way to `out`, rows of planes that begin with the band. */
 AMPI_FN void ampi_stencil_part(ampi_stencil* d, ampi_taps* u, int64_t u0, int64_t rh, int64_t rw, float* out,
                               size_t plane) {
@@ -6345,6 +6382,13 @@ AMPI_FN void ampi_stencil_part(ampi_stencil* d, ampi_taps* u, int64_t u0, int64_
     ampi_taps_run(&d->isa, u, d->rows, n);
     out += (size_t)rh * width + (size_t)rw;
     for (i = 0; i < d->rows; i++) {
+#if AMPI_X86
+        if (d->skips && d->w.parts > 1 && ampi_simd() == AMP_ISA_AVX512) {
+            ampi_sums_apart(out + i * plane, (size_t)d->h.parts * width, (size_t)d->w.parts, u->t + i * d->ldt,
+                            d->pitch, (size_t)rows, (size_t)columns, &d->found);
+            continue;
+        }
+#endif
         if (d->skips) ampi_find_minus_zero(&d->found, u->t + i * d->ldt, n / 4 * 4 + (n % 4 ? 4 : 0));
         ampi_copy_rows(out + i * plane, (size_t)d->h.parts * width, (size_t)d->w.parts, u->t + i * d->ldt,
                        d->pitch, 1, (size_t)rows, (size_t)columns);
