@@ -4996,10 +4996,10 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_
     if (!b->whole) ampi_pack_b_any(g, s, b, b->j0 + j, columns);
 }
 
-/* The panel of sums t, from row i and column j of C, finished. */
-AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* s, size_t i, size_t j, size_t rows,
-                                    size_t columns, const float* t, size_t ldt) {
-    size_t at = s->c_offset + i * s->ldc + j, from = s->bias_offset + (s->bias_per_row ? i : j);
+/* The panel of sums t, from row i and column j of C, whose element `at` that is, finished. */
+AMPI_FN void ampi_gemm_finish_at(const ampi_gemm_isa* g, const ampi_product* s, size_t at, size_t i, size_t j,
+                                 size_t rows, size_t columns, const float* t, size_t ldt) {
+    size_t from = s->bias_offset + (s->bias_per_row ? i : j);
     ampi_finish f;
     f.c = (char*)s->c + at * ampi_type_size(s->c_dtype); f.c_dtype = s->c_dtype; f.ldc = s->ldc;
     f.alpha = s->alpha; f.beta = s->beta;
@@ -5011,6 +5011,10 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
         f.beta = 1.0f;
     }
     g->finish(&f, rows, columns, t, ldt);
+}
+AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* s, size_t i, size_t j, size_t rows,
+                                    size_t columns, const float* t, size_t ldt) {
+    ampi_gemm_finish_at(g, s, s->c_offset + i * s->ldc + j, i, j, rows, columns, t, ldt);
 }
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
@@ -5185,7 +5189,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_store_lines(const ampi_product* s, const am
 
 /* The tile's sums T become rows of C. Lines are only of products of words, and plain sums. */
 AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
-    size_t i, l, j = block->j0, n = block->nc;
+    const ampi_gemm_isa g = ampi_gemm_isa_now();
+    size_t i, l, j = block->j0, n = block->nc, count;
     float *line = block->line, *t = block->t;
     float* add = s->bias || s->beta != 0.0f ? line : NULL;
     if (s->bias && !s->bias_per_row) ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + j, n);
@@ -5193,7 +5198,11 @@ AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
     for (i = 0; s->lines > 0 && i < block->mc; i++) ampi_store_lines(s, block, i, t + i * block->ldt);
     if (s->lines > 0) return;
 #endif
-    for (i = 0; i < block->mc; i++, t += block->ldt) {
+    for (; g.finish && n > 0; j += count, n -= count, t += count) {         /* all rows of one part after the other */
+        size_t at = ampi_c_at(s, block->i0, j, n, &count);
+        ampi_gemm_finish_at(&g, s, at, block->i0, j, block->mc, count, t, block->ldt);
+    }
+    for (i = 0; n > 0 && i < block->mc; i++, t += block->ldt) {
         if (s->bias && s->bias_per_row) {
             ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + block->i0 + i, 1);
             for (l = 1; l < 16; l++) line[l] = line[0];
