@@ -8065,31 +8065,6 @@ AMPI_FN size_t ampi_dx_parts_workspace(const ampi_conv2d* c) {
     }
     return most + ampi_dx_parts_turned(c) * sizeof(uint16_t);
 }
-AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
-    ampi_conv2d c;
-    size_t y, dw, dx, n;
-    if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
-    n = (size_t)c.s.n;
-    y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
-    dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
-    dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
-    y = ampi_max_size(y, ampi_words_workspace(c.og, n * c.out_pixels, c.cg * c.taps));
-    dw = ampi_max_size(dw, ampi_words_workspace(c.og, c.cg * c.taps, n * c.out_pixels));
-    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps)
-                           + ampi_turned_floats(&c) * sizeof(float));
-    dx = ampi_max_size(dx, ampi_dx_parts_workspace(&c));
-    y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
-    y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
-    if (c.taps == 1) {                            /* image by image */
-        y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
-        dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
-    }
-    dw = ampi_max_size(dw, ampi_max_size(ampi_amx_depth_workspace(&c), ampi_outs_workspace(&c)));
-    dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
-    dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
-    return ampi_max_size(y, ampi_max_size(dw, dx));
-}
-
 /* x as the outputs see it (im2col): run = (channel, kernel row, kernel column), position = (image, output
    pixel). */
 AMPI_FN ampi_image ampi_unfold_input(const ampi_conv2d* c) {
@@ -8471,6 +8446,261 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
 }
 #endif
 
+/* --- direct convolution: lanes are channels --------------------------------------------------------- */
+
+/* Where lines are short, unfolding an image takes long, and lanes that are pixels would often be margins. So lanes are
+   channels of the result, and a row of the micro-kernel is a pixel, whose line's part lies in the image as it is, with
+   margins; ampi_taps says where: its `a` is the image here, its `b` are weights of FP32, turned once to panels of 32
+   channels. A task is some images and some panels, a block of source channels after the other; its sums lie
+   [image][pixel][channel], and are transposed when they are stored. */
+typedef struct ampi_spread {
+    const ampi_conv2d* c;
+    const ampi_image* image;
+    ampi_taps_isa isa;
+    size_t rows, channels, depth, k;              /* results, source channels, those of a block; k */
+    size_t lines, pitch, panel, panels, ldt;      /* of a channel with margins; floats of a panel; panels */
+    int64_t low_h, low_w;                         /* smallest kernel offsets */
+    size_t images, groups, parts;                 /* images of a task, tasks along them, and along the panels */
+    size_t at_terms, at_slots, at_line, at_sums, floats, slots;   /* scratch memory, in floats; that of a slot */
+} ampi_spread;
+
+/* Terms of a block; floats of sums and of staged images; longest line; weights for which lines of half a micro-kernel's
+   rows pay; fewest results and terms. */
+enum { AMPI_SPREAD_K = 576, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 24,
+       AMPI_SPREAD_WEIGHTS = 1048576, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_PIXELS = 256 };
+
+/* Has product s of FP32 weights this form, and is it faster? With 14 rows, one more than half of them fill no second
+   one; a vector of results should be nearly full. */
+AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
+    const ampi_image* g = s->b.image;
+    if (ampi_simd() != AMP_ISA_AVX512 || s->a.dtype != AMP_F32 || c->s.groups != 1 || c->taps == 1
+        || c->taps > AMPI_SMALL_PLANE || g->div_h != 1 || g->div_w != 1 || g->mul_w != 1
+        || g->mul_h > AMPI_STENCIL_STRIDE || ampi_abs_i64(g->step_h) > AMPI_STENCIL_KERNEL
+        || ampi_abs_i64(g->step_w) > AMPI_STENCIL_KERNEL || s->part > AMPI_SPREAD_STAGE) return 0;
+    return g->cols >= 6 && g->cols <= AMPI_SPREAD_LINE && s->m >= AMPI_SPREAD_ROWS && s->k >= AMPI_SPREAD_TERMS
+           && s->n >= AMPI_SPREAD_PIXELS && 15 * ampi_round_up(s->m, 16) <= 16 * s->m
+           && (g->cols > 7 || c->w_count <= AMPI_SPREAD_WEIGHTS);
+}
+/* Tasks: images and panels, and how many channels of so many images make a block. */
+AMPI_FN void ampi_spread_cut(ampi_spread* d, size_t n, size_t pixels, size_t threads) {
+    const size_t plane = d->lines * d->pitch;
+    d->parts = ampi_min_size(ampi_div_up(threads, n), d->panels);
+    d->ldt = ampi_div_up(d->panels, d->parts) * 32 + AMPI_GEMM_GAP;
+    d->images = ampi_max_size(AMPI_SPREAD_SUMS / (pixels * d->ldt), 1);
+    d->images = ampi_min_size(d->images, AMPI_SPREAD_STAGE / plane);
+    d->groups = ampi_div_up(n, d->images);
+    d->groups = ampi_min_size(ampi_round_up(d->groups, ampi_div_up(threads, d->parts)), n);
+    d->images = ampi_div_up(n, d->groups);
+    d->depth = ampi_min_size(AMPI_SPREAD_K / d->c->taps, AMPI_SPREAD_STAGE / (d->images * plane));
+    d->depth = ampi_div_up(d->channels, ampi_div_up(d->channels, ampi_max_size(d->depth, 1)));
+}
+AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_product* s) {
+    const ampi_image* g = s->b.image;
+    const size_t threads = ampi_conv2d_threads(c), pixels = ampi_round_up(s->part, 16);
+    memset(d, 0, sizeof *d);
+    if (!ampi_spread_fits(c, s)) return 0;
+    d->c = c;
+    d->image = g;
+    d->isa = ampi_taps_isa_now();
+    d->rows = s->m;
+    d->k = s->k;
+    d->channels = s->k / c->taps;
+    d->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
+    d->low_w = ampi_min_i64(0, ((int64_t)g->kernel_w - 1) * g->step_w);
+    d->lines = (g->rows - 1) * (size_t)g->mul_h + (g->kernel_h - 1) * (size_t)ampi_abs_i64(g->step_h) + 1;
+    d->pitch = g->cols + (g->kernel_w - 1) * (size_t)ampi_abs_i64(g->step_w);
+    if (d->lines > AMPI_SPREAD_STAGE / d->pitch) return 0;
+    d->panel = d->k * 32 + AMPI_GEMM_GAP;
+    d->panels = ampi_div_up(d->rows, 32);
+    ampi_spread_cut(d, (size_t)c->s.n, pixels, threads);
+    d->at_terms = ampi_round_up(d->panels * d->panel, 16);
+    d->at_slots = d->at_terms + ampi_round_up(2 * d->depth * c->taps, 16);
+    d->at_line = ampi_round_up(d->images * d->depth * d->lines * d->pitch + 32, 16);
+    d->at_sums = d->at_line + 16 * (256 + AMPI_GEMM_GAP);
+    d->floats = d->at_sums + d->images * pixels * d->ldt;
+    d->slots = ampi_min_size(threads, d->groups * d->parts);
+    return 1;
+}
+
+AMPI_FN size_t ampi_spread_workspace(const ampi_conv2d* c, int back) {
+    ampi_image images[2];
+    ampi_product s;
+    ampi_spread d;
+    if (back) ampi_conv2d_dx(&s, images, c, 0, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32);
+    else ampi_conv2d_y(&s, images, c, 0, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32);
+    return ampi_spread_plan(&d, c, &s) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
+}
+
+#if AMPI_X86
+/* n terms of up to 16 rows of weights that lie `apart`, to rows of a panel. */
+AMPI_FN void ampi_spread_turn(float* dst, const float* src, size_t apart, size_t rows, size_t n) {
+    float line[16 * 48];
+    size_t i, k, part;
+    if (rows == 16 && n >= 4) {                   /* the last four may overlap those before */
+        ampi_transpose_avx512(dst, 32, src, apart, n / 4 * 4, 0);
+        if (n % 4) ampi_transpose_avx512(dst + (n - 4) * 32, 32, src + n - 4, apart, 4, 0);
+        return;
+    }
+    memset(line, 0, sizeof line);
+    for (k = 0; k < n; k += part) {
+        part = ampi_min_size(n - k, 32);
+        for (i = 0; i < rows; i++) memcpy(line + i * 48, src + i * apart + k, part * sizeof *src);
+        ampi_transpose_avx512(dst + k * 32, 32, line, 48, part, 0);
+    }
+}
+/* Part i of the weights: of 16 rows if they are a matrix, otherwise of a source channel. Row k of a panel has those of
+   term k, and zeros behind the last result. */
+AMPI_FN void ampi_spread_pack(const ampi_spread* d, const ampi_product* s, size_t i, float* packed) {
+    const float* w = (const float*)s->a.data + s->a.offset;
+    const size_t taps = d->c->taps;
+    size_t r;
+    if (!s->a.image) {
+        ampi_spread_turn(packed + i / 2 * d->panel + i % 2 * 16, w + i * 16 * d->k, d->k,
+                         ampi_min_size(d->rows - i * 16, 16), d->k);
+        return;
+    }
+    for (r = 0; r < d->rows; r += 16)
+        ampi_spread_turn(packed + r / 32 * d->panel + i * taps * 32 + r % 32, w + (i * d->rows + r) * taps, taps,
+                         ampi_min_size(d->rows - r, 16), taps);
+}
+/* The terms of a block of channels. */
+AMPI_FN void ampi_spread_terms(const ampi_spread* d, ampi_term* terms) {
+    const ampi_image* g = d->image;
+    size_t i;
+    for (i = 0; i < d->depth * d->c->taps; i++) {
+        const int64_t ch = (int64_t)(i / d->c->taps), tap = (int64_t)(i % d->c->taps), kw = (int64_t)g->kernel_w;
+        const int64_t y = tap / kw * g->step_h - d->low_h, x = tap % kw * g->step_w - d->low_w;
+        terms[i].at = (uint32_t)(i * 32);
+        terms[i].from = (uint32_t)((ch * (int64_t)d->lines + y) * (int64_t)d->pitch + x);
+    }
+}
+/* Channels [ch, ch + depth) of image n, with their margins. */
+AMPI_FN void ampi_spread_stage(const ampi_spread* d, const ampi_product* s, size_t n, size_t ch, size_t depth,
+                               float* stage) {
+    const int64_t y = d->image->base_h + d->low_h;
+    ampi_stage lines;
+    size_t i;
+    lines.v = &s->b;
+    lines.low_w = d->low_w;
+    lines.pitch = lines.phase = d->pitch;
+    for (i = 0; i < depth; i++, stage += d->lines * d->pitch)
+        ampi_stage_lines(&lines, n, ch + i, y, y + (int64_t)d->lines, stage);
+}
+/* Adds u's terms of a staged image to its sums t of one panel, a line's pixels in blocks as equal as can be. */
+AMPI_FN void ampi_spread_image(const ampi_spread* d, ampi_taps* u, const float* stage, float* t) {
+    const ampi_image* g = d->image;
+    const size_t blocks = ampi_div_up(g->cols, d->isa.mr);
+    size_t y, j;
+    for (y = 0; y < g->rows; y++, stage += (size_t)g->mul_h * d->pitch)
+        for (j = 0; j < blocks; j++) {
+            const size_t low = j * g->cols / blocks, high = (j + 1) * g->cols / blocks;
+            u->a = stage + low;
+            u->t = t + (y * g->cols + low) * d->ldt;
+            d->isa.run(high - low, u);
+        }
+}
+/* Image n's sums of panels [p, end) become results. */
+AMPI_FN void ampi_spread_store(const ampi_spread* d, const ampi_product* s, size_t n, size_t p, size_t end, float* line,
+                               const float* t) {
+    const ampi_gemm_isa isa = ampi_gemm_isa_now();
+    size_t j, i, r;
+    for (r = p * 32; r < ampi_min_size(end * 32, d->rows); r += 16, t += 16)
+        for (j = 0; j < s->part; j += 256) {
+            const size_t count = ampi_min_size(s->part - j, 256), here = ampi_min_size(d->rows - r, 16);
+            for (i = 0; i < count; i += 16)
+                ampi_transpose_avx512(line + i, 256 + AMPI_GEMM_GAP, t + (j + i) * d->ldt, d->ldt, 16, 0);
+            ampi_gemm_finish_at(&isa, s, s->c_offset + r * s->ldc + n * s->part_stride + j, r, 0, here, count, line,
+                                256 + AMPI_GEMM_GAP);
+        }
+}
+/* One task: images [n0, n1), panels [p0, end), block of channels by block. */
+AMPI_FN void ampi_spread_task(const ampi_spread* d, const ampi_product* s, size_t n0, size_t n1, size_t p0, size_t end,
+                              const float* packed, const ampi_term* terms, float* slot) {
+    const size_t each = ampi_round_up(s->part, 16) * d->ldt, plane = d->lines * d->pitch;
+    float* t = slot + d->at_sums;
+    size_t ch, n, p;
+    ampi_taps u;
+    memset(&u, 0, sizeof u);
+    u.rs = 1;
+    u.b_next = 16;
+    u.terms = terms;
+    u.repeat = 1;
+    u.ldt = d->ldt;
+    for (ch = 0; ch < d->channels; ch += d->depth) {
+        const size_t depth = ampi_min_size(d->depth, d->channels - ch);
+        u.first = ch == 0;
+        u.k = depth * d->c->taps;
+        for (n = n0; n < n1; n++) ampi_spread_stage(d, s, n, ch, depth, slot + (n - n0) * d->depth * plane);
+        for (p = p0; p < end; p++) {
+            u.b = packed + p * d->panel + ch * d->c->taps * 32;
+            u.two = d->rows - p * 32 > 16;
+            for (n = n0; n < n1; n++)
+                ampi_spread_image(d, &u, slot + (n - n0) * d->depth * plane, t + (n - n0) * each + (p - p0) * 32);
+        }
+    }
+    for (n = n0; n < n1; n++)
+        ampi_spread_store(d, s, n, p0, end, slot + d->at_line, t + (n - n0) * each);
+}
+/* A product of a convolution in this form, if it has one for which the workspace has room. */
+AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
+    size_t room = ampi_room(exec);
+    float* memory;
+    ampi_term* terms;
+    ampi_spread d;
+    int64_t i;
+    if (!ampi_spread_plan(&d, c, s) || room < d.at_slots + d.floats) return 0;
+    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    memory = ampi_align64(exec->workspace);
+    terms = (ampi_term*)(void*)(memory + d.at_terms);
+    ampi_spread_terms(&d, terms);
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (i = 0; i < (int64_t)(s->a.image ? d.channels : ampi_div_up(d.rows, 16)); i++)
+        ampi_spread_pack(&d, s, (size_t)i, memory);
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (i = 0; i < (int64_t)d.slots; i++) {
+        size_t task;
+        for (task = (size_t)i; task < d.groups * d.parts; task += d.slots) {
+            size_t q = task / d.groups, group = task % d.groups, n = (size_t)c->s.n;
+            ampi_spread_task(&d, s, group * n / d.groups, (group + 1) * n / d.groups, q * d.panels / d.parts,
+                             (q + 1) * d.panels / d.parts, memory, terms, memory + d.at_slots + (size_t)i * d.floats);
+        }
+    }
+    return 1;
+}
+#else
+AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
+    (void)c; (void)s; (void)exec;
+    return 0;
+}
+#endif
+
+AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
+    ampi_conv2d c;
+    size_t y, dw, dx, n;
+    if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
+    n = (size_t)c.s.n;
+    y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
+    dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
+    dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
+    y = ampi_max_size(y, ampi_words_workspace(c.og, n * c.out_pixels, c.cg * c.taps));
+    dw = ampi_max_size(dw, ampi_words_workspace(c.og, c.cg * c.taps, n * c.out_pixels));
+    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps)
+                           + ampi_turned_floats(&c) * sizeof(float));
+    dx = ampi_max_size(dx, ampi_dx_parts_workspace(&c));
+    y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
+    y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
+    if (c.taps == 1) {                            /* image by image */
+        y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
+        dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
+    }
+    dw = ampi_max_size(dw, ampi_max_size(ampi_amx_depth_workspace(&c), ampi_outs_workspace(&c)));
+    dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
+    dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
+    y = ampi_max_size(y, ampi_spread_workspace(&c, 0));
+    dx = ampi_max_size(dx, ampi_spread_workspace(&c, 1));
+    return ampi_max_size(y, ampi_max_size(dw, dx));
+}
+
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db,
@@ -8545,13 +8775,14 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     int words = 0;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
-    if (r == AMP_OK && x_dtype == AMP_BF16) {
+    if (r == AMP_OK) {
         ampi_conv2d_y(&s, images, &c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
-        words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, 0, exec);
+        if (x_dtype == AMP_BF16) words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, 0, exec);
     }
     if (r == AMP_OK && !words
         && (ampi_amx_conv_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
             || ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+            || ampi_spread_run(&c, &s, exec)
             || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
         return AMP_OK;
     for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
@@ -8574,10 +8805,12 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
+    if (dx) ampi_conv2d_dx(&s, images, &c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
     if (dx && (ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
             || ampi_conv2d_dx_parts(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
             || ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || ampi_spread_run(&c, &s, exec)
             || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);

@@ -401,6 +401,24 @@ static void test_words(void) {
         }
 }
 
+/* Weights of FP32 and short lines, where lanes are channels: panels that are not full, half and whole; lines in one part
+   and two; strides, dilation, few taps; more than one block of channels, and of images. */
+static void test_short_lines(void) {
+    static const int Z[][14] = {
+        { 3, 11, 12, 10, 47, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 2, 47, 12, 17, 13, 3, 3, 1, 1, 1, 2, 1, 1, 1 },
+        { 3, 17, 25, 8, 62, 3, 2, 2, 1, 2, 1, 3, 2, 1 },  { 4, 48, 9, 9, 32, 1, 3, 1, 1, 0, 1, 1, 1, 1 },
+        { 2, 70, 9, 23, 80, 3, 3, 1, 1, 1, 1, 1, 1, 1 },  { 5, 32, 10, 6, 32, 2, 2, 1, 1, 2, 0, 1, 1, 1 },
+        { 20, 11, 24, 24, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 } };
+    static const float specials[] = { 0.0f, -INFINITY, NAN };
+    size_t i;
+    for (i = 0; i < sizeof Z / sizeof Z[0]; i++) {
+        conv_check_all(Z[i], AMP_F32, AMP_F32, i % 2 ? AMP_F32 : AMP_F16, NULL);
+        if (i == 6) continue;
+        conv_check_all(Z[i], i % 2 ? AMP_F16 : AMP_BF16, AMP_F32, AMP_BF16, NULL);
+        conv_check_all(Z[i], AMP_F32, AMP_F32, AMP_F32, &specials[i % 3]);
+    }
+}
+
 /* Zeroed strides, dilations and groups mean 1. */
 static void test_defaults(void) {
     amp_conv2d_shape s = shape_of(2, 3, 6, 5, 4, 3, 2, 0, 0, 0, 0, 0, 0, 0), full = s;
@@ -688,6 +706,7 @@ int main(void) {
     TEST(test_whole_numbers);
     TEST(test_zeros_and_nans);
     TEST(test_words);
+    TEST(test_short_lines);
     TEST(test_defaults);
     TEST(test_direct_zeros);
     TEST(test_fast_sums);
