@@ -8464,13 +8464,12 @@ typedef struct ampi_spread {
     size_t at_terms, at_slots, at_line, at_sums, floats, slots;   /* scratch memory, in floats; that of a slot */
 } ampi_spread;
 
-/* Terms of a block; floats of sums and of staged images; longest line; weights for which lines of half a micro-kernel's
-   rows pay; fewest results and terms. */
+/* Terms of a block; floats of sums and of staged images; longest line; most weights where lines are no longer than half a
+   micro-kernel; fewest results, terms and pixels; images from which on it is faster to take them abreast. */
 enum { AMPI_SPREAD_K = 576, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 24,
-       AMPI_SPREAD_WEIGHTS = 1048576, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_PIXELS = 256 };
+       AMPI_SPREAD_WEIGHTS = 1048576, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_PIXELS = 256, AMPI_SPREAD_BATCH = 28 };
 
-/* Has product s of FP32 weights this form, and is it faster? With 14 rows, one more than half of them fill no second
-   one; a vector of results should be nearly full. */
+/* Has product s this form, and is it faster? Not where a vector of results would be far from full. */
 AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
     const ampi_image* g = s->b.image;
     if (ampi_simd() != AMP_ISA_AVX512 || s->a.dtype != AMP_F32 || c->s.groups != 1 || c->taps == 1
@@ -8781,6 +8780,7 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     }
     if (r == AMP_OK && !words
         && (ampi_amx_conv_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+            || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
             || ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
             || ampi_spread_run(&c, &s, exec)
             || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
@@ -8809,6 +8809,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     if (dx && (ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
             || ampi_conv2d_dx_parts(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
             || ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
             || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_spread_run(&c, &s, exec)
             || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
