@@ -8464,10 +8464,11 @@ typedef struct ampi_spread {
     size_t at_terms, at_slots, at_line, at_sums, floats, slots;   /* scratch memory, in floats; that of a slot */
 } ampi_spread;
 
-/* Terms of a block; floats of sums and of staged images; longest line; most weights where lines are no longer than half a
-   micro-kernel; fewest results, terms and pixels; images from which on it is faster to take them abreast. */
+/* Terms of a block; floats of sums and of staged images; longest line; most weights where lines are no longer than half
+   a micro-kernel; fewest results, terms and pixels; images from which on it is faster to take them abreast. */
 enum { AMPI_SPREAD_K = 576, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 24,
-       AMPI_SPREAD_WEIGHTS = 1048576, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_PIXELS = 256, AMPI_SPREAD_BATCH = 28 };
+       AMPI_SPREAD_WEIGHTS = 1048576, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_PIXELS = 256,
+       AMPI_SPREAD_BATCH = 28 };
 
 /* Has product s this form, and is it faster? Not where a vector of results would be far from full. */
 AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
