@@ -6079,11 +6079,9 @@ AMPI_KERNEL(ampi_copy_rows,
             dst, ldd, dst_step, src, lds, src_step, rows, n)
 
 /* Has one of n floats bits that, those of `keep` alone, lie in [low, low + span]? n is a multiple of 4. */
-AMPI_INLINE void ampi_find_bits_body(int hw, int* found, const float* x, size_t n, uint32_t keep, uint32_t low,
-                                     uint32_t span) {
+AMPI_INLINE void ampi_find_bits(int* found, const float* x, size_t n, uint32_t keep, uint32_t low, uint32_t span) {
     uint32_t hit[16];
     size_t i, l;
-    (void)hw;
     memset(hit, 0, sizeof hit);
     for (i = 0; i + 16 <= n; i += 16)
         for (l = 0; l < 16; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
@@ -6092,11 +6090,16 @@ AMPI_INLINE void ampi_find_bits_body(int hw, int* found, const float* x, size_t 
     for (l = 1; l < 16; l++) hit[0] |= hit[l];
     if (hit[0]) AMPI_STORE_RELAXED(found, 1);
 }
-AMPI_KERNEL(ampi_find_bits, (int* found, const float* x, size_t n, uint32_t keep, uint32_t low, uint32_t span),
-            found, x, n, keep, low, span)
-AMPI_FN void ampi_find_minus_zero(int* found, const float* x, size_t n) {
+AMPI_INLINE void ampi_find_minus_zero_body(int hw, int* found, const float* x, size_t n) {
+    (void)hw;
     ampi_find_bits(found, x, n, 0xffffffffu, 0x80000000u, 0);
 }
+AMPI_KERNEL(ampi_find_minus_zero, (int* found, const float* x, size_t n), found, x, n)
+AMPI_INLINE void ampi_find_infinite_body(int hw, int* found, const float* x, size_t n) {    /* or a NaN */
+    (void)hw;
+    ampi_find_bits(found, x, n, 0x7fffffffu, 0x7f800000u, 0x007fffffu);
+}
+AMPI_KERNEL(ampi_find_infinite, (int* found, const float* x, size_t n), found, x, n)
 
 /* --- direct convolution: outputs and input gradients --------------------------------------- */
 
@@ -6313,7 +6316,7 @@ AMPI_FN int ampi_finite_weights(const ampi_conv2d* c, const void* w, amp_dtype t
     int bad = 0;
     ampi_load_f32(dst, w, t, 0, c->w_count);
     memset(dst + c->w_count, 0, (ampi_round_up(c->w_count, 4) - c->w_count) * sizeof *dst);
-    ampi_find_bits(&bad, dst, ampi_round_up(c->w_count, 4), 0x7fffffffu, 0x7f800000u, 0x007fffffu);
+    ampi_find_infinite(&bad, dst, ampi_round_up(c->w_count, 4));
     return !bad;
 }
 
