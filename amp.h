@@ -3970,7 +3970,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
    scratch memory on the stack, for a staged image, and between rows. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
        AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
-       AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16 };
+       AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16, AMPI_SMALL_PLANE = 32 };
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -4065,12 +4065,46 @@ AMPI_FN int ampi_is_planes(const ampi_image* g) {
     return g && g->kernel_h * g->kernel_w == 1 && g->mul_h == 1 && g->mul_w == 1 && g->div_h == 1 && g->div_w == 1
            && g->base_h == 0 && g->base_w == 0 && g->rows * g->cols == (size_t)(g->height * g->width);
 }
+#if AMPI_X86
+/* dst[r][p] for small planes, as the weights of a convolution are. What the next panel of so many rows will read is
+   fetched meanwhile: it follows in each image, but processors do not foresee such short runs. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_small_planes_as(amp_dtype t, const ampi_operand* v, size_t r0, size_t rows,
+                                                         size_t p, size_t cols, float* dst, size_t ldd) {
+    const size_t plane = v->image->rows * v->image->cols, stride = v->image->image_stride, size = ampi_type_size(t);
+    size_t inside = p % plane, at = v->offset + p / plane * stride + r0 * plane + inside, count, r, j;
+    const char* data = (const char*)v->data;
+    for (; cols > 0; dst += count, cols -= count, at += stride - inside, inside = 0) {
+        count = ampi_min_size(plane - inside, cols);
+        for (r = 0; r < rows * plane * size; r += 64) AMPI_FETCH(data + (at + rows * plane) * size, r);
+        for (j = 0; j < count; j += 16) {
+            const __mmask16 m = ampi_first_x16(count - j);
+            const char* from = data + (at + j) * size;
+            float* to = dst + j;
+            for (r = 0; r < rows; r++, from += plane * size, to += ldd)
+                _mm512_mask_storeu_ps(to, m, ampi_get_x16(t, from, 0, m));
+        }
+    }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_small_planes(const ampi_operand* v, size_t r0, size_t rows, size_t p, size_t cols,
+                                                  float* dst, size_t ldd) {
+    if (v->dtype == AMP_F32) ampi_small_planes_as(AMP_F32, v, r0, rows, p, cols, dst, ldd);
+    else if (v->dtype == AMP_F16) ampi_small_planes_as(AMP_F16, v, r0, rows, p, cols, dst, ldd);
+    else ampi_small_planes_as(AMP_BF16, v, r0, rows, p, cols, dst, ldd);
+    ampi_clear_upper();
+}
+#endif
 /* dst[r][p] for whole planes, one piece of a plane at a time. Each fills up to whole lanes; where that would reach
    the next row, it goes row by row. Behind a single row there is room. */
 AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rows, size_t p,
                                size_t cols, float* dst, size_t ldd) {
     const ampi_image* image = v->image;
     size_t plane = image->rows * image->cols, count, r, left = ldd;
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512 && plane <= AMPI_SMALL_PLANE && image->channel_stride == plane) {
+        ampi_small_planes(v, r0, rows, p, cols, dst, ldd);
+        return;
+    }
+#endif
     for (; cols > 0; p += count, dst += count, cols -= count, left -= count) {
         size_t at = v->offset + p / plane * image->image_stride + r0 * image->channel_stride + p % plane;
         count = ampi_min_size(plane - p % plane, cols);
@@ -4181,20 +4215,69 @@ AMPI_FN void ampi_stage_open(ampi_stage* t, const ampi_operand* v, size_t p, siz
     t->open = 1;
 }
 
+#if AMPI_X86
+/* Those of the 32 places from x on that lie in [0, width). */
+AMPI_FN __mmask32 ampi_inside_x32(int64_t x, int64_t width) {
+    const uint32_t low = x <= -32 ? 0 : x < 0 ? 0xffffffffu << -x : 0xffffffffu;
+    const uint32_t high = x >= width ? 0 : width - x < 32 ? (1u << (width - x)) - 1u : 0xffffffffu;
+    return low & high;
+}
+/* dst[r*n + j] = element x0 + j of row r, widened, j < n, or zero where it has none; rows are `width` long. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_stage_plain_as(amp_dtype t, float* dst, size_t n, const void* src, size_t at,
+                                                       size_t rows, int64_t width, int64_t x0) {
+    size_t j, r;
+    for (j = 0; j < n; j += 16) {
+        const __mmask16 m = ampi_first_x16(n - j), here = (__mmask16)ampi_inside_x32(x0 + (int64_t)j, width);
+        size_t from = at + (size_t)(x0 + (int64_t)j);
+        float* to = dst + j;
+        for (r = 0; r < rows; r++, to += n, from += (size_t)width)
+            _mm512_mask_storeu_ps(to, m, ampi_get_x16(t, src, from, here));
+    }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_plain(float* dst, size_t n, const ampi_operand* v, size_t at, size_t rows,
+                                                 int64_t x0) {
+    const int64_t width = v->image->width;
+    if (v->dtype == AMP_F32) ampi_stage_plain_as(AMP_F32, dst, n, v->data, at, rows, width, x0);
+    else if (v->dtype == AMP_F16) ampi_stage_plain_as(AMP_F16, dst, n, v->data, at, rows, width, x0);
+    else ampi_stage_plain_as(AMP_BF16, dst, n, v->data, at, rows, width, x0);
+    ampi_clear_upper();
+}
+#endif
+/* Rows y to `last` of a channel of an image, into `line`. */
+AMPI_FN void ampi_stage_lines(const ampi_stage* t, size_t image, size_t c, int64_t y, int64_t last, float* line) {
+    const ampi_image* g = t->v->image;
+    const int64_t x = g->base_w + t->low_w;
+    size_t f;
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512 && g->mul_w == 1 && g->div_h == 1 && g->div_w == 1) {
+        const int64_t first = ampi_min_i64(y < 0 ? 0 : y, last), end = ampi_min_i64(g->height, last);
+        const int64_t inside = end > first ? end - first : 0;
+        const size_t at = t->v->offset + image * g->image_stride + c * g->channel_stride + (size_t)(first * g->width);
+        memset(line, 0, (size_t)(first - y) * t->pitch * sizeof *line);
+        line += (size_t)(first - y) * t->pitch;
+        ampi_stage_plain(line, t->pitch, t->v, at, (size_t)inside, x);
+        line += (size_t)inside * t->pitch;
+        memset(line, 0, (size_t)(last - first - inside) * t->pitch * sizeof *line);
+        return;
+    }
+#endif
+    for (; y < last; y++, line += t->pitch)
+        for (f = 0; f < (size_t)g->mul_w; f++)
+            ampi_image_line(t->v, image, c, y, x + (int64_t)f, g->mul_w, t->phase, line + f * t->phase);
+}
 /* Brings channel c into `data`. */
 AMPI_FN void ampi_stage_fill(ampi_stage* t, size_t c) {
     const ampi_image* g = t->v->image;
-    size_t image, i, next, q, f;
+    size_t image, i, next, q;
     float* line = t->data;
     if (t->channel == c) return;
     t->channel = c;
     for (q = t->p; q < t->p + t->n; q = next) {
         size_t rows = ampi_stage_slab(t, q, &image, &i, &next);
-        int64_t y = (int64_t)i * g->mul_h + g->base_h + t->low_h, x = g->base_w + t->low_w;
+        int64_t y = (int64_t)i * g->mul_h + g->base_h + t->low_h;
         int64_t last = y + ((int64_t)rows - 1) * g->mul_h + t->span_h;
-        for (; y < last; y++, line += t->pitch)
-            for (f = 0; f < (size_t)g->mul_w; f++)
-                ampi_image_line(t->v, image, c, y, x + (int64_t)f, g->mul_w, t->phase, line + f * t->phase);
+        ampi_stage_lines(t, image, c, y, last, line);
+        line += (size_t)(last - y) * t->pitch;
     }
 }
 
@@ -4351,12 +4434,6 @@ AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t n, size_t cut, s
     return rows <= room && rows * g->kernel_w <= room && rows * g->kernel_w * g->cols + 16 <= room;
 }
 
-/* Those of the 32 places from x on that lie in [0, width). */
-AMPI_FN __mmask32 ampi_inside_x32(int64_t x, int64_t width) {
-    const uint32_t low = x <= -32 ? 0 : x < 0 ? 0xffffffffu << -x : 0xffffffffu;
-    const uint32_t high = x >= width ? 0 : width - x < 32 ? (1u << (width - x)) - 1u : 0xffffffffu;
-    return low & high;
-}
 /* dst[r*n + j] = element x0 + j*mul of row r, j < n, or zero where it has none; rows lie lds apart. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_words_rows(uint16_t* dst, size_t n, const uint16_t* src, size_t lds, size_t rows,
                                                int64_t width, int64_t x0, int64_t mul) {
@@ -4659,7 +4736,8 @@ AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_sta
     ampi_stage_open(stage, &s->b, along_k ? k0 : j0, along_k ? kc : nc, along_k ? kc : nr);
     if (stage->open && !along_k) {
         size_t rest = (nc - 1) % nr + 1, width = rest > g->lanes ? nr : g->lanes;
-        if (rest < width || k0 + kc > s->b.runs) memset(b, 0, (nc + nr - 1) / nr * stride * sizeof *b);
+        if (k0 + kc > s->b.runs) memset(b, 0, (nc + nr - 1) / nr * stride * sizeof *b);
+        else if (rest < width) memset(b + (nc - rest) / nr * stride, 0, kc * width * sizeof *b);
         ampi_stage_rows(stage, k0, kc, s->swap ? 1 : 0, b, nr, width, stride);
         return;
     }
@@ -4945,10 +5023,10 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_
     if (!b->whole) ampi_pack_b_any(g, s, b, b->j0 + j, columns);
 }
 
-/* The panel of sums t, from row i and column j of C, finished. */
-AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* s, size_t i, size_t j, size_t rows,
-                                    size_t columns, const float* t, size_t ldt) {
-    size_t at = s->c_offset + i * s->ldc + j, from = s->bias_offset + (s->bias_per_row ? i : j);
+/* The panel of sums t, from row i and column j of C, whose element `at` that is, finished. */
+AMPI_FN void ampi_gemm_finish_at(const ampi_gemm_isa* g, const ampi_product* s, size_t at, size_t i, size_t j,
+                                 size_t rows, size_t columns, const float* t, size_t ldt) {
+    size_t from = s->bias_offset + (s->bias_per_row ? i : j);
     ampi_finish f;
     f.c = (char*)s->c + at * ampi_type_size(s->c_dtype); f.c_dtype = s->c_dtype; f.ldc = s->ldc;
     f.alpha = s->alpha; f.beta = s->beta;
@@ -4960,6 +5038,10 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
         f.beta = 1.0f;
     }
     g->finish(&f, rows, columns, t, ldt);
+}
+AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* s, size_t i, size_t j, size_t rows,
+                                    size_t columns, const float* t, size_t ldt) {
+    ampi_gemm_finish_at(g, s, s->c_offset + i * s->ldc + j, i, j, rows, columns, t, ldt);
 }
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
@@ -5076,8 +5158,8 @@ AMPI_FN void ampi_gemm_store_row(const ampi_product* s, size_t i, size_t j, size
 }
 
 #if AMPI_X86
-/* The first n of 16 results, rounded, to every step-th element from dst[at] on; 16 places a turn, where step is not 1
-   and not 2 in 16 bits. */
+/* The first n of 16 results, rounded, to every step-th element from dst[at] on; 16 places a turn, where step is neither
+   1 nor 2. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_write16_apart(void* dst, amp_dtype t, size_t at, size_t step, size_t n,
                                                        __m512 v) {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -5090,6 +5172,15 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_write16_apart(void* dst, amp_dtype t, s
         bits = _mm512_maskz_cvtepu16_epi32(AMPI_V16_ALL, _mm512_maskz_cvtps_ph(AMPI_V16_ALL, AMPI_V16_CLEAN(v), 0));
     if (t == AMP_BF16) bits = _mm512_maskz_srli_epi32(AMPI_V16_ALL, ampi_upper16_avx512(v), 16);
     if (step == 2 && t != AMP_F32) { _mm512_mask_storeu_epi16((uint16_t*)dst + at, even, bits); return; }
+    if (step == 2) {
+        const __m512i low = _mm512_maskz_srli_epi32(AMPI_V16_ALL, lanes, 1);
+        const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+        _mm512_mask_storeu_epi32((float*)dst + at, (__mmask16)even,
+                                 _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, low, bits));
+        _mm512_mask_storeu_epi32((float*)dst + at + 16, (__mmask16)(even >> 16),
+                                 _mm512_maskz_permutexvar_epi32(AMPI_V16_ALL, high, bits));
+        return;
+    }
     for (i = 0; i < n * step; i += 16) {
         const __m512i place = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)i));
         const __m512i from = _mm512_maskz_srli_epi32(AMPI_V16_ALL, _mm512_mullo_epi32(place, share), 16);
@@ -5125,7 +5216,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_store_lines(const ampi_product* s, const am
 
 /* The tile's sums T become rows of C. Lines are only of products of words, and plain sums. */
 AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
-    size_t i, l, j = block->j0, n = block->nc;
+    const ampi_gemm_isa g = ampi_gemm_isa_now();
+    size_t i, l, j = block->j0, n = block->nc, count;
     float *line = block->line, *t = block->t;
     float* add = s->bias || s->beta != 0.0f ? line : NULL;
     if (s->bias && !s->bias_per_row) ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + j, n);
@@ -5133,7 +5225,11 @@ AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
     for (i = 0; s->lines > 0 && i < block->mc; i++) ampi_store_lines(s, block, i, t + i * block->ldt);
     if (s->lines > 0) return;
 #endif
-    for (i = 0; i < block->mc; i++, t += block->ldt) {
+    for (; g.finish && n > 0; j += count, n -= count, t += count) {         /* all rows of one part after the other */
+        size_t at = ampi_c_at(s, block->i0, j, n, &count);
+        ampi_gemm_finish_at(&g, s, at, block->i0, j, block->mc, count, t, block->ldt);
+    }
+    for (i = 0; n > 0 && i < block->mc; i++, t += block->ldt) {
         if (s->bias && s->bias_per_row) {
             ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + block->i0 + i, 1);
             for (l = 1; l < 16; l++) line[l] = line[0];
@@ -6009,20 +6105,28 @@ AMPI_KERNEL(ampi_copy_rows,
              size_t rows, size_t n),
             dst, ldd, dst_step, src, lds, src_step, rows, n)
 
-/* Is one of n floats -0, n a multiple of 4? */
-AMPI_INLINE void ampi_find_minus_zero_body(int hw, int* found, const float* x, size_t n) {
+/* Has one of n floats bits that, those of `keep` alone, lie in [low, low + span]? n is a multiple of 4. */
+AMPI_INLINE void ampi_find_bits(int* found, const float* x, size_t n, uint32_t keep, uint32_t low, uint32_t span) {
     uint32_t hit[16];
     size_t i, l;
-    (void)hw;
     memset(hit, 0, sizeof hit);
     for (i = 0; i + 16 <= n; i += 16)
-        for (l = 0; l < 16; l++) hit[l] |= ampi_bits(x[i + l]) == 0x80000000u ? 1u : 0u;
+        for (l = 0; l < 16; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
     for (; i < n; i += 4)
-        for (l = 0; l < 4; l++) hit[l] |= ampi_bits(x[i + l]) == 0x80000000u ? 1u : 0u;
+        for (l = 0; l < 4; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
     for (l = 1; l < 16; l++) hit[0] |= hit[l];
     if (hit[0]) AMPI_STORE_RELAXED(found, 1);
 }
+AMPI_INLINE void ampi_find_minus_zero_body(int hw, int* found, const float* x, size_t n) {
+    (void)hw;
+    ampi_find_bits(found, x, n, 0xffffffffu, 0x80000000u, 0);
+}
 AMPI_KERNEL(ampi_find_minus_zero, (int* found, const float* x, size_t n), found, x, n)
+AMPI_INLINE void ampi_find_infinite_body(int hw, int* found, const float* x, size_t n) {    /* or a NaN */
+    (void)hw;
+    ampi_find_bits(found, x, n, 0x7fffffffu, 0x7f800000u, 0x007fffffu);
+}
+AMPI_KERNEL(ampi_find_infinite, (int* found, const float* x, size_t n), found, x, n)
 
 /* --- direct convolution: outputs and input gradients --------------------------------------- */
 
@@ -6194,34 +6298,52 @@ AMPI_FN size_t ampi_stencil_workspace(const ampi_conv2d* c, int back) {
     return ampi_stencil_plan(&d, c, back) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
 }
 
-/* The terms of each part. A half pair whose other half does not exist is left out: it would add 0 * 0. */
-AMPI_FN void ampi_stencil_terms(ampi_stencil* d, ampi_term* terms) {
+/* Terms [i, end) of part (rh, rw), how many they are. A half pair whose other half does not exist is left out: it would
+   add 0 * 0. */
+AMPI_FN size_t ampi_stencil_some(const ampi_stencil* d, int64_t rh, int64_t rw, size_t i, size_t end,
+                                 ampi_term* terms) {
     const size_t taps = d->c->taps, kw = (size_t)d->w.kernel;
-    int64_t rh, rw, shift_h, shift_w, class_h, class_w;
-    size_t n = 0, part = 0, i;
+    int64_t shift_h, shift_w, class_h, class_w;
+    size_t n = 0;
+    for (; i < end; i++) {
+        size_t k = d->swap ? i ^ 1u : i, ch = k / taps, tap = k % taps, origin;
+        if (k >= d->k || !ampi_side_tap(&d->h, rh, (int64_t)(tap / kw), &shift_h, &class_h)
+            || !ampi_side_tap(&d->w, rw, (int64_t)(tap % kw), &shift_w, &class_w)) continue;
+        origin = d->gap + ch * d->channel_size + (size_t)(class_h * d->w.classes + class_w) * d->class_size;
+        terms[n].at = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
+        terms[n++].from = (uint32_t)(d->h.back ? ch * d->rows * taps + tap : k);
+    }
+    return n;
+}
+/* The terms of each part: those of two channels, which all others repeat. */
+AMPI_FN void ampi_stencil_terms(ampi_stencil* d, ampi_term* terms) {
+    const size_t two = 2 * d->c->taps, all = d->k + d->k % 2;
+    const size_t from = d->h.back ? two * d->rows : two;
+    int64_t rh, rw, class_h, class_w;
+    size_t n = 0, part = 0, i, each, last;
     for (class_h = 0; class_h < d->h.classes; class_h++)
         for (class_w = 0; class_w < d->w.classes; class_w++)
             d->uses[class_h * d->w.classes + class_w] = (char)(ampi_side_uses(&d->h, class_h)
                                                                && ampi_side_uses(&d->w, class_w));
     for (rh = 0; rh < d->h.parts; rh++)
-        for (rw = 0; rw < d->w.parts; rw++, d->begin[part] = n)
-            for (part++, i = 0; i < d->k + d->k % 2; i++) {
-                size_t k = d->swap ? i ^ 1u : i, ch = k / taps, tap = k % taps, origin;
-                if (k >= d->k || !ampi_side_tap(&d->h, rh, (int64_t)(tap / kw), &shift_h, &class_h)
-                    || !ampi_side_tap(&d->w, rw, (int64_t)(tap % kw), &shift_w, &class_w)) continue;
-                origin = d->gap + ch * d->channel_size
-                         + (size_t)(class_h * d->w.classes + class_w) * d->class_size;
-                terms[n].at = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
-                terms[n++].from = (uint32_t)(d->h.back ? ch * d->rows * taps + tap : k);
-            }
+        for (rw = 0; rw < d->w.parts; rw++, d->begin[++part] = n) {
+            each = ampi_stencil_some(d, rh, rw, 0, ampi_min_size(two, all), terms + n);
+            n += each;
+            for (i = two; i + two <= d->k; i += two)
+                for (last = n + each; n < last; n++) {
+                    terms[n].at = terms[n - each].at + (uint32_t)(2 * d->channel_size);
+                    terms[n].from = terms[n - each].from + (uint32_t)from;
+                }
+            n += ampi_stencil_some(d, rh, rw, i, all, terms + n);
+        }
 }
 
-/* All weights as FP32. 0: one of them is infinite or a NaN. */
+/* All weights as FP32, and zeros up to a multiple of 4. 0: one of them is infinite or a NaN. */
 AMPI_FN int ampi_finite_weights(const ampi_conv2d* c, const void* w, amp_dtype t, float* dst) {
-    uint32_t bad = 0;
-    size_t i;
+    int bad = 0;
     ampi_load_f32(dst, w, t, 0, c->w_count);
-    for (i = 0; i < c->w_count; i++) bad |= (ampi_bits(dst[i]) & 0x7fffffffu) >= 0x7f800000u ? 1u : 0u;
+    memset(dst + c->w_count, 0, (ampi_round_up(c->w_count, 4) - c->w_count) * sizeof *dst);
+    ampi_find_infinite(&bad, dst, ampi_round_up(c->w_count, 4));
     return !bad;
 }
 
@@ -6265,6 +6387,29 @@ AMPI_FN void ampi_stencil_fill(const ampi_stencil* d, size_t plane, int64_t u0, 
     }
 }
 
+#if AMPI_X86
+/* dst[r*ldd + j*step] = src[r*lds + j], finished sums; *found: one of them is -0. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sums_apart_by(size_t step, float* dst, size_t ldd, const float* src,
+                                                       size_t lds, size_t rows, size_t n, int* found) {
+    const __m512i minus = _mm512_set1_epi32((int)0x80000000u);
+    __mmask16 hit = 0;
+    size_t r, j;
+    for (r = 0; r < rows; r++, dst += ldd, src += lds)
+        for (j = 0; j < n; j += 16) {
+            const __mmask16 m = ampi_first_x16(n - j);
+            const __m512 v = _mm512_maskz_loadu_ps(m, src + j);
+            hit = (__mmask16)(hit | _mm512_cmpeq_epi32_mask(_mm512_castps_si512(v), minus));
+            ampi_write16_apart(dst, AMP_F32, j * step, step, ampi_min_size(n - j, 16), v);
+        }
+    if (hit) AMPI_STORE_RELAXED(found, 1);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_sums_apart(float* dst, size_t ldd, size_t step, const float* src, size_t lds,
+                                                size_t rows, size_t n, int* found) {
+    if (step == 2) ampi_sums_apart_by(2, dst, ldd, src, lds, rows, n, found);
+    else ampi_sums_apart_by(step, dst, ldd, src, lds, rows, n, found);
+    ampi_clear_upper();
+}
+#endif
 /* One part of a band: the sums, and their way to `out`, rows of planes that begin with the band. */
 AMPI_FN void ampi_stencil_part(ampi_stencil* d, ampi_taps* u, int64_t u0, int64_t rh, int64_t rw, float* out,
                               size_t plane) {
@@ -6276,6 +6421,13 @@ AMPI_FN void ampi_stencil_part(ampi_stencil* d, ampi_taps* u, int64_t u0, int64_
     ampi_taps_run(&d->isa, u, d->rows, n);
     out += (size_t)rh * width + (size_t)rw;
     for (i = 0; i < d->rows; i++) {
+#if AMPI_X86
+        if (d->skips && d->w.parts > 1 && ampi_simd() == AMP_ISA_AVX512) {
+            ampi_sums_apart(out + i * plane, (size_t)d->h.parts * width, (size_t)d->w.parts, u->t + i * d->ldt,
+                            d->pitch, (size_t)rows, (size_t)columns, &d->found);
+            continue;
+        }
+#endif
         if (d->skips) ampi_find_minus_zero(&d->found, u->t + i * d->ldt, n / 4 * 4 + (n % 4 ? 4 : 0));
         ampi_copy_rows(out + i * plane, (size_t)d->h.parts * width, (size_t)d->w.parts, u->t + i * d->ldt,
                        d->pitch, 1, (size_t)rows, (size_t)columns);
@@ -6943,6 +7095,213 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dty
     }
     return 1;
 }
+
+/* --- direct convolution: gradients of weights for few outputs, as words ------------------------- */
+
+/* Where a group has few outputs, lanes are outputs, and words are pairs of neighbouring pixels: a sum takes such a word
+   of dy for all outputs at once, and the two numbers of x that tap (a, b) meets there lie side by side in the image. So
+   x is not unfolded, but only given its margins. A task is some channels of a group, over all images; the sums lie
+   [channel][a][b][16 outputs]. */
+#if AMPI_PAIRS
+/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
+AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
+    unsigned least[64], all = 512;
+    size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
+    int64_t task, tasks = (int64_t)ampi_div_up(n, each);
+    AMPI_PARALLEL_FOR(tasks > 1)
+    for (task = 0; task < tasks; task++) {
+        size_t at = (size_t)task * each;
+        least[task] = ampi_least_exponent((const float*)(const void*)(p + at), 0, 1, ampi_min_size(n - at, each) / 2);
+    }
+    if (n % 2 && (p[n - 1] & 0x7fffu) != 0) all = (p[n - 1] & 0x7fffu) >> 7;
+    for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
+    return all;
+}
+/* Is nothing subnormal in the products of all of x and all of y? */
+AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t ny) {
+    const unsigned e = ampi_all_exponents((const uint16_t*)x, nx);
+    return e >= 1 && ampi_words_are_normal(e, ampi_all_exponents((const uint16_t*)y, ny));
+}
+
+/* t[tap] += the products of one image; x: the first channel's pixel of output 0, rows `pitch` apart, `next` channels,
+   and `step` rows of two outputs; dy: a vector for each pair. */
+typedef struct ampi_outs {
+    const uint16_t* x; size_t pitch, next, step;
+    const float* dy; size_t rows, pairs;
+    float* t;
+    int first;
+} ampi_outs;
+
+#define AMPI_OUTS_3(X, i, p) X(i##0, p, 0) X(i##1, p, 1) X(i##2, p, 2)
+#define AMPI_OUTS_5(X, i, p) AMPI_OUTS_3(X, i, p) X(i##3, p, 3) X(i##4, p, 4)
+/* The taps of one channel of 3 x 3, of three, of one of 5 x 5: X(name, pointer to the row, column). */
+#define AMPI_OUTS_LIST_3(X) \
+    AMPI_OUTS_3(X, 0, p0) AMPI_OUTS_3(X, 1, p0 + pitch) AMPI_OUTS_3(X, 2, p0 + 2 * pitch)
+#define AMPI_OUTS_LIST_9(X) \
+    AMPI_OUTS_LIST_3(X) AMPI_OUTS_3(X, 3, p1) AMPI_OUTS_3(X, 4, p1 + pitch) AMPI_OUTS_3(X, 5, p1 + 2 * pitch) \
+    AMPI_OUTS_3(X, 6, p2) AMPI_OUTS_3(X, 7, p2 + pitch) AMPI_OUTS_3(X, 8, p2 + 2 * pitch)
+#define AMPI_OUTS_LIST_5(X) \
+    AMPI_OUTS_5(X, 0, p0) AMPI_OUTS_5(X, 1, p0 + pitch) AMPI_OUTS_5(X, 2, p0 + 2 * pitch) \
+    AMPI_OUTS_5(X, 3, p1) AMPI_OUTS_5(X, 4, p1 + pitch)
+#define AMPI_OUTS_OPEN(i, p, b) __m512 c##i = u->first ? _mm512_setzero_ps() : _mm512_loadu_ps(t); t += 16;
+#define AMPI_OUTS_STEP(i, p, b) \
+    memcpy(&word, (p) + (b), sizeof word);                                                          \
+    c##i = _mm512_dpbf16_ps(c##i, (__m512bh)dy, (__m512bh)_mm512_set1_epi32(word));
+#define AMPI_OUTS_CLOSE(i, p, b) _mm512_storeu_ps(t, c##i); t += 16;
+/* far: from the first row to that of p1 */
+#define AMPI_OUTS(name, LIST, far)                                                                  \
+    AMPI_TARGET_PAIRS AMPI_FN void name(const ampi_outs* u) {                                       \
+        const size_t pitch = u->pitch;                                                              \
+        const uint16_t *x = u->x, *p0, *p1, *p2;                                                    \
+        const float* from = u->dy;                                                                  \
+        float* t = u->t;                                                                            \
+        size_t i, q;                                                                                \
+        int word;                                                                                   \
+        LIST(AMPI_OUTS_OPEN)                                                                        \
+        for (i = u->rows; i > 0; i--, x += u->step)                                                 \
+            for (p0 = x, p1 = x + (far), p2 = p1 + (far), q = u->pairs; q > 0; q--) {               \
+                const __m512 dy = _mm512_loadu_ps(from);                                            \
+                LIST(AMPI_OUTS_STEP)                                                                \
+                p0 += 2; p1 += 2; p2 += 2; from += 16;                                              \
+            }                                                                                       \
+        t = u->t;                                                                                   \
+        LIST(AMPI_OUTS_CLOSE)                                                                       \
+        (void)p1; (void)p2;                                                                         \
+        ampi_clear_upper();                                                                         \
+    }
+AMPI_OUTS(ampi_outs_3x3, AMPI_OUTS_LIST_3, 0)
+AMPI_OUTS(ampi_outs_3x3x3, AMPI_OUTS_LIST_9, u->next)
+AMPI_OUTS(ampi_outs_5x5, AMPI_OUTS_LIST_5, 3 * pitch)
+
+/* Shape c in this form: channels of a task, tasks of a group; an image's pairs, which transpositions fill up, and its
+   padded lines; sizes and offsets of a slot, in floats. Fewer than AMPI_OUTS_LEAST outputs use too few of the lanes,
+   unless all their taps would be less than two vectors in the form above. */
+typedef struct ampi_outs_plan {
+    const ampi_conv2d* c;
+    size_t channels, parts, pairs, pitch, lines;
+    size_t at_dy, at_line, at_stage, floats, slots;
+} ampi_outs_plan;
+enum { AMPI_OUTS_LEAST = 8, AMPI_OUTS_FEW = 5, AMPI_OUTS_MOST = 16, AMPI_OUTS_STAGE = 262144 };   /* elements */
+
+/* Has the shape this form, and is it faster? Not where most threads would idle. */
+AMPI_FN int ampi_outs_fits(const ampi_conv2d* c, size_t threads) {
+    const amp_conv2d_shape* s = &c->s;
+    const int few = c->og < AMPI_OUTS_LEAST;
+    if (amp_cpu_isa() != AMP_ISA_AVX512_BF16 || s->kernel_h != s->kernel_w || (s->kernel_w != 3 && s->kernel_w != 5)
+        || s->stride_w != 1 || s->dilation_h != 1 || s->dilation_w != 1 || c->out_w % 2 != 0
+        || s->stride_h > AMPI_STENCIL_STRIDE || s->width > AMPI_OUTS_STAGE || c->out_pixels > AMPI_OUTS_STAGE) return 0;
+    return c->og >= AMPI_OUTS_FEW && c->og <= AMPI_OUTS_MOST && c->cg * c->taps <= AMPI_FOLD_SUMS / 16
+           && (few ? c->cg == 1 && threads == 1 : 2 * c->cg * (size_t)s->groups >= threads);
+}
+AMPI_FN int ampi_outs_plan_of(ampi_outs_plan* f, const ampi_conv2d* c) {
+    const size_t threads = ampi_conv2d_threads(c), groups = (size_t)c->s.groups;
+    memset(f, 0, sizeof *f);
+    f->c = c;
+    if (!ampi_outs_fits(c, threads)) return 0;
+    f->channels = ampi_div_up(c->cg, ampi_min_size(ampi_div_up(threads, groups), c->cg));
+    f->parts = ampi_div_up(c->cg, f->channels);
+    f->pairs = ampi_round_up(c->out_pixels / 2, 4);
+    f->pitch = (size_t)(c->out_w + c->s.kernel_w - 1);
+    f->lines = (size_t)((c->out_h - 1) * c->s.stride_h + c->s.kernel_h);
+    if (f->lines * f->pitch > AMPI_OUTS_STAGE / f->channels) return 0;
+    f->at_dy = f->channels * c->taps * 16;
+    f->at_line = f->at_dy + f->pairs * 16;
+    f->at_stage = f->at_line + 16 * (f->pairs + AMPI_GEMM_GAP);
+    f->floats = ampi_round_up(f->at_stage + f->channels * f->lines * f->pitch / 2 + 16, 16);
+    f->slots = ampi_min_size(threads, f->parts * groups);
+    return 1;
+}
+AMPI_FN size_t ampi_outs_workspace(const ampi_conv2d* c) {
+    ampi_outs_plan f;
+    return ampi_outs_plan_of(&f, c) ? f.slots * f.floats * sizeof(float) + 64 : 0;
+}
+
+/* The words of an image's dy: rows of its pairs, one for each output, transposed. */
+AMPI_FN void ampi_outs_dy(const ampi_outs_plan* f, size_t g, size_t n, const uint16_t* dy, float* slot) {
+    const ampi_conv2d* c = f->c;
+    const size_t lds = f->pairs + AMPI_GEMM_GAP;
+    const uint16_t* src = dy + (n * (size_t)c->s.out_channels + g * c->og) * c->out_pixels;
+    float* line = slot + f->at_line;
+    size_t o;
+    for (o = 0; o < c->og; o++) memcpy(line + o * lds, src + o * c->out_pixels, c->out_pixels * sizeof *src);
+    ampi_transpose_avx512(slot + f->at_dy, 16, line, lds, f->pairs, 0);
+}
+
+/* Adds image n to the sums of channels [ch, ch + count) of group g. */
+AMPI_FN void ampi_outs_image(const ampi_outs_plan* f, size_t g, size_t ch, size_t count, size_t n, const uint16_t* x,
+                             const uint16_t* dy, float* slot) {
+    const ampi_conv2d* c = f->c;
+    const amp_conv2d_shape* s = &c->s;
+    const size_t size = f->lines * f->pitch, top = ampi_min_size((size_t)s->pad_h, f->lines);
+    const size_t rows = ampi_min_size((size_t)s->height, f->lines - top);
+    uint16_t* stage = (uint16_t*)(void*)(slot + f->at_stage);
+    ampi_outs u;
+    size_t i;
+    x += (n * (size_t)s->channels + g * c->cg + ch) * c->in_pixels;
+    for (i = 0; i < count; i++)
+        ampi_words_rows(stage + i * size + top * f->pitch, f->pitch, x + i * c->in_pixels, (size_t)s->width, rows,
+                        s->width, -s->pad_w, 1);
+    ampi_outs_dy(f, g, n, dy, slot);
+    u.pitch = f->pitch; u.next = size; u.step = f->pitch * (size_t)s->stride_h;
+    u.dy = slot + f->at_dy; u.rows = (size_t)c->out_h; u.pairs = (size_t)c->out_w / 2;
+    u.first = n == 0;
+    for (i = 0; i < count; i += c->taps == 9 && i + 3 <= count ? 3 : 1) {
+        u.x = stage + i * size;
+        u.t = slot + i * c->taps * 16;
+        if (c->taps == 25) ampi_outs_5x5(&u);
+        else if (i + 3 <= count) ampi_outs_3x3x3(&u);
+        else ampi_outs_3x3(&u);
+    }
+}
+
+/* Sums of channels [ch, ch + count) of group g to dw[o][(c,a,b)]. */
+AMPI_FN void ampi_outs_store(const ampi_conv2d* c, size_t g, size_t ch, size_t count, const float* sums, void* dw,
+                             amp_dtype dtype, int accumulate) {
+    const size_t taps = count * c->taps;
+    size_t o, k, i, n;
+    for (o = g * c->og; o < (g + 1) * c->og; o++, sums++)
+        for (k = 0; k < taps; k += n) {
+            float line[256];
+            n = ampi_min_size(taps - k, 256);
+            for (i = 0; i < n; i++) line[i] = sums[(k + i) * 16];
+            ampi_store_sum(dw, dtype, (o * c->cg + ch) * c->taps + k, line, n, accumulate);
+        }
+}
+
+/* dw, if it has this form, the workspace has room, and nothing can be subnormal. 0: it is still to be done. */
+AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                          void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+    size_t room = ampi_room(exec);
+    float* memory;
+    int64_t slot;
+    ampi_outs_plan f;
+    if (ampi_dtype(dy_dtype) != AMP_BF16 || ampi_dtype(x_dtype) != AMP_BF16 || !ampi_outs_plan_of(&f, c)
+        || room < f.floats || !ampi_conv2d_normal(x, c->x_count, dy, c->y_count)) return 0;
+    f.slots = ampi_min_size(f.slots, room / f.floats);
+    memory = ampi_align64(exec->workspace);
+    AMPI_PARALLEL_FOR(f.slots > 1)
+    for (slot = 0; slot < (int64_t)f.slots; slot++) {
+        float* own = memory + (size_t)slot * f.floats;
+        size_t task, n;
+        memset(own + f.at_line, 0, (f.floats - f.at_line) * sizeof *own);
+        for (task = (size_t)slot; task < f.parts * (size_t)c->s.groups; task += f.slots) {
+            const size_t g = task / f.parts, ch = task % f.parts * f.channels;
+            const size_t count = ampi_min_size(f.channels, c->cg - ch);
+            for (n = 0; n < (size_t)c->s.n; n++)
+                ampi_outs_image(&f, g, ch, count, n, (const uint16_t*)x, (const uint16_t*)dy, own);
+            ampi_outs_store(c, g, ch, count, own, dw, ampi_dtype(dw_dtype), accumulate);
+        }
+    }
+    return 1;
+}
+#else
+AMPI_FN size_t ampi_outs_workspace(const ampi_conv2d* c) { (void)c; return 0; }
+AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
+                          void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+    (void)c; (void)dy; (void)dy_dtype; (void)x; (void)x_dtype; (void)dw; (void)dw_dtype; (void)accumulate; (void)exec;
+    return 0;
+}
+#endif
 
 /* --- depthwise convolution: gradients of weights ---------------------------------------------- */
 
@@ -7750,31 +8109,6 @@ AMPI_FN size_t ampi_dx_parts_workspace(const ampi_conv2d* c) {
     }
     return most + ampi_dx_parts_turned(c) * sizeof(uint16_t);
 }
-AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
-    ampi_conv2d c;
-    size_t y, dw, dx, n;
-    if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
-    n = (size_t)c.s.n;
-    y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
-    dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
-    dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
-    y = ampi_max_size(y, ampi_words_workspace(c.og, n * c.out_pixels, c.cg * c.taps));
-    dw = ampi_max_size(dw, ampi_words_workspace(c.og, c.cg * c.taps, n * c.out_pixels));
-    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps)
-                           + ampi_turned_floats(&c) * sizeof(float));
-    dx = ampi_max_size(dx, ampi_dx_parts_workspace(&c));
-    y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
-    y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
-    if (c.taps == 1) {                            /* image by image */
-        y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
-        dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
-    }
-    dw = ampi_max_size(dw, ampi_amx_depth_workspace(&c));
-    dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
-    dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
-    return ampi_max_size(y, ampi_max_size(dw, dx));
-}
-
 /* x as the outputs see it (im2col): run = (channel, kernel row, kernel column), position = (image, output
    pixel). */
 AMPI_FN ampi_image ampi_unfold_input(const ampi_conv2d* c) {
@@ -7951,20 +8285,6 @@ AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
 }
 
 #if AMPI_PAIRS
-/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
-AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
-    unsigned least[64], all = 512;
-    size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
-    int64_t task, tasks = (int64_t)ampi_div_up(n, each);
-    AMPI_PARALLEL_FOR(tasks > 1)
-    for (task = 0; task < tasks; task++) {
-        size_t at = (size_t)task * each;
-        least[task] = ampi_least_exponent((const float*)(const void*)(p + at), 0, 1, ampi_min_size(n - at, each) / 2);
-    }
-    if (n % 2 && (p[n - 1] & 0x7fffu) != 0) all = (p[n - 1] & 0x7fffu) >> 7;
-    for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
-    return all;
-}
 /* Is it faster unfolded, as a product of words, than in a direct form? Unfolding has to feed enough rows, along k more
    of them, and those of a large kernel too; and k should not be filled up to much more. */
 AMPI_FN int ampi_conv2d_words_pay(const ampi_gemm_isa* g, const ampi_product* s) {
@@ -7986,11 +8306,6 @@ AMPI_FN int ampi_conv2d_words_fit(const ampi_product* s, size_t more, const amp_
     if (ampi_room(exec) < p.floats + more + 16) return 0;
     return s->b.along_k ? ampi_words_stage_fits(&s->b, p.kc, p.kc, AMPI_GEMM_STAGE)
                         : ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes, AMPI_GEMM_STAGE);
-}
-/* Is nothing subnormal in the products of all of x and all of y? */
-AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t ny) {
-    const unsigned e = ampi_all_exponents((const uint16_t*)x, nx);
-    return e >= 1 && ampi_words_are_normal(e, ampi_all_exponents((const uint16_t*)y, ny));
 }
 /* Shall it be one? x and y are all of what is unfolded, and the other operand. */
 AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
@@ -8175,6 +8490,261 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
 }
 #endif
 
+/* --- direct convolution: lanes are channels --------------------------------------------------------- */
+
+/* Where lines are short, unfolding an image takes long, and lanes that are pixels would often be margins. So lanes are
+   channels of the result, and a row of the micro-kernel is a pixel, whose line's part lies in the image as it is, with
+   margins; ampi_taps says where: its `a` is the image here, its `b` are weights of FP32, turned once to panels of 32
+   channels. A task is some images and some panels, a block of source channels after the other; its sums lie
+   [image][pixel][channel], and are transposed when they are stored. */
+typedef struct ampi_spread {
+    const ampi_conv2d* c;
+    const ampi_image* image;
+    ampi_taps_isa isa;
+    size_t rows, channels, depth, k;              /* results, source channels, those of a block; k */
+    size_t lines, pitch, panel, panels, ldt;      /* of a channel with margins; floats of a panel; panels */
+    int64_t low_h, low_w;                         /* smallest kernel offsets */
+    size_t images, groups, parts;                 /* images of a task, tasks along them, and along the panels */
+    size_t at_terms, at_slots, at_line, at_sums, floats, slots;   /* scratch memory, in floats; that of a slot */
+} ampi_spread;
+
+/* Terms of a block; floats of sums and of staged images; longest line; most weights where lines are no longer than half
+   a micro-kernel; fewest results, terms and pixels; images from which on it is faster to take them abreast. */
+enum { AMPI_SPREAD_K = 576, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 24,
+       AMPI_SPREAD_WEIGHTS = 1048576, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_PIXELS = 256,
+       AMPI_SPREAD_BATCH = 28 };
+
+/* Has product s this form, and is it faster? Not where a vector of results would be far from full. */
+AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
+    const ampi_image* g = s->b.image;
+    if (ampi_simd() != AMP_ISA_AVX512 || s->a.dtype != AMP_F32 || c->s.groups != 1 || c->taps == 1
+        || c->taps > AMPI_SMALL_PLANE || g->div_h != 1 || g->div_w != 1 || g->mul_w != 1
+        || g->mul_h > AMPI_STENCIL_STRIDE || ampi_abs_i64(g->step_h) > AMPI_STENCIL_KERNEL
+        || ampi_abs_i64(g->step_w) > AMPI_STENCIL_KERNEL || s->part > AMPI_SPREAD_STAGE) return 0;
+    return g->cols >= 6 && g->cols <= AMPI_SPREAD_LINE && s->m >= AMPI_SPREAD_ROWS && s->k >= AMPI_SPREAD_TERMS
+           && s->n >= AMPI_SPREAD_PIXELS && 15 * ampi_round_up(s->m, 16) <= 16 * s->m
+           && (g->cols > 7 || c->w_count <= AMPI_SPREAD_WEIGHTS);
+}
+/* Tasks: images and panels, and how many channels of so many images make a block. */
+AMPI_FN void ampi_spread_cut(ampi_spread* d, size_t n, size_t pixels, size_t threads) {
+    const size_t plane = d->lines * d->pitch;
+    d->parts = ampi_min_size(ampi_div_up(threads, n), d->panels);
+    d->ldt = ampi_div_up(d->panels, d->parts) * 32 + AMPI_GEMM_GAP;
+    d->images = ampi_max_size(AMPI_SPREAD_SUMS / (pixels * d->ldt), 1);
+    d->images = ampi_min_size(d->images, AMPI_SPREAD_STAGE / plane);
+    d->groups = ampi_div_up(n, d->images);
+    d->groups = ampi_min_size(ampi_round_up(d->groups, ampi_div_up(threads, d->parts)), n);
+    d->images = ampi_div_up(n, d->groups);
+    d->depth = ampi_min_size(AMPI_SPREAD_K / d->c->taps, AMPI_SPREAD_STAGE / (d->images * plane));
+    d->depth = ampi_div_up(d->channels, ampi_div_up(d->channels, ampi_max_size(d->depth, 1)));
+}
+AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_product* s) {
+    const ampi_image* g = s->b.image;
+    const size_t threads = ampi_conv2d_threads(c), pixels = ampi_round_up(s->part, 16);
+    memset(d, 0, sizeof *d);
+    if (!ampi_spread_fits(c, s)) return 0;
+    d->c = c;
+    d->image = g;
+    d->isa = ampi_taps_isa_now();
+    d->rows = s->m;
+    d->k = s->k;
+    d->channels = s->k / c->taps;
+    d->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
+    d->low_w = ampi_min_i64(0, ((int64_t)g->kernel_w - 1) * g->step_w);
+    d->lines = (g->rows - 1) * (size_t)g->mul_h + (g->kernel_h - 1) * (size_t)ampi_abs_i64(g->step_h) + 1;
+    d->pitch = g->cols + (g->kernel_w - 1) * (size_t)ampi_abs_i64(g->step_w);
+    if (d->lines > AMPI_SPREAD_STAGE / d->pitch) return 0;
+    d->panel = d->k * 32 + AMPI_GEMM_GAP;
+    d->panels = ampi_div_up(d->rows, 32);
+    ampi_spread_cut(d, (size_t)c->s.n, pixels, threads);
+    d->at_terms = ampi_round_up(d->panels * d->panel, 16);
+    d->at_slots = d->at_terms + ampi_round_up(2 * d->depth * c->taps, 16);
+    d->at_line = ampi_round_up(d->images * d->depth * d->lines * d->pitch + 32, 16);
+    d->at_sums = d->at_line + 16 * (256 + AMPI_GEMM_GAP);
+    d->floats = d->at_sums + d->images * pixels * d->ldt;
+    d->slots = ampi_min_size(threads, d->groups * d->parts);
+    return 1;
+}
+
+AMPI_FN size_t ampi_spread_workspace(const ampi_conv2d* c, int back) {
+    ampi_image images[2];
+    ampi_product s;
+    ampi_spread d;
+    if (back) ampi_conv2d_dx(&s, images, c, 0, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32);
+    else ampi_conv2d_y(&s, images, c, 0, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32);
+    return ampi_spread_plan(&d, c, &s) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
+}
+
+#if AMPI_X86
+/* n terms of up to 16 rows of weights that lie `apart`, to rows of a panel. */
+AMPI_FN void ampi_spread_turn(float* dst, const float* src, size_t apart, size_t rows, size_t n) {
+    float line[16 * 48];
+    size_t i, k, part;
+    if (rows == 16 && n >= 4) {                   /* the last four may overlap those before */
+        ampi_transpose_avx512(dst, 32, src, apart, n / 4 * 4, 0);
+        if (n % 4) ampi_transpose_avx512(dst + (n - 4) * 32, 32, src + n - 4, apart, 4, 0);
+        return;
+    }
+    memset(line, 0, sizeof line);
+    for (k = 0; k < n; k += part) {
+        part = ampi_min_size(n - k, 32);
+        for (i = 0; i < rows; i++) memcpy(line + i * 48, src + i * apart + k, part * sizeof *src);
+        ampi_transpose_avx512(dst + k * 32, 32, line, 48, part, 0);
+    }
+}
+/* Part i of the weights: of 16 rows if they are a matrix, otherwise of a source channel. Row k of a panel has those of
+   term k, and zeros behind the last result. */
+AMPI_FN void ampi_spread_pack(const ampi_spread* d, const ampi_product* s, size_t i, float* packed) {
+    const float* w = (const float*)s->a.data + s->a.offset;
+    const size_t taps = d->c->taps;
+    size_t r;
+    if (!s->a.image) {
+        ampi_spread_turn(packed + i / 2 * d->panel + i % 2 * 16, w + i * 16 * d->k, d->k,
+                         ampi_min_size(d->rows - i * 16, 16), d->k);
+        return;
+    }
+    for (r = 0; r < d->rows; r += 16)
+        ampi_spread_turn(packed + r / 32 * d->panel + i * taps * 32 + r % 32, w + (i * d->rows + r) * taps, taps,
+                         ampi_min_size(d->rows - r, 16), taps);
+}
+/* The terms of a block of channels. */
+AMPI_FN void ampi_spread_terms(const ampi_spread* d, ampi_term* terms) {
+    const ampi_image* g = d->image;
+    size_t i;
+    for (i = 0; i < d->depth * d->c->taps; i++) {
+        const int64_t ch = (int64_t)(i / d->c->taps), tap = (int64_t)(i % d->c->taps), kw = (int64_t)g->kernel_w;
+        const int64_t y = tap / kw * g->step_h - d->low_h, x = tap % kw * g->step_w - d->low_w;
+        terms[i].at = (uint32_t)(i * 32);
+        terms[i].from = (uint32_t)((ch * (int64_t)d->lines + y) * (int64_t)d->pitch + x);
+    }
+}
+/* Channels [ch, ch + depth) of image n, with their margins. */
+AMPI_FN void ampi_spread_stage(const ampi_spread* d, const ampi_product* s, size_t n, size_t ch, size_t depth,
+                               float* stage) {
+    const int64_t y = d->image->base_h + d->low_h;
+    ampi_stage lines;
+    size_t i;
+    lines.v = &s->b;
+    lines.low_w = d->low_w;
+    lines.pitch = lines.phase = d->pitch;
+    for (i = 0; i < depth; i++, stage += d->lines * d->pitch)
+        ampi_stage_lines(&lines, n, ch + i, y, y + (int64_t)d->lines, stage);
+}
+/* Adds u's terms of a staged image to its sums t of one panel, a line's pixels in blocks as equal as can be. */
+AMPI_FN void ampi_spread_image(const ampi_spread* d, ampi_taps* u, const float* stage, float* t) {
+    const ampi_image* g = d->image;
+    const size_t blocks = ampi_div_up(g->cols, d->isa.mr);
+    size_t y, j;
+    for (y = 0; y < g->rows; y++, stage += (size_t)g->mul_h * d->pitch)
+        for (j = 0; j < blocks; j++) {
+            const size_t low = j * g->cols / blocks, high = (j + 1) * g->cols / blocks;
+            u->a = stage + low;
+            u->t = t + (y * g->cols + low) * d->ldt;
+            d->isa.run(high - low, u);
+        }
+}
+/* Image n's sums of panels [p, end) become results. */
+AMPI_FN void ampi_spread_store(const ampi_spread* d, const ampi_product* s, size_t n, size_t p, size_t end, float* line,
+                               const float* t) {
+    const ampi_gemm_isa isa = ampi_gemm_isa_now();
+    size_t j, i, r;
+    for (r = p * 32; r < ampi_min_size(end * 32, d->rows); r += 16, t += 16)
+        for (j = 0; j < s->part; j += 256) {
+            const size_t count = ampi_min_size(s->part - j, 256), here = ampi_min_size(d->rows - r, 16);
+            for (i = 0; i < count; i += 16)
+                ampi_transpose_avx512(line + i, 256 + AMPI_GEMM_GAP, t + (j + i) * d->ldt, d->ldt, 16, 0);
+            ampi_gemm_finish_at(&isa, s, s->c_offset + r * s->ldc + n * s->part_stride + j, r, 0, here, count, line,
+                                256 + AMPI_GEMM_GAP);
+        }
+}
+/* One task: images [n0, n1), panels [p0, end), block of channels by block. */
+AMPI_FN void ampi_spread_task(const ampi_spread* d, const ampi_product* s, size_t n0, size_t n1, size_t p0, size_t end,
+                              const float* packed, const ampi_term* terms, float* slot) {
+    const size_t each = ampi_round_up(s->part, 16) * d->ldt, plane = d->lines * d->pitch;
+    float* t = slot + d->at_sums;
+    size_t ch, n, p;
+    ampi_taps u;
+    memset(&u, 0, sizeof u);
+    u.rs = 1;
+    u.b_next = 16;
+    u.terms = terms;
+    u.repeat = 1;
+    u.ldt = d->ldt;
+    for (ch = 0; ch < d->channels; ch += d->depth) {
+        const size_t depth = ampi_min_size(d->depth, d->channels - ch);
+        u.first = ch == 0;
+        u.k = depth * d->c->taps;
+        for (n = n0; n < n1; n++) ampi_spread_stage(d, s, n, ch, depth, slot + (n - n0) * d->depth * plane);
+        for (p = p0; p < end; p++) {
+            u.b = packed + p * d->panel + ch * d->c->taps * 32;
+            u.two = d->rows - p * 32 > 16;
+            for (n = n0; n < n1; n++)
+                ampi_spread_image(d, &u, slot + (n - n0) * d->depth * plane, t + (n - n0) * each + (p - p0) * 32);
+        }
+    }
+    for (n = n0; n < n1; n++)
+        ampi_spread_store(d, s, n, p0, end, slot + d->at_line, t + (n - n0) * each);
+}
+/* A product of a convolution in this form, if it has one for which the workspace has room. */
+AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
+    size_t room = ampi_room(exec);
+    float* memory;
+    ampi_term* terms;
+    ampi_spread d;
+    int64_t i;
+    if (!ampi_spread_plan(&d, c, s) || room < d.at_slots + d.floats) return 0;
+    d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    memory = ampi_align64(exec->workspace);
+    terms = (ampi_term*)(void*)(memory + d.at_terms);
+    ampi_spread_terms(&d, terms);
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (i = 0; i < (int64_t)(s->a.image ? d.channels : ampi_div_up(d.rows, 16)); i++)
+        ampi_spread_pack(&d, s, (size_t)i, memory);
+    AMPI_PARALLEL_FOR(d.slots > 1)
+    for (i = 0; i < (int64_t)d.slots; i++) {
+        size_t task;
+        for (task = (size_t)i; task < d.groups * d.parts; task += d.slots) {
+            size_t q = task / d.groups, group = task % d.groups, n = (size_t)c->s.n;
+            ampi_spread_task(&d, s, group * n / d.groups, (group + 1) * n / d.groups, q * d.panels / d.parts,
+                             (q + 1) * d.panels / d.parts, memory, terms, memory + d.at_slots + (size_t)i * d.floats);
+        }
+    }
+    return 1;
+}
+#else
+AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
+    (void)c; (void)s; (void)exec;
+    return 0;
+}
+#endif
+
+AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
+    ampi_conv2d c;
+    size_t y, dw, dx, n;
+    if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
+    n = (size_t)c.s.n;
+    y = amp_gemm_workspace(c.og, n * c.out_pixels, c.cg * c.taps);
+    dw = amp_gemm_workspace(c.og, c.cg * c.taps, n * c.out_pixels);
+    dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
+    y = ampi_max_size(y, ampi_words_workspace(c.og, n * c.out_pixels, c.cg * c.taps));
+    dw = ampi_max_size(dw, ampi_words_workspace(c.og, c.cg * c.taps, n * c.out_pixels));
+    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps)
+                           + ampi_turned_floats(&c) * sizeof(float));
+    dx = ampi_max_size(dx, ampi_dx_parts_workspace(&c));
+    y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
+    y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
+    if (c.taps == 1) {                            /* image by image */
+        y = ampi_max_size(y, amp_gemm_workspace(c.og, c.out_pixels, c.cg));
+        dx = ampi_max_size(dx, amp_gemm_workspace(c.cg, c.in_pixels, c.og));
+    }
+    dw = ampi_max_size(dw, ampi_max_size(ampi_amx_depth_workspace(&c), ampi_outs_workspace(&c)));
+    dw = ampi_max_size(dw, ampi_max_size(ampi_fold_workspace(&c), ampi_depth_workspace(&c)));
+    dx = ampi_max_size(dx, ampi_max_size(ampi_abreast_workspace(&c, 1), ampi_stencil_workspace(&c, 1)));
+    y = ampi_max_size(y, ampi_spread_workspace(&c, 0));
+    dx = ampi_max_size(dx, ampi_spread_workspace(&c, 1));
+    return ampi_max_size(y, ampi_max_size(dw, dx));
+}
+
 /* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
    then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db,
@@ -8249,13 +8819,15 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     int words = 0;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
-    if (r == AMP_OK && x_dtype == AMP_BF16) {
+    if (r == AMP_OK) {
         ampi_conv2d_y(&s, images, &c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
-        words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, 0, exec);
+        if (x_dtype == AMP_BF16) words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, 0, exec);
     }
     if (r == AMP_OK && !words
         && (ampi_amx_conv_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+            || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
             || ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+            || ampi_spread_run(&c, &s, exec)
             || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
         return AMP_OK;
     for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
@@ -8278,10 +8850,13 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
+    if (dx) ampi_conv2d_dx(&s, images, &c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
     if (dx && (ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
             || ampi_conv2d_dx_parts(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
             || ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
             || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || ampi_spread_run(&c, &s, exec)
             || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
@@ -8293,6 +8868,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     }
     if (dw && !words && (ampi_amx_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
             || ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
+            || ampi_outs_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
             || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
     for (g = 0; dw && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);

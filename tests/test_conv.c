@@ -369,7 +369,10 @@ static void test_words(void) {
         { 1, 32, 9, 14, 31, 5, 5, 2, 2, 2, 2, 1, 1, 1 }, { 1, 24, 9, 70, 25, 3, 3, 4, 1, 1, 1, 1, 1, 1 },
         { 3, 16, 41, 27, 22, 3, 3, 2, 2, 1, 1, 1, 1, 1 }, { 1, 16, 5, 6, 220, 3, 3, 2, 2, 1, 1, 1, 1, 1 },
         { 1, 18, 7, 69, 24, 3, 3, 1, 4, 0, 2, 1, 1, 1 }, { 2, 17, 37, 4, 25, 3, 3, 2, 3, 1, 1, 1, 2, 1 },
-        { 1, 18, 2, 69, 24, 3, 3, 2, 2, 1, 1, 1, 1, 1 } };
+        { 1, 18, 2, 69, 24, 3, 3, 2, 2, 1, 1, 1, 1, 1 }, /* and with so few that lanes are outputs: */
+        { 3, 7, 6, 8, 13, 3, 3, 2, 1, 1, 1, 1, 1, 1 },   { 2, 3, 9, 10, 16, 5, 5, 1, 1, 2, 0, 1, 1, 1 },
+        { 2, 8, 5, 6, 20, 3, 3, 1, 1, 1, 1, 1, 1, 2 },   { 2, 1, 7, 10, 6, 5, 5, 3, 1, 1, 2, 1, 1, 1 },
+        { 3, 2, 2, 2, 9, 3, 3, 1, 1, 3, 4, 1, 1, 1 },    { 1, 33, 7, 9, 8, 3, 3, 1, 1, 0, 2, 1, 1, 1 } };
     static const int scale[4][2] = { { 0, 0 }, { -130, 60 }, { 60, -130 }, { -67, -67 } };
     const size_t shapes = sizeof Z / sizeof Z[0];
     size_t i, j, q, r;
@@ -396,6 +399,24 @@ static void test_words(void) {
             amp_cpu_force_isa(AMP_ISA_AUTO);
             conv_free(&v);
         }
+}
+
+/* Weights of FP32 and short lines, where lanes are channels: panels that are not full, half and whole; lines in one part
+   and two; strides, dilation, few taps; more than one block of channels, and of images. */
+static void test_short_lines(void) {
+    static const int Z[][14] = {
+        { 3, 11, 12, 10, 47, 3, 3, 1, 1, 1, 1, 1, 1, 1 }, { 2, 47, 12, 17, 13, 3, 3, 1, 1, 1, 2, 1, 1, 1 },
+        { 3, 17, 25, 8, 62, 3, 2, 2, 1, 2, 1, 3, 2, 1 },  { 4, 48, 9, 9, 32, 1, 3, 1, 1, 0, 1, 1, 1, 1 },
+        { 2, 70, 9, 23, 80, 3, 3, 1, 1, 1, 1, 1, 1, 1 },  { 5, 32, 10, 6, 32, 2, 2, 1, 1, 2, 0, 1, 1, 1 },
+        { 20, 11, 24, 24, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 } };
+    static const float specials[] = { 0.0f, -INFINITY, NAN };
+    size_t i;
+    for (i = 0; i < sizeof Z / sizeof Z[0]; i++) {
+        conv_check_all(Z[i], AMP_F32, AMP_F32, i % 2 ? AMP_F32 : AMP_F16, NULL);
+        if (i == 6) continue;
+        conv_check_all(Z[i], i % 2 ? AMP_F16 : AMP_BF16, AMP_F32, AMP_BF16, NULL);
+        conv_check_all(Z[i], AMP_F32, AMP_F32, AMP_F32, &specials[i % 3]);
+    }
 }
 
 /* Zeroed strides, dilations and groups mean 1. */
@@ -685,6 +706,7 @@ int main(void) {
     TEST(test_whole_numbers);
     TEST(test_zeros_and_nans);
     TEST(test_words);
+    TEST(test_short_lines);
     TEST(test_defaults);
     TEST(test_direct_zeros);
     TEST(test_fast_sums);
