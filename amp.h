@@ -2994,7 +2994,7 @@ typedef struct ampi_finish {
 
 /* What an instruction set brings. load: widens a block of `rows` x `cols` elements to FP32 rows, each
    filled up with zeros to the next multiple of `lanes`. transpose: dst[(k ^ flip)*ldd + l] = src[l*lds + k]
-   for l < lanes. */
+   for l < lanes. turn16: the same from F16 or BF16, for a multiple of 16 k; may be NULL. */
 typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
     size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
@@ -3003,6 +3003,7 @@ typedef struct ampi_gemm_isa {
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
+    void (*turn16)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t k, size_t flip);
     void (*finish)(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt);
 } ampi_gemm_isa;
 
@@ -3357,6 +3358,62 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
     }
     for (; i < k; i++)
         for (l = 0; l < 16; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
+    ampi_clear_upper();
+}
+/* Rows l and 4+l of 16-bit elements, 16 k each, in the halves of a vector. */
+#define AMPI_V16_TWO(s, l) _mm512_mask_broadcast_f32x8( \
+    _mm512_castps256_ps512(AMPI_V16_LOAD8((s) + (l) * lds)), (__mmask16)0xff00, AMPI_V16_LOAD8((s) + (4 + (l)) * lds))
+#define AMPI_V16_LOAD8(s) _mm256_loadu_ps((const float*)(const void*)(s))
+/* Four such vectors, transposed in each quarter: in out[c] the pairs c and 4+c of four rows, and of the four others. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_quarters(__m512i* out, const uint16_t* s, size_t lds) {
+    const __m512 a = AMPI_V16_TWO(s, 0), b = AMPI_V16_TWO(s, 1), c = AMPI_V16_TWO(s, 2), d = AMPI_V16_TWO(s, 3);
+    const __m512d ab0 = AMPI_V16_LOW(a, b), ab1 = AMPI_V16_HIGH(a, b);
+    const __m512d cd0 = AMPI_V16_LOW(c, d), cd1 = AMPI_V16_HIGH(c, d);
+    out[0] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab0, cd0));
+    out[1] = _mm512_castps_si512(AMPI_V16_HIGH_PAIR(ab0, cd0));
+    out[2] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab1, cd1));
+    out[3] = _mm512_castps_si512(AMPI_V16_HIGH_PAIR(ab1, cd1));
+}
+/* Even k and odd k of pairs x of eight rows, y of the eight others, as floats: the pairs c, or if `upper`, from the odd
+   quarters, the pairs 4+c. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_widen(amp_dtype t, int upper, float* even, float* odd, __m512i x,
+                                                      __m512i y) {
+    const __m512i low = _mm512_set_epi16(55, 53, 51, 49, 39, 37, 35, 33, 23, 21, 19, 17, 7, 5, 3, 1,
+                                         54, 52, 50, 48, 38, 36, 34, 32, 22, 20, 18, 16, 6, 4, 2, 0);
+    if (t == AMP_F16) {
+        x = _mm512_permutex2var_epi16(x, upper ? _mm512_add_epi16(low, _mm512_set1_epi16(8)) : low, y);
+        _mm512_storeu_ps(even, _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm512_maskz_extracti64x4_epi64(0xf, x, 0)));
+        _mm512_storeu_ps(odd, _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm512_maskz_extracti64x4_epi64(0xf, x, 1)));
+    } else {
+        x = upper ? _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0xdd)
+                  : _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0x88);
+        _mm512_storeu_si512(even, _mm512_maskz_slli_epi32(AMPI_V16_ALL, x, 16));
+        _mm512_storeu_si512(odd, _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u)));
+    }
+}
+/* 16 x 16 elements a turn: neighbours stay a pair while they are transposed, and each vector of pairs becomes two of
+   floats. So half as much is shuffled. `t` is a constant where it is called. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_as(amp_dtype t, float* dst, size_t ldd, const uint16_t* src, size_t lds,
+                                                   size_t k, size_t flip) {
+    const size_t even = flip * ldd, odd = ldd - even;
+    __m512i x[4], y[4];
+    for (; k > 0; k -= 16, src += 16, dst += 16 * ldd) {
+        ampi_turn16_quarters(x, src, lds);
+        ampi_turn16_quarters(y, src + 8 * lds, lds);
+        ampi_turn16_widen(t, 0, dst + even, dst + odd, x[0], y[0]);
+        ampi_turn16_widen(t, 0, dst + 2 * ldd + even, dst + 2 * ldd + odd, x[1], y[1]);
+        ampi_turn16_widen(t, 0, dst + 4 * ldd + even, dst + 4 * ldd + odd, x[2], y[2]);
+        ampi_turn16_widen(t, 0, dst + 6 * ldd + even, dst + 6 * ldd + odd, x[3], y[3]);
+        ampi_turn16_widen(t, 1, dst + 8 * ldd + even, dst + 8 * ldd + odd, x[0], y[0]);
+        ampi_turn16_widen(t, 1, dst + 10 * ldd + even, dst + 10 * ldd + odd, x[1], y[1]);
+        ampi_turn16_widen(t, 1, dst + 12 * ldd + even, dst + 12 * ldd + odd, x[2], y[2]);
+        ampi_turn16_widen(t, 1, dst + 14 * ldd + even, dst + 14 * ldd + odd, x[3], y[3]);
+    }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_turn16_avx512(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds,
+                                                   size_t k, size_t flip) {
+    if (t == AMP_F16) ampi_turn16_as(AMP_F16, dst, ldd, (const uint16_t*)src, lds, k, flip);
+    else ampi_turn16_as(AMP_BF16, dst, ldd, (const uint16_t*)src, lds, k, flip);
     ampi_clear_upper();
 }
 
@@ -3893,12 +3950,12 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
     ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
-                       ampi_transpose_plain, NULL };
+                       ampi_transpose_plain, NULL, NULL };
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
         g.mr = 14; g.lanes = 16; g.a_width = 16; g.widens = 1;
         g.micro = ampi_micro_avx512; g.load = ampi_load_block_avx512; g.transpose = ampi_transpose_avx512;
-        g.finish = ampi_finish_avx512;
+        g.finish = ampi_finish_avx512; g.turn16 = ampi_turn16_avx512;
     } else if (ampi_simd() == AMP_ISA_AVX2) {
         g.mr = 6; g.lanes = 8; g.a_width = 8; g.widens = 1;
         g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
@@ -4584,21 +4641,31 @@ AMPI_FN void ampi_pack_runs(const ampi_gemm_isa* g, const ampi_operand* v, int s
     ampi_operand_block(g, &part, k0 / 2, kc / 2, p0, pn, dst, 2 * ldd);
 }
 
+/* `lanes` columns from j straight from a matrix, if that is faster; for how many k. */
+AMPI_FN size_t ampi_pack_b_straight(const ampi_gemm_isa* g, const ampi_product* s, size_t j, size_t k0, size_t kc,
+                                    float* b, size_t width) {
+    const size_t n = ampi_min_size(kc, s->b.length - k0) / 16 * 16, at = s->b.offset + j * s->b.ld + k0;
+    if (s->b.dtype == AMP_F32) {
+        g->transpose(b, width, (const float*)s->b.data + at, s->b.ld, kc, 0);
+        return kc;
+    }
+    if (!g->turn16) return 0;
+    g->turn16(b, width, (const uint16_t*)s->b.data + at, s->b.dtype, s->b.ld, n, s->swap ? 1 : 0);
+    return n;
+}
 /* `width` columns from j, their runs along k: rows of FP32, then transposed, `lanes` columns and so many k at
    a time that the rows stay in the first-level cache. `stage` is open, or NULL. */
 AMPI_FN void ampi_pack_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j,
                                  size_t columns, size_t width, size_t k0, size_t kc, float* b, float* line) {
-    size_t l, k, lds = kc + AMPI_GEMM_GAP, step = s->b.image ? kc : 128;
+    const size_t lds = kc + AMPI_GEMM_GAP, step = s->b.image ? kc : 128;
+    size_t l, k;
     for (l = 0; l < width; l += g->lanes) {
-        size_t here = l < columns ? ampi_min_size(columns - l, g->lanes) : 0;
-        if (!s->b.image && s->b.dtype == AMP_F32 && here == g->lanes) {
-            g->transpose(b + l, width, (const float*)s->b.data + s->b.offset + (j + l) * s->b.ld + k0,
-                         s->b.ld, kc, 0);
-            continue;
-        }
+        const size_t here = l < columns ? ampi_min_size(columns - l, g->lanes) : 0;
+        k = 0;
+        if (!s->b.image && here == g->lanes) k = ampi_pack_b_straight(g, s, j + l, k0, kc, b + l, width);
         if (here < g->lanes || (stage && stage->n < kc)) memset(line, 0, g->lanes * lds * sizeof *line);
         if (stage) ampi_stage_rows(stage, j + l, here, 0, line, lds, lds, 0);
-        for (k = 0; k < kc; k += step) {
+        for (; k < kc; k += step) {
             size_t part = ampi_min_size(kc - k, step);
             if (!stage) ampi_operand_block(g, &s->b, j + l, here, k0 + k, part, line, lds);
             g->transpose(b + l + k * width, width, line, lds, part, s->swap ? 1 : 0);

@@ -70,6 +70,8 @@ TABLE = [
     ("gemm", "for (k = 0; k < b->kc; k += step)\n        for (i = q; i < past; i++)\n            ampi_pack_runs(g, &s->a",
      "for (k = 0; k < step; k += step)\n        for (i = q; i < past; i++)\n            ampi_pack_runs(g, &s->a"),
     ("gemm", "        f.beta = 1.0f;", ""),
+    ("gemm", "ampi_min_size(kc, s->b.length - k0) / 16 * 16", "kc / 16 * 16"),
+    ("gemm", "const size_t even = flip * ldd, odd = ldd - even;", "const size_t even = 0, odd = ldd;"),
     ("gemm", "u->widen = s->b.dtype == AMP_F16;", "u->widen = 0;"),
     ("gemm", "    u->widen = 0;\n", ""),
     ("gemm", "#define AMPI_W8_LOAD_B(p) AMPI_V8_F16(p)", "#define AMPI_W8_LOAD_B(p) AMPI_V8_BF16(p)"),
