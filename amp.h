@@ -3150,7 +3150,11 @@ typedef struct ampi_gemm_isa {
     {                                                                                               \
         const type* s = (const type*)src;                                                           \
         size_t r, c;                                                                                \
-        for (r = 0; r < rows; r++, s += lds, dst += ldd) {                                          \
+        for (r = 0; cols == AMPI_##V##_LANES && r < rows; r++, s += lds, dst += ldd) {              \
+            AMPI_FETCH(s + AMPI_##V##_LANES, 0);                                                    \
+            AMPI_##V##_STORE(dst, AMPI_##V##_##KIND(s));                                            \
+        }                                                                                           \
+        for (r = 0; cols != AMPI_##V##_LANES && r < rows; r++, s += lds, dst += ldd) {              \
             AMPI_FETCH(s + cols, 0);                                                                \
             if (AMPI_##V##_LANES * sizeof(type) == 64) AMPI_FETCH(s + cols, 64);                    \
             for (c = 0; c + AMPI_##V##_LANES <= cols; c += AMPI_##V##_LANES)                        \
@@ -3310,25 +3314,38 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_write16_avx512(void* dst, amp_dtype t, 
 }
 
 AMPI_FINISH(ampi_finish_any_avx512, V16)
-/* Whole panels of BF16: 32 columns a turn, one store for both vectors. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_finish_bf16_avx512(const ampi_finish* f, size_t rows, const float* t, size_t ldt) {
+/* Whole panels of 16-bit results, 32 columns a turn; a row that is added is read once. `type` is a constant where it is
+   called. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_finish_panel_as(amp_dtype type, const ampi_finish* f, size_t rows,
+                                                         const float* t, size_t ldt) {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,
                                          31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
+    const size_t ldc = f->ldc;
+    uint16_t* c = (uint16_t*)f->c;
+    __m512 x = _mm512_setzero_ps(), y = x;
     size_t i;
-    for (i = 0; i < rows; i++, t += ldt) {
+    for (i = 0; i < rows; i++, t += ldt, c += ldc) {
         __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t)), w = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + 16));
-        if (f->add) {
-            v = _mm512_fmadd_ps(beta, AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add, 16), v);
-            w = _mm512_fmadd_ps(beta, AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add + 16, 16), w);
+        if (f->add && (i == 0 || f->ld_add != 0)) {
+            x = AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add, 16);
+            y = AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add + 16, 16);
         }
-        _mm512_storeu_si512((uint16_t*)f->c + i * f->ldc,
-                            _mm512_permutex2var_epi16(ampi_upper16_avx512(v), odd, ampi_upper16_avx512(w)));
+        if (f->add) { v = _mm512_fmadd_ps(beta, x, v); w = _mm512_fmadd_ps(beta, y, w); }
+        if (type == AMP_F16) {
+            ampi_write16_avx512(c, AMP_F16, 0, 16, v);
+            ampi_write16_avx512(c, AMP_F16, 16, 16, w);
+        } else _mm512_storeu_si512(c, _mm512_permutex2var_epi16(ampi_upper16_avx512(v), odd, ampi_upper16_avx512(w)));
     }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_finish_panel_avx512(const ampi_finish* f, size_t rows, const float* t,
+                                                         size_t ldt) {
+    if (f->c_dtype == AMP_F16) ampi_finish_panel_as(AMP_F16, f, rows, t, ldt);
+    else ampi_finish_panel_as(AMP_BF16, f, rows, t, ldt);
     ampi_clear_upper();
 }
 AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt) {
-    if (f->c_dtype == AMP_BF16 && columns == 32 && !f->spread) ampi_finish_bf16_avx512(f, rows, t, ldt);
+    if (f->c_dtype != AMP_F32 && columns == 32 && !f->spread) ampi_finish_panel_avx512(f, rows, t, ldt);
     else ampi_finish_any_avx512(f, rows, columns, t, ldt);
 }
 
@@ -4904,7 +4921,7 @@ AMPI_FN size_t ampi_panel_rows(const ampi_block* b, size_t q) {
 /* Panels [q, past) of A, whose runs go across k, a few k at a time: the lines that two panels share are read once. */
 AMPI_FN void ampi_pack_a_runs(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q, size_t past,
                               float* a) {
-    size_t step = past - q > 1 && !s->a.image ? 64 : b->kc, k, i;
+    size_t step = past - q > 1 && !s->a.image ? 32 : b->kc, k, i;
     for (k = 0; k < b->kc; k += step)
         for (i = q; i < past; i++)
             ampi_pack_runs(g, &s->a, s->swap, b->k0 + k, ampi_min_size(b->kc - k, step), b->i0 + ampi_panel_low(b, i),
@@ -5641,20 +5658,54 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
     ampi_store_f32(dst, t, offset, sum, n);
 }
 
+#if AMPI_X86
+/* sum[i] += x[0][i] + x[1][i] + ... in this order, i < width, a row after the other, 64 columns at a time. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_add_rows_avx512(float* sum, const void* x, amp_dtype t, size_t offset, size_t ld,
+                                                     size_t rows, size_t width) {
+    size_t i, at;
+    for (; width > 0; sum += 64, offset += 64, width -= ampi_min_size(width, 64)) {
+        const size_t n = ampi_min_size(width, 16), n1 = width > 16 ? ampi_min_size(width - 16, 16) : 0;
+        const size_t n2 = width > 32 ? ampi_min_size(width - 32, 16) : 0;
+        const size_t n3 = width > 48 ? ampi_min_size(width - 48, 16) : 0;
+        __m512 a = _mm512_loadu_ps(sum), b = _mm512_loadu_ps(sum + 16);
+        __m512 c = _mm512_loadu_ps(sum + 32), d = _mm512_loadu_ps(sum + 48);
+        for (i = 0, at = offset; i < rows; i++, at += ld) {
+            a = _mm512_add_ps(a, AMPI_V16_READ(x, t, at, n));
+            b = _mm512_add_ps(b, AMPI_V16_READ(x, t, at + 16, n1));
+            c = _mm512_add_ps(c, AMPI_V16_READ(x, t, at + 32, n2));
+            d = _mm512_add_ps(d, AMPI_V16_READ(x, t, at + 48, n3));
+        }
+        _mm512_storeu_ps(sum, a); _mm512_storeu_ps(sum + 16, b);
+        _mm512_storeu_ps(sum + 32, c); _mm512_storeu_ps(sum + 48, d);
+    }
+    ampi_clear_upper();
+}
+#endif
+/* The same on any processor, width <= 256. */
+AMPI_FN void ampi_add_rows(float* sum, const void* x, amp_dtype t, size_t offset, size_t ld, size_t rows,
+                           size_t width) {
+    float row[256];
+    size_t i;
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_add_rows_avx512(sum, x, t, offset, ld, rows, width); return; }
+#endif
+    memset(row, 0, sizeof row);
+    for (i = 0; i < rows; i++) {
+        ampi_load_f32(row, x, t, offset + i * ld, width);
+        ampi_add_to(sum, row, ampi_round_up(width, 16));
+    }
+}
+
 /* db[o] = sum over n of dy[n][o], n ascending, 256 columns at a time. */
 AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
                                    int accumulate, size_t n, size_t out) {
     int64_t chunk, chunks = (int64_t)((out + 255) / 256);
     AMPI_PARALLEL_FOR(chunks > 1 && n > 64)
     for (chunk = 0; chunk < chunks; chunk++) {
-        float sum[256], row[256];
-        size_t o = (size_t)chunk * 256, width = ampi_min_size(out - o, 256), i;
+        float sum[256];
+        size_t o = (size_t)chunk * 256, width = ampi_min_size(out - o, 256);
         memset(sum, 0, sizeof sum);
-        memset(row, 0, sizeof row);
-        for (i = 0; i < n; i++) {
-            ampi_load_f32(row, dy, dy_dtype, i * out + o, width);
-            ampi_add_to(sum, row, ampi_round_up(width, 16));
-        }
+        ampi_add_rows(sum, dy, ampi_dtype(dy_dtype), o, out, n, width);
         ampi_store_sum(db, db_dtype, o, sum, width, accumulate);
     }
 }

@@ -72,6 +72,8 @@ TABLE = [
     ("gemm", "        f.beta = 1.0f;", ""),
     ("gemm", "ampi_min_size(kc, s->b.length - k0) / 16 * 16", "kc / 16 * 16"),
     ("gemm", "const size_t even = flip * ldd, odd = ldd - even;", "const size_t even = 0, odd = ldd;"),
+    ("gemm", "if (f->add && (i == 0 || f->ld_add != 0))", "if (f->add && i == 0)"),
+    ("gemm", "d = _mm512_add_ps(d, AMPI_V16_READ(x, t, at + 48, n3));", ""),
     ("gemm", "u->widen = s->b.dtype == AMP_F16;", "u->widen = 0;"),
     ("gemm", "    u->widen = 0;\n", ""),
     ("gemm", "#define AMPI_W8_LOAD_B(p) AMPI_V8_F16(p)", "#define AMPI_W8_LOAD_B(p) AMPI_V8_BF16(p)"),
