@@ -3743,7 +3743,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_words_merge(float* dst, __m512i x, __m5
     if (two)
         _mm512_storeu_si512(dst + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, _mm512_set1_epi16(16)), y));
 }
-/* A panel of BF16 from pairs of rows of n columns, and the next but one's beginning is fetched; the least exponent. */
+/* A panel of BF16 from pairs of rows of n columns; the least exponent. If it is one of B (`two`), the next but one's
+   beginning is fetched: A's comes so late that it would be gone again. */
 AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, const uint16_t* x, size_t lds,
                                                      size_t pairs, size_t n, int two) {
     const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
@@ -3751,8 +3752,8 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, con
     unsigned all;
     for (; pairs > 0; pairs--, x += 2 * lds, dst += ldd) {
         const __m512i upper = _mm512_maskz_loadu_epi16(mask, x), lower = _mm512_maskz_loadu_epi16(mask, x + lds);
-        AMPI_FETCH(x + 64, 0);
-        AMPI_FETCH(x + lds + 64, 0);
+        if (two) AMPI_FETCH(x + 64, 0);
+        if (two) AMPI_FETCH(x + lds + 64, 0);
         ampi_words_merge(dst, upper, lower, two);
         least = ampi_lesser_magnitude(least, upper);
         other = ampi_lesser_magnitude(other, lower);
@@ -4841,6 +4842,13 @@ AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t k0, size_
     memset(to, 0, (2 * words - n) * sizeof *to);
 }
 
+/* `rows` rows of op(A), whose runs go across k, as words, a_width for each pair of k. The least exponent. */
+AMPI_FN unsigned ampi_pack_a_pairs(const ampi_gemm_isa* g, const ampi_product* s, size_t row, size_t rows, size_t k0,
+                                   size_t kc, float* a) {
+    const uint16_t* src = (const uint16_t*)s->a.data + s->a.offset + k0 * s->a.ld + row;
+    return ampi_words_across(g, a, g->a_width, src, s->a.dtype, s->a.ld, ampi_min_size(kc, s->a.runs - k0), rows,
+                             ampi_words(g, kc), g->a_width, 0);
+}
 /* `rows` rows of op(A) as words, row after row. */
 AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, size_t row, size_t rows, size_t k0,
                                size_t kc, float* a, size_t rs, float* line) {
@@ -4942,10 +4950,16 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, ampi_
     float* a = b->a + q % group * ampi_a_stride(g, b->kc);
     u->a = a;
     u->k = g->words ? b->kc / 2 : b->kc;                      /* words: s->k is even */
-    u->rs = s->a.along_k || g->words ? ampi_row_stride(g, b->kc) : 1;
-    u->ks = s->a.along_k || g->words ? 1 : g->a_width;
+    u->rs = s->a.along_k ? ampi_row_stride(g, b->kc) : 1;
+    u->ks = s->a.along_k ? 1 : g->a_width;
 #if AMPI_X86
     if (g->words) {
+        unsigned least = 512;
+        if (!s->a.along_k) {
+            if (pack) least = ampi_pack_a_pairs(g, s, row, rows, b->k0, b->kc, a);
+            if (!s->normal) b->least_a = ampi_min_unsigned(b->least_a, least);
+            return;
+        }
         if (ampi_a_words_in_place(s, b)) {
             u->rs = s->a.ld / 2;
             u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
