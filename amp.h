@@ -3015,7 +3015,7 @@ typedef struct ampi_finish {
 
 /* What an instruction set brings. load: widens a block of `rows` x `cols` elements to FP32 rows, each
    filled up with zeros to the next multiple of `lanes`. transpose: dst[(k ^ flip)*ldd + l] = src[l*lds + k]
-   for l < lanes. */
+   for l < lanes. turn16: the same from F16 or BF16, for a multiple of 16 k; may be NULL. */
 typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
     size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
@@ -3024,6 +3024,7 @@ typedef struct ampi_gemm_isa {
     void (*micro)(size_t rows, const ampi_micro* u);
     void (*load)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows, size_t cols);
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
+    void (*turn16)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t k, size_t flip);
     void (*finish)(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt);
 } ampi_gemm_isa;
 
@@ -3170,7 +3171,11 @@ typedef struct ampi_gemm_isa {
     {                                                                                               \
         const type* s = (const type*)src;                                                           \
         size_t r, c;                                                                                \
-        for (r = 0; r < rows; r++, s += lds, dst += ldd) {                                          \
+        for (r = 0; cols == AMPI_##V##_LANES && r < rows; r++, s += lds, dst += ldd) {              \
+            AMPI_FETCH(s + AMPI_##V##_LANES, 0);                                                    \
+            AMPI_##V##_STORE(dst, AMPI_##V##_##KIND(s));                                            \
+        }                                                                                           \
+        for (r = 0; cols != AMPI_##V##_LANES && r < rows; r++, s += lds, dst += ldd) {              \
             AMPI_FETCH(s + cols, 0);                                                                \
             if (AMPI_##V##_LANES * sizeof(type) == 64) AMPI_FETCH(s + cols, 64);                    \
             for (c = 0; c + AMPI_##V##_LANES <= cols; c += AMPI_##V##_LANES)                        \
@@ -3330,25 +3335,38 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_write16_avx512(void* dst, amp_dtype t, 
 }
 
 AMPI_FINISH(ampi_finish_any_avx512, V16)
-/* Whole panels of BF16: 32 columns a turn, one store for both vectors. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_finish_bf16_avx512(const ampi_finish* f, size_t rows, const float* t, size_t ldt) {
+/* Whole panels of 16-bit results, 32 columns a turn; a row that is added is read once. `type` is a constant where it is
+   called. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_finish_panel_as(amp_dtype type, const ampi_finish* f, size_t rows,
+                                                         const float* t, size_t ldt) {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,
                                          31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     const __m512 alpha = _mm512_set1_ps(f->alpha), beta = _mm512_set1_ps(f->beta);
+    const size_t ldc = f->ldc;
+    uint16_t* c = (uint16_t*)f->c;
+    __m512 x = _mm512_setzero_ps(), y = x;
     size_t i;
-    for (i = 0; i < rows; i++, t += ldt) {
+    for (i = 0; i < rows; i++, t += ldt, c += ldc) {
         __m512 v = _mm512_mul_ps(alpha, _mm512_loadu_ps(t)), w = _mm512_mul_ps(alpha, _mm512_loadu_ps(t + 16));
-        if (f->add) {
-            v = _mm512_fmadd_ps(beta, AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add, 16), v);
-            w = _mm512_fmadd_ps(beta, AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add + 16, 16), w);
+        if (f->add && (i == 0 || f->ld_add != 0)) {
+            x = AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add, 16);
+            y = AMPI_V16_READ(f->add, f->add_dtype, i * f->ld_add + 16, 16);
         }
-        _mm512_storeu_si512((uint16_t*)f->c + i * f->ldc,
-                            _mm512_permutex2var_epi16(ampi_upper16_avx512(v), odd, ampi_upper16_avx512(w)));
+        if (f->add) { v = _mm512_fmadd_ps(beta, x, v); w = _mm512_fmadd_ps(beta, y, w); }
+        if (type == AMP_F16) {
+            ampi_write16_avx512(c, AMP_F16, 0, 16, v);
+            ampi_write16_avx512(c, AMP_F16, 16, 16, w);
+        } else _mm512_storeu_si512(c, _mm512_permutex2var_epi16(ampi_upper16_avx512(v), odd, ampi_upper16_avx512(w)));
     }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_finish_panel_avx512(const ampi_finish* f, size_t rows, const float* t,
+                                                         size_t ldt) {
+    if (f->c_dtype == AMP_F16) ampi_finish_panel_as(AMP_F16, f, rows, t, ldt);
+    else ampi_finish_panel_as(AMP_BF16, f, rows, t, ldt);
     ampi_clear_upper();
 }
 AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt) {
-    if (f->c_dtype == AMP_BF16 && columns == 32 && !f->spread) ampi_finish_bf16_avx512(f, rows, t, ldt);
+    if (f->c_dtype != AMP_F32 && columns == 32 && !f->spread) ampi_finish_panel_avx512(f, rows, t, ldt);
     else ampi_finish_any_avx512(f, rows, columns, t, ldt);
 }
 
@@ -3378,6 +3396,62 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
     }
     for (; i < k; i++)
         for (l = 0; l < 16; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
+    ampi_clear_upper();
+}
+/* Rows l and 4+l of 16-bit elements, 16 k each, in the halves of a vector. */
+#define AMPI_V16_TWO(s, l) _mm512_mask_broadcast_f32x8( \
+    _mm512_castps256_ps512(AMPI_V16_LOAD8((s) + (l) * lds)), (__mmask16)0xff00, AMPI_V16_LOAD8((s) + (4 + (l)) * lds))
+#define AMPI_V16_LOAD8(s) _mm256_loadu_ps((const float*)(const void*)(s))
+/* Four such vectors, transposed in each quarter: in out[c] the pairs c and 4+c of four rows, and of the four others. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_quarters(__m512i* out, const uint16_t* s, size_t lds) {
+    const __m512 a = AMPI_V16_TWO(s, 0), b = AMPI_V16_TWO(s, 1), c = AMPI_V16_TWO(s, 2), d = AMPI_V16_TWO(s, 3);
+    const __m512d ab0 = AMPI_V16_LOW(a, b), ab1 = AMPI_V16_HIGH(a, b);
+    const __m512d cd0 = AMPI_V16_LOW(c, d), cd1 = AMPI_V16_HIGH(c, d);
+    out[0] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab0, cd0));
+    out[1] = _mm512_castps_si512(AMPI_V16_HIGH_PAIR(ab0, cd0));
+    out[2] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab1, cd1));
+    out[3] = _mm512_castps_si512(AMPI_V16_HIGH_PAIR(ab1, cd1));
+}
+/* Even k and odd k of pairs x of eight rows, y of the eight others, as floats: the pairs c, or if `upper`, from the odd
+   quarters, the pairs 4+c. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_widen(amp_dtype t, int upper, float* even, float* odd, __m512i x,
+                                                      __m512i y) {
+    const __m512i low = _mm512_set_epi16(55, 53, 51, 49, 39, 37, 35, 33, 23, 21, 19, 17, 7, 5, 3, 1,
+                                         54, 52, 50, 48, 38, 36, 34, 32, 22, 20, 18, 16, 6, 4, 2, 0);
+    if (t == AMP_F16) {
+        x = _mm512_permutex2var_epi16(x, upper ? _mm512_add_epi16(low, _mm512_set1_epi16(8)) : low, y);
+        _mm512_storeu_ps(even, _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm512_maskz_extracti64x4_epi64(0xf, x, 0)));
+        _mm512_storeu_ps(odd, _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm512_maskz_extracti64x4_epi64(0xf, x, 1)));
+    } else {
+        x = upper ? _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0xdd)
+                  : _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0x88);
+        _mm512_storeu_si512(even, _mm512_maskz_slli_epi32(AMPI_V16_ALL, x, 16));
+        _mm512_storeu_si512(odd, _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u)));
+    }
+}
+/* 16 x 16 elements a turn: neighbours stay a pair while they are transposed, and each vector of pairs becomes two of
+   floats. So half as much is shuffled. `t` is a constant where it is called. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_as(amp_dtype t, float* dst, size_t ldd, const uint16_t* src, size_t lds,
+                                                   size_t k, size_t flip) {
+    const size_t even = flip * ldd, odd = ldd - even;
+    __m512i x[4], y[4];
+    for (; k > 0; k -= 16, src += 16, dst += 16 * ldd) {
+        ampi_turn16_quarters(x, src, lds);
+        ampi_turn16_quarters(y, src + 8 * lds, lds);
+        ampi_turn16_widen(t, 0, dst + even, dst + odd, x[0], y[0]);
+        ampi_turn16_widen(t, 0, dst + 2 * ldd + even, dst + 2 * ldd + odd, x[1], y[1]);
+        ampi_turn16_widen(t, 0, dst + 4 * ldd + even, dst + 4 * ldd + odd, x[2], y[2]);
+        ampi_turn16_widen(t, 0, dst + 6 * ldd + even, dst + 6 * ldd + odd, x[3], y[3]);
+        ampi_turn16_widen(t, 1, dst + 8 * ldd + even, dst + 8 * ldd + odd, x[0], y[0]);
+        ampi_turn16_widen(t, 1, dst + 10 * ldd + even, dst + 10 * ldd + odd, x[1], y[1]);
+        ampi_turn16_widen(t, 1, dst + 12 * ldd + even, dst + 12 * ldd + odd, x[2], y[2]);
+        ampi_turn16_widen(t, 1, dst + 14 * ldd + even, dst + 14 * ldd + odd, x[3], y[3]);
+    }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_turn16_avx512(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds,
+                                                   size_t k, size_t flip) {
+    if (t == AMP_F16) ampi_turn16_as(AMP_F16, dst, ldd, (const uint16_t*)src, lds, k, flip);
+    else ampi_turn16_as(AMP_BF16, dst, ldd, (const uint16_t*)src, lds, k, flip);
     ampi_clear_upper();
 }
 
@@ -3690,7 +3764,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_words_merge(float* dst, __m512i x, __m5
     if (two)
         _mm512_storeu_si512(dst + 16, _mm512_permutex2var_epi16(x, _mm512_add_epi16(pairs, _mm512_set1_epi16(16)), y));
 }
-/* A panel of BF16 from pairs of rows of n columns, and the next but one's beginning is fetched; the least exponent. */
+/* A panel of BF16 from pairs of rows of n columns; the least exponent. If it is one of B (`two`), the next but one's
+   beginning is fetched: A's comes so late that it would be gone again. */
 AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, const uint16_t* x, size_t lds,
                                                      size_t pairs, size_t n, int two) {
     const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
@@ -3698,8 +3773,8 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, con
     unsigned all;
     for (; pairs > 0; pairs--, x += 2 * lds, dst += ldd) {
         const __m512i upper = _mm512_maskz_loadu_epi16(mask, x), lower = _mm512_maskz_loadu_epi16(mask, x + lds);
-        AMPI_FETCH(x + 64, 0);
-        AMPI_FETCH(x + lds + 64, 0);
+        if (two) AMPI_FETCH(x + 64, 0);
+        if (two) AMPI_FETCH(x + lds + 64, 0);
         ampi_words_merge(dst, upper, lower, two);
         least = ampi_lesser_magnitude(least, upper);
         other = ampi_lesser_magnitude(other, lower);
@@ -3914,12 +3989,12 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
     ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
-                       ampi_transpose_plain, NULL };
+                       ampi_transpose_plain, NULL, NULL };
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
         g.mr = 14; g.lanes = 16; g.a_width = 16; g.widens = 1;
         g.micro = ampi_micro_avx512; g.load = ampi_load_block_avx512; g.transpose = ampi_transpose_avx512;
-        g.finish = ampi_finish_avx512;
+        g.finish = ampi_finish_avx512; g.turn16 = ampi_turn16_avx512;
     } else if (ampi_simd() == AMP_ISA_AVX2) {
         g.mr = 6; g.lanes = 8; g.a_width = 8; g.widens = 1;
         g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
@@ -4688,21 +4763,31 @@ AMPI_FN void ampi_pack_runs(const ampi_gemm_isa* g, const ampi_operand* v, int s
     ampi_operand_block(g, &part, k0 / 2, kc / 2, p0, pn, dst, 2 * ldd);
 }
 
+/* `lanes` columns from j straight from a matrix, if that is faster; for how many k. */
+AMPI_FN size_t ampi_pack_b_straight(const ampi_gemm_isa* g, const ampi_product* s, size_t j, size_t k0, size_t kc,
+                                    float* b, size_t width) {
+    const size_t n = ampi_min_size(kc, s->b.length - k0) / 16 * 16, at = s->b.offset + j * s->b.ld + k0;
+    if (s->b.dtype == AMP_F32) {
+        g->transpose(b, width, (const float*)s->b.data + at, s->b.ld, kc, 0);
+        return kc;
+    }
+    if (!g->turn16) return 0;
+    g->turn16(b, width, (const uint16_t*)s->b.data + at, s->b.dtype, s->b.ld, n, s->swap ? 1 : 0);
+    return n;
+}
 /* `width` columns from j, their runs along k: rows of FP32, then transposed, `lanes` columns and so many k at
    a time that the rows stay in the first-level cache. `stage` is open, or NULL. */
 AMPI_FN void ampi_pack_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j,
                                  size_t columns, size_t width, size_t k0, size_t kc, float* b, float* line) {
-    size_t l, k, lds = kc + AMPI_GEMM_GAP, step = s->b.image ? kc : 128;
+    const size_t lds = kc + AMPI_GEMM_GAP, step = s->b.image ? kc : 128;
+    size_t l, k;
     for (l = 0; l < width; l += g->lanes) {
-        size_t here = l < columns ? ampi_min_size(columns - l, g->lanes) : 0;
-        if (!s->b.image && s->b.dtype == AMP_F32 && here == g->lanes) {
-            g->transpose(b + l, width, (const float*)s->b.data + s->b.offset + (j + l) * s->b.ld + k0,
-                         s->b.ld, kc, 0);
-            continue;
-        }
+        const size_t here = l < columns ? ampi_min_size(columns - l, g->lanes) : 0;
+        k = 0;
+        if (!s->b.image && here == g->lanes) k = ampi_pack_b_straight(g, s, j + l, k0, kc, b + l, width);
         if (here < g->lanes || (stage && stage->n < kc)) memset(line, 0, g->lanes * lds * sizeof *line);
         if (stage) ampi_stage_rows(stage, j + l, here, 0, line, lds, lds, 0);
-        for (k = 0; k < kc; k += step) {
+        for (; k < kc; k += step) {
             size_t part = ampi_min_size(kc - k, step);
             if (!stage) ampi_operand_block(g, &s->b, j + l, here, k0 + k, part, line, lds);
             g->transpose(b + l + k * width, width, line, lds, part, s->swap ? 1 : 0);
@@ -4862,6 +4947,13 @@ AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t k0, size_
     memset(to, 0, (2 * words - n) * sizeof *to);
 }
 
+/* `rows` rows of op(A), whose runs go across k, as words, a_width for each pair of k. The least exponent. */
+AMPI_FN unsigned ampi_pack_a_pairs(const ampi_gemm_isa* g, const ampi_product* s, size_t row, size_t rows, size_t k0,
+                                   size_t kc, float* a) {
+    const uint16_t* src = (const uint16_t*)s->a.data + s->a.offset + k0 * s->a.ld + row;
+    return ampi_words_across(g, a, g->a_width, src, s->a.dtype, s->a.ld, ampi_min_size(kc, s->a.runs - k0), rows,
+                             ampi_words(g, kc), g->a_width, 0);
+}
 /* `rows` rows of op(A) as words, row after row. */
 AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, size_t row, size_t rows, size_t k0,
                                size_t kc, float* a, size_t rs, float* line) {
@@ -4942,7 +5034,7 @@ AMPI_FN size_t ampi_panel_rows(const ampi_block* b, size_t q) {
 /* Panels [q, past) of A, whose runs go across k, a few k at a time: the lines that two panels share are read once. */
 AMPI_FN void ampi_pack_a_runs(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q, size_t past,
                               float* a) {
-    size_t step = past - q > 1 && !s->a.image ? 64 : b->kc, k, i;
+    size_t step = past - q > 1 && !s->a.image ? 32 : b->kc, k, i;
     for (k = 0; k < b->kc; k += step)
         for (i = q; i < past; i++)
             ampi_pack_runs(g, &s->a, s->swap, b->k0 + k, ampi_min_size(b->kc - k, step), b->i0 + ampi_panel_low(b, i),
@@ -4963,10 +5055,16 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, ampi_
     float* a = b->a + q % group * ampi_a_stride(g, b->kc);
     u->a = a;
     u->k = g->words ? b->kc / 2 : b->kc;                      /* words: s->k is even */
-    u->rs = s->a.along_k || g->words ? ampi_row_stride(g, b->kc) : 1;
-    u->ks = s->a.along_k || g->words ? 1 : g->a_width;
+    u->rs = s->a.along_k ? ampi_row_stride(g, b->kc) : 1;
+    u->ks = s->a.along_k ? 1 : g->a_width;
 #if AMPI_X86
     if (g->words) {
+        unsigned least = 512;
+        if (!s->a.along_k) {
+            if (pack) least = ampi_pack_a_pairs(g, s, row, rows, b->k0, b->kc, a);
+            if (!s->normal) b->least_a = ampi_min_unsigned(b->least_a, least);
+            return;
+        }
         if (ampi_a_words_in_place(s, b)) {
             u->rs = s->a.ld / 2;
             u->a = (const float*)(const void*)((const uint16_t*)s->a.data + s->a.offset + row * s->a.ld + b->k0);
@@ -5697,20 +5795,54 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
     ampi_store_f32(dst, t, offset, sum, n);
 }
 
+#if AMPI_X86
+/* sum[i] += x[0][i] + x[1][i] + ... in this order, i < width, a row after the other, 64 columns at a time. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_add_rows_avx512(float* sum, const void* x, amp_dtype t, size_t offset, size_t ld,
+                                                     size_t rows, size_t width) {
+    size_t i, at;
+    for (; width > 0; sum += 64, offset += 64, width -= ampi_min_size(width, 64)) {
+        const size_t n = ampi_min_size(width, 16), n1 = width > 16 ? ampi_min_size(width - 16, 16) : 0;
+        const size_t n2 = width > 32 ? ampi_min_size(width - 32, 16) : 0;
+        const size_t n3 = width > 48 ? ampi_min_size(width - 48, 16) : 0;
+        __m512 a = _mm512_loadu_ps(sum), b = _mm512_loadu_ps(sum + 16);
+        __m512 c = _mm512_loadu_ps(sum + 32), d = _mm512_loadu_ps(sum + 48);
+        for (i = 0, at = offset; i < rows; i++, at += ld) {
+            a = _mm512_add_ps(a, AMPI_V16_READ(x, t, at, n));
+            b = _mm512_add_ps(b, AMPI_V16_READ(x, t, at + 16, n1));
+            c = _mm512_add_ps(c, AMPI_V16_READ(x, t, at + 32, n2));
+            d = _mm512_add_ps(d, AMPI_V16_READ(x, t, at + 48, n3));
+        }
+        _mm512_storeu_ps(sum, a); _mm512_storeu_ps(sum + 16, b);
+        _mm512_storeu_ps(sum + 32, c); _mm512_storeu_ps(sum + 48, d);
+    }
+    ampi_clear_upper();
+}
+#endif
+/* The same on any processor, width <= 256. */
+AMPI_FN void ampi_add_rows(float* sum, const void* x, amp_dtype t, size_t offset, size_t ld, size_t rows,
+                           size_t width) {
+    float row[256];
+    size_t i;
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_add_rows_avx512(sum, x, t, offset, ld, rows, width); return; }
+#endif
+    memset(row, 0, sizeof row);
+    for (i = 0; i < rows; i++) {
+        ampi_load_f32(row, x, t, offset + i * ld, width);
+        ampi_add_to(sum, row, ampi_round_up(width, 16));
+    }
+}
+
 /* db[o] = sum over n of dy[n][o], n ascending, 256 columns at a time. */
 AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
                                    int accumulate, size_t n, size_t out) {
     int64_t chunk, chunks = (int64_t)((out + 255) / 256);
     AMPI_PARALLEL_FOR(chunks > 1 && n > 64)
     for (chunk = 0; chunk < chunks; chunk++) {
-        float sum[256], row[256];
-        size_t o = (size_t)chunk * 256, width = ampi_min_size(out - o, 256), i;
+        float sum[256];
+        size_t o = (size_t)chunk * 256, width = ampi_min_size(out - o, 256);
         memset(sum, 0, sizeof sum);
-        memset(row, 0, sizeof row);
-        for (i = 0; i < n; i++) {
-            ampi_load_f32(row, dy, dy_dtype, i * out + o, width);
-            ampi_add_to(sum, row, ampi_round_up(width, 16));
-        }
+        ampi_add_rows(sum, dy, ampi_dtype(dy_dtype), o, out, n, width);
         ampi_store_sum(db, db_dtype, o, sum, width, accumulate);
     }
 }
