@@ -4300,13 +4300,14 @@ AMPI_FN __mmask32 ampi_inside_x32(int64_t x, int64_t width) {
 /* dst[r*n + j] = element x0 + j of row r, widened, j < n, or zero where it has none; rows are `width` long. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_stage_plain_as(amp_dtype t, float* dst, size_t n, const void* src, size_t at,
                                                        size_t rows, int64_t width, int64_t x0) {
+    const int64_t size = t == AMP_F32 ? 4 : 2;
     size_t j, r;
     for (j = 0; j < n; j += 16) {
         const __mmask16 m = ampi_first_x16(n - j), here = (__mmask16)ampi_inside_x32(x0 + (int64_t)j, width);
-        size_t from = at + (size_t)(x0 + (int64_t)j);
+        const char* from = (const char*)src + ((int64_t)(at + j) + x0) * size;
         float* to = dst + j;
-        for (r = 0; r < rows; r++, to += n, from += (size_t)width)
-            _mm512_mask_storeu_ps(to, m, ampi_get_x16(t, src, from, here));
+        for (r = 0; r < rows; r++, to += n, from += width * size)
+            _mm512_mask_storeu_ps(to, m, ampi_get_x16(t, from, 0, here));
     }
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_plain(float* dst, size_t n, const ampi_operand* v, size_t at, size_t rows,
