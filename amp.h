@@ -8642,10 +8642,11 @@ typedef struct ampi_spread {
 } ampi_spread;
 
 /* Terms of a block; floats of sums and of staged images; longest line; most weights where lines are no longer than half
-   a micro-kernel; fewest results, terms and pixels; images from which on it is faster to take them abreast. */
+   a micro-kernel, and where threads turn them for each other: more would not stay in a core's cache; fewest results,
+   terms and pixels; images from which on it is faster to take them abreast. */
 enum { AMPI_SPREAD_K = 576, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 24,
-       AMPI_SPREAD_WEIGHTS = 1048576, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_PIXELS = 256,
-       AMPI_SPREAD_BATCH = 28 };
+       AMPI_SPREAD_WEIGHTS = 1048576, AMPI_SPREAD_SHARED = 262144, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96,
+       AMPI_SPREAD_PIXELS = 256, AMPI_SPREAD_BATCH = 28 };
 
 /* Has product s this form, and is it faster? Not where a vector of results would be far from full. */
 AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
@@ -8656,7 +8657,8 @@ AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
         || ampi_abs_i64(g->step_w) > AMPI_STENCIL_KERNEL || s->part > AMPI_SPREAD_STAGE) return 0;
     return g->cols >= 6 && g->cols <= AMPI_SPREAD_LINE && s->m >= AMPI_SPREAD_ROWS && s->k >= AMPI_SPREAD_TERMS
            && s->n >= AMPI_SPREAD_PIXELS && 15 * ampi_round_up(s->m, 16) <= 16 * s->m
-           && (g->cols > 7 || c->w_count <= AMPI_SPREAD_WEIGHTS);
+           && (g->cols > 7 || c->w_count <= AMPI_SPREAD_WEIGHTS)
+           && (c->w_count <= AMPI_SPREAD_SHARED || ampi_conv2d_threads(c) == 1);
 }
 /* Tasks: images and panels, and how many channels of so many images make a block. */
 AMPI_FN void ampi_spread_cut(ampi_spread* d, size_t n, size_t pixels, size_t threads) {
