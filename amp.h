@@ -3394,7 +3394,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
         _mm512_storeu_ps(dst + ((i + 2) ^ flip) * ldd, AMPI_V16_LOW_PAIR(ab1, cd1));
         _mm512_storeu_ps(dst + ((i + 3) ^ flip) * ldd, AMPI_V16_HIGH_PAIR(ab1, cd1));
     }
-    for (; i < k; i++)
+    for (k %= 4; k > 0; k--, i++)
         for (l = 0; l < 16; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
     ampi_clear_upper();
 }
