@@ -9296,26 +9296,77 @@ AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_normal_cdf_x64(ampi_x64 x, ampi_x64
     p = ampi_scale_inside_x64(ampi_fnma_x64(p, q, ampi_add_x64(p, p)), n, a);
     return ampi_if_plus_x64(x, ampi_sub_x64(one, p), p);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_normal_cdf_x8(__m256 x, __m256* density) {
-    const __m256 one = _mm256_set1_ps(1.0f), shift = _mm256_set1_ps(3.40625f);
-    const __m256 a = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), square = _mm256_mul_ps(a, a);
-    const __m256 inside = _mm256_cmp_ps(a, _mm256_set1_ps(12.9f), _CMP_LT_OQ), rest = _mm256_fmsub_ps(a, a, square);
-    const __m256 t = _mm256_div_ps(one, _mm256_add_ps(a, shift));
-    __m256 w = _mm256_fnmadd_ps(t, a, _mm256_fnmadd_ps(shift, t, one)), q, p, scale;
-    w = _mm256_fmadd_ps(t, w, _mm256_sub_ps(t, _mm256_set1_ps(0.109375f)));
-    q = ampi_exp_reduce_x8(_mm256_mul_ps(_mm256_set1_ps(-0.5f), square), &scale);
-    q = ampi_expm1_x8(_mm256_fmadd_ps(_mm256_set1_ps(-0.5f), rest, q));
-    *density = _mm256_and_ps(_mm256_mul_ps(_mm256_add_ps(one, q), scale), inside);
-    p = _mm256_fmadd_ps(_mm256_set1_ps(722.593262f), w, _mm256_set1_ps(-369.943909f));
-    p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(-79.3061066f));
-    p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(33.3689537f));
-    p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(31.9140224f));
-    p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(13.5778379f));
-    p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(4.02952099f));
-    p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(0.932649493f));
-    p = _mm256_fmadd_ps(p, w, _mm256_set1_ps(0.0675983354f));
-    p = _mm256_and_ps(_mm256_mul_ps(_mm256_fmadd_ps(p, q, p), scale), inside);
-    return _mm256_blendv_ps(_mm256_sub_ps(one, p), p, x);
+/* And for sixteen by AVX2: two vectors in lockstep, for the same reason, as many as there are registers for. */
+typedef struct ampi_twin { __m256 a, b; } ampi_twin;
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_same_twin(float number) {
+    ampi_twin r;
+    r.a = r.b = _mm256_set1_ps(number);
+    return r;
+}
+#define AMPI_TWIN2(name, op)                                                                    \
+    AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_##name##_twin(ampi_twin p, ampi_twin q) {       \
+        p.a = op(p.a, q.a); p.b = op(p.b, q.b);                                                 \
+        return p;                                                                               \
+    }
+#define AMPI_TWIN3(name, op)                                                                                \
+    AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_##name##_twin(ampi_twin p, ampi_twin q, ampi_twin r) {      \
+        p.a = op(p.a, q.a, r.a); p.b = op(p.b, q.b, r.b);                                                   \
+        return p;                                                                                           \
+    }
+#define AMPI_LESS_X8(x, y) _mm256_cmp_ps(x, y, _CMP_LT_OQ)
+/* 2^n from n + 1.5 * 2^23, and y * scale where `inside` is, else 0. */
+#define AMPI_POWER_X8(shifted) \
+    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127)), 23))
+#define AMPI_SCALE_INSIDE_X8(y, scale, inside) _mm256_and_ps(_mm256_mul_ps(y, scale), inside)
+AMPI_TWIN2(add, _mm256_add_ps)
+AMPI_TWIN2(sub, _mm256_sub_ps)
+AMPI_TWIN2(mul, _mm256_mul_ps)
+AMPI_TWIN2(div, _mm256_div_ps)
+AMPI_TWIN2(andnot, _mm256_andnot_ps)
+AMPI_TWIN2(less, AMPI_LESS_X8)
+AMPI_TWIN3(fma, _mm256_fmadd_ps)
+AMPI_TWIN3(fnma, _mm256_fnmadd_ps)
+AMPI_TWIN3(fms, _mm256_fmsub_ps)
+AMPI_TWIN3(scale_inside, AMPI_SCALE_INSIDE_X8)
+AMPI_TWIN3(choose, _mm256_blendv_ps)
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_power_twin(ampi_twin shifted) {
+    shifted.a = AMPI_POWER_X8(shifted.a); shifted.b = AMPI_POWER_X8(shifted.b);
+    return shifted;
+}
+#define AMPI_FMA_TO_TWIN(a, b, c) ampi_fma_twin(a, b, ampi_same_twin(c))
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_normal_tail_twin(ampi_twin w) {
+    ampi_twin p = AMPI_FMA_TO_TWIN(ampi_same_twin(0.5f * 722.593262f), w, -0.5f * 369.943909f);
+    p = AMPI_FMA_TO_TWIN(p, w, -0.5f * 79.3061066f);
+    p = AMPI_FMA_TO_TWIN(p, w, 0.5f * 33.3689537f);
+    p = AMPI_FMA_TO_TWIN(p, w, 0.5f * 31.9140224f);
+    p = AMPI_FMA_TO_TWIN(p, w, 0.5f * 13.5778379f);
+    p = AMPI_FMA_TO_TWIN(p, w, 0.5f * 4.02952099f);
+    p = AMPI_FMA_TO_TWIN(p, w, 0.5f * 0.932649493f);
+    return AMPI_FMA_TO_TWIN(p, w, 0.5f * 0.0675983354f);
+}
+/* -2 (exp(-r/2) - 1) from -2r, as AMPI_EXPM1_X64. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_expm1_twin(ampi_twin r) {
+    ampi_twin p = AMPI_FMA_TO_TWIN(ampi_same_twin(0.00138367142f / -32.0f), r, 0.00836914033f / 16.0f);
+    p = AMPI_FMA_TO_TWIN(p, r, 0.0416681059f / -8.0f);
+    p = AMPI_FMA_TO_TWIN(p, r, 0.166665167f / 4.0f);
+    p = AMPI_FMA_TO_TWIN(p, r, 0.49999994f / -2.0f);
+    return ampi_fma_twin(ampi_mul_twin(r, r), p, r);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_normal_cdf_twin(ampi_twin x, ampi_twin* density) {
+    const ampi_twin one = ampi_same_twin(1.0f), shift = ampi_same_twin(3.40625f), magic = ampi_same_twin(12582912.0f);
+    const ampi_twin a = ampi_andnot_twin(ampi_same_twin(-0.0f), x), square = ampi_mul_twin(a, a);
+    const ampi_twin t = ampi_div_twin(one, ampi_add_twin(a, shift));
+    const ampi_twin shifted = ampi_fma_twin(ampi_same_twin(1.44269502f / -2.0f), square, magic);
+    const ampi_twin n = ampi_sub_twin(shifted, magic), rest = ampi_fms_twin(a, a, square);
+    const ampi_twin e = ampi_fnma_twin(t, a, ampi_fnma_twin(shift, t, one));
+    const ampi_twin most = ampi_fma_twin(ampi_same_twin(-0.693147182f * -2.0f), n, square);
+    const ampi_twin r = ampi_add_twin(rest, ampi_fma_twin(ampi_same_twin(1.90465432e-9f * -2.0f), n, most));
+    const ampi_twin q = ampi_expm1_twin(r), scale = ampi_power_twin(shifted);
+    const ampi_twin inside = ampi_less_twin(a, ampi_same_twin(12.9f));
+    ampi_twin p = ampi_normal_tail_twin(ampi_fma_twin(t, e, ampi_sub_twin(t, ampi_same_twin(0.109375f))));
+    *density = ampi_scale_inside_twin(ampi_fma_twin(ampi_same_twin(-0.5f), q, one), scale, inside);
+    p = ampi_scale_inside_twin(ampi_fnma_twin(p, q, ampi_add_twin(p, p)), scale, inside);
+    return ampi_choose_twin(ampi_sub_twin(one, p), p, x);
 }
 #endif
 
@@ -13188,22 +13239,39 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y
     }
     ampi_clear_upper();
 }
-/* GELU alone by AVX2: of it the plain form is slow. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x) {
-    __m256 v = ampi_read8_avx2(x, t, i, m), density;
-    ampi_put_x8(t, y, i, m, upper, _mm256_mul_ps(v, ampi_normal_cdf_x8(v, &density)));
+/* GELU alone by AVX2: of it the plain form is slow. Elements [i, i+n), n <= 16. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_get_twin(amp_dtype t, const void* p, size_t i, size_t n) {
+    ampi_twin r;
+    r.a = ampi_read8_avx2(p, t, i, n);
+    r.b = n > 8 ? ampi_read8_avx2(p, t, i + 8, n - 8) : r.a;
+    return r;
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_slope_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx,
-                                                     const void* dy, const void* s) {
-    __m256 v = ampi_read8_avx2(s, t, i, m), density, cdf = ampi_normal_cdf_x8(v, &density);
-    const __m256 far = _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), v), _mm256_set1_ps(16.0f), _CMP_GT_OQ);
-    v = _mm256_mul_ps(_mm256_andnot_ps(far, v), _mm256_set1_ps(0.398942280f));    /* the density is 0 there */
-    v = _mm256_fmadd_ps(v, density, cdf);
-    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), v));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_twin(amp_dtype t, void* p, size_t i, size_t n, ampi_twin x) {
+    ampi_put_x8(t, p, i, n, 0, x.a);
+    if (n > 8) ampi_put_x8(t, p, i + 8, n - 8, 1, x.b);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x) {
+    const ampi_twin v = ampi_get_twin(t, x, i, n);
+    ampi_twin density;
+    ampi_put_twin(t, y, i, n, ampi_mul_twin(v, ampi_normal_cdf_twin(v, &density)));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_slope_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
+                                                       const void* s) {
+    const ampi_twin g = ampi_get_twin(t, dy, i, n), v = ampi_get_twin(t, s, i, n);
+    ampi_twin density, cdf = ampi_normal_cdf_twin(v, &density), c = ampi_andnot_twin(ampi_same_twin(-0.0f), v);
+    c = ampi_andnot_twin(ampi_less_twin(ampi_same_twin(16.0f), c), v);                /* the density is 0 there */
+    c = ampi_mul_twin(c, ampi_same_twin(0.398942280f));
+    ampi_put_twin(t, dx, i, n, ampi_mul_twin(g, ampi_fma_twin(c, density, cdf)));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_typed8(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
+    size_t i = 0;
+    for (; !s && i + 16 <= n; i += 16) ampi_gelu_twin(t, i, 16, y, x);
+    for (; s && i + 16 <= n; i += 16) ampi_gelu_slope_twin(t, i, 16, y, x, s);
+    if (i < n && s) ampi_gelu_slope_twin(t, i, n - i, y, x, s);
+    else if (i < n) ampi_gelu_twin(t, i, n - i, y, x);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_gelu_avx2(void* y, ampi_part x, const void* s) {
-    if (s) AMPI_ALL_X8(ampi_gelu_slope_x8, x.t, x.n, y, x.data, s);
-    else AMPI_ALL_X8(ampi_gelu_x8, x.t, x.n, y, x.data);
+    AMPI_FOR_TYPE(ampi_gelu_typed8, x.t, y, x.data, s, x.n);
     ampi_clear_upper();
 }
 #endif

@@ -244,7 +244,7 @@ TABLE = [
     ("ops", "_mm512_mul_ps(ampi_get_x16(t, y, i, m), g)", "g"),
     ("ops", "_mm512_set1_ps(-87.3365402f), _CMP_NLT_UQ)", "_mm512_set1_ps(-100.0f), _CMP_NLT_UQ)"),
     ("ops", "_mm256_set1_ps(-87.3365402f), _CMP_LT_OQ", "_mm256_set1_ps(-100.0f), _CMP_LT_OQ"),
-    ("ops", "_mm256_mul_ps(_mm256_andnot_ps(far, v), ", "_mm256_mul_ps(v, "),
+    ("ops", "c = ampi_andnot_twin(ampi_less_twin(ampi_same_twin(16.0f), c), v);", "c = v;"),
     ("ops", "return m < 8 ? _mm256_and_ps(x, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : x;", "return (void)m, x;"),
     ("ops", "_mm256_add_pd(acc[0].low, acc[1].low), _mm256_add_pd(acc[0].high, acc[1].high)",
      "_mm256_add_pd(acc[0].low, acc[0].high), _mm256_add_pd(acc[1].low, acc[1].high)"),
