@@ -35,7 +35,7 @@ if [ -z "$STEP" ]; then
 fi
 
 # --- the same bits ----------------------------------------------------------------------------------------
-step "the same bits: compilers, processors, systems" env FEW=1 sh tests/test_bits.sh
+step "the same bits: compilers, processors, systems" env FEW=1 sh tests/test_bits.sh build/bits/few.md
 
 # --- CUDA ----------------------------------------------------------------------------------------------------
 # Only the products have code of their own for 7.5 and for 9.0.
