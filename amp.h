@@ -4042,7 +4042,8 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 /* Largest blocks, the k that is still one of them, and the k of one where C is a few panels high or one wide, so that
    both panels stay in the first-level cache; how many panels are few, and how many where only that spares packing B,
    because it is F16 or its rows are longer than so many floats, and in a tile that is LOW (see there); floats of
-   scratch memory on the stack, for a staged image, and between rows. */
+   scratch memory on the stack, for a staged image, and between rows; pixels of the largest plane that is called
+   small. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
        AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
        AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16, AMPI_SMALL_PLANE = 32 };
@@ -4162,9 +4163,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_small_planes_as(amp_dtype t, const ampi
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_small_planes(const ampi_operand* v, size_t r0, size_t rows, size_t p, size_t cols,
                                                   float* dst, size_t ldd) {
-    if (v->dtype == AMP_F32) ampi_small_planes_as(AMP_F32, v, r0, rows, p, cols, dst, ldd);
-    else if (v->dtype == AMP_F16) ampi_small_planes_as(AMP_F16, v, r0, rows, p, cols, dst, ldd);
-    else ampi_small_planes_as(AMP_BF16, v, r0, rows, p, cols, dst, ldd);
+    AMPI_FOR_TYPE(ampi_small_planes_as, v->dtype, v, r0, rows, p, cols, dst, ldd);
     ampi_clear_upper();
 }
 #endif
@@ -4313,9 +4312,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_stage_plain_as(amp_dtype t, float* dst,
 AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_plain(float* dst, size_t n, const ampi_operand* v, size_t at, size_t rows,
                                                  int64_t x0) {
     const int64_t width = v->image->width;
-    if (v->dtype == AMP_F32) ampi_stage_plain_as(AMP_F32, dst, n, v->data, at, rows, width, x0);
-    else if (v->dtype == AMP_F16) ampi_stage_plain_as(AMP_F16, dst, n, v->data, at, rows, width, x0);
-    else ampi_stage_plain_as(AMP_BF16, dst, n, v->data, at, rows, width, x0);
+    AMPI_FOR_TYPE(ampi_stage_plain_as, v->dtype, dst, n, v->data, at, rows, width, x0);
     ampi_clear_upper();
 }
 #endif
@@ -8837,8 +8834,9 @@ AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const a
         ampi_spread_pack(&d, s, (size_t)i, memory);
     AMPI_PARALLEL_FOR(d.slots > 1)
     for (i = 0; i < (int64_t)d.slots; i++) {
+        const size_t tasks = d.groups * d.parts, past = ampi_share(tasks, d.slots, (size_t)i + 1);
         size_t task;
-        for (task = (size_t)i; task < d.groups * d.parts; task += d.slots) {
+        for (task = ampi_share(tasks, d.slots, (size_t)i); task < past; task++) {
             size_t q = task / d.groups, group = task % d.groups, n = (size_t)c->s.n;
             ampi_spread_task(&d, s, group * n / d.groups, (group + 1) * n / d.groups, q * d.panels / d.parts,
                              (q + 1) * d.panels / d.parts, memory, terms, memory + d.at_slots + (size_t)i * d.floats);
