@@ -3581,6 +3581,21 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
         for (l = 0; l < 8; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
     ampi_clear_upper();
 }
+/* The same for 4 lanes; k is a multiple of 4. */
+AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_four(float* dst, size_t ldd, const float* src, size_t lds,
+                                                  size_t k, size_t flip) {
+    size_t i;
+    for (i = 0; i < k; i += 4, src += 4) {
+        __m128 a = _mm_loadu_ps(src), b = _mm_loadu_ps(src + lds);
+        __m128 c = _mm_loadu_ps(src + 2 * lds), d = _mm_loadu_ps(src + 3 * lds);
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        _mm_storeu_ps(dst + (i ^ flip) * ldd, a);
+        _mm_storeu_ps(dst + ((i + 1) ^ flip) * ldd, b);
+        _mm_storeu_ps(dst + ((i + 2) ^ flip) * ldd, c);
+        _mm_storeu_ps(dst + ((i + 3) ^ flip) * ldd, d);
+    }
+    ampi_clear_upper();
+}
 #endif /* AMPI_X86 */
 
 #if AMPI_NEON
@@ -6925,17 +6940,18 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
 /* --- direct convolution: gradients of weights ----------------------------------------------- */
 
 /* dw[o, (c,a,b)] sums over pixels, with the taps side by side in vectors. For that an image is stored once more:
-   `folded`[i][x][e] holds, for line i and column x of the padded image, the values e = a*channels + c of `deep`
-   kernel rows a, either all or one. Where it is all, line i holds what row i of outputs sees; where it is one,
-   line i is row i of the image, and the kernel's rows are `segments` of the taps. Pixel (i, j) meets its taps
-   (b, e) of a segment as kernel_w * edge neighbouring floats. In the padded image row y of channel c is row
+   `folded`[i][x][e] holds, for line i and column x of the padded image, the values e = a*channels + c of
+   kernel rows a: of all rows of a tile (`whole`), or of one. Where it is all, line i holds what row i of outputs sees;
+   where it is one, line i is row i of the image, and the kernel's rows are segments of the taps. Pixel (i, j) meets its
+   taps (b, e) of a segment as kernel_w * edge neighbouring floats. In the padded image row y of channel c is row
    y*channels + c, so that folding is a transposition of `edge` neighbouring rows.
-   A task is a tile of dw, some outputs by some channels, over all images. */
+   A task is a tile of dw, some outputs by some channels by some rows of the kernel, over all images. */
 typedef struct ampi_fold {
     const ampi_conv2d* c;
     ampi_taps_isa isa;
     ampi_gemm_isa gemm;                           /* for its transposition */
-    size_t out_tiles, channel_tiles, deep, lines, pitch, unit;   /* pitch: padded width; unit: images of a call */
+    size_t out_tiles, channel_tiles, row_tiles, lines, pitch, unit;   /* pitch: padded width; unit: images of a call */
+    int whole;
     size_t line, ldt, image, padded;              /* floats: a row of dy, of sums; an image folded, padded */
     size_t at_sums, at_dy, at_folded, at_padded, floats, slots;  /* scratch memory of a slot, in floats */
     int swap;
@@ -6947,43 +6963,41 @@ typedef struct ampi_fold {
 enum { AMPI_FOLD_IMAGE = 262144, AMPI_FOLD_SUMS = 65536, AMPI_FOLD_TILES = 16, AMPI_FOLD_PIXELS = 384,
        AMPI_FOLD_AHEAD = 8192 };
 
-/* A tile: outputs o.. and channels ch.. of group g; edge, and vectors of a segment and of all of them. */
-typedef struct ampi_fold_tile { size_t g, o, outs, ch, channels, edge, part, vectors; } ampi_fold_tile;
+/* A tile: outputs o.., channels ch.. of group g, kernel rows a..; edge, and vectors of a segment and of all of them. */
+typedef struct ampi_fold_tile { size_t g, o, outs, ch, channels, a, rows, edge, part, vectors; } ampi_fold_tile;
 
+AMPI_FN size_t ampi_fold_tiles(const ampi_fold* f) { return f->out_tiles * f->channel_tiles * f->row_tiles; }
 AMPI_FN ampi_fold_tile ampi_fold_tile_of(const ampi_fold* f, size_t task) {
     size_t o = task % f->out_tiles, ch = task / f->out_tiles % f->channel_tiles, kh = (size_t)f->c->s.kernel_h;
+    size_t a = task / f->out_tiles / f->channel_tiles % f->row_tiles;
     ampi_fold_tile t;
-    t.g = task / f->out_tiles / f->channel_tiles;
+    t.g = task / ampi_fold_tiles(f);
+    t.a = a * kh / f->row_tiles;
+    t.rows = (a + 1) * kh / f->row_tiles - t.a;
     t.o = o * f->c->og / f->out_tiles;
     t.outs = (o + 1) * f->c->og / f->out_tiles - t.o;
     t.ch = ch * f->c->cg / f->channel_tiles;
     t.channels = (ch + 1) * f->c->cg / f->channel_tiles - t.ch;
-    t.edge = f->deep * t.channels;
+    t.edge = f->whole ? t.rows * t.channels : t.channels;
     t.part = ampi_div_up(t.edge * (size_t)f->c->s.kernel_w, f->isa.lanes);
-    t.vectors = t.part * (kh / f->deep);
+    t.vectors = f->whole ? t.part : t.part * t.rows;
     return t;
 }
 
 /* About how long the busiest of `threads` threads works on an image, in halves of a cycle: a row of sums waits
    for an fma a vector, a block of rows for some loads as well, and a folded float takes half a cycle. */
 AMPI_FN double ampi_fold_cost(const ampi_fold* f, size_t threads) {
-    size_t tiles = f->out_tiles * f->channel_tiles, turns = ampi_div_up(tiles * (size_t)f->c->s.groups, threads);
+    size_t tiles = ampi_fold_tiles(f), turns = ampi_div_up(tiles * (size_t)f->c->s.groups, threads);
     ampi_fold_tile t = ampi_fold_tile_of(f, tiles - 1);      /* the last one is among the largest */
     return (double)turns * ((double)(f->c->out_pixels * t.vectors)
                             * (double)(t.outs + 2 * ampi_div_up(t.outs, f->isa.mr))
                             + (double)(f->lines * f->pitch * t.edge));
 }
-/* Sets how deep to fold, and what follows. */
-AMPI_FN void ampi_fold_deep(ampi_fold* f, size_t deep) {
-    size_t rows = (size_t)f->c->out_h, kh = (size_t)f->c->s.kernel_h;
-    f->deep = deep;
-    f->lines = deep == kh ? rows : (rows - 1) * (size_t)f->c->s.stride_h + kh;
-}
 
 /* Scratch memory: a term for each pixel of a unit, and for an odd last one; sums; widened dy; folded images; a
    padded image. */
 AMPI_FN void ampi_fold_layout(ampi_fold* f, size_t threads) {
-    ampi_fold_tile t = ampi_fold_tile_of(f, f->out_tiles * f->channel_tiles - 1);
+    ampi_fold_tile t = ampi_fold_tile_of(f, ampi_fold_tiles(f) - 1);
     size_t pixels = f->unit * f->c->out_pixels;
     size_t rows = ((size_t)f->c->out_h - 1) * (size_t)f->c->s.stride_h + (size_t)f->c->s.kernel_h;
     f->line = ampi_round_up(pixels, 16);
@@ -6995,7 +7009,7 @@ AMPI_FN void ampi_fold_layout(ampi_fold* f, size_t threads) {
     f->at_folded = f->at_dy + t.outs * f->line;
     f->at_padded = f->at_folded + f->unit * f->image;
     f->floats = f->at_padded + f->padded;
-    f->slots = ampi_min_size(threads, f->out_tiles * f->channel_tiles * (size_t)f->c->s.groups);
+    f->slots = ampi_min_size(threads, ampi_fold_tiles(f) * (size_t)f->c->s.groups);
 }
 
 /* Whether shape c has this form. */
@@ -7011,27 +7025,37 @@ AMPI_FN int ampi_fold_fits(const ampi_fold* f) {
 }
 /* Whether a tile's sums and its folded image stay in the second-level cache. */
 AMPI_FN int ampi_fold_tile_fits(const ampi_fold* f) {
-    ampi_fold_tile t = ampi_fold_tile_of(f, f->out_tiles * f->channel_tiles - 1);
+    ampi_fold_tile t = ampi_fold_tile_of(f, ampi_fold_tiles(f) - 1);
     return t.vectors <= AMPI_FOLD_SUMS / f->isa.lanes / t.outs && f->lines * f->pitch <= AMPI_FOLD_IMAGE / t.edge;
 }
-/* The fastest tiles, for kernel rows folded like this; *best: the cost of *f, or 0 if it is no plan yet. */
-AMPI_FN void ampi_fold_cut(ampi_fold* f, size_t deep, size_t threads, double* best) {
-    size_t o, ch, outs = ampi_min_size(f->c->og, AMPI_FOLD_TILES), channels = ampi_min_size(f->c->cg, AMPI_FOLD_TILES);
+/* Takes tiles like this if they are the fastest so far; *best: the cost of *f, or 0 if it is no plan yet. */
+AMPI_FN void ampi_fold_try(ampi_fold* f, size_t outs, size_t channels, size_t rows, size_t threads, double* best) {
     ampi_fold q = *f;
-    ampi_fold_deep(&q, deep);
-    for (o = 1; o <= outs; o++)
-        for (ch = 1; ch <= channels && (*best <= 0.0 || o * ch <= 2 * threads); ch++) {
-            double cost;
-            q.out_tiles = o; q.channel_tiles = ch;
-            cost = ampi_fold_cost(&q, threads);
-            if (!ampi_fold_tile_fits(&q) || (*best > 0.0 && cost >= *best)) continue;
-            *best = cost;
-            *f = q;
-        }
+    double cost;
+    q.out_tiles = outs; q.channel_tiles = channels; q.row_tiles = rows;
+    cost = ampi_fold_cost(&q, threads);
+    if (!ampi_fold_tile_fits(&q) || (*best > 0.0 && cost >= *best)) return;
+    *best = cost;
+    *f = q;
+}
+/* The fastest tiles, with kernel rows folded one at a time or whole. Only whole ones are worth dealing out. */
+AMPI_FN void ampi_fold_cut(ampi_fold* f, int whole, size_t threads, double* best) {
+    size_t o, ch, a, outs = ampi_min_size(f->c->og, AMPI_FOLD_TILES), kh = (size_t)f->c->s.kernel_h;
+    size_t channels = ampi_min_size(f->c->cg, AMPI_FOLD_TILES), lines = (size_t)f->c->out_h;
+    ampi_fold q = *f;
+    double cost = *best;
+    q.whole = whole;
+    q.lines = whole ? lines : (lines - 1) * (size_t)f->c->s.stride_h + kh;
+    for (a = 1; a <= (whole ? kh : 1); a++)
+        for (o = 1; o <= outs; o++)
+            for (ch = 1; ch <= channels && (cost <= 0.0 || o * ch * a <= 2 * threads); ch++)
+                ampi_fold_try(&q, o, ch, a, threads, &cost);
+    if (cost < *best || *best <= 0.0) *f = q;
+    *best = cost;
 }
 
 AMPI_FN int ampi_fold_plan(ampi_fold* f, const ampi_conv2d* c, int swap) {
-    size_t threads = ampi_conv2d_threads(c), kh = (size_t)c->s.kernel_h;
+    size_t threads = ampi_conv2d_threads(c);
     double best = 0.0;
     memset(f, 0, sizeof *f);
     f->c = c;
@@ -7041,8 +7065,8 @@ AMPI_FN int ampi_fold_plan(ampi_fold* f, const ampi_conv2d* c, int swap) {
     if (!ampi_fold_fits(f)) return 0;
     f->pitch = (size_t)((c->out_w - 1) * c->s.stride_w + c->s.kernel_w);
     f->unit = swap && c->out_pixels % 2 != 0 ? 2 : 1;        /* pairs of BF16 pixels stay in one unit */
-    ampi_fold_cut(f, kh, threads, &best);
-    if (kh > 1) ampi_fold_cut(f, 1, threads, &best);
+    ampi_fold_cut(f, 1, threads, &best);
+    if (c->s.kernel_h > 1) ampi_fold_cut(f, 0, threads, &best);
     if (best <= 0.0) return 0;
     ampi_fold_layout(f, threads);
     return 1;
@@ -7055,7 +7079,7 @@ AMPI_FN size_t ampi_fold_workspace(const ampi_conv2d* c) {
 /* The terms of a unit's pixels, and after them that of an image's last. */
 AMPI_FN void ampi_fold_terms(const ampi_fold* f, const ampi_fold_tile* t, ampi_term* terms) {
     const ampi_conv2d* c = f->c;
-    size_t pixels = f->unit * c->out_pixels, i, step = f->deep < (size_t)c->s.kernel_h ? (size_t)c->s.stride_h : 1;
+    size_t pixels = f->unit * c->out_pixels, i, step = f->whole ? 1 : (size_t)c->s.stride_h;
     for (i = 0; i <= pixels; i++) {
         size_t k = i == pixels ? c->out_pixels - 1 : f->swap && (i ^ 1u) < pixels ? i ^ 1u : i;
         size_t p = k % c->out_pixels, y = p / (size_t)c->out_w * step;
@@ -7075,11 +7099,12 @@ AMPI_FN void ampi_fold_image(const ampi_fold* f, const ampi_fold_tile* t, size_t
     size_t bottom = ((size_t)c->out_h - 1) * (size_t)c->s.stride_h + (size_t)c->s.kernel_h, ch, i, e;
     size_t rows = bottom > pad_h ? ampi_min_size(bottom - pad_h, (size_t)c->s.height) : 0;
     size_t columns = f->pitch > pad_w ? ampi_min_size(f->pitch - pad_w, width) : 0;
-    size_t step = f->deep < (size_t)c->s.kernel_h ? 1 : (size_t)c->s.stride_h, lanes = f->gemm.lanes;
+    size_t step = f->whole ? (size_t)c->s.stride_h : 1, lanes = f->gemm.lanes;
     float* wide = padded + f->padded - ampi_round_up(c->in_pixels, 16);
     void (*transpose)(float*, size_t, const float*, size_t, size_t, size_t) = f->gemm.transpose;
 #if AMPI_X86
     if (lanes == 16 && t->edge <= 8) { lanes = 8; transpose = ampi_transpose_avx2; }
+    if (t->edge <= 4) { lanes = 4; transpose = ampi_transpose_four; }
 #endif
     for (ch = 0; ch < t->channels; ch++) {
         const float* src = (const float*)f->x + (plane + ch) * c->in_pixels;
@@ -7091,7 +7116,7 @@ AMPI_FN void ampi_fold_image(const ampi_fold* f, const ampi_fold_tile* t, size_t
                        width, 1, rows, columns);
     }
     for (i = 0; i < f->lines; i++, folded += f->pitch * t->edge) {
-        const float* src = padded + i * step * t->channels * f->pitch;
+        const float* src = padded + (i * step + t->a) * t->channels * f->pitch;
         for (e = ampi_round_up(t->edge, lanes); e > 0; e -= lanes)
             transpose(folded + e - lanes, t->edge, src + (e - lanes) * f->pitch, f->pitch,
                       ampi_round_up(f->pitch, 4), 0);
@@ -7155,25 +7180,28 @@ AMPI_FN void ampi_fold_unit(const ampi_fold* f, const ampi_fold_tile* t, size_t 
     ampi_fold_add(f, t, u);
 }
 
-/* Sums [o][segment][(b,a,c)] to dw[o][(c,a,b)]. */
+/* Sums [o][segment][(b,a,c)] to dw[o][(c,a,b)]: all channels of a tile in one run, or the rows of one. */
 AMPI_FN void ampi_fold_store(const ampi_fold* f, const ampi_fold_tile* t, const float* sums, void* dw,
                              amp_dtype dtype, int accumulate) {
-    const size_t taps = f->c->taps, kw = (size_t)f->c->s.kernel_w, columns = t->channels * taps;
-    size_t o, k, n, a = 0, b = 0, ch = 0, count;
+    const size_t taps = f->c->taps, kw = (size_t)f->c->s.kernel_w, all = f->row_tiles == 1 ? t->channels : 1;
+    const size_t columns = all * t->rows * kw;
+    size_t o, first, k, n, a = 0, b = 0, ch = 0, count;
     for (o = t->g * f->c->og + t->o; o < t->g * f->c->og + t->o + t->outs; o++, sums += f->ldt, ch = 0)
-        for (k = 0; k < columns; k += count) {
-            float line[256];
-            count = ampi_min_size(columns - k, 256);
-            for (n = 0; n < count; n++) {
-                const float* row = sums + (f->deep == 1 ? a * t->part * f->isa.lanes : a * t->channels);
-                line[n] = row[b * t->edge + ch];
-                if (++b < kw) continue;
-                b = 0;
-                if (++a < taps / kw) continue;
-                a = 0; ch++;
+        for (first = 0; first < t->channels; first += all)
+            for (k = 0; k < columns; k += count) {
+                float line[256];
+                count = ampi_min_size(columns - k, 256);
+                for (n = 0; n < count; n++) {
+                    const float* row = sums + (f->whole ? a * t->channels : a * t->part * f->isa.lanes);
+                    line[n] = row[b * t->edge + ch];
+                    if (++b < kw) continue;
+                    b = 0;
+                    if (++a < t->rows) continue;
+                    a = 0; ch++;
+                }
+                ampi_store_sum(dw, dtype, (o * f->c->cg + t->ch + first) * taps + t->a * kw + k, line, count,
+                               accumulate);
             }
-            ampi_store_sum(dw, dtype, (o * f->c->cg + t->ch) * taps + k, line, count, accumulate);
-        }
 }
 
 /* Asks for the source and the gradient of image n, which another core may hold: sums leave the memory idle. */
@@ -7204,7 +7232,7 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dty
     memory = ampi_align64(exec->workspace);
     AMPI_PARALLEL_FOR(f.slots > 1)
     for (slot = 0; slot < (int64_t)f.slots; slot++) {
-        size_t task, n, images, tasks = f.out_tiles * f.channel_tiles * (size_t)c->s.groups;
+        size_t task, n, images, tasks = ampi_fold_tiles(&f) * (size_t)c->s.groups;
         float* own = memory + (size_t)slot * f.floats;
         for (task = (size_t)slot; task < tasks; task += f.slots) {
             ampi_fold_tile t = ampi_fold_tile_of(&f, task);
