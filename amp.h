@@ -2695,7 +2695,8 @@ typedef struct ampi_convert_job {
 
 #define AMPI_CONVERT_TILE 1024     /* elements in a block that goes through the stack */
 #define AMPI_CONVERT_CHUNK 65536   /* elements in a block that does not: one thread's unit of work */
-#define AMPI_CONVERT_PIECE 16384   /* the same where there are few */
+#define AMPI_CONVERT_PIECE 8192    /* the same where there are few */
+#define AMPI_CONVERT_MIN 32768     /* elements that are worth more than one thread */
 
 /* n elements to nearest even, by way of float where there is no direct kernel: that is exact for 16 bits. */
 AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
@@ -2890,7 +2891,7 @@ AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
     int backwards = in_place && ampi_type_size(job->dst_dtype) > ampi_type_size(job->src_dtype);
     int64_t i, blocks = (int64_t)(job->n / job->block + (job->n % job->block != 0));
     size_t clamped = 0;
-    AMPI_PARALLEL_FOR(!in_place && job->n >= AMPI_CONVERT_CHUNK)
+    AMPI_PARALLEL_FOR(!in_place && job->n >= AMPI_CONVERT_MIN)
     for (i = 0; i < blocks; i++) {
         size_t hits = ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
 #ifdef AMPI_PRAGMA
@@ -6937,6 +6938,100 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
     return !d.found;
 }
 
+/* --- gradient of the bias ---------------------------------------------------------------------- */
+
+/* sum[r][i % 16] += x[r*ld + i], i < n, for up to 4 rows at once: each sum waits for its last addition. */
+AMPI_INLINE void ampi_row_sums_some(float* sum, const float* x, size_t ld, size_t rows, size_t n) {
+    float s[4][16], tail[16];
+    size_t i, r, l, whole = n / 16 * 16;
+    memcpy(s, sum, rows * sizeof *s);
+    for (i = 0; i < whole; i += 16)
+        for (r = 0; r < rows; r++)
+            for (l = 0; l < 16; l++) s[r][l] += x[r * ld + i + l];
+    for (r = 0; whole < n && r < rows; r++) {
+        memset(tail, 0, sizeof tail);
+        ampi_copy_floats(tail, x + r * ld + whole, n - whole);
+        for (l = 0; l < 16; l++) s[r][l] += tail[l];
+    }
+    memcpy(sum, s, rows * sizeof *s);
+}
+AMPI_INLINE void ampi_row_sums_body(int hw, float* sum, const float* x, size_t ld, size_t rows, size_t n) {
+    (void)hw;
+    if (rows == 4) ampi_row_sums_some(sum, x, ld, 4, n);
+    else for (; rows > 0; rows--, sum += 16, x += ld) ampi_row_sums_some(sum, x, ld, 1, n);
+}
+AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, size_t n), sum, x, ld, rows, n)
+
+#if AMPI_X86
+/* The same for up to four rows of 16 bits; sums of rows that do not exist are spoilt. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_sums_typed(amp_dtype t, float* sum, const void* x, size_t at, size_t ld,
+                                                        size_t rows, size_t n) {
+    const size_t r1 = rows > 1 ? ld : 0, r2 = rows > 2 ? 2 * ld : r1, r3 = rows > 3 ? 3 * ld : r2;
+    __m512 s0 = _mm512_loadu_ps(sum), s1 = _mm512_loadu_ps(sum + 16);
+    __m512 s2 = _mm512_loadu_ps(sum + 32), s3 = _mm512_loadu_ps(sum + 48);
+    size_t i;
+    for (i = at; i < at + n; i += 16) {
+        const __mmask16 m = ampi_first_x16(at + n - i);
+        s0 = _mm512_add_ps(s0, ampi_get_x16(t, x, i, m));
+        s1 = _mm512_add_ps(s1, ampi_get_x16(t, x, i + r1, m));
+        s2 = _mm512_add_ps(s2, ampi_get_x16(t, x, i + r2, m));
+        s3 = _mm512_add_ps(s3, ampi_get_x16(t, x, i + r3, m));
+    }
+    _mm512_storeu_ps(sum, s0);
+    _mm512_storeu_ps(sum + 16, s1);
+    _mm512_storeu_ps(sum + 32, s2);
+    _mm512_storeu_ps(sum + 48, s3);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_row_sums_low(float* sum, const void* x, amp_dtype t, size_t at, size_t ld,
+                                                  size_t rows, size_t n) {
+    if (t == AMP_F16) ampi_row_sums_typed(AMP_F16, sum, x, at, ld, rows, n);
+    else ampi_row_sums_typed(AMP_BF16, sum, x, at, ld, rows, n);
+    ampi_clear_upper();
+}
+#endif
+
+/* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
+   then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). db NULL: it is not wanted. */
+typedef struct ampi_bias_grad {
+    const void* dy; amp_dtype dy_dtype;
+    void* db; amp_dtype db_dtype;
+    int accumulate;
+} ampi_bias_grad;
+
+/* Adds planes [o, o + rows) of image n to sum[row][16], which has room for whole fours of rows. */
+AMPI_FN void ampi_bias_add(const ampi_conv2d* c, const ampi_bias_grad* b, size_t n, size_t o, size_t rows, float* sum) {
+    const amp_dtype t = ampi_dtype(b->dy_dtype);
+    float part[4 * 1024];
+    size_t each, p, r;
+    for (; rows > 0; rows -= each, o += each, sum += 16 * each) {
+        each = ampi_min_size(rows, 4);
+        for (p = 0; p < c->out_pixels; p += 1024) {
+            size_t count = ampi_min_size(c->out_pixels - p, 1024);
+            size_t at = (n * (size_t)c->s.out_channels + o) * c->out_pixels + p;
+            if (t == AMP_F32) {
+                ampi_row_sums(sum, (const float*)b->dy + at, c->out_pixels, each, count);
+                continue;
+            }
+#if AMPI_X86
+            if (ampi_simd() == AMP_ISA_AVX512) {
+                ampi_row_sums_low(sum, b->dy, t, at, c->out_pixels, each, count);
+                continue;
+            }
+#endif
+            for (r = 0; r < each; r++) ampi_load_f32(part + r * 1024, b->dy, t, at + r * c->out_pixels, count);
+            ampi_row_sums(sum, part, 1024, each, count);
+        }
+    }
+}
+AMPI_FN void ampi_bias_store(const ampi_bias_grad* b, size_t o, size_t rows, float* sum) {
+    size_t r, n, l;
+    for (r = 0; r < rows; r++, sum += 16) {
+        for (n = 8; n > 0; n /= 2)
+            for (l = 0; l < n; l++) sum[l] += sum[l + n];
+        ampi_store_sum(b->db, b->db_dtype, o + r, sum, 1, b->accumulate);
+    }
+}
+
 /* --- direct convolution: gradients of weights ----------------------------------------------- */
 
 /* dw[o, (c,a,b)] sums over pixels, with the taps side by side in vectors. For that an image is stored once more:
@@ -6945,7 +7040,8 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
    where it is one, line i is row i of the image, and the kernel's rows are segments of the taps. Pixel (i, j) meets its
    taps (b, e) of a segment as kernel_w * edge neighbouring floats. In the padded image row y of channel c is row
    y*channels + c, so that folding is a transposition of `edge` neighbouring rows.
-   A task is a tile of dw, some outputs by some channels by some rows of the kernel, over all images. */
+   A task is a tile of dw, some outputs by some channels by some rows of the kernel, over all images. The first of an
+   output's tiles also sums its gradient of the bias, while its rows are in the cache. */
 typedef struct ampi_fold {
     const ampi_conv2d* c;
     ampi_taps_isa isa;
@@ -6953,7 +7049,7 @@ typedef struct ampi_fold {
     size_t out_tiles, channel_tiles, row_tiles, lines, pitch, unit;   /* pitch: padded width; unit: images of a call */
     int whole;
     size_t line, ldt, image, padded;              /* floats: a row of dy, of sums; an image folded, padded */
-    size_t at_sums, at_dy, at_folded, at_padded, floats, slots;  /* scratch memory of a slot, in floats */
+    size_t at_sums, at_bias, at_dy, at_folded, at_padded, floats, slots;   /* scratch memory of a slot, in floats */
     int swap;
     const void *dy, *x; amp_dtype dy_dtype, x_dtype;
 } ampi_fold;
@@ -7005,7 +7101,8 @@ AMPI_FN void ampi_fold_layout(ampi_fold* f, size_t threads) {
     f->image = ampi_round_up(f->lines * f->pitch * t.edge + 4 * t.edge + 4 * f->isa.lanes, 16);
     f->padded = ampi_round_up((rows * t.channels + f->isa.lanes) * f->pitch + f->c->in_pixels, 16) + 16;
     f->at_sums = ampi_round_up(2 * (pixels + 1), 16);
-    f->at_dy = f->at_sums + ampi_round_up(t.outs * f->ldt, 16);
+    f->at_bias = f->at_sums + ampi_round_up(t.outs * f->ldt, 16);
+    f->at_dy = f->at_bias + ampi_round_up(t.outs, 4) * 16;
     f->at_folded = f->at_dy + t.outs * f->line;
     f->at_padded = f->at_folded + f->unit * f->image;
     f->floats = f->at_padded + f->padded;
@@ -7216,26 +7313,28 @@ AMPI_FN void ampi_fold_ahead(const ampi_fold* f, const ampi_fold_tile* t, size_t
     for (i = 0; i < ampi_min_size(t->outs * c->out_pixels * dy_size, AMPI_FOLD_AHEAD); i += 64) AMPI_FETCH(dy, i);
 }
 
-/* dw, if it has a direct form for which the workspace has room. 0: it is still to be done. */
-AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
-                          amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate,
-                          const amp_exec* exec) {
+/* dw and the gradient of the bias, if they have a direct form for which the workspace has room. 0: both are still to be
+   done. */
+AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const ampi_bias_grad* b, const void* x, amp_dtype x_dtype, void* dw,
+                          amp_dtype dw_dtype, const amp_exec* exec) {
     size_t room = ampi_room(exec);
-    int swap = ampi_dtype(dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
+    int swap = ampi_dtype(b->dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
     float* memory;
     int64_t slot;
     ampi_fold f;
     if (!ampi_fold_plan(&f, c, swap) || room < f.floats) return 0;
     f.slots = ampi_min_size(f.slots, room / f.floats);
-    f.dy = dy; f.dy_dtype = ampi_dtype(dy_dtype);
+    f.dy = b->dy; f.dy_dtype = ampi_dtype(b->dy_dtype);
     f.x = x; f.x_dtype = ampi_dtype(x_dtype);
     memory = ampi_align64(exec->workspace);
     AMPI_PARALLEL_FOR(f.slots > 1)
     for (slot = 0; slot < (int64_t)f.slots; slot++) {
-        size_t task, n, images, tasks = ampi_fold_tiles(&f) * (size_t)c->s.groups;
+        size_t task, n, i, images, tasks = ampi_fold_tiles(&f) * (size_t)c->s.groups;
         float* own = memory + (size_t)slot * f.floats;
         for (task = (size_t)slot; task < tasks; task += f.slots) {
             ampi_fold_tile t = ampi_fold_tile_of(&f, task);
+            const size_t o = t.g * c->og + t.o;
+            const int bias = b->db && t.ch == 0 && t.a == 0;
             ampi_taps u;
             memset(&u, 0, sizeof u);
             memset(own + f.at_sums, 0, (f.floats - f.at_sums) * sizeof *own);
@@ -7247,8 +7346,10 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dty
                 images = ampi_min_size((size_t)c->s.n - n, f.unit);
                 if (n + images < (size_t)c->s.n) ampi_fold_ahead(&f, &t, n + images);
                 ampi_fold_unit(&f, &t, n, images, &u, own);
+                for (i = 0; bias && i < images; i++) ampi_bias_add(c, b, n + i, o, t.outs, own + f.at_bias);
             }
-            ampi_fold_store(&f, &t, own + f.at_sums, dw, dw_dtype, accumulate);
+            ampi_fold_store(&f, &t, own + f.at_sums, dw, dw_dtype, b->accumulate);
+            if (bias) ampi_bias_store(b, o, t.outs, own + f.at_bias);
         }
     }
     return 1;
@@ -7258,8 +7359,8 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dty
 
 /* Where a group has few outputs, lanes are outputs, and words are pairs of neighbouring pixels: a sum takes such a word
    of dy for all outputs at once, and the two numbers of x that tap (a, b) meets there lie side by side in the image. So
-   x is not unfolded, but only given its margins. A task is some channels of a group, over all images; the sums lie
-   [channel][a][b][16 outputs]. */
+   x is not unfolded, but only given its margins. A task is some channels of a group, or some kernel rows of one, over
+   all images; the sums lie [channel][a][b][16 outputs]. */
 #if AMPI_PAIRS
 /* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
 AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
@@ -7292,15 +7393,17 @@ typedef struct ampi_outs {
 
 #define AMPI_OUTS_3(X, i, p) X(i##0, p, 0) X(i##1, p, 1) X(i##2, p, 2)
 #define AMPI_OUTS_5(X, i, p) AMPI_OUTS_3(X, i, p) X(i##3, p, 3) X(i##4, p, 4)
-/* The taps of one channel of 3 x 3, of three, of one of 5 x 5: X(name, pointer to the row, column). */
+/* The taps of one channel of 3 x 3, of three, of one of 5 x 5, of 1 to 3 rows of that: X(name, pointer to the row,
+   column). */
 #define AMPI_OUTS_LIST_3(X) \
     AMPI_OUTS_3(X, 0, p0) AMPI_OUTS_3(X, 1, p0 + pitch) AMPI_OUTS_3(X, 2, p0 + 2 * pitch)
 #define AMPI_OUTS_LIST_9(X) \
     AMPI_OUTS_LIST_3(X) AMPI_OUTS_3(X, 3, p1) AMPI_OUTS_3(X, 4, p1 + pitch) AMPI_OUTS_3(X, 5, p1 + 2 * pitch) \
     AMPI_OUTS_3(X, 6, p2) AMPI_OUTS_3(X, 7, p2 + pitch) AMPI_OUTS_3(X, 8, p2 + 2 * pitch)
-#define AMPI_OUTS_LIST_5(X) \
-    AMPI_OUTS_5(X, 0, p0) AMPI_OUTS_5(X, 1, p0 + pitch) AMPI_OUTS_5(X, 2, p0 + 2 * pitch) \
-    AMPI_OUTS_5(X, 3, p1) AMPI_OUTS_5(X, 4, p1 + pitch)
+#define AMPI_OUTS_LIST_5_1(X) AMPI_OUTS_5(X, 0, p0)
+#define AMPI_OUTS_LIST_5_2(X) AMPI_OUTS_LIST_5_1(X) AMPI_OUTS_5(X, 1, p0 + pitch)
+#define AMPI_OUTS_LIST_5_3(X) AMPI_OUTS_LIST_5_2(X) AMPI_OUTS_5(X, 2, p0 + 2 * pitch)
+#define AMPI_OUTS_LIST_5(X) AMPI_OUTS_LIST_5_3(X) AMPI_OUTS_5(X, 3, p1) AMPI_OUTS_5(X, 4, p1 + pitch)
 #define AMPI_OUTS_OPEN(i, p, b) __m512 c##i = u->first ? _mm512_setzero_ps() : _mm512_loadu_ps(t); t += 16;
 #define AMPI_OUTS_STEP(i, p, b) \
     memcpy(&word, (p) + (b), sizeof word);                                                          \
@@ -7324,32 +7427,36 @@ typedef struct ampi_outs {
             }                                                                                       \
         t = u->t;                                                                                   \
         LIST(AMPI_OUTS_CLOSE)                                                                       \
-        (void)p1; (void)p2;                                                                         \
+        (void)pitch; (void)p1; (void)p2;                                                            \
         ampi_clear_upper();                                                                         \
     }
 AMPI_OUTS(ampi_outs_3x3, AMPI_OUTS_LIST_3, 0)
 AMPI_OUTS(ampi_outs_3x3x3, AMPI_OUTS_LIST_9, u->next)
 AMPI_OUTS(ampi_outs_5x5, AMPI_OUTS_LIST_5, 3 * pitch)
+AMPI_OUTS(ampi_outs_1x5, AMPI_OUTS_LIST_5_1, 0)
+AMPI_OUTS(ampi_outs_2x5, AMPI_OUTS_LIST_5_2, 0)
+AMPI_OUTS(ampi_outs_3x5, AMPI_OUTS_LIST_5_3, 0)
 
-/* Shape c in this form: channels of a task, tasks of a group; an image's pairs, which transpositions fill up, and its
-   padded lines; sizes and offsets of a slot, in floats. Fewer than AMPI_OUTS_LEAST outputs use too few of the lanes,
+/* Shape c in this form: channels of a task, cuts of a kernel's rows, tasks of a group; an image's pairs, which
+   transpositions fill up, and its padded lines; sizes and offsets of a slot, in floats. Fewer than AMPI_OUTS_LEAST outputs use too few of the lanes,
    unless all their taps would be less than two vectors in the form above. */
 typedef struct ampi_outs_plan {
     const ampi_conv2d* c;
-    size_t channels, parts, pairs, pitch, lines;
-    size_t at_dy, at_line, at_stage, floats, slots;
+    size_t channels, cuts, parts, pairs, pitch, lines;
+    size_t at_bias, at_dy, at_line, at_stage, floats, slots;
 } ampi_outs_plan;
 enum { AMPI_OUTS_LEAST = 8, AMPI_OUTS_FEW = 5, AMPI_OUTS_MOST = 16, AMPI_OUTS_STAGE = 262144 };   /* elements */
 
 /* Has the shape this form, and is it faster? Not where most threads would idle. */
 AMPI_FN int ampi_outs_fits(const ampi_conv2d* c, size_t threads) {
     const amp_conv2d_shape* s = &c->s;
-    const int few = c->og < AMPI_OUTS_LEAST;
+    const int few = c->og < AMPI_OUTS_LEAST, rows = c->taps == 25 ? 5 : 1;
     if (amp_cpu_isa() != AMP_ISA_AVX512_BF16 || s->kernel_h != s->kernel_w || (s->kernel_w != 3 && s->kernel_w != 5)
         || s->stride_w != 1 || s->dilation_h != 1 || s->dilation_w != 1 || c->out_w % 2 != 0
         || s->stride_h > AMPI_STENCIL_STRIDE || s->width > AMPI_OUTS_STAGE || c->out_pixels > AMPI_OUTS_STAGE) return 0;
     return c->og >= AMPI_OUTS_FEW && c->og <= AMPI_OUTS_MOST && c->cg * c->taps <= AMPI_FOLD_SUMS / 16
-           && (few ? c->cg == 1 && threads == 1 : 2 * c->cg * (size_t)s->groups >= threads);
+           && (few ? c->cg == 1 && (threads == 1 || rows > 1)
+                   : 2 * c->cg * (size_t)(rows * s->groups) >= threads);
 }
 AMPI_FN int ampi_outs_plan_of(ampi_outs_plan* f, const ampi_conv2d* c) {
     const size_t threads = ampi_conv2d_threads(c), groups = (size_t)c->s.groups;
@@ -7357,12 +7464,14 @@ AMPI_FN int ampi_outs_plan_of(ampi_outs_plan* f, const ampi_conv2d* c) {
     f->c = c;
     if (!ampi_outs_fits(c, threads)) return 0;
     f->channels = ampi_div_up(c->cg, ampi_min_size(ampi_div_up(threads, groups), c->cg));
-    f->parts = ampi_div_up(c->cg, f->channels);
+    f->cuts = c->taps == 25 ? ampi_min_size(ampi_div_up(threads, c->cg * groups), 5) : 1;
+    f->parts = ampi_div_up(c->cg, f->channels) * f->cuts;
     f->pairs = ampi_round_up(c->out_pixels / 2, 4);
     f->pitch = (size_t)(c->out_w + c->s.kernel_w - 1);
     f->lines = (size_t)((c->out_h - 1) * c->s.stride_h + c->s.kernel_h);
     if (f->lines * f->pitch > AMPI_OUTS_STAGE / f->channels) return 0;
-    f->at_dy = f->channels * c->taps * 16;
+    f->at_bias = f->channels * c->taps * 16;
+    f->at_dy = f->at_bias + 16 * 16;
     f->at_line = f->at_dy + f->pairs * 16;
     f->at_stage = f->at_line + 16 * (f->pairs + AMPI_GEMM_GAP);
     f->floats = ampi_round_up(f->at_stage + f->channels * f->lines * f->pitch / 2 + 16, 16);
@@ -7374,19 +7483,38 @@ AMPI_FN size_t ampi_outs_workspace(const ampi_conv2d* c) {
     return ampi_outs_plan_of(&f, c) ? f.slots * f.floats * sizeof(float) + 64 : 0;
 }
 
-/* The words of an image's dy: rows of its pairs, one for each output, transposed. */
+/* The words of an image's dy: rows of its pairs, one for each output, transposed, from where they lie if whole fours
+   of pairs and all lanes lie there. Lanes beyond the outputs may hold anything. */
 AMPI_FN void ampi_outs_dy(const ampi_outs_plan* f, size_t g, size_t n, const uint16_t* dy, float* slot) {
     const ampi_conv2d* c = f->c;
-    const size_t lds = f->pairs + AMPI_GEMM_GAP;
-    const uint16_t* src = dy + (n * (size_t)c->s.out_channels + g * c->og) * c->out_pixels;
+    const size_t lanes = c->og <= 8 ? 8 : 16, plane = n * (size_t)c->s.out_channels + g * c->og;
+    const int there = 2 * f->pairs == c->out_pixels && plane + lanes <= (size_t)c->s.n * (size_t)c->s.out_channels;
+    const size_t lds = there ? f->pairs : f->pairs + AMPI_GEMM_GAP;
+    const uint16_t* src = dy + plane * c->out_pixels;
     float* line = slot + f->at_line;
+    const float* from = there ? (const float*)(const void*)src : line;
     size_t o;
-    for (o = 0; o < c->og; o++) memcpy(line + o * lds, src + o * c->out_pixels, c->out_pixels * sizeof *src);
-    ampi_transpose_avx512(slot + f->at_dy, 16, line, lds, f->pairs, 0);
+    for (o = 0; !there && o < c->og; o++)
+        memcpy(line + o * lds, src + o * c->out_pixels, c->out_pixels * sizeof *src);
+    if (lanes == 8) ampi_transpose_avx2(slot + f->at_dy, 16, from, lds, f->pairs, 0);
+    else ampi_transpose_avx512(slot + f->at_dy, 16, from, lds, f->pairs, 0);
 }
 
-/* Adds image n to the sums of channels [ch, ch + count) of group g. */
-AMPI_FN void ampi_outs_image(const ampi_outs_plan* f, size_t g, size_t ch, size_t count, size_t n, const uint16_t* x,
+/* What a task sums: channels [ch, ch + count) of group g, and of their taps those of kernel rows [a, a + rows). */
+typedef struct ampi_outs_part { size_t g, ch, count, a, rows; } ampi_outs_part;
+AMPI_FN ampi_outs_part ampi_outs_part_of(const ampi_outs_plan* f, size_t task) {
+    const size_t kernel = (size_t)f->c->s.kernel_h, cut = task % f->cuts;
+    ampi_outs_part t;
+    t.g = task / f->parts;
+    t.ch = task % f->parts / f->cuts * f->channels;
+    t.count = ampi_min_size(f->channels, f->c->cg - t.ch);
+    t.a = cut * kernel / f->cuts;
+    t.rows = (cut + 1) * kernel / f->cuts - t.a;
+    return t;
+}
+
+/* Adds image n to the sums of a task. */
+AMPI_FN void ampi_outs_image(const ampi_outs_plan* f, const ampi_outs_part* t, size_t n, const uint16_t* x,
                              const uint16_t* dy, float* slot) {
     const ampi_conv2d* c = f->c;
     const amp_conv2d_shape* s = &c->s;
@@ -7395,46 +7523,51 @@ AMPI_FN void ampi_outs_image(const ampi_outs_plan* f, size_t g, size_t ch, size_
     uint16_t* stage = (uint16_t*)(void*)(slot + f->at_stage);
     ampi_outs u;
     size_t i;
-    x += (n * (size_t)s->channels + g * c->cg + ch) * c->in_pixels;
-    for (i = 0; i < count; i++)
+    x += (n * (size_t)s->channels + t->g * c->cg + t->ch) * c->in_pixels;
+    for (i = 0; i < t->count; i++)
         ampi_words_rows(stage + i * size + top * f->pitch, f->pitch, x + i * c->in_pixels, (size_t)s->width, rows,
                         s->width, -s->pad_w, 1);
-    ampi_outs_dy(f, g, n, dy, slot);
+    ampi_outs_dy(f, t->g, n, dy, slot);
     u.pitch = f->pitch; u.next = size; u.step = f->pitch * (size_t)s->stride_h;
     u.dy = slot + f->at_dy; u.rows = (size_t)c->out_h; u.pairs = (size_t)c->out_w / 2;
     u.first = n == 0;
-    for (i = 0; i < count; i += c->taps == 9 && i + 3 <= count ? 3 : 1) {
-        u.x = stage + i * size;
-        u.t = slot + i * c->taps * 16;
-        if (c->taps == 25) ampi_outs_5x5(&u);
-        else if (i + 3 <= count) ampi_outs_3x3x3(&u);
-        else ampi_outs_3x3(&u);
+    for (i = 0; i < t->count; i += c->taps == 9 && i + 3 <= t->count ? 3 : 1) {
+        u.x = stage + i * size + t->a * f->pitch;
+        u.t = slot + i * t->rows * (size_t)s->kernel_w * 16;
+        if (c->taps == 9 && i + 3 <= t->count) ampi_outs_3x3x3(&u);
+        else if (c->taps == 9) ampi_outs_3x3(&u);
+        else if (t->rows == 5) ampi_outs_5x5(&u);
+        else if (t->rows == 3) ampi_outs_3x5(&u);
+        else if (t->rows == 2) ampi_outs_2x5(&u);
+        else ampi_outs_1x5(&u);
     }
 }
 
-/* Sums of channels [ch, ch + count) of group g to dw[o][(c,a,b)]. */
-AMPI_FN void ampi_outs_store(const ampi_conv2d* c, size_t g, size_t ch, size_t count, const float* sums, void* dw,
+/* The sums of a task to dw[o][(c,a,b)]: all channels in one run, or the rows of one. */
+AMPI_FN void ampi_outs_store(const ampi_conv2d* c, const ampi_outs_part* t, const float* sums, void* dw,
                              amp_dtype dtype, int accumulate) {
-    const size_t taps = count * c->taps;
-    size_t o, k, i, n;
-    for (o = g * c->og; o < (g + 1) * c->og; o++, sums++)
-        for (k = 0; k < taps; k += n) {
-            float line[256];
-            n = ampi_min_size(taps - k, 256);
-            for (i = 0; i < n; i++) line[i] = sums[(k + i) * 16];
-            ampi_store_sum(dw, dtype, (o * c->cg + ch) * c->taps + k, line, n, accumulate);
-        }
+    const size_t width = (size_t)c->s.kernel_w, taps = t->rows * width, all = taps == c->taps ? t->count : 1;
+    size_t o, ch, k, i, n;
+    for (o = t->g * c->og; o < (t->g + 1) * c->og; o++, sums++)
+        for (ch = 0; ch < t->count; ch += all)
+            for (k = 0; k < all * taps; k += n) {
+                float line[256];
+                n = ampi_min_size(all * taps - k, 256);
+                for (i = 0; i < n; i++) line[i] = sums[(ch * taps + k + i) * 16];
+                ampi_store_sum(dw, dtype, (o * c->cg + t->ch + ch) * c->taps + t->a * width + k, line, n, accumulate);
+            }
 }
 
-/* dw, if it has this form, the workspace has room, and nothing can be subnormal. 0: it is still to be done. */
-AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                          void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
+/* dw and the gradient of the bias, if dw has this form, the workspace has room, and nothing can be subnormal. 0: both
+   are still to be done. */
+AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const ampi_bias_grad* b, const void* x, amp_dtype x_dtype, void* dw,
+                          amp_dtype dw_dtype, const amp_exec* exec) {
     size_t room = ampi_room(exec);
     float* memory;
     int64_t slot;
     ampi_outs_plan f;
-    if (ampi_dtype(dy_dtype) != AMP_BF16 || ampi_dtype(x_dtype) != AMP_BF16 || !ampi_outs_plan_of(&f, c)
-        || room < f.floats || !ampi_conv2d_normal(x, c->x_count, dy, c->y_count)) return 0;
+    if (ampi_dtype(b->dy_dtype) != AMP_BF16 || ampi_dtype(x_dtype) != AMP_BF16 || !ampi_outs_plan_of(&f, c)
+        || room < f.floats || !ampi_conv2d_normal(x, c->x_count, b->dy, c->y_count)) return 0;
     f.slots = ampi_min_size(f.slots, room / f.floats);
     memory = ampi_align64(exec->workspace);
     AMPI_PARALLEL_FOR(f.slots > 1)
@@ -7443,20 +7576,24 @@ AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dty
         size_t task, n;
         memset(own + f.at_line, 0, (f.floats - f.at_line) * sizeof *own);
         for (task = (size_t)slot; task < f.parts * (size_t)c->s.groups; task += f.slots) {
-            const size_t g = task / f.parts, ch = task % f.parts * f.channels;
-            const size_t count = ampi_min_size(f.channels, c->cg - ch);
-            for (n = 0; n < (size_t)c->s.n; n++)
-                ampi_outs_image(&f, g, ch, count, n, (const uint16_t*)x, (const uint16_t*)dy, own);
-            ampi_outs_store(c, g, ch, count, own, dw, ampi_dtype(dw_dtype), accumulate);
+            const ampi_outs_part t = ampi_outs_part_of(&f, task);
+            const int bias = b->db && t.ch == 0 && t.a == 0;
+            memset(own + f.at_bias, 0, (f.at_dy - f.at_bias) * sizeof *own);
+            for (n = 0; n < (size_t)c->s.n; n++) {
+                ampi_outs_image(&f, &t, n, (const uint16_t*)x, (const uint16_t*)b->dy, own);
+                if (bias) ampi_bias_add(c, b, n, t.g * c->og, c->og, own + f.at_bias);
+            }
+            ampi_outs_store(c, &t, own, dw, ampi_dtype(dw_dtype), b->accumulate);
+            if (bias) ampi_bias_store(b, t.g * c->og, c->og, own + f.at_bias);
         }
     }
     return 1;
 }
 #else
 AMPI_FN size_t ampi_outs_workspace(const ampi_conv2d* c) { (void)c; return 0; }
-AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                          void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
-    (void)c; (void)dy; (void)dy_dtype; (void)x; (void)x_dtype; (void)dw; (void)dw_dtype; (void)accumulate; (void)exec;
+AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const ampi_bias_grad* b, const void* x, amp_dtype x_dtype, void* dw,
+                          amp_dtype dw_dtype, const amp_exec* exec) {
+    (void)c; (void)b; (void)x; (void)x_dtype; (void)dw; (void)dw_dtype; (void)exec;
     return 0;
 }
 #endif
@@ -8351,56 +8488,6 @@ AMPI_FN void ampi_conv2d_dx(ampi_product* s, ampi_image images[2], const ampi_co
     s->b = ampi_image_operand(&images[1], dy, dy_dtype, g * c->og * c->out_pixels, depth, pixels, 0);
 }
 
-/* sum[r][i % 16] += x[r*ld + i], i < n, for up to 4 rows at once: each sum waits for its last addition. */
-AMPI_INLINE void ampi_row_sums_some(float* sum, const float* x, size_t ld, size_t rows, size_t n) {
-    float s[4][16], tail[16];
-    size_t i, r, l, whole = n / 16 * 16;
-    memcpy(s, sum, rows * sizeof *s);
-    for (i = 0; i < whole; i += 16)
-        for (r = 0; r < rows; r++)
-            for (l = 0; l < 16; l++) s[r][l] += x[r * ld + i + l];
-    for (r = 0; whole < n && r < rows; r++) {
-        memset(tail, 0, sizeof tail);
-        ampi_copy_floats(tail, x + r * ld + whole, n - whole);
-        for (l = 0; l < 16; l++) s[r][l] += tail[l];
-    }
-    memcpy(sum, s, rows * sizeof *s);
-}
-AMPI_INLINE void ampi_row_sums_body(int hw, float* sum, const float* x, size_t ld, size_t rows, size_t n) {
-    (void)hw;
-    if (rows == 4) ampi_row_sums_some(sum, x, ld, 4, n);
-    else for (; rows > 0; rows--, sum += 16, x += ld) ampi_row_sums_some(sum, x, ld, 1, n);
-}
-AMPI_KERNEL(ampi_row_sums, (float* sum, const float* x, size_t ld, size_t rows, size_t n), sum, x, ld, rows, n)
-
-#if AMPI_X86
-/* The same for up to four rows of 16 bits; sums of rows that do not exist are spoilt. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_sums_typed(amp_dtype t, float* sum, const void* x, size_t at, size_t ld,
-                                                        size_t rows, size_t n) {
-    const size_t r1 = rows > 1 ? ld : 0, r2 = rows > 2 ? 2 * ld : r1, r3 = rows > 3 ? 3 * ld : r2;
-    __m512 s0 = _mm512_loadu_ps(sum), s1 = _mm512_loadu_ps(sum + 16);
-    __m512 s2 = _mm512_loadu_ps(sum + 32), s3 = _mm512_loadu_ps(sum + 48);
-    size_t i;
-    for (i = at; i < at + n; i += 16) {
-        const __mmask16 m = ampi_first_x16(at + n - i);
-        s0 = _mm512_add_ps(s0, ampi_get_x16(t, x, i, m));
-        s1 = _mm512_add_ps(s1, ampi_get_x16(t, x, i + r1, m));
-        s2 = _mm512_add_ps(s2, ampi_get_x16(t, x, i + r2, m));
-        s3 = _mm512_add_ps(s3, ampi_get_x16(t, x, i + r3, m));
-    }
-    _mm512_storeu_ps(sum, s0);
-    _mm512_storeu_ps(sum + 16, s1);
-    _mm512_storeu_ps(sum + 32, s2);
-    _mm512_storeu_ps(sum + 48, s3);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_row_sums_low(float* sum, const void* x, amp_dtype t, size_t at, size_t ld,
-                                                  size_t rows, size_t n) {
-    if (t == AMP_F16) ampi_row_sums_typed(AMP_F16, sum, x, at, ld, rows, n);
-    else ampi_row_sums_typed(AMP_BF16, sum, x, at, ld, rows, n);
-    ampi_clear_upper();
-}
-#endif
-
 /* A product of a convolution. Planes of one weight are a matrix too, the other way. */
 AMPI_FN ampi_product ampi_conv2d_product(const ampi_product* s) {
     const ampi_image* a = s->a.image;
@@ -8906,40 +8993,16 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     return ampi_max_size(y, ampi_max_size(dw, dx));
 }
 
-/* db[o] = sum of dy over images and pixels: pixel p of a plane is added to sum p % 16, image after image;
-   then the 16 sums are added in a tree (0+8, 1+9, ...; 0+4, ...; 0+2, 1+3; 0+1). */
-AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, void* db,
-                            amp_dtype db_dtype, int accumulate) {
+AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_bias_grad* b) {
     size_t outs = (size_t)c->s.out_channels, each = ampi_min_size(ampi_max_size(outs / ampi_threads(), 1), 4);
     int64_t task, tasks = (int64_t)ampi_div_up(outs, each);
     AMPI_PARALLEL_FOR(c->y_count > 65536)
     for (task = 0; task < tasks; task++) {
-        float sum[4 * 16], part[4 * 1024];
-        size_t o = (size_t)task * each, rows = ampi_min_size(outs - o, each), n, p, r, l;
+        float sum[4 * 16];
+        size_t o = (size_t)task * each, rows = ampi_min_size(outs - o, each), n;
         memset(sum, 0, sizeof sum);
-        for (n = 0; n < (size_t)c->s.n; n++)
-            for (p = 0; p < c->out_pixels; p += 1024) {
-                size_t count = ampi_min_size(c->out_pixels - p, 1024), at = (n * outs + o) * c->out_pixels + p;
-                if (ampi_dtype(dy_dtype) == AMP_F32) {
-                    ampi_row_sums(sum, (const float*)dy + at, c->out_pixels, rows, count);
-                    continue;
-                }
-#if AMPI_X86
-                if (ampi_simd() == AMP_ISA_AVX512) {
-                    ampi_row_sums_low(sum, dy, ampi_dtype(dy_dtype), at, c->out_pixels, rows, count);
-                    continue;
-                }
-#endif
-                for (r = 0; r < rows; r++)
-                    ampi_load_f32(part + r * 1024, dy, dy_dtype, at + r * c->out_pixels, count);
-                ampi_row_sums(sum, part, 1024, rows, count);
-            }
-        for (r = 0; r < rows; r++) {
-            float* s = sum + r * 16;
-            for (n = 8; n > 0; n /= 2)
-                for (l = 0; l < n; l++) s[l] += s[l + n];
-            ampi_store_sum(db, db_dtype, o + r, s, 1, accumulate);
-        }
+        for (n = 0; n < (size_t)c->s.n; n++) ampi_bias_add(c, b, n, o, rows, sum);
+        ampi_bias_store(b, o, rows, sum);
     }
 }
 
@@ -9005,6 +9068,7 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
                                        amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
     ampi_conv2d c;
     ampi_image images[2];
+    ampi_bias_grad b;
     ampi_product s;
     size_t g;
     int words = 0;
@@ -9028,15 +9092,16 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
         words = ampi_conv2d_words(&s, x, c.x_count, dy, c.y_count, 0, exec);
     }
     if (dw && !words && (ampi_amx_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
-            || ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
-            || ampi_outs_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec)
-            || ampi_fold_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
+            || ampi_depth_run(&c, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, exec))) dw = NULL;
+    b.dy = dy; b.dy_dtype = dy_dtype; b.db = db; b.db_dtype = db_dtype; b.accumulate = accumulate;
+    if (dw && !words && (ampi_outs_run(&c, &b, x, x_dtype, dw, dw_dtype, exec)
+            || ampi_fold_run(&c, &b, x, x_dtype, dw, dw_dtype, exec))) { dw = NULL; b.db = NULL; }
     for (g = 0; dw && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_dw(&s, images, &c, g, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
         s.normal = words;
         ampi_conv2d_run(&s, exec);
     }
-    if (db) ampi_conv2d_db(&c, dy, dy_dtype, db, db_dtype, accumulate);
+    if (b.db) ampi_conv2d_db(&c, &b);
     return AMP_OK;
 }
 
@@ -14825,20 +14890,37 @@ AMPI_FN int ampi_fill_wave(const ampi_tensors* t, ampi_cursor* at, ampi_chunk* w
 
 typedef void (*ampi_chunk_fn)(void* context, ampi_chunk* chunk);
 
+/* Deals a wave out to slots by elements, since small tensors are chunks too: slot s takes the chunks from first[s] to
+   first[s + 1], those whose middle lies in its share. */
+AMPI_FN void ampi_deal_wave(const ampi_chunk* wave, int n, size_t elements, size_t slots, int* first) {
+    uint64_t before = 0;
+    size_t slot = 0;
+    int i;
+    for (i = 0; i < n; before += wave[i++].n)
+        while (slot * (uint64_t)elements <= (before + wave[i].n / 2) * slots) first[slot++] = i;
+    while (slot <= slots) first[slot++] = n;
+}
+
 /* work(context, chunk) for every chunk, or every few where that leaves enough for all threads; then
    combine(context, chunk), if there is one, in order. */
 AMPI_FN void ampi_each_chunk(const ampi_tensors* t, int few, ampi_chunk_fn work, ampi_chunk_fn combine,
                              void* context) {
     ampi_chunk wave[AMPI_WAVE];
+    int first[AMPI_WAVE + 1], i, n, step;
     ampi_cursor at = { 0, 0 };
     size_t elements;
-    int64_t i, n, step;
     while ((n = ampi_fill_wave(t, &at, wave, &elements)) > 0) {
+        const size_t slots = elements > 2 * AMPI_CHUNK ? ampi_min_size(ampi_threads(), (size_t)n) : 1;
+        int64_t slot;
         step = (size_t)n >= (size_t)few * ampi_threads() ? few : 1;
-        AMPI_PARALLEL_FOR(elements > 2 * AMPI_CHUNK)
-        for (i = 0; i < n; i += step) {
-            wave[i].count = (int)(n - i < step ? n - i : step);
-            work(context, &wave[i]);
+        ampi_deal_wave(wave, n, elements, slots, first);
+        AMPI_PARALLEL_FOR(slots > 1)
+        for (slot = 0; slot < (int64_t)slots; slot++) {
+            int chunk = first[slot];
+            for (; chunk < first[slot + 1]; chunk += step) {
+                wave[chunk].count = ampi_min_int(first[slot + 1] - chunk, step);
+                work(context, &wave[chunk]);
+            }
         }
         for (i = 0; combine && i < n; i++) combine(context, &wave[i]);
     }
