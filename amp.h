@@ -6645,7 +6645,8 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
 
 /* In a large batch, lanes are images: the stage holds source[channel][pixel][image], a result pixel is a sum
    over just those terms that lie inside the image, whatever the stride, and no lane is spent on margins. Images
-   are taken in blocks of two vectors. A task is a part of the rows of the results of a block, and has a stage of
+   are taken in blocks of two vectors; or of one, and pixels in pairs, where that gives each thread images of its own,
+   those that it meets in other layers too. A task is a part of the rows of the results of a block, and has a stage of
    its own. Terms are listed for `unit` channels (two where pairs of BF16 straddle
    them) and repeated over the others; pixels whose terms lie alike share a list. */
 typedef struct ampi_abreast {
@@ -6698,9 +6699,12 @@ AMPI_FN size_t ampi_abreast_cost(const ampi_abreast* d, size_t parts, size_t thr
            * (6 * rows + ampi_min_size(source, (size_t)d->h.source));
 }
 AMPI_FN void ampi_abreast_layout(ampi_abreast* d) {
-    size_t threads = ampi_conv2d_threads(d->c), row = d->rows * (size_t)d->w.result * d->width;
-    size_t rows = (size_t)d->h.result, pixels, p;
-    d->blocks = ((size_t)d->c->s.n + d->width - 1) / d->width;
+    size_t threads = ampi_conv2d_threads(d->c), lanes = d->isa.lanes, n = (size_t)d->c->s.n;
+    size_t rows = (size_t)d->h.result, row, pixels, p;
+    d->width = !d->skips && n % (2 * lanes * threads) != 0 && n % (lanes * threads) == 0 ? lanes : 2 * lanes;
+    d->channel = d->in * d->width;
+    row = d->rows * (size_t)d->w.result * d->width;
+    d->blocks = (n + d->width - 1) / d->width;
     d->parts = 1;
     for (p = 2; p <= ampi_min_size(rows, 2 * threads - 1); p++)
         if (ampi_abreast_cost(d, p, threads) < ampi_abreast_cost(d, d->parts, threads)) d->parts = p;
@@ -6735,12 +6739,10 @@ AMPI_FN int ampi_abreast_plan(ampi_abreast* d, const ampi_conv2d* c, int back, i
         || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, s->dilation_h)
         || !ampi_side_fits(s->width, c->out_w, s->kernel_w, s->stride_w, s->pad_w, s->dilation_w)) return 0;
     ampi_conv2d_sides(c, back, &d->h, &d->w);
-    d->width = 2 * d->isa.lanes;
     d->in = back ? c->out_pixels : c->in_pixels;
     d->out = back ? c->in_pixels : c->out_pixels;
-    d->channel = d->in * d->width;
-    if (ampi_round_up(n, d->isa.lanes) > n + n / 3 || d->in > AMPI_ABREAST_STAGE / d->depth / d->width
-        || (size_t)d->w.result > AMPI_ABREAST_SUMS / d->rows / d->width) return 0;
+    if (ampi_round_up(n, d->isa.lanes) > n + n / 3 || d->in > AMPI_ABREAST_STAGE / d->depth / (2 * d->isa.lanes)
+        || (size_t)d->w.result > AMPI_ABREAST_SUMS / d->rows / (2 * d->isa.lanes)) return 0;
     d->skips = d->h.parts * d->w.parts > 1 || (swap && d->depth * c->taps % 2 != 0)
                || !ampi_side_inside(&d->h, 0, &d->low[0], &d->high[0]);
     for (r = 0; r < d->w.parts; r++) d->skips |= !ampi_side_inside(&d->w, r, &d->low[r], &d->high[r]);
@@ -6820,32 +6822,34 @@ AMPI_FN size_t ampi_abreast_terms(const ampi_abreast* d, const int64_t* rows, co
 /* The lists of terms of a pixel: of `unit` channels, and of those that are left after whole units. */
 typedef struct ampi_lists { ampi_term *main, *rest; size_t k, k_rest; } ampi_lists;
 
-/* One pixel. u knows the weights, the bias, the pixel's place in the stage and among the sums. */
-AMPI_FN void ampi_abreast_pixel(const ampi_abreast* d, const ampi_lists* lists, ampi_taps* u, size_t images) {
+/* One pixel, or a pair. u knows the weights, the bias, the place in the stage and among the sums. */
+AMPI_FN void ampi_abreast_pixel(const ampi_abreast* d, const ampi_lists* lists, ampi_taps* u) {
     const size_t repeat = d->depth / d->unit;
     const float *a = u->a, *b = u->b, *bias = u->bias;
     int rest = d->depth % d->unit != 0;
     u->terms = lists->main; u->k = lists->k; u->repeat = repeat;
     u->first = 1; u->last = !rest;
     if (rest) u->bias = NULL;
-    if (repeat > 0) ampi_taps_run(&d->isa, u, d->rows, images);
+    if (repeat > 0) ampi_taps_rows(&d->isa, u, d->rows);
     if (!rest) return;
     u->a += repeat * u->a_step; u->b += repeat * u->b_step; u->bias = bias;
     u->terms = lists->rest; u->k = lists->k_rest; u->repeat = 1;
     u->first = repeat == 0; u->last = 1;
-    ampi_taps_run(&d->isa, u, d->rows, images);
+    ampi_taps_rows(&d->isa, u, d->rows);
     u->a = a; u->b = b;
 }
 
 /* One row of results into t[row][pixel][image]. */
 AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y, size_t images, float* t,
                               ampi_lists lists) {
-    int64_t rows[AMPI_STENCIL_KERNEL], columns[AMPI_STENCIL_KERNEL], r, u, i, first;
+    const int pairs = d->width == d->isa.lanes;
+    int64_t rows[AMPI_STENCIL_KERNEL], columns[AMPI_STENCIL_KERNEL], r, u, i, first, count;
     const float* stage = base->b;
     for (i = 0; i < d->h.kernel; i++)
         rows[i] = ampi_side_source(&d->h, y % d->h.parts, i, y / d->h.parts) * d->w.source;
+    base->b_next = pairs ? (size_t)d->w.classes * d->width : d->isa.lanes;
     for (r = 0; r < d->w.parts; r++)
-        for (u = 0, first = -1; u < ampi_side_count(d->w.result, d->w.parts, r); u++) {
+        for (u = 0, first = -1, count = ampi_side_count(d->w.result, d->w.parts, r); u < count; u++) {
             int inside = u >= d->low[r] && u < d->high[r];
             if (!inside || first < 0) {
                 for (i = 0; i < d->w.kernel; i++) columns[i] = ampi_side_source(&d->w, r, i, u);
@@ -6855,7 +6859,9 @@ AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y,
             }
             base->t = t + (size_t)(d->w.parts * u + r) * d->width;
             base->b = stage + (size_t)((u - first) * d->w.classes) * d->width;
-            ampi_abreast_pixel(d, &lists, base, images);
+            base->two = pairs ? u + 1 < count : images > d->isa.lanes;
+            ampi_abreast_pixel(d, &lists, base);
+            u += pairs;
             if (!inside) first = -1;
         }
     base->b = stage;
