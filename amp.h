@@ -5439,6 +5439,14 @@ AMPI_FN size_t ampi_room(const amp_exec* exec) {
     return bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
 }
 
+/* Floats from one slot of scratch memory to the next, behind `shared` floats: an equal part of the workspace, if that is
+   enough. So it is the same in all operators, and a thread writes where it has written before: a line that another core
+   complex holds takes several times as long. */
+AMPI_FN size_t ampi_slot_step(size_t room, size_t shared, size_t floats) {
+    size_t step = room / ampi_threads() / 16 * 16;
+    return step >= shared + floats ? step : floats;
+}
+
 /* One slot's share of the tiles. */
 AMPI_FN void ampi_gemm_slot(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t slot,
                             float* memory) {
@@ -6614,7 +6622,7 @@ AMPI_FN void ampi_stencil_task(ampi_stencil* d, size_t task, const float* shared
 AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
                             const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
                             amp_dtype result_dtype, const amp_exec* exec) {
-    size_t room = ampi_room(exec), tasks;
+    size_t step, room = ampi_room(exec), tasks;
     float *memory, *bias;
     ampi_stencil d;
     int64_t slot;
@@ -6624,6 +6632,7 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     d.swap = d.source_dtype == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
     d.skips = d.h.parts * d.w.parts > 1 || (d.swap && d.k % 2 != 0);
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    step = ampi_slot_step(room, d.at_slots, d.floats);
     memory = ampi_align64(exec->workspace);
     bias = memory + d.at_bias;
     ampi_stencil_terms(&d, (ampi_term*)(void*)memory);
@@ -6633,7 +6642,7 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     tasks = (size_t)c->s.n * (size_t)c->s.groups * d.bands;
     AMPI_PARALLEL_FOR(d.slots > 1)
     for (slot = 0; slot < (int64_t)d.slots; slot++) {
-        float* own = memory + d.at_slots + (size_t)slot * d.floats;
+        float* own = memory + d.at_slots + (size_t)slot * step;
         size_t task = ampi_share(tasks, d.slots, (size_t)slot), end = ampi_share(tasks, d.slots, (size_t)slot + 1);
         memset(own, 0, d.at_sums * sizeof *own);
         for (; task < end; task++) ampi_stencil_task(&d, task, memory, b ? bias : NULL, own);
@@ -6921,7 +6930,7 @@ AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t task, const float* shared
 AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
                              const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
                              amp_dtype result_dtype, const amp_exec* exec) {
-    size_t room = ampi_room(exec), tasks;
+    size_t step, room = ampi_room(exec), tasks;
     int swap = ampi_dtype(source_dtype) == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
     float *memory, *bias;
     ampi_abreast d;
@@ -6930,6 +6939,7 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
     d.source = source; d.source_dtype = ampi_dtype(source_dtype);
     d.result = result; d.result_dtype = ampi_dtype(result_dtype);
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    step = ampi_slot_step(room, d.at_slots, d.floats);
     memory = ampi_align64(exec->workspace);
     bias = memory;
     if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
@@ -6939,7 +6949,7 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
     for (slot = 0; slot < (int64_t)d.slots; slot++) {
         size_t task = ampi_share(tasks, d.slots, (size_t)slot), end = ampi_share(tasks, d.slots, (size_t)slot + 1);
         for (; task < end; task++)
-            ampi_abreast_task(&d, task, memory, b ? bias : NULL, memory + d.at_slots + (size_t)slot * d.floats);
+            ampi_abreast_task(&d, task, memory, b ? bias : NULL, memory + d.at_slots + (size_t)slot * step);
     }
     return !d.found;
 }
@@ -7323,20 +7333,21 @@ AMPI_FN void ampi_fold_ahead(const ampi_fold* f, const ampi_fold_tile* t, size_t
    done. */
 AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const ampi_bias_grad* b, const void* x, amp_dtype x_dtype, void* dw,
                           amp_dtype dw_dtype, const amp_exec* exec) {
-    size_t room = ampi_room(exec);
+    size_t step, room = ampi_room(exec);
     int swap = ampi_dtype(b->dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
     float* memory;
     int64_t slot;
     ampi_fold f;
     if (!ampi_fold_plan(&f, c, swap) || room < f.floats) return 0;
     f.slots = ampi_min_size(f.slots, room / f.floats);
+    step = ampi_slot_step(room, 0, f.floats);
     f.dy = b->dy; f.dy_dtype = ampi_dtype(b->dy_dtype);
     f.x = x; f.x_dtype = ampi_dtype(x_dtype);
     memory = ampi_align64(exec->workspace);
     AMPI_PARALLEL_FOR(f.slots > 1)
     for (slot = 0; slot < (int64_t)f.slots; slot++) {
         size_t task, n, i, images, tasks = ampi_fold_tiles(&f) * (size_t)c->s.groups;
-        float* own = memory + (size_t)slot * f.floats;
+        float* own = memory + (size_t)slot * step;
         for (task = (size_t)slot; task < tasks; task += f.slots) {
             ampi_fold_tile t = ampi_fold_tile_of(&f, task);
             const size_t o = t.g * c->og + t.o;
@@ -7568,17 +7579,18 @@ AMPI_FN void ampi_outs_store(const ampi_conv2d* c, const ampi_outs_part* t, cons
    are still to be done. */
 AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const ampi_bias_grad* b, const void* x, amp_dtype x_dtype, void* dw,
                           amp_dtype dw_dtype, const amp_exec* exec) {
-    size_t room = ampi_room(exec);
+    size_t step, room = ampi_room(exec);
     float* memory;
     int64_t slot;
     ampi_outs_plan f;
     if (ampi_dtype(b->dy_dtype) != AMP_BF16 || ampi_dtype(x_dtype) != AMP_BF16 || !ampi_outs_plan_of(&f, c)
         || room < f.floats || !ampi_conv2d_normal(x, c->x_count, b->dy, c->y_count)) return 0;
     f.slots = ampi_min_size(f.slots, room / f.floats);
+    step = ampi_slot_step(room, 0, f.floats);
     memory = ampi_align64(exec->workspace);
     AMPI_PARALLEL_FOR(f.slots > 1)
     for (slot = 0; slot < (int64_t)f.slots; slot++) {
-        float* own = memory + (size_t)slot * f.floats;
+        float* own = memory + (size_t)slot * step;
         size_t task, n;
         memset(own + f.at_line, 0, (f.floats - f.at_line) * sizeof *own);
         for (task = (size_t)slot; task < f.parts * (size_t)c->s.groups; task += f.slots) {
