@@ -5673,7 +5673,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
 /* Computes a checked product, in the workspace if it holds at least one slot. */
 AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     ampi_gemm_isa g = ampi_gemm_isa_for(s);
-    size_t room = ampi_room(exec);
+    size_t step, room = ampi_room(exec);
     ampi_gemm_plan p;
     int64_t slot;
     if (s->m == 0 || s->n == 0 || ampi_amx_product_run(s, exec)) return;
@@ -5686,9 +5686,10 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
         p.slots = ampi_min_size(p.slots, room / p.floats);
         if (p.slots == 1) { ampi_gemm_slot(&g, s, &p, 0, memory); return; }    /* a region costs, even for one thread */
         if (ampi_gemm_shares(s, &p)) { ampi_gemm_together(&g, s, &p, memory); return; }
+        step = ampi_slot_step(room, 0, p.floats);
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++)
-            ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
+            ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * step);
     } else {
         p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN)
                     : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN);
@@ -7714,18 +7715,19 @@ AMPI_FN void ampi_depth_image(const ampi_depth* d, const ampi_conv2d* c, const a
 /* dw of a depthwise convolution, if the workspace has room. 0: it is still to be done. */
 AMPI_FN int ampi_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
                            amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
-    size_t bytes = exec && exec->workspace ? exec->workspace_size : 0, groups = (size_t)c->s.groups;
+    size_t step, room = ampi_room(exec), groups = (size_t)c->s.groups;
     const ampi_gemm_isa isa = ampi_gemm_isa_now();
     int swap = ampi_dtype(dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
     float* memory;
     ampi_depth d;
     int64_t slot;
-    if (swap || !ampi_depth_plan(&d, c) || bytes < d.floats * sizeof(float) + 64) return 0;
+    if (swap || !ampi_depth_plan(&d, c) || room < d.floats) return 0;
     memory = ampi_align64(exec->workspace);
-    d.slots = ampi_min_size(d.slots, (bytes - 64) / sizeof(float) / d.floats);
+    d.slots = ampi_min_size(d.slots, room / d.floats);
+    step = ampi_slot_step(room, 0, d.floats);
     AMPI_PARALLEL_FOR(d.slots > 1)
     for (slot = 0; slot < (int64_t)d.slots; slot++) {
-        float *own = memory + (size_t)slot * d.floats, one[256];
+        float *own = memory + (size_t)slot * step, one[256];
         size_t first, n, k, i, part;
         memset(own, 0, d.at_tile * sizeof *own);
         for (first = (size_t)slot * 16; first < groups; first += d.slots * 16) {
@@ -8952,13 +8954,14 @@ AMPI_FN void ampi_spread_task(const ampi_spread* d, const ampi_product* s, size_
 }
 /* A product of a convolution in this form, if it has one for which the workspace has room. */
 AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
-    size_t room = ampi_room(exec);
+    size_t step, room = ampi_room(exec);
     float* memory;
     ampi_term* terms;
     ampi_spread d;
     int64_t i;
     if (!ampi_spread_plan(&d, c, s) || room < d.at_slots + d.floats) return 0;
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
+    step = ampi_slot_step(room, d.at_slots, d.floats);
     memory = ampi_align64(exec->workspace);
     terms = (ampi_term*)(void*)(memory + d.at_terms);
     ampi_spread_terms(&d, terms);
@@ -8972,7 +8975,7 @@ AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const a
         for (task = ampi_share(tasks, d.slots, (size_t)i); task < past; task++) {
             size_t q = task / d.groups, group = task % d.groups, n = (size_t)c->s.n;
             ampi_spread_task(&d, s, group * n / d.groups, (group + 1) * n / d.groups, q * d.panels / d.parts,
-                             (q + 1) * d.panels / d.parts, memory, terms, memory + d.at_slots + (size_t)i * d.floats);
+                             (q + 1) * d.panels / d.parts, memory, terms, memory + d.at_slots + (size_t)i * step);
         }
     }
     return 1;
