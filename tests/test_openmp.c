@@ -5,7 +5,7 @@
 #ifdef _OPENMP
   #include <omp.h>
 
-enum { SIDE = 20, BATCH = 32, STEPS = 2, N = 300000 };
+enum { SIDE = 20, BATCH = 32, STEPS = 2, N = 300000, GUARD = 65536 };
 
 static uint64_t hash_bytes(uint64_t h, const void* p, size_t n) {
     const unsigned char* b = (const unsigned char*)p;
@@ -112,7 +112,11 @@ static void test_threads_change_no_bit(void) {
 static const int CONVOLUTIONS[][8] = {
     { 64, 7, 13, 17, 5, 1, 0, 1 },     /* images abreast; dw in tiles of outputs and channels */
     { 40, 12, 9, 10, 3, 1, 1, 2 },
-    { 32, 1, 16, 7, 5, 1, 2, 1 },      /* dw in tiles of outputs */
+    { 32, 1, 16, 7, 5, 1, 2, 1 },      /* dw in tiles of outputs and of kernel rows */
+    { 24, 2, 16, 24, 5, 1, 2, 2 },
+    { 32, 2, 20, 6, 3, 1, 1, 1 },      /* narrow folds */
+    { 32, 6, 13, 10, 5, 1, 0, 1 },     /* images abreast, of which each thread keeps its own: pairs of pixels */
+    { 48, 8, 17, 9, 3, 2, 0, 1 },
     { 3, 16, 20, 30, 3, 1, 1, 1 },     /* bands of rows */
     { 5, 9, 15, 70, 3, 2, 1, 1 },
     { 17, 32, 16, 24, 1, 1, 0, 1 },    /* image by image */
@@ -123,7 +127,7 @@ static const int CONVOLUTIONS[][8] = {
     { 5, 70, 17, 66, 3, 2, 1, 1 }      /* dx as products of words, part by part */
 };
 
-/* y, dx, dw and db, by as many threads as there are now, in the workspace or a part of it. */
+/* y, dx, and twice dw and db, by as many threads as there are now, in the workspace or a part of it, and not beyond. */
 static uint64_t convolved(const int z[8], amp_dtype t, amp_sums sums, size_t part) {
     amp_conv2d_shape s;
     size_t x, w, y, i;
@@ -141,7 +145,8 @@ static uint64_t convolved(const int z[8], amp_dtype t, amp_sums sums, size_t par
     w = (size_t)(s.out_channels * (s.channels / s.groups) * s.kernel_h * s.kernel_w);
     y = (size_t)(s.n * s.out_channels * oh * ow);
     exec.workspace_size = amp_conv2d_workspace(&s) / part;
-    exec.workspace = malloc(exec.workspace_size);
+    exec.workspace = malloc(exec.workspace_size + GUARD);
+    memset((char*)exec.workspace + exec.workspace_size, 7, GUARD);
     exec.sums = sums;
     source = (float*)malloc((x + w + y) * sizeof *source);
     results = (float*)malloc((x + w + y + (size_t)z[3]) * sizeof *results);
@@ -153,6 +158,10 @@ static uint64_t convolved(const int z[8], amp_dtype t, amp_sums sums, size_t par
     CHECK(amp_conv2d_forward(&s, low, t, weights, t, NULL, t, results, AMP_F32, &exec) == AMP_OK);
     CHECK(amp_conv2d_backward(&s, dy, t, low, t, weights, t, results + y, AMP_F32, results + y + x, AMP_F32,
                               results + y + x + w, AMP_F32, 0, &exec) == AMP_OK);
+    CHECK(amp_conv2d_backward(&s, dy, t, low, t, NULL, t, NULL, AMP_F32, results + y + x, AMP_F32,
+                              results + y + x + w, AMP_F32, 1, &exec) == AMP_OK);
+    for (i = 0; i < GUARD; i++) if (((char*)exec.workspace)[exec.workspace_size + i] != 7) break;
+    CHECK(i == GUARD);
     h = hash_bytes(h, results, (x + w + y + (size_t)z[3]) * sizeof *results);
     free(exec.workspace); free(source); free(results); free(low);
     return h;
