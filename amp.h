@@ -5439,9 +5439,9 @@ AMPI_FN size_t ampi_room(const amp_exec* exec) {
     return bytes > 64 ? (bytes - 64) / sizeof(float) : 0;
 }
 
-/* Floats from one slot of scratch memory to the next, behind `shared` floats: an equal part of the workspace, if that is
-   enough. So it is the same in all operators, and a thread writes where it has written before: a line that another core
-   complex holds takes several times as long. */
+/* Floats from one slot of scratch memory to the next, behind `shared` floats: an equal part of the workspace, if that
+   is enough. So it is the same in all operators, and a thread writes where it has written before: a line that another
+   core complex holds takes several times as long. */
 AMPI_FN size_t ampi_slot_step(size_t room, size_t shared, size_t floats) {
     size_t step = room / ampi_threads() / 16 * 16;
     return step >= shared + floats ? step : floats;
@@ -7456,8 +7456,8 @@ AMPI_OUTS(ampi_outs_2x5, AMPI_OUTS_LIST_5_2, 0)
 AMPI_OUTS(ampi_outs_3x5, AMPI_OUTS_LIST_5_3, 0)
 
 /* Shape c in this form: channels of a task, cuts of a kernel's rows, tasks of a group; an image's pairs, which
-   transpositions fill up, and its padded lines; sizes and offsets of a slot, in floats. Fewer than AMPI_OUTS_LEAST outputs use too few of the lanes,
-   unless all their taps would be less than two vectors in the form above. */
+   transpositions fill up, and its padded lines; sizes and offsets of a slot, in floats. Fewer than AMPI_OUTS_LEAST
+   outputs use too few of the lanes, unless all their taps would be less than two vectors in the form above. */
 typedef struct ampi_outs_plan {
     const ampi_conv2d* c;
     size_t channels, cuts, parts, pairs, pitch, lines;
