@@ -2469,13 +2469,14 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x32(amp_dtype t, void* p, size_t i,
         ampi_put_fetched_x16(t, p, i + 16, AMPI_ALL16, y);
     }
 }
-/* Fetches elements [i, i+64), one page ahead. */
+/* Fetches elements [i, i+32), so many bytes on, and [i, i+64), one page ahead. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_fetch_x32(amp_dtype t, const void* p, size_t i, size_t ahead) {
+    AMPI_FETCH(p, ahead + i * ampi_type_size(t));
+    if (t == AMP_F32) AMPI_FETCH(p, ahead + i * ampi_type_size(t) + 64);
+}
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ahead_x64(amp_dtype t, const void* p, size_t i) {
-    AMPI_AHEAD(p, i * ampi_type_size(t));
-    AMPI_AHEAD(p, i * ampi_type_size(t) + 64);
-    if (t != AMP_F32) return;
-    AMPI_AHEAD(p, i * ampi_type_size(t) + 128);
-    AMPI_AHEAD(p, i * ampi_type_size(t) + 192);
+    ampi_fetch_x32(t, p, i, 4096);
+    ampi_fetch_x32(t, p, i + 32, 4096);
 }
 /* The first n of sixteen. */
 AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
@@ -9125,15 +9126,18 @@ AMPI_LOCKSTEP3(scale_inside, AMPI_SCALE_INSIDE_X16)
 AMPI_LOCKSTEP3(if_plus, AMPI_IF_PLUS_X16)
 AMPI_LOCKSTEP3(if_large, AMPI_IF_LARGE_X16)
 
-/* Elements [i, i+64) of an operand. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_get_x64(amp_dtype t, const void* p, size_t i) {
+/* Elements [i, i+64) of an operand, where they are at hand or where those a page ahead are fetched. */
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_get_fetched_x64(amp_dtype t, const void* p, size_t i) {
     ampi_x64 r;
-    ampi_ahead_x64(t, p, i);
     r.a = ampi_get_x16(t, p, i, AMPI_ALL16);
     r.b = ampi_get_x16(t, p, i + 16, AMPI_ALL16);
     r.c = ampi_get_x16(t, p, i + 32, AMPI_ALL16);
     r.d = ampi_get_x16(t, p, i + 48, AMPI_ALL16);
     return r;
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_get_x64(amp_dtype t, const void* p, size_t i) {
+    ampi_ahead_x64(t, p, i);
+    return ampi_get_fetched_x64(t, p, i);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x64(amp_dtype t, void* p, size_t i, ampi_x64 x) {
     ampi_ahead_x64(t, p, i);
@@ -9141,11 +9145,16 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x64(amp_dtype t, void* p, size_t i,
     ampi_put_x32(t, p, i + 32, x.c, x.d);
 }
 
-/* c * (exp(r / c) - 1) for a power of two c: the coefficients divided by powers of c, which changes no bit. */
-#define AMPI_EXPM1_X64(r, c)                                                                                  \
-    ampi_fma_x64(ampi_mul_x64(r, r), AMPI_FMA_TO_X64(AMPI_FMA_TO_X64(AMPI_FMA_TO_X64(AMPI_FMA_FROM_X64(       \
-        0.00138367142f / ((c) * (c) * (c) * (c) * (c)), r, AMPI_SPREAD_X64(0.00836914033f / ((c) * (c) * (c) * (c)))), \
-        r, 0.0416681059f / ((c) * (c) * (c))), r, 0.166665167f / ((c) * (c))), r, 0.49999994f / (c)), r)
+/* c * (exp(r / c) - 1) for a power of two c: the coefficients divided by powers of c, which changes no bit. In two
+   steps. */
+#define AMPI_EXPM1_HEAD_X64(r, c)                                                                                  \
+    AMPI_FMA_TO_X64(AMPI_FMA_FROM_X64(0.00138367142f / ((c) * (c) * (c) * (c) * (c)), r,                           \
+                                      AMPI_SPREAD_X64(0.00836914033f / ((c) * (c) * (c) * (c)))),                  \
+                    r, 0.0416681059f / ((c) * (c) * (c)))
+#define AMPI_EXPM1_REST_X64(head, r, c)                                                                            \
+    ampi_fma_x64(ampi_mul_x64(r, r),                                                                               \
+                 AMPI_FMA_TO_X64(AMPI_FMA_TO_X64(head, r, 0.166665167f / ((c) * (c))), r, 0.49999994f / (c)), r)
+#define AMPI_EXPM1_X64(r, c) AMPI_EXPM1_REST_X64(AMPI_EXPM1_HEAD_X64(r, c), r, c)
 /* The integer n and c * r of ampi_exp_reduce from c * x. */
 AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_n_x64(ampi_x64 x, float c) {
     const ampi_x64 magic = AMPI_SPREAD_X64(12582912.0f);
@@ -9157,6 +9166,20 @@ AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_r_x64(ampi_x64 x, ampi_x64 n, f
 AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_x64(ampi_x64 x) {
     const ampi_x64 n = ampi_exp_n_x64(x, 1.0f), r = ampi_exp_r_x64(x, n, 1.0f);
     return ampi_scale_normal_x64(ampi_add_x64(AMPI_SPREAD_X64(1.0f), AMPI_EXPM1_X64(r, 1.0f)), n, x);
+}
+/* The same in two steps, for a loop in which the second one, of some numbers, runs beside the first one of the next. */
+typedef struct ampi_exp_begun { ampi_x64 x, n, r, head; } ampi_exp_begun;
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_exp_begun ampi_exp_begin_x64(ampi_x64 x) {
+    ampi_exp_begun e;
+    e.x = x;
+    e.n = ampi_exp_n_x64(x, 1.0f);
+    e.r = ampi_exp_r_x64(x, e.n, 1.0f);
+    e.head = AMPI_EXPM1_HEAD_X64(e.r, 1.0f);
+    return e;
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_end_x64(ampi_exp_begun e) {
+    const ampi_x64 y = ampi_add_x64(AMPI_SPREAD_X64(1.0f), AMPI_EXPM1_REST_X64(e.head, e.r, 1.0f));
+    return ampi_scale_normal_x64(y, e.n, e.x);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_exp_x16(__m512 x) { return ampi_exp_x64(ampi_same_x64(x)).a; }
 /* And for eight by AVX2; 2^n is built from bits, as in the plain forms. */
@@ -13516,6 +13539,10 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
 
 /* --- softmax ----------------------------------------------------------------------------- */
 
+/* So many rows are measured together: while the last steps of one wait for each other, the next one keeps the processor
+   busy. */
+enum { AMPI_SOFTMAX_ROWS = 2 };
+
 /* The larger of `max` and the n elements of x, a padded tile; NaNs are passed over (they come back through
    exp). */
 AMPI_INLINE void ampi_row_max_plain_body(int hw, float* max, const float* x, uint32_t n) {
@@ -13561,12 +13588,16 @@ AMPI_KERNEL_PLAIN(ampi_row_affine_plain, (float* y, const float* x, float a, flo
 /* The same by hand, of operands of any type. The maximum instruction returns its second operand where the first is a
    NaN, or both are equal. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_max_x16(amp_dtype t, size_t i, __mmask16 m, ampi_x64* max,
-                                                     const void* x) {
+                                                     const void* x, size_t ahead) {
+    (void)ahead;
     max->a = _mm512_mask_max_ps(max->a, m, ampi_get_x16(t, x, i, m), max->a);
 }
 /* Which of two zeros is found does not matter: the difference from either is a zero. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_max_x64(amp_dtype t, size_t i, ampi_x64* max, const void* x) {
-    *max = ampi_max_x64(ampi_get_x64(t, x, i), *max);
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_max_x64(amp_dtype t, size_t i, ampi_x64* max, const void* x,
+                                                     size_t ahead) {
+    if (ahead > 0) ampi_fetch_x32(t, x, i, ahead);
+    if (ahead > 0) ampi_fetch_x32(t, x, i + 32, ahead);
+    *max = ampi_max_x64(ampi_get_fetched_x64(t, x, i), *max);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR float ampi_row_max_fold(__m512 a) {
     __m256 b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
@@ -13575,60 +13606,93 @@ AMPI_TARGET_AVX512 AMPI_VECTOR float ampi_row_max_fold(__m512 a) {
     return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
 }
 
-/* tile = exp(x - max), and acc += tile where acc is wanted. */
+/* tile = exp(x - max), acc += tile. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_x16(amp_dtype t, size_t i, __mmask16 m, float* tile, ampi_wide* acc,
-                                                     const void* x, __m512 max) {
+                                                     const char* x, __m512 max) {
     const __m512 e = ampi_exp_x16(_mm512_sub_ps(ampi_get_x16(t, x, i, m), max));
-    _mm512_storeu_ps(tile + i % AMPI_TILE, e);
+    _mm512_storeu_ps(tile + i, e);
     ampi_wide_add(acc, ampi_widen_x16(_mm512_maskz_mov_ps(m, e)));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_x64(amp_dtype t, size_t i, float* tile, ampi_wide* acc, const void* x,
-                                                     __m512 max) {
-    const ampi_x64 e = ampi_exp_x64(ampi_sub_x64(ampi_get_x64(t, x, i), ampi_same_x64(max)));
-    ampi_put_x64(AMP_F32, tile, i % AMPI_TILE, e);
-    ampi_wide_add_widened(acc, ampi_widen_x16(e.a));
-    ampi_wide_add_widened(acc, ampi_widen_x16(e.b));
-    ampi_wide_add_widened(acc, ampi_widen_x16(e.c));
-    ampi_wide_add_widened(acc, ampi_widen_x16(e.d));
+/* The two steps of exp for two vectors in lockstep: as many as there are registers for. */
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_exp_begun ampi_row_exp_begin_x32(amp_dtype t, size_t i, const char* x, __m512 max) {
+    ampi_x64 v = ampi_same_x64(_mm512_sub_ps(ampi_get_x16(t, x, i, AMPI_ALL16), max));
+    v.b = _mm512_sub_ps(ampi_get_x16(t, x, i + 16, AMPI_ALL16), max);
+    return ampi_exp_begin_x64(v);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_end_x32(size_t i, float* tile, ampi_exp_begun e) {
+    const ampi_x64 v = ampi_exp_end_x64(e);
+    _mm512_storeu_ps(tile + i, v.a);
+    _mm512_storeu_ps(tile + i + 16, v.b);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_tile_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
+                                                      const float* tile) {
+    ampi_wide_add(acc, ampi_get_wide_x16(t, tile, i, m));
+}
+/* n elements, 64 or more, of which those of whole pairs of vectors are done; returns how many. Their sum comes a
+   little later, from memory, where the halves of a vector need no extraction and wait for nothing. Meanwhile memory
+   has time to bring what is needed next: x `ahead` bytes on, and y, where results will go. */
+enum { AMPI_EXP_BEHIND = 128 };
+AMPI_TARGET_AVX512 AMPI_VECTOR size_t ampi_row_exp_pairs(amp_dtype t, float* tile, ampi_wide* acc, const char* x,
+                                                         size_t ahead, const char* y, __m512 max, size_t n) {
+    ampi_exp_begun e = ampi_row_exp_begin_x32(t, 0, x, max), next;
+    size_t i = 32, summed = 0;
+    for (; i + 32 <= n; i += 32, e = next) {
+        next = ampi_row_exp_begin_x32(t, i, x, max);
+        ampi_fetch_x32(t, x, i, ahead);
+        ampi_fetch_x32(t, y, i, 0);
+        ampi_row_exp_end_x32(i - 32, tile, e);
+        if (i < AMPI_EXP_BEHIND) continue;
+        AMPI_EACH_X16(ampi_tile_sum_x16, AMP_F32, 32, acc, tile + summed);
+        summed += 32;
+    }
+    ampi_row_exp_end_x32(i - 32, tile, e);
+    AMPI_EACH_X16(ampi_tile_sum_x16, AMP_F32, i - summed, acc, tile + summed);
+    return i;
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_tile(amp_dtype t, float* tile, ampi_wide* acc, const char* x,
+                                                      size_t ahead, const char* y, __m512 max, size_t n) {
+    const size_t done = n < 64 ? 0 : ampi_row_exp_pairs(t, tile, acc, x, ahead, y, max, n);
+    AMPI_EACH_X16(ampi_row_exp_x16, t, n - done, tile + done, acc, x + done * ampi_type_size(t), max);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_typed(amp_dtype t, float* tile, double* acc, const void* x, float max,
                                                        size_t n) {
-    const __m512 m = _mm512_set1_ps(max);
+    const char* from = (const char*)x;
     ampi_wide a = ampi_load_wide(acc);
-    AMPI_EACH_X64(ampi_row_exp, t, n, tile, &a, x, m);
+    ampi_row_exp_tile(t, tile, &a, from, 0, from, _mm512_set1_ps(max), n);
     ampi_store_wide(acc, a);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_row_exp_avx512(float* tile, double* acc, ampi_part x, float max) {
     AMPI_FOR_TYPE(ampi_row_exp_typed, x.t, tile, acc, x.data, max, x.n);
 }
 
-/* A whole row: its maximum, and the sum of exp(x - max). For a short one the code for 64 is only in the way. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_measure_long(amp_dtype t, const void* x, size_t d, float* max, float* sum,
-                                                          float* tile) {
-    ampi_x64 m = AMPI_SPREAD_X64(*max);
-    ampi_wide acc;
-    acc.low = acc.high = _mm512_setzero_pd();
-    AMPI_EACH_X64(ampi_row_max, t, d, &m, x);
-    *max = ampi_row_max_fold(AMPI_MAX_X16(AMPI_MAX_X16(m.a, m.b), AMPI_MAX_X16(m.c, m.d)));
-    m.a = _mm512_set1_ps(*max);
-    AMPI_EACH_X64(ampi_row_exp, t, d, tile, &acc, x, m.a);
-    *sum = (float)ampi_wide_total(acc);
+/* The maximum of a row; and of some rows that, and the sums of exp(x - max). A row that fits in a tile is read from
+   memory while the one before it is busy with exp; of a longer one the first pass fetches what is a page ahead. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_row_max_typed(amp_dtype t, const void* x, size_t d, size_t ahead) {
+    ampi_x64 m = AMPI_SPREAD_X64(ampi_float(0xff800000u));
+    if (d < 64) AMPI_EACH_X16(ampi_row_max_x16, t, d, &m, x, ahead);
+    else AMPI_EACH_X64(ampi_row_max, t, d, &m, x, ahead);
+    return _mm512_set1_ps(ampi_row_max_fold(AMPI_MAX_X16(AMPI_MAX_X16(m.a, m.b), AMPI_MAX_X16(m.c, m.d))));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_measure_short(amp_dtype t, const void* x, size_t d, float* max, float* sum,
-                                                           float* tile) {
-    ampi_x64 m = AMPI_SPREAD_X64(*max);
-    ampi_wide acc;
-    acc.low = acc.high = _mm512_setzero_pd();
-    AMPI_EACH_X16(ampi_row_max_x16, t, d, &m, x);
-    *max = ampi_row_max_fold(m.a);
-    m.a = _mm512_set1_ps(*max);
-    AMPI_EACH_X16(ampi_row_exp_x16, t, d, tile, &acc, x, m.a);
-    *sum = (float)ampi_wide_total(acc);
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_rows_measure_typed(amp_dtype t, const void* x, const void* y, size_t rows,
+                                                            size_t d, float* max, float* sum, float* tile) {
+    const size_t size = ampi_type_size(t), step = d * size;
+    __m512 m[AMPI_SOFTMAX_ROWS];
+    size_t k, i;
+    for (k = 0; k < rows; k++) m[k] = ampi_row_max_typed(t, (const char*)x + k * step, d, d > AMPI_TILE ? 4096 : 0);
+    for (k = 0; k < rows; k++) {
+        const char *row = (const char*)x + k * step, *out = (const char*)y + k * step;
+        ampi_wide acc;
+        acc.low = acc.high = _mm512_setzero_pd();
+        for (i = 0; i < d; i += AMPI_TILE)
+            ampi_row_exp_tile(t, tile + k * AMPI_TILE, &acc, row + i * size, d > AMPI_TILE ? 0 : rows * step,
+                              out + i * size, m[k], ampi_tile_size(d, i));
+        max[k] = _mm512_cvtss_f32(m[k]);
+        sum[k] = (float)ampi_wide_total(acc);
+    }
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_row_measure_avx512(amp_dtype t, const void* x, size_t d, float* max, float* sum,
-                                                        float* tile) {
-    if (d < 64) AMPI_FOR_TYPE(ampi_row_measure_short, t, x, d, max, sum, tile);
-    else AMPI_FOR_TYPE(ampi_row_measure_long, t, x, d, max, sum, tile);
+AMPI_TARGET_AVX512 AMPI_FN void ampi_rows_measure_avx512(amp_dtype t, const void* x, const void* y, size_t rows,
+                                                         size_t d, float* max, float* sum, float* tile) {
+    AMPI_FOR_TYPE(ampi_rows_measure_typed, t, x, y, rows, d, max, sum, tile);
 }
 
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const float* x,
@@ -13637,7 +13701,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_x16(amp_dtype t, size_t i, _
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_x64(amp_dtype t, size_t i, void* y, const float* x, ampi_x64 a,
                                                         ampi_x64 b, ampi_x64 c) {
-    ampi_put_x64(t, y, i, ampi_mul_x64(ampi_fms_x64(ampi_get_x64(AMP_F32, x, i), a, b), c));
+    ampi_put_x64(t, y, i, ampi_mul_x64(ampi_fms_x64(ampi_get_fetched_x64(AMP_F32, x, i), a, b), c));
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_typed(amp_dtype t, void* y, const float* x, float a, float b,
                                                           float c, size_t n) {
@@ -13674,7 +13738,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_measure_typed8(amp_dtype t, const voi
     __m256 m[2];
     __m128 c;
     ampi_wide8 acc[2];
-    m[0] = m[1] = _mm256_set1_ps(*max);
+    m[0] = m[1] = _mm256_set1_ps(ampi_float(0xff800000u));
     acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
     AMPI_EACH_X8(ampi_row_max_x8, t, d, m, x);
     m[0] = _mm256_max_ps(m[1], m[0]);
@@ -13685,9 +13749,14 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_measure_typed8(amp_dtype t, const voi
     AMPI_EACH_X8(ampi_row_exp_x8, t, d, tile, acc, x, m[0]);
     *sum = (float)ampi_wide8_total(acc);
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_row_measure_avx2(amp_dtype t, const void* x, size_t d, float* max, float* sum,
-                                                    float* tile) {
-    AMPI_FOR_TYPE(ampi_row_measure_typed8, t, x, d, max, sum, tile);
+AMPI_TARGET_AVX2 AMPI_FN void ampi_rows_measure_avx2(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
+                                                     float* max, float* sum, float* tile) {
+    size_t k;
+    (void)y;
+    for (k = 0; k < rows; k++) {
+        const char* row = (const char*)x + k * d * ampi_type_size(t);
+        AMPI_FOR_TYPE(ampi_row_measure_typed8, t, row, d, max + k, sum + k, tile + k * AMPI_TILE);
+    }
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int upper, void* y,
                                                      const float* x, __m256 a, __m256 b, __m256 c) {
@@ -13728,13 +13797,6 @@ AMPI_FN float ampi_row_measure(const void* x, amp_dtype t, size_t start, size_t 
     double acc[AMPI_LANES];
     size_t i;
     *max = ampi_float(0xff800000u);
-#if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) {
-        float sum;
-        AMPI_BY_HAND(ampi_row_measure, t, (const char*)x + start * ampi_type_size(t), d, max, &sum, tile);
-        return sum;
-    }
-#endif
     memset(acc, 0, sizeof acc);
     for (i = 0; i < d; i += AMPI_TILE) {
         size_t n = ampi_tile_size(d, i);
@@ -13742,6 +13804,32 @@ AMPI_FN float ampi_row_measure(const void* x, amp_dtype t, size_t start, size_t 
     }
     for (i = 0; i < d; i += AMPI_TILE) ampi_row_exp(x, t, start + i, ampi_tile_size(d, i), *max, tile, acc);
     return (float)ampi_lane_total(acc);
+}
+/* Of a few rows that follow each other from element `start` on; row k has tile k. y: where results will go, or x. */
+AMPI_FN void ampi_rows_measure(const void* x, amp_dtype t, const void* y, size_t start, size_t rows, size_t d,
+                               float* max, float* sum, float* tile) {
+    size_t k;
+#if AMPI_X86
+    if (ampi_simd() >= AMP_ISA_AVX2) {
+        const size_t byte = start * ampi_type_size(t);
+        AMPI_BY_HAND(ampi_rows_measure, t, (const char*)x + byte, (const char*)y + byte, rows, d, max, sum, tile);
+        return;
+    }
+#endif
+    (void)y;
+    for (k = 0; k < rows; k++) sum[k] = ampi_row_measure(x, t, start + k * d, d, max + k, tile + k * AMPI_TILE);
+}
+
+/* exp(x - max) * inverse for one measured row. */
+AMPI_FN void ampi_softmax_row(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t start, size_t d, float max,
+                              float inverse, float* tile) {
+    double unused[AMPI_LANES] = { 0 };
+    size_t i, n;
+    for (i = 0; i < d; i += n) {
+        n = ampi_tile_size(d, i);
+        if (d > AMPI_TILE) ampi_row_exp(x, xt, start + i, n, max, tile, unused);
+        ampi_row_affine(y, yt, start + i, tile, inverse, 0.0f, 1.0f, n);
+    }
 }
 
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
@@ -13751,16 +13839,12 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     amp_result r = AMPI_CHECK(exec, "softmax", ampi_area(rows, d), list);
     if (r != AMP_OK || d == 0) return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (row = 0; row < (int64_t)rows; row++) {
-        float tile[AMPI_TILE];
-        double unused[AMPI_LANES] = { 0 };
-        size_t start = (size_t)row * d, i, n;
-        float max, inverse = 1.0f / ampi_row_measure(x, x_dtype, start, d, &max, tile);
-        for (i = 0; i < d; i += n) {
-            n = ampi_tile_size(d, i);
-            if (d > AMPI_TILE) ampi_row_exp(x, x_dtype, start + i, n, max, tile, unused);
-            ampi_row_affine(y, y_dtype, start + i, tile, inverse, 0.0f, 1.0f, n);
-        }
+    for (row = 0; row < (int64_t)rows; row += AMPI_SOFTMAX_ROWS) {
+        float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
+        size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_SOFTMAX_ROWS), k;
+        ampi_rows_measure(x, x_dtype, y, start, count, d, max, sum, tile[0]);
+        for (k = 0; k < count; k++)
+            ampi_softmax_row(x, x_dtype, y, y_dtype, start + k * d, d, max[k], 1.0f / sum[k], tile[k]);
     }
     return AMP_OK;
 }
@@ -14057,11 +14141,10 @@ AMPI_KERNEL(ampi_log_one, (float* v, float a, float b), v, a, b)
 AMPI_INLINE void ampi_fma_one_body(int hw, float* v, float a, float b) { *v = ampi_fma(hw, a, b, *v); }
 AMPI_KERNEL(ampi_fma_one, (float* v, float a, float b), v, a, b)
 
-/* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
+/* One measured row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
 AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
-                                     float smoothing) {
-    float tile[AMPI_TILE], max, loss = ampi_row_measure(x, t, start, k, &max, tile);
-    float z = ampi_load_one(x, t, start + label, 0.0f);
+                                     float smoothing, float max, float sum) {
+    float tile[AMPI_TILE], loss = sum, z = ampi_load_one(x, t, start + label, 0.0f);
     ampi_log_one(&loss, smoothing - 1.0f, z - max);
     if (smoothing > 0.0f) {
         double acc[AMPI_LANES];
@@ -14088,20 +14171,25 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
     for (i = 0; i < AMPI_PARTS; i++) {
         double sum = 0.0;
-        size_t row, end = ampi_part_start(n, i + 1);
-        for (row = ampi_part_start(n, i); row < end; row++)
-            sum += (double)ampi_cross_entropy_row(logits, logits_dtype, row * classes, classes,
-                                                  (size_t)labels[row], smoothing);
+        float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sums[AMPI_SOFTMAX_ROWS];
+        size_t row, end = ampi_part_start(n, i + 1), count, k;
+        for (row = ampi_part_start(n, i); row < end; row += count) {
+            count = ampi_min_size(end - row, AMPI_SOFTMAX_ROWS);
+            ampi_rows_measure(logits, logits_dtype, logits, row * classes, count, classes, max, sums, tile[0]);
+            for (k = 0; k < count; k++)
+                sum += (double)ampi_cross_entropy_row(logits, logits_dtype, (row + k) * classes, classes,
+                                                      (size_t)labels[row + k], smoothing, max[k], sums[k]);
+        }
         parts[i] = sum;
     }
     *loss = (float)(ampi_parts_total(parts) / (double)n);
     return AMP_OK;
 }
 
-/* dlogits = (softmax - target) * factor for one row. */
+/* dlogits = (softmax - target) * factor for one measured row. */
 AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
-                                             float smoothing, float factor, void* dx, amp_dtype dxt) {
-    float tile[AMPI_TILE], max, inverse = 1.0f / ampi_row_measure(x, t, start, k, &max, tile);
+                                             float smoothing, float factor, void* dx, amp_dtype dxt, float max,
+                                             float inverse, float* tile) {
     float base = smoothing / (float)k, target = (smoothing - 1.0f) - base;
     double unused[AMPI_LANES] = { 0 };
     size_t i, n;
@@ -14129,9 +14217,14 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     if (!dlogits) return AMP_OK;
     factor = ampi_loss_factor(loss_scale, weight, n);
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)n; i++)
-        ampi_cross_entropy_row_backward(logits, logits_dtype, (size_t)i * classes, classes,
-                                        (size_t)labels[i], smoothing, factor, dlogits, dlogits_dtype);
+    for (i = 0; i < (int64_t)n; i += AMPI_SOFTMAX_ROWS) {
+        float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
+        size_t row = (size_t)i, count = ampi_min_size(n - row, AMPI_SOFTMAX_ROWS), k;
+        ampi_rows_measure(logits, logits_dtype, dlogits, row * classes, count, classes, max, sum, tile[0]);
+        for (k = 0; k < count; k++)
+            ampi_cross_entropy_row_backward(logits, logits_dtype, (row + k) * classes, classes, (size_t)labels[row + k],
+                                            smoothing, factor, dlogits, dlogits_dtype, max[k], 1.0f / sum[k], tile[k]);
+    }
     return AMP_OK;
 }
 
