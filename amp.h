@@ -11275,9 +11275,10 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_nine_pixels_avx512(amp_dtype t, const c
 #define ampi_nine_dy_avx512(t, dy, p) ampi_get_x16(t, dy, 0, (p)->windows)
 #define ampi_nine_or_keys_avx512 _mm512_or_si512
 #define ampi_nine_load_keys_avx512 _mm512_loadu_si512
-/* Is a NaN among these? */
-#define ampi_nine_nan_avx512(a, b, c, d) \
-    ((_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(c, d, _CMP_UNORD_Q)) != 0)
+/* Of these lanes those where neither is a NaN; and are they all? */
+#define ampi_nine_ordered_avx512(m, a, b) \
+    _mm512_mask_cmp_ps_mask(m, _mm512_castsi512_ps(a), _mm512_castsi512_ps(b), _CMP_ORD_Q)
+#define ampi_nine_all_avx512(m) ((m) == AMPI_ALL16)
 
 /* The same for AVX2. */
 typedef struct ampi_nine_places_avx2 { size_t skip, count, windows; } ampi_nine_places_avx2;
@@ -11333,8 +11334,9 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
 #define ampi_nine_dy_avx2(t, dy, p) ampi_read8_avx2(dy, t, 0, (p)->windows)
 #define ampi_nine_or_keys_avx2 _mm256_or_si256
 #define ampi_nine_load_keys_avx2(key) _mm256_loadu_si256((const __m256i*)(const void*)(key))
-#define ampi_nine_nan_avx2(a, b, c, d) \
-    (_mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q), _mm256_cmp_ps(c, d, _CMP_UNORD_Q))) != 0)
+#define ampi_nine_ordered_avx2(m, a, b) \
+    _mm256_and_ps(m, _mm256_cmp_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), _CMP_ORD_Q))
+#define ampi_nine_all_avx2(m) (_mm256_movemask_ps(m) == 0xff)
 
 #define AMPI_POOL_NINE(isa, V)                                                                                        \
     /* A group of lanes. fill: the least in first places that are no pixels of a row, 0 elsewhere; real: first places \
@@ -11357,9 +11359,12 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
         choice[1] = ampi_nine_larger_##isa(t, last, two);                                                             \
         return ampi_nine_max_##isa(t, two, last);                                                                     \
     }                                                                                                                 \
+    /* Of floats: `sound` lanes are those that have seen no NaN. */                                                   \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_get_##isa(amp_dtype t, const char* x, const ampi_nine_group_##isa* g,\
-                                                           ampi_keys_##isa* first, ampi_keys_##isa* middle) {         \
+                                                           ampi_keys_##isa* first, ampi_keys_##isa* middle,           \
+                                                           ampi_nine_lanes_##isa* sound) {                            \
         ampi_nine_pixels_##isa(t, x, &g->places, first, middle);                                                      \
+        if (t == AMP_F32) *sound = ampi_nine_ordered_##isa(*sound, *first, *middle);                                  \
         *first = ampi_nine_or_keys_##isa(*first, g->fill);                                                            \
     }                                                                                                                 \
     /* Parts of g: [0], [1] and [2] for the first one, the middle one and the last one of three. */                   \
@@ -11386,24 +11391,26 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_windows_##isa(amp_dtype t, const ampi_nine* d, int above, int below, \
                                                                const char* x, char* dx, const char* dy,               \
                                                                ampi_nine_group_##isa* g,                              \
-                                                               const ampi_nine_group_##isa* last) {                   \
+                                                               const ampi_nine_group_##isa* last,                     \
+                                                               ampi_nine_lanes_##isa* sound) {                        \
         const size_t size = ampi_type_size(t);                                                                        \
         const ptrdiff_t w = d->p->w * (ptrdiff_t)size, next = 2 * AMPI_##V##_LANES * (ptrdiff_t)size;                 \
         const ampi_keys_##isa least = ampi_set_keys_##isa(ampi_nine_least(t));                                        \
         const ampi_nine_lanes_##isa seen = ampi_nine_behind_##isa(above ? 0 : AMPI_##V##_LANES);                      \
         AMPI_##V##_T before0 = AMPI_##V##_ZERO, before1 = before0, before2 = before0;                                 \
         ampi_keys_##isa a1, b1, a2 = least, b2 = least;                                                               \
-        ampi_nine_get_##isa(t, x, g, &a1, &b1);                                                                       \
-        if (below) ampi_nine_get_##isa(t, x + w, g, &a2, &b2);                                                        \
+        ampi_nine_get_##isa(t, x, g, &a1, &b1, sound);                                                                \
+        if (below) ampi_nine_get_##isa(t, x + w, g, &a2, &b2, sound);                                                 \
         for (;; g++) {                                                                                                \
             const AMPI_##V##_T v = AMPI_##V##_ADD(ampi_nine_dy_##isa(t, dy, &g->places), AMPI_##V##_ZERO);            \
             ampi_keys_##isa next_a1 = least, next_b1 = least, next_a2 = least, next_b2 = least, best0, best1;         \
             ampi_nine_lanes_##isa rows[2], choice0[2], choice1[2];                                                    \
             AMPI_##V##_T part[3], first = g->first, middle = g->middle;                                               \
+            AMPI_AHEAD(dy, 0);                                                                                        \
             x += next;                                                                                                \
             if (g < last) {                                                                                           \
-                ampi_nine_get_##isa(t, x, g + 1, &next_a1, &next_b1);                                                 \
-                if (below) ampi_nine_get_##isa(t, x + w, g + 1, &next_a2, &next_b2);                                  \
+                ampi_nine_get_##isa(t, x, g + 1, &next_a1, &next_b1, sound);                                          \
+                if (below) ampi_nine_get_##isa(t, x + w, g + 1, &next_a2, &next_b2, sound);                           \
             }                                                                                                         \
             best0 = g->best;                                                                                          \
             choice0[0] = g->choice[0]; choice0[1] = g->choice[1];                                                     \
@@ -11424,16 +11431,16 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
     }                                                                                                                 \
     /* The row that the first row of windows sees first, if there is one. */                                          \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_open_##isa(amp_dtype t, const char* x, ampi_nine_group_##isa* g,     \
-                                                            size_t groups) {                                          \
+                                                            size_t groups, ampi_nine_lanes_##isa* sound) {            \
         const ampi_keys_##isa none = ampi_set_keys_##isa(ampi_nine_least(t));                                         \
         ampi_keys_##isa a = none, b = none, next = none, next_b = none;                                               \
         size_t i;                                                                                                     \
-        if (x) ampi_nine_get_##isa(t, x, g, &a, &b);                                                                  \
+        if (x) ampi_nine_get_##isa(t, x, g, &a, &b, sound);                                                           \
         for (i = 0; i < groups; i++, g++, a = next, b = next_b) {                                                     \
             next = none;                                                                                              \
             if (x && i + 1 < groups) {                                                                                \
                 x += 2 * AMPI_##V##_LANES * ampi_type_size(t);                                                        \
-                ampi_nine_get_##isa(t, x, g + 1, &next, &next_b);                                                     \
+                ampi_nine_get_##isa(t, x, g + 1, &next, &next_b, sound);                                              \
             }                                                                                                         \
             g->best = ampi_nine_search_##isa(t, g->real, a, b, ampi_nine_next_##isa(a, next), g->choice);             \
             g->first = g->middle = AMPI_##V##_ZERO;                                                                   \
@@ -11453,17 +11460,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
         }                                                                                                             \
         return (size_t)(p->ow / L) + 1;                                                                               \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_VECTOR int ampi_nine_has_nan_##isa(const float* x, size_t n) {                             \
-        enum { L = AMPI_##V##_LANES };                                                                                \
-        size_t i = 0;                                                                                                 \
-        for (; i + 4 * L <= n; i += 4 * L)                                                                            \
-            if (ampi_nine_nan_##isa(AMPI_##V##_LOAD(x + i), AMPI_##V##_LOAD(x + i + L),                               \
-                                    AMPI_##V##_LOAD(x + i + 2 * L), AMPI_##V##_LOAD(x + i + 3 * L))) return 1;        \
-        for (; i < n; i++)                                                                                            \
-            if ((ampi_bits(x[i]) & 0x7fffffffu) > 0x7f800000u) return 1;                                              \
-        return 0;                                                                                                     \
-    }                                                                                                                 \
-    /* Plane after plane, until one of floats that has a NaN. */                                                      \
+    /* Plane after plane, until one of floats that has a NaN: what it gave is of no use. */                           \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_image_##isa(amp_dtype t, const ampi_nine* d, size_t* from,           \
                                                              size_t to) {                                             \
         const ampi_pool_plan* p = d->p;                                                                               \
@@ -11475,18 +11472,20 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
             const char* x = (const char*)d->x + *from * n * size;                                                     \
             char* dx = (char*)d->dx + *from * n * size;                                                               \
             const char* dy = (const char*)d->dy + *from * (size_t)p->oh * out;                                        \
+            ampi_nine_lanes_##isa sound = ampi_nine_behind_##isa(0);                                                  \
             int r = -p->ph;                                                                                           \
             size_t i;                                                                                                 \
-            if (t == AMP_F32 && ampi_nine_has_nan_##isa((const float*)d->x + *from * n, n)) return;                   \
-            ampi_nine_open_##isa(t, r == 0 ? x - left : NULL, g, groups);                                             \
+            ampi_nine_open_##isa(t, r == 0 ? x - left : NULL, g, groups, &sound);                                     \
             if (r == 0) x += row, dx += row;                                                                          \
             for (; r + 3 <= p->h + p->ph; r += 2, x += 2 * row, dx += 2 * row, dy += out)                             \
-                ampi_nine_windows_##isa(t, d, r >= 0, r + 2 < p->h, x - left, dx - left, dy, g, g + groups - 1);      \
+                ampi_nine_windows_##isa(t, d, r >= 0, r + 2 < p->h, x - left, dx - left, dy, g, g + groups - 1,       \
+                                        &sound);                                                                      \
             dx -= row;                                                                                                \
             for (i = 0; r < p->h && i < groups; i++)                                                                  \
                 ampi_nine_put_##isa(t, dx - left + i * 2 * AMPI_##V##_LANES * size, &g[i].places, g[i].first,         \
                                     g[i].middle);                                                                     \
             if (r + 1 < p->h) memset(dx + row, 0, row);                                                               \
+            if (!ampi_nine_all_##isa(sound)) return;                                                                  \
         }                                                                                                             \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_FN void ampi_nine_planes_##isa(const ampi_nine* d, size_t* from, size_t to, amp_dtype t) { \
