@@ -9753,9 +9753,9 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_dot_step(__mmask16 m, ampi_wide* sum, a
     ampi_wide_fma(dot, g, ampi_widen_x16(_mm512_maskz_sub_ps(m, x, mean)));
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
-                                                 const void* g, const void* x, __m512 mean) {
-    AMPI_AHEAD(g, i * ampi_type_size(t));
-    AMPI_AHEAD(x, i * ampi_type_size(t));
+                                                 const void* g, const void* x, size_t ahead, __m512 mean) {
+    AMPI_FETCH(g, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
     ampi_dot_step(m, sum, dot, ampi_get_wide_x16(t, g, i, m), ampi_get_x16(t, x, i, m), mean);
 }
 
@@ -9802,16 +9802,16 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_pair_avx512(double* acc, ampi_part x, 
     ampi_clear_upper();
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_dot_x16(amp_dtype t, double* sum, double* dot, const void* g,
-                                                      const void* x, const float* mean, size_t n) {
+                                                      const void* x, size_t ahead, const float* mean, size_t n) {
     ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
     const __m512 m = _mm512_loadu_ps(mean);
-    AMPI_EACH_X16(ampi_dot_x16, t, n, &a, &b, g, x, m);
+    AMPI_EACH_X16(ampi_dot_x16, t, n, &a, &b, g, x, ahead, m);
     ampi_store_wide(sum, a);
     ampi_store_wide(dot, b);
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, ampi_part g, ampi_part x,
+AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead,
                                                      const float* mean) {
-    AMPI_FOR_TYPE(ampi_lane_dot_x16, x.t, sum, dot, g.data, x.data, mean, x.n);
+    AMPI_FOR_TYPE(ampi_lane_dot_x16, x.t, sum, dot, g.data, x.data, ahead, mean, x.n);
 }
 #endif
 
@@ -9953,9 +9953,10 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moment_avx2(double* acc, ampi_part x, co
     AMPI_ALL_X8(ampi_moment_x8, x.t, x.n, a, x.data, m);
     ampi_store_lanes8(acc, a);
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_part g, ampi_part x,
+AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead,
                                                  const float* mean) {
     ampi_wide8 a[2], b[2];
+    (void)ahead;
     ampi_load_lanes8(a, sum);
     ampi_load_lanes8(b, dot);
     AMPI_ALL_X8(ampi_dot_x8, x.t, x.n, a, b, g.data, x.data, mean);
@@ -9978,10 +9979,11 @@ AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean, int 
     (void)usual;
     ampi_lane_moment_plain(acc, (const float*)x.data, mean, x.n);
 }
-AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, const float* mean) {
+AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead, const float* mean) {
 #if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_dot, sum, dot, g, x, mean); return; }
+    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_dot, sum, dot, g, x, ahead, mean); return; }
 #endif
+    (void)ahead;
     ampi_lane_dot_plain(sum, dot, (const float*)g.data, (const float*)x.data, mean, x.n);
 }
 
@@ -12372,18 +12374,21 @@ AMPI_KERNEL_AVX2(ampi_bn_dx_plain, (float* t, const float* x, const ampi_bn_slop
 
 #if AMPI_X86
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
-                                                   const void* x, __m512 mean, __m512 a, __m512 b, __m512 k) {
+                                                   const void* x, size_t ahead, __m512 mean, __m512 a, __m512 b,
+                                                   __m512 k) {
     const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), a), v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
-    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
+    AMPI_FETCH(dx, ahead + i * ampi_type_size(t));
+    ampi_put_fetched_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_step(amp_dtype t, void* dx, const void* dy, const void* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_step(amp_dtype t, void* dx, const void* dy, const void* x, size_t ahead,
                                                     const ampi_bn_slope* q, size_t n) {
     const __m512 mean = _mm512_loadu_ps(q->mean), a = _mm512_loadu_ps(q->a);
     const __m512 b = _mm512_loadu_ps(q->b), k = _mm512_loadu_ps(q->k);
-    AMPI_EACH_X16(ampi_bn_dx_x16, t, n, dx, dy, x, mean, a, b, k);
+    AMPI_EACH_X16(ampi_bn_dx_x16, t, n, dx, dy, x, ahead, mean, a, b, k);
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
-    AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, slope, x.n);
+AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, size_t ahead,
+                                                  const ampi_bn_slope* slope) {
+    AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, ahead, slope, x.n);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
                                                 const void* x, const ampi_bn_slope* q) {
@@ -12393,7 +12398,9 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m,
     const __m256 u = _mm256_fmadd_ps(v, _mm256_loadu_ps(q->b + l), g);
     ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(u, _mm256_loadu_ps(q->k + l)));
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
+AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, size_t ahead,
+                                              const ampi_bn_slope* slope) {
+    (void)ahead;
     AMPI_ALL_X8(ampi_bn_dx_x8, x.t, x.n, dx, dy.data, x.data, slope);
 }
 #endif
@@ -12412,7 +12419,7 @@ AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void*
     ampi_bn_lanes(p, save_mean, AMP_F32, group, 0.0f, q->mean);
     for (step = 0; step < p->steps; step++) {
         ampi_part g = ampi_bn_view(p, dy, dyt, group, step, typed, tile);
-        ampi_lane_dot(sum, dot, g, ampi_bn_view(p, x, xt, group, step, typed, x_tile), q->mean);
+        ampi_lane_dot(sum, dot, g, ampi_bn_view(p, x, xt, group, step, typed, x_tile), ampi_bn_ahead(p, xt), q->mean);
     }
     ampi_bn_combine(p, sum);
     ampi_bn_combine(p, dot);
@@ -12437,7 +12444,8 @@ AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, co
         size_t i, offset, at;
         for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
             AMPI_BY_HAND(ampi_bn_dx, (char*)dx + offset * ampi_type_size(dxt),
-                         ampi_part_of(dy, dyt, offset, n, 1, NULL), ampi_part_of(x, xt, offset, n, 1, NULL), slope);
+                         ampi_part_of(dy, dyt, offset, n, 1, NULL), ampi_part_of(x, xt, offset, n, 1, NULL),
+                         ampi_bn_ahead(p, xt), slope);
         return;
     }
 #endif
@@ -12882,7 +12890,7 @@ AMPI_FN void ampi_ln_dot(const ampi_ln_backward* q, size_t row, size_t i, size_t
     for (l = 0; l < AMPI_LANES; l++) mean[l] = q->mean[row];
     ampi_multiply_plain(dy_tile, ampi_view(q->dy, q->dyt, at, n, dy_tile), gamma, ampi_padded(n));
     ampi_lane_dot(sum, dot, ampi_part_of(dy_tile, AMP_F32, 0, n, 1, NULL),
-                  ampi_part_of(ampi_view(q->x, q->xt, at, n, x_tile), AMP_F32, 0, n, 1, NULL), mean);
+                  ampi_part_of(ampi_view(q->x, q->xt, at, n, x_tile), AMP_F32, 0, n, 1, NULL), 4096, mean);
 }
 /* Elements [i, i+n) of a row's dx. */
 AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t n, float a, float b, void* dx,
@@ -13924,7 +13932,7 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
         for (i = 0; i < d; i += n) {
             ampi_part g = ampi_part_of(dy, dy_dtype, start + i, ampi_tile_size(d, i), typed, g_tile);
             n = g.n;
-            ampi_lane_dot(unused, dot, g, ampi_part_of(y, y_dtype, start + i, n, typed, y_tile), zero);
+            ampi_lane_dot(unused, dot, g, ampi_part_of(y, y_dtype, start + i, n, typed, y_tile), 4096, zero);
         }
         sum = (float)ampi_lane_total(dot);
         for (i = 0; i < d; i += n) {
@@ -14293,7 +14301,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
             ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile),
                             ampi_view(target, tt, start, count, t_tile), ampi_padded(count));
             terms = ampi_part_of(tile, AMP_F32, 0, count, 1, NULL);
-            if (kind == AMPI_MSE) ampi_lane_dot(unused, acc, terms, terms, zero);
+            if (kind == AMPI_MSE) ampi_lane_dot(unused, acc, terms, terms, 4096, zero);
             else                  ampi_lane_sum(acc, terms);
         }
         parts[part] = ampi_lane_total(acc);
