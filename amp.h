@@ -13758,12 +13758,10 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_measure_typed8(amp_dtype t, const voi
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_rows_measure_avx2(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
                                                      float* max, float* sum, float* tile) {
-    size_t k;
+    const char *row = (const char*)x, *end = row + rows * d * ampi_type_size(t);
     (void)y;
-    for (k = 0; k < rows; k++) {
-        const char* row = (const char*)x + k * d * ampi_type_size(t);
-        AMPI_FOR_TYPE(ampi_row_measure_typed8, t, row, d, max + k, sum + k, tile + k * AMPI_TILE);
-    }
+    for (; row < end; row += d * ampi_type_size(t), tile += AMPI_TILE)
+        AMPI_FOR_TYPE(ampi_row_measure_typed8, t, row, d, max++, sum++, tile);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int upper, void* y,
                                                      const float* x, __m256 a, __m256 b, __m256 c) {
