@@ -2469,13 +2469,14 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x32(amp_dtype t, void* p, size_t i,
         ampi_put_fetched_x16(t, p, i + 16, AMPI_ALL16, y);
     }
 }
-/* Fetches elements [i, i+64), one page ahead. */
+/* Fetches elements [i, i+32), so many bytes on, and [i, i+64), one page ahead. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_fetch_x32(amp_dtype t, const void* p, size_t i, size_t ahead) {
+    AMPI_FETCH(p, ahead + i * ampi_type_size(t));
+    if (t == AMP_F32) AMPI_FETCH(p, ahead + i * ampi_type_size(t) + 64);
+}
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ahead_x64(amp_dtype t, const void* p, size_t i) {
-    AMPI_AHEAD(p, i * ampi_type_size(t));
-    AMPI_AHEAD(p, i * ampi_type_size(t) + 64);
-    if (t != AMP_F32) return;
-    AMPI_AHEAD(p, i * ampi_type_size(t) + 128);
-    AMPI_AHEAD(p, i * ampi_type_size(t) + 192);
+    ampi_fetch_x32(t, p, i, 4096);
+    ampi_fetch_x32(t, p, i + 32, 4096);
 }
 /* The first n of sixteen. */
 AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
@@ -9239,15 +9240,18 @@ AMPI_LOCKSTEP3(scale_inside, AMPI_SCALE_INSIDE_X16)
 AMPI_LOCKSTEP3(if_plus, AMPI_IF_PLUS_X16)
 AMPI_LOCKSTEP3(if_large, AMPI_IF_LARGE_X16)
 
-/* Elements [i, i+64) of an operand. */
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_get_x64(amp_dtype t, const void* p, size_t i) {
+/* Elements [i, i+64) of an operand, where they are at hand or where those a page ahead are fetched. */
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_get_fetched_x64(amp_dtype t, const void* p, size_t i) {
     ampi_x64 r;
-    ampi_ahead_x64(t, p, i);
     r.a = ampi_get_x16(t, p, i, AMPI_ALL16);
     r.b = ampi_get_x16(t, p, i + 16, AMPI_ALL16);
     r.c = ampi_get_x16(t, p, i + 32, AMPI_ALL16);
     r.d = ampi_get_x16(t, p, i + 48, AMPI_ALL16);
     return r;
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_get_x64(amp_dtype t, const void* p, size_t i) {
+    ampi_ahead_x64(t, p, i);
+    return ampi_get_fetched_x64(t, p, i);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x64(amp_dtype t, void* p, size_t i, ampi_x64 x) {
     ampi_ahead_x64(t, p, i);
@@ -9255,11 +9259,16 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x64(amp_dtype t, void* p, size_t i,
     ampi_put_x32(t, p, i + 32, x.c, x.d);
 }
 
-/* c * (exp(r / c) - 1) for a power of two c: the coefficients divided by powers of c, which changes no bit. */
-#define AMPI_EXPM1_X64(r, c)                                                                                  \
-    ampi_fma_x64(ampi_mul_x64(r, r), AMPI_FMA_TO_X64(AMPI_FMA_TO_X64(AMPI_FMA_TO_X64(AMPI_FMA_FROM_X64(       \
-        0.00138367142f / ((c) * (c) * (c) * (c) * (c)), r, AMPI_SPREAD_X64(0.00836914033f / ((c) * (c) * (c) * (c)))), \
-        r, 0.0416681059f / ((c) * (c) * (c))), r, 0.166665167f / ((c) * (c))), r, 0.49999994f / (c)), r)
+/* c * (exp(r / c) - 1) for a power of two c: the coefficients divided by powers of c, which changes no bit. In two
+   steps. */
+#define AMPI_EXPM1_HEAD_X64(r, c)                                                                                  \
+    AMPI_FMA_TO_X64(AMPI_FMA_FROM_X64(0.00138367142f / ((c) * (c) * (c) * (c) * (c)), r,                           \
+                                      AMPI_SPREAD_X64(0.00836914033f / ((c) * (c) * (c) * (c)))),                  \
+                    r, 0.0416681059f / ((c) * (c) * (c)))
+#define AMPI_EXPM1_REST_X64(head, r, c)                                                                            \
+    ampi_fma_x64(ampi_mul_x64(r, r),                                                                               \
+                 AMPI_FMA_TO_X64(AMPI_FMA_TO_X64(head, r, 0.166665167f / ((c) * (c))), r, 0.49999994f / (c)), r)
+#define AMPI_EXPM1_X64(r, c) AMPI_EXPM1_REST_X64(AMPI_EXPM1_HEAD_X64(r, c), r, c)
 /* The integer n and c * r of ampi_exp_reduce from c * x. */
 AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_n_x64(ampi_x64 x, float c) {
     const ampi_x64 magic = AMPI_SPREAD_X64(12582912.0f);
@@ -9271,6 +9280,20 @@ AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_r_x64(ampi_x64 x, ampi_x64 n, f
 AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_x64(ampi_x64 x) {
     const ampi_x64 n = ampi_exp_n_x64(x, 1.0f), r = ampi_exp_r_x64(x, n, 1.0f);
     return ampi_scale_normal_x64(ampi_add_x64(AMPI_SPREAD_X64(1.0f), AMPI_EXPM1_X64(r, 1.0f)), n, x);
+}
+/* The same in two steps, for a loop in which the second one, of some numbers, runs beside the first one of the next. */
+typedef struct ampi_exp_begun { ampi_x64 x, n, r, head; } ampi_exp_begun;
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_exp_begun ampi_exp_begin_x64(ampi_x64 x) {
+    ampi_exp_begun e;
+    e.x = x;
+    e.n = ampi_exp_n_x64(x, 1.0f);
+    e.r = ampi_exp_r_x64(x, e.n, 1.0f);
+    e.head = AMPI_EXPM1_HEAD_X64(e.r, 1.0f);
+    return e;
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_x64 ampi_exp_end_x64(ampi_exp_begun e) {
+    const ampi_x64 y = ampi_add_x64(AMPI_SPREAD_X64(1.0f), AMPI_EXPM1_REST_X64(e.head, e.r, 1.0f));
+    return ampi_scale_normal_x64(y, e.n, e.x);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_exp_x16(__m512 x) { return ampi_exp_x64(ampi_same_x64(x)).a; }
 /* And for eight by AVX2; 2^n is built from bits, as in the plain forms. */
@@ -9844,9 +9867,9 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_dot_step(__mmask16 m, ampi_wide* sum, a
     ampi_wide_fma(dot, g, ampi_widen_x16(_mm512_maskz_sub_ps(m, x, mean)));
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
-                                                 const void* g, const void* x, __m512 mean) {
-    AMPI_AHEAD(g, i * ampi_type_size(t));
-    AMPI_AHEAD(x, i * ampi_type_size(t));
+                                                 const void* g, const void* x, size_t ahead, __m512 mean) {
+    AMPI_FETCH(g, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
     ampi_dot_step(m, sum, dot, ampi_get_wide_x16(t, g, i, m), ampi_get_x16(t, x, i, m), mean);
 }
 
@@ -9893,16 +9916,16 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_pair_avx512(double* acc, ampi_part x, 
     ampi_clear_upper();
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_dot_x16(amp_dtype t, double* sum, double* dot, const void* g,
-                                                      const void* x, const float* mean, size_t n) {
+                                                      const void* x, size_t ahead, const float* mean, size_t n) {
     ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
     const __m512 m = _mm512_loadu_ps(mean);
-    AMPI_EACH_X16(ampi_dot_x16, t, n, &a, &b, g, x, m);
+    AMPI_EACH_X16(ampi_dot_x16, t, n, &a, &b, g, x, ahead, m);
     ampi_store_wide(sum, a);
     ampi_store_wide(dot, b);
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, ampi_part g, ampi_part x,
+AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead,
                                                      const float* mean) {
-    AMPI_FOR_TYPE(ampi_lane_dot_x16, x.t, sum, dot, g.data, x.data, mean, x.n);
+    AMPI_FOR_TYPE(ampi_lane_dot_x16, x.t, sum, dot, g.data, x.data, ahead, mean, x.n);
 }
 #endif
 
@@ -10044,9 +10067,10 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moment_avx2(double* acc, ampi_part x, co
     AMPI_ALL_X8(ampi_moment_x8, x.t, x.n, a, x.data, m);
     ampi_store_lanes8(acc, a);
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_part g, ampi_part x,
+AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead,
                                                  const float* mean) {
     ampi_wide8 a[2], b[2];
+    (void)ahead;
     ampi_load_lanes8(a, sum);
     ampi_load_lanes8(b, dot);
     AMPI_ALL_X8(ampi_dot_x8, x.t, x.n, a, b, g.data, x.data, mean);
@@ -10069,10 +10093,11 @@ AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean, int 
     (void)usual;
     ampi_lane_moment_plain(acc, (const float*)x.data, mean, x.n);
 }
-AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, const float* mean) {
+AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead, const float* mean) {
 #if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_dot, sum, dot, g, x, mean); return; }
+    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_dot, sum, dot, g, x, ahead, mean); return; }
 #endif
+    (void)ahead;
     ampi_lane_dot_plain(sum, dot, (const float*)g.data, (const float*)x.data, mean, x.n);
 }
 
@@ -11366,9 +11391,10 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_nine_pixels_avx512(amp_dtype t, const c
 #define ampi_nine_dy_avx512(t, dy, p) ampi_get_x16(t, dy, 0, (p)->windows)
 #define ampi_nine_or_keys_avx512 _mm512_or_si512
 #define ampi_nine_load_keys_avx512 _mm512_loadu_si512
-/* Is a NaN among these? */
-#define ampi_nine_nan_avx512(a, b, c, d) \
-    ((_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(c, d, _CMP_UNORD_Q)) != 0)
+/* Of these lanes those where neither is a NaN; and are they all? */
+#define ampi_nine_ordered_avx512(m, a, b) \
+    _mm512_mask_cmp_ps_mask(m, _mm512_castsi512_ps(a), _mm512_castsi512_ps(b), _CMP_ORD_Q)
+#define ampi_nine_all_avx512(m) ((m) == AMPI_ALL16)
 
 /* The same for AVX2. */
 typedef struct ampi_nine_places_avx2 { size_t skip, count, windows; } ampi_nine_places_avx2;
@@ -11424,8 +11450,9 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
 #define ampi_nine_dy_avx2(t, dy, p) ampi_read8_avx2(dy, t, 0, (p)->windows)
 #define ampi_nine_or_keys_avx2 _mm256_or_si256
 #define ampi_nine_load_keys_avx2(key) _mm256_loadu_si256((const __m256i*)(const void*)(key))
-#define ampi_nine_nan_avx2(a, b, c, d) \
-    (_mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q), _mm256_cmp_ps(c, d, _CMP_UNORD_Q))) != 0)
+#define ampi_nine_ordered_avx2(m, a, b) \
+    _mm256_and_ps(m, _mm256_cmp_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), _CMP_ORD_Q))
+#define ampi_nine_all_avx2(m) (_mm256_movemask_ps(m) == 0xff)
 
 #define AMPI_POOL_NINE(isa, V)                                                                                        \
     /* A group of lanes. fill: the least in first places that are no pixels of a row, 0 elsewhere; real: first places \
@@ -11448,9 +11475,12 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
         choice[1] = ampi_nine_larger_##isa(t, last, two);                                                             \
         return ampi_nine_max_##isa(t, two, last);                                                                     \
     }                                                                                                                 \
+    /* Of floats: `sound` lanes are those that have seen no NaN. */                                                   \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_get_##isa(amp_dtype t, const char* x, const ampi_nine_group_##isa* g,\
-                                                           ampi_keys_##isa* first, ampi_keys_##isa* middle) {         \
+                                                           ampi_keys_##isa* first, ampi_keys_##isa* middle,           \
+                                                           ampi_nine_lanes_##isa* sound) {                            \
         ampi_nine_pixels_##isa(t, x, &g->places, first, middle);                                                      \
+        if (t == AMP_F32) *sound = ampi_nine_ordered_##isa(*sound, *first, *middle);                                  \
         *first = ampi_nine_or_keys_##isa(*first, g->fill);                                                            \
     }                                                                                                                 \
     /* Parts of g: [0], [1] and [2] for the first one, the middle one and the last one of three. */                   \
@@ -11477,24 +11507,26 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_windows_##isa(amp_dtype t, const ampi_nine* d, int above, int below, \
                                                                const char* x, char* dx, const char* dy,               \
                                                                ampi_nine_group_##isa* g,                              \
-                                                               const ampi_nine_group_##isa* last) {                   \
+                                                               const ampi_nine_group_##isa* last,                     \
+                                                               ampi_nine_lanes_##isa* sound) {                        \
         const size_t size = ampi_type_size(t);                                                                        \
         const ptrdiff_t w = d->p->w * (ptrdiff_t)size, next = 2 * AMPI_##V##_LANES * (ptrdiff_t)size;                 \
         const ampi_keys_##isa least = ampi_set_keys_##isa(ampi_nine_least(t));                                        \
         const ampi_nine_lanes_##isa seen = ampi_nine_behind_##isa(above ? 0 : AMPI_##V##_LANES);                      \
         AMPI_##V##_T before0 = AMPI_##V##_ZERO, before1 = before0, before2 = before0;                                 \
         ampi_keys_##isa a1, b1, a2 = least, b2 = least;                                                               \
-        ampi_nine_get_##isa(t, x, g, &a1, &b1);                                                                       \
-        if (below) ampi_nine_get_##isa(t, x + w, g, &a2, &b2);                                                        \
+        ampi_nine_get_##isa(t, x, g, &a1, &b1, sound);                                                                \
+        if (below) ampi_nine_get_##isa(t, x + w, g, &a2, &b2, sound);                                                 \
         for (;; g++) {                                                                                                \
             const AMPI_##V##_T v = AMPI_##V##_ADD(ampi_nine_dy_##isa(t, dy, &g->places), AMPI_##V##_ZERO);            \
             ampi_keys_##isa next_a1 = least, next_b1 = least, next_a2 = least, next_b2 = least, best0, best1;         \
             ampi_nine_lanes_##isa rows[2], choice0[2], choice1[2];                                                    \
             AMPI_##V##_T part[3], first = g->first, middle = g->middle;                                               \
+            AMPI_AHEAD(dy, 0);                                                                                        \
             x += next;                                                                                                \
             if (g < last) {                                                                                           \
-                ampi_nine_get_##isa(t, x, g + 1, &next_a1, &next_b1);                                                 \
-                if (below) ampi_nine_get_##isa(t, x + w, g + 1, &next_a2, &next_b2);                                  \
+                ampi_nine_get_##isa(t, x, g + 1, &next_a1, &next_b1, sound);                                          \
+                if (below) ampi_nine_get_##isa(t, x + w, g + 1, &next_a2, &next_b2, sound);                           \
             }                                                                                                         \
             best0 = g->best;                                                                                          \
             choice0[0] = g->choice[0]; choice0[1] = g->choice[1];                                                     \
@@ -11515,16 +11547,16 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
     }                                                                                                                 \
     /* The row that the first row of windows sees first, if there is one. */                                          \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_open_##isa(amp_dtype t, const char* x, ampi_nine_group_##isa* g,     \
-                                                            size_t groups) {                                          \
+                                                            size_t groups, ampi_nine_lanes_##isa* sound) {            \
         const ampi_keys_##isa none = ampi_set_keys_##isa(ampi_nine_least(t));                                         \
         ampi_keys_##isa a = none, b = none, next = none, next_b = none;                                               \
         size_t i;                                                                                                     \
-        if (x) ampi_nine_get_##isa(t, x, g, &a, &b);                                                                  \
+        if (x) ampi_nine_get_##isa(t, x, g, &a, &b, sound);                                                           \
         for (i = 0; i < groups; i++, g++, a = next, b = next_b) {                                                     \
             next = none;                                                                                              \
             if (x && i + 1 < groups) {                                                                                \
                 x += 2 * AMPI_##V##_LANES * ampi_type_size(t);                                                        \
-                ampi_nine_get_##isa(t, x, g + 1, &next, &next_b);                                                     \
+                ampi_nine_get_##isa(t, x, g + 1, &next, &next_b, sound);                                              \
             }                                                                                                         \
             g->best = ampi_nine_search_##isa(t, g->real, a, b, ampi_nine_next_##isa(a, next), g->choice);             \
             g->first = g->middle = AMPI_##V##_ZERO;                                                                   \
@@ -11544,17 +11576,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
         }                                                                                                             \
         return (size_t)(p->ow / L) + 1;                                                                               \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_VECTOR int ampi_nine_has_nan_##isa(const float* x, size_t n) {                             \
-        enum { L = AMPI_##V##_LANES };                                                                                \
-        size_t i = 0;                                                                                                 \
-        for (; i + 4 * L <= n; i += 4 * L)                                                                            \
-            if (ampi_nine_nan_##isa(AMPI_##V##_LOAD(x + i), AMPI_##V##_LOAD(x + i + L),                               \
-                                    AMPI_##V##_LOAD(x + i + 2 * L), AMPI_##V##_LOAD(x + i + 3 * L))) return 1;        \
-        for (; i < n; i++)                                                                                            \
-            if ((ampi_bits(x[i]) & 0x7fffffffu) > 0x7f800000u) return 1;                                              \
-        return 0;                                                                                                     \
-    }                                                                                                                 \
-    /* Plane after plane, until one of floats that has a NaN. */                                                      \
+    /* Plane after plane, until one of floats that has a NaN: what it gave is of no use. */                           \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_image_##isa(amp_dtype t, const ampi_nine* d, size_t* from,           \
                                                              size_t to) {                                             \
         const ampi_pool_plan* p = d->p;                                                                               \
@@ -11566,18 +11588,20 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
             const char* x = (const char*)d->x + *from * n * size;                                                     \
             char* dx = (char*)d->dx + *from * n * size;                                                               \
             const char* dy = (const char*)d->dy + *from * (size_t)p->oh * out;                                        \
+            ampi_nine_lanes_##isa sound = ampi_nine_behind_##isa(0);                                                  \
             int r = -p->ph;                                                                                           \
             size_t i;                                                                                                 \
-            if (t == AMP_F32 && ampi_nine_has_nan_##isa((const float*)d->x + *from * n, n)) return;                   \
-            ampi_nine_open_##isa(t, r == 0 ? x - left : NULL, g, groups);                                             \
+            ampi_nine_open_##isa(t, r == 0 ? x - left : NULL, g, groups, &sound);                                     \
             if (r == 0) x += row, dx += row;                                                                          \
             for (; r + 3 <= p->h + p->ph; r += 2, x += 2 * row, dx += 2 * row, dy += out)                             \
-                ampi_nine_windows_##isa(t, d, r >= 0, r + 2 < p->h, x - left, dx - left, dy, g, g + groups - 1);      \
+                ampi_nine_windows_##isa(t, d, r >= 0, r + 2 < p->h, x - left, dx - left, dy, g, g + groups - 1,       \
+                                        &sound);                                                                      \
             dx -= row;                                                                                                \
             for (i = 0; r < p->h && i < groups; i++)                                                                  \
                 ampi_nine_put_##isa(t, dx - left + i * 2 * AMPI_##V##_LANES * size, &g[i].places, g[i].first,         \
                                     g[i].middle);                                                                     \
             if (r + 1 < p->h) memset(dx + row, 0, row);                                                               \
+            if (!ampi_nine_all_##isa(sound)) return;                                                                  \
         }                                                                                                             \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_FN void ampi_nine_planes_##isa(const ampi_nine* d, size_t* from, size_t to, amp_dtype t) { \
@@ -12464,18 +12488,21 @@ AMPI_KERNEL_AVX2(ampi_bn_dx_plain, (float* t, const float* x, const ampi_bn_slop
 
 #if AMPI_X86
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
-                                                   const void* x, __m512 mean, __m512 a, __m512 b, __m512 k) {
+                                                   const void* x, size_t ahead, __m512 mean, __m512 a, __m512 b,
+                                                   __m512 k) {
     const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), a), v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
-    ampi_put_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
+    AMPI_FETCH(dx, ahead + i * ampi_type_size(t));
+    ampi_put_fetched_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_step(amp_dtype t, void* dx, const void* dy, const void* x,
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_step(amp_dtype t, void* dx, const void* dy, const void* x, size_t ahead,
                                                     const ampi_bn_slope* q, size_t n) {
     const __m512 mean = _mm512_loadu_ps(q->mean), a = _mm512_loadu_ps(q->a);
     const __m512 b = _mm512_loadu_ps(q->b), k = _mm512_loadu_ps(q->k);
-    AMPI_EACH_X16(ampi_bn_dx_x16, t, n, dx, dy, x, mean, a, b, k);
+    AMPI_EACH_X16(ampi_bn_dx_x16, t, n, dx, dy, x, ahead, mean, a, b, k);
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
-    AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, slope, x.n);
+AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, size_t ahead,
+                                                  const ampi_bn_slope* slope) {
+    AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, ahead, slope, x.n);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
                                                 const void* x, const ampi_bn_slope* q) {
@@ -12485,7 +12512,9 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m,
     const __m256 u = _mm256_fmadd_ps(v, _mm256_loadu_ps(q->b + l), g);
     ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(u, _mm256_loadu_ps(q->k + l)));
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
+AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, size_t ahead,
+                                              const ampi_bn_slope* slope) {
+    (void)ahead;
     AMPI_ALL_X8(ampi_bn_dx_x8, x.t, x.n, dx, dy.data, x.data, slope);
 }
 #endif
@@ -12504,7 +12533,7 @@ AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void*
     ampi_bn_lanes(p, save_mean, AMP_F32, group, 0.0f, q->mean);
     for (step = 0; step < p->steps; step++) {
         ampi_part g = ampi_bn_view(p, dy, dyt, group, step, typed, tile);
-        ampi_lane_dot(sum, dot, g, ampi_bn_view(p, x, xt, group, step, typed, x_tile), q->mean);
+        ampi_lane_dot(sum, dot, g, ampi_bn_view(p, x, xt, group, step, typed, x_tile), ampi_bn_ahead(p, xt), q->mean);
     }
     ampi_bn_combine(p, sum);
     ampi_bn_combine(p, dot);
@@ -12529,7 +12558,8 @@ AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, co
         size_t i, offset, at;
         for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
             AMPI_BY_HAND(ampi_bn_dx, (char*)dx + offset * ampi_type_size(dxt),
-                         ampi_part_of(dy, dyt, offset, n, 1, NULL), ampi_part_of(x, xt, offset, n, 1, NULL), slope);
+                         ampi_part_of(dy, dyt, offset, n, 1, NULL), ampi_part_of(x, xt, offset, n, 1, NULL),
+                         ampi_bn_ahead(p, xt), slope);
         return;
     }
 #endif
@@ -12974,7 +13004,7 @@ AMPI_FN void ampi_ln_dot(const ampi_ln_backward* q, size_t row, size_t i, size_t
     for (l = 0; l < AMPI_LANES; l++) mean[l] = q->mean[row];
     ampi_multiply_plain(dy_tile, ampi_view(q->dy, q->dyt, at, n, dy_tile), gamma, ampi_padded(n));
     ampi_lane_dot(sum, dot, ampi_part_of(dy_tile, AMP_F32, 0, n, 1, NULL),
-                  ampi_part_of(ampi_view(q->x, q->xt, at, n, x_tile), AMP_F32, 0, n, 1, NULL), mean);
+                  ampi_part_of(ampi_view(q->x, q->xt, at, n, x_tile), AMP_F32, 0, n, 1, NULL), 4096, mean);
 }
 /* Elements [i, i+n) of a row's dx. */
 AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t n, float a, float b, void* dx,
@@ -13630,6 +13660,10 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
 
 /* --- softmax ----------------------------------------------------------------------------- */
 
+/* So many rows are measured together: while the last steps of one wait for each other, the next one keeps the processor
+   busy. */
+enum { AMPI_SOFTMAX_ROWS = 2 };
+
 /* The larger of `max` and the n elements of x, a padded tile; NaNs are passed over (they come back through
    exp). */
 AMPI_INLINE void ampi_row_max_plain_body(int hw, float* max, const float* x, uint32_t n) {
@@ -13675,12 +13709,16 @@ AMPI_KERNEL_PLAIN(ampi_row_affine_plain, (float* y, const float* x, float a, flo
 /* The same by hand, of operands of any type. The maximum instruction returns its second operand where the first is a
    NaN, or both are equal. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_max_x16(amp_dtype t, size_t i, __mmask16 m, ampi_x64* max,
-                                                     const void* x) {
+                                                     const void* x, size_t ahead) {
+    (void)ahead;
     max->a = _mm512_mask_max_ps(max->a, m, ampi_get_x16(t, x, i, m), max->a);
 }
 /* Which of two zeros is found does not matter: the difference from either is a zero. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_max_x64(amp_dtype t, size_t i, ampi_x64* max, const void* x) {
-    *max = ampi_max_x64(ampi_get_x64(t, x, i), *max);
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_max_x64(amp_dtype t, size_t i, ampi_x64* max, const void* x,
+                                                     size_t ahead) {
+    if (ahead > 0) ampi_fetch_x32(t, x, i, ahead);
+    if (ahead > 0) ampi_fetch_x32(t, x, i + 32, ahead);
+    *max = ampi_max_x64(ampi_get_fetched_x64(t, x, i), *max);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR float ampi_row_max_fold(__m512 a) {
     __m256 b = _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xff, a, 1), _mm512_maskz_extractf32x8_ps(0xff, a, 0));
@@ -13689,60 +13727,93 @@ AMPI_TARGET_AVX512 AMPI_VECTOR float ampi_row_max_fold(__m512 a) {
     return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(c), c));
 }
 
-/* tile = exp(x - max), and acc += tile where acc is wanted. */
+/* tile = exp(x - max), acc += tile. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_x16(amp_dtype t, size_t i, __mmask16 m, float* tile, ampi_wide* acc,
-                                                     const void* x, __m512 max) {
+                                                     const char* x, __m512 max) {
     const __m512 e = ampi_exp_x16(_mm512_sub_ps(ampi_get_x16(t, x, i, m), max));
-    _mm512_storeu_ps(tile + i % AMPI_TILE, e);
+    _mm512_storeu_ps(tile + i, e);
     ampi_wide_add(acc, ampi_widen_x16(_mm512_maskz_mov_ps(m, e)));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_x64(amp_dtype t, size_t i, float* tile, ampi_wide* acc, const void* x,
-                                                     __m512 max) {
-    const ampi_x64 e = ampi_exp_x64(ampi_sub_x64(ampi_get_x64(t, x, i), ampi_same_x64(max)));
-    ampi_put_x64(AMP_F32, tile, i % AMPI_TILE, e);
-    ampi_wide_add_widened(acc, ampi_widen_x16(e.a));
-    ampi_wide_add_widened(acc, ampi_widen_x16(e.b));
-    ampi_wide_add_widened(acc, ampi_widen_x16(e.c));
-    ampi_wide_add_widened(acc, ampi_widen_x16(e.d));
+/* The two steps of exp for two vectors in lockstep: as many as there are registers for. */
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_exp_begun ampi_row_exp_begin_x32(amp_dtype t, size_t i, const char* x, __m512 max) {
+    ampi_x64 v = ampi_same_x64(_mm512_sub_ps(ampi_get_x16(t, x, i, AMPI_ALL16), max));
+    v.b = _mm512_sub_ps(ampi_get_x16(t, x, i + 16, AMPI_ALL16), max);
+    return ampi_exp_begin_x64(v);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_end_x32(size_t i, float* tile, ampi_exp_begun e) {
+    const ampi_x64 v = ampi_exp_end_x64(e);
+    _mm512_storeu_ps(tile + i, v.a);
+    _mm512_storeu_ps(tile + i + 16, v.b);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_tile_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
+                                                      const float* tile) {
+    ampi_wide_add(acc, ampi_get_wide_x16(t, tile, i, m));
+}
+/* n elements, 64 or more, of which those of whole pairs of vectors are done; returns how many. Their sum comes a
+   little later, from memory, where the halves of a vector need no extraction and wait for nothing. Meanwhile memory
+   has time to bring what is needed next: x `ahead` bytes on, and y, where results will go. */
+enum { AMPI_EXP_BEHIND = 128 };
+AMPI_TARGET_AVX512 AMPI_VECTOR size_t ampi_row_exp_pairs(amp_dtype t, float* tile, ampi_wide* acc, const char* x,
+                                                         size_t ahead, const char* y, __m512 max, size_t n) {
+    ampi_exp_begun e = ampi_row_exp_begin_x32(t, 0, x, max), next;
+    size_t i = 32, summed = 0;
+    for (; i + 32 <= n; i += 32, e = next) {
+        next = ampi_row_exp_begin_x32(t, i, x, max);
+        ampi_fetch_x32(t, x, i, ahead);
+        ampi_fetch_x32(t, y, i, 0);
+        ampi_row_exp_end_x32(i - 32, tile, e);
+        if (i < AMPI_EXP_BEHIND) continue;
+        AMPI_EACH_X16(ampi_tile_sum_x16, AMP_F32, 32, acc, tile + summed);
+        summed += 32;
+    }
+    ampi_row_exp_end_x32(i - 32, tile, e);
+    AMPI_EACH_X16(ampi_tile_sum_x16, AMP_F32, i - summed, acc, tile + summed);
+    return i;
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_tile(amp_dtype t, float* tile, ampi_wide* acc, const char* x,
+                                                      size_t ahead, const char* y, __m512 max, size_t n) {
+    const size_t done = n < 64 ? 0 : ampi_row_exp_pairs(t, tile, acc, x, ahead, y, max, n);
+    AMPI_EACH_X16(ampi_row_exp_x16, t, n - done, tile + done, acc, x + done * ampi_type_size(t), max);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_exp_typed(amp_dtype t, float* tile, double* acc, const void* x, float max,
                                                        size_t n) {
-    const __m512 m = _mm512_set1_ps(max);
+    const char* from = (const char*)x;
     ampi_wide a = ampi_load_wide(acc);
-    AMPI_EACH_X64(ampi_row_exp, t, n, tile, &a, x, m);
+    ampi_row_exp_tile(t, tile, &a, from, 0, from, _mm512_set1_ps(max), n);
     ampi_store_wide(acc, a);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_row_exp_avx512(float* tile, double* acc, ampi_part x, float max) {
     AMPI_FOR_TYPE(ampi_row_exp_typed, x.t, tile, acc, x.data, max, x.n);
 }
 
-/* A whole row: its maximum, and the sum of exp(x - max). For a short one the code for 64 is only in the way. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_measure_long(amp_dtype t, const void* x, size_t d, float* max, float* sum,
-                                                          float* tile) {
-    ampi_x64 m = AMPI_SPREAD_X64(*max);
-    ampi_wide acc;
-    acc.low = acc.high = _mm512_setzero_pd();
-    AMPI_EACH_X64(ampi_row_max, t, d, &m, x);
-    *max = ampi_row_max_fold(AMPI_MAX_X16(AMPI_MAX_X16(m.a, m.b), AMPI_MAX_X16(m.c, m.d)));
-    m.a = _mm512_set1_ps(*max);
-    AMPI_EACH_X64(ampi_row_exp, t, d, tile, &acc, x, m.a);
-    *sum = (float)ampi_wide_total(acc);
+/* The maximum of a row; and of some rows that, and the sums of exp(x - max). A row that fits in a tile is read from
+   memory while the one before it is busy with exp; of a longer one the first pass fetches what is a page ahead. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_row_max_typed(amp_dtype t, const void* x, size_t d, size_t ahead) {
+    ampi_x64 m = AMPI_SPREAD_X64(ampi_float(0xff800000u));
+    if (d < 64) AMPI_EACH_X16(ampi_row_max_x16, t, d, &m, x, ahead);
+    else AMPI_EACH_X64(ampi_row_max, t, d, &m, x, ahead);
+    return _mm512_set1_ps(ampi_row_max_fold(AMPI_MAX_X16(AMPI_MAX_X16(m.a, m.b), AMPI_MAX_X16(m.c, m.d))));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_measure_short(amp_dtype t, const void* x, size_t d, float* max, float* sum,
-                                                           float* tile) {
-    ampi_x64 m = AMPI_SPREAD_X64(*max);
-    ampi_wide acc;
-    acc.low = acc.high = _mm512_setzero_pd();
-    AMPI_EACH_X16(ampi_row_max_x16, t, d, &m, x);
-    *max = ampi_row_max_fold(m.a);
-    m.a = _mm512_set1_ps(*max);
-    AMPI_EACH_X16(ampi_row_exp_x16, t, d, tile, &acc, x, m.a);
-    *sum = (float)ampi_wide_total(acc);
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_rows_measure_typed(amp_dtype t, const void* x, const void* y, size_t rows,
+                                                            size_t d, float* max, float* sum, float* tile) {
+    const size_t size = ampi_type_size(t), step = d * size;
+    __m512 m[AMPI_SOFTMAX_ROWS];
+    size_t k, i;
+    for (k = 0; k < rows; k++) m[k] = ampi_row_max_typed(t, (const char*)x + k * step, d, d > AMPI_TILE ? 4096 : 0);
+    for (k = 0; k < rows; k++) {
+        const char *row = (const char*)x + k * step, *out = (const char*)y + k * step;
+        ampi_wide acc;
+        acc.low = acc.high = _mm512_setzero_pd();
+        for (i = 0; i < d; i += AMPI_TILE)
+            ampi_row_exp_tile(t, tile + k * AMPI_TILE, &acc, row + i * size, d > AMPI_TILE ? 0 : rows * step,
+                              out + i * size, m[k], ampi_tile_size(d, i));
+        max[k] = _mm512_cvtss_f32(m[k]);
+        sum[k] = (float)ampi_wide_total(acc);
+    }
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_row_measure_avx512(amp_dtype t, const void* x, size_t d, float* max, float* sum,
-                                                        float* tile) {
-    if (d < 64) AMPI_FOR_TYPE(ampi_row_measure_short, t, x, d, max, sum, tile);
-    else AMPI_FOR_TYPE(ampi_row_measure_long, t, x, d, max, sum, tile);
+AMPI_TARGET_AVX512 AMPI_FN void ampi_rows_measure_avx512(amp_dtype t, const void* x, const void* y, size_t rows,
+                                                         size_t d, float* max, float* sum, float* tile) {
+    AMPI_FOR_TYPE(ampi_rows_measure_typed, t, x, y, rows, d, max, sum, tile);
 }
 
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const float* x,
@@ -13751,7 +13822,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_x16(amp_dtype t, size_t i, _
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_x64(amp_dtype t, size_t i, void* y, const float* x, ampi_x64 a,
                                                         ampi_x64 b, ampi_x64 c) {
-    ampi_put_x64(t, y, i, ampi_mul_x64(ampi_fms_x64(ampi_get_x64(AMP_F32, x, i), a, b), c));
+    ampi_put_x64(t, y, i, ampi_mul_x64(ampi_fms_x64(ampi_get_fetched_x64(AMP_F32, x, i), a, b), c));
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_row_affine_typed(amp_dtype t, void* y, const float* x, float a, float b,
                                                           float c, size_t n) {
@@ -13788,7 +13859,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_measure_typed8(amp_dtype t, const voi
     __m256 m[2];
     __m128 c;
     ampi_wide8 acc[2];
-    m[0] = m[1] = _mm256_set1_ps(*max);
+    m[0] = m[1] = _mm256_set1_ps(ampi_float(0xff800000u));
     acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
     AMPI_EACH_X8(ampi_row_max_x8, t, d, m, x);
     m[0] = _mm256_max_ps(m[1], m[0]);
@@ -13799,9 +13870,12 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_measure_typed8(amp_dtype t, const voi
     AMPI_EACH_X8(ampi_row_exp_x8, t, d, tile, acc, x, m[0]);
     *sum = (float)ampi_wide8_total(acc);
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_row_measure_avx2(amp_dtype t, const void* x, size_t d, float* max, float* sum,
-                                                    float* tile) {
-    AMPI_FOR_TYPE(ampi_row_measure_typed8, t, x, d, max, sum, tile);
+AMPI_TARGET_AVX2 AMPI_FN void ampi_rows_measure_avx2(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
+                                                     float* max, float* sum, float* tile) {
+    const char *row = (const char*)x, *end = row + rows * d * ampi_type_size(t);
+    (void)y;
+    for (; row < end; row += d * ampi_type_size(t), tile += AMPI_TILE)
+        AMPI_FOR_TYPE(ampi_row_measure_typed8, t, row, d, max++, sum++, tile);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int upper, void* y,
                                                      const float* x, __m256 a, __m256 b, __m256 c) {
@@ -13842,13 +13916,6 @@ AMPI_FN float ampi_row_measure(const void* x, amp_dtype t, size_t start, size_t 
     double acc[AMPI_LANES];
     size_t i;
     *max = ampi_float(0xff800000u);
-#if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2) {
-        float sum;
-        AMPI_BY_HAND(ampi_row_measure, t, (const char*)x + start * ampi_type_size(t), d, max, &sum, tile);
-        return sum;
-    }
-#endif
     memset(acc, 0, sizeof acc);
     for (i = 0; i < d; i += AMPI_TILE) {
         size_t n = ampi_tile_size(d, i);
@@ -13856,6 +13923,32 @@ AMPI_FN float ampi_row_measure(const void* x, amp_dtype t, size_t start, size_t 
     }
     for (i = 0; i < d; i += AMPI_TILE) ampi_row_exp(x, t, start + i, ampi_tile_size(d, i), *max, tile, acc);
     return (float)ampi_lane_total(acc);
+}
+/* Of a few rows that follow each other from element `start` on; row k has tile k. y: where results will go, or x. */
+AMPI_FN void ampi_rows_measure(const void* x, amp_dtype t, const void* y, size_t start, size_t rows, size_t d,
+                               float* max, float* sum, float* tile) {
+    size_t k;
+#if AMPI_X86
+    if (ampi_simd() >= AMP_ISA_AVX2) {
+        const size_t byte = start * ampi_type_size(t);
+        AMPI_BY_HAND(ampi_rows_measure, t, (const char*)x + byte, (const char*)y + byte, rows, d, max, sum, tile);
+        return;
+    }
+#endif
+    (void)y;
+    for (k = 0; k < rows; k++) sum[k] = ampi_row_measure(x, t, start + k * d, d, max + k, tile + k * AMPI_TILE);
+}
+
+/* exp(x - max) * inverse for one measured row. */
+AMPI_FN void ampi_softmax_row(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t start, size_t d, float max,
+                              float inverse, float* tile) {
+    double unused[AMPI_LANES] = { 0 };
+    size_t i, n;
+    for (i = 0; i < d; i += n) {
+        n = ampi_tile_size(d, i);
+        if (d > AMPI_TILE) ampi_row_exp(x, xt, start + i, n, max, tile, unused);
+        ampi_row_affine(y, yt, start + i, tile, inverse, 0.0f, 1.0f, n);
+    }
 }
 
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
@@ -13865,16 +13958,12 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     amp_result r = AMPI_CHECK(exec, "softmax", ampi_area(rows, d), list);
     if (r != AMP_OK || d == 0) return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (row = 0; row < (int64_t)rows; row++) {
-        float tile[AMPI_TILE];
-        double unused[AMPI_LANES] = { 0 };
-        size_t start = (size_t)row * d, i, n;
-        float max, inverse = 1.0f / ampi_row_measure(x, x_dtype, start, d, &max, tile);
-        for (i = 0; i < d; i += n) {
-            n = ampi_tile_size(d, i);
-            if (d > AMPI_TILE) ampi_row_exp(x, x_dtype, start + i, n, max, tile, unused);
-            ampi_row_affine(y, y_dtype, start + i, tile, inverse, 0.0f, 1.0f, n);
-        }
+    for (row = 0; row < (int64_t)rows; row += AMPI_SOFTMAX_ROWS) {
+        float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
+        size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_SOFTMAX_ROWS), k;
+        ampi_rows_measure(x, x_dtype, y, start, count, d, max, sum, tile[0]);
+        for (k = 0; k < count; k++)
+            ampi_softmax_row(x, x_dtype, y, y_dtype, start + k * d, d, max[k], 1.0f / sum[k], tile[k]);
     }
     return AMP_OK;
 }
@@ -13955,7 +14044,7 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
         for (i = 0; i < d; i += n) {
             ampi_part g = ampi_part_of(dy, dy_dtype, start + i, ampi_tile_size(d, i), typed, g_tile);
             n = g.n;
-            ampi_lane_dot(unused, dot, g, ampi_part_of(y, y_dtype, start + i, n, typed, y_tile), zero);
+            ampi_lane_dot(unused, dot, g, ampi_part_of(y, y_dtype, start + i, n, typed, y_tile), 4096, zero);
         }
         sum = (float)ampi_lane_total(dot);
         for (i = 0; i < d; i += n) {
@@ -14171,11 +14260,10 @@ AMPI_KERNEL(ampi_log_one, (float* v, float a, float b), v, a, b)
 AMPI_INLINE void ampi_fma_one_body(int hw, float* v, float a, float b) { *v = ampi_fma(hw, a, b, *v); }
 AMPI_KERNEL(ampi_fma_one, (float* v, float a, float b), v, a, b)
 
-/* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
+/* One measured row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
 AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
-                                     float smoothing) {
-    float tile[AMPI_TILE], max, loss = ampi_row_measure(x, t, start, k, &max, tile);
-    float z = ampi_load_one(x, t, start + label, 0.0f);
+                                     float smoothing, float max, float sum) {
+    float tile[AMPI_TILE], loss = sum, z = ampi_load_one(x, t, start + label, 0.0f);
     ampi_log_one(&loss, smoothing - 1.0f, z - max);
     if (smoothing > 0.0f) {
         double acc[AMPI_LANES];
@@ -14202,20 +14290,25 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
     for (i = 0; i < AMPI_PARTS; i++) {
         double sum = 0.0;
-        size_t row, end = ampi_part_start(n, i + 1);
-        for (row = ampi_part_start(n, i); row < end; row++)
-            sum += (double)ampi_cross_entropy_row(logits, logits_dtype, row * classes, classes,
-                                                  (size_t)labels[row], smoothing);
+        float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sums[AMPI_SOFTMAX_ROWS];
+        size_t row, end = ampi_part_start(n, i + 1), count, k;
+        for (row = ampi_part_start(n, i); row < end; row += count) {
+            count = ampi_min_size(end - row, AMPI_SOFTMAX_ROWS);
+            ampi_rows_measure(logits, logits_dtype, logits, row * classes, count, classes, max, sums, tile[0]);
+            for (k = 0; k < count; k++)
+                sum += (double)ampi_cross_entropy_row(logits, logits_dtype, (row + k) * classes, classes,
+                                                      (size_t)labels[row + k], smoothing, max[k], sums[k]);
+        }
         parts[i] = sum;
     }
     *loss = (float)(ampi_parts_total(parts) / (double)n);
     return AMP_OK;
 }
 
-/* dlogits = (softmax - target) * factor for one row. */
+/* dlogits = (softmax - target) * factor for one measured row. */
 AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t start, size_t k, size_t label,
-                                             float smoothing, float factor, void* dx, amp_dtype dxt) {
-    float tile[AMPI_TILE], max, inverse = 1.0f / ampi_row_measure(x, t, start, k, &max, tile);
+                                             float smoothing, float factor, void* dx, amp_dtype dxt, float max,
+                                             float inverse, float* tile) {
     float base = smoothing / (float)k, target = (smoothing - 1.0f) - base;
     double unused[AMPI_LANES] = { 0 };
     size_t i, n;
@@ -14243,9 +14336,14 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     if (!dlogits) return AMP_OK;
     factor = ampi_loss_factor(loss_scale, weight, n);
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)n; i++)
-        ampi_cross_entropy_row_backward(logits, logits_dtype, (size_t)i * classes, classes,
-                                        (size_t)labels[i], smoothing, factor, dlogits, dlogits_dtype);
+    for (i = 0; i < (int64_t)n; i += AMPI_SOFTMAX_ROWS) {
+        float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
+        size_t row = (size_t)i, count = ampi_min_size(n - row, AMPI_SOFTMAX_ROWS), k;
+        ampi_rows_measure(logits, logits_dtype, dlogits, row * classes, count, classes, max, sum, tile[0]);
+        for (k = 0; k < count; k++)
+            ampi_cross_entropy_row_backward(logits, logits_dtype, (row + k) * classes, classes, (size_t)labels[row + k],
+                                            smoothing, factor, dlogits, dlogits_dtype, max[k], 1.0f / sum[k], tile[k]);
+    }
     return AMP_OK;
 }
 
@@ -14315,7 +14413,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
             ampi_loss_terms(kind, tile, ampi_view(x, xt, start, count, x_tile),
                             ampi_view(target, tt, start, count, t_tile), ampi_padded(count));
             terms = ampi_part_of(tile, AMP_F32, 0, count, 1, NULL);
-            if (kind == AMPI_MSE) ampi_lane_dot(unused, acc, terms, terms, zero);
+            if (kind == AMPI_MSE) ampi_lane_dot(unused, acc, terms, terms, 4096, zero);
             else                  ampi_lane_sum(acc, terms);
         }
         parts[part] = ampi_lane_total(acc);

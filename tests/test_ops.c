@@ -310,11 +310,11 @@ static void check_special_norms(amp_dtype t, size_t n, size_t turn) {
     settle(&x); settle(&dy); settle(&y); settle(&dx); settle(&g);
 }
 static void test_special_values(void) {
-    static const size_t lengths[] = { 5, 16, 33, 600, 1030 };
+    static const size_t lengths[] = { 5, 16, 33, 100, 600, 1030 };
     size_t i, turn;
     int t;
     for (t = 0; t < 3; t++)
-        for (i = 0; i < 5; i++)
+        for (i = 0; i < 6; i++)
             for (turn = 0; turn < 12; turn++) {
                 check_special_activations(types[t], lengths[i], turn);
                 check_special_norms(types[t], lengths[i], turn);
