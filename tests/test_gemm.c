@@ -199,7 +199,8 @@ static void test_blocks(void) {
     static const size_t SIZES[][3] = { { 5, 33, 1111 }, { 300, 20, 130 }, { 9, 1100, 70 }, { 260, 520, 60 },
                                        { 60, 300, 70 }, { 100, 530, 200 }, { 90, 20, 900 }, { 270, 530, 150 },
                                        { 40, 540, 820 }, { 28, 1024, 40 }, { 75, 40, 1500 },
-                                       { 62, 70, 2101 } };
+                                       { 62, 70, 2101 }, { 151, 595, 90 }, { 150, 592, 100 }, { 520, 42, 820 },
+                                       { 157, 1024, 130 } };
     size_t s, t;
     for (s = 0; s < sizeof SIZES / sizeof SIZES[0]; s++)
         for (t = 0; t < 4; t++) {
@@ -473,7 +474,7 @@ static void test_reads_nothing_else(void) {
     static char memory[1 << 22];
     size_t round, length_a, length_b;
     for (round = 0; round < 96; round++) {
-        size_t m = round % 2 ? 40 : 7, n = round % 3 ? 256 : 45, k = round % 4 < 2 ? 64 : 37;
+        size_t m = round % 2 == 0 ? 7 : round % 3 ? 40 : 160, n = round % 3 ? 256 : 45, k = round % 4 < 2 ? 64 : 37;
         amp_dtype t = TYPES[round / 12 % 3];
         void *base_a, *base_b;
         void* a = at_page_end(m * k * amp_dtype_size(t), &base_a, &length_a);
