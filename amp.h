@@ -4074,14 +4074,14 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 /* --- operands ---------------------------------------------------------------------------- */
 
 /* Largest blocks, the k that is still one of them, the k of one where C is a few panels high or one wide, so that
-   both panels stay in the first-level cache, and the k that is still one of words; how many panels are few, and how
-   many where only that spares packing B, because it is F16 or its rows are longer than so many floats, and in a tile
-   that is LOW (see there); floats of scratch memory on the stack, for a staged image, and between rows; pixels of the
-   largest plane that is called small. */
+   both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and of words
+   there; how many panels are few, and how many where only that spares packing B, because it is F16 or its rows are
+   longer than so many floats, and in a tile that is LOW (see there); floats of scratch memory on the stack, for a
+   staged image, and between rows; pixels of the largest plane that is called small. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
-       AMPI_GEMM_KC_WORDS = 2048,
-       AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
-       AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16, AMPI_SMALL_PLANE = 32 };
+       AMPI_GEMM_KC_DEEP = 1024, AMPI_GEMM_KC_WORDS = 2048, AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10,
+       AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384,
+       AMPI_GEMM_GAP = 16, AMPI_SMALL_PLANE = 32 };
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -5667,8 +5667,8 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
    and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time, since the third-level
    cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B is (measured: 2048
    gains, 4608 loses), or long rows of F32 collide, or those of F16 are not long. UNFOLDS: each tile unfolds B, an
-   image, by itself, which takes longer than packing a matrix. SHALLOW: B is an image whose runs go along k, so that a
-   deep block of it may not find room on the stage. */
+   image, by itself, which takes longer than packing a matrix. SHALLOW: B is an image, of which a deep block may
+   not find room on the stage; words across k do. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16,
        AMPI_GEMM_SHALLOW = 32 };
 /* How many panels of A are few. */
@@ -5677,24 +5677,29 @@ AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
     if (!(how & AMPI_GEMM_FAR)) return AMPI_GEMM_FEW;
     return g->lanes == 8 ? 2 * AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW_FAR;         /* about as many rows */
 }
-/* The largest k of a block: of words, which take half the room, twice as much, and still more where that spares the
-   sums their way to memory and back. */
-AMPI_FN size_t ampi_gemm_depth(const ampi_gemm_isa* g, size_t k, int how) {
-    const size_t times = g->words && !(how & AMPI_GEMM_SHALLOW) ? 2 : 1;
-    const size_t one = times > 1 ? (size_t)AMPI_GEMM_KC_WORDS : (size_t)AMPI_GEMM_KC_ONE;
-    return g->lanes == 16 && k <= one ? one : times * AMPI_GEMM_KC;
+/* The largest k of a block. One that is all of k spares the sums their way to memory and back, so that it may be
+   deeper: of words, which take half the room; and of high tiles where the third-level cache is fast enough for B,
+   unless A is packed across k for each tile anew. */
+AMPI_FN size_t ampi_gemm_depth(const ampi_gemm_isa* g, size_t m, size_t k, int how) {
+    const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3(), words = g->words && !(how & AMPI_GEMM_SHALLOW);
+    const int ways = AMPI_GEMM_NEAR | AMPI_GEMM_LOW | AMPI_GEMM_SHALLOW | AMPI_GEMM_A_ALONG;
+    const int deep = fast_l3 && m > AMPI_GEMM_NC && (how & ways) == AMPI_GEMM_A_ALONG;
+    if (words) return k <= AMPI_GEMM_KC_WORDS ? AMPI_GEMM_KC_WORDS : 2 * AMPI_GEMM_KC;
+    if (deep && k <= AMPI_GEMM_KC_DEEP) return AMPI_GEMM_KC_DEEP;
+    return g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
 }
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
    B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
-   flat block are twice as wide, since A is packed for each tile anew; of any block where the third level is fast enough
-   for B. */
+   flat block are twice as wide, since A is packed for each tile anew; of any block but a deep one where the third level
+   is fast enough for B. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how) {
     const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
     const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3();
-    const int wide = !g->words && ((m >= AMPI_GEMM_NC && k <= AMPI_GEMM_KC / 2) || (m > AMPI_GEMM_NC && fast_l3));
+    const size_t kc = ampi_gemm_depth(g, m, k, how);
+    const int flat = k <= AMPI_GEMM_KC / 2, deep = ampi_min_size(k, kc) > AMPI_GEMM_KC_ONE;
+    const int wide = !g->words && ((m >= AMPI_GEMM_NC && flat) || (m > AMPI_GEMM_NC && fast_l3 && !deep));
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
-    const size_t kc = ampi_gemm_depth(g, k, how);
     const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
     return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN, few,
                              how & AMPI_GEMM_UNFOLDS ? AMPI_GEMM_COLUMN_UNFOLDED : AMPI_GEMM_COLUMN);
@@ -5711,7 +5716,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
     }
     if (g->lanes == 8 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     if (s->b.image && !ampi_is_planes(s->b.image) && ampi_leans_on_l3()) how |= AMPI_GEMM_UNFOLDS;
-    if (s->b.image && s->b.along_k) how |= AMPI_GEMM_SHALLOW;
+    if (s->b.image && (s->b.along_k || !g->words)) how |= AMPI_GEMM_SHALLOW;
     return ampi_gemm_plan_full(g, s->m, s->n, s->k, how);
 }
 
@@ -5789,7 +5794,7 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 
 /* Floats for all slots of a product's full plan, however its operands lie. */
 AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    const int ways = ampi_leans_on_l3() ? 2 * AMPI_GEMM_UNFOLDS : AMPI_GEMM_LOW;
+    const int ways = ampi_leans_on_l3() ? 2 * AMPI_GEMM_SHALLOW : AMPI_GEMM_LOW;
     size_t floats = 0;
     int how;
     for (how = 0; how < ways; how++) {

@@ -503,7 +503,7 @@ SPECIAL = {
         ("conv", "if (step == 2 && t != AMP_F32) {", "if (step == 2) {"),
         ("gemm", "e >= 1 && f >= 1 && e + f >= 142", "e >= 1 && f >= 1 && e + f >= 141"),
         ("gemm", "e >= 1 && f >= 1 && e + f >= 142", "f >= 1 && e + f >= 142"),
-        ("gemm", "? 2 * AMPI_GEMM_UNFOLDS : AMPI_GEMM_LOW;", "? AMPI_GEMM_LOW : AMPI_GEMM_LOW;"),
+        ("gemm", "? 2 * AMPI_GEMM_SHALLOW : AMPI_GEMM_LOW;", "? AMPI_GEMM_LOW : AMPI_GEMM_LOW;"),
         ("gemm", "other = ampi_lesser_magnitude(other, lower);", ""),
         ("gemm", "least = ampi_lesser_magnitude(least, upper);", ""),
         ("gemm", "rest = ampi_lesser_magnitude(ampi_lesser_magnitude(rest, x), y);", ""),
