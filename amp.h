@@ -2996,10 +2996,12 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
    width = lanes, or 2*lanes if `two`; only the first `columns` are written, and `two` if columns > lanes.
    `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so every NaN becomes the
    one positive quiet NaN: which payload and sign an fma hands on differs between processors. What lies `ahead`
-   elements on from each b[k*bs] is fetched meanwhile. `widen`: b is F16, as it lies in memory. */
+   elements on from each b[k*bs] is fetched meanwhile. `widen`: b is F16, as it lies in memory. `keep`: where b is
+   packed, in FP32, as it comes by; or NULL. */
 typedef struct ampi_micro {
     const float* a; size_t rs, ks;
     const void* b; size_t bs, ahead;
+    float* keep;
     const float* old; size_t ldo;
     float* t; size_t ldt;
     size_t k, columns;
@@ -3076,11 +3078,11 @@ typedef struct ampi_gemm_isa {
     AMPI_##V##_STORE_TAIL(t + i * ldt + (two ? AMPI_##V##_LANES : 0), two ? c##i##1 : c##i##0, rest);
 /* One k, so far from the pointers. */
 #define AMPI_MICRO_STEP_AT(i, p, o, V) AMPI_MICRO_STEP(i, (p) + at, o, V)
-#define AMPI_MICRO_K(V, ROWS, ks_, bs_) \
+#define AMPI_MICRO_K(V, LOAD, ROWS, ks_, bs_) \
     {                                                                                               \
         const size_t at = (ks_);                                                                    \
-        b0 = AMPI_##V##_LOAD_B(b + (bs_));                                                          \
-        if (two) b1 = AMPI_##V##_LOAD_B(b + (bs_) + AMPI_##V##_LANES);                              \
+        b0 = AMPI_##V##_##LOAD(b + (bs_));                                                          \
+        if (two) b1 = AMPI_##V##_##LOAD(b + (bs_) + AMPI_##V##_LANES);                              \
         ROWS(AMPI_MICRO_STEP_AT, V)                                                                 \
     }
 #define AMPI_MICRO_ON(ks_, bs_) \
@@ -3096,15 +3098,18 @@ typedef struct ampi_gemm_isa {
 #endif
 /* Four k a turn, of constant strides: fewer instructions, and so few turns that the processor foresees the last one
    and runs from the end of one panel into the start of the next. */
-#define AMPI_MICRO_FOURS(V, ROWS, ks_, bs_) \
+#define AMPI_MICRO_FOURS(V, LOAD, ROWS, ks_, bs_) \
     for (; k >= 4; k -= 4) {                                                                        \
-        AMPI_MICRO_K(V, ROWS, 0, 0) AMPI_MICRO_K(V, ROWS, ks_, bs_)                                 \
-        AMPI_MICRO_K(V, ROWS, 2 * (ks_), 2 * (bs_)) AMPI_MICRO_K(V, ROWS, 3 * (ks_), 3 * (bs_))     \
+        AMPI_MICRO_K(V, LOAD, ROWS, 0, 0)                                                           \
+        AMPI_MICRO_K(V, LOAD, ROWS, ks_, bs_)                                                       \
+        AMPI_MICRO_K(V, LOAD, ROWS, 2 * (ks_), 2 * (bs_))                                           \
+        AMPI_MICRO_K(V, LOAD, ROWS, 3 * (ks_), 3 * (bs_))                                           \
         AMPI_MICRO_ON(4 * (ks_), 4 * (bs_))                                                         \
     }
 
-/* One micro-kernel: V is the vector kind, `two_` a constant, ROWS one of the lists above. */
-#define AMPI_MICRO(name, V, ROWS, two_)                                                             \
+/* One micro-kernel: V is the vector kind, `two_` a constant, ROWS one of the lists above. LOAD: how it reads a vector
+   of B, LOAD_B, or KEEP_B, which packs it too. */
+#define AMPI_MICRO(name, V, LOAD, ROWS, two_)                                                       \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
         const int two = two_;                                                                       \
         const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(AMPI_##V##_B);    \
@@ -3113,19 +3118,20 @@ typedef struct ampi_gemm_isa {
         const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
         const float* p12 = p9 + 3 * rs;                                                             \
         const AMPI_##V##_B* b = (const AMPI_##V##_B*)u->b;                                          \
+        float* keep = u->keep;                                                                      \
         size_t k;                                                                                   \
         AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO;                                                   \
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
         if (!u->first) { const float* old = u->old; const size_t ldo = u->ldo; ROWS(AMPI_MICRO_READ, V) } \
         k = u->k;                                                                                   \
         if (AMPI_##V##_FOURS && bs == width) {                                                      \
-            if (ks == 1) AMPI_MICRO_FOURS(V, ROWS, 1, width)                                        \
-            if (ks == AMPI_##V##_LANES) AMPI_MICRO_FOURS(V, ROWS, AMPI_##V##_LANES, width)          \
+            if (ks == 1) AMPI_MICRO_FOURS(V, LOAD, ROWS, 1, width)                                  \
+            if (ks == AMPI_##V##_LANES) AMPI_MICRO_FOURS(V, LOAD, ROWS, AMPI_##V##_LANES, width)    \
         }                                                                                           \
         for (; k > 0; k--) {                                                                        \
             AMPI_FETCH(b, ahead);                                                                   \
             if (two && AMPI_##V##_LANES * sizeof *b == 64) AMPI_FETCH(b, ahead + 64);               \
-            AMPI_MICRO_K(V, ROWS, 0, 0)                                                             \
+            AMPI_MICRO_K(V, LOAD, ROWS, 0, 0)                                                       \
             AMPI_MICRO_ON(ks, bs)                                                                   \
         }                                                                                           \
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
@@ -3133,11 +3139,15 @@ typedef struct ampi_gemm_isa {
         const size_t ldt = u->ldt;                                                                  \
         if (rest == AMPI_##V##_LANES) { ROWS(AMPI_MICRO_WRITE, V) } else { ROWS(AMPI_MICRO_WRITE_TAIL, V) } \
         (void)p3; (void)p6; (void)p9; (void)p12;    /* few rows need few pointers */                \
+        (void)keep;                                                                                 \
         ampi_clear_upper();                                                                         \
     }
 #define AMPI_MICRO_PAIR(V, R) \
-    AMPI_MICRO(ampi_micro_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                       \
-    AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
+    AMPI_MICRO(ampi_micro_##V##_##R##_1, V, LOAD_B, AMPI_ROWS_##R, 0)                               \
+    AMPI_MICRO(ampi_micro_##V##_##R##_2, V, LOAD_B, AMPI_ROWS_##R, 1)
+#define AMPI_MICRO_KEEPING_PAIR(V, R) \
+    AMPI_MICRO(ampi_micro_##V##_keeping_##R##_1, V, KEEP_B, AMPI_ROWS_##R, 0)                       \
+    AMPI_MICRO(ampi_micro_##V##_keeping_##R##_2, V, KEEP_B, AMPI_ROWS_##R, 1)
 #define AMPI_MICRO_CASE(V, R) \
     case R: if (u->two) ampi_micro_##V##_##R##_2(u); else ampi_micro_##V##_##R##_1(u); break;
 /* All of up to 14 rows, and the choice among them. */
@@ -3156,6 +3166,18 @@ typedef struct ampi_gemm_isa {
         }                                                                                            \
     }
 
+/* Those that pack B, and the choice among them: panels of fewer than 12 rows are only of blocks of few panels, where
+   packing is another matter. */
+enum { AMPI_KEEPING_ROWS = 12 };
+#define AMPI_MICRO_KEEPING(V, name)                                                                  \
+    AMPI_MICRO_KEEPING_PAIR(V, 12) AMPI_MICRO_KEEPING_PAIR(V, 13) AMPI_MICRO_KEEPING_PAIR(V, 14)     \
+    AMPI_FN void name(size_t rows, const ampi_micro* u) {                                            \
+        switch (rows) {                                                                              \
+            AMPI_MICRO_CASE(V##_keeping, 12) AMPI_MICRO_CASE(V##_keeping, 13)                        \
+            AMPI_MICRO_CASE(V##_keeping, 14)                                                         \
+            default: break;                                                                          \
+        }                                                                                            \
+    }
 #define AMPI_MICRO_6(V, name)                                                                        \
     AMPI_MICRO_PAIR(V, 1) AMPI_MICRO_PAIR(V, 2) AMPI_MICRO_PAIR(V, 3) AMPI_MICRO_PAIR(V, 4)          \
     AMPI_MICRO_PAIR(V, 5) AMPI_MICRO_PAIR(V, 6)                                                      \
@@ -3251,6 +3273,7 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
 #define AMPI_V16_B float
 #define AMPI_V16_LOAD_B(p) AMPI_V16_LOAD(p)
+#define AMPI_V16_KEEP_B(p) ampi_keep16(&keep, AMPI_V16_LOAD_B(p))
 #define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
 #define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
 #define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
@@ -3282,6 +3305,12 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_BF16(p) AMPI_V16_WIDEN(AMPI_V16_HALVES(p))
 #define AMPI_V16_BF16_TAIL(p, rest) AMPI_V16_WIDEN(_mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
 
+/* v, which is kept at *keep, where the next one will lie behind it. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_keep16(float** keep, __m512 v) {
+    AMPI_V16_STORE(*keep, v);
+    *keep += AMPI_V16_LANES;
+    return v;
+}
 AMPI_MICRO_14(V16, ampi_micro_of_floats)
 
 /* The same for B in F16, which it widens itself. */
@@ -3293,6 +3322,7 @@ AMPI_MICRO_14(V16, ampi_micro_of_floats)
 #define AMPI_W16_LOAD(p) AMPI_V16_LOAD(p)
 #define AMPI_W16_B uint16_t
 #define AMPI_W16_LOAD_B(p) AMPI_V16_F16(p)
+#define AMPI_W16_KEEP_B(p) ampi_keep16(&keep, AMPI_W16_LOAD_B(p))
 #define AMPI_W16_STORE(p, v) AMPI_V16_STORE(p, v)
 #define AMPI_W16_SPREAD(x) AMPI_V16_SPREAD(x)
 #define AMPI_W16_MAC(c, x, b) AMPI_V16_MAC(c, x, b)
@@ -3300,8 +3330,12 @@ AMPI_MICRO_14(V16, ampi_micro_of_floats)
 #define AMPI_W16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_W16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
 AMPI_MICRO_14(W16, ampi_micro_widening)
+AMPI_MICRO_KEEPING(V16, ampi_micro_keeping)
+AMPI_MICRO_KEEPING(W16, ampi_micro_widening_keeping)
 AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
-    if (u->widen) ampi_micro_widening(rows, u);
+    if (u->keep && u->widen) ampi_micro_widening_keeping(rows, u);
+    else if (u->keep) ampi_micro_keeping(rows, u);
+    else if (u->widen) ampi_micro_widening(rows, u);
     else ampi_micro_of_floats(rows, u);
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
@@ -4056,14 +4090,15 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 
 /* --- operands ---------------------------------------------------------------------------- */
 
-/* Largest blocks, the k that is still one of them, and the k of one where C is a few panels high or one wide, so that
-   both panels stay in the first-level cache; how many panels are few, and how many where only that spares packing B,
-   because it is F16 or its rows are longer than so many floats, and in a tile that is LOW (see there); floats of
-   scratch memory on the stack, for a staged image, and between rows; pixels of the largest plane that is called
-   small. */
+/* Largest blocks, the k that is still one of them, the k of one where C is a few panels high or one wide, so that
+   both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and of words
+   there; how many panels are few, and how many where only that spares packing B, because it is F16 or its rows are
+   longer than so many floats, and in a tile that is LOW (see there); floats of scratch memory on the stack, for a
+   staged image, and between rows; pixels of the largest plane that is called small. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
-       AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10, AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
-       AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16, AMPI_SMALL_PLANE = 32 };
+       AMPI_GEMM_KC_DEEP = 1024, AMPI_GEMM_KC_WORDS = 2048, AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10,
+       AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384,
+       AMPI_GEMM_GAP = 16, AMPI_SMALL_PLANE = 32 };
 
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
@@ -4995,13 +5030,13 @@ AMPI_FN int ampi_is_direct(const ampi_product* s) {
 
 /* One block of a tile: where it lies in C and along k, its sizes, whether it is the first and the last along
    k, and whether its sums go to C directly, or finished panel by panel; panels of rows, the rows of each, and
-   how many have one more; the first column of B that is packed (those before are read where they are), and
-   whether all of B is packed before the rest; of words, the smallest exponents so far, and the kernels that do what
-   words cannot; the tile's scratch memory. */
+   how many have one more; the first column of B that is packed (those before are read where they are), how many from
+   there on the first panel of A packs, and whether all others are packed before the rest; of words, the smallest
+   exponents so far, and the kernels that do what words cannot; the tile's scratch memory. */
 typedef struct ampi_block {
     size_t i0, mc, j0, nc, k0, kc;
     int first, last, direct, finish, few, whole;
-    size_t panels, rows, more, packed;
+    size_t panels, rows, more, packed, kept;
     unsigned least_a, least_b;
     const ampi_gemm_isa* plain;
     float *a, *b, *t, *line; size_t ldt;
@@ -5027,15 +5062,25 @@ AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
     return !s->b.along_k && !s->b.image && (g->lanes != 8 || s->m <= 3 * g->mr || !ampi_b_collides(s))
            && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->widens));
 }
+/* Columns of B in panels, or half panels, that are full: others have to be packed, with something behind them. */
+AMPI_FN size_t ampi_b_full(const ampi_gemm_isa* g, const ampi_block* b) {
+    const size_t rest = b->nc % (2 * g->lanes);
+    return rest == g->lanes ? b->nc : b->nc - rest;
+}
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
    come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
    cache, and if very many, rows should begin with a cache line. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    size_t nr = 2 * g->lanes, rest = b->nc % nr;
     if (!ampi_b_is_plain(g, s)) return 0;
-    if (!b->few && (nr < 32 || s->b.dtype != AMP_F32 || s->b.ld > AMPI_GEMM_LONG || b->kc * b->nc > ampi_gemm_near()
-                    || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
-    return rest == g->lanes ? b->nc : b->nc - rest;
+    if (!b->few && (g->lanes < 16 || s->b.dtype != AMP_F32 || s->b.ld > AMPI_GEMM_LONG
+                    || b->kc * b->nc > ampi_gemm_near() || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
+    return ampi_b_full(g, b);
+}
+/* How many columns of B does the first panel of A read where they are and pack at once, for those that follow? Plain
+   ones; with as many rows as there are kernels for it. */
+AMPI_FN size_t ampi_b_kept(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
+    const int fit = g->lanes == 16 && !g->words && !b->few && b->rows >= AMPI_KEEPING_ROWS;
+    return fit && b->packed == 0 && ampi_b_is_plain(g, s) ? ampi_b_full(g, b) : 0;
 }
 
 /* Panel q of the block's rows: where it begins, and how many rows it has. All are about equally full. */
@@ -5116,17 +5161,29 @@ AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, ampi
     ampi_pack_b(g, s, b->stage, j, columns, b->k0, b->kc, b->b, b->line);
 }
 
+/* Packs what is to be packed before the rest. */
+AMPI_FN void ampi_block_pack(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
+    const size_t from = b->packed + b->kept;
+    float* place = b->b;
+    if (!b->whole || from >= b->nc) return;
+    b->b += b->kept / (2 * g->lanes) * ampi_panel_stride(g, b->kc);
+    ampi_pack_b_any(g, s, b, b->j0 + from, b->nc - from);
+    b->b = place;
+}
+
 /* Turns u to the panel of B from column j of the block; packs it if its turn has come. */
-AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j,
+AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j, size_t q,
                             ampi_micro* u) {
     size_t nr = 2 * g->lanes, columns = ampi_min_size(b->nc - j, nr);
+    const int keeps = q == 0 && j < b->kept;
     u->two = columns > g->lanes;
     u->bs = u->two ? nr : g->lanes;
     u->columns = b->direct ? columns : u->bs;
     u->ahead = 8 * u->bs;
     u->widen = 0;
-    if (j < b->packed) {
-        u->ahead = 8 * s->b.ld;
+    u->keep = keeps ? b->b + j / nr * ampi_panel_stride(g, b->kc) : NULL;
+    if (keeps || j < b->packed) {
+        u->ahead = (keeps ? 16 : 8) * s->b.ld;
         u->bs = s->b.ld;
         u->b = (const char*)s->b.data + (s->b.offset + b->k0 * u->bs + b->j0 + j) * ampi_type_size(s->b.dtype);
         u->widen = s->b.dtype == AMP_F16;
@@ -5188,7 +5245,7 @@ AMPI_FN void ampi_block_turn(const ampi_gemm_isa* g, const ampi_product* s, ampi
     b->least_a = b->least_b = 512;
     if (b->whole && b->packed < b->nc) ampi_pack_b_any(g, s, b, b->j0 + b->packed, b->nc - b->packed);
     for (; i < (b->few ? b->panels : q + 1); i++) ampi_turn_to_a(g, s, b, i, 1, u);
-    if (b->few) ampi_turn_to_b(g, s, b, j, u);
+    if (b->few) ampi_turn_to_b(g, s, b, j, 0, u);
 }
 /* Sums += A block * B block, which is packed if it is `whole`. With many rows one panel of A after the other; with few
    rows the block of A is packed first, then one panel of B after the other; where it is read in place, the next one is
@@ -5203,13 +5260,13 @@ AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_
         ampi_turn_to_a(g, s, b, q, 1, &u);
         if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, q, 0, &u);
         for (j = 0; j < b->nc; j += nr) {
-            ampi_turn_to_b(g, s, b, j, &u);
+            ampi_turn_to_b(g, s, b, j, q, &u);
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
     for (q = 0; b->few && q < b->panels; q++) ampi_turn_to_a(g, s, b, q, 1, &u);
     for (j = 0; b->few && j < b->nc; j += nr) {
-        ampi_turn_to_b(g, s, b, j, &u);
+        ampi_turn_to_b(g, s, b, j, 0, &u);
         if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, 0, j, &u);
         for (q = 0; q < b->panels; q++) {
             ampi_turn_to_a(g, s, b, q, 0, &u);
@@ -5371,6 +5428,7 @@ AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_p
     b->finish = b->last && g->finish && ampi_c_is_matrix(s) && !b->direct && s->k > 0;
     b->packed = ampi_b_in_place(g, s, b);
     b->whole = !b->few || s->b.image;
+    b->kept = ampi_b_kept(g, s, b);
 }
 
 /* One tile of C: pack, multiply, add up along k; then finish and store. */
@@ -5383,7 +5441,7 @@ AMPI_FN void ampi_gemm_tile(const ampi_gemm_isa* g, const ampi_product* s, const
     for (k0 = 0; k0 < s->k; k0 += p->kc) {
         ampi_block_open(&b, g, s, p, tile, k0, scratch, &stage);
         b.plain = &plain;
-        if (b.whole && b.packed < b.nc) ampi_pack_b_any(g, s, &b, b.j0 + b.packed, b.nc - b.packed);
+        ampi_block_pack(g, s, &b);
         g = ampi_gemm_block(g, s, &b);                        /* from here on */
     }
     if (s->k == 0) {                                          /* C = beta*C: adding -0 changes no value */
@@ -5633,26 +5691,40 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
    has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide,
    and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time, since the third-level
    cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B is (measured: 2048
-   gains, 4608 loses), or long rows of F32 collide. UNFOLDS: each tile unfolds B, an image, by itself, which takes
-   longer than packing a matrix. */
-enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16 };
+   gains, 4608 loses), or long rows of F32 collide, or those of F16 are not long. UNFOLDS: each tile unfolds B, an
+   image, by itself, which takes longer than packing a matrix. SHALLOW: B is an image, of which a deep block may
+   not find room on the stage; words across k do. */
+enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16,
+       AMPI_GEMM_SHALLOW = 32 };
 /* How many panels of A are few. */
 AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
     if (how & AMPI_GEMM_LOW) return AMPI_GEMM_FEW_LOW;
     if (!(how & AMPI_GEMM_FAR)) return AMPI_GEMM_FEW;
     return g->lanes == 8 ? 2 * AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW_FAR;         /* about as many rows */
 }
+/* The largest k of a block. One that is all of k spares the sums their way to memory and back, so that it may be
+   deeper: of words, which take half the room; and of high tiles where the third-level cache is fast enough for B,
+   unless A is packed across k for each tile anew. */
+AMPI_FN size_t ampi_gemm_depth(const ampi_gemm_isa* g, size_t m, size_t k, int how) {
+    const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3(), words = g->words && !(how & AMPI_GEMM_SHALLOW);
+    const int ways = AMPI_GEMM_NEAR | AMPI_GEMM_LOW | AMPI_GEMM_SHALLOW | AMPI_GEMM_A_ALONG;
+    const int deep = fast_l3 && m > AMPI_GEMM_NC && (how & ways) == AMPI_GEMM_A_ALONG;
+    if (words) return k <= AMPI_GEMM_KC_WORDS ? AMPI_GEMM_KC_WORDS : 2 * AMPI_GEMM_KC;
+    if (deep && k <= AMPI_GEMM_KC_DEEP) return AMPI_GEMM_KC_DEEP;
+    return g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
+}
 /* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
    B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
-   flat block are twice as wide, since A is packed for each tile anew; of any block where the third level is fast enough
-   for B. */
+   flat block are twice as wide, since A is packed for each tile anew; of any block but a deep one where the third level
+   is fast enough for B. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how) {
     const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
     const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3();
-    const int wide = !g->words && ((m >= AMPI_GEMM_NC && k <= AMPI_GEMM_KC / 2) || (m > AMPI_GEMM_NC && fast_l3));
+    const size_t kc = ampi_gemm_depth(g, m, k, how);
+    const int flat = k <= AMPI_GEMM_KC / 2, deep = ampi_min_size(k, kc) > AMPI_GEMM_KC_ONE;
+    const int wide = !g->words && ((m >= AMPI_GEMM_NC && flat) || (m > AMPI_GEMM_NC && fast_l3 && !deep));
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
-    const size_t kc = g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
     const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
     return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN, few,
                              how & AMPI_GEMM_UNFOLDS ? AMPI_GEMM_COLUMN_UNFOLDED : AMPI_GEMM_COLUMN);
@@ -5661,13 +5733,15 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
     int how = s->a.along_k && !g->words ? AMPI_GEMM_A_ALONG : 0;
     if (ampi_b_is_plain(g, s)) {
+        const int low = s->b.dtype == AMP_F32 ? !ampi_b_collides(s) : s->b.ld > AMPI_GEMM_LONG;
         if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32)
-            how |= ampi_leans_on_l3() && s->k >= 128 && s->k <= 4 * AMPI_GEMM_KC
-                   && (s->b.dtype != AMP_F32 || !ampi_b_collides(s)) ? AMPI_GEMM_FAR | AMPI_GEMM_LOW : AMPI_GEMM_FAR;
+            how |= low && ampi_leans_on_l3() && s->k >= 128 && s->k <= 4 * AMPI_GEMM_KC ? AMPI_GEMM_FAR | AMPI_GEMM_LOW
+                                                                                       : AMPI_GEMM_FAR;
         else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     }
     if (g->lanes == 8 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     if (s->b.image && !ampi_is_planes(s->b.image) && ampi_leans_on_l3()) how |= AMPI_GEMM_UNFOLDS;
+    if (s->b.image && (s->b.along_k || !g->words)) how |= AMPI_GEMM_SHALLOW;
     return ampi_gemm_plan_full(g, s->m, s->n, s->k, how);
 }
 
@@ -5746,7 +5820,7 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 
 /* Floats for all slots of a product's full plan, however its operands lie. */
 AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    const int ways = ampi_leans_on_l3() ? 2 * AMPI_GEMM_UNFOLDS : AMPI_GEMM_LOW;
+    const int ways = ampi_leans_on_l3() ? 2 * AMPI_GEMM_SHALLOW : AMPI_GEMM_LOW;
     size_t floats = 0;
     int how;
     for (how = 0; how < ways; how++) {

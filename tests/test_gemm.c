@@ -198,7 +198,9 @@ static void test_alpha_beta(void) {
 static void test_blocks(void) {
     static const size_t SIZES[][3] = { { 5, 33, 1111 }, { 300, 20, 130 }, { 9, 1100, 70 }, { 260, 520, 60 },
                                        { 60, 300, 70 }, { 100, 530, 200 }, { 90, 20, 900 }, { 270, 530, 150 },
-                                       { 40, 540, 820 }, { 28, 1024, 40 } };
+                                       { 40, 540, 820 }, { 28, 1024, 40 }, { 75, 40, 1500 },
+                                       { 62, 70, 2101 }, { 151, 595, 90 }, { 150, 592, 100 }, { 520, 42, 820 },
+                                       { 157, 1024, 130 }, { 520, 36, 900 } };
     size_t s, t;
     for (s = 0; s < sizeof SIZES / sizeof SIZES[0]; s++)
         for (t = 0; t < 4; t++) {
@@ -322,9 +324,9 @@ static void test_bf16_smallest_sums(void) {
 /* One subnormal operand at the start, in the middle or at the end of an otherwise normal matrix, alone in its row of A or
    column of B: what comes before it may be done with vdpbf16ps, the rest not. */
 static void test_bf16_subnormal_corner(void) {
-    static const size_t SIZES[4][3] = { { 75, 40, 300 }, { 20, 100, 260 }, { 61, 37, 1040 }, { 40, 50, 131 } };
+    static const size_t SIZES[5][3] = { { 75, 40, 300 }, { 20, 100, 260 }, { 61, 37, 1040 }, { 40, 50, 131 }, { 61, 37, 2100 } };
     size_t round, i;
-    for (round = 0; round < 4 * 4 * 6; round++) {
+    for (round = 0; round < 5 * 4 * 6; round++) {
         const size_t* z = SIZES[round / 24];
         const size_t at = round / 4 % 3, in_b = round / 12 % 2;
         problem p = problem_new(round % 2 == 1, round / 2 % 2 == 1, z[0], z[1], z[2], 0, 1.0f, 0.0f, AMP_BF16, AMP_BF16,
@@ -472,7 +474,7 @@ static void test_reads_nothing_else(void) {
     static char memory[1 << 22];
     size_t round, length_a, length_b;
     for (round = 0; round < 96; round++) {
-        size_t m = round % 2 ? 40 : 7, n = round % 3 ? 256 : 45, k = round % 4 < 2 ? 64 : 37;
+        size_t m = round % 2 == 0 ? 7 : round % 3 ? 40 : 160, n = round % 3 ? 256 : 45, k = round % 4 < 2 ? 64 : 37;
         amp_dtype t = TYPES[round / 12 % 3];
         void *base_a, *base_b;
         void* a = at_page_end(m * k * amp_dtype_size(t), &base_a, &length_a);
