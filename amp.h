@@ -11570,6 +11570,10 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
     return n >= 8 ? v : _mm256_blendv_ps(none, v, _mm256_castsi256_ps(AMPI_V8_MASK(n)));
 }
 #define AMPI_POOL_LINES(isa, V)                                                                                       \
+    /* What changes no maximum, no sum. */                                                                            \
+    AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_lines_none_##isa(int max) {                                       \
+        return max ? AMPI_##V##_SPREAD(ampi_float(0xff800000u)) : AMPI_##V##_ZERO;                                    \
+    }                                                                                                                 \
     /* The maximum or the sum of acc and what lies in a line; at its `places`; at those of each of `rows` lines. The  \
        first of equal ones stays. */                                                                                  \
     AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_lines_more_##isa(int max, AMPI_##V##_T acc, const float* line) {  \
@@ -11602,20 +11606,21 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         for (; rows > 3; rows--, at += w) sum = AMPI_##V##_ADD(sum, ampi_ring_get_##isa(t, x, at + 3 * w, n));        \
         return sum;                                                                                                   \
     }                                                                                                                 \
-    /* A vector of each of `lines` lines, or two: each line is the sum of a step's rows, of one row if tall is 1. n:  \
+    /* A vector of each of `lines` lines, or two: each line is the sum of a step's rows, of one row if `single`. n:   \
        pixels left in a row. seen: a NaN after a NaN. */                                                              \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_part_##isa(amp_dtype t, int max, int two, int tall, size_t w,       \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_part_##isa(amp_dtype t, int max, int two, int single, size_t w,     \
                                                              ampi_pool_steps s, int lines, const void* x,             \
                                                              size_t image, size_t n, float* even, float* odd,         \
-                                                             size_t step, AMPI_##V##_T none, AMPI_##V##_T* seen) {    \
+                                                             size_t step, AMPI_##V##_T* seen) {                       \
         enum { L = AMPI_##V##_LANES };                                                                                \
+        const AMPI_##V##_T none = ampi_lines_none_##isa(max);                                                         \
         const size_t rest = n > L ? n - L : 0;                                                                        \
         AMPI_##V##_T all = *seen;                                                                                     \
         int j, start = s.start;                                                                                       \
         for (j = 0; j < lines; j++, start += s.advance, even += step, odd += step) {                                  \
             const ampi_span r = ampi_pool_step(s, start);                                                             \
             const size_t at = image + (size_t)r.first * w;                                                            \
-            const int rows = tall == 1 ? 1 : r.last - r.first;                                                        \
+            const int rows = single ? 1 : r.last - r.first;                                                           \
             AMPI_##V##_T a = ampi_lines_rows_##isa(t, x, at, w, rows, n);                                             \
             if (lines == 1) AMPI_AHEAD(x, at * ampi_type_size(t));                                                    \
             if (lines == 1 && two && t == AMP_F32) AMPI_AHEAD(x, at * sizeof(float) + 64);                            \
@@ -11632,11 +11637,10 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         }                                                                                                             \
         *seen = all;                                                                                                  \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_open_##isa(amp_dtype t, int max, int tall,                          \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_open_##isa(amp_dtype t, int max, int single,                        \
                                                              const ampi_pool_lines* d, const ampi_pool_plan* p,       \
                                                              ampi_pool_steps s, int lines, const void* x,             \
-                                                             size_t image, float* line,                               \
-                                                             AMPI_##V##_T none, AMPI_##V##_T* seen) {                 \
+                                                             size_t image, float* line, AMPI_##V##_T* seen) {         \
         enum { L = AMPI_##V##_LANES };                                                                                \
         const size_t w = (size_t)p->w;                                                                                \
         int few = 0;                                                                                                  \
@@ -11645,20 +11649,21 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
             float *even = line + d->s.pixel[0], *odd = line + d->s.pixel[1];                                          \
             few = ampi_min_int(d->few, lines);                                                                        \
             for (i = 0; p->sw == 1 && i < w; i += L)                                                                  \
-                ampi_lines_part_##isa(t, max, 0, tall, w, s, few, x, image + i, w - i, even + i, odd, d->step, none,  \
+                ampi_lines_part_##isa(t, max, 0, single, w, s, few, x, image + i, w - i, even + i, odd, d->step,      \
                                       seen);                                                                          \
             for (i = 0; p->sw == 2 && i < w; i += 2 * L)                                                              \
-                ampi_lines_part_##isa(t, max, 1, tall, w, s, few, x, image + i, w - i, even + i / 2, odd + i / 2,     \
-                                      d->step, none, seen);                                                           \
+                ampi_lines_part_##isa(t, max, 1, single, w, s, few, x, image + i, w - i, even + i / 2, odd + i / 2,   \
+                                      d->step, seen);                                                                 \
         }                                                                                                             \
     }                                                                                                                 \
     /* Rows of windows, whose lines the steps tell, to element `at` of y. real: their rows of the image. tall: lines  \
        of most windows, places: of a line; compilers know them where windows are the usual ones. */                   \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_windows_##isa(amp_dtype t, int max, int tall, size_t places,        \
-                                                                const ampi_pool_lines* d, const ampi_pool_plan* p,    \
-                                                                ampi_pool_steps s, ampi_pool_steps real, int windows, \
-                                                                const float* line, void* y, size_t at,                \
-                                                                AMPI_##V##_T none) {                                  \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_windows_as_##isa(amp_dtype t, int max, int tall, size_t places,     \
+                                                                   const ampi_pool_lines* d, const ampi_pool_plan* p, \
+                                                                   ampi_pool_steps s, ampi_pool_steps real,           \
+                                                                   int windows, const float* line, void* y,           \
+                                                                   size_t at) {                                       \
+        const AMPI_##V##_T none = ampi_lines_none_##isa(max);                                                         \
         const size_t n = (size_t)p->ow, step = d->step;                                                               \
         size_t i;                                                                                                     \
         for (i = 0; i < n; i += AMPI_##V##_LANES) {                                                                   \
@@ -11679,45 +11684,70 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
-    /* Rows [o0, o1) of windows of a plane; k: they are of k x k places, or 0, any. */                                \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_band_##isa(amp_dtype t, int max, int k, const ampi_pool_lines* d,   \
-                                                             const ampi_pool_plan* p, size_t plane, int o0, int o1,   \
-                                                             const void* x, void* y, float* line, AMPI_##V##_T none,  \
-                                                             AMPI_##V##_T* seen) {                                    \
-        const size_t image = plane * (size_t)p->h * (size_t)p->w, places = (size_t)(k ? k : p->kw);                   \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_windows_##isa(amp_dtype t, int max, int single,                     \
+                                                                const ampi_pool_lines* d, const ampi_pool_plan* p,    \
+                                                                ampi_pool_steps s, ampi_pool_steps real, int n,       \
+                                                                const float* line, void* y, size_t at) {              \
+        const int k = p->kh != p->kw ? 0 : p->kw;                                                                     \
+        const size_t any = (size_t)p->kw;                                                                             \
+        if (k == 3) ampi_lines_windows_as_##isa(t, max, single ? 1 : 3, 3, d, p, s, real, n, line, y, at);            \
+        else if (k == 2 && !max) ampi_lines_windows_as_##isa(t, 0, single ? 1 : 2, 2, d, p, s, real, n, line, y, at); \
+        else ampi_lines_windows_as_##isa(t, max, single ? 1 : 0, any, d, p, s, real, n, line, y, at);                 \
+    }                                                                                                                 \
+    /* Rows [o0, o1) of windows of a plane. */                                                                        \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_band_##isa(amp_dtype t, int max, int by_columns,                    \
+                                                             const ampi_pool_lines* d, const ampi_pool_plan* p,       \
+                                                             size_t plane, int o0, int o1, const void* x, void* y,    \
+                                                             float* line, AMPI_##V##_T* seen) {                       \
+        const size_t image = plane * (size_t)p->h * (size_t)p->w;                                                     \
         const size_t at = (plane * (size_t)p->oh + (size_t)o0) * (size_t)p->ow;                                       \
         const ampi_pool_steps rows = ampi_pool_steps_of(o0 * p->sh - p->ph, p->sh, p->kh, p->h);                      \
         const int first = ampi_pool_step(rows, rows.start).first, n = o1 - o0;                                        \
         const int last = ampi_pool_step(rows, rows.start + (n - 1) * p->sh).last;                                     \
-        if (!max && d->by_columns) {                                                                                  \
+        if (by_columns) {                                                                                             \
             const ampi_pool_steps lines = ampi_pool_steps_of(0, 1, 1, n);                                             \
-            ampi_lines_open_##isa(t, max, k, d, p, rows, n, x, image, line, none, seen);                              \
-            ampi_lines_windows_##isa(t, max, 1, places, d, p, lines, rows, n, line, y, at, none);                     \
+            ampi_lines_open_##isa(t, max, 0, d, p, rows, n, x, image, line, seen);                                    \
+            ampi_lines_windows_##isa(t, max, 1, d, p, lines, rows, n, line, y, at);                                   \
         } else {                                                                                                      \
             const ampi_pool_steps lines = ampi_pool_steps_of(rows.start - first, p->sh, p->kh, last - first);         \
             const ampi_pool_steps each = ampi_pool_steps_of(first, 1, 1, last);                                       \
-            ampi_lines_open_##isa(t, max, 1, d, p, each, last - first, x, image, line, none, seen);                   \
-            ampi_lines_windows_##isa(t, max, k, places, d, p, lines, rows, n, line, y, at, none);                     \
+            ampi_lines_open_##isa(t, max, 1, d, p, each, last - first, x, image, line, seen);                         \
+            ampi_lines_windows_##isa(t, max, 0, d, p, lines, rows, n, line, y, at);                                   \
         }                                                                                                             \
     }                                                                                                                 \
     /* Some planes. Has one of them a NaN? */                                                                         \
-    AMPI_##V##_TARGET AMPI_VECTOR int ampi_lines_images_##isa(amp_dtype t, int max, int k,                            \
-                                                              const ampi_pool_lines* d, const ampi_pool_plan* p,      \
-                                                              size_t from, size_t to, const void* x, void* y) {       \
-        const AMPI_##V##_T none = max ? AMPI_##V##_SPREAD(ampi_float(0xff800000u)) : AMPI_##V##_ZERO;                 \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_images_##isa(amp_dtype t, int max, int by_columns,                  \
+                                                               const ampi_pool_lines* d, const ampi_pool_plan* p,     \
+                                                               size_t from, size_t to, const void* x, void* y,        \
+                                                               int* nan) {                                            \
+        const AMPI_##V##_T none = ampi_lines_none_##isa(max);                                                         \
         float line[AMPI_POOL_RING], any[AMPI_##V##_LANES];                                                            \
         AMPI_##V##_T seen = AMPI_##V##_ZERO;                                                                          \
-        uint32_t nan = 0;                                                                                             \
         size_t i;                                                                                                     \
         int o;                                                                                                        \
         for (i = 0; i < d->used; i += AMPI_##V##_LANES) AMPI_##V##_STORE(line + i, none);                             \
         for (; from < to; from++)                                                                                     \
             for (o = 0; o < p->oh; o += ampi_min_int(d->band, p->oh - o))                                             \
-                ampi_lines_band_##isa(t, max, k, d, p, from, o, o + ampi_min_int(d->band, p->oh - o), x, y, line,     \
-                                      none, &seen);                                                                   \
+                ampi_lines_band_##isa(t, max, by_columns, d, p, from, o, o + ampi_min_int(d->band, p->oh - o), x, y,  \
+                                      line, &seen);                                                                   \
         AMPI_##V##_STORE(any, seen);                                                                                  \
-        for (i = 0; i < AMPI_##V##_LANES; i++) nan |= ampi_nan_mask(any[i]);                                          \
-        return nan != 0;                                                                                              \
+        for (i = 0; i < AMPI_##V##_LANES; i++) *nan |= ampi_nan_mask(any[i]) != 0;                                    \
+    }                                                                                                                 \
+    /* Each way is a function of its own: compilers take longer for one large one, and lay it out worse. */           \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_maxima_##isa(amp_dtype t, const ampi_pool_lines* d,                  \
+                                                              const ampi_pool_plan* p, size_t from, size_t to,        \
+                                                              const void* x, void* y, int* nan) {                     \
+        AMPI_FOR_TYPE(ampi_lines_images_##isa, t, 1, 0, d, p, from, to, x, y, nan);                                   \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_averages_##isa(amp_dtype t, const ampi_pool_lines* d,                \
+                                                                const ampi_pool_plan* p, size_t from, size_t to,      \
+                                                                const void* x, void* y, int* nan) {                   \
+        AMPI_FOR_TYPE(ampi_lines_images_##isa, t, 0, 0, d, p, from, to, x, y, nan);                                   \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_columns_##isa(amp_dtype t, const ampi_pool_lines* d,                 \
+                                                               const ampi_pool_plan* p, size_t from, size_t to,       \
+                                                               const void* x, void* y, int* nan) {                    \
+        AMPI_FOR_TYPE(ampi_lines_images_##isa, t, 0, 1, d, p, from, to, x, y, nan);                                   \
     }                                                                                                                 \
     /* Shares of the windows in rows [o0, o1), as the gradient gathers them. own: a line for them. */                 \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_share_##isa(amp_dtype t, const ampi_pool_lines* d,                  \
@@ -11827,23 +11857,13 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         else if (k == 2) ampi_lines_turned_##isa(t, 2, d, p, from, to, dy, dx);                                       \
         else ampi_lines_turned_##isa(t, 0, d, p, from, to, dy, dx);                                                   \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_VECTOR int ampi_lines_kind_##isa(amp_dtype t, const ampi_pool_lines* d,                    \
-                                                            const ampi_pool_plan* p, size_t from, size_t to,          \
-                                                            const void* x, void* y) {                                 \
-        const int k = p->kh != p->kw ? 0 : p->kw;                                                                     \
-        if (p->max && k == 3) return ampi_lines_images_##isa(t, 1, 3, d, p, from, to, x, y);                          \
-        if (p->max) return ampi_lines_images_##isa(t, 1, 0, d, p, from, to, x, y);                                    \
-        if (k == 3) return ampi_lines_images_##isa(t, 0, 3, d, p, from, to, x, y);                                    \
-        if (k == 2) return ampi_lines_images_##isa(t, 0, 2, d, p, from, to, x, y);                                    \
-        return ampi_lines_images_##isa(t, 0, 0, d, p, from, to, x, y);                                                \
-    }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_FN int ampi_pool_lines_run_##isa(const ampi_pool_lines* d, const ampi_pool_plan* p,        \
                                                             size_t from, size_t to, const void* x, void* y,           \
                                                             amp_dtype t) {                                            \
-        int nan;                                                                                                      \
-        if (ampi_dtype(t) == AMP_F16) nan = ampi_lines_kind_##isa(AMP_F16, d, p, from, to, x, y);                     \
-        else if (ampi_dtype(t) == AMP_BF16) nan = ampi_lines_kind_##isa(AMP_BF16, d, p, from, to, x, y);              \
-        else nan = ampi_lines_kind_##isa(AMP_F32, d, p, from, to, x, y);                                              \
+        int nan = 0;                                                                                                  \
+        if (p->max) ampi_lines_maxima_##isa(t, d, p, from, to, x, y, &nan);                                           \
+        else if (d->by_columns) ampi_lines_columns_##isa(t, d, p, from, to, x, y, &nan);                              \
+        else ampi_lines_averages_##isa(t, d, p, from, to, x, y, &nan);                                                \
         ampi_clear_upper();                                                                                           \
         return nan;                                                                                                   \
     }                                                                                                                 \
