@@ -11820,12 +11820,12 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         }                                                                                                             \
     }                                                                                                                 \
     /* Some planes. k: the usual windows, 2 x 2 two apart or 3 x 3 one apart, or 0. */                                \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_turned_##isa(amp_dtype t, int k, const ampi_pool_lines* d,          \
-                                                               const ampi_pool_plan* p, size_t from, size_t to,       \
-                                                               const void* dy, void* dx) {                            \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_turned_##isa(amp_dtype t, int k, int by_columns,                    \
+                                                               const ampi_pool_lines* d, const ampi_pool_plan* p,     \
+                                                               size_t from, size_t to, const void* dy, void* dx) {    \
         static const size_t here[3] = { 0, 0, 0 };                                                                    \
         float line[(int)AMPI_POOL_RING + (int)AMPI_LANES], own[(int)AMPI_POOL_RING + (int)AMPI_LANES];                \
-        float* share = d->by_columns ? own : line;                                                                    \
+        float* share = by_columns ? own : line;                                                                       \
         const int two = k ? k == 2 : p->sw == 2, tall = k == 2 ? 1 : k;                                               \
         const size_t places = (size_t)tall, *even = d->back[0], *odd = d->back[1];                                    \
         size_t i;                                                                                                     \
@@ -11838,7 +11838,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
                 b = ampi_min_int(p->oh, a + d->band);                                                                 \
                 r1 = b == p->oh ? p->h : b * p->sh - p->ph;                                                           \
                 ampi_lines_share_##isa(t, d, p, dy, (from * (size_t)p->oh + (size_t)a) * (size_t)p->ow, a, b, share); \
-                if (d->by_columns) {                                                                                  \
+                if (by_columns) {                                                                                     \
                     ampi_lines_sums_##isa(places, d, p, b - a, share, line);                                          \
                     ampi_lines_gather_##isa(t, two, tall, 1, 1, here, here, d, p, line, r0, r1, a, b, dx,             \
                                             at * (size_t)p->w);                                                       \
@@ -11849,13 +11849,26 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_back_##isa(amp_dtype t, const ampi_pool_lines* d,                   \
+    /* As above, a function for each way. */                                                                          \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_threes_##isa(amp_dtype t, const ampi_pool_lines* d,                  \
+                                                              const ampi_pool_plan* p, size_t from, size_t to,        \
+                                                              const void* dy, void* dx) {                             \
+        AMPI_FOR_TYPE(ampi_lines_turned_##isa, t, 3, d->by_columns, d, p, from, to, dy, dx);                          \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_pairs_##isa(amp_dtype t, const ampi_pool_lines* d,                   \
                                                              const ampi_pool_plan* p, size_t from, size_t to,         \
                                                              const void* dy, void* dx) {                              \
-        const int k = p->kh == p->kw && (p->kw == 3 ? p->sw == 1 : p->kw == 2 && p->sw == 2) ? p->kw : 0;             \
-        if (k == 3) ampi_lines_turned_##isa(t, 3, d, p, from, to, dy, dx);                                            \
-        else if (k == 2) ampi_lines_turned_##isa(t, 2, d, p, from, to, dy, dx);                                       \
-        else ampi_lines_turned_##isa(t, 0, d, p, from, to, dy, dx);                                                   \
+        AMPI_FOR_TYPE(ampi_lines_turned_##isa, t, 2, d->by_columns, d, p, from, to, dy, dx);                          \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_any_##isa(amp_dtype t, const ampi_pool_lines* d,                     \
+                                                           const ampi_pool_plan* p, size_t from, size_t to,           \
+                                                           const void* dy, void* dx) {                                \
+        AMPI_FOR_TYPE(ampi_lines_turned_##isa, t, 0, 0, d, p, from, to, dy, dx);                                      \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_any_columns_##isa(amp_dtype t, const ampi_pool_lines* d,             \
+                                                                   const ampi_pool_plan* p, size_t from, size_t to,   \
+                                                                   const void* dy, void* dx) {                        \
+        AMPI_FOR_TYPE(ampi_lines_turned_##isa, t, 0, 1, d, p, from, to, dy, dx);                                      \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_FN int ampi_pool_lines_run_##isa(const ampi_pool_lines* d, const ampi_pool_plan* p,        \
                                                             size_t from, size_t to, const void* x, void* y,           \
@@ -11870,7 +11883,11 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
     AMPI_##V##_TARGET AMPI_FN void ampi_pool_lines_back_##isa(const ampi_pool_lines* d, const ampi_pool_plan* p,      \
                                                               size_t from, size_t to, const void* dy, void* dx,       \
                                                               amp_dtype t) {                                          \
-        AMPI_FOR_TYPE(ampi_lines_back_##isa, t, d, p, from, to, dy, dx);                                              \
+        const int k = p->kh == p->kw && (p->kw == 3 ? p->sw == 1 : p->kw == 2 && p->sw == 2) ? p->kw : 0;             \
+        if (k == 3) ampi_lines_threes_##isa(t, d, p, from, to, dy, dx);                                               \
+        else if (k == 2) ampi_lines_pairs_##isa(t, d, p, from, to, dy, dx);                                           \
+        else if (d->by_columns) ampi_lines_any_columns_##isa(t, d, p, from, to, dy, dx);                              \
+        else ampi_lines_any_##isa(t, d, p, from, to, dy, dx);                                                         \
     }
 AMPI_POOL_LINES(avx512, V16)
 AMPI_POOL_LINES(avx2, V8)
