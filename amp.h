@@ -4493,8 +4493,9 @@ AMPI_FN void ampi_words_stage(ampi_stage* t, const ampi_operand* v, size_t p, si
         t->from[i] = (uint32_t)(r / taps * t->size + row * g->cols);
     }
 }
-/* Whether n positions in panels of `cut` always have room in so many floats. */
-AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t n, size_t cut, size_t room) {
+/* Whether n positions in panels of `cut` always have room in the stage. */
+AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t n, size_t cut) {
+    const size_t room = AMPI_GEMM_STAGE;
     const ampi_image* g = v->image;
     size_t slabs = ampi_min_size(n, v->length) / (g->rows * g->cols) + 2, more, rows;
     ampi_stage t;
@@ -8434,8 +8435,8 @@ AMPI_FN int ampi_conv2d_words_fit(const ampi_product* s, size_t more, const amp_
         return 0;
     p = ampi_gemm_plan_for(&g, &one);
     if (ampi_room(exec) < p.floats + more + 16) return 0;
-    return s->b.along_k ? ampi_words_stage_fits(&s->b, p.kc, p.kc, AMPI_GEMM_STAGE)
-                        : ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes, AMPI_GEMM_STAGE);
+    return s->b.along_k ? ampi_words_stage_fits(&s->b, p.kc, p.kc)
+                        : ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes);
 }
 /* Shall it be one? x and y are all of what is unfolded, and the other operand. */
 AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
@@ -15279,12 +15280,6 @@ AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float 
                         amp_overflow_info* info) {
     ampi_check_pass(src, dst, inverse, ampi_check_chunks, info);
     if (!info->found_inf) info->norm *= (double)inverse;
-}
-
-AMPI_FN void ampi_check_tensors(const amp_tensor* list, int count, float inverse,
-                                amp_overflow_info* info) {
-    ampi_tensors t = ampi_tensors_of(list, count);
-    ampi_check(&t, NULL, inverse, info);
 }
 
 /* --- unscale ---------------------------------------------------------------------------------- */
