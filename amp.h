@@ -13094,11 +13094,17 @@ AMPI_HD AMPI_INLINE float ampi_relu(float x) {
     uint32_t u = ampi_bits(x), keep = ampi_mask(u < 0x80000000u) | ampi_nan_mask(x);
     return ampi_float(u & keep);
 }
-AMPI_HD AMPI_INLINE float ampi_activate(int hw, amp_activation f, float x) {
+AMPI_HD AMPI_INLINE float ampi_gelu(int hw, float x) {
     float density;
+    return x * ampi_normal_cdf(hw, x, &density);
+}
+AMPI_HD AMPI_INLINE float ampi_gelu_tanh(int hw, float x) {
+    return x * ampi_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
+}
+AMPI_HD AMPI_INLINE float ampi_activate(int hw, amp_activation f, float x) {
     switch (f) {
-        case AMP_GELU: return x * ampi_normal_cdf(hw, x, &density);
-        case AMP_GELU_TANH: return x * ampi_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
+        case AMP_GELU: return ampi_gelu(hw, x);
+        case AMP_GELU_TANH: return ampi_gelu_tanh(hw, x);
         case AMP_TANH: return ampi_tanh(hw, x);
         case AMP_SIGMOID: return ampi_sigmoid(hw, x);
         default: return ampi_relu(x);
@@ -13119,56 +13125,53 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
                     ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
 }
+AMPI_HD AMPI_INLINE float ampi_tanh_slope(int hw, float s) { return ampi_fma(hw, -s, s, 1.0f); }
+AMPI_HD AMPI_INLINE float ampi_sigmoid_slope(float s) { return s * (1.0f - s); }
+/* dy where ReLU lets it through. */
+AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
+    const uint32_t pass = ampi_mask(ampi_bits(s) - 1u < 0x7fffffffu) | ampi_nan_mask(s);
+    return ampi_float(ampi_bits(dy) & pass);
+}
 AMPI_HD AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy, float s) {
-    uint32_t u = ampi_bits(s), pass;
     switch (f) {
         case AMP_GELU: return dy * ampi_gelu_slope(hw, s);
         case AMP_GELU_TANH: return dy * ampi_gelu_tanh_slope(hw, s);
-        case AMP_TANH: return dy * ampi_fma(hw, -s, s, 1.0f);
-        case AMP_SIGMOID: return dy * (s * (1.0f - s));
-        default:
-            pass = ampi_mask(u - 1u < 0x7fffffffu) | ampi_nan_mask(s);
-            return ampi_float(ampi_bits(dy) & pass);
+        case AMP_TANH: return dy * ampi_tanh_slope(hw, s);
+        case AMP_SIGMOID: return dy * ampi_sigmoid_slope(s);
+        default: return ampi_relu_back(dy, s);
     }
 }
 
-/* y may be x. f is a constant in each copy of the loop. */
-AMPI_INLINE void ampi_activation_loop(int hw, amp_activation f, float* y, const float* x, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_activate(hw, f, x[i + l]);
-        memcpy(y + i, v, sizeof v);
-    }
-}
+/* to[i + l] = value, an expression of i + l, for all of n; `to` may be what it is computed from. Each function has a
+   loop of its own: compilers inline all of a switch, in each place where one lies in a loop. */
+#define AMPI_ACTIVATION_LOOP(to, n, value)                                    \
+    do {                                                                      \
+        size_t i, l;                                                          \
+        for (i = 0; i < (n); i += AMPI_LANES) {                               \
+            float v[AMPI_LANES];                                              \
+            for (l = 0; l < AMPI_LANES; l++) v[l] = value;                    \
+            memcpy((to) + i, v, sizeof v);                                    \
+        }                                                                     \
+    } while (0)
 AMPI_INLINE void ampi_activation_plain_body(int hw, amp_activation f, float* y, const float* x, size_t n) {
     switch (f) {
-        case AMP_GELU: ampi_activation_loop(hw, AMP_GELU, y, x, n); break;
-        case AMP_GELU_TANH: ampi_activation_loop(hw, AMP_GELU_TANH, y, x, n); break;
-        case AMP_TANH: ampi_activation_loop(hw, AMP_TANH, y, x, n); break;
-        case AMP_SIGMOID: ampi_activation_loop(hw, AMP_SIGMOID, y, x, n); break;
-        default: ampi_activation_loop(hw, AMP_RELU, y, x, n); break;
+        case AMP_GELU: AMPI_ACTIVATION_LOOP(y, n, ampi_gelu(hw, x[i + l])); break;
+        case AMP_GELU_TANH: AMPI_ACTIVATION_LOOP(y, n, ampi_gelu_tanh(hw, x[i + l])); break;
+        case AMP_TANH: AMPI_ACTIVATION_LOOP(y, n, ampi_tanh(hw, x[i + l])); break;
+        case AMP_SIGMOID: AMPI_ACTIVATION_LOOP(y, n, ampi_sigmoid(hw, x[i + l])); break;
+        default: AMPI_ACTIVATION_LOOP(y, n, ampi_relu(x[i + l])); break;
     }
 }
 AMPI_KERNEL_AVX2(ampi_activation_plain, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
 
-AMPI_INLINE void ampi_activation_slope_loop(int hw, amp_activation f, float* dx, const float* dy,
-                                            const float* s, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_activate_slope(hw, f, dy[i + l], s[i + l]);
-        memcpy(dx + i, v, sizeof v);
-    }
-}
 AMPI_INLINE void ampi_activation_slope_plain_body(int hw, amp_activation f, float* dx, const float* dy,
                                                   const float* s, size_t n) {
     switch (f) {
-        case AMP_GELU: ampi_activation_slope_loop(hw, AMP_GELU, dx, dy, s, n); break;
-        case AMP_GELU_TANH: ampi_activation_slope_loop(hw, AMP_GELU_TANH, dx, dy, s, n); break;
-        case AMP_TANH: ampi_activation_slope_loop(hw, AMP_TANH, dx, dy, s, n); break;
-        case AMP_SIGMOID: ampi_activation_slope_loop(hw, AMP_SIGMOID, dx, dy, s, n); break;
-        default: ampi_activation_slope_loop(hw, AMP_RELU, dx, dy, s, n); break;
+        case AMP_GELU: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_gelu_slope(hw, s[i + l])); break;
+        case AMP_GELU_TANH: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_gelu_tanh_slope(hw, s[i + l])); break;
+        case AMP_TANH: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_tanh_slope(hw, s[i + l])); break;
+        case AMP_SIGMOID: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_sigmoid_slope(s[i + l])); break;
+        default: AMPI_ACTIVATION_LOOP(dx, n, ampi_relu_back(dy[i + l], s[i + l])); break;
     }
 }
 AMPI_KERNEL_AVX2(ampi_activation_slope_plain,
