@@ -3104,7 +3104,7 @@ typedef struct ampi_gemm_isa {
 /* One micro-kernel: V is the vector kind, `two_` a constant, ROWS one of the lists above. */
 #define AMPI_MICRO(name, V, ROWS, two_)                                                             \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
-        const int two = two_;                                                                       \
+        enum { two = two_ };                                                                        \
         const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(AMPI_##V##_B);    \
         const size_t width = two ? 2 * AMPI_##V##_LANES : AMPI_##V##_LANES;                         \
         const size_t rest = u->columns + AMPI_##V##_LANES - width;                                  \
@@ -6052,7 +6052,7 @@ typedef struct ampi_taps {
     if (two) c##i##1 = AMPI_##V##_FMA(one, x, c##i##1);
 #define AMPI_TAPS(name, V, ROWS, two_)                                                              \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
-        const int two = two_;                                                                       \
+        enum { two = two_ };                                                                        \
         const size_t rs = u->rs, ldt = u->ldt, ldo = ldt, b_next = u->b_next;                       \
         const float *a = u->a, *stage = u->b, *bias = u->bias;                                      \
         const ampi_term *term, *end = u->terms + u->k;                                              \
@@ -6082,7 +6082,7 @@ typedef struct ampi_taps {
 #define AMPI_LINE_BIAS(i, p, o, V) c##i##0 = AMPI_##V##_FMA(one, x, c##i##0);
 #define AMPI_LINE(name, V, LIST)                                                                    \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
-        const int two = 0;                                                                          \
+        enum { two = 0 };                                                                           \
         const size_t ldt = AMPI_##V##_LANES, ldo = ldt;                                             \
         const float *a = u->a, *stage = u->b, *old = u->t;                                          \
         const ampi_term *term, *end = u->terms + u->k;                                              \
