@@ -3111,7 +3111,7 @@ typedef struct ampi_gemm_isa {
    of B, LOAD_B, or KEEP_B, which packs it too. */
 #define AMPI_MICRO(name, V, LOAD, ROWS, two_)                                                       \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
-        const int two = two_;                                                                       \
+        enum { two = two_ };                                                                        \
         const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(AMPI_##V##_B);    \
         const size_t width = two ? 2 * AMPI_##V##_LANES : AMPI_##V##_LANES;                         \
         const size_t rest = u->columns + AMPI_##V##_LANES - width;                                  \
@@ -4545,8 +4545,9 @@ AMPI_FN void ampi_words_stage(ampi_stage* t, const ampi_operand* v, size_t p, si
         t->from[i] = (uint32_t)(r / taps * t->size + row * g->cols);
     }
 }
-/* Whether n positions in panels of `cut` always have room in so many floats. */
-AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t n, size_t cut, size_t room) {
+/* Whether n positions in panels of `cut` always have room in the stage. */
+AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t n, size_t cut) {
+    const size_t room = AMPI_GEMM_STAGE;
     const ampi_image* g = v->image;
     size_t slabs = ampi_min_size(n, v->length) / (g->rows * g->cols) + 2, more, rows;
     ampi_stage t;
@@ -6151,7 +6152,7 @@ typedef struct ampi_taps {
     if (two) c##i##1 = AMPI_##V##_FMA(one, x, c##i##1);
 #define AMPI_TAPS(name, V, ROWS, two_)                                                              \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
-        const int two = two_;                                                                       \
+        enum { two = two_ };                                                                        \
         const size_t rs = u->rs, ldt = u->ldt, ldo = ldt, b_next = u->b_next;                       \
         const float *a = u->a, *stage = u->b, *bias = u->bias;                                      \
         const ampi_term *term, *end = u->terms + u->k;                                              \
@@ -6181,7 +6182,7 @@ typedef struct ampi_taps {
 #define AMPI_LINE_BIAS(i, p, o, V) c##i##0 = AMPI_##V##_FMA(one, x, c##i##0);
 #define AMPI_LINE(name, V, LIST)                                                                    \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
-        const int two = 0;                                                                          \
+        enum { two = 0 };                                                                           \
         const size_t ldt = AMPI_##V##_LANES, ldo = ldt;                                             \
         const float *a = u->a, *stage = u->b, *old = u->t;                                          \
         const ampi_term *term, *end = u->terms + u->k;                                              \
@@ -8644,8 +8645,8 @@ AMPI_FN int ampi_conv2d_words_fit(const ampi_product* s, size_t more, const amp_
         return 0;
     p = ampi_gemm_plan_for(&g, &one);
     if (ampi_room(exec) < p.floats + more + 16) return 0;
-    return s->b.along_k ? ampi_words_stage_fits(&s->b, p.kc, p.kc, AMPI_GEMM_STAGE)
-                        : ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes, AMPI_GEMM_STAGE);
+    return s->b.along_k ? ampi_words_stage_fits(&s->b, p.kc, p.kc)
+                        : ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes);
 }
 /* Shall it be one? x and y are all of what is unfolded, and the other operand. */
 AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
@@ -11782,6 +11783,10 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
     return n >= 8 ? v : _mm256_blendv_ps(none, v, _mm256_castsi256_ps(AMPI_V8_MASK(n)));
 }
 #define AMPI_POOL_LINES(isa, V)                                                                                       \
+    /* What changes no maximum, no sum. */                                                                            \
+    AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_lines_none_##isa(int max) {                                       \
+        return max ? AMPI_##V##_SPREAD(ampi_float(0xff800000u)) : AMPI_##V##_ZERO;                                    \
+    }                                                                                                                 \
     /* The maximum or the sum of acc and what lies in a line; at its `places`; at those of each of `rows` lines. The  \
        first of equal ones stays. */                                                                                  \
     AMPI_##V##_TARGET AMPI_VECTOR AMPI_##V##_T ampi_lines_more_##isa(int max, AMPI_##V##_T acc, const float* line) {  \
@@ -11814,20 +11819,21 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         for (; rows > 3; rows--, at += w) sum = AMPI_##V##_ADD(sum, ampi_ring_get_##isa(t, x, at + 3 * w, n));        \
         return sum;                                                                                                   \
     }                                                                                                                 \
-    /* A vector of each of `lines` lines, or two: each line is the sum of a step's rows, of one row if tall is 1. n:  \
+    /* A vector of each of `lines` lines, or two: each line is the sum of a step's rows, of one row if `single`. n:   \
        pixels left in a row. seen: a NaN after a NaN. */                                                              \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_part_##isa(amp_dtype t, int max, int two, int tall, size_t w,       \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_part_##isa(amp_dtype t, int max, int two, int single, size_t w,     \
                                                              ampi_pool_steps s, int lines, const void* x,             \
                                                              size_t image, size_t n, float* even, float* odd,         \
-                                                             size_t step, AMPI_##V##_T none, AMPI_##V##_T* seen) {    \
+                                                             size_t step, AMPI_##V##_T* seen) {                       \
         enum { L = AMPI_##V##_LANES };                                                                                \
+        const AMPI_##V##_T none = ampi_lines_none_##isa(max);                                                         \
         const size_t rest = n > L ? n - L : 0;                                                                        \
         AMPI_##V##_T all = *seen;                                                                                     \
         int j, start = s.start;                                                                                       \
         for (j = 0; j < lines; j++, start += s.advance, even += step, odd += step) {                                  \
             const ampi_span r = ampi_pool_step(s, start);                                                             \
             const size_t at = image + (size_t)r.first * w;                                                            \
-            const int rows = tall == 1 ? 1 : r.last - r.first;                                                        \
+            const int rows = single ? 1 : r.last - r.first;                                                           \
             AMPI_##V##_T a = ampi_lines_rows_##isa(t, x, at, w, rows, n);                                             \
             if (lines == 1) AMPI_AHEAD(x, at * ampi_type_size(t));                                                    \
             if (lines == 1 && two && t == AMP_F32) AMPI_AHEAD(x, at * sizeof(float) + 64);                            \
@@ -11844,11 +11850,10 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         }                                                                                                             \
         *seen = all;                                                                                                  \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_open_##isa(amp_dtype t, int max, int tall,                          \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_open_##isa(amp_dtype t, int max, int single,                        \
                                                              const ampi_pool_lines* d, const ampi_pool_plan* p,       \
                                                              ampi_pool_steps s, int lines, const void* x,             \
-                                                             size_t image, float* line,                               \
-                                                             AMPI_##V##_T none, AMPI_##V##_T* seen) {                 \
+                                                             size_t image, float* line, AMPI_##V##_T* seen) {         \
         enum { L = AMPI_##V##_LANES };                                                                                \
         const size_t w = (size_t)p->w;                                                                                \
         int few = 0;                                                                                                  \
@@ -11857,20 +11862,21 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
             float *even = line + d->s.pixel[0], *odd = line + d->s.pixel[1];                                          \
             few = ampi_min_int(d->few, lines);                                                                        \
             for (i = 0; p->sw == 1 && i < w; i += L)                                                                  \
-                ampi_lines_part_##isa(t, max, 0, tall, w, s, few, x, image + i, w - i, even + i, odd, d->step, none,  \
+                ampi_lines_part_##isa(t, max, 0, single, w, s, few, x, image + i, w - i, even + i, odd, d->step,      \
                                       seen);                                                                          \
             for (i = 0; p->sw == 2 && i < w; i += 2 * L)                                                              \
-                ampi_lines_part_##isa(t, max, 1, tall, w, s, few, x, image + i, w - i, even + i / 2, odd + i / 2,     \
-                                      d->step, none, seen);                                                           \
+                ampi_lines_part_##isa(t, max, 1, single, w, s, few, x, image + i, w - i, even + i / 2, odd + i / 2,   \
+                                      d->step, seen);                                                                 \
         }                                                                                                             \
     }                                                                                                                 \
     /* Rows of windows, whose lines the steps tell, to element `at` of y. real: their rows of the image. tall: lines  \
        of most windows, places: of a line; compilers know them where windows are the usual ones. */                   \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_windows_##isa(amp_dtype t, int max, int tall, size_t places,        \
-                                                                const ampi_pool_lines* d, const ampi_pool_plan* p,    \
-                                                                ampi_pool_steps s, ampi_pool_steps real, int windows, \
-                                                                const float* line, void* y, size_t at,                \
-                                                                AMPI_##V##_T none) {                                  \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_windows_as_##isa(amp_dtype t, int max, int tall, size_t places,     \
+                                                                   const ampi_pool_lines* d, const ampi_pool_plan* p, \
+                                                                   ampi_pool_steps s, ampi_pool_steps real,           \
+                                                                   int windows, const float* line, void* y,           \
+                                                                   size_t at) {                                       \
+        const AMPI_##V##_T none = ampi_lines_none_##isa(max);                                                         \
         const size_t n = (size_t)p->ow, step = d->step;                                                               \
         size_t i;                                                                                                     \
         for (i = 0; i < n; i += AMPI_##V##_LANES) {                                                                   \
@@ -11891,45 +11897,70 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
-    /* Rows [o0, o1) of windows of a plane; k: they are of k x k places, or 0, any. */                                \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_band_##isa(amp_dtype t, int max, int k, const ampi_pool_lines* d,   \
-                                                             const ampi_pool_plan* p, size_t plane, int o0, int o1,   \
-                                                             const void* x, void* y, float* line, AMPI_##V##_T none,  \
-                                                             AMPI_##V##_T* seen) {                                    \
-        const size_t image = plane * (size_t)p->h * (size_t)p->w, places = (size_t)(k ? k : p->kw);                   \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_windows_##isa(amp_dtype t, int max, int single,                     \
+                                                                const ampi_pool_lines* d, const ampi_pool_plan* p,    \
+                                                                ampi_pool_steps s, ampi_pool_steps real, int n,       \
+                                                                const float* line, void* y, size_t at) {              \
+        const int k = p->kh != p->kw ? 0 : p->kw;                                                                     \
+        const size_t any = (size_t)p->kw;                                                                             \
+        if (k == 3) ampi_lines_windows_as_##isa(t, max, single ? 1 : 3, 3, d, p, s, real, n, line, y, at);            \
+        else if (k == 2 && !max) ampi_lines_windows_as_##isa(t, 0, single ? 1 : 2, 2, d, p, s, real, n, line, y, at); \
+        else ampi_lines_windows_as_##isa(t, max, single ? 1 : 0, any, d, p, s, real, n, line, y, at);                 \
+    }                                                                                                                 \
+    /* Rows [o0, o1) of windows of a plane. */                                                                        \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_band_##isa(amp_dtype t, int max, int by_columns,                    \
+                                                             const ampi_pool_lines* d, const ampi_pool_plan* p,       \
+                                                             size_t plane, int o0, int o1, const void* x, void* y,    \
+                                                             float* line, AMPI_##V##_T* seen) {                       \
+        const size_t image = plane * (size_t)p->h * (size_t)p->w;                                                     \
         const size_t at = (plane * (size_t)p->oh + (size_t)o0) * (size_t)p->ow;                                       \
         const ampi_pool_steps rows = ampi_pool_steps_of(o0 * p->sh - p->ph, p->sh, p->kh, p->h);                      \
         const int first = ampi_pool_step(rows, rows.start).first, n = o1 - o0;                                        \
         const int last = ampi_pool_step(rows, rows.start + (n - 1) * p->sh).last;                                     \
-        if (!max && d->by_columns) {                                                                                  \
+        if (by_columns) {                                                                                             \
             const ampi_pool_steps lines = ampi_pool_steps_of(0, 1, 1, n);                                             \
-            ampi_lines_open_##isa(t, max, k, d, p, rows, n, x, image, line, none, seen);                              \
-            ampi_lines_windows_##isa(t, max, 1, places, d, p, lines, rows, n, line, y, at, none);                     \
+            ampi_lines_open_##isa(t, max, 0, d, p, rows, n, x, image, line, seen);                                    \
+            ampi_lines_windows_##isa(t, max, 1, d, p, lines, rows, n, line, y, at);                                   \
         } else {                                                                                                      \
             const ampi_pool_steps lines = ampi_pool_steps_of(rows.start - first, p->sh, p->kh, last - first);         \
             const ampi_pool_steps each = ampi_pool_steps_of(first, 1, 1, last);                                       \
-            ampi_lines_open_##isa(t, max, 1, d, p, each, last - first, x, image, line, none, seen);                   \
-            ampi_lines_windows_##isa(t, max, k, places, d, p, lines, rows, n, line, y, at, none);                     \
+            ampi_lines_open_##isa(t, max, 1, d, p, each, last - first, x, image, line, seen);                         \
+            ampi_lines_windows_##isa(t, max, 0, d, p, lines, rows, n, line, y, at);                                   \
         }                                                                                                             \
     }                                                                                                                 \
     /* Some planes. Has one of them a NaN? */                                                                         \
-    AMPI_##V##_TARGET AMPI_VECTOR int ampi_lines_images_##isa(amp_dtype t, int max, int k,                            \
-                                                              const ampi_pool_lines* d, const ampi_pool_plan* p,      \
-                                                              size_t from, size_t to, const void* x, void* y) {       \
-        const AMPI_##V##_T none = max ? AMPI_##V##_SPREAD(ampi_float(0xff800000u)) : AMPI_##V##_ZERO;                 \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_images_##isa(amp_dtype t, int max, int by_columns,                  \
+                                                               const ampi_pool_lines* d, const ampi_pool_plan* p,     \
+                                                               size_t from, size_t to, const void* x, void* y,        \
+                                                               int* nan) {                                            \
+        const AMPI_##V##_T none = ampi_lines_none_##isa(max);                                                         \
         float line[AMPI_POOL_RING], any[AMPI_##V##_LANES];                                                            \
         AMPI_##V##_T seen = AMPI_##V##_ZERO;                                                                          \
-        uint32_t nan = 0;                                                                                             \
         size_t i;                                                                                                     \
         int o;                                                                                                        \
         for (i = 0; i < d->used; i += AMPI_##V##_LANES) AMPI_##V##_STORE(line + i, none);                             \
         for (; from < to; from++)                                                                                     \
             for (o = 0; o < p->oh; o += ampi_min_int(d->band, p->oh - o))                                             \
-                ampi_lines_band_##isa(t, max, k, d, p, from, o, o + ampi_min_int(d->band, p->oh - o), x, y, line,     \
-                                      none, &seen);                                                                   \
+                ampi_lines_band_##isa(t, max, by_columns, d, p, from, o, o + ampi_min_int(d->band, p->oh - o), x, y,  \
+                                      line, &seen);                                                                   \
         AMPI_##V##_STORE(any, seen);                                                                                  \
-        for (i = 0; i < AMPI_##V##_LANES; i++) nan |= ampi_nan_mask(any[i]);                                          \
-        return nan != 0;                                                                                              \
+        for (i = 0; i < AMPI_##V##_LANES; i++) *nan |= ampi_nan_mask(any[i]) != 0;                                    \
+    }                                                                                                                 \
+    /* Each way is a function of its own: compilers take longer for one large one, and lay it out worse. */           \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_maxima_##isa(amp_dtype t, const ampi_pool_lines* d,                  \
+                                                              const ampi_pool_plan* p, size_t from, size_t to,        \
+                                                              const void* x, void* y, int* nan) {                     \
+        AMPI_FOR_TYPE(ampi_lines_images_##isa, t, 1, 0, d, p, from, to, x, y, nan);                                   \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_averages_##isa(amp_dtype t, const ampi_pool_lines* d,                \
+                                                                const ampi_pool_plan* p, size_t from, size_t to,      \
+                                                                const void* x, void* y, int* nan) {                   \
+        AMPI_FOR_TYPE(ampi_lines_images_##isa, t, 0, 0, d, p, from, to, x, y, nan);                                   \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_columns_##isa(amp_dtype t, const ampi_pool_lines* d,                 \
+                                                               const ampi_pool_plan* p, size_t from, size_t to,       \
+                                                               const void* x, void* y, int* nan) {                    \
+        AMPI_FOR_TYPE(ampi_lines_images_##isa, t, 0, 1, d, p, from, to, x, y, nan);                                   \
     }                                                                                                                 \
     /* Shares of the windows in rows [o0, o1), as the gradient gathers them. own: a line for them. */                 \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_share_##isa(amp_dtype t, const ampi_pool_lines* d,                  \
@@ -12002,12 +12033,12 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
         }                                                                                                             \
     }                                                                                                                 \
     /* Some planes. k: the usual windows, 2 x 2 two apart or 3 x 3 one apart, or 0. */                                \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_turned_##isa(amp_dtype t, int k, const ampi_pool_lines* d,          \
-                                                               const ampi_pool_plan* p, size_t from, size_t to,       \
-                                                               const void* dy, void* dx) {                            \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_turned_##isa(amp_dtype t, int k, int by_columns,                    \
+                                                               const ampi_pool_lines* d, const ampi_pool_plan* p,     \
+                                                               size_t from, size_t to, const void* dy, void* dx) {    \
         static const size_t here[3] = { 0, 0, 0 };                                                                    \
         float line[(int)AMPI_POOL_RING + (int)AMPI_LANES], own[(int)AMPI_POOL_RING + (int)AMPI_LANES];                \
-        float* share = d->by_columns ? own : line;                                                                    \
+        float* share = by_columns ? own : line;                                                                       \
         const int two = k ? k == 2 : p->sw == 2, tall = k == 2 ? 1 : k;                                               \
         const size_t places = (size_t)tall, *even = d->back[0], *odd = d->back[1];                                    \
         size_t i;                                                                                                     \
@@ -12020,7 +12051,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
                 b = ampi_min_int(p->oh, a + d->band);                                                                 \
                 r1 = b == p->oh ? p->h : b * p->sh - p->ph;                                                           \
                 ampi_lines_share_##isa(t, d, p, dy, (from * (size_t)p->oh + (size_t)a) * (size_t)p->ow, a, b, share); \
-                if (d->by_columns) {                                                                                  \
+                if (by_columns) {                                                                                     \
                     ampi_lines_sums_##isa(places, d, p, b - a, share, line);                                          \
                     ampi_lines_gather_##isa(t, two, tall, 1, 1, here, here, d, p, line, r0, r1, a, b, dx,             \
                                             at * (size_t)p->w);                                                       \
@@ -12031,38 +12062,45 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_lines_end_avx2(__m256 none, size_t n, _
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_VECTOR void ampi_lines_back_##isa(amp_dtype t, const ampi_pool_lines* d,                   \
+    /* As above, a function for each way. */                                                                          \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_threes_##isa(amp_dtype t, const ampi_pool_lines* d,                  \
+                                                              const ampi_pool_plan* p, size_t from, size_t to,        \
+                                                              const void* dy, void* dx) {                             \
+        AMPI_FOR_TYPE(ampi_lines_turned_##isa, t, 3, d->by_columns, d, p, from, to, dy, dx);                          \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_pairs_##isa(amp_dtype t, const ampi_pool_lines* d,                   \
                                                              const ampi_pool_plan* p, size_t from, size_t to,         \
                                                              const void* dy, void* dx) {                              \
-        const int k = p->kh == p->kw && (p->kw == 3 ? p->sw == 1 : p->kw == 2 && p->sw == 2) ? p->kw : 0;             \
-        if (k == 3) ampi_lines_turned_##isa(t, 3, d, p, from, to, dy, dx);                                            \
-        else if (k == 2) ampi_lines_turned_##isa(t, 2, d, p, from, to, dy, dx);                                       \
-        else ampi_lines_turned_##isa(t, 0, d, p, from, to, dy, dx);                                                   \
+        AMPI_FOR_TYPE(ampi_lines_turned_##isa, t, 2, d->by_columns, d, p, from, to, dy, dx);                          \
     }                                                                                                                 \
-    AMPI_##V##_TARGET AMPI_VECTOR int ampi_lines_kind_##isa(amp_dtype t, const ampi_pool_lines* d,                    \
-                                                            const ampi_pool_plan* p, size_t from, size_t to,          \
-                                                            const void* x, void* y) {                                 \
-        const int k = p->kh != p->kw ? 0 : p->kw;                                                                     \
-        if (p->max && k == 3) return ampi_lines_images_##isa(t, 1, 3, d, p, from, to, x, y);                          \
-        if (p->max) return ampi_lines_images_##isa(t, 1, 0, d, p, from, to, x, y);                                    \
-        if (k == 3) return ampi_lines_images_##isa(t, 0, 3, d, p, from, to, x, y);                                    \
-        if (k == 2) return ampi_lines_images_##isa(t, 0, 2, d, p, from, to, x, y);                                    \
-        return ampi_lines_images_##isa(t, 0, 0, d, p, from, to, x, y);                                                \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_any_##isa(amp_dtype t, const ampi_pool_lines* d,                     \
+                                                           const ampi_pool_plan* p, size_t from, size_t to,           \
+                                                           const void* dy, void* dx) {                                \
+        AMPI_FOR_TYPE(ampi_lines_turned_##isa, t, 0, 0, d, p, from, to, dy, dx);                                      \
+    }                                                                                                                 \
+    AMPI_##V##_TARGET AMPI_APART void ampi_lines_any_columns_##isa(amp_dtype t, const ampi_pool_lines* d,             \
+                                                                   const ampi_pool_plan* p, size_t from, size_t to,   \
+                                                                   const void* dy, void* dx) {                        \
+        AMPI_FOR_TYPE(ampi_lines_turned_##isa, t, 0, 1, d, p, from, to, dy, dx);                                      \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_FN int ampi_pool_lines_run_##isa(const ampi_pool_lines* d, const ampi_pool_plan* p,        \
                                                             size_t from, size_t to, const void* x, void* y,           \
                                                             amp_dtype t) {                                            \
-        int nan;                                                                                                      \
-        if (ampi_dtype(t) == AMP_F16) nan = ampi_lines_kind_##isa(AMP_F16, d, p, from, to, x, y);                     \
-        else if (ampi_dtype(t) == AMP_BF16) nan = ampi_lines_kind_##isa(AMP_BF16, d, p, from, to, x, y);              \
-        else nan = ampi_lines_kind_##isa(AMP_F32, d, p, from, to, x, y);                                              \
+        int nan = 0;                                                                                                  \
+        if (p->max) ampi_lines_maxima_##isa(t, d, p, from, to, x, y, &nan);                                           \
+        else if (d->by_columns) ampi_lines_columns_##isa(t, d, p, from, to, x, y, &nan);                              \
+        else ampi_lines_averages_##isa(t, d, p, from, to, x, y, &nan);                                                \
         ampi_clear_upper();                                                                                           \
         return nan;                                                                                                   \
     }                                                                                                                 \
     AMPI_##V##_TARGET AMPI_FN void ampi_pool_lines_back_##isa(const ampi_pool_lines* d, const ampi_pool_plan* p,      \
                                                               size_t from, size_t to, const void* dy, void* dx,       \
                                                               amp_dtype t) {                                          \
-        AMPI_FOR_TYPE(ampi_lines_back_##isa, t, d, p, from, to, dy, dx);                                              \
+        const int k = p->kh == p->kw && (p->kw == 3 ? p->sw == 1 : p->kw == 2 && p->sw == 2) ? p->kw : 0;             \
+        if (k == 3) ampi_lines_threes_##isa(t, d, p, from, to, dy, dx);                                               \
+        else if (k == 2) ampi_lines_pairs_##isa(t, d, p, from, to, dy, dx);                                           \
+        else if (d->by_columns) ampi_lines_any_columns_##isa(t, d, p, from, to, dy, dx);                              \
+        else ampi_lines_any_##isa(t, d, p, from, to, dy, dx);                                                         \
     }
 AMPI_POOL_LINES(avx512, V16)
 AMPI_POOL_LINES(avx2, V8)
@@ -13274,11 +13312,17 @@ AMPI_HD AMPI_INLINE float ampi_relu(float x) {
     uint32_t u = ampi_bits(x), keep = ampi_mask(u < 0x80000000u) | ampi_nan_mask(x);
     return ampi_float(u & keep);
 }
-AMPI_HD AMPI_INLINE float ampi_activate(int hw, amp_activation f, float x) {
+AMPI_HD AMPI_INLINE float ampi_gelu(int hw, float x) {
     float density;
+    return x * ampi_normal_cdf(hw, x, &density);
+}
+AMPI_HD AMPI_INLINE float ampi_gelu_tanh(int hw, float x) {
+    return x * ampi_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
+}
+AMPI_HD AMPI_INLINE float ampi_activate(int hw, amp_activation f, float x) {
     switch (f) {
-        case AMP_GELU: return x * ampi_normal_cdf(hw, x, &density);
-        case AMP_GELU_TANH: return x * ampi_sigmoid(hw, x * ampi_fma(hw, AMPI_GELU_C1, x * x, AMPI_GELU_C0));
+        case AMP_GELU: return ampi_gelu(hw, x);
+        case AMP_GELU_TANH: return ampi_gelu_tanh(hw, x);
         case AMP_TANH: return ampi_tanh(hw, x);
         case AMP_SIGMOID: return ampi_sigmoid(hw, x);
         default: return ampi_relu(x);
@@ -13299,56 +13343,53 @@ AMPI_HD AMPI_INLINE float ampi_gelu_tanh_slope(int hw, float x) {
     return ampi_fma(hw, c * (tail * (1.0f - tail)), slope,
                     ampi_select(ampi_mask((int)(ampi_bits(z) >> 31)), tail, 1.0f - tail));
 }
+AMPI_HD AMPI_INLINE float ampi_tanh_slope(int hw, float s) { return ampi_fma(hw, -s, s, 1.0f); }
+AMPI_HD AMPI_INLINE float ampi_sigmoid_slope(float s) { return s * (1.0f - s); }
+/* dy where ReLU lets it through. */
+AMPI_HD AMPI_INLINE float ampi_relu_back(float dy, float s) {
+    const uint32_t pass = ampi_mask(ampi_bits(s) - 1u < 0x7fffffffu) | ampi_nan_mask(s);
+    return ampi_float(ampi_bits(dy) & pass);
+}
 AMPI_HD AMPI_INLINE float ampi_activate_slope(int hw, amp_activation f, float dy, float s) {
-    uint32_t u = ampi_bits(s), pass;
     switch (f) {
         case AMP_GELU: return dy * ampi_gelu_slope(hw, s);
         case AMP_GELU_TANH: return dy * ampi_gelu_tanh_slope(hw, s);
-        case AMP_TANH: return dy * ampi_fma(hw, -s, s, 1.0f);
-        case AMP_SIGMOID: return dy * (s * (1.0f - s));
-        default:
-            pass = ampi_mask(u - 1u < 0x7fffffffu) | ampi_nan_mask(s);
-            return ampi_float(ampi_bits(dy) & pass);
+        case AMP_TANH: return dy * ampi_tanh_slope(hw, s);
+        case AMP_SIGMOID: return dy * ampi_sigmoid_slope(s);
+        default: return ampi_relu_back(dy, s);
     }
 }
 
-/* y may be x. f is a constant in each copy of the loop. */
-AMPI_INLINE void ampi_activation_loop(int hw, amp_activation f, float* y, const float* x, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_activate(hw, f, x[i + l]);
-        memcpy(y + i, v, sizeof v);
-    }
-}
+/* to[i + l] = value, an expression of i + l, for all of n; `to` may be what it is computed from. Each function has a
+   loop of its own: compilers inline all of a switch, in each place where one lies in a loop. */
+#define AMPI_ACTIVATION_LOOP(to, n, value)                                    \
+    do {                                                                      \
+        size_t i, l;                                                          \
+        for (i = 0; i < (n); i += AMPI_LANES) {                               \
+            float v[AMPI_LANES];                                              \
+            for (l = 0; l < AMPI_LANES; l++) v[l] = value;                    \
+            memcpy((to) + i, v, sizeof v);                                    \
+        }                                                                     \
+    } while (0)
 AMPI_INLINE void ampi_activation_plain_body(int hw, amp_activation f, float* y, const float* x, size_t n) {
     switch (f) {
-        case AMP_GELU: ampi_activation_loop(hw, AMP_GELU, y, x, n); break;
-        case AMP_GELU_TANH: ampi_activation_loop(hw, AMP_GELU_TANH, y, x, n); break;
-        case AMP_TANH: ampi_activation_loop(hw, AMP_TANH, y, x, n); break;
-        case AMP_SIGMOID: ampi_activation_loop(hw, AMP_SIGMOID, y, x, n); break;
-        default: ampi_activation_loop(hw, AMP_RELU, y, x, n); break;
+        case AMP_GELU: AMPI_ACTIVATION_LOOP(y, n, ampi_gelu(hw, x[i + l])); break;
+        case AMP_GELU_TANH: AMPI_ACTIVATION_LOOP(y, n, ampi_gelu_tanh(hw, x[i + l])); break;
+        case AMP_TANH: AMPI_ACTIVATION_LOOP(y, n, ampi_tanh(hw, x[i + l])); break;
+        case AMP_SIGMOID: AMPI_ACTIVATION_LOOP(y, n, ampi_sigmoid(hw, x[i + l])); break;
+        default: AMPI_ACTIVATION_LOOP(y, n, ampi_relu(x[i + l])); break;
     }
 }
 AMPI_KERNEL_AVX2(ampi_activation_plain, (amp_activation f, float* y, const float* x, size_t n), f, y, x, n)
 
-AMPI_INLINE void ampi_activation_slope_loop(int hw, amp_activation f, float* dx, const float* dy,
-                                            const float* s, size_t n) {
-    size_t i, l;
-    for (i = 0; i < n; i += AMPI_LANES) {
-        float v[AMPI_LANES];
-        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_activate_slope(hw, f, dy[i + l], s[i + l]);
-        memcpy(dx + i, v, sizeof v);
-    }
-}
 AMPI_INLINE void ampi_activation_slope_plain_body(int hw, amp_activation f, float* dx, const float* dy,
                                                   const float* s, size_t n) {
     switch (f) {
-        case AMP_GELU: ampi_activation_slope_loop(hw, AMP_GELU, dx, dy, s, n); break;
-        case AMP_GELU_TANH: ampi_activation_slope_loop(hw, AMP_GELU_TANH, dx, dy, s, n); break;
-        case AMP_TANH: ampi_activation_slope_loop(hw, AMP_TANH, dx, dy, s, n); break;
-        case AMP_SIGMOID: ampi_activation_slope_loop(hw, AMP_SIGMOID, dx, dy, s, n); break;
-        default: ampi_activation_slope_loop(hw, AMP_RELU, dx, dy, s, n); break;
+        case AMP_GELU: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_gelu_slope(hw, s[i + l])); break;
+        case AMP_GELU_TANH: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_gelu_tanh_slope(hw, s[i + l])); break;
+        case AMP_TANH: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_tanh_slope(hw, s[i + l])); break;
+        case AMP_SIGMOID: AMPI_ACTIVATION_LOOP(dx, n, dy[i + l] * ampi_sigmoid_slope(s[i + l])); break;
+        default: AMPI_ACTIVATION_LOOP(dx, n, ampi_relu_back(dy[i + l], s[i + l])); break;
     }
 }
 AMPI_KERNEL_AVX2(ampi_activation_slope_plain,
@@ -15545,12 +15586,6 @@ AMPI_FN void ampi_check(const ampi_tensors* src, const ampi_tensors* dst, float 
                         amp_overflow_info* info) {
     ampi_check_pass(src, dst, inverse, ampi_check_chunks, info);
     if (!info->found_inf) info->norm *= (double)inverse;
-}
-
-AMPI_FN void ampi_check_tensors(const amp_tensor* list, int count, float inverse,
-                                amp_overflow_info* info) {
-    ampi_tensors t = ampi_tensors_of(list, count);
-    ampi_check(&t, NULL, inverse, info);
 }
 
 /* --- unscale ---------------------------------------------------------------------------------- */
