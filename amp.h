@@ -9635,12 +9635,13 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_fma(ampi_wide* acc, ampi_wide a, a
     acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
     acc->high = _mm512_fmadd_pd(a.high, b.high, acc->high);
 }
-/* d rounded to the 24 bits of a float: 2^29 times its power of two pushes the others out of a double. What a float
-   could only hold as a subnormal number keeps more of them, but its square is lost beside any eps, and 0 as a float. */
+/* d rounded to the 24 bits of a float: d * (2^29 - 1) is rounded to a double, and d * 2^29 less that is d with the same
+   error, which is half a unit of d's 24th bit, for that is the last one of the product; where the product has fallen
+   below a power of two, d is so close above one that it goes there all the same. A tie goes to even, as d * 2^29 is even
+   then. What a float could only hold as a subnormal number keeps more bits, but its square is lost beside any eps, and
+   0 as a float. */
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512d ampi_round_24(__m512d d) {
-    const __m512d shift = _mm512_set1_pd(536870912.0);
-    const __m512d power = _mm512_and_pd(d, _mm512_castsi512_pd(_mm512_set1_epi64(-0x10000000000000)));
-    return _mm512_fnmadd_pd(power, shift, _mm512_fmadd_pd(power, shift, d));
+    return _mm512_fmsub_pd(d, _mm512_set1_pd(536870912.0), _mm512_mul_pd(d, _mm512_set1_pd(536870911.0)));
 }
 /* The tree of ampi_lane_total. */
 AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_wide_total(ampi_wide acc) {
@@ -9871,9 +9872,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_fma(ampi_wide8* acc, ampi_wide8 a, 
 }
 /* As ampi_round_24. */
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256d ampi_round_24_x4(__m256d d) {
-    const __m256d shift = _mm256_set1_pd(536870912.0);
-    const __m256d power = _mm256_and_pd(d, _mm256_castsi256_pd(_mm256_set1_epi64x(-0x10000000000000)));
-    return _mm256_fnmadd_pd(power, shift, _mm256_fmadd_pd(power, shift, d));
+    return _mm256_fmsub_pd(d, _mm256_set1_pd(536870912.0), _mm256_mul_pd(d, _mm256_set1_pd(536870911.0)));
 }
 /* In the first m lanes; for usual means. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_moment(ampi_wide8* acc, ampi_wide8 x, ampi_wide8 mean, size_t m) {
