@@ -2522,11 +2522,27 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_round_avx2(__m256 v) {
     __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
     return _mm256_movemask_epi8(nan) ? _mm256_blendv_epi8(rounded, quiet, nan) : rounded;
 }
-/* packus works within the 128-bit halves of a register, so the quarters are put in order after it. */
+/* The upper halves of the lanes, in the order of packus, which works within the 128-bit halves of a register: those of
+   a[0..3], b[0..3], a[4..7], b[4..7]. */
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pack_upper_avx2(__m256i a, __m256i b) {
+    return _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
+}
+/* Sixteen floats to bfloat16, in that order. A word goes up by one where what is cut off behind it is more than half,
+   or half and the word odd: less 2^15, and one more if the word is odd, that is more than 0. Infinities and NaNs, whose
+   exponents 2^7 more carries into the sign, are rare. */
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_pack_avx2(__m256 a, __m256 b) {
+    const __m256i u = _mm256_castps_si256(a), v = _mm256_castps_si256(b), lower = _mm256_set1_epi32(0xffff);
+    const __m256i words = ampi_pack_upper_avx2(u, v), mag = _mm256_and_si256(words, _mm256_set1_epi16(0x7fff));
+    __m256i cut = _mm256_packus_epi32(_mm256_and_si256(u, lower), _mm256_and_si256(v, lower));
+    if ((unsigned)_mm256_movemask_epi8(_mm256_add_epi16(mag, _mm256_set1_epi16(0x80))) & 0xaaaaaaaau)
+        return ampi_pack_upper_avx2(ampi_bf16_round_avx2(a), ampi_bf16_round_avx2(b));
+    cut = _mm256_xor_si256(cut, _mm256_set1_epi16(-0x7fff - 1));
+    cut = _mm256_adds_epi16(cut, _mm256_and_si256(words, _mm256_set1_epi16(1)));
+    return _mm256_sub_epi16(words, _mm256_cmpgt_epi16(cut, _mm256_setzero_si256()));
+}
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, const float* src) {
-    __m256i low = ampi_bf16_round_avx2(_mm256_loadu_ps(src)), high = ampi_bf16_round_avx2(_mm256_loadu_ps(src + 8));
-    __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(low, 16), _mm256_srli_epi32(high, 16));
-    _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(both, 0xd8));
+    const __m256i words = ampi_bf16_pack_avx2(_mm256_loadu_ps(src), _mm256_loadu_ps(src + 8));
+    _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(words, 0xd8));
 }
 /* Eight bfloat16, each in the upper half of its lane: a signalling NaN stays one. */
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_spread_avx2(const uint16_t* src) {
@@ -2534,17 +2550,15 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_spread_avx2(const uint16_t* src) 
     return _mm256_shuffle_epi8(twice, _mm256_set_epi64x(0x0f0e80800d0c8080, 0x0b0a808009088080, 0x0706808005048080,
                                                         0x0302808001008080));
 }
-/* Eight bfloat16 to float. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bf16_widen_avx2(float* dst, const uint16_t* src) {
-    __m256i u = ampi_bf16_spread_avx2(src), mag, nan;
-    mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
-    nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
-    u = _mm256_or_si256(u, _mm256_and_si256(nan, _mm256_set1_epi32(0x400000)));
-    _mm256_storeu_si256((__m256i*)(void*)dst, u);
-}
+/* NaNs become quiet. The quarters change places, because unpacking works within the halves of a register. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_bf16_to_f32_avx2(float* dst, const uint16_t* src) {
-    ampi_bf16_widen_avx2(dst, src);
-    ampi_bf16_widen_avx2(dst + 8, src + 8);
+    const __m256i zero = _mm256_setzero_si256(), quiet = _mm256_set1_epi16(0x40);
+    __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)src);
+    __m256i mag = _mm256_and_si256(u, _mm256_set1_epi16(0x7fff));
+    u = _mm256_or_si256(u, _mm256_and_si256(_mm256_cmpgt_epi16(mag, _mm256_set1_epi16(0x7f80)), quiet));
+    u = _mm256_permute4x64_epi64(u, 0xd8);
+    _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_unpacklo_epi16(zero, u));
+    _mm256_storeu_si256((__m256i*)(void*)(dst + 8), _mm256_unpackhi_epi16(zero, u));
 }
 AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_f32_to_half_avx2, uint16_t, float, ampi_lanes_f32_to_half_avx2)
 AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_half_to_f32_avx2, float, uint16_t, ampi_lanes_half_to_f32_avx2)
@@ -9822,11 +9836,18 @@ AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_x8(__m256 x) {
     w.high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
     return w;
 }
-/* From memory, the halves of a vector need no shuffle: it is put there where it does not come from there. */
+/* From memory, the halves of a vector need no shuffle: it is put there where it does not come from there. Of bfloat16,
+   zeros below the words make them floats. */
 AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
     float kept[8];
     const float* from = (const float*)p + i;
     ampi_wide8 w;
+    if (t == AMP_BF16) {
+        const __m128i words = ampi_load_words_avx2((const uint16_t*)p + i, m), zero = _mm_setzero_si128();
+        w.low = _mm256_cvtps_pd(_mm_castsi128_ps(_mm_unpacklo_epi16(zero, words)));
+        w.high = _mm256_cvtps_pd(_mm_castsi128_ps(_mm_unpackhi_epi16(zero, words)));
+        return w;
+    }
     if (t != AMP_F32 || m < 8) {
         _mm256_storeu_ps(kept, ampi_read8_avx2(p, t, i, m));
         from = kept;
@@ -9836,9 +9857,71 @@ AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void
     w.high = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
     return w;
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_x8(amp_dtype t, void* p, size_t i, size_t m, int upper, __m256 x) {
-    if (upper == 0) AMPI_AHEAD(p, i * ampi_type_size(t));
-    ampi_put8_avx2(p, t, i, m, x);
+/* Elements [i, i+16), or n of them where a row ends, for what is computed in floats. Of bfloat16 the first vector holds
+   elements 0..3 and 8..11, the second one the others, as unpacking leaves them: floats that go with such elements take
+   that order too. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_get_twin(amp_dtype t, const void* p, size_t i, size_t n) {
+    const uint16_t* h = (const uint16_t*)p + i;
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i words = zero;
+    ampi_twin r;
+    if (t != AMP_BF16) {
+        r.a = ampi_read8_avx2(p, t, i, n);
+        r.b = n > 8 ? ampi_read8_avx2(p, t, i + 8, n - 8) : r.a;
+        return r;
+    }
+    if (n >= 16) words = _mm256_loadu_si256((const __m256i*)(const void*)h);
+    else {
+        words = _mm256_inserti128_si256(words, ampi_load_words_avx2(h, n), 0);
+        if (n > 8) words = _mm256_inserti128_si256(words, ampi_load_words_avx2(h + 8, n - 8), 1);
+    }
+    r.a = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, words));
+    r.b = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, words));
+    return r;
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_get_quarters(const float* low, const float* high) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+/* Sixteen floats that go with elements of type t. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_beside_twin(amp_dtype t, const float* p) {
+    ampi_twin r;
+    r.a = t == AMP_BF16 ? ampi_get_quarters(p, p + 8) : _mm256_loadu_ps(p);
+    r.b = t == AMP_BF16 ? ampi_get_quarters(p + 4, p + 12) : _mm256_loadu_ps(p + 8);
+    return r;
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_fetched_twin(amp_dtype t, void* p, size_t i, size_t n, ampi_twin x) {
+    uint16_t* h = (uint16_t*)p + i;
+    __m256i words;
+    if (t != AMP_BF16) {
+        ampi_put8_avx2(p, t, i, n, x.a);
+        if (n > 8) ampi_put8_avx2(p, t, i + 8, n - 8, x.b);
+        return;
+    }
+    words = ampi_bf16_pack_avx2(x.a, x.b);
+    if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, words); return; }
+    ampi_store_words_avx2(h, n, _mm256_castsi256_si128(words));
+    if (n > 8) ampi_store_words_avx2(h + 8, n - 8, _mm256_extracti128_si256(words, 1));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_twin(amp_dtype t, void* p, size_t i, size_t n, ampi_twin x) {
+    AMPI_AHEAD(p, i * ampi_type_size(t));
+    ampi_put_fetched_twin(t, p, i, n, x);
+}
+/* step(type, i, n, ...) for all of n elements; and the same with the type as a constant. */
+#define AMPI_EACH_TWIN(step, t, n, ...)                                               \
+    do {                                                                              \
+        size_t ampi_i = 0;                                                            \
+        for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, 16, __VA_ARGS__);    \
+        if (ampi_i < (n)) step(t, ampi_i, (n) - ampi_i, __VA_ARGS__);                 \
+    } while (0)
+#define AMPI_ALL_TWIN(step, t, n, ...)                                                      \
+    do {                                                                                    \
+        if (ampi_dtype(t) == AMP_F16) AMPI_EACH_TWIN(step, AMP_F16, n, __VA_ARGS__);        \
+        else if (ampi_dtype(t) == AMP_BF16) AMPI_EACH_TWIN(step, AMP_BF16, n, __VA_ARGS__); \
+        else AMPI_EACH_TWIN(step, AMP_F32, n, __VA_ARGS__);                                 \
+    } while (0)
+/* x - y as x * 1 - y, for kernels that widen: see ampi_wide_add_widened. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_sub_widened_twin(ampi_twin x, ampi_twin y) {
+    return ampi_fms_twin(x, ampi_same_twin(1.0f), y);
 }
 /* x in the first m lanes, 0 in the others. */
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_first_x8(__m256 x, size_t m) {
@@ -9865,6 +9948,13 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_lanes8(double* p, const ampi_wide8*
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_add(ampi_wide8* acc, ampi_wide8 x) {
     acc->low = _mm256_add_pd(acc->low, x.low);
     acc->high = _mm256_add_pd(acc->high, x.high);
+}
+/* As ampi_wide_add_widened. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_add_widened(amp_dtype t, ampi_wide8* acc, ampi_wide8 x) {
+    const __m256d one = _mm256_set1_pd(1.0);
+    if (t == AMP_F32) { ampi_wide8_add(acc, x); return; }
+    acc->low = _mm256_fmadd_pd(x.low, one, acc->low);
+    acc->high = _mm256_fmadd_pd(x.high, one, acc->high);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_fma(ampi_wide8* acc, ampi_wide8 a, ampi_wide8 b) {
     acc->low = _mm256_fmadd_pd(a.low, b.low, acc->low);
@@ -9896,7 +9986,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_wide8_total(const ampi_wide8* acc) {
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                               const void* x) {
     if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
-    ampi_wide8_add(acc + upper, ampi_get_wide_x8(t, x, i, m));
+    ampi_wide8_add_widened(t, acc + upper, ampi_get_wide_x8(t, x, i, m));
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                  const void* x, const ampi_wide8* mean) {
@@ -12254,21 +12344,22 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, size_
                                                      const float* gamma, const float* beta) {
     AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
-/* k: means, invstd, gammas and betas, those of eight lanes and of the other eight. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
-                                                   const __m256* k) {
-    const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), k[upper]), k[2 + upper]);
-    ampi_put_x8(t, y, i, m, upper, _mm256_fmadd_ps(v, k[4 + upper], k[6 + upper]));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
+                                                     ampi_twin mean, ampi_twin invstd, ampi_twin gamma,
+                                                     ampi_twin beta) {
+    const ampi_twin v = ampi_mul_twin(ampi_sub_widened_twin(ampi_get_twin(t, x, i, n), mean), invstd);
+    ampi_put_twin(t, y, i, n, ampi_fma_twin(v, gamma, beta));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_typed8(amp_dtype t, void* y, const void* x, const ampi_bn_stats* stats,
+                                                       const float* gamma, const float* beta, size_t n) {
+    const ampi_twin m = ampi_beside_twin(t, stats->mean), s = ampi_beside_twin(t, stats->invstd);
+    const ampi_twin g = ampi_beside_twin(t, gamma), b = ampi_beside_twin(t, beta);
+    AMPI_EACH_TWIN(ampi_bn_apply_twin, t, n, y, x, m, s, g, b);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
                                                  const float* gamma, const float* beta) {
-    const float* from[4];
-    __m256 k[8];
-    int l;
     (void)ahead;
-    from[0] = stats->mean; from[1] = stats->invstd; from[2] = gamma; from[3] = beta;
-    for (l = 0; l < 8; l++) k[l] = _mm256_loadu_ps(from[l / 2] + 8 * (l % 2));
-    AMPI_ALL_X8(ampi_bn_apply_x8, x.t, x.n, y, x.data, k);
+    AMPI_FOR_TYPE(ampi_bn_apply_typed8, x.t, y, x.data, stats, gamma, beta, x.n);
 }
 #endif
 
@@ -12362,16 +12453,21 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_step(amp_dtype t, void* dx, const
 AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
     AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, slope, x.n);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
-                                                const void* x, const ampi_bn_slope* q) {
-    const int l = 8 * upper;
-    const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), _mm256_loadu_ps(q->a + l));
-    const __m256 v = _mm256_sub_ps(_mm256_loadu_ps(q->mean + l), ampi_read8_avx2(x, t, i, m));
-    const __m256 u = _mm256_fmadd_ps(v, _mm256_loadu_ps(q->b + l), g);
-    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(u, _mm256_loadu_ps(q->k + l)));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
+                                                  const void* x, ampi_twin mean, ampi_twin a, ampi_twin b,
+                                                  ampi_twin k) {
+    const ampi_twin g = ampi_sub_twin(ampi_get_twin(t, dy, i, n), a);
+    const ampi_twin v = ampi_sub_twin(mean, ampi_get_twin(t, x, i, n));
+    ampi_put_twin(t, dx, i, n, ampi_mul_twin(ampi_fma_twin(v, b, g), k));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_typed8(amp_dtype t, void* dx, const void* dy, const void* x,
+                                                    const ampi_bn_slope* q, size_t n) {
+    const ampi_twin mean = ampi_beside_twin(t, q->mean), a = ampi_beside_twin(t, q->a);
+    const ampi_twin b = ampi_beside_twin(t, q->b), k = ampi_beside_twin(t, q->k);
+    AMPI_EACH_TWIN(ampi_bn_dx_twin, t, n, dx, dy, x, mean, a, b, k);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, const ampi_bn_slope* slope) {
-    AMPI_ALL_X8(ampi_bn_dx_x8, x.t, x.n, dx, dy.data, x.data, slope);
+    AMPI_FOR_TYPE(ampi_bn_dx_typed8, x.t, dx, dy.data, x.data, slope, x.n);
 }
 #endif
 
@@ -12560,10 +12656,10 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t
 
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                    const void* x, double* kept) {
-    const ampi_wide8 w = t == AMP_F32 ? ampi_get_wide_x8(t, x, i, m) : ampi_widen_x8(ampi_read8_avx2(x, t, i, m));
+    const ampi_wide8 w = t != AMP_F16 ? ampi_get_wide_x8(t, x, i, m) : ampi_widen_x8(ampi_read8_avx2(x, t, i, m));
     if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
     ampi_store_wide8(kept + i, w);
-    ampi_wide8_add(acc + upper, w);
+    ampi_wide8_add_widened(t, acc + upper, w);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_kept_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                       const double* kept, const ampi_wide8* mean, const char* y) {
@@ -12672,17 +12768,17 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_apply_typed_avx512(amp_dtype t, void* y,
                                                            const float* beta, float mean, float invstd, size_t n) {
     AMPI_FOR_TYPE(ampi_ln_apply_row_x16, t, y, x, gamma, beta, mean, invstd, n);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
-                                                   const float* gamma, const float* beta, __m256 mean, __m256 invstd) {
-    const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), invstd);
-    const __m256 g = ampi_read8_avx2(gamma, AMP_F32, i, m), b = ampi_read8_avx2(beta, AMP_F32, i, m);
-    (void)upper;
-    ampi_put8_avx2(y, t, i, m, _mm256_fmadd_ps(v, g, b));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_apply_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
+                                                     const float* gamma, const float* beta, ampi_twin mean,
+                                                     ampi_twin invstd) {
+    const ampi_twin v = ampi_mul_twin(ampi_sub_widened_twin(ampi_get_twin(t, x, i, n), mean), invstd);
+    const ampi_twin g = ampi_beside_twin(t, gamma + i), b = ampi_beside_twin(t, beta + i);
+    ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, g, b));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_apply_typed_avx2(amp_dtype t, void* y, const void* x, const float* gamma,
                                                        const float* beta, float mean, float invstd, size_t n) {
-    const __m256 m = _mm256_set1_ps(mean), s = _mm256_set1_ps(invstd);
-    AMPI_ALL_X8(ampi_ln_apply_x8, t, n, y, x, gamma, beta, m, s);
+    const ampi_twin m = ampi_same_twin(mean), s = ampi_same_twin(invstd);
+    AMPI_ALL_TWIN(ampi_ln_apply_twin, t, n, y, x, gamma, beta, m, s);
 }
 #endif
 
@@ -12822,17 +12918,18 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_pa
     ampi_store_lanes8(sum, a);
     ampi_store_lanes8(dot, b);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
-                                                const void* x, const float* gamma, __m256 mean, __m256 a, __m256 b,
-                                                __m256 invstd) {
-    const __m256 g = _mm256_fmsub_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m), a);
-    const __m256 v = _mm256_sub_ps(mean, ampi_read8_avx2(x, t, i, m));
-    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(_mm256_fmadd_ps(v, b, g), invstd));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dx_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
+                                                  const void* x, const float* gamma, ampi_twin mean, ampi_twin a,
+                                                  ampi_twin b, ampi_twin invstd) {
+    const ampi_twin g = ampi_fms_twin(ampi_get_twin(t, dy, i, n), ampi_beside_twin(t, gamma + i), a);
+    const ampi_twin v = ampi_sub_twin(mean, ampi_get_twin(t, x, i, n));
+    ampi_put_twin(t, dx, i, n, ampi_mul_twin(ampi_fma_twin(v, b, g), invstd));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dx_avx2(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
                                               float a, float b, float invstd) {
-    const __m256 m = _mm256_set1_ps(mean), va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), s = _mm256_set1_ps(invstd);
-    AMPI_ALL_X8(ampi_ln_dx_x8, x.t, x.n, dx, dy.data, x.data, gamma, m, va, vb, s);
+    const ampi_twin m = ampi_same_twin(mean), va = ampi_same_twin(a), vb = ampi_same_twin(b);
+    const ampi_twin s = ampi_same_twin(invstd);
+    AMPI_ALL_TWIN(ampi_ln_dx_twin, x.t, x.n, dx, dy.data, x.data, gamma, m, va, vb, s);
 }
 #endif
 
@@ -13236,17 +13333,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y
     }
     ampi_clear_upper();
 }
-/* GELU alone by AVX2: of it the plain form is slow. Elements [i, i+n), n <= 16. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_get_twin(amp_dtype t, const void* p, size_t i, size_t n) {
-    ampi_twin r;
-    r.a = ampi_read8_avx2(p, t, i, n);
-    r.b = n > 8 ? ampi_read8_avx2(p, t, i + 8, n - 8) : r.a;
-    return r;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_twin(amp_dtype t, void* p, size_t i, size_t n, ampi_twin x) {
-    ampi_put_x8(t, p, i, n, 0, x.a);
-    if (n > 8) ampi_put_x8(t, p, i + 8, n - 8, 1, x.b);
-}
+/* GELU alone by AVX2: of it the plain form is slow. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x) {
     const ampi_twin v = ampi_get_twin(t, x, i, n);
     ampi_twin density;
@@ -13261,11 +13348,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_slope_twin(amp_dtype t, size_t i, si
     ampi_put_twin(t, dx, i, n, ampi_mul_twin(g, ampi_fma_twin(c, density, cdf)));
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_typed8(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
-    size_t i = 0;
-    for (; !s && i + 16 <= n; i += 16) ampi_gelu_twin(t, i, 16, y, x);
-    for (; s && i + 16 <= n; i += 16) ampi_gelu_slope_twin(t, i, 16, y, x, s);
-    if (i < n && s) ampi_gelu_slope_twin(t, i, n - i, y, x, s);
-    else if (i < n) ampi_gelu_twin(t, i, n - i, y, x);
+    if (s) AMPI_EACH_TWIN(ampi_gelu_slope_twin, t, n, y, x, s);
+    else   AMPI_EACH_TWIN(ampi_gelu_twin, t, n, y, x);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_gelu_avx2(void* y, ampi_part x, const void* s) {
     AMPI_FOR_TYPE(ampi_gelu_typed8, x.t, y, x.data, s, x.n);
@@ -13688,14 +13772,14 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_row_measure_avx2(amp_dtype t, const void* x, 
                                                     float* tile) {
     AMPI_FOR_TYPE(ampi_row_measure_typed8, t, x, d, max, sum, tile);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int upper, void* y,
-                                                     const float* x, __m256 a, __m256 b, __m256 c) {
-    ampi_put_x8(t, y, i, m, upper, _mm256_mul_ps(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), a, b), c));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_affine_twin(amp_dtype t, size_t i, size_t n, void* y, const float* x,
+                                                       ampi_twin a, ampi_twin b, ampi_twin c) {
+    ampi_put_twin(t, y, i, n, ampi_mul_twin(ampi_fms_twin(ampi_beside_twin(t, x + i), a, b), c));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_row_affine_avx2(amp_dtype t, void* y, const float* x, float a, float b, float c,
                                                    size_t n) {
-    const __m256 va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), vc = _mm256_set1_ps(c);
-    AMPI_ALL_X8(ampi_row_affine_x8, t, n, y, x, va, vb, vc);
+    const ampi_twin va = ampi_same_twin(a), vb = ampi_same_twin(b), vc = ampi_same_twin(c);
+    AMPI_ALL_TWIN(ampi_row_affine_twin, t, n, y, x, va, vb, vc);
 }
 #endif
 
@@ -13792,14 +13876,14 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_softmax_dx_typed(amp_dtype t, void* dx,
 AMPI_TARGET_AVX512 AMPI_FN void ampi_softmax_dx_avx512(void* dx, ampi_part dy, ampi_part y, float sum) {
     AMPI_FOR_TYPE(ampi_softmax_dx_typed, y.t, dx, dy.data, y.data, sum, y.n);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_softmax_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx,
-                                                     const void* dy, const void* y, __m256 sum) {
-    const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), sum);
-    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(ampi_read8_avx2(y, t, i, m), g));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_softmax_dx_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
+                                                       const void* y, ampi_twin sum) {
+    const ampi_twin g = ampi_sub_twin(ampi_get_twin(t, dy, i, n), sum);
+    ampi_put_twin(t, dx, i, n, ampi_mul_twin(ampi_get_twin(t, y, i, n), g));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_softmax_dx_avx2(void* dx, ampi_part dy, ampi_part y, float sum) {
-    const __m256 s = _mm256_set1_ps(sum);
-    AMPI_ALL_X8(ampi_softmax_dx_x8, y.t, y.n, dx, dy.data, y.data, s);
+    const ampi_twin s = ampi_same_twin(sum);
+    AMPI_ALL_TWIN(ampi_softmax_dx_twin, y.t, y.n, dx, dy.data, y.data, s);
 }
 #endif
 
