@@ -9650,10 +9650,10 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_fma(ampi_wide* acc, ampi_wide a, a
     acc->high = _mm512_fmadd_pd(a.high, b.high, acc->high);
 }
 /* d rounded to the 24 bits of a float: d * (2^29 - 1) is rounded to a double, and d * 2^29 less that is d with the same
-   error, which is half a unit of d's 24th bit, for that is the last one of the product; where the product has fallen
-   below a power of two, d is so close above one that it goes there all the same. A tie goes to even, as d * 2^29 is even
-   then. What a float could only hold as a subnormal number keeps more bits, but its square is lost beside any eps, and
-   0 as a float. */
+   error, at most half a unit of d's 24th bit, which is the last bit of the product; where the product has fallen below
+   a power of two, d is so close above one that it goes there all the same. A tie goes to the even one, as d * 2^29 is
+   even then. What a float could only hold as a subnormal number keeps more bits, but its square is lost beside any
+   eps, and 0 as a float. */
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512d ampi_round_24(__m512d d) {
     return _mm512_fmsub_pd(d, _mm512_set1_pd(536870912.0), _mm512_mul_pd(d, _mm512_set1_pd(536870911.0)));
 }
@@ -11375,27 +11375,36 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_nine_next_avx2(__m256i v, __m256i behi
     return _mm256_alignr_epi8(_mm256_permute2x128_si256(v, behind, 0x21), v, 4);
 }
 /* What is skipped is not read: the first elements come from where they are and are moved. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char* x, const ampi_nine_places_avx2* p,
-                                                        __m256i* first, __m256i* middle) {
-    const size_t low = ampi_min_size(p->count, 8 - p->skip), high = p->count - low;
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_of_avx2(amp_dtype t, const char* x, size_t skip, size_t count,
+                                                           __m256i* first, __m256i* middle) {
+    const size_t low = ampi_min_size(count, 8 - skip), high = count - low;
     AMPI_AHEAD(x, 0);
     if (t == AMP_F32) {
-        __m256 a = ampi_read8_avx2(x, t, p->skip, low), b = ampi_read8_avx2(x, t, 8, high);
-        if (p->skip) a = ampi_nine_moved_avx2(_mm256_setzero_ps(), a);
+        __m256 a = ampi_read8_avx2(x, t, skip, low), b = ampi_read8_avx2(x, t, 8, high);
+        if (skip) a = ampi_nine_moved_avx2(_mm256_setzero_ps(), a);
         ampi_ring_split_avx2(&a, &b);
         *first = _mm256_castps_si256(a);
         *middle = _mm256_castps_si256(b);
     } else {
         const uint16_t* h = (const uint16_t*)(const void*)x;
-        __m128i a = ampi_load_words_avx2(h + p->skip, low);
-        if (p->skip) a = _mm_slli_si128(a, 2);
+        __m128i a = ampi_load_words_avx2(h + skip, low);
+        if (skip) a = _mm_slli_si128(a, 2);
         *middle = ampi_pool_keys_y16(t, _mm256_set_m128i(ampi_load_words_avx2(h + 8, high), a));
         *first = _mm256_slli_epi32(*middle, 16);
         *middle = _mm256_and_si256(*middle, _mm256_set1_epi32((int)0xffff0000u));
     }
 }
-#define ampi_nine_put_avx2(t, dx, p, first, middle) \
-    ampi_ring_zip_avx2(t, dx, (p)->skip, (p)->count, first, middle)
+/* Most groups are whole: one question then, not one for each part of a group. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char* x, const ampi_nine_places_avx2* p,
+                                                        __m256i* first, __m256i* middle) {
+    if (p->count == 16) ampi_nine_pixels_of_avx2(t, x, 0, 16, first, middle);
+    else                ampi_nine_pixels_of_avx2(t, x, p->skip, p->count, first, middle);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_put_avx2(amp_dtype t, void* dx, const ampi_nine_places_avx2* p,
+                                                     __m256 first, __m256 middle) {
+    if (p->count == 16) ampi_ring_zip_avx2(t, dx, 0, 16, first, middle);
+    else                ampi_ring_zip_avx2(t, dx, p->skip, p->count, first, middle);
+}
 #define ampi_nine_dy_avx2(t, dy, p) ampi_read8_avx2(dy, t, 0, (p)->windows)
 #define ampi_nine_or_keys_avx2 _mm256_or_si256
 #define ampi_nine_load_keys_avx2(key) _mm256_loadu_si256((const __m256i*)(const void*)(key))
@@ -11412,6 +11421,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
         ampi_nine_lanes_##isa real, choice[2];                                                                        \
         ampi_nine_places_##isa places;                                                                                \
     } ampi_nine_group_##isa;                                                                                          \
+    /* Of a group's windows: which of three rows has the maximum, and which place of each row. */                     \
+    typedef struct ampi_nine_found_##isa { ampi_nine_lanes_##isa rows[2], choice[3][2]; } ampi_nine_found_##isa;      \
     /* Of three, the first of which may be chosen in lanes m: the best, and where it is the first or the last. */     \
     AMPI_##V##_TARGET AMPI_VECTOR ampi_keys_##isa ampi_nine_search_##isa(amp_dtype t, ampi_nine_lanes_##isa m,        \
                                                                          ampi_keys_##isa first,                       \
@@ -11447,46 +11458,64 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
         *first = AMPI_##V##_ADD(fresh ? v : AMPI_##V##_ADD(*first, v), part[0]);                                      \
         *middle = fresh ? part[1] : AMPI_##V##_ADD(*middle, part[1]);                                                 \
     }                                                                                                                 \
-    /* One row of windows. x: the first place of the second row that it sees, dx too; dy: of the windows. The first   \
-       row and the second one are complete then. above, below: is there a first row, a third one? */                  \
+    /* The next group of a row of windows. x: its first place in the second row that it sees, w bytes a row; at: its  \
+       pixels in that row and the one below, where there is one. */                                                   \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_look_##isa(amp_dtype t, int below, ptrdiff_t w, const char* x,       \
+                                                            ampi_nine_lanes_##isa seen, ampi_nine_group_##isa* g,     \
+                                                            int more, ampi_keys_##isa* at,                            \
+                                                            ampi_nine_found_##isa* f) {                               \
+        const ampi_keys_##isa least = ampi_set_keys_##isa(ampi_nine_least(t)), best0 = g->best;                       \
+        ampi_keys_##isa a1 = least, b1 = least, a2 = least, b2 = least, best1;                                        \
+        x += 2 * AMPI_##V##_LANES * ampi_type_size(t);                                                                \
+        if (more) {                                                                                                   \
+            ampi_nine_get_##isa(t, x, g + 1, &a1, &b1);                                                               \
+            if (below) ampi_nine_get_##isa(t, x + w, g + 1, &a2, &b2);                                                \
+        }                                                                                                             \
+        f->choice[0][0] = g->choice[0]; f->choice[0][1] = g->choice[1];                                               \
+        best1 = ampi_nine_search_##isa(t, g->real, at[0], at[1], ampi_nine_next_##isa(at[0], a1), f->choice[1]);      \
+        g->best = ampi_nine_search_##isa(t, g->real, at[2], at[3], ampi_nine_next_##isa(at[2], a2), f->choice[2]);    \
+        ampi_nine_search_##isa(t, seen, best0, best1, g->best, f->rows);                                              \
+        g->choice[0] = f->choice[2][0]; g->choice[1] = f->choice[2][1];                                               \
+        at[0] = a1; at[1] = b1; at[2] = a2; at[3] = b2;                                                               \
+    }                                                                                                                 \
+    /* What its windows found, for the first row and the second one, which are complete then, and for the third one. */\
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_give_##isa(amp_dtype t, int above, ptrdiff_t w, char* dx,            \
+                                                            const char* dy, ampi_nine_group_##isa* g,                 \
+                                                            const ampi_nine_found_##isa* f, AMPI_##V##_T* before) {   \
+        const AMPI_##V##_T v = AMPI_##V##_ADD(ampi_nine_dy_##isa(t, dy, &g->places), AMPI_##V##_ZERO);                \
+        AMPI_##V##_T part[3], first = g->first, middle = g->middle;                                                   \
+        ampi_nine_deal_##isa(f->rows, v, part);                                                                       \
+        ampi_nine_meet_##isa(0, f->choice[0], part[0], &first, &middle, &before[0]);                                  \
+        if (above) ampi_nine_put_##isa(t, dx - w, &g->places, first, middle);                                         \
+        ampi_nine_meet_##isa(1, f->choice[1], part[1], &first, &middle, &before[1]);                                  \
+        ampi_nine_put_##isa(t, dx, &g->places, first, middle);                                                        \
+        ampi_nine_meet_##isa(1, f->choice[2], part[2], &g->first, &g->middle, &before[2]);                            \
+    }                                                                                                                 \
+    /* One row of windows. x: the first place of the second row that it sees, dx too; dy: of the windows. above, below:\
+       is there a first row, a third one? AVX2 has too few registers for both steps at once. */                       \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_windows_##isa(amp_dtype t, const ampi_nine* d, int above, int below, \
                                                                const char* x, char* dx, const char* dy,               \
                                                                ampi_nine_group_##isa* g,                              \
                                                                const ampi_nine_group_##isa* last) {                   \
-        const size_t size = ampi_type_size(t);                                                                        \
-        const ptrdiff_t w = d->p->w * (ptrdiff_t)size, next = 2 * AMPI_##V##_LANES * (ptrdiff_t)size;                 \
-        const ampi_keys_##isa least = ampi_set_keys_##isa(ampi_nine_least(t));                                        \
+        enum { APART = AMPI_##V##_LANES < 16 };                                                                       \
+        const size_t next = 2 * AMPI_##V##_LANES * ampi_type_size(t);                                                 \
+        const ptrdiff_t w = d->p->w * (ptrdiff_t)ampi_type_size(t);                                                   \
         const ampi_nine_lanes_##isa seen = ampi_nine_behind_##isa(above ? 0 : AMPI_##V##_LANES);                      \
-        AMPI_##V##_T before0 = AMPI_##V##_ZERO, before1 = before0, before2 = before0;                                 \
-        ampi_keys_##isa a1, b1, a2 = least, b2 = least;                                                               \
-        ampi_nine_get_##isa(t, x, g, &a1, &b1);                                                                       \
-        if (below) ampi_nine_get_##isa(t, x + w, g, &a2, &b2);                                                        \
-        for (;; g++) {                                                                                                \
-            const AMPI_##V##_T v = AMPI_##V##_ADD(ampi_nine_dy_##isa(t, dy, &g->places), AMPI_##V##_ZERO);            \
-            ampi_keys_##isa next_a1 = least, next_b1 = least, next_a2 = least, next_b2 = least, best0, best1;         \
-            ampi_nine_lanes_##isa rows[2], choice0[2], choice1[2];                                                    \
-            AMPI_##V##_T part[3], first = g->first, middle = g->middle;                                               \
-            x += next;                                                                                                \
-            if (g < last) {                                                                                           \
-                ampi_nine_get_##isa(t, x, g + 1, &next_a1, &next_b1);                                                 \
-                if (below) ampi_nine_get_##isa(t, x + w, g + 1, &next_a2, &next_b2);                                  \
-            }                                                                                                         \
-            best0 = g->best;                                                                                          \
-            choice0[0] = g->choice[0]; choice0[1] = g->choice[1];                                                     \
-            best1 = ampi_nine_search_##isa(t, g->real, a1, b1, ampi_nine_next_##isa(a1, next_a1), choice1);           \
-            g->best = ampi_nine_search_##isa(t, g->real, a2, b2, ampi_nine_next_##isa(a2, next_a2), g->choice);       \
-            ampi_nine_search_##isa(t, seen, best0, best1, g->best, rows);                                             \
-            ampi_nine_deal_##isa(rows, v, part);                                                                      \
-            ampi_nine_meet_##isa(0, choice0, part[0], &first, &middle, &before0);                                     \
-            if (above) ampi_nine_put_##isa(t, dx - w, &g->places, first, middle);                                     \
-            ampi_nine_meet_##isa(1, choice1, part[1], &first, &middle, &before1);                                     \
-            ampi_nine_put_##isa(t, dx, &g->places, first, middle);                                                    \
-            ampi_nine_meet_##isa(1, g->choice, part[2], &g->first, &g->middle, &before2);                             \
-            if (g == last) return;                                                                                    \
-            dx += next;                                                                                               \
-            dy += next / 2;                                                                                           \
-            a1 = next_a1; b1 = next_b1; a2 = next_a2; b2 = next_b2;                                                   \
+        ampi_nine_found_##isa found[APART ? AMPI_NINE_GROUPS : 1], *f = found;                                        \
+        ampi_nine_group_##isa* start = g;                                                                             \
+        AMPI_##V##_T before[3];                                                                                       \
+        ampi_keys_##isa at[4];                                                                                        \
+        before[0] = before[1] = before[2] = AMPI_##V##_ZERO;                                                          \
+        at[2] = at[3] = ampi_set_keys_##isa(ampi_nine_least(t));                                                      \
+        ampi_nine_get_##isa(t, x, g, &at[0], &at[1]);                                                                 \
+        if (below) ampi_nine_get_##isa(t, x + w, g, &at[2], &at[3]);                                                  \
+        for (;; g++, f += APART, x += next) {                                                                         \
+            ampi_nine_look_##isa(t, below, w, x, seen, g, g < last, at, f);                                           \
+            if (!APART) ampi_nine_give_##isa(t, above, w, dx, dy, g, f, before), dx += next, dy += next / 2;          \
+            if (g == last) break;                                                                                     \
         }                                                                                                             \
+        for (g = start, f = found; APART && g <= last; g++, f++, dx += next, dy += next / 2)                          \
+            ampi_nine_give_##isa(t, above, w, dx, dy, g, f, before);                                                  \
     }                                                                                                                 \
     /* The row that the first row of windows sees first, if there is one. */                                          \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_open_##isa(amp_dtype t, const char* x, ampi_nine_group_##isa* g,     \
