@@ -9791,7 +9791,6 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_pair_avx512(double* acc, ampi_part x, 
     const char* data = (const char*)x.data;
     if (mean) AMPI_FOR_TYPE(ampi_lane_moments_x16, x.t, acc, data, next, mean, x.n);
     else AMPI_FOR_TYPE(ampi_lane_sums_x16, x.t, acc, data, next, ahead, x.n);
-    ampi_clear_upper();
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_dot_x16(amp_dtype t, double* sum, double* dot, const void* g,
                                                       const void* x, const float* mean, size_t n) {
@@ -9923,6 +9922,11 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_twin(amp_dtype t, void* p, size_t i, 
 AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_sub_widened_twin(ampi_twin x, ampi_twin y) {
     return ampi_fms_twin(x, ampi_same_twin(1.0f), y);
 }
+/* The same with the shuffle for FP16: half of a sum's vectors this way and half the other, and neither the shuffles nor
+   the loads are what it waits for. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_other_x8(amp_dtype t, const void* p, size_t i, size_t m) {
+    return t == AMP_F16 ? ampi_widen_x8(ampi_read8_avx2(p, t, i, m)) : ampi_get_wide_x8(t, p, i, m);
+}
 /* x in the first m lanes, 0 in the others. */
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_first_x8(__m256 x, size_t m) {
     return m < 8 ? _mm256_and_ps(x, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : x;
@@ -10018,6 +10022,30 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moment_avx2(double* acc, ampi_part x, co
     ampi_load_lanes8(m, mean);
     AMPI_ALL_X8(ampi_moment_x8, x.t, x.n, a, x.data, m);
     ampi_store_lanes8(acc, a);
+}
+/* Both for two parts, as ampi_lane_pair_avx512: for the moments there are too few registers, and no sum waits. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_rows_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* a,
+                                                   ampi_wide8* b, const char* x, size_t next, size_t ahead) {
+    if (upper == 0) AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    if (upper == 0) AMPI_FETCH(x, ahead + next + i * ampi_type_size(t));
+    ampi_wide8_add_widened(t, a + upper, ampi_get_wide_x8(t, x, i, m));
+    ampi_wide8_add_widened(t, b + upper, ampi_get_wide_other_x8(t, x + next, i, m));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_pair_avx2(double* acc, ampi_part x, size_t next, size_t ahead,
+                                                  const double* mean) {
+    const char* data = (const char*)x.data;
+    ampi_wide8 a[2], b[2];
+    if (mean) {
+        ampi_lane_moment_avx2(acc, x, mean);
+        x.data = data + next;
+        ampi_lane_moment_avx2(acc + AMPI_LANES, x, mean + AMPI_LANES);
+        return;
+    }
+    ampi_load_lanes8(a, acc);
+    ampi_load_lanes8(b, acc + AMPI_LANES);
+    AMPI_ALL_X8(ampi_sum_rows_x8, x.t, x.n, a, b, data, next, ahead);
+    ampi_store_lanes8(acc, a);
+    ampi_store_lanes8(acc + AMPI_LANES, b);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_part g, ampi_part x,
                                                  const float* mean) {
@@ -12263,9 +12291,9 @@ AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, const void* x, amp_dtype xt, si
         ampi_part v[AMPI_BN_PAIR];
         for (k = 0; k < count; k++) v[k] = ampi_bn_view(p, x, xt, group + k, step, typed, tile + k * AMPI_TILE);
 #if AMPI_X86
-        if (count > 1 && usual && ampi_simd() == AMP_ISA_AVX512) {
+        if (count > 1 && usual && ampi_simd() >= AMP_ISA_AVX2) {
             const size_t next = (size_t)((const char*)v[1].data - (const char*)v[0].data);
-            ampi_lane_pair_avx512(acc, v[0], next, ampi_bn_ahead(p, xt), mean);
+            AMPI_BY_HAND(ampi_lane_pair, acc, v[0], next, ampi_bn_ahead(p, xt), mean);
             continue;
         }
 #endif
@@ -12374,21 +12402,23 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, size_
     AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
-                                                     ampi_twin mean, ampi_twin invstd, ampi_twin gamma,
+                                                     size_t ahead, ampi_twin mean, ampi_twin invstd, ampi_twin gamma,
                                                      ampi_twin beta) {
     const ampi_twin v = ampi_mul_twin(ampi_sub_widened_twin(ampi_get_twin(t, x, i, n), mean), invstd);
-    ampi_put_twin(t, y, i, n, ampi_fma_twin(v, gamma, beta));
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(y, ahead + i * ampi_type_size(t));
+    ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, gamma, beta));
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_typed8(amp_dtype t, void* y, const void* x, const ampi_bn_stats* stats,
-                                                       const float* gamma, const float* beta, size_t n) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_typed8(amp_dtype t, void* y, const void* x, size_t ahead,
+                                                       const ampi_bn_stats* stats, const float* gamma,
+                                                       const float* beta, size_t n) {
     const ampi_twin m = ampi_beside_twin(t, stats->mean), s = ampi_beside_twin(t, stats->invstd);
     const ampi_twin g = ampi_beside_twin(t, gamma), b = ampi_beside_twin(t, beta);
-    AMPI_EACH_TWIN(ampi_bn_apply_twin, t, n, y, x, m, s, g, b);
+    AMPI_EACH_TWIN(ampi_bn_apply_twin, t, n, y, x, ahead, m, s, g, b);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
                                                  const float* gamma, const float* beta) {
-    (void)ahead;
-    AMPI_FOR_TYPE(ampi_bn_apply_typed8, x.t, y, x.data, stats, gamma, beta, x.n);
+    AMPI_FOR_TYPE(ampi_bn_apply_typed8, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
 #endif
 
@@ -12685,7 +12715,7 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t
 
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                    const void* x, double* kept) {
-    const ampi_wide8 w = t != AMP_F16 ? ampi_get_wide_x8(t, x, i, m) : ampi_widen_x8(ampi_read8_avx2(x, t, i, m));
+    const ampi_wide8 w = upper ? ampi_get_wide_other_x8(t, x, i, m) : ampi_get_wide_x8(t, x, i, m);
     if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
     ampi_store_wide8(kept + i, w);
     ampi_wide8_add_widened(t, acc + upper, w);
