@@ -10515,30 +10515,29 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_zip_avx2(amp_dtype t, void* x, size_
                                                      __m256 odd) {
     const size_t first = ampi_min_size(n, 8 - skip), rest = n - first;
     uint16_t* h = (uint16_t*)x;
-    __m256i low, high;
-    __m128i words;
+    __m128i a, b;
     AMPI_AHEAD(x, 0);
     if (t == AMP_F32) {
-        const __m256 a = _mm256_unpacklo_ps(even, odd), b = _mm256_unpackhi_ps(even, odd);
-        __m256 v = _mm256_permute2f128_ps(a, b, 0x20);
+        const __m256 low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
+        __m256 v = _mm256_permute2f128_ps(low, high, 0x20);
         if (skip) v = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(1, 2, 3, 4, 5, 6, 7, 7));
         ampi_put8_avx2(x, t, skip, first, v);
-        if (rest > 0) ampi_put8_avx2(x, t, 8, rest, _mm256_permute2f128_ps(a, b, 0x31));
+        if (rest > 0) ampi_put8_avx2(x, t, 8, rest, _mm256_permute2f128_ps(low, high, 0x31));
         return;
     }
     if (t == AMP_BF16) {
-        low = _mm256_srli_epi32(ampi_bf16_round_avx2(even), 16);
-        high = _mm256_and_si256(ampi_bf16_round_avx2(odd), _mm256_set1_epi32((int)0xffff0000u));
+        const __m256i low = _mm256_srli_epi32(ampi_bf16_round_avx2(even), 16);
+        const __m256i both = _mm256_blend_epi16(low, ampi_bf16_round_avx2(odd), 0xaa);
+        a = _mm256_castsi256_si128(both);
+        b = _mm256_extracti128_si256(both, 1);
     } else {
-        low = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(even, _MM_FROUND_TO_NEAREST_INT));
-        high = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT));
-        high = _mm256_slli_epi32(high, 16);
+        const __m128i low = _mm256_cvtps_ph(even, _MM_FROUND_TO_NEAREST_INT);
+        const __m128i high = _mm256_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT);
+        a = _mm_unpacklo_epi16(low, high);
+        b = _mm_unpackhi_epi16(low, high);
     }
-    low = _mm256_or_si256(low, high);
-    if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, low); return; }
-    words = _mm256_castsi256_si128(low);
-    ampi_store_words_avx2(h + skip, first, skip ? _mm_srli_si128(words, 2) : words);
-    if (rest > 0) ampi_store_words_avx2(h + 8, rest, _mm256_extracti128_si256(low, 1));
+    ampi_store_words_avx2(h + skip, first, skip ? _mm_srli_si128(a, 2) : a);
+    if (rest > 0) ampi_store_words_avx2(h + 8, rest, b);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
                                                            __m256 even, __m256 odd) {
@@ -11417,7 +11416,9 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_of_avx2(amp_dtype t, const ch
         const uint16_t* h = (const uint16_t*)(const void*)x;
         __m128i a = ampi_load_words_avx2(h + skip, low);
         if (skip) a = _mm_slli_si128(a, 2);
-        *middle = ampi_pool_keys_y16(t, _mm256_set_m128i(ampi_load_words_avx2(h + 8, high), a));
+        *middle = count == 16 ? _mm256_loadu_si256((const __m256i*)(const void*)h)
+                              : _mm256_set_m128i(ampi_load_words_avx2(h + 8, high), a);
+        *middle = ampi_pool_keys_y16(t, *middle);
         *first = _mm256_slli_epi32(*middle, 16);
         *middle = _mm256_and_si256(*middle, _mm256_set1_epi32((int)0xffff0000u));
     }
