@@ -9835,11 +9835,22 @@ AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_x8(__m256 x) {
     w.high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
     return w;
 }
-/* From memory, the halves of a vector need no shuffle: it is put there where it does not come from there. Of bfloat16,
-   zeros below the words make them floats. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
+/* From memory, the halves of a vector need no shuffle: it is put there where it does not come from there. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_from_x8(const float* from) {
+    ampi_wide8 w;
+    w.low = _mm256_cvtps_pd(_mm_loadu_ps(from));
+    w.high = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
+    return w;
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_kept_x8(__m256 x) {
     float kept[8];
-    const float* from = (const float*)p + i;
+    const float* from = kept;
+    _mm256_storeu_ps(kept, x);
+    AMPI_OPAQUE(from);
+    return ampi_widen_from_x8(from);
+}
+/* Of bfloat16, zeros below the words make them floats. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
     ampi_wide8 w;
     if (t == AMP_BF16) {
         const __m128i words = ampi_load_words_avx2((const uint16_t*)p + i, m), zero = _mm_setzero_si128();
@@ -9847,14 +9858,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void
         w.high = _mm256_cvtps_pd(_mm_castsi128_ps(_mm_unpackhi_epi16(zero, words)));
         return w;
     }
-    if (t != AMP_F32 || m < 8) {
-        _mm256_storeu_ps(kept, ampi_read8_avx2(p, t, i, m));
-        from = kept;
-        AMPI_OPAQUE(from);
-    }
-    w.low = _mm256_cvtps_pd(_mm_loadu_ps(from));
-    w.high = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
-    return w;
+    if (t == AMP_F32 && m >= 8) return ampi_widen_from_x8((const float*)p + i);
+    return ampi_widen_kept_x8(ampi_read8_avx2(p, t, i, m));
 }
 /* Elements [i, i+16), or n of them where a row ends, for what is computed in floats. Of bfloat16 the first vector holds
    elements 0..3 and 8..11, the second one the others, as unpacking leaves them: floats that go with such elements take
@@ -12966,7 +12971,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m
                                                  ampi_wide8* dot, const void* dy, const void* x, const float* gamma,
                                                  __m256 mean) {
     const __m256 g = _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m));
-    ampi_dot_step8(m, sum + upper, dot + upper, ampi_widen_x8(g), ampi_read8_avx2(x, t, i, m), mean);
+    ampi_dot_step8(m, sum + upper, dot + upper, ampi_widen_kept_x8(g), ampi_read8_avx2(x, t, i, m), mean);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_part dy, ampi_part x, const float* gamma,
                                                float mean) {
