@@ -13808,7 +13808,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_exp_x8(amp_dtype t, size_t i, size_t 
                                                   ampi_wide8* acc, const void* x, __m256 max) {
     const __m256 e = ampi_exp_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), max));
     _mm256_storeu_ps(tile + i % AMPI_TILE, e);
-    ampi_wide8_add(acc + upper, ampi_widen_x8(ampi_first_x8(e, m)));
+    ampi_wide8_add(acc + upper, ampi_widen_kept_x8(ampi_first_x8(e, m)));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_row_exp_avx2(float* tile, double* acc, ampi_part x, float max) {
     const __m256 m = _mm256_set1_ps(max);
