@@ -10001,18 +10001,19 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_x8(amp_dtype t, size_t i, size_t m
                                                  const void* x, const ampi_wide8* mean) {
     ampi_wide8_moment(acc + upper, ampi_get_wide_x8(t, x, i, m), mean[upper], m);
 }
-/* sum += g, dot += g * (x - mean). */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_step8(size_t m, ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, __m256 x,
-                                                 __m256 mean) {
+/* sum += g, dot += g * (x - mean). One of the two is widened through memory, the other by shuffles. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_step8(ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, ampi_wide8 d) {
     ampi_wide8_add(sum, g);
-    ampi_wide8_fma(dot, g, ampi_widen_x8(ampi_first_x8(_mm256_sub_ps(x, mean), m)));
+    ampi_wide8_fma(dot, g, d);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
                                               ampi_wide8* dot, const void* g, const void* x, const float* mean) {
+    const ampi_wide8 w = ampi_get_wide_x8(t, g, i, m);
+    __m256 d = _mm256_sub_ps(ampi_read8_avx2(x, t, i, m), _mm256_loadu_ps(mean + 8 * upper));
+    d = ampi_first_x8(d, m);
     if (upper == 0) AMPI_AHEAD(g, i * ampi_type_size(t));
     if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
-    ampi_dot_step8(m, sum + upper, dot + upper, ampi_get_wide_x8(t, g, i, m), ampi_read8_avx2(x, t, i, m),
-                   _mm256_loadu_ps(mean + 8 * upper));
+    ampi_dot_step8(sum + upper, dot + upper, w, t == AMP_BF16 ? ampi_widen_kept_x8(d) : ampi_widen_x8(d));
 }
 
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_sum_avx2(double* acc, ampi_part x) {
@@ -12971,7 +12972,9 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m
                                                  ampi_wide8* dot, const void* dy, const void* x, const float* gamma,
                                                  __m256 mean) {
     const __m256 g = _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m));
-    ampi_dot_step8(m, sum + upper, dot + upper, ampi_widen_kept_x8(g), ampi_read8_avx2(x, t, i, m), mean);
+    const ampi_wide8 w = ampi_widen_kept_x8(g);
+    const __m256 d = ampi_first_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), m);
+    ampi_dot_step8(sum + upper, dot + upper, w, ampi_widen_x8(d));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_part dy, ampi_part x, const float* gamma,
                                                float mean) {
