@@ -10534,6 +10534,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_zip_avx2(amp_dtype t, void* x, size_
     if (t == AMP_BF16) {
         const __m256i low = _mm256_srli_epi32(ampi_bf16_round_avx2(even), 16);
         const __m256i both = _mm256_blend_epi16(low, ampi_bf16_round_avx2(odd), 0xaa);
+        if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, both); return; }
         a = _mm256_castsi256_si128(both);
         b = _mm256_extracti128_si256(both, 1);
     } else {
