@@ -2523,11 +2523,27 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_round_avx2(__m256 v) {
     __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
     return _mm256_movemask_epi8(nan) ? _mm256_blendv_epi8(rounded, quiet, nan) : rounded;
 }
-/* packus works within the 128-bit halves of a register, so the quarters are put in order after it. */
+/* The upper halves of the lanes, in the order of packus, which works within the 128-bit halves of a register: those of
+   a[0..3], b[0..3], a[4..7], b[4..7]. */
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pack_upper_avx2(__m256i a, __m256i b) {
+    return _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
+}
+/* Sixteen floats to bfloat16, in that order. A word goes up by one where what is cut off behind it is more than half,
+   or half and the word odd: less 2^15, and one more if the word is odd, that is more than 0. Infinities and NaNs, whose
+   exponents 2^7 more carries into the sign, are rare. */
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_pack_avx2(__m256 a, __m256 b) {
+    const __m256i u = _mm256_castps_si256(a), v = _mm256_castps_si256(b), lower = _mm256_set1_epi32(0xffff);
+    const __m256i words = ampi_pack_upper_avx2(u, v), mag = _mm256_and_si256(words, _mm256_set1_epi16(0x7fff));
+    __m256i cut = _mm256_packus_epi32(_mm256_and_si256(u, lower), _mm256_and_si256(v, lower));
+    if ((unsigned)_mm256_movemask_epi8(_mm256_add_epi16(mag, _mm256_set1_epi16(0x80))) & 0xaaaaaaaau)
+        return ampi_pack_upper_avx2(ampi_bf16_round_avx2(a), ampi_bf16_round_avx2(b));
+    cut = _mm256_xor_si256(cut, _mm256_set1_epi16(-0x7fff - 1));
+    cut = _mm256_adds_epi16(cut, _mm256_and_si256(words, _mm256_set1_epi16(1)));
+    return _mm256_sub_epi16(words, _mm256_cmpgt_epi16(cut, _mm256_setzero_si256()));
+}
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, const float* src) {
-    __m256i low = ampi_bf16_round_avx2(_mm256_loadu_ps(src)), high = ampi_bf16_round_avx2(_mm256_loadu_ps(src + 8));
-    __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(low, 16), _mm256_srli_epi32(high, 16));
-    _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(both, 0xd8));
+    const __m256i words = ampi_bf16_pack_avx2(_mm256_loadu_ps(src), _mm256_loadu_ps(src + 8));
+    _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(words, 0xd8));
 }
 /* Eight bfloat16, each in the upper half of its lane: a signalling NaN stays one. */
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_spread_avx2(const uint16_t* src) {
@@ -2535,17 +2551,15 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_spread_avx2(const uint16_t* src) 
     return _mm256_shuffle_epi8(twice, _mm256_set_epi64x(0x0f0e80800d0c8080, 0x0b0a808009088080, 0x0706808005048080,
                                                         0x0302808001008080));
 }
-/* Eight bfloat16 to float. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bf16_widen_avx2(float* dst, const uint16_t* src) {
-    __m256i u = ampi_bf16_spread_avx2(src), mag, nan;
-    mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
-    nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
-    u = _mm256_or_si256(u, _mm256_and_si256(nan, _mm256_set1_epi32(0x400000)));
-    _mm256_storeu_si256((__m256i*)(void*)dst, u);
-}
+/* NaNs become quiet. The quarters change places, because unpacking works within the halves of a register. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_bf16_to_f32_avx2(float* dst, const uint16_t* src) {
-    ampi_bf16_widen_avx2(dst, src);
-    ampi_bf16_widen_avx2(dst + 8, src + 8);
+    const __m256i zero = _mm256_setzero_si256(), quiet = _mm256_set1_epi16(0x40);
+    __m256i u = _mm256_loadu_si256((const __m256i*)(const void*)src);
+    __m256i mag = _mm256_and_si256(u, _mm256_set1_epi16(0x7fff));
+    u = _mm256_or_si256(u, _mm256_and_si256(_mm256_cmpgt_epi16(mag, _mm256_set1_epi16(0x7f80)), quiet));
+    u = _mm256_permute4x64_epi64(u, 0xd8);
+    _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_unpacklo_epi16(zero, u));
+    _mm256_storeu_si256((__m256i*)(void*)(dst + 8), _mm256_unpackhi_epi16(zero, u));
 }
 AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_f32_to_half_avx2, uint16_t, float, ampi_lanes_f32_to_half_avx2)
 AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_half_to_f32_avx2, float, uint16_t, ampi_lanes_half_to_f32_avx2)
@@ -9847,12 +9861,13 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_wide_fma(ampi_wide* acc, ampi_wide a, a
     acc->low = _mm512_fmadd_pd(a.low, b.low, acc->low);
     acc->high = _mm512_fmadd_pd(a.high, b.high, acc->high);
 }
-/* d rounded to the 24 bits of a float: 2^29 times its power of two pushes the others out of a double. What a float
-   could only hold as a subnormal number keeps more of them, but its square is lost beside any eps, and 0 as a float. */
+/* d rounded to the 24 bits of a float: d * (2^29 - 1) is rounded to a double, and d * 2^29 less that is d with the same
+   error, at most half a unit of d's 24th bit, which is the last bit of the product; where the product has fallen below
+   a power of two, d is so close above one that it goes there all the same. A tie goes to the even one, as d * 2^29 is
+   even then. What a float could only hold as a subnormal number keeps more bits, but its square is lost beside any
+   eps, and 0 as a float. */
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512d ampi_round_24(__m512d d) {
-    const __m512d shift = _mm512_set1_pd(536870912.0);
-    const __m512d power = _mm512_and_pd(d, _mm512_castsi512_pd(_mm512_set1_epi64(-0x10000000000000)));
-    return _mm512_fnmadd_pd(power, shift, _mm512_fmadd_pd(power, shift, d));
+    return _mm512_fmsub_pd(d, _mm512_set1_pd(536870912.0), _mm512_mul_pd(d, _mm512_set1_pd(536870911.0)));
 }
 /* The tree of ampi_lane_total. */
 AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_wide_total(ampi_wide acc) {
@@ -9988,7 +10003,6 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_pair_avx512(double* acc, ampi_part x, 
     const char* data = (const char*)x.data;
     if (mean) AMPI_FOR_TYPE(ampi_lane_moments_x16, x.t, acc, data, next, mean, x.n);
     else AMPI_FOR_TYPE(ampi_lane_sums_x16, x.t, acc, data, next, ahead, x.n);
-    ampi_clear_upper();
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_dot_x16(amp_dtype t, double* sum, double* dot, const void* g,
                                                       const void* x, size_t ahead, const float* mean, size_t n) {
@@ -10034,22 +10048,101 @@ AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_x8(__m256 x) {
     return w;
 }
 /* From memory, the halves of a vector need no shuffle: it is put there where it does not come from there. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
-    float kept[8];
-    const float* from = (const float*)p + i;
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_from_x8(const float* from) {
     ampi_wide8 w;
-    if (t != AMP_F32 || m < 8) {
-        _mm256_storeu_ps(kept, ampi_read8_avx2(p, t, i, m));
-        from = kept;
-        AMPI_OPAQUE(from);
-    }
     w.low = _mm256_cvtps_pd(_mm_loadu_ps(from));
     w.high = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
     return w;
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_x8(amp_dtype t, void* p, size_t i, size_t m, int upper, __m256 x) {
-    if (upper == 0) AMPI_AHEAD(p, i * ampi_type_size(t));
-    ampi_put8_avx2(p, t, i, m, x);
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_widen_kept_x8(__m256 x) {
+    float kept[8];
+    const float* from = kept;
+    _mm256_storeu_ps(kept, x);
+    AMPI_OPAQUE(from);
+    return ampi_widen_from_x8(from);
+}
+/* Of bfloat16, zeros below the words make them floats. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_x8(amp_dtype t, const void* p, size_t i, size_t m) {
+    ampi_wide8 w;
+    if (t == AMP_BF16) {
+        const __m128i words = ampi_load_words_avx2((const uint16_t*)p + i, m), zero = _mm_setzero_si128();
+        w.low = _mm256_cvtps_pd(_mm_castsi128_ps(_mm_unpacklo_epi16(zero, words)));
+        w.high = _mm256_cvtps_pd(_mm_castsi128_ps(_mm_unpackhi_epi16(zero, words)));
+        return w;
+    }
+    if (t == AMP_F32 && m >= 8) return ampi_widen_from_x8((const float*)p + i);
+    return ampi_widen_kept_x8(ampi_read8_avx2(p, t, i, m));
+}
+/* Elements [i, i+16), or n of them where a row ends, for what is computed in floats. Of bfloat16 the first vector holds
+   elements 0..3 and 8..11, the second one the others, as unpacking leaves them: floats that go with such elements take
+   that order too. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_get_twin(amp_dtype t, const void* p, size_t i, size_t n) {
+    const uint16_t* h = (const uint16_t*)p + i;
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i words = zero;
+    ampi_twin r;
+    if (t != AMP_BF16) {
+        r.a = ampi_read8_avx2(p, t, i, n);
+        r.b = n > 8 ? ampi_read8_avx2(p, t, i + 8, n - 8) : r.a;
+        return r;
+    }
+    if (n >= 16) words = _mm256_loadu_si256((const __m256i*)(const void*)h);
+    else {
+        words = _mm256_inserti128_si256(words, ampi_load_words_avx2(h, n), 0);
+        if (n > 8) words = _mm256_inserti128_si256(words, ampi_load_words_avx2(h + 8, n - 8), 1);
+    }
+    r.a = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, words));
+    r.b = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, words));
+    return r;
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_get_quarters(const float* low, const float* high) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+/* Sixteen floats that go with elements of type t. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_beside_twin(amp_dtype t, const float* p) {
+    ampi_twin r;
+    r.a = t == AMP_BF16 ? ampi_get_quarters(p, p + 8) : _mm256_loadu_ps(p);
+    r.b = t == AMP_BF16 ? ampi_get_quarters(p + 4, p + 12) : _mm256_loadu_ps(p + 8);
+    return r;
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_fetched_twin(amp_dtype t, void* p, size_t i, size_t n, ampi_twin x) {
+    uint16_t* h = (uint16_t*)p + i;
+    __m256i words;
+    if (t != AMP_BF16) {
+        ampi_put8_avx2(p, t, i, n, x.a);
+        if (n > 8) ampi_put8_avx2(p, t, i + 8, n - 8, x.b);
+        return;
+    }
+    words = ampi_bf16_pack_avx2(x.a, x.b);
+    if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, words); return; }
+    ampi_store_words_avx2(h, n, _mm256_castsi256_si128(words));
+    if (n > 8) ampi_store_words_avx2(h + 8, n - 8, _mm256_extracti128_si256(words, 1));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_twin(amp_dtype t, void* p, size_t i, size_t n, ampi_twin x) {
+    AMPI_AHEAD(p, i * ampi_type_size(t));
+    ampi_put_fetched_twin(t, p, i, n, x);
+}
+/* step(type, i, n, ...) for all of n elements; and the same with the type as a constant. */
+#define AMPI_EACH_TWIN(step, t, n, ...)                                               \
+    do {                                                                              \
+        size_t ampi_i = 0;                                                            \
+        for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, 16, __VA_ARGS__);    \
+        if (ampi_i < (n)) step(t, ampi_i, (n) - ampi_i, __VA_ARGS__);                 \
+    } while (0)
+#define AMPI_ALL_TWIN(step, t, n, ...)                                                      \
+    do {                                                                                    \
+        if (ampi_dtype(t) == AMP_F16) AMPI_EACH_TWIN(step, AMP_F16, n, __VA_ARGS__);        \
+        else if (ampi_dtype(t) == AMP_BF16) AMPI_EACH_TWIN(step, AMP_BF16, n, __VA_ARGS__); \
+        else AMPI_EACH_TWIN(step, AMP_F32, n, __VA_ARGS__);                                 \
+    } while (0)
+/* x - y as x * 1 - y, for kernels that widen: see ampi_wide_add_widened. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_sub_widened_twin(ampi_twin x, ampi_twin y) {
+    return ampi_fms_twin(x, ampi_same_twin(1.0f), y);
+}
+/* The same with the shuffle for FP16: half of a sum's vectors this way and half the other, and neither the shuffles nor
+   the loads are what it waits for. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_other_x8(amp_dtype t, const void* p, size_t i, size_t m) {
+    return t == AMP_F16 ? ampi_widen_x8(ampi_read8_avx2(p, t, i, m)) : ampi_get_wide_x8(t, p, i, m);
 }
 /* x in the first m lanes, 0 in the others. */
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_first_x8(__m256 x, size_t m) {
@@ -10077,15 +10170,20 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_add(ampi_wide8* acc, ampi_wide8 x) 
     acc->low = _mm256_add_pd(acc->low, x.low);
     acc->high = _mm256_add_pd(acc->high, x.high);
 }
+/* As ampi_wide_add_widened. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_add_widened(amp_dtype t, ampi_wide8* acc, ampi_wide8 x) {
+    const __m256d one = _mm256_set1_pd(1.0);
+    if (t == AMP_F32) { ampi_wide8_add(acc, x); return; }
+    acc->low = _mm256_fmadd_pd(x.low, one, acc->low);
+    acc->high = _mm256_fmadd_pd(x.high, one, acc->high);
+}
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_fma(ampi_wide8* acc, ampi_wide8 a, ampi_wide8 b) {
     acc->low = _mm256_fmadd_pd(a.low, b.low, acc->low);
     acc->high = _mm256_fmadd_pd(a.high, b.high, acc->high);
 }
 /* As ampi_round_24. */
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256d ampi_round_24_x4(__m256d d) {
-    const __m256d shift = _mm256_set1_pd(536870912.0);
-    const __m256d power = _mm256_and_pd(d, _mm256_castsi256_pd(_mm256_set1_epi64x(-0x10000000000000)));
-    return _mm256_fnmadd_pd(power, shift, _mm256_fmadd_pd(power, shift, d));
+    return _mm256_fmsub_pd(d, _mm256_set1_pd(536870912.0), _mm256_mul_pd(d, _mm256_set1_pd(536870911.0)));
 }
 /* In the first m lanes; for usual means. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_wide8_moment(ampi_wide8* acc, ampi_wide8 x, ampi_wide8 mean, size_t m) {
@@ -10109,24 +10207,25 @@ AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_wide8_total(const ampi_wide8* acc) {
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                               const void* x) {
     if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
-    ampi_wide8_add(acc + upper, ampi_get_wide_x8(t, x, i, m));
+    ampi_wide8_add_widened(t, acc + upper, ampi_get_wide_x8(t, x, i, m));
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                  const void* x, const ampi_wide8* mean) {
     ampi_wide8_moment(acc + upper, ampi_get_wide_x8(t, x, i, m), mean[upper], m);
 }
-/* sum += g, dot += g * (x - mean). */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_step8(size_t m, ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, __m256 x,
-                                                 __m256 mean) {
+/* sum += g, dot += g * (x - mean). One of the two is widened through memory, the other by shuffles. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_step8(ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, ampi_wide8 d) {
     ampi_wide8_add(sum, g);
-    ampi_wide8_fma(dot, g, ampi_widen_x8(ampi_first_x8(_mm256_sub_ps(x, mean), m)));
+    ampi_wide8_fma(dot, g, d);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
                                               ampi_wide8* dot, const void* g, const void* x, const float* mean) {
+    const ampi_wide8 w = ampi_get_wide_x8(t, g, i, m);
+    __m256 d = _mm256_sub_ps(ampi_read8_avx2(x, t, i, m), _mm256_loadu_ps(mean + 8 * upper));
+    d = ampi_first_x8(d, m);
     if (upper == 0) AMPI_AHEAD(g, i * ampi_type_size(t));
     if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
-    ampi_dot_step8(m, sum + upper, dot + upper, ampi_get_wide_x8(t, g, i, m), ampi_read8_avx2(x, t, i, m),
-                   _mm256_loadu_ps(mean + 8 * upper));
+    ampi_dot_step8(sum + upper, dot + upper, w, t == AMP_BF16 ? ampi_widen_kept_x8(d) : ampi_widen_x8(d));
 }
 
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_sum_avx2(double* acc, ampi_part x) {
@@ -10141,6 +10240,30 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moment_avx2(double* acc, ampi_part x, co
     ampi_load_lanes8(m, mean);
     AMPI_ALL_X8(ampi_moment_x8, x.t, x.n, a, x.data, m);
     ampi_store_lanes8(acc, a);
+}
+/* Both for two parts, as ampi_lane_pair_avx512: for the moments there are too few registers, and no sum waits. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_rows_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* a,
+                                                   ampi_wide8* b, const char* x, size_t next, size_t ahead) {
+    if (upper == 0) AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    if (upper == 0) AMPI_FETCH(x, ahead + next + i * ampi_type_size(t));
+    ampi_wide8_add_widened(t, a + upper, ampi_get_wide_x8(t, x, i, m));
+    ampi_wide8_add_widened(t, b + upper, ampi_get_wide_other_x8(t, x + next, i, m));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_pair_avx2(double* acc, ampi_part x, size_t next, size_t ahead,
+                                                  const double* mean) {
+    const char* data = (const char*)x.data;
+    ampi_wide8 a[2], b[2];
+    if (mean) {
+        ampi_lane_moment_avx2(acc, x, mean);
+        x.data = data + next;
+        ampi_lane_moment_avx2(acc + AMPI_LANES, x, mean + AMPI_LANES);
+        return;
+    }
+    ampi_load_lanes8(a, acc);
+    ampi_load_lanes8(b, acc + AMPI_LANES);
+    AMPI_ALL_X8(ampi_sum_rows_x8, x.t, x.n, a, b, data, next, ahead);
+    ampi_store_lanes8(acc, a);
+    ampi_store_lanes8(acc + AMPI_LANES, b);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead,
                                                  const float* mean) {
@@ -10612,30 +10735,30 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_zip_avx2(amp_dtype t, void* x, size_
                                                      __m256 odd) {
     const size_t first = ampi_min_size(n, 8 - skip), rest = n - first;
     uint16_t* h = (uint16_t*)x;
-    __m256i low, high;
-    __m128i words;
+    __m128i a, b;
     AMPI_AHEAD(x, 0);
     if (t == AMP_F32) {
-        const __m256 a = _mm256_unpacklo_ps(even, odd), b = _mm256_unpackhi_ps(even, odd);
-        __m256 v = _mm256_permute2f128_ps(a, b, 0x20);
+        const __m256 low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
+        __m256 v = _mm256_permute2f128_ps(low, high, 0x20);
         if (skip) v = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(1, 2, 3, 4, 5, 6, 7, 7));
         ampi_put8_avx2(x, t, skip, first, v);
-        if (rest > 0) ampi_put8_avx2(x, t, 8, rest, _mm256_permute2f128_ps(a, b, 0x31));
+        if (rest > 0) ampi_put8_avx2(x, t, 8, rest, _mm256_permute2f128_ps(low, high, 0x31));
         return;
     }
     if (t == AMP_BF16) {
-        low = _mm256_srli_epi32(ampi_bf16_round_avx2(even), 16);
-        high = _mm256_and_si256(ampi_bf16_round_avx2(odd), _mm256_set1_epi32((int)0xffff0000u));
+        const __m256i low = _mm256_srli_epi32(ampi_bf16_round_avx2(even), 16);
+        const __m256i both = _mm256_blend_epi16(low, ampi_bf16_round_avx2(odd), 0xaa);
+        if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, both); return; }
+        a = _mm256_castsi256_si128(both);
+        b = _mm256_extracti128_si256(both, 1);
     } else {
-        low = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(even, _MM_FROUND_TO_NEAREST_INT));
-        high = _mm256_cvtepu16_epi32(_mm256_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT));
-        high = _mm256_slli_epi32(high, 16);
+        const __m128i low = _mm256_cvtps_ph(even, _MM_FROUND_TO_NEAREST_INT);
+        const __m128i high = _mm256_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT);
+        a = _mm_unpacklo_epi16(low, high);
+        b = _mm_unpackhi_epi16(low, high);
     }
-    low = _mm256_or_si256(low, high);
-    if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, low); return; }
-    words = _mm256_castsi256_si128(low);
-    ampi_store_words_avx2(h + skip, first, skip ? _mm_srli_si128(words, 2) : words);
-    if (rest > 0) ampi_store_words_avx2(h + 8, rest, _mm256_extracti128_si256(low, 1));
+    ampi_store_words_avx2(h + skip, first, skip ? _mm_srli_si128(a, 2) : a);
+    if (rest > 0) ampi_store_words_avx2(h + 8, rest, b);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_put_pairs_avx2(amp_dtype t, void* x, size_t i, size_t n,
                                                            __m256 even, __m256 odd) {
@@ -11501,27 +11624,38 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_nine_next_avx2(__m256i v, __m256i behi
     return _mm256_alignr_epi8(_mm256_permute2x128_si256(v, behind, 0x21), v, 4);
 }
 /* What is skipped is not read: the first elements come from where they are and are moved. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char* x, const ampi_nine_places_avx2* p,
-                                                        __m256i* first, __m256i* middle) {
-    const size_t low = ampi_min_size(p->count, 8 - p->skip), high = p->count - low;
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_of_avx2(amp_dtype t, const char* x, size_t skip, size_t count,
+                                                           __m256i* first, __m256i* middle) {
+    const size_t low = ampi_min_size(count, 8 - skip), high = count - low;
     AMPI_AHEAD(x, 0);
     if (t == AMP_F32) {
-        __m256 a = ampi_read8_avx2(x, t, p->skip, low), b = ampi_read8_avx2(x, t, 8, high);
-        if (p->skip) a = ampi_nine_moved_avx2(_mm256_setzero_ps(), a);
+        __m256 a = ampi_read8_avx2(x, t, skip, low), b = ampi_read8_avx2(x, t, 8, high);
+        if (skip) a = ampi_nine_moved_avx2(_mm256_setzero_ps(), a);
         ampi_ring_split_avx2(&a, &b);
         *first = _mm256_castps_si256(a);
         *middle = _mm256_castps_si256(b);
     } else {
         const uint16_t* h = (const uint16_t*)(const void*)x;
-        __m128i a = ampi_load_words_avx2(h + p->skip, low);
-        if (p->skip) a = _mm_slli_si128(a, 2);
-        *middle = ampi_pool_keys_y16(t, _mm256_set_m128i(ampi_load_words_avx2(h + 8, high), a));
+        __m128i a = ampi_load_words_avx2(h + skip, low);
+        if (skip) a = _mm_slli_si128(a, 2);
+        *middle = count == 16 ? _mm256_loadu_si256((const __m256i*)(const void*)h)
+                              : _mm256_set_m128i(ampi_load_words_avx2(h + 8, high), a);
+        *middle = ampi_pool_keys_y16(t, *middle);
         *first = _mm256_slli_epi32(*middle, 16);
         *middle = _mm256_and_si256(*middle, _mm256_set1_epi32((int)0xffff0000u));
     }
 }
-#define ampi_nine_put_avx2(t, dx, p, first, middle) \
-    ampi_ring_zip_avx2(t, dx, (p)->skip, (p)->count, first, middle)
+/* Most groups are whole: one question then, not one for each part of a group. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char* x, const ampi_nine_places_avx2* p,
+                                                        __m256i* first, __m256i* middle) {
+    if (p->count == 16) ampi_nine_pixels_of_avx2(t, x, 0, 16, first, middle);
+    else                ampi_nine_pixels_of_avx2(t, x, p->skip, p->count, first, middle);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_put_avx2(amp_dtype t, void* dx, const ampi_nine_places_avx2* p,
+                                                     __m256 first, __m256 middle) {
+    if (p->count == 16) ampi_ring_zip_avx2(t, dx, 0, 16, first, middle);
+    else                ampi_ring_zip_avx2(t, dx, p->skip, p->count, first, middle);
+}
 #define ampi_nine_dy_avx2(t, dy, p) ampi_read8_avx2(dy, t, 0, (p)->windows)
 #define ampi_nine_or_keys_avx2 _mm256_or_si256
 #define ampi_nine_load_keys_avx2(key) _mm256_loadu_si256((const __m256i*)(const void*)(key))
@@ -11539,6 +11673,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
         ampi_nine_lanes_##isa real, choice[2];                                                                        \
         ampi_nine_places_##isa places;                                                                                \
     } ampi_nine_group_##isa;                                                                                          \
+    /* Of a group's windows: which of three rows has the maximum, and which place of each row. */                     \
+    typedef struct ampi_nine_found_##isa { ampi_nine_lanes_##isa rows[2], choice[3][2]; } ampi_nine_found_##isa;      \
     /* Of three, the first of which may be chosen in lanes m: the best, and where it is the first or the last. */     \
     AMPI_##V##_TARGET AMPI_VECTOR ampi_keys_##isa ampi_nine_search_##isa(amp_dtype t, ampi_nine_lanes_##isa m,        \
                                                                          ampi_keys_##isa first,                       \
@@ -11577,48 +11713,67 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_nine_pixels_avx2(amp_dtype t, const char*
         *first = AMPI_##V##_ADD(fresh ? v : AMPI_##V##_ADD(*first, v), part[0]);                                      \
         *middle = fresh ? part[1] : AMPI_##V##_ADD(*middle, part[1]);                                                 \
     }                                                                                                                 \
-    /* One row of windows. x: the first place of the second row that it sees, dx too; dy: of the windows. The first   \
-       row and the second one are complete then. above, below: is there a first row, a third one? */                  \
+    /* The next group of a row of windows. x: its first place in the second row that it sees, w bytes a row; at: its  \
+       pixels in that row and the one below, where there is one. */                                                   \
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_look_##isa(amp_dtype t, int below, ptrdiff_t w, const char* x,       \
+                                                            ampi_nine_lanes_##isa seen, ampi_nine_group_##isa* g,     \
+                                                            int more, ampi_keys_##isa* at,                            \
+                                                            ampi_nine_found_##isa* f,                                 \
+                                                            ampi_nine_lanes_##isa* sound) {                           \
+        const ampi_keys_##isa least = ampi_set_keys_##isa(ampi_nine_least(t)), best0 = g->best;                       \
+        ampi_keys_##isa a1 = least, b1 = least, a2 = least, b2 = least, best1;                                        \
+        x += 2 * AMPI_##V##_LANES * ampi_type_size(t);                                                                \
+        if (more) {                                                                                                   \
+            ampi_nine_get_##isa(t, x, g + 1, &a1, &b1, sound);                                                        \
+            if (below) ampi_nine_get_##isa(t, x + w, g + 1, &a2, &b2, sound);                                         \
+        }                                                                                                             \
+        f->choice[0][0] = g->choice[0]; f->choice[0][1] = g->choice[1];                                               \
+        best1 = ampi_nine_search_##isa(t, g->real, at[0], at[1], ampi_nine_next_##isa(at[0], a1), f->choice[1]);      \
+        g->best = ampi_nine_search_##isa(t, g->real, at[2], at[3], ampi_nine_next_##isa(at[2], a2), f->choice[2]);    \
+        ampi_nine_search_##isa(t, seen, best0, best1, g->best, f->rows);                                              \
+        g->choice[0] = f->choice[2][0]; g->choice[1] = f->choice[2][1];                                               \
+        at[0] = a1; at[1] = b1; at[2] = a2; at[3] = b2;                                                               \
+    }                                                                                                                 \
+    /* What its windows found, for the first row and the second one, which are complete then, and for the third one. */\
+    AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_give_##isa(amp_dtype t, int above, ptrdiff_t w, char* dx,            \
+                                                            const char* dy, ampi_nine_group_##isa* g,                 \
+                                                            const ampi_nine_found_##isa* f, AMPI_##V##_T* before) {   \
+        const AMPI_##V##_T v = AMPI_##V##_ADD(ampi_nine_dy_##isa(t, dy, &g->places), AMPI_##V##_ZERO);                \
+        AMPI_##V##_T part[3], first = g->first, middle = g->middle;                                                   \
+        AMPI_AHEAD(dy, 0);                                                                                            \
+        ampi_nine_deal_##isa(f->rows, v, part);                                                                       \
+        ampi_nine_meet_##isa(0, f->choice[0], part[0], &first, &middle, &before[0]);                                  \
+        if (above) ampi_nine_put_##isa(t, dx - w, &g->places, first, middle);                                         \
+        ampi_nine_meet_##isa(1, f->choice[1], part[1], &first, &middle, &before[1]);                                  \
+        ampi_nine_put_##isa(t, dx, &g->places, first, middle);                                                        \
+        ampi_nine_meet_##isa(1, f->choice[2], part[2], &g->first, &g->middle, &before[2]);                            \
+    }                                                                                                                 \
+    /* One row of windows. x: the first place of the second row that it sees, dx too; dy: of the windows. above, below:\
+       is there a first row, a third one? AVX2 has too few registers for both steps at once. */                       \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_windows_##isa(amp_dtype t, const ampi_nine* d, int above, int below, \
                                                                const char* x, char* dx, const char* dy,               \
                                                                ampi_nine_group_##isa* g,                              \
                                                                const ampi_nine_group_##isa* last,                     \
                                                                ampi_nine_lanes_##isa* sound) {                        \
-        const size_t size = ampi_type_size(t);                                                                        \
-        const ptrdiff_t w = d->p->w * (ptrdiff_t)size, next = 2 * AMPI_##V##_LANES * (ptrdiff_t)size;                 \
-        const ampi_keys_##isa least = ampi_set_keys_##isa(ampi_nine_least(t));                                        \
+        enum { APART = AMPI_##V##_LANES < 16 };                                                                       \
+        const size_t next = 2 * AMPI_##V##_LANES * ampi_type_size(t);                                                 \
+        const ptrdiff_t w = d->p->w * (ptrdiff_t)ampi_type_size(t);                                                   \
         const ampi_nine_lanes_##isa seen = ampi_nine_behind_##isa(above ? 0 : AMPI_##V##_LANES);                      \
-        AMPI_##V##_T before0 = AMPI_##V##_ZERO, before1 = before0, before2 = before0;                                 \
-        ampi_keys_##isa a1, b1, a2 = least, b2 = least;                                                               \
-        ampi_nine_get_##isa(t, x, g, &a1, &b1, sound);                                                                \
-        if (below) ampi_nine_get_##isa(t, x + w, g, &a2, &b2, sound);                                                 \
-        for (;; g++) {                                                                                                \
-            const AMPI_##V##_T v = AMPI_##V##_ADD(ampi_nine_dy_##isa(t, dy, &g->places), AMPI_##V##_ZERO);            \
-            ampi_keys_##isa next_a1 = least, next_b1 = least, next_a2 = least, next_b2 = least, best0, best1;         \
-            ampi_nine_lanes_##isa rows[2], choice0[2], choice1[2];                                                    \
-            AMPI_##V##_T part[3], first = g->first, middle = g->middle;                                               \
-            AMPI_AHEAD(dy, 0);                                                                                        \
-            x += next;                                                                                                \
-            if (g < last) {                                                                                           \
-                ampi_nine_get_##isa(t, x, g + 1, &next_a1, &next_b1, sound);                                          \
-                if (below) ampi_nine_get_##isa(t, x + w, g + 1, &next_a2, &next_b2, sound);                           \
-            }                                                                                                         \
-            best0 = g->best;                                                                                          \
-            choice0[0] = g->choice[0]; choice0[1] = g->choice[1];                                                     \
-            best1 = ampi_nine_search_##isa(t, g->real, a1, b1, ampi_nine_next_##isa(a1, next_a1), choice1);           \
-            g->best = ampi_nine_search_##isa(t, g->real, a2, b2, ampi_nine_next_##isa(a2, next_a2), g->choice);       \
-            ampi_nine_search_##isa(t, seen, best0, best1, g->best, rows);                                             \
-            ampi_nine_deal_##isa(rows, v, part);                                                                      \
-            ampi_nine_meet_##isa(0, choice0, part[0], &first, &middle, &before0);                                     \
-            if (above) ampi_nine_put_##isa(t, dx - w, &g->places, first, middle);                                     \
-            ampi_nine_meet_##isa(1, choice1, part[1], &first, &middle, &before1);                                     \
-            ampi_nine_put_##isa(t, dx, &g->places, first, middle);                                                    \
-            ampi_nine_meet_##isa(1, g->choice, part[2], &g->first, &g->middle, &before2);                             \
-            if (g == last) return;                                                                                    \
-            dx += next;                                                                                               \
-            dy += next / 2;                                                                                           \
-            a1 = next_a1; b1 = next_b1; a2 = next_a2; b2 = next_b2;                                                   \
+        ampi_nine_found_##isa found[APART ? AMPI_NINE_GROUPS : 1], *f = found;                                        \
+        ampi_nine_group_##isa* start = g;                                                                             \
+        AMPI_##V##_T before[3];                                                                                       \
+        ampi_keys_##isa at[4];                                                                                        \
+        before[0] = before[1] = before[2] = AMPI_##V##_ZERO;                                                          \
+        at[2] = at[3] = ampi_set_keys_##isa(ampi_nine_least(t));                                                      \
+        ampi_nine_get_##isa(t, x, g, &at[0], &at[1], sound);                                                          \
+        if (below) ampi_nine_get_##isa(t, x + w, g, &at[2], &at[3], sound);                                           \
+        for (;; g++, f += APART, x += next) {                                                                         \
+            ampi_nine_look_##isa(t, below, w, x, seen, g, g < last, at, f, sound);                                    \
+            if (!APART) ampi_nine_give_##isa(t, above, w, dx, dy, g, f, before), dx += next, dy += next / 2;          \
+            if (g == last) break;                                                                                     \
         }                                                                                                             \
+        for (g = start, f = found; APART && g <= last; g++, f++, dx += next, dy += next / 2)                          \
+            ampi_nine_give_##isa(t, above, w, dx, dy, g, f, before);                                                  \
     }                                                                                                                 \
     /* The row that the first row of windows sees first, if there is one. */                                          \
     AMPI_##V##_TARGET AMPI_VECTOR void ampi_nine_open_##isa(amp_dtype t, const char* x, ampi_nine_group_##isa* g,     \
@@ -12395,9 +12550,9 @@ AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, const void* x, amp_dtype xt, si
         ampi_part v[AMPI_BN_PAIR];
         for (k = 0; k < count; k++) v[k] = ampi_bn_view(p, x, xt, group + k, step, typed, tile + k * AMPI_TILE);
 #if AMPI_X86
-        if (count > 1 && usual && ampi_simd() == AMP_ISA_AVX512) {
+        if (count > 1 && usual && ampi_simd() >= AMP_ISA_AVX2) {
             const size_t next = (size_t)((const char*)v[1].data - (const char*)v[0].data);
-            ampi_lane_pair_avx512(acc, v[0], next, ampi_bn_ahead(p, xt), mean);
+            AMPI_BY_HAND(ampi_lane_pair, acc, v[0], next, ampi_bn_ahead(p, xt), mean);
             continue;
         }
 #endif
@@ -12505,21 +12660,24 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, size_
                                                      const float* gamma, const float* beta) {
     AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
-/* k: means, invstd, gammas and betas, those of eight lanes and of the other eight. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
-                                                   const __m256* k) {
-    const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), k[upper]), k[2 + upper]);
-    ampi_put_x8(t, y, i, m, upper, _mm256_fmadd_ps(v, k[4 + upper], k[6 + upper]));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
+                                                     size_t ahead, ampi_twin mean, ampi_twin invstd, ampi_twin gamma,
+                                                     ampi_twin beta) {
+    const ampi_twin v = ampi_mul_twin(ampi_sub_widened_twin(ampi_get_twin(t, x, i, n), mean), invstd);
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(y, ahead + i * ampi_type_size(t));
+    ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, gamma, beta));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_typed8(amp_dtype t, void* y, const void* x, size_t ahead,
+                                                       const ampi_bn_stats* stats, const float* gamma,
+                                                       const float* beta, size_t n) {
+    const ampi_twin m = ampi_beside_twin(t, stats->mean), s = ampi_beside_twin(t, stats->invstd);
+    const ampi_twin g = ampi_beside_twin(t, gamma), b = ampi_beside_twin(t, beta);
+    AMPI_EACH_TWIN(ampi_bn_apply_twin, t, n, y, x, ahead, m, s, g, b);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
                                                  const float* gamma, const float* beta) {
-    const float* from[4];
-    __m256 k[8];
-    int l;
-    (void)ahead;
-    from[0] = stats->mean; from[1] = stats->invstd; from[2] = gamma; from[3] = beta;
-    for (l = 0; l < 8; l++) k[l] = _mm256_loadu_ps(from[l / 2] + 8 * (l % 2));
-    AMPI_ALL_X8(ampi_bn_apply_x8, x.t, x.n, y, x.data, k);
+    AMPI_FOR_TYPE(ampi_bn_apply_typed8, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
 #endif
 
@@ -12616,18 +12774,23 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_p
                                                   const ampi_bn_slope* slope) {
     AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, ahead, slope, x.n);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
-                                                const void* x, const ampi_bn_slope* q) {
-    const int l = 8 * upper;
-    const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), _mm256_loadu_ps(q->a + l));
-    const __m256 v = _mm256_sub_ps(_mm256_loadu_ps(q->mean + l), ampi_read8_avx2(x, t, i, m));
-    const __m256 u = _mm256_fmadd_ps(v, _mm256_loadu_ps(q->b + l), g);
-    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(u, _mm256_loadu_ps(q->k + l)));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
+                                                  const void* x, ampi_twin mean, ampi_twin a, ampi_twin b,
+                                                  ampi_twin k) {
+    const ampi_twin g = ampi_sub_twin(ampi_get_twin(t, dy, i, n), a);
+    const ampi_twin v = ampi_sub_twin(mean, ampi_get_twin(t, x, i, n));
+    ampi_put_twin(t, dx, i, n, ampi_mul_twin(ampi_fma_twin(v, b, g), k));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_typed8(amp_dtype t, void* dx, const void* dy, const void* x,
+                                                    const ampi_bn_slope* q, size_t n) {
+    const ampi_twin mean = ampi_beside_twin(t, q->mean), a = ampi_beside_twin(t, q->a);
+    const ampi_twin b = ampi_beside_twin(t, q->b), k = ampi_beside_twin(t, q->k);
+    AMPI_EACH_TWIN(ampi_bn_dx_twin, t, n, dx, dy, x, mean, a, b, k);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part x, size_t ahead,
                                               const ampi_bn_slope* slope) {
     (void)ahead;
-    AMPI_ALL_X8(ampi_bn_dx_x8, x.t, x.n, dx, dy.data, x.data, slope);
+    AMPI_FOR_TYPE(ampi_bn_dx_typed8, x.t, dx, dy.data, x.data, slope, x.n);
 }
 #endif
 
@@ -12817,10 +12980,10 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t
 
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_keep_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                    const void* x, double* kept) {
-    const ampi_wide8 w = t == AMP_F32 ? ampi_get_wide_x8(t, x, i, m) : ampi_widen_x8(ampi_read8_avx2(x, t, i, m));
+    const ampi_wide8 w = upper ? ampi_get_wide_other_x8(t, x, i, m) : ampi_get_wide_x8(t, x, i, m);
     if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
     ampi_store_wide8(kept + i, w);
-    ampi_wide8_add(acc + upper, w);
+    ampi_wide8_add_widened(t, acc + upper, w);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_kept_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
                                                       const double* kept, const ampi_wide8* mean, const char* y) {
@@ -12929,17 +13092,17 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_apply_typed_avx512(amp_dtype t, void* y,
                                                            const float* beta, float mean, float invstd, size_t n) {
     AMPI_FOR_TYPE(ampi_ln_apply_row_x16, t, y, x, gamma, beta, mean, invstd, n);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_apply_x8(amp_dtype t, size_t i, size_t m, int upper, void* y, const void* x,
-                                                   const float* gamma, const float* beta, __m256 mean, __m256 invstd) {
-    const __m256 v = _mm256_mul_ps(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), invstd);
-    const __m256 g = ampi_read8_avx2(gamma, AMP_F32, i, m), b = ampi_read8_avx2(beta, AMP_F32, i, m);
-    (void)upper;
-    ampi_put8_avx2(y, t, i, m, _mm256_fmadd_ps(v, g, b));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_apply_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
+                                                     const float* gamma, const float* beta, ampi_twin mean,
+                                                     ampi_twin invstd) {
+    const ampi_twin v = ampi_mul_twin(ampi_sub_widened_twin(ampi_get_twin(t, x, i, n), mean), invstd);
+    const ampi_twin g = ampi_beside_twin(t, gamma + i), b = ampi_beside_twin(t, beta + i);
+    ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, g, b));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_apply_typed_avx2(amp_dtype t, void* y, const void* x, const float* gamma,
                                                        const float* beta, float mean, float invstd, size_t n) {
-    const __m256 m = _mm256_set1_ps(mean), s = _mm256_set1_ps(invstd);
-    AMPI_ALL_X8(ampi_ln_apply_x8, t, n, y, x, gamma, beta, m, s);
+    const ampi_twin m = ampi_same_twin(mean), s = ampi_same_twin(invstd);
+    AMPI_ALL_TWIN(ampi_ln_apply_twin, t, n, y, x, gamma, beta, m, s);
 }
 #endif
 
@@ -13067,7 +13230,9 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m
                                                  ampi_wide8* dot, const void* dy, const void* x, const float* gamma,
                                                  __m256 mean) {
     const __m256 g = _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m));
-    ampi_dot_step8(m, sum + upper, dot + upper, ampi_widen_x8(g), ampi_read8_avx2(x, t, i, m), mean);
+    const ampi_wide8 w = ampi_widen_kept_x8(g);
+    const __m256 d = ampi_first_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), m);
+    ampi_dot_step8(sum + upper, dot + upper, w, ampi_widen_x8(d));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_part dy, ampi_part x, const float* gamma,
                                                float mean) {
@@ -13079,17 +13244,18 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_pa
     ampi_store_lanes8(sum, a);
     ampi_store_lanes8(dot, b);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx, const void* dy,
-                                                const void* x, const float* gamma, __m256 mean, __m256 a, __m256 b,
-                                                __m256 invstd) {
-    const __m256 g = _mm256_fmsub_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m), a);
-    const __m256 v = _mm256_sub_ps(mean, ampi_read8_avx2(x, t, i, m));
-    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(_mm256_fmadd_ps(v, b, g), invstd));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dx_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
+                                                  const void* x, const float* gamma, ampi_twin mean, ampi_twin a,
+                                                  ampi_twin b, ampi_twin invstd) {
+    const ampi_twin g = ampi_fms_twin(ampi_get_twin(t, dy, i, n), ampi_beside_twin(t, gamma + i), a);
+    const ampi_twin v = ampi_sub_twin(mean, ampi_get_twin(t, x, i, n));
+    ampi_put_twin(t, dx, i, n, ampi_mul_twin(ampi_fma_twin(v, b, g), invstd));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dx_avx2(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
                                               float a, float b, float invstd) {
-    const __m256 m = _mm256_set1_ps(mean), va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), s = _mm256_set1_ps(invstd);
-    AMPI_ALL_X8(ampi_ln_dx_x8, x.t, x.n, dx, dy.data, x.data, gamma, m, va, vb, s);
+    const ampi_twin m = ampi_same_twin(mean), va = ampi_same_twin(a), vb = ampi_same_twin(b);
+    const ampi_twin s = ampi_same_twin(invstd);
+    AMPI_ALL_TWIN(ampi_ln_dx_twin, x.t, x.n, dx, dy.data, x.data, gamma, m, va, vb, s);
 }
 #endif
 
@@ -13496,17 +13662,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y
     }
     ampi_clear_upper();
 }
-/* GELU alone by AVX2: of it the plain form is slow. Elements [i, i+n), n <= 16. */
-AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_get_twin(amp_dtype t, const void* p, size_t i, size_t n) {
-    ampi_twin r;
-    r.a = ampi_read8_avx2(p, t, i, n);
-    r.b = n > 8 ? ampi_read8_avx2(p, t, i + 8, n - 8) : r.a;
-    return r;
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_twin(amp_dtype t, void* p, size_t i, size_t n, ampi_twin x) {
-    ampi_put_x8(t, p, i, n, 0, x.a);
-    if (n > 8) ampi_put_x8(t, p, i + 8, n - 8, 1, x.b);
-}
+/* GELU alone by AVX2: of it the plain form is slow. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x) {
     const ampi_twin v = ampi_get_twin(t, x, i, n);
     ampi_twin density;
@@ -13521,11 +13677,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_slope_twin(amp_dtype t, size_t i, si
     ampi_put_twin(t, dx, i, n, ampi_mul_twin(g, ampi_fma_twin(c, density, cdf)));
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_typed8(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
-    size_t i = 0;
-    for (; !s && i + 16 <= n; i += 16) ampi_gelu_twin(t, i, 16, y, x);
-    for (; s && i + 16 <= n; i += 16) ampi_gelu_slope_twin(t, i, 16, y, x, s);
-    if (i < n && s) ampi_gelu_slope_twin(t, i, n - i, y, x, s);
-    else if (i < n) ampi_gelu_twin(t, i, n - i, y, x);
+    if (s) AMPI_EACH_TWIN(ampi_gelu_slope_twin, t, n, y, x, s);
+    else   AMPI_EACH_TWIN(ampi_gelu_twin, t, n, y, x);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_gelu_avx2(void* y, ampi_part x, const void* s) {
     AMPI_FOR_TYPE(ampi_gelu_typed8, x.t, y, x.data, s, x.n);
@@ -13960,7 +14113,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_exp_x8(amp_dtype t, size_t i, size_t 
                                                   ampi_wide8* acc, const void* x, __m256 max) {
     const __m256 e = ampi_exp_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), max));
     _mm256_storeu_ps(tile + i % AMPI_TILE, e);
-    ampi_wide8_add(acc + upper, ampi_widen_x8(ampi_first_x8(e, m)));
+    ampi_wide8_add(acc + upper, ampi_widen_kept_x8(ampi_first_x8(e, m)));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_row_exp_avx2(float* tile, double* acc, ampi_part x, float max) {
     const __m256 m = _mm256_set1_ps(max);
@@ -13992,14 +14145,14 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_rows_measure_avx2(amp_dtype t, const void* x,
     for (; row < end; row += d * ampi_type_size(t), tile += AMPI_TILE)
         AMPI_FOR_TYPE(ampi_row_measure_typed8, t, row, d, max++, sum++, tile);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_affine_x8(amp_dtype t, size_t i, size_t m, int upper, void* y,
-                                                     const float* x, __m256 a, __m256 b, __m256 c) {
-    ampi_put_x8(t, y, i, m, upper, _mm256_mul_ps(_mm256_fmsub_ps(_mm256_loadu_ps(x + i), a, b), c));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_row_affine_twin(amp_dtype t, size_t i, size_t n, void* y, const float* x,
+                                                       ampi_twin a, ampi_twin b, ampi_twin c) {
+    ampi_put_twin(t, y, i, n, ampi_mul_twin(ampi_fms_twin(ampi_beside_twin(t, x + i), a, b), c));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_row_affine_avx2(amp_dtype t, void* y, const float* x, float a, float b, float c,
                                                    size_t n) {
-    const __m256 va = _mm256_set1_ps(a), vb = _mm256_set1_ps(b), vc = _mm256_set1_ps(c);
-    AMPI_ALL_X8(ampi_row_affine_x8, t, n, y, x, va, vb, vc);
+    const ampi_twin va = ampi_same_twin(a), vb = ampi_same_twin(b), vc = ampi_same_twin(c);
+    AMPI_ALL_TWIN(ampi_row_affine_twin, t, n, y, x, va, vb, vc);
 }
 #endif
 
@@ -14111,14 +14264,14 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_softmax_dx_typed(amp_dtype t, void* dx,
 AMPI_TARGET_AVX512 AMPI_FN void ampi_softmax_dx_avx512(void* dx, ampi_part dy, ampi_part y, float sum) {
     AMPI_FOR_TYPE(ampi_softmax_dx_typed, y.t, dx, dy.data, y.data, sum, y.n);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_softmax_dx_x8(amp_dtype t, size_t i, size_t m, int upper, void* dx,
-                                                     const void* dy, const void* y, __m256 sum) {
-    const __m256 g = _mm256_sub_ps(ampi_read8_avx2(dy, t, i, m), sum);
-    ampi_put_x8(t, dx, i, m, upper, _mm256_mul_ps(ampi_read8_avx2(y, t, i, m), g));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_softmax_dx_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
+                                                       const void* y, ampi_twin sum) {
+    const ampi_twin g = ampi_sub_twin(ampi_get_twin(t, dy, i, n), sum);
+    ampi_put_twin(t, dx, i, n, ampi_mul_twin(ampi_get_twin(t, y, i, n), g));
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_softmax_dx_avx2(void* dx, ampi_part dy, ampi_part y, float sum) {
-    const __m256 s = _mm256_set1_ps(sum);
-    AMPI_ALL_X8(ampi_softmax_dx_x8, y.t, y.n, dx, dy.data, y.data, s);
+    const ampi_twin s = ampi_same_twin(sum);
+    AMPI_ALL_TWIN(ampi_softmax_dx_twin, y.t, y.n, dx, dy.data, y.data, s);
 }
 #endif
 

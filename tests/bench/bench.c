@@ -12,8 +12,8 @@
    The limit of arithmetic is a loop of FP32 fmas in registers, of the instruction set in use (avx512_bf16: of vdpbf16ps
    where the type is bf16), in bursts between calls of the case, so at the clock that the processor holds under its load;
    that of the rest a pass over arrays of the same
-   sizes that only reads, writes (through the caches or past them, whichever is faster), or does both. Both use as
-   many threads as the case. */
+   sizes that only reads, writes (through the caches or past them), or does both, in the fastest of a few orders. Both
+   use as many threads as the case. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
   #define _POSIX_C_SOURCE 200809L       /* clock_gettime */
 #endif
@@ -166,20 +166,41 @@ static void close_case(void) {
 /* Limits of the processor.                                                                  */
 /* ---------------------------------------------------------------------------------------- */
 
+/* A vector as wide as a register, for gcc keeps a wider one in memory. */
 #if defined(__GNUC__)
-typedef uint32_t wide __attribute__((vector_size(64)));
+  #define WIDE(bytes) uint32_t __attribute__((vector_size(bytes)))
+  #define SPREAD(wide, x) ((wide){ 0 } + (x))
 #else
-typedef uint64_t wide;
+  #define WIDE(bytes) uint64_t
+  #define SPREAD(wide, x) ((wide)(x))
 #endif
-enum { PASS_BYTES = 4096, PIECES = 4, CHAINS = 12, PEAK_TURNS = 125000, BURSTS = 8 };
-static volatile wide sink;              /* zero, but the compiler does not know */
+enum { AHEAD_BYTES = 4096, TURN_BYTES = 256, CHAINS = 12, PEAK_TURNS = 125000, BURSTS = 8 };
+static volatile uint32_t sink;          /* zero, but the compiler does not know */
 
 /* The processor's own prefetchers stop at the end of a page. */
 #if defined(__GNUC__)
-  #define AHEAD(p) (__builtin_prefetch((char*)(p) + PASS_BYTES), __builtin_prefetch((char*)(p) + PASS_BYTES + 64))
+  #define LINE_AHEAD(p) __builtin_prefetch((char*)(p) + AHEAD_BYTES)
 #else
-  #define AHEAD(p) ((void)0)
+  #define LINE_AHEAD(p) ((void)0)
 #endif
+/* Each line of four vectors. */
+#define FOUR_AHEAD(p) do {                                                 \
+    LINE_AHEAD(p);                                                         \
+    if (sizeof *(p) > 16) LINE_AHEAD((p) + 2);                             \
+    if (sizeof *(p) > 32) { LINE_AHEAD((p) + 1); LINE_AHEAD((p) + 3); }    \
+} while (0)
+#define NOT_AHEAD(p) ((void)0)
+
+/* Goes once over a part of an array, a whole number of TURN_BYTES. */
+#define PASS(name, wide, target, ahead)                                                                         \
+target static NOINLINE void name(char* data, size_t bytes, char use) {                                          \
+    wide *p = (wide*)(void*)data, *end = p + bytes / sizeof *p, w = SPREAD(wide, sink), x = w, y = w, z = w;    \
+    if (use == 'r') for (; p < end; p += 4) { ahead(p); w ^= p[0]; x ^= p[1]; y ^= p[2]; z ^= p[3]; }           \
+    if (use == 'w') for (; p < end; p += 4) { p[0] = w; p[1] = x; p[2] = y; p[3] = z; }                         \
+    if (use == 'u') for (; p < end; p += 4) { ahead(p); p[0] ^= w; p[1] ^= x; p[2] ^= y; p[3] ^= z; }           \
+    w ^= x; y ^= z;                                                                                             \
+    if (use == 'r' && bytes > 0 && memcmp(&w, &y, sizeof w) == 0) end[-1] ^= w ^ y;                             \
+}
 
 /* Twelve independent chains hide the latency of the fma. */
 #define FMAS(name, isa, target, lanes, fma)                                                       \
@@ -203,26 +224,20 @@ target static NOINLINE void fmas_##name(float* x) {                             
     ampi_put_##isa(x, x0);                                                                        \
 }
 
-/* pass_ goes once over a part of an array. */
-#define LIMITS(isa, target, lanes)                                                                       \
-    FMAS(isa, isa, target, lanes, ampi_fma_##isa)                                                        \
-    target static NOINLINE void pass_##isa(char* data, size_t bytes, char use) {                         \
-        wide *p = (wide*)(void*)data, x = sink, y = sink;                                                \
-        size_t i, n = bytes / sizeof *p & ~(size_t)1;                                                    \
-        if (use == 'r') for (i = 0; i < n; i += 2) { AHEAD(p + i); x ^= p[i]; y ^= p[i + 1]; }           \
-        if (use == 'w') for (i = 0; i < n; i += 2) { p[i] = x; p[i + 1] = y; }                           \
-        if (use == 'u') for (i = 0; i < n; i += 2) { AHEAD(p + i); p[i] ^= x; p[i + 1] ^= y; }           \
-        if (use == 'r' && n > 0 && memcmp(&x, &y, sizeof x) == 0) p[0] ^= x ^ y;                         \
-    }                                                                                                    \
+#define LIMITS(isa, target, lanes, register_bytes)                \
+    FMAS(isa, isa, target, lanes, ampi_fma_##isa)                 \
+    typedef WIDE(register_bytes) wide_##isa;                      \
+    PASS(pass_##isa, wide_##isa, target, NOT_AHEAD)               \
+    PASS(pass_ahead_##isa, wide_##isa, target, FOUR_AHEAD)        \
     enum { LANES_##isa = lanes };
 
-LIMITS(scalar, , 1)
+LIMITS(scalar, , 1, 16)
 #if AMPI_X86
-LIMITS(avx2, AMPI_TARGET_AVX2, 8)
-LIMITS(avx512, AMPI_TARGET_AVX512, 16)
+LIMITS(avx2, AMPI_TARGET_AVX2, 8, 32)
+LIMITS(avx512, AMPI_TARGET_AVX512, 16, 64)
 #endif
 #if AMPI_NEON
-LIMITS(neon, , 4)
+LIMITS(neon, , 4, 16)
 #endif
 #if AMPI_PAIRS
 /* vdpbf16ps makes two multiplications and additions in each lane. */
@@ -242,23 +257,23 @@ static NOINLINE void write_past(char* data, size_t bytes) {
 
 typedef struct limit_kernels {
     void (*fmas)(float* x);
-    void (*pass)(char* data, size_t bytes, char use);
+    void (*pass[2])(char* data, size_t bytes, char use);        /* [1] prefetches */
     int lanes;
 } limit_kernels;
 static limit_kernels limits(void) {
-    const limit_kernels scalar = { fmas_scalar, pass_scalar, LANES_scalar };
+    const limit_kernels scalar = { fmas_scalar, { pass_scalar, pass_ahead_scalar }, LANES_scalar };
 #if AMPI_PAIRS
-    const limit_kernels pairs = { fmas_pairs, pass_avx512, 2 * LANES_avx512 };
+    const limit_kernels pairs = { fmas_pairs, { pass_avx512, pass_ahead_avx512 }, 2 * LANES_avx512 };
     if (amp_cpu_isa() == AMP_ISA_AVX512_BF16 && now_open.type == AMP_BF16) return pairs;
 #endif
 #if AMPI_X86
-    const limit_kernels avx2 = { fmas_avx2, pass_avx2, LANES_avx2 };
-    const limit_kernels avx512 = { fmas_avx512, pass_avx512, LANES_avx512 };
+    const limit_kernels avx2 = { fmas_avx2, { pass_avx2, pass_ahead_avx2 }, LANES_avx2 };
+    const limit_kernels avx512 = { fmas_avx512, { pass_avx512, pass_ahead_avx512 }, LANES_avx512 };
     if (ampi_simd() == AMP_ISA_AVX512) return avx512;
     if (ampi_simd() == AMP_ISA_AVX2) return avx2;
 #endif
 #if AMPI_NEON
-    const limit_kernels neon = { fmas_neon, pass_neon, LANES_neon };
+    const limit_kernels neon = { fmas_neon, { pass_neon, pass_ahead_neon }, LANES_neon };
     if (ampi_simd() == AMP_ISA_NEON) return neon;
 #endif
     return scalar;
@@ -292,30 +307,36 @@ static double limit_of_arithmetic(void) {
     return seconds * now_open.flops / (2.0 * CHAINS * PEAK_TURNS * BURSTS * limits().lanes * count);
 }
 
-/* One pass over the arrays of the case, piece by piece of the largest and as much of the others. `streams` pages are
-   under way at a time: one page after the other leaves some memories idle, many at once are slow on others. */
-static void pass_piece(const limit_kernels* k, int first, int past, size_t piece, size_t pieces) {
+/* A way to pass over the arrays: `streams` pages at a time, each cut into so many pieces, one piece of each in turn;
+   with prefetches; past the caches where it only writes. One page after the other leaves some memories idle, many at
+   once are slow on others, and a short piece costs a call. */
+typedef struct way { size_t streams, page, pieces; int ahead, past; } way;
+
+/* One piece of the largest array and as much of the others. */
+static void pass_piece(const limit_kernels* k, int first, const way* w, size_t piece, size_t pieces) {
     int s;
     for (s = 0; s < now_open.span_count; s++) {
         const span* a = &now_open.spans[s];
-        size_t lines = a->bytes / 64, from = lines * piece / pieces * 64, to = lines * (piece + 1) / pieces * 64;
+        size_t turns = a->bytes / TURN_BYTES, from = turns * piece / pieces, past = turns * (piece + 1) / pieces;
+        size_t bytes = (past - from) * TURN_BYTES;
+        char* data = a->data + from * TURN_BYTES;
         if (a->first != first) continue;
-        if (past && a->use == 'w') write_past(a->data + from, to - from);
-        else k->pass(a->data + from, to - from, a->use);
+        if (w->past && a->use == 'w') write_past(data, bytes);
+        else k->pass[w->ahead](data, bytes, a->use);
     }
 }
-static void pass_part(const limit_kernels* k, int first, size_t streams, int past, size_t part, size_t parts) {
+static void pass_part(const limit_kernels* k, int first, const way* w, size_t part, size_t parts) {
     const open_case* o = &now_open;
     size_t largest = 0, groups, g, i, q;
     int s;
     for (s = 0; s < o->span_count; s++) if (o->spans[s].bytes > largest) largest = o->spans[s].bytes;
-    groups = (largest - 1) / (PASS_BYTES * streams) + 1;
+    groups = (largest - 1) / (w->page * w->streams) + 1;
     for (g = groups * part / parts; g < groups * (part + 1) / parts; g++)
-        for (i = 0; i < PIECES; i++)
-            for (q = 0; q < streams; q++)
-                pass_piece(k, first, past, (g * streams + q) * PIECES + i, groups * streams * PIECES);
+        for (i = 0; i < w->pieces; i++)
+            for (q = 0; q < w->streams; q++)
+                pass_piece(k, first, w, (g * w->streams + q) * w->pieces + i, groups * w->streams * w->pieces);
 }
-static double seconds_of_pass(size_t streams, int past) {
+static double seconds_of_pass(const way* w) {
     const limit_kernels k = limits();
     const int parts = bytes_moved() < THREADED_BYTES ? 1 : threads();
     const int firsts = now_open.span_count > 0 && now_open.spans[now_open.span_count - 1].first;
@@ -326,16 +347,22 @@ static double seconds_of_pass(size_t streams, int past) {
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static) num_threads(parts) if (parts > 1)
 #endif
-            for (t = 0; t < parts; t++) pass_part(&k, first, streams, past, (size_t)t, (size_t)parts);
+            for (t = 0; t < parts; t++) pass_part(&k, first, w, (size_t)t, (size_t)parts);
         }
         calls++;
     } while (now() - start < SAMPLE / 3.0);
     return (now() - start) / calls;
 }
 static double limit_of_memory(void) {
-    double one = seconds_of_pass(1, 0), eight = seconds_of_pass(8, 0), past = seconds_of_pass(8, 1);
-    if (eight < one) one = eight;
-    return one < past ? one : past;
+    static const way ways[] = { { 1, 16384, 1, 0, 0 }, { 1, 16384, 1, 1, 0 }, { 8, 4096, 4, 1, 0 },
+                                { 1, 16384, 1, 0, 1 }, { 1, 16384, 1, 1, 1 }, { 8, 4096, 4, 1, 1 } };
+    double least = seconds_of_pass(&ways[0]);
+    size_t i;
+    for (i = 1; i < LENGTH(ways); i++) {
+        double seconds = seconds_of_pass(&ways[i]);
+        if (seconds < least) least = seconds;
+    }
+    return least;
 }
 static double limit_seconds(void) {
     return now_open.flops > 0.0 ? limit_of_arithmetic() : limit_of_memory();
