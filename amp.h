@@ -5706,9 +5706,9 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
    has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide,
    and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time, since the third-level
    cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B is (measured: 2048
-   gains, 4608 loses), or long rows of F32 collide, or those of F16 are not long. UNFOLDS: each tile unfolds B, an
-   image, by itself, which takes longer than packing a matrix. SHALLOW: B is an image, of which a deep block may
-   not find room on the stage; words across k do. */
+   gains, 4608 loses), or long rows of F32 collide. UNFOLDS: each tile unfolds B, an image, by itself, which takes
+   longer than packing a matrix. SHALLOW: B is an image, of which a deep block may not find room on the stage; words
+   across k do. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16,
        AMPI_GEMM_SHALLOW = 32 };
 /* How many panels of A are few. */
@@ -5748,7 +5748,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
     int how = s->a.along_k && !g->words ? AMPI_GEMM_A_ALONG : 0;
     if (ampi_b_is_plain(g, s)) {
-        const int low = s->b.dtype == AMP_F32 ? !ampi_b_collides(s) : s->b.ld > AMPI_GEMM_LONG;
+        const int low = s->b.dtype != AMP_F32 || !ampi_b_collides(s);
         if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32)
             how |= low && ampi_leans_on_l3() && s->k >= 128 && s->k <= 4 * AMPI_GEMM_KC ? AMPI_GEMM_FAR | AMPI_GEMM_LOW
                                                                                        : AMPI_GEMM_FAR;
