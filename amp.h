@@ -757,8 +757,8 @@ typedef struct amp_scaler_desc {
     float backoff_factor;       /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else
                                    1/growth_factor, which is the only value that OneFlow accepts. Not for
                                    static presets */
-    float min_scale;            /* floor, <= init_scale; AMP_ZERO = none: NaN in the data can drive the scale to 0,
-                                   and every later step is skipped then */
+    float min_scale;            /* floor, <= init_scale and max_scale; AMP_ZERO = none: NaN in the data can drive the
+                                   scale to 0, and every later step is skipped then */
     float max_scale;            /* ceiling of growth, >= init_scale; AMP_ZERO = none. Apex's own 2^24 may
                                    lie below init_scale: the first growth then comes down to it */
     amp_scaler_guard  guard;
@@ -15096,6 +15096,8 @@ AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d, const ampi
                      "scaler: max_scale %g must be finite and positive", (double)d->max_scale);
     AMPI_REFUSE_DESC(!no_max && d->max_scale < d->init_scale && d->max_scale != row->max,
                      "scaler: max_scale %g is less than init_scale %g", (double)d->max_scale, init);
+    AMPI_REFUSE_DESC(!no_min && !no_max && d->min_scale > d->max_scale,
+                     "scaler: min_scale %g is greater than max_scale %g", (double)d->min_scale, (double)d->max_scale);
     AMPI_REFUSE_DESC(d->hysteresis < 1, "scaler: hysteresis %d must be at least 1", d->hysteresis);
     AMPI_REFUSE_DESC(d->max_skips < AMP_ZERO, "scaler: max_skips %d must not be negative", d->max_skips);
     return AMP_OK;

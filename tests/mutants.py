@@ -358,6 +358,7 @@ TABLE = [
     ("scaler", "return t == AMP_BF16 ? ampi_tree_avx512(a) +", "return t != AMP_BF16 ? ampi_tree_avx512(a) +"),
     ("scaler", "for (k = 0; k < c->count; k++) ampi_check_chunk(context, &c[k]);", "ampi_check_chunk(context, c);"),
     ("scaler", "#define AMPI_SMALLEST_SCALE 0x00200000u", "#define AMPI_SMALLEST_SCALE 0x00100000u"),
+    ("scaler", "!no_min && !no_max && d->min_scale > d->max_scale", "0"),
     ("scaler", "r->interval = interval > INT32_MAX - row->late ? INT32_MAX : interval + row->late;", "r->interval = interval;"),
     ("scaler", "grown > (double)rule->max) state->scale = rule->max;", "grown >= (double)rule->max) state->scale = rule->max / 2;"),
     ("scaler", "grown < AMPI_FLT_OVERFLOW || rule->guard == AMP_GUARD_NONE", "rule->guard == AMP_GUARD_NONE || 1"),

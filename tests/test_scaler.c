@@ -477,6 +477,12 @@ static void refused_descs(void) {
     REFUSE(AMP_SCALER_PYTORCH, preset, (amp_scaler_preset)77);
     REFUSE(AMP_SCALER_STATIC, growth_interval, 100);
     REFUSE(AMP_SCALER_MINDSPORE_FIXED, growth_factor, 2.0f);
+    {   /* Apex's ceiling of 2^24 may lie below init_scale, but not below a floor */
+        amp_scaler_desc d = desc_of(AMP_SCALER_APEX);
+        d.init_scale = 33554432.0f;
+        d.min_scale = 33554432.0f;
+        refuse_desc(&d, "min_scale 3.35544e+07 is greater than max_scale 1.67772e+07");
+    }
     { amp_scaler_desc d = desc_of(AMP_SCALER_MINDSPORE); refuse_desc(&d, "init_scale"); }
     { amp_scaler_desc d = desc_of(AMP_SCALER_STATIC); refuse_desc(&d, "init_scale"); }
     { amp_scaler_desc d = desc_of(AMP_SCALER_PYTORCH); d.at_min = AMP_LIMIT_CALLBACK; refuse_desc(&d, "on_limit"); }
