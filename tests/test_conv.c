@@ -433,9 +433,9 @@ static void test_defaults(void) {
     CHECK(memcmp(y, z, sizeof y) == 0);
 }
 
-/* The direct forms leave out terms that are zeros. That must not show where zeros matter: an infinite weight makes
-   them NaN, and a sum that underflows to -0 loses its sign to a zero added last. The product, which has no
-   workspace and leaves out nothing, is the reference. */
+/* The direct forms leave out terms that are zeros. That must not show where zeros matter: an infinite weight (one of
+   all, or every seventh) makes them NaN, and a sum that underflows to -0 loses its sign to a zero added last. The
+   product, which has no workspace and leaves out nothing, is the reference. */
 static void direct_check(const int* z, amp_dtype t, int odd) {
     conv v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
                       t, t, AMP_F32, NULL);
@@ -446,6 +446,7 @@ static void direct_check(const int* z, amp_dtype t, int odd) {
     int j, q;
     counts[0] = v.y.count; counts[1] = v.dx.count; counts[2] = v.dw.count;
     for (i = 0; i < v.w.count; i++) w[i] = odd == 1 && i % 7 == 3 ? (i % 2 ? INFINITY : NAN) : -tiny * (float)(i % 3);
+    if (odd == 3) w[v.w.count / 2] = INFINITY;
     CHECK(amp_convert(tensor_at(&v.w), t, w, AMP_F32, v.w.count) == AMP_OK);
     for (q = 0; odd == 2 && q < 2; q++) {                         /* all products underflow, most to -0 */
         tensor* p = q ? &v.dy : &v.x;
@@ -476,7 +477,7 @@ static void test_direct_zeros(void) {
         if (amp_cpu_force_isa(ISAS[isa]) != AMP_OK) continue;
         for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
             for (t = 0; t < 3; t++)
-                for (odd = 0; odd < 3; odd++) direct_check(SHAPES[i], TYPES[t], odd);
+                for (odd = 0; odd < 4; odd++) direct_check(SHAPES[i], TYPES[t], odd);
     }
     without_reference = 0;
     amp_cpu_force_isa(AMP_ISA_AUTO);
