@@ -8608,8 +8608,7 @@ AMPI_FN ampi_product ampi_conv2d_product(const ampi_product* s) {
     }
     return one;
 }
-/* Each of some images is a plain product. Slot i of `slots` computes every slots-th one, in its own share of the
-   workspace. */
+/* Each of some images is a plain product. Slot i of `slots` computes its share of them, in a part of the workspace. */
 AMPI_FN void ampi_conv2d_images(const ampi_product* s, size_t images, size_t i, size_t slots, const amp_exec* exec) {
     const ampi_image* b = s->b.image;
     amp_exec own;
