@@ -3153,7 +3153,7 @@ typedef struct ampi_gemm_isa {
         const size_t ldt = u->ldt;                                                                  \
         if (rest == AMPI_##V##_LANES) { ROWS(AMPI_MICRO_WRITE, V) } else { ROWS(AMPI_MICRO_WRITE_TAIL, V) } \
         (void)p3; (void)p6; (void)p9; (void)p12;    /* few rows need few pointers */                \
-        (void)keep;                                                                                 \
+        (void)(keep == NULL);                       /* only those that pack use it */               \
         ampi_clear_upper();                                                                         \
     }
 #define AMPI_MICRO_PAIR(V, R) \
