@@ -107,8 +107,11 @@ step "all conversions of all floats" exhaustive build/impl.o -O2
 step "all conversions, every 7th float, -Ofast" exhaustive build/fast/impl.o -Ofast 7
 
 # --- hostile input -----------------------------------------------------------------------------------------
-mutated() { $CC -std=c99 $sanitize tests/fuzz_$1.c build/asan/impl.o -o $out/fuzz -lm && $out/fuzz; }
-for f in checkpoint idx api; do step "mutated input: $f" mutated $f; done
+mutated() {
+    $CC -std=c99 $sanitize tests/fuzz_$1.c build/asan/impl.o -o $out/fuzz -lm || return 1
+    for seed in 1 3 5 7; do $out/fuzz $2 $seed || return 1; done
+}
+for f in "checkpoint 20000" "idx 10000" "api 200000"; do step "mutated input: ${f% *}" mutated $f; done
 
 # --- long runs ---------------------------------------------------------------------------------------------
 soak() { $CC -std=c99 -O2 tests/soak_$1.c build/impl.o -o $out/soak -lm && $out/soak $2; }
