@@ -4105,8 +4105,8 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 /* --- operands ---------------------------------------------------------------------------- */
 
 /* Largest blocks, the k that is still one of them, the k of one where C is a few panels high or one wide, so that
-   both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and of words
-   there; how many panels are few, and how many where only that spares packing B, because it is F16 or its rows are
+   both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and the k of words
+   that is; how many panels are few, and how many where only that spares packing B, because it is F16 or its rows are
    longer than so many floats, and in a tile that is LOW (see there); floats of scratch memory on the stack, for a
    staged image, and between rows; pixels of the largest plane that is called small. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
@@ -7558,13 +7558,14 @@ enum { AMPI_OUTS_LEAST = 8, AMPI_OUTS_FEW = 5, AMPI_OUTS_MOST = 16, AMPI_OUTS_ST
 /* Has the shape this form, and is it faster? Not where most threads would idle. */
 AMPI_FN int ampi_outs_fits(const ampi_conv2d* c, size_t threads) {
     const amp_conv2d_shape* s = &c->s;
-    const int few = c->og < AMPI_OUTS_LEAST, rows = c->taps == 25 ? 5 : 1;
+    const int few = c->og < AMPI_OUTS_LEAST;
+    const size_t rows = c->taps == 25 ? 5 : 1;
     if (amp_cpu_isa() != AMP_ISA_AVX512_BF16 || s->kernel_h != s->kernel_w || (s->kernel_w != 3 && s->kernel_w != 5)
         || s->stride_w != 1 || s->dilation_h != 1 || s->dilation_w != 1 || c->out_w % 2 != 0
         || s->stride_h > AMPI_STENCIL_STRIDE || s->width > AMPI_OUTS_STAGE || c->out_pixels > AMPI_OUTS_STAGE) return 0;
     return c->og >= AMPI_OUTS_FEW && c->og <= AMPI_OUTS_MOST && c->cg * c->taps <= AMPI_FOLD_SUMS / 16
            && (few ? c->cg == 1 && (threads == 1 || rows > 1)
-                   : 2 * c->cg * (size_t)(rows * s->groups) >= threads);
+                   : 2 * c->cg * rows * (size_t)s->groups >= threads);
 }
 AMPI_FN int ampi_outs_plan_of(ampi_outs_plan* f, const ampi_conv2d* c) {
     const size_t threads = ampi_conv2d_threads(c), groups = (size_t)c->s.groups;
@@ -7651,19 +7652,18 @@ AMPI_FN void ampi_outs_image(const ampi_outs_plan* f, const ampi_outs_part* t, s
     }
 }
 
-/* The sums of a task to dw[o][(c,a,b)]: all channels in one run, or the rows of one. */
+/* The sums of a task to dw[o][(c,a,b)]: a run, for a task of some kernel rows has one channel. */
 AMPI_FN void ampi_outs_store(const ampi_conv2d* c, const ampi_outs_part* t, const float* sums, void* dw,
                              amp_dtype dtype, int accumulate) {
-    const size_t width = (size_t)c->s.kernel_w, taps = t->rows * width, all = taps == c->taps ? t->count : 1;
-    size_t o, ch, k, i, n;
+    const size_t width = (size_t)c->s.kernel_w, taps = t->count * t->rows * width;
+    size_t o, k, i, n;
     for (o = t->g * c->og; o < (t->g + 1) * c->og; o++, sums++)
-        for (ch = 0; ch < t->count; ch += all)
-            for (k = 0; k < all * taps; k += n) {
-                float line[256];
-                n = ampi_min_size(all * taps - k, 256);
-                for (i = 0; i < n; i++) line[i] = sums[(ch * taps + k + i) * 16];
-                ampi_store_sum(dw, dtype, (o * c->cg + t->ch + ch) * c->taps + t->a * width + k, line, n, accumulate);
-            }
+        for (k = 0; k < taps; k += n) {
+            float line[256];
+            n = ampi_min_size(taps - k, 256);
+            for (i = 0; i < n; i++) line[i] = sums[(k + i) * 16];
+            ampi_store_sum(dw, dtype, (o * c->cg + t->ch) * c->taps + t->a * width + k, line, n, accumulate);
+        }
 }
 
 /* dw and the gradient of the bias, if dw has this form, the workspace has room, and nothing can be subnormal. 0: both
