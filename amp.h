@@ -4105,9 +4105,9 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 /* --- operands ---------------------------------------------------------------------------- */
 
 /* Largest blocks, the k that is still one of them, the k of one where C is a few panels high or one wide, so that
-   both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and the k of words
-   that is; how many panels are few, and how many where only that spares packing B, because it is F16 or its rows are
-   longer than so many floats, and in a tile that is LOW (see there); floats of scratch memory on the stack, for a
+   both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and the k of
+   words that is; how many panels are few, and how many where only that spares packing B, because it is F16 or its rows
+   are longer than so many floats, and in a tile that is LOW (see there); floats of scratch memory on the stack, for a
    staged image, and between rows; pixels of the largest plane that is called small. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
        AMPI_GEMM_KC_DEEP = 1024, AMPI_GEMM_KC_WORDS = 2048, AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10,
