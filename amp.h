@@ -333,7 +333,8 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
    - `accumulate` != 0 adds to what the gradient buffer holds instead of overwriting it.
    - The last parameter may be NULL. Errors: AMP_ERR_ARGUMENT, AMP_ERR_DESC, AMP_ERR_SHAPE, AMP_ERR_DTYPE,
      found before anything is written.
-   - Inputs and outputs do not overlap, except where "may be the same" is said. */
+   - A result may not overlap an operand or another result (AMP_ERR_ARGUMENT), except where "may be the same" is said;
+     then they have one type and begin at one place. */
 
 /* --- matrix product -------------------------------------------------------------------- */
 
@@ -1779,6 +1780,54 @@ AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) {
     if (a > SIZE_MAX - b) return 0;
     *out = a + b;
     return 1;
+}
+
+/* An operand of a call: `rows` rows of `cols` elements, `ld` elements from one to the next. */
+enum { AMPI_IN = 0, AMPI_OUT = 1, AMPI_SAME = 2, AMPI_NULL = 4, AMPI_UNUSED = 8 };
+typedef struct ampi_argument {
+    const char* name;
+    const void* data;
+    amp_dtype   dtype;
+    int         use;     /* written or only read; two that are in place may be the same; optional: may be NULL */
+    size_t      rows, cols, ld;
+} ampi_argument;
+#define AMPI_FLAT(n) 1, (n), (n)     /* a vector or a packed tensor of n elements */
+
+/* Do two operands share a byte? Row j of b begins d + (j - i) * pitch bytes behind row i of a, and meets it if that is
+   more than minus its own width and less than the width of a. Matrices with different pitches count as apart unless
+   one of them is packed, a single long row. */
+AMPI_FN int ampi_arguments_meet(const ampi_argument* a, const ampi_argument* b) {
+    const int64_t a_size = (int64_t)ampi_type_size(a->dtype), b_size = (int64_t)ampi_type_size(b->dtype);
+    const int64_t d = (int64_t)((uint64_t)(uintptr_t)b->data - (uint64_t)(uintptr_t)a->data);
+    int64_t a_rows = (int64_t)a->rows, a_width = (int64_t)a->cols * a_size, a_pitch = (int64_t)a->ld * a_size;
+    int64_t b_rows = (int64_t)b->rows, b_width = (int64_t)b->cols * b_size, b_pitch = (int64_t)b->ld * b_size;
+    int64_t pitch, t;
+    if (a_rows == 0 || b_rows == 0 || a_width == 0 || b_width == 0) return 0;
+    if (a->ld > SIZE_MAX / 16 / a->rows || b->ld > SIZE_MAX / 16 / b->rows) return 0;      /* there is no such memory */
+    if (a_pitch == a_width) { a_width *= a_rows; a_rows = 1; }
+    if (b_pitch == b_width) { b_width *= b_rows; b_rows = 1; }
+    if (a_rows > 1 && b_rows > 1 && a_pitch != b_pitch) return 0;
+    pitch = a_rows > 1 ? a_pitch : b_pitch;
+    t = 1 - a_rows;                                                  /* the first j - i that is far enough behind */
+    if (d + t * pitch <= -b_width) t += (-b_width - (d + t * pitch)) / pitch + 1;
+    return t < b_rows && d + t * pitch < a_width;
+}
+
+/* Refuses a call that would write over an operand that it still needs. */
+AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, const ampi_argument* list,
+                                    size_t count) {
+    size_t i, k;
+    for (i = 0; i < count; i++)
+        for (k = 0; k < count; k++) {
+            const ampi_argument *w = &list[i], *o = &list[k];
+            if (i == k || !(w->use & AMPI_OUT) || ((w->use | o->use) & AMPI_UNUSED) || !w->data || !o->data) continue;
+            if ((w->use & o->use & AMPI_SAME) && w->data == o->data && ampi_dtype(w->dtype) == ampi_dtype(o->dtype))
+                continue;
+            if (ampi_arguments_meet(w, o))
+                return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s would be written over %s: their memory overlaps",
+                                 call, w->name, o->name);
+        }
+    return AMP_OK;
 }
 
 AMPI_FN void* ampi_alloc(const amp_allocator* a, size_t size) {
@@ -5792,24 +5841,35 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
 /* --- amp_gemm ---------------------------------------------------------------------------- */
 
 /* A stored matrix: its type, its leading dimension, its pointer, and that its bytes can be counted. */
-AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const char* name,
-                                     const void* data, amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
+AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const ampi_argument* p) {
+    const unsigned long rows = (unsigned long)p->rows, cols = (unsigned long)p->cols, ld = (unsigned long)p->ld;
     size_t elements;
-    if (!ampi_is_compute_dtype(dtype))
+    if (!ampi_is_compute_dtype(p->dtype))
         return ampi_fail(logger, AMP_ERR_DTYPE, "%s: %s has type %s (%d); it must be f32, f16 or bf16", call,
-                         name, amp_dtype_name(dtype), (int)dtype);
+                         p->name, amp_dtype_name(p->dtype), (int)p->dtype);
     if (rows == 0 || cols == 0) return AMP_OK;
-    if (ld < cols)
+    if (p->ld < p->cols)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: ld%s is %lu, but a row of %s has %lu elements", call,
-                         name, (unsigned long)ld, name, (unsigned long)cols);
-    if (!ampi_mul_size(rows, ld, &elements) || elements > SIZE_MAX / 8)
+                         p->name, ld, p->name, cols);
+    if (!ampi_mul_size(p->rows, p->ld, &elements) || elements > SIZE_MAX / 8)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: %lu rows of %lu elements", call,
-                         name, (unsigned long)rows, (unsigned long)ld);
-    if (!data)
+                         p->name, rows, ld);
+    if (!p->data)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lu x %lu elements", call,
-                         name, (unsigned long)rows, (unsigned long)cols);
+                         p->name, rows, cols);
     return AMP_OK;
 }
+/* All operands of a call, each by itself and then against each other. */
+AMPI_FN amp_result ampi_check_matrices(const amp_logger* logger, const char* call, const ampi_argument* list,
+                                       size_t count) {
+    amp_result r = AMP_OK;
+    size_t i;
+    for (i = 0; r == AMP_OK && i < count; i++)
+        if (!(list[i].use & AMPI_UNUSED)) r = ampi_check_matrix(logger, call, &list[i]);
+    return r == AMP_OK ? ampi_check_apart(logger, call, list, count) : r;
+}
+#define AMPI_CHECK_MATRICES(logger, call, list) \
+    ampi_check_matrices(logger, call, list, sizeof(list) / sizeof((list)[0]))
 
 /* A stored matrix of `runs` rows of `length` elements as an operand. */
 AMPI_FN ampi_operand ampi_matrix(const void* data, amp_dtype dtype, size_t runs, size_t length, size_t ld,
@@ -5861,15 +5921,15 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* s, const amp_logger* logger, 
                                      size_t k, float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                                      const void* b, amp_dtype b_dtype, size_t ldb, float beta, void* c,
                                      amp_dtype c_dtype, size_t ldc) {
-    int ta = trans_a == AMP_TRANS, tb = trans_b == AMP_TRANS;
+    const int ta = trans_a == AMP_TRANS, tb = trans_b == AMP_TRANS;
+    const ampi_argument list[] = { { "a", a, a_dtype, AMPI_IN, ta ? k : m, ta ? m : k, lda },
+                                   { "b", b, b_dtype, AMPI_IN, tb ? n : k, tb ? k : n, ldb },
+                                   { "c", c, c_dtype, AMPI_OUT, m, n, ldc } };
     amp_result r;
     if ((!ta && trans_a != AMP_NO_TRANS) || (!tb && trans_b != AMP_NO_TRANS))
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
                          (int)trans_a, (int)trans_b);
-    r = ampi_check_matrix(logger, call, "a", a, a_dtype, ta ? k : m, ta ? m : k, lda);
-    if (r == AMP_OK) r = ampi_check_matrix(logger, call, "b", b, b_dtype, tb ? n : k, tb ? k : n, ldb);
-    if (r == AMP_OK) r = ampi_check_matrix(logger, call, "c", c, c_dtype, m, n, ldc);
-    if (r != AMP_OK) return r;
+    if ((r = AMPI_CHECK_MATRICES(logger, call, list)) != AMP_OK) return r;
     ampi_product_init(s, m, n, alpha == 0.0f ? 0 : k, c, c_dtype, ldc);
     s->alpha = s->k == 0 ? 1.0f : alpha;
     s->beta = beta;
@@ -5962,20 +6022,15 @@ AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db,
 
 /* --- dense layer ------------------------------------------------------------------------- */
 
-/* A vector or packed tensor: its type, and its pointer unless it is empty. */
-AMPI_FN amp_result ampi_check_tensor(const amp_logger* logger, const char* call, const char* name,
-                                     const void* data, amp_dtype dtype, size_t count) {
-    return ampi_check_matrix(logger, call, name, data, dtype, 1, count, count);
-}
-
 /* The products of a dense layer. y[n,o] = sum over i of x[n,i] * w[o,i], + b[o]; its operands are checked. */
 AMPI_FN amp_result ampi_linear_y(ampi_product* s, const amp_logger* logger, const void* x, amp_dtype x_dtype,
                                  const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
                                  amp_dtype y_dtype, size_t n, size_t in, size_t out) {
-    amp_result r = ampi_check_matrix(logger, "linear", "x", x, x_dtype, n, in, in);
-    if (r == AMP_OK) r = ampi_check_matrix(logger, "linear", "w", w, w_dtype, out, in, in);
-    if (r == AMP_OK && b) r = ampi_check_tensor(logger, "linear", "b", b, b_dtype, out);
-    if (r == AMP_OK) r = ampi_check_matrix(logger, "linear", "y", y, y_dtype, n, out, out);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, n, in, in },
+                                   { "w", w, w_dtype, AMPI_IN, out, in, in },
+                                   { "b", b, b_dtype, b ? AMPI_IN : AMPI_UNUSED, AMPI_FLAT(out) },
+                                   { "y", y, y_dtype, AMPI_OUT, n, out, out } };
+    amp_result r = AMPI_CHECK_MATRICES(logger, "linear", list);
     if (r != AMP_OK) return r;
     ampi_product_init(s, n, out, in, y, y_dtype, out);
     s->bias = b; s->bias_dtype = ampi_dtype(b_dtype);
@@ -6004,14 +6059,13 @@ AMPI_FN amp_result ampi_check_linear_backward(const amp_logger* logger, const vo
                                               amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw,
                                               amp_dtype dw_dtype, void* db, amp_dtype db_dtype, size_t n,
                                               size_t in, size_t out) {
-    const char* call = "linear backward";
-    amp_result r = ampi_check_matrix(logger, call, "dy", dy, dy_dtype, n, out, out);
-    if (r == AMP_OK && dw) r = ampi_check_matrix(logger, call, "x", x, x_dtype, n, in, in);
-    if (r == AMP_OK && dw) r = ampi_check_matrix(logger, call, "dw", dw, dw_dtype, out, in, in);
-    if (r == AMP_OK && dx) r = ampi_check_matrix(logger, call, "w", w, w_dtype, out, in, in);
-    if (r == AMP_OK && dx) r = ampi_check_matrix(logger, call, "dx", dx, dx_dtype, n, in, in);
-    if (r == AMP_OK && db) r = ampi_check_tensor(logger, call, "db", db, db_dtype, out);
-    return r;
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, n, out, out },
+                                   { "x", x, x_dtype, dw ? AMPI_IN : AMPI_UNUSED, n, in, in },
+                                   { "dw", dw, dw_dtype, dw ? AMPI_OUT : AMPI_UNUSED, out, in, in },
+                                   { "w", w, w_dtype, dx ? AMPI_IN : AMPI_UNUSED, out, in, in },
+                                   { "dx", dx, dx_dtype, dx ? AMPI_OUT : AMPI_UNUSED, n, in, in },
+                                   { "db", db, db_dtype, db ? AMPI_OUT : AMPI_UNUSED, AMPI_FLAT(out) } };
+    return AMPI_CHECK_MATRICES(logger, "linear backward", list);
 }
 
 AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
@@ -9121,26 +9175,28 @@ AMPI_FN amp_result ampi_check_conv2d_forward(ampi_conv2d* c, const amp_conv2d_sh
                                              const void* w, amp_dtype w_dtype, const void* b,
                                              amp_dtype b_dtype, void* y, amp_dtype y_dtype) {
     amp_result r = ampi_conv2d_init(c, shape, logger);
-    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "x", x, x_dtype, c->x_count);
-    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "w", w, w_dtype, c->w_count);
-    if (r == AMP_OK && b) r = ampi_check_tensor(logger, "conv2d", "b", b, b_dtype, (size_t)c->s.out_channels);
-    if (r == AMP_OK) r = ampi_check_tensor(logger, "conv2d", "y", y, y_dtype, c->y_count);
-    return r;
+    if (r != AMP_OK) return r;
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(c->x_count) },
+                                   { "w", w, w_dtype, AMPI_IN, AMPI_FLAT(c->w_count) },
+                                   { "b", b, b_dtype, b ? AMPI_IN : AMPI_UNUSED, AMPI_FLAT((size_t)c->s.out_channels) },
+                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(c->y_count) } };
+    return AMPI_CHECK_MATRICES(logger, "conv2d", list);
 }
 AMPI_FN amp_result ampi_check_conv2d_backward(ampi_conv2d* c, const amp_conv2d_shape* shape,
                                               const amp_logger* logger, const void* dy, amp_dtype dy_dtype,
                                               const void* x, amp_dtype x_dtype, const void* w,
                                               amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, void* dw,
                                               amp_dtype dw_dtype, void* db, amp_dtype db_dtype) {
-    const char* call = "conv2d backward";
     amp_result r = ampi_conv2d_init(c, shape, logger);
-    if (r == AMP_OK) r = ampi_check_tensor(logger, call, "dy", dy, dy_dtype, c->y_count);
-    if (r == AMP_OK && dw) r = ampi_check_tensor(logger, call, "x", x, x_dtype, c->x_count);
-    if (r == AMP_OK && dw) r = ampi_check_tensor(logger, call, "dw", dw, dw_dtype, c->w_count);
-    if (r == AMP_OK && dx) r = ampi_check_tensor(logger, call, "w", w, w_dtype, c->w_count);
-    if (r == AMP_OK && dx) r = ampi_check_tensor(logger, call, "dx", dx, dx_dtype, c->x_count);
-    if (r == AMP_OK && db) r = ampi_check_tensor(logger, call, "db", db, db_dtype, (size_t)c->s.out_channels);
-    return r;
+    if (r != AMP_OK) return r;
+    const size_t outputs = (size_t)c->s.out_channels;
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(c->y_count) },
+                                   { "x", x, x_dtype, dw ? AMPI_IN : AMPI_UNUSED, AMPI_FLAT(c->x_count) },
+                                   { "dw", dw, dw_dtype, dw ? AMPI_OUT : AMPI_UNUSED, AMPI_FLAT(c->w_count) },
+                                   { "w", w, w_dtype, dx ? AMPI_IN : AMPI_UNUSED, AMPI_FLAT(c->w_count) },
+                                   { "dx", dx, dx_dtype, dx ? AMPI_OUT : AMPI_UNUSED, AMPI_FLAT(c->x_count) },
+                                   { "db", db, db_dtype, db ? AMPI_OUT : AMPI_UNUSED, AMPI_FLAT(outputs) } };
+    return AMPI_CHECK_MATRICES(logger, "conv2d backward", list);
 }
 
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
@@ -9631,14 +9687,8 @@ enum { AMPI_LANES = 16, AMPI_TILE = 1024 };
 
 /* --- operands ---------------------------------------------------------------------------- */
 
-typedef struct ampi_argument {
-    const char* name;
-    const void* data;
-    amp_dtype   dtype;
-    int         optional;    /* 1 = may be NULL */
-} ampi_argument;
-
-/* Refuses NULL pointers, types that operators do not compute on, and sizes that no memory could hold. */
+/* Refuses NULL pointers, types that operators do not compute on, sizes that no memory could hold, and results that
+   would be written over operands. */
 AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, size_t n,
                                        const ampi_argument* list, size_t count) {
     const amp_logger* log = ampi_exec_logger(exec);
@@ -9647,13 +9697,13 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
         return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: an operand has more elements than memory can hold", op);
     for (i = 0; i < count; i++) {
         const ampi_argument* p = &list[i];
-        if (!p->data && !p->optional && n > 0)
+        if (!p->data && !(p->use & AMPI_NULL) && n > 0)
             return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: %s is NULL", op, p->name);
         if (p->data && !ampi_is_compute_dtype(p->dtype))
             return ampi_fail(log, AMP_ERR_DTYPE, "%s: %s has type %s (%d), which is none of f32, f16, bf16",
                              op, p->name, amp_dtype_name(p->dtype), (int)p->dtype);
     }
-    return AMP_OK;
+    return n > 0 ? ampi_check_apart(log, op, list, count) : AMP_OK;
 }
 #define AMPI_CHECK(exec, op, n, list) ampi_check_operands(exec, op, n, list, sizeof(list) / sizeof((list)[0]))
 
@@ -12335,7 +12385,6 @@ AMPI_FN void ampi_pool_forward_plane(const ampi_pool_plan* p, const ampi_pool_wo
 }
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
                                       amp_dtype y_dtype, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
     ampi_pool_words words;
     ampi_pool_lines lines;
     ampi_pool_plan p;
@@ -12345,6 +12394,9 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
     n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
+    const size_t y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
+                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(y_n) } };
     if ((r = AMPI_CHECK(exec, "pool2d", n, list)) != AMP_OK) return r;
     ampi_pool_words_make(&p, x_dtype, y_dtype, y_dtype, &words);
     ampi_pool_lines_make(&p, x_dtype, y_dtype, &lines);
@@ -12378,8 +12430,6 @@ AMPI_FN void ampi_pool_backward_plane(const ampi_pool_plan* p, const ampi_pool_w
 AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
                                        const amp_exec* exec) {
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "dx", dx, dx_dtype, 1 },
-                                  { "x", x, x_dtype, !s || s->kind == AMP_POOL_AVERAGE } };
     ampi_pool_words words;
     ampi_pool_lines lines;
     ampi_pool_ring ring;
@@ -12390,6 +12440,10 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     amp_result r = ampi_pool_plan_make(s, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
     n = ampi_area(p.planes, (size_t)p.h * (size_t)p.w);
+    const size_t y_n = p.planes * ((size_t)p.oh * (size_t)p.ow);
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(y_n) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "x", x, x_dtype, p.max ? AMPI_IN : AMPI_NULL, AMPI_FLAT(n) } };
     if ((r = AMPI_CHECK(exec, "pool2d backward", n, list)) != AMP_OK || !dx) return r;
     ampi_pool_words_make(&p, x_dtype, dy_dtype, dx_dtype, &words);
     ampi_pool_ring_make(&p, x_dtype, dy_dtype, dx_dtype, &ring);
@@ -12704,20 +12758,22 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                           amp_dtype param_dtype, float* running_mean, float* running_var,
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
                                           const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 },
-                                   { "y", y, y_dtype, 0 },
-                                   { "gamma", gamma, param_dtype, 1 },
-                                   { "beta", beta, param_dtype, 1 },
-                                   { "running_mean", running_mean, AMP_F32, training != 0 },
-                                   { "running_var", running_var, AMP_F32, training != 0 },
-                                   { "save_mean", save_mean, AMP_F32, !training },
-                                   { "save_invstd", save_invstd, AMP_F32, !training } };
     ampi_bn_plan p;
     size_t n;
     int64_t i, pair;
     amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
     n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+    const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
+    const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
+                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(n) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "running_mean", running_mean, AMP_F32, running, AMPI_FLAT(p.channels) },
+                                   { "running_var", running_var, AMP_F32, running, AMPI_FLAT(p.channels) },
+                                   { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
+                                   { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
     pair = p.groups >= AMPI_BN_PAIR * ampi_threads() ? (int64_t)AMPI_BN_PAIR : 1;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
@@ -12849,20 +12905,20 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                            const float* save_invstd, void* dx, amp_dtype dx_dtype,
                                            void* dgamma, void* dbeta, amp_dtype dparam_dtype,
                                            int accumulate, const amp_exec* exec) {
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
-                                   { "x", x, x_dtype, 0 },
-                                   { "gamma", gamma, param_dtype, 1 },
-                                   { "dx", dx, dx_dtype, 1 },
-                                   { "save_mean", save_mean, AMP_F32, 0 },
-                                   { "save_invstd", save_invstd, AMP_F32, 0 },
-                                   { "dgamma", dgamma, dparam_dtype, 1 },
-                                   { "dbeta", dbeta, dparam_dtype, 1 } };
     ampi_bn_plan p;
     size_t n;
     int64_t i;
     amp_result r = ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
     n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
+                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.groups; i++) {
@@ -13125,12 +13181,15 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
                                           const void* beta, amp_dtype param_dtype, float eps,
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
                                           size_t rows, size_t d, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 },
-                                   { "y", y, y_dtype, 0 },
-                                   { "gamma", gamma, param_dtype, 1 },
-                                   { "beta", beta, param_dtype, 1 } };
+    const size_t all = ampi_area(rows, d);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(all) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) } };
     int64_t row;
-    amp_result r = AMPI_CHECK(exec, "layer norm", ampi_area(rows, d), list);
+    amp_result r = AMPI_CHECK(exec, "layer norm", all, list);
     if (r != AMP_OK) return r;
     if (rows < 1 || d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
@@ -13434,18 +13493,19 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
                                            amp_dtype dx_dtype, void* dgamma, void* dbeta,
                                            amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
                                            const amp_exec* exec) {
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
-                                   { "x", x, x_dtype, 0 },
-                                   { "gamma", gamma, param_dtype, 1 },
-                                   { "dx", dx, dx_dtype, 1 },
-                                   { "save_mean", save_mean, AMP_F32, 0 },
-                                   { "save_invstd", save_invstd, AMP_F32, 0 },
-                                   { "dgamma", dgamma, dparam_dtype, 1 },
-                                   { "dbeta", dbeta, dparam_dtype, 1 } };
+    const size_t all = ampi_area(rows, d);
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
+                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
+                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
     ampi_ln_backward q;
     size_t columns = ampi_ln_columns_each(d);
     int64_t i, blocks = (int64_t)((d + columns - 1) / columns);
-    amp_result r = AMPI_CHECK(exec, "layer norm backward", ampi_area(rows, d), list);
+    amp_result r = AMPI_CHECK(exec, "layer norm backward", all, list);
     if (r != AMP_OK) return r;
     if (rows < 1 || d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
@@ -13890,7 +13950,8 @@ AMPI_FN amp_result ampi_check_activation(const amp_exec* exec, amp_activation f)
 
 AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
                                           amp_dtype y_dtype, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     const uint16_t* table;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
@@ -13908,9 +13969,9 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
 AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp_dtype dy_dtype,
                                            const void* saved, amp_dtype saved_dtype, void* dx,
                                            amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
-                                   { "saved", saved, saved_dtype, 0 },
-                                   { "dx", dx, dx_dtype, 1 } };
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
     const float* table;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
@@ -14220,9 +14281,11 @@ AMPI_FN void ampi_softmax_row(const void* x, amp_dtype xt, void* y, amp_dtype yt
 
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
                                        size_t rows, size_t d, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const size_t all = ampi_area(rows, d);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(all) },
+                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
     int64_t row;
-    amp_result r = AMPI_CHECK(exec, "softmax", ampi_area(rows, d), list);
+    amp_result r = AMPI_CHECK(exec, "softmax", all, list);
     if (r != AMP_OK || d == 0) return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row += AMPI_SOFTMAX_ROWS) {
@@ -14293,12 +14356,13 @@ AMPI_FN void ampi_softmax_dx(const void* dy, amp_dtype dyt, const void* y, amp_d
 AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, const void* y,
                                         amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
                                         size_t d, const amp_exec* exec) {
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
-                                   { "y", y, y_dtype, 0 },
-                                   { "dx", dx, dx_dtype, 1 } };
+    const size_t all = ampi_area(rows, d);
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
     const int typed = ampi_typed_both(dy_dtype, y_dtype);
     int64_t row;
-    amp_result r = AMPI_CHECK(exec, "softmax backward", ampi_area(rows, d), list);
+    amp_result r = AMPI_CHECK(exec, "softmax backward", all, list);
     if (r != AMP_OK || !dx || d == 0) return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row++) {
@@ -14379,7 +14443,8 @@ AMPI_KERNEL(ampi_drop, (float* y, const float* x, const uint32_t* bits, float p,
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
                                        size_t n, float p, uint64_t seed, uint64_t offset,
                                        const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "dropout", n, list);
     if (r != AMP_OK) return r;
@@ -14426,7 +14491,9 @@ AMPI_FN void ampi_sum_tile(const void* a, amp_dtype at, size_t a_start, const vo
 
 AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
                                    void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "a", a, a_dtype, 0 }, { "b", b, b_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "add", n, list);
     if (r != AMP_OK) return r;
@@ -14464,9 +14531,12 @@ AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
                                       amp_dtype y_dtype, size_t d_total, size_t column, size_t rows,
                                       const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, x_dtype, d == 0 }, { "y", y, y_dtype, d == 0 } };
+    const int none = d == 0 ? AMPI_NULL : 0;
+    const size_t n = ampi_area(rows, d_total);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN | none, AMPI_FLAT(rows * d) },
+                                   { "y", y, y_dtype, AMPI_OUT | none, AMPI_FLAT(n) } };
     int64_t i;
-    amp_result r = AMPI_CHECK(exec, "concat", ampi_area(rows, d_total), list);
+    amp_result r = AMPI_CHECK(exec, "concat", n, list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, "concat", d, d_total, column)) != AMP_OK || d == 0)
         return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
@@ -14478,9 +14548,12 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d
 AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
                                        void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
                                        const amp_exec* exec) {
-    const ampi_argument list[] = { { "y", y, y_dtype, d == 0 }, { "x", x, x_dtype, d == 0 } };
+    const int none = d == 0 ? AMPI_NULL : 0;
+    const size_t n = ampi_area(rows, d_total);
+    const ampi_argument list[] = { { "y", y, y_dtype, AMPI_IN | none, AMPI_FLAT(n) },
+                                   { "x", x, x_dtype, AMPI_OUT | none, AMPI_FLAT(rows * d) } };
     int64_t row;
-    amp_result r = AMPI_CHECK(exec, "concat backward", ampi_area(rows, d_total), list);
+    amp_result r = AMPI_CHECK(exec, "concat backward", n, list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, "concat backward", d, d_total, column)) != AMP_OK || d == 0)
         return r;
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
@@ -14549,10 +14622,12 @@ AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, s
 AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
                                                      const int32_t* labels, float smoothing, float* loss,
                                                      size_t n, size_t classes, const amp_exec* exec) {
-    const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 }, { "loss", loss, AMP_F32, 0 } };
+    const size_t all = ampi_area(n, classes);
+    const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     double parts[AMPI_PARTS];
     int64_t i;
-    amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", ampi_area(n, classes), list);
+    amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
     for (i = 0; i < AMPI_PARTS; i++) {
@@ -14594,11 +14669,12 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
                                                       const float* loss_scale, float weight, void* dlogits,
                                                       amp_dtype dlogits_dtype, size_t n, size_t classes,
                                                       const amp_exec* exec) {
-    const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 },
-                                   { "dlogits", dlogits, dlogits_dtype, 1 } };
+    const size_t all = ampi_area(n, classes);
+    const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "dlogits", dlogits, dlogits_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
     float factor;
     int64_t i;
-    amp_result r = AMPI_CHECK(exec, "softmax cross-entropy backward", ampi_area(n, classes), list);
+    amp_result r = AMPI_CHECK(exec, "softmax cross-entropy backward", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if (!dlogits) return AMP_OK;
     factor = ampi_loss_factor(loss_scale, weight, n);
@@ -14654,9 +14730,9 @@ AMPI_KERNEL(ampi_loss_slope,
 AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
                                      const void* target, amp_dtype tt, float* loss, size_t n,
                                      const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, 0 },
-                                   { "target", target, tt, 0 },
-                                   { "loss", loss, AMP_F32, 0 } };
+    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     double parts[AMPI_PARTS];
     float zero[AMPI_LANES];
     size_t tiles = (size_t)ampi_tiles(n);
@@ -14692,7 +14768,9 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
 AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
                                       const void* target, amp_dtype tt, const float* loss_scale,
                                       float weight, void* dx, amp_dtype dxt, size_t n, const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, 0 }, { "target", target, tt, 0 }, { "dx", dx, dxt, 1 } };
+    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) } };
     float factor;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, op, n, list);

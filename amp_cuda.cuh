@@ -1300,8 +1300,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(am
 AMPI_FN amp_result ampi_cuda_convert_check(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
                                            size_t n, const amp_convert_desc* d, const amp_exec* exec) {
     const char* op = "amp_cuda_convert";
-    const ampi_argument list[] = { { "dst", dst, dst_dtype, 1 }, { "src", src, src_dtype, 1 },
-                                   { "desc.saturated", d->saturated, AMP_F32, 1 } };
+    const ampi_argument list[] = { { "dst", dst, dst_dtype, AMPI_NULL, AMPI_FLAT(n) },
+                                   { "src", src, src_dtype, AMPI_NULL, AMPI_FLAT(n) },
+                                   { "desc.saturated", d->saturated, AMP_F32, AMPI_NULL, AMPI_FLAT(2) } };
     size_t dst_size = amp_dtype_size(dst_dtype), src_size = amp_dtype_size(src_dtype);
     amp_result r = ampi_convert_check_types(dst_dtype, src_dtype, d);
     if (r == AMP_OK && n > 0) r = ampi_convert_check_memory(dst, dst_size, src, src_size, n, d->logger);
@@ -2834,6 +2835,8 @@ AMPI_FN amp_result ampi_cuda_check_stride(const amp_logger* logger, const char* 
 }
 AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_exec* exec, const char* op) {
     const amp_logger* logger = ampi_exec_logger(exec);
+    const ampi_argument bias = { "bias", d->bias, d->bias_dtype, AMPI_IN,
+                                 AMPI_FLAT(d->bias_per_row ? d->m : d->n) };
     amp_result r = AMP_OK;
     if ((unsigned)d->epilogue > AMP_CUDA_EPILOGUE_GELU_TANH || (d->bias_per_row != 0 && d->bias_per_row != 1))
         return ampi_fail(logger, AMP_ERR_DESC,
@@ -2841,7 +2844,7 @@ AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_e
                          (int)d->epilogue, d->bias_per_row);
     if (d->batch > 1 && d->c_stride == 0 && d->m > 0 && d->n > 0)
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is 0, all products would go to one place", op);
-    if (d->bias) r = ampi_check_tensor(logger, op, "bias", d->bias, d->bias_dtype, d->bias_per_row ? d->m : d->n);
+    if (d->bias) r = ampi_check_matrix(logger, op, &bias);
     if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "a", d->batch, d->a_stride);
     if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "b", d->batch, d->b_stride);
     if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "c", d->batch, d->c_stride);
@@ -3222,11 +3225,13 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_
 AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
                                            amp_dtype y_dtype, const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_forward";
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
     ampi_cuda_pool q = {};
     amp_result r = ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
     size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
+    const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
+                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(y_n) } };
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     q.x = x; q.xt = ampi_dtype(x_dtype); q.y = y; q.yt = ampi_dtype(y_dtype);
     n = q.p.planes * (size_t)q.p.oh * (size_t)q.p.ow;
@@ -3285,12 +3290,14 @@ AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const voi
                                             const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
                                             const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_backward";
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 }, { "dx", dx, dx_dtype, 1 },
-                                   { "x", x, x_dtype, !s || s->kind == AMP_POOL_AVERAGE } };
     ampi_cuda_pool q = {};
     amp_result r = ampi_pool_plan_make(s, &q.p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
     size_t n = ampi_area(q.p.planes, (size_t)q.p.h * (size_t)q.p.w);
+    const size_t y_n = q.p.planes * ((size_t)q.p.oh * (size_t)q.p.ow);
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(y_n) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "x", x, x_dtype, q.p.max ? AMPI_IN : AMPI_NULL, AMPI_FLAT(n) } };
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
     q.x = x; q.xt = ampi_dtype(x_dtype); q.dy = dy; q.dyt = ampi_dtype(dy_dtype);
     q.y = dx; q.yt = ampi_dtype(dx_dtype);
@@ -3427,20 +3434,22 @@ AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, in
                                                float* running_var, float* save_mean, float* save_invstd,
                                                void* y, amp_dtype y_dtype, const amp_exec* exec) {
     const char* op = "amp_cuda_batch_norm_forward";
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 },
-                                   { "y", y, y_dtype, 0 },
-                                   { "gamma", gamma, param_dtype, 1 },
-                                   { "beta", beta, param_dtype, 1 },
-                                   { "running_mean", running_mean, AMP_F32, training != 0 },
-                                   { "running_var", running_var, AMP_F32, training != 0 },
-                                   { "save_mean", save_mean, AMP_F32, !training },
-                                   { "save_invstd", save_invstd, AMP_F32, !training } };
     ampi_bn_plan p;
     ampi_cuda_bn q = {};
     amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
-    r = AMPI_CUDA_CHECK(exec, op, ampi_area(ampi_area(p.n, p.channels), p.spatial), list);
-    if (r != AMP_OK) return r;
+    const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+    const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
+    const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
+                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(n) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "running_mean", running_mean, AMP_F32, running, AMPI_FLAT(p.channels) },
+                                   { "running_var", running_var, AMP_F32, running, AMPI_FLAT(p.channels) },
+                                   { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
+                                   { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) } };
+    if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     q.x = x; q.gamma = gamma; q.beta = beta; q.y = y;
     q.running_mean = running_mean; q.running_var = running_var;
     q.save_mean = save_mean; q.save_invstd = save_invstd;
@@ -3488,20 +3497,20 @@ AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, c
                                                 amp_dtype dparam_dtype, int accumulate,
                                                 const amp_exec* exec) {
     const char* op = "amp_cuda_batch_norm_backward";
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
-                                   { "x", x, x_dtype, 0 },
-                                   { "gamma", gamma, param_dtype, 1 },
-                                   { "dx", dx, dx_dtype, 1 },
-                                   { "save_mean", save_mean, AMP_F32, 0 },
-                                   { "save_invstd", save_invstd, AMP_F32, 0 },
-                                   { "dgamma", dgamma, dparam_dtype, 1 },
-                                   { "dbeta", dbeta, dparam_dtype, 1 } };
     ampi_bn_plan p;
     ampi_cuda_bn q = {};
     amp_result r = ampi_bn_plan_make(s, 1, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
-    r = AMPI_CUDA_CHECK(exec, op, ampi_area(ampi_area(p.n, p.channels), p.spatial), list);
-    if (r != AMP_OK) return r;
+    const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(n) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(p.channels) },
+                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
+                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
+    if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
     q.mean = save_mean; q.invstd = save_invstd;
     q.xt = ampi_dtype(x_dtype); q.dyt = ampi_dtype(dy_dtype); q.pt = ampi_dtype(param_dtype);
@@ -3643,15 +3652,16 @@ AMP_DEF amp_result amp_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype,
                                                amp_dtype y_dtype, size_t rows, size_t d,
                                                const amp_exec* exec) {
     const char* op = "amp_cuda_layer_norm_forward";
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 },
-                                   { "y", y, y_dtype, 0 },
-                                   { "gamma", gamma, param_dtype, 1 },
-                                   { "beta", beta, param_dtype, 1 },
-                                   { "save_mean", save_mean, AMP_F32, 1 },
-                                   { "save_invstd", save_invstd, AMP_F32, 1 } };
+    const size_t all = ampi_area(rows, d);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(all) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) } };
     ampi_cuda_ln q = {};
     eps = eps == 0.0f ? 1e-5f : eps;
-    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d), list);
+    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_ln_check(op, rows, d, eps, exec)) != AMP_OK) return r;
     q.x = x; q.gamma = gamma; q.beta = beta; q.y = y; q.save_mean = save_mean; q.save_invstd = save_invstd;
     q.xt = ampi_dtype(x_dtype); q.pt = ampi_dtype(param_dtype); q.yt = ampi_dtype(y_dtype);
@@ -3804,16 +3814,17 @@ AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dty
                                                 amp_dtype dparam_dtype, int accumulate, size_t rows,
                                                 size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_layer_norm_backward";
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
-                                   { "x", x, x_dtype, 0 },
-                                   { "gamma", gamma, param_dtype, 1 },
-                                   { "dx", dx, dx_dtype, 1 },
-                                   { "save_mean", save_mean, AMP_F32, 0 },
-                                   { "save_invstd", save_invstd, AMP_F32, 0 },
-                                   { "dgamma", dgamma, dparam_dtype, 1 },
-                                   { "dbeta", dbeta, dparam_dtype, 1 } };
+    const size_t all = ampi_area(rows, d);
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "x", x, x_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "gamma", gamma, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
+                                   { "save_mean", save_mean, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
+                                   { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
+                                   { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
+                                   { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
     ampi_cuda_ln q = {};
-    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d), list);
+    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_ln_check(op, rows, d, 1.0f, exec)) != AMP_OK) return r;
     q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
     q.mean = save_mean; q.invstd = save_invstd;
@@ -3912,7 +3923,8 @@ AMPI_D void ampi_d_apply(const ampi_op_dropout& op, float (&v)[8], float (&)[8],
 AMP_DEF amp_result amp_cuda_activation_forward(amp_activation f, const void* x, amp_dtype x_dtype, void* y,
                                                amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const char* op = "amp_cuda_activation_forward";
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     const ampi_op_activation functor = { f };
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
@@ -3922,9 +3934,9 @@ AMP_DEF amp_result amp_cuda_activation_backward(amp_activation f, const void* dy
                                                 const void* saved, amp_dtype saved_dtype, void* dx,
                                                 amp_dtype dx_dtype, size_t n, const amp_exec* exec) {
     const char* op = "amp_cuda_activation_backward";
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
-                                   { "saved", saved, saved_dtype, 0 },
-                                   { "dx", dx, dx_dtype, 1 } };
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
     const ampi_op_activation_slope functor = { f };
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
@@ -3938,7 +3950,8 @@ AMPI_FN amp_result ampi_cuda_dropout(const void* x, amp_dtype xt, void* y, amp_d
                                      uint64_t seed, uint64_t offset, const uint64_t* position, uint64_t stride,
                                      const amp_exec* exec) {
     const char* op = "amp_cuda_dropout_forward";
-    const ampi_argument list[] = { { "x", x, xt, 0 }, { "y", y, yt, 0 } };
+    const ampi_argument list[] = { { "x", x, xt, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK) return r;
     if (!(p >= 0.0f && p < 1.0f))
@@ -3956,7 +3969,9 @@ AMP_DEF amp_result amp_cuda_dropout_forward(const void* x, amp_dtype x_dtype, vo
 AMP_DEF amp_result amp_cuda_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
                                         void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec) {
     const char* op = "amp_cuda_add_forward";
-    const ampi_argument list[] = { { "a", a, a_dtype, 0 }, { "b", b, b_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
+                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     const ampi_op_add functor = { 0 };
     amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK) return r;
@@ -4005,10 +4020,13 @@ AMP_DEF amp_result amp_cuda_concat_forward(const void* x, amp_dtype x_dtype, siz
                                            amp_dtype y_dtype, size_t d_total, size_t column, size_t rows,
                                            const amp_exec* exec) {
     const char* op = "amp_cuda_concat_forward";
-    const ampi_argument list[] = { { "x", x, x_dtype, d == 0 }, { "y", y, y_dtype, d == 0 } };
+    const int none = d == 0 ? AMPI_NULL : 0;
+    const size_t n = ampi_area(rows, d ? d_total : 0);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_IN | none, AMPI_FLAT(rows * d) },
+                                   { "y", y, y_dtype, AMPI_OUT | none, AMPI_FLAT(n) } };
     const ampi_cuda_columns q = { x, y, ampi_dtype(x_dtype), ampi_dtype(y_dtype), 0, d, column, d_total, rows, d,
                                   0 };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d ? d_total : 0), list);
+    amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
     return ampi_cuda_columns_run(exec, op, q);
 }
@@ -4016,10 +4034,13 @@ AMP_DEF amp_result amp_cuda_concat_backward(const void* y, amp_dtype y_dtype, si
                                             void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
                                             const amp_exec* exec) {
     const char* op = "amp_cuda_concat_backward";
-    const ampi_argument list[] = { { "y", y, y_dtype, d == 0 }, { "x", x, x_dtype, d == 0 } };
+    const int none = d == 0 ? AMPI_NULL : 0;
+    const size_t n = ampi_area(rows, d ? d_total : 0);
+    const ampi_argument list[] = { { "y", y, y_dtype, AMPI_IN | none, AMPI_FLAT(n) },
+                                   { "x", x, x_dtype, AMPI_OUT | none, AMPI_FLAT(rows * d) } };
     const ampi_cuda_columns q = { y, x, ampi_dtype(y_dtype), ampi_dtype(x_dtype), column, d_total, 0, d, rows, d,
                                   accumulate != 0 };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d ? d_total : 0), list);
+    amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, op, d, d_total, column)) != AMP_OK) return r;
     return ampi_cuda_columns_run(exec, op, q);
 }
@@ -4107,9 +4128,11 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax_ba
 AMP_DEF amp_result amp_cuda_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
                                             size_t rows, size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_forward";
-    const ampi_argument list[] = { { "x", x, x_dtype, 0 }, { "y", y, y_dtype, 0 } };
+    const size_t all = ampi_area(rows, d);
+    const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(all) },
+                                   { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(all) } };
     const ampi_cuda_softmax q = { x, NULL, y, ampi_dtype(x_dtype), AMP_F32, ampi_dtype(y_dtype), rows, d };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d), list);
+    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || rows == 0 || d == 0) return r;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
@@ -4117,12 +4140,13 @@ AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype,
                                              amp_dtype y_dtype, void* dx, amp_dtype dx_dtype, size_t rows,
                                              size_t d, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_backward";
-    const ampi_argument list[] = { { "dy", dy, dy_dtype, 0 },
-                                   { "y", y, y_dtype, 0 },
-                                   { "dx", dx, dx_dtype, 1 } };
+    const size_t all = ampi_area(rows, d);
+    const ampi_argument list[] = { { "dy", dy, dy_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "y", y, y_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "dx", dx, dx_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) } };
     const ampi_cuda_softmax q = { y, dy, dx, ampi_dtype(y_dtype), ampi_dtype(dy_dtype), ampi_dtype(dx_dtype), rows,
                                   d };
-    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(rows, d), list);
+    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || !dx || rows == 0 || d == 0) return r;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_softmax_backward, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
@@ -4263,9 +4287,11 @@ AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits, am
                                                           const int32_t* labels, float smoothing, float* loss,
                                                           size_t n, size_t classes, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_cross_entropy_forward";
-    const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 }, { "loss", loss, AMP_F32, 0 } };
+    const size_t all = ampi_area(n, classes);
+    const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     ampi_cuda_loss q = {};
-    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(n, classes), list);
+    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
     q.x = logits; q.xt = ampi_dtype(logits_dtype); q.labels = labels; q.smoothing = smoothing; q.loss = loss;
     q.n = n; q.d = classes;
@@ -4315,11 +4341,12 @@ AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits, a
                                                            void* dlogits, amp_dtype dlogits_dtype, size_t n,
                                                            size_t classes, const amp_exec* exec) {
     const char* op = "amp_cuda_softmax_cross_entropy_backward";
-    const ampi_argument list[] = { { "logits", logits, logits_dtype, 0 },
-                                   { "dlogits", dlogits, dlogits_dtype, 1 },
-                                   { "loss_scale", loss_scale, AMP_F32, 1 } };
+    const size_t all = ampi_area(n, classes);
+    const ampi_argument list[] = { { "logits", logits, logits_dtype, AMPI_IN, AMPI_FLAT(all) },
+                                   { "dlogits", dlogits, dlogits_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(all) },
+                                   { "loss_scale", loss_scale, AMP_F32, AMPI_NULL, AMPI_FLAT(1) } };
     ampi_cuda_loss_slope s = {};
-    amp_result r = AMPI_CUDA_CHECK(exec, op, ampi_area(n, classes), list);
+    amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
     if (!dlogits) return AMP_OK;
     s.q.x = logits; s.q.xt = ampi_dtype(logits_dtype); s.q.labels = labels; s.q.smoothing = smoothing;
@@ -4353,7 +4380,9 @@ AMPI_FN amp_result ampi_cuda_loss_check(const amp_exec* exec, const char* op, si
 AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
                                           const void* target, amp_dtype tt, float* loss, size_t n,
                                           const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, 0 }, { "target", target, tt, 0 }, { "loss", loss, AMP_F32, 0 } };
+    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "loss", loss, AMP_F32, AMPI_OUT, AMPI_FLAT(1) } };
     ampi_cuda_loss q = {};
     amp_result r = ampi_cuda_loss_check(exec, op, n, list, 3);
     if (r != AMP_OK) return r;
@@ -4368,8 +4397,10 @@ AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const
                                            const void* target, amp_dtype tt, const float* loss_scale,
                                            float weight, void* dx, amp_dtype dxt, size_t n,
                                            const amp_exec* exec) {
-    const ampi_argument list[] = { { "x", x, xt, 0 }, { "target", target, tt, 0 }, { "dx", dx, dxt, 1 },
-                                   { "loss_scale", loss_scale, AMP_F32, 1 } };
+    const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
+                                   { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) },
+                                   { "loss_scale", loss_scale, AMP_F32, AMPI_NULL, AMPI_FLAT(1) } };
     const ampi_op_loss_slope functor = { kind, loss_scale, weight, 0.0f, n };
     amp_result r = ampi_cuda_loss_check(exec, op, n, list, 4);
     if (r != AMP_OK || !dx) return r;

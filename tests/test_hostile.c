@@ -459,9 +459,9 @@ static void null_operands(void) {
         REFUSED(AMP_ERR_ARGUMENT, "bce backward", amp_bce_with_logits_backward(N(0, x), T, N(1, y), T, NULL, 1, z, T, 5, &quiet));
     }
     for (k = 0; k < 4; k++) {
-        REFUSED(AMP_ERR_ARGUMENT, "batch norm", amp_batch_norm_forward(&b, 1, N(0, x), T, NULL, NULL, T, y, y, N(1, y), N(2, y), N(3, z), T, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "batch norm backward", amp_batch_norm_backward(&b, N(0, x), T, N(1, x), T, NULL, T, N(2, y), N(3, y), z, T, z, z, T, 0, &quiet));
-        REFUSED(AMP_ERR_ARGUMENT, "layer norm backward", amp_layer_norm_backward(N(0, x), T, N(1, x), T, NULL, T, N(2, y), N(3, y), z, T, z, z, T, 0, 2, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "batch norm", amp_batch_norm_forward(&b, 1, N(0, x), T, NULL, NULL, T, y, y + 2, N(1, y + 4), N(2, y + 6), N(3, z), T, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "batch norm backward", amp_batch_norm_backward(&b, N(0, x), T, N(1, x), T, NULL, T, N(2, y), N(3, y), z, T, z + 16, z + 18, T, 0, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "layer norm backward", amp_layer_norm_backward(N(0, x), T, N(1, x), T, NULL, T, N(2, y), N(3, y), z, T, z + 8, z + 12, T, 0, 2, 4, &quiet));
     }
     k = 0;
     REFUSED(AMP_ERR_ARGUMENT, "no shape", amp_conv2d_output(NULL, NULL, NULL, &quiet));
@@ -680,6 +680,189 @@ static void overlaps(void) {
     t.count = 5;
     amp_scaler_scale_loss(&s, 1.0f);
     REFUSED(AMP_ERR_ARGUMENT, "unscale into itself", amp_scaler_unscale_into(&s, &t, &t, 1, 0, NULL));
+}
+
+/* Results over operands. Each call comes with all its operands apart, then with one of them where another one is, by
+   its own beginning and by one element of both. */
+typedef amp_result (*overlap_call)(void* const* p);
+static amp_result call_linear(void* const* p) {
+    return amp_linear_forward(p[0], T, p[1], T, p[2], T, p[3], T, 3, 4, 5, &quiet);
+}
+static amp_result call_linear_backward(void* const* p) {
+    return amp_linear_backward(p[0], T, p[1], T, p[2], T, p[3], T, p[4], T, p[5], T, 0, 3, 4, 5, &quiet);
+}
+static amp_result call_conv(void* const* p) {
+    const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0 };
+    return amp_conv2d_forward(&s, p[0], T, p[1], T, p[2], T, p[3], T, &quiet);
+}
+static amp_result call_conv_backward(void* const* p) {
+    const amp_conv2d_shape s = { 2, 3, 5, 5, 4, 3, 3, 0, 0, 0, 0, 0, 0, 0 };
+    return amp_conv2d_backward(&s, p[0], T, p[1], T, p[2], T, p[3], T, p[4], T, p[5], T, 0, &quiet);
+}
+static amp_result call_pool(void* const* p) {
+    const amp_pool2d_shape s = { AMP_POOL_MAX, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0 };
+    return amp_pool2d_forward(&s, p[0], T, p[1], T, &quiet);
+}
+static amp_result call_pool_backward(void* const* p) {
+    const amp_pool2d_shape s = { AMP_POOL_MAX, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0 };
+    return amp_pool2d_backward(&s, p[0], T, p[1], T, p[2], T, &quiet);
+}
+static const amp_batch_norm_shape norm_of_3 = { 2, 3, 4, 0.0f, 0.0f };
+static amp_result call_batch_norm(void* const* p) {
+    return amp_batch_norm_forward(&norm_of_3, 1, p[0], T, p[1], p[2], T, (float*)p[3], (float*)p[4], (float*)p[5],
+                                  (float*)p[6], p[7], T, &quiet);
+}
+static amp_result call_batch_norm_backward(void* const* p) {
+    return amp_batch_norm_backward(&norm_of_3, p[0], T, p[1], T, p[2], T, (const float*)p[3], (const float*)p[4], p[5], T,
+                                   p[6], p[7], T, 0, &quiet);
+}
+static amp_result call_layer_norm(void* const* p) {
+    return amp_layer_norm_forward(p[0], T, p[1], p[2], T, 0.0f, (float*)p[3], (float*)p[4], p[5], T, 4, 6, &quiet);
+}
+static amp_result call_layer_norm_backward(void* const* p) {
+    return amp_layer_norm_backward(p[0], T, p[1], T, p[2], T, (const float*)p[3], (const float*)p[4], p[5], T, p[6], p[7],
+                                   T, 0, 4, 6, &quiet);
+}
+static amp_result call_activation(void* const* p) { return amp_activation_forward(AMP_TANH, p[0], T, p[1], T, 9, &quiet); }
+static amp_result call_activation_of_types(void* const* p) {
+    return amp_activation_forward(AMP_TANH, p[0], T, p[1], AMP_BF16, 9, &quiet);
+}
+static amp_result call_activation_backward(void* const* p) {
+    return amp_activation_backward(AMP_TANH, p[0], T, p[1], T, p[2], T, 9, &quiet);
+}
+static amp_result call_softmax(void* const* p) { return amp_softmax_forward(p[0], T, p[1], T, 3, 5, &quiet); }
+static amp_result call_softmax_backward(void* const* p) {
+    return amp_softmax_backward(p[0], T, p[1], T, p[2], T, 3, 5, &quiet);
+}
+static amp_result call_dropout(void* const* p) { return amp_dropout_forward(p[0], T, p[1], T, 9, 0.5f, 1, 0, &quiet); }
+static amp_result call_add(void* const* p) { return amp_add_forward(p[0], T, p[1], T, p[2], T, 9, &quiet); }
+static amp_result call_concat(void* const* p) { return amp_concat_forward(p[0], T, 2, p[1], T, 5, 1, 3, &quiet); }
+static amp_result call_concat_backward(void* const* p) {
+    return amp_concat_backward(p[0], T, 5, 1, p[1], T, 2, 3, 0, &quiet);
+}
+static const int32_t two_labels[2] = { 0, 1 };
+static amp_result call_cross_entropy(void* const* p) {
+    return amp_softmax_cross_entropy_forward(p[0], T, two_labels, 0.0f, (float*)p[1], 2, 3, &quiet);
+}
+static amp_result call_cross_entropy_backward(void* const* p) {
+    return amp_softmax_cross_entropy_backward(p[0], T, two_labels, 0.0f, NULL, 1.0f, p[1], T, 2, 3, &quiet);
+}
+static amp_result call_mse(void* const* p) { return amp_mse_forward(p[0], T, p[1], T, (float*)p[2], 7, &quiet); }
+static amp_result call_mse_backward(void* const* p) {
+    return amp_mse_backward(p[0], T, p[1], T, NULL, 1.0f, p[2], T, 7, &quiet);
+}
+/* Bytes of each operand up to a 0, which of them are results, and the pairs (operand, result) that may be the same. */
+typedef struct overlap_case {
+    const char* name;
+    overlap_call call;
+    int bytes[9];
+    unsigned results;
+    int same[5];
+} overlap_case;
+static const overlap_case overlap_cases[] = {
+    { "linear", call_linear, { 48, 80, 20, 60 }, 8u, { -1 } },
+    { "linear backward", call_linear_backward, { 60, 48, 80, 48, 80, 20 }, 0x38u, { -1 } },
+    { "conv2d", call_conv, { 600, 432, 16, 288 }, 8u, { -1 } },
+    { "conv2d backward", call_conv_backward, { 288, 600, 432, 600, 432, 16 }, 0x38u, { -1 } },
+    { "pool2d", call_pool, { 864, 216 }, 2u, { -1 } },
+    { "pool2d backward", call_pool_backward, { 216, 864, 864 }, 4u, { -1 } },
+    { "batch norm", call_batch_norm, { 96, 12, 12, 12, 12, 12, 12, 96 }, 0xf8u, { -1 } },
+    { "batch norm backward", call_batch_norm_backward, { 96, 96, 12, 12, 12, 96, 12, 12 }, 0xe0u, { 0, 5, -1 } },
+    { "layer norm", call_layer_norm, { 96, 24, 24, 16, 16, 96 }, 0x38u, { -1 } },
+    { "layer norm backward", call_layer_norm_backward, { 96, 96, 24, 16, 16, 96, 24, 24 }, 0xe0u, { -1 } },
+    { "activation", call_activation, { 36, 36 }, 2u, { 0, 1, -1 } },
+    { "activation, two types", call_activation_of_types, { 36, 18 }, 2u, { -1 } },
+    { "activation backward", call_activation_backward, { 36, 36, 36 }, 4u, { 0, 2, -1 } },
+    { "softmax", call_softmax, { 60, 60 }, 2u, { 0, 1, -1 } },
+    { "softmax backward", call_softmax_backward, { 60, 60, 60 }, 4u, { -1 } },
+    { "dropout", call_dropout, { 36, 36 }, 2u, { 0, 1, -1 } },
+    { "add", call_add, { 36, 36, 36 }, 4u, { 0, 2, 1, 2, -1 } },
+    { "concat", call_concat, { 24, 60 }, 2u, { -1 } },
+    { "concat backward", call_concat_backward, { 60, 24 }, 2u, { -1 } },
+    { "cross-entropy", call_cross_entropy, { 24, 4 }, 2u, { -1 } },
+    { "cross-entropy backward", call_cross_entropy_backward, { 24, 24 }, 2u, { -1 } },
+    { "mse", call_mse, { 28, 28, 4 }, 4u, { -1 } },
+    { "mse backward", call_mse_backward, { 28, 28, 28 }, 4u, { -1 } }
+};
+
+/* Operand i at byte `at` of the memory, the others two kilobytes apart. */
+static void overlap_places(void* p[8], int i, size_t at) {
+    int k;
+    for (k = 0; k < 8; k++) p[k] = memory + 2048 * (k + 1);
+    p[i] = memory + at;
+}
+static int may_be_same(const overlap_case* c, int i, int k) {
+    int j;
+    for (j = 0; j < 4 && c->same[j] >= 0; j += 2)
+        if ((c->same[j] == i && c->same[j + 1] == k) || (c->same[j] == k && c->same[j + 1] == i)) return 1;
+    return 0;
+}
+/* Operand i moves over operand k: just before it, over its first element, on it, over its last, just behind it. */
+static void overlap_pair(const overlap_case* c, int i, int k) {
+    const int a = c->bytes[i], b = c->bytes[k], unit = strstr(c->name, "two types") ? 2 : 4;
+    const int moves[5] = { -a, unit - a, 0, b - unit, b };
+    const int written = ((c->results >> i) | (c->results >> k)) & 1u;
+    void* p[8];
+    int m;
+    for (m = 0; m < 5; m++) {
+        const int apart = m == 0 || m == 4 || !written || (m == 2 && may_be_same(c, i, k));
+        overlap_places(p, i, (size_t)(2048 * (k + 1) + moves[m]));
+        if (apart) {
+            prepare();
+            CHECK_MSG(c->call(p) == AMP_OK, "%s: %d at %d of %d: %s", c->name, i, m, k, last);
+        } else
+            REFUSED(AMP_ERR_ARGUMENT, c->name, c->call(p));
+    }
+}
+static void results_over_operands(void) {
+    size_t n;
+    int i, k;
+    for (n = 0; n < sizeof overlap_cases / sizeof overlap_cases[0]; n++)
+        for (i = 0; overlap_cases[n].bytes[i]; i++)
+            for (k = 0; overlap_cases[n].bytes[k]; k++)
+                if (i != k) overlap_pair(&overlap_cases[n], i, k);
+}
+
+/* Matrices of any leading dimension in one small piece of memory: a product is refused if, byte by byte, C meets A or B
+   and that can be told, which is not so between two matrices with gaps of different lengths. */
+typedef struct strided { size_t at, rows, cols, ld, size; } strided;
+static strided random_strided(uint64_t i, size_t rows, size_t cols, amp_dtype t) {
+    strided s = { 0, 0, 0, 0, 0 };
+    s.size = amp_dtype_size(t);
+    s.rows = rows; s.cols = cols;
+    s.ld = cols + (amp_random_bits(50, 4 * i) % 3 ? amp_random_bits(50, 4 * i + 1) % 2 * 6 : 8 - cols);
+    s.at = s.size * (amp_random_bits(50, 4 * i + 2) % 60) + 128;
+    return s;
+}
+static int packed(const strided* s) { return s->rows == 1 || s->cols == s->ld; }
+static int strided_meet(const strided* a, const strided* b) {
+    unsigned char used[1024];
+    size_t i, k;
+    int meet = 0;
+    memset(used, 0, sizeof used);
+    for (i = 0; i < a->rows; i++) memset(used + a->at + i * a->ld * a->size, 1, a->cols * a->size);
+    for (i = 0; i < b->rows; i++)
+        for (k = 0; k < b->cols * b->size; k++) meet |= used[b->at + i * b->ld * b->size + k];
+    if (!packed(a) && !packed(b) && a->ld * a->size != b->ld * b->size) return meet ? -1 : 0;
+    return meet;
+}
+static void products_over_operands(void) {
+    int seen[2][2] = { { 0, 0 }, { 0, 0 } };
+    uint64_t i;
+    for (i = 0; i < 60000; i++) {
+        const amp_dtype t = amp_random_bits(51, i) % 2 ? AMP_F16 : AMP_F32;
+        const size_t m = 1 + amp_random_bits(52, i) % 5, n = 1 + amp_random_bits(53, i) % 5, k = 1 + amp_random_bits(54, i) % 5;
+        const strided a = random_strided(3 * i, m, k, AMP_F32), b = random_strided(3 * i + 1, k, n, AMP_F32),
+                      c = random_strided(3 * i + 2, m, n, t);
+        const int over_a = strided_meet(&a, &c), over_b = strided_meet(&b, &c), refused = over_a > 0 || over_b > 0;
+        amp_result r;
+        prepare();
+        r = amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, 1.0f, memory + a.at, T, a.ld, memory + b.at, T, b.ld, 0.0f,
+                     memory + c.at, t, c.ld, &quiet);
+        CHECK_MSG(r == (refused ? AMP_ERR_ARGUMENT : AMP_OK), "%d: %dx%dx%d %s", (int)i, (int)m, (int)n, (int)k, last);
+        seen[packed(&c)][refused]++;
+    }
+    CHECK(seen[0][0] > 3000 && seen[0][1] > 3000 && seen[1][0] > 3000 && seen[1][1] > 3000);
 }
 
 /* --- floating-point traps, flushed subnormals --------------------------------------------------------- */
@@ -1035,6 +1218,8 @@ int main(void) {
     TEST(huge_sizes);
     TEST(huge_lists);
     TEST(overlaps);
+    TEST(results_over_operands);
+    TEST(products_over_operands);
     TEST(traps);
     TEST(flushed_subnormals);
     TEST(upper_halves);

@@ -305,7 +305,7 @@ static void check_special_norms(amp_dtype t, size_t n, size_t turn) {
                                  NULL) == AMP_OK);
     CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, stats, AMP_F32, stats + 2 * n, stats + 2 * n + 2, dx.p, t, stats + 4 * n,
                                   stats + 5 * n, AMP_F32, 1, 2, n, NULL) == AMP_OK);
-    CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, NULL, AMP_F32, stats + 2 * n, stats + 2 * n + 2, dy.p, t, stats + 4 * n,
+    CHECK(amp_layer_norm_backward(dy.p, t, x.p, t, NULL, AMP_F32, stats + 2 * n, stats + 2 * n + 2, dx.p, t, stats + 4 * n,
                                   stats + 5 * n, AMP_F32, 0, 2, n, NULL) == AMP_OK);
     settle(&x); settle(&dy); settle(&y); settle(&dx); settle(&g);
 }

@@ -413,14 +413,17 @@ static void test_capture() {
 
 /* --- tests: refusals ---------------------------------------------------------------------------------- */
 
-static void refuse_shape(const int* z, void* p, amp_result code, const char* words) {
+/* Operands that lie apart, whatever their shape: none of them is read. */
+static void refuse_shape(const int* z, void* first, amp_result code, const char* words) {
     amp_conv2d_shape s = shape_of(z);
     amp_exec e = quiet_exec();
     long before = launches();
-    check_refused(amp_cuda_conv2d_forward(&s, p, AMP_F32, p, AMP_F32, nullptr, AMP_F32, p, AMP_F32, &e),
+    void* p[6];
+    for (int i = 0; i < 6; i++) p[i] = (void*)((uintptr_t)first + ((uintptr_t)i << 42));
+    check_refused(amp_cuda_conv2d_forward(&s, p[0], AMP_F32, p[1], AMP_F32, nullptr, AMP_F32, p[2], AMP_F32, &e),
                   code, words, before);
-    check_refused(amp_cuda_conv2d_backward(&s, p, AMP_F32, p, AMP_F32, p, AMP_F32, p, AMP_F32, p, AMP_F32,
-                                           p, AMP_F32, 0, &e),
+    check_refused(amp_cuda_conv2d_backward(&s, p[0], AMP_F32, p[1], AMP_F32, p[2], AMP_F32, p[3], AMP_F32, p[4],
+                                           AMP_F32, p[5], AMP_F32, 0, &e),
                   code, words, before);
     if (code != AMP_ERR_UNSUPPORTED) CHECK(amp_cuda_conv2d_workspace(&s) == 0);
 }
@@ -466,20 +469,21 @@ static void test_refused_shapes() {
 static void test_refused_calls() {
     static const int SMALL[14] = { 1, 1, 4, 4, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1 };
     amp_conv2d_shape s = shape_of(SMALL);
-    Array d(AMP_F32, 64, true);
+    Array d(AMP_F32, 384, true);
     float host[64] = { 0 };
     void* p = d.there();
     amp_exec e = quiet_exec();
     long before = launches();
+    auto at = [&](const void* q, int i) { return q == p ? (float*)p + 64 * i : (float*)(uintptr_t)q; };
     d.upload();
     auto forward = [&](const amp_conv2d_shape* shape, const void* x, amp_dtype xt, const void* w,
                        const void* b, void* y) {
-        return amp_cuda_conv2d_forward(shape, x, xt, w, AMP_F32, b, AMP_F32, y, AMP_F32, &e);
+        return amp_cuda_conv2d_forward(shape, x, xt, at(w, 1), AMP_F32, at(b, 2), AMP_F32, at(y, 3), AMP_F32, &e);
     };
     auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db,
                         amp_dtype dbt) {
-        return amp_cuda_conv2d_backward(&s, dy, AMP_F32, x, AMP_F32, w, AMP_F32, dx, AMP_F32, dw, AMP_F32,
-                                        db, dbt, 0, &e);
+        return amp_cuda_conv2d_backward(&s, dy, AMP_F32, at(x, 1), AMP_F32, at(w, 2), AMP_F32, at(dx, 3), AMP_F32,
+                                        at(dw, 4), AMP_F32, at(db, 5), dbt, 0, &e);
     };
     check_refused(forward(nullptr, p, AMP_F32, p, nullptr, p), AMP_ERR_ARGUMENT,
                   "conv2d: the shape is NULL", before);
@@ -500,6 +504,8 @@ static void test_refused_calls() {
     check_refused(backward(p, p, p, host, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dx is host memory", before);
     check_refused(backward(p, p, p, p, host, p, AMP_F32), AMP_ERR_ARGUMENT, "dw is host memory", before);
     check_refused(backward(p, p, p, p, p, host, AMP_F32), AMP_ERR_ARGUMENT, "db is host memory", before);
+    check_refused(backward(p, p, p, (float*)p + 128, p, p, AMP_F32), AMP_ERR_ARGUMENT, "dx would be written over w",
+                  before);
     CHECK(amp_cuda_conv2d_forward(&s, p, AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, p, AMP_F32, nullptr)
           == AMP_ERR_ARGUMENT);
     CHECK(d.download() == d.host);

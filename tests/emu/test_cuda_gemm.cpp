@@ -526,41 +526,43 @@ static void refuse_gemm(amp_transpose ta, size_t m, size_t n, size_t k, const vo
 }
 
 static void test_refused_products() {
-    Array d(AMP_F32, 64, true);
+    Array d(AMP_F32, 192, true);
     float host[64] = { 0 };
-    void* p = d.there();
+    float *p = (float*)d.there(), *q = p + 64, *r = p + 128;
     d.upload();
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 3, p, 3, p, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 3, q, 3, r, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: lda is 3, but a row of a has 5 elements");
-    refuse_gemm(AMP_TRANS, 2, 3, 5, p, AMP_F32, 1, p, 3, p, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_TRANS, 2, 3, 5, p, AMP_F32, 1, q, 3, r, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: lda is 1, but a row of a has 2 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 2, p, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 2, r, 3, AMP_ERR_ARGUMENT,
                 "ldb is 2, but a row of b has 3 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, p, 2, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, r, 2, AMP_ERR_ARGUMENT,
                 "ldc is 2, but a row of c has 3 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, nullptr, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, nullptr, AMP_F32, 5, q, 3, r, 3, AMP_ERR_ARGUMENT,
                 "a is NULL, but it has 2 x 5 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, nullptr, 3, p, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, nullptr, 3, r, 3, AMP_ERR_ARGUMENT,
                 "b is NULL, but it has 5 x 3 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, nullptr, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, nullptr, 3, AMP_ERR_ARGUMENT,
                 "c is NULL, but it has 2 x 3 elements");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F64, 5, p, 3, p, 3, AMP_ERR_DTYPE,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F64, 5, q, 3, r, 3, AMP_ERR_DTYPE,
                 "a has type f64 (4); it must be f32, f16 or bf16");
-    refuse_gemm((amp_transpose)2, 2, 3, 5, p, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm((amp_transpose)2, 2, 3, 5, p, AMP_F32, 5, q, 3, r, 3, AMP_ERR_ARGUMENT,
                 "trans_a is 2, trans_b is 0");
-    refuse_gemm(AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, p, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, p, AMP_F32, 5, q, 3, r, 3, AMP_ERR_ARGUMENT,
                 "a is too large: ");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, SIZE_MAX / 4, p, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, SIZE_MAX / 4, r, 3, AMP_ERR_ARGUMENT,
                 "b is too large: ");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, host, AMP_F32, 5, p, 3, p, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, host, AMP_F32, 5, q, 3, r, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: a is host memory");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, host, 3, p, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, host, 3, r, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: b is host memory");
-    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, p, 3, host, 3, AMP_ERR_ARGUMENT,
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, host, 3, AMP_ERR_ARGUMENT,
                 "amp_cuda_gemm: c is host memory");
-    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, p, AMP_F32, 5, p, AMP_F32, 3, 0, nullptr,
+    CHECK(amp_cuda_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 5, 1, p, AMP_F32, 5, q, AMP_F32, 3, 0, nullptr,
                         AMP_F32, 3, nullptr)
           == AMP_ERR_ARGUMENT);
+    refuse_gemm(AMP_NO_TRANS, 2, 3, 5, p, AMP_F32, 5, q, 3, p + 9, 3, AMP_ERR_ARGUMENT,
+                "amp_cuda_gemm: c would be written over a");
     CHECK(d.download() == d.host);
 }
 
@@ -612,19 +614,20 @@ static void test_refused_descs() {
 }
 
 static void test_refused_layers() {
-    Array d(AMP_F32, 64, true);
+    Array d(AMP_F32, 384, true);
     float host[64] = { 0 };
     void* p = d.there();
     amp_exec e = quiet_exec();
     long before = launches();
+    auto at = [&](const void* q, int i) { return q == p ? (float*)p + 64 * i : (float*)(uintptr_t)q; };
     d.upload();
     auto forward = [&](const void* x, const void* w, const void* b, amp_dtype bt, void* y, size_t n) {
-        return amp_cuda_linear_forward(x, AMP_F32, w, AMP_F32, b, bt, y, AMP_F32, n, 3, 4, &e);
+        return amp_cuda_linear_forward(x, AMP_F32, at(w, 1), AMP_F32, at(b, 2), bt, at(y, 3), AMP_F32, n, 3, 4, &e);
     };
     auto backward = [&](const void* dy, const void* x, const void* w, void* dx, void* dw, void* db,
                         amp_dtype dbt) {
-        return amp_cuda_linear_backward(dy, AMP_F32, x, AMP_F32, w, AMP_F32, dx, AMP_F32, dw, AMP_F32, db,
-                                        dbt, 0, 2, 3, 4, &e);
+        return amp_cuda_linear_backward(dy, AMP_F32, at(x, 1), AMP_F32, at(w, 2), AMP_F32, at(dx, 3), AMP_F32,
+                                        at(dw, 4), AMP_F32, at(db, 5), dbt, 0, 2, 3, 4, &e);
     };
     check_refused(forward(p, nullptr, nullptr, AMP_F32, p, 2), AMP_ERR_ARGUMENT,
                   "w is NULL, but it has 4 x 3 elements", before);

@@ -1420,6 +1420,12 @@ static void test_operator_errors() {
         check_argument(op, log, good, op.f, offsetof(Call, f), op.f_optional);
         check_argument(op, log, good, op.labels, offsetof(Call, labels), 0);
         check_argument(op, log, good, op.scale, offsetof(Call, scale), 1);
+        for (const void* over : { op.x ? good.x : nullptr, op.y ? good.y : nullptr }) {
+            Call bad = good;
+            if (!op.out || !over) continue;
+            bad.out = (float*)(uintptr_t)over + 1;
+            CHECK_REFUSED(log, AMP_ERR_ARGUMENT, " would be written over ", op.run(bad));
+        }
         CHECK_LAUNCH_FAILS(log, std::string("amp_cuda_") + op.name + ": CUDA error", 1, op.run(good));
         const long said = log.count;
         Call plain = good;
