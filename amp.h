@@ -1770,6 +1770,7 @@ AMPI_FN int ampi_is_utf8(const char* s) {
     return 1;
 }
 
+AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 /* *out = a * b; returns 0 when the product does not fit a size_t. */
 AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
     if (b != 0 && a > SIZE_MAX / b) return 0;
@@ -3080,6 +3081,104 @@ typedef struct ampi_finish {
     float alpha, beta;
 } ampi_finish;
 
+/* A product of few rows: t[i][j] = fma(a[i][q], b[q ^ flip][j], t[i][j]) for q = 0, 1, ... below k. b[q][j] lies at
+   b[q*ldb + j], or at b[j*ldb + q] if B's runs go along k, and is zero from q = `rows` on. */
+typedef struct ampi_thin {
+    const float* a;
+    const void* b;
+    amp_dtype bt;
+    int along_k;
+    float* t;                          /* rows of whole vectors */
+    size_t lda, ldb, ldt, m, n, k, rows, flip;
+} ampi_thin;
+/* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. */
+#define AMPI_THIN_ACROSS(name, V)                                                                                      \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_four(amp_dtype bt, const ampi_thin* u, size_t q, size_t j, size_t rest) {\
+        const size_t f = u->flip, ldb = u->ldb, next = (q + 4) * ldb + j;                                              \
+        const AMPI_##V##_T b0 = AMPI_##V##_READ(u->b, bt, (q + f) * ldb + j, rest);                                    \
+        const AMPI_##V##_T b1 = AMPI_##V##_READ(u->b, bt, (q + 1 - f) * ldb + j, rest);                                \
+        const AMPI_##V##_T b2 = AMPI_##V##_READ(u->b, bt, (q + 2 + f) * ldb + j, rest);                                \
+        const AMPI_##V##_T b3 = AMPI_##V##_READ(u->b, bt, (q + 3 - f) * ldb + j, rest);                                \
+        size_t i;                                                                                                      \
+        for (i = 0; i < 4; i++) AMPI_FETCH(u->b, (next + i * ldb) * ampi_type_size(bt));                               \
+        for (i = 0; i < u->m; i++) {                                                                                   \
+            const float* a = u->a + i * u->lda + q;                                                                    \
+            float* t = u->t + i * u->ldt + j;                                                                          \
+            AMPI_##V##_T v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[0]), b0, AMPI_##V##_LOAD(t));                          \
+            v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[1]), b1, v);                                                        \
+            v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[2]), b2, v);                                                        \
+            AMPI_##V##_STORE(t, AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[3]), b3, v));                                       \
+        }                                                                                                              \
+    }                                                                                                                  \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_one(amp_dtype bt, const ampi_thin* u, size_t q, size_t j) {              \
+        const size_t row = q ^ u->flip;                                                                                \
+        AMPI_##V##_T b = AMPI_##V##_ZERO;                                                                              \
+        size_t i;                                                                                                      \
+        if (row < u->rows) b = AMPI_##V##_READ(u->b, bt, row * u->ldb + j, u->n - j);                                  \
+        for (i = 0; i < u->m; i++) {                                                                                   \
+            float* t = u->t + i * u->ldt + j;                                                                          \
+            AMPI_##V##_STORE(t, AMPI_##V##_FMA(AMPI_##V##_SPREAD(u->a[i * u->lda + q]), b, AMPI_##V##_LOAD(t)));       \
+        }                                                                                                              \
+    }                                                                                                                  \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_across(amp_dtype bt, const ampi_thin* u) {                               \
+        size_t q = 0, j;                                                                                               \
+        for (; q + 4 <= ampi_min_size(u->k, u->rows); q += 4) {                                                        \
+            for (j = 0; j + AMPI_##V##_LANES <= u->n; j += AMPI_##V##_LANES)                                           \
+                name##_four(bt, u, q, j, AMPI_##V##_LANES);                                                            \
+            if (j < u->n) name##_four(bt, u, q, j, u->n - j);                                                          \
+        }                                                                                                              \
+        for (; q < u->k; q++)                                                                                          \
+            for (j = 0; j < u->n; j += AMPI_##V##_LANES) name##_one(bt, u, q, j);                                      \
+    }
+/* Along the runs: of as many as a vector has lanes so many elements a turn, which are turned in registers. */
+#define AMPI_THIN_READ(l, V) \
+    x##l = AMPI_##V##_READ(u->b, bt, at[l] + q, rest); AMPI_FETCH(u->b, (at[l] + q) * ampi_type_size(bt) + 256);
+#define AMPI_THIN_SWAP(k, l) v = x##k; x##k = x##l; x##l = v;
+#define AMPI_THIN_KEEP(l, V) AMPI_##V##_STORE(room + (l) * AMPI_##V##_LANES, x##l);
+#define AMPI_THIN_ADD(l, V)  v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[l]), x##l, v);
+/* Four elements of four runs in each quarter (half) of four vectors. */
+#define AMPI_THIN_FOUR(V, D, a, b, c, d)                                                 \
+    {                                                                                    \
+        const D ab0 = AMPI_##V##_LOW(a, b), ab1 = AMPI_##V##_HIGH(a, b);                 \
+        const D cd0 = AMPI_##V##_LOW(c, d), cd1 = AMPI_##V##_HIGH(c, d);                 \
+        a = AMPI_##V##_LOW_PAIR(ab0, cd0); b = AMPI_##V##_HIGH_PAIR(ab0, cd0);           \
+        c = AMPI_##V##_LOW_PAIR(ab1, cd1); d = AMPI_##V##_HIGH_PAIR(ab1, cd1);           \
+    }
+#define AMPI_THIN_ALONG(name, V)                                                                                 \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_turn(amp_dtype bt, const ampi_thin* u, const size_t* at, size_t q, \
+                                                   size_t j, size_t rest) {                                      \
+        float room[AMPI_##V##_LANES * AMPI_##V##_LANES];                                                         \
+        AMPI_##V##_T AMPI_##V##_NAMES, v;                                                                        \
+        size_t i, l;                                                                                             \
+        AMPI_##V##_EACH(AMPI_THIN_READ)                                                                          \
+        AMPI_##V##_TURN                                                                                          \
+        if (u->flip) { AMPI_##V##_PAIRS(AMPI_THIN_SWAP) }                                                        \
+        if (rest < AMPI_##V##_LANES) { AMPI_##V##_EACH(AMPI_THIN_KEEP) }                                         \
+        for (i = 0; i < u->m; i++) {                                                                             \
+            const float* a = u->a + i * u->lda + q;                                                              \
+            float* t = u->t + i * u->ldt + j;                                                                    \
+            v = AMPI_##V##_LOAD(t);                                                                              \
+            if (rest >= AMPI_##V##_LANES) { AMPI_##V##_EACH(AMPI_THIN_ADD) }                                     \
+            else for (l = 0; l < ampi_min_size(u->k - q, AMPI_##V##_LANES); l++)                                 \
+                v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[l]), AMPI_##V##_LOAD(room + l * AMPI_##V##_LANES), v);    \
+            AMPI_##V##_STORE(t, v);                                                                              \
+        }                                                                                                        \
+    }                                                                                                            \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_along(amp_dtype bt, const ampi_thin* u) {                          \
+        size_t at[AMPI_##V##_LANES], q, j, l;                                                                    \
+        for (j = 0; j < u->n; j += AMPI_##V##_LANES) {                                                           \
+            for (l = 0; l < AMPI_##V##_LANES; l++) at[l] = ampi_min_size(j + l, u->n - 1) * u->ldb;              \
+            for (q = 0; q + AMPI_##V##_LANES <= ampi_min_size(u->k, u->rows); q += AMPI_##V##_LANES)             \
+                name##_turn(bt, u, at, q, j, AMPI_##V##_LANES);                                                  \
+            if (q < u->k) name##_turn(bt, u, at, q, j, u->rows - q);                                             \
+        }                                                                                                        \
+    }                                                                                                            \
+    AMPI_##V##_TARGET AMPI_FN void name(const ampi_thin* u) {                                                    \
+        if (u->along_k) AMPI_FOR_TYPE(name##_along, u->bt, u);                                                   \
+        else AMPI_FOR_TYPE(name##_across, u->bt, u);                                                             \
+        ampi_clear_upper();                                                                                      \
+    }
+
 /* What an instruction set brings. load: widens a block of `rows` x `cols` elements to FP32 rows, each
    filled up with zeros to the next multiple of `lanes`. transpose: dst[(k ^ flip)*ldd + l] = src[l*lds + k]
    for l < lanes. turn16: the same from F16 or BF16, for a multiple of 16 k; may be NULL. */
@@ -3093,6 +3192,7 @@ typedef struct ampi_gemm_isa {
     void (*transpose)(float* dst, size_t ldd, const float* src, size_t lds, size_t k, size_t flip);
     void (*turn16)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t k, size_t flip);
     void (*finish)(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt);
+    void (*thin)(const ampi_thin* u);                             /* NULL without AVX2, as finish */
 } ampi_gemm_isa;
 
 /* A list of rows, for macros: X(row, pointer to the row's group of three, offset from there, V). Written out,
@@ -3478,6 +3578,28 @@ AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t column
 #define AMPI_V16_HIGH(a, b) _mm512_castps_pd(_mm512_maskz_unpackhi_ps(AMPI_V16_ALL, a, b))
 #define AMPI_V16_LOW_PAIR(a, b) _mm512_castpd_ps(_mm512_maskz_unpacklo_pd((__mmask8)0xff, a, b))
 #define AMPI_V16_HIGH_PAIR(a, b) _mm512_castpd_ps(_mm512_maskz_unpackhi_pd((__mmask8)0xff, a, b))
+#define AMPI_V16_NAMES x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
+#define AMPI_V16_EACH(X)                                                                            \
+    X(0, V16) X(1, V16) X(2, V16) X(3, V16) X(4, V16) X(5, V16) X(6, V16) X(7, V16)                 \
+    X(8, V16) X(9, V16) X(10, V16) X(11, V16) X(12, V16) X(13, V16) X(14, V16) X(15, V16)
+#define AMPI_V16_PAIRS(X) X(0, 1) X(2, 3) X(4, 5) X(6, 7) X(8, 9) X(10, 11) X(12, 13) X(14, 15)
+#define AMPI_V16_MIX(a, b, how) _mm512_maskz_shuffle_f32x4(AMPI_V16_ALL, a, b, how)
+/* Quarter h of the four vectors a to d becomes vector h. */
+#define AMPI_V16_CROSS(a, b, c, d)                                                                  \
+    {                                                                                               \
+        const __m512 ab0 = AMPI_V16_MIX(a, b, 0x44), ab1 = AMPI_V16_MIX(a, b, 0xee);                \
+        const __m512 cd0 = AMPI_V16_MIX(c, d, 0x44), cd1 = AMPI_V16_MIX(c, d, 0xee);                \
+        a = AMPI_V16_MIX(ab0, cd0, 0x88); b = AMPI_V16_MIX(ab0, cd0, 0xdd);                         \
+        c = AMPI_V16_MIX(ab1, cd1, 0x88); d = AMPI_V16_MIX(ab1, cd1, 0xdd);                         \
+    }
+#define AMPI_V16_TURN                                                                               \
+    AMPI_THIN_FOUR(V16, __m512d, x0, x1, x2, x3) AMPI_THIN_FOUR(V16, __m512d, x4, x5, x6, x7)       \
+    AMPI_THIN_FOUR(V16, __m512d, x8, x9, x10, x11) AMPI_THIN_FOUR(V16, __m512d, x12, x13, x14, x15) \
+    AMPI_V16_CROSS(x0, x4, x8, x12) AMPI_V16_CROSS(x1, x5, x9, x13)                                 \
+    AMPI_V16_CROSS(x2, x6, x10, x14) AMPI_V16_CROSS(x3, x7, x11, x15)
+AMPI_THIN_ACROSS(ampi_thin_avx512, V16)
+AMPI_THIN_ALONG(ampi_thin_avx512, V16)
+
 /* 16 x 4 elements a turn: four vectors of quarters, then a 4 x 4 transposition inside each quarter. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, const float* src, size_t lds,
                                                       size_t k, size_t flip) {
@@ -3662,6 +3784,8 @@ AMPI_FINISH(ampi_finish_avx2, V8)
     _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)), _mm_loadu_ps((s) + 4 * lds), 1)
 #define AMPI_V8_LOW(a, b) _mm256_castps_pd(_mm256_unpacklo_ps(a, b))
 #define AMPI_V8_HIGH(a, b) _mm256_castps_pd(_mm256_unpackhi_ps(a, b))
+#define AMPI_V8_LOW_PAIR(a, b) _mm256_castpd_ps(_mm256_unpacklo_pd(a, b))
+#define AMPI_V8_HIGH_PAIR(a, b) _mm256_castpd_ps(_mm256_unpackhi_pd(a, b))
 AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const float* src, size_t lds,
                                                   size_t k, size_t flip) {
     size_t i = 0, l;
@@ -3680,6 +3804,16 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
         for (l = 0; l < 8; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
     ampi_clear_upper();
 }
+#define AMPI_V8_NAMES x0, x1, x2, x3, x4, x5, x6, x7
+#define AMPI_V8_EACH(X) X(0, V8) X(1, V8) X(2, V8) X(3, V8) X(4, V8) X(5, V8) X(6, V8) X(7, V8)
+#define AMPI_V8_PAIRS(X) X(0, 1) X(2, 3) X(4, 5) X(6, 7)
+#define AMPI_V8_CROSS(a, b) \
+    { const __m256 low = _mm256_permute2f128_ps(a, b, 0x20); b = _mm256_permute2f128_ps(a, b, 0x31); a = low; }
+#define AMPI_V8_TURN                                                                                \
+    AMPI_THIN_FOUR(V8, __m256d, x0, x1, x2, x3) AMPI_THIN_FOUR(V8, __m256d, x4, x5, x6, x7)         \
+    AMPI_V8_CROSS(x0, x4) AMPI_V8_CROSS(x1, x5) AMPI_V8_CROSS(x2, x6) AMPI_V8_CROSS(x3, x7)
+AMPI_THIN_ACROSS(ampi_thin_avx2, V8)
+AMPI_THIN_ALONG(ampi_thin_avx2, V8)
 /* The same for 4 lanes; k is a multiple of 4. */
 AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_four(float* dst, size_t ldd, const float* src, size_t lds,
                                                   size_t k, size_t flip) {
@@ -4103,16 +4237,16 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
     ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
-                       ampi_transpose_plain, NULL, NULL };
+                       ampi_transpose_plain, NULL, NULL, NULL };
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
         g.mr = 14; g.lanes = 16; g.a_width = 16; g.widens = 1;
         g.micro = ampi_micro_avx512; g.load = ampi_load_block_avx512; g.transpose = ampi_transpose_avx512;
-        g.finish = ampi_finish_avx512; g.turn16 = ampi_turn16_avx512;
+        g.finish = ampi_finish_avx512; g.turn16 = ampi_turn16_avx512; g.thin = ampi_thin_avx512;
     } else if (ampi_simd() == AMP_ISA_AVX2) {
         g.mr = 6; g.lanes = 8; g.a_width = 8; g.widens = 1;
         g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
-        g.finish = ampi_finish_avx2;
+        g.finish = ampi_finish_avx2; g.thin = ampi_thin_avx2;
     }
 #endif
 #if AMPI_NEON
@@ -4163,7 +4297,6 @@ enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC
        AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384,
        AMPI_GEMM_GAP = 16, AMPI_SMALL_PLANE = 32 };
 
-AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
@@ -5809,6 +5942,81 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
     return ampi_gemm_plan_full(g, s->m, s->n, s->k, how);
 }
 
+/* --- products of few rows -------------------------------------------------------------------- */
+
+/* Rows at most; sums, and k of a turn, of a strip of columns; its columns where B's runs go along k; bytes of B that
+   one core's share of the third-level cache does not hold. */
+enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096, AMPI_THIN_K = 512, AMPI_THIN_RUNS = 64, AMPI_THIN_FAR = 24 << 20 };
+
+/* For how many rows B is better read as it lies than packed for the other kernels (measured). From memory: for all that
+   there may be, but multiplying words of many rows is faster, and with 8 lanes there is no time left for them. From a
+   cache: where rows of B fall on the same sets; where they would have to be widened or made words; and where packing
+   would transpose them, if that is fast in registers. */
+AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
+    const size_t size = ampi_type_size(s->b.dtype);
+    const int along = s->b.along_k, collides = s->b.ld * size % 4096 == 0;
+    if ((double)s->n * (double)s->k * (double)size > (double)AMPI_THIN_FAR)
+        return g->words && !along ? 2 : g->words || g->lanes == 8 ? 4 : (size_t)AMPI_THIN_ROWS;
+    if (s->b.dtype == AMP_F32) return along ? (g->lanes == 8 ? 0 : collides ? 2 : 4) : collides ? 2 : 0;
+    if (along) return 0;
+    return s->b.dtype == AMP_BF16 && !g->words ? 2 : collides || g->words ? 1 : 0;
+}
+
+/* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in `room`. */
+AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0, float* room) {
+    const size_t rows = ampi_min_size(u->k, u->rows), run = s->a.along_k ? rows : s->m;
+    float line[AMPI_THIN_K];
+    size_t i, q;
+    if (s->a.along_k && s->a.dtype == AMP_F32) {
+        u->a = (const float*)s->a.data + s->a.offset + k0; u->lda = s->a.ld;
+        return;
+    }
+    u->a = room; u->lda = AMPI_THIN_K;
+    memset(room, 0, s->m * AMPI_THIN_K * sizeof *room);
+    for (i = 0; s->a.along_k && i < s->m; i++) {
+        ampi_load_f32(line, s->a.data, s->a.dtype, s->a.offset + i * s->a.ld + k0, run);
+        for (q = 0; q < rows; q++) room[i * AMPI_THIN_K + (q ^ u->flip)] = line[q];
+    }
+    for (q = 0; !s->a.along_k && q < rows; q++) {
+        ampi_load_f32(line, s->a.data, s->a.dtype, s->a.offset + (k0 + q) * s->a.ld, run);
+        for (i = 0; i < s->m; i++) room[i * AMPI_THIN_K + (q ^ u->flip)] = line[i];
+    }
+}
+/* Columns [j0, j0 + n) of C. */
+AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t n) {
+    float sums[AMPI_THIN_SUMS + 16], a[AMPI_THIN_ROWS * AMPI_THIN_K];
+    const size_t k = s->a.along_k ? s->a.length : s->a.runs;       /* without what BF16 is filled up with */
+    size_t k0, at;
+    ampi_thin u;
+    u.t = ampi_align64(sums); u.ldt = ampi_round_up(n, 16);
+    u.m = s->m; u.n = n; u.flip = (size_t)s->swap;
+    u.bt = s->b.dtype; u.ldb = s->b.ld; u.along_k = s->b.along_k;
+    memset(u.t, 0, u.m * u.ldt * sizeof(float));
+    for (k0 = 0; k0 < s->k; k0 += AMPI_THIN_K) {
+        u.k = ampi_min_size(AMPI_THIN_K, s->k - k0); u.rows = k - k0;
+        at = s->b.offset + (u.along_k ? j0 * u.ldb + k0 : k0 * u.ldb + j0);
+        u.b = (const char*)s->b.data + at * ampi_type_size(u.bt);
+        ampi_thin_a(s, &u, k0, a);
+        g->thin(&u);
+    }
+    ampi_gemm_finish_panel(g, s, 0, j0, s->m, n, u.t, u.ldt);
+}
+/* Computes a checked product if its rows are few. `kernels` are those that would do it otherwise. */
+AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* s) {
+    const ampi_gemm_isa g = ampi_gemm_isa_now();
+    size_t wide, strips;
+    int64_t i;
+    if (!g.thin || s->m > AMPI_THIN_ROWS || s->k == 0 || s->a.image || s->b.image || !ampi_c_is_matrix(s)
+        || s->m > ampi_thin_most(kernels, s)) return 0;
+    wide = s->b.along_k ? (size_t)AMPI_THIN_RUNS : AMPI_THIN_SUMS / s->m / 16 * 16;
+    wide = ampi_min_size(wide, ampi_round_up(ampi_div_up(s->n, ampi_threads()), 16));
+    strips = ampi_div_up(s->n, wide);
+    AMPI_PARALLEL_FOR(strips > 1 && s->n * s->k >= 65536)
+    for (i = 0; i < (int64_t)strips; i++)
+        ampi_thin_strip(&g, s, (size_t)i * wide, ampi_min_size(s->n - (size_t)i * wide, wide));
+    return 1;
+}
+
 /* Computes a checked product, in the workspace if it holds at least one slot. */
 AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     ampi_gemm_isa g = ampi_gemm_isa_for(s);
@@ -5819,6 +6027,7 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
     s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
     if (s->swap) s->k += s->k & 1u;
+    if (ampi_thin_run(&g, s)) return;
     p = ampi_gemm_plan_for(&g, s);
     if (room >= p.floats) {
         float* memory = ampi_align64(exec->workspace);

@@ -223,15 +223,72 @@ static void test_random_shapes(void) {
     }
 }
 
+/* Few rows read B as it lies: from a cache, with rows of B on the same cache sets or not, ... */
+static void test_few_rows(void) {
+    static const size_t SIZES[][3] = { { 1, 1, 1 }, { 1, 35, 4 }, { 2, 16, 33 }, { 2, 70, 17 }, { 3, 130, 513 }, { 4, 31, 48 },
+                                       { 1, 129, 1027 }, { 2, 45, 530 }, { 1, 2100, 5 } };
+    size_t s, t;
+    for (s = 0; s < sizeof SIZES / sizeof SIZES[0]; s++)
+        for (t = 0; t < 36; t++) {
+            const int ta = (int)(t & 1u), tb = (int)(t >> 1 & 1u);
+            const size_t n = SIZES[s][1], k = SIZES[s][2], row = tb ? k : n;
+            const size_t gap = t / 4 % 3 == 0 ? 0 : t / 4 % 3 == 1 ? 3 : (row + 2047) / 2048 * 2048 - row;
+            problem p = problem_new(ta, tb, SIZES[s][0], n, k, gap, t % 5 ? 1.0f : 0.7f, t % 7 ? 0.0f : 1.0f,
+                                    TYPES[(s + t) % 4 % 3], TYPES[t / 12], TYPES[s % 3]);
+            problem_check_all(&p);
+            problem_free(&p);
+        }
+}
+/* ... and from memory, where B is larger than that: the same bits as half and half, which are not. */
+static void check_few_far_rows(size_t m, int tb, amp_dtype t, size_t k) {
+    const size_t n = ((size_t)25 << 20) / amp_dtype_size(t) / k, low = n / 2, size = amp_dtype_size(t), ldb = tb ? k : n;
+    matrix a = matrix_new(t, m, k, k), c = matrix_new(AMP_F32, m, n, n), parts = matrix_new(AMP_F32, m, n, n);
+    char* b = (char*)malloc(n * k * size);
+    const amp_transpose trans = tb ? AMP_TRANS : AMP_NO_TRANS;
+    amp_exec exec;
+    float* row = (float*)malloc(n * sizeof(float));
+    size_t i, q;
+    memset(&exec, 0, sizeof exec);
+    exec.workspace_size = amp_gemm_workspace(m, n, k);
+    exec.workspace = malloc(exec.workspace_size);
+    for (q = 0; q < k; q++) {
+        for (i = 0; i < n; i++) row[i] = (float)((q * n + i) * 2654435761u >> 16 & 1023u) - 511.5f;
+        amp_convert(b + q * n * size, t, row, AMP_F32, n);
+    }
+    free(row);
+    CHECK(amp_gemm(AMP_NO_TRANS, trans, m, n, k, 1.0f, matrix_at(&a), t, k, b, t, ldb, 0.0f, matrix_at(&c), AMP_F32, n, &exec) == AMP_OK);
+    for (i = 0; i < n; i += low) {
+        const size_t count = n - i < low ? n - i : low;
+        CHECK(amp_gemm(AMP_NO_TRANS, trans, m, count, k, 1.0f, matrix_at(&a), t, k, b + (tb ? i * k : i) * size, t, ldb, 0.0f,
+                       (float*)matrix_at(&parts) + i, AMP_F32, n, &exec) == AMP_OK);
+    }
+    CHECK_MSG(memcmp(matrix_at(&c), matrix_at(&parts), m * n * sizeof(float)) == 0, "%s m %d k %d %s %s",
+              amp_isa_name(amp_cpu_isa()), (int)m, (int)k, tb ? "along" : "across", amp_dtype_name(t));
+    free(b); free(exec.workspace);
+    matrix_free(&a); matrix_free(&c); matrix_free(&parts);
+}
+static void test_few_far_rows(void) {
+    int isa, tb, t;
+    for (isa = 1; isa < 5; isa++)
+        for (tb = 0; tb < 2 && amp_cpu_force_isa(ISAS[isa]) == AMP_OK; tb++)
+            for (t = 0; t < 3; t++) {
+                check_few_far_rows(1, tb, TYPES[t], 1031);
+                check_few_far_rows(t == 2 ? 2 : 7, tb, TYPES[t], 1540);
+                check_few_far_rows(4, tb, TYPES[t], 2050);
+            }
+    amp_cpu_force_isa(AMP_ISA_AUTO);
+}
+
 /* Infinities, NaN, signed zeros, subnormals, products that overflow FP32 or underflow. */
 static void test_special_values(void) {
     float values[16] = { 0.0f, -0.0f, 0, 0, 0, 1e-40f, -1e-40f, 3e-25f, -3e-25f, 2e38f, -2e38f, 6e-8f, 65504.0f, 1.0f, -1.0f,
                          3e19f };
     size_t t, i;
     values[2] = INFINITY; values[3] = -INFINITY; values[4] = NAN;
-    for (t = 0; t < 27; t++) {
-        problem p = problem_new((int)(t & 1u), 0, 23, 35, t % 2 ? 3 : 2, 0, 1.0f, t % 5 ? 0.0f : 1.0f,
-                                TYPES[t / 9], TYPES[t / 3 % 3], TYPES[t % 3]);
+    for (t = 0; t < 81; t++) {                                 /* many rows; few of them, both ways */
+        const size_t m = t < 27 ? 23 : 1 + t % 2, n = t < 27 || t >= 54 ? 35 : 2048;
+        problem p = problem_new((int)(t & 1u), t >= 54, m, n, t % 2 ? 3 : 2, 0, 1.0f, t % 5 ? 0.0f : 1.0f,
+                                TYPES[t / 9 % 3], TYPES[t / 3 % 3], TYPES[t % 3]);
         matrix* list[3];
         int q;
         list[0] = &p.a; list[1] = &p.b; list[2] = &p.c;
@@ -473,8 +530,8 @@ static void test_reads_nothing_else(void) {
     static float c[80 * 300];
     static char memory[1 << 22];
     size_t round, length_a, length_b;
-    for (round = 0; round < 96; round++) {
-        size_t m = round % 2 == 0 ? 7 : round % 3 ? 40 : 160, n = round % 3 ? 256 : 45, k = round % 4 < 2 ? 64 : 37;
+    for (round = 0; round < 192; round++) {
+        size_t m = round >= 96 ? 1 + round % 2 : round % 2 == 0 ? 7 : round % 3 ? 40 : 160, n = round % 3 ? 256 : 45, k = round % 4 < 2 ? 64 : 37;
         amp_dtype t = TYPES[round / 12 % 3];
         void *base_a, *base_b;
         void* a = at_page_end(m * k * amp_dtype_size(t), &base_a, &length_a);
@@ -714,6 +771,8 @@ int main(void) {
     TEST(test_alpha_beta);
     TEST(test_blocks);
     TEST(test_random_shapes);
+    TEST(test_few_rows);
+    TEST(test_few_far_rows);
     TEST(test_special_values);
     TEST(test_bf16_order);
     TEST(test_bf16_subnormal_sums);

@@ -792,7 +792,8 @@ typedef struct subject {
 
 static const subject subjects[] = {
     { "gemm", "NN:64x64x64 NN:128x128x128 *NN:512x512x512 NN:1024x1024x1024 *NN:2048x2048x2048 *NT:256x512x784 "
-      "TN:784x512x256 NT:256x10x512 NN:16x6400x150 NN:64x6272x576 NN:512x392x4608", "f32 f16 bf16", open_gemm },
+      "TN:784x512x256 NT:256x10x512 NN:16x6400x150 NN:64x6272x576 NN:512x392x4608 *NT:1x4096x4096 NN:1x4096x4096 "
+      "NT:4x4096x4096", "f32 f16 bf16", open_gemm },
     { "gemm", "NN:128x128x128 *NN:512x512x512 *NN:2048x2048x2048 *NT:256x512x784 TN:784x512x256", FAST, open_gemm },
     { "conv forward", CONVOLUTIONS, "f32 f16 bf16", open_conv_forward },
     { "conv forward", WIDE_CONVOLUTIONS, FAST, open_conv_forward },
