@@ -10138,8 +10138,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_twin(amp_dtype t, void* p, size_t i, 
 AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_sub_widened_twin(ampi_twin x, ampi_twin y) {
     return ampi_fms_twin(x, ampi_same_twin(1.0f), y);
 }
-/* The same with the shuffle for FP16: half of a sum's vectors this way and half the other, and neither the shuffles nor
-   the loads are what it waits for. */
+/* The same with the shuffle: half of a sum's vectors this way and half the other, and neither the shuffles nor the loads
+   are what it waits for. */
 AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_other_x8(amp_dtype t, const void* p, size_t i, size_t m) {
     return t == AMP_F16 ? ampi_widen_x8(ampi_read8_avx2(p, t, i, m)) : ampi_get_wide_x8(t, p, i, m);
 }
@@ -10203,14 +10203,46 @@ AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_wide8_total(const ampi_wide8* acc) {
     return _mm_cvtsd_f64(c) + _mm_cvtsd_f64(_mm_unpackhi_pd(c, c));
 }
 
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
-                                              const void* x) {
-    if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
-    ampi_wide8_add_widened(t, acc + upper, ampi_get_wide_x8(t, x, i, m));
+/* Elements [i, i+16), or n of them and zeros. Of bfloat16, memory puts the quarters of a twin in order. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_get_lanes8(amp_dtype t, const void* p, size_t i, size_t n, ampi_wide8* w) {
+    float kept[16];
+    const float* from = kept;
+    ampi_twin v;
+    if (t != AMP_BF16 || n < 16) {
+        w[0] = ampi_get_wide_x8(t, p, i, n);
+        w[1] = n > 8 ? ampi_get_wide_x8(t, p, i + 8, n - 8) : ampi_widen_x8(_mm256_setzero_ps());
+        return;
+    }
+    v = ampi_get_twin(t, p, i, n);
+    _mm256_storeu_ps(kept, v.a);
+    _mm256_storeu_ps(kept + 8, v.b);
+    AMPI_OPAQUE(from);
+    w[0].low = _mm256_cvtps_pd(_mm_loadu_ps(from));
+    w[1].low = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
+    w[0].high = _mm256_cvtps_pd(_mm_loadu_ps(from + 8));
+    w[1].high = _mm256_cvtps_pd(_mm_loadu_ps(from + 12));
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
-                                                 const void* x, const ampi_wide8* mean) {
-    ampi_wide8_moment(acc + upper, ampi_get_wide_x8(t, x, i, m), mean[upper], m);
+/* The same with shuffles. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_get_other_lanes8(amp_dtype t, const void* p, size_t i, size_t n, ampi_wide8* w) {
+    w[0] = ampi_get_wide_other_x8(t, p, i, n);
+    w[1] = n > 8 ? ampi_get_wide_other_x8(t, p, i + 8, n - 8) : ampi_widen_x8(_mm256_setzero_ps());
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes8_add_widened(amp_dtype t, ampi_wide8* acc, const ampi_wide8* w) {
+    ampi_wide8_add_widened(t, acc, w[0]);
+    ampi_wide8_add_widened(t, acc + 1, w[1]);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* acc, const void* x) {
+    ampi_wide8 w[2];
+    AMPI_AHEAD(x, i * ampi_type_size(t));
+    ampi_get_lanes8(t, x, i, n, w);
+    ampi_lanes8_add_widened(t, acc, w);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* acc, const void* x,
+                                                   const ampi_wide8* mean) {
+    ampi_wide8 w[2];
+    ampi_get_lanes8(t, x, i, n, w);
+    ampi_wide8_moment(acc, w[0], mean[0], n);
+    if (n > 8) ampi_wide8_moment(acc + 1, w[1], mean[1], n - 8);
 }
 /* sum += g, dot += g * (x - mean). One of the two is widened through memory, the other by shuffles. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_step8(ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, ampi_wide8 d) {
@@ -10230,23 +10262,26 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_x8(amp_dtype t, size_t i, size_t m, i
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_sum_avx2(double* acc, ampi_part x) {
     ampi_wide8 a[2];
     ampi_load_lanes8(a, acc);
-    AMPI_ALL_X8(ampi_sum_x8, x.t, x.n, a, x.data);
+    AMPI_ALL_TWIN(ampi_sum_twin, x.t, x.n, a, x.data);
     ampi_store_lanes8(acc, a);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moment_avx2(double* acc, ampi_part x, const double* mean) {
     ampi_wide8 a[2], m[2];
     ampi_load_lanes8(a, acc);
     ampi_load_lanes8(m, mean);
-    AMPI_ALL_X8(ampi_moment_x8, x.t, x.n, a, x.data, m);
+    AMPI_ALL_TWIN(ampi_moment_twin, x.t, x.n, a, x.data, m);
     ampi_store_lanes8(acc, a);
 }
 /* Both for two parts, as ampi_lane_pair_avx512: for the moments there are too few registers, and no sum waits. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_rows_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* a,
-                                                   ampi_wide8* b, const char* x, size_t next, size_t ahead) {
-    if (upper == 0) AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    if (upper == 0) AMPI_FETCH(x, ahead + next + i * ampi_type_size(t));
-    ampi_wide8_add_widened(t, a + upper, ampi_get_wide_x8(t, x, i, m));
-    ampi_wide8_add_widened(t, b + upper, ampi_get_wide_other_x8(t, x + next, i, m));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_rows_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* a, ampi_wide8* b,
+                                                     const char* x, size_t next, size_t ahead) {
+    ampi_wide8 w[2];
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(x, ahead + next + i * ampi_type_size(t));
+    ampi_get_lanes8(t, x, i, n, w);
+    ampi_lanes8_add_widened(t, a, w);
+    ampi_get_other_lanes8(t, x + next, i, n, w);
+    ampi_lanes8_add_widened(t, b, w);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_pair_avx2(double* acc, ampi_part x, size_t next, size_t ahead,
                                                   const double* mean) {
@@ -10260,7 +10295,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_pair_avx2(double* acc, ampi_part x, size
     }
     ampi_load_lanes8(a, acc);
     ampi_load_lanes8(b, acc + AMPI_LANES);
-    AMPI_ALL_X8(ampi_sum_rows_x8, x.t, x.n, a, b, data, next, ahead);
+    AMPI_ALL_TWIN(ampi_sum_rows_twin, x.t, x.n, a, b, data, next, ahead);
     ampi_store_lanes8(acc, a);
     ampi_store_lanes8(acc + AMPI_LANES, b);
 }
@@ -12999,7 +13034,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_measure_x8(amp_dtype t, const void* x,
         const char* row = (const char*)x + k * d * size;
         acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
         AMPI_EACH_X8(ampi_sum_keep_x8, t, first, acc, row, kept[k]);
-        AMPI_EACH_X8(ampi_sum_x8, t, d - first, acc, row + first * size);
+        AMPI_EACH_TWIN(ampi_sum_twin, t, d - first, acc, row + first * size);
         value[k] = ampi_wide8_total(acc) / (double)d;
         *usual = *usual && ampi_mean_is_usual(value[k]);
     }
@@ -13008,7 +13043,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_measure_x8(amp_dtype t, const void* x,
         m[0].low = m[0].high = m[1].low = m[1].high = _mm256_set1_pd(value[k]);
         acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
         AMPI_EACH_X8(ampi_moment_kept_x8, t, first, acc, kept[k], m, (const char*)y + k * d * size);
-        AMPI_EACH_X8(ampi_moment_x8, t, d - first, acc, row + first * size, m);
+        AMPI_EACH_TWIN(ampi_moment_twin, t, d - first, acc, row + first * size, m);
         mean[k] = (float)value[k];
         invstd[k] = (float)(1.0 / sqrt(ampi_wide8_total(acc) / (double)d + eps));
     }
