@@ -301,6 +301,7 @@ TABLE = [
     ("ops", "g->choice[0] = f->choice[2][0]; g->choice[1] = f->choice[2][1];", "g->choice[0] = f->choice[1][0]; g->choice[1] = f->choice[1][1];"),
     ("ops", "ampi_lane_moment_avx2(acc + AMPI_LANES, x, mean + AMPI_LANES);", "ampi_lane_moment_avx2(acc + AMPI_LANES, x, mean);"),
     ("ops", "ampi_get_other_lanes8(t, x + next, i, n, w);", "ampi_get_other_lanes8(t, x, i, n, w);"),
+    ("ops", "if (ampi_i < (n)) step(ampi_dtype(t), ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__);", "if (ampi_i < (n)) step(AMP_F16, ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__);"),
     ("ops", "w[1].low = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));", "w[1].low = _mm256_cvtps_pd(_mm_loadu_ps(from + 12));"),
     ("ops", "if (n > 8) ampi_wide8_moment(acc + 1, w[1], mean[1], n - 8);", "ampi_wide8_moment(acc + 1, w[1], mean[1], 8);"),
     ("ops", "ampi_store_words_avx2(h + skip, first, skip ? _mm_srli_si128(a, 2) : a);", "ampi_store_words_avx2(h + skip, first, a);"),
