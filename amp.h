@@ -2552,6 +2552,17 @@ AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u
         else if (ampi_dtype(t) == AMP_BF16) fn(AMP_BF16, __VA_ARGS__);  \
         else fn(AMP_F32, __VA_ARGS__);                                  \
     } while (0)
+/* As EACH_X16 with any type: a loop for each, but one body for the last group, which asks for the type. */
+#define AMPI_WHOLE_X16(step, t, n, ...) \
+    for (; ampi_i + 16 <= (n); ampi_i += 16) step(t, ampi_i, AMPI_ALL16, __VA_ARGS__)
+#define AMPI_ALL_X16(step, t, n, ...)                                                             \
+    do {                                                                                          \
+        size_t ampi_i = 0;                                                                        \
+        if (ampi_dtype(t) == AMP_F16) AMPI_WHOLE_X16(step, AMP_F16, n, __VA_ARGS__);              \
+        else if (ampi_dtype(t) == AMP_BF16) AMPI_WHOLE_X16(step, AMP_BF16, n, __VA_ARGS__);       \
+        else AMPI_WHOLE_X16(step, AMP_F32, n, __VA_ARGS__);                                       \
+        if (ampi_i < (n)) step(ampi_dtype(t), ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__); \
+    } while (0)
 
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_f32_to_half_avx2(uint16_t* dst, const float* src) {
     __m128i a = _mm256_cvtps_ph(_mm256_loadu_ps(src), _MM_FROUND_TO_NEAREST_INT);
@@ -10262,17 +10273,13 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_pair_avx512(double* acc, ampi_part x, 
     if (mean) AMPI_FOR_TYPE(ampi_lane_moments_x16, x.t, acc, data, next, mean, x.n);
     else AMPI_FOR_TYPE(ampi_lane_sums_x16, x.t, acc, data, next, ahead, x.n);
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_dot_x16(amp_dtype t, double* sum, double* dot, const void* g,
-                                                      const void* x, size_t ahead, const float* mean, size_t n) {
-    ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
-    const __m512 m = _mm512_loadu_ps(mean);
-    AMPI_EACH_X16(ampi_dot_x16, t, n, &a, &b, g, x, ahead, m);
-    ampi_store_wide(sum, a);
-    ampi_store_wide(dot, b);
-}
 AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead,
                                                      const float* mean) {
-    AMPI_FOR_TYPE(ampi_lane_dot_x16, x.t, sum, dot, g.data, x.data, ahead, mean, x.n);
+    ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
+    const __m512 m = _mm512_loadu_ps(mean);
+    AMPI_ALL_X16(ampi_dot_x16, x.t, x.n, &a, &b, g.data, x.data, ahead, m);
+    ampi_store_wide(sum, a);
+    ampi_store_wide(dot, b);
 }
 #endif
 
@@ -10462,14 +10469,46 @@ AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_wide8_total(const ampi_wide8* acc) {
     return _mm_cvtsd_f64(c) + _mm_cvtsd_f64(_mm_unpackhi_pd(c, c));
 }
 
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
-                                              const void* x) {
-    if (upper == 0) AMPI_AHEAD(x, i * ampi_type_size(t));
-    ampi_wide8_add_widened(t, acc + upper, ampi_get_wide_x8(t, x, i, m));
+/* Elements [i, i+16), or n of them and zeros. Of bfloat16, memory puts the quarters of a twin in order. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_get_lanes8(amp_dtype t, const void* p, size_t i, size_t n, ampi_wide8* w) {
+    float kept[16];
+    const float* from = kept;
+    ampi_twin v;
+    if (t != AMP_BF16 || n < 16) {
+        w[0] = ampi_get_wide_x8(t, p, i, n);
+        w[1] = n > 8 ? ampi_get_wide_x8(t, p, i + 8, n - 8) : ampi_widen_x8(_mm256_setzero_ps());
+        return;
+    }
+    v = ampi_get_twin(t, p, i, n);
+    _mm256_storeu_ps(kept, v.a);
+    _mm256_storeu_ps(kept + 8, v.b);
+    AMPI_OPAQUE(from);
+    w[0].low = _mm256_cvtps_pd(_mm_loadu_ps(from));
+    w[1].low = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));
+    w[0].high = _mm256_cvtps_pd(_mm_loadu_ps(from + 8));
+    w[1].high = _mm256_cvtps_pd(_mm_loadu_ps(from + 12));
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* acc,
-                                                 const void* x, const ampi_wide8* mean) {
-    ampi_wide8_moment(acc + upper, ampi_get_wide_x8(t, x, i, m), mean[upper], m);
+/* The same with shuffles. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_get_other_lanes8(amp_dtype t, const void* p, size_t i, size_t n, ampi_wide8* w) {
+    w[0] = ampi_get_wide_other_x8(t, p, i, n);
+    w[1] = n > 8 ? ampi_get_wide_other_x8(t, p, i + 8, n - 8) : ampi_widen_x8(_mm256_setzero_ps());
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes8_add_widened(amp_dtype t, ampi_wide8* acc, const ampi_wide8* w) {
+    ampi_wide8_add_widened(t, acc, w[0]);
+    ampi_wide8_add_widened(t, acc + 1, w[1]);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* acc, const void* x) {
+    ampi_wide8 w[2];
+    AMPI_AHEAD(x, i * ampi_type_size(t));
+    ampi_get_lanes8(t, x, i, n, w);
+    ampi_lanes8_add_widened(t, acc, w);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* acc, const void* x,
+                                                   const ampi_wide8* mean) {
+    ampi_wide8 w[2];
+    ampi_get_lanes8(t, x, i, n, w);
+    ampi_wide8_moment(acc, w[0], mean[0], n);
+    if (n > 8) ampi_wide8_moment(acc + 1, w[1], mean[1], n - 8);
 }
 /* sum += g, dot += g * (x - mean). One of the two is widened through memory, the other by shuffles. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_step8(ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, ampi_wide8 d) {
@@ -10489,23 +10528,26 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_x8(amp_dtype t, size_t i, size_t m, i
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_sum_avx2(double* acc, ampi_part x) {
     ampi_wide8 a[2];
     ampi_load_lanes8(a, acc);
-    AMPI_ALL_X8(ampi_sum_x8, x.t, x.n, a, x.data);
+    AMPI_ALL_TWIN(ampi_sum_twin, x.t, x.n, a, x.data);
     ampi_store_lanes8(acc, a);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moment_avx2(double* acc, ampi_part x, const double* mean) {
     ampi_wide8 a[2], m[2];
     ampi_load_lanes8(a, acc);
     ampi_load_lanes8(m, mean);
-    AMPI_ALL_X8(ampi_moment_x8, x.t, x.n, a, x.data, m);
+    AMPI_ALL_TWIN(ampi_moment_twin, x.t, x.n, a, x.data, m);
     ampi_store_lanes8(acc, a);
 }
 /* Both for two parts, as ampi_lane_pair_avx512: for the moments there are too few registers, and no sum waits. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_rows_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* a,
-                                                   ampi_wide8* b, const char* x, size_t next, size_t ahead) {
-    if (upper == 0) AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    if (upper == 0) AMPI_FETCH(x, ahead + next + i * ampi_type_size(t));
-    ampi_wide8_add_widened(t, a + upper, ampi_get_wide_x8(t, x, i, m));
-    ampi_wide8_add_widened(t, b + upper, ampi_get_wide_other_x8(t, x + next, i, m));
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_rows_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* a, ampi_wide8* b,
+                                                     const char* x, size_t next, size_t ahead) {
+    ampi_wide8 w[2];
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(x, ahead + next + i * ampi_type_size(t));
+    ampi_get_lanes8(t, x, i, n, w);
+    ampi_lanes8_add_widened(t, a, w);
+    ampi_get_other_lanes8(t, x + next, i, n, w);
+    ampi_lanes8_add_widened(t, b, w);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_pair_avx2(double* acc, ampi_part x, size_t next, size_t ahead,
                                                   const double* mean) {
@@ -10519,7 +10561,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_pair_avx2(double* acc, ampi_part x, size
     }
     ampi_load_lanes8(a, acc);
     ampi_load_lanes8(b, acc + AMPI_LANES);
-    AMPI_ALL_X8(ampi_sum_rows_x8, x.t, x.n, a, b, data, next, ahead);
+    AMPI_ALL_TWIN(ampi_sum_rows_twin, x.t, x.n, a, b, data, next, ahead);
     ampi_store_lanes8(acc, a);
     ampi_store_lanes8(acc + AMPI_LANES, b);
 }
@@ -12911,16 +12953,11 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_x16(amp_dtype t, size_t i, __m
     AMPI_FETCH(y, ahead + i * ampi_type_size(t));
     ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, gamma, beta));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_step(amp_dtype t, void* y, const void* x, size_t ahead,
-                                                       const ampi_bn_stats* stats, const float* gamma,
-                                                       const float* beta, size_t n) {
-    const __m512 m = _mm512_loadu_ps(stats->mean), s = _mm512_loadu_ps(stats->invstd);
-    const __m512 g = _mm512_loadu_ps(gamma), b = _mm512_loadu_ps(beta);
-    AMPI_EACH_X16(ampi_bn_apply_x16, t, n, y, x, ahead, m, s, g, b);
-}
 AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
                                                      const float* gamma, const float* beta) {
-    AMPI_FOR_TYPE(ampi_bn_apply_step, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
+    const __m512 m = _mm512_loadu_ps(stats->mean), s = _mm512_loadu_ps(stats->invstd);
+    const __m512 g = _mm512_loadu_ps(gamma), b = _mm512_loadu_ps(beta);
+    AMPI_ALL_X16(ampi_bn_apply_x16, x.t, x.n, y, x.data, ahead, m, s, g, b);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
                                                      size_t ahead, ampi_twin mean, ampi_twin invstd, ampi_twin gamma,
@@ -13028,15 +13065,11 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_x16(amp_dtype t, size_t i, __mmas
     AMPI_FETCH(dx, ahead + i * ampi_type_size(t));
     ampi_put_fetched_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_step(amp_dtype t, void* dx, const void* dy, const void* x, size_t ahead,
-                                                    const ampi_bn_slope* q, size_t n) {
-    const __m512 mean = _mm512_loadu_ps(q->mean), a = _mm512_loadu_ps(q->a);
-    const __m512 b = _mm512_loadu_ps(q->b), k = _mm512_loadu_ps(q->k);
-    AMPI_EACH_X16(ampi_bn_dx_x16, t, n, dx, dy, x, ahead, mean, a, b, k);
-}
 AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, size_t ahead,
                                                   const ampi_bn_slope* slope) {
-    AMPI_FOR_TYPE(ampi_bn_dx_step, x.t, dx, dy.data, x.data, ahead, slope, x.n);
+    const __m512 mean = _mm512_loadu_ps(slope->mean), a = _mm512_loadu_ps(slope->a);
+    const __m512 b = _mm512_loadu_ps(slope->b), k = _mm512_loadu_ps(slope->k);
+    AMPI_ALL_X16(ampi_bn_dx_x16, x.t, x.n, dx, dy.data, x.data, ahead, mean, a, b, k);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
                                                   const void* x, ampi_twin mean, ampi_twin a, ampi_twin b,
@@ -13264,7 +13297,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_measure_x8(amp_dtype t, const void* x,
         const char* row = (const char*)x + k * d * size;
         acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
         AMPI_EACH_X8(ampi_sum_keep_x8, t, first, acc, row, kept[k]);
-        AMPI_EACH_X8(ampi_sum_x8, t, d - first, acc, row + first * size);
+        AMPI_EACH_TWIN(ampi_sum_twin, t, d - first, acc, row + first * size);
         value[k] = ampi_wide8_total(acc) / (double)d;
         *usual = *usual && ampi_mean_is_usual(value[k]);
     }
@@ -13273,7 +13306,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_measure_x8(amp_dtype t, const void* x,
         m[0].low = m[0].high = m[1].low = m[1].high = _mm256_set1_pd(value[k]);
         acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
         AMPI_EACH_X8(ampi_moment_kept_x8, t, first, acc, kept[k], m, (const char*)y + k * d * size);
-        AMPI_EACH_X8(ampi_moment_x8, t, d - first, acc, row + first * size, m);
+        AMPI_EACH_TWIN(ampi_moment_twin, t, d - first, acc, row + first * size, m);
         mean[k] = (float)value[k];
         invstd[k] = (float)(1.0 / sqrt(ampi_wide8_total(acc) / (double)d + eps));
     }
@@ -13347,14 +13380,10 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_apply_x16(amp_dtype t, size_t i, __m
     const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m), b = ampi_get_x16(AMP_F32, beta, i, m);
     ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_apply_row_x16(amp_dtype t, void* y, const void* x, const float* gamma,
-                                                          const float* beta, float mean, float invstd, size_t n) {
-    const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
-    AMPI_EACH_X16(ampi_ln_apply_x16, t, n, y, x, gamma, beta, m, s);
-}
 AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_apply_typed_avx512(amp_dtype t, void* y, const void* x, const float* gamma,
                                                            const float* beta, float mean, float invstd, size_t n) {
-    AMPI_FOR_TYPE(ampi_ln_apply_row_x16, t, y, x, gamma, beta, mean, invstd, n);
+    const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
+    AMPI_ALL_X16(ampi_ln_apply_x16, t, n, y, x, gamma, beta, m, s);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_apply_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
                                                      const float* gamma, const float* beta, ampi_twin mean,
@@ -13463,17 +13492,13 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dot_x16(amp_dtype t, size_t i, __mma
     const __m512 g = _mm512_mul_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m));
     ampi_dot_step(m, sum, dot, ampi_widen_x16(g), ampi_get_x16(t, x, i, m), mean);
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dot_typed(amp_dtype t, double* sum, double* dot, const void* dy,
-                                                      const void* x, const float* gamma, float mean, size_t n) {
-    ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
-    const __m512 m = _mm512_set1_ps(mean);
-    AMPI_EACH_X16(ampi_ln_dot_x16, t, n, &a, &b, dy, x, gamma, m);
-    ampi_store_wide(sum, a);
-    ampi_store_wide(dot, b);
-}
 AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dot_avx512(double* sum, double* dot, ampi_part dy, ampi_part x,
                                                    const float* gamma, float mean) {
-    AMPI_FOR_TYPE(ampi_ln_dot_typed, x.t, sum, dot, dy.data, x.data, gamma, mean, x.n);
+    ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
+    const __m512 m = _mm512_set1_ps(mean);
+    AMPI_ALL_X16(ampi_ln_dot_x16, x.t, x.n, &a, &b, dy.data, x.data, gamma, m);
+    ampi_store_wide(sum, a);
+    ampi_store_wide(dot, b);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dx_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
                                                    const void* x, const float* gamma, __m512 mean, __m512 a, __m512 b,
@@ -13482,15 +13507,10 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dx_x16(amp_dtype t, size_t i, __mmas
     const __m512 v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
     ampi_put_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), invstd));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dx_typed(amp_dtype t, void* dx, const void* dy, const void* x,
-                                                     const float* gamma, float mean, float a, float b, float invstd,
-                                                     size_t n) {
-    const __m512 m = _mm512_set1_ps(mean), va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b), s = _mm512_set1_ps(invstd);
-    AMPI_EACH_X16(ampi_ln_dx_x16, t, n, dx, dy, x, gamma, m, va, vb, s);
-}
 AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dx_avx512(void* dx, ampi_part dy, ampi_part x, const float* gamma, float mean,
                                                   float a, float b, float invstd) {
-    AMPI_FOR_TYPE(ampi_ln_dx_typed, x.t, dx, dy.data, x.data, gamma, mean, a, b, invstd, x.n);
+    const __m512 m = _mm512_set1_ps(mean), va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b), s = _mm512_set1_ps(invstd);
+    AMPI_ALL_X16(ampi_ln_dx_x16, x.t, x.n, dx, dy.data, x.data, gamma, m, va, vb, s);
 }
 
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
@@ -13615,15 +13635,10 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_columns_x16(amp_dtype t, size_t i, _
     ampi_store_wide(db + i, sum);
     ampi_store_wide(dg + i, dot);
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_columns_typed(amp_dtype t, double* dg, double* db, const void* dy,
-                                                          const void* x, size_t ahead, float mean, float invstd,
-                                                          size_t n) {
-    const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
-    AMPI_EACH_X16(ampi_ln_columns_x16, t, n, dg, db, dy, x, ahead, m, s);
-}
 AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_columns_avx512(double* dg, double* db, ampi_part dy, ampi_part x, size_t ahead,
                                                        float mean, float invstd) {
-    AMPI_FOR_TYPE(ampi_ln_columns_typed, x.t, dg, db, dy.data, x.data, ahead, mean, invstd, x.n);
+    const __m512 m = _mm512_set1_ps(mean), s = _mm512_set1_ps(invstd);
+    AMPI_ALL_X16(ampi_ln_columns_x16, x.t, x.n, dg, db, dy.data, x.data, ahead, m, s);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_columns_x8(amp_dtype t, size_t i, size_t m, int upper, double* dg, double* db,
                                                      const void* dy, const void* x, size_t ahead, __m256 mean,
@@ -14077,13 +14092,9 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_value_x16(amp_dtype t, size_t i, 
     AMPI_AHEAD(s, i * sizeof *s);
     ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), slope));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_values_x16(amp_dtype t, void* dx, const void* dy, const uint16_t* s,
-                                                          const float* table, size_t n) {
-    AMPI_EACH_X16(ampi_slope_value_x16, t, n, dx, dy, s, table);
-}
 AMPI_TARGET_AVX512 AMPI_FN void ampi_slope_look_up_avx512(const float* table, ampi_part dy, const uint16_t* s,
                                                           void* dx) {
-    AMPI_FOR_TYPE(ampi_slope_values_x16, dy.t, dx, dy.data, s, table, dy.n);
+    AMPI_ALL_X16(ampi_slope_value_x16, dy.t, dy.n, dx, dy.data, s, table);
     ampi_clear_upper();
 }
 /* dx = dy * slopes. */
@@ -14092,12 +14103,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_times_x16(amp_dtype t, size_t i, 
     AMPI_AHEAD(dy, i * ampi_type_size(t));
     ampi_put_x16(t, dx, i, m, _mm512_mul_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, slopes, i, m)));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slopes_times_x16(amp_dtype t, void* dx, const void* dy, const float* slopes,
-                                                          size_t n) {
-    AMPI_EACH_X16(ampi_slope_times_x16, t, n, dx, dy, slopes);
-}
 AMPI_TARGET_AVX512 AMPI_FN void ampi_slopes_times_avx512(void* dx, ampi_part dy, const float* slopes) {
-    AMPI_FOR_TYPE(ampi_slopes_times_x16, dy.t, dx, dy.data, slopes, dy.n);
+    AMPI_ALL_X16(ampi_slope_times_x16, dy.t, dy.n, dx, dy.data, slopes);
     ampi_clear_upper();
 }
 #endif
