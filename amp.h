@@ -5993,8 +5993,23 @@ AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0, float* 
         for (i = 0; i < s->m; i++) room[i * AMPI_THIN_K + (q ^ u->flip)] = line[i];
     }
 }
-/* Columns [j0, j0 + n) of C. */
-AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t n) {
+/* The sums of columns [j0, j0 + n) become results; they are rows of C if the product was turned. */
+AMPI_FN void ampi_thin_finish(const ampi_gemm_isa* g, const ampi_product* s, int turned, size_t j0, size_t n,
+                              const ampi_thin* u) {
+    float part[64 * 16];
+    size_t i, r, j;
+    if (!turned) { ampi_gemm_finish_panel(g, s, 0, j0, u->m, n, u->t, u->ldt); return; }
+    memset(part, 0, sizeof part);
+    for (i = 0; i < n; i += 64) {
+        const size_t rows = ampi_min_size(n - i, 64);
+        for (r = 0; r < rows; r++)
+            for (j = 0; j < u->m; j++) part[r * 16 + j] = u->t[j * u->ldt + i + r];
+        ampi_gemm_finish_panel(g, s, j0 + i, 0, rows, u->m, part, 16);
+    }
+}
+/* Columns [j0, j0 + n) of s, which is `whole` or that turned. */
+AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, const ampi_product* s, size_t j0,
+                             size_t n) {
     float sums[AMPI_THIN_SUMS + 16], a[AMPI_THIN_ROWS * AMPI_THIN_K];
     const size_t k = s->a.along_k ? s->a.length : s->a.runs;       /* without what BF16 is filled up with */
     size_t k0, at;
@@ -6010,21 +6025,31 @@ AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* s, size
         ampi_thin_a(s, &u, k0, a);
         g->thin(&u);
     }
-    ampi_gemm_finish_panel(g, s, 0, j0, s->m, n, u.t, u.ldt);
+    ampi_thin_finish(g, whole, s != whole, j0, n, &u);
 }
-/* Computes a checked product if its rows are few. `kernels` are those that would do it otherwise. */
-AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* s) {
+/* Computes a checked product if its rows are few, or its columns: C^T = B^T * A^T. `kernels` are those that would do it
+   otherwise. */
+AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whole) {
     const ampi_gemm_isa g = ampi_gemm_isa_now();
+    const ampi_product* s = whole;
+    ampi_product turned;
     size_t wide, strips;
     int64_t i;
-    if (!g.thin || s->m > AMPI_THIN_ROWS || s->k == 0 || s->a.image || s->b.image || !ampi_c_is_matrix(s)
-        || s->m > ampi_thin_most(kernels, s)) return 0;
+    if (!g.thin || ampi_min_size(s->m, s->n) > AMPI_THIN_ROWS || s->k == 0 || s->a.image || s->b.image
+        || !ampi_c_is_matrix(s)) return 0;
+    if (s->n < s->m) {
+        turned = *whole;
+        turned.m = whole->n; turned.n = whole->m;
+        turned.a = whole->b; turned.b = whole->a;
+        s = &turned;
+    }
+    if (s->m > ampi_thin_most(kernels, s)) return 0;
     wide = s->b.along_k ? (size_t)AMPI_THIN_RUNS : AMPI_THIN_SUMS / s->m / 16 * 16;
     wide = ampi_min_size(wide, ampi_round_up(ampi_div_up(s->n, ampi_threads()), 16));
     strips = ampi_div_up(s->n, wide);
     AMPI_PARALLEL_FOR(strips > 1 && s->n * s->k >= 65536)
     for (i = 0; i < (int64_t)strips; i++)
-        ampi_thin_strip(&g, s, (size_t)i * wide, ampi_min_size(s->n - (size_t)i * wide, wide));
+        ampi_thin_strip(&g, whole, s, (size_t)i * wide, ampi_min_size(s->n - (size_t)i * wide, wide));
     return 1;
 }
 

@@ -223,17 +223,18 @@ static void test_random_shapes(void) {
     }
 }
 
-/* Few rows read B as it lies: from a cache, with rows of B on the same cache sets or not, ... */
+/* Few rows read B as it lies, few columns A: from a cache, with its rows on the same cache sets or not, ... */
 static void test_few_rows(void) {
     static const size_t SIZES[][3] = { { 1, 1, 1 }, { 1, 35, 4 }, { 2, 16, 33 }, { 2, 70, 17 }, { 3, 130, 513 }, { 4, 31, 48 },
-                                       { 1, 129, 1027 }, { 2, 45, 530 }, { 1, 2100, 5 } };
+                                       { 1, 129, 1027 }, { 2, 45, 530 }, { 1, 2100, 5 }, { 130, 1, 33 }, { 67, 2, 514 },
+                                       { 300, 3, 20 }, { 25, 4, 31 } };
     size_t s, t;
     for (s = 0; s < sizeof SIZES / sizeof SIZES[0]; s++)
         for (t = 0; t < 36; t++) {
             const int ta = (int)(t & 1u), tb = (int)(t >> 1 & 1u);
-            const size_t n = SIZES[s][1], k = SIZES[s][2], row = tb ? k : n;
+            const size_t m = SIZES[s][0], n = SIZES[s][1], k = SIZES[s][2], row = n < m ? (ta ? m : k) : tb ? k : n;
             const size_t gap = t / 4 % 3 == 0 ? 0 : t / 4 % 3 == 1 ? 3 : (row + 2047) / 2048 * 2048 - row;
-            problem p = problem_new(ta, tb, SIZES[s][0], n, k, gap, t % 5 ? 1.0f : 0.7f, t % 7 ? 0.0f : 1.0f,
+            problem p = problem_new(ta, tb, m, n, k, gap, t % 5 ? 1.0f : 0.7f, t % 7 ? 0.0f : 1.0f,
                                     TYPES[(s + t) % 4 % 3], TYPES[t / 12], TYPES[s % 3]);
             problem_check_all(&p);
             problem_free(&p);
