@@ -1003,7 +1003,8 @@ typedef struct amp_optimizer {
     amp_optimizer_desc  desc;   /* defaults filled in, AMP_ZERO replaced by 0; its groups and logger are NULL,
                                    see below */
     amp_logger          logger;
-    amp_param_group     groups[AMP_MAX_GROUPS];
+    amp_param_group     groups[AMP_MAX_GROUPS]; /* may be written between steps; groups[0] without groups in the
+                                                   desc, too */
     amp_optimizer_state state;
     amp_param*          params; /* the caller's array; must outlive the optimizer */
     int                 count;
@@ -1038,11 +1039,11 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
    call amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one
    of them or a check has seen skips those that follow. info may be NULL. AMP_ERR_STATE: before any
    scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, or a rate
-   is not finite or negative. */
+   or a group's weight decay is not finite or negative. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
 /* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative. A group with a
-   rate of its own keeps that: write o->groups[i].lr, which the next step checks. */
+   rate of its own keeps that: write o->groups[i].lr (or weight_decay), which the next step checks. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 /* Sets every gradient to zero (memset: also over inf and NaN). */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
@@ -16474,7 +16475,7 @@ AMPI_FN amp_result ampi_schedule_validate(const amp_schedule* s, const amp_logge
     return AMP_OK;
 }
 
-/* Finite and not negative; a group may be frozen too. */
+/* Finite and not negative; for a group AMP_ZERO too. Weight decay has the same range. */
 AMPI_FN int ampi_lr_is_valid(const float* lr, int of_group) {
     return (of_group && ampi_is_off(lr)) || ampi_in_range(lr, 0.0f, AMPI_FLT_MAX);
 }
@@ -16510,20 +16511,29 @@ AMPI_FN amp_result ampi_optimizer_validate(const amp_optimizer_desc* d) {
     return ampi_schedule_validate(&d->schedule, logger);
 }
 
-AMPI_FN amp_result ampi_groups_validate(const amp_optimizer_desc* d) {
-    const amp_logger* logger = d->logger;
-    int i;
-    for (i = 0; i < d->group_count; i++) {
-        const amp_param_group* g = &d->groups[i];
-        AMPI_REFUSE_DESC(!ampi_lr_is_valid(&g->lr, 1),
-                         "optimizer: group %d: lr %g must be finite and not negative", i, (double)g->lr);
-        AMPI_REFUSE_DESC(!ampi_is_off(&g->weight_decay) &&
-                             !ampi_in_range(&g->weight_decay, 0.0f, AMPI_FLT_MAX),
-                         "optimizer: group %d: weight_decay %g must be finite and not negative", i,
-                         (double)g->weight_decay);
+/* The first setting of `count` groups that no group can have; NULL if there is none. */
+AMPI_FN const float* ampi_groups_fault(const amp_param_group* groups, int count, int* group, const char** field) {
+    for (*group = 0; *group < count; ++*group) {
+        const amp_param_group* g = &groups[*group];
+        *field = "lr";
+        if (!ampi_lr_is_valid(&g->lr, 1)) return &g->lr;
+        *field = "weight_decay";
+        if (!ampi_lr_is_valid(&g->weight_decay, 1)) return &g->weight_decay;
     }
-    return AMP_OK;
+    return NULL;
 }
+
+AMPI_FN amp_result ampi_groups_validate(const amp_optimizer_desc* d) {
+    const char* field;
+    int group;
+    const float* fault = ampi_groups_fault(d->groups, d->group_count, &group, &field);
+    if (!fault) return AMP_OK;
+    return ampi_fail(d->logger, AMP_ERR_DESC, "optimizer: group %d: %s %g must be finite and not negative", group,
+                     field, (double)*fault);
+}
+
+/* How many groups are in use: one, with the desc's settings, where the desc has none. */
+AMPI_FN int ampi_group_count(const amp_optimizer* o) { return o->desc.group_count > 0 ? o->desc.group_count : 1; }
 
 AMPI_FN int ampi_moment_count(const amp_optimizer_desc* d) {
     return d->kind != AMP_SGD ? 2 : d->momentum > 0.0f ? 1 : 0;
@@ -16550,8 +16560,8 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
 
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* p, int i) {
     const amp_logger* logger = &o->logger;
-    int groups = o->desc.group_count > 0 ? o->desc.group_count : 1, moments = ampi_moment_count(&o->desc);
-    AMPI_REFUSE_PARAM(p->group < 0 || p->group >= groups, AMP_ERR_ARGUMENT, "its group does not exist");
+    int moments = ampi_moment_count(&o->desc);
+    AMPI_REFUSE_PARAM(p->group < 0 || p->group >= ampi_group_count(o), AMP_ERR_ARGUMENT, "its group does not exist");
     AMPI_REFUSE_PARAM(!ampi_is_compute_dtype(p->grad_dtype), AMP_ERR_DTYPE,
                       "grad_dtype must be F32, F16 or BF16");
     AMPI_REFUSE_PARAM(p->low && p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16, AMP_ERR_DTYPE,
@@ -17040,17 +17050,19 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
     o->state.step++;
 }
 
-/* The rates, which the caller may have written. */
+/* The rates and the groups' weight decay, which the caller may have written. */
 AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char* place) {
+    const float* fault;
+    const char* field;
     int i;
     if (!ampi_lr_is_valid(&o->state.lr, 0))
         return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: state.lr %g must be finite and not negative", place,
                          (double)o->state.lr);
-    for (i = 0; i < o->desc.group_count; i++)
-        if (!ampi_lr_is_valid(&o->groups[i].lr, 1))
-            return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
-                             "%s: groups[%d].lr %g must be finite and not negative, or AMP_ZERO", place, i,
-                             (double)o->groups[i].lr);
+    fault = ampi_groups_fault(o->groups, ampi_group_count(o), &i, &field);
+    if (fault)
+        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
+                         "%s: groups[%d].%s %g must be finite and not negative, or AMP_ZERO", place, i, field,
+                         (double)*fault);
     return AMP_OK;
 }
 

@@ -457,29 +457,34 @@ static void rates_written_by_hand(void) {
     amp_optimizer_desc d = desc_of(AMP_ADAM);
     amp_optimizer o;
     amp_param p;
-    int i, k;
+    int i, k, last;
     memset(g, 0, sizeof g);
     g[1].lr = 0.5f;
-    d.groups = g; d.group_count = 2;
-    fill_block(&b);
-    p = param_of(&b, 20);
-    p.group = 1;
-    before = b;
-    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
-    for (i = 0; i < COUNT(bad); i++)
-        for (k = 0; k < 2; k++) {
-            float *rate = k ? &o.groups[1].lr : &o.state.lr, good = *rate;
-            put_bits(rate, bad[i]);
-            log_count = 0;
-            CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_ERR_ARGUMENT && log_count == 1);
-            CHECK_MSG(strstr(log_text, k ? "groups[1].lr" : "state.lr"), "%s", log_text);
-            *rate = good;
-        }
-    CHECK(memcmp(&b, &before, sizeof b) == 0 && o.state.step == 0);
-    o.groups[1].lr = (float)AMP_ZERO;                                      /* frozen, and then not */
-    CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) == 0);
-    o.groups[1].lr = 0;
-    CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) != 0);
+    for (last = 0; last < 2; last++) {                                     /* without groups in the desc, and with two */
+        d.groups = last ? g : NULL; d.group_count = 2 * last;
+        fill_block(&b);
+        p = param_of(&b, 20);
+        p.group = last;
+        before = b;
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+        for (i = 0; i < COUNT(bad); i++)
+            for (k = 0; k < 3; k++) {
+                float* rate = k == 0 ? &o.state.lr : k == 1 ? &o.groups[last].lr : &o.groups[last].weight_decay, good = *rate;
+                char name[32];
+                snprintf(name, sizeof name, "groups[%d].%s", last, k == 1 ? "lr " : "weight_decay ");
+                put_bits(rate, bad[i]);
+                log_count = 0;
+                CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_ERR_ARGUMENT && log_count == 1);
+                CHECK_MSG(strstr(log_text, k ? name : "state.lr"), "%s", log_text);
+                *rate = good;
+            }
+        CHECK(memcmp(&b, &before, sizeof b) == 0 && o.state.step == 0);
+        o.groups[last].lr = (float)AMP_ZERO;                               /* frozen, and then not */
+        CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) == 0);
+        o.groups[last].lr = 0;
+        o.groups[last].weight_decay = (float)AMP_ZERO;
+        CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) != 0);
+    }
 }
 
 static void schedules(void) {
