@@ -865,7 +865,8 @@ AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int 
 AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, int count,
                                       amp_overflow_info* info);
 /* dst = src / scale, or dst += src / scale if accumulate (one fma in FP32, one rounding to dst's type);
-   dst[i] and src[i] have equal counts and do not overlap; types may differ (F32 dst is the usual one).
+   dst[i] and src[i] have equal counts; no dst overlaps another or any src (AMP_ERR_ARGUMENT); types may differ (F32 dst
+   is the usual one).
    May be repeated with new micro-batches in src; a src that amp_scaler_unscale has seen, or a dst that
    was stepped, is AMP_ERR_STATE. If anything in this list, or any sum, is not finite dst is left as it
    is. The norm is that of src / scale, or of the sums. This is the one to use when the buffer of the
@@ -1010,8 +1011,10 @@ typedef struct amp_optimizer {
     int                 count;
 } amp_optimizer;
 
-/* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no
-   parameter at all, an array that stands in two places). If a low copy is given beside a master it is written here. */
+/* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no parameter at all, or
+   two arrays, of one parameter or of two, that share memory). Moments that are not needed may share: those of a frozen
+   group too, which must have their own before its rate is written. If a low copy is given beside a master it is written
+   here. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                       int count);
 
@@ -1829,6 +1832,80 @@ AMPI_FN amp_result ampi_check_apart(const amp_logger* logger, const char* call, 
                                  call, w->name, o->name);
         }
     return AMP_OK;
+}
+
+/* One of many arrays: the bytes from `from` up to `to`; none if these are equal. at(list, id) gives array id. */
+typedef struct ampi_array { uint64_t from, to; int written; } ampi_array;
+typedef ampi_array (*ampi_array_fn)(const void* list, size_t id);
+AMPI_FN ampi_array ampi_array_of(const void* data, size_t bytes, int written) {
+    ampi_array s;
+    s.from = (uint64_t)(uintptr_t)data;
+    s.to = data ? s.from + bytes : s.from;
+    s.written = written;
+    return s;
+}
+
+/* Where an array begins, and its number, which decides between equals. */
+typedef struct ampi_place { uint64_t from; size_t id; } ampi_place;
+AMPI_FN int ampi_place_before(ampi_place a, ampi_place b) {
+    return (a.from < b.from) | ((a.from == b.from) & (a.id < b.id));       /* no branch, which would be a guess */
+}
+/* Puts p into a heap of n places, in which none is before its children 2i+1 and 2i+2, instead of the last one, [0]. */
+AMPI_FN void ampi_place_sift(ampi_place* heap, size_t n, ampi_place p) {
+    size_t i, child;
+    for (i = 0; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n) child += (size_t)ampi_place_before(heap[child], heap[child + 1]);
+        if (!ampi_place_before(p, heap[child])) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = p;
+}
+
+/* The next `room` places after `last`, in order; returns how many there are. */
+AMPI_FN size_t ampi_places_after(ampi_place last, const void* list, ampi_array_fn at, size_t count, ampi_place* place,
+                                 size_t room) {
+    size_t i;
+    for (i = 0; i < room; i++) { place[i].from = ~(uint64_t)0; place[i].id = SIZE_MAX; }
+    for (i = 0; i < count; i++) {
+        ampi_array s = at(list, i);
+        ampi_place p;
+        p.from = s.from;
+        p.id = i;
+        if (s.from < s.to && ampi_place_before(last, p) && ampi_place_before(p, place[0]))
+            ampi_place_sift(place, room, p);
+    }
+    for (i = room; i-- > 1;) {
+        ampi_place greatest = place[0];
+        ampi_place_sift(place, i, place[i]);
+        place[i] = greatest;
+    }
+    while (room > 0 && place[room - 1].id == SIZE_MAX) room--;
+    return room;
+}
+
+/* Do two arrays share a byte, one of them being written? *a and *b are then such two. In the order of their addresses
+   an array meets an earlier one if it begins before the furthest end so far, of all [0] if it is written and of the
+   written ones [1] if not. Nothing is allocated: up to AMPI_PLACES arrays take one pass over the list and a sort,
+   and each AMPI_PLACES more another pass. */
+#define AMPI_PLACES 2048
+AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, size_t* a, size_t* b) {
+    ampi_place place[AMPI_PLACES], last = { 0, 0 };
+    uint64_t end[2] = { 0, 0 };
+    size_t owner[2] = { 0, 0 }, i, n;
+    int k;
+    do {
+        n = ampi_places_after(last, list, at, count, place, count < AMPI_PLACES ? count : AMPI_PLACES);
+        for (i = 0; i < n; i++) {
+            ampi_array s = at(list, place[i].id);
+            *a = owner[!s.written];
+            *b = place[i].id;
+            if (s.from < end[!s.written]) return 1;
+            for (k = 0; k <= s.written; k++)
+                if (s.to > end[k]) { end[k] = s.to; owner[k] = *b; }
+            last = place[i];
+        }
+    } while (n == AMPI_PLACES);
+    return 0;
 }
 
 AMPI_FN void* ampi_alloc(const amp_allocator* a, size_t size) {
@@ -16112,6 +16189,27 @@ AMP_DEF amp_result amp_scaler_unscale(amp_scaler* s, const amp_tensor* grads, in
     return r;
 }
 
+/* Array id of two lists of equal length: a tensor of dst, and then one of src, which is only read. */
+typedef struct ampi_into { const ampi_tensors *dst, *src; } ampi_into;
+AMPI_FN ampi_array ampi_into_array(const void* list, size_t id) {
+    const ampi_into* lists = (const ampi_into*)list;
+    const size_t count = (size_t)lists->dst->count;
+    const ampi_tensors* t = id < count ? lists->dst : lists->src;
+    amp_tensor x = t->at(t->list, (int)(id % count));
+    return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), id < count);
+}
+AMPI_FN amp_result ampi_into_apart(const amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
+                                   const char* place) {
+    const size_t count = (size_t)dst->count;
+    ampi_into lists;
+    size_t a, b;
+    lists.dst = dst;
+    lists.src = src;
+    if (!ampi_arrays_meet(&lists, ampi_into_array, 2 * count, &a, &b)) return AMP_OK;
+    return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "%s: tensor %d of %s and tensor %d of %s overlap in memory", place,
+                     (int)(a % count), a < count ? "dst" : "src", (int)(b % count), b < count ? "dst" : "src");
+}
+
 AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* dst,
                                              const ampi_tensors* src, const char* place) {
     uint64_t unscaled;
@@ -16129,6 +16227,8 @@ AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* 
             return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                              "%s: tensor %d: dst and src are the same; use amp_scaler_unscale", place, i);
     }
+    r = ampi_into_apart(s, dst, src, place);
+    if (r != AMP_OK) return r;
     if (ampi_scaler_seen(s, dst, &unscaled) & AMPI_STEPPED)
         return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: dst was stepped already; call update first",
                          place);
@@ -16590,28 +16690,35 @@ AMPI_FN amp_result ampi_params_validate(const amp_optimizer* o, const amp_param*
     return r;
 }
 
-/* Do p and q share a moment that the optimizer writes? */
-AMPI_FN int ampi_params_share_moment(const amp_optimizer* o, const amp_param* p, const amp_param* q) {
-    int moments = ampi_moment_count(&o->desc);
-    if (moments == 0 || ampi_param_frozen(o, p) || ampi_param_frozen(o, q)) return 0;
-    return p->m == q->m || (moments > 1 && (p->m == q->v || p->v == q->m || p->v == q->v));
+/* Array `id` of the parameters. Moments that are not used now, a frozen parameter's too, may lie anywhere. */
+enum { AMPI_PARAM_ARRAYS = 5 };
+AMPI_FN ampi_array ampi_param_array(const void* list, size_t id) {
+    const amp_optimizer* o = (const amp_optimizer*)list;
+    const amp_param* p = &o->params[id / AMPI_PARAM_ARRAYS];
+    size_t floats = p->count * sizeof(float);
+    int moments = ampi_param_frozen(o, p) ? 0 : ampi_moment_count(&o->desc);
+    switch (id % AMPI_PARAM_ARRAYS) {
+        case 0: return ampi_array_of(p->master, floats, 1);
+        case 1: return ampi_array_of(p->low, p->count * sizeof(uint16_t), 1);
+        case 2: return ampi_array_of(p->grad, p->count * ampi_type_size(p->grad_dtype), 1);
+        case 3: return ampi_array_of(moments > 0 ? p->m : NULL, floats, 1);
+        default: return ampi_array_of(moments > 1 ? p->v : NULL, floats, 1);
+    }
 }
 
-/* A parameter that stands in the list twice would be moved twice, or by a gradient that is counted twice. */
-AMPI_FN amp_result ampi_params_differ(const amp_optimizer* o, const amp_param* params, int count) {
-    int i, j;
-    for (i = 0; i < count; i++)
-        for (j = 0; j < i && params[i].count; j++) {
-            const amp_param *p = &params[j], *q = &params[i];
-            int same_weights = p->master ? p->master == q->master : !q->master && p->low == q->low;
-            int same_grad = p->grad && p->grad == q->grad;
-            if (p->count && (same_weights || same_grad || ampi_params_share_moment(o, p, q)))
-                return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
-                                 "optimizer: parameters %d (%s) and %d (%s) have the same %s", j,
-                                 p->name ? p->name : "no name", i, q->name ? q->name : "no name",
-                                 same_weights ? "weights" : same_grad ? "gradient" : "moment");
-        }
-    return AMP_OK;
+/* What stands in two places would be moved twice, or by a gradient that is counted twice, or by what is none. */
+AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
+    static const char* const array[AMPI_PARAM_ARRAYS] = { "master", "low", "grad", "m", "v" };
+    size_t a, b, swap;
+    const amp_param *p, *q;
+    if (!ampi_arrays_meet(o, ampi_param_array, (size_t)o->count * AMPI_PARAM_ARRAYS, &a, &b)) return AMP_OK;
+    if (a > b) { swap = a; a = b; b = swap; }
+    p = &o->params[a / AMPI_PARAM_ARRAYS];
+    q = &o->params[b / AMPI_PARAM_ARRAYS];
+    return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
+                     "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
+                     array[a % AMPI_PARAM_ARRAYS], (int)(a / AMPI_PARAM_ARRAYS), p->name ? p->name : "no name",
+                     array[b % AMPI_PARAM_ARRAYS], (int)(b / AMPI_PARAM_ARRAYS), q->name ? q->name : "no name");
 }
 
 /* All of amp_optimizer_init but the low copies: nothing that params point to is touched. */
@@ -16632,11 +16739,11 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     made.desc.groups = NULL;
     if (made.desc.logger) made.logger = *made.desc.logger;
     made.desc.logger = NULL;
-    r = ampi_params_validate(&made, params, count);
-    if (r == AMP_OK) r = ampi_params_differ(&made, params, count);
-    if (r != AMP_OK) return r;
     made.params = params;
     made.count = count;
+    r = ampi_params_validate(&made, params, count);
+    if (r == AMP_OK) r = ampi_params_apart(&made);
+    if (r != AMP_OK) return r;
     made.state.lr = made.desc.lr;
     *o = made;
     return AMP_OK;

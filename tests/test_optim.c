@@ -885,11 +885,94 @@ static void listed_twice(void) {
         log_count = 0;
         if (k == 4 || k == 5 || k == 8) { CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_OK); continue; }
         CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_ERR_ARGUMENT && log_count == 1);
-        CHECK_MSG(strstr(log_text, k == 0 ? "0 (p) and 2 (no name) have the same weights"
-                                 : k == 1 ? "1 (p) and 2 (no name) have the same gradient"
-                                 : k > 5 ? "1 (p) and 2 (no name) have the same moment"
-                                 : k == 2 ? "1 (p) and 2 (p) have the same weights" : "0 (p) and 2 (no name) have the same weights"),
+        CHECK_MSG(strstr(log_text, k == 0 ? "master of parameter 0 (p) and master of parameter 2 (no name) overlap"
+                                 : k == 1 ? "grad of parameter 1 (p) and grad of parameter 2 (no name) overlap"
+                                 : k == 6 ? "m of parameter 1 (p) and m of parameter 2 (no name) overlap"
+                                 : k == 7 ? "m of parameter 1 (p) and v of parameter 2 (no name) overlap"
+                                 : k == 2 ? "of parameter 1 (p) and" : "low of parameter 0 (p) and low of parameter 2 (no name)"),
                   "%s", log_text);
+    }
+}
+
+/* Array k of a parameter, and its bytes. */
+static char* array_of(const amp_param* p, int k) {
+    return (char*)(k == 0 ? (void*)p->master : k == 1 ? p->low : k == 2 ? p->grad : k == 3 ? (void*)p->m : (void*)p->v);
+}
+static size_t bytes_of(const amp_param* p, int k) { return p->count * (k == 1 || (k == 2 && p->grad_dtype == AMP_F16) ? 2 : 4); }
+static void place_array(amp_param* p, int k, char* at) {
+    if (k == 0) p->master = (float*)(void*)at;
+    if (k == 1) p->low = at;
+    if (k == 2) p->grad = at;
+    if (k == 3) p->m = (float*)(void*)at;
+    if (k == 4) p->v = (float*)(void*)at;
+}
+
+/* Every array of one parameter against every one of another and its own, moved until they just touch and just meet. */
+static void arrays_that_touch_or_meet(void) {
+    static float memory[10][16], before[10][16];
+    amp_param p[2];
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_optimizer o;
+    int a, b, end, touch, i;
+    for (a = 0; a < 10; a++)
+        for (b = 0; b < 10; b++)
+            for (end = 0; end < 2 && a != b; end++)
+                for (touch = 0; touch < 2; touch++) {
+                    static const char* const names[5] = { "master", "low", "grad", "m", "v" };
+                    int first = a < b ? a : b, second = a < b ? b : a;
+                    char text[96], *at;
+                    memset(p, 0, sizeof p);
+                    for (i = 0; i < 2; i++) {
+                        p[i].count = 4; p[i].low_dtype = AMP_F16; p[i].grad_dtype = i ? AMP_F32 : AMP_F16; p[i].name = i ? "b" : "a";
+                    }
+                    for (i = 0; i < 10; i++) place_array(&p[i / 5], i % 5, (char*)memory[i]);
+                    for (i = 0; i < 160; i++) memory[i / 16][i % 16] = 1;
+                    memcpy(before, memory, sizeof before);
+                    at = (char*)(memory[b] + 6) + (end ? (int)bytes_of(&p[b / 5], b % 5) : -(int)bytes_of(&p[a / 5], a % 5));
+                    place_array(&p[b / 5], b % 5, (char*)(memory[b] + 6));
+                    place_array(&p[a / 5], a % 5, at + (touch ? 0 : end ? -4 : 4));
+                    log_count = 0;
+                    CHECK(amp_optimizer_init(&o, &d, p, 2) == (touch ? AMP_OK : AMP_ERR_ARGUMENT) && log_count == !touch);
+                    if (touch) continue;
+                    snprintf(text, sizeof text, "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
+                             names[first % 5], first / 5, p[first / 5].name, names[second % 5], second / 5, p[second / 5].name);
+                    CHECK_MSG(strcmp(log_text, text) == 0 && !memcmp(memory, before, sizeof memory), "%s", log_text);
+                }
+}
+
+/* More arrays than are sorted at a time, in any order: one that meets another is found wherever the two are. */
+static void one_of_many_arrays_meets_another(void) {
+    enum { MANY = 1300, ARRAYS = 5 * MANY };
+    static float memory[2 * ARRAYS + 2];
+    static int order[ARRAYS];
+    static amp_param p[MANY];
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_optimizer o;
+    int round, i, count, n;
+    for (round = 0; round < 60; round++) {
+        count = round < 2 ? MANY : round % 3 ? 400 + round : 1 + (int)(test_random() % MANY);      /* 2048 arrays are 410 */
+        n = 5 * count;
+        memset(p, 0, sizeof p);
+        for (i = 0; i < n; i++) order[i] = round == 1 ? n - 1 - i : i;
+        for (i = n - 1; i > 0 && round > 1; i--) {
+            int k = (int)(test_random() % (unsigned)(i + 1)), t = order[i];
+            order[i] = order[k]; order[k] = t;
+        }
+        for (i = 0; i < n; i++) {
+            p[i / 5].count = 2; p[i / 5].low_dtype = AMP_BF16;
+            place_array(&p[i / 5], i % 5, (char*)(memory + 2 * order[i]));
+        }
+        CHECK_MSG(amp_optimizer_init(&o, &d, p, count) == AMP_OK, "%s", log_text);
+        i = (int)(test_random() % (unsigned)n);
+        if (i % 5 == 1) i++;                               /* a low copy fills half of its place */
+        place_array(&p[i / 5], i % 5, array_of(&p[i / 5], i % 5) + (order[i] ? -2 - 2 * (i % 2) : 4));
+        log_count = 0;
+        if (order[i] && order[i] < n) {
+            int left = 0;
+            while (order[left] != order[i] - 1) left++;
+            if (left % 5 == 1) continue;
+        }
+        CHECK_MSG(amp_optimizer_init(&o, &d, p, count) == AMP_ERR_ARGUMENT && log_count == 1, "round %d, array %d", round, i);
     }
 }
 
@@ -991,6 +1074,8 @@ int main(void) {
     TEST(refused_descs_and_params);
     TEST(two_duties);
     TEST(listed_twice);
+    TEST(arrays_that_touch_or_meet);
+    TEST(one_of_many_arrays_meets_another);
     TEST(no_gradient);
     TEST(defaults);
     TEST(lamb_zero_norms);
