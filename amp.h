@@ -918,7 +918,10 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
    In detail, each fma(a,b,c) = a*b + c rounded once and each other operation rounded to FP32, with the
    constants c1 = 1-b1, c2 = 1-b2, r = 1/sqrt(1-b2^t), step = lr/(1-b1^t) formed in double and rounded once:
      m = fma(b1, m, c1*g); v = fma(c2*g, g, b2*v); w = fma(-step, m / fma(sqrt(v), r, eps), w*(1 - lr*wd))
-   A moment smaller than the smallest normal float becomes zero, so that idle moments never become slow. */
+   A moment smaller than the smallest normal float becomes zero, so that idle moments never become slow.
+   t counts from 1 the steps that moved the parameter's group: while it is frozen t stands still, as its moments do, so
+   that a group which is frozen first and trained later starts as at a first step (torch.optim counts for each
+   parameter). The schedule counts all steps. */
 typedef enum amp_optimizer_kind {
     AMP_SGD = 0, AMP_ADAM = 1, AMP_ADAMW = 2, AMP_LAMB = 3, AMPI_OPTIMIZER_MAX = 0x7fffffff
 } amp_optimizer_kind;
@@ -998,6 +1001,7 @@ typedef struct amp_optimizer_state {
     int64_t step;               /* applied steps; a skipped step advances nothing */
     float   lr;                 /* base rate; the schedule is applied on top of it */
     float   reserved;
+    int64_t frozen_steps[AMP_MAX_GROUPS];  /* those of them in which the group was frozen */
 } amp_optimizer_state;
 
 typedef struct amp_optimizer {
@@ -1041,8 +1045,8 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
    one list or several (anything else is AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not
    call amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one
    of them or a check has seen skips those that follow. info may be NULL. AMP_ERR_STATE: before any
-   scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, or a rate
-   or a group's weight decay is not finite or negative. */
+   scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate
+   or a group's weight decay is not finite or negative, or a group was frozen in more steps than there were. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
 /* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative. A group with a
@@ -17094,20 +17098,21 @@ AMPI_FN void ampi_lamb_step(const amp_optimizer* o, const ampi_update* updates) 
 
 /* --- the step ------------------------------------------------------------------------------------- */
 
-AMPI_HD AMPI_FN void ampi_update_of_sgd(ampi_update* u, const amp_optimizer* o) {
+/* t: in how many steps the group was moved until now. */
+AMPI_HD AMPI_FN void ampi_update_of_sgd(ampi_update* u, const amp_optimizer* o, int64_t t) {
     const amp_optimizer_desc* d = &o->desc;
-    int first = o->state.step == 0;     /* the buffer starts as the gradient itself */
+    int first = t == 0;     /* the buffer starts as the gradient itself */
     u->b1 = first ? 0.0f : d->momentum;
     u->c1 = first ? 1.0f : (float)(1.0 - (double)d->dampening);
     u->buf = d->nesterov ? d->momentum : 1.0f;
     u->raw = d->nesterov ? 1.0f : 0.0f;
 }
 
-/* Bias corrections by b^t with t counted from 1. Products of two floats are exact in double. */
-AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, float lr, float wd) {
+/* Bias corrections by b^(t+1). Products of two floats are exact in double. */
+AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
-    double correction1 = 1.0 - ampi_pow_int((double)d->beta1, o->state.step + 1);
-    double correction2 = 1.0 - ampi_pow_int((double)d->beta2, o->state.step + 1);
+    double correction1 = 1.0 - ampi_pow_int((double)d->beta1, t + 1);
+    double correction2 = 1.0 - ampi_pow_int((double)d->beta2, t + 1);
     u->b1 = d->beta1;
     u->b2 = d->beta2;
     u->c1 = (float)(1.0 - (double)d->beta1);
@@ -17122,8 +17127,9 @@ AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o,
 }
 
 /* The constants of this step for one group. */
-AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, const amp_param_group* g,
-                                          float mult) {
+AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, int group, float mult) {
+    const amp_param_group* g = &o->groups[group];
+    int64_t t = o->state.step - o->state.frozen_steps[group];
     float base = ampi_is_zero(&g->lr) ? o->state.lr : g->lr;
     float lr = amp_schedule_lr(&o->desc.schedule, base, o->state.step);
     float wd = ampi_default_at(&g->weight_decay, o->desc.weight_decay);
@@ -17133,8 +17139,16 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
     u->l2 = wd;
     u->decay = 1.0f;
     u->step = -lr;
-    if (o->desc.kind == AMP_SGD) ampi_update_of_sgd(u, o);
-    else ampi_update_of_adam(u, o, lr, wd);
+    if (o->desc.kind == AMP_SGD) ampi_update_of_sgd(u, o, t);
+    else ampi_update_of_adam(u, o, t, lr, wd);
+}
+
+/* Counts an applied step. */
+AMPI_HD AMPI_FN void ampi_optimizer_advance(amp_optimizer* o) {
+    int i;
+    for (i = 0; i < AMP_MAX_GROUPS; i++)
+        if (ampi_is_off(&o->groups[i].lr)) o->state.frozen_steps[i]++;
+    o->state.step++;
 }
 
 AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
@@ -17142,7 +17156,7 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
     ampi_tensors t = ampi_grads_of(o->params, o->count);
     ampi_step step;
     int i;
-    for (i = 0; i < AMP_MAX_GROUPS; i++) ampi_update_of_group(&updates[i], o, &o->groups[i], mult);
+    for (i = 0; i < AMP_MAX_GROUPS; i++) ampi_update_of_group(&updates[i], o, i, mult);
     if (o->desc.kind == AMP_LAMB) {
         ampi_lamb_step(o, updates);
     } else {
@@ -17154,17 +17168,32 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
                                               : AMPI_UPDATE_SGD;
         ampi_each_chunk(&t, 1, ampi_update_chunk, NULL, &step);
     }
-    o->state.step++;
+    ampi_optimizer_advance(o);
 }
 
-/* The rates and the groups' weight decay, which the caller may have written. */
+/* The state, which the caller may have written. */
+AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, const amp_logger* logger,
+                                              const char* place) {
+    int i;
+    if (!ampi_lr_is_valid(&s->lr, 0))
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.lr %g must be finite and not negative", place,
+                         (double)s->lr);
+    if (s->step < 0)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.step %ld is negative", place, (long)s->step);
+    for (i = 0; i < AMP_MAX_GROUPS; i++)
+        if (s->frozen_steps[i] < 0 || s->frozen_steps[i] > s->step)
+            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.frozen_steps[%d] %ld must lie in 0..%ld, the steps",
+                             place, i, (long)s->frozen_steps[i], (long)s->step);
+    return AMP_OK;
+}
+
+/* And the groups' rates and weight decay. */
 AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char* place) {
     const float* fault;
     const char* field;
     int i;
-    if (!ampi_lr_is_valid(&o->state.lr, 0))
-        return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: state.lr %g must be finite and not negative", place,
-                         (double)o->state.lr);
+    amp_result r = ampi_optimizer_check_state(&o->state, &o->logger, place);
+    if (r != AMP_OK) return r;
     fault = ampi_groups_fault(o->groups, ampi_group_count(o), &i, &field);
     if (fault)
         return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
@@ -20989,8 +21018,8 @@ typedef struct ampi_subject {
 
 /* Besides tensors a checkpoint holds the scaler's bytes and these numbers, as metadata "amp.<key>". An
    integer is written in decimal; a float as the eight hexadecimal digits of its bits, which is exact. */
-typedef struct ampi_field { char key[40]; char text[24]; int is_float, is_state; } ampi_field;
-#define AMPI_MAX_FIELDS (32 + 2 * AMP_MAX_GROUPS)
+typedef struct ampi_field { char key[40]; char text[24]; int is_float, is_state, is_optional; } ampi_field;
+#define AMPI_MAX_FIELDS (32 + 3 * AMP_MAX_GROUPS)
 typedef struct ampi_fields { ampi_field list[AMPI_MAX_FIELDS]; int count; } ampi_fields;
 
 /* Appends one number under its key. */
@@ -20999,7 +21028,7 @@ AMPI_FN void ampi_field_add(ampi_fields* f, const char* key, int is_float, uint6
     snprintf(x->key, sizeof x->key, "amp.%s", key);
     snprintf(x->text, sizeof x->text, is_float ? "%08llx" : "%llu", (unsigned long long)value);
     x->is_float = is_float;
-    x->is_state = 0;
+    x->is_state = x->is_optional = 0;
 }
 AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
     ampi_field_add(f, key, 0, (uint64_t)v);
@@ -21010,10 +21039,32 @@ AMPI_FN void ampi_field_float(ampi_fields* f, const char* key, float v) {
 /* The last one added is what loading sets; the others must be equal in the file and in the subject. */
 AMPI_FN void ampi_field_is_state(ampi_fields* f) { f->list[f->count - 1].is_state = 1; }
 
-/* All settings that an optimizer's arithmetic depends on; the rates of the groups are state. */
+/* Optional ones are left out of a file where they are 0. */
+AMPI_FN int ampi_field_left_out(const ampi_field* x, const char* text) {
+    return x->is_optional && text[strspn(text, "0")] == 0;
+}
+
+/* The settings of group i, which without groups in the desc the caller may have written. Its rate is state, and so is how
+   long it was frozen. */
+AMPI_FN void ampi_fields_of_group(ampi_fields* f, const amp_optimizer* o, int i) {
+    const int unexpected = o->desc.group_count == 0;
+    char key[32];
+    snprintf(key, sizeof key, "group%d.lr", i);
+    ampi_field_float(f, key, o->groups[i].lr);
+    ampi_field_is_state(f);
+    f->list[f->count - 1].is_optional = unexpected;
+    snprintf(key, sizeof key, "group%d.weight_decay", i);
+    ampi_field_float(f, key, o->groups[i].weight_decay);
+    f->list[f->count - 1].is_optional = unexpected;
+    snprintf(key, sizeof key, "group%d.frozen_steps", i);
+    ampi_field_int(f, key, o->state.frozen_steps[i]);
+    ampi_field_is_state(f);
+    f->list[f->count - 1].is_optional = 1;
+}
+
+/* All settings that an optimizer's arithmetic depends on. */
 AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     const amp_optimizer_desc* d = &o->desc;
-    char key[32];
     int i;
     ampi_field_int(f, "optimizer", (int64_t)d->kind);
     ampi_field_float(f, "momentum", d->momentum);
@@ -21032,13 +21083,7 @@ AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     ampi_field_float(f, "schedule.gamma", d->schedule.gamma);
     ampi_field_float(f, "schedule.floor", d->schedule.floor);
     ampi_field_int(f, "groups", d->group_count);
-    for (i = 0; i < d->group_count && i < AMP_MAX_GROUPS; i++) {
-        snprintf(key, sizeof key, "group%d.lr", i);
-        ampi_field_float(f, key, o->groups[i].lr);
-        ampi_field_is_state(f);
-        snprintf(key, sizeof key, "group%d.weight_decay", i);
-        ampi_field_float(f, key, o->groups[i].weight_decay);
-    }
+    for (i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) ampi_fields_of_group(f, o, i);
 }
 
 AMPI_FN void ampi_fields_of_model(ampi_fields* f, const amp_model* m) {
@@ -21167,12 +21212,14 @@ AMPI_FN amp_result ampi_checkpoint_write(const ampi_subject* c, const char* path
     ampi_fetcher fetcher = { c->model, NULL };
     ampi_file_content file;
     amp_result r;
-    int i;
+    int i, k;
     ampi_fields_of(&fields, c);
-    for (i = 0; i < fields.count; i++) {
-        texts[i].key = fields.list[i].key;
-        texts[i].value = fields.list[i].text;
-        if (fields.list[i].is_state) crc = ampi_crc32(crc, texts[i].value, strlen(texts[i].value) + 1);
+    for (i = k = 0; k < fields.count; k++) {
+        const ampi_field* x = &fields.list[k];
+        if (ampi_field_left_out(x, x->text)) continue;
+        texts[i].key = x->key;
+        texts[i++].value = x->text;
+        if (x->is_state) crc = ampi_crc32(crc, x->text, strlen(x->text) + 1);
     }
     texts[i].key = "amp.scaler";
     texts[i].value = scaler;
@@ -21228,10 +21275,17 @@ typedef struct ampi_restored {
     amp_scaler scaler;
     int64_t step;
     float lr, group_lr[AMP_MAX_GROUPS];
+    int64_t frozen_steps[AMP_MAX_GROUPS];
     uint64_t passes;
 } ampi_restored;
 
-/* Every field must be there, and those that loading does not set must be the subject's. Texts are compared, not
+/* A field's text in the file; NULL if it is missing and may not be. */
+AMPI_FN const char* ampi_checkpoint_text(const ampi_file* f, const ampi_field* x) {
+    const char* text = ampi_file_text_at(f, x->key);
+    return text || !x->is_optional ? text : x->is_float ? "00000000" : "0";
+}
+
+/* Every field that is not optional must be there, and those that loading does not set must be the subject's. Texts are compared, not
    numbers: what save writes is unique for a value. */
 AMPI_FN amp_result ampi_checkpoint_check_fields(const ampi_subject* c, const ampi_file* f) {
     char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
@@ -21240,7 +21294,7 @@ AMPI_FN amp_result ampi_checkpoint_check_fields(const ampi_subject* c, const amp
     ampi_fields_of(&fields, c);
     for (i = 0; i < fields.count; i++) {
         const ampi_field* x = &fields.list[i];
-        const char* text = ampi_file_text_at(f, x->key);
+        const char* text = ampi_checkpoint_text(f, x);
         if (!text)
             return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by %s?",
                              f->path, x->key, c->saver);
@@ -21282,38 +21336,53 @@ AMPI_FN uint32_t ampi_checkpoint_state_crc(const ampi_subject* c, const ampi_fil
     int i;
     ampi_fields_of(&fields, c);
     for (i = 0; i < fields.count; i++) {
-        const char* text = ampi_file_text_at(f, fields.list[i].key);
-        if (fields.list[i].is_state) crc = ampi_crc32(crc, text, strlen(text) + 1);
+        const ampi_field* x = &fields.list[i];
+        const char* text = ampi_checkpoint_text(f, x);
+        if (x->is_state && !ampi_field_left_out(x, text)) crc = ampi_crc32(crc, text, strlen(text) + 1);
     }
     return crc;
 }
 
 /* A learning rate that an optimizer, or a group of it, can have. */
-AMPI_FN int ampi_checkpoint_read_lr(const ampi_file* f, const char* key, int of_group, float* lr) {
+AMPI_FN int ampi_checkpoint_read_lr(const char* text, int of_group, float* lr) {
     uint32_t bits;
-    if (!ampi_hex_number(ampi_file_text_at(f, key), &bits)) return 0;
+    if (!ampi_hex_number(text, &bits)) return 0;
     *lr = ampi_float(bits);
     return ampi_lr_is_valid(lr, of_group);
+}
+
+/* The rate of group i, and in how many of `step` steps it was frozen; 1 if they can be. */
+AMPI_FN int ampi_checkpoint_read_group(const ampi_file* f, int i, uint64_t step, ampi_restored* out) {
+    const char *lr, *frozen;
+    char key[32];
+    uint64_t steps;
+    snprintf(key, sizeof key, "amp.group%d.lr", i);
+    lr = ampi_file_text_at(f, key);
+    snprintf(key, sizeof key, "amp.group%d.frozen_steps", i);
+    frozen = ampi_file_text_at(f, key);
+    if (!ampi_checkpoint_read_lr(lr ? lr : "00000000", 1, &out->group_lr[i])) return 0;
+    if (!ampi_parse_decimal(frozen ? frozen : "0", &steps) || steps > step) return 0;
+    out->frozen_steps[i] = (int64_t)steps;
+    return 1;
 }
 
 /* The numbers that loading sets. */
 AMPI_FN amp_result ampi_checkpoint_read_state(const ampi_subject* c, const ampi_file* f, ampi_restored* out) {
     const char* crc = ampi_file_text_at(f, "amp.crc32");
-    char computed[AMPI_CRC_TEXT], shown[AMPI_SHOWN], key[32];
+    char computed[AMPI_CRC_TEXT], shown[AMPI_SHOWN];
     uint64_t step = 0;
-    int i, sound = ampi_checkpoint_read_lr(f, "amp.lr", 0, &out->lr)
+    int i, sound = ampi_checkpoint_read_lr(ampi_file_text_at(f, "amp.lr"), 0, &out->lr)
                    && ampi_parse_decimal(ampi_file_text_at(f, "amp.step"), &step) && !(step >> 62)
                    && ampi_parse_decimal(ampi_file_text_at(f, "amp.pass"), &out->passes);
-    for (i = 0; sound && i < c->optimizer->desc.group_count; i++) {
-        snprintf(key, sizeof key, "amp.group%d.lr", i);
-        sound = ampi_checkpoint_read_lr(f, key, 1, &out->group_lr[i]);
-    }
+    memset(out->frozen_steps, 0, sizeof out->frozen_steps);
+    for (i = 0; sound && i < ampi_group_count(c->optimizer); i++) sound = ampi_checkpoint_read_group(f, i, step, out);
     if (!sound)
-        return ampi_fail(c->logger, AMP_ERR_FORMAT,
-                         "checkpoint: '%s': amp.step, a learning rate or amp.pass is malformed", f->path);
+        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s': amp.step, a learning rate, amp.pass or a "
+                         "group's frozen_steps is malformed", f->path);
     if (crc && strcmp(crc, ampi_show_crc(ampi_checkpoint_state_crc(c, f), computed)) != 0)
-        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass and the learning "
-                         "rates have the CRC-32 %s, amp.crc32 says %s", f->path, computed, ampi_show(crc, shown));
+        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass, the learning rates "
+                         "and frozen_steps have the CRC-32 %s, amp.crc32 says %s", f->path, computed,
+                         ampi_show(crc, shown));
     out->step = (int64_t)step;
     return AMP_OK;
 }
@@ -21363,7 +21432,8 @@ AMPI_FN amp_result ampi_checkpoint_apply(const ampi_subject* c, const ampi_state
     if (c->scaler) *c->scaler = restored->scaler;
     o->state.step = restored->step;
     o->state.lr = restored->lr;
-    for (i = 0; i < o->desc.group_count; i++) o->groups[i].lr = restored->group_lr[i];
+    memcpy(o->state.frozen_steps, restored->frozen_steps, sizeof o->state.frozen_steps);
+    for (i = 0; i < ampi_group_count(o); i++) o->groups[i].lr = restored->group_lr[i];
     if (!c->model) {
         ampi_params_write_low(o->params, o->count);
         return AMP_OK;
