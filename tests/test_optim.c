@@ -450,6 +450,78 @@ static void groups(void) {
 }
 
 /* Rates written by hand are looked at by the next step: what no desc may say is refused, and nothing changes. */
+/* Two parameters, of which one is frozen in steps 0..299 and 320..349: each beside a textbook of its own, whose t counts the
+   steps that moved it. The schedule is everybody's, and a skipped step counts for nobody. Bound: as for
+   textbook_agreement; Adam's constants at small t are as exact as later. */
+static void frozen_and_thawed(void) {
+    enum { FEW = 40, STEPS = 380 };
+    static block b[2];
+    static textbook r[2];
+    static double exact[N];
+    int c, i, k, step;
+    for (c = 0; c < COUNT(configs); c++) {
+        amp_optimizer_desc d = desc_of_config(&configs[c]);
+        amp_param_group g[2];
+        amp_optimizer o;
+        amp_param p[2];
+        int own[2] = { 0, 0 }, applied = 0;
+        double worst = 0, bound;
+        memset(g, 0, sizeof g);
+        d.groups = g; d.group_count = 2;
+        d.schedule.kind = AMP_SCHEDULE_LINEAR; d.schedule.total_steps = 2 * STEPS;
+        for (k = 0; k < 2; k++) {
+            fill_block(&b[k]);
+            p[k] = param_of(&b[k], FEW);
+            p[k].group = k;
+            for (i = 0; i < FEW; i++) { r[k].w[i] = (double)b[k].w[i]; r[k].m[i] = r[k].v[i] = 0; }
+        }
+        CHECK_MSG(amp_optimizer_init(&o, &d, p, 2) == AMP_OK, "%s", log_text);
+        for (step = 0; step < STEPS; step++) {
+            int frozen = step < 300 || (step >= 320 && step < 350), skipped = step % 50 == 30 || step == 301;
+            amp_optimizer_desc now = o.desc;
+            now.lr = amp_schedule_lr(&d.schedule, o.state.lr, applied);
+            o.groups[0].lr = frozen ? (float)AMP_ZERO : 0.0f;
+            for (k = 0; k < 2; k++) {
+                make_gradients(&b[k], AMP_F32, 1.0f, exact);
+                if (!skipped && !(frozen && k == 0)) textbook_step(&r[k], exact, FEW, ++own[k], &now);
+            }
+            p[0].grad = frozen && step % 2 ? NULL : b[0].g;
+            if (skipped) put_bits(&b[1].g[3], 0x7f800000u);
+            CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+            applied += !skipped;
+            CHECK(o.state.step == applied && o.state.frozen_steps[0] == applied - own[0] && o.state.frozen_steps[1] == 0);
+        }
+        for (k = 0; k < 2; k++)
+            for (i = 0; i < FEW; i++) worst = fmax(worst, fabs((double)b[k].w[i] - r[k].w[i]));
+        bound = STEPS * ldexp(1, -24) * (4 + 4 * STEPS * (double)o.desc.lr * (o.desc.kind == AMP_SGD ? 20 : 4) * (o.desc.kind == AMP_LAMB ? 4 : 1));
+        CHECK_MSG(worst < bound && own[0] == 49 && o.state.frozen_steps[0] == 323, "%s: error %g, bound %g, %d steps", configs[c].name, worst, bound, own[0]);
+    }
+}
+
+/* A state that no training leads to. */
+static void states_written_by_hand(void) {
+    static block b, before;
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_optimizer o;
+    amp_param p;
+    int k;
+    fill_block(&b);
+    p = param_of(&b, 20);
+    before = b;
+    for (k = 0; k < 4; k++) {
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+        o.state.step = k == 0 ? -1 : 10;
+        if (k == 1) o.state.frozen_steps[0] = 11;
+        if (k == 2) o.state.frozen_steps[AMP_MAX_GROUPS - 1] = -1;
+        if (k == 3) o.state.frozen_steps[0] = 10;
+        log_count = 0;
+        CHECK(amp_optimizer_step(&o, NULL, NULL) == (k < 3 ? AMP_ERR_ARGUMENT : AMP_OK) && log_count == (k < 3));
+        CHECK_MSG(k > 2 || strstr(log_text, k == 0 ? "state.step -1 is negative" : k == 1 ? "state.frozen_steps[0] 11 must lie in 0..10"
+                                                                                          : "state.frozen_steps[15] -1"), "%s", log_text);
+        CHECK((memcmp(&b, &before, sizeof b) == 0) == (k < 3));
+    }
+}
+
 static void rates_written_by_hand(void) {
     static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0xc0000000u };
     static block b, before;
@@ -1062,6 +1134,8 @@ int main(void) {
     TEST(clipping);
     TEST(groups);
     TEST(rates_written_by_hand);
+    TEST(frozen_and_thawed);
+    TEST(states_written_by_hand);
     TEST(schedules);
     TEST(schedule_in_the_step);
     TEST(moments_are_flushed);
