@@ -1222,7 +1222,8 @@ typedef struct amp_model_desc {
 } amp_model_desc;
 
 /* Creates an empty graph in *out (NULL on failure). AMP_ERR_DESC, AMP_ERR_POLICY, AMP_ERR_MEMORY;
-   AMP_ERR_ARGUMENT for a NULL desc, as `batch` has no default. */
+   AMP_ERR_ARGUMENT for a NULL desc, as `batch` has no default. The settings in `optimizer`, its groups and `scaler` are
+   checked by amp_model_finalize. */
 AMP_DEF amp_result amp_model_create(amp_model** out, const amp_model_desc* desc);
 /* Frees everything. NULL is fine. */
 AMP_DEF void amp_model_destroy(amp_model* m);
@@ -1314,7 +1315,8 @@ AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
 /* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Every mistake
-   of the graph is reported here; afterwards no step allocates. */
+   of the graph is reported here, and AMP_ERR_DESC for the optimizer's or the scaler's desc; afterwards no step
+   allocates. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m);
 
 /* --- looking inside -------------------------------------------------------------------- */

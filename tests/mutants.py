@@ -495,7 +495,7 @@ TABLE = [
     ("checkpoint", "if (!ampi_hex_number(t->value, &e->crc))", "if (!ampi_hex_number(t->value, &e->crc)) e->has_crc = 0;\n        if (0)"),
     ("checkpoint", "else if (strncmp(texts[i].key, AMPI_CRC_KEY, AMPI_CRC_KEY_LENGTH) == 0)", "else if (0)"),
     ("checkpoint", "if (crc && strcmp(crc,", "if (0 && strcmp(crc,"),
-    ("checkpoint", "if (fields.list[i].is_state) crc = ampi_crc32(crc, texts", "if (fields.list[i].is_state && i < 2) crc = ampi_crc32(crc, texts"),
+    ("checkpoint", "if (x->is_state) crc = ampi_crc32(crc, x->text", "if (x->is_state && k < 2) crc = ampi_crc32(crc, x->text"),
     ("checkpoint", "for (i = 0; i < ampi_group_count(o); i++) o->groups[i].lr = restored->group_lr[i];", ""),
     ("optim", "if (!ampi_lr_is_valid(&g->lr, 1))", "if (!ampi_lr_is_valid(&g->lr, 0))"),
     ("optim", "if (!ampi_lr_is_valid(&g->weight_decay, 1))", "if (0)"),
