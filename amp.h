@@ -21046,8 +21046,8 @@ AMPI_FN int ampi_field_left_out(const ampi_field* x, const char* text) {
     return x->is_optional && text[strspn(text, "0")] == 0;
 }
 
-/* The settings of group i, which without groups in the desc the caller may have written. Its rate is state, and so is how
-   long it was frozen. */
+/* The settings of group i, which without groups in the desc the caller may have written. Its rate is state, and so is
+   how long it was frozen. */
 AMPI_FN void ampi_fields_of_group(ampi_fields* f, const amp_optimizer* o, int i) {
     const int unexpected = o->desc.group_count == 0;
     char key[32];
@@ -21287,8 +21287,8 @@ AMPI_FN const char* ampi_checkpoint_text(const ampi_file* f, const ampi_field* x
     return text || !x->is_optional ? text : x->is_float ? "00000000" : "0";
 }
 
-/* Every field that is not optional must be there, and those that loading does not set must be the subject's. Texts are compared, not
-   numbers: what save writes is unique for a value. */
+/* Every field that is not optional must be there, and those that loading does not set must be the subject's. Texts are
+   compared, not numbers: what save writes is unique for a value. */
 AMPI_FN amp_result ampi_checkpoint_check_fields(const ampi_subject* c, const ampi_file* f) {
     char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
     ampi_fields fields;
@@ -21382,8 +21382,8 @@ AMPI_FN amp_result ampi_checkpoint_read_state(const ampi_subject* c, const ampi_
         return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s': amp.step, a learning rate, amp.pass or a "
                          "group's frozen_steps is malformed", f->path);
     if (crc && strcmp(crc, ampi_show_crc(ampi_checkpoint_state_crc(c, f), computed)) != 0)
-        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass, the learning rates "
-                         "and frozen_steps have the CRC-32 %s, amp.crc32 says %s", f->path, computed,
+        return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is damaged: amp.step, amp.pass, the learning "
+                         "rates and frozen_steps have the CRC-32 %s, amp.crc32 says %s", f->path, computed,
                          ampi_show(crc, shown));
     out->step = (int64_t)step;
     return AMP_OK;
