@@ -351,7 +351,8 @@ AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp
    NULL, tells what the last step did. */
 AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host, amp_optimizer_info* info,
                                            const amp_exec* exec);
-/* Step counter and base learning rate to the device. AMP_ERR_ARGUMENT if one is negative or not finite. */
+/* The state to the device. AMP_ERR_ARGUMENT for a step or a rate that is negative or not finite, and for a group that
+   was frozen in more steps than there were. */
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,
                                             const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, const amp_exec* exec);
@@ -5261,15 +5262,15 @@ static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
     __syncthreads();
     if (!a.block->info.applied) return;
     if (threadIdx.x < AMP_MAX_GROUPS)
-        ampi_update_of_group(&a.block->updates[threadIdx.x], o, &o->groups[threadIdx.x], *mult);
+        ampi_update_of_group(&a.block->updates[threadIdx.x], o, (int)threadIdx.x, *mult);
     __syncthreads();
-    if (threadIdx.x == 0) o->state.step++;
+    if (threadIdx.x == 0) ampi_optimizer_advance(o);
 }
 
 static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, const amp_optimizer_state state,
                                        int lr_only) {
-    if (!lr_only) block->o.state.step = state.step;
-    block->o.state.lr = state.lr;
+    if (lr_only) block->o.state.lr = state.lr;
+    else block->o.state = state;
 }
 
 /* --- the update ----------------------------------------------------------------------------------- */
@@ -5674,10 +5675,8 @@ AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer*
 
 AMPI_FN amp_result ampi_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state, int lr_only,
                                              const amp_exec* exec, const char* place) {
-    if (state->step < 0 || !ampi_in_range(&state->lr, 0.0f, AMPI_FLT_MAX))
-        return ampi_fail(&o->host.logger, AMP_ERR_ARGUMENT,
-                         "%s: step %ld and lr %g must be finite and not negative", place, (long)state->step,
-                         (double)state->lr);
+    amp_result r = ampi_optimizer_check_state(state, &o->host.logger, place);
+    if (r != AMP_OK) return r;
     return ampi_cuda_launch(exec, place, ampi_k_optimizer_write, dim3(1), dim3(1), 0, o->device, *state, lr_only);
 }
 AMP_DEF amp_result amp_cuda_optimizer_write(amp_cuda_optimizer* o, const amp_optimizer_state* state,

@@ -36,10 +36,12 @@ int shim_scaler_unscale(void* s, void* data, int dtype, size_t n, double* norm, 
 
 typedef struct shim_optimizer { amp_optimizer o; amp_param p[2]; } shim_optimizer;
 
-/* An optimizer of two parameters that lie one after the other: the first `first` of n elements, and the rest. */
+/* An optimizer of two parameters that lie one after the other, each in a group of its own: the first `first` of n elements,
+   and the rest. */
 void* shim_optimizer_new(int kind, const float* settings, int nesterov, int maximize, float* w, void* grad, int grad_dtype,
                          float* m, float* v, size_t first, size_t n) {
     shim_optimizer* x = (shim_optimizer*)calloc(1, sizeof *x);
+    amp_param_group groups[2];
     amp_optimizer_desc d;
     int i;
     memset(&d, 0, sizeof d);
@@ -47,17 +49,22 @@ void* shim_optimizer_new(int kind, const float* settings, int nesterov, int maxi
     d.lr = settings[0]; d.momentum = settings[1]; d.dampening = settings[2]; d.weight_decay = settings[3];
     d.beta1 = settings[4]; d.beta2 = settings[5]; d.eps = settings[6]; d.clip_norm = settings[7];
     d.nesterov = nesterov; d.maximize = maximize;
+    memset(groups, 0, sizeof groups);
+    d.groups = groups; d.group_count = 2;
     for (i = 0; x && i < 2; i++) {
         size_t from = i ? first : 0;
         x->p[i].master = w + from; x->p[i].m = m + from; x->p[i].v = v + from;
         x->p[i].grad = (char*)grad + from * amp_dtype_size((amp_dtype)grad_dtype);
         x->p[i].grad_dtype = (amp_dtype)grad_dtype;
         x->p[i].count = i ? n - first : first;
+        x->p[i].group = i;
     }
     if (x && amp_optimizer_init(&x->o, &d, x->p, 2) != AMP_OK) { free(x); x = NULL; }
     return x;
 }
 void shim_optimizer_free(void* x) { free(x); }
+/* Freezes the first parameter, or lets it move at the desc's rate. */
+void shim_optimizer_freeze(void* x, int frozen) { ((shim_optimizer*)x)->o.groups[0].lr = frozen ? (float)AMP_ZERO : 0.0f; }
 /* 1 applied, 0 skipped, negative an error. */
 int shim_optimizer_step(void* x, void* scaler, double* norm) {
     amp_optimizer_info info;

@@ -1086,6 +1086,67 @@ static void test_group_rates(void) {
     amp_model_destroy(other);
 }
 
+/* Does the file hold this text? Then *at is where it begins. */
+static int find_text(const unsigned char* p, size_t n, const char* text, size_t* at) {
+    for (*at = 0; *at + strlen(text) <= n; ++*at)
+        if (memcmp(p + *at, text, strlen(text)) == 0) return 1;
+    return 0;
+}
+
+/* How long a group was frozen is state too, but no text where it never was: such files are as they ever were. */
+static void test_frozen_steps(void) {
+    const char* path = in_folder("model.safetensors");
+    model_options o = usual;
+    amp_model *a, *b;
+    unsigned char* p;
+    size_t n, at;
+    int groups;
+    for (groups = 0; groups < 3; groups += 2) {                 /* without groups there is groups[0] */
+        int last = groups ? groups - 1 : 0;
+        const char* key = groups ? "amp.group1.frozen_steps\":\"" : "amp.group0.frozen_steps\":\"";
+        o.groups = groups;
+        a = make_model(&o);
+        b = make_model(&o);
+        if (!a || !b) { CHECK(a && b); return; }
+        train(a, 0, 3);
+        CHECK(amp_checkpoint_save(a, path) == AMP_OK);
+        p = read_bytes(path, &n);
+        CHECK(!find_text(p, n, "frozen_steps", &at) && find_text(p, n, "amp.group0", &at) == (groups > 0));
+        free(p);
+        amp_model_optimizer(b)->groups[last].lr = (float)AMP_ZERO;
+        train(b, 7, 2);
+        CHECK(amp_model_optimizer(b)->state.frozen_steps[last] > 0);
+        CHECK(amp_checkpoint_load(b, path) == AMP_OK);          /* nothing of what was frozen here stays */
+        CHECK(amp_model_optimizer(b)->state.frozen_steps[last] == 0);
+        amp_model_optimizer(a)->groups[last].lr = (float)AMP_ZERO;
+        train(a, 0, 3);
+        amp_model_optimizer(a)->groups[last].lr = 0.03125f;
+        CHECK(amp_model_optimizer(a)->state.frozen_steps[last] > 0);
+        CHECK(amp_checkpoint_save(a, path) == AMP_OK && amp_checkpoint_load(b, path) == AMP_OK);
+        CHECK(amp_model_optimizer(b)->groups[last].lr == 0.03125f);
+        train(a, 7, 2);
+        train(b, 7, 2);
+        CHECK(same_models(a, b));
+        p = read_bytes(path, &n);
+        CHECK(find_text(p, n, key, &at));
+        at += strlen(key);
+        CHECK(p[at] == '3' && p[at + 1] == '"');                /* 3 of 6 steps */
+        p[at] = '7';
+        write_bytes(path, p, n);
+        CHECK(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT && strstr(amp_model_error(b), "frozen_steps is malformed"));
+        p[at] = '-';
+        write_bytes(path, p, n);
+        CHECK(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT && strstr(amp_model_error(b), "frozen_steps is malformed"));
+        p[at] = '2';
+        write_bytes(path, p, n);
+        CHECK(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT && strstr(amp_model_error(b), "is damaged"));
+        CHECK(same_models(a, b));
+        free(p);
+        amp_model_destroy(a);
+        amp_model_destroy(b);
+    }
+}
+
 /* Truncations, and a bit of every byte of a checkpoint: refused with nothing changed, or loaded exactly. */
 static void test_damaged_checkpoint(void) {
     const char* path = in_folder("model.safetensors");
@@ -1511,6 +1572,7 @@ int main(void) {
     TEST(test_wrong_lengths);
     TEST(test_learning_rate);
     TEST(test_group_rates);
+    TEST(test_frozen_steps);
     TEST(test_damaged_checkpoint);
     TEST(test_model_failures);
     TEST(test_load_weights);

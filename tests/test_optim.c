@@ -450,6 +450,78 @@ static void groups(void) {
 }
 
 /* Rates written by hand are looked at by the next step: what no desc may say is refused, and nothing changes. */
+/* Two parameters, of which one is frozen in steps 0..299 and 320..349: each beside a textbook of its own, whose t counts the
+   steps that moved it. The schedule is everybody's, and a skipped step counts for nobody. Bound: as for
+   textbook_agreement; Adam's constants at small t are as exact as later. */
+static void frozen_and_thawed(void) {
+    enum { FEW = 40, STEPS = 380 };
+    static block b[2];
+    static textbook r[2];
+    static double exact[N];
+    int c, i, k, step;
+    for (c = 0; c < COUNT(configs); c++) {
+        amp_optimizer_desc d = desc_of_config(&configs[c]);
+        amp_param_group g[2];
+        amp_optimizer o;
+        amp_param p[2];
+        int own[2] = { 0, 0 }, applied = 0;
+        double worst = 0, bound;
+        memset(g, 0, sizeof g);
+        d.groups = g; d.group_count = 2;
+        d.schedule.kind = AMP_SCHEDULE_LINEAR; d.schedule.total_steps = 2 * STEPS;
+        for (k = 0; k < 2; k++) {
+            fill_block(&b[k]);
+            p[k] = param_of(&b[k], FEW);
+            p[k].group = k;
+            for (i = 0; i < FEW; i++) { r[k].w[i] = (double)b[k].w[i]; r[k].m[i] = r[k].v[i] = 0; }
+        }
+        CHECK_MSG(amp_optimizer_init(&o, &d, p, 2) == AMP_OK, "%s", log_text);
+        for (step = 0; step < STEPS; step++) {
+            int frozen = step < 300 || (step >= 320 && step < 350), skipped = step % 50 == 30 || step == 301;
+            amp_optimizer_desc now = o.desc;
+            now.lr = amp_schedule_lr(&d.schedule, o.state.lr, applied);
+            o.groups[0].lr = frozen ? (float)AMP_ZERO : 0.0f;
+            for (k = 0; k < 2; k++) {
+                make_gradients(&b[k], AMP_F32, 1.0f, exact);
+                if (!skipped && !(frozen && k == 0)) textbook_step(&r[k], exact, FEW, ++own[k], &now);
+            }
+            p[0].grad = frozen && step % 2 ? NULL : b[0].g;
+            if (skipped) put_bits(&b[1].g[3], 0x7f800000u);
+            CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+            applied += !skipped;
+            CHECK(o.state.step == applied && o.state.frozen_steps[0] == applied - own[0] && o.state.frozen_steps[1] == 0);
+        }
+        for (k = 0; k < 2; k++)
+            for (i = 0; i < FEW; i++) worst = fmax(worst, fabs((double)b[k].w[i] - r[k].w[i]));
+        bound = STEPS * ldexp(1, -24) * (4 + 4 * STEPS * (double)o.desc.lr * (o.desc.kind == AMP_SGD ? 20 : 4) * (o.desc.kind == AMP_LAMB ? 4 : 1));
+        CHECK_MSG(worst < bound && own[0] == 49 && o.state.frozen_steps[0] == 323, "%s: error %g, bound %g, %d steps", configs[c].name, worst, bound, own[0]);
+    }
+}
+
+/* A state that no training leads to. */
+static void states_written_by_hand(void) {
+    static block b, before;
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_optimizer o;
+    amp_param p;
+    int k;
+    fill_block(&b);
+    p = param_of(&b, 20);
+    before = b;
+    for (k = 0; k < 4; k++) {
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+        o.state.step = k == 0 ? -1 : 10;
+        if (k == 1) o.state.frozen_steps[0] = 11;
+        if (k == 2) o.state.frozen_steps[AMP_MAX_GROUPS - 1] = -1;
+        if (k == 3) o.state.frozen_steps[0] = 10;
+        log_count = 0;
+        CHECK(amp_optimizer_step(&o, NULL, NULL) == (k < 3 ? AMP_ERR_ARGUMENT : AMP_OK) && log_count == (k < 3));
+        CHECK_MSG(k > 2 || strstr(log_text, k == 0 ? "state.step -1 is negative" : k == 1 ? "state.frozen_steps[0] 11 must lie in 0..10"
+                                                                                          : "state.frozen_steps[15] -1"), "%s", log_text);
+        CHECK((memcmp(&b, &before, sizeof b) == 0) == (k < 3));
+    }
+}
+
 static void rates_written_by_hand(void) {
     static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0xc0000000u };
     static block b, before;
@@ -457,29 +529,34 @@ static void rates_written_by_hand(void) {
     amp_optimizer_desc d = desc_of(AMP_ADAM);
     amp_optimizer o;
     amp_param p;
-    int i, k;
+    int i, k, last;
     memset(g, 0, sizeof g);
     g[1].lr = 0.5f;
-    d.groups = g; d.group_count = 2;
-    fill_block(&b);
-    p = param_of(&b, 20);
-    p.group = 1;
-    before = b;
-    CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
-    for (i = 0; i < COUNT(bad); i++)
-        for (k = 0; k < 2; k++) {
-            float *rate = k ? &o.groups[1].lr : &o.state.lr, good = *rate;
-            put_bits(rate, bad[i]);
-            log_count = 0;
-            CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_ERR_ARGUMENT && log_count == 1);
-            CHECK_MSG(strstr(log_text, k ? "groups[1].lr" : "state.lr"), "%s", log_text);
-            *rate = good;
-        }
-    CHECK(memcmp(&b, &before, sizeof b) == 0 && o.state.step == 0);
-    o.groups[1].lr = (float)AMP_ZERO;                                      /* frozen, and then not */
-    CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) == 0);
-    o.groups[1].lr = 0;
-    CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) != 0);
+    for (last = 0; last < 2; last++) {                                     /* without groups in the desc, and with two */
+        d.groups = last ? g : NULL; d.group_count = 2 * last;
+        fill_block(&b);
+        p = param_of(&b, 20);
+        p.group = last;
+        before = b;
+        CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+        for (i = 0; i < COUNT(bad); i++)
+            for (k = 0; k < 3; k++) {
+                float* rate = k == 0 ? &o.state.lr : k == 1 ? &o.groups[last].lr : &o.groups[last].weight_decay, good = *rate;
+                char name[32];
+                snprintf(name, sizeof name, "groups[%d].%s", last, k == 1 ? "lr " : "weight_decay ");
+                put_bits(rate, bad[i]);
+                log_count = 0;
+                CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_ERR_ARGUMENT && log_count == 1);
+                CHECK_MSG(strstr(log_text, k ? name : "state.lr"), "%s", log_text);
+                *rate = good;
+            }
+        CHECK(memcmp(&b, &before, sizeof b) == 0 && o.state.step == 0);
+        o.groups[last].lr = (float)AMP_ZERO;                               /* frozen, and then not */
+        CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) == 0);
+        o.groups[last].lr = 0;
+        o.groups[last].weight_decay = (float)AMP_ZERO;
+        CHECK(amp_optimizer_step(&o, NULL, NULL) == AMP_OK && memcmp(&b, &before, sizeof b) != 0);
+    }
 }
 
 static void schedules(void) {
@@ -880,11 +957,94 @@ static void listed_twice(void) {
         log_count = 0;
         if (k == 4 || k == 5 || k == 8) { CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_OK); continue; }
         CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_ERR_ARGUMENT && log_count == 1);
-        CHECK_MSG(strstr(log_text, k == 0 ? "0 (p) and 2 (no name) have the same weights"
-                                 : k == 1 ? "1 (p) and 2 (no name) have the same gradient"
-                                 : k > 5 ? "1 (p) and 2 (no name) have the same moment"
-                                 : k == 2 ? "1 (p) and 2 (p) have the same weights" : "0 (p) and 2 (no name) have the same weights"),
+        CHECK_MSG(strstr(log_text, k == 0 ? "master of parameter 0 (p) and master of parameter 2 (no name) overlap"
+                                 : k == 1 ? "grad of parameter 1 (p) and grad of parameter 2 (no name) overlap"
+                                 : k == 6 ? "m of parameter 1 (p) and m of parameter 2 (no name) overlap"
+                                 : k == 7 ? "m of parameter 1 (p) and v of parameter 2 (no name) overlap"
+                                 : k == 2 ? "of parameter 1 (p) and" : "low of parameter 0 (p) and low of parameter 2 (no name)"),
                   "%s", log_text);
+    }
+}
+
+/* Array k of a parameter, and its bytes. */
+static char* array_of(const amp_param* p, int k) {
+    return (char*)(k == 0 ? (void*)p->master : k == 1 ? p->low : k == 2 ? p->grad : k == 3 ? (void*)p->m : (void*)p->v);
+}
+static size_t bytes_of(const amp_param* p, int k) { return p->count * (k == 1 || (k == 2 && p->grad_dtype == AMP_F16) ? 2 : 4); }
+static void place_array(amp_param* p, int k, char* at) {
+    if (k == 0) p->master = (float*)(void*)at;
+    if (k == 1) p->low = at;
+    if (k == 2) p->grad = at;
+    if (k == 3) p->m = (float*)(void*)at;
+    if (k == 4) p->v = (float*)(void*)at;
+}
+
+/* Every array of one parameter against every one of another and its own, moved until they just touch and just meet. */
+static void arrays_that_touch_or_meet(void) {
+    static float memory[10][16], before[10][16];
+    amp_param p[2];
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_optimizer o;
+    int a, b, end, touch, i;
+    for (a = 0; a < 10; a++)
+        for (b = 0; b < 10; b++)
+            for (end = 0; end < 2 && a != b; end++)
+                for (touch = 0; touch < 2; touch++) {
+                    static const char* const names[5] = { "master", "low", "grad", "m", "v" };
+                    int first = a < b ? a : b, second = a < b ? b : a;
+                    char text[96], *at;
+                    memset(p, 0, sizeof p);
+                    for (i = 0; i < 2; i++) {
+                        p[i].count = 4; p[i].low_dtype = AMP_F16; p[i].grad_dtype = i ? AMP_F32 : AMP_F16; p[i].name = i ? "b" : "a";
+                    }
+                    for (i = 0; i < 10; i++) place_array(&p[i / 5], i % 5, (char*)memory[i]);
+                    for (i = 0; i < 160; i++) memory[i / 16][i % 16] = 1;
+                    memcpy(before, memory, sizeof before);
+                    at = (char*)(memory[b] + 6) + (end ? (int)bytes_of(&p[b / 5], b % 5) : -(int)bytes_of(&p[a / 5], a % 5));
+                    place_array(&p[b / 5], b % 5, (char*)(memory[b] + 6));
+                    place_array(&p[a / 5], a % 5, at + (touch ? 0 : end ? -4 : 4));
+                    log_count = 0;
+                    CHECK(amp_optimizer_init(&o, &d, p, 2) == (touch ? AMP_OK : AMP_ERR_ARGUMENT) && log_count == !touch);
+                    if (touch) continue;
+                    snprintf(text, sizeof text, "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
+                             names[first % 5], first / 5, p[first / 5].name, names[second % 5], second / 5, p[second / 5].name);
+                    CHECK_MSG(strcmp(log_text, text) == 0 && !memcmp(memory, before, sizeof memory), "%s", log_text);
+                }
+}
+
+/* More arrays than are sorted at a time, in any order: one that meets another is found wherever the two are. */
+static void one_of_many_arrays_meets_another(void) {
+    enum { MANY = 1300, ARRAYS = 5 * MANY };
+    static float memory[2 * ARRAYS + 2];
+    static int order[ARRAYS];
+    static amp_param p[MANY];
+    amp_optimizer_desc d = desc_of(AMP_ADAM);
+    amp_optimizer o;
+    int round, i, count, n;
+    for (round = 0; round < 60; round++) {
+        count = round < 2 ? MANY : round % 3 ? 400 + round : 1 + (int)(test_random() % MANY);      /* 2048 arrays are 410 */
+        n = 5 * count;
+        memset(p, 0, sizeof p);
+        for (i = 0; i < n; i++) order[i] = round == 1 ? n - 1 - i : i;
+        for (i = n - 1; i > 0 && round > 1; i--) {
+            int k = (int)(test_random() % (unsigned)(i + 1)), t = order[i];
+            order[i] = order[k]; order[k] = t;
+        }
+        for (i = 0; i < n; i++) {
+            p[i / 5].count = 2; p[i / 5].low_dtype = AMP_BF16;
+            place_array(&p[i / 5], i % 5, (char*)(memory + 2 * order[i]));
+        }
+        CHECK_MSG(amp_optimizer_init(&o, &d, p, count) == AMP_OK, "%s", log_text);
+        i = (int)(test_random() % (unsigned)n);
+        if (i % 5 == 1) i++;                               /* a low copy fills half of its place */
+        place_array(&p[i / 5], i % 5, array_of(&p[i / 5], i % 5) + (order[i] ? -2 - 2 * (i % 2) : 4));
+        log_count = 0;
+        if (order[i] && order[i] < n) {
+            int left = 0;
+            while (order[left] != order[i] - 1) left++;
+            if (left % 5 == 1) continue;
+        }
+        CHECK_MSG(amp_optimizer_init(&o, &d, p, count) == AMP_ERR_ARGUMENT && log_count == 1, "round %d, array %d", round, i);
     }
 }
 
@@ -974,6 +1134,8 @@ int main(void) {
     TEST(clipping);
     TEST(groups);
     TEST(rates_written_by_hand);
+    TEST(frozen_and_thawed);
+    TEST(states_written_by_hand);
     TEST(schedules);
     TEST(schedule_in_the_step);
     TEST(moments_are_flushed);
@@ -986,6 +1148,8 @@ int main(void) {
     TEST(refused_descs_and_params);
     TEST(two_duties);
     TEST(listed_twice);
+    TEST(arrays_that_touch_or_meet);
+    TEST(one_of_many_arrays_meets_another);
     TEST(no_gradient);
     TEST(defaults);
     TEST(lamb_zero_norms);

@@ -869,12 +869,12 @@ static void unscale_in_place(void) {
 }
 
 static void unscale_keeps_bad_gradients(void) {
-    float a[5] = { 1, 2, 3, 4, 5 }, b[5] = { 1, 2, 3, 4, 5 }, dst[5] = { 9, 9, 9, 9, 9 };
+    float a[5] = { 1, 2, 3, 4, 5 }, b[5] = { 1, 2, 3, 4, 5 }, dst[10] = { 9, 9, 9, 9, 9, 9, 9, 9, 9, 9 };
     amp_tensor list[2], to[2];
     amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 4.0f);
     put_bits(&b[4], BITS_QNAN);
     list[0] = tensor(a, AMP_F32, 5, "a"); list[1] = tensor(b, AMP_F32, 5, "b");
-    to[0] = tensor(dst, AMP_F32, 5, "dst"); to[1] = tensor(dst, AMP_F32, 5, "dst");
+    to[0] = tensor(dst, AMP_F32, 5, "dst"); to[1] = tensor(dst + 5, AMP_F32, 5, "dst");
     amp_scaler_scale_loss(&s, 1.0f);
     CHECK(amp_scaler_unscale_into(&s, to, list, 2, 0, NULL) == AMP_OK && dst[0] == 9.0f);
     CHECK(amp_scaler_unscale_into(&s, to, list, 2, 1, NULL) == AMP_OK && dst[0] == 9.0f);
@@ -884,6 +884,41 @@ static void unscale_keeps_bad_gradients(void) {
 }
 
 /* Sums that leave the type of dst are overflows too: FP32, half, bfloat16. */
+/* Nothing may lie where dst is written; sources may share. Of 3000 tensors src[0] is so long that it holds all the others
+   of src, and the one dst that it reaches comes last of all. */
+static void unscale_into_shared_memory(void) {
+    enum { MANY = 3000 };
+    static float source[2 * MANY], target[2 * MANY];
+    static amp_tensor src[MANY], dst[MANY];
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+    int i, k;
+    for (k = 0; k < 8; k++) {
+        amp_result want = k < 2 ? AMP_OK : AMP_ERR_ARGUMENT;
+        for (i = 0; i < MANY; i++) {
+            src[i] = tensor(source + i, AMP_F32, 1, NULL);
+            dst[i] = tensor(target + i, AMP_F32, 1, NULL);
+        }
+        for (i = 0; i < 2 * MANY; i++) { source[i] = 4; target[i] = 9; }
+        if (k == 1) { src[0].count = dst[0].count = MANY; dst[0].data = target + MANY; }
+        if (k == 2) { src[0].count = dst[0].count = MANY + 1; dst[0].data = target + MANY; dst[7].data = source + MANY; }
+        if (k == 3) dst[MANY - 1].data = target + 5;                        /* one dst twice */
+        if (k == 4) dst[5].data = source + 6;                               /* the dst of one, the src of another */
+        if (k == 5) { dst[5].dtype = AMP_F16; dst[5].data = (char*)(void*)target + 4 * 9 + 2; }     /* half of it */
+        if (k == 6) { src[2].count = dst[2].count = 2; }                    /* into the next one */
+        if (k == 7) src[MANY - 1].data = target + 17;
+        log_count = 0;
+        amp_scaler_scale_loss(&s, 1.0f);
+        CHECK(amp_scaler_unscale_into(&s, dst, src, MANY, 0, NULL) == want && log_count == (k > 1));
+        for (i = 0; i < 2 * MANY && k > 1; i++) CHECK(source[i] == 4.0f && target[i] == 9.0f);
+        CHECK_MSG(k != 2 || strstr(log_text, "tensor 0 of src and tensor 7 of dst overlap in memory"), "%s", log_text);
+        CHECK_MSG(k != 3 || strstr(log_text, "tensor 5 of dst and tensor 2999 of dst overlap in memory"), "%s", log_text);
+        if (k < 2) CHECK(amp_scaler_update(&s) == AMP_OK);
+    }
+    for (i = 0; i < MANY; i++) { src[i] = tensor(source + i, AMP_F32, 1, NULL); dst[i] = tensor(source + i + 1, AMP_F32, 0, NULL); }
+    for (i = 0; i < MANY; i++) src[i].count = 0;                            /* what is empty shares nothing */
+    CHECK(amp_scaler_unscale_into(&s, dst, src, MANY, 0, NULL) == AMP_OK);
+}
+
 static void unscale_into_overflow(void) {
     float src = 3e38f, dst32 = 3e38f;
     amp_half dst16 = amp_half_from_float(60000.0f);
@@ -1217,6 +1252,7 @@ static void checks_on_every_isa(void) {
         norm_of_many_chunks();
         unscale_in_place();
         unscale_into_overflow();
+        unscale_into_shared_memory();
         unscale_into_types();
     }
     CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK);

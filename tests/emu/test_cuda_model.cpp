@@ -494,13 +494,15 @@ static void test_graph_obeys() {
     amp_model_destroy(graph);
 }
 
-/* So does a group's own rate, and one that no step may use is refused. */
+/* So does a group's own rate, and one that no step may use is refused. Without groups in the desc too. */
 static void test_group_rates() {
     amp_param_group group = {};
     amp_model_desc d = desc_of(AMP_O2, AMP_BF16);
+    d.optimizer.kind = AMP_ADAM;
     d.optimizer.groups = &group;
-    d.optimizer.group_count = 1;
-    for (int graph = 0; graph < 2; graph++) {
+    for (int k = 0; k < 4; k++) {
+        int graph = k % 2;
+        d.optimizer.group_count = k / 2;
         amp_model* m = make(d, build_plain, amp_cuda_backend(), graph);
         if (!m) return;
         run_steps(m, 3);
@@ -508,13 +510,18 @@ static void test_group_rates() {
         std::vector<float> before = weights(m);
         run_steps(m, 2);
         CHECK(same(before, weights(m)) && amp_model_optimizer(m)->groups[0].lr == (float)AMP_ZERO);
+        CHECK(amp_model_optimizer(m)->state.step == 5 && amp_model_optimizer(m)->state.frozen_steps[0] == 2);
         amp_batch b = batch_of(0, 8);
         amp_model_optimizer(m)->groups[0].lr = -2.0f;
         CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_ARGUMENT);
         CHECK_MSG(strstr(amp_model_error(m), "groups[0].lr -2"), "%s", amp_model_error(m));
         amp_model_optimizer(m)->groups[0].lr = 0.5f;
         run_steps(m, 1);
-        CHECK(!same(before, weights(m)));
+        CHECK(!same(before, weights(m)) && amp_model_optimizer(m)->state.frozen_steps[0] == 2);
+        amp_model_optimizer(m)->state.frozen_steps[0] = 6;      /* what the host writes reaches the device */
+        amp_model_optimizer(m)->groups[0].lr = (float)AMP_ZERO;
+        run_steps(m, 1);
+        CHECK(amp_model_optimizer(m)->state.step == 7 && amp_model_optimizer(m)->state.frozen_steps[0] == 7);
         amp_model_destroy(m);
     }
 }

@@ -211,10 +211,16 @@ static void test_groups() {
         n.add(7, true, AMP_F16, 0, 0, 2);       /* frozen, without gradients */
         n.add(9, false, AMP_BF16, AMP_F32, 0, 2);
         n.make(&d);
-        for (int step = 0; step < 6; step++) {
+        for (int step = 0; step < 9; step++) {
             n.renew(1);
+            if (step == 5) n.spoil(0, 3, 0);    /* counts for no group */
             n.step(nullptr);
             n.agree(300);
+            if (step != 6) continue;
+            CHECK(n.cpu.state.frozen_steps[2] == 6 && n.cpu.state.frozen_steps[1] == 0);
+            n.cpu.state.frozen_steps[1] = 6;    /* as if these two had been frozen before: a first step, and a third */
+            n.cpu.state.frozen_steps[3] = 4;
+            CHECK(amp_cuda_optimizer_write(n.gpu, &n.cpu.state, &n.exec) == AMP_OK);
         }
     }
 }
@@ -421,7 +427,10 @@ static void test_state() {
     for (float lr : { -1.0f, INFINITY, NAN })
         REFUSED(amp_cuda_optimizer_set_lr(n.gpu, lr, &n.exec), AMP_ERR_ARGUMENT, "amp_cuda_optimizer_set_lr:");
     o.state.step = -1;
-    REFUSED(amp_cuda_optimizer_write(n.gpu, &o.state, &n.exec), AMP_ERR_ARGUMENT, "amp_cuda_optimizer_write: step -1");
+    REFUSED(amp_cuda_optimizer_write(n.gpu, &o.state, &n.exec), AMP_ERR_ARGUMENT, "amp_cuda_optimizer_write: state.step -1");
+    o.state.step = 4;
+    o.state.frozen_steps[3] = 5;
+    REFUSED(amp_cuda_optimizer_write(n.gpu, &o.state, &n.exec), AMP_ERR_ARGUMENT, "write: state.frozen_steps[3] 5");
     n.agree(20);
     REFUSED(amp_cuda_optimizer_write(nullptr, &o.state, &n.exec), AMP_ERR_ARGUMENT, "write: the optimizer is NULL");
     REFUSED(amp_cuda_optimizer_write(n.gpu, nullptr, &n.exec), AMP_ERR_ARGUMENT, "write: state is NULL");
