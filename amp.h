@@ -3159,25 +3159,14 @@ typedef struct ampi_gemm_isa {
 /* Those of two vectors alone. */
 #define AMPI_MICRO_WHOLE(V, R) AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
 #define AMPI_MICRO_WHOLE_CASE(V, R) case R: ampi_micro_##V##_##R##_2(u); break;
-/* All of up to 14 rows, and the choice among them. */
-#define AMPI_MICRO_14(V, name, EACH, CASE)                                                          \
-    EACH(V, 1) EACH(V, 2) EACH(V, 3) EACH(V, 4) EACH(V, 5) EACH(V, 6) EACH(V, 7)                    \
-    EACH(V, 8) EACH(V, 9) EACH(V, 10) EACH(V, 11) EACH(V, 12) EACH(V, 13) EACH(V, 14)               \
-    AMPI_FN void name(size_t rows, const ampi_micro* u) {                                           \
-        switch (rows) {                                                                             \
-            CASE(V, 1) CASE(V, 2) CASE(V, 3) CASE(V, 4) CASE(V, 5) CASE(V, 6) CASE(V, 7)            \
-            CASE(V, 8) CASE(V, 9) CASE(V, 10) CASE(V, 11) CASE(V, 12) CASE(V, 13) CASE(V, 14)       \
-            default: break;                                                                         \
-        }                                                                                           \
-    }
-#define AMPI_MICRO_6(V, name, EACH, CASE)                                                           \
-    EACH(V, 1) EACH(V, 2) EACH(V, 3) EACH(V, 4) EACH(V, 5) EACH(V, 6)                               \
-    AMPI_FN void name(size_t rows, const ampi_micro* u) {                                           \
-        switch (rows) {                                                                             \
-            CASE(V, 1) CASE(V, 2) CASE(V, 3) CASE(V, 4) CASE(V, 5) CASE(V, 6)                       \
-            default: break;                                                                         \
-        }                                                                                           \
-    }
+/* Lists of numbers of rows: X(V, rows). */
+#define AMPI_UP_TO_6(X, V)  X(V, 1) X(V, 2) X(V, 3) X(V, 4) X(V, 5) X(V, 6)
+#define AMPI_UP_TO_12(X, V) AMPI_UP_TO_6(X, V) X(V, 7) X(V, 8) X(V, 9) X(V, 10) X(V, 11) X(V, 12)
+#define AMPI_UP_TO_14(X, V) AMPI_UP_TO_12(X, V) X(V, 13) X(V, 14)
+/* The kernels of a list, and `name`, the choice among them. */
+#define AMPI_BY_ROWS(name, type, V, LIST, EACH, CASE)                                               \
+    LIST(EACH, V)                                                                                   \
+    AMPI_FN void name(size_t rows, const type* u) { switch (rows) { LIST(CASE, V) default: break; } }
 
 /* Widening loads, one block at a time; what follows a row is likely to be asked for next, a panel on. LOADn and
    TAILn: n full lanes, or the first `rest` lanes and zeros. */
@@ -3293,7 +3282,7 @@ typedef struct ampi_gemm_isa {
     _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
 #define AMPI_V16_BF16(p) AMPI_V16_WIDEN(AMPI_V16_HALVES(p))
 #define AMPI_V16_BF16_TAIL(p, rest) AMPI_V16_WIDEN(_mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
-AMPI_MICRO_14(V16, ampi_micro_of_floats, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
+AMPI_BY_ROWS(ampi_micro_of_floats, ampi_micro, V16, AMPI_UP_TO_14, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 
 /* The same for B in F16, which it widens itself: whole panels, for half a panel is packed. */
 #define AMPI_W16_TARGET AMPI_TARGET_AVX512
@@ -3310,7 +3299,7 @@ AMPI_MICRO_14(V16, ampi_micro_of_floats, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 #define AMPI_W16_FMA_AT(c, b, p) AMPI_V16_FMA_AT(c, b, p)
 #define AMPI_W16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_W16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
-AMPI_MICRO_14(W16, ampi_micro_widening, AMPI_MICRO_WHOLE, AMPI_MICRO_WHOLE_CASE)
+AMPI_BY_ROWS(ampi_micro_widening, ampi_micro, W16, AMPI_UP_TO_14, AMPI_MICRO_WHOLE, AMPI_MICRO_WHOLE_CASE)
 AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
     if (u->widen) ampi_micro_widening(rows, u);
     else ampi_micro_of_floats(rows, u);
@@ -3517,7 +3506,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_words_avx2(uint16_t* p, size_t n, _
 #define AMPI_V8_BF16_TAIL(p, rest) \
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(ampi_load_words_avx2(p, rest)), 16))
 
-AMPI_MICRO_6(V8, ampi_micro_of_floats_avx2, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
+AMPI_BY_ROWS(ampi_micro_of_floats_avx2, ampi_micro, V8, AMPI_UP_TO_6, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 
 #define AMPI_W8_TARGET AMPI_TARGET_AVX2
 #define AMPI_W8_T __m256
@@ -3533,7 +3522,7 @@ AMPI_MICRO_6(V8, ampi_micro_of_floats_avx2, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 #define AMPI_W8_FMA_AT(c, b, p) AMPI_V8_FMA_AT(c, b, p)
 #define AMPI_W8_CLEAN(v) AMPI_V8_CLEAN(v)
 #define AMPI_W8_STORE_TAIL(p, v, rest) AMPI_V8_STORE_TAIL(p, v, rest)
-AMPI_MICRO_6(W8, ampi_micro_widening_avx2, AMPI_MICRO_WHOLE, AMPI_MICRO_WHOLE_CASE)
+AMPI_BY_ROWS(ampi_micro_widening_avx2, ampi_micro, W8, AMPI_UP_TO_6, AMPI_MICRO_WHOLE, AMPI_MICRO_WHOLE_CASE)
 AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
     if (u->widen) ampi_micro_widening_avx2(rows, u);
     else ampi_micro_of_floats_avx2(rows, u);
@@ -3636,18 +3625,7 @@ AMPI_TAIL_BUFFERED(V4, F16, uint16_t, )
 AMPI_TAIL_BUFFERED(V4, BF16, uint16_t, )
 AMPI_STORE_TAIL_BUFFERED(V4, )
 
-AMPI_MICRO_PAIR(V4, 1) AMPI_MICRO_PAIR(V4, 2) AMPI_MICRO_PAIR(V4, 3) AMPI_MICRO_PAIR(V4, 4)
-AMPI_MICRO_PAIR(V4, 5) AMPI_MICRO_PAIR(V4, 6) AMPI_MICRO_PAIR(V4, 7) AMPI_MICRO_PAIR(V4, 8)
-AMPI_MICRO_PAIR(V4, 9) AMPI_MICRO_PAIR(V4, 10) AMPI_MICRO_PAIR(V4, 11) AMPI_MICRO_PAIR(V4, 12)
-
-AMPI_FN void ampi_micro_neon(size_t rows, const ampi_micro* u) {
-    switch (rows) {
-        AMPI_MICRO_CASE(V4, 1) AMPI_MICRO_CASE(V4, 2) AMPI_MICRO_CASE(V4, 3) AMPI_MICRO_CASE(V4, 4)
-        AMPI_MICRO_CASE(V4, 5) AMPI_MICRO_CASE(V4, 6) AMPI_MICRO_CASE(V4, 7) AMPI_MICRO_CASE(V4, 8)
-        AMPI_MICRO_CASE(V4, 9) AMPI_MICRO_CASE(V4, 10) AMPI_MICRO_CASE(V4, 11) AMPI_MICRO_CASE(V4, 12)
-        default: break;
-    }
-}
+AMPI_BY_ROWS(ampi_micro_neon, ampi_micro, V4, AMPI_UP_TO_12, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 AMPI_LOAD_BLOCK(ampi_load_block_neon, V4)
 
 AMPI_FN void ampi_transpose_neon(float* dst, size_t ldd, const float* src, size_t lds, size_t k,
@@ -3867,7 +3845,7 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_across(const ampi_gemm_isa* g, fl
 #define AMPI_B16_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(B16, c, b, p)
 #define AMPI_B16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
-AMPI_MICRO_14(B16, ampi_micro_pairs, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
+AMPI_BY_ROWS(ampi_micro_pairs, ampi_micro, B16, AMPI_UP_TO_14, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 
 /* The smallest exponent field of what is not zero in rows of words; 512 if all is. */
 AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
@@ -6119,47 +6097,13 @@ typedef struct ampi_taps {
 #endif
 
 #if AMPI_X86
-AMPI_TAPS_PAIR(V16, 1) AMPI_TAPS_PAIR(V16, 2) AMPI_TAPS_PAIR(V16, 3) AMPI_TAPS_PAIR(V16, 4)
-AMPI_TAPS_PAIR(V16, 5) AMPI_TAPS_PAIR(V16, 6) AMPI_TAPS_PAIR(V16, 7) AMPI_TAPS_PAIR(V16, 8)
-AMPI_TAPS_PAIR(V16, 9) AMPI_TAPS_PAIR(V16, 10) AMPI_TAPS_PAIR(V16, 11) AMPI_TAPS_PAIR(V16, 12)
-AMPI_TAPS_PAIR(V16, 13) AMPI_TAPS_PAIR(V16, 14)
-AMPI_TAPS_PAIR(V8, 1) AMPI_TAPS_PAIR(V8, 2) AMPI_TAPS_PAIR(V8, 3)
-AMPI_TAPS_PAIR(V8, 4) AMPI_TAPS_PAIR(V8, 5) AMPI_TAPS_PAIR(V8, 6)
-
+AMPI_BY_ROWS(ampi_taps_avx512, ampi_taps, V16, AMPI_UP_TO_14, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
+AMPI_BY_ROWS(ampi_taps_avx2, ampi_taps, V8, AMPI_UP_TO_6, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
 AMPI_LINE(ampi_line4_avx512, V16, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx512, V16, AMPI_ROWS_8)
 AMPI_LINE(ampi_line4_avx2, V8, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx2, V8, AMPI_ROWS_8)
-
-AMPI_FN void ampi_taps_avx512(size_t rows, const ampi_taps* u) {
-    switch (rows) {
-        AMPI_TAPS_CASE(V16, 1) AMPI_TAPS_CASE(V16, 2) AMPI_TAPS_CASE(V16, 3) AMPI_TAPS_CASE(V16, 4)
-        AMPI_TAPS_CASE(V16, 5) AMPI_TAPS_CASE(V16, 6) AMPI_TAPS_CASE(V16, 7) AMPI_TAPS_CASE(V16, 8)
-        AMPI_TAPS_CASE(V16, 9) AMPI_TAPS_CASE(V16, 10) AMPI_TAPS_CASE(V16, 11) AMPI_TAPS_CASE(V16, 12)
-        AMPI_TAPS_CASE(V16, 13) AMPI_TAPS_CASE(V16, 14)
-        default: break;
-    }
-}
-AMPI_FN void ampi_taps_avx2(size_t rows, const ampi_taps* u) {
-    switch (rows) {
-        AMPI_TAPS_CASE(V8, 1) AMPI_TAPS_CASE(V8, 2) AMPI_TAPS_CASE(V8, 3)
-        AMPI_TAPS_CASE(V8, 4) AMPI_TAPS_CASE(V8, 5) AMPI_TAPS_CASE(V8, 6)
-        default: break;
-    }
-}
 #elif AMPI_NEON
-AMPI_TAPS_PAIR(V4, 1) AMPI_TAPS_PAIR(V4, 2) AMPI_TAPS_PAIR(V4, 3) AMPI_TAPS_PAIR(V4, 4)
-AMPI_TAPS_PAIR(V4, 5) AMPI_TAPS_PAIR(V4, 6) AMPI_TAPS_PAIR(V4, 7) AMPI_TAPS_PAIR(V4, 8)
-AMPI_TAPS_PAIR(V4, 9) AMPI_TAPS_PAIR(V4, 10) AMPI_TAPS_PAIR(V4, 11) AMPI_TAPS_PAIR(V4, 12)
-
+AMPI_BY_ROWS(ampi_taps_neon, ampi_taps, V4, AMPI_UP_TO_12, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
 AMPI_LINE(ampi_line4_neon, V4, AMPI_ROWS_4) AMPI_LINE(ampi_line8_neon, V4, AMPI_ROWS_8)
-
-AMPI_FN void ampi_taps_neon(size_t rows, const ampi_taps* u) {
-    switch (rows) {
-        AMPI_TAPS_CASE(V4, 1) AMPI_TAPS_CASE(V4, 2) AMPI_TAPS_CASE(V4, 3) AMPI_TAPS_CASE(V4, 4)
-        AMPI_TAPS_CASE(V4, 5) AMPI_TAPS_CASE(V4, 6) AMPI_TAPS_CASE(V4, 7) AMPI_TAPS_CASE(V4, 8)
-        AMPI_TAPS_CASE(V4, 9) AMPI_TAPS_CASE(V4, 10) AMPI_TAPS_CASE(V4, 11) AMPI_TAPS_CASE(V4, 12)
-        default: break;
-    }
-}
 #endif
 
 /* The kernel and its sizes; mr is 0 on a path that has none, which unfolds. line4 and line8: one row, 4 or 8
