@@ -6160,13 +6160,14 @@ AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, si
     u->b = b; u->t = t;
 }
 
-/* dst[i] = src[2*i], i < n. Whole vectors as long as more follows: so they stay inside the row. */
+/* dst[i] = src[2*i], i < n. Whole vectors as long as more follows: so they stay inside the row; short ones, which all
+   compilers keep in registers. */
 AMPI_INLINE void ampi_copy_even(float* dst, const float* src, size_t n) {
     size_t i = 0, l;
-    for (; i + 8 < n; i += 8) {
-        float all[16], v[8];
+    for (; i + 4 < n; i += 4) {
+        float all[8], v[4];
         memcpy(all, src + 2 * i, sizeof all);
-        for (l = 0; l < 8; l++) v[l] = all[2 * l];
+        for (l = 0; l < 4; l++) v[l] = all[2 * l];
         memcpy(dst + i, v, sizeof v);
     }
     for (; i < n; i++) dst[i] = src[2 * i];
