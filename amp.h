@@ -3155,12 +3155,10 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
    width = lanes, or 2*lanes if `two`; only the first `columns` are written, and `two` if columns > lanes.
    `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so every NaN becomes the
    one positive quiet NaN: which payload and sign an fma hands on differs between processors. What lies `ahead`
-   elements on from each b[k*bs] is fetched meanwhile. `widen`: b is F16, as it lies in memory. `keep`: where b is
-   packed, in FP32, as it comes by; or NULL. */
+   elements on from each b[k*bs] is fetched meanwhile. `widen`: b is F16, as it lies in memory. */
 typedef struct ampi_micro {
     const float* a; size_t rs, ks;
     const void* b; size_t bs, ahead;
-    float* keep;
     const float* old; size_t ldo;
     float* t; size_t ldt;
     size_t k, columns;
@@ -3336,11 +3334,11 @@ typedef struct ampi_gemm_isa {
     AMPI_##V##_STORE_TAIL(t + i * ldt + (two ? AMPI_##V##_LANES : 0), two ? c##i##1 : c##i##0, rest);
 /* One k, so far from the pointers. */
 #define AMPI_MICRO_STEP_AT(i, p, o, V) AMPI_MICRO_STEP(i, (p) + at, o, V)
-#define AMPI_MICRO_K(V, LOAD, ROWS, ks_, bs_) \
+#define AMPI_MICRO_K(V, ROWS, ks_, bs_) \
     {                                                                                               \
         const size_t at = (ks_);                                                                    \
-        b0 = AMPI_##V##_##LOAD(b + (bs_));                                                          \
-        if (two) b1 = AMPI_##V##_##LOAD(b + (bs_) + AMPI_##V##_LANES);                              \
+        b0 = AMPI_##V##_LOAD_B(b + (bs_));                                                          \
+        if (two) b1 = AMPI_##V##_LOAD_B(b + (bs_) + AMPI_##V##_LANES);                              \
         ROWS(AMPI_MICRO_STEP_AT, V)                                                                 \
     }
 #define AMPI_MICRO_ON(ks_, bs_) \
@@ -3356,18 +3354,17 @@ typedef struct ampi_gemm_isa {
 #endif
 /* Four k a turn, of constant strides: fewer instructions, and so few turns that the processor foresees the last one
    and runs from the end of one panel into the start of the next. */
-#define AMPI_MICRO_FOURS(V, LOAD, ROWS, ks_, bs_) \
+#define AMPI_MICRO_FOURS(V, ROWS, ks_, bs_) \
     for (; k >= 4; k -= 4) {                                                                        \
-        AMPI_MICRO_K(V, LOAD, ROWS, 0, 0)                                                           \
-        AMPI_MICRO_K(V, LOAD, ROWS, ks_, bs_)                                                       \
-        AMPI_MICRO_K(V, LOAD, ROWS, 2 * (ks_), 2 * (bs_))                                           \
-        AMPI_MICRO_K(V, LOAD, ROWS, 3 * (ks_), 3 * (bs_))                                           \
+        AMPI_MICRO_K(V, ROWS, 0, 0)                                                                 \
+        AMPI_MICRO_K(V, ROWS, ks_, bs_)                                                             \
+        AMPI_MICRO_K(V, ROWS, 2 * (ks_), 2 * (bs_))                                                 \
+        AMPI_MICRO_K(V, ROWS, 3 * (ks_), 3 * (bs_))                                                 \
         AMPI_MICRO_ON(4 * (ks_), 4 * (bs_))                                                         \
     }
 
-/* One micro-kernel: V is the vector kind, `two_` a constant, ROWS one of the lists above. LOAD: how it reads a vector
-   of B, LOAD_B, or KEEP_B, which packs it too. */
-#define AMPI_MICRO(name, V, LOAD, ROWS, two_)                                                       \
+/* One micro-kernel: V is the vector kind, `two_` a constant, ROWS one of the lists above. */
+#define AMPI_MICRO(name, V, ROWS, two_)                                                             \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
         enum { two = two_ };                                                                        \
         const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(AMPI_##V##_B);    \
@@ -3376,20 +3373,19 @@ typedef struct ampi_gemm_isa {
         const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
         const float* p12 = p9 + 3 * rs;                                                             \
         const AMPI_##V##_B* b = (const AMPI_##V##_B*)u->b;                                          \
-        float* keep = u->keep;                                                                      \
         size_t k;                                                                                   \
         AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO;                                                   \
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
         if (!u->first) { const float* old = u->old; const size_t ldo = u->ldo; ROWS(AMPI_MICRO_READ, V) } \
         k = u->k;                                                                                   \
         if (AMPI_##V##_FOURS && bs == width) {                                                      \
-            if (ks == 1) AMPI_MICRO_FOURS(V, LOAD, ROWS, 1, width)                                  \
-            if (ks == AMPI_##V##_LANES) AMPI_MICRO_FOURS(V, LOAD, ROWS, AMPI_##V##_LANES, width)    \
+            if (ks == 1) AMPI_MICRO_FOURS(V, ROWS, 1, width)                                        \
+            if (ks == AMPI_##V##_LANES) AMPI_MICRO_FOURS(V, ROWS, AMPI_##V##_LANES, width)          \
         }                                                                                           \
         for (; k > 0; k--) {                                                                        \
             AMPI_FETCH(b, ahead);                                                                   \
             if (two && AMPI_##V##_LANES * sizeof *b == 64) AMPI_FETCH(b, ahead + 64);               \
-            AMPI_MICRO_K(V, LOAD, ROWS, 0, 0)                                                       \
+            AMPI_MICRO_K(V, ROWS, 0, 0)                                                             \
             AMPI_MICRO_ON(ks, bs)                                                                   \
         }                                                                                           \
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
@@ -3397,55 +3393,24 @@ typedef struct ampi_gemm_isa {
         const size_t ldt = u->ldt;                                                                  \
         if (rest == AMPI_##V##_LANES) { ROWS(AMPI_MICRO_WRITE, V) } else { ROWS(AMPI_MICRO_WRITE_TAIL, V) } \
         (void)p3; (void)p6; (void)p9; (void)p12;    /* few rows need few pointers */                \
-        (void)(keep == NULL);                       /* only those that pack use it */               \
         ampi_clear_upper();                                                                         \
     }
 #define AMPI_MICRO_PAIR(V, R) \
-    AMPI_MICRO(ampi_micro_##V##_##R##_1, V, LOAD_B, AMPI_ROWS_##R, 0)                               \
-    AMPI_MICRO(ampi_micro_##V##_##R##_2, V, LOAD_B, AMPI_ROWS_##R, 1)
-#define AMPI_MICRO_KEEPING_PAIR(V, R) \
-    AMPI_MICRO(ampi_micro_##V##_keeping_##R##_1, V, KEEP_B, AMPI_ROWS_##R, 0)                       \
-    AMPI_MICRO(ampi_micro_##V##_keeping_##R##_2, V, KEEP_B, AMPI_ROWS_##R, 1)
+    AMPI_MICRO(ampi_micro_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                       \
+    AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
 #define AMPI_MICRO_CASE(V, R) \
     case R: if (u->two) ampi_micro_##V##_##R##_2(u); else ampi_micro_##V##_##R##_1(u); break;
-/* All of up to 14 rows, and the choice among them. */
-#define AMPI_MICRO_14(V, name)                                                                       \
-    AMPI_MICRO_PAIR(V, 1) AMPI_MICRO_PAIR(V, 2) AMPI_MICRO_PAIR(V, 3) AMPI_MICRO_PAIR(V, 4)          \
-    AMPI_MICRO_PAIR(V, 5) AMPI_MICRO_PAIR(V, 6) AMPI_MICRO_PAIR(V, 7) AMPI_MICRO_PAIR(V, 8)          \
-    AMPI_MICRO_PAIR(V, 9) AMPI_MICRO_PAIR(V, 10) AMPI_MICRO_PAIR(V, 11) AMPI_MICRO_PAIR(V, 12)       \
-    AMPI_MICRO_PAIR(V, 13) AMPI_MICRO_PAIR(V, 14)                                                    \
-    AMPI_FN void name(size_t rows, const ampi_micro* u) {                                            \
-        switch (rows) {                                                                              \
-            AMPI_MICRO_CASE(V, 1) AMPI_MICRO_CASE(V, 2) AMPI_MICRO_CASE(V, 3) AMPI_MICRO_CASE(V, 4)  \
-            AMPI_MICRO_CASE(V, 5) AMPI_MICRO_CASE(V, 6) AMPI_MICRO_CASE(V, 7) AMPI_MICRO_CASE(V, 8)  \
-            AMPI_MICRO_CASE(V, 9) AMPI_MICRO_CASE(V, 10) AMPI_MICRO_CASE(V, 11)                      \
-            AMPI_MICRO_CASE(V, 12) AMPI_MICRO_CASE(V, 13) AMPI_MICRO_CASE(V, 14)                     \
-            default: break;                                                                          \
-        }                                                                                            \
-    }
-
-/* Those that pack B, and the choice among them: panels of fewer than 12 rows are only of blocks of few panels, where
-   packing is another matter. */
-enum { AMPI_KEEPING_ROWS = 12 };
-#define AMPI_MICRO_KEEPING(V, name)                                                                  \
-    AMPI_MICRO_KEEPING_PAIR(V, 12) AMPI_MICRO_KEEPING_PAIR(V, 13) AMPI_MICRO_KEEPING_PAIR(V, 14)     \
-    AMPI_FN void name(size_t rows, const ampi_micro* u) {                                            \
-        switch (rows) {                                                                              \
-            AMPI_MICRO_CASE(V##_keeping, 12) AMPI_MICRO_CASE(V##_keeping, 13)                        \
-            AMPI_MICRO_CASE(V##_keeping, 14)                                                         \
-            default: break;                                                                          \
-        }                                                                                            \
-    }
-#define AMPI_MICRO_6(V, name)                                                                        \
-    AMPI_MICRO_PAIR(V, 1) AMPI_MICRO_PAIR(V, 2) AMPI_MICRO_PAIR(V, 3) AMPI_MICRO_PAIR(V, 4)          \
-    AMPI_MICRO_PAIR(V, 5) AMPI_MICRO_PAIR(V, 6)                                                      \
-    AMPI_FN void name(size_t rows, const ampi_micro* u) {                                            \
-        switch (rows) {                                                                              \
-            AMPI_MICRO_CASE(V, 1) AMPI_MICRO_CASE(V, 2) AMPI_MICRO_CASE(V, 3) AMPI_MICRO_CASE(V, 4)  \
-            AMPI_MICRO_CASE(V, 5) AMPI_MICRO_CASE(V, 6)                                              \
-            default: break;                                                                          \
-        }                                                                                            \
-    }
+/* Those of two vectors alone. */
+#define AMPI_MICRO_WHOLE(V, R) AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
+#define AMPI_MICRO_WHOLE_CASE(V, R) case R: ampi_micro_##V##_##R##_2(u); break;
+/* Lists of numbers of rows: X(V, rows). */
+#define AMPI_UP_TO_6(X, V)  X(V, 1) X(V, 2) X(V, 3) X(V, 4) X(V, 5) X(V, 6)
+#define AMPI_UP_TO_12(X, V) AMPI_UP_TO_6(X, V) X(V, 7) X(V, 8) X(V, 9) X(V, 10) X(V, 11) X(V, 12)
+#define AMPI_UP_TO_14(X, V) AMPI_UP_TO_12(X, V) X(V, 13) X(V, 14)
+/* The kernels of a list, and `name`, the choice among them. */
+#define AMPI_BY_ROWS(name, type, V, LIST, EACH, CASE)                                               \
+    LIST(EACH, V)                                                                                   \
+    AMPI_FN void name(size_t rows, const type* u) { switch (rows) { LIST(CASE, V) default: break; } }
 
 /* Widening loads, one block at a time; what follows a row is likely to be asked for next, a panel on. LOADn and
    TAILn: n full lanes, or the first `rest` lanes and zeros. */
@@ -3531,7 +3496,6 @@ enum { AMPI_KEEPING_ROWS = 12 };
 #define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
 #define AMPI_V16_B float
 #define AMPI_V16_LOAD_B(p) AMPI_V16_LOAD(p)
-#define AMPI_V16_KEEP_B(p) ampi_keep16(&keep, AMPI_V16_LOAD_B(p))
 #define AMPI_V16_STORE(p, v) _mm512_storeu_ps(p, v)
 #define AMPI_V16_SPREAD(x) _mm512_set1_ps(x)
 #define AMPI_V16_ADD(a, b) _mm512_add_ps(a, b)
@@ -3562,16 +3526,9 @@ enum { AMPI_KEEPING_ROWS = 12 };
     _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
 #define AMPI_V16_BF16(p) AMPI_V16_WIDEN(AMPI_V16_HALVES(p))
 #define AMPI_V16_BF16_TAIL(p, rest) AMPI_V16_WIDEN(_mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
+AMPI_BY_ROWS(ampi_micro_of_floats, ampi_micro, V16, AMPI_UP_TO_14, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 
-/* v, which is kept at *keep, where the next one will lie behind it. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_keep16(float** keep, __m512 v) {
-    AMPI_V16_STORE(*keep, v);
-    *keep += AMPI_V16_LANES;
-    return v;
-}
-AMPI_MICRO_14(V16, ampi_micro_of_floats)
-
-/* The same for B in F16, which it widens itself. */
+/* The same for B in F16, which it widens itself: whole panels, for half a panel is packed. */
 #define AMPI_W16_TARGET AMPI_TARGET_AVX512
 #define AMPI_W16_T __m512
 #define AMPI_W16_LANES AMPI_V16_LANES
@@ -3580,20 +3537,15 @@ AMPI_MICRO_14(V16, ampi_micro_of_floats)
 #define AMPI_W16_LOAD(p) AMPI_V16_LOAD(p)
 #define AMPI_W16_B uint16_t
 #define AMPI_W16_LOAD_B(p) AMPI_V16_F16(p)
-#define AMPI_W16_KEEP_B(p) ampi_keep16(&keep, AMPI_W16_LOAD_B(p))
 #define AMPI_W16_STORE(p, v) AMPI_V16_STORE(p, v)
 #define AMPI_W16_SPREAD(x) AMPI_V16_SPREAD(x)
 #define AMPI_W16_MAC(c, x, b) AMPI_V16_MAC(c, x, b)
 #define AMPI_W16_FMA_AT(c, b, p) AMPI_V16_FMA_AT(c, b, p)
 #define AMPI_W16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_W16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
-AMPI_MICRO_14(W16, ampi_micro_widening)
-AMPI_MICRO_KEEPING(V16, ampi_micro_keeping)
-AMPI_MICRO_KEEPING(W16, ampi_micro_widening_keeping)
+AMPI_BY_ROWS(ampi_micro_widening, ampi_micro, W16, AMPI_UP_TO_14, AMPI_MICRO_WHOLE, AMPI_MICRO_WHOLE_CASE)
 AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
-    if (u->keep && u->widen) ampi_micro_widening_keeping(rows, u);
-    else if (u->keep) ampi_micro_keeping(rows, u);
-    else if (u->widen) ampi_micro_widening(rows, u);
+    if (u->widen) ampi_micro_widening(rows, u);
     else ampi_micro_of_floats(rows, u);
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
@@ -3820,7 +3772,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_store_words_avx2(uint16_t* p, size_t n, _
 #define AMPI_V8_BF16_TAIL(p, rest) \
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(ampi_load_words_avx2(p, rest)), 16))
 
-AMPI_MICRO_6(V8, ampi_micro_of_floats_avx2)
+AMPI_BY_ROWS(ampi_micro_of_floats_avx2, ampi_micro, V8, AMPI_UP_TO_6, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 
 #define AMPI_W8_TARGET AMPI_TARGET_AVX2
 #define AMPI_W8_T __m256
@@ -3836,7 +3788,7 @@ AMPI_MICRO_6(V8, ampi_micro_of_floats_avx2)
 #define AMPI_W8_FMA_AT(c, b, p) AMPI_V8_FMA_AT(c, b, p)
 #define AMPI_W8_CLEAN(v) AMPI_V8_CLEAN(v)
 #define AMPI_W8_STORE_TAIL(p, v, rest) AMPI_V8_STORE_TAIL(p, v, rest)
-AMPI_MICRO_6(W8, ampi_micro_widening_avx2)
+AMPI_BY_ROWS(ampi_micro_widening_avx2, ampi_micro, W8, AMPI_UP_TO_6, AMPI_MICRO_WHOLE, AMPI_MICRO_WHOLE_CASE)
 AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
     if (u->widen) ampi_micro_widening_avx2(rows, u);
     else ampi_micro_of_floats_avx2(rows, u);
@@ -3951,18 +3903,7 @@ AMPI_TAIL_BUFFERED(V4, F16, uint16_t, )
 AMPI_TAIL_BUFFERED(V4, BF16, uint16_t, )
 AMPI_STORE_TAIL_BUFFERED(V4, )
 
-AMPI_MICRO_PAIR(V4, 1) AMPI_MICRO_PAIR(V4, 2) AMPI_MICRO_PAIR(V4, 3) AMPI_MICRO_PAIR(V4, 4)
-AMPI_MICRO_PAIR(V4, 5) AMPI_MICRO_PAIR(V4, 6) AMPI_MICRO_PAIR(V4, 7) AMPI_MICRO_PAIR(V4, 8)
-AMPI_MICRO_PAIR(V4, 9) AMPI_MICRO_PAIR(V4, 10) AMPI_MICRO_PAIR(V4, 11) AMPI_MICRO_PAIR(V4, 12)
-
-AMPI_FN void ampi_micro_neon(size_t rows, const ampi_micro* u) {
-    switch (rows) {
-        AMPI_MICRO_CASE(V4, 1) AMPI_MICRO_CASE(V4, 2) AMPI_MICRO_CASE(V4, 3) AMPI_MICRO_CASE(V4, 4)
-        AMPI_MICRO_CASE(V4, 5) AMPI_MICRO_CASE(V4, 6) AMPI_MICRO_CASE(V4, 7) AMPI_MICRO_CASE(V4, 8)
-        AMPI_MICRO_CASE(V4, 9) AMPI_MICRO_CASE(V4, 10) AMPI_MICRO_CASE(V4, 11) AMPI_MICRO_CASE(V4, 12)
-        default: break;
-    }
-}
+AMPI_BY_ROWS(ampi_micro_neon, ampi_micro, V4, AMPI_UP_TO_12, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 AMPI_LOAD_BLOCK(ampi_load_block_neon, V4)
 
 AMPI_FN void ampi_transpose_neon(float* dst, size_t ldd, const float* src, size_t lds, size_t k,
@@ -4182,7 +4123,7 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_across(const ampi_gemm_isa* g, fl
 #define AMPI_B16_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(B16, c, b, p)
 #define AMPI_B16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
-AMPI_MICRO_14(B16, ampi_micro_pairs)
+AMPI_BY_ROWS(ampi_micro_pairs, ampi_micro, B16, AMPI_UP_TO_14, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 
 /* The smallest exponent field of what is not zero in rows of words; 512 if all is. */
 AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
@@ -4722,7 +4663,7 @@ AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
     }
 }
 /* dst[(to0 + r) ^ flip] = the pieces, `from[r]` floats further on. */
-AMPI_INLINE void ampi_stage_copy_plain_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
+AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
                                       const uint32_t* from, size_t rows, size_t to0, size_t flip, float* dst,
                                       size_t ldd) {
     size_t r, i;
@@ -4734,35 +4675,10 @@ AMPI_INLINE void ampi_stage_copy_plain_body(int hw, const ampi_piece* piece, siz
         for (r = 0; r < rows; r++) ampi_copy_floats(d + ((to0 + r) ^ flip) * ldd, s + from[r], n);
     }
 }
-#if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_copy_avx512(const ampi_piece* piece, size_t pieces, const float* src,
-                                                       const uint32_t* from, size_t rows, size_t to0, size_t flip,
-                                                       float* dst, size_t ldd) {
-    size_t r, i, j;
-    for (i = 0; i < pieces; i++)
-        for (j = 0; j < piece[i].count; j += 16) {
-            const float* s = src + piece[i].from + j;
-            float* d = dst + piece[i].to + j;
-            const __mmask16 m = ampi_first_x16(piece[i].count - j);
-            for (r = 0; r < rows; r++)
-                _mm512_mask_storeu_ps(d + ((to0 + r) ^ flip) * ldd, m, _mm512_maskz_loadu_ps(m, s + from[r]));
-        }
-    ampi_clear_upper();
-}
-#endif
-AMPI_KERNEL_AVX2(ampi_stage_copy_plain,
-                 (const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
-                  size_t to0, size_t flip, float* dst, size_t ldd),
-                 piece, pieces, src, from, rows, to0, flip, dst, ldd)
-
-AMPI_FN void ampi_stage_copy(const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from,
-                             size_t rows, size_t to0, size_t flip, float* dst, size_t ldd) {
-#if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) ampi_stage_copy_avx512(piece, pieces, src, from, rows, to0, flip, dst, ldd);
-    else
-#endif
-    ampi_stage_copy_plain(piece, pieces, src, from, rows, to0, flip, dst, ldd);
-}
+AMPI_KERNEL(ampi_stage_copy,
+            (const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
+             size_t to0, size_t flip, float* dst, size_t ldd),
+            piece, pieces, src, from, rows, to0, flip, dst, ldd)
 
 /* Runs [r0, r0+rn) into rows of the panels at dst (`stride` apart; rows `ldd` apart, in the last panel
    `last_ldd`). */
@@ -5322,13 +5238,13 @@ AMPI_FN int ampi_is_direct(const ampi_product* s) {
 
 /* One block of a tile: where it lies in C and along k, its sizes, whether it is the first and the last along
    k, and whether its sums go to C directly, or finished panel by panel; panels of rows, the rows of each, and
-   how many have one more; the first column of B that is packed (those before are read where they are), how many from
-   there on the first panel of A packs, and whether all others are packed before the rest; of words, the smallest
-   exponents so far, and the kernels that do what words cannot; the tile's scratch memory. */
+   how many have one more; the first column of B that is packed (those before are read where they are), and whether all
+   from there on are packed before the rest; of words, the smallest exponents so far, and the kernels that do what words
+   cannot; the tile's scratch memory. */
 typedef struct ampi_block {
     size_t i0, mc, j0, nc, k0, kc;
     int first, last, direct, finish, few, whole;
-    size_t panels, rows, more, packed, kept;
+    size_t panels, rows, more, packed;
     unsigned least_a, least_b;
     const ampi_gemm_isa* plain;
     float *a, *b, *t, *line; size_t ldt;
@@ -5354,10 +5270,11 @@ AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
     return !s->b.along_k && !s->b.image && (g->lanes != 8 || s->m <= 3 * g->mr || !ampi_b_collides(s))
            && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->widens));
 }
-/* Columns of B in panels, or half panels, that are full: others have to be packed, with something behind them. */
-AMPI_FN size_t ampi_b_full(const ampi_gemm_isa* g, const ampi_block* b) {
+/* Columns of B in panels that are full, or in half panels of F32: others have to be packed, with something behind
+   them. */
+AMPI_FN size_t ampi_b_full(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     const size_t rest = b->nc % (2 * g->lanes);
-    return rest == g->lanes ? b->nc : b->nc - rest;
+    return rest == g->lanes && s->b.dtype == AMP_F32 ? b->nc : b->nc - rest;
 }
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
    come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
@@ -5366,13 +5283,7 @@ AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, co
     if (!ampi_b_is_plain(g, s)) return 0;
     if (!b->few && (g->lanes < 16 || s->b.dtype != AMP_F32 || s->b.ld > AMPI_GEMM_LONG
                     || b->kc * b->nc > ampi_gemm_near() || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
-    return ampi_b_full(g, b);
-}
-/* How many columns of B does the first panel of A read where they are and pack at once, for those that follow? Plain
-   ones; with as many rows as there are kernels for it. */
-AMPI_FN size_t ampi_b_kept(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    const int fit = g->lanes == 16 && !g->words && !b->few && b->rows >= AMPI_KEEPING_ROWS;
-    return fit && b->packed == 0 && ampi_b_is_plain(g, s) ? ampi_b_full(g, b) : 0;
+    return ampi_b_full(g, s, b);
 }
 
 /* Panel q of the block's rows: where it begins, and how many rows it has. All are about equally full. */
@@ -5455,27 +5366,20 @@ AMPI_FN void ampi_pack_b_any(const ampi_gemm_isa* g, const ampi_product* s, ampi
 
 /* Packs what is to be packed before the rest. */
 AMPI_FN void ampi_block_pack(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
-    const size_t from = b->packed + b->kept;
-    float* place = b->b;
-    if (!b->whole || from >= b->nc) return;
-    b->b += b->kept / (2 * g->lanes) * ampi_panel_stride(g, b->kc);
-    ampi_pack_b_any(g, s, b, b->j0 + from, b->nc - from);
-    b->b = place;
+    if (b->whole && b->packed < b->nc) ampi_pack_b_any(g, s, b, b->j0 + b->packed, b->nc - b->packed);
 }
 
 /* Turns u to the panel of B from column j of the block; packs it if its turn has come. */
-AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j, size_t q,
+AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j,
                             ampi_micro* u) {
     size_t nr = 2 * g->lanes, columns = ampi_min_size(b->nc - j, nr);
-    const int keeps = q == 0 && j < b->kept;
     u->two = columns > g->lanes;
     u->bs = u->two ? nr : g->lanes;
     u->columns = b->direct ? columns : u->bs;
     u->ahead = 8 * u->bs;
     u->widen = 0;
-    u->keep = keeps ? b->b + j / nr * ampi_panel_stride(g, b->kc) : NULL;
-    if (keeps || j < b->packed) {
-        u->ahead = (keeps ? 16 : 8) * s->b.ld;
+    if (j < b->packed) {
+        u->ahead = 8 * s->b.ld;
         u->bs = s->b.ld;
         u->b = (const char*)s->b.data + (s->b.offset + b->k0 * u->bs + b->j0 + j) * ampi_type_size(s->b.dtype);
         u->widen = s->b.dtype == AMP_F16;
@@ -5535,9 +5439,9 @@ AMPI_FN void ampi_block_turn(const ampi_gemm_isa* g, const ampi_product* s, ampi
                              ampi_micro* u) {
     size_t i = b->few ? 0 : q - q % ampi_block_group(g, s, b);
     b->least_a = b->least_b = 512;
-    if (b->whole && b->packed < b->nc) ampi_pack_b_any(g, s, b, b->j0 + b->packed, b->nc - b->packed);
+    ampi_block_pack(g, s, b);
     for (; i < (b->few ? b->panels : q + 1); i++) ampi_turn_to_a(g, s, b, i, 1, u);
-    if (b->few) ampi_turn_to_b(g, s, b, j, 0, u);
+    if (b->few) ampi_turn_to_b(g, s, b, j, u);
 }
 /* Sums += A block * B block, which is packed if it is `whole`. With many rows one panel of A after the other; with few
    rows the block of A is packed first, then one panel of B after the other; where it is read in place, the next one is
@@ -5552,13 +5456,13 @@ AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_
         ampi_turn_to_a(g, s, b, q, 1, &u);
         if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, q, 0, &u);
         for (j = 0; j < b->nc; j += nr) {
-            ampi_turn_to_b(g, s, b, j, q, &u);
+            ampi_turn_to_b(g, s, b, j, &u);
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
     for (q = 0; b->few && q < b->panels; q++) ampi_turn_to_a(g, s, b, q, 1, &u);
     for (j = 0; b->few && j < b->nc; j += nr) {
-        ampi_turn_to_b(g, s, b, j, 0, &u);
+        ampi_turn_to_b(g, s, b, j, &u);
         if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, 0, j, &u);
         for (q = 0; q < b->panels; q++) {
             ampi_turn_to_a(g, s, b, q, 0, &u);
@@ -5720,7 +5624,6 @@ AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_p
     b->finish = b->last && g->finish && ampi_c_is_matrix(s) && !b->direct && s->k > 0;
     b->packed = ampi_b_in_place(g, s, b);
     b->whole = !b->few || s->b.image;
-    b->kept = ampi_b_kept(g, s, b);
 }
 
 /* One tile of C: pack, multiply, add up along k; then finish and store. */
@@ -6005,18 +5908,14 @@ AMPI_FN size_t ampi_gemm_depth(const ampi_gemm_isa* g, size_t m, size_t k, int h
     if (deep && k <= AMPI_GEMM_KC_DEEP) return AMPI_GEMM_KC_DEEP;
     return g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
 }
-/* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
-   B is much of their work then, and faster where the whole block stays in the second-level cache; but not where rows of
-   B are so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a
-   flat block are twice as wide, since A is packed for each tile anew; of any block but a deep one where the third level
-   is fast enough for B. */
+/* Tiles of full size; k that is not much deeper than a block is one. High ones of a flat block are twice as wide, since
+   A is packed for each tile anew; of any block but a deep one where the third level is fast enough for B. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how) {
-    const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
     const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3();
     const size_t kc = ampi_gemm_depth(g, m, k, how);
     const int flat = k <= AMPI_GEMM_KC / 2, deep = ampi_min_size(k, kc) > AMPI_GEMM_KC_ONE;
     const int wide = !g->words && ((m >= AMPI_GEMM_NC && flat) || (m > AMPI_GEMM_NC && fast_l3 && !deep));
-    const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
+    const size_t nc = how & AMPI_GEMM_NEAR ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
     return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN, few,
                              how & AMPI_GEMM_UNFOLDS ? AMPI_GEMM_COLUMN_UNFOLDED : AMPI_GEMM_COLUMN);
@@ -6297,37 +6196,11 @@ AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, s
     ampi_store_f32(dst, t, offset, sum, n);
 }
 
-#if AMPI_X86
-/* sum[i] += x[0][i] + x[1][i] + ... in this order, i < width, a row after the other, 64 columns at a time. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_add_rows_avx512(float* sum, const void* x, amp_dtype t, size_t offset, size_t ld,
-                                                     size_t rows, size_t width) {
-    size_t i, at;
-    for (; width > 0; sum += 64, offset += 64, width -= ampi_min_size(width, 64)) {
-        const size_t n = ampi_min_size(width, 16), n1 = width > 16 ? ampi_min_size(width - 16, 16) : 0;
-        const size_t n2 = width > 32 ? ampi_min_size(width - 32, 16) : 0;
-        const size_t n3 = width > 48 ? ampi_min_size(width - 48, 16) : 0;
-        __m512 a = _mm512_loadu_ps(sum), b = _mm512_loadu_ps(sum + 16);
-        __m512 c = _mm512_loadu_ps(sum + 32), d = _mm512_loadu_ps(sum + 48);
-        for (i = 0, at = offset; i < rows; i++, at += ld) {
-            a = _mm512_add_ps(a, AMPI_V16_READ(x, t, at, n));
-            b = _mm512_add_ps(b, AMPI_V16_READ(x, t, at + 16, n1));
-            c = _mm512_add_ps(c, AMPI_V16_READ(x, t, at + 32, n2));
-            d = _mm512_add_ps(d, AMPI_V16_READ(x, t, at + 48, n3));
-        }
-        _mm512_storeu_ps(sum, a); _mm512_storeu_ps(sum + 16, b);
-        _mm512_storeu_ps(sum + 32, c); _mm512_storeu_ps(sum + 48, d);
-    }
-    ampi_clear_upper();
-}
-#endif
-/* The same on any processor, width <= 256. */
+/* sum[i] += x[0][i] + x[1][i] + ... in this order, i < width <= 256, a row after the other. */
 AMPI_FN void ampi_add_rows(float* sum, const void* x, amp_dtype t, size_t offset, size_t ld, size_t rows,
                            size_t width) {
     float row[256];
     size_t i;
-#if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_add_rows_avx512(sum, x, t, offset, ld, rows, width); return; }
-#endif
     memset(row, 0, sizeof row);
     for (i = 0; i < rows; i++) {
         ampi_load_f32(row, x, t, offset + i * ld, width);
@@ -6607,47 +6480,13 @@ typedef struct ampi_taps {
 #endif
 
 #if AMPI_X86
-AMPI_TAPS_PAIR(V16, 1) AMPI_TAPS_PAIR(V16, 2) AMPI_TAPS_PAIR(V16, 3) AMPI_TAPS_PAIR(V16, 4)
-AMPI_TAPS_PAIR(V16, 5) AMPI_TAPS_PAIR(V16, 6) AMPI_TAPS_PAIR(V16, 7) AMPI_TAPS_PAIR(V16, 8)
-AMPI_TAPS_PAIR(V16, 9) AMPI_TAPS_PAIR(V16, 10) AMPI_TAPS_PAIR(V16, 11) AMPI_TAPS_PAIR(V16, 12)
-AMPI_TAPS_PAIR(V16, 13) AMPI_TAPS_PAIR(V16, 14)
-AMPI_TAPS_PAIR(V8, 1) AMPI_TAPS_PAIR(V8, 2) AMPI_TAPS_PAIR(V8, 3)
-AMPI_TAPS_PAIR(V8, 4) AMPI_TAPS_PAIR(V8, 5) AMPI_TAPS_PAIR(V8, 6)
-
+AMPI_BY_ROWS(ampi_taps_avx512, ampi_taps, V16, AMPI_UP_TO_14, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
+AMPI_BY_ROWS(ampi_taps_avx2, ampi_taps, V8, AMPI_UP_TO_6, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
 AMPI_LINE(ampi_line4_avx512, V16, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx512, V16, AMPI_ROWS_8)
 AMPI_LINE(ampi_line4_avx2, V8, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx2, V8, AMPI_ROWS_8)
-
-AMPI_FN void ampi_taps_avx512(size_t rows, const ampi_taps* u) {
-    switch (rows) {
-        AMPI_TAPS_CASE(V16, 1) AMPI_TAPS_CASE(V16, 2) AMPI_TAPS_CASE(V16, 3) AMPI_TAPS_CASE(V16, 4)
-        AMPI_TAPS_CASE(V16, 5) AMPI_TAPS_CASE(V16, 6) AMPI_TAPS_CASE(V16, 7) AMPI_TAPS_CASE(V16, 8)
-        AMPI_TAPS_CASE(V16, 9) AMPI_TAPS_CASE(V16, 10) AMPI_TAPS_CASE(V16, 11) AMPI_TAPS_CASE(V16, 12)
-        AMPI_TAPS_CASE(V16, 13) AMPI_TAPS_CASE(V16, 14)
-        default: break;
-    }
-}
-AMPI_FN void ampi_taps_avx2(size_t rows, const ampi_taps* u) {
-    switch (rows) {
-        AMPI_TAPS_CASE(V8, 1) AMPI_TAPS_CASE(V8, 2) AMPI_TAPS_CASE(V8, 3)
-        AMPI_TAPS_CASE(V8, 4) AMPI_TAPS_CASE(V8, 5) AMPI_TAPS_CASE(V8, 6)
-        default: break;
-    }
-}
 #elif AMPI_NEON
-AMPI_TAPS_PAIR(V4, 1) AMPI_TAPS_PAIR(V4, 2) AMPI_TAPS_PAIR(V4, 3) AMPI_TAPS_PAIR(V4, 4)
-AMPI_TAPS_PAIR(V4, 5) AMPI_TAPS_PAIR(V4, 6) AMPI_TAPS_PAIR(V4, 7) AMPI_TAPS_PAIR(V4, 8)
-AMPI_TAPS_PAIR(V4, 9) AMPI_TAPS_PAIR(V4, 10) AMPI_TAPS_PAIR(V4, 11) AMPI_TAPS_PAIR(V4, 12)
-
+AMPI_BY_ROWS(ampi_taps_neon, ampi_taps, V4, AMPI_UP_TO_12, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
 AMPI_LINE(ampi_line4_neon, V4, AMPI_ROWS_4) AMPI_LINE(ampi_line8_neon, V4, AMPI_ROWS_8)
-
-AMPI_FN void ampi_taps_neon(size_t rows, const ampi_taps* u) {
-    switch (rows) {
-        AMPI_TAPS_CASE(V4, 1) AMPI_TAPS_CASE(V4, 2) AMPI_TAPS_CASE(V4, 3) AMPI_TAPS_CASE(V4, 4)
-        AMPI_TAPS_CASE(V4, 5) AMPI_TAPS_CASE(V4, 6) AMPI_TAPS_CASE(V4, 7) AMPI_TAPS_CASE(V4, 8)
-        AMPI_TAPS_CASE(V4, 9) AMPI_TAPS_CASE(V4, 10) AMPI_TAPS_CASE(V4, 11) AMPI_TAPS_CASE(V4, 12)
-        default: break;
-    }
-}
 #endif
 
 /* The kernel and its sizes; mr is 0 on a path that has none, which unfolds. line4 and line8: one row, 4 or 8
@@ -6704,13 +6543,14 @@ AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, si
     u->b = b; u->t = t;
 }
 
-/* dst[i] = src[2*i], i < n. Whole vectors as long as more follows: so they stay inside the row. */
+/* dst[i] = src[2*i], i < n. Whole vectors as long as more follows: so they stay inside the row; short ones, which all
+   compilers keep in registers. */
 AMPI_INLINE void ampi_copy_even(float* dst, const float* src, size_t n) {
     size_t i = 0, l;
-    for (; i + 8 < n; i += 8) {
-        float all[16], v[8];
+    for (; i + 4 < n; i += 4) {
+        float all[8], v[4];
         memcpy(all, src + 2 * i, sizeof all);
-        for (l = 0; l < 8; l++) v[l] = all[2 * l];
+        for (l = 0; l < 4; l++) v[l] = all[2 * l];
         memcpy(dst + i, v, sizeof v);
     }
     for (; i < n; i++) dst[i] = src[2 * i];
@@ -7835,7 +7675,7 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const ampi_bias_grad* b, const v
             u.repeat = 1;
             for (n = 0; n < (size_t)c->s.n; n += images) {
                 images = ampi_min_size((size_t)c->s.n - n, f.unit);
-                if (n + images < (size_t)c->s.n) ampi_fold_ahead(&f, &t, n + images);
+                if (f.slots > 1 && n + images < (size_t)c->s.n) ampi_fold_ahead(&f, &t, n + images);
                 ampi_fold_unit(&f, &t, n, images, &u, own);
                 for (i = 0; bias && i < images; i++) ampi_bias_add(c, b, n + i, o, t.outs, own + f.at_bias);
             }
