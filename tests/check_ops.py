@@ -40,7 +40,7 @@ class Pool(ctypes.Structure):
 
 class BatchNorm(ctypes.Structure):
     _fields_ = [("n", ctypes.c_int), ("channels", ctypes.c_int), ("spatial", ctypes.c_int),
-                ("eps", ctypes.c_float), ("momentum", ctypes.c_float)]
+                ("eps", ctypes.c_float), ("momentum", ctypes.c_float), ("frozen", ctypes.c_int)]
 
 
 def normal(*shape, dtype=F32):

@@ -355,6 +355,7 @@ static void try_batch_norm(void) {
     s.n = number(1, 4); s.channels = number(1, 5); s.spatial = number(1, 40);
     s.eps = byte() & 1 ? 0.0f : number_f();
     s.momentum = byte() & 1 ? 0.0f : number_f();
+    s.frozen = byte() & 1;
     if (s.n > 0 && s.channels > 0 && s.spatial > 0) count_in((double)s.n * s.channels * s.spatial);
     if (!may_call()) return;
     if (too_large || s.n < 1 || s.channels < 1 || s.spatial < 1) { n = c = 0; }
@@ -788,6 +789,7 @@ static amp_value add_norm(amp_model* m) {
     amp_norm_desc d;
     d.eps = byte() < 200 ? 0.0f : number_f();
     d.momentum = byte() < 200 ? 0.0f : number_f();
+    d.frozen = byte() & 1;
     return byte() & 1 ? amp_batch_norm(m, some_value(), &d) : amp_layer_norm(m, some_value(), &d);
 }
 static amp_value add_loss(amp_model* m) {

@@ -781,7 +781,7 @@ static void test_batch_norm(void) {
 
 /* A difference from the mean that is no float any more is infinite, and so is the variance. */
 static void test_norm_overflow(void) {
-    static const amp_batch_norm_shape shapes[2] = { { 2, 2, 128, 0, 0 }, { 64, 8, 1, 0, 0 } };
+    static const amp_batch_norm_shape shapes[2] = { { 2, 2, 128, 0, 0, 0 }, { 64, 8, 1, 0, 0, 0 } };
     int t, i, k;
     for (t = 0; t < 3; t += 2) {
         buffer x = make(types[t], 512), y = make(types[t], 512), mean = make(AMP_F32, 8), inv = make(AMP_F32, 8);
