@@ -561,6 +561,7 @@ AMPI_FN amp_result ampi_cuda_open(amp_cuda* c) {
 AMPI_FN void ampi_cuda_drop_records(amp_cuda* c) {
     int i;
     for (i = 0; i < c->record_count; i++) if (c->records[i].graph) cudaGraphExecDestroy(c->records[i].graph);
+    memset(c->records, 0, sizeof c->records);
     c->record_count = 0;
 }
 
