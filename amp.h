@@ -1544,7 +1544,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
 typedef struct amp_layer_stats {
     amp_stats output;               /* activations */
     amp_stats output_gradient;      /* scaled by the current loss scale; count 0 if it has none */
-    amp_stats weight_gradient;      /* likewise; of all parameters of the layer */
+    amp_stats weight_gradient;      /* likewise; of all parameters of the layer. Count 0 of both: frozen */
 } amp_layer_stats;
 /* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >=
    amp_model_layer_count; an error of an operator may leave some of them filled. Weights, moments,

@@ -3468,7 +3468,7 @@ AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, in
                             AMPI_CUDA_BN_SHARED, q);
 }
 
-/* v = the sums of dy and of dy * (x - mean), for all threads. */
+/* v = the sums of dy and of dy * (x - mean), for all threads; one of them writes dgamma and dbeta. */
 AMPI_D void ampi_d_bn_sums(const ampi_cuda_bn& s, size_t c, double (&v)[2], double* shared) {
     const float mean = s.mean[c];
     v[0] = v[1] = 0.0;
@@ -3478,6 +3478,9 @@ AMPI_D void ampi_d_bn_sums(const ampi_cuda_bn& s, size_t c, double (&v)[2], doub
         v[1] += (double)ampi_d_dot8(g, x);      /* beyond the end g is 0, and x - mean finite */
     });
     ampi_d_group_sum<AMPI_CUDA_BN_BLOCK>(v, shared);
+    if (threadIdx.x != 0) return;
+    ampi_d_store_one(s.dgamma, s.dpt, c, (float)(v[1] * (double)s.invstd[c]), s.accumulate);
+    ampi_d_store_one(s.dbeta, s.dpt, c, (float)v[0], s.accumulate);
 }
 
 /* With constant statistics: dx = dy * k, and the sums if anybody wants them. */
@@ -3489,13 +3492,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm_f
     for (size_t c = blockIdx.x; c < s.channels; c += gridDim.x) {
         const float k = s.invstd[c] * ampi_d_load_or(s.gamma, s.pt, c, 1.0f);
         double v[2];
-        if (s.dgamma || s.dbeta) {
-            ampi_d_bn_sums(s, c, v, shared);
-            if (threadIdx.x == 0) {
-                ampi_d_store_one(s.dgamma, s.dpt, c, (float)(v[1] * (double)s.invstd[c]), s.accumulate);
-                ampi_d_store_one(s.dbeta, s.dpt, c, (float)v[0], s.accumulate);
-            }
-        }
+        if (s.dgamma || s.dbeta) ampi_d_bn_sums(s, c, v, shared);
         if (s.y) ampi_d_bn_walk<4, 0>(only, c, [&](float(&g)[8], float(&)[8], size_t i, size_t end) {
             for (int j = 0; j < 8; j++) g[j] *= k;
             ampi_d_store8(s.y, s.yt, i, end, g);
@@ -3516,8 +3513,6 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK, 1) ampi_k_batch_nor
             slope[0] = (float)(v[0] / count);
             slope[1] = (float)(dot * (double)invstd / count);
             slope[2] = invstd * ampi_d_load_or(s.gamma, s.pt, c, 1.0f);
-            ampi_d_store_one(s.dgamma, s.dpt, c, (float)dot, s.accumulate);
-            ampi_d_store_one(s.dbeta, s.dpt, c, (float)v[0], s.accumulate);
         }
         __syncthreads();
         const float a = slope[0], b = slope[1], k = slope[2];

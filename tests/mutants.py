@@ -455,7 +455,7 @@ TABLE = [
     ("train", "if (row[k] > row[best]) best = k;", "if (row[k] >= row[best]) best = k;"),
     ("train hostile", "if (labels[i] < 0 || labels[i] >= classes)", "if (labels[i] >= classes)"),
     ("train", "sum += (double)m->nodes[m->losses[i]].loss_weight * (double)value;", "sum += (double)value;"),
-    ("train", "if (l->op == AMP_OP_BATCH_NORM && b->n == 1 &&", "if (l->op == AMP_OP_LAYER_NORM && b->n == 1 &&"),
+    ("train", "if (l->op == AMP_OP_BATCH_NORM && !m->nodes[i].frozen &&", "if (l->op == AMP_OP_BATCH_NORM &&"),
     ("train", "if (!n->on_loss_path || !n->wants_grad) continue;", "if (!n->on_loss_path || !n->needs_grad) continue;"),
     ("train", "if (frozen < m->param_count && ampi_is_frozen_now(m, p)) p->grad = NULL;",
      "if (ampi_is_frozen_now(m, p)) p->grad = NULL;"),
