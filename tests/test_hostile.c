@@ -707,7 +707,7 @@ static amp_result call_pool_backward(void* const* p) {
     const amp_pool2d_shape s = { AMP_POOL_MAX, 2, 3, 6, 6, 2, 2, 0, 0, 0, 0, 0 };
     return amp_pool2d_backward(&s, p[0], T, p[1], T, p[2], T, &quiet);
 }
-static const amp_batch_norm_shape norm_of_3 = { 2, 3, 4, 0.0f, 0.0f };
+static const amp_batch_norm_shape norm_of_3 = { 2, 3, 4, 0.0f, 0.0f, 0 };
 static amp_result call_batch_norm(void* const* p) {
     return amp_batch_norm_forward(&norm_of_3, 1, p[0], T, p[1], p[2], T, (float*)p[3], (float*)p[4], (float*)p[5],
                                   (float*)p[6], p[7], T, &quiet);
