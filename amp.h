@@ -440,11 +440,14 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
    Parameters, statistics and their gradients may have any type; the arithmetic is FP32.
    training: mean and (biased) variance of this batch, written to save_mean[C] and save_invstd[C], and
      running = (1-momentum)*running + momentum*batch (running variance: unbiased), as PyTorch does.
-   evaluation (training == 0): the running statistics; save_* may be NULL. */
+   evaluation (training == 0): the running statistics, to save_mean and save_invstd too where they are given.
+   frozen: for fine-tuning with constant statistics, as bn.eval() in PyTorch: forward is the evaluation form whatever
+     `training` says, and backward its gradient. Give both the same shape and save_*, which forward fills. */
 typedef struct amp_batch_norm_shape {
-    int   n, channels, spatial;        /* each >= 1; n*spatial >= 2 in training */
+    int   n, channels, spatial;        /* each >= 1; n*spatial >= 2 in training, unless frozen */
     float eps;                         /* 0 = 1e-5 */
     float momentum;                    /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
+    int   frozen;                      /* 1 = the statistics are constants */
 } amp_batch_norm_shape;
 
 /* gamma[C], beta[C], or NULL (1 and 0); running_mean[C], running_var[C], in training NULL too; y may not be x. */
@@ -453,8 +456,9 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                           amp_dtype param_dtype, float* running_mean, float* running_var,
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
                                           const amp_exec* exec);
-/* Gradients of the training form. accumulate applies to dgamma and dbeta. dx and dy may be the same if their
-   types are. */
+/* Gradients of the training form: mean and variance depend on x. frozen: save_mean and save_invstd are constants, so
+   dx = dy * (gamma * invstd), dgamma = sum(dy * xhat), dbeta = sum(dy). accumulate applies to dgamma and dbeta. dx
+   and dy may be the same if their types are. */
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
                                            const void* gamma, amp_dtype param_dtype, const float* save_mean,
@@ -951,7 +955,7 @@ AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int6
 typedef struct amp_param_group {
     float lr;                   /* 0 = the desc's; AMP_ZERO = frozen: weights and moments stay as they
                                    are. Gradients of frozen parameters may be NULL; where given they are
-                                   checked and count in the norm */
+                                   checked and count in the norm. A model gives none: see amp_group */
     float weight_decay;         /* 0 = the desc's; AMP_ZERO = none */
 } amp_param_group;
 
@@ -1268,6 +1272,9 @@ typedef struct amp_pool2d_desc {
 typedef struct amp_norm_desc {
     float eps;                         /* 0 = 1e-5 */
     float momentum;                    /* batch norm: 0 = 0.1 */
+    int   frozen;                      /* batch norm: 1 = the running statistics in training too, and they stay as
+                                          they are: bn.eval() in PyTorch. gamma and beta still train, unless their
+                                          group is frozen; with both this is Keras' trainable = False */
 } amp_norm_desc;
 typedef struct amp_loss_desc {
     float weight;                      /* of this loss in the sum; 0 = 1 */
@@ -1311,7 +1318,12 @@ AMP_DEF void amp_autocast_pop(amp_model* m);
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
 /* Names the layer that made v (copied; UTF-8, 1 to 31 bytes); otherwise "conv2d1", "linear2", ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
-/* Puts the parameters of the layer that made v into a group of the optimizer. */
+/* Puts the parameters of the layer that made v into a group of the optimizer. A group whose lr is AMP_ZERO is
+   frozen: its parameters have no gradient, so they cost nothing in the norm, the check, the all-reduce and clip_norm,
+   and the backward pass does not go where no other parameter lies. To freeze and unfreeze write
+   amp_model_optimizer(m)->groups[i].lr between two steps; to unfreeze within a step of micro-batches is
+   AMP_ERR_STATE. If all parameters are frozen, all have gradients: such a step runs, and tells their norm, as any
+   other; only the weights stay. Batch norm's running statistics are frozen by amp_norm_desc, not by a group. */
 AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
 /* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Every mistake
@@ -1355,7 +1367,7 @@ typedef struct amp_memory {
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
 
 /* The parameters, in the order of building; weight before bias. Names are "<layer>.weight",
-   "<layer>.bias". */
+   "<layer>.bias". After a step, grad is NULL where the group was frozen (see amp_group). */
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
 /* The weights of p = one of amp_model_params, out[count], to the host from wherever they are; and from there to
@@ -1542,7 +1554,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
 typedef struct amp_layer_stats {
     amp_stats output;               /* activations */
     amp_stats output_gradient;      /* scaled by the current loss scale; count 0 if it has none */
-    amp_stats weight_gradient;      /* likewise; of all parameters of the layer */
+    amp_stats weight_gradient;      /* likewise; of all parameters of the layer. Count 0 of both: frozen */
 } amp_layer_stats;
 /* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >=
    amp_model_layer_count; an error of an operator may leave some of them filled. Weights, moments,
@@ -12680,6 +12692,9 @@ typedef struct ampi_bn_plan {
     float eps, momentum;
 } ampi_bn_plan;
 
+/* Frozen statistics are nobody's function: both passes are those of evaluation. */
+AMPI_FN int ampi_bn_trains(const amp_batch_norm_shape* s, int training) { return training && s && !s->frozen; }
+
 AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training, ampi_bn_plan* p,
                                      const amp_logger* log) {
     memset(p, 0, sizeof *p);
@@ -12687,7 +12702,7 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     if (s->n < 1 || s->channels < 1 || s->spatial < 1)
         return ampi_fail(log, AMP_ERR_SHAPE, "batch norm: input %dx%dx%d needs sizes >= 1", s->n,
                          s->channels, s->spatial);
-    if (training && s->n == 1 && s->spatial == 1)
+    if (ampi_bn_trains(s, training) && s->n == 1 && s->spatial == 1)
         return ampi_fail(log, AMP_ERR_SHAPE,
                          "batch norm: training needs more than one value per channel, not 1x%dx1",
                          s->channels);
@@ -12958,6 +12973,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
     int64_t i, pair;
     amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
+    training = ampi_bn_trains(s, training);
     n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
     const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
@@ -13090,6 +13106,23 @@ AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, co
     ampi_bn_store(p, dx, dxt, group, step, tile);
 }
 
+/* With constant statistics dx = dy * k: the form of evaluation, ((t - 0) * 1) * k + -0, whose other steps are exact. */
+AMPI_FN void ampi_bn_frozen_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, void* dx, amp_dtype dxt,
+                               size_t group, const float* save_invstd, const void* gamma, amp_dtype pt) {
+    ampi_bn_stats none;
+    float k[AMPI_LANES], minus_zero[AMPI_LANES];
+    size_t step, l;
+    ampi_bn_lanes(p, save_invstd, AMP_F32, group, 1.0f, none.invstd);
+    ampi_bn_lanes(p, gamma, pt, group, 1.0f, k);
+    for (l = 0; l < AMPI_LANES; l++) {
+        k[l] *= none.invstd[l];
+        none.mean[l] = 0.0f;
+        none.invstd[l] = 1.0f;
+        minus_zero[l] = -0.0f;
+    }
+    for (step = 0; step < p->steps; step++) ampi_bn_apply(p, dy, dyt, dx, dxt, group, step, &none, k, minus_zero);
+}
+
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
                                            const void* gamma, amp_dtype param_dtype, const float* save_mean,
@@ -13111,16 +13144,19 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                    { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
+    const int frozen = s->frozen != 0, sums = dgamma || dbeta;
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.groups; i++) {
         double sum[AMPI_LANES], dot[AMPI_LANES];
         ampi_bn_slope slope;
         size_t group = (size_t)i, step, l, width = ampi_bn_width(&p, group);
-        ampi_bn_slope_make(&p, group, dy, dy_dtype, x, x_dtype, save_mean, save_invstd, gamma, param_dtype,
-                           &slope, sum, dot);
-        for (step = 0; dx && step < p.steps; step++)
+        if (!frozen || sums)
+            ampi_bn_slope_make(&p, group, dy, dy_dtype, x, x_dtype, save_mean, save_invstd, gamma, param_dtype,
+                               &slope, sum, dot);
+        if (dx && frozen) ampi_bn_frozen_dx(&p, dy, dy_dtype, dx, dx_dtype, group, save_invstd, gamma, param_dtype);
+        for (step = 0; dx && !frozen && step < p.steps; step++)
             ampi_bn_dx(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, group, step, &slope);
-        for (l = 0; l < width; l++) {
+        for (l = 0; sums && l < width; l++) {
             ampi_store_one(dgamma, dparam_dtype, group * p.per_group + l, (float)dot[l], accumulate);
             ampi_store_one(dbeta, dparam_dtype, group * p.per_group + l, (float)sum[l], accumulate);
         }
@@ -17554,6 +17590,7 @@ typedef struct ampi_node {
     int order;                    /* position in the order of execution */
     int users;                    /* how many reads[] name this node */
     int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
+    int wants_grad;               /* needs_grad, and one of them at least is not frozen in this step */
     int weight, bias;             /* parameters, or AMPI_NONE */
     int group, index;             /* optimizer group; running number of an input or a loss */
     amp_init init;
@@ -17562,6 +17599,7 @@ typedef struct ampi_node {
     amp_conv2d_shape conv;
     amp_pool2d_shape pool;
     float eps, momentum, p, loss_weight, smoothing;
+    int frozen;                   /* batch norm: statistics are constants */
     size_t stats_offset;          /* norms: floats from the start of the statistics block */
     /* memory: the node that owns the bytes, and where they are */
     int data_root, grad_root;
@@ -17612,7 +17650,7 @@ struct amp_model {
     size_t target_offset[AMP_MAX_LOSSES];
     size_t stats_floats;
     amp_param* params;
-    amp_tensor* grad_list;
+    amp_tensor* grad_list;        /* where each gradient lies; count is 0 while it is frozen */
     amp_training training;
     int training_open;            /* the backend has opened it */
     int stale;                    /* steps were made since it was last read */
@@ -18145,6 +18183,7 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     if (!n) return ampi_no_value();
     n->eps = d.eps;
     n->momentum = d.momentum;
+    n->frozen = d.frozen != 0;
     ampi_has_params(n, 1, AMP_INIT_ZERO, 1, 1);
     return ampi_last_value(m, n);
 }
@@ -19044,12 +19083,12 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
             (uint32_t)l->op, (uint32_t)l->compute_dtype, (uint32_t)l->storage_dtype, (uint32_t)l->param_dtype,
             (uint32_t)l->channels, (uint32_t)l->height, (uint32_t)l->width, (uint32_t)n->group,
             (uint32_t)n->inputs[0], (uint32_t)n->inputs[1], ampi_bits(n->p), ampi_bits(n->eps),
-            ampi_bits(n->momentum), ampi_bits(n->loss_weight), ampi_bits(n->smoothing)
+            ampi_bits(n->momentum), ampi_bits(n->loss_weight), ampi_bits(n->smoothing), (uint32_t)n->frozen
         };
         conv.n = pool.n = 0;
         memcpy(shapes, &conv, sizeof conv);
         memcpy(shapes + sizeof conv / 4, &pool, sizeof pool);
-        h = ampi_hash_words(h, words, sizeof words / sizeof words[0]);
+        h = ampi_hash_words(h, words, sizeof words / sizeof words[0] - !n->frozen);    /* 0 did not always exist */
         h = ampi_hash_words(h, shapes, sizeof shapes / sizeof shapes[0]);
     }
     return h;
@@ -19213,6 +19252,7 @@ AMPI_FN amp_batch_norm_shape ampi_batch_norm_shape_of(const ampi_node* n, const 
     s.spatial = n->layer.height * n->layer.width;
     s.eps = n->eps;
     s.momentum = p->keep_running ? (float)AMP_ZERO : n->momentum;
+    s.frozen = n->frozen;
     return s;
 }
 
@@ -19337,7 +19377,7 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int 
 /* Where node n writes its contribution to the gradient of input j: the gradient itself, or, if another
    consumer has written there before, a buffer apart. NULL if nobody wants it. */
 AMPI_FN void* ampi_grad_out(amp_model* m, const ampi_node* n, int j) {
-    if (!ampi_gives_gradient(m, n, j)) return NULL;
+    if (!ampi_gives_gradient(m, n, j) || !m->nodes[n->reads[j]].wants_grad) return NULL;
     return n->needs_temp[j] ? (void*)(m->blocks[AMPI_BLOCK_ARENA].base + n->temp_offset[j])
                             : ampi_grad(m, &m->nodes[n->reads[j]]);
 }
@@ -19470,7 +19510,7 @@ AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
     for (i = m->node_count - 1; i >= 0; i--) {
         const ampi_node* n = &m->nodes[m->order[i]];
         amp_result r = AMP_OK;
-        if (!n->on_loss_path || !n->needs_grad) continue;
+        if (!n->on_loss_path || !n->wants_grad) continue;
         if (m->observed && !n->is_cast && !ampi_op_is_loss(n->layer.op) && !ampi_is_view(n))
             r = ampi_collect(m, &m->observed[m->order[i]].output_gradient, ampi_grad(m, n),
                              n->layer.storage_dtype, (size_t)p->n * ampi_features(n));
@@ -19562,6 +19602,47 @@ AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
         sum += (double)m->nodes[m->losses[i]].loss_weight * (double)value;
     }
     *total = (float)sum;
+    return AMP_OK;
+}
+
+/* --- what is frozen ------------------------------------------------------------------------------- */
+
+/* As the rates are now; a number of a group that the caller has spoilt is refused later. */
+AMPI_FN int ampi_is_frozen_now(const amp_model* m, const amp_param* p) {
+    return p->group >= 0 && p->group < AMP_MAX_GROUPS && ampi_param_frozen(&m->training.optimizer, p);
+}
+
+/* A frozen parameter has no gradient as long as others have one. */
+AMPI_FN void ampi_freeze_params(amp_model* m) {
+    int i, frozen = 0;
+    for (i = 0; i < m->param_count; i++) frozen += ampi_is_frozen_now(m, &m->params[i]);
+    for (i = 0; i < m->param_count; i++) {
+        amp_param* p = &m->params[i];
+        if (frozen < m->param_count && ampi_is_frozen_now(m, p)) p->grad = NULL;
+        else if (!p->grad) p->grad = m->grad_list[i].data;
+        m->grad_list[i].count = p->grad ? p->count : 0;
+    }
+}
+
+/* Before the first backward pass of a step: what is frozen, and which values lead from other parameters to a loss. */
+AMPI_FN void ampi_freeze(amp_model* m) {
+    int i, j;
+    ampi_freeze_params(m);
+    for (i = 0; i < m->node_count; i++) {
+        ampi_node* n = &m->nodes[m->order[i]];
+        n->wants_grad = ampi_weight_grad(m, n->weight) || ampi_weight_grad(m, n->bias);
+        for (j = 0; j < n->input_count; j++) if (m->nodes[n->reads[j]].wants_grad) n->wants_grad = 1;
+    }
+}
+
+/* A step without the gradients of some micro-batches would go the wrong way. */
+AMPI_FN amp_result ampi_check_thawed(amp_model* m, const char* what) {
+    int i;
+    for (i = 0; m->micro && i < m->param_count; i++)
+        if (!m->params[i].grad && !ampi_is_frozen_now(m, &m->params[i]))
+            return ampi_model_fail(m, AMP_ERR_STATE, "%s: '%s' was frozen when this step began; unfreeze group %d "
+                                   "before the first micro-batch of a step", what, m->params[i].name,
+                                   m->params[i].group);
     return AMP_OK;
 }
 
@@ -19662,17 +19743,31 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     return r;
 }
 
-/* Sums the gradients over the ranks; a rank that saw an overflow makes all skip. */
-AMPI_FN amp_result ampi_reduce_gradients(amp_model* m) {
+/* Sums gradients over the ranks, in one call for neighbours that are not frozen. */
+AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     const ampi_allocation* grads = &m->blocks[AMPI_BLOCK_GRADS];
     const amp_comm* comm = &m->comm;
     amp_dtype t = ampi_dtype(m->desc.grad_dtype);
+    int i, end;
+    for (i = 0; i < m->param_count; i = end) {
+        char *from = (char*)m->grad_list[i].data, *to = grads->base + grads->bytes;
+        for (end = i; end < m->param_count && m->grad_list[end].count; end++) continue;
+        if (end < m->param_count) to = (char*)m->grad_list[end].data;
+        if (end == i) { end++; continue; }
+        if (comm->all_reduce_sum(from, t, (size_t)(to - from) / ampi_type_size(t), m->exec.stream, comm->user_data)
+            != AMP_OK)
+            return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of the gradients over the ranks failed");
+    }
+    return AMP_OK;
+}
+
+/* Sums the gradients over the ranks; a rank that saw an overflow makes all skip. */
+AMPI_FN amp_result ampi_reduce_gradients(amp_model* m) {
+    const amp_comm* comm = &m->comm;
     float* flag = ampi_loss_value(m, m->loss_count);
     amp_result r;
     if (comm->size == 1) return AMP_OK;
-    if (comm->all_reduce_sum(grads->base, t, grads->bytes / ampi_type_size(t), m->exec.stream, comm->user_data)
-        != AMP_OK)
-        return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of the gradients over the ranks failed");
+    if ((r = ampi_sum_gradients(m)) != AMP_OK) return r;
     r = m->backend->training_check(&m->training, m->grad_list, m->param_count, flag, &m->exec);
     if (r == AMP_OK && comm->all_reduce_sum(flag, AMP_F32, 1, m->exec.stream, comm->user_data) != AMP_OK)
         r = ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of a flag over the ranks failed");
@@ -19785,7 +19880,10 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
     ampi_pass p = ampi_training_pass(m, b->n);
     int last = m->micro + 1 == m->desc.accumulate;
     amp_result r;
-    if (m->micro++ == 0) m->trouble[0] = 0;
+    if (m->micro++ == 0) {
+        m->trouble[0] = 0;
+        ampi_freeze(m);
+    }
     r = m->backend->training_begin(&m->training, 1, &m->exec);
     if (r == AMP_OK) r = ampi_load_inputs(m, b);
     if (r == AMP_OK) r = ampi_load_targets(m, b);
@@ -19808,13 +19906,13 @@ AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const c
         return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model has no parameters", what);
     for (i = 0; i < m->layer_count; i++) {
         const amp_layer* l = &m->nodes[i].layer;
-        if (l->op == AMP_OP_BATCH_NORM && b->n == 1 && l->height == 1 && l->width == 1)
+        if (l->op == AMP_OP_BATCH_NORM && !m->nodes[i].frozen && b->n == 1 && l->height == 1 && l->width == 1)
             return ampi_model_fail(
                 m, AMP_ERR_ARGUMENT,
                 "%s: layer '%s' needs more than one value per channel, but the batch has 1 sample", what,
                 l->name);
     }
-    return AMP_OK;
+    return ampi_check_thawed(m, what);
 }
 
 /* Was a step made that there is something to tell about? A limit of the scaler is told after it. */
@@ -21791,6 +21889,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     memset(stats, 0, (size_t)m->layer_count * sizeof *stats);
     p = ampi_training_pass(m, batch->n);
     p.keep_running = 1;
+    ampi_freeze(m);
     feholdexcept(&floats);
     r = m->backend->training_begin(&m->training, 0, &m->exec);
     if (r == AMP_OK) r = ampi_load_inputs(m, batch);
@@ -21804,7 +21903,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
         int k;
         for (k = 0; k < 2 && r == AMP_OK; k++) {
             int param = k == 0 ? n->weight : n->bias;
-            if (param != AMPI_NONE)
+            if (ampi_weight_grad(m, param))
                 r = ampi_collect(m, &stats[i].weight_gradient, m->params[param].grad,
                                  m->params[param].grad_dtype, m->params[param].count);
         }

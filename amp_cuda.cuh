@@ -368,7 +368,8 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, co
    with amp_batch.on_device they must be ready in the order of the stream. With desc.graph the second step of
    each batch size is captured, the later ones are replayed: rate, loss scale and checkpoints may change between
    steps, desc.stream may not be the legacy default stream, and an amp_comm hook must be fit for capture (NCCL's
-   all-reduce is). A step that ends with AMP_ERR_DEVICE may have been applied; amp_train_read tells. */
+   all-reduce is). A step before which another set of parameters was frozen (see amp_group) waits, and allocates;
+   capturing begins anew. A step that ends with AMP_ERR_DEVICE may have been applied; amp_train_read tells. */
 AMP_DEF const amp_backend* amp_cuda_backend(void);
 
 #ifdef __cplusplus
@@ -558,12 +559,19 @@ AMPI_FN amp_result ampi_cuda_open(amp_cuda* c) {
     return ampi_cuda_open_blas(c);
 }
 
+AMPI_FN void ampi_cuda_drop_records(amp_cuda* c) {
+    int i;
+    for (i = 0; i < c->record_count; i++) if (c->records[i].graph) cudaGraphExecDestroy(c->records[i].graph);
+    memset(c->records, 0, sizeof c->records);
+    c->record_count = 0;
+}
+
 AMP_DEF void amp_cuda_destroy(amp_cuda* c) {
     amp_allocator allocator;
     int i;
     if (!c) return;
     cudaStreamSynchronize(ampi_cuda_stream(&c->exec));
-    for (i = 0; i < c->record_count; i++) if (c->records[i].graph) cudaGraphExecDestroy(c->records[i].graph);
+    ampi_cuda_drop_records(c);
     for (i = 0; i < AMPI_CUDA_SLOTS; i++) {
         if (c->slots[i].data) cudaFreeHost(c->slots[i].data);
         if (c->slots[i].done) cudaEventDestroy(c->slots[i].done);
@@ -3439,6 +3447,7 @@ AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, in
     ampi_cuda_bn q = {};
     amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
+    training = ampi_bn_trains(s, training);
     const size_t n = ampi_area(ampi_area(p.n, p.channels), p.spatial);
     const int running = training ? AMPI_OUT | AMPI_NULL : AMPI_IN;
     const int saved = training ? AMPI_OUT : AMPI_OUT | AMPI_NULL;
@@ -3455,9 +3464,41 @@ AMP_DEF amp_result amp_cuda_batch_norm_forward(const amp_batch_norm_shape* s, in
     q.running_mean = running_mean; q.running_var = running_var;
     q.save_mean = save_mean; q.save_invstd = save_invstd;
     q.xt = ampi_dtype(x_dtype); q.pt = ampi_dtype(param_dtype); q.yt = ampi_dtype(y_dtype);
-    q.training = training != 0;
+    q.training = training;
     return ampi_cuda_launch(exec, op, ampi_k_batch_norm, ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK),
                             AMPI_CUDA_BN_SHARED, q);
+}
+
+/* v = the sums of dy and of dy * (x - mean), for all threads; one of them writes dgamma and dbeta. */
+AMPI_D void ampi_d_bn_sums(const ampi_cuda_bn& s, size_t c, double (&v)[2], double* shared) {
+    const float mean = s.mean[c];
+    v[0] = v[1] = 0.0;
+    ampi_d_bn_walk<2, 1>(s, c, [&](float(&x)[8], float(&g)[8], size_t, size_t) {
+        for (int j = 0; j < 8; j++) x[j] -= mean;
+        v[0] += (double)ampi_d_sum8(g);
+        v[1] += (double)ampi_d_dot8(g, x);      /* beyond the end g is 0, and x - mean finite */
+    });
+    ampi_d_group_sum<AMPI_CUDA_BN_BLOCK>(v, shared);
+    if (threadIdx.x != 0) return;
+    ampi_d_store_one(s.dgamma, s.dpt, c, (float)(v[1] * (double)s.invstd[c]), s.accumulate);
+    ampi_d_store_one(s.dbeta, s.dpt, c, (float)v[0], s.accumulate);
+}
+
+/* With constant statistics: dx = dy * k, and the sums if anybody wants them. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm_frozen(ampi_cuda_bn s) {
+    AMPI_SHARED(double, shared);
+    ampi_cuda_bn only = s;
+    only.x = s.dy;
+    only.xt = s.dyt;
+    for (size_t c = blockIdx.x; c < s.channels; c += gridDim.x) {
+        const float k = s.invstd[c] * ampi_d_load_or(s.gamma, s.pt, c, 1.0f);
+        double v[2];
+        if (s.dgamma || s.dbeta) ampi_d_bn_sums(s, c, v, shared);
+        if (s.y) ampi_d_bn_walk<4, 0>(only, c, [&](float(&g)[8], float(&)[8], size_t i, size_t end) {
+            for (int j = 0; j < 8; j++) g[j] *= k;
+            ampi_d_store8(s.y, s.yt, i, end, g);
+        });
+    }
 }
 
 /* dx = (dy - a - (x - mean) * b) * k, as on the CPU. dx may be dy: a thread reads an eight before it writes it. */
@@ -3466,20 +3507,13 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK, 1) ampi_k_batch_nor
     float* slope = (float*)(shared + AMPI_CUDA_BN_BLOCK / 32 * 2);
     for (size_t c = blockIdx.x; c < s.channels; c += gridDim.x) {
         const float mean = s.mean[c], invstd = s.invstd[c];
-        double v[2] = { 0.0, 0.0 };
-        ampi_d_bn_walk<2, 1>(s, c, [&](float(&x)[8], float(&g)[8], size_t, size_t) {
-            for (int j = 0; j < 8; j++) x[j] -= mean;
-            v[0] += (double)ampi_d_sum8(g);
-            v[1] += (double)ampi_d_dot8(g, x);      /* beyond the end g is 0, and x - mean finite */
-        });
-        ampi_d_group_sum<AMPI_CUDA_BN_BLOCK>(v, shared);
+        double v[2];
+        ampi_d_bn_sums(s, c, v, shared);
         if (threadIdx.x == 0) {
             double count = (double)s.n * (double)s.spatial, dot = v[1] * (double)invstd;
             slope[0] = (float)(v[0] / count);
             slope[1] = (float)(dot * (double)invstd / count);
             slope[2] = invstd * ampi_d_load_or(s.gamma, s.pt, c, 1.0f);
-            ampi_d_store_one(s.dgamma, s.dpt, c, (float)dot, s.accumulate);
-            ampi_d_store_one(s.dbeta, s.dpt, c, (float)v[0], s.accumulate);
         }
         __syncthreads();
         const float a = slope[0], b = slope[1], k = slope[2];
@@ -3517,8 +3551,8 @@ AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, c
     q.xt = ampi_dtype(x_dtype); q.dyt = ampi_dtype(dy_dtype); q.pt = ampi_dtype(param_dtype);
     q.yt = ampi_dtype(dx_dtype); q.dpt = ampi_dtype(dparam_dtype);
     q.accumulate = accumulate != 0;
-    return ampi_cuda_launch(exec, op, ampi_k_batch_norm_backward, ampi_cuda_bn_grid(&p, &q),
-                            dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
+    return ampi_cuda_launch(exec, op, s->frozen ? ampi_k_batch_norm_frozen : ampi_k_batch_norm_backward,
+                            ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
 }
 
 /* --- rows -------------------------------------------------------------------------------- */
@@ -5780,6 +5814,25 @@ AMPI_FN amp_result ampi_cuda_optimizer_take_groups(amp_cuda_optimizer* o, const 
     return r;
 }
 
+/* The gradients of now: a model takes those of frozen parameters away, and gives them back. The kernels that a graph
+   holds know the old list, and the layers' old gradients, so all graphs go with it. */
+AMPI_FN amp_result ampi_cuda_optimizer_take_grads(amp_cuda_optimizer* o, const amp_exec* exec) {
+    static const char place[] = "amp_cuda: training step";
+    const ampi_tensors grads = ampi_grads_of(o->host.params, o->host.count);
+    amp_cuda_tensors* made;
+    amp_result r;
+    int i = 0;
+    while (i < grads.count && o->grads->tensors[i].data == o->host.params[i].grad) i++;
+    if (i == grads.count) return AMP_OK;
+    r = ampi_cuda_make_list(&made, &grads, exec, place);
+    if (r == AMP_OK && (r = ampi_cuda_wait(exec, place)) != AMP_OK) amp_cuda_tensors_destroy(made);
+    if (r != AMP_OK) return r;
+    ampi_cuda_drop_records(ampi_cuda_context(exec));
+    amp_cuda_tensors_destroy(o->grads);
+    o->grads = made;
+    return AMP_OK;
+}
+
 /* Hands over what the host has changed since the last read: a loaded checkpoint, a scale or rate set by hand. */
 AMPI_FN amp_result ampi_cuda_training_write(amp_training* t, const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
@@ -5789,6 +5842,7 @@ AMPI_FN amp_result ampi_cuda_training_write(amp_training* t, const amp_exec* exe
     if (r == AMP_OK && memcmp(&own->optimizer_state, &t->optimizer.state, sizeof own->optimizer_state) != 0)
         r = amp_cuda_optimizer_write(own->optimizer, &t->optimizer.state, exec);
     if (r == AMP_OK) r = ampi_cuda_optimizer_take_groups(own->optimizer, &t->optimizer, exec);
+    if (r == AMP_OK) r = ampi_cuda_optimizer_take_grads(own->optimizer, exec);
     if (r == AMP_OK) ampi_cuda_training_note(t);
     return r;
 }

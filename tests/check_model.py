@@ -58,7 +58,7 @@ class Ours:
     def arrays(self, what):
         f = getattr(self.lib, "shim_model_" + what)
         return [np.ctypeslib.as_array(f(self.m, i), (self.lib.shim_model_param_size(self.m, i),))
-                for i in range(self.lib.shim_model_params(self.m))]
+                for i in range(self.lib.shim_model_params(self.m)) if f(self.m, i)]     # frozen ones have no gradient
 
     def put(self, model):
         ours, theirs = self.arrays("weights"), list(model.parameters())
@@ -109,9 +109,21 @@ class Residual(torch.nn.Module):
         return self.head(torch.relu(self.b3(self.c3(x))).mean((2, 3)))
 
 
+class Frozen(Residual):
+    """As for fine-tuning: every batch norm with constant statistics, the first convolution and its norm not trained."""
+
+    def __init__(self):
+        super().__init__()
+        for layer in (self.c0, self.b0):
+            layer.requires_grad_(False)
+        for norm in (self.b0, self.b1, self.b2, self.b3):
+            norm.eval()
+
+
 # Name, model, input, the longest sum of one output or gradient, layers with arithmetic. LeNet: a weight gradient of the
 # first convolution sums 16 * 28 * 28 products. Residual: 16 * 8 * 8.
-MODELS = [("LeNet-5", LeNet, (1, 32, 32), 12544, 7), ("residual net", Residual, (3, 8, 8), 1024, 10)]
+MODELS = [("LeNet-5", LeNet, (1, 32, 32), 12544, 7), ("residual net", Residual, (3, 8, 8), 1024, 10),
+          ("frozen residual net", Frozen, (3, 8, 8), 1024, 10)]
 
 
 def data_for(shape, seed):
@@ -130,7 +142,7 @@ def theirs(model, x, labels, dtype, autocast=None):
         logits = model(x)
     loss = F.cross_entropy(logits if dtype == torch.float64 else logits.float(), torch.from_numpy(labels).long())
     loss.backward()
-    return loss.item(), [p.grad.double().numpy().ravel() for p in model.parameters()]
+    return loss.item(), [p.grad.double().numpy().ravel() for p in model.parameters() if p.grad is not None]
 
 
 def distance(a, b):
@@ -144,7 +156,7 @@ def distance(a, b):
 def twins(make, seed):
     torch.manual_seed(seed)
     model = make()
-    return model, make().double().requires_grad_(True), model.state_dict()
+    return model, make().double(), model.state_dict()
 
 
 def smooth(which, low):
@@ -234,7 +246,7 @@ def trajectory(lib, which, kind):
 def main():
     torch.set_num_threads(1)
     lib = load(sys.argv[1])
-    for which in (0, 1):
+    for which in range(len(MODELS)):
         gradients(lib, which)
         for kind in (SGD, ADAMW):
             trajectory(lib, which, kind)

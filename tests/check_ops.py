@@ -40,7 +40,7 @@ class Pool(ctypes.Structure):
 
 class BatchNorm(ctypes.Structure):
     _fields_ = [("n", ctypes.c_int), ("channels", ctypes.c_int), ("spatial", ctypes.c_int),
-                ("eps", ctypes.c_float), ("momentum", ctypes.c_float)]
+                ("eps", ctypes.c_float), ("momentum", ctypes.c_float), ("frozen", ctypes.c_int)]
 
 
 def normal(*shape, dtype=F32):
@@ -257,6 +257,16 @@ def test_batch_norm():
             rm_, rv_ = rm.double().view(1, c, 1), rv.double().view(1, c, 1)
             want = (X - rm_) / torch.sqrt(rv_ + 1e-5) * g + b
             check(name + " evaluate", y, want, U * (4 * ((X - rm_) / torch.sqrt(rv_ + 1e-5) * g).abs() + b.abs()))
+            shape.frozen = 1
+            ref = gradients(lambda x, g, b: F.batch_norm(x, rm.to(x.dtype), rv.to(x.dtype), g, b, False, 0.1, 1e-5),
+                            (x, gamma, beta), dy)
+            call("amp_batch_norm_forward", shape, enum(1), x, enum(t), gamma, beta, enum(F32), rm, rv, mean, inv, y, enum(F32), None)
+            call("amp_batch_norm_backward", shape, dy, enum(t), x, enum(t), gamma, enum(F32), mean, inv, dx, enum(t), dg, db,
+                 enum(F32), enum(0), None)
+            check(name + " frozen y", y, want, U * (4 * ((X - rm_) / torch.sqrt(rv_ + 1e-5) * g).abs() + b.abs()))
+            check(name + " frozen dx", dx, ref[1], 4 * U * ref[1].abs(), dtype=t)
+            check(name + " frozen dgamma", dg, ref[2], (D * 4 * U * ((X - rm_) / torch.sqrt(rv_ + 1e-5)).abs()).sum((0, 2)))
+            check(name + " frozen dbeta", db, ref[3], 0 * ref[3])
 
 
 def test_layer_norm():

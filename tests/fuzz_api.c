@@ -355,6 +355,7 @@ static void try_batch_norm(void) {
     s.n = number(1, 4); s.channels = number(1, 5); s.spatial = number(1, 40);
     s.eps = byte() & 1 ? 0.0f : number_f();
     s.momentum = byte() & 1 ? 0.0f : number_f();
+    s.frozen = byte() & 1;
     if (s.n > 0 && s.channels > 0 && s.spatial > 0) count_in((double)s.n * s.channels * s.spatial);
     if (!may_call()) return;
     if (too_large || s.n < 1 || s.channels < 1 || s.spatial < 1) { n = c = 0; }
@@ -788,6 +789,7 @@ static amp_value add_norm(amp_model* m) {
     amp_norm_desc d;
     d.eps = byte() < 200 ? 0.0f : number_f();
     d.momentum = byte() < 200 ? 0.0f : number_f();
+    d.frozen = byte() & 1;
     return byte() & 1 ? amp_batch_norm(m, some_value(), &d) : amp_layer_norm(m, some_value(), &d);
 }
 static amp_value add_loss(amp_model* m) {
@@ -818,8 +820,8 @@ static amp_value add_layer(amp_model* m) {
         case 13: return amp_flatten(m, some_value());
         case 14: amp_autocast_push(m, byte() < 240 ? (amp_dtype)below(4) : type()); return none;
         case 15: if (byte() < 32) amp_autocast_pop(m); return none;
-        case 16: if (byte() < 240) amp_pin(m, some_value(), byte() < 240 ? (amp_dtype)(1 + below(3)) : type());
-                 else amp_group(m, some_value(), number(0, 2));
+        case 16: if (byte() < 128) amp_pin(m, some_value(), byte() < 240 ? (amp_dtype)(1 + below(3)) : type());
+                 else amp_group(m, some_value(), byte() < 240 ? (int)below(2) : number(0, 2));
                  return none;
         default: {
             static const char* const names[] = { "first", "conv2d2", "linear1", "x\n", "a.weight", "\xff", "second" };
@@ -875,7 +877,9 @@ static void run_model(amp_model* m, int max_n) {
     amp_result r;
     int i;
     size_t before = given;
-    for (i = 0; i < 2; i++) {
+    for (i = 0; i < 3; i++) {
+        amp_optimizer* o = amp_model_optimizer(m);
+        if (o && byte() >= 128) o->groups[below(2)].lr = byte() & 1 ? (float)AMP_ZERO : 0.0f;
         some_batch(m, &b, max_n);
         r = amp_train_step(m, &b, byte() & 1 ? &info : NULL);
         if (r != AMP_OK && amp_model_error(m)[0] == 0) give_up("a step failed without a sentence");
@@ -912,7 +916,11 @@ static void try_graph(void) {
     if (byte() >= 200) { some_policy_desc(&precision, white, black); d.precision = precision; }
     if (byte() >= 200) { some_scaler_desc(&scaler); d.scaler = &scaler; }
     if (byte() >= 200) some_optimizer_desc(&d.optimizer, groups);
-    else d.optimizer.kind = (amp_optimizer_kind)below(4);
+    else {
+        d.optimizer.kind = (amp_optimizer_kind)below(4);
+        d.optimizer.groups = groups;
+        d.optimizer.group_count = byte() >= 16 ? 2 : 0;
+    }
     if (byte() >= 200) { d.grad_dtype = type(); d.accumulate = number(0, 3); d.max_replays = number(0, 3); }
     if (d.max_replays > 100) d.max_replays = 100;
     r = amp_model_create(&m, &d);

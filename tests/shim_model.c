@@ -1,4 +1,4 @@
-/* shim_model.c - flat functions over two small models for check_model.py: no structs to mirror. Compiled into one shared
+/* shim_model.c - flat functions over three small models for check_model.py: no structs to mirror. Compiled into one shared
    library with the implementation of amp.h. */
 #include "../amp.h"
 #include <string.h>
@@ -19,19 +19,26 @@ static amp_value shim_lenet(amp_model* m) {
     return amp_linear(m, amp_relu(m, amp_linear(m, x, 84)), 10);
 }
 
-/* A residual net with batch norm on 3x8x8. */
-static amp_value shim_residual(amp_model* m) {
-    amp_value x = amp_input(m, 3, 8, 8), y;
-    x = amp_relu(m, amp_batch_norm(m, shim_conv(m, x, 8, 3, 1, 1, 1), NULL));
-    y = amp_relu(m, amp_batch_norm(m, shim_conv(m, x, 8, 3, 1, 1, 1), NULL));
-    y = amp_batch_norm(m, shim_conv(m, y, 8, 3, 1, 1, 1), NULL);
+/* A residual net with batch norm on 3x8x8. frozen: as for fine-tuning, with all statistics and the first layers frozen. */
+static amp_value shim_residual(amp_model* m, int frozen) {
+    amp_norm_desc n;
+    amp_value x = shim_conv(m, amp_input(m, 3, 8, 8), 8, 3, 1, 1, 1), y;
+    memset(&n, 0, sizeof n);
+    n.frozen = frozen;
+    amp_group(m, x, frozen);
+    x = amp_batch_norm(m, x, &n);
+    amp_group(m, x, frozen);
+    x = amp_relu(m, x);
+    y = amp_relu(m, amp_batch_norm(m, shim_conv(m, x, 8, 3, 1, 1, 1), &n));
+    y = amp_batch_norm(m, shim_conv(m, y, 8, 3, 1, 1, 1), &n);
     x = amp_relu(m, amp_add(m, x, y));
-    x = amp_relu(m, amp_batch_norm(m, shim_conv(m, x, 16, 3, 2, 1, 1), NULL));
+    x = amp_relu(m, amp_batch_norm(m, shim_conv(m, x, 16, 3, 2, 1, 1), &n));
     return amp_linear(m, amp_global_avgpool2d(m, x), 10);
 }
 
-/* which: 0 LeNet-5, 1 the residual net. scale: a static loss scale. NULL if anything is refused. */
+/* which: 0 LeNet-5, 1 the residual net, 2 the same frozen. scale: a static loss scale. NULL if anything is refused. */
 void* shim_model_new(int which, int batch, int level, int low, int optimizer, float lr, float momentum, float weight_decay, float scale) {
+    static const amp_param_group groups[2] = { { 0.0f, 0.0f }, { (float)AMP_ZERO, 0.0f } };
     amp_model_desc d;
     amp_scaler_desc s;
     amp_model* m = NULL;
@@ -42,9 +49,10 @@ void* shim_model_new(int which, int batch, int level, int low, int optimizer, fl
     d.precision.level = (amp_level)level; d.precision.low_dtype = (amp_dtype)low;
     d.optimizer.kind = (amp_optimizer_kind)optimizer; d.optimizer.lr = lr; d.optimizer.momentum = momentum;
     d.optimizer.weight_decay = weight_decay;
+    d.optimizer.groups = groups; d.optimizer.group_count = 2;
     d.logger.log = amp_log_stderr;
     if (amp_model_create(&m, &d) != AMP_OK) return NULL;
-    amp_softmax_cross_entropy(m, which ? shim_residual(m) : shim_lenet(m), NULL);
+    amp_softmax_cross_entropy(m, which ? shim_residual(m, which == 2) : shim_lenet(m), NULL);
     if (amp_model_finalize(m) == AMP_OK) return m;
     amp_model_destroy(m);
     return NULL;

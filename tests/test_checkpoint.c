@@ -1347,6 +1347,43 @@ static void test_load_weights_types(void) {
 
 /* --- a loop of the caller's ---------------------------------------------------------------- */
 
+/* Frozen batch norm trains otherwise: as a checkpoint it is another model, while weights and statistics fit it. */
+static amp_model* make_norm(int frozen, amp_value* v) {
+    amp_model_desc d;
+    amp_norm_desc n;
+    amp_model* m = NULL;
+    memset(&d, 0, sizeof d);
+    memset(&n, 0, sizeof n);
+    d.batch = 4; n.frozen = frozen;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    *v = amp_batch_norm(m, amp_input(m, 3, 2, 2), &n);
+    amp_mse(m, *v, NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    return m;
+}
+static void test_frozen_norm(void) {
+    const char* path = in_folder("norm.safetensors");
+    amp_value v;
+    amp_model *usual_norm = make_norm(0, &v), *frozen = make_norm(1, &v), *other = make_norm(1, &v);
+    float x[48], out[3][48];
+    amp_batch b;
+    int i, count = 0;
+    for (i = 0; i < 48; i++) x[i] = 3.0f + test_uniform() * (float)(i % 7);
+    memset(&b, 0, sizeof b);
+    b.n = 4; b.inputs[0] = x; b.targets[0] = x;
+    for (i = 0; i < 3; i++) CHECK(amp_train_step(usual_norm, &b, NULL) == AMP_OK);
+    CHECK(amp_checkpoint_save(usual_norm, path) == AMP_OK);
+    CHECK(amp_checkpoint_load(frozen, path) == AMP_ERR_FORMAT);
+    CHECK(amp_checkpoint_load_weights(frozen, path, &count) == AMP_OK && count == 4);
+    CHECK(amp_predict(usual_norm, &b, v, out[0]) == AMP_OK && amp_predict(frozen, &b, v, out[1]) == AMP_OK);
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
+    CHECK(amp_train_step(frozen, &b, NULL) == AMP_OK && amp_checkpoint_save(frozen, path) == AMP_OK);
+    CHECK(amp_checkpoint_load(usual_norm, path) == AMP_ERR_FORMAT && amp_checkpoint_load(other, path) == AMP_OK);
+    CHECK(amp_predict(frozen, &b, v, out[1]) == AMP_OK && amp_predict(other, &b, v, out[2]) == AMP_OK);
+    CHECK(memcmp(out[2], out[1], sizeof out[0]) == 0 && memcmp(out[0], out[1], sizeof out[0]) != 0);
+    amp_model_destroy(usual_norm); amp_model_destroy(frozen); amp_model_destroy(other);
+}
+
 /* Three parameters: a master with a half copy, half alone, and a frozen one without moments; beside them a running mean. */
 enum { LOOP = 37 };
 typedef struct own_loop {
@@ -1577,6 +1614,7 @@ int main(void) {
     TEST(test_model_failures);
     TEST(test_load_weights);
     TEST(test_load_weights_types);
+    TEST(test_frozen_norm);
     TEST(test_own_loop);
     TEST(test_own_loop_refusals);
     TEST(test_own_loop_memory);

@@ -898,6 +898,7 @@ static void pool_of(amp_model* m, amp_value x, int kernel, int stride, int paddi
 }
 static void norm_of(amp_model* m, amp_value x, float eps, float momentum) {
     amp_norm_desc d;
+    memset(&d, 0, sizeof d);
     d.eps = eps; d.momentum = momentum;
     amp_batch_norm(m, x, &d);
 }

@@ -300,6 +300,11 @@ static void check_special_norms(amp_dtype t, size_t n, size_t turn) {
     CHECK(amp_batch_norm_backward(&s, dy.p, t, x.p, t, NULL, AMP_F32, stats, stats + 1, dx.p, t, stats + 2, stats + 3,
                                   AMP_F32, 0, NULL) == AMP_OK);
     settle(&y); settle(&dx);
+    dx = special_buffer(t, 2 * n, 0);
+    s.frozen = 1;
+    CHECK(amp_batch_norm_backward(&s, dy.p, t, x.p, t, NULL, AMP_F32, stats, stats + 1, dx.p, t, NULL, NULL, AMP_F32, 0,
+                                  NULL) == AMP_OK);
+    settle(&dx);
     y = special_buffer(t, 2 * n, 0); dx = special_buffer(t, 2 * n, 0);
     CHECK(amp_layer_norm_forward(x.p, t, stats, stats + n, AMP_F32, 0, stats + 2 * n, stats + 2 * n + 2, y.p, t, 2, n,
                                  NULL) == AMP_OK);
@@ -779,9 +784,64 @@ static void test_batch_norm(void) {
     check_batch_norm(AMP_F32, AMP_F32, 300, 3, 1, -3000);
 }
 
+/* Frozen: the forward pass is that of evaluation and moves nothing; dx is two products, to the bit; the sums are those
+   of the training form with the same statistics. x and dy have types of their own. */
+static void check_frozen_norm(amp_dtype xt, amp_dtype t, amp_dtype pt, int n, int c, int s) {
+    amp_batch_norm_shape shape;
+    const size_t C = (size_t)c, S = (size_t)s, count = (size_t)n * C * S, bytes = count * amp_dtype_size(t);
+    buffer x = random_buffer(xt, count, 2), dy = special_buffer(t, count, 1), y = make(xt, count), y1 = make(xt, count);
+    buffer gamma = random_buffer(pt, C, 1), beta = random_buffer(pt, C, 1), rm = random_buffer(AMP_F32, C, 1);
+    buffer rv = random_buffer(AMP_F32, C, 1), m0 = make(AMP_F32, C), v0 = make(AMP_F32, C), mean = make(AMP_F32, C);
+    buffer inv = make(AMP_F32, C), dg = random_buffer(pt, C, 1), db = random_buffer(pt, C, 1), g1 = make(pt, C);
+    buffer b1 = make(pt, C), dx = make(t, count), want = make(t, count);
+    float *M = (float*)mean.p, *I = (float*)inv.p, *R = (float*)rm.p, *V = (float*)rv.p;
+    size_t i, pb = C * amp_dtype_size(pt);
+    int k;
+    memset(&shape, 0, sizeof shape);
+    shape.n = n; shape.channels = c; shape.spatial = s; shape.momentum = 0.25f;
+    for (i = 0; i < C; i++) put(&rv, i, fabs(get(&rv, i)) + 0.1);
+    memcpy(m0.p, R, C * 4); memcpy(v0.p, V, C * 4); memcpy(g1.p, dg.p, pb); memcpy(b1.p, db.p, pb);
+    CHECK(amp_batch_norm_forward(&shape, 0, x.p, xt, gamma.p, beta.p, pt, R, V, M, I, y1.p, xt, NULL) == AMP_OK);
+    for (i = 0; i < C; i++) CHECK(get(&mean, i) == get(&m0, i));
+    if (n * s > 1)
+        CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, xt, gamma.p, pt, M, I, NULL, t, g1.p, b1.p, pt, 1, NULL)
+              == AMP_OK);
+    shape.frozen = 1;
+    for (k = 0; k < 2; k++) {
+        memset(M, 1, C * 4); memset(I, 1, C * 4);
+        CHECK(amp_batch_norm_forward(&shape, k, x.p, xt, gamma.p, beta.p, pt, R, V, M, I, y.p, xt, NULL) == AMP_OK);
+        CHECK(memcmp(y.p, y1.p, count * amp_dtype_size(xt)) == 0 && memcmp(M, m0.p, C * 4) == 0);
+        CHECK(memcmp(R, m0.p, C * 4) == 0 && memcmp(V, v0.p, C * 4) == 0);
+    }
+    for (i = 0; i < count; i++) {
+        size_t ch = i / S % C;
+        float factor = (float)get(&gamma, ch) * I[ch];
+        put(&want, i, (double)((float)get(&dy, i) * factor));
+    }
+    CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, xt, gamma.p, pt, M, I, dx.p, t, dg.p, db.p, pt, 1, NULL) == AMP_OK);
+    CHECK_MSG(memcmp(dx.p, want.p, bytes) == 0, "%dx%dx%d %s", n, c, s, amp_dtype_name(t));
+    if (n * s > 1) CHECK(memcmp(dg.p, g1.p, pb) == 0 && memcmp(db.p, b1.p, pb) == 0);
+    CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, xt, gamma.p, pt, M, I, dy.p, t, NULL, NULL, pt, 0, NULL) == AMP_OK);
+    CHECK(memcmp(dy.p, want.p, bytes) == 0);
+    dy.p = dy.block + GUARD;
+    finish(&x); finish(&dy); finish(&y); finish(&y1); finish(&gamma); finish(&beta); finish(&rm); finish(&rv);
+    finish(&m0); finish(&v0); finish(&mean); finish(&inv); finish(&dg); finish(&db); finish(&g1); finish(&b1);
+    finish(&dx); finish(&want);
+}
+
+static void test_frozen_norm(void) {
+    static const int shapes[11][3] = { { 1, 3, 1 },   { 70, 19, 1 }, { 3, 16, 1 },    { 3, 2, 144 }, { 5, 3, 7 }, { 4, 2, 16 },
+                                      { 3, 2, 100 }, { 2, 2, 1030 }, { 2, 3, 2064 }, { 1, 3, 2 },   { 130, 2, 9 } };
+    int a, b, s;
+    for (a = 0; a < 3; a++)
+        for (b = 0; b < 3; b++)
+            for (s = 0; s < 11; s++)
+                check_frozen_norm(types[a], types[b], types[(a + s) % 3], shapes[s][0], shapes[s][1], shapes[s][2]);
+}
+
 /* A difference from the mean that is no float any more is infinite, and so is the variance. */
 static void test_norm_overflow(void) {
-    static const amp_batch_norm_shape shapes[2] = { { 2, 2, 128, 0, 0 }, { 64, 8, 1, 0, 0 } };
+    static const amp_batch_norm_shape shapes[2] = { { 2, 2, 128, 0, 0, 0 }, { 64, 8, 1, 0, 0, 0 } };
     int t, i, k;
     for (t = 0; t < 3; t += 2) {
         buffer x = make(types[t], 512), y = make(types[t], 512), mean = make(AMP_F32, 8), inv = make(AMP_F32, 8);
@@ -1365,6 +1425,7 @@ static void run_all(void) {
     TEST(test_add);
     TEST(test_concat);
     TEST(test_batch_norm);
+    TEST(test_frozen_norm);
     TEST(test_norm_overflow);
     TEST(test_layer_norm);
     TEST(test_sum_order);

@@ -1209,6 +1209,336 @@ static void test_every_isa(void) {
     if (!tried) TEST_SKIP("bits of instruction sets: this machine has only one");
 }
 
+/* --- fine-tuning: what is frozen --------------------------------------------------------------------------------- */
+
+/* A residual backbone in two parts, each a group, and a head. Its parameters: 0..3 stem, 4..5 block, 6..9 head. */
+enum { STEM = 0, BLOCK = 4, HEAD = 6, ALL = 10, FEATURES = 4 * SIDE * SIDE };
+static amp_param_group tune_groups[3];
+static amp_value add_head(amp_model* m, amp_value x, int group) {
+    amp_value y = amp_linear(m, x, 16);
+    amp_group(m, y, group);
+    y = amp_linear(m, amp_sigmoid(m, y), CLASSES);
+    amp_group(m, y, group);
+    amp_softmax_cross_entropy(m, y, NULL);
+    return y;
+}
+static amp_model* make_backbone(amp_model_desc d, int frozen_norm, amp_value* features) {
+    amp_model* m = NULL;
+    amp_conv2d_desc c;
+    amp_norm_desc n;
+    amp_value x, y;
+    memset(&c, 0, sizeof c);
+    memset(&n, 0, sizeof n);
+    c.out_channels = 4; c.kernel = 3; c.padding = 1;
+    n.frozen = frozen_norm;
+    d.optimizer.groups = tune_groups; d.optimizer.group_count = 3;
+    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    x = amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), &c);
+    amp_group(m, x, 0);
+    x = amp_batch_norm(m, x, &n);
+    amp_group(m, x, 0);
+    x = amp_relu(m, x);
+    y = amp_conv2d(m, x, &c);
+    amp_group(m, y, 1);
+    *features = amp_relu(m, amp_add(m, y, x));
+    add_head(m, *features, 2);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    return m;
+}
+static amp_model* make_head(amp_model_desc d) {
+    amp_model* m = NULL;
+    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    add_head(m, amp_input(m, 4, SIDE, SIDE), 0);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    return m;
+}
+static void freeze_groups(amp_model* m, int stem, int block) {
+    amp_model_optimizer(m)->groups[0].lr = stem ? (float)AMP_ZERO : 0.0f;
+    amp_model_optimizer(m)->groups[1].lr = block ? (float)AMP_ZERO : 0.0f;
+}
+/* Copies `count` parameters of a, from `from` on, over those of b. */
+static void give_params(amp_model* a, int from, amp_model* b, int to, int count) {
+    float values[FEATURES * 16];
+    int i;
+    for (i = 0; i < count; i++) {
+        CHECK(amp_model_read_param(a, &amp_model_params(a, NULL)[from + i], values) == AMP_OK);
+        CHECK(amp_model_write_param(b, &amp_model_params(b, NULL)[to + i], values) == AMP_OK);
+    }
+}
+static int same_params(amp_model* a, int from, amp_model* b, int to, int count) {
+    float x[FEATURES * 16], y[FEATURES * 16];
+    int i, equal = 1;
+    for (i = 0; i < count; i++) {
+        const amp_param *p = &amp_model_params(a, NULL)[from + i], *q = &amp_model_params(b, NULL)[to + i];
+        CHECK(p->count == q->count && amp_model_read_param(a, p, x) == AMP_OK && amp_model_read_param(b, q, y) == AMP_OK);
+        equal = equal && memcmp(x, y, p->count * sizeof *x) == 0;
+    }
+    return equal;
+}
+static int grads_given(const amp_model* m, int from, int count) {
+    const amp_param* p = amp_model_params((amp_model*)m, NULL) + from;
+    int i, given = 0;
+    for (i = 0; i < count; i++) given += p[i].grad != NULL;
+    return given;
+}
+
+/* A frozen backbone is as good as none: its features, fed to a model that is the head alone, train that head to the same
+   bits, with the same norm, clipping, loss and scale. Nothing is written where its gradients were. */
+static void compare_with_head(amp_level level, amp_dtype low, amp_optimizer_kind kind) {
+    static float features[SAMPLES * FEATURES], before[SAMPLES * FEATURES];
+    amp_model_desc d = toy_desc(8, level, low);
+    amp_model *whole, *head, *start;
+    amp_value f, ignored;
+    void* grads[HEAD];
+    int i, k;
+    d.optimizer.kind = kind; d.optimizer.lr = 0.02f; d.optimizer.clip_norm = 0.5f; d.optimizer.weight_decay = 0.01f;
+    if (kind != AMP_SGD) d.optimizer.momentum = 0.0f;
+    if (level == AMP_O3) d.grad_dtype = low;
+    whole = make_backbone(d, 1, &f);
+    start = make_backbone(d, 1, &ignored);
+    head = make_head(d);
+    give_params(whole, HEAD, head, 0, ALL - HEAD);
+    for (i = 0; i < HEAD; i++) {
+        const amp_param* p = &amp_model_params(whole, NULL)[i];
+        grads[i] = p->grad;
+        memset(p->grad, 0x5a, p->count * amp_dtype_size(p->grad_dtype));
+    }
+    freeze_groups(whole, 1, 1);
+    for (i = 0; i < 6; i++) {
+        amp_batch b = batch_of(i * 8 % SAMPLES, 8), h = b;
+        amp_step_info one, other;
+        CHECK(amp_predict(whole, &b, f, features) == AMP_OK);
+        if (i == 0) memcpy(before, features, 8 * FEATURES * sizeof *before);
+        h.inputs[0] = features;
+        CHECK_MSG(amp_train_step(whole, &b, &one) == AMP_OK, "%s", amp_model_error(whole));
+        CHECK_MSG(amp_train_step(head, &h, &other) == AMP_OK, "%s", amp_model_error(head));
+        CHECK_MSG(memcmp(&one.grad_norm, &other.grad_norm, sizeof one.grad_norm) == 0 && one.loss == other.loss
+                  && one.outcome == other.outcome && one.scale_after == other.scale_after, "O%d %s %d: %g %g", (int)level,
+                  amp_dtype_name(low), i, one.grad_norm, other.grad_norm);
+        CHECK(same_params(whole, HEAD, head, 0, ALL - HEAD));
+        CHECK(grads_given(whole, 0, HEAD) == 0 && grads_given(whole, HEAD, ALL - HEAD) == ALL - HEAD);
+    }
+    CHECK(amp_model_optimizer(whole)->state.step > 0 && !same_params(whole, HEAD, start, HEAD, ALL - HEAD));
+    CHECK(same_params(whole, 0, start, 0, HEAD));
+    CHECK(amp_optimizer_zero_grad(amp_model_optimizer(whole)) == AMP_OK);
+    for (i = 0; i < HEAD; i++) {
+        const amp_param* p = &amp_model_params(whole, NULL)[i];
+        for (k = 0; k < (int)(p->count * amp_dtype_size(p->grad_dtype)); k++) CHECK(((unsigned char*)grads[i])[k] == 0x5a);
+        for (k = 0; p->m && k < (int)p->count; k++) CHECK(p->m[k] == 0.0f);
+    }
+    {   /* running statistics: the features are those of the beginning */
+        amp_batch b = batch_of(0, 8);
+        CHECK(amp_predict(whole, &b, f, features) == AMP_OK && memcmp(features, before, 8 * FEATURES * 4) == 0);
+    }
+    amp_model_destroy(whole); amp_model_destroy(start); amp_model_destroy(head);
+}
+static void test_frozen_backbone_is_absent(void) {
+    static const amp_optimizer_kind kinds[] = { AMP_SGD, AMP_ADAMW, AMP_LAMB };
+    int level, low, k;
+    for (level = 0; level <= 3; level++)
+        for (low = AMP_F16; low <= AMP_BF16; low++)
+            for (k = 0; k < 3; k++) compare_with_head((amp_level)level, (amp_dtype)low, kinds[k]);
+}
+
+/* What trains below a frozen layer is reached through it: the first step is the same whether that layer is frozen or not.
+   What lies beneath a layer that trains, and is frozen, stays. Unfreezing gives the gradients back, where they were. */
+static void test_freezing_by_hand(void) {
+    amp_model_desc d = toy_desc(8, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_value f;
+    amp_model *a, *b, *c;
+    amp_batch batch = batch_of(0, 8), next = batch_of(8, 8);
+    amp_step_info info, all;
+    void* grads[ALL];
+    int i;
+    d.optimizer.momentum = 0.0f;
+    a = make_backbone(d, 1, &f); b = make_backbone(d, 1, &f); c = make_backbone(d, 1, &f);
+    for (i = 0; i < ALL; i++) grads[i] = amp_model_params(a, NULL)[i].grad;
+    freeze_groups(a, 0, 1);
+    CHECK(amp_train_step(a, &batch, &info) == AMP_OK && amp_train_step(b, &batch, &all) == AMP_OK);
+    CHECK(same_params(a, STEM, b, STEM, BLOCK) && same_params(a, HEAD, b, HEAD, ALL - HEAD));
+    CHECK(same_params(a, BLOCK, c, BLOCK, HEAD - BLOCK) && !same_params(b, BLOCK, c, BLOCK, HEAD - BLOCK));
+    CHECK(info.grad_norm < all.grad_norm && grads_given(a, BLOCK, HEAD - BLOCK) == 0 && grads_given(a, 0, ALL) == 8);
+    freeze_groups(a, 1, 0);
+    give_params(a, 0, c, 0, ALL);
+    CHECK(amp_train_step(a, &next, &info) == AMP_OK && amp_train_step(c, &next, &all) == AMP_OK);
+    CHECK(same_params(a, BLOCK, c, BLOCK, ALL - BLOCK) && !same_params(a, STEM, c, STEM, BLOCK));
+    freeze_groups(a, 0, 0);
+    give_params(a, 0, c, 0, ALL);
+    CHECK(amp_train_step(a, &batch, &info) == AMP_OK && amp_train_step(c, &batch, &all) == AMP_OK);
+    CHECK(same_params(a, 0, c, 0, ALL) && info.grad_norm == all.grad_norm);
+    for (i = 0; i < ALL; i++) CHECK(amp_model_params(a, NULL)[i].grad == grads[i]);
+    /* all of them: as ever, but the weights stay */
+    freeze_groups(a, 1, 1); freeze_groups(b, 0, 0);
+    amp_model_optimizer(a)->groups[2].lr = (float)AMP_ZERO;
+    give_params(a, 0, b, 0, ALL);
+    CHECK(amp_train_step(a, &next, &info) == AMP_OK && amp_train_step(b, &next, &all) == AMP_OK);
+    CHECK(info.outcome == AMP_STEP_APPLIED && info.step == 4 && info.grad_norm == all.grad_norm && grads_given(a, 0, ALL) == ALL);
+    CHECK(same_params(a, 0, c, 0, ALL) && !same_params(a, 0, b, 0, ALL));
+    amp_model_destroy(a); amp_model_destroy(b); amp_model_destroy(c);
+}
+
+/* Within a step of micro-batches: what was frozen at its beginning has no gradient, so it stays frozen to its end; what is
+   frozen then counts from the next step on. */
+static void test_freezing_in_a_window(void) {
+    amp_model_desc d = toy_desc(4, AMP_O2, AMP_F16);
+    amp_value f;
+    amp_model *m, *start;
+    amp_batch b = batch_of(0, 4);
+    amp_step_info info;
+    d.accumulate = 3;
+    m = make_backbone(d, 1, &f); start = make_backbone(d, 1, &f);
+    freeze_groups(m, 1, 1);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_ACCUMULATED);
+    freeze_groups(m, 1, 0);
+    CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE);
+    CHECK_MSG(strstr(amp_model_error(m), "'conv2d2.weight' was frozen") && strstr(amp_model_error(m), "group 1"), "%s",
+              amp_model_error(m));
+    freeze_groups(m, 1, 1);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_ACCUMULATED);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED && info.step == 1);
+    CHECK(same_params(m, 0, start, 0, HEAD));
+    freeze_groups(m, 0, 0);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_ACCUMULATED && grads_given(m, 0, ALL) == ALL);
+    freeze_groups(m, 1, 1);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && grads_given(m, 0, ALL) == ALL);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED && same_params(m, 0, start, 0, HEAD));
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && grads_given(m, 0, ALL) == ALL - HEAD);
+    amp_model_destroy(m); amp_model_destroy(start);
+}
+
+/* An overflow is named among those that have gradients, and a skipped step of a frozen batch norm leaves no trace. */
+static void test_frozen_overflow(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_scaler_desc s = huge_scale();
+    amp_layer_stats stats[16];
+    amp_value f;
+    amp_model* m;
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    int i;
+    d.scaler = &s;
+    d.max_replays = 60;
+    m = make_backbone(d, 1, &f);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.attempts > 1);
+    freeze_groups(m, 1, 1);
+    CHECK(amp_scaler_set_scale(amp_model_scaler(m), 1e12f) == AMP_OK);
+    CHECK_MSG(amp_train_step(m, &b, &info) == AMP_OK && info.attempts > 1 && info.outcome == AMP_STEP_APPLIED, "%d %s",
+              info.attempts, info.message);
+    CHECK(amp_model_stats(m, &b, stats, 16) == AMP_OK);
+    for (i = 0; i < amp_model_layer_count(m); i++) {
+        const amp_layer* l = amp_model_layer(m, i);
+        int head = i > amp_model_layer_of(m, f), loss = l->op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
+        CHECK_MSG((stats[i].output_gradient.count > 0) == (head && !loss) && (stats[i].output.count > 0) == !loss
+                  && (stats[i].weight_gradient.count > 0) == (l->op == AMP_OP_LINEAR), "%s", l->name);
+    }
+    amp_model_destroy(m);
+    d.max_replays = 0;
+    m = make_backbone(d, 1, &f);
+    freeze_groups(m, 1, 1);
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+    CHECK_MSG(strncmp(info.overflow.first_name, "linear", 6) == 0 && info.overflow.first_tensor >= HEAD, "%s",
+              info.overflow.first_name);
+    amp_model_destroy(m);
+}
+
+/* Frozen batch norm alone: gamma and beta train, one value per channel is enough, and what a step sees is what evaluation
+   sees. Without `frozen` neither holds. */
+static void test_frozen_norm_trains(void) {
+    amp_model_desc d = toy_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
+    static const float x[8] = { 1, -2, 3, 4, -5, 6, 7, -8 };
+    amp_batch b;
+    int frozen;
+    memset(&b, 0, sizeof b);
+    b.inputs[0] = x; b.targets[0] = x;
+    for (frozen = 0; frozen < 2; frozen++) {
+        amp_model* m = NULL;
+        amp_norm_desc n;
+        amp_step_info info;
+        amp_eval_info eval;
+        amp_value v;
+        float out[8], gamma[2];
+        memset(&n, 0, sizeof n);
+        n.frozen = frozen;
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        v = amp_batch_norm(m, amp_input(m, 2, 1, 1), &n);
+        amp_mse(m, v, NULL);
+        CHECK(amp_model_finalize(m) == AMP_OK);
+        b.n = 4;
+        CHECK(amp_evaluate(m, &b, &eval) == AMP_OK && amp_train_step(m, &b, &info) == AMP_OK);
+        CHECK((info.loss == eval.loss) == frozen);
+        CHECK(amp_model_read_param(m, amp_model_find_param(m, "batch_norm1.weight"), gamma) == AMP_OK && gamma[0] != 1.0f);
+        b.n = 1;
+        CHECK(amp_train_step(m, &b, &info) == (frozen ? AMP_OK : AMP_ERR_ARGUMENT));
+        /* running mean 0 and variance 1 still: y(0) is beta, y(1) - y(0) nearly gamma */
+        CHECK(amp_predict(m, &b, v, out) == AMP_OK);
+        CHECK(amp_model_read_param(m, amp_model_find_param(m, "batch_norm1.weight"), gamma) == AMP_OK);
+        {
+            static const float zero[2] = { 0, 0 };
+            float at_zero[2], beta[2];
+            amp_batch z = b;
+            z.inputs[0] = zero;
+            CHECK(amp_model_read_param(m, amp_model_find_param(m, "batch_norm1.bias"), beta) == AMP_OK);
+            CHECK(amp_predict(m, &z, v, at_zero) == AMP_OK);
+            CHECK((at_zero[0] == beta[0]) == frozen);
+        }
+        amp_model_destroy(m);
+    }
+}
+
+/* Ranks sum what has a gradient, and nothing else. */
+typedef struct heard_sums { int calls; size_t floats; const char *from[8], *to[8]; amp_comm comm; } heard_sums;
+static amp_result listen_sum(void* data, amp_dtype t, size_t n, void* stream, void* user) {
+    heard_sums* h = (heard_sums*)user;
+    (void)stream;
+    if (h->calls < 8) {
+        h->from[h->calls] = (const char*)data;
+        h->to[h->calls] = (const char*)data + n * amp_dtype_size(t);
+    }
+    h->calls++;
+    return AMP_OK;
+}
+/* How many gradients from `first` on one of the calls has covered, and how many one has touched. */
+static void sums_over(const heard_sums* h, void* const* grads, amp_model* m, int first, int count, int* whole, int* touched) {
+    int i, k;
+    *whole = *touched = 0;
+    for (i = first; i < first + count; i++) {
+        const char *p = (const char*)grads[i], *end = p + amp_model_params(m, NULL)[i].count * 4;
+        for (k = 0; k < h->calls; k++) {
+            *whole += h->from[k] <= p && end <= h->to[k];
+            *touched += h->from[k] < end && p < h->to[k];
+        }
+    }
+}
+static void test_frozen_ranks(void) {
+    amp_model_desc d = toy_desc(8, AMP_O0, AMP_DTYPE_DEFAULT);
+    static heard_sums h;
+    amp_value f;
+    amp_model* m;
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    void* grads[ALL];
+    int i, whole, touched;
+    memset(&h, 0, sizeof h);
+    h.comm.all_reduce_sum = listen_sum; h.comm.size = 2; h.comm.user_data = &h;
+    d.comm = &h.comm;
+    m = make_backbone(d, 1, &f);
+    for (i = 0; i < ALL; i++) grads[i] = amp_model_params(m, NULL)[i].grad;
+    for (i = 0; i < 3; i++) {
+        static const int frozen[3][2] = { { 0, 0 }, { 0, 1 }, { 1, 1 } };
+        h.calls = 0;
+        freeze_groups(m, frozen[i][0], frozen[i][1]);
+        CHECK_MSG(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED, "%s", amp_model_error(m));
+        CHECK(h.calls == (i == 1 ? 3 : 2));     /* with the flag */
+        sums_over(&h, grads, m, HEAD, ALL - HEAD, &whole, &touched);
+        CHECK(whole == ALL - HEAD && touched == ALL - HEAD);
+        sums_over(&h, grads, m, STEM, BLOCK, &whole, &touched);
+        CHECK(whole == (frozen[i][0] ? 0 : BLOCK) && touched == whole);
+        sums_over(&h, grads, m, BLOCK, HEAD - BLOCK, &whole, &touched);
+        CHECK(whole == (frozen[i][1] ? 0 : HEAD - BLOCK) && touched == whole);
+    }
+    amp_model_destroy(m);
+}
+
 /* --- AMP_SUMS_FAST ----------------------------------------------------------------------------------------------- */
 
 /* Trains a dense net on all pictures, twice over in a batch, and returns its loss; weights: where its weights begin and
@@ -1445,6 +1775,12 @@ int main(void) {
     TEST(test_seeds);
     TEST(test_two_models_interleaved);
     TEST(test_every_isa);
+    TEST(test_frozen_backbone_is_absent);
+    TEST(test_freezing_by_hand);
+    TEST(test_freezing_in_a_window);
+    TEST(test_frozen_overflow);
+    TEST(test_frozen_norm_trains);
+    TEST(test_frozen_ranks);
     TEST(test_fast_sums_train);
     TEST(test_no_allocation_in_steps);
     TEST(test_reading_parameters);

@@ -526,6 +526,95 @@ static void test_group_rates() {
     }
 }
 
+/* Frozen groups: a stem with a frozen batch norm, then two dense layers, each in a group of its own. */
+static void build_tuned(amp_model* m) {
+    amp_conv2d_desc c = {};
+    amp_norm_desc frozen = {};
+    c.out_channels = 3;
+    c.kernel = 5;
+    c.stride = 4;
+    frozen.frozen = 1;
+    amp_value x = amp_conv2d(m, amp_input(m, 1, SIDE, SIDE), &c), y = amp_batch_norm(m, x, &frozen);
+    amp_group(m, x, 1);
+    amp_group(m, y, 1);
+    x = amp_linear(m, amp_relu(m, y), 20);
+    amp_group(m, x, 2);
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, x), CLASSES), NULL);
+}
+/* As the CPU does it: frozen weights stay, the norm is that of the others, and their gradients are back after it. With
+   `launches`: kernels of an unfrozen step, a frozen one, and a replayed one. */
+static std::string train_tuned(const amp_backend* backend, int graph, amp_optimizer_kind kind, int accumulate, double norms[9],
+                               long launches[3]) {
+    amp_param_group groups[3] = {};
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    d.optimizer.kind = kind;
+    if (kind != AMP_SGD) d.optimizer.momentum = 0.0f;
+    d.optimizer.groups = groups;
+    d.optimizer.group_count = 3;
+    d.optimizer.clip_norm = 0.5f;
+    d.accumulate = accumulate;
+    amp_model* m = make(d, build_tuned, backend, graph);
+    if (!m) return std::string();
+    int count;
+    amp_param* p = amp_model_params(m, &count);
+    std::vector<float> start = weights(m);
+    const size_t stem = p[0].count + p[1].count + p[2].count + p[3].count;
+    for (int i = 0; i < 9; i++) {      /* three steps each: stem frozen, all free, stem and first dense layer frozen */
+        amp_step_info info;
+        amp_batch b = batch_of(i % 2 * 8, 8);
+        amp_optimizer* o = amp_model_optimizer(m);
+        const int frozen = i / 3 == 0 ? 4 : i / 3 == 1 ? 0 : 6;
+        o->groups[1].lr = frozen >= 4 ? (float)AMP_ZERO : 0.0f;
+        o->groups[2].lr = frozen >= 6 ? (float)AMP_ZERO : 0.0f;
+        const long before = emu_launch_count();
+        for (int k = 0; k < accumulate; k++) CHECK_MSG(amp_train_step(m, &b, &info) == AMP_OK, "%s", amp_model_error(m));
+        if (launches && i > 2 && (i % 3 == 0 || i == 8)) launches[i == 3 ? 0 : i == 6 ? 1 : 2] = emu_launch_count() - before;
+        CHECK(info.outcome == AMP_STEP_APPLIED);
+        norms[i] = info.grad_norm;
+        for (int k = 0; k < count; k++) CHECK((p[k].grad == NULL) == (k < frozen));
+        if (i == 2) CHECK(memcmp(weights(m).data(), start.data(), stem * sizeof(float)) == 0);
+    }
+    CHECK(memcmp(weights(m).data(), start.data(), stem * sizeof(float)) != 0);
+    std::string all = state_of(m);
+    amp_model_destroy(m);
+    return all;
+}
+static void test_frozen_groups() {
+    for (amp_optimizer_kind kind : { AMP_SGD, AMP_ADAMW, AMP_LAMB })
+        for (int accumulate : { 1, 2 }) {
+            double cpu[9], eager[9], replayed[9];
+            long launches[3] = {}, recorded[3] = {};
+            train_tuned(NULL, 0, kind, accumulate, cpu, NULL);
+            std::string a = train_tuned(amp_cuda_backend(), 0, kind, accumulate, eager, launches);
+            std::string b = train_tuned(amp_cuda_backend(), 1, kind, accumulate, replayed, recorded);
+            CHECK(a == b && memcmp(eager, replayed, sizeof eager) == 0);
+            for (int i = 0; i < 9; i++)
+                CHECK_MSG(fabs(cpu[i] / eager[i] - 1) < 0.02, "step %d: norm %g, on the CPU %g", i, eager[i], cpu[i]);
+            CHECK_MSG(!emulated || (launches[0] >= launches[1] + 4 * accumulate && launches[2] == launches[1]
+                                    && recorded[2] == accumulate),
+                      "%ld %ld %ld launches, %ld in graphs", launches[0], launches[1], launches[2], recorded[2]);
+        }
+}
+/* Unfreezing within a step of micro-batches is refused. */
+static void test_frozen_window() {
+    amp_param_group groups[3] = {};
+    amp_model_desc d = desc_of(AMP_O1, AMP_BF16);
+    d.optimizer.groups = groups;
+    d.optimizer.group_count = 3;
+    d.accumulate = 2;
+    amp_model* m = make(d, build_tuned, amp_cuda_backend());
+    if (!m) return;
+    amp_batch b = batch_of(0, 8);
+    amp_model_optimizer(m)->groups[1].lr = (float)AMP_ZERO;
+    CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
+    amp_model_optimizer(m)->groups[1].lr = 0.0f;
+    CHECK(amp_train_step(m, &b, NULL) == AMP_ERR_STATE);
+    CHECK_MSG(strstr(amp_model_error(m), "was frozen when this step began"), "%s", amp_model_error(m));
+    amp_model_optimizer(m)->groups[1].lr = (float)AMP_ZERO;
+    CHECK(amp_train_step(m, &b, NULL) == AMP_OK && amp_model_optimizer(m)->state.step == 1);
+    amp_model_destroy(m);
+}
+
 /* Three kinds of micro-batch in eight sizes are more steps than there are places for graphs: the rest run as ever. */
 static std::string train_all_sizes(int graph, long* replayed, long* late) {
     amp_model_desc d = desc_of(AMP_O2, AMP_F16);
@@ -846,6 +935,8 @@ int main() {
     TEST(test_graph);
     TEST(test_graph_obeys);
     TEST(test_group_rates);
+    TEST(test_frozen_groups);
+    TEST(test_frozen_window);
     TEST(test_more_steps_than_graphs);
     TEST(test_every_order_of_threads);
     TEST(test_checkpoints_travel);

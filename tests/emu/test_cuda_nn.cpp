@@ -415,7 +415,7 @@ struct Norm {
     }
 };
 static Norm norm_of(int n, int c, int s) {
-    Norm q = { { n, c, s, 0.0f, 0.0f }, (size_t)n, (size_t)c, (size_t)s };
+    Norm q = { { n, c, s, 0.0f, 0.0f, 0 }, (size_t)n, (size_t)c, (size_t)s };
     return q;
 }
 
@@ -540,10 +540,52 @@ static void check_norm_backward(const Norm& q, amp_dtype a, amp_dtype pt, amp_dt
     check_bounded("batch norm, dbeta", dbeta, onto(bb, dbeta, accumulate));
 }
 
+/* Frozen: forward is evaluation; dx is the CPU's to the bit, with dx apart and in dy's place; the sums are those of the
+   training form. */
+static void check_norm_frozen(Norm q, amp_dtype a, amp_dtype pt, amp_dtype b, int params, size_t shift) {
+    const size_t all = q.n * q.c * q.s;
+    Tensor x(a, all, shift), dy(b, all, shift), dx(b, all, shift), gamma(pt, q.c, 1), mean(AMP_F32, q.c), y(b, all, shift),
+        invstd(AMP_F32, q.c), dgamma(pt, q.c), dbeta(pt, q.c), run_mean(AMP_F32, q.c), run_var(AMP_F32, q.c);
+    void *g = params ? gamma.dev : nullptr, *cpu_g = params ? gamma.at() : nullptr;
+    fill_channels(x, q);
+    dy.fill(ordinary);
+    gamma.fill(ordinary);
+    run_mean.fill(ordinary);
+    run_var.fill([](size_t) { return 3.0f + 2.9f * test_uniform(); });
+    q.shape.frozen = 1;
+    BOTH(amp_batch_norm_forward(&q.shape, 1, x.at(), a, cpu_g, nullptr, pt, (float*)run_mean.at(), (float*)run_var.at(),
+                                (float*)mean.at(), (float*)invstd.at(), y.at(), b, nullptr),
+         amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, a, g, nullptr, pt, run_mean.floats(), run_var.floats(),
+                                     mean.floats(), invstd.floats(), y.dev, b, nullptr));
+    CHECK_BITS(y, 0);
+    CHECK_BITS(mean, 1);
+    CHECK_BITS(invstd, 1);
+    CHECK_BITS(run_mean, 1);
+    CHECK_BITS(run_var, 1);
+    q.shape.frozen = 0;
+    if (q.n * q.s > 1)
+        CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), nullptr, b,
+                                           dgamma.dev, dbeta.dev, pt, 0, nullptr) == AMP_OK);
+    const Bytes sums[2] = { dgamma.get(), dbeta.get() };
+    q.shape.frozen = 1;
+    CHECK(amp_cuda_batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), nullptr, b,
+                                       dgamma.dev, dbeta.dev, pt, 0, nullptr) == AMP_OK);
+    if (q.n * q.s > 1) CHECK(dgamma.get() == sums[0] && dbeta.get() == sums[1]);
+    dy.fill(awkward);
+    for (Tensor* to : { &dx, &dy }) {
+        BOTH(amp_batch_norm_backward(&q.shape, dy.at(), b, x.at(), a, cpu_g, pt, (float*)mean.at(), (float*)invstd.at(),
+                                     to->at(), b, nullptr, nullptr, pt, 0, nullptr),
+             amp_cuda_batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), to->dev, b,
+                                          nullptr, nullptr, pt, 0, nullptr));
+        CHECK_BITS(*to, 0);
+    }
+}
+
 static void check_norm(const Norm& q, amp_dtype a, amp_dtype pt, amp_dtype b, int params, size_t shift) {
     check_norm_forward(q, a, pt, b, params, shift);
     check_norm_evaluate(q, a, pt, b, params, shift);
     check_norm_backward(q, a, pt, b, params, shift);
+    check_norm_frozen(q, a, pt, b, params, shift);
 }
 static void test_norm_sizes() {
     static const int sizes[][3] = { { 2, 1, 1 }, { 1, 1, 2 }, { 3, 5, 1 }, { 130, 4, 1 }, { 5, 3, 7 }, { 4, 3, 8 },
@@ -552,11 +594,13 @@ static void test_norm_sizes() {
         check_norm(norm_of(s[0], s[1], s[2]), AMP_F32, AMP_F32, AMP_F32, 1, 0);
         check_norm(norm_of(s[0], s[1], s[2]), AMP_F16, AMP_F32, AMP_F16, 0, 1);
     }
+    check_norm_frozen(norm_of(1, 9, 1), AMP_F16, AMP_F32, AMP_BF16, 1, 0);
 }
 /* Blocks that take several channels, one after the other. */
 static void test_norm_turns() {
     const Norm q = norm_of(3, 7, 33);
-    Tensor x(AMP_F32, 693), dy(AMP_F32, 693), y(AMP_F32, 693), dx(AMP_F32, 693), mean(AMP_F32, 7), invstd(AMP_F32, 7);
+    Tensor x(AMP_F32, 693), dy(AMP_F32, 693), y(AMP_F32, 693), dx(AMP_F32, 693), mean(AMP_F32, 7), invstd(AMP_F32, 7),
+        sums(AMP_F32, 14);
     fill_channels(x, q);
     dy.fill(ordinary);
     CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, nullptr, nullptr,
@@ -580,6 +624,18 @@ static void test_norm_turns() {
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm_backward, dim3(2), dim3(AMPI_CUDA_BN_BLOCK),
                            AMPI_CUDA_BN_SHARED, k) == AMP_OK);
     CHECK(dx.get() == dx1);
+    Norm frozen = q;
+    frozen.shape.frozen = 1;
+    CHECK(amp_cuda_batch_norm_backward(&frozen.shape, dy.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, mean.floats(),
+                                       invstd.floats(), dx.dev, AMP_F32, sums.dev, sums.floats() + 7, AMP_F32, 0, nullptr)
+          == AMP_OK);
+    const Bytes dx2 = dx.get(), sums2 = sums.get();
+    dx.poison();
+    sums.poison();
+    k.dgamma = sums.dev; k.dbeta = sums.floats() + 7;
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_batch_norm_frozen, dim3(2), dim3(AMPI_CUDA_BN_BLOCK),
+                           AMPI_CUDA_BN_SHARED, k) == AMP_OK);
+    CHECK(dx.get() == dx2 && sums.get() == sums2);
     k.y = y.dev; k.running_mean = mean.floats(); k.running_var = invstd.floats(); k.training = 0;
     CHECK(amp_cuda_batch_norm_forward(&q.shape, 0, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, mean.floats(),
                                       invstd.floats(), nullptr, nullptr, y.dev, AMP_F32, nullptr) == AMP_OK);
@@ -1304,7 +1360,7 @@ struct Operator {
     int out_optional, f_optional;
 };
 static const amp_pool2d_shape POOL = { AMP_POOL_MAX, 1, 1, 4, 4, 2, 2, 0, 0, 0, 0, 0 };
-static const amp_batch_norm_shape BATCH = { 4, 4, 1, 0, 0 };
+static const amp_batch_norm_shape BATCH = { 4, 4, 1, 0, 0, 0 };
 static const Operator OPERATORS[] = {
     { "pool2d_forward", [](const Call& c) { return amp_cuda_pool2d_forward(&POOL, c.x, c.t, c.out, c.t, c.exec); },
       "x", 0, 0, "y", 0, 0, 0, 0, 0 },
