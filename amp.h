@@ -5920,14 +5920,19 @@ AMPI_FN size_t ampi_gemm_depth(const ampi_gemm_isa* g, size_t m, size_t k, int h
     if (deep && k <= AMPI_GEMM_KC_DEEP) return AMPI_GEMM_KC_DEEP;
     return g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
 }
-/* Tiles of full size; k that is not much deeper than a block is one. High ones of a flat block are twice as wide, since
-   A is packed for each tile anew; of any block but a deep one where the third level is fast enough for B. */
+/* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
+   B is much of their work then, and faster where the whole block stays in the second-level cache (a training step with
+   1024 wide layers loses 2 to 4 % without, though the same product over and over does not); but not where rows of B are
+   so long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a flat block
+   are twice as wide, since A is packed for each tile anew; of any block but a deep one where the third level is fast
+   enough for B. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how) {
+    const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
     const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3();
     const size_t kc = ampi_gemm_depth(g, m, k, how);
     const int flat = k <= AMPI_GEMM_KC / 2, deep = ampi_min_size(k, kc) > AMPI_GEMM_KC_ONE;
     const int wide = !g->words && ((m >= AMPI_GEMM_NC && flat) || (m > AMPI_GEMM_NC && fast_l3 && !deep));
-    const size_t nc = how & AMPI_GEMM_NEAR ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
+    const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
     return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN, few,
                              how & AMPI_GEMM_UNFOLDS ? AMPI_GEMM_COLUMN_UNFOLDED : AMPI_GEMM_COLUMN);
