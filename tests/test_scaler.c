@@ -886,6 +886,24 @@ static void unscale_keeps_bad_gradients(void) {
 /* Sums that leave the type of dst are overflows too: FP32, half, bfloat16. */
 /* Nothing may lie where dst is written; sources may share. Of 3000 tensors src[0] is so long that it holds all the others
    of src, and the one dst that it reaches comes last of all. */
+/* In place, no tensor may share memory with another: it would be unscaled twice. */
+static void unscale_shared_memory(void) {
+    static float g[20];
+    int k, i;
+    for (k = 0; k < 4; k++) {
+        amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+        amp_tensor list[3];
+        for (i = 0; i < 20; i++) g[i] = 4;
+        list[0] = tensor(g, AMP_F32, 10, NULL);
+        list[1] = tensor(g + 10, AMP_F32, 5, NULL);
+        list[2] = tensor(g + (k == 0 ? 15 : k == 1 ? 0 : 14), AMP_F32, k == 3 ? 0 : 5, NULL);
+        log_count = 0;
+        amp_scaler_scale_loss(&s, 1.0f);
+        CHECK(amp_scaler_unscale(&s, list, 3, NULL) == (k % 3 ? AMP_ERR_ARGUMENT : AMP_OK) && log_count == (k % 3 > 0));
+        CHECK_MSG(k != 1 || strstr(log_text, "tensor 0 and tensor 2 overlap in memory"), "%s", log_text);
+        for (i = 0; i < 20; i++) CHECK(g[i] == (k % 3 || (k == 3 && i > 14) ? 4.0f : 2.0f));
+    }
+}
 static void unscale_into_shared_memory(void) {
     enum { MANY = 3000 };
     static float source[2 * MANY], target[2 * MANY];
@@ -1252,6 +1270,7 @@ static void checks_on_every_isa(void) {
         norm_of_many_chunks();
         unscale_in_place();
         unscale_into_overflow();
+        unscale_shared_memory();
         unscale_into_shared_memory();
         unscale_into_types();
     }
