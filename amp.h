@@ -21250,7 +21250,7 @@ AMPI_FN int ampi_field_left_out(const ampi_field* x, const char* text) {
    how long it was frozen. */
 AMPI_FN void ampi_fields_of_group(ampi_fields* f, const amp_optimizer* o, int i) {
     const int unexpected = o->desc.group_count == 0;
-    char key[32];
+    char key[40];
     snprintf(key, sizeof key, "group%d.lr", i);
     ampi_field_float(f, key, o->groups[i].lr);
     ampi_field_is_state(f);
@@ -21556,7 +21556,7 @@ AMPI_FN int ampi_checkpoint_read_lr(const char* text, int of_group, float* lr) {
 /* The rate of group i, and in how many of `step` steps it was frozen; 1 if they can be. */
 AMPI_FN int ampi_checkpoint_read_group(const ampi_file* f, int i, uint64_t step, ampi_restored* out) {
     const char *lr, *frozen;
-    char key[32];
+    char key[40];
     uint64_t steps;
     snprintf(key, sizeof key, "amp.group%d.lr", i);
     lr = ampi_file_text_at(f, key);
