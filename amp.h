@@ -21250,7 +21250,7 @@ AMPI_FN int ampi_field_left_out(const ampi_field* x, const char* text) {
    how long it was frozen. */
 AMPI_FN void ampi_fields_of_group(ampi_fields* f, const amp_optimizer* o, int i) {
     const int unexpected = o->desc.group_count == 0;
-    char key[40];
+    char key[32];
     snprintf(key, sizeof key, "group%d.lr", i);
     ampi_field_float(f, key, o->groups[i].lr);
     ampi_field_is_state(f);
