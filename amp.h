@@ -6013,7 +6013,7 @@ AMPI_FN void ampi_thin_finish(const ampi_gemm_isa* g, const ampi_product* s, int
 AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, const ampi_product* s, size_t j0,
                              size_t n) {
     float sums[AMPI_THIN_SUMS + 16], a[AMPI_THIN_ROWS * AMPI_THIN_K];
-    const size_t k = s->a.along_k ? s->a.length : s->a.runs;       /* without what BF16 is filled up with */
+    const size_t k = ampi_min_size(s->k, s->a.along_k ? s->a.length : s->a.runs);     /* BF16 is filled up beyond it */
     size_t k0, at;
     ampi_thin u;
     u.t = ampi_align64(sums); u.ldt = ampi_round_up(n, 16);
@@ -16279,12 +16279,13 @@ AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int 
     return AMP_OK;
 }
 
-/* A tensor that shares memory with another would be unscaled twice. */
+/* Tensor id of a list, which is written. */
 AMPI_FN ampi_array ampi_tensor_array(const void* list, size_t id) {
     const ampi_tensors* t = (const ampi_tensors*)list;
     amp_tensor x = t->at(t->list, (int)id);
     return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), 1);
 }
+/* A tensor that shares memory with another would be unscaled twice. */
 AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* t, const char* place) {
     size_t a, b;
     if (!ampi_arrays_meet(t, ampi_tensor_array, (size_t)t->count, &a, &b)) return AMP_OK;
@@ -16338,9 +16339,9 @@ typedef struct ampi_into { const ampi_tensors *dst, *src; } ampi_into;
 AMPI_FN ampi_array ampi_into_array(const void* list, size_t id) {
     const ampi_into* lists = (const ampi_into*)list;
     const size_t count = (size_t)lists->dst->count;
-    const ampi_tensors* t = id < count ? lists->dst : lists->src;
-    amp_tensor x = t->at(t->list, (int)(id % count));
-    return ampi_array_of(x.data, x.count * ampi_type_size(x.dtype), id < count);
+    ampi_array s = ampi_tensor_array(id < count ? lists->dst : lists->src, id % count);
+    s.written = id < count;
+    return s;
 }
 AMPI_FN amp_result ampi_into_apart(const amp_scaler* s, const ampi_tensors* dst, const ampi_tensors* src,
                                    const char* place) {
