@@ -3237,12 +3237,62 @@ typedef struct ampi_thin {
         for (; q < u->k; q++)                                                                                          \
             for (j = 0; j < u->n; j += AMPI_##V##_LANES) name##_one(bt, u, q, j);                                      \
     }
-/* Along the runs: of as many as a vector has lanes so many elements a turn, which are turned in registers. */
+/* Along the runs. Of a group, which are as many as a vector has lanes, half as many words of 32 bits are turned in
+   registers: each is an element of F32, or two neighbours. Two groups at once, for each addition waits for the one
+   before. But lines of 32 runs a multiple of 4096 bytes apart do not stay in the first-level cache: then one, if more
+   rows than one keep the additions apart; and F32, which needs a line four times, goes by whole lines from 2048 on. */
+#define AMPI_THIN_WORD(V, v, w)                                                                                  \
+    if (bt == AMP_F32) v = AMPI_##V##_FMA(first, AMPI_##V##_EVEN(bt, w), v);                                     \
+    else {                                                                                                       \
+        v = AMPI_##V##_FMA(first, flip ? AMPI_##V##_ODD(bt, w) : AMPI_##V##_EVEN(bt, w), v);                     \
+        v = AMPI_##V##_FMA(second, flip ? AMPI_##V##_EVEN(bt, w) : AMPI_##V##_ODD(bt, w), v);                    \
+    }
+#define AMPI_THIN_WORDS(p, V)                                                                                    \
+    {                                                                                                            \
+        const AMPI_##V##_T first = AMPI_##V##_SPREAD(a[bt == AMP_F32 ? (p) : 2 * (p)]);                          \
+        const AMPI_##V##_T second = AMPI_##V##_SPREAD(a[bt == AMP_F32 ? (p) : 2 * (p) + 1]);                     \
+        AMPI_THIN_WORD(V, v, w[p])                                                                               \
+        if (two) { AMPI_THIN_WORD(V, v_two, w_two[p]) }                                                          \
+        (void)second;                                                                                            \
+    }
+#define AMPI_THIN_GROUPS(name, V)                                                                                \
+    AMPI_##V##_TARGET AMPI_VECTOR size_t name##_groups(amp_dtype bt, int flip, int two, const ampi_thin* u, size_t j) { \
+        enum { lanes = AMPI_##V##_LANES };                                                                       \
+        const size_t size = ampi_type_size(bt), step = bt == AMP_F32 ? lanes / 2 : lanes, line = 64 / size;      \
+        const size_t runs = two ? 2 * lanes : lanes, whole = ampi_min_size(u->k, u->rows) / step * step;         \
+        const char* b = (const char*)u->b + j * u->ldb * size;                                                   \
+        const size_t ld = u->ldb * size / sizeof(uint16_t);                                                      \
+        AMPI_##V##_WORDS w[lanes / 2], w_two[lanes / 2];                                                         \
+        size_t i, q;                                                                                             \
+        for (q = 0; q < whole; q += step, b += step * size) {                                                    \
+            for (i = 0; q % line == 0 && i < runs; i++) AMPI_FETCH(b + i * u->ldb * size, 256);                  \
+            AMPI_##V##_TURN16(bt, w, (const uint16_t*)(const void*)b, ld);                                       \
+            if (two) AMPI_##V##_TURN16(bt, w_two, (const uint16_t*)(const void*)b + lanes * ld, ld);             \
+            for (i = 0; i < u->m; i++) {                                                                         \
+                const float* a = u->a + i * u->lda + q;                                                          \
+                float* t = u->t + i * u->ldt + j;                                                                \
+                AMPI_##V##_T v = AMPI_##V##_LOAD(t), v_two = v;                                                  \
+                if (two) v_two = AMPI_##V##_LOAD(t + lanes);                                                     \
+                AMPI_##V##_WORDS_EACH(AMPI_THIN_WORDS)                                                           \
+                AMPI_##V##_STORE(t, v);                                                                          \
+                if (two) AMPI_##V##_STORE(t + lanes, v_two);                                                     \
+            }                                                                                                    \
+        }                                                                                                        \
+        return whole;                                                                                            \
+    }                                                                                                            \
+    /* Columns [j, j + 2*lanes), and up to which k. */                                                           \
+    AMPI_##V##_TARGET AMPI_VECTOR size_t name##_both(amp_dtype bt, int flip, const ampi_thin* u, size_t j) {     \
+        const int wide = AMPI_##V##_LANES == 16, collide = u->ldb % (bt == AMP_F32 ? 512 : 2048) == 0;           \
+        if (bt == AMP_F32 && collide && (wide || u->m > 2)) return 0;                                            \
+        if (!wide || !collide || u->m == 1) return name##_groups(bt, flip, 1, u, j);                             \
+        name##_groups(bt, flip, 0, u, j);                                                                        \
+        return name##_groups(bt, flip, 0, u, j + AMPI_##V##_LANES);                                              \
+    }
+/* The rest: of a group as many elements as a vector has lanes; if they are fewer, or perhaps flipped, through a buffer. */
 #define AMPI_THIN_READ(l, V) \
     x##l = AMPI_##V##_READ(u->b, bt, at[l] + q, rest); AMPI_FETCH(u->b, (at[l] + q) * ampi_type_size(bt) + 256);
-#define AMPI_THIN_SWAP(k, l) v = x##k; x##k = x##l; x##l = v;
-#define AMPI_THIN_KEEP(l, V) AMPI_##V##_STORE(room + (l) * AMPI_##V##_LANES, x##l);
 #define AMPI_THIN_ADD(l, V)  v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[l]), x##l, v);
+#define AMPI_THIN_KEEP(l, V) AMPI_##V##_STORE(room + ((l) ^ u->flip) * AMPI_##V##_LANES, x##l);
 /* Four elements of four runs in each quarter (half) of four vectors. */
 #define AMPI_THIN_FOUR(V, D, a, b, c, d)                                                 \
     {                                                                                    \
@@ -3252,31 +3302,38 @@ typedef struct ampi_thin {
         c = AMPI_##V##_LOW_PAIR(ab1, cd1); d = AMPI_##V##_HIGH_PAIR(ab1, cd1);           \
     }
 #define AMPI_THIN_ALONG(name, V)                                                                                 \
+    AMPI_THIN_GROUPS(name, V)                                                                                    \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_turn(amp_dtype bt, const ampi_thin* u, const size_t* at, size_t q, \
                                                    size_t j, size_t rest) {                                      \
-        float room[AMPI_##V##_LANES * AMPI_##V##_LANES];                                                         \
+        enum { lanes = AMPI_##V##_LANES };                                                                       \
+        float room[lanes * lanes];                                                                               \
         AMPI_##V##_T AMPI_##V##_NAMES, v;                                                                        \
         size_t i, l;                                                                                             \
         AMPI_##V##_EACH(AMPI_THIN_READ)                                                                          \
         AMPI_##V##_TURN                                                                                          \
-        if (u->flip) { AMPI_##V##_PAIRS(AMPI_THIN_SWAP) }                                                        \
-        if (rest < AMPI_##V##_LANES) { AMPI_##V##_EACH(AMPI_THIN_KEEP) }                                         \
+        if (rest < lanes || bt != AMP_F32) { AMPI_##V##_EACH(AMPI_THIN_KEEP) }                                   \
         for (i = 0; i < u->m; i++) {                                                                             \
             const float* a = u->a + i * u->lda + q;                                                              \
             float* t = u->t + i * u->ldt + j;                                                                    \
             v = AMPI_##V##_LOAD(t);                                                                              \
-            if (rest >= AMPI_##V##_LANES) { AMPI_##V##_EACH(AMPI_THIN_ADD) }                                     \
-            else for (l = 0; l < ampi_min_size(u->k - q, AMPI_##V##_LANES); l++)                                 \
-                v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[l]), AMPI_##V##_LOAD(room + l * AMPI_##V##_LANES), v);    \
+            if (rest >= lanes && bt == AMP_F32) { AMPI_##V##_EACH(AMPI_THIN_ADD) }                               \
+            else for (l = 0; l < ampi_min_size(u->k - q, lanes); l++)                                            \
+                v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[l]), AMPI_##V##_LOAD(room + l * lanes), v);               \
             AMPI_##V##_STORE(t, v);                                                                              \
         }                                                                                                        \
     }                                                                                                            \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_along(amp_dtype bt, const ampi_thin* u) {                          \
-        size_t at[AMPI_##V##_LANES], q, j, l;                                                                    \
-        for (j = 0; j < u->n; j += AMPI_##V##_LANES) {                                                           \
-            for (l = 0; l < AMPI_##V##_LANES; l++) at[l] = ampi_min_size(j + l, u->n - 1) * u->ldb;              \
-            for (q = 0; q + AMPI_##V##_LANES <= ampi_min_size(u->k, u->rows); q += AMPI_##V##_LANES)             \
-                name##_turn(bt, u, at, q, j, AMPI_##V##_LANES);                                                  \
+        enum { lanes = AMPI_##V##_LANES };                                                                       \
+        size_t q, j, l, at[lanes], from = 0;                                                                     \
+        for (j = 0; j < u->n; j += lanes) {                                                                      \
+            if (j % (2 * lanes) == 0) {                                                                          \
+                if (u->n - j < 2 * lanes) from = 0;                                                              \
+                else if (bt == AMP_BF16 && u->flip) from = name##_both(bt, 1, u, j);                             \
+                else from = name##_both(bt, 0, u, j);                                                            \
+            }                                                                                                    \
+            for (l = 0; l < lanes; l++) at[l] = ampi_min_size(j + l, u->n - 1) * u->ldb;                         \
+            for (q = from; q + lanes <= ampi_min_size(u->k, u->rows); q += lanes)                                \
+                name##_turn(bt, u, at, q, j, lanes);                                                             \
             if (q < u->k) name##_turn(bt, u, at, q, j, u->rows - q);                                             \
         }                                                                                                        \
     }                                                                                                            \
@@ -3643,7 +3700,6 @@ AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t column
 #define AMPI_V16_EACH(X)                                                                            \
     X(0, V16) X(1, V16) X(2, V16) X(3, V16) X(4, V16) X(5, V16) X(6, V16) X(7, V16)                 \
     X(8, V16) X(9, V16) X(10, V16) X(11, V16) X(12, V16) X(13, V16) X(14, V16) X(15, V16)
-#define AMPI_V16_PAIRS(X) X(0, 1) X(2, 3) X(4, 5) X(6, 7) X(8, 9) X(10, 11) X(12, 13) X(14, 15)
 #define AMPI_V16_MIX(a, b, how) _mm512_maskz_shuffle_f32x4(AMPI_V16_ALL, a, b, how)
 /* Quarter h of the four vectors a to d becomes vector h. */
 #define AMPI_V16_CROSS(a, b, c, d)                                                                  \
@@ -3658,6 +3714,55 @@ AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t column
     AMPI_THIN_FOUR(V16, __m512d, x8, x9, x10, x11) AMPI_THIN_FOUR(V16, __m512d, x12, x13, x14, x15) \
     AMPI_V16_CROSS(x0, x4, x8, x12) AMPI_V16_CROSS(x1, x5, x9, x13)                                 \
     AMPI_V16_CROSS(x2, x6, x10, x14) AMPI_V16_CROSS(x3, x7, x11, x15)
+/* Rows l and 4+l of 16-bit elements, 16 k each, in the halves of a vector. */
+#define AMPI_V16_TWO(s, l) _mm512_mask_broadcast_f32x8( \
+    _mm512_castps256_ps512(AMPI_V16_LOAD8((s) + (l) * lds)), (__mmask16)0xff00, AMPI_V16_LOAD8((s) + (4 + (l)) * lds))
+#define AMPI_V16_LOAD8(s) _mm256_loadu_ps((const float*)(const void*)(s))
+/* Four such vectors, transposed in each quarter: in out[c] the pairs c and 4+c of four rows, and of the four others. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_quarters(__m512i* out, const uint16_t* s, size_t lds) {
+    const __m512 a = AMPI_V16_TWO(s, 0), b = AMPI_V16_TWO(s, 1), c = AMPI_V16_TWO(s, 2), d = AMPI_V16_TWO(s, 3);
+    const __m512d ab0 = AMPI_V16_LOW(a, b), ab1 = AMPI_V16_HIGH(a, b);
+    const __m512d cd0 = AMPI_V16_LOW(c, d), cd1 = AMPI_V16_HIGH(c, d);
+    out[0] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab0, cd0));
+    out[1] = _mm512_castps_si512(AMPI_V16_HIGH_PAIR(ab0, cd0));
+    out[2] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab1, cd1));
+    out[3] = _mm512_castps_si512(AMPI_V16_HIGH_PAIR(ab1, cd1));
+}
+/* Words of pairs of all 16 rows, from those x of eight and y of the others: the pairs c, or if `upper`, from the odd
+   quarters, the pairs 4+c. BF16 stays in pairs, of F16 the first elements come first. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_turn16_join(amp_dtype t, int upper, __m512i x, __m512i y) {
+    const __m512i low = _mm512_set_epi16(55, 53, 51, 49, 39, 37, 35, 33, 23, 21, 19, 17, 7, 5, 3, 1,
+                                         54, 52, 50, 48, 38, 36, 34, 32, 22, 20, 18, 16, 6, 4, 2, 0);
+    if (t == AMP_F16)
+        return _mm512_permutex2var_epi16(x, upper ? _mm512_add_epi16(low, _mm512_set1_epi16(8)) : low, y);
+    return upper ? _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0xdd)
+                 : _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0x88);
+}
+/* 16 x 16 elements: neighbours stay a pair while they are transposed, so half as much is shuffled. w[p]: the pairs p. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_words(amp_dtype t, __m512i* w, const uint16_t* s, size_t lds) {
+    __m512i x[4], y[4];
+    ampi_turn16_quarters(x, s, lds);
+    ampi_turn16_quarters(y, s + 8 * lds, lds);
+    w[0] = ampi_turn16_join(t, 0, x[0], y[0]); w[1] = ampi_turn16_join(t, 0, x[1], y[1]);
+    w[2] = ampi_turn16_join(t, 0, x[2], y[2]); w[3] = ampi_turn16_join(t, 0, x[3], y[3]);
+    w[4] = ampi_turn16_join(t, 1, x[0], y[0]); w[5] = ampi_turn16_join(t, 1, x[1], y[1]);
+    w[6] = ampi_turn16_join(t, 1, x[2], y[2]); w[7] = ampi_turn16_join(t, 1, x[3], y[3]);
+}
+/* The first and the second elements of such pairs as floats. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_even16_avx512(amp_dtype t, __m512i w) {
+    if (t == AMP_F32) return _mm512_castsi512_ps(w);
+    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm512_maskz_extracti64x4_epi64(0xf, w, 0));
+    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(AMPI_V16_ALL, w, 16));
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_odd16_avx512(amp_dtype t, __m512i w) {
+    if (t == AMP_F16) return _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm512_maskz_extracti64x4_epi64(0xf, w, 1));
+    return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32((int)0xffff0000u)));
+}
+#define AMPI_V16_WORDS __m512i
+#define AMPI_V16_WORDS_EACH(X) X(0, V16) X(1, V16) X(2, V16) X(3, V16) X(4, V16) X(5, V16) X(6, V16) X(7, V16)
+#define AMPI_V16_TURN16 ampi_turn16_words
+#define AMPI_V16_EVEN ampi_even16_avx512
+#define AMPI_V16_ODD ampi_odd16_avx512
 AMPI_THIN_ACROSS(ampi_thin_avx512, V16)
 AMPI_THIN_ALONG(ampi_thin_avx512, V16)
 
@@ -3680,54 +3785,17 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_transpose_avx512(float* dst, size_t ldd, co
         for (l = 0; l < 16; l++) dst[(i ^ flip) * ldd + l] = src[l * lds + i];
     ampi_clear_upper();
 }
-/* Rows l and 4+l of 16-bit elements, 16 k each, in the halves of a vector. */
-#define AMPI_V16_TWO(s, l) _mm512_mask_broadcast_f32x8( \
-    _mm512_castps256_ps512(AMPI_V16_LOAD8((s) + (l) * lds)), (__mmask16)0xff00, AMPI_V16_LOAD8((s) + (4 + (l)) * lds))
-#define AMPI_V16_LOAD8(s) _mm256_loadu_ps((const float*)(const void*)(s))
-/* Four such vectors, transposed in each quarter: in out[c] the pairs c and 4+c of four rows, and of the four others. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_quarters(__m512i* out, const uint16_t* s, size_t lds) {
-    const __m512 a = AMPI_V16_TWO(s, 0), b = AMPI_V16_TWO(s, 1), c = AMPI_V16_TWO(s, 2), d = AMPI_V16_TWO(s, 3);
-    const __m512d ab0 = AMPI_V16_LOW(a, b), ab1 = AMPI_V16_HIGH(a, b);
-    const __m512d cd0 = AMPI_V16_LOW(c, d), cd1 = AMPI_V16_HIGH(c, d);
-    out[0] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab0, cd0));
-    out[1] = _mm512_castps_si512(AMPI_V16_HIGH_PAIR(ab0, cd0));
-    out[2] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab1, cd1));
-    out[3] = _mm512_castps_si512(AMPI_V16_HIGH_PAIR(ab1, cd1));
-}
-/* Even k and odd k of pairs x of eight rows, y of the eight others, as floats: the pairs c, or if `upper`, from the odd
-   quarters, the pairs 4+c. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_widen(amp_dtype t, int upper, float* even, float* odd, __m512i x,
-                                                      __m512i y) {
-    const __m512i low = _mm512_set_epi16(55, 53, 51, 49, 39, 37, 35, 33, 23, 21, 19, 17, 7, 5, 3, 1,
-                                         54, 52, 50, 48, 38, 36, 34, 32, 22, 20, 18, 16, 6, 4, 2, 0);
-    if (t == AMP_F16) {
-        x = _mm512_permutex2var_epi16(x, upper ? _mm512_add_epi16(low, _mm512_set1_epi16(8)) : low, y);
-        _mm512_storeu_ps(even, _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm512_maskz_extracti64x4_epi64(0xf, x, 0)));
-        _mm512_storeu_ps(odd, _mm512_maskz_cvtph_ps(AMPI_V16_ALL, _mm512_maskz_extracti64x4_epi64(0xf, x, 1)));
-    } else {
-        x = upper ? _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0xdd)
-                  : _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0x88);
-        _mm512_storeu_si512(even, _mm512_maskz_slli_epi32(AMPI_V16_ALL, x, 16));
-        _mm512_storeu_si512(odd, _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u)));
-    }
-}
-/* 16 x 16 elements a turn: neighbours stay a pair while they are transposed, and each vector of pairs becomes two of
-   floats. So half as much is shuffled. `t` is a constant where it is called. */
+#define AMPI_TURN16_KEEP(p, V)                                                                      \
+    _mm512_storeu_ps(dst + 2 * (p) * ldd + even, ampi_even16_avx512(t, w[p]));                      \
+    _mm512_storeu_ps(dst + 2 * (p) * ldd + odd, ampi_odd16_avx512(t, w[p]));
+/* `t` is a constant where it is called. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_as(amp_dtype t, float* dst, size_t ldd, const uint16_t* src, size_t lds,
                                                    size_t k, size_t flip) {
     const size_t even = flip * ldd, odd = ldd - even;
-    __m512i x[4], y[4];
+    __m512i w[8];
     for (; k > 0; k -= 16, src += 16, dst += 16 * ldd) {
-        ampi_turn16_quarters(x, src, lds);
-        ampi_turn16_quarters(y, src + 8 * lds, lds);
-        ampi_turn16_widen(t, 0, dst + even, dst + odd, x[0], y[0]);
-        ampi_turn16_widen(t, 0, dst + 2 * ldd + even, dst + 2 * ldd + odd, x[1], y[1]);
-        ampi_turn16_widen(t, 0, dst + 4 * ldd + even, dst + 4 * ldd + odd, x[2], y[2]);
-        ampi_turn16_widen(t, 0, dst + 6 * ldd + even, dst + 6 * ldd + odd, x[3], y[3]);
-        ampi_turn16_widen(t, 1, dst + 8 * ldd + even, dst + 8 * ldd + odd, x[0], y[0]);
-        ampi_turn16_widen(t, 1, dst + 10 * ldd + even, dst + 10 * ldd + odd, x[1], y[1]);
-        ampi_turn16_widen(t, 1, dst + 12 * ldd + even, dst + 12 * ldd + odd, x[2], y[2]);
-        ampi_turn16_widen(t, 1, dst + 14 * ldd + even, dst + 14 * ldd + odd, x[3], y[3]);
+        ampi_turn16_words(t, w, src, lds);
+        AMPI_V16_WORDS_EACH(AMPI_TURN16_KEEP)
     }
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_turn16_avx512(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds,
@@ -3867,12 +3935,40 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
 }
 #define AMPI_V8_NAMES x0, x1, x2, x3, x4, x5, x6, x7
 #define AMPI_V8_EACH(X) X(0, V8) X(1, V8) X(2, V8) X(3, V8) X(4, V8) X(5, V8) X(6, V8) X(7, V8)
-#define AMPI_V8_PAIRS(X) X(0, 1) X(2, 3) X(4, 5) X(6, 7)
 #define AMPI_V8_CROSS(a, b) \
     { const __m256 low = _mm256_permute2f128_ps(a, b, 0x20); b = _mm256_permute2f128_ps(a, b, 0x31); a = low; }
 #define AMPI_V8_TURN                                                                                \
     AMPI_THIN_FOUR(V8, __m256d, x0, x1, x2, x3) AMPI_THIN_FOUR(V8, __m256d, x4, x5, x6, x7)         \
     AMPI_V8_CROSS(x0, x4) AMPI_V8_CROSS(x1, x5) AMPI_V8_CROSS(x2, x6) AMPI_V8_CROSS(x3, x7)
+/* 8 x 8 elements of 16 bits, as words of neighbours: w[p] the pairs p. Of F16 the first elements come first. */
+#define AMPI_V8_TWO16(s, l) _mm256_insertf128_ps(_mm256_castps128_ps256( \
+    _mm_castsi128_ps(AMPI_V8_HALVES((s) + (l) * lds))), _mm_castsi128_ps(AMPI_V8_HALVES((s) + (4 + (l)) * lds)), 1)
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pairs8_avx2(amp_dtype t, __m256 v) {
+    const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
+                                           0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m256i w = _mm256_castps_si256(v);
+    return t == AMP_F16 ? _mm256_permute4x64_epi64(_mm256_shuffle_epi8(w, apart), 0xd8) : w;
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_turn16_words_avx2(amp_dtype t, __m256i* w, const uint16_t* s, size_t lds) {
+    __m256 a = AMPI_V8_TWO16(s, 0), b = AMPI_V8_TWO16(s, 1), c = AMPI_V8_TWO16(s, 2), d = AMPI_V8_TWO16(s, 3);
+    AMPI_THIN_FOUR(V8, __m256d, a, b, c, d)
+    w[0] = ampi_pairs8_avx2(t, a); w[1] = ampi_pairs8_avx2(t, b);
+    w[2] = ampi_pairs8_avx2(t, c); w[3] = ampi_pairs8_avx2(t, d);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_even16_avx2(amp_dtype t, __m256i w) {
+    if (t == AMP_F32) return _mm256_castsi256_ps(w);
+    if (t == AMP_F16) return _mm256_cvtph_ps(_mm256_castsi256_si128(w));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_odd16_avx2(amp_dtype t, __m256i w) {
+    if (t == AMP_F16) return _mm256_cvtph_ps(_mm256_extracti128_si256(w, 1));
+    return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000u)));
+}
+#define AMPI_V8_WORDS __m256i
+#define AMPI_V8_WORDS_EACH(X) X(0, V8) X(1, V8) X(2, V8) X(3, V8)
+#define AMPI_V8_TURN16 ampi_turn16_words_avx2
+#define AMPI_V8_EVEN ampi_even16_avx2
+#define AMPI_V8_ODD ampi_odd16_avx2
 AMPI_THIN_ACROSS(ampi_thin_avx2, V8)
 AMPI_THIN_ALONG(ampi_thin_avx2, V8)
 /* The same for 4 lanes; k is a multiple of 4. */
@@ -5957,43 +6053,44 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
 
 /* --- products of few rows -------------------------------------------------------------------- */
 
-/* Rows at most; sums, and k of a turn, of a strip of columns; its columns where B's runs go along k; bytes of B that
+/* Rows at most; sums, and elements of A, of a strip of columns; its columns where B's runs go along k; bytes of B that
    one core's share of the third-level cache does not hold. */
-enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096, AMPI_THIN_K = 512, AMPI_THIN_RUNS = 64, AMPI_THIN_FAR = 24 << 20 };
+enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096, AMPI_THIN_RUNS = 64, AMPI_THIN_FAR = 24 << 20 };
 
 /* For how many rows B is better read as it lies than packed for the other kernels (measured). From memory: for all that
    there may be, but multiplying words of many rows is faster, and with 8 lanes there is no time left for them. From a
    cache: where rows of B fall on the same sets; where they would have to be widened or made words; and where packing
    would transpose them, if that is fast in registers. */
 AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
-    const size_t size = ampi_type_size(s->b.dtype);
+    const size_t size = ampi_type_size(s->b.dtype), all = AMPI_THIN_ROWS;
     const int along = s->b.along_k, collides = s->b.ld * size % 4096 == 0;
+    if (along && size == 2 && g->lanes == 8) return all;
     if ((double)s->n * (double)s->k * (double)size > (double)AMPI_THIN_FAR)
-        return g->words && !along ? 2 : g->words || g->lanes == 8 ? 4 : (size_t)AMPI_THIN_ROWS;
-    if (s->b.dtype == AMP_F32) return along ? (g->lanes == 8 ? 0 : collides ? 2 : 4) : collides ? 2 : 0;
-    if (along) return 0;
+        return g->words && !along ? 2 : g->words || g->lanes == 8 ? 4 : all;
+    if (along && size == 2) return g->words && collides ? 2 : 4;
+    if (along) return (size_t)(g->lanes == 8 ? 2 : 4) >> collides;
+    if (s->b.dtype == AMP_F32) return collides ? 2 : 0;
     return s->b.dtype == AMP_BF16 && !g->words ? 2 : collides || g->words ? 1 : 0;
 }
 
 /* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in `room`. */
 AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0, float* room) {
-    const size_t rows = ampi_min_size(u->k, u->rows), run = s->a.along_k ? rows : s->m;
-    float line[AMPI_THIN_K];
+    const size_t rows = ampi_min_size(u->k, u->rows), ld = ampi_round_up(u->k, 16);
+    float line[AMPI_THIN_ROWS];
     size_t i, q;
     if (s->a.along_k && s->a.dtype == AMP_F32) {
         u->a = (const float*)s->a.data + s->a.offset + k0; u->lda = s->a.ld;
         return;
     }
-    u->a = room; u->lda = AMPI_THIN_K;
-    memset(room, 0, s->m * AMPI_THIN_K * sizeof *room);
-    for (i = 0; s->a.along_k && i < s->m; i++) {
-        ampi_load_f32(line, s->a.data, s->a.dtype, s->a.offset + i * s->a.ld + k0, run);
-        for (q = 0; q < rows; q++) room[i * AMPI_THIN_K + (q ^ u->flip)] = line[q];
-    }
+    u->a = room; u->lda = ld;
+    memset(room, 0, s->m * ld * sizeof *room);
+    for (i = 0; s->a.along_k && i < s->m; i++)
+        ampi_load_f32(room + i * ld, s->a.data, s->a.dtype, s->a.offset + i * s->a.ld + k0, rows);
     for (q = 0; !s->a.along_k && q < rows; q++) {
-        ampi_load_f32(line, s->a.data, s->a.dtype, s->a.offset + (k0 + q) * s->a.ld, run);
-        for (i = 0; i < s->m; i++) room[i * AMPI_THIN_K + (q ^ u->flip)] = line[i];
+        ampi_load_f32(line, s->a.data, s->a.dtype, s->a.offset + (k0 + q) * s->a.ld, s->m);
+        for (i = 0; i < s->m; i++) room[i * ld + q] = line[i];
     }
+    if (u->flip) ampi_swap_pairs(room, s->m * ld);
 }
 /* The sums of columns [j0, j0 + n) become results; they are rows of C if the product was turned. */
 AMPI_FN void ampi_thin_finish(const ampi_gemm_isa* g, const ampi_product* s, int turned, size_t j0, size_t n,
@@ -6009,19 +6106,27 @@ AMPI_FN void ampi_thin_finish(const ampi_gemm_isa* g, const ampi_product* s, int
         ampi_gemm_finish_panel(g, s, j0 + i, 0, rows, u->m, part, 16);
     }
 }
+/* Elements of B's runs along k before the first that begins a cache line, if it is the same for all of them. */
+AMPI_FN size_t ampi_thin_skew(const ampi_product* s) {
+    const size_t size = ampi_type_size(s->b.dtype), past = ((uintptr_t)s->b.data + s->b.offset * size) % 64;
+    if (!s->b.along_k || past % (2 * size) != 0 || s->b.ld * size % 64 != 0) return 0;
+    return (64 - past) % 64 / size;
+}
 /* Columns [j0, j0 + n) of s, which is `whole` or that turned. */
 AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, const ampi_product* s, size_t j0,
                              size_t n) {
-    float sums[AMPI_THIN_SUMS + 16], a[AMPI_THIN_ROWS * AMPI_THIN_K];
+    float sums[AMPI_THIN_SUMS + 16], a[AMPI_THIN_SUMS];
     const size_t k = ampi_min_size(s->k, s->a.along_k ? s->a.length : s->a.runs);     /* BF16 is filled up beyond it */
+    const size_t skew = ampi_thin_skew(s);
     size_t k0, at;
     ampi_thin u;
     u.t = ampi_align64(sums); u.ldt = ampi_round_up(n, 16);
     u.m = s->m; u.n = n; u.flip = (size_t)s->swap;
     u.bt = s->b.dtype; u.ldb = s->b.ld; u.along_k = s->b.along_k;
     memset(u.t, 0, u.m * u.ldt * sizeof(float));
-    for (k0 = 0; k0 < s->k; k0 += AMPI_THIN_K) {
-        u.k = ampi_min_size(AMPI_THIN_K, s->k - k0); u.rows = k - k0;
+    for (k0 = 0; k0 < s->k; k0 += u.k) {
+        u.k = ampi_min_size(k0 == 0 && skew > 0 ? skew : AMPI_THIN_SUMS / u.m / 64 * 64, s->k - k0);
+        u.rows = k - k0;
         at = s->b.offset + (u.along_k ? j0 * u.ldb + k0 : k0 * u.ldb + j0);
         u.b = (const char*)s->b.data + at * ampi_type_size(u.bt);
         ampi_thin_a(s, &u, k0, a);
