@@ -529,7 +529,8 @@ static void test_reads_nothing_else(void) {
     static char memory[1 << 22];
     size_t round, length_a, length_b;
     for (round = 0; round < 192; round++) {
-        size_t m = round >= 96 ? 1 + round % 2 : round % 2 == 0 ? 7 : round % 3 ? 40 : 160, n = round % 3 ? 256 : 45, k = round % 4 < 2 ? 64 : 37;
+        size_t m = round >= 96 ? 1 + round % 2 : round % 2 == 0 ? 7 : round % 3 ? 40 : 160, k = round % 4 < 2 ? 64 : 37;
+        size_t n = round % 3 ? 256 : round >= 96 ? 53 : 45;
         amp_dtype t = TYPES[round / 12 % 3];
         void *base_a, *base_b;
         void* a = at_page_end(m * k * amp_dtype_size(t), &base_a, &length_a);
