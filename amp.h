@@ -3242,35 +3242,34 @@ typedef struct ampi_thin {
     }
 /* Along the runs. Of a group, which are as many as a vector has lanes, half as many words of 32 bits are turned in
    registers: each is an element of F32, or two neighbours. Two groups at once, for each addition waits for the one
-   before. But lines of 32 runs a multiple of 4096 bytes apart do not stay in the first-level cache: then one, if more
-   rows than one keep the additions apart; and F32, which needs a line four times, goes by whole lines from 2048 on. */
-#define AMPI_THIN_WORD(V, v, w)                                                                                  \
-    if (bt == AMP_F32) v = AMPI_##V##_FMA(first, AMPI_##V##_EVEN(bt, w), v);                                     \
+   before. But lines of 32 runs a multiple of 4096 bytes apart do not stay in the first-level cache. Then the first
+   group goes some lines ahead of the other; or alone, if more rows than one keep the additions apart; and F32, which
+   needs a line four times, goes by whole lines. */
+#define AMPI_THIN_WORD(V, v, w, a, p)                                                                            \
+    if (bt == AMP_F32) v = AMPI_##V##_FMA(AMPI_##V##_SPREAD((a)[p]), AMPI_##V##_EVEN(bt, w), v);                 \
     else {                                                                                                       \
-        v = AMPI_##V##_FMA(first, flip ? AMPI_##V##_ODD(bt, w) : AMPI_##V##_EVEN(bt, w), v);                     \
-        v = AMPI_##V##_FMA(second, flip ? AMPI_##V##_EVEN(bt, w) : AMPI_##V##_ODD(bt, w), v);                    \
+        const AMPI_##V##_T even = AMPI_##V##_EVEN(bt, w), odd = AMPI_##V##_ODD(bt, w);                           \
+        v = AMPI_##V##_FMA(AMPI_##V##_SPREAD((a)[2 * (p)]), flip ? odd : even, v);                               \
+        v = AMPI_##V##_FMA(AMPI_##V##_SPREAD((a)[2 * (p) + 1]), flip ? even : odd, v);                           \
     }
 #define AMPI_THIN_WORDS(p, V)                                                                                    \
-    {                                                                                                            \
-        const AMPI_##V##_T first = AMPI_##V##_SPREAD(a[bt == AMP_F32 ? (p) : 2 * (p)]);                          \
-        const AMPI_##V##_T second = AMPI_##V##_SPREAD(a[bt == AMP_F32 ? (p) : 2 * (p) + 1]);                     \
-        AMPI_THIN_WORD(V, v, w[p])                                                                               \
-        if (two) { AMPI_THIN_WORD(V, v_two, w_two[p]) }                                                          \
-        (void)second;                                                                                            \
-    }
+    { AMPI_THIN_WORD(V, v, w[p], a + skew, p) }                                                                  \
+    if (two) { AMPI_THIN_WORD(V, v_two, w_two[p], a, p) }
 #define AMPI_THIN_GROUPS(name, V)                                                                                \
-    AMPI_##V##_TARGET AMPI_VECTOR size_t name##_groups(amp_dtype bt, int flip, int two, const ampi_thin* u, size_t j) { \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_groups(amp_dtype bt, int flip, int two, const ampi_thin* u,        \
+                                                     size_t j, size_t q, size_t past, size_t skew) {             \
         enum { lanes = AMPI_##V##_LANES };                                                                       \
         const size_t size = ampi_type_size(bt), step = bt == AMP_F32 ? lanes / 2 : lanes, line = 64 / size;      \
-        const size_t runs = two ? 2 * lanes : lanes, whole = ampi_min_size(u->k, u->rows) / step * step;         \
-        const char* b = (const char*)u->b + j * u->ldb * size;                                                   \
-        const size_t ld = u->ldb * size / sizeof(uint16_t);                                                      \
+        const size_t ld = u->ldb * size, ld16 = ld / sizeof(uint16_t);                                           \
+        const char *b = (const char*)u->b + j * ld + (q + skew) * size;                                          \
+        const char *b_two = two ? b + lanes * ld - skew * size : b;                                              \
         AMPI_##V##_WORDS w[lanes / 2], w_two[lanes / 2];                                                         \
-        size_t i, q;                                                                                             \
-        for (q = 0; q < whole; q += step, b += step * size) {                                                    \
-            for (i = 0; q % line == 0 && i < runs; i++) AMPI_FETCH(b + i * u->ldb * size, 256);                  \
-            AMPI_##V##_TURN16(bt, w, (const uint16_t*)(const void*)b, ld);                                       \
-            if (two) AMPI_##V##_TURN16(bt, w_two, (const uint16_t*)(const void*)b + lanes * ld, ld);             \
+        size_t i;                                                                                                \
+        for (; q < past; q += step, b += step * size, b_two += step * size) {                                    \
+            for (i = 0; q % line == 0 && i < lanes; i++) AMPI_FETCH(b + i * ld, 256);                            \
+            for (i = 0; two && q % line == 0 && i < lanes; i++) AMPI_FETCH(b_two + i * ld, 256);                 \
+            AMPI_##V##_TURN16(bt, w, (const uint16_t*)(const void*)b, ld16);                                     \
+            if (two) AMPI_##V##_TURN16(bt, w_two, (const uint16_t*)(const void*)b_two, ld16);                    \
             for (i = 0; i < u->m; i++) {                                                                         \
                 const float* a = u->a + i * u->lda + q;                                                          \
                 float* t = u->t + i * u->ldt + j;                                                                \
@@ -3281,17 +3280,26 @@ typedef struct ampi_thin {
                 if (two) AMPI_##V##_STORE(t + lanes, v_two);                                                     \
             }                                                                                                    \
         }                                                                                                        \
-        return whole;                                                                                            \
     }                                                                                                            \
     /* Columns [j, j + 2*lanes), and up to which k. */                                                           \
     AMPI_##V##_TARGET AMPI_VECTOR size_t name##_both(amp_dtype bt, int flip, const ampi_thin* u, size_t j) {     \
-        const int wide = AMPI_##V##_LANES == 16, collide = u->ldb % (bt == AMP_F32 ? 512 : 2048) == 0;           \
-        if (bt == AMP_F32 && collide && (wide || u->m > 2)) return 0;                                            \
-        if (!wide || !collide || u->m == 1) return name##_groups(bt, flip, 1, u, j);                             \
-        name##_groups(bt, flip, 0, u, j);                                                                        \
-        return name##_groups(bt, flip, 0, u, j + AMPI_##V##_LANES);                                              \
+        enum { lanes = AMPI_##V##_LANES, ahead = 64 };                                                           \
+        const size_t step = bt == AMP_F32 ? lanes / 2 : lanes;                                                   \
+        const size_t whole = ampi_min_size(u->k, u->rows) / step * step;                                         \
+        const int collide = u->ldb % (bt == AMP_F32 ? 512 : 2048) == 0;                                          \
+        if (bt == AMP_F32 && collide && (lanes == 16 || u->m > 2)) return 0;                                     \
+        if (!collide || (lanes == 8 && u->m > 1)) name##_groups(bt, flip, 1, u, j, 0, whole, 0);                 \
+        else if (u->m == 1 && whole >= ahead) {                                                                  \
+            name##_groups(bt, flip, 0, u, j, 0, ahead, 0);                                                       \
+            name##_groups(bt, flip, 1, u, j, 0, whole - ahead, ahead);                                           \
+            name##_groups(bt, flip, 0, u, j + lanes, whole - ahead, whole, 0);                                   \
+        } else {                                                                                                 \
+            name##_groups(bt, flip, 0, u, j, 0, whole, 0);                                                       \
+            name##_groups(bt, flip, 0, u, j + lanes, 0, whole, 0);                                               \
+        }                                                                                                        \
+        return whole;                                                                                            \
     }
-/* The rest: of a group as many elements as a vector has lanes; if they are fewer, or perhaps flipped, through a buffer. */
+/* The rest: of a group as many elements as a vector has lanes; fewer of them, or perhaps flipped, through a buffer. */
 #define AMPI_THIN_READ(l, V) \
     x##l = AMPI_##V##_READ(u->b, bt, at[l] + q, rest); AMPI_FETCH(u->b, (at[l] + q) * ampi_type_size(bt) + 256);
 #define AMPI_THIN_ADD(l, V)  v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[l]), x##l, v);
@@ -3741,7 +3749,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_turn16_join(amp_dtype t, int upper, 
     return upper ? _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0xdd)
                  : _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0x88);
 }
-/* 16 x 16 elements: neighbours stay a pair while they are transposed, so half as much is shuffled. w[p]: the pairs p. */
+/* 16 x 16 elements: neighbours stay a pair while they are turned, so half as much is shuffled. w[p]: the pairs p. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_words(amp_dtype t, __m512i* w, const uint16_t* s, size_t lds) {
     __m512i x[4], y[4];
     ampi_turn16_quarters(x, s, lds);
