@@ -3203,21 +3203,36 @@ typedef struct ampi_thin {
 } ampi_thin;
 /* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. */
 #define AMPI_THIN_ACROSS(name, V)                                                                                      \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_four(amp_dtype bt, const ampi_thin* u, size_t q, size_t j, size_t rest) {\
-        const size_t f = u->flip, ldb = u->ldb, next = (q + 4) * ldb + j;                                              \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_four(amp_dtype bt, int two, const ampi_thin* u, size_t q, size_t j,      \
+                                                   size_t rest) {                                                      \
+        enum { lanes = AMPI_##V##_LANES };                                                                             \
+        const size_t f = u->flip, ldb = u->ldb, size = ampi_type_size(bt), k = j + lanes;                              \
+        const AMPI_##V##_T zero = AMPI_##V##_ZERO;                                                                     \
         const AMPI_##V##_T b0 = AMPI_##V##_READ(u->b, bt, (q + f) * ldb + j, rest);                                    \
         const AMPI_##V##_T b1 = AMPI_##V##_READ(u->b, bt, (q + 1 - f) * ldb + j, rest);                                \
         const AMPI_##V##_T b2 = AMPI_##V##_READ(u->b, bt, (q + 2 + f) * ldb + j, rest);                                \
         const AMPI_##V##_T b3 = AMPI_##V##_READ(u->b, bt, (q + 3 - f) * ldb + j, rest);                                \
+        const AMPI_##V##_T c0 = two ? AMPI_##V##_READ(u->b, bt, (q + f) * ldb + k, lanes) : zero;                      \
+        const AMPI_##V##_T c1 = two ? AMPI_##V##_READ(u->b, bt, (q + 1 - f) * ldb + k, lanes) : zero;                  \
+        const AMPI_##V##_T c2 = two ? AMPI_##V##_READ(u->b, bt, (q + 2 + f) * ldb + k, lanes) : zero;                  \
+        const AMPI_##V##_T c3 = two ? AMPI_##V##_READ(u->b, bt, (q + 3 - f) * ldb + k, lanes) : zero;                  \
         size_t i;                                                                                                      \
-        for (i = 0; i < 4; i++) AMPI_FETCH(u->b, (next + i * ldb) * ampi_type_size(bt));                               \
+        for (i = q + 4; i < q + 8; i++) AMPI_FETCH(u->b, (i * ldb + j) * size);                                        \
+        for (i = q + 4; two && lanes * size == 64 && i < q + 8; i++) AMPI_FETCH(u->b, (i * ldb + k) * size);           \
         for (i = 0; i < u->m; i++) {                                                                                   \
             const float* a = u->a + i * u->lda + q;                                                                    \
             float* t = u->t + i * u->ldt + j;                                                                          \
-            AMPI_##V##_T v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[0]), b0, AMPI_##V##_LOAD(t));                          \
+            AMPI_##V##_T v = AMPI_##V##_LOAD(t), w = two ? AMPI_##V##_LOAD(t + lanes) : zero;                          \
+            v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[0]), b0, v);                                                        \
+            if (two) w = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[0]), c0, w);                                               \
             v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[1]), b1, v);                                                        \
+            if (two) w = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[1]), c1, w);                                               \
             v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[2]), b2, v);                                                        \
-            AMPI_##V##_STORE(t, AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[3]), b3, v));                                       \
+            if (two) w = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[2]), c2, w);                                               \
+            v = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[3]), b3, v);                                                        \
+            if (two) w = AMPI_##V##_FMA(AMPI_##V##_SPREAD(a[3]), c3, w);                                               \
+            AMPI_##V##_STORE(t, v);                                                                                    \
+            if (two) AMPI_##V##_STORE(t + lanes, w);                                                                   \
         }                                                                                                              \
     }                                                                                                                  \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_one(amp_dtype bt, const ampi_thin* u, size_t q, size_t j) {              \
@@ -3231,11 +3246,14 @@ typedef struct ampi_thin {
         }                                                                                                              \
     }                                                                                                                  \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_across(amp_dtype bt, const ampi_thin* u) {                               \
+        enum { lanes = AMPI_##V##_LANES };                                                                             \
         size_t q = 0, j;                                                                                               \
         for (; q + 4 <= ampi_min_size(u->k, u->rows); q += 4) {                                                        \
-            for (j = 0; j + AMPI_##V##_LANES <= u->n; j += AMPI_##V##_LANES)                                           \
-                name##_four(bt, u, q, j, AMPI_##V##_LANES);                                                            \
-            if (j < u->n) name##_four(bt, u, q, j, u->n - j);                                                          \
+            j = 0;                                                                                                     \
+            if (bt != AMP_F32 || u->m > 1)                                                                             \
+                for (; j + 2 * lanes <= u->n; j += 2 * lanes) name##_four(bt, 1, u, q, j, lanes);                      \
+            for (; j + lanes <= u->n; j += lanes) name##_four(bt, 0, u, q, j, lanes);                                  \
+            if (j < u->n) name##_four(bt, 0, u, q, j, u->n - j);                                                       \
         }                                                                                                              \
         for (; q < u->k; q++)                                                                                          \
             for (j = 0; j < u->n; j += AMPI_##V##_LANES) name##_one(bt, u, q, j);                                      \
@@ -6068,20 +6086,23 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
    one core's share of the third-level cache does not hold. */
 enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096, AMPI_THIN_RUNS = 64, AMPI_THIN_FAR = 24 << 20 };
 
-/* For how many rows B is better read as it lies than packed for the other kernels (measured). From memory: for all that
-   there may be, but multiplying words of many rows is faster, and with 8 lanes there is no time left for them. From a
-   cache: where rows of B fall on the same sets; where they would have to be widened or made words; and where packing
-   would transpose them, if that is fast in registers. */
+/* For how many rows B is better read as it lies than packed for the other kernels (measured). Along its runs, up to
+   where the kernels of many rows earn the transposition back. Across them, from memory, for all that there may be. From
+   a cache: F32, which needs no packing, where its rows fall on the same sets; F16, which the kernels widen themselves,
+   hardly; BF16 until multiplying words is faster. */
 AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     const size_t size = ampi_type_size(s->b.dtype), all = AMPI_THIN_ROWS;
-    const int along = s->b.along_k, collides = s->b.ld * size % 4096 == 0;
-    if (along && size == 2 && g->lanes == 8) return all;
-    if ((double)s->n * (double)s->k * (double)size > (double)AMPI_THIN_FAR)
-        return g->words && !along ? 2 : g->words || g->lanes == 8 ? 4 : all;
-    if (along && size == 2) return g->words && collides ? 2 : 4;
-    if (along) return (size_t)(g->lanes == 8 ? 2 : 4) >> collides;
-    if (s->b.dtype == AMP_F32) return collides ? 2 : 0;
-    return s->b.dtype == AMP_BF16 && !g->words ? 2 : collides || g->words ? 1 : 0;
+    const int collides = s->b.ld * size % 4096 == 0, small = g->lanes == 8;
+    const int far = (double)s->n * (double)s->k * (double)size > (double)AMPI_THIN_FAR;
+    if (s->b.along_k) {
+        if (far) return small && size == 2 ? all : g->words || small ? 4 : all;
+        if (size == 2) return small ? all : g->words && collides ? 2 : 4;
+        return (size_t)(small ? 2 : 4) >> collides;
+    }
+    if (far) return all;
+    if (s->b.dtype == AMP_F32) return collides ? (small ? all : 4) : s->b.ld % 256 == 0 ? 2 : 0;
+    if (s->b.dtype == AMP_F16) return collides ? 2 : 1;
+    return g->words ? 4 : all;
 }
 
 /* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in `room`. */
@@ -6162,7 +6183,10 @@ AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whol
         s = &turned;
     }
     if (s->m > ampi_thin_most(kernels, s)) return 0;
-    wide = s->b.along_k ? (size_t)AMPI_THIN_RUNS : AMPI_THIN_SUMS / s->m / 16 * 16;
+    wide = AMPI_THIN_RUNS;
+    if (!s->b.along_k)    /* 4096 bytes of a row, if it is fast: what is fetched four rows ahead is near when needed */
+        wide = s->b.dtype == AMP_F32 && s->m == 1 ? (size_t)AMPI_THIN_SUMS
+             : ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, 4096 / ampi_type_size(s->b.dtype));
     wide = ampi_min_size(wide, ampi_round_up(ampi_div_up(s->n, ampi_threads()), 16));
     strips = ampi_div_up(s->n, wide);
     AMPI_PARALLEL_FOR(strips > 1 && s->n * s->k >= 65536)
