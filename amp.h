@@ -450,7 +450,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
      `training` says, and backward its gradient. Give both the same shape and save_*, which forward fills. */
 typedef struct amp_batch_norm_shape {
     int   n, channels, spatial;        /* each >= 1; n*spatial >= 2 in training, unless frozen */
-    float eps;                         /* 0 = 1e-5 */
+    float eps;                         /* 0 = 1e-5; > 0 */
     float momentum;                    /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
     int   frozen;                      /* 1 = the statistics are constants */
 } amp_batch_norm_shape;
@@ -472,7 +472,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                            int accumulate, const amp_exec* exec);
 
 /* Layer norm over the rows of x[R,D]; gamma[D], beta[D] may be NULL (1 and 0). save_mean[R], save_invstd[R]
-   are written for the backward pass, or NULL. eps: 0 = 1e-5. */
+   are written for the backward pass, or NULL. eps: 0 = 1e-5; > 0. */
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
                                           const void* beta, amp_dtype param_dtype, float eps,
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
@@ -1276,14 +1276,14 @@ typedef struct amp_pool2d_desc {
     int exclude_pad;
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
-    float eps;                         /* 0 = 1e-5 */
-    float momentum;                    /* batch norm: 0 = 0.1 */
+    float eps;                         /* 0 = 1e-5; in (0,1) */
+    float momentum;                    /* batch norm: 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
     int   frozen;                      /* batch norm: 1 = the running statistics in training too, and they stay as
                                           they are: bn.eval() in PyTorch. gamma and beta still train, unless their
                                           group is frozen; with both this is Keras' trainable = False */
 } amp_norm_desc;
 typedef struct amp_loss_desc {
-    float weight;                      /* of this loss in the sum; 0 = 1 */
+    float weight;                      /* of this loss in the sum; 0 = 1; > 0 */
     float smoothing;                   /* softmax cross-entropy: label smoothing in [0,1) */
 } amp_loss_desc;
 
@@ -12827,8 +12827,8 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
                          s->channels);
     p->eps = s->eps == 0.0f ? 1e-5f : s->eps;
     p->momentum = ampi_default_float(s->momentum, 0.1f);
-    if (!(p->eps > 0.0f))
-        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g must be greater than 0", (double)s->eps);
+    if (!(p->eps > 0.0f && amp_float_is_finite(&p->eps)))
+        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
     if (!(p->momentum >= 0.0f && p->momentum <= 1.0f))
         return ampi_fail(log, AMP_ERR_DESC, "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
@@ -13537,8 +13537,9 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
                          "layer norm: input %.0fx%.0f needs sizes >= 1", (double)rows, (double)d);
     eps = eps == 0.0f ? 1e-5f : eps;
-    if (!(eps > 0.0f))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g needs > 0", (double)eps);
+    if (!(eps > 0.0f && amp_float_is_finite(&eps)))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
+                         (double)eps);
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
         float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
@@ -17883,7 +17884,8 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     if (d->batch < 1)
         return ampi_model_fail(m, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
     if (!ampi_is_compute_dtype(d->grad_dtype))
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: grad_dtype must be f32, f16 or bf16");
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: grad_dtype is %s (%d), it must be f32, f16 or bf16",
+                               amp_dtype_name(d->grad_dtype), (int)d->grad_dtype);
     if (d->accumulate < 0)
         return ampi_model_fail(m, AMP_ERR_DESC, "model: accumulate is %d, below 0", d->accumulate);
     if (d->max_replays < 0)
@@ -18307,10 +18309,14 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     if (!in) return ampi_no_value();
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!(d.eps >= 0.0f && d.eps < 1.0f)
-        || !(d.momentum == (float)AMP_ZERO || (d.momentum >= 0.0f && d.momentum <= 1.0f))) {
-        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must be in [0,1) and momentum %g in [0,1]",
-                        amp_op_name(op), in->layer.name, (double)d.eps, (double)d.momentum);
+    if (!ampi_in_range(&d.eps, 0.0f, AMPI_BELOW_ONE)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must lie in [0,1)", amp_op_name(op), in->layer.name,
+                        (double)d.eps);
+        return ampi_no_value();
+    }
+    if (!ampi_is_off(&d.momentum) && !ampi_in_range(&d.momentum, 0.0f, 1.0f)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO",
+                        amp_op_name(op), in->layer.name, (double)d.momentum);
         return ampi_no_value();
     }
     n = ampi_same_shape(m, op, x);
@@ -18371,10 +18377,14 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
                         AMP_MAX_LOSSES);
         return ampi_no_value();
     }
-    if (!(d.smoothing >= 0.0f && d.smoothing < 1.0f) || !(d.weight >= 0.0f && d.weight <= 3e38f)) {
-        ampi_build_fail(m, AMP_ERR_DESC,
-                        "%s on '%s': smoothing %g must be in [0,1), weight %g positive and finite",
-                        amp_op_name(op), in->layer.name, (double)d.smoothing, (double)d.weight);
+    if (!ampi_in_range(&d.smoothing, 0.0f, AMPI_BELOW_ONE)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must lie in [0,1)", amp_op_name(op), in->layer.name,
+                        (double)d.smoothing);
+        return ampi_no_value();
+    }
+    if (!ampi_in_range(&d.weight, 0.0f, AMPI_FLT_MAX)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': weight %g must be finite and not negative", amp_op_name(op),
+                        in->layer.name, (double)d.weight);
         return ampi_no_value();
     }
     n = ampi_layer_add(m, op, x.id - 1, AMPI_NONE, 1, 1, 1);

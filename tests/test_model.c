@@ -1004,10 +1004,10 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_linear_negative, AMP_ERR_DESC, "-5", "photo" },      { e_linear_huge, AMP_ERR_DESC, "2147483647", "linear1" },
     { e_linear_null, AMP_ERR_DESC, "outputs", "photo" },     { e_linear_init, AMP_ERR_DESC, "init 9", "photo" },
     { e_dropout_one, AMP_ERR_DESC, "dropout", "1" },         { e_dropout_negative, AMP_ERR_DESC, "dropout", "-0.1" },
-    { e_norm_eps, AMP_ERR_DESC, "eps", "photo" },            { e_norm_momentum, AMP_ERR_DESC, "momentum", "photo" },
+    { e_norm_eps, AMP_ERR_DESC, "'photo': eps -0.001 must", "batch_norm" }, { e_norm_momentum, AMP_ERR_DESC, "'photo': momentum 1.5 must", "batch_norm" },
     { e_add, AMP_ERR_SHAPE, "3x6x5", "max_pool2d1" },        { e_add_channels, AMP_ERR_SHAPE, "4x6x5", "photo" },
-    { e_concat, AMP_ERR_SHAPE, "3x3x2", "photo" },           { e_loss_weight, AMP_ERR_DESC, "-2", "linear1" },
-    { e_loss_smoothing, AMP_ERR_DESC, "smoothing", "linear1" }, { e_on_loss, AMP_ERR_SHAPE, "relu", "loss" },
+    { e_concat, AMP_ERR_SHAPE, "3x3x2", "photo" },           { e_loss_weight, AMP_ERR_DESC, "'linear1': weight -2 must", "softmax_cross_entropy" },
+    { e_loss_smoothing, AMP_ERR_DESC, "'linear1': smoothing 1 must", "softmax_cross_entropy" }, { e_on_loss, AMP_ERR_SHAPE, "relu", "loss" },
     { e_loss_on_loss, AMP_ERR_SHAPE, "mse", "loss" },        { e_nine_losses, AMP_ERR_SHAPE, "8", "losses" },
     { e_nine_inputs, AMP_ERR_SHAPE, "8", "inputs" },         { e_input_zero, AMP_ERR_SHAPE, "0 x 4 x 4", "input" },
     { e_input_negative, AMP_ERR_SHAPE, "-4", "input" },      { e_input_huge, AMP_ERR_SHAPE, "2147483647", "input" },
@@ -1086,7 +1086,7 @@ static void test_desc_errors(void) {
     d = model_desc(2, AMP_O1, AMP_F16); d.sums = (amp_sums)7; refused_desc(d, AMP_ERR_DESC, "sums");
     d = model_desc(2, AMP_O1, AMP_F16); d.max_replays = -1; refused_desc(d, AMP_ERR_DESC, "max_replays");
     d = model_desc(2, AMP_O1, AMP_F16); d.max_replays = 1; d.accumulate = 2; refused_desc(d, AMP_ERR_DESC, "max_replays");
-    d = model_desc(2, AMP_O1, AMP_F16); d.grad_dtype = AMP_F64; refused_desc(d, AMP_ERR_DESC, "grad_dtype");
+    d = model_desc(2, AMP_O1, AMP_F16); d.grad_dtype = AMP_F64; refused_desc(d, AMP_ERR_DESC, "grad_dtype is f64 (4)");
     d = model_desc(2, AMP_O1, AMP_F16); d.allocator.alloc = no_alloc; refused_desc(d, AMP_ERR_DESC, "allocator");
     d = model_desc(2, AMP_O1, AMP_F16); d.allocator.alloc = no_alloc; d.allocator.free = no_free; refused_desc(d, AMP_ERR_MEMORY, "memory");
     d = model_desc(2, AMP_O1, AMP_F16); d.optimizer.group_count = 2; refused_desc(d, AMP_ERR_DESC, "group_count");
