@@ -170,7 +170,8 @@ AMP_DEF size_t amp_dtype_size(amp_dtype t);
 /* "f32", "f16", "bf16", "f64"; "?" for a value that is not an amp_dtype. */
 AMP_DEF const char* amp_dtype_name(amp_dtype t);
 
-/* Receives one sentence (no newline) for each refused call: what is wrong, and where. */
+/* Receives one sentence (no newline) for each refused call: what is wrong, and where. One whose code is AMP_OK is no
+   complaint: it tells of a call that went well what the caller may not expect, such as a file without some weights. */
 typedef struct amp_logger {
     void (*log)(amp_result code, const char* sentence, void* user_data);
     void* user_data;
@@ -1277,7 +1278,8 @@ typedef struct amp_pool2d_desc {
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
     float eps;                         /* 0 = 1e-5; in (0,1) */
-    float momentum;                    /* batch norm: 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
+    float momentum;                    /* batch norm: 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics
+                                          alone */
     int   frozen;                      /* batch norm: 1 = the running statistics in training too, and they stay as
                                           they are: bn.eval() in PyTorch. gamma and beta still train, unless their
                                           group is frozen; with both this is Keras' trainable = False */
@@ -1503,25 +1505,28 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
    the parameters, moments "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step
    and skip counts, random-number position. Resuming gives the same bits as never having stopped.
    AMP_ERR_STATE between the micro-batches of a step. Loading needs a model built and finalized the same
-   way; names, shapes, level, seed, optimizer settings (but the learning rates, base and groups', which are
-   loaded) and scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so too
-   if a tensor, the scaler, the step, a rate or the position is damaged (CRC-32). Saving needs memory for
-   a copy of the largest tensor, loading of all. */
+   way; names, shapes, level, seed, kind of optimizer (and maximize) and scaler rule must agree, otherwise
+   AMP_ERR_FORMAT with the first difference, and nothing changes; so too if a tensor, the scaler, the step, a rate or
+   the position is damaged (CRC-32). The learning rates, base and groups', are loaded; amp_optimizer_set_lr may set
+   another afterwards. The optimizer's other settings may change between two runs: momentum, betas, eps, weight decay,
+   clip_norm and schedule stay those of the model. The logger hears, with AMP_OK, of each of these that differs. Saving
+   needs memory for a copy of the largest tensor, loading of all. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
 /* For fine-tuning: the weights and running statistics alone, by name, from a checkpoint or another safetensors file
    (PyTorch's layers have the same shapes, and with amp_name the same names). What the file does not have stays as it
-   is, moments, scaler and counters too; *count (NULL = not wanted) is how many tensors were read. F32, F16, BF16 and
-   F64 are converted. AMP_ERR_FORMAT, and no change, for another shape, or if there is none of them at all. */
+   is, and the logger hears, with AMP_OK, how many tensors that are and the first names; moments, scaler and counters
+   stay too. *count (NULL = not wanted) is how many tensors were read. F32, F16, BF16 and F64 are converted.
+   AMP_ERR_FORMAT, and no change, for another shape, or if there is none of them at all. */
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
 
 /* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates, the state of s
    (NULL = there is no scaler), and `count` tensors more that the loop needs to go on: running statistics, its place in
    the data. Moments are called "<parameter>.m" and "<parameter>.v": each parameter needs a name of its own, of at most
-   77 bytes. Loading writes the 16-bit copies too; it needs an optimizer of the same desc with the same parameters and
-   a scaler of the same rule, and refuses what amp_checkpoint_load refuses. Memory of the host only. Errors: as
-   amp_file_save and amp_file_load; AMP_ERR_STATE inside a window of s. */
+   77 bytes. Loading writes the 16-bit copies too; it needs an optimizer of the same kind with the same parameters and
+   a scaler of the same rule, refuses what amp_checkpoint_load refuses, and keeps the settings which that keeps. Memory
+   of the host only. Errors: as amp_file_save and amp_file_load; AMP_ERR_STATE inside a window of s. */
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc);
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
@@ -1755,6 +1760,9 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
     logger->log(code, sentence, logger->user_data);
     return code;
 }
+
+/* A sentence beside a call that went well. */
+#define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
 
 AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) { return exec ? exec->logger : NULL; }
 
@@ -17801,10 +17809,7 @@ struct amp_model {
 
 AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
-    size_t n = strlen(sentence);
-    if (n >= sizeof m->error) n = sizeof m->error - 1;
-    memcpy(m->error, sentence, n);
-    m->error[n] = 0;
+    if (code != AMP_OK) snprintf(m->error, sizeof m->error, "%s", sentence);
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
 #define ampi_model_fail(m, ...) ampi_fail(&(m)->op_logger, __VA_ARGS__)
@@ -21343,7 +21348,7 @@ typedef struct ampi_subject {
 
 /* Besides tensors a checkpoint holds the scaler's bytes and these numbers, as metadata "amp.<key>". An
    integer is written in decimal; a float as the eight hexadecimal digits of its bits, which is exact. */
-typedef struct ampi_field { char key[40]; char text[24]; int is_float, is_state, is_optional; } ampi_field;
+typedef struct ampi_field { char key[40]; char text[24]; int is_float, is_state, is_setting, is_optional; } ampi_field;
 #define AMPI_MAX_FIELDS (32 + 3 * AMP_MAX_GROUPS)
 typedef struct ampi_fields { ampi_field list[AMPI_MAX_FIELDS]; int count; } ampi_fields;
 
@@ -21353,7 +21358,7 @@ AMPI_FN void ampi_field_add(ampi_fields* f, const char* key, int is_float, uint6
     snprintf(x->key, sizeof x->key, "amp.%s", key);
     snprintf(x->text, sizeof x->text, is_float ? "%08llx" : "%llu", (unsigned long long)value);
     x->is_float = is_float;
-    x->is_state = x->is_optional = 0;
+    x->is_state = x->is_setting = x->is_optional = 0;
 }
 AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
     ampi_field_add(f, key, 0, (uint64_t)v);
@@ -21361,8 +21366,10 @@ AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
 AMPI_FN void ampi_field_float(ampi_fields* f, const char* key, float v) {
     ampi_field_add(f, key, 1, ampi_bits(v));
 }
-/* The last one added is what loading sets; the others must be equal in the file and in the subject. */
+/* The last one added is what loading sets, or a setting: of that the subject keeps its own, whatever the file says. All
+   others must be equal in the file and in the subject. */
 AMPI_FN void ampi_field_is_state(ampi_fields* f) { f->list[f->count - 1].is_state = 1; }
+AMPI_FN void ampi_field_is_setting(ampi_fields* f) { f->list[f->count - 1].is_setting = 1; }
 
 /* Optional ones are left out of a file where they are 0. */
 AMPI_FN int ampi_field_left_out(const ampi_field* x, const char* text) {
@@ -21380,6 +21387,7 @@ AMPI_FN void ampi_fields_of_group(ampi_fields* f, const amp_optimizer* o, int i)
     f->list[f->count - 1].is_optional = unexpected;
     snprintf(key, sizeof key, "group%d.weight_decay", i);
     ampi_field_float(f, key, o->groups[i].weight_decay);
+    ampi_field_is_setting(f);
     f->list[f->count - 1].is_optional = unexpected;
     snprintf(key, sizeof key, "group%d.frozen_steps", i);
     ampi_field_int(f, key, o->state.frozen_steps[i]);
@@ -21387,11 +21395,9 @@ AMPI_FN void ampi_fields_of_group(ampi_fields* f, const amp_optimizer* o, int i)
     f->list[f->count - 1].is_optional = 1;
 }
 
-/* All settings that an optimizer's arithmetic depends on. */
-AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
-    const amp_optimizer_desc* d = &o->desc;
-    int i;
-    ampi_field_int(f, "optimizer", (int64_t)d->kind);
+/* What a step reads and no moment is made for: the program may have changed its mind. */
+AMPI_FN void ampi_fields_of_settings(ampi_fields* f, const amp_optimizer_desc* d) {
+    int i = f->count;
     ampi_field_float(f, "momentum", d->momentum);
     ampi_field_float(f, "dampening", d->dampening);
     ampi_field_int(f, "nesterov", d->nesterov != 0);
@@ -21400,14 +21406,22 @@ AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     ampi_field_float(f, "eps", d->eps);
     ampi_field_float(f, "weight_decay", d->weight_decay);
     ampi_field_float(f, "clip_norm", d->clip_norm);
-    ampi_field_int(f, "maximize", d->maximize != 0);
     ampi_field_int(f, "schedule", (int64_t)d->schedule.kind);
     ampi_field_int(f, "schedule.warmup_steps", d->schedule.warmup_steps);
     ampi_field_int(f, "schedule.total_steps", d->schedule.total_steps);
     ampi_field_int(f, "schedule.step_size", d->schedule.step_size);
     ampi_field_float(f, "schedule.gamma", d->schedule.gamma);
     ampi_field_float(f, "schedule.floor", d->schedule.floor);
-    ampi_field_int(f, "groups", d->group_count);
+    for (; i < f->count; i++) f->list[i].is_setting = 1;
+}
+
+/* All that an optimizer's arithmetic depends on. */
+AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
+    int i;
+    ampi_field_int(f, "optimizer", (int64_t)o->desc.kind);
+    ampi_field_int(f, "maximize", o->desc.maximize != 0);
+    ampi_fields_of_settings(f, &o->desc);
+    ampi_field_int(f, "groups", o->desc.group_count);
     for (i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) ampi_fields_of_group(f, o, i);
 }
 
@@ -21610,8 +21624,8 @@ AMPI_FN const char* ampi_checkpoint_text(const ampi_file* f, const ampi_field* x
     return text || !x->is_optional ? text : x->is_float ? "00000000" : "0";
 }
 
-/* Every field that is not optional must be there, and those that loading does not set must be the subject's. Texts are
-   compared, not numbers: what save writes is unique for a value. */
+/* Every field that is not optional must be there, and those that are neither state nor settings must be the subject's.
+   Texts are compared, not numbers: what save writes is unique for a value. */
 AMPI_FN amp_result ampi_checkpoint_check_fields(const ampi_subject* c, const ampi_file* f) {
     char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
     ampi_fields fields;
@@ -21623,12 +21637,27 @@ AMPI_FN amp_result ampi_checkpoint_check_fields(const ampi_subject* c, const amp
         if (!text)
             return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by %s?",
                              f->path, x->key, c->saver);
-        if (!x->is_state && i < fields.count - 1 && strcmp(text, x->text) != 0)
+        if (!x->is_state && !x->is_setting && i < fields.count - 1 && strcmp(text, x->text) != 0)
             return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: %s is %s in the file, but %s in %s", x->key,
                              ampi_show_field(text, x->is_float, theirs), ampi_show_field(x->text, x->is_float, ours),
                              c->name);
     }
     return AMP_OK;
+}
+
+/* After loading: which settings the file does not share, and which rates came from it. `before`: what there was. */
+AMPI_FN void ampi_checkpoint_tell(const ampi_subject* c, const ampi_file* f, const ampi_fields* before) {
+    char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
+    int i;
+    for (i = 0; i < before->count; i++) {
+        const ampi_field* x = &before->list[i];
+        const char* text = ampi_checkpoint_text(f, x);
+        const int is_rate = x->is_state && x->is_float;
+        if ((!x->is_setting && !is_rate) || strcmp(text, x->text) == 0) continue;
+        ampi_remark(c->logger, "checkpoint: %s is %s in the file, but %s in %s, which %s", x->key,
+                    ampi_show_field(text, x->is_float, theirs), ampi_show_field(x->text, x->is_float, ours), c->name,
+                    is_rate ? "takes the file's" : "keeps its own");
+    }
 }
 
 /* The last field is a fingerprint. It is compared after the tensors, which can say more. */
@@ -21771,27 +21800,41 @@ AMPI_FN amp_result ampi_checkpoint_apply(const ampi_subject* c, const ampi_state
 AMPI_FN amp_result ampi_checkpoint_read(const ampi_subject* c, ampi_file* f, const ampi_state_list* s) {
     char* staging = NULL;
     ampi_restored restored;
+    ampi_fields before;
     amp_result r = ampi_checkpoint_check_fields(c, f);
+    ampi_fields_of(&before, c);
     if (r == AMP_OK) r = ampi_checkpoint_read_state(c, f, &restored);
     if (r == AMP_OK) r = ampi_checkpoint_read_scaler(c, f, &restored);
     if (r == AMP_OK) r = ampi_file_stage(f, s->tensors, s->count, c->name, &staging);
     if (r == AMP_OK) r = ampi_checkpoint_check_extra(c, f);
     if (r == AMP_OK) r = ampi_checkpoint_check_graph(c, f);
     if (r == AMP_OK) r = ampi_checkpoint_apply(c, s, staging, &restored);
+    if (r == AMP_OK) ampi_checkpoint_tell(c, f, &before);
     ampi_free(f->allocator, staging);
     return r;
+}
+
+/* Names for a sentence: all are counted, the first three told. */
+typedef struct ampi_names { int count; char text[4 * AMPI_SHOWN]; } ampi_names;
+AMPI_FN void ampi_names_add(ampi_names* n, const char* name) {
+    char shown[AMPI_SHOWN];
+    size_t at = strlen(n->text);
+    if (n->count < 3) snprintf(n->text + at, sizeof n->text - at, at ? ", '%s'" : "'%s'", ampi_show(name, shown));
+    else if (n->count == 3) strcpy(n->text + at, ", ...");
+    n->count++;
 }
 
 /* Keeps those tensors of a model that the file has and that are no moments; theirs[i] is tensor i of the list with the
    type that it has in the file. */
 AMPI_FN void ampi_weights_keep(const ampi_subject* c, const ampi_file* f, ampi_state_list* s,
-                               amp_file_tensor* theirs) {
+                               amp_file_tensor* theirs, ampi_names* missing) {
     int i, kept = 0;
     s->largest = 0;
     for (i = 0; i < s->count; i++) {
         const char* name = s->tensors[i].tensor.name;
         const void* found = ampi_find_name(f->entries, f->count, sizeof *f->entries, name);
-        if (!found || ampi_model_state_is_moment(c->model, i)) continue;
+        if (ampi_model_state_is_moment(c->model, i)) continue;
+        if (!found) { ampi_names_add(missing, name); continue; }
         s->tensors[kept] = theirs[kept] = s->tensors[i];
         theirs[kept].tensor.dtype = ((const ampi_file_entry*)found)->type->dtype;
         if (ampi_file_bytes(&theirs[kept]) > s->largest) s->largest = ampi_file_bytes(&theirs[kept]);
@@ -21817,18 +21860,24 @@ AMPI_FN amp_result ampi_weights_apply(const ampi_subject* c, const ampi_state_li
 
 AMPI_FN amp_result ampi_weights_read(const ampi_subject* c, ampi_file* f, ampi_state_list* s) {
     amp_file_tensor* theirs = (amp_file_tensor*)ampi_alloc(c->allocator, (size_t)s->count * sizeof *theirs);
-    char* staging = NULL;
+    char shown[AMPI_SHOWN], *staging = NULL;
     void* room = NULL;
+    ampi_names missing = { 0, "" };
     amp_result r = AMP_OK;
     if (theirs) {
-        ampi_weights_keep(c, f, s, theirs);
+        ampi_weights_keep(c, f, s, theirs, &missing);
         if (s->count == 0)
-            r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no weight of %s", f->path, c->name);
+            r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no weight of %s: its first name is '%s', %s "
+                          "has %s", f->path, c->name, f->count ? ampi_show(f->entries->name, shown) : "", c->name,
+                          missing.text);
         if (r == AMP_OK) r = ampi_file_stage(f, theirs, s->count, c->name, &staging);
         if (r == AMP_OK) room = ampi_alloc(c->allocator, s->largest);
     }
     if (r == AMP_OK && !room) r = ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a list or a copy");
     if (r == AMP_OK) r = ampi_weights_apply(c, s, theirs, staging, room);
+    if (r == AMP_OK && missing.count > 0)
+        ampi_remark(c->logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s; the file is '%s'",
+                    missing.count, missing.count + s->count, c->name, missing.text, f->path);
     ampi_free(c->allocator, room);
     ampi_free(c->allocator, staging);
     ampi_free(c->allocator, theirs);
