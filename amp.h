@@ -1072,7 +1072,8 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 
 typedef struct amp_model amp_model;
 
-/* A handle of something computed: images [N,C,H,W], or rows [N,C*H*W] when C,H,W are not needed. */
+/* A handle of something computed: images [N,C,H,W], or rows [N,C*H*W] when C,H,W are not needed. It serves its model
+   and those that are built alike; another refuses it where the layers that lead to it, or their shapes, differ. */
 typedef struct amp_value { int id; } amp_value;
 
 /* Data-parallel training: sums over ranks, in place, on the memory of the model's backend. */
@@ -17725,6 +17726,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 typedef struct ampi_node {
     amp_layer layer;              /* what the user may see; the first layer_count nodes are layers */
     int is_cast;
+    int tag;                      /* in its values, see ampi_value_of */
     int inputs[2], input_count;   /* nodes, as built */
     int reads[2];                 /* nodes whose memory is really read: behind flatten, or a cast */
     int has_region;               /* the innermost region says region_dtype */
@@ -17992,7 +17994,34 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 /* --- building -------------------------------------------------------------------------- */
 
 AMPI_FN amp_value ampi_no_value(void) { amp_value v; v.id = 0; return v; }
-AMPI_FN amp_value ampi_value_of(int node) { amp_value v; v.id = node + 1; return v; }
+
+/* A value: the number of its node, counted from 1, and above it the node's tag, 11 bits of a hash (FNV-1a) of what it
+   is made from. So a value of another model shows, unless all that leads to it is the same there. */
+#define AMPI_VALUE_BITS 20
+#define AMPI_MAX_LAYERS ((1 << AMPI_VALUE_BITS) - 1)
+AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
+    size_t i;
+    for (i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
+    return h;
+}
+AMPI_FN int ampi_node_tag(const amp_model* m, const ampi_node* n) {
+    uint32_t words[8] = { (uint32_t)n->layer.op, (uint32_t)n->layer.channels, (uint32_t)n->layer.height,
+                          (uint32_t)n->layer.width, 0, 0, 0, 0 };      /* the last two carry the others up to the tag */
+    int i;
+    for (i = 0; i < n->input_count; i++) words[4 + i] = (uint32_t)m->nodes[n->inputs[i]].tag + 1;
+    return (int)(ampi_hash_words(14695981039346656037u, words, 8) >> (33 + AMPI_VALUE_BITS));
+}
+AMPI_FN amp_value ampi_value_of(const amp_model* m, int node) {
+    amp_value v;
+    v.id = m->nodes[node].tag << AMPI_VALUE_BITS | (node + 1);
+    return v;
+}
+/* The node of a value, and for messages its number; a value that is not of this model has no node. */
+AMPI_FN int ampi_number_of(amp_value v) { return v.id < 0 ? v.id : v.id & AMPI_MAX_LAYERS; }
+AMPI_FN int ampi_index_of(const amp_model* m, amp_value v) {
+    const int i = ampi_number_of(v) - 1;
+    return i >= 0 && i < m->layer_count && m->nodes[i].tag == v.id >> AMPI_VALUE_BITS ? i : AMPI_NONE;
+}
 
 /* After a mistake nothing more is built, and nothing after finalize. */
 AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
@@ -18004,12 +18033,12 @@ AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
 
 /* The node of a value, or NULL when the graph has a mistake already; a foreign handle is a mistake. */
 AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
+    int i;
     if (!ampi_can_build(m, what)) return NULL;
-    if (v.id < 1 || v.id > m->node_count) {
-        ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
-        return NULL;
-    }
-    return &m->nodes[v.id - 1];
+    i = ampi_index_of(m, v);
+    if (i != AMPI_NONE) return &m->nodes[i];
+    ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, ampi_number_of(v));
+    return NULL;
 }
 
 AMPI_FN amp_result ampi_grow_nodes(amp_model* m) {
@@ -18051,6 +18080,10 @@ AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, int a, int b, int c, 
         ampi_build_fail(m, AMP_ERR_SHAPE, "%s on a loss: nothing can be built on it", amp_op_name(op));
         return NULL;
     }
+    if (m->node_count == AMPI_MAX_LAYERS) {
+        ampi_build_fail(m, AMP_ERR_UNSUPPORTED, "%s: a model has at most %d layers", amp_op_name(op), AMPI_MAX_LAYERS);
+        return NULL;
+    }
     n = ampi_node_add(m, op, c, h, w);
     if (!n) { m->build_result = AMP_ERR_MEMORY; return NULL; }
     n->inputs[0] = a;
@@ -18060,13 +18093,14 @@ AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, int a, int b, int c, 
         n->has_region = 1;
         n->region_dtype = m->regions[m->region_count - 1];
     }
+    n->tag = ampi_node_tag(m, n);
     ampi_default_name(m, n);
     m->layer_count = m->node_count;
     return n;
 }
 
 AMPI_FN amp_value ampi_last_value(const amp_model* m, const ampi_node* n) {
-    return n ? ampi_value_of(m->node_count - 1) : ampi_no_value();
+    return n ? ampi_value_of(m, m->node_count - 1) : ampi_no_value();
 }
 
 /* Elements of a node's output per sample; building has made sure that the product fits. */
@@ -18104,7 +18138,7 @@ AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
 AMPI_FN ampi_node* ampi_same_shape(amp_model* m, amp_op op, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
     if (!in) return NULL;
-    return ampi_layer_add(m, op, x.id - 1, AMPI_NONE, in->layer.channels, in->layer.height, in->layer.width);
+    return ampi_layer_add(m, op, ampi_index_of(m, x), AMPI_NONE, in->layer.channels, in->layer.height, in->layer.width);
 }
 AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) {
     return ampi_last_value(m, ampi_same_shape(m, AMP_OP_RELU, x));
@@ -18138,7 +18172,7 @@ AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, "flatten");
     if (!in) return ampi_no_value();
     return ampi_last_value(
-        m, ampi_layer_add(m, AMP_OP_FLATTEN, x.id - 1, AMPI_NONE, (int)ampi_features(in), 1, 1));
+        m, ampi_layer_add(m, AMP_OP_FLATTEN, ampi_index_of(m, x), AMPI_NONE, (int)ampi_features(in), 1, 1));
 }
 
 AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
@@ -18179,7 +18213,7 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
                         (int)desc->init);
         return ampi_no_value();
     }
-    n = ampi_layer_add(m, AMP_OP_LINEAR, x.id - 1, AMPI_NONE, desc->out, 1, 1);
+    n = ampi_layer_add(m, AMP_OP_LINEAR, ampi_index_of(m, x), AMPI_NONE, desc->out, 1, 1);
     if (n) ampi_has_params(n, !desc->no_bias, desc->init, fan_in, (size_t)desc->out);
     return ampi_last_value(m, n);
 }
@@ -18239,7 +18273,7 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
         ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
         return ampi_no_value();
     }
-    n = ampi_layer_add(m, AMP_OP_CONV2D, x.id - 1, AMPI_NONE, s.out_channels, oh, ow);
+    n = ampi_layer_add(m, AMP_OP_CONV2D, ampi_index_of(m, x), AMPI_NONE, s.out_channels, oh, ow);
     if (!n) return ampi_no_value();
     n->conv = s;
     ampi_has_params(n, !desc->no_bias, desc->init, (size_t)(s.channels / s.groups) * area,
@@ -18282,7 +18316,7 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
         ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
         return ampi_no_value();
     }
-    n = ampi_layer_add(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x.id - 1,
+    n = ampi_layer_add(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, ampi_index_of(m, x),
                        AMPI_NONE, s.channels, oh, ow);
     if (n) n->pool = s;
     return ampi_last_value(m, n);
@@ -18349,7 +18383,7 @@ AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
                         y->layer.channels, y->layer.height, y->layer.width);
         return ampi_no_value();
     }
-    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_ADD, a.id - 1, b.id - 1, x->layer.channels,
+    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_ADD, ampi_index_of(m, a), ampi_index_of(m, b), x->layer.channels,
                                              x->layer.height, x->layer.width));
 }
 
@@ -18365,7 +18399,7 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
                         y->layer.channels, y->layer.height, y->layer.width);
         return ampi_no_value();
     }
-    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_CONCAT, a.id - 1, b.id - 1,
+    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_CONCAT, ampi_index_of(m, a), ampi_index_of(m, b),
                                              x->layer.channels + y->layer.channels, x->layer.height,
                                              x->layer.width));
 }
@@ -18392,7 +18426,7 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
                         in->layer.name, (double)d.weight);
         return ampi_no_value();
     }
-    n = ampi_layer_add(m, op, x.id - 1, AMPI_NONE, 1, 1, 1);
+    n = ampi_layer_add(m, op, ampi_index_of(m, x), AMPI_NONE, 1, 1, 1);
     if (!n) return ampi_no_value();
     n->index = m->loss_count;
     n->loss_weight = d.weight == 0.0f ? 1.0f : d.weight;
@@ -19117,7 +19151,7 @@ AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i) {
     return m && m->finalized && i >= 0 && i < m->layer_count ? &m->nodes[i].layer : NULL;
 }
 AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) {
-    return m && v.id >= 1 && v.id <= m->layer_count ? v.id - 1 : -1;
+    return m ? ampi_index_of(m, v) : AMPI_NONE;
 }
 
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
@@ -19210,12 +19244,6 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
 AMPI_FN int ampi_model_ready(const amp_model* m) { return m->finalized; }
 AMPI_FN int ampi_model_mid_step(const amp_model* m) { return m->micro != 0; }
 AMPI_FN uint64_t ampi_model_pass_count(const amp_model* m) { return m->training.passes; }
-
-AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
-    return h;
-}
 
 /* One number for everything that decides the arithmetic of a pass and is not a weight: operators, their wiring,
    types and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
@@ -20172,14 +20200,15 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     ampi_pass p;
     fenv_t floats;
     amp_result r;
+    int i;
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "predict", 0)) != AMP_OK) return r;
     if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: out is NULL");
-    if (v.id < 1 || v.id > m->layer_count)
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
-    if (ampi_op_is_loss(m->nodes[v.id - 1].layer.op))
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: '%s' is a loss", m->nodes[v.id - 1].layer.name);
-    n = &m->nodes[ampi_source(m, v.id - 1)];    /* before a layer that works in place has been there */
+    if ((i = ampi_index_of(m, v)) == AMPI_NONE)
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", ampi_number_of(v));
+    if (ampi_op_is_loss(m->nodes[i].layer.op))
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: '%s' is a loss", m->nodes[i].layer.name);
+    n = &m->nodes[ampi_source(m, i)];    /* before a layer that works in place has been there */
     memset(&p, 0, sizeof p);
     p.n = batch->n;
     feholdexcept(&floats);

@@ -445,6 +445,8 @@ TABLE = [
     ("train", "return *flag != 0.0f ? amp_scaler_report_overflow(&t->scaler) : AMP_OK;", "return AMP_OK;"),
     ("train", "t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;", ""),
     # --- model
+    ("model", "m->nodes[i].tag == v.id >> AMPI_VALUE_BITS ? i", "1 ? i"),
+    ("model", "words[4 + i] = (uint32_t)m->nodes[n->inputs[i]].tag + 1;", "(void)m;"),
     ("model", "if (x->layer.channels != y->layer.channels || x->layer.height != y->layer.height\n", "if (0\n"),
     ("model", "n->loss_weight = d.weight == 0.0f ? 1.0f : d.weight;", "n->loss_weight = 1.0f;"),
     ("model", "n->pin_dtype == AMP_DTYPE_DEFAULT || dtype < n->pin_dtype", "n->pin_dtype == AMP_DTYPE_DEFAULT || dtype > n->pin_dtype"),

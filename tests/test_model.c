@@ -1061,6 +1061,47 @@ static void test_mistakes(void) {
     }
 }
 
+/* Two models at a time, as a generator and its critic: what one has made is no value of the other, whose layer of that number
+   is another, or made from others. Models that are built alike may share. */
+static amp_model* two_layers(int features, int hidden, amp_value* x, amp_value* h, amp_value* y) {
+    amp_model* m = new_model(2, AMP_O0, AMP_F16);
+    *x = amp_input(m, features, 1, 1);
+    *h = amp_relu(m, amp_linear(m, *x, hidden));
+    *y = amp_linear(m, amp_add(m, *h, *h), 2);
+    return m;
+}
+static void test_values_of_others(void) {
+    amp_value x[3], h[3], y[3], z;
+    amp_model *a, *b = two_layers(5, 4, &x[1], &h[1], &y[1]), *alike = two_layers(3, 4, &x[2], &h[2], &y[2]);
+    float data[6] = { 1, 2, 3, 4, 5, 6 }, out[2][4];
+    amp_batch batch;
+    int i;
+    memset(&batch, 0, sizeof batch);
+    batch.n = 2; batch.inputs[0] = data;
+    for (i = 0; i < 5; i++) {                   /* the last one is in order */
+        a = two_layers(3, 4, &x[0], &h[0], &y[0]);
+        CHECK(amp_model_layer_of(a, h[0]) == 2 && amp_model_layer_of(a, h[1]) == -1 && amp_model_layer_of(a, h[2]) == 2);
+        z = y[0];
+        if (i == 0) z = amp_relu(a, x[1]);      /* of another size */
+        if (i == 1) z = amp_add(a, h[0], h[1]); /* a layer like ours, but behind other layers */
+        if (i == 2) z = amp_concat(a, h[1], h[0]);
+        if (i == 3) amp_name(a, h[1], "critic");
+        if (i == 4) z = amp_relu(a, y[2]);
+        CHECK((z.id == 0) == (i < 3));
+        CHECK_MSG((amp_model_finalize(a) == AMP_ERR_ARGUMENT) == (i < 4), "%d: %s", i, amp_model_error(a));
+        CHECK_MSG(i == 4 || strstr(amp_model_error(a), i ? "value 3 is not one of this model" : "relu: value 1 is not"), "%d: %s",
+                  i, amp_model_error(a));
+        if (i < 4) amp_model_destroy(a);
+    }
+    CHECK(amp_model_finalize(alike) == AMP_OK);
+    CHECK(amp_predict(a, &batch, y[2], out[0]) == AMP_OK && amp_predict(alike, &batch, y[0], out[1]) == AMP_OK);
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
+    CHECK(amp_predict(a, &batch, y[1], out[0]) == AMP_ERR_ARGUMENT);
+    CHECK_MSG(strstr(amp_model_error(a), "predict: value 5 is not of this model"), "%s", amp_model_error(a));
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
+    amp_model_destroy(a); amp_model_destroy(b); amp_model_destroy(alike);
+}
+
 static void refused_desc(amp_model_desc d, amp_result code, const char* word) {
     amp_model* m = (amp_model*)(void*)&d;
     heard[0] = 0;
@@ -1161,7 +1202,7 @@ static void test_desc_is_copied(void) {
 
 static void test_wrong_time(void) {
     amp_model* m = new_model(2, AMP_O2, AMP_F16);
-    amp_value x = amp_input(m, 3, 1, 1), y = amp_linear(m, x, 2);
+    amp_value x = amp_input(m, 3, 1, 1), y = amp_linear(m, x, 2), loss;
     amp_batch b;
     amp_step_info info;
     amp_eval_info eval;
@@ -1171,7 +1212,7 @@ static void test_wrong_time(void) {
     int layers;
     memset(&b, 0, sizeof b);
     b.n = 2; b.inputs[0] = data; b.targets[0] = data;
-    amp_mse(m, y, NULL);
+    loss = amp_mse(m, y, NULL);
     CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "not finalized"));
     CHECK(amp_evaluate(m, &b, &eval) == AMP_ERR_STATE && amp_predict(m, &b, y, out) == AMP_ERR_STATE);
     CHECK(amp_model_stats(m, &b, stats, 3) == AMP_ERR_STATE && amp_model_sync_params(m) == AMP_ERR_STATE);
@@ -1202,7 +1243,7 @@ static void test_wrong_time(void) {
     CHECK(amp_predict(m, &b, foreign(0), out) == AMP_ERR_ARGUMENT
           && amp_predict(m, &b, foreign(4), out) == AMP_ERR_ARGUMENT);
     CHECK_MSG(strstr(amp_model_error(m), "value 4 is not of this model"), "%s", amp_model_error(m));
-    CHECK(amp_predict(m, &b, foreign(3), out) == AMP_ERR_ARGUMENT);
+    CHECK(amp_predict(m, &b, loss, out) == AMP_ERR_ARGUMENT);
     CHECK_MSG(strstr(amp_model_error(m), "is a loss"), "%s", amp_model_error(m));
     CHECK(amp_model_memory(m, NULL) == AMP_ERR_ARGUMENT && amp_model_sync_params(NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_model_layer_of(m, foreign(0)) == -1 && amp_model_layer_of(m, foreign(9)) == -1
@@ -1550,6 +1591,7 @@ int main(void) {
     TEST(test_shapes);
     TEST(test_lenet);
     TEST(test_mistakes);
+    TEST(test_values_of_others);
     TEST(test_desc_errors);
     TEST(test_desc_is_copied);
     TEST(test_wrong_time);
