@@ -18019,7 +18019,7 @@ AMPI_FN amp_value ampi_value_of(const amp_model* m, int node) {
 /* The node of a value, and for messages its number; a value that is not of this model has no node. */
 AMPI_FN int ampi_number_of(amp_value v) { return v.id < 0 ? v.id : v.id & AMPI_MAX_LAYERS; }
 AMPI_FN int ampi_index_of(const amp_model* m, amp_value v) {
-    const int i = ampi_number_of(v) - 1;
+    const int i = v.id < 0 ? AMPI_NONE : ampi_number_of(v) - 1;
     return i >= 0 && i < m->layer_count && m->nodes[i].tag == v.id >> AMPI_VALUE_BITS ? i : AMPI_NONE;
 }
 

@@ -1247,6 +1247,7 @@ static void test_wrong_time(void) {
     CHECK_MSG(strstr(amp_model_error(m), "is a loss"), "%s", amp_model_error(m));
     CHECK(amp_model_memory(m, NULL) == AMP_ERR_ARGUMENT && amp_model_sync_params(NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_model_layer_of(m, foreign(0)) == -1 && amp_model_layer_of(m, foreign(9)) == -1
+          && amp_model_layer_of(m, foreign(-0x7fffffff - 1)) == -1 && amp_model_layer_of(m, foreign(0x7fffffff)) == -1
           && amp_model_layer_of(NULL, y) == -1);
     CHECK(amp_model_scaler(NULL) == NULL && amp_model_policy(NULL) == NULL && amp_model_params(NULL, NULL) == NULL);
     amp_relu(NULL, y); amp_input(NULL, 1, 1, 1); amp_autocast_push(NULL, AMP_F32); amp_autocast_pop(NULL); amp_name(NULL, y, "a");
