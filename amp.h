@@ -95,13 +95,17 @@
 
 /* Option macros. None of them changes the layout of a struct, so files may differ in them.
      AMP_IMPLEMENTATION  emit the implementation here; define it in exactly one file
-     AMP_STATIC          every function static: a private copy, in files that define AMP_IMPLEMENTATION
+     AMP_STATIC          every function static: a private copy, in files that define AMP_IMPLEMENTATION (before their
+                         first include); nothing in other files, which may use the types
      AMP_DEF             your own linkage for public functions, e.g. __declspec(dllexport)
      AMP_NO_SIMD         portable C only: no intrinsics, no cpuid; the same bits, slower
      AMP_NO_OPENMP       no threads although the compiler has OpenMP switched on
      AMP_NO_STDIO        no FILE, no files: removes checkpoint, print and the stderr logger   */
 #ifndef AMP_DEF
-  #if defined(AMP_STATIC) && (defined(__GNUC__) || defined(__clang__))
+  #if defined(AMP_STATIC) && !defined(AMP_IMPLEMENTATION)
+    #define AMP_DEF extern          /* static, and never defined, would be a warning for each function */
+    #define AMPI_STATIC_TOO_LATE
+  #elif defined(AMP_STATIC) && (defined(__GNUC__) || defined(__clang__))
     #define AMP_DEF static __attribute__((unused))
   #elif defined(AMP_STATIC)
     #define AMP_DEF static
@@ -166,7 +170,8 @@ AMP_DEF size_t amp_dtype_size(amp_dtype t);
 /* "f32", "f16", "bf16", "f64"; "?" for a value that is not an amp_dtype. */
 AMP_DEF const char* amp_dtype_name(amp_dtype t);
 
-/* Receives one sentence (no newline) for each refused call: what is wrong, and where. */
+/* Receives one sentence (no newline) for each refused call: what is wrong, and where. One whose code is AMP_OK is no
+   complaint: it tells of a call that went well what the caller may not expect, such as a file without some weights. */
 typedef struct amp_logger {
     void (*log)(amp_result code, const char* sentence, void* user_data);
     void* user_data;
@@ -446,7 +451,7 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
      `training` says, and backward its gradient. Give both the same shape and save_*, which forward fills. */
 typedef struct amp_batch_norm_shape {
     int   n, channels, spatial;        /* each >= 1; n*spatial >= 2 in training, unless frozen */
-    float eps;                         /* 0 = 1e-5 */
+    float eps;                         /* 0 = 1e-5; > 0 */
     float momentum;                    /* 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics alone */
     int   frozen;                      /* 1 = the statistics are constants */
 } amp_batch_norm_shape;
@@ -468,7 +473,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                            int accumulate, const amp_exec* exec);
 
 /* Layer norm over the rows of x[R,D]; gamma[D], beta[D] may be NULL (1 and 0). save_mean[R], save_invstd[R]
-   are written for the backward pass, or NULL. eps: 0 = 1e-5. */
+   are written for the backward pass, or NULL. eps: 0 = 1e-5; > 0. */
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
                                           const void* beta, amp_dtype param_dtype, float eps,
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
@@ -1067,7 +1072,8 @@ AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 
 typedef struct amp_model amp_model;
 
-/* A handle of something computed: images [N,C,H,W], or rows [N,C*H*W] when C,H,W are not needed. */
+/* A handle of something computed: images [N,C,H,W], or rows [N,C*H*W] when C,H,W are not needed. It serves its model
+   and those that are built alike; another refuses it where the layers that lead to it, or their shapes, differ. */
 typedef struct amp_value { int id; } amp_value;
 
 /* Data-parallel training: sums over ranks, in place, on the memory of the model's backend. */
@@ -1272,14 +1278,15 @@ typedef struct amp_pool2d_desc {
     int exclude_pad;
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
-    float eps;                         /* 0 = 1e-5 */
-    float momentum;                    /* batch norm: 0 = 0.1 */
+    float eps;                         /* 0 = 1e-5; in (0,1) */
+    float momentum;                    /* batch norm: 0 = 0.1; in (0,1], AMP_ZERO = leave the running statistics
+                                          alone */
     int   frozen;                      /* batch norm: 1 = the running statistics in training too, and they stay as
                                           they are: bn.eval() in PyTorch. gamma and beta still train, unless their
                                           group is frozen; with both this is Keras' trainable = False */
 } amp_norm_desc;
 typedef struct amp_loss_desc {
-    float weight;                      /* of this loss in the sum; 0 = 1 */
+    float weight;                      /* of this loss in the sum; 0 = 1; > 0 */
     float smoothing;                   /* softmax cross-entropy: label smoothing in [0,1) */
 } amp_loss_desc;
 
@@ -1499,25 +1506,28 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
    the parameters, moments "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step
    and skip counts, random-number position. Resuming gives the same bits as never having stopped.
    AMP_ERR_STATE between the micro-batches of a step. Loading needs a model built and finalized the same
-   way; names, shapes, level, seed, optimizer settings (but the learning rates, base and groups', which are
-   loaded) and scaler rule must agree, otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so too
-   if a tensor, the scaler, the step, a rate or the position is damaged (CRC-32). Saving needs memory for
-   a copy of the largest tensor, loading of all. */
+   way; names, shapes, level, seed, kind of optimizer (and maximize) and scaler rule must agree, otherwise
+   AMP_ERR_FORMAT with the first difference, and nothing changes; so too if a tensor, the scaler, the step, a rate or
+   the position is damaged (CRC-32). The learning rates, base and groups', are loaded; amp_optimizer_set_lr may set
+   another afterwards. The optimizer's other settings may change between two runs: momentum, betas, eps, weight decay,
+   clip_norm and schedule stay those of the model. The logger hears, with AMP_OK, of each of these that differs. Saving
+   needs memory for a copy of the largest tensor, loading of all. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
 
 /* For fine-tuning: the weights and running statistics alone, by name, from a checkpoint or another safetensors file
    (PyTorch's layers have the same shapes, and with amp_name the same names). What the file does not have stays as it
-   is, moments, scaler and counters too; *count (NULL = not wanted) is how many tensors were read. F32, F16, BF16 and
-   F64 are converted. AMP_ERR_FORMAT, and no change, for another shape, or if there is none of them at all. */
+   is, and the logger hears, with AMP_OK, how many tensors that are and the first names; moments, scaler and counters
+   stay too. *count (NULL = not wanted) is how many tensors were read. F32, F16, BF16 and F64 are converted.
+   AMP_ERR_FORMAT, and no change, for another shape, or if there is none of them at all. */
 AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, int* count);
 
 /* A checkpoint of a training loop of your own: weights and moments of o's parameters, step and rates, the state of s
    (NULL = there is no scaler), and `count` tensors more that the loop needs to go on: running statistics, its place in
    the data. Moments are called "<parameter>.m" and "<parameter>.v": each parameter needs a name of its own, of at most
-   77 bytes. Loading writes the 16-bit copies too; it needs an optimizer of the same desc with the same parameters and
-   a scaler of the same rule, and refuses what amp_checkpoint_load refuses. Memory of the host only. Errors: as
-   amp_file_save and amp_file_load; AMP_ERR_STATE inside a window of s. */
+   77 bytes. Loading writes the 16-bit copies too; it needs an optimizer of the same kind with the same parameters and
+   a scaler of the same rule, refuses what amp_checkpoint_load refuses, and keeps the settings which that keeps. Memory
+   of the host only. Errors: as amp_file_save and amp_file_load; AMP_ERR_STATE inside a window of s. */
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc);
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
@@ -1627,6 +1637,9 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 /* ======================================================================================== */
 #if defined(AMP_IMPLEMENTATION) && !defined(AMPI_IMPLEMENTATION_ONCE)
 #define AMPI_IMPLEMENTATION_ONCE
+#ifdef AMPI_STATIC_TOO_LATE
+  #error "amp.h: with AMP_STATIC, define AMP_IMPLEMENTATION before the first include of amp.h in the file"
+#endif
 
 /* ======================================================================================== */
 /* >>impl-base                                                                                */
@@ -1748,6 +1761,9 @@ static amp_result ampi_fail(const amp_logger* logger, amp_result code, const cha
     logger->log(code, sentence, logger->user_data);
     return code;
 }
+
+/* A sentence beside a call that went well. */
+#define ampi_remark(logger, ...) ((void)ampi_fail(logger, AMP_OK, __VA_ARGS__))
 
 AMPI_FN const amp_logger* ampi_exec_logger(const amp_exec* exec) { return exec ? exec->logger : NULL; }
 
@@ -12855,8 +12871,8 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
                          s->channels);
     p->eps = s->eps == 0.0f ? 1e-5f : s->eps;
     p->momentum = ampi_default_float(s->momentum, 0.1f);
-    if (!(p->eps > 0.0f))
-        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g must be greater than 0", (double)s->eps);
+    if (!(p->eps > 0.0f && amp_float_is_finite(&p->eps)))
+        return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
     if (!(p->momentum >= 0.0f && p->momentum <= 1.0f))
         return ampi_fail(log, AMP_ERR_DESC, "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
@@ -13565,8 +13581,9 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
                          "layer norm: input %.0fx%.0f needs sizes >= 1", (double)rows, (double)d);
     eps = eps == 0.0f ? 1e-5f : eps;
-    if (!(eps > 0.0f))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g needs > 0", (double)eps);
+    if (!(eps > 0.0f && amp_float_is_finite(&eps)))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
+                         (double)eps);
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
         float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
@@ -17744,6 +17761,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 typedef struct ampi_node {
     amp_layer layer;              /* what the user may see; the first layer_count nodes are layers */
     int is_cast;
+    int tag;                      /* in its values, see ampi_value_of */
     int inputs[2], input_count;   /* nodes, as built */
     int reads[2];                 /* nodes whose memory is really read: behind flatten, or a cast */
     int has_region;               /* the innermost region says region_dtype */
@@ -17828,10 +17846,7 @@ struct amp_model {
 
 AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* user_data) {
     amp_model* m = (amp_model*)user_data;
-    size_t n = strlen(sentence);
-    if (n >= sizeof m->error) n = sizeof m->error - 1;
-    memcpy(m->error, sentence, n);
-    m->error[n] = 0;
+    if (code != AMP_OK) snprintf(m->error, sizeof m->error, "%s", sentence);
     if (m->desc.logger.log) m->desc.logger.log(code, sentence, m->desc.logger.user_data);
 }
 #define ampi_model_fail(m, ...) ampi_fail(&(m)->op_logger, __VA_ARGS__)
@@ -17911,7 +17926,8 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
     if (d->batch < 1)
         return ampi_model_fail(m, AMP_ERR_DESC, "model: batch is %d, at least 1 is needed", d->batch);
     if (!ampi_is_compute_dtype(d->grad_dtype))
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: grad_dtype must be f32, f16 or bf16");
+        return ampi_model_fail(m, AMP_ERR_DESC, "model: grad_dtype is %s (%d), it must be f32, f16 or bf16",
+                               amp_dtype_name(d->grad_dtype), (int)d->grad_dtype);
     if (d->accumulate < 0)
         return ampi_model_fail(m, AMP_ERR_DESC, "model: accumulate is %d, below 0", d->accumulate);
     if (d->max_replays < 0)
@@ -18013,7 +18029,34 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 /* --- building -------------------------------------------------------------------------- */
 
 AMPI_FN amp_value ampi_no_value(void) { amp_value v; v.id = 0; return v; }
-AMPI_FN amp_value ampi_value_of(int node) { amp_value v; v.id = node + 1; return v; }
+
+/* A value: the number of its node, counted from 1, and above it the node's tag, 11 bits of a hash (FNV-1a) of what it
+   is made from. So a value of another model shows, unless all that leads to it is the same there. */
+#define AMPI_VALUE_BITS 20
+#define AMPI_MAX_LAYERS ((1 << AMPI_VALUE_BITS) - 1)
+AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
+    size_t i;
+    for (i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
+    return h;
+}
+AMPI_FN int ampi_node_tag(const amp_model* m, const ampi_node* n) {
+    uint32_t words[8] = { (uint32_t)n->layer.op, (uint32_t)n->layer.channels, (uint32_t)n->layer.height,
+                          (uint32_t)n->layer.width, 0, 0, 0, 0 };      /* the last two carry the others up to the tag */
+    int i;
+    for (i = 0; i < n->input_count; i++) words[4 + i] = (uint32_t)m->nodes[n->inputs[i]].tag + 1;
+    return (int)(ampi_hash_words(14695981039346656037u, words, 8) >> (33 + AMPI_VALUE_BITS));
+}
+AMPI_FN amp_value ampi_value_of(const amp_model* m, int node) {
+    amp_value v;
+    v.id = m->nodes[node].tag << AMPI_VALUE_BITS | (node + 1);
+    return v;
+}
+/* The node of a value, and for messages its number; a value that is not of this model has no node. */
+AMPI_FN int ampi_number_of(amp_value v) { return v.id < 0 ? v.id : v.id & AMPI_MAX_LAYERS; }
+AMPI_FN int ampi_index_of(const amp_model* m, amp_value v) {
+    const int i = v.id < 0 ? AMPI_NONE : ampi_number_of(v) - 1;
+    return i >= 0 && i < m->layer_count && m->nodes[i].tag == v.id >> AMPI_VALUE_BITS ? i : AMPI_NONE;
+}
 
 /* After a mistake nothing more is built, and nothing after finalize. */
 AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
@@ -18025,12 +18068,12 @@ AMPI_FN int ampi_can_build(amp_model* m, const char* what) {
 
 /* The node of a value, or NULL when the graph has a mistake already; a foreign handle is a mistake. */
 AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
+    int i;
     if (!ampi_can_build(m, what)) return NULL;
-    if (v.id < 1 || v.id > m->node_count) {
-        ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
-        return NULL;
-    }
-    return &m->nodes[v.id - 1];
+    i = ampi_index_of(m, v);
+    if (i != AMPI_NONE) return &m->nodes[i];
+    ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, ampi_number_of(v));
+    return NULL;
 }
 
 AMPI_FN amp_result ampi_grow_nodes(amp_model* m) {
@@ -18072,6 +18115,10 @@ AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, int a, int b, int c, 
         ampi_build_fail(m, AMP_ERR_SHAPE, "%s on a loss: nothing can be built on it", amp_op_name(op));
         return NULL;
     }
+    if (m->node_count == AMPI_MAX_LAYERS) {
+        ampi_build_fail(m, AMP_ERR_UNSUPPORTED, "%s: a model has at most %d layers", amp_op_name(op), AMPI_MAX_LAYERS);
+        return NULL;
+    }
     n = ampi_node_add(m, op, c, h, w);
     if (!n) { m->build_result = AMP_ERR_MEMORY; return NULL; }
     n->inputs[0] = a;
@@ -18081,13 +18128,14 @@ AMPI_FN ampi_node* ampi_layer_add(amp_model* m, amp_op op, int a, int b, int c, 
         n->has_region = 1;
         n->region_dtype = m->regions[m->region_count - 1];
     }
+    n->tag = ampi_node_tag(m, n);
     ampi_default_name(m, n);
     m->layer_count = m->node_count;
     return n;
 }
 
 AMPI_FN amp_value ampi_last_value(const amp_model* m, const ampi_node* n) {
-    return n ? ampi_value_of(m->node_count - 1) : ampi_no_value();
+    return n ? ampi_value_of(m, m->node_count - 1) : ampi_no_value();
 }
 
 /* Elements of a node's output per sample; building has made sure that the product fits. */
@@ -18125,7 +18173,7 @@ AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
 AMPI_FN ampi_node* ampi_same_shape(amp_model* m, amp_op op, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, amp_op_name(op));
     if (!in) return NULL;
-    return ampi_layer_add(m, op, x.id - 1, AMPI_NONE, in->layer.channels, in->layer.height, in->layer.width);
+    return ampi_layer_add(m, op, ampi_index_of(m, x), AMPI_NONE, in->layer.channels, in->layer.height, in->layer.width);
 }
 AMP_DEF amp_value amp_relu(amp_model* m, amp_value x) {
     return ampi_last_value(m, ampi_same_shape(m, AMP_OP_RELU, x));
@@ -18159,7 +18207,7 @@ AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x) {
     const ampi_node* in = ampi_node_of(m, x, "flatten");
     if (!in) return ampi_no_value();
     return ampi_last_value(
-        m, ampi_layer_add(m, AMP_OP_FLATTEN, x.id - 1, AMPI_NONE, (int)ampi_features(in), 1, 1));
+        m, ampi_layer_add(m, AMP_OP_FLATTEN, ampi_index_of(m, x), AMPI_NONE, (int)ampi_features(in), 1, 1));
 }
 
 AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out) {
@@ -18200,7 +18248,7 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
                         (int)desc->init);
         return ampi_no_value();
     }
-    n = ampi_layer_add(m, AMP_OP_LINEAR, x.id - 1, AMPI_NONE, desc->out, 1, 1);
+    n = ampi_layer_add(m, AMP_OP_LINEAR, ampi_index_of(m, x), AMPI_NONE, desc->out, 1, 1);
     if (n) ampi_has_params(n, !desc->no_bias, desc->init, fan_in, (size_t)desc->out);
     return ampi_last_value(m, n);
 }
@@ -18260,7 +18308,7 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
         ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
         return ampi_no_value();
     }
-    n = ampi_layer_add(m, AMP_OP_CONV2D, x.id - 1, AMPI_NONE, s.out_channels, oh, ow);
+    n = ampi_layer_add(m, AMP_OP_CONV2D, ampi_index_of(m, x), AMPI_NONE, s.out_channels, oh, ow);
     if (!n) return ampi_no_value();
     n->conv = s;
     ampi_has_params(n, !desc->no_bias, desc->init, (size_t)(s.channels / s.groups) * area,
@@ -18303,7 +18351,7 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
         ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
         return ampi_no_value();
     }
-    n = ampi_layer_add(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, x.id - 1,
+    n = ampi_layer_add(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, ampi_index_of(m, x),
                        AMPI_NONE, s.channels, oh, ow);
     if (n) n->pool = s;
     return ampi_last_value(m, n);
@@ -18335,10 +18383,14 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     if (!in) return ampi_no_value();
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!(d.eps >= 0.0f && d.eps < 1.0f)
-        || !(d.momentum == (float)AMP_ZERO || (d.momentum >= 0.0f && d.momentum <= 1.0f))) {
-        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must be in [0,1) and momentum %g in [0,1]",
-                        amp_op_name(op), in->layer.name, (double)d.eps, (double)d.momentum);
+    if (!ampi_in_range(&d.eps, 0.0f, AMPI_BELOW_ONE)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must lie in [0,1)", amp_op_name(op), in->layer.name,
+                        (double)d.eps);
+        return ampi_no_value();
+    }
+    if (!ampi_is_off(&d.momentum) && !ampi_in_range(&d.momentum, 0.0f, 1.0f)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO",
+                        amp_op_name(op), in->layer.name, (double)d.momentum);
         return ampi_no_value();
     }
     n = ampi_same_shape(m, op, x);
@@ -18366,7 +18418,7 @@ AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
                         y->layer.channels, y->layer.height, y->layer.width);
         return ampi_no_value();
     }
-    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_ADD, a.id - 1, b.id - 1, x->layer.channels,
+    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_ADD, ampi_index_of(m, a), ampi_index_of(m, b), x->layer.channels,
                                              x->layer.height, x->layer.width));
 }
 
@@ -18382,7 +18434,7 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
                         y->layer.channels, y->layer.height, y->layer.width);
         return ampi_no_value();
     }
-    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_CONCAT, a.id - 1, b.id - 1,
+    return ampi_last_value(m, ampi_layer_add(m, AMP_OP_CONCAT, ampi_index_of(m, a), ampi_index_of(m, b),
                                              x->layer.channels + y->layer.channels, x->layer.height,
                                              x->layer.width));
 }
@@ -18399,13 +18451,17 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
                         AMP_MAX_LOSSES);
         return ampi_no_value();
     }
-    if (!(d.smoothing >= 0.0f && d.smoothing < 1.0f) || !(d.weight >= 0.0f && d.weight <= 3e38f)) {
-        ampi_build_fail(m, AMP_ERR_DESC,
-                        "%s on '%s': smoothing %g must be in [0,1), weight %g positive and finite",
-                        amp_op_name(op), in->layer.name, (double)d.smoothing, (double)d.weight);
+    if (!ampi_in_range(&d.smoothing, 0.0f, AMPI_BELOW_ONE)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must lie in [0,1)", amp_op_name(op), in->layer.name,
+                        (double)d.smoothing);
         return ampi_no_value();
     }
-    n = ampi_layer_add(m, op, x.id - 1, AMPI_NONE, 1, 1, 1);
+    if (!ampi_in_range(&d.weight, 0.0f, AMPI_FLT_MAX)) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': weight %g must be finite and not negative", amp_op_name(op),
+                        in->layer.name, (double)d.weight);
+        return ampi_no_value();
+    }
+    n = ampi_layer_add(m, op, ampi_index_of(m, x), AMPI_NONE, 1, 1, 1);
     if (!n) return ampi_no_value();
     n->index = m->loss_count;
     n->loss_weight = d.weight == 0.0f ? 1.0f : d.weight;
@@ -19130,7 +19186,7 @@ AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i) {
     return m && m->finalized && i >= 0 && i < m->layer_count ? &m->nodes[i].layer : NULL;
 }
 AMP_DEF int amp_model_layer_of(const amp_model* m, amp_value v) {
-    return m && v.id >= 1 && v.id <= m->layer_count ? v.id - 1 : -1;
+    return m ? ampi_index_of(m, v) : AMPI_NONE;
 }
 
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
@@ -19223,12 +19279,6 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
 AMPI_FN int ampi_model_ready(const amp_model* m) { return m->finalized; }
 AMPI_FN int ampi_model_mid_step(const amp_model* m) { return m->micro != 0; }
 AMPI_FN uint64_t ampi_model_pass_count(const amp_model* m) { return m->training.passes; }
-
-AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
-    return h;
-}
 
 /* One number for everything that decides the arithmetic of a pass and is not a weight: operators, their wiring,
    types and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
@@ -20185,14 +20235,15 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     ampi_pass p;
     fenv_t floats;
     amp_result r;
+    int i;
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "predict", 0)) != AMP_OK) return r;
     if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: out is NULL");
-    if (v.id < 1 || v.id > m->layer_count)
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
-    if (ampi_op_is_loss(m->nodes[v.id - 1].layer.op))
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: '%s' is a loss", m->nodes[v.id - 1].layer.name);
-    n = &m->nodes[ampi_source(m, v.id - 1)];    /* before a layer that works in place has been there */
+    if ((i = ampi_index_of(m, v)) == AMPI_NONE)
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", ampi_number_of(v));
+    if (ampi_op_is_loss(m->nodes[i].layer.op))
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: '%s' is a loss", m->nodes[i].layer.name);
+    n = &m->nodes[ampi_source(m, i)];    /* before a layer that works in place has been there */
     memset(&p, 0, sizeof p);
     p.n = batch->n;
     feholdexcept(&floats);
@@ -21361,7 +21412,7 @@ typedef struct ampi_subject {
 
 /* Besides tensors a checkpoint holds the scaler's bytes and these numbers, as metadata "amp.<key>". An
    integer is written in decimal; a float as the eight hexadecimal digits of its bits, which is exact. */
-typedef struct ampi_field { char key[40]; char text[24]; int is_float, is_state, is_optional; } ampi_field;
+typedef struct ampi_field { char key[40]; char text[24]; int is_float, is_state, is_setting, is_optional; } ampi_field;
 #define AMPI_MAX_FIELDS (32 + 3 * AMP_MAX_GROUPS)
 typedef struct ampi_fields { ampi_field list[AMPI_MAX_FIELDS]; int count; } ampi_fields;
 
@@ -21371,7 +21422,7 @@ AMPI_FN void ampi_field_add(ampi_fields* f, const char* key, int is_float, uint6
     snprintf(x->key, sizeof x->key, "amp.%s", key);
     snprintf(x->text, sizeof x->text, is_float ? "%08llx" : "%llu", (unsigned long long)value);
     x->is_float = is_float;
-    x->is_state = x->is_optional = 0;
+    x->is_state = x->is_setting = x->is_optional = 0;
 }
 AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
     ampi_field_add(f, key, 0, (uint64_t)v);
@@ -21379,8 +21430,10 @@ AMPI_FN void ampi_field_int(ampi_fields* f, const char* key, int64_t v) {
 AMPI_FN void ampi_field_float(ampi_fields* f, const char* key, float v) {
     ampi_field_add(f, key, 1, ampi_bits(v));
 }
-/* The last one added is what loading sets; the others must be equal in the file and in the subject. */
+/* The last one added is what loading sets, or a setting: of that the subject keeps its own, whatever the file says. All
+   others must be equal in the file and in the subject. */
 AMPI_FN void ampi_field_is_state(ampi_fields* f) { f->list[f->count - 1].is_state = 1; }
+AMPI_FN void ampi_field_is_setting(ampi_fields* f) { f->list[f->count - 1].is_setting = 1; }
 
 /* Optional ones are left out of a file where they are 0. */
 AMPI_FN int ampi_field_left_out(const ampi_field* x, const char* text) {
@@ -21398,6 +21451,7 @@ AMPI_FN void ampi_fields_of_group(ampi_fields* f, const amp_optimizer* o, int i)
     f->list[f->count - 1].is_optional = unexpected;
     snprintf(key, sizeof key, "group%d.weight_decay", i);
     ampi_field_float(f, key, o->groups[i].weight_decay);
+    ampi_field_is_setting(f);
     f->list[f->count - 1].is_optional = unexpected;
     snprintf(key, sizeof key, "group%d.frozen_steps", i);
     ampi_field_int(f, key, o->state.frozen_steps[i]);
@@ -21405,11 +21459,9 @@ AMPI_FN void ampi_fields_of_group(ampi_fields* f, const amp_optimizer* o, int i)
     f->list[f->count - 1].is_optional = 1;
 }
 
-/* All settings that an optimizer's arithmetic depends on. */
-AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
-    const amp_optimizer_desc* d = &o->desc;
-    int i;
-    ampi_field_int(f, "optimizer", (int64_t)d->kind);
+/* What a step reads and no moment is made for: the program may have changed its mind. */
+AMPI_FN void ampi_fields_of_settings(ampi_fields* f, const amp_optimizer_desc* d) {
+    int i = f->count;
     ampi_field_float(f, "momentum", d->momentum);
     ampi_field_float(f, "dampening", d->dampening);
     ampi_field_int(f, "nesterov", d->nesterov != 0);
@@ -21418,14 +21470,22 @@ AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
     ampi_field_float(f, "eps", d->eps);
     ampi_field_float(f, "weight_decay", d->weight_decay);
     ampi_field_float(f, "clip_norm", d->clip_norm);
-    ampi_field_int(f, "maximize", d->maximize != 0);
     ampi_field_int(f, "schedule", (int64_t)d->schedule.kind);
     ampi_field_int(f, "schedule.warmup_steps", d->schedule.warmup_steps);
     ampi_field_int(f, "schedule.total_steps", d->schedule.total_steps);
     ampi_field_int(f, "schedule.step_size", d->schedule.step_size);
     ampi_field_float(f, "schedule.gamma", d->schedule.gamma);
     ampi_field_float(f, "schedule.floor", d->schedule.floor);
-    ampi_field_int(f, "groups", d->group_count);
+    for (; i < f->count; i++) f->list[i].is_setting = 1;
+}
+
+/* All that an optimizer's arithmetic depends on. */
+AMPI_FN void ampi_fields_of_optimizer(ampi_fields* f, const amp_optimizer* o) {
+    int i;
+    ampi_field_int(f, "optimizer", (int64_t)o->desc.kind);
+    ampi_field_int(f, "maximize", o->desc.maximize != 0);
+    ampi_fields_of_settings(f, &o->desc);
+    ampi_field_int(f, "groups", o->desc.group_count);
     for (i = 0; i < ampi_group_count(o) && i < AMP_MAX_GROUPS; i++) ampi_fields_of_group(f, o, i);
 }
 
@@ -21628,8 +21688,8 @@ AMPI_FN const char* ampi_checkpoint_text(const ampi_file* f, const ampi_field* x
     return text || !x->is_optional ? text : x->is_float ? "00000000" : "0";
 }
 
-/* Every field that is not optional must be there, and those that loading does not set must be the subject's. Texts are
-   compared, not numbers: what save writes is unique for a value. */
+/* Every field that is not optional must be there, and those that are neither state nor settings must be the subject's.
+   Texts are compared, not numbers: what save writes is unique for a value. */
 AMPI_FN amp_result ampi_checkpoint_check_fields(const ampi_subject* c, const ampi_file* f) {
     char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
     ampi_fields fields;
@@ -21641,12 +21701,27 @@ AMPI_FN amp_result ampi_checkpoint_check_fields(const ampi_subject* c, const amp
         if (!text)
             return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no text '%s'; was it written by %s?",
                              f->path, x->key, c->saver);
-        if (!x->is_state && i < fields.count - 1 && strcmp(text, x->text) != 0)
+        if (!x->is_state && !x->is_setting && i < fields.count - 1 && strcmp(text, x->text) != 0)
             return ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: %s is %s in the file, but %s in %s", x->key,
                              ampi_show_field(text, x->is_float, theirs), ampi_show_field(x->text, x->is_float, ours),
                              c->name);
     }
     return AMP_OK;
+}
+
+/* After loading: which settings the file does not share, and which rates came from it. `before`: what there was. */
+AMPI_FN void ampi_checkpoint_tell(const ampi_subject* c, const ampi_file* f, const ampi_fields* before) {
+    char theirs[AMPI_SHOWN], ours[AMPI_SHOWN];
+    int i;
+    for (i = 0; i < before->count; i++) {
+        const ampi_field* x = &before->list[i];
+        const char* text = ampi_checkpoint_text(f, x);
+        const int is_rate = x->is_state && x->is_float;
+        if ((!x->is_setting && !is_rate) || strcmp(text, x->text) == 0) continue;
+        ampi_remark(c->logger, "checkpoint: %s is %s in the file, but %s in %s, which %s", x->key,
+                    ampi_show_field(text, x->is_float, theirs), ampi_show_field(x->text, x->is_float, ours), c->name,
+                    is_rate ? "takes the file's" : "keeps its own");
+    }
 }
 
 /* The last field is a fingerprint. It is compared after the tensors, which can say more. */
@@ -21789,27 +21864,41 @@ AMPI_FN amp_result ampi_checkpoint_apply(const ampi_subject* c, const ampi_state
 AMPI_FN amp_result ampi_checkpoint_read(const ampi_subject* c, ampi_file* f, const ampi_state_list* s) {
     char* staging = NULL;
     ampi_restored restored;
+    ampi_fields before;
     amp_result r = ampi_checkpoint_check_fields(c, f);
+    ampi_fields_of(&before, c);
     if (r == AMP_OK) r = ampi_checkpoint_read_state(c, f, &restored);
     if (r == AMP_OK) r = ampi_checkpoint_read_scaler(c, f, &restored);
     if (r == AMP_OK) r = ampi_file_stage(f, s->tensors, s->count, c->name, &staging);
     if (r == AMP_OK) r = ampi_checkpoint_check_extra(c, f);
     if (r == AMP_OK) r = ampi_checkpoint_check_graph(c, f);
     if (r == AMP_OK) r = ampi_checkpoint_apply(c, s, staging, &restored);
+    if (r == AMP_OK) ampi_checkpoint_tell(c, f, &before);
     ampi_free(f->allocator, staging);
     return r;
+}
+
+/* Names for a sentence: all are counted, the first three told. */
+typedef struct ampi_names { int count; char text[4 * AMPI_SHOWN]; } ampi_names;
+AMPI_FN void ampi_names_add(ampi_names* n, const char* name) {
+    char shown[AMPI_SHOWN];
+    size_t at = strlen(n->text);
+    if (n->count < 3) snprintf(n->text + at, sizeof n->text - at, at ? ", '%s'" : "'%s'", ampi_show(name, shown));
+    else if (n->count == 3) strcpy(n->text + at, ", ...");
+    n->count++;
 }
 
 /* Keeps those tensors of a model that the file has and that are no moments; theirs[i] is tensor i of the list with the
    type that it has in the file. */
 AMPI_FN void ampi_weights_keep(const ampi_subject* c, const ampi_file* f, ampi_state_list* s,
-                               amp_file_tensor* theirs) {
+                               amp_file_tensor* theirs, ampi_names* missing) {
     int i, kept = 0;
     s->largest = 0;
     for (i = 0; i < s->count; i++) {
         const char* name = s->tensors[i].tensor.name;
         const void* found = ampi_find_name(f->entries, f->count, sizeof *f->entries, name);
-        if (!found || ampi_model_state_is_moment(c->model, i)) continue;
+        if (ampi_model_state_is_moment(c->model, i)) continue;
+        if (!found) { ampi_names_add(missing, name); continue; }
         s->tensors[kept] = theirs[kept] = s->tensors[i];
         theirs[kept].tensor.dtype = ((const ampi_file_entry*)found)->type->dtype;
         if (ampi_file_bytes(&theirs[kept]) > s->largest) s->largest = ampi_file_bytes(&theirs[kept]);
@@ -21835,18 +21924,24 @@ AMPI_FN amp_result ampi_weights_apply(const ampi_subject* c, const ampi_state_li
 
 AMPI_FN amp_result ampi_weights_read(const ampi_subject* c, ampi_file* f, ampi_state_list* s) {
     amp_file_tensor* theirs = (amp_file_tensor*)ampi_alloc(c->allocator, (size_t)s->count * sizeof *theirs);
-    char* staging = NULL;
+    char shown[AMPI_SHOWN], *staging = NULL;
     void* room = NULL;
+    ampi_names missing = { 0, "" };
     amp_result r = AMP_OK;
     if (theirs) {
-        ampi_weights_keep(c, f, s, theirs);
+        ampi_weights_keep(c, f, s, theirs, &missing);
         if (s->count == 0)
-            r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no weight of %s", f->path, c->name);
+            r = ampi_fail(c->logger, AMP_ERR_FORMAT, "checkpoint: '%s' has no weight of %s: its first name is '%s', %s "
+                          "has %s", f->path, c->name, f->count ? ampi_show(f->entries->name, shown) : "", c->name,
+                          missing.text);
         if (r == AMP_OK) r = ampi_file_stage(f, theirs, s->count, c->name, &staging);
         if (r == AMP_OK) room = ampi_alloc(c->allocator, s->largest);
     }
     if (r == AMP_OK && !room) r = ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a list or a copy");
     if (r == AMP_OK) r = ampi_weights_apply(c, s, theirs, staging, room);
+    if (r == AMP_OK && missing.count > 0)
+        ampi_remark(c->logger, "checkpoint: %d of %d tensors of %s were not found and left alone: %s; the file is '%s'",
+                    missing.count, missing.count + s->count, c->name, missing.text, f->path);
     ampi_free(c->allocator, room);
     ampi_free(c->allocator, staging);
     ampi_free(c->allocator, theirs);

@@ -3676,8 +3676,9 @@ AMPI_FN amp_result ampi_cuda_ln_check(const char* op, size_t rows, size_t d, flo
     if (rows < 1 || d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: input %.0fx%.0f needs sizes >= 1", op,
                          (double)rows, (double)d);
-    if (!(eps > 0.0f))
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "%s: eps %g needs > 0", op, (double)eps);
+    if (!(eps > 0.0f && amp_float_is_finite(&eps)))
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "%s: eps %g must be greater than 0 and finite", op,
+                         (double)eps);
     return AMP_OK;
 }
 

@@ -27,8 +27,10 @@ static const char* in_folder(const char* name) {
 /* The last sentence, and how many there were. */
 static char sentence[600];
 static int sentences;
+static amp_result sentence_code;
 static void keep_sentence(amp_result code, const char* text, void* user_data) {
-    (void)code; (void)user_data;
+    (void)user_data;
+    sentence_code = code;
     snprintf(sentence, sizeof sentence, "%s", text);
     sentences++;
 }
@@ -745,14 +747,15 @@ typedef struct model_options {
     amp_level level;
     amp_dtype low;
     int hidden, accumulate, layers, scaler_interval;
-    float lr, beta1;
+    float lr;
+    int maximize;
     amp_optimizer_kind kind;
     unsigned long long seed;
     float dropout;
     int pinned;                    /* the dense layers' ReLUs run in FP32 */
     int groups;                    /* of the optimizer; the last layer is in the last one */
 } model_options;
-static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0.9f, AMP_ADAMW, 5, 0.25f, 0, 0 };
+static const model_options usual = { AMP_O1, AMP_F16, 12, 1, 1, 3, 0.01f, 0, AMP_ADAMW, 5, 0.25f, 0, 0 };
 
 /* A small net with everything that has state: masters, moments, running statistics, dropout, a scaler that moves. */
 static amp_model* make_model(const model_options* o) {
@@ -779,7 +782,7 @@ static amp_model* make_model(const model_options* o) {
     d.scaler = &s;
     d.optimizer.kind = o->kind;
     d.optimizer.lr = o->lr;
-    d.optimizer.beta1 = o->beta1;
+    d.optimizer.maximize = o->maximize;
     d.optimizer.schedule.warmup_steps = 10;
     d.accumulate = o->accumulate;
     d.seed = o->seed;
@@ -906,7 +909,7 @@ static void test_foreign_models(void) {
     static const char* const pieces[] = {
         "linear1.weight' has the shape [4,48] in the file, but [13,48] in the model", "has no tensor 'linear4.weight'",
         "tensor 'linear3.", 
-        "amp.optimizer is", "amp.beta1 is 0.899999976 in the file, but 0.800000012 in the model", "amp.level is", "amp.seed is",
+        "amp.optimizer is", "amp.maximize is 0 in the file, but 1 in the model", "amp.level is", "amp.seed is",
         "amp.accumulate is", "other layers, types or settings", "other layers, types or settings", ""
     };
     model_options o;
@@ -922,7 +925,7 @@ static void test_foreign_models(void) {
             case 1: other.layers = 3; break;
             case 2: other.layers = 1; break;
             case 3: other.kind = AMP_LAMB; break;
-            case 4: other.beta1 = 0.8f; break;
+            case 4: other.maximize = 1; break;
             case 5: other.level = AMP_O2; break;
             case 6: other.seed = 6; break;
             case 7: other.accumulate = 2; break;
@@ -953,19 +956,21 @@ static void test_foreign_models(void) {
     }
 }
 
-/* Each setting that the optimizer's arithmetic depends on must be the model's. */
+/* The optimizer's settings may differ: the model keeps its own, goes on with the file's state, and its logger hears of it. */
 static void test_foreign_settings(void) {
     static const char* const keys[] = { "momentum", "dampening", "nesterov", "beta1", "beta2", "eps", "weight_decay", "clip_norm",
-                                        "maximize", "schedule", "schedule.warmup_steps", "schedule.total_steps",
+                                        "schedule", "schedule.warmup_steps", "schedule.total_steps",
                                         "schedule.step_size", "schedule.gamma", "schedule.floor" };
     const char* path = in_folder("model.safetensors");
-    char piece[64];
+    const char* piece = "amp.clip_norm is 0 in the file, but 0.5 in the model, which keeps its own";
+    char key[64];
     amp_model *a = make_model(&usual), *b = make_model(&usual);
     int i;
     if (!a || !b) { CHECK(a && b); return; }
+    train(a, 0, 3);
     CHECK(amp_checkpoint_save(a, path) == AMP_OK);
     for (i = 0; i < (int)(sizeof keys / sizeof keys[0]); i++) {
-        amp_optimizer_desc *d = &amp_model_optimizer(b)->desc, saved = *d;
+        amp_optimizer_desc *d = &amp_model_optimizer(b)->desc, saved = *d, mine;
         switch (i) {
             case 0: d->momentum = 0.5f; break;
             case 1: d->dampening = 0.5f; break;
@@ -975,19 +980,29 @@ static void test_foreign_settings(void) {
             case 5: d->eps = 0.5f; break;
             case 6: d->weight_decay = 0.5f; break;
             case 7: d->clip_norm = 0.5f; break;
-            case 8: d->maximize = 1; break;
-            case 9: d->schedule.kind = AMP_SCHEDULE_COSINE; break;
-            case 10: d->schedule.warmup_steps = 7; break;
-            case 11: d->schedule.total_steps = 7; break;
-            case 12: d->schedule.step_size = 7; break;
-            case 13: d->schedule.gamma = 0.5f; break;
+            case 8: d->schedule.kind = AMP_SCHEDULE_COSINE; break;
+            case 9: d->schedule.warmup_steps = 7; break;
+            case 10: d->schedule.total_steps = 7; break;
+            case 11: d->schedule.step_size = 7; break;
+            case 12: d->schedule.gamma = 0.5f; break;
             default: d->schedule.floor = 0.5f; break;
         }
-        snprintf(piece, sizeof piece, "amp.%s is ", keys[i]);
-        CHECK_MSG(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT && strstr(amp_model_error(b), piece), "%s: %s", keys[i], amp_model_error(b));
+        mine = *d;
+        snprintf(key, sizeof key, "amp.%s is ", keys[i]);
+        sentences = 0;
+        amp_model_optimizer(b)->state.step = 0;
+        CHECK_MSG(amp_checkpoint_load(b, path) == AMP_OK, "%s: %s", keys[i], amp_model_error(b));
+        CHECK_MSG(sentences == 1 && sentence_code == AMP_OK && strstr(sentence, key), "%s: %d, %s", keys[i], sentences, sentence);
+        CHECK_MSG(i != 7 || strstr(sentence, piece), "%s", sentence);
+        CHECK_MSG(memcmp(d, &mine, sizeof mine) == 0 && amp_model_optimizer(b)->state.step == 3, "%s", keys[i]);
         *d = saved;
     }
-    CHECK(amp_checkpoint_load(b, path) == AMP_OK);
+    CHECK(amp_model_error(b)[0] == 0);              /* a sentence beside success is no error */
+    sentences = 0;
+    CHECK(amp_checkpoint_load(b, path) == AMP_OK && sentences == 0);
+    amp_model_optimizer(b)->desc.clip_norm = 0.5f;
+    amp_model_optimizer(b)->desc.maximize = 1;
+    CHECK(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT && sentences == 1);        /* the refusal alone is told */
     amp_model_destroy(a);
     amp_model_destroy(b);
 }
@@ -1039,12 +1054,13 @@ static void test_learning_rate(void) {
     if (!a || !b) { CHECK(a && b); return; }
     CHECK(amp_optimizer_set_lr(amp_model_optimizer(a), 0.0625f) == AMP_OK);
     CHECK(amp_checkpoint_save(a, path) == AMP_OK && amp_checkpoint_load(b, path) == AMP_OK);
-    CHECK(amp_model_optimizer(b)->state.lr == 0.0625f);
+    CHECK(amp_model_optimizer(b)->state.lr == 0.0625f && sentence_code == AMP_OK);
+    CHECK_MSG(strstr(sentence, "amp.lr is 0.0625 in the file, but ") && strstr(sentence, "takes the file's"), "%s", sentence);
     amp_model_destroy(a);
     amp_model_destroy(b);
 }
 
-/* So are the groups' own rates; their weight decay is a setting, and so is their number. */
+/* So are the groups' own rates; their weight decay is a setting of the model's, and their number must agree. */
 static void test_group_rates(void) {
     const char* path = in_folder("model.safetensors");
     model_options o = usual;
@@ -1067,8 +1083,8 @@ static void test_group_rates(void) {
     CHECK(amp_checkpoint_load(other, path) == AMP_ERR_FORMAT);
     CHECK_MSG(strstr(amp_model_error(other), "amp.groups is 3 in the file, but 2"), "%s", amp_model_error(other));
     of->groups[1].weight_decay = 0.5f;
-    CHECK(amp_checkpoint_load(b, path) == AMP_ERR_FORMAT);
-    CHECK_MSG(strstr(amp_model_error(b), "amp.group1.weight_decay is"), "%s", amp_model_error(b));
+    CHECK(amp_checkpoint_load(b, path) == AMP_OK && of->groups[1].weight_decay == 0.5f && sentence_code == AMP_OK);
+    CHECK_MSG(strstr(sentence, "amp.group1.weight_decay is 0 in the file, but 0.5"), "%s", sentence);
     of->groups[1].weight_decay = 0;
     p = read_bytes(path, &n);
     while (at + 16 < n && memcmp(p + at, "amp.group2.lr\":\"", 16) != 0) at++;
@@ -1274,7 +1290,9 @@ static void test_load_weights(void) {
     b = make_model(&o);
     if (!b) { CHECK(b); return; }
     train(b, 9, 3);
+    sentences = 0;
     CHECK_MSG(amp_checkpoint_load_weights(b, path, &count) == AMP_OK && count == 9, "%d, %s", count, amp_model_error(b));
+    CHECK_MSG(sentences == 0, "%s", sentence);              /* nothing was missing */
     CHECK(amp_checkpoint_load_weights(b, path, NULL) == AMP_OK);
     CHECK(amp_model_optimizer(b)->state.step == 3 && amp_model_scaler(b)->state.applied == 3);
     p = amp_model_params(a, &n);
@@ -1324,6 +1342,8 @@ static void test_load_weights_types(void) {
             }
             alloc_fail_at = 0;
             CHECK_MSG(count == 3 && (i || calls > 5), "%s: %s", amp_dtype_name(types[i]), amp_model_error(m));
+            CHECK_MSG(sentence_code == AMP_OK && strstr(sentence, "6 of 9 tensors of the model were not found and left alone: "
+                      "'conv2d1.weight', 'batch_norm1.weight', 'linear1.weight', ...; the file is '"), "%s", sentence);
             CHECK(amp_model_read_param(m, amp_model_find_param(m, "linear2.bias"), out) == AMP_OK);
             CHECK_MSG(memcmp(out, bias, sizeof bias) == 0, "%s", amp_dtype_name(types[i]));
             CHECK(amp_convert(out, AMP_F32, amp_model_find_param(m, "linear2.bias")->low, AMP_F16, 4) == AMP_OK);
@@ -1336,6 +1356,7 @@ static void test_load_weights_types(void) {
         t[0] = tensor("linear9.bias", AMP_F32, bias, 1, 4, 0, 0, 0);
         CHECK(amp_file_save(path, t, 1, NULL, 0, NULL) == AMP_OK);
         CHECK(amp_checkpoint_load_weights(m, path, &count) == AMP_ERR_FORMAT && strstr(amp_model_error(m), "has no weight of"));
+        CHECK_MSG(strstr(sentence, "its first name is 'linear9.bias', the model has 'conv2d1.weight', "), "%s", sentence);
         write_file(path, foreign, strlen(foreign), 16);
         CHECK(amp_checkpoint_load_weights(m, path, &count) == AMP_ERR_FORMAT);
         CHECK_MSG(strstr(amp_model_error(m), "'linear2.bias' is I32 in the file, but f32 in the model"), "%s", amp_model_error(m));
@@ -1483,6 +1504,12 @@ static void test_own_loop(void) {
     CHECK(amp_optimizer_save(&a.optimizer, NULL, path, NULL, 0, NULL) == AMP_OK);
     a.master[3] = 9.0f;
     CHECK(amp_optimizer_load(&a.optimizer, NULL, path, NULL, 0, NULL) == AMP_OK && same_loops(&a, &b));
+    a.master[3] = 9.0f;
+    a.optimizer.desc.beta2 = 0.5f;                                  /* a setting that was changed stays */
+    sentences = 0;
+    CHECK(amp_optimizer_load(&a.optimizer, NULL, path, NULL, 0, &d) == AMP_OK && same_loops(&a, &b) && sentences == 1);
+    CHECK_MSG(strstr(sentence, "but 0.5 in the optimizer, which keeps its own") && sentence_code == AMP_OK, "%s", sentence);
+    CHECK(a.optimizer.desc.beta2 == 0.5f);
 }
 
 /* What does not fit is refused with a sentence, and changes nothing. */
@@ -1532,9 +1559,9 @@ static void test_own_loop_refusals(void) {
     b.params[1].group = 1;
     REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_FORMAT, "parameters in other groups");
     b.params[1].group = 0;
-    b.optimizer.desc.beta2 = 0.5f;
-    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_FORMAT, "but 0.5 in the optimizer");
-    b.optimizer.desc.beta2 = before.optimizer.desc.beta2;
+    b.optimizer.desc.maximize = 1;
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_FORMAT, "but 1 in the optimizer");
+    b.optimizer.desc.maximize = 0;
     b.scaler.rule.growth = 4.0f;
     REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_FORMAT, "scaler");
     b.scaler.rule.growth = 2.0f;

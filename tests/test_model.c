@@ -1004,10 +1004,10 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_linear_negative, AMP_ERR_DESC, "-5", "photo" },      { e_linear_huge, AMP_ERR_DESC, "2147483647", "linear1" },
     { e_linear_null, AMP_ERR_DESC, "outputs", "photo" },     { e_linear_init, AMP_ERR_DESC, "init 9", "photo" },
     { e_dropout_one, AMP_ERR_DESC, "dropout", "1" },         { e_dropout_negative, AMP_ERR_DESC, "dropout", "-0.1" },
-    { e_norm_eps, AMP_ERR_DESC, "eps", "photo" },            { e_norm_momentum, AMP_ERR_DESC, "momentum", "photo" },
+    { e_norm_eps, AMP_ERR_DESC, "'photo': eps -0.001 must", "batch_norm" }, { e_norm_momentum, AMP_ERR_DESC, "'photo': momentum 1.5 must", "batch_norm" },
     { e_add, AMP_ERR_SHAPE, "3x6x5", "max_pool2d1" },        { e_add_channels, AMP_ERR_SHAPE, "4x6x5", "photo" },
-    { e_concat, AMP_ERR_SHAPE, "3x3x2", "photo" },           { e_loss_weight, AMP_ERR_DESC, "-2", "linear1" },
-    { e_loss_smoothing, AMP_ERR_DESC, "smoothing", "linear1" }, { e_on_loss, AMP_ERR_SHAPE, "relu", "loss" },
+    { e_concat, AMP_ERR_SHAPE, "3x3x2", "photo" },           { e_loss_weight, AMP_ERR_DESC, "'linear1': weight -2 must", "softmax_cross_entropy" },
+    { e_loss_smoothing, AMP_ERR_DESC, "'linear1': smoothing 1 must", "softmax_cross_entropy" }, { e_on_loss, AMP_ERR_SHAPE, "relu", "loss" },
     { e_loss_on_loss, AMP_ERR_SHAPE, "mse", "loss" },        { e_nine_losses, AMP_ERR_SHAPE, "8", "losses" },
     { e_nine_inputs, AMP_ERR_SHAPE, "8", "inputs" },         { e_input_zero, AMP_ERR_SHAPE, "0 x 4 x 4", "input" },
     { e_input_negative, AMP_ERR_SHAPE, "-4", "input" },      { e_input_huge, AMP_ERR_SHAPE, "2147483647", "input" },
@@ -1061,6 +1061,47 @@ static void test_mistakes(void) {
     }
 }
 
+/* Two models at a time, as a generator and its critic: what one has made is no value of the other, whose layer of that number
+   is another, or made from others. Models that are built alike may share. */
+static amp_model* two_layers(int features, int hidden, amp_value* x, amp_value* h, amp_value* y) {
+    amp_model* m = new_model(2, AMP_O0, AMP_F16);
+    *x = amp_input(m, features, 1, 1);
+    *h = amp_relu(m, amp_linear(m, *x, hidden));
+    *y = amp_linear(m, amp_add(m, *h, *h), 2);
+    return m;
+}
+static void test_values_of_others(void) {
+    amp_value x[3], h[3], y[3], z;
+    amp_model *a, *b = two_layers(5, 4, &x[1], &h[1], &y[1]), *alike = two_layers(3, 4, &x[2], &h[2], &y[2]);
+    float data[6] = { 1, 2, 3, 4, 5, 6 }, out[2][4];
+    amp_batch batch;
+    int i;
+    memset(&batch, 0, sizeof batch);
+    batch.n = 2; batch.inputs[0] = data;
+    for (i = 0; i < 5; i++) {                   /* the last one is in order */
+        a = two_layers(3, 4, &x[0], &h[0], &y[0]);
+        CHECK(amp_model_layer_of(a, h[0]) == 2 && amp_model_layer_of(a, h[1]) == -1 && amp_model_layer_of(a, h[2]) == 2);
+        z = y[0];
+        if (i == 0) z = amp_relu(a, x[1]);      /* of another size */
+        if (i == 1) z = amp_add(a, h[0], h[1]); /* a layer like ours, but behind other layers */
+        if (i == 2) z = amp_concat(a, h[1], h[0]);
+        if (i == 3) amp_name(a, h[1], "critic");
+        if (i == 4) z = amp_relu(a, y[2]);
+        CHECK((z.id == 0) == (i < 3));
+        CHECK_MSG((amp_model_finalize(a) == AMP_ERR_ARGUMENT) == (i < 4), "%d: %s", i, amp_model_error(a));
+        CHECK_MSG(i == 4 || strstr(amp_model_error(a), i ? "value 3 is not one of this model" : "relu: value 1 is not"), "%d: %s",
+                  i, amp_model_error(a));
+        if (i < 4) amp_model_destroy(a);
+    }
+    CHECK(amp_model_finalize(alike) == AMP_OK);
+    CHECK(amp_predict(a, &batch, y[2], out[0]) == AMP_OK && amp_predict(alike, &batch, y[0], out[1]) == AMP_OK);
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
+    CHECK(amp_predict(a, &batch, y[1], out[0]) == AMP_ERR_ARGUMENT);
+    CHECK_MSG(strstr(amp_model_error(a), "predict: value 5 is not of this model"), "%s", amp_model_error(a));
+    CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
+    amp_model_destroy(a); amp_model_destroy(b); amp_model_destroy(alike);
+}
+
 static void refused_desc(amp_model_desc d, amp_result code, const char* word) {
     amp_model* m = (amp_model*)(void*)&d;
     heard[0] = 0;
@@ -1086,7 +1127,7 @@ static void test_desc_errors(void) {
     d = model_desc(2, AMP_O1, AMP_F16); d.sums = (amp_sums)7; refused_desc(d, AMP_ERR_DESC, "sums");
     d = model_desc(2, AMP_O1, AMP_F16); d.max_replays = -1; refused_desc(d, AMP_ERR_DESC, "max_replays");
     d = model_desc(2, AMP_O1, AMP_F16); d.max_replays = 1; d.accumulate = 2; refused_desc(d, AMP_ERR_DESC, "max_replays");
-    d = model_desc(2, AMP_O1, AMP_F16); d.grad_dtype = AMP_F64; refused_desc(d, AMP_ERR_DESC, "grad_dtype");
+    d = model_desc(2, AMP_O1, AMP_F16); d.grad_dtype = AMP_F64; refused_desc(d, AMP_ERR_DESC, "grad_dtype is f64 (4)");
     d = model_desc(2, AMP_O1, AMP_F16); d.allocator.alloc = no_alloc; refused_desc(d, AMP_ERR_DESC, "allocator");
     d = model_desc(2, AMP_O1, AMP_F16); d.allocator.alloc = no_alloc; d.allocator.free = no_free; refused_desc(d, AMP_ERR_MEMORY, "memory");
     d = model_desc(2, AMP_O1, AMP_F16); d.optimizer.group_count = 2; refused_desc(d, AMP_ERR_DESC, "group_count");
@@ -1161,7 +1202,7 @@ static void test_desc_is_copied(void) {
 
 static void test_wrong_time(void) {
     amp_model* m = new_model(2, AMP_O2, AMP_F16);
-    amp_value x = amp_input(m, 3, 1, 1), y = amp_linear(m, x, 2);
+    amp_value x = amp_input(m, 3, 1, 1), y = amp_linear(m, x, 2), loss;
     amp_batch b;
     amp_step_info info;
     amp_eval_info eval;
@@ -1171,7 +1212,7 @@ static void test_wrong_time(void) {
     int layers;
     memset(&b, 0, sizeof b);
     b.n = 2; b.inputs[0] = data; b.targets[0] = data;
-    amp_mse(m, y, NULL);
+    loss = amp_mse(m, y, NULL);
     CHECK(amp_train_step(m, &b, &info) == AMP_ERR_STATE && strstr(amp_model_error(m), "not finalized"));
     CHECK(amp_evaluate(m, &b, &eval) == AMP_ERR_STATE && amp_predict(m, &b, y, out) == AMP_ERR_STATE);
     CHECK(amp_model_stats(m, &b, stats, 3) == AMP_ERR_STATE && amp_model_sync_params(m) == AMP_ERR_STATE);
@@ -1202,10 +1243,11 @@ static void test_wrong_time(void) {
     CHECK(amp_predict(m, &b, foreign(0), out) == AMP_ERR_ARGUMENT
           && amp_predict(m, &b, foreign(4), out) == AMP_ERR_ARGUMENT);
     CHECK_MSG(strstr(amp_model_error(m), "value 4 is not of this model"), "%s", amp_model_error(m));
-    CHECK(amp_predict(m, &b, foreign(3), out) == AMP_ERR_ARGUMENT);
+    CHECK(amp_predict(m, &b, loss, out) == AMP_ERR_ARGUMENT);
     CHECK_MSG(strstr(amp_model_error(m), "is a loss"), "%s", amp_model_error(m));
     CHECK(amp_model_memory(m, NULL) == AMP_ERR_ARGUMENT && amp_model_sync_params(NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_model_layer_of(m, foreign(0)) == -1 && amp_model_layer_of(m, foreign(9)) == -1
+          && amp_model_layer_of(m, foreign(-0x7fffffff - 1)) == -1 && amp_model_layer_of(m, foreign(0x7fffffff)) == -1
           && amp_model_layer_of(NULL, y) == -1);
     CHECK(amp_model_scaler(NULL) == NULL && amp_model_policy(NULL) == NULL && amp_model_params(NULL, NULL) == NULL);
     amp_relu(NULL, y); amp_input(NULL, 1, 1, 1); amp_autocast_push(NULL, AMP_F32); amp_autocast_pop(NULL); amp_name(NULL, y, "a");
@@ -1550,6 +1592,7 @@ int main(void) {
     TEST(test_shapes);
     TEST(test_lenet);
     TEST(test_mistakes);
+    TEST(test_values_of_others);
     TEST(test_desc_errors);
     TEST(test_desc_is_copied);
     TEST(test_wrong_time);

@@ -1306,7 +1306,8 @@ static void keep_sentence(amp_result code, const char* text, void* user) {
 static void test_refusals(void) {
     amp_logger logger;
     amp_exec e;
-    float x[64], y[64], loss = 42;
+    float x[64], y[64], loss = 42, inf;
+    const unsigned inf_bits = 0x7f800000u;
     int32_t labels[6] = { 0, 1, 2, 3, 4, 12 };
     amp_pool2d_shape p;
     amp_batch_norm_shape bn;
@@ -1316,6 +1317,7 @@ static void test_refusals(void) {
     memset(&e, 0, sizeof e);
     memset(&p, 0, sizeof p);
     memset(&bn, 0, sizeof bn);
+    memcpy(&inf, &inf_bits, sizeof inf);
     logger.log = keep_sentence; e.logger = &logger;
     for (i = 0; i < 64; i++) { x[i] = 1; y[i] = 42; }
 
@@ -1352,7 +1354,9 @@ static void test_refusals(void) {
     REFUSED(amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, 0, NULL, NULL, y, AMP_F32, 0, 4, &e),
             AMP_ERR_SHAPE, "0x4");
     REFUSED(amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, -2, NULL, NULL, y, AMP_F32, 2, 4, &e),
-            AMP_ERR_DESC, "eps -2");
+            AMP_ERR_DESC, "layer norm: eps -2 must be greater than 0 and finite");
+    REFUSED(amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, inf, NULL, NULL, y, AMP_F32, 2, 4, &e),
+            AMP_ERR_DESC, "eps inf");
     REFUSED(amp_layer_norm_backward(x, AMP_F32, x, AMP_F32, NULL, AMP_F32, NULL, x, y, AMP_F32, NULL, NULL,
                                     AMP_F32, 0, 2, 4, &e),
             AMP_ERR_ARGUMENT, "save_mean is NULL");
@@ -1374,6 +1378,10 @@ static void test_refusals(void) {
     REFUSED(
         amp_batch_norm_forward(&bn, 1, x, AMP_F32, NULL, NULL, AMP_F32, NULL, NULL, y, y, y, AMP_F32, &e),
         AMP_ERR_DESC, "batch norm: eps -2 must");
+    bn.eps = inf;
+    REFUSED(
+        amp_batch_norm_forward(&bn, 1, x, AMP_F32, NULL, NULL, AMP_F32, NULL, NULL, y, y, y, AMP_F32, &e),
+        AMP_ERR_DESC, "eps inf");
     bn.eps = 0;
     bn.momentum = 0;
     REFUSED(amp_batch_norm_forward(&bn, 0, x, AMP_F32, NULL, NULL, AMP_F32, NULL, NULL, NULL, NULL, y,
