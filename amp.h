@@ -95,17 +95,13 @@
 
 /* Option macros. None of them changes the layout of a struct, so files may differ in them.
      AMP_IMPLEMENTATION  emit the implementation here; define it in exactly one file
-     AMP_STATIC          every function static: a private copy, in files that define AMP_IMPLEMENTATION (before their
-                         first include); nothing in other files, which may use the types
+     AMP_STATIC          every function static: a private copy, in files that define AMP_IMPLEMENTATION
      AMP_DEF             your own linkage for public functions, e.g. __declspec(dllexport)
      AMP_NO_SIMD         portable C only: no intrinsics, no cpuid; the same bits, slower
      AMP_NO_OPENMP       no threads although the compiler has OpenMP switched on
      AMP_NO_STDIO        no FILE, no files: removes checkpoint, print and the stderr logger   */
 #ifndef AMP_DEF
-  #if defined(AMP_STATIC) && !defined(AMP_IMPLEMENTATION)
-    #define AMP_DEF extern          /* static, and never defined, would be a warning for each function */
-    #define AMPI_STATIC_TOO_LATE
-  #elif defined(AMP_STATIC) && (defined(__GNUC__) || defined(__clang__))
+  #if defined(AMP_STATIC) && (defined(__GNUC__) || defined(__clang__))
     #define AMP_DEF static __attribute__((unused))
   #elif defined(AMP_STATIC)
     #define AMP_DEF static
@@ -1637,9 +1633,6 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 /* ======================================================================================== */
 #if defined(AMP_IMPLEMENTATION) && !defined(AMPI_IMPLEMENTATION_ONCE)
 #define AMPI_IMPLEMENTATION_ONCE
-#ifdef AMPI_STATIC_TOO_LATE
-  #error "amp.h: with AMP_STATIC, define AMP_IMPLEMENTATION before the first include of amp.h in the file"
-#endif
 
 /* ======================================================================================== */
 /* >>impl-base                                                                                */

@@ -159,12 +159,6 @@ two_static_copies() {
     $CC -std=c99 $strict -DUSE_IMPLEMENTATION -DAMP_STATIC -Dmain=other -c tests/compile.c -o $out/b.o &&
     $CC $out/a.o $out/b.o -o $out/two -lm && $out/two
 }
-static_without() { # static_without COMPILER FLAGS...: AMP_STATIC beside no implementation: the types, and not a warning;
-    # an implementation that comes after that is refused, in one sentence
-    "$@" $strict -DAMP_STATIC -c tests/compile.c -o $out/types.o || return 1
-    { echo '#include "amp.h"'; echo '#define AMP_IMPLEMENTATION'; echo '#include "amp.h"'; } > $out/late.c
-    "$@" $strict -DAMP_STATIC -I. -fsyntax-only $out/late.c 2>&1 | grep -q 'define AMP_IMPLEMENTATION before the first include'
-}
 # The header's own table of option macros, as flags; AMP_DEF needs a value.
 options=$(sed -n '/^\/\* Option macros/,/\*\//s/^     \(AMP_[A-Z_]*\) .*/\1/p' amp.h | sed '/^AMP_IMPLEMENTATION$/d; s/^AMP_DEF$/AMP_DEF=extern/')
 every() { # every COMPILER: all option macros at once; AMP_DEF would undo AMP_STATIC
@@ -187,7 +181,6 @@ for c in gcc clang clang-19; do
     step "$c -std=c99 -O2" compile_run $c -std=c99 -Wc++-compat -O2
     step "$c, all option macros at once" every $c
     step "$c, beside _Float16" half_beside $c
-    step "$c, AMP_STATIC without an implementation" static_without $c -std=c99 -Wc++-compat
     for std in c11 c17 c2x gnu99; do step "$c -std=$std" parse $c -std=$std -Wc++-compat; done
     for macro in $options; do step "$c -D$macro" parse $c -std=c99 -Wc++-compat -D$macro; done
 done
@@ -198,7 +191,6 @@ fi
 for c in g++ clang++; do
     have $c || { skip "$c is not here"; continue; }
     step "$c -std=c++11" compile_run $c -x c++ -std=c++11 -O1
-    step "$c, AMP_STATIC without an implementation" static_without $c -x c++ -std=c++11
     for std in c++14 c++17 c++20 c++2b; do step "$c -std=$std" parse $c -x c++ -std=$std; done
 done
 if have tcc; then step "tcc" sh -c "tcc -DUSE_IMPLEMENTATION tests/compile.c -o $out/tcc -lm && $out/tcc"; else skip "tcc is not here"; fi
