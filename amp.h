@@ -10684,6 +10684,54 @@ AMPI_FN double ampi_parts_total(const double* parts) {
     return total;
 }
 
+/* --- short rows -------------------------------------------------------------------------- */
+
+/* Rows of up to AMPI_LANES elements: along such a row nearly all work is what each row costs once. So many of them are
+   turned, and lanes are rows: element i of row r is x[i * AMPI_SHORT + r]. The bits are those of a row alone: there each
+   element is the only one in its lane, and what adds up lanes, ampi_lane_total, adds up columns here. Columns that are
+   missing would be 0.0, and no sum that begins with 0.0 is -0.0. */
+enum { AMPI_SHORT = AMPI_TILE / AMPI_LANES, AMPI_SHORT_MIN = 6 };    /* fewer rows are not worth turning */
+
+AMPI_FN int ampi_is_short(size_t rows, size_t d) { return d <= AMPI_LANES && rows >= AMPI_SHORT_MIN; }
+
+/* Up to AMPI_SHORT of `rows` rows, from `row` on, turned; returns how many. Rows of zeros fill the last group of lanes.
+   Columns are turned by fours, so rows of floats can lie where they are if others follow. */
+AMPI_FN size_t ampi_short_load(float* turned, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
+    const ampi_gemm_isa g = ampi_gemm_isa_now();
+    const size_t n = ampi_min_size(rows - row, AMPI_SHORT), all = ampi_padded(n);
+    float tile[(int)AMPI_TILE + (int)AMPI_LANES];
+    const float* src = tile;
+    size_t r;
+    if (ampi_dtype(t) == AMP_F32 && rows - row >= AMPI_SHORT + 4) src = (const float*)x + row * d;
+    else {
+        ampi_load_f32(tile, x, t, row * d, n * d);
+        memset(tile + n * d, 0, ((all - n) * d + AMPI_LANES) * sizeof *tile);
+    }
+    for (r = 0; r < all; r += g.lanes) g.transpose(turned + r, AMPI_SHORT, src + r * d, d, ampi_div_up(d, 4) * 4, 0);
+    return n;
+}
+/* Back. Columns are turned by whole lanes, and those behind the last one fall on rows that follow, whose own elements
+   come later: so the first columns are the last to be turned. */
+AMPI_FN void ampi_short_store(void* y, amp_dtype t, size_t start, const float* turned, size_t rows, size_t d) {
+    const ampi_gemm_isa g = ampi_gemm_isa_now();
+    float tile[AMPI_TILE];
+    size_t at = ampi_div_up(d, g.lanes) * g.lanes;
+    for (; at > 0; at -= g.lanes)
+        g.transpose(tile + at - g.lanes, d, turned + (at - g.lanes) * AMPI_SHORT, AMPI_SHORT, ampi_padded(rows), 0);
+    ampi_store_f32(y, t, start, tile, rows * d);
+}
+
+/* The tree over d columns, of one group of lanes; its result is a[0]. */
+AMPI_INLINE void ampi_short_tree(double (*a)[AMPI_LANES], size_t d) {
+    size_t step, i, l;
+    for (step = AMPI_LANES / 2; step > 0; step /= 2)
+        for (i = 0; i < step && i + step < d; i++) {
+            double sum[AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++) sum[l] = a[i][l] + a[i + step][l];
+            memcpy(a[i], sum, sizeof sum);
+        }
+}
+
 /* --- pooling ----------------------------------------------------------------------------- */
 
 /* A checked shape with the defaults filled in. */
@@ -14592,6 +14640,90 @@ AMPI_FN void ampi_softmax_row(const void* x, amp_dtype xt, void* y, amp_dtype yt
     }
 }
 
+/* The same for short rows, turned. e = exp(x - max), and the sum of a row's. */
+AMPI_INLINE void ampi_short_exp_body(int hw, float* e, const float* x, float* max, float* sum, size_t rows, size_t d) {
+    double a[AMPI_LANES][AMPI_LANES];
+    size_t r, i, l;
+    for (r = 0; r < rows; r++) max[r] = ampi_float(0xff800000u);
+    for (i = 0; i < d; i++)
+        for (r = 0; r < rows; r += AMPI_LANES) {
+            float m[AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++) {
+                const float v = x[i * AMPI_SHORT + r + l];
+                m[l] = ampi_select(ampi_mask(v > max[r + l]), v, max[r + l]);
+            }
+            memcpy(max + r, m, sizeof m);
+        }
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        for (i = 0; i < d; i++) {
+            float v[AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_exp(hw, x[i * AMPI_SHORT + r + l] - max[r + l]);
+            for (l = 0; l < AMPI_LANES; l++) a[i][l] = (double)v[l];
+            memcpy(e + i * AMPI_SHORT + r, v, sizeof v);
+        }
+        ampi_short_tree(a, d);
+        for (l = 0; l < AMPI_LANES; l++) sum[r + l] = (float)a[0][l];
+    }
+}
+AMPI_KERNEL(ampi_short_exp, (float* e, const float* x, float* max, float* sum, size_t rows, size_t d), e, x, max, sum,
+            rows, d)
+
+/* y = x / sum - b with one rounding after 1 / sum, times c. */
+AMPI_INLINE void ampi_short_affine_body(int hw, float* y, const float* x, const float* sum, float b, float c,
+                                        size_t rows, size_t d) {
+    size_t r, i, l;
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        float inverse[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) inverse[l] = 1.0f / sum[r + l];
+        for (i = 0; i < d; i++) {
+            float v[AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, x[i * AMPI_SHORT + r + l], inverse[l], -b) * c;
+            memcpy(y + i * AMPI_SHORT + r, v, sizeof v);
+        }
+    }
+}
+AMPI_KERNEL(ampi_short_affine,
+            (float* y, const float* x, const float* sum, float b, float c, size_t rows, size_t d), y, x, sum, b, c,
+            rows, d)
+
+/* dx = y * (dy - sum(dy * y)). */
+AMPI_INLINE void ampi_short_dx_body(int hw, float* dx, const float* dy, const float* y, size_t rows, size_t d) {
+    double a[AMPI_LANES][AMPI_LANES];
+    size_t r, i, l;
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        float sum[AMPI_LANES];
+        for (i = 0; i < d; i++)
+            for (l = 0; l < AMPI_LANES; l++)
+                a[i][l] = ampi_add_product(hw, dy[i * AMPI_SHORT + r + l], y[i * AMPI_SHORT + r + l], 0.0);
+        ampi_short_tree(a, d);
+        for (l = 0; l < AMPI_LANES; l++) sum[l] = (float)a[0][l];
+        for (i = 0; i < d; i++) {
+            float v[AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++)
+                v[l] = y[i * AMPI_SHORT + r + l] * (dy[i * AMPI_SHORT + r + l] - sum[l]);
+            memcpy(dx + i * AMPI_SHORT + r, v, sizeof v);
+        }
+    }
+}
+AMPI_KERNEL(ampi_short_dx, (float* dx, const float* dy, const float* y, size_t rows, size_t d), dx, dy, y, rows, d)
+
+/* AMPI_SHORT of so many rows of softmax, from `row` on; and back. */
+AMPI_FN void ampi_softmax_short(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t row, size_t rows, size_t d) {
+    float turned[AMPI_TILE], max[AMPI_SHORT], sum[AMPI_SHORT];
+    const size_t n = ampi_short_load(turned, x, xt, row, rows, d);
+    ampi_short_exp(turned, turned, max, sum, ampi_padded(n), d);
+    ampi_short_affine(turned, turned, sum, 0.0f, 1.0f, ampi_padded(n), d);
+    ampi_short_store(y, yt, row * d, turned, n, d);
+}
+AMPI_FN void ampi_softmax_short_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx,
+                                         amp_dtype dxt, size_t row, size_t rows, size_t d) {
+    float g[AMPI_TILE], turned[AMPI_TILE];
+    const size_t n = ampi_short_load(g, dy, dyt, row, rows, d);
+    ampi_short_load(turned, y, yt, row, rows, d);
+    ampi_short_dx(turned, g, turned, ampi_padded(n), d);
+    ampi_short_store(dx, dxt, row * d, turned, n, d);
+}
+
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
                                        size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
@@ -14600,6 +14732,12 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "softmax", all, list);
     if (r != AMP_OK || d == 0) return r;
+    if (ampi_is_short(rows, d)) {
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+        for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
+            ampi_softmax_short(x, x_dtype, y, y_dtype, (size_t)row, rows, d);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row += AMPI_SOFTMAX_ROWS) {
         float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
@@ -14677,6 +14815,12 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "softmax backward", all, list);
     if (r != AMP_OK || !dx || d == 0) return r;
+    if (ampi_is_short(rows, d)) {
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+        for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
+            ampi_softmax_short_backward(dy, dy_dtype, y, y_dtype, dx, dx_dtype, (size_t)row, rows, d);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row++) {
         float g_tile[AMPI_TILE], y_tile[AMPI_TILE], zero[AMPI_LANES], sum;
@@ -14932,6 +15076,58 @@ AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, s
     return loss;
 }
 
+/* The same of short rows, turned; z: the logits of their labels. */
+AMPI_INLINE void ampi_short_loss_body(int hw, float* loss, const float* x, const float* z, const float* max,
+                                      const float* sum, float smoothing, size_t rows, size_t d) {
+    double a[AMPI_LANES][AMPI_LANES];
+    size_t r, i, l;
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++)
+            v[l] = ampi_fma(hw, smoothing - 1.0f, z[r + l] - max[r + l], ampi_log(hw, sum[r + l]));
+        for (i = 0; smoothing > 0.0f && i < d; i++)
+            for (l = 0; l < AMPI_LANES; l++) a[i][l] = 0.0 + (double)x[i * AMPI_SHORT + r + l];
+        if (smoothing > 0.0f) {
+            ampi_short_tree(a, d);
+            for (l = 0; l < AMPI_LANES; l++)
+                v[l] = ampi_fma(hw, -smoothing, (float)(a[0][l] / (double)d - (double)max[r + l]), v[l]);
+        }
+        memcpy(loss + r, v, sizeof v);
+    }
+}
+AMPI_KERNEL(ampi_short_loss,
+            (float* loss, const float* x, const float* z, const float* max, const float* sum, float smoothing,
+             size_t rows, size_t d),
+            loss, x, z, max, sum, smoothing, rows, d)
+
+/* One element of each row, turned: z = x there; and back. */
+AMPI_FN void ampi_short_pick(float* z, const float* x, const int32_t* labels, size_t rows) {
+    size_t r;
+    memset(z, 0, AMPI_SHORT * sizeof *z);
+    for (r = 0; r < rows; r++) z[r] = x[(size_t)labels[r] * AMPI_SHORT + r];
+}
+
+/* parts[first .. last-1], the sums over the rows of each, whose losses are measured AMPI_SHORT at a time. */
+AMPI_FN void ampi_cross_entropy_short(const void* x, amp_dtype t, const int32_t* labels, float smoothing, size_t n,
+                                      size_t k, double* parts, int64_t first, int64_t last) {
+    size_t row = ampi_part_start(n, first), end = ampi_part_start(n, last), done = row, count, to;
+    float turned[AMPI_TILE], e[AMPI_TILE], z[AMPI_SHORT], max[AMPI_SHORT], sums[AMPI_SHORT];
+    double sum = 0.0;
+    memset(parts + first, 0, (size_t)(last - first) * sizeof *parts);
+    for (; row < end; row += count) {
+        count = ampi_short_load(turned, x, t, row, end, k);
+        ampi_short_exp(e, turned, max, sums, ampi_padded(count), k);
+        ampi_short_pick(z, turned, labels + row, count);
+        ampi_short_loss(z, turned, z, max, sums, smoothing, ampi_padded(count), k);
+        while (done < row + count) {
+            to = ampi_min_size(row + count, ampi_part_start(n, first + 1));
+            for (; done < to; done++) sum += (double)z[done - row];
+            parts[first] = sum;
+            if (to == ampi_part_start(n, first + 1)) { first++; sum = 0.0; }
+        }
+    }
+}
+
 AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
                                                      const int32_t* labels, float smoothing, float* loss,
                                                      size_t n, size_t classes, const amp_exec* exec) {
@@ -14942,6 +15138,14 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
+    if (ampi_is_short(n, classes)) {
+        const int64_t some = n < AMPI_PARTS * AMPI_SHORT ? AMPI_PARTS : 1;    /* parts, of whole turns if they are large */
+        AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
+        for (i = 0; i < AMPI_PARTS; i += some)
+            ampi_cross_entropy_short(logits, logits_dtype, labels, smoothing, n, classes, parts, i, i + some);
+        *loss = (float)(ampi_parts_total(parts) / (double)n);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
     for (i = 0; i < AMPI_PARTS; i++) {
         double sum = 0.0;
@@ -14977,6 +15181,21 @@ AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t 
     ampi_store_f32(dx, dxt, start + label, &target, 1);
 }
 
+/* AMPI_SHORT of n short rows, from `row` on. */
+AMPI_FN void ampi_cross_entropy_short_backward(const void* x, amp_dtype t, const int32_t* labels, float smoothing,
+                                               float factor, void* dx, amp_dtype dxt, size_t row, size_t n, size_t k) {
+    const float base = smoothing / (float)k, target = (smoothing - 1.0f) - base;
+    float turned[AMPI_TILE], z[AMPI_SHORT], max[AMPI_SHORT], sum[AMPI_SHORT];
+    const size_t count = ampi_short_load(turned, x, t, row, n, k);
+    size_t r;
+    ampi_short_exp(turned, turned, max, sum, ampi_padded(count), k);
+    ampi_short_pick(z, turned, labels + row, count);
+    ampi_short_affine(z, z, sum, -target, factor, ampi_padded(count), 1);
+    ampi_short_affine(turned, turned, sum, base, factor, ampi_padded(count), k);
+    for (r = 0; r < count; r++) turned[(size_t)labels[row + r] * AMPI_SHORT + r] = z[r];
+    ampi_short_store(dx, dxt, row * k, turned, count, k);
+}
+
 AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
                                                       const int32_t* labels, float smoothing,
                                                       const float* loss_scale, float weight, void* dlogits,
@@ -14991,6 +15210,13 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if (!dlogits) return AMP_OK;
     factor = ampi_loss_factor(loss_scale, weight, n);
+    if (ampi_is_short(n, classes)) {
+        AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
+        for (i = 0; i < (int64_t)n; i += AMPI_SHORT)
+            ampi_cross_entropy_short_backward(logits, logits_dtype, labels, smoothing, factor, dlogits, dlogits_dtype,
+                                              (size_t)i, n, classes);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)n; i += AMPI_SOFTMAX_ROWS) {
         float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
