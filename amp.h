@@ -1666,6 +1666,7 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
   #define AMPI_RESTRICT __restrict__
   #define AMPI_FETCH(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)))
   #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
+  #define AMPI_ALIGNED __attribute__((aligned(64)))
 #elif defined(_MSC_VER)
   #define AMPI_INLINE static __forceinline
   #define AMPI_RESTRICT __restrict
@@ -1679,6 +1680,7 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 #ifndef AMPI_FETCH
   #define AMPI_FETCH(p, byte) ((void)(p), (void)(byte))
   #define AMPI_OPAQUE(pointer) ((void)0)
+  #define AMPI_ALIGNED
 #endif
 
 /* OpenMP if the user compiles with it. Loops run over chunks whose size is fixed, so that the bits do not
@@ -10690,16 +10692,17 @@ AMPI_FN double ampi_parts_total(const double* parts) {
    turned, and lanes are rows: element i of row r is x[i * AMPI_SHORT + r]. The bits are those of a row alone: there each
    element is the only one in its lane, and what adds up lanes, ampi_lane_total, adds up columns here. Columns that are
    missing would be 0.0, and no sum that begins with 0.0 is -0.0. */
-enum { AMPI_SHORT = AMPI_TILE / AMPI_LANES, AMPI_SHORT_MIN = 6 };    /* fewer rows are not worth turning */
+enum { AMPI_SHORT = AMPI_TILE / AMPI_LANES };
 
-AMPI_FN int ampi_is_short(size_t rows, size_t d) { return d <= AMPI_LANES && rows >= AMPI_SHORT_MIN; }
+/* Fewer rows, of more elements, are not worth that. */
+AMPI_FN int ampi_is_short(size_t rows, size_t d) { return d <= AMPI_LANES && rows >= 4 + d / 2; }
 
 /* Up to AMPI_SHORT of `rows` rows, from `row` on, turned; returns how many. Rows of zeros fill the last group of lanes.
    Columns are turned by fours, so rows of floats can lie where they are if others follow. */
 AMPI_FN size_t ampi_short_load(float* turned, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
     const ampi_gemm_isa g = ampi_gemm_isa_now();
     const size_t n = ampi_min_size(rows - row, AMPI_SHORT), all = ampi_padded(n);
-    float tile[(int)AMPI_TILE + (int)AMPI_LANES];
+    AMPI_ALIGNED float tile[(int)AMPI_TILE + (int)AMPI_LANES];
     const float* src = tile;
     size_t r;
     if (ampi_dtype(t) == AMP_F32 && rows - row >= AMPI_SHORT + 4) src = (const float*)x + row * d;
@@ -10714,11 +10717,18 @@ AMPI_FN size_t ampi_short_load(float* turned, const void* x, amp_dtype t, size_t
    come later: so the first columns are the last to be turned. */
 AMPI_FN void ampi_short_store(void* y, amp_dtype t, size_t start, const float* turned, size_t rows, size_t d) {
     const ampi_gemm_isa g = ampi_gemm_isa_now();
-    float tile[AMPI_TILE];
+    AMPI_ALIGNED float tile[AMPI_TILE];
     size_t at = ampi_div_up(d, g.lanes) * g.lanes;
     for (; at > 0; at -= g.lanes)
         g.transpose(tile + at - g.lanes, d, turned + (at - g.lanes) * AMPI_SHORT, AMPI_SHORT, ampi_padded(rows), 0);
     ampi_store_f32(y, t, start, tile, rows * d);
+}
+
+/* A column's rows from r on. Compilers are not to take several columns together. */
+AMPI_INLINE const float* ampi_short_at(const float* x, size_t i, size_t r) {
+    const float* column = x + i * AMPI_SHORT + r;
+    AMPI_OPAQUE(column);
+    return column;
 }
 
 /* The tree over d columns, of one group of lanes; its result is a[0]. */
@@ -10726,7 +10736,7 @@ AMPI_INLINE void ampi_short_tree(double (*a)[AMPI_LANES], size_t d) {
     size_t step, i, l;
     for (step = AMPI_LANES / 2; step > 0; step /= 2)
         for (i = 0; i < step && i + step < d; i++) {
-            double sum[AMPI_LANES];
+            AMPI_ALIGNED double sum[AMPI_LANES];
             for (l = 0; l < AMPI_LANES; l++) sum[l] = a[i][l] + a[i + step][l];
             memcpy(a[i], sum, sizeof sum);
         }
@@ -14640,44 +14650,46 @@ AMPI_FN void ampi_softmax_row(const void* x, amp_dtype xt, void* y, amp_dtype yt
     }
 }
 
-/* The same for short rows, turned. e = exp(x - max), and the sum of a row's. */
+/* The same for short rows, turned. e = exp(x - max), and the sum of each row's. */
+AMPI_INLINE void ampi_short_exp_group(int hw, float* e, const float* x, const float* max, float* sum, size_t r,
+                                      size_t d) {
+    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
+    size_t i, l;
+    for (i = 0; i < d; i++) {
+        const float *column = ampi_short_at(x, i, r), *m = max + r;
+        AMPI_ALIGNED float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_exp(hw, column[l] - m[l]);
+        for (l = 0; l < AMPI_LANES; l++) a[i][l] = (double)v[l];
+        memcpy(e + i * AMPI_SHORT + r, v, sizeof v);
+    }
+    ampi_short_tree(a, d);
+    for (l = 0; l < AMPI_LANES; l++) sum[r + l] = (float)a[0][l];
+}
 AMPI_INLINE void ampi_short_exp_body(int hw, float* e, const float* x, float* max, float* sum, size_t rows, size_t d) {
-    double a[AMPI_LANES][AMPI_LANES];
     size_t r, i, l;
     for (r = 0; r < rows; r++) max[r] = ampi_float(0xff800000u);
     for (i = 0; i < d; i++)
         for (r = 0; r < rows; r += AMPI_LANES) {
-            float m[AMPI_LANES];
-            for (l = 0; l < AMPI_LANES; l++) {
-                const float v = x[i * AMPI_SHORT + r + l];
-                m[l] = ampi_select(ampi_mask(v > max[r + l]), v, max[r + l]);
-            }
+            const float* v = ampi_short_at(x, i, r);
+            AMPI_ALIGNED float m[AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_select(ampi_mask(v[l] > max[r + l]), v[l], max[r + l]);
             memcpy(max + r, m, sizeof m);
         }
-    for (r = 0; r < rows; r += AMPI_LANES) {
-        for (i = 0; i < d; i++) {
-            float v[AMPI_LANES];
-            for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_exp(hw, x[i * AMPI_SHORT + r + l] - max[r + l]);
-            for (l = 0; l < AMPI_LANES; l++) a[i][l] = (double)v[l];
-            memcpy(e + i * AMPI_SHORT + r, v, sizeof v);
-        }
-        ampi_short_tree(a, d);
-        for (l = 0; l < AMPI_LANES; l++) sum[r + l] = (float)a[0][l];
-    }
+    for (r = 0; r < rows; r += AMPI_LANES) ampi_short_exp_group(hw, e, x, max, sum, r, d);
 }
 AMPI_KERNEL(ampi_short_exp, (float* e, const float* x, float* max, float* sum, size_t rows, size_t d), e, x, max, sum,
             rows, d)
 
-/* y = x / sum - b with one rounding after 1 / sum, times c. */
+/* y = x / sum - b, where 1 / sum is rounded, times c. */
 AMPI_INLINE void ampi_short_affine_body(int hw, float* y, const float* x, const float* sum, float b, float c,
                                         size_t rows, size_t d) {
     size_t r, i, l;
     for (r = 0; r < rows; r += AMPI_LANES) {
-        float inverse[AMPI_LANES];
+        AMPI_ALIGNED float inverse[AMPI_LANES], v[AMPI_LANES];
         for (l = 0; l < AMPI_LANES; l++) inverse[l] = 1.0f / sum[r + l];
         for (i = 0; i < d; i++) {
-            float v[AMPI_LANES];
-            for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, x[i * AMPI_SHORT + r + l], inverse[l], -b) * c;
+            const float* column = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, column[l], inverse[l], -b) * c;
             memcpy(y + i * AMPI_SHORT + r, v, sizeof v);
         }
     }
@@ -14688,19 +14700,19 @@ AMPI_KERNEL(ampi_short_affine,
 
 /* dx = y * (dy - sum(dy * y)). */
 AMPI_INLINE void ampi_short_dx_body(int hw, float* dx, const float* dy, const float* y, size_t rows, size_t d) {
-    double a[AMPI_LANES][AMPI_LANES];
+    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
     size_t r, i, l;
     for (r = 0; r < rows; r += AMPI_LANES) {
-        float sum[AMPI_LANES];
-        for (i = 0; i < d; i++)
-            for (l = 0; l < AMPI_LANES; l++)
-                a[i][l] = ampi_add_product(hw, dy[i * AMPI_SHORT + r + l], y[i * AMPI_SHORT + r + l], 0.0);
+        AMPI_ALIGNED float sum[AMPI_LANES], v[AMPI_LANES];
+        for (i = 0; i < d; i++) {
+            const float *g = ampi_short_at(dy, i, r), *s = ampi_short_at(y, i, r);
+            for (l = 0; l < AMPI_LANES; l++) a[i][l] = ampi_add_product(hw, g[l], s[l], 0.0);
+        }
         ampi_short_tree(a, d);
         for (l = 0; l < AMPI_LANES; l++) sum[l] = (float)a[0][l];
         for (i = 0; i < d; i++) {
-            float v[AMPI_LANES];
-            for (l = 0; l < AMPI_LANES; l++)
-                v[l] = y[i * AMPI_SHORT + r + l] * (dy[i * AMPI_SHORT + r + l] - sum[l]);
+            const float *g = ampi_short_at(dy, i, r), *s = ampi_short_at(y, i, r);
+            for (l = 0; l < AMPI_LANES; l++) v[l] = s[l] * (g[l] - sum[l]);
             memcpy(dx + i * AMPI_SHORT + r, v, sizeof v);
         }
     }
@@ -14709,7 +14721,7 @@ AMPI_KERNEL(ampi_short_dx, (float* dx, const float* dy, const float* y, size_t r
 
 /* AMPI_SHORT of so many rows of softmax, from `row` on; and back. */
 AMPI_FN void ampi_softmax_short(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t row, size_t rows, size_t d) {
-    float turned[AMPI_TILE], max[AMPI_SHORT], sum[AMPI_SHORT];
+    AMPI_ALIGNED float turned[AMPI_TILE], max[AMPI_SHORT], sum[AMPI_SHORT];
     const size_t n = ampi_short_load(turned, x, xt, row, rows, d);
     ampi_short_exp(turned, turned, max, sum, ampi_padded(n), d);
     ampi_short_affine(turned, turned, sum, 0.0f, 1.0f, ampi_padded(n), d);
@@ -14717,7 +14729,7 @@ AMPI_FN void ampi_softmax_short(const void* x, amp_dtype xt, void* y, amp_dtype 
 }
 AMPI_FN void ampi_softmax_short_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx,
                                          amp_dtype dxt, size_t row, size_t rows, size_t d) {
-    float g[AMPI_TILE], turned[AMPI_TILE];
+    AMPI_ALIGNED float g[AMPI_TILE], turned[AMPI_TILE];
     const size_t n = ampi_short_load(g, dy, dyt, row, rows, d);
     ampi_short_load(turned, y, yt, row, rows, d);
     ampi_short_dx(turned, g, turned, ampi_padded(n), d);
@@ -15079,18 +15091,20 @@ AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, s
 /* The same of short rows, turned; z: the logits of their labels. */
 AMPI_INLINE void ampi_short_loss_body(int hw, float* loss, const float* x, const float* z, const float* max,
                                       const float* sum, float smoothing, size_t rows, size_t d) {
-    double a[AMPI_LANES][AMPI_LANES];
+    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
     size_t r, i, l;
     for (r = 0; r < rows; r += AMPI_LANES) {
-        float v[AMPI_LANES];
+        AMPI_ALIGNED float v[AMPI_LANES], w[AMPI_LANES];
         for (l = 0; l < AMPI_LANES; l++)
             v[l] = ampi_fma(hw, smoothing - 1.0f, z[r + l] - max[r + l], ampi_log(hw, sum[r + l]));
-        for (i = 0; smoothing > 0.0f && i < d; i++)
-            for (l = 0; l < AMPI_LANES; l++) a[i][l] = 0.0 + (double)x[i * AMPI_SHORT + r + l];
+        for (i = 0; smoothing > 0.0f && i < d; i++) {
+            const float* column = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++) a[i][l] = 0.0 + (double)column[l];
+        }
         if (smoothing > 0.0f) {
             ampi_short_tree(a, d);
-            for (l = 0; l < AMPI_LANES; l++)
-                v[l] = ampi_fma(hw, -smoothing, (float)(a[0][l] / (double)d - (double)max[r + l]), v[l]);
+            for (l = 0; l < AMPI_LANES; l++) w[l] = (float)(a[0][l] / (double)d - (double)max[r + l]);
+            for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, -smoothing, w[l], v[l]);
         }
         memcpy(loss + r, v, sizeof v);
     }
@@ -15111,7 +15125,7 @@ AMPI_FN void ampi_short_pick(float* z, const float* x, const int32_t* labels, si
 AMPI_FN void ampi_cross_entropy_short(const void* x, amp_dtype t, const int32_t* labels, float smoothing, size_t n,
                                       size_t k, double* parts, int64_t first, int64_t last) {
     size_t row = ampi_part_start(n, first), end = ampi_part_start(n, last), done = row, count, to;
-    float turned[AMPI_TILE], e[AMPI_TILE], z[AMPI_SHORT], max[AMPI_SHORT], sums[AMPI_SHORT];
+    AMPI_ALIGNED float turned[AMPI_TILE], e[AMPI_TILE], z[AMPI_SHORT], max[AMPI_SHORT], sums[AMPI_SHORT];
     double sum = 0.0;
     memset(parts + first, 0, (size_t)(last - first) * sizeof *parts);
     for (; row < end; row += count) {
@@ -15185,7 +15199,7 @@ AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t 
 AMPI_FN void ampi_cross_entropy_short_backward(const void* x, amp_dtype t, const int32_t* labels, float smoothing,
                                                float factor, void* dx, amp_dtype dxt, size_t row, size_t n, size_t k) {
     const float base = smoothing / (float)k, target = (smoothing - 1.0f) - base;
-    float turned[AMPI_TILE], z[AMPI_SHORT], max[AMPI_SHORT], sum[AMPI_SHORT];
+    AMPI_ALIGNED float turned[AMPI_TILE], z[AMPI_SHORT], max[AMPI_SHORT], sum[AMPI_SHORT];
     const size_t count = ampi_short_load(turned, x, t, row, n, k);
     size_t r;
     ampi_short_exp(turned, turned, max, sum, ampi_padded(count), k);
