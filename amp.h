@@ -10697,20 +10697,27 @@ enum { AMPI_SHORT = AMPI_TILE / AMPI_LANES };
 /* Fewer rows, of more elements, are not worth that. */
 AMPI_FN int ampi_is_short(size_t rows, size_t d) { return d <= AMPI_LANES && rows >= 4 + d / 2; }
 
-/* Up to AMPI_SHORT of `rows` rows, from `row` on, turned; returns how many. Rows of zeros fill the last group of lanes.
-   Columns are turned by fours, so rows of floats can lie where they are if others follow. */
-AMPI_FN size_t ampi_short_load(float* turned, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
+/* Up to AMPI_SHORT of `rows` rows, from `row` on, as floats: in `tile`, or where they lie if so many others follow that
+   whole groups of lanes can be read from the start of each. */
+enum { AMPI_SHORT_TILE = AMPI_TILE + AMPI_LANES };
+AMPI_FN const float* ampi_short_rows(float* tile, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
+    const size_t n = ampi_min_size(rows - row, AMPI_SHORT);
+    if (ampi_dtype(t) == AMP_F32 && rows - row >= AMPI_SHORT + AMPI_LANES) return (const float*)x + row * d;
+    ampi_load_f32(tile, x, t, row * d, n * d);
+    memset(tile + n * d, 0, ((ampi_padded(n) - n) * d + AMPI_LANES) * sizeof *tile);
+    return tile;
+}
+/* n of them, whole groups of lanes, turned: columns by fours. */
+AMPI_FN void ampi_short_turn(float* turned, const float* x, size_t n, size_t d) {
     const ampi_gemm_isa g = ampi_gemm_isa_now();
-    const size_t n = ampi_min_size(rows - row, AMPI_SHORT), all = ampi_padded(n);
-    AMPI_ALIGNED float tile[(int)AMPI_TILE + (int)AMPI_LANES];
-    const float* src = tile;
     size_t r;
-    if (ampi_dtype(t) == AMP_F32 && rows - row >= AMPI_SHORT + 4) src = (const float*)x + row * d;
-    else {
-        ampi_load_f32(tile, x, t, row * d, n * d);
-        memset(tile + n * d, 0, ((all - n) * d + AMPI_LANES) * sizeof *tile);
-    }
-    for (r = 0; r < all; r += g.lanes) g.transpose(turned + r, AMPI_SHORT, src + r * d, d, ampi_div_up(d, 4) * 4, 0);
+    for (r = 0; r < n; r += g.lanes) g.transpose(turned + r, AMPI_SHORT, x + r * d, d, ampi_div_up(d, 4) * 4, 0);
+}
+/* Both; returns how many. */
+AMPI_FN size_t ampi_short_load(float* turned, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
+    const size_t n = ampi_min_size(rows - row, AMPI_SHORT);
+    AMPI_ALIGNED float tile[AMPI_SHORT_TILE];
+    ampi_short_turn(turned, ampi_short_rows(tile, x, t, row, rows, d), ampi_padded(n), d);
     return n;
 }
 /* Back. Columns are turned by whole lanes, and those behind the last one fall on rows that follow, whose own elements
@@ -13570,6 +13577,67 @@ AMPI_FN void ampi_ln_apply_part(const void* x, amp_dtype xt, void* y, amp_dtype 
     ampi_close(y, yt, at, n, v);
 }
 
+/* The same for short rows, turned. The means, and what invstd is the root of. */
+AMPI_INLINE void ampi_short_moments_body(int hw, const float* x, double* mean, double* square, double eps, size_t rows,
+                                         size_t d) {
+    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
+    size_t r, i, l;
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        AMPI_ALIGNED double m[AMPI_LANES];
+        for (i = 0; i < d; i++) {
+            const float* v = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++) a[i][l] = 0.0 + (double)v[l];
+        }
+        ampi_short_tree(a, d);
+        for (l = 0; l < AMPI_LANES; l++) m[l] = a[0][l] / (double)d;
+        for (i = 0; i < d; i++) {
+            const float* v = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++) a[i][l] = ampi_add_square(hw, v[l], m[l], 0.0);
+        }
+        ampi_short_tree(a, d);
+        memcpy(mean + r, m, sizeof m);
+        for (l = 0; l < AMPI_LANES; l++) m[l] = a[0][l] / (double)d + eps;
+        memcpy(square + r, m, sizeof m);
+    }
+}
+AMPI_KERNEL(ampi_short_moments,
+            (const float* x, double* mean, double* square, double eps, size_t rows, size_t d), x, mean, square, eps,
+            rows, d)
+AMPI_INLINE void ampi_short_norm_body(int hw, float* x, const float* mean, const float* invstd, const float* gamma,
+                                      const float* beta, size_t rows, size_t d) {
+    size_t r, i, l;
+    for (i = 0; i < d; i++)
+        for (r = 0; r < rows; r += AMPI_LANES) {
+            AMPI_ALIGNED float y[AMPI_LANES];
+            const float *v = ampi_short_at(x, i, r), *m = mean + r, *s = invstd + r;
+            for (l = 0; l < AMPI_LANES; l++) y[l] = ampi_fma(hw, (v[l] - m[l]) * s[l], gamma[i], beta[i]);
+            memcpy(x + i * AMPI_SHORT + r, y, sizeof y);
+        }
+}
+AMPI_KERNEL(ampi_short_norm,
+            (float* x, const float* mean, const float* invstd, const float* gamma, const float* beta, size_t rows,
+             size_t d),
+            x, mean, invstd, gamma, beta, rows, d)
+
+/* AMPI_SHORT of so many rows, from `row` on. */
+AMPI_FN void ampi_ln_short(const void* x, amp_dtype xt, const float* gamma, const float* beta, double eps,
+                           float* save_mean, float* save_invstd, void* y, amp_dtype yt, size_t row, size_t rows,
+                           size_t d) {
+    AMPI_ALIGNED float turned[AMPI_TILE], mean[AMPI_SHORT], invstd[AMPI_SHORT];
+    AMPI_ALIGNED double m[AMPI_SHORT], square[AMPI_SHORT];
+    const size_t n = ampi_short_load(turned, x, xt, row, rows, d), all = ampi_padded(n);
+    size_t r;
+    ampi_short_moments(turned, m, square, eps, all, d);
+    for (r = 0; r < all; r++) {
+        mean[r] = (float)m[r];
+        invstd[r] = (float)(1.0 / sqrt(square[r]));
+    }
+    ampi_short_norm(turned, mean, invstd, gamma, beta, all, d);
+    ampi_short_store(y, yt, row * d, turned, n, d);
+    if (save_mean) memcpy(save_mean + row, mean, n * sizeof *mean);
+    if (save_invstd) memcpy(save_invstd + row, invstd, n * sizeof *invstd);
+}
+
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
                                           const void* beta, amp_dtype param_dtype, float eps,
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
@@ -13590,6 +13658,15 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     eps = eps == 0.0f ? 1e-5f : eps;
     if (!(eps > 0.0f))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g needs > 0", (double)eps);
+    if (ampi_is_short(rows, d)) {
+        float g_tile[AMPI_LANES], b_tile[AMPI_LANES];
+        const float* g = ampi_view_or(gamma, param_dtype, 0, d, g_tile, 1.0f);
+        const float* b = ampi_view_or(beta, param_dtype, 0, d, b_tile, 0.0f);
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+        for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
+            ampi_ln_short(x, x_dtype, g, b, (double)eps, save_mean, save_invstd, y, y_dtype, (size_t)row, rows, d);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
         float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
@@ -13833,6 +13910,104 @@ AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start
                           q->mean[row], q->invstd[row], ampi_padded(n));
 }
 
+/* Short rows, as floats: db += dy, dg += dy * xhat over the columns, row by row. The numbers behind a row's last column
+   are those of the next one, and their sums are not stored. */
+AMPI_INLINE void ampi_short_columns_plain_body(int hw, double* dg, double* db, const float* dy, const float* x,
+                                         const float* mean, const float* invstd, size_t rows, size_t d) {
+    AMPI_ALIGNED double a[AMPI_LANES], b[AMPI_LANES];
+    size_t r, l;
+    memcpy(a, db, sizeof a);
+    memcpy(b, dg, sizeof b);
+    for (r = 0; r < rows; r++, dy += d, x += d) {
+        const float m = mean[r], s = invstd[r];
+        for (l = 0; l < AMPI_LANES; l++) a[l] += (double)dy[l];
+        for (l = 0; l < AMPI_LANES; l++) b[l] = ampi_add_product(hw, dy[l], (x[l] - m) * s, b[l]);
+    }
+    memcpy(db, a, sizeof a);
+    memcpy(dg, b, sizeof b);
+}
+AMPI_KERNEL_AVX2(ampi_short_columns_plain,
+                 (double* dg, double* db, const float* dy, const float* x, const float* mean, const float* invstd,
+                  size_t rows, size_t d),
+                 dg, db, dy, x, mean, invstd, rows, d)
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_FN void ampi_short_columns_avx512(double* dg, double* db, const float* dy, const float* x,
+                                                          const float* mean, const float* invstd, size_t rows,
+                                                          size_t d) {
+    ampi_wide sum = ampi_load_wide(db), dot = ampi_load_wide(dg);
+    size_t r;
+    for (r = 0; r < rows; r++, dy += d, x += d) {
+        const ampi_wide g = ampi_get_wide_x16(AMP_F32, dy, 0, AMPI_ALL16);
+        const __m512 v = _mm512_sub_ps(_mm512_loadu_ps(x), _mm512_set1_ps(mean[r]));
+        ampi_wide_add(&sum, g);
+        ampi_wide_fma(&dot, g, ampi_widen_x16(_mm512_mul_ps(v, _mm512_set1_ps(invstd[r]))));
+    }
+    ampi_store_wide(db, sum);
+    ampi_store_wide(dg, dot);
+    ampi_clear_upper();
+}
+#endif
+AMPI_FN void ampi_short_columns(double* dg, double* db, const float* dy, const float* x, const float* mean,
+                                const float* invstd, size_t rows, size_t d) {
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_short_columns_avx512(dg, db, dy, x, mean, invstd, rows, d); return; }
+#endif
+    ampi_short_columns_plain(dg, db, dy, x, mean, invstd, rows, d);
+}
+
+/* dx of short rows, turned; it replaces dy. */
+AMPI_INLINE void ampi_short_ln_dx_body(int hw, float* dy, const float* x, const float* gamma, const float* mean,
+                                       const float* invstd, size_t rows, size_t d) {
+    AMPI_ALIGNED double sum[AMPI_LANES][AMPI_LANES], dot[AMPI_LANES][AMPI_LANES];
+    size_t r, i, l;
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        AMPI_ALIGNED float a[AMPI_LANES], b[AMPI_LANES], v[AMPI_LANES];
+        const float *m = mean + r, *s = invstd + r;
+        for (i = 0; i < d; i++) {
+            const float *g = ampi_short_at(dy, i, r), *u = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++) v[l] = g[l] * gamma[i];
+            for (l = 0; l < AMPI_LANES; l++) sum[i][l] = 0.0 + (double)v[l];
+            for (l = 0; l < AMPI_LANES; l++) dot[i][l] = ampi_add_product(hw, v[l], u[l] - m[l], 0.0);
+        }
+        ampi_short_tree(sum, d);
+        ampi_short_tree(dot, d);
+        for (l = 0; l < AMPI_LANES; l++) a[l] = (float)(sum[0][l] / (double)d);
+        for (l = 0; l < AMPI_LANES; l++) b[l] = (float)(dot[0][l] * ((double)s[l] * (double)s[l]) / (double)d);
+        for (i = 0; i < d; i++) {
+            const float *g = ampi_short_at(dy, i, r), *u = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++)
+                v[l] = ampi_fma(hw, m[l] - u[l], b[l], ampi_fma(hw, g[l], gamma[i], -a[l])) * s[l];
+            memcpy(dy + i * AMPI_SHORT + r, v, sizeof v);
+        }
+    }
+}
+AMPI_KERNEL(ampi_short_ln_dx,
+            (float* dy, const float* x, const float* gamma, const float* mean, const float* invstd, size_t rows,
+             size_t d),
+            dy, x, gamma, mean, invstd, rows, d)
+
+/* AMPI_SHORT rows from `row` on: what they add to dg and db, if those are wanted, and dx, if it is. */
+AMPI_FN void ampi_ln_short_backward(const ampi_ln_backward* q, size_t row, double* dg, double* db, void* dx,
+                                    amp_dtype dxt) {
+    const size_t n = ampi_min_size(q->rows - row, AMPI_SHORT), d = q->d;
+    AMPI_ALIGNED float dy_tile[AMPI_SHORT_TILE], x_tile[AMPI_SHORT_TILE], g[AMPI_TILE], turned[AMPI_TILE];
+    AMPI_ALIGNED float mean[AMPI_SHORT], invstd[AMPI_SHORT];
+    float g_tile[AMPI_LANES];
+    const float* gamma = ampi_view_or(q->gamma, q->pt, 0, d, g_tile, 1.0f);
+    const float* dy = ampi_short_rows(dy_tile, q->dy, q->dyt, row, q->rows, d);
+    const float* x = ampi_short_rows(x_tile, q->x, q->xt, row, q->rows, d);
+    if (dg) ampi_short_columns(dg, db, dy, x, q->mean + row, q->invstd + row, n, d);
+    if (!dx) return;
+    memset(mean, 0, sizeof mean);
+    memset(invstd, 0, sizeof invstd);
+    memcpy(mean, q->mean + row, n * sizeof *mean);
+    memcpy(invstd, q->invstd + row, n * sizeof *invstd);
+    ampi_short_turn(g, dy, ampi_padded(n), d);
+    ampi_short_turn(turned, x, ampi_padded(n), d);
+    ampi_short_ln_dx(g, turned, gamma, mean, invstd, ampi_padded(n), d);
+    ampi_short_store(dx, dxt, row * d, g, n, d);
+}
+
 /* Columns that one thread sums: as many as a tile holds, because memory is read fastest in long stretches, but
    fewer where other threads would have none. A column's sum does not depend on it. */
 AMPI_FN size_t ampi_ln_columns_each(size_t d) {
@@ -13858,7 +14033,9 @@ AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, si
     size_t n = ampi_min_size(q->d - start, count), next = ampi_div_up(4096, n * ampi_type_size(q->xt)), row;
     memset(dg, 0, sizeof dg);
     memset(db, 0, sizeof db);
-    for (row = 0; row < q->rows; row++) {
+    for (row = 0; ampi_is_short(q->rows, q->d) && row < q->rows; row += AMPI_SHORT)
+        ampi_ln_short_backward(q, row, dg, db, dx, dxt);
+    for (; row < q->rows; row++) {
         ampi_ln_columns(q, row, start, n, next, dg, db);
         if (dx) ampi_ln_row_backward(q, row, dx, dxt);
     }
@@ -13900,6 +14077,12 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
         if (with) return AMP_OK;
     }
     if (!dx) return AMP_OK;
+    if (ampi_is_short(rows, d)) {
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+        for (i = 0; i < (int64_t)rows; i += AMPI_SHORT)
+            ampi_ln_short_backward(&q, (size_t)i, NULL, NULL, dx, dx_dtype);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)rows; i++) ampi_ln_row_backward(&q, (size_t)i, dx, dx_dtype);
     return AMP_OK;
@@ -14722,7 +14905,8 @@ AMPI_KERNEL(ampi_short_dx, (float* dx, const float* dy, const float* y, size_t r
 /* AMPI_SHORT of so many rows of softmax, from `row` on; and back. */
 AMPI_FN void ampi_softmax_short(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t row, size_t rows, size_t d) {
     AMPI_ALIGNED float turned[AMPI_TILE], max[AMPI_SHORT], sum[AMPI_SHORT];
-    const size_t n = ampi_short_load(turned, x, xt, row, rows, d);
+    const size_t end = x == y ? ampi_min_size(rows, row + AMPI_SHORT) : rows;    /* others may be written meanwhile */
+    const size_t n = ampi_short_load(turned, x, xt, row, end, d);
     ampi_short_exp(turned, turned, max, sum, ampi_padded(n), d);
     ampi_short_affine(turned, turned, sum, 0.0f, 1.0f, ampi_padded(n), d);
     ampi_short_store(y, yt, row * d, turned, n, d);
