@@ -1655,7 +1655,8 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
    likewise for functions of vectors, but a build without optimisation calls them: inlined, every copy would have room
    of its own on the stack (over 1 MB in one function), and the build would take four times as long. FETCH asks for the
    cache line `byte` bytes on, which may lie outside of all that is there. OPAQUE makes the compiler forget where a
-   pointer comes from. */
+   pointer comes from. ALIGNED is for arrays on the stack that vectors are read from as soon as they are written: one
+   that lies across two cache lines would come late. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
   #if defined(__OPTIMIZE__)
@@ -10688,17 +10689,17 @@ AMPI_FN double ampi_parts_total(const double* parts) {
 
 /* --- short rows -------------------------------------------------------------------------- */
 
-/* Rows of up to AMPI_LANES elements: along such a row nearly all work is what each row costs once. So many of them are
-   turned, and lanes are rows: element i of row r is x[i * AMPI_SHORT + r]. The bits are those of a row alone: there each
-   element is the only one in its lane, and what adds up lanes, ampi_lane_total, adds up columns here. Columns that are
-   missing would be 0.0, and no sum that begins with 0.0 is -0.0. */
+/* Rows of up to AMPI_LANES elements: along such a row nearly all work is what each row costs once. So AMPI_SHORT of them
+   are turned, and lanes are rows: element i of row r is x[i * AMPI_SHORT + r]. The bits are those of a row alone: there
+   each element is the only one in its lane, and what adds up lanes, ampi_lane_total, adds up columns here. Columns that
+   are missing would be 0.0, which changes no sum that begins with 0.0: none is -0.0. */
 enum { AMPI_SHORT = AMPI_TILE / AMPI_LANES };
 
 /* Fewer rows, of more elements, are not worth that. */
 AMPI_FN int ampi_is_short(size_t rows, size_t d) { return d <= AMPI_LANES && rows >= 4 + d / 2; }
 
-/* Up to AMPI_SHORT of `rows` rows, from `row` on, as floats: in `tile`, or where they lie if so many others follow that
-   whole groups of lanes can be read from the start of each. */
+/* Up to AMPI_SHORT of `rows` rows, from `row` on, as floats: in `tile`, followed by zeros, or where they lie, if so many
+   others follow that AMPI_LANES numbers can be read from the start of each. */
 enum { AMPI_SHORT_TILE = AMPI_TILE + AMPI_LANES };
 AMPI_FN const float* ampi_short_rows(float* tile, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
     const size_t n = ampi_min_size(rows - row, AMPI_SHORT);
@@ -15337,7 +15338,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if (ampi_is_short(n, classes)) {
-        const int64_t some = n < AMPI_PARTS * AMPI_SHORT ? AMPI_PARTS : 1;    /* parts, of whole turns if they are large */
+        const int64_t some = n < AMPI_PARTS * AMPI_SHORT ? AMPI_PARTS : 1;    /* parts at a time: small ones share turns */
         AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
         for (i = 0; i < AMPI_PARTS; i += some)
             ampi_cross_entropy_short(logits, logits_dtype, labels, smoothing, n, classes, parts, i, i + some);
