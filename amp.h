@@ -10689,21 +10689,21 @@ AMPI_FN double ampi_parts_total(const double* parts) {
 
 /* --- short rows -------------------------------------------------------------------------- */
 
-/* Rows of up to AMPI_LANES elements: along such a row nearly all work is what each row costs once. So AMPI_SHORT of them
-   are turned, and lanes are rows: element i of row r is x[i * AMPI_SHORT + r]. The bits are those of a row alone: there
-   each element is the only one in its lane, and what adds up lanes, ampi_lane_total, adds up columns here. Columns that
-   are missing would be 0.0, which changes no sum that begins with 0.0: none is -0.0. */
+/* Rows of up to AMPI_LANES elements: along such a row nearly all work is what each row costs once. So AMPI_SHORT of
+   them are turned, and lanes are rows: element i of row r is x[i * AMPI_SHORT + r]. The bits are those of a row alone:
+   there each element is the only one in its lane, and what adds up lanes, ampi_lane_total, adds up columns here.
+   Columns that are missing would be 0.0, which changes no sum that begins with 0.0: none is -0.0. */
 enum { AMPI_SHORT = AMPI_TILE / AMPI_LANES };
 
 /* Fewer rows, of more elements, are not worth that. */
 AMPI_FN int ampi_is_short(size_t rows, size_t d) { return d <= AMPI_LANES && rows >= 4 + d / 2; }
 
-/* Up to AMPI_SHORT of `rows` rows, from `row` on, as floats: in `tile`, followed by zeros, or where they lie, if so many
-   others follow that AMPI_LANES numbers can be read from the start of each. */
+/* Up to AMPI_SHORT of `rows` rows, from `row` on, as floats: in `tile`, followed by zeros, or where they lie, if so
+   many others follow that AMPI_LANES numbers can be read from the start of each. */
 enum { AMPI_SHORT_TILE = AMPI_TILE + AMPI_LANES };
 AMPI_FN const float* ampi_short_rows(float* tile, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
     const size_t n = ampi_min_size(rows - row, AMPI_SHORT);
-    if (ampi_dtype(t) == AMP_F32 && rows - row >= AMPI_SHORT + AMPI_LANES) return (const float*)x + row * d;
+    if (ampi_dtype(t) == AMP_F32 && rows >= row + AMPI_SHORT + AMPI_LANES) return (const float*)x + row * d;
     ampi_load_f32(tile, x, t, row * d, n * d);
     memset(tile + n * d, 0, ((ampi_padded(n) - n) * d + AMPI_LANES) * sizeof *tile);
     return tile;
@@ -14032,8 +14032,8 @@ AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, si
                                      void* dbeta, amp_dtype dpt, int accumulate, void* dx, amp_dtype dxt) {
     double dg[AMPI_TILE], db[AMPI_TILE];
     size_t n = ampi_min_size(q->d - start, count), next = ampi_div_up(4096, n * ampi_type_size(q->xt)), row;
-    memset(dg, 0, sizeof dg);
-    memset(db, 0, sizeof db);
+    memset(dg, 0, ampi_padded(n) * sizeof *dg);
+    memset(db, 0, ampi_padded(n) * sizeof *db);
     for (row = 0; ampi_is_short(q->rows, q->d) && row < q->rows; row += AMPI_SHORT)
         ampi_ln_short_backward(q, row, dg, db, dx, dxt);
     for (; row < q->rows; row++) {
@@ -15338,7 +15338,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if (ampi_is_short(n, classes)) {
-        const int64_t some = n < AMPI_PARTS * AMPI_SHORT ? AMPI_PARTS : 1;    /* parts at a time: small ones share turns */
+        const int64_t some = n / AMPI_SHORT < AMPI_PARTS ? AMPI_PARTS : 1;    /* parts: small ones share turns */
         AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
         for (i = 0; i < AMPI_PARTS; i += some)
             ampi_cross_entropy_short(logits, logits_dtype, labels, smoothing, n, classes, parts, i, i + some);
