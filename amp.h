@@ -1661,7 +1661,8 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
    likewise for functions of vectors, but a build without optimisation calls them: inlined, every copy would have room
    of its own on the stack (over 1 MB in one function), and the build would take four times as long. FETCH asks for the
    cache line `byte` bytes on, which may lie outside of all that is there. OPAQUE makes the compiler forget where a
-   pointer comes from. */
+   pointer comes from. ALIGNED is for arrays on the stack that vectors are read from as soon as they are written: one
+   that lies across two cache lines would come late. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
   #if defined(__OPTIMIZE__)
@@ -1672,6 +1673,7 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
   #define AMPI_RESTRICT __restrict__
   #define AMPI_FETCH(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)))
   #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
+  #define AMPI_ALIGNED __attribute__((aligned(64)))
 #elif defined(_MSC_VER)
   #define AMPI_INLINE static __forceinline
   #define AMPI_RESTRICT __restrict
@@ -1685,6 +1687,7 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 #ifndef AMPI_FETCH
   #define AMPI_FETCH(p, byte) ((void)(p), (void)(byte))
   #define AMPI_OPAQUE(pointer) ((void)0)
+  #define AMPI_ALIGNED
 #endif
 
 /* OpenMP if the user compiles with it. Loops run over chunks whose size is fixed, so that the bits do not
@@ -1833,11 +1836,11 @@ typedef struct ampi_argument {
 AMPI_FN int ampi_arguments_meet(const ampi_argument* a, const ampi_argument* b) {
     const int64_t a_size = (int64_t)ampi_type_size(a->dtype), b_size = (int64_t)ampi_type_size(b->dtype);
     const int64_t d = (int64_t)((uint64_t)(uintptr_t)b->data - (uint64_t)(uintptr_t)a->data);
-    int64_t a_rows = (int64_t)a->rows, a_width = (int64_t)a->cols * a_size, a_pitch = (int64_t)a->ld * a_size;
-    int64_t b_rows = (int64_t)b->rows, b_width = (int64_t)b->cols * b_size, b_pitch = (int64_t)b->ld * b_size;
-    int64_t pitch, t;
-    if (a_rows == 0 || b_rows == 0 || a_width == 0 || b_width == 0) return 0;
+    int64_t a_rows = (int64_t)a->rows, a_width, a_pitch, b_rows = (int64_t)b->rows, b_width, b_pitch, pitch, t;
+    if (a->rows == 0 || b->rows == 0 || a->cols == 0 || b->cols == 0) return 0;
     if (a->ld > SIZE_MAX / 16 / a->rows || b->ld > SIZE_MAX / 16 / b->rows) return 0;      /* there is no such memory */
+    a_width = (int64_t)a->cols * a_size; a_pitch = (int64_t)a->ld * a_size;
+    b_width = (int64_t)b->cols * b_size; b_pitch = (int64_t)b->ld * b_size;
     if (a_pitch == a_width) { a_width *= a_rows; a_rows = 1; }
     if (b_pitch == b_width) { b_width *= b_rows; b_rows = 1; }
     if (a_rows > 1 && b_rows > 1 && a_pitch != b_pitch) return 0;
@@ -10728,6 +10731,69 @@ AMPI_FN double ampi_parts_total(const double* parts) {
     return total;
 }
 
+/* --- short rows -------------------------------------------------------------------------- */
+
+/* Rows of up to AMPI_LANES elements: along such a row nearly all work is what each row costs once. So AMPI_SHORT of
+   them are turned, and lanes are rows: element i of row r is x[i * AMPI_SHORT + r]. The bits are those of a row alone:
+   there each element is the only one in its lane, and what adds up lanes, ampi_lane_total, adds up columns here.
+   Columns that are missing would be 0.0, which changes no sum that begins with 0.0: none is -0.0. */
+enum { AMPI_SHORT = AMPI_TILE / AMPI_LANES };
+
+/* Fewer rows, of more elements, are not worth that. */
+AMPI_FN int ampi_is_short(size_t rows, size_t d) { return d <= AMPI_LANES && rows >= 4 + d / 2; }
+
+/* Up to AMPI_SHORT of `rows` rows, from `row` on, as floats: in `tile`, followed by zeros, or where they lie, if so
+   many others follow that AMPI_LANES numbers can be read from the start of each. */
+enum { AMPI_SHORT_TILE = AMPI_TILE + AMPI_LANES };
+AMPI_FN const float* ampi_short_rows(float* tile, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
+    const size_t n = ampi_min_size(rows - row, AMPI_SHORT);
+    if (ampi_dtype(t) == AMP_F32 && rows >= row + AMPI_SHORT + AMPI_LANES) return (const float*)x + row * d;
+    ampi_load_f32(tile, x, t, row * d, n * d);
+    memset(tile + n * d, 0, ((ampi_padded(n) - n) * d + AMPI_LANES) * sizeof *tile);
+    return tile;
+}
+/* n of them, whole groups of lanes, turned: columns by fours. */
+AMPI_FN void ampi_short_turn(float* turned, const float* x, size_t n, size_t d) {
+    const ampi_gemm_isa g = ampi_gemm_isa_now();
+    size_t r;
+    for (r = 0; r < n; r += g.lanes) g.transpose(turned + r, AMPI_SHORT, x + r * d, d, ampi_div_up(d, 4) * 4, 0);
+}
+/* Both; returns how many. */
+AMPI_FN size_t ampi_short_load(float* turned, const void* x, amp_dtype t, size_t row, size_t rows, size_t d) {
+    const size_t n = ampi_min_size(rows - row, AMPI_SHORT);
+    AMPI_ALIGNED float tile[AMPI_SHORT_TILE];
+    ampi_short_turn(turned, ampi_short_rows(tile, x, t, row, rows, d), ampi_padded(n), d);
+    return n;
+}
+/* Back. Columns are turned by whole lanes, and those behind the last one fall on rows that follow, whose own elements
+   come later: so the first columns are the last to be turned. */
+AMPI_FN void ampi_short_store(void* y, amp_dtype t, size_t start, const float* turned, size_t rows, size_t d) {
+    const ampi_gemm_isa g = ampi_gemm_isa_now();
+    AMPI_ALIGNED float tile[AMPI_TILE];
+    size_t at = ampi_div_up(d, g.lanes) * g.lanes;
+    for (; at > 0; at -= g.lanes)
+        g.transpose(tile + at - g.lanes, d, turned + (at - g.lanes) * AMPI_SHORT, AMPI_SHORT, ampi_padded(rows), 0);
+    ampi_store_f32(y, t, start, tile, rows * d);
+}
+
+/* A column's rows from r on. Compilers are not to take several columns together. */
+AMPI_INLINE const float* ampi_short_at(const float* x, size_t i, size_t r) {
+    const float* column = x + i * AMPI_SHORT + r;
+    AMPI_OPAQUE(column);
+    return column;
+}
+
+/* The tree over d columns, of one group of lanes; its result is a[0]. */
+AMPI_INLINE void ampi_short_tree(double (*a)[AMPI_LANES], size_t d) {
+    size_t step, i, l;
+    for (step = AMPI_LANES / 2; step > 0; step /= 2)
+        for (i = 0; i < step && i + step < d; i++) {
+            AMPI_ALIGNED double sum[AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++) sum[l] = a[i][l] + a[i + step][l];
+            memcpy(a[i], sum, sizeof sum);
+        }
+}
+
 /* --- pooling ----------------------------------------------------------------------------- */
 
 /* A checked shape with the defaults filled in. */
@@ -13556,6 +13622,67 @@ AMPI_FN void ampi_ln_apply_part(const void* x, amp_dtype xt, void* y, amp_dtype 
     ampi_close(y, yt, at, n, v);
 }
 
+/* The same for short rows, turned. The means, and what invstd is the root of. */
+AMPI_INLINE void ampi_short_moments_body(int hw, const float* x, double* mean, double* square, double eps, size_t rows,
+                                         size_t d) {
+    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
+    size_t r, i, l;
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        AMPI_ALIGNED double m[AMPI_LANES];
+        for (i = 0; i < d; i++) {
+            const float* v = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++) a[i][l] = 0.0 + (double)v[l];
+        }
+        ampi_short_tree(a, d);
+        for (l = 0; l < AMPI_LANES; l++) m[l] = a[0][l] / (double)d;
+        for (i = 0; i < d; i++) {
+            const float* v = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++) a[i][l] = ampi_add_square(hw, v[l], m[l], 0.0);
+        }
+        ampi_short_tree(a, d);
+        memcpy(mean + r, m, sizeof m);
+        for (l = 0; l < AMPI_LANES; l++) m[l] = a[0][l] / (double)d + eps;
+        memcpy(square + r, m, sizeof m);
+    }
+}
+AMPI_KERNEL(ampi_short_moments,
+            (const float* x, double* mean, double* square, double eps, size_t rows, size_t d), x, mean, square, eps,
+            rows, d)
+AMPI_INLINE void ampi_short_norm_body(int hw, float* x, const float* mean, const float* invstd, const float* gamma,
+                                      const float* beta, size_t rows, size_t d) {
+    size_t r, i, l;
+    for (i = 0; i < d; i++)
+        for (r = 0; r < rows; r += AMPI_LANES) {
+            AMPI_ALIGNED float y[AMPI_LANES];
+            const float *v = ampi_short_at(x, i, r), *m = mean + r, *s = invstd + r;
+            for (l = 0; l < AMPI_LANES; l++) y[l] = ampi_fma(hw, (v[l] - m[l]) * s[l], gamma[i], beta[i]);
+            memcpy(x + i * AMPI_SHORT + r, y, sizeof y);
+        }
+}
+AMPI_KERNEL(ampi_short_norm,
+            (float* x, const float* mean, const float* invstd, const float* gamma, const float* beta, size_t rows,
+             size_t d),
+            x, mean, invstd, gamma, beta, rows, d)
+
+/* AMPI_SHORT of so many rows, from `row` on. */
+AMPI_FN void ampi_ln_short(const void* x, amp_dtype xt, const float* gamma, const float* beta, double eps,
+                           float* save_mean, float* save_invstd, void* y, amp_dtype yt, size_t row, size_t rows,
+                           size_t d) {
+    AMPI_ALIGNED float turned[AMPI_TILE], mean[AMPI_SHORT], invstd[AMPI_SHORT];
+    AMPI_ALIGNED double m[AMPI_SHORT], square[AMPI_SHORT];
+    const size_t n = ampi_short_load(turned, x, xt, row, rows, d), all = ampi_padded(n);
+    size_t r;
+    ampi_short_moments(turned, m, square, eps, all, d);
+    for (r = 0; r < all; r++) {
+        mean[r] = (float)m[r];
+        invstd[r] = (float)(1.0 / sqrt(square[r]));
+    }
+    ampi_short_norm(turned, mean, invstd, gamma, beta, all, d);
+    ampi_short_store(y, yt, row * d, turned, n, d);
+    if (save_mean) memcpy(save_mean + row, mean, n * sizeof *mean);
+    if (save_invstd) memcpy(save_invstd + row, invstd, n * sizeof *invstd);
+}
+
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
                                           const void* beta, amp_dtype param_dtype, float eps,
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
@@ -13577,6 +13704,15 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     if (!(eps > 0.0f && amp_float_is_finite(&eps)))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
                          (double)eps);
+    if (ampi_is_short(rows, d)) {
+        float g_tile[AMPI_LANES], b_tile[AMPI_LANES];
+        const float* g = ampi_view_or(gamma, param_dtype, 0, d, g_tile, 1.0f);
+        const float* b = ampi_view_or(beta, param_dtype, 0, d, b_tile, 0.0f);
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+        for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
+            ampi_ln_short(x, x_dtype, g, b, (double)eps, save_mean, save_invstd, y, y_dtype, (size_t)row, rows, d);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
         float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
@@ -13820,6 +13956,104 @@ AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start
                           q->mean[row], q->invstd[row], ampi_padded(n));
 }
 
+/* Short rows, as floats: db += dy, dg += dy * xhat over the columns, row by row. The numbers behind a row's last column
+   are those of the next one, and their sums are not stored. */
+AMPI_INLINE void ampi_short_columns_plain_body(int hw, double* dg, double* db, const float* dy, const float* x,
+                                         const float* mean, const float* invstd, size_t rows, size_t d) {
+    AMPI_ALIGNED double a[AMPI_LANES], b[AMPI_LANES];
+    size_t r, l;
+    memcpy(a, db, sizeof a);
+    memcpy(b, dg, sizeof b);
+    for (r = 0; r < rows; r++, dy += d, x += d) {
+        const float m = mean[r], s = invstd[r];
+        for (l = 0; l < AMPI_LANES; l++) a[l] += (double)dy[l];
+        for (l = 0; l < AMPI_LANES; l++) b[l] = ampi_add_product(hw, dy[l], (x[l] - m) * s, b[l]);
+    }
+    memcpy(db, a, sizeof a);
+    memcpy(dg, b, sizeof b);
+}
+AMPI_KERNEL_AVX2(ampi_short_columns_plain,
+                 (double* dg, double* db, const float* dy, const float* x, const float* mean, const float* invstd,
+                  size_t rows, size_t d),
+                 dg, db, dy, x, mean, invstd, rows, d)
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_FN void ampi_short_columns_avx512(double* dg, double* db, const float* dy, const float* x,
+                                                          const float* mean, const float* invstd, size_t rows,
+                                                          size_t d) {
+    ampi_wide sum = ampi_load_wide(db), dot = ampi_load_wide(dg);
+    size_t r;
+    for (r = 0; r < rows; r++, dy += d, x += d) {
+        const ampi_wide g = ampi_get_wide_x16(AMP_F32, dy, 0, AMPI_ALL16);
+        const __m512 v = _mm512_sub_ps(_mm512_loadu_ps(x), _mm512_set1_ps(mean[r]));
+        ampi_wide_add(&sum, g);
+        ampi_wide_fma(&dot, g, ampi_widen_x16(_mm512_mul_ps(v, _mm512_set1_ps(invstd[r]))));
+    }
+    ampi_store_wide(db, sum);
+    ampi_store_wide(dg, dot);
+    ampi_clear_upper();
+}
+#endif
+AMPI_FN void ampi_short_columns(double* dg, double* db, const float* dy, const float* x, const float* mean,
+                                const float* invstd, size_t rows, size_t d) {
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_short_columns_avx512(dg, db, dy, x, mean, invstd, rows, d); return; }
+#endif
+    ampi_short_columns_plain(dg, db, dy, x, mean, invstd, rows, d);
+}
+
+/* dx of short rows, turned; it replaces dy. */
+AMPI_INLINE void ampi_short_ln_dx_body(int hw, float* dy, const float* x, const float* gamma, const float* mean,
+                                       const float* invstd, size_t rows, size_t d) {
+    AMPI_ALIGNED double sum[AMPI_LANES][AMPI_LANES], dot[AMPI_LANES][AMPI_LANES];
+    size_t r, i, l;
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        AMPI_ALIGNED float a[AMPI_LANES], b[AMPI_LANES], v[AMPI_LANES];
+        const float *m = mean + r, *s = invstd + r;
+        for (i = 0; i < d; i++) {
+            const float *g = ampi_short_at(dy, i, r), *u = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++) v[l] = g[l] * gamma[i];
+            for (l = 0; l < AMPI_LANES; l++) sum[i][l] = 0.0 + (double)v[l];
+            for (l = 0; l < AMPI_LANES; l++) dot[i][l] = ampi_add_product(hw, v[l], u[l] - m[l], 0.0);
+        }
+        ampi_short_tree(sum, d);
+        ampi_short_tree(dot, d);
+        for (l = 0; l < AMPI_LANES; l++) a[l] = (float)(sum[0][l] / (double)d);
+        for (l = 0; l < AMPI_LANES; l++) b[l] = (float)(dot[0][l] * ((double)s[l] * (double)s[l]) / (double)d);
+        for (i = 0; i < d; i++) {
+            const float *g = ampi_short_at(dy, i, r), *u = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++)
+                v[l] = ampi_fma(hw, m[l] - u[l], b[l], ampi_fma(hw, g[l], gamma[i], -a[l])) * s[l];
+            memcpy(dy + i * AMPI_SHORT + r, v, sizeof v);
+        }
+    }
+}
+AMPI_KERNEL(ampi_short_ln_dx,
+            (float* dy, const float* x, const float* gamma, const float* mean, const float* invstd, size_t rows,
+             size_t d),
+            dy, x, gamma, mean, invstd, rows, d)
+
+/* AMPI_SHORT rows from `row` on: what they add to dg and db, if those are wanted, and dx, if it is. */
+AMPI_FN void ampi_ln_short_backward(const ampi_ln_backward* q, size_t row, double* dg, double* db, void* dx,
+                                    amp_dtype dxt) {
+    const size_t n = ampi_min_size(q->rows - row, AMPI_SHORT), d = q->d;
+    AMPI_ALIGNED float dy_tile[AMPI_SHORT_TILE], x_tile[AMPI_SHORT_TILE], g[AMPI_TILE], turned[AMPI_TILE];
+    AMPI_ALIGNED float mean[AMPI_SHORT], invstd[AMPI_SHORT];
+    float g_tile[AMPI_LANES];
+    const float* gamma = ampi_view_or(q->gamma, q->pt, 0, d, g_tile, 1.0f);
+    const float* dy = ampi_short_rows(dy_tile, q->dy, q->dyt, row, q->rows, d);
+    const float* x = ampi_short_rows(x_tile, q->x, q->xt, row, q->rows, d);
+    if (dg) ampi_short_columns(dg, db, dy, x, q->mean + row, q->invstd + row, n, d);
+    if (!dx) return;
+    memset(mean, 0, sizeof mean);
+    memset(invstd, 0, sizeof invstd);
+    memcpy(mean, q->mean + row, n * sizeof *mean);
+    memcpy(invstd, q->invstd + row, n * sizeof *invstd);
+    ampi_short_turn(g, dy, ampi_padded(n), d);
+    ampi_short_turn(turned, x, ampi_padded(n), d);
+    ampi_short_ln_dx(g, turned, gamma, mean, invstd, ampi_padded(n), d);
+    ampi_short_store(dx, dxt, row * d, g, n, d);
+}
+
 /* Columns that one thread sums: as many as a tile holds, because memory is read fastest in long stretches, but
    fewer where other threads would have none. A column's sum does not depend on it. */
 AMPI_FN size_t ampi_ln_columns_each(size_t d) {
@@ -13843,9 +14077,11 @@ AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, si
                                      void* dbeta, amp_dtype dpt, int accumulate, void* dx, amp_dtype dxt) {
     double dg[AMPI_TILE], db[AMPI_TILE];
     size_t n = ampi_min_size(q->d - start, count), next = ampi_div_up(4096, n * ampi_type_size(q->xt)), row;
-    memset(dg, 0, sizeof dg);
-    memset(db, 0, sizeof db);
-    for (row = 0; row < q->rows; row++) {
+    memset(dg, 0, ampi_padded(n) * sizeof *dg);
+    memset(db, 0, ampi_padded(n) * sizeof *db);
+    for (row = 0; ampi_is_short(q->rows, q->d) && row < q->rows; row += AMPI_SHORT)
+        ampi_ln_short_backward(q, row, dg, db, dx, dxt);
+    for (; row < q->rows; row++) {
         ampi_ln_columns(q, row, start, n, next, dg, db);
         if (dx) ampi_ln_row_backward(q, row, dx, dxt);
     }
@@ -13887,6 +14123,12 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
         if (with) return AMP_OK;
     }
     if (!dx) return AMP_OK;
+    if (ampi_is_short(rows, d)) {
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+        for (i = 0; i < (int64_t)rows; i += AMPI_SHORT)
+            ampi_ln_short_backward(&q, (size_t)i, NULL, NULL, dx, dx_dtype);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)rows; i++) ampi_ln_row_backward(&q, (size_t)i, dx, dx_dtype);
     return AMP_OK;
@@ -14637,6 +14879,93 @@ AMPI_FN void ampi_softmax_row(const void* x, amp_dtype xt, void* y, amp_dtype yt
     }
 }
 
+/* The same for short rows, turned. e = exp(x - max), and the sum of each row's. */
+AMPI_INLINE void ampi_short_exp_group(int hw, float* e, const float* x, const float* max, float* sum, size_t r,
+                                      size_t d) {
+    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
+    size_t i, l;
+    for (i = 0; i < d; i++) {
+        const float *column = ampi_short_at(x, i, r), *m = max + r;
+        AMPI_ALIGNED float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_exp(hw, column[l] - m[l]);
+        for (l = 0; l < AMPI_LANES; l++) a[i][l] = (double)v[l];
+        memcpy(e + i * AMPI_SHORT + r, v, sizeof v);
+    }
+    ampi_short_tree(a, d);
+    for (l = 0; l < AMPI_LANES; l++) sum[r + l] = (float)a[0][l];
+}
+AMPI_INLINE void ampi_short_exp_body(int hw, float* e, const float* x, float* max, float* sum, size_t rows, size_t d) {
+    size_t r, i, l;
+    for (r = 0; r < rows; r++) max[r] = ampi_float(0xff800000u);
+    for (i = 0; i < d; i++)
+        for (r = 0; r < rows; r += AMPI_LANES) {
+            const float* v = ampi_short_at(x, i, r);
+            AMPI_ALIGNED float m[AMPI_LANES];
+            for (l = 0; l < AMPI_LANES; l++) m[l] = ampi_select(ampi_mask(v[l] > max[r + l]), v[l], max[r + l]);
+            memcpy(max + r, m, sizeof m);
+        }
+    for (r = 0; r < rows; r += AMPI_LANES) ampi_short_exp_group(hw, e, x, max, sum, r, d);
+}
+AMPI_KERNEL(ampi_short_exp, (float* e, const float* x, float* max, float* sum, size_t rows, size_t d), e, x, max, sum,
+            rows, d)
+
+/* y = x / sum - b, where 1 / sum is rounded, times c. */
+AMPI_INLINE void ampi_short_affine_body(int hw, float* y, const float* x, const float* sum, float b, float c,
+                                        size_t rows, size_t d) {
+    size_t r, i, l;
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        AMPI_ALIGNED float inverse[AMPI_LANES], v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) inverse[l] = 1.0f / sum[r + l];
+        for (i = 0; i < d; i++) {
+            const float* column = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, column[l], inverse[l], -b) * c;
+            memcpy(y + i * AMPI_SHORT + r, v, sizeof v);
+        }
+    }
+}
+AMPI_KERNEL(ampi_short_affine,
+            (float* y, const float* x, const float* sum, float b, float c, size_t rows, size_t d), y, x, sum, b, c,
+            rows, d)
+
+/* dx = y * (dy - sum(dy * y)). */
+AMPI_INLINE void ampi_short_dx_body(int hw, float* dx, const float* dy, const float* y, size_t rows, size_t d) {
+    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
+    size_t r, i, l;
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        AMPI_ALIGNED float sum[AMPI_LANES], v[AMPI_LANES];
+        for (i = 0; i < d; i++) {
+            const float *g = ampi_short_at(dy, i, r), *s = ampi_short_at(y, i, r);
+            for (l = 0; l < AMPI_LANES; l++) a[i][l] = ampi_add_product(hw, g[l], s[l], 0.0);
+        }
+        ampi_short_tree(a, d);
+        for (l = 0; l < AMPI_LANES; l++) sum[l] = (float)a[0][l];
+        for (i = 0; i < d; i++) {
+            const float *g = ampi_short_at(dy, i, r), *s = ampi_short_at(y, i, r);
+            for (l = 0; l < AMPI_LANES; l++) v[l] = s[l] * (g[l] - sum[l]);
+            memcpy(dx + i * AMPI_SHORT + r, v, sizeof v);
+        }
+    }
+}
+AMPI_KERNEL(ampi_short_dx, (float* dx, const float* dy, const float* y, size_t rows, size_t d), dx, dy, y, rows, d)
+
+/* AMPI_SHORT of so many rows of softmax, from `row` on; and back. */
+AMPI_FN void ampi_softmax_short(const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t row, size_t rows, size_t d) {
+    AMPI_ALIGNED float turned[AMPI_TILE], max[AMPI_SHORT], sum[AMPI_SHORT];
+    const size_t end = x == y ? ampi_min_size(rows, row + AMPI_SHORT) : rows;    /* others may be written meanwhile */
+    const size_t n = ampi_short_load(turned, x, xt, row, end, d);
+    ampi_short_exp(turned, turned, max, sum, ampi_padded(n), d);
+    ampi_short_affine(turned, turned, sum, 0.0f, 1.0f, ampi_padded(n), d);
+    ampi_short_store(y, yt, row * d, turned, n, d);
+}
+AMPI_FN void ampi_softmax_short_backward(const void* dy, amp_dtype dyt, const void* y, amp_dtype yt, void* dx,
+                                         amp_dtype dxt, size_t row, size_t rows, size_t d) {
+    AMPI_ALIGNED float g[AMPI_TILE], turned[AMPI_TILE];
+    const size_t n = ampi_short_load(g, dy, dyt, row, rows, d);
+    ampi_short_load(turned, y, yt, row, rows, d);
+    ampi_short_dx(turned, g, turned, ampi_padded(n), d);
+    ampi_short_store(dx, dxt, row * d, turned, n, d);
+}
+
 AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype,
                                        size_t rows, size_t d, const amp_exec* exec) {
     const size_t all = ampi_area(rows, d);
@@ -14645,6 +14974,12 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "softmax", all, list);
     if (r != AMP_OK || d == 0) return r;
+    if (ampi_is_short(rows, d)) {
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+        for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
+            ampi_softmax_short(x, x_dtype, y, y_dtype, (size_t)row, rows, d);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row += AMPI_SOFTMAX_ROWS) {
         float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
@@ -14722,6 +15057,12 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "softmax backward", all, list);
     if (r != AMP_OK || !dx || d == 0) return r;
+    if (ampi_is_short(rows, d)) {
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
+        for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
+            ampi_softmax_short_backward(dy, dy_dtype, y, y_dtype, dx, dx_dtype, (size_t)row, rows, d);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row++) {
         float g_tile[AMPI_TILE], y_tile[AMPI_TILE], zero[AMPI_LANES], sum;
@@ -14977,6 +15318,60 @@ AMPI_FN float ampi_cross_entropy_row(const void* x, amp_dtype t, size_t start, s
     return loss;
 }
 
+/* The same of short rows, turned; z: the logits of their labels. */
+AMPI_INLINE void ampi_short_loss_body(int hw, float* loss, const float* x, const float* z, const float* max,
+                                      const float* sum, float smoothing, size_t rows, size_t d) {
+    AMPI_ALIGNED double a[AMPI_LANES][AMPI_LANES];
+    size_t r, i, l;
+    for (r = 0; r < rows; r += AMPI_LANES) {
+        AMPI_ALIGNED float v[AMPI_LANES], w[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++)
+            v[l] = ampi_fma(hw, smoothing - 1.0f, z[r + l] - max[r + l], ampi_log(hw, sum[r + l]));
+        for (i = 0; smoothing > 0.0f && i < d; i++) {
+            const float* column = ampi_short_at(x, i, r);
+            for (l = 0; l < AMPI_LANES; l++) a[i][l] = 0.0 + (double)column[l];
+        }
+        if (smoothing > 0.0f) {
+            ampi_short_tree(a, d);
+            for (l = 0; l < AMPI_LANES; l++) w[l] = (float)(a[0][l] / (double)d - (double)max[r + l]);
+            for (l = 0; l < AMPI_LANES; l++) v[l] = ampi_fma(hw, -smoothing, w[l], v[l]);
+        }
+        memcpy(loss + r, v, sizeof v);
+    }
+}
+AMPI_KERNEL(ampi_short_loss,
+            (float* loss, const float* x, const float* z, const float* max, const float* sum, float smoothing,
+             size_t rows, size_t d),
+            loss, x, z, max, sum, smoothing, rows, d)
+
+/* One element of each row, turned: z = x there; and back. */
+AMPI_FN void ampi_short_pick(float* z, const float* x, const int32_t* labels, size_t rows) {
+    size_t r;
+    memset(z, 0, AMPI_SHORT * sizeof *z);
+    for (r = 0; r < rows; r++) z[r] = x[(size_t)labels[r] * AMPI_SHORT + r];
+}
+
+/* parts[first .. last-1], the sums over the rows of each, whose losses are measured AMPI_SHORT at a time. */
+AMPI_FN void ampi_cross_entropy_short(const void* x, amp_dtype t, const int32_t* labels, float smoothing, size_t n,
+                                      size_t k, double* parts, int64_t first, int64_t last) {
+    size_t row = ampi_part_start(n, first), end = ampi_part_start(n, last), done = row, count, to;
+    AMPI_ALIGNED float turned[AMPI_TILE], e[AMPI_TILE], z[AMPI_SHORT], max[AMPI_SHORT], sums[AMPI_SHORT];
+    double sum = 0.0;
+    memset(parts + first, 0, (size_t)(last - first) * sizeof *parts);
+    for (; row < end; row += count) {
+        count = ampi_short_load(turned, x, t, row, end, k);
+        ampi_short_exp(e, turned, max, sums, ampi_padded(count), k);
+        ampi_short_pick(z, turned, labels + row, count);
+        ampi_short_loss(z, turned, z, max, sums, smoothing, ampi_padded(count), k);
+        while (done < row + count) {
+            to = ampi_min_size(row + count, ampi_part_start(n, first + 1));
+            for (; done < to; done++) sum += (double)z[done - row];
+            parts[first] = sum;
+            if (to == ampi_part_start(n, first + 1)) { first++; sum = 0.0; }
+        }
+    }
+}
+
 AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
                                                      const int32_t* labels, float smoothing, float* loss,
                                                      size_t n, size_t classes, const amp_exec* exec) {
@@ -14987,6 +15382,14 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
+    if (ampi_is_short(n, classes)) {
+        const int64_t some = n / AMPI_SHORT < AMPI_PARTS ? AMPI_PARTS : 1;    /* parts: small ones share turns */
+        AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
+        for (i = 0; i < AMPI_PARTS; i += some)
+            ampi_cross_entropy_short(logits, logits_dtype, labels, smoothing, n, classes, parts, i, i + some);
+        *loss = (float)(ampi_parts_total(parts) / (double)n);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
     for (i = 0; i < AMPI_PARTS; i++) {
         double sum = 0.0;
@@ -15022,6 +15425,21 @@ AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t 
     ampi_store_f32(dx, dxt, start + label, &target, 1);
 }
 
+/* AMPI_SHORT of n short rows, from `row` on. */
+AMPI_FN void ampi_cross_entropy_short_backward(const void* x, amp_dtype t, const int32_t* labels, float smoothing,
+                                               float factor, void* dx, amp_dtype dxt, size_t row, size_t n, size_t k) {
+    const float base = smoothing / (float)k, target = (smoothing - 1.0f) - base;
+    AMPI_ALIGNED float turned[AMPI_TILE], z[AMPI_SHORT], max[AMPI_SHORT], sum[AMPI_SHORT];
+    const size_t count = ampi_short_load(turned, x, t, row, n, k);
+    size_t r;
+    ampi_short_exp(turned, turned, max, sum, ampi_padded(count), k);
+    ampi_short_pick(z, turned, labels + row, count);
+    ampi_short_affine(z, z, sum, -target, factor, ampi_padded(count), 1);
+    ampi_short_affine(turned, turned, sum, base, factor, ampi_padded(count), k);
+    for (r = 0; r < count; r++) turned[(size_t)labels[row + r] * AMPI_SHORT + r] = z[r];
+    ampi_short_store(dx, dxt, row * k, turned, count, k);
+}
+
 AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dtype logits_dtype,
                                                       const int32_t* labels, float smoothing,
                                                       const float* loss_scale, float weight, void* dlogits,
@@ -15036,6 +15454,13 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if (!dlogits) return AMP_OK;
     factor = ampi_loss_factor(loss_scale, weight, n);
+    if (ampi_is_short(n, classes)) {
+        AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
+        for (i = 0; i < (int64_t)n; i += AMPI_SHORT)
+            ampi_cross_entropy_short_backward(logits, logits_dtype, labels, smoothing, factor, dlogits, dlogits_dtype,
+                                              (size_t)i, n, classes);
+        return AMP_OK;
+    }
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)n; i += AMPI_SOFTMAX_ROWS) {
         float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];

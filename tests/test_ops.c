@@ -495,6 +495,125 @@ static void test_cross_entropy(void) {
                 check_cross_entropy(types[a], types[b], n[s], k[s], 0.1f);
             }
 }
+/* --- short rows: together they give the bits that each gives alone -------------------------------------- */
+
+static void* element(const buffer* b, size_t i) { return (char*)b->p + i * amp_dtype_size(b->t); }
+/* The mean over n rows, which are summed in 64 parts. */
+static float mean_of_losses(const float* loss, size_t n) {
+    double total = 0;
+    size_t part, row = 0;
+    for (part = 1; part <= 64; part++) {
+        double sum = 0;
+        for (; row < n / 64 * part + (n % 64 < part ? n % 64 : part); row++) sum += (double)loss[row];
+        total += sum;
+    }
+    return (float)(total / (double)n);
+}
+static void check_short_softmax(amp_dtype t, amp_dtype other, size_t rows, size_t d, size_t turn) {
+    buffer x = special_buffer(t, rows * d, turn), dy = special_buffer(other, rows * d, turn + 3);
+    buffer y = special_buffer(other, rows * d, 0), y1 = special_buffer(other, rows * d, 0);
+    buffer dx = special_buffer(t, rows * d, 0), dx1 = special_buffer(t, rows * d, 0);
+    size_t i;
+    CHECK(amp_softmax_forward(x.p, t, y.p, other, rows, d, NULL) == AMP_OK);
+    CHECK(amp_softmax_backward(dy.p, other, y.p, other, dx.p, t, rows, d, NULL) == AMP_OK);
+    for (i = 0; i < rows * d; i += d) {
+        amp_softmax_forward(element(&x, i), t, element(&y1, i), other, 1, d, NULL);
+        amp_softmax_backward(element(&dy, i), other, element(&y1, i), other, element(&dx1, i), t, 1, d, NULL);
+    }
+    CHECK(same(&y, &y1));
+    CHECK(same(&dx, &dx1));
+    if (t == other) {
+        CHECK(amp_softmax_forward(x.p, t, x.p, t, rows, d, NULL) == AMP_OK);
+        CHECK(same(&x, &y));
+    }
+    settle(&x); settle(&dy); settle(&y); settle(&y1); settle(&dx); settle(&dx1);
+}
+static void check_short_cross_entropy(amp_dtype t, amp_dtype other, size_t n, size_t k, float smoothing, size_t turn) {
+    buffer x = special_buffer(t, n * k, turn), dx = special_buffer(other, n * k, 0);
+    buffer dx1 = special_buffer(other, n * k, 0), each = make(AMP_F32, n), loss = make(AMP_F32, 1);
+    int32_t* labels = (int32_t*)malloc(n * sizeof(int32_t));
+    const float scale = 512, factor = (float)(512.0 * 0.3125 / (double)n);
+    float want;
+    size_t i;
+    for (i = 0; i < n; i++) labels[i] = (int32_t)(test_random() % k);
+    CHECK(amp_softmax_cross_entropy_forward(x.p, t, labels, smoothing, (float*)loss.p, n, k, NULL) == AMP_OK);
+    CHECK(amp_softmax_cross_entropy_backward(x.p, t, labels, smoothing, &scale, 0.3125f, dx.p, other, n, k, NULL)
+          == AMP_OK);
+    for (i = 0; i < n; i++) {
+        void* row = element(&x, i * k);
+        amp_softmax_cross_entropy_forward(row, t, labels + i, smoothing, (float*)each.p + i, 1, k, NULL);
+        amp_softmax_cross_entropy_backward(row, t, labels + i, smoothing, NULL, factor, element(&dx1, i * k), other, 1,
+                                           k, NULL);
+    }
+    CHECK(same(&dx, &dx1));
+    want = mean_of_losses((const float*)each.p, n);
+    CHECK(memcmp(&want, loss.p, sizeof want) == 0 || (is_nan(want) && is_nan(*(float*)loss.p)));
+    free(labels);
+    settle(&each); settle(&loss); settle(&x); settle(&dx); settle(&dx1);
+}
+/* Its column sums are those of doubles, row by row. */
+static void check_short_columns(const buffer* dy, const buffer* x, const float* mean, const float* inv, size_t rows,
+                                size_t d, const float* dg, const float* db) {
+    size_t i, r;
+    for (i = 0; i < d; i++) {
+        double sum = 0, dot = 0;
+        float want[2];
+        for (r = 0; r < rows; r++) {
+            const float g = (float)get(dy, r * d + i), centred = (float)get(x, r * d + i) - mean[r];
+            sum += (double)g;
+            dot += (double)g * (double)(centred * inv[r]);
+        }
+        want[0] = (float)dot; want[1] = (float)sum;
+        CHECK(memcmp(want, dg + i, 4) == 0 || (is_nan(want[0]) && is_nan(dg[i])));
+        CHECK(memcmp(want + 1, db + i, 4) == 0 || (is_nan(want[1]) && is_nan(db[i])));
+    }
+}
+static void check_short_norm(amp_dtype t, amp_dtype other, size_t rows, size_t d, size_t turn) {
+    buffer x = special_buffer(t, rows * d, turn), dy = special_buffer(other, rows * d, turn + 3);
+    buffer y = special_buffer(other, rows * d, 0), y1 = special_buffer(other, rows * d, 0);
+    buffer dx = special_buffer(t, rows * d, 0), dx1 = special_buffer(t, rows * d, 0);
+    buffer stats = make(AMP_F32, 2 * rows + 1), stats1 = make(AMP_F32, 2 * rows + 1), sums = make(AMP_F32, 2 * d);
+    buffer gamma = random_buffer(other, d, 1), beta = random_buffer(other, d, 1);
+    const void *g = turn % 2 ? gamma.p : NULL, *b = turn % 3 ? beta.p : NULL;
+    float *mean = (float*)stats.p, *inv = mean + rows, *dg = (float*)sums.p;
+    size_t i;
+    CHECK(amp_layer_norm_forward(x.p, t, g, b, other, 0, mean, inv, y.p, other, rows, d, NULL) == AMP_OK);
+    CHECK(amp_layer_norm_backward(dy.p, other, x.p, t, g, other, mean, inv, dx.p, t, dg, dg + d, AMP_F32, 0, rows, d,
+                                  NULL) == AMP_OK);
+    check_short_columns(&dy, &x, mean, inv, rows, d, dg, dg + d);
+    for (i = 0; i < rows; i++) {
+        float* m = (float*)stats1.p + i;
+        amp_layer_norm_forward(element(&x, i * d), t, g, b, other, 0, m, m + rows, element(&y1, i * d), other, 1, d,
+                               NULL);
+        amp_layer_norm_backward(element(&dy, i * d), other, element(&x, i * d), t, g, other, m, m + rows,
+                                element(&dx1, i * d), t, NULL, NULL, AMP_F32, 0, 1, d, NULL);
+    }
+    CHECK(same(&y, &y1));
+    CHECK(same(&stats, &stats1));
+    CHECK(same(&dx, &dx1));
+    CHECK(amp_layer_norm_backward(dy.p, other, x.p, t, g, other, mean, inv, dx1.p, t, NULL, NULL, AMP_F32, 0, rows, d,
+                                  NULL) == AMP_OK);
+    CHECK(same(&dx, &dx1));
+    settle(&x); settle(&dy); settle(&y); settle(&y1); settle(&dx); settle(&dx1); settle(&stats); settle(&stats1);
+    settle(&sums); settle(&gamma); settle(&beta);
+}
+static void test_short_rows(void) {
+    static const size_t rows[] = { 5, 6, 16, 31, 64, 67, 68, 130, 4100 };
+    size_t d, i;
+    for (d = 1; d <= 17; d++)
+        for (i = 0; i < 9; i++) {
+            const amp_dtype t = types[(d + i) % 3], other = types[(d + i + d / 3) % 3];
+            const size_t turn = rows[i] > 4000 ? 1 : (d + i) % 12;
+            if (rows[i] > 4000 && d % 5 != 0) continue;
+            check_short_softmax(t, other, rows[i], d, turn);
+            check_short_norm(t, other, rows[i], d, turn);
+            check_short_norm(other, t, rows[i], d, turn % 4);
+            check_short_cross_entropy(t, other, rows[i], d, 0, turn % 4);
+            check_short_cross_entropy(t, other, rows[i], d, 0.1f, turn % 4);
+            check_short_cross_entropy(t, other, rows[i], d, 0.1f, 4 + turn);
+        }
+}
+
 /* K equal logits: the loss is log(K), which shows the logarithm alone (error below 1 ulp, then none). */
 static void test_log(void) {
     static float x[5000];
@@ -1425,6 +1544,7 @@ static void run_all(void) {
     TEST(test_softmax);
     TEST(test_softmax_end);
     TEST(test_cross_entropy);
+    TEST(test_short_rows);
     TEST(test_log);
     TEST(test_log1p);
     TEST(test_loss_gradient);
