@@ -10473,6 +10473,38 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_twin(amp_dtype t, void* p, size_t i, 
         else if (ampi_dtype(t) == AMP_BF16) AMPI_EACH_TWIN(step, AMP_BF16, n, __VA_ARGS__); \
         else AMPI_EACH_TWIN(step, AMP_F32, n, __VA_ARGS__);                                 \
     } while (0)
+/* Sixteen bfloat16 another way, for coefficients that stay: the even elements and the odd ones, by a shift and a mask. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_get_parted(const uint16_t* p) {
+    const __m256i words = _mm256_loadu_si256((const __m256i*)(const void*)p);
+    ampi_twin r;
+    r.a = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+    r.b = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int)0xffff0000u)));
+    return r;
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_evens_x8(const float* p) {
+    return _mm256_set_ps(p[14], p[12], p[10], p[8], p[6], p[4], p[2], p[0]);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_beside_parted(const float* p) {
+    ampi_twin r;
+    r.a = ampi_evens_x8(p);
+    r.b = ampi_evens_x8(p + 1);
+    return r;
+}
+/* x rounded to the 8 bits of a bfloat16, as ampi_round_24 does it. Infinities, NaNs, and numbers that overflow on the
+   way become NaNs; of zeros the sign is lost, and what bfloat16 holds as a subnormal number keeps too many bits. */
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_round_8_x8(__m256 x) {
+    return _mm256_castps_si256(
+        _mm256_fmsub_ps(x, _mm256_set1_ps(65536.0f), _mm256_mul_ps(x, _mm256_set1_ps(65535.0f))));
+}
+/* To bfloat16, in order. Returns the lesser of `least` and the words, where those of exponents 255, 0 and 1, which may
+   be wrong, are the least of all: below AMPI_PARTED_SOUND. */
+enum { AMPI_PARTED_SOUND = -0x7d00 };
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_put_parted(uint16_t* p, ampi_twin x, __m256i least) {
+    const __m256i words = _mm256_or_si256(_mm256_srli_epi32(ampi_round_8_x8(x.a), 16), ampi_round_8_x8(x.b));
+    const __m256i from_255 = _mm256_add_epi16(_mm256_add_epi16(words, words), _mm256_set1_epi16(-0x7f00));
+    _mm256_storeu_si256((__m256i*)(void*)p, words);
+    return _mm256_min_epi16(least, from_255);
+}
 /* x - y as x * 1 - y, for kernels that widen: see ampi_wide_add_widened. */
 AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_sub_widened_twin(ampi_twin x, ampi_twin y) {
     return ampi_fms_twin(x, ampi_same_twin(1.0f), y);
@@ -13050,8 +13082,28 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_typed8(amp_dtype t, void* y, con
     const ampi_twin g = ampi_beside_twin(t, gamma), b = ampi_beside_twin(t, beta);
     AMPI_EACH_TWIN(ampi_bn_apply_twin, t, n, y, x, ahead, m, s, g, b);
 }
+/* The same for whole groups of bfloat16. 0: a result may be wrong. */
+AMPI_TARGET_AVX2 AMPI_VECTOR int ampi_bn_apply_parted(uint16_t* y, const uint16_t* x, size_t ahead,
+                                                      const ampi_bn_stats* stats, const float* gamma,
+                                                      const float* beta, size_t n) {
+    const ampi_twin m = ampi_beside_parted(stats->mean), s = ampi_beside_parted(stats->invstd);
+    const ampi_twin g = ampi_beside_parted(gamma), b = ampi_beside_parted(beta);
+    const __m256i sound = _mm256_set1_epi16(AMPI_PARTED_SOUND);
+    __m256i least = sound;
+    size_t i;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        const ampi_twin v = ampi_mul_twin(ampi_sub_twin(ampi_get_parted(x + i), m), s);
+        AMPI_FETCH(x + i, ahead);
+        AMPI_FETCH(y + i, ahead);
+        least = ampi_put_parted(y + i, ampi_fma_twin(v, g, b), least);
+    }
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(sound, least)) == 0;
+}
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
                                                  const float* gamma, const float* beta) {
+    const uint16_t* words = (const uint16_t*)x.data;
+    if (x.t == AMP_BF16 && x.n % AMPI_LANES == 0
+        && ampi_bn_apply_parted((uint16_t*)y, words, ahead, stats, gamma, beta, x.n)) return;
     AMPI_FOR_TYPE(ampi_bn_apply_typed8, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
 #endif
