@@ -3511,8 +3511,8 @@ typedef struct ampi_gemm_isa {
     }
 
 /* C from the sums t, which are read in full vectors. READ, WRITE: vectors of any type, or their first `rest`
-   elements; FIRST: the first element in all lanes. `type` is C's, `with` tells whether there is something to add:
-   constants where it is called. */
+   elements; FIRST: the first element in all lanes. `type` is C's, `with` tells whether there is something to add,
+   2: of C's type, and not `spread`; constants where it is called. */
 #define AMPI_FINISH(name, V)                                                                        \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_as(amp_dtype type, int with, const ampi_finish* f, size_t rows, \
                                                  size_t columns, const float* t, size_t ldt) {      \
@@ -3523,8 +3523,10 @@ typedef struct ampi_gemm_isa {
         for (i = 0; i < rows; i++)                                                                  \
             for (j = 0; j < columns; j += AMPI_##V##_LANES) {                                       \
                 const size_t rest = columns - j;                                                    \
-                AMPI_##V##_T v = AMPI_##V##_MUL(alpha, AMPI_##V##_LOAD(t + i * ldt + j)), x;        \
-                if (with) {                                                                         \
+                AMPI_##V##_T v = AMPI_##V##_MUL(alpha, AMPI_##V##_LOAD(t + i * ldt + j)), x = v;    \
+                if (with == 2)                                                                      \
+                    v = AMPI_##V##_FMA(beta, AMPI_##V##_READ(f->add, type, i * f->ld_add + j, rest), v);\
+                if (with == 1) {                                                                    \
                     x = AMPI_##V##_READ(f->add, f->add_dtype, i * f->ld_add + (f->spread ? 0 : j),  \
                                         f->spread ? 1 : rest);                                      \
                     if (f->spread) x = AMPI_##V##_FIRST(x);                                         \
@@ -3535,7 +3537,9 @@ typedef struct ampi_gemm_isa {
     }                                                                                               \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_finish* f, size_t rows, size_t columns,          \
                                         const float* t, size_t ldt) {                               \
-        if (f->add) name##_as(f->c_dtype, 1, f, rows, columns, t, ldt);                             \
+        const int plain = f->c_dtype == AMP_F32 && f->add_dtype == AMP_F32 && !f->spread;           \
+        if (f->add && plain) name##_as(AMP_F32, 2, f, rows, columns, t, ldt);                       \
+        else if (f->add) name##_as(f->c_dtype, 1, f, rows, columns, t, ldt);                        \
         else if (f->c_dtype == AMP_F32) name##_as(AMP_F32, 0, f, rows, columns, t, ldt);            \
         else if (f->c_dtype == AMP_F16) name##_as(AMP_F16, 0, f, rows, columns, t, ldt);            \
         else name##_as(AMP_BF16, 0, f, rows, columns, t, ldt);                                      \
