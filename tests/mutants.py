@@ -442,9 +442,9 @@ TABLE = [
     ("ops", "x.n % AMPI_LANES == 0 && y != x.data\n", "x.n % AMPI_LANES == 0\n"),
     ("ops", "enum { AMPI_PARTED_SOUND = -0x7e00 };", "enum { AMPI_PARTED_SOUND = -0x7eff };"),
     ("ops", "_mm256_add_epi16(_mm256_add_epi16(words, words), _mm256_set1_epi16(-0x7f00))", "_mm256_add_epi16(_mm256_add_epi16(words, words), _mm256_set1_epi16(-0x7fff - 1))"),
-    ("optim", "ampi_update_run(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);\n"
+    ("optim", "ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);\n"
      "        if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);",
-     "ampi_update_run(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);"),
+     "ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);"),
     ("optim", "    o->state.step++;\n}\n", "    if (!o->desc.clip_norm) o->state.step++;\n}\n"),
     ("optim", "u->frozen = ampi_is_off(&g->lr);", "u->frozen = 0;"),
     # --- backend
