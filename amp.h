@@ -17207,8 +17207,9 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
 #define AMPI_UPDATE_TURN float *w, float *g, float *m, float *v, size_t i, size_t k, const ampi_update *u
 #define AMPI_UPDATE_LOOP(name, isa, target, lanes, rest)                                                 \
     target AMPI_FN void ampi_##name##_##isa(AMPI_UPDATE_PARAMS) {                                        \
-        size_t i = 0;                                                                                    \
-        for (; i + lanes <= n; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, u);            \
+        const size_t whole = n - n % lanes;                                                              \
+        size_t i;                                                                                        \
+        for (i = 0; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, u);            \
         for (; i < n; i += 8) ampi_##name##_turn_##rest(w, g, m, v, i, ampi_min_size(n - i, 8), u);      \
         ampi_end_##isa();                                                                                \
     }
