@@ -17210,7 +17210,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         const size_t whole = n - n % lanes;                                                              \
         size_t i;                                                                                        \
         for (i = 0; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, u);            \
-        for (; i < n; i += 8) ampi_##name##_turn_##rest(w, g, m, v, i, ampi_min_size(n - i, 8), u);      \
+        for (; i < n; i += 8) ampi_##name##_turn_##rest(w, g, m, v, i, n - i < 8 ? n - i : 8, u);        \
         ampi_end_##isa();                                                                                \
     }
 #define AMPI_OPTIMIZER_KERNELS(isa, target, lanes, rest)                                                 \
