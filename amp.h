@@ -3552,8 +3552,8 @@ typedef struct ampi_gemm_isa {
     }
 
 /* C from the sums t, which are read in full vectors. READ, WRITE: vectors of any type, or their first `rest`
-   elements; FIRST: the first element in all lanes. `type` is C's, `with` tells whether there is something to add:
-   constants where it is called. */
+   elements; FIRST: the first element in all lanes. `type` is C's, `with` tells whether there is something to add,
+   2: of C's type, and not `spread`; constants where it is called. */
 #define AMPI_FINISH(name, V)                                                                        \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_as(amp_dtype type, int with, const ampi_finish* f, size_t rows, \
                                                  size_t columns, const float* t, size_t ldt) {      \
@@ -3564,8 +3564,10 @@ typedef struct ampi_gemm_isa {
         for (i = 0; i < rows; i++)                                                                  \
             for (j = 0; j < columns; j += AMPI_##V##_LANES) {                                       \
                 const size_t rest = columns - j;                                                    \
-                AMPI_##V##_T v = AMPI_##V##_MUL(alpha, AMPI_##V##_LOAD(t + i * ldt + j)), x;        \
-                if (with) {                                                                         \
+                AMPI_##V##_T v = AMPI_##V##_MUL(alpha, AMPI_##V##_LOAD(t + i * ldt + j)), x = v;    \
+                if (with == 2)                                                                      \
+                    v = AMPI_##V##_FMA(beta, AMPI_##V##_READ(f->add, type, i * f->ld_add + j, rest), v);\
+                if (with == 1) {                                                                    \
                     x = AMPI_##V##_READ(f->add, f->add_dtype, i * f->ld_add + (f->spread ? 0 : j),  \
                                         f->spread ? 1 : rest);                                      \
                     if (f->spread) x = AMPI_##V##_FIRST(x);                                         \
@@ -3576,7 +3578,9 @@ typedef struct ampi_gemm_isa {
     }                                                                                               \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_finish* f, size_t rows, size_t columns,          \
                                         const float* t, size_t ldt) {                               \
-        if (f->add) name##_as(f->c_dtype, 1, f, rows, columns, t, ldt);                             \
+        const int plain = f->c_dtype == AMP_F32 && f->add_dtype == AMP_F32 && !f->spread;           \
+        if (f->add && plain) name##_as(AMP_F32, 2, f, rows, columns, t, ldt);                       \
+        else if (f->add) name##_as(f->c_dtype, 1, f, rows, columns, t, ldt);                        \
         else if (f->c_dtype == AMP_F32) name##_as(AMP_F32, 0, f, rows, columns, t, ldt);            \
         else if (f->c_dtype == AMP_F16) name##_as(AMP_F16, 0, f, rows, columns, t, ldt);            \
         else name##_as(AMP_BF16, 0, f, rows, columns, t, ldt);                                      \
@@ -10520,6 +10524,38 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_twin(amp_dtype t, void* p, size_t i, 
         else if (ampi_dtype(t) == AMP_BF16) AMPI_EACH_TWIN(step, AMP_BF16, n, __VA_ARGS__); \
         else AMPI_EACH_TWIN(step, AMP_F32, n, __VA_ARGS__);                                 \
     } while (0)
+/* Sixteen bfloat16 another way, for coefficients that stay: the even elements, and the odd ones. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_get_parted(const uint16_t* p) {
+    const __m256i words = _mm256_loadu_si256((const __m256i*)(const void*)p);
+    ampi_twin r;
+    r.a = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+    r.b = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32((int)0xffff0000u)));
+    return r;
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_evens_x8(const float* p) {
+    return _mm256_set_ps(p[14], p[12], p[10], p[8], p[6], p[4], p[2], p[0]);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_beside_parted(const float* p) {
+    ampi_twin r;
+    r.a = ampi_evens_x8(p);
+    r.b = ampi_evens_x8(p + 1);
+    return r;
+}
+/* x rounded to the 8 bits of a bfloat16, as ampi_round_24 does it. Infinities, NaNs, and numbers that overflow on the
+   way become NaNs; of zeros the sign is lost, and what bfloat16 holds as a subnormal number keeps too many bits. */
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_round_8_x8(__m256 x) {
+    return _mm256_castps_si256(
+        _mm256_fmsub_ps(x, _mm256_set1_ps(65536.0f), _mm256_mul_ps(x, _mm256_set1_ps(65535.0f))));
+}
+/* To bfloat16, in order. Returns the lesser of `least` and the words, where those of exponents 255 and 0, which may be
+   wrong, are the least of all: below AMPI_PARTED_SOUND. */
+enum { AMPI_PARTED_SOUND = -0x7e00 };
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_put_parted(uint16_t* p, ampi_twin x, __m256i least) {
+    const __m256i words = _mm256_or_si256(_mm256_srli_epi32(ampi_round_8_x8(x.a), 16), ampi_round_8_x8(x.b));
+    const __m256i from_255 = _mm256_add_epi16(_mm256_add_epi16(words, words), _mm256_set1_epi16(-0x7f00));
+    _mm256_storeu_si256((__m256i*)(void*)p, words);
+    return _mm256_min_epi16(least, from_255);
+}
 /* x - y as x * 1 - y, for kernels that widen: see ampi_wide_add_widened. */
 AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_sub_widened_twin(ampi_twin x, ampi_twin y) {
     return ampi_fms_twin(x, ampi_same_twin(1.0f), y);
@@ -13160,8 +13196,28 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_typed8(amp_dtype t, void* y, con
     const ampi_twin g = ampi_beside_twin(t, gamma), b = ampi_beside_twin(t, beta);
     AMPI_EACH_TWIN(ampi_bn_apply_twin, t, n, y, x, ahead, m, s, g, b);
 }
+/* The same for whole groups of bfloat16, not in place. 0: a result may be wrong. */
+AMPI_TARGET_AVX2 AMPI_VECTOR int ampi_bn_apply_parted(uint16_t* y, const uint16_t* x, size_t ahead,
+                                                      const ampi_bn_stats* stats, const float* gamma,
+                                                      const float* beta, size_t n) {
+    const ampi_twin m = ampi_beside_parted(stats->mean), s = ampi_beside_parted(stats->invstd);
+    const ampi_twin g = ampi_beside_parted(gamma), b = ampi_beside_parted(beta);
+    const __m256i sound = _mm256_set1_epi16(AMPI_PARTED_SOUND);
+    __m256i least = sound;
+    size_t i;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        const ampi_twin v = ampi_mul_twin(ampi_sub_twin(ampi_get_parted(x + i), m), s);
+        AMPI_FETCH(x + i, ahead);
+        AMPI_FETCH(y + i, ahead);
+        least = ampi_put_parted(y + i, ampi_fma_twin(v, g, b), least);
+    }
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(sound, least)) == 0;
+}
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
                                                  const float* gamma, const float* beta) {
+    const uint16_t* words = (const uint16_t*)x.data;
+    if (x.t == AMP_BF16 && x.n % AMPI_LANES == 0 && y != x.data
+        && ampi_bn_apply_parted((uint16_t*)y, words, ahead, stats, gamma, beta, x.n)) return;
     AMPI_FOR_TYPE(ampi_bn_apply_typed8, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
 #endif
@@ -16277,18 +16333,33 @@ AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_tree_avx2(__m256d even, __m256d odd) {
 #define AMPI_SCAN_FETCH(p)                                       \
     _mm_prefetch((const char*)(p) + 4096, _MM_HINT_T0);          \
     _mm_prefetch((const char*)((p) + 16) + 4096, _MM_HINT_T0)
-/* The 32 elements at x + i, or a padded copy of the last few. */
-#define AMPI_SCAN_TURN(x, i, n, pad) \
-    (n - i < AMPI_SCAN_LANES ? (memcpy(pad, x + i, (n - i) * sizeof *x), pad) : x + i)
-#define AMPI_SCAN_AVX2(name, type, over, signs)                                                          \
+/* The 32 elements at x + i, or the last few and zeros. These are put in `pad` by registers: vectors read a copy in
+   smaller pieces only when it is in the cache. */
+#define AMPI_SCAN_TURN(x, i, n, pad, rest) (n - i < AMPI_SCAN_LANES ? (rest(pad, x + i, n - i), pad) : x + i)
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_rest_f32_avx2(float* pad, const float* x, size_t n) {
+    size_t i;
+    for (i = 0; i < AMPI_SCAN_LANES; i += 8, n -= ampi_min_size(n, 8))
+        _mm256_storeu_ps(pad + i, _mm256_maskload_ps(n ? x + i : x, AMPI_V8_MASK(n)));
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_rest_16_avx2(uint16_t* pad, const uint16_t* x, size_t n) {
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i a = zero, b = zero;
+    a = _mm256_inserti128_si256(a, ampi_load_words_avx2(x, n), 0);
+    if (n > 8) a = _mm256_inserti128_si256(a, ampi_load_words_avx2(x + 8, n - 8), 1);
+    if (n > 16) b = _mm256_inserti128_si256(b, ampi_load_words_avx2(x + 16, n - 16), 0);
+    if (n > 24) b = _mm256_inserti128_si256(b, ampi_load_words_avx2(x + 24, n - 24), 1);
+    _mm256_storeu_si256((__m256i*)(void*)pad, a);
+    _mm256_storeu_si256((__m256i*)(void*)(pad + 16), b);
+}
+#define AMPI_SCAN_AVX2(name, type, over, signs, rest)                                                    \
     AMPI_TARGET_AVX2 AMPI_FN void ampi_scan_##name##_avx2(const type* x, size_t n, uint32_t last,        \
                                                           double* sum, uint32_t* hit) {                  \
         __m256d s0 = _mm256_setzero_pd(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0; \
         __m256i any = _mm256_setzero_si256();                                                            \
-        type pad[AMPI_SCAN_LANES] = { 0 };                                                               \
+        type pad[AMPI_SCAN_LANES];                                                                      \
         size_t i;                                                                                        \
         for (i = 0; i < n; i += AMPI_SCAN_LANES) {                                                       \
-            const type* p = AMPI_SCAN_TURN(x, i, n, pad);                                                \
+            const type* p = AMPI_SCAN_TURN(x, i, n, pad, rest);                                          \
             AMPI_SCAN_FETCH(p);                                                                          \
             any = over(any, p, last);                                                                    \
             s0 = ampi_square_##name##_avx2(p, s0);                                                       \
@@ -16306,9 +16377,9 @@ AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_tree_avx2(__m256d even, __m256d odd) {
         *hit |= signs(any) != 0;                                                                         \
         ampi_clear_upper();                                                                              \
     }
-AMPI_SCAN_AVX2(f32, float, ampi_over_f32_avx2, AMPI_SIGNS_F32_AVX2)
-AMPI_SCAN_AVX2(half, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2)
-AMPI_SCAN_AVX2(bf16, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2)
+AMPI_SCAN_AVX2(f32, float, ampi_over_f32_avx2, AMPI_SIGNS_F32_AVX2, ampi_rest_f32_avx2)
+AMPI_SCAN_AVX2(half, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2, ampi_rest_16_avx2)
+AMPI_SCAN_AVX2(bf16, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2, ampi_rest_16_avx2)
 
 /* Adds the squares of eight floats, and of 32 elements [i, i+32), to the lanes of s. Of bfloat16 the even elements
    are taken apart from the odd ones, so each holds every other lane. */
@@ -16353,15 +16424,22 @@ AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_squares_total(amp_dtype t, const __m5
     const __m512d a = _mm512_add_pd(s[0], s[2]), b = _mm512_add_pd(s[1], s[3]);
     return t == AMP_BF16 ? ampi_tree_avx512(a) + ampi_tree_avx512(b) : ampi_tree_avx512(_mm512_add_pd(a, b));
 }
-#define AMPI_SCAN_AVX512(name, type, t, over, signs)                                                     \
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_rest_f32_avx512(float* pad, const float* x, size_t n) {
+    _mm512_storeu_ps(pad, _mm512_maskz_loadu_ps(ampi_first_x16(n), x));
+    _mm512_storeu_ps(pad + 16, n > 16 ? _mm512_maskz_loadu_ps(ampi_first_x16(n - 16), x + 16) : _mm512_setzero_ps());
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_rest_16_avx512(uint16_t* pad, const uint16_t* x, size_t n) {
+    _mm512_storeu_si512(pad, _mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1u), x));
+}
+#define AMPI_SCAN_AVX512(name, type, t, over, signs, rest)                                               \
     AMPI_TARGET_AVX512 AMPI_FN void ampi_scan_##name##_avx512(const type* x, size_t n, uint32_t last,    \
                                                               double* sum, uint32_t* hit) {              \
         __m512d zero = _mm512_setzero_pd(), s[4] = { zero, zero, zero, zero };                           \
         __m512i any = _mm512_setzero_si512();                                                            \
-        type pad[AMPI_SCAN_LANES] = { 0 };                                                               \
+        type pad[AMPI_SCAN_LANES];                                                                      \
         size_t i;                                                                                        \
         for (i = 0; i < n; i += AMPI_SCAN_LANES) {                                                       \
-            const type* p = AMPI_SCAN_TURN(x, i, n, pad);                                                \
+            const type* p = AMPI_SCAN_TURN(x, i, n, pad, rest);                                          \
             AMPI_SCAN_FETCH(p);                                                                          \
             any = over(any, p, last);                                                                    \
             ampi_square_x32(t, p, 0, s);                                                                 \
@@ -16370,9 +16448,9 @@ AMPI_TARGET_AVX512 AMPI_VECTOR double ampi_squares_total(amp_dtype t, const __m5
         *hit |= signs(any) != 0;                                                                         \
         ampi_clear_upper();                                                                              \
     }
-AMPI_SCAN_AVX512(f32, float, AMP_F32, ampi_over_f32_avx512, _mm512_movepi32_mask)
-AMPI_SCAN_AVX512(half, uint16_t, AMP_F16, ampi_over_16_avx512, _mm512_movepi16_mask)
-AMPI_SCAN_AVX512(bf16, uint16_t, AMP_BF16, ampi_over_16_avx512, _mm512_movepi16_mask)
+AMPI_SCAN_AVX512(f32, float, AMP_F32, ampi_over_f32_avx512, _mm512_movepi32_mask, ampi_rest_f32_avx512)
+AMPI_SCAN_AVX512(half, uint16_t, AMP_F16, ampi_over_16_avx512, _mm512_movepi16_mask, ampi_rest_16_avx512)
+AMPI_SCAN_AVX512(bf16, uint16_t, AMP_BF16, ampi_over_16_avx512, _mm512_movepi16_mask, ampi_rest_16_avx512)
 
 /* The sums of squares of four runs of n elements, a chunk apart: memory is read faster in several places at once. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_ahead_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
@@ -17500,11 +17578,14 @@ typedef struct ampi_update {
 
 typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u);
 
-/* The same few operations on 16, 8, 4 or 1 floats. flush: a value with exponent zero becomes +0. fetch: some lines
-   ahead, as the processor's own prefetchers do not keep up with four arrays. end: what a kernel ends with. */
+/* The same few operations on 16, 8, 4 or 1 floats. load and put: the first k of them, the others are 0 or not written.
+   (A padded copy, written in pieces and read as a whole, would have to wait until it is in the cache. So do masked
+   loads over bytes just written, masked out or not, which is why they are as narrow as they can be.) flush: a value
+   with exponent zero becomes +0. fetch: some lines ahead, as the processor's own prefetchers do not keep up with four
+   arrays. end: what a kernel ends with. */
 #define ampi_v_scalar float
-#define ampi_load_scalar(p) (*(p))
-#define ampi_put_scalar(p, x) (*(p) = (x))
+#define ampi_load_scalar(p, k) (*(p))
+#define ampi_put_scalar(p, k, x) (*(p) = (x))
 #define ampi_set_scalar(x) (x)
 #define ampi_mul_scalar(a, b) ((a) * (b))
 #define ampi_div_scalar(a, b) ((a) / (b))
@@ -17518,8 +17599,9 @@ AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
 
 #if AMPI_X86
 #define ampi_v_avx2 __m256
-#define ampi_load_avx2 _mm256_loadu_ps
-#define ampi_put_avx2 _mm256_storeu_ps
+#define ampi_load_avx2(p, k) ((k) < 8 ? ampi_load_first_avx2(p, k) : _mm256_loadu_ps(p))
+#define ampi_put_avx2(p, k, x) \
+    if ((k) < 8) ampi_put_first_avx2(p, k, x); else _mm256_storeu_ps(p, x)
 #define ampi_set_avx2 _mm256_set1_ps
 #define ampi_mul_avx2 _mm256_mul_ps
 #define ampi_div_avx2 _mm256_div_ps
@@ -17527,13 +17609,23 @@ AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
 #define ampi_end_avx2 ampi_clear_upper
 #define ampi_sqrt_avx2 _mm256_sqrt_ps
 #define ampi_fma_avx2 _mm256_fmadd_ps
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_load_first_avx2(const float* p, size_t k) {
+    const __m256i mask = AMPI_V8_MASK(k);
+    if (k > 4) return _mm256_maskload_ps(p, mask);
+    return _mm256_insertf128_ps(_mm256_setzero_ps(), _mm_maskload_ps(p, _mm256_castsi256_si128(mask)), 0);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_first_avx2(float* p, size_t k, __m256 x) {
+    const __m256i mask = AMPI_V8_MASK(k);
+    if (k > 4) _mm256_maskstore_ps(p, mask, x);
+    else _mm_maskstore_ps(p, _mm256_castsi256_si128(mask), _mm256_castps256_ps128(x));
+}
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_flush_avx2(__m256 x) {
     __m256i exponent = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7f800000));
     return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(exponent, _mm256_setzero_si256())), x);
 }
 #define ampi_v_avx512 __m512
-#define ampi_load_avx512 _mm512_loadu_ps
-#define ampi_put_avx512 _mm512_storeu_ps
+#define ampi_load_avx512(p, k) _mm512_loadu_ps(p)
+#define ampi_put_avx512(p, k, x) _mm512_storeu_ps(p, x)
 #define ampi_set_avx512 _mm512_set1_ps
 #define ampi_mul_avx512 _mm512_mul_ps
 #define ampi_div_avx512 _mm512_div_ps
@@ -17550,8 +17642,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_flush_avx512(__m512 x) {
 
 #if AMPI_NEON
 #define ampi_v_neon float32x4_t
-#define ampi_load_neon vld1q_f32
-#define ampi_put_neon vst1q_f32
+#define ampi_load_neon ampi_load_first_neon
+#define ampi_put_neon ampi_put_first_neon
 #define ampi_set_neon vdupq_n_f32
 #define ampi_mul_neon vmulq_f32
 #define ampi_div_neon vdivq_f32
@@ -17559,44 +17651,69 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_flush_avx512(__m512 x) {
 #define ampi_end_neon() ((void)0)
 #define ampi_sqrt_neon vsqrtq_f32
 #define ampi_fma_neon(a, b, c) vfmaq_f32(c, a, b)
+AMPI_INLINE float32x4_t ampi_load_first_neon(const float* p, size_t k) {
+    float32x4_t x = vdupq_n_f32(0.0f);
+    if (k >= 4) return vld1q_f32(p);
+    x = vld1q_lane_f32(p, x, 0);
+    if (k > 1) x = vld1q_lane_f32(p + 1, x, 1);
+    return k > 2 ? vld1q_lane_f32(p + 2, x, 2) : x;
+}
+AMPI_INLINE void ampi_put_first_neon(float* p, size_t k, float32x4_t x) {
+    if (k >= 4) { vst1q_f32(p, x); return; }
+    vst1q_lane_f32(p, x, 0);
+    if (k > 1) vst1q_lane_f32(p + 1, x, 1);
+    if (k > 2) vst1q_lane_f32(p + 2, x, 2);
+}
 AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
     uint32x4_t u = vreinterpretq_u32_f32(x);
     return vreinterpretq_f32_u32(vandq_u32(u, vtstq_u32(u, vdupq_n_u32(0x7f800000u))));
 }
 #endif
 
-/* The kernels of one instruction set, as functions of the signature ampi_update_fn. n is a multiple of
-   16; there is no sum outside an fma. lamb_moments leaves the direction in g, lamb_direction forms it
-   again from the moments. */
+/* The kernels of one instruction set, as functions of the signature ampi_update_fn; there is no sum outside an fma. A
+   turn takes elements [i, i + k); `rest` gives the turns behind the last whole one, of up to 8 elements. lamb_moments
+   leaves the direction in g, lamb_direction forms it again from the moments. */
 #define AMPI_UPDATE_PARAMS float *w, float *g, float *m, float *v, size_t n, const ampi_update *u
-#define AMPI_OPTIMIZER_KERNELS(isa, target, lanes)                                                       \
+#define AMPI_UPDATE_TURN float *w, float *g, float *m, float *v, size_t i, size_t k, const ampi_update *u
+#define AMPI_UPDATE_LOOP(name, isa, target, lanes, rest)                                                 \
+    target AMPI_FN void ampi_##name##_##isa(AMPI_UPDATE_PARAMS) {                                        \
+        const size_t whole = n - n % lanes;                                                              \
+        size_t i;                                                                                        \
+        for (i = 0; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, u);            \
+        for (; i < n; i += 8) ampi_##name##_turn_##rest(w, g, m, v, i, n - i < 8 ? n - i : 8, u);        \
+        ampi_end_##isa();                                                                                \
+    }
+#define AMPI_OPTIMIZER_KERNELS(isa, target, lanes, rest)                                                 \
     typedef ampi_v_##isa ampi_vector_##isa;                                                              \
     /* mult*g + l2*w */                                                                                  \
-    target AMPI_VECTOR ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g,             \
+    target AMPI_VECTOR ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g, size_t k,   \
                                                              const ampi_update* u) {                     \
+        (void)k;                                                                                         \
         ampi_fetch_##isa(w);                                                                             \
         ampi_fetch_##isa(g);                                                                             \
-        return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w),                                 \
-                              ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g)));              \
+        return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w, k),                              \
+                              ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g, k)));           \
     }                                                                                                    \
     /* m = b1*m + c1*g */                                                                                \
-    target AMPI_VECTOR ampi_vector_##isa ampi_first_moment_##isa(float* m, ampi_vector_##isa g,          \
+    target AMPI_VECTOR ampi_vector_##isa ampi_first_moment_##isa(float* m, size_t k, ampi_vector_##isa g,\
                                                                  const ampi_update* u) {                 \
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->c1), g);                               \
-        ampi_vector_##isa x = ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m), part);           \
+        ampi_vector_##isa x = ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m, k), part);        \
+        (void)k;                                                                                         \
         x = ampi_flush_##isa(x);                                                                         \
         ampi_fetch_##isa(m);                                                                             \
-        ampi_put_##isa(m, x);                                                                            \
+        ampi_put_##isa(m, k, x);                                                                         \
         return x;                                                                                        \
     }                                                                                                    \
     /* v = b2*v + c2*g*g */                                                                              \
-    target AMPI_VECTOR ampi_vector_##isa ampi_second_moment_##isa(float* v, ampi_vector_##isa g,         \
+    target AMPI_VECTOR ampi_vector_##isa ampi_second_moment_##isa(float* v, size_t k, ampi_vector_##isa g,\
                                                                   const ampi_update* u) {                \
-        ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->b2), ampi_load_##isa(v));              \
+        ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->b2), ampi_load_##isa(v, k));           \
         ampi_vector_##isa x = ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, part);         \
+        (void)k;                                                                                         \
         x = ampi_flush_##isa(x);                                                                         \
         ampi_fetch_##isa(v);                                                                             \
-        ampi_put_##isa(v, x);                                                                            \
+        ampi_put_##isa(v, k, x);                                                                         \
         return x;                                                                                        \
     }                                                                                                    \
     /* m / (sqrt(v)*r2 + eps) */                                                                         \
@@ -17606,63 +17723,57 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
                                                 ampi_set_##isa(u->eps)));                                \
     }                                                                                                    \
     /* w = decay*w + step*direction */                                                                   \
-    target AMPI_VECTOR void ampi_move_##isa(float* w, ampi_vector_##isa direction, const ampi_update* u) { \
-        ampi_vector_##isa kept = ampi_mul_##isa(ampi_load_##isa(w), ampi_set_##isa(u->decay));           \
-        ampi_put_##isa(w, ampi_fma_##isa(ampi_set_##isa(u->step), direction, kept));                     \
+    target AMPI_VECTOR void ampi_move_##isa(float* w, size_t k, ampi_vector_##isa direction,             \
+                                            const ampi_update* u) {                                      \
+        ampi_vector_##isa kept = ampi_mul_##isa(ampi_load_##isa(w, k), ampi_set_##isa(u->decay));        \
+        (void)k;                                                                                         \
+        ampi_put_##isa(w, k, ampi_fma_##isa(ampi_set_##isa(u->step), direction, kept));                  \
     }                                                                                                    \
-    target AMPI_FN void ampi_sgd_##isa(AMPI_UPDATE_PARAMS) {                                             \
-        size_t i;                                                                                        \
+    /* g = m*r1 / (sqrt(v)*r2 + eps) + wd*w */                                                           \
+    target AMPI_VECTOR void ampi_direct_##isa(const float* w, float* g, size_t k, ampi_vector_##isa m,   \
+                                              ampi_vector_##isa v, const ampi_update* u) {               \
+        ampi_vector_##isa x = ampi_quotient_##isa(ampi_mul_##isa(m, ampi_set_##isa(u->r1)), v, u);       \
+        (void)k;                                                                                         \
+        ampi_put_##isa(g, k, ampi_fma_##isa(ampi_set_##isa(u->wd), ampi_load_##isa(w, k), x));           \
+    }                                                                                                    \
+    target AMPI_VECTOR void ampi_sgd_turn_##isa(AMPI_UPDATE_TURN) {                                      \
         (void)m; (void)v;                                                                                \
-        for (i = 0; i < n; i += lanes) ampi_move_##isa(w + i, ampi_gradient_##isa(w + i, g + i, u), u);  \
-        ampi_end_##isa();                                                                                \
+        ampi_move_##isa(w + i, k, ampi_gradient_##isa(w + i, g + i, k, u), u);                           \
     }                                                                                                    \
-    target AMPI_FN void ampi_momentum_##isa(AMPI_UPDATE_PARAMS) {                                        \
-        size_t i;                                                                                        \
+    target AMPI_VECTOR void ampi_momentum_turn_##isa(AMPI_UPDATE_TURN) {                                 \
+        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, u);                                   \
+        ampi_vector_##isa buffer = ampi_first_moment_##isa(m + i, k, x, u);                              \
+        ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->raw), x);                              \
         (void)v;                                                                                         \
-        for (i = 0; i < n; i += lanes) {                                                                 \
-            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u);                                  \
-            ampi_vector_##isa buffer = ampi_first_moment_##isa(m + i, x, u);                             \
-            ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->raw), x);                          \
-            ampi_move_##isa(w + i, ampi_fma_##isa(ampi_set_##isa(u->buf), buffer, part), u);             \
-        }                                                                                                \
-        ampi_end_##isa();                                                                                \
+        ampi_move_##isa(w + i, k, ampi_fma_##isa(ampi_set_##isa(u->buf), buffer, part), u);              \
     }                                                                                                    \
-    target AMPI_FN void ampi_adam_##isa(AMPI_UPDATE_PARAMS) {                                            \
-        size_t i;                                                                                        \
-        for (i = 0; i < n; i += lanes) {                                                                 \
-            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u);                                  \
-            ampi_vector_##isa first = ampi_first_moment_##isa(m + i, x, u);                              \
-            ampi_vector_##isa second = ampi_second_moment_##isa(v + i, x, u);                            \
-            ampi_move_##isa(w + i, ampi_quotient_##isa(first, second, u), u);                            \
-        }                                                                                                \
-        ampi_end_##isa();                                                                                \
+    target AMPI_VECTOR void ampi_adam_turn_##isa(AMPI_UPDATE_TURN) {                                     \
+        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, u);                                   \
+        ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, u);                               \
+        ampi_vector_##isa second = ampi_second_moment_##isa(v + i, k, x, u);                             \
+        ampi_move_##isa(w + i, k, ampi_quotient_##isa(first, second, u), u);                             \
     }                                                                                                    \
-    target AMPI_FN void ampi_lamb_direction_##isa(AMPI_UPDATE_PARAMS) {                                  \
-        size_t i;                                                                                        \
-        for (i = 0; i < n; i += lanes) {                                                                 \
-            ampi_vector_##isa first = ampi_mul_##isa(ampi_load_##isa(m + i), ampi_set_##isa(u->r1));     \
-            ampi_vector_##isa x = ampi_quotient_##isa(first, ampi_load_##isa(v + i), u);                 \
-            ampi_put_##isa(g + i, ampi_fma_##isa(ampi_set_##isa(u->wd), ampi_load_##isa(w + i), x));     \
-        }                                                                                                \
-        ampi_end_##isa();                                                                                \
+    target AMPI_VECTOR void ampi_lamb_moments_turn_##isa(AMPI_UPDATE_TURN) {                             \
+        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, u);                                   \
+        ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, u);                               \
+        ampi_direct_##isa(w + i, g + i, k, first, ampi_second_moment_##isa(v + i, k, x, u), u);          \
     }                                                                                                    \
-    target AMPI_FN void ampi_lamb_moments_##isa(AMPI_UPDATE_PARAMS) {                                    \
-        size_t i;                                                                                        \
-        for (i = 0; i < n; i += lanes) {                                                                 \
-            ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, u);                                  \
-            ampi_first_moment_##isa(m + i, x, u);                                                        \
-            ampi_second_moment_##isa(v + i, x, u);                                                       \
-        }                                                                                                \
-        ampi_lamb_direction_##isa(w, g, m, v, n, u);                                                     \
-    }
+    target AMPI_VECTOR void ampi_lamb_direction_turn_##isa(AMPI_UPDATE_TURN) {                           \
+        ampi_direct_##isa(w + i, g + i, k, ampi_load_##isa(m + i, k), ampi_load_##isa(v + i, k), u);     \
+    }                                                                                                    \
+    AMPI_UPDATE_LOOP(sgd, isa, target, lanes, rest)                                                      \
+    AMPI_UPDATE_LOOP(momentum, isa, target, lanes, rest)                                                 \
+    AMPI_UPDATE_LOOP(adam, isa, target, lanes, rest)                                                     \
+    AMPI_UPDATE_LOOP(lamb_moments, isa, target, lanes, rest)                                             \
+    AMPI_UPDATE_LOOP(lamb_direction, isa, target, lanes, rest)
 
-AMPI_OPTIMIZER_KERNELS(scalar, AMPI_HD, 1)
+AMPI_OPTIMIZER_KERNELS(scalar, AMPI_HD, 1, scalar)
 #if AMPI_X86
-AMPI_OPTIMIZER_KERNELS(avx2, AMPI_TARGET_AVX2, 8)
-AMPI_OPTIMIZER_KERNELS(avx512, AMPI_TARGET_AVX512, 16)
+AMPI_OPTIMIZER_KERNELS(avx2, AMPI_TARGET_AVX2, 8, avx2)
+AMPI_OPTIMIZER_KERNELS(avx512, AMPI_TARGET_AVX512, 16, avx2)
 #endif
 #if AMPI_NEON
-AMPI_OPTIMIZER_KERNELS(neon, , 4)
+AMPI_OPTIMIZER_KERNELS(neon, , 4, neon)
 #endif
 
 typedef enum ampi_update_kind {
@@ -17685,26 +17796,6 @@ AMPI_FN ampi_update_fn ampi_update_kernel(ampi_update_kind kind) {
     if (ampi_simd() == AMP_ISA_NEON) return neon[kind];
 #endif
     return scalar[kind];
-}
-
-/* Runs a kernel on any n: the rest after the last 16 goes through padded copies. */
-AMPI_FN void ampi_update_run(ampi_update_kind kind, float* w, float* g, float* m, float* v, size_t n,
-                             const ampi_update* u) {
-    ampi_update_fn fn = ampi_update_kernel(kind);
-    size_t whole = n - n % 16, rest = (n - whole) * sizeof(float);
-    float pad[4][16];
-    fn(w, g, m, v, whole, u);
-    if (rest == 0) return;
-    memset(pad, 0, sizeof pad);
-    memcpy(pad[0], w + whole, rest);
-    memcpy(pad[1], g + whole, rest);
-    if (m) memcpy(pad[2], m + whole, rest);
-    if (v) memcpy(pad[3], v + whole, rest);
-    fn(pad[0], pad[1], pad[2], pad[3], 16, u);
-    memcpy(w + whole, pad[0], rest);
-    if (kind >= AMPI_LAMB_MOMENTS) memcpy(g + whole, pad[1], rest);
-    if (m) memcpy(m + whole, pad[2], rest);
-    if (v) memcpy(v + whole, pad[3], rest);
 }
 
 /* --- passes over the parameters ------------------------------------------------------------------ */
@@ -17748,7 +17839,7 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
         w = ampi_weights(p, i, n, w_tile);
         if (ampi_dtype(p->grad_dtype) == AMP_F32) g = (float*)p->grad + i;
         else ampi_load_f32(g_tile, p->grad, p->grad_dtype, i, n);
-        ampi_update_run(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);
+        ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);
         if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
     }
 }
@@ -17765,7 +17856,7 @@ AMPI_FN void ampi_lamb_moments_chunk(void* context, ampi_chunk* c) {
         n = ampi_block_size(c, i);
         w = ampi_weights(p, i, n, w_tile);
         ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
-        ampi_update_run(AMPI_LAMB_MOMENTS, w, g, p->m + i, p->v + i, n, &step->updates[p->group]);
+        ampi_update_kernel(AMPI_LAMB_MOMENTS)(w, g, p->m + i, p->v + i, n, &step->updates[p->group]);
         ampi_scan_f32(w, n, 0x7f7fffffu, &c->sum, &ignored);
         ampi_scan_f32(g, n, 0x7f7fffffu, &c->sum2, &ignored);
     }
@@ -17786,8 +17877,7 @@ AMPI_FN void ampi_lamb_move_chunk(void* context, ampi_chunk* c) {
         float* w;
         n = ampi_block_size(c, i);
         w = ampi_weights(p, i, n, w_tile);
-        ampi_update_run(AMPI_LAMB_DIRECTION, w, direction, p->m + i, p->v + i, n,
-                        &step->updates[p->group]);
+        ampi_update_kernel(AMPI_LAMB_DIRECTION)(w, direction, p->m + i, p->v + i, n, &step->updates[p->group]);
         ampi_axpy_f32(w, direction, n, step->trust);
         if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
     }

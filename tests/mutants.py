@@ -443,10 +443,18 @@ TABLE = [
     ("optim", "(double)o->desc.clip_norm / (norm + 1e-6)", "(double)o->desc.clip_norm / norm"),
     ("optim", "(float)((double)factor * coefficient)", "(float)coefficient"),
     ("optim", "if (step.w_sum > 0.0 && step.direction_sum > 0.0)", "if (step.direction_sum > 0.0)"),
-    ("optim", "if (m) memcpy(m + whole, pad[2], rest);", ""),
-    ("optim", "ampi_update_run(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);\n"
+    ("optim", "    if (k > 4) _mm256_maskstore_ps(p, mask, x);", "    if (k > 5) _mm256_maskstore_ps(p, mask, x);"),
+    ("optim", "    if (k > 4) return _mm256_maskload_ps(p, mask);", "    if (k > 5) return _mm256_maskload_ps(p, mask);"),
+    ("optim", "for (; i < n; i += 8) ampi_##name##_turn_##rest(", "if (i < n) ampi_##name##_turn_##rest("),
+    ("scaler", "if (n > 24) b = _mm256_inserti128_si256(b, ampi_load_words_avx2(x + 24, n - 24), 1);", ""),
+    ("scaler", "_mm512_maskz_loadu_ps(ampi_first_x16(n - 16), x + 16)", "_mm512_maskz_loadu_ps(ampi_first_x16(n - 17), x + 16)"),
+    ("scaler", "i < AMPI_SCAN_LANES; i += 8, n -= ampi_min_size(n, 8))", "i < AMPI_SCAN_LANES - 8; i += 8, n -= ampi_min_size(n, 8))"),
+    ("ops", "x.n % AMPI_LANES == 0 && y != x.data\n", "x.n % AMPI_LANES == 0\n"),
+    ("ops", "enum { AMPI_PARTED_SOUND = -0x7e00 };", "enum { AMPI_PARTED_SOUND = -0x7eff };"),
+    ("ops", "_mm256_add_epi16(_mm256_add_epi16(words, words), _mm256_set1_epi16(-0x7f00))", "_mm256_add_epi16(_mm256_add_epi16(words, words), _mm256_set1_epi16(-0x7fff - 1))"),
+    ("optim", "ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);\n"
      "        if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);",
-     "ampi_update_run(step->kind, w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);"),
+     "ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);"),
     ("optim", "    o->state.step++;\n}\n", "    if (!o->desc.clip_norm) o->state.step++;\n}\n"),
     ("optim", "u->frozen = ampi_is_off(&g->lr);", "u->frozen = 0;"),
     # --- backend

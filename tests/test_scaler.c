@@ -1256,6 +1256,34 @@ static void save_and_load(void) {
     CHECK_MSG(strstr(log_text, "static is 0 there, but 1 here"), "%s", log_text);
 }
 
+/* A few elements behind whole vectors: each length has its own masks. The last element counts in the norm, and what
+   lies behind it does not; it is found where it is infinite. */
+static void rests_of_every_length(void) {
+    static const amp_dtype types[] = { AMP_F32, AMP_F16, AMP_BF16 };
+    double want[72];
+    float f[72], block[72];
+    int t, n, i;
+    for (i = 0; i < 72; i++) want[i] = (i ? want[i - 1] : 0.0) + (double)((i % 5 + 1) * (i % 5 + 1));
+    for (t = 0; t < COUNT(types); t++)
+        for (n = 1; n <= 70; n++) {
+            amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 1.0f);
+            amp_tensor list = tensor(block, types[t], (size_t)n, NULL);
+            amp_overflow_info info;
+            amp_scaler_scale_loss(&s, 1.0f);
+            for (i = 0; i < 72; i++) f[i] = (float)(i % 5 + 1);
+            CHECK(amp_convert(block, types[t], f, AMP_F32, 72) == AMP_OK);
+            CHECK(amp_scaler_check(&s, &list, 1, &info) == AMP_OK && !info.found_inf);
+            CHECK_MSG(fabs(info.norm / sqrt(want[n - 1]) - 1.0) < 1e-15, "%s, %d elements", amp_dtype_name(types[t]), n);
+            f[n - 1] = (float)INFINITY;
+            CHECK(amp_convert(block, types[t], f, AMP_F32, 72) == AMP_OK);
+            CHECK(amp_scaler_check(&s, &list, 1, &info) == AMP_OK && info.inf_count == 1 && info.nan_count == 0);
+            CHECK(info.first_index == (uint64_t)n - 1);
+            f[n - 1] = 1.0f; f[n] = (float)INFINITY;
+            CHECK(amp_convert(block, types[t], f, AMP_F32, 72) == AMP_OK);
+            CHECK(amp_scaler_check(&s, &list, 1, &info) == AMP_OK && !info.found_inf);
+        }
+}
+
 /* The tests of the kernels, on each instruction set that this processor has. */
 static void checks_on_every_isa(void) {
     static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
@@ -1265,6 +1293,7 @@ static void checks_on_every_isa(void) {
         every_16_bit_pattern();
         float_patterns();
         large_but_finite();
+        rests_of_every_length();
         counts_and_places();
         norm_against_long_double();
         norm_of_many_chunks();

@@ -203,25 +203,25 @@ target static NOINLINE void name(char* data, size_t bytes, char use) {          
 }
 
 /* Twelve independent chains hide the latency of the fma. */
-#define FMAS(name, isa, target, lanes, fma)                                                       \
-target static NOINLINE void fmas_##name(float* x) {                                               \
-    ampi_vector_##isa a = ampi_set_##isa(-1.0f), b = ampi_load_##isa(x + 12 * lanes);             \
-    ampi_vector_##isa x0 = ampi_load_##isa(x), x1 = ampi_load_##isa(x + lanes),                   \
-                      x2 = ampi_load_##isa(x + 2 * lanes), x3 = ampi_load_##isa(x + 3 * lanes),   \
-                      x4 = ampi_load_##isa(x + 4 * lanes), x5 = ampi_load_##isa(x + 5 * lanes),   \
-                      x6 = ampi_load_##isa(x + 6 * lanes), x7 = ampi_load_##isa(x + 7 * lanes),   \
-                      x8 = ampi_load_##isa(x + 8 * lanes), x9 = ampi_load_##isa(x + 9 * lanes),   \
-                      y0 = ampi_load_##isa(x + 10 * lanes), y1 = ampi_load_##isa(x + 11 * lanes); \
-    int i;                                                                                        \
-    for (i = 0; i < PEAK_TURNS; i++) {                                                            \
-        x0 = fma(x0, a, b); x1 = fma(x1, a, b); x2 = fma(x2, a, b);                               \
-        x3 = fma(x3, a, b); x4 = fma(x4, a, b); x5 = fma(x5, a, b);                               \
-        x6 = fma(x6, a, b); x7 = fma(x7, a, b); x8 = fma(x8, a, b);                               \
-        x9 = fma(x9, a, b); y0 = fma(y0, a, b); y1 = fma(y1, a, b);                               \
-    }                                                                                             \
-    x0 = fma(x1, x2, fma(x3, x4, fma(x5, x6, x0)));                                               \
-    x0 = fma(x7, x8, fma(x9, y0, fma(y1, b, x0)));                                                \
-    ampi_put_##isa(x, x0);                                                                        \
+#define FMAS(name, isa, target, lanes, fma)                                                                     \
+target static NOINLINE void fmas_##name(float* x) {                                                             \
+    ampi_vector_##isa a = ampi_set_##isa(-1.0f), b = ampi_load_##isa(x + 12 * lanes, lanes);                    \
+    ampi_vector_##isa x0 = ampi_load_##isa(x, lanes), x1 = ampi_load_##isa(x + lanes, lanes),                   \
+                      x2 = ampi_load_##isa(x + 2 * lanes, lanes), x3 = ampi_load_##isa(x + 3 * lanes, lanes),   \
+                      x4 = ampi_load_##isa(x + 4 * lanes, lanes), x5 = ampi_load_##isa(x + 5 * lanes, lanes),   \
+                      x6 = ampi_load_##isa(x + 6 * lanes, lanes), x7 = ampi_load_##isa(x + 7 * lanes, lanes),   \
+                      x8 = ampi_load_##isa(x + 8 * lanes, lanes), x9 = ampi_load_##isa(x + 9 * lanes, lanes),   \
+                      y0 = ampi_load_##isa(x + 10 * lanes, lanes), y1 = ampi_load_##isa(x + 11 * lanes, lanes); \
+    int i;                                                                                                      \
+    for (i = 0; i < PEAK_TURNS; i++) {                                                                          \
+        x0 = fma(x0, a, b); x1 = fma(x1, a, b); x2 = fma(x2, a, b);                                             \
+        x3 = fma(x3, a, b); x4 = fma(x4, a, b); x5 = fma(x5, a, b);                                             \
+        x6 = fma(x6, a, b); x7 = fma(x7, a, b); x8 = fma(x8, a, b);                                             \
+        x9 = fma(x9, a, b); y0 = fma(y0, a, b); y1 = fma(y1, a, b);                                             \
+    }                                                                                                           \
+    x0 = fma(x1, x2, fma(x3, x4, fma(x5, x6, x0)));                                                             \
+    x0 = fma(x7, x8, fma(x9, y0, fma(y1, b, x0)));                                                              \
+    ampi_put_##isa(x, lanes, x0);                                                                               \
 }
 
 #define LIMITS(isa, target, lanes, register_bytes)                \
