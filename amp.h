@@ -2539,11 +2539,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_upper_x16(__m512i u) {
                                          0x0007000500030001);
     return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
 }
-/* gcc would load a vector again for each use, and twice as slowly where it crosses a cache line. */
-#define AMPI_LOADED(v) __asm__("" : "+v"(v))
 /* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). */
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_round_bf16_x16(__m512i u) {
-    AMPI_LOADED(u);
     const __m512i one = _mm512_set1_epi32(1), rest = _mm512_set1_epi32(0x7ffe);
     const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, rest, 0x15);
     return _mm512_mask_or_epi32(_mm512_sub_epi32(u, less), ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
@@ -2572,6 +2569,12 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_quiet_x32(amp_dtype t, __m512i x) {
 #define AMPI_PUT_HALF_X16(p, x)  _mm256_storeu_si256((__m256i*)(void*)(p), x)
 #define AMPI_LOAD_F32_X16(m, p)  _mm512_maskz_loadu_epi32(m, (const void*)(p))
 #define AMPI_LOAD_HALF_X16(m, p) _mm256_maskz_loadu_epi16(m, (const void*)(p))
+/* gcc would load a vector again for each use, and twice as slowly where it crosses a cache line. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_load_once_x16(__mmask16 m, const float* p) {
+    __m512i v = AMPI_LOAD_F32_X16(m, p);
+    __asm__("" : "+v"(v));
+    return v;
+}
 #define AMPI_LOOP_AVX512(name, dst_type, src_type, load, put, store)                                       \
     AMPI_TARGET_AVX512 AMPI_FN void ampi_##name##_avx512(dst_type* dst, const src_type* src, size_t n) {   \
         size_t i = 0;                                                                                      \
@@ -2586,7 +2589,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_quiet_x32(amp_dtype t, __m512i x) {
         ampi_clear_upper();                                                                                \
     }
 AMPI_LOOP_AVX512(f32_to_half, uint16_t, float, AMPI_LOAD_F32_X16, AMPI_PUT_HALF_X16, _mm256_mask_storeu_epi16)
-AMPI_LOOP_AVX512(f32_to_bf16, uint16_t, float, AMPI_LOAD_F32_X16, AMPI_PUT_HALF_X16, _mm256_mask_storeu_epi16)
+AMPI_LOOP_AVX512(f32_to_bf16, uint16_t, float, ampi_load_once_x16, AMPI_PUT_HALF_X16, _mm256_mask_storeu_epi16)
 AMPI_LOOP_AVX512(half_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, AMPI_PUT_F32_X16, _mm512_mask_storeu_epi32)
 AMPI_LOOP_AVX512(bf16_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, AMPI_PUT_F32_X16, _mm512_mask_storeu_epi32)
 
