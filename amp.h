@@ -3216,7 +3216,8 @@ typedef struct ampi_thin {
     float* t;                          /* rows of whole vectors */
     size_t lda, ldb, ldt, m, n, k, rows, flip;
 } ampi_thin;
-/* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. */
+/* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. Two vectors of
+   columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured). */
 #define AMPI_THIN_ACROSS(name, V)                                                                                      \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_four(amp_dtype bt, int two, const ampi_thin* u, size_t q, size_t j,      \
                                                    size_t rest) {                                                      \
