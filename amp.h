@@ -360,6 +360,16 @@ AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t
    (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 
+/* `batch` products of one shape, each as amp_gemm and with its bits. Strides are elements from one matrix of a batch
+   to the next; 0 = the same for all (not for C). Attention over h heads: batch = h, a head's rows lda apart, a_stride
+   from head to head. Where products are many or small, each thread takes some of them whole.
+   Workspace: amp_gemm_workspace(m, n, k) bytes. Errors: as amp_gemm; AMP_ERR_ARGUMENT also where two C's overlap. */
+AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
+                                    float alpha, const void* a, amp_dtype a_dtype, size_t lda, size_t a_stride,
+                                    const void* b, amp_dtype b_dtype, size_t ldb, size_t b_stride,
+                                    float beta, void* c, amp_dtype c_dtype, size_t ldc, size_t c_stride,
+                                    size_t batch, const amp_exec* exec);
+
 /* --- dense layer ----------------------------------------------------------------------- */
 
 /* y[N,O] = x[N,I] * w[O,I]^T + b[O].   b may be NULL. */
@@ -5083,7 +5093,10 @@ AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
 }
 
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)    /* <omp.h> is included at the top */
-AMPI_FN size_t ampi_threads(void) { int t = omp_get_max_threads(); return t > 0 ? (size_t)t : 1; }
+AMPI_FN size_t ampi_threads(void) {
+    const int t = omp_get_active_level() < omp_get_max_active_levels() ? omp_get_max_threads() : 1;
+    return t > 0 ? (size_t)t : 1;
+}
 #else
 AMPI_FN size_t ampi_threads(void) { return 1; }
 #endif
@@ -6353,6 +6366,125 @@ AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t
     amp_result r = ampi_gemm_product(&s, ampi_exec_logger(exec), "amp_gemm", trans_a, trans_b, m, n, k, alpha, a,
                                      a_dtype, lda, b, b_dtype, ldb, beta, c, c_dtype, ldc);
     if (r == AMP_OK) ampi_gemm_run(&s, exec);
+    return r;
+}
+
+/* --- amp_gemm_batched --------------------------------------------------------------------- */
+
+/* How many products, and the elements from one matrix to the next. */
+typedef struct ampi_series { size_t count, a, b, c; } ampi_series;
+
+/* Matrix i of a batch. */
+AMPI_FN ampi_argument ampi_series_at(const ampi_argument* first, size_t stride, size_t i) {
+    ampi_argument x = *first;
+    if (x.data) x.data = (const char*)x.data + i * stride * ampi_type_size(x.dtype);
+    return x;
+}
+/* The bytes from the first to the last matrix of a batch. */
+AMPI_FN ampi_array ampi_series_span(const ampi_argument* p, size_t stride, size_t count) {
+    const size_t some = p->rows > 0 && p->cols > 0 && count > 0;
+    const size_t elements = some ? (count - 1) * stride + (p->rows - 1) * p->ld + p->cols : 0;
+    return ampi_array_of(p->data, elements * ampi_type_size(p->dtype), 0);
+}
+/* Does a matrix of batch p share a byte with one of batch q? Pairs are looked at only where the spans meet. */
+AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi_argument* q, size_t q_stride,
+                             size_t count) {
+    const ampi_array a = ampi_series_span(p, p_stride, count), b = ampi_series_span(q, q_stride, count);
+    const size_t p_count = p_stride ? count : 1, q_count = q_stride ? count : 1;
+    size_t i, k;
+    if (a.from >= b.to || b.from >= a.to) return 0;
+    for (i = 0; i < p_count; i++)
+        for (k = 0; k < q_count; k++) {
+            const ampi_argument x = ampi_series_at(p, p_stride, i), y = ampi_series_at(q, q_stride, k);
+            if (ampi_arguments_meet(&x, &y)) return 1;
+        }
+    return 0;
+}
+/* Does a matrix of a batch share a byte with a later one? The distance decides, and beyond the first one's last byte
+   there are none. */
+AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size_t count) {
+    const size_t reach = p->rows > 0 && p->cols > 0 ? (p->rows - 1) * p->ld + p->cols : 0;
+    size_t i;
+    for (i = 1; i < count && i * stride < reach; i++) {
+        const ampi_argument x = ampi_series_at(p, stride, i);
+        if (ampi_arguments_meet(p, &x)) return 1;
+    }
+    return 0;
+}
+
+AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call, const char* name, size_t batch,
+                                     size_t stride) {
+    size_t reach;
+    if (batch <= 1 || (ampi_mul_size(batch, stride, &reach) && reach <= SIZE_MAX / 16)) return AMP_OK;
+    return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lu, %lu elements apart", call, name,
+                     (unsigned long)batch, (unsigned long)stride);
+}
+AMPI_FN ampi_argument ampi_operand_argument(const char* name, const ampi_operand* v) {
+    const ampi_argument p = { name, v->data, v->dtype, AMPI_IN, v->runs, v->length, v->ld };
+    return p;
+}
+/* What a batch adds to the checks of its first product. */
+AMPI_FN amp_result ampi_check_series(const amp_logger* logger, const char* call, const ampi_product* s,
+                                     const ampi_series* batch) {
+    const ampi_argument a = ampi_operand_argument("a", &s->a), b = ampi_operand_argument("b", &s->b);
+    const ampi_argument c = { "c", s->c, s->c_dtype, AMPI_OUT, s->m, s->n, s->ldc };
+    amp_result r = ampi_check_stride(logger, call, "a", batch->count, batch->a);
+    if (r == AMP_OK) r = ampi_check_stride(logger, call, "b", batch->count, batch->b);
+    if (r == AMP_OK) r = ampi_check_stride(logger, call, "c", batch->count, batch->c);
+    if (r != AMP_OK || batch->count <= 1) return r;
+    if (ampi_series_meets_itself(&c, batch->c, batch->count))
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is %lu, matrices of c overlap", call,
+                         (unsigned long)batch->c);
+    if (ampi_series_meet(&a, batch->a, &c, batch->c, batch->count)
+        || ampi_series_meet(&b, batch->b, &c, batch->c, batch->count))
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: a matrix of c would be written over one of a or b", call);
+    return AMP_OK;
+}
+
+/* The products from `first` up to `end`, one after the other. */
+AMPI_FN void ampi_gemm_in_turn(const ampi_product* s, const ampi_series* batch, size_t first, size_t end,
+                              const amp_exec* exec) {
+    size_t i;
+    for (i = first; i < end; i++) {
+        ampi_product one = *s;
+        one.a.offset += i * batch->a;
+        one.b.offset += i * batch->b;
+        one.c_offset += i * batch->c;
+        ampi_gemm_run(&one, exec);
+    }
+}
+/* Whole products to each thread if there are enough for equal shares, or if one is over too soon to be shared; each
+   share works in its part of the workspace. */
+AMPI_FN void ampi_gemm_series_run(const ampi_product* s, const ampi_series* batch, const amp_exec* exec) {
+    const int small = (double)s->m * (double)s->n * (double)s->k < 4e6;
+    const size_t threads = ampi_threads();
+    const size_t shares = batch->count >= 4 * threads || small ? ampi_min_size(threads, batch->count) : 1;
+    const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
+    int64_t i;
+    AMPI_PARALLEL_FOR(shares > 1 && (double)s->m * (double)s->n * (double)s->k * (double)batch->count >= 65536)
+    for (i = 0; i < (int64_t)shares; i++) {
+        amp_exec own;
+        memset(&own, 0, sizeof own);
+        if (exec) own = *exec;
+        own.workspace = step ? (char*)exec->workspace + (size_t)i * step : NULL;
+        own.workspace_size = step;
+        ampi_gemm_in_turn(s, batch, ampi_share(batch->count, shares, (size_t)i),
+                         ampi_share(batch->count, shares, (size_t)i + 1), &own);
+    }
+}
+
+AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
+                                    float alpha, const void* a, amp_dtype a_dtype, size_t lda, size_t a_stride,
+                                    const void* b, amp_dtype b_dtype, size_t ldb, size_t b_stride, float beta,
+                                    void* c, amp_dtype c_dtype, size_t ldc, size_t c_stride, size_t batch,
+                                    const amp_exec* exec) {
+    const ampi_series steps = { batch, a_stride, b_stride, c_stride };
+    const amp_logger* logger = ampi_exec_logger(exec);
+    ampi_product s;
+    amp_result r = ampi_gemm_product(&s, logger, "amp_gemm_batched", trans_a, trans_b, m, n, k, alpha, a, a_dtype,
+                                     lda, b, b_dtype, ldb, beta, c, c_dtype, ldc);
+    if (r == AMP_OK) r = ampi_check_series(logger, "amp_gemm_batched", &s, &steps);
+    if (r == AMP_OK && m > 0 && n > 0 && batch > 0) ampi_gemm_series_run(&s, &steps, exec);
     return r;
 }
 

@@ -116,9 +116,8 @@ AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, s
    it needs none, if the size overflows, or without a device. */
 AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k);
 
-/* `batch` products at once; strides are elements from one matrix of a batch to the next, 0 = the same for all.
-   Attention over h heads: batch = h, the heads' rows lda apart, a_stride from head to head. C's must not
-   overlap. */
+/* As amp_gemm_batched: `batch` products at once; strides are elements from one matrix of a batch to the next, 0 = the
+   same for all (not for C). Attention over h heads: batch = h, the heads' rows lda apart, a_stride from head to head. */
 AMP_DEF amp_result amp_cuda_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n,
                                          size_t k, float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                                          size_t a_stride, const void* b, amp_dtype b_dtype, size_t ldb,
@@ -2835,14 +2834,9 @@ AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, c
 /* --- amp_cuda_gemm -------------------------------------------------------------------------------- */
 
 /* What amp_gemm has no need to check. */
-AMPI_FN amp_result ampi_cuda_check_stride(const amp_logger* logger, const char* op, const char* name, size_t batch,
-                                          size_t stride) {
-    size_t reach;
-    if (batch <= 1 || (ampi_mul_size(batch, stride, &reach) && reach <= SIZE_MAX / 16)) return AMP_OK;
-    return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lu, %lu elements apart", op, name,
-                     (unsigned long)batch, (unsigned long)stride);
-}
-AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_exec* exec, const char* op) {
+AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const ampi_product* s, const amp_exec* exec,
+                                        const char* op) {
+    const ampi_series batch = { d->batch, d->a_stride, d->b_stride, d->c_stride };
     const amp_logger* logger = ampi_exec_logger(exec);
     const ampi_argument bias = { "bias", d->bias, d->bias_dtype, AMPI_IN,
                                  AMPI_FLAT(d->bias_per_row ? d->m : d->n) };
@@ -2851,13 +2845,9 @@ AMPI_FN amp_result ampi_cuda_check_desc(const amp_cuda_gemm_desc* d, const amp_e
         return ampi_fail(logger, AMP_ERR_DESC,
                          "%s: epilogue is %d, bias_per_row is %d; they must be 0..3, and 0 or 1", op,
                          (int)d->epilogue, d->bias_per_row);
-    if (d->batch > 1 && d->c_stride == 0 && d->m > 0 && d->n > 0)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is 0, all products would go to one place", op);
     if (d->bias) r = ampi_check_matrix(logger, op, &bias);
-    if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "a", d->batch, d->a_stride);
-    if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "b", d->batch, d->b_stride);
-    if (r == AMP_OK) r = ampi_cuda_check_stride(logger, op, "c", d->batch, d->c_stride);
-    return r == AMP_OK && d->bias ? ampi_cuda_check_stride(logger, op, "bias", d->batch, d->bias_stride) : r;
+    if (r == AMP_OK) r = ampi_check_series(logger, op, s, &batch);
+    return r == AMP_OK && d->bias ? ampi_check_stride(logger, op, "bias", d->batch, d->bias_stride) : r;
 }
 AMPI_FN amp_result ampi_cuda_check_gemm_pointers(const amp_cuda_gemm_desc* d, const amp_exec* exec,
                                                  const char* op) {
@@ -2874,7 +2864,7 @@ AMPI_FN amp_result ampi_cuda_gemm_run(const amp_cuda_gemm_desc* d, const amp_exe
     amp_result r = ampi_gemm_product(&s, ampi_exec_logger(exec), op, d->trans_a, d->trans_b, d->m, d->n, d->k,
                                      d->alpha, d->a, d->a_dtype, d->lda, d->b, d->b_dtype, d->ldb, d->beta, d->c,
                                      d->c_dtype, d->ldc);
-    if (r == AMP_OK) r = ampi_cuda_check_desc(d, exec, op);
+    if (r == AMP_OK) r = ampi_cuda_check_desc(d, &s, exec, op);
     if (r != AMP_OK || d->m == 0 || d->n == 0 || d->batch == 0) return r;
     if ((r = ampi_cuda_check_gemm_pointers(d, exec, op)) != AMP_OK) return r;
     s.bias = d->bias; s.bias_dtype = ampi_dtype(d->bias_dtype);

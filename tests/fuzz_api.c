@@ -234,6 +234,32 @@ static void try_gemm(void) {
     settle_sized(result);
 }
 
+/* Elements of a batch of matrices. */
+static size_t series_size(size_t one, size_t stride, size_t batch) {
+    if (one == 0 || batch == 0) return 0;
+    count_in((double)(batch - 1) * (double)stride + (double)one);
+    return too_large ? 0 : (batch - 1) * stride + one;
+}
+static void try_gemm_batched(void) {
+    int ta = number(0, 2), tb = number(0, 2);
+    size_t m = size(12), n = size(12), k = size(30), batch = size(6);
+    size_t lda = (ta ? m : k) + below(3), ldb = (tb ? k : n) + below(3), ldc = n + below(30);
+    size_t as = size(300), bs = size(300), cs = byte() & 1 ? n + below(3) : size(300);
+    amp_dtype a_type = type(), b_type = type(), c_type = type();
+    float alpha = number_f(), beta = number_f();
+    size_t a_size = series_size(ta ? matrix_size(k, m, lda) : matrix_size(m, k, lda), as, batch);
+    size_t b_size = series_size(tb ? matrix_size(n, k, ldb) : matrix_size(k, n, ldb), bs, batch);
+    size_t c_size = series_size(matrix_size(m, n, ldc), cs, batch);
+    amp_exec exec;
+    void *a, *b, *c;
+    if (!may_call()) return;
+    a = operand(a_size, a_type, INPUT);
+    b = operand(b_size, b_type, INPUT);
+    c = operand(c_size, c_type, OUTPUT);
+    settle_sized(amp_gemm_batched((amp_transpose)ta, (amp_transpose)tb, m, n, k, alpha, a, a_type, lda, as, b, b_type, ldb,
+                                  bs, beta, c, c_type, ldc, cs, batch, some_exec(&exec)));
+}
+
 static void try_linear(void) {
     size_t n = size(20), in = size(40), out = size(40);
     amp_dtype x_type = type(), w_type = type(), b_type = type(), y_type = type();
@@ -948,7 +974,7 @@ static void try_graph(void) {
 int LLVMFuzzerTestOneInput(const unsigned char* data, size_t n);
 int LLVMFuzzerTestOneInput(const unsigned char* data, size_t n) {
     static void (*const parts[])(void) = {
-        try_convert, try_gemm, try_linear, try_conv, try_pool, try_batch_norm, try_rows, try_elements, try_losses,
+        try_convert, try_gemm, try_gemm_batched, try_linear, try_conv, try_pool, try_batch_norm, try_rows, try_elements, try_losses,
         try_scaler, try_scaler, try_optimizer, try_policy, try_stats, try_graph, try_graph
     };
     input = data;

@@ -670,6 +670,65 @@ static void test_dense(void) {
         }
 }
 
+/* --- batches ----------------------------------------------------------------------------- */
+
+/* Where matrix after matrix of a batch lies: behind each other with a gap, all in one place, or side by side in the
+   same rows, as the heads of attention do. */
+enum { APART, SHARED_A, SHARED_B, SIDE_BY_SIDE };
+typedef struct series { matrix all; size_t stride; } series;
+static series series_new(amp_dtype dtype, size_t rows, size_t cols, size_t batch, int side_by_side, int shared) {
+    series s;
+    if (side_by_side) s.all = matrix_new(dtype, rows, cols * batch, cols * batch + 3);
+    else s.all = matrix_new(dtype, rows * (shared ? 1 : batch) + 1, cols, cols + 1);
+    s.stride = shared ? 0 : side_by_side ? cols : rows * s.all.ld;
+    return s;
+}
+static unsigned char* series_at(const series* s, size_t i) {
+    return (unsigned char*)matrix_at(&s->all) + i * s->stride * amp_dtype_size(s->all.dtype);
+}
+
+/* A batch leaves the bytes that its products leave one by one, between its matrices too. */
+static void check_batch(size_t m, size_t n, size_t k, size_t batch, int layout, int trans, int types, size_t room) {
+    const amp_dtype at = TYPES[types % 3], bt = TYPES[types / 3 % 3], ct = TYPES[types / 9];
+    const amp_transpose ta = trans & 1 ? AMP_TRANS : AMP_NO_TRANS, tb = trans & 2 ? AMP_TRANS : AMP_NO_TRANS;
+    const int side = layout == SIDE_BY_SIDE;
+    series a = series_new(at, ta ? k : m, ta ? m : k, batch, side, layout == SHARED_A);
+    series b = series_new(bt, tb ? n : k, tb ? k : n, batch, side, layout == SHARED_B);
+    series c = series_new(ct, m, n, batch, side, 0);
+    const size_t bytes = matrix_bytes(&c.all);
+    unsigned char* before = (unsigned char*)malloc(bytes);
+    unsigned char* expected = (unsigned char*)malloc(bytes);
+    amp_exec exec;
+    size_t i;
+    memset(&exec, 0, sizeof exec);
+    exec.workspace = room ? malloc(room) : NULL; exec.workspace_size = room;
+    memcpy(before, c.all.data, bytes);
+    for (i = 0; i < batch; i++)
+        CHECK(amp_gemm(ta, tb, m, n, k, 0.5f, series_at(&a, i), at, a.all.ld, series_at(&b, i), bt, b.all.ld, 0.25f,
+                       series_at(&c, i), ct, c.all.ld, NULL) == AMP_OK);
+    memcpy(expected, c.all.data, bytes);
+    memcpy(c.all.data, before, bytes);
+    CHECK(amp_gemm_batched(ta, tb, m, n, k, 0.5f, matrix_at(&a.all), at, a.all.ld, a.stride, matrix_at(&b.all), bt,
+                           b.all.ld, b.stride, 0.25f, matrix_at(&c.all), ct, c.all.ld, c.stride, batch, &exec) == AMP_OK);
+    CHECK_MSG(memcmp(expected, c.all.data, bytes) == 0, "%lu of %lux%lux%lu, layout %d, trans %d, types %d, room %lu",
+              (unsigned long)batch, (unsigned long)m, (unsigned long)n, (unsigned long)k, layout, trans, types,
+              (unsigned long)room);
+    free(exec.workspace); free(before); free(expected);
+    matrix_free(&a.all); matrix_free(&b.all); matrix_free(&c.all);
+}
+static void test_batched(void) {
+    int types, layout;
+    for (types = 0; types < 27; types++)
+        for (layout = APART; layout <= SIDE_BY_SIDE; layout++) {
+            check_batch(9, 7, 12, 5, layout, types % 4, types, 0);
+            check_batch(20, 33, 31, 1 + (size_t)types % 3, layout, types / 2 % 4, types, (size_t)types % 2 * 100000);
+        }
+    check_batch(64, 64, 64, 12, SIDE_BY_SIDE, 2, 4, 100);                  /* a workspace too small to be cut */
+    check_batch(64, 64, 64, 12, SIDE_BY_SIDE, 2, 4, 8 * amp_gemm_workspace(64, 64, 64));
+    check_batch(170, 170, 170, 3, APART, 0, 9, amp_gemm_workspace(170, 170, 170));    /* 3 large ones: each by all threads */
+    check_batch(1, 40, 300, 17, SHARED_A, 2, 8, 0);
+}
+
 /* --- refusals ---------------------------------------------------------------------------- */
 
 static void check_refused(amp_result got, amp_result code, const char* sentence) {
@@ -708,6 +767,36 @@ static void test_refusals(void) {
                                       2, 3, 4, &e),
                   AMP_ERR_ARGUMENT, "linear backward: x is NULL, but it has 2 x 3 elements");
     for (i = 0; i < 64; i++) CHECK(c[i] == 7);
+}
+
+/* amp_gemm_batched of 2x3x4 in F32, of matrices in one array of 100. */
+static amp_result batch_in(float* x, size_t a, size_t a_stride, size_t c, size_t ldc, size_t c_stride, size_t batch) {
+    amp_exec e;
+    memset(&e, 0, sizeof e);
+    e.logger = &LOGGER;
+    return amp_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 2, 3, 4, 1, x + a, AMP_F32, 4, a_stride, x + 88, AMP_F32, 3, 0, 0,
+                            x + c, AMP_F32, ldc, c_stride, batch, &e);
+}
+static void test_batch_refusals(void) {
+    static const char OVER[] = "amp_gemm_batched: a matrix of c would be written over one of a or b";
+    float x[100];
+    size_t i;
+    for (i = 0; i < 100; i++) x[i] = 7;
+    check_refused(batch_in(x, 0, 8, 40, 3, 0, 2), AMP_ERR_ARGUMENT, "amp_gemm_batched: c_stride is 0, matrices of c overlap");
+    check_refused(batch_in(x, 0, 8, 40, 3, 5, 3), AMP_ERR_ARGUMENT, "amp_gemm_batched: c_stride is 5, matrices of c overlap");
+    check_refused(batch_in(x, 0, 8, 40, 8, 2, 2), AMP_ERR_ARGUMENT, "amp_gemm_batched: c_stride is 2, matrices of c overlap");
+    check_refused(batch_in(x, 0, 8, 40, 8, 3, 4), AMP_ERR_ARGUMENT, "amp_gemm_batched: c_stride is 3, matrices of c overlap");
+    check_refused(batch_in(x, 0, 8, 26, 3, 6, 4), AMP_ERR_ARGUMENT, OVER);        /* the last a over the first c */
+    check_refused(batch_in(x, 20, 8, 0, 3, 7, 4), AMP_ERR_ARGUMENT, OVER);        /* the last c over the first a */
+    check_refused(batch_in(x, 0, 8, 50, 3, 11, 4), AMP_ERR_ARGUMENT, OVER);       /* the last c over b */
+    check_refused(batch_in(x, 0, SIZE_MAX / 8, 40, 3, 6, 4), AMP_ERR_ARGUMENT,
+                  sizeof(size_t) == 8 ? "amp_gemm_batched: a is too large: a batch of 4, 2305843009213693951 elements apart"
+                                      : "amp_gemm_batched: a is too large: a batch of 4, 536870911 elements apart");
+    check_refused(batch_in(x, 0, 8, 40, 2, 6, 4), AMP_ERR_ARGUMENT, "amp_gemm_batched: ldc is 2, but a row of c has 3 elements");
+    CHECK(batch_in(x, 0, 8, 40, 3, 6, 0) == AMP_OK);
+    for (i = 0; i < 100; i++) CHECK(x[i] == 7);
+    CHECK(batch_in(x, 0, 16, 8, 3, 16, 4) == AMP_OK);         /* a and c by turns */
+    CHECK(batch_in(x, 0, 8, 40, 9, 3, 3) == AMP_OK);          /* three side by side */
 }
 
 static size_t threads(void) {
@@ -785,7 +874,9 @@ int main(void) {
     TEST(test_fast_sums_not_finite);
     TEST(test_reads_nothing_else);
     TEST(test_dense);
+    TEST(test_batched);
     TEST(test_refusals);
+    TEST(test_batch_refusals);
     TEST(test_workspace);
     TEST(test_workspace_is_enough);
     TEST_END();

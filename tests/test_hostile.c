@@ -434,6 +434,7 @@ static void null_operands(void) {
 #define T AMP_F32
     for (k = 0; k < 3; k++) {
         REFUSED(AMP_ERR_ARGUMENT, "gemm", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, N(0, x), T, 2, N(1, y), T, 2, 0, N(2, z), T, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm batched", amp_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, N(0, x), T, 2, 4, N(1, y), T, 2, 4, 0, N(2, z), T, 2, 4, 3, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(N(0, x), T, N(1, y), T, NULL, T, N(2, z), T, 2, 2, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "linear backward", amp_linear_backward(N(0, x), T, N(1, x), T, N(2, y), T, z, T, z + 50, T, z + 100, T, 0, 2, 2, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "conv2d", amp_conv2d_forward(&c, N(0, x), T, N(1, y), T, NULL, T, N(2, z), T, &quiet));
@@ -645,6 +646,8 @@ static void huge_sizes(void) {
         REFUSED(AMP_ERR_ARGUMENT, "gemm m", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, n, 2, 2, 1, F, T, 2, F, T, 2, 0, F, T, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "gemm n", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, n, 2, 1, F, T, 2, F, T, n, 0, F, T, n, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "gemm k", amp_gemm(AMP_NO_TRANS, AMP_TRANS, 2, 2, n, 1, F, T, n, F, T, n, 0, F, T, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm batch", amp_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, F, T, 2, 4, F, T, 2, 0, 0, F, T, 2, 4, n, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, "gemm stride", amp_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, F, T, 2, n, F, T, 2, 0, 0, F, T, 2, 4, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "gemm ld", amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, 2, 2, 1, F, T, n, F, T, 2, 0, F, T, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "linear", amp_linear_forward(F, T, F, T, NULL, T, F, T, n, 2, 2, &quiet));
         REFUSED(AMP_ERR_ARGUMENT, "layer norm", amp_layer_norm_forward(F, T, NULL, NULL, T, 0, NULL, NULL, F, T, n, 2, &quiet));
@@ -863,6 +866,42 @@ static void products_over_operands(void) {
         seen[packed(&c)][refused]++;
     }
     CHECK(seen[0][0] > 3000 && seen[0][1] > 3000 && seen[1][0] > 3000 && seen[1][1] > 3000);
+}
+
+/* Does a matrix of a batch meet one of another, or of the same batch a later one? */
+static int series_meet(strided a, size_t a_stride, strided b, size_t b_stride, size_t batch, int self) {
+    size_t i, k, from = a.at, other = b.at;
+    for (i = 0; i < batch; i++)
+        for (k = self ? i + 1 : 0; k < batch; k++) {
+            a.at = from + i * a_stride * a.size;
+            b.at = other + k * b_stride * b.size;
+            if (strided_meet(&a, &b) > 0) return 1;
+        }
+    return 0;
+}
+static void batches_over_operands(void) {
+    int seen[2] = { 0, 0 };
+    uint64_t i;
+    for (i = 0; i < 20000; i++) {
+        const size_t m = 1 + amp_random_bits(55, i) % 3, n = 1 + amp_random_bits(56, i) % 3, k = 1 + amp_random_bits(57, i) % 3;
+        const size_t batch = 2 + amp_random_bits(58, i) % 3, as = amp_random_bits(59, i) % 12, bs = amp_random_bits(60, i) % 12;
+        const size_t cs = 1 + amp_random_bits(61, i) % 12;
+        strided a = random_strided(3 * i, m, k, AMP_F32), b = random_strided(3 * i + 1, k, n, AMP_F32),
+                c = random_strided(3 * i + 2, m, n, AMP_F32);
+        int refused;
+        amp_result r;
+        a.at %= 100; b.at = 400 + b.at % 100 / 4 * 4; c.at = 300 + c.at % 200 / 4 * 4;
+        a.at -= a.at % 4;
+        refused = series_meet(c, cs, c, cs, batch, 1) || series_meet(a, as, c, cs, batch, 0)
+                || series_meet(b, bs, c, cs, batch, 0);
+        prepare();
+        r = amp_gemm_batched(AMP_NO_TRANS, AMP_NO_TRANS, m, n, k, 1.0f, memory + a.at, T, a.ld, as, memory + b.at, T, b.ld,
+                             bs, 0.0f, memory + c.at, T, c.ld, cs, batch, &quiet);
+        CHECK_MSG(r == (refused ? AMP_ERR_ARGUMENT : AMP_OK), "%d: %d of %dx%dx%d %s", (int)i, (int)batch, (int)m, (int)n,
+                  (int)k, last);
+        seen[refused]++;
+    }
+    CHECK_MSG(seen[0] > 3000 && seen[1] > 3000, "%d and %d", seen[0], seen[1]);
 }
 
 /* --- floating-point traps, flushed subnormals --------------------------------------------------------- */
@@ -1220,6 +1259,7 @@ int main(void) {
     TEST(overlaps);
     TEST(results_over_operands);
     TEST(products_over_operands);
+    TEST(batches_over_operands);
     TEST(traps);
     TEST(flushed_subnormals);
     TEST(upper_halves);

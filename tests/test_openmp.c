@@ -192,7 +192,41 @@ static void test_threads_and_convolutions(void) {
     if (amp_cpu_force_isa(AMP_ISA_AVX512) == AMP_OK) threads_and_convolutions();
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
+
+/* Weights and values of 24 heads of 40 tokens, and three large products, by as many threads as there are now. */
+static uint64_t multiplied(size_t batch, size_t side) {
+    const size_t each = side * side, all = batch * each;
+    float* source = (float*)malloc(2 * all * sizeof *source);
+    char* low = (char*)malloc(2 * all * 2);
+    amp_exec exec;
+    uint64_t h;
+    size_t i;
+    memset(&exec, 0, sizeof exec);
+    exec.workspace_size = amp_gemm_workspace(side, side, side);
+    exec.workspace = malloc(exec.workspace_size + GUARD);
+    memset((char*)exec.workspace + exec.workspace_size, 7, GUARD);
+    for (i = 0; i < 2 * all; i++) source[i] = amp_random_normal(14, i);
+    CHECK(amp_convert(low, AMP_F16, source, AMP_F32, 2 * all) == AMP_OK);
+    CHECK(amp_gemm_batched(AMP_NO_TRANS, AMP_TRANS, side, side, side, 1.0f, low, AMP_F16, side, each, low + 2 * all, AMP_F16,
+                           side, each, 0.0f, source, AMP_F32, side * batch, side, batch, &exec) == AMP_OK);
+    for (i = 0; i < GUARD; i++) if (((char*)exec.workspace)[exec.workspace_size + i] != 7) break;
+    CHECK(i == GUARD);
+    h = hash_bytes(1469598103934665603u, source, all * sizeof *source);
+    free(exec.workspace); free(source); free(low);
+    return h;
+}
+static void test_threads_and_batches(void) {
+    uint64_t many[5], large[5];
+    int k;
+    for (k = 0; k < 5; k++) {
+        omp_set_num_threads(k + 1);
+        many[k] = multiplied(24, 40);
+        large[k] = multiplied(3, 170);
+        CHECK_MSG(many[k] == many[0] && large[k] == large[0], "%d threads", k + 1);
+    }
+}
 #else
+static void test_threads_and_batches(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_and_convolutions(void) { TEST_SKIP("no OpenMP"); }
 static void test_threads_change_no_bit(void) { TEST_SKIP("no OpenMP"); }
 #endif
@@ -200,5 +234,6 @@ static void test_threads_change_no_bit(void) { TEST_SKIP("no OpenMP"); }
 int main(void) {
     TEST(test_threads_change_no_bit);
     TEST(test_threads_and_convolutions);
+    TEST(test_threads_and_batches);
     TEST_END();
 }

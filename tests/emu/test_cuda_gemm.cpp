@@ -602,7 +602,8 @@ static void test_refused_descs() {
     d.c_dtype = (amp_dtype)9; refuse_desc(d, AMP_ERR_DTYPE, "c has type"); d = good;
     d.epilogue = (amp_cuda_epilogue)4; refuse_desc(d, AMP_ERR_DESC, "epilogue"); d = good;
     d.bias_per_row = 2; refuse_desc(d, AMP_ERR_DESC, "bias_per_row is 2"); d = good;
-    d.c_stride = 0; refuse_desc(d, AMP_ERR_ARGUMENT, "c_stride is 0"); d = good;
+    d.c_stride = 0; refuse_desc(d, AMP_ERR_ARGUMENT, "c_stride is 0, matrices of c overlap"); d = good;
+    d.c_stride = 1; refuse_desc(d, AMP_ERR_ARGUMENT, "c_stride is 1, matrices of c overlap"); d = good;
     d.ldb = 6; refuse_desc(d, AMP_ERR_ARGUMENT, "ldb is 6, but a row of b has 7 elements"); d = good;
     d.a = nullptr; refuse_desc(d, AMP_ERR_ARGUMENT, "a is NULL"); d = good;
     d.a_stride = SIZE_MAX / 2; refuse_desc(d, AMP_ERR_ARGUMENT, "a is too large"); d = good;
