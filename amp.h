@@ -15905,7 +15905,8 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
         || d->master_weights > 1 || d->cast_model < AMP_ZERO || d->cast_model > 1)
         return ampi_fail(
             d->logger, AMP_ERR_POLICY,
-            "policy: cast_model, keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO");
+            "policy: cast_model, keep_batchnorm_fp32 and master_weights take 0, 1 or AMP_ZERO, not %d, %d and %d",
+            d->cast_model, d->keep_batchnorm_fp32, d->master_weights);
     return AMP_OK;
 }
 
@@ -18878,13 +18879,16 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
     const ampi_node* in = ampi_node_of(m, x, "linear");
     size_t fan_in, weights;
     ampi_node* n;
-    if (!in) return ampi_no_value();
+    if (!in || !desc) {
+        if (in) ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': the desc is NULL", in->layer.name);
+        return ampi_no_value();
+    }
     fan_in = ampi_features(in);
-    if (!desc || desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
+    if (desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
         || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64) {
         ampi_build_fail(m, AMP_ERR_DESC,
                         "linear after '%s': %d outputs from %lu inputs is not a size that can be had",
-                        in->layer.name, desc ? desc->out : 0, (unsigned long)fan_in);
+                        in->layer.name, desc->out, (unsigned long)fan_in);
         return ampi_no_value();
     }
     if (!ampi_init_is_valid(desc->init)) {

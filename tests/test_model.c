@@ -1002,7 +1002,7 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_pool_padding, AMP_ERR_DESC, "pad", "photo" },        { e_pool_null, AMP_ERR_DESC, "NULL", "photo" },
     { e_pool_kind, AMP_ERR_DESC, "7", "photo" },             { e_linear_zero, AMP_ERR_DESC, "0 outputs", "photo" },
     { e_linear_negative, AMP_ERR_DESC, "-5", "photo" },      { e_linear_huge, AMP_ERR_DESC, "2147483647", "linear1" },
-    { e_linear_null, AMP_ERR_DESC, "outputs", "photo" },     { e_linear_init, AMP_ERR_DESC, "init 9", "photo" },
+    { e_linear_null, AMP_ERR_DESC, "desc is NULL", "photo" },     { e_linear_init, AMP_ERR_DESC, "init 9", "photo" },
     { e_dropout_one, AMP_ERR_DESC, "dropout", "1" },         { e_dropout_negative, AMP_ERR_DESC, "dropout", "-0.1" },
     { e_norm_eps, AMP_ERR_DESC, "'photo': eps -0.001 must", "batch_norm" }, { e_norm_momentum, AMP_ERR_DESC, "'photo': momentum 1.5 must", "batch_norm" },
     { e_add, AMP_ERR_SHAPE, "3x6x5", "max_pool2d1" },        { e_add_channels, AMP_ERR_SHAPE, "4x6x5", "photo" },
