@@ -125,6 +125,8 @@ TABLE = [
      "name##_groups(bt, flip, 0, u, j + lanes, whole - ahead + step, whole, 0);"),
     ("gemm", "one.b.offset += i * batch->b;", ";"),
     ("openmp", "own.workspace_size = step;", ";"),
+    ("gemm", "c = AMPI_##V##_ADD(c, AMPI_##V##_READ(x, t, at + 2 * lanes, lanes));", "c = AMPI_##V##_ADD(c, AMPI_##V##_READ(x, t, at + lanes, lanes));"),
+    ("gemm", "ampi_add_rows(sum, dy, ampi_dtype(dy_dtype), row * out + o, out, ", "ampi_add_rows(sum, dy, ampi_dtype(dy_dtype), o, out, "),
     ("hostile", "i < count && i * stride < reach; i++", "i < count && i * stride + 1 < reach; i++"),
     ("hostile", "const size_t p_count = p_stride ? count : 1", "const size_t p_count = p_stride ? count - 1 : 1"),
     ("gemm", "{ AMPI_THIN_WORD(V, v, w[p], a + skew, p) }", "{ AMPI_THIN_WORD(V, v, w[p], a, p) }"),

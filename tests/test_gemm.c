@@ -650,11 +650,11 @@ static void dense_check(dense* d, int accumulate, const amp_exec* exec) {
 }
 
 static void test_dense(void) {
-    static const size_t SIZES[][3] = { { 7, 25, 10 }, { 33, 18, 47 }, { 1, 40, 1 }, { 19, 5, 300 } };
+    static const size_t SIZES[5][3] = { { 7, 25, 10 }, { 33, 18, 47 }, { 1, 40, 1 }, { 19, 5, 300 }, { 130, 3, 70 } };
     static unsigned char workspace[1 << 22];
     size_t s, t;
     int isa;
-    for (s = 0; s < 4; s++)
+    for (s = 0; s < 5; s++)
         for (t = 0; t < 9; t++) {
             dense d = dense_new(SIZES[s][0], SIZES[s][1], SIZES[s][2], TYPES[t % 3], TYPES[t / 3], TYPES[(t + s) % 3]);
             for (isa = 0; isa < 5; isa++) {
