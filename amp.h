@@ -3027,13 +3027,18 @@ AMPI_FN void ampi_stream_copy(unsigned char* dst, const unsigned char* src, size
 AMPI_FN void ampi_stream_end(void) {}
 #endif
 
+/* Elements before the first that begins a cache line. Vectors that cross lines take up to twice as long, and what
+   malloc gives begins 16 bytes behind one. */
+AMPI_FN size_t ampi_lead(const void* p, size_t size) { return (64 - (size_t)((uintptr_t)p % 64)) % 64 / size; }
+enum { AMPI_LEAD_MIN = 256 };      /* of fewer elements a lead takes more time than it saves */
+
 /* A job that half of the cache does not hold is streamed, from where dst begins a line. */
 AMPI_FN void ampi_stream_begin(ampi_convert_job* job) {
     size_t dst_size = ampi_type_size(job->dst_dtype), src_size = ampi_type_size(job->src_dtype), lead, cache;
     if (job->block != AMPI_CONVERT_CHUNK || job->n < 4 * AMPI_CONVERT_CHUNK) return;
     cache = ampi_cache_bytes();
     if (cache == 0 || job->n <= cache / 2 / (dst_size + src_size)) return;
-    lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64 / dst_size;
+    lead = ampi_lead(job->dst, dst_size);
     ampi_convert_nearest(job->dst, job->dst_dtype, job->src, job->src_dtype, lead);
     job->dst += lead * dst_size;
     job->src += lead * src_size;
@@ -16691,8 +16696,11 @@ AMPI_INLINE void ampi_scale_f32_body(int hw, float* y, const float* x, size_t n,
     size_t i = 0;
     int l;
     (void)hw;
-    for (; n - i >= 16; i += 16)
-        for (l = 0; l < 16; l++) y[i + (size_t)l] = x[i + (size_t)l] * factor;
+    for (; n - i >= 16; i += 16) {
+        float v[16];
+        for (l = 0; l < 16; l++) v[l] = x[i + (size_t)l] * factor;
+        memcpy(y + i, v, sizeof v);
+    }
     for (; i < n; i++) y[i] = x[i] * factor;
 }
 AMPI_KERNEL(ampi_scale_f32, (float* y, const float* x, size_t n, float factor), y, x, n, factor)
@@ -16713,6 +16721,14 @@ AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
     return left < AMPI_BLOCK ? left : AMPI_BLOCK;
 }
 
+/* The same, but where many are left and element i of `data` does not begin a cache line, only those before the next
+   one that does. */
+AMPI_FN size_t ampi_block_to_line(const ampi_chunk* c, size_t i, const float* data) {
+    size_t n = ampi_block_size(c, i), lead = 0;
+    if (n >= AMPI_LEAD_MIN && data) lead = ampi_lead(data + i, sizeof *data);
+    return lead > 0 ? lead : n;
+}
+
 /* n elements from `offset` as floats: where they lie if they are floats, else converted into the tile. */
 AMPI_FN const float* ampi_widen_block(const amp_tensor* x, size_t offset, size_t n, float* tile) {
     if (ampi_dtype(x->dtype) == AMP_F32) return (const float*)x->data + offset;
@@ -16726,11 +16742,11 @@ AMPI_FN void ampi_unscale_chunk(void* context, ampi_chunk* c) {
     amp_tensor x = pass->src->at(pass->src->list, c->tensor),
                y = pass->dst->at(pass->dst->list, c->tensor);
     int direct = ampi_dtype(y.dtype) == AMP_F32;
-    float tile[AMPI_BLOCK];
+    AMPI_ALIGNED float tile[AMPI_BLOCK];
     size_t i, n;
     for (i = c->offset; i < c->offset + c->n; i += n) {
         const float* from;
-        n = ampi_block_size(c, i);
+        n = ampi_block_to_line(c, i, direct ? (const float*)y.data : NULL);
         from = ampi_widen_block(&x, i, n, tile);
         ampi_scale_f32(direct ? (float*)y.data + i : tile, from, n, pass->inverse);
         if (!direct) ampi_store_f32(y.data, y.dtype, i, tile, n);
@@ -17835,11 +17851,11 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
     const ampi_update* u = &step->updates[p->group];
-    float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
+    AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
     size_t i, n;
     for (i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
         float *w, *g = g_tile;
-        n = ampi_block_size(c, i);
+        n = ampi_block_to_line(c, i, p->master ? p->master : p->m);
         w = ampi_weights(p, i, n, w_tile);
         if (ampi_dtype(p->grad_dtype) == AMP_F32) g = (float*)p->grad + i;
         else ampi_load_f32(g_tile, p->grad, p->grad_dtype, i, n);
@@ -17852,7 +17868,7 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
 AMPI_FN void ampi_lamb_moments_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
-    float w_tile[AMPI_BLOCK], g[AMPI_BLOCK];
+    AMPI_ALIGNED float w_tile[AMPI_BLOCK], g[AMPI_BLOCK];
     uint32_t ignored = 0;
     size_t i, n;
     for (i = c->offset; i < c->offset + c->n; i += n) {
@@ -17875,7 +17891,7 @@ AMPI_FN void ampi_lamb_combine(void* context, ampi_chunk* c) {
 AMPI_FN void ampi_lamb_move_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
-    float w_tile[AMPI_BLOCK], direction[AMPI_BLOCK];
+    AMPI_ALIGNED float w_tile[AMPI_BLOCK], direction[AMPI_BLOCK];
     size_t i, n;
     for (i = c->offset; i < c->offset + c->n; i += n) {
         float* w;

@@ -64,8 +64,7 @@ TABLE = [
     ("half", "job->src += lead * src_size;", ""),
     ("half", "job->n -= lead;", ""),
     ("half", "for (k = i; k < AMPI_CONVERT_CHUNK; k += part) {", "for (k = i; k + part < AMPI_CONVERT_CHUNK; k += part) {"),
-    ("half", "lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64 / dst_size;",
-     "lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64;"),
+    ("half", "return (64 - (size_t)((uintptr_t)p % 64)) % 64 / size;", "return (64 - (size_t)((uintptr_t)p % 64)) % 64;"),
     # --- gemm
     ("gemm", "for (k = 0; k < b->kc; k += step)\n        for (i = q; i < past; i++)\n            ampi_pack_runs(g, &s->a",
      "for (k = 0; k < step; k += step)\n        for (i = q; i < past; i++)\n            ampi_pack_runs(g, &s->a"),
@@ -374,6 +373,8 @@ TABLE = [
      "for (i = 1; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);"),
     ("policy", "if (out && count < capacity) out[count] = (amp_op)i;", "if (out && count <= capacity) out[count] = (amp_op)i;"),
     # --- scaler
+    ("scaler optim", "if (n >= AMPI_LEAD_MIN && data) lead =", "if (data) lead ="),
+    ("scaler", "v[l] = x[i + (size_t)l] * factor;", "v[l] = x[i] * factor;"),
     ("scaler", "ampi_inf_bits(t) - 1, c[k].offset + i, &c[k]);", "ampi_inf_bits(t) - 1, c[0].offset + i, &c[k]);"),
     ("scaler", "k < AMPI_ABREAST; k++, x += AMPI_CHUNK * size", "k < AMPI_ABREAST; k++, x += AMPI_BLOCK * size"),
     ("scaler", "ampi_square_ahead_x32(t, x, i + 3 * AMPI_CHUNK, d);", "ampi_square_ahead_x32(t, x, i + 2 * AMPI_CHUNK, d);"),
