@@ -3030,7 +3030,6 @@ AMPI_FN void ampi_stream_end(void) {}
 /* Elements before the first that begins a cache line. Vectors that cross lines take up to twice as long, and what
    malloc gives begins 16 bytes behind one. */
 AMPI_FN size_t ampi_lead(const void* p, size_t size) { return (64 - (size_t)((uintptr_t)p % 64)) % 64 / size; }
-enum { AMPI_LEAD_MIN = 256 };      /* of fewer elements a lead takes more time than it saves */
 
 /* A job that half of the cache does not hold is streamed, from where dst begins a line. */
 AMPI_FN void ampi_stream_begin(ampi_convert_job* job) {
@@ -10074,6 +10073,27 @@ AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LA
 AMPI_FN int64_t ampi_tiles(size_t n) { return (int64_t)((n + AMPI_TILE - 1) / AMPI_TILE); }
 AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
 
+/* The same where a result of many elements does not begin a cache line: the first tile ends where it does, and what
+   is no whole group of lanes at the end is a tile too. `skip`: by how much the first one is shorter than the others. */
+enum { AMPI_LEAD_BYTES = 16384 };  /* of fewer a lead takes more time than it saves */
+typedef struct ampi_run { size_t at, n; } ampi_run;
+AMPI_FN size_t ampi_tile_skip(const void* y, amp_dtype t, size_t n) {
+    const size_t size = ampi_type_size(t), lead = n * size < AMPI_LEAD_BYTES ? 0 : ampi_lead(y, size);
+    return lead > 0 ? AMPI_TILE - lead : 0;
+}
+AMPI_FN size_t ampi_tile_rest(size_t n, size_t skip) { return skip > 0 ? (n + skip) % AMPI_LANES : 0; }
+AMPI_FN int64_t ampi_tile_count(size_t n, size_t skip) {
+    const size_t rest = ampi_tile_rest(n, skip);
+    return ampi_tiles(n - rest + skip) + (rest > 0);
+}
+AMPI_FN ampi_run ampi_tile_at(size_t n, size_t skip, int64_t i) {
+    const size_t whole = n - ampi_tile_rest(n, skip), next = ((size_t)i + 1) * AMPI_TILE - skip;
+    ampi_run tile;
+    tile.at = i > 0 ? ampi_min_size(next - AMPI_TILE, whole) : 0;
+    tile.n = (tile.at < whole ? ampi_min_size(next, whole) : n) - tile.at;
+    return tile;
+}
+
 /* Whether kernels may run on the operand itself: it holds floats, and whole groups of them. */
 AMPI_FN int ampi_direct(amp_dtype t, size_t n) { return ampi_dtype(t) == AMP_F32 && n % AMPI_LANES == 0; }
 
@@ -14618,15 +14638,17 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     const uint16_t* table;
+    size_t skip;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
     table = ampi_activation_table(f, x_dtype, y_dtype, n, exec);
+    skip = ampi_tile_skip(y, y_dtype, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
-        if (table) ampi_look_up(table, (const uint16_t*)x + at, (uint16_t*)y + at, count);
-        else       ampi_activation(f, x, x_dtype, y, y_dtype, at, count);
+    for (i = 0; i < ampi_tile_count(n, skip); i++) {
+        const ampi_run tile = ampi_tile_at(n, skip, i);
+        if (table) ampi_look_up(table, (const uint16_t*)x + tile.at, (uint16_t*)y + tile.at, tile.n);
+        else       ampi_activation(f, x, x_dtype, y, y_dtype, tile.at, tile.n);
     }
     return AMP_OK;
 }
@@ -14638,15 +14660,17 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
                                    { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
     const float* table;
+    size_t skip;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
     table = ampi_slope_table(f, saved_dtype, dy_dtype, dx_dtype, n, exec);
+    skip = ampi_tile_skip(dx, dx_dtype, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
-        if (table) ampi_slope_look_up(table, dy, dy_dtype, (const uint16_t*)saved, dx, dx_dtype, at, count);
-        else       ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, at, count);
+    for (i = 0; i < ampi_tile_count(n, skip); i++) {
+        const ampi_run tile = ampi_tile_at(n, skip, i);
+        if (table) ampi_slope_look_up(table, dy, dy_dtype, (const uint16_t*)saved, dx, dx_dtype, tile.at, tile.n);
+        else       ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, tile.at, tile.n);
     }
     return AMP_OK;
 }
@@ -15247,7 +15271,7 @@ AMPI_KERNEL(ampi_sum, (float* y, const float* a, const float* b, size_t n), y, a
 /* One tile of y[y_start...] = a[a_start...] + b[b_start...]. */
 AMPI_FN void ampi_sum_tile(const void* a, amp_dtype at, size_t a_start, const void* b, amp_dtype bt,
                            size_t b_start, void* y, amp_dtype yt, size_t y_start, size_t n) {
-    float a_tile[AMPI_TILE], b_tile[AMPI_TILE];
+    AMPI_ALIGNED float a_tile[AMPI_TILE], b_tile[AMPI_TILE];
     float* v = ampi_open(y, yt, y_start, n, a_tile);
     ampi_sum(v, ampi_view(a, at, a_start, n, a_tile), ampi_view(b, bt, b_start, n, b_tile), ampi_padded(n));
     ampi_close(y, yt, y_start, n, v);
@@ -15258,13 +15282,15 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void*
     const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    size_t skip;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "add", n, list);
     if (r != AMP_OK) return r;
+    skip = ampi_tile_skip(y, y_dtype, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        size_t start = (size_t)i * AMPI_TILE;
-        ampi_sum_tile(a, a_dtype, start, b, b_dtype, start, y, y_dtype, start, ampi_tile_size(n, start));
+    for (i = 0; i < ampi_tile_count(n, skip); i++) {
+        const ampi_run tile = ampi_tile_at(n, skip, i);
+        ampi_sum_tile(a, a_dtype, tile.at, b, b_dtype, tile.at, y, y_dtype, tile.at, tile.n);
     }
     return AMP_OK;
 }
@@ -15619,6 +15645,7 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) } };
+    size_t skip;
     float factor;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, op, n, list);
@@ -15629,14 +15656,15 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     if (!dx) return AMP_OK;
     factor = ampi_loss_factor(loss_scale, weight, n);
     if (kind == AMPI_MSE) factor *= 2.0f;
+    skip = ampi_tile_skip(dx, dxt, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
-        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
-        float* v = ampi_open(dx, dxt, start, count, x_tile);
-        ampi_loss_slope(kind, v, ampi_view(x, xt, start, count, x_tile),
-                        ampi_view(target, tt, start, count, t_tile), factor, ampi_padded(count));
-        ampi_close(dx, dxt, start, count, v);
+    for (i = 0; i < ampi_tile_count(n, skip); i++) {
+        AMPI_ALIGNED float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
+        const ampi_run at = ampi_tile_at(n, skip, i);
+        float* v = ampi_open(dx, dxt, at.at, at.n, x_tile);
+        ampi_loss_slope(kind, v, ampi_view(x, xt, at.at, at.n, x_tile), ampi_view(target, tt, at.at, at.n, t_tile),
+                        factor, ampi_padded(at.n));
+        ampi_close(dx, dxt, at.at, at.n, v);
     }
     return AMP_OK;
 }
@@ -16721,6 +16749,7 @@ AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
     return left < AMPI_BLOCK ? left : AMPI_BLOCK;
 }
 
+enum { AMPI_LEAD_MIN = 256 };      /* of fewer elements a lead takes more time than it saves */
 /* The same, but where many are left and element i of `data` does not begin a cache line, only those before the next
    one that does. */
 AMPI_FN size_t ampi_block_to_line(const ampi_chunk* c, size_t i, const float* data) {
