@@ -15619,7 +15619,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     memset(zero, 0, sizeof zero);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (part = 0; part < AMPI_PARTS; part++) {
-        float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
+        AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         double acc[AMPI_LANES], unused[AMPI_LANES];
         ampi_part terms;
         size_t i, end = ampi_part_start(tiles, part + 1);
