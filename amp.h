@@ -17899,13 +17899,17 @@ AMPI_FN void ampi_lamb_moments_chunk(void* context, ampi_chunk* c) {
     const amp_param* p = &step->params[c->tensor];
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g[AMPI_BLOCK];
     uint32_t ignored = 0;
-    size_t i, n;
+    size_t i, k, n, part;
     for (i = c->offset; i < c->offset + c->n; i += n) {
         float* w;
-        n = ampi_block_size(c, i);
+        n = ampi_block_size(c, i);      /* also where no line begins: its sums are one part of all */
         w = ampi_weights(p, i, n, w_tile);
         ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
-        ampi_update_kernel(AMPI_LAMB_MOMENTS)(w, g, p->m + i, p->v + i, n, &step->updates[p->group]);
+        for (k = 0; k < n; k += part) {
+            float *m = p->m + i + k, *v = p->v + i + k;
+            part = ampi_min_size(n - k, ampi_block_to_line(c, i + k, p->m));
+            ampi_update_kernel(AMPI_LAMB_MOMENTS)(w + k, g + k, m, v, part, &step->updates[p->group]);
+        }
         ampi_scan_f32(w, n, 0x7f7fffffu, &c->sum, &ignored);
         ampi_scan_f32(g, n, 0x7f7fffffu, &c->sum2, &ignored);
     }
@@ -17924,7 +17928,7 @@ AMPI_FN void ampi_lamb_move_chunk(void* context, ampi_chunk* c) {
     size_t i, n;
     for (i = c->offset; i < c->offset + c->n; i += n) {
         float* w;
-        n = ampi_block_size(c, i);
+        n = ampi_block_to_line(c, i, p->m);
         w = ampi_weights(p, i, n, w_tile);
         ampi_update_kernel(AMPI_LAMB_DIRECTION)(w, direction, p->m + i, p->v + i, n, &step->updates[p->group]);
         ampi_axpy_f32(w, direction, n, step->trust);

@@ -273,13 +273,16 @@ static int moved_by(const place* moved, int off, const place* at_line) {
 static void arrays_begin_anywhere(void) {
     static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
     static const amp_dtype types[3] = { AMP_F32, AMP_F16, AMP_BF16 };
-    static const int which[] = { 2, 7, 9, 12 };
+    static const int which[] = { 2, 7, 9, 12, 13 };
     static const uint32_t odd[] = { 0x80000000u, 1u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x80000123u, 0x7f7fffffu };
-    static place values;
+    static place values, finite;     /* LAMB's norms should be those of numbers */
     int c, k, off, n, i;
     for (i = 0; i < PLACE; i++) {
         for (k = 0; k < 4; k++) values.f[k][i] = test_uniform();
         values.f[2][i] = fabsf(values.f[2][i]);
+    }
+    finite = values;
+    for (i = 0; i < PLACE; i++) {
         if (i % 11 == 5) put_bits(&values.f[3][i], odd[i % COUNT(odd)]);
         if (i % 13 == 7) put_bits(&values.f[1][i], odd[i % COUNT(odd)]);
     }
@@ -287,14 +290,15 @@ static void arrays_begin_anywhere(void) {
         for (c = 0; c < COUNT(which); c++) {
             const config* setting = &configs[which[c]];
             const amp_dtype type = types[(n + c) % 3];
+            const place* from = setting->kind == AMP_LAMB ? &finite : &values;
             const int with_low = n / 2 % 2;
             CHECK(amp_cpu_force_isa(AMP_ISA_SCALAR) == AMP_OK);
-            step_in_place(place_at(0), &values, 0, n, setting, type, with_low);
+            step_in_place(place_at(0), from, 0, n, setting, type, with_low);
             for (off = 0; off < 16; off++)
                 for (k = 0; k < COUNT(isas); k++) {
                     if ((n + off) % 16 > 4 && isas[k] == AMP_ISA_SCALAR) continue;
                     if (amp_cpu_force_isa(isas[k]) != AMP_OK) continue;
-                    step_in_place(place_at(1), &values, off, n, setting, type, with_low);
+                    step_in_place(place_at(1), from, off, n, setting, type, with_low);
                     CHECK_MSG(moved_by(place_at(1), off, place_at(0)), "%s: %d elements, %d behind a line, on %s",
                               setting->name, n, off, amp_isa_name(isas[k]));
                 }
