@@ -421,7 +421,6 @@ TABLE = [
     ("optim", "if (d.logger) s->logger = *d.logger;", ""),
     # --- optim
     ("optim", "part = ampi_min_size(n - k, ampi_block_to_line(c, i + k, p->m));", "part = ampi_block_to_line(c, i + k, p->m);"),
-    ("optim", "n = ampi_block_size(c, i);      /* also", "n = ampi_block_to_line(c, i, p->m);      /* also"),
     ("optim", "if (!report.applied) report.grad_norm = ampi_double(0x7ff0000000000000u);", ""),
     ("optim", "if (made.desc.logger) made.logger = *made.desc.logger;", ""),
     ("optim", "if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);",
