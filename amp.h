@@ -10076,21 +10076,22 @@ AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n -
 /* The same where a result of many elements does not begin a cache line: the first tile ends where it does, and what
    is no whole group of lanes at the end is a tile too. `skip`: by how much the first one is shorter than the others. */
 enum { AMPI_LEAD_BYTES = 16384 };  /* of fewer a lead takes more time than it saves */
+typedef struct ampi_tiling { size_t n, skip, whole; int64_t count; } ampi_tiling;
 typedef struct ampi_run { size_t at, n; } ampi_run;
-AMPI_FN size_t ampi_tile_skip(const void* y, amp_dtype t, size_t n) {
+AMPI_INLINE ampi_tiling ampi_tiling_of(const void* y, amp_dtype t, size_t n) {
     const size_t size = ampi_type_size(t), lead = n * size < AMPI_LEAD_BYTES ? 0 : ampi_lead(y, size);
-    return lead > 0 ? AMPI_TILE - lead : 0;
+    ampi_tiling all;
+    all.n = all.whole = n;
+    all.skip = lead > 0 ? AMPI_TILE - lead : 0;
+    if (lead > 0) all.whole -= (n - lead) % AMPI_LANES;
+    all.count = ampi_tiles(all.whole + all.skip) + (all.whole < n);
+    return all;
 }
-AMPI_FN size_t ampi_tile_rest(size_t n, size_t skip) { return skip > 0 ? (n + skip) % AMPI_LANES : 0; }
-AMPI_FN int64_t ampi_tile_count(size_t n, size_t skip) {
-    const size_t rest = ampi_tile_rest(n, skip);
-    return ampi_tiles(n - rest + skip) + (rest > 0);
-}
-AMPI_FN ampi_run ampi_tile_at(size_t n, size_t skip, int64_t i) {
-    const size_t whole = n - ampi_tile_rest(n, skip), next = ((size_t)i + 1) * AMPI_TILE - skip;
+AMPI_INLINE ampi_run ampi_tile_at(const ampi_tiling* all, int64_t i) {
+    const size_t next = ((size_t)i + 1) * AMPI_TILE - all->skip;
     ampi_run tile;
-    tile.at = i > 0 ? ampi_min_size(next - AMPI_TILE, whole) : 0;
-    tile.n = (tile.at < whole ? ampi_min_size(next, whole) : n) - tile.at;
+    tile.at = i > 0 ? ampi_min_size(next - AMPI_TILE, all->whole) : 0;
+    tile.n = (tile.at < all->whole ? ampi_min_size(next, all->whole) : all->n) - tile.at;
     return tile;
 }
 
@@ -14638,15 +14639,15 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     const uint16_t* table;
-    size_t skip;
+    ampi_tiling all;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
     table = ampi_activation_table(f, x_dtype, y_dtype, n, exec);
-    skip = ampi_tile_skip(y, y_dtype, n);
+    all = ampi_tiling_of(y, y_dtype, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tile_count(n, skip); i++) {
-        const ampi_run tile = ampi_tile_at(n, skip, i);
+    for (i = 0; i < all.count; i++) {
+        const ampi_run tile = ampi_tile_at(&all, i);
         if (table) ampi_look_up(table, (const uint16_t*)x + tile.at, (uint16_t*)y + tile.at, tile.n);
         else       ampi_activation(f, x, x_dtype, y, y_dtype, tile.at, tile.n);
     }
@@ -14660,15 +14661,15 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
                                    { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
     const float* table;
-    size_t skip;
+    ampi_tiling all;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
     table = ampi_slope_table(f, saved_dtype, dy_dtype, dx_dtype, n, exec);
-    skip = ampi_tile_skip(dx, dx_dtype, n);
+    all = ampi_tiling_of(dx, dx_dtype, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tile_count(n, skip); i++) {
-        const ampi_run tile = ampi_tile_at(n, skip, i);
+    for (i = 0; i < all.count; i++) {
+        const ampi_run tile = ampi_tile_at(&all, i);
         if (table) ampi_slope_look_up(table, dy, dy_dtype, (const uint16_t*)saved, dx, dx_dtype, tile.at, tile.n);
         else       ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, tile.at, tile.n);
     }
@@ -15282,14 +15283,14 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void*
     const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
-    size_t skip;
+    ampi_tiling all;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "add", n, list);
     if (r != AMP_OK) return r;
-    skip = ampi_tile_skip(y, y_dtype, n);
+    all = ampi_tiling_of(y, y_dtype, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tile_count(n, skip); i++) {
-        const ampi_run tile = ampi_tile_at(n, skip, i);
+    for (i = 0; i < all.count; i++) {
+        const ampi_run tile = ampi_tile_at(&all, i);
         ampi_sum_tile(a, a_dtype, tile.at, b, b_dtype, tile.at, y, y_dtype, tile.at, tile.n);
     }
     return AMP_OK;
@@ -15645,7 +15646,7 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) } };
-    size_t skip;
+    ampi_tiling all;
     float factor;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, op, n, list);
@@ -15656,11 +15657,11 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     if (!dx) return AMP_OK;
     factor = ampi_loss_factor(loss_scale, weight, n);
     if (kind == AMPI_MSE) factor *= 2.0f;
-    skip = ampi_tile_skip(dx, dxt, n);
+    all = ampi_tiling_of(dx, dxt, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tile_count(n, skip); i++) {
+    for (i = 0; i < all.count; i++) {
         AMPI_ALIGNED float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
-        const ampi_run at = ampi_tile_at(n, skip, i);
+        const ampi_run at = ampi_tile_at(&all, i);
         float* v = ampi_open(dx, dxt, at.at, at.n, x_tile);
         ampi_loss_slope(kind, v, ampi_view(x, xt, at.at, at.n, x_tile), ampi_view(target, tt, at.at, at.n, t_tile),
                         factor, ampi_padded(at.n));

@@ -204,10 +204,10 @@ TABLE = [
     ("ops", "return ((q + 1) & 2) ? -c : c;", "return (q & 2) ? -c : c;"),
     ("ops", "ampi_select(ampi_mask(ampi_bits(a) < 0x3f200000u), p, 1.0f - 2.0f / large)", "1.0f - 2.0f / large"),
     # --- nn
-    ("ops", "return ampi_tiles(n - rest + skip) + (rest > 0);", "return ampi_tiles(n - rest + skip);"),
-    ("ops", "tile.at = i > 0 ? ampi_min_size(next - AMPI_TILE, whole) : 0;", "tile.at = i > 0 ? next - AMPI_TILE : 0;"),
-    ("ops", "(tile.at < whole ? ampi_min_size(next, whole) : n)", "ampi_min_size(next, n)"),
-    ("ops", "AMPI_TILE - skip;\n    ampi_run tile;", "AMPI_TILE;\n    ampi_run tile;"),
+    ("ops", "ampi_tiles(all.whole + all.skip) + (all.whole < n);", "ampi_tiles(all.whole + all.skip);"),
+    ("ops", "tile.at = i > 0 ? ampi_min_size(next - AMPI_TILE, all->whole) : 0;", "tile.at = i > 0 ? next - AMPI_TILE : 0;"),
+    ("ops", "(tile.at < all->whole ? ampi_min_size(next, all->whole) : all->n)", "ampi_min_size(next, all->n)"),
+    ("ops", "AMPI_TILE - all->skip;\n    ampi_run tile;", "AMPI_TILE;\n    ampi_run tile;"),
     ("ops", "if (n > SIZE_MAX / 16)\n        return ampi_fail(log, AMP_ERR_ARGUMENT, \"%s: an operand", "if (0)\n"
      "        return ampi_fail(log, AMP_ERR_ARGUMENT, \"%s: an operand"),
     ("ops", "for (l = 0; i + l < n; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);", ""),
