@@ -3037,13 +3037,17 @@ AMPI_FN void ampi_stream_copy(unsigned char* dst, const unsigned char* src, size
 AMPI_FN void ampi_stream_end(void) {}
 #endif
 
+/* Elements before the first that begins a cache line. Vectors that cross lines take up to twice as long, and what
+   malloc gives begins 16 bytes behind one. */
+AMPI_FN size_t ampi_lead(const void* p, size_t size) { return (64 - (size_t)((uintptr_t)p % 64)) % 64 / size; }
+
 /* A job that half of the cache does not hold is streamed, from where dst begins a line. */
 AMPI_FN void ampi_stream_begin(ampi_convert_job* job) {
     size_t dst_size = ampi_type_size(job->dst_dtype), src_size = ampi_type_size(job->src_dtype), lead, cache;
     if (job->block != AMPI_CONVERT_CHUNK || job->n < 4 * AMPI_CONVERT_CHUNK) return;
     cache = ampi_cache_bytes();
     if (cache == 0 || job->n <= cache / 2 / (dst_size + src_size)) return;
-    lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64 / dst_size;
+    lead = ampi_lead(job->dst, dst_size);
     ampi_convert_nearest(job->dst, job->dst_dtype, job->src, job->src_dtype, lead);
     job->dst += lead * dst_size;
     job->src += lead * src_size;
@@ -10249,6 +10253,28 @@ AMPI_INLINE size_t ampi_padded(size_t n) { return (n + AMPI_LANES - 1) / AMPI_LA
 AMPI_FN int64_t ampi_tiles(size_t n) { return (int64_t)((n + AMPI_TILE - 1) / AMPI_TILE); }
 AMPI_FN size_t ampi_tile_size(size_t n, size_t start) { return ampi_min_size(n - start, AMPI_TILE); }
 
+/* The same where a result of many elements does not begin a cache line: the first tile ends where it does, and what
+   is no whole group of lanes at the end is a tile too. `skip`: by how much the first one is shorter than the others. */
+enum { AMPI_LEAD_BYTES = 16384 };  /* of fewer a lead takes more time than it saves */
+typedef struct ampi_tiling { size_t n, skip, whole; int64_t count; } ampi_tiling;
+typedef struct ampi_run { size_t at, n; } ampi_run;
+AMPI_INLINE ampi_tiling ampi_tiling_of(const void* y, amp_dtype t, size_t n) {
+    const size_t size = ampi_type_size(t), lead = n * size < AMPI_LEAD_BYTES ? 0 : ampi_lead(y, size);
+    ampi_tiling all;
+    all.n = all.whole = n;
+    all.skip = lead > 0 ? AMPI_TILE - lead : 0;
+    if (lead > 0) all.whole -= (n - lead) % AMPI_LANES;
+    all.count = ampi_tiles(all.whole + all.skip) + (all.whole < n);
+    return all;
+}
+AMPI_INLINE ampi_run ampi_tile_at(const ampi_tiling* all, int64_t i) {
+    const size_t next = ((size_t)i + 1) * AMPI_TILE - all->skip;
+    ampi_run tile;
+    tile.at = i > 0 ? ampi_min_size(next - AMPI_TILE, all->whole) : 0;
+    tile.n = (tile.at < all->whole ? ampi_min_size(next, all->whole) : all->n) - tile.at;
+    return tile;
+}
+
 /* Whether kernels may run on the operand itself: it holds floats, and whole groups of them. */
 AMPI_FN int ampi_direct(amp_dtype t, size_t n) { return ampi_dtype(t) == AMP_F32 && n % AMPI_LANES == 0; }
 
@@ -14793,15 +14819,17 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     const ampi_argument list[] = { { "x", x, x_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     const uint16_t* table;
+    ampi_tiling all;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
     table = ampi_activation_table(f, x_dtype, y_dtype, n, exec);
+    all = ampi_tiling_of(y, y_dtype, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
-        if (table) ampi_look_up(table, (const uint16_t*)x + at, (uint16_t*)y + at, count);
-        else       ampi_activation(f, x, x_dtype, y, y_dtype, at, count);
+    for (i = 0; i < all.count; i++) {
+        const ampi_run tile = ampi_tile_at(&all, i);
+        if (table) ampi_look_up(table, (const uint16_t*)x + tile.at, (uint16_t*)y + tile.at, tile.n);
+        else       ampi_activation(f, x, x_dtype, y, y_dtype, tile.at, tile.n);
     }
     return AMP_OK;
 }
@@ -14813,15 +14841,17 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
                                    { "saved", saved, saved_dtype, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dx_dtype, AMPI_OUT | AMPI_SAME | AMPI_NULL, AMPI_FLAT(n) } };
     const float* table;
+    ampi_tiling all;
     int64_t i;
     amp_result r = ampi_check_activation(exec, f);
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
     table = ampi_slope_table(f, saved_dtype, dy_dtype, dx_dtype, n, exec);
+    all = ampi_tiling_of(dx, dx_dtype, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        size_t at = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, at);
-        if (table) ampi_slope_look_up(table, dy, dy_dtype, (const uint16_t*)saved, dx, dx_dtype, at, count);
-        else       ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, at, count);
+    for (i = 0; i < all.count; i++) {
+        const ampi_run tile = ampi_tile_at(&all, i);
+        if (table) ampi_slope_look_up(table, dy, dy_dtype, (const uint16_t*)saved, dx, dx_dtype, tile.at, tile.n);
+        else       ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, tile.at, tile.n);
     }
     return AMP_OK;
 }
@@ -15422,7 +15452,7 @@ AMPI_KERNEL(ampi_sum, (float* y, const float* a, const float* b, size_t n), y, a
 /* One tile of y[y_start...] = a[a_start...] + b[b_start...]. */
 AMPI_FN void ampi_sum_tile(const void* a, amp_dtype at, size_t a_start, const void* b, amp_dtype bt,
                            size_t b_start, void* y, amp_dtype yt, size_t y_start, size_t n) {
-    float a_tile[AMPI_TILE], b_tile[AMPI_TILE];
+    AMPI_ALIGNED float a_tile[AMPI_TILE], b_tile[AMPI_TILE];
     float* v = ampi_open(y, yt, y_start, n, a_tile);
     ampi_sum(v, ampi_view(a, at, a_start, n, a_tile), ampi_view(b, bt, b_start, n, b_tile), ampi_padded(n));
     ampi_close(y, yt, y_start, n, v);
@@ -15433,13 +15463,15 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void*
     const ampi_argument list[] = { { "a", a, a_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "b", b, b_dtype, AMPI_SAME, AMPI_FLAT(n) },
                                    { "y", y, y_dtype, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
+    ampi_tiling all;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "add", n, list);
     if (r != AMP_OK) return r;
+    all = ampi_tiling_of(y, y_dtype, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        size_t start = (size_t)i * AMPI_TILE;
-        ampi_sum_tile(a, a_dtype, start, b, b_dtype, start, y, y_dtype, start, ampi_tile_size(n, start));
+    for (i = 0; i < all.count; i++) {
+        const ampi_run tile = ampi_tile_at(&all, i);
+        ampi_sum_tile(a, a_dtype, tile.at, b, b_dtype, tile.at, y, y_dtype, tile.at, tile.n);
     }
     return AMP_OK;
 }
@@ -15768,7 +15800,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     memset(zero, 0, sizeof zero);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (part = 0; part < AMPI_PARTS; part++) {
-        float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
+        AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         double acc[AMPI_LANES], unused[AMPI_LANES];
         ampi_part terms;
         size_t i, end = ampi_part_start(tiles, part + 1);
@@ -15794,6 +15826,7 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     const ampi_argument list[] = { { "x", x, xt, AMPI_IN, AMPI_FLAT(n) },
                                    { "target", target, tt, AMPI_IN, AMPI_FLAT(n) },
                                    { "dx", dx, dxt, AMPI_OUT | AMPI_NULL, AMPI_FLAT(n) } };
+    ampi_tiling all;
     float factor;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, op, n, list);
@@ -15804,14 +15837,15 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     if (!dx) return AMP_OK;
     factor = ampi_loss_factor(loss_scale, weight, n);
     if (kind == AMPI_MSE) factor *= 2.0f;
+    all = ampi_tiling_of(dx, dxt, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
-        float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
-        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
-        float* v = ampi_open(dx, dxt, start, count, x_tile);
-        ampi_loss_slope(kind, v, ampi_view(x, xt, start, count, x_tile),
-                        ampi_view(target, tt, start, count, t_tile), factor, ampi_padded(count));
-        ampi_close(dx, dxt, start, count, v);
+    for (i = 0; i < all.count; i++) {
+        AMPI_ALIGNED float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
+        const ampi_run at = ampi_tile_at(&all, i);
+        float* v = ampi_open(dx, dxt, at.at, at.n, x_tile);
+        ampi_loss_slope(kind, v, ampi_view(x, xt, at.at, at.n, x_tile), ampi_view(target, tt, at.at, at.n, t_tile),
+                        factor, ampi_padded(at.n));
+        ampi_close(dx, dxt, at.at, at.n, v);
     }
     return AMP_OK;
 }
@@ -16872,8 +16906,11 @@ AMPI_INLINE void ampi_scale_f32_body(int hw, float* y, const float* x, size_t n,
     size_t i = 0;
     int l;
     (void)hw;
-    for (; n - i >= 16; i += 16)
-        for (l = 0; l < 16; l++) y[i + (size_t)l] = x[i + (size_t)l] * factor;
+    for (; n - i >= 16; i += 16) {
+        float v[16];
+        for (l = 0; l < 16; l++) v[l] = x[i + (size_t)l] * factor;
+        memcpy(y + i, v, sizeof v);
+    }
     for (; i < n; i++) y[i] = x[i] * factor;
 }
 AMPI_KERNEL(ampi_scale_f32, (float* y, const float* x, size_t n, float factor), y, x, n, factor)
@@ -16894,6 +16931,15 @@ AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
     return left < AMPI_BLOCK ? left : AMPI_BLOCK;
 }
 
+enum { AMPI_LEAD_MIN = 256 };      /* of fewer elements a lead takes more time than it saves */
+/* The same, but where many are left and element i of `data` does not begin a cache line, only those before the next
+   one that does. */
+AMPI_FN size_t ampi_block_to_line(const ampi_chunk* c, size_t i, const float* data) {
+    size_t n = ampi_block_size(c, i), lead = 0;
+    if (n >= AMPI_LEAD_MIN && data) lead = ampi_lead(data + i, sizeof *data);
+    return lead > 0 ? lead : n;
+}
+
 /* n elements from `offset` as floats: where they lie if they are floats, else converted into the tile. */
 AMPI_FN const float* ampi_widen_block(const amp_tensor* x, size_t offset, size_t n, float* tile) {
     if (ampi_dtype(x->dtype) == AMP_F32) return (const float*)x->data + offset;
@@ -16907,11 +16953,11 @@ AMPI_FN void ampi_unscale_chunk(void* context, ampi_chunk* c) {
     amp_tensor x = pass->src->at(pass->src->list, c->tensor),
                y = pass->dst->at(pass->dst->list, c->tensor);
     int direct = ampi_dtype(y.dtype) == AMP_F32;
-    float tile[AMPI_BLOCK];
+    AMPI_ALIGNED float tile[AMPI_BLOCK];
     size_t i, n;
     for (i = c->offset; i < c->offset + c->n; i += n) {
         const float* from;
-        n = ampi_block_size(c, i);
+        n = ampi_block_to_line(c, i, direct ? (const float*)y.data : NULL);
         from = ampi_widen_block(&x, i, n, tile);
         ampi_scale_f32(direct ? (float*)y.data + i : tile, from, n, pass->inverse);
         if (!direct) ampi_store_f32(y.data, y.dtype, i, tile, n);
@@ -18016,11 +18062,11 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
     const ampi_update* u = &step->updates[p->group];
-    float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
+    AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
     size_t i, n;
     for (i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
         float *w, *g = g_tile;
-        n = ampi_block_size(c, i);
+        n = ampi_block_to_line(c, i, p->master ? p->master : p->m);
         w = ampi_weights(p, i, n, w_tile);
         if (ampi_dtype(p->grad_dtype) == AMP_F32) g = (float*)p->grad + i;
         else ampi_load_f32(g_tile, p->grad, p->grad_dtype, i, n);
@@ -18033,15 +18079,19 @@ AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
 AMPI_FN void ampi_lamb_moments_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
-    float w_tile[AMPI_BLOCK], g[AMPI_BLOCK];
+    AMPI_ALIGNED float w_tile[AMPI_BLOCK], g[AMPI_BLOCK];
     uint32_t ignored = 0;
-    size_t i, n;
+    size_t i, k, n, part;
     for (i = c->offset; i < c->offset + c->n; i += n) {
         float* w;
-        n = ampi_block_size(c, i);
+        n = ampi_block_size(c, i);      /* also where no line begins: its sums are one part of all */
         w = ampi_weights(p, i, n, w_tile);
         ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
-        ampi_update_kernel(AMPI_LAMB_MOMENTS)(w, g, p->m + i, p->v + i, n, &step->updates[p->group]);
+        for (k = 0; k < n; k += part) {
+            float *m = p->m + i + k, *v = p->v + i + k;
+            part = ampi_min_size(n - k, ampi_block_to_line(c, i + k, p->m));
+            ampi_update_kernel(AMPI_LAMB_MOMENTS)(w + k, g + k, m, v, part, &step->updates[p->group]);
+        }
         ampi_scan_f32(w, n, 0x7f7fffffu, &c->sum, &ignored);
         ampi_scan_f32(g, n, 0x7f7fffffu, &c->sum2, &ignored);
     }
@@ -18056,11 +18106,11 @@ AMPI_FN void ampi_lamb_combine(void* context, ampi_chunk* c) {
 AMPI_FN void ampi_lamb_move_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
-    float w_tile[AMPI_BLOCK], direction[AMPI_BLOCK];
+    AMPI_ALIGNED float w_tile[AMPI_BLOCK], direction[AMPI_BLOCK];
     size_t i, n;
     for (i = c->offset; i < c->offset + c->n; i += n) {
         float* w;
-        n = ampi_block_size(c, i);
+        n = ampi_block_to_line(c, i, p->m);
         w = ampi_weights(p, i, n, w_tile);
         ampi_update_kernel(AMPI_LAMB_DIRECTION)(w, direction, p->m + i, p->v + i, n, &step->updates[p->group]);
         ampi_axpy_f32(w, direction, n, step->trust);

@@ -64,8 +64,7 @@ TABLE = [
     ("half", "job->src += lead * src_size;", ""),
     ("half", "job->n -= lead;", ""),
     ("half", "for (k = i; k < AMPI_CONVERT_CHUNK; k += part) {", "for (k = i; k + part < AMPI_CONVERT_CHUNK; k += part) {"),
-    ("half", "lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64 / dst_size;",
-     "lead = (64 - (size_t)((uintptr_t)job->dst % 64)) % 64;"),
+    ("half", "return (64 - (size_t)((uintptr_t)p % 64)) % 64 / size;", "return (64 - (size_t)((uintptr_t)p % 64)) % 64;"),
     # --- gemm
     ("gemm", "for (k = 0; k < b->kc; k += step)\n        for (i = q; i < past; i++)\n            ampi_pack_runs(g, &s->a",
      "for (k = 0; k < step; k += step)\n        for (i = q; i < past; i++)\n            ampi_pack_runs(g, &s->a"),
@@ -211,6 +210,10 @@ TABLE = [
     ("ops", "return ((q + 1) & 2) ? -c : c;", "return (q & 2) ? -c : c;"),
     ("ops", "ampi_select(ampi_mask(ampi_bits(a) < 0x3f200000u), p, 1.0f - 2.0f / large)", "1.0f - 2.0f / large"),
     # --- nn
+    ("ops", "ampi_tiles(all.whole + all.skip) + (all.whole < n);", "ampi_tiles(all.whole + all.skip);"),
+    ("ops", "tile.at = i > 0 ? ampi_min_size(next - AMPI_TILE, all->whole) : 0;", "tile.at = i > 0 ? next - AMPI_TILE : 0;"),
+    ("ops", "(tile.at < all->whole ? ampi_min_size(next, all->whole) : all->n)", "ampi_min_size(next, all->n)"),
+    ("ops", "AMPI_TILE - all->skip;\n    ampi_run tile;", "AMPI_TILE;\n    ampi_run tile;"),
     ("ops", "if (n > SIZE_MAX / 16)\n        return ampi_fail(log, AMP_ERR_ARGUMENT, \"%s: an operand", "if (0)\n"
      "        return ampi_fail(log, AMP_ERR_ARGUMENT, \"%s: an operand"),
     ("ops", "for (l = 0; i + l < n; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);", ""),
@@ -380,6 +383,8 @@ TABLE = [
      "for (i = 1; i < d.black_count; i++) ampi_policy_put(&out, d.black[i], AMP_RULE_FP32, AMP_REASON_BLACK);"),
     ("policy", "if (out && count < capacity) out[count] = (amp_op)i;", "if (out && count <= capacity) out[count] = (amp_op)i;"),
     # --- scaler
+    ("scaler optim", "if (n >= AMPI_LEAD_MIN && data) lead =", "if (data) lead ="),
+    ("scaler", "v[l] = x[i + (size_t)l] * factor;", "v[l] = x[i] * factor;"),
     ("scaler", "ampi_inf_bits(t) - 1, c[k].offset + i, &c[k]);", "ampi_inf_bits(t) - 1, c[0].offset + i, &c[k]);"),
     ("scaler", "k < AMPI_ABREAST; k++, x += AMPI_CHUNK * size", "k < AMPI_ABREAST; k++, x += AMPI_BLOCK * size"),
     ("scaler", "ampi_square_ahead_x32(t, x, i + 3 * AMPI_CHUNK, d);", "ampi_square_ahead_x32(t, x, i + 2 * AMPI_CHUNK, d);"),
@@ -421,6 +426,7 @@ TABLE = [
     ("scaler", "info->first_tensor = info->last_tensor = -1;", "info->first_tensor = -1;"),
     ("optim", "if (d.logger) s->logger = *d.logger;", ""),
     # --- optim
+    ("optim", "part = ampi_min_size(n - k, ampi_block_to_line(c, i + k, p->m));", "part = ampi_block_to_line(c, i + k, p->m);"),
     ("optim", "if (!report.applied) report.grad_norm = ampi_double(0x7ff0000000000000u);", ""),
     ("optim", "if (made.desc.logger) made.logger = *made.desc.logger;", ""),
     ("optim", "if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);",

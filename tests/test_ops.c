@@ -764,6 +764,61 @@ static void test_add(void) {
                 }
 }
 
+/* Many elements whose result begins anywhere in a cache line: the bits, in place too, are those of one that begins a
+   line, and nothing is written beside them. Operators: the activations, their slopes, the sum, two losses' slopes. */
+enum { AWAY_GUARD = 64, AWAY_OPERATORS = 13, AWAY_TABLES = 4 * 65536 + 77 };
+static void operate(int which, const void* a, amp_dtype t, const buffer* b, void* y, amp_dtype yt) {
+    static unsigned char workspace[AMP_ACTIVATION_WORKSPACE];
+    const amp_activation f = (amp_activation)(which % 5);
+    amp_exec exec;
+    amp_result r;
+    memset(&exec, 0, sizeof exec);
+    exec.workspace = workspace; exec.workspace_size = sizeof workspace;
+    if (which < 5) r = amp_activation_forward(f, a, t, y, yt, b->n, &exec);
+    else if (which < 10) r = amp_activation_backward(f, a, t, b->p, b->t, y, yt, b->n, &exec);
+    else if (which == 10) r = amp_add_forward(a, t, b->p, b->t, y, yt, b->n, NULL);
+    else if (which == 11) r = amp_mse_backward(a, t, b->p, b->t, NULL, 9, y, yt, b->n, NULL);
+    else r = amp_bce_with_logits_backward(a, t, b->p, b->t, NULL, 9, y, yt, b->n, NULL);
+    CHECK(r == AMP_OK);
+}
+static void check_away(int which, amp_dtype t, amp_dtype yt, size_t n, size_t step) {
+    static unsigned char memory[AWAY_TABLES * sizeof(uint16_t) + 4 * AWAY_GUARD], as_before[sizeof memory];
+    unsigned char* line = memory + (64 - (size_t)((uintptr_t)memory % 64)) % 64;
+    const size_t size = amp_dtype_size(yt), bytes = n * size, lined = (size_t)(line - memory) + AWAY_GUARD;
+    const size_t all = bytes + 4 * AWAY_GUARD;
+    buffer a = random_buffer(t, n, 3), b = random_buffer(t, n, 1), want = make(yt, n);
+    size_t away, i;
+    int in_place;
+    for (i = 0; i + 2 < n; i += 37) { put(&a, i, -0.0); put(&a, i + 1, 1e-39); put(&b, i + 2, -1e-7); }
+    operate(which, a.p, t, &b, line + AWAY_GUARD, yt);
+    memcpy(want.p, line + AWAY_GUARD, bytes);
+    for (away = 0; away < 64; away += step * size)
+        for (in_place = 0; in_place < (t == yt && which < 11 ? 2 : 1); in_place++) {
+            unsigned char* y = memory + lined + away;
+            memset(memory, 0x5a, all);
+            memcpy(as_before, memory, all);
+            memcpy(as_before + lined + away, want.p, bytes);
+            if (in_place) memcpy(y, a.p, bytes);
+            operate(which, in_place ? y : a.p, t, &b, y, yt);
+            CHECK_MSG(!memcmp(memory, as_before, all), "operator %d: %lu elements of %s, %lu bytes behind a line",
+                      which, (unsigned long)n, amp_dtype_name(yt), (unsigned long)away);
+        }
+    finish(&a); finish(&b); finish(&want);
+}
+static void test_away_from_a_line(void) {
+    static const size_t many[] = { 100, 4095, 4096, 4097, 5003, 8191, 8192, 8200, 9003 };
+    size_t s;
+    int which, k;
+    for (which = 0; which < AWAY_OPERATORS; which++)
+        for (k = 0; k < 3; k++)
+            for (s = 0; s < sizeof many / sizeof many[0]; s++) {
+                const amp_dtype yt = types[(k + (int)s / 4 % 2) % 3];      /* other than the operands' now and then */
+                if (which % 5 != 0 && s % 3 != 0 && which < 10) continue;
+                check_away(which, types[k], yt, many[s], yt == AMP_F32 ? 1 : 3);
+            }
+    for (which = AMP_GELU; which < 10; which += 5) check_away(which, AMP_F16, AMP_F16, AWAY_TABLES, 21);
+}
+
 static void test_concat(void) {
     const char* what = "concat";
     int a, b;
@@ -1551,6 +1606,7 @@ static void run_all(void) {
     TEST(test_element_losses);
     TEST(test_dropout);
     TEST(test_add);
+    TEST(test_away_from_a_line);
     TEST(test_concat);
     TEST(test_batch_norm);
     TEST(test_frozen_norm);

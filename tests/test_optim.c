@@ -233,6 +233,79 @@ static void same_bits(void) {
     CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK);
 }
 
+/* Arrays that begin anywhere in a cache line, of any length and type: the bits of scalar code on arrays that begin a
+   line, and nothing is written beside them. */
+enum { PLACE = 2096 };               /* two blocks, and what is left before and behind; whole lines of both types */
+typedef struct place {
+    float f[4][PLACE];               /* weights, moments, gradient */
+    uint16_t h[2][PLACE];            /* low copy, gradient */
+} place;
+
+static place* place_at(int k) {
+    static unsigned char memory[2][sizeof(place) + 64];
+    return (place*)(void*)(memory[k] + (64 - (size_t)((uintptr_t)memory[k] % 64)) % 64);
+}
+static void step_in_place(place* p, const place* values, int off, int n, const config* c, amp_dtype type, int with_low) {
+    amp_optimizer_desc d = desc_of_config(c);
+    amp_optimizer o;
+    amp_param q;
+    int k;
+    memset(p, 0xab, sizeof *p);
+    memset(&q, 0, sizeof q);
+    for (k = 0; k < 4; k++) memcpy(p->f[k] + off, values->f[k], (size_t)n * sizeof(float));
+    if (type != AMP_F32) amp_convert(p->h[1] + off, type, values->f[3], AMP_F32, (size_t)n);
+    q.master = p->f[0] + off; q.m = p->f[1] + off; q.v = p->f[2] + off; q.count = (size_t)n;
+    q.grad = type == AMP_F32 ? (void*)(p->f[3] + off) : p->h[1] + off; q.grad_dtype = type;
+    if (with_low) { q.low = p->h[0] + off; q.low_dtype = AMP_BF16; }
+    d.unchecked = 1;
+    CHECK(amp_optimizer_init(&o, &d, &q, 1) == AMP_OK && amp_optimizer_step(&o, NULL, NULL) == AMP_OK);
+}
+static int moved_by(const place* moved, int off, const place* at_line) {
+    int k, same = 1;
+    for (k = 0; k < 4; k++)
+        same &= !memcmp(moved->f[k] + off, at_line->f[k], (size_t)(PLACE - off) * sizeof(float));
+    for (k = 0; k < 2; k++)
+        same &= !memcmp(moved->h[k] + off, at_line->h[k], (size_t)(PLACE - off) * sizeof(uint16_t));
+    for (k = 0; k < off * (int)sizeof(float); k++)
+        same &= ((const unsigned char*)moved->f[0])[k] == 0xab && ((const unsigned char*)moved->f[2])[k] == 0xab;
+    return same;
+}
+static void arrays_begin_anywhere(void) {
+    static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+    static const amp_dtype types[3] = { AMP_F32, AMP_F16, AMP_BF16 };
+    static const int which[] = { 2, 7, 9, 12, 13 };
+    static const uint32_t odd[] = { 0x80000000u, 1u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x80000123u, 0x7f7fffffu };
+    static place values, finite;     /* LAMB's norms should be those of numbers */
+    int c, k, off, n, i;
+    for (i = 0; i < PLACE; i++) {
+        for (k = 0; k < 4; k++) values.f[k][i] = test_uniform();
+        values.f[2][i] = fabsf(values.f[2][i]);
+    }
+    finite = values;
+    for (i = 0; i < PLACE; i++) {
+        if (i % 11 == 5) put_bits(&values.f[3][i], odd[i % COUNT(odd)]);
+        if (i % 13 == 7) put_bits(&values.f[1][i], odd[i % COUNT(odd)]);
+    }
+    for (n = 1; n < 2080; n += n < 200 ? 1 : n < 254 ? 27 : n < 275 ? 1 : 151)
+        for (c = 0; c < COUNT(which); c++) {
+            const config* setting = &configs[which[c]];
+            const amp_dtype type = types[(n + c) % 3];
+            const place* from = setting->kind == AMP_LAMB ? &finite : &values;
+            const int with_low = n / 2 % 2;
+            CHECK(amp_cpu_force_isa(AMP_ISA_SCALAR) == AMP_OK);
+            step_in_place(place_at(0), from, 0, n, setting, type, with_low);
+            for (off = 0; off < 16; off++)
+                for (k = 0; k < COUNT(isas); k++) {
+                    if ((n + off) % 16 > 4 && isas[k] == AMP_ISA_SCALAR) continue;
+                    if (amp_cpu_force_isa(isas[k]) != AMP_OK) continue;
+                    step_in_place(place_at(1), from, off, n, setting, type, with_low);
+                    CHECK_MSG(moved_by(place_at(1), off, place_at(0)), "%s: %d elements, %d behind a line, on %s",
+                              setting->name, n, off, amp_isa_name(isas[k]));
+                }
+        }
+    CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK);
+}
+
 /* Many chunks, for the threads: Adam and LAMB with clipping on 200,000 parameters. */
 static void same_bits_in_many_chunks(void) {
     static float w[200000], m[200000], v[200000];
@@ -1134,6 +1207,7 @@ static void zero_grad_over_nan(void) {
 int main(void) {
     TEST(textbook_agreement);
     TEST(same_bits);
+    TEST(arrays_begin_anywhere);
     TEST(same_bits_in_many_chunks);
     TEST(low_is_rounded_master);
     TEST(low_weights_trained);

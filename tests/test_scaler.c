@@ -772,6 +772,31 @@ static void same_bits_on_every_isa(void) {
     CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK && known);
 }
 
+/* Products of gradients that begin anywhere in a cache line, of any length; nothing is written beside them. */
+static void unscale_begins_anywhere(void) {
+    static const amp_isa isas[] = { AMP_ISA_SCALAR, AMP_ISA_NEON, AMP_ISA_AVX2, AMP_ISA_AVX512 };
+    static unsigned char memory[4 * 1400 + 64];
+    static float values[1400], want[1400];
+    float* line = (float*)(void*)(memory + (64 - (size_t)((uintptr_t)memory % 64)) % 64);
+    int n, off, k, i;
+    for (i = 0; i < 1400; i++) values[i] = test_uniform();
+    for (n = 1; n < 1360; n += n < 200 ? 1 : n < 254 ? 27 : n < 275 ? 1 : 151)
+        for (off = 0; off < 16; off++)
+            for (k = 0; k < COUNT(isas); k++) {
+                amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 48.7f);
+                amp_tensor t = tensor(line + 16 + off, AMP_F32, (size_t)n, NULL);
+                if (amp_cpu_force_isa(isas[k]) != AMP_OK) continue;
+                memcpy(line, values, sizeof values);
+                memcpy(want, values, sizeof values);
+                for (i = 16 + off; i < 16 + off + n; i++) want[i] *= (float)(1.0 / (double)48.7f);
+                amp_scaler_scale_loss(&s, 1.0f);
+                CHECK(amp_scaler_unscale(&s, &t, 1, NULL) == AMP_OK);
+                CHECK_MSG(!memcmp(line, want, sizeof want), "%d elements, %d behind a line, on %s", n, off,
+                          amp_isa_name(isas[k]));
+            }
+    CHECK(amp_cpu_force_isa(AMP_ISA_AUTO) == AMP_OK);
+}
+
 /* Many chunks: the bits of the norm are the same for any number of threads, instruction set and compiler. */
 static void norm_of_many_chunks(void) {
     static float a[300007];
@@ -1321,6 +1346,7 @@ int main(void) {
     TEST(inverse_above_one_in_halves);
     TEST(unusable_scales);
     TEST(same_bits_on_every_isa);
+    TEST(unscale_begins_anywhere);
     TEST(chunks_together);
     TEST(unscale_keeps_bad_gradients);
     TEST(momentum_in_the_buffer);
