@@ -13928,19 +13928,22 @@ AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t 
     ampi_close(dx, dxt, at, n, v);
 }
 
-AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* dx, amp_dtype dxt) {
+/* A row's dx from its sums. */
+AMPI_FN void ampi_ln_row_dx(const ampi_ln_backward* q, size_t row, double sum, double dot, void* dx, amp_dtype dxt) {
     const double invstd = (double)q->invstd[row];
+    const float a = (float)(sum / (double)q->d), b = (float)(dot * (invstd * invstd) / (double)q->d);
+    size_t i;
+    for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
+        ampi_ln_dx(q, row, i, ampi_tile_size(q->d, i), a, b, dx, dxt);
+}
+AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* dx, amp_dtype dxt) {
     double sum[AMPI_LANES], dot[AMPI_LANES];
-    float a, b;
     size_t i;
     memset(sum, 0, sizeof sum);
     memset(dot, 0, sizeof dot);
     for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
         ampi_ln_dot(q, row, i, ampi_tile_size(q->d, i), sum, dot);
-    a = (float)(ampi_lane_total(sum) / (double)q->d);
-    b = (float)(ampi_lane_total(dot) * (invstd * invstd) / (double)q->d);
-    for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
-        ampi_ln_dx(q, row, i, ampi_tile_size(q->d, i), a, b, dx, dxt);
+    ampi_ln_row_dx(q, row, ampi_lane_total(sum), ampi_lane_total(dot), dx, dxt);
 }
 
 /* db += dy, dg += dy * xhat over the columns of one row. */
@@ -14014,6 +14017,70 @@ AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start
     (void)next;
     ampi_ln_columns_plain(dg, db, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile),
                           q->mean[row], q->invstd[row], ampi_padded(n));
+}
+
+#if AMPI_X86
+/* The sums of columns and of rows together, of two rows: what both need is widened once, a column's sums are loaded and
+   stored half as often, and a row's sums need not wait for each other. */
+typedef struct ampi_ln_line { const void *dy, *x; __m512 mean, invstd; ampi_wide sum, dot; } ampi_ln_line;
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_line_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* r, __m512 gamma,
+                                                     size_t ahead, ampi_wide* db, ampi_wide* dg) {
+    const __m512 dy = ampi_get_x16(t, r->dy, i, m), x = ampi_get_x16(t, r->x, i, m);
+    const ampi_wide g = ampi_widen_x16(dy);
+    AMPI_FETCH(r->dy, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(r->x, ahead + i * ampi_type_size(t));
+    ampi_wide_add(db, g);
+    ampi_wide_fma(dg, g, ampi_widen_x16(_mm512_mul_ps(_mm512_sub_ps(x, r->mean), r->invstd)));
+    ampi_dot_step(m, &r->sum, &r->dot, ampi_widen_x16(_mm512_mul_ps(dy, gamma)), x, r->mean);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_lines_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* a,
+                                                      ampi_ln_line* b, const float* gamma, size_t ahead, double* db,
+                                                      double* dg) {
+    const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m);
+    ampi_wide sum = ampi_load_wide(db + i), dot = ampi_load_wide(dg + i);
+    ampi_ln_line_x16(t, i, m, a, g, ahead, &sum, &dot);
+    ampi_ln_line_x16(t, i, m, b, g, ahead, &sum, &dot);
+    ampi_store_wide(db + i, sum);
+    ampi_store_wide(dg + i, dot);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_ln_line ampi_ln_line_of(const ampi_ln_backward* q, size_t row) {
+    ampi_ln_line r;
+    r.dy = (const char*)q->dy + row * q->d * ampi_type_size(q->dyt);
+    r.x = (const char*)q->x + row * q->d * ampi_type_size(q->xt);
+    r.mean = _mm512_set1_ps(q->mean[row]);
+    r.invstd = _mm512_set1_ps(q->invstd[row]);
+    r.sum.low = r.sum.high = r.dot.low = r.dot.high = _mm512_setzero_pd();
+    return r;
+}
+/* totals: the sums of the two rows. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_lines_avx512(const ampi_ln_backward* q, size_t row, const float* gamma,
+                                                     size_t ahead, double* db, double* dg, double* totals) {
+    ampi_ln_line a = ampi_ln_line_of(q, row), b = ampi_ln_line_of(q, row + 1);
+    AMPI_ALL_X16(ampi_ln_lines_x16, q->xt, q->d, &a, &b, gamma, ahead, db, dg);
+    totals[0] = ampi_wide_total(a.sum);
+    totals[1] = ampi_wide_total(a.dot);
+    totals[2] = ampi_wide_total(b.sum);
+    totals[3] = ampi_wide_total(b.dot);
+    ampi_clear_upper();
+}
+#endif
+/* Rows from 0 on, two at a time, that fit into a tile: what they add to dg and db, and dx. Returns how many. */
+AMPI_FN size_t ampi_ln_pairs_backward(const ampi_ln_backward* q, size_t next, double* dg, double* db, void* dx,
+                                      amp_dtype dxt) {
+    size_t row = 0;
+#if AMPI_X86
+    float g_tile[AMPI_TILE];
+    double totals[4];
+    const float* gamma = ampi_view_or(q->gamma, q->pt, 0, q->d, g_tile, 1.0f);
+    if (!ampi_typed(q->dyt, q->xt)) return 0;
+    for (; row + 2 <= q->rows; row += 2) {
+        ampi_ln_lines_avx512(q, row, gamma, next * q->d * ampi_type_size(q->xt), db, dg, totals);
+        ampi_ln_row_dx(q, row, totals[0], totals[1], dx, dxt);
+        ampi_ln_row_dx(q, row + 1, totals[2], totals[3], dx, dxt);
+    }
+#endif
+    (void)q; (void)next; (void)dg; (void)db; (void)dx; (void)dxt;
+    return row;
 }
 
 /* Short rows, as floats: db += dy, dg += dy * xhat over the columns, row by row. The numbers behind a row's last column
@@ -14141,6 +14208,7 @@ AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, si
     memset(db, 0, ampi_padded(n) * sizeof *db);
     for (row = 0; ampi_is_short(q->rows, q->d) && row < q->rows; row += AMPI_SHORT)
         ampi_ln_short_backward(q, row, dg, db, dx, dxt);
+    if (dx && row == 0) row = ampi_ln_pairs_backward(q, next, dg, db, dx, dxt);
     for (; row < q->rows; row++) {
         ampi_ln_columns(q, row, start, n, next, dg, db);
         if (dx) ampi_ln_row_backward(q, row, dx, dxt);
