@@ -13448,7 +13448,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 
 /* --- layer norm -------------------------------------------------------------------------- */
 
-enum { AMPI_LN_ROWS = 2 };      /* are taken together */
+enum { AMPI_LN_PAIR = 2, AMPI_LN_ROWS = 8 };
 
 #if AMPI_X86
 /* The first elements of a row are kept as doubles for the second pass. */
@@ -13489,13 +13489,16 @@ AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_ln_mean_x16(amp_dtype t, ampi_wide
     m.low = m.high = _mm512_set1_pd(value);
     return m;
 }
+AMPI_TARGET_AVX512 AMPI_VECTOR float ampi_ln_invstd_x16(amp_dtype t, ampi_wide acc, size_t d, double eps) {
+    return (float)(1.0 / sqrt(ampi_lanes_total_x16(t, acc) / (double)d + eps));
+}
 /* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. The second
    pass does not need the memory: it fetches the rows of y, which are written next. *usual: are the means? */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
                                                         size_t d, double eps, float* mean, float* invstd, int* usual) {
     const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE);
-    double kept[AMPI_LN_ROWS][AMPI_TILE];
-    ampi_wide acc, m[AMPI_LN_ROWS];
+    double kept[AMPI_LN_PAIR][AMPI_TILE];
+    ampi_wide acc, m[AMPI_LN_PAIR];
     size_t k;
     for (k = 0; k < rows; k++) {
         const char* row = (const char*)x + k * d * size;
@@ -13509,34 +13512,56 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_x16(amp_dtype t, const void*
         acc.low = acc.high = _mm512_setzero_pd();
         AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m[k], (const char*)y + k * d * size);
         AMPI_EACH_X16(ampi_moment_x16, t, d - first, &acc, row + first * size, m[k]);
-        invstd[k] = (float)(1.0 / sqrt(ampi_lanes_total_x16(t, acc) / (double)d + eps));
+        invstd[k] = ampi_ln_invstd_x16(t, acc, d, eps);
     }
 }
-/* Of two rows together, for 16 bits: memory brings floats more slowly than they are added. A single row is taken
-   twice. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_pair_x16(amp_dtype t, const void* x, const void* y, size_t rows,
-                                                             size_t d, double eps, float* mean, float* invstd,
-                                                             int* usual) {
-    const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE), next = (rows - 1) * d * size;
-    const size_t ahead = 4096 + (next < 4096 ? next : 0);     /* of the second row, if it begins within the page */
-    const char *from = (const char*)x, *rest = from + first * size;
-    double kept[(int)AMPI_LN_ROWS * (int)AMPI_TILE];
-    ampi_wide a, b, mean_a, mean_b;
-    a.low = a.high = b.low = b.high = _mm512_setzero_pd();
-    AMPI_EACH_X16(ampi_sum_keep_rows_x16, t, first, &a, &b, from, next, ahead, kept);
-    AMPI_EACH_X16(ampi_sum_rows_x16, t, d - first, &a, &b, rest, next, ahead);
-    mean_a = ampi_ln_mean_x16(t, &a, d, mean, usual);
-    mean_b = ampi_ln_mean_x16(t, &b, d, mean + rows - 1, usual);
-    AMPI_EACH_X16(ampi_moment_kept_rows_x16, t, first, &a, &b, kept, mean_a, mean_b, (const char*)y, next);
-    AMPI_EACH_X16(ampi_moment_rows_x16, t, d - first, &a, &b, rest, next, mean_a, mean_b);
-    invstd[0] = (float)(1.0 / sqrt(ampi_lanes_total_x16(t, a) / (double)d + eps));
-    if (rows > 1) invstd[1] = (float)(1.0 / sqrt(ampi_lanes_total_x16(t, b) / (double)d + eps));
+/* The second pass over two rows, a and b, beside the first one over two others, c and e, that take their place in
+   `kept`: one mostly multiplies, the other mostly widens, which other units of the processor do. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_both_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
+                                                     ampi_wide mean_a, ampi_wide mean_b, const char* y, size_t next,
+                                                     ampi_wide* c, ampi_wide* e, const char* x, size_t after,
+                                                     size_t ahead, double* kept) {
+    ampi_moment_kept_rows_x16(t, i, m, a, b, kept, mean_a, mean_b, y, next);
+    ampi_sum_keep_rows_x16(t, i, m, c, e, x, after, ahead, kept);
+}
+/* Of some rows, two together, for 16 bits: memory brings floats more slowly than they are added. A last row without
+   another is taken twice. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_pairs_x16(amp_dtype t, const void* x, const void* y, size_t rows,
+                                                              size_t d, double eps, float* mean, float* invstd,
+                                                              int* usual) {
+    const size_t line = d * ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE), done = first * ampi_type_size(t);
+    size_t row, next, after = rows > 1 ? line : 0;
+    const size_t ahead = 4096 + (after < 4096 ? after : 0);     /* of the second row, if it begins within the page */
+    const char* from = (const char*)x;
+    double kept[(int)AMPI_LN_PAIR * (int)AMPI_TILE];
+    ampi_wide a, b, c, e, mean_a, mean_b;
+    c.low = c.high = e.low = e.high = _mm512_setzero_pd();
+    AMPI_EACH_X16(ampi_sum_keep_rows_x16, t, first, &c, &e, from, after, ahead, kept);
+    AMPI_EACH_X16(ampi_sum_rows_x16, t, d - first, &c, &e, from + done, after, ahead);
+    for (row = 0; row < rows; row += AMPI_LN_PAIR, from += AMPI_LN_PAIR * line) {
+        const char *to = (const char*)y + row * line, *coming = from + AMPI_LN_PAIR * line;
+        next = after;
+        after = row + 3 < rows ? line : 0;
+        mean_a = ampi_ln_mean_x16(t, &c, d, mean + row, usual);
+        mean_b = ampi_ln_mean_x16(t, &e, d, mean + row + (next > 0), usual);
+        a.low = a.high = b.low = b.high = _mm512_setzero_pd();
+        if (row + AMPI_LN_PAIR < rows) {
+            AMPI_EACH_X16(ampi_ln_both_x16, t, first, &a, &b, mean_a, mean_b, to, next, &c, &e, coming, after, ahead,
+                          kept);
+            AMPI_EACH_X16(ampi_sum_rows_x16, t, d - first, &c, &e, coming + done, after, ahead);
+        } else {
+            AMPI_EACH_X16(ampi_moment_kept_rows_x16, t, first, &a, &b, kept, mean_a, mean_b, to, next);
+        }
+        AMPI_EACH_X16(ampi_moment_rows_x16, t, d - first, &a, &b, from + done, next, mean_a, mean_b);
+        invstd[row] = ampi_ln_invstd_x16(t, a, d, eps);
+        if (next > 0) invstd[row + 1] = ampi_ln_invstd_x16(t, b, d, eps);
+    }
 }
 AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
                                                       size_t d, double eps, float* mean, float* invstd) {
     int usual = 1;
-    if (ampi_dtype(t) == AMP_F16) ampi_ln_measure_pair_x16(AMP_F16, x, y, rows, d, eps, mean, invstd, &usual);
-    else if (ampi_dtype(t) == AMP_BF16) ampi_ln_measure_pair_x16(AMP_BF16, x, y, rows, d, eps, mean, invstd, &usual);
+    if (ampi_dtype(t) == AMP_F16) ampi_ln_measure_pairs_x16(AMP_F16, x, y, rows, d, eps, mean, invstd, &usual);
+    else if (ampi_dtype(t) == AMP_BF16) ampi_ln_measure_pairs_x16(AMP_BF16, x, y, rows, d, eps, mean, invstd, &usual);
     else ampi_ln_measure_x16(AMP_F32, x, y, rows, d, eps, mean, invstd, &usual);
     ampi_clear_upper();
     return usual;
@@ -13557,7 +13582,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_kept_x8(amp_dtype t, size_t i, siz
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_measure_x8(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
                                                      double eps, float* mean, float* invstd, int* usual) {
     const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE);
-    double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
+    double kept[AMPI_LN_PAIR][AMPI_TILE], value[AMPI_LN_PAIR];
     ampi_wide8 acc[2], m[2];
     size_t k;
     for (k = 0; k < rows; k++) {
@@ -13621,6 +13646,14 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
 #endif
     (void)y;
     for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
+}
+
+/* Rows that are measured together. Many of 16 bits, so that their passes overlap; but what is read, kept and written on
+   the way stays in the first-level cache, and there are rows for each thread. */
+AMPI_FN size_t ampi_ln_rows(amp_dtype t, size_t rows, size_t d) {
+    const size_t most = d <= 768 ? AMPI_LN_ROWS : AMPI_LN_ROWS / 2;
+    const int overlap = AMPI_X86 && ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(t) != AMP_F32 && d <= AMPI_TILE;
+    return overlap && rows / most >= ampi_threads() ? most : AMPI_LN_PAIR;
 }
 
 /* y = (x - mean) * invstd * gamma + beta along a row. */
@@ -13773,10 +13806,11 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
             ampi_ln_short(x, x_dtype, g, b, (double)eps, save_mean, save_invstd, y, y_dtype, (size_t)row, rows, d);
         return AMP_OK;
     }
+    const size_t each = ampi_ln_rows(x_dtype, rows, d);
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
+    for (row = 0; row < (int64_t)rows; row += (int64_t)each) {
         float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
-        size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_LN_ROWS), i, k, n;
+        size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, each), i, k, n;
         ampi_ln_measure_rows(x, x_dtype, (char*)y + start * ampi_type_size(y_dtype), start, count, d, (double)eps, mean,
                              invstd);
         for (i = 0; i < d; i += n) {
