@@ -13651,9 +13651,9 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
 /* Rows that are measured together. Many of 16 bits, so that their passes overlap; but what is read, kept and written on
    the way stays in the first-level cache, and there are rows for each thread. */
 AMPI_FN size_t ampi_ln_rows(amp_dtype t, size_t rows, size_t d) {
-    const size_t most = d <= 768 ? AMPI_LN_ROWS : AMPI_LN_ROWS / 2;
+    const size_t pair = AMPI_LN_PAIR, most = (size_t)AMPI_LN_ROWS / (d <= 768 ? 1 : 2);
     const int overlap = AMPI_X86 && ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(t) != AMP_F32 && d <= AMPI_TILE;
-    return overlap && rows / most >= ampi_threads() ? most : AMPI_LN_PAIR;
+    return overlap && rows / most >= ampi_threads() ? most : pair;
 }
 
 /* y = (x - mean) * invstd * gamma + beta along a row. */
