@@ -13654,7 +13654,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 
 /* --- layer norm -------------------------------------------------------------------------- */
 
-enum { AMPI_LN_ROWS = 2 };      /* are taken together */
+enum { AMPI_LN_PAIR = 2, AMPI_LN_ROWS = 8 };
 
 #if AMPI_X86
 /* The first elements of a row are kept as doubles for the second pass. */
@@ -13695,13 +13695,16 @@ AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_ln_mean_x16(amp_dtype t, ampi_wide
     m.low = m.high = _mm512_set1_pd(value);
     return m;
 }
+AMPI_TARGET_AVX512 AMPI_VECTOR float ampi_ln_invstd_x16(amp_dtype t, ampi_wide acc, size_t d, double eps) {
+    return (float)(1.0 / sqrt(ampi_lanes_total_x16(t, acc) / (double)d + eps));
+}
 /* Of a few rows: while the last steps of one wait for each other, the next one keeps the processor busy. The second
    pass does not need the memory: it fetches the rows of y, which are written next. *usual: are the means? */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_x16(amp_dtype t, const void* x, const void* y, size_t rows,
                                                         size_t d, double eps, float* mean, float* invstd, int* usual) {
     const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE);
-    double kept[AMPI_LN_ROWS][AMPI_TILE];
-    ampi_wide acc, m[AMPI_LN_ROWS];
+    double kept[AMPI_LN_PAIR][AMPI_TILE];
+    ampi_wide acc, m[AMPI_LN_PAIR];
     size_t k;
     for (k = 0; k < rows; k++) {
         const char* row = (const char*)x + k * d * size;
@@ -13715,34 +13718,56 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_x16(amp_dtype t, const void*
         acc.low = acc.high = _mm512_setzero_pd();
         AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m[k], (const char*)y + k * d * size);
         AMPI_EACH_X16(ampi_moment_x16, t, d - first, &acc, row + first * size, m[k]);
-        invstd[k] = (float)(1.0 / sqrt(ampi_lanes_total_x16(t, acc) / (double)d + eps));
+        invstd[k] = ampi_ln_invstd_x16(t, acc, d, eps);
     }
 }
-/* Of two rows together, for 16 bits: memory brings floats more slowly than they are added. A single row is taken
-   twice. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_pair_x16(amp_dtype t, const void* x, const void* y, size_t rows,
-                                                             size_t d, double eps, float* mean, float* invstd,
-                                                             int* usual) {
-    const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE), next = (rows - 1) * d * size;
-    const size_t ahead = 4096 + (next < 4096 ? next : 0);     /* of the second row, if it begins within the page */
-    const char *from = (const char*)x, *rest = from + first * size;
-    double kept[(int)AMPI_LN_ROWS * (int)AMPI_TILE];
-    ampi_wide a, b, mean_a, mean_b;
-    a.low = a.high = b.low = b.high = _mm512_setzero_pd();
-    AMPI_EACH_X16(ampi_sum_keep_rows_x16, t, first, &a, &b, from, next, ahead, kept);
-    AMPI_EACH_X16(ampi_sum_rows_x16, t, d - first, &a, &b, rest, next, ahead);
-    mean_a = ampi_ln_mean_x16(t, &a, d, mean, usual);
-    mean_b = ampi_ln_mean_x16(t, &b, d, mean + rows - 1, usual);
-    AMPI_EACH_X16(ampi_moment_kept_rows_x16, t, first, &a, &b, kept, mean_a, mean_b, (const char*)y, next);
-    AMPI_EACH_X16(ampi_moment_rows_x16, t, d - first, &a, &b, rest, next, mean_a, mean_b);
-    invstd[0] = (float)(1.0 / sqrt(ampi_lanes_total_x16(t, a) / (double)d + eps));
-    if (rows > 1) invstd[1] = (float)(1.0 / sqrt(ampi_lanes_total_x16(t, b) / (double)d + eps));
+/* The second pass over two rows, a and b, beside the first one over two others, c and e, that take their place in
+   `kept`: one mostly multiplies, the other mostly widens, which other units of the processor do. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_both_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
+                                                     ampi_wide mean_a, ampi_wide mean_b, const char* y, size_t next,
+                                                     ampi_wide* c, ampi_wide* e, const char* x, size_t after,
+                                                     size_t ahead, double* kept) {
+    ampi_moment_kept_rows_x16(t, i, m, a, b, kept, mean_a, mean_b, y, next);
+    ampi_sum_keep_rows_x16(t, i, m, c, e, x, after, ahead, kept);
+}
+/* Of some rows, two together, for 16 bits: memory brings floats more slowly than they are added. A last row without
+   another is taken twice. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_pairs_x16(amp_dtype t, const void* x, const void* y, size_t rows,
+                                                              size_t d, double eps, float* mean, float* invstd,
+                                                              int* usual) {
+    const size_t line = d * ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE), done = first * ampi_type_size(t);
+    size_t row, next, after = rows > 1 ? line : 0;
+    const size_t ahead = 4096 + (after < 4096 ? after : 0);     /* of the second row, if it begins within the page */
+    const char* from = (const char*)x;
+    double kept[(int)AMPI_LN_PAIR * (int)AMPI_TILE];
+    ampi_wide a, b, c, e, mean_a, mean_b;
+    c.low = c.high = e.low = e.high = _mm512_setzero_pd();
+    AMPI_EACH_X16(ampi_sum_keep_rows_x16, t, first, &c, &e, from, after, ahead, kept);
+    AMPI_EACH_X16(ampi_sum_rows_x16, t, d - first, &c, &e, from + done, after, ahead);
+    for (row = 0; row < rows; row += AMPI_LN_PAIR, from += AMPI_LN_PAIR * line) {
+        const char *to = (const char*)y + row * line, *coming = from + AMPI_LN_PAIR * line;
+        next = after;
+        after = row + 3 < rows ? line : 0;
+        mean_a = ampi_ln_mean_x16(t, &c, d, mean + row, usual);
+        mean_b = ampi_ln_mean_x16(t, &e, d, mean + row + (next > 0), usual);
+        a.low = a.high = b.low = b.high = _mm512_setzero_pd();
+        if (row + AMPI_LN_PAIR < rows) {
+            AMPI_EACH_X16(ampi_ln_both_x16, t, first, &a, &b, mean_a, mean_b, to, next, &c, &e, coming, after, ahead,
+                          kept);
+            AMPI_EACH_X16(ampi_sum_rows_x16, t, d - first, &c, &e, coming + done, after, ahead);
+        } else {
+            AMPI_EACH_X16(ampi_moment_kept_rows_x16, t, first, &a, &b, kept, mean_a, mean_b, to, next);
+        }
+        AMPI_EACH_X16(ampi_moment_rows_x16, t, d - first, &a, &b, from + done, next, mean_a, mean_b);
+        invstd[row] = ampi_ln_invstd_x16(t, a, d, eps);
+        if (next > 0) invstd[row + 1] = ampi_ln_invstd_x16(t, b, d, eps);
+    }
 }
 AMPI_TARGET_AVX512 AMPI_FN int ampi_ln_measure_avx512(const void* x, amp_dtype t, const void* y, size_t rows,
                                                       size_t d, double eps, float* mean, float* invstd) {
     int usual = 1;
-    if (ampi_dtype(t) == AMP_F16) ampi_ln_measure_pair_x16(AMP_F16, x, y, rows, d, eps, mean, invstd, &usual);
-    else if (ampi_dtype(t) == AMP_BF16) ampi_ln_measure_pair_x16(AMP_BF16, x, y, rows, d, eps, mean, invstd, &usual);
+    if (ampi_dtype(t) == AMP_F16) ampi_ln_measure_pairs_x16(AMP_F16, x, y, rows, d, eps, mean, invstd, &usual);
+    else if (ampi_dtype(t) == AMP_BF16) ampi_ln_measure_pairs_x16(AMP_BF16, x, y, rows, d, eps, mean, invstd, &usual);
     else ampi_ln_measure_x16(AMP_F32, x, y, rows, d, eps, mean, invstd, &usual);
     ampi_clear_upper();
     return usual;
@@ -13763,7 +13788,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_kept_x8(amp_dtype t, size_t i, siz
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_measure_x8(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
                                                      double eps, float* mean, float* invstd, int* usual) {
     const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE);
-    double kept[AMPI_LN_ROWS][AMPI_TILE], value[AMPI_LN_ROWS];
+    double kept[AMPI_LN_PAIR][AMPI_TILE], value[AMPI_LN_PAIR];
     ampi_wide8 acc[2], m[2];
     size_t k;
     for (k = 0; k < rows; k++) {
@@ -13827,6 +13852,14 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
 #endif
     (void)y;
     for (k = 0; k < rows; k++) ampi_ln_measure(x, xt, start + k * d, d, eps, mean + k, invstd + k);
+}
+
+/* Rows that are measured together. Many of 16 bits, so that their passes overlap; but what is read, kept and written on
+   the way stays in the first-level cache, and there are rows for each thread. */
+AMPI_FN size_t ampi_ln_rows(amp_dtype t, size_t rows, size_t d) {
+    const size_t pair = AMPI_LN_PAIR, most = (size_t)AMPI_LN_ROWS / (d <= 768 ? 1 : 2);
+    const int overlap = AMPI_X86 && ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(t) != AMP_F32 && d <= AMPI_TILE;
+    return overlap && rows / most >= ampi_threads() ? most : pair;
 }
 
 /* y = (x - mean) * invstd * gamma + beta along a row. */
@@ -13979,10 +14012,11 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
             ampi_ln_short(x, x_dtype, g, b, (double)eps, save_mean, save_invstd, y, y_dtype, (size_t)row, rows, d);
         return AMP_OK;
     }
+    const size_t each = ampi_ln_rows(x_dtype, rows, d);
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (row = 0; row < (int64_t)rows; row += AMPI_LN_ROWS) {
+    for (row = 0; row < (int64_t)rows; row += (int64_t)each) {
         float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
-        size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_LN_ROWS), i, k, n;
+        size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, each), i, k, n;
         ampi_ln_measure_rows(x, x_dtype, (char*)y + start * ampi_type_size(y_dtype), start, count, d, (double)eps, mean,
                              invstd);
         for (i = 0; i < d; i += n) {
@@ -14134,19 +14168,22 @@ AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t 
     ampi_close(dx, dxt, at, n, v);
 }
 
-AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* dx, amp_dtype dxt) {
+/* A row's dx from its sums. */
+AMPI_FN void ampi_ln_row_dx(const ampi_ln_backward* q, size_t row, double sum, double dot, void* dx, amp_dtype dxt) {
     const double invstd = (double)q->invstd[row];
+    const float a = (float)(sum / (double)q->d), b = (float)(dot * (invstd * invstd) / (double)q->d);
+    size_t i;
+    for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
+        ampi_ln_dx(q, row, i, ampi_tile_size(q->d, i), a, b, dx, dxt);
+}
+AMPI_FN void ampi_ln_row_backward(const ampi_ln_backward* q, size_t row, void* dx, amp_dtype dxt) {
     double sum[AMPI_LANES], dot[AMPI_LANES];
-    float a, b;
     size_t i;
     memset(sum, 0, sizeof sum);
     memset(dot, 0, sizeof dot);
     for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
         ampi_ln_dot(q, row, i, ampi_tile_size(q->d, i), sum, dot);
-    a = (float)(ampi_lane_total(sum) / (double)q->d);
-    b = (float)(ampi_lane_total(dot) * (invstd * invstd) / (double)q->d);
-    for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
-        ampi_ln_dx(q, row, i, ampi_tile_size(q->d, i), a, b, dx, dxt);
+    ampi_ln_row_dx(q, row, ampi_lane_total(sum), ampi_lane_total(dot), dx, dxt);
 }
 
 /* db += dy, dg += dy * xhat over the columns of one row. */
@@ -14220,6 +14257,70 @@ AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start
     (void)next;
     ampi_ln_columns_plain(dg, db, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile),
                           q->mean[row], q->invstd[row], ampi_padded(n));
+}
+
+#if AMPI_X86
+/* The sums of columns and of rows together, of two rows: what both need is widened once, a column's sums are loaded and
+   stored half as often, and a row's sums need not wait for each other. */
+typedef struct ampi_ln_line { const void *dy, *x; __m512 mean, invstd; ampi_wide sum, dot; } ampi_ln_line;
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_line_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* r, __m512 gamma,
+                                                     size_t ahead, ampi_wide* db, ampi_wide* dg) {
+    const __m512 dy = ampi_get_x16(t, r->dy, i, m), x = ampi_get_x16(t, r->x, i, m);
+    const ampi_wide g = ampi_widen_x16(dy);
+    AMPI_FETCH(r->dy, ahead + i * ampi_type_size(t));
+    AMPI_FETCH(r->x, ahead + i * ampi_type_size(t));
+    ampi_wide_add(db, g);
+    ampi_wide_fma(dg, g, ampi_widen_x16(_mm512_mul_ps(_mm512_sub_ps(x, r->mean), r->invstd)));
+    ampi_dot_step(m, &r->sum, &r->dot, ampi_widen_x16(_mm512_mul_ps(dy, gamma)), x, r->mean);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_lines_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* a,
+                                                      ampi_ln_line* b, const float* gamma, size_t ahead, double* db,
+                                                      double* dg) {
+    const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m);
+    ampi_wide sum = ampi_load_wide(db + i), dot = ampi_load_wide(dg + i);
+    ampi_ln_line_x16(t, i, m, a, g, ahead, &sum, &dot);
+    ampi_ln_line_x16(t, i, m, b, g, ahead, &sum, &dot);
+    ampi_store_wide(db + i, sum);
+    ampi_store_wide(dg + i, dot);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_ln_line ampi_ln_line_of(const ampi_ln_backward* q, size_t row) {
+    ampi_ln_line r;
+    r.dy = (const char*)q->dy + row * q->d * ampi_type_size(q->dyt);
+    r.x = (const char*)q->x + row * q->d * ampi_type_size(q->xt);
+    r.mean = _mm512_set1_ps(q->mean[row]);
+    r.invstd = _mm512_set1_ps(q->invstd[row]);
+    r.sum.low = r.sum.high = r.dot.low = r.dot.high = _mm512_setzero_pd();
+    return r;
+}
+/* totals: the sums of the two rows. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_lines_avx512(const ampi_ln_backward* q, size_t row, const float* gamma,
+                                                     size_t ahead, double* db, double* dg, double* totals) {
+    ampi_ln_line a = ampi_ln_line_of(q, row), b = ampi_ln_line_of(q, row + 1);
+    AMPI_ALL_X16(ampi_ln_lines_x16, q->xt, q->d, &a, &b, gamma, ahead, db, dg);
+    totals[0] = ampi_wide_total(a.sum);
+    totals[1] = ampi_wide_total(a.dot);
+    totals[2] = ampi_wide_total(b.sum);
+    totals[3] = ampi_wide_total(b.dot);
+    ampi_clear_upper();
+}
+#endif
+/* Rows from 0 on, two at a time, that fit into a tile: what they add to dg and db, and dx. Returns how many. */
+AMPI_FN size_t ampi_ln_pairs_backward(const ampi_ln_backward* q, size_t next, double* dg, double* db, void* dx,
+                                      amp_dtype dxt) {
+    size_t row = 0;
+#if AMPI_X86
+    float g_tile[AMPI_TILE];
+    double totals[4];
+    const float* gamma = ampi_view_or(q->gamma, q->pt, 0, q->d, g_tile, 1.0f);
+    if (!ampi_typed(q->dyt, q->xt)) return 0;
+    for (; row + 2 <= q->rows; row += 2) {
+        ampi_ln_lines_avx512(q, row, gamma, next * q->d * ampi_type_size(q->xt), db, dg, totals);
+        ampi_ln_row_dx(q, row, totals[0], totals[1], dx, dxt);
+        ampi_ln_row_dx(q, row + 1, totals[2], totals[3], dx, dxt);
+    }
+#endif
+    (void)q; (void)next; (void)dg; (void)db; (void)dx; (void)dxt;
+    return row;
 }
 
 /* Short rows, as floats: db += dy, dg += dy * xhat over the columns, row by row. The numbers behind a row's last column
@@ -14347,6 +14448,7 @@ AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, si
     memset(db, 0, ampi_padded(n) * sizeof *db);
     for (row = 0; ampi_is_short(q->rows, q->d) && row < q->rows; row += AMPI_SHORT)
         ampi_ln_short_backward(q, row, dg, db, dx, dxt);
+    if (dx && row == 0) row = ampi_ln_pairs_backward(q, next, dg, db, dx, dxt);
     for (; row < q->rows; row++) {
         ampi_ln_columns(q, row, start, n, next, dg, db);
         if (dx) ampi_ln_row_backward(q, row, dx, dxt);

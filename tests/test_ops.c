@@ -613,6 +613,16 @@ static void test_short_rows(void) {
             check_short_cross_entropy(t, other, rows[i], d, 0.1f, 4 + turn);
         }
 }
+/* Longer rows too give, many of them together, what each gives alone. */
+static void test_long_rows(void) {
+    static const size_t widths[] = { 18, 33, 100, 768, 1024, 1025 };
+    size_t i, rows;
+    int t;
+    for (t = 0; t < 3; t++)
+        for (i = 0; i < 6; i++)
+            for (rows = 1; rows < 12; rows += 1 + rows / 5)
+                check_short_norm(types[t], types[t], rows, widths[i], rows % 4 + i);
+}
 
 /* K equal logits: the loss is log(K), which shows the logarithm alone (error below 1 ulp, then none). */
 static void test_log(void) {
@@ -1600,6 +1610,7 @@ static void run_all(void) {
     TEST(test_softmax_end);
     TEST(test_cross_entropy);
     TEST(test_short_rows);
+    TEST(test_long_rows);
     TEST(test_log);
     TEST(test_log1p);
     TEST(test_loss_gradient);
