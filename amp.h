@@ -3275,12 +3275,13 @@ enum { AMPI_THIN_MOST = 8192 };        /* m * k at most */
         for (; q < u->k; q++)                                                                                          \
             for (j = 0; j < u->n; j += AMPI_##V##_LANES) name##_one(bt, u, q, j);                                      \
     }
-/* Along the runs. Two vectors of sums at once, for each addition waits for the one before. They are of two or four groups
-   of eight runs, and where the runs lie a multiple of 4096 bytes apart the groups go some lines apart: more than twelve
-   lines of the same sets do not stay in the first-level cache. So a vector of two groups holds one in its even, the other
-   in its odd lanes, and multiplies with pairs of elements of A. Half as many words of 32 bits as lanes are turned in
-   registers at a time: each is an element of F32, or two neighbours. Each fetch is an instruction of its own, so that a
-   processor that foresees by instruction sees one run in each. */
+/* Along the runs. Two vectors of sums at once, for each addition waits for the one before. They are of two or four
+   groups of eight runs, and where the runs lie a multiple of 4096 bytes apart the groups go some lines apart: more than
+   twelve lines of the same sets do not stay in the first-level cache. So a vector of two groups holds one in its even,
+   the other in its odd lanes, and multiplies with pairs of elements of A. Half as many words of 32 bits as lanes are
+   turned in registers at a time: each is an element of F32, or two neighbours. Each fetch is an instruction of its own,
+   so that a processor that foresees by instruction sees one run in each. `same`: both vectors take the same of A, which
+   F32 from a cache would feel otherwise. */
 enum { AMPI_THIN_GROUP = 8, AMPI_THIN_LAG = 13, AMPI_THIN_AT_ONCE = 4, AMPI_THIN_AHEAD = 256 };
 /* What is added to sums, two vectors for each of m rows: `lines` lines of 64 bytes of each run, group g's from b[g] on,
    multiplied by A's floats or pairs of them for each vector. */
@@ -3321,12 +3322,13 @@ typedef struct ampi_thin_lines {
     AMPI_FETCH((b) + 3 * ld, ahead); AMPI_FETCH((b) + 4 * ld, ahead); AMPI_FETCH((b) + 5 * ld, ahead);           \
     AMPI_FETCH((b) + 6 * ld, ahead); AMPI_FETCH((b) + 7 * ld, ahead);
 #define AMPI_THIN_GROUPS(name, V)                                                                                \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_rows(amp_dtype bt, int flip, size_t m, const ampi_thin_lines* u) { \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_rows(amp_dtype bt, int flip, int same, size_t m,                   \
+                                                   const ampi_thin_lines* u) {                                   \
         enum { lanes = AMPI_##V##_LANES, parts = AMPI_##V##_PARTS, ahead = AMPI_THIN_AHEAD };                    \
         const size_t ld = u->ldb, lda = u->lda, step = bt == AMP_F32 ? lanes / 2 : lanes;                        \
         const char *b0 = u->b[0], *b1 = u->b[1], *b2 = u->b[2], *b3 = u->b[3];                                   \
         const AMPI_##V##_ELEMENT* a = (const AMPI_##V##_ELEMENT*)u->a[0];                                        \
-        const AMPI_##V##_ELEMENT* a_two = (const AMPI_##V##_ELEMENT*)u->a[1];                                    \
+        const AMPI_##V##_ELEMENT* a_two = same ? a : (const AMPI_##V##_ELEMENT*)u->a[1];                         \
         AMPI_##V##_WORDS w[lanes / 2], w_two[lanes / 2];                                                         \
         AMPI_THIN_SUMS_OF(0, V) AMPI_THIN_SUMS_OF(1, V) AMPI_THIN_SUMS_OF(2, V) AMPI_THIN_SUMS_OF(3, V)          \
         size_t n, i;                                                                                             \
@@ -3343,17 +3345,19 @@ typedef struct ampi_thin_lines {
         }                                                                                                        \
         AMPI_THIN_SUMS_TO(0, V) AMPI_THIN_SUMS_TO(1, V) AMPI_THIN_SUMS_TO(2, V) AMPI_THIN_SUMS_TO(3, V)          \
     }                                                                                                            \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_some(amp_dtype bt, int flip, const ampi_thin_lines* u) {           \
-        if (u->m == 1) name##_rows(bt, flip, 1, u);                                                              \
-        else if (u->m == 2) name##_rows(bt, flip, 2, u);                                                         \
-        else if (u->m == 3) name##_rows(bt, flip, 3, u);                                                         \
-        else name##_rows(bt, flip, 4, u);                                                                        \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_some(amp_dtype bt, int flip, int same,                             \
+                                                   const ampi_thin_lines* u) {                                   \
+        if (u->m == 1) name##_rows(bt, flip, same, 1, u);                                                        \
+        else if (u->m == 2) name##_rows(bt, flip, same, 2, u);                                                   \
+        else if (u->m == 3) name##_rows(bt, flip, same, 3, u);                                                   \
+        else name##_rows(bt, flip, same, 4, u);                                                                  \
     }                                                                                                            \
     AMPI_##V##_TARGET AMPI_FN void name##_lines(const ampi_thin_lines* u) {                                      \
-        if (u->bt == AMP_BF16 && u->flip) name##_some(AMP_BF16, 1, u);                                           \
-        else if (u->bt == AMP_BF16) name##_some(AMP_BF16, 0, u);                                                 \
-        else if (u->bt == AMP_F16) name##_some(AMP_F16, 0, u);                                                   \
-        else name##_some(AMP_F32, 0, u);                                                                         \
+        if (u->bt == AMP_BF16 && u->flip) name##_some(AMP_BF16, 1, 0, u);                                        \
+        else if (u->bt == AMP_BF16) name##_some(AMP_BF16, 0, 0, u);                                              \
+        else if (u->bt == AMP_F16) name##_some(AMP_F16, 0, 0, u);                                                \
+        else if (u->a[0] == u->a[1]) name##_some(AMP_F32, 0, 1, u);                                              \
+        else name##_some(AMP_F32, 0, 0, u);                                                                      \
         ampi_clear_upper();                                                                                      \
     }
 /* Group g's sums of the columns from j on go into its lanes, or come back. */
@@ -3368,9 +3372,9 @@ AMPI_FN void ampi_thin_lanes(const ampi_thin* u, float* sums, size_t parts, size
             else *lane = *t;
         }
 }
-/* The groups' way through blocks of runs: group g begins g*lag lines after the first, and goes on to its runs of the next
-   block as soon as it has done its own. What it does before and after is not kept: then it follows the first group, or
-   the last. */
+/* The groups' way through blocks of runs: group g begins g*lag lines after the first, and goes on to its runs of the
+   next block as soon as it has done its own. What it does before and after is not kept: then it follows the first
+   group, or the last. */
 typedef struct ampi_thin_way { size_t groups, lines, lag, blocks, now; } ampi_thin_way;
 AMPI_FN size_t ampi_thin_phase(const ampi_thin_way* y, size_t g) {
     return (y->now + g * (y->lines - y->lag)) % y->lines;
@@ -3387,8 +3391,7 @@ AMPI_FN size_t ampi_thin_free(const ampi_thin_way* y) {
     for (g = 0; g < y->groups; g++) most = ampi_min_size(most, y->lines - ampi_thin_phase(y, g));
     return most;
 }
-/* Adds to the sums of all whole blocks of columns the products of whole lines, of `per` elements; returns how many
-   elements of k. `add` takes AMPI_THIN_AT_ONCE rows; `pairs` has room for A's. */
+/* The products of `count` lines from `now` on, of AMPI_THIN_AT_ONCE rows at a time. */
 typedef void ampi_thin_fn(const ampi_thin_lines* u);
 AMPI_FN void ampi_thin_step(const ampi_thin* u, ampi_thin_fn* add, size_t parts, const ampi_thin_way* y,
                             const ampi_thin_lines* from, size_t count) {
@@ -3405,6 +3408,7 @@ AMPI_FN void ampi_thin_step(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
         add(&s);
     }
 }
+/* Adds to the sums of all whole blocks of columns the products of whole lines; a, lda: A's floats or pairs. */
 AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts, const void* a, size_t lda,
                             ampi_thin_way* y) {
     float sums[2 * 16 * 8];
@@ -3445,7 +3449,7 @@ AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
     }
 #define AMPI_THIN_ALONG(name, V)                                                                                 \
     AMPI_THIN_GROUPS(name, V)                                                                                    \
-    /* All whole blocks, and up to which k; see ampi_thin_pairs of each. */                                      \
+    /* All whole blocks of columns, and up to which k. */                                                        \
     AMPI_##V##_TARGET AMPI_FN size_t name##_blocks(const ampi_thin* u) {                                         \
         enum { parts = AMPI_##V##_PARTS };                                                                       \
         const size_t size = ampi_type_size(u->bt), per = 64 / size;                                              \
@@ -3458,7 +3462,7 @@ AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
         if (y.lines == 0 || y.blocks == 0) return 0;                                                             \
         for (i = 0; parts == 2 && i < u->m; i++)                                                                 \
             AMPI_##V##_PAIR_UP(pairs + i * y.lines * per, u->a + i * u->lda, y.lag * per, y.lines * per);        \
-        if (parts == 2) ampi_thin_ring(u, name##_lines, parts, pairs, y.lines * per, &y);                                 \
+        if (parts == 2) ampi_thin_ring(u, name##_lines, parts, pairs, y.lines * per, &y);                        \
         else ampi_thin_ring(u, name##_lines, parts, u->a, u->lda, &y);                                           \
         return y.lines * per;                                                                                    \
     }                                                                                                            \
@@ -3877,8 +3881,8 @@ AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t column
 #define AMPI_V16_TWO(s, l) _mm512_mask_broadcast_f32x8( \
     _mm512_castps256_ps512(AMPI_V16_LOAD8((s) + (l) * lds)), (__mmask16)0xff00, AMPI_V16_LOAD8((s) + (2 + (l)) * lds))
 #define AMPI_V16_LOAD8(s) _mm256_loadu_ps((const float*)(const void*)(s))
-/* Four such vectors, transposed in each quarter: in out[c] the pairs c and 4+c of four rows, and of the four others. Even
-   rows come from s, odd ones from o. */
+/* Four such vectors, transposed in each quarter: in out[c] the pairs c and 4+c of four rows, and of the four others.
+   Even rows come from s, odd ones from o. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_quarters(__m512i* out, const char* s, const char* o, size_t lds) {
     const __m512 a = AMPI_V16_TWO(s, 0), b = AMPI_V16_TWO(o, 0), c = AMPI_V16_TWO(s, 1), d = AMPI_V16_TWO(o, 1);
     const __m512d ab0 = AMPI_V16_LOW(a, b), ab1 = AMPI_V16_HIGH(a, b);
@@ -3898,8 +3902,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_turn16_join(amp_dtype t, int upper, 
     return upper ? _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0xdd)
                  : _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0x88);
 }
-/* 16 x 16 elements: neighbours stay a pair while they are turned, so half as much is shuffled. w[p]: the pairs p. Row 2*i
-   is i*lds bytes from s, row 2*i + 1 as many from o. */
+/* 16 x 16 elements: neighbours stay a pair while they are turned, so half as much is shuffled. w[p]: the pairs p.
+   Row 2*i is i*lds bytes from s, row 2*i + 1 as many from o. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_words(amp_dtype t, __m512i* w, const char* s, const char* o,
                                                       size_t lds) {
     __m512i x[4], y[4];
@@ -4119,8 +4123,9 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
     AMPI_THIN_FOUR(V8, __m256d, x0, x1, x2, x3) AMPI_THIN_FOUR(V8, __m256d, x4, x5, x6, x7)         \
     AMPI_V8_CROSS(x0, x4) AMPI_V8_CROSS(x1, x5) AMPI_V8_CROSS(x2, x6) AMPI_V8_CROSS(x3, x7)
 /* 8 rows of 16 bytes, as words of neighbours: w[p] the pairs p. Of F16 the first elements come first. */
-#define AMPI_V8_TWO16(s, l) _mm256_insertf128_ps(_mm256_castps128_ps256( \
-    _mm_loadu_ps((const float*)(const void*)((s) + (l) * lds))), _mm_loadu_ps((const float*)(const void*)((s) + (4 + (l)) * lds)), 1)
+#define AMPI_V8_LOAD4(s) _mm_loadu_ps((const float*)(const void*)(s))
+#define AMPI_V8_TWO16(s, l) _mm256_insertf128_ps(_mm256_castps128_ps256(AMPI_V8_LOAD4((s) + (l) * lds)), \
+                                                 AMPI_V8_LOAD4((s) + (4 + (l)) * lds), 1)
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pairs8_avx2(amp_dtype t, __m256 v) {
     const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
                                            0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
@@ -6249,8 +6254,7 @@ AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     const int far = (double)s->n * (double)s->k * (double)size > (double)AMPI_THIN_FAR;
     if (s->b.along_k) {
         if (far) return small && size == 2 ? all : g->words || small ? 4 : all;
-        if (size == 2) return small ? all : g->words && collides ? 2 : 4;
-        return (size_t)(small ? 2 : 4) >> collides;
+        return small ? size == 2 ? all : 2 : 4;
     }
     if (far) return all;
     if (s->b.dtype == AMP_F32) return collides ? (small ? all : 4) : s->b.ld % 256 == 0 ? 2 : 0;
