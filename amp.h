@@ -3230,6 +3230,7 @@ typedef struct ampi_thin {
     float* t;                          /* rows of whole vectors */
     size_t lda, ldb, ldt, m, n, k, rows, flip;
 } ampi_thin;
+enum { AMPI_THIN_MOST = 8192 };        /* m * k at most */
 /* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. Two vectors of
    columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured). */
 #define AMPI_THIN_ACROSS(name, V)                                                                                      \
@@ -3288,65 +3289,165 @@ typedef struct ampi_thin {
         for (; q < u->k; q++)                                                                                          \
             for (j = 0; j < u->n; j += AMPI_##V##_LANES) name##_one(bt, u, q, j);                                      \
     }
-/* Along the runs. Of a group, which are as many as a vector has lanes, half as many words of 32 bits are turned in
-   registers: each is an element of F32, or two neighbours. Two groups at once, for each addition waits for the one
-   before. But lines of 32 runs a multiple of 4096 bytes apart do not stay in the first-level cache. Then the first
-   group goes some lines ahead of the other; or alone, if more rows than one keep the additions apart; and F32, which
-   needs a line four times, goes by whole lines. */
-#define AMPI_THIN_WORD(V, v, w, a, p)                                                                            \
-    if (bt == AMP_F32) v = AMPI_##V##_FMA(AMPI_##V##_SPREAD((a)[p]), AMPI_##V##_EVEN(bt, w), v);                 \
-    else {                                                                                                       \
-        const AMPI_##V##_T even = AMPI_##V##_EVEN(bt, w), odd = AMPI_##V##_ODD(bt, w);                           \
-        v = AMPI_##V##_FMA(AMPI_##V##_SPREAD((a)[2 * (p)]), flip ? odd : even, v);                               \
-        v = AMPI_##V##_FMA(AMPI_##V##_SPREAD((a)[2 * (p) + 1]), flip ? even : odd, v);                           \
+/* Along the runs. Two vectors of sums at once, for each addition waits for the one before. They are of two or four
+   groups of eight runs, and where the runs lie a multiple of 4096 bytes apart the groups go some lines apart: more than
+   twelve lines of the same sets do not stay in the first-level cache. So a vector of two groups holds one in its even,
+   the other in its odd lanes, and multiplies with pairs of elements of A. Half as many words of 32 bits as lanes are
+   turned in registers at a time: each is an element of F32, or two neighbours. Each fetch is an instruction of its own,
+   so that a processor that foresees by instruction sees one run in each. `same`: both vectors take the same of A, which
+   F32 from a cache would feel otherwise. */
+enum { AMPI_THIN_GROUP = 8, AMPI_THIN_LAG = 13, AMPI_THIN_AT_ONCE = 4, AMPI_THIN_AHEAD = 256 };
+/* What is added to sums, two vectors for each of m rows: `lines` lines of 64 bytes of each run, group g's from b[g] on,
+   multiplied by A's floats or pairs of them for each vector. */
+typedef struct ampi_thin_lines {
+    const char* b[4];
+    const void* a[2];
+    size_t ldb, lda, m, lines;         /* in bytes; in floats or pairs */
+    float* sums;
+    amp_dtype bt;
+    int flip;
+} ampi_thin_lines;
+#define AMPI_THIN_SUMS_OF(i, V)                                                                                  \
+    AMPI_##V##_T s##i = AMPI_##V##_LOAD(u->sums + (m > i ? 2 * i : 0) * lanes);                                  \
+    AMPI_##V##_T z##i = AMPI_##V##_LOAD(u->sums + (m > i ? 2 * i + 1 : 0) * lanes);
+#define AMPI_THIN_SUMS_TO(i, V)                                                                                  \
+    if (m > i) AMPI_##V##_STORE(u->sums + 2 * i * lanes, s##i);                                                  \
+    if (m > i) AMPI_##V##_STORE(u->sums + (2 * i + 1) * lanes, z##i);
+#define AMPI_THIN_ROW(V, i, q, x, y)                                                                             \
+    if (m > i) {                                                                                                 \
+        s##i = AMPI_##V##_FMA(AMPI_##V##_PICK(a + i * lda, q), x, s##i);                                         \
+        z##i = AMPI_##V##_FMA(AMPI_##V##_PICK(a_two + i * lda, q), y, z##i);                                     \
     }
+#define AMPI_THIN_ADD_TO(V, q, x, y)                                                                             \
+    AMPI_THIN_ROW(V, 0, q, x, y) AMPI_THIN_ROW(V, 1, q, x, y) AMPI_THIN_ROW(V, 2, q, x, y) AMPI_THIN_ROW(V, 3, q, x, y)
 #define AMPI_THIN_WORDS(p, V)                                                                                    \
-    { AMPI_THIN_WORD(V, v, w[p], a + skew, p) }                                                                  \
-    if (two) { AMPI_THIN_WORD(V, v_two, w_two[p], a, p) }
+    {                                                                                                            \
+        const AMPI_##V##_T even = AMPI_##V##_EVEN(bt, w[p]), even_two = AMPI_##V##_EVEN(bt, w_two[p]);           \
+        const AMPI_##V##_T odd = bt == AMP_F32 ? even : AMPI_##V##_ODD(bt, w[p]);                                \
+        const AMPI_##V##_T odd_two = bt == AMP_F32 ? even : AMPI_##V##_ODD(bt, w_two[p]);                        \
+        if (bt == AMP_F32) { AMPI_THIN_ADD_TO(V, p, even, even_two) }                                            \
+        else {                                                                                                   \
+            AMPI_THIN_ADD_TO(V, 2 * (p), flip ? odd : even, flip ? odd_two : even_two)                           \
+            AMPI_THIN_ADD_TO(V, 2 * (p) + 1, flip ? even : odd, flip ? even_two : odd_two)                       \
+        }                                                                                                        \
+    }
+#define AMPI_THIN_FETCH(b)                                                                                       \
+    AMPI_FETCH(b, ahead); AMPI_FETCH((b) + ld, ahead); AMPI_FETCH((b) + 2 * ld, ahead);                          \
+    AMPI_FETCH((b) + 3 * ld, ahead); AMPI_FETCH((b) + 4 * ld, ahead); AMPI_FETCH((b) + 5 * ld, ahead);           \
+    AMPI_FETCH((b) + 6 * ld, ahead); AMPI_FETCH((b) + 7 * ld, ahead);
 #define AMPI_THIN_GROUPS(name, V)                                                                                \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_groups(amp_dtype bt, int flip, int two, const ampi_thin* u,        \
-                                                     size_t j, size_t q, size_t past, size_t skew) {             \
-        enum { lanes = AMPI_##V##_LANES };                                                                       \
-        const size_t size = ampi_type_size(bt), step = bt == AMP_F32 ? lanes / 2 : lanes, line = 64 / size;      \
-        const size_t ld = u->ldb * size, ld16 = ld / sizeof(uint16_t);                                           \
-        const char *b = (const char*)u->b + j * ld + (q + skew) * size;                                          \
-        const char *b_two = two ? b + lanes * ld - skew * size : b;                                              \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_rows(amp_dtype bt, int flip, int same, size_t m,                   \
+                                                   const ampi_thin_lines* u) {                                   \
+        enum { lanes = AMPI_##V##_LANES, parts = AMPI_##V##_PARTS, ahead = AMPI_THIN_AHEAD };                    \
+        const size_t ld = u->ldb, lda = u->lda, step = bt == AMP_F32 ? lanes / 2 : lanes;                        \
+        const char *b0 = u->b[0], *b1 = u->b[1], *b2 = u->b[2], *b3 = u->b[3];                                   \
+        const AMPI_##V##_ELEMENT* a = (const AMPI_##V##_ELEMENT*)u->a[0];                                        \
+        const AMPI_##V##_ELEMENT* a_two = same ? a : (const AMPI_##V##_ELEMENT*)u->a[1];                         \
         AMPI_##V##_WORDS w[lanes / 2], w_two[lanes / 2];                                                         \
-        size_t i;                                                                                                \
-        for (; q < past; q += step, b += step * size, b_two += step * size) {                                    \
-            for (i = 0; q % line == 0 && i < lanes; i++) AMPI_FETCH(b + i * ld, 256);                            \
-            for (i = 0; two && q % line == 0 && i < lanes; i++) AMPI_FETCH(b_two + i * ld, 256);                 \
-            AMPI_##V##_TURN16(bt, w, (const uint16_t*)(const void*)b, ld16);                                     \
-            if (two) AMPI_##V##_TURN16(bt, w_two, (const uint16_t*)(const void*)b_two, ld16);                    \
-            for (i = 0; i < u->m; i++) {                                                                         \
-                const float* a = u->a + i * u->lda + q;                                                          \
-                float* t = u->t + i * u->ldt + j;                                                                \
-                AMPI_##V##_T v = AMPI_##V##_LOAD(t), v_two = v;                                                  \
-                if (two) v_two = AMPI_##V##_LOAD(t + lanes);                                                     \
+        AMPI_THIN_SUMS_OF(0, V) AMPI_THIN_SUMS_OF(1, V) AMPI_THIN_SUMS_OF(2, V) AMPI_THIN_SUMS_OF(3, V)          \
+        size_t n, i;                                                                                             \
+        for (n = u->lines; n > 0; n--) {                                                                         \
+            AMPI_THIN_FETCH(b0) AMPI_THIN_FETCH(b1)                                                              \
+            if (parts == 2) { AMPI_THIN_FETCH(b2) AMPI_THIN_FETCH(b3) }                                          \
+            for (i = 0; i < 64; i += 2 * lanes, a += step, a_two += step) {                                      \
+                AMPI_##V##_TURN_GROUPS(bt, w, b0, b1, ld);                                                       \
+                if (parts == 2) AMPI_##V##_TURN_GROUPS(bt, w_two, b2, b3, ld);                                   \
+                else AMPI_##V##_TURN_GROUPS(bt, w_two, b1, b1, ld);                                              \
                 AMPI_##V##_WORDS_EACH(AMPI_THIN_WORDS)                                                           \
-                AMPI_##V##_STORE(t, v);                                                                          \
-                if (two) AMPI_##V##_STORE(t + lanes, v_two);                                                     \
+                b0 += 2 * lanes; b1 += 2 * lanes; b2 += 2 * lanes; b3 += 2 * lanes;                              \
             }                                                                                                    \
         }                                                                                                        \
+        AMPI_THIN_SUMS_TO(0, V) AMPI_THIN_SUMS_TO(1, V) AMPI_THIN_SUMS_TO(2, V) AMPI_THIN_SUMS_TO(3, V)          \
     }                                                                                                            \
-    /* Columns [j, j + 2*lanes), and up to which k. */                                                           \
-    AMPI_##V##_TARGET AMPI_VECTOR size_t name##_both(amp_dtype bt, int flip, const ampi_thin* u, size_t j) {     \
-        enum { lanes = AMPI_##V##_LANES, ahead = 64 };                                                           \
-        const size_t step = bt == AMP_F32 ? lanes / 2 : lanes;                                                   \
-        const size_t whole = ampi_min_size(u->k, u->rows) / step * step;                                         \
-        const int collide = u->ldb % (bt == AMP_F32 ? 512 : 2048) == 0;                                          \
-        if (bt == AMP_F32 && collide && (lanes == 16 || u->m > 2)) return 0;                                     \
-        if (!collide || (lanes == 8 && u->m > 1)) name##_groups(bt, flip, 1, u, j, 0, whole, 0);                 \
-        else if (u->m == 1 && whole >= ahead) {                                                                  \
-            name##_groups(bt, flip, 0, u, j, 0, ahead, 0);                                                       \
-            name##_groups(bt, flip, 1, u, j, 0, whole - ahead, ahead);                                           \
-            name##_groups(bt, flip, 0, u, j + lanes, whole - ahead, whole, 0);                                   \
-        } else {                                                                                                 \
-            name##_groups(bt, flip, 0, u, j, 0, whole, 0);                                                       \
-            name##_groups(bt, flip, 0, u, j + lanes, 0, whole, 0);                                               \
-        }                                                                                                        \
-        return whole;                                                                                            \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_some(amp_dtype bt, int flip, int same,                             \
+                                                   const ampi_thin_lines* u) {                                   \
+        if (u->m == 1) name##_rows(bt, flip, same, 1, u);                                                        \
+        else if (u->m == 2) name##_rows(bt, flip, same, 2, u);                                                   \
+        else if (u->m == 3) name##_rows(bt, flip, same, 3, u);                                                   \
+        else name##_rows(bt, flip, same, 4, u);                                                                  \
+    }                                                                                                            \
+    AMPI_##V##_TARGET AMPI_FN void name##_lines(const ampi_thin_lines* u) {                                      \
+        if (u->bt == AMP_BF16 && u->flip) name##_some(AMP_BF16, 1, 0, u);                                        \
+        else if (u->bt == AMP_BF16) name##_some(AMP_BF16, 0, 0, u);                                              \
+        else if (u->bt == AMP_F16) name##_some(AMP_F16, 0, 0, u);                                                \
+        else if (u->a[0] == u->a[1]) name##_some(AMP_F32, 0, 1, u);                                              \
+        else name##_some(AMP_F32, 0, 0, u);                                                                      \
+        ampi_clear_upper();                                                                                      \
     }
+/* Group g's sums of the columns from j on go into its lanes, or come back. */
+AMPI_FN void ampi_thin_lanes(const ampi_thin* u, float* sums, size_t parts, size_t g, size_t j, int back) {
+    const size_t lanes = AMPI_THIN_GROUP * parts;
+    size_t i, r;
+    for (i = 0; i < u->m; i++)
+        for (r = 0; r < AMPI_THIN_GROUP; r++) {
+            float* lane = sums + (2 * i + g / parts) * lanes + r * parts + g % parts;
+            float* t = u->t + i * u->ldt + j + r;
+            if (back) *t = *lane;
+            else *lane = *t;
+        }
+}
+/* The groups' way through blocks of runs: group g begins g*lag lines after the first, and goes on to its runs of the
+   next block as soon as it has done its own. What it does before and after is not kept: then it follows the first
+   group, or the last. */
+typedef struct ampi_thin_way { size_t groups, lines, lag, blocks, now; } ampi_thin_way;
+AMPI_FN size_t ampi_thin_phase(const ampi_thin_way* y, size_t g) {
+    return (y->now + g * (y->lines - y->lag)) % y->lines;
+}
+AMPI_FN int ampi_thin_moves(const ampi_thin_way* y, size_t g) {
+    return y->now >= g * y->lag && y->now < g * y->lag + y->blocks * y->lines;
+}
+AMPI_FN size_t ampi_thin_block(const ampi_thin_way* y, size_t g) {
+    return y->now < g * y->lag ? 0 : ampi_min_size((y->now - g * y->lag) / y->lines, y->blocks - 1);
+}
+/* Lines up to where a group begins a run. */
+AMPI_FN size_t ampi_thin_free(const ampi_thin_way* y) {
+    size_t g, most = y->lines;
+    for (g = 0; g < y->groups; g++) most = ampi_min_size(most, y->lines - ampi_thin_phase(y, g));
+    return most;
+}
+/* The products of `count` lines from `now` on, of AMPI_THIN_AT_ONCE rows at a time. */
+typedef void ampi_thin_fn(const ampi_thin_lines* u);
+AMPI_FN void ampi_thin_step(const ampi_thin* u, ampi_thin_fn* add, size_t parts, const ampi_thin_way* y,
+                            const ampi_thin_lines* from, size_t count) {
+    const size_t row = 2 * AMPI_THIN_GROUP * parts, element = parts * sizeof(float);
+    size_t i, v;
+    for (i = 0; i < u->m; i += AMPI_THIN_AT_ONCE) {
+        ampi_thin_lines s = *from;
+        s.m = ampi_min_size(u->m - i, AMPI_THIN_AT_ONCE);
+        s.lines = count;
+        s.sums = from->sums + i * row;
+        for (v = 0; v < 2; v++)
+            s.a[v] = (const char*)from->a[v] + (i * s.lda + ampi_thin_phase(y, (v + 1) * parts - 1) * 64
+                                                          / ampi_type_size(u->bt)) * element;
+        add(&s);
+    }
+}
+/* Adds to the sums of all whole blocks of columns the products of whole lines; a, lda: A's floats or pairs. */
+AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts, const void* a, size_t lda,
+                            ampi_thin_way* y) {
+    float sums[2 * 16 * 8];
+    const size_t wide = AMPI_THIN_GROUP * y->groups, end = (y->groups - 1) * y->lag + y->blocks * y->lines;
+    ampi_thin_lines s;
+    size_t g, count;
+    memset(&s, 0, sizeof s);
+    memset(sums, 0, sizeof sums);
+    s.a[0] = s.a[1] = a; s.lda = lda; s.sums = sums; s.bt = u->bt; s.flip = u->flip != 0;
+    s.ldb = u->ldb * ampi_type_size(u->bt);
+    for (y->now = 0; y->now < end; y->now += count) {
+        count = ampi_thin_free(y);
+        if (u->m > AMPI_THIN_AT_ONCE) count = ampi_min_size(count, AMPI_THIN_LAG);
+        for (g = 0; g < y->groups; g++) {
+            const size_t as = ampi_thin_moves(y, g) ? g : y->now < g * y->lag ? 0 : y->groups - 1;
+            const size_t j = ampi_thin_block(y, as) * wide + AMPI_THIN_GROUP * as;
+            s.b[g] = (const char*)u->b + j * s.ldb + ampi_thin_phase(y, as) * 64;
+            if (as == g && ampi_thin_phase(y, g) == 0) ampi_thin_lanes(u, sums, parts, g, j, 0);
+        }
+        ampi_thin_step(u, add, parts, y, &s, count);
+        for (g = 0; g < y->groups; g++)
+            if (ampi_thin_moves(y, g) && ampi_thin_phase(y, g) + count == y->lines)
+                ampi_thin_lanes(u, sums, parts, g, ampi_thin_block(y, g) * wide + AMPI_THIN_GROUP * g, 1);
+    }
+}
 /* The rest: of a group as many elements as a vector has lanes; fewer of them, or perhaps flipped, through a buffer. */
 #define AMPI_THIN_READ(l, V) \
     x##l = AMPI_##V##_READ(u->b, bt, at[l] + q, rest); AMPI_FETCH(u->b, (at[l] + q) * ampi_type_size(bt) + 256);
@@ -3362,6 +3463,23 @@ typedef struct ampi_thin {
     }
 #define AMPI_THIN_ALONG(name, V)                                                                                 \
     AMPI_THIN_GROUPS(name, V)                                                                                    \
+    /* All whole blocks of columns, and up to which k. */                                                        \
+    AMPI_##V##_TARGET AMPI_FN size_t name##_blocks(const ampi_thin* u) {                                         \
+        enum { parts = AMPI_##V##_PARTS };                                                                       \
+        const size_t size = ampi_type_size(u->bt), per = 64 / size;                                              \
+        AMPI_##V##_ELEMENT pairs[parts == 2 ? AMPI_THIN_MOST : 1];                                               \
+        ampi_thin_way y;                                                                                         \
+        size_t i;                                                                                                \
+        y.groups = 2 * parts; y.lines = ampi_min_size(u->k, u->rows) / per;                                      \
+        y.blocks = u->n / (AMPI_THIN_GROUP * y.groups);                                                          \
+        y.lag = u->ldb * size % 4096 == 0 && y.lines > AMPI_THIN_LAG ? AMPI_THIN_LAG : 0;                        \
+        if (y.lines == 0 || y.blocks == 0) return 0;                                                             \
+        for (i = 0; parts == 2 && i < u->m; i++)                                                                 \
+            AMPI_##V##_PAIR_UP(pairs + i * y.lines * per, u->a + i * u->lda, y.lag * per, y.lines * per);        \
+        if (parts == 2) ampi_thin_ring(u, name##_lines, parts, pairs, y.lines * per, &y);                        \
+        else ampi_thin_ring(u, name##_lines, parts, u->a, u->lda, &y);                                           \
+        return y.lines * per;                                                                                    \
+    }                                                                                                            \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_turn(amp_dtype bt, const ampi_thin* u, const size_t* at, size_t q, \
                                                    size_t j, size_t rest) {                                      \
         enum { lanes = AMPI_##V##_LANES };                                                                       \
@@ -3383,15 +3501,11 @@ typedef struct ampi_thin {
     }                                                                                                            \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_along(amp_dtype bt, const ampi_thin* u) {                          \
         enum { lanes = AMPI_##V##_LANES };                                                                       \
-        size_t q, j, l, at[lanes], from = 0;                                                                     \
+        const size_t done = name##_blocks(u), past = u->n - u->n % (2 * lanes);                                  \
+        size_t q, j, l, at[lanes];                                                                               \
         for (j = 0; j < u->n; j += lanes) {                                                                      \
-            if (j % (2 * lanes) == 0) {                                                                          \
-                if (u->n - j < 2 * lanes) from = 0;                                                              \
-                else if (bt == AMP_BF16 && u->flip) from = name##_both(bt, 1, u, j);                             \
-                else from = name##_both(bt, 0, u, j);                                                            \
-            }                                                                                                    \
             for (l = 0; l < lanes; l++) at[l] = ampi_min_size(j + l, u->n - 1) * u->ldb;                         \
-            for (q = from; q + lanes <= ampi_min_size(u->k, u->rows); q += lanes)                                \
+            for (q = j < past ? done : 0; q + lanes <= ampi_min_size(u->k, u->rows); q += lanes)                 \
                 name##_turn(bt, u, at, q, j, lanes);                                                             \
             if (q < u->k) name##_turn(bt, u, at, q, j, u->rows - q);                                             \
         }                                                                                                        \
@@ -3777,13 +3891,14 @@ AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t column
     AMPI_THIN_FOUR(V16, __m512d, x8, x9, x10, x11) AMPI_THIN_FOUR(V16, __m512d, x12, x13, x14, x15) \
     AMPI_V16_CROSS(x0, x4, x8, x12) AMPI_V16_CROSS(x1, x5, x9, x13)                                 \
     AMPI_V16_CROSS(x2, x6, x10, x14) AMPI_V16_CROSS(x3, x7, x11, x15)
-/* Rows l and 4+l of 16-bit elements, 16 k each, in the halves of a vector. */
+/* Rows l and 2+l of 32 bytes each in the halves of a vector. */
 #define AMPI_V16_TWO(s, l) _mm512_mask_broadcast_f32x8( \
-    _mm512_castps256_ps512(AMPI_V16_LOAD8((s) + (l) * lds)), (__mmask16)0xff00, AMPI_V16_LOAD8((s) + (4 + (l)) * lds))
+    _mm512_castps256_ps512(AMPI_V16_LOAD8((s) + (l) * lds)), (__mmask16)0xff00, AMPI_V16_LOAD8((s) + (2 + (l)) * lds))
 #define AMPI_V16_LOAD8(s) _mm256_loadu_ps((const float*)(const void*)(s))
-/* Four such vectors, transposed in each quarter: in out[c] the pairs c and 4+c of four rows, and of the four others. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_quarters(__m512i* out, const uint16_t* s, size_t lds) {
-    const __m512 a = AMPI_V16_TWO(s, 0), b = AMPI_V16_TWO(s, 1), c = AMPI_V16_TWO(s, 2), d = AMPI_V16_TWO(s, 3);
+/* Four such vectors, transposed in each quarter: in out[c] the pairs c and 4+c of four rows, and of the four others.
+   Even rows come from s, odd ones from o. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_quarters(__m512i* out, const char* s, const char* o, size_t lds) {
+    const __m512 a = AMPI_V16_TWO(s, 0), b = AMPI_V16_TWO(o, 0), c = AMPI_V16_TWO(s, 1), d = AMPI_V16_TWO(o, 1);
     const __m512d ab0 = AMPI_V16_LOW(a, b), ab1 = AMPI_V16_HIGH(a, b);
     const __m512d cd0 = AMPI_V16_LOW(c, d), cd1 = AMPI_V16_HIGH(c, d);
     out[0] = _mm512_castps_si512(AMPI_V16_LOW_PAIR(ab0, cd0));
@@ -3801,11 +3916,13 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_turn16_join(amp_dtype t, int upper, 
     return upper ? _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0xdd)
                  : _mm512_maskz_shuffle_i32x4(AMPI_V16_ALL, x, y, 0x88);
 }
-/* 16 x 16 elements: neighbours stay a pair while they are turned, so half as much is shuffled. w[p]: the pairs p. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_words(amp_dtype t, __m512i* w, const uint16_t* s, size_t lds) {
+/* 16 x 16 elements: neighbours stay a pair while they are turned, so half as much is shuffled. w[p]: the pairs p.
+   Row 2*i is i*lds bytes from s, row 2*i + 1 as many from o. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_words(amp_dtype t, __m512i* w, const char* s, const char* o,
+                                                      size_t lds) {
     __m512i x[4], y[4];
-    ampi_turn16_quarters(x, s, lds);
-    ampi_turn16_quarters(y, s + 8 * lds, lds);
+    ampi_turn16_quarters(x, s, o, lds);
+    ampi_turn16_quarters(y, s + 4 * lds, o + 4 * lds, lds);
     w[0] = ampi_turn16_join(t, 0, x[0], y[0]); w[1] = ampi_turn16_join(t, 0, x[1], y[1]);
     w[2] = ampi_turn16_join(t, 0, x[2], y[2]); w[3] = ampi_turn16_join(t, 0, x[3], y[3]);
     w[4] = ampi_turn16_join(t, 1, x[0], y[0]); w[5] = ampi_turn16_join(t, 1, x[1], y[1]);
@@ -3823,7 +3940,23 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_odd16_avx512(amp_dtype t, __m512i w) 
 }
 #define AMPI_V16_WORDS __m512i
 #define AMPI_V16_WORDS_EACH(X) X(0, V16) X(1, V16) X(2, V16) X(3, V16) X(4, V16) X(5, V16) X(6, V16) X(7, V16)
-#define AMPI_V16_TURN16 ampi_turn16_words
+#define AMPI_V16_TURN_GROUPS ampi_turn16_words
+#define AMPI_V16_PARTS 2
+#define AMPI_V16_ELEMENT uint64_t
+#define AMPI_V16_PICK(p, q) _mm512_castsi512_ps(_mm512_set1_epi64((long long)(p)[q]))
+/* Pairs of a[(i + lag) % n] and a[i], i < n; n and lag are multiples of 16, lag < n. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_pairs(uint64_t* pairs, const float* a, size_t lag, size_t n) {
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    size_t i;
+    for (i = 0; i < n; i += 16, pairs += 16) {
+        const __m512i y = _mm512_loadu_si512(a + i), x = _mm512_loadu_si512(a + (i + lag < n ? i + lag : i + lag - n));
+        _mm512_storeu_si512(pairs, _mm512_permutex2var_epi32(x, low, y));
+        _mm512_storeu_si512(pairs + 8, _mm512_permutex2var_epi32(x, high, y));
+    }
+    ampi_clear_upper();
+}
+#define AMPI_V16_PAIR_UP ampi_thin_pairs
 #define AMPI_V16_EVEN ampi_even16_avx512
 #define AMPI_V16_ODD ampi_odd16_avx512
 AMPI_THIN_ACROSS(ampi_thin_avx512, V16)
@@ -3857,7 +3990,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_turn16_as(amp_dtype t, float* dst, size
     const size_t even = flip * ldd, odd = ldd - even;
     __m512i w[8];
     for (; k > 0; k -= 16, src += 16, dst += 16 * ldd) {
-        ampi_turn16_words(t, w, src, lds);
+        ampi_turn16_words(t, w, (const char*)src, (const char*)(src + lds), 2 * lds * sizeof *src);
         AMPI_V16_WORDS_EACH(AMPI_TURN16_KEEP)
     }
 }
@@ -4003,16 +4136,17 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_transpose_avx2(float* dst, size_t ldd, const 
 #define AMPI_V8_TURN                                                                                \
     AMPI_THIN_FOUR(V8, __m256d, x0, x1, x2, x3) AMPI_THIN_FOUR(V8, __m256d, x4, x5, x6, x7)         \
     AMPI_V8_CROSS(x0, x4) AMPI_V8_CROSS(x1, x5) AMPI_V8_CROSS(x2, x6) AMPI_V8_CROSS(x3, x7)
-/* 8 x 8 elements of 16 bits, as words of neighbours: w[p] the pairs p. Of F16 the first elements come first. */
-#define AMPI_V8_TWO16(s, l) _mm256_insertf128_ps(_mm256_castps128_ps256( \
-    _mm_castsi128_ps(AMPI_V8_HALVES((s) + (l) * lds))), _mm_castsi128_ps(AMPI_V8_HALVES((s) + (4 + (l)) * lds)), 1)
+/* 8 rows of 16 bytes, as words of neighbours: w[p] the pairs p. Of F16 the first elements come first. */
+#define AMPI_V8_LOAD4(s) _mm_loadu_ps((const float*)(const void*)(s))
+#define AMPI_V8_TWO16(s, l) _mm256_insertf128_ps(_mm256_castps128_ps256(AMPI_V8_LOAD4((s) + (l) * lds)), \
+                                                 AMPI_V8_LOAD4((s) + (4 + (l)) * lds), 1)
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pairs8_avx2(amp_dtype t, __m256 v) {
     const __m256i apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
                                            0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     const __m256i w = _mm256_castps_si256(v);
     return t == AMP_F16 ? _mm256_permute4x64_epi64(_mm256_shuffle_epi8(w, apart), 0xd8) : w;
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_turn16_words_avx2(amp_dtype t, __m256i* w, const uint16_t* s, size_t lds) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_turn16_words_avx2(amp_dtype t, __m256i* w, const char* s, size_t lds) {
     __m256 a = AMPI_V8_TWO16(s, 0), b = AMPI_V8_TWO16(s, 1), c = AMPI_V8_TWO16(s, 2), d = AMPI_V8_TWO16(s, 3);
     AMPI_THIN_FOUR(V8, __m256d, a, b, c, d)
     w[0] = ampi_pairs8_avx2(t, a); w[1] = ampi_pairs8_avx2(t, b);
@@ -4029,7 +4163,11 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_odd16_avx2(amp_dtype t, __m256i w) {
 }
 #define AMPI_V8_WORDS __m256i
 #define AMPI_V8_WORDS_EACH(X) X(0, V8) X(1, V8) X(2, V8) X(3, V8)
-#define AMPI_V8_TURN16 ampi_turn16_words_avx2
+#define AMPI_V8_TURN_GROUPS(t, w, s, unused, lds) ampi_turn16_words_avx2(t, w, s, lds)
+#define AMPI_V8_PARTS 1
+#define AMPI_V8_ELEMENT float
+#define AMPI_V8_PICK(p, q) _mm256_set1_ps((p)[q])
+#define AMPI_V8_PAIR_UP(pairs, a, lag, n) ((void)(pairs), (void)(a), (void)(lag), (void)(n))
 #define AMPI_V8_EVEN ampi_even16_avx2
 #define AMPI_V8_ODD ampi_odd16_avx2
 AMPI_THIN_ACROSS(ampi_thin_avx2, V8)
@@ -6119,9 +6257,9 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
 
 /* --- products of few rows -------------------------------------------------------------------- */
 
-/* Rows at most; sums, and elements of A, of a strip of columns; its columns where B's runs go along k; bytes of B that
+/* Rows at most; sums of a strip of columns; its columns where B's runs go along k; bytes of B that
    one core's share of the third-level cache does not hold. */
-enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096, AMPI_THIN_RUNS = 64, AMPI_THIN_FAR = 24 << 20 };
+enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096, AMPI_THIN_RUNS = 256, AMPI_THIN_FAR = 24 << 20 };
 
 /* For how many rows B is better read as it lies than packed for the other kernels (measured). Along its runs, up to
    where the kernels of many rows earn the transposition back. Across them, from memory, for all that there may be. From
@@ -6133,8 +6271,7 @@ AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     const int far = (double)s->n * (double)s->k * (double)size > (double)AMPI_THIN_FAR;
     if (s->b.along_k) {
         if (far) return small && size == 2 ? all : g->words || small ? 4 : all;
-        if (size == 2) return small ? all : g->words && collides ? 2 : 4;
-        return (size_t)(small ? 2 : 4) >> collides;
+        return small ? size == 2 ? all : 2 : 4;
     }
     if (far) return all;
     if (s->b.dtype == AMP_F32) return collides ? (small ? all : 4) : s->b.ld % 256 == 0 ? 2 : 0;
@@ -6184,7 +6321,7 @@ AMPI_FN size_t ampi_thin_skew(const ampi_product* s) {
 /* Columns [j0, j0 + n) of s, which is `whole` or that turned. */
 AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, const ampi_product* s, size_t j0,
                              size_t n) {
-    float sums[AMPI_THIN_SUMS + 16], a[AMPI_THIN_SUMS];
+    float sums[AMPI_THIN_SUMS + 16], a[AMPI_THIN_MOST];
     const size_t k = ampi_min_size(s->k, s->a.along_k ? s->a.length : s->a.runs);     /* BF16 is filled up beyond it */
     const size_t skew = ampi_thin_skew(s);
     size_t k0, at;
@@ -6194,7 +6331,7 @@ AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, 
     u.bt = s->b.dtype; u.ldb = s->b.ld; u.along_k = s->b.along_k;
     memset(u.t, 0, u.m * u.ldt * sizeof(float));
     for (k0 = 0; k0 < s->k; k0 += u.k) {
-        u.k = ampi_min_size(k0 == 0 && skew > 0 ? skew : AMPI_THIN_SUMS / u.m / 64 * 64, s->k - k0);
+        u.k = ampi_min_size(k0 == 0 && skew > 0 ? skew : AMPI_THIN_MOST / u.m / 64 * 64, s->k - k0);
         u.rows = k - k0;
         at = s->b.offset + (u.along_k ? j0 * u.ldb + k0 : k0 * u.ldb + j0);
         u.b = (const char*)s->b.data + at * ampi_type_size(u.bt);
