@@ -3230,7 +3230,7 @@ typedef struct ampi_thin {
     float* t;                          /* rows of whole vectors */
     size_t lda, ldb, ldt, m, n, k, rows, flip;
 } ampi_thin;
-enum { AMPI_THIN_MOST = 8192 };        /* m * k at most */
+enum { AMPI_THIN_MOST = 4096 };        /* m * k at most */
 /* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. Two vectors of
    columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured). */
 #define AMPI_THIN_ACROSS(name, V)                                                                                      \
@@ -3315,8 +3315,8 @@ typedef struct ampi_thin_lines {
     if (m > i) AMPI_##V##_STORE(u->sums + (2 * i + 1) * lanes, z##i);
 #define AMPI_THIN_ROW(V, i, q, x, y)                                                                             \
     if (m > i) {                                                                                                 \
-        s##i = AMPI_##V##_FMA(AMPI_##V##_PICK(a + i * lda, q), x, s##i);                                         \
-        z##i = AMPI_##V##_FMA(AMPI_##V##_PICK(a_two + i * lda, q), y, z##i);                                     \
+        s##i = AMPI_##V##_FMA_OF(a + i * lda + (q), x, s##i);                                                    \
+        z##i = AMPI_##V##_FMA_OF(a_two + i * lda + (q), y, z##i);                                                \
     }
 #define AMPI_THIN_ADD_TO(V, q, x, y)                                                                             \
     AMPI_THIN_ROW(V, 0, q, x, y) AMPI_THIN_ROW(V, 1, q, x, y) AMPI_THIN_ROW(V, 2, q, x, y) AMPI_THIN_ROW(V, 3, q, x, y)
@@ -3943,7 +3943,11 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_odd16_avx512(amp_dtype t, __m512i w) 
 #define AMPI_V16_TURN_GROUPS ampi_turn16_words
 #define AMPI_V16_PARTS 2
 #define AMPI_V16_ELEMENT uint64_t
-#define AMPI_V16_PICK(p, q) _mm512_castsi512_ps(_mm512_set1_epi64((long long)(p)[q]))
+/* A function, so that a build without optimisation has one set of temporaries on its stack, not 256. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_thin_fma_avx512(const uint64_t* pair, __m512 x, __m512 sum) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi64((long long)*pair)), x, sum);
+}
+#define AMPI_V16_FMA_OF ampi_thin_fma_avx512
 /* Pairs of a[(i + lag) % n] and a[i], i < n; n and lag are multiples of 16, lag < n. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_pairs(uint64_t* pairs, const float* a, size_t lag, size_t n) {
     const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -4166,7 +4170,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_odd16_avx2(amp_dtype t, __m256i w) {
 #define AMPI_V8_TURN_GROUPS(t, w, s, unused, lds) ampi_turn16_words_avx2(t, w, s, lds)
 #define AMPI_V8_PARTS 1
 #define AMPI_V8_ELEMENT float
-#define AMPI_V8_PICK(p, q) _mm256_set1_ps((p)[q])
+#define AMPI_V8_FMA_OF(p, x, sum) AMPI_V8_FMA(_mm256_set1_ps(*(p)), x, sum)
 #define AMPI_V8_PAIR_UP(pairs, a, lag, n) ((void)(pairs), (void)(a), (void)(lag), (void)(n))
 #define AMPI_V8_EVEN ampi_even16_avx2
 #define AMPI_V8_ODD ampi_odd16_avx2
