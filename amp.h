@@ -1816,6 +1816,7 @@ AMPI_FN int ampi_is_utf8(const char* s) {
     return 1;
 }
 
+AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 /* *out = a * b; returns 0 when the product does not fit a size_t. */
 AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
@@ -3228,9 +3229,10 @@ typedef struct ampi_thin {
     amp_dtype bt;
     int along_k;
     float* t;                          /* rows of whole vectors */
+    float* room;                       /* for pairs of elements of A, which may lie there itself */
     size_t lda, ldb, ldt, m, n, k, rows, flip;
 } ampi_thin;
-enum { AMPI_THIN_MOST = 4096 };        /* m * k at most */
+enum { AMPI_THIN_MOST = 8192, AMPI_THIN_DEEP = 4096 };      /* m * k at most, and k */
 /* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. Two vectors of
    columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured). */
 #define AMPI_THIN_ACROSS(name, V)                                                                                      \
@@ -3467,17 +3469,15 @@ AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
     AMPI_##V##_TARGET AMPI_FN size_t name##_blocks(const ampi_thin* u) {                                         \
         enum { parts = AMPI_##V##_PARTS };                                                                       \
         const size_t size = ampi_type_size(u->bt), per = 64 / size;                                              \
-        AMPI_##V##_ELEMENT pairs[parts == 2 ? AMPI_THIN_MOST : 1];                                               \
         ampi_thin_way y;                                                                                         \
-        size_t i;                                                                                                \
         y.groups = 2 * parts; y.lines = ampi_min_size(u->k, u->rows) / per;                                      \
         y.blocks = u->n / (AMPI_THIN_GROUP * y.groups);                                                          \
         y.lag = u->ldb * size % 4096 == 0 && y.lines > AMPI_THIN_LAG ? AMPI_THIN_LAG : 0;                        \
         if (y.lines == 0 || y.blocks == 0) return 0;                                                             \
-        for (i = 0; parts == 2 && i < u->m; i++)                                                                 \
-            AMPI_##V##_PAIR_UP(pairs + i * y.lines * per, u->a + i * u->lda, y.lag * per, y.lines * per);        \
-        if (parts == 2) ampi_thin_ring(u, name##_lines, parts, pairs, y.lines * per, &y);                        \
+        if (parts == 2) AMPI_##V##_PAIR_UP(u, y.lag * per, y.lines * per);                                       \
+        if (parts == 2) ampi_thin_ring(u, name##_lines, parts, u->room, ampi_round_up(u->k, 16), &y);            \
         else ampi_thin_ring(u, name##_lines, parts, u->a, u->lda, &y);                                           \
+        if (parts == 2 && u->a == u->room && (u->n % (AMPI_THIN_GROUP * y.groups) || u->k % per)) AMPI_##V##_PART(u);\
         return y.lines * per;                                                                                    \
     }                                                                                                            \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_turn(amp_dtype bt, const ampi_thin* u, const size_t* at, size_t q, \
@@ -3942,24 +3942,47 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_odd16_avx512(amp_dtype t, __m512i w) 
 #define AMPI_V16_WORDS_EACH(X) X(0, V16) X(1, V16) X(2, V16) X(3, V16) X(4, V16) X(5, V16) X(6, V16) X(7, V16)
 #define AMPI_V16_TURN_GROUPS ampi_turn16_words
 #define AMPI_V16_PARTS 2
-#define AMPI_V16_ELEMENT uint64_t
+/* An element of A behind the one `lag` later. */
+typedef struct ampi_thin_pair { float later, now; } ampi_thin_pair;
+#define AMPI_V16_ELEMENT ampi_thin_pair
 /* A function, so that a build without optimisation has one set of temporaries on its stack, not 256. */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_thin_fma_avx512(const uint64_t* pair, __m512 x, __m512 sum) {
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi64((long long)*pair)), x, sum);
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_thin_fma_avx512(const ampi_thin_pair* pair, __m512 x, __m512 sum) {
+    const __m128i both = _mm_loadl_epi64((const __m128i*)(const void*)pair);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_broadcastq_epi64(both)), x, sum);
 }
 #define AMPI_V16_FMA_OF ampi_thin_fma_avx512
-/* Pairs of a[(i + lag) % n] and a[i], i < n; n and lag are multiples of 16, lag < n. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_pairs(uint64_t* pairs, const float* a, size_t lag, size_t n) {
+/* Pairs of a[(i + lag) % n] and a[i], i < n, of each row; n and lag are multiples of 16, lag < n. From the last row on,
+   for A may lie in the same room, where its rows begin before their pairs; what is behind n is kept in pairs too. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_pairs(const ampi_thin* u, size_t lag, size_t n) {
     const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    size_t i;
-    for (i = 0; i < n; i += 16, pairs += 16) {
-        const __m512i y = _mm512_loadu_si512(a + i), x = _mm512_loadu_si512(a + (i + lag < n ? i + lag : i + lag - n));
-        _mm512_storeu_si512(pairs, _mm512_permutex2var_epi32(x, low, y));
-        _mm512_storeu_si512(pairs + 8, _mm512_permutex2var_epi32(x, high, y));
+    const size_t all = ampi_round_up(u->k, 16);
+    float line[AMPI_THIN_DEEP];
+    size_t r, i;
+    for (r = u->m; r-- > 0;) {
+        float* pairs = u->room + 2 * r * all;
+        memcpy(line, u->a + r * u->lda, (u->a == u->room ? all : n) * sizeof *line);
+        for (i = 0; i < (u->a == u->room ? all : n); i += 16, pairs += 32) {
+            const __m512i x = _mm512_loadu_si512(line + (i + lag < n ? i + lag : i + lag - n));
+            const __m512i y = _mm512_loadu_si512(line + i);
+            _mm512_storeu_si512(pairs, _mm512_permutex2var_epi32(x, low, y));
+            _mm512_storeu_si512(pairs + 16, _mm512_permutex2var_epi32(x, high, y));
+        }
     }
     ampi_clear_upper();
 }
+/* A as it was before, for what the blocks leave. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_part(const ampi_thin* u) {
+    const __m512i now = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    const size_t all = u->m * ampi_round_up(u->k, 16);
+    size_t i;
+    for (i = 0; i < all; i += 16) {
+        const __m512i x = _mm512_loadu_si512(u->room + 2 * i), y = _mm512_loadu_si512(u->room + 2 * i + 16);
+        _mm512_storeu_si512(u->room + i, _mm512_permutex2var_epi32(x, now, y));
+    }
+    ampi_clear_upper();
+}
+#define AMPI_V16_PART ampi_thin_part
 #define AMPI_V16_PAIR_UP ampi_thin_pairs
 #define AMPI_V16_EVEN ampi_even16_avx512
 #define AMPI_V16_ODD ampi_odd16_avx512
@@ -4171,7 +4194,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_odd16_avx2(amp_dtype t, __m256i w) {
 #define AMPI_V8_PARTS 1
 #define AMPI_V8_ELEMENT float
 #define AMPI_V8_FMA_OF(p, x, sum) AMPI_V8_FMA(_mm256_set1_ps(*(p)), x, sum)
-#define AMPI_V8_PAIR_UP(pairs, a, lag, n) ((void)(pairs), (void)(a), (void)(lag), (void)(n))
+#define AMPI_V8_PAIR_UP(u, lag, n) ((void)(u), (void)(lag), (void)(n))
+#define AMPI_V8_PART(u) ((void)(u))
 #define AMPI_V8_EVEN ampi_even16_avx2
 #define AMPI_V8_ODD ampi_odd16_avx2
 AMPI_THIN_ACROSS(ampi_thin_avx2, V8)
@@ -4290,7 +4314,6 @@ AMPI_FN void ampi_transpose_plain(float* dst, size_t ldd, const float* src, size
    the fma units would have.
    A run ends with zeros up to a multiple of 16 words. */
 enum { AMPI_WORDS = 16, AMPI_WORDS_BF16 = 1, AMPI_WORDS_F16 = 4 };      /* what two k make */
-AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
 AMPI_FN size_t ampi_words(const ampi_gemm_isa* g, size_t k) {
     return ampi_round_up(g->words == AMPI_WORDS_F16 ? 2 * k : (k + 1) / 2, AMPI_WORDS);
 }
@@ -6325,21 +6348,22 @@ AMPI_FN size_t ampi_thin_skew(const ampi_product* s) {
 /* Columns [j0, j0 + n) of s, which is `whole` or that turned. */
 AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, const ampi_product* s, size_t j0,
                              size_t n) {
-    float sums[AMPI_THIN_SUMS + 16], a[AMPI_THIN_MOST];
+    float sums[AMPI_THIN_SUMS + 16], room[2 * AMPI_THIN_MOST];
     const size_t k = ampi_min_size(s->k, s->a.along_k ? s->a.length : s->a.runs);     /* BF16 is filled up beyond it */
     const size_t skew = ampi_thin_skew(s);
     size_t k0, at;
     ampi_thin u;
     u.t = ampi_align64(sums); u.ldt = ampi_round_up(n, 16);
-    u.m = s->m; u.n = n; u.flip = (size_t)s->swap;
+    u.m = s->m; u.n = n; u.flip = (size_t)s->swap; u.room = room;
     u.bt = s->b.dtype; u.ldb = s->b.ld; u.along_k = s->b.along_k;
     memset(u.t, 0, u.m * u.ldt * sizeof(float));
     for (k0 = 0; k0 < s->k; k0 += u.k) {
-        u.k = ampi_min_size(k0 == 0 && skew > 0 ? skew : AMPI_THIN_MOST / u.m / 64 * 64, s->k - k0);
+        u.k = ampi_min_size(AMPI_THIN_MOST / u.m / 64 * 64, AMPI_THIN_DEEP);
+        u.k = ampi_min_size(k0 == 0 && skew > 0 ? skew : u.k, s->k - k0);
         u.rows = k - k0;
         at = s->b.offset + (u.along_k ? j0 * u.ldb + k0 : k0 * u.ldb + j0);
         u.b = (const char*)s->b.data + at * ampi_type_size(u.bt);
-        ampi_thin_a(s, &u, k0, a);
+        ampi_thin_a(s, &u, k0, room);
         g->thin(&u);
     }
     ampi_thin_finish(g, whole, s != whole, j0, n, &u);
