@@ -3948,7 +3948,7 @@ typedef struct ampi_thin_pair { float later, now; } ampi_thin_pair;
 /* A function, so that a build without optimisation has one set of temporaries on its stack, not 256. */
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_thin_fma_avx512(const ampi_thin_pair* pair, __m512 x, __m512 sum) {
     const __m128i both = _mm_loadl_epi64((const __m128i*)(const void*)pair);
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_broadcastq_epi64(both)), x, sum);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_maskz_broadcastq_epi64(0xff, both)), x, sum);
 }
 #define AMPI_V16_FMA_OF ampi_thin_fma_avx512
 /* Pairs of a[(i + lag) % n] and a[i], i < n, of each row; n and lag are multiples of 16, lag < n. From the last row on,
@@ -6515,11 +6515,11 @@ AMPI_FN amp_result ampi_gemm_product(ampi_product* s, const amp_logger* logger, 
                                    { "b", b, b_dtype, AMPI_IN, tb ? n : k, tb ? k : n, ldb },
                                    { "c", c, c_dtype, AMPI_OUT, m, n, ldc } };
     amp_result r;
+    ampi_product_init(s, m, n, alpha == 0.0f ? 0 : k, c, c_dtype, ldc);
     if ((!ta && trans_a != AMP_NO_TRANS) || (!tb && trans_b != AMP_NO_TRANS))
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: trans_a is %d, trans_b is %d; they must be 0 or 1", call,
                          (int)trans_a, (int)trans_b);
     if ((r = AMPI_CHECK_MATRICES(logger, call, list)) != AMP_OK) return r;
-    ampi_product_init(s, m, n, alpha == 0.0f ? 0 : k, c, c_dtype, ldc);
     s->alpha = s->k == 0 ? 1.0f : alpha;
     s->beta = beta;
     s->a = ampi_matrix(a, a_dtype, ta ? k : m, ta ? m : k, lda, !ta);
