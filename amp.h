@@ -3878,19 +3878,22 @@ AMPI_FN void ampi_finish_avx512(const ampi_finish* f, size_t rows, size_t column
     X(0, V16) X(1, V16) X(2, V16) X(3, V16) X(4, V16) X(5, V16) X(6, V16) X(7, V16)                 \
     X(8, V16) X(9, V16) X(10, V16) X(11, V16) X(12, V16) X(13, V16) X(14, V16) X(15, V16)
 #define AMPI_V16_MIX(a, b, how) _mm512_maskz_shuffle_f32x4(AMPI_V16_ALL, a, b, how)
-/* Quarter h of the four vectors a to d becomes vector h. */
-#define AMPI_V16_CROSS(a, b, c, d)                                                                  \
-    {                                                                                               \
-        const __m512 ab0 = AMPI_V16_MIX(a, b, 0x44), ab1 = AMPI_V16_MIX(a, b, 0xee);                \
-        const __m512 cd0 = AMPI_V16_MIX(c, d, 0x44), cd1 = AMPI_V16_MIX(c, d, 0xee);                \
-        a = AMPI_V16_MIX(ab0, cd0, 0x88); b = AMPI_V16_MIX(ab0, cd0, 0xdd);                         \
-        c = AMPI_V16_MIX(ab1, cd1, 0x88); d = AMPI_V16_MIX(ab1, cd1, 0xdd);                         \
-    }
+/* A step of the transposition by fours, and quarter h of the four vectors a to d becomes vector h. Functions, which use
+   less of the stack where nothing is optimised. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_four_x16(__m512* a, __m512* b, __m512* c, __m512* d) {
+    AMPI_THIN_FOUR(V16, __m512d, *a, *b, *c, *d)
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_cross_x16(__m512* a, __m512* b, __m512* c, __m512* d) {
+    const __m512 ab0 = AMPI_V16_MIX(*a, *b, 0x44), ab1 = AMPI_V16_MIX(*a, *b, 0xee);
+    const __m512 cd0 = AMPI_V16_MIX(*c, *d, 0x44), cd1 = AMPI_V16_MIX(*c, *d, 0xee);
+    *a = AMPI_V16_MIX(ab0, cd0, 0x88); *b = AMPI_V16_MIX(ab0, cd0, 0xdd);
+    *c = AMPI_V16_MIX(ab1, cd1, 0x88); *d = AMPI_V16_MIX(ab1, cd1, 0xdd);
+}
 #define AMPI_V16_TURN                                                                               \
-    AMPI_THIN_FOUR(V16, __m512d, x0, x1, x2, x3) AMPI_THIN_FOUR(V16, __m512d, x4, x5, x6, x7)       \
-    AMPI_THIN_FOUR(V16, __m512d, x8, x9, x10, x11) AMPI_THIN_FOUR(V16, __m512d, x12, x13, x14, x15) \
-    AMPI_V16_CROSS(x0, x4, x8, x12) AMPI_V16_CROSS(x1, x5, x9, x13)                                 \
-    AMPI_V16_CROSS(x2, x6, x10, x14) AMPI_V16_CROSS(x3, x7, x11, x15)
+    ampi_four_x16(&x0, &x1, &x2, &x3); ampi_four_x16(&x4, &x5, &x6, &x7);                           \
+    ampi_four_x16(&x8, &x9, &x10, &x11); ampi_four_x16(&x12, &x13, &x14, &x15);                     \
+    ampi_cross_x16(&x0, &x4, &x8, &x12); ampi_cross_x16(&x1, &x5, &x9, &x13);                       \
+    ampi_cross_x16(&x2, &x6, &x10, &x14); ampi_cross_x16(&x3, &x7, &x11, &x15);
 /* Rows l and 2+l of 32 bytes each in the halves of a vector. */
 #define AMPI_V16_TWO(s, l) _mm512_mask_broadcast_f32x8( \
     _mm512_castps256_ps512(AMPI_V16_LOAD8((s) + (l) * lds)), (__mmask16)0xff00, AMPI_V16_LOAD8((s) + (2 + (l)) * lds))
@@ -6306,8 +6309,9 @@ AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     return g->words ? 4 : all;
 }
 
-/* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in `room`. */
-AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0, float* room) {
+/* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in the room. */
+AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0) {
+    float* room = u->room;
     const size_t rows = ampi_min_size(u->k, u->rows), ld = ampi_round_up(u->k, 16);
     float line[AMPI_THIN_ROWS];
     size_t i, q;
@@ -6348,13 +6352,15 @@ AMPI_FN size_t ampi_thin_skew(const ampi_product* s) {
 /* Columns [j0, j0 + n) of s, which is `whole` or that turned. */
 AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, const ampi_product* s, size_t j0,
                              size_t n) {
-    float sums[AMPI_THIN_SUMS + 16], room[2 * AMPI_THIN_MOST];
+    /* Sums and pairs of A; the longer sums across B have no pairs behind them. */
+    float memory[AMPI_THIN_ROWS * AMPI_THIN_RUNS + 2 * AMPI_THIN_MOST + 16];
     const size_t k = ampi_min_size(s->k, s->a.along_k ? s->a.length : s->a.runs);     /* BF16 is filled up beyond it */
     const size_t skew = ampi_thin_skew(s);
     size_t k0, at;
     ampi_thin u;
-    u.t = ampi_align64(sums); u.ldt = ampi_round_up(n, 16);
-    u.m = s->m; u.n = n; u.flip = (size_t)s->swap; u.room = room;
+    u.m = s->m; u.n = n; u.flip = (size_t)s->swap;
+    u.t = ampi_align64(memory); u.ldt = ampi_round_up(n, 16);
+    u.room = u.t + u.m * u.ldt;
     u.bt = s->b.dtype; u.ldb = s->b.ld; u.along_k = s->b.along_k;
     memset(u.t, 0, u.m * u.ldt * sizeof(float));
     for (k0 = 0; k0 < s->k; k0 += u.k) {
@@ -6363,7 +6369,7 @@ AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, 
         u.rows = k - k0;
         at = s->b.offset + (u.along_k ? j0 * u.ldb + k0 : k0 * u.ldb + j0);
         u.b = (const char*)s->b.data + at * ampi_type_size(u.bt);
-        ampi_thin_a(s, &u, k0, room);
+        ampi_thin_a(s, &u, k0);
         g->thin(&u);
     }
     ampi_thin_finish(g, whole, s != whole, j0, n, &u);

@@ -117,7 +117,8 @@ AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, s
 AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k);
 
 /* As amp_gemm_batched: `batch` products at once; strides are elements from one matrix of a batch to the next, 0 = the
-   same for all (not for C). Attention over h heads: batch = h, the heads' rows lda apart, a_stride from head to head. */
+   same for all (not for C). Attention over h heads: batch = h, the heads' rows lda apart, a_stride from head to
+   head. */
 AMP_DEF amp_result amp_cuda_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n,
                                          size_t k, float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                                          size_t a_stride, const void* b, amp_dtype b_dtype, size_t ldb,
