@@ -6555,10 +6555,13 @@ AMPI_FN ampi_argument ampi_series_at(const ampi_argument* first, size_t stride, 
     if (x.data) x.data = (const char*)x.data + i * stride * ampi_type_size(x.dtype);
     return x;
 }
-/* The bytes from the first to the last matrix of a batch. */
+/* Elements from the first to the last of a matrix. */
+AMPI_FN size_t ampi_matrix_reach(const ampi_argument* p) {
+    return p->rows > 0 && p->cols > 0 ? (p->rows - 1) * p->ld + p->cols : 0;
+}
+/* The bytes from the first to the last matrix of a batch of at least one. */
 AMPI_FN ampi_array ampi_series_span(const ampi_argument* p, size_t stride, size_t count) {
-    const size_t some = p->rows > 0 && p->cols > 0 && count > 0;
-    const size_t elements = some ? (count - 1) * stride + (p->rows - 1) * p->ld + p->cols : 0;
+    const size_t reach = ampi_matrix_reach(p), elements = reach > 0 ? (count - 1) * stride + reach : 0;
     return ampi_array_of(p->data, elements * ampi_type_size(p->dtype), 0);
 }
 /* Does a matrix of batch p share a byte with one of batch q? Pairs are looked at only where the spans meet. */
@@ -6578,7 +6581,7 @@ AMPI_FN int ampi_series_meet(const ampi_argument* p, size_t p_stride, const ampi
 /* Does a matrix of a batch share a byte with a later one? The distance decides, and beyond the first one's last byte
    there are none. */
 AMPI_FN int ampi_series_meets_itself(const ampi_argument* p, size_t stride, size_t count) {
-    const size_t reach = p->rows > 0 && p->cols > 0 ? (p->rows - 1) * p->ld + p->cols : 0;
+    const size_t reach = ampi_matrix_reach(p);
     size_t i;
     for (i = 1; i < count && i * stride < reach; i++) {
         const ampi_argument x = ampi_series_at(p, stride, i);
@@ -6618,7 +6621,7 @@ AMPI_FN amp_result ampi_check_series(const amp_logger* logger, const char* call,
 
 /* The products from `first` up to `end`, one after the other. */
 AMPI_FN void ampi_gemm_in_turn(const ampi_product* s, const ampi_series* batch, size_t first, size_t end,
-                              const amp_exec* exec) {
+                               const amp_exec* exec) {
     size_t i;
     for (i = first; i < end; i++) {
         ampi_product one = *s;
@@ -6631,12 +6634,12 @@ AMPI_FN void ampi_gemm_in_turn(const ampi_product* s, const ampi_series* batch, 
 /* Whole products to each thread if there are enough for equal shares, or if one is over too soon to be shared; each
    share works in its part of the workspace. */
 AMPI_FN void ampi_gemm_series_run(const ampi_product* s, const ampi_series* batch, const amp_exec* exec) {
-    const int small = (double)s->m * (double)s->n * (double)s->k < 4e6;
+    const double work = (double)s->m * (double)s->n * (double)s->k;
     const size_t threads = ampi_threads();
-    const size_t shares = batch->count >= 4 * threads || small ? ampi_min_size(threads, batch->count) : 1;
+    const size_t shares = batch->count >= 4 * threads || work < 4e6 ? ampi_min_size(threads, batch->count) : 1;
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
     int64_t i;
-    AMPI_PARALLEL_FOR(shares > 1 && (double)s->m * (double)s->n * (double)s->k * (double)batch->count >= 65536)
+    AMPI_PARALLEL_FOR(shares > 1 && work * (double)batch->count >= 65536)
     for (i = 0; i < (int64_t)shares; i++) {
         amp_exec own;
         memset(&own, 0, sizeof own);
@@ -6644,7 +6647,7 @@ AMPI_FN void ampi_gemm_series_run(const ampi_product* s, const ampi_series* batc
         own.workspace = step ? (char*)exec->workspace + (size_t)i * step : NULL;
         own.workspace_size = step;
         ampi_gemm_in_turn(s, batch, ampi_share(batch->count, shares, (size_t)i),
-                         ampi_share(batch->count, shares, (size_t)i + 1), &own);
+                          ampi_share(batch->count, shares, (size_t)i + 1), &own);
     }
 }
 
