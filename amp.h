@@ -3232,7 +3232,7 @@ typedef struct ampi_thin {
     float* room;                       /* for pairs of elements of A, which may lie there itself */
     size_t lda, ldb, ldt, m, n, k, rows, flip;
 } ampi_thin;
-enum { AMPI_THIN_MOST = 8192, AMPI_THIN_DEEP = 4096 };      /* m * k at most, and k */
+enum { AMPI_THIN_MOST = 8192, AMPI_THIN_DEEP = 4096, AMPI_THIN_SUMS_ALONG = 2048 };    /* at most: m * k, k, m * n */
 /* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. Two vectors of
    columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured). */
 #define AMPI_THIN_ACROSS(name, V)                                                                                      \
@@ -3300,12 +3300,13 @@ enum { AMPI_THIN_MOST = 8192, AMPI_THIN_DEEP = 4096 };      /* m * k at most, an
    F32 from a cache would feel otherwise. */
 enum { AMPI_THIN_GROUP = 8, AMPI_THIN_LAG = 13, AMPI_THIN_AT_ONCE = 4, AMPI_THIN_AHEAD = 256 };
 /* What is added to sums, two vectors for each of m rows: `lines` lines of 64 bytes of each run, group g's from b[g] on,
-   multiplied by A's floats or pairs of them for each vector. */
+   multiplied by A's floats or pairs of them for each vector. `seen`: what kernels of words keep of B's magnitudes. */
 typedef struct ampi_thin_lines {
     const char* b[4];
     const void* a[2];
     size_t ldb, lda, m, lines;         /* in bytes; in floats or pairs */
     float* sums;
+    void* seen;
     amp_dtype bt;
     int flip;
 } ampi_thin_lines;
@@ -3348,6 +3349,7 @@ typedef struct ampi_thin_lines {
         AMPI_##V##_WORDS w[lanes / 2], w_two[lanes / 2];                                                         \
         AMPI_THIN_SUMS_OF(0, V) AMPI_THIN_SUMS_OF(1, V) AMPI_THIN_SUMS_OF(2, V) AMPI_THIN_SUMS_OF(3, V)          \
         size_t n, i;                                                                                             \
+        AMPI_##V##_SEEN_FROM(u->seen)                                                                            \
         for (n = u->lines; n > 0; n--) {                                                                         \
             AMPI_THIN_FETCH(b0) AMPI_THIN_FETCH(b1)                                                              \
             if (parts == 2) { AMPI_THIN_FETCH(b2) AMPI_THIN_FETCH(b3) }                                          \
@@ -3359,6 +3361,7 @@ typedef struct ampi_thin_lines {
                 b0 += 2 * lanes; b1 += 2 * lanes; b2 += 2 * lanes; b3 += 2 * lanes;                              \
             }                                                                                                    \
         }                                                                                                        \
+        AMPI_##V##_SEEN_TO(u->seen)                                                                              \
         AMPI_THIN_SUMS_TO(0, V) AMPI_THIN_SUMS_TO(1, V) AMPI_THIN_SUMS_TO(2, V) AMPI_THIN_SUMS_TO(3, V)          \
     }                                                                                                            \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_some(amp_dtype bt, int flip, int same,                             \
@@ -3367,14 +3370,6 @@ typedef struct ampi_thin_lines {
         else if (u->m == 2) name##_rows(bt, flip, same, 2, u);                                                   \
         else if (u->m == 3) name##_rows(bt, flip, same, 3, u);                                                   \
         else name##_rows(bt, flip, same, 4, u);                                                                  \
-    }                                                                                                            \
-    AMPI_##V##_TARGET AMPI_FN void name##_lines(const ampi_thin_lines* u) {                                      \
-        if (u->bt == AMP_BF16 && u->flip) name##_some(AMP_BF16, 1, 0, u);                                        \
-        else if (u->bt == AMP_BF16) name##_some(AMP_BF16, 0, 0, u);                                              \
-        else if (u->bt == AMP_F16) name##_some(AMP_F16, 0, 0, u);                                                \
-        else if (u->a[0] == u->a[1]) name##_some(AMP_F32, 0, 1, u);                                              \
-        else name##_some(AMP_F32, 0, 0, u);                                                                      \
-        ampi_clear_upper();                                                                                      \
     }
 /* Group g's sums of the columns from j on go into its lanes, or come back. */
 AMPI_FN void ampi_thin_lanes(const ampi_thin* u, float* sums, size_t parts, size_t g, size_t j, int back) {
@@ -3392,6 +3387,16 @@ AMPI_FN void ampi_thin_lanes(const ampi_thin* u, float* sums, size_t parts, size
    next block as soon as it has done its own. What it does before and after is not kept: then it follows the first
    group, or the last. */
 typedef struct ampi_thin_way { size_t groups, lines, lag, blocks, now; } ampi_thin_way;
+AMPI_FN ampi_thin_way ampi_thin_way_of(const ampi_thin* u, size_t groups) {
+    const size_t size = ampi_type_size(u->bt);
+    ampi_thin_way y;
+    y.groups = groups;
+    y.lines = ampi_min_size(u->k, u->rows) * size / 64;
+    y.lag = u->ldb * size % 4096 == 0 && y.lines > AMPI_THIN_LAG ? AMPI_THIN_LAG : 0;
+    y.blocks = u->n / (AMPI_THIN_GROUP * groups);
+    y.now = 0;
+    return y;
+}
 AMPI_FN size_t ampi_thin_phase(const ampi_thin_way* y, size_t g) {
     return (y->now + g * (y->lines - y->lag)) % y->lines;
 }
@@ -3424,25 +3429,35 @@ AMPI_FN void ampi_thin_step(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
         add(&s);
     }
 }
-/* Adds to the sums of all whole blocks of columns the products of whole lines; a, lda: A's floats or pairs. */
+/* The beginnings of the runs that follow a group's: no processor foresees those. */
+AMPI_VECTOR void ampi_thin_foresee(const char* runs, size_t ldb) {
+    size_t r, byte;
+    for (r = 0; r < AMPI_THIN_GROUP; r++)
+        for (byte = 0; byte < AMPI_THIN_AHEAD; byte += 64) AMPI_FETCH(runs, r * ldb + byte);
+}
+/* Adds to the sums of all whole blocks of columns the products of whole lines; a, lda: A's floats or pairs;
+   seen: as in ampi_thin_lines. */
 AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts, const void* a, size_t lda,
-                            ampi_thin_way* y) {
+                            ampi_thin_way* y, void* seen) {
     float sums[2 * 16 * 8];
     const size_t wide = AMPI_THIN_GROUP * y->groups, end = (y->groups - 1) * y->lag + y->blocks * y->lines;
     ampi_thin_lines s;
     size_t g, count;
     memset(&s, 0, sizeof s);
     memset(sums, 0, sizeof sums);
-    s.a[0] = s.a[1] = a; s.lda = lda; s.sums = sums; s.bt = u->bt; s.flip = u->flip != 0;
+    s.a[0] = s.a[1] = a; s.lda = lda; s.sums = sums; s.bt = u->bt; s.flip = u->flip != 0; s.seen = seen;
     s.ldb = u->ldb * ampi_type_size(u->bt);
     for (y->now = 0; y->now < end; y->now += count) {
         count = ampi_thin_free(y);
         if (u->m > AMPI_THIN_AT_ONCE) count = ampi_min_size(count, AMPI_THIN_LAG);
         for (g = 0; g < y->groups; g++) {
             const size_t as = ampi_thin_moves(y, g) ? g : y->now < g * y->lag ? 0 : y->groups - 1;
-            const size_t j = ampi_thin_block(y, as) * wide + AMPI_THIN_GROUP * as;
-            s.b[g] = (const char*)u->b + j * s.ldb + ampi_thin_phase(y, as) * 64;
+            const size_t block = ampi_thin_block(y, as), j = block * wide + AMPI_THIN_GROUP * as;
+            const char* runs = (const char*)u->b + j * s.ldb;
+            s.b[g] = runs + ampi_thin_phase(y, as) * 64;
             if (as == g && ampi_thin_phase(y, g) == 0) ampi_thin_lanes(u, sums, parts, g, j, 0);
+            if (as == g && ampi_thin_phase(y, g) + count == y->lines && block + 1 < y->blocks)
+                ampi_thin_foresee(runs + wide * s.ldb, s.ldb);
         }
         ampi_thin_step(u, add, parts, y, &s, count);
         for (g = 0; g < y->groups; g++)
@@ -3465,18 +3480,23 @@ AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
     }
 #define AMPI_THIN_ALONG(name, V)                                                                                 \
     AMPI_THIN_GROUPS(name, V)                                                                                    \
+    AMPI_##V##_TARGET AMPI_FN void name##_lines(const ampi_thin_lines* u) {                                      \
+        if (u->bt == AMP_BF16 && u->flip) name##_some(AMP_BF16, 1, 0, u);                                        \
+        else if (u->bt == AMP_BF16) name##_some(AMP_BF16, 0, 0, u);                                              \
+        else if (u->bt == AMP_F16) name##_some(AMP_F16, 0, 0, u);                                                \
+        else if (u->a[0] == u->a[1]) name##_some(AMP_F32, 0, 1, u);                                              \
+        else name##_some(AMP_F32, 0, 0, u);                                                                      \
+        ampi_clear_upper();                                                                                      \
+    }                                                                                                            \
     /* All whole blocks of columns, and up to which k. */                                                        \
     AMPI_##V##_TARGET AMPI_FN size_t name##_blocks(const ampi_thin* u) {                                         \
         enum { parts = AMPI_##V##_PARTS };                                                                       \
-        const size_t size = ampi_type_size(u->bt), per = 64 / size;                                              \
-        ampi_thin_way y;                                                                                         \
-        y.groups = 2 * parts; y.lines = ampi_min_size(u->k, u->rows) / per;                                      \
-        y.blocks = u->n / (AMPI_THIN_GROUP * y.groups);                                                          \
-        y.lag = u->ldb * size % 4096 == 0 && y.lines > AMPI_THIN_LAG ? AMPI_THIN_LAG : 0;                        \
+        const size_t per = 64 / ampi_type_size(u->bt);                                                           \
+        ampi_thin_way y = ampi_thin_way_of(u, 2 * parts);                                                        \
         if (y.lines == 0 || y.blocks == 0) return 0;                                                             \
         if (parts == 2) AMPI_##V##_PAIR_UP(u, y.lag * per, y.lines * per);                                       \
-        if (parts == 2) ampi_thin_ring(u, name##_lines, parts, u->room, ampi_round_up(u->k, 16), &y);            \
-        else ampi_thin_ring(u, name##_lines, parts, u->a, u->lda, &y);                                           \
+        if (parts == 2) ampi_thin_ring(u, name##_lines, parts, u->room, ampi_round_up(u->k, 16), &y, NULL);      \
+        else ampi_thin_ring(u, name##_lines, parts, u->a, u->lda, &y, NULL);                                     \
         if (parts == 2 && u->a == u->room && (u->n % (AMPI_THIN_GROUP * y.groups) || u->k % per)) AMPI_##V##_PART(u);\
         return y.lines * per;                                                                                    \
     }                                                                                                            \
@@ -3499,19 +3519,24 @@ AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
             AMPI_##V##_STORE(t, v);                                                                              \
         }                                                                                                        \
     }                                                                                                            \
-    AMPI_##V##_TARGET AMPI_VECTOR void name##_along(amp_dtype bt, const ampi_thin* u) {                          \
+    /* What whole blocks leave, which are done up to some k. */                                                  \
+    AMPI_##V##_TARGET AMPI_VECTOR void name##_left(amp_dtype bt, const ampi_thin* u, size_t done) {              \
         enum { lanes = AMPI_##V##_LANES };                                                                       \
-        const size_t done = name##_blocks(u), past = u->n - u->n % (2 * lanes);                                  \
+        const size_t past = u->n - u->n % (2 * lanes);                                                           \
         size_t q, j, l, at[lanes];                                                                               \
         for (j = 0; j < u->n; j += lanes) {                                                                      \
             for (l = 0; l < lanes; l++) at[l] = ampi_min_size(j + l, u->n - 1) * u->ldb;                         \
             for (q = j < past ? done : 0; q + lanes <= ampi_min_size(u->k, u->rows); q += lanes)                 \
                 name##_turn(bt, u, at, q, j, lanes);                                                             \
-            if (q < u->k) name##_turn(bt, u, at, q, j, u->rows - q);                                             \
+            if (q < u->k) name##_turn(bt, u, at, q, j, ampi_min_size(u->k, u->rows) - q);                        \
         }                                                                                                        \
     }                                                                                                            \
+    AMPI_##V##_TARGET AMPI_FN void name##_rest(const ampi_thin* u, size_t done) {                                \
+        AMPI_FOR_TYPE(name##_left, u->bt, u, done);                                                              \
+        ampi_clear_upper();                                                                                      \
+    }                                                                                                            \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_thin* u) {                                                    \
-        if (u->along_k) AMPI_FOR_TYPE(name##_along, u->bt, u);                                                   \
+        if (u->along_k) name##_rest(u, name##_blocks(u));                                                        \
         else AMPI_FOR_TYPE(name##_across, u->bt, u);                                                             \
         ampi_clear_upper();                                                                                      \
     }
@@ -3945,6 +3970,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_odd16_avx512(amp_dtype t, __m512i w) 
 #define AMPI_V16_WORDS_EACH(X) X(0, V16) X(1, V16) X(2, V16) X(3, V16) X(4, V16) X(5, V16) X(6, V16) X(7, V16)
 #define AMPI_V16_TURN_GROUPS ampi_turn16_words
 #define AMPI_V16_PARTS 2
+#define AMPI_V16_SEEN_FROM(p)
+#define AMPI_V16_SEEN_TO(p)
 /* An element of A behind the one `lag` later. */
 typedef struct ampi_thin_pair { float later, now; } ampi_thin_pair;
 #define AMPI_V16_ELEMENT ampi_thin_pair
@@ -3955,17 +3982,17 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_thin_fma_avx512(const ampi_thin_pair*
 }
 #define AMPI_V16_FMA_OF ampi_thin_fma_avx512
 /* Pairs of a[(i + lag) % n] and a[i], i < n, of each row; n and lag are multiples of 16, lag < n. From the last row on,
-   for A may lie in the same room, where its rows begin before their pairs; what is behind n is kept in pairs too. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_pairs(const ampi_thin* u, size_t lag, size_t n) {
+   for A may lie in the same room, where its rows begin no later than their pairs; so there are pairs up to i < all. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_pairs(const ampi_thin* u, size_t lag, size_t n, size_t all) {
     const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    const size_t all = ampi_round_up(u->k, 16);
+    const size_t ld = 2 * ampi_round_up(u->k, 16);
     float line[AMPI_THIN_DEEP];
     size_t r, i;
     for (r = u->m; r-- > 0;) {
-        float* pairs = u->room + 2 * r * all;
-        memcpy(line, u->a + r * u->lda, (u->a == u->room ? all : n) * sizeof *line);
-        for (i = 0; i < (u->a == u->room ? all : n); i += 16, pairs += 32) {
+        float* pairs = u->room + r * ld;
+        memcpy(line, u->a + r * u->lda, all * sizeof *line);
+        for (i = 0; i < all; i += 16, pairs += 32) {
             const __m512i x = _mm512_loadu_si512(line + (i + lag < n ? i + lag : i + lag - n));
             const __m512i y = _mm512_loadu_si512(line + i);
             _mm512_storeu_si512(pairs, _mm512_permutex2var_epi32(x, low, y));
@@ -3986,7 +4013,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_part(const ampi_thin* u) {
     ampi_clear_upper();
 }
 #define AMPI_V16_PART ampi_thin_part
-#define AMPI_V16_PAIR_UP ampi_thin_pairs
+#define AMPI_V16_PAIR_UP(u, lag, n) ampi_thin_pairs(u, lag, n, (u)->a == (u)->room ? ampi_round_up((u)->k, 16) : (n))
 #define AMPI_V16_EVEN ampi_even16_avx512
 #define AMPI_V16_ODD ampi_odd16_avx512
 AMPI_THIN_ACROSS(ampi_thin_avx512, V16)
@@ -4195,6 +4222,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_odd16_avx2(amp_dtype t, __m256i w) {
 #define AMPI_V8_WORDS_EACH(X) X(0, V8) X(1, V8) X(2, V8) X(3, V8)
 #define AMPI_V8_TURN_GROUPS(t, w, s, unused, lds) ampi_turn16_words_avx2(t, w, s, lds)
 #define AMPI_V8_PARTS 1
+#define AMPI_V8_SEEN_FROM(p)
+#define AMPI_V8_SEEN_TO(p)
 #define AMPI_V8_ELEMENT float
 #define AMPI_V8_FMA_OF(p, x, sum) AMPI_V8_FMA(_mm256_set1_ps(*(p)), x, sum)
 #define AMPI_V8_PAIR_UP(u, lag, n) ((void)(u), (void)(lag), (void)(n))
@@ -4488,6 +4517,84 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t l
 /* Can nothing be subnormal in a product of words with these least exponents, neither an operand nor a sum? Numbers with
    exponent field e are multiples of 2^(e - 134), so products are of 2^(e + f - 268). */
 AMPI_FN int ampi_words_are_normal(unsigned e, unsigned f) { return e >= 1 && f >= 1 && e + f >= 142; }
+
+/* Few rows along k by words. B's lie in memory as the instruction takes them: its runs are turned like F32's, of half
+   the length. */
+#define AMPI_B16_WORDS __m512i
+#define AMPI_B16_WORDS_EACH(X) X(0, B16) X(1, B16) X(2, B16) X(3, B16) X(4, B16) X(5, B16) X(6, B16) X(7, B16)
+#define AMPI_B16_TURN_GROUPS ampi_turn16_words
+#define AMPI_B16_PARTS 2
+#define AMPI_B16_ELEMENT ampi_thin_pair
+#define AMPI_B16_SEEN_FROM(p) __m512i seen = _mm512_loadu_si512(p);
+#define AMPI_B16_SEEN_TO(p) _mm512_storeu_si512(p, seen);
+#define AMPI_B16_EVEN(t, w) (seen = ampi_lesser_magnitude(seen, w), _mm512_castsi512_ps(w))
+#define AMPI_B16_ODD(t, w) _mm512_castsi512_ps(w)
+AMPI_TARGET_PAIRS AMPI_VECTOR __m512 ampi_thin_dot(const ampi_thin_pair* pair, __m512 x, __m512 sum) {
+    const __m128i both = _mm_loadl_epi64((const __m128i*)(const void*)pair);
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_broadcastq_epi64(0xff, both), (__m512bh)x);
+}
+#define AMPI_B16_FMA_OF ampi_thin_dot
+AMPI_THIN_GROUPS(ampi_thin_words, B16)
+AMPI_TARGET_PAIRS AMPI_FN void ampi_thin_words_lines(const ampi_thin_lines* u) {
+    if (u->a[0] == u->a[1]) ampi_thin_words_some(AMP_F32, 0, 1, u);
+    else ampi_thin_words_some(AMP_F32, 0, 0, u);
+    ampi_clear_upper();
+}
+/* n words of floats that are BF16, of which the second of two lies before the first; n is a multiple of 8. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_thin_words_of(float* words, const float* a, size_t n) {
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
+    size_t i;
+    for (i = 0; i < n; i += 8) {
+        const __m512i two = _mm512_loadu_si512(a + 2 * i), first = _mm512_maskz_srli_epi64(0xff, two, 48);
+        const __m512i word = _mm512_or_si512(_mm512_and_si512(two, upper), first);
+        _mm256_storeu_si256((__m256i*)(void*)(words + i), _mm512_maskz_cvtepi64_epi32(0xff, word));
+    }
+    ampi_clear_upper();
+}
+/* May words' products be added to these n sums, a multiple of 16? Only to multiples of 2^-126 (see above): surely to 0
+   and from 2^-103 on. Earlier products may have made others. */
+AMPI_TARGET_AVX512 AMPI_FN int ampi_thin_sums_are_normal(const float* t, size_t n) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), one = _mm512_set1_epi32(1);
+    const __m512i from = _mm512_set1_epi32((24 << 23) - 1);
+    unsigned others = 0;
+    size_t i;
+    for (i = 0; i < n; i += 16) {
+        const __m512i x = _mm512_and_si512(magnitude, _mm512_loadu_si512(t + i));
+        others |= _mm512_cmplt_epu32_mask(_mm512_sub_epi32(x, one), from);
+    }
+    ampi_clear_upper();
+    return others == 0;
+}
+/* All whole blocks of columns, and up to which k; but nothing, and 0 returned, if something may be subnormal. */
+AMPI_TARGET_AVX512 AMPI_FN int ampi_thin_words_blocks(const ampi_thin* u, size_t* done) {
+    float sums[AMPI_THIN_SUMS_ALONG];
+    const size_t half = ampi_round_up(u->k / 2, 16), bytes = u->m * u->ldt * sizeof *sums;
+    __m512i seen = _mm512_set1_epi16(-1);
+    ampi_thin w = *u;
+    ampi_thin_way y;
+    size_t i;
+    unsigned least;
+    w.bt = AMP_F32; w.ldb = u->ldb / 2; w.k = u->k / 2; w.rows = u->rows / 2; w.flip = 0; w.t = sums;
+    w.a = w.room = u->room + u->m * u->lda; w.lda = 2 * half;
+    y = ampi_thin_way_of(&w, 4);
+    *done = y.blocks > 0 ? 32 * y.lines : 0;
+    if (*done == 0) return 1;
+    if (!ampi_thin_sums_are_normal(u->t, u->m * u->ldt)) return 0;
+    for (i = 0; i < u->m; i++) ampi_thin_words_of(w.room + i * w.lda, u->a + i * u->lda, 16 * y.lines);
+    least = ampi_least_exponent(w.room, w.lda, u->m, 16 * y.lines);
+    ampi_thin_pairs(&w, 16 * y.lag, 16 * y.lines, 16 * y.lines);
+    memcpy(sums, u->t, bytes);
+    ampi_thin_ring(&w, ampi_thin_words_lines, 2, w.room, half, &y, &seen);
+    if (!ampi_words_are_normal(least, ampi_exponent_of(seen))) return 0;
+    memcpy(u->t, sums, bytes);
+    return 1;
+}
+/* As ampi_thin_avx512, whose bits these are. */
+AMPI_FN void ampi_thin_words(const ampi_thin* u) {
+    size_t done;
+    if (u->along_k && u->ldb % 2 == 0 && ampi_thin_words_blocks(u, &done)) ampi_thin_avx512_rest(u, done);
+    else ampi_thin_avx512(u);
+}
 #else
 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
     (void)p; (void)ld; (void)rows; (void)words;
@@ -4642,7 +4749,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_pairs(void) {
     if (amp_cpu_isa() == AMP_ISA_AVX512_BF16) {
         g.words = AMPI_WORDS_BF16;
         g.staged = 1;
-        g.micro = ampi_micro_pairs;
+        g.micro = ampi_micro_pairs; g.thin = ampi_thin_words;
     }
 #endif
     return g;
@@ -6287,9 +6394,9 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
 
 /* --- products of few rows -------------------------------------------------------------------- */
 
-/* Rows at most; sums of a strip of columns; its columns where B's runs go along k; bytes of B that
-   one core's share of the third-level cache does not hold. */
-enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096, AMPI_THIN_RUNS = 256, AMPI_THIN_FAR = 24 << 20 };
+/* Rows at most; sums of a strip of columns across B's runs; bytes of B that one core's share of the third-level cache
+   does not hold. */
+enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096, AMPI_THIN_FAR = 24 << 20 };
 
 /* For how many rows B is better read as it lies than packed for the other kernels (measured). Along its runs, up to
    where the kernels of many rows earn the transposition back. Across them, from memory, for all that there may be. From
@@ -6353,7 +6460,7 @@ AMPI_FN size_t ampi_thin_skew(const ampi_product* s) {
 AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, const ampi_product* s, size_t j0,
                              size_t n) {
     /* Sums and pairs of A; the longer sums across B have no pairs behind them. */
-    float memory[AMPI_THIN_ROWS * AMPI_THIN_RUNS + 2 * AMPI_THIN_MOST + 16];
+    float memory[AMPI_THIN_SUMS_ALONG + 2 * AMPI_THIN_MOST + 16];
     const size_t k = ampi_min_size(s->k, s->a.along_k ? s->a.length : s->a.runs);     /* BF16 is filled up beyond it */
     const size_t skew = ampi_thin_skew(s);
     size_t k0, at;
@@ -6374,10 +6481,22 @@ AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, 
     }
     ampi_thin_finish(g, whole, s != whole, j0, n, &u);
 }
+/* The columns of a strip, which do not change results. Along B's runs, equal shares of whole blocks for all threads;
+   across them 4096 bytes of a row, if it is fast: what is fetched four rows ahead is near when needed. */
+AMPI_FN size_t ampi_thin_wide(const ampi_product* s) {
+    const size_t size = ampi_type_size(s->b.dtype), threads = ampi_threads(), share = ampi_div_up(s->n, threads);
+    size_t wide = AMPI_THIN_SUMS;
+    if (s->b.along_k) {
+        const size_t strips = ampi_div_up(s->n, AMPI_THIN_SUMS_ALONG / s->m / 32 * 32);
+        return ampi_round_up(ampi_div_up(s->n, ampi_round_up(strips, threads)), 32);
+    }
+    if (s->b.dtype != AMP_F32 || s->m > 1) wide = ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, 4096 / size);
+    return ampi_min_size(wide, ampi_round_up(share, 16));
+}
 /* Computes a checked product if its rows are few, or its columns: C^T = B^T * A^T. `kernels` are those that would do it
    otherwise. */
 AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whole) {
-    const ampi_gemm_isa g = ampi_gemm_isa_now();
+    const ampi_gemm_isa g = kernels->staged ? *kernels : ampi_gemm_isa_now();
     const ampi_product* s = whole;
     ampi_product turned;
     size_t wide, strips;
@@ -6391,11 +6510,7 @@ AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whol
         s = &turned;
     }
     if (s->m > ampi_thin_most(kernels, s)) return 0;
-    wide = AMPI_THIN_RUNS;
-    if (!s->b.along_k)    /* 4096 bytes of a row, if it is fast: what is fetched four rows ahead is near when needed */
-        wide = s->b.dtype == AMP_F32 && s->m == 1 ? (size_t)AMPI_THIN_SUMS
-             : ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, 4096 / ampi_type_size(s->b.dtype));
-    wide = ampi_min_size(wide, ampi_round_up(ampi_div_up(s->n, ampi_threads()), 16));
+    wide = ampi_thin_wide(s);
     strips = ampi_div_up(s->n, wide);
     AMPI_PARALLEL_FOR(strips > 1 && s->n * s->k >= 65536)
     for (i = 0; i < (int64_t)strips; i++)

@@ -38,7 +38,7 @@ static matrix matrix_new(amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
     size_t bytes = rows * ld * amp_dtype_size(dtype), i, j;
     m.dtype = dtype; m.rows = rows; m.cols = cols; m.ld = ld;
     m.base = (unsigned char*)malloc(bytes + 2 * GUARD + 2 * LINE);
-    m.data = m.base + (LINE - (uintptr_t)m.base % LINE) + (ld % 4 == 0 ? LINE - GUARD : 0);
+    m.data = m.base + (LINE - (uintptr_t)m.base % LINE) + (ld % 4 == 0 && ld % 64 != 32 ? LINE - GUARD : 0);
     m.value = (float*)malloc((rows * cols + 1) * sizeof(float));
     memset(m.data, FILL, bytes + 2 * GUARD);
     for (i = 0; i < rows; i++) {
@@ -228,7 +228,7 @@ static void test_few_rows(void) {
     static const size_t SIZES[][3] = { { 1, 1, 1 }, { 1, 35, 4 }, { 2, 16, 33 }, { 2, 70, 17 }, { 3, 130, 513 }, { 4, 31, 48 },
                                        { 1, 129, 1027 }, { 2, 45, 530 }, { 1, 2100, 5 }, { 130, 1, 33 }, { 67, 2, 514 },
                                        { 300, 3, 20 }, { 25, 4, 31 }, { 3, 50, 1430 }, { 1, 70, 4140 }, { 8, 33, 90 },
-                                       { 7, 100, 530 } };
+                                       { 7, 100, 530 }, { 3, 70, 544 }, { 1, 40, 1056 } };
     size_t s, t;
     for (s = 0; s < sizeof SIZES / sizeof SIZES[0]; s++)
         for (t = 0; t < 36; t++) {
@@ -327,9 +327,9 @@ static void test_bf16_subnormal_sums(void) {
     static const int E[10] = { 1, 50, 55, 58, 60, 63, 70, 100, 126, 133 }, F[5] = { 1, 56, 63, 66, 120 };
     static const size_t K[3] = { 6, 70, 1040 };
     size_t round, i, l;
-    for (round = 0; round < 150; round++) {
-        problem p = problem_new(round / 2 % 2 == 1, round % 2 == 1, 17, 35, K[round / 50], 0, 1.0f, 0.0f, AMP_BF16, AMP_BF16,
-                                AMP_F32);
+    for (round = 0; round < 300; round++) {
+        problem p = problem_new(round / 2 % 2 == 1, round % 2 == 1, round < 150 ? 17 : 3, 35, K[round / 50 % 3], 0, 1.0f, 0.0f,
+                                AMP_BF16, AMP_BF16, AMP_F32);
         matrix* list[2];
         list[0] = &p.a; list[1] = &p.b;
         for (l = 0; l < 2; l++) {
@@ -351,23 +351,24 @@ static void test_bf16_subnormal_sums(void) {
 }
 
 /* The smallest that such a sum can be: (129 * 129 - 128 * 130) * 2^e, alone, or with zeros for the rest of a k that
-   takes two blocks; and a subnormal operand whose product is normal. */
+   takes two blocks; and a subnormal operand whose product is normal. Then for few rows, early and late along k. */
 static void test_bf16_smallest_sums(void) {
-    static const size_t K[2] = { 4, 1040 };
+    static const size_t K[2] = { 4, 2080 };
     int round, e;
-    for (round = 0; round < 4; round++)
+    for (round = 0; round < 12; round++)
         for (e = -130; e <= -122; e++) {
-            problem p = problem_new(0, 1, 16, 33, K[round % 2], 0, 1.0f, 0.0f, AMP_BF16, AMP_BF16, AMP_F32);
-            matrix *a = round < 2 ? &p.a : &p.b, *b = round < 2 ? &p.b : &p.a;
+            problem p = problem_new(0, 1, round < 4 ? 16 : 4, 33, K[round % 2], 0, 1.0f, 0.0f, AMP_BF16, AMP_BF16, AMP_F32);
+            matrix *a = round % 4 < 2 ? &p.a : &p.b, *b = round % 4 < 2 ? &p.b : &p.a;
+            const size_t at = round >= 8 && p.k > 4 ? 900 : 0;
             size_t i, l;
             for (l = 0; l < 2; l++) {
                 matrix* m = l ? b : a;
                 for (i = 0; i < m->rows; i++) {
                     float* v = m->value + i * m->cols;
                     memset(v, 0, m->cols * sizeof *v);
-                    v[0] = ldexpf(129.0f, l ? -60 : e + 60);
-                    v[2] = ldexpf(l ? 130.0f : -128.0f, l ? -60 : e + 60);
-                    if (e == -122) { v[0] = i == 3 && l == 0 ? 1e-39f : 1048576.0f; v[2] = 0.0f; }
+                    v[at] = ldexpf(129.0f, l ? -60 : e + 60);
+                    v[at + 2] = ldexpf(l ? 130.0f : -128.0f, l ? -60 : e + 60);
+                    if (e == -122) { v[at] = i == 3 && l == 0 ? 1e-39f : 1048576.0f; v[at + 2] = 0.0f; }
                 }
                 amp_convert(matrix_at(m), AMP_BF16, m->value, AMP_F32, m->rows * m->cols);
                 amp_convert(m->value, AMP_F32, matrix_at(m), AMP_BF16, m->rows * m->cols);
@@ -380,9 +381,10 @@ static void test_bf16_smallest_sums(void) {
 /* One subnormal operand at the start, in the middle or at the end of an otherwise normal matrix, alone in its row of A or
    column of B: what comes before it may be done with vdpbf16ps, the rest not. */
 static void test_bf16_subnormal_corner(void) {
-    static const size_t SIZES[5][3] = { { 75, 40, 300 }, { 20, 100, 260 }, { 61, 37, 1040 }, { 40, 50, 131 }, { 61, 37, 2100 } };
+    static const size_t SIZES[7][3] = { { 75, 40, 300 }, { 20, 100, 260 }, { 61, 37, 1040 }, { 40, 50, 131 }, { 61, 37, 2100 },
+                                        { 3, 70, 340 }, { 2, 64, 4300 } };
     size_t round, i;
-    for (round = 0; round < 5 * 4 * 6; round++) {
+    for (round = 0; round < 7 * 4 * 6; round++) {
         const size_t* z = SIZES[round / 24];
         const size_t at = round / 4 % 3, in_b = round / 12 % 2;
         problem p = problem_new(round % 2 == 1, round / 2 % 2 == 1, z[0], z[1], z[2], 0, 1.0f, 0.0f, AMP_BF16, AMP_BF16,
