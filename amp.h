@@ -4398,16 +4398,17 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_pairs(float* dst, size_t ldd, cons
     ampi_clear_upper();
 }
 
-/* The lesser of 32 magnitudes less one, where a zero becomes the largest; and of all of them the exponent field. */
+/* The least of 32 magnitudes as the greatest -2*x in 16 bits, for which a zero is none; and of all of them the exponent
+   field, or 256. */
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_lesser_magnitude(__m512i least, __m512i x) {
-    x = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    return _mm512_min_epu16(least, _mm512_sub_epi16(x, _mm512_set1_epi16(1)));
+    return _mm512_max_epu16(least, _mm512_mullo_epi16(x, _mm512_set1_epi16(-2)));
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR unsigned ampi_exponent_of(__m512i least) {
     __m128i lane[4];
     _mm512_storeu_si512(lane, least);
-    lane[0] = _mm_min_epu16(_mm_min_epu16(lane[0], lane[1]), _mm_min_epu16(lane[2], lane[3]));
-    return ((unsigned)_mm_extract_epi16(_mm_minpos_epu16(lane[0]), 0) + 1) >> 7;
+    lane[0] = _mm_max_epu16(_mm_max_epu16(lane[0], lane[1]), _mm_max_epu16(lane[2], lane[3]));
+    lane[0] = _mm_minpos_epu16(_mm_xor_si128(lane[0], _mm_set1_epi16(-1)));
+    return ((unsigned)_mm_extract_epi16(lane[0], 0) + 1) >> 8;
 }
 
 /* Words of the elements of two rows, 32 of them if `two`, otherwise the first 16. */
@@ -4423,7 +4424,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_words_merge(float* dst, __m512i x, __m5
 AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, const uint16_t* x, size_t lds,
                                                      size_t pairs, size_t n, int two) {
     const __mmask32 mask = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
-    __m512i least = _mm512_set1_epi16(-1), other = least;
+    __m512i least = _mm512_setzero_si512(), other = least;
     unsigned all;
     for (; pairs > 0; pairs--, x += 2 * lds, dst += ldd) {
         const __m512i upper = _mm512_maskz_loadu_epi16(mask, x), lower = _mm512_maskz_loadu_epi16(mask, x + lds);
@@ -4433,7 +4434,7 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_panel(float* dst, size_t ldd, con
         least = ampi_lesser_magnitude(least, upper);
         other = ampi_lesser_magnitude(other, lower);
     }
-    all = ampi_exponent_of(_mm512_min_epu16(least, other));
+    all = ampi_exponent_of(_mm512_max_epu16(least, other));
     ampi_clear_upper();
     return all;
 }
@@ -4443,9 +4444,9 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_across(const ampi_gemm_isa* g, fl
                                                      amp_dtype t, size_t lds, size_t k, size_t n, size_t words,
                                                      size_t width, int is_b) {
     const __m512i none = _mm512_setzero_si512();
-    __m512i rest = _mm512_set1_epi16(-1);
+    __m512i rest = none;
     size_t w = 0, j;
-    unsigned least = 512, other;
+    unsigned least = 256, other;
     if (g->words == AMPI_WORDS_BF16 && width <= 32) {
         w = words < k / 2 ? words : k / 2;
         least = ampi_words_panel(dst, ldd, (const uint16_t*)src, lds, w, n, width > 16);
@@ -4495,9 +4496,9 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_across(const ampi_gemm_isa* g, fl
 #define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
 AMPI_BY_ROWS(ampi_micro_pairs, ampi_micro, B16, AMPI_UP_TO_14, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 
-/* The smallest exponent field of what is not zero in rows of words; 512 if all is. */
+/* The smallest exponent field of what is not zero in rows of words; 256 if all is. */
 AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
-    __m512i least = _mm512_set1_epi16(-1), other = least, third = least, fourth = least;
+    __m512i least = _mm512_setzero_si512(), other = least, third = least, fourth = least;
     unsigned all;
     size_t i, j;
     for (i = 0; i < rows; i++, p += ld) {
@@ -4510,7 +4511,7 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t l
         for (; j < words; j += 16)
             least = ampi_lesser_magnitude(least, _mm512_maskz_loadu_epi32(ampi_first_x16(words - j), p + j));
     }
-    all = ampi_exponent_of(_mm512_min_epu16(_mm512_min_epu16(least, other), _mm512_min_epu16(third, fourth)));
+    all = ampi_exponent_of(_mm512_max_epu16(_mm512_max_epu16(least, other), _mm512_max_epu16(third, fourth)));
     ampi_clear_upper();
     return all;
 }
@@ -4569,7 +4570,7 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_thin_sums_are_normal(const float* t, size_t 
 AMPI_TARGET_AVX512 AMPI_FN int ampi_thin_words_blocks(const ampi_thin* u, size_t* done) {
     float sums[AMPI_THIN_SUMS_ALONG];
     const size_t half = ampi_round_up(u->k / 2, 16), bytes = u->m * u->ldt * sizeof *sums;
-    __m512i seen = _mm512_set1_epi16(-1);
+    __m512i seen = _mm512_setzero_si512();
     ampi_thin w = *u;
     ampi_thin_way y;
     size_t i;
@@ -4598,7 +4599,7 @@ AMPI_FN void ampi_thin_words(const ampi_thin* u) {
 #else
 AMPI_FN unsigned ampi_least_exponent(const float* p, size_t ld, size_t rows, size_t words) {
     (void)p; (void)ld; (void)rows; (void)words;
-    return 512;
+    return 256;
 }
 AMPI_FN int ampi_words_are_normal(unsigned e, unsigned f) { (void)e; (void)f; return 1; }
 #endif
