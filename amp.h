@@ -6408,7 +6408,7 @@ AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     const int collides = s->b.ld * size % 4096 == 0, small = g->lanes == 8;
     const int far = (double)s->n * (double)s->k * (double)size > (double)AMPI_THIN_FAR;
     if (s->b.along_k) {
-        if (far) return small && size == 2 ? all : g->words || small ? 4 : all;
+        if (far) return small && size == 2 ? all : (g->words && !g->staged) || small ? 4 : all;
         return small ? size == 2 ? all : 2 : 4;
     }
     if (far) return all;
