@@ -3497,7 +3497,8 @@ AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
         if (parts == 2) AMPI_##V##_PAIR_UP(u, y.lag * per, y.lines * per);                                       \
         if (parts == 2) ampi_thin_ring(u, name##_lines, parts, u->room, ampi_round_up(u->k, 16), &y, NULL);      \
         else ampi_thin_ring(u, name##_lines, parts, u->a, u->lda, &y, NULL);                                     \
-        if (parts == 2 && u->a == u->room && (u->n % (AMPI_THIN_GROUP * y.groups) || u->k % per)) AMPI_##V##_PART(u);\
+        if (parts == 2 && u->a == u->room && (u->n % (AMPI_THIN_GROUP * y.groups) || y.lines * per < u->k))      \
+            AMPI_##V##_PART(u);                                                                                  \
         return y.lines * per;                                                                                    \
     }                                                                                                            \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_turn(amp_dtype bt, const ampi_thin* u, const size_t* at, size_t q, \
@@ -9660,10 +9661,11 @@ AMPI_FN int ampi_dx_parts_pay(const ampi_conv2d* c) {
     return c->og * c->taps * (size_t)c->s.width >= (size_t)AMPI_PART_TERMS * ampi_dx_parts(c) * (size_t)c->s.stride_w
            || !ampi_abreast_plan(&d, c, 1, 1);
 }
-/* Have all products room in the workspace, and do they pay? */
+/* Have all products room in the workspace, and do they pay? The weights of a part are BF16 by name: are they? */
 AMPI_FN int ampi_dx_parts_fit(const ampi_product* s, const ampi_conv2d* c, const amp_exec* exec) {
     const size_t more = ampi_dx_parts_turned(c) / 2;
     size_t i, products = 0;
+    if (s->a.dtype != AMP_BF16) return 0;
     for (i = 0; i < ampi_dx_parts(c); i++) {
         ampi_product one = *s;
         ampi_dx_part p;

@@ -31,7 +31,7 @@ step() { # step NAME COMMAND...: counts it, or, where it is the one to run, runs
 # --- objects that several steps link ---------------------------------------------------------------
 object() { make -s build/$1/impl.o B=build/$1 CC="$CC" CFLAGS="$2"; }
 if [ -z "$STEP" ]; then
-    object asan "$sanitize" & object fast -Ofast & object pic "-O2 -fPIC" & wait
+    object asan "$sanitize" & object omp "-O2 -fopenmp" & object fast -Ofast & object pic "-O2 -fPIC" & wait
 fi
 
 # --- the same bits ----------------------------------------------------------------------------------------
@@ -112,6 +112,13 @@ mutated() {
     for seed in 1 3 5 7; do $out/fuzz $2 $seed || return 1; done
 }
 for f in "checkpoint 20000" "idx 10000" "api 200000"; do step "mutated input: ${f% *}" mutated $f; done
+
+# --- the same bits wherever arrays lie ----------------------------------------------------------------------
+anywhere() {
+    $CC -std=c99 -O2 -fopenmp tests/fuzz_bits.c build/omp/impl.o -o $out/omp -lm && $out/omp 2000 &&
+    $CC -std=c99 $sanitize tests/fuzz_bits.c build/asan/impl.o -o $out/fuzz -lm && $out/fuzz 1000 100000
+}
+step "random calls: the same bits for other addresses, workspaces, instruction sets, threads" anywhere
 
 # --- long runs ---------------------------------------------------------------------------------------------
 soak() { $CC -std=c99 -O2 tests/soak_$1.c build/impl.o -o $out/soak -lm && $out/soak $2; }

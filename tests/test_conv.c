@@ -399,6 +399,7 @@ static void test_words(void) {
             amp_cpu_force_isa(AMP_ISA_AUTO);
             conv_free(&v);
         }
+    for (i = 0; i < shapes; i++) conv_check_all(Z[i], AMP_BF16, TYPES[i % 2], TYPES[i % 3], NULL);    /* no words in A */
 }
 
 /* Weights of FP32 and short lines, where lanes are channels: panels that are not full, half and whole; lines in one part
