@@ -4570,14 +4570,14 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_thin_sums_are_normal(const float* t, size_t 
 /* All whole blocks of columns, and up to which k; but nothing, and 0 returned, if something may be subnormal. */
 AMPI_TARGET_AVX512 AMPI_FN int ampi_thin_words_blocks(const ampi_thin* u, size_t* done) {
     float sums[AMPI_THIN_SUMS_ALONG];
-    const size_t half = ampi_round_up(u->k / 2, 16), bytes = u->m * u->ldt * sizeof *sums;
+    const size_t pairs = ampi_round_up(u->k / 2, 16), bytes = u->m * u->ldt * sizeof *sums;
     __m512i seen = _mm512_setzero_si512();
     ampi_thin w = *u;
     ampi_thin_way y;
     size_t i;
     unsigned least;
     w.bt = AMP_F32; w.ldb = u->ldb / 2; w.k = u->k / 2; w.rows = u->rows / 2; w.flip = 0; w.t = sums;
-    w.a = w.room = u->room + u->m * u->lda; w.lda = 2 * half;
+    w.a = w.room = u->room + u->m * u->lda; w.lda = 2 * pairs;
     y = ampi_thin_way_of(&w, 4);
     *done = y.blocks > 0 ? 32 * y.lines : 0;
     if (*done == 0) return 1;
@@ -4586,7 +4586,7 @@ AMPI_TARGET_AVX512 AMPI_FN int ampi_thin_words_blocks(const ampi_thin* u, size_t
     least = ampi_least_exponent(w.room, w.lda, u->m, 16 * y.lines);
     ampi_thin_pairs(&w, 16 * y.lag, 16 * y.lines, 16 * y.lines);
     memcpy(sums, u->t, bytes);
-    ampi_thin_ring(&w, ampi_thin_words_lines, 2, w.room, half, &y, &seen);
+    ampi_thin_ring(&w, ampi_thin_words_lines, 2, w.room, pairs, &y, &seen);
     if (!ampi_words_are_normal(least, ampi_exponent_of(seen))) return 0;
     memcpy(u->t, sums, bytes);
     return 1;
