@@ -278,14 +278,16 @@ static amp_result try_linear(void) {
 static void some_conv(amp_conv2d_shape* s, int* oh, int* ow) {
     double work;
     do {
-        const int each = below(3) ? some_int(1, 8) : some_int(1, 70), outs = below(3) ? some_int(1, 8) : some_int(1, 70);
+        const int wide = (int)below(2);
+        const int each = wide ? 16 * some_int(1, 4) - some_int(0, 3) : some_int(1, 9);
+        const int outs = below(3) == 0 ? some_int(1, 9) : 16 * some_int(1, 4) - some_int(0, 3);
         memset(s, 0, sizeof *s);
         s->groups = below(3) ? 1 : below(2) ? some_int(2, 3) : some_int(2, 40);
         s->n = some_int(1, 4);
         s->channels = each * s->groups;
         s->out_channels = (s->groups > 4 ? some_int(1, 2) : outs) * s->groups;
         s->height = some_int(1, below(2) ? 12 : 40);
-        s->width = below(4) ? some_int(1, 40) : 16 * some_int(1, 10) - some_int(0, 3);
+        s->width = below(3) ? some_int(1, 40) : 16 * some_int(1, 10) - some_int(0, 3);
         s->kernel_h = below(3) ? 3 : some_int(1, 7);
         s->kernel_w = below(3) ? s->kernel_h : some_int(1, 7);
         if (below(3) == 0) s->kernel_h = s->kernel_w = 1;
@@ -296,7 +298,7 @@ static void some_conv(amp_conv2d_shape* s, int* oh, int* ow) {
         if (below(4) == 0) { s->dilation_h = some_int(1, 3); s->dilation_w = some_int(1, 3); }
         if (amp_conv2d_output(s, oh, ow, NULL) != AMP_OK) { work = 1e9; continue; }
         work = (double)s->n * s->out_channels * *oh * *ow * each * s->kernel_h * s->kernel_w;
-    } while (work > 3e6 || (double)s->n * (s->channels * s->height * s->width + s->out_channels * *oh * *ow) > 1e5);
+    } while (work > 5e6 || (double)s->n * (s->channels * s->height * s->width + s->out_channels * *oh * *ow) > 1e5);
 }
 static amp_result try_conv(void) {
     const int backward = (int)below(3), add = (int)below(2);
