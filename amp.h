@@ -3406,6 +3406,10 @@ AMPI_FN int ampi_thin_moves(const ampi_thin_way* y, size_t g) {
 AMPI_FN size_t ampi_thin_block(const ampi_thin_way* y, size_t g) {
     return y->now < g * y->lag ? 0 : ampi_min_size((y->now - g * y->lag) / y->lines, y->blocks - 1);
 }
+/* Do `count` lines bring group g to the end of its runs? */
+AMPI_FN int ampi_thin_ends(const ampi_thin_way* y, size_t g, size_t count) {
+    return ampi_thin_moves(y, g) && ampi_thin_phase(y, g) + count == y->lines;
+}
 /* Lines up to where a group begins a run. */
 AMPI_FN size_t ampi_thin_free(const ampi_thin_way* y) {
     size_t g, most = y->lines;
@@ -3429,7 +3433,8 @@ AMPI_FN void ampi_thin_step(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
         add(&s);
     }
 }
-/* The beginnings of the runs that follow a group's: no processor foresees those. */
+/* The beginnings of the runs that follow a group's: no processor foresees those. Inline, because gcc leaves out calls
+   of functions that only fetch. */
 AMPI_VECTOR void ampi_thin_foresee(const char* runs, size_t ldb) {
     size_t r, byte;
     for (r = 0; r < AMPI_THIN_GROUP; r++)
@@ -3456,12 +3461,11 @@ AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
             const char* runs = (const char*)u->b + j * s.ldb;
             s.b[g] = runs + ampi_thin_phase(y, as) * 64;
             if (as == g && ampi_thin_phase(y, g) == 0) ampi_thin_lanes(u, sums, parts, g, j, 0);
-            if (as == g && ampi_thin_phase(y, g) + count == y->lines && block + 1 < y->blocks)
-                ampi_thin_foresee(runs + wide * s.ldb, s.ldb);
+            if (ampi_thin_ends(y, g, count) && block + 1 < y->blocks) ampi_thin_foresee(runs + wide * s.ldb, s.ldb);
         }
         ampi_thin_step(u, add, parts, y, &s, count);
         for (g = 0; g < y->groups; g++)
-            if (ampi_thin_moves(y, g) && ampi_thin_phase(y, g) + count == y->lines)
+            if (ampi_thin_ends(y, g, count))
                 ampi_thin_lanes(u, sums, parts, g, ampi_thin_block(y, g) * wide + AMPI_THIN_GROUP * g, 1);
     }
 }
@@ -6486,14 +6490,14 @@ AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, 
 /* The columns of a strip, which do not change results. Along B's runs, equal shares of whole blocks for all threads;
    across them 4096 bytes of a row, if it is fast: what is fetched four rows ahead is near when needed. */
 AMPI_FN size_t ampi_thin_wide(const ampi_product* s) {
-    const size_t size = ampi_type_size(s->b.dtype), threads = ampi_threads(), share = ampi_div_up(s->n, threads);
+    const size_t size = ampi_type_size(s->b.dtype), threads = ampi_threads();
     size_t wide = AMPI_THIN_SUMS;
     if (s->b.along_k) {
         const size_t strips = ampi_div_up(s->n, AMPI_THIN_SUMS_ALONG / s->m / 32 * 32);
         return ampi_round_up(ampi_div_up(s->n, ampi_round_up(strips, threads)), 32);
     }
     if (s->b.dtype != AMP_F32 || s->m > 1) wide = ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, 4096 / size);
-    return ampi_min_size(wide, ampi_round_up(share, 16));
+    return ampi_min_size(wide, ampi_round_up(ampi_div_up(s->n, threads), 16));
 }
 /* Computes a checked product if its rows are few, or its columns: C^T = B^T * A^T. `kernels` are those that would do it
    otherwise. */

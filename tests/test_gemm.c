@@ -30,7 +30,7 @@ static const amp_logger LOGGER = { remember, NULL };
 typedef struct matrix { amp_dtype dtype; size_t rows, cols, ld; unsigned char *base, *data; float* value; } matrix;
 
 /* The stored bytes start with a guard of 16 bytes and end with one; so does every row's gap (ld - cols). The first
-   element begins a cache line if ld is a multiple of 4. */
+   element begins a cache line if ld is a multiple of 4, but lies behind its beginning if ld is 32, 96, 160, ... */
 enum { GUARD = 16, LINE = 64, FILL = 0xff };      /* a NaN in every type: what is read by mistake shows */
 
 static matrix matrix_new(amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
