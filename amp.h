@@ -3626,8 +3626,9 @@ typedef struct ampi_gemm_isa {
 #else
   #define AMPI_MICRO_APART
 #endif
-/* Four k a turn, of constant strides: fewer instructions, and so few turns that the processor foresees the last one
-   and runs from the end of one panel into the start of the next. */
+/* Four k a turn, of constant strides: so few turns that the processor foresees the last one and runs from the end of
+   one panel into the start of the next, and fewer instructions (Intel's processors add to pointers where they could
+   begin an fma). */
 #define AMPI_MICRO_FOURS(V, ROWS, ks_, bs_) \
     for (; k >= 4; k -= 4) {                                                                        \
         AMPI_MICRO_K(V, ROWS, 0, 0)                                                                 \
@@ -3769,7 +3770,7 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_TARGET AMPI_TARGET_AVX512
 #define AMPI_V16_T __m512
 #define AMPI_V16_LANES 16
-#define AMPI_V16_FOURS 0
+#define AMPI_V16_FOURS 1
 #define AMPI_V16_ZERO _mm512_setzero_ps()
 #define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
 #define AMPI_V16_B float
@@ -4781,11 +4782,12 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
    both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and the k of
    words that is; how many panels are few, and how many where only that spares packing B, because it is F16 or its rows
    are longer than so many floats, and in a tile that is LOW (see there); floats of scratch memory on the stack, for a
-   staged image, and between rows; pixels of the largest plane that is called small. */
+   staged image, and between rows; bytes of B that are away from the second-level cache, and from one core's share of the
+   third; pixels of the largest plane that is called small. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
        AMPI_GEMM_KC_DEEP = 1024, AMPI_GEMM_KC_WORDS = 2048, AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10,
        AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384,
-       AMPI_GEMM_GAP = 16, AMPI_SMALL_PLANE = 32 };
+       AMPI_GEMM_GAP = 16, AMPI_GEMM_AWAY = 4 << 20, AMPI_GEMM_FAR_AWAY = 24 << 20, AMPI_SMALL_PLANE = 32 };
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
@@ -5419,17 +5421,17 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + column * (double)p->nc);
 }
 
-/* How deep a block of few rows is. Its panels of A and B share the first-level cache; those of 8 lanes are half as
-   wide. On AMD's processors it matters more that long runs of B are read, and the second level feeds the kernel as
-   fast, unless a panel of B is read only once (words: twice). */
-AMPI_FN size_t ampi_gemm_thin(const ampi_gemm_isa* g, size_t mc) {
-    if (ampi_leans_on_l3() && mc > g->mr * (g->words ? 2 : 1)) return AMPI_GEMM_KC_ONE;
-    return g->lanes == 8 ? 2 * AMPI_GEMM_KC_THIN : AMPI_GEMM_KC_THIN;
+/* How deep a block of few rows is. Its panels of A and B share the first-level cache (`thin`); but on AMD's processors
+   it matters more that long runs of B are read, and the second level feeds the kernel as fast, unless a panel of B is
+   read only once (words: twice). */
+AMPI_FN size_t ampi_gemm_thin(const ampi_gemm_isa* g, size_t mc, size_t thin) {
+    return ampi_leans_on_l3() && mc > g->mr * (g->words ? 2 : 1) ? (size_t)AMPI_GEMM_KC_ONE : thin;
 }
 /* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy. Blocks of kc,
-   or `slim` where a tile is one panel wide; but a panel of words takes half the room, and its k is not cut. */
+   or `slim` where a tile is one panel wide, or `thin` where rows are few; but a panel of words takes half the room, and
+   its k is not cut. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
-                                         size_t nc, size_t kc, size_t slim, size_t few, double column) {
+                                         size_t nc, size_t kc, size_t slim, size_t thin, size_t few, double column) {
     ampi_gemm_plan p, q;
     size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
     memset(&p, 0, sizeof p);
@@ -5443,7 +5445,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
         }
     p.few = p.mc <= few * g->mr;
     if (p.nc <= 2 * g->lanes && !g->words) kc = ampi_min_size(kc, slim);
-    if (p.few) kc = ampi_min_size(kc, ampi_gemm_thin(g, p.mc));
+    if (p.few) kc = ampi_min_size(kc, ampi_gemm_thin(g, p.mc, thin));
     blocks = ampi_div_up(k, kc);
     p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
     p.slots = ampi_min_size(threads, p.tiles_m * p.tiles_n);
@@ -5733,11 +5735,26 @@ AMPI_FN size_t ampi_b_full(const ampi_gemm_isa* g, const ampi_product* s, const 
     const size_t rest = b->nc % (2 * g->lanes);
     return rest == g->lanes && s->b.dtype == AMP_F32 ? b->nc : b->nc - rest;
 }
+/* Do rows of B begin with a cache line? Loads that cross one take a port twice. */
+AMPI_FN int ampi_b_on_lines(const ampi_product* s) {
+    const size_t size = ampi_type_size(s->b.dtype);
+    return s->b.ld * size % 64 == 0 && ((uintptr_t)s->b.data + s->b.offset * size) % 64 == 0;
+}
+/* How many panels of A earn Intel's processors back that B, which is plain, is packed (measured). Packing reads long
+   runs, which are what far memory delivers fast. */
+AMPI_FN size_t ampi_b_earns(const ampi_product* s, const ampi_block* b) {
+    const double bytes = (double)s->n * (double)s->k * (double)ampi_type_size(s->b.dtype);
+    const int far = bytes > AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
+    if (!b->few) return lines ? 37 : 12;
+    if (lines) return far ? 2 : s->b.dtype == AMP_F16 ? 7 : SIZE_MAX;
+    return far ? 1 : bytes > AMPI_GEMM_AWAY ? 2 : 4;
+}
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
    come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
    cache, and if very many, rows should begin with a cache line. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     if (!ampi_b_is_plain(g, s)) return 0;
+    if (g->lanes == 16 && !ampi_leans_on_l3() && b->panels >= ampi_b_earns(s, b)) return 0;
     if (!b->few && (g->lanes < 16 || s->b.dtype != AMP_F32 || s->b.ld > AMPI_GEMM_LONG
                     || b->kc * b->nc > ampi_gemm_near() || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
     return ampi_b_full(g, s, b);
@@ -6080,7 +6097,7 @@ AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_p
     b->direct = b->last && ampi_is_direct(s);
     b->finish = b->last && g->finish && ampi_c_is_matrix(s) && !b->direct && s->k > 0;
     b->packed = ampi_b_in_place(g, s, b);
-    b->whole = !b->few || s->b.image;
+    b->whole = !b->few || s->b.image || (g->lanes == 16 && !ampi_leans_on_l3() && !s->b.along_k);
 }
 
 /* One tile of C: pack, multiply, add up along k; then finish and store. */
@@ -6379,7 +6396,10 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const int wide = !g->words && ((m >= AMPI_GEMM_NC && flat) || (m > AMPI_GEMM_NC && fast_l3 && !deep));
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
-    return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN, few,
+    const int packed = g->lanes == 16 && !(how & (AMPI_GEMM_NEAR | AMPI_GEMM_FAR));        /* B in long runs */
+    const size_t slim = how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN;
+    const size_t thin = g->lanes == 8 || packed ? 2 * AMPI_GEMM_KC_THIN : AMPI_GEMM_KC_THIN;
+    return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, slim, thin, few,
                              how & AMPI_GEMM_UNFOLDS ? AMPI_GEMM_COLUMN_UNFOLDED : AMPI_GEMM_COLUMN);
 }
 /* The plan for a product's operands. */
@@ -6400,9 +6420,8 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
 
 /* --- products of few rows -------------------------------------------------------------------- */
 
-/* Rows at most; sums of a strip of columns across B's runs; bytes of B that one core's share of the third-level cache
-   does not hold. */
-enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096, AMPI_THIN_FAR = 24 << 20 };
+/* Rows at most; sums of a strip of columns across B's runs. */
+enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096 };
 
 /* For how many rows B is better read as it lies than packed for the other kernels (measured). Along its runs, up to
    where the kernels of many rows earn the transposition back. Across them, from memory, for all that there may be. From
@@ -6411,7 +6430,7 @@ enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096, AMPI_THIN_FAR = 24 << 20 };
 AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     const size_t size = ampi_type_size(s->b.dtype), all = AMPI_THIN_ROWS;
     const int collides = s->b.ld * size % 4096 == 0, small = g->lanes == 8;
-    const int far = (double)s->n * (double)s->k * (double)size > (double)AMPI_THIN_FAR;
+    const int far = (double)s->n * (double)s->k * (double)size > (double)AMPI_GEMM_FAR_AWAY;
     if (s->b.along_k) {
         if (far) return small && size == 2 ? all : (g->words && !g->staged) || small ? 4 : all;
         return small ? size == 2 ? all : 2 : 4;
@@ -6546,8 +6565,8 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
         for (slot = 0; slot < (int64_t)p.slots; slot++)
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * step);
     } else {
-        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN)
-                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN);
+        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, 32, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN)
+                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, 64, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN);
         p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
