@@ -4782,12 +4782,13 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
    both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and the k of
    words that is; how many panels are few, and how many where only that spares packing B, because it is F16 or its rows
    are longer than so many floats, and in a tile that is LOW (see there); floats of scratch memory on the stack, for a
-   staged image, and between rows; bytes of B that are away from the second-level cache, and from one core's share of the
-   third; pixels of the largest plane that is called small. */
+   staged image, and between rows; bytes of B that are away from the second-level cache, and from one core's share of
+   the third; how often tiles are halved for want of room; pixels of the largest plane that is called small. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
        AMPI_GEMM_KC_DEEP = 1024, AMPI_GEMM_KC_WORDS = 2048, AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10,
        AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384,
-       AMPI_GEMM_GAP = 16, AMPI_GEMM_AWAY = 4 << 20, AMPI_GEMM_FAR_AWAY = 24 << 20, AMPI_SMALL_PLANE = 32 };
+       AMPI_GEMM_GAP = 16, AMPI_GEMM_AWAY = 4 << 20, AMPI_GEMM_FAR_AWAY = 24 << 20, AMPI_GEMM_CUTS = 4,
+       AMPI_SMALL_PLANE = 32 };
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
@@ -5360,7 +5361,8 @@ AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
 /* How many panels of A are packed together: all if the rows are few, otherwise, where blocks are deep, so many that
    they use whole cache lines of each k that is read. */
 AMPI_FN size_t ampi_group(const ampi_gemm_isa* g, int few, size_t panels, size_t kc) {
-    return few ? panels : kc > 256 ? ampi_min_size(panels, ampi_max_size(64 / g->a_width, 1)) : 1;
+    const size_t deep = g->lanes == 16 && !ampi_leans_on_l3() ? 128 : 256;
+    return few ? panels : kc > deep ? ampi_min_size(panels, ampi_max_size(64 / g->a_width, 1)) : 1;
 }
 
 /* The gaps keep rows from falling on the same cache sets. */
@@ -5744,10 +5746,10 @@ AMPI_FN int ampi_b_on_lines(const ampi_product* s) {
    runs, which are what far memory delivers fast. */
 AMPI_FN size_t ampi_b_earns(const ampi_product* s, const ampi_block* b) {
     const double bytes = (double)s->n * (double)s->k * (double)ampi_type_size(s->b.dtype);
-    const int far = bytes > AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
+    const int far = bytes > (double)AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
     if (!b->few) return lines ? 37 : 12;
     if (lines) return far ? 2 : s->b.dtype == AMP_F16 ? 7 : SIZE_MAX;
-    return far ? 1 : bytes > AMPI_GEMM_AWAY ? 2 : 4;
+    return far ? 1 : bytes > (double)AMPI_GEMM_AWAY ? 2 : 4;
 }
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
    come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
@@ -5885,6 +5887,17 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
 }
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
+/* Fetches the part of C, a matrix, that a panel of sums becomes: a weight gradient's lies in memory. */
+AMPI_INLINE void ampi_fetch_c(const ampi_product* s, const ampi_block* b, size_t low, size_t rows, size_t j,
+                              size_t columns) {
+    const size_t size = ampi_type_size(s->c_dtype);
+    const char* c = (const char*)s->c + (s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j) * size;
+    size_t i;
+    for (i = 0; i < rows; i++, c += s->ldc * size) {
+        AMPI_FETCH(c, 0);
+        if (columns * size > 64) AMPI_FETCH(c, 64);
+    }
+}
 /* Sums += panel q of A * the panel of B from column j. */
 AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                               size_t j, ampi_micro* u) {
@@ -5904,6 +5917,7 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
         AMPI_FETCH(u->old + i * b->ldt + 2 * g->lanes, 0);
         if (g->lanes == 16) AMPI_FETCH(u->old + i * b->ldt + 32, 64);
     }
+    if (g->lanes == 16 && !ampi_leans_on_l3() && (b->finish || b->direct)) ampi_fetch_c(s, b, low, rows, j, columns);
     g->micro(rows, u);
     if (b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
 }
@@ -6387,8 +6401,8 @@ AMPI_FN size_t ampi_gemm_depth(const ampi_gemm_isa* g, size_t m, size_t k, int h
    layers of 1024 loses 2 to 4 % without, though one product again and again does not); but not where rows of B are so
    long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a flat block
    are twice as wide, since A is packed for each tile anew; of any block but a deep one where the third level is fast
-   enough for B. */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how) {
+   enough for B. Halved `cut` times. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how, int cut) {
     const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
     const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3();
     const size_t kc = ampi_gemm_depth(g, m, k, how);
@@ -6399,12 +6413,14 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const int packed = g->lanes == 16 && !(how & (AMPI_GEMM_NEAR | AMPI_GEMM_FAR));        /* B in long runs */
     const size_t slim = how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN;
     const size_t thin = g->lanes == 8 || packed ? 2 * AMPI_GEMM_KC_THIN : AMPI_GEMM_KC_THIN;
-    return ampi_gemm_plan_of(g, m, n, k, mc, nc, kc, slim, thin, few,
+    return ampi_gemm_plan_of(g, m, n, k, mc >> cut, nc >> cut, kc, slim, thin, few,
                              how & AMPI_GEMM_UNFOLDS ? AMPI_GEMM_COLUMN_UNFOLDED : AMPI_GEMM_COLUMN);
 }
-/* The plan for a product's operands. */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s) {
-    int how = s->a.along_k && !g->words ? AMPI_GEMM_A_ALONG : 0;
+/* The plan for a product's operands. Where the room was made for another product and is too small for all slots, tiles
+   are. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_product* s, size_t room) {
+    int cut, how = s->a.along_k && !g->words ? AMPI_GEMM_A_ALONG : 0;
+    ampi_gemm_plan p;
     if (ampi_b_is_plain(g, s)) {
         const int low = s->b.dtype != AMP_F32 || !ampi_b_collides(s);
         if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32)
@@ -6413,9 +6429,12 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
         else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
     }
     if (g->lanes == 8 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
-    if (s->b.image && !ampi_is_planes(s->b.image) && ampi_leans_on_l3()) how |= AMPI_GEMM_UNFOLDS;
+    if (g->lanes == 16 && s->b.image && !ampi_is_planes(s->b.image)) how |= AMPI_GEMM_UNFOLDS;
     if (s->b.image && (s->b.along_k || !g->words)) how |= AMPI_GEMM_SHALLOW;
-    return ampi_gemm_plan_full(g, s->m, s->n, s->k, how);
+    p = ampi_gemm_plan_full(g, s->m, s->n, s->k, how, 0);
+    for (cut = 1; cut <= AMPI_GEMM_CUTS && room > AMPI_GEMM_STAGE && p.slots * p.floats > room; cut++)
+        p = ampi_gemm_plan_full(g, s->m, s->n, s->k, how, cut);
+    return p;
 }
 
 /* --- products of few rows -------------------------------------------------------------------- */
@@ -6554,7 +6573,7 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
     if (s->swap) s->k += s->k & 1u;
     if (ampi_thin_run(&g, s)) return;
-    p = ampi_gemm_plan_for(&g, s);
+    p = ampi_gemm_plan_for(&g, s, room);
     if (room >= p.floats) {
         float* memory = ampi_align64(exec->workspace);
         p.slots = ampi_min_size(p.slots, room / p.floats);
@@ -6630,11 +6649,11 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 
 /* Floats for all slots of a product's full plan, however its operands lie. */
 AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    const int ways = ampi_leans_on_l3() ? 2 * AMPI_GEMM_SHALLOW : AMPI_GEMM_LOW;
+    const int ways = g->lanes == 16 ? 2 * AMPI_GEMM_SHALLOW : AMPI_GEMM_LOW;
     size_t floats = 0;
     int how;
     for (how = 0; how < ways; how++) {
-        const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k, how);
+        const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k, how, 0);
         floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
     }
     return floats;
@@ -9556,7 +9575,7 @@ AMPI_FN int ampi_conv2d_words_fit(const ampi_product* s, size_t more, const amp_
     g = ampi_gemm_isa_for(&one);
     if (!g.words || !ampi_conv2d_words_pay(&g, s) || (exec && exec->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums()))
         return 0;
-    p = ampi_gemm_plan_for(&g, &one);
+    p = ampi_gemm_plan_for(&g, &one, 0);
     if (ampi_room(exec) < p.floats + more + 16) return 0;
     return s->b.along_k ? ampi_words_stage_fits(&s->b, p.kc, p.kc)
                         : ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes);

@@ -125,7 +125,7 @@ static void gpt_lay_out(gpt* g) {
     g->blocks = (gpt_block*)gpt_take(g, blocks * sizeof(gpt_block));
     gpt_take_params(g);
     gpt_take_activations(g);
-    g->exec.workspace_size = amp_gemm_workspace(wide, wide, wide);      /* no smaller product asks for more */
+    g->exec.workspace_size = amp_gemm_workspace(wide, wide, wide);      /* the largest needs about as much as any */
     g->exec.workspace = gpt_take(g, g->exec.workspace_size);
 }
 
