@@ -356,8 +356,8 @@ AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t
                             const void* b, amp_dtype b_dtype, size_t ldb,
                             float beta, void* c, amp_dtype c_dtype, size_t ldc, const amp_exec* exec);
 /* Bytes of workspace with which amp_gemm of this size runs at full speed: at most about 8 MB for each
-   thread, less for small products. 0 if the size overflows. A dense layer's forward call is a product of
-   (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
+   thread, less for small products; a smaller workspace is used as far as it goes. 0 if the size overflows. A dense
+   layer's forward call is a product of (n, out, in), its backward call one of (n, in, out) and one of (out, in, n). */
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k);
 
 /* `batch` products of one shape, each as amp_gemm and with its bits. Strides are elements from one matrix of a batch
