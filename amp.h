@@ -3770,7 +3770,11 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_TARGET AMPI_TARGET_AVX512
 #define AMPI_V16_T __m512
 #define AMPI_V16_LANES 16
-#define AMPI_V16_FOURS 1
+#if defined(__GNUC__) && !defined(__OPTIMIZE__)
+  #define AMPI_V16_FOURS 0              /* every step would have its own place on the stack */
+#else
+  #define AMPI_V16_FOURS 1
+#endif
 #define AMPI_V16_ZERO _mm512_setzero_ps()
 #define AMPI_V16_LOAD(p) _mm512_loadu_ps(p)
 #define AMPI_V16_B float
