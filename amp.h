@@ -4801,6 +4801,8 @@ AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1)
 /* Is the second-level cache small (1 MB), and the third one fast? So it is in AMD's processors with AVX-512; Intel's
    have 2 MB and more, and a slower third one. */
 AMPI_FN int ampi_leans_on_l3(void) { return amp_cpu_isa() == AMP_ISA_AVX512_BF16; }
+/* Is it AVX-512 with a large second-level cache? */
+AMPI_FN int ampi_leans_on_l2(const ampi_gemm_isa* g) { return g->lanes == 16 && !ampi_leans_on_l3(); }
 /* Floats of a block of B that the second-level cache keeps though they lie scattered. */
 AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE * AMPI_GEMM_NC / (ampi_leans_on_l3() ? 2 : 1); }
 
@@ -5365,7 +5367,7 @@ AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
 /* How many panels of A are packed together: all if the rows are few, otherwise, where blocks are deep, so many that
    they use whole cache lines of each k that is read. */
 AMPI_FN size_t ampi_group(const ampi_gemm_isa* g, int few, size_t panels, size_t kc) {
-    const size_t deep = g->lanes == 16 && !ampi_leans_on_l3() ? 128 : 256;
+    const size_t deep = ampi_leans_on_l2(g) ? 128 : 256;
     return few ? panels : kc > deep ? ampi_min_size(panels, ampi_max_size(64 / g->a_width, 1)) : 1;
 }
 
@@ -5741,6 +5743,10 @@ AMPI_FN size_t ampi_b_full(const ampi_gemm_isa* g, const ampi_product* s, const 
     const size_t rest = b->nc % (2 * g->lanes);
     return rest == g->lanes && s->b.dtype == AMP_F32 ? b->nc : b->nc - rest;
 }
+/* Bytes of B. */
+AMPI_FN double ampi_b_bytes(const ampi_product* s) {
+    return (double)s->n * (double)s->k * (double)ampi_type_size(s->b.dtype);
+}
 /* Do rows of B begin with a cache line? Loads that cross one take a port twice. */
 AMPI_FN int ampi_b_on_lines(const ampi_product* s) {
     const size_t size = ampi_type_size(s->b.dtype);
@@ -5749,18 +5755,17 @@ AMPI_FN int ampi_b_on_lines(const ampi_product* s) {
 /* How many panels of A earn Intel's processors back that B, which is plain, is packed (measured). Packing reads long
    runs, which are what far memory delivers fast. */
 AMPI_FN size_t ampi_b_earns(const ampi_product* s, const ampi_block* b) {
-    const double bytes = (double)s->n * (double)s->k * (double)ampi_type_size(s->b.dtype);
-    const int far = bytes > (double)AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
+    const int far = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
     if (!b->few) return lines ? 37 : 12;
     if (lines) return far ? 2 : s->b.dtype == AMP_F16 ? 7 : SIZE_MAX;
-    return far ? 1 : bytes > (double)AMPI_GEMM_AWAY ? 2 : 4;
+    return far ? 1 : ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY ? 2 : 4;
 }
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
    come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
    cache, and if very many, rows should begin with a cache line. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     if (!ampi_b_is_plain(g, s)) return 0;
-    if (g->lanes == 16 && !ampi_leans_on_l3() && b->panels >= ampi_b_earns(s, b)) return 0;
+    if (ampi_leans_on_l2(g) && b->panels >= ampi_b_earns(s, b)) return 0;
     if (!b->few && (g->lanes < 16 || s->b.dtype != AMP_F32 || s->b.ld > AMPI_GEMM_LONG
                     || b->kc * b->nc > ampi_gemm_near() || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
     return ampi_b_full(g, s, b);
@@ -5921,7 +5926,7 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
         AMPI_FETCH(u->old + i * b->ldt + 2 * g->lanes, 0);
         if (g->lanes == 16) AMPI_FETCH(u->old + i * b->ldt + 32, 64);
     }
-    if (g->lanes == 16 && !ampi_leans_on_l3() && (b->finish || b->direct)) ampi_fetch_c(s, b, low, rows, j, columns);
+    if (ampi_leans_on_l2(g) && (b->finish || b->direct)) ampi_fetch_c(s, b, low, rows, j, columns);
     g->micro(rows, u);
     if (b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
 }
@@ -6115,7 +6120,7 @@ AMPI_FN void ampi_block_open(ampi_block* b, const ampi_gemm_isa* g, const ampi_p
     b->direct = b->last && ampi_is_direct(s);
     b->finish = b->last && g->finish && ampi_c_is_matrix(s) && !b->direct && s->k > 0;
     b->packed = ampi_b_in_place(g, s, b);
-    b->whole = !b->few || s->b.image || (g->lanes == 16 && !ampi_leans_on_l3() && !s->b.along_k);
+    b->whole = !b->few || s->b.image || (ampi_leans_on_l2(g) && !s->b.along_k);
 }
 
 /* One tile of C: pack, multiply, add up along k; then finish and store. */
@@ -6453,7 +6458,7 @@ enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096 };
 AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     const size_t size = ampi_type_size(s->b.dtype), all = AMPI_THIN_ROWS;
     const int collides = s->b.ld * size % 4096 == 0, small = g->lanes == 8;
-    const int far = (double)s->n * (double)s->k * (double)size > (double)AMPI_GEMM_FAR_AWAY;
+    const int far = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY;
     if (s->b.along_k) {
         if (far) return small && size == 2 ? all : (g->words && !g->staged) || small ? 4 : all;
         return small ? size == 2 ? all : 2 : 4;
