@@ -479,7 +479,8 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                            int accumulate, const amp_exec* exec);
 
 /* Layer norm over the rows of x[R,D]; gamma[D], beta[D] may be NULL (1 and 0). save_mean[R], save_invstd[R]
-   are written for the backward pass, or NULL. eps: 0 = 1e-5; > 0. */
+   are written for the backward pass, or NULL. eps: 0 = 1e-5; > 0. dgamma and dbeta are sums in double over runs of 64
+   rows, or of more than 2048 rows a 32nd of them in whole 64s, each from its first row on; then over the runs. */
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
                                           const void* beta, amp_dtype param_dtype, float eps,
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
@@ -1701,12 +1702,17 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 #endif
 
 /* OpenMP if the user compiles with it. Loops run over chunks whose size is fixed, so that the bits do not
-   depend on the number of threads. AMPI_PARALLEL_FOR goes before a `for` over an int64_t. */
+   depend on the number of threads. AMPI_PARALLEL_FOR goes before a `for` over an int64_t; so does AMPI_PARALLEL_TURNS,
+   where threads take turns, and the block behind AMPI_IN_TURN runs for one i after the other. */
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
   #define AMPI_PRAGMA(x) _Pragma(#x)
   #define AMPI_PARALLEL_FOR(condition) AMPI_PRAGMA(omp parallel for schedule(static) if (condition))
+  #define AMPI_PARALLEL_TURNS(condition) AMPI_PRAGMA(omp parallel for schedule(static, 1) ordered if (condition))
+  #define AMPI_IN_TURN AMPI_PRAGMA(omp ordered)
 #else
   #define AMPI_PARALLEL_FOR(condition)
+  #define AMPI_PARALLEL_TURNS(condition)
+  #define AMPI_IN_TURN
 #endif
 
 #ifdef __cplusplus
@@ -14647,22 +14653,22 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_lines_avx512(const ampi_ln_backward* q, 
     ampi_clear_upper();
 }
 #endif
-/* Rows from 0 on, two at a time, that fit into a tile: what they add to dg and db, and dx. Returns how many. */
-AMPI_FN size_t ampi_ln_pairs_backward(const ampi_ln_backward* q, size_t next, double* dg, double* db, void* dx,
-                                      amp_dtype dxt) {
-    size_t row = 0;
+/* Rows [row, past), two at a time, that fit into a tile: what they add to dg and db, and dx. Returns the first row that
+   is left. */
+AMPI_FN size_t ampi_ln_pairs_backward(const ampi_ln_backward* q, size_t row, size_t past, size_t next, double* dg,
+                                      double* db, void* dx, amp_dtype dxt) {
 #if AMPI_X86
     float g_tile[AMPI_TILE];
     double totals[4];
     const float* gamma = ampi_view_or(q->gamma, q->pt, 0, q->d, g_tile, 1.0f);
-    if (!ampi_typed(q->dyt, q->xt)) return 0;
-    for (; row + 2 <= q->rows; row += 2) {
+    if (!ampi_typed(q->dyt, q->xt)) return row;
+    for (; row + 2 <= past; row += 2) {
         ampi_ln_lines_avx512(q, row, gamma, next * q->d * ampi_type_size(q->xt), db, dg, totals);
         ampi_ln_row_dx(q, row, totals[0], totals[1], dx, dxt);
         ampi_ln_row_dx(q, row + 1, totals[2], totals[3], dx, dxt);
     }
 #endif
-    (void)q; (void)next; (void)dg; (void)db; (void)dx; (void)dxt;
+    (void)q; (void)past; (void)next; (void)dg; (void)db; (void)dx; (void)dxt;
     return row;
 }
 
@@ -14781,23 +14787,68 @@ AMPI_FN void ampi_ln_store_sums(void* dst, amp_dtype t, size_t start, size_t n, 
     for (i = 0; accumulate && i < n; i++) sums[i] = old[i] + sums[i];
     ampi_store_f32(dst, t, start, sums, n);
 }
-/* dgamma and dbeta of columns [start, start + count): down the rows, in their order. With dx, rows are finished on the
-   way, while they are in the cache. */
-AMPI_FN void ampi_ln_params_backward(const ampi_ln_backward* q, size_t start, size_t count, void* dgamma,
-                                     void* dbeta, amp_dtype dpt, int accumulate, void* dx, amp_dtype dxt) {
-    double dg[AMPI_TILE], db[AMPI_TILE];
-    size_t n = ampi_min_size(q->d - start, count), next = ampi_div_up(4096, n * ampi_type_size(q->xt)), row;
+/* A column's sum is that of its runs of so many rows, each from 0 on, in their order: threads can share out runs. They
+   are not many, as adding their sums is not shared. */
+AMPI_FN size_t ampi_ln_run_rows(size_t rows) {
+    return ampi_round_up(ampi_div_up(rows, 32), AMPI_SHORT);
+}
+/* The sums of columns [start, start + n) over the run from `row` on. With dx, which is for all columns, rows are
+   finished on the way, while they are in the cache. */
+AMPI_FN void ampi_ln_run(const ampi_ln_backward* q, size_t row, size_t start, size_t n, double* dg, double* db,
+                         void* dx, amp_dtype dxt) {
+    const size_t next = ampi_div_up(4096, n * ampi_type_size(q->xt));
+    const size_t past = ampi_min_size(row + ampi_ln_run_rows(q->rows), q->rows);
     memset(dg, 0, ampi_padded(n) * sizeof *dg);
     memset(db, 0, ampi_padded(n) * sizeof *db);
-    for (row = 0; ampi_is_short(q->rows, q->d) && row < q->rows; row += AMPI_SHORT)
+    for (; ampi_is_short(q->rows, q->d) && row < past; row += AMPI_SHORT)
         ampi_ln_short_backward(q, row, dg, db, dx, dxt);
-    if (dx && row == 0) row = ampi_ln_pairs_backward(q, next, dg, db, dx, dxt);
-    for (; row < q->rows; row++) {
+    if (dx && row < past) row = ampi_ln_pairs_backward(q, row, past, next, dg, db, dx, dxt);
+    for (; row < past; row++) {
         ampi_ln_columns(q, row, start, n, next, dg, db);
         if (dx) ampi_ln_row_backward(q, row, dx, dxt);
     }
-    ampi_ln_store_sums(dgamma, dpt, start, n, dg, accumulate);
-    ampi_ln_store_sums(dbeta, dpt, start, n, db, accumulate);
+}
+AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
+    size_t i, l;
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) sums[i + l] += run[i + l];
+}
+
+/* Where the parameters' gradients go. */
+typedef struct ampi_ln_params { void *dgamma, *dbeta; amp_dtype type; int accumulate; } ampi_ln_params;
+AMPI_FN void ampi_ln_store_params(const ampi_ln_params* p, size_t start, size_t n, const double* dg, const double* db) {
+    ampi_ln_store_sums(p->dgamma, p->type, start, n, dg, p->accumulate);
+    ampi_ln_store_sums(p->dbeta, p->type, start, n, db, p->accumulate);
+}
+/* Of columns [start, start + count). */
+AMPI_FN void ampi_ln_params_columns(const ampi_ln_backward* q, size_t start, size_t count, const ampi_ln_params* p) {
+    AMPI_ALIGNED double dg[AMPI_TILE] = { 0 }, db[AMPI_TILE] = { 0 }, run_dg[AMPI_TILE], run_db[AMPI_TILE];
+    const size_t n = ampi_min_size(q->d - start, count);
+    const size_t rows = ampi_ln_run_rows(q->rows);
+    size_t row;
+    for (row = 0; row < q->rows; row += rows) {
+        ampi_ln_run(q, row, start, n, run_dg, run_db, NULL, AMP_F32);
+        ampi_ln_add_run(dg, run_dg, ampi_padded(n));
+        ampi_ln_add_run(db, run_db, ampi_padded(n));
+    }
+    ampi_ln_store_params(p, start, n, dg, db);
+}
+/* Of all columns, which fit into a tile, and dx, if it is wanted: threads take runs in turn, and read them once. */
+AMPI_FN void ampi_ln_params_runs(const ampi_ln_backward* q, const ampi_ln_params* p, void* dx, amp_dtype dxt) {
+    AMPI_ALIGNED double dg[AMPI_TILE] = { 0 }, db[AMPI_TILE] = { 0 };
+    const int64_t rows = (int64_t)ampi_ln_run_rows(q->rows);
+    int64_t i;
+    AMPI_PARALLEL_TURNS(q->rows * q->d >= AMPI_PARALLEL_MIN)
+    for (i = 0; i < (int64_t)q->rows; i += rows) {
+        AMPI_ALIGNED double run_dg[AMPI_TILE], run_db[AMPI_TILE];
+        ampi_ln_run(q, (size_t)i, 0, q->d, run_dg, run_db, dx, dxt);
+        AMPI_IN_TURN
+        {
+            ampi_ln_add_run(dg, run_dg, ampi_padded(q->d));
+            ampi_ln_add_run(db, run_db, ampi_padded(q->d));
+        }
+    }
+    ampi_ln_store_params(p, 0, q->d, dg, db);
 }
 
 AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
@@ -14815,6 +14866,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
                                    { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
                                    { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
+    const ampi_ln_params params = { dgamma, dbeta, dparam_dtype, accumulate };
     ampi_ln_backward q;
     size_t columns = ampi_ln_columns_each(d);
     int64_t i, blocks = (int64_t)((d + columns - 1) / columns);
@@ -14825,13 +14877,14 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
                          "layer norm backward: %.0fx%.0f needs sizes >= 1", (double)rows, (double)d);
     q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
     q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
+    if ((dgamma || dbeta) && d <= AMPI_TILE
+        && (rows * d < AMPI_PARALLEL_MIN || rows > (ampi_threads() - 1) * ampi_ln_run_rows(rows))) {
+        ampi_ln_params_runs(&q, &params, dx, dx_dtype);
+        return AMP_OK;
+    }
     if (dgamma || dbeta) {
-        void* with = blocks == 1 && ampi_threads() == 1 ? dx : NULL;
         AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-        for (i = 0; i < blocks; i++)
-            ampi_ln_params_backward(&q, (size_t)i * columns, columns, dgamma, dbeta, dparam_dtype, accumulate, with,
-                                    dx_dtype);
-        if (with) return AMP_OK;
+        for (i = 0; i < blocks; i++) ampi_ln_params_columns(&q, (size_t)i * columns, columns, &params);
     }
     if (!dx) return AMP_OK;
     if (ampi_is_short(rows, d)) {
@@ -15044,12 +15097,14 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_activation_avx512(amp_activation f, void* y
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x) {
     const ampi_twin v = ampi_get_twin(t, x, i, n);
     ampi_twin density;
+    if (t == AMP_F32) AMPI_AHEAD(x, 4 * i);
     ampi_put_twin(t, y, i, n, ampi_mul_twin(v, ampi_normal_cdf_twin(v, &density)));
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_gelu_slope_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
                                                        const void* s) {
     const ampi_twin g = ampi_get_twin(t, dy, i, n), v = ampi_get_twin(t, s, i, n);
     ampi_twin density, cdf = ampi_normal_cdf_twin(v, &density), c = ampi_andnot_twin(ampi_same_twin(-0.0f), v);
+    if (t == AMP_F32) { AMPI_AHEAD(dy, 4 * i); AMPI_AHEAD(s, 4 * i); }
     c = ampi_andnot_twin(ampi_less_twin(ampi_same_twin(16.0f), c), v);                /* the density is 0 there */
     c = ampi_mul_twin(c, ampi_same_twin(0.398942280f));
     ampi_put_twin(t, dx, i, n, ampi_mul_twin(g, ampi_fma_twin(c, density, cdf)));

@@ -551,24 +551,28 @@ static void check_short_cross_entropy(amp_dtype t, amp_dtype other, size_t n, si
     free(labels);
     settle(&each); settle(&loss); settle(&x); settle(&dx); settle(&dx1);
 }
-/* Its column sums are those of doubles, row by row. */
-static void check_short_columns(const buffer* dy, const buffer* x, const float* mean, const float* inv, size_t rows,
+/* Its column sums are those of doubles, row by row in runs of 64 rows, or of a 32nd of them in whole 64s. */
+static void check_columns(const buffer* dy, const buffer* x, const float* mean, const float* inv, size_t rows,
                                 size_t d, const float* dg, const float* db) {
+    const size_t run = ((rows + 31) / 32 + 63) / 64 * 64;
     size_t i, r;
     for (i = 0; i < d; i++) {
-        double sum = 0, dot = 0;
+        double sums = 0, dots = 0, sum = 0, dot = 0;
         float want[2];
         for (r = 0; r < rows; r++) {
             const float g = (float)get(dy, r * d + i), centred = (float)get(x, r * d + i) - mean[r];
             sum += (double)g;
             dot += (double)g * (double)(centred * inv[r]);
+            if ((r + 1) % run != 0 && r + 1 != rows) continue;
+            sums += sum; dots += dot;
+            sum = dot = 0;
         }
-        want[0] = (float)dot; want[1] = (float)sum;
+        want[0] = (float)dots; want[1] = (float)sums;
         CHECK(memcmp(want, dg + i, 4) == 0 || (is_nan(want[0]) && is_nan(dg[i])));
         CHECK(memcmp(want + 1, db + i, 4) == 0 || (is_nan(want[1]) && is_nan(db[i])));
     }
 }
-static void check_short_norm(amp_dtype t, amp_dtype other, size_t rows, size_t d, size_t turn) {
+static void check_norm(amp_dtype t, amp_dtype other, size_t rows, size_t d, size_t turn) {
     buffer x = special_buffer(t, rows * d, turn), dy = special_buffer(other, rows * d, turn + 3);
     buffer y = special_buffer(other, rows * d, 0), y1 = special_buffer(other, rows * d, 0);
     buffer dx = special_buffer(t, rows * d, 0), dx1 = special_buffer(t, rows * d, 0);
@@ -580,7 +584,7 @@ static void check_short_norm(amp_dtype t, amp_dtype other, size_t rows, size_t d
     CHECK(amp_layer_norm_forward(x.p, t, g, b, other, 0, mean, inv, y.p, other, rows, d, NULL) == AMP_OK);
     CHECK(amp_layer_norm_backward(dy.p, other, x.p, t, g, other, mean, inv, dx.p, t, dg, dg + d, AMP_F32, 0, rows, d,
                                   NULL) == AMP_OK);
-    check_short_columns(&dy, &x, mean, inv, rows, d, dg, dg + d);
+    check_columns(&dy, &x, mean, inv, rows, d, dg, dg + d);
     for (i = 0; i < rows; i++) {
         float* m = (float*)stats1.p + i;
         amp_layer_norm_forward(element(&x, i * d), t, g, b, other, 0, m, m + rows, element(&y1, i * d), other, 1, d,
@@ -606,8 +610,8 @@ static void test_short_rows(void) {
             const size_t turn = rows[i] > 4000 ? 1 : (d + i) % 12;
             if (rows[i] > 4000 && d % 5 != 0) continue;
             check_short_softmax(t, other, rows[i], d, turn);
-            check_short_norm(t, other, rows[i], d, turn);
-            check_short_norm(other, t, rows[i], d, turn % 4);
+            check_norm(t, other, rows[i], d, turn);
+            check_norm(other, t, rows[i], d, turn % 4);
             check_short_cross_entropy(t, other, rows[i], d, 0, turn % 4);
             check_short_cross_entropy(t, other, rows[i], d, 0.1f, turn % 4);
             check_short_cross_entropy(t, other, rows[i], d, 0.1f, 4 + turn);
@@ -621,7 +625,10 @@ static void test_long_rows(void) {
     for (t = 0; t < 3; t++)
         for (i = 0; i < 6; i++)
             for (rows = 1; rows < 12; rows += 1 + rows / 5)
-                check_short_norm(types[t], types[t], rows, widths[i], rows % 4 + i);
+                check_norm(types[t], types[t], rows, widths[i], rows % 4 + i);
+    for (i = 0; i < 6; i++) check_norm(types[i % 3], types[i / 2], 63 + 34 * i, widths[i], i % 2);
+    check_norm(AMP_F32, AMP_F16, 2100, 33, 1);
+    check_norm(AMP_BF16, AMP_BF16, 4100, 18, 1);
 }
 
 /* K equal logits: the loss is log(K), which shows the logarithm alone (error below 1 ulp, then none). */
