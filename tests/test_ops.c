@@ -572,6 +572,20 @@ static void check_columns(const buffer* dy, const buffer* x, const float* mean, 
         CHECK(memcmp(want + 1, db + i, 4) == 0 || (is_nan(want[1]) && is_nan(db[i])));
     }
 }
+/* Numbers that swallow others show where a run ends: one in its first row, and its opposite in the next run's. */
+static void check_runs(size_t rows, size_t run, size_t d) {
+    buffer x = random_buffer(AMP_F32, rows * d, 1), dy = make(AMP_F32, rows * d), stats = make(AMP_F32, 2 * rows);
+    buffer dx = make(AMP_F32, rows * d), sums = make(AMP_F32, 2 * d);
+    float *inv = (float*)stats.p + rows, *g = (float*)dy.p, *dg = (float*)sums.p;
+    size_t i;
+    for (i = 0; i < 2 * rows; i++) ((float*)stats.p)[i] = i < rows ? 0.0f : 1.0f;
+    for (i = 0; i < rows * d; i++) g[i] = i < d ? 1.18059162e21f : i / d == run ? -1.18059162e21f : 1;
+    CHECK(amp_layer_norm_backward(g, AMP_F32, x.p, AMP_F32, NULL, AMP_F32, (float*)stats.p, inv, dx.p, AMP_F32, dg,
+                                  dg + d, AMP_F32, 0, rows, d, NULL) == AMP_OK);
+    check_columns(&dy, &x, (float*)stats.p, inv, rows, d, dg, dg + d);
+    for (i = 0; i < d; i++) CHECK(dg[d + i] == (float)(rows - 2 * run));
+    settle(&x); settle(&dy); settle(&stats); settle(&dx); settle(&sums);
+}
 static void check_norm(amp_dtype t, amp_dtype other, size_t rows, size_t d, size_t turn) {
     buffer x = special_buffer(t, rows * d, turn), dy = special_buffer(other, rows * d, turn + 3);
     buffer y = special_buffer(other, rows * d, 0), y1 = special_buffer(other, rows * d, 0);
@@ -628,6 +642,10 @@ static void test_long_rows(void) {
                 check_norm(types[t], types[t], rows, widths[i], rows % 4 + i);
     for (i = 0; i < 6; i++) check_norm(types[i % 3], types[i / 2], 63 + 34 * i, widths[i], i % 2);
     check_norm(AMP_F32, AMP_F16, 2100, 33, 1);
+    for (i = 0; i < 6; i++) {
+        check_runs(130, 64, widths[i]);
+        check_runs(2049, 128, widths[i] - 17);
+    }
     check_norm(AMP_BF16, AMP_BF16, 4100, 18, 1);
 }
 
