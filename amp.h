@@ -491,6 +491,9 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
                                            amp_dtype dx_dtype, void* dgamma, void* dbeta,
                                            amp_dtype dparam_dtype, int accumulate, size_t rows, size_t d,
                                            const amp_exec* exec);
+/* Bytes of workspace with which the backward call reads rows of more than 1024 elements once and not twice: at most
+   256 KB, and as much for each thread. 0 where it has no use for any. */
+AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d);
 
 /* --- element by element ---------------------------------------------------------------- */
 
@@ -1135,6 +1138,7 @@ typedef struct amp_backend {
                           const amp_exec* exec);
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
+    size_t (*layer_norm_workspace)(size_t rows, size_t d);
     /* The operators; each has the type of the public function of that name. */
     amp_result (*linear_forward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype,
                                  void*, amp_dtype, size_t, size_t, size_t, const amp_exec*);
@@ -14552,7 +14556,6 @@ AMPI_KERNEL_AVX2(ampi_ln_columns_plain,
                  dg, db, dy, x, mean, invstd, n)
 
 #if AMPI_X86
-/* `ahead` bytes on, rows below have the same columns: those beside them may be another thread's. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_columns_x16(amp_dtype t, size_t i, __mmask16 m, double* dg, double* db,
                                                         const void* dy, const void* x, size_t ahead, __m512 mean,
                                                         __m512 invstd) {
@@ -14590,20 +14593,19 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_columns_avx2(double* dg, double* db, ampi_
 }
 #endif
 
-/* The same for columns [start, start+n) of one row; `next` rows below are about a page of these columns. */
-AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start, size_t n, size_t next, double* dg,
+/* The same for columns [start, start+n) of one row; `ahead` bytes on lies what will be read soon. */
+AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start, size_t n, size_t ahead, double* dg,
                              double* db) {
     const size_t at = row * q->d + start;
     float dy_tile[AMPI_TILE], x_tile[AMPI_TILE];
 #if AMPI_X86
     if (ampi_typed_both(q->dyt, q->xt)) {
         AMPI_BY_HAND(ampi_ln_columns, dg, db, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
-                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), next * q->d * ampi_type_size(q->xt), q->mean[row],
-                     q->invstd[row]);
+                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), ahead, q->mean[row], q->invstd[row]);
         return;
     }
 #endif
-    (void)next;
+    (void)ahead;
     ampi_ln_columns_plain(dg, db, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile),
                           q->mean[row], q->invstd[row], ampi_padded(n));
 }
@@ -14613,22 +14615,21 @@ AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start
    stored half as often, and a row's sums need not wait for each other. */
 typedef struct ampi_ln_line { const void *dy, *x; __m512 mean, invstd; ampi_wide sum, dot; } ampi_ln_line;
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_line_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* r, __m512 gamma,
-                                                     size_t ahead, ampi_wide* db, ampi_wide* dg) {
+                                                     ampi_wide* db, ampi_wide* dg) {
     const __m512 dy = ampi_get_x16(t, r->dy, i, m), x = ampi_get_x16(t, r->x, i, m);
     const ampi_wide g = ampi_widen_x16(dy);
-    AMPI_FETCH(r->dy, ahead + i * ampi_type_size(t));
-    AMPI_FETCH(r->x, ahead + i * ampi_type_size(t));
+    AMPI_AHEAD(r->dy, i * ampi_type_size(t));
+    AMPI_AHEAD(r->x, i * ampi_type_size(t));
     ampi_wide_add(db, g);
     ampi_wide_fma(dg, g, ampi_widen_x16(_mm512_mul_ps(_mm512_sub_ps(x, r->mean), r->invstd)));
     ampi_dot_step(m, &r->sum, &r->dot, ampi_widen_x16(_mm512_mul_ps(dy, gamma)), x, r->mean);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_lines_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* a,
-                                                      ampi_ln_line* b, const float* gamma, size_t ahead, double* db,
-                                                      double* dg) {
+                                                      ampi_ln_line* b, const float* gamma, double* db, double* dg) {
     const __m512 g = ampi_get_x16(AMP_F32, gamma, i, m);
     ampi_wide sum = ampi_load_wide(db + i), dot = ampi_load_wide(dg + i);
-    ampi_ln_line_x16(t, i, m, a, g, ahead, &sum, &dot);
-    ampi_ln_line_x16(t, i, m, b, g, ahead, &sum, &dot);
+    ampi_ln_line_x16(t, i, m, a, g, &sum, &dot);
+    ampi_ln_line_x16(t, i, m, b, g, &sum, &dot);
     ampi_store_wide(db + i, sum);
     ampi_store_wide(dg + i, dot);
 }
@@ -14642,10 +14643,20 @@ AMPI_TARGET_AVX512 AMPI_VECTOR ampi_ln_line ampi_ln_line_of(const ampi_ln_backwa
     return r;
 }
 /* totals: the sums of the two rows. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_lines_avx512(const ampi_ln_backward* q, size_t row, const float* gamma,
-                                                     size_t ahead, double* db, double* dg, double* totals) {
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_lines_avx512(const ampi_ln_backward* q, size_t row, double* db, double* dg,
+                                                     double* totals) {
     ampi_ln_line a = ampi_ln_line_of(q, row), b = ampi_ln_line_of(q, row + 1);
-    AMPI_ALL_X16(ampi_ln_lines_x16, q->xt, q->d, &a, &b, gamma, ahead, db, dg);
+    const size_t size = ampi_type_size(q->xt);
+    float g_tile[AMPI_TILE];
+    size_t i, n;
+    for (i = 0; i < q->d; i += n) {
+        const float* gamma = ampi_view_or(q->gamma, q->pt, i, n = ampi_tile_size(q->d, i), g_tile, 1.0f);
+        AMPI_ALL_X16(ampi_ln_lines_x16, q->xt, n, &a, &b, gamma, db + i, dg + i);
+        a.dy = (const char*)a.dy + n * size;
+        b.dy = (const char*)b.dy + n * size;
+        a.x = (const char*)a.x + n * size;
+        b.x = (const char*)b.x + n * size;
+    }
     totals[0] = ampi_wide_total(a.sum);
     totals[1] = ampi_wide_total(a.dot);
     totals[2] = ampi_wide_total(b.sum);
@@ -14653,22 +14664,19 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_lines_avx512(const ampi_ln_backward* q, 
     ampi_clear_upper();
 }
 #endif
-/* Rows [row, past), two at a time, that fit into a tile: what they add to dg and db, and dx. Returns the first row that
-   is left. */
-AMPI_FN size_t ampi_ln_pairs_backward(const ampi_ln_backward* q, size_t row, size_t past, size_t next, double* dg,
-                                      double* db, void* dx, amp_dtype dxt) {
+/* Rows [row, past), two at a time: what they add to dg and db, and dx. Returns the first row that is left. */
+AMPI_FN size_t ampi_ln_pairs_backward(const ampi_ln_backward* q, size_t row, size_t past, double* dg, double* db,
+                                      void* dx, amp_dtype dxt) {
 #if AMPI_X86
-    float g_tile[AMPI_TILE];
     double totals[4];
-    const float* gamma = ampi_view_or(q->gamma, q->pt, 0, q->d, g_tile, 1.0f);
     if (!ampi_typed(q->dyt, q->xt)) return row;
     for (; row + 2 <= past; row += 2) {
-        ampi_ln_lines_avx512(q, row, gamma, next * q->d * ampi_type_size(q->xt), db, dg, totals);
+        ampi_ln_lines_avx512(q, row, db, dg, totals);
         ampi_ln_row_dx(q, row, totals[0], totals[1], dx, dxt);
         ampi_ln_row_dx(q, row + 1, totals[2], totals[3], dx, dxt);
     }
 #endif
-    (void)q; (void)past; (void)next; (void)dg; (void)db; (void)dx; (void)dxt;
+    (void)q; (void)past; (void)dg; (void)db; (void)dx; (void)dxt;
     return row;
 }
 
@@ -14792,19 +14800,22 @@ AMPI_FN void ampi_ln_store_sums(void* dst, amp_dtype t, size_t start, size_t n, 
 AMPI_FN size_t ampi_ln_run_rows(size_t rows) {
     return ampi_round_up(ampi_div_up(rows, 32), AMPI_SHORT);
 }
-/* The sums of columns [start, start + n) over the run from `row` on. With dx, which is for all columns, rows are
-   finished on the way, while they are in the cache. */
-AMPI_FN void ampi_ln_run(const ampi_ln_backward* q, size_t row, size_t start, size_t n, double* dg, double* db,
-                         void* dx, amp_dtype dxt) {
-    const size_t next = ampi_div_up(4096, n * ampi_type_size(q->xt));
-    const size_t past = ampi_min_size(row + ampi_ln_run_rows(q->rows), q->rows);
-    memset(dg, 0, ampi_padded(n) * sizeof *dg);
-    memset(db, 0, ampi_padded(n) * sizeof *db);
+/* sums: those of columns [start, start + n) over the run from `row` on, first dgamma's, then dbeta's. With dx, which is
+   for all columns, rows are finished on the way, while they are in the cache. About a page is fetched ahead: of the
+   same columns in rows below, as those beside them may be another thread's. */
+AMPI_FN void ampi_ln_run(const ampi_ln_backward* q, size_t row, size_t start, size_t n, double* sums, void* dx,
+                         amp_dtype dxt) {
+    const size_t size = ampi_type_size(q->xt), past = ampi_min_size(row + ampi_ln_run_rows(q->rows), q->rows);
+    const size_t ahead = n == q->d ? 4096 : ampi_div_up(4096, n * size) * q->d * size;
+    double *dg = sums, *db = sums + ampi_padded(n);
+    size_t i;
+    memset(sums, 0, 2 * ampi_padded(n) * sizeof *sums);
     for (; ampi_is_short(q->rows, q->d) && row < past; row += AMPI_SHORT)
         ampi_ln_short_backward(q, row, dg, db, dx, dxt);
-    if (dx && row < past) row = ampi_ln_pairs_backward(q, row, past, next, dg, db, dx, dxt);
+    if (dx && row < past) row = ampi_ln_pairs_backward(q, row, past, dg, db, dx, dxt);
     for (; row < past; row++) {
-        ampi_ln_columns(q, row, start, n, next, dg, db);
+        for (i = 0; i < n; i += ampi_tile_size(n, i))
+            ampi_ln_columns(q, row, start + i, ampi_tile_size(n, i), ahead, dg + i, db + i);
         if (dx) ampi_ln_row_backward(q, row, dx, dxt);
     }
 }
@@ -14816,39 +14827,62 @@ AMPI_FN void ampi_ln_add_run(double* sums, const double* run, size_t n) {
 
 /* Where the parameters' gradients go. */
 typedef struct ampi_ln_params { void *dgamma, *dbeta; amp_dtype type; int accumulate; } ampi_ln_params;
-AMPI_FN void ampi_ln_store_params(const ampi_ln_params* p, size_t start, size_t n, const double* dg, const double* db) {
-    ampi_ln_store_sums(p->dgamma, p->type, start, n, dg, p->accumulate);
-    ampi_ln_store_sums(p->dbeta, p->type, start, n, db, p->accumulate);
+AMPI_FN void ampi_ln_store_params(const ampi_ln_params* p, size_t start, size_t n, const double* sums) {
+    const double *dg = sums, *db = sums + ampi_padded(n);
+    size_t i;
+    for (i = 0; i < n; i += ampi_tile_size(n, i)) {
+        ampi_ln_store_sums(p->dgamma, p->type, start + i, ampi_tile_size(n, i), dg + i, p->accumulate);
+        ampi_ln_store_sums(p->dbeta, p->type, start + i, ampi_tile_size(n, i), db + i, p->accumulate);
+    }
 }
-/* Of columns [start, start + count). */
+/* Of columns [start, start + count), at most a tile of them. */
 AMPI_FN void ampi_ln_params_columns(const ampi_ln_backward* q, size_t start, size_t count, const ampi_ln_params* p) {
-    AMPI_ALIGNED double dg[AMPI_TILE] = { 0 }, db[AMPI_TILE] = { 0 }, run_dg[AMPI_TILE], run_db[AMPI_TILE];
+    AMPI_ALIGNED double sums[2 * AMPI_TILE] = { 0 }, run[2 * AMPI_TILE];
     const size_t n = ampi_min_size(q->d - start, count);
     const size_t rows = ampi_ln_run_rows(q->rows);
     size_t row;
     for (row = 0; row < q->rows; row += rows) {
-        ampi_ln_run(q, row, start, n, run_dg, run_db, NULL, AMP_F32);
-        ampi_ln_add_run(dg, run_dg, ampi_padded(n));
-        ampi_ln_add_run(db, run_db, ampi_padded(n));
+        ampi_ln_run(q, row, start, n, run, NULL, AMP_F32);
+        ampi_ln_add_run(sums, run, 2 * ampi_padded(n));
     }
-    ampi_ln_store_params(p, start, n, dg, db);
+    ampi_ln_store_params(p, start, n, sums);
 }
-/* Of all columns, which fit into a tile, and dx, if it is wanted: threads take runs in turn, and read them once. */
-AMPI_FN void ampi_ln_params_runs(const ampi_ln_backward* q, const ampi_ln_params* p, void* dx, amp_dtype dxt) {
-    AMPI_ALIGNED double dg[AMPI_TILE] = { 0 }, db[AMPI_TILE] = { 0 };
+
+/* Are threads to share out runs of rows, which are then read once? If there are enough runs for all. */
+AMPI_FN int ampi_ln_shares_runs(size_t rows, size_t d) {
+    return rows * d < AMPI_PARALLEL_MIN || rows > (ampi_threads() - 1) * ampi_ln_run_rows(rows);
+}
+/* Runs that are summed at a time. */
+AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
+    return rows * d < AMPI_PARALLEL_MIN ? 1 : ampi_min_size(ampi_threads(), ampi_div_up(rows, ampi_ln_run_rows(rows)));
+}
+/* Columns at most whose sums the second-level cache keeps besides the rows. */
+enum { AMPI_LN_WIDE = 16384 };
+AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
+    if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows < 1 || rows > SIZE_MAX / d) return 0;
+    if (!ampi_ln_shares_runs(rows, d)) return 0;
+    return (1 + ampi_ln_runs_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
+}
+/* Of all columns, and dx, if it is wanted: threads take runs in turn. The sums lie in `room`, or here, where they are
+   those of a tile at most. A run's have their place for themselves: the run that had it before has been added by then,
+   since no more of them are under way than there are places, and are added in turn. */
+AMPI_FN void ampi_ln_params_runs(const ampi_ln_backward* q, const ampi_ln_params* p, void* dx, amp_dtype dxt,
+                                 double* room) {
+    AMPI_ALIGNED double own[2 * AMPI_TILE];
+    const size_t width = 2 * ampi_padded(q->d), places = ampi_ln_runs_at_once(q->rows, q->d);
     const int64_t rows = (int64_t)ampi_ln_run_rows(q->rows);
+    double* sums = room ? room : own;
     int64_t i;
+    memset(sums, 0, width * sizeof *sums);
     AMPI_PARALLEL_TURNS(q->rows * q->d >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)q->rows; i += rows) {
-        AMPI_ALIGNED double run_dg[AMPI_TILE], run_db[AMPI_TILE];
-        ampi_ln_run(q, (size_t)i, 0, q->d, run_dg, run_db, dx, dxt);
+        AMPI_ALIGNED double own_run[2 * AMPI_TILE];
+        double* run = room ? room + (1 + (size_t)(i / rows) % places) * width : own_run;
+        ampi_ln_run(q, (size_t)i, 0, q->d, run, dx, dxt);
         AMPI_IN_TURN
-        {
-            ampi_ln_add_run(dg, run_dg, ampi_padded(q->d));
-            ampi_ln_add_run(db, run_db, ampi_padded(q->d));
-        }
+        { ampi_ln_add_run(sums, run, width); }
     }
-    ampi_ln_store_params(p, 0, q->d, dg, db);
+    ampi_ln_store_params(p, 0, q->d, sums);
 }
 
 AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, const void* x,
@@ -14868,7 +14902,9 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
     const ampi_ln_params params = { dgamma, dbeta, dparam_dtype, accumulate };
     ampi_ln_backward q;
-    size_t columns = ampi_ln_columns_each(d);
+    size_t columns = ampi_ln_columns_each(d), bytes = amp_layer_norm_workspace(rows, d);
+    const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
+    double* room = fits ? (double*)(void*)ampi_align64(exec->workspace) : NULL;
     int64_t i, blocks = (int64_t)((d + columns - 1) / columns);
     amp_result r = AMPI_CHECK(exec, "layer norm backward", all, list);
     if (r != AMP_OK) return r;
@@ -14877,9 +14913,8 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
                          "layer norm backward: %.0fx%.0f needs sizes >= 1", (double)rows, (double)d);
     q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
     q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
-    if ((dgamma || dbeta) && d <= AMPI_TILE
-        && (rows * d < AMPI_PARALLEL_MIN || rows > (ampi_threads() - 1) * ampi_ln_run_rows(rows))) {
-        ampi_ln_params_runs(&q, &params, dx, dx_dtype);
+    if ((dgamma || dbeta) && ampi_ln_shares_runs(rows, d) && (d <= AMPI_TILE || room)) {
+        ampi_ln_params_runs(&q, &params, dx, dx_dtype, room);
         return AMP_OK;
     }
     if (dgamma || dbeta) {
@@ -18954,6 +18989,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
                                      ampi_cpu_convert,
                                      amp_gemm_workspace,
                                      amp_conv2d_workspace,
+                                     amp_layer_norm_workspace,
                                      amp_linear_forward,
                                      amp_linear_backward,
                                      amp_conv2d_forward,
@@ -20254,6 +20290,7 @@ AMPI_FN size_t ampi_plan_workspace(const amp_model* m) {
         const ampi_node* n = &m->nodes[i];
         size_t bytes = 0, other;
         if (n->layer.op == AMP_OP_CONV2D) bytes = m->backend->conv2d_workspace(&n->conv);
+        if (n->layer.op == AMP_OP_LAYER_NORM) bytes = m->backend->layer_norm_workspace(batch, ampi_features(n));
         if (n->layer.op == AMP_OP_LINEAR) {
             size_t in = n->fan_in, out = (size_t)n->layer.channels;
             bytes = m->backend->gemm_workspace(batch, out, in);

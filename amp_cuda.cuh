@@ -5959,6 +5959,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
                                       amp_cuda_convert,
                                       amp_cuda_gemm_workspace,
                                       amp_cuda_conv2d_workspace,
+                                      amp_cuda_layer_norm_workspace,
                                       amp_cuda_linear_forward,
                                       amp_cuda_linear_backward,
                                       amp_cuda_conv2d_forward,

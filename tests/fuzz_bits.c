@@ -413,7 +413,7 @@ static amp_result try_rows(void) {
     y = in(n, yt); save = in_f(rows); invstd = (float*)positive(rows, AMP_F32, INPUT);
     beta = maybe(d, pt, OUTPUT);
     return amp_layer_norm_backward(y, yt, x, xt, gamma, pt, save, invstd, out(n, dt), dt, beta, maybe(d, pt, OUTPUT), pt, (int)add,
-                                   rows, d, some_exec(0));
+                                   rows, d, some_exec(amp_layer_norm_workspace(rows, d)));
 }
 static size_t some_count(void) { return below(12) ? below(4) ? some_size() : 1 + below(6000) : 65000 + below(9000); }
 static amp_result try_elements(void) {

@@ -573,7 +573,17 @@ static void check_columns(const buffer* dy, const buffer* x, const float* mean, 
     }
 }
 /* Numbers that swallow others show where a run ends: one in its first row, and its opposite in the next run's. */
+/* An exec with the workspace that layer norm's backward pass asks for, and nothing behind it. */
+static amp_exec norm_exec(size_t rows, size_t d) {
+    amp_exec e;
+    memset(&e, 0, sizeof e);
+    e.workspace_size = amp_layer_norm_workspace(rows, d);
+    e.workspace = e.workspace_size > 0 ? malloc(e.workspace_size) : NULL;
+    if (e.workspace) memset(e.workspace, 0xff, e.workspace_size);
+    return e;
+}
 static void check_runs(size_t rows, size_t run, size_t d) {
+    amp_exec e = norm_exec(rows, d);
     buffer x = random_buffer(AMP_F32, rows * d, 1), dy = make(AMP_F32, rows * d), stats = make(AMP_F32, 2 * rows);
     buffer dx = make(AMP_F32, rows * d), sums = make(AMP_F32, 2 * d);
     float *inv = (float*)stats.p + rows, *g = (float*)dy.p, *dg = (float*)sums.p;
@@ -581,9 +591,10 @@ static void check_runs(size_t rows, size_t run, size_t d) {
     for (i = 0; i < 2 * rows; i++) ((float*)stats.p)[i] = i < rows ? 0.0f : 1.0f;
     for (i = 0; i < rows * d; i++) g[i] = i < d ? 1.18059162e21f : i / d == run ? -1.18059162e21f : 1;
     CHECK(amp_layer_norm_backward(g, AMP_F32, x.p, AMP_F32, NULL, AMP_F32, (float*)stats.p, inv, dx.p, AMP_F32, dg,
-                                  dg + d, AMP_F32, 0, rows, d, NULL) == AMP_OK);
+                                  dg + d, AMP_F32, 0, rows, d, &e) == AMP_OK);
     check_columns(&dy, &x, (float*)stats.p, inv, rows, d, dg, dg + d);
     for (i = 0; i < d; i++) CHECK(dg[d + i] == (float)(rows - 2 * run));
+    free(e.workspace);
     settle(&x); settle(&dy); settle(&stats); settle(&dx); settle(&sums);
 }
 static void check_norm(amp_dtype t, amp_dtype other, size_t rows, size_t d, size_t turn) {
@@ -594,11 +605,23 @@ static void check_norm(amp_dtype t, amp_dtype other, size_t rows, size_t d, size
     buffer gamma = random_buffer(other, d, 1), beta = random_buffer(other, d, 1);
     const void *g = turn % 2 ? gamma.p : NULL, *b = turn % 3 ? beta.p : NULL;
     float *mean = (float*)stats.p, *inv = mean + rows, *dg = (float*)sums.p;
+    amp_exec e = norm_exec(rows, d);
+    int touched = 0;
     size_t i;
     CHECK(amp_layer_norm_forward(x.p, t, g, b, other, 0, mean, inv, y.p, other, rows, d, NULL) == AMP_OK);
     CHECK(amp_layer_norm_backward(dy.p, other, x.p, t, g, other, mean, inv, dx.p, t, dg, dg + d, AMP_F32, 0, rows, d,
-                                  NULL) == AMP_OK);
+                                  &e) == AMP_OK);
     check_columns(&dy, &x, mean, inv, rows, d, dg, dg + d);
+    for (i = 0; i < 2 * d; i++) dg[i] = -7;
+    e.workspace_size -= e.workspace_size > 0 ? 1 : 0;         /* now too small, so not to be touched */
+    if (e.workspace) memset(e.workspace, 0x55, e.workspace_size);
+    CHECK(amp_layer_norm_backward(dy.p, other, x.p, t, g, other, mean, inv, dx1.p, t, dg, dg + d, AMP_F32, 0, rows, d,
+                                  &e) == AMP_OK);
+    check_columns(&dy, &x, mean, inv, rows, d, dg, dg + d);
+    CHECK(same(&dx, &dx1));
+    for (i = 0; i < e.workspace_size; i++) touched |= ((unsigned char*)e.workspace)[i] != 0x55;
+    CHECK(!touched);
+    free(e.workspace);
     for (i = 0; i < rows; i++) {
         float* m = (float*)stats1.p + i;
         amp_layer_norm_forward(element(&x, i * d), t, g, b, other, 0, m, m + rows, element(&y1, i * d), other, 1, d,
@@ -633,20 +656,25 @@ static void test_short_rows(void) {
 }
 /* Longer rows too give, many of them together, what each gives alone. */
 static void test_long_rows(void) {
-    static const size_t widths[] = { 18, 33, 100, 768, 1024, 1025 };
+    static const size_t widths[] = { 18, 33, 100, 768, 1024, 1025, 1057, 4096 };
     size_t i, rows;
     int t;
     for (t = 0; t < 3; t++)
-        for (i = 0; i < 6; i++)
-            for (rows = 1; rows < 12; rows += 1 + rows / 5)
+        for (i = 0; i < 8; i++)
+            for (rows = 1; rows < (widths[i] > 2000 ? 4 : 12); rows += 1 + rows / 5)
                 check_norm(types[t], types[t], rows, widths[i], rows % 4 + i);
-    for (i = 0; i < 6; i++) check_norm(types[i % 3], types[i / 2], 63 + 34 * i, widths[i], i % 2);
+    for (i = 0; i < 8; i++) check_norm(types[i % 3], types[i / 2 % 3], 63 + 34 * i, widths[i], i % 2);
     check_norm(AMP_F32, AMP_F16, 2100, 33, 1);
-    for (i = 0; i < 6; i++) {
+    for (i = 0; i < 7; i++) {
         check_runs(130, 64, widths[i]);
         check_runs(2049, 128, widths[i] - 17);
     }
     check_norm(AMP_BF16, AMP_BF16, 4100, 18, 1);
+    check_norm(AMP_F16, AMP_F16, 70, 16384, 1);
+    check_norm(AMP_F32, AMP_F32, 3, 16385, 1);
+    CHECK(amp_layer_norm_workspace(100, 1024) == 0 && amp_layer_norm_workspace(1, 1025) == 4 * 1040 * 8 + 64);
+    CHECK(amp_layer_norm_workspace(4096, 16384) >= 2 * 262144 && amp_layer_norm_workspace(4096, 16385) == 0);
+    CHECK(amp_layer_norm_workspace(0, 2048) == 0 && amp_layer_norm_workspace(SIZE_MAX / 2, 2048) == 0);
 }
 
 /* K equal logits: the loss is log(K), which shows the logarithm alone (error below 1 ulp, then none). */

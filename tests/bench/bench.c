@@ -542,7 +542,7 @@ static amp_result call_layer_norm(void) {
 static amp_result call_layer_norm_backward(void) {
     const open_case* o = &now_open;
     return amp_layer_norm_backward(o->b, o->type, o->a, o->type, o->f, AMP_F32, o->g, o->h, o->c, o->type, o->i,
-                                   o->i + o->n, AMP_F32, 0, o->m, o->n, NULL);
+                                   o->i + o->n, AMP_F32, 0, o->m, o->n, &o->exec);
 }
 static void open_layer_norm(const char* shape) {
     open_case* o = &now_open;
@@ -558,6 +558,7 @@ static void open_layer_norm_backward(const char* shape) {
     o->spans[1].use = 'r';
     o->c = low_array(o->m * o->n, 'w');
     o->i = f32_array(2 * o->n, 0);
+    workspace(amp_layer_norm_workspace(o->m, o->n));
     o->call = call_layer_norm_backward;
 }
 static amp_result call_batch_norm(void) {
@@ -808,8 +809,8 @@ static const subject subjects[] = {
     { "adam", "65536 *10000000", "f32 f16", open_adam },
     { "adamw", "65536 10000000", "f32 f16", open_adamw },
     { "sgd momentum", "65536 *10000000", "f32 f16", open_sgd },
-    { "layer norm forward", "*4096x768", "f32 f16 bf16", open_layer_norm },
-    { "layer norm backward", "4096x768", "f32 f16 bf16", open_layer_norm_backward },
+    { "layer norm forward", "*4096x768 1024x4096", "f32 f16 bf16", open_layer_norm },
+    { "layer norm backward", "4096x768 1024x4096", "f32 f16 bf16", open_layer_norm_backward },
     { "batch norm forward", "*64x64x784", "f32 f16 bf16", open_batch_norm },
     { "batch norm backward", "64x64x784", "f32 f16 bf16", open_batch_norm_backward },
     { "softmax", "*4096x1000", "f32 f16 bf16", open_softmax },
