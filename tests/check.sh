@@ -59,17 +59,20 @@ if have gcov; then step "coverage" make -s coverage; else skip "gcov is not here
 step "planted faults, every forty-eighth" $PYTHON tests/mutants.py 1/48
 if have clang; then step "clang" again clang clang "-O2"; else skip "clang is not here"; fi
 step "OpenMP" env OMP_NUM_THREADS=3 make -s test B=build/omp CC="$CC" CFLAGS="-O2 -fopenmp"
-small_stack() { # KB, the implementation's object: the operators need no more than amp.h says
-    for t in ops conv gemm model; do
-        $CC -std=c99 -O2 tests/test_$t.c $2 -o $out/stack_$t -lm && (ulimit -s $1 && $out/stack_$t) || return 1
+small_stack() { # KB, the implementation's object, tests: the operators need no more than amp.h says
+    k=$1; o=$2; shift 2
+    for t in "$@"; do
+        $CC -std=c99 -O2 tests/test_$t.c $o -o $out/stack_$t -lm && (ulimit -s $k && $out/stack_$t) || return 1
     done
 }
-small_stack_unoptimised() { # KB, compiler
-    $2 -std=c99 -O0 -c tests/impl.c -o $out/O0.o && small_stack $1 $out/O0.o
+small_stack_unoptimised() { # KB, compiler, tests
+    $2 -std=c99 -O0 -c tests/impl.c -o $out/O0.o || return 1
+    k=$1; shift 2
+    small_stack $k $out/O0.o "$@"
 }
-step "a stack of 128 KB" small_stack 128 build/impl.o
-step "a stack of 128 KB in a build for debugging" small_stack_unoptimised 128 "$CC"
-if have clang; then step "a stack of 160 KB, clang -O0" small_stack_unoptimised 160 clang; fi
+step "a stack of 128 KB" small_stack 128 build/impl.o ops conv gemm model
+step "a stack of 128 KB in a build for debugging" small_stack_unoptimised 128 "$CC" ops conv gemm model
+if have clang; then step "a stack of 160 KB in clang's" small_stack_unoptimised 160 clang conv gemm; fi
 step "contraction allowed (-std=gnu99 -ffp-contract=fast)" again gnu99 "$CC" "-std=gnu99 -O2 -ffp-contract=fast"
 for isa in scalar avx2; do step "AMP_ISA=$isa" env AMP_ISA=$isa make -s test CC="$CC"; done
 unit_in_c() { # the code for a matrix unit where there is none
