@@ -11,6 +11,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define CHART_ERROR 400
 #define CHART_NEUTRAL "#7b7f86"         /* text and axes: 4 to 1 on white, 5 to 1 on black */
@@ -215,12 +216,27 @@ static inline void chart_draw(FILE* out, const char* title, const chart_panel* p
     fputs("</g>\n</svg>\n", out);
 }
 
-/* 1 if PATH.tmp can be created: asked before a long run, not after it. Otherwise 0 and a sentence. */
+/* A device, a pipe or a directory: what a picture must not take the place of. */
+static inline int chart_is_no_file(const char* path) {
+#if defined(_WIN32)
+    struct _stat there;
+    return _stat(path, &there) == 0 && (there.st_mode & _S_IFMT) != _S_IFREG;
+#else
+    struct stat there;
+    return stat(path, &there) == 0 && !S_ISREG(there.st_mode);
+#endif
+}
+
+/* 1 if PATH can be replaced and PATH.tmp created: asked before a long run, not after it. Otherwise 0 and a sentence. */
 static inline int chart_try(const char* path, char* error) {
     char temporary[1024];
     FILE* out;
     if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= (int)sizeof temporary) {
         snprintf(error, CHART_ERROR, "the path of the picture is too long");
+        return 0;
+    }
+    if (chart_is_no_file(path)) {
+        snprintf(error, CHART_ERROR, "%.300s: is not a regular file, so no picture takes its place", path);
         return 0;
     }
     out = fopen(temporary, "wb");

@@ -21,10 +21,16 @@ build/demo --steps 20 > $out/demo.txt || exit 1
 grep -q '</svg>' build/demo.svg || { echo "the demo wrote no picture"; exit 1; }
 [ -z "$1" ] || build/demo "$1" --steps 20 > $out/demo.txt || exit 1
 refuses() { # one line on stderr, nothing on stdout, status not 0
-    build/demo "$@" > $out/demo.out 2> $out/demo.err && { echo "demo $* was accepted"; exit 1; }
-    [ "$(wc -l < $out/demo.err)" -eq 1 ] || { echo "demo $*: not one line:"; cat $out/demo.err; exit 1; }
+    "$@" > $out/refused.out 2> $out/refused.err && { echo "accepted: $*"; exit 1; }
+    [ "$(wc -l < $out/refused.err)" -eq 1 ] || { echo "$*: not one line:"; cat $out/refused.err; exit 1; }
+    [ ! -s $out/refused.out ] || { echo "$*: refused too late"; exit 1; }
 }
-refuses /no/such/directory
-refuses --no-such-option
-mkdir -p $out/bad && printf 'short' > $out/bad/train-images-idx3-ubyte && refuses $out/bad
+refuses build/demo /no/such/directory
+refuses build/demo --no-such-option
+mkdir -p $out/bad && printf 'short' > $out/bad/train-images-idx3-ubyte && refuses build/demo $out/bad
+# Where a picture would go stands a directory, a pipe: they stay.
+rm -f $out/pipe && mkfifo $out/pipe || exit 1
+refuses build/demo --steps 1 --svg $out/bad
+refuses build/demo --steps 1 --svg $out/pipe
+[ -p $out/pipe ] || { echo "the demo put its picture in the place of a pipe"; exit 1; }
 exit 0
