@@ -1,9 +1,10 @@
 /* data.h - where the examples get their digits from. Header only; everything is static.
 
    Two sources, one result (a data_set):
-     data_load    reads the MNIST files (IDX format, plain or .gz) from a directory that the caller names;
+     data_load    reads the MNIST files (IDX format, plain or .gz) from a directory that the caller names, data_load_both
+                  those to train and those to test with;
      data_digits  draws digits of its own, from strokes, so that nothing has to be downloaded.
-   Both return 1, or 0 with one sentence in `error` (DATA_ERROR bytes), and then hold no memory.
+   All return 1, or 0 with one sentence in `error` (DATA_ERROR bytes), and then hold no memory.
 
    The drawn digits use integer arithmetic only: the same seed gives the same pixels on every machine.
    The files are treated as hostile: every size is checked before it is used, memory grows only with data that
@@ -516,6 +517,20 @@ static inline int data_load(data_set* d, const char* directory, const char* whic
     free(images.bytes);
     free(labels.bytes);
     return ok;
+}
+
+/* "train" and "t10k" of a directory: they must have images of one size, as one network is to see both. */
+static inline int data_load_both(data_set* training, data_set* test, const char* directory, char* error) {
+    memset(test, 0, sizeof *test);
+    if (!data_load(training, directory, "train", error)) return 0;
+    if (data_load(test, directory, "t10k", error)) {
+        if (training->height == test->height && training->width == test->width) return 1;
+        data_fail(error, "%.200s: the images to train with are %dx%d pixels, those to test with %dx%d", directory,
+                  training->height, training->width, test->height, test->width);
+    }
+    data_free(training);
+    data_free(test);
+    return 0;
 }
 
 /* ---------------------------------------------------------------------------------------- */

@@ -293,8 +293,7 @@ static int read_options(options* o, int argc, char** argv) {
 }
 
 static int get_data(const char* directory, data_set* training, data_set* test, char* error) {
-    if (directory)
-        return data_load(training, directory, "train", error) && data_load(test, directory, "t10k", error);
+    if (directory) return data_load_both(training, test, directory, error);
     return data_digits(training, OWN_TRAIN, 1, error) && data_digits(test, OWN_TEST, 2, error);
 }
 

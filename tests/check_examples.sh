@@ -33,4 +33,10 @@ rm -f $out/pipe && mkfifo $out/pipe || exit 1
 refuses build/demo --steps 1 --svg $out/bad
 refuses build/demo --steps 1 --svg $out/pipe
 [ -p $out/pipe ] || { echo "the demo put its picture in the place of a pipe"; exit 1; }
+# One image of 2x2 pixels to train with, one of 1x1 to test with.
+mkdir -p $out/sizes
+printf '\0\0\10\3\0\0\0\1\0\0\0\2\0\0\0\2abcd' > $out/sizes/train-images-idx3-ubyte
+printf '\0\0\10\3\0\0\0\1\0\0\0\1\0\0\0\1a' > $out/sizes/t10k-images-idx3-ubyte
+printf '\0\0\10\1\0\0\0\1\7' | tee $out/sizes/train-labels-idx1-ubyte > $out/sizes/t10k-labels-idx1-ubyte
+refuses build/demo $out/sizes --steps 1
 exit 0

@@ -209,7 +209,7 @@ static void without_masters_it_stalls(void) {
 int main(int argc, char** argv) {
     char error[DATA_ERROR] = "";
     real_data = argc > 1 && argv[1][0];
-    if (real_data ? !data_load(&train_set, argv[1], "train", error) || !data_load(&test_set, argv[1], "t10k", error)
+    if (real_data ? !data_load_both(&train_set, &test_set, argv[1], error)
                   : !data_digits(&train_set, 12000, 1, error) || !data_digits(&test_set, 2000, 2, error)) {
         fprintf(stderr, "%s\n", error);
         return 2;
