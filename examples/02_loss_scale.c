@@ -33,11 +33,13 @@ static void row(int exponent) {
 
 /* The scaler finds a good scale by itself: halved after an overflow (that step is skipped), doubled after a
    number of clean steps in a row. */
-static void search(void) {
+static int search(void) {
+    amp_logger logger = { amp_log_stderr, NULL };
     amp_scaler scaler;
-    amp_scaler_desc desc = { .init_scale = 1099511627776.0f, .growth_interval = 10 };  /* 2^40, far too high */
+    amp_scaler_desc desc = { .init_scale = 1099511627776.0f,                           /* 2^40, far too high */
+                             .growth_interval = 10, .logger = &logger };
     amp_tensor tensor = { scaled, AMP_F16, COUNT, "gradients" };
-    amp_scaler_init(&scaler, &desc);
+    if (amp_scaler_init(&scaler, &desc) != AMP_OK) return 0;
     for (int step = 0; step < 60; step++) {
         float scale = amp_scaler_scale_loss(&scaler, 1.0f);
         for (int i = 0; i < COUNT; i++) scaled[i] = gradients[i] * scale;
@@ -47,6 +49,7 @@ static void search(void) {
     }
     printf("\nA dynamic scaler that started at 2^40 stands at 2^%g after 60 steps, %d of them skipped.\n",
            log2((double)scaler.state.scale), (int)scaler.state.skipped);
+    return 1;
 }
 
 int main(void) {
@@ -60,6 +63,5 @@ int main(void) {
     for (size_t i = 0; i < sizeof exponents / sizeof exponents[0]; i++) row(exponents[i]);
     printf("\nThe largest power of two that leaves a factor of 2 to spare: 2^%g\n",
            log2((double)s.suggested_scale));
-    search();
-    return 0;
+    return search() ? 0 : 1;
 }

@@ -12,6 +12,7 @@
    Run:  make examples && build/03_master_weights                                                         */
 #define AMP_IMPLEMENTATION
 #include "../amp.h"
+#include <stdlib.h>
 
 enum { COUNT = 1000, STEPS = 200 };
 
@@ -31,14 +32,15 @@ static double distance(int use_low) {
 static double travel(float lr, int use_master, int use_low) {
     amp_param p = { .master = use_master ? master : NULL, .low = use_low ? low : NULL, .low_dtype = AMP_F16,
                     .grad = gradient, .grad_dtype = AMP_F32, .count = COUNT, .name = "weights" };
-    amp_optimizer_desc desc = { .kind = AMP_SGD, .lr = lr };
+    amp_logger logger = { amp_log_stderr, NULL };
+    amp_optimizer_desc desc = { .kind = AMP_SGD, .lr = lr, .logger = &logger };
     amp_optimizer optimizer;
     for (int i = 0; i < COUNT; i++) {
         master[i] = start[i];
         low[i] = amp_half_from_float(start[i]);
         gradient[i] = 1.0f;
     }
-    if (amp_optimizer_init(&optimizer, &desc, &p, 1) != AMP_OK) return 0.0;
+    if (amp_optimizer_init(&optimizer, &desc, &p, 1) != AMP_OK) exit(1);
     for (int step = 0; step < STEPS; step++) amp_optimizer_step(&optimizer, NULL, NULL);
     return distance(use_low);
 }

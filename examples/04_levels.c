@@ -22,7 +22,7 @@ static void build(amp_model* m, amp_dtype pinned) {
 }
 
 static int show(const char* title, amp_level level, amp_dtype pinned) {
-    amp_model_desc desc = { .batch = 32, .precision = { .level = level } };
+    amp_model_desc desc = { .batch = 32, .precision = { .level = level }, .logger = { .log = amp_log_stderr } };
     amp_model* m;
     amp_result r = amp_model_create(&m, &desc);
     if (r != AMP_OK) return 0;
@@ -32,7 +32,7 @@ static int show(const char* title, amp_level level, amp_dtype pinned) {
         printf("=== %s ===\n", title);
         amp_model_print(m, stdout);
         printf("\n");
-    } else fprintf(stderr, "%s\n", amp_model_error(m));
+    }
     amp_model_destroy(m);
     return r == AMP_OK;
 }

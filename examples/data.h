@@ -1,8 +1,8 @@
 /* data.h - where the examples get their digits from. Header only; everything is static.
 
    Two sources, one result (a data_set):
-     data_load    reads the MNIST files (IDX format, plain or .gz) from a directory that the caller names, data_load_both
-                  those to train and those to test with;
+     data_load    reads the MNIST files (IDX format, plain or .gz) from a directory that the caller names,
+                  data_load_both those to train and those to test with;
      data_digits  draws digits of its own, from strokes, so that nothing has to be downloaded.
    All return 1, or 0 with one sentence in `error` (DATA_ERROR bytes), and then hold no memory.
 

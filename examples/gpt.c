@@ -112,8 +112,7 @@ static int train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* sc
         gpt_forward(g, tokens, B);
         float loss = gpt_loss(g, targets);
         gpt_backward(g, tokens, targets, amp_scaler_scale_loss(scaler, 1.0f));
-        amp_optimizer_step(optimizer, scaler, NULL);
-        amp_scaler_update(scaler);
+        if (amp_optimizer_step(optimizer, scaler, NULL) != AMP_OK || amp_scaler_update(scaler) != AMP_OK) return 0;
         if (step % REPORT) continue;
         printf("step %3d  loss %.3f  scale %-6g  %.0f letters/s\n", step, (double)loss, (double)scaler->state.scale,
                REPORT * B * T / (seconds() - start));
@@ -156,19 +155,20 @@ static int run(const text* t, amp_dtype low, const char* checkpoint) {
     const amp_optimizer_desc adamw = { .kind = AMP_ADAMW, .lr = 0.006f, .beta2 = 0.99f, .weight_decay = 0.1f,
         .clip_norm = 1.0f, .groups = gpt_groups, .group_count = 2, .logger = &g.logger,
         .schedule = { .kind = AMP_SCHEDULE_COSINE, .warmup_steps = 20, .total_steps = STEPS, .floor = 0.1f } };
-    const amp_scaler_desc unscaled = { .preset = AMP_SCALER_STATIC, .init_scale = 1.0f };
-    const amp_scaler_desc dynamic = { .growth_interval = 100 };
+    const amp_scaler_desc unscaled = { .preset = AMP_SCALER_STATIC, .init_scale = 1.0f, .logger = &g.logger };
+    const amp_scaler_desc dynamic = { .growth_interval = 100, .logger = &g.logger };
     amp_optimizer optimizer;
     amp_scaler scaler;
     if (!gpt_create(&g, &shape)) return fprintf(stderr, "gpt: there is not enough memory\n"), 1;
-    amp_optimizer_init(&optimizer, &adamw, g.params, g.count);
-    amp_scaler_init(&scaler, low == AMP_F16 ? &dynamic : &unscaled);      /* only half needs a loss scale */
-    printf("%d letters, %d different ones; %s, %.1f MB\n", (int)t->length, (int)t->vocabulary, amp_dtype_name(low),
-           1e-6 * (double)g.used);
-    int done = train(&g, t, &optimizer, &scaler, checkpoint);
-    if (done) write_on(&g, t, '\n');
+    int ok = amp_optimizer_init(&optimizer, &adamw, g.params, g.count) == AMP_OK &&
+             amp_scaler_init(&scaler, low == AMP_F16 ? &dynamic : &unscaled) == AMP_OK;  /* only half needs a scale */
+    if (ok)
+        printf("%d letters, %d different ones; %s, %.1f MB\n", (int)t->length, (int)t->vocabulary, amp_dtype_name(low),
+               1e-6 * (double)g.used);
+    ok = ok && train(&g, t, &optimizer, &scaler, checkpoint);
+    if (ok) write_on(&g, t, '\n');
     gpt_free(&g);
-    return !done;
+    return !ok;
 }
 
 int main(int argc, char** argv) {

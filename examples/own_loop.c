@@ -89,11 +89,14 @@ static void mlp_update(MLP* m) {
     amp_scaler_update(&m->scaler);
 }
 
-static void mlp_init(MLP* m) {
+static int mlp_init(MLP* m) {
+    const amp_logger logger = { amp_log_stderr, NULL };
+    const amp_optimizer_desc adamw = { .kind = AMP_ADAMW, .logger = &logger };
+    const amp_scaler_desc dynamic = { .init_scale = 16777216.0f, .growth_interval = 100, .logger = &logger };
     for (int i = 0; i < PARAMS; i++) m->master[i] = 0.1f * (amp_random_uniform(7, (uint64_t)i) - 0.5f);
     m->param = (amp_param){ m->master, m->params, AMP_F16, m->grads, AMP_F32, m->m, m->v, PARAMS, 0, "mlp" };
-    amp_optimizer_init(&m->optimizer, &(amp_optimizer_desc){ .kind = AMP_ADAMW }, &m->param, 1);
-    amp_scaler_init(&m->scaler, &(amp_scaler_desc){ .init_scale = 16777216.0f, .growth_interval = 100 });
+    return amp_optimizer_init(&m->optimizer, &adamw, &m->param, 1) == AMP_OK &&
+           amp_scaler_init(&m->scaler, &dynamic) == AMP_OK;
 }
 
 static int mlp_correct(const MLP* m) {
@@ -114,7 +117,7 @@ int main(void) {
     int correct = 0;
     if (!data_digits(&train, TRAIN, 1, error)) return fprintf(stderr, "%s\n", error), 1;
     if (!data_digits(&test, TEST, 2, error)) return fprintf(stderr, "%s\n", error), data_free(&train), 1;
-    mlp_init(&m);
+    if (!mlp_init(&m)) return data_free(&train), data_free(&test), 1;
     for (int step = 1; step <= STEPS; step++) {
         mlp_load(&m, &train, step * B);
         float loss = mlp_forward(&m);

@@ -12,13 +12,15 @@ int main(void) {
     }
     amp_model* m;
     amp_model_create(&m, &(amp_model_desc){ .batch = 256, .precision = { .level = AMP_O2 },
-                                            .optimizer = { .kind = AMP_ADAM, .lr = 0.01f } });
+                                            .optimizer = { .kind = AMP_ADAM, .lr = 0.01f },
+                                            .logger = { .log = amp_log_stderr } });
     amp_value x = amp_relu(m, amp_linear(m, amp_input(m, 2, 1, 1), 32));
     amp_softmax_cross_entropy(m, amp_linear(m, x, 2), NULL);
-    if (amp_model_finalize(m) != AMP_OK) return fprintf(stderr, "%s\n", amp_model_error(m)), 1;
+    if (amp_model_finalize(m) != AMP_OK) return 1;
     for (int step = 0; step <= 500; step++) {
         amp_step_info info;
-        amp_train_step(m, &(amp_batch){ .n = 256, .inputs = { points }, .targets = { inside } }, &info);
+        amp_batch batch = { .n = 256, .inputs = { points }, .targets = { inside } };
+        if (amp_train_step(m, &batch, &info) != AMP_OK) return 1;
         if (step % 100 == 0) printf("step %3d  loss %.4f  scale %g\n", step, info.loss, info.scale_before);
     }
     amp_model_destroy(m);

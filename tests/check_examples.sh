@@ -4,11 +4,31 @@
 # The demo is built as it stands, with the implementation; the others are linked with one that is there, to save minutes.
 out=build/check_examples; mkdir -p $out
 make -s build/demo build/impl.o || exit 1
+built() { # built EXAMPLE PROGRAM
+    ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -Iexamples $out/$1.c build/impl.o -o $out/$2 -lm || exit 1
+}
 for e in train_small own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels; do
-    sed '/^#define AMP_IMPLEMENTATION$/d' examples/$e.c > $out/$e.c &&
-    ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -Iexamples $out/$e.c build/impl.o -o $out/$e -lm || exit 1
+    sed '/^#define AMP_IMPLEMENTATION$/d' examples/$e.c > $out/$e.c || exit 1
+    built $e $e
     [ -n "$($out/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }
 done
+# With a setting that amp.h refuses an example says so and fails.
+spoilt() { # spoilt EXAMPLE SETTING VALUE
+    sed "s/$2/$3/" $out/$1.c > $out/spoilt.c
+    cmp -s $out/$1.c $out/spoilt.c && { echo "$1 has no '$2'"; exit 1; }
+    built spoilt spoilt
+    $out/spoilt > $out/spoilt.out 2> $out/spoilt.err && { echo "$1 succeeded with $3"; exit 1; }
+    [ -s $out/spoilt.err ] || { echo "$1 did not say why it failed with $3"; exit 1; }
+}
+spoilt gpt 'STEPS = 600' 'STEPS = 20'
+spoilt gpt 'growth_interval = 100' 'growth_interval = -100'
+spoilt own_loop '\.kind = AMP_ADAMW' '.kind = AMP_ADAMW, .beta1 = 2.0f'
+spoilt own_loop 'growth_interval = 100' 'growth_interval = -100'
+spoilt train_small '\.batch = 256' '.batch = -1'
+spoilt train_small '\.n = 256' '.n = 257'
+spoilt 02_loss_scale 'growth_interval = 10' 'growth_interval = -10'
+spoilt 03_master_weights '1e-2f, ' '-1e-2f, '
+spoilt 04_levels '\.batch = 32' '.batch = -1'
 # A gpt that was stopped somewhere goes on from its checkpoint, and writes what it would have written.
 rm -f $out/gpt.kept
 timeout -s KILL 3 $out/gpt README.md $out/gpt.kept > /dev/null 2>&1
