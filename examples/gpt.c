@@ -84,17 +84,42 @@ static double seconds(void) {
 #endif
 }
 
-/* Saves or loads all that training needs to go on: parameters, moments and loss scale, and here the steps made and the
-   numbers drawn. */
-static int keep(amp_optimizer* o, amp_scaler* s, const char* path, int* steps, int load) {
-    double place[2] = { *steps, draws };
-    const amp_logger logger = { amp_log_stderr, NULL };
-    const amp_file_desc desc = { .logger = &logger };
-    const amp_file_tensor more = { { place, AMP_F64, 2, "place" }, 1, { 2 } };
-    amp_result r = (load ? amp_optimizer_load : amp_optimizer_save)(o, s, path, &more, 1, &desc);
-    *steps = (int)place[0];
-    draws = (uint32_t)place[1];
-    return r == AMP_OK;
+/* A checkpoint has all that training needs to go on: parameters, moments and loss scale; and here the steps made, the
+   numbers drawn, and what must be the same then: the type, and which bytes are letters. */
+typedef struct place { double steps, draws, type, is_letter[256]; } place;
+
+static const amp_logger to_stderr = { amp_log_stderr, NULL };
+static const amp_file_desc file_desc = { .logger = &to_stderr };
+
+static place place_now(const gpt* g, const text* t, int steps) {
+    place p = { steps, draws, g->s.low, { 0 } };
+    for (size_t i = 0; i < t->vocabulary; i++) p.is_letter[t->byte_of[i]] = 1.0;
+    return p;
+}
+static amp_file_tensor place_tensor(place* p) {
+    enum { NUMBERS = sizeof *p / sizeof p->steps };
+    return (amp_file_tensor){ { p, AMP_F64, NUMBERS, "place" }, 1, { NUMBERS } };
+}
+
+static int save(const gpt* g, const text* t, amp_optimizer* o, amp_scaler* s, const char* path, int steps) {
+    place now = place_now(g, t, steps);
+    const amp_file_tensor more = place_tensor(&now);
+    return amp_optimizer_save(o, s, path, &more, 1, &file_desc) == AMP_OK;
+}
+/* Returns 0 after a sentence. Looks at the place alone first: other letters may be as many. */
+static int load(const gpt* g, const text* t, amp_optimizer* o, amp_scaler* s, const char* path, int* steps) {
+    const place now = place_now(g, t, 0);
+    place then;
+    const amp_file_tensor more = place_tensor(&then);
+    if (amp_file_load(path, &more, 1, &file_desc) != AMP_OK) return 0;
+    if (then.type != now.type)
+        return fprintf(stderr, "gpt: %s was not trained in %s\n", path, amp_dtype_name(g->s.low)), 0;
+    if (memcmp(then.is_letter, now.is_letter, sizeof now.is_letter))
+        return fprintf(stderr, "gpt: %s was trained on a text with other letters\n", path), 0;
+    if (amp_optimizer_load(o, s, path, &more, 1, &file_desc) != AMP_OK) return 0;
+    *steps = (int)then.steps;
+    draws = (uint32_t)then.draws;
+    return 1;
 }
 
 /* Returns 0 after a sentence. */
@@ -105,8 +130,10 @@ static int train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* sc
     FILE* there = checkpoint ? fopen(checkpoint, "rb") : NULL;
     if (there) {
         fclose(there);
-        if (!keep(optimizer, scaler, checkpoint, &step, 1)) return 0;
+        if (!load(g, t, optimizer, scaler, checkpoint, &step)) return 0;
     }
+    printf("%d letters, %d different ones; %s, %.1f MB\n", (int)t->length, (int)t->vocabulary, amp_dtype_name(g->s.low),
+           1e-6 * (double)g->used);
     while (step++ < STEPS) {
         text_batch(t, tokens, targets);
         gpt_forward(g, tokens, B);
@@ -116,7 +143,7 @@ static int train(gpt* g, const text* t, amp_optimizer* optimizer, amp_scaler* sc
         if (step % REPORT) continue;
         printf("step %3d  loss %.3f  scale %-6g  %.0f letters/s\n", step, (double)loss, (double)scaler->state.scale,
                REPORT * B * T / (seconds() - start));
-        if (checkpoint && !keep(optimizer, scaler, checkpoint, &step, 0)) return 0;
+        if (checkpoint && !save(g, t, optimizer, scaler, checkpoint, step)) return 0;
         start = seconds();
     }
     printf("%d steps skipped\n\n", (int)scaler->state.skipped);
@@ -162,14 +189,13 @@ static int run(const text* t, amp_dtype low, const char* checkpoint) {
     if (!gpt_create(&g, &shape)) return fprintf(stderr, "gpt: there is not enough memory\n"), 1;
     int ok = amp_optimizer_init(&optimizer, &adamw, g.params, g.count) == AMP_OK &&
              amp_scaler_init(&scaler, low == AMP_F16 ? &dynamic : &unscaled) == AMP_OK;  /* only half needs a scale */
-    if (ok)
-        printf("%d letters, %d different ones; %s, %.1f MB\n", (int)t->length, (int)t->vocabulary, amp_dtype_name(low),
-               1e-6 * (double)g.used);
     ok = ok && train(&g, t, &optimizer, &scaler, checkpoint);
     if (ok) write_on(&g, t, '\n');
     gpt_free(&g);
     return !ok;
 }
+
+static const char usage[] = "usage: gpt [f32 | f16 | bf16] [FILE [CHECKPOINT]]";
 
 int main(int argc, char** argv) {
     static text t;
@@ -178,9 +204,11 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc; i++) {
         amp_dtype type = AMP_F32;
         while (type <= AMP_BF16 && strcmp(argv[i], amp_dtype_name(type))) type = (amp_dtype)(type + 1);
+        if (strcmp(argv[i], "--help") == 0) return puts(usage), 0;
         if (type <= AMP_BF16) low = type;
-        else if (!path) path = argv[i];
-        else checkpoint = argv[i];
+        else if (argv[i][0] != '-' && !path) path = argv[i];
+        else if (argv[i][0] != '-' && !checkpoint) checkpoint = argv[i];
+        else return fprintf(stderr, "gpt: '%s' is not understood; %s\n", argv[i], usage), 2;
     }
     int status = text_get(&t, path) ? run(&t, low, checkpoint) : 1;
     free(t.bytes);

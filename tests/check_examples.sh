@@ -36,15 +36,26 @@ $out/gpt README.md $out/gpt.kept | sed -n '/steps skipped/,$p' > $out/gpt.resume
 $out/gpt README.md | sed -n '/steps skipped/,$p' > $out/gpt.whole
 [ -s $out/gpt.kept ] && [ -s $out/gpt.whole ] && cmp -s $out/gpt.resumed $out/gpt.whole ||
     { echo "gpt does not go on as if it had never stopped"; exit 1; }
-rm -f build/demo.svg
-build/demo --steps 20 > $out/demo.txt || exit 1
-grep -q '</svg>' build/demo.svg || { echo "the demo wrote no picture"; exit 1; }
-[ -z "$1" ] || build/demo "$1" --steps 20 > $out/demo.txt || exit 1
 refuses() { # one line on stderr, nothing on stdout, status not 0
     "$@" > $out/refused.out 2> $out/refused.err && { echo "accepted: $*"; exit 1; }
     [ "$(wc -l < $out/refused.err)" -eq 1 ] || { echo "$*: not one line:"; cat $out/refused.err; exit 1; }
     [ ! -s $out/refused.out ] || { echo "$*: refused too late"; exit 1; }
 }
+# It goes on in no other type and with no other alphabet, as large a one or a smaller one.
+rm -f $out/gpt.bf16
+timeout -s KILL 3 $out/gpt bf16 README.md $out/gpt.bf16 > $out/gpt.txt 2>&1
+refuses $out/gpt f32 README.md $out/gpt.bf16
+tr x '\001' < README.md > $out/other.txt
+refuses $out/gpt $out/other.txt $out/gpt.kept
+tr -d x < README.md > $out/other.txt
+refuses $out/gpt $out/other.txt $out/gpt.kept
+refuses $out/gpt f16 README.md $out/gpt.kept more
+refuses $out/gpt --no-such-option
+$out/gpt --help | grep -q '^usage: gpt ' || { echo "gpt --help does not say how it is used"; exit 1; }
+rm -f build/demo.svg
+build/demo --steps 20 > $out/demo.txt || exit 1
+grep -q '</svg>' build/demo.svg || { echo "the demo wrote no picture"; exit 1; }
+[ -z "$1" ] || build/demo "$1" --steps 20 > $out/demo.txt || exit 1
 refuses build/demo /no/such/directory
 refuses build/demo --no-such-option
 mkdir -p $out/bad && printf 'short' > $out/bad/train-images-idx3-ubyte && refuses build/demo $out/bad
