@@ -330,7 +330,8 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
      FP32, each result element is rounded once, to nearest even, to its type.
    - Each output element is summed in one fixed order, so the bits depend on nothing but the inputs (and, with
      AMP_SUMS_FAST, on the processor).
-   - A gradient output pointer may be NULL: that gradient is not wanted.
+   - A gradient output pointer may be NULL: that gradient is not wanted. (Not x of amp_concat_backward, which
+     does nothing but fill it.)
    - `accumulate` != 0 adds to what the gradient buffer holds instead of overwriting it.
    - The last parameter may be NULL. Errors: AMP_ERR_ARGUMENT, AMP_ERR_DESC, AMP_ERR_SHAPE, AMP_ERR_DTYPE,
      found before anything is written.
@@ -536,7 +537,8 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void*
                            void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
 
 /* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part makes a
-   concat. amp_concat_backward takes the columns out again, adding to x's buffer if accumulate. */
+   concat. amp_concat_backward takes the columns out again, adding to x's buffer if accumulate; a NULL x is
+   AMP_ERR_ARGUMENT, unless D is 0. */
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype,
                               size_t d_total, size_t column, size_t rows, const amp_exec* exec);
 AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
@@ -857,7 +859,8 @@ struct amp_scaler {
     amp_scaler_list   lists[AMP_SCALER_MAX_LISTS];
 };
 
-/* Starts a scaler. desc == NULL: PyTorch's. AMP_ERR_DESC names the field that is out of range. */
+/* Starts a scaler. desc == NULL: PyTorch's. AMP_ERR_DESC names the field that is out of range; AMP_ERR_ARGUMENT: s is
+   NULL. After an error *s is as before: memory that was not zeroed must not be used then. */
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
 /* loss * scale in FP32, and remembers the scale in use for this window. Pass 1.0f to get the factor
@@ -1039,7 +1042,7 @@ typedef struct amp_optimizer {
 /* params is kept, not copied. AMP_ERR_DESC, AMP_ERR_DTYPE, AMP_ERR_ARGUMENT (a missing buffer, no parameter at all, or
    two arrays, of one parameter or of two, that share memory). Moments that are not needed may share: those of a frozen
    group too, which must have their own before its rate is written. If a low copy is given beside a master it is written
-   here. */
+   here. After an error *o and what params point to are as before: an *o that was not zeroed must not be used then. */
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
                                       int count);
 
@@ -1230,9 +1233,11 @@ typedef struct amp_model_desc {
     amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32, in which nothing is lost;
                                           F16, BF16 */
     int accumulate;                    /* micro-batches per optimizer step; 0 = 1. The gradient is the mean of
-                                          theirs: each weighs alike, whatever its n */
+                                          theirs: each weighs alike, whatever its n. Above 1 not with
+                                          max_replays (AMP_ERR_DESC) */
     int max_replays;                   /* after an overflow, how often to repeat the same batch at the
-                                          lower scale; 0 = none */
+                                          lower scale; 0 = none. Not with accumulate above 1, whose
+                                          earlier micro-batches are gone (AMP_ERR_DESC) */
     amp_sums sums;                     /* 0 = AMP_SUMS_FIXED; AMP_SUMS_FAST is for speed on a CPU */
     uint64_t seed;                     /* of weights and dropout; any value */
     const amp_backend* backend;        /* NULL = CPU */

@@ -1568,6 +1568,7 @@ static void test_refusals(void) {
     REFUSED(amp_dropout_forward(x, AMP_F32, y, AMP_F32, 4, -0.5f, 0, 0, &e), AMP_ERR_DESC, "-0.5");
     REFUSED(amp_concat_forward(x, AMP_F32, 4, y, AMP_F32, 6, 3, 2, &e), AMP_ERR_SHAPE, "do not fit in 6");
     REFUSED(amp_concat_backward(y, AMP_F32, 6, 3, x, AMP_F32, 4, 2, 0, &e), AMP_ERR_SHAPE, "concat backward: columns 3..3+4 do not fit in 6");
+    REFUSED(amp_concat_backward(y, AMP_F32, 6, 2, NULL, AMP_F32, 4, 2, 0, &e), AMP_ERR_ARGUMENT, "concat backward: x is NULL");
     REFUSED(amp_softmax_cross_entropy_forward(x, AMP_F32, labels, 0, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
             "label 12 at row 5 is outside 0..9");
     REFUSED(amp_softmax_cross_entropy_backward(x, AMP_F32, labels, 0, NULL, 1, y, AMP_F32, 6, 10, &e),
