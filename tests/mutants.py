@@ -385,6 +385,7 @@ TABLE = [
     ("ops", "sums[i] = old[i] + sums[i];", "sums[i] = old[i];"),
     ("ops", "skip = (size_t)((offset + start) & 3u);", "skip = (size_t)(start & 3u);"),
     ("ops", "bits + skip, p, 1.0f / (1.0f - p),", "bits + skip, p, 1.0f,"),
+    ("ops", "\"x\", x, x_dtype, AMPI_OUT | none, AMPI_FLAT(rows * d)", "\"x\", x, x_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows * d)"),
     ("ops", "ampi_log_one(&loss, smoothing - 1.0f, z - max);", "ampi_log_one(&loss, -1.0f, z - max);"),
     ("ops", "if (label - i < n) ampi_fma_one(", "if (label < n) ampi_fma_one("),
     ("ops", "v[i] = (uint16_t)(first + i);", "v[i] = (uint16_t)(first + (i & 1022));"),
