@@ -1017,7 +1017,7 @@ typedef struct amp_param {
     const char* name;           /* for messages; may be NULL */
 } amp_param;
 
-/* How many of m and v an optimizer needs: 0, 1 or 2. -1 if the desc is not valid. */
+/* How many of m and v an optimizer needs: 0, 1 or 2. -1 if the desc, a group's settings included, is not valid. */
 AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc);
 
 /* The part that moves; a plain struct, the same on the host and on a GPU. */
@@ -1070,11 +1070,13 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
    call amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one
    of them or a check has seen skips those that follow. info may be NULL. AMP_ERR_STATE: before any
    scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate
-   or a group's weight decay is not finite or negative, or a group was frozen in more steps than there were. */
+   or a group's weight decay is not finite or negative, state.step is negative or 2^62 or more, or a group was
+   frozen in more steps than there were. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
-/* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative. A group with a
-   rate of its own keeps that: write o->groups[i].lr (or weight_decay), which the next step checks. */
+/* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative, or before
+   amp_optimizer_init. A group with a rate of its own keeps that: write o->groups[i].lr (or weight_decay), which the
+   next step checks. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 /* Sets every gradient to zero (memset: also over inf and NaN). */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
@@ -1521,7 +1523,8 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
 /* A file as amp_file_save writes it: masters (or the 16-bit weights where there are no masters) under the names of
    the parameters, moments "<parameter>.m" and ".v", running statistics "<layer>.running_mean" and "_var", scaler, step
    and skip counts, random-number position. Resuming gives the same bits as never having stopped.
-   AMP_ERR_STATE between the micro-batches of a step. Loading needs a model built and finalized the same
+   AMP_ERR_STATE between the micro-batches of a step; AMP_ERR_ARGUMENT, and the old file stays, for a rate or a
+   state that amp_optimizer_step refuses. Loading needs a model built and finalized the same
    way; names, shapes, level, seed, kind of optimizer (and maximize) and scaler rule must agree, otherwise
    AMP_ERR_FORMAT with the first difference, and nothing changes; so too if a tensor, the scaler, the step, a rate or
    the position is damaged (CRC-32). The learning rates, base and groups', are loaded; amp_optimizer_set_lr may set
@@ -1543,7 +1546,9 @@ AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, i
    the data. Moments are called "<parameter>.m" and "<parameter>.v": each parameter needs a name of its own, of at most
    77 bytes. Loading writes the 16-bit copies too; it needs an optimizer of the same kind with the same parameters and
    a scaler of the same rule, refuses what amp_checkpoint_load refuses, and keeps the settings which that keeps. Memory
-   of the host only. Errors: as amp_file_save and amp_file_load; AMP_ERR_STATE inside a window of s. */
+   of the host only. Errors: as amp_file_save and amp_file_load; AMP_ERR_STATE inside a window of s; AMP_ERR_ARGUMENT
+   and AMP_ERR_DTYPE for parameters that amp_optimizer_init refuses, and saving does, with the old file left, for a
+   rate or a state that amp_optimizer_step refuses. */
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc);
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
@@ -18213,7 +18218,8 @@ AMP_DEF int amp_optimizer_moments(const amp_optimizer_desc* desc) {
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     ampi_optimizer_fill(&d);
-    return ampi_optimizer_validate(&d) == AMP_OK ? ampi_moment_count(&d) : -1;
+    if (ampi_optimizer_validate(&d) != AMP_OK || ampi_groups_validate(&d) != AMP_OK) return -1;
+    return ampi_moment_count(&d);
 }
 
 AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
@@ -18759,12 +18765,13 @@ AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, cons
     if (!ampi_lr_is_valid(&s->lr, 0))
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.lr %g must be finite and not negative", place,
                          (double)s->lr);
-    if (s->step < 0)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.step %ld is negative", place, (long)s->step);
+    if (s->step < 0 || s->step >> 62)
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.step %lld must lie in 0..2^62-1", place,
+                         (long long)s->step);
     for (i = 0; i < AMP_MAX_GROUPS; i++)
         if (s->frozen_steps[i] < 0 || s->frozen_steps[i] > s->step)
-            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.frozen_steps[%d] %ld must lie in 0..%ld, the steps",
-                             place, i, (long)s->frozen_steps[i], (long)s->step);
+            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: state.frozen_steps[%d] %lld must lie in 0..%lld, "
+                             "the steps", place, i, (long long)s->frozen_steps[i], (long long)s->step);
     return AMP_OK;
 }
 
@@ -18883,7 +18890,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
 }
 
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
-    if (!o) return AMP_ERR_ARGUMENT;
+    if (!o || !o->params) return AMP_ERR_ARGUMENT;
     if (!ampi_lr_is_valid(&lr, 0))
         return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
                          "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
@@ -22933,11 +22940,23 @@ AMPI_FN amp_result ampi_checkpoint_write(const ampi_subject* c, const char* path
     return r;
 }
 
+/* A copy that speaks through this logger. */
+AMPI_FN amp_optimizer ampi_optimizer_speaking(const amp_optimizer* o, const amp_logger* logger) {
+    amp_optimizer copy = *o;
+    memset(&copy.logger, 0, sizeof copy.logger);
+    if (logger) copy.logger = *logger;
+    return copy;
+}
+
+/* State and rates that loading would refuse must not take the place of a good file. */
 AMPI_FN amp_result ampi_checkpoint_save(const ampi_subject* c, const char* path) {
+    const amp_optimizer o = ampi_optimizer_speaking(c->optimizer, c->logger);
     unsigned char bytes[AMP_SCALER_STATE_BYTES];
     char scaler[2 * AMP_SCALER_STATE_BYTES + 1] = "";
     ampi_state_list s;
-    amp_result r = c->scaler ? amp_scaler_save(c->scaler, bytes, sizeof bytes) : AMP_OK;
+    amp_result r = ampi_optimizer_check_rates(&o, c->saver);
+    if (r != AMP_OK) return r;
+    if (c->scaler) r = amp_scaler_save(c->scaler, bytes, sizeof bytes);
     if (r != AMP_OK)
         return ampi_fail(c->logger, r, "checkpoint: the scaler is inside a step; finish the step first");
     if (c->scaler) ampi_hex_encode(bytes, sizeof bytes, scaler);
@@ -23263,22 +23282,30 @@ AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, i
     return r == AMP_OK ? ampi_checkpoint_load(&c, path, count ? count : &read) : r;
 }
 
-/* The subject of a loop of the caller's. Its names must fit into the list, with ".m" behind. */
+/* The parameters, which may have changed since init. Their names must fit into the list, with ".m" behind. */
+AMPI_FN amp_result ampi_loop_check_params(const amp_optimizer* o, const amp_logger* logger) {
+    const amp_optimizer copy = ampi_optimizer_speaking(o, logger);
+    amp_result r = ampi_params_validate(&copy, o->params, o->count);
+    int i;
+    for (i = 0; i < o->count && r == AMP_OK; i++) {
+        size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
+        if (n == 0 || n + 3 > sizeof(ampi_state_name))
+            r = ampi_fail(logger, AMP_ERR_ARGUMENT, "checkpoint: parameter %d needs a name of 1 to %d bytes", i,
+                          (int)sizeof(ampi_state_name) - 3);
+    }
+    return r;
+}
+
+/* The subject of a loop of the caller's. */
 AMPI_FN amp_result ampi_loop_ready(ampi_subject* c, amp_optimizer* o, amp_scaler* s, const char* path,
                                    const amp_file_tensor* more, int count, const amp_file_desc* desc) {
     amp_result r = ampi_file_check_desc(desc);
-    int i;
     memset(c, 0, sizeof *c);
     c->logger = desc ? desc->logger : NULL;
     if (r == AMP_OK) r = ampi_file_check_tensors(path, more, count, c->logger);
     if (r != AMP_OK) return r;
     if (!o || !o->params) return ampi_fail(c->logger, AMP_ERR_ARGUMENT, "checkpoint: there is no optimizer");
-    for (i = 0; i < o->count; i++) {
-        size_t n = o->params[i].name ? strlen(o->params[i].name) : 0;
-        if (n == 0 || n + 3 > sizeof(ampi_state_name))
-            return ampi_fail(c->logger, AMP_ERR_ARGUMENT, "checkpoint: parameter %d needs a name of 1 to %d bytes", i,
-                             (int)sizeof(ampi_state_name) - 3);
-    }
+    if ((r = ampi_loop_check_params(o, c->logger)) != AMP_OK) return r;
     c->optimizer = o;
     c->scaler = s;
     c->more = more;

@@ -464,7 +464,7 @@ TABLE = [
     ("optim", "int64_t t = o->state.step - o->state.frozen_steps[group];", "int64_t t = o->state.step;"),
     ("optim", "if (ampi_is_off(&o->groups[i].lr)) o->state.frozen_steps[i]++;", ""),
     ("optim", "if (s->frozen_steps[i] < 0 || s->frozen_steps[i] > s->step)", "if (s->frozen_steps[i] > s->step)"),
-    ("optim", "    if (s->step < 0)\n", "    if (0)\n"),
+    ("optim", "if (s->step < 0 || s->step >> 62)", "if (s->step >> 63)"),
     ("checkpoint", "    memcpy(o->state.frozen_steps, restored->frozen_steps, sizeof o->state.frozen_steps);\n", ""),
     ("checkpoint", "return x->is_optional && text[strspn(text, \"0\")] == 0;", "return x->is_optional;"),
     ("checkpoint", "return x->is_optional && text[strspn(text, \"0\")] == 0;", "return 0;"),
@@ -491,6 +491,9 @@ TABLE = [
     ("optim", "ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);\n"
      "        if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);",
      "ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);"),
+    ("optim", "ampi_optimizer_validate(&d) != AMP_OK || ampi_groups_validate(&d) != AMP_OK", "ampi_optimizer_validate(&d) != AMP_OK"),
+    ("checkpoint", "amp_result r = ampi_optimizer_check_rates(&o, c->saver);", "amp_result r = ((void)o, AMP_OK);"),
+    ("checkpoint", "amp_result r = ampi_params_validate(&copy, o->params, o->count);", "amp_result r = ((void)copy, AMP_OK);"),
     ("optim", "    o->state.step++;\n}\n", "    if (!o->desc.clip_norm) o->state.step++;\n}\n"),
     ("optim", "u->frozen = ampi_is_off(&g->lr);", "u->frozen = 0;"),
     # --- backend

@@ -1569,8 +1569,10 @@ static void test_own_loop_refusals(void) {
     CHECK(m && amp_checkpoint_save(m, other) == AMP_OK);
     d = counting_desc(0);
     b.optimizer.desc = amp_model_optimizer(m)->desc;
+    b.optimizer.count = 2;                                           /* that desc has one group */
     REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, other, NULL, 0, &d), AMP_ERR_FORMAT, "written by amp_optimizer_save?");
     b.optimizer.desc = before.optimizer.desc;
+    b.optimizer.count = 3;
     CHECK(amp_optimizer_save(&b.optimizer, NULL, other, b.more, 2, &d) == AMP_OK);
     REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, other, b.more, 2, &d), AMP_ERR_FORMAT, "amp.scaler is missing");
     amp_scaler_scale_loss(&a.scaler, 1.0f);
@@ -1578,6 +1580,70 @@ static void test_own_loop_refusals(void) {
     CHECK(amp_optimizer_load(&a.optimizer, &a.scaler, path, a.more, 2, &d) == AMP_ERR_STATE);
     amp_model_destroy(m);
 #undef REFUSED
+}
+
+/* What loading would refuse is not saved over a good file; nor is anything read or written through what is gone. */
+static void test_own_loop_written_by_hand(void) {
+    const char* path = in_folder("loop.safetensors");
+    static own_loop a, b;
+    amp_file_desc d = counting_desc(0);
+    amp_optimizer* o = &a.optimizer;
+    size_t n, m;
+    unsigned char *good, *now;
+    int k;
+    loop_init(&a, 1);
+    loop_init(&b, 1);
+    loop_train(&a, 3);
+    loop_train(&b, 3);
+    CHECK(amp_optimizer_save(o, &a.scaler, path, a.more, 2, &d) == AMP_OK);
+    good = read_bytes(path, &n);
+    for (k = 0; k < 6; k++) {
+        static const char* const words[] = {
+            "amp_optimizer_save: state.step -3", "amp_optimizer_save: state.step 4611686018427387904",
+            "amp_optimizer_save: groups[0].lr -2", "amp_optimizer_save: state.lr -1", "parameter 1 (u): neither master nor low",
+            "parameter 0 (w): its group does not exist"
+        };
+        if (k == 0) o->state.step = -3;
+        if (k == 1) o->state.step = INT64_C(1) << 62;
+        if (k == 2) o->groups[0].lr = -2.0f;
+        if (k == 3) o->state.lr = (float)AMP_ZERO;
+        if (k == 4) a.params[1].low = NULL;
+        if (k == 5) a.params[0].group = AMP_MAX_GROUPS;
+        sentences = 0;
+        CHECK(amp_optimizer_save(o, &a.scaler, path, a.more, 2, &d) == AMP_ERR_ARGUMENT && sentences == 1);
+        CHECK_MSG(strstr(sentence, words[k]), "%s", sentence);
+        if (k > 3) {
+            CHECK(amp_optimizer_load(o, &a.scaler, path, a.more, 2, &d) == AMP_ERR_ARGUMENT && sentences == 2);
+            CHECK_MSG(strstr(sentence, words[k]), "%s", sentence);
+        }
+        now = read_bytes(path, &m);
+        CHECK(n == m && memcmp(good, now, n) == 0);
+        free(now);
+        a.params[1].low = a.low[1];
+        a.params[0].group = 0;
+        CHECK(amp_optimizer_load(o, &a.scaler, path, a.more, 2, &d) == AMP_OK && same_loops(&a, &b));
+    }
+    free(good);
+}
+
+/* The same for a model. */
+static void test_model_written_by_hand(void) {
+    const char* path = in_folder("model.safetensors");
+    amp_model* m = make_model(&usual);
+    amp_optimizer* o = m ? amp_model_optimizer(m) : NULL;
+    int k;
+    if (!o) { CHECK(o != NULL); return; }
+    CHECK(amp_checkpoint_save(m, path) == AMP_OK);
+    for (k = 0; k < 3; k++) {
+        if (k == 0) o->state.step = -3;
+        if (k == 1) o->state.step = INT64_C(1) << 62;
+        if (k == 2) o->groups[0].lr = -2.0f;
+        CHECK(amp_checkpoint_save(m, path) == AMP_ERR_ARGUMENT);
+        CHECK_MSG(strstr(amp_model_error(m), k < 2 ? "amp_checkpoint_save: state.step" : "amp_checkpoint_save: groups[0].lr -2"), "%s",
+                  amp_model_error(m));
+        CHECK(amp_checkpoint_load(m, path) == AMP_OK && o->state.step == 0 && o->groups[0].lr != -2.0f);
+    }
+    amp_model_destroy(m);
 }
 
 static void test_own_loop_memory(void) {
@@ -1644,6 +1710,8 @@ int main(void) {
     TEST(test_frozen_norm);
     TEST(test_own_loop);
     TEST(test_own_loop_refusals);
+    TEST(test_own_loop_written_by_hand);
+    TEST(test_model_written_by_hand);
     TEST(test_own_loop_memory);
 #endif
 #if HAVE_POSIX

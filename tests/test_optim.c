@@ -588,17 +588,21 @@ static void states_written_by_hand(void) {
     fill_block(&b);
     p = param_of(&b, 20);
     before = b;
-    for (k = 0; k < 4; k++) {
+    for (k = 0; k < 7; k++) {
+        static const char* const words[] = {
+            "state.step -1 must lie in 0..2^62-1", "state.step 4611686018427387904 must", "state.step 9223372036854775807 must",
+            "state.frozen_steps[0] 11 must lie in 0..10", "state.frozen_steps[15] -1"
+        };
         CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
-        o.state.step = k == 0 ? -1 : 10;
-        if (k == 1) o.state.frozen_steps[0] = 11;
-        if (k == 2) o.state.frozen_steps[AMP_MAX_GROUPS - 1] = -1;
-        if (k == 3) o.state.frozen_steps[0] = 10;
+        o.state.step = k == 0 ? -1 : k == 1 ? INT64_C(1) << 62 : k == 2 ? INT64_MAX : k == 6 ? (INT64_C(1) << 62) - 1 : 10;
+        if (k == 3) o.state.frozen_steps[0] = 11;
+        if (k == 4) o.state.frozen_steps[AMP_MAX_GROUPS - 1] = -1;
+        if (k == 5) o.state.frozen_steps[0] = 10;
         log_count = 0;
-        CHECK(amp_optimizer_step(&o, NULL, NULL) == (k < 3 ? AMP_ERR_ARGUMENT : AMP_OK) && log_count == (k < 3));
-        CHECK_MSG(k > 2 || strstr(log_text, k == 0 ? "state.step -1 is negative" : k == 1 ? "state.frozen_steps[0] 11 must lie in 0..10"
-                                                                                          : "state.frozen_steps[15] -1"), "%s", log_text);
-        CHECK((memcmp(&b, &before, sizeof b) == 0) == (k < 3));
+        CHECK(amp_optimizer_step(&o, NULL, NULL) == (k < 5 ? AMP_ERR_ARGUMENT : AMP_OK) && log_count == (k < 5));
+        CHECK_MSG(k > 4 || strstr(log_text, words[k]), "%s", log_text);
+        CHECK((memcmp(&b, &before, sizeof b) == 0) == (k < 5));
+        b = before;
     }
 }
 
@@ -935,6 +939,7 @@ static void refused_descs_and_params(void) {
     static block b;
     amp_param p;
     amp_optimizer_desc none = desc_of(AMP_SGD);
+    amp_optimizer unmade;
     amp_param_group group[1];
     float bad[3];
     int i;
@@ -980,9 +985,17 @@ static void refused_descs_and_params(void) {
     group[0].lr = -3;
     none.groups = group; none.group_count = 1;
     refuse(&none, &p, 1, AMP_ERR_DESC, "group 0");
+    CHECK(amp_optimizer_moments(&none) == -1);
+    group[0].lr = 1;
+    group[0].weight_decay = bad[1];
+    CHECK(amp_optimizer_moments(&none) == -1);
+    group[0].weight_decay = 1;
+    CHECK(amp_optimizer_moments(&none) == 0);
     CHECK(amp_optimizer_init(NULL, NULL, &p, 1) == AMP_ERR_ARGUMENT);
     CHECK(amp_optimizer_step(NULL, NULL, NULL) == AMP_ERR_ARGUMENT && amp_optimizer_zero_grad(NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_optimizer_set_lr(NULL, 1) == AMP_ERR_ARGUMENT && amp_optimizer_unscale(NULL, NULL) == AMP_ERR_ARGUMENT);
+    memset(&unmade, 0, sizeof unmade);
+    CHECK(amp_optimizer_set_lr(&unmade, 1) == AMP_ERR_ARGUMENT && unmade.state.lr == 0);
 }
 
 /* One array with two duties in a parameter, which a copied line easily has. */

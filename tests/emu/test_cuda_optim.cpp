@@ -428,6 +428,8 @@ static void test_state() {
         REFUSED(amp_cuda_optimizer_set_lr(n.gpu, lr, &n.exec), AMP_ERR_ARGUMENT, "amp_cuda_optimizer_set_lr:");
     o.state.step = -1;
     REFUSED(amp_cuda_optimizer_write(n.gpu, &o.state, &n.exec), AMP_ERR_ARGUMENT, "amp_cuda_optimizer_write: state.step -1");
+    o.state.step = INT64_MAX;
+    REFUSED(amp_cuda_optimizer_write(n.gpu, &o.state, &n.exec), AMP_ERR_ARGUMENT, "write: state.step 9223372036854775807 must");
     o.state.step = 4;
     o.state.frozen_steps[3] = 5;
     REFUSED(amp_cuda_optimizer_write(n.gpu, &o.state, &n.exec), AMP_ERR_ARGUMENT, "write: state.frozen_steps[3] 5");
