@@ -1772,6 +1772,9 @@ AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_da
 }
 #endif
 
+/* What "%llu" prints: sizes and counts, for which a long can be too short and a double too coarse. */
+typedef unsigned long long ampi_ull;
+
 /* Formats a sentence for the logger and hands the code back: `return ampi_fail(log, code, "...", ...)`. */
 #if defined(__GNUC__) || defined(__clang__)
 __attribute__((format(printf, 3, 4), unused))
@@ -3151,14 +3154,14 @@ AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, c
     size_t largest = dst_size > src_size ? dst_size : src_size;
     uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
     if (!dst || !src)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lu elements",
-                         dst ? "src" : "dst", (unsigned long)n);
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %llu elements",
+                         dst ? "src" : "dst", (ampi_ull)n);
     if (n > (SIZE_MAX >> 1) / largest)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: no memory holds %lu elements of %lu bytes",
-                         (unsigned long)n, (unsigned long)largest);
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: no memory holds %llu elements of %llu bytes",
+                         (ampi_ull)n, (ampi_ull)largest);
     if (d != s && d < s + n * src_size && s < d + n * dst_size)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %lu bytes apart; only "
-                         "dst == src is allowed", (unsigned long)(d < s ? s - d : d - s));
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %llu bytes apart; only "
+                         "dst == src is allowed", (ampi_ull)(d < s ? s - d : d - s));
     return AMP_OK;
 }
 
@@ -6625,20 +6628,20 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
 
 /* A stored matrix: its type, its leading dimension, its pointer, and that its bytes can be counted. */
 AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const ampi_argument* p) {
-    const unsigned long rows = (unsigned long)p->rows, cols = (unsigned long)p->cols, ld = (unsigned long)p->ld;
+    const ampi_ull rows = p->rows, cols = p->cols, ld = p->ld;
     size_t elements;
     if (!ampi_is_compute_dtype(p->dtype))
         return ampi_fail(logger, AMP_ERR_DTYPE, "%s: %s has type %s (%d); it must be f32, f16 or bf16", call,
                          p->name, amp_dtype_name(p->dtype), (int)p->dtype);
     if (rows == 0 || cols == 0) return AMP_OK;
     if (p->ld < p->cols)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: ld%s is %lu, but a row of %s has %lu elements", call,
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: ld%s is %llu, but a row of %s has %llu elements", call,
                          p->name, ld, p->name, cols);
     if (!ampi_mul_size(p->rows, p->ld, &elements) || elements > SIZE_MAX / 8)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: %lu rows of %lu elements", call,
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: %llu rows of %llu elements", call,
                          p->name, rows, ld);
     if (!p->data)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lu x %lu elements", call,
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %llu x %llu elements", call,
                          p->name, rows, cols);
     return AMP_OK;
 }
@@ -6782,8 +6785,8 @@ AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call,
                                      size_t stride) {
     size_t reach;
     if (batch <= 1 || (ampi_mul_size(batch, stride, &reach) && reach <= SIZE_MAX / 16)) return AMP_OK;
-    return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lu, %lu elements apart", call, name,
-                     (unsigned long)batch, (unsigned long)stride);
+    return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %llu, %llu elements apart", call, name,
+                     (ampi_ull)batch, (ampi_ull)stride);
 }
 AMPI_FN ampi_argument ampi_operand_argument(const char* name, const ampi_operand* v) {
     const ampi_argument p = { name, v->data, v->dtype, AMPI_IN, v->runs, v->length, v->ld };
@@ -6799,8 +6802,8 @@ AMPI_FN amp_result ampi_check_series(const amp_logger* logger, const char* call,
     if (r == AMP_OK) r = ampi_check_stride(logger, call, "c", batch->count, batch->c);
     if (r != AMP_OK || batch->count <= 1) return r;
     if (ampi_series_meets_itself(&c, batch->c, batch->count))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is %lu, matrices of c overlap", call,
-                         (unsigned long)batch->c);
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is %llu, matrices of c overlap", call,
+                         (ampi_ull)batch->c);
     if (ampi_series_meet(&a, batch->a, &c, batch->c, batch->count)
         || ampi_series_meet(&b, batch->b, &c, batch->c, batch->count))
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: a matrix of c would be written over one of a or b", call);
@@ -10643,7 +10646,7 @@ AMPI_FN int ampi_direct(amp_dtype t, size_t n) { return ampi_dtype(t) == AMP_F32
 
 /* Elements [i, i+n) of an operand as floats to read, in place or widened into `tile`. */
 AMPI_FN const float* ampi_view(const void* data, amp_dtype t, size_t i, size_t n, float* tile) {
-    if (ampi_direct(t, n)) return (const float*)data + i;
+    if (n == 0 || ampi_direct(t, n)) return (const float*)data + i;
     ampi_load_f32(tile, data, t, i, n);
     memset(tile + n, 0, (ampi_padded(n) - n) * sizeof(float));
     return tile;
@@ -14361,7 +14364,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     if (r != AMP_OK) return r;
     if (rows < 1 || d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-                         "layer norm: input %.0fx%.0f needs sizes >= 1", (double)rows, (double)d);
+                         "layer norm: input %llux%llu needs sizes >= 1", (ampi_ull)rows, (ampi_ull)d);
     eps = eps == 0.0f ? 1e-5f : eps;
     if (!(eps > 0.0f && amp_float_is_finite(&eps)))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
@@ -14920,7 +14923,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     if (r != AMP_OK) return r;
     if (rows < 1 || d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-                         "layer norm backward: %.0fx%.0f needs sizes >= 1", (double)rows, (double)d);
+                         "layer norm backward: %llux%llu needs sizes >= 1", (ampi_ull)rows, (ampi_ull)d);
     q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
     q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
     if ((dgamma || dbeta) && ampi_ln_shares_runs(rows, d) && (d <= AMPI_TILE || room)) {
@@ -15218,6 +15221,8 @@ AMPI_FN void* ampi_value_table(amp_dtype t, size_t size, size_t n, const amp_exe
     if (ampi_type_size(t) != 2 || n < 4 * AMPI_VALUES || bytes < AMPI_VALUES * size + 128) return NULL;
     return ampi_align64(exec->workspace);
 }
+/* A table is for one of the two types of 16 bits; said so that a compiler sees it too. */
+AMPI_FN amp_dtype ampi_value_type(amp_dtype t) { return t == AMP_BF16 ? AMP_BF16 : AMP_F16; }
 /* The values [first, first + AMPI_TILE). */
 AMPI_FN void ampi_values(uint16_t* v, int64_t first) {
     int i;
@@ -15234,7 +15239,7 @@ AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, amp_dtype xt, am
     for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
         uint16_t x[AMPI_TILE];
         ampi_values(x, i);
-        ampi_activation(f, x, xt, table + i, yt, 0, AMPI_TILE);
+        ampi_activation(f, x, ampi_value_type(xt), table + i, yt, 0, AMPI_TILE);
     }
     return table;
 }
@@ -15251,7 +15256,7 @@ AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, amp_dtype 
         float s[AMPI_TILE];
         int l;
         ampi_values(bits, i);
-        ampi_load_f32(s, bits, st, 0, AMPI_TILE);
+        ampi_load_f32(s, bits, ampi_value_type(st), 0, AMPI_TILE);
         for (l = 0; l < AMPI_TILE; l++) table[i + l] = 1.0f;
         ampi_activation_slope(f, table + i, AMP_F32, s, AMP_F32, table + i, AMP_F32, 0, AMPI_TILE);
     }
@@ -16040,8 +16045,8 @@ AMPI_FN void ampi_copy_elements(void* dst, amp_dtype dt, size_t to, const void* 
 AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total,
                                       size_t column) {
     if (d <= d_total && column <= d_total - d) return AMP_OK;
-    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: columns %.0f..%.0f+%.0f do not fit in %.0f",
-                     op, (double)column, (double)column, (double)d, (double)d_total);
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: columns %llu..%llu+%llu do not fit in %llu",
+                     op, (ampi_ull)column, (ampi_ull)column, (ampi_ull)d, (ampi_ull)d_total);
 }
 
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
@@ -16096,8 +16101,8 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     size_t i;
     if (n < 1 || classes < 1 || classes > INT32_MAX)
         return ampi_fail(log, AMP_ERR_SHAPE,
-                         "softmax cross-entropy: %.0f rows of %.0f classes need sizes of 1 to 2^31-1", (double)n,
-                         (double)classes);
+                         "softmax cross-entropy: %llu rows of %llu classes need sizes of 1 to 2^31-1", (ampi_ull)n,
+                         (ampi_ull)classes);
     if (!(smoothing >= 0.0f && smoothing < 1.0f))
         return ampi_fail(log, AMP_ERR_DESC, "softmax cross-entropy: smoothing %g is outside [0,1)",
                          (double)smoothing);
@@ -16105,8 +16110,8 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     for (i = 0; i < n; i++)
         if (labels[i] < 0 || (size_t)labels[i] >= classes)
             return ampi_fail(log, AMP_ERR_ARGUMENT,
-                             "softmax cross-entropy: label %ld at row %.0f is outside 0..%.0f",
-                             (long)labels[i], (double)i, (double)(classes - 1));
+                             "softmax cross-entropy: label %ld at row %llu is outside 0..%llu",
+                             (long)labels[i], (ampi_ull)i, (ampi_ull)(classes - 1));
     return AMP_OK;
 }
 
@@ -17625,11 +17630,11 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
                              "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i,
                              x.name ? x.name : "no name", (int)x.dtype);
         if (x.count > SIZE_MAX / 16)
-            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): no memory holds %lu elements", place,
-                             i, x.name ? x.name : "no name", (unsigned long)x.count);
+            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): no memory holds %llu elements", place,
+                             i, x.name ? x.name : "no name", (ampi_ull)x.count);
         if (x.count > 0 && !x.data)
-            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %lu",
-                             place, i, x.name ? x.name : "no name", (unsigned long)x.count);
+            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %llu",
+                             place, i, x.name ? x.name : "no name", (ampi_ull)x.count);
     }
     return AMP_OK;
 }
@@ -17651,8 +17656,8 @@ AMPI_FN amp_result ampi_scaler_unscaled(const amp_scaler* s, const ampi_tensors*
     *all = unscaled != 0;
     if (unscaled == 0 || unscaled == elements) return AMP_OK;
     return ampi_fail(&s->logger, AMP_ERR_STATE,
-                     "%s: lists with %lu elements of these gradients were unscaled, but there are %lu",
-                     place, (unsigned long)unscaled, (unsigned long)elements);
+                     "%s: lists with %llu elements of these gradients were unscaled, but there are %llu",
+                     place, (ampi_ull)unscaled, (ampi_ull)elements);
 }
 
 /* Adds the findings of one list to the window's. */
@@ -17795,8 +17800,8 @@ AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* 
         amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
         if (x.count != y.count)
             return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-                             "%s: tensor %d: dst has %lu elements, src has %lu", place, i,
-                             (unsigned long)y.count, (unsigned long)x.count);
+                             "%s: tensor %d: dst has %llu elements, src has %llu", place, i,
+                             (ampi_ull)y.count, (ampi_ull)x.count);
         if (x.count && x.data == y.data)
             return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                              "%s: tensor %d: dst and src are the same; use amp_scaler_unscale", place, i);
@@ -17983,7 +17988,7 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     if (r != AMP_OK) return r;
     if (!bytes || size < AMP_SCALER_STATE_BYTES)
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-                         "amp_scaler_save: %lu bytes are not enough, or NULL", (unsigned long)size);
+                         "amp_scaler_save: %llu bytes are not enough, or NULL", (ampi_ull)size);
     if (s->scaled || s->recorded)
         return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "amp_scaler_save: not between scale_loss and update");
@@ -18017,8 +18022,8 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
         return ampi_fail(&s->logger, AMP_ERR_STATE,
                          "amp_scaler_load: not between scale_loss and update");
     if (!bytes || size != AMP_SCALER_STATE_BYTES)
-        return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %lu",
-                         AMP_SCALER_STATE_BYTES, bytes ? (unsigned long)size : 0ul);
+        return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %llu",
+                         AMP_SCALER_STATE_BYTES, (ampi_ull)(bytes ? size : 0));
     ampi_scaler_put_head(&s->rule, head);
     if (memcmp(p, head, 8) != 0 ||
         ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(0, p, AMPI_SCALER_CRC_AT))
@@ -18135,13 +18140,13 @@ AMPI_FN amp_result ampi_schedule_validate(const amp_schedule* s, const amp_logge
     int ends = s->kind == AMP_SCHEDULE_LINEAR || s->kind == AMP_SCHEDULE_COSINE;
     AMPI_REFUSE_DESC((unsigned)s->kind > (unsigned)AMP_SCHEDULE_COSINE,
                      "optimizer: schedule.kind %d is not an amp_schedule_kind", (int)s->kind);
-    AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps %ld is negative",
-                     (long)s->warmup_steps);
+    AMPI_REFUSE_DESC(s->warmup_steps < 0, "optimizer: schedule.warmup_steps %lld is negative",
+                     (long long)s->warmup_steps);
     AMPI_REFUSE_DESC(ends && s->total_steps <= s->warmup_steps,
-                     "optimizer: schedule.total_steps %ld must be greater than warmup_steps %ld",
-                     (long)s->total_steps, (long)s->warmup_steps);
+                     "optimizer: schedule.total_steps %lld must be greater than warmup_steps %lld",
+                     (long long)s->total_steps, (long long)s->warmup_steps);
     AMPI_REFUSE_DESC(s->kind == AMP_SCHEDULE_STEP && s->step_size < 1,
-                     "optimizer: schedule.step_size %ld must be at least 1", (long)s->step_size);
+                     "optimizer: schedule.step_size %lld must be at least 1", (long long)s->step_size);
     AMPI_REFUSE_DESC(!ampi_in_range(&s->gamma, 0.0f, 1.0f),
                      "optimizer: schedule.gamma %g must lie in (0,1]", (double)s->gamma);
     AMPI_REFUSE_DESC(!ampi_in_range(&s->floor, 0.0f, 1.0f),
@@ -19184,12 +19189,12 @@ AMPI_FN amp_result ampi_block_alloc(amp_model* m, int which, size_t bytes, int o
     amp_result r;
     if (bytes == 0) return AMP_OK;
     if (!ampi_add_size(bytes, AMPI_ALIGN, &room))
-        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: a block of %lu bytes does not fit memory",
-                               (unsigned long)bytes);
+        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: a block of %llu bytes does not fit memory",
+                               (ampi_ull)bytes);
     b->raw = on_host ? ampi_alloc(&m->desc.allocator, room) : m->backend->alloc(room, &m->desc.allocator);
     if (!b->raw)
-        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory, %lu bytes wanted",
-                               (unsigned long)room);
+        return ampi_model_fail(m, AMP_ERR_MEMORY, "model: out of memory, %llu bytes wanted",
+                               (ampi_ull)room);
     b->on_host = on_host;
     b->bytes = bytes;
     b->base = (char*)b->raw + (AMPI_ALIGN - (size_t)((uintptr_t)b->raw % AMPI_ALIGN)) % AMPI_ALIGN;
@@ -19533,8 +19538,8 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
     if (desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
         || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64) {
         ampi_build_fail(m, AMP_ERR_DESC,
-                        "linear after '%s': %d outputs from %lu inputs is not a size that can be had",
-                        in->layer.name, desc->out, (unsigned long)fan_in);
+                        "linear after '%s': %d outputs from %llu inputs is not a size that can be had",
+                        in->layer.name, desc->out, (ampi_ull)fan_in);
         return ampi_no_value();
     }
     if (!ampi_init_is_valid(desc->init)) {
@@ -21201,8 +21206,8 @@ AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_p
         if (!ampi_first_bad(m, n, p.n, &index, &what)) continue;
         snprintf(
             message, size,
-            "the model produces %s: first in the %s of '%s', element %lu; a lower loss scale does not help",
-            what, n->is_cast ? "16-bit copy" : "output", name, (unsigned long)index);
+            "the model produces %s: first in the %s of '%s', element %llu; a lower loss scale does not help",
+            what, n->is_cast ? "16-bit copy" : "output", name, (ampi_ull)index);
         return 1;
     }
     AMPI_FORGET(&loss);
@@ -21228,9 +21233,9 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
                  (double)info->scale_before);
     else
         snprintf(message, size,
-                 "gradient of '%s' is not finite at element %lu; %lu inf, %lu nan in all%s%s; loss scale %.17g%s",
-                 o->first_name[0] ? o->first_name : "?", (unsigned long)o->first_index,
-                 (unsigned long)o->inf_count, (unsigned long)o->nan_count,
+                 "gradient of '%s' is not finite at element %llu; %llu inf, %llu nan in all%s%s; loss scale %.17g%s",
+                 o->first_name[0] ? o->first_name : "?", (ampi_ull)o->first_index,
+                 (ampi_ull)o->inf_count, (ampi_ull)o->nan_count,
                  spread ? ", nearest to the loss in " : "", spread ? o->last_name : "", (double)info->scale_before,
                  rule->is_static ? "; the scale is static"
                  : at_floor      ? "; the scale is at its floor"
@@ -21664,10 +21669,12 @@ AMPI_FN void* ampi_find_name(void* records, size_t n, size_t size, const char* n
 
 /* --- texts and bytes ------------------------------------------------------------------- */
 
-/* A name out of a file, made fit for a sentence: no control characters, at most 60 bytes. */
+/* A name out of a file, made fit for a sentence: no control characters, at most 60 bytes, which no character of UTF-8
+   lies across. */
 #define AMPI_SHOWN 64
 AMPI_FN const char* ampi_show(const char* name, char out[AMPI_SHOWN]) {
     size_t i, n = strlen(name), kept = n > 60 ? 57 : n;
+    while (kept > 0 && ((unsigned char)name[kept] & 0xc0) == 0x80) kept--;
     for (i = 0; i < kept; i++) out[i] = (unsigned char)name[i] < 0x20 || name[i] == 0x7f ? '?' : name[i];
     memcpy(out + kept, n > 60 ? "..." : "", n > 60 ? 4 : 1);
     return out;
@@ -21680,7 +21687,7 @@ AMPI_FN const char* ampi_show_shape(uint64_t rank, const uint64_t* shape, char o
     uint64_t i;
     out[at++] = '[';
     for (i = 0; i < rank && i < AMPI_FILE_MAX_RANK; i++)
-        at += (size_t)snprintf(out + at, 24, i ? ",%llu" : "%llu", (unsigned long long)shape[i]);
+        at += (size_t)snprintf(out + at, 24, i ? ",%llu" : "%llu", (ampi_ull)shape[i]);
     memcpy(out + at, i < rank ? ",...]" : "]", i < rank ? 6 : 2);
     return out;
 }
@@ -21775,8 +21782,8 @@ AMPI_FN amp_result ampi_file_check_tensor(const amp_file_tensor* t, int index, c
     for (k = 0; k < t->rank; k++) fits = fits && ampi_mul_size(count, t->shape[k], &count);
     if (!fits || count != t->tensor.count || !ampi_mul_size(count, ampi_type_size(t->tensor.dtype), &bytes))
         return ampi_fail(log, AMP_ERR_ARGUMENT,
-                         "checkpoint: tensor '%s': its shape does not have %.0f elements",
-                         ampi_show(name, shown), (double)t->tensor.count);
+                         "checkpoint: tensor '%s': its shape does not have %llu elements",
+                         ampi_show(name, shown), (ampi_ull)t->tensor.count);
     if (count > 0 && !t->tensor.data)
         return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: tensor '%s': data is NULL",
                          ampi_show(name, shown));
@@ -21828,7 +21835,7 @@ AMPI_FN void ampi_sink_put(ampi_sink* s, const void* data, size_t n) {
 AMPI_FN void ampi_sink_text(ampi_sink* s, const char* text) { ampi_sink_put(s, text, strlen(text)); }
 AMPI_FN void ampi_sink_number(ampi_sink* s, uint64_t n) {
     char digits[24];
-    ampi_sink_put(s, digits, (size_t)snprintf(digits, sizeof digits, "%llu", (unsigned long long)n));
+    ampi_sink_put(s, digits, (size_t)snprintf(digits, sizeof digits, "%llu", (ampi_ull)n));
 }
 
 /* What JSON does not allow to stand for itself in a string. */
@@ -22059,8 +22066,8 @@ AMPI_FN amp_result ampi_file_check_names(const ampi_file_content* c, const amp_a
     char shown[AMPI_SHOWN];
     names = ampi_mul_size(tensors + texts, sizeof *names, &bytes) ? (const char**)ampi_alloc(a, bytes) : NULL;
     if (!names)
-        return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %.0f names",
-                         (double)(tensors + texts));
+        return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for a list of %llu names",
+                         (ampi_ull)(tensors + texts));
     for (i = 0; i < tensors; i++) names[i] = c->tensors[i].tensor.name;
     for (i = 0; i < texts; i++) names[tensors + i] = c->texts[i].key;
     twice = ampi_sort_names(names, tensors, sizeof *names);
@@ -22092,8 +22099,8 @@ AMPI_FN amp_result ampi_file_save(const char* path, ampi_file_content* c, const 
     ampi_put_header(&measure, c);
     if (measure.bytes <= AMPI_FILE_MAX_HEADER) r = ampi_file_write(path, temporary, c, measure.bytes, log);
     else r = ampi_fail(log, AMP_ERR_ARGUMENT,
-                       "checkpoint: names and texts make a header of %.0f bytes; %u are allowed",
-                       (double)measure.bytes, AMPI_FILE_MAX_HEADER);
+                       "checkpoint: names and texts make a header of %llu bytes; %u are allowed",
+                       (ampi_ull)measure.bytes, AMPI_FILE_MAX_HEADER);
     ampi_free(a, c->crcs);
     return r;
 }
@@ -22354,7 +22361,7 @@ AMPI_FN amp_result ampi_file_parse_texts(ampi_file* f, ampi_json* j) {
     if (ampi_mul_size(capacity, sizeof *f->texts, &bytes))
         f->texts = (amp_file_text*)ampi_alloc(f->allocator, bytes);
     if (!f->texts)
-        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %.0f texts", (double)capacity);
+        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu texts", (ampi_ull)capacity);
     if (!ampi_json_expect(j, '{', "__metadata__ is not an object")) return AMP_OK;
     for (first = 1; ampi_json_more(j, '}', first); first = 0) {
         amp_file_text* t = &f->texts[f->text_count];
@@ -22398,8 +22405,8 @@ AMPI_FN amp_result ampi_file_parse(ampi_file* f) {
     if (ampi_mul_size(capacity + 1, sizeof *f->entries, &bytes))
         f->entries = (ampi_file_entry*)ampi_alloc(f->allocator, bytes);
     if (!f->entries)
-        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a table of %.0f tensors",
-                         (double)capacity);
+        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a table of %llu tensors",
+                         (ampi_ull)capacity);
     r = ampi_file_parse_members(f, &j);
     if (r == AMP_OK && j.error)
         r = ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s', byte %ld of the header: %s", f->path,
@@ -22445,11 +22452,11 @@ AMPI_FN amp_result ampi_file_check(ampi_file* f) {
         const ampi_file_entry* e = &f->entries[i];
         if (e->begin != f->data_bytes)
             return ampi_fail(f->logger, AMP_ERR_FORMAT,
-                             "checkpoint: '%s': tensor '%s' begins at %.0f, %s %.0f",
-                             f->path, ampi_show(e->name, shown), (double)e->begin,
+                             "checkpoint: '%s': tensor '%s' begins at %llu, %s %llu",
+                             f->path, ampi_show(e->name, shown), (ampi_ull)e->begin,
                              e->begin < f->data_bytes ? "inside the one before it, which ends at"
                                                       : "leaving a hole behind",
-                             (double)f->data_bytes);
+                             (ampi_ull)f->data_bytes);
         f->data_bytes = e->end;
     }
     twice = ampi_sort_names(f->entries, f->count, sizeof *f->entries);
@@ -22509,8 +22516,8 @@ AMPI_FN amp_result ampi_file_read_header(ampi_file* f) {
     for (i = 7; i >= 0; i--) n = n << 8 | length[i];
     if (n < 2 || n > AMPI_FILE_MAX_HEADER)
         return ampi_fail(f->logger, AMP_ERR_FORMAT,
-                         "checkpoint: '%s' has a header of %.0f bytes; 2 to %u are allowed",
-                         f->path, (double)n, AMPI_FILE_MAX_HEADER);
+                         "checkpoint: '%s' has a header of %llu bytes; 2 to %u are allowed",
+                         f->path, (ampi_ull)n, AMPI_FILE_MAX_HEADER);
     r = ampi_file_skip(f, n, "its header");
     if (r != AMP_OK) return r;
     if (fseek(f->stream, 8, SEEK_SET) != 0)
@@ -22519,8 +22526,8 @@ AMPI_FN amp_result ampi_file_read_header(ampi_file* f) {
     f->header_bytes = (size_t)n;
     f->header = (char*)ampi_alloc(f->allocator, f->header_bytes);
     if (!f->header)
-        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a header of %.0f bytes",
-                         (double)n);
+        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a header of %llu bytes",
+                         (ampi_ull)n);
     return ampi_file_get(f, f->header, f->header_bytes, "its header");
 }
 
@@ -22620,8 +22627,8 @@ AMPI_FN amp_result ampi_file_stage(ampi_file* f, const amp_file_tensor* t, int c
     if (r != AMP_OK) return r;
     *out = (char*)ampi_alloc(f->allocator, total);
     if (!*out)
-        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %.0f bytes of tensors",
-                         (double)total);
+        return ampi_fail(f->logger, AMP_ERR_MEMORY, "checkpoint: no memory for %llu bytes of tensors",
+                         (ampi_ull)total);
     r = ampi_file_read_data(f, *out);
     if (r == AMP_OK) return AMP_OK;
     ampi_free(f->allocator, *out);
@@ -22669,8 +22676,8 @@ AMPI_FN amp_result ampi_file_copy_text(ampi_file* f, const char* key, char* out,
     length = strlen(text);
     if (length >= size)
         return ampi_fail(f->logger, AMP_ERR_FORMAT,
-                         "checkpoint: text '%s' of '%s' needs %.0f bytes; there is room for %.0f",
-                         ampi_show(key, shown), f->path, (double)length + 1.0, (double)size);
+                         "checkpoint: text '%s' of '%s' needs %llu bytes; there is room for %llu",
+                         ampi_show(key, shown), f->path, (ampi_ull)length + 1, (ampi_ull)size);
     memcpy(out, text, length + 1);
     return AMP_OK;
 }
@@ -22715,7 +22722,7 @@ typedef struct ampi_fields { ampi_field list[AMPI_MAX_FIELDS]; int count; } ampi
 AMPI_FN void ampi_field_add(ampi_fields* f, const char* key, int is_float, uint64_t value) {
     ampi_field* x = &f->list[f->count++];
     snprintf(x->key, sizeof x->key, "amp.%s", key);
-    snprintf(x->text, sizeof x->text, is_float ? "%08llx" : "%llu", (unsigned long long)value);
+    snprintf(x->text, sizeof x->text, is_float ? "%08llx" : "%llu", (ampi_ull)value);
     x->is_float = is_float;
     x->is_state = x->is_setting = x->is_optional = 0;
 }
@@ -22926,8 +22933,8 @@ AMPI_FN amp_result ampi_checkpoint_write(const ampi_subject* c, const char* path
     texts[i].value = ampi_show_crc(crc, crc_text);
     if (c->model) fetcher.host = ampi_alloc(c->allocator, s->largest);
     if (c->model && !fetcher.host)
-        return ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a copy of %.0f bytes",
-                         (double)s->largest);
+        return ampi_fail(c->logger, AMP_ERR_MEMORY, "checkpoint: no memory for a copy of %llu bytes",
+                         (ampi_ull)s->largest);
     file.tensors = s->tensors;
     file.count = s->count;
     file.texts = texts;
@@ -23413,6 +23420,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     enum { CHUNK = 256 };
     ampi_range own, range;
     double tile[CHUNK];
+    fenv_t floats;
     size_t at, i;
     if (!out || (!x && n) || n > SIZE_MAX / 16) return AMP_ERR_ARGUMENT;
     if (target == AMP_DTYPE_DEFAULT) target = AMP_F16;
@@ -23421,12 +23429,14 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     range = ampi_range_of(target);
     if (!add) memset(out, 0, sizeof *out);
     out->count += n;
+    feholdexcept(&floats);
     for (at = 0; at < n; at += CHUNK) {
         size_t k = n - at < CHUNK ? n - at : (size_t)CHUNK;
         amp_convert(tile, AMP_F64, (const char*)x + at * ampi_type_size(dtype), dtype, k);
         for (i = 0; i < k; i++) ampi_stats_add(out, tile[i], &own, &range, target);
     }
     ampi_suggest_scale(out, &range);
+    fesetenv(&floats);
     return AMP_OK;
 }
 
@@ -23500,24 +23510,24 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
         const amp_layer* l = &m->nodes[i].layer;
         char shape[48];
         snprintf(shape, sizeof shape, "%dx%dx%d", l->channels, l->height, l->width);
-        fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10lu ", l->name, amp_op_name(l->op),
+        fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10llu ", l->name, amp_op_name(l->op),
                 shape, amp_dtype_name(l->compute_dtype), amp_dtype_name(l->storage_dtype),
                 l->parameters ? amp_dtype_name(l->param_dtype) : "-", amp_rule_name(l->rule),
-                amp_reason_name(l->reason), (unsigned long)l->parameters);
+                amp_reason_name(l->reason), (ampi_ull)l->parameters);
         if (l->in_place || l->op == AMP_OP_FLATTEN) fprintf(out, "%12s", "in place");
-        else fprintf(out, "%12lu", (unsigned long)l->activation_bytes);
+        else fprintf(out, "%12llu", (ampi_ull)l->activation_bytes);
         fprintf(out, l->casts ? "  (+%d cast)\n" : "\n", l->casts);
         parameters += l->parameters;
     }
     memset(&mem, 0, sizeof mem);
     amp_model_memory(m, &mem);
     fprintf(out,
-            "%lu parameters; bytes: activations %lu, weights f32 %lu, weights 16-bit %lu, gradients %lu, "
-            "moments %lu, workspace %lu\n",
-            (unsigned long)parameters, (unsigned long)mem.activation_bytes,
-            (unsigned long)mem.parameter_bytes, (unsigned long)mem.low_parameter_bytes,
-            (unsigned long)mem.gradient_bytes, (unsigned long)mem.optimizer_bytes,
-            (unsigned long)mem.workspace_bytes);
+            "%llu parameters; bytes: activations %llu, weights f32 %llu, weights 16-bit %llu, gradients %llu, "
+            "moments %llu, workspace %llu\n",
+            (ampi_ull)parameters, (ampi_ull)mem.activation_bytes,
+            (ampi_ull)mem.parameter_bytes, (ampi_ull)mem.low_parameter_bytes,
+            (ampi_ull)mem.gradient_bytes, (ampi_ull)mem.optimizer_bytes,
+            (ampi_ull)mem.workspace_bytes);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
 
@@ -23526,12 +23536,12 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
     uint64_t most = 1;
     int i, first = AMP_STATS_BINS, last = -1;
     if (!s || !out) return AMP_ERR_ARGUMENT;
-    fprintf(out, "%lu values: %lu zero, %lu subnormal, %lu inf, %lu nan; |x| %g to %g\n",
-            (unsigned long)s->count, (unsigned long)s->zeros, (unsigned long)s->subnormals,
-            (unsigned long)s->infs, (unsigned long)s->nans, (double)s->smallest, (double)s->largest);
-    fprintf(out, "after a cast: %lu to zero, %lu to subnormal, %lu to inf; suggested scale %g\n",
-            (unsigned long)s->would_underflow, (unsigned long)s->would_be_subnormal,
-            (unsigned long)s->would_overflow, (double)s->suggested_scale);
+    fprintf(out, "%llu values: %llu zero, %llu subnormal, %llu inf, %llu nan; |x| %g to %g\n",
+            (ampi_ull)s->count, (ampi_ull)s->zeros, (ampi_ull)s->subnormals,
+            (ampi_ull)s->infs, (ampi_ull)s->nans, (double)s->smallest, (double)s->largest);
+    fprintf(out, "after a cast: %llu to zero, %llu to subnormal, %llu to inf; suggested scale %g\n",
+            (ampi_ull)s->would_underflow, (ampi_ull)s->would_be_subnormal,
+            (ampi_ull)s->would_overflow, (double)s->suggested_scale);
     for (i = 0; i < AMP_STATS_BINS; i++) {
         if (!s->histogram[i]) continue;
         if (i < first) first = i;
@@ -23539,7 +23549,7 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
         if (s->histogram[i] > most) most = s->histogram[i];
     }
     for (i = first; i <= last; i++)
-        fprintf(out, "2^%-5d %10lu %.*s\n", i + AMP_STATS_MIN_EXPONENT, (unsigned long)s->histogram[i],
+        fprintf(out, "2^%-5d %10llu %.*s\n", i + AMP_STATS_MIN_EXPONENT, (ampi_ull)s->histogram[i],
                 (int)((s->histogram[i] * (sizeof bar - 1) + most - 1) / most), bar);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }

@@ -2564,8 +2564,8 @@ AMPI_FN amp_result ampi_cuda_launch_cut(const amp_exec* exec, const char* op, vo
                                         ampi_cuda_product* p, const ampi_cuda_cut* cut, uint32_t depth,
                                         uint32_t threads, size_t shared) {
     if (cut->tiles_m * cut->tiles_n >= (size_t)1 << 28)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: %lu x %lu tiles are too many", op,
-                         (unsigned long)cut->tiles_m, (unsigned long)cut->tiles_n);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: %llu x %llu tiles are too many", op,
+                         (ampi_ull)cut->tiles_m, (ampi_ull)cut->tiles_n);
     p->tiles_m = (uint32_t)cut->tiles_m;
     p->tiles_n = (uint32_t)cut->tiles_n;
     p->steps = cut->steps;
@@ -3665,8 +3665,8 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
 
 AMPI_FN amp_result ampi_cuda_ln_check(const char* op, size_t rows, size_t d, float eps, const amp_exec* exec) {
     if (rows < 1 || d < 1)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: input %.0fx%.0f needs sizes >= 1", op,
-                         (double)rows, (double)d);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: input %llux%llu needs sizes >= 1", op,
+                         (ampi_ull)rows, (ampi_ull)d);
     if (!(eps > 0.0f && amp_float_is_finite(&eps)))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "%s: eps %g must be greater than 0 and finite", op,
                          (double)eps);
@@ -4302,8 +4302,8 @@ AMPI_FN amp_result ampi_cuda_check_labels(const amp_exec* exec, const char* op, 
                                           float smoothing, size_t n, size_t classes) {
     const amp_logger* log = ampi_exec_logger(exec);
     if (n < 1 || classes < 1 || classes > INT32_MAX)
-        return ampi_fail(log, AMP_ERR_SHAPE, "%s: %.0f rows of %.0f classes need sizes of 1 to 2^31-1", op,
-                         (double)n, (double)classes);
+        return ampi_fail(log, AMP_ERR_SHAPE, "%s: %llu rows of %llu classes need sizes of 1 to 2^31-1", op,
+                         (ampi_ull)n, (ampi_ull)classes);
     if (!(smoothing >= 0.0f && smoothing < 1.0f))
         return ampi_fail(log, AMP_ERR_DESC, "%s: smoothing %g is outside [0,1)", op, (double)smoothing);
     if (!labels) return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
@@ -4575,8 +4575,8 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
     names = ampi_cuda_reserve(&total, (size_t)t->count, AMPI_CUDA_NAME);
     host = (unsigned char*)calloc(total, 1);
     if (!host)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %lu bytes for the table", place,
-                         (unsigned long)total);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %llu bytes for the table", place,
+                         (ampi_ull)total);
     ampi_cuda_fill_tables(t, (ampi_cuda_chunk*)(void*)(host + chunks), (ampi_cuda_array*)(void*)(host + arrays),
                           (char*)(host + names));
     r = ampi_cuda_clone(&l->memory, host, total, exec, place);
@@ -5521,8 +5521,8 @@ AMPI_FN amp_result ampi_cuda_optimizer_upload(amp_cuda_optimizer* o, const amp_e
     unsigned char *host = (unsigned char*)calloc(total, 1), *base;
     amp_result r;
     if (!host)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %lu bytes for the table", place,
-                         (unsigned long)total);
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %llu bytes for the table", place,
+                         (ampi_ull)total);
     ((ampi_cuda_optimizer_block*)(void*)(host + block))->o = o->host;
     for (i = 0; i < count; i++)
         ((ampi_cuda_param*)(void*)(host + params))[i] = ampi_cuda_param_of(&o->host.params[i]);

@@ -198,6 +198,7 @@ for c in gcc clang clang-19; do
 done
 if have gcc; then       # its warnings depend on the level
     for level in 0 3; do step "gcc -O$level" compile_run gcc -std=c99 -O$level; done
+    for level in 3 fast; do step "gcc -O$level -DAMP_NO_SIMD" compile_run gcc -std=c99 -O$level -DAMP_NO_SIMD; done
     step "gcc -march=native -flto" compile_run gcc -std=c99 -O3 -march=native -flto
 fi
 for c in g++ clang++; do

@@ -153,14 +153,17 @@ static const char* const names[TENSORS] = {
     "w4", "w5", "very.long.name.0123456789.0123456789.0123456789.0123456789.0123456789.0123456789.0123456789"
 };
 
-/* The text beside a tensor is the CRC-32 of its bytes, here formed bit by bit. */
-static void check_crc(const char* path, const char* name, const unsigned char* data, size_t n) {
+/* The text beside a tensor is the CRC-32 of its bytes in the file, the lowest of an element first, here formed bit by
+   bit. */
+static void check_crc(const char* path, const char* name, const unsigned char* data, size_t n, size_t element) {
+    const uint16_t one = 1;
     char key[160], text[16] = "", wanted[24];
     unsigned long crc = 0xfffffffful;
+    size_t turned = *(const unsigned char*)&one ? 0 : element - 1;
     size_t i;
     int bit;
     for (i = 0; i < n; i++)
-        for (crc ^= data[i], bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320ul : 0);
+        for (crc ^= data[i ^ turned], bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320ul : 0);
     snprintf(key, sizeof key, "amp.crc32.%s", name);
     snprintf(wanted, sizeof wanted, "%08lx", crc ^ 0xfffffffful);
     CHECK(amp_file_text_of(path, key, text, sizeof text, NULL) == AMP_OK);
@@ -194,7 +197,7 @@ static void test_round_trip(void) {
         size_t bytes = t[i].tensor.count * amp_dtype_size(t[i].tensor.dtype);
         CHECK_MSG(memcmp(data[i], back[i], bytes) == 0, "tensor %d", i);
         CHECK_MSG(back[i][bytes] == 0xa5, "tensor %d", i);
-        check_crc(path, names[i], data[i], bytes);
+        check_crc(path, names[i], data[i], bytes, amp_dtype_size(t[i].tensor.dtype));
     }
     for (i = 0; i < 3; i++) {
         size_t n = strlen(texts[i].value);
@@ -1512,6 +1515,25 @@ static void test_own_loop(void) {
     CHECK(a.optimizer.desc.beta2 == 0.5f);
 }
 
+/* A long name is cut in the sentence, but no character of it. */
+static void test_long_names(void) {
+    amp_file_tensor t;
+    amp_file_desc d = counting_desc(0);
+    static float one;
+    char name[100];
+    int i, lead;
+    for (lead = 0; lead < 4; lead++) {
+        memset(name, 'a', sizeof name);
+        for (i = 0; i < 24; i++) memcpy(name + lead + 4 * i, "\xf0\x9d\x84\x9e", 4);
+        name[lead + 96] = 0;
+        t = tensor(name, AMP_F32, &one, 9, 1, 0, 0, 0);
+        CHECK(amp_file_save(in_folder("names.safetensors"), &t, 1, NULL, 0, &d) == AMP_ERR_ARGUMENT);
+        i = lead + (57 - lead) / 4 * 4;
+        CHECK_MSG(strstr(sentence, "'") && strncmp(strstr(sentence, "'") + 1, name, (size_t)i) == 0
+                  && strncmp(strstr(sentence, "'") + 1 + i, "...'", 4) == 0, "%s", sentence);
+    }
+}
+
 /* What does not fit is refused with a sentence, and changes nothing. */
 static void check_loop_refused(amp_result r, amp_result wanted, const char* piece, const own_loop* now, const own_loop* before) {
     CHECK_MSG(r == wanted && strstr(sentence, piece), "%d, %s: %s", (int)r, piece, sentence);
@@ -1710,6 +1732,7 @@ int main(void) {
     TEST(test_frozen_norm);
     TEST(test_own_loop);
     TEST(test_own_loop_refusals);
+    TEST(test_long_names);
     TEST(test_own_loop_written_by_hand);
     TEST(test_model_written_by_hand);
     TEST(test_own_loop_memory);

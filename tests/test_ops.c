@@ -1548,6 +1548,7 @@ static void test_refusals(void) {
     int32_t labels[6] = { 0, 1, 2, 3, 4, 12 };
     amp_pool2d_shape p;
     amp_batch_norm_shape bn;
+    char all_digits[48];
     size_t huge = (size_t)-1 / 2;
     int i, oh, ow;
     memset(&logger, 0, sizeof logger);
@@ -1567,6 +1568,8 @@ static void test_refusals(void) {
     REFUSED(amp_dropout_forward(x, AMP_F32, y, AMP_F32, 4, 1.0f, 0, 0, &e), AMP_ERR_DESC, "probability 1");
     REFUSED(amp_dropout_forward(x, AMP_F32, y, AMP_F32, 4, -0.5f, 0, 0, &e), AMP_ERR_DESC, "-0.5");
     REFUSED(amp_concat_forward(x, AMP_F32, 4, y, AMP_F32, 6, 3, 2, &e), AMP_ERR_SHAPE, "do not fit in 6");
+    snprintf(all_digits, sizeof all_digits, "columns %llu..", (unsigned long long)(size_t)-1);
+    REFUSED(amp_concat_forward(x, AMP_F32, 4, y, AMP_F32, 6, (size_t)-1, 2, &e), AMP_ERR_SHAPE, all_digits);
     REFUSED(amp_concat_backward(y, AMP_F32, 6, 3, x, AMP_F32, 4, 2, 0, &e), AMP_ERR_SHAPE, "concat backward: columns 3..3+4 do not fit in 6");
     REFUSED(amp_concat_backward(y, AMP_F32, 6, 2, NULL, AMP_F32, 4, 2, 0, &e), AMP_ERR_ARGUMENT, "concat backward: x is NULL");
     REFUSED(amp_softmax_cross_entropy_forward(x, AMP_F32, labels, 0, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,

@@ -1,6 +1,7 @@
 /* test_report.c - statistics of tensors and models, and what is printed for people. */
 #include "../amp.h"
 #include "test.h"
+#include <fenv.h>
 #include <math.h>
 #include <float.h>
 
@@ -394,6 +395,36 @@ static void test_print_stats(void) {
     CHECK(amp_stats_collect(&s, x, AMP_F32, 0, AMP_F16, 0) == AMP_OK && amp_stats_print(&s, f) == AMP_OK);
     read_back(f);
     CHECK(strstr(text, "0 values") != NULL);
+    f = tmpfile();
+    if (!f) return;
+    s.count = s.zeros = 5000000000u;                        /* more than a long holds everywhere */
+    s.would_overflow = s.histogram[0] = UINT64_MAX / 64;
+    CHECK(amp_stats_print(&s, f) == AMP_OK);
+    read_back(f);
+    CHECK_MSG(strstr(text, "5000000000 values: 5000000000 zero, 0 sub") && strstr(text, ", 288230376151711743 to inf"), "%s", text);
+    CHECK(strstr(line_of("2^-149"), " 288230376151711743 ##") != NULL);
+}
+
+/* inf, NaN and what overflows the target are data here: no flag is raised, and none is taken away. */
+static void test_no_flags(void) {
+    static const double x64[] = { 1e300, -1e-300, 1.0, 0.1, 1e-45 };
+    static const uint32_t x32[] = { 0x7f800001u, 0x7f7fffffu, 1u, 0x7f800000u };
+    static const uint16_t x16[] = { 0x7c01u, 0x7f81u, 1u };
+    static const amp_dtype to[] = { AMP_F32, AMP_F16, AMP_BF16 };
+    amp_stats s;
+    int i;
+    for (i = 0; i < 3; i++) {
+        feclearexcept(FE_ALL_EXCEPT);
+        CHECK(amp_stats_collect(&s, x64, AMP_F64, 5, to[i], 0) == AMP_OK && !fetestexcept(FE_ALL_EXCEPT));
+        CHECK(s.would_overflow == 1 && s.would_underflow >= 1);
+        CHECK(amp_stats_collect(&s, x32, AMP_F32, 4, to[i], 0) == AMP_OK && !fetestexcept(FE_ALL_EXCEPT));
+        CHECK(amp_stats_collect(&s, x16, i == 0 ? AMP_BF16 : to[i], 3, to[i], 0) == AMP_OK && !fetestexcept(FE_ALL_EXCEPT));
+    }
+#ifdef FE_INEXACT
+    feraiseexcept(FE_INEXACT);
+    CHECK(amp_stats_collect(&s, x64, AMP_F64, 5, AMP_F32, 0) == AMP_OK && fetestexcept(FE_ALL_EXCEPT) == FE_INEXACT);
+#endif
+    feclearexcept(FE_ALL_EXCEPT);
 }
 
 int main(void) {
@@ -413,5 +444,6 @@ int main(void) {
     TEST(test_print_model);
     TEST(test_print_casts);
     TEST(test_print_stats);
+    TEST(test_no_flags);
     TEST_END();
 }
