@@ -1218,7 +1218,8 @@ typedef struct amp_backend {
     amp_result (*training_read)(amp_training* t, const amp_exec* exec);
     void (*training_abandon)(amp_training* t, const amp_exec* exec);
     /* The work of a step that is the same for each batch may be recorded once under a key and replayed. Both may
-       be NULL. record_end gets the result of the recorded calls and returns it, or its own failure. */
+       be NULL. record_end gets the result of the recorded calls and returns it, or its own failure: nothing of
+       what was recorded has run then. */
     amp_result (*record)(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec);
     amp_result (*record_end)(amp_training* t, amp_result body, const amp_exec* exec);
 } amp_backend;
@@ -1424,10 +1425,9 @@ typedef struct amp_batch {
     amp_dtype   input_dtype;                /* 0 = AMP_F32; AMP_F64 too */
     const void* targets[AMP_MAX_LOSSES];    /* per loss: int32_t[n] labels for cross-entropy, else
                                                float[n,C,H,W] */
-    int on_device;                          /* 0 = host memory; 1 = the memory of the model's backend, in which
-                                               labels are not checked before the step: one outside its classes is
-                                               AMP_ERR_ARGUMENT on the CPU; on a GPU it makes the loss NaN, so
-                                               that the step is skipped */
+    int on_device;                          /* 0 = host memory; 1 = the memory of the model's backend, in which an
+                                               asynchronous one does not check labels: on a GPU one outside its
+                                               classes makes the loss NaN, so that the step is skipped */
 } amp_batch;
 
 typedef enum amp_outcome {
@@ -1437,7 +1437,9 @@ typedef enum amp_outcome {
         2, /* a gradient overflowed at this loss scale: nothing changed but the scale */
     AMP_STEP_SKIPPED_MODEL =
         3, /* the forward pass itself gave inf or NaN, which a skipped step looks for by running it
-                                      once more: a lower scale will not help */
+                                      once more: a lower scale will not help. Of micro-batches that is the last; an
+                                      earlier one is looked at if its loss is not finite and info was given: inf or
+                                      NaN that leave its loss finite, which tanh can do, pass for an overflow */
     AMPI_OUTCOME_MAX = 0x7fffffff
 } amp_outcome;
 /* "applied", "accumulated", "skipped: overflow", "skipped: model". */
@@ -1458,9 +1460,14 @@ typedef struct amp_step_info {
 
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
    is, but for AMP_ERR_OVERFLOW, whose step was made and skipped. An overflow is not an error. Errors:
-   AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes),
-   AMP_ERR_STATE (not finalized), AMP_ERR_OVERFLOW (a limit of the scaler), AMP_ERR_COMM. After a skipped
-   step everything but the scaler and the counters is as before: weights, moments, running statistics.
+   AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes, a rate that is not valid),
+   AMP_ERR_STATE (not finalized), AMP_ERR_OVERFLOW (a limit of the scaler), AMP_ERR_COMM.
+   After a skipped step everything but the scaler and the counters is as before: weights, moments, running statistics.
+   What is wrong with the batch, the rates or what is frozen is found before anything is done: micro-batches so far
+   stay. A failure while a micro-batch runs (AMP_ERR_COMM, an error of the backend) abandons the whole step: weights,
+   moments, scaler, counters, running statistics and the place in the random numbers are as before its first
+   micro-batch, the gradients so far are dropped, and the next call is the first micro-batch of a new step. Only what
+   fails as the outcome of a step is read, or agreed on by the ranks, leaves that step made.
    On an asynchronous backend a call without info (and without max_replays) waits for nothing; what went wrong
    shows at the next call that waits. All ranks wait, or none. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info);
@@ -19133,6 +19140,7 @@ struct amp_model {
     int stepped;                  /* a step was made */
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
+    int saved;                    /* the running statistics from before this step can be put back */
     /* what a forward pass of this step did wrong; "" if nothing */
     char trouble[sizeof ((amp_step_info*)0)->message];
     amp_layer_stats* observed;    /* while amp_model_stats runs */
@@ -21034,14 +21042,25 @@ AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
 
 /* --- data --------------------------------------------------------------------------------------- */
 
+/* Labels on an asynchronous backend are looked at by nobody: that would wait. */
 AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
+    enum { CHUNK = 256 };
     const int32_t* labels = (const int32_t*)b->targets[loss->index];
-    int i, classes = (int)ampi_features(&m->nodes[loss->reads[0]]);
-    for (i = 0; i < b->n; i++)
-        if (labels[i] < 0 || labels[i] >= classes)
-            return ampi_model_fail(m, AMP_ERR_ARGUMENT,
-                                   "layer '%s': label %ld of sample %d is outside 0..%d", loss->layer.name,
-                                   (long)labels[i], i, classes - 1);
+    int at, i, n, classes = (int)ampi_features(&m->nodes[loss->reads[0]]);
+    if (b->on_device && m->backend->asynchronous) return AMP_OK;
+    for (at = 0; at < b->n; at += n) {
+        int32_t copy[CHUNK];
+        const int32_t* some = b->on_device ? copy : labels + at;
+        amp_result r = AMP_OK;
+        n = ampi_min_int(b->n - at, CHUNK);
+        if (b->on_device) r = m->backend->copy_out(copy, labels + at, (size_t)n * sizeof *copy, &m->exec);
+        if (r != AMP_OK) return r;
+        for (i = 0; i < n; i++)
+            if (some[i] < 0 || some[i] >= classes)
+                return ampi_model_fail(m, AMP_ERR_ARGUMENT,
+                                       "layer '%s': label %ld of sample %d is outside 0..%d", loss->layer.name,
+                                       (long)some[i], at + i, classes - 1);
+    }
     return AMP_OK;
 }
 
@@ -21072,7 +21091,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
         if (!ampi_batch_lies_right(m, b, b->targets[i]))
             return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: targets[%d] is not memory of the backend '%s'", what, i,
                                    m->backend->name);
-        if (loss->layer.op != AMP_OP_SOFTMAX_CROSS_ENTROPY || b->on_device) continue;
+        if (loss->layer.op != AMP_OP_SOFTMAX_CROSS_ENTROPY) continue;
         if ((r = ampi_batch_labels(m, b, loss)) != AMP_OK) return r;
     }
     return AMP_OK;
@@ -21302,7 +21321,11 @@ AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const amp
                                      amp_step_info* info) {
     int own = m->trouble[0] || ampi_diagnose_forward(m, b, p, info->loss, m->trouble, sizeof m->trouble),
         any = own;
+    size_t told = strlen(info->message);
     amp_result r = ampi_any_rank(m, &any);
+    if (!any && m->desc.accumulate > 1)
+        snprintf(info->message + told, sizeof info->message - told,
+                 "; or the model made it in an earlier micro-batch");
     if (!any) return r;
     info->outcome = AMP_STEP_SKIPPED_MODEL;
     if (own) memcpy(info->message, m->trouble, sizeof info->message);
@@ -21325,11 +21348,12 @@ AMPI_FN void ampi_tell_step(const amp_model* m, amp_step_info* info) {
     if (!t->last.applied) ampi_describe_overflow(m, info, info->message, sizeof info->message);
 }
 
-/* Takes a failed step back, so that the next call starts afresh: the running statistics, and the
-   scaler's window if it is still open. */
+/* Takes a failed step back, its earlier micro-batches too, so that the next call starts afresh: the running
+   statistics, the random numbers, and the scaler's window if it is still open. */
 AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
+    m->training.passes -= (uint64_t)(m->micro - 1);
     m->micro = 0;
-    ampi_copy_running(m, 1);
+    if (m->saved) ampi_copy_running(m, 1);
     m->backend->training_abandon(&m->training, &m->exec);
     return why;
 }
@@ -21341,6 +21365,7 @@ AMPI_FN amp_result ampi_run_step(amp_model* m, const ampi_pass* p) {
     amp_result r = AMP_OK;
     if (m->backend->training_pass) r = m->backend->training_pass(&m->training, &m->exec);
     if (r == AMP_OK && !p->accumulate) r = ampi_copy_running(m, 0);
+    if (r == AMP_OK) m->saved = 1;
     if (r == AMP_OK) r = ampi_forward(m, p, m->node_count - 1, 1);
     if (r == AMP_OK) r = ampi_backward(m, p);
     if (r != AMP_OK || m->micro < m->desc.accumulate) return r;
@@ -21356,10 +21381,14 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m, const ampi_pass* p) {
     amp_result r;
     if (m->backend->record) {
         r = m->backend->record(&m->training, (uint64_t)p->n << 2 | place, &mode, &m->exec);
+        if (r == AMP_OK && mode == AMP_RECORD_REPLAYED) m->saved = 1;
         if (r != AMP_OK || mode == AMP_RECORD_REPLAYED) return r;
     }
     r = ampi_run_step(m, p);
-    return mode == AMP_RECORD_ON ? m->backend->record_end(&m->training, r, &m->exec) : r;
+    if (mode != AMP_RECORD_ON) return r;
+    r = m->backend->record_end(&m->training, r, &m->exec);
+    if (r != AMP_OK) m->saved = p->accumulate;
+    return r;
 }
 
 /* Reads what the caller wants to know. */
@@ -21394,20 +21423,22 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
     amp_result r;
     if (m->micro++ == 0) {
         m->trouble[0] = 0;
+        m->saved = 0;
         ampi_freeze(m);
     }
     r = m->backend->training_begin(&m->training, 1, &m->exec);
     if (r == AMP_OK) r = ampi_load_inputs(m, b);
     if (r == AMP_OK) r = ampi_load_targets(m, b);
     if (r == AMP_OK) r = ampi_replay_step(m, &p);
-    if (r == AMP_OK) m->stale = m->backend->asynchronous;
-    if (r == AMP_OK && info) r = ampi_report_step(m, b, &p, info);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
+    m->stale = m->backend->asynchronous;
+    if (info) r = ampi_report_step(m, b, &p, info);
+    if (r != AMP_OK && !last) return ampi_abandon_step(m, r);
     m->training.passes++;
     if (!last) return AMP_OK;
     m->micro = 0;
     m->stepped = 1;
-    return info ? m->training.limit : AMP_OK;   /* a limit of the scaler: the step was skipped all the same */
+    return info && r == AMP_OK ? m->training.limit : r;   /* a limit of the scaler: the step was skipped all the same */
 }
 
 /* What must hold for a training pass beyond what evaluation needs. */
@@ -21437,6 +21468,7 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     if (!m) return AMP_ERR_ARGUMENT;
     if ((r = ampi_check_batch(m, batch, "train step", 1)) != AMP_OK) return r;
     if ((r = ampi_check_training(m, batch, "train step")) != AMP_OK) return r;
+    if ((r = ampi_optimizer_check_rates(&m->training.optimizer, "train step")) != AMP_OK) return r;
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
     memset(&told, 0, sizeof told);
     told.step = m->training.optimizer.state.step;

@@ -443,6 +443,34 @@ static void test_model_trouble_early(void) {
     amp_model_destroy(t.m);
 }
 
+/* tanh takes an infinite input of an early micro-batch in: its loss is finite, and nobody can look at it when the step ends.
+   That is not to be blamed on the loss scale alone. */
+static void test_model_trouble_unseen(void) {
+    int accumulate;
+    for (accumulate = 1; accumulate <= 2; accumulate++) {
+        amp_model_desc d = toy_desc(1, AMP_O1, AMP_F16);
+        const int32_t label = 0;
+        float x[2];
+        amp_model* m = NULL;
+        amp_step_info info;
+        amp_batch b;
+        int k;
+        x[0] = (float)HUGE_VAL; x[1] = 1.0f;
+        d.accumulate = accumulate;
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        amp_softmax_cross_entropy(m, amp_linear(m, amp_tanh(m, amp_linear(m, amp_input(m, 1, 1, 1), 4)), 2), NULL);
+        CHECK(amp_model_finalize(m) == AMP_OK);
+        for (k = 0; k < accumulate; k++) {
+            memset(&b, 0, sizeof b);
+            b.n = 1; b.inputs[0] = &x[k]; b.targets[0] = &label;
+            CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_float_is_finite(&info.loss));
+        }
+        CHECK(info.outcome == (accumulate == 1 ? AMP_STEP_SKIPPED_MODEL : AMP_STEP_SKIPPED_OVERFLOW));
+        CHECK_MSG((strstr(info.message, "earlier micro-batch") != NULL) == (accumulate == 2), "%s", info.message);
+        amp_model_destroy(m);
+    }
+}
+
 static void test_bad_target(void) {
     amp_model_desc d = toy_desc(2, AMP_O0, AMP_DTYPE_DEFAULT);
     float x[4] = { 1, 2, 3, 4 }, target[2] = { 1, 0 };
@@ -610,11 +638,117 @@ static void test_errors_leave_info(void) {
     eval = eval_before;
     CHECK(amp_train_step(ranked.m, &good, &info) == AMP_ERR_COMM && memcmp(&info, &before, sizeof info) == 0);
     bad.targets[0] = wrong;
-    bad.on_device = 1;                                      /* where labels are not looked at before */
+    bad.on_device = 1;
     CHECK(amp_train_step(alone.m, &bad, &info) == AMP_ERR_ARGUMENT && memcmp(&info, &before, sizeof info) == 0);
     CHECK(amp_evaluate(alone.m, &bad, &eval) == AMP_ERR_ARGUMENT && memcmp(&eval, &eval_before, sizeof eval) == 0);
     amp_model_destroy(alone.m);
     amp_model_destroy(ranked.m);
+}
+
+/* A processor whose part `broken` fails once. */
+static int broken;
+static amp_result frail(int part) {
+    if (broken != part) return AMP_OK;
+    broken = 0;
+    return AMP_ERR_DEVICE;
+}
+static amp_result frail_begin(amp_training* t, int window, const amp_exec* e) {
+    amp_result r = frail(1);
+    return r == AMP_OK ? amp_cpu_backend()->training_begin(t, window, e) : r;
+}
+static amp_result frail_upload(void* to, amp_dtype tt, const void* from, amp_dtype ft, size_t n, const amp_exec* e) {
+    amp_result r = frail(2);
+    return r == AMP_OK ? amp_cpu_backend()->upload(to, tt, from, ft, n, e) : r;
+}
+static amp_result frail_copy_in(void* to, const void* from, size_t n, const amp_exec* e) {
+    amp_result r = frail(3);
+    return r == AMP_OK ? amp_cpu_backend()->copy_in(to, from, n, e) : r;
+}
+static amp_result frail_pass(amp_training* t, const amp_exec* e) { (void)t; (void)e; return frail(4); }
+static amp_result frail_loss(const void* x, amp_dtype t, const int32_t* label, float smoothing, float* loss, size_t n,
+                             size_t classes, const amp_exec* e) {
+    amp_result r = frail(5);
+    return r == AMP_OK ? amp_cpu_backend()->softmax_cross_entropy_forward(x, t, label, smoothing, loss, n, classes, e) : r;
+}
+static amp_result frail_copy_out(void* to, const void* from, size_t n, const amp_exec* e) {
+    amp_result r = frail(6);
+    return r == AMP_OK ? amp_cpu_backend()->copy_out(to, from, n, e) : r;
+}
+static amp_backend frail_backend(void) {
+    amp_backend b = *amp_cpu_backend();
+    b.training_begin = frail_begin;
+    b.upload = frail_upload;
+    b.copy_in = frail_copy_in;
+    b.training_pass = frail_pass;
+    b.softmax_cross_entropy_forward = frail_loss;
+    b.copy_out = frail_copy_out;
+    return b;
+}
+/* Wherever a step fails, in its first micro-batch or a later one, the model is what it was before the step: also the running
+   statistics, and the numbers that dropout draws next. */
+static void check_failed_step(int part, int at, int accumulate) {
+    const amp_backend backend = frail_backend();
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_BF16);
+    amp_batch b = batch_of(0, 8);
+    toy t, twin;
+    int i;
+    d.backend = &backend; d.accumulate = accumulate;
+    t = make_toy(&d, 1, 0.4f);
+    twin = make_toy(&d, 1, 0.4f);
+    for (i = 0; i < 2 * accumulate; i++)
+        CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK && amp_train_step(twin.m, &b, NULL) == AMP_OK);
+    for (i = 0; i < at; i++) CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK);
+    broken = part;
+    CHECK(amp_train_step(t.m, &b, NULL) == AMP_ERR_DEVICE && broken == 0);
+    snap(&snap_a, twin);
+    snap(&snap_b, t);
+    CHECK_MSG(same(&snap_a, &snap_b), "part %d, micro-batch %d of %d", part, at, accumulate);
+    CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 1.0f) == AMP_OK);
+    for (i = 0; i < accumulate; i++)
+        CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK && amp_train_step(twin.m, &b, NULL) == AMP_OK);
+    snap(&snap_a, twin);
+    snap(&snap_b, t);
+    CHECK_MSG(same(&snap_a, &snap_b), "the step after part %d, micro-batch %d of %d", part, at, accumulate);
+    amp_model_destroy(t.m);
+    amp_model_destroy(twin.m);
+}
+static void test_failed_steps_leave_nothing(void) {
+    int accumulate, at, part;
+    for (accumulate = 1; accumulate <= 3; accumulate += 2)
+        for (at = 0; at < accumulate; at++)
+            for (part = 1; part <= 5 + (at + 1 < accumulate); part++) check_failed_step(part, at, accumulate);
+}
+/* What can be known before a step is: a refused micro-batch takes none of the earlier ones with it. */
+static void test_refused_micro_batches(void) {
+    static const int32_t wrong[8] = { 0, 1, 2, 0, 1, 2, 3, 0 };
+    const amp_backend backend = frail_backend();
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_BF16);
+    amp_batch good = batch_of(0, 8), bad = good;
+    amp_step_info info;
+    toy t, twin;
+    int i;
+    d.accumulate = 3; d.backend = &backend;
+    t = make_toy(&d, 1, 0.4f);
+    twin = make_toy(&d, 1, 0.4f);
+    bad.targets[0] = wrong;
+    for (i = 0; i < 6; i++) {
+        for (bad.on_device = 0; bad.on_device < 2; bad.on_device++) {
+            CHECK(amp_train_step(t.m, &bad, &info) == AMP_ERR_ARGUMENT);
+            CHECK_MSG(strstr(heard, "label 3 of sample 6"), "%s", heard);
+        }
+        broken = 6;                                             /* while the labels are fetched */
+        CHECK(amp_train_step(t.m, &bad, &info) == AMP_ERR_DEVICE && broken == 0);
+        amp_model_optimizer(t.m)->groups[0].lr = -2.0f;
+        CHECK(amp_train_step(t.m, &good, &info) == AMP_ERR_ARGUMENT);
+        amp_model_optimizer(t.m)->groups[0].lr = 0.0f;
+        CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && amp_train_step(twin.m, &good, NULL) == AMP_OK);
+        CHECK(info.outcome == (i % 3 < 2 ? AMP_STEP_ACCUMULATED : AMP_STEP_APPLIED));
+    }
+    snap(&snap_a, twin);
+    snap(&snap_b, t);
+    CHECK(same(&snap_a, &snap_b));
+    amp_model_destroy(t.m);
+    amp_model_destroy(twin.m);
 }
 
 /* Nothing to learn from, nothing to learn, one value per channel. */
@@ -1752,12 +1886,15 @@ int main(void) {
     TEST(test_replay);
     TEST(test_model_trouble);
     TEST(test_model_trouble_early);
+    TEST(test_model_trouble_unseen);
     TEST(test_bad_target);
     TEST(test_looking_leaves_statistics);
     TEST(test_floor_and_limits);
     TEST(test_skips_of_no_gradient);
     TEST(test_refusals);
     TEST(test_errors_leave_info);
+    TEST(test_failed_steps_leave_nothing);
+    TEST(test_refused_micro_batches);
     TEST(test_untrainable);
     TEST(test_accumulation_exact);
     TEST(test_accumulation_net);
