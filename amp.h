@@ -1306,7 +1306,7 @@ typedef struct amp_norm_desc {
 } amp_norm_desc;
 typedef struct amp_loss_desc {
     float weight;                      /* of this loss in the sum; 0 = 1; > 0 */
-    float smoothing;                   /* softmax cross-entropy: label smoothing in [0,1) */
+    float smoothing;                   /* softmax cross-entropy: label smoothing in [0,1); 0 for the other losses */
 } amp_loss_desc;
 
 /* x[N,C,H,W]; rows of D features are (D,1,1). */
@@ -1356,7 +1356,8 @@ AMP_DEF void amp_group(amp_model* m, amp_value v, int group);
 
 /* Checks the graph, infers types, places casts, plans memory, allocates and initialises. Every mistake
    of the graph is reported here, and AMP_ERR_DESC for the optimizer's or the scaler's desc; afterwards no step
-   allocates. */
+   allocates. What only training needs is asked for by each step: a loss, parameters, and for batch norm that is not
+   frozen more than one value per channel, which rows have only where the batch has more than one sample. */
 AMP_DEF amp_result amp_model_finalize(amp_model* m);
 
 /* --- looking inside -------------------------------------------------------------------- */
@@ -19763,6 +19764,11 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
                         (double)d.smoothing);
         return ampi_no_value();
     }
+    if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && d.smoothing != 0.0f) {
+        ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g is for softmax_cross_entropy only", amp_op_name(op),
+                        in->layer.name, (double)d.smoothing);
+        return ampi_no_value();
+    }
     if (!ampi_in_range(&d.weight, 0.0f, AMPI_FLT_MAX)) {
         ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': weight %g must be finite and not negative", amp_op_name(op),
                         in->layer.name, (double)d.weight);
@@ -20161,7 +20167,7 @@ AMPI_FN amp_dtype ampi_param_dtype(const amp_model* m, const ampi_node* n) {
 /* Counts parameters, and where each buffer goes in its block. */
 typedef struct ampi_param_plan { size_t masters, low, grads, moments; } ampi_param_plan;
 
-/* A sum that stays at SIZE_MAX, which no allocation can give, when it does not fit. */
+/* A sum, of bytes or elements, that stays at SIZE_MAX, which no allocation can give, when it does not fit. */
 AMPI_FN void ampi_count_bytes(size_t* sum, size_t bytes) {
     if (!ampi_add_size(*sum, bytes, sum)) *sum = SIZE_MAX;
 }
@@ -20283,14 +20289,14 @@ AMPI_FN size_t ampi_plan_stats(amp_model* m, size_t* running) {
     for (i = 0; i < m->layer_count; i++) {
         if (m->nodes[i].layer.op != AMP_OP_BATCH_NORM) continue;
         m->nodes[i].stats_offset = at;
-        at += 2 * (size_t)m->nodes[i].layer.channels;
+        ampi_count_bytes(&at, 2 * (size_t)m->nodes[i].layer.channels);
     }
     *running = at;
-    at *= 2;
+    ampi_count_bytes(&at, at);
     for (i = 0; i < m->layer_count; i++) {
         if (m->nodes[i].layer.op != AMP_OP_LAYER_NORM) continue;
         m->nodes[i].stats_offset = at;
-        at += 2 * (size_t)m->desc.batch;
+        ampi_count_bytes(&at, 2 * (size_t)m->desc.batch);
     }
     return at;
 }
@@ -20303,7 +20309,7 @@ AMPI_FN size_t ampi_plan_targets(amp_model* m) {
         size_t per_row =
             n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? 1 : ampi_features(&m->nodes[n->reads[0]]);
         m->target_offset[i] = at;
-        at += ampi_align(per_row * (size_t)m->desc.batch * 4);
+        ampi_count_bytes(&at, ampi_align(per_row * (size_t)m->desc.batch * 4));
     }
     return at;
 }
@@ -20353,8 +20359,8 @@ AMPI_FN amp_result ampi_alloc_blocks(amp_model* m, size_t arena, const ampi_para
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_LOW, p->low, 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_GRADS, p->grads, 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_MOMENTS, p->moments, 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_STATS, stats * 4, 0);
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_STATS_SAVED, running * 4, 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_STATS, ampi_area(stats, 4), 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_STATS_SAVED, ampi_area(running, 4), 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_WORKSPACE, ampi_plan_workspace(m), 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_TARGETS, ampi_plan_targets(m), 0);
     if (r == AMP_OK)

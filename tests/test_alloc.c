@@ -293,6 +293,43 @@ static void test_checkpoint_of_nothing(void) {
     CHECK(living == 0);
 }
 
+/* A processor whose large blocks are only numbers. */
+static char vast;
+static size_t vast_bytes[64];
+static int vast_count;
+static void* vast_alloc(size_t bytes, const amp_allocator* a) {
+    if (bytes < 1000000) return amp_cpu_backend()->alloc(bytes, a);
+    if (vast_count < 64) vast_bytes[vast_count++] = bytes;
+    return &vast;
+}
+static void vast_free(void* p, const amp_allocator* a) { if (p != &vast) amp_cpu_backend()->free(p, a); }
+static amp_result vast_zero(void* p, size_t bytes, const amp_exec* e) {
+    return bytes < 900000 ? amp_cpu_backend()->zero(p, bytes, e) : AMP_OK;
+}
+/* The statistics of 16 layer norms over 2^25 + 1 rows are 2^32 + 128 bytes: where that is no size, finalize says so. */
+static void test_sizes_that_do_not_fit(void) {
+    const size_t rows = ((size_t)1 << 25) + 1;
+    amp_backend backend = *amp_cpu_backend();
+    amp_model_desc d;
+    amp_model* m = NULL;
+    amp_value v;
+    amp_result r;
+    int i, found = 0;
+    backend.alloc = vast_alloc; backend.free = vast_free; backend.zero = vast_zero;
+    memset(&d, 0, sizeof d);
+    d.batch = (int)rows; d.backend = &backend; d.logger.log = listen;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    v = amp_input(m, 1, 1, 1);
+    for (i = 0; i < 16; i++) v = amp_layer_norm(m, v, NULL);
+    r = amp_model_finalize(m);
+    if (rows > SIZE_MAX / 128) CHECK_MSG(r == AMP_ERR_MEMORY && strstr(heard, "does not fit"), "%d: %s", (int)r, heard);
+    else {
+        for (i = 0; i < vast_count; i++) found += vast_bytes[i] >= rows * 128 && vast_bytes[i] < rows * 128 + 4096;
+        CHECK_MSG(r == AMP_OK && found == 1, "%d: %s", (int)r, heard);
+    }
+    amp_model_destroy(m);
+}
+
 int main(void) {
     int i;
     for (i = 0; i < 4 * 1024; i++) pictures[i] = test_uniform();
@@ -301,5 +338,6 @@ int main(void) {
     TEST(test_file);
     TEST(test_checkpoint);
     TEST(test_checkpoint_of_nothing);
+    TEST(test_sizes_that_do_not_fit);
     TEST_END();
 }

@@ -959,6 +959,14 @@ static void e_add_channels(amp_model* m, amp_value x) { amp_add(m, conv(m, x, 4,
 static void e_concat(amp_model* m, amp_value x) { amp_concat(m, x, amp_maxpool2d(m, x, 2)); }
 static void e_loss_weight(amp_model* m, amp_value x) { loss_of(m, rows_of(m, x, 3), -2.0f, 0.0f); }
 static void e_loss_smoothing(amp_model* m, amp_value x) { loss_of(m, rows_of(m, x, 3), 0.0f, 1.0f); }
+static amp_loss_desc smoothing_of(float smoothing) {
+    amp_loss_desc d;
+    memset(&d, 0, sizeof d);
+    d.smoothing = smoothing;
+    return d;
+}
+static void e_mse_smoothing(amp_model* m, amp_value x) { amp_loss_desc d = smoothing_of(0.1f); amp_mse(m, x, &d); }
+static void e_bce_smoothing(amp_model* m, amp_value x) { amp_loss_desc d = smoothing_of(0.5f); amp_bce_with_logits(m, x, &d); }
 static void e_on_loss(amp_model* m, amp_value x) { amp_relu(m, amp_mse(m, x, NULL)); }
 static void e_loss_on_loss(amp_model* m, amp_value x) { amp_mse(m, amp_mse(m, x, NULL), NULL); }
 static void e_nine_losses(amp_model* m, amp_value x) { int i; for (i = 0; i < 9; i++) amp_mse(m, x, NULL); }
@@ -1008,6 +1016,8 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_add, AMP_ERR_SHAPE, "3x6x5", "max_pool2d1" },        { e_add_channels, AMP_ERR_SHAPE, "4x6x5", "photo" },
     { e_concat, AMP_ERR_SHAPE, "3x3x2", "photo" },           { e_loss_weight, AMP_ERR_DESC, "'linear1': weight -2 must", "softmax_cross_entropy" },
     { e_loss_smoothing, AMP_ERR_DESC, "'linear1': smoothing 1 must", "softmax_cross_entropy" }, { e_on_loss, AMP_ERR_SHAPE, "relu", "loss" },
+    { e_mse_smoothing, AMP_ERR_DESC, "mse on 'photo': smoothing 0.1", "softmax_cross_entropy only" },
+    { e_bce_smoothing, AMP_ERR_DESC, "bce_with_logits on 'photo': smoothing 0.5", "softmax_cross_entropy only" },
     { e_loss_on_loss, AMP_ERR_SHAPE, "mse", "loss" },        { e_nine_losses, AMP_ERR_SHAPE, "8", "losses" },
     { e_nine_inputs, AMP_ERR_SHAPE, "8", "inputs" },         { e_input_zero, AMP_ERR_SHAPE, "0 x 4 x 4", "input" },
     { e_input_negative, AMP_ERR_SHAPE, "-4", "input" },      { e_input_huge, AMP_ERR_SHAPE, "2147483647", "input" },
