@@ -448,6 +448,7 @@ TABLE = [
     ("scaler", "info->last_tensor != c->tensor) {", "!info->found_inf) {"),
     ("scaler", "memset(info->last_name, 0, sizeof info->last_name);", ""),
     ("scaler", "info->first_tensor = info->last_tensor = -1;", "info->first_tensor = -1;"),
+    ("checkpoint", "if (s && ampi_scaler_ready(s) != AMP_OK)\n", "if (0)\n"),
     ("optim", "if (d.logger) s->logger = *d.logger;", ""),
     # --- optim
     ("optim", "part = ampi_min_size(n - k, ampi_block_to_line(c, i + k, p->m));", "part = ampi_block_to_line(c, i + k, p->m);"),

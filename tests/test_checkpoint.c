@@ -1600,6 +1600,11 @@ static void test_own_loop_refusals(void) {
     amp_scaler_scale_loss(&a.scaler, 1.0f);
     CHECK(amp_optimizer_save(&a.optimizer, &a.scaler, path, a.more, 2, &d) == AMP_ERR_STATE);
     CHECK(amp_optimizer_load(&a.optimizer, &a.scaler, path, a.more, 2, &d) == AMP_ERR_STATE);
+    memset(&b.scaler, 0, sizeof b.scaler);
+    before = b;
+    REFUSED(amp_optimizer_save(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_STATE, "amp_scaler_init was never called");
+    sentence[0] = '\0';
+    REFUSED(amp_optimizer_load(&b.optimizer, &b.scaler, path, b.more, 2, &d), AMP_ERR_STATE, "amp_scaler_init was never called");
     amp_model_destroy(m);
 #undef REFUSED
 }
