@@ -702,7 +702,7 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
 /* How growth is kept from leaving the range. A max_scale, where there is one, holds under each of them. */
 typedef enum amp_scaler_guard {
     AMP_GUARD_DEFAULT = 0,   /* the preset's */
-    AMP_GUARD_KEEP    = 1,   /* keep s if s*growth is not finite */
+    AMP_GUARD_KEEP    = 1,   /* keep s if s*growth is not finite; with a max_scale s becomes that, as ever */
     AMP_GUARD_CLAMP   = 2,   /* clamp to max_scale, or to the largest float if there is none */
     AMP_GUARD_NONE    = 3,   /* s may become infinite: then no step is applied any more */
     AMPI_GUARD_MAX    = 0x7fffffff
@@ -785,9 +785,9 @@ typedef struct amp_scaler_desc {
     float max_scale;            /* ceiling of growth, >= init_scale; AMP_ZERO = none. Apex's own 2^24 may
                                    lie below init_scale: the first growth then comes down to it */
     amp_scaler_guard  guard;
-    int   hysteresis;           /* overflows before the scale is reduced; >= 1 */
+    int   hysteresis;           /* overflows before the scale is reduced; >= 1. Not for static presets */
     amp_scaler_refill refill;
-    amp_scaler_limit  at_min;   /* an overflow with the scale at its floor */
+    amp_scaler_limit  at_min;   /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
     int   max_skips;            /* overflows in a row that are allowed; AMP_ZERO = any number */
     amp_scaler_limit  at_max_skips; /* one more than that; 0 = error */
     int   ignore_overflow;      /* 1 = overflows are counted but never stop a step: MindSpore's
@@ -847,8 +847,9 @@ typedef struct amp_scaler_list {
 /* A loss scaler is a plain struct: have as many as you like (one per loss, per group, per layer).
    Nothing is owned, copying it is allowed between windows. */
 struct amp_scaler {
-    amp_scaler_desc   desc;     /* what was asked for, defaults filled in (read it to see them); its logger is
-                                   NULL, see below */
+    amp_scaler_desc   desc;     /* what was asked for, defaults filled in (read it to see them), and as good for
+                                   another init; fields that are not for static presets stay 0 in those, but
+                                   growth_interval AMP_ZERO; its logger is NULL, see below */
     amp_logger        logger;
     amp_scaler_rule   rule;
     amp_scaler_state  state;
@@ -16746,6 +16747,8 @@ AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_
         is_static && !(ampi_is_zero(&d->growth_factor) && ampi_is_zero(&d->backoff_factor)),
         "scaler: growth_factor %g and backoff_factor %g mean nothing to the static preset %s",
         (double)d->growth_factor, (double)d->backoff_factor, row->text);
+    AMPI_REFUSE_DESC(is_static && d->hysteresis != 0, "scaler: hysteresis %d means nothing to the static preset %s",
+                     d->hysteresis, row->text);
     AMPI_REFUSE_DESC((unsigned)d->guard > (unsigned)AMP_GUARD_NONE,
                      "scaler: guard %d is not an amp_scaler_guard", (int)d->guard);
     AMPI_REFUSE_DESC((unsigned)d->refill > (unsigned)AMP_REFILL_EVERY_H,
@@ -16849,6 +16852,10 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     d.logger = NULL;
     s->desc = d;
     ampi_scaler_make_rule(&s->rule, &d, row);
+    if (s->rule.is_static) {                /* the desc does not keep what it may not be given */
+        s->desc.growth_factor = s->desc.backoff_factor = 0.0f;
+        s->desc.hysteresis = 0;
+    }
     s->state.scale = d.init_scale;
     s->state.tracker = s->rule.start;
     s->state.hysteresis_left = s->rule.hysteresis;
@@ -17671,7 +17678,7 @@ AMPI_FN amp_result ampi_scaler_unscaled(const amp_scaler* s, const ampi_tensors*
 /* Adds the findings of one list to the window's. */
 AMPI_HD AMPI_FN void ampi_overflow_add(amp_overflow_info* all, const amp_overflow_info* found) {
     uint64_t inf = all->inf_count + found->inf_count, nan = all->nan_count + found->nan_count;
-    if (found->found_inf && !all->found_inf) *all = *found;
+    if (found->found_inf && all->first_tensor < 0) *all = *found;   /* a report has raised it, but names nothing */
     all->inf_count = inf;
     all->nan_count = nan;
     all->norm = found->norm;

@@ -448,6 +448,9 @@ TABLE = [
     ("scaler", "info->last_tensor != c->tensor) {", "!info->found_inf) {"),
     ("scaler", "memset(info->last_name, 0, sizeof info->last_name);", ""),
     ("scaler", "info->first_tensor = info->last_tensor = -1;", "info->first_tensor = -1;"),
+    ("scaler", "found->found_inf && all->first_tensor < 0", "found->found_inf && !all->found_inf"),
+    ("scaler", "s->desc.growth_factor = s->desc.backoff_factor = 0.0f;", ""),
+    ("scaler", "is_static && d->hysteresis != 0", "0"),
     ("checkpoint", "if (s && ampi_scaler_ready(s) != AMP_OK)\n", "if (0)\n"),
     ("optim", "if (d.logger) s->logger = *d.logger;", ""),
     # --- optim

@@ -72,6 +72,7 @@ static void draw(amp_scaler_desc* d, shadow* m) {
         if (!one_in(8)) { d->growth_interval = 1 + (int)(test_random() % 6); r->window = d->growth_interval + row->window % 10; }
         if (one_in(2)) d->growth_factor = (float)(r->growth = as_float(uniform(1.01, 8)));
         if (one_in(2) && row->preset != AMP_SCALER_ONEFLOW) d->backoff_factor = (float)(r->cut = as_float(uniform(0.1, 0.95)));
+        if (one_in(2)) d->hysteresis = (int)(r->patience = 1 + (long)(test_random() % 4));
     }
     if (r->cut == 0) r->cut = as_float(1.0 / r->growth);
     if (one_in(4)) { d->min_scale = AMP_ZERO; r->least = 0; }
@@ -80,7 +81,6 @@ static void draw(amp_scaler_desc* d, shadow* m) {
     if (one_in(4)) d->max_scale = (float)(r->most = as_float(uniform(1, 3) * (r->init > r->most ? r->init : r->most < 1e30 ? r->most : r->init)));
     else if (one_in(4)) { d->max_scale = AMP_ZERO; r->most = 0; }
     if (r->most == 0 && r->out_of_range == CLAMP) r->most = TOP;
-    if (one_in(2)) d->hysteresis = (int)(r->patience = 1 + (long)(test_random() % 4));
     if (one_in(3)) { r->comes_back = (int)(test_random() % 3); d->refill = (amp_scaler_refill)(r->comes_back + 1); }
     if (one_in(3)) { r->at_floor = (int)(test_random() % 3); d->at_min = (amp_scaler_limit)(r->at_floor + 1); }
     if (one_in(4)) { d->max_skips = AMP_ZERO; r->allowed = 0; }

@@ -426,8 +426,11 @@ static void default_descs(void) {
         amp_scaler_desc d = desc_of((amp_scaler_preset)p);
         d.init_scale = 4096;
         CHECK(amp_scaler_init(&s, &d) == AMP_OK);
-        if (s.rule.is_static) continue;
-        CHECK(amp_scaler_init(&again, &s.desc) == AMP_OK && memcmp(&s.rule, &again.rule, sizeof s.rule) == 0);
+        CHECK(s.desc.hysteresis == (s.rule.is_static ? 0 : s.rule.hysteresis));
+        d = s.desc;
+        d.logger = &logger;
+        CHECK_MSG(amp_scaler_init(&again, &d) == AMP_OK, "preset %d: %s", p, log_text);
+        CHECK(memcmp(&s.rule, &again.rule, sizeof s.rule) == 0 && memcmp(&s.state, &again.state, sizeof s.state) == 0);
     }
 }
 
@@ -477,6 +480,8 @@ static void refused_descs(void) {
     REFUSE(AMP_SCALER_PYTORCH, preset, (amp_scaler_preset)77);
     REFUSE(AMP_SCALER_STATIC, growth_interval, 100);
     REFUSE(AMP_SCALER_MINDSPORE_FIXED, growth_factor, 2.0f);
+    REFUSE(AMP_SCALER_MINDSPORE_FIXED, backoff_factor, 0.5f);
+    REFUSE(AMP_SCALER_MINDSPORE_FIXED, hysteresis, 2);
     {   /* Apex's ceiling of 2^24 may lie below init_scale, but not below a floor */
         amp_scaler_desc d = desc_of(AMP_SCALER_APEX);
         d.init_scale = 33554432.0f;
@@ -1217,12 +1222,20 @@ static void several_scalers(void) {
 
 /* The scale in use stays the one of this window. */
 static void report_and_scale_in_use(void) {
+    float g[4] = { 1, 1, 1, 1 };
+    amp_tensor t[2];
     amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 16.0f);
+    t[0] = tensor(g, AMP_F32, 2, "a"); t[1] = tensor(g + 2, AMP_F32, 2, "b");
     CHECK(amp_scaler_report_overflow(&s) == AMP_OK && amp_scaler_may_step(&s) == 0);     /* the forward pass overflowed */
     CHECK(s.info.found_inf == 1 && s.info.first_tensor == -1);
     CHECK(amp_scaler_update(&s) == AMP_OK && s.state.scale == 8.0f);
     CHECK(s.state.scale_in_use == 16.0f);
     CHECK(amp_scaler_scale_loss(&s, 1.0f) == 8.0f && s.state.scale_in_use == 8.0f && s.state.inverse == 0.125f);
+    CHECK(amp_scaler_report_overflow(&s) == AMP_OK);                /* names nothing: the first check that finds one does */
+    put_bits(&g[1], BITS_INF);
+    CHECK(amp_scaler_check(&s, &t[1], 1, NULL) == AMP_OK && s.info.first_tensor == -1);
+    CHECK(amp_scaler_check(&s, t, 2, NULL) == AMP_OK && s.info.inf_count == 1 && s.info.first_tensor == 0);
+    CHECK(s.info.first_index == 1 && !strcmp(s.info.first_name, "a") && !strcmp(s.info.last_name, "a") && s.info.found_inf == 1);
 }
 
 /* --- save and load ------------------------------------------------------------------------------------------ */
