@@ -834,12 +834,13 @@ typedef struct amp_scaler_rule {
     int32_t guard, refill, at_min, max_skips, at_max_skips, ignore_overflow, is_static;
 } amp_scaler_rule;
 
-/* A list of gradients seen in this window, known by the address of its first element. `done` is a sum of
-   1 checked, 2 unscaled, 4 stepped. */
+/* A list of gradients seen in this window. `done` is a sum of 1 checked, 2 unscaled, 4 stepped. */
 #define AMP_SCALER_MAX_LISTS 64
+#define AMP_SCALER_SAMPLES 8
 typedef struct amp_scaler_list {
-    const void* data;
-    uint64_t    elements;       /* of the whole list */
+    const void* data[AMP_SCALER_SAMPLES]; /* where its tensors that have elements begin: all of up to 8, else 8 spread
+                                   evenly, the first among them; NULL after the last */
+    uint64_t    key;            /* of the memory and types of all of them, whatever their order */
     double      norm;           /* as found by the last check */
     uint32_t    done, reserved;
 } amp_scaler_list;
@@ -871,16 +872,24 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
 /* The next three look at `count` tensors (F32, F16, BF16) on the bits as they lie in memory: every
-   element whose value is inf or NaN, or whose unscaled value would not be finite in the type it is
-   stored in, raises found_inf, is counted, and the first is named in s->info. They also form the L2 norm
-   of the unscaled gradients (in double, fixed order). `info`, if not NULL, receives what this call alone
-   has found; s->info is of the whole window. found_inf stays up until update, also over other lists: to
-   let one overflow stop several optimizers, check all lists before the first step. An empty list changes
-   nothing. Where 1/scale is not a finite float, or the scale is not, found_inf is raised whatever the
-   gradients are, and the logger is told. Errors: AMP_ERR_STATE before any scale_loss; AMP_ERR_ARGUMENT;
-   AMP_ERR_DTYPE. */
-/* Reads only. May be repeated; elements are counted each time. amp_optimizer_step trusts it, overflow and norm: who
-   writes to the gradients after it calls it again. */
+   element whose value is inf or NaN, or whose unscaled value would not be finite, in FP32 (check) or in the
+   type it will be stored in (unscale, unscale_into), raises found_inf, is counted, and the first is named in
+   s->info. They also form the L2 norm of the unscaled gradients (in double, fixed order). `info`, if not
+   NULL, receives what this call alone has found; s->info is of the whole window. found_inf stays up until
+   update, also over other lists: to let one overflow stop several optimizers, check all lists before the
+   first step. An empty list changes nothing. Where 1/scale is not a finite float, or the scale is not,
+   found_inf is raised whatever the gradients are, and the logger is told. Errors: AMP_ERR_STATE before any
+   scale_loss; AMP_ERR_ARGUMENT; AMP_ERR_DTYPE.
+   Lists that are unscaled or stepped in one window are the same or share no tensor; check and step also take
+   a list that is made of whole unscaled ones. A list that holds a part of one that was unscaled or stepped
+   is AMP_ERR_STATE where that is noticed. Of a list of more than 8 tensors the scaler knows only the first of
+   each eighth: a list that shares none of these with it, but others, counts as new, and what they share is
+   unscaled or stepped twice. Lists that were only checked do not matter.
+   One clip over several optimizers: check all gradients as one list, multiply them by
+   min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
+/* Reads only. With a scale below 1 it may pass 16-bit gradients that unscale does not: a step that unscales in
+   FP32 can use them. May be repeated; elements are counted each time. amp_optimizer_step trusts it, overflow and
+   norm: who writes to the gradients after it calls it again. */
 AMP_DEF amp_result amp_scaler_check(amp_scaler* s, const amp_tensor* grads, int count,
                                     amp_overflow_info* info);
 /* g *= 1/scale in place, rounded to each tensor's own type. A list may be unscaled once per window, and
@@ -16926,11 +16935,24 @@ AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count) {
     return t;
 }
 
-AMPI_FN uint64_t ampi_tensors_elements(const ampi_tensors* t) {
-    uint64_t n = 0;
+/* Any change of z moves about half of the bits; the factors are bits of the golden ratio and of sqrt(2). */
+AMPI_FN uint64_t ampi_mix(uint64_t z) {
+    z = (z ^ z >> 32) * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 29) * 0xb504f333f9de6485u;
+    return z ^ z >> 32;
+}
+
+/* Tells lists apart by their memory and types: the sum of mix(end) - mix(begin) over the tensors. Neither their order
+   nor empty ones matter, nor into how many tensors an array is cut; the key of two lists is the sum of their keys. */
+AMPI_FN uint64_t ampi_tensors_key(const ampi_tensors* t) {
+    uint64_t key = 0;
     int i;
-    for (i = 0; i < t->count; i++) n += t->at(t->list, i).count;
-    return n;
+    for (i = 0; i < t->count; i++) {
+        const amp_tensor x = t->at(t->list, i);
+        const uint64_t begin = (uint64_t)(uintptr_t)x.data, type = (uint64_t)ampi_dtype(x.dtype) << 61;
+        key += ampi_mix(type ^ (begin + x.count * ampi_type_size(x.dtype))) - ampi_mix(type ^ begin);
+    }
+    return key;
 }
 
 AMPI_FN const void* ampi_tensors_first(const ampi_tensors* t) {
@@ -17586,12 +17608,20 @@ AMPI_FN void ampi_scaler_open(amp_scaler* s) {
 AMPI_FN amp_scaler_list* ampi_scaler_entry(amp_scaler* s, const void* data) {
     int i;
     for (i = 0; i < s->list_count; i++)
-        if (s->lists[i].data == data) return &s->lists[i];
+        if (s->lists[i].data[0] == data) return &s->lists[i];
     return NULL;
 }
 
-/* What was done in this window to lists that begin with one of these tensors, and to how many elements the
-   unscaled ones of them amount. */
+/* Is `data` among the tensors that are kept of this list? */
+AMPI_FN int ampi_list_samples(const amp_scaler_list* l, const void* data) {
+    int i;
+    for (i = 0; i < AMP_SCALER_SAMPLES && l->data[i]; i++)
+        if (l->data[i] == data) return 1;
+    return 0;
+}
+
+/* What was done in this window to lists that are known to share a tensor with these, and the sum of the keys of the
+   unscaled ones that begin with one of these: it is the key of these if just they were unscaled. */
 AMPI_FN uint32_t ampi_scaler_seen(const amp_scaler* s, const ampi_tensors* t, uint64_t* unscaled) {
     uint32_t done = 0;
     int i, k;
@@ -17599,28 +17629,49 @@ AMPI_FN uint32_t ampi_scaler_seen(const amp_scaler* s, const ampi_tensors* t, ui
     for (i = 0; i < t->count && s->list_count > 0; i++) {
         amp_tensor x = t->at(t->list, i);
         for (k = 0; x.count && k < s->list_count; k++) {
-            if (s->lists[k].data != x.data) continue;
-            done |= s->lists[k].done;
-            if (s->lists[k].done & AMPI_UNSCALED) *unscaled += s->lists[k].elements;
+            const amp_scaler_list* l = &s->lists[k];
+            if (!ampi_list_samples(l, x.data)) continue;
+            done |= l->done;
+            if ((l->done & AMPI_UNSCALED) && l->data[0] == x.data) *unscaled += l->key;
         }
     }
     return done;
 }
 
-/* Remembers what was done to a list. Where its first tensor was unscaled as a list of its own, that list's size
-   stays. A check that finds the table full is forgotten: the step will check again. */
+/* Of n tensors with elements it keeps the first of each eighth, and so all of up to 8. */
+AMPI_FN void ampi_list_describe(amp_scaler_list* l, const ampi_tensors* t) {
+    int64_t n = 0, seen = 0, slot = 0;
+    int i;
+    memset(l->data, 0, sizeof l->data);
+    l->key = ampi_tensors_key(t);
+    for (i = 0; i < t->count; i++) n += t->at(t->list, i).count > 0;
+    for (i = 0; i < t->count; i++) {
+        const amp_tensor x = t->at(t->list, i);
+        if (!x.count) continue;
+        if (seen * AMP_SCALER_SAMPLES >= slot * n) l->data[slot++] = x.data;
+        seen++;
+    }
+}
+
+/* Remembers what was done to a list. Where its first tensor was unscaled or stepped in another list, that one stays.
+   The lists that were unscaled and are now stepped as one are stepped each. A check that finds the table full is
+   forgotten: the step will check again. */
 AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
-    const void* data = ampi_tensors_first(t);
-    amp_scaler_list* entry = ampi_scaler_entry(s, data);
+    amp_scaler_list* entry = ampi_scaler_entry(s, ampi_tensors_first(t));
+    int i;
     if (!entry) {
         if (s->list_count == AMP_SCALER_MAX_LISTS) return;
         entry = &s->lists[s->list_count++];
         memset(entry, 0, sizeof *entry);
-        entry->data = data;
     }
-    if (!(entry->done & AMPI_UNSCALED)) entry->elements = ampi_tensors_elements(t);
+    if (!(entry->done & (AMPI_UNSCALED | AMPI_STEPPED))) ampi_list_describe(entry, t);
     entry->done |= done;
     entry->norm = norm;
+    for (i = 0; i < t->count && (done & AMPI_STEPPED); i++) {
+        const amp_tensor x = t->at(t->list, i);
+        amp_scaler_list* part = x.count ? ampi_scaler_entry(s, x.data) : NULL;
+        if (part && (part->done & AMPI_UNSCALED)) part->done |= AMPI_STEPPED;
+    }
 }
 
 AMPI_FN amp_result ampi_scaler_need_room(amp_scaler* s, const ampi_tensors* t, const char* place) {
@@ -17666,13 +17717,12 @@ AMPI_FN amp_result ampi_scaler_enter(const amp_scaler* s, const ampi_tensors* t,
 /* Has this window unscaled these gradients already? *all is 1 if all of them, 0 if none. */
 AMPI_FN amp_result ampi_scaler_unscaled(const amp_scaler* s, const ampi_tensors* t, const char* place,
                                         int* all) {
-    uint64_t unscaled, elements = ampi_tensors_elements(t);
-    ampi_scaler_seen(s, t, &unscaled);
-    *all = unscaled != 0;
-    if (unscaled == 0 || unscaled == elements) return AMP_OK;
+    uint64_t unscaled;
+    *all = (ampi_scaler_seen(s, t, &unscaled) & AMPI_UNSCALED) != 0;
+    if (!*all || unscaled == ampi_tensors_key(t)) return AMP_OK;
     return ampi_fail(&s->logger, AMP_ERR_STATE,
-                     "%s: lists with %llu elements of these gradients were unscaled, but there are %llu",
-                     place, (ampi_ull)unscaled, (ampi_ull)elements);
+                     "%s: some of these gradients were unscaled in this window, but not all, or together with others",
+                     place);
 }
 
 /* Adds the findings of one list to the window's. */
@@ -18849,7 +18899,7 @@ AMPI_FN amp_result ampi_optimizer_enter_window(amp_scaler* s, const ampi_tensors
 /* The check that has seen just these gradients, and was the last thing done to them; NULL if there is none. */
 AMPI_FN const amp_scaler_list* ampi_optimizer_seen(amp_scaler* s, const ampi_tensors* t) {
     const amp_scaler_list* seen = s ? ampi_scaler_entry(s, ampi_tensors_first(t)) : NULL;
-    return seen && seen->done == AMPI_CHECKED && seen->elements == ampi_tensors_elements(t) ? seen : NULL;
+    return seen && seen->done == AMPI_CHECKED && seen->key == ampi_tensors_key(t) ? seen : NULL;
 }
 
 /* Nobody asked to look at the gradients: they are not scaled, nor clipped, and need not be finite. */

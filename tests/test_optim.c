@@ -918,6 +918,120 @@ static void several_optimizers(void) {
     REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));       /* one list over two optimizers */
 }
 
+/* Lists that begin alike and have as many elements, and parts of a list: nothing is stepped scaled, unseen or twice. */
+static void lists_that_share(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler s = static_scaler(4.0f);
+    amp_optimizer_info info;
+    amp_optimizer o, o2;
+    amp_param p[3], ac[2];
+    amp_tensor t[3];
+    float w;
+    int i;
+    fill_block(&b);
+    memset(t, 0, sizeof t);
+    for (i = 0; i < 3; i++) {
+        p[i] = param_of(&b, 5);
+        p[i].grad = b.g + 10 * i; p[i].master = b.w + 10 * i;
+        t[i].data = p[i].grad; t[i].count = 5;
+    }
+    ac[0] = p[0]; ac[1] = p[2];
+    d.lr = 1;
+    CHECK(amp_optimizer_init(&o, &d, ac, 2) == AMP_OK && amp_optimizer_init(&o2, &d, p + 2, 1) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, t, 2, NULL) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));       /* a and b were unscaled, not c */
+    CHECK(amp_optimizer_step(&o2, &s, NULL) == AMP_OK && amp_scaler_update(&s) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, t, 2, NULL) == AMP_OK);
+    put_bits(&b.g[24], 0x7fc00000u);                                /* in c, which no check has seen */
+    w = b.w[0];
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && !info.applied && info.overflow.nan_count == 1 && b.w[0] == w);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o2, &s, NULL));      /* a part of what was stepped */
+    CHECK(amp_scaler_update(&s) == AMP_OK);
+    b.g[24] = 0;
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, t, 3, NULL) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o2, &s, NULL));      /* a part of what was unscaled */
+    CHECK(amp_scaler_update(&s) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, t + 2, 1, NULL) == AMP_OK && amp_scaler_unscale(&s, t, 1, NULL) == AMP_OK);
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o2, &s, NULL));      /* unscaled alone, stepped with another */
+}
+
+/* Other lists that were only checked keep no optimizer from its step; and gradients that are one array may be unscaled
+   as one tensor. */
+static void lists_that_may_meet(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler s = static_scaler(4.0f);
+    amp_optimizer_info info;
+    amp_optimizer o, o2;
+    amp_param p[3];
+    amp_tensor t[3];
+    float w;
+    int i;
+    fill_block(&b);
+    memset(t, 0, sizeof t);
+    for (i = 0; i < 3; i++) {
+        p[i] = param_of(&b, 5);
+        p[i].grad = b.g + 5 * i; p[i].master = b.w + 5 * i;
+        t[i].data = p[i].grad; t[i].count = 5;
+    }
+    d.lr = 1;
+    CHECK(amp_optimizer_init(&o, &d, p, 1) == AMP_OK && amp_optimizer_init(&o2, &d, p + 1, 2) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, t, 3, NULL) == AMP_OK && amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied);
+    CHECK(amp_scaler_check(&s, t, 3, NULL) == AMP_OK && amp_optimizer_step(&o2, &s, &info) == AMP_OK && info.applied);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));
+    CHECK(amp_scaler_update(&s) == AMP_OK);
+    CHECK(amp_optimizer_init(&o, &d, p, 2) == AMP_OK && amp_optimizer_init(&o2, &d, p + 2, 1) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, t + 1, 2, NULL) == AMP_OK && amp_optimizer_step(&o, &s, NULL) == AMP_OK);
+    CHECK(amp_optimizer_step(&o2, &s, &info) == AMP_OK && info.applied && amp_scaler_update(&s) == AMP_OK);
+    CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_OK);
+    t[0].count = 15;
+    b.g[12] = 4; w = b.w[12];
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, t, 1, NULL) == AMP_OK && amp_optimizer_step(&o, &s, NULL) == AMP_OK && b.w[12] == w - 1.0f);
+}
+
+/* One clip over two optimizers by hand is the clip of one that has all parameters. */
+static void one_clip_over_two(void) {
+    static block one, two;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler s = static_scaler(4.0f);
+    amp_optimizer_info info;
+    amp_optimizer o[2], all;
+    amp_overflow_info found;
+    amp_param p[2], q[2];
+    amp_tensor t[2];
+    int i;
+    fill_block(&one);
+    memset(t, 0, sizeof t);
+    for (i = 0; i < 10; i++) one.g[i] = 0;
+    one.g[1] = 12; one.g[7] = 16;                                   /* unscaled 3 and 4 */
+    two = one;
+    for (i = 0; i < 2; i++) {
+        p[i] = param_of(&one, 5); p[i].grad = one.g + 5 * i; p[i].master = one.w + 5 * i;
+        q[i] = param_of(&two, 5); q[i].grad = two.g + 5 * i; q[i].master = two.w + 5 * i;
+        t[i].data = p[i].grad; t[i].count = 5;
+    }
+    d.lr = 1;
+    for (i = 0; i < 2; i++) CHECK(amp_optimizer_init(&o[i], &d, p + i, 1) == AMP_OK);
+    d.clip_norm = 0.5f;
+    CHECK(amp_optimizer_init(&all, &d, q, 2) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_check(&s, t, 2, &found) == AMP_OK && found.norm == 5);
+    for (i = 0; i < 10; i++) one.g[i] *= (float)(0.5 / (found.norm + 1e-6));
+    for (i = 0; i < 2; i++) CHECK(amp_optimizer_step(&o[i], &s, &info) == AMP_OK && info.applied);
+    CHECK(info.grad_norm > 0.3999 && info.grad_norm < 0.4001);      /* as it is after the clip */
+    CHECK(amp_optimizer_step(&all, &s, &info) == AMP_OK && info.grad_norm == 5);
+    for (i = 0; i < 10; i++) CHECK(fabs((double)one.w[i] - (double)two.w[i]) < 1e-6);
+}
+
 /* --- misuse --------------------------------------------------------------------------------------------------------------- */
 
 static void refuse(const amp_optimizer_desc* d, amp_param* p, int count, amp_result code, const char* word) {
@@ -1240,6 +1354,9 @@ int main(void) {
     TEST(loggers_are_copied);
     TEST(norm_of_a_skipped_step);
     TEST(several_optimizers);
+    TEST(lists_that_share);
+    TEST(lists_that_may_meet);
+    TEST(one_clip_over_two);
     TEST(refused_descs_and_params);
     TEST(two_duties);
     TEST(listed_twice);

@@ -1124,6 +1124,54 @@ static void misuse(void) {
     CHECK(amp_scaler_set_scale(&s, 32.0f) == AMP_OK && amp_scaler_scale_loss(&s, 1.0f) == 32.0f);
 }
 
+#define MANY 100
+/* A list of the tensors first, first + 1, ..., two floats each; after every third an empty one. Returns its length. */
+static int run_of(amp_tensor* list, float (*memory)[2], int first, int count) {
+    int i, n = 0;
+    for (i = first; i < first + count; i++) {
+        list[n++] = tensor(memory[i], AMP_F32, 2, NULL);
+        if (i % 3 == 0) list[n++] = tensor(memory[0], AMP_F32, 0, NULL);
+    }
+    return n;
+}
+
+/* A list is not known by its first tensor and size alone, and a part of it is known for one. */
+static void lists_that_share(void) {
+    static float memory[MANY][2];
+    amp_tensor list[2 * MANY], part[2 * MANY], ab[2], ac[2];
+    amp_scaler s;
+    float g = 0;
+    int n, i, count;
+    ab[0] = ac[0] = tensor(memory[0], AMP_F32, 2, NULL);
+    ab[1] = tensor(memory[2], AMP_F32, 2, NULL); ac[1] = tensor(memory[4], AMP_F32, 2, NULL);
+    s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, ab, 2, NULL) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, ac, 2, NULL));
+    CHECK_MSG(strstr(log_text, "unscaled in this window, but not all, or together with others"), "%s", log_text);
+    REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, ab + 1, 1, NULL));
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, ab + 1, 1, NULL));
+    ab[0].dtype = ab[1].dtype = AMP_F16;                            /* the same memory with another meaning */
+    ab[0].count = ab[1].count = 4;
+    REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, ab, 2, NULL));
+    for (count = 1; count <= MANY; count++) {                       /* any part of up to 8, or an eighth of more */
+        const int least = (count + 7) / 8;
+        s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+        n = run_of(list, memory, 0, count);
+        amp_scaler_scale_loss(&s, 1.0f);
+        CHECK(amp_scaler_unscale(&s, list, n, NULL) == AMP_OK);
+        for (i = 0; i + least <= count; i++) {
+            const int k = run_of(part, memory, i, least);
+            REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, part, k, NULL));
+            if (k < n) REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, part, k, NULL));
+        }
+        for (i = 0; i < n; i++) part[i] = list[n - 1 - i];           /* another order, and the array as a whole */
+        CHECK(amp_scaler_check(&s, part, n, NULL) == AMP_OK);
+        list[0].count = 2 * (size_t)count;
+        CHECK(amp_scaler_check(&s, list, 1, NULL) == AMP_OK);
+    }
+}
+
 /* Half of a list unscaled, then the whole checked: neither factor would be right. */
 static void partly_unscaled(void) {
     float g = 4.0f, h = 4.0f;
@@ -1365,6 +1413,7 @@ int main(void) {
     TEST(momentum_in_the_buffer);
     TEST(accumulation);
     TEST(misuse);
+    TEST(lists_that_share);
     TEST(partly_unscaled);
     TEST(too_many_lists);
     TEST(null_scaler);
