@@ -1564,9 +1564,9 @@ AMP_DEF amp_result amp_checkpoint_load_weights(amp_model* m, const char* path, i
    the data. Moments are called "<parameter>.m" and "<parameter>.v": each parameter needs a name of its own, of at most
    77 bytes. Loading writes the 16-bit copies too; it needs an optimizer of the same kind with the same parameters and
    a scaler of the same rule, refuses what amp_checkpoint_load refuses, and keeps the settings which that keeps. Memory
-   of the host only. Errors: as amp_file_save and amp_file_load; AMP_ERR_STATE inside a window of s, or if that was never
-   initialised; AMP_ERR_ARGUMENT and AMP_ERR_DTYPE for parameters that amp_optimizer_init refuses, and saving does, with
-   the old file left, for a rate or a state that amp_optimizer_step refuses. */
+   of the host only. Errors: as amp_file_save and amp_file_load; AMP_ERR_STATE inside a window of s, or if s was never
+   initialised; AMP_ERR_ARGUMENT and AMP_ERR_DTYPE for parameters that amp_optimizer_init refuses; saving also refuses a
+   rate or a state that amp_optimizer_step refuses, and leaves the old file. */
 AMP_DEF amp_result amp_optimizer_save(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
                                       int count, const amp_file_desc* desc);
 AMP_DEF amp_result amp_optimizer_load(amp_optimizer* o, amp_scaler* s, const char* path, const amp_file_tensor* more,
