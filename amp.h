@@ -481,7 +481,8 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
 
 /* Layer norm over the rows of x[R,D]; gamma[D], beta[D] may be NULL (1 and 0). save_mean[R], save_invstd[R]
    are written for the backward pass, or NULL. eps: 0 = 1e-5; > 0. dgamma and dbeta are sums in double over runs of 64
-   rows, or of more than 2048 rows a 32nd of them in whole 64s, each from its first row on; then over the runs. */
+   rows, or of more than 2048 rows a 32nd of them in whole 64s, each from its first row on; then over the runs. D >= 1;
+   R may be 0: then dgamma and dbeta are 0, or with accumulate as they were. */
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
                                           const void* beta, amp_dtype param_dtype, float eps,
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
@@ -550,7 +551,8 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
 /* Each forward writes the mean loss to *loss. Each backward writes the gradient of (*loss_scale) *
    weight * loss; the scale is read through a pointer because on a GPU it lives on the device (NULL = 1),
    and is multiplied in FP32 before the gradient is rounded to its type. With a scaler of your own:
-   `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s. */
+   `float s = amp_scaler_scale_loss(&scaler, 1.0f);` and pass &s. Nothing has no mean: n = 0 is AMP_ERR_SHAPE. A weight
+   that is not finite is AMP_ERR_ARGUMENT. */
 
 /* Softmax cross-entropy of logits[N,K] with labels[N] in 0..K-1. smoothing in [0,1): the target is
    (1-smoothing) on the label plus smoothing/K everywhere. A label outside 0..K-1 is AMP_ERR_ARGUMENT. */
@@ -2003,9 +2005,35 @@ AMPI_FN void ampi_free(const amp_allocator* a, void* p) {
     else free(p);
 }
 
+/* Makes the compiler forget what it knows about the memory at p. Without it -ffast-math would conclude that
+   computed values are finite and drop the test of their bits. */
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__) && !defined(__CUDA_ARCH__)
+  #define AMPI_FORGET(p) __asm__ volatile("" : : "r"(p) : "memory")
+#else
+  #define AMPI_FORGET(p) ((void)(p))
+#endif
+
+/* Tests on bits in memory, so that they hold for NaN under any compiler flag. */
+AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
+    uint32_t u;
+    AMPI_FORGET(p);
+    memcpy(&u, p, sizeof u);
+    return u;
+}
+AMPI_HD AMPI_FN int ampi_is_zero(const float* p) { return (ampi_bits_at(p) & 0x7fffffffu) == 0; }
+AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
+AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }   /* AMP_ZERO */
+
+/* low <= *p <= high, on a value whose bits are finite. */
+AMPI_FN int ampi_in_range(const float* p, float low, float high) {
+    return ampi_is_finite(p) && *p >= low && *p <= high;
+}
+/* Rates that must stay below one. */
+#define AMPI_BELOW_ONE 0.99999994f
+
 /* Desc fields: 0 = default, AMP_ZERO = really zero. */
-AMPI_FN float ampi_default_float(float v, float def) {
-    return v == 0.0f ? def : (v == (float)AMP_ZERO ? 0.0f : v);
+AMPI_HD AMPI_FN float ampi_default_at(const float* p, float value) {
+    return ampi_is_zero(p) ? value : ampi_is_off(p) ? 0.0f : *p;
 }
 AMPI_FN int ampi_default_int(int v, int def) { return v == 0 ? def : (v == AMP_ZERO ? 0 : v); }
 
@@ -13558,11 +13586,11 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
         return ampi_fail(log, AMP_ERR_SHAPE,
                          "batch norm: training needs more than one value per channel, not 1x%dx1",
                          s->channels);
-    p->eps = s->eps == 0.0f ? 1e-5f : s->eps;
-    p->momentum = ampi_default_float(s->momentum, 0.1f);
-    if (!(p->eps > 0.0f && amp_float_is_finite(&p->eps)))
+    p->eps = ampi_is_zero(&s->eps) ? 1e-5f : s->eps;
+    p->momentum = ampi_default_at(&s->momentum, 0.1f);
+    if (!ampi_is_finite(&p->eps) || p->eps <= 0.0f)
         return ampi_fail(log, AMP_ERR_DESC, "batch norm: eps %g must be greater than 0 and finite", (double)s->eps);
-    if (!(p->momentum >= 0.0f && p->momentum <= 1.0f))
+    if (!ampi_in_range(&p->momentum, 0.0f, 1.0f))
         return ampi_fail(log, AMP_ERR_DESC, "batch norm: momentum %g must lie in 0..1", (double)s->momentum);
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
     p->per_group = p->spatial == 1 ? (size_t)AMPI_LANES : 1;
@@ -14380,13 +14408,13 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "layer norm", all, list);
     if (r != AMP_OK) return r;
-    if (rows < 1 || d < 1)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-                         "layer norm: input %llux%llu needs sizes >= 1", (ampi_ull)rows, (ampi_ull)d);
-    eps = eps == 0.0f ? 1e-5f : eps;
-    if (!(eps > 0.0f && amp_float_is_finite(&eps)))
+    if (d < 1)
+        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "layer norm: rows of no elements have no mean");
+    eps = ampi_is_zero(&eps) ? 1e-5f : eps;
+    if (!ampi_is_finite(&eps) || eps <= 0.0f)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "layer norm: eps %g must be greater than 0 and finite",
                          (double)eps);
+    if (rows == 0) return AMP_OK;
     if (ampi_is_short(rows, d)) {
         float g_tile[AMPI_LANES], b_tile[AMPI_LANES];
         const float* g = ampi_view_or(gamma, param_dtype, 0, d, g_tile, 1.0f);
@@ -14881,7 +14909,7 @@ AMPI_FN void ampi_ln_params_columns(const ampi_ln_backward* q, size_t start, siz
 
 /* Are threads to share out runs of rows, which are then read once? If there are enough runs for all. */
 AMPI_FN int ampi_ln_shares_runs(size_t rows, size_t d) {
-    return rows * d < AMPI_PARALLEL_MIN || rows > (ampi_threads() - 1) * ampi_ln_run_rows(rows);
+    return rows > 0 && (rows * d < AMPI_PARALLEL_MIN || rows > (ampi_threads() - 1) * ampi_ln_run_rows(rows));
 }
 /* Runs that are summed at a time. */
 AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
@@ -14890,7 +14918,7 @@ AMPI_FN size_t ampi_ln_runs_at_once(size_t rows, size_t d) {
 /* Columns at most whose sums the second-level cache keeps besides the rows. */
 enum { AMPI_LN_WIDE = 16384 };
 AMP_DEF size_t amp_layer_norm_workspace(size_t rows, size_t d) {
-    if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows < 1 || rows > SIZE_MAX / d) return 0;
+    if (d <= AMPI_TILE || d > AMPI_LN_WIDE || rows > SIZE_MAX / d) return 0;
     if (!ampi_ln_shares_runs(rows, d)) return 0;
     return (1 + ampi_ln_runs_at_once(rows, d)) * 2 * ampi_padded(d) * sizeof(double) + 64;
 }
@@ -14939,9 +14967,10 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     int64_t i, blocks = (int64_t)((d + columns - 1) / columns);
     amp_result r = AMPI_CHECK(exec, "layer norm backward", all, list);
     if (r != AMP_OK) return r;
-    if (rows < 1 || d < 1)
+    if (d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-                         "layer norm backward: %llux%llu needs sizes >= 1", (ampi_ull)rows, (ampi_ull)d);
+                         "layer norm backward: rows of no elements have no mean");
+    if (rows == 0 && accumulate) return AMP_OK;
     q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
     q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
     if ((dgamma || dbeta) && ampi_ln_shares_runs(rows, d) && (d <= AMPI_TILE || room)) {
@@ -15985,7 +16014,7 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "dropout", n, list);
     if (r != AMP_OK) return r;
-    if (!(p >= 0.0f && p < 1.0f))
+    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "dropout: probability %g is outside [0,1)",
                          (double)p);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
@@ -16113,6 +16142,11 @@ AMPI_HD AMPI_FN float ampi_loss_factor(const float* loss_scale, float weight, si
     return (float)(scale * (double)weight / (double)n);
 }
 
+AMPI_FN amp_result ampi_check_weight(const amp_exec* exec, const char* op, float weight) {
+    if (ampi_is_finite(&weight)) return AMP_OK;
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_ARGUMENT, "%s: weight %g is not finite", op, (double)weight);
+}
+
 AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels, float smoothing, size_t n,
                                      size_t classes) {
     const amp_logger* log = ampi_exec_logger(exec);
@@ -16121,7 +16155,7 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
         return ampi_fail(log, AMP_ERR_SHAPE,
                          "softmax cross-entropy: %llu rows of %llu classes need sizes of 1 to 2^31-1", (ampi_ull)n,
                          (ampi_ull)classes);
-    if (!(smoothing >= 0.0f && smoothing < 1.0f))
+    if (!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE))
         return ampi_fail(log, AMP_ERR_DESC, "softmax cross-entropy: smoothing %g is outside [0,1)",
                          (double)smoothing);
     if (!labels) return ampi_fail(log, AMP_ERR_ARGUMENT, "softmax cross-entropy: labels is NULL");
@@ -16292,7 +16326,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     int64_t i;
     amp_result r = AMPI_CHECK(exec, "softmax cross-entropy backward", all, list);
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
-    if (!dlogits) return AMP_OK;
+    if ((r = ampi_check_weight(exec, "softmax cross-entropy backward", weight)) != AMP_OK || !dlogits) return r;
     factor = ampi_loss_factor(loss_scale, weight, n);
     if (ampi_is_short(n, classes)) {
         AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
@@ -16402,7 +16436,7 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     if (n == 0)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
                          "%s: the mean of no elements is not defined", op);
-    if (!dx) return AMP_OK;
+    if ((r = ampi_check_weight(exec, op, weight)) != AMP_OK || !dx) return r;
     factor = ampi_loss_factor(loss_scale, weight, n);
     if (kind == AMPI_MSE) factor *= 2.0f;
     all = ampi_tiling_of(dx, dxt, n);
@@ -16694,25 +16728,6 @@ AMP_DEF const char* amp_scaler_preset_name(amp_scaler_preset p) {
     const ampi_scaler_row* row = ampi_scaler_preset(p);
     return row ? row->text : "?";
 }
-
-/* Makes the compiler forget what it knows about the memory at p. Without it -ffast-math would conclude that
-   computed values are finite and drop the test of their bits. */
-#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__) && !defined(__CUDA_ARCH__)
-  #define AMPI_FORGET(p) __asm__ volatile("" : : "r"(p) : "memory")
-#else
-  #define AMPI_FORGET(p) ((void)(p))
-#endif
-
-/* Tests on bits in memory, so that they hold for NaN under any compiler flag. */
-AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
-    uint32_t u;
-    AMPI_FORGET(p);
-    memcpy(&u, p, sizeof u);
-    return u;
-}
-AMPI_HD AMPI_FN int ampi_is_zero(const float* p) { return (ampi_bits_at(p) & 0x7fffffffu) == 0; }
-AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
-AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }   /* AMP_ZERO */
 
 /* A scale whose inverse is a finite float: positive, finite, above 2^-128 (which is subnormal). */
 #define AMPI_SMALLEST_SCALE 0x00200000u
@@ -18179,17 +18194,6 @@ AMPI_HD AMP_DEF float amp_schedule_lr(const amp_schedule* s, float base_lr, int6
 
 /* --- validation ------------------------------------------------------------------------------- */
 
-/* low <= *p <= high, on a value whose bits are finite. */
-AMPI_FN int ampi_in_range(const float* p, float low, float high) {
-    return ampi_is_finite(p) && *p >= low && *p <= high;
-}
-/* Rates that must stay below one. */
-#define AMPI_BELOW_ONE 0.99999994f
-
-AMPI_HD AMPI_FN float ampi_default_at(const float* p, float value) {
-    return ampi_is_zero(p) ? value : ampi_is_off(p) ? 0.0f : *p;
-}
-
 AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
     d->lr = ampi_default_at(&d->lr, d->kind == AMP_SGD ? 0.01f : 0.001f);
     d->momentum = ampi_default_at(&d->momentum, 0.0f);
@@ -19556,7 +19560,7 @@ AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) {
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     ampi_node* n;
     if (!ampi_node_of(m, x, "dropout")) return ampi_no_value();
-    if (!(p >= 0.0f && p < 1.0f)) {
+    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE)) {
         ampi_build_fail(m, AMP_ERR_DESC, "dropout: the probability is %g, it must be in [0,1)", (double)p);
         return ampi_no_value();
     }

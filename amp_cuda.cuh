@@ -3663,11 +3663,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
     }
 }
 
-AMPI_FN amp_result ampi_cuda_ln_check(const char* op, size_t rows, size_t d, float eps, const amp_exec* exec) {
-    if (rows < 1 || d < 1)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: input %llux%llu needs sizes >= 1", op,
-                         (ampi_ull)rows, (ampi_ull)d);
-    if (!(eps > 0.0f && amp_float_is_finite(&eps)))
+AMPI_FN amp_result ampi_cuda_ln_check(const char* op, size_t d, float eps, const amp_exec* exec) {
+    if (d < 1) return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: rows of no elements have no mean", op);
+    if (!ampi_is_finite(&eps) || eps <= 0.0f)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "%s: eps %g must be greater than 0 and finite", op,
                          (double)eps);
     return AMP_OK;
@@ -3687,9 +3685,9 @@ AMP_DEF amp_result amp_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype,
                                    { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) },
                                    { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) } };
     ampi_cuda_ln q = {};
-    eps = eps == 0.0f ? 1e-5f : eps;
+    eps = ampi_is_zero(&eps) ? 1e-5f : eps;
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
-    if (r != AMP_OK || (r = ampi_cuda_ln_check(op, rows, d, eps, exec)) != AMP_OK) return r;
+    if (r != AMP_OK || (r = ampi_cuda_ln_check(op, d, eps, exec)) != AMP_OK || rows == 0) return r;
     q.x = x; q.gamma = gamma; q.beta = beta; q.y = y; q.save_mean = save_mean; q.save_invstd = save_invstd;
     q.xt = ampi_dtype(x_dtype); q.pt = ampi_dtype(param_dtype); q.yt = ampi_dtype(y_dtype);
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.eps = eps;
@@ -3852,14 +3850,18 @@ AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dty
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
     ampi_cuda_ln q = {};
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
-    if (r != AMP_OK || (r = ampi_cuda_ln_check(op, rows, d, 1.0f, exec)) != AMP_OK) return r;
+    if (r != AMP_OK || (r = ampi_cuda_ln_check(op, d, 1.0f, exec)) != AMP_OK) return r;
+    if (rows == 0 && accumulate) return AMP_OK;
+    if (rows == 0) r = ampi_cuda_check_pointer(exec, op, "dgamma", dgamma);
+    if (rows == 0 && r == AMP_OK) r = ampi_cuda_check_pointer(exec, op, "dbeta", dbeta);
+    if (r != AMP_OK) return r;
     q.x = x; q.dy = dy; q.gamma = gamma; q.y = dx; q.dgamma = dgamma; q.dbeta = dbeta;
     q.mean = save_mean; q.invstd = save_invstd;
     q.xt = ampi_dtype(x_dtype); q.dyt = ampi_dtype(dy_dtype); q.pt = ampi_dtype(param_dtype);
     q.yt = ampi_dtype(dx_dtype); q.dpt = ampi_dtype(dparam_dtype);
     q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.accumulate = accumulate != 0;
     if ((dgamma || dbeta) && (r = ampi_cuda_ln_columns(q, op, exec)) != AMP_OK) return r;
-    if (!dx) return AMP_OK;
+    if (!dx || rows == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, d, AMPI_CUDA_ROW_SHARED, q);
 }
 
@@ -3981,7 +3983,7 @@ AMPI_FN amp_result ampi_cuda_dropout(const void* x, amp_dtype xt, void* y, amp_d
                                    { "y", y, yt, AMPI_OUT | AMPI_SAME, AMPI_FLAT(n) } };
     amp_result r = AMPI_CUDA_CHECK(exec, op, n, list);
     if (r != AMP_OK) return r;
-    if (!(p >= 0.0f && p < 1.0f))
+    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "%s: probability %g is outside [0,1)", op,
                          (double)p);
     const ampi_op_dropout functor = { p, 1.0f / (1.0f - p), seed, offset, stride, position };
@@ -4304,7 +4306,7 @@ AMPI_FN amp_result ampi_cuda_check_labels(const amp_exec* exec, const char* op, 
     if (n < 1 || classes < 1 || classes > INT32_MAX)
         return ampi_fail(log, AMP_ERR_SHAPE, "%s: %llu rows of %llu classes need sizes of 1 to 2^31-1", op,
                          (ampi_ull)n, (ampi_ull)classes);
-    if (!(smoothing >= 0.0f && smoothing < 1.0f))
+    if (!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE))
         return ampi_fail(log, AMP_ERR_DESC, "%s: smoothing %g is outside [0,1)", op, (double)smoothing);
     if (!labels) return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);
     return ampi_cuda_check_pointer(exec, op, "labels", labels);
@@ -4375,7 +4377,7 @@ AMP_DEF amp_result amp_cuda_softmax_cross_entropy_backward(const void* logits, a
     ampi_cuda_loss_slope s = {};
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
-    if (!dlogits) return AMP_OK;
+    if ((r = ampi_check_weight(exec, op, weight)) != AMP_OK || !dlogits) return r;
     s.q.x = logits; s.q.xt = ampi_dtype(logits_dtype); s.q.labels = labels; s.q.smoothing = smoothing;
     s.q.n = n; s.q.d = classes;
     s.dx = dlogits; s.dxt = ampi_dtype(dlogits_dtype); s.loss_scale = loss_scale; s.weight = weight;
@@ -4430,7 +4432,7 @@ AMPI_FN amp_result ampi_cuda_loss_backward(ampi_loss kind, const char* op, const
                                    { "loss_scale", loss_scale, AMP_F32, AMPI_NULL, AMPI_FLAT(1) } };
     const ampi_op_loss_slope functor = { kind, loss_scale, weight, 0.0f, n };
     amp_result r = ampi_cuda_loss_check(exec, op, n, list, 4);
-    if (r != AMP_OK || !dx) return r;
+    if (r != AMP_OK || (r = ampi_check_weight(exec, op, weight)) != AMP_OK || !dx) return r;
     return ampi_cuda_map_run(exec, op, ampi_cuda_map_of(x, xt, target, tt, dx, dxt, n), functor);
 }
 

@@ -86,7 +86,7 @@ if grep -q avx512_bf16 /proc/cpuinfo 2> /dev/null && ! grep -q amx_bf16 /proc/cp
 else skip "a matrix unit in plain C: not without AVX-512, nor where there is one"; fi
 fast() { # the bits may differ, the rest must hold: conversions, checks for inf and NaN, training
     $CC -std=c99 -Ofast examples/own_loop.c -o $out/loop -lm && $out/loop || return 1
-    for t in test_half test_scaler soak_training; do
+    for t in test_half test_scaler test_hostile soak_training; do
         $CC -std=c99 -Ofast tests/$t.c build/fast/impl.o -o $out/$t -lm && $out/$t || return 1
     done
 }

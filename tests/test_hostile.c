@@ -225,9 +225,12 @@ static void scaler_fields(void) {
 #define S(field, v) INT(amp_scaler_desc, field, v)
 #define R(field, v) FLT(amp_scaler_desc, field, v)
     static const bad list[] = {
-        S(preset, -1), S(preset, AMP_SCALER_PRESET_COUNT), S(preset, AMP_SCALER_STATIC), R(init_scale, -1), R(init_scale, 1e-45),
+        S(preset, -1), S(preset, AMP_SCALER_PRESET_COUNT), S(preset, AMP_SCALER_STATIC), R(init_scale, -1),
         NOT(amp_scaler_desc, init_scale), S(growth_interval, -2), S(growth_interval, INT_MIN), R(growth_factor, 1),
-        R(growth_factor, 0.5), R(growth_factor, -2), R(growth_factor, 1e-45), NOT(amp_scaler_desc, growth_factor),
+        R(growth_factor, 0.5), R(growth_factor, -2), NOT(amp_scaler_desc, growth_factor),
+#if !defined(__FAST_MATH__)         /* which reads subnormals as zero, the default */
+        R(init_scale, 1e-45), R(growth_factor, 1e-45),
+#endif
         R(backoff_factor, 1), R(backoff_factor, -0.5), NOT(amp_scaler_desc, backoff_factor), R(min_scale, -2),
         R(min_scale, 1e30), NOT(amp_scaler_desc, min_scale), R(max_scale, 1), R(max_scale, -2), NOT(amp_scaler_desc, max_scale),
         S(guard, 4), S(guard, -1), S(hysteresis, -1), S(hysteresis, INT_MIN), S(refill, 4), S(refill, -1), S(at_min, 4),
@@ -420,6 +423,25 @@ static void layer_fields(void) {
     int i;
     for (i = 0; i < 5; i++) { prepare(); CHECK_MSG(with_layer(i, NULL) == AMP_OK, "%s", last); }
     for (i = 0; i < COUNT(list); i++) REFUSED(ANY, list[i].b.name, with_layer(list[i].layer, &list[i].b));
+}
+
+/* Numbers that no operator can take, also where the compiler has been told that there are none. */
+static void operator_numbers(void) {
+    static const uint32_t bits[] = { 0x7fc00000u, 0xffc00000u, 0x7f800000u, 0xff800000u };
+    static const char* const names[] = { "nan", "-nan", "inf", "-inf" };
+    static const int32_t labels[2] = { 0, 1 };
+    int i;
+    for (i = 0; i < COUNT(bits); i++) {
+        float v;
+        memcpy(&v, &bits[i], sizeof v);
+        REFUSED(AMP_ERR_DESC, names[i], amp_dropout_forward(F, AMP_F32, F + 50, AMP_F32, 4, v, 1, 0, &quiet));
+        REFUSED(AMP_ERR_DESC, names[i], amp_layer_norm_forward(F, AMP_F32, NULL, NULL, AMP_F32, v, NULL, NULL, F + 50, AMP_F32, 2, 2, &quiet));
+        REFUSED(AMP_ERR_DESC, names[i], amp_softmax_cross_entropy_forward(F, AMP_F32, labels, v, F + 50, 2, 2, &quiet));
+        REFUSED(AMP_ERR_DESC, names[i], amp_softmax_cross_entropy_backward(F, AMP_F32, labels, v, NULL, 1, F + 50, AMP_F32, 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, names[i], amp_softmax_cross_entropy_backward(F, AMP_F32, labels, 0, NULL, v, F + 50, AMP_F32, 2, 2, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, names[i], amp_mse_backward(F, AMP_F32, F, AMP_F32, NULL, v, F + 50, AMP_F32, 4, &quiet));
+        REFUSED(AMP_ERR_ARGUMENT, names[i], amp_bce_with_logits_backward(F, AMP_F32, F, AMP_F32, NULL, v, NULL, AMP_F32, 4, &quiet));
+    }
 }
 
 /* --- NULL, sizes, overlaps --------------------------------------------------------------------------- */
@@ -1262,6 +1284,7 @@ int main(void) {
     TEST(optimizer_fields);
     TEST(model_fields);
     TEST(layer_fields);
+    TEST(operator_numbers);
     TEST(null_operands);
     TEST(null_objects);
     TEST(loggers);

@@ -1540,6 +1540,36 @@ static void keep_sentence(amp_result code, const char* text, void* user) {
         sentence[0] = 0; told = AMP_OK;                                                                    \
     } while (0)
 
+/* No rows are a layer norm too, of any width, with and without a workspace: sums of nothing. */
+static void test_layer_norm_of_nothing(void) {
+    static const size_t widths[] = { 1, 3, 16, 1000, 1025, 5000, 20000 };
+    static float dgamma[20001], dbeta[20001];
+    static double room[65536];
+    float y = 42, mean = 42, invstd = 42, dx = 42;
+    amp_exec e;
+    int k, accumulate, with_room;
+    size_t i;
+    memset(&e, 0, sizeof e);
+    e.workspace = room; e.workspace_size = sizeof room;
+    for (k = 0; k < 7; k++)
+        for (accumulate = 0; accumulate < 2; accumulate++)
+            for (with_room = 0; with_room < 2; with_room++) {
+                const float want = accumulate ? -0.0f : 0.0f;
+                size_t d = widths[k], wrong = 0;
+                CHECK(amp_layer_norm_workspace(0, d) == 0);
+                CHECK(amp_layer_norm_forward(NULL, AMP_F16, NULL, NULL, AMP_F32, 0, &mean, &invstd, &y, AMP_F32, 0, d, NULL) == AMP_OK);
+                for (i = 0; i <= d; i++) dgamma[i] = dbeta[i] = i < d ? -0.0f : 42;
+                CHECK(amp_layer_norm_backward(NULL, AMP_F16, NULL, AMP_F16, NULL, AMP_F32, NULL, NULL, &dx, AMP_F32, dgamma, dbeta,
+                                              AMP_F32, accumulate, 0, d, with_room ? &e : NULL) == AMP_OK);
+                for (i = 0; i < d; i++)
+                    wrong += memcmp(&dgamma[i], &want, sizeof want) != 0 || memcmp(&dbeta[i], &want, sizeof want) != 0;
+                CHECK_MSG(wrong == 0 && dgamma[d] == 42 && dbeta[d] == 42, "%d of %d", (int)wrong, (int)d);
+            }
+    CHECK(amp_layer_norm_backward(NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, NULL, NULL, &dx, AMP_F32, NULL, NULL, AMP_F32, 0, 0,
+                                  8, NULL) == AMP_OK);
+    CHECK(y == 42 && mean == 42 && invstd == 42 && dx == 42);
+}
+
 static void test_refusals(void) {
     amp_logger logger;
     amp_exec e;
@@ -1592,8 +1622,10 @@ static void test_refusals(void) {
     REFUSED(amp_mse_forward(x, AMP_F32, x, AMP_F32, &loss, 0, &e), AMP_ERR_SHAPE, "no elements");
     REFUSED(amp_bce_with_logits_backward(x, AMP_F32, NULL, AMP_F32, NULL, 1, y, AMP_F32, 3, &e),
             AMP_ERR_ARGUMENT, "target is NULL");
-    REFUSED(amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, 0, NULL, NULL, y, AMP_F32, 0, 4, &e),
-            AMP_ERR_SHAPE, "0x4");
+    REFUSED(amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, 0, NULL, NULL, y, AMP_F32, 4, 0, &e),
+            AMP_ERR_SHAPE, "layer norm: rows of no elements");
+    REFUSED(amp_layer_norm_backward(x, AMP_F32, x, AMP_F32, NULL, AMP_F32, x, x, y, AMP_F32, NULL, NULL, AMP_F32, 0, 4, 0, &e),
+            AMP_ERR_SHAPE, "layer norm backward: rows of no elements");
     REFUSED(amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, -2, NULL, NULL, y, AMP_F32, 2, 4, &e),
             AMP_ERR_DESC, "layer norm: eps -2 must be greater than 0 and finite");
     REFUSED(amp_layer_norm_forward(x, AMP_F32, NULL, NULL, AMP_F32, inf, NULL, NULL, y, AMP_F32, 2, 4, &e),
@@ -1688,6 +1720,7 @@ static void run_all(void) {
     TEST(test_pool_groups);
     TEST(test_pool_nan);
     TEST(test_random_normal);
+    TEST(test_layer_norm_of_nothing);
     TEST(test_refusals);
 }
 

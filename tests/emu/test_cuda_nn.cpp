@@ -1523,13 +1523,13 @@ static void test_number_errors() {
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "more than one value", norm(&b, 1));
     b.n = 4; b.eps = -1.0f;
     CHECK_REFUSED(log, AMP_ERR_DESC, "eps", norm(&b, 1));
-    CHECK_REFUSED(log, AMP_ERR_SHAPE, "sizes >= 1",
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "rows of no elements",
                   amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, nullptr, nullptr, out.dev,
-                                              AMP_F32, 0, 8, e));
+                                              AMP_F32, 8, 0, e));
     CHECK_REFUSED(log, AMP_ERR_DESC, "eps -1",
                   amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, -1.0f, nullptr, nullptr,
                                               out.dev, AMP_F32, 8, 8, e));
-    CHECK_REFUSED(log, AMP_ERR_SHAPE, "sizes >= 1",
+    CHECK_REFUSED(log, AMP_ERR_SHAPE, "rows of no elements",
                   amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
                                                out.dev, AMP_F32, nullptr, nullptr, AMP_F32, 0, 8, 0, e));
     CHECK_REFUSED(log, AMP_ERR_DESC, "99 is not",
@@ -1543,6 +1543,26 @@ static void test_number_errors() {
         CHECK_REFUSED(log, AMP_ERR_DESC, "smoothing",
                       amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F32, labels.dev(), wrong, f.floats(), 8, 8, e));
     }
+    for (float wrong : { (float)INFINITY, (float)NAN }) {
+        CHECK_REFUSED(log, AMP_ERR_DESC, "eps",
+                      amp_cuda_layer_norm_forward(x.dev, AMP_F32, nullptr, nullptr, AMP_F32, wrong, nullptr, nullptr,
+                                                  out.dev, AMP_F32, 8, 8, e));
+        CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "weight",
+                      amp_cuda_softmax_cross_entropy_backward(x.dev, AMP_F32, labels.dev(), 0, nullptr, wrong, out.dev,
+                                                              AMP_F32, 8, 8, e));
+        CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "weight",
+                      amp_cuda_mse_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, wrong, out.dev, AMP_F32, 64, e));
+        CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "weight",
+                      amp_cuda_bce_with_logits_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, wrong, out.dev, AMP_F32,
+                                                        64, e));
+    }
+    float host = 1;
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "dgamma is host memory",
+                  amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
+                                               out.dev, AMP_F32, &host, nullptr, AMP_F32, 0, 0, 1, e));
+    CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "dbeta is host memory",
+                  amp_cuda_layer_norm_backward(x.dev, AMP_F32, x.dev, AMP_F32, nullptr, AMP_F32, f.floats(), f.floats(),
+                                               out.dev, AMP_F32, nullptr, &host, AMP_F32, 0, 0, 1, e));
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "do not fit",
                   amp_cuda_concat_forward(x.dev, AMP_F32, 4, out.dev, AMP_F32, 8, 5, 8, e));
     CHECK_REFUSED(log, AMP_ERR_SHAPE, "do not fit",
@@ -1558,6 +1578,23 @@ static void test_number_errors() {
     CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "more elements",
                   amp_cuda_softmax_forward(x.dev, AMP_F32, out.dev, AMP_F32, huge, huge, e));
     for (unsigned char byte : out.get()) CHECK(byte == POISON);
+}
+/* No rows: the sums are 0, or stay, and nothing else is written. */
+static void test_layer_norm_of_nothing() {
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        Tensor dgamma(AMP_F32, 300), dbeta(AMP_F32, 300), out(AMP_F32, 8);
+        dgamma.fill([](size_t) { return -0.0f; });
+        dbeta.fill([](size_t) { return 3.0f; });
+        out.poison();
+        CHECK(amp_cuda_layer_norm_forward(nullptr, AMP_F16, nullptr, nullptr, AMP_F32, 0, out.floats(), out.floats(), out.dev,
+                                          AMP_F32, 0, 300, nullptr) == AMP_OK);
+        CHECK(amp_cuda_layer_norm_backward(nullptr, AMP_F16, nullptr, AMP_F16, nullptr, AMP_F32, nullptr, nullptr, out.dev,
+                                           AMP_F32, dgamma.dev, dbeta.dev, AMP_F32, accumulate, 0, 300, nullptr) == AMP_OK);
+        OK(cudaDeviceSynchronize());
+        for (double v : dgamma.values()) CHECK(v == 0 && std::signbit(v) == (accumulate != 0));
+        for (double v : dbeta.values()) CHECK(v == (accumulate ? 3.0 : 0.0));
+        for (unsigned char byte : out.get()) CHECK(byte == POISON);
+    }
 }
 /* The second launch of a call fails. */
 static void test_second_launch() {
@@ -1598,6 +1635,7 @@ int main() {
     TEST(test_norm_special);
     TEST(test_layer_norm);
     TEST(test_layer_norm_columns);
+    TEST(test_layer_norm_of_nothing);
     TEST(test_softmax);
     TEST(test_row_turns);
     TEST(test_softmax_special);
