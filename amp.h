@@ -53,9 +53,10 @@
    The same bits everywhere. A run on the CPU gives the same bits on each instruction set, compiler,
    optimisation level and number of threads: every multiply-add is an explicit fma (emulated exactly where
    there is none), every sum has a fixed order, exp and its kin are the header's own. What breaks it:
-   -Ofast or -ffast-math, a changed floating-point environment (rounding mode, flush to zero), a GPU, and
-   the wish for speed: AMP_SUMS_FAST, in a model's desc or an exec, hands 16-bit products to the matrix unit
-   of the processor, whose order of sums is its own.
+   -Ofast or -ffast-math, a changed floating-point environment (rounding mode, flush to zero), a compiler that carries
+   floats wider than they are (FLT_EVAL_METHOD 2: x87, without -msse2 -mfpmath=sse), a GPU, and the wish for
+   speed: AMP_SUMS_FAST, in a model's desc or an exec, hands 16-bit products to the matrix unit of the processor,
+   whose order of sums is its own.
    Errors.    A function that can fail on bad input returns an amp_result (0 = AMP_OK) and changes nothing
    when it fails. The logger of its desc or exec gets one sentence that names the place. Nothing prints,
    exits or aborts. An overflow in training is not an error: amp_step_info tells about it. Without a
@@ -1747,6 +1748,13 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
   #define AMPI_PARALLEL_FOR(condition)
   #define AMPI_PARALLEL_TURNS(condition)
   #define AMPI_IN_TURN
+#endif
+
+/* With strict -std= gcc for s390x can form sums of floats as doubles (FLT_EVAL_METHOD 1), which gives other bits. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ == 1
+  #define AMPI_PLAIN_FLOATS 1
+  #pragma GCC push_options
+  #pragma GCC optimize("excess-precision=fast")
 #endif
 
 #ifdef __cplusplus
@@ -23658,6 +23666,9 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out) {
 
 #ifdef __cplusplus
 } /* extern "C" */
+#endif
+#if defined(AMPI_PLAIN_FLOATS)
+  #pragma GCC pop_options
 #endif
 #endif /* AMP_IMPLEMENTATION */
 

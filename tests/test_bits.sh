@@ -74,7 +74,9 @@ start cell "WebAssembly (Node.js)" emcc "-O2 -sSINGLE_FILE=1 -sALLOW_MEMORY_GROW
 start cell "aarch64 (qemu)" aarch64-linux-gnu-gcc -O2 "qemu-aarch64 -L /usr/aarch64-linux-gnu" AMP_ISA=neon AMP_ISA=scalar
 start cell "armhf (qemu)" arm-linux-gnueabihf-gcc -O2 "qemu-arm -L /usr/arm-linux-gnueabihf"
 start cell "riscv64 (qemu)" riscv64-linux-gnu-gcc -O2 "qemu-riscv64 -L /usr/riscv64-linux-gnu"
-start cell "s390x, big-endian (qemu)" s390x-linux-gnu-gcc -O2 "qemu-s390x -L /usr/s390x-linux-gnu"
+for flags in -O2 "-O2 -std=c99"; do     # strictly, floats may be formed as doubles there
+    start cell "s390x, big-endian (qemu)" s390x-linux-gnu-gcc "$flags" "qemu-s390x -L /usr/s390x-linux-gnu"
+done
 start cell "ppc64le (qemu)" powerpc64le-linux-gnu-gcc -O2 "qemu-ppc64le -L /usr/powerpc64le-linux-gnu"
 promised=no             # these are shown for what they do
 start cell "32-bit x86 with x87" i686-linux-gnu-gcc "-O2 -mfpmath=387 -DAMP_NO_SIMD" "qemu-i386 -L /usr/i686-linux-gnu"
