@@ -69,7 +69,7 @@
    GPUs.      amp_cuda.cuh, a file of its own, has a backend on which the same model trains.
    Memory.    Parts on raw pointers allocate nothing, files aside. A model allocates in create, build and finalize,
    never in a step. 128 KB of stack are enough, in a build without optimisation too (with AVX-512 clang then
-   takes up to 160). Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight
+   takes up to 192). Adam costs 16 bytes per parameter in FP32 and 18 in mixed precision, 16 with 16-bit weight
    gradients; the halving is in the activations.
    Hosts that unmask floating-point exceptions: training steps, evaluation, predictions, statistics, the
    checks of gradients and saturating casts mask them while they run, because inf and NaN are data there, and

@@ -72,7 +72,7 @@ small_stack_unoptimised() { # KB, compiler, tests
 }
 step "a stack of 128 KB" small_stack 128 build/impl.o ops conv gemm model
 step "a stack of 128 KB in a build for debugging" small_stack_unoptimised 128 "$CC" ops conv gemm model
-if have clang; then step "a stack of 160 KB in clang's" small_stack_unoptimised 160 clang conv gemm; fi
+if have clang; then step "a stack of 192 KB in clang's" small_stack_unoptimised 192 clang conv gemm; fi
 step "contraction allowed (-std=gnu99 -ffp-contract=fast)" again gnu99 "$CC" "-std=gnu99 -O2 -ffp-contract=fast"
 for isa in scalar avx2; do step "AMP_ISA=$isa" env AMP_ISA=$isa make -s test CC="$CC"; done
 unit_in_c() { # the code for a matrix unit where there is none
