@@ -507,7 +507,7 @@ TABLE = [
      "ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);"),
     ("optim", "ampi_optimizer_validate(&d) != AMP_OK || ampi_groups_validate(&d) != AMP_OK", "ampi_optimizer_validate(&d) != AMP_OK"),
     ("checkpoint", "    while (kept > 0 && ((unsigned char)name[kept] & 0xc0) == 0x80) kept--;\n", ""),
-    ("report", "    feholdexcept(&floats);\n    for (at = 0; at < n; at += CHUNK) {", "    fegetenv(&floats);\n    for (at = 0; at < n; at += CHUNK) {"),
+    ("hostile", "    feholdexcept(&floats);\n    for (at = 0; at < n; at += CHUNK) {", "    fegetenv(&floats);\n    for (at = 0; at < n; at += CHUNK) {"),
     ("checkpoint", "amp_result r = ampi_optimizer_check_rates(&o, c->saver);", "amp_result r = ((void)o, AMP_OK);"),
     ("checkpoint", "amp_result r = ampi_params_validate(&copy, o->params, o->count);", "amp_result r = ((void)copy, AMP_OK);"),
     ("optim", "    o->state.step++;\n}\n", "    if (!o->desc.clip_norm) o->state.step++;\n}\n"),

@@ -1040,10 +1040,17 @@ static int in_child(int (*f)(void)) {
 #endif
 
 #if defined(__GLIBC__) && defined(__x86_64__) && HAVE_FORK
+/* Statistics of what overflows their target. */
+static int hostile_statistics(void) {
+    const double x[] = { 1e300, -1e-300, 1 };
+    amp_stats s;
+    return amp_stats_collect(&s, x, AMP_F64, 3, AMP_F32, 0) != AMP_OK || s.would_overflow != 1;
+}
 static int trapping(void) {
     feclearexcept(FE_ALL_EXCEPT);
     feenableexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW);
-    return hostile_numbers() + hostile_training() + (fetestexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW) != 0)
+    return hostile_numbers() + hostile_training() + hostile_statistics()
+           + (fetestexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW) != 0)
            + (fegetexcept() != (FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW));
 }
 static int trap_works(void) {
