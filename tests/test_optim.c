@@ -918,6 +918,17 @@ static void several_optimizers(void) {
     REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));       /* one list over two optimizers */
 }
 
+/* Three parameters of 5 elements, so far apart in the block, and their gradients. */
+static void three_parts(block* b, int apart, amp_param p[3], amp_tensor t[3]) {
+    int i;
+    fill_block(b);
+    memset(t, 0, 3 * sizeof *t);
+    for (i = 0; i < 3; i++) {
+        p[i] = param_of(b, 5);
+        p[i].grad = b->g + apart * i; p[i].master = b->w + apart * i;
+        t[i].data = p[i].grad; t[i].count = 5;
+    }
+}
 /* Lists that begin alike and have as many elements, and parts of a list: nothing is stepped scaled, unseen or twice. */
 static void lists_that_share(void) {
     static block b;
@@ -928,14 +939,7 @@ static void lists_that_share(void) {
     amp_param p[3], ac[2];
     amp_tensor t[3];
     float w;
-    int i;
-    fill_block(&b);
-    memset(t, 0, sizeof t);
-    for (i = 0; i < 3; i++) {
-        p[i] = param_of(&b, 5);
-        p[i].grad = b.g + 10 * i; p[i].master = b.w + 10 * i;
-        t[i].data = p[i].grad; t[i].count = 5;
-    }
+    three_parts(&b, 10, p, t);
     ac[0] = p[0]; ac[1] = p[2];
     d.lr = 1;
     CHECK(amp_optimizer_init(&o, &d, ac, 2) == AMP_OK && amp_optimizer_init(&o2, &d, p + 2, 1) == AMP_OK);
@@ -972,14 +976,7 @@ static void lists_that_may_meet(void) {
     amp_param p[3];
     amp_tensor t[3];
     float w;
-    int i;
-    fill_block(&b);
-    memset(t, 0, sizeof t);
-    for (i = 0; i < 3; i++) {
-        p[i] = param_of(&b, 5);
-        p[i].grad = b.g + 5 * i; p[i].master = b.w + 5 * i;
-        t[i].data = p[i].grad; t[i].count = 5;
-    }
+    three_parts(&b, 5, p, t);
     d.lr = 1;
     CHECK(amp_optimizer_init(&o, &d, p, 1) == AMP_OK && amp_optimizer_init(&o2, &d, p + 1, 2) == AMP_OK);
     amp_scaler_scale_loss(&s, 1.0f);
