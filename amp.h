@@ -14091,7 +14091,12 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_kept_x16(amp_dtype t, size_t i, 
     _mm_prefetch(y + i * ampi_type_size(t), _MM_HINT_T0);
     ampi_wide_moment(t, acc, ampi_load_wide(kept + i), mean, m);
 }
-/* Both for two rows. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_to_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* acc,
+                                                       const void* x, ampi_wide mean, const char* y) {
+    _mm_prefetch(y + i * ampi_type_size(t), _MM_HINT_T0);
+    ampi_moment_x16(t, i, m, acc, x, mean);
+}
+/* All of them for two rows. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sum_keep_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
                                                            ampi_wide* b, const char* x, size_t next, size_t ahead,
                                                            double* kept) {
@@ -14103,6 +14108,12 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_kept_rows_x16(amp_dtype t, size_
                                                               ampi_wide mean_b, const char* y, size_t next) {
     ampi_moment_kept_x16(t, i, m, a, kept, mean_a, y);
     ampi_moment_kept_x16(t, i, m, b, kept + AMPI_TILE, mean_b, y + next);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_to_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a,
+                                                            ampi_wide* b, const char* x, ampi_wide mean_a,
+                                                            ampi_wide mean_b, const char* y, size_t next) {
+    ampi_moment_to_x16(t, i, m, a, x, mean_a, y);
+    ampi_moment_to_x16(t, i, m, b, x + next, mean_b, y + next);
 }
 /* The mean from a row's sums, which are cleared. */
 AMPI_TARGET_AVX512 AMPI_VECTOR ampi_wide ampi_ln_mean_x16(amp_dtype t, ampi_wide* acc, size_t d, float* mean,
@@ -14137,7 +14148,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_x16(amp_dtype t, const void*
         const char* row = (const char*)x + k * d * size;
         acc.low = acc.high = _mm512_setzero_pd();
         AMPI_EACH_X16(ampi_moment_kept_x16, t, first, &acc, kept[k], m[k], (const char*)y + k * d * size);
-        AMPI_EACH_X16(ampi_moment_x16, t, d - first, &acc, row + first * size, m[k]);
+        AMPI_EACH_X16(ampi_moment_to_x16, t, d - first, &acc, row + first * size, m[k],
+                      (const char*)y + (k * d + first) * size);
         invstd[k] = ampi_ln_invstd_x16(t, acc, d, eps);
     }
 }
@@ -14178,7 +14190,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_measure_pairs_x16(amp_dtype t, const
         } else {
             AMPI_EACH_X16(ampi_moment_kept_rows_x16, t, first, &a, &b, kept, mean_a, mean_b, to, next);
         }
-        AMPI_EACH_X16(ampi_moment_rows_x16, t, d - first, &a, &b, from + done, next, mean_a, mean_b);
+        AMPI_EACH_X16(ampi_moment_to_rows_x16, t, d - first, &a, &b, from + done, mean_a, mean_b, to + done, next);
         invstd[row] = ampi_ln_invstd_x16(t, a, d, eps);
         if (next > 0) invstd[row + 1] = ampi_ln_invstd_x16(t, b, d, eps);
     }
@@ -14205,6 +14217,11 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_kept_x8(amp_dtype t, size_t i, siz
     if (upper == 0) _mm_prefetch(y + i * ampi_type_size(t), _MM_HINT_T0);
     ampi_wide8_moment(acc + upper, ampi_load_wide8(kept + i), mean[upper], m);
 }
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_to_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* acc, const void* x,
+                                                      const ampi_wide8* mean, const char* y) {
+    _mm_prefetch(y + i * ampi_type_size(t), _MM_HINT_T0);
+    ampi_moment_twin(t, i, n, acc, x, mean);
+}
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_measure_x8(amp_dtype t, const void* x, const void* y, size_t rows, size_t d,
                                                      double eps, float* mean, float* invstd, int* usual) {
     const size_t size = ampi_type_size(t), first = ampi_min_size(d, AMPI_TILE);
@@ -14224,7 +14241,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_measure_x8(amp_dtype t, const void* x,
         m[0].low = m[0].high = m[1].low = m[1].high = _mm256_set1_pd(value[k]);
         acc[0].low = acc[0].high = acc[1].low = acc[1].high = _mm256_setzero_pd();
         AMPI_EACH_X8(ampi_moment_kept_x8, t, first, acc, kept[k], m, (const char*)y + k * d * size);
-        AMPI_EACH_TWIN(ampi_moment_twin, t, d - first, acc, row + first * size, m);
+        AMPI_EACH_TWIN(ampi_moment_to_twin, t, d - first, acc, row + first * size, m,
+                       (const char*)y + (k * d + first) * size);
         mean[k] = (float)value[k];
         invstd[k] = (float)(1.0 / sqrt(ampi_wide8_total(acc) / (double)d + eps));
     }
@@ -14278,8 +14296,8 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
    the way stays in the first-level cache, and there are rows for each thread. */
 AMPI_FN size_t ampi_ln_rows(amp_dtype t, size_t rows, size_t d) {
     const size_t pair = AMPI_LN_PAIR, most = (size_t)AMPI_LN_ROWS / (d <= 768 ? 1 : 2);
-    const int overlap = AMPI_X86 && ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(t) != AMP_F32 && d <= AMPI_TILE;
-    return overlap && rows / most >= ampi_threads() ? most : pair;
+    if (ampi_dtype(t) == AMP_F32) return d <= 2048 ? pair : 1;
+    return d <= AMPI_TILE && ampi_simd() == AMP_ISA_AVX512 && rows / most >= ampi_threads() ? most : pair;
 }
 
 /* y = (x - mean) * invstd * gamma + beta along a row. */
