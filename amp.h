@@ -3271,12 +3271,12 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
    Instructions that multiply pairs of 16-bit numbers take *words* instead of FP32 (see there): vdpbf16ps, whose
    sums are the same, and AMX, whose are not, so that it has to be asked for.
 
-   Letters: mr rows x nr columns are what the micro-kernel holds in registers; nr = 2 vectors of `lanes`. */
+   Letters: mr rows x nr columns are what the micro-kernel holds in registers; nr = 2 vectors of `lanes`, or 3. */
 
 /* --- the micro-kernels ------------------------------------------------------------------- */
 
-/* t[i][j] = (first ? 0 : old[i][j]) + sum over k of a[i*rs + k*ks] * b[k*bs + j], i < rows, j < width,
-   width = lanes, or 2*lanes if `two`; only the first `columns` are written, and `two` if columns > lanes.
+/* t[i][j] = (first ? 0 : old[i][j]) + sum over k of a[i*rs + k*ks] * b[k*bs + j], i < rows, j < vectors*lanes;
+   only the first `columns` are written, which all the vectors are needed for.
    `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so every NaN becomes the
    one positive quiet NaN: which payload and sign an fma hands on differs between processors. What lies `ahead`
    elements on from each b[k*bs] is fetched meanwhile. `widen`: b is F16, as it lies in memory. */
@@ -3285,8 +3285,8 @@ typedef struct ampi_micro {
     const void* b; size_t bs, ahead;
     const float* old; size_t ldo;
     float* t; size_t ldt;
-    size_t k, columns;
-    int first, last, two, exact, widen;
+    size_t k, columns, vectors;
+    int first, last, exact, widen;
 } ampi_micro;
 
 /* What becomes of a panel of sums t: with v = alpha*t, v = beta*add + v where there is an `add`, and v rounded
@@ -3628,6 +3628,7 @@ AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
    for l < lanes. turn16: the same from F16 or BF16, for a multiple of 16 k; may be NULL. */
 typedef struct ampi_gemm_isa {
     size_t mr, lanes, a_width;         /* a_width: floats between two k of a k-major panel of A, >= mr */
+    size_t vectors;                    /* in the width of a panel of B */
     size_t words;                      /* how many words (see there) two k make; 0 = the kernel takes FP32 */
     int staged;                        /* words: what they cannot do is done in FP32, so that needs its room */
     int widens;                        /* may B be F16? */
@@ -3656,33 +3657,40 @@ typedef struct ampi_gemm_isa {
 #define AMPI_ROWS_13(X, V) AMPI_ROWS_12(X, V) X(12, p12, 0, V)
 #define AMPI_ROWS_14(X, V) AMPI_ROWS_13(X, V) X(13, p12, rs, V)
 
-/* The steps of a micro-kernel for row i: c<i>0 and c<i>1 are its two vectors of sums. */
-#define AMPI_MICRO_ZERO(i, p, o, V) AMPI_##V##_T c##i##0 = AMPI_##V##_ZERO, c##i##1 = AMPI_##V##_ZERO;
+/* The steps of a micro-kernel for row i: c<i>0, c<i>1 and c<i>2 are its vectors of sums, up to three. */
+#define AMPI_MICRO_ZERO(i, p, o, V) \
+    AMPI_##V##_T c##i##0 = AMPI_##V##_ZERO, c##i##1 = AMPI_##V##_ZERO, c##i##2 = AMPI_##V##_ZERO;
 #define AMPI_MICRO_READ(i, p, o, V) \
     c##i##0 = AMPI_##V##_LOAD(old + i * ldo);                                                       \
-    if (two) c##i##1 = AMPI_##V##_LOAD(old + i * ldo + AMPI_##V##_LANES);
-/* c += x * b is MAC. One row of three spreads its element of A inside the fma, for each vector anew, the others in a
-   load of its own: so neither the load ports nor, where two threads share a core, the decoders are the limit. */
+    if (two) c##i##1 = AMPI_##V##_LOAD(old + i * ldo + AMPI_##V##_LANES);                           \
+    if (three) c##i##2 = AMPI_##V##_LOAD(old + i * ldo + 2 * AMPI_##V##_LANES);
+/* c += x * b is MAC. Of one or two vectors, one row of three spreads its element of A inside the fma, for each vector
+   anew, the others in a load of its own: so neither the load ports nor, where two threads share a core, the decoders are
+   the limit. */
 #define AMPI_MICRO_STEP(i, p, o, V) \
-    if (i % 3 == 0) {                                                                               \
+    if (i % 3 == 0 && !three) {                                                                     \
         AMPI_##V##_FMA_AT(c##i##0, b0, (p) + (o));                                                  \
         if (two) AMPI_##V##_FMA_AT(c##i##1, b1, (p) + (o));                                         \
     } else {                                                                                        \
         x = AMPI_##V##_SPREAD((p)[o]);                                                              \
         AMPI_##V##_MAC(c##i##0, x, b0);                                                             \
         if (two) AMPI_##V##_MAC(c##i##1, x, b1);                                                    \
+        if (three) AMPI_##V##_MAC(c##i##2, x, b2);                                                  \
     }
 /* c += *p * b where there is no such instruction */
 #define AMPI_FMA_AT_SPREAD(V, c, b, p) AMPI_##V##_MAC(c, AMPI_##V##_SPREAD(*(p)), b)
 #define AMPI_MICRO_CLEAN(i, p, o, V) \
     c##i##0 = AMPI_##V##_CLEAN(c##i##0);                                                            \
-    if (two) c##i##1 = AMPI_##V##_CLEAN(c##i##1);
+    if (two) c##i##1 = AMPI_##V##_CLEAN(c##i##1);                                                   \
+    if (three) c##i##2 = AMPI_##V##_CLEAN(c##i##2);
 #define AMPI_MICRO_WRITE(i, p, o, V) \
     AMPI_##V##_STORE(t + i * ldt, c##i##0);                                                         \
-    if (two) AMPI_##V##_STORE(t + i * ldt + AMPI_##V##_LANES, c##i##1);
+    if (two) AMPI_##V##_STORE(t + i * ldt + AMPI_##V##_LANES, c##i##1);                             \
+    if (three) AMPI_##V##_STORE(t + i * ldt + 2 * AMPI_##V##_LANES, c##i##2);
 #define AMPI_MICRO_WRITE_TAIL(i, p, o, V) \
     if (two) AMPI_##V##_STORE(t + i * ldt, c##i##0);                                                \
-    AMPI_##V##_STORE_TAIL(t + i * ldt + (two ? AMPI_##V##_LANES : 0), two ? c##i##1 : c##i##0, rest);
+    if (three) AMPI_##V##_STORE(t + i * ldt + AMPI_##V##_LANES, c##i##1);                           \
+    AMPI_##V##_STORE_TAIL(t + i * ldt + width - AMPI_##V##_LANES, three ? c##i##2 : two ? c##i##1 : c##i##0, rest);
 /* One k, so far from the pointers. */
 #define AMPI_MICRO_STEP_AT(i, p, o, V) AMPI_MICRO_STEP(i, (p) + at, o, V)
 #define AMPI_MICRO_K(V, ROWS, ks_, bs_) \
@@ -3690,6 +3698,7 @@ typedef struct ampi_gemm_isa {
         const size_t at = (ks_);                                                                    \
         b0 = AMPI_##V##_LOAD_B(b + (bs_));                                                          \
         if (two) b1 = AMPI_##V##_LOAD_B(b + (bs_) + AMPI_##V##_LANES);                              \
+        if (three) b2 = AMPI_##V##_LOAD_B(b + (bs_) + 2 * AMPI_##V##_LANES);                        \
         ROWS(AMPI_MICRO_STEP_AT, V)                                                                 \
     }
 #define AMPI_MICRO_ON(ks_, bs_) \
@@ -3715,28 +3724,29 @@ typedef struct ampi_gemm_isa {
         AMPI_MICRO_ON(4 * (ks_), 4 * (bs_))                                                         \
     }
 
-/* One micro-kernel: V is the vector kind, `two_` a constant, ROWS one of the lists above. */
-#define AMPI_MICRO(name, V, ROWS, two_)                                                             \
+/* One micro-kernel: V is the vector kind, `vectors` a constant, ROWS one of the lists above. */
+#define AMPI_MICRO(name, V, ROWS, vectors)                                                          \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
-        enum { two = two_ };                                                                        \
+        enum { two = (vectors) > 1, three = (vectors) > 2 };                                        \
         const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(AMPI_##V##_B);    \
-        const size_t width = two ? 2 * AMPI_##V##_LANES : AMPI_##V##_LANES;                         \
+        const size_t width = (vectors) * AMPI_##V##_LANES, across = three ? 8 : AMPI_##V##_LANES;   \
         const size_t rest = u->columns + AMPI_##V##_LANES - width;                                  \
         const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
         const float* p12 = p9 + 3 * rs;                                                             \
         const AMPI_##V##_B* b = (const AMPI_##V##_B*)u->b;                                          \
         size_t k;                                                                                   \
-        AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO;                                                   \
+        AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, b2 = b1;                                          \
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
         if (!u->first) { const float* old = u->old; const size_t ldo = u->ldo; ROWS(AMPI_MICRO_READ, V) } \
         k = u->k;                                                                                   \
         if (AMPI_##V##_FOURS && bs == width) {                                                      \
             if (ks == 1) AMPI_MICRO_FOURS(V, ROWS, 1, width)                                        \
-            if (ks == AMPI_##V##_LANES) AMPI_MICRO_FOURS(V, ROWS, AMPI_##V##_LANES, width)          \
+            if (ks == across) AMPI_MICRO_FOURS(V, ROWS, across, width)                              \
         }                                                                                           \
         for (; k > 0; k--) {                                                                        \
             AMPI_FETCH(b, ahead);                                                                   \
             if (two && AMPI_##V##_LANES * sizeof *b == 64) AMPI_FETCH(b, ahead + 64);               \
+            if (three) AMPI_FETCH(b, ahead + 128);                                                  \
             AMPI_MICRO_K(V, ROWS, 0, 0)                                                             \
             AMPI_MICRO_ON(ks, bs)                                                                   \
         }                                                                                           \
@@ -3744,20 +3754,23 @@ typedef struct ampi_gemm_isa {
         float* t = u->t;                                                                            \
         const size_t ldt = u->ldt;                                                                  \
         if (rest == AMPI_##V##_LANES) { ROWS(AMPI_MICRO_WRITE, V) } else { ROWS(AMPI_MICRO_WRITE_TAIL, V) } \
-        (void)p3; (void)p6; (void)p9; (void)p12;    /* few rows need few pointers */                \
+        (void)p3; (void)p6; (void)p9; (void)p12; (void)b2;    /* few rows need few pointers */      \
         ampi_clear_upper();                                                                         \
     }
 #define AMPI_MICRO_PAIR(V, R) \
-    AMPI_MICRO(ampi_micro_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                       \
-    AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
+    AMPI_MICRO(ampi_micro_##V##_##R##_1, V, AMPI_ROWS_##R, 1)                                       \
+    AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 2)
 #define AMPI_MICRO_CASE(V, R) \
-    case R: if (u->two) ampi_micro_##V##_##R##_2(u); else ampi_micro_##V##_##R##_1(u); break;
-/* Those of two vectors alone. */
-#define AMPI_MICRO_WHOLE(V, R) AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
+    case R: if (u->vectors == 2) ampi_micro_##V##_##R##_2(u); else ampi_micro_##V##_##R##_1(u); break;
+/* Those of two vectors alone, and of three. */
+#define AMPI_MICRO_WHOLE(V, R) AMPI_MICRO(ampi_micro_##V##_##R##_2, V, AMPI_ROWS_##R, 2)
 #define AMPI_MICRO_WHOLE_CASE(V, R) case R: ampi_micro_##V##_##R##_2(u); break;
+#define AMPI_MICRO_WIDE(V, R) AMPI_MICRO(ampi_micro_##V##_##R##_3, V, AMPI_ROWS_##R, 3)
+#define AMPI_MICRO_WIDE_CASE(V, R) case R: ampi_micro_##V##_##R##_3(u); break;
 /* Lists of numbers of rows: X(V, rows). */
 #define AMPI_UP_TO_6(X, V)  X(V, 1) X(V, 2) X(V, 3) X(V, 4) X(V, 5) X(V, 6)
-#define AMPI_UP_TO_12(X, V) AMPI_UP_TO_6(X, V) X(V, 7) X(V, 8) X(V, 9) X(V, 10) X(V, 11) X(V, 12)
+#define AMPI_UP_TO_8(X, V)  AMPI_UP_TO_6(X, V) X(V, 7) X(V, 8)
+#define AMPI_UP_TO_12(X, V) AMPI_UP_TO_8(X, V) X(V, 9) X(V, 10) X(V, 11) X(V, 12)
 #define AMPI_UP_TO_14(X, V) AMPI_UP_TO_12(X, V) X(V, 13) X(V, 14)
 /* The kernels of a list, and `name`, the choice among them. */
 #define AMPI_BY_ROWS(name, type, V, LIST, EACH, CASE)                                               \
@@ -3887,6 +3900,7 @@ typedef struct ampi_gemm_isa {
 #define AMPI_V16_BF16(p) AMPI_V16_WIDEN(AMPI_V16_HALVES(p))
 #define AMPI_V16_BF16_TAIL(p, rest) AMPI_V16_WIDEN(_mm256_maskz_loadu_epi16(AMPI_V16_MASK(rest), p))
 AMPI_BY_ROWS(ampi_micro_of_floats, ampi_micro, V16, AMPI_UP_TO_14, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
+AMPI_BY_ROWS(ampi_micro_of_three, ampi_micro, V16, AMPI_UP_TO_8, AMPI_MICRO_WIDE, AMPI_MICRO_WIDE_CASE)
 
 /* The same for B in F16, which it widens itself: whole panels, for half a panel is packed. */
 #define AMPI_W16_TARGET AMPI_TARGET_AVX512
@@ -3906,6 +3920,7 @@ AMPI_BY_ROWS(ampi_micro_of_floats, ampi_micro, V16, AMPI_UP_TO_14, AMPI_MICRO_PA
 AMPI_BY_ROWS(ampi_micro_widening, ampi_micro, W16, AMPI_UP_TO_14, AMPI_MICRO_WHOLE, AMPI_MICRO_WHOLE_CASE)
 AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
     if (u->widen) ampi_micro_widening(rows, u);
+    else if (u->vectors == 3) ampi_micro_of_three(rows, u);
     else ampi_micro_of_floats(rows, u);
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx512, V16)
@@ -4216,6 +4231,12 @@ AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
     else ampi_micro_of_floats_avx2(rows, u);
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx2, V8)
+/* Rows of a panel of A, packed across k, have 8 places in the kernel of three vectors. */
+AMPI_FN void ampi_load_block_wide(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows,
+                                  size_t cols) {
+    if (ldd == 8) ampi_load_block_avx2(dst, ldd, src, t, lds, rows, cols);
+    else ampi_load_block_avx512(dst, ldd, src, t, lds, rows, cols);
+}
 
 /* Eight elements, or the first `rest` and zeros; and back, rounded as conversions are. The results of products have
    one kind of NaN. */
@@ -4392,7 +4413,7 @@ AMPI_HD AMPI_INLINE float ampi_clean_nan(float v) {
     return ampi_float((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u);
 }
 AMPI_FN void ampi_micro_plain(size_t rows, const ampi_micro* u) {
-    size_t width = u->two ? 2 * AMPI_PLAIN_LANES : AMPI_PLAIN_LANES, i, j, k;
+    size_t width = u->vectors * (size_t)AMPI_PLAIN_LANES, i, j, k;
     for (i = 0; i < rows; i++) {
         float sum[2 * AMPI_PLAIN_LANES];
         float* t = u->t + i * u->ldt;
@@ -4806,9 +4827,15 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_open(void) {
 AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 #endif
 
+/* Is the second-level cache small (1 MB), and the third one fast? So it is in AMD's processors with AVX-512; Intel's
+   have 2 MB and more, and a slower third one. */
+AMPI_FN int ampi_leans_on_l3(void) { return amp_cpu_isa() == AMP_ISA_AVX512_BF16; }
+/* Is it AVX-512 with a large second-level cache? */
+AMPI_FN int ampi_leans_on_l2(const ampi_gemm_isa* g) { return g->lanes == 16 && !ampi_leans_on_l3(); }
+
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
-    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
+    ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 2, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
                        ampi_transpose_plain, NULL, NULL, NULL };
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
@@ -4830,6 +4857,18 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
     return g;
 }
 
+/* The same with 8 rows of three vectors, on Intel's processors: with so many loads for each fma (11 for 24, instead of
+   16 for 28 and more) power lets them run at a higher frequency (measured: 183 against 173 GFLOP/s). */
+AMPI_FN ampi_gemm_isa ampi_gemm_isa_wide(void) {
+    ampi_gemm_isa g = ampi_gemm_isa_now();
+#if AMPI_X86
+    if (ampi_leans_on_l2(&g)) {
+        g.mr = g.a_width = 8; g.vectors = 3; g.widens = 0;
+        g.load = ampi_load_block_wide;
+    }
+#endif
+    return g;
+}
 /* The same for two operands of BF16, if words are faster: the bits stay, where they are not subnormal. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_pairs(void) {
     ampi_gemm_isa g = ampi_gemm_isa_now();
@@ -4875,11 +4914,6 @@ AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
 AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
 
-/* Is the second-level cache small (1 MB), and the third one fast? So it is in AMD's processors with AVX-512; Intel's
-   have 2 MB and more, and a slower third one. */
-AMPI_FN int ampi_leans_on_l3(void) { return amp_cpu_isa() == AMP_ISA_AVX512_BF16; }
-/* Is it AVX-512 with a large second-level cache? */
-AMPI_FN int ampi_leans_on_l2(const ampi_gemm_isa* g) { return g->lanes == 16 && !ampi_leans_on_l3(); }
 /* Floats of a block of B that the second-level cache keeps though they lie scattered. */
 AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE * AMPI_GEMM_NC / (ampi_leans_on_l3() ? 2 : 1); }
 
@@ -5427,18 +5461,19 @@ typedef struct ampi_gemm_plan {
     int few;                           /* few rows: the block of A is packed first, then B panel by panel */
 } ampi_gemm_plan;
 
-/* How deep a packed panel is. */
+/* How wide and how deep a packed panel of B is. */
+AMPI_FN size_t ampi_panel_width(const ampi_gemm_isa* g) { return g->vectors * g->lanes; }
 AMPI_FN size_t ampi_panel_depth(const ampi_gemm_isa* g, size_t kc) { return g->words ? ampi_words(g, kc) : kc; }
 /* Floats from one panel of B to the next, from one row of a panel of A to the next (an odd number of cache
    lines), from one panel of A to the next. */
 AMPI_FN size_t ampi_panel_stride(const ampi_gemm_isa* g, size_t kc) {
-    return ampi_panel_depth(g, kc) * 2 * g->lanes + AMPI_GEMM_GAP;
+    return ampi_panel_depth(g, kc) * ampi_panel_width(g) + AMPI_GEMM_GAP;
 }
 AMPI_FN size_t ampi_row_stride(const ampi_gemm_isa* g, size_t kc) {
     return ((ampi_panel_depth(g, kc) + 15) / 16 | 1u) * 16;
 }
 AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
-    return g->a_width * ampi_row_stride(g, kc);
+    return g->a_width * ampi_row_stride(g, kc) + (g->a_width < g->lanes ? AMPI_GEMM_GAP : 0);
 }
 
 /* How many panels of A are packed together: all if the rows are few, otherwise, where blocks are deep, so many that
@@ -5452,11 +5487,11 @@ AMPI_FN size_t ampi_group(const ampi_gemm_isa* g, int few, size_t panels, size_t
 AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
     ampi_gemm_isa room = *g;
     if (g->staged) room.words = 0;
-    size_t panels = ampi_div_up(p->nc, 2 * g->lanes), a = ampi_a_stride(&room, p->kc);
+    size_t panels = ampi_div_up(p->nc, ampi_panel_width(g)), a = ampi_a_stride(&room, p->kc);
     size_t line = g->lanes * (p->kc + AMPI_GEMM_GAP);
     a *= ampi_group(g, p->few, ampi_div_up(p->mc, g->mr), p->kc);
     if (room.words) line = ampi_a_stride(g, p->kc);
-    p->ldt = panels * 2 * g->lanes + AMPI_GEMM_GAP;
+    p->ldt = panels * ampi_panel_width(g) + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
     p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(&room, p->kc), 16);
     p->at_line = p->at_t + ampi_round_up(p->mc * p->ldt, 16);
@@ -5486,12 +5521,13 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
 
-/* Cuts C into tiles. For one thread all but the last are whole panels, which costs it nothing. */
+/* Cuts C into tiles. For one thread all but the last are whole panels, which costs it nothing; so are those of wide
+   panels, of which a part costs more. */
 AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, size_t n, size_t tiles_m,
                            size_t tiles_n, size_t threads) {
+    const size_t whole = threads > 1 && g->vectors == 2 ? g->lanes : ampi_panel_width(g);
     p->mc = tiles_m == 1 ? m : ampi_div_up(m, tiles_m);
-    p->nc = tiles_n == 1 ? ampi_round_up(n, g->lanes)
-                         : ampi_round_up(ampi_div_up(n, tiles_n), threads > 1 ? g->lanes : 2 * g->lanes);
+    p->nc = ampi_round_up(ampi_div_up(n, tiles_n), tiles_n == 1 ? g->lanes : whole);
     p->tiles_m = ampi_div_up(m, p->mc);
     p->tiles_n = ampi_div_up(n, p->nc);
 }
@@ -5502,7 +5538,7 @@ enum { AMPI_GEMM_COLUMN = 12, AMPI_GEMM_COLUMN_UNFOLDED = 32 };
    little more than half the time, and packing a row of A is worth about 4 of them, packing a column of B `column`. */
 AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t threads, double column) {
     size_t turns = (p->tiles_m * p->tiles_n + threads - 1) / threads;
-    size_t width = p->nc + (p->nc % (2 * g->lanes) ? g->lanes / 4 : 0);
+    size_t width = p->nc + (p->nc % ampi_panel_width(g) ? g->lanes / 4 : 0);
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + column * (double)p->nc);
 }
 
@@ -5529,7 +5565,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_
             if (ampi_gemm_cost(&q, g, threads, column) < ampi_gemm_cost(&p, g, threads, column)) p = q;
         }
     p.few = p.mc <= few * g->mr;
-    if (p.nc <= 2 * g->lanes && !g->words) kc = ampi_min_size(kc, slim);
+    if (p.nc <= ampi_panel_width(g) && !g->words) kc = ampi_min_size(kc, slim);
     if (p.few) kc = ampi_min_size(kc, ampi_gemm_thin(g, p.mc, thin));
     blocks = ampi_div_up(k, kc);
     p.kc = ampi_round_up(blocks == 1 ? k : ampi_div_up(k, blocks), g->words ? 2 * AMPI_WORDS : 16);
@@ -5601,28 +5637,28 @@ AMPI_FN void ampi_pack_b_along_k(const ampi_gemm_isa* g, const ampi_product* s, 
    out. */
 AMPI_FN void ampi_pack_b_image(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
                                size_t kc, float* b, float* line) {
-    size_t nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), k, j;
+    size_t nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc), k, j;
     for (k = 0; k < kc; k++) {
         size_t to = s->swap ? k ^ 1 : k;
         ampi_operand_block(g, &s->b, k0 + k, 1, j0, nc, line, 0);
         for (j = 0; j < nc; j += nr) {
-            size_t width = nc - j > g->lanes ? nr : g->lanes;
+            size_t width = ampi_min_size(ampi_round_up(nc - j, g->lanes), nr);
             memcpy(b + j / nr * stride + to * width, line + j, width * sizeof *b);
         }
     }
 }
 
-/* Columns [j0, j0+nc) and k in [k0, k0+kc) of op(B) in panels of 2*lanes columns, k slow; the last panel
-   has `lanes` columns if that is enough for it. Runs along n are taken a few rows at a time, across all
+/* Columns [j0, j0+nc) and k in [k0, k0+kc) of op(B) in panels, k slow; the last panel has as many vectors
+   as it needs. Runs along n are taken a few rows at a time, across all
    panels: their rows may lie pages apart. */
 AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
                          size_t nc, size_t k0, size_t kc, float* b, float* line) {
-    size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc);
+    size_t j, k, nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc);
     int along_k = s->b.along_k;
     size_t step = along_k ? kc : 32;
     ampi_stage_open(stage, &s->b, along_k ? k0 : j0, along_k ? kc : nc, along_k ? kc : nr);
     if (stage->open && !along_k) {
-        size_t rest = (nc - 1) % nr + 1, width = rest > g->lanes ? nr : g->lanes;
+        size_t rest = (nc - 1) % nr + 1, width = ampi_round_up(rest, g->lanes);
         if (k0 + kc > s->b.runs) memset(b, 0, (nc + nr - 1) / nr * stride * sizeof *b);
         else if (rest < width) memset(b + (nc - rest) / nr * stride, 0, kc * width * sizeof *b);
         ampi_stage_rows(stage, k0, kc, s->swap ? 1 : 0, b, nr, width, stride);
@@ -5632,7 +5668,7 @@ AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_sta
     for (k = 0; k < kc; k += step) {
         size_t part = ampi_min_size(kc - k, step);
         for (j = 0; j < nc; j += nr) {
-            size_t columns = ampi_min_size(nc - j, nr), width = columns > g->lanes ? nr : g->lanes;
+            size_t columns = ampi_min_size(nc - j, nr), width = ampi_round_up(columns, g->lanes);
             float* to = b + j / nr * stride + k * width;
             if (along_k) ampi_pack_b_along_k(g, s, stage->open ? stage : NULL, j0 + j, columns, width, k0, kc,
                                              to, line);
@@ -5671,7 +5707,7 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
 /* The block of op(B), a matrix, as words, in panels as ampi_pack_b's; their smallest exponent. */
 AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
                                size_t kc, float* b, float* line) {
-    size_t j, k, nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words_of_b(g, kc);
+    size_t j, k, nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc), words = ampi_words_of_b(g, kc);
     size_t step = s->b.along_k ? kc : 32, bytes = ampi_type_size(s->b.dtype);
     unsigned least = 512;
     for (k = 0; k < kc; k += step)
@@ -5698,7 +5734,7 @@ AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s
    written, and what they give is not stored. */
 AMPI_FN void ampi_words_b_across(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
                                  size_t nc, size_t k0, size_t kc, float* b) {
-    const size_t taps = s->b.image->kernel_h * s->b.image->kernel_w, nr = 2 * g->lanes;
+    const size_t taps = s->b.image->kernel_h * s->b.image->kernel_w, nr = ampi_panel_width(g);
     const size_t stride = ampi_panel_stride(g, kc);
     size_t k, next, i, j;
     ampi_words_stage(stage, &s->b, j0, nc, nr);
@@ -5720,7 +5756,7 @@ AMPI_FN void ampi_words_b_across(const ampi_gemm_isa* g, const ampi_product* s, 
 /* Of one whose runs go along k: rows of words, transposed. */
 AMPI_FN void ampi_words_b_runs(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0, size_t nc,
                                size_t k0, size_t kc, float* b, float* line) {
-    const size_t nr = 2 * g->lanes, stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
+    const size_t nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc), words = ampi_words(g, kc);
     const size_t lds = words + AMPI_GEMM_GAP, taps = s->b.image->kernel_h * s->b.image->kernel_w;
     size_t j, i;
     ampi_words_stage(stage, &s->b, k0, kc, kc);
@@ -5814,11 +5850,11 @@ AMPI_FN int ampi_b_is_plain(const ampi_gemm_isa* g, const ampi_product* s) {
     return !s->b.along_k && !s->b.image && (g->lanes != 8 || s->m <= 3 * g->mr || !ampi_b_collides(s))
            && (s->b.dtype == AMP_F32 || (s->b.dtype == AMP_F16 && g->widens));
 }
-/* Columns of B in panels that are full, or in half panels of F32: others have to be packed, with something behind
+/* Columns of B in panels that are full, or, of F32, in whole vectors: others have to be packed, with something behind
    them. */
 AMPI_FN size_t ampi_b_full(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    const size_t rest = b->nc % (2 * g->lanes);
-    return rest == g->lanes && s->b.dtype == AMP_F32 ? b->nc : b->nc - rest;
+    const size_t rest = b->nc % ampi_panel_width(g);
+    return rest % g->lanes == 0 && s->b.dtype == AMP_F32 ? b->nc : b->nc - rest;
 }
 /* Bytes of B. */
 AMPI_FN double ampi_b_bytes(const ampi_product* s) {
@@ -5829,20 +5865,20 @@ AMPI_FN int ampi_b_on_lines(const ampi_product* s) {
     const size_t size = ampi_type_size(s->b.dtype);
     return s->b.ld * size % 64 == 0 && ((uintptr_t)s->b.data + s->b.offset * size) % 64 == 0;
 }
-/* How many panels of A earn Intel's processors back that B, which is plain, is packed (measured). Packing reads long
-   runs, which are what far memory delivers fast. */
+/* More than how many rows of A earn Intel's processors back that B, which is plain, is packed (measured). Packing reads
+   long runs, which are what far memory delivers fast. */
 AMPI_FN size_t ampi_b_earns(const ampi_product* s, const ampi_block* b) {
     const int far = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
-    if (!b->few) return lines ? 37 : 12;
-    if (lines) return far ? 2 : s->b.dtype == AMP_F16 ? 7 : SIZE_MAX;
-    return far ? 1 : ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY ? 2 : 4;
+    if (!b->few) return lines ? 504 : 154;
+    if (lines) return far ? 14 : s->b.dtype == AMP_F16 ? 84 : SIZE_MAX;
+    return far ? 0 : ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY ? 14 : 36;
 }
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
    come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
    cache, and if very many, rows should begin with a cache line. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     if (!ampi_b_is_plain(g, s)) return 0;
-    if (ampi_leans_on_l2(g) && b->panels >= ampi_b_earns(s, b)) return 0;
+    if (ampi_leans_on_l2(g) && b->mc > ampi_b_earns(s, b)) return 0;
     if (!b->few && (g->lanes < 16 || s->b.dtype != AMP_F32 || s->b.ld > AMPI_GEMM_LONG
                     || b->kc * b->nc > ampi_gemm_near() || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
     return ampi_b_full(g, s, b);
@@ -5934,9 +5970,9 @@ AMPI_FN void ampi_block_pack(const ampi_gemm_isa* g, const ampi_product* s, ampi
 /* Turns u to the panel of B from column j of the block; packs it if its turn has come. */
 AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b, size_t j,
                             ampi_micro* u) {
-    size_t nr = 2 * g->lanes, columns = ampi_min_size(b->nc - j, nr);
-    u->two = columns > g->lanes;
-    u->bs = u->two ? nr : g->lanes;
+    size_t nr = ampi_panel_width(g), columns = ampi_min_size(b->nc - j, nr);
+    u->vectors = ampi_div_up(columns, g->lanes);
+    u->bs = u->vectors * g->lanes;
     u->columns = b->direct ? columns : u->bs;
     u->ahead = 8 * u->bs;
     u->widen = 0;
@@ -5978,17 +6014,16 @@ AMPI_INLINE void ampi_fetch_c(const ampi_product* s, const ampi_block* b, size_t
                               size_t columns) {
     const size_t size = ampi_type_size(s->c_dtype);
     const char* c = (const char*)s->c + (s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j) * size;
-    size_t i;
-    for (i = 0; i < rows; i++, c += s->ldc * size) {
-        AMPI_FETCH(c, 0);
-        if (columns * size > 64) AMPI_FETCH(c, 64);
-    }
+    size_t i, l;
+    for (i = 0; i < rows; i++, c += s->ldc * size)
+        for (l = 0; l < columns * size; l += 64) AMPI_FETCH(c, l);
 }
 /* Sums += panel q of A * the panel of B from column j. */
 AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
                               size_t j, ampi_micro* u) {
-    size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), columns = ampi_min_size(b->nc - j, 2 * g->lanes);
-    size_t i;
+    const size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), nr = ampi_panel_width(g);
+    const size_t columns = ampi_min_size(b->nc - j, nr);
+    size_t i, l;
     float room[32 * 32 + 16], *out = ampi_align64(room);
     u->old = u->t = b->t + low * b->ldt + j;
     u->ldt = b->ldt;
@@ -5997,12 +6032,10 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
         u->ldt = s->ldc;
     } else if (b->finish) {
         u->t = out;
-        u->ldt = 32;
+        u->ldt = nr;
     }
-    for (i = 0; !b->first && i < rows; i++) {                 /* the next panel's old sums */
-        AMPI_FETCH(u->old + i * b->ldt + 2 * g->lanes, 0);
-        if (g->lanes == 16) AMPI_FETCH(u->old + i * b->ldt + 32, 64);
-    }
+    for (i = 0; !b->first && i < rows; i++)                   /* the next panel's old sums */
+        for (l = nr; l < 2 * nr; l += 16) AMPI_FETCH(u->old + i * b->ldt + l, 0);
     if (ampi_leans_on_l2(g) && (b->finish || b->direct)) ampi_fetch_c(s, b, low, rows, j, columns);
     g->micro(rows, u);
     if (b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
@@ -6022,7 +6055,7 @@ AMPI_FN void ampi_block_turn(const ampi_gemm_isa* g, const ampi_product* s, ampi
    fetched while the last panel of A comes by. The kernels that it ends with: as soon as the words packed have something
    subnormal, the rest is done without them. */
 AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
-    size_t nr = 2 * g->lanes, j, q;
+    size_t nr = ampi_panel_width(g), j, q;
     ampi_micro u;
     u.first = b->first; u.last = b->direct; u.exact = s->exact;
     u.ldo = b->ldt;
@@ -6231,7 +6264,7 @@ AMPI_FN int ampi_gemm_shares(const ampi_product* s, const ampi_gemm_plan* p) {
    and its tile's sums of the block before, which all have packed. */
 AMPI_FN void ampi_gemm_share(const ampi_gemm_isa* g, const ampi_product* s, const ampi_gemm_plan* p, size_t tile,
                              size_t k0, size_t slot, float* memory) {
-    size_t nr = 2 * g->lanes, part = slot % p->tiles_m, turn = k0 / p->kc, panels, low, end;
+    size_t nr = ampi_panel_width(g), part = slot % p->tiles_m, turn = k0 / p->kc, panels, low, end;
     float *own = memory + slot * p->floats, *shared = memory + (slot - part) * p->floats + p->at_b;
     ampi_block b;
     ampi_stage stage;
@@ -6449,11 +6482,20 @@ AMPI_FN size_t ampi_amx_workspace(size_t m, size_t n, size_t k) { (void)m; (void
 AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { (void)s; (void)exec; return 0; }
 #endif
 
+/* Are panels of three vectors faster, where there are some? They waste more of the last panel, up to two vectors. Rows
+   that are two panels of 14 read B where it lies once less. */
+AMPI_FN int ampi_is_wide(const ampi_product* s) {
+    const int swaps = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
+    if (s->a.image || s->b.image || (swaps && !s->a.along_k)) return 0;
+    return s->n > 32 && (s->n <= 48 || s->n > 64) && (s->m > 28 || (s->m > 14 && (s->m <= 16 || s->b.along_k)));
+}
 /* The kernels for a product: those for pairs if they keep the bits. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
-    if (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && (s->normal || (!s->a.image && !s->b.image)))
-        return ampi_gemm_isa_pairs();
-    return ampi_gemm_isa_now();
+    if (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16 && (s->normal || (!s->a.image && !s->b.image))) {
+        const ampi_gemm_isa g = ampi_gemm_isa_pairs();
+        if (g.words > 0) return g;
+    }
+    return ampi_is_wide(s) ? ampi_gemm_isa_wide() : ampi_gemm_isa_now();
 }
 /* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
    the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or
@@ -6670,6 +6712,7 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
         for (slot = 0; slot < (int64_t)p.slots; slot++)
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * step);
     } else {
+        if (!g.words) g = ampi_gemm_isa_now();
         p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, 32, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN)
                     : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, 64, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN);
         p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
@@ -6745,13 +6788,15 @@ AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size
     return floats;
 }
 AMP_DEF size_t amp_gemm_workspace(size_t m, size_t n, size_t k) {
-    ampi_gemm_isa g, pairs;
+    ampi_gemm_isa g, pairs, wide;
     size_t elements, floats;
     if (!ampi_mul_size(m, n, &elements) || !ampi_mul_size(m, k, &elements) || !ampi_mul_size(n, k, &elements)
         || m > SIZE_MAX / 8 || n > SIZE_MAX / 8 || k > SIZE_MAX / 8) return 0;
     g = ampi_gemm_isa_now();
     pairs = ampi_gemm_isa_pairs();
+    wide = ampi_gemm_isa_wide();
     floats = ampi_max_size(ampi_gemm_floats(&g, m, n, k + (k & 1u)), ampi_gemm_floats(&pairs, m, n, k + (k & 1u)));
+    floats = ampi_max_size(floats, ampi_gemm_floats(&wide, m, n, k + (k & 1u)));
     return ampi_max_size(floats * sizeof(float), ampi_amx_workspace(m, n, k)) + 128;
 }
 
@@ -7204,13 +7249,13 @@ typedef struct ampi_taps {
     if (two) c##i##1 = AMPI_##V##_FMA(one, x, c##i##1);
 #define AMPI_TAPS(name, V, ROWS, two_)                                                              \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
-        enum { two = two_ };                                                                        \
+        enum { two = two_, three = 0 };                                                                     \
         const size_t rs = u->rs, ldt = u->ldt, ldo = ldt, b_next = u->b_next;                       \
         const float *a = u->a, *stage = u->b, *bias = u->bias;                                      \
         const ampi_term *term, *end = u->terms + u->k;                                              \
         float* t = u->t;                                                                            \
         size_t r;                                                                                   \
-        AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, one = AMPI_##V##_SPREAD(1.0f);                    \
+        AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, b2 = b1, one = AMPI_##V##_SPREAD(1.0f);           \
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
         if (!u->first) { const float* old = t; ROWS(AMPI_MICRO_READ, V) }                           \
         for (r = u->repeat; r > 0; r--, a += u->a_step, stage += u->b_step)                         \
@@ -7225,7 +7270,7 @@ typedef struct ampi_taps {
         if (bias) { ROWS(AMPI_TAPS_BIAS, V) }                                                       \
         if (u->last) { ROWS(AMPI_MICRO_CLEAN, V) }                                                  \
         ROWS(AMPI_MICRO_WRITE, V)                                                                   \
-        (void)ldo; (void)b_next;                                                                    \
+        (void)ldo; (void)b_next; (void)b2;                                                          \
         ampi_clear_upper();                                                                         \
     }
 /* One row, as many neighbouring vectors as the list has: two would wait for each other's sums. */
@@ -7234,7 +7279,7 @@ typedef struct ampi_taps {
 #define AMPI_LINE_BIAS(i, p, o, V) c##i##0 = AMPI_##V##_FMA(one, x, c##i##0);
 #define AMPI_LINE(name, V, LIST)                                                                    \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
-        enum { two = 0 };                                                                           \
+        enum { two = 0, three = 0 };                                                                \
         const size_t ldt = AMPI_##V##_LANES, ldo = ldt;                                             \
         const float *a = u->a, *stage = u->b, *old = u->t;                                          \
         const ampi_term *term, *end = u->terms + u->k;                                              \
