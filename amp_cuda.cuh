@@ -641,9 +641,10 @@ AMPI_FN void ampi_cuda_free(void* p, const amp_allocator* a) {
 AMPI_FN amp_result ampi_cuda_zero(void* p, size_t bytes, const amp_exec* exec) {
     return ampi_cuda_check(exec, "amp_cuda: zero", cudaMemsetAsync(p, 0, bytes, ampi_cuda_stream(exec)));
 }
+/* A batch "on the device" may lie in pinned memory: the kind of copy follows from the addresses. */
 AMPI_FN amp_result ampi_cuda_copy(void* dst, const void* src, size_t bytes, const amp_exec* exec) {
     if (bytes == 0) return AMP_OK;
-    return ampi_cuda_check(exec, "amp_cuda: copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice,
+    return ampi_cuda_check(exec, "amp_cuda: copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault,
                                                                    ampi_cuda_stream(exec)));
 }
 
@@ -749,13 +750,14 @@ AMPI_FN dim3 ampi_cuda_grid(size_t work, size_t per_block) {
     return dim3((unsigned)(blocks < AMPI_CUDA_MAX_BLOCKS ? blocks : (size_t)AMPI_CUDA_MAX_BLOCKS));
 }
 
-/* May a kernel read and write at p? Pinned host memory is mapped. */
+/* May a kernel read and write at p? Pinned host memory is mapped; where it was registered, or allocated as
+   write-combined, perhaps at another address. */
 AMPI_FN cudaError_t ampi_cuda_ask(const void* p, int* reached) {
     cudaPointerAttributes a;
     cudaError_t e = cudaPointerGetAttributes(&a, p);
     *reached = e == cudaSuccess
                && (a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged
-                   || (a.type == cudaMemoryTypeHost && a.devicePointer));
+                   || (a.type == cudaMemoryTypeHost && a.devicePointer == p));
     return e;
 }
 AMPI_FN int ampi_cuda_reaches(const void* p) {

@@ -1216,7 +1216,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
 
 namespace {
 
-enum Place { PAGEABLE, PINNED, DEVICE };
+enum Place { PAGEABLE, PINNED, WRITE_COMBINED, DEVICE };
 struct Allocation { size_t size; Place place; bool to_be_freed; };
 std::map<uintptr_t, Allocation> allocations;
 size_t live_bytes, device_bytes;
@@ -1666,10 +1666,10 @@ cudaError_t cudaMalloc(void** p, size_t size) {
     UNSAFE_IN_CAPTURE();
     return fail(allocate(p, size, DEVICE));
 }
-cudaError_t cudaHostAlloc(void** p, size_t size, unsigned) {
+cudaError_t cudaHostAlloc(void** p, size_t size, unsigned flags) {
     ENTER();
     UNSAFE_IN_CAPTURE();
-    return fail(allocate(p, size, PINNED));
+    return fail(allocate(p, size, flags & cudaHostAllocWriteCombined ? WRITE_COMBINED : PINNED));
 }
 cudaError_t cudaMallocHost(void** p, size_t size) { return cudaHostAlloc(p, size, cudaHostAllocDefault); }
 static cudaError_t free_at_once(void* p, bool device) {
@@ -1708,6 +1708,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
     *total_bytes = ctl().memory;
     return cudaSuccess;
 }
+/* The device may see write-combined memory at an address of its own. */
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p) {
     ENTER();
     size_t room;
@@ -1715,6 +1716,8 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p) {
     void* v = const_cast<void*>(p);
     *a = cudaPointerAttributes{ cudaMemoryTypeUnregistered, -1, nullptr, v };
     if (place == PINNED) *a = cudaPointerAttributes{ cudaMemoryTypeHost, 0, v, v };
+    void* elsewhere = (void*)((uintptr_t)p ^ (uintptr_t)1 << 46);
+    if (place == WRITE_COMBINED) *a = cudaPointerAttributes{ cudaMemoryTypeHost, 0, elsewhere, v };
     if (place == DEVICE) *a = cudaPointerAttributes{ cudaMemoryTypeDevice, 0, v, nullptr };
     return cudaSuccess;
 }

@@ -184,6 +184,22 @@ static void test_streams() {
     OK(cudaStreamDestroy(stream));
 }
 
+/* Pinned memory that the device may see at another address: only where it is the same one can a kernel read there. */
+static void test_write_combined() {
+    Tensor y(AMP_F16, 64);
+    Log log;
+    float* x;
+    cudaPointerAttributes a;
+    OK(cudaHostAlloc((void**)&x, 64 * sizeof *x, cudaHostAllocWriteCombined));
+    memset(x, 0, 64 * sizeof *x);
+    OK(cudaPointerGetAttributes(&a, x));
+    if (a.devicePointer == x) CHECK(amp_cuda_convert(y.dev, AMP_F16, x, AMP_F32, 64, &log.exec) == AMP_OK);
+    else CHECK_REFUSED(log, AMP_ERR_ARGUMENT, "src is host memory",
+                       amp_cuda_convert(y.dev, AMP_F16, x, AMP_F32, 64, &log.exec));
+    CHECK(amp_cuda_synchronize(&log.exec) == AMP_OK);
+    OK(cudaFreeHost(x));
+}
+
 static void test_errors() {
     Tensor x(AMP_F32, 64), y(AMP_F16, 64);
     Log log;
@@ -232,6 +248,7 @@ int main() {
     TEST(test_in_place);
     TEST(test_orders);
     TEST(test_streams);
+    TEST(test_write_combined);
     TEST(test_errors);
     TEST_END();
 }

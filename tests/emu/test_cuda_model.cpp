@@ -419,15 +419,14 @@ static void test_batch_is_free_at_once() {
     amp_model_destroy(spoilt);
 }
 
-static void test_batch_on_device() {
+/* The same steps from memory that holds 8 pictures and their labels. */
+static void check_batch_there(void* x, void* y) {
     amp_model_desc d = desc_of(AMP_O2, AMP_BF16);
     amp_model *host = make(d, build_small, amp_cuda_backend()), *device = make(d, build_small, amp_cuda_backend());
     if (!host || !device) return;
-    void *x = NULL, *y = NULL;
     amp_batch b = batch_of(0, 8), there = b;
-    CHECK(cudaMalloc(&x, 8 * PIXELS * sizeof(float)) == cudaSuccess && cudaMalloc(&y, 8 * sizeof(int32_t)) == cudaSuccess);
-    CHECK(cudaMemcpy(x, pictures, 8 * PIXELS * sizeof(float), cudaMemcpyHostToDevice) == cudaSuccess);
-    CHECK(cudaMemcpy(y, labels, 8 * sizeof(int32_t), cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaMemcpy(x, pictures, 8 * PIXELS * sizeof(float), cudaMemcpyDefault) == cudaSuccess);
+    CHECK(cudaMemcpy(y, labels, 8 * sizeof(int32_t), cudaMemcpyDefault) == cudaSuccess);
     there.inputs[0] = x;
     there.targets[0] = y;
     there.on_device = 1;
@@ -438,8 +437,21 @@ static void test_batch_on_device() {
     CHECK(state_of(host) == state_of(device));
     amp_model_destroy(host);
     amp_model_destroy(device);
+}
+static void test_batch_on_device() {
+    void *x = NULL, *y = NULL;
+    CHECK(cudaMalloc(&x, 8 * PIXELS * sizeof(float)) == cudaSuccess && cudaMalloc(&y, 8 * sizeof(int32_t)) == cudaSuccess);
+    check_batch_there(x, y);
     cudaFree(x);
     cudaFree(y);
+}
+/* Kernels reach pinned memory, so a batch may lie there. */
+static void test_batch_in_pinned_memory() {
+    void *x = NULL, *y = NULL;
+    CHECK(cudaMallocHost(&x, 8 * PIXELS * sizeof(float)) == cudaSuccess && cudaMallocHost(&y, 8 * sizeof(int32_t)) == cudaSuccess);
+    check_batch_there(x, y);
+    cudaFreeHost(x);
+    cudaFreeHost(y);
 }
 
 /* --- graphs, schedules ----------------------------------------------------------------------------------------- */
@@ -932,6 +944,7 @@ int main() {
     TEST(test_no_error_is_left);
     TEST(test_batch_is_free_at_once);
     TEST(test_batch_on_device);
+    TEST(test_batch_in_pinned_memory);
     TEST(test_graph);
     TEST(test_graph_obeys);
     TEST(test_group_rates);
