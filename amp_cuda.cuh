@@ -77,7 +77,8 @@ typedef struct amp_cuda amp_cuda;
 AMP_DEF amp_result amp_cuda_create(amp_cuda** out, const amp_cuda_desc* desc);
 /* Waits for the stream's work, then frees everything. NULL is fine. */
 AMP_DEF void amp_cuda_destroy(amp_cuda* c);
-/* An exec for raw calls on the context's stream, with its logger; a workspace (device memory) is yours to set. */
+/* An exec for raw calls on the context's stream, with its logger; a workspace (device memory) is yours to set. With
+   another stream in it, own kernels multiply. */
 AMP_DEF amp_exec amp_cuda_exec(amp_cuda* c);
 /* Waits for all work of the exec's stream; reports what kernels did wrong meanwhile. */
 AMP_DEF amp_result amp_cuda_synchronize(const amp_exec* exec);
@@ -2778,11 +2779,13 @@ AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* 
 }
 /* Without being asked for, cuBLAS gets what takes longer than a launch: some 5 microseconds, in which a large GPU
    does 2^30 multiply-adds on its Tensor Cores or 2^26 in FP32. From there on its kernels, written for each GPU,
-   count; below, own kernels keep one order of summation everywhere and take bias and rounding along. */
+   count; below, own kernels keep one order of summation everywhere and take bias and rounding along. It never gets
+   the work of an exec with a stream of its own: its handle, with the workspace, is bound to the context's. */
 AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s, const ampi_cuda_batch* batch) {
-    amp_cuda_gemm_engine engine = ampi_cuda_engine(ampi_cuda_context(exec));
+    amp_cuda* c = ampi_cuda_context(exec);
+    amp_cuda_gemm_engine engine = ampi_cuda_engine(c);
     double work = (double)s->m * (double)s->n * (double)s->k * (double)batch->count;
-    if (engine == AMP_CUDA_GEMM_OWN || !ampi_cuda_blas(ampi_cuda_context(exec))) return 0;
+    if (engine == AMP_CUDA_GEMM_OWN || !ampi_cuda_blas(c) || exec->stream != c->exec.stream) return 0;
     return engine == AMP_CUDA_GEMM_CUBLAS || work >= (s->a.dtype == AMP_F32 ? 67108864.0 : 1073741824.0);
 }
 

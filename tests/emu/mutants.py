@@ -109,6 +109,7 @@ TABLE = [
     ("gemm", "if (!p->sums) cut = ampi_cuda_cut_of(", "if (0) cut = ampi_cuda_cut_of("),
     ("gemm 900", "if (!p->sums) cut = ampi_cuda_cut_hopper(", "if (0) cut = ampi_cuda_cut_hopper("),
     ("gemm 750", "if (s->a.dtype == AMP_BF16 && ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return 0;", ""),
+    ("gemm", " || exec->stream != c->exec.stream) return 0;", ") return 0;"),
     ("gemm", "cublasGemmStridedBatchedEx(blas, tb, ta,", "cublasGemmStridedBatchedEx(blas, ta, tb,"),
     ("gemm", "if (s->bias) r = ampi_cuda_product_own(exec, op, &bias, batch, AMP_CUDA_EPILOGUE_NONE);", ""),
     ("gemm", "const ampi_series batch = { d->batch, d->a_stride, d->b_stride, d->c_stride };",

@@ -334,6 +334,31 @@ static void test_engines() {
     }
 }
 
+/* An exec of the context may get another stream: whoever multiplies, the product is done when that stream is. */
+static void test_another_stream() {
+    for (int engine = 0; engine < 3; engine++) {
+        amp_cuda_desc d = {};
+        amp_cuda* c = nullptr;
+        cudaStream_t streams[2];
+        for (cudaStream_t& s : streams) OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+        d.stream = streams[0];
+        d.gemm = (amp_cuda_gemm_engine)engine;
+        CHECK(amp_cuda_create(&c, &d) == AMP_OK);
+        for (cudaStream_t s : streams) {
+            Problem p(Spec(21, 30, 40, AMP_F16, AMP_F16, AMP_F32));
+            amp_exec e = quiet_exec(c);
+            e.stream = s;
+            p.c.data.upload();
+            OK(cudaDeviceSynchronize());      /* neither stream waits for the default one */
+            CHECK(multiply(p, &e) == AMP_OK);
+            CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+            check_values(p, p.c.data.download(), expected(p), "another stream");
+        }
+        amp_cuda_destroy(c);
+        for (cudaStream_t s : streams) OK(cudaStreamDestroy(s));
+    }
+}
+
 /* A context with own kernels changes nothing. */
 static void test_context_same_bits() {
     amp_cuda_desc d = {};
@@ -689,6 +714,7 @@ int main() {
     TEST(test_long_k);
     TEST(test_order_of_pieces);
     TEST(test_engines);
+    TEST(test_another_stream);
     TEST(test_context_same_bits);
     TEST(test_capture);
     TEST(test_dense);
