@@ -71,7 +71,7 @@ typedef struct amp_cuda_desc {
 
 /* What calls on one stream share: the stream, the choice of GEMM, cuBLAS's handle, pinned staging memory. A
    model makes its own; raw calls work without one (own kernels, stream of the exec). Bound to the device that
-   is current when it is made. */
+   is current when it is made, which must be current in its calls too. */
 typedef struct amp_cuda amp_cuda;
 /* AMP_ERR_UNSUPPORTED: no device, or one below compute capability 7.5. AMP_ERR_MEMORY, AMP_ERR_DEVICE. */
 AMP_DEF amp_result amp_cuda_create(amp_cuda** out, const amp_cuda_desc* desc);
@@ -363,14 +363,16 @@ AMP_DEF amp_result amp_cuda_optimizer_set_lr(amp_cuda_optimizer* o, float lr, co
 /* ======================================================================================== */
 
 /* For amp_model_desc.backend; backend_desc is an amp_cuda_desc or NULL. The model works on the device that is
-   current when it is created, and on one stream. Scaler, step counter, learning rate and random-number
-   position live on the device: amp_train_step without info waits for nothing, with info once, at its end.
-   Host batches are copied to pinned memory first, so that the caller's memory is free when the call returns;
-   with amp_batch.on_device they must be ready in the order of the stream. With desc.graph the second step of
-   each batch size is captured, the later ones are replayed: rate, loss scale and checkpoints may change between
-   steps, desc.stream may not be the legacy default stream, and an amp_comm hook must be fit for capture (NCCL's
-   all-reduce is). A step before which another set of parameters was frozen (see amp_group) waits, and allocates;
-   capturing begins anew. A step that ends with AMP_ERR_DEVICE may have been applied; amp_train_read tells. */
+   current when it is created, which must be current in its calls too, and on one stream. Scaler, step
+   counter, learning rate and random-number position live on the device: amp_train_step without info waits for
+   nothing, with info once, at its end. Host batches are copied to pinned memory first, so that the caller's
+   memory is free when the call returns; with amp_batch.on_device they must be ready in the order of the
+   stream. With desc.graph the second step of each batch size is captured, the later ones are replayed: rate,
+   loss scale and checkpoints may change between steps, desc.stream may not be the legacy default stream, and
+   an amp_comm hook must be fit for capture (NCCL's all-reduce is). In that second step no other thread may
+   use the legacy default stream, unless desc.stream was created as non-blocking. A step before which another
+   set of parameters was frozen (see amp_group) waits, and allocates; capturing begins anew. A step that ends
+   with AMP_ERR_DEVICE may have been applied; amp_train_read tells. */
 AMP_DEF const amp_backend* amp_cuda_backend(void);
 
 #ifdef __cplusplus
