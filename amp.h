@@ -19290,9 +19290,10 @@ AMPI_FN void ampi_model_remember(amp_result code, const char* sentence, void* us
 
 AMP_DEF const char* amp_model_error(const amp_model* m) { return m ? m->error : "the model is NULL"; }
 
-/* Remembers the first mistake of the graph; what is built on it is silently nothing. */
-#define ampi_build_fail(m, ...) \
-    ((m)->build_result == AMP_OK ? ((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) : (m)->build_result)
+/* Remembers the first mistake of the graph. Returns the value that is none; what is built on it is silently nothing. */
+#define ampi_build_fail(m, ...)                                                                                       \
+    ((m)->build_result == AMP_OK ? (void)((m)->build_result = ampi_fail(&(m)->op_logger, __VA_ARGS__)) : (void)0,     \
+     ampi_no_value())
 
 /* Takes an operator's sentence down, so that the layer can be named before it is reported. */
 typedef struct ampi_note { char text[256]; } ampi_note;
@@ -19591,16 +19592,11 @@ AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
     ampi_node* n;
     if (!ampi_can_build(m, "input")) return ampi_no_value();
-    if (m->input_count == AMP_MAX_INPUTS) {
-        ampi_build_fail(m, AMP_ERR_SHAPE, "input: a model has at most %d inputs", AMP_MAX_INPUTS);
-        return ampi_no_value();
-    }
-    if (!ampi_shape_fits(m, channels, height, width)) {
-        ampi_build_fail(m, AMP_ERR_SHAPE,
-                        "input: %d x %d x %d for a batch of %d is not a size that can be had", channels,
-                        height, width, m->desc.batch);
-        return ampi_no_value();
-    }
+    if (m->input_count == AMP_MAX_INPUTS)
+        return ampi_build_fail(m, AMP_ERR_SHAPE, "input: a model has at most %d inputs", AMP_MAX_INPUTS);
+    if (!ampi_shape_fits(m, channels, height, width))
+        return ampi_build_fail(m, AMP_ERR_SHAPE, "input: %d x %d x %d for a batch of %d is not a size that can be had",
+                               channels, height, width, m->desc.batch);
     n = ampi_layer_add(m, AMP_OP_INPUT, AMPI_NONE, AMPI_NONE, channels, height, width);
     if (n) { n->index = m->input_count; m->inputs[m->input_count++] = m->node_count - 1; }
     return ampi_last_value(m, n);
@@ -19631,10 +19627,8 @@ AMP_DEF amp_value amp_softmax(amp_model* m, amp_value x) {
 AMP_DEF amp_value amp_dropout(amp_model* m, amp_value x, float p) {
     ampi_node* n;
     if (!ampi_node_of(m, x, "dropout")) return ampi_no_value();
-    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "dropout: the probability is %g, it must be in [0,1)", (double)p);
-        return ampi_no_value();
-    }
+    if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
+        return ampi_build_fail(m, AMP_ERR_DESC, "dropout: the probability is %g, it must be in [0,1)", (double)p);
     n = ampi_same_shape(m, AMP_OP_DROPOUT, x);
     if (n) n->p = p;
     return ampi_last_value(m, n);
@@ -19671,23 +19665,17 @@ AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_de
     const ampi_node* in = ampi_node_of(m, x, "linear");
     size_t fan_in, weights;
     ampi_node* n;
-    if (!in || !desc) {
-        if (in) ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': the desc is NULL", in->layer.name);
-        return ampi_no_value();
-    }
+    if (!in) return ampi_no_value();
+    if (!desc) return ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': the desc is NULL", in->layer.name);
     fan_in = ampi_features(in);
     if (desc->out < 1 || !ampi_shape_fits(m, desc->out, 1, 1)
-        || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64) {
-        ampi_build_fail(m, AMP_ERR_DESC,
-                        "linear after '%s': %d outputs from %llu inputs is not a size that can be had",
-                        in->layer.name, desc->out, (ampi_ull)fan_in);
-        return ampi_no_value();
-    }
-    if (!ampi_init_is_valid(desc->init)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': there is no init %d", in->layer.name,
-                        (int)desc->init);
-        return ampi_no_value();
-    }
+        || !ampi_mul_size(fan_in, (size_t)desc->out, &weights) || weights > SIZE_MAX / 64)
+        return ampi_build_fail(m, AMP_ERR_DESC,
+                               "linear after '%s': %d outputs from %llu inputs is not a size that can be had",
+                               in->layer.name, desc->out, (ampi_ull)fan_in);
+    if (!ampi_init_is_valid(desc->init))
+        return ampi_build_fail(m, AMP_ERR_DESC, "linear after '%s': init %d does not exist", in->layer.name,
+                               (int)desc->init);
     n = ampi_layer_add(m, AMP_OP_LINEAR, ampi_index_of(m, x), AMPI_NONE, desc->out, 1, 1);
     if (n) ampi_has_params(n, !desc->no_bias, desc->init, fan_in, (size_t)desc->out);
     return ampi_last_value(m, n);
@@ -19727,12 +19715,10 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
     size_t area = 0, weights = 0;
     int oh = 0, ow = 0;
     if (!in) return ampi_no_value();
-    if (!desc || !ampi_init_is_valid(desc->init)) {
-        if (!desc) ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL", in->layer.name);
-        else ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': init %d does not exist", in->layer.name,
-                             (int)desc->init);
-        return ampi_no_value();
-    }
+    if (!desc) return ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': the desc is NULL", in->layer.name);
+    if (!ampi_init_is_valid(desc->init))
+        return ampi_build_fail(m, AMP_ERR_DESC, "conv2d after '%s': init %d does not exist", in->layer.name,
+                               (int)desc->init);
     s = ampi_conv_shape(m, in, desc);
     exec = ampi_noting_exec(&logger, &note);
     r = amp_conv2d_output(&s, &oh, &ow, &exec);
@@ -19744,10 +19730,8 @@ AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* d
         || !ampi_mul_size(weights, (size_t)s.out_channels, &weights) || weights > SIZE_MAX / 64))
         r = ampi_fail(&logger, AMP_ERR_SHAPE, "conv2d: a %dx%d kernel has too many weights", s.kernel_h,
                       s.kernel_w);
-    if (r != AMP_OK) {
-        ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
-        return ampi_no_value();
-    }
+    if (r != AMP_OK)
+        return ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
     n = ampi_layer_add(m, AMP_OP_CONV2D, ampi_index_of(m, x), AMPI_NONE, s.out_channels, oh, ow);
     if (!n) return ampi_no_value();
     n->conv = s;
@@ -19766,10 +19750,7 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
     ampi_node* n;
     int oh = 0, ow = 0;
     if (!in) return ampi_no_value();
-    if (!desc) {
-        ampi_build_fail(m, AMP_ERR_DESC, "pool2d after '%s': the desc is NULL", in->layer.name);
-        return ampi_no_value();
-    }
+    if (!desc) return ampi_build_fail(m, AMP_ERR_DESC, "pool2d after '%s': the desc is NULL", in->layer.name);
     memset(&s, 0, sizeof s);
     s.kind = desc->kind;
     s.n = m->desc.batch;
@@ -19787,10 +19768,8 @@ AMP_DEF amp_value amp_pool2d(amp_model* m, amp_value x, const amp_pool2d_desc* d
     r = amp_pool2d_output(&s, &oh, &ow, &exec);
     if (r == AMP_OK && !ampi_shape_fits(m, s.channels, oh, ow))
         r = ampi_fail(&logger, AMP_ERR_SHAPE, "pool2d: its output %dx%dx%d is too large", s.channels, oh, ow);
-    if (r != AMP_OK) {
-        ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
-        return ampi_no_value();
-    }
+    if (r != AMP_OK)
+        return ampi_build_fail(m, r, "layer %d after '%s': %s", m->node_count, in->layer.name, note.text);
     n = ampi_layer_add(m, s.kind == AMP_POOL_MAX ? AMP_OP_MAX_POOL2D : AMP_OP_AVG_POOL2D, ampi_index_of(m, x),
                        AMPI_NONE, s.channels, oh, ow);
     if (n) n->pool = s;
@@ -19823,16 +19802,12 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     if (!in) return ampi_no_value();
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!ampi_in_range(&d.eps, 0.0f, AMPI_BELOW_ONE)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must lie in [0,1)", amp_op_name(op), in->layer.name,
-                        (double)d.eps);
-        return ampi_no_value();
-    }
-    if (!ampi_is_off(&d.momentum) && !ampi_in_range(&d.momentum, 0.0f, 1.0f)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO",
-                        amp_op_name(op), in->layer.name, (double)d.momentum);
-        return ampi_no_value();
-    }
+    if (!ampi_in_range(&d.eps, 0.0f, AMPI_BELOW_ONE))
+        return ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': eps %g must lie in [0,1)", amp_op_name(op),
+                               in->layer.name, (double)d.eps);
+    if (!ampi_is_off(&d.momentum) && !ampi_in_range(&d.momentum, 0.0f, 1.0f))
+        return ampi_build_fail(m, AMP_ERR_DESC, "%s after '%s': momentum %g must lie in [0,1], or be AMP_ZERO",
+                               amp_op_name(op), in->layer.name, (double)d.momentum);
     n = ampi_same_shape(m, op, x);
     if (!n) return ampi_no_value();
     n->eps = d.eps;
@@ -19852,12 +19827,10 @@ AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {
     const ampi_node *x = ampi_node_of(m, a, "add"), *y = ampi_node_of(m, b, "add");
     if (!x || !y) return ampi_no_value();
     if (x->layer.channels != y->layer.channels || x->layer.height != y->layer.height
-        || x->layer.width != y->layer.width) {
-        ampi_build_fail(m, AMP_ERR_SHAPE, "add: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", x->layer.name,
-                        x->layer.channels, x->layer.height, x->layer.width, y->layer.name,
-                        y->layer.channels, y->layer.height, y->layer.width);
-        return ampi_no_value();
-    }
+        || x->layer.width != y->layer.width)
+        return ampi_build_fail(m, AMP_ERR_SHAPE, "add: '%s' is %dx%dx%d, but '%s' is %dx%dx%d", x->layer.name,
+                               x->layer.channels, x->layer.height, x->layer.width, y->layer.name, y->layer.channels,
+                               y->layer.height, y->layer.width);
     return ampi_last_value(m, ampi_layer_add(m, AMP_OP_ADD, ampi_index_of(m, a), ampi_index_of(m, b), x->layer.channels,
                                              x->layer.height, x->layer.width));
 }
@@ -19867,13 +19840,11 @@ AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b) {
     if (!x || !y) return ampi_no_value();
     if (x->layer.height != y->layer.height || x->layer.width != y->layer.width
         || x->layer.channels > 0x7fffffff - y->layer.channels
-        || !ampi_shape_fits(m, x->layer.channels + y->layer.channels, x->layer.height, x->layer.width)) {
-        ampi_build_fail(m, AMP_ERR_SHAPE,
-                        "concat: '%s' is %dx%dx%d, '%s' is %dx%dx%d; height and width must agree",
-                        x->layer.name, x->layer.channels, x->layer.height, x->layer.width, y->layer.name,
-                        y->layer.channels, y->layer.height, y->layer.width);
-        return ampi_no_value();
-    }
+        || !ampi_shape_fits(m, x->layer.channels + y->layer.channels, x->layer.height, x->layer.width))
+        return ampi_build_fail(m, AMP_ERR_SHAPE,
+                               "concat: '%s' is %dx%dx%d, '%s' is %dx%dx%d; height and width must agree", x->layer.name,
+                               x->layer.channels, x->layer.height, x->layer.width, y->layer.name, y->layer.channels,
+                               y->layer.height, y->layer.width);
     return ampi_last_value(m, ampi_layer_add(m, AMP_OP_CONCAT, ampi_index_of(m, a), ampi_index_of(m, b),
                                              x->layer.channels + y->layer.channels, x->layer.height,
                                              x->layer.width));
@@ -19886,26 +19857,17 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     if (!in) return ampi_no_value();
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (m->loss_count == AMP_MAX_LOSSES) {
-        ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", amp_op_name(op),
-                        AMP_MAX_LOSSES);
-        return ampi_no_value();
-    }
-    if (!ampi_in_range(&d.smoothing, 0.0f, AMPI_BELOW_ONE)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must lie in [0,1)", amp_op_name(op), in->layer.name,
-                        (double)d.smoothing);
-        return ampi_no_value();
-    }
-    if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && d.smoothing != 0.0f) {
-        ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g is for softmax_cross_entropy only", amp_op_name(op),
-                        in->layer.name, (double)d.smoothing);
-        return ampi_no_value();
-    }
-    if (!ampi_in_range(&d.weight, 0.0f, AMPI_FLT_MAX)) {
-        ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': weight %g must be finite and not negative", amp_op_name(op),
-                        in->layer.name, (double)d.weight);
-        return ampi_no_value();
-    }
+    if (m->loss_count == AMP_MAX_LOSSES)
+        return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", amp_op_name(op), AMP_MAX_LOSSES);
+    if (!ampi_in_range(&d.smoothing, 0.0f, AMPI_BELOW_ONE))
+        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must lie in [0,1)", amp_op_name(op),
+                               in->layer.name, (double)d.smoothing);
+    if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && d.smoothing != 0.0f)
+        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g is for softmax_cross_entropy only",
+                               amp_op_name(op), in->layer.name, (double)d.smoothing);
+    if (!ampi_in_range(&d.weight, 0.0f, AMPI_FLT_MAX))
+        return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': weight %g must be finite and not negative",
+                               amp_op_name(op), in->layer.name, (double)d.weight);
     n = ampi_layer_add(m, op, ampi_index_of(m, x), AMPI_NONE, 1, 1, 1);
     if (!n) return ampi_no_value();
     n->index = m->loss_count;

@@ -534,7 +534,7 @@ TABLE = [
     ("model", "values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);",
      "values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), i);"),
     ("model", "ampi_count_bytes(&at, 2 * (size_t)m->desc.batch);", "ampi_count_bytes(&at, (size_t)m->desc.batch);"),
-    ("model", "if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && d.smoothing != 0.0f) {", "if (0) {"),
+    ("model", "if (op != AMP_OP_SOFTMAX_CROSS_ENTROPY && d.smoothing != 0.0f)", "if (0)"),
     ("model", "if (!ampi_is_utf8(name)) {", "if (0) {"),
     ("model", "size_t at = offsetof(amp_backend, open);", "size_t at = sizeof *b;"),
     ("model", "return b->name != NULL;", "return 1;"),
