@@ -19313,8 +19313,6 @@ AMPI_FN amp_exec ampi_noting_exec(amp_logger* logger, ampi_note* note) {
 
 /* --- memory ---------------------------------------------------------------------------- */
 
-AMPI_FN const amp_allocator* ampi_model_allocator(const amp_model* m) { return &m->desc.allocator; }
-
 AMPI_FN size_t ampi_align(size_t n) { return (n + (AMPI_ALIGN - 1u)) & ~(size_t)(AMPI_ALIGN - 1u); }
 
 AMPI_FN void ampi_block_free(amp_model* m, int which) {
@@ -20684,10 +20682,6 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
 
 /* --- what a checkpoint needs ----------------------------------------------------------------- */
 
-AMPI_FN int ampi_model_ready(const amp_model* m) { return m->finalized; }
-AMPI_FN int ampi_model_mid_step(const amp_model* m) { return m->micro != 0; }
-AMPI_FN uint64_t ampi_model_pass_count(const amp_model* m) { return m->training.passes; }
-
 /* One number for everything that decides the arithmetic of a pass and is not a weight: operators, their wiring,
    types and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
@@ -20712,13 +20706,6 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         h = ampi_hash_words(h, shapes, sizeof shapes / sizeof shapes[0]);
     }
     return h;
-}
-AMPI_FN void ampi_model_set_pass_count(amp_model* m, uint64_t n) { m->training.passes = n; }
-AMPI_FN amp_result ampi_model_download(amp_model* m, void* host, const void* from, size_t bytes) {
-    return m->backend->copy_out(host, from, bytes, &m->exec);
-}
-AMPI_FN amp_result ampi_model_upload(amp_model* m, void* to, const void* host, size_t bytes) {
-    return m->backend->copy_in(to, host, bytes, &m->exec);
 }
 
 /* State tensor i: for each parameter its weights, m and v; then the running statistics of each batch norm. */
@@ -22950,7 +22937,7 @@ AMPI_FN void ampi_fields_of(ampi_fields* f, const ampi_subject* c) {
     ampi_field_is_state(f);
     ampi_field_float(f, "lr", c->optimizer->state.lr);
     ampi_field_is_state(f);
-    ampi_field_add(f, "pass", 0, m ? ampi_model_pass_count(m) : 0);
+    ampi_field_add(f, "pass", 0, m ? m->training.passes : 0);
     ampi_field_is_state(f);
     ampi_field_int(f, "format", 1);
     if (m) ampi_fields_of_model(f, m);
@@ -23012,18 +22999,16 @@ AMPI_FN amp_result ampi_state_list_make(ampi_state_list* s, const ampi_subject* 
 AMPI_FN amp_result ampi_checkpoint_ready(ampi_subject* c, amp_model* m, const char* path) {
     if (!m) return AMP_ERR_ARGUMENT;
     if (!path || !path[0]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "checkpoint: no path is given");
-    if (!ampi_model_ready(m))
-        return ampi_model_fail(m, AMP_ERR_STATE, "checkpoint: the model is not finalized");
-    if (!amp_model_optimizer(m))
-        return ampi_model_fail(m, AMP_ERR_STATE, "checkpoint: the model has no parameters");
-    if (ampi_model_mid_step(m))
+    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "checkpoint: the model is not finalized");
+    if (!amp_model_optimizer(m)) return ampi_model_fail(m, AMP_ERR_STATE, "checkpoint: the model has no parameters");
+    if (m->micro != 0)
         return ampi_model_fail(m, AMP_ERR_STATE,
                                "checkpoint: between the micro-batches of a step; finish the step first");
     memset(c, 0, sizeof *c);
     c->model = m;
     c->optimizer = amp_model_optimizer(m);
     c->scaler = amp_model_scaler(m);
-    c->allocator = ampi_model_allocator(m);
+    c->allocator = &m->desc.allocator;
     c->logger = &m->op_logger;
     c->name = "the model";
     c->saver = "amp_checkpoint_save";
@@ -23036,7 +23021,7 @@ AMPI_FN amp_result ampi_checkpoint_fetch(void* user_data, const amp_file_tensor*
     ampi_fetcher* f = (ampi_fetcher*)user_data;
     *host = f->host;
     if (ampi_file_bytes(t) == 0) return AMP_OK;
-    return ampi_model_download(f->m, f->host, t->tensor.data, ampi_file_bytes(t));
+    return f->m->backend->copy_out(f->host, t->tensor.data, ampi_file_bytes(t), &f->m->exec);
 }
 
 /* Metadata and tensors to the file. Only one tensor at a time is copied to the host. */
@@ -23284,11 +23269,12 @@ AMPI_FN amp_result ampi_checkpoint_check_extra(const ampi_subject* c, const ampi
 AMPI_FN amp_result ampi_checkpoint_apply(const ampi_subject* c, const ampi_state_list* s, const char* staging,
                                          const ampi_restored* restored) {
     amp_optimizer* o = c->optimizer;
+    amp_model* m = c->model;
     amp_result r = AMP_OK;
     int i;
     for (i = 0; i < s->count && r == AMP_OK; i++) {
         size_t bytes = ampi_file_bytes(&s->tensors[i]);
-        if (bytes > 0 && c->model) r = ampi_model_upload(c->model, s->tensors[i].tensor.data, staging, bytes);
+        if (bytes > 0 && m) r = m->backend->copy_in(s->tensors[i].tensor.data, staging, bytes, &m->exec);
         else if (bytes > 0) memcpy(s->tensors[i].tensor.data, staging, bytes);
         staging += bytes;
     }
@@ -23298,12 +23284,12 @@ AMPI_FN amp_result ampi_checkpoint_apply(const ampi_subject* c, const ampi_state
     o->state.lr = restored->lr;
     memcpy(o->state.frozen_steps, restored->frozen_steps, sizeof o->state.frozen_steps);
     for (i = 0; i < ampi_group_count(o); i++) o->groups[i].lr = restored->group_lr[i];
-    if (!c->model) {
+    if (!m) {
         ampi_params_write_low(o->params, o->count);
         return AMP_OK;
     }
-    ampi_model_set_pass_count(c->model, restored->passes);
-    return amp_model_sync_params(c->model);
+    m->training.passes = restored->passes;
+    return amp_model_sync_params(m);
 }
 
 /* Checks in the order in which a person would want to hear of differences: settings, scaler, tensors. */

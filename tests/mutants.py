@@ -578,7 +578,7 @@ TABLE = [
     ("checkpoint", "if (j->end - j->at < 4) return ampi_json_fail(j, \"an escape is cut off\");", ""),
     ("checkpoint", "if (!twice) twice = ampi_sort_names(names + tensors, texts, sizeof *names);", ""),
     ("checkpoint", "ampi_field_float(f, \"beta2\", d->beta2);", ""),
-    ("checkpoint", "m ? ampi_model_pass_count(m) : 0);", "0);"),
+    ("checkpoint", "m ? m->training.passes : 0);", "0);"),
     ("checkpoint", "ampi_params_write_low(o->params, o->count);", ""),
     ("checkpoint", "uint32_t group = (uint32_t)o->params[i].group;", "uint32_t group = 0;"),
     ("checkpoint", "if (!c->scaler && !text) return AMP_OK;", "if (!c->scaler) return AMP_OK;"),
