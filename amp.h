@@ -532,17 +532,17 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
    amp_random_uniform(seed, offset + i) < p, so no mask is stored; the backward pass is the same call on the
    gradient with the same seed and offset. x and y may be the same. */
 AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n,
-                               float p, uint64_t seed, uint64_t offset, const amp_exec* exec);
+                                       float p, uint64_t seed, uint64_t offset, const amp_exec* exec);
 
 /* y = a + b, n elements; y may be a or b if the types are the same. */
 AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void* b, amp_dtype b_dtype,
-                           void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
+                                   void* y, amp_dtype y_dtype, size_t n, const amp_exec* exec);
 
 /* Copies x[R,D] into columns [column, column+D) of y[R,D_total], converting: one call per part makes a
    concat. amp_concat_backward takes the columns out again, adding to x's buffer if accumulate; a NULL x is
    AMP_ERR_ARGUMENT, unless D is 0. */
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y, amp_dtype y_dtype,
-                              size_t d_total, size_t column, size_t rows, const amp_exec* exec);
+                                      size_t d_total, size_t column, size_t rows, const amp_exec* exec);
 AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t d_total, size_t column,
                                        void* x, amp_dtype x_dtype, size_t d, size_t rows, int accumulate,
                                        const amp_exec* exec);
@@ -676,9 +676,10 @@ typedef struct amp_policy {
    operator, both lists at once, an override that the level does not have). A loss can't be put on
    the white list: AMP_ERR_POLICY. */
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc);
-/* Replaces one rule. AMP_ERR_POLICY for an unknown operator or rule, or a loss that is not FP32. */
+/* Replaces one rule. AMP_ERR_POLICY for an unknown operator or rule, a loss that is not FP32, or an operator without
+   arithmetic of its own (input, flatten). */
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule);
-/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity) and returns how
+/* Copies the operators whose rule is LOW (white) or FP32 (black) to out[0..capacity), or NULL, and returns how
    many there are. */
 AMP_DEF int amp_policy_white_list(const amp_policy* p, amp_op* out, int capacity);
 AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity);
@@ -914,8 +915,8 @@ AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
    an all-reduce of flags, or when the forward pass itself overflowed (allowed before scale_loss). */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
-/* "May I step?"  1 = every check of this window was clean; 0 = skip this step; negative (an amp_result) =
-   AMP_ERR_STATE, nothing was checked yet. */
+/* "May I step?"  1 = every check of this window was clean; 0 = skip this step; negative (an amp_result):
+   AMP_ERR_STATE, nothing was checked yet, or AMP_ERR_ARGUMENT, s is NULL. */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
 /* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing
@@ -1072,7 +1073,7 @@ typedef struct amp_optimizer_info {
 
 /* Unscales the gradients in place now (so that the caller can look at them or clip by hand);
    amp_optimizer_step will know, and look at them once more for what the caller may have done.
-   AMP_ERR_STATE if done already in this window, or after the step. */
+   AMP_ERR_STATE if done already in this window, or after the step; else as amp_scaler_unscale. */
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
 /* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss: nothing may
@@ -1091,7 +1092,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
    amp_optimizer_init. A group with a rate of its own keeps that: write o->groups[i].lr (or weight_decay), which the
    next step checks. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
-/* Sets every gradient to zero (memset: also over inf and NaN). */
+/* Sets every gradient to zero (memset: also over inf and NaN). AMP_ERR_ARGUMENT before amp_optimizer_init. */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
 
 /* ======================================================================================== */
@@ -1236,6 +1237,7 @@ typedef struct amp_backend {
     amp_result (*record)(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec);
     amp_result (*record_end)(amp_training* t, amp_result body, const amp_exec* exec);
 } amp_backend;
+/* The table of this file: the operators are the public functions. Never NULL. */
 AMP_DEF const amp_backend* amp_cpu_backend(void);
 
 /* Everything the desc points at is copied (backend, and user_data of hooks, aside). */
@@ -1294,20 +1296,20 @@ typedef struct amp_conv2d_desc {
     int dilation;                      /* 0 = 1; or dilation_h, dilation_w */
     int dilation_h, dilation_w;
     int groups;                        /* 0 = 1 */
-    int no_bias;
-    amp_init init;
+    int no_bias;                       /* 1 = without one */
+    amp_init init;                     /* 0 = AMP_INIT_HE */
 } amp_conv2d_desc;
 typedef struct amp_linear_desc {
     int out;                           /* >= 1 */
-    int no_bias;
+    int no_bias;                       /* as in amp_conv2d_desc */
     amp_init init;
 } amp_linear_desc;
 typedef struct amp_pool2d_desc {
-    amp_pool kind;
+    amp_pool kind;                     /* 0 = AMP_POOL_MAX */
     int kernel, kernel_h, kernel_w;    /* as in amp_conv2d_desc */
     int stride, stride_h, stride_w;    /* 0 = the kernel's size */
-    int padding, padding_h, padding_w;
-    int exclude_pad;
+    int padding, padding_h, padding_w; /* at most half of the kernel */
+    int exclude_pad;                   /* as in amp_pool2d_shape */
 } amp_pool2d_desc;
 typedef struct amp_norm_desc {
     float eps;                         /* 0 = 1e-5; in (0,1) */
@@ -1355,9 +1357,10 @@ AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_
 AMP_DEF void amp_autocast_push(amp_model* m, amp_dtype dtype);
 AMP_DEF void amp_autocast_pop(amp_model* m);
 /* Pins the layer that made v. Beats every region and rule. Of several pins F32 wins over F16 over BF16,
-   in any order. A loss is FP32 always. */
+   in any order. A loss is FP32 always; input and flatten, which have no arithmetic, take no pin. */
 AMP_DEF void amp_pin(amp_model* m, amp_value v, amp_dtype dtype);
-/* Names the layer that made v (copied; UTF-8, 1 to 31 bytes); otherwise "conv2d1", "linear2", ... */
+/* Names the layer that made v (copied; UTF-8, 1 to 31 bytes; no other layer has it); otherwise "conv2d1", "linear2",
+   ... */
 AMP_DEF void amp_name(amp_model* m, amp_value v, const char* name);
 /* Puts the parameters of the layer that made v into a group of the optimizer. A group whose lr is AMP_ZERO is
    frozen: its parameters have no gradient, so they cost nothing in the norm, the check, the all-reduce and clip_norm,
@@ -1391,7 +1394,7 @@ typedef struct amp_layer {
     size_t     parameters;                /* count */
     size_t     activation_bytes;          /* of the output for the whole batch; 0 if in place */
 } amp_layer;
-/* Number of layers, and layer i in the order of building. NULL if out of range or not finalized. */
+/* Number of layers, and layer i in the order of building. 0 and NULL if not finalized; NULL if out of range. */
 AMP_DEF int amp_model_layer_count(const amp_model* m);
 AMP_DEF const amp_layer* amp_model_layer(const amp_model* m, int i);
 /* The layer that made v; -1 if none. */
@@ -1406,23 +1409,26 @@ typedef struct amp_memory {
     size_t workspace_bytes;       /* scratch of the operators */
     size_t total_bytes;           /* everything above and the rest (statistics, inputs' staging, graph) */
 } amp_memory;
+/* AMP_ERR_STATE before finalize. */
 AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
 
-/* The parameters, in the order of building; weight before bias. Names are "<layer>.weight",
-   "<layer>.bias". After a step, grad is NULL where the group was frozen (see amp_group). */
+/* The parameters, in the order of building, weight before bias, and how many; or the one of that name. NULL before
+   finalize, or if there is none. Names are "<layer>.weight", "<layer>.bias". After a step, grad is NULL where the
+   group was frozen (see amp_group). */
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
 /* The weights of p = one of amp_model_params, out[count], to the host from wherever they are; and from there to
    masters and 16-bit copies. AMP_ERR_ARGUMENT: NULL, or not a parameter of this model. */
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out);
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values);
-/* To be called after masters were changed by hand: writes the 16-bit copies. */
+/* To be called after masters were changed by hand: writes the 16-bit copies. AMP_ERR_STATE before finalize. */
 AMP_DEF amp_result amp_model_sync_params(amp_model* m);
-/* The parts; they live as long as the model. NULL before finalize. Where the backend is asynchronous each
-   call waits for the steps under way and brings the part up to date; what is changed in it counts from the
-   next step on. */
+/* The parts; they live as long as the model. NULL before finalize; no optimizer without parameters. Where the backend
+   is asynchronous each call waits for the steps under way and brings the part up to date; what is changed in it counts
+   from the next step on. */
 AMP_DEF amp_scaler* amp_model_scaler(amp_model* m);
 AMP_DEF amp_optimizer* amp_model_optimizer(amp_model* m);
+/* The policy in use, from amp_model_create on. */
 AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 
 /* ======================================================================================== */
@@ -1445,16 +1451,15 @@ typedef struct amp_batch {
 } amp_batch;
 
 typedef enum amp_outcome {
-    AMP_STEP_APPLIED = 0, /* weights were updated */
-    AMP_STEP_ACCUMULATED = 1, /* a micro-batch; the update comes with a later one */
-    AMP_STEP_SKIPPED_OVERFLOW =
-        2, /* a gradient overflowed at this loss scale: nothing changed but the scale */
-    AMP_STEP_SKIPPED_MODEL =
-        3, /* the forward pass itself gave inf or NaN, which a skipped step looks for by running it
-                                      once more: a lower scale will not help. Of micro-batches that is the last; an
-                                      earlier one is looked at if its loss is not finite and info was given: inf or
-                                      NaN that leave its loss finite, which tanh can do, pass for an overflow */
-    AMPI_OUTCOME_MAX = 0x7fffffff
+    AMP_STEP_APPLIED          = 0,   /* weights were updated */
+    AMP_STEP_ACCUMULATED      = 1,   /* a micro-batch; the update comes with a later one */
+    AMP_STEP_SKIPPED_OVERFLOW = 2,   /* a gradient overflowed at this loss scale: nothing changed but the scale */
+    AMP_STEP_SKIPPED_MODEL    = 3,   /* the forward pass itself gave inf or NaN, which a skipped step looks for by
+                                        running it once more: a lower scale will not help. Of micro-batches that is
+                                        the last; an earlier one is looked at if its loss is not finite and info was
+                                        given: inf or NaN that leave its loss finite, which tanh can do, pass for an
+                                        overflow */
+    AMPI_OUTCOME_MAX          = 0x7fffffff
 } amp_outcome;
 /* "applied", "accumulated", "skipped: overflow", "skipped: model". */
 AMP_DEF const char* amp_outcome_name(amp_outcome o);
@@ -1475,7 +1480,8 @@ typedef struct amp_step_info {
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
    is, but for AMP_ERR_OVERFLOW, whose step was made and skipped. An overflow is not an error. Errors:
    AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes, a rate that is not valid),
-   AMP_ERR_STATE (not finalized), AMP_ERR_OVERFLOW (a limit of the scaler), AMP_ERR_COMM.
+   AMP_ERR_DTYPE (input_dtype), AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_OVERFLOW (a limit of the
+   scaler), AMP_ERR_COMM.
    After a skipped step everything but the scaler and the counters is as before: weights, moments, running statistics.
    What is wrong with the batch, the rates or what is frozen is found before anything is done: micro-batches so far
    stay. A failure while a micro-batch runs (AMP_ERR_COMM, an error of the backend) abandons the whole step: weights,
@@ -1495,9 +1501,11 @@ typedef struct amp_eval_info {
     int   correct;                 /* rows whose largest logit is the label, summed over the cross-
                                       entropy losses */
 } amp_eval_info;
-/* Forward pass in evaluation mode with losses. Changes nothing. */
+/* Forward pass in evaluation mode with losses. Changes nothing. AMP_ERR_ARGUMENT (NULL data, n out of range, a label
+   outside its classes), AMP_ERR_DTYPE (input_dtype), AMP_ERR_STATE (not finalized). */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
-/* Forward pass in evaluation mode; writes v as float out[n,C,H,W]. Targets are not needed. */
+/* Forward pass in evaluation mode; writes v as float out[n,C,H,W] to host memory. Targets are not needed. Errors: as
+   amp_evaluate; AMP_ERR_ARGUMENT also if v is a loss or not of this model. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
 
 /* ======================================================================================== */
@@ -1600,7 +1608,7 @@ typedef struct amp_stats {
 
 /* Statistics of n elements of any type, F64 too (what lies beyond the histogram counts in its end bins);
    target is the type they would be cast to (0 = AMP_F16; not F64). Adds to *out if `add`, otherwise starts
-   anew. */
+   anew. AMP_ERR_ARGUMENT, AMP_ERR_DTYPE. */
 AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dtype, size_t n,
                                      amp_dtype target, int add);
 
@@ -1612,16 +1620,16 @@ typedef struct amp_layer_stats {
 } amp_layer_stats;
 /* Runs a training pass without an optimizer step and fills stats[i] for layer i; capacity >=
    amp_model_layer_count; an error of an operator may leave some of them filled. Weights, moments,
-   running statistics, scaler and counters stay as they are.
-   AMP_ERR_STATE between micro-batches. */
+   running statistics, scaler and counters stay as they are. Batch and errors: as amp_train_step; AMP_ERR_ARGUMENT also
+   where capacity is too small, AMP_ERR_STATE also between micro-batches. */
 AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_layer_stats* stats,
                                    int capacity);
 
 #if !defined(AMP_NO_STDIO)
 /* One line per layer: name, output shape, types, the rule and who chose it, parameters, bytes; then the
-   sums. */
+   sums. AMP_ERR_STATE before finalize; AMP_ERR_IO. */
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
-/* The counts and a bar chart of the histogram in plain text. */
+/* The counts and a bar chart of the histogram in plain text. AMP_ERR_IO. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 #endif
 
