@@ -16440,8 +16440,7 @@ AMPI_INLINE void ampi_loss_terms_body(int hw, ampi_loss kind, float* v, const fl
     for (i = 0; i < n; i += AMPI_LANES) {
         float w[AMPI_LANES];
         if (kind == AMPI_MSE) for (l = 0; l < AMPI_LANES; l++) w[l] = x[i + l] - target[i + l];
-        else
-            for (l = 0; l < AMPI_LANES; l++) w[l] = ampi_bce_term(hw, x[i + l], target[i + l]);
+        else for (l = 0; l < AMPI_LANES; l++) w[l] = ampi_bce_term(hw, x[i + l], target[i + l]);
         memcpy(v + i, w, sizeof w);
     }
 }
@@ -16463,6 +16462,11 @@ AMPI_KERNEL(ampi_loss_slope,
             (ampi_loss kind, float* v, const float* x, const float* target, float factor, size_t n), kind,
             v, x, target, factor, n)
 
+AMPI_FN amp_result ampi_check_mean(const amp_exec* exec, const char* op, size_t n) {
+    if (n > 0) return AMP_OK;
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: the mean of no elements is not defined", op);
+}
+
 AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void* x, amp_dtype xt,
                                      const void* target, amp_dtype tt, float* loss, size_t n,
                                      const amp_exec* exec) {
@@ -16474,10 +16478,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     size_t tiles = (size_t)ampi_tiles(n);
     int64_t part;
     amp_result r = AMPI_CHECK(exec, op, n, list);
-    if (r != AMP_OK) return r;
-    if (n == 0)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-                         "%s: the mean of no elements is not defined", op);
+    if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
     memset(zero, 0, sizeof zero);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (part = 0; part < AMPI_PARTS; part++) {
@@ -16511,10 +16512,7 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     float factor;
     int64_t i;
     amp_result r = AMPI_CHECK(exec, op, n, list);
-    if (r != AMP_OK) return r;
-    if (n == 0)
-        return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
-                         "%s: the mean of no elements is not defined", op);
+    if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
     if ((r = ampi_check_weight(exec, op, weight)) != AMP_OK || !dx) return r;
     factor = ampi_loss_factor(loss_scale, weight, n);
     if (kind == AMPI_MSE) factor *= 2.0f;
@@ -17256,7 +17254,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_rest_16_avx2(uint16_t* pad, const uint16_
                                                           double* sum, uint32_t* hit) {                  \
         __m256d s0 = _mm256_setzero_pd(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0; \
         __m256i any = _mm256_setzero_si256();                                                            \
-        type pad[AMPI_SCAN_LANES];                                                                      \
+        type pad[AMPI_SCAN_LANES];                                                                       \
         size_t i;                                                                                        \
         for (i = 0; i < n; i += AMPI_SCAN_LANES) {                                                       \
             const type* p = AMPI_SCAN_TURN(x, i, n, pad, rest);                                          \
@@ -17336,7 +17334,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_rest_16_avx512(uint16_t* pad, const uin
                                                               double* sum, uint32_t* hit) {              \
         __m512d zero = _mm512_setzero_pd(), s[4] = { zero, zero, zero, zero };                           \
         __m512i any = _mm512_setzero_si512();                                                            \
-        type pad[AMPI_SCAN_LANES];                                                                      \
+        type pad[AMPI_SCAN_LANES];                                                                       \
         size_t i;                                                                                        \
         for (i = 0; i < n; i += AMPI_SCAN_LANES) {                                                       \
             const type* p = AMPI_SCAN_TURN(x, i, n, pad, rest);                                          \
@@ -17491,13 +17489,17 @@ typedef struct ampi_grad_pass {
     amp_overflow_info* info;
 } ampi_grad_pass;
 
+/* The largest magnitude in a tensor of src that is no overflow: in FP32, or in the type of dst. */
+AMPI_FN uint32_t ampi_pass_limit(const ampi_grad_pass* pass, int tensor, amp_dtype from) {
+    const amp_dtype to = pass->dst ? ampi_dtype(pass->dst->at(pass->dst->list, tensor).dtype) : AMP_F32;
+    return ampi_last_finite(from, to, pass->inverse);
+}
+
 AMPI_FN void ampi_check_chunk(void* context, ampi_chunk* c) {
     const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
     amp_tensor x = pass->src->at(pass->src->list, c->tensor);
-    amp_dtype from = ampi_dtype(x.dtype), to = AMP_F32;
-    if (pass->dst) to = ampi_dtype(pass->dst->at(pass->dst->list, c->tensor).dtype);
-    ampi_scan(ampi_element(&x, c->offset), from, c->offset, c->n,
-              ampi_last_finite(from, to, pass->inverse), c);
+    amp_dtype t = ampi_dtype(x.dtype);
+    ampi_scan(ampi_element(&x, c->offset), t, c->offset, c->n, ampi_pass_limit(pass, c->tensor, t), c);
 }
 
 #if AMPI_X86
@@ -17528,11 +17530,10 @@ AMPI_FN void ampi_check_chunks(void* context, ampi_chunk* c) {
     const ampi_grad_pass* pass = (const ampi_grad_pass*)context;
     const ampi_chunk* end = c + AMPI_ABREAST - 1;
     amp_tensor x = pass->src->at(pass->src->list, c->tensor);
-    amp_dtype from = ampi_dtype(x.dtype), to = AMP_F32;
-    if (pass->dst) to = ampi_dtype(pass->dst->at(pass->dst->list, c->tensor).dtype);
+    amp_dtype t = ampi_dtype(x.dtype);
     if (ampi_simd() == AMP_ISA_AVX512 && c->count == AMPI_ABREAST && end->tensor == c->tensor
-        && end->n == AMPI_CHUNK && ampi_last_finite(from, to, pass->inverse) == ampi_inf_bits(from) - 1) {
-        ampi_check_abreast(x.data, from, c);
+        && end->n == AMPI_CHUNK && ampi_pass_limit(pass, c->tensor, t) == ampi_inf_bits(t) - 1) {
+        ampi_check_abreast(x.data, t, c);
         return;
     }
 #endif
@@ -17691,6 +17692,11 @@ enum { AMPI_CHECKED = 1, AMPI_UNSCALED = 2, AMPI_STEPPED = 4 };
 /* No desc leads to a hysteresis of 0: such a scaler is zeroed memory that amp_scaler_init never saw. */
 AMPI_FN amp_result ampi_scaler_ready(const amp_scaler* s) {
     return !s ? AMP_ERR_ARGUMENT : s->rule.hysteresis < 1 ? AMP_ERR_STATE : AMP_OK;
+}
+
+AMPI_FN amp_result ampi_scaler_check_closed(const amp_scaler* s, const char* place) {
+    if (!s->scaled && !s->recorded) return AMP_OK;
+    return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: not between scale_loss and update", place);
 }
 
 /* A window begins with the first loss or report after an update. */
@@ -18044,10 +18050,7 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s) {
 
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
     amp_result r = ampi_scaler_ready(s);
-    if (r != AMP_OK) return r;
-    if (s->scaled || s->recorded)
-        return ampi_fail(&s->logger, AMP_ERR_STATE,
-                         "amp_scaler_set_scale: not between scale_loss and update");
+    if (r != AMP_OK || (r = ampi_scaler_check_closed(s, "amp_scaler_set_scale")) != AMP_OK) return r;
     if (!ampi_scale_usable(&scale))
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                          "amp_scaler_set_scale: %g must be finite and greater than 2^-128",
@@ -18148,9 +18151,7 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     if (!bytes || size < AMP_SCALER_STATE_BYTES)
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                          "amp_scaler_save: %llu bytes are not enough, or NULL", (ampi_ull)size);
-    if (s->scaled || s->recorded)
-        return ampi_fail(&s->logger, AMP_ERR_STATE,
-                         "amp_scaler_save: not between scale_loss and update");
+    if ((r = ampi_scaler_check_closed(s, "amp_scaler_save")) != AMP_OK) return r;
     memset(p, 0, AMP_SCALER_STATE_BYTES);
     ampi_scaler_put_head(&s->rule, p);
     ampi_put32(p + 64, ampi_bits_at(&s->state.scale));
@@ -18176,10 +18177,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     unsigned char head[AMPI_SCALER_HEAD];
     uint32_t scale;
     amp_result r = ampi_scaler_ready(s);
-    if (r != AMP_OK) return r;
-    if (s->scaled || s->recorded)
-        return ampi_fail(&s->logger, AMP_ERR_STATE,
-                         "amp_scaler_load: not between scale_loss and update");
+    if (r != AMP_OK || (r = ampi_scaler_check_closed(s, "amp_scaler_load")) != AMP_OK) return r;
     if (!bytes || size != AMP_SCALER_STATE_BYTES)
         return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %llu",
                          AMP_SCALER_STATE_BYTES, (ampi_ull)(bytes ? size : 0));
@@ -20453,8 +20451,7 @@ AMPI_FN size_t ampi_plan_row(const amp_model* m) {
 AMPI_FN amp_result ampi_alloc_blocks(amp_model* m, size_t arena, const ampi_param_plan* p, size_t stats,
                                      size_t running) {
     const size_t params = (size_t)m->param_count;
-    amp_result r = AMP_OK;
-    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_ARENA, arena, 0);
+    amp_result r = ampi_block_alloc(m, AMPI_BLOCK_ARENA, arena, 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_MASTERS, p->masters, 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_LOW, p->low, 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_GRADS, p->grads, 0);
@@ -21217,6 +21214,11 @@ AMPI_FN amp_result ampi_load_targets(amp_model* m, const amp_batch* b) {
     return r;
 }
 
+AMPI_FN amp_result ampi_load_batch(amp_model* m, const amp_batch* b) {
+    amp_result r = ampi_load_inputs(m, b);
+    return r == AMP_OK ? ampi_load_targets(m, b) : r;
+}
+
 /* Weighted sum of the losses of the last forward pass. */
 AMPI_FN amp_result ampi_total_loss(amp_model* m, float* total) {
     double sum = 0.0;
@@ -21486,7 +21488,7 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m, const ampi_pass* p) {
     return r;
 }
 
-/* Reads what the caller wants to know. */
+/* What there is to tell before the step has ended. */
 AMPI_FN void ampi_tell_micro_batch(const amp_model* m, amp_step_info* info) {
     info->outcome = AMP_STEP_ACCUMULATED;
     info->step = m->training.optimizer.state.step;
@@ -21494,6 +21496,7 @@ AMPI_FN void ampi_tell_micro_batch(const amp_model* m, amp_step_info* info) {
     info->scale_before = info->scale_after = m->training.scaler.state.scale;
     ampi_overflow_clear(&info->overflow);
 }
+/* Reads what the caller wants to know; of a skipped step, why. */
 AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi_pass* p,
                                     amp_step_info* info) {
     amp_result r = ampi_total_loss(m, &info->loss);
@@ -21522,8 +21525,7 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
         ampi_freeze(m);
     }
     r = m->backend->training_begin(&m->training, 1, &m->exec);
-    if (r == AMP_OK) r = ampi_load_inputs(m, b);
-    if (r == AMP_OK) r = ampi_load_targets(m, b);
+    if (r == AMP_OK) r = ampi_load_batch(m, b);
     if (r == AMP_OK) r = ampi_replay_step(m, &p);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
     m->stale = m->backend->asynchronous;
@@ -21642,8 +21644,7 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
     memset(&p, 0, sizeof p);
     p.n = batch->n;
     feholdexcept(&floats);
-    r = ampi_load_inputs(m, batch);
-    if (r == AMP_OK) r = ampi_load_targets(m, batch);
+    r = ampi_load_batch(m, batch);
     for (i = 0; i < m->node_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[m->order[i]];
         if (ampi_is_idle(m, n)) continue;
@@ -23602,8 +23603,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
     ampi_freeze(m);
     feholdexcept(&floats);
     r = m->backend->training_begin(&m->training, 0, &m->exec);
-    if (r == AMP_OK) r = ampi_load_inputs(m, batch);
-    if (r == AMP_OK) r = ampi_load_targets(m, batch);
+    if (r == AMP_OK) r = ampi_load_batch(m, batch);
     m->observed = stats;
     if (r == AMP_OK) r = ampi_forward(m, &p, m->node_count - 1, 1);
     if (r == AMP_OK) r = ampi_backward(m, &p);
