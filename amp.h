@@ -19137,18 +19137,18 @@ AMPI_FN void ampi_cpu_training_abandon(amp_training* t, const amp_exec* exec) {
 /* The operators are the public ones themselves. */
 AMP_DEF const amp_backend* amp_cpu_backend(void) {
     static const amp_backend cpu = { "cpu",
-                                     0,
-                                     NULL,
-                                     NULL,
+                                     0,                           /* asynchronous */
+                                     NULL,                        /* open */
+                                     NULL,                        /* close */
                                      ampi_cpu_alloc,
                                      ampi_cpu_free,
-                                     NULL,
+                                     NULL,                        /* reaches */
                                      ampi_cpu_zero,
                                      ampi_cpu_copy,
-                                     ampi_cpu_copy,
-                                     ampi_cpu_copy,
-                                     ampi_cpu_convert,
-                                     ampi_cpu_convert,
+                                     ampi_cpu_copy,               /* copy_in */
+                                     ampi_cpu_copy,               /* copy_out */
+                                     ampi_cpu_convert,            /* upload */
+                                     ampi_cpu_convert,            /* download */
                                      ampi_cpu_convert,
                                      amp_gemm_workspace,
                                      amp_conv2d_workspace,
@@ -19180,14 +19180,14 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
                                      ampi_cpu_training_open,
                                      ampi_cpu_training_close,
                                      ampi_cpu_training_begin,
-                                     NULL,
+                                     NULL,                        /* training_pass */
                                      ampi_cpu_training_check,
                                      ampi_cpu_training_agree,
                                      ampi_cpu_training_step,
                                      ampi_cpu_training_read,
                                      ampi_cpu_training_abandon,
-                                     NULL,
-                                     NULL };
+                                     NULL,                        /* record */
+                                     NULL };                      /* record_end */
     return &cpu;
 }
 
@@ -19820,11 +19820,11 @@ AMPI_FN amp_value ampi_norm(amp_model* m, amp_op op, amp_value x, const amp_norm
     ampi_has_params(n, 1, AMP_INIT_ZERO, 1, 1);
     return ampi_last_value(m, n);
 }
-AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* d) {
-    return ampi_norm(m, AMP_OP_BATCH_NORM, x, d);
+AMP_DEF amp_value amp_batch_norm(amp_model* m, amp_value x, const amp_norm_desc* desc) {
+    return ampi_norm(m, AMP_OP_BATCH_NORM, x, desc);
 }
-AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* d) {
-    return ampi_norm(m, AMP_OP_LAYER_NORM, x, d);
+AMP_DEF amp_value amp_layer_norm(amp_model* m, amp_value x, const amp_norm_desc* desc) {
+    return ampi_norm(m, AMP_OP_LAYER_NORM, x, desc);
 }
 
 AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b) {

@@ -5953,7 +5953,7 @@ AMPI_FN amp_result ampi_cuda_record_end(amp_training* t, amp_result body, const 
 
 AMP_DEF const amp_backend* amp_cuda_backend(void) {
     static const amp_backend cuda = { "cuda",
-                                      1,
+                                      1,                        /* asynchronous */
                                       ampi_cuda_backend_open,
                                       ampi_cuda_backend_close,
                                       ampi_cuda_alloc,
