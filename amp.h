@@ -1889,13 +1889,14 @@ AMPI_FN int ampi_add_size(size_t a, size_t b, size_t* out) {
     return 1;
 }
 
-/* An operand of a call: `rows` rows of `cols` elements, `ld` elements from one to the next. */
+/* An operand of a call: `rows` rows of `cols` elements, `ld` elements from one to the next. It is read (IN) or written
+   (OUT), two that are SAME may be one, it may be NULL, or this call does not look at it (UNUSED). */
 enum { AMPI_IN = 0, AMPI_OUT = 1, AMPI_SAME = 2, AMPI_NULL = 4, AMPI_UNUSED = 8 };
 typedef struct ampi_argument {
     const char* name;
     const void* data;
     amp_dtype   dtype;
-    int         use;     /* written or only read; two that are in place may be the same; optional: may be NULL */
+    int         use;     /* a sum of the above */
     size_t      rows, cols, ld;
 } ampi_argument;
 #define AMPI_FLAT(n) 1, (n), (n)     /* a vector or a packed tensor of n elements */
@@ -19382,8 +19383,6 @@ AMPI_FN amp_result ampi_model_check_desc(amp_model* m) {
                                (int)d->sums);
     if (!ampi_backend_is_whole(m->backend))
         return ampi_model_fail(m, AMP_ERR_DESC, "model: backend lacks its name, or a function that the CPU's has");
-    if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL))
-        return ampi_model_fail(m, AMP_ERR_DESC, "model: allocator needs both alloc and free, or neither");
     if (d->comm
         && (!d->comm->all_reduce_sum || d->comm->size < 1 || d->comm->rank < 0
             || d->comm->rank >= d->comm->size))
@@ -20244,8 +20243,7 @@ AMPI_FN amp_result ampi_plan_arena(amp_model* m, size_t* arena_bytes) {
 /* --- finalize, 4: parameters ---------------------------------------------------------------- */
 
 AMPI_FN size_t ampi_weight_count(const ampi_node* n) {
-    if (n->layer.op == AMP_OP_CONV2D) return (size_t)n->layer.channels * n->fan_in;
-    if (n->layer.op == AMP_OP_LINEAR) return (size_t)n->layer.channels * n->fan_in;
+    if (n->layer.op == AMP_OP_CONV2D || n->layer.op == AMP_OP_LINEAR) return (size_t)n->layer.channels * n->fan_in;
     return n->layer.op == AMP_OP_BATCH_NORM ? (size_t)n->layer.channels : ampi_features(n);
 }
 AMPI_FN size_t ampi_bias_count(const ampi_node* n) {
@@ -20360,14 +20358,13 @@ AMPI_FN uint64_t ampi_stream(const amp_model* m, int number) {
 AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, int is_bias) {
     enum { CHUNK = 256 };
     const amp_param* p = &m->params[index];
+    const amp_dtype t = p->master ? AMP_F32 : p->low_dtype;
+    char* to = p->master ? (char*)(void*)p->master : (char*)p->low;
     float values[CHUNK];
     size_t at, i;
     for (at = 0; at < p->count; at += CHUNK) {
-        size_t count = p->count - at < CHUNK ? p->count - at : (size_t)CHUNK;
-        amp_dtype t = p->low_dtype;
-        char* to = p->master ? (char*)(void*)p->master : (char*)p->low;
+        size_t count = ampi_min_size(p->count - at, CHUNK);
         amp_result r;
-        if (p->master) t = AMP_F32;
         for (i = 0; i < count; i++)
             values[i] = ampi_initial_weight(n, is_bias, ampi_stream(m, index), at + i);
         r = m->backend->upload(to + at * ampi_type_size(t), t, values, AMP_F32, count, &m->exec);
@@ -20379,8 +20376,7 @@ AMPI_FN amp_result ampi_init_param(amp_model* m, const ampi_node* n, int index, 
 /* --- finalize, 5: the rest ------------------------------------------------------------------ */
 
 /* Batch norm keeps running mean and variance (all of them first, so that they can be saved as one
-   stretch), then in the same order the statistics of the batch; after them come those of layer norm's rows.
-   */
+   stretch), then in the same order the statistics of the batch; after them come those of layer norm's rows. */
 AMPI_FN size_t ampi_plan_stats(amp_model* m, size_t* running) {
     size_t at = 0;
     int i;
@@ -20399,15 +20395,19 @@ AMPI_FN size_t ampi_plan_stats(amp_model* m, size_t* running) {
     return at;
 }
 
+/* Bytes of the targets of loss i for n samples: labels, or floats. */
+AMPI_FN size_t ampi_target_bytes(const amp_model* m, int i, int n) {
+    const ampi_node* loss = &m->nodes[m->losses[i]];
+    const int is_labels = loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
+    return (is_labels ? 1 : ampi_features(&m->nodes[loss->reads[0]])) * (size_t)n * 4;
+}
+
 AMPI_FN size_t ampi_plan_targets(amp_model* m) {
     size_t at = 0;
     int i;
     for (i = 0; i < m->loss_count; i++) {
-        const ampi_node* n = &m->nodes[m->losses[i]];
-        size_t per_row =
-            n->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? 1 : ampi_features(&m->nodes[n->reads[0]]);
         m->target_offset[i] = at;
-        ampi_count_bytes(&at, ampi_align(per_row * (size_t)m->desc.batch * 4));
+        ampi_count_bytes(&at, ampi_align(ampi_target_bytes(m, i, m->desc.batch)));
     }
     return at;
 }
@@ -20533,7 +20533,7 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     if ((r = ampi_init_scaler(m)) != AMP_OK) return r;
     ampi_resolve_types(m);
     ampi_resolve_storage(m);
-    r = ampi_block_alloc(m, AMPI_BLOCK_ORDER, 3 * (size_t)m->layer_count * sizeof(int), 1);
+    r = ampi_block_alloc(m, AMPI_BLOCK_ORDER, 3 * (size_t)m->layer_count * sizeof(int), 1);    /* each with two casts */
     if (r != AMP_OK) return r;
     m->order = (int*)(void*)m->blocks[AMPI_BLOCK_ORDER].base;
     if ((r = ampi_place_casts(m)) != AMP_OK || (r = ampi_mark_paths(m)) != AMP_OK) return r;
@@ -20569,9 +20569,8 @@ AMPI_FN void ampi_unfinalize(amp_model* m) {
     m->exec.workspace_size = 0;
     for (i = 0; i < m->layer_count; i++) {
         ampi_node* n = &m->nodes[i];
-        n->users = n->on_loss_path = n->needs_grad = n->grad_written = n->needs_temp[0] = n->needs_temp[1] =
-            0;
-        n->layer.in_place = 0;
+        n->users = n->on_loss_path = n->needs_grad = n->layer.in_place = 0;
+        n->grad_written = n->needs_temp[0] = n->needs_temp[1] = 0;
         if (n->weight != AMPI_NONE) n->weight = 0;
         if (n->bias != AMPI_NONE) n->bias = 0;
     }
@@ -21204,13 +21203,9 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
 AMPI_FN amp_result ampi_load_targets(amp_model* m, const amp_batch* b) {
     amp_result r = AMP_OK;
     int i;
-    for (i = 0; i < m->loss_count && r == AMP_OK; i++) {
-        const ampi_node* loss = &m->nodes[m->losses[i]];
-        size_t per_row =
-            loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY ? 1 : ampi_features(&m->nodes[loss->reads[0]]);
+    for (i = 0; i < m->loss_count && r == AMP_OK; i++)
         r = (b->on_device ? m->backend->copy : m->backend->copy_in)(
-            ampi_target(m, i), b->targets[i], (size_t)b->n * per_row * 4, &m->exec);
-    }
+            ampi_target(m, i), b->targets[i], ampi_target_bytes(m, i, b->n), &m->exec);
     return r;
 }
 
@@ -21284,12 +21279,13 @@ AMPI_FN amp_result ampi_copy_running(amp_model* m, int restore) {
                             &m->exec);
 }
 
+/* Whether a value holds inf or NaN; where the first one is, and which. */
 AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t* index, const char** what) {
     enum { CHUNK = 2048 };
     float values[CHUNK];
     size_t at, i, count = (size_t)samples * ampi_features(n), size = ampi_type_size(n->layer.storage_dtype);
     for (at = 0; at < count; at += CHUNK) {
-        size_t k = count - at < CHUNK ? count - at : (size_t)CHUNK;
+        size_t k = ampi_min_size(count - at, CHUNK);
         if (m->backend->download(values, AMP_F32, (const char*)ampi_data(m, n) + at * size,
                                  n->layer.storage_dtype, k, &m->exec)
             != AMP_OK)
@@ -21358,14 +21354,19 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
                                  : "");
 }
 
+/* Sums a number in the backend's memory over the ranks. */
+AMPI_FN amp_result ampi_sum_flag(amp_model* m, float* flag) {
+    if (m->comm.all_reduce_sum(flag, AMP_F32, 1, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
+    return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of a flag over the ranks failed");
+}
+
 /* *flag = 1 if it is not 0 on any rank. */
 AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     float *sum = ampi_loss_value(m, m->loss_count), found = *flag ? 1.0f : 0.0f;
     amp_result r = AMP_OK;
     if (m->comm.size == 1) return AMP_OK;
     r = m->backend->copy_in(sum, &found, sizeof found, &m->exec);
-    if (r == AMP_OK && m->comm.all_reduce_sum(sum, AMP_F32, 1, m->exec.stream, m->comm.user_data) != AMP_OK)
-        r = ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of a flag over the ranks failed");
+    if (r == AMP_OK) r = ampi_sum_flag(m, sum);
     if (r == AMP_OK) r = m->backend->copy_out(&found, sum, sizeof found, &m->exec);
     if (r == AMP_OK) *flag = found != 0.0f;
     return r;
@@ -21391,14 +21392,12 @@ AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
 
 /* Sums the gradients over the ranks; a rank that saw an overflow makes all skip. */
 AMPI_FN amp_result ampi_reduce_gradients(amp_model* m) {
-    const amp_comm* comm = &m->comm;
     float* flag = ampi_loss_value(m, m->loss_count);
     amp_result r;
-    if (comm->size == 1) return AMP_OK;
+    if (m->comm.size == 1) return AMP_OK;
     if ((r = ampi_sum_gradients(m)) != AMP_OK) return r;
     r = m->backend->training_check(&m->training, m->grad_list, m->param_count, flag, &m->exec);
-    if (r == AMP_OK && comm->all_reduce_sum(flag, AMP_F32, 1, m->exec.stream, comm->user_data) != AMP_OK)
-        r = ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of a flag over the ranks failed");
+    if (r == AMP_OK) r = ampi_sum_flag(m, flag);
     return r == AMP_OK ? m->backend->training_agree(&m->training, flag, &m->exec) : r;
 }
 
