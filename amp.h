@@ -1845,6 +1845,7 @@ AMPI_HD AMPI_INLINE uint32_t ampi_bits(float f) { uint32_t u; memcpy(&u, &f, siz
 AMPI_HD AMPI_INLINE float ampi_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
 AMPI_HD AMPI_INLINE uint64_t ampi_bits64(double d) { uint64_t u; memcpy(&u, &d, sizeof u); return u; }
 AMPI_HD AMPI_INLINE double ampi_double(uint64_t u) { double d; memcpy(&d, &u, sizeof d); return d; }
+#define AMPI_INF64 0x7ff0000000000000u   /* of an infinite double; those of a NaN are more */
 
 /* Length of the UTF-8 character at s, or 0 if it is not a valid one (Unicode, table 3-7): too long a form, a
    surrogate, above U+10FFFF or cut off. */
@@ -2062,7 +2063,7 @@ AMPI_HD AMPI_FN float ampi_fma_soft(float a, float b, float c) {
     double t = s - p, sum = s;
     volatile double err = (p - (s - t)) + ((double)c - t);
     uint64_t u = ampi_bits64(sum);
-    if (err != 0.0 && !(u & 1u) && (u & 0x7ff0000000000000u) != 0x7ff0000000000000u)
+    if (err != 0.0 && !(u & 1u) && (u & AMPI_INF64) != AMPI_INF64)
         u = ((err > 0.0) == (sum > 0.0)) ? u + 1u : u - 1u;
     return (float)ampi_double(u);
 }
@@ -17021,6 +17022,9 @@ typedef struct ampi_tensors {
     amp_tensor (*at)(const void* list, int i);
 } ampi_tensors;
 
+/* A tensor's or a parameter's name, for messages. */
+AMPI_FN const char* ampi_name_or_none(const char* name) { return name ? name : "no name"; }
+
 AMPI_FN amp_tensor ampi_tensor_at(const void* list, int i) { return ((const amp_tensor*)list)[i]; }
 AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count) {
     ampi_tensors t;
@@ -17517,7 +17521,7 @@ AMPI_FN void ampi_check_abreast(const void* data, amp_dtype t, ampi_chunk* c) {
         AMPI_FORGET(sums);
         for (k = 0; k < AMPI_ABREAST; k++, x += AMPI_CHUNK * size) {
             c[k].sum += sums[k];
-            if ((ampi_bits64(sums[k]) & 0x7ff0000000000000u) == 0x7ff0000000000000u)
+            if ((ampi_bits64(sums[k]) & AMPI_INF64) == AMPI_INF64)
                 ampi_count_bad(x, t, block, ampi_inf_bits(t) - 1, c[k].offset + i, &c[k]);
         }
     }
@@ -17572,7 +17576,7 @@ AMPI_FN void ampi_check_pass(const ampi_tensors* src, const ampi_tensors* dst, f
     feholdexcept(&floats);      /* squares of inf, NaN and the largest floats are formed too */
     ampi_each_chunk(src, work == ampi_check_chunks ? AMPI_ABREAST : 1, work, ampi_check_combine, &pass);
     fesetenv(&floats);
-    info->norm = info->found_inf ? ampi_double(0x7ff0000000000000u) : sqrt(pass.sum);
+    info->norm = info->found_inf ? ampi_double(AMPI_INF64) : sqrt(pass.sum);
 }
 
 /* Read-only: what is inf or NaN, or would be when multiplied by inverse and stored in dst's types (NULL
@@ -17795,13 +17799,13 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
         if (!ampi_is_compute_dtype(x.dtype))
             return ampi_fail(logger, AMP_ERR_DTYPE,
                              "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i,
-                             x.name ? x.name : "no name", (int)x.dtype);
+                             ampi_name_or_none(x.name), (int)x.dtype);
         if (x.count > SIZE_MAX / 16)
             return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): no memory holds %llu elements", place,
-                             i, x.name ? x.name : "no name", (ampi_ull)x.count);
+                             i, ampi_name_or_none(x.name), (ampi_ull)x.count);
         if (x.count > 0 && !x.data)
             return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %llu",
-                             place, i, x.name ? x.name : "no name", (ampi_ull)x.count);
+                             place, i, ampi_name_or_none(x.name), (ampi_ull)x.count);
     }
     return AMP_OK;
 }
@@ -17839,7 +17843,7 @@ AMPI_HD AMPI_FN void ampi_overflow_add(amp_overflow_info* all, const amp_overflo
 AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const char* place) {
     if (!ampi_scale_usable(&s->state.scale_in_use)) {
         found->found_inf = 1;
-        found->norm = ampi_double(0x7ff0000000000000u);
+        found->norm = ampi_double(AMPI_INF64);
         ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
                   "%s: the loss scale %g has no finite inverse; this step will be skipped", place,
                   (double)s->state.scale_in_use);
@@ -18382,7 +18386,7 @@ AMPI_FN int ampi_param_frozen(const amp_optimizer* o, const amp_param* p) {
     do {                                                                                      \
         if (condition)                                                                        \
             return ampi_fail(logger, code, "optimizer: parameter %d (%s): " what, i,          \
-                             p->name ? p->name : "no name");                                  \
+                             ampi_name_or_none(p->name));                                     \
     } while (0)
 
 AMPI_FN amp_result ampi_param_validate(const amp_optimizer* o, const amp_param* p, int i) {
@@ -18444,8 +18448,8 @@ AMPI_FN amp_result ampi_params_apart(const amp_optimizer* o) {
     q = &o->params[b / AMPI_PARAM_ARRAYS];
     return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
                      "optimizer: %s of parameter %d (%s) and %s of parameter %d (%s) overlap in memory",
-                     array[a % AMPI_PARAM_ARRAYS], (int)(a / AMPI_PARAM_ARRAYS), p->name ? p->name : "no name",
-                     array[b % AMPI_PARAM_ARRAYS], (int)(b / AMPI_PARAM_ARRAYS), q->name ? q->name : "no name");
+                     array[a % AMPI_PARAM_ARRAYS], (int)(a / AMPI_PARAM_ARRAYS), ampi_name_or_none(p->name),
+                     array[b % AMPI_PARAM_ARRAYS], (int)(b / AMPI_PARAM_ARRAYS), ampi_name_or_none(q->name));
 }
 
 /* All of amp_optimizer_init but the low copies: nothing that params point to is touched. */
@@ -18709,11 +18713,9 @@ typedef enum ampi_update_kind {
     AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_LAMB_MOMENTS, AMPI_LAMB_DIRECTION
 } ampi_update_kind;
 
+/* In the order of the enum. */
 #define AMPI_UPDATE_ROW(isa) \
-    { \
-        ampi_sgd_##isa, ampi_momentum_##isa, ampi_adam_##isa, ampi_lamb_moments_##isa, \
-            ampi_lamb_direction_##isa \
-    }
+    { ampi_sgd_##isa, ampi_momentum_##isa, ampi_adam_##isa, ampi_lamb_moments_##isa, ampi_lamb_direction_##isa }
 AMPI_FN ampi_update_fn ampi_update_kernel(ampi_update_kind kind) {
     static const ampi_update_fn scalar[] = AMPI_UPDATE_ROW(scalar);
 #if AMPI_X86
@@ -18749,7 +18751,7 @@ typedef struct ampi_step {
     float trust;                    /* LAMB: -lr * ratio */
 } ampi_step;
 
-/* Weights of a block as floats: the master's, or the low ones widened. And back, both copies. */
+/* Weights of a block as floats: the master's, or the low ones widened. */
 AMPI_FN float* ampi_weights(const amp_param* p, size_t i, size_t n, float* tile) {
     if (p->master) return p->master + i;
     ampi_load_f32(tile, p->low, p->low_dtype, i, n);
@@ -18927,7 +18929,7 @@ AMPI_FN amp_result ampi_optimizer_check_state(const amp_optimizer_state* s, cons
     return AMP_OK;
 }
 
-/* And the groups' rates and weight decay. */
+/* The state, and the groups' rates and weight decay. */
 AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char* place) {
     const float* fault;
     const char* field;
@@ -19036,7 +19038,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
         ampi_scaler_note(s, &t, AMPI_STEPPED, report.grad_norm);
         report.overflow = s->info;
     }
-    if (!report.applied) report.grad_norm = ampi_double(0x7ff0000000000000u);
+    if (!report.applied) report.grad_norm = ampi_double(AMPI_INF64);
     if (info) *info = report;
     return AMP_OK;
 }
@@ -19475,6 +19477,7 @@ AMPI_FN amp_value ampi_no_value(void) { amp_value v; v.id = 0; return v; }
    is made from. So a value of another model shows, unless all that leads to it is the same there. */
 #define AMPI_VALUE_BITS 20
 #define AMPI_MAX_LAYERS ((1 << AMPI_VALUE_BITS) - 1)
+#define AMPI_HASH_START 14695981039346656037u
 AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
     size_t i;
     for (i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
@@ -19485,7 +19488,7 @@ AMPI_FN int ampi_node_tag(const amp_model* m, const ampi_node* n) {
                           (uint32_t)n->layer.width, 0, 0, 0, 0 };      /* the last two carry the others up to the tag */
     int i;
     for (i = 0; i < n->input_count; i++) words[4 + i] = (uint32_t)m->nodes[n->inputs[i]].tag + 1;
-    return (int)(ampi_hash_words(14695981039346656037u, words, 8) >> (33 + AMPI_VALUE_BITS));
+    return (int)(ampi_hash_words(AMPI_HASH_START, words, 8) >> (33 + AMPI_VALUE_BITS));
 }
 AMPI_FN amp_value ampi_value_of(const amp_model* m, int node) {
     amp_value v;
@@ -20689,7 +20692,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
 /* One number for everything that decides the arithmetic of a pass and is not a weight: operators, their wiring,
    types and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
-    uint64_t h = 14695981039346656037u;
+    uint64_t h = AMPI_HASH_START;
     int i;
     for (i = 0; i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
@@ -21438,7 +21441,7 @@ AMPI_FN void ampi_tell_step(const amp_model* m, amp_step_info* info) {
     info->skipped = t->scaler.state.skipped;
     info->lr = t->last.lr;
     info->overflow = t->last.overflow;
-    info->grad_norm = t->last.applied ? t->last.grad_norm : ampi_double(0x7ff0000000000000u);
+    info->grad_norm = t->last.applied ? t->last.grad_norm : ampi_double(AMPI_INF64);
     info->outcome = t->last.applied ? AMP_STEP_APPLIED : AMP_STEP_SKIPPED_OVERFLOW;
     info->message[0] = 0;
     if (!t->last.applied) ampi_describe_overflow(m, info, info->message, sizeof info->message);
@@ -22094,7 +22097,7 @@ AMPI_FN amp_result ampi_put_file(ampi_sink* s, const ampi_file_content* c, uint6
     unsigned char length[8];
     size_t element = 8;
     int i;
-    for (i = 0; i < 8; i++) length[i] = (unsigned char)(header_bytes >> (8 * i) & 0xff);
+    ampi_put64(length, header_bytes);
     ampi_sink_put(s, length, 8);
     ampi_put_header(s, c);
     for (i = -1; ampi_next_tensor(c, &i, &element) && !s->failed;) {
@@ -22636,11 +22639,10 @@ AMPI_FN amp_result ampi_file_expect_end(ampi_file* f) {
 /* Reads the header into f->header. Before memory is asked for, the file must show that it is that long. */
 AMPI_FN amp_result ampi_file_read_header(ampi_file* f) {
     unsigned char length[8];
-    uint64_t n = 0;
-    int i;
+    uint64_t n;
     amp_result r = ampi_file_get(f, length, 8, "the length of its header");
     if (r != AMP_OK) return r;
-    for (i = 7; i >= 0; i--) n = n << 8 | length[i];
+    n = ampi_get64(length);
     if (n < 2 || n > AMPI_FILE_MAX_HEADER)
         return ampi_fail(f->logger, AMP_ERR_FORMAT,
                          "checkpoint: '%s' has a header of %llu bytes; 2 to %u are allowed",
@@ -22928,7 +22930,7 @@ AMPI_FN void ampi_fields_of_model(ampi_fields* f, const amp_model* m) {
 
 /* In place of a graph: which parameter is in which group. */
 AMPI_FN uint64_t ampi_groups_fingerprint(const amp_optimizer* o) {
-    uint64_t h = 14695981039346656037u;
+    uint64_t h = AMPI_HASH_START;
     int i;
     for (i = 0; i < o->count; i++) {
         uint32_t group = (uint32_t)o->params[i].group;
@@ -23482,8 +23484,7 @@ AMPI_FN ampi_range ampi_range_of(amp_dtype t) {
     return r;
 }
 
-/* Bits of |x|, and of infinity. Everything is done on doubles, in which each of the types is exact. */
-#define AMPI_INF64 0x7ff0000000000000u
+/* Bits of |x|. Everything is done on doubles, in which each of the types is exact. */
 AMPI_FN uint64_t ampi_magnitude64(double x) { return ampi_bits64(x) & 0x7fffffffffffffffu; }
 
 /* floor(log2|x|) of a finite number that is not zero, from its bits. */

@@ -4690,7 +4690,7 @@ AMPI_D void ampi_d_scaler_open(ampi_cuda_scaler_block* b) {
 AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, amp_overflow_info* found, int list) {
     if (!ampi_scale_usable(&b->state.scale_in_use)) {
         found->found_inf = 1;
-        found->norm = ampi_double(0x7ff0000000000000u);
+        found->norm = ampi_double(AMPI_INF64);
         b->useless = 1;
     }
     ampi_d_scaler_open(b);
@@ -4895,7 +4895,7 @@ AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, const ampi_cuda_seen& 
         found->last_tensor = last;
         AMPI_ROLLED
         for (int i = 0; i < AMPI_CUDA_NAME; i++) { found->first_name[i] = name[i]; found->last_name[i] = last_name[i]; }
-        found->norm = ampi_double(0x7ff0000000000000u);
+        found->norm = ampi_double(AMPI_INF64);
     }
     if (a.scaler) ampi_d_scaler_record(a.scaler, found, a.list);
     result->refused = found->found_inf && !(a.scaler && a.scaler->rule.ignore_overflow);
@@ -5277,7 +5277,7 @@ AMPI_D void ampi_d_prepare_info(const ampi_cuda_prepare& a, amp_optimizer_info* 
         info->grad_norm = a.found->info.norm;
         info->applied = !a.found->info.found_inf;
     }
-    if (!info->applied) info->grad_norm = ampi_double(0x7ff0000000000000u);
+    if (!info->applied) info->grad_norm = ampi_double(AMPI_INF64);
     info->lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
     info->clip_coefficient = 1.0f;
 }

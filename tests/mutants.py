@@ -465,7 +465,7 @@ TABLE = [
     ("optim", "if (d.logger) s->logger = *d.logger;", ""),
     # --- optim
     ("optim", "part = ampi_min_size(n - k, ampi_block_to_line(c, i + k, p->m));", "part = ampi_block_to_line(c, i + k, p->m);"),
-    ("optim", "if (!report.applied) report.grad_norm = ampi_double(0x7ff0000000000000u);", ""),
+    ("optim", "if (!report.applied) report.grad_norm = ampi_double(AMPI_INF64);", ""),
     ("optim", "if (made.desc.logger) made.logger = *made.desc.logger;", ""),
     ("optim", "if (after < 0) return (double)(t + 1) / ((double)warmup + 1.0);",
      "if (after < 0) return (double)t / ((double)warmup + 1.0);"),
@@ -570,8 +570,7 @@ TABLE = [
     # --- checkpoint
     ("checkpoint", "if (r != AMP_OK && replaced == 0) remove(temporary);", ""),
     ("checkpoint", "stat(path, &st) == 0 && !S_ISREG(st.st_mode)", "stat(path, &st) == 0 && S_ISDIR(st.st_mode)"),
-    ("checkpoint", "length[i] = (unsigned char)(header_bytes >> (8 * i) & 0xff);",
-     "length[i] = (unsigned char)(header_bytes >> (8 * (7 - i)) & 0xff);"),
+    ("checkpoint", "ampi_put64(length, header_bytes);", "ampi_put64(length, header_bytes + 8);"),
     ("checkpoint", "if (e->begin != f->data_bytes)", "if (e->begin > f->data_bytes)"),
     ("checkpoint", "if (fgetc(f->stream) != EOF)", "if (0)"),
     ("checkpoint", "if (n < 2 || n > AMPI_FILE_MAX_HEADER)", "if (n > AMPI_FILE_MAX_HEADER)"),
