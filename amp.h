@@ -250,7 +250,7 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa);
 /* 1 if AMP_SUMS_FAST has a matrix unit to use in this process with the instruction set in use, else 0. On Linux
    this asks the system for its use. */
 AMP_DEF int amp_cpu_has_fast_sums(void);
-/* "scalar", "neon", "avx2", "avx512", "avx512_bf16"; "?" for any other value. */
+/* "auto", "scalar", "neon", "avx2", "avx512", "avx512_bf16"; "?" for any other value. */
 AMP_DEF const char* amp_isa_name(amp_isa isa);
 
 /* ======================================================================================== */
@@ -2914,46 +2914,37 @@ AMPI_FN void ampi_store_f32(void* dst, amp_dtype t, size_t offset, const float* 
 
 /* --- stochastic rounding -------------------------------------------------------------------- */
 
-/* 64 consecutive words of a random stream; `first` is a multiple of 64. The lanes are ampi_philox, sixteen
-   counters side by side. */
-AMPI_INLINE void ampi_random64_body(int hw, uint32_t* AMPI_RESTRICT out, uint64_t seed, uint64_t first) {
+/* Random words of positions [4*counter, 4*counter + 64): one Philox block per lane, as ampi_philox; behind the last
+   counter, 2^62 - 1, comes 0. The rounds are written out so that the lanes stay in registers. */
+#define AMPI_PHILOX_ROUND(r)                                                                        \
+    for (l = 0; l < 16; l++) {                                                                      \
+        uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;              \
+        x0[l] = (uint32_t)(b >> 32) ^ x1[l] ^ (k0 + (r) * 0x9E3779B9u);                             \
+        x1[l] = (uint32_t)b;                                                                        \
+        x2[l] = (uint32_t)(a >> 32) ^ x3[l] ^ (k1 + (r) * 0xBB67AE85u);                             \
+        x3[l] = (uint32_t)a;                                                                        \
+    }
+AMPI_INLINE void ampi_philox_lanes(uint64_t seed, uint64_t counter, uint32_t* out) {
     uint32_t x0[16], x1[16], x2[16], x3[16], k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    int round, l;
-    (void)hw;
+    size_t l;
     for (l = 0; l < 16; l++) {
-        x0[l] = (uint32_t)(first >> 2) + (uint32_t)l;      /* no carry: first >> 2 is a multiple of 16 */
-        x1[l] = (uint32_t)(first >> 34);
+        x0[l] = (uint32_t)(counter + l);
+        x1[l] = (uint32_t)((counter + l) >> 32) & 0x3fffffffu;
         x2[l] = x3[l] = 0;
     }
-    for (round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
-        for (l = 0; l < 16; l++) {
-            uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;
-            x0[l] = (uint32_t)(b >> 32) ^ x1[l] ^ k0;
-            x1[l] = (uint32_t)b;
-            x2[l] = (uint32_t)(a >> 32) ^ x3[l] ^ k1;
-            x3[l] = (uint32_t)a;
-        }
+    AMPI_PHILOX_ROUND(0u) AMPI_PHILOX_ROUND(1u) AMPI_PHILOX_ROUND(2u) AMPI_PHILOX_ROUND(3u) AMPI_PHILOX_ROUND(4u)
+    AMPI_PHILOX_ROUND(5u) AMPI_PHILOX_ROUND(6u) AMPI_PHILOX_ROUND(7u) AMPI_PHILOX_ROUND(8u) AMPI_PHILOX_ROUND(9u)
     for (l = 0; l < 16; l++) {
-        out[4 * l] = x0[l];
-        out[4 * l + 1] = x1[l];
-        out[4 * l + 2] = x2[l];
-        out[4 * l + 3] = x3[l];
+        out[4 * l] = x0[l]; out[4 * l + 1] = x1[l]; out[4 * l + 2] = x2[l]; out[4 * l + 3] = x3[l];
     }
 }
-AMPI_KERNEL(ampi_random64, (uint32_t* out, uint64_t seed, uint64_t first), out, seed, first)
-
-/* out[i] = amp_random_bits(seed, index + i), for n elements. */
-AMPI_FN void ampi_random_block(uint32_t* out, uint64_t seed, uint64_t index, size_t n) {
-    uint32_t words[64];
-    while (n > 0) {
-        size_t skip = (size_t)(index & 63u), take = n < 64 - skip ? n : 64 - skip;
-        ampi_random64(words, seed, index - skip);
-        memcpy(out, words + skip, take * sizeof *out);
-        out += take;
-        index += take;
-        n -= take;
-    }
+/* bits[i] = amp_random_bits(seed, index + i) for n positions, n a multiple of 64 and index of 4. */
+AMPI_INLINE void ampi_random_fill_body(int hw, uint32_t* bits, uint64_t seed, uint64_t index, size_t n) {
+    size_t i;
+    (void)hw;
+    for (i = 0; i < n; i += 64) ampi_philox_lanes(seed, (index + i) >> 2, bits + i);
 }
+AMPI_KERNEL(ampi_random_fill, (uint32_t* bits, uint64_t seed, uint64_t index, size_t n), bits, seed, index, n)
 
 /* A block of doubles to half or bfloat16, rounded with one random word each. */
 #define AMPI_RANDOM_BLOCK 256
@@ -3027,16 +3018,17 @@ AMPI_FN void ampi_convert_silent(void* dst, amp_dtype dst_dtype, const void* src
 AMPI_FN void ampi_convert_random(uint16_t* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
                                  size_t n, uint64_t seed, uint64_t position) {
     double wide[AMPI_RANDOM_BLOCK];
-    uint32_t random[AMPI_RANDOM_BLOCK];
+    uint32_t random[AMPI_RANDOM_BLOCK + 64];
     uint16_t out[AMPI_RANDOM_BLOCK];
     size_t i, m, size = ampi_type_size(src_dtype);
     memset(wide, 0, sizeof wide);
     memset(random, 0, sizeof random);
     for (i = 0; i < n; i += m) {
-        m = n - i < AMPI_RANDOM_BLOCK ? n - i : AMPI_RANDOM_BLOCK;
+        const size_t skip = (size_t)((position + i) & 3u);
+        m = ampi_min_size(n - i, AMPI_RANDOM_BLOCK);
         ampi_convert_nearest(wide, AMP_F64, (const unsigned char*)src + i * size, src_dtype, m);
-        ampi_random_block(random, seed, position + i, m);
-        ampi_round_random(out, wide, random, dst_dtype == AMP_F16);
+        ampi_random_fill(random, seed, position + i - skip, ampi_round_up(skip + m, 64));
+        ampi_round_random(out, wide, random + skip, dst_dtype == AMP_F16);
         memcpy(dst + i, out, m * sizeof *out);
     }
 }
@@ -3064,7 +3056,6 @@ AMPI_KERNEL(ampi_saturate16, (uint16_t* p, size_t n, uint16_t inf, size_t* count
 
 /* The same for any type; returns how many elements it clamped. */
 AMPI_FN size_t ampi_saturate(unsigned char* p, amp_dtype t, size_t n) {
-    const uint64_t inf64 = (uint64_t)0x7ffu << 52;
     size_t i, count = 0;
     if (t == AMP_F16) ampi_saturate16((uint16_t*)(void*)p, n, 0x7c00, &count);
     if (t == AMP_BF16) ampi_saturate16((uint16_t*)(void*)p, n, 0x7f80, &count);
@@ -3079,7 +3070,7 @@ AMPI_FN size_t ampi_saturate(unsigned char* p, amp_dtype t, size_t n) {
     for (i = 0; i < n && t == AMP_F64; i++) {
         uint64_t u;
         memcpy(&u, p + i * sizeof u, sizeof u);
-        if ((u & 0x7fffffffffffffffu) != inf64) continue;
+        if ((u & 0x7fffffffffffffffu) != AMPI_INF64) continue;
         u--;
         count++;
         memcpy(p + i * sizeof u, &u, sizeof u);
@@ -16035,41 +16026,6 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
 
 /* --- dropout, sum, concat ---------------------------------------------------------------- */
 
-/* Random words of positions [4*counter, 4*counter + 4*LANES): one Philox block per lane, as ampi_philox;
-   behind the last counter, 2^62 - 1, comes 0. The rounds are written out so that the lanes stay in
-   registers. */
-#define AMPI_PHILOX_ROUND(r)                                                                        \
-    for (l = 0; l < AMPI_LANES; l++) {                                                              \
-        uint64_t a = (uint64_t)x0[l] * 0xD2511F53u, b = (uint64_t)x2[l] * 0xCD9E8D57u;              \
-        x0[l] = (uint32_t)(b >> 32) ^ x1[l] ^ (k0 + (r) * 0x9E3779B9u);                             \
-        x1[l] = (uint32_t)b;                                                                        \
-        x2[l] = (uint32_t)(a >> 32) ^ x3[l] ^ (k1 + (r) * 0xBB67AE85u);                             \
-        x3[l] = (uint32_t)a;                                                                        \
-    }
-AMPI_INLINE void ampi_philox_lanes(uint64_t seed, uint64_t counter, uint32_t* out) {
-    uint32_t x0[AMPI_LANES], x1[AMPI_LANES], x2[AMPI_LANES], x3[AMPI_LANES];
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    size_t l;
-    for (l = 0; l < AMPI_LANES; l++) {
-        x0[l] = (uint32_t)(counter + l);
-        x1[l] = (uint32_t)((counter + l) >> 32) & 0x3fffffffu;
-        x2[l] = x3[l] = 0;
-    }
-    AMPI_PHILOX_ROUND(0u)
-    AMPI_PHILOX_ROUND(1u) AMPI_PHILOX_ROUND(2u) AMPI_PHILOX_ROUND(3u) AMPI_PHILOX_ROUND(4u)
-        AMPI_PHILOX_ROUND(5u) AMPI_PHILOX_ROUND(6u) AMPI_PHILOX_ROUND(7u) AMPI_PHILOX_ROUND(8u)
-            AMPI_PHILOX_ROUND(9u) for (l = 0; l < AMPI_LANES; l++) {
-        out[4 * l] = x0[l]; out[4 * l + 1] = x1[l]; out[4 * l + 2] = x2[l]; out[4 * l + 3] = x3[l];
-    }
-}
-/* bits[i] = amp_random_bits(seed, index + i) for n positions, n a multiple of 64 and index of 4. */
-AMPI_INLINE void ampi_random_fill_body(int hw, uint32_t* bits, uint64_t seed, uint64_t index, size_t n) {
-    size_t i;
-    (void)hw;
-    for (i = 0; i < n; i += 4 * AMPI_LANES) ampi_philox_lanes(seed, (index + i) >> 2, bits + i);
-}
-AMPI_KERNEL(ampi_random_fill, (uint32_t* bits, uint64_t seed, uint64_t index, size_t n), bits, seed, index, n)
-
 /* y = 0 where the random number is below p, else x * scale. y may be x. */
 AMPI_INLINE void ampi_drop_body(int hw, float* y, const float* x, const uint32_t* bits, float p,
                                 float scale, size_t n) {
@@ -16101,13 +16057,11 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < ampi_tiles(n); i++) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
-        uint32_t bits[AMPI_TILE + 4 * AMPI_LANES];
-        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start),
-               skip = (size_t)((offset + start) & 3u);
-        size_t wanted =
-            (skip + ampi_padded(count) + 4 * AMPI_LANES - 1) / (4 * AMPI_LANES) * (4 * AMPI_LANES);
+        uint32_t bits[AMPI_TILE + 64];
+        size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
+        size_t skip = (size_t)((offset + start) & 3u);
         float* v = ampi_open(y, y_dtype, start, count, y_tile);
-        ampi_random_fill(bits, seed, offset + start - skip, wanted);
+        ampi_random_fill(bits, seed, offset + start - skip, ampi_round_up(skip + ampi_padded(count), 64));
         ampi_drop(v, ampi_view(x, x_dtype, start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
                   ampi_padded(count));
         ampi_close(y, y_dtype, start, count, v);

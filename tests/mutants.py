@@ -54,7 +54,7 @@ TABLE = [
     ("half", "__mmask16 m = (__mmask16)(n - i < 16 ? (1u << (n - i)) - 1u : 0xffffu);",
      "__mmask16 m = (__mmask16)(n - i < 16 ? (1u << (n - i - 1)) - 1u : 0xffffu);"),
     ("half", "_mm256_permute4x64_epi64(words, 0xd8)", "words"),
-    ("half", "take = n < 64 - skip ? n : 64 - skip;", "take = n < 64 ? n : 64 - skip;"),
+    ("half", "ampi_round_random(out, wide, random + skip,", "ampi_round_random(out, wide, random,"),
     ("half", "(uint64_t)~random[l] << (cut - 32u)", "(uint64_t)random[l] << (cut - 32u)"),
     ("half", "case AMP_BF16: ampi_f32_to_bf16((uint16_t*)dst + offset, src, n); break;",
      "case AMP_BF16: ampi_f32_to_half((uint16_t*)dst + offset, src, n); break;"),
