@@ -1999,7 +1999,7 @@ AMPI_FN int ampi_arrays_meet(const void* list, ampi_array_fn at, size_t count, s
     size_t owner[2] = { 0, 0 }, i, n;
     int k;
     do {
-        n = ampi_places_after(last, list, at, count, place, count < AMPI_PLACES ? count : AMPI_PLACES);
+        n = ampi_places_after(last, list, at, count, place, ampi_min_size(count, AMPI_PLACES));
         for (i = 0; i < n; i++) {
             ampi_array s = at(list, place[i].id);
             *a = owner[!s.written];
@@ -2996,7 +2996,7 @@ AMPI_FN void ampi_convert_nearest(void* dst, amp_dtype dst_dtype, const void* sr
         ampi_f64_to_bf16((uint16_t*)dst, (const double*)src, n);
     else
         for (i = 0; i < n; i += m) {
-            m = n - i < AMPI_CONVERT_TILE ? n - i : AMPI_CONVERT_TILE;
+            m = ampi_min_size(n - i, AMPI_CONVERT_TILE);
             ampi_load_f32(tile, src, src_dtype, i, m);
             ampi_store_f32(dst, dst_dtype, i, tile, m);
         }
@@ -17042,7 +17042,7 @@ AMPI_FN int ampi_fill_wave(const ampi_tensors* t, ampi_cursor* at, ampi_chunk* w
         memset(&wave[n], 0, sizeof wave[n]);
         wave[n].tensor = at->tensor;
         wave[n].offset = at->offset;
-        wave[n].n = left < AMPI_CHUNK ? left : AMPI_CHUNK;
+        wave[n].n = ampi_min_size(left, AMPI_CHUNK);
         at->offset += wave[n].n;
         *elements += wave[n].n;
         n++;
@@ -17428,7 +17428,7 @@ AMPI_FN void ampi_scan(const void* data, amp_dtype t, size_t base, size_t n, uin
     }
     for (done = 0; done < n; done += m) {
         const uint16_t* x = (const uint16_t*)data + done;
-        m = n - done < AMPI_BLOCK ? n - done : AMPI_BLOCK;
+        m = ampi_min_size(n - done, AMPI_BLOCK);
         hit = 0;
         ampi_scan_16(x, t, m, last, &c->sum, &hit);
         if (hit) ampi_count_bad(x, t, m, last, base + done, c);
@@ -17568,8 +17568,7 @@ AMPI_KERNEL(ampi_axpy_f32, (float* y, const float* x, size_t n, float a), y, x, 
 
 /* Elements of the block that starts at i. */
 AMPI_FN size_t ampi_block_size(const ampi_chunk* c, size_t i) {
-    size_t left = c->offset + c->n - i;
-    return left < AMPI_BLOCK ? left : AMPI_BLOCK;
+    return ampi_min_size(c->offset + c->n - i, AMPI_BLOCK);
 }
 
 enum { AMPI_LEAD_MIN = 256 };      /* of fewer elements a lead takes more time than it saves */
@@ -22029,7 +22028,7 @@ AMPI_FN uint32_t ampi_put_data(ampi_sink* s, const void* data, size_t bytes, siz
         return ampi_crc32(0, data, bytes);
     }
     for (i = 0; i < bytes; i += n) {
-        n = bytes - i < sizeof chunk ? bytes - i : sizeof chunk;
+        n = ampi_min_size(bytes - i, sizeof chunk);
         memcpy(chunk, p + i, n);
         ampi_swap_endian(chunk, n, element);
         ampi_sink_put(s, chunk, n);
@@ -23514,7 +23513,7 @@ AMP_DEF amp_result amp_stats_collect(amp_stats* out, const void* x, amp_dtype dt
     out->count += n;
     feholdexcept(&floats);
     for (at = 0; at < n; at += CHUNK) {
-        size_t k = n - at < CHUNK ? n - at : (size_t)CHUNK;
+        size_t k = ampi_min_size(n - at, CHUNK);
         amp_convert(tile, AMP_F64, (const char*)x + at * ampi_type_size(dtype), dtype, k);
         for (i = 0; i < k; i++) ampi_stats_add(out, tile[i], &own, &range, target);
     }
@@ -23529,7 +23528,7 @@ AMPI_FN amp_result ampi_collect(amp_model* m, amp_stats* out, const void* data, 
     float tile[CHUNK];
     size_t at, size = ampi_type_size(dtype);
     for (at = 0; at < n; at += CHUNK) {
-        size_t k = n - at < CHUNK ? n - at : (size_t)CHUNK;
+        size_t k = ampi_min_size(n - at, CHUNK);
         amp_result r = m->backend->download(tile, dtype, (const char*)data + at * size, dtype, k, &m->exec);
         if (r != AMP_OK) return r;
         amp_stats_collect(out, tile, dtype, k, m->policy.low_dtype, 1);
