@@ -2363,8 +2363,8 @@ AMPI_HD AMPI_INLINE uint16_t ampi_bf16_bits(uint32_t u) {
 
 /* half -> float. A subnormal is an integer times 2^-24, and an integer below 2^24 becomes a float exactly. */
 AMPI_HD AMPI_INLINE uint32_t ampi_half_widen(uint16_t h) {
-    uint32_t mag = h & 0x7fffu, u = (mag << 13) + (112u << 23), small = ampi_bits((float)(int32_t)mag);
-    u = mag < 0x400u ? small - (24u << 23) : u;
+    uint32_t mag = h & 0x7fffu, u = (mag << 13) + (112u << 23), tiny = ampi_bits((float)(int32_t)mag);
+    u = mag < 0x400u ? tiny - (24u << 23) : u;
     u = mag == 0u ? 0u : u;
     u = mag >= 0x7c00u ? u + (112u << 23) : u;
     u = mag > 0x7c00u ? u | 0x400000u : u;
@@ -2379,8 +2379,8 @@ AMPI_HD AMPI_INLINE uint32_t ampi_bf16_widen(uint16_t h) {
 /* float -> double, by integers because a processor told to treat subnormals as zero would lose them. */
 AMPI_HD AMPI_INLINE uint64_t ampi_f32_widen(uint32_t f) {
     uint32_t mag = f & 0x7fffffffu;
-    uint64_t u = ((uint64_t)mag << 29) + ((uint64_t)896u << 52), small = ampi_bits64((double)(int32_t)mag);
-    u = mag < 0x800000u ? small - ((uint64_t)149u << 52) : u;
+    uint64_t u = ((uint64_t)mag << 29) + ((uint64_t)896u << 52), tiny = ampi_bits64((double)(int32_t)mag);
+    u = mag < 0x800000u ? tiny - ((uint64_t)149u << 52) : u;
     u = mag == 0u ? 0u : u;
     u = mag >= 0x7f800000u ? u + ((uint64_t)896u << 52) : u;
     u = mag > 0x7f800000u ? u | (uint64_t)1u << 51 : u;
@@ -5869,10 +5869,10 @@ AMPI_FN int ampi_b_on_lines(const ampi_product* s) {
 /* More than how many rows of A earn Intel's processors back that B, which is plain, is packed (measured). Packing reads
    long runs, which are what far memory delivers fast. */
 AMPI_FN size_t ampi_b_earns(const ampi_product* s, const ampi_block* b) {
-    const int far = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
+    const int away = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
     if (!b->few) return lines ? 504 : 154;
-    if (lines) return far ? 14 : s->b.dtype == AMP_F16 ? 84 : SIZE_MAX;
-    return far ? 0 : ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY ? 14 : 36;
+    if (lines) return away ? 14 : s->b.dtype == AMP_F16 ? 84 : SIZE_MAX;
+    return away ? 0 : ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY ? 14 : 36;
 }
 /* How many columns of B may it read where they are? Where they are plain, those of full panels. If many panels of A
    come by, they should be F32 and their panels two cache lines wide and not far apart, all be kept by the second-level
@@ -6343,16 +6343,16 @@ AMPI_FN size_t ampi_amx_cost(size_t m, size_t n, size_t tiles_m, size_t tiles_n,
     size_t mc = ampi_round_up(ampi_div_up(m, tiles_m), 32), nc = ampi_round_up(ampi_div_up(n, tiles_n), 32);
     return ampi_div_up(tiles_m * tiles_n, threads) * (mc * nc + 24 * mc + 64 * nc);
 }
-AMPI_FN ampi_amx_plan ampi_amx_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int small) {
+AMPI_FN ampi_amx_plan ampi_amx_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int few) {
     ampi_amx_plan p;
     size_t threads = (double)m * (double)n * (double)k < 1e6 ? 1 : ampi_threads(), i, j;
     size_t run, wide, least_m, least_n, line;
     memset(&p, 0, sizeof p);
-    run = 2 * (size_t)(small ? AMPI_AMX_SMALL : AMPI_AMX_RUN) / g->words;
+    run = 2 * (size_t)(few ? AMPI_AMX_SMALL : AMPI_AMX_RUN) / g->words;
     p.kc = ampi_round_up(ampi_div_up(k, ampi_div_up(k, run)), 32);
-    p.some = ampi_round_up(ampi_div_up(p.kc, ampi_div_up(p.kc, small ? run : run * AMPI_AMX_SOME / AMPI_AMX_RUN)), 32);
-    wide = small ? 32 : ampi_max_size(AMPI_AMX_BLOCK / ampi_words(g, p.kc) / 32 * 32, 64);
-    least_m = small ? ampi_div_up(m, 32) : p.kc < k ? ampi_div_up(m, AMPI_AMX_MC) : 1;
+    p.some = ampi_round_up(ampi_div_up(p.kc, ampi_div_up(p.kc, few ? run : run * AMPI_AMX_SOME / AMPI_AMX_RUN)), 32);
+    wide = few ? 32 : ampi_max_size(AMPI_AMX_BLOCK / ampi_words(g, p.kc) / 32 * 32, 64);
+    least_m = few ? ampi_div_up(m, 32) : p.kc < k ? ampi_div_up(m, AMPI_AMX_MC) : 1;
     least_n = ampi_div_up(n, ampi_min_size(wide, 512));
     p.tiles_m = least_m; p.tiles_n = least_n;
     for (i = least_m; i <= ampi_min_size(least_m + threads - 1, ampi_div_up(m, 32)); i++)
@@ -6577,14 +6577,14 @@ enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096 };
    hardly; BF16 until multiplying words is faster. */
 AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     const size_t size = ampi_type_size(s->b.dtype), all = AMPI_THIN_ROWS;
-    const int collides = s->b.ld * size % 4096 == 0, small = g->lanes == 8;
-    const int far = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY;
+    const int collides = s->b.ld * size % 4096 == 0, narrow = g->lanes == 8;
+    const int away = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY;
     if (s->b.along_k) {
-        if (far) return small && size == 2 ? all : (g->words && !g->staged) || small ? 4 : all;
-        return small ? size == 2 ? all : 2 : 4;
+        if (away) return narrow && size == 2 ? all : (g->words && !g->staged) || narrow ? 4 : all;
+        return narrow ? size == 2 ? all : 2 : 4;
     }
-    if (far) return all;
-    if (s->b.dtype == AMP_F32) return collides ? (small ? all : 4) : s->b.ld % 256 == 0 ? 2 : 0;
+    if (away) return all;
+    if (s->b.dtype == AMP_F32) return collides ? (narrow ? all : 4) : s->b.ld % 256 == 0 ? 2 : 0;
     if (s->b.dtype == AMP_F16) return collides ? 2 : 1;
     return g->words ? 4 : all;
 }
@@ -10454,9 +10454,9 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_exp_reduce_x8(__m256 x, __m256* scale) 
     return _mm256_fmadd_ps(n, _mm256_set1_ps(1.90465432e-9f), r);
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_exp_x8(__m256 x) {
-    const __m256 small = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3365402f), _CMP_LT_OQ);
+    const __m256 below = _mm256_cmp_ps(x, _mm256_set1_ps(-87.3365402f), _CMP_LT_OQ);
     __m256 scale, y = ampi_expm1_x8(ampi_exp_reduce_x8(x, &scale));
-    return _mm256_andnot_ps(small, _mm256_mul_ps(_mm256_add_ps(_mm256_set1_ps(1.0f), y), scale));
+    return _mm256_andnot_ps(below, _mm256_mul_ps(_mm256_add_ps(_mm256_set1_ps(1.0f), y), scale));
 }
 #endif
 
@@ -10491,10 +10491,10 @@ AMPI_HD AMPI_INLINE float ampi_log1p(int hw, float f) {
 /* log(x), x = m * 2^e with m in [sqrt(1/2), sqrt(2)). A subnormal is multiplied by 2^25 first. Error:
    0.98. */
 AMPI_HD AMPI_INLINE float ampi_log(int hw, float x) {
-    uint32_t u = ampi_bits(x), small = ampi_mask(u < 0x00800000u), special;
-    uint32_t v = ampi_select_bits(small, ampi_bits(x * 33554432.0f), u);
+    uint32_t u = ampi_bits(x), tiny = ampi_mask(u < 0x00800000u), special;
+    uint32_t v = ampi_select_bits(tiny, ampi_bits(x * 33554432.0f), u);
     int32_t e = (int32_t)((v + 0x00cafb0du) >> 23) - 128;    /* 0x00cafb0d = 2^30 - bits(sqrt(1/2)) */
-    float k = (float)(e - (int32_t)(small & 25u));
+    float k = (float)(e - (int32_t)(tiny & 25u));
     float y = ampi_log1p(hw, ampi_float(v - ((uint32_t)e << 23)) - 1.0f);
     y = ampi_fma(hw, k, 0.693147182f, ampi_fma(hw, k, -1.90465432e-9f, y));
     special = ampi_select_bits(ampi_mask((u << 1) == 0), 0xff800000u, 0x7fc00000u);
@@ -13523,10 +13523,10 @@ AMPI_APART void ampi_pool_small_plane_backward(const ampi_pool_plan* p, const vo
 
 AMPI_FN void ampi_pool_forward_plane(const ampi_pool_plan* p, const ampi_pool_words* words, const void* x, amp_dtype xt,
                                      void* y, amp_dtype yt, size_t plane) {
-    const int small = ampi_pool_is_small(p, AMPI_LANES);
+    const int little = ampi_pool_is_small(p, AMPI_LANES);
     if (words->pairs > 0) ampi_pool_words_plane(ampi_dtype(xt), words, p, plane, x, NULL, y);
     else if (ampi_pool_is_quads(p)) ampi_pool_quads_plane(p, x, xt, NULL, AMP_F32, y, yt, plane);
-    else if (small) ampi_pool_small_plane(p, x, xt, y, yt, plane);
+    else if (little) ampi_pool_small_plane(p, x, xt, y, yt, plane);
     else ampi_pool_plane(p, x, xt, y, yt, plane);
 }
 AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
@@ -13565,12 +13565,12 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
 AMPI_FN void ampi_pool_backward_plane(const ampi_pool_plan* p, const ampi_pool_words* words, const ampi_pool_ring* ring,
                                       const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
                                       amp_dtype dxt, size_t plane) {
-    const int small = ampi_pool_is_small(p, p->max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES);
+    const int little = ampi_pool_is_small(p, p->max ? (int)AMPI_POOL_SMALL : (int)AMPI_LANES);
     if (words->pairs > 0) ampi_pool_words_plane(ampi_dtype(xt), words, p, plane, x, dy, dx);
     else if (ampi_pool_is_quads(p)) ampi_pool_quads_plane(p, x, xt, dy, dyt, dx, dxt, plane);
     else if (ampi_pool_is_global(p)) ampi_pool_global_backward(p, dy, dyt, dx, dxt, plane);
     else if (ring->row > 0) ampi_pool_ring_plane(ring, p, plane, dy, x, dx, xt);
-    else if (small) ampi_pool_small_plane_backward(p, dy, dyt, x, xt, dx, dxt, plane);
+    else if (little) ampi_pool_small_plane_backward(p, dy, dyt, x, xt, dx, dxt, plane);
     else ampi_pool_plane_backward(p, dy, dyt, x, xt, dx, dxt, plane);
 }
 AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,

@@ -188,9 +188,12 @@ mingw() { # to Windows; under Wine, where it is, the program runs too
     x86_64-w64-mingw32-gcc -std=c99 -O1 $strict -Wc++-compat -DUSE_IMPLEMENTATION tests/compile.c -o $out/compile.exe -lm || return 1
     if have wine; then WINEDEBUG=-all WINEPREFIX=$PWD/build/wine wine $out/compile.exe; fi
 }
+# What windows.h defines, and amp.h may stand behind.
+windows="-Dnear= -Dfar= -Dsmall=char -Dhyper=long -Dinterface=struct -DIN= -DOUT= -DOPTIONAL= -DERROR=0 -Dpascal= -Dcdecl="
 for c in gcc clang clang-19; do
     have $c || { skip "$c is not here"; continue; }
     step "$c -std=c99 -O2" compile_run $c -std=c99 -Wc++-compat -O2
+    step "$c, beside the names of windows.h" parse $c -std=c99 $windows
     step "$c, all option macros at once" every $c
     step "$c, beside _Float16" half_beside $c
     for std in c11 c17 c2x gnu99; do step "$c -std=$std" parse $c -std=$std -Wc++-compat; done
@@ -210,6 +213,7 @@ if have tcc; then step "tcc" sh -c "tcc -DUSE_IMPLEMENTATION tests/compile.c -o 
 if have x86_64-w64-mingw32-gcc; then
     step "mingw-w64 -std=c99" mingw
     step "mingw-w64 -std=gnu17" parse x86_64-w64-mingw32-gcc -std=gnu17
+    step "mingw-w64, behind windows.h" parse x86_64-w64-mingw32-gcc -std=c99 -include windows.h
 else skip "no mingw-w64 compiler"; fi
 step "two static copies in one program" two_static_copies
 
