@@ -1637,7 +1637,8 @@ AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
 } /* extern "C" */
 
 /* In C++ a desc may be written in place: amp_scaler_init(&s, {}) and, since C++20, amp_scaler_init(&s,
-   {.init_scale = 1024}). */
+   {.init_scale = 1024}). The include itself may stand in an extern "C" of yours. */
+extern "C++" {
 static inline amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src,
                                           amp_dtype src_dtype, size_t n, const amp_convert_desc& desc) {
     return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &desc);
@@ -1679,6 +1680,7 @@ static inline amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc& 
 static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc& desc) {
     return amp_bce_with_logits(m, x, &desc);
 }
+} /* extern "C++" */
 #endif
 #endif /* AMP_H_INCLUDED */
 

@@ -190,6 +190,10 @@ mingw() { # to Windows; under Wine, where it is, the program runs too
 }
 # What windows.h defines, and amp.h may stand behind.
 windows="-Dnear= -Dfar= -Dsmall=char -Dhyper=long -Dinterface=struct -DIN= -DOUT= -DOPTIONAL= -DERROR=0 -Dpascal= -Dcdecl="
+wrapped() { # wrapped COMPILER: the include stands in an extern "C" of the host
+    printf 'extern "C" {\n#include "amp.h"\n}\nint main() { amp_scaler s; return amp_scaler_init(&s, {}); }\n' > $out/wrapped.cpp
+    "$1" -std=c++11 -I. $strict -fsyntax-only $out/wrapped.cpp && "$1" -std=c++11 -I. $strict -DAMP_IMPLEMENTATION -fsyntax-only $out/wrapped.cpp
+}
 for c in gcc clang clang-19; do
     have $c || { skip "$c is not here"; continue; }
     step "$c -std=c99 -O2" compile_run $c -std=c99 -Wc++-compat -O2
@@ -207,6 +211,7 @@ fi
 for c in g++ clang++; do
     have $c || { skip "$c is not here"; continue; }
     step "$c -std=c++11" compile_run $c -x c++ -std=c++11 -O1
+    step "$c, in an extern \"C\"" wrapped $c
     for std in c++14 c++17 c++20 c++2b; do step "$c -std=$std" parse $c -x c++ -std=$std; done
 done
 if have tcc; then step "tcc" sh -c "tcc -DUSE_IMPLEMENTATION tests/compile.c -o $out/tcc -lm && $out/tcc"; else skip "tcc is not here"; fi
