@@ -1082,10 +1082,10 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
    amp_scaler_unscale_into or amp_optimizer_unscale did it in this window: to all of these gradients, in
    one list or several (anything else is AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not
    call amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one
-   of them or a check has seen skips those that follow. info may be NULL. AMP_ERR_STATE: before any
-   scale_loss, twice in a window, no parameter with a gradient. AMP_ERR_ARGUMENT: a gradient is missing, a rate
-   or a group's weight decay is not finite or negative, state.step is negative or 2^62 or more, or a group was
-   frozen in more steps than there were. */
+   of them or a check has seen skips those that follow. info may be NULL. A scaler without a logger tells that of o
+   what is wrong. AMP_ERR_STATE: before any scale_loss, twice in a window, no parameter with a gradient.
+   AMP_ERR_ARGUMENT: a gradient is missing, a rate or a group's weight decay is not finite or negative, state.step is
+   negative or 2^62 or more, or a group was frozen in more steps than there were. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
 /* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative, or before
@@ -18912,14 +18912,26 @@ AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, ampi_tensors* t,
     return AMP_OK;
 }
 
+/* A silent scaler tells the optimizer's logger while it works for one. Returns its own, to be put back. */
+AMPI_FN amp_logger ampi_scaler_lend(amp_scaler* s, const amp_logger* logger) {
+    const amp_logger own = s->logger;
+    if (!own.log) s->logger = *logger;
+    return own;
+}
+
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
     static const char place[] = "amp_optimizer_unscale";
     amp_overflow_info found;
+    amp_logger own;
     ampi_tensors t;
     amp_result r = ampi_optimizer_enter(o, &t, place);
-    if (r == AMP_OK && !s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
-    if (r == AMP_OK) r = ampi_scaler_enter(s, &t, place);
-    return r == AMP_OK ? ampi_scaler_unscale(s, &t, place, &found) : r;
+    if (r != AMP_OK) return r;
+    if (!s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
+    own = ampi_scaler_lend(s, &o->logger);
+    r = ampi_scaler_enter(s, &t, place);
+    if (r == AMP_OK) r = ampi_scaler_unscale(s, &t, place, &found);
+    s->logger = own;
+    return r;
 }
 
 /* May these gradients be stepped in this window, and are they unscaled already? */
@@ -18971,31 +18983,42 @@ AMPI_HD AMPI_FN double ampi_clip_coefficient(const amp_optimizer* o, double norm
     return coefficient < 1.0 ? coefficient : 1.0;
 }
 
-AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info) {
-    static const char place[] = "amp_optimizer_step";
+AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const ampi_tensors* t, const char* place,
+                                       amp_optimizer_info* info) {
     amp_optimizer_info report;
     double coefficient;
     float factor;
     int unscaled = 1;
-    ampi_tensors t;
-    amp_result r = ampi_optimizer_enter(o, &t, place);
-    if (r == AMP_OK && s) r = ampi_optimizer_enter_window(s, &t, place, &unscaled);
+    amp_result r = s ? ampi_optimizer_enter_window(s, t, place, &unscaled) : AMP_OK;
     if (r != AMP_OK) return r;
     factor = s && !unscaled ? s->state.inverse : 1.0f;
     memset(&report, 0, sizeof report);
     report.lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
-    report.applied = ampi_optimizer_look(o, s, &t, factor, &report.overflow);
+    report.applied = ampi_optimizer_look(o, s, t, factor, &report.overflow);
     report.grad_norm = report.overflow.norm;
     coefficient = report.applied ? ampi_clip_coefficient(o, report.grad_norm) : 1.0;
     report.clip_coefficient = (float)coefficient;
     if (report.applied) ampi_optimizer_apply(o, (float)((double)factor * coefficient));
     if (s) {
-        ampi_scaler_note(s, &t, AMPI_STEPPED, report.grad_norm);
+        ampi_scaler_note(s, t, AMPI_STEPPED, report.grad_norm);
         report.overflow = s->info;
     }
     if (!report.applied) report.grad_norm = ampi_double(AMPI_INF64);
     if (info) *info = report;
     return AMP_OK;
+}
+
+AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info) {
+    static const char place[] = "amp_optimizer_step";
+    amp_logger own;
+    ampi_tensors t;
+    amp_result r = ampi_optimizer_enter(o, &t, place);
+    if (r != AMP_OK) return r;
+    if (!s) return ampi_optimizer_step(o, NULL, &t, place, info);
+    own = ampi_scaler_lend(s, &o->logger);
+    r = ampi_optimizer_step(o, s, &t, place, info);
+    s->logger = own;
+    return r;
 }
 
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {

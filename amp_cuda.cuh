@@ -5667,7 +5667,11 @@ AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scale
     amp_result r;
     if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
     r = ampi_optimizer_enter(&o->host, &t, place);
-    if (r == AMP_OK && s) r = ampi_optimizer_enter_window(&s->window, &t, place, &unscaled);
+    if (r == AMP_OK && s) {
+        const amp_logger own = ampi_scaler_lend(&s->window, &o->host.logger);
+        r = ampi_optimizer_enter_window(&s->window, &t, place, &unscaled);
+        s->window.logger = own;
+    }
     if (r != AMP_OK) return r;
     memset(&a, 0, sizeof a);
     a.block = o->device;

@@ -618,6 +618,7 @@ TABLE = [
     ("scaler", "    const amp_result r = ampi_tensors_apart(s, t, place);", "    const amp_result r = AMP_OK;"),
     ("scaler", "    r = ampi_into_apart(s, dst, src, place);\n", ""),
     ("optim", "    r = ampi_optimizer_check_rates(o, place);", "    r = AMP_OK;"),
+    ("optim", "    if (!own.log) s->logger = *logger;", ""),
     ("checkpoint", "if (s->failed || fseek(s->stream, 8, SEEK_SET) == 0) { ampi_put_header(s, c); return; }", "return;"),
     ("checkpoint", "c->crcs[i] = ampi_put_data(", "c->crcs[0] = ampi_put_data("),
     # --- report

@@ -856,6 +856,26 @@ static void loggers_are_copied(void) {
     CHECK(o.desc.logger == NULL && s.desc.logger == NULL);
 }
 
+/* A scaler without a logger tells the optimizer's what is wrong with the window, and stays without one. */
+static void window_is_told_to_the_optimizer(void) {
+    static block b;
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_scaler s;
+    amp_optimizer o;
+    amp_param p;
+    fill_block(&b);
+    p = param_of(&b, 5);
+    CHECK(amp_scaler_init(&s, NULL) == AMP_OK && amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));           /* before any scale_loss */
+    REFUSED(AMP_ERR_STATE, amp_optimizer_unscale(&o, &s));
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_optimizer_unscale(&o, &s) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_unscale(&o, &s));              /* twice */
+    CHECK(amp_optimizer_step(&o, &s, NULL) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_optimizer_step(&o, &s, NULL));
+    CHECK(s.logger.log == NULL && s.logger.user_data == NULL);
+}
+
 /* The norm of a step that is skipped, whatever skips it: here an inf that unscale_into saw and did not pass on. */
 static void norm_of_a_skipped_step(void) {
     static block b;
@@ -1349,6 +1369,7 @@ int main(void) {
     TEST(nan_made_by_hand);
     TEST(stale_checks);
     TEST(loggers_are_copied);
+    TEST(window_is_told_to_the_optimizer);
     TEST(norm_of_a_skipped_step);
     TEST(several_optimizers);
     TEST(lists_that_share);
