@@ -504,6 +504,12 @@ static void test_refused() {
     REFUSED(amp_cuda_optimizer_create(nullptr, &d, n.there.data(), 1, &n.exec), AMP_ERR_ARGUMENT, "out is NULL");
     n.step(&s);                                     /* before any loss */
     CHECK(n.memory_agrees());
+    amp_cuda_scaler* quiet = nullptr;               /* a scaler without a logger tells the optimizer's */
+    amp_exec silent = n.exec;
+    silent.logger = nullptr;
+    CHECK(amp_cuda_scaler_create(&quiet, nullptr, &silent) == AMP_OK);
+    REFUSED(amp_cuda_optimizer_step(n.gpu, quiet, &n.exec), AMP_ERR_STATE, "amp_cuda_optimizer_step: no loss was scaled");
+    amp_cuda_scaler_destroy(quiet);
     amp_param_group frozen = { AMP_ZERO, 0 };
     Nets none;
     d.groups = &frozen;
