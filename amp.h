@@ -327,6 +327,7 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
    - Row-major, densely packed tensors (only amp_gemm has leading dimensions). Images are N,C,H,W.
    - Letters: N images or rows of a batch, C channels, H x W pixels, I inputs, O outputs, K classes,
      R rows, D length of a row.
+   - Pointers are aligned as their element type is; that is not checked.
    - Each operand has a data type of its own (F32, F16, BF16): values are widened, arithmetic and sums are
      FP32, each result element is rounded once, to nearest even, to its type.
    - Each output element is summed in one fixed order, so the bits depend on nothing but the inputs (and, with
@@ -701,7 +702,8 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
                     after every H overflows, h = H.
      clean step:    if the hysteresis refills on clean steps, h = H; c += 1; if c >= interval: s = s * growth
                     under the guard, c = 0, and if the hysteresis refills on growth, h = H.
-   "interval" is in each system's own counting: Flax and NNabla grow one step later than they say. */
+   "interval" is in each system's own counting: Flax and NNabla grow one step later than they say. Factors are floats:
+   one that no float holds, such as 0.9, is rounded to one first, where PyTorch multiplies by a double. */
 
 /* How growth is kept from leaving the range. A max_scale, where there is one, holds under each of them. */
 typedef enum amp_scaler_guard {
@@ -1554,11 +1556,12 @@ AMP_DEF amp_result amp_file_text_of(const char* path, const char* key, char* out
    and skip counts, random-number position. Resuming gives the same bits as never having stopped.
    AMP_ERR_STATE between the micro-batches of a step; AMP_ERR_ARGUMENT, and the old file stays, for a rate or a
    state that amp_optimizer_step refuses. Loading needs a model built and finalized the same
-   way; names, shapes, level, seed, kind of optimizer (and maximize) and scaler rule must agree, otherwise
-   AMP_ERR_FORMAT with the first difference, and nothing changes; so too if a tensor, the scaler, the step, a rate or
-   the position is damaged (CRC-32). The learning rates, base and groups', are loaded; amp_optimizer_set_lr may set
-   another afterwards. The optimizer's other settings may change between two runs: momentum, betas, eps, weight decay,
-   clip_norm and schedule stay those of the model. The logger hears, with AMP_OK, of each of these that differs. Saving
+   way; names, shapes, level, types (grad_dtype too), seed, accumulate, kind of optimizer (and maximize), groups and
+   scaler rule must agree, but not batch; otherwise AMP_ERR_FORMAT with the first difference, and nothing changes; so
+   too if a tensor, the scaler, the step, a rate or the position is damaged (CRC-32). The learning rates, base and
+   groups', are loaded; amp_optimizer_set_lr may set another afterwards. The optimizer's other settings may change
+   between two runs: momentum, betas, eps, weight decay, clip_norm and schedule stay those of the model. The logger
+   hears, with AMP_OK, of each of these that differs. Saving
    needs memory for a copy of the largest tensor, loading of all. */
 AMP_DEF amp_result amp_checkpoint_save(amp_model* m, const char* path);
 AMP_DEF amp_result amp_checkpoint_load(amp_model* m, const char* path);
