@@ -3671,8 +3671,8 @@ typedef struct ampi_gemm_isa {
     if (two) c##i##1 = AMPI_##V##_LOAD(old + i * ldo + AMPI_##V##_LANES);                           \
     if (three) c##i##2 = AMPI_##V##_LOAD(old + i * ldo + 2 * AMPI_##V##_LANES);
 /* c += x * b is MAC. Of one or two vectors, one row of three spreads its element of A inside the fma, for each vector
-   anew, the others in a load of its own: so neither the load ports nor, where two threads share a core, the decoders are
-   the limit. */
+   anew, the others in a load of its own: so neither the load ports nor, where two threads share a core, the decoders
+   are the limit. */
 #define AMPI_MICRO_STEP(i, p, o, V) \
     if (i % 3 == 0 && !three) {                                                                     \
         AMPI_##V##_FMA_AT(c##i##0, b0, (p) + (o));                                                  \
