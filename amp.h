@@ -5527,11 +5527,10 @@ AMPI_FN size_t ampi_gemm_threads(size_t m, size_t n, size_t k) {
     return a * b * c + 4.0 * (a * b + b * c + a * c) < 1e6 ? 1 : ampi_threads();
 }
 
-/* Cuts C into tiles. For one thread all but the last are whole panels, which costs it nothing; so are those of wide
-   panels, of which a part costs more. */
+/* Cuts C into tiles. For one thread all but the last are whole panels, which costs it nothing. */
 AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, size_t n, size_t tiles_m,
                            size_t tiles_n, size_t threads) {
-    const size_t whole = threads > 1 && g->vectors == 2 ? g->lanes : ampi_panel_width(g);
+    const size_t whole = threads > 1 ? g->lanes : ampi_panel_width(g);
     p->mc = tiles_m == 1 ? m : ampi_div_up(m, tiles_m);
     p->nc = ampi_round_up(ampi_div_up(n, tiles_n), tiles_n == 1 ? g->lanes : whole);
     p->tiles_m = ampi_div_up(m, p->mc);
@@ -5540,11 +5539,13 @@ AMPI_FN void ampi_gemm_cut(ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t m, 
 
 /* What packing a column of B is worth, in multiplications for one k; of an image, which is unfolded. */
 enum { AMPI_GEMM_COLUMN = 12, AMPI_GEMM_COLUMN_UNFOLDED = 32 };
-/* What the busiest thread has to do for one k, in multiplications: those of its tiles, where half a panel takes a
-   little more than half the time, and packing a row of A is worth about 4 of them, packing a column of B `column`. */
+/* What the busiest thread has to do for one k, in multiplications: those of its tiles, where a part of a panel takes a
+   little more than its part of the time, a third still more, and packing a row of A is worth about 4 of them, packing a
+   column of B `column`. */
 AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, size_t threads, double column) {
-    size_t turns = (p->tiles_m * p->tiles_n + threads - 1) / threads;
-    size_t width = p->nc + (p->nc % ampi_panel_width(g) ? g->lanes / 4 : 0);
+    const size_t turns = (p->tiles_m * p->tiles_n + threads - 1) / threads, rest = p->nc % ampi_panel_width(g);
+    const size_t third = g->vectors == 3 && rest <= g->lanes;
+    const size_t width = p->nc + (rest == 0 ? 0 : third ? g->lanes / 2 : g->lanes / 4);
     return (double)turns * ((double)p->mc * (double)width + 4.0 * (double)p->mc + column * (double)p->nc);
 }
 
@@ -6488,12 +6489,15 @@ AMPI_FN size_t ampi_amx_workspace(size_t m, size_t n, size_t k) { (void)m; (void
 AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { (void)s; (void)exec; return 0; }
 #endif
 
-/* Are panels of three vectors faster, where there are some? They waste more of the last panel, up to two vectors. Rows
-   that are two panels of 14 read B where it lies once less. */
+/* Are panels of three vectors faster, where there are some (measured)? With 32 or 64 columns two fit better, as they do
+   for threads that have little each. Rows that are two panels of 14 read B fewer times where it lies, and so do any of
+   that many where it is F16, which only two widen. */
 AMPI_FN int ampi_is_wide(const ampi_product* s) {
     const int swaps = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
-    if (s->a.image || s->b.image || (swaps && !s->a.along_k)) return 0;
-    return s->n > 32 && (s->n <= 48 || s->n > 64) && (s->m > 28 || (s->m > 14 && (s->m <= 16 || s->b.along_k)));
+    const double work = (double)s->m * (double)s->n * (double)s->k;
+    if (s->a.image || s->b.image || (swaps && !s->a.along_k) || s->m <= 14 || s->n <= 32) return 0;
+    if ((s->n > 48 && s->n <= 64) || (work < 4e6 && ampi_threads() > 1)) return 0;
+    return s->m > 28 || s->b.along_k || (s->m <= 16 && s->b.dtype == AMP_F32);
 }
 /* The kernels for a product: those for pairs if they keep the bits. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
