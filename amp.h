@@ -5058,7 +5058,7 @@ AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, si
 AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rn,
                                 size_t p0, size_t pn, float* dst, size_t ldd) {
     size_t rows = v->runs - r0 < rn ? v->runs - r0 : rn, cols = v->length - p0 < pn ? v->length - p0 : pn, r;
-    size_t full = (pn + g->lanes - 1) / g->lanes * g->lanes;
+    const size_t lanes = ampi_round_up(pn, g->lanes), full = ldd > 0 ? ampi_min_size(lanes, ldd) : lanes;
     if (!v->image) {
         const char* src = (const char*)v->data + (v->offset + r0 * v->ld + p0) * ampi_type_size(v->dtype);
         g->load(dst, ldd, src, v->dtype, v->ld, rows, cols);
@@ -6495,9 +6495,9 @@ AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { 
 AMPI_FN int ampi_is_wide(const ampi_product* s) {
     const int swaps = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
     const double work = (double)s->m * (double)s->n * (double)s->k;
-    if (s->a.image || s->b.image || (swaps && !s->a.along_k) || s->m <= 14 || s->n <= 32) return 0;
+    if ((swaps && !s->a.along_k) || s->m <= 14 || s->n <= 32) return 0;
     if ((s->n > 48 && s->n <= 64) || (work < 4e6 && ampi_threads() > 1)) return 0;
-    return s->m > 28 || s->b.along_k || (s->m <= 16 && s->b.dtype == AMP_F32);
+    return s->m > 28 || s->b.along_k || s->b.image || (s->m <= 16 && s->b.dtype == AMP_F32);
 }
 /* The kernels for a product: those for pairs if they keep the bits. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
@@ -7241,25 +7241,27 @@ AMPI_FN size_t ampi_conv2d_threads(const ampi_conv2d* c) {
    stage seen from term k's `at`. Each sum has the terms of the product in the product's order, so the bits are the
    same:  t[i][j] = (first ? 0 : t[i][j]) + sum over r < repeat, and in it over the terms, of
                     a[i*rs + r*a_step + from] * b[r*b_step + at + j], and then bias[i] more;
-   i < rows, j < lanes. With `two`, t[i][lanes + j] as well, from b[... + b_next + j]; `last` as in ampi_micro. */
+   i < rows, j < lanes. With two or three vectors, t[i][lanes + j] as well, from b[... + b_next + j], and so on; `last`
+   as in ampi_micro. */
 typedef struct ampi_term { uint32_t at, from; } ampi_term;
 typedef struct ampi_taps {
     const float* a; size_t rs, a_step;
     const float* b; size_t b_step, b_next;
     const ampi_term* terms; size_t k, repeat;
     const float* bias;                            /* NULL: none */
-    float* t; size_t ldt;
-    int first, last, two;
+    float* t; size_t ldt, vectors;
+    int first, last;
 } ampi_taps;
 
 #if AMPI_X86 || AMPI_NEON
 #define AMPI_TAPS_BIAS(i, p, o, V) \
     x = AMPI_##V##_SPREAD(bias[i]);                                                                 \
     c##i##0 = AMPI_##V##_FMA(one, x, c##i##0);                                                      \
-    if (two) c##i##1 = AMPI_##V##_FMA(one, x, c##i##1);
-#define AMPI_TAPS(name, V, ROWS, two_)                                                              \
+    if (two) c##i##1 = AMPI_##V##_FMA(one, x, c##i##1);                                             \
+    if (three) c##i##2 = AMPI_##V##_FMA(one, x, c##i##2);
+#define AMPI_TAPS(name, V, ROWS, vectors)                                                           \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_taps* u) {                                       \
-        enum { two = two_, three = 0 };                                                                     \
+        enum { two = (vectors) > 1, three = (vectors) > 2 };                                        \
         const size_t rs = u->rs, ldt = u->ldt, ldo = ldt, b_next = u->b_next;                       \
         const float *a = u->a, *stage = u->b, *bias = u->bias;                                      \
         const ampi_term *term, *end = u->terms + u->k;                                              \
@@ -7274,6 +7276,7 @@ typedef struct ampi_taps {
                 const float *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs, *p12 = p9 + 3 * rs;               \
                 b0 = AMPI_##V##_LOAD(b);                                                            \
                 if (two) b1 = AMPI_##V##_LOAD(b + b_next);                                          \
+                if (three) b2 = AMPI_##V##_LOAD(b + 2 * b_next);                                    \
                 ROWS(AMPI_MICRO_STEP, V)                                                            \
                 (void)p3; (void)p6; (void)(p9 == p12);                                              \
             }                                                                                       \
@@ -7310,14 +7313,21 @@ typedef struct ampi_taps {
         ampi_clear_upper();                                                                         \
     }
 #define AMPI_TAPS_PAIR(V, R) \
-    AMPI_TAPS(ampi_taps_##V##_##R##_1, V, AMPI_ROWS_##R, 0)                                         \
-    AMPI_TAPS(ampi_taps_##V##_##R##_2, V, AMPI_ROWS_##R, 1)
+    AMPI_TAPS(ampi_taps_##V##_##R##_1, V, AMPI_ROWS_##R, 1)                                         \
+    AMPI_TAPS(ampi_taps_##V##_##R##_2, V, AMPI_ROWS_##R, 2)
 #define AMPI_TAPS_CASE(V, R) \
-    case R: if (u->two) ampi_taps_##V##_##R##_2(u); else ampi_taps_##V##_##R##_1(u); break;
+    case R: if (u->vectors == 2) ampi_taps_##V##_##R##_2(u); else ampi_taps_##V##_##R##_1(u); break;
+#define AMPI_TAPS_WIDE(V, R) AMPI_TAPS(ampi_taps_##V##_##R##_3, V, AMPI_ROWS_##R, 3)
+#define AMPI_TAPS_WIDE_CASE(V, R) case R: ampi_taps_##V##_##R##_3(u); break;
 #endif
 
 #if AMPI_X86
-AMPI_BY_ROWS(ampi_taps_avx512, ampi_taps, V16, AMPI_UP_TO_14, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
+AMPI_BY_ROWS(ampi_taps_of_two, ampi_taps, V16, AMPI_UP_TO_14, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
+AMPI_BY_ROWS(ampi_taps_of_three, ampi_taps, V16, AMPI_UP_TO_8, AMPI_TAPS_WIDE, AMPI_TAPS_WIDE_CASE)
+AMPI_FN void ampi_taps_avx512(size_t rows, const ampi_taps* u) {
+    if (u->vectors == 3) ampi_taps_of_three(rows, u);
+    else ampi_taps_of_two(rows, u);
+}
 AMPI_BY_ROWS(ampi_taps_avx2, ampi_taps, V8, AMPI_UP_TO_6, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
 AMPI_LINE(ampi_line4_avx512, V16, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx512, V16, AMPI_ROWS_8)
 AMPI_LINE(ampi_line4_avx2, V8, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx2, V8, AMPI_ROWS_8)
@@ -7326,32 +7336,33 @@ AMPI_BY_ROWS(ampi_taps_neon, ampi_taps, V4, AMPI_UP_TO_12, AMPI_TAPS_PAIR, AMPI_
 AMPI_LINE(ampi_line4_neon, V4, AMPI_ROWS_4) AMPI_LINE(ampi_line8_neon, V4, AMPI_ROWS_8)
 #endif
 
-/* The kernel and its sizes; mr is 0 on a path that has none, which unfolds. line4 and line8: one row, 4 or 8
-   vectors. */
+/* The kernel and its sizes; mr is 0 on a path that has none, which unfolds; wide: rows with three vectors, 0 where two
+   are better. line4 and line8: one row, 4 or 8 vectors. */
 typedef struct ampi_taps_isa {
-    size_t mr, lanes;
+    size_t mr, wide, lanes;
     void (*run)(size_t rows, const ampi_taps* u);
     void (*line4)(const ampi_taps* u);
     void (*line8)(const ampi_taps* u);
 } ampi_taps_isa;
 AMPI_FN ampi_taps_isa ampi_taps_isa_now(void) {
-    static const ampi_taps_isa none = { 0, 0, NULL, NULL, NULL };
+    static const ampi_taps_isa none = { 0, 0, 0, NULL, NULL, NULL };
 #if AMPI_X86
-    static const ampi_taps_isa avx2 = { 6, 8, ampi_taps_avx2, ampi_line4_avx2, ampi_line8_avx2 };
-    static const ampi_taps_isa avx512 = { 14, 16, ampi_taps_avx512, ampi_line4_avx512, ampi_line8_avx512 };
-    if (ampi_simd() == AMP_ISA_AVX512) return avx512;
+    static const ampi_taps_isa avx2 = { 6, 0, 8, ampi_taps_avx2, ampi_line4_avx2, ampi_line8_avx2 };
+    static const ampi_taps_isa avx512 = { 14, 0, 16, ampi_taps_avx512, ampi_line4_avx512, ampi_line8_avx512 };
+    static const ampi_taps_isa wide = { 14, 8, 16, ampi_taps_avx512, ampi_line4_avx512, ampi_line8_avx512 };
+    if (ampi_simd() == AMP_ISA_AVX512) return ampi_leans_on_l3() ? avx512 : wide;
     if (ampi_simd() == AMP_ISA_AVX2) return avx2;
 #elif AMPI_NEON
-    static const ampi_taps_isa neon = { 12, 4, ampi_taps_neon, ampi_line4_neon, ampi_line8_neon };
+    static const ampi_taps_isa neon = { 12, 0, 4, ampi_taps_neon, ampi_line4_neon, ampi_line8_neon };
     if (ampi_simd() == AMP_ISA_NEON) return neon;
 #endif
     return none;
 }
 
-/* All rows of one or two vectors of sums, in blocks as equal as can be. */
+/* All rows of up to three vectors of sums, in blocks as equal as can be. */
 AMPI_FN void ampi_taps_rows(const ampi_taps_isa* g, ampi_taps* u, size_t rows) {
     const float *a = u->a, *bias = u->bias;
-    size_t blocks = rows <= g->mr ? 1 : (rows + g->mr - 1) / g->mr, low, high, q;
+    size_t blocks = ampi_div_up(rows, u->vectors == 3 ? g->wide : g->mr), low, high, q;
     float* t = u->t;
     for (q = 0, low = 0; q < blocks; q++, low = high) {
         high = q + 1 == blocks ? rows : (q + 1) * rows / blocks;
@@ -7362,18 +7373,24 @@ AMPI_FN void ampi_taps_rows(const ampi_taps_isa* g, ampi_taps* u, size_t rows) {
     }
     u->a = a; u->bias = bias; u->t = t;
 }
-/* All of t[rows][n], two neighbouring vectors at a time, or more of a single row. */
+/* Of so many vectors that are left, those that are next: two, or three where that leaves no single one. */
+AMPI_FN size_t ampi_taps_vectors(const ampi_taps_isa* g, size_t rows, size_t left) {
+    const int wide = g->wide > 0 && (rows > 28 || (rows > 14 && rows <= 16));
+    return wide && left > 2 && left != 4 ? 3 : ampi_min_size(left, 2);
+}
+/* All of t[rows][n], two or three neighbouring vectors at a time, or more of a single row. */
 AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, size_t n) {
     const float* b = u->b;
     float* t = u->t;
     size_t j, vectors;
     u->b_next = g->lanes;
     for (j = 0; j < n; j += vectors * g->lanes) {
-        vectors = rows > 1 || n - j <= 2 * g->lanes ? 2 : n - j <= 6 * g->lanes ? 4 : 8;
-        u->two = n - j > g->lanes;
+        const size_t left = ampi_div_up(n - j, g->lanes);
         u->b = b + j;
         u->t = t + j;
-        if (vectors == 2) ampi_taps_rows(g, u, rows);
+        vectors = rows > 1 || left <= 2 ? ampi_taps_vectors(g, rows, left) : left <= 6 ? 4 : 8;
+        u->vectors = vectors;
+        if (vectors <= 3) ampi_taps_rows(g, u, rows);
         else if (vectors == 4) g->line4(u);
         else g->line8(u);
     }
@@ -8019,7 +8036,7 @@ AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y,
             }
             base->t = t + (size_t)(d->w.parts * u + r) * d->width;
             base->b = stage + (size_t)((u - first) * d->w.classes) * d->width;
-            base->two = pairs ? u + 1 < count : images > d->isa.lanes;
+            base->vectors = (pairs ? u + 1 < count : images > d->isa.lanes) ? 2 : 1;
             ampi_abreast_pixel(d, &lists, base);
             u += pairs;
             if (!inside) first = -1;
@@ -8405,7 +8422,7 @@ AMPI_FN void ampi_fold_add(const ampi_fold* f, const ampi_fold_tile* tile, ampi_
     size_t v;
     for (v = 0; v < tile->vectors; v += 2) {
         size_t at = v / tile->part * line + v % tile->part * lanes, w = v + 1;
-        u->two = w < tile->vectors;
+        u->vectors = w < tile->vectors ? 2 : 1;
         u->b = b + at;
         u->b_next = w / tile->part * line + w % tile->part * lanes - at;
         u->t = t + v * lanes;
@@ -10094,7 +10111,7 @@ AMPI_FN void ampi_spread_task(const ampi_spread* d, const ampi_product* s, size_
         for (n = n0; n < n1; n++) ampi_spread_stage(d, s, n, ch, depth, slot + (n - n0) * d->depth * plane);
         for (p = p0; p < end; p++) {
             u.b = packed + p * d->panel + ch * d->c->taps * 32;
-            u.two = d->rows - p * 32 > 16;
+            u.vectors = d->rows - p * 32 > 16 ? 2 : 1;
             for (n = n0; n < n1; n++)
                 ampi_spread_image(d, &u, slot + (n - n0) * d->depth * plane, t + (n - n0) * each + (p - p0) * 32);
         }
