@@ -9941,8 +9941,9 @@ typedef struct ampi_spread {
 } ampi_spread;
 
 /* Terms of a block; floats of sums and of staged images; longest line; most weights where lines are no longer than half
-   a micro-kernel, and where threads turn them for each other: more would not stay in a core's cache; fewest results,
-   terms and pixels; images from which on it is faster to take them abreast. */
+   a micro-kernel, and where threads turn them for each other (more would not stay in a core's cache) or a product of
+   unfolded images has panels of three vectors; fewest results, terms and pixels; images from which on it is faster to
+   take them abreast. */
 enum { AMPI_SPREAD_K = 576, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 24,
        AMPI_SPREAD_WEIGHTS = 1048576, AMPI_SPREAD_SHARED = 262144, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96,
        AMPI_SPREAD_PIXELS = 256, AMPI_SPREAD_BATCH = 28 };
@@ -9957,7 +9958,7 @@ AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
     return g->cols >= 6 && g->cols <= AMPI_SPREAD_LINE && s->m >= AMPI_SPREAD_ROWS && s->k >= AMPI_SPREAD_TERMS
            && s->n >= AMPI_SPREAD_PIXELS && 15 * ampi_round_up(s->m, 16) <= 16 * s->m
            && (g->cols > 7 || c->w_count <= AMPI_SPREAD_WEIGHTS)
-           && (c->w_count <= AMPI_SPREAD_SHARED || ampi_conv2d_threads(c) == 1);
+           && (c->w_count <= AMPI_SPREAD_SHARED || (ampi_leans_on_l3() && ampi_conv2d_threads(c) == 1));
 }
 /* Tasks: images and panels, and how many channels of so many images make a block. */
 AMPI_FN void ampi_spread_cut(ampi_spread* d, size_t n, size_t pixels, size_t threads) {
