@@ -5839,9 +5839,9 @@ typedef struct ampi_block {
 } ampi_block;
 
 /* May the micro-kernel read A where it is? Where A is F32 and its runs go along k, unless the distance
-   between rows puts those of a panel on the same cache sets. */
-AMPI_FN int ampi_a_in_place(const ampi_product* s) {
-    return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && s->a.ld % 1024 != 0;
+   between rows puts those of a panel on the same cache sets, and they are more than find room there. */
+AMPI_FN int ampi_a_in_place(const ampi_gemm_isa* g, const ampi_product* s) {
+    return s->a.along_k && !s->a.image && s->a.dtype == AMP_F32 && (s->a.ld % 1024 != 0 || g->vectors == 3);
 }
 /* The same for words: where pairs of BF16 neighbours are words already. */
 AMPI_FN int ampi_a_words_in_place(const ampi_product* s, const ampi_block* b) {
@@ -5942,7 +5942,7 @@ AMPI_FN void ampi_turn_to_a(const ampi_gemm_isa* g, const ampi_product* s, ampi_
         return;
     }
 #endif
-    if (ampi_a_in_place(s)) {
+    if (ampi_a_in_place(g, s)) {
         u->rs = s->a.ld;
         u->a = (const float*)s->a.data + s->a.offset + row * u->rs + b->k0;
     } else if (pack && s->a.along_k) {
@@ -6564,9 +6564,9 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
         if (s->b.ld > AMPI_GEMM_LONG || s->b.dtype != AMP_F32)
             how |= low && ampi_leans_on_l3() && s->k >= 128 && s->k <= 4 * AMPI_GEMM_KC ? AMPI_GEMM_FAR | AMPI_GEMM_LOW
                                                                                        : AMPI_GEMM_FAR;
-        else if (g->lanes == 16 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
+        else if (g->lanes == 16 && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
     }
-    if (g->lanes == 8 && ampi_a_in_place(s)) how |= AMPI_GEMM_NEAR;
+    if (g->lanes == 8 && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
     if (g->lanes == 16 && s->b.image && !ampi_is_planes(s->b.image)) how |= AMPI_GEMM_UNFOLDS;
     if (s->b.image && (s->b.along_k || !g->words)) how |= AMPI_GEMM_SHALLOW;
     p = ampi_gemm_plan_full(g, s->m, s->n, s->k, how, 0);
