@@ -13646,13 +13646,15 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 /* Lanes carry pixels of one channel, or, where a channel has one pixel, 16 channels side by side: either
    way a group of lanes has its statistics in arrays of 16. A step fills a tile: 64 rows of 16 channels, or
    as many planes of the channel as fit, or a part of one plane. A plane of whole groups of lanes may be a step of its
-   own: its pixels are on the same lanes then, and sums run over it where it lies. */
+   own: its pixels are on the same lanes then, and sums run over it where it lies. Where channels have one pixel and
+   kernels by hand take the operands, groups are `wide`: many go together, and kernels run along their rows. */
 enum { AMPI_BN_ALONE = 8 * AMPI_LANES };      /* pixels that make that worth while */
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;
     size_t groups, per_group;        /* groups of channels, channels in one */
     size_t planes, parts, steps;     /* planes in a tile, tiles in a plane, tiles in a group */
     float eps, momentum;
+    int wide;
 } ampi_bn_plan;
 
 /* Frozen statistics are nobody's function: both passes are those of evaluation. */
@@ -13697,45 +13699,80 @@ AMPI_FN size_t ampi_bn_piece(const ampi_bn_plan* p, size_t group, size_t step, s
     return p->spatial == 1 ? ampi_min_size(p->channels - group * AMPI_LANES, AMPI_LANES)
                            : ampi_min_size(p->spatial - start, AMPI_TILE);
 }
+/* `count` pieces of `size` bytes, `from` bytes apart, to places `to` bytes apart: most are short, and two moves of one
+   length, which overlap, take each. */
+#define AMPI_BN_MOVE(bytes)                                      \
+    for (; count > 0; count--, d += to, s += from) {             \
+        memcpy(d, s, bytes);                                     \
+        memcpy(d + size - (bytes), s + size - (bytes), bytes);   \
+    }
+AMPI_FN void ampi_bn_move(void* dst, size_t to, const void* src, size_t from, size_t size, size_t count) {
+    char* d = (char*)dst;
+    const char* s = (const char*)src;
+    if (size > 128) for (; count > 0; count--, d += to, s += from) memcpy(d, s, size);
+    else if (size >= 64) AMPI_BN_MOVE(64)
+    else if (size >= 32) AMPI_BN_MOVE(32)
+    else if (size >= 16) AMPI_BN_MOVE(16)
+    else if (size >= 8) AMPI_BN_MOVE(8)
+    else if (size >= 4) AMPI_BN_MOVE(4)
+    else AMPI_BN_MOVE(2)
+}
+/* The pieces of a step, which are equally long: where the first one lies, bytes of one, bytes between their places in
+   the tensor and in a tile, and the tile's elements. Channels that are missing there are 0. */
+typedef struct ampi_bn_step { size_t offset, size, from, to, count, n; } ampi_bn_step;
+AMPI_FN ampi_bn_step ampi_bn_step_at(const ampi_bn_plan* p, size_t group, size_t step, amp_dtype t) {
+    size_t at, length;
+    ampi_bn_step q;
+    length = ampi_bn_piece(p, group, step, 0, &q.offset, &at);
+    q.count = ampi_min_size(p->n - step / p->parts * p->planes, p->planes);
+    q.size = length * ampi_type_size(t);
+    q.from = p->channels * p->spatial * ampi_type_size(t);
+    q.to = (p->spatial == 1 ? (size_t)AMPI_LANES : length) * ampi_type_size(t);
+    q.n = q.count * (p->spatial == 1 ? (size_t)AMPI_LANES : length);
+    return q;
+}
+/* Room for a tile of any type. */
+typedef union ampi_bn_tile { float floats[AMPI_TILE]; uint16_t words[AMPI_TILE]; } ampi_bn_tile;
+AMPI_FN size_t ampi_bn_gather(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step,
+                              void* tile) {
+    const ampi_bn_step q = ampi_bn_step_at(p, group, step, t);
+    if (q.size < q.to) memset(tile, 0, q.count * q.to);
+    ampi_bn_move(tile, q.to, (const char*)x + q.offset * ampi_type_size(t), q.from, q.size, q.count);
+    return q.n;
+}
+AMPI_FN void ampi_bn_scatter(const ampi_bn_plan* p, void* y, amp_dtype t, size_t group, size_t step,
+                             const void* tile) {
+    const ampi_bn_step q = ampi_bn_step_at(p, group, step, t);
+    ampi_bn_move((char*)y + q.offset * ampi_type_size(t), q.from, tile, q.to, q.size, q.count);
+}
 /* Returns the number of elements in the tile. */
 AMPI_FN size_t ampi_bn_load(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step,
                             float* tile) {
-    size_t i, offset, at, length, n = 0;
-    for (i = 0; (length = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++) {
-        if (length == AMPI_LANES && ampi_dtype(t) == AMP_F32)
-            memcpy(tile + at, (const float*)x + offset, AMPI_LANES * sizeof(float));
-        else
-            ampi_load_f32(tile + at, x, t, offset, length);
-        n = at + length;
-        if (p->spatial > 1 || length == AMPI_LANES) continue;
-        memset(tile + n, 0, (AMPI_LANES - length) * sizeof(float));
-        n = at + AMPI_LANES;
+    ampi_bn_tile raw;
+    size_t n;
+    if (ampi_dtype(t) == AMP_F32) n = ampi_bn_gather(p, x, t, group, step, tile);
+    else {
+        n = ampi_bn_gather(p, x, t, group, step, &raw);
+        ampi_load_f32(tile, &raw, t, 0, n);
     }
     memset(tile + n, 0, (ampi_padded(n) - n) * sizeof(float));
     return n;
 }
 AMPI_FN void ampi_bn_store(const ampi_bn_plan* p, void* y, amp_dtype t, size_t group, size_t step,
-                           const float* tile) {
-    size_t i, offset, at, length;
-    for (i = 0; (length = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
-        if (length == AMPI_LANES && ampi_dtype(t) == AMP_F32)
-            memcpy((float*)y + offset, tile + at, AMPI_LANES * sizeof(float));
-        else
-            ampi_store_f32(y, t, offset, tile + at, length);
+                           const float* tile, size_t n) {
+    ampi_bn_tile raw;
+    if (ampi_dtype(t) != AMP_F32) ampi_store_f32(&raw, t, 0, tile, n);
+    ampi_bn_scatter(p, y, t, group, step, ampi_dtype(t) == AMP_F32 ? (const void*)tile : (const void*)&raw);
 }
 
-/* Whether kernels may run on a step of operands of these types where it lies: it is one piece. */
-AMPI_FN int ampi_bn_typed(const ampi_bn_plan* p, amp_dtype a, amp_dtype b) {
-    return p->planes == 1 && ampi_typed_both(a, b);
-}
-/* The elements of a step to read: in place, or in `tile`. */
+/* The elements of a step to read: in place, or in `tile`, of their own type where kernels are typed. */
 AMPI_FN ampi_part ampi_bn_view(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t step, int typed,
-                               float* tile) {
+                               ampi_bn_tile* tile) {
     ampi_part v;
     size_t offset = 0, at, n = p->planes == 1 ? ampi_bn_piece(p, group, step, 0, &offset, &at) : 0;
-    if (typed || (n > 0 && ampi_direct(t, n))) return ampi_part_of(x, t, offset, n, 1, NULL);
-    v.n = ampi_bn_load(p, x, t, group, step, tile);
-    v.t = AMP_F32;
+    if (n > 0 && (typed || ampi_direct(t, n))) return ampi_part_of(x, t, offset, n, 1, NULL);
+    v.n = typed ? ampi_bn_gather(p, x, t, group, step, tile) : ampi_bn_load(p, x, t, group, step, tile->floats);
+    v.t = typed ? ampi_dtype(t) : AMP_F32;
     v.data = tile;
     return v;
 }
@@ -13753,33 +13790,40 @@ AMPI_FN void ampi_bn_combine(const ampi_bn_plan* p, double* acc) {
 }
 /* The lane that computes for lane l: itself, or the first one of a channel that all share. */
 AMPI_FN size_t ampi_bn_own(const ampi_bn_plan* p, size_t l) { return l < p->per_group ? l : 0; }
+/* How many lanes hold a channel's own value. */
+AMPI_FN size_t ampi_bn_width(const ampi_bn_plan* p, size_t group) {
+    return ampi_min_size(p->channels - group * p->per_group, p->per_group);
+}
 /* What the lanes read of a per-channel array, or `missing` beyond the last channel. */
 AMPI_FN void ampi_bn_lanes(const ampi_bn_plan* p, const void* data, amp_dtype t, size_t group, float missing,
                            float* lanes) {
     size_t l;
-    for (l = 0; l < AMPI_LANES; l++) {
-        size_t own = ampi_bn_own(p, l), c = group * p->per_group + l;
-        lanes[l] = own < l ? lanes[own] : c < p->channels ? ampi_load_one(data, t, c, missing) : missing;
-    }
+    for (l = 0; l < AMPI_LANES; l++) lanes[l] = missing;
+    if (data) ampi_load_f32(lanes, data, t, group * p->per_group, ampi_bn_width(p, group));
+    for (l = p->per_group; l < AMPI_LANES; l++) lanes[l] = lanes[ampi_bn_own(p, l)];
 }
-/* How many lanes hold a channel's own value. */
-AMPI_FN size_t ampi_bn_width(const ampi_bn_plan* p, size_t group) {
-    return ampi_min_size(p->channels - group * p->per_group, p->per_group);
+
+/* How many groups go together: one, or AMPI_BN_PAIR, side by side where that is faster; or so many wide ones that every
+   thread has some, whose rows are walked by so many at a time. */
+enum { AMPI_BN_PAIR = 2, AMPI_BN_WIDE = 16, AMPI_BN_ROWS = 8 };
+AMPI_FN int64_t ampi_bn_together(const ampi_bn_plan* p, size_t n, size_t few) {
+    const size_t threads = n >= AMPI_PARALLEL_MIN ? ampi_threads() : 1;
+    if (p->wide) return (int64_t)ampi_min_size((p->groups + threads - 1) / threads, AMPI_BN_WIDE);
+    return p->groups >= few * threads ? (int64_t)few : 1;
 }
 
 /* One group's statistics: mean and 1/sqrt(variance + eps) by lanes. */
 typedef struct ampi_bn_stats { float mean[AMPI_LANES], invstd[AMPI_LANES]; } ampi_bn_stats;
 
 /* Adds the elements of `count` groups, one or AMPI_BN_PAIR, to sums by lanes; or with a mean, their squared distances
-   from it. Two groups go side by side where that is faster. */
-enum { AMPI_BN_PAIR = 2 };
+   from it. */
 AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count, int typed,
                           const double* mean, int usual, double* acc) {
-    float tile[(int)AMPI_BN_PAIR * (int)AMPI_TILE];
+    ampi_bn_tile tile[AMPI_BN_PAIR];
     size_t step, k;
     for (step = 0; step < p->steps; step++) {
         ampi_part v[AMPI_BN_PAIR];
-        for (k = 0; k < count; k++) v[k] = ampi_bn_view(p, x, xt, group + k, step, typed, tile + k * AMPI_TILE);
+        for (k = 0; k < count; k++) v[k] = ampi_bn_view(p, x, xt, group + k, step, typed, tile + k);
 #if AMPI_X86
         if (count > 1 && usual && ampi_simd() >= AMP_ISA_AVX2) {
             const size_t next = (size_t)((const char*)v[1].data - (const char*)v[0].data);
@@ -13793,20 +13837,94 @@ AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, const void* x, amp_dtype xt, si
     }
     for (k = 0; k < count; k++) ampi_bn_combine(p, acc + k * AMPI_LANES);
 }
+
+#if AMPI_X86
+/* The same along `rows` rows of n channels, `stride` elements apart: each channel has a sum of its own. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_rows_sum_x16(amp_dtype t, size_t i, __mmask16 m, double* acc, const void* x,
+                                                         size_t stride, size_t rows) {
+    ampi_wide a = ampi_load_lanes_x16(t, acc + i);
+    size_t r;
+    for (r = 0; r < rows; r++) {
+        AMPI_FETCH(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
+        ampi_wide_add_widened(&a, ampi_get_lanes_x16(t, x, r * stride + i, m));
+    }
+    ampi_store_lanes_x16(t, acc + i, a);
+}
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_rows_moment_x16(amp_dtype t, size_t i, __mmask16 m, double* acc,
+                                                            const void* x, size_t stride, size_t rows,
+                                                            const double* mean) {
+    ampi_wide a = ampi_load_lanes_x16(t, acc + i);
+    const ampi_wide w = ampi_load_lanes_x16(t, mean + i);
+    size_t r;
+    for (r = 0; r < rows; r++) ampi_moment_x16(t, r * stride + i, m, &a, x, w);
+    ampi_store_lanes_x16(t, acc + i, a);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_rows_avx512(double* acc, ampi_part x, size_t stride, size_t rows,
+                                                    const double* mean) {
+    if (mean) AMPI_ALL_X16(ampi_bn_rows_moment_x16, x.t, x.n, acc, x.data, stride, rows, mean);
+    else AMPI_ALL_X16(ampi_bn_rows_sum_x16, x.t, x.n, acc, x.data, stride, rows);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_rows_sum_twin(amp_dtype t, size_t i, size_t n, double* acc, const void* x,
+                                                        size_t stride, size_t rows) {
+    ampi_wide8 a[2], w[2];
+    size_t r;
+    ampi_load_lanes8(a, acc + i);
+    for (r = 0; r < rows; r++) {
+        AMPI_FETCH(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
+        ampi_get_lanes8(t, x, r * stride + i, n, w);
+        ampi_lanes8_add_widened(t, a, w);
+    }
+    ampi_store_lanes8(acc + i, a);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_rows_moment_twin(amp_dtype t, size_t i, size_t n, double* acc, const void* x,
+                                                           size_t stride, size_t rows, const double* mean) {
+    ampi_wide8 a[2], w[2];
+    size_t r;
+    ampi_load_lanes8(a, acc + i);
+    ampi_load_lanes8(w, mean + i);
+    for (r = 0; r < rows; r++) ampi_moment_twin(t, r * stride + i, n, a, x, w);
+    ampi_store_lanes8(acc + i, a);
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_rows_avx2(double* acc, ampi_part x, size_t stride, size_t rows,
+                                                const double* mean) {
+    if (mean) AMPI_ALL_TWIN(ampi_bn_rows_moment_twin, x.t, x.n, acc, x.data, stride, rows, mean);
+    else AMPI_ALL_TWIN(ampi_bn_rows_sum_twin, x.t, x.n, acc, x.data, stride, rows);
+}
+#endif
+/* Row `row` of wide groups: their channels of an image. */
+AMPI_FN ampi_part ampi_bn_row(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t count,
+                              size_t row) {
+    const size_t at = group * AMPI_LANES;
+    return ampi_part_of(x, t, row * p->channels + at, ampi_min_size(p->channels - at, count * AMPI_LANES), 1, NULL);
+}
+/* The sums of `count` groups, few or wide. */
+AMPI_FN void ampi_bn_pass(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count, int typed,
+                          const double* mean, int usual, double* acc) {
+    size_t k;
+#if AMPI_X86
+    for (k = 0; p->wide && usual && k < p->n; k += AMPI_BN_ROWS)
+        AMPI_BY_HAND(ampi_bn_rows, acc, ampi_bn_row(p, x, xt, group, count, k), p->channels,
+                     ampi_min_size(p->n - k, AMPI_BN_ROWS), mean);
+    if (p->wide && usual) return;
+#endif
+    for (k = 0; k < count; k += AMPI_BN_PAIR)
+        ampi_bn_sums(p, x, xt, group + k, ampi_min_size(count - k, AMPI_BN_PAIR), typed,
+                     mean ? mean + k * AMPI_LANES : NULL, usual, acc + k * AMPI_LANES);
+}
 /* Two passes: the mean, then the mean square distance from it, which cannot cancel. */
 AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count,
                              double* mean, double* squares) {
-    const int typed = ampi_bn_typed(p, xt, xt);
+    const int typed = ampi_typed_both(xt, xt);
     size_t l;
     int usual = 1;
     memset(mean, 0, count * AMPI_LANES * sizeof(double));
     memset(squares, 0, count * AMPI_LANES * sizeof(double));
-    ampi_bn_sums(p, x, xt, group, count, typed, NULL, 1, mean);
+    ampi_bn_pass(p, x, xt, group, count, typed, NULL, 1, mean);
     for (l = 0; l < count * AMPI_LANES; l++) {
         mean[l] /= (double)p->n * (double)p->spatial;
         usual = usual && ampi_mean_is_usual(mean[l]);
     }
-    ampi_bn_sums(p, x, xt, group, count, typed && usual, mean, usual, squares);
+    ampi_bn_pass(p, x, xt, group, count, typed && usual, mean, usual, squares);
 }
 
 /* (1 - momentum) * old + momentum * value. */
@@ -13818,7 +13936,7 @@ AMPI_HD AMPI_FN void ampi_bn_run(float* running, size_t c, float momentum, float
 AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t first, size_t count,
                            float* running_mean, float* running_var, float* save_mean, float* save_invstd,
                            ampi_bn_stats* stats) {
-    double means[(int)AMPI_BN_PAIR * (int)AMPI_LANES], all[(int)AMPI_BN_PAIR * (int)AMPI_LANES];
+    double means[(int)AMPI_BN_WIDE * (int)AMPI_LANES], all[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
     const double values = (double)p->n * (double)p->spatial;
     size_t l, k;
     ampi_bn_measure(p, x, xt, first, count, means, all);
@@ -13849,10 +13967,8 @@ AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* 
     ampi_bn_lanes(p, running_var, AMP_F32, group, 1.0f, stats->invstd);
     for (l = 0; l < AMPI_LANES; l++)
         stats->invstd[l] = (float)(1.0 / sqrt((double)stats->invstd[l] + (double)p->eps));
-    for (l = 0; l < width; l++) {
-        ampi_store_one(save_mean, AMP_F32, group * p->per_group + l, stats->mean[l], 0);
-        ampi_store_one(save_invstd, AMP_F32, group * p->per_group + l, stats->invstd[l], 0);
-    }
+    if (save_mean) memcpy(save_mean + group * p->per_group, stats->mean, width * sizeof(float));
+    if (save_invstd) memcpy(save_invstd + group * p->per_group, stats->invstd, width * sizeof(float));
 }
 
 /* t = (t - mean) * invstd * gamma + beta by lanes. */
@@ -13925,25 +14041,76 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ah
         && ampi_bn_apply_parted((uint16_t*)y, words, ahead, stats, gamma, beta, x.n)) return;
     AMPI_FOR_TYPE(ampi_bn_apply_typed8, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
+/* The same for two rows of channels, `next` elements apart. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_rows_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
+                                                           size_t next, const ampi_bn_stats* stats, const float* gamma,
+                                                           const float* beta) {
+    const ampi_bn_stats* s = stats + i / AMPI_LANES;
+    const __m512 mean = _mm512_loadu_ps(s->mean), invstd = _mm512_loadu_ps(s->invstd);
+    const __m512 g = _mm512_loadu_ps(gamma + i), b = _mm512_loadu_ps(beta + i);
+    const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
+    const __m512 w = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, next + i, m), mean), invstd);
+    ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
+    ampi_put_fetched_x16(t, y, next + i, m, _mm512_fmadd_ps(w, g, b));
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_rows_avx512(void* y, ampi_part x, size_t next, const ampi_bn_stats* stats,
+                                                          const float* gamma, const float* beta) {
+    AMPI_ALL_X16(ampi_bn_apply_rows_x16, x.t, x.n, y, x.data, next, stats, gamma, beta);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_rows_twin(amp_dtype t, size_t i, size_t n, void* y, const void* x,
+                                                          size_t next, const ampi_bn_stats* stats, const float* gamma,
+                                                          const float* beta) {
+    const ampi_bn_stats* s = stats + i / AMPI_LANES;
+    const ampi_twin mean = ampi_beside_twin(t, s->mean), invstd = ampi_beside_twin(t, s->invstd);
+    const ampi_twin g = ampi_beside_twin(t, gamma + i), b = ampi_beside_twin(t, beta + i);
+    const ampi_twin v = ampi_mul_twin(ampi_sub_twin(ampi_get_twin(t, x, i, n), mean), invstd);
+    const ampi_twin w = ampi_mul_twin(ampi_sub_twin(ampi_get_twin(t, x, next + i, n), mean), invstd);
+    ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, g, b));
+    ampi_put_fetched_twin(t, y, next + i, n, ampi_fma_twin(w, g, b));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_rows_avx2(void* y, ampi_part x, size_t next, const ampi_bn_stats* stats,
+                                                      const float* gamma, const float* beta) {
+    AMPI_ALL_TWIN(ampi_bn_apply_rows_twin, x.t, x.n, y, x.data, next, stats, gamma, beta);
+}
 #endif
 
 /* One step from x to y. */
 AMPI_FN void ampi_bn_apply(const ampi_bn_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t group,
                            size_t step, const ampi_bn_stats* stats, const float* gamma, const float* beta) {
-    float tile[AMPI_TILE];
-    size_t n;
+    ampi_bn_tile tile, out;
+    ampi_part v;
 #if AMPI_X86
     if (ampi_typed_both(xt, yt)) {
-        size_t i, offset, at;
-        for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
-            AMPI_BY_HAND(ampi_bn_apply, (char*)y + offset * ampi_type_size(yt),
-                         ampi_part_of(x, xt, offset, n, 1, NULL), ampi_bn_ahead(p, xt), stats, gamma, beta);
+        size_t offset, at;
+        void* to = &out;
+        v = ampi_bn_view(p, x, xt, group, step, 1, &tile);
+        if (p->planes == 1) {
+            ampi_bn_piece(p, group, step, 0, &offset, &at);
+            to = (char*)y + offset * ampi_type_size(yt);
+        }
+        AMPI_BY_HAND(ampi_bn_apply, to, v, p->planes == 1 ? ampi_bn_ahead(p, xt) : 0, stats, gamma, beta);
+        if (p->planes > 1) ampi_bn_scatter(p, y, yt, group, step, &out);
         return;
     }
 #endif
-    n = ampi_bn_load(p, x, xt, group, step, tile);
-    ampi_bn_apply_plain(tile, stats, gamma, beta, ampi_padded(n));
-    ampi_bn_store(p, y, yt, group, step, tile);
+    (void)out;
+    v.n = ampi_bn_load(p, x, xt, group, step, tile.floats);
+    ampi_bn_apply_plain(tile.floats, stats, gamma, beta, ampi_padded(v.n));
+    ampi_bn_store(p, y, yt, group, step, tile.floats, v.n);
+}
+/* All of `count` groups. */
+AMPI_FN void ampi_bn_apply_all(const ampi_bn_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t group,
+                               size_t count, const ampi_bn_stats* stats, const float* gamma, const float* beta) {
+    size_t i, k;
+#if AMPI_X86
+    for (i = 0; p->wide && i < p->n; i += 2)
+        AMPI_BY_HAND(ampi_bn_apply_rows, (char*)y + (i * p->channels + group * AMPI_LANES) * ampi_type_size(yt),
+                     ampi_bn_row(p, x, xt, group, count, i), i + 1 < p->n ? p->channels : 0, stats, gamma, beta);
+    if (p->wide) return;
+#endif
+    for (k = 0; k < count; k++)
+        for (i = 0; i < p->steps; i++)
+            ampi_bn_apply(p, x, xt, y, yt, group + k, i, stats + k, gamma + k * AMPI_LANES, beta + k * AMPI_LANES);
 }
 
 AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int training, const void* x,
@@ -13953,7 +14120,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                           const amp_exec* exec) {
     ampi_bn_plan p;
     size_t n;
-    int64_t i, pair;
+    int64_t i, together;
     amp_result r = ampi_bn_plan_make(s, training, &p, ampi_exec_logger(exec));
     if (r != AMP_OK) return r;
     training = ampi_bn_trains(s, training);
@@ -13969,21 +14136,23 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                    { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
                                    { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
-    pair = p.groups >= AMPI_BN_PAIR * ampi_threads() ? (int64_t)AMPI_BN_PAIR : 1;
+    p.wide = p.spatial == 1 && ampi_typed_both(x_dtype, y_dtype);
+    together = ampi_bn_together(&p, n, AMPI_BN_PAIR);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.groups; i += pair) {
-        float g[AMPI_LANES], b[AMPI_LANES];
-        ampi_bn_stats stats[AMPI_BN_PAIR];
-        size_t group = (size_t)i, count = ampi_min_size(p.groups - group, (size_t)pair), step, k;
+    for (i = 0; i < (int64_t)p.groups; i += together) {
+        float g[(int)AMPI_BN_WIDE * (int)AMPI_LANES], b[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
+        ampi_bn_stats stats[AMPI_BN_WIDE];
+        const size_t group = (size_t)i, count = ampi_min_size(p.groups - group, (size_t)together);
+        size_t k;
         if (training)
             ampi_bn_train(&p, x, x_dtype, group, count, running_mean, running_var, save_mean, save_invstd, stats);
-        for (k = 0; k < count; k++, group++) {
-            if (!training) ampi_bn_evaluate(&p, group, running_mean, running_var, save_mean, save_invstd, stats + k);
-            ampi_bn_lanes(&p, gamma, param_dtype, group, 1.0f, g);
-            ampi_bn_lanes(&p, beta, param_dtype, group, 0.0f, b);
-            for (step = 0; step < p.steps; step++)
-                ampi_bn_apply(&p, x, x_dtype, y, y_dtype, group, step, &stats[k], g, b);
+        for (k = 0; k < count; k++) {
+            if (!training)
+                ampi_bn_evaluate(&p, group + k, running_mean, running_var, save_mean, save_invstd, stats + k);
+            ampi_bn_lanes(&p, gamma, param_dtype, group + k, 1.0f, g + k * AMPI_LANES);
+            ampi_bn_lanes(&p, beta, param_dtype, group + k, 0.0f, b + k * AMPI_LANES);
         }
+        ampi_bn_apply_all(&p, x, x_dtype, y, y_dtype, group, count, stats, g, b);
     }
     return AMP_OK;
 }
@@ -14037,73 +14206,190 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part 
     (void)ahead;
     AMPI_FOR_TYPE(ampi_bn_dx_typed8, x.t, dx, dy.data, x.data, slope, x.n);
 }
+/* The same for two rows of channels, `next` elements apart. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_rows_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
+                                                        const void* x, size_t next, const ampi_bn_slope* slope) {
+    const ampi_bn_slope* q = slope + i / AMPI_LANES;
+    const __m512 mean = _mm512_loadu_ps(q->mean), a = _mm512_loadu_ps(q->a);
+    const __m512 b = _mm512_loadu_ps(q->b), k = _mm512_loadu_ps(q->k);
+    const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), a), v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
+    const __m512 h = _mm512_sub_ps(ampi_get_x16(t, dy, next + i, m), a);
+    const __m512 w = _mm512_sub_ps(mean, ampi_get_x16(t, x, next + i, m));
+    ampi_put_fetched_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
+    ampi_put_fetched_x16(t, dx, next + i, m, _mm512_mul_ps(_mm512_fmadd_ps(w, b, h), k));
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_rows_avx512(void* dx, ampi_part dy, ampi_part x, size_t next,
+                                                       const ampi_bn_slope* slope) {
+    AMPI_ALL_X16(ampi_bn_dx_rows_x16, x.t, x.n, dx, dy.data, x.data, next, slope);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_rows_twin(amp_dtype t, size_t i, size_t n, void* dx, const void* dy,
+                                                       const void* x, size_t next, const ampi_bn_slope* slope) {
+    const ampi_bn_slope* q = slope + i / AMPI_LANES;
+    const ampi_twin mean = ampi_beside_twin(t, q->mean), a = ampi_beside_twin(t, q->a);
+    const ampi_twin b = ampi_beside_twin(t, q->b), k = ampi_beside_twin(t, q->k);
+    const ampi_twin g = ampi_sub_twin(ampi_get_twin(t, dy, i, n), a);
+    const ampi_twin v = ampi_sub_twin(mean, ampi_get_twin(t, x, i, n));
+    const ampi_twin h = ampi_sub_twin(ampi_get_twin(t, dy, next + i, n), a);
+    const ampi_twin w = ampi_sub_twin(mean, ampi_get_twin(t, x, next + i, n));
+    ampi_put_fetched_twin(t, dx, i, n, ampi_mul_twin(ampi_fma_twin(v, b, g), k));
+    ampi_put_fetched_twin(t, dx, next + i, n, ampi_mul_twin(ampi_fma_twin(w, b, h), k));
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_rows_avx2(void* dx, ampi_part dy, ampi_part x, size_t next,
+                                                   const ampi_bn_slope* slope) {
+    AMPI_ALL_TWIN(ampi_bn_dx_rows_twin, x.t, x.n, dx, dy.data, x.data, next, slope);
+}
+/* The sums along `rows` rows of channels, `stride` elements apart. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dots_x16(amp_dtype t, size_t i, __mmask16 m, double* sum, double* dot,
+                                                     const void* dy, const void* x, size_t stride, size_t rows,
+                                                     const ampi_bn_slope* slope) {
+    ampi_wide a = ampi_load_wide(sum + i), b = ampi_load_wide(dot + i);
+    const __m512 mean = _mm512_loadu_ps(slope[i / AMPI_LANES].mean);
+    const size_t ahead = AMPI_BN_ROWS * stride * ampi_type_size(t);
+    size_t r;
+    for (r = 0; r < rows; r++) ampi_dot_x16(t, r * stride + i, m, &a, &b, dy, x, ahead, mean);
+    ampi_store_wide(sum + i, a);
+    ampi_store_wide(dot + i, b);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dots_avx512(double* sum, double* dot, ampi_part dy, ampi_part x, size_t stride,
+                                                    size_t rows, const ampi_bn_slope* slope) {
+    AMPI_ALL_X16(ampi_bn_dots_x16, x.t, x.n, sum, dot, dy.data, x.data, stride, rows, slope);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dots_x8(amp_dtype t, size_t i, size_t m, int upper, double* sum, double* dot,
+                                                  const void* dy, const void* x, size_t stride, size_t rows,
+                                                  const ampi_bn_slope* slope) {
+    ampi_wide8 a = ampi_load_wide8(sum + i), b = ampi_load_wide8(dot + i);
+    const __m256 mean = _mm256_loadu_ps(slope[i / AMPI_LANES].mean + 8 * upper);
+    size_t r;
+    for (r = 0; r < rows; r++) {
+        const size_t at = r * stride + i;
+        const __m256 d = ampi_first_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, at, m), mean), m);
+        ampi_dot_step8(&a, &b, ampi_get_wide_x8(t, dy, at, m), ampi_widen_x8(d));
+    }
+    ampi_store_wide8(sum + i, a);
+    ampi_store_wide8(dot + i, b);
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dots_avx2(double* sum, double* dot, ampi_part dy, ampi_part x, size_t stride,
+                                                size_t rows, const ampi_bn_slope* slope) {
+    AMPI_ALL_X8(ampi_bn_dots_x8, x.t, x.n, sum, dot, dy.data, x.data, stride, rows, slope);
+}
 #endif
 
-/* The two sums of one group, and with them dgamma, dbeta and the slope. */
-AMPI_FN void ampi_bn_slope_make(const ampi_bn_plan* p, size_t group, const void* dy, amp_dtype dyt,
-                                const void* x, amp_dtype xt, const float* save_mean,
-                                const float* save_invstd, const void* gamma, amp_dtype pt, ampi_bn_slope* q,
-                                double* sum, double* dot) {
-    const int typed = ampi_bn_typed(p, dyt, xt);
-    float tile[AMPI_TILE], x_tile[AMPI_TILE], invstd[AMPI_LANES];
-    double count = (double)p->n * (double)p->spatial;
-    size_t step, l;
-    memset(sum, 0, AMPI_LANES * sizeof(double));
-    memset(dot, 0, AMPI_LANES * sizeof(double));
-    ampi_bn_lanes(p, save_mean, AMP_F32, group, 0.0f, q->mean);
-    for (step = 0; step < p->steps; step++) {
-        ampi_part g = ampi_bn_view(p, dy, dyt, group, step, typed, tile);
-        ampi_lane_dot(sum, dot, g, ampi_bn_view(p, x, xt, group, step, typed, x_tile), ampi_bn_ahead(p, xt), q->mean);
+/* The two sums of `count` groups. */
+AMPI_FN void ampi_bn_dots(const ampi_bn_plan* p, size_t group, size_t count, const void* dy, amp_dtype dyt,
+                          const void* x, amp_dtype xt, const ampi_bn_slope* slope, double* sum, double* dot) {
+    const int typed = ampi_typed_both(dyt, xt);
+    ampi_bn_tile tile, x_tile;
+    size_t i, k;
+#if AMPI_X86
+    for (i = 0; p->wide && i < p->n; i += AMPI_BN_ROWS)
+        AMPI_BY_HAND(ampi_bn_dots, sum, dot, ampi_bn_row(p, dy, dyt, group, count, i),
+                     ampi_bn_row(p, x, xt, group, count, i), p->channels, ampi_min_size(p->n - i, AMPI_BN_ROWS), slope);
+    if (p->wide) return;
+#endif
+    for (k = 0; k < count; k++, sum += AMPI_LANES, dot += AMPI_LANES) {
+        for (i = 0; i < p->steps; i++) {
+            ampi_part g = ampi_bn_view(p, dy, dyt, group + k, i, typed, &tile);
+            ampi_lane_dot(sum, dot, g, ampi_bn_view(p, x, xt, group + k, i, typed, &x_tile), ampi_bn_ahead(p, xt),
+                          slope[k].mean);
+        }
+        ampi_bn_combine(p, sum);
+        ampi_bn_combine(p, dot);
     }
-    ampi_bn_combine(p, sum);
-    ampi_bn_combine(p, dot);
-    ampi_bn_lanes(p, save_invstd, AMP_F32, group, 1.0f, invstd);
-    ampi_bn_lanes(p, gamma, pt, group, 1.0f, q->k);
-    for (l = 0; l < AMPI_LANES; l++) {
-        dot[l] *= (double)invstd[l];
-        q->a[l] = (float)(sum[l] / count);
-        q->b[l] = (float)(dot[l] * (double)invstd[l] / count);
-        q->k[l] *= invstd[l];
+}
+/* With them dgamma, dbeta and the slopes. */
+AMPI_FN void ampi_bn_slopes_make(const ampi_bn_plan* p, size_t group, size_t count, const void* dy, amp_dtype dyt,
+                                 const void* x, amp_dtype xt, const float* save_mean, const float* save_invstd,
+                                 const void* gamma, amp_dtype pt, ampi_bn_slope* q, double* sum, double* dot) {
+    const double values = (double)p->n * (double)p->spatial;
+    float invstd[AMPI_LANES];
+    size_t k, l;
+    memset(sum, 0, count * AMPI_LANES * sizeof(double));
+    memset(dot, 0, count * AMPI_LANES * sizeof(double));
+    for (k = 0; k < count; k++) ampi_bn_lanes(p, save_mean, AMP_F32, group + k, 0.0f, q[k].mean);
+    ampi_bn_dots(p, group, count, dy, dyt, x, xt, q, sum, dot);
+    for (k = 0; k < count; k++, q++, sum += AMPI_LANES, dot += AMPI_LANES) {
+        ampi_bn_lanes(p, save_invstd, AMP_F32, group + k, 1.0f, invstd);
+        ampi_bn_lanes(p, gamma, pt, group + k, 1.0f, q->k);
+        for (l = 0; l < AMPI_LANES; l++) {
+            dot[l] *= (double)invstd[l];
+            q->a[l] = (float)(sum[l] / values);
+            q->b[l] = (float)(dot[l] * (double)invstd[l] / values);
+            q->k[l] *= invstd[l];
+        }
     }
 }
 
 /* dx of one step. */
 AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
                         amp_dtype dxt, size_t group, size_t step, const ampi_bn_slope* slope) {
-    float tile[AMPI_TILE], x_tile[AMPI_TILE];
+    ampi_bn_tile tile, x_tile;
     size_t n;
     ampi_part v;
 #if AMPI_X86
     if (ampi_typed_both(dyt, xt) && ampi_typed_both(dxt, xt)) {
-        size_t i, offset, at;
-        for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
-            AMPI_BY_HAND(ampi_bn_dx, (char*)dx + offset * ampi_type_size(dxt),
-                         ampi_part_of(dy, dyt, offset, n, 1, NULL), ampi_part_of(x, xt, offset, n, 1, NULL),
-                         ampi_bn_ahead(p, xt), slope);
+        const ampi_part g = ampi_bn_view(p, dy, dyt, group, step, 1, &tile);
+        size_t offset, at;
+        void* to = &tile;
+        v = ampi_bn_view(p, x, xt, group, step, 1, &x_tile);
+        if (p->planes == 1) {
+            ampi_bn_piece(p, group, step, 0, &offset, &at);
+            to = (char*)dx + offset * ampi_type_size(dxt);
+        }
+        AMPI_BY_HAND(ampi_bn_dx, to, g, v, p->planes == 1 ? ampi_bn_ahead(p, xt) : 0, slope);
+        if (p->planes > 1) ampi_bn_scatter(p, dx, dxt, group, step, &tile);
         return;
     }
 #endif
-    n = ampi_bn_load(p, dy, dyt, group, step, tile);
-    v = ampi_bn_view(p, x, xt, group, step, 0, x_tile);
-    ampi_bn_dx_plain(tile, (const float*)v.data, slope, ampi_padded(n));
-    ampi_bn_store(p, dx, dxt, group, step, tile);
+    n = ampi_bn_load(p, dy, dyt, group, step, tile.floats);
+    v = ampi_bn_view(p, x, xt, group, step, 0, &x_tile);
+    ampi_bn_dx_plain(tile.floats, (const float*)v.data, slope, ampi_padded(n));
+    ampi_bn_store(p, dx, dxt, group, step, tile.floats, n);
+}
+/* All of `count` groups. */
+AMPI_FN void ampi_bn_dx_all(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
+                            amp_dtype dxt, size_t group, size_t count, const ampi_bn_slope* slope) {
+    size_t i, k;
+#if AMPI_X86
+    for (i = 0; p->wide && i < p->n; i += 2)
+        AMPI_BY_HAND(ampi_bn_dx_rows, (char*)dx + (i * p->channels + group * AMPI_LANES) * ampi_type_size(dxt),
+                     ampi_bn_row(p, dy, dyt, group, count, i), ampi_bn_row(p, x, xt, group, count, i),
+                     i + 1 < p->n ? p->channels : 0, slope);
+    if (p->wide) return;
+#endif
+    for (k = 0; k < count; k++)
+        for (i = 0; i < p->steps; i++) ampi_bn_dx(p, dy, dyt, x, xt, dx, dxt, group + k, i, slope + k);
 }
 
 /* With constant statistics dx = dy * k: the form of evaluation, ((t - 0) * 1) * k + -0, whose other steps are exact. */
 AMPI_FN void ampi_bn_frozen_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, void* dx, amp_dtype dxt,
-                               size_t group, const float* save_invstd, const void* gamma, amp_dtype pt) {
-    ampi_bn_stats none;
-    float k[AMPI_LANES], minus_zero[AMPI_LANES];
-    size_t step, l;
-    ampi_bn_lanes(p, save_invstd, AMP_F32, group, 1.0f, none.invstd);
-    ampi_bn_lanes(p, gamma, pt, group, 1.0f, k);
-    for (l = 0; l < AMPI_LANES; l++) {
-        k[l] *= none.invstd[l];
-        none.mean[l] = 0.0f;
-        none.invstd[l] = 1.0f;
-        minus_zero[l] = -0.0f;
+                               size_t group, size_t count, const float* save_invstd, const void* gamma, amp_dtype pt) {
+    ampi_bn_stats none[AMPI_BN_WIDE];
+    float scale[(int)AMPI_BN_WIDE * (int)AMPI_LANES], minus_zero[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
+    size_t i, l;
+    for (i = 0; i < count; i++) {
+        float* k = scale + i * AMPI_LANES;
+        ampi_bn_lanes(p, save_invstd, AMP_F32, group + i, 1.0f, none[i].invstd);
+        ampi_bn_lanes(p, gamma, pt, group + i, 1.0f, k);
+        for (l = 0; l < AMPI_LANES; l++) {
+            k[l] *= none[i].invstd[l];
+            none[i].mean[l] = 0.0f;
+            none[i].invstd[l] = 1.0f;
+            minus_zero[i * AMPI_LANES + l] = -0.0f;
+        }
     }
-    for (step = 0; step < p->steps; step++) ampi_bn_apply(p, dy, dyt, dx, dxt, group, step, &none, k, minus_zero);
+    ampi_bn_apply_all(p, dy, dyt, dx, dxt, group, count, none, scale, minus_zero);
+}
+/* dgamma or dbeta of one group, if wanted. */
+AMPI_FN void ampi_bn_give(const ampi_bn_plan* p, void* data, amp_dtype t, size_t group, const double* sum,
+                          int accumulate) {
+    const size_t start = group * p->per_group, width = ampi_bn_width(p, group);
+    float value[AMPI_LANES], old[AMPI_LANES];
+    size_t l;
+    if (!data) return;
+    for (l = 0; l < AMPI_LANES; l++) value[l] = (float)sum[l];
+    if (accumulate) ampi_load_f32(old, data, t, start, width);
+    for (l = 0; accumulate && l < width; l++) value[l] = old[l] + value[l];
+    ampi_store_f32(data, t, start, value, width);
 }
 
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
@@ -14128,20 +14414,23 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
     const int frozen = s->frozen != 0, sums = dgamma || dbeta;
+    p.wide = p.spatial == 1 && ampi_typed_both(dy_dtype, x_dtype) && (!dx || ampi_typed_both(dx_dtype, x_dtype));
+    const int64_t together = ampi_bn_together(&p, n, 1);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.groups; i++) {
-        double sum[AMPI_LANES], dot[AMPI_LANES];
-        ampi_bn_slope slope;
-        size_t group = (size_t)i, step, l, width = ampi_bn_width(&p, group);
+    for (i = 0; i < (int64_t)p.groups; i += together) {
+        double sum[(int)AMPI_BN_WIDE * (int)AMPI_LANES], dot[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
+        ampi_bn_slope slope[AMPI_BN_WIDE];
+        const size_t group = (size_t)i, count = ampi_min_size(p.groups - group, (size_t)together);
+        size_t k;
         if (!frozen || sums)
-            ampi_bn_slope_make(&p, group, dy, dy_dtype, x, x_dtype, save_mean, save_invstd, gamma, param_dtype,
-                               &slope, sum, dot);
-        if (dx && frozen) ampi_bn_frozen_dx(&p, dy, dy_dtype, dx, dx_dtype, group, save_invstd, gamma, param_dtype);
-        for (step = 0; dx && !frozen && step < p.steps; step++)
-            ampi_bn_dx(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, group, step, &slope);
-        for (l = 0; sums && l < width; l++) {
-            ampi_store_one(dgamma, dparam_dtype, group * p.per_group + l, (float)dot[l], accumulate);
-            ampi_store_one(dbeta, dparam_dtype, group * p.per_group + l, (float)sum[l], accumulate);
+            ampi_bn_slopes_make(&p, group, count, dy, dy_dtype, x, x_dtype, save_mean, save_invstd, gamma, param_dtype,
+                                slope, sum, dot);
+        if (dx && frozen)
+            ampi_bn_frozen_dx(&p, dy, dy_dtype, dx, dx_dtype, group, count, save_invstd, gamma, param_dtype);
+        if (dx && !frozen) ampi_bn_dx_all(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, group, count, slope);
+        for (k = 0; sums && k < count; k++) {
+            ampi_bn_give(&p, dgamma, dparam_dtype, group + k, dot + k * AMPI_LANES, accumulate);
+            ampi_bn_give(&p, dbeta, dparam_dtype, group + k, sum + k * AMPI_LANES, accumulate);
         }
     }
     return AMP_OK;
