@@ -13646,14 +13646,15 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 /* Lanes carry pixels of one channel, or, where a channel has one pixel, 16 channels side by side: either
    way a group of lanes has its statistics in arrays of 16. A step fills a tile: 64 rows of 16 channels, or
    as many planes of the channel as fit, or a part of one plane. A plane of whole groups of lanes may be a step of its
-   own: its pixels are on the same lanes then, and sums run over it where it lies. Where channels have one pixel and
-   kernels by hand take the operands, groups are `wide`: many go together, and kernels run along their rows. */
+   own: its pixels are on the same lanes then, and sums run over it where it lies. Groups of smaller planes are `wide`
+   where kernels by hand take the operands: many go together, and kernels run along their rows, an image's elements. */
 enum { AMPI_BN_ALONE = 8 * AMPI_LANES };      /* pixels that make that worth while */
 typedef struct ampi_bn_plan {
     size_t n, channels, spatial;
     size_t groups, per_group;        /* groups of channels, channels in one */
     size_t planes, parts, steps;     /* planes in a tile, tiles in a plane, tiles in a group */
     float eps, momentum;
+    size_t stretch;                  /* elements of a group in a row */
     int wide;
 } ampi_bn_plan;
 
@@ -13680,6 +13681,7 @@ AMPI_FN amp_result ampi_bn_plan_make(const amp_batch_norm_shape* s, int training
     p->n = (size_t)s->n; p->channels = (size_t)s->channels; p->spatial = (size_t)s->spatial;
     p->per_group = p->spatial == 1 ? (size_t)AMPI_LANES : 1;
     p->groups = (p->channels + p->per_group - 1) / p->per_group;
+    p->stretch = p->spatial * p->per_group;
     p->planes = p->spatial < AMPI_TILE ? AMPI_TILE / p->spatial : 1;
     if (p->spatial >= AMPI_BN_ALONE && p->spatial % AMPI_LANES == 0) p->planes = 1;
     if (p->spatial == 1) p->planes = AMPI_TILE / AMPI_LANES;
@@ -13700,7 +13702,7 @@ AMPI_FN size_t ampi_bn_piece(const ampi_bn_plan* p, size_t group, size_t step, s
                            : ampi_min_size(p->spatial - start, AMPI_TILE);
 }
 /* `count` pieces of `size` bytes, `from` bytes apart, to places `to` bytes apart: most are short, and two moves of one
-   length, which overlap, take each. */
+   length, which may overlap, take each. */
 #define AMPI_BN_MOVE(bytes)                                      \
     for (; count > 0; count--, d += to, s += from) {             \
         memcpy(d, s, bytes);                                     \
@@ -13808,8 +13810,21 @@ AMPI_FN void ampi_bn_lanes(const ampi_bn_plan* p, const void* data, amp_dtype t,
 enum { AMPI_BN_PAIR = 2, AMPI_BN_WIDE = 16, AMPI_BN_ROWS = 8 };
 AMPI_FN int64_t ampi_bn_together(const ampi_bn_plan* p, size_t n, size_t few) {
     const size_t threads = n >= AMPI_PARALLEL_MIN ? ampi_threads() : 1;
-    if (p->wide) return (int64_t)ampi_min_size((p->groups + threads - 1) / threads, AMPI_BN_WIDE);
+    const size_t most = ampi_min_size((size_t)AMPI_BN_WIDE * (size_t)AMPI_LANES / p->stretch, AMPI_BN_WIDE);
+    if (p->wide) return (int64_t)ampi_min_size((p->groups + threads - 1) / threads, most);
     return p->groups >= few * threads ? (int64_t)few : 1;
+}
+AMPI_FN int ampi_bn_is_wide(const ampi_bn_plan* p, amp_dtype x, amp_dtype y) {
+    return p->spatial < AMPI_BN_ALONE && ampi_typed_both(x, y);
+}
+/* What groups hold by lanes, `fields` of them, for the elements of their row. */
+AMPI_FN void ampi_bn_spread(const ampi_bn_plan* p, float* rows, const float* lanes, size_t fields, size_t count) {
+    size_t k, f, i;
+    if (p->stretch == AMPI_LANES) { memcpy(rows, lanes, count * fields * AMPI_LANES * sizeof(float)); return; }
+    for (k = 0; k < count; k++)
+        for (f = 0; f < fields; f++, lanes += AMPI_LANES)
+            for (i = k * p->stretch; i < (k + 1) * p->stretch; i++)
+                rows[(i / AMPI_LANES * fields + f) * AMPI_LANES + i % AMPI_LANES] = lanes[(i - k * p->stretch) % AMPI_LANES];
 }
 
 /* One group's statistics: mean and 1/sqrt(variance + eps) by lanes. */
@@ -13891,21 +13906,53 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_rows_avx2(double* acc, ampi_part x, size_t
     else AMPI_ALL_TWIN(ampi_bn_rows_sum_twin, x.t, x.n, acc, x.data, stride, rows);
 }
 #endif
-/* Row `row` of wide groups: their channels of an image. */
+/* Row `row` of wide groups. */
 AMPI_FN ampi_part ampi_bn_row(const ampi_bn_plan* p, const void* x, amp_dtype t, size_t group, size_t count,
                               size_t row) {
-    const size_t at = group * AMPI_LANES;
-    return ampi_part_of(x, t, row * p->channels + at, ampi_min_size(p->channels - at, count * AMPI_LANES), 1, NULL);
+    const size_t at = group * p->stretch, all = p->channels * p->spatial;
+    return ampi_part_of(x, t, row * all + at, ampi_min_size(all - at, count * p->stretch), 1, NULL);
 }
+/* Sums run along rows too where each pixel stays on its lane: every cycle-th image has it there again, and in between
+   are sums of their own. So a group's lanes are the pixels of `cycle` rows, 0 where rows cannot be summed. */
+AMPI_FN size_t ampi_bn_cycle(const ampi_bn_plan* p) {
+    if (!p->wide || AMPI_LANES % p->stretch != 0) return 0;
+    return AMPI_LANES / p->stretch;
+}
+/* A group's lanes to their places in such rows, and back. */
+AMPI_FN void ampi_bn_to_rows(const ampi_bn_plan* p, double* rows, const double* lanes, size_t count) {
+    size_t c, k, i;
+    for (c = 0; c < AMPI_LANES; c += p->stretch)
+        for (k = 0; k < count; k++)
+            for (i = 0; i < p->stretch; i++) *rows++ = lanes[k * AMPI_LANES + c + i];
+}
+AMPI_FN void ampi_bn_to_lanes(const ampi_bn_plan* p, double* lanes, const double* rows, size_t count) {
+    size_t c, k, i;
+    for (c = 0; c < AMPI_LANES; c += p->stretch)
+        for (k = 0; k < count; k++)
+            for (i = 0; i < p->stretch; i++) lanes[k * AMPI_LANES + c + i] = *rows++;
+    for (k = 0; k < count; k++) ampi_bn_combine(p, lanes + k * AMPI_LANES);
+}
+#if AMPI_X86
+AMPI_FN void ampi_bn_rows(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count,
+                          const double* mean, double* acc) {
+    double sums[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 }, means[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 };
+    const size_t cycle = ampi_bn_cycle(p), stride = cycle * p->channels * p->spatial;
+    size_t row, c;
+    if (mean) ampi_bn_to_rows(p, means, mean, count);
+    for (row = 0; row < p->n; row += cycle * AMPI_BN_ROWS)
+        for (c = 0; c < cycle && row + c < p->n; c++)
+            AMPI_BY_HAND(ampi_bn_rows, sums + c * count * p->stretch, ampi_bn_row(p, x, xt, group, count, row + c),
+                         stride, ampi_min_size((p->n - row - c + cycle - 1) / cycle, AMPI_BN_ROWS),
+                         mean ? means : NULL);
+    ampi_bn_to_lanes(p, acc, sums, count);
+}
+#endif
 /* The sums of `count` groups, few or wide. */
 AMPI_FN void ampi_bn_pass(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count, int typed,
                           const double* mean, int usual, double* acc) {
     size_t k;
 #if AMPI_X86
-    for (k = 0; p->wide && usual && k < p->n; k += AMPI_BN_ROWS)
-        AMPI_BY_HAND(ampi_bn_rows, acc, ampi_bn_row(p, x, xt, group, count, k), p->channels,
-                     ampi_min_size(p->n - k, AMPI_BN_ROWS), mean);
-    if (p->wide && usual) return;
+    if (ampi_bn_cycle(p) > 0 && usual) { ampi_bn_rows(p, x, xt, group, count, mean, acc); return; }
 #endif
     for (k = 0; k < count; k += AMPI_BN_PAIR)
         ampi_bn_sums(p, x, xt, group + k, ampi_min_size(count - k, AMPI_BN_PAIR), typed,
@@ -13965,8 +14012,9 @@ AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* 
     size_t l, width = ampi_bn_width(p, group);
     ampi_bn_lanes(p, running_mean, AMP_F32, group, 0.0f, stats->mean);
     ampi_bn_lanes(p, running_var, AMP_F32, group, 1.0f, stats->invstd);
-    for (l = 0; l < AMPI_LANES; l++)
+    for (l = 0; l < p->per_group; l++)
         stats->invstd[l] = (float)(1.0 / sqrt((double)stats->invstd[l] + (double)p->eps));
+    for (; l < AMPI_LANES; l++) stats->invstd[l] = stats->invstd[ampi_bn_own(p, l)];
     if (save_mean) memcpy(save_mean + group * p->per_group, stats->mean, width * sizeof(float));
     if (save_invstd) memcpy(save_invstd + group * p->per_group, stats->invstd, width * sizeof(float));
 }
@@ -14041,7 +14089,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ah
         && ampi_bn_apply_parted((uint16_t*)y, words, ahead, stats, gamma, beta, x.n)) return;
     AMPI_FOR_TYPE(ampi_bn_apply_typed8, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
-/* The same for two rows of channels, `next` elements apart. */
+/* The same for two rows, `next` elements apart. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_rows_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
                                                            size_t next, const ampi_bn_stats* stats, const float* gamma,
                                                            const float* beta) {
@@ -14077,36 +14125,42 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_rows_avx2(void* y, ampi_part x, size
 /* One step from x to y. */
 AMPI_FN void ampi_bn_apply(const ampi_bn_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t group,
                            size_t step, const ampi_bn_stats* stats, const float* gamma, const float* beta) {
-    ampi_bn_tile tile, out;
-    ampi_part v;
+    float tile[AMPI_TILE];
+    size_t n;
 #if AMPI_X86
     if (ampi_typed_both(xt, yt)) {
-        size_t offset, at;
-        void* to = &out;
-        v = ampi_bn_view(p, x, xt, group, step, 1, &tile);
-        if (p->planes == 1) {
-            ampi_bn_piece(p, group, step, 0, &offset, &at);
-            to = (char*)y + offset * ampi_type_size(yt);
-        }
-        AMPI_BY_HAND(ampi_bn_apply, to, v, p->planes == 1 ? ampi_bn_ahead(p, xt) : 0, stats, gamma, beta);
-        if (p->planes > 1) ampi_bn_scatter(p, y, yt, group, step, &out);
+        size_t i, offset, at;
+        for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
+            AMPI_BY_HAND(ampi_bn_apply, (char*)y + offset * ampi_type_size(yt),
+                         ampi_part_of(x, xt, offset, n, 1, NULL), ampi_bn_ahead(p, xt), stats, gamma, beta);
         return;
     }
 #endif
-    (void)out;
-    v.n = ampi_bn_load(p, x, xt, group, step, tile.floats);
-    ampi_bn_apply_plain(tile.floats, stats, gamma, beta, ampi_padded(v.n));
-    ampi_bn_store(p, y, yt, group, step, tile.floats, v.n);
+    n = ampi_bn_load(p, x, xt, group, step, tile);
+    ampi_bn_apply_plain(tile, stats, gamma, beta, ampi_padded(n));
+    ampi_bn_store(p, y, yt, group, step, tile, n);
 }
+#if AMPI_X86
+AMPI_FN void ampi_bn_apply_wide(const ampi_bn_plan* p, const void* x, amp_dtype t, void* y, size_t group, size_t count,
+                                const ampi_bn_stats* stats, const float* gamma, const float* beta) {
+    float g[(int)AMPI_BN_WIDE * (int)AMPI_LANES], b[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
+    ampi_bn_stats all[AMPI_BN_WIDE];
+    const size_t stride = p->channels * p->spatial;
+    size_t row;
+    ampi_bn_spread(p, all[0].mean, stats->mean, 2, count);
+    ampi_bn_spread(p, g, gamma, 1, count);
+    ampi_bn_spread(p, b, beta, 1, count);
+    for (row = 0; row < p->n; row += 2)
+        AMPI_BY_HAND(ampi_bn_apply_rows, (char*)y + (row * stride + group * p->stretch) * ampi_type_size(t),
+                     ampi_bn_row(p, x, t, group, count, row), row + 1 < p->n ? stride : 0, all, g, b);
+}
+#endif
 /* All of `count` groups. */
 AMPI_FN void ampi_bn_apply_all(const ampi_bn_plan* p, const void* x, amp_dtype xt, void* y, amp_dtype yt, size_t group,
                                size_t count, const ampi_bn_stats* stats, const float* gamma, const float* beta) {
     size_t i, k;
 #if AMPI_X86
-    for (i = 0; p->wide && i < p->n; i += 2)
-        AMPI_BY_HAND(ampi_bn_apply_rows, (char*)y + (i * p->channels + group * AMPI_LANES) * ampi_type_size(yt),
-                     ampi_bn_row(p, x, xt, group, count, i), i + 1 < p->n ? p->channels : 0, stats, gamma, beta);
-    if (p->wide) return;
+    if (p->wide) { ampi_bn_apply_wide(p, x, xt, y, group, count, stats, gamma, beta); return; }
 #endif
     for (k = 0; k < count; k++)
         for (i = 0; i < p->steps; i++)
@@ -14136,7 +14190,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                    { "save_mean", save_mean, AMP_F32, saved, AMPI_FLAT(p.channels) },
                                    { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
-    p.wide = p.spatial == 1 && ampi_typed_both(x_dtype, y_dtype);
+    p.wide = ampi_bn_is_wide(&p, x_dtype, y_dtype);
     together = ampi_bn_together(&p, n, AMPI_BN_PAIR);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.groups; i += together) {
@@ -14206,7 +14260,7 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part 
     (void)ahead;
     AMPI_FOR_TYPE(ampi_bn_dx_typed8, x.t, dx, dy.data, x.data, slope, x.n);
 }
-/* The same for two rows of channels, `next` elements apart. */
+/* The same for two rows, `next` elements apart. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_rows_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
                                                         const void* x, size_t next, const ampi_bn_slope* slope) {
     const ampi_bn_slope* q = slope + i / AMPI_LANES;
@@ -14274,6 +14328,23 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dots_avx2(double* sum, double* dot, ampi_p
 }
 #endif
 
+#if AMPI_X86
+AMPI_FN void ampi_bn_dots_wide(const ampi_bn_plan* p, size_t group, size_t count, const void* dy, const void* x,
+                               amp_dtype t, const ampi_bn_slope* slope, double* sum, double* dot) {
+    double a[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 }, b[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 };
+    const size_t cycle = ampi_bn_cycle(p), stride = cycle * p->channels * p->spatial;
+    ampi_bn_slope all[AMPI_BN_WIDE];
+    size_t row, c;
+    ampi_bn_spread(p, all[0].mean, slope->mean, 4, count);
+    for (row = 0; row < p->n; row += cycle * AMPI_BN_ROWS)
+        for (c = 0; c < cycle && row + c < p->n; c++)
+            AMPI_BY_HAND(ampi_bn_dots, a + c * count * p->stretch, b + c * count * p->stretch,
+                         ampi_bn_row(p, dy, t, group, count, row + c), ampi_bn_row(p, x, t, group, count, row + c),
+                         stride, ampi_min_size((p->n - row - c + cycle - 1) / cycle, AMPI_BN_ROWS), all);
+    ampi_bn_to_lanes(p, sum, a, count);
+    ampi_bn_to_lanes(p, dot, b, count);
+}
+#endif
 /* The two sums of `count` groups. */
 AMPI_FN void ampi_bn_dots(const ampi_bn_plan* p, size_t group, size_t count, const void* dy, amp_dtype dyt,
                           const void* x, amp_dtype xt, const ampi_bn_slope* slope, double* sum, double* dot) {
@@ -14281,10 +14352,7 @@ AMPI_FN void ampi_bn_dots(const ampi_bn_plan* p, size_t group, size_t count, con
     ampi_bn_tile tile, x_tile;
     size_t i, k;
 #if AMPI_X86
-    for (i = 0; p->wide && i < p->n; i += AMPI_BN_ROWS)
-        AMPI_BY_HAND(ampi_bn_dots, sum, dot, ampi_bn_row(p, dy, dyt, group, count, i),
-                     ampi_bn_row(p, x, xt, group, count, i), p->channels, ampi_min_size(p->n - i, AMPI_BN_ROWS), slope);
-    if (p->wide) return;
+    if (ampi_bn_cycle(p) > 0) { ampi_bn_dots_wide(p, group, count, dy, x, xt, slope, sum, dot); return; }
 #endif
     for (k = 0; k < count; k++, sum += AMPI_LANES, dot += AMPI_LANES) {
         for (i = 0; i < p->steps; i++) {
@@ -14310,11 +14378,17 @@ AMPI_FN void ampi_bn_slopes_make(const ampi_bn_plan* p, size_t group, size_t cou
     for (k = 0; k < count; k++, q++, sum += AMPI_LANES, dot += AMPI_LANES) {
         ampi_bn_lanes(p, save_invstd, AMP_F32, group + k, 1.0f, invstd);
         ampi_bn_lanes(p, gamma, pt, group + k, 1.0f, q->k);
-        for (l = 0; l < AMPI_LANES; l++) {
+        for (l = 0; l < p->per_group; l++) {
             dot[l] *= (double)invstd[l];
             q->a[l] = (float)(sum[l] / values);
             q->b[l] = (float)(dot[l] * (double)invstd[l] / values);
             q->k[l] *= invstd[l];
+        }
+        for (; l < AMPI_LANES; l++) {
+            const size_t own = ampi_bn_own(p, l);
+            q->a[l] = q->a[own];
+            q->b[l] = q->b[own];
+            q->k[l] = q->k[own];
         }
     }
 }
@@ -14322,39 +14396,44 @@ AMPI_FN void ampi_bn_slopes_make(const ampi_bn_plan* p, size_t group, size_t cou
 /* dx of one step. */
 AMPI_FN void ampi_bn_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
                         amp_dtype dxt, size_t group, size_t step, const ampi_bn_slope* slope) {
-    ampi_bn_tile tile, x_tile;
+    ampi_bn_tile x_tile;
+    float tile[AMPI_TILE];
     size_t n;
     ampi_part v;
 #if AMPI_X86
     if (ampi_typed_both(dyt, xt) && ampi_typed_both(dxt, xt)) {
-        const ampi_part g = ampi_bn_view(p, dy, dyt, group, step, 1, &tile);
-        size_t offset, at;
-        void* to = &tile;
-        v = ampi_bn_view(p, x, xt, group, step, 1, &x_tile);
-        if (p->planes == 1) {
-            ampi_bn_piece(p, group, step, 0, &offset, &at);
-            to = (char*)dx + offset * ampi_type_size(dxt);
-        }
-        AMPI_BY_HAND(ampi_bn_dx, to, g, v, p->planes == 1 ? ampi_bn_ahead(p, xt) : 0, slope);
-        if (p->planes > 1) ampi_bn_scatter(p, dx, dxt, group, step, &tile);
+        size_t i, offset, at;
+        for (i = 0; (n = ampi_bn_piece(p, group, step, i, &offset, &at)) != 0; i++)
+            AMPI_BY_HAND(ampi_bn_dx, (char*)dx + offset * ampi_type_size(dxt),
+                         ampi_part_of(dy, dyt, offset, n, 1, NULL), ampi_part_of(x, xt, offset, n, 1, NULL),
+                         ampi_bn_ahead(p, xt), slope);
         return;
     }
 #endif
-    n = ampi_bn_load(p, dy, dyt, group, step, tile.floats);
+    n = ampi_bn_load(p, dy, dyt, group, step, tile);
     v = ampi_bn_view(p, x, xt, group, step, 0, &x_tile);
-    ampi_bn_dx_plain(tile.floats, (const float*)v.data, slope, ampi_padded(n));
-    ampi_bn_store(p, dx, dxt, group, step, tile.floats, n);
+    ampi_bn_dx_plain(tile, (const float*)v.data, slope, ampi_padded(n));
+    ampi_bn_store(p, dx, dxt, group, step, tile, n);
 }
+#if AMPI_X86
+AMPI_FN void ampi_bn_dx_wide(const ampi_bn_plan* p, const void* dy, const void* x, void* dx, amp_dtype t, size_t group,
+                             size_t count, const ampi_bn_slope* slope) {
+    const size_t stride = p->channels * p->spatial;
+    ampi_bn_slope all[AMPI_BN_WIDE];
+    size_t row;
+    ampi_bn_spread(p, all[0].mean, slope->mean, 4, count);
+    for (row = 0; row < p->n; row += 2)
+        AMPI_BY_HAND(ampi_bn_dx_rows, (char*)dx + (row * stride + group * p->stretch) * ampi_type_size(t),
+                     ampi_bn_row(p, dy, t, group, count, row), ampi_bn_row(p, x, t, group, count, row),
+                     row + 1 < p->n ? stride : 0, all);
+}
+#endif
 /* All of `count` groups. */
 AMPI_FN void ampi_bn_dx_all(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
                             amp_dtype dxt, size_t group, size_t count, const ampi_bn_slope* slope) {
     size_t i, k;
 #if AMPI_X86
-    for (i = 0; p->wide && i < p->n; i += 2)
-        AMPI_BY_HAND(ampi_bn_dx_rows, (char*)dx + (i * p->channels + group * AMPI_LANES) * ampi_type_size(dxt),
-                     ampi_bn_row(p, dy, dyt, group, count, i), ampi_bn_row(p, x, xt, group, count, i),
-                     i + 1 < p->n ? p->channels : 0, slope);
-    if (p->wide) return;
+    if (p->wide) { ampi_bn_dx_wide(p, dy, x, dx, xt, group, count, slope); return; }
 #endif
     for (k = 0; k < count; k++)
         for (i = 0; i < p->steps; i++) ampi_bn_dx(p, dy, dyt, x, xt, dx, dxt, group + k, i, slope + k);
@@ -14414,7 +14493,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
     const int frozen = s->frozen != 0, sums = dgamma || dbeta;
-    p.wide = p.spatial == 1 && ampi_typed_both(dy_dtype, x_dtype) && (!dx || ampi_typed_both(dx_dtype, x_dtype));
+    p.wide = ampi_bn_is_wide(&p, dy_dtype, x_dtype) && (!dx || ampi_typed_both(dx_dtype, x_dtype));
     const int64_t together = ampi_bn_together(&p, n, 1);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.groups; i += together) {
