@@ -1076,6 +1076,60 @@ static void test_frozen_norm(void) {
                 check_frozen_norm(types[a], types[b], types[(a + s) % 3], shapes[s][0], shapes[s][1], shapes[s][2]);
 }
 
+/* Small planes in one type, many channels at once, and with a result of another one, where a channel's tiles are
+   widened: to the bit, the statistics, the sums, and the result once it has that type too. `far`: the first image and
+   the last one hold numbers that cancel, so that the order of sums is seen. */
+static void check_norm_rows(amp_dtype t, int n, int c, int s, int frozen, int far) {
+    const amp_dtype other = t == AMP_F32 ? AMP_F16 : AMP_F32, low = t == AMP_F32 ? AMP_F16 : t;
+    const size_t C = (size_t)c, count = (size_t)n * C * (size_t)s, bytes = count * amp_dtype_size(low);
+    buffer x = random_buffer(t, count, 2), dy = random_buffer(t, count, 1), gamma = random_buffer(AMP_F32, C, 1);
+    buffer beta = random_buffer(AMP_F32, C, 1), running = random_buffer(AMP_F32, 2 * C, 1), y[2], saved[2], sums[2], got;
+    amp_batch_norm_shape shape;
+    int k, pass;
+    memset(&shape, 0, sizeof shape);
+    shape.n = n; shape.channels = c; shape.spatial = s; shape.frozen = frozen;
+    for (k = 0; k < (int)C; k++) put(&running, C + (size_t)k, fabs(get(&running, C + (size_t)k)) + 0.1);
+    for (k = 0; far && n > 1 && k < c * s; k++) {
+        put(&x, (size_t)k, ldexp(1, t == AMP_F16 ? 15 : 45));
+        put(&x, count - C * (size_t)s + (size_t)k, -ldexp(1, t == AMP_F16 ? 15 : 45));
+    }
+    got = make(low, count);
+    for (k = 0; k < 2; k++) {
+        y[k] = make(k ? other : t, count);
+        saved[k] = make(AMP_F32, 2 * C);
+        sums[k] = make(AMP_F32, 2 * C);
+    }
+    for (pass = 0; pass < 2; pass++) {
+        for (k = 0; k < 2; k++) {
+            float *mean = (float*)saved[k].p, *to = (float*)sums[k].p, *run = (float*)running.p;
+            if (pass == 0)
+                CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, gamma.p, beta.p, AMP_F32, frozen ? run : NULL,
+                                             frozen ? run + C : NULL, mean, mean + C, y[k].p, k ? other : t, NULL)
+                      == AMP_OK);
+            else
+                CHECK(amp_batch_norm_backward(&shape, dy.p, t, x.p, t, gamma.p, AMP_F32, mean, mean + C, y[k].p,
+                                              k ? other : t, to, to + C, AMP_F32, 0, NULL) == AMP_OK);
+        }
+        k = t == AMP_F32;                          /* the one that has the lower type already */
+        CHECK(amp_convert(got.p, low, y[!k].p, k ? t : other, count) == AMP_OK);
+        CHECK_MSG(memcmp(got.p, y[k].p, bytes) == 0, "%dx%dx%d %s, pass %d", n, c, s, amp_dtype_name(t), pass);
+    }
+    CHECK_MSG(memcmp(saved[0].p, saved[1].p, 8 * C) == 0, "%dx%dx%d %s", n, c, s, amp_dtype_name(t));
+    CHECK_MSG(memcmp(sums[0].p, sums[1].p, 8 * C) == 0, "%dx%dx%d %s", n, c, s, amp_dtype_name(t));
+    for (k = 0; k < 2; k++) { finish(&y[k]); finish(&saved[k]); finish(&sums[k]); }
+    finish(&x); finish(&dy); finish(&gamma); finish(&beta); finish(&running); finish(&got);
+}
+static void test_norm_rows(void) {
+    static const int shapes[14][3] = { { 70, 19, 1 }, { 3, 300, 1 }, { 17, 256, 1 }, { 70, 40, 2 }, { 1, 5, 2 },
+                                       { 130, 3, 2 }, { 37, 21, 4 }, { 19, 17, 8 },  { 20, 33, 16 }, { 9, 11, 3 },
+                                       { 33, 7, 7 },  { 5, 37, 49 }, { 4, 3, 127 },  { 6, 5, 32 } };
+    int t, s, k;
+    for (t = 0; t < 3; t++)
+        for (s = 0; s < 14; s++)
+            for (k = 0; k < 3; k++)
+                check_norm_rows(types[t], shapes[s][0], shapes[s][1], shapes[s][2], k == 1, k == 2);
+}
+
 /* A difference from the mean that is no float any more is infinite, and so is the variance. */
 static void test_norm_overflow(void) {
     static const amp_batch_norm_shape shapes[2] = { { 2, 2, 128, 0, 0, 0 }, { 64, 8, 1, 0, 0, 0 } };
@@ -1709,6 +1763,7 @@ static void run_all(void) {
     TEST(test_away_from_a_line);
     TEST(test_concat);
     TEST(test_batch_norm);
+    TEST(test_norm_rows);
     TEST(test_frozen_norm);
     TEST(test_norm_overflow);
     TEST(test_layer_norm);
