@@ -13819,12 +13819,14 @@ AMPI_FN int ampi_bn_is_wide(const ampi_bn_plan* p, amp_dtype x, amp_dtype y) {
 }
 /* What groups hold by lanes, `fields` of them, for the elements of their row. */
 AMPI_FN void ampi_bn_spread(const ampi_bn_plan* p, float* rows, const float* lanes, size_t fields, size_t count) {
-    size_t k, f, i;
+    size_t k, f, l;
     if (p->stretch == AMPI_LANES) { memcpy(rows, lanes, count * fields * AMPI_LANES * sizeof(float)); return; }
     for (k = 0; k < count; k++)
         for (f = 0; f < fields; f++, lanes += AMPI_LANES)
-            for (i = k * p->stretch; i < (k + 1) * p->stretch; i++)
-                rows[(i / AMPI_LANES * fields + f) * AMPI_LANES + i % AMPI_LANES] = lanes[(i - k * p->stretch) % AMPI_LANES];
+            for (l = 0; l < p->stretch; l++) {
+                const size_t i = k * p->stretch + l;
+                rows[(i / AMPI_LANES * fields + f) * AMPI_LANES + i % AMPI_LANES] = lanes[l % AMPI_LANES];
+            }
 }
 
 /* One group's statistics: mean and 1/sqrt(variance + eps) by lanes. */
