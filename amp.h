@@ -6490,8 +6490,8 @@ AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { 
 #endif
 
 /* Are panels of three vectors faster, where there are some (measured)? With 32 or 64 columns two fit better, as they do
-   for threads that have little each (training steps of 16 and 64 rows). Rows that are two panels of 14 read B fewer times where it lies, and so do any of
-   that many where it is F16, which only two widen. */
+   for threads that have little each (training steps of 16 and 64 rows). Rows that are two panels of 14 read B fewer
+   times where it lies, and so do any of that many where it is F16, which only two widen. */
 AMPI_FN int ampi_is_wide(const ampi_product* s) {
     const int swaps = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
     const double work = (double)s->m * (double)s->n * (double)s->k;
@@ -6534,8 +6534,7 @@ AMPI_FN size_t ampi_gemm_depth(const ampi_gemm_isa* g, size_t m, size_t k, int h
     if (deep && k <= AMPI_GEMM_KC_DEEP) return AMPI_GEMM_KC_DEEP;
     return g->lanes == 16 && k <= AMPI_GEMM_KC_ONE ? AMPI_GEMM_KC_ONE : AMPI_GEMM_KC;
 }
-/* Tiles of full size, twice as high where B comes from a slower third level; k that is not much deeper than a block is
-   one. Low ones of a deep block are half as wide: packing
+/* Tiles of full size; k that is not much deeper than a block is one. Low ones of a deep block are half as wide: packing
    B is much of their work then, and faster where the whole block stays in the second-level cache (a training step with
    layers of 1024 loses 2 to 4 % without, though one product again and again does not); but not where rows of B are so
    long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a flat block
@@ -6548,8 +6547,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const int flat = k <= AMPI_GEMM_KC / 2, deep = ampi_min_size(k, kc) > AMPI_GEMM_KC_ONE;
     const int wide = !g->words && ((m >= AMPI_GEMM_NC && flat) || (m > AMPI_GEMM_NC && fast_l3 && !deep));
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
-    const size_t few = ampi_gemm_few(g, how), high = (size_t)AMPI_GEMM_MC * (ampi_leans_on_l2(g) ? 2 : 1);
-    const size_t mc = how & AMPI_GEMM_LOW ? few * g->mr : high;
+    const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
     const int packed = g->lanes == 16 && !(how & (AMPI_GEMM_NEAR | AMPI_GEMM_FAR));        /* B in long runs */
     const size_t slim = how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN;
     const size_t thin = g->lanes == 8 || packed ? 2 * AMPI_GEMM_KC_THIN : AMPI_GEMM_KC_THIN;
