@@ -4237,7 +4237,7 @@ AMPI_FN void ampi_micro_avx2(size_t rows, const ampi_micro* u) {
     else ampi_micro_of_floats_avx2(rows, u);
 }
 AMPI_LOAD_BLOCK(ampi_load_block_avx2, V8)
-/* Rows of a panel of A, packed across k, have 8 places in the kernel of three vectors. */
+/* The kernel of three vectors has 8 places for each k of a panel of A that is packed across k. */
 AMPI_FN void ampi_load_block_wide(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t rows,
                                   size_t cols) {
     if (ldd == 8) ampi_load_block_avx2(dst, ldd, src, t, lds, rows, cols);
@@ -5058,7 +5058,7 @@ AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, si
 AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rn,
                                 size_t p0, size_t pn, float* dst, size_t ldd) {
     size_t rows = v->runs - r0 < rn ? v->runs - r0 : rn, cols = v->length - p0 < pn ? v->length - p0 : pn, r;
-    const size_t lanes = ampi_round_up(pn, g->lanes), full = ldd > 0 ? ampi_min_size(lanes, ldd) : lanes;
+    size_t full = (pn + g->lanes - 1) / g->lanes * g->lanes;
     if (!v->image) {
         const char* src = (const char*)v->data + (v->offset + r0 * v->ld + p0) * ampi_type_size(v->dtype);
         g->load(dst, ldd, src, v->dtype, v->ld, rows, cols);
@@ -5479,7 +5479,7 @@ AMPI_FN size_t ampi_row_stride(const ampi_gemm_isa* g, size_t kc) {
     return ((ampi_panel_depth(g, kc) + 15) / 16 | 1u) * 16;
 }
 AMPI_FN size_t ampi_a_stride(const ampi_gemm_isa* g, size_t kc) {
-    return g->a_width * ampi_row_stride(g, kc) + (g->a_width < g->lanes ? AMPI_GEMM_GAP : 0);
+    return g->a_width * ampi_row_stride(g, kc);
 }
 
 /* How many panels of A are packed together: all if the rows are few, otherwise, where blocks are deep, so many that
@@ -6491,11 +6491,12 @@ AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { 
 
 /* Are panels of three vectors faster, where there are some (measured)? With 32 or 64 columns two fit better, as they do
    for threads that have little each (training steps of 16 and 64 rows). Rows that are two panels of 14 read B fewer
-   times where it lies, and so do any of that many where it is F16, which only two widen. */
+   times where it lies, and so do any of that many where it is F16, which only two widen. A that is packed across k
+   must be what `load` takes as it is. */
 AMPI_FN int ampi_is_wide(const ampi_product* s) {
-    const int swaps = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
+    const int loads = !s->a.image && (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16);
     const double work = (double)s->m * (double)s->n * (double)s->k;
-    if ((swaps && !s->a.along_k) || s->m <= 14 || s->n <= 32) return 0;
+    if (!(s->a.along_k || loads) || s->m <= 14 || s->n <= 32) return 0;
     if ((s->n > 48 && s->n <= 64) || (ampi_threads() > 1 && (work < 4e6 || (s->m < 128 && s->n < 2048)))) return 0;
     return s->m > 28 || s->b.along_k || s->b.image || (s->m <= 16 && s->b.dtype == AMP_F32);
 }
