@@ -3735,7 +3735,7 @@ typedef struct ampi_gemm_isa {
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
         enum { two = (vectors) > 1, three = (vectors) > 2 };                                        \
         const size_t rs = u->rs, ks = u->ks, bs = u->bs, ahead = u->ahead * sizeof(AMPI_##V##_B);    \
-        const size_t width = (vectors) * AMPI_##V##_LANES, across = three ? 8 : AMPI_##V##_LANES;   \
+        const size_t width = (vectors) * AMPI_##V##_LANES, across = AMPI_##V##_LANES / (1 + three); \
         const size_t rest = u->columns + AMPI_##V##_LANES - width;                                  \
         const float *p0 = u->a, *p3 = p0 + 3 * rs, *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs;            \
         const float* p12 = p9 + 3 * rs;                                                             \
