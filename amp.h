@@ -4863,7 +4863,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
     return g;
 }
 
-/* The same with 8 rows of three vectors, on Intel's processors: with so many loads for each fma (11 for 24, instead of
+/* The same with 8 rows of three vectors, on Intel's processors: with fewer loads for each fma (11 for 24, instead of
    16 for 28 and more) power lets them run at a higher frequency (measured: 183 against 173 GFLOP/s). */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_wide(void) {
     ampi_gemm_isa g = ampi_gemm_isa_now();
@@ -5656,8 +5656,7 @@ AMPI_FN void ampi_pack_b_image(const ampi_gemm_isa* g, const ampi_product* s, si
 }
 
 /* Columns [j0, j0+nc) and k in [k0, k0+kc) of op(B) in panels, k slow; the last panel has as many vectors
-   as it needs. Runs along n are taken a few rows at a time, across all
-   panels: their rows may lie pages apart. */
+   as it needs. Runs along n are taken a few rows at a time, across all panels: their rows may lie pages apart. */
 AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
                          size_t nc, size_t k0, size_t kc, float* b, float* line) {
     size_t j, k, nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc);
@@ -6494,9 +6493,9 @@ AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { 
    times where it lies, and so do any of that many where it is F16, which only two widen. A that is packed across k
    must be what `load` takes as it is. */
 AMPI_FN int ampi_is_wide(const ampi_product* s) {
-    const int loads = !s->a.image && (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16);
+    const int as_it_is = !s->a.image && (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16);
     const double work = (double)s->m * (double)s->n * (double)s->k;
-    if (!(s->a.along_k || loads) || s->m <= 14 || s->n <= 32) return 0;
+    if (!(s->a.along_k || as_it_is) || s->m <= 14 || s->n <= 32) return 0;
     if ((s->n > 48 && s->n <= 64) || (ampi_threads() > 1 && (work < 4e6 || (s->m < 128 && s->n < 2048)))) return 0;
     return s->m > 28 || s->b.along_k || s->b.image || (s->m <= 16 && s->b.dtype == AMP_F32);
 }
@@ -7374,7 +7373,8 @@ AMPI_FN void ampi_taps_rows(const ampi_taps_isa* g, ampi_taps* u, size_t rows) {
     }
     u->a = a; u->bias = bias; u->t = t;
 }
-/* Of so many vectors that are left, those that are next: two, or three where that leaves no single one. */
+/* Of so many vectors that are left, those that are next: two, or three where that leaves no single one, and where rows
+   are not just one or two blocks of mr. */
 AMPI_FN size_t ampi_taps_vectors(const ampi_taps_isa* g, size_t rows, size_t left) {
     const int wide = g->wide > 0 && (rows > 28 || (rows > 14 && rows <= 16));
     return wide && left > 2 && left != 4 ? 3 : ampi_min_size(left, 2);

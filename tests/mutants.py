@@ -95,7 +95,7 @@ TABLE = [
     ("gemm", "size_t to = s->swap ? k ^ 1 : k;", "size_t to = k;"),
     ("gemm", "    if (ldd == 8) ampi_load_block_avx2(dst, ldd, src, t, lds, rows, cols);",
      "    if (ldd == 8) ampi_load_block_avx2(dst, ldd, src, t, lds, rows, cols < 8 ? 0 : cols);"),
-    ("gemm", "    if (!(s->a.along_k || loads) ||", "    if ("),
+    ("gemm", "    if (!(s->a.along_k || as_it_is) ||", "    if ("),
     ("gemm", "if (three) AMPI_##V##_MAC(c##i##2, x, b2);", "if (three) AMPI_##V##_MAC(c##i##2, x, b1);"),
     ("gemm", "if (three) c##i##2 = AMPI_##V##_CLEAN(c##i##2);", ""),
     ("gemm", "if (three) c##i##2 = AMPI_##V##_LOAD(old + i * ldo + 2 * AMPI_##V##_LANES);", ""),
