@@ -87,7 +87,7 @@ run_tests() {
         programs="$programs $B/cuda/$name"
     done
     # shellcheck disable=SC2086
-    sh tests/run.sh "all tests on the GPU" $programs
+    JOBS=1 sh tests/run.sh "all tests on the GPU" $programs
 }
 
 # Compiled wherever nvcc is, so that it stays right; run where a GPU is. On Hopper the portable products too, which are

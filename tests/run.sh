@@ -1,10 +1,16 @@
 #!/bin/sh
-# run.sh NAME PROGRAM...: runs each program, adds up their closing lines, and closes with one of its own.
-# A program that ends badly without a closing line counts as one failure.
+# run.sh NAME PROGRAM...: runs the programs, as many at a time as there are processors (JOBS says another number), adds up
+# their closing lines, and closes with one of its own. A program that ends badly without a closing line counts as one failure.
 name=$1; shift
 passed=0; failed=0; skipped=0
+said=$(mktemp -d) || exit 1
+trap 'rm -rf "$said"' EXIT
+trap 'exit 1' HUP INT TERM
+# shellcheck disable=SC2016
+printf '%s\n' "$@" | xargs -P "${JOBS:-$(nproc 2>/dev/null || echo 2)}" -I '{}' \
+    sh -c '"$1" > "$2/$(basename "$1")" 2>&1; echo $? > "$2/$(basename "$1").status"' sh '{}' "$said"
 for program in "$@"; do
-    output=$("$program" 2>&1); status=$?
+    output=$(cat "$said/$(basename "$program")"); status=$(cat "$said/$(basename "$program").status")
     line=$(printf '%s\n' "$output" | grep -E '^[0-9]+ passed, [0-9]+ failed' | tail -n 1)
     p=$(printf '%s' "$line" | sed -n 's/^\([0-9]*\) passed.*/\1/p')
     f=$(printf '%s' "$line" | sed -n 's/.*passed, \([0-9]*\) failed.*/\1/p')
