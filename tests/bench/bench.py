@@ -25,7 +25,9 @@ def cpu(field):
     """What the system says of the first processor, "" if it says nothing."""
     if not os.path.exists("/proc/cpuinfo"): return ""
     return next((l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith(field)), "")
-SAMPLE, REST, ENOUGH = 0.01, 0.002, 0.5     # seconds: a sample, a pause before it, of one case and library
+# Seconds: a sample, the same calls before it (some processors wake their memory that slowly), a pause before both; of one
+# case and library.
+SAMPLE, WARM, REST, ENOUGH = 0.01, 0.01, 0.002, 0.5
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 def product(shape):
@@ -36,7 +38,9 @@ def product(shape):
 def numbers(text): return [int(n) for n in re.findall(r"\d+", text)]
 
 def loop(call, calls):
+    start = time.perf_counter()
     call()
+    while time.perf_counter() - start < WARM: call()
     start = time.perf_counter()
     for _ in range(calls): call()
     return (time.perf_counter() - start) / calls
