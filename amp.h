@@ -6058,10 +6058,12 @@ AMPI_FN void ampi_block_turn(const ampi_gemm_isa* g, const ampi_product* s, ampi
 }
 /* Sums += A block * B block, which is packed if it is `whole`. With many rows one panel of A after the other; with few
    rows the block of A is packed first, then one panel of B after the other; where it is read in place, the next one is
-   fetched while the last panel of A comes by. The kernels that it ends with: as soon as the words packed have something
+   fetched while the last panel of A comes by, and before that what comes of this one, whose rows lie too far apart for
+   the processor's own prefetchers. The kernels that it ends with: as soon as the words packed have something
    subnormal, the rest is done without them. */
 AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_product* s, ampi_block* b) {
-    size_t nr = ampi_panel_width(g), j, q;
+    const size_t nr = ampi_panel_width(g), rows_on = ampi_leans_on_l2(g) ? 8 * s->b.ld : 0;
+    size_t j, q;
     ampi_micro u;
     u.first = b->first; u.last = b->direct; u.exact = s->exact;
     u.ldo = b->ldt;
@@ -6079,7 +6081,7 @@ AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_
         if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, 0, j, &u);
         for (q = 0; q < b->panels; q++) {
             ampi_turn_to_a(g, s, b, q, 0, &u);
-            if (j < b->packed) u.ahead = q + 1 == b->panels ? nr : 0;
+            if (j < b->packed) u.ahead = q + 1 == b->panels ? nr : rows_on;
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
