@@ -2155,6 +2155,14 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 #else
   #define AMPI_AMX 0
 #endif
+/* The same as AMPI_FETCH for a line that will be written, in code for AVX2 and above: those processors know prefetchw, or
+   pass over it. A line that many have read, as threads read weights, is taken from all of them at once; fetched to be
+   read, it would be asked for a second time by the store. */
+#if AMPI_X86
+  #define AMPI_FETCH_OWN(p, byte) __asm__ volatile("prefetchw %0" : : "m"(*(const char*)((uintptr_t)(p) + (byte))))
+#else
+  #define AMPI_FETCH_OWN(p, byte) AMPI_FETCH(p, byte)
+#endif
 /* gcc clears the upper halves of the vector registers behind code with AVX (vzeroupper) only from -O2 on. Left in use,
    they make what mixes SSE with AVX later on, as a loop over libm's fmaf does, up to 40 times slower (measured on
    Sapphire Rapids with glibc). So each kernel with AVX, or the call of it, ends with this. */
@@ -6015,14 +6023,15 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
 }
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
-/* Fetches the part of C, a matrix, that a panel of sums becomes: a weight gradient's lies in memory. */
+/* Fetches the part of C, a matrix, that a panel of sums becomes: a weight gradient's lies in memory, or in the cache of
+   the thread that read it last. */
 AMPI_INLINE void ampi_fetch_c(const ampi_product* s, const ampi_block* b, size_t low, size_t rows, size_t j,
                               size_t columns) {
     const size_t size = ampi_type_size(s->c_dtype);
     const char* c = (const char*)s->c + (s->c_offset + (b->i0 + low) * s->ldc + b->j0 + j) * size;
     size_t i, l;
     for (i = 0; i < rows; i++, c += s->ldc * size)
-        for (l = 0; l < columns * size; l += 64) AMPI_FETCH(c, l);
+        for (l = 0; l < columns * size; l += 64) AMPI_FETCH_OWN(c, l);
 }
 /* Sums += panel q of A * the panel of B from column j. */
 AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q,
@@ -6419,7 +6428,7 @@ AMPI_FN void ampi_amx_panel(const ampi_gemm_isa* g, const ampi_product* s, const
         u.t = direct ? (float*)(void*)c : last ? out : t + j;
         u.ldt = direct ? s->ldc : last ? 32 : p->ldt;
         u.down = 16 * u.ldt;
-        for (l = 0; last && l < rows; l++) AMPI_FETCH(c + l * s->ldc * size, 0);
+        for (l = 0; last && l < rows; l++) AMPI_FETCH_OWN(c + l * s->ldc * size, 0);
         ampi_amx_run(&u, rows > 16, columns > 16);
         if (last && !direct) ampi_gemm_finish_panel(g, s, i, j0 + j, rows, columns, out, 32);
     }
@@ -18868,7 +18877,7 @@ typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n,
    (A padded copy, written in pieces and read as a whole, would have to wait until it is in the cache. So do masked
    loads over bytes just written, masked out or not, which is why they are as narrow as they can be.) flush: a value
    with exponent zero becomes +0. fetch: some lines ahead, as the processor's own prefetchers do not keep up with four
-   arrays. end: what a kernel ends with. */
+   arrays; own: the same for the weights, which all threads have read. end: what a kernel ends with. */
 #define ampi_v_scalar float
 #define ampi_load_scalar(p, k) (*(p))
 #define ampi_put_scalar(p, k, x) (*(p) = (x))
@@ -18876,6 +18885,7 @@ typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n,
 #define ampi_mul_scalar(a, b) ((a) * (b))
 #define ampi_div_scalar(a, b) ((a) / (b))
 #define ampi_fetch_scalar(p) ((void)0)
+#define ampi_own_scalar(p) ((void)0)
 #define ampi_end_scalar() ((void)0)
 #define ampi_sqrt_scalar(a) sqrtf(a)
 #define ampi_fma_scalar(a, b, c) ampi_fma(AMPI_FMA_NATIVE, a, b, c)
@@ -18892,6 +18902,7 @@ AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
 #define ampi_mul_avx2 _mm256_mul_ps
 #define ampi_div_avx2 _mm256_div_ps
 #define ampi_fetch_avx2(p) _mm_prefetch((const char*)(p) + 1024, _MM_HINT_T0)
+#define ampi_own_avx2(p) AMPI_FETCH_OWN(p, 1024)
 #define ampi_end_avx2 ampi_clear_upper
 #define ampi_sqrt_avx2 _mm256_sqrt_ps
 #define ampi_fma_avx2 _mm256_fmadd_ps
@@ -18916,6 +18927,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_flush_avx2(__m256 x) {
 #define ampi_mul_avx512 _mm512_mul_ps
 #define ampi_div_avx512 _mm512_div_ps
 #define ampi_fetch_avx512 ampi_fetch_avx2
+#define ampi_own_avx512 ampi_own_avx2
 #define ampi_end_avx512 ampi_clear_upper
 /* gcc 12 warns about the plain _mm512_sqrt_ps. */
 #define ampi_sqrt_avx512(a) _mm512_maskz_sqrt_ps((__mmask16)0xffff, a)
@@ -18934,6 +18946,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_flush_avx512(__m512 x) {
 #define ampi_mul_neon vmulq_f32
 #define ampi_div_neon vdivq_f32
 #define ampi_fetch_neon(p) ((void)0)
+#define ampi_own_neon(p) ((void)0)
 #define ampi_end_neon() ((void)0)
 #define ampi_sqrt_neon vsqrtq_f32
 #define ampi_fma_neon(a, b, c) vfmaq_f32(c, a, b)
@@ -18975,7 +18988,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
     target AMPI_VECTOR ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g, size_t k,   \
                                                              const ampi_update* u) {                     \
         (void)k;                                                                                         \
-        ampi_fetch_##isa(w);                                                                             \
+        ampi_own_##isa(w);                                                                               \
         ampi_fetch_##isa(g);                                                                             \
         return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w, k),                              \
                               ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g, k)));           \
