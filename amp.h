@@ -3092,9 +3092,9 @@ AMPI_FN size_t ampi_saturate(unsigned char* p, amp_dtype t, size_t n) {
 }
 
 /* Beyond the cache, a plain store first reads the line that it overwrites. A streaming store does not, and on Intel
-   taking from eight places in turn keeps more of the processor's prefetchers at work: together as fast as memcpy.
-   AMD's would be half as fast so: there one place, and the page after it fetched, is the fastest. Within the cache a
-   streaming store would be several times slower than a plain one. */
+   taking from eight places in turn keeps more of the processor's prefetchers at work, and what a place gives next is
+   fetched besides. AMD's would be half as fast so: there one place, and the page after it fetched, is the fastest.
+   Within the cache a streaming store would be several times slower than a plain one. */
 #define AMPI_STREAMS 8
 #define AMPI_STREAM_STEP 128       /* elements from one place before the next: whole cache lines of every type */
 #define AMPI_STREAM_CACHE ((size_t)64 << 20)   /* more is not counted: others use it too */
@@ -3149,13 +3149,13 @@ AMPI_FN void ampi_stream_begin(ampi_convert_job* job) {
 
 AMPI_FN void ampi_stream_block(const ampi_convert_job* job, unsigned char* dst, const unsigned char* src) {
     const size_t dst_size = ampi_type_size(job->dst_dtype), src_size = ampi_type_size(job->src_dtype);
-    const size_t part = AMPI_CONVERT_CHUNK / job->streams, ahead = job->streams == 1 ? 4096 : 0;
+    const size_t part = AMPI_CONVERT_CHUNK / job->streams, ahead = job->streams == 1 ? 4096 : 512;
     unsigned char room[AMPI_STREAM_STEP * sizeof(double) + 32], *tile = room + (32 - (uintptr_t)room % 32);
     size_t i, k, b;
     for (i = 0; i < part; i += AMPI_STREAM_STEP)
         for (k = i; k < AMPI_CONVERT_CHUNK; k += part) {
             const unsigned char* from = src + k * src_size;
-            for (b = 0; ahead > 0 && b < AMPI_STREAM_STEP * src_size; b += 64) AMPI_FETCH(from, ahead + b);
+            for (b = 0; b < AMPI_STREAM_STEP * src_size; b += 64) AMPI_FETCH(from, ahead + b);
             ampi_convert_nearest(tile, job->dst_dtype, from, job->src_dtype, AMPI_STREAM_STEP);
             ampi_stream_copy(dst + k * dst_size, tile, AMPI_STREAM_STEP * dst_size);
         }
