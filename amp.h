@@ -2155,9 +2155,9 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 #else
   #define AMPI_AMX 0
 #endif
-/* The same as AMPI_FETCH for a line that will be written, in code for AVX2 and above: those processors know prefetchw, or
-   pass over it. A line that many have read, as threads read weights, is taken from all of them at once; fetched to be
-   read, it would be asked for a second time by the store. */
+/* AMPI_FETCH for a line that will be written, in code for AVX2 and above: those processors know prefetchw, or pass over
+   it. A line that others have read, as all threads read weights, is taken from them at once; fetched to be read, it
+   would be asked for a second time by the store. */
 #if AMPI_X86
   #define AMPI_FETCH_OWN(p, byte) __asm__ volatile("prefetchw %0" : : "m"(*(const char*)((uintptr_t)(p) + (byte))))
 #else
@@ -12016,8 +12016,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_quads_put_avx512(float* dx, size_t coun
         _mm512_mask_storeu_ps(dx, ampi_first_x16(count), _mm512_maskz_permutex2var_ps(AMPI_ALL16, left, zip, right));
     } else {
         const __m512i last = _mm512_add_epi32(zip, _mm512_set1_epi32((int)(count - 16) / 2));
-        AMPI_AHEAD(dx, 0);
-        AMPI_AHEAD(dx, 64);
+        AMPI_FETCH_OWN(dx, 4096);
+        AMPI_FETCH_OWN(dx, 4160);
         _mm512_storeu_ps(dx, _mm512_maskz_permutex2var_ps(AMPI_ALL16, left, zip, right));
         _mm512_storeu_ps(dx + count - 16, _mm512_maskz_permutex2var_ps(AMPI_ALL16, left, last, right));
     }
@@ -14053,7 +14053,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_x16(amp_dtype t, size_t i, __m
                                                       __m512 beta) {
     const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
     AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    AMPI_FETCH(y, ahead + i * ampi_type_size(t));
+    AMPI_FETCH_OWN(y, ahead + i * ampi_type_size(t));
     ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, gamma, beta));
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_apply_avx512(void* y, ampi_part x, size_t ahead, const ampi_bn_stats* stats,
@@ -14067,7 +14067,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_twin(amp_dtype t, size_t i, size
                                                      ampi_twin beta) {
     const ampi_twin v = ampi_mul_twin(ampi_sub_widened_twin(ampi_get_twin(t, x, i, n), mean), invstd);
     AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    AMPI_FETCH(y, ahead + i * ampi_type_size(t));
+    AMPI_FETCH_OWN(y, ahead + i * ampi_type_size(t));
     ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, gamma, beta));
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_typed8(amp_dtype t, void* y, const void* x, size_t ahead,
@@ -14245,7 +14245,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_x16(amp_dtype t, size_t i, __mmas
                                                    const void* x, size_t ahead, __m512 mean, __m512 a, __m512 b,
                                                    __m512 k) {
     const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), a), v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
-    AMPI_FETCH(dx, ahead + i * ampi_type_size(t));
+    AMPI_FETCH_OWN(dx, ahead + i * ampi_type_size(t));
     ampi_put_fetched_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_dx_avx512(void* dx, ampi_part dy, ampi_part x, size_t ahead,
