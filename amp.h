@@ -5250,17 +5250,21 @@ AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
         *d = *s;
     }
 }
-/* dst[(to0 + r) ^ flip] = the pieces, `from[r]` floats further on. */
+/* dst[(to0 + r) ^ flip] = the pieces, `from[r]` floats further on. Rows of dst lie apart: they are fetched ahead. */
+enum { AMPI_STAGE_AHEAD = 8 };
 AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
                                       const uint32_t* from, size_t rows, size_t to0, size_t flip, float* dst,
                                       size_t ldd) {
     size_t r, i;
-    (void)hw;
     for (i = 0; i < pieces; i++) {
         const float* s = src + piece[i].from;
         float* d = dst + piece[i].to;
         size_t n = piece[i].count;
-        for (r = 0; r < rows; r++) ampi_copy_floats(d + ((to0 + r) ^ flip) * ldd, s + from[r], n);
+        for (r = 0; r < rows; r++) {
+            float* row = d + ((to0 + r) ^ flip) * ldd;
+            if (hw) AMPI_FETCH_OWN(row, AMPI_STAGE_AHEAD * ldd * sizeof *row);
+            ampi_copy_floats(row, s + from[r], n);
+        }
     }
 }
 AMPI_KERNEL(ampi_stage_copy,
