@@ -14818,6 +14818,79 @@ AMPI_FN void ampi_ln_apply_part(const void* x, amp_dtype xt, void* y, amp_dtype 
     ampi_close(y, yt, at, n, v);
 }
 
+/* What the rows of a layer norm share. */
+typedef struct ampi_ln_forward {
+    const void *x, *gamma, *beta;
+    void* y;
+    amp_dtype xt, pt, yt;
+    double eps;
+    size_t d;
+} ampi_ln_forward;
+#if AMPI_X86
+/* Long rows of floats: while one is written the next one is summed, so that memory is read and written at once and the
+   additions have something to wait for. The pass between, over a row that is near, fetches its row of y. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_apply_and_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* next_sum,
+                                                              const float* next, float* y, const float* x,
+                                                              const float* gamma, const float* beta, __m512 mean,
+                                                              __m512 invstd) {
+    ampi_ln_apply_x16(t, i, m, y, x, gamma, beta, mean, invstd);
+    ampi_sum_x16(t, i, m, next_sum, next);
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_long_avx512(const ampi_ln_forward* q, size_t row, size_t rows, float* mean,
+                                                    float* invstd) {
+    float g_tile[AMPI_TILE], b_tile[AMPI_TILE], *y = (float*)q->y + row * q->d;
+    const float* x = (const float*)q->x + row * q->d;
+    ampi_wide sum, squares, m;
+    size_t k, i, n;
+    sum.low = sum.high = _mm512_setzero_pd();
+    AMPI_EACH_X16(ampi_sum_x16, AMP_F32, q->d, &sum, x);
+    for (k = 0; k < rows; k++, x += q->d, y += q->d) {
+        const float* next = k + 1 < rows ? x + q->d : x;
+        int usual = 1;
+        m = ampi_ln_mean_x16(AMP_F32, &sum, q->d, mean + k, &usual);
+        squares.low = squares.high = _mm512_setzero_pd();
+        AMPI_EACH_X16(ampi_moment_to_x16, AMP_F32, q->d, &squares, x, m, (const char*)y);
+        invstd[k] = ampi_ln_invstd_x16(AMP_F32, squares, q->d, q->eps);
+        if (!usual) ampi_ln_measure(x, AMP_F32, 0, q->d, q->eps, mean + k, invstd + k);
+        for (i = 0; i < q->d; i += n) {
+            const float *g, *b;
+            n = ampi_tile_size(q->d, i);
+            g = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
+            b = ampi_view_or(q->beta, q->pt, i, n, b_tile, 0.0f);
+            AMPI_EACH_X16(ampi_ln_apply_and_sum_x16, AMP_F32, n, &sum, next + i, y + i, x + i, g, b,
+                          _mm512_set1_ps(mean[k]), _mm512_set1_ps(invstd[k]));
+        }
+    }
+    ampi_clear_upper();
+}
+#endif
+/* Are rows done so? Where each thread has some that follow each other. */
+AMPI_FN int ampi_ln_is_long(const ampi_ln_forward* q, size_t rows) {
+    return AMPI_X86 && ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(q->xt) == AMP_F32 && ampi_dtype(q->yt) == AMP_F32
+        && q->d >= 768 && rows / AMPI_LN_ROWS >= ampi_threads();
+}
+/* Some rows, wholly: their means and 1/sqrt(variance + eps), and y. */
+AMPI_FN void ampi_ln_block(const ampi_ln_forward* q, int is_long, size_t row, size_t rows, float* mean,
+                           float* invstd) {
+    float g_tile[AMPI_TILE], b_tile[AMPI_TILE];
+    const size_t start = row * q->d;
+    size_t i, k, n;
+#if AMPI_X86
+    if (is_long) { ampi_ln_long_avx512(q, row, rows, mean, invstd); return; }
+#endif
+    (void)is_long;
+    ampi_ln_measure_rows(q->x, q->xt, (char*)q->y + start * ampi_type_size(q->yt), start, rows, q->d, q->eps, mean,
+                         invstd);
+    for (i = 0; i < q->d; i += n) {
+        const float *g, *b;
+        n = ampi_tile_size(q->d, i);
+        g = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
+        b = ampi_view_or(q->beta, q->pt, i, n, b_tile, 0.0f);
+        for (k = 0; k < rows; k++)
+            ampi_ln_apply_part(q->x, q->xt, q->y, q->yt, start + k * q->d + i, g, b, mean[k], invstd[k], n);
+    }
+}
+
 /* The same for short rows, turned. The means, and what invstd is the root of. */
 AMPI_INLINE void ampi_short_moments_body(int hw, const float* x, double* mean, double* square, double eps, size_t rows,
                                          size_t d) {
@@ -14890,6 +14963,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
                                    { "beta", beta, param_dtype, AMPI_NULL, AMPI_FLAT(d) },
                                    { "save_mean", save_mean, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) },
                                    { "save_invstd", save_invstd, AMP_F32, AMPI_OUT | AMPI_NULL, AMPI_FLAT(rows) } };
+    ampi_ln_forward q;
     int64_t row;
     amp_result r = AMPI_CHECK(exec, "layer norm", all, list);
     if (r != AMP_OK) return r;
@@ -14909,21 +14983,18 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
             ampi_ln_short(x, x_dtype, g, b, (double)eps, save_mean, save_invstd, y, y_dtype, (size_t)row, rows, d);
         return AMP_OK;
     }
-    const size_t each = ampi_ln_rows(x_dtype, rows, d);
+    q.x = x; q.gamma = gamma; q.beta = beta; q.y = y;
+    q.xt = x_dtype; q.pt = param_dtype; q.yt = y_dtype;
+    q.eps = (double)eps;
+    q.d = d;
+    const int is_long = ampi_ln_is_long(&q, rows);
+    const size_t each = is_long ? (size_t)AMPI_LN_ROWS : ampi_ln_rows(x_dtype, rows, d);
     AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
     for (row = 0; row < (int64_t)rows; row += (int64_t)each) {
-        float g_tile[AMPI_TILE], b_tile[AMPI_TILE], mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
-        size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, each), i, k, n;
-        ampi_ln_measure_rows(x, x_dtype, (char*)y + start * ampi_type_size(y_dtype), start, count, d, (double)eps, mean,
-                             invstd);
-        for (i = 0; i < d; i += n) {
-            const float *g, *b;
-            n = ampi_tile_size(d, i);
-            g = ampi_view_or(gamma, param_dtype, i, n, g_tile, 1.0f);
-            b = ampi_view_or(beta, param_dtype, i, n, b_tile, 0.0f);
-            for (k = 0; k < count; k++)
-                ampi_ln_apply_part(x, x_dtype, y, y_dtype, start + k * d + i, g, b, mean[k], invstd[k], n);
-        }
+        float mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
+        const size_t count = ampi_min_size(rows - (size_t)row, each);
+        size_t k;
+        ampi_ln_block(&q, is_long, (size_t)row, count, mean, invstd);
         for (k = 0; k < count; k++) {
             ampi_store_one(save_mean, AMP_F32, (size_t)row + k, mean[k], 0);
             ampi_store_one(save_invstd, AMP_F32, (size_t)row + k, invstd[k], 0);

@@ -1133,13 +1133,18 @@ static void test_norm_rows(void) {
 /* A difference from the mean that is no float any more is infinite, and so is the variance. */
 static void test_norm_overflow(void) {
     static const amp_batch_norm_shape shapes[2] = { { 2, 2, 128, 0, 0, 0 }, { 64, 8, 1, 0, 0, 0 } };
+    const size_t size = 8 * 800;
+    size_t d;
     int t, i, k;
     for (t = 0; t < 3; t += 2) {
-        buffer x = make(types[t], 512), y = make(types[t], 512), mean = make(AMP_F32, 8), inv = make(AMP_F32, 8);
-        for (i = 0; i < 512; i++) put(&x, (size_t)i, i / 8 % 4 == 3 ? -3e38 : 3e38);
-        CHECK(amp_layer_norm_forward(x.p, types[t], NULL, NULL, AMP_F32, 0, (float*)mean.p, (float*)inv.p, y.p,
-                                     types[t], 8, 64, NULL) == AMP_OK);
-        for (i = 0; i < 8; i++) CHECK(fabs(get(&mean, (size_t)i) / 1.5e38 - 1) < 0.01 && get(&inv, (size_t)i) == 0);
+        buffer x = make(types[t], size), y = make(types[t], size), mean = make(AMP_F32, 8), inv = make(AMP_F32, 8);
+        for (d = 0; d < size; d++) put(&x, d, d / 8 % 4 == 3 ? -3e38 : 3e38);
+        for (d = 64; d <= 800; d += 736) {
+            CHECK(amp_layer_norm_forward(x.p, types[t], NULL, NULL, AMP_F32, 0, (float*)mean.p, (float*)inv.p, y.p,
+                                         types[t], 8, d, NULL) == AMP_OK);
+            for (i = 0; i < 8; i++)
+                CHECK(fabs(get(&mean, (size_t)i) / 1.5e38 - 1) < 0.01 && get(&inv, (size_t)i) == 0);
+        }
         for (k = 0; k < 2; k++) {
             CHECK(amp_batch_norm_forward(&shapes[k], 1, x.p, types[t], NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p,
                                          (float*)inv.p, y.p, types[t], NULL) == AMP_OK);
