@@ -17669,6 +17669,22 @@ AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_tree_avx2(__m256d even, __m256d odd) {
     _mm256_storeu_pd(lane, _mm256_add_pd(even, odd));
     return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }
+AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_squares_total8(__m256d s0, __m256d s1, __m256d s2, __m256d s3, __m256d s4,
+                                                        __m256d s5, __m256d s6, __m256d s7) {
+    s0 = _mm256_add_pd(_mm256_add_pd(s0, s4), _mm256_add_pd(s2, s6));
+    s1 = _mm256_add_pd(_mm256_add_pd(s1, s5), _mm256_add_pd(s3, s7));
+    return ampi_tree_avx2(s0, s1);
+}
+/* Adds the squares of the 32 elements at p to s0 to s7. */
+#define AMPI_SQUARES_32_AVX2(name, p)              \
+    s0 = ampi_square_##name##_avx2(p, s0);         \
+    s1 = ampi_square_##name##_avx2((p) + 4, s1);   \
+    s2 = ampi_square_##name##_avx2((p) + 8, s2);   \
+    s3 = ampi_square_##name##_avx2((p) + 12, s3);  \
+    s4 = ampi_square_##name##_avx2((p) + 16, s4);  \
+    s5 = ampi_square_##name##_avx2((p) + 20, s5);  \
+    s6 = ampi_square_##name##_avx2((p) + 24, s6);  \
+    s7 = ampi_square_##name##_avx2((p) + 28, s7)
 
 /* The processor prefetches up to the end of a page; this is one page ahead. */
 #define AMPI_SCAN_FETCH(p)                                       \
@@ -17703,24 +17719,50 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_rest_16_avx2(uint16_t* pad, const uint16_
             const type* p = AMPI_SCAN_TURN(x, i, n, pad, rest);                                          \
             AMPI_SCAN_FETCH(p);                                                                          \
             any = over(any, p, last);                                                                    \
-            s0 = ampi_square_##name##_avx2(p, s0);                                                       \
-            s1 = ampi_square_##name##_avx2(p + 4, s1);                                                   \
-            s2 = ampi_square_##name##_avx2(p + 8, s2);                                                   \
-            s3 = ampi_square_##name##_avx2(p + 12, s3);                                                  \
-            s4 = ampi_square_##name##_avx2(p + 16, s4);                                                  \
-            s5 = ampi_square_##name##_avx2(p + 20, s5);                                                  \
-            s6 = ampi_square_##name##_avx2(p + 24, s6);                                                  \
-            s7 = ampi_square_##name##_avx2(p + 28, s7);                                                  \
+            AMPI_SQUARES_32_AVX2(name, p);                                                               \
         }                                                                                                \
-        s0 = _mm256_add_pd(_mm256_add_pd(s0, s4), _mm256_add_pd(s2, s6));                                \
-        s1 = _mm256_add_pd(_mm256_add_pd(s1, s5), _mm256_add_pd(s3, s7));                                \
-        *sum += ampi_tree_avx2(s0, s1);                                                                  \
+        *sum += ampi_squares_total8(s0, s1, s2, s3, s4, s5, s6, s7);                                     \
         *hit |= signs(any) != 0;                                                                         \
         ampi_clear_upper();                                                                              \
     }
 AMPI_SCAN_AVX2(f32, float, ampi_over_f32_avx2, AMPI_SIGNS_F32_AVX2, ampi_rest_f32_avx2)
 AMPI_SCAN_AVX2(half, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2, ampi_rest_16_avx2)
 AMPI_SCAN_AVX2(bf16, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2, ampi_rest_16_avx2)
+
+/* The sums of squares of four runs of n elements, a chunk apart: memory is read faster in several places at once. There
+   are not registers enough for all their sums, so they take turns of a few lines; each fetches what it reads two turns
+   later. */
+enum { AMPI_SQUARES_TURN = 128 };
+#define AMPI_SQUARES_AVX2(name, type)                                                                        \
+    AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_squares_turn_##name(const type* x, __m256d* s) {                  \
+        __m256d s0 = s[0], s1 = s[1], s2 = s[2], s3 = s[3], s4 = s[4], s5 = s[5], s6 = s[6], s7 = s[7];      \
+        size_t i;                                                                                            \
+        for (i = 0; i < AMPI_SQUARES_TURN; i += AMPI_SCAN_LANES, x += AMPI_SCAN_LANES) {                     \
+            AMPI_FETCH(x, 2 * AMPI_SQUARES_TURN * sizeof *x);                                                \
+            if (sizeof *x == 4) AMPI_FETCH(x, 2 * AMPI_SQUARES_TURN * sizeof *x + 64);                       \
+            AMPI_SQUARES_32_AVX2(name, x);                                                                   \
+        }                                                                                                    \
+        s[0] = s0; s[1] = s1; s[2] = s2; s[3] = s3; s[4] = s4; s[5] = s5; s[6] = s6; s[7] = s7;              \
+    }                                                                                                        \
+    AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_squares_##name(const type* x, size_t n, double* sums) {           \
+        __m256d s[4][8];                                                                                     \
+        size_t i, k;                                                                                         \
+        for (k = 0; k < 32; k++) s[k / 8][k % 8] = _mm256_setzero_pd();                                      \
+        for (i = 0; i < n; i += AMPI_SQUARES_TURN)                                                           \
+            for (k = 0; k < 4; k++) ampi_squares_turn_##name(x + i + k * AMPI_CHUNK, s[k]);                  \
+        for (k = 0; k < 4; k++)                                                                              \
+            sums[k] = ampi_squares_total8(s[k][0], s[k][1], s[k][2], s[k][3], s[k][4], s[k][5], s[k][6],     \
+                                          s[k][7]);                                                          \
+    }
+AMPI_SQUARES_AVX2(f32, float)
+AMPI_SQUARES_AVX2(half, uint16_t)
+AMPI_SQUARES_AVX2(bf16, uint16_t)
+AMPI_TARGET_AVX2 AMPI_FN void ampi_squares_avx2(amp_dtype t, const void* x, size_t n, double* sums) {
+    if (t == AMP_F32)      ampi_squares_f32((const float*)x, n, sums);
+    else if (t == AMP_F16) ampi_squares_half((const uint16_t*)x, n, sums);
+    else                   ampi_squares_bf16((const uint16_t*)x, n, sums);
+    ampi_clear_upper();
+}
 
 /* Adds the squares of eight floats, and of 32 elements [i, i+32), to the lanes of s. Of bfloat16 the even elements
    are taken apart from the odd ones, so each holds every other lane. */
@@ -17793,7 +17835,7 @@ AMPI_SCAN_AVX512(f32, float, AMP_F32, ampi_over_f32_avx512, _mm512_movepi32_mask
 AMPI_SCAN_AVX512(half, uint16_t, AMP_F16, ampi_over_16_avx512, _mm512_movepi16_mask, ampi_rest_16_avx512)
 AMPI_SCAN_AVX512(bf16, uint16_t, AMP_BF16, ampi_over_16_avx512, _mm512_movepi16_mask, ampi_rest_16_avx512)
 
-/* The sums of squares of four runs of n elements, a chunk apart: memory is read faster in several places at once. */
+/* The sums of squares of four runs, as above. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_ahead_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
     const char* p = (const char*)x + i * ampi_type_size(t) + 1024;
     _mm_prefetch(p, _MM_HINT_T0);
@@ -17955,7 +17997,7 @@ AMPI_FN void ampi_check_abreast(const void* data, amp_dtype t, ampi_chunk* c) {
     int k;
     for (i = 0; i < AMPI_CHUNK; i += block) {
         const char* x = (const char*)data + (c->offset + i) * size;
-        ampi_squares_avx512(t, x, block, sums);
+        AMPI_EITHER(ampi_squares, t, x, block, sums);
         AMPI_FORGET(sums);
         for (k = 0; k < AMPI_ABREAST; k++, x += AMPI_CHUNK * size) {
             c[k].sum += sums[k];
@@ -17974,7 +18016,7 @@ AMPI_FN void ampi_check_chunks(void* context, ampi_chunk* c) {
     const ampi_chunk* end = c + AMPI_ABREAST - 1;
     amp_tensor x = pass->src->at(pass->src->list, c->tensor);
     amp_dtype t = ampi_dtype(x.dtype);
-    if (ampi_simd() == AMP_ISA_AVX512 && c->count == AMPI_ABREAST && end->tensor == c->tensor
+    if (ampi_simd() >= AMP_ISA_AVX2 && c->count == AMPI_ABREAST && end->tensor == c->tensor
         && end->n == AMPI_CHUNK && ampi_pass_limit(pass, c->tensor, t) == ampi_inf_bits(t) - 1) {
         ampi_check_abreast(x.data, t, c);
         return;

@@ -426,6 +426,7 @@ TABLE = [
     ("scaler", "v[l] = x[i + (size_t)l] * factor;", "v[l] = x[i] * factor;"),
     ("scaler", "ampi_inf_bits(t) - 1, c[k].offset + i, &c[k]);", "ampi_inf_bits(t) - 1, c[0].offset + i, &c[k]);"),
     ("scaler", "k < AMPI_ABREAST; k++, x += AMPI_CHUNK * size", "k < AMPI_ABREAST; k++, x += AMPI_BLOCK * size"),
+    ("scaler", "ampi_squares_turn_##name(x + i + k * AMPI_CHUNK, s[k]);", "ampi_squares_turn_##name(x + i + k, s[k]);"),
     ("scaler", "ampi_square_ahead_x32(t, x, i + 3 * AMPI_CHUNK, d);", "ampi_square_ahead_x32(t, x, i + 2 * AMPI_CHUNK, d);"),
     ("scaler", "end->tensor == c->tensor", "c->tensor == c->tensor"),
     ("scaler", "&& end->n == AMPI_CHUNK && ampi_pass", "&& ampi_pass"),
