@@ -14827,8 +14827,9 @@ typedef struct ampi_ln_forward {
     size_t d;
 } ampi_ln_forward;
 #if AMPI_X86
-/* Long rows of floats: while one is written the next one is summed, so that memory is read and written at once and the
-   additions have something to wait for. The pass between, over a row that is near, fetches its row of y. */
+/* Long rows of floats: while one is written the next one is summed, so that memory is read and written at once, and
+   writing fills the time in which additions wait for each other. The pass between, over a row that is near, fetches its
+   row of y. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_apply_and_sum_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* next_sum,
                                                               const float* next, float* y, const float* x,
                                                               const float* gamma, const float* beta, __m512 mean,
@@ -14864,7 +14865,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_long_avx512(const ampi_ln_forward* q, si
     ampi_clear_upper();
 }
 #endif
-/* Are rows done so? Where each thread has some that follow each other. */
+/* Are rows done so? Where each thread has some that follow each other; shorter ones are faster in pairs, which stay in
+   the first-level cache. */
 AMPI_FN int ampi_ln_is_long(const ampi_ln_forward* q, size_t rows) {
     return AMPI_X86 && ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(q->xt) == AMP_F32 && ampi_dtype(q->yt) == AMP_F32
         && q->d >= 768 && rows / AMPI_LN_ROWS >= ampi_threads();
@@ -17835,7 +17837,7 @@ AMPI_SCAN_AVX512(f32, float, AMP_F32, ampi_over_f32_avx512, _mm512_movepi32_mask
 AMPI_SCAN_AVX512(half, uint16_t, AMP_F16, ampi_over_16_avx512, _mm512_movepi16_mask, ampi_rest_16_avx512)
 AMPI_SCAN_AVX512(bf16, uint16_t, AMP_BF16, ampi_over_16_avx512, _mm512_movepi16_mask, ampi_rest_16_avx512)
 
-/* The sums of squares of four runs, as above. */
+/* The same with AVX-512, which has registers for all their sums. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_ahead_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
     const char* p = (const char*)x + i * ampi_type_size(t) + 1024;
     _mm_prefetch(p, _MM_HINT_T0);
