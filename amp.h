@@ -7389,9 +7389,9 @@ AMPI_FN void ampi_taps_rows(const ampi_taps_isa* g, ampi_taps* u, size_t rows) {
     u->a = a; u->bias = bias; u->t = t;
 }
 /* Of so many vectors that are left, those that are next: two, or three where that leaves no single one, and where rows
-   are not just one or two blocks of mr. */
+   are not just one or two blocks of mr; of so few that two would have them wait for loads, three as well. */
 AMPI_FN size_t ampi_taps_vectors(const ampi_taps_isa* g, size_t rows, size_t left) {
-    const int wide = g->wide > 0 && (rows > 28 || (rows > 14 && rows <= 16));
+    const int wide = g->wide > 0 && (rows > 28 || (rows > 14 && rows <= 16) || rows <= g->wide);
     return wide && left > 2 && left != 4 ? 3 : ampi_min_size(left, 2);
 }
 /* All of t[rows][n], two or three neighbouring vectors at a time, or more of a single row. */
@@ -8032,10 +8032,20 @@ AMPI_FN void ampi_abreast_pixel(const ampi_abreast* d, const ampi_lists* lists, 
     u->a = a; u->b = b;
 }
 
+/* Pixels whose terms lie alike, `left` vectors side by side. */
+AMPI_FN void ampi_abreast_pixels(const ampi_abreast* d, const ampi_lists* lists, size_t left, ampi_taps* u) {
+    for (; left > 0; left -= u->vectors) {
+        u->vectors = ampi_taps_vectors(&d->isa, d->rows, left);
+        ampi_abreast_pixel(d, lists, u);
+        u->b += u->vectors * d->isa.lanes;
+        u->t += u->vectors * d->isa.lanes;
+    }
+}
 /* One row of results into t[row][pixel][image]. */
 AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y, size_t images, float* t,
                               ampi_lists lists) {
     const int pairs = d->width == d->isa.lanes;
+    const int run = d->w.parts == 1 && d->w.classes == 1 && (pairs || images > d->isa.lanes);
     int64_t rows[AMPI_STENCIL_KERNEL], columns[AMPI_STENCIL_KERNEL], r, u, i, first, count;
     const float* stage = base->b;
     for (i = 0; i < d->h.kernel; i++)
@@ -8052,6 +8062,11 @@ AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y,
             }
             base->t = t + (size_t)(d->w.parts * u + r) * d->width;
             base->b = stage + (size_t)((u - first) * d->w.classes) * d->width;
+            if (inside && run) {
+                ampi_abreast_pixels(d, &lists, (size_t)(d->high[0] - u) * d->width / d->isa.lanes, base);
+                u = d->high[0] - 1;
+                continue;
+            }
             base->vectors = (pairs ? u + 1 < count : images > d->isa.lanes) ? 2 : 1;
             ampi_abreast_pixel(d, &lists, base);
             u += pairs;
@@ -8259,8 +8274,12 @@ typedef struct ampi_fold {
 enum { AMPI_FOLD_IMAGE = 262144, AMPI_FOLD_SUMS = 65536, AMPI_FOLD_TILES = 16, AMPI_FOLD_PIXELS = 384,
        AMPI_FOLD_AHEAD = 8192 };
 
-/* A tile: outputs o.., channels ch.. of group g, kernel rows a..; edge, and vectors of a segment and of all of them. */
-typedef struct ampi_fold_tile { size_t g, o, outs, ch, channels, a, rows, edge, part, vectors; } ampi_fold_tile;
+/* A tile: outputs o.., channels ch.. of group g, kernel rows a..; edge; segments, vectors of one and of all of them.
+   across: the first vectors of all segments come first, then the second ones; otherwise one segment after the other. */
+typedef struct ampi_fold_tile {
+    size_t g, o, outs, ch, channels, a, rows, edge, segments, part, vectors;
+    int across;
+} ampi_fold_tile;
 
 AMPI_FN size_t ampi_fold_tiles(const ampi_fold* f) { return f->out_tiles * f->channel_tiles * f->row_tiles; }
 AMPI_FN ampi_fold_tile ampi_fold_tile_of(const ampi_fold* f, size_t task) {
@@ -8275,8 +8294,10 @@ AMPI_FN ampi_fold_tile ampi_fold_tile_of(const ampi_fold* f, size_t task) {
     t.ch = ch * f->c->cg / f->channel_tiles;
     t.channels = (ch + 1) * f->c->cg / f->channel_tiles - t.ch;
     t.edge = f->whole ? t.rows * t.channels : t.channels;
+    t.segments = f->whole ? 1 : t.rows;
     t.part = ampi_div_up(t.edge * (size_t)f->c->s.kernel_w, f->isa.lanes);
-    t.vectors = f->whole ? t.part : t.part * t.rows;
+    t.vectors = t.part * t.segments;
+    t.across = t.segments > 1 && ampi_taps_vectors(&f->isa, t.outs, 3) == 3;
     return t;
 }
 
@@ -8430,17 +8451,19 @@ AMPI_FN void ampi_fold_dy(const ampi_fold* f, const ampi_fold_tile* t, size_t n0
                           ((n0 + n) * (size_t)c->s.out_channels + t->g * c->og + t->o + o) * p, p);
 }
 
-/* Adds u's terms to all sums of the tile. */
+/* Adds u's terms to all sums of the tile: those of neighbouring vectors together, a segment's single last one with the
+   first of the next segment; or those of neighbouring segments, where three are faster than two. */
 AMPI_FN void ampi_fold_add(const ampi_fold* f, const ampi_fold_tile* tile, ampi_taps* u) {
-    const size_t lanes = f->isa.lanes, line = f->pitch * tile->edge;
+    const size_t lanes = f->isa.lanes, line = f->pitch * tile->edge, row = tile->across ? tile->segments : tile->part;
+    const size_t step = tile->across ? line : lanes, next = tile->across ? lanes : line;
     const float* b = u->b;
     float* t = u->t;
     size_t v;
-    for (v = 0; v < tile->vectors; v += 2) {
-        size_t at = v / tile->part * line + v % tile->part * lanes, w = v + 1;
-        u->vectors = w < tile->vectors ? 2 : 1;
-        u->b = b + at;
-        u->b_next = w / tile->part * line + w % tile->part * lanes - at;
+    for (v = 0; v < tile->vectors; v += u->vectors) {
+        const size_t i = v % row, left = row - i;
+        u->vectors = left == 1 && v + 1 < tile->vectors ? 2 : ampi_taps_vectors(&f->isa, tile->outs, left);
+        u->b = b + v / row * next + i * step;
+        u->b_next = left > 1 ? step : next - i * step;
         u->t = t + v * lanes;
         ampi_taps_rows(&f->isa, u, tile->outs);
     }
@@ -8477,11 +8500,14 @@ AMPI_FN void ampi_fold_unit(const ampi_fold* f, const ampi_fold_tile* t, size_t 
     ampi_fold_add(f, t, u);
 }
 
-/* Sums [o][segment][(b,a,c)] to dw[o][(c,a,b)]: all channels of a tile in one run, or the rows of one. */
+/* Sums [o][segment or none][(b,a,c)] to dw[o][(c,a,b)], or such whose segments alternate vector by vector: all channels
+   of a tile in one run, or the rows of one. */
 AMPI_FN void ampi_fold_store(const ampi_fold* f, const ampi_fold_tile* t, const float* sums, void* dw,
                              amp_dtype dtype, int accumulate) {
     const size_t taps = f->c->taps, kw = (size_t)f->c->s.kernel_w, all = f->row_tiles == 1 ? t->channels : 1;
-    const size_t columns = all * t->rows * kw;
+    const size_t columns = all * t->rows * kw, lanes = f->isa.lanes;
+    const size_t row = f->whole ? t->channels : t->across ? lanes : t->part * lanes;
+    const size_t apart = t->across ? t->segments : 1;
     size_t o, first, k, n, a = 0, b = 0, ch = 0, count;
     for (o = t->g * f->c->og + t->o; o < t->g * f->c->og + t->o + t->outs; o++, sums += f->ldt, ch = 0)
         for (first = 0; first < t->channels; first += all)
@@ -8489,8 +8515,8 @@ AMPI_FN void ampi_fold_store(const ampi_fold* f, const ampi_fold_tile* t, const 
                 float line[256];
                 count = ampi_min_size(columns - k, 256);
                 for (n = 0; n < count; n++) {
-                    const float* row = sums + (f->whole ? a * t->channels : a * t->part * f->isa.lanes);
-                    line[n] = row[b * t->edge + ch];
+                    const size_t at = b * t->edge + ch, lane = at & (lanes - 1);
+                    line[n] = sums[a * row + (at - lane) * apart + lane];
                     if (++b < kw) continue;
                     b = 0;
                     if (++a < t->rows) continue;

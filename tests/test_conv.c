@@ -269,6 +269,7 @@ static const int SHAPES[][14] = {
     { 13, 8, 6, 5, 9, 3, 3, 1, 1, 1, 1, 1, 1, 1 },     /* batches that fill a vector, and more than two */
     { 37, 7, 5, 4, 8, 4, 3, 2, 1, 1, 2, 1, 1, 1 },
     { 25, 12, 5, 6, 10, 5, 5, 3, 2, 2, 3, 1, 1, 2 },
+    { 29, 7, 6, 11, 5, 3, 4, 1, 2, 1, 0, 1, 1, 1 },    /* one with a stride along rows, and none of their pixels at a margin */
     { 12, 8, 18, 17, 5, 3, 3, 1, 1, 1, 1, 1, 2, 1 },
     { 3, 130, 5, 5, 61, 3, 3, 2, 2, 0, 1, 1, 1, 1 },   /* dw in more than one tile, of channels and of outputs */
     { 1, 8, 5, 5, 910, 3, 3, 2, 2, 0, 0, 1, 1, 1 },
