@@ -13913,7 +13913,10 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_rows_moment_x16(amp_dtype t, size_t 
     ampi_wide a = ampi_load_lanes_x16(t, acc + i);
     const ampi_wide w = ampi_load_lanes_x16(t, mean + i);
     size_t r;
-    for (r = 0; r < rows; r++) ampi_moment_x16(t, r * stride + i, m, &a, x, w);
+    for (r = 0; r < rows; r++) {
+        AMPI_FETCH(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
+        ampi_moment_x16(t, r * stride + i, m, &a, x, w);
+    }
     ampi_store_lanes_x16(t, acc + i, a);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_rows_avx512(double* acc, ampi_part x, size_t stride, size_t rows,
@@ -13939,7 +13942,10 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_rows_moment_twin(amp_dtype t, size_t i
     size_t r;
     ampi_load_lanes8(a, acc + i);
     ampi_load_lanes8(w, mean + i);
-    for (r = 0; r < rows; r++) ampi_moment_twin(t, r * stride + i, n, a, x, w);
+    for (r = 0; r < rows; r++) {
+        AMPI_FETCH(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
+        ampi_moment_twin(t, r * stride + i, n, a, x, w);
+    }
     ampi_store_lanes8(acc + i, a);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_rows_avx2(double* acc, ampi_part x, size_t stride, size_t rows,
@@ -14131,6 +14137,15 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ah
         && ampi_bn_apply_parted((uint16_t*)y, words, ahead, stats, gamma, beta, x.n)) return;
     AMPI_FOR_TYPE(ampi_bn_apply_typed8, x.t, y, x.data, ahead, stats, gamma, beta, x.n);
 }
+/* Fetches elements from i on of the two rows that follow two rows `next` elements apart: to be read, and written. */
+AMPI_INLINE void ampi_bn_fetch_rows(amp_dtype t, const void* p, size_t i, size_t next) {
+    AMPI_FETCH(p, (2 * next + i) * ampi_type_size(t));
+    AMPI_FETCH(p, (3 * next + i) * ampi_type_size(t));
+}
+AMPI_INLINE void ampi_bn_fetch_rows_own(amp_dtype t, const void* p, size_t i, size_t next) {
+    AMPI_FETCH_OWN(p, (2 * next + i) * ampi_type_size(t));
+    AMPI_FETCH_OWN(p, (3 * next + i) * ampi_type_size(t));
+}
 /* The same for two rows, `next` elements apart. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_rows_x16(amp_dtype t, size_t i, __mmask16 m, void* y, const void* x,
                                                            size_t next, const ampi_bn_stats* stats, const float* gamma,
@@ -14140,6 +14155,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_rows_x16(amp_dtype t, size_t i
     const __m512 g = _mm512_loadu_ps(gamma + i), b = _mm512_loadu_ps(beta + i);
     const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
     const __m512 w = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, next + i, m), mean), invstd);
+    ampi_bn_fetch_rows(t, x, i, next);
+    ampi_bn_fetch_rows_own(t, y, i, next);
     ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, g, b));
     ampi_put_fetched_x16(t, y, next + i, m, _mm512_fmadd_ps(w, g, b));
 }
@@ -14155,6 +14172,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_rows_twin(amp_dtype t, size_t i,
     const ampi_twin g = ampi_beside_twin(t, gamma + i), b = ampi_beside_twin(t, beta + i);
     const ampi_twin v = ampi_mul_twin(ampi_sub_twin(ampi_get_twin(t, x, i, n), mean), invstd);
     const ampi_twin w = ampi_mul_twin(ampi_sub_twin(ampi_get_twin(t, x, next + i, n), mean), invstd);
+    ampi_bn_fetch_rows(t, x, i, next);
+    ampi_bn_fetch_rows_own(t, y, i, next);
     ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, g, b));
     ampi_put_fetched_twin(t, y, next + i, n, ampi_fma_twin(w, g, b));
 }
@@ -14302,6 +14321,12 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_dx_avx2(void* dx, ampi_part dy, ampi_part 
     (void)ahead;
     AMPI_FOR_TYPE(ampi_bn_dx_typed8, x.t, dx, dy.data, x.data, slope, x.n);
 }
+/* Fetches what follows two rows, of FP32: with 16 bits there is more to compute than to wait for. */
+AMPI_INLINE void ampi_bn_fetch_slopes(const void* dy, const void* x, const void* dx, size_t i, size_t next) {
+    ampi_bn_fetch_rows(AMP_F32, dy, i, next);
+    ampi_bn_fetch_rows(AMP_F32, x, i, next);
+    ampi_bn_fetch_rows_own(AMP_F32, dx, i, next);
+}
 /* The same for two rows, `next` elements apart. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_rows_x16(amp_dtype t, size_t i, __mmask16 m, void* dx, const void* dy,
                                                         const void* x, size_t next, const ampi_bn_slope* slope) {
@@ -14311,6 +14336,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_dx_rows_x16(amp_dtype t, size_t i, _
     const __m512 g = _mm512_sub_ps(ampi_get_x16(t, dy, i, m), a), v = _mm512_sub_ps(mean, ampi_get_x16(t, x, i, m));
     const __m512 h = _mm512_sub_ps(ampi_get_x16(t, dy, next + i, m), a);
     const __m512 w = _mm512_sub_ps(mean, ampi_get_x16(t, x, next + i, m));
+    if (t == AMP_F32) ampi_bn_fetch_slopes(dy, x, dx, i, next);
     ampi_put_fetched_x16(t, dx, i, m, _mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));
     ampi_put_fetched_x16(t, dx, next + i, m, _mm512_mul_ps(_mm512_fmadd_ps(w, b, h), k));
 }
@@ -14327,6 +14353,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_dx_rows_twin(amp_dtype t, size_t i, si
     const ampi_twin v = ampi_sub_twin(mean, ampi_get_twin(t, x, i, n));
     const ampi_twin h = ampi_sub_twin(ampi_get_twin(t, dy, next + i, n), a);
     const ampi_twin w = ampi_sub_twin(mean, ampi_get_twin(t, x, next + i, n));
+    if (t == AMP_F32) ampi_bn_fetch_slopes(dy, x, dx, i, next);
     ampi_put_fetched_twin(t, dx, i, n, ampi_mul_twin(ampi_fma_twin(v, b, g), k));
     ampi_put_fetched_twin(t, dx, next + i, n, ampi_mul_twin(ampi_fma_twin(w, b, h), k));
 }
