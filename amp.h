@@ -5187,6 +5187,32 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_plain(float* dst, size_t n, const amp
     AMPI_FOR_TYPE(ampi_stage_plain_as, v->dtype, dst, n, v->data, at, rows, width, x0);
     ampi_clear_upper();
 }
+/* The same by turns: row r has n places with elements x0 + 2*j, and then n with x0 + 2*j + 1. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_stage_twos_as(amp_dtype t, float* dst, size_t n, const void* src, size_t at,
+                                                      size_t rows, int64_t width, int64_t x0) {
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const int64_t size = t == AMP_F32 ? 4 : 2;
+    size_t j, r;
+    for (j = 0; j < n; j += 16) {
+        const __mmask16 m = ampi_first_x16(n - j);
+        const __mmask32 here = ampi_inside_x32(x0 + (int64_t)(2 * j), width);
+        const char* from = (const char*)src + ((int64_t)(at + 2 * j) + x0) * size;
+        float* to = dst + j;
+        for (r = 0; r < rows; r++, to += 2 * n, from += width * size) {
+            const __m512 low = ampi_get_x16(t, from, 0, (__mmask16)here);
+            const __m512 high = ampi_get_x16(t, from, 16, (__mmask16)(here >> 16));
+            _mm512_mask_storeu_ps(to, m, _mm512_permutex2var_ps(low, even, high));
+            _mm512_mask_storeu_ps(to + n, m, _mm512_permutex2var_ps(low, odd, high));
+        }
+    }
+}
+AMPI_TARGET_AVX512 AMPI_FN void ampi_stage_twos(float* dst, size_t n, const ampi_operand* v, size_t at, size_t rows,
+                                                int64_t x0) {
+    const int64_t width = v->image->width;
+    AMPI_FOR_TYPE(ampi_stage_twos_as, v->dtype, dst, n, v->data, at, rows, width, x0);
+    ampi_clear_upper();
+}
 #endif
 /* Rows y to `last` of a channel of an image, into `line`. */
 AMPI_FN void ampi_stage_lines(const ampi_stage* t, size_t image, size_t c, int64_t y, int64_t last, float* line) {
@@ -5194,13 +5220,14 @@ AMPI_FN void ampi_stage_lines(const ampi_stage* t, size_t image, size_t c, int64
     const int64_t x = g->base_w + t->low_w;
     size_t f;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512 && g->mul_w == 1 && g->div_h == 1 && g->div_w == 1) {
+    if (ampi_simd() == AMP_ISA_AVX512 && g->mul_w <= 2 && g->div_h == 1 && g->div_w == 1) {
         const int64_t first = ampi_min_i64(y < 0 ? 0 : y, last), end = ampi_min_i64(g->height, last);
         const int64_t inside = end > first ? end - first : 0;
         const size_t at = t->v->offset + image * g->image_stride + c * g->channel_stride + (size_t)(first * g->width);
         memset(line, 0, (size_t)(first - y) * t->pitch * sizeof *line);
         line += (size_t)(first - y) * t->pitch;
-        ampi_stage_plain(line, t->pitch, t->v, at, (size_t)inside, x);
+        if (g->mul_w == 1) ampi_stage_plain(line, t->pitch, t->v, at, (size_t)inside, x);
+        else ampi_stage_twos(line, t->phase, t->v, at, (size_t)inside, x);
         line += (size_t)inside * t->pitch;
         memset(line, 0, (size_t)(last - first - inside) * t->pitch * sizeof *line);
         return;
@@ -7412,6 +7439,73 @@ AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, si
     }
     u->b = b; u->t = t;
 }
+
+/* Two strips of pixels, `apart` in the image, where lanes are channels (see ampi_spread): row i of a kernel is a pixel
+   of the first strip, row 7 + i one of the second; b are weights of 32 results, or of 16. A term adds to the pixels in
+   `rows` alone (bit i), which are all but those where it would add a weight times the margin's zero:
+     t[i][j] = (first ? 0 : t[i][j]) + sum over r < repeat, and in it over the terms whose rows have bit i, of
+               a[r*a_step + from + i] * b[r*b_step + at + j],
+   and t2 likewise, with bit 7 + i and a[r*a_step + from + apart + i]. */
+typedef struct ampi_strip_term { uint32_t at, from, rows; } ampi_strip_term;
+typedef struct ampi_strips {
+    const float* a; size_t a_step, apart;
+    const float* b; size_t b_step;
+    const ampi_strip_term* terms; size_t k, repeat;
+    float *t, *t2; size_t ldt, vectors;
+    int first;
+} ampi_strips;
+
+enum { AMPI_STRIP = 7, AMPI_STRIP_LEAST = 4 };    /* longest and shortest strip */
+#define AMPI_STRIP_ROWS(length) (((1u << (length)) - 1u) * (1u + (1u << AMPI_STRIP)))
+
+#if AMPI_X86
+#define AMPI_STRIPS_4(X, V) \
+    X(0, p, 0, V) X(1, p, 1, V) X(2, p, 2, V) X(3, p, 3, V) X(7, q, 0, V) X(8, q, 1, V) X(9, q, 2, V) X(10, q, 3, V)
+#define AMPI_STRIPS_5(X, V) AMPI_STRIPS_4(X, V) X(4, p, 4, V) X(11, q, 4, V)
+#define AMPI_STRIPS_6(X, V) AMPI_STRIPS_5(X, V) X(5, p, 5, V) X(12, q, 5, V)
+#define AMPI_STRIPS_7(X, V) AMPI_STRIPS_6(X, V) X(6, p, 6, V) X(13, q, 6, V)
+#define AMPI_STRIP_READ(i, p, o, V) \
+    c##i##0 = AMPI_##V##_LOAD(t_##p + o * ldt);                                                     \
+    if (two) c##i##1 = AMPI_##V##_LOAD(t_##p + o * ldt + AMPI_##V##_LANES);
+#define AMPI_STRIP_SOME(i, p, o, V) if (term->rows & 1u << i) { AMPI_MICRO_STEP(i, p, o, V) }
+#define AMPI_STRIP_WRITE(i, p, o, V) \
+    AMPI_##V##_STORE(t_##p + o * ldt, c##i##0);                                                     \
+    if (two) AMPI_##V##_STORE(t_##p + o * ldt + AMPI_##V##_LANES, c##i##1);
+#define AMPI_STRIPS(name, V, LENGTH, STRIPS, vectors)                                               \
+    AMPI_##V##_TARGET AMPI_FN void name(const ampi_strips* u) {                                     \
+        enum { two = (vectors) > 1, three = 0 };                                                    \
+        const size_t ldt = u->ldt, apart = u->apart;                                                \
+        const float *a = u->a, *w = u->b;                                                           \
+        const ampi_strip_term *term, *end = u->terms + u->k;                                        \
+        float *t_p = u->t, *t_q = u->t2;                                                            \
+        size_t r;                                                                                   \
+        AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, b2 = b1;                                          \
+        STRIPS(AMPI_MICRO_ZERO, V)                                                                  \
+        if (!u->first) { STRIPS(AMPI_STRIP_READ, V) }                                               \
+        for (r = u->repeat; r > 0; r--, a += u->a_step, w += u->b_step)                             \
+            for (term = u->terms; term < end; term++) {                                             \
+                const float *p = a + term->from, *q = p + apart, *b = w + term->at;                 \
+                b0 = AMPI_##V##_LOAD(b);                                                            \
+                if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                \
+                if (term->rows == AMPI_STRIP_ROWS(LENGTH)) { STRIPS(AMPI_MICRO_STEP, V) }           \
+                else { STRIPS(AMPI_STRIP_SOME, V) }                                                 \
+            }                                                                                       \
+        STRIPS(AMPI_STRIP_WRITE, V)                                                                 \
+        (void)b2;                                                                                   \
+        ampi_clear_upper();                                                                         \
+    }
+#define AMPI_STRIPS_PAIR(V, L) \
+    AMPI_STRIPS(ampi_strips_##V##_##L##_1, V, L, AMPI_STRIPS_##L, 1)                                \
+    AMPI_STRIPS(ampi_strips_##V##_##L##_2, V, L, AMPI_STRIPS_##L, 2)
+AMPI_STRIPS_PAIR(V16, 4) AMPI_STRIPS_PAIR(V16, 5) AMPI_STRIPS_PAIR(V16, 6) AMPI_STRIPS_PAIR(V16, 7)
+AMPI_FN void ampi_strips_avx512(size_t length, const ampi_strips* u) {
+    static void (*const run[4][2])(const ampi_strips*) = {
+        { ampi_strips_V16_4_1, ampi_strips_V16_4_2 }, { ampi_strips_V16_5_1, ampi_strips_V16_5_2 },
+        { ampi_strips_V16_6_1, ampi_strips_V16_6_2 }, { ampi_strips_V16_7_1, ampi_strips_V16_7_2 }
+    };
+    run[length - AMPI_STRIP_LEAST][u->vectors - 1](u);
+}
+#endif
 
 /* dst[i] = src[2*i], i < n. Whole vectors as long as more follows: so they stay inside the row; short ones, which all
    compilers keep in registers. */
@@ -9967,78 +10061,131 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
 /* --- direct convolution: lanes are channels --------------------------------------------------------- */
 
 /* Where lines are short, unfolding an image takes long, and lanes that are pixels would often be margins. So lanes are
-   channels of the result, and a row of the micro-kernel is a pixel, whose line's part lies in the image as it is, with
-   margins; ampi_taps says where: its `a` is the image here, its `b` are weights of FP32, turned once to panels of 32
-   channels. A task is some images and some panels, a block of source channels after the other; its sums lie
-   [image][pixel][channel], and are transposed when they are stored. */
+   channels of the result, and a row of the kernel (ampi_strips) is a pixel, whose line's part lies in the image as it
+   is, with margins; weights are FP32, turned once to panels of 32 channels. A tile is two strips of pixels, one after
+   the other or, where a line is a strip, those of two images. Its list of terms leaves out what would add a weight
+   times a margin's zero, a fifth of all with 3 x 3 weights and 7 x 7 pixels: that shows only if the weight is infinite
+   or a NaN, or in a sum that is -0 by then, and stays so (see ampi_spread_run). A task is some images and some panels, a
+   block of source channels after the other; its sums lie [image][pixel][channel], and are transposed when they are
+   stored. */
 typedef struct ampi_spread {
     const ampi_conv2d* c;
     const ampi_image* image;
-    ampi_taps_isa isa;
     size_t rows, channels, depth, k;              /* results, source channels, those of a block; k */
-    size_t lines, pitch, panel, panels, ldt;      /* of a channel with margins; floats of a panel; panels */
+    size_t lines, phase, pitch, plane;            /* of a channel with margins; floats of it */
+    size_t panel, panels, pixels, ldt;            /* floats of a panel; panels; pixels of sums */
+    size_t strips, length, tiles;                 /* of a line; pixels of one; tiles of an image, or of two */
     int64_t low_h, low_w;                         /* smallest kernel offsets */
     size_t images, groups, parts;                 /* images of a task, tasks along them, and along the panels */
-    size_t at_terms, at_slots, at_line, at_sums, floats, slots;   /* scratch memory, in floats; that of a slot */
+    size_t at_terms, at_counts, at_slots, at_line, at_sums, floats, slots;   /* scratch memory, in floats; of a slot */
+    int skips, found;                             /* terms are left out; a weight is not finite, or a result is -0 */
 } ampi_spread;
 
-/* Terms of a block; floats of sums and of staged images; longest line; most weights where lines are no longer than half
-   a micro-kernel, and where threads turn them for each other (more would not stay in a core's cache) or a product of
-   unfolded images has panels of three vectors; fewest results, terms and pixels; images from which on it is faster to
-   take them abreast. */
-enum { AMPI_SPREAD_K = 576, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 24,
-       AMPI_SPREAD_WEIGHTS = 1048576, AMPI_SPREAD_SHARED = 262144, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96,
-       AMPI_SPREAD_PIXELS = 256, AMPI_SPREAD_BATCH = 28 };
+/* Terms of a block; floats of sums that stay in a core's cache, and the most; of staged images; longest line; most
+   weights; fewest results, terms and pixels; images from which on it is faster to take them abreast. */
+enum { AMPI_SPREAD_K = 576, AMPI_SPREAD_NEAR = 131072, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072,
+       AMPI_SPREAD_LINE = 28, AMPI_SPREAD_WEIGHTS = 4194304, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96,
+       AMPI_SPREAD_PIXELS = 96, AMPI_SPREAD_BATCH = 28 };
 
 /* Has product s this form, and is it faster? Not where a vector of results would be far from full. */
 AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
     const ampi_image* g = s->b.image;
-    if (ampi_simd() != AMP_ISA_AVX512 || s->a.dtype != AMP_F32 || c->s.groups != 1 || c->taps == 1
-        || c->taps > AMPI_SMALL_PLANE || g->div_h != 1 || g->div_w != 1 || g->mul_w != 1
-        || g->mul_h > AMPI_STENCIL_STRIDE || ampi_abs_i64(g->step_h) > AMPI_STENCIL_KERNEL
-        || ampi_abs_i64(g->step_w) > AMPI_STENCIL_KERNEL || s->part > AMPI_SPREAD_STAGE) return 0;
-    return g->cols >= 6 && g->cols <= AMPI_SPREAD_LINE && s->m >= AMPI_SPREAD_ROWS && s->k >= AMPI_SPREAD_TERMS
-           && s->n >= AMPI_SPREAD_PIXELS && 15 * ampi_round_up(s->m, 16) <= 16 * s->m
-           && (g->cols > 7 || c->w_count <= AMPI_SPREAD_WEIGHTS)
-           && (c->w_count <= AMPI_SPREAD_SHARED || (ampi_leans_on_l3() && ampi_conv2d_threads(c) == 1));
+    if (ampi_simd() != AMP_ISA_AVX512 || (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16) || c->s.groups != 1
+        || c->taps == 1 || c->taps > AMPI_SMALL_PLANE || g->div_h != 1 || g->div_w != 1
+        || g->mul_h > AMPI_STENCIL_STRIDE || g->mul_w > AMPI_STENCIL_STRIDE
+        || ampi_abs_i64(g->step_h) > AMPI_STENCIL_KERNEL || ampi_abs_i64(g->step_w) > AMPI_STENCIL_KERNEL
+        || s->part > AMPI_SPREAD_STAGE) return 0;
+    return g->cols >= AMPI_STRIP_LEAST && g->cols <= AMPI_SPREAD_LINE && s->m >= AMPI_SPREAD_ROWS
+           && s->k >= AMPI_SPREAD_TERMS && s->n >= AMPI_SPREAD_PIXELS && c->w_count <= AMPI_SPREAD_WEIGHTS
+           && 15 * ampi_round_up(s->m, 16) <= 16 * s->m;
 }
-/* Tasks: images and panels, and how many channels of so many images make a block. */
-AMPI_FN void ampi_spread_cut(ampi_spread* d, size_t n, size_t pixels, size_t threads) {
-    const size_t plane = d->lines * d->pitch;
-    d->parts = ampi_min_size(ampi_div_up(threads, n), d->panels);
-    d->ldt = ampi_div_up(d->panels, d->parts) * 32 + AMPI_GEMM_GAP;
-    d->images = ampi_max_size(AMPI_SPREAD_SUMS / (pixels * d->ldt), 1);
-    d->images = ampi_min_size(d->images, AMPI_SPREAD_STAGE / plane);
-    d->groups = ampi_div_up(n, d->images);
-    d->groups = ampi_min_size(ampi_round_up(d->groups, ampi_div_up(threads, d->parts)), n);
+/* Images that make a tile. */
+AMPI_FN size_t ampi_spread_step(const ampi_spread* d) { return d->strips == 1 ? 2 : 1; }
+/* So many strips, of that length, that they cover a line with the fewest pixels. They may overlap. 0: too much, or too
+   many of the images would be taken twice. */
+AMPI_FN int ampi_spread_strips(ampi_spread* d) {
+    const size_t cols = d->image->cols, images = (size_t)d->c->s.n;
+    size_t n, length;
+    for (n = ampi_div_up(cols, AMPI_STRIP); n <= cols / AMPI_STRIP_LEAST; n++) {
+        length = ampi_div_up(cols, n);
+        if (d->strips > 0 && n * length >= d->strips * d->length) continue;
+        d->strips = n;
+        d->length = length;
+    }
+    d->tiles = d->strips == 1 ? d->image->rows : ampi_div_up(d->image->rows * d->strips, 2);
+    return 9 * d->strips * d->length <= 10 * cols && 4 * ampi_round_up(images, ampi_spread_step(d)) <= 5 * images;
+}
+/* The place of a strip of tile i: its line and its first column. The last tile may have one strip twice. */
+typedef struct ampi_strip_place { size_t y, x; } ampi_strip_place;
+AMPI_FN ampi_strip_place ampi_spread_place(const ampi_spread* d, size_t i, size_t second) {
+    const size_t all = d->image->rows * d->strips, k = d->strips == 1 ? i : ampi_min_size(2 * i + second, all - 1);
+    ampi_strip_place at;
+    at.y = k / d->strips;
+    at.x = d->strips == 1 ? 0 : k % d->strips * (d->image->cols - d->length) / (d->strips - 1);
+    return at;
+}
+
+/* Tasks if the panels are dealt out to `parts`, and a task has up to so many sums. */
+AMPI_FN void ampi_spread_deal(ampi_spread* d, size_t parts, size_t sums, size_t threads) {
+    const size_t n = (size_t)d->c->s.n, step = ampi_spread_step(d);
+    d->parts = parts;
+    d->ldt = ampi_div_up(d->panels, parts) * 32 + AMPI_GEMM_GAP;
+    d->images = ampi_min_size(sums / (d->pixels * d->ldt), AMPI_SPREAD_STAGE / d->plane);
+    d->images = ampi_max_size(d->images / step * step, 1);
+    d->groups = ampi_min_size(ampi_round_up(ampi_div_up(n, d->images), ampi_div_up(threads, parts)), n);
     d->images = ampi_div_up(n, d->groups);
-    d->depth = ampi_min_size(AMPI_SPREAD_K / d->c->taps, AMPI_SPREAD_STAGE / (d->images * plane));
+    d->depth = ampi_min_size(AMPI_SPREAD_K / d->c->taps, AMPI_SPREAD_STAGE / (d->images * d->plane));
     d->depth = ampi_div_up(d->channels, ampi_div_up(d->channels, ampi_max_size(d->depth, 1)));
+}
+/* About how long the busiest thread works: on its sums, which may not stay in its cache from one block to the next, on
+   staging the images, and on getting the weights, which others have turned. */
+AMPI_FN double ampi_spread_cost(const ampi_spread* d, size_t threads) {
+    const double images = (double)ampi_round_up(d->images, ampi_spread_step(d)), channels = (double)d->channels;
+    const double sums = images * (double)(d->pixels * d->ldt), weights = (double)(d->ldt * d->k);
+    const double passes = d->images * d->pixels * d->ldt > AMPI_SPREAD_NEAR ? channels / (double)d->depth : 0.0;
+    return (double)ampi_div_up(d->groups * d->parts, threads)
+           * (sums * (double)d->k + 8.0 * (sums * passes + images * channels * (double)d->plane + weights));
+}
+/* The tasks that are done soonest. */
+AMPI_FN void ampi_spread_cut(ampi_spread* d, size_t threads) {
+    double cost, best = 0.0;
+    size_t p, sums, parts = 1, most = 0;
+    for (p = 1; p <= ampi_min_size(threads, d->panels); p++)
+        for (sums = AMPI_SPREAD_NEAR; sums <= AMPI_SPREAD_SUMS; sums *= 4) {
+            ampi_spread_deal(d, p, sums, threads);
+            cost = ampi_spread_cost(d, threads);
+            if (most == 0 || cost < best) { best = cost; parts = p; most = sums; }
+        }
+    ampi_spread_deal(d, parts, most, threads);
 }
 AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_product* s) {
     const ampi_image* g = s->b.image;
-    const size_t threads = ampi_conv2d_threads(c), pixels = ampi_round_up(s->part, 16);
+    const size_t threads = ampi_conv2d_threads(c);
     memset(d, 0, sizeof *d);
     if (!ampi_spread_fits(c, s)) return 0;
     d->c = c;
     d->image = g;
-    d->isa = ampi_taps_isa_now();
     d->rows = s->m;
     d->k = s->k;
     d->channels = s->k / c->taps;
     d->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
     d->low_w = ampi_min_i64(0, ((int64_t)g->kernel_w - 1) * g->step_w);
     d->lines = (g->rows - 1) * (size_t)g->mul_h + (g->kernel_h - 1) * (size_t)ampi_abs_i64(g->step_h) + 1;
-    d->pitch = g->cols + (g->kernel_w - 1) * (size_t)ampi_abs_i64(g->step_w);
+    d->phase = g->cols + (g->kernel_w - 1) * (size_t)ampi_abs_i64(g->step_w) / (size_t)g->mul_w;
+    d->pitch = d->phase * (size_t)g->mul_w;
     if (d->lines > AMPI_SPREAD_STAGE / d->pitch) return 0;
+    d->plane = d->lines * d->pitch;
+    d->pixels = ampi_round_up(s->part, 16);
+    if (!ampi_spread_strips(d)) return 0;
     d->panel = d->k * 32 + AMPI_GEMM_GAP;
     d->panels = ampi_div_up(d->rows, 32);
-    ampi_spread_cut(d, (size_t)c->s.n, pixels, threads);
+    ampi_spread_cut(d, threads);
     d->at_terms = ampi_round_up(d->panels * d->panel, 16);
-    d->at_slots = d->at_terms + ampi_round_up(2 * d->depth * c->taps, 16);
-    d->at_line = ampi_round_up(d->images * d->depth * d->lines * d->pitch + 32, 16);
+    d->at_counts = d->at_terms + 3 * d->tiles * c->taps;
+    d->at_slots = ampi_round_up(d->at_counts + d->tiles, 16);
+    d->at_line = ampi_round_up(d->images * d->depth * d->plane + 32, 16);
     d->at_sums = d->at_line + 16 * (256 + AMPI_GEMM_GAP);
-    d->floats = d->at_sums + d->images * pixels * d->ldt;
+    d->floats = d->at_sums + d->images * d->pixels * d->ldt;
     d->slots = ampi_min_size(threads, d->groups * d->parts);
     return 1;
 }
@@ -10053,47 +10200,90 @@ AMPI_FN size_t ampi_spread_workspace(const ampi_conv2d* c, int back) {
 }
 
 #if AMPI_X86
-/* n terms of up to 16 rows of weights that lie `apart`, to rows of a panel. */
-AMPI_FN void ampi_spread_turn(float* dst, const float* src, size_t apart, size_t rows, size_t n) {
-    float line[16 * 48];
+/* n terms of 16 rows of weights that lie `apart`, to rows of a panel. */
+AMPI_FN void ampi_spread_turn(float* dst, const float* src, size_t apart, size_t n) {
+    size_t i;
+    for (i = 0; n < 4 && i < n; i++) ampi_copy_rows(dst + i * 32, 0, 1, src + i, 0, apart, 1, 16);
+    if (n < 4) return;
+    ampi_transpose_avx512(dst, 32, src, apart, n / 4 * 4, 0);
+    if (n % 4) ampi_transpose_avx512(dst + (n - 4) * 32, 32, src + n - 4, apart, 4, 0);    /* may overlap */
+}
+/* The same of up to 16 rows of n weights of any type, side by side from element `at` on: widened, and at once where
+   there is room. */
+AMPI_FN void ampi_spread_widen(float* dst, const ampi_operand* w, size_t at, size_t rows, size_t n) {
+    float line[16 * 32];
     size_t i, k, part;
-    if (rows == 16 && n >= 4) {                   /* the last four may overlap those before */
-        ampi_transpose_avx512(dst, 32, src, apart, n / 4 * 4, 0);
-        if (n % 4) ampi_transpose_avx512(dst + (n - 4) * 32, 32, src + n - 4, apart, 4, 0);
+    if (w->dtype == AMP_F32 && rows == 16) {
+        ampi_spread_turn(dst, (const float*)w->data + at, n, n);
         return;
     }
     memset(line, 0, sizeof line);
-    for (k = 0; k < n; k += part) {
+    for (k = 0; k < n; k += part, dst += part * 32) {
         part = ampi_min_size(n - k, 32);
-        for (i = 0; i < rows; i++) memcpy(line + i * 48, src + i * apart + k, part * sizeof *src);
-        ampi_transpose_avx512(dst + k * 32, 32, line, 48, part, 0);
+        if (part == n) ampi_load_f32(line, w->data, w->dtype, at, rows * n);
+        else for (i = 0; i < rows; i++) ampi_load_f32(line + i * part, w->data, w->dtype, at + i * n + k, part);
+        ampi_spread_turn(dst, line, part, part);
+    }
+}
+/* Notes if one of n weights, from element `at` on, is infinite or a NaN. */
+AMPI_FN void ampi_spread_check(ampi_spread* d, const ampi_operand* w, size_t at, size_t n) {
+    const size_t whole = w->dtype == AMP_F32 ? n / 4 * 4 : 0;
+    float line[256];
+    size_t part;
+    if (whole > 0) ampi_find_infinite(&d->found, (const float*)w->data + at, whole);
+    for (at += whole, n -= whole; n > 0; at += part, n -= part) {
+        part = ampi_min_size(n, 256);
+        memset(line, 0, sizeof line);
+        ampi_load_f32(line, w->data, w->dtype, at, part);
+        ampi_find_infinite(&d->found, line, ampi_round_up(part, 4));
     }
 }
 /* Part i of the weights: of 16 rows if they are a matrix, otherwise of a source channel. Row k of a panel has those of
    term k, and zeros behind the last result. */
-AMPI_FN void ampi_spread_pack(const ampi_spread* d, const ampi_product* s, size_t i, float* packed) {
-    const float* w = (const float*)s->a.data + s->a.offset;
-    const size_t taps = d->c->taps;
+AMPI_FN void ampi_spread_pack(ampi_spread* d, const ampi_product* s, size_t i, float* packed) {
+    const size_t taps = d->c->taps, w = s->a.offset, n = s->a.image ? taps : d->k;
+    const size_t at = w + (s->a.image ? i * d->rows * taps : i * 16 * n), first = s->a.image ? 0 : i * 16;
+    const size_t last = s->a.image ? d->rows : ampi_min_size(first + 16, d->rows);
     size_t r;
-    if (!s->a.image) {
-        ampi_spread_turn(packed + i / 2 * d->panel + i % 2 * 16, w + i * 16 * d->k, d->k,
-                         ampi_min_size(d->rows - i * 16, 16), d->k);
-        return;
-    }
-    for (r = 0; r < d->rows; r += 16)
-        ampi_spread_turn(packed + r / 32 * d->panel + i * taps * 32 + r % 32, w + (i * d->rows + r) * taps, taps,
-                         ampi_min_size(d->rows - r, 16), taps);
+    ampi_spread_check(d, &s->a, at, (last - first) * n);
+    for (r = first; r < last; r += 16)
+        ampi_spread_widen(packed + r / 32 * d->panel + (s->a.image ? i * taps * 32 : 0) + r % 32, &s->a,
+                          at + (r - first) * n, ampi_min_size(last - r, 16), n);
 }
-/* The terms of a block of channels. */
-AMPI_FN void ampi_spread_terms(const ampi_spread* d, ampi_term* terms) {
+/* The pixels of a strip that have kernel row a and column b inside the image, a bit each. */
+AMPI_FN uint32_t ampi_spread_inside(const ampi_spread* d, ampi_strip_place at, int64_t a, int64_t b) {
     const ampi_image* g = d->image;
+    const int64_t y = (int64_t)at.y * g->mul_h + g->base_h + a * g->step_h;
+    uint32_t rows = 0;
     size_t i;
-    for (i = 0; i < d->depth * d->c->taps; i++) {
-        const int64_t ch = (int64_t)(i / d->c->taps), tap = (int64_t)(i % d->c->taps), kw = (int64_t)g->kernel_w;
-        const int64_t y = tap / kw * g->step_h - d->low_h, x = tap % kw * g->step_w - d->low_w;
-        terms[i].at = (uint32_t)(i * 32);
-        terms[i].from = (uint32_t)((ch * (int64_t)d->lines + y) * (int64_t)d->pitch + x);
+    for (i = 0; i < d->length; i++) {
+        const int64_t x = (int64_t)(at.x + i) * g->mul_w + g->base_w + b * g->step_w;
+        if (!d->skips || (y >= 0 && y < g->height && x >= 0 && x < g->width)) rows |= 1u << i;
     }
+    return rows;
+}
+/* The terms of a channel for a tile; how many they are. */
+AMPI_FN size_t ampi_spread_list(const ampi_spread* d, size_t tile, ampi_strip_term* terms) {
+    const ampi_image* g = d->image;
+    const ampi_strip_place low = ampi_spread_place(d, tile, 0), high = ampi_spread_place(d, tile, 1);
+    const int64_t wide = g->mul_w;
+    size_t n = 0, i;
+    for (i = 0; i < d->c->taps; i++) {
+        const int64_t a = (int64_t)(i / g->kernel_w), b = (int64_t)(i % g->kernel_w), column = b * g->step_w - d->low_w;
+        const int64_t line = (int64_t)low.y * g->mul_h + a * g->step_h - d->low_h;
+        terms[n].at = (uint32_t)(i * 32);
+        terms[n].from = (uint32_t)(line * (int64_t)d->pitch + column % wide * (int64_t)d->phase + column / wide
+                                   + (int64_t)low.x);
+        terms[n].rows = ampi_spread_inside(d, low, a, b) | ampi_spread_inside(d, high, a, b) << AMPI_STRIP;
+        n += terms[n].rows != 0;
+    }
+    return n;
+}
+AMPI_FN void ampi_spread_terms(const ampi_spread* d, float* memory) {
+    ampi_strip_term* terms = (ampi_strip_term*)(void*)(memory + d->at_terms);
+    uint32_t* counts = (uint32_t*)(void*)(memory + d->at_counts);
+    size_t i;
+    for (i = 0; i < d->tiles; i++) counts[i] = (uint32_t)ampi_spread_list(d, i, terms + i * d->c->taps);
 }
 /* Channels [ch, ch + depth) of image n, with their margins. */
 AMPI_FN void ampi_spread_stage(const ampi_spread* d, const ampi_product* s, size_t n, size_t ch, size_t depth,
@@ -10103,28 +10293,34 @@ AMPI_FN void ampi_spread_stage(const ampi_spread* d, const ampi_product* s, size
     size_t i;
     lines.v = &s->b;
     lines.low_w = d->low_w;
-    lines.pitch = lines.phase = d->pitch;
-    for (i = 0; i < depth; i++, stage += d->lines * d->pitch)
+    lines.phase = d->phase;
+    lines.pitch = d->pitch;
+    for (i = 0; i < depth; i++, stage += d->plane)
         ampi_stage_lines(&lines, n, ch + i, y, y + (int64_t)d->lines, stage);
 }
-/* Adds u's terms of a staged image to its sums t of one panel, a line's pixels in blocks as equal as can be. */
-AMPI_FN void ampi_spread_image(const ampi_spread* d, ampi_taps* u, const float* stage, float* t) {
-    const ampi_image* g = d->image;
-    const size_t blocks = ampi_div_up(g->cols, d->isa.mr);
-    size_t y, j;
-    for (y = 0; y < g->rows; y++, stage += (size_t)g->mul_h * d->pitch)
-        for (j = 0; j < blocks; j++) {
-            const size_t low = j * g->cols / blocks, high = (j + 1) * g->cols / blocks;
-            u->a = stage + low;
-            u->t = t + (y * g->cols + low) * d->ldt;
-            d->isa.run(high - low, u);
-        }
+/* Adds u's terms to its sums, of a staged image, or of two: `next` and `t_next` are the way to the second, or 0. */
+AMPI_FN void ampi_spread_image(const ampi_spread* d, ampi_strips* u, const float* memory, float* t, size_t next,
+                               size_t t_next) {
+    const ampi_strip_term* terms = (const ampi_strip_term*)(const void*)(memory + d->at_terms);
+    const uint32_t* counts = (const uint32_t*)(const void*)(memory + d->at_counts);
+    const size_t cols = d->image->cols, step = (size_t)d->image->mul_h * d->pitch;
+    size_t i;
+    for (i = 0; i < d->tiles; i++) {
+        const ampi_strip_place low = ampi_spread_place(d, i, 0), high = ampi_spread_place(d, i, 1);
+        u->terms = terms + i * d->c->taps;
+        u->k = counts[i];
+        u->apart = (high.y * step + high.x) - (low.y * step + low.x) + next;
+        u->t = t + (low.y * cols + low.x) * d->ldt;
+        u->t2 = t + (high.y * cols + high.x) * d->ldt + t_next;
+        ampi_strips_avx512(d->length, u);
+    }
 }
 /* Image n's sums of panels [p, end) become results. */
-AMPI_FN void ampi_spread_store(const ampi_spread* d, const ampi_product* s, size_t n, size_t p, size_t end, float* line,
+AMPI_FN void ampi_spread_store(ampi_spread* d, const ampi_product* s, size_t n, size_t p, size_t end, float* line,
                                const float* t) {
     const ampi_gemm_isa isa = ampi_gemm_isa_now();
     size_t j, i, r;
+    for (j = 0; d->skips && j < s->part; j++) ampi_find_minus_zero(&d->found, t + j * d->ldt, (end - p) * 32);
     for (r = p * 32; r < ampi_min_size(end * 32, d->rows); r += 16, t += 16)
         for (j = 0; j < s->part; j += 256) {
             const size_t count = ampi_min_size(s->part - j, 256), here = ampi_min_size(d->rows - r, 16);
@@ -10135,58 +10331,67 @@ AMPI_FN void ampi_spread_store(const ampi_spread* d, const ampi_product* s, size
         }
 }
 /* One task: images [n0, n1), panels [p0, end), block of channels by block. */
-AMPI_FN void ampi_spread_task(const ampi_spread* d, const ampi_product* s, size_t n0, size_t n1, size_t p0, size_t end,
-                              const float* packed, const ampi_term* terms, float* slot) {
-    const size_t each = ampi_round_up(s->part, 16) * d->ldt, plane = d->lines * d->pitch;
+AMPI_FN void ampi_spread_task(ampi_spread* d, const ampi_product* s, size_t n0, size_t n1, size_t p0, size_t end,
+                              const float* memory, float* slot) {
+    const size_t each = d->pixels * d->ldt, image = d->depth * d->plane;
+    const size_t step = ampi_spread_step(d);
     float* t = slot + d->at_sums;
     size_t ch, n, p;
-    ampi_taps u;
+    ampi_strips u;
     memset(&u, 0, sizeof u);
-    u.rs = 1;
-    u.b_next = 16;
-    u.terms = terms;
-    u.repeat = 1;
+    u.a_step = d->plane;
+    u.b_step = d->c->taps * 32;
     u.ldt = d->ldt;
     for (ch = 0; ch < d->channels; ch += d->depth) {
-        const size_t depth = ampi_min_size(d->depth, d->channels - ch);
+        u.repeat = ampi_min_size(d->depth, d->channels - ch);
         u.first = ch == 0;
-        u.k = depth * d->c->taps;
-        for (n = n0; n < n1; n++) ampi_spread_stage(d, s, n, ch, depth, slot + (n - n0) * d->depth * plane);
+        for (n = n0; n < n1; n++) ampi_spread_stage(d, s, n, ch, u.repeat, slot + (n - n0) * image);
         for (p = p0; p < end; p++) {
-            u.b = packed + p * d->panel + ch * d->c->taps * 32;
+            u.b = memory + p * d->panel + ch * d->c->taps * 32;
             u.vectors = d->rows - p * 32 > 16 ? 2 : 1;
-            for (n = n0; n < n1; n++)
-                ampi_spread_image(d, &u, slot + (n - n0) * d->depth * plane, t + (n - n0) * each + (p - p0) * 32);
+            for (n = n0; n < n1; n += step) {
+                const size_t more = step == 2 && n + 1 < n1 ? 1 : 0;
+                u.a = slot + (n - n0) * image;
+                ampi_spread_image(d, &u, memory, t + (n - n0) * each + (p - p0) * 32, more * image, more * each);
+            }
         }
     }
     for (n = n0; n < n1; n++)
         ampi_spread_store(d, s, n, p0, end, slot + d->at_line, t + (n - n0) * each);
 }
-/* A product of a convolution in this form, if it has one for which the workspace has room. */
+/* All tasks. */
+AMPI_FN void ampi_spread_tasks(ampi_spread* d, const ampi_product* s, float* memory, size_t step) {
+    const size_t tasks = d->groups * d->parts, count = (size_t)d->c->s.n;
+    int64_t i;
+    ampi_spread_terms(d, memory);
+    AMPI_PARALLEL_FOR(d->slots > 1)
+    for (i = 0; i < (int64_t)d->slots; i++) {
+        const size_t past = ampi_share(tasks, d->slots, (size_t)i + 1);
+        size_t task;
+        for (task = ampi_share(tasks, d->slots, (size_t)i); task < past; task++) {
+            const size_t q = task / d->groups, group = task % d->groups;
+            ampi_spread_task(d, s, group * count / d->groups, (group + 1) * count / d->groups, q * d->panels / d->parts,
+                             (q + 1) * d->panels / d->parts, memory, memory + d->at_slots + (size_t)i * step);
+        }
+    }
+}
+/* A product of a convolution in this form, if it has one for which the workspace has room. If a weight is not finite or
+   a result is -0, it is computed (again) with all terms. */
 AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
     size_t step, room = ampi_room(exec);
     float* memory;
-    ampi_term* terms;
     ampi_spread d;
     int64_t i;
     if (!ampi_spread_plan(&d, c, s) || room < d.at_slots + d.floats) return 0;
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
     step = ampi_slot_step(room, d.at_slots, d.floats);
     memory = ampi_align64(exec->workspace);
-    terms = (ampi_term*)(void*)(memory + d.at_terms);
-    ampi_spread_terms(&d, terms);
     AMPI_PARALLEL_FOR(d.slots > 1)
     for (i = 0; i < (int64_t)(s->a.image ? d.channels : ampi_div_up(d.rows, 16)); i++)
         ampi_spread_pack(&d, s, (size_t)i, memory);
-    AMPI_PARALLEL_FOR(d.slots > 1)
-    for (i = 0; i < (int64_t)d.slots; i++) {
-        const size_t tasks = d.groups * d.parts, past = ampi_share(tasks, d.slots, (size_t)i + 1);
-        size_t task;
-        for (task = ampi_share(tasks, d.slots, (size_t)i); task < past; task++) {
-            size_t q = task / d.groups, group = task % d.groups, n = (size_t)c->s.n;
-            ampi_spread_task(&d, s, group * n / d.groups, (group + 1) * n / d.groups, q * d.panels / d.parts,
-                             (q + 1) * d.panels / d.parts, memory, terms, memory + d.at_slots + (size_t)i * step);
-        }
+    for (d.skips = !d.found; ; d.skips = 0) {
+        ampi_spread_tasks(&d, s, memory, step);
+        if (!d.skips || !d.found) break;
     }
     return 1;
 }

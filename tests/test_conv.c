@@ -403,6 +403,22 @@ static void test_words(void) {
     for (i = 0; i < shapes; i++) conv_check_all(Z[i], AMP_BF16, TYPES[i % 2], TYPES[i % 3], NULL);    /* no words in A */
 }
 
+/* Short lines, as strips: two images' (one of which has no other), two or three or more of a line, of each length, with
+   and without a stride, in one block of channels or more; with tiles that see nothing but padding. */
+static const int STRIPS[][14] = {
+    { 5, 32, 7, 7, 48, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    { 6, 33, 4, 4, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 4, 47, 9, 5, 33, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    { 4, 32, 5, 6, 64, 5, 3, 1, 1, 2, 1, 1, 1, 1 },
+    { 2, 32, 8, 8, 63, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    { 2, 12, 9, 9, 80, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 1, 65, 7, 15, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },   { 1, 16, 11, 17, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 1, 32, 5, 21, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1 },   { 1, 12, 5, 25, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 1, 12, 4, 28, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },   { 4, 12, 14, 14, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1 },
+    { 1, 12, 28, 27, 96, 3, 3, 2, 2, 1, 1, 1, 1, 1 },  { 2, 12, 20, 31, 32, 3, 3, 2, 3, 1, 1, 1, 1, 1 },
+    { 1, 12, 20, 40, 32, 5, 5, 2, 4, 2, 2, 1, 1, 1 },  { 1, 32, 12, 14, 32, 1, 7, 1, 1, 0, 3, 1, 1, 1 },
+    { 2, 12, 12, 12, 32, 3, 3, 1, 1, 2, 2, 2, 2, 1 },  { 1, 12, 4, 4, 32, 3, 3, 1, 1, 4, 4, 1, 1, 1 },
+    { 2, 12, 19, 20, 31, 3, 4, 1, 2, 1, 2, 2, 3, 1 },  { 2, 200, 7, 7, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 1, 12, 13, 29, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1 },
+};
+
 /* Weights of FP32 and short lines, where lanes are channels: panels that are not full, half and whole; lines in one part
    and two; strides, dilation, few taps; more than one block of channels, and of images. */
 static void test_short_lines(void) {
@@ -419,6 +435,8 @@ static void test_short_lines(void) {
         conv_check_all(Z[i], i % 2 ? AMP_F16 : AMP_BF16, AMP_F32, AMP_BF16, NULL);
         conv_check_all(Z[i], AMP_F32, AMP_F32, AMP_F32, &specials[i % 3]);
     }
+    for (i = 0; i < sizeof STRIPS / sizeof STRIPS[0]; i++)
+        conv_check_all(STRIPS[i], TYPES[i % 3], TYPES[i % 3 == 2 ? 0 : (i + i / 3) % 3], TYPES[i / 2 % 3], NULL);
 }
 
 /* Zeroed strides, dilations and groups mean 1. */
@@ -480,6 +498,8 @@ static void test_direct_zeros(void) {
         for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
             for (t = 0; t < 3; t++)
                 for (odd = 0; odd < 4; odd++) direct_check(SHAPES[i], TYPES[t], odd);
+        for (i = 0; i < sizeof STRIPS / sizeof STRIPS[0]; i++)
+            for (odd = 0; odd < 4; odd++) direct_check(STRIPS[i], TYPES[i % 2], odd);
     }
     without_reference = 0;
     amp_cpu_force_isa(AMP_ISA_AUTO);

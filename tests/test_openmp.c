@@ -124,7 +124,9 @@ static const int CONVOLUTIONS[][8] = {
     { 5, 70, 14, 66, 3, 1, 1, 1 },     /* a matrix unit's tiles of every kind */
     { 1, 96, 20, 40, 3, 1, 1, 2 },
     { 3, 100, 7, 190, 3, 1, 1, 1 },    /* threads that pack the unfolded image together */
-    { 5, 70, 17, 66, 3, 2, 1, 1 }      /* dx as products of words, part by part */
+    { 5, 70, 17, 66, 3, 2, 1, 1 },     /* dx as products of words, part by part */
+    { 2, 96, 7, 112, 3, 1, 1, 1 },     /* strips, threads that share out channels, */
+    { 7, 32, 15, 48, 3, 1, 1, 1 }      /* and images */
 };
 
 /* y, dx, and twice dw and db, by as many threads as there are now, in the workspace or a part of it, and not beyond. */
