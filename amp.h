@@ -402,8 +402,9 @@ typedef struct amp_conv2d_shape {
 
 /* OH and OW of a shape. AMP_ERR_DESC / AMP_ERR_SHAPE as the operators would report. */
 AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
-/* Bytes of workspace with which the two calls below run at full speed. 0 if the shape is not valid. Without one they
-   take up to ten times as long (measured: usual ones 2 to 6 times, depthwise ones 8). */
+/* Bytes of workspace with which the two calls below run at full speed: usual shapes take 2 to 10 MB for each thread,
+   and up to 16 MB more for their weights, as FP32 and rearranged. 0 if the shape is not valid. Without one they take up
+   to ten times as long (measured: usual ones 2 to 6 times, depthwise ones 8). */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
@@ -10065,8 +10066,8 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
    is, with margins; weights are FP32, turned once to panels of 32 channels. A tile is two strips of pixels, one after
    the other or, where a line is a strip, those of two images. Its list of terms leaves out what would add a weight
    times a margin's zero, a fifth of all with 3 x 3 weights and 7 x 7 pixels: that shows only if the weight is infinite
-   or a NaN, or in a sum that is -0 by then, and stays so (see ampi_spread_run). A task is some images and some panels, a
-   block of source channels after the other; its sums lie [image][pixel][channel], and are transposed when they are
+   or a NaN, or in a sum that is -0 by then, and stays so (see ampi_spread_run). A task is some images and some panels,
+   a block of source channels after the other; its sums lie [image][pixel][channel], and are transposed when they are
    stored. */
 typedef struct ampi_spread {
     const ampi_conv2d* c;
@@ -10173,9 +10174,9 @@ AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_pr
     d->lines = (g->rows - 1) * (size_t)g->mul_h + (g->kernel_h - 1) * (size_t)ampi_abs_i64(g->step_h) + 1;
     d->phase = g->cols + (g->kernel_w - 1) * (size_t)ampi_abs_i64(g->step_w) / (size_t)g->mul_w;
     d->pitch = d->phase * (size_t)g->mul_w;
-    if (d->lines > AMPI_SPREAD_STAGE / d->pitch) return 0;
-    d->plane = d->lines * d->pitch;
     d->pixels = ampi_round_up(s->part, 16);
+    if (d->lines > AMPI_SPREAD_STAGE / d->pitch || d->pixels > 4 * AMPI_SPREAD_SUMS / d->rows) return 0;
+    d->plane = d->lines * d->pitch;
     if (!ampi_spread_strips(d)) return 0;
     d->panel = d->k * 32 + AMPI_GEMM_GAP;
     d->panels = ampi_div_up(d->rows, 32);

@@ -57,12 +57,12 @@ def speed_of(path):
     return "\n" + "\n".join(lines + [""] + facts) + "\n\n" + links + ".\n\n![a training step over batch and width](%s-scaling.svg)\n" % name
 
 def speed():
-    """The newest results of each kind of processor."""
+    """The newest results of each processor."""
     newest = {}
     for path in sorted(glob.glob("tests/bench/results/????-??-??-*.md")):
-        maker = path[:-3].split("-", 3)[3]
-        if maker != "cuda" and not maker.endswith("avx2"): newest[maker] = path
-    return "\n".join(speed_of(newest[maker]) for maker in sorted(newest)) or None
+        processor = path[:-3].split("-", 3)[3]
+        if processor != "cuda" and not processor.endswith("avx2"): newest[processor] = path
+    return "\n".join(speed_of(newest[processor]) for processor in sorted(newest)) or None
 
 text = before = read("README.md")
 parts = {"program": program(), "diff": diff(), "speed": speed()}

@@ -4,9 +4,9 @@ PROGRAM is bench.c, compiled. Each of its cases is timed in turn with the same c
 round, so that what disturbs the machine disturbs all of them: ours, the limit, PyTorch, OpenBLAS, NumPy, ours, ...
 A figure is the median of the rounds. A peer that is not installed is skipped with a line. On one thread everything
 runs on the same core (BENCH_CPU chooses it, default the last).
-Writes tests/bench/results/DATE-MAKER.md, the processor's maker, and two pictures beside it; quick writes
+Writes tests/bench/results/DATE-PROCESSOR.md (see processor()), and two pictures beside it; quick writes
 build/bench-quick.md only. With AMP_ISA=avx2 (`make bench ISA=avx2`) the peers are held to AVX2 too, and the short list
-goes to DATE-MAKER-avx2.md."""
+goes to DATE-PROCESSOR-avx2.md."""
 import ctypes, datetime, gc, glob, os, platform, re, statistics, subprocess, sys, time
 import charts
 
@@ -438,9 +438,10 @@ def header(isa, compiler, found, others):
             "- each figure is a median over rounds in which ours, the limit and each peer were timed in turn; ratio: how many",
             "  times as fast ours is (below 1: the peer is faster); limit: see bench.c", ""]
 
-def maker():
-    names = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
-    return names.get(cpu("vendor_id")) or re.sub(r"\W+", "-", platform.machine().lower())
+def processor():
+    """amd-26-2: the processor's maker, family and model."""
+    maker = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}.get(cpu("vendor_id"))
+    return "-".join((maker, cpu("cpu family"), cpu("model"))) if maker else re.sub(r"\W+", "-", platform.machine().lower())
 
 def write(path, lines):
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -458,7 +459,7 @@ def main():
     short_list, rest = ([r for r in rows if ((r[0], r[1]) in starred) == s] for s in (True, False))
     lines = header(isa, compiler, found, others) + table(short_list)
     if quick: return write("build/bench-quick.md", lines)
-    path = os.path.join(HERE, "results", "%s-%s" % (datetime.date.today(), maker()))
+    path = os.path.join(HERE, "results", "%s-%s" % (datetime.date.today(), processor()))
     if held: return write(path + "-%s.md" % isa, lines)
     write(path + ".md", lines + ["", "## Other sizes", ""] + table(rest))
     write(path + ".svg", charts.bars(short_list))
