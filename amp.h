@@ -10320,8 +10320,9 @@ AMPI_FN void ampi_spread_image(const ampi_spread* d, ampi_strips* u, const float
 AMPI_FN void ampi_spread_store(ampi_spread* d, const ampi_product* s, size_t n, size_t p, size_t end, float* line,
                                const float* t) {
     const ampi_gemm_isa isa = ampi_gemm_isa_now();
+    const size_t lanes = ampi_min_size(end * 32, ampi_round_up(d->rows, 16)) - p * 32;
     size_t j, i, r;
-    for (j = 0; d->skips && j < s->part; j++) ampi_find_minus_zero(&d->found, t + j * d->ldt, (end - p) * 32);
+    for (j = 0; d->skips && j < s->part; j++) ampi_find_minus_zero(&d->found, t + j * d->ldt, lanes);
     for (r = p * 32; r < ampi_min_size(end * 32, d->rows); r += 16, t += 16)
         for (j = 0; j < s->part; j += 256) {
             const size_t count = ampi_min_size(s->part - j, 256), here = ampi_min_size(d->rows - r, 16);
