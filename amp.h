@@ -10201,29 +10201,29 @@ AMPI_FN size_t ampi_spread_workspace(const ampi_conv2d* c, int back) {
 }
 
 #if AMPI_X86
-/* n terms of 16 rows of weights that lie `apart`, to rows of a panel. */
-AMPI_FN void ampi_spread_turn(float* dst, const float* src, size_t apart, size_t n) {
+/* 16 rows of n weights, side by side, to n rows of a panel. */
+AMPI_FN void ampi_spread_turn(float* dst, const float* src, size_t n) {
     size_t i;
-    for (i = 0; n < 4 && i < n; i++) ampi_copy_rows(dst + i * 32, 0, 1, src + i, 0, apart, 1, 16);
+    for (i = 0; n < 4 && i < n; i++) ampi_copy_rows(dst + i * 32, 0, 1, src + i, 0, n, 1, 16);
     if (n < 4) return;
-    ampi_transpose_avx512(dst, 32, src, apart, n / 4 * 4, 0);
-    if (n % 4) ampi_transpose_avx512(dst + (n - 4) * 32, 32, src + n - 4, apart, 4, 0);    /* may overlap */
+    ampi_transpose_avx512(dst, 32, src, n, n / 4 * 4, 0);
+    if (n % 4) ampi_transpose_avx512(dst + (n - 4) * 32, 32, src + n - 4, n, 4, 0);    /* may overlap */
 }
-/* The same of up to 16 rows of n weights of any type, side by side from element `at` on: widened, and at once where
+/* The same of up to 16 rows of any type, from element `at` on, and zeros for the others: widened, and at once where
    there is room. */
 AMPI_FN void ampi_spread_widen(float* dst, const ampi_operand* w, size_t at, size_t rows, size_t n) {
     float line[16 * 32];
     size_t i, k, part;
     if (w->dtype == AMP_F32 && rows == 16) {
-        ampi_spread_turn(dst, (const float*)w->data + at, n, n);
+        ampi_spread_turn(dst, (const float*)w->data + at, n);
         return;
     }
-    memset(line, 0, sizeof line);
     for (k = 0; k < n; k += part, dst += part * 32) {
         part = ampi_min_size(n - k, 32);
+        memset(line + rows * part, 0, (16 - rows) * part * sizeof *line);
         if (part == n) ampi_load_f32(line, w->data, w->dtype, at, rows * n);
         else for (i = 0; i < rows; i++) ampi_load_f32(line + i * part, w->data, w->dtype, at + i * n + k, part);
-        ampi_spread_turn(dst, line, part, part);
+        ampi_spread_turn(dst, line, part);
     }
 }
 /* Notes if one of n weights, from element `at` on, is infinite or a NaN. */
@@ -10335,8 +10335,7 @@ AMPI_FN void ampi_spread_store(ampi_spread* d, const ampi_product* s, size_t n, 
 /* One task: images [n0, n1), panels [p0, end), block of channels by block. */
 AMPI_FN void ampi_spread_task(ampi_spread* d, const ampi_product* s, size_t n0, size_t n1, size_t p0, size_t end,
                               const float* memory, float* slot) {
-    const size_t each = d->pixels * d->ldt, image = d->depth * d->plane;
-    const size_t step = ampi_spread_step(d);
+    const size_t each = d->pixels * d->ldt, image = d->depth * d->plane, step = ampi_spread_step(d);
     float* t = slot + d->at_sums;
     size_t ch, n, p;
     ampi_strips u;
