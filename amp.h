@@ -10102,14 +10102,15 @@ AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
 }
 /* Images that make a tile. */
 AMPI_FN size_t ampi_spread_step(const ampi_spread* d) { return d->strips == 1 ? 2 : 1; }
-/* So many strips, of that length, that they cover a line with the fewest pixels. They may overlap. 0: too much, or too
-   many of the images would be taken twice. */
+/* So many strips, of that length, that they cover a line with the fewest pixels. The first two may overlap where they
+   are always of one tile, which reads both before it writes. 0: too much, or too many of the images would be taken
+   twice. */
 AMPI_FN int ampi_spread_strips(ampi_spread* d) {
     const size_t cols = d->image->cols, images = (size_t)d->c->s.n;
     size_t n, length;
     for (n = ampi_div_up(cols, AMPI_STRIP); n <= cols / AMPI_STRIP_LEAST; n++) {
         length = ampi_div_up(cols, n);
-        if (d->strips > 0 && n * length >= d->strips * d->length) continue;
+        if ((n % 2 && n * length > cols) || (d->strips > 0 && n * length >= d->strips * d->length)) continue;
         d->strips = n;
         d->length = length;
     }
@@ -10122,7 +10123,7 @@ AMPI_FN ampi_strip_place ampi_spread_place(const ampi_spread* d, size_t i, size_
     const size_t all = d->image->rows * d->strips, k = d->strips == 1 ? i : ampi_min_size(2 * i + second, all - 1);
     ampi_strip_place at;
     at.y = k / d->strips;
-    at.x = d->strips == 1 ? 0 : k % d->strips * (d->image->cols - d->length) / (d->strips - 1);
+    at.x = k % d->strips == 0 ? 0 : d->image->cols - (d->strips - k % d->strips) * d->length;
     return at;
 }
 

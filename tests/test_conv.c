@@ -404,7 +404,7 @@ static void test_words(void) {
 }
 
 /* Short lines, as strips: two images' (one of which has no other), two or three or more of a line, of each length, with
-   and without a stride, in one block of channels or more; with tiles that see nothing but padding. */
+   and without a stride, in one block of channels or more, overlapping ones too; with tiles that see nothing but padding. */
 static const int STRIPS[][14] = {
     { 5, 32, 7, 7, 48, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    { 6, 33, 4, 4, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
     { 4, 47, 9, 5, 33, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    { 4, 32, 5, 6, 64, 5, 3, 1, 1, 2, 1, 1, 1, 1 },
@@ -416,7 +416,8 @@ static const int STRIPS[][14] = {
     { 1, 12, 20, 40, 32, 5, 5, 2, 4, 2, 2, 1, 1, 1 },  { 1, 32, 12, 14, 32, 1, 7, 1, 1, 0, 3, 1, 1, 1 },
     { 2, 12, 12, 12, 32, 3, 3, 1, 1, 2, 2, 2, 2, 1 },  { 1, 12, 4, 4, 32, 3, 3, 1, 1, 4, 4, 1, 1, 1 },
     { 2, 12, 19, 20, 31, 3, 4, 1, 2, 1, 2, 2, 3, 1 },  { 2, 200, 7, 7, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
-    { 1, 12, 13, 29, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1 },
+    { 1, 12, 13, 29, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1 },  { 1, 80, 5, 26, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 1, 70, 7, 17, 35, 3, 3, 1, 1, 1, 1, 1, 1, 1 },   { 1, 65, 5, 22, 64, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
 };
 
 /* Weights of FP32 and short lines, where lanes are channels: panels that are not full, half and whole; lines in one part
