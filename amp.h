@@ -10082,22 +10082,30 @@ typedef struct ampi_spread {
     int skips, found;                             /* terms are left out; a weight is not finite, or a result is -0 */
 } ampi_spread;
 
-/* Terms of a block; floats of sums that stay in a core's cache, and the most; of staged images; longest line; most
-   weights; fewest results, terms and pixels; images from which on it is faster to take them abreast. */
-enum { AMPI_SPREAD_K = 576, AMPI_SPREAD_NEAR = 131072, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072,
-       AMPI_SPREAD_LINE = 28, AMPI_SPREAD_WEIGHTS = 4194304, AMPI_SPREAD_ROWS = 32, AMPI_SPREAD_TERMS = 96,
-       AMPI_SPREAD_PIXELS = 96, AMPI_SPREAD_BATCH = 28 };
+/* Floats of sums that stay in a core's cache, and the most; of staged images; longest line; fewest terms and pixels;
+   images from which on it is faster to take them abreast. */
+enum { AMPI_SPREAD_NEAR = 131072, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 28,
+       AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_PIXELS = 96, AMPI_SPREAD_BATCH = 28 };
+
+/* Most weights, fewest results, and terms of a block (measured). Where products have panels of three vectors, unfolded
+   images gain by them, and a block is best kept in the first-level cache. */
+typedef struct ampi_spread_sizes { size_t weights, rows, k; } ampi_spread_sizes;
+AMPI_FN ampi_spread_sizes ampi_spread_sizes_now(void) {
+    static const ampi_spread_sizes two = { 4194304, 32, 576 }, three = { 262144, 64, 192 };
+    return ampi_leans_on_l3() ? two : three;
+}
 
 /* Has product s this form, and is it faster? Not where a vector of results would be far from full. */
 AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
+    const ampi_spread_sizes sizes = ampi_spread_sizes_now();
     const ampi_image* g = s->b.image;
     if (ampi_simd() != AMP_ISA_AVX512 || (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16) || c->s.groups != 1
         || c->taps == 1 || c->taps > AMPI_SMALL_PLANE || g->div_h != 1 || g->div_w != 1
         || g->mul_h > AMPI_STENCIL_STRIDE || g->mul_w > AMPI_STENCIL_STRIDE
         || ampi_abs_i64(g->step_h) > AMPI_STENCIL_KERNEL || ampi_abs_i64(g->step_w) > AMPI_STENCIL_KERNEL
         || s->part > AMPI_SPREAD_STAGE) return 0;
-    return g->cols >= AMPI_STRIP_LEAST && g->cols <= AMPI_SPREAD_LINE && s->m >= AMPI_SPREAD_ROWS
-           && s->k >= AMPI_SPREAD_TERMS && s->n >= AMPI_SPREAD_PIXELS && c->w_count <= AMPI_SPREAD_WEIGHTS
+    return g->cols >= AMPI_STRIP_LEAST && g->cols <= AMPI_SPREAD_LINE && s->m >= sizes.rows
+           && s->k >= AMPI_SPREAD_TERMS && s->n >= AMPI_SPREAD_PIXELS && c->w_count <= sizes.weights
            && 15 * ampi_round_up(s->m, 16) <= 16 * s->m;
 }
 /* Images that make a tile. */
@@ -10136,7 +10144,7 @@ AMPI_FN void ampi_spread_deal(ampi_spread* d, size_t parts, size_t sums, size_t 
     d->images = ampi_max_size(d->images / step * step, 1);
     d->groups = ampi_min_size(ampi_round_up(ampi_div_up(n, d->images), ampi_div_up(threads, parts)), n);
     d->images = ampi_div_up(n, d->groups);
-    d->depth = ampi_min_size(AMPI_SPREAD_K / d->c->taps, AMPI_SPREAD_STAGE / (d->images * d->plane));
+    d->depth = ampi_min_size(ampi_spread_sizes_now().k / d->c->taps, AMPI_SPREAD_STAGE / (d->images * d->plane));
     d->depth = ampi_div_up(d->channels, ampi_div_up(d->channels, ampi_max_size(d->depth, 1)));
 }
 /* About how long the busiest thread works: on its sums, which may not stay in its cache from one block to the next, on
