@@ -7441,70 +7441,138 @@ AMPI_FN void ampi_taps_run(const ampi_taps_isa* g, ampi_taps* u, size_t rows, si
     u->b = b; u->t = t;
 }
 
-/* Two strips of pixels, `apart` in the image, where lanes are channels (see ampi_spread): row i of a kernel is a pixel
-   of the first strip, row 7 + i one of the second; b are weights of 32 results, or of 16. A term adds to the pixels in
-   `rows` alone (bit i), which are all but those where it would add a weight times the margin's zero:
+/* A strip of pixels, or two, `apart` in the image, where lanes are channels (see ampi_spread): row i of a kernel is a
+   pixel of the first strip, row 7 + i one of the second; b are weights of a panel's results. A term adds to the pixels
+   in `rows` alone (bit i), which are all but those where it would add a weight times the margin's zero:
      t[i][j] = (first ? 0 : t[i][j]) + sum over r < repeat, and in it over the terms whose rows have bit i, of
                a[r*a_step + from + i] * b[r*b_step + at + j],
    and t2 likewise, with bit 7 + i and a[r*a_step + from + apart + i]. */
 typedef struct ampi_strip_term { uint32_t at, from, rows; } ampi_strip_term;
+/* columns: 3 if all terms are like the first three, which are the columns of a kernel row, in one row after the other;
+   it takes fewer instructions to find them then. Otherwise 1. */
 typedef struct ampi_strips {
     const float* a; size_t a_step, apart;
     const float* b; size_t b_step;
-    const ampi_strip_term* terms; size_t k, repeat;
-    float *t, *t2; size_t ldt, vectors;
+    const ampi_strip_term* terms; size_t k, columns, repeat;
+    float *t, *t2; size_t ldt, length, vectors;
     int first;
 } ampi_strips;
 
-enum { AMPI_STRIP = 7, AMPI_STRIP_LEAST = 4 };    /* longest and shortest strip */
-#define AMPI_STRIP_ROWS(length) (((1u << (length)) - 1u) * (1u + (1u << AMPI_STRIP)))
+/* The longest: of two strips, of one of three vectors, of one of two with 8 lanes; and the shortest. */
+enum { AMPI_STRIP = 7, AMPI_STRIP_ALONE = 8, AMPI_STRIP_EIGHT = 6, AMPI_STRIP_LEAST = 4 };
 
 #if AMPI_X86
-#define AMPI_STRIPS_4(X, V) \
-    X(0, p, 0, V) X(1, p, 1, V) X(2, p, 2, V) X(3, p, 3, V) X(7, q, 0, V) X(8, q, 1, V) X(9, q, 2, V) X(10, q, 3, V)
+#define AMPI_STRIP_4(X, V) X(0, p, 0, V) X(1, p, 1, V) X(2, p, 2, V) X(3, p, 3, V)
+#define AMPI_STRIP_5(X, V) AMPI_STRIP_4(X, V) X(4, p, 4, V)
+#define AMPI_STRIP_6(X, V) AMPI_STRIP_5(X, V) X(5, p, 5, V)
+#define AMPI_STRIP_7(X, V) AMPI_STRIP_6(X, V) X(6, p, 6, V)
+#define AMPI_STRIP_8(X, V) AMPI_STRIP_7(X, V) X(7, p, 7, V)
+#define AMPI_STRIPS_4(X, V) AMPI_STRIP_4(X, V) X(7, q, 0, V) X(8, q, 1, V) X(9, q, 2, V) X(10, q, 3, V)
 #define AMPI_STRIPS_5(X, V) AMPI_STRIPS_4(X, V) X(4, p, 4, V) X(11, q, 4, V)
 #define AMPI_STRIPS_6(X, V) AMPI_STRIPS_5(X, V) X(5, p, 5, V) X(12, q, 5, V)
 #define AMPI_STRIPS_7(X, V) AMPI_STRIPS_6(X, V) X(6, p, 6, V) X(13, q, 6, V)
 #define AMPI_STRIP_READ(i, p, o, V) \
     c##i##0 = AMPI_##V##_LOAD(t_##p + o * ldt);                                                     \
-    if (two) c##i##1 = AMPI_##V##_LOAD(t_##p + o * ldt + AMPI_##V##_LANES);
-#define AMPI_STRIP_SOME(i, p, o, V) if (term->rows & 1u << i) { AMPI_MICRO_STEP(i, p, o, V) }
+    if (two) c##i##1 = AMPI_##V##_LOAD(t_##p + o * ldt + AMPI_##V##_LANES);                         \
+    if (three) c##i##2 = AMPI_##V##_LOAD(t_##p + o * ldt + 2 * AMPI_##V##_LANES);
 #define AMPI_STRIP_WRITE(i, p, o, V) \
     AMPI_##V##_STORE(t_##p + o * ldt, c##i##0);                                                     \
-    if (two) AMPI_##V##_STORE(t_##p + o * ldt + AMPI_##V##_LANES, c##i##1);
-#define AMPI_STRIPS(name, V, LENGTH, STRIPS, vectors)                                               \
+    if (two) AMPI_##V##_STORE(t_##p + o * ldt + AMPI_##V##_LANES, c##i##1);                         \
+    if (three) AMPI_##V##_STORE(t_##p + o * ldt + 2 * AMPI_##V##_LANES, c##i##2);
+#define AMPI_STRIP_SOME(i, p, o, V) if (some & 1u << i) { AMPI_MICRO_STEP(i, p, o, V) }
+#define AMPI_STRIP_LOAD(V, at) \
+    b0 = AMPI_##V##_LOAD(at);                                                                       \
+    if (two) b1 = AMPI_##V##_LOAD((at) + AMPI_##V##_LANES);                                         \
+    if (three) b2 = AMPI_##V##_LOAD((at) + 2 * AMPI_##V##_LANES);
+#define AMPI_STRIP_ALL(length) ((1u << (length)) - 1u)
+#define AMPI_STRIPS_ALL(length) (AMPI_STRIP_ALL(length) * (1u + (1u << AMPI_STRIP)))
+/* A column of a kernel row in a strip alone: it has all pixels, all but the first or all but the last. (There is no
+   last "else", as a compiler would move what all begin with before the choice, for which there are no registers.) */
+#define AMPI_STRIP_SIDE(V, STRIP, LENGTH) \
+    if (rows == AMPI_STRIP_ALL(LENGTH)) { STRIP(AMPI_MICRO_STEP, V) }                               \
+    else if (rows == AMPI_STRIP_ALL(LENGTH) - 1u) {                                                 \
+        enum { some = AMPI_STRIP_ALL(LENGTH) - 1u };                                                \
+        STRIP(AMPI_STRIP_SOME, V)                                                                   \
+    } else if (rows == AMPI_STRIP_ALL(LENGTH - 1)) {                                                \
+        enum { some = AMPI_STRIP_ALL(LENGTH - 1) };                                                 \
+        STRIP(AMPI_STRIP_SOME, V)                                                                   \
+    }
+#define AMPI_STRIP_COLUMNS(V, STRIP, LENGTH, WIDTH) \
+    if (u->columns == 3) {                                                                          \
+        const ampi_strip_term* o = u->terms;                                                        \
+        const uint32_t left = o[0].rows, right = o[2].rows;                                         \
+        const ptrdiff_t next = (ptrdiff_t)o[1].from - (ptrdiff_t)o[0].from;                         \
+        const ptrdiff_t last = (ptrdiff_t)o[2].from - (ptrdiff_t)o[0].from;                         \
+        for (r = u->repeat; r > 0; r--, a += u->a_step, w += u->b_step)                             \
+            for (term = u->terms; term < end; term += 3) {                                          \
+                const float *from = a + term->from, *at = w + term->at, *p = from;                  \
+                uint32_t rows = left;                                                               \
+                AMPI_STRIP_LOAD(V, at)                                                              \
+                AMPI_STRIP_SIDE(V, STRIP, LENGTH)                                                   \
+                p = from + next;                                                                    \
+                AMPI_STRIP_LOAD(V, at + WIDTH)                                                      \
+                STRIP(AMPI_MICRO_STEP, V)                                                           \
+                p = from + last;                                                                    \
+                rows = right;                                                                       \
+                AMPI_STRIP_LOAD(V, at + 2 * WIDTH)                                                  \
+                AMPI_STRIP_SIDE(V, STRIP, LENGTH)                                                   \
+            }                                                                                       \
+    } else
+#define AMPI_STRIPS_COLUMNS(V, STRIPS, LENGTH, WIDTH)
+#define AMPI_STRIPS(name, V, FORM, LENGTH, WIDTH, vectors) \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_strips* u) {                                     \
-        enum { two = (vectors) > 1, three = 0 };                                                    \
+        enum { two = (vectors) > 1, three = (vectors) > 2 };                                        \
         const size_t ldt = u->ldt, apart = u->apart;                                                \
         const float *a = u->a, *w = u->b;                                                           \
         const ampi_strip_term *term, *end = u->terms + u->k;                                        \
         float *t_p = u->t, *t_q = u->t2;                                                            \
         size_t r;                                                                                   \
         AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, b2 = b1;                                          \
-        STRIPS(AMPI_MICRO_ZERO, V)                                                                  \
-        if (!u->first) { STRIPS(AMPI_STRIP_READ, V) }                                               \
-        for (r = u->repeat; r > 0; r--, a += u->a_step, w += u->b_step)                             \
-            for (term = u->terms; term < end; term++) {                                             \
-                const float *p = a + term->from, *q = p + apart, *b = w + term->at;                 \
-                b0 = AMPI_##V##_LOAD(b);                                                            \
-                if (two) b1 = AMPI_##V##_LOAD(b + AMPI_##V##_LANES);                                \
-                if (term->rows == AMPI_STRIP_ROWS(LENGTH)) { STRIPS(AMPI_MICRO_STEP, V) }           \
-                else { STRIPS(AMPI_STRIP_SOME, V) }                                                 \
-            }                                                                                       \
-        STRIPS(AMPI_STRIP_WRITE, V)                                                                 \
-        (void)b2;                                                                                   \
+        FORM##_##LENGTH(AMPI_MICRO_ZERO, V)                                                         \
+        if (!u->first) { FORM##_##LENGTH(AMPI_STRIP_READ, V) }                                      \
+        FORM##_COLUMNS(V, FORM##_##LENGTH, LENGTH, WIDTH)                                           \
+            for (r = u->repeat; r > 0; r--, a += u->a_step, w += u->b_step)                         \
+                for (term = u->terms; term < end; term++) {                                         \
+                    const float *p = a + term->from, *q = p + apart;                                \
+                    const uint32_t some = term->rows;                                               \
+                    AMPI_STRIP_LOAD(V, w + term->at)                                                \
+                    if (some == FORM##_ALL(LENGTH)) { FORM##_##LENGTH(AMPI_MICRO_STEP, V) }         \
+                    else { FORM##_##LENGTH(AMPI_STRIP_SOME, V) }                                    \
+                    (void)q;                                                                        \
+                }                                                                                   \
+        FORM##_##LENGTH(AMPI_STRIP_WRITE, V)                                                        \
+        (void)b2; (void)t_q;                                                                        \
         ampi_clear_upper();                                                                         \
     }
-#define AMPI_STRIPS_PAIR(V, L) \
-    AMPI_STRIPS(ampi_strips_##V##_##L##_1, V, L, AMPI_STRIPS_##L, 1)                                \
-    AMPI_STRIPS(ampi_strips_##V##_##L##_2, V, L, AMPI_STRIPS_##L, 2)
-AMPI_STRIPS_PAIR(V16, 4) AMPI_STRIPS_PAIR(V16, 5) AMPI_STRIPS_PAIR(V16, 6) AMPI_STRIPS_PAIR(V16, 7)
-AMPI_FN void ampi_strips_avx512(size_t length, const ampi_strips* u) {
+#define AMPI_STRIPS_PAIR(L) \
+    AMPI_STRIPS(ampi_strips_V16_##L##_1, V16, AMPI_STRIPS, L, 32, 1)                                \
+    AMPI_STRIPS(ampi_strips_V16_##L##_2, V16, AMPI_STRIPS, L, 32, 2)
+AMPI_STRIPS_PAIR(4) AMPI_STRIPS_PAIR(5) AMPI_STRIPS_PAIR(6) AMPI_STRIPS_PAIR(7)
+AMPI_FN void ampi_strips_avx512(const ampi_strips* u) {
     static void (*const run[4][2])(const ampi_strips*) = {
         { ampi_strips_V16_4_1, ampi_strips_V16_4_2 }, { ampi_strips_V16_5_1, ampi_strips_V16_5_2 },
         { ampi_strips_V16_6_1, ampi_strips_V16_6_2 }, { ampi_strips_V16_7_1, ampi_strips_V16_7_2 }
     };
-    run[length - AMPI_STRIP_LEAST][u->vectors - 1](u);
+    run[u->length - AMPI_STRIP_LEAST][u->vectors - 1](u);
+}
+#define AMPI_STRIP_WIDE(L) \
+    AMPI_STRIPS(ampi_strip_V16_##L##_1, V16, AMPI_STRIP, L, 48, 1)                                  \
+    AMPI_STRIPS(ampi_strip_V16_##L##_2, V16, AMPI_STRIP, L, 48, 2)                                  \
+    AMPI_STRIPS(ampi_strip_V16_##L##_3, V16, AMPI_STRIP, L, 48, 3)
+AMPI_STRIP_WIDE(4) AMPI_STRIP_WIDE(5) AMPI_STRIP_WIDE(6) AMPI_STRIP_WIDE(7) AMPI_STRIP_WIDE(8)
+#define AMPI_STRIP_LINE(L) { ampi_strip_V16_##L##_1, ampi_strip_V16_##L##_2, ampi_strip_V16_##L##_3 }
+AMPI_FN void ampi_strip_avx512(const ampi_strips* u) {
+    static void (*const run[5][3])(const ampi_strips*) = {
+        AMPI_STRIP_LINE(4), AMPI_STRIP_LINE(5), AMPI_STRIP_LINE(6), AMPI_STRIP_LINE(7), AMPI_STRIP_LINE(8)
+    };
+    run[u->length - AMPI_STRIP_LEAST][u->vectors - 1](u);
+}
+AMPI_STRIPS(ampi_strip_V8_4, V8, AMPI_STRIP, 4, 16, 2)
+AMPI_STRIPS(ampi_strip_V8_5, V8, AMPI_STRIP, 5, 16, 2)
+AMPI_STRIPS(ampi_strip_V8_6, V8, AMPI_STRIP, 6, 16, 2)
+AMPI_FN void ampi_strip_avx2(const ampi_strips* u) {
+    static void (*const run[3])(const ampi_strips*) = { ampi_strip_V8_4, ampi_strip_V8_5, ampi_strip_V8_6 };
+    run[u->length - AMPI_STRIP_LEAST](u);
 }
 #endif
 
@@ -10064,59 +10132,71 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
 /* Where lines are short, unfolding an image takes long, and lanes that are pixels would often be margins. So lanes are
    channels of the result, and a row of the kernel (ampi_strips) is a pixel, whose line's part lies in the image as it
    is, with margins; weights are FP32, turned once to panels of 32 channels. A tile is two strips of pixels, one after
-   the other or, where a line is a strip, those of two images. Its list of terms leaves out what would add a weight
+   the other or, where a line is a strip, those of two images. Where three vectors are faster than two (see
+   ampi_gemm_isa_wide) a panel has 48 channels and a tile is one strip, and so it is with 8 lanes, which have half as
+   many registers, and panels of 16 channels. Its list of terms leaves out what would add a weight
    times a margin's zero, a fifth of all with 3 x 3 weights and 7 x 7 pixels: that shows only if the weight is infinite
    or a NaN, or in a sum that is -0 by then, and stays so (see ampi_spread_run). A task is some images and some panels,
    a block of source channels after the other; its sums lie [image][pixel][channel], and are transposed when they are
    stored. */
+/* By instruction set (measured): most weights, fewest results and pixels, terms of a block, which is best kept in a
+   first-level cache if a tile is one strip; the width of a panel; strips of a tile and how long they are at most. */
+typedef struct ampi_spread_form {
+    size_t weights, rows, pixels, k, width, strips, longest;
+    void (*run)(const ampi_strips* u);
+} ampi_spread_form;
+AMPI_FN const ampi_spread_form* ampi_spread_form_now(void) {
+#if AMPI_X86
+    static const ampi_spread_form two = { 4194304, 32, 96, 576, 32, 2, AMPI_STRIP, ampi_strips_avx512 };
+    static const ampi_spread_form three = { 1048576, 48, 256, 144, 48, 1, AMPI_STRIP_ALONE, ampi_strip_avx512 };
+    static const ampi_spread_form eight = { 262144, 32, 96, 192, 16, 1, AMPI_STRIP_EIGHT, ampi_strip_avx2 };
+    if (ampi_simd() == AMP_ISA_AVX512) return ampi_leans_on_l3() ? &two : &three;
+    if (ampi_simd() == AMP_ISA_AVX2) return &eight;
+#endif
+    return NULL;
+}
+
 typedef struct ampi_spread {
     const ampi_conv2d* c;
     const ampi_image* image;
+    const ampi_spread_form* form;
     size_t rows, channels, depth, k;              /* results, source channels, those of a block; k */
     size_t lines, phase, pitch, plane;            /* of a channel with margins; floats of it */
-    size_t panel, panels, pixels, ldt;            /* floats of a panel; panels; pixels of sums */
-    size_t strips, length, tiles;                 /* of a line; pixels of one; tiles of an image, or of two */
+    size_t width, panel, panels, pixels, ldt;     /* channels and floats of a panel; panels; pixels of sums */
+    size_t strips, length, tiles;                 /* of a line; pixels of the longest; tiles of an image, or of two */
     int64_t low_h, low_w;                         /* smallest kernel offsets */
     size_t images, groups, parts;                 /* images of a task, tasks along them, and along the panels */
-    size_t at_terms, at_counts, at_slots, at_line, at_sums, floats, slots;   /* scratch memory, in floats; of a slot */
+    size_t at_terms, at_tiles, at_slots, at_line, at_sums, floats, slots;    /* scratch memory, in floats; of a slot */
     int skips, found;                             /* terms are left out; a weight is not finite, or a result is -0 */
 } ampi_spread;
 
-/* Floats of sums that stay in a core's cache, and the most; of staged images; longest line; fewest terms and pixels;
-   images from which on it is faster to take them abreast. */
+/* Floats of sums that stay in a core's cache, and the most; of staged images; longest line; fewest terms; images from
+   which on it is faster to take them abreast. */
 enum { AMPI_SPREAD_NEAR = 131072, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 28,
-       AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_PIXELS = 96, AMPI_SPREAD_BATCH = 28 };
-
-/* Most weights, fewest results, and terms of a block (measured). Where products have panels of three vectors, unfolded
-   images gain by them, and a block is best kept in the first-level cache. */
-typedef struct ampi_spread_sizes { size_t weights, rows, k; } ampi_spread_sizes;
-AMPI_FN ampi_spread_sizes ampi_spread_sizes_now(void) {
-    static const ampi_spread_sizes two = { 4194304, 32, 576 }, three = { 262144, 64, 192 };
-    return ampi_leans_on_l3() ? two : three;
-}
+       AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_BATCH = 28 };
 
 /* Has product s this form, and is it faster? Not where a vector of results would be far from full. */
 AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
-    const ampi_spread_sizes sizes = ampi_spread_sizes_now();
+    const ampi_spread_form* form = ampi_spread_form_now();
     const ampi_image* g = s->b.image;
-    if (ampi_simd() != AMP_ISA_AVX512 || (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16) || c->s.groups != 1
+    if (!form || (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16) || c->s.groups != 1
         || c->taps == 1 || c->taps > AMPI_SMALL_PLANE || g->div_h != 1 || g->div_w != 1
         || g->mul_h > AMPI_STENCIL_STRIDE || g->mul_w > AMPI_STENCIL_STRIDE
         || ampi_abs_i64(g->step_h) > AMPI_STENCIL_KERNEL || ampi_abs_i64(g->step_w) > AMPI_STENCIL_KERNEL
         || s->part > AMPI_SPREAD_STAGE) return 0;
-    return g->cols >= AMPI_STRIP_LEAST && g->cols <= AMPI_SPREAD_LINE && s->m >= sizes.rows
-           && s->k >= AMPI_SPREAD_TERMS && s->n >= AMPI_SPREAD_PIXELS && c->w_count <= sizes.weights
+    return g->cols >= AMPI_STRIP_LEAST && g->cols <= AMPI_SPREAD_LINE && s->m >= form->rows
+           && s->k >= AMPI_SPREAD_TERMS && s->n >= form->pixels && c->w_count <= form->weights
            && 15 * ampi_round_up(s->m, 16) <= 16 * s->m;
 }
 /* Images that make a tile. */
-AMPI_FN size_t ampi_spread_step(const ampi_spread* d) { return d->strips == 1 ? 2 : 1; }
+AMPI_FN size_t ampi_spread_step(const ampi_spread* d) { return d->strips == 1 ? d->form->strips : 1; }
 /* So many strips, of that length, that they cover a line with the fewest pixels. The first two may overlap where they
    are always of one tile, which reads both before it writes. 0: too much, or too many of the images would be taken
    twice. */
-AMPI_FN int ampi_spread_strips(ampi_spread* d) {
+AMPI_FN int ampi_spread_pairs(ampi_spread* d) {
     const size_t cols = d->image->cols, images = (size_t)d->c->s.n;
     size_t n, length;
-    for (n = ampi_div_up(cols, AMPI_STRIP); n <= cols / AMPI_STRIP_LEAST; n++) {
+    for (n = ampi_div_up(cols, d->form->longest); n <= cols / AMPI_STRIP_LEAST; n++) {
         length = ampi_div_up(cols, n);
         if ((n % 2 && n * length > cols) || (d->strips > 0 && n * length >= d->strips * d->length)) continue;
         d->strips = n;
@@ -10125,13 +10205,22 @@ AMPI_FN int ampi_spread_strips(ampi_spread* d) {
     d->tiles = d->strips == 1 ? d->image->rows : ampi_div_up(d->image->rows * d->strips, 2);
     return 9 * d->strips * d->length <= 10 * cols && 4 * ampi_round_up(images, ampi_spread_step(d)) <= 5 * images;
 }
-/* The place of a strip of tile i: its line and its first column. The last tile may have one strip twice. */
-typedef struct ampi_strip_place { size_t y, x; } ampi_strip_place;
+/* The same where a tile is one strip. They differ in length by a pixel at most, and none is too short. */
+AMPI_FN int ampi_spread_ones(ampi_spread* d) {
+    d->strips = ampi_div_up(d->image->cols, d->form->longest);
+    d->length = ampi_div_up(d->image->cols, d->strips);
+    d->tiles = d->image->rows * d->strips;
+    return d->image->cols / d->strips >= AMPI_STRIP_LEAST;
+}
+/* A strip of tile i: its line, its first column, its length. The last tile may have one strip twice. */
+typedef struct ampi_strip_place { size_t y, x, length; } ampi_strip_place;
 AMPI_FN ampi_strip_place ampi_spread_place(const ampi_spread* d, size_t i, size_t second) {
-    const size_t all = d->image->rows * d->strips, k = d->strips == 1 ? i : ampi_min_size(2 * i + second, all - 1);
+    const size_t all = d->image->rows * d->strips, cols = d->image->cols, two = d->form->strips;
+    const size_t k = d->strips == 1 ? i : ampi_min_size(two * i + (two - 1) * second, all - 1), n = k % d->strips;
     ampi_strip_place at;
     at.y = k / d->strips;
-    at.x = k % d->strips == 0 ? 0 : d->image->cols - (d->strips - k % d->strips) * d->length;
+    at.x = two == 1 ? n * cols / d->strips : n == 0 ? 0 : cols - (d->strips - n) * d->length;
+    at.length = two == 1 ? (n + 1) * cols / d->strips - at.x : d->length;
     return at;
 }
 
@@ -10139,12 +10228,12 @@ AMPI_FN ampi_strip_place ampi_spread_place(const ampi_spread* d, size_t i, size_
 AMPI_FN void ampi_spread_deal(ampi_spread* d, size_t parts, size_t sums, size_t threads) {
     const size_t n = (size_t)d->c->s.n, step = ampi_spread_step(d);
     d->parts = parts;
-    d->ldt = ampi_div_up(d->panels, parts) * 32 + AMPI_GEMM_GAP;
+    d->ldt = ampi_div_up(d->panels, parts) * d->form->width + AMPI_GEMM_GAP;
     d->images = ampi_min_size(sums / (d->pixels * d->ldt), AMPI_SPREAD_STAGE / d->plane);
     d->images = ampi_max_size(d->images / step * step, 1);
     d->groups = ampi_min_size(ampi_round_up(ampi_div_up(n, d->images), ampi_div_up(threads, parts)), n);
     d->images = ampi_div_up(n, d->groups);
-    d->depth = ampi_min_size(ampi_spread_sizes_now().k / d->c->taps, AMPI_SPREAD_STAGE / (d->images * d->plane));
+    d->depth = ampi_min_size(d->form->k / d->c->taps, AMPI_SPREAD_STAGE / (d->images * d->plane));
     d->depth = ampi_div_up(d->channels, ampi_div_up(d->channels, ampi_max_size(d->depth, 1)));
 }
 /* About how long the busiest thread works: on its sums, which may not stay in its cache from one block to the next, on
@@ -10168,6 +10257,9 @@ AMPI_FN void ampi_spread_cut(ampi_spread* d, size_t threads) {
         }
     ampi_spread_deal(d, parts, most, threads);
 }
+/* A tile of an image, or of two: how many of its terms there are and how they are taken, its strips' length, how far
+   apart they lie on the stage (without the way to a second image), and where its sums are. */
+typedef struct ampi_strip_tile { size_t k, columns, length, apart, t, t2; } ampi_strip_tile;
 AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_product* s) {
     const ampi_image* g = s->b.image;
     const size_t threads = ampi_conv2d_threads(c);
@@ -10175,6 +10267,7 @@ AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_pr
     if (!ampi_spread_fits(c, s)) return 0;
     d->c = c;
     d->image = g;
+    d->form = ampi_spread_form_now();
     d->rows = s->m;
     d->k = s->k;
     d->channels = s->k / c->taps;
@@ -10186,13 +10279,14 @@ AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_pr
     d->pixels = ampi_round_up(s->part, 16);
     if (d->lines > AMPI_SPREAD_STAGE / d->pitch || d->pixels > 4 * AMPI_SPREAD_SUMS / d->rows) return 0;
     d->plane = d->lines * d->pitch;
-    if (!ampi_spread_strips(d)) return 0;
-    d->panel = d->k * 32 + AMPI_GEMM_GAP;
-    d->panels = ampi_div_up(d->rows, 32);
+    if (!(d->form->strips == 1 ? ampi_spread_ones(d) : ampi_spread_pairs(d))) return 0;
+    d->width = d->form->width;
+    d->panel = d->k * d->width + AMPI_GEMM_GAP;
+    d->panels = ampi_div_up(d->rows, d->width);
     ampi_spread_cut(d, threads);
     d->at_terms = ampi_round_up(d->panels * d->panel, 16);
-    d->at_counts = d->at_terms + 3 * d->tiles * c->taps;
-    d->at_slots = ampi_round_up(d->at_counts + d->tiles, 16);
+    d->at_tiles = ampi_round_up(d->at_terms + 3 * d->tiles * c->taps, 16);
+    d->at_slots = ampi_round_up(d->at_tiles + d->tiles * (sizeof(ampi_strip_tile) / sizeof(float)), 16);
     d->at_line = ampi_round_up(d->images * d->depth * d->plane + 32, 16);
     d->at_sums = d->at_line + 16 * (256 + AMPI_GEMM_GAP);
     d->floats = d->at_sums + d->images * d->pixels * d->ldt;
@@ -10210,29 +10304,31 @@ AMPI_FN size_t ampi_spread_workspace(const ampi_conv2d* c, int back) {
 }
 
 #if AMPI_X86
-/* 16 rows of n weights, side by side, to n rows of a panel. */
-AMPI_FN void ampi_spread_turn(float* dst, const float* src, size_t n) {
-    size_t i;
-    for (i = 0; n < 4 && i < n; i++) ampi_copy_rows(dst + i * 32, 0, 1, src + i, 0, n, 1, 16);
-    if (n < 4) return;
-    ampi_transpose_avx512(dst, 32, src, n, n / 4 * 4, 0);
-    if (n % 4) ampi_transpose_avx512(dst + (n - 4) * 32, 32, src + n - 4, n, 4, 0);    /* may overlap */
+/* 16 rows of n weights, side by side, to n rows of a panel that is `width` wide. */
+AMPI_FN void ampi_spread_turn(float* dst, size_t width, const float* src, size_t n) {
+    const ampi_gemm_isa isa = ampi_gemm_isa_now();
+    size_t i, l;
+    for (i = 0; n < 4 && i < n; i++) ampi_copy_rows(dst + i * width, 0, 1, src + i, 0, n, 1, 16);
+    for (l = 0; n >= 4 && l < 16; l += isa.lanes, dst += isa.lanes, src += isa.lanes * n) {
+        isa.transpose(dst, width, src, n, n / 4 * 4, 0);
+        if (n % 4) isa.transpose(dst + (n - 4) * width, width, src + n - 4, n, 4, 0);    /* may overlap */
+    }
 }
 /* The same of up to 16 rows of any type, from element `at` on, and zeros for the others: widened, and at once where
    there is room. */
-AMPI_FN void ampi_spread_widen(float* dst, const ampi_operand* w, size_t at, size_t rows, size_t n) {
+AMPI_FN void ampi_spread_widen(float* dst, size_t width, const ampi_operand* w, size_t at, size_t rows, size_t n) {
     float line[16 * 32];
     size_t i, k, part;
     if (w->dtype == AMP_F32 && rows == 16) {
-        ampi_spread_turn(dst, (const float*)w->data + at, n);
+        ampi_spread_turn(dst, width, (const float*)w->data + at, n);
         return;
     }
-    for (k = 0; k < n; k += part, dst += part * 32) {
+    for (k = 0; k < n; k += part, dst += part * width) {
         part = ampi_min_size(n - k, 32);
         memset(line + rows * part, 0, (16 - rows) * part * sizeof *line);
         if (part == n) ampi_load_f32(line, w->data, w->dtype, at, rows * n);
         else for (i = 0; i < rows; i++) ampi_load_f32(line + i * part, w->data, w->dtype, at + i * n + k, part);
-        ampi_spread_turn(dst, line, part);
+        ampi_spread_turn(dst, width, line, part);
     }
 }
 /* Notes if one of n weights, from element `at` on, is infinite or a NaN. */
@@ -10257,8 +10353,8 @@ AMPI_FN void ampi_spread_pack(ampi_spread* d, const ampi_product* s, size_t i, f
     size_t r;
     ampi_spread_check(d, &s->a, at, (last - first) * n);
     for (r = first; r < last; r += 16)
-        ampi_spread_widen(packed + r / 32 * d->panel + (s->a.image ? i * taps * 32 : 0) + r % 32, &s->a,
-                          at + (r - first) * n, ampi_min_size(last - r, 16), n);
+        ampi_spread_widen(packed + r / d->width * d->panel + (s->a.image ? i * taps * d->width : 0) + r % d->width,
+                          d->width, &s->a, at + (r - first) * n, ampi_min_size(last - r, 16), n);
 }
 /* The pixels of a strip that have kernel row a and column b inside the image, a bit each. */
 AMPI_FN uint32_t ampi_spread_inside(const ampi_spread* d, ampi_strip_place at, int64_t a, int64_t b) {
@@ -10266,34 +10362,59 @@ AMPI_FN uint32_t ampi_spread_inside(const ampi_spread* d, ampi_strip_place at, i
     const int64_t y = (int64_t)at.y * g->mul_h + g->base_h + a * g->step_h;
     uint32_t rows = 0;
     size_t i;
-    for (i = 0; i < d->length; i++) {
+    for (i = 0; i < at.length; i++) {
         const int64_t x = (int64_t)(at.x + i) * g->mul_w + g->base_w + b * g->step_w;
         if (!d->skips || (y >= 0 && y < g->height && x >= 0 && x < g->width)) rows |= 1u << i;
     }
     return rows;
 }
-/* The terms of a channel for a tile; how many they are. */
-AMPI_FN size_t ampi_spread_list(const ampi_spread* d, size_t tile, ampi_strip_term* terms) {
+/* The terms of a channel for two places; how many they are. */
+AMPI_FN size_t ampi_spread_list(const ampi_spread* d, ampi_strip_place low, ampi_strip_place high,
+                                ampi_strip_term* terms) {
     const ampi_image* g = d->image;
-    const ampi_strip_place low = ampi_spread_place(d, tile, 0), high = ampi_spread_place(d, tile, 1);
     const int64_t wide = g->mul_w;
     size_t n = 0, i;
     for (i = 0; i < d->c->taps; i++) {
         const int64_t a = (int64_t)(i / g->kernel_w), b = (int64_t)(i % g->kernel_w), column = b * g->step_w - d->low_w;
         const int64_t line = (int64_t)low.y * g->mul_h + a * g->step_h - d->low_h;
-        terms[n].at = (uint32_t)(i * 32);
+        terms[n].at = (uint32_t)(i * d->width);
         terms[n].from = (uint32_t)(line * (int64_t)d->pitch + column % wide * (int64_t)d->phase + column / wide
                                    + (int64_t)low.x);
-        terms[n].rows = ampi_spread_inside(d, low, a, b) | ampi_spread_inside(d, high, a, b) << AMPI_STRIP;
+        terms[n].rows = ampi_spread_inside(d, low, a, b);
+        if (d->form->strips > 1) terms[n].rows |= ampi_spread_inside(d, high, a, b) << AMPI_STRIP;
         n += terms[n].rows != 0;
     }
     return n;
 }
-AMPI_FN void ampi_spread_terms(const ampi_spread* d, float* memory) {
-    ampi_strip_term* terms = (ampi_strip_term*)(void*)(memory + d->at_terms);
-    uint32_t* counts = (uint32_t*)(void*)(memory + d->at_counts);
+/* Are a tile's terms three columns of each kernel row, as ampi_strips has them, of which no pixel is left out but the
+   strip's first or last? (The middle column is taken whole: leaving out saves time, but need not be.) */
+AMPI_FN size_t ampi_spread_columns(const ampi_spread* d, const ampi_strip_term* terms, size_t n, size_t length) {
+    const uint32_t all = (1u << length) - 1u;
     size_t i;
-    for (i = 0; i < d->tiles; i++) counts[i] = (uint32_t)ampi_spread_list(d, i, terms + i * d->c->taps);
+    if (d->form->strips > 1 || n == 0 || n % 3) return 1;
+    for (i = 0; i < n; i++) {
+        const ampi_strip_term *term = terms + i, *row = term - i % 3, *like = terms + i % 3;
+        if (term->rows != like->rows || term->from - row->from != like->from - terms->from
+            || term->at - row->at != i % 3 * d->width
+            || (term->rows != all && term->rows != all - 1 && term->rows != all / 2)) return 1;
+    }
+    return 3;
+}
+/* All tiles. */
+AMPI_FN void ampi_spread_list_all(const ampi_spread* d, float* memory) {
+    ampi_strip_term* terms = (ampi_strip_term*)(void*)(memory + d->at_terms);
+    ampi_strip_tile* tile = (ampi_strip_tile*)(void*)(memory + d->at_tiles);
+    const size_t cols = d->image->cols, step = (size_t)d->image->mul_h * d->pitch;
+    size_t i;
+    for (i = 0; i < d->tiles; i++, tile++, terms += d->c->taps) {
+        const ampi_strip_place low = ampi_spread_place(d, i, 0), high = ampi_spread_place(d, i, 1);
+        tile->k = ampi_spread_list(d, low, high, terms);
+        tile->columns = ampi_spread_columns(d, terms, tile->k, low.length);
+        tile->length = low.length;
+        tile->apart = (high.y * step + high.x) - (low.y * step + low.x);
+        tile->t = (low.y * cols + low.x) * d->ldt;
+        tile->t2 = (high.y * cols + high.x) * d->ldt;
+    }
 }
 /* Channels [ch, ch + depth) of image n, with their margins. */
 AMPI_FN void ampi_spread_stage(const ampi_spread* d, const ampi_product* s, size_t n, size_t ch, size_t depth,
@@ -10311,32 +10432,32 @@ AMPI_FN void ampi_spread_stage(const ampi_spread* d, const ampi_product* s, size
 /* Adds u's terms to its sums, of a staged image, or of two: `next` and `t_next` are the way to the second, or 0. */
 AMPI_FN void ampi_spread_image(const ampi_spread* d, ampi_strips* u, const float* memory, float* t, size_t next,
                                size_t t_next) {
-    const ampi_strip_term* terms = (const ampi_strip_term*)(const void*)(memory + d->at_terms);
-    const uint32_t* counts = (const uint32_t*)(const void*)(memory + d->at_counts);
-    const size_t cols = d->image->cols, step = (size_t)d->image->mul_h * d->pitch;
+    const ampi_strip_tile* tile = (const ampi_strip_tile*)(const void*)(memory + d->at_tiles);
     size_t i;
-    for (i = 0; i < d->tiles; i++) {
-        const ampi_strip_place low = ampi_spread_place(d, i, 0), high = ampi_spread_place(d, i, 1);
-        u->terms = terms + i * d->c->taps;
-        u->k = counts[i];
-        u->apart = (high.y * step + high.x) - (low.y * step + low.x) + next;
-        u->t = t + (low.y * cols + low.x) * d->ldt;
-        u->t2 = t + (high.y * cols + high.x) * d->ldt + t_next;
-        ampi_strips_avx512(d->length, u);
+    u->terms = (const ampi_strip_term*)(const void*)(memory + d->at_terms);
+    for (i = 0; i < d->tiles; i++, tile++, u->terms += d->c->taps) {
+        u->k = tile->k;
+        u->columns = tile->columns;
+        u->length = tile->length;
+        u->apart = tile->apart + next;
+        u->t = t + tile->t;
+        u->t2 = t + tile->t2 + t_next;
+        d->form->run(u);
     }
 }
 /* Image n's sums of panels [p, end) become results. */
 AMPI_FN void ampi_spread_store(ampi_spread* d, const ampi_product* s, size_t n, size_t p, size_t end, float* line,
                                const float* t) {
     const ampi_gemm_isa isa = ampi_gemm_isa_now();
-    const size_t lanes = ampi_min_size(end * 32, ampi_round_up(d->rows, 16)) - p * 32;
+    const size_t first = p * d->width, past = ampi_min_size(end * d->width, d->rows);
     size_t j, i, r;
-    for (j = 0; d->skips && j < s->part; j++) ampi_find_minus_zero(&d->found, t + j * d->ldt, lanes);
-    for (r = p * 32; r < ampi_min_size(end * 32, d->rows); r += 16, t += 16)
+    for (j = 0; d->skips && j < s->part; j++)
+        ampi_find_minus_zero(&d->found, t + j * d->ldt, ampi_round_up(past - first, 16));
+    for (r = first; r < past; r += 16, t += 16)
         for (j = 0; j < s->part; j += 256) {
-            const size_t count = ampi_min_size(s->part - j, 256), here = ampi_min_size(d->rows - r, 16);
-            for (i = 0; i < count; i += 16)
-                ampi_transpose_avx512(line + i, 256 + AMPI_GEMM_GAP, t + (j + i) * d->ldt, d->ldt, 16, 0);
+            const size_t count = ampi_min_size(s->part - j, 256), here = ampi_min_size(past - r, 16);
+            for (i = 0; i < count; i += isa.lanes)
+                isa.transpose(line + i, 256 + AMPI_GEMM_GAP, t + (j + i) * d->ldt, d->ldt, 16, 0);
             ampi_gemm_finish_at(&isa, s, s->c_offset + r * s->ldc + n * s->part_stride + j, r, 0, here, count, line,
                                 256 + AMPI_GEMM_GAP);
         }
@@ -10350,19 +10471,19 @@ AMPI_FN void ampi_spread_task(ampi_spread* d, const ampi_product* s, size_t n0, 
     ampi_strips u;
     memset(&u, 0, sizeof u);
     u.a_step = d->plane;
-    u.b_step = d->c->taps * 32;
+    u.b_step = d->c->taps * d->width;
     u.ldt = d->ldt;
     for (ch = 0; ch < d->channels; ch += d->depth) {
         u.repeat = ampi_min_size(d->depth, d->channels - ch);
         u.first = ch == 0;
         for (n = n0; n < n1; n++) ampi_spread_stage(d, s, n, ch, u.repeat, slot + (n - n0) * image);
         for (p = p0; p < end; p++) {
-            u.b = memory + p * d->panel + ch * d->c->taps * 32;
-            u.vectors = d->rows - p * 32 > 16 ? 2 : 1;
+            u.b = memory + p * d->panel + ch * d->c->taps * d->width;
+            u.vectors = ampi_min_size(ampi_div_up(d->rows - p * d->width, 16), d->width / 16);
             for (n = n0; n < n1; n += step) {
                 const size_t more = step == 2 && n + 1 < n1 ? 1 : 0;
                 u.a = slot + (n - n0) * image;
-                ampi_spread_image(d, &u, memory, t + (n - n0) * each + (p - p0) * 32, more * image, more * each);
+                ampi_spread_image(d, &u, memory, t + (n - n0) * each + (p - p0) * d->width, more * image, more * each);
             }
         }
     }
@@ -10373,7 +10494,7 @@ AMPI_FN void ampi_spread_task(ampi_spread* d, const ampi_product* s, size_t n0, 
 AMPI_FN void ampi_spread_tasks(ampi_spread* d, const ampi_product* s, float* memory, size_t step) {
     const size_t tasks = d->groups * d->parts, count = (size_t)d->c->s.n;
     int64_t i;
-    ampi_spread_terms(d, memory);
+    ampi_spread_list_all(d, memory);
     AMPI_PARALLEL_FOR(d->slots > 1)
     for (i = 0; i < (int64_t)d->slots; i++) {
         const size_t past = ampi_share(tasks, d->slots, (size_t)i + 1);

@@ -279,7 +279,7 @@ static void some_conv(amp_conv2d_shape* s, int* oh, int* ow) {
     double work;
     do {
         const int wide = (int)below(2);
-        const int each = wide ? 16 * some_int(1, 4) - some_int(0, 3) : some_int(1, 9);
+        const int each = wide ? 16 * some_int(1, below(4) ? 4 : 16) - some_int(0, 3) : some_int(1, 9);
         const int outs = below(3) == 0 ? some_int(1, 9) : 16 * some_int(1, 4) - some_int(0, 3);
         memset(s, 0, sizeof *s);
         s->groups = below(3) ? 1 : below(2) ? some_int(2, 3) : some_int(2, 40);

@@ -403,8 +403,9 @@ static void test_words(void) {
     for (i = 0; i < shapes; i++) conv_check_all(Z[i], AMP_BF16, TYPES[i % 2], TYPES[i % 3], NULL);    /* no words in A */
 }
 
-/* Short lines, as strips: two images' (one of which has no other), two or three or more of a line, of each length, with
-   and without a stride, in one block of channels or more, overlapping ones too; with tiles that see nothing but padding. */
+/* Short lines, as strips: two images' (one of which has no other), two or three or more of a line, of each length, in
+   panels of each width, with and without a stride, in one block of channels or more, overlapping ones too; with tiles
+   that see nothing but padding. */
 static const int STRIPS[][14] = {
     { 5, 32, 7, 7, 48, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    { 6, 33, 4, 4, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
     { 4, 47, 9, 5, 33, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    { 4, 32, 5, 6, 64, 5, 3, 1, 1, 2, 1, 1, 1, 1 },
@@ -417,7 +418,14 @@ static const int STRIPS[][14] = {
     { 2, 12, 12, 12, 32, 3, 3, 1, 1, 2, 2, 2, 2, 1 },  { 1, 12, 4, 4, 32, 3, 3, 1, 1, 4, 4, 1, 1, 1 },
     { 2, 12, 19, 20, 31, 3, 4, 1, 2, 1, 2, 2, 3, 1 },  { 2, 200, 7, 7, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
     { 1, 12, 13, 29, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1 },  { 1, 80, 5, 26, 32, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
-    { 1, 70, 7, 17, 35, 3, 3, 1, 1, 1, 1, 1, 1, 1 },   { 1, 65, 5, 22, 64, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 1, 80, 7, 17, 80, 3, 3, 1, 1, 1, 1, 1, 1, 1 },   { 1, 65, 5, 22, 64, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 6, 64, 7, 7, 112, 3, 3, 1, 1, 1, 1, 1, 1, 1 },   { 2, 48, 13, 13, 80, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 17, 47, 4, 4, 48, 3, 3, 1, 1, 1, 1, 1, 1, 1 },   { 11, 48, 5, 5, 64, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 8, 63, 6, 6, 48, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    { 4, 48, 8, 8, 62, 3, 3, 1, 1, 0, 0, 1, 1, 1 },
+    { 1, 33, 12, 24, 48, 3, 3, 1, 1, 1, 1, 1, 1, 1 },  { 2, 24, 25, 28, 48, 3, 3, 2, 2, 1, 1, 1, 1, 1 },
+    { 2, 48, 13, 11, 48, 5, 5, 1, 1, 2, 2, 1, 1, 1 },  { 2, 48, 12, 12, 48, 3, 3, 1, 1, 2, 2, 2, 2, 1 },
+    { 2, 50, 10, 14, 48, 3, 3, 1, 1, 2, 2, 1, 1, 1 },  { 2, 48, 14, 14, 48, 3, 1, 1, 1, 1, 0, 1, 1, 1 },
+    { 2, 24, 26, 28, 48, 3, 3, 2, 2, 1, 2, 1, 1, 1 },  { 4, 48, 14, 14, 48, 1, 9, 1, 1, 0, 1, 1, 1, 1 },
 };
 
 /* Weights of FP32 and short lines, where lanes are channels: panels that are not full, half and whole; lines in one part
