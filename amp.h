@@ -10228,7 +10228,7 @@ AMPI_FN ampi_strip_place ampi_spread_place(const ampi_spread* d, size_t i, size_
 AMPI_FN void ampi_spread_deal(ampi_spread* d, size_t parts, size_t sums, size_t threads) {
     const size_t n = (size_t)d->c->s.n, step = ampi_spread_step(d);
     d->parts = parts;
-    d->ldt = ampi_div_up(d->panels, parts) * d->form->width + AMPI_GEMM_GAP;
+    d->ldt = ampi_div_up(d->panels, parts) * d->width + AMPI_GEMM_GAP;
     d->images = ampi_min_size(sums / (d->pixels * d->ldt), AMPI_SPREAD_STAGE / d->plane);
     d->images = ampi_max_size(d->images / step * step, 1);
     d->groups = ampi_min_size(ampi_round_up(ampi_div_up(n, d->images), ampi_div_up(threads, parts)), n);
