@@ -7519,13 +7519,18 @@ enum { AMPI_STRIP = 7, AMPI_STRIP_ALONE = 8, AMPI_STRIP_EIGHT = 6, AMPI_STRIP_LE
             }                                                                                       \
     } else
 #define AMPI_STRIPS_COLUMNS(V, STRIPS, LENGTH, WIDTH)
+/* What only the second strip needs. */
+#define AMPI_STRIP_SECOND(declaration)
+#define AMPI_STRIPS_SECOND(declaration) declaration
 #define AMPI_STRIPS(name, V, FORM, LENGTH, WIDTH, vectors) \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_strips* u) {                                     \
         enum { two = (vectors) > 1, three = (vectors) > 2 };                                        \
-        const size_t ldt = u->ldt, apart = u->apart;                                                \
+        const size_t ldt = u->ldt;                                                                  \
+        FORM##_SECOND(const size_t apart = u->apart;)                                               \
         const float *a = u->a, *w = u->b;                                                           \
         const ampi_strip_term *term, *end = u->terms + u->k;                                        \
-        float *t_p = u->t, *t_q = u->t2;                                                            \
+        float* t_p = u->t;                                                                          \
+        FORM##_SECOND(float* t_q = u->t2;)                                                          \
         size_t r;                                                                                   \
         AMPI_##V##_T x, b0, b1 = AMPI_##V##_ZERO, b2 = b1;                                          \
         FORM##_##LENGTH(AMPI_MICRO_ZERO, V)                                                         \
@@ -7533,15 +7538,15 @@ enum { AMPI_STRIP = 7, AMPI_STRIP_ALONE = 8, AMPI_STRIP_EIGHT = 6, AMPI_STRIP_LE
         FORM##_COLUMNS(V, FORM##_##LENGTH, LENGTH, WIDTH)                                           \
             for (r = u->repeat; r > 0; r--, a += u->a_step, w += u->b_step)                         \
                 for (term = u->terms; term < end; term++) {                                         \
-                    const float *p = a + term->from, *q = p + apart;                                \
+                    const float* p = a + term->from;                                                \
+                    FORM##_SECOND(const float* q = p + apart;)                                      \
                     const uint32_t some = term->rows;                                               \
                     AMPI_STRIP_LOAD(V, w + term->at)                                                \
                     if (some == FORM##_ALL(LENGTH)) { FORM##_##LENGTH(AMPI_MICRO_STEP, V) }         \
                     else { FORM##_##LENGTH(AMPI_STRIP_SOME, V) }                                    \
-                    (void)q;                                                                        \
                 }                                                                                   \
         FORM##_##LENGTH(AMPI_STRIP_WRITE, V)                                                        \
-        (void)b2; (void)t_q;                                                                        \
+        (void)b2;                                                                                   \
         ampi_clear_upper();                                                                         \
     }
 #define AMPI_STRIPS_PAIR(L) \
