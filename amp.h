@@ -3294,7 +3294,9 @@ AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, 
    only the first `columns` are written, which all the vectors are needed for.
    `exact`: the products are exact in FP32 (two halves). `last`: t is the result, so every NaN becomes the
    one positive quiet NaN: which payload and sign an fma hands on differs between processors. What lies `ahead`
-   elements on from each b[k*bs] is fetched meanwhile. `widen`: b is F16, as it lies in memory. */
+   elements on from each b[k*bs] is fetched meanwhile. `widen`: b is F16, as it lies in memory. Of three vectors only:
+   `keep`, if any, is where b is packed on the way; of packed b, `next_rows` rows of another panel, the first at `next`
+   and each next_step bytes from the one before, are fetched. */
 typedef struct ampi_micro {
     const float* a; size_t rs, ks;
     const void* b; size_t bs, ahead;
@@ -3302,6 +3304,8 @@ typedef struct ampi_micro {
     float* t; size_t ldt;
     size_t k, columns, vectors;
     int first, last, exact, widen;
+    float* keep;
+    uintptr_t next; size_t next_step, next_rows;
 } ampi_micro;
 
 /* What becomes of a panel of sums t: with v = alpha*t, v = beta*add + v where there is an `add`, and v rounded
@@ -3739,6 +3743,26 @@ typedef struct ampi_gemm_isa {
         AMPI_MICRO_ON(4 * (ks_), 4 * (bs_))                                                         \
     }
 
+/* Six k a turn, in which one row of another panel is fetched: its three lines apart from each other, as memory and the
+   processor's buffers for lines that are on their way can serve one in two k, but not three at once. */
+#define AMPI_MICRO_SIXES(V, ROWS, ks_, bs_) \
+    for (left = u->next_rows; left > 0 && k >= 6; left--, k -= 6, next += next_step) {              \
+        AMPI_FETCH(next, 0);                                                                        \
+        AMPI_MICRO_K(V, ROWS, 0, 0)                                                                 \
+        AMPI_MICRO_K(V, ROWS, ks_, bs_)                                                             \
+        AMPI_FETCH(next, 64);                                                                       \
+        AMPI_MICRO_K(V, ROWS, 2 * (ks_), 2 * (bs_))                                                 \
+        AMPI_MICRO_K(V, ROWS, 3 * (ks_), 3 * (bs_))                                                 \
+        AMPI_FETCH(next, 128);                                                                      \
+        AMPI_MICRO_K(V, ROWS, 4 * (ks_), 4 * (bs_))                                                 \
+        AMPI_MICRO_K(V, ROWS, 5 * (ks_), 5 * (bs_))                                                 \
+        AMPI_MICRO_ON(6 * (ks_), 6 * (bs_))                                                         \
+    }
+#define AMPI_MICRO_FETCH(V) \
+    AMPI_FETCH(b, ahead);                                                                           \
+    if (two && AMPI_##V##_LANES * sizeof *b == 64) AMPI_FETCH(b, ahead + 64);                       \
+    if (three) AMPI_FETCH(b, ahead + 128);
+
 /* One micro-kernel: V is the vector kind, `vectors` a constant, ROWS one of the lists above. */
 #define AMPI_MICRO(name, V, ROWS, vectors)                                                          \
     AMPI_##V##_TARGET AMPI_FN void name(const ampi_micro* u) {                                      \
@@ -3754,14 +3778,27 @@ typedef struct ampi_gemm_isa {
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
         if (!u->first) { const float* old = u->old; const size_t ldo = u->ldo; ROWS(AMPI_MICRO_READ, V) } \
         k = u->k;                                                                                   \
-        if (AMPI_##V##_FOURS && bs == width) {                                                      \
+        if (three && u->keep) {                                                                     \
+            float* keep = u->keep;                                                                  \
+            for (; k > 0; k--, keep += width) {                                                     \
+                AMPI_MICRO_FETCH(V)                                                                 \
+                AMPI_MICRO_K(V, ROWS, 0, 0)                                                         \
+                AMPI_##V##_STORE(keep, b0);                                                         \
+                AMPI_##V##_STORE(keep + AMPI_##V##_LANES, b1);                                      \
+                AMPI_##V##_STORE(keep + 2 * AMPI_##V##_LANES, b2);                                  \
+                AMPI_MICRO_ON(ks, bs)                                                               \
+            }                                                                                       \
+        } else if (AMPI_##V##_FOURS && bs == width) {                                               \
+            uintptr_t next = u->next;                                                               \
+            const size_t next_step = u->next_step;                                                  \
+            size_t left;                                                                            \
+            if (three && ks == 1) AMPI_MICRO_SIXES(V, ROWS, 1, width)                               \
             if (ks == 1) AMPI_MICRO_FOURS(V, ROWS, 1, width)                                        \
             if (ks == across) AMPI_MICRO_FOURS(V, ROWS, across, width)                              \
+            (void)next; (void)next_step; (void)left;                                                \
         }                                                                                           \
         for (; k > 0; k--) {                                                                        \
-            AMPI_FETCH(b, ahead);                                                                   \
-            if (two && AMPI_##V##_LANES * sizeof *b == 64) AMPI_FETCH(b, ahead + 64);               \
-            if (three) AMPI_FETCH(b, ahead + 128);                                                  \
+            AMPI_MICRO_FETCH(V)                                                                     \
             AMPI_MICRO_K(V, ROWS, 0, 0)                                                             \
             AMPI_MICRO_ON(ks, bs)                                                                   \
         }                                                                                           \
@@ -4918,12 +4955,13 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
    words that is; how many panels are few, and how many where only that spares packing B, because it is F16 or its rows
    are longer than so many floats, and in a tile that is LOW (see there); floats of scratch memory on the stack, for a
    staged image, and between rows; bytes of B that are away from the second-level cache, and from one core's share of
-   the third; how often tiles are halved for want of room; pixels of the largest plane that is called small. */
+   the third; how often tiles are halved for want of room; so many panels of A that B's are packed on the way; pixels of
+   the largest plane that is called small. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
        AMPI_GEMM_KC_DEEP = 1024, AMPI_GEMM_KC_WORDS = 2048, AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10,
        AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384,
        AMPI_GEMM_GAP = 16, AMPI_GEMM_AWAY = 4 << 20, AMPI_GEMM_FAR_AWAY = 24 << 20, AMPI_GEMM_CUTS = 4,
-       AMPI_SMALL_PLANE = 32 };
+       AMPI_GEMM_KEEP = 3, AMPI_SMALL_PLANE = 32 };
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
@@ -5911,11 +5949,17 @@ AMPI_FN int ampi_b_on_lines(const ampi_product* s) {
     const size_t size = ampi_type_size(s->b.dtype);
     return s->b.ld * size % 64 == 0 && ((uintptr_t)s->b.data + s->b.offset * size) % 64 == 0;
 }
-/* More than how many rows of A earn Intel's processors back that B, which is plain, is packed (measured). Packing reads
-   long runs, which are what far memory delivers fast. */
-AMPI_FN size_t ampi_b_earns(const ampi_product* s, const ampi_block* b) {
+/* Few rows, but not so few that it takes as long as to read B where it is: panels of B are packed on the way (see
+   ampi_turn_to_kept), by Intel's processors. */
+AMPI_FN int ampi_b_keeps(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
+    return b->few && ampi_leans_on_l2(g) && g->vectors == 3 && s->b.dtype == AMP_F32 && b->panels >= AMPI_GEMM_KEEP;
+}
+/* More than how many rows of A earn Intel's processors back that B, which is plain, is packed before (measured). That
+   reads long runs, which are what far memory delivers fast. */
+AMPI_FN size_t ampi_b_earns(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     const int away = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
     if (!b->few) return lines ? 504 : 154;
+    if (ampi_b_keeps(g, s, b)) return SIZE_MAX;
     if (lines) return away ? 14 : s->b.dtype == AMP_F16 ? 84 : SIZE_MAX;
     return away ? 0 : ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY ? 14 : 36;
 }
@@ -5924,7 +5968,7 @@ AMPI_FN size_t ampi_b_earns(const ampi_product* s, const ampi_block* b) {
    cache, and if very many, rows should begin with a cache line. */
 AMPI_FN size_t ampi_b_in_place(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
     if (!ampi_b_is_plain(g, s)) return 0;
-    if (ampi_leans_on_l2(g) && b->mc > ampi_b_earns(s, b)) return 0;
+    if (ampi_leans_on_l2(g) && b->mc > ampi_b_earns(g, s, b)) return 0;
     if (!b->few && (g->lanes < 16 || s->b.dtype != AMP_F32 || s->b.ld > AMPI_GEMM_LONG
                     || b->kc * b->nc > ampi_gemm_near() || (b->mc >= 512 && s->b.ld % 16 != 0))) return 0;
     return ampi_b_full(g, s, b);
@@ -6033,6 +6077,22 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_
     if (!b->whole) ampi_pack_b_any(g, s, b, b->j0 + j, columns);
 }
 
+/* The panel of B from column j where panels are packed on the way: by the first panel of A; the others take it from
+   there and fetch the next one, which they share out. It lies behind those columns that had to be packed before. */
+AMPI_FN void ampi_turn_to_kept(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q, size_t j,
+                               ampi_micro* u) {
+    const size_t nr = ampi_panel_width(g), rows = ampi_div_up(b->kc, b->panels - 1), row = (q - 1) * rows;
+    float* kept = b->b + (b->packed < b->nc ? ampi_panel_stride(g, b->kc) : 0);
+    u->keep = q == 0 ? kept : NULL;
+    u->next_rows = 0;
+    if (q == 0) return;
+    u->b = kept;
+    u->bs = nr;
+    if (row < b->kc) u->next_rows = ampi_min_size(rows, b->kc - row);
+    u->next_step = s->b.ld * sizeof(float);
+    u->next = (uintptr_t)s->b.data + (s->b.offset + (b->k0 + row) * s->b.ld + b->j0 + j + nr) * sizeof(float);
+}
+
 /* The panel of sums t, from row i and column j of C, whose element `at` that is, finished. */
 AMPI_FN void ampi_gemm_finish_at(const ampi_gemm_isa* g, const ampi_product* s, size_t at, size_t i, size_t j,
                                  size_t rows, size_t columns, const float* t, size_t ldt) {
@@ -6106,6 +6166,7 @@ AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_
     const size_t nr = ampi_panel_width(g), rows_on = ampi_leans_on_l2(g) ? 8 * s->b.ld : 0;
     size_t j, q;
     ampi_micro u;
+    memset(&u, 0, sizeof u);
     u.first = b->first; u.last = b->direct; u.exact = s->exact;
     u.ldo = b->ldt;
     for (q = 0; !b->few && q < b->panels; q++) {
@@ -6122,7 +6183,8 @@ AMPI_FN const ampi_gemm_isa* ampi_gemm_block(const ampi_gemm_isa* g, const ampi_
         if (!ampi_words_are_normal(b->least_a, b->least_b)) ampi_block_turn(g = b->plain, s, b, 0, j, &u);
         for (q = 0; q < b->panels; q++) {
             ampi_turn_to_a(g, s, b, q, 0, &u);
-            if (j < b->packed) u.ahead = q + 1 == b->panels ? nr : rows_on;
+            if (j + nr <= b->packed && ampi_b_keeps(g, s, b)) ampi_turn_to_kept(g, s, b, q, j, &u);
+            else if (j < b->packed) u.ahead = q + 1 == b->panels ? nr : rows_on;
             ampi_gemm_panels(g, s, b, q, j, &u);
         }
     }
@@ -6533,14 +6595,17 @@ AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { 
 
 /* Are panels of three vectors faster, where there are some (measured)? With 32 or 64 columns two fit better, as they do
    for threads that have little each (training steps of 16 and 64 rows). Rows that are two panels of 14 read B fewer
-   times where it lies, and so do any of that many where it is F16, which only two widen. A that is packed across k
-   must be what `load` takes as it is. */
+   times where it lies, unless it is so far that to pack it on the way pays, and so do any of that many where it is F16,
+   which only two widen. A that is packed across k must be what `load` takes as it is. */
 AMPI_FN int ampi_is_wide(const ampi_product* s) {
     const int as_it_is = !s->a.image && (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16);
+    const int across = s->b.along_k || s->b.image, plain = s->b.dtype == AMP_F32 && !across;
+    const int far = plain && ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY && !ampi_b_collides(s);
+    const size_t threads = ampi_threads(), little = plain ? 384 * threads : 2048;
     const double work = (double)s->m * (double)s->n * (double)s->k;
-    if (!(s->a.along_k || as_it_is) || s->m <= 14 || s->n <= 32) return 0;
-    if ((s->n > 48 && s->n <= 64) || (ampi_threads() > 1 && (work < 4e6 || (s->m < 128 && s->n < 2048)))) return 0;
-    return s->m > 28 || s->b.along_k || s->b.image || (s->m <= 16 && s->b.dtype == AMP_F32);
+    if (!(s->a.along_k || as_it_is) || s->m <= 14 || s->n <= 32 || (s->n > 48 && s->n <= 64)) return 0;
+    if (threads > 1 && (work < 4e6 || (s->m < 128 && s->n < little))) return 0;
+    return s->m > 28 || far || across || (s->m <= 16 && s->b.dtype == AMP_F32);
 }
 /* The kernels for a product: those for pairs if they keep the bits. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
@@ -6557,9 +6622,10 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
    cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B is (measured: 2048
    gains, 4608 loses), or long rows of F32 collide. UNFOLDS: each tile unfolds B, an image, by itself, which takes
    longer than packing a matrix. SHALLOW: B is an image, of which a deep block may not find room on the stage; words
-   across k do. */
+   across k do. KEPT: panels of what is FAR are packed on the way where rows are not very few, and may be deep, as its
+   rows do not collide. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16,
-       AMPI_GEMM_SHALLOW = 32 };
+       AMPI_GEMM_SHALLOW = 32, AMPI_GEMM_KEPT = 64 };
 /* How many panels of A are few. */
 AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
     if (how & AMPI_GEMM_LOW) return AMPI_GEMM_FEW_LOW;
@@ -6593,7 +6659,8 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, siz
     const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
     const int packed = g->lanes == 16 && !(how & (AMPI_GEMM_NEAR | AMPI_GEMM_FAR));        /* B in long runs */
     const size_t slim = how & AMPI_GEMM_A_ALONG ? kc : (size_t)AMPI_GEMM_KC_THIN;
-    const size_t thin = g->lanes == 8 || packed ? 2 * AMPI_GEMM_KC_THIN : AMPI_GEMM_KC_THIN;
+    const int kept = (how & AMPI_GEMM_KEPT) && m > (AMPI_GEMM_KEEP - 1) * g->mr;
+    const size_t thin = (kept ? 3 : g->lanes == 8 || packed ? 2 : 1) * (size_t)AMPI_GEMM_KC_THIN;
     return ampi_gemm_plan_of(g, m, n, k, mc >> cut, nc >> cut, kc, slim, thin, few,
                              how & AMPI_GEMM_UNFOLDS ? AMPI_GEMM_COLUMN_UNFOLDED : AMPI_GEMM_COLUMN);
 }
@@ -6608,6 +6675,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
             how |= low && ampi_leans_on_l3() && s->k >= 128 && s->k <= 4 * AMPI_GEMM_KC ? AMPI_GEMM_FAR | AMPI_GEMM_LOW
                                                                                        : AMPI_GEMM_FAR;
         else if (g->lanes == 16 && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
+        if (ampi_leans_on_l2(g) && g->vectors == 3 && low && how & AMPI_GEMM_FAR) how |= AMPI_GEMM_KEPT;
     }
     if (g->lanes == 8 && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
     if (g->lanes == 16 && s->b.image && !ampi_is_planes(s->b.image)) how |= AMPI_GEMM_UNFOLDS;
@@ -6831,7 +6899,7 @@ AMPI_FN void ampi_product_init(ampi_product* s, size_t m, size_t n, size_t k, vo
 
 /* Floats for all slots of a product's full plan, however its operands lie. */
 AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size_t k) {
-    const int ways = g->lanes == 16 ? 2 * AMPI_GEMM_SHALLOW : AMPI_GEMM_LOW;
+    const int ways = g->lanes == 16 ? 2 * AMPI_GEMM_KEPT : AMPI_GEMM_LOW;
     size_t floats = 0;
     int how;
     for (how = 0; how < ways; how++) {
