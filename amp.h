@@ -3954,7 +3954,8 @@ typedef struct ampi_gemm_isa {
 AMPI_BY_ROWS(ampi_micro_of_floats, ampi_micro, V16, AMPI_UP_TO_14, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
 AMPI_BY_ROWS(ampi_micro_of_three, ampi_micro, V16, AMPI_UP_TO_8, AMPI_MICRO_WIDE, AMPI_MICRO_WIDE_CASE)
 
-/* The same for B in F16, which it widens itself: whole panels, for half a panel is packed. */
+/* The same for B in F16, which it widens itself: whole panels, for half a panel is packed. Three vectors only where it
+   is packed on the way. */
 #define AMPI_W16_TARGET AMPI_TARGET_AVX512
 #define AMPI_W16_T __m512
 #define AMPI_W16_LANES AMPI_V16_LANES
@@ -3970,8 +3971,10 @@ AMPI_BY_ROWS(ampi_micro_of_three, ampi_micro, V16, AMPI_UP_TO_8, AMPI_MICRO_WIDE
 #define AMPI_W16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_W16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
 AMPI_BY_ROWS(ampi_micro_widening, ampi_micro, W16, AMPI_UP_TO_14, AMPI_MICRO_WHOLE, AMPI_MICRO_WHOLE_CASE)
+AMPI_BY_ROWS(ampi_micro_keeping, ampi_micro, W16, AMPI_UP_TO_8, AMPI_MICRO_WIDE, AMPI_MICRO_WIDE_CASE)
 AMPI_FN void ampi_micro_avx512(size_t rows, const ampi_micro* u) {
-    if (u->widen) ampi_micro_widening(rows, u);
+    if (u->widen && u->vectors == 3) ampi_micro_keeping(rows, u);
+    else if (u->widen) ampi_micro_widening(rows, u);
     else if (u->vectors == 3) ampi_micro_of_three(rows, u);
     else ampi_micro_of_floats(rows, u);
 }
@@ -4915,7 +4918,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_wide(void) {
     ampi_gemm_isa g = ampi_gemm_isa_now();
 #if AMPI_X86
     if (ampi_leans_on_l2(&g)) {
-        g.mr = g.a_width = 8; g.vectors = 3; g.widens = 0;
+        g.mr = g.a_width = 8; g.vectors = 3;
         g.load = ampi_load_block_wide;
     }
 #endif
@@ -5952,7 +5955,7 @@ AMPI_FN int ampi_b_on_lines(const ampi_product* s) {
 /* Few rows, but not so few that it takes as long as to read B where it is: panels of B are packed on the way (see
    ampi_turn_to_kept), by Intel's processors. */
 AMPI_FN int ampi_b_keeps(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    return b->few && ampi_leans_on_l2(g) && g->vectors == 3 && s->b.dtype == AMP_F32 && b->panels >= AMPI_GEMM_KEEP;
+    return b->few && ampi_leans_on_l2(g) && g->vectors == 3 && b->panels >= AMPI_GEMM_KEEP && ampi_b_is_plain(g, s);
 }
 /* More than how many rows of A earn Intel's processors back that B, which is plain, is packed before (measured). That
    reads long runs, which are what far memory delivers fast. */
@@ -5960,6 +5963,7 @@ AMPI_FN size_t ampi_b_earns(const ampi_gemm_isa* g, const ampi_product* s, const
     const int away = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
     if (!b->few) return lines ? 504 : 154;
     if (ampi_b_keeps(g, s, b)) return SIZE_MAX;
+    if (s->b.dtype == AMP_F16 && g->vectors == 3) return 0;       /* three vectors widen only what they keep */
     if (lines) return away ? 14 : s->b.dtype == AMP_F16 ? 84 : SIZE_MAX;
     return away ? 0 : ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY ? 14 : 36;
 }
@@ -6082,15 +6086,17 @@ AMPI_FN void ampi_turn_to_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_
 AMPI_FN void ampi_turn_to_kept(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b, size_t q, size_t j,
                                ampi_micro* u) {
     const size_t nr = ampi_panel_width(g), rows = ampi_div_up(b->kc, b->panels - 1), row = (q - 1) * rows;
+    const size_t size = ampi_type_size(s->b.dtype);
     float* kept = b->b + (b->packed < b->nc ? ampi_panel_stride(g, b->kc) : 0);
     u->keep = q == 0 ? kept : NULL;
     u->next_rows = 0;
     if (q == 0) return;
     u->b = kept;
     u->bs = nr;
+    u->widen = 0;
     if (row < b->kc) u->next_rows = ampi_min_size(rows, b->kc - row);
-    u->next_step = s->b.ld * sizeof(float);
-    u->next = (uintptr_t)s->b.data + (s->b.offset + (b->k0 + row) * s->b.ld + b->j0 + j + nr) * sizeof(float);
+    u->next_step = s->b.ld * size;
+    u->next = (uintptr_t)s->b.data + (s->b.offset + (b->k0 + row) * s->b.ld + b->j0 + j + nr) * size;
 }
 
 /* The panel of sums t, from row i and column j of C, whose element `at` that is, finished. */
@@ -6595,11 +6601,11 @@ AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { 
 
 /* Are panels of three vectors faster, where there are some (measured)? With 32 or 64 columns two fit better, as they do
    for threads that have little each (training steps of 16 and 64 rows). Rows that are two panels of 14 read B fewer
-   times where it lies, unless it is so far that to pack it on the way pays, and so do any of that many where it is F16,
-   which only two widen. A that is packed across k must be what `load` takes as it is. */
+   times where it lies, unless it is so far that to pack it on the way pays; and so do up to 16 where it is F16, which
+   two widen as often as they read it. A that is packed across k must be what `load` takes as it is. */
 AMPI_FN int ampi_is_wide(const ampi_product* s) {
     const int as_it_is = !s->a.image && (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16);
-    const int across = s->b.along_k || s->b.image, plain = s->b.dtype == AMP_F32 && !across;
+    const int across = s->b.along_k || s->b.image, plain = s->b.dtype != AMP_BF16 && !across;
     const int far = plain && ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY && !ampi_b_collides(s);
     const size_t threads = ampi_threads(), little = plain ? 384 * threads : 2048;
     const double work = (double)s->m * (double)s->n * (double)s->k;
@@ -6675,7 +6681,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
             how |= low && ampi_leans_on_l3() && s->k >= 128 && s->k <= 4 * AMPI_GEMM_KC ? AMPI_GEMM_FAR | AMPI_GEMM_LOW
                                                                                        : AMPI_GEMM_FAR;
         else if (g->lanes == 16 && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
-        if (ampi_leans_on_l2(g) && g->vectors == 3 && low && how & AMPI_GEMM_FAR) how |= AMPI_GEMM_KEPT;
+        if (ampi_leans_on_l2(g) && g->vectors == 3 && !ampi_b_collides(s) && how & AMPI_GEMM_FAR) how |= AMPI_GEMM_KEPT;
     }
     if (g->lanes == 8 && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
     if (g->lanes == 16 && s->b.image && !ampi_is_planes(s->b.image)) how |= AMPI_GEMM_UNFOLDS;

@@ -149,6 +149,7 @@ TABLE = [
     ("gemm", "(b->packed < b->nc ? ampi_panel_stride(g, b->kc) : 0);", "0;"),
     ("gemm", "AMPI_##V##_STORE(keep + 2 * AMPI_##V##_LANES, b2);", ""),
     ("gemm", "left > 0 && k >= 6; left--, k -= 6,", "left > 0 && k >= 6; left--, k -= 5,"),
+    ("gemm", "    u->bs = nr;\n    u->widen = 0;", "    u->bs = nr;"),
     ("gemm", "    u->b = kept;\n    u->bs = nr;", "    u->b = kept;"),
     ("gemm", "first = _mm512_maskz_srli_epi64(0xff, two, 48);", "first = _mm512_maskz_srli_epi64(0xff, two, 32);"),
     ("gemm", "#define AMPI_B16_EVEN(t, w) (seen = ampi_lesser_magnitude(seen, w),", "#define AMPI_B16_EVEN(t, w) ("),
