@@ -78,7 +78,7 @@ TABLE = [
     ("gemm", "ampi_pack_b_any(g, s, b, b->j0 + b->packed, b->nc - b->packed);",
      "ampi_pack_b_any(g, s, b, b->j0, b->nc - b->packed);"),
     ("gemm", "    ampi_block_pack(g, s, b);\n    for (; i <", "    for (; i <"),
-    ("gemm", "    u->widen = 0;\n", ""),
+    ("gemm", "    u->ahead = 8 * u->bs;\n    u->widen = 0;\n", "    u->ahead = 8 * u->bs;\n"),
     ("gemm", "#define AMPI_W8_LOAD_B(p) AMPI_V8_F16(p)", "#define AMPI_W8_LOAD_B(p) AMPI_V8_BF16(p)"),
     ("gemm", "how < ways; how++", "how < AMPI_GEMM_A_ALONG; how++"),
     ("gemm", "how < ways; how++", "how < ways; how += AMPI_GEMM_A_ALONG"),
