@@ -4954,17 +4954,17 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
 /* --- operands ---------------------------------------------------------------------------- */
 
 /* Largest blocks, the k that is still one of them, the k of one where C is a few panels high or one wide, so that
-   both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and the k of
-   words that is; how many panels are few, and how many where only that spares packing B, because it is F16 or its rows
-   are longer than so many floats, and in a tile that is LOW (see there); floats of scratch memory on the stack, for a
-   staged image, and between rows; bytes of B that are away from the second-level cache, and from one core's share of
-   the third; how often tiles are halved for want of room; so many panels of A that B's are packed on the way; pixels of
-   the largest plane that is called small. */
+   both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and the k
+   of words that is; how many panels are few, and how many where only that spares packing B, because it is F16 or its
+   rows are longer than so many floats, in a tile that is LOW, and where panels are KEPT (see there); floats of
+   scratch memory on the stack, for a staged image, and between rows; bytes of B that are away from the second-level
+   cache, and from one core's share of the third; how often tiles are halved for want of room; so many panels of A
+   that B's are packed on the way; pixels of the largest plane that is called small. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
        AMPI_GEMM_KC_DEEP = 1024, AMPI_GEMM_KC_WORDS = 2048, AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10,
-       AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288, AMPI_GEMM_STAGE = 16384,
-       AMPI_GEMM_GAP = 16, AMPI_GEMM_AWAY = 4 << 20, AMPI_GEMM_FAR_AWAY = 24 << 20, AMPI_GEMM_CUTS = 4,
-       AMPI_GEMM_KEEP = 3, AMPI_SMALL_PLANE = 32 };
+       AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_FEW_KEPT = 20, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
+       AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16, AMPI_GEMM_AWAY = 4 << 20, AMPI_GEMM_FAR_AWAY = 24 << 20,
+       AMPI_GEMM_CUTS = 4, AMPI_GEMM_KEEP = 3, AMPI_SMALL_PLANE = 32 };
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
@@ -6635,6 +6635,7 @@ enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_L
 /* How many panels of A are few. */
 AMPI_FN size_t ampi_gemm_few(const ampi_gemm_isa* g, int how) {
     if (how & AMPI_GEMM_LOW) return AMPI_GEMM_FEW_LOW;
+    if (how & AMPI_GEMM_KEPT) return AMPI_GEMM_FEW_KEPT;
     if (!(how & AMPI_GEMM_FAR)) return AMPI_GEMM_FEW;
     return g->lanes == 8 ? 2 * AMPI_GEMM_FEW_FAR : AMPI_GEMM_FEW_FAR;         /* about as many rows */
 }
