@@ -6910,7 +6910,9 @@ AMPI_FN size_t ampi_gemm_floats(const ampi_gemm_isa* g, size_t m, size_t n, size
     size_t floats = 0;
     int how;
     for (how = 0; how < ways; how++) {
-        const ampi_gemm_plan p = ampi_gemm_plan_full(g, m, n, k, how, 0);
+        ampi_gemm_plan p;
+        if ((how & AMPI_GEMM_KEPT) && (how & ~AMPI_GEMM_A_ALONG) != (AMPI_GEMM_KEPT | AMPI_GEMM_FAR)) continue;
+        p = ampi_gemm_plan_full(g, m, n, k, how, 0);
         floats = ampi_max_size(floats, ampi_max_size(p.slots, 1) * p.floats);
     }
     return floats;
