@@ -6606,12 +6606,12 @@ AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) { 
 AMPI_FN int ampi_is_wide(const ampi_product* s) {
     const int as_it_is = !s->a.image && (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16);
     const int across = s->b.along_k || s->b.image, plain = s->b.dtype != AMP_BF16 && !across;
-    const int far = plain && ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY && !ampi_b_collides(s);
+    const int away = plain && ampi_b_bytes(s) > (double)AMPI_GEMM_AWAY && !ampi_b_collides(s);
     const size_t threads = ampi_threads(), little = plain ? 384 * threads : 2048;
     const double work = (double)s->m * (double)s->n * (double)s->k;
     if (!(s->a.along_k || as_it_is) || s->m <= 14 || s->n <= 32 || (s->n > 48 && s->n <= 64)) return 0;
     if (threads > 1 && (work < 4e6 || (s->m < 128 && s->n < little))) return 0;
-    return s->m > 28 || far || across || (s->m <= 16 && s->b.dtype == AMP_F32);
+    return s->m > 28 || away || across || (s->m <= 16 && s->b.dtype == AMP_F32);
 }
 /* The kernels for a product: those for pairs if they keep the bits. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
