@@ -2285,8 +2285,9 @@ AMPI_FN amp_isa ampi_initial_isa(void) {
 }
 
 /* This and ampi_amx_cache are the only variables of the library: caches of what cpuid and the system say (0 = not
-   asked yet). Threads that race here write the same value. */
+   asked yet). Threads that race here write the same value: an amp_isa, and AMPI_AMD where that made the processor. */
 static int ampi_isa_cache;
+enum { AMPI_AMD = 0x100 };
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_LOAD_RELAXED(p) __atomic_load_n(p, __ATOMIC_RELAXED)
   #define AMPI_STORE_RELAXED(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
@@ -2295,14 +2296,16 @@ static int ampi_isa_cache;
   #define AMPI_STORE_RELAXED(p, v) (*(volatile int*)(p) = (v))
 #endif
 
-AMP_DEF amp_isa amp_cpu_isa(void) {
-    int isa = AMPI_LOAD_RELAXED(&ampi_isa_cache);
-    if (isa == 0) {
-        isa = (int)ampi_initial_isa();
-        AMPI_STORE_RELAXED(&ampi_isa_cache, isa);
-    }
-    return (amp_isa)isa;
+AMPI_FN int ampi_cpu_use(amp_isa isa) {
+    const int known = (int)isa | (ampi_is_amd() ? AMPI_AMD : 0);
+    AMPI_STORE_RELAXED(&ampi_isa_cache, known);
+    return known;
 }
+AMPI_FN int ampi_cpu(void) {
+    const int known = AMPI_LOAD_RELAXED(&ampi_isa_cache);
+    return known ? known : ampi_cpu_use(ampi_initial_isa());
+}
+AMP_DEF amp_isa amp_cpu_isa(void) { return (amp_isa)(ampi_cpu() & ~(int)AMPI_AMD); }
 
 /* The instruction set for all that is not a product of bfloat16. */
 AMPI_FN amp_isa ampi_simd(void) {
@@ -2313,8 +2316,23 @@ AMPI_FN amp_isa ampi_simd(void) {
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     if (isa == AMP_ISA_AUTO) isa = ampi_best_isa();
     if (!ampi_isa_available(isa)) return AMP_ERR_UNSUPPORTED;
-    AMPI_STORE_RELAXED(&ampi_isa_cache, (int)isa);
+    ampi_cpu_use(isa);
     return AMP_OK;
+}
+
+/* What a pass through far memory fetches for later. Intel's prefetchers do not keep up with several arrays: there it is
+   the line that is `on` bytes on. AMD's do, but wait for the address of each new page: there it is one line of each
+   page, some pages on, and to fetch more makes it slower (reading with one thread of a Zen 4: 25 GB/s without, 19 with
+   all lines fetched, 39 with one of each page). For loops that take a line, or a step of bytes, at a time; they ask once
+   which it is. */
+#define AMPI_PAGES 65536        /* bytes that a page is ahead */
+AMPI_FN int ampi_by_pages(void) { return (ampi_cpu() & AMPI_AMD) != 0; }
+AMPI_INLINE void ampi_fetch_page(const void* p, size_t step, size_t pages) {
+    if (((uintptr_t)p & (4096 - step)) == 0) AMPI_FETCH(p, pages);
+}
+AMPI_INLINE void ampi_fetch_later(int by_pages, const void* p, size_t on, size_t pages) {
+    if (by_pages) ampi_fetch_page(p, 64, pages);
+    else AMPI_FETCH(p, on);
 }
 
 #if AMPI_AMX
@@ -3094,7 +3112,7 @@ AMPI_FN size_t ampi_saturate(unsigned char* p, amp_dtype t, size_t n) {
 
 /* Beyond the cache, a plain store first reads the line that it overwrites. A streaming store does not, and on Intel
    taking from eight places in turn keeps more of the processor's prefetchers at work, and what a place gives next is
-   fetched besides. AMD's would be half as fast so: there one place, and the page after it fetched, is the fastest.
+   fetched besides. AMD's would be half as fast so: there one place, and a line of each page to come, is the fastest.
    Within the cache a streaming store would be several times slower than a plain one. */
 #define AMPI_STREAMS 8
 #define AMPI_STREAM_STEP 128       /* elements from one place before the next: whole cache lines of every type */
@@ -3145,20 +3163,24 @@ AMPI_FN void ampi_stream_begin(ampi_convert_job* job) {
     job->dst += lead * dst_size;
     job->src += lead * src_size;
     job->n -= lead;
-    job->streams = ampi_is_amd() ? 1 : AMPI_STREAMS;
+    job->streams = ampi_by_pages() ? 1 : AMPI_STREAMS;
 }
 
 AMPI_FN void ampi_stream_block(const ampi_convert_job* job, unsigned char* dst, const unsigned char* src) {
     const size_t dst_size = ampi_type_size(job->dst_dtype), src_size = ampi_type_size(job->src_dtype);
-    const size_t part = AMPI_CONVERT_CHUNK / job->streams, ahead = job->streams == 1 ? 4096 : 512;
+    const size_t part = AMPI_CONVERT_CHUNK / job->streams;
+    const int by_pages = job->streams == 1;
     unsigned char room[AMPI_STREAM_STEP * sizeof(double) + 32], *tile = room + (32 - (uintptr_t)room % 32);
     size_t i, k, b;
     for (i = 0; i < part; i += AMPI_STREAM_STEP)
         for (k = i; k < AMPI_CONVERT_CHUNK; k += part) {
             const unsigned char* from = src + k * src_size;
-            for (b = 0; b < AMPI_STREAM_STEP * src_size; b += 64) AMPI_FETCH(from, ahead + b);
+            unsigned char* to = dst + k * dst_size;
+            for (b = 0; !by_pages && b < AMPI_STREAM_STEP * src_size; b += 64) AMPI_FETCH(from, 512 + b);
+            if (by_pages) ampi_fetch_page(from, AMPI_STREAM_STEP * src_size, AMPI_PAGES);
+            if (by_pages) ampi_fetch_page(to, AMPI_STREAM_STEP * dst_size, AMPI_PAGES);
             ampi_convert_nearest(tile, job->dst_dtype, from, job->src_dtype, AMPI_STREAM_STEP);
-            ampi_stream_copy(dst + k * dst_size, tile, AMPI_STREAM_STEP * dst_size);
+            ampi_stream_copy(to, tile, AMPI_STREAM_STEP * dst_size);
         }
     ampi_stream_end();
 }
@@ -6716,6 +6738,12 @@ AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     return g->words ? 4 : all;
 }
 
+/* Is B F32 in far memory, for a row or two along its runs, on an AMD processor? Taken 16 at a time, as AVX2 does, runs
+   come faster than 32 at a time then (by 40 % on a Zen 4; from a cache slower). Threads may each have a cache. */
+AMPI_FN int ampi_thin_is_far(const ampi_product* s) {
+    return s->b.along_k && ampi_by_pages() && s->m <= 2 && s->b.dtype == AMP_F32
+           && ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY * (double)ampi_threads();
+}
 /* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in the room. */
 AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0) {
     float* room = u->room;
@@ -6796,7 +6824,7 @@ AMPI_FN size_t ampi_thin_wide(const ampi_product* s) {
 /* Computes a checked product if its rows are few, or its columns: C^T = B^T * A^T. `kernels` are those that would do it
    otherwise. */
 AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whole) {
-    const ampi_gemm_isa g = kernels->staged ? *kernels : ampi_gemm_isa_now();
+    ampi_gemm_isa g = kernels->staged ? *kernels : ampi_gemm_isa_now();
     const ampi_product* s = whole;
     ampi_product turned;
     size_t wide, strips;
@@ -6810,6 +6838,9 @@ AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whol
         s = &turned;
     }
     if (s->m > ampi_thin_most(kernels, s)) return 0;
+#if AMPI_X86
+    if (ampi_thin_is_far(s)) g.thin = ampi_thin_avx2;
+#endif
     wide = ampi_thin_wide(s);
     strips = ampi_div_up(s->n, wide);
     AMPI_PARALLEL_FOR(strips > 1 && s->n * s->k >= 65536)
@@ -18159,10 +18190,10 @@ AMPI_TARGET_AVX2 AMPI_VECTOR double ampi_squares_total8(__m256d s0, __m256d s1, 
     s6 = ampi_square_##name##_avx2((p) + 24, s6);  \
     s7 = ampi_square_##name##_avx2((p) + 28, s7)
 
-/* The processor prefetches up to the end of a page; this is one page ahead. */
-#define AMPI_SCAN_FETCH(p)                                       \
-    _mm_prefetch((const char*)(p) + 4096, _MM_HINT_T0);          \
-    _mm_prefetch((const char*)((p) + 16) + 4096, _MM_HINT_T0)
+/* The processor prefetches up to the end of a page; this is one page ahead, or more. */
+#define AMPI_SCAN_FETCH(p)                                                           \
+    ampi_fetch_later(by_pages, p, 4096, AMPI_PAGES);                                 \
+    if (sizeof *(p) == 4) ampi_fetch_later(by_pages, (p) + 16, 4096, AMPI_PAGES)
 /* The 32 elements at x + i, or the last few and zeros. These are put in `pad` by registers: vectors read a copy in
    smaller pieces only when it is in the cache. */
 #define AMPI_SCAN_TURN(x, i, n, pad, rest) (n - i < AMPI_SCAN_LANES ? (rest(pad, x + i, n - i), pad) : x + i)
@@ -18186,6 +18217,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_rest_16_avx2(uint16_t* pad, const uint16_
                                                           double* sum, uint32_t* hit) {                  \
         __m256d s0 = _mm256_setzero_pd(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0; \
         __m256i any = _mm256_setzero_si256();                                                            \
+        const int by_pages = ampi_by_pages();                                                            \
         type pad[AMPI_SCAN_LANES];                                                                       \
         size_t i;                                                                                        \
         for (i = 0; i < n; i += AMPI_SCAN_LANES) {                                                       \
@@ -18206,23 +18238,25 @@ AMPI_SCAN_AVX2(bf16, uint16_t, ampi_over_16_avx2, AMPI_SIGNS_16_AVX2, ampi_rest_
    are not registers enough for all their sums, so they take turns of a few lines; each fetches what it reads two turns
    later. */
 enum { AMPI_SQUARES_TURN = 128 };
+#define AMPI_SQUARES_FETCH(p, on) ampi_fetch_later(by_pages, p, on, AMPI_ABREAST * AMPI_CHUNK * sizeof(float))
 #define AMPI_SQUARES_AVX2(name, type)                                                                        \
-    AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_squares_turn_##name(const type* x, __m256d* s) {                  \
+    AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_squares_turn_##name(int by_pages, const type* x, __m256d* s) {    \
         __m256d s0 = s[0], s1 = s[1], s2 = s[2], s3 = s[3], s4 = s[4], s5 = s[5], s6 = s[6], s7 = s[7];      \
         size_t i;                                                                                            \
         for (i = 0; i < AMPI_SQUARES_TURN; i += AMPI_SCAN_LANES, x += AMPI_SCAN_LANES) {                     \
-            AMPI_FETCH(x, 2 * AMPI_SQUARES_TURN * sizeof *x);                                                \
-            if (sizeof *x == 4) AMPI_FETCH(x, 2 * AMPI_SQUARES_TURN * sizeof *x + 64);                       \
+            AMPI_SQUARES_FETCH(x, 2 * AMPI_SQUARES_TURN * sizeof *x);                                        \
+            if (sizeof *x == 4) AMPI_SQUARES_FETCH(x + 16, 2 * AMPI_SQUARES_TURN * sizeof *x);               \
             AMPI_SQUARES_32_AVX2(name, x);                                                                   \
         }                                                                                                    \
         s[0] = s0; s[1] = s1; s[2] = s2; s[3] = s3; s[4] = s4; s[5] = s5; s[6] = s6; s[7] = s7;              \
     }                                                                                                        \
     AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_squares_##name(const type* x, size_t n, double* sums) {           \
+        const int by_pages = ampi_by_pages();                                                                \
         __m256d s[4][8];                                                                                     \
         size_t i, k;                                                                                         \
         for (k = 0; k < 32; k++) s[k / 8][k % 8] = _mm256_setzero_pd();                                      \
         for (i = 0; i < n; i += AMPI_SQUARES_TURN)                                                           \
-            for (k = 0; k < 4; k++) ampi_squares_turn_##name(x + i + k * AMPI_CHUNK, s[k]);                  \
+            for (k = 0; k < 4; k++) ampi_squares_turn_##name(by_pages, x + i + k * AMPI_CHUNK, s[k]);        \
         for (k = 0; k < 4; k++)                                                                              \
             sums[k] = ampi_squares_total8(s[k][0], s[k][1], s[k][2], s[k][3], s[k][4], s[k][5], s[k][6],     \
                                           s[k][7]);                                                          \
@@ -18292,6 +18326,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_rest_16_avx512(uint16_t* pad, const uin
                                                               double* sum, uint32_t* hit) {              \
         __m512d zero = _mm512_setzero_pd(), s[4] = { zero, zero, zero, zero };                           \
         __m512i any = _mm512_setzero_si512();                                                            \
+        const int by_pages = ampi_by_pages();                                                            \
         type pad[AMPI_SCAN_LANES];                                                                       \
         size_t i;                                                                                        \
         for (i = 0; i < n; i += AMPI_SCAN_LANES) {                                                       \
@@ -18309,21 +18344,23 @@ AMPI_SCAN_AVX512(half, uint16_t, AMP_F16, ampi_over_16_avx512, _mm512_movepi16_m
 AMPI_SCAN_AVX512(bf16, uint16_t, AMP_BF16, ampi_over_16_avx512, _mm512_movepi16_mask, ampi_rest_16_avx512)
 
 /* The same with AVX-512, which has registers for all their sums. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_ahead_x32(amp_dtype t, const void* x, size_t i, __m512d* s) {
-    const char* p = (const char*)x + i * ampi_type_size(t) + 1024;
-    _mm_prefetch(p, _MM_HINT_T0);
-    if (t == AMP_F32) _mm_prefetch(p + 64, _MM_HINT_T0);
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_square_ahead_x32(amp_dtype t, int by_pages, const void* x, size_t i,
+                                                          __m512d* s) {
+    const char* p = (const char*)x + i * ampi_type_size(t);
+    AMPI_SQUARES_FETCH(p, 1024);
+    if (t == AMP_F32) AMPI_SQUARES_FETCH(p + 64, 1024);
     ampi_square_x32(t, x, i, s);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_squares_typed(amp_dtype t, const void* x, size_t n, double* sums) {
     const __m512d z = _mm512_setzero_pd();
     __m512d a[4] = { z, z, z, z }, b[4] = { z, z, z, z }, c[4] = { z, z, z, z }, d[4] = { z, z, z, z };
+    const int by_pages = ampi_by_pages();
     size_t i;
     for (i = 0; i < n; i += AMPI_SCAN_LANES) {
-        ampi_square_ahead_x32(t, x, i, a);
-        ampi_square_ahead_x32(t, x, i + AMPI_CHUNK, b);
-        ampi_square_ahead_x32(t, x, i + 2 * AMPI_CHUNK, c);
-        ampi_square_ahead_x32(t, x, i + 3 * AMPI_CHUNK, d);
+        ampi_square_ahead_x32(t, by_pages, x, i, a);
+        ampi_square_ahead_x32(t, by_pages, x, i + AMPI_CHUNK, b);
+        ampi_square_ahead_x32(t, by_pages, x, i + 2 * AMPI_CHUNK, c);
+        ampi_square_ahead_x32(t, by_pages, x, i + 3 * AMPI_CHUNK, d);
     }
     sums[0] = ampi_squares_total(t, a);
     sums[1] = ampi_squares_total(t, b);
@@ -19459,6 +19496,7 @@ typedef struct ampi_update {
     float wd;               /* LAMB: direction + wd*w */
     float decay, step;      /* w = decay*w + step*direction; step is negative */
     int   frozen;
+    int   by_pages;         /* see ampi_fetch_later */
 } ampi_update;
 
 typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u);
@@ -19474,8 +19512,8 @@ typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n,
 #define ampi_set_scalar(x) (x)
 #define ampi_mul_scalar(a, b) ((a) * (b))
 #define ampi_div_scalar(a, b) ((a) / (b))
-#define ampi_fetch_scalar(p) ((void)0)
-#define ampi_own_scalar(p) ((void)0)
+#define ampi_fetch_scalar(p, by_pages) ((void)0)
+#define ampi_own_scalar(p, by_pages) ((void)0)
 #define ampi_end_scalar() ((void)0)
 #define ampi_sqrt_scalar(a) sqrtf(a)
 #define ampi_fma_scalar(a, b, c) ampi_fma(AMPI_FMA_NATIVE, a, b, c)
@@ -19491,8 +19529,9 @@ AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
 #define ampi_set_avx2 _mm256_set1_ps
 #define ampi_mul_avx2 _mm256_mul_ps
 #define ampi_div_avx2 _mm256_div_ps
-#define ampi_fetch_avx2(p) _mm_prefetch((const char*)(p) + 1024, _MM_HINT_T0)
-#define ampi_own_avx2(p) AMPI_FETCH_OWN(p, 1024)
+#define ampi_fetch_avx2(p, by_pages) ampi_fetch_later(by_pages, p, 1024, AMPI_PAGES)
+#define ampi_own_avx2(p, by_pages) \
+    if (by_pages) ampi_fetch_later(1, p, 0, AMPI_PAGES); else AMPI_FETCH_OWN(p, 1024)
 #define ampi_end_avx2 ampi_clear_upper
 #define ampi_sqrt_avx2 _mm256_sqrt_ps
 #define ampi_fma_avx2 _mm256_fmadd_ps
@@ -19535,8 +19574,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_flush_avx512(__m512 x) {
 #define ampi_set_neon vdupq_n_f32
 #define ampi_mul_neon vmulq_f32
 #define ampi_div_neon vdivq_f32
-#define ampi_fetch_neon(p) ((void)0)
-#define ampi_own_neon(p) ((void)0)
+#define ampi_fetch_neon(p, by_pages) ((void)0)
+#define ampi_own_neon(p, by_pages) ((void)0)
 #define ampi_end_neon() ((void)0)
 #define ampi_sqrt_neon vsqrtq_f32
 #define ampi_fma_neon(a, b, c) vfmaq_f32(c, a, b)
@@ -19578,8 +19617,8 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
     target AMPI_VECTOR ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g, size_t k,   \
                                                              const ampi_update* u) {                     \
         (void)k;                                                                                         \
-        ampi_own_##isa(w);                                                                               \
-        ampi_fetch_##isa(g);                                                                             \
+        ampi_own_##isa(w, u->by_pages);                                                                  \
+        ampi_fetch_##isa(g, u->by_pages);                                                                \
         return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w, k),                              \
                               ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g, k)));           \
     }                                                                                                    \
@@ -19590,7 +19629,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         ampi_vector_##isa x = ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m, k), part);        \
         (void)k;                                                                                         \
         x = ampi_flush_##isa(x);                                                                         \
-        ampi_fetch_##isa(m);                                                                             \
+        ampi_fetch_##isa(m, u->by_pages);                                                                \
         ampi_put_##isa(m, k, x);                                                                         \
         return x;                                                                                        \
     }                                                                                                    \
@@ -19601,7 +19640,7 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         ampi_vector_##isa x = ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, part);         \
         (void)k;                                                                                         \
         x = ampi_flush_##isa(x);                                                                         \
-        ampi_fetch_##isa(v);                                                                             \
+        ampi_fetch_##isa(v, u->by_pages);                                                                \
         ampi_put_##isa(v, k, x);                                                                         \
         return x;                                                                                        \
     }                                                                                                    \
@@ -19853,7 +19892,10 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
     ampi_tensors t = ampi_grads_of(o->params, o->count);
     ampi_step step;
     int i;
-    for (i = 0; i < AMP_MAX_GROUPS; i++) ampi_update_of_group(&updates[i], o, i, mult);
+    for (i = 0; i < AMP_MAX_GROUPS; i++) {
+        ampi_update_of_group(&updates[i], o, i, mult);
+        updates[i].by_pages = ampi_by_pages();
+    }
     if (o->desc.kind == AMP_LAMB) {
         ampi_lamb_step(o, updates);
     } else {
