@@ -190,6 +190,7 @@ static volatile uint32_t sink;          /* zero, but the compiler does not know 
     if (sizeof *(p) > 16) LINE_AHEAD((p) + 2);                             \
     if (sizeof *(p) > 32) { LINE_AHEAD((p) + 1); LINE_AHEAD((p) + 3); }    \
 } while (0)
+#define PAGE_AHEAD(p) ampi_fetch_page(p, 4 * sizeof *(p), AMPI_PAGES)
 #define NOT_AHEAD(p) ((void)0)
 
 /* Goes once over a part of an array, a whole number of TURN_BYTES. */
@@ -230,6 +231,7 @@ target static NOINLINE void fmas_##name(float* x) {                             
     typedef WIDE(register_bytes) wide_##isa;                      \
     PASS(pass_##isa, wide_##isa, target, NOT_AHEAD)               \
     PASS(pass_ahead_##isa, wide_##isa, target, FOUR_AHEAD)        \
+    PASS(pass_pages_##isa, wide_##isa, target, PAGE_AHEAD)        \
     enum { LANES_##isa = lanes };
 
 LIMITS(scalar, , 1, 16)
@@ -247,34 +249,38 @@ FMAS(pairs, avx512, AMPI_TARGET_PAIRS, 16, PAIRS)
 #endif
 
 /* Writes past the caches, where the processor can. */
-static NOINLINE void write_past(char* data, size_t bytes) {
+static NOINLINE void write_past(char* data, size_t bytes, int pages) {
 #if AMPI_X86
     size_t i;
-    for (i = 0; i + 16 <= bytes; i += 16) _mm_stream_si128((__m128i*)(void*)(data + i), _mm_setzero_si128());
+    for (i = 0; i + 16 <= bytes; i += 16) {
+        if (pages) ampi_fetch_page(data + i, 16, AMPI_PAGES);
+        _mm_stream_si128((__m128i*)(void*)(data + i), _mm_setzero_si128());
+    }
 #else
+    (void)pages;
     memset(data, 0, bytes);
 #endif
 }
 
 typedef struct limit_kernels {
     void (*fmas)(float* x);
-    void (*pass[2])(char* data, size_t bytes, char use);        /* [1] prefetches */
+    void (*pass[3])(char* data, size_t bytes, char use);        /* [1] prefetches all lines, [2] one of each page */
     int lanes;
 } limit_kernels;
 static limit_kernels limits(void) {
-    const limit_kernels scalar = { fmas_scalar, { pass_scalar, pass_ahead_scalar }, LANES_scalar };
+    const limit_kernels scalar = { fmas_scalar, { pass_scalar, pass_ahead_scalar, pass_pages_scalar }, LANES_scalar };
 #if AMPI_PAIRS
-    const limit_kernels pairs = { fmas_pairs, { pass_avx512, pass_ahead_avx512 }, 2 * LANES_avx512 };
+    const limit_kernels pairs = { fmas_pairs, { pass_avx512, pass_ahead_avx512, pass_pages_avx512 }, 2 * LANES_avx512 };
     if (amp_cpu_isa() == AMP_ISA_AVX512_BF16 && now_open.type == AMP_BF16) return pairs;
 #endif
 #if AMPI_X86
-    const limit_kernels avx2 = { fmas_avx2, { pass_avx2, pass_ahead_avx2 }, LANES_avx2 };
-    const limit_kernels avx512 = { fmas_avx512, { pass_avx512, pass_ahead_avx512 }, LANES_avx512 };
+    const limit_kernels avx2 = { fmas_avx2, { pass_avx2, pass_ahead_avx2, pass_pages_avx2 }, LANES_avx2 };
+    const limit_kernels avx512 = { fmas_avx512, { pass_avx512, pass_ahead_avx512, pass_pages_avx512 }, LANES_avx512 };
     if (ampi_simd() == AMP_ISA_AVX512) return avx512;
     if (ampi_simd() == AMP_ISA_AVX2) return avx2;
 #endif
 #if AMPI_NEON
-    const limit_kernels neon = { fmas_neon, { pass_neon, pass_ahead_neon }, LANES_neon };
+    const limit_kernels neon = { fmas_neon, { pass_neon, pass_ahead_neon, pass_pages_neon }, LANES_neon };
     if (ampi_simd() == AMP_ISA_NEON) return neon;
 #endif
     return scalar;
@@ -309,8 +315,8 @@ static double limit_of_arithmetic(void) {
 }
 
 /* A way to pass over the arrays: `streams` pages at a time, each cut into so many pieces, one piece of each in turn;
-   with prefetches; past the caches where it only writes. One page after the other leaves some memories idle, many at
-   once are slow on others, and a short piece costs a call. */
+   with prefetches of all lines (ahead 1) or one of each page (2); past the caches where it only writes. One page after
+   the other leaves some memories idle, many at once are slow on others, and a short piece costs a call. */
 typedef struct way { size_t streams, page, pieces; int ahead, past; } way;
 
 /* One piece of the largest array and as much of the others. */
@@ -322,7 +328,7 @@ static void pass_piece(const limit_kernels* k, int first, const way* w, size_t p
         size_t bytes = (past - from) * TURN_BYTES;
         char* data = a->data + from * TURN_BYTES;
         if (a->first != first) continue;
-        if (w->past && a->use == 'w') write_past(data, bytes);
+        if (w->past && a->use == 'w') write_past(data, bytes, w->ahead == 2);
         else k->pass[w->ahead](data, bytes, a->use);
     }
 }
@@ -355,8 +361,8 @@ static double seconds_of_pass(const way* w) {
     return (now() - start) / calls;
 }
 static double limit_of_memory(void) {
-    static const way ways[] = { { 1, 16384, 1, 0, 0 }, { 1, 16384, 1, 1, 0 }, { 8, 4096, 4, 1, 0 },
-                                { 1, 16384, 1, 0, 1 }, { 1, 16384, 1, 1, 1 }, { 8, 4096, 4, 1, 1 } };
+    static const way ways[] = { { 1, 16384, 1, 0, 0 }, { 1, 16384, 1, 1, 0 }, { 8, 4096, 4, 1, 0 }, { 1, 1 << 20, 1, 2, 0 },
+                                { 1, 16384, 1, 0, 1 }, { 1, 16384, 1, 1, 1 }, { 8, 4096, 4, 1, 1 }, { 1, 16384, 1, 2, 1 } };
     double least = seconds_of_pass(&ways[0]);
     size_t i;
     for (i = 1; i < LENGTH(ways); i++) {
