@@ -2323,7 +2323,7 @@ AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
 /* What a pass through far memory fetches for later. Intel's prefetchers do not keep up with several arrays: there it is
    the line that is `on` bytes on. AMD's do, but wait for the address of each new page: there it is one line of each
    page, some pages on, and to fetch more makes it slower (reading with one thread of a Zen 4: 25 GB/s without, 19 with
-   all lines fetched, 39 with one of each page). For loops that take a line, or a step of bytes, at a time; they ask once
+   all lines fetched, 39 with one of each page). For loops that take a line at a time, or `step` bytes; they ask once
    which it is. */
 #define AMPI_PAGES 65536        /* bytes that a page is ahead */
 AMPI_FN int ampi_by_pages(void) { return (ampi_cpu() & AMPI_AMD) != 0; }
@@ -19602,45 +19602,47 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
    turn takes elements [i, i + k); `rest` gives the turns behind the last whole one, of up to 8 elements. lamb_moments
    leaves the direction in g, lamb_direction forms it again from the moments. */
 #define AMPI_UPDATE_PARAMS float *w, float *g, float *m, float *v, size_t n, const ampi_update *u
-#define AMPI_UPDATE_TURN float *w, float *g, float *m, float *v, size_t i, size_t k, const ampi_update *u
+#define AMPI_UPDATE_TURN float *w, float *g, float *m, float *v, size_t i, size_t k, int by_pages, const ampi_update *u
 #define AMPI_UPDATE_LOOP(name, isa, target, lanes, rest)                                                 \
     target AMPI_FN void ampi_##name##_##isa(AMPI_UPDATE_PARAMS) {                                        \
         const size_t whole = n - n % lanes;                                                              \
-        size_t i;                                                                                        \
-        for (i = 0; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, u);            \
-        for (; i < n; i += 8) ampi_##name##_turn_##rest(w, g, m, v, i, n - i < 8 ? n - i : 8, u);        \
+        size_t i = 0;                                                                                    \
+        if (u->by_pages)                                                                                 \
+            for (; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, 1, u);          \
+        for (; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, 0, u);              \
+        for (; i < n; i += 8) ampi_##name##_turn_##rest(w, g, m, v, i, n - i < 8 ? n - i : 8, 0, u);     \
         ampi_end_##isa();                                                                                \
     }
 #define AMPI_OPTIMIZER_KERNELS(isa, target, lanes, rest)                                                 \
     typedef ampi_v_##isa ampi_vector_##isa;                                                              \
     /* mult*g + l2*w */                                                                                  \
     target AMPI_VECTOR ampi_vector_##isa ampi_gradient_##isa(const float* w, const float* g, size_t k,   \
-                                                             const ampi_update* u) {                     \
-        (void)k;                                                                                         \
-        ampi_own_##isa(w, u->by_pages);                                                                  \
-        ampi_fetch_##isa(g, u->by_pages);                                                                \
+                                                             int by_pages, const ampi_update* u) {       \
+        (void)k; (void)by_pages;                                                                         \
+        ampi_own_##isa(w, by_pages);                                                                     \
+        ampi_fetch_##isa(g, by_pages);                                                                   \
         return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w, k),                              \
                               ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g, k)));           \
     }                                                                                                    \
     /* m = b1*m + c1*g */                                                                                \
     target AMPI_VECTOR ampi_vector_##isa ampi_first_moment_##isa(float* m, size_t k, ampi_vector_##isa g,\
-                                                                 const ampi_update* u) {                 \
+                                                                 int by_pages, const ampi_update* u) {   \
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->c1), g);                               \
         ampi_vector_##isa x = ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m, k), part);        \
-        (void)k;                                                                                         \
+        (void)k; (void)by_pages;                                                                         \
         x = ampi_flush_##isa(x);                                                                         \
-        ampi_fetch_##isa(m, u->by_pages);                                                                \
+        ampi_fetch_##isa(m, by_pages);                                                                   \
         ampi_put_##isa(m, k, x);                                                                         \
         return x;                                                                                        \
     }                                                                                                    \
     /* v = b2*v + c2*g*g */                                                                              \
     target AMPI_VECTOR ampi_vector_##isa ampi_second_moment_##isa(float* v, size_t k, ampi_vector_##isa g,\
-                                                                  const ampi_update* u) {                \
+                                                                  int by_pages, const ampi_update* u) {  \
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->b2), ampi_load_##isa(v, k));           \
         ampi_vector_##isa x = ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, part);         \
-        (void)k;                                                                                         \
+        (void)k; (void)by_pages;                                                                         \
         x = ampi_flush_##isa(x);                                                                         \
-        ampi_fetch_##isa(v, u->by_pages);                                                                \
+        ampi_fetch_##isa(v, by_pages);                                                                   \
         ampi_put_##isa(v, k, x);                                                                         \
         return x;                                                                                        \
     }                                                                                                    \
@@ -19666,27 +19668,28 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
     }                                                                                                    \
     target AMPI_VECTOR void ampi_sgd_turn_##isa(AMPI_UPDATE_TURN) {                                      \
         (void)m; (void)v;                                                                                \
-        ampi_move_##isa(w + i, k, ampi_gradient_##isa(w + i, g + i, k, u), u);                           \
+        ampi_move_##isa(w + i, k, ampi_gradient_##isa(w + i, g + i, k, by_pages, u), u);                 \
     }                                                                                                    \
     target AMPI_VECTOR void ampi_momentum_turn_##isa(AMPI_UPDATE_TURN) {                                 \
-        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, u);                                   \
-        ampi_vector_##isa buffer = ampi_first_moment_##isa(m + i, k, x, u);                              \
+        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
+        ampi_vector_##isa buffer = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                    \
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->raw), x);                              \
         (void)v;                                                                                         \
         ampi_move_##isa(w + i, k, ampi_fma_##isa(ampi_set_##isa(u->buf), buffer, part), u);              \
     }                                                                                                    \
     target AMPI_VECTOR void ampi_adam_turn_##isa(AMPI_UPDATE_TURN) {                                     \
-        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, u);                                   \
-        ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, u);                               \
-        ampi_vector_##isa second = ampi_second_moment_##isa(v + i, k, x, u);                             \
+        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
+        ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                     \
+        ampi_vector_##isa second = ampi_second_moment_##isa(v + i, k, x, by_pages, u);                   \
         ampi_move_##isa(w + i, k, ampi_quotient_##isa(first, second, u), u);                             \
     }                                                                                                    \
     target AMPI_VECTOR void ampi_lamb_moments_turn_##isa(AMPI_UPDATE_TURN) {                             \
-        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, u);                                   \
-        ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, u);                               \
-        ampi_direct_##isa(w + i, g + i, k, first, ampi_second_moment_##isa(v + i, k, x, u), u);          \
+        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
+        ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                     \
+        ampi_direct_##isa(w + i, g + i, k, first, ampi_second_moment_##isa(v + i, k, x, by_pages, u), u);\
     }                                                                                                    \
     target AMPI_VECTOR void ampi_lamb_direction_turn_##isa(AMPI_UPDATE_TURN) {                           \
+        (void)by_pages;                                                                                  \
         ampi_direct_##isa(w + i, g + i, k, ampi_load_##isa(m + i, k), ampi_load_##isa(v + i, k), u);     \
     }                                                                                                    \
     AMPI_UPDATE_LOOP(sgd, isa, target, lanes, rest)                                                      \
