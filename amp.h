@@ -15507,7 +15507,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     return AMP_OK;
 }
 
-/* t = t * gamma. */
+/* y = x * gamma. */
 AMPI_INLINE void ampi_multiply_plain_body(int hw, float* y, const float* x, const float* gamma, size_t n) {
     size_t i, l;
     (void)hw;
@@ -15518,6 +15518,19 @@ AMPI_INLINE void ampi_multiply_plain_body(int hw, float* y, const float* x, cons
     }
 }
 AMPI_KERNEL_AVX2(ampi_multiply_plain, (float* y, const float* x, const float* gamma, size_t n), y, x, gamma, n)
+
+/* xhat = (x - mean) * invstd along a row. */
+AMPI_INLINE void ampi_ln_xhat_plain_body(int hw, float* xhat, const float* x, float mean, float invstd, size_t n) {
+    size_t i, l;
+    (void)hw;
+    for (i = 0; i < n; i += AMPI_LANES) {
+        float v[AMPI_LANES];
+        for (l = 0; l < AMPI_LANES; l++) v[l] = (x[i + l] - mean) * invstd;
+        memcpy(xhat + i, v, sizeof v);
+    }
+}
+AMPI_KERNEL_AVX2(ampi_ln_xhat_plain, (float* xhat, const float* x, float mean, float invstd, size_t n), xhat, x, mean,
+                 invstd, n)
 
 /* dx = (dy * gamma - a - (x - mean) * b) * invstd along a row. */
 AMPI_INLINE void ampi_ln_dx_plain_body(int hw, float* dx, const float* dy, const float* x, const float* gamma,
@@ -15536,17 +15549,20 @@ AMPI_KERNEL_AVX2(ampi_ln_dx_plain,
                  dx, dy, x, gamma, mean, a, b, invstd, n)
 
 #if AMPI_X86
-/* The sums of a row: sum += dy * gamma, dot += dy * gamma * (x - mean). */
+/* The sums of a row: sum += dy * gamma, dot += dy * gamma * xhat, whose two factors are rounded to float. */
+typedef struct ampi_ln_row { const void *dy, *x; const float* gamma; float mean, invstd; } ampi_ln_row;
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_dot_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum, ampi_wide* dot,
-                                                    const void* dy, const void* x, const float* gamma, __m512 mean) {
-    const __m512 g = _mm512_mul_ps(ampi_get_x16(t, dy, i, m), ampi_get_x16(AMP_F32, gamma, i, m));
-    ampi_dot_step(m, sum, dot, ampi_widen_x16(g), ampi_get_x16(t, x, i, m), mean);
+                                                    const ampi_ln_row* r) {
+    const __m512 g = _mm512_mul_ps(ampi_get_x16(t, r->dy, i, m), ampi_get_x16(AMP_F32, r->gamma, i, m));
+    const __m512 v = _mm512_sub_ps(ampi_get_x16(t, r->x, i, m), _mm512_set1_ps(r->mean));
+    const ampi_wide w = ampi_widen_x16(g);
+    ampi_wide_add(sum, w);
+    ampi_wide_fma(dot, w, ampi_widen_x16(_mm512_maskz_mul_ps(m, v, _mm512_set1_ps(r->invstd))));
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dot_avx512(double* sum, double* dot, ampi_part dy, ampi_part x,
-                                                   const float* gamma, float mean) {
+AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dot_avx512(double* sum, double* dot, amp_dtype t, size_t n,
+                                                   const ampi_ln_row* r) {
     ampi_wide a = ampi_load_wide(sum), b = ampi_load_wide(dot);
-    const __m512 m = _mm512_set1_ps(mean);
-    AMPI_ALL_X16(ampi_ln_dot_x16, x.t, x.n, &a, &b, dy.data, x.data, gamma, m);
+    AMPI_ALL_X16(ampi_ln_dot_x16, t, n, &a, &b, r);
     ampi_store_wide(sum, a);
     ampi_store_wide(dot, b);
 }
@@ -15564,20 +15580,17 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_dx_avx512(void* dx, ampi_part dy, ampi_p
 }
 
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ln_dot_x8(amp_dtype t, size_t i, size_t m, int upper, ampi_wide8* sum,
-                                                 ampi_wide8* dot, const void* dy, const void* x, const float* gamma,
-                                                 __m256 mean) {
-    const __m256 g = _mm256_mul_ps(ampi_read8_avx2(dy, t, i, m), ampi_read8_avx2(gamma, AMP_F32, i, m));
-    const ampi_wide8 w = ampi_widen_kept_x8(g);
-    const __m256 d = ampi_first_x8(_mm256_sub_ps(ampi_read8_avx2(x, t, i, m), mean), m);
-    ampi_dot_step8(sum + upper, dot + upper, w, ampi_widen_x8(d));
+                                                 ampi_wide8* dot, const ampi_ln_row* r) {
+    const __m256 g = _mm256_mul_ps(ampi_read8_avx2(r->dy, t, i, m), ampi_read8_avx2(r->gamma, AMP_F32, i, m));
+    const __m256 v = _mm256_sub_ps(ampi_read8_avx2(r->x, t, i, m), _mm256_set1_ps(r->mean));
+    const __m256 xhat = ampi_first_x8(_mm256_mul_ps(v, _mm256_set1_ps(r->invstd)), m);
+    ampi_dot_step8(sum + upper, dot + upper, ampi_widen_kept_x8(g), ampi_widen_x8(xhat));
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, ampi_part dy, ampi_part x, const float* gamma,
-                                               float mean) {
-    const __m256 m = _mm256_set1_ps(mean);
+AMPI_TARGET_AVX2 AMPI_FN void ampi_ln_dot_avx2(double* sum, double* dot, amp_dtype t, size_t n, const ampi_ln_row* r) {
     ampi_wide8 a[2], b[2];
     ampi_load_lanes8(a, sum);
     ampi_load_lanes8(b, dot);
-    AMPI_ALL_X8(ampi_ln_dot_x8, x.t, x.n, a, b, dy.data, x.data, gamma, m);
+    AMPI_ALL_X8(ampi_ln_dot_x8, t, n, a, b, r);
     ampi_store_lanes8(sum, a);
     ampi_store_lanes8(dot, b);
 }
@@ -15606,20 +15619,21 @@ typedef struct ampi_ln_backward {
 /* The sums by lanes of elements [i, i+n) of a row. */
 AMPI_FN void ampi_ln_dot(const ampi_ln_backward* q, size_t row, size_t i, size_t n, double* sum, double* dot) {
     const size_t at = row * q->d + i;
-    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], mean[AMPI_LANES];
+    const float zero[AMPI_LANES] = { 0 };
+    float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE];
     const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
-    size_t l;
 #if AMPI_X86
     if (ampi_typed_both(q->dyt, q->xt)) {
-        AMPI_BY_HAND(ampi_ln_dot, sum, dot, ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
-                     ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row]);
+        const ampi_ln_row r = { (const char*)q->dy + at * ampi_type_size(q->dyt),
+                                (const char*)q->x + at * ampi_type_size(q->xt), gamma, q->mean[row], q->invstd[row] };
+        AMPI_BY_HAND(ampi_ln_dot, sum, dot, q->xt, n, &r);
         return;
     }
 #endif
-    for (l = 0; l < AMPI_LANES; l++) mean[l] = q->mean[row];
     ampi_multiply_plain(dy_tile, ampi_view(q->dy, q->dyt, at, n, dy_tile), gamma, ampi_padded(n));
+    ampi_ln_xhat_plain(x_tile, ampi_view(q->x, q->xt, at, n, x_tile), q->mean[row], q->invstd[row], ampi_padded(n));
     ampi_lane_dot(sum, dot, ampi_part_of(dy_tile, AMP_F32, 0, n, 1, NULL),
-                  ampi_part_of(ampi_view(q->x, q->xt, at, n, x_tile), AMP_F32, 0, n, 1, NULL), 4096, mean);
+                  ampi_part_of(x_tile, AMP_F32, 0, n, 1, NULL), 4096, zero);
 }
 /* Elements [i, i+n) of a row's dx. */
 AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t n, float a, float b, void* dx,
@@ -15642,8 +15656,7 @@ AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t 
 
 /* A row's dx from its sums. */
 AMPI_FN void ampi_ln_row_dx(const ampi_ln_backward* q, size_t row, double sum, double dot, void* dx, amp_dtype dxt) {
-    const double invstd = (double)q->invstd[row];
-    const float a = (float)(sum / (double)q->d), b = (float)(dot * (invstd * invstd) / (double)q->d);
+    const float a = (float)(sum / (double)q->d), b = (float)(dot * (double)q->invstd[row] / (double)q->d);
     size_t i;
     for (i = 0; i < q->d; i += ampi_tile_size(q->d, i))
         ampi_ln_dx(q, row, i, ampi_tile_size(q->d, i), a, b, dx, dxt);
@@ -15731,17 +15744,20 @@ AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start
 
 #if AMPI_X86
 /* The sums of columns and of rows together, of two rows: what both need is widened once, a column's sums are loaded and
-   stored half as often, and a row's sums need not wait for each other. */
-typedef struct ampi_ln_line { const void *dy, *x; __m512 mean, invstd; ampi_wide sum, dot; } ampi_ln_line;
+   stored half as often, and a row's sums need not wait for each other. `next` bytes on lie the same elements of rows
+   that are soon to be summed. */
+typedef struct ampi_ln_line { const char *dy, *x; size_t next; __m512 mean, invstd; ampi_wide sum, dot; } ampi_ln_line;
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_line_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* r, __m512 gamma,
                                                      ampi_wide* db, ampi_wide* dg) {
     const __m512 dy = ampi_get_x16(t, r->dy, i, m), x = ampi_get_x16(t, r->x, i, m);
-    const ampi_wide g = ampi_widen_x16(dy);
-    AMPI_AHEAD(r->dy, i * ampi_type_size(t));
-    AMPI_AHEAD(r->x, i * ampi_type_size(t));
-    ampi_wide_add(db, g);
-    ampi_wide_fma(dg, g, ampi_widen_x16(_mm512_mul_ps(_mm512_sub_ps(x, r->mean), r->invstd)));
-    ampi_dot_step(m, &r->sum, &r->dot, ampi_widen_x16(_mm512_mul_ps(dy, gamma)), x, r->mean);
+    const ampi_wide g = ampi_widen_x16(_mm512_mul_ps(dy, gamma)), w = ampi_get_wide_x16(t, r->dy, i, m);
+    const ampi_wide xhat = ampi_widen_x16(_mm512_maskz_mul_ps(m, _mm512_sub_ps(x, r->mean), r->invstd));
+    _mm_prefetch(r->dy + r->next + i * ampi_type_size(t), _MM_HINT_T1);
+    _mm_prefetch(r->x + r->next + i * ampi_type_size(t), _MM_HINT_T1);
+    ampi_wide_add_widened(db, w);
+    ampi_wide_fma(dg, w, xhat);
+    ampi_wide_add(&r->sum, g);
+    ampi_wide_fma(&r->dot, g, xhat);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_lines_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* a,
                                                       ampi_ln_line* b, const float* gamma, double* db, double* dg) {
@@ -15756,6 +15772,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR ampi_ln_line ampi_ln_line_of(const ampi_ln_backwa
     ampi_ln_line r;
     r.dy = (const char*)q->dy + row * q->d * ampi_type_size(q->dyt);
     r.x = (const char*)q->x + row * q->d * ampi_type_size(q->xt);
+    r.next = ampi_round_up(4096, 2 * q->d * ampi_type_size(q->xt));
     r.mean = _mm512_set1_ps(q->mean[row]);
     r.invstd = _mm512_set1_ps(q->invstd[row]);
     r.sum.low = r.sum.high = r.dot.low = r.dot.high = _mm512_setzero_pd();
@@ -15771,10 +15788,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_lines_avx512(const ampi_ln_backward* q, 
     for (i = 0; i < q->d; i += n) {
         const float* gamma = ampi_view_or(q->gamma, q->pt, i, n = ampi_tile_size(q->d, i), g_tile, 1.0f);
         AMPI_ALL_X16(ampi_ln_lines_x16, q->xt, n, &a, &b, gamma, db + i, dg + i);
-        a.dy = (const char*)a.dy + n * size;
-        b.dy = (const char*)b.dy + n * size;
-        a.x = (const char*)a.x + n * size;
-        b.x = (const char*)b.x + n * size;
+        a.dy += n * size; a.x += n * size;
+        b.dy += n * size; b.x += n * size;
     }
     totals[0] = ampi_wide_total(a.sum);
     totals[1] = ampi_wide_total(a.dot);
@@ -15856,12 +15871,12 @@ AMPI_INLINE void ampi_short_ln_dx_body(int hw, float* dy, const float* x, const 
             const float *g = ampi_short_at(dy, i, r), *u = ampi_short_at(x, i, r);
             for (l = 0; l < AMPI_LANES; l++) v[l] = g[l] * gamma[i];
             for (l = 0; l < AMPI_LANES; l++) sum[i][l] = 0.0 + (double)v[l];
-            for (l = 0; l < AMPI_LANES; l++) dot[i][l] = ampi_add_product(hw, v[l], u[l] - m[l], 0.0);
+            for (l = 0; l < AMPI_LANES; l++) dot[i][l] = ampi_add_product(hw, v[l], (u[l] - m[l]) * s[l], 0.0);
         }
         ampi_short_tree(sum, d);
         ampi_short_tree(dot, d);
         for (l = 0; l < AMPI_LANES; l++) a[l] = (float)(sum[0][l] / (double)d);
-        for (l = 0; l < AMPI_LANES; l++) b[l] = (float)(dot[0][l] * ((double)s[l] * (double)s[l]) / (double)d);
+        for (l = 0; l < AMPI_LANES; l++) b[l] = (float)(dot[0][l] * (double)s[l] / (double)d);
         for (i = 0; i < d; i++) {
             const float *g = ampi_short_at(dy, i, r), *u = ampi_short_at(x, i, r);
             for (l = 0; l < AMPI_LANES; l++)
