@@ -4677,6 +4677,7 @@ AMPI_TARGET_AVX512 AMPI_FN unsigned ampi_words_across(const ampi_gemm_isa* g, fl
 #define AMPI_B16_SPREAD(x) AMPI_V16_SPREAD(x)
 #define AMPI_B16_MAC(c, x, b) c = _mm512_dpbf16_ps(c, (__m512bh)(x), (__m512bh)(b))
 #define AMPI_B16_FMA_AT(c, b, p) AMPI_FMA_AT_SPREAD(B16, c, b, p)
+#define AMPI_B16_FMA(a, b, c) AMPI_V16_FMA(a, b, c)    /* of floats */
 #define AMPI_B16_CLEAN(v) AMPI_V16_CLEAN(v)
 #define AMPI_B16_STORE_TAIL(p, v, rest) AMPI_V16_STORE_TAIL(p, v, rest)
 AMPI_BY_ROWS(ampi_micro_pairs, ampi_micro, B16, AMPI_UP_TO_14, AMPI_MICRO_PAIR, AMPI_MICRO_CASE)
@@ -7395,6 +7396,8 @@ AMPI_FN size_t ampi_conv2d_threads(const ampi_conv2d* c) {
    i < rows, j < lanes. With two or three vectors, t[i][lanes + j] as well, from b[... + b_next + j], and so on; `last`
    as in ampi_micro. */
 typedef struct ampi_term { uint32_t at, from; } ampi_term;
+/* Of words, two terms are one: a holds words of two weights, found by the first term's `from`; the low halves of what
+   lies at the first term's `at`, and the high ones of what lies at the second's, are the words of b. */
 typedef struct ampi_taps {
     const float* a; size_t rs, a_step;
     const float* b; size_t b_step, b_next;
@@ -7405,6 +7408,11 @@ typedef struct ampi_taps {
 } ampi_taps;
 
 #if AMPI_X86 || AMPI_NEON
+enum { AMPI_V16_TERMS = 1, AMPI_V8_TERMS = 1, AMPI_V4_TERMS = 1, AMPI_B16_TERMS = 2 };
+#define AMPI_V16_TAKE(b, term) AMPI_V16_LOAD((b) + (term)->at)
+#define AMPI_V8_TAKE(b, term) AMPI_V8_LOAD((b) + (term)->at)
+#define AMPI_V4_TAKE(b, term) AMPI_V4_LOAD((b) + (term)->at)
+#define AMPI_B16_TAKE(b, term) ampi_take_words(b, term)
 #define AMPI_TAPS_BIAS(i, p, o, V) \
     x = AMPI_##V##_SPREAD(bias[i]);                                                                 \
     c##i##0 = AMPI_##V##_FMA(one, x, c##i##0);                                                      \
@@ -7422,12 +7430,12 @@ typedef struct ampi_taps {
         ROWS(AMPI_MICRO_ZERO, V)                                                                    \
         if (!u->first) { const float* old = t; ROWS(AMPI_MICRO_READ, V) }                           \
         for (r = u->repeat; r > 0; r--, a += u->a_step, stage += u->b_step)                         \
-            for (term = u->terms; term < end; term++) {                                             \
-                const float *b = stage + term->at, *p0 = a + term->from, *p3 = p0 + 3 * rs;         \
+            for (term = u->terms; term < end; term += AMPI_##V##_TERMS) {                           \
+                const float *p0 = a + term->from, *p3 = p0 + 3 * rs;                                \
                 const float *p6 = p3 + 3 * rs, *p9 = p6 + 3 * rs, *p12 = p9 + 3 * rs;               \
-                b0 = AMPI_##V##_LOAD(b);                                                            \
-                if (two) b1 = AMPI_##V##_LOAD(b + b_next);                                          \
-                if (three) b2 = AMPI_##V##_LOAD(b + 2 * b_next);                                    \
+                b0 = AMPI_##V##_TAKE(stage, term);                                                  \
+                if (two) b1 = AMPI_##V##_TAKE(stage + b_next, term);                                \
+                if (three) b2 = AMPI_##V##_TAKE(stage + 2 * b_next, term);                          \
                 ROWS(AMPI_MICRO_STEP, V)                                                            \
                 (void)p3; (void)p6; (void)(p9 == p12);                                              \
             }                                                                                       \
@@ -7479,6 +7487,13 @@ AMPI_FN void ampi_taps_avx512(size_t rows, const ampi_taps* u) {
     if (u->vectors == 3) ampi_taps_of_three(rows, u);
     else ampi_taps_of_two(rows, u);
 }
+#if AMPI_PAIRS
+AMPI_TARGET_PAIRS AMPI_VECTOR __m512 ampi_take_words(const float* b, const ampi_term* terms) {
+    const __m512i low = _mm512_loadu_si512(b + terms[0].at), high = _mm512_loadu_si512(b + terms[1].at);
+    return _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
+}
+AMPI_BY_ROWS(ampi_taps_pairs, ampi_taps, B16, AMPI_UP_TO_14, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
+#endif
 AMPI_BY_ROWS(ampi_taps_avx2, ampi_taps, V8, AMPI_UP_TO_6, AMPI_TAPS_PAIR, AMPI_TAPS_CASE)
 AMPI_LINE(ampi_line4_avx512, V16, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx512, V16, AMPI_ROWS_8)
 AMPI_LINE(ampi_line4_avx2, V8, AMPI_ROWS_4) AMPI_LINE(ampi_line8_avx2, V8, AMPI_ROWS_8)
@@ -7742,7 +7757,72 @@ AMPI_INLINE void ampi_find_infinite_body(int hw, int* found, const float* x, siz
 }
 AMPI_KERNEL(ampi_find_infinite, (int* found, const float* x, size_t n), found, x, n)
 
+#if AMPI_PAIRS
+/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
+AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
+    unsigned least[64], all = 512;
+    size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
+    int64_t task, tasks = (int64_t)ampi_div_up(n, each);
+    AMPI_PARALLEL_FOR(tasks > 1)
+    for (task = 0; task < tasks; task++) {
+        size_t at = (size_t)task * each;
+        least[task] = ampi_least_exponent((const float*)(const void*)(p + at), 0, 1, ampi_min_size(n - at, each) / 2);
+    }
+    if (n % 2 && (p[n - 1] & 0x7fffu) != 0) all = (p[n - 1] & 0x7fffu) >> 7;
+    for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
+    return all;
+}
+/* Is nothing subnormal in the products of all of x and all of y? */
+AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t ny) {
+    const unsigned e = ampi_all_exponents((const uint16_t*)x, nx);
+    return e >= 1 && ampi_words_are_normal(e, ampi_all_exponents((const uint16_t*)y, ny));
+}
+#endif
+
 /* --- direct convolution: outputs and input gradients --------------------------------------- */
+
+#if AMPI_PAIRS && defined(__x86_64__)
+/* Of a convolution of BF16, the sources of two neighbouring terms can be one word, and so can their weights. The stage
+   holds each number twice, in both halves of 32 bits: so a term's low half and its neighbour's high half are at hand
+   wherever they lie. Not of one result, whose kernels have no words. */
+AMPI_FN int ampi_taps_are_words(size_t rows, const void* x, size_t nx, const void* w, size_t nw) {
+    return rows > 1 && amp_cpu_isa() == AMP_ISA_AVX512_BF16 && ampi_conv2d_normal(x, nx, w, nw);
+}
+AMPI_FN ampi_taps_isa ampi_taps_isa_words(void) {
+    static const ampi_taps_isa words = { 14, 0, 16, ampi_taps_pairs, NULL, NULL };
+    return words;
+}
+/* n numbers, each of them in both halves. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_load_twice(float* dst, const uint16_t* src, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i += 16) {
+        const __mmask16 m = ampi_first_x16(n - i);
+        const __m512i v = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, src + i));
+        _mm512_mask_storeu_epi32(dst + i, m, _mm512_or_si512(v, _mm512_slli_epi32(v, 16)));
+    }
+    ampi_clear_upper();
+}
+#else
+AMPI_FN int ampi_taps_are_words(size_t rows, const void* x, size_t nx, const void* w, size_t nw) {
+    (void)rows; (void)x; (void)nx; (void)w; (void)nw;
+    return 0;
+}
+AMPI_FN ampi_taps_isa ampi_taps_isa_words(void) { return ampi_taps_isa_now(); }
+AMPI_FN void ampi_load_twice(float* dst, const uint16_t* src, size_t n) { (void)dst; (void)src; (void)n; }
+#endif
+/* The weights as words: those of a result side by side, in the order of its terms, and a zero behind an odd one. */
+AMPI_FN void ampi_pair_weights(const ampi_conv2d* c, int back, const uint16_t* w, char* dst) {
+    const size_t rows = back ? c->cg : c->og, taps = back ? c->taps : c->cg * c->taps, depth = back ? c->og : 1;
+    size_t g, r, ch;
+    for (g = 0; g < (size_t)c->s.groups; g++, w += c->og * c->cg * c->taps)
+        for (r = 0; r < rows; r++) {
+            for (ch = 0; ch < depth; ch++, dst += taps * sizeof *w)
+                memcpy(dst, w + (ch * c->cg + r) * taps, taps * sizeof *w);
+            if (depth * taps % 2 == 0) continue;
+            memset(dst, 0, sizeof *w);
+            dst += sizeof *w;
+        }
+}
 
 /* One side (height or width). The result's places are dealt out to `parts`: u of part r is place parts*u + r.
    The source's are dealt out to `classes` likewise. Then what part r takes at kernel place a is always one
@@ -7825,6 +7905,7 @@ typedef struct ampi_stencil {
     size_t pitch, gap, class_rows, class_size, channel_size, band, bands, ldt;
     size_t at_bias, at_weights, at_packed, at_slots, at_sums, at_plane, floats, slots;   /* scratch memory, in floats */
     int swap, skips, packs;                       /* skips: terms 0 * w are left out; packs: see ampi_stencil_pack */
+    int words;                                    /* see ampi_taps_are_words */
     char uses[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE];                /* classes that are needed */
     size_t begin[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE + 1];         /* first k of each part */
     const void* source; amp_dtype source_dtype;
@@ -7832,6 +7913,10 @@ typedef struct ampi_stencil {
     int found;                                    /* a result of -0, see ampi_stencil_run */
 } ampi_stencil;
 
+/* Behind the stage lie zeros, as many as sums if an odd term is to have a neighbour. */
+AMPI_FN size_t ampi_stencil_zeros(const ampi_stencil* d) {
+    return d->gap + d->depth * d->channel_size + 4 * d->isa.lanes;
+}
 /* Sizes of the stage for bands of `band` rows. */
 AMPI_FN size_t ampi_stencil_stage(ampi_stencil* d, size_t band) {
     d->gap = ampi_side_gap(&d->w);
@@ -7841,7 +7926,7 @@ AMPI_FN size_t ampi_stencil_stage(ampi_stencil* d, size_t band) {
     d->class_size = d->class_rows * d->pitch;
     d->channel_size = d->class_size * (size_t)(d->h.classes * d->w.classes);
     d->ldt = ampi_round_up(band * d->pitch, 2 * d->isa.lanes) + AMPI_GEMM_GAP;
-    return d->gap + d->depth * d->channel_size + 4 * d->isa.lanes;
+    return ampi_stencil_zeros(d) + (d->k % 2 ? d->ldt : 0);
 }
 
 /* The largest band for which the stage and the sums have room, made smaller if threads would idle. */
@@ -7866,7 +7951,7 @@ AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
     size_t groups = (size_t)d->c->s.groups, stage = ampi_stencil_stage(d, d->band);
     size_t in = d->class_rows * (size_t)(d->h.classes * d->w.source);
     size_t out = d->rows * d->band * (size_t)(d->h.parts * d->w.result);
-    d->at_bias = ampi_round_up(2 * d->k, 16);
+    d->at_bias = ampi_round_up(2 * (d->k + d->k % 2), 16);
     d->at_weights = d->at_bias + ampi_round_up((size_t)d->c->s.out_channels, 16);
     d->packs = d->h.parts * d->w.parts > 1;
     d->at_packed = d->at_weights + ampi_round_up(d->c->w_count, 16);
@@ -7912,27 +7997,34 @@ AMPI_FN size_t ampi_stencil_workspace(const ampi_conv2d* c, int back) {
     return ampi_stencil_plan(&d, c, back) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
 }
 
+/* Term k of part (rh, rw). 0: it has none. */
+AMPI_FN size_t ampi_stencil_term(const ampi_stencil* d, int64_t rh, int64_t rw, size_t k, ampi_term* term) {
+    const size_t taps = d->c->taps, kw = (size_t)d->w.kernel, ch = k / taps, tap = k % taps;
+    int64_t shift_h, shift_w, class_h, class_w;
+    size_t origin;
+    if (!ampi_side_tap(&d->h, rh, (int64_t)(tap / kw), &shift_h, &class_h)
+        || !ampi_side_tap(&d->w, rw, (int64_t)(tap % kw), &shift_w, &class_w)) return 0;
+    origin = d->gap + ch * d->channel_size + (size_t)(class_h * d->w.classes + class_w) * d->class_size;
+    term->at = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
+    term->from = (uint32_t)(d->words ? k / 2 : d->h.back ? ch * d->rows * taps + tap : k);
+    return 1;
+}
 /* Terms [i, end) of part (rh, rw), how many they are. A half pair whose other half does not exist is left out: it would
-   add 0 * 0. */
+   add 0 * 0. Of words, which all exist then, it is a zero. */
 AMPI_FN size_t ampi_stencil_some(const ampi_stencil* d, int64_t rh, int64_t rw, size_t i, size_t end,
                                  ampi_term* terms) {
-    const size_t taps = d->c->taps, kw = (size_t)d->w.kernel;
-    int64_t shift_h, shift_w, class_h, class_w;
     size_t n = 0;
     for (; i < end; i++) {
-        size_t k = d->swap ? i ^ 1u : i, ch = k / taps, tap = k % taps, origin;
-        if (k >= d->k || !ampi_side_tap(&d->h, rh, (int64_t)(tap / kw), &shift_h, &class_h)
-            || !ampi_side_tap(&d->w, rw, (int64_t)(tap % kw), &shift_w, &class_w)) continue;
-        origin = d->gap + ch * d->channel_size + (size_t)(class_h * d->w.classes + class_w) * d->class_size;
-        terms[n].at = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
-        terms[n++].from = (uint32_t)(d->h.back ? ch * d->rows * taps + tap : k);
+        const size_t k = d->swap && !d->words ? i ^ 1u : i;
+        if (k < d->k) n += ampi_stencil_term(d, rh, rw, k, terms + n);
+        else if (d->words) terms[n++].at = (uint32_t)ampi_stencil_zeros(d);
     }
     return n;
 }
 /* The terms of each part: those of two channels, which all others repeat. */
 AMPI_FN void ampi_stencil_terms(ampi_stencil* d, ampi_term* terms) {
     const size_t two = 2 * d->c->taps, all = d->k + d->k % 2;
-    const size_t from = d->h.back ? two * d->rows : two;
+    const size_t from = d->words ? d->c->taps : d->h.back ? two * d->rows : two;
     int64_t rh, rw, class_h, class_w;
     size_t n = 0, part = 0, i, each, last;
     for (class_h = 0; class_h < d->h.classes; class_h++)
@@ -7982,7 +8074,9 @@ AMPI_FN void ampi_stencil_fill(const ampi_stencil* d, size_t plane, int64_t u0, 
     int64_t qh, qw;
     if (y1 < y0) y1 = y0;
     if (d->source_dtype != AMP_F32) {
-        ampi_load_f32(room, d->source, d->source_dtype, at, (size_t)((y1 - y0) * width));
+        const size_t count = (size_t)((y1 - y0) * width);
+        if (d->words) ampi_load_twice(room, (const uint16_t*)d->source + at, count);
+        else ampi_load_f32(room, d->source, d->source_dtype, at, count);
         src = room;
     }
     for (qh = 0; qh < ch; qh++) {
@@ -8061,8 +8155,8 @@ AMPI_FN void ampi_stencil_task(ampi_stencil* d, size_t task, const float* shared
     for (i = 0; i < d->depth; i++)
         ampi_stencil_fill(d, source + i, u0, slot + d->gap + i * d->channel_size, slot + d->at_plane);
     memset(&u, 0, sizeof u);
-    u.a = shared + (d->packs ? d->at_packed : d->at_weights) + g * d->rows * d->k;
-    u.rs = d->packs ? 1 : d->h.back ? d->c->taps : d->k;
+    u.rs = d->packs ? 1 : d->words ? ampi_div_up(d->k, 2) : d->h.back ? d->c->taps : d->k;
+    u.a = shared + (d->packs ? d->at_packed : d->at_weights) + g * d->rows * (d->words ? u.rs : d->k);
     u.b = slot; u.t = slot + d->at_sums; u.ldt = d->ldt;
     u.repeat = 1; u.first = u.last = 1;
     u.bias = bias ? bias + g * d->rows : NULL;
@@ -8091,6 +8185,8 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     d.result = result; d.result_dtype = ampi_dtype(result_dtype);
     d.swap = d.source_dtype == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
     d.skips = d.h.parts * d.w.parts > 1 || (d.swap && d.k % 2 != 0);
+    d.words = d.swap && !d.packs && ampi_taps_are_words(d.rows, source, back ? c->y_count : c->x_count, w, c->w_count);
+    if (d.words) d.isa = ampi_taps_isa_words();
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
     step = ampi_slot_step(room, d.at_slots, d.floats);
     memory = ampi_align64(exec->workspace);
@@ -8098,6 +8194,7 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     ampi_stencil_terms(&d, (ampi_term*)(void*)memory);
     if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
     if (d.packs) ampi_stencil_pack(&d, (ampi_term*)(void*)memory, memory);
+    if (d.words) ampi_pair_weights(c, back, (const uint16_t*)w, (char*)(memory + d.at_weights));
     if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
     tasks = (size_t)c->s.n * (size_t)c->s.groups * d.bands;
     AMPI_PARALLEL_FOR(d.slots > 1)
@@ -8124,10 +8221,11 @@ typedef struct ampi_abreast {
     ampi_gemm_isa gemm;                           /* for its transposition */
     ampi_side h, w;
     size_t rows, depth, unit, width;              /* of a group: results, source channels; images of a block */
-    size_t in, out, channel;                      /* pixels of a plane; floats of a channel of the stage */
+    size_t in, out, channel;                      /* pixels of a plane; floats of a channel of the stage, with a line of
+                                                     zeros where it may be of words */
     size_t blocks, parts, band, ldt;              /* band: rows whose sums there is room for */
     size_t at_weights, at_slots, at_sums, at_tile, at_stage, floats, slots;    /* scratch memory, in floats */
-    int swap, skips;
+    int swap, skips, words;                       /* words: see ampi_taps_are_words */
     int64_t low[AMPI_STENCIL_STRIDE], high[AMPI_STENCIL_STRIDE];      /* of part r: columns that lack no term */
     const void* source; amp_dtype source_dtype;
     void* result; amp_dtype result_dtype;
@@ -8171,7 +8269,7 @@ AMPI_FN void ampi_abreast_layout(ampi_abreast* d) {
     size_t threads = ampi_conv2d_threads(d->c), lanes = d->isa.lanes, n = (size_t)d->c->s.n;
     size_t rows = (size_t)d->h.result, row, pixels, p;
     d->width = !d->skips && n % (2 * lanes * threads) != 0 && n % (lanes * threads) == 0 ? lanes : 2 * lanes;
-    d->channel = d->in * d->width;
+    d->channel = (d->in + (d->swap ? (size_t)d->w.source : 0)) * d->width;
     row = d->rows * (size_t)d->w.result * d->width;
     d->blocks = (n + d->width - 1) / d->width;
     d->parts = 1;
@@ -8237,7 +8335,8 @@ AMPI_FN void ampi_abreast_fill(const ampi_abreast* d, size_t g, size_t block, si
         if (d->source_dtype != AMP_F32 || images < d->width) {
             lds = (size_t)AMPI_ABREAST_TILE + (size_t)AMPI_GEMM_GAP;
             for (i = 0; i < images; i++)
-                ampi_load_f32(tile + i * lds, d->source, d->source_dtype, at + i * image + p, count);
+                if (d->words) ampi_load_twice(tile + i * lds, (const uint16_t*)d->source + at + i * image + p, count);
+                else ampi_load_f32(tile + i * lds, d->source, d->source_dtype, at + i * image + p, count);
             for (; i < d->width; i++) memset(tile + i * lds, 0, count * sizeof *tile);
             src = tile;
         }
@@ -8288,6 +8387,24 @@ AMPI_FN size_t ampi_abreast_terms(const ampi_abreast* d, const int64_t* rows, co
     return n;
 }
 
+/* The same of words over a unit. Where one of two neighbours finds no source pixel, it takes zeros: there is a line of
+   them, for pixels side by side that share the list. */
+AMPI_FN size_t ampi_abreast_words(const ampi_abreast* d, const int64_t* rows, const int64_t* columns,
+                                  ampi_term* terms) {
+    const size_t taps = d->c->taps, kw = (size_t)d->w.kernel, none = d->in * d->width;
+    size_t n = 0, k, i;
+    for (k = 0; k < d->unit * taps; k += 2) {
+        for (i = 0; i < 2; i++) {
+            const int64_t y = rows[(k + i) % taps / kw], x = columns[(k + i) % taps % kw];
+            const size_t at = (k + i) / taps * d->channel + (size_t)(y + x) * d->width;
+            terms[n + i].at = (uint32_t)(y < 0 || x < 0 ? none : at);
+            terms[n + i].from = (uint32_t)(k / 2);
+        }
+        if (terms[n].at != none || terms[n + 1].at != none) n += 2;
+    }
+    return n;
+}
+
 /* The lists of terms of a pixel: of `unit` channels, and of those that are left after whole units. */
 typedef struct ampi_lists { ampi_term *main, *rest; size_t k, k_rest; } ampi_lists;
 
@@ -8332,7 +8449,8 @@ AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y,
             int inside = u >= d->low[r] && u < d->high[r];
             if (!inside || first < 0) {
                 for (i = 0; i < d->w.kernel; i++) columns[i] = ampi_side_source(&d->w, r, i, u);
-                lists.k = ampi_abreast_terms(d, rows, columns, d->unit, lists.main);
+                lists.k = d->words ? ampi_abreast_words(d, rows, columns, lists.main)
+                                   : ampi_abreast_terms(d, rows, columns, d->unit, lists.main);
                 lists.k_rest = ampi_abreast_terms(d, rows, columns, d->depth % d->unit, lists.rest);
                 first = u;
             }
@@ -8364,9 +8482,9 @@ AMPI_FN void ampi_abreast_band(ampi_abreast* d, size_t g, size_t block, size_t y
     lists.main = (ampi_term*)(void*)slot;
     lists.rest = lists.main + d->unit * taps;
     memset(&u, 0, sizeof u);
-    u.a = shared + d->at_weights + g * d->c->og * d->c->cg * taps;
-    u.rs = d->h.back ? taps : d->depth * taps;
-    u.a_step = d->unit * (d->h.back ? d->rows * taps : taps);
+    u.a = shared + d->at_weights + g * d->c->og * d->c->cg * taps / (d->words ? 2 : 1);
+    u.rs = d->words ? d->depth * taps / 2 : d->h.back ? taps : d->depth * taps;
+    u.a_step = d->unit * (d->words ? taps : d->h.back ? 2 * d->rows * taps : 2 * taps) / 2;
     u.b = slot + d->at_stage;
     u.b_step = d->unit * d->channel;
     u.bias = bias ? bias + g * d->rows : NULL;
@@ -8392,6 +8510,9 @@ AMPI_FN void ampi_abreast_task(ampi_abreast* d, size_t task, const float* shared
             if (place >= 0 && place < low) low = place;
             if (place >= high) high = place + 1;
         }
+    for (ch = 0; d->words && ch < d->depth; ch++)
+        memset(slot + d->at_stage + ch * d->channel + d->in * d->width, 0,
+               (size_t)d->w.source * d->width * sizeof *slot);
     for (ch = 0; low < high && ch < d->depth; ch++)
         ampi_abreast_fill(d, g, block, ch, (size_t)(low * d->w.source), (size_t)(high * d->w.source),
                           slot + d->at_stage + ch * d->channel, slot + d->at_tile);
@@ -8413,11 +8534,15 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
     if (!ampi_abreast_plan(&d, c, back, swap) || room < d.at_slots + d.floats) return 0;
     d.source = source; d.source_dtype = ampi_dtype(source_dtype);
     d.result = result; d.result_dtype = ampi_dtype(result_dtype);
+    d.words = swap && d.depth * c->taps % 2 == 0
+              && ampi_taps_are_words(d.rows, source, back ? c->y_count : c->x_count, w, c->w_count);
+    if (d.words) d.isa = ampi_taps_isa_words();
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
     step = ampi_slot_step(room, d.at_slots, d.floats);
     memory = ampi_align64(exec->workspace);
     bias = memory;
     if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
+    if (d.words) ampi_pair_weights(c, back, (const uint16_t*)w, (char*)(memory + d.at_weights));
     if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
     tasks = d.blocks * d.parts * (size_t)c->s.groups;
     AMPI_PARALLEL_FOR(d.slots > 1)
@@ -8865,26 +8990,6 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const ampi_bias_grad* b, const v
    x is not unfolded, but only given its margins. A task is some channels of a group, or some kernel rows of one, over
    all images; the sums lie [channel][a][b][16 outputs]. */
 #if AMPI_PAIRS
-/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
-AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
-    unsigned least[64], all = 512;
-    size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
-    int64_t task, tasks = (int64_t)ampi_div_up(n, each);
-    AMPI_PARALLEL_FOR(tasks > 1)
-    for (task = 0; task < tasks; task++) {
-        size_t at = (size_t)task * each;
-        least[task] = ampi_least_exponent((const float*)(const void*)(p + at), 0, 1, ampi_min_size(n - at, each) / 2);
-    }
-    if (n % 2 && (p[n - 1] & 0x7fffu) != 0) all = (p[n - 1] & 0x7fffu) >> 7;
-    for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
-    return all;
-}
-/* Is nothing subnormal in the products of all of x and all of y? */
-AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t ny) {
-    const unsigned e = ampi_all_exponents((const uint16_t*)x, nx);
-    return e >= 1 && ampi_words_are_normal(e, ampi_all_exponents((const uint16_t*)y, ny));
-}
-
 /* t[tap] += the products of one image; x: the first channel's pixel of output 0, rows `pitch` apart, `next` channels,
    and `step` rows of two outputs; dy: a vector for each pair. */
 typedef struct ampi_outs {
