@@ -8184,8 +8184,8 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     d.source = source; d.source_dtype = ampi_dtype(source_dtype);
     d.result = result; d.result_dtype = ampi_dtype(result_dtype);
     d.swap = d.source_dtype == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
-    d.skips = d.h.parts * d.w.parts > 1 || (d.swap && d.k % 2 != 0);
     d.words = d.swap && !d.packs && ampi_taps_are_words(d.rows, source, back ? c->y_count : c->x_count, w, c->w_count);
+    d.skips = d.packs || (d.swap && !d.words && d.k % 2 != 0);
     if (d.words) d.isa = ampi_taps_isa_words();
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
     step = ampi_slot_step(room, d.at_slots, d.floats);
@@ -8391,17 +8391,18 @@ AMPI_FN size_t ampi_abreast_terms(const ampi_abreast* d, const int64_t* rows, co
    them, for pixels side by side that share the list. */
 AMPI_FN size_t ampi_abreast_words(const ampi_abreast* d, const int64_t* rows, const int64_t* columns,
                                   ampi_term* terms) {
-    const size_t taps = d->c->taps, kw = (size_t)d->w.kernel, none = d->in * d->width;
-    size_t n = 0, k, i;
-    for (k = 0; k < d->unit * taps; k += 2) {
-        for (i = 0; i < 2; i++) {
-            const int64_t y = rows[(k + i) % taps / kw], x = columns[(k + i) % taps % kw];
-            const size_t at = (k + i) / taps * d->channel + (size_t)(y + x) * d->width;
-            terms[n + i].at = (uint32_t)(y < 0 || x < 0 ? none : at);
-            terms[n + i].from = (uint32_t)(k / 2);
-        }
-        if (terms[n].at != none || terms[n + 1].at != none) n += 2;
-    }
+    const int64_t none = (int64_t)(d->in * d->width), width = (int64_t)d->width;
+    int64_t origin = 0, a, b;
+    size_t n = 0, k = 0;
+    for (; k < d->unit * d->c->taps; origin += (int64_t)d->channel)
+        for (a = 0; a < d->h.kernel; a++)
+            for (b = 0; b < d->w.kernel; b++, k++) {
+                const int there = rows[a] >= 0 && columns[b] >= 0;
+                ampi_term* term = terms + n + k % 2;
+                term->at = (uint32_t)(there ? origin + (rows[a] + columns[b]) * width : none);
+                term->from = (uint32_t)(k / 2);
+                if (k % 2 && (terms[n].at != none || terms[n + 1].at != none)) n += 2;
+            }
     return n;
 }
 

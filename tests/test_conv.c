@@ -175,6 +175,14 @@ static void tensor_whole(tensor* t, uint32_t most) {
     tensor_restore(t);
 }
 
+/* 1: some activations and gradients are infinite. */
+static int infinities;
+static void tensor_set(tensor* t, float special, uint32_t one_in) {
+    size_t i;
+    for (i = 0; i < t->count; i++) if (test_random() % one_in == 0) t->value[i] = special;
+    tensor_restore(t);
+    amp_convert(t->value, AMP_F32, tensor_at(t), t->dtype, t->count);
+}
 /* y, dx, dw and db are stored as `result`. special: NULL, or what some of w and dy become. */
 static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dtype result, const float* special) {
     conv v;
@@ -192,6 +200,9 @@ static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dt
         tensor_spoil(&v.dw, 0.0f, 97);
         for (i = 0; i < o; i++) v.b.value[i] = -0.0f;
         tensor_restore(&v.b);
+    }
+    if (infinities) {
+        tensor_set(&v.x, INFINITY, 97); tensor_set(&v.dy, -INFINITY, 97);
     }
     if (whole_numbers) {
         tensor_whole(&v.x, 8); tensor_whole(&v.dy, 8); tensor_whole(&v.w, weight == AMP_F16 ? 1000 : 120);
@@ -353,6 +364,15 @@ static void test_zeros_and_nans(void) {
             conv_check_all(SHAPES[i], AMP_BF16, AMP_BF16, AMP_F32, &specials[k]);
             if (k == i % 3) conv_check_all(SHAPES[i], AMP_F32, AMP_F32, AMP_BF16, &specials[k]);
         }
+}
+
+/* Infinite activations and gradients beside usual weights: a zero that stands in for a term must not meet them. */
+static void test_infinities(void) {
+    size_t i;
+    infinities = 1;
+    for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
+        conv_check_all(SHAPES[i], i % 4 ? AMP_BF16 : AMP_F16, i % 4 ? AMP_BF16 : AMP_F16, AMP_F32, NULL);
+    infinities = 0;
 }
 
 /* BF16 with enough rows for products of words: tails, odd channels and pixels, several tiles and blocks, strides,
@@ -738,6 +758,7 @@ int main(void) {
     TEST(test_random_convolutions);
     TEST(test_whole_numbers);
     TEST(test_zeros_and_nans);
+    TEST(test_infinities);
     TEST(test_words);
     TEST(test_short_lines);
     TEST(test_defaults);
