@@ -7798,7 +7798,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_load_twice(float* dst, const uint16_t* src,
     for (i = 0; i < n; i += 16) {
         const __mmask16 m = ampi_first_x16(n - i);
         const __m512i v = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, src + i));
-        _mm512_mask_storeu_epi32(dst + i, m, _mm512_or_si512(v, _mm512_slli_epi32(v, 16)));
+        _mm512_mask_storeu_epi32(dst + i, m, _mm512_or_si512(v, _mm512_maskz_slli_epi32(AMPI_ALL16, v, 16)));
     }
     ampi_clear_upper();
 }
