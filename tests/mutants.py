@@ -1,10 +1,10 @@
 """mutants.py [1/N] [WORD...] - plants one small fault at a time in a copy of amp.h and sees whether a test fails.
 
 Each row of the table: the tests most likely to see it ("openmp": that one alone, with -fopenmp), a piece of amp.h that
-stands there exactly once (otherwise the row counts as not caught, so the table cannot rot), and what replaces it. The
-fault's room is the >>impl- tag above it. The likely tests run first, then all others; the first failure, crash or hang
-ends it. Fails if fewer than 95 % are seen, or if one does not compile. With words, only rows whose room, tests or
-pattern contain one of them; with 1/N, only every Nth row. CC: the compiler, default gcc; JOBS: at a time, default 2.
+stands there exactly once (a row of which that is not true fails the run, whichever rows were chosen, so the table cannot
+rot), and what replaces it. The fault's room is the >>impl- tag above it. The likely tests run first, then all others; the
+first failure, crash or hang ends it. Fails if fewer than 95 % are seen, or if one does not compile. With words, only rows
+whose room, tests or pattern contain one of them; with 1/N, only every Nth row. CC: the compiler, default gcc; JOBS: at a time, default 2.
 Needs only Python itself.
 tests/emu/mutants.py does the same to amp_cuda.cuh, with its own table.
 """
@@ -890,10 +890,12 @@ def choose(header, text):
     words = [w for w in sys.argv[1:] if not re.fullmatch("1/[1-9][0-9]*", w)]
     every = int((["1"] + [w[2:] for w in sys.argv[1:] if w not in words])[-1])
     rows, rotten = [], 0
-    for row in header.table[::every]:
+    for number, row in enumerate(header.table):
         if text.count(row[1]) != 1:
             rotten += 1
             print("stands %d times in %s: %s" % (text.count(row[1]), header.name, row[1]))
+            continue
+        if number % every:
             continue
         place = text.index(row[1])
         room = ([""] + [name for start, name in tags if start < place])[-1]
@@ -927,7 +929,7 @@ def main(header):
     print("%d faults in %d rooms, %d caught (%.1f %%), %d not, %.0f s"
           % (len(rows) + rotten, len({r[0] for r in rows}), counts.get("caught", 0), caught,
              len(survivors) + rotten, time.time() - began))
-    return 0 if rows and caught >= MINIMUM and not counts.get("does not compile") else 1
+    return 0 if rows and not rotten and caught >= MINIMUM and not counts.get("does not compile") else 1
 
 
 if __name__ == "__main__":
