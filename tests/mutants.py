@@ -4,8 +4,8 @@ Each row of the table: the tests most likely to see it ("openmp": that one alone
 stands there exactly once (a row of which that is not true fails the run, whichever rows were chosen, so the table cannot
 rot), and what replaces it. The fault's room is the >>impl- tag above it. The likely tests run first, then all others; the
 first failure, crash or hang ends it. Fails if fewer than 95 % are seen, or if one does not compile. With words, only rows
-whose room, tests or pattern contain one of them; with 1/N, only every Nth row. CC: the compiler, default gcc; JOBS: at a time, default 2.
-Needs only Python itself.
+whose room, tests or pattern contain one of them; with 1/N, only every Nth row. CC: the compiler, default gcc; JOBS: at
+a time, default 2. Needs only Python itself.
 tests/emu/mutants.py does the same to amp_cuda.cuh, with its own table.
 """
 import os
