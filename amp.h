@@ -1720,9 +1720,9 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 /* Inlined into every ISA's copy of a kernel; hosts may have defined `inline` away, so the attribute decides. VECTOR:
    likewise for functions of vectors, but a build without optimisation calls them: inlined, every copy would have room
    of its own on the stack (over 1 MB in one function), and the build would take four times as long. FETCH asks for the
-   cache line `byte` bytes on, which may lie outside of all that is there. OPAQUE makes the compiler forget where a
-   pointer comes from. ALIGNED is for arrays on the stack that vectors are read from as soon as they are written: one
-   that lies across two cache lines would come late. */
+   cache line `byte` bytes on, which may lie outside of all that is there, FETCH_L2 only as far as the second-level
+   cache. OPAQUE makes the compiler forget where a pointer comes from. ALIGNED is for arrays on the stack that vectors
+   are read from as soon as they are written: one that lies across two cache lines would come late. */
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
   #define AMPI_INLINE static __inline__ __attribute__((always_inline, unused))
   #if defined(__OPTIMIZE__)
@@ -1732,6 +1732,7 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
   #endif
   #define AMPI_RESTRICT __restrict__
   #define AMPI_FETCH(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)))
+  #define AMPI_FETCH_L2(p, byte) __builtin_prefetch((const void*)((uintptr_t)(p) + (byte)), 0, 2)
   #define AMPI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
   #define AMPI_ALIGNED __attribute__((aligned(64)))
 #elif defined(_MSC_VER)
@@ -1746,6 +1747,7 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
 #endif
 #ifndef AMPI_FETCH
   #define AMPI_FETCH(p, byte) ((void)(p), (void)(byte))
+  #define AMPI_FETCH_L2(p, byte) AMPI_FETCH(p, byte)
   #define AMPI_OPAQUE(pointer) ((void)0)
   #define AMPI_ALIGNED
 #endif
@@ -1883,6 +1885,7 @@ AMPI_FN int ampi_is_utf8(const char* s) {
 }
 
 AMPI_FN size_t ampi_round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
+AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
 AMPI_FN size_t ampi_min_size(size_t a, size_t b) { return a < b ? a : b; }
 /* *out = a * b; returns 0 when the product does not fit a size_t. */
 AMPI_FN int ampi_mul_size(size_t a, size_t b, size_t* out) {
@@ -3349,8 +3352,21 @@ typedef struct ampi_thin {
     float* t;                          /* rows of whole vectors */
     float* room;                       /* for pairs of elements of A, which may lie there itself */
     size_t lda, ldb, ldt, m, n, k, rows, flip;
+    int tiled;                         /* what is next of B is fetched run by run */
 } ampi_thin;
 enum { AMPI_THIN_MOST = 8192, AMPI_THIN_DEEP = 4096, AMPI_THIN_SUMS_ALONG = 2048 };    /* at most: m * k, k, m * n */
+/* With columns [j, j + wide) of four rows of B: the same of the next four or, tiled, as much of these one after the
+   other, only into the second-level cache. Inline, because gcc leaves out calls of functions that only fetch. */
+AMPI_VECTOR void ampi_thin_fetch_four(const ampi_thin* u, size_t q, size_t j, size_t wide, size_t size) {
+    const size_t n = u->n, at = 4 * j, row = (size_t)(at >= n) + (at >= 2 * n) + (at >= 3 * n);
+    size_t i, byte;
+    if (u->tiled)
+        for (byte = 0; byte < 4 * wide * size; byte += 64)
+            AMPI_FETCH_L2(u->b, ((q + 4 + row) * u->ldb + at - row * n) * size + byte);
+    else
+        for (i = q + 4; i < q + 8; i++)
+            for (byte = 0; byte < wide * size; byte += 64) AMPI_FETCH(u->b, (i * u->ldb + j) * size + byte);
+}
 /* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. Two vectors of
    columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured). */
 #define AMPI_THIN_ACROSS(name, V)                                                                                      \
@@ -3368,8 +3384,7 @@ enum { AMPI_THIN_MOST = 8192, AMPI_THIN_DEEP = 4096, AMPI_THIN_SUMS_ALONG = 2048
         const AMPI_##V##_T c2 = two ? AMPI_##V##_READ(u->b, bt, (q + 2 + f) * ldb + k, lanes) : zero;                  \
         const AMPI_##V##_T c3 = two ? AMPI_##V##_READ(u->b, bt, (q + 3 - f) * ldb + k, lanes) : zero;                  \
         size_t i;                                                                                                      \
-        for (i = q + 4; i < q + 8; i++) AMPI_FETCH(u->b, (i * ldb + j) * size);                                        \
-        for (i = q + 4; two && lanes * size == 64 && i < q + 8; i++) AMPI_FETCH(u->b, (i * ldb + k) * size);           \
+        ampi_thin_fetch_four(u, q, j, two ? 2 * lanes : lanes, size);                                                  \
         for (i = 0; i < u->m; i++) {                                                                                   \
             const float* a = u->a + i * u->lda + q;                                                                    \
             float* t = u->t + i * u->ldt + j;                                                                          \
@@ -3410,21 +3425,26 @@ enum { AMPI_THIN_MOST = 8192, AMPI_THIN_DEEP = 4096, AMPI_THIN_SUMS_ALONG = 2048
             for (j = 0; j < u->n; j += AMPI_##V##_LANES) name##_one(bt, u, q, j);                                      \
     }
 /* Along the runs. Two vectors of sums at once, for each addition waits for the one before. They are of two or four
-   groups of eight runs, and where the runs lie a multiple of 4096 bytes apart the groups go some lines apart: more than
-   twelve lines of the same sets do not stay in the first-level cache. So a vector of two groups holds one in its even,
-   the other in its odd lanes, and multiplies with pairs of elements of A. Half as many words of 32 bits as lanes are
-   turned in registers at a time: each is an element of F32, or two neighbours. Each fetch is an instruction of its own,
-   so that a processor that foresees by instruction sees one run in each. `same`: both vectors take the same of A, which
-   F32 from a cache would feel otherwise. */
-enum { AMPI_THIN_GROUP = 8, AMPI_THIN_LAG = 13, AMPI_THIN_AT_ONCE = 4, AMPI_THIN_AHEAD = 256 };
+   groups of eight runs, and where the runs lie a multiple of 2048 bytes apart the groups go some lines apart: more than
+   eight or twelve lines of the same set do not stay in the first-level cache. So a vector of two groups holds one in
+   its even, the other in its odd lanes, and multiplies with pairs of elements of A. Half as many words of 32 bits as
+   lanes are turned in registers at a time: each is an element of F32, or two neighbours. Each fetch is an instruction
+   of its own, so that a processor that foresees by instruction sees one run in each. `same`: both vectors take the same
+   of A, which F32 from a cache would feel otherwise. So many runs at once come slowly from far memory to an AMD
+   processor: there the next tile, up to 1024 bytes of each run, is fetched run by run, and only into the second-level
+   cache (30 instead of 15 GB/s on a Zen 4). */
+enum { AMPI_THIN_GROUP = 8, AMPI_THIN_LAG = 13, AMPI_THIN_AT_ONCE = 4, AMPI_THIN_AHEAD = 256, AMPI_THIN_TILE = 16 };
 /* What is added to sums, two vectors for each of m rows: `lines` lines of 64 bytes of each run, group g's from b[g] on,
-   multiplied by A's floats or pairs of them for each vector. `seen`: what kernels of words keep of B's magnitudes. */
+   multiplied by A's floats or pairs of them for each vector. With each line come `next_each` runs of the next tile,
+   while there are any (next is NULL without tiles). `seen`: what kernels of words keep of B's magnitudes. */
 typedef struct ampi_thin_lines {
     const char* b[4];
     const void* a[2];
     size_t ldb, lda, m, lines;         /* in bytes; in floats or pairs */
     float* sums;
     void* seen;
+    const char* next;
+    size_t next_runs, next_each, next_bytes;
     amp_dtype bt;
     int flip;
 } ampi_thin_lines;
@@ -3456,6 +3476,11 @@ typedef struct ampi_thin_lines {
     AMPI_FETCH(b, ahead); AMPI_FETCH((b) + ld, ahead); AMPI_FETCH((b) + 2 * ld, ahead);                          \
     AMPI_FETCH((b) + 3 * ld, ahead); AMPI_FETCH((b) + 4 * ld, ahead); AMPI_FETCH((b) + 5 * ld, ahead);           \
     AMPI_FETCH((b) + 6 * ld, ahead); AMPI_FETCH((b) + 7 * ld, ahead);
+/* Inline, because gcc leaves out calls of functions that only fetch. */
+AMPI_VECTOR void ampi_thin_fetch_run(const char* run, size_t bytes) {
+    size_t byte;
+    for (byte = 0; byte < bytes; byte += 64) AMPI_FETCH_L2(run, byte);
+}
 #define AMPI_THIN_GROUPS(name, V)                                                                                \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_rows(amp_dtype bt, int flip, int same, size_t m,                   \
                                                    const ampi_thin_lines* u) {                                   \
@@ -3466,11 +3491,16 @@ typedef struct ampi_thin_lines {
         const AMPI_##V##_ELEMENT* a_two = same ? a : (const AMPI_##V##_ELEMENT*)u->a[1];                         \
         AMPI_##V##_WORDS w[lanes / 2], w_two[lanes / 2];                                                         \
         AMPI_THIN_SUMS_OF(0, V) AMPI_THIN_SUMS_OF(1, V) AMPI_THIN_SUMS_OF(2, V) AMPI_THIN_SUMS_OF(3, V)          \
-        size_t n, i;                                                                                             \
+        const char* next = u->next;                                                                              \
+        size_t n, i, left = u->next_runs;                                                                        \
         AMPI_##V##_SEEN_FROM(u->seen)                                                                            \
         for (n = u->lines; n > 0; n--) {                                                                         \
-            AMPI_THIN_FETCH(b0) AMPI_THIN_FETCH(b1)                                                              \
-            if (parts == 2) { AMPI_THIN_FETCH(b2) AMPI_THIN_FETCH(b3) }                                          \
+            for (i = ampi_min_size(u->next_each, left); i > 0; i--, left--, next += ld)                          \
+                ampi_thin_fetch_run(next, u->next_bytes);                                                        \
+            if (!next) {                                                                                          \
+                AMPI_THIN_FETCH(b0) AMPI_THIN_FETCH(b1)                                                          \
+                if (parts == 2) { AMPI_THIN_FETCH(b2) AMPI_THIN_FETCH(b3) }                                      \
+            }                                                                                                    \
             for (i = 0; i < 64; i += 2 * lanes, a += step, a_two += step) {                                      \
                 AMPI_##V##_TURN_GROUPS(bt, w, b0, b1, ld);                                                       \
                 if (parts == 2) AMPI_##V##_TURN_GROUPS(bt, w_two, b2, b3, ld);                                   \
@@ -3503,15 +3533,16 @@ AMPI_FN void ampi_thin_lanes(const ampi_thin* u, float* sums, size_t parts, size
 }
 /* The groups' way through blocks of runs: group g begins g*lag lines after the first, and goes on to its runs of the
    next block as soon as it has done its own. What it does before and after is not kept: then it follows the first
-   group, or the last. */
-typedef struct ampi_thin_way { size_t groups, lines, lag, blocks, now; } ampi_thin_way;
+   group, or the last. tile: lines of a tile, which are the first group's, or 0. */
+typedef struct ampi_thin_way { size_t groups, lines, lag, blocks, tile, now; } ampi_thin_way;
 AMPI_FN ampi_thin_way ampi_thin_way_of(const ampi_thin* u, size_t groups) {
     const size_t size = ampi_type_size(u->bt);
     ampi_thin_way y;
     y.groups = groups;
     y.lines = ampi_min_size(u->k, u->rows) * size / 64;
-    y.lag = u->ldb * size % 4096 == 0 && y.lines > AMPI_THIN_LAG ? AMPI_THIN_LAG : 0;
+    y.lag = u->ldb * size % 2048 == 0 && y.lines > AMPI_THIN_LAG ? AMPI_THIN_LAG : 0;
     y.blocks = u->n / (AMPI_THIN_GROUP * groups);
+    y.tile = u->tiled ? ampi_div_up(y.lines, ampi_div_up(y.lines, AMPI_THIN_TILE)) : 0;
     y.now = 0;
     return y;
 }
@@ -3545,6 +3576,7 @@ AMPI_FN void ampi_thin_step(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
         s.m = ampi_min_size(u->m - i, AMPI_THIN_AT_ONCE);
         s.lines = count;
         s.sums = from->sums + i * row;
+        if (i > 0) s.next_runs = 0;
         for (v = 0; v < 2; v++)
             s.a[v] = (const char*)from->a[v] + (i * s.lda + ampi_thin_phase(y, (v + 1) * parts - 1) * 64
                                                           / ampi_type_size(u->bt)) * element;
@@ -3557,6 +3589,25 @@ AMPI_VECTOR void ampi_thin_foresee(const char* runs, size_t ldb) {
     size_t r, byte;
     for (r = 0; r < AMPI_THIN_GROUP; r++)
         for (byte = 0; byte < AMPI_THIN_AHEAD; byte += 64) AMPI_FETCH(runs, r * ldb + byte);
+}
+/* Of `count` lines from `now` on, those up to the end of a tile; what is fetched with them begins with a tile. */
+AMPI_FN size_t ampi_thin_in_tile(const ampi_thin* u, const ampi_thin_way* y, ampi_thin_lines* s, size_t count) {
+    const size_t block = y->now / y->lines, phase = y->now % y->lines, in = phase % y->tile;
+    const size_t wide = AMPI_THIN_GROUP * y->groups, after = phase + y->tile, more = after < y->lines;
+    const size_t next_block = more ? block : block + 1;
+    if (in == 0) {
+        s->next = (const char*)u->b + next_block * wide * s->ldb + (more ? after * 64 : 0);
+        s->next_runs = next_block < y->blocks ? wide : 0;
+        s->next_bytes = ampi_min_size(y->tile, more ? y->lines - after : y->lines) * 64;
+        s->next_each = ampi_div_up(wide, ampi_min_size(y->tile, y->lines - phase));
+    }
+    return ampi_min_size(count, y->tile - in);
+}
+/* Behind it: the runs that are still to be fetched. */
+AMPI_FN void ampi_thin_tile_on(ampi_thin_lines* s, size_t count) {
+    const size_t runs = ampi_min_size(s->next_runs, count * s->next_each);
+    s->next += runs * s->ldb;
+    s->next_runs -= runs;
 }
 /* Adds to the sums of all whole blocks of columns the products of whole lines; a, lda: A's floats or pairs;
    seen: as in ampi_thin_lines. */
@@ -3572,6 +3623,7 @@ AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
     s.ldb = u->ldb * ampi_type_size(u->bt);
     for (y->now = 0; y->now < end; y->now += count) {
         count = ampi_thin_free(y);
+        if (y->tile) count = ampi_thin_in_tile(u, y, &s, count);
         if (u->m > AMPI_THIN_AT_ONCE) count = ampi_min_size(count, AMPI_THIN_LAG);
         for (g = 0; g < y->groups; g++) {
             const size_t as = ampi_thin_moves(y, g) ? g : y->now < g * y->lag ? 0 : y->groups - 1;
@@ -3579,9 +3631,11 @@ AMPI_FN void ampi_thin_ring(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
             const char* runs = (const char*)u->b + j * s.ldb;
             s.b[g] = runs + ampi_thin_phase(y, as) * 64;
             if (as == g && ampi_thin_phase(y, g) == 0) ampi_thin_lanes(u, sums, parts, g, j, 0);
-            if (ampi_thin_ends(y, g, count) && block + 1 < y->blocks) ampi_thin_foresee(runs + wide * s.ldb, s.ldb);
+            if (!y->tile && ampi_thin_ends(y, g, count) && block + 1 < y->blocks)
+                ampi_thin_foresee(runs + wide * s.ldb, s.ldb);
         }
         ampi_thin_step(u, add, parts, y, &s, count);
+        ampi_thin_tile_on(&s, count);
         for (g = 0; g < y->groups; g++)
             if (ampi_thin_ends(y, g, count))
                 ampi_thin_lanes(u, sums, parts, g, ampi_thin_block(y, g) * wide + AMPI_THIN_GROUP * g, 1);
@@ -4991,7 +5045,6 @@ enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
-AMPI_FN size_t ampi_div_up(size_t a, size_t b) { return a <= b ? 1 : (a + b - 1) / b; }    /* at least 1 */
 
 /* Floats of a block of B that the second-level cache keeps though they lie scattered. */
 AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE * AMPI_GEMM_NC / (ampi_leans_on_l3() ? 2 : 1); }
@@ -6730,8 +6783,8 @@ AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     const int collides = s->b.ld * size % 4096 == 0, narrow = g->lanes == 8;
     const int away = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY;
     if (s->b.along_k) {
-        if (away) return narrow && size == 2 ? all : (g->words && !g->staged) || narrow ? 4 : all;
-        return narrow ? size == 2 ? all : 2 : 4;
+        if (narrow) return size == 2 ? all : away ? 4 : 2;
+        return ampi_by_pages() || (away && (!g->words || g->staged)) ? all : 4;
     }
     if (away) return all;
     if (s->b.dtype == AMP_F32) return collides ? (narrow ? all : 4) : s->b.ld % 256 == 0 ? 2 : 0;
@@ -6739,11 +6792,9 @@ AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
     return g->words ? 4 : all;
 }
 
-/* Is B F32 in far memory, for a row or two along its runs, on an AMD processor? Taken 16 at a time, as AVX2 does, runs
-   come faster than 32 at a time then (by 40 % on a Zen 4; from a cache slower). Threads may each have a cache. */
-AMPI_FN int ampi_thin_is_far(const ampi_product* s) {
-    return s->b.along_k && ampi_by_pages() && s->m <= 2 && s->b.dtype == AMP_F32
-           && ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY * (double)ampi_threads();
+/* Does B come from far memory to an AMD processor, which wants it run by run? */
+AMPI_FN int ampi_thin_tiled(const ampi_product* s) {
+    return ampi_by_pages() && ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY;
 }
 /* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in the room. */
 AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0) {
@@ -6798,6 +6849,7 @@ AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, 
     u.t = ampi_align64(memory); u.ldt = ampi_round_up(n, 16);
     u.room = u.t + u.m * u.ldt;
     u.bt = s->b.dtype; u.ldb = s->b.ld; u.along_k = s->b.along_k;
+    u.tiled = ampi_thin_tiled(s);
     memset(u.t, 0, u.m * u.ldt * sizeof(float));
     for (k0 = 0; k0 < s->k; k0 += u.k) {
         u.k = ampi_min_size(AMPI_THIN_MOST / u.m / 64 * 64, AMPI_THIN_DEEP);
@@ -6811,7 +6863,7 @@ AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, 
     ampi_thin_finish(g, whole, s != whole, j0, n, &u);
 }
 /* The columns of a strip, which do not change results. Along B's runs, equal shares of whole blocks for all threads;
-   across them 4096 bytes of a row, if it is fast: what is fetched four rows ahead is near when needed. */
+   across them 4096 bytes of a row, or 8192, if it is fast: what is fetched four rows ahead is near when needed. */
 AMPI_FN size_t ampi_thin_wide(const ampi_product* s) {
     const size_t size = ampi_type_size(s->b.dtype), threads = ampi_threads();
     size_t wide = AMPI_THIN_SUMS;
@@ -6819,7 +6871,8 @@ AMPI_FN size_t ampi_thin_wide(const ampi_product* s) {
         const size_t strips = ampi_div_up(s->n, AMPI_THIN_SUMS_ALONG / s->m / 32 * 32);
         return ampi_round_up(ampi_div_up(s->n, ampi_round_up(strips, threads)), 32);
     }
-    if (s->b.dtype != AMP_F32 || s->m > 1) wide = ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, 4096 / size);
+    if (s->b.dtype != AMP_F32 || s->m > 1)
+        wide = ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, (s->m == 1 && ampi_thin_tiled(s) ? 8192 : 4096) / size);
     return ampi_min_size(wide, ampi_round_up(ampi_div_up(s->n, threads), 16));
 }
 /* Computes a checked product if its rows are few, or its columns: C^T = B^T * A^T. `kernels` are those that would do it
@@ -6839,9 +6892,6 @@ AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whol
         s = &turned;
     }
     if (s->m > ampi_thin_most(kernels, s)) return 0;
-#if AMPI_X86
-    if (ampi_thin_is_far(s)) g.thin = ampi_thin_avx2;
-#endif
     wide = ampi_thin_wide(s);
     strips = ampi_div_up(s->n, wide);
     AMPI_PARALLEL_FOR(strips > 1 && s->n * s->k >= 65536)
@@ -15858,8 +15908,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_line_x16(amp_dtype t, size_t i, __mm
     const __m512 dy = ampi_get_x16(t, r->dy, i, m), x = ampi_get_x16(t, r->x, i, m);
     const ampi_wide g = ampi_widen_x16(_mm512_mul_ps(dy, gamma)), w = ampi_get_wide_x16(t, r->dy, i, m);
     const ampi_wide xhat = ampi_widen_x16(_mm512_maskz_mul_ps(m, _mm512_sub_ps(x, r->mean), r->invstd));
-    _mm_prefetch(r->dy + r->next + i * ampi_type_size(t), _MM_HINT_T1);
-    _mm_prefetch(r->x + r->next + i * ampi_type_size(t), _MM_HINT_T1);
+    AMPI_FETCH_L2(r->dy, r->next + i * ampi_type_size(t));
+    AMPI_FETCH_L2(r->x, r->next + i * ampi_type_size(t));
     ampi_wide_add_widened(db, w);
     ampi_wide_fma(dg, w, xhat);
     ampi_wide_add(&r->sum, g);

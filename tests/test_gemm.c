@@ -273,7 +273,7 @@ static void test_few_far_rows(void) {
             for (t = 0; t < 3; t++) {
                 check_few_far_rows(1, tb, TYPES[t], 1031);
                 check_few_far_rows(t == 2 ? 2 : 7, tb, TYPES[t], 1540);
-                check_few_far_rows(4, tb, TYPES[t], 2050);
+                check_few_far_rows(4, tb, TYPES[t], 3072);
             }
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
