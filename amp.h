@@ -5858,7 +5858,7 @@ AMPI_FN void ampi_words_b_along_k(const ampi_gemm_isa* g, const ampi_product* s,
             ampi_words_copy(line + i * lds, src + i * s->b.ld + 2 * done, length - 2 * done, pairs - done);
         for (i = 0; i < done; i += 32) {                      /* and the columns after these are fetched */
             const uint16_t* next = src + g->lanes * s->b.ld + 2 * i;
-            for (r = 0; r < g->lanes; r++, next += s->b.ld) { AMPI_FETCH(next, 0); AMPI_FETCH(next, 64); }
+            for (r = 0; r < g->lanes; r++, next += s->b.ld) { AMPI_FETCH_L2(next, 0); AMPI_FETCH_L2(next, 64); }
             g->transpose(turned + i * ldt, ldt, (const float*)(const void*)src + i, s->b.ld / 2,
                          ampi_min_size(done - i, 32), 0);
         }
@@ -6775,16 +6775,17 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
 enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096 };
 
 /* For how many rows B is better read as it lies than packed for the other kernels (measured). Along its runs, up to
-   where the kernels of many rows earn the transposition back. Across them, from memory, for all that there may be. From
-   a cache: F32, which needs no packing, where its rows fall on the same sets; F16, which the kernels widen themselves,
-   hardly; BF16 until multiplying words is faster. */
-AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s) {
+   where the kernels of many rows earn the transposition back, for which they want a workspace. Across them, from
+   memory, for all that there may be. From a cache: F32, which needs no packing, where its rows fall on the same sets;
+   F16, which the kernels widen themselves, hardly; BF16 until multiplying words is faster. */
+AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s, size_t room) {
     const size_t size = ampi_type_size(s->b.dtype), all = AMPI_THIN_ROWS;
     const int collides = s->b.ld * size % 4096 == 0, narrow = g->lanes == 8;
     const int away = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY;
     if (s->b.along_k) {
         if (narrow) return size == 2 ? all : away ? 4 : 2;
-        return ampi_by_pages() || (away && (!g->words || g->staged)) ? all : 4;
+        if (ampi_by_pages()) return away || room == 0 ? all : 4;
+        return away && (!g->words || g->staged) ? all : 4;
     }
     if (away) return all;
     if (s->b.dtype == AMP_F32) return collides ? (narrow ? all : 4) : s->b.ld % 256 == 0 ? 2 : 0;
@@ -6876,8 +6877,8 @@ AMPI_FN size_t ampi_thin_wide(const ampi_product* s) {
     return ampi_min_size(wide, ampi_round_up(ampi_div_up(s->n, threads), 16));
 }
 /* Computes a checked product if its rows are few, or its columns: C^T = B^T * A^T. `kernels` are those that would do it
-   otherwise. */
-AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whole) {
+   otherwise, in `room` floats of workspace. */
+AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whole, size_t room) {
     ampi_gemm_isa g = kernels->staged ? *kernels : ampi_gemm_isa_now();
     const ampi_product* s = whole;
     ampi_product turned;
@@ -6891,7 +6892,7 @@ AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whol
         turned.a = whole->b; turned.b = whole->a;
         s = &turned;
     }
-    if (s->m > ampi_thin_most(kernels, s)) return 0;
+    if (s->m > ampi_thin_most(kernels, s, room)) return 0;
     wide = ampi_thin_wide(s);
     strips = ampi_div_up(s->n, wide);
     AMPI_PARALLEL_FOR(strips > 1 && s->n * s->k >= 65536)
@@ -6910,7 +6911,7 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     s->swap = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
     s->exact = s->a.dtype == AMP_F16 && s->b.dtype == AMP_F16;
     if (s->swap) s->k += s->k & 1u;
-    if (ampi_thin_run(&g, s)) return;
+    if (ampi_thin_run(&g, s, room)) return;
     p = ampi_gemm_plan_for(&g, s, room);
     if (room >= p.floats) {
         float* memory = ampi_align64(exec->workspace);
@@ -14507,7 +14508,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_rows_sum_x16(amp_dtype t, size_t i, 
     ampi_wide a = ampi_load_lanes_x16(t, acc + i);
     size_t r;
     for (r = 0; r < rows; r++) {
-        AMPI_FETCH(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
+        AMPI_FETCH_L2(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
         ampi_wide_add_widened(&a, ampi_get_lanes_x16(t, x, r * stride + i, m));
     }
     ampi_store_lanes_x16(t, acc + i, a);
@@ -14519,7 +14520,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_rows_moment_x16(amp_dtype t, size_t 
     const ampi_wide w = ampi_load_lanes_x16(t, mean + i);
     size_t r;
     for (r = 0; r < rows; r++) {
-        AMPI_FETCH(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
+        AMPI_FETCH_L2(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
         ampi_moment_x16(t, r * stride + i, m, &a, x, w);
     }
     ampi_store_lanes_x16(t, acc + i, a);
@@ -14535,7 +14536,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_rows_sum_twin(amp_dtype t, size_t i, s
     size_t r;
     ampi_load_lanes8(a, acc + i);
     for (r = 0; r < rows; r++) {
-        AMPI_FETCH(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
+        AMPI_FETCH_L2(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
         ampi_get_lanes8(t, x, r * stride + i, n, w);
         ampi_lanes8_add_widened(t, a, w);
     }
@@ -14548,7 +14549,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_rows_moment_twin(amp_dtype t, size_t i
     ampi_load_lanes8(a, acc + i);
     ampi_load_lanes8(w, mean + i);
     for (r = 0; r < rows; r++) {
-        AMPI_FETCH(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
+        AMPI_FETCH_L2(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
         ampi_moment_twin(t, r * stride + i, n, a, x, w);
     }
     ampi_store_lanes8(acc + i, a);
@@ -14693,7 +14694,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_apply_x16(amp_dtype t, size_t i, __m
                                                       size_t ahead, __m512 mean, __m512 invstd, __m512 gamma,
                                                       __m512 beta) {
     const __m512 v = _mm512_mul_ps(_mm512_sub_ps(ampi_get_x16(t, x, i, m), mean), invstd);
-    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    AMPI_FETCH_L2(x, ahead + i * ampi_type_size(t));
     AMPI_FETCH_OWN(y, ahead + i * ampi_type_size(t));
     ampi_put_fetched_x16(t, y, i, m, _mm512_fmadd_ps(v, gamma, beta));
 }
@@ -14707,7 +14708,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_apply_twin(amp_dtype t, size_t i, size
                                                      size_t ahead, ampi_twin mean, ampi_twin invstd, ampi_twin gamma,
                                                      ampi_twin beta) {
     const ampi_twin v = ampi_mul_twin(ampi_sub_widened_twin(ampi_get_twin(t, x, i, n), mean), invstd);
-    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    AMPI_FETCH_L2(x, ahead + i * ampi_type_size(t));
     AMPI_FETCH_OWN(y, ahead + i * ampi_type_size(t));
     ampi_put_fetched_twin(t, y, i, n, ampi_fma_twin(v, gamma, beta));
 }
@@ -14729,8 +14730,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR int ampi_bn_apply_parted(uint16_t* y, const uint16_
     size_t i;
     for (i = 0; i < n; i += AMPI_LANES) {
         const ampi_twin v = ampi_mul_twin(ampi_sub_twin(ampi_get_parted(x + i), m), s);
-        AMPI_FETCH(x + i, ahead);
-        AMPI_FETCH(y + i, ahead);
+        AMPI_FETCH_L2(x + i, ahead);
+        AMPI_FETCH_L2(y + i, ahead);
         least = ampi_put_parted(y + i, ampi_fma_twin(v, g, b), least);
     }
     return _mm256_movemask_epi8(_mm256_cmpgt_epi16(sound, least)) == 0;
@@ -14744,8 +14745,8 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_apply_avx2(void* y, ampi_part x, size_t ah
 }
 /* Fetches elements from i on of the two rows that follow two rows `next` elements apart: to be read, and written. */
 AMPI_INLINE void ampi_bn_fetch_rows(amp_dtype t, const void* p, size_t i, size_t next) {
-    AMPI_FETCH(p, (2 * next + i) * ampi_type_size(t));
-    AMPI_FETCH(p, (3 * next + i) * ampi_type_size(t));
+    AMPI_FETCH_L2(p, (2 * next + i) * ampi_type_size(t));
+    AMPI_FETCH_L2(p, (3 * next + i) * ampi_type_size(t));
 }
 AMPI_INLINE void ampi_bn_fetch_rows_own(amp_dtype t, const void* p, size_t i, size_t next) {
     AMPI_FETCH_OWN(p, (2 * next + i) * ampi_type_size(t));
