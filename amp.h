@@ -3355,14 +3355,18 @@ typedef struct ampi_thin {
     int tiled;                         /* what is next of B is fetched run by run */
 } ampi_thin;
 enum { AMPI_THIN_MOST = 8192, AMPI_THIN_DEEP = 4096, AMPI_THIN_SUMS_ALONG = 2048 };    /* at most: m * k, k, m * n */
+/* The three that fetch are inline, because gcc leaves out calls of functions that only fetch. */
+AMPI_VECTOR void ampi_thin_fetch_run(uintptr_t run, size_t bytes) {
+    size_t byte;
+    for (byte = 0; byte < bytes; byte += 64) AMPI_FETCH_L2(run, byte);
+}
 /* With columns [j, j + wide) of four rows of B: the same of the next four or, tiled, as much of these one after the
-   other, only into the second-level cache. Inline, because gcc leaves out calls of functions that only fetch. */
+   other, only into the second-level cache. */
 AMPI_VECTOR void ampi_thin_fetch_four(const ampi_thin* u, size_t q, size_t j, size_t wide, size_t size) {
     const size_t n = u->n, at = 4 * j, row = (size_t)(at >= n) + (at >= 2 * n) + (at >= 3 * n);
     size_t i, byte;
     if (u->tiled)
-        for (byte = 0; byte < 4 * wide * size; byte += 64)
-            AMPI_FETCH_L2(u->b, ((q + 4 + row) * u->ldb + at - row * n) * size + byte);
+        ampi_thin_fetch_run((uintptr_t)u->b + ((q + 4 + row) * u->ldb + at - row * n) * size, 4 * wide * size);
     else
         for (i = q + 4; i < q + 8; i++)
             for (byte = 0; byte < wide * size; byte += 64) AMPI_FETCH(u->b, (i * u->ldb + j) * size + byte);
@@ -3436,14 +3440,14 @@ AMPI_VECTOR void ampi_thin_fetch_four(const ampi_thin* u, size_t q, size_t j, si
 enum { AMPI_THIN_GROUP = 8, AMPI_THIN_LAG = 13, AMPI_THIN_AT_ONCE = 4, AMPI_THIN_AHEAD = 256, AMPI_THIN_TILE = 16 };
 /* What is added to sums, two vectors for each of m rows: `lines` lines of 64 bytes of each run, group g's from b[g] on,
    multiplied by A's floats or pairs of them for each vector. With each line come `next_each` runs of the next tile,
-   while there are any (next is NULL without tiles). `seen`: what kernels of words keep of B's magnitudes. */
+   while there are any (next is 0 without tiles). `seen`: what kernels of words keep of B's magnitudes. */
 typedef struct ampi_thin_lines {
     const char* b[4];
     const void* a[2];
     size_t ldb, lda, m, lines;         /* in bytes; in floats or pairs */
     float* sums;
     void* seen;
-    const char* next;
+    uintptr_t next;
     size_t next_runs, next_each, next_bytes;
     amp_dtype bt;
     int flip;
@@ -3476,11 +3480,6 @@ typedef struct ampi_thin_lines {
     AMPI_FETCH(b, ahead); AMPI_FETCH((b) + ld, ahead); AMPI_FETCH((b) + 2 * ld, ahead);                          \
     AMPI_FETCH((b) + 3 * ld, ahead); AMPI_FETCH((b) + 4 * ld, ahead); AMPI_FETCH((b) + 5 * ld, ahead);           \
     AMPI_FETCH((b) + 6 * ld, ahead); AMPI_FETCH((b) + 7 * ld, ahead);
-/* Inline, because gcc leaves out calls of functions that only fetch. */
-AMPI_VECTOR void ampi_thin_fetch_run(const char* run, size_t bytes) {
-    size_t byte;
-    for (byte = 0; byte < bytes; byte += 64) AMPI_FETCH_L2(run, byte);
-}
 #define AMPI_THIN_GROUPS(name, V)                                                                                \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_rows(amp_dtype bt, int flip, int same, size_t m,                   \
                                                    const ampi_thin_lines* u) {                                   \
@@ -3491,13 +3490,13 @@ AMPI_VECTOR void ampi_thin_fetch_run(const char* run, size_t bytes) {
         const AMPI_##V##_ELEMENT* a_two = same ? a : (const AMPI_##V##_ELEMENT*)u->a[1];                         \
         AMPI_##V##_WORDS w[lanes / 2], w_two[lanes / 2];                                                         \
         AMPI_THIN_SUMS_OF(0, V) AMPI_THIN_SUMS_OF(1, V) AMPI_THIN_SUMS_OF(2, V) AMPI_THIN_SUMS_OF(3, V)          \
-        const char* next = u->next;                                                                              \
+        uintptr_t next = u->next;                                                                                \
         size_t n, i, left = u->next_runs;                                                                        \
         AMPI_##V##_SEEN_FROM(u->seen)                                                                            \
         for (n = u->lines; n > 0; n--) {                                                                         \
             for (i = ampi_min_size(u->next_each, left); i > 0; i--, left--, next += ld)                          \
                 ampi_thin_fetch_run(next, u->next_bytes);                                                        \
-            if (!next) {                                                                                          \
+            if (!next) {                                                                                         \
                 AMPI_THIN_FETCH(b0) AMPI_THIN_FETCH(b1)                                                          \
                 if (parts == 2) { AMPI_THIN_FETCH(b2) AMPI_THIN_FETCH(b3) }                                      \
             }                                                                                                    \
@@ -3583,8 +3582,7 @@ AMPI_FN void ampi_thin_step(const ampi_thin* u, ampi_thin_fn* add, size_t parts,
         add(&s);
     }
 }
-/* The beginnings of the runs that follow a group's: no processor foresees those. Inline, because gcc leaves out calls
-   of functions that only fetch. */
+/* The beginnings of the runs that follow a group's: no processor foresees those. */
 AMPI_VECTOR void ampi_thin_foresee(const char* runs, size_t ldb) {
     size_t r, byte;
     for (r = 0; r < AMPI_THIN_GROUP; r++)
@@ -3596,7 +3594,7 @@ AMPI_FN size_t ampi_thin_in_tile(const ampi_thin* u, const ampi_thin_way* y, amp
     const size_t wide = AMPI_THIN_GROUP * y->groups, after = phase + y->tile, more = after < y->lines;
     const size_t next_block = more ? block : block + 1;
     if (in == 0) {
-        s->next = (const char*)u->b + next_block * wide * s->ldb + (more ? after * 64 : 0);
+        s->next = (uintptr_t)u->b + next_block * wide * s->ldb + (more ? after * 64 : 0);
         s->next_runs = next_block < y->blocks ? wide : 0;
         s->next_bytes = ampi_min_size(y->tile, more ? y->lines - after : y->lines) * 64;
         s->next_each = ampi_div_up(wide, ampi_min_size(y->tile, y->lines - phase));
@@ -6023,6 +6021,7 @@ AMPI_FN size_t ampi_b_full(const ampi_gemm_isa* g, const ampi_product* s, const 
 AMPI_FN double ampi_b_bytes(const ampi_product* s) {
     return (double)s->n * (double)s->k * (double)ampi_type_size(s->b.dtype);
 }
+AMPI_FN int ampi_b_is_far(const ampi_product* s) { return ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY; }
 /* Do rows of B begin with a cache line? Loads that cross one take a port twice. */
 AMPI_FN int ampi_b_on_lines(const ampi_product* s) {
     const size_t size = ampi_type_size(s->b.dtype);
@@ -6036,7 +6035,7 @@ AMPI_FN int ampi_b_keeps(const ampi_gemm_isa* g, const ampi_product* s, const am
 /* More than how many rows of A earn Intel's processors back that B, which is plain, is packed before (measured). That
    reads long runs, which are what far memory delivers fast. */
 AMPI_FN size_t ampi_b_earns(const ampi_gemm_isa* g, const ampi_product* s, const ampi_block* b) {
-    const int away = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY, lines = ampi_b_on_lines(s);
+    const int away = ampi_b_is_far(s), lines = ampi_b_on_lines(s);
     if (!b->few) return lines ? 504 : 154;
     if (ampi_b_keeps(g, s, b)) return SIZE_MAX;
     if (s->b.dtype == AMP_F16 && g->vectors == 3) return 0;       /* three vectors widen only what they keep */
@@ -6781,7 +6780,7 @@ enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096 };
 AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s, size_t room) {
     const size_t size = ampi_type_size(s->b.dtype), all = AMPI_THIN_ROWS;
     const int collides = s->b.ld * size % 4096 == 0, narrow = g->lanes == 8;
-    const int away = ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY;
+    const int away = ampi_b_is_far(s);
     if (s->b.along_k) {
         if (narrow) return size == 2 ? all : away ? 4 : 2;
         if (ampi_by_pages()) return away || room == 0 ? all : 4;
@@ -6795,7 +6794,7 @@ AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s, siz
 
 /* Does B come from far memory to an AMD processor, which wants it run by run? */
 AMPI_FN int ampi_thin_tiled(const ampi_product* s) {
-    return ampi_by_pages() && ampi_b_bytes(s) > (double)AMPI_GEMM_FAR_AWAY;
+    return ampi_by_pages() && ampi_b_is_far(s);
 }
 /* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in the room. */
 AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0) {
