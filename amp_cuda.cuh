@@ -409,6 +409,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
   #define AMPI_ROLLED
   #define AMPI_D_RENEW(x) (void)0
   #define AMPI_UNROLL
+  #define AMPI_UNROLL4
 #elif defined(__CUDACC__)
   #define AMPI_D static __device__ __forceinline__
   #define AMPI_SHARED(type, name)                                     \
@@ -417,6 +418,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void);
   #define AMPI_ROLLED _Pragma("unroll 1")      /* before a loop: its body stays once in the code */
   #define AMPI_D_RENEW(x) asm volatile("" : "+r"(x))   /* what follows from x is formed anew, no register kept */
   #define AMPI_UNROLL _Pragma("unroll")        /* its arrays stay in registers */
+  #define AMPI_UNROLL4 _Pragma("unroll 4")     /* loads of four turns are under way together */
 #else
   #error "amp_cuda.cuh: AMP_IMPLEMENTATION belongs into a .cu file, compiled by nvcc"
 #endif
@@ -2653,11 +2655,12 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
 AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch) {
     return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride, batch, o->stride);
 }
-/* The copy engine takes C where it is only written, in aligned rows, and f is simple. */
+/* The copy engine takes C where it is only written, in aligned rows, and f is simple. It clips what it writes to whole
+   16 bytes (an H100 does; no document says so): a row that ends within some has a gap behind it, which is not ours. */
 AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
     const size_t unit = 16 / amp_dtype_size(p->c_dtype);
     return p->beta == 0.0f && p->part == p->n && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0
-           && p->ldc % unit == 0 && (p->batch == 1 || p->c_stride % unit == 0);
+           && p->n % unit == 0 && p->ldc % unit == 0 && (p->batch == 1 || p->c_stride % unit == 0);
 }
 /* The pieces of a sum as results of their own, one matrix behind the other. */
 AMPI_FN void ampi_cuda_write_pieces(ampi_cuda_product* p) {
@@ -4476,7 +4479,7 @@ AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_
 
 /* A list is cut into chunks of one tensor each. Of B blocks, block b takes the chunks b, b+B, b+2B, ...; B
    depends on the list alone, so that sums have the same order on every GPU. */
-enum { AMPI_CUDA_CHUNK = 4096, AMPI_CUDA_LIST_BLOCKS = 1024, AMPI_CUDA_NAME = 48 };
+enum { AMPI_CUDA_CHUNK = 4096, AMPI_CUDA_LIST_BLOCKS = 4096, AMPI_CUDA_NAME = 48 };
 
 typedef struct ampi_cuda_chunk {
     uint64_t offset;                /* of its first element */
@@ -4650,6 +4653,11 @@ AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_ten
 AMPI_FN dim3 ampi_cuda_list_grid(const ampi_cuda_list* l) {
     return dim3((unsigned)(l->chunk_count < AMPI_CUDA_LIST_BLOCKS ? l->chunk_count
                                                                   : (uint64_t)AMPI_CUDA_LIST_BLOCKS));
+}
+/* A block for each chunk, where no sums depend on it: so the last ones end together. */
+AMPI_FN dim3 ampi_cuda_chunk_grid(const ampi_cuda_list* l) {
+    const uint64_t most = (uint64_t)1 << 30;
+    return dim3((unsigned)(l->chunk_count < most ? l->chunk_count : most));
 }
 
 /* --- the scaler's block on the device --------------------------------------------------------- */
@@ -4902,12 +4910,25 @@ AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, const ampi_cuda_seen& 
     result->finished = 0;
 }
 
+/* This thread's share of what all blocks have seen, four loads at a time under way. */
+AMPI_D ampi_cuda_seen ampi_d_all_seen(const volatile ampi_cuda_seen* all) {
+    ampi_cuda_seen s = ampi_d_nothing_seen();
+    AMPI_UNROLL4
+    for (unsigned b = threadIdx.x; b < gridDim.x; b += AMPI_CUDA_BLOCK) {
+        s.sum += all[b].sum;
+        s.inf += all[b].inf;
+        s.nan += all[b].nan;
+        if (all[b].first < s.first) s.first = all[b].first;
+        if (all[b].last > s.last) s.last = all[b].last;
+    }
+    return s;
+}
+
 /* Reads the list once. The block that finishes last puts all blocks' findings together. */
 template <bool SUMS>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_look(const ampi_cuda_look a) {
     AMPI_SHARED(ampi_cuda_look_shared, shared);
     ampi_cuda_seen s = ampi_d_nothing_seen();
-    const volatile ampi_cuda_seen* all = a.src.seen;
     for (uint64_t c = blockIdx.x; c < a.src.chunk_count; c += gridDim.x) ampi_d_look_chunk<SUMS>(s, a, c);
     ampi_d_look_combine(s, shared);
     if (threadIdx.x == 0) {
@@ -4918,15 +4939,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_look(const ampi
     __syncthreads();
     if (!shared->is_last) return;
     __threadfence();
-    s = ampi_d_nothing_seen();
-    AMPI_ROLLED
-    for (unsigned b = threadIdx.x; b < gridDim.x; b += AMPI_CUDA_BLOCK) {
-        s.sum += all[b].sum;
-        s.inf += all[b].inf;
-        s.nan += all[b].nan;
-        if (all[b].first < s.first) s.first = all[b].first;
-        if (all[b].last > s.last) s.last = all[b].last;
-    }
+    s = ampi_d_all_seen(a.src.seen);
     ampi_d_look_combine(s, shared);
     if (threadIdx.x == 0) ampi_d_look_conclude(a, s, SUMS);
 }
@@ -4985,7 +4998,7 @@ AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cu
     a.dst = dst->list.arrays;
     a.scaler = scaler;
     a.accumulate = accumulate;
-    return ampi_cuda_launch(exec, place, ampi_k_move, ampi_cuda_list_grid(&src->list), dim3(AMPI_CUDA_BLOCK), 0, a);
+    return ampi_cuda_launch(exec, place, ampi_k_move, ampi_cuda_chunk_grid(&src->list), dim3(AMPI_CUDA_BLOCK), 0, a);
 }
 
 /* --- the scaler's calls -------------------------------------------------------------------------- */
@@ -5376,22 +5389,24 @@ AMPI_D void ampi_d_update_fetch(ampi_four_set& s, const ampi_cuda_param& p, size
     if (KIND >= AMPI_UPDATE_ADAM) ampi_d_fetch4<WHOLE>(s.v, p.v, AMP_F32, i, n);
 }
 
-/* The CPU's own formulas, on four elements in registers. LAMB leaves the direction in g. */
+/* The CPU's own formulas, on four elements, each by itself so that all stay in registers. LAMB leaves the direction in
+   g. */
 template <int KIND>
 AMPI_D void ampi_d_update_apply(float (&w)[4], float (&g)[4], float (&m)[4], float (&v)[4], ampi_cuda_work& k) {
-    if (KIND == AMPI_UPDATE_SGD) ampi_sgd_scalar(w, g, m, v, 4, &k.u);
-    if (KIND == AMPI_UPDATE_MOMENTUM) ampi_momentum_scalar(w, g, m, v, 4, &k.u);
-    if (KIND == AMPI_UPDATE_ADAM) ampi_adam_scalar(w, g, m, v, 4, &k.u);
-    if (KIND == AMPI_LAMB_MOMENTS) {
-        ampi_lamb_moments_scalar(w, g, m, v, 4, &k.u);
-        for (int j = 0; j < 4; j++) {       /* squares are exact in double */
-            k.sums[0] += (double)w[j] * (double)w[j];
+    AMPI_UNROLL
+    for (size_t j = 0; j < 4; j++) {
+        if (KIND == AMPI_UPDATE_SGD) ampi_sgd_turn_scalar(w, g, m, v, j, 1, 0, &k.u);
+        if (KIND == AMPI_UPDATE_MOMENTUM) ampi_momentum_turn_scalar(w, g, m, v, j, 1, 0, &k.u);
+        if (KIND == AMPI_UPDATE_ADAM) ampi_adam_turn_scalar(w, g, m, v, j, 1, 0, &k.u);
+        if (KIND == AMPI_LAMB_MOMENTS) {
+            ampi_lamb_moments_turn_scalar(w, g, m, v, j, 1, 0, &k.u);
+            k.sums[0] += (double)w[j] * (double)w[j];      /* squares are exact in double */
             k.sums[1] += (double)g[j] * (double)g[j];
         }
-    }
-    if (KIND == AMPI_LAMB_DIRECTION) {
-        ampi_lamb_direction_scalar(w, g, m, v, 4, &k.u);
-        for (int j = 0; j < 4; j++) w[j] = ampi_fma(1, g[j], k.trust, w[j]);
+        if (KIND == AMPI_LAMB_DIRECTION) {
+            ampi_lamb_direction_turn_scalar(w, g, m, v, j, 1, 0, &k.u);
+            w[j] = ampi_fma(1, g[j], k.trust, w[j]);
+        }
     }
 }
 
@@ -5627,7 +5642,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_run(const amp_cuda_optimizer* o, void (*k
     if (!kernel)
         return ampi_cuda_launch(exec, place, ampi_k_lamb_trust, ampi_cuda_grid((size_t)o->host.count, 1),
                                 dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a, o->host.count);
-    return ampi_cuda_launch(exec, place, kernel, ampi_cuda_grid((size_t)a.list.chunk_count, 1),
+    return ampi_cuda_launch(exec, place, kernel, ampi_cuda_chunk_grid(&a.list),
                             dim3(AMPI_CUDA_BLOCK), 2 * sizeof(double) * AMPI_CUDA_BLOCK / 32, a);
 }
 
@@ -5693,7 +5708,7 @@ AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp
     static const char place[] = "amp_cuda_optimizer_zero_grad";
     if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
     if (o->grads->list.chunk_count == 0) return AMP_OK;
-    return ampi_cuda_launch(exec, place, ampi_k_zero_list, ampi_cuda_list_grid(&o->grads->list),
+    return ampi_cuda_launch(exec, place, ampi_k_zero_list, ampi_cuda_chunk_grid(&o->grads->list),
                             dim3(AMPI_CUDA_BLOCK), 0, o->grads->list);
 }
 

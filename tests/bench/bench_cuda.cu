@@ -1,6 +1,8 @@
-/* bench_cuda.cu - amp_cuda.cuh on a GPU: products beside cuBLAS, unscale and Adam beside a copy on the device.
-   Medians; what is compared runs in turns, on the same buffers, in one process. "gemm" leaves the rest out.
-   Buffers hold random numbers, and calls go through several sets of them, together larger than the L2 cache. */
+/* bench_cuda.cu - amp_cuda.cuh on a GPU: products beside cuBLAS, unscale and Adam beside a copy on the device, steps of
+   training as single launches and as a graph. Medians; what is compared runs in turns, on the same buffers, in one
+   process. Arguments: the parts to run, of "gemm", "passes" and "steps"; none = all. Buffers hold random numbers, and
+   products go through several sets of them, together larger than the L2 cache. bench_cuda.py puts PyTorch beside the
+   passes and the steps. */
 #define AMP_IMPLEMENTATION
 #include "../../amp_cuda.cuh"
 
@@ -24,8 +26,8 @@ static const size_t BEYOND_L2 = (size_t)256 << 20;
 
 typedef std::function<void(size_t)> Call;      /* works on that set of buffers */
 
-/* Microseconds of one call, the median of several turns of `repeat` calls each; the candidates take turns. */
-static std::vector<double> measure(const std::vector<Call>& calls, size_t sets, size_t repeat) {
+/* Microseconds of one call, the median of several turns of `repeat` calls each on `stream`; the candidates take turns. */
+static std::vector<double> measure(const std::vector<Call>& calls, size_t sets, size_t repeat, cudaStream_t stream = 0) {
     std::vector<std::vector<double>> times(calls.size());
     std::vector<double> medians;
     cudaEvent_t start, end;
@@ -35,9 +37,9 @@ static std::vector<double> measure(const std::vector<Call>& calls, size_t sets, 
     for (int turn = -2; turn < TURNS; turn++)      /* the first two warm up */
         for (size_t c = 0; c < calls.size(); c++) {
             float ms;
-            NEED(cudaEventRecord(start));
+            NEED(cudaEventRecord(start, stream));
             for (size_t i = 0; i < repeat; i++) calls[c](set++ % sets);
-            NEED(cudaEventRecord(end));
+            NEED(cudaEventRecord(end, stream));
             NEED(cudaEventSynchronize(end));
             NEED(cudaEventElapsedTime(&ms, start, end));
             if (turn >= 0) times[c].push_back(1e3 * (double)ms / (double)repeat);
@@ -232,11 +234,93 @@ static void bench_passes() {
            "|                                                |       us |    own |   copy | ratio |\n"
            "|---|---|---|---|---|\n");
     bench_unscale("unscale and check, one tensor of 1 GB, f32", 1, (size_t)1 << 28, AMP_F32);
-    bench_unscale("unscale and check, one tensor of 512 MB, bf16", 1, (size_t)1 << 28, AMP_BF16);
+    bench_unscale("unscale and check, one tensor of 512 MB, f16", 1, (size_t)1 << 28, AMP_F16);
     bench_unscale("unscale and check, one tensor of 64 MB, f32", 1, whole, AMP_F32);
     bench_unscale("unscale and check, 1000 tensors of 64 KB, f32", 1000, 16384, AMP_F32);
     bench_adam("AdamW, one tensor of 100 M parameters", 1, 100000000);
     bench_adam("AdamW, 400 tensors of 256 K parameters", 400, 262144);
+}
+
+/* --- training ------------------------------------------------------------------------------------- */
+
+/* A dense network with ReLU between its layers, or LeNet-5 where no widths are given; O1 with Adam. */
+struct Net { const char* name; std::vector<int> widths; int batch; amp_dtype low; };
+
+static amp_value lenet_block(amp_model* m, amp_value x, int out, int padding) {
+    amp_conv2d_desc d = {};
+    d.out_channels = out; d.kernel = 5; d.padding = padding;
+    return amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &d)), 2);
+}
+static amp_value lenet(amp_model* m) {
+    amp_value x = lenet_block(m, lenet_block(m, amp_input(m, 1, 28, 28), 6, 2), 16, 0);
+    x = amp_relu(m, amp_linear(m, amp_relu(m, amp_linear(m, x, 120)), 84));
+    return amp_linear(m, x, 10);
+}
+static amp_value dense(amp_model* m, const std::vector<int>& widths) {
+    amp_value x = amp_input(m, widths[0], 1, 1);
+    for (size_t i = 1; i < widths.size(); i++) {
+        x = amp_linear(m, x, widths[i]);
+        if (i + 1 < widths.size()) x = amp_relu(m, x);
+    }
+    return x;
+}
+static amp_model* model_of(const Net& net, cudaStream_t stream, int graph) {
+    const amp_logger logger = { amp_log_stderr, NULL };
+    amp_cuda_desc cuda = {};
+    amp_model_desc d = {};
+    amp_model* m;
+    cuda.stream = stream;
+    cuda.graph = graph;
+    d.batch = net.batch;
+    d.precision.level = AMP_O1;
+    d.precision.low_dtype = net.low;
+    d.optimizer.kind = AMP_ADAM;
+    d.logger = logger;
+    d.backend = amp_cuda_backend();
+    d.backend_desc = &cuda;
+    NEED(amp_model_create(&m, &d));
+    amp_softmax_cross_entropy(m, net.widths.empty() ? lenet(m) : dense(m, net.widths), NULL);
+    NEED(amp_model_finalize(m));
+    return m;
+}
+static void bench_step(const Net& net) {
+    const size_t features = net.widths.empty() ? 28 * 28 : (size_t)net.widths[0], n = (size_t)net.batch * features;
+    std::vector<int32_t> classes((size_t)net.batch);
+    Memory pictures(4 * n), labels(4 * classes.size());
+    amp_batch batch = {};
+    cudaStream_t stream;
+    NEED(cudaStreamCreate(&stream));
+    for (size_t i = 0; i < classes.size(); i++) classes[i] = (int32_t)(i * 7 % 10);
+    NEED(cudaMemcpy(labels.p, classes.data(), 4 * classes.size(), cudaMemcpyHostToDevice));
+    randomize(pictures.p, AMP_F32, n, 7);
+    amp_model *eager = model_of(net, stream, 0), *graph = model_of(net, stream, 1);
+    batch.n = net.batch;
+    batch.inputs[0] = pictures.p;
+    batch.targets[0] = labels.p;
+    batch.on_device = 1;
+    std::vector<double> t = measure({ [&](size_t) { NEED(amp_train_step(eager, &batch, NULL)); },
+                                      [&](size_t) { NEED(amp_train_step(graph, &batch, NULL)); } }, 1, 20, stream);
+    printf("| %-46s | %8.1f | %8.1f |\n", net.name, t[0], t[1]);
+    fflush(stdout);
+    amp_model_destroy(eager);
+    amp_model_destroy(graph);
+    NEED(cudaStreamDestroy(stream));
+}
+static void bench_steps() {
+    printf("\n### A step of training at O1 with Adam, us: launches one by one, and as a graph\n\n"
+           "|                                                | launches |    graph |\n"
+           "|---|---|---|\n");
+    bench_step({ "LeNet-5, batch 64, f16", {}, 64, AMP_F16 });
+    bench_step({ "LeNet-5, batch 1024, f16", {}, 1024, AMP_F16 });
+    bench_step({ "MLP 784-512-512-10, batch 256, f16", { 784, 512, 512, 10 }, 256, AMP_F16 });
+    bench_step({ "MLP 784-2048 (5x)-10, batch 1024, bf16", { 784, 2048, 2048, 2048, 2048, 2048, 10 }, 1024, AMP_BF16 });
+    bench_step({ "MLP 784-4096 (5x)-10, batch 8192, bf16", { 784, 4096, 4096, 4096, 4096, 4096, 10 }, 8192, AMP_BF16 });
+}
+
+static bool wanted(int argc, char** argv, const char* part) {
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], part) == 0) return true;
+    return argc < 2;
 }
 
 int main(int argc, char** argv) {
@@ -251,7 +335,8 @@ int main(int argc, char** argv) {
     hopper = ampi_cuda_hopper_here();
     printf("%s, driver %d, CUDA %d; own products: the %s kernel\n", device.name, driver, CUDART_VERSION,
            hopper ? "Hopper" : "portable");
-    bench_gemms();
-    if (argc < 2 || strcmp(argv[1], "gemm") != 0) bench_passes();
+    if (wanted(argc, argv, "gemm")) bench_gemms();
+    if (wanted(argc, argv, "passes")) bench_passes();
+    if (wanted(argc, argv, "steps")) bench_steps();
     return 0;
 }

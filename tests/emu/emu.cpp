@@ -808,7 +808,8 @@ char* element_of(const TensorMap& t, const int at[3], uint32_t x, uint32_t y, ui
     return t.address + p[0] * (int64_t)t.element + p[1] * (int64_t)t.strides[1] + p[2] * (int64_t)t.strides[2];
 }
 /* Takes a box chunk by chunk: from global memory to shared memory; from there to `linear`, which is not swizzled; from
-   `linear` to global memory. */
+   `linear` to global memory. A chunk that begins within its row is written whole, beyond the row's end too: seen on an
+   H100, in no document. */
 enum BoxWay { BOX_IN, BOX_READ, BOX_WRITE };
 void copy_box(const CUtensorMap& map, const int at[3], const Cta& cta, uint32_t shared, char* linear, BoxWay way) {
     TensorMap t = tensor_of(map);
@@ -822,12 +823,11 @@ void copy_box(const CUtensorMap& map, const int at[3], const Cta& cta, uint32_t 
                 bool whole = first && element_of(t, at, x, y, z, 16 / t.element - 1);
                 if (way == BOX_READ) memcpy(linear + offset, chunk, 16);
                 if (way == BOX_IN && whole) memcpy(chunk, first, 16);
-                if (way == BOX_WRITE && whole) memcpy(first, chunk, 16);
-                for (uint32_t e = 0; e < 16 / t.element && way != BOX_READ && !whole; e++) {
+                if (way == BOX_WRITE && first) memcpy(first, chunk, 16);
+                for (uint32_t e = 0; e < 16 / t.element && way == BOX_IN && !whole; e++) {
                     char *near = chunk + e * t.element, *far = element_of(t, at, x, y, z, e);
-                    if (way == BOX_WRITE && far) memcpy(far, near, t.element);
-                    if (way == BOX_IN && far) memcpy(near, far, t.element);
-                    if (way == BOX_IN && !far) memset(near, 0, t.element);
+                    if (far) memcpy(near, far, t.element);
+                    else memset(near, 0, t.element);
                 }
             }
 }

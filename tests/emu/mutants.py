@@ -118,6 +118,7 @@ TABLE = [
     ("gemm", "if (d.ldb == 0) d.ldb = d.trans_b == AMP_TRANS ? d.k : d.n;", "if (d.ldb == 0) d.ldb = d.n;"),
     ("gemm conv", "if (s.accumulate) v = __fadd_rn", "if (0) v = __fadd_rn"),
     # --- gemm: Hopper
+    ("hopper 900", "&& p->n % unit == 0 && p->ldc % unit == 0", "&& p->ldc % unit == 0"),
     ("hopper 900", "ampi_ptx_mbarrier_wait(r.empty + r.slot, r.parity ^ 1u);",
      "ampi_ptx_mbarrier_wait(r.empty + r.slot, r.parity);"),
     ("hopper 900", "ampi_ptx_mbarrier_wait(r.full + r.slot, r.parity);",
