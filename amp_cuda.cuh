@@ -938,12 +938,11 @@ AMPI_D void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, 
                  : : "l"(map), "r"(ampi_ptx_shared(from)), "r"(x), "r"(y), "r"(z) : "memory");
 }
 AMPI_D void ampi_ptx_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
-/* Until at most N of this thread's groups have still to be read from shared memory; until all are written. */
+/* Until at most N of this thread's groups have still to be read from shared memory. */
 template <int N>
 AMPI_D void ampi_ptx_bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(N) : "memory");
 }
-AMPI_D void ampi_ptx_bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
 /* What this thread wrote to shared memory by ordinary stores is seen by the copy engine and the Tensor Cores. */
 AMPI_D void ampi_ptx_fence_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
@@ -962,6 +961,18 @@ AMPI_D uint32_t ampi_ptx_bf16x2_from_f32(float lo, float hi) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
     return pair;
+}
+
+/* Two halves at once; NaN where one of the two is, or infinities cancel. */
+AMPI_D uint32_t ampi_ptx_add_f16x2(uint32_t a, uint32_t b) {
+    uint32_t sum;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+    return sum;
+}
+AMPI_D uint32_t ampi_ptx_add_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t sum;
+    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+    return sum;
 }
 
 /* One lane of a warp, all of whose lanes call. */
@@ -991,15 +1002,17 @@ AMPI_D void ampi_ptx_take_registers() { asm volatile("setmaxnreg.inc.sync.aligne
 #define AMPI_REGS_64 AMPI_REGS_32                                                                                 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                          \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define AMPI_REGS_128 AMPI_REGS_64                                                                                \
+#define AMPI_REGS_96 AMPI_REGS_64                                                                                 \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                          \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                            \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define AMPI_REGS_128 AMPI_REGS_96                                                                                \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "              \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define AMPI_TIE_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
                       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define AMPI_TIE_32(i) AMPI_TIE_8(i), AMPI_TIE_8(i + 8), AMPI_TIE_8(i + 16), AMPI_TIE_8(i + 24)
 #define AMPI_TIE_64(i) AMPI_TIE_32(i), AMPI_TIE_32(i + 32)
+#define AMPI_TIE_96(i) AMPI_TIE_64(i), AMPI_TIE_32(i + 64)
 #define AMPI_TIE_128(i) AMPI_TIE_64(i), AMPI_TIE_64(i + 64)
 /* The operands behind the registers of d: a, b, add, and two immediates. */
 #define AMPI_WGMMA(n, type, regs, tie, a_, b_, add_, ta_, tb_)                                                    \
@@ -1016,6 +1029,11 @@ template <int TRANS_A, int TRANS_B, int BF16>
 AMPI_D void ampi_ptx_wgmma(float (&d)[64], uint64_t a, uint64_t b, int add) {
     if (BF16) AMPI_WGMMA(128, "bf16", AMPI_REGS_64, AMPI_TIE_64(0), 64, 65, 66, 67, 68);
     else AMPI_WGMMA(128, "f16", AMPI_REGS_64, AMPI_TIE_64(0), 64, 65, 66, 67, 68);
+}
+template <int TRANS_A, int TRANS_B, int BF16>
+AMPI_D void ampi_ptx_wgmma(float (&d)[96], uint64_t a, uint64_t b, int add) {
+    if (BF16) AMPI_WGMMA(192, "bf16", AMPI_REGS_96, AMPI_TIE_96(0), 96, 97, 98, 99, 100);
+    else AMPI_WGMMA(192, "f16", AMPI_REGS_96, AMPI_TIE_96(0), 96, 97, 98, 99, 100);
 }
 template <int TRANS_A, int TRANS_B, int BF16>
 AMPI_D void ampi_ptx_wgmma(float (&d)[128], uint64_t a, uint64_t b, int add) {
@@ -2188,15 +2206,6 @@ AMPI_D float ampi_d_hopper_finish(const ampi_cuda_product& p, float sum, float b
     if (p.bias) v = __fadd_rn(v, bias);
     return p.epilogue ? ampi_relu(v) : v;
 }
-/* Two neighbours as halves; any NaN becomes the one that ampi_clean_nan would be rounded to. */
-template <int BF16>
-AMPI_D uint32_t ampi_d_hopper_round(float x, float y) {
-    const uint32_t quiet = BF16 ? 0x7fc0u : 0x7e00u;
-    uint32_t pair = BF16 ? ampi_ptx_bf16x2_from_f32(x, y) : ampi_ptx_f16x2_from_f32(x, y);
-    if (x != x) pair = (pair & 0xffff0000u) | quiet;
-    if (y != y) pair = (pair & 0xffffu) | quiet << 16;
-    return pair;
-}
 AMPI_D float ampi_d_hopper_bias(const ampi_cuda_product& p, uint32_t z, uint32_t at) {
     return at < (p.bias_per_row ? p.m : p.n) ? ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + at) : 0.0f;
 }
@@ -2216,37 +2225,72 @@ AMPI_D float2 ampi_d_hopper_pair(const ampi_cuda_product& p, const float* sum, u
     }
     return make_float2(ampi_d_hopper_finish(p, sum[0], x), ampi_d_hopper_finish(p, sum[1], y));
 }
-/* A warp's 16 rows of 64 halves, into rows from `row` on of a box, whose chunks are swizzled: four times 16 columns, as
-   four 8 x 8 matrices each; e is rows 8*(e%2), columns 8*(e/2). */
+/* Pair i of a lane's numbers. RAW: they are the sums. */
+template <int RAW>
+AMPI_D float2 ampi_d_hopper_numbers(const ampi_cuda_product& p, const float* sum, uint32_t i, uint32_t block,
+                                    const float2& bias) {
+    return RAW ? make_float2(sum[0], sum[1]) : ampi_d_hopper_pair(p, sum, i, block, bias);
+}
+
+/* NaNs are few, and looking for them is dear: so all numbers of a lane are added up. A NaN among them makes the sum NaN;
+   so do infinities that cancel, and then nothing is found. Any NaN becomes the one that ampi_clean_nan is rounded to. */
 template <int BF16>
+AMPI_D uint32_t ampi_d_hopper_clean(uint32_t pair) {
+    const uint32_t inf = BF16 ? 0x7f80u : 0x7c00u, quiet = BF16 ? 0x7fc0u : 0x7e00u;
+    if ((pair & 0x7fffu) > inf) pair = (pair & 0xffff0000u) | quiet;
+    if ((pair >> 16 & 0x7fffu) > inf) pair = (pair & 0xffffu) | quiet << 16;
+    return pair;
+}
+/* A lane's 32 numbers of 64 columns: pair i is rows 8*(i%2), columns 8*(i/2). */
+template <int BF16, int RAW>
+AMPI_D void ampi_d_hopper_halves(uint32_t (&r)[16], const ampi_cuda_product& p, const float* sum, const float2& bias) {
+    uint32_t all = 0;
+    AMPI_UNROLL
+    for (uint32_t i = 0; i < 16; i++) {
+        const float2 v = ampi_d_hopper_numbers<RAW>(p, sum + 2 * i, i, i / 2, bias);
+        r[i] = BF16 ? ampi_ptx_bf16x2_from_f32(v.x, v.y) : ampi_ptx_f16x2_from_f32(v.x, v.y);
+        all = BF16 ? ampi_ptx_add_bf16x2(all, r[i]) : ampi_ptx_add_f16x2(all, r[i]);
+    }
+    if (ampi_d_hopper_clean<BF16>(all) == all) return;
+    AMPI_UNROLL
+    for (uint32_t i = 0; i < 16; i++) r[i] = ampi_d_hopper_clean<BF16>(r[i]);
+}
+/* A warp's 16 rows of 64 halves into a box, whose chunks are swizzled: four times 16 columns, as four 8 x 8 matrices
+   each. */
+template <int BF16, int RAW>
 AMPI_D void ampi_d_hopper_put_halves(unsigned char* rows, const ampi_cuda_product& p, const float* sum,
                                      const float2& bias) {
     const uint32_t lane = threadIdx.x % 32;
+    uint32_t r[16];
+    ampi_d_hopper_halves<BF16, RAW>(r, p, sum, bias);
     AMPI_UNROLL
     for (uint32_t b = 0; b < 4; b++) {
-        uint32_t r[4];
-        AMPI_UNROLL
-        for (uint32_t e = 0; e < 4; e++) {
-            const float2 v = ampi_d_hopper_pair(p, sum + 8 * b + 2 * e, e, 2 * b + e / 2, bias);
-            r[e] = ampi_d_hopper_round<BF16>(v.x, v.y);
-        }
-        ampi_ptx_stmatrix_x4(rows + lane % 16 * 128 + ((2 * b + lane / 16) ^ (lane & 7u)) * 16, r);
+        const uint32_t four[4] = { r[4 * b], r[4 * b + 1], r[4 * b + 2], r[4 * b + 3] };
+        ampi_ptx_stmatrix_x4(rows + lane % 16 * 128 + ((2 * b + lane / 16) ^ (lane & 7u)) * 16, four);
     }
 }
 /* 16 rows of 32 floats, of which a lane has two neighbours in each 8 columns; `first` is their block. */
+template <int RAW>
 AMPI_D void ampi_d_hopper_put_floats(unsigned char* rows, const ampi_cuda_product& p, const float* sum,
                                      const float2& bias, uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, row = lane / 4, chunk = lane % 4 / 2, inside = lane % 2 * 8;
+    float2 v[8];
+    float all = 0.0f;
     AMPI_UNROLL
-    for (uint32_t e = 0; e < 8; e++) {
-        const float2 v = ampi_d_hopper_pair(p, sum + 2 * e, e, first + e / 2, bias);
-        *(float2*)(rows + (row + e % 2 * 8) * 128 + ((e / 2 * 2 + chunk) ^ row) * 16 + inside)
-            = make_float2(ampi_clean_nan(v.x), ampi_clean_nan(v.y));
+    for (uint32_t i = 0; i < 8; i++) {
+        v[i] = ampi_d_hopper_numbers<RAW>(p, sum + 2 * i, i, first + i / 2, bias);
+        all += v[i].x;
+        all += v[i].y;
     }
+    AMPI_UNROLL
+    for (uint32_t i = 0; i < 8 && all != all; i++) v[i] = make_float2(ampi_clean_nan(v[i].x), ampi_clean_nan(v[i].y));
+    AMPI_UNROLL
+    for (uint32_t i = 0; i < 8; i++)
+        *(float2*)(rows + (row + i % 2 * 8) * 128 + ((i / 2 * 2 + chunk) ^ row) * 16 + inside) = v[i];
 }
 /* By the copy engine: 64 rows of 128 bytes at a time, through two boxes in turn. The first barrier: the box has been
    read; the second: it has been written. */
-template <int N, amp_dtype TYPE>
+template <int N, amp_dtype TYPE, int RAW>
 AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N / 2], const ampi_hopper_tile& t,
                                 unsigned char* out, uint32_t& turn) {
     const uint32_t top = threadIdx.x % 128 / 32 * 16, group = ampi_d_warpgroup(), width = TYPE == AMP_F32 ? 32 : 64;
@@ -2254,11 +2298,11 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
     AMPI_UNROLL
     for (uint32_t q = 0; q < N / width; q++, turn ^= 1u) {
         unsigned char* box = out + turn * AMPI_HOPPER_BOX;
-        if (q * width % 64 == 0) bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + width * q);
+        if (!RAW && q * width % 64 == 0) bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + width * q);
         if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<1>();
         ampi_ptx_group_sync(group);
-        if (TYPE == AMP_F32) ampi_d_hopper_put_floats(box + top * 128, h.p, sum + 16 * q, bias, q % 2 * 4);
-        else ampi_d_hopper_put_halves<TYPE == AMP_BF16>(box + top * 128, h.p, sum + 32 * q, bias);
+        if (TYPE == AMP_F32) ampi_d_hopper_put_floats<RAW>(box + top * 128, h.p, sum + 16 * q, bias, q % 2 * 4);
+        else ampi_d_hopper_put_halves<TYPE == AMP_BF16, RAW>(box + top * 128, h.p, sum + 32 * q, bias);
         ampi_ptx_fence_async();
         ampi_ptx_group_sync(group);
         if (threadIdx.x % 128 == 0) {
@@ -2266,6 +2310,13 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
             ampi_ptx_bulk_commit();
         }
     }
+}
+template <int N, int RAW>
+AMPI_D void ampi_d_hopper_store_type(const ampi_cuda_hopper& h, const float (&sum)[N / 2], const ampi_hopper_tile& t,
+                                     unsigned char* out, uint32_t& turn) {
+    if (h.p.c_dtype == AMP_BF16) ampi_d_hopper_store<N, AMP_BF16, RAW>(h, sum, t, out, turn);
+    else if (h.p.c_dtype == AMP_F16) ampi_d_hopper_store<N, AMP_F16, RAW>(h, sum, t, out, turn);
+    else ampi_d_hopper_store<N, AMP_F32, RAW>(h, sum, t, out, turn);
 }
 
 /* A multiplying warpgroup: 64 rows of each tile. */
@@ -2283,15 +2334,13 @@ AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_ring r,
         if (!h.by_engine) {
             t.i += warp * 16;
             ampi_d_hopper_deliver<N>(h.p, sum, t, (float*)(out + warp * 4096));
-        } else if (h.p.c_dtype == AMP_BF16) {
-            ampi_d_hopper_store<N, AMP_BF16>(h, sum, t, out, turn);
-        } else if (h.p.c_dtype == AMP_F16) {
-            ampi_d_hopper_store<N, AMP_F16>(h, sum, t, out, turn);
+        } else if (h.p.alpha == 1.0f && !h.p.bias && !h.p.epilogue) {
+            ampi_d_hopper_store_type<N, 1>(h, sum, t, out, turn);
         } else {
-            ampi_d_hopper_store<N, AMP_F32>(h, sum, t, out, turn);
+            ampi_d_hopper_store_type<N, 0>(h, sum, t, out, turn);
         }
     }
-    if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait();
+    if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<0>();      /* what is written is there when the kernel ends */
 }
 
 /* Makes the barriers: "full" waits for one announcement, "empty" for every multiplying warp of the cluster. */
@@ -2481,7 +2530,7 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper_at(uint32_t side, size_t pieces, size
     ampi_cuda_cut cut;
     size_t rows = ampi_cuda_parts(m, AMPI_HOPPER_M), steps = ampi_max_size(ampi_cuda_parts(k, AMPI_HOPPER_DEPTH), 1);
     cut.side = side;
-    cut.cluster = side > 64 && (rows % 2 == 0 || rows > 8) ? 2 : 1;
+    cut.cluster = (side == 128 || side == 256) && (rows % 2 == 0 || rows > 8) ? 2 : 1;
     cut.tiles_m = ampi_cuda_parts(rows, cut.cluster);
     cut.tiles_n = ampi_cuda_parts(n, side);
     cut.steps = (uint32_t)ampi_cuda_parts(steps, pieces);
@@ -2493,20 +2542,20 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper_at(uint32_t side, size_t pieces, size
    The sums of pieces are written and read once more, at some 800 in that unit, after a launch. */
 AMPI_FN double ampi_cuda_hopper_cost(const ampi_cuda_cut* cut, size_t processors, size_t m, size_t n, size_t batch) {
     size_t blocks = cut->tiles_m * cut->cluster * cut->tiles_n * batch * cut->pieces;
-    double column = cut->side == 256 ? 1.0 : cut->side == 128 ? 1.15 : 1.5;
+    double column = cut->side == 256 ? 1.0 : cut->side == 192 ? 1.05 : cut->side == 128 ? 1.15 : 1.5;
     double cost = (double)ampi_cuda_parts(blocks, processors) * ((double)cut->steps + 4.0) * cut->side * column;
     if (cut->pieces > 1) cost += 1400.0 + (double)cut->pieces * (double)m * (double)n * (double)batch / 800.0;
     return cost;
 }
-/* The cheapest of the three widths and of up to `most` pieces, of at least four steps and as long as one piece less
+/* The cheapest of the four widths and of up to `most` pieces, of at least four steps and as long as one piece less
    leaves multiprocessors idle. */
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch, size_t most) {
-    const uint32_t sides[3] = { 256, 128, 64 };
+    const uint32_t sides[4] = { 256, 192, 128, 64 };
     size_t processors = ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
     ampi_cuda_cut cut, best = ampi_cuda_cut_hopper_at(256, 1, m, n, k);
     double cost, least = ampi_cuda_hopper_cost(&best, processors, m, n, batch);
     most = ampi_min_size(most, ampi_cuda_parts(k, AMPI_HOPPER_DEPTH) / 4);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         for (size_t pieces = 1, blocks = 0; pieces == 1 || (pieces <= most && blocks < processors); pieces++) {
             cut = ampi_cuda_cut_hopper_at(sides[i], pieces, m, n, k);
             cost = ampi_cuda_hopper_cost(&cut, processors, m, n, batch);
@@ -2701,6 +2750,7 @@ AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p,
 AMPI_FN amp_result ampi_cuda_launch_hopper(const amp_exec* exec, const char* op, const ampi_cuda_hopper* h,
                                            uint32_t side) {
     void (*kernel)(ampi_cuda_hopper) = side == 256   ? ampi_k_gemm_hopper<256>
+                                       : side == 192 ? ampi_k_gemm_hopper<192>
                                        : side == 128 ? ampi_k_gemm_hopper<128>
                                                      : ampi_k_gemm_hopper<64>;
     uint32_t processors = (uint32_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount);

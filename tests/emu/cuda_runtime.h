@@ -253,6 +253,15 @@ inline uint32_t ampi_ptx_f16x2_from_f32(float lo, float hi) {
 inline uint32_t ampi_ptx_bf16x2_from_f32(float lo, float hi) {
     return ampi_ptx_bf16_from_f32(lo) | (uint32_t)ampi_ptx_bf16_from_f32(hi) << 16;
 }
+inline uint32_t ampi_ptx_add_f16x2(uint32_t a, uint32_t b) {
+    return ampi_ptx_f16x2_from_f32(ampi_ptx_f32_from_f16((uint16_t)a) + ampi_ptx_f32_from_f16((uint16_t)b),
+                                   ampi_ptx_f32_from_f16((uint16_t)(a >> 16)) + ampi_ptx_f32_from_f16((uint16_t)(b >> 16)));
+}
+float emu_f32_from_bf16(uint32_t h);
+inline uint32_t ampi_ptx_add_bf16x2(uint32_t a, uint32_t b) {
+    return ampi_ptx_bf16x2_from_f32(emu_f32_from_bf16(a & 0xffffu) + emu_f32_from_bf16(b & 0xffffu),
+                                    emu_f32_from_bf16(a >> 16) + emu_f32_from_bf16(b >> 16));
+}
 
 /* ---- PTX instructions of Hopper, see amp_cuda.cuh -------------------------------------------------------- */
 
@@ -273,9 +282,8 @@ void ampi_ptx_tma_multicast(void* to, const CUtensorMap* map, uint64_t* barrier,
                             EMU_LINE);
 void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, int y, int z, EMU_LINE);
 void ampi_ptx_bulk_commit();
-void emu_bulk_wait(int groups_left, int written);
-template <int N> void ampi_ptx_bulk_wait_read() { emu_bulk_wait(N, 0); }
-inline void ampi_ptx_bulk_wait() { emu_bulk_wait(0, 1); }
+void emu_bulk_wait_read(int groups_left);
+template <int N> void ampi_ptx_bulk_wait_read() { emu_bulk_wait_read(N); }
 void ampi_ptx_fence_async();
 
 void ampi_ptx_stmatrix_x4(void* p, const uint32_t (&r)[4], EMU_LINE);

@@ -704,6 +704,12 @@ uint16_t ampi_ptx_f16_from_f32(float f) {
     magnitude -= 112u << 23;
     return (uint16_t)(sign | (magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13); /* a carry may make it infinite */
 }
+float emu_f32_from_bf16(uint32_t h) {
+    uint32_t bits = h << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
 uint16_t ampi_ptx_bf16_from_f32(float f) {
     need_arch(800, "cvt.rn.bf16.f32", 0);
     uint32_t bits = emu_bits<uint32_t>(f);
@@ -891,16 +897,10 @@ void write_store(BulkStore& s) {
     read_store(s);
     copy_box(s.map, s.at, *s.cta, s.from, s.box.data(), BOX_WRITE);
 }
-/* Of the current thread's groups at most `left` are not read, or (if `written`) not written. */
-void wait_stores(int left, bool written) {
-    std::deque<BulkStore>& mine = engine.stores[b.current];
-    int groups = engine.store_groups[b.current];
-    for (BulkStore& s : mine)
-        if (s.group < groups - left) read_store(s);
-    while (written && !mine.empty() && mine.front().group < groups - left) {
-        write_store(mine.front());
-        mine.pop_front();
-    }
+/* Of the current thread's groups at most `left` are not read. */
+void wait_stores(int left) {
+    for (BulkStore& s : engine.stores[b.current])
+        if (s.group < engine.store_groups[b.current] - left) read_store(s);
 }
 void engine_thread_ends() {
     for (const BulkStore& s : engine.stores[b.current])
@@ -1135,7 +1135,7 @@ void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, int y, 
     if (at_once()) read_store(engine.stores[b.current].back());
 }
 void ampi_ptx_bulk_commit() { engine.store_groups[b.current]++; }
-void emu_bulk_wait(int groups_left, int written) { wait_stores(groups_left, written != 0); }
+void emu_bulk_wait_read(int groups_left) { wait_stores(groups_left); }
 void ampi_ptx_fence_async() { engine.fenced[(size_t)b.current] = ++engine.clock; }
 
 void ampi_ptx_stmatrix_x4(void* p, const uint32_t (&r)[4], int line) {
