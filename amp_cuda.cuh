@@ -105,8 +105,8 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
 /* As amp_gemm. Two F16 or two BF16 operands are multiplied on the Tensor Cores (BF16 from compute capability
    8.0 on), with FP32 sums in one fixed order; any other mix of types, in the order of amp_gemm and with its
    bits, by plain FP32 kernels. Fastest where pointers and leading dimensions are multiples of 16 bytes. A long
-   k over a small C is cut into pieces that are added in ascending order, if the workspace holds them: the
-   bits depend on sizes, types, alignment, workspace, the device and the code compiled for it, on nothing else.
+   k over a small C is cut into pieces that are added in ascending order, if the workspace holds them (the kernel for
+   H100 and H200 needs no workspace): the bits depend on sizes, types, alignment, workspace, the device and the code compiled for it, on nothing else.
    With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have other bits than 0x7fc00000.
    Errors: as amp_gemm; AMP_ERR_UNSUPPORTED where a side is 2^31 or more. */
 AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
@@ -889,19 +889,15 @@ AMPI_D uint32_t ampi_ptx_shared(const void* p) { return (uint32_t)__cvta_generic
 AMPI_D void ampi_ptx_mbarrier_init(uint64_t* barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(ampi_ptx_shared(barrier)), "r"(count) : "memory");
 }
-/* Before others of the cluster, or the copy engine, may use the barriers that this thread made. */
+/* Before the copy engine may use the barriers that this thread made. */
 AMPI_D void ampi_ptx_mbarrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
 /* Arrives, and announces bytes that the copy engine will bring. */
 AMPI_D void ampi_ptx_mbarrier_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  : : "r"(ampi_ptx_shared(barrier)), "r"(bytes) : "memory");
 }
-/* Arrives at the same barrier of the cluster's block `rank`. What the arriving thread wrote is not made known there
-   (".release.cluster" would, by a fence of hundreds of cycles): here it has only read. */
-AMPI_D void ampi_ptx_mbarrier_arrive(uint64_t* barrier, uint32_t rank) {
-    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
-                 : : "r"(ampi_ptx_shared(barrier)), "r"(rank) : "memory");
+AMPI_D void ampi_ptx_mbarrier_arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(ampi_ptx_shared(barrier)) : "memory");
 }
 /* Waits until the latest phase of this parity has ended; a new barrier's phase of parity 1 counts as ended. */
 AMPI_D void ampi_ptx_mbarrier_wait(uint64_t* barrier, uint32_t parity) {
@@ -913,20 +909,12 @@ AMPI_D void ampi_ptx_mbarrier_wait(uint64_t* barrier, uint32_t parity) {
 }
 
 /* "cp.async.bulk.tensor": the copy engine brings a box of the tensor that `map` describes, first element (x, y, z);
-   what lies outside of the tensor becomes zero. Its bytes count at the barrier. Multicast: into each block of the
-   mask, at the same place, and they count at each block's own barrier. */
+   what lies outside of the tensor becomes zero. Its bytes count at the barrier. */
 AMPI_D void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5}], [%2];"
                  : : "r"(ampi_ptx_shared(to)), "l"(map), "r"(ampi_ptx_shared(barrier)), "r"(x), "r"(y), "r"(z)
                  : "memory");
-}
-AMPI_D void ampi_ptx_tma_multicast(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z,
-                                   uint16_t mask) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%3, %4, %5}], [%2], %6;"
-                 : : "r"(ampi_ptx_shared(to)), "l"(map), "r"(ampi_ptx_shared(barrier)), "r"(x), "r"(y), "r"(z),
-                     "h"(mask) : "memory");
 }
 /* Fetches the description itself, ahead of its first use. */
 AMPI_D void ampi_ptx_tma_prefetch(const CUtensorMap* map) {
@@ -981,11 +969,21 @@ AMPI_D int ampi_ptx_elect() {
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(mine));
     return mine;
 }
-/* All threads of the cluster; the threads of one warpgroup. */
+/* All threads of the cluster; `threads` of this block, at barrier 1, 2, ... */
 AMPI_D void ampi_ptx_cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
-AMPI_D void ampi_ptx_group_sync(uint32_t group) { asm volatile("bar.sync %0, 128;" : : "r"(group) : "memory"); }
+AMPI_D void ampi_ptx_group_sync(uint32_t group, uint32_t threads) {
+    asm volatile("bar.sync %0, %1;" : : "r"(group), "r"(threads) : "memory");
+}
+/* 16 bytes from the same place in the shared memory of the cluster's block `rank`. */
+AMPI_D float4 ampi_ptx_load_there(const void* p, uint32_t rank) {
+    float4 v;
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(ampi_ptx_shared(p)), "r"(rank) : "memory");
+    return v;
+}
 
 /* "setmaxnreg": a warpgroup's registers per thread from here on. */
 template <int N>
@@ -1581,7 +1579,7 @@ typedef struct ampi_cuda_place {
 } ampi_cuda_place;
 
 AMPI_D size_t ampi_d_c_at(const ampi_cuda_product& p, size_t row, size_t j) {
-    size_t part = ampi_d_quotient(j, p.part);
+    size_t part = p.part == p.n ? 0 : ampi_d_quotient(j, p.part);      /* a matrix is spared the division */
     return row + part * p.part_stride + (j - part * p.part);
 }
 AMPI_D ampi_cuda_place ampi_d_place(const ampi_cuda_product& p, size_t z, size_t i, size_t j) {
@@ -2005,37 +2003,40 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gem
    3. A ring with barriers. Each slot has one that says "full" (its bytes have come) and one that says "empty" (its
       readers are done). A warp of its own feeds the ring as far ahead as it has slots; nobody waits for all.
    4. Registers move. 64 x 256 sums are 128 registers of each thread: the feeding warpgroup gives up its own.
-   5. Clusters. Two blocks with neighbouring rows of C need the same columns of B: each fetches half and sends it to
-      both, so that the L2 cache delivers a third less.
-   6. Persistent blocks. There is one for each multiprocessor, and it goes from tile to tile: the ring is being filled
+   5. Persistent blocks. There is one for each multiprocessor, and it goes from tile to tile: the ring is being filled
       for the next one while the last one is written.
-   7. The copy engine writes. A tile of C goes through a little shared memory of its own, and the block goes on while
+   6. The copy engine writes. A tile of C goes through a little shared memory of its own, and the block goes on while
       it is under way.
+   7. Clusters. Where C has few tiles, up to eight blocks share one: each takes a piece of k, and then they add their
+      pieces up out of each other's shared memory, a part of the tile each: no second pass, no workspace. (Blocks that
+      fetch B for each other, which a cluster also offers, were no faster on an H100.)
 
-   A block forms 128 x N of C, N = 256, 128 or 64: two warpgroups 64 x N each, a third one feeds. A step is 64 of k; a
-   slot of the ring holds 128 x 64 of A and N x 64 of B, in boxes of 64 rows of 128 bytes, 8 KB each. A box is 64 of
-   k for 64 rows or columns: along k the rows in memory go along k, across k the other way; both look the same
-   to all but wgmma, which is told by two flags. The 128-byte swizzle moves chunk c (16 bytes) of a box's row r to
+   A block forms 128 x N of C, N = 256, 192, 128 or 64: two warpgroups 64 x N each, a third one feeds. A step is 64 of
+   k; a slot of the ring holds 128 x 64 of A and N x 64 of B, in boxes of 64 rows of 128 bytes, 8 KB each. A box is 64
+   of k for 64 rows or columns: along k the rows in memory go along k (and a tile's boxes, one behind the other, are
+   fetched as one), across k the other way; both look the same to all but wgmma, which is told by two flags. The
+   128-byte swizzle moves chunk c (16 bytes) of a box's row r to
    chunk c ^ (r % 8), so that eight rows of one chunk lie in different banks. */
 enum { AMPI_HOPPER_M = 128, AMPI_HOPPER_DEPTH = 64, AMPI_HOPPER_BOX = 64 * 128, AMPI_HOPPER_THREADS = 384,
-       AMPI_HOPPER_RING = 192 << 10, AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX, AMPI_HOPPER_BARRIERS = 16,
+       AMPI_HOPPER_GROUP = 256 * 16, AMPI_HOPPER_RING = 192 << 10, AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX,
+       AMPI_HOPPER_BARRIERS = 16,
        AMPI_HOPPER_SHARED = 1024 + AMPI_HOPPER_RING + AMPI_HOPPER_OUT + AMPI_HOPPER_BARRIERS * 8,
        AMPI_HOPPER_FEEDS = 24, AMPI_HOPPER_MULTIPLIES = 240 };      /* registers of a thread */
 
 #if defined(AMPI_TENSOR_MAPS)
 
-/* What the kernel gets: tensor maps of A, B and C, seen as (place in a row, row, number in the batch). p.tiles_m counts
-   rows of tiles as a cluster takes them, `cluster` (1 or 2) at once. */
+/* What the kernel gets: tensor maps of A, B and C, seen as (place in a row, row, number in the batch). p.pieces blocks
+   are a cluster. */
 typedef struct ampi_cuda_hopper {
     CUtensorMap a, b, c;
     ampi_cuda_product p;
-    uint32_t cluster, units;      /* units: what all clusters have to do, one tile for each of their blocks */
-    int by_engine;                /* the copy engine writes C, or the pieces: see ampi_cuda_hopper_by_engine */
+    uint32_t units;               /* tiles of all products */
+    int by_engine;                /* the copy engine writes C: see ampi_cuda_hopper_by_engine */
 } ampi_cuda_hopper;
 
 #if defined(AMPI_HOPPER)
 
-/* N columns: bytes of a slot, and slots; 4, 6 or 8. */
+/* N columns: bytes of a slot, and slots; 4, 4, 6 or 8. */
 template <int N> struct ampi_hopper {
     enum { SLOT = AMPI_HOPPER_BOX * (2 + N / 64), SLOTS = AMPI_HOPPER_RING / SLOT };
 };
@@ -2057,18 +2058,17 @@ AMPI_D void ampi_d_ring_next(ampi_hopper_ring& r) {
 }
 
 /* A block's next piece of work: product z of the batch, steps [from, from + steps) of k, for the tile at (i, j). */
-typedef struct ampi_hopper_tile { uint32_t i, j, z, piece, from, steps; } ampi_hopper_tile;
+typedef struct ampi_hopper_tile { uint32_t i, j, z, from, steps; } ampi_hopper_tile;
 
 /* Clusters take units in the order of their number, in bands as ampi_d_tile has them. */
 template <int N>
 AMPI_D ampi_hopper_tile ampi_d_hopper_tile(const ampi_cuda_hopper& h, uint32_t unit) {
-    const uint32_t tiles = h.p.tiles_m * h.p.tiles_n, sum = unit / tiles, batch = (uint32_t)h.p.batch;
-    const ampi_cuda_tile c = ampi_d_tile_at(h.p, AMPI_HOPPER_DEPTH, unit % tiles, sum / batch);
+    const uint32_t tiles = h.p.tiles_m * h.p.tiles_n;
+    const ampi_cuda_tile c = ampi_d_tile_at(h.p, AMPI_HOPPER_DEPTH, unit % tiles, blockIdx.x % h.p.pieces);
     ampi_hopper_tile t;
-    t.i = (c.row * h.cluster + blockIdx.x % h.cluster) * AMPI_HOPPER_M;
+    t.i = c.row * AMPI_HOPPER_M;
     t.j = c.column * N;
-    t.z = sum % batch;
-    t.piece = sum / batch;
+    t.z = unit / tiles;
     t.from = c.from;
     t.steps = c.steps;
     return t;
@@ -2076,33 +2076,28 @@ AMPI_D ampi_hopper_tile ampi_d_hopper_tile(const ampi_cuda_hopper& h, uint32_t u
 
 /* --- Hopper kernel: feeding ------------------------------------------------------------------------- */
 
-/* Boxes [first, first + count) of an operand's tile at row or column x, all for one slot. */
+/* An operand's tile at row or column x, for one slot: `boxes` times 64 rows or columns. */
 AMPI_D void ampi_d_hopper_fetch(const CUtensorMap* map, const ampi_cuda_operand& o, unsigned char* to, uint64_t* full,
-                                uint32_t x, uint32_t k, uint32_t z, uint32_t first, uint32_t count, uint16_t mask) {
+                                uint32_t x, uint32_t k, uint32_t z, uint32_t boxes) {
     const int product = o.stride ? (int)z : 0;
-    for (uint32_t box = first; box < first + count; box++) {
-        const int run = (int)(o.along_k ? x + 64 * box : k), place = (int)(o.along_k ? k : x + 64 * box);
-        if (mask) ampi_ptx_tma_multicast(to + box * AMPI_HOPPER_BOX, map, full, place, run, product, mask);
-        else ampi_ptx_tma_load(to + box * AMPI_HOPPER_BOX, map, full, place, run, product);
-    }
+    if (o.along_k) { ampi_ptx_tma_load(to, map, full, (int)k, (int)x, product); return; }
+    for (uint32_t box = 0; box < boxes; box++)
+        ampi_ptx_tma_load(to + box * AMPI_HOPPER_BOX, map, full, (int)(x + 64 * box), (int)k, product);
 }
-/* All that a slot gets from this block: its own part of A, and B or half of it, for both. The other half comes from the
-   other block, and counts here as well. */
 template <int N>
 AMPI_D void ampi_d_hopper_fill(const ampi_cuda_hopper& h, const ampi_hopper_ring& r, const ampi_hopper_tile& t,
                                uint32_t step) {
     unsigned char* slot = r.slots + r.slot * ampi_hopper<N>::SLOT;
     uint64_t* full = r.full + r.slot;
-    const uint32_t k = (t.from + step) * AMPI_HOPPER_DEPTH, share = N / 64 / h.cluster;
+    const uint32_t k = (t.from + step) * AMPI_HOPPER_DEPTH;
     ampi_ptx_mbarrier_expect(full, ampi_hopper<N>::SLOT);
-    ampi_d_hopper_fetch(&h.a, h.p.a, slot, full, t.i, k, t.z, 0, 2, 0);
-    ampi_d_hopper_fetch(&h.b, h.p.b, slot + 2 * AMPI_HOPPER_BOX, full, t.j, k, t.z, blockIdx.x % h.cluster * share,
-                        share, h.cluster == 2 ? 3 : 0);
+    ampi_d_hopper_fetch(&h.a, h.p.a, slot, full, t.i, k, t.z, 2);
+    ampi_d_hopper_fetch(&h.b, h.p.b, slot + 2 * AMPI_HOPPER_BOX, full, t.j, k, t.z, N / 64);
 }
-/* The feeding warp. A slot is empty when both blocks' readers have left it: this block writes into both. */
+/* The feeding warp. A slot is empty when its readers have left it. */
 template <int N>
 AMPI_D void ampi_d_hopper_feed(const ampi_cuda_hopper& h, ampi_hopper_ring r) {
-    for (uint32_t unit = blockIdx.x / h.cluster; unit < h.units; unit += gridDim.x / h.cluster) {
+    for (uint32_t unit = blockIdx.x / h.p.pieces; unit < h.units; unit += gridDim.x / h.p.pieces) {
         const ampi_hopper_tile t = ampi_d_hopper_tile<N>(h, unit);
         for (uint32_t step = 0; step < t.steps; step++) {
             ampi_ptx_mbarrier_wait(r.empty + r.slot, r.parity ^ 1u);
@@ -2126,15 +2121,15 @@ AMPI_D uint64_t ampi_d_descriptor(const void* p, int trans) {
            | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* A lane for each block tells it that this warp has left a slot. */
-AMPI_D void ampi_d_hopper_release(const ampi_cuda_hopper& h, const ampi_hopper_ring& r, uint32_t slot) {
-    if (threadIdx.x % 32 < h.cluster) ampi_ptx_mbarrier_arrive(r.empty + slot, threadIdx.x % 32);
+/* This warp has left a slot. */
+AMPI_D void ampi_d_hopper_release(const ampi_hopper_ring& r, uint32_t slot) {
+    if (threadIdx.x % 32 == 0) ampi_ptx_mbarrier_arrive(r.empty + slot);
 }
 
 /* The sums of a warpgroup over its steps. 16 of k are 32 bytes of each row along k, 16 rows across k. The Tensor Cores
    get a step's work while they still do the last one's: only then that slot is given back. */
 template <int N, int TRANS_A, int TRANS_B, int BF16>
-AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], const ampi_cuda_hopper& h, ampi_hopper_ring& r, uint32_t steps) {
+AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], ampi_hopper_ring& r, uint32_t steps) {
     const uint32_t a_step = (TRANS_A ? 16 * 128 : 32) >> 4, b_step = (TRANS_B ? 16 * 128 : 32) >> 4;
     const uint64_t first_a = ampi_d_descriptor(r.slots + (ampi_d_warpgroup() - 1) * AMPI_HOPPER_BOX, TRANS_A);
     const uint64_t first_b = ampi_d_descriptor(r.slots + 2 * AMPI_HOPPER_BOX, TRANS_B);
@@ -2149,23 +2144,23 @@ AMPI_D void ampi_d_hopper_sum(float (&sum)[N / 2], const ampi_cuda_hopper& h, am
             ampi_ptx_wgmma<TRANS_A, TRANS_B, BF16>(sum, a + q * a_step, b + q * b_step, step > 0 || q > 0);
         ampi_ptx_wgmma_commit();
         ampi_ptx_wgmma_wait<1>();
-        if (step > 0) ampi_d_hopper_release(h, r, last);
+        if (step > 0) ampi_d_hopper_release(r, last);
         last = r.slot;
         ampi_d_ring_next<N>(r);
     }
     ampi_ptx_wgmma_finish(sum);
-    ampi_d_hopper_release(h, r, last);
+    ampi_d_hopper_release(r, last);
 }
 /* The flags of wgmma are part of the instruction: eight loops, one of which runs. */
 template <int N, int BF16>
 AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& h, ampi_hopper_ring& r,
                                    uint32_t steps) {
     if (h.p.a.along_k) {
-        if (h.p.b.along_k) ampi_d_hopper_sum<N, 0, 0, BF16>(sum, h, r, steps);
-        else ampi_d_hopper_sum<N, 0, 1, BF16>(sum, h, r, steps);
+        if (h.p.b.along_k) ampi_d_hopper_sum<N, 0, 0, BF16>(sum, r, steps);
+        else ampi_d_hopper_sum<N, 0, 1, BF16>(sum, r, steps);
     } else {
-        if (h.p.b.along_k) ampi_d_hopper_sum<N, 1, 0, BF16>(sum, h, r, steps);
-        else ampi_d_hopper_sum<N, 1, 1, BF16>(sum, h, r, steps);
+        if (h.p.b.along_k) ampi_d_hopper_sum<N, 1, 0, BF16>(sum, r, steps);
+        else ampi_d_hopper_sum<N, 1, 1, BF16>(sum, r, steps);
     }
 }
 
@@ -2174,6 +2169,15 @@ AMPI_D void ampi_d_hopper_sum_type(float (&sum)[N / 2], const ampi_cuda_hopper& 
 /* Warp w of a warpgroup holds rows 16w to 16w + 15. Of each 8 columns a lane has four sums: element e is row
    lane/4 + 8*(e/2), column 2*(lane%4) + e%2. */
 
+/* Eight sums of a warp's strip of 32 columns, which begin at column `first` of the tile. */
+AMPI_D void ampi_d_hopper_eight(const ampi_cuda_product& p, const ampi_hopper_tile& t, const float* strip, uint32_t row,
+                                uint32_t column, uint32_t first) {
+    const float4* from = (const float4*)(strip + row * AMPI_CUDA_STRIP_LD + column);
+    const float4 low = from[0], high = from[1];
+    const size_t i = (size_t)t.i + row, j = (size_t)t.j + first + column;
+    float v[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
+    if (i < p.m && j < p.n) ampi_d_finish8(p, t.z, i, j, v);
+}
 /* In general: through shared memory, 32 columns at a time, so that each lane gets eights of a row. */
 template <int N>
 AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)[N / 2], const ampi_hopper_tile& t,
@@ -2191,13 +2195,57 @@ AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)
         __syncwarp();
         AMPI_ROLLED
         for (uint32_t row = lane / 4; row < 16; row += 8) {
-            const float4* from = (const float4*)(strip + row * AMPI_CUDA_STRIP_LD + column);
-            const float4 low = from[0], high = from[1];
-            float v[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
-            ampi_d_deliver8(p, t.z, t.piece, (size_t)t.i + row, (size_t)t.j + across * 32 + column, v);
+            ampi_d_hopper_eight(p, t, strip, row, column, across * 32);
         }
         __syncwarp();
     }
+}
+
+/* A tile of which each block of the cluster has a piece. Each lays its sums into the ring, which nobody needs any
+   more, four of a thread side by side: rows lane/4 and 8 more, two columns. Then each takes its share of the groups of
+   8 columns, adds the pieces in ascending order, and delivers. */
+AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
+    float4 v[8];
+    AMPI_UNROLL
+    for (uint32_t p = 0; p < 8; p++)
+        if (p < pieces) v[p] = ampi_ptx_load_there(four, p);
+    AMPI_UNROLL
+    for (uint32_t p = 1; p < 8; p++)
+        if (p < pieces)
+            v[0] = make_float4(v[0].x + v[p].x, v[0].y + v[p].y, v[0].z + v[p].z, v[0].w + v[p].w);
+    return v[0];
+}
+AMPI_D void ampi_d_hopper_deliver_groups(const ampi_cuda_product& p, const ampi_hopper_tile& t,
+                                         const unsigned char* fours, float* strip, uint32_t first, uint32_t end) {
+    const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 8;
+    float* corner = strip + lane / 4 * AMPI_CUDA_STRIP_LD + lane % 4 * 2;
+    AMPI_ROLLED
+    for (uint32_t group = first; group < end; group += 4) {
+        AMPI_ROLLED
+        for (uint32_t q = 0; q < 4 && group + q < end; q++) {
+            const float4 v = ampi_d_hopper_add(fours + (group + q) * AMPI_HOPPER_GROUP, p.pieces);
+            *(float2*)(corner + q * 8) = make_float2(v.x, v.y);
+            *(float2*)(corner + 8 * AMPI_CUDA_STRIP_LD + q * 8) = make_float2(v.z, v.w);
+        }
+        __syncwarp();
+        AMPI_ROLLED
+        for (uint32_t row = lane / 4; row < 16 && group * 8 + column < end * 8; row += 8)
+            ampi_d_hopper_eight(p, t, strip, row, column, group * 8);
+        __syncwarp();
+    }
+}
+template <int N>
+AMPI_D void ampi_d_hopper_share(const ampi_cuda_product& p, const float (&sum)[N / 2], const ampi_hopper_tile& t,
+                                unsigned char* ring, float* strip) {
+    const uint32_t rank = blockIdx.x % p.pieces;
+    unsigned char* fours = ring + (threadIdx.x - 128) * 16;
+    ampi_ptx_group_sync(3, 256);                    /* both warpgroups have left the ring */
+    AMPI_UNROLL
+    for (uint32_t g = 0; g < N / 8; g++)
+        *(float4*)(fours + g * AMPI_HOPPER_GROUP)
+            = make_float4(sum[4 * g], sum[4 * g + 1], sum[4 * g + 2], sum[4 * g + 3]);
+    ampi_ptx_cluster_sync();
+    ampi_d_hopper_deliver_groups(p, t, fours, strip, N / 8 * rank / p.pieces, N / 8 * (rank + 1) / p.pieces);
 }
 
 /* What ampi_d_finish8 does where beta is 0 and f is none or ReLU; without the last step for NaNs. */
@@ -2232,8 +2280,9 @@ AMPI_D float2 ampi_d_hopper_numbers(const ampi_cuda_product& p, const float* sum
     return RAW ? make_float2(sum[0], sum[1]) : ampi_d_hopper_pair(p, sum, i, block, bias);
 }
 
-/* NaNs are few, and looking for them is dear: so all numbers of a lane are added up. A NaN among them makes the sum NaN;
-   so do infinities that cancel, and then nothing is found. Any NaN becomes the one that ampi_clean_nan is rounded to. */
+/* NaNs are few, and looking for them is dear: so all numbers of a lane are added up. A NaN among them makes the sum
+   NaN; so do infinities that cancel, and then nothing is found. Any NaN becomes the one that ampi_clean_nan is rounded
+   to. */
 template <int BF16>
 AMPI_D uint32_t ampi_d_hopper_clean(uint32_t pair) {
     const uint32_t inf = BF16 ? 0x7f80u : 0x7c00u, quiet = BF16 ? 0x7fc0u : 0x7e00u;
@@ -2300,13 +2349,13 @@ AMPI_D void ampi_d_hopper_store(const ampi_cuda_hopper& h, const float (&sum)[N 
         unsigned char* box = out + turn * AMPI_HOPPER_BOX;
         if (!RAW && q * width % 64 == 0) bias = ampi_d_hopper_bias2(h.p, t.z, t.i + top, t.j + width * q);
         if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<1>();
-        ampi_ptx_group_sync(group);
+        ampi_ptx_group_sync(group, 128);
         if (TYPE == AMP_F32) ampi_d_hopper_put_floats<RAW>(box + top * 128, h.p, sum + 16 * q, bias, q % 2 * 4);
         else ampi_d_hopper_put_halves<TYPE == AMP_BF16, RAW>(box + top * 128, h.p, sum + 32 * q, bias);
         ampi_ptx_fence_async();
-        ampi_ptx_group_sync(group);
+        ampi_ptx_group_sync(group, 128);
         if (threadIdx.x % 128 == 0) {
-            ampi_ptx_tma_store(&h.c, box, (int)(t.j + width * q), (int)t.i, (int)(t.piece * h.p.batch + t.z));
+            ampi_ptx_tma_store(&h.c, box, (int)(t.j + width * q), (int)t.i, (int)t.z);
             ampi_ptx_bulk_commit();
         }
     }
@@ -2326,14 +2375,16 @@ AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_ring r,
     float sum[N / 2] = {};
     uint32_t turn = 0;
     out += half * 2 * AMPI_HOPPER_BOX;
-    for (uint32_t unit = blockIdx.x / h.cluster; unit < h.units; unit += gridDim.x / h.cluster) {
+    for (uint32_t unit = blockIdx.x / h.p.pieces; unit < h.units; unit += gridDim.x / h.p.pieces) {
         ampi_hopper_tile t = ampi_d_hopper_tile<N>(h, unit);
         if (h.p.bf16) ampi_d_hopper_sum_type<N, 1>(sum, h, r, t.steps);
         else ampi_d_hopper_sum_type<N, 0>(sum, h, r, t.steps);
         t.i += half * 64;
         if (!h.by_engine) {
             t.i += warp * 16;
-            ampi_d_hopper_deliver<N>(h.p, sum, t, (float*)(out + warp * 4096));
+            float* strip = (float*)(out + warp * 4096);
+            if (h.p.pieces > 1) ampi_d_hopper_share<N>(h.p, sum, t, r.slots, strip);
+            else ampi_d_hopper_deliver<N>(h.p, sum, t, strip);
         } else if (h.p.alpha == 1.0f && !h.p.bias && !h.p.epilogue) {
             ampi_d_hopper_store_type<N, 1>(h, sum, t, out, turn);
         } else {
@@ -2343,7 +2394,7 @@ AMPI_D void ampi_d_hopper_consume(const ampi_cuda_hopper& h, ampi_hopper_ring r,
     if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<0>();      /* what is written is there when the kernel ends */
 }
 
-/* Makes the barriers: "full" waits for one announcement, "empty" for every multiplying warp of the cluster. */
+/* Makes the barriers: "full" waits for one announcement, "empty" for every multiplying warp. */
 template <int N>
 AMPI_D ampi_hopper_ring ampi_d_hopper_ring(const ampi_cuda_hopper& h, unsigned char* shared) {
     ampi_hopper_ring r;
@@ -2356,7 +2407,7 @@ AMPI_D ampi_hopper_ring ampi_d_hopper_ring(const ampi_cuda_hopper& h, unsigned c
         ampi_ptx_tma_prefetch(&h.b);
         for (uint32_t i = 0; i < ampi_hopper<N>::SLOTS; i++) {
             ampi_ptx_mbarrier_init(r.full + i, 1);
-            ampi_ptx_mbarrier_init(r.empty + i, 8 * h.cluster);
+            ampi_ptx_mbarrier_init(r.empty + i, 8);
         }
         ampi_ptx_mbarrier_publish();
     }
@@ -2365,8 +2416,9 @@ AMPI_D ampi_hopper_ring ampi_d_hopper_ring(const ampi_cuda_hopper& h, unsigned c
 
 #endif
 
-/* One warp of the first warpgroup feeds, the two others multiply. No block may leave while the other one of its cluster
-   still writes to its memory or its barriers. In a pass for any other architecture the kernel is empty. */
+/* One warp of the first warpgroup feeds, the two others multiply. Where blocks share a tile, each has one, and none may
+   leave while others still read its sums: all their threads meet twice. In a pass for any other architecture the kernel
+   is empty. */
 template <int N>
 static __global__ void __launch_bounds__(AMPI_HOPPER_THREADS, 1)
 ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
@@ -2374,16 +2426,18 @@ ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
     AMPI_SHARED(unsigned char, memory);
     unsigned char* shared = memory + ((0u - ampi_ptx_shared(memory)) & 1023u);      /* the swizzle's period */
     const ampi_hopper_ring r = ampi_d_hopper_ring<N>(h, shared);
-    ampi_ptx_cluster_sync();
+    __syncthreads();
     if (threadIdx.x < 128) {
         ampi_ptx_give_registers<AMPI_HOPPER_FEEDS>();
         if (threadIdx.x < 32) ampi_d_hopper_feed<N>(h, r);
+        __syncwarp();
+        if (h.p.pieces > 1) ampi_ptx_cluster_sync();
     } else {
         ampi_ptx_take_registers<AMPI_HOPPER_MULTIPLIES>();
         ampi_d_hopper_consume<N>(h, r, shared + AMPI_HOPPER_RING);
+        __syncwarp();
     }
-    __syncwarp();
-    ampi_ptx_cluster_sync();
+    if (h.p.pieces > 1) ampi_ptx_cluster_sync();
 #else
     (void)h;
 #endif
@@ -2465,9 +2519,9 @@ AMPI_FN int ampi_cuda_attribute(cudaDeviceAttr what) {
 }
 
 /* How a product is cut: a tile's side, and into how many pieces of how many steps the sum over k. On Hopper `side` is
-   the columns of a tile, and tiles_m counts rows of clusters. */
+   the columns of a tile. */
 typedef struct ampi_cuda_cut {
-    uint32_t side, cluster, steps, pieces;
+    uint32_t side, steps, pieces;
     size_t tiles_m, tiles_n;
 } ampi_cuda_cut;
 
@@ -2476,7 +2530,6 @@ AMPI_FN size_t ampi_cuda_parts(size_t n, size_t part) { return n / part + (n % p
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_of(uint32_t side, uint32_t depth, size_t m, size_t n, size_t k) {
     ampi_cuda_cut cut;
     cut.side = side;
-    cut.cluster = 1;
     cut.tiles_m = ampi_cuda_parts(m, side);
     cut.tiles_n = ampi_cuda_parts(n, side);
     cut.steps = (uint32_t)ampi_cuda_parts(k, depth);
@@ -2525,42 +2578,42 @@ AMPI_FN int ampi_cuda_hopper_here(void) {
     return 0;
 }
 
-/* Blocks go in clusters of two along m if that leaves few of them without rows. */
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper_at(uint32_t side, size_t pieces, size_t m, size_t n, size_t k) {
     ampi_cuda_cut cut;
-    size_t rows = ampi_cuda_parts(m, AMPI_HOPPER_M), steps = ampi_max_size(ampi_cuda_parts(k, AMPI_HOPPER_DEPTH), 1);
+    size_t steps = ampi_max_size(ampi_cuda_parts(k, AMPI_HOPPER_DEPTH), 1);
     cut.side = side;
-    cut.cluster = (side == 128 || side == 256) && (rows % 2 == 0 || rows > 8) ? 2 : 1;
-    cut.tiles_m = ampi_cuda_parts(rows, cut.cluster);
+    cut.tiles_m = ampi_cuda_parts(m, AMPI_HOPPER_M);
     cut.tiles_n = ampi_cuda_parts(n, side);
     cut.steps = (uint32_t)ampi_cuda_parts(steps, pieces);
     cut.pieces = (uint32_t)ampi_cuda_parts(steps, cut.steps);
     return cut;
 }
-/* What a cut costs, in columns times steps of one block, some 2 ns: as many rounds as the multiprocessors need, each
-   of its steps and about four more to begin and end. A column of a narrow tile costs more, as A is read for fewer.
-   The sums of pieces are written and read once more, at some 800 in that unit, after a launch. */
-AMPI_FN double ampi_cuda_hopper_cost(const ampi_cuda_cut* cut, size_t processors, size_t m, size_t n, size_t batch) {
-    size_t blocks = cut->tiles_m * cut->cluster * cut->tiles_n * batch * cut->pieces;
-    double column = cut->side == 256 ? 1.0 : cut->side == 192 ? 1.05 : cut->side == 128 ? 1.15 : 1.5;
-    double cost = (double)ampi_cuda_parts(blocks, processors) * ((double)cut->steps + 4.0) * cut->side * column;
-    if (cut->pieces > 1) cost += 1400.0 + (double)cut->pieces * (double)m * (double)n * (double)batch / 800.0;
-    return cost;
+/* What a cut costs, in microseconds as an H100 was seen to take: as many rounds as the multiprocessors need, of steps
+   and what a tile needs besides. Shared memory feeds the Tensor Cores, so narrow tiles, which read A for fewer columns,
+   cost more than their share. Blocks that share a tile meet twice and read each other's sums. */
+AMPI_FN double ampi_cuda_hopper_cost(const ampi_cuda_cut* cut, size_t processors, size_t batch) {
+    static const double step[4] = { 0.25, 0.36, 0.46, 0.63 }, end[4] = { 0.2, 0.5, 2.0, 2.1 };
+    const size_t blocks = cut->tiles_m * cut->tiles_n * batch * cut->pieces, i = cut->side / 64 - 1;
+    const double cost = (double)ampi_cuda_parts(blocks, processors) * (cut->steps * step[i] + end[i]);
+    return cut->pieces > 1 ? cost + 1.2 : cost;
 }
-/* The cheapest of the four widths and of up to `most` pieces, of at least four steps and as long as one piece less
-   leaves multiprocessors idle. */
-AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch, size_t most) {
-    const uint32_t sides[4] = { 256, 192, 128, 64 };
+/* Blocks of a cluster lie in one part of the GPU, of 16 multiprocessors or a few more: so many clusters at once. */
+AMPI_FN size_t ampi_cuda_clusters(size_t processors, size_t pieces) {
+    return processors < 16 ? processors / pieces : processors / 16 * (16 / pieces);
+}
+/* The cheapest of the four widths and of up to eight pieces, which all have to run at once. */
+enum { AMPI_HOPPER_PIECES = 8 };
+AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch) {
     size_t processors = ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
-    ampi_cuda_cut cut, best = ampi_cuda_cut_hopper_at(256, 1, m, n, k);
-    double cost, least = ampi_cuda_hopper_cost(&best, processors, m, n, batch);
-    most = ampi_min_size(most, ampi_cuda_parts(k, AMPI_HOPPER_DEPTH) / 4);
-    for (int i = 0; i < 4; i++)
-        for (size_t pieces = 1, blocks = 0; pieces == 1 || (pieces <= most && blocks < processors); pieces++) {
-            cut = ampi_cuda_cut_hopper_at(sides[i], pieces, m, n, k);
-            cost = ampi_cuda_hopper_cost(&cut, processors, m, n, batch);
+    ampi_cuda_cut best = ampi_cuda_cut_hopper_at(256, 1, m, n, k);
+    double least = ampi_cuda_hopper_cost(&best, processors, batch);
+    for (uint32_t side = 256; side >= 64; side -= 64)
+        for (size_t pieces = 1; pieces <= AMPI_HOPPER_PIECES; pieces++) {
+            const ampi_cuda_cut cut = ampi_cuda_cut_hopper_at(side, pieces, m, n, k);
+            const double cost = ampi_cuda_hopper_cost(&cut, processors, batch);
+            const size_t tiles = cut.tiles_m * cut.tiles_n * batch;
+            if (cut.pieces > 1 && tiles > ampi_cuda_clusters(processors, cut.pieces)) continue;
             if (cost < least) { best = cut; least = cost; }
-            blocks = cut.tiles_m * cut.cluster * cut.tiles_n * batch * cut.pieces;
         }
     return best;
 }
@@ -2568,10 +2621,6 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t 
 #else
 
 AMPI_FN int ampi_cuda_hopper_here(void) { return 0; }
-AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch, size_t) {
-    return ampi_cuda_cut_mma(m, n, k, batch);
-}
-
 #endif
 
 /* --- workspace ---------------------------------------------------------------------------------- */
@@ -2581,9 +2630,7 @@ AMPI_FN size_t ampi_cuda_product_workspace(size_t m, size_t n, size_t k, size_t 
     if (!ampi_mul_size(m, n, &all) || !ampi_mul_size(all, batch, &all)
         || all > SIZE_MAX / (AMPI_CUDA_MAX_PIECES * sizeof(float)) || k / AMPI_CUDA_DEPTH >= UINT32_MAX) return 0;
     ampi_cuda_cut cut = ampi_cuda_cut_mma(m, n, k, batch);
-    ampi_cuda_cut hopper = ampi_cuda_cut_hopper(m, n, k, batch, AMPI_CUDA_MAX_PIECES);
     all = ampi_cuda_pieces_bytes(&cut, m, n, batch);
-    if (ampi_cuda_hopper_here()) all = ampi_max_size(all, ampi_cuda_pieces_bytes(&hopper, m, n, batch));
     return all ? all + 16 : 0;
 }
 AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k) {
@@ -2687,12 +2734,12 @@ AMPI_FN ampi_cuda_encoder ampi_cuda_find_encoder(void) {
     if (e != cudaSuccess) cudaGetLastError();
     return known;
 }
-/* `count` matrices of `runs` rows of `length`, in boxes of 64 rows of 128 bytes. */
+/* `count` matrices of `runs` rows of `length`, in boxes of `rows` rows of 128 bytes. */
 AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t, size_t length, size_t runs,
-                                 size_t ld, size_t count, size_t stride) {
+                                 size_t ld, size_t count, size_t stride, uint32_t rows) {
     const cuuint64_t size = amp_dtype_size(t), sides[3] = { length, runs, stride ? count : 1 };
     const cuuint64_t bytes[2] = { size * ld, size * (stride && count > 1 ? stride : ld) };
-    const cuuint32_t box[3] = { (cuuint32_t)(128 / size), 64, 1 }, every[3] = { 1, 1, 1 };
+    const cuuint32_t box[3] = { (cuuint32_t)(128 / size), rows, 1 }, every[3] = { 1, 1, 1 };
     const CUtensorMapDataType type = t == AMP_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                      : t == AMP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
@@ -2701,36 +2748,26 @@ AMPI_FN int ampi_cuda_tensor_map(CUtensorMap* map, const void* data, amp_dtype t
                             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch) {
-    return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride, batch, o->stride);
+/* `tile` rows or columns at a time. */
+AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, size_t batch, uint32_t tile) {
+    return ampi_cuda_tensor_map(map, o->data, o->dtype, o->cols, o->channels, o->channel_stride, batch, o->stride,
+                                o->along_k ? tile : (uint32_t)AMPI_HOPPER_DEPTH);
 }
 /* The copy engine takes C where it is only written, in aligned rows, and f is simple. It clips what it writes to whole
    16 bytes (an H100 does; no document says so): a row that ends within some has a gap behind it, which is not ours. */
 AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
     const size_t unit = 16 / amp_dtype_size(p->c_dtype);
-    return p->beta == 0.0f && p->part == p->n && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0
+    return p->pieces == 1 && p->beta == 0.0f && p->part == p->n && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0
            && p->n % unit == 0 && p->ldc % unit == 0 && (p->batch == 1 || p->c_stride % unit == 0);
 }
-/* The pieces of a sum as results of their own, one matrix behind the other. */
-AMPI_FN void ampi_cuda_write_pieces(ampi_cuda_product* p) {
-    p->alpha = 1.0f;
-    p->beta = 0.0f;
-    p->c = p->sums;
-    p->c_dtype = AMP_F32;
-    p->ldc = p->part = p->n;
-    p->c_stride = p->m * p->n;
-    p->bias = NULL;
-    p->epilogue = AMP_CUDA_EPILOGUE_NONE;
-}
-
 /* A product large enough to fill a tile's better part, of matrices that the copy engine can fetch. */
 AMPI_FN int ampi_cuda_hopper_takes(const ampi_cuda_product* p) {
     return p->a.boxes && p->b.boxes && p->m >= 64 && p->n >= 64 && p->k >= 64 && ampi_cuda_hopper_here();
 }
 /* The kernel's parameter; 0 where it cannot be had. */
 AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p, const ampi_cuda_cut* cut) {
-    const size_t units = cut->tiles_m * cut->tiles_n * p->batch * cut->pieces, limit = (size_t)1 << 30;
-    if (cut->tiles_m * cut->tiles_n >= limit / p->batch / cut->pieces) return 0;
+    const size_t units = cut->tiles_m * cut->tiles_n * p->batch, limit = (size_t)1 << 30;
+    if (cut->tiles_m * cut->tiles_n >= limit / p->batch) return 0;
     memset(h, 0, sizeof *h);
     h->p = *p;
     h->p.bf16 = p->a.dtype == AMP_BF16;
@@ -2738,15 +2775,14 @@ AMPI_FN int ampi_cuda_hopper_of(ampi_cuda_hopper* h, const ampi_cuda_product* p,
     h->p.tiles_n = (uint32_t)cut->tiles_n;
     h->p.steps = cut->steps;
     h->p.pieces = cut->pieces;
-    h->cluster = cut->cluster;
     h->units = (uint32_t)units;
-    if (cut->pieces > 1) ampi_cuda_write_pieces(&h->p);
     h->by_engine = ampi_cuda_hopper_by_engine(&h->p);
-    return ampi_cuda_operand_map(&h->a, &p->a, p->batch) && ampi_cuda_operand_map(&h->b, &p->b, p->batch)
-           && (!h->by_engine || ampi_cuda_tensor_map(&h->c, h->p.c, h->p.c_dtype, p->n, p->m, h->p.ldc,
-                                                     p->batch * cut->pieces, h->p.c_stride));
+    return ampi_cuda_operand_map(&h->a, &p->a, p->batch, AMPI_HOPPER_M)
+           && ampi_cuda_operand_map(&h->b, &p->b, p->batch, cut->side)
+           && (!h->by_engine || ampi_cuda_tensor_map(&h->c, p->c, p->c_dtype, p->n, p->m, p->ldc, p->batch,
+                                                     p->c_stride, 64));
 }
-/* A block for each multiprocessor, or fewer. */
+/* A block for each multiprocessor, or fewer; where several share a tile, a cluster for each tile. */
 AMPI_FN amp_result ampi_cuda_launch_hopper(const amp_exec* exec, const char* op, const ampi_cuda_hopper* h,
                                            uint32_t side) {
     void (*kernel)(ampi_cuda_hopper) = side == 256   ? ampi_k_gemm_hopper<256>
@@ -2754,31 +2790,27 @@ AMPI_FN amp_result ampi_cuda_launch_hopper(const amp_exec* exec, const char* op,
                                        : side == 128 ? ampi_k_gemm_hopper<128>
                                                      : ampi_k_gemm_hopper<64>;
     uint32_t processors = (uint32_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount);
-    uint32_t clusters = processors / h->cluster < h->units ? processors / h->cluster : h->units;
+    uint32_t clusters = h->p.pieces > 1 || h->units < processors ? h->units : processors;
     amp_result r = ampi_cuda_check(exec, op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                                   AMPI_HOPPER_SHARED));
     if (r != AMP_OK) return r;
-    return ampi_cuda_launch_clusters(exec, op, kernel, dim3((clusters ? clusters : 1) * h->cluster),
-                                     dim3(AMPI_HOPPER_THREADS), AMPI_HOPPER_SHARED, h->cluster, *h);
+    return ampi_cuda_launch_clusters(exec, op, kernel, dim3(clusters * h->p.pieces), dim3(AMPI_HOPPER_THREADS),
+                                     AMPI_HOPPER_SHARED, h->p.pieces, *h);
 }
 /* Returns 0 where the product is left to another kernel. */
-AMPI_FN int ampi_cuda_try_hopper(const amp_exec* exec, const char* op, ampi_cuda_product* p, amp_result* r) {
-    ampi_cuda_cut cut;
+AMPI_FN int ampi_cuda_try_hopper(const amp_exec* exec, const char* op, const ampi_cuda_product* p, amp_result* r) {
     ampi_cuda_hopper h;
     if (!ampi_cuda_hopper_takes(p)) return 0;
-    cut = ampi_cuda_cut_hopper(p->m, p->n, p->k, p->batch, AMPI_CUDA_MAX_PIECES);
-    p->sums = (float*)ampi_cuda_scratch(exec, ampi_cuda_pieces_bytes(&cut, p->m, p->n, p->batch));
-    if (!p->sums) cut = ampi_cuda_cut_hopper(p->m, p->n, p->k, p->batch, 1);
+    const ampi_cuda_cut cut = ampi_cuda_cut_hopper(p->m, p->n, p->k, p->batch);
     if (!ampi_cuda_hopper_of(&h, p, &cut)) return 0;
     *r = ampi_cuda_launch_hopper(exec, op, &h, cut.side);
-    p->pieces = cut.pieces;
-    if (*r == AMP_OK) *r = ampi_cuda_add_pieces(exec, op, p);
     return 1;
 }
 
 #else
 
-AMPI_FN int ampi_cuda_try_hopper(const amp_exec*, const char*, ampi_cuda_product*, amp_result*) { return 0; }
+AMPI_FN int ampi_cuda_hopper_takes(const ampi_cuda_product*) { return 0; }
+AMPI_FN int ampi_cuda_try_hopper(const amp_exec*, const char*, const ampi_cuda_product*, amp_result*) { return 0; }
 
 #endif
 
@@ -2832,6 +2864,11 @@ AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* 
     return s->k > 0 && s->m <= limit && s->n <= limit && s->k <= limit && s->a.ld <= limit && s->b.ld <= limit
            && s->ldc <= limit && batch->count <= limit;
 }
+/* A product with a bias that the Hopper kernel takes: it adds the bias on the way, cuBLAS needs a launch for it. */
+AMPI_FN int ampi_cuda_hopper_adds_bias(const ampi_product* s, const ampi_cuda_batch* batch) {
+    const ampi_cuda_product p = ampi_cuda_product_of(s, batch);
+    return s->bias && ampi_cuda_on_tensor_cores(&p) && ampi_cuda_hopper_takes(&p);
+}
 /* Without being asked for, cuBLAS gets what takes longer than a launch: some 5 microseconds, in which a large GPU
    does 2^30 multiply-adds on its Tensor Cores or 2^26 in FP32. From there on its kernels, written for each GPU,
    count; below, own kernels keep one order of summation everywhere and take bias and rounding along. It never gets
@@ -2841,7 +2878,8 @@ AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s, c
     amp_cuda_gemm_engine engine = ampi_cuda_engine(c);
     double work = (double)s->m * (double)s->n * (double)s->k * (double)batch->count;
     if (engine == AMP_CUDA_GEMM_OWN || !ampi_cuda_blas(c) || exec->stream != c->exec.stream) return 0;
-    return engine == AMP_CUDA_GEMM_CUBLAS || work >= (s->a.dtype == AMP_F32 ? 67108864.0 : 1073741824.0);
+    if (engine == AMP_CUDA_GEMM_CUBLAS) return 1;
+    return work >= (s->a.dtype == AMP_F32 ? 67108864.0 : 1073741824.0) && !ampi_cuda_hopper_adds_bias(s, batch);
 }
 
 AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {

@@ -273,13 +273,11 @@ uint32_t ampi_ptx_shared(const void* p);
 void ampi_ptx_mbarrier_init(uint64_t* barrier, uint32_t count, EMU_LINE);
 void ampi_ptx_mbarrier_publish();
 void ampi_ptx_mbarrier_expect(uint64_t* barrier, uint32_t bytes, EMU_LINE);
-void ampi_ptx_mbarrier_arrive(uint64_t* barrier, uint32_t rank, EMU_LINE);
+void ampi_ptx_mbarrier_arrive(uint64_t* barrier, EMU_LINE);
 void ampi_ptx_mbarrier_wait(uint64_t* barrier, uint32_t parity, EMU_LINE);
 
 inline void ampi_ptx_tma_prefetch(const CUtensorMap*) {}
 void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, EMU_LINE);
-void ampi_ptx_tma_multicast(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, uint16_t mask,
-                            EMU_LINE);
 void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, int y, int z, EMU_LINE);
 void ampi_ptx_bulk_commit();
 void emu_bulk_wait_read(int groups_left);
@@ -289,7 +287,8 @@ void ampi_ptx_fence_async();
 void ampi_ptx_stmatrix_x4(void* p, const uint32_t (&r)[4], EMU_LINE);
 int ampi_ptx_elect(EMU_LINE);
 void ampi_ptx_cluster_sync(EMU_LINE);
-void ampi_ptx_group_sync(uint32_t group, EMU_LINE);
+void ampi_ptx_group_sync(uint32_t group, uint32_t threads, EMU_LINE);
+float4 ampi_ptx_load_there(const void* p, uint32_t rank, EMU_LINE);
 void emu_set_warp_registers(int count, int line);
 template <int N> void ampi_ptx_give_registers(EMU_LINE) { emu_set_warp_registers(N, line); }
 template <int N> void ampi_ptx_take_registers(EMU_LINE) { emu_set_warp_registers(N, line); }

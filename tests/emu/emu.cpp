@@ -1084,14 +1084,12 @@ void ampi_ptx_mbarrier_expect(uint64_t* p, uint32_t bytes, int line) {
     if (m.bytes >= 1 << 20) die("mbarrier.arrive.expect_tx (line %d): %ld bytes", line, m.bytes);
     try_phase((char*)p, m);
 }
-void ampi_ptx_mbarrier_arrive(uint64_t* p, uint32_t rank, int line) {
+void ampi_ptx_mbarrier_arrive(uint64_t* p, int line) {
     check_shared(p, 8, "mbarrier.arrive", line);
-    if (rank >= (uint32_t)b.ctas) die("mapa (line %d): block %u of a cluster of %d", line, rank, b.ctas);
-    char* there = b.cta[rank].shared + ((char*)p - here().shared);
-    Mbarrier& m = find_barrier(there, "mbarrier.arrive");
+    Mbarrier& m = find_barrier((char*)p, "mbarrier.arrive");
     check_published(m, "mbarrier.arrive");
     m.left--;
-    try_phase(there, m);
+    try_phase((char*)p, m);
 }
 void ampi_ptx_mbarrier_wait(uint64_t* p, uint32_t parity, int line) {
     check_shared(p, 8, "mbarrier.try_wait", line);
@@ -1104,27 +1102,17 @@ void ampi_ptx_mbarrier_wait(uint64_t* p, uint32_t parity, int line) {
     leave();
 }
 
-/* The copy goes to each block of the mask by itself. */
-void ampi_ptx_tma_multicast(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, uint16_t mask,
-                            int line) {
+void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, int line) {
     need_arch(900, "cp.async.bulk.tensor", line);
     TensorMap t = tensor_of(*map);
     if ((uintptr_t)map % 64) die("cp.async.bulk.tensor (line %d): the tensor map is not aligned", line);
     check_shared(to, 128, "cp.async.bulk.tensor", line);
     check_shared(barrier, 8, "cp.async.bulk.tensor", line);
-    if (!mask || mask >> b.ctas) die("cp.async.bulk.tensor (line %d): the mask 0x%x in a cluster of %d", line, mask, b.ctas);
-    for (int c = 0; c < b.ctas; c++) {
-        if (!(mask >> c & 1)) continue;
-        char* there = b.cta[c].shared + ((char*)barrier - here().shared);
-        check_published(find_barrier(there, "cp.async.bulk.tensor"), "cp.async.bulk.tensor");
-        BulkLoad load = { *map, &b.cta[c], window_of(here(), to), there, { x, y, z } };
-        poison(from_window(b.cta[c], load.to, box_bytes(t), "cp.async.bulk.tensor"), box_bytes(t));
-        engine.loads.push_back(load);
-        if (ctl().schedule == EMU_REVERSE) engine_step();
-    }
-}
-void ampi_ptx_tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, int line) {
-    ampi_ptx_tma_multicast(to, map, barrier, x, y, z, (uint16_t)(1u << (&here() - b.cta)), line);
+    check_published(find_barrier((char*)barrier, "cp.async.bulk.tensor"), "cp.async.bulk.tensor");
+    BulkLoad load = { *map, &here(), window_of(here(), to), (char*)barrier, { x, y, z } };
+    poison(from_window(here(), load.to, box_bytes(t), "cp.async.bulk.tensor"), box_bytes(t));
+    engine.loads.push_back(load);
+    if (ctl().schedule == EMU_REVERSE) engine_step();
 }
 void ampi_ptx_tma_store(const CUtensorMap* map, const void* from, int x, int y, int z, int line) {
     need_arch(900, "cp.async.bulk.tensor", line);
@@ -1157,9 +1145,16 @@ void ampi_ptx_cluster_sync(int line) {
     try_cluster();
     leave();
 }
-void ampi_ptx_group_sync(uint32_t group, int line) {
+void ampi_ptx_group_sync(uint32_t group, uint32_t threads, int line) {
     if (group >= NAMED_BARRIERS) die("bar.sync (line %d): barrier %u", line, group);
-    named_barrier((int)group, 128, line);
+    named_barrier((int)group, (int)threads, line);
+}
+float4 ampi_ptx_load_there(const void* p, uint32_t rank, int line) {
+    float4 v;
+    check_shared(p, 16, "ld.shared::cluster", line);
+    if (rank >= (uint32_t)b.ctas) die("mapa (line %d): block %u of a cluster of %d", line, rank, b.ctas);
+    memcpy(&v, b.cta[rank].shared + ((const char*)p - here().shared), sizeof v);
+    return v;
 }
 void emu_set_warp_registers(int count, int line) {
     static const WarpOp op = { "setmaxnreg", do_registers, true };

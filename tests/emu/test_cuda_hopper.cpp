@@ -15,9 +15,9 @@ static void check_taken(bool taken, long before, const Spec& s) {
     CHECK_MSG(!HOPPER || (wgmmas() > before) == taken, "%s: %s", describe(s), taken ? "not taken" : "taken");
 }
 /* The CPU's bits, by this kernel; or by another, where it must leave the product alone. */
-static void bits(const Spec& s, size_t workspace = 0) {
+static void bits(const Spec& s) {
     long before = wgmmas();
-    check_bits(s, workspace);
+    check_bits(s);
     check_taken(true, before, s);
 }
 static void bits_of_another(const Spec& s) {
@@ -26,9 +26,9 @@ static void bits_of_another(const Spec& s) {
     check_taken(false, before, s);
 }
 /* Near the exact result, with the same bits in every order. */
-static void bound(const Spec& s, size_t workspace = 0) {
+static void bound(const Spec& s) {
     long before = wgmmas();
-    check_bound(s, workspace);
+    check_bound(s);
     check_taken(true, before, s);
 }
 
@@ -140,15 +140,16 @@ static void test_batched() {
 
 static void test_pieces() {
     for (unsigned t = 0; t < 8; t++) {
-        size_t m = 64 + 9 * t, n = 128 - 7 * t, k = 4096 + 61 * t, w = amp_cuda_gemm_workspace(m, n, k);
+        size_t m = 64 + 9 * t, n = 128 - 7 * t, k = 4096 + 61 * t;
         long before = launches();
         Spec s = halves(m, n, k, t, TYPES[t % 3]).trans(t / 2).scale(t % 3 ? 1 : 0.5f, t & 1 ? 1.0f : 0.0f);
-        bits(s, w);
-        CHECK(!HOPPER || (w > 0 && launches() == before + 2));      /* the pieces, and their sum */
-        bits(s.with(t & 1 ? PER_COLUMN : PER_ROW, AMP_F32, (amp_cuda_epilogue)(t % 4)), w + 8);
-        bits(s, w / 2);
+        bits(s);
+        CHECK(!HOPPER || launches() == before + 1);      /* the blocks of a cluster add their pieces up themselves */
+        bits(s.with(t & 1 ? PER_COLUMN : PER_ROW, AMP_F32, (amp_cuda_epilogue)(t % 4)));
     }
-    bits(halves(70, 64, 5000, 0, AMP_F16).many(2, APART), 4 * amp_cuda_gemm_workspace(70, 64, 5000));
+    bits(halves(70, 64, 5000, 0, AMP_F16).many(2, APART));
+    for (unsigned t = 0; t < 8; t++)      /* one piece a step, pieces of several; columns that end within a group */
+        bits(halves(64 + t, 64 + 9 * t, 64 * (t + 1) + 40, t, TYPES[t % 3], t & 1 ? 8 : 1).trans(t));
 }
 
 /* Pieces are added in ascending order: 2^24 at the start, 1 in the middle, -2^24 at the end give 0, and 1 in an order that
@@ -158,7 +159,6 @@ static void test_order_of_pieces() {
         Spec s = halves(64, 64, 4096, t, AMP_F32);
         Problem p(s);
         amp_exec e = quiet_exec();
-        Workspace w(&e, amp_cuda_gemm_workspace(s.m, s.n, s.k));
         for (size_t i = 0; i < s.m; i++)
             for (size_t q = 0; q < s.k; q++)
                 p.a.data.set(p.a.at(0, i, q), q == 0 ? 4096.0f : q == 2048 ? 1.0f : q == 4095 ? -4096.0f : 0.0f);
@@ -177,7 +177,7 @@ static void test_error_bound() {
     bound(halves(200, 300, 90, 0, AMP_F16).of(ANY).with(PER_COLUMN, AMP_F16, AMP_CUDA_EPILOGUE_NONE));
     bound(halves(1030, 140, 64, 1, AMP_BF16).of(ANY));
     bound(halves(130, 300, 150, 1, AMP_F32).of(ANY).scale(-1.3f, 0.6f));
-    bound(halves(70, 70, 4200, 0, AMP_F16).of(ANY), amp_cuda_gemm_workspace(70, 70, 4200));
+    bound(halves(70, 70, 4200, 0, AMP_F16).of(ANY));
     bound(halves(80, 72, 130, 0, AMP_F16).of(ANY).many(3, SIDE_BY_SIDE));
 }
 
@@ -203,7 +203,6 @@ static void test_left_alone() {
 
 static void test_failing_launches() {
     amp_exec e = quiet_exec();
-    Workspace w(&e, amp_cuda_gemm_workspace(64, 72, 4096));
     Problem one(halves(128, 64, 64, 0, AMP_F16)), cut(halves(64, 72, 4096, 0, AMP_F16));
     for (Problem* p : { &one, &cut }) check_failures([&] { return multiply(*p, &e); });
 }

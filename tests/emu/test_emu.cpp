@@ -389,7 +389,7 @@ static void test_async() { TEST_SKIP("cp.async needs sm_80"); }
 
 #if AMP_EMU_ARCH >= 900
 enum Fault {
-    NO_FAULT, NOT_PUBLISHED, NO_BARRIER, TOO_MANY_BYTES, TOO_FEW_BYTES, ARRIVES_TWICE, WRONG_MASK, NO_WAIT, NO_STORE_WAIT,
+    NO_FAULT, NOT_PUBLISHED, NO_BARRIER, TOO_MANY_BYTES, TOO_FEW_BYTES, ARRIVES_TWICE, WRONG_RANK, NO_WAIT, NO_STORE_WAIT,
     NO_ASYNC_FENCE, NO_MMA_FENCE, NO_MMA_WAIT, LANES_DISAGREE, BAD_DESCRIPTOR, ODD_REGISTERS
 };
 struct HopperTask {
@@ -399,9 +399,9 @@ struct HopperTask {
     int fault, trans;
 };
 
-/* Two blocks of a warpgroup each. Block 0 fetches the box at (-8, 60, 1) for both; each copies its shared memory to raw
-   and stores the box, block 1 with other numbers in its first eight rows. Then each multiplies the box by itself:
-   64 x 64 with 16 of k. */
+/* Two blocks of a warpgroup each. Each fetches the box at (-8, 60, 1), copies its shared memory to raw and stores the
+   box, block 1 with other numbers in its first eight rows. Then each multiplies the box by itself: 64 x 64 with 16 of
+   k, and looks at what the other one has behind those rows. */
 __global__ void hopper_kernel(const __grid_constant__ HopperTask t) {
     AMPI_SHARED(unsigned char, memory);
     unsigned char* box = memory + ((0u - ampi_ptx_shared(memory)) & 1023u);
@@ -414,9 +414,8 @@ __global__ void hopper_kernel(const __grid_constant__ HopperTask t) {
     ampi_ptx_cluster_sync();
     if (thread == 0) {
         ampi_ptx_mbarrier_expect(full, t.fault == TOO_MANY_BYTES ? 9000 : t.fault == TOO_FEW_BYTES ? 100 : 8192);
-        if (t.fault == ARRIVES_TWICE) ampi_ptx_mbarrier_arrive(full, rank);
-        if (t.fault == ARRIVES_TWICE) ampi_ptx_mbarrier_arrive(full, rank), ampi_ptx_mbarrier_arrive(full, rank);
-        if (rank == 0) ampi_ptx_tma_multicast(box, &t.in, full, -8, 60, 1, t.fault == WRONG_MASK ? 7 : 3);
+        for (int i = 0; t.fault == ARRIVES_TWICE && i < 3; i++) ampi_ptx_mbarrier_arrive(full);
+        ampi_ptx_tma_load(box, &t.in, full, -8, 60, 1);
     }
     if (t.fault != NO_WAIT) ampi_ptx_mbarrier_wait(full, 0);
     for (unsigned i = thread; i < 4096; i += 128) t.raw[rank * 4096 + i] = ((const uint16_t*)box)[i];
@@ -445,6 +444,9 @@ __global__ void hopper_kernel(const __grid_constant__ HopperTask t) {
     if (t.fault != NO_MMA_WAIT) ampi_ptx_wgmma_finish(d);
     for (unsigned i = 0; i < 32; i++) t.sums[(rank * 128 + thread) * 32 + i] = d[i];
     if (t.fault == NO_MMA_WAIT) ampi_ptx_wgmma_finish(d);
+    ampi_ptx_cluster_sync();
+    const float4 other = ampi_ptx_load_there(box + 1024 + 16 * thread, t.fault == WRONG_RANK ? 7 : 1 - rank);
+    CHECK(memcmp(&other, box + 1024 + 16 * thread, sizeof other) == 0);
     ampi_ptx_cluster_sync();
 }
 
@@ -531,7 +533,7 @@ static void test_hopper_misuse() {
     static const struct { Fault fault; const char* words; } LIST[] = {
         { NOT_PUBLISHED, "without fence.mbarrier_init" }, { NO_BARRIER, "there is no barrier" },
         { TOO_MANY_BYTES, "wait at a barrier's phase of parity 0" }, { TOO_FEW_BYTES, "more bytes come" },
-        { ARRIVES_TWICE, "more arrivals than the 1" }, { WRONG_MASK, "the mask 0x7" },
+        { ARRIVES_TWICE, "more arrivals than the 1" }, { WRONG_RANK, "mapa" },
         { NO_STORE_WAIT, "before its bulk store has been read" }, { NO_ASYNC_FENCE, "not executed fence.proxy.async" },
         { NO_MMA_FENCE, "without wgmma.fence" }, { LANES_DISAGREE, "the lanes of a warp disagree" },
         { BAD_DESCRIPTOR, "bits of the descriptor" }, { ODD_REGISTERS, "250 registers" }
