@@ -1239,6 +1239,11 @@ typedef struct amp_backend {
        what was recorded has run then. */
     amp_result (*record)(amp_training* t, uint64_t key, amp_record* mode, const amp_exec* exec);
     amp_result (*record_end)(amp_training* t, amp_result body, const amp_exec* exec);
+    /* linear_forward and conv2d_forward, and a ReLU of the result in the same pass. NULL: one after the other. */
+    amp_result (*linear_relu_forward)(const void*, amp_dtype, const void*, amp_dtype, const void*, amp_dtype,
+                                      void*, amp_dtype, size_t, size_t, size_t, const amp_exec*);
+    amp_result (*conv2d_relu_forward)(const amp_conv2d_shape*, const void*, amp_dtype, const void*, amp_dtype,
+                                      const void*, amp_dtype, void*, amp_dtype, const amp_exec*);
 } amp_backend;
 /* The table of this file: the operators are the public functions. Never NULL. */
 AMP_DEF const amp_backend* amp_cpu_backend(void);
@@ -20385,7 +20390,9 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
                                      ampi_cpu_training_read,
                                      ampi_cpu_training_abandon,
                                      NULL,                        /* record */
-                                     NULL };                      /* record_end */
+                                     NULL,                        /* record_end */
+                                     NULL,                        /* linear_relu_forward */
+                                     NULL };                      /* conv2d_relu_forward */
     return &cpu;
 }
 
@@ -22040,18 +22047,28 @@ AMPI_FN amp_activation ampi_activation_of(amp_op op) {
     return op == AMP_OP_SIGMOID ? AMP_SIGMOID : AMP_RELU;
 }
 
-AMPI_FN amp_result ampi_forward_matrix(amp_model* m, const ampi_node* n, const ampi_pass* p) {
+/* relu: and what the ReLU behind it does in its place. */
+AMPI_FN amp_result ampi_forward_matrix(amp_model* m, const ampi_node* n, const ampi_pass* p, int relu) {
     const ampi_node* x = &m->nodes[n->reads[0]];
+    const amp_backend* f = m->backend;
     const void *w = ampi_layer_weights(m, n, n->weight), *b = ampi_layer_weights(m, n, n->bias);
-    amp_dtype wt = n->layer.param_dtype;
+    amp_dtype wt = n->layer.param_dtype, xt = x->layer.storage_dtype, yt = n->layer.storage_dtype;
     amp_conv2d_shape s = n->conv;
+    void* y = ampi_data(m, n);
     if (n->layer.op == AMP_OP_LINEAR)
-        return m->backend->linear_forward(ampi_data(m, x), x->layer.storage_dtype, w, wt, b, wt,
-                                          ampi_data(m, n), n->layer.storage_dtype, (size_t)p->n, n->fan_in,
-                                          (size_t)n->layer.channels, &m->exec);
+        return (relu ? f->linear_relu_forward : f->linear_forward)(
+            ampi_data(m, x), xt, w, wt, b, wt, y, yt, (size_t)p->n, n->fan_in, (size_t)n->layer.channels, &m->exec);
     s.n = p->n;
-    return m->backend->conv2d_forward(&s, ampi_data(m, x), x->layer.storage_dtype, w, wt, b, wt,
-                                      ampi_data(m, n), n->layer.storage_dtype, &m->exec);
+    return (relu ? f->conv2d_relu_forward : f->conv2d_forward)(&s, ampi_data(m, x), xt, w, wt, b, wt, y, yt, &m->exec);
+}
+/* Is `next` a ReLU in the place of the matrix product n that the backend takes along? While outputs are observed, each
+   has to be seen. */
+AMPI_FN int ampi_takes_relu(const amp_model* m, const ampi_node* n, const ampi_node* next) {
+    const int offered = n->layer.op == AMP_OP_LINEAR   ? m->backend->linear_relu_forward != NULL
+                        : n->layer.op == AMP_OP_CONV2D ? m->backend->conv2d_relu_forward != NULL
+                                                       : 0;
+    return offered && !m->observed && !n->is_cast && next->layer.op == AMP_OP_RELU && next->layer.in_place
+           && &m->nodes[next->reads[0]] == n;
 }
 
 AMPI_FN amp_batch_norm_shape ampi_batch_norm_shape_of(const ampi_node* n, const ampi_pass* p) {
@@ -22140,7 +22157,7 @@ AMPI_FN amp_result ampi_forward_node(amp_model* m, const ampi_node* n, const amp
     if (n->is_cast) return m->backend->convert(to, t, from, ft, count, &m->exec);
     switch (n->layer.op) {
         case AMP_OP_INPUT: case AMP_OP_FLATTEN: return AMP_OK;
-        case AMP_OP_CONV2D: case AMP_OP_LINEAR: return ampi_forward_matrix(m, n, p);
+        case AMP_OP_CONV2D: case AMP_OP_LINEAR: return ampi_forward_matrix(m, n, p, 0);
         case AMP_OP_MAX_POOL2D:
         case AMP_OP_AVG_POOL2D: return m->backend->pool2d_forward(&pool, from, ft, to, t, &m->exec);
         case AMP_OP_BATCH_NORM: case AMP_OP_LAYER_NORM: return ampi_forward_norm(m, n, p);
@@ -22172,7 +22189,12 @@ AMPI_FN amp_result ampi_forward(amp_model* m, const ampi_pass* p, int last, int 
         const ampi_node* n = &m->nodes[m->order[i]];
         amp_result r;
         if (with_losses ? ampi_is_idle(m, n) : ampi_op_is_loss(n->layer.op)) continue;
-        r = ampi_forward_node(m, n, p);
+        if (i < last && ampi_takes_relu(m, n, &m->nodes[m->order[i + 1]])) {
+            r = ampi_forward_matrix(m, n, p, 1);
+            i++;
+        } else {
+            r = ampi_forward_node(m, n, p);
+        }
         if (r == AMP_OK && m->observed && !n->is_cast && !ampi_op_is_loss(n->layer.op))
             r = ampi_collect(m, &m->observed[m->order[i]].output, ampi_data(m, n), n->layer.storage_dtype,
                              (size_t)p->n * ampi_features(n));

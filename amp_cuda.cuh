@@ -105,9 +105,10 @@ AMP_DEF amp_result amp_cuda_convert_with(void* dst, amp_dtype dst_dtype, const v
 /* As amp_gemm. Two F16 or two BF16 operands are multiplied on the Tensor Cores (BF16 from compute capability
    8.0 on), with FP32 sums in one fixed order; any other mix of types, in the order of amp_gemm and with its
    bits, by plain FP32 kernels. Fastest where pointers and leading dimensions are multiples of 16 bytes. A long
-   k over a small C is cut into pieces that are added in ascending order, if the workspace holds them (the kernel for
-   H100 and H200 needs no workspace): the bits depend on sizes, types, alignment, workspace, the device and the code compiled for it, on nothing else.
-   With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have other bits than 0x7fc00000.
+   k over a small C is cut into pieces that are added in ascending order, if the workspace holds them (the kernel
+   for H100 and H200 needs none): the bits depend on sizes, types, alignment, workspace, the device and the code
+   compiled for it, on nothing else. With cuBLAS (amp_cuda_desc.gemm) the order is its own, and a NaN may have
+   other bits than 0x7fc00000.
    Errors: as amp_gemm; AMP_ERR_UNSUPPORTED where a side is 2^31 or more. */
 AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
                                  float alpha, const void* a, amp_dtype a_dtype, size_t lda, const void* b,
@@ -2757,8 +2758,9 @@ AMPI_FN int ampi_cuda_operand_map(CUtensorMap* map, const ampi_cuda_operand* o, 
    16 bytes (an H100 does; no document says so): a row that ends within some has a gap behind it, which is not ours. */
 AMPI_FN int ampi_cuda_hopper_by_engine(const ampi_cuda_product* p) {
     const size_t unit = 16 / amp_dtype_size(p->c_dtype);
-    return p->pieces == 1 && p->beta == 0.0f && p->part == p->n && p->epilogue <= AMP_CUDA_EPILOGUE_RELU && (uintptr_t)p->c % 16 == 0
-           && p->n % unit == 0 && p->ldc % unit == 0 && (p->batch == 1 || p->c_stride % unit == 0);
+    return p->pieces == 1 && p->beta == 0.0f && p->part == p->n && p->epilogue <= AMP_CUDA_EPILOGUE_RELU
+           && (uintptr_t)p->c % 16 == 0 && p->n % unit == 0 && p->ldc % unit == 0
+           && (p->batch == 1 || p->c_stride % unit == 0);
 }
 /* A product large enough to fill a tile's better part, of matrices that the copy engine can fetch. */
 AMPI_FN int ampi_cuda_hopper_takes(const ampi_cuda_product* p) {
@@ -2854,9 +2856,9 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, c
 
 /* Matrices of one type, BF16 from compute capability 8.0 on, and C of that type or FP32. A bias per column is
    written to C first and added by beta = 1: one rounding, as C's type holds it exactly. */
-AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
+AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* batch) {
     const size_t limit = 0x7fffffff;
-    if (s->a.image || s->b.image || s->a.dtype != s->b.dtype || epilogue != AMP_CUDA_EPILOGUE_NONE) return 0;
+    if (s->a.image || s->b.image || s->a.dtype != s->b.dtype) return 0;
     if (s->c_dtype != s->a.dtype && s->c_dtype != AMP_F32) return 0;
     if (s->a.dtype == AMP_BF16 && ampi_cuda_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return 0;
     if (s->bias && (s->bias_per_row || s->beta != 0.0f || (s->bias_dtype != s->c_dtype && s->c_dtype != AMP_F32)))
@@ -2864,22 +2866,24 @@ AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* 
     return s->k > 0 && s->m <= limit && s->n <= limit && s->k <= limit && s->a.ld <= limit && s->b.ld <= limit
            && s->ldc <= limit && batch->count <= limit;
 }
-/* A product with a bias that the Hopper kernel takes: it adds the bias on the way, cuBLAS needs a launch for it. */
-AMPI_FN int ampi_cuda_hopper_adds_bias(const ampi_product* s, const ampi_cuda_batch* batch) {
+/* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch for each. */
+AMPI_FN int ampi_cuda_hopper_finishes(const ampi_product* s, const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     const ampi_cuda_product p = ampi_cuda_product_of(s, batch);
-    return s->bias && ampi_cuda_on_tensor_cores(&p) && ampi_cuda_hopper_takes(&p);
+    return (s->bias || epilogue) && ampi_cuda_on_tensor_cores(&p) && ampi_cuda_hopper_takes(&p);
 }
 /* Without being asked for, cuBLAS gets what takes longer than a launch: some 5 microseconds, in which a large GPU
    does 2^30 multiply-adds on its Tensor Cores or 2^26 in FP32. From there on its kernels, written for each GPU,
    count; below, own kernels keep one order of summation everywhere and take bias and rounding along. It never gets
    the work of an exec with a stream of its own: its handle, with the workspace, is bound to the context's. */
-AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s, const ampi_cuda_batch* batch) {
+AMPI_FN int ampi_cuda_blas_wanted(const amp_exec* exec, const ampi_product* s, const ampi_cuda_batch* batch,
+                                  amp_cuda_epilogue epilogue) {
     amp_cuda* c = ampi_cuda_context(exec);
     amp_cuda_gemm_engine engine = ampi_cuda_engine(c);
     double work = (double)s->m * (double)s->n * (double)s->k * (double)batch->count;
     if (engine == AMP_CUDA_GEMM_OWN || !ampi_cuda_blas(c) || exec->stream != c->exec.stream) return 0;
     if (engine == AMP_CUDA_GEMM_CUBLAS) return 1;
-    return work >= (s->a.dtype == AMP_F32 ? 67108864.0 : 1073741824.0) && !ampi_cuda_hopper_adds_bias(s, batch);
+    return work >= (s->a.dtype == AMP_F32 ? 67108864.0 : 1073741824.0)
+           && !ampi_cuda_hopper_finishes(s, batch, epilogue);
 }
 
 AMPI_FN cudaDataType ampi_cuda_blas_type(amp_dtype t) {
@@ -2911,6 +2915,20 @@ AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec* exec, const char* op, 
     if (e == CUBLAS_STATUS_SUCCESS) return AMP_OK;
     return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DEVICE, "%s: cuBLAS: status %d", op, (int)e);
 }
+AMPI_FN int ampi_cuda_by_blas(const amp_exec* exec, const ampi_product* s, const ampi_cuda_batch* batch,
+                              amp_cuda_epilogue epilogue) {
+    return ampi_cuda_blas_wanted(exec, s, batch, epilogue) && ampi_cuda_blas_offers(s, batch);
+}
+
+#else
+
+AMPI_FN int ampi_cuda_by_blas(const amp_exec*, const ampi_product*, const ampi_cuda_batch*, amp_cuda_epilogue) {
+    return 0;
+}
+AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec*, const char*, const ampi_product*, const ampi_cuda_batch*) {
+    return AMP_ERR_UNSUPPORTED;
+}
+
 #endif
 
 /* Computes a checked product, or as many as the batch counts. */
@@ -2919,11 +2937,19 @@ AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, c
     if (s->m == 0 || s->n == 0 || batch->count == 0) return AMP_OK;
     if (!ampi_cuda_countable(&s->a) || !ampi_cuda_countable(&s->b) || s->k >= (size_t)1 << 35)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more", op);
-#if !defined(AMP_NO_CUBLAS)
-    if (ampi_cuda_blas_wanted(exec, s, batch) && ampi_cuda_blas_offers(s, batch, epilogue))
+    if (epilogue == AMP_CUDA_EPILOGUE_NONE && ampi_cuda_by_blas(exec, s, batch, epilogue))
         return ampi_cuda_product_blas(exec, op, s, batch);
-#endif
     return ampi_cuda_product_own(exec, op, s, batch, epilogue);
+}
+/* With the activation in a pass of its own behind cuBLAS; C is dense. */
+AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op, const ampi_product* s) {
+    const ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
+    amp_result r;
+    if (!ampi_cuda_by_blas(exec, s, &one, AMP_CUDA_EPILOGUE_RELU))
+        return ampi_cuda_product_run(exec, op, s, &one, AMP_CUDA_EPILOGUE_RELU);
+    r = ampi_cuda_product_run(exec, op, s, &one, AMP_CUDA_EPILOGUE_NONE);
+    if (r != AMP_OK) return r;
+    return amp_cuda_activation_forward(AMP_RELU, s->c, s->c_dtype, s->c, s->c_dtype, s->m * s->n, exec);
 }
 AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, const ampi_product* s) {
     ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
@@ -3111,6 +3137,15 @@ AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, con
                                  in, out);
     if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
     return r == AMP_OK ? ampi_cuda_product_one(exec, op, &s) : r;
+}
+/* For a model, whose pointers are good. */
+AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
+                                         const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
+                                         size_t in, size_t out, const amp_exec* exec) {
+    ampi_product s;
+    amp_result r = ampi_linear_y(&s, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, n,
+                                 in, out);
+    return r == AMP_OK ? ampi_cuda_product_relu(exec, "amp_cuda_linear_forward", &s) : r;
 }
 
 AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
@@ -6110,7 +6145,9 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
                                       ampi_cuda_training_read,
                                       ampi_cuda_training_abandon,
                                       ampi_cuda_record_begin,
-                                      ampi_cuda_record_end };
+                                      ampi_cuda_record_end,
+                                      ampi_cuda_linear_relu,
+                                      NULL };                       /* conv2d_relu_forward */
     return &cuda;
 }
 
