@@ -1206,6 +1206,17 @@ AMPI_D float ampi_d_group_max(float v, double* shared) {
     return v;
 }
 
+/* The sum of parts that all of a block can see, by its first 256 threads; the others get 0, and may not wait for these
+   again. */
+AMPI_D double ampi_d_parts_sum(const double* parts, size_t count, double* shared) {
+    double sum[1] = { 0.0 };
+    if (threadIdx.x >= AMPI_CUDA_BLOCK) return 0.0;
+    AMPI_UNROLL4
+    for (size_t i = threadIdx.x; i < count; i += AMPI_CUDA_BLOCK) sum[0] += parts[i];
+    ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared);
+    return sum[0];
+}
+
 /* ======================================================================================== */
 /* >>impl-half                                                                                */
 /* ======================================================================================== */
@@ -1658,20 +1669,37 @@ AMPI_D void ampi_d_deliver8(const ampi_cuda_product& p, uint32_t z, uint32_t pie
     }
 }
 
-/* The pieces, added in ascending order. */
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(ampi_cuda_product p) {
-    const size_t eights = (p.n + 7) / 8, all = p.batch * p.m * eights, piece = p.batch * p.m * p.n;
-    for (size_t q = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; q < all;
-         q += (size_t)gridDim.x * AMPI_CUDA_BLOCK) {
-        size_t row = ampi_d_quotient(q, eights), j = (q - row * eights) * 8, z = ampi_d_quotient(row, p.m);
-        float v[8], next[8];
-        ampi_d_load8(v, p.sums, AMP_F32, row * p.n + j, (row + 1) * p.n);
-        for (uint32_t s = 1; s < p.pieces; s++) {
-            ampi_d_load8(next, p.sums + s * piece, AMP_F32, row * p.n + j, (row + 1) * p.n);
-            for (int l = 0; l < 8; l++) v[l] = __fadd_rn(v[l], next[l]);
-        }
-        ampi_d_finish8(p, z, row - z * p.m, j, v);
+/* The pieces of one sum, in ascending order, 16 loads at a time under way together: -0 adds nothing. */
+enum { AMPI_CUDA_PIECES_AHEAD = 16 };
+AMPI_D float ampi_d_add_pieces(const float* first, size_t apart, uint32_t pieces) {
+    float sum = -0.0f;
+    for (uint32_t s = 0; s < pieces; s += AMPI_CUDA_PIECES_AHEAD) {
+        float next[AMPI_CUDA_PIECES_AHEAD];
+        AMPI_UNROLL
+        for (uint32_t u = 0; u < AMPI_CUDA_PIECES_AHEAD; u++)
+            next[u] = s + u < pieces ? first[(s + u) * apart] : -0.0f;
+        AMPI_UNROLL
+        for (uint32_t u = 0; u < AMPI_CUDA_PIECES_AHEAD; u++) sum = __fadd_rn(sum, next[u]);
     }
+    return sum;
+}
+/* A thread for each sum, as C is small: it has fewer tiles than the GPU has multiprocessors. Then the first warp
+   finishes the block's 32 eights. */
+enum { AMPI_CUDA_PIECES_EIGHTS = (int)AMPI_CUDA_BLOCK / 8 };
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(ampi_cuda_product p) {
+    AMPI_SHARED(float, shared);
+    const size_t eights = (p.n + 7) / 8, all = p.batch * p.m * eights, apart = p.batch * p.m * p.n;
+    const size_t first = (size_t)blockIdx.x * AMPI_CUDA_PIECES_EIGHTS;
+    size_t q = first + threadIdx.x / 8, row = ampi_d_quotient(q, eights), j = (q - row * eights) * 8 + threadIdx.x % 8;
+    float v[8];
+    shared[threadIdx.x] = q < all && j < p.n ? ampi_d_add_pieces(p.sums + row * p.n + j, apart, p.pieces) : 0.0f;
+    __syncthreads();
+    q = first + threadIdx.x;
+    if (threadIdx.x >= AMPI_CUDA_PIECES_EIGHTS || q >= all) return;
+    row = ampi_d_quotient(q, eights);
+    for (int l = 0; l < 8; l++) v[l] = shared[threadIdx.x * 8 + (unsigned)l];
+    const size_t z = ampi_d_quotient(row, p.m);
+    ampi_d_finish8(p, z, row - z * p.m, (q - row * eights) * 8, v);
 }
 
 /* --- plain kernel -------------------------------------------------------------------------- */
@@ -2691,9 +2719,9 @@ AMPI_FN amp_result ampi_cuda_run_plain(const amp_exec* exec, const char* op, amp
 /* The second pass over a sum that was cut. */
 AMPI_FN amp_result ampi_cuda_add_pieces(const amp_exec* exec, const char* op, const ampi_cuda_product* p) {
     if (p->pieces == 1) return AMP_OK;
-    return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces,
-                            ampi_cuda_grid(p->batch * p->m * ((p->n + 7) / 8), AMPI_CUDA_BLOCK),
-                            dim3(AMPI_CUDA_BLOCK), 0, *p);
+    size_t blocks = ampi_cuda_parts(p->batch * p->m * ((p->n + 7) / 8), AMPI_CUDA_PIECES_EIGHTS);
+    return ampi_cuda_launch(exec, op, ampi_k_gemm_pieces, dim3((unsigned)blocks), dim3(AMPI_CUDA_BLOCK),
+                            AMPI_CUDA_BLOCK * sizeof(float), *p);
 }
 
 /* A slot holds a tile of A and one of B. */
@@ -3043,13 +3071,18 @@ AMP_DEF amp_result amp_cuda_gemm(amp_transpose trans_a, amp_transpose trans_b, s
 /* --- gradients of biases ---------------------------------------------------------------------------- */
 
 /* db[o] = sum of dy over images n and pixels p of a plane, element (n*outs + o)*pixels + p; a dense layer has
-   planes of one pixel. Sums are formed in double in a fixed order. */
+   planes of one pixel. Sums are formed in double in an order that depends on sizes alone. */
 typedef struct ampi_cuda_bias_sum {
     const void* dy; amp_dtype dy_dtype;
     void* db; amp_dtype db_dtype;
     size_t n, outs, pixels;
     int accumulate;
+    size_t count;       /* parts of a channel */
+    double* parts;      /* the workspace, or NULL */
 } ampi_cuda_bias_sum;
+
+/* Loads of a thread that are under way together. */
+enum { AMPI_CUDA_BIAS_AHEAD = 4 };
 
 AMPI_D void ampi_d_bias_store(const ampi_cuda_bias_sum& s, size_t o, double sum) {
     float v = (float)sum;
@@ -3057,53 +3090,136 @@ AMPI_D void ampi_d_bias_store(const ampi_cuda_bias_sum& s, size_t o, double sum)
     ampi_d_store(s.db, s.db_dtype, o, ampi_clean_nan(v));
 }
 
-/* A block sums one plane of all images, eights of pixels at a time. */
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_bias_planes(ampi_cuda_bias_sum s) {
-    AMPI_SHARED(double, shared);
-    const size_t eights = (s.pixels + 7) / 8, all = s.n * eights, o = blockIdx.x;
-    double sum[1] = { 0.0 };
-    for (size_t q = threadIdx.x; q < all; q += AMPI_CUDA_BLOCK) {
-        size_t image = ampi_d_quotient(q, eights), plane = (image * s.outs + o) * s.pixels;
-        float v[8];
-        ampi_d_load8(v, s.dy, s.dy_dtype, plane + (q - image * eights) * 8, plane + s.pixels);
-        sum[0] += (double)ampi_d_sum8(v);
-    }
-    ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared);
-    if (threadIdx.x == 0) ampi_d_bias_store(s, o, sum[0]);
-}
+/* The eights of a channel's planes are cut into parts, a warp's work: part p has chunks p, p + count, ... of 128
+   eights. One block adds a channel's parts. They meet in the workspace, or, where they are few or it is missing, in
+   the shared memory of a block that computes them all. */
+enum { AMPI_CUDA_BIAS_WARPS = 32,       /* at most */
+       AMPI_CUDA_BIAS_CHUNK = 32 * (int)AMPI_CUDA_BIAS_AHEAD, AMPI_CUDA_BIAS_PARTS = 1024,
+       AMPI_CUDA_BIAS_ALL_PARTS = 16384,       /* of all channels, unless these are more */
+       AMPI_CUDA_BIAS_SHARED = (32 + (int)AMPI_CUDA_BIAS_PARTS) * 8 };
 
-/* A block sums 32 neighbouring columns: each of its 32 warps every 32nd row, eight rows at a time, then the warps
-   one after the other. */
-enum { AMPI_CUDA_BIAS_WARPS = 32 };
-static __global__ void __launch_bounds__(32 * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_columns(ampi_cuda_bias_sum s) {
-    AMPI_SHARED(double, shared);
-    const size_t o = (size_t)blockIdx.x * 32 + threadIdx.x % 32;
+/* This thread's share of channel o in the chunk in which its first eight is q. */
+AMPI_D double ampi_d_bias_chunk(const ampi_cuda_bias_sum& s, size_t o, size_t q) {
+    const size_t eights = (s.pixels + 7) / 8;
+    ampi_eight r[AMPI_CUDA_BIAS_AHEAD];
     double sum = 0.0;
-    for (size_t r = threadIdx.x / 32; o < s.outs && r < s.n; r += 8 * AMPI_CUDA_BIAS_WARPS) {
+    AMPI_UNROLL
+    for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
+        size_t at = q + 32u * u, image = ampi_d_quotient(at, eights), plane = (image * s.outs + o) * s.pixels;
+        ampi_d_fetch8(r[u], s.dy, s.dy_dtype, plane + (at - image * eights) * 8, image < s.n ? plane + s.pixels : 0);
+    }
+    AMPI_UNROLL
+    for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
         float v[8];
-        for (size_t u = 0; u < 8; u++) {
-            size_t row = r + u * AMPI_CUDA_BIAS_WARPS;
-            v[u] = row < s.n ? ampi_d_load(s.dy, s.dy_dtype, row * s.outs + o) : 0.0f;
-        }
+        ampi_d_widen8(v, r[u], s.dy_dtype);
         sum += (double)ampi_d_sum8(v);
     }
-    shared[threadIdx.x] = sum;
+    return sum;
+}
+AMPI_D void ampi_d_bias_end(const ampi_cuda_bias_sum& s, const double* parts, double* shared) {
+    double sum = ampi_d_parts_sum(parts, s.count, shared);
+    if (threadIdx.x == 0) ampi_d_bias_store(s, blockIdx.x, sum);
+}
+static __global__ void __launch_bounds__(32 * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_planes(ampi_cuda_bias_sum s) {
+    AMPI_SHARED(double, shared);
+    const size_t all = s.n * ((s.pixels + 7) / 8), warps = blockDim.x / 32;
+    double* parts = s.parts ? s.parts + blockIdx.x * s.count : shared + 32;
+    for (size_t part = blockIdx.y * warps + threadIdx.x / 32; part < s.count; part += gridDim.y * warps) {
+        double sum[1] = { 0.0 };
+        for (size_t q = part * AMPI_CUDA_BIAS_CHUNK + threadIdx.x % 32; q < all; q += s.count * AMPI_CUDA_BIAS_CHUNK)
+            sum[0] += ampi_d_bias_chunk(s, blockIdx.x, q);
+        ampi_d_warp_sum(sum);
+        if (threadIdx.x % 32 == 0) parts[part] = sum[0];
+    }
+    if (s.parts) return;
     __syncthreads();
-    if (threadIdx.x >= 32 || o >= s.outs) return;
-    for (uint32_t warp = 1; warp < AMPI_CUDA_BIAS_WARPS; warp++) sum += shared[threadIdx.x + 32 * warp];
+    ampi_d_bias_end(s, parts, shared);
+}
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_bias_parts(ampi_cuda_bias_sum s) {
+    AMPI_SHARED(double, shared);
+    ampi_d_bias_end(s, s.parts + blockIdx.x * s.count, shared);
+}
+
+/* A block of 16 warps sums 16 neighbouring columns: two lanes read eight each, of every 256th row; then the lanes of a
+   warp and the warps are added. */
+enum { AMPI_CUDA_BIAS_BLOCK = 512, AMPI_CUDA_BIAS_COLUMNS = 16, AMPI_CUDA_BIAS_ROWS = 256 };
+
+/* The next rows of eight columns, added up to a float each. */
+AMPI_D void ampi_d_bias_rows(const ampi_cuda_bias_sum& s, size_t row, size_t column, double (&v)[8]) {
+    ampi_eight r[AMPI_CUDA_BIAS_AHEAD];
+    float sum[8] = {};
+    AMPI_UNROLL
+    for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
+        size_t at = row + u * (unsigned)AMPI_CUDA_BIAS_ROWS;
+        ampi_d_fetch8(r[u], s.dy, s.dy_dtype, at * s.outs + column, at < s.n ? (at + 1) * s.outs : 0);
+    }
+    AMPI_UNROLL
+    for (unsigned u = 0; u < AMPI_CUDA_BIAS_AHEAD; u++) {
+        float w[8];
+        ampi_d_widen8(w, r[u], s.dy_dtype);
+        for (int j = 0; j < 8; j++) sum[j] += w[j];
+    }
+    for (int j = 0; j < 8; j++) v[j] += (double)sum[j];
+}
+/* Adds eight sums over the lanes l, l ^ 2, ..., l ^ 30 of a warp: of two partners each keeps half of the sums, so that
+   lane l ends with number l / 4. */
+AMPI_D double ampi_d_fold8(double (&v)[8]) {
+    AMPI_UNROLL
+    for (int half = 4; half > 0; half /= 2) {
+        const bool upper = (threadIdx.x & 4u * (unsigned)half) != 0;
+        for (int j = 0; j < half; j++) {
+            double keep = upper ? v[j + half] : v[j], give = upper ? v[j] : v[j + half];
+            v[j] = keep + __shfl_xor_sync(0xffffffffu, give, 4 * half);
+        }
+    }
+    return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 2);
+}
+static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK) ampi_k_bias_columns(ampi_cuda_bias_sum s) {
+    AMPI_SHARED(double, shared);
+    const size_t first = (size_t)blockIdx.x * AMPI_CUDA_BIAS_COLUMNS, o = first + threadIdx.x;
+    const size_t column = first + threadIdx.x % 2 * 8u;
+    const unsigned lane = threadIdx.x % 8 * 4 + threadIdx.x / 8;      /* that ends with column threadIdx.x */
+    double v[8] = {}, sum = 0.0;
+    for (size_t row = threadIdx.x / 2; column < s.outs && row < s.n; row += AMPI_CUDA_BIAS_AHEAD * AMPI_CUDA_BIAS_ROWS)
+        ampi_d_bias_rows(s, row, column, v);
+    shared[threadIdx.x] = ampi_d_fold8(v);
+    __syncthreads();
+    if (threadIdx.x >= AMPI_CUDA_BIAS_COLUMNS || o >= s.outs) return;
+    for (unsigned warp = 0; warp < AMPI_CUDA_BIAS_BLOCK / 32; warp++) sum += shared[32 * warp + lane];
     ampi_d_bias_store(s, o, sum);
+}
+
+AMPI_FN size_t ampi_cuda_bias_parts(size_t n, size_t outs, size_t pixels) {
+    size_t most = ampi_min_size(AMPI_CUDA_BIAS_ALL_PARTS / outs, AMPI_CUDA_BIAS_PARTS);
+    return ampi_min_size(ampi_cuda_parts(n * ((pixels + 7) / 8), AMPI_CUDA_BIAS_CHUNK), ampi_max_size(most, 1));
+}
+/* Two parts for each warp of one block take less time than a second launch. */
+AMPI_FN size_t ampi_cuda_bias_bytes(size_t n, size_t outs, size_t pixels) {
+    size_t count = ampi_cuda_bias_parts(n, outs, pixels);
+    return count > 2 * AMPI_CUDA_BIAS_WARPS ? count * outs * sizeof(double) : 0;
+}
+AMPI_FN amp_result ampi_cuda_bias_planes(const amp_exec* exec, const char* op, ampi_cuda_bias_sum s) {
+    const size_t bytes = ampi_cuda_bias_bytes(s.n, s.outs, s.pixels);
+    s.count = ampi_cuda_bias_parts(s.n, s.outs, s.pixels);
+    if (bytes) s.parts = (double*)ampi_cuda_scratch(exec, bytes);
+    const unsigned blocks = s.parts ? (unsigned)ampi_cuda_parts(s.count, AMPI_CUDA_BIAS_WARPS) : 1u;
+    const unsigned threads = s.count <= AMPI_CUDA_BLOCK / 32 ? AMPI_CUDA_BLOCK : 32 * AMPI_CUDA_BIAS_WARPS;
+    amp_result r = ampi_cuda_launch(exec, op, ampi_k_bias_planes, dim3((unsigned)s.outs, blocks), dim3(threads),
+                                    AMPI_CUDA_BIAS_SHARED, s);
+    if (r != AMP_OK || !s.parts) return r;
+    return ampi_cuda_launch(exec, op, ampi_k_bias_parts, dim3((unsigned)s.outs), dim3(AMPI_CUDA_BLOCK),
+                            AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
 }
 
 AMPI_FN amp_result ampi_cuda_bias_grad(const amp_exec* exec, const char* op, const void* dy, amp_dtype dy_dtype,
                                        void* db, amp_dtype db_dtype, int accumulate, size_t n, size_t outs,
                                        size_t pixels) {
-    ampi_cuda_bias_sum s = { dy, ampi_dtype(dy_dtype), db, ampi_dtype(db_dtype), n, outs, pixels, accumulate };
+    ampi_cuda_bias_sum s = { dy, ampi_dtype(dy_dtype), db, ampi_dtype(db_dtype), n, outs, pixels, accumulate, 0, NULL };
     if (outs == 0) return AMP_OK;
-    if (pixels > 1)
-        return ampi_cuda_launch(exec, op, ampi_k_bias_planes, dim3((unsigned)outs), dim3(AMPI_CUDA_BLOCK),
-                                AMPI_CUDA_BLOCK / 32 * sizeof(double), s);
-    return ampi_cuda_launch(exec, op, ampi_k_bias_columns, dim3((unsigned)ampi_cuda_parts(outs, 32)),
-                            dim3(32 * AMPI_CUDA_BIAS_WARPS), 32 * AMPI_CUDA_BIAS_WARPS * sizeof(double), s);
+    if (pixels > 1) return ampi_cuda_bias_planes(exec, op, s);
+    const unsigned blocks = (unsigned)ampi_cuda_parts(outs, AMPI_CUDA_BIAS_COLUMNS);
+    return ampi_cuda_launch(exec, op, ampi_k_bias_columns, dim3(blocks), dim3(AMPI_CUDA_BIAS_BLOCK),
+                            AMPI_CUDA_BIAS_BLOCK * sizeof(double), s);
 }
 
 /* --- dense layer ------------------------------------------------------------------------------------ */
@@ -3201,7 +3317,8 @@ AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     size_t y = ampi_cuda_product_workspace(c.og, n * c.out_pixels, c.cg * c.taps, groups);
     size_t dx = ampi_cuda_product_workspace(c.cg, n * c.in_pixels, c.og * c.taps, groups);
     size_t dw = ampi_cuda_product_workspace(c.og, c.cg * c.taps, n * c.out_pixels, groups);
-    return ampi_max_size(y, ampi_max_size(dx, dw));
+    size_t db = ampi_cuda_bias_bytes(n, groups * c.og, c.out_pixels);
+    return ampi_max_size(ampi_max_size(y, db ? db + 16 : 0), ampi_max_size(dx, dw));
 }
 
 AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
@@ -3694,6 +3811,8 @@ AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, c
      : (d) <= 256 * 4 * 8                                                                                      \
          ? ampi_cuda_launch(exec, op, kernel<256, 4>, ampi_cuda_grid(rows, 1), dim3(256), shared, q)           \
          : ampi_cuda_launch(exec, op, kernel<512, 0>, ampi_cuda_grid(rows, 1), dim3(512), shared, q))
+/* Rows that such a block takes at a time. */
+AMPI_FN size_t ampi_cuda_rows_at_once(size_t d) { return d <= 32 * 4 * 8 ? AMPI_CUDA_BLOCK / 32 : 1; }
 /* Shared memory that the sums and maxima of a row need at most: two doubles for each of 32 warps. */
 enum { AMPI_CUDA_ROW_SHARED = 2 * 32 * 8 };
 
@@ -4315,7 +4434,7 @@ AMP_DEF amp_result amp_cuda_softmax_backward(const void* dy, amp_dtype dy_dtype,
 
 /* --- losses ------------------------------------------------------------------------------ */
 
-/* The mean of a loss: its terms are summed in at most 1024 parts, a number that depends on their count alone, and
+/* The mean of a loss: its terms are summed in at most 1024 parts, a number that depends on sizes alone, and
    the parts by one block in a fixed order. They meet in the workspace, or, without one, in the shared memory of a
    single block that computes them all. */
 enum { AMPI_CUDA_LOSS_PARTS = 1024 };
@@ -4326,26 +4445,35 @@ typedef struct ampi_cuda_loss {
     float* loss;
     double* parts;               /* the workspace, or NULL */
     amp_dtype xt, tt;
-    size_t n, d, count;          /* terms, classes, parts */
+    size_t n, d, count, tile;    /* terms, classes, parts, terms of a tile */
     float smoothing;
     ampi_loss kind;
 } ampi_cuda_loss;
 
-/* All threads of a block; more than 256 only add zeros. */
-template <int T>
 AMPI_D void ampi_d_loss_mean(const ampi_cuda_loss& q, const double* parts, double* shared) {
-    double sum[1] = { 0.0 };
-    if (threadIdx.x < 256)
-        for (size_t i = threadIdx.x; i < q.count; i += 256) sum[0] += parts[i];
-    ampi_d_group_sum<T>(sum, shared);
-    if (threadIdx.x == 0) *q.loss = (float)(sum[0] / (double)q.n);
+    double sum = ampi_d_parts_sum(parts, q.count, shared);
+    if (threadIdx.x == 0) *q.loss = (float)(sum / (double)q.n);
 }
-static __global__ void __launch_bounds__(256) ampi_k_loss_mean(ampi_cuda_loss q) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss_mean(ampi_cuda_loss q) {
     AMPI_SHARED(double, shared);
-    ampi_d_loss_mean<256>(q, q.parts, shared);
+    ampi_d_loss_mean(q, q.parts, shared);
 }
 
-/* A block's part p: tiles p, p + count, ... */
+/* A block's part p: tiles p, p + count, ...; share(i) is this thread's of the tile that begins at term i. */
+template <int T, typename F>
+AMPI_D void ampi_d_loss_parts(const ampi_cuda_loss& q, double* shared, F share) {
+    double* parts = q.parts ? q.parts : shared + 32;
+    for (size_t part = blockIdx.x; part < q.count; part += gridDim.x) {
+        double sum[1] = { 0.0 };
+        for (size_t i = part * q.tile; i < q.n; i += q.count * q.tile) sum[0] += share(i);
+        ampi_d_group_sum<T>(sum, shared);
+        if (threadIdx.x == 0) parts[part] = sum[0];
+    }
+    if (q.parts) return;
+    __syncthreads();
+    ampi_d_loss_mean(q, parts, shared);
+}
+
 AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
     double sum = 0.0;
     ampi_eight x[2], target[2];
@@ -4374,20 +4502,17 @@ AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
 }
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss(ampi_cuda_loss q) {
     AMPI_SHARED(double, shared);
-    double* parts = q.parts ? q.parts : shared + AMPI_CUDA_BLOCK / 32;
-    for (size_t part = blockIdx.x; part < q.count; part += gridDim.x) {
-        double sum[1] = { 0.0 };
-        for (size_t i = part * AMPI_CUDA_TILE; i < q.n; i += q.count * AMPI_CUDA_TILE)
-            sum[0] += ampi_d_loss_tile(q, i + threadIdx.x * 8u);
-        ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared);
-        if (threadIdx.x == 0) parts[part] = sum[0];
-    }
-    if (q.parts) return;
-    __syncthreads();
-    ampi_d_loss_mean<AMPI_CUDA_BLOCK>(q, parts, shared);
+    ampi_d_loss_parts<AMPI_CUDA_BLOCK>(q, shared, [&](size_t i) { return ampi_d_loss_tile(q, i + threadIdx.x * 8u); });
 }
 
-/* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. */
+AMPI_D bool ampi_d_is_label(const ampi_cuda_loss& q, int32_t label) { return label >= 0 && (size_t)label < q.d; }
+/* One row: log(sum(exp(z))) - (1-smoothing) * z[label] - smoothing * mean(z), z = x - max. Without smoothing the total
+   of x is not looked at. */
+AMPI_D double ampi_d_row_loss(const ampi_cuda_loss& q, float labelled, float max, float sum, double total) {
+    float loss = ampi_fma(1, q.smoothing - 1.0f, labelled - max, ampi_log(1, sum));
+    if (q.smoothing > 0.0f) loss = ampi_fma(1, -q.smoothing, (float)(total / (double)q.d - (double)max), loss);
+    return (double)loss;
+}
 template <int T, int KEEP>
 AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, double* shared) {
     ampi_row<KEEP> x;
@@ -4396,14 +4521,9 @@ AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, doub
     const int32_t label = q.labels[row];
     ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
     sum = ampi_d_row_exp<T>(x, q.d, &max, total, shared);
-    if (label < 0 || (size_t)label >= q.d) return (double)ampi_float(0x7fc00000u);
-    float loss = ampi_fma(1, q.smoothing - 1.0f, ampi_d_load(q.x, q.xt, x.start + (size_t)label) - max,
-                          ampi_log(1, sum));
-    if (q.smoothing > 0.0f) {
-        ampi_d_group_sum<T>(total, shared);
-        loss = ampi_fma(1, -q.smoothing, (float)(total[0] / (double)q.d - (double)max), loss);
-    }
-    return (double)loss;
+    if (!ampi_d_is_label(q, label)) return (double)ampi_float(0x7fc00000u);
+    if (q.smoothing > 0.0f) ampi_d_group_sum<T>(total, shared);
+    return ampi_d_row_loss(q, ampi_d_load(q.x, q.xt, x.start + (size_t)label), max, sum, total[0]);
 }
 /* A group's part p: rows p, p + count, ... */
 template <int T, int KEEP>
@@ -4417,19 +4537,72 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_cross_entr
     }
     if (q.parts) return;
     __syncthreads();
-    ampi_d_loss_mean<AMPI_CUDA_THREADS(T)>(q, parts, shared);
+    ampi_d_loss_mean(q, parts, shared);
 }
 
-/* Decides who computes the parts: small means and calls without a workspace take one block and one launch. */
-AMPI_FN size_t ampi_cuda_loss_plan(ampi_cuda_loss* q, size_t terms, size_t elements, const amp_exec* exec) {
-    q->count = ampi_min_size(terms, AMPI_CUDA_LOSS_PARTS);
-    if (elements > 4 * (size_t)AMPI_CUDA_TILE)
-        q->parts = (double*)ampi_cuda_scratch(exec, AMPI_CUDA_LOSS_PARTS * sizeof(double));
+/* Up to 32 classes: a thread has a row, a block a tile of up to 1024. The tile comes into shared memory by eights, two
+   to a thread; a gap behind each 32 floats keeps threads that read d apart from meeting in a bank. */
+enum { AMPI_CUDA_FEW = 32, AMPI_CUDA_FEW_BLOCK = 1024, AMPI_CUDA_FEW_PARTS = 512, AMPI_CUDA_FEW_TILE = 10752,
+       AMPI_CUDA_FEW_SHARED = (32 + (int)AMPI_CUDA_FEW_PARTS) * 8 + (int)AMPI_CUDA_FEW_TILE / 32 * 33 * 4 };
+
+/* Rows whose elements a tile holds; a multiple of 8, so that each tile begins at a multiple of 16 bytes. */
+AMPI_FN size_t ampi_cuda_few_rows(size_t d) {
+    return ampi_min_size(AMPI_CUDA_FEW_TILE / d / 8 * 8, AMPI_CUDA_FEW_BLOCK);
+}
+AMPI_D unsigned ampi_d_gapped(unsigned i) { return i + i / 32; }
+
+/* Elements [start, end) into the tile. */
+AMPI_D void ampi_d_few_fetch(const ampi_cuda_loss& q, size_t start, size_t end, float* tile) {
+    ampi_eight r[2];
+    AMPI_UNROLL
+    for (unsigned u = 0; u < 2; u++)
+        ampi_d_fetch8(r[u], q.x, q.xt, start + (threadIdx.x + u * AMPI_CUDA_FEW_BLOCK) * 8, end);
+    AMPI_UNROLL
+    for (unsigned u = 0; u < 2; u++) {
+        const unsigned i = (threadIdx.x + u * AMPI_CUDA_FEW_BLOCK) * 8;
+        float v[8];
+        if (start + i >= end) break;
+        ampi_d_widen8(v, r[u], q.xt);
+        for (int j = 0; j < 8; j++) tile[ampi_d_gapped(i) + (unsigned)j] = v[j];
+    }
+}
+/* The row that begins at element i of the tile. */
+AMPI_D double ampi_d_few_row(const ampi_cuda_loss& q, const float* tile, unsigned i, int32_t label) {
+    const unsigned d = (unsigned)q.d;
+    float max = ampi_float(0xff800000u);
+    double sum = 0.0, total = 0.0;
+    if (!ampi_d_is_label(q, label)) return (double)ampi_float(0x7fc00000u);
+    AMPI_UNROLL4
+    for (unsigned j = 0; j < d; j++) max = ampi_d_larger(max, tile[ampi_d_gapped(i + j)]);
+    AMPI_UNROLL4
+    for (unsigned j = 0; j < d; j++) sum += (double)ampi_exp(1, tile[ampi_d_gapped(i + j)] - max);
+    for (unsigned j = 0; q.smoothing > 0.0f && j < d; j++) total += (double)tile[ampi_d_gapped(i + j)];
+    return ampi_d_row_loss(q, tile[ampi_d_gapped(i + (unsigned)label)], max, (float)sum, total);
+}
+static __global__ void __launch_bounds__(AMPI_CUDA_FEW_BLOCK) ampi_k_cross_entropy_few(ampi_cuda_loss q) {
+    AMPI_SHARED(double, shared);
+    float* tile = (float*)(shared + 32 + AMPI_CUDA_FEW_PARTS);
+    ampi_d_loss_parts<AMPI_CUDA_FEW_BLOCK>(q, shared, [&](size_t first) {
+        const size_t last = q.n - first < q.tile ? q.n : first + q.tile, row = first + threadIdx.x;
+        const int32_t label = row < last ? q.labels[row] : 0;
+        __syncthreads();      /* the last tile has been read */
+        ampi_d_few_fetch(q, first * q.d, last * q.d, tile);
+        __syncthreads();
+        return row < last ? ampi_d_few_row(q, tile, threadIdx.x * (unsigned)q.d, label) : 0.0;
+    });
+}
+
+/* Decides who computes the parts: calls without a workspace, and means of no more parts than a block computes in less
+   time than a second launch takes, get one block. */
+AMPI_FN size_t ampi_cuda_loss_plan(ampi_cuda_loss* q, size_t parts, size_t alone, const amp_exec* exec) {
+    q->count = parts;
+    if (parts > alone) q->parts = (double*)ampi_cuda_scratch(exec, AMPI_CUDA_LOSS_PARTS * sizeof(double));
     return q->parts ? q->count : 1;      /* parts at a time */
 }
 AMPI_FN amp_result ampi_cuda_loss_end(const ampi_cuda_loss& q, const char* op, const amp_exec* exec) {
     if (!q.parts) return AMP_OK;
-    return ampi_cuda_launch(exec, op, ampi_k_loss_mean, dim3(1), dim3(256), 8 * sizeof(double), q);
+    return ampi_cuda_launch(exec, op, ampi_k_loss_mean, dim3(1), dim3(AMPI_CUDA_BLOCK),
+                            AMPI_CUDA_BLOCK / 32 * sizeof(double), q);
 }
 enum { AMPI_CUDA_LOSS_SHARED = (32 + AMPI_CUDA_LOSS_PARTS) * 8 };
 
@@ -4445,6 +4618,18 @@ AMPI_FN amp_result ampi_cuda_check_labels(const amp_exec* exec, const char* op, 
     return ampi_cuda_check_pointer(exec, op, "labels", labels);
 }
 
+AMPI_FN amp_result ampi_cuda_few_run(ampi_cuda_loss* q, const char* op, const amp_exec* exec) {
+    q->tile = ampi_cuda_few_rows(q->d);
+    size_t parts = ampi_min_size(ampi_cuda_parts(q->n, q->tile), AMPI_CUDA_FEW_PARTS);
+    parts = ampi_cuda_loss_plan(q, parts, 1, exec);
+    return ampi_cuda_launch(exec, op, ampi_k_cross_entropy_few, dim3((unsigned)parts), dim3(AMPI_CUDA_FEW_BLOCK),
+                            AMPI_CUDA_FEW_SHARED, *q);
+}
+AMPI_FN amp_result ampi_cuda_many_run(ampi_cuda_loss* q, const char* op, const amp_exec* exec) {
+    size_t parts = ampi_min_size(q->n, AMPI_CUDA_LOSS_PARTS);
+    parts = ampi_cuda_loss_plan(q, parts, 2 * ampi_cuda_rows_at_once(q->d), exec);
+    return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy, parts, q->d, AMPI_CUDA_LOSS_SHARED, *q);
+}
 AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits, amp_dtype logits_dtype,
                                                           const int32_t* labels, float smoothing, float* loss,
                                                           size_t n, size_t classes, const amp_exec* exec) {
@@ -4457,8 +4642,7 @@ AMP_DEF amp_result amp_cuda_softmax_cross_entropy_forward(const void* logits, am
     if (r != AMP_OK || (r = ampi_cuda_check_labels(exec, op, labels, smoothing, n, classes)) != AMP_OK) return r;
     q.x = logits; q.xt = ampi_dtype(logits_dtype); q.labels = labels; q.smoothing = smoothing; q.loss = loss;
     q.n = n; q.d = classes;
-    size_t parts = ampi_cuda_loss_plan(&q, n, n * classes, exec);
-    r = AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_cross_entropy, parts, classes, AMPI_CUDA_LOSS_SHARED, q);
+    r = classes <= AMPI_CUDA_FEW ? ampi_cuda_few_run(&q, op, exec) : ampi_cuda_many_run(&q, op, exec);
     return r != AMP_OK ? r : ampi_cuda_loss_end(q, op, exec);
 }
 
@@ -4483,7 +4667,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
         float max;
         double unused;
         const int32_t label = q.labels[row];
-        const float f = label < 0 || (size_t)label >= q.d ? ampi_float(0x7fc00000u) : factor;
+        const float f = ampi_d_is_label(q, label) ? factor : ampi_float(0x7fc00000u);
         ampi_d_row_start<T>(x, q.x, q.xt, row, q.d);
         const float inverse = 1.0f / ampi_d_row_exp<T>(x, q.d, &max, &unused, shared);
         ampi_d_eights<T, KEEP>(q.d, [&](int k, size_t i) {
@@ -4550,7 +4734,9 @@ AMPI_FN amp_result ampi_cuda_loss_forward(ampi_loss kind, const char* op, const 
     if (r != AMP_OK) return r;
     q.x = x; q.xt = ampi_dtype(xt); q.target = target; q.tt = ampi_dtype(tt); q.loss = loss; q.n = n;
     q.kind = kind;
-    size_t parts = ampi_cuda_loss_plan(&q, (n + AMPI_CUDA_TILE - 1) / AMPI_CUDA_TILE, n, exec);
+    q.tile = AMPI_CUDA_TILE;
+    size_t parts = ampi_min_size(ampi_cuda_parts(n, AMPI_CUDA_TILE), AMPI_CUDA_LOSS_PARTS);
+    parts = ampi_cuda_loss_plan(&q, parts, 2, exec);
     r = ampi_cuda_launch(exec, op, ampi_k_loss, dim3((unsigned)parts), dim3(AMPI_CUDA_BLOCK),
                          AMPI_CUDA_LOSS_SHARED, q);
     return r != AMP_OK ? r : ampi_cuda_loss_end(q, op, exec);

@@ -256,6 +256,23 @@ static void test_workspace() {
         }
 }
 
+/* Enough pixels that the parts of db's sums meet in the workspace: one launch more. */
+static void test_many_pixels() {
+    static const int MANY[14] = { 3, 1, 150, 152, 2, 1, 1, 1, 1, 0, 0, 1, 1, 1 };
+    for (unsigned t = 0; t < 3; t++) {
+        Conv c(shape_of(MANY), { TYPES[t], TYPES[t], AMP_F32 }, WHOLE, t);
+        const size_t full = amp_cuda_conv2d_workspace(&c.shape);
+        for (size_t held : { full, full / 2 }) {
+            amp_exec e = quiet_exec();
+            Workspace w(&e, held, 1);
+            const long before = launches();
+            c.db.upload();
+            CHECK(c.backward(4, 0, &e) == AMP_OK && launches() == before + 1 + (held == full));
+        }
+        check_bits(c, 4, (int)(t & 1u), false, full, 1);
+    }
+}
+
 /* --- tests: any numbers ---------------------------------------------------------------------------- */
 
 /* Mixed types and FP32 follow the CPU's order: its bits, but for db, which is summed in an order of its own. */
@@ -531,6 +548,7 @@ int main() {
     TEST(test_single_gradients);
     TEST(test_special_values);
     TEST(test_workspace);
+    TEST(test_many_pixels);
     TEST(test_plain_kernels);
     TEST(test_error_bound);
     TEST(test_engines);

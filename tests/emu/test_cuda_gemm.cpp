@@ -243,6 +243,8 @@ static void test_long_k() {
             check_bits(s, w / 2 + 1);
             check_bits(s, w - 1);
         }
+    for (size_t k : { 8 * 32 * 16, 8 * 32 * 16 + 1, 8 * 32 * 17, 8 * 32 * 33 })      /* 16 pieces, and more */
+        check_bits(Spec(3, 11, k, AMP_F16, AMP_F16, AMP_F32), amp_cuda_gemm_workspace(3, 11, k));
     size_t w = amp_cuda_gemm_workspace(20, 30, 700);
     CHECK(w > 0);
     check_bits(Spec(20, 30, 700, AMP_F32, AMP_BF16, AMP_F32), w);

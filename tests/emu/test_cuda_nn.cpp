@@ -1109,9 +1109,34 @@ static void test_cross_entropy() {
         check_cross_entropy(rows_for(d), d, AMP_F16, AMP_F16, 0.1f, 1);
     }
     for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) check_cross_entropy(19, 37, a, b, 0.25f, 3);
-    check_cross_entropy(2200, 10, AMP_F32, AMP_F32, 0.0f, 0);      /* parts of two rows, in the workspace */
+    check_cross_entropy(2200, 33, AMP_F32, AMP_F32, 0.0f, 0);      /* parts of two rows, in the workspace */
+    for (size_t n : { 15, 16, 17 }) check_cross_entropy(n, 33, AMP_F16, AMP_F32, 0.1f, 0);
     check_cross_entropy(12, 2000, AMP_F32, AMP_F16, 0.1f, 0);
     check_cross_entropy(3, 9000, AMP_BF16, AMP_F16, 0.1f, 0);
+}
+/* A thread for each row: one tile, with a row more, and several; both eights of a thread. */
+static void test_few_classes() {
+    for (size_t d : { 1, 3, 10, 11, 32 }) {
+        const size_t rows = ampi_cuda_few_rows(d);
+        CHECK(rows % 8 == 0 && rows <= AMPI_CUDA_FEW_BLOCK && rows * d <= AMPI_CUDA_FEW_TILE);
+        for (size_t n : { rows, rows + 1, 2 * rows + 5 }) {
+            check_cross_entropy(n, d, n == rows ? AMP_F32 : AMP_F16, AMP_F32, d == 3 ? 0.0f : 0.1f, n == rows ? 0 : 3);
+            check_cross_entropy(n - 1, d, AMP_BF16, AMP_F16, 0.1f, d % 2);
+        }
+    }
+}
+/* Parts of several tiles, a block of several parts. */
+static void test_few_classes_turns() {
+    const size_t n = 5 * 16 + 3, d = 7;
+    Tensor x(AMP_F16, n * d), loss(AMP_F32, 1);
+    Labels labels(n, d);
+    ampi_cuda_loss q = {};
+    fill_logits(x, d);
+    q.x = x.dev; q.xt = AMP_F16; q.labels = labels.dev(); q.loss = loss.floats(); q.smoothing = 0.1f;
+    q.n = n; q.d = d; q.count = 2; q.tile = 16;
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_cross_entropy_few, dim3(1), dim3(AMPI_CUDA_FEW_BLOCK),
+                           AMPI_CUDA_FEW_SHARED, q) == AMP_OK);
+    check_bounded("cross-entropy, two parts", loss, cross_entropy(x, labels, 0.1f, n, d));
 }
 /* A label that is none makes the loss and its own row NaN. */
 static void test_wrong_labels() {
@@ -1171,7 +1196,7 @@ static void check_mean_loss(ampi_loss kind, size_t n, amp_dtype a, amp_dtype b, 
 }
 static void test_mean_losses() {
     for (ampi_loss kind : { AMPI_MSE, AMPI_BCE }) {
-        for (size_t n : { 1, 5, 8, 9, 2049, 4096, 4099, 16384, 16385, 50001 }) {
+        for (size_t n : { 1, 5, 8, 9, 2049, 4096, 4099, 8192, 8193, 50001 }) {
             check_mean_loss(kind, n, AMP_F32, AMP_F32, n % 3);
             check_mean_loss(kind, n, AMP_F16, AMP_F32, 1);
         }
@@ -1186,7 +1211,7 @@ static void test_mean_loss_turns() {
     t.fill(ordinary);
     q.x = x.dev; q.target = t.dev; q.loss = loss.floats();
     q.xt = q.tt = AMP_F16;
-    q.n = x.n; q.count = 2; q.kind = AMPI_MSE;
+    q.n = x.n; q.count = 2; q.tile = AMPI_CUDA_TILE; q.kind = AMPI_MSE;
     CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_loss, dim3(1), dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_LOSS_SHARED, q)
           == AMP_OK);
     check_bounded("mean square, two parts", loss, mean_loss(AMPI_MSE, x, t));
@@ -1239,6 +1264,69 @@ static void test_loss_special() {
         }
 }
 
+/* --- gradients of biases ------------------------------------------------------------------------ */
+
+/* Eights by a tree, or four rows: at most three roundings each, u of the size; the rest in double. */
+static Bounded bias_grad(const Tensor& dy, size_t n, size_t outs, size_t pixels) {
+    Bounded b;
+    for (size_t o = 0; o < outs; o++) {
+        double sum = 0, size = 0;
+        for (size_t i = 0; i < n * pixels; i++) {
+            const double v = (double)dy[(i / pixels * outs + o) * pixels + i % pixels];
+            sum += v;
+            size += fabs(v);
+        }
+        b.add(sum, 3 * U * size + U * fabs(sum));
+    }
+    return b;
+}
+/* A workspace changes who adds, not the bits; it is used from 65 parts on. */
+static void check_bias_grad(size_t n, size_t outs, size_t pixels, amp_dtype a, amp_dtype b, int accumulate) {
+    Tensor dy(a, n * outs * pixels, n % 5), db(b, outs);
+    const size_t bytes = ampi_cuda_bias_bytes(n, outs, pixels);
+    Bytes alone;
+    dy.fill(ordinary);
+    db.fill(ordinary);
+    const Bounded expected = onto(bias_grad(dy, n, outs, pixels), db, accumulate);
+    for (size_t held : { (size_t)0, bytes ? bytes - 1 : 0, bytes + 12 }) {
+        amp_exec exec = quiet_exec();
+        Workspace w(&exec, held, bytes && held > bytes ? 4 : 0);
+        const long before = launches();
+        db.send();
+        CHECK(ampi_cuda_bias_grad(&exec, "test", dy.dev, a, db.dev, b, accumulate, n, outs, pixels) == AMP_OK);
+        CHECK(launches() == before + 1 + (bytes && held > bytes));
+        check_bounded("gradient of a bias", db, expected);
+        if (alone.empty()) alone = db.get();
+        CHECK_MSG(db.get() == alone, "%zu x %zu x %zu", n, outs, pixels);
+    }
+}
+static void test_bias_planes() {
+    CHECK(ampi_cuda_bias_bytes(64, 1, 1024) == 0 && ampi_cuda_bias_bytes(65, 1, 1024) == 65 * 8);
+    CHECK(ampi_cuda_bias_bytes(65, 252, 1024) == 65 * 252 * 8 && ampi_cuda_bias_bytes(65, 253, 1024) == 0);
+    for (size_t pixels : { 2, 7, 8, 49, 100, 1024, 1025 })
+        for (size_t n : { 1, 3, 9 }) check_bias_grad(n, 3, pixels, n == 3 ? AMP_F32 : AMP_F16, AMP_F32, n == 9);
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) check_bias_grad(2, 5, 33, a, b, 1);
+    check_bias_grad(33, 2, 1024, AMP_F16, AMP_F32, 0);      /* more than one part for each warp */
+    check_bias_grad(64, 1, 1024, AMP_F16, AMP_F32, 0);
+    check_bias_grad(65, 2, 1024, AMP_BF16, AMP_F16, 1);     /* in the workspace, three blocks */
+    check_bias_grad(41, 2, 1999, AMP_F32, AMP_F32, 0);
+}
+/* Parts of several chunks. */
+static void test_bias_turns() {
+    Tensor dy(AMP_F16, 9 * 2 * 500), db(AMP_F32, 2);
+    ampi_cuda_bias_sum s = { dy.dev, AMP_F16, db.dev, AMP_F32, 9, 2, 500, 0, 2, nullptr };
+    dy.fill(ordinary);
+    CHECK(ampi_cuda_launch(nullptr, "test", ampi_k_bias_planes, dim3(2), dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_BIAS_SHARED,
+                           s) == AMP_OK);
+    check_bounded("gradient of a bias, two parts", db, bias_grad(dy, 9, 2, 500));
+}
+static void test_bias_columns() {
+    for (size_t outs : { 1, 7, 8, 9, 15, 16, 17, 40 })
+        for (size_t n : { 1, 2, 255, 256, 257, 1025 })
+            if (n < 1000 || outs < 10) check_bias_grad(n, outs, 1, n % 2 ? AMP_F16 : AMP_F32, AMP_F32, n == 2);
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) check_bias_grad(700, 24, 1, a, b, 1);
+}
+
 /* --- orders, graphs, errors -------------------------------------------------------------------- */
 
 /* Every sum, in every order of threads and blocks. */
@@ -1247,7 +1335,7 @@ static void test_orders() {
     const size_t rows = 130, d = 150;
     Tensor x(AMP_F16, rows * d), dy(AMP_F16, rows * d), y(AMP_F32, rows * d), mean(AMP_F32, rows),
         invstd(AMP_F32, rows), a(AMP_F32, d), b(AMP_F32, d), loss(AMP_F32, 1);
-    Labels labels(rows, d);
+    Labels labels(rows, d), many(5400, 3);
     amp_exec exec = quiet_exec();
     Workspace w(&exec, amp_cuda_layer_norm_workspace(rows, d) + AMP_CUDA_LOSS_WORKSPACE);
     const amp_pool2d_shape pool = { AMP_POOL_AVERAGE, 1, 1, 130, 150, 20, 20, 10, 10, 0, 0, 0 };
@@ -1301,6 +1389,18 @@ static void test_orders() {
             all.insert(all.end(), more.begin(), more.end());
             return all;
         });
+    for (const amp_exec* with : { (const amp_exec*)nullptr, (const amp_exec*)&exec })
+        for (size_t n : { 1, 2, 9 })      /* few classes, in one tile and in more; biases, of planes and of columns */
+            check_repeatable([&]() {
+                amp_result r = amp_cuda_softmax_cross_entropy_forward(x.dev, AMP_F16, many.dev(), 0.1f, loss.floats(),
+                                                                      600 * n, 3, with);
+                CHECK(r == AMP_OK);
+                r = ampi_cuda_bias_grad(with, "test", x.dev, AMP_F16, a.dev, AMP_F32, 0, n, 1, rows * d / n);
+                CHECK(r == AMP_OK);
+                r = ampi_cuda_bias_grad(with, "test", x.dev, AMP_F16, b.dev, AMP_F32, 0, n * 100, 20, 1);
+                CHECK(r == AMP_OK);
+                return results({ &loss, &a, &b });
+            });
     check_repeatable([&]() {
         CHECK(amp_cuda_pool2d_forward(&pool, x.dev, AMP_F16, y.dev, AMP_F32, nullptr) == AMP_OK);
         return results({ &y });
@@ -1640,11 +1740,16 @@ int main() {
     TEST(test_row_turns);
     TEST(test_softmax_special);
     TEST(test_cross_entropy);
+    TEST(test_few_classes);
+    TEST(test_few_classes_turns);
     TEST(test_wrong_labels);
     TEST(test_mean_losses);
     TEST(test_mean_loss_turns);
     TEST(test_mean_loss_slopes);
     TEST(test_loss_special);
+    TEST(test_bias_planes);
+    TEST(test_bias_turns);
+    TEST(test_bias_columns);
     TEST(test_orders);
     TEST(test_graph);
     TEST(test_operator_errors);
