@@ -312,6 +312,8 @@ AMP_DEF const amp_scaler_state* amp_cuda_scaler_device_state(const amp_cuda_scal
    (amp_cuda_scaler_read). A norm may differ from the CPU's in its last digits: sums run in another order, the
    same one on every GPU. Unscaled gradients have the CPU's bits. */
 AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tensors* grads, const amp_exec* exec);
+/* Reads and writes each gradient once, where the scale is a power of two and no quotient underflows; reads it twice
+   otherwise. After AMP_ERR_DEVICE a part of the gradients may be unscaled. */
 AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_tensors* grads, const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cuda_tensors* dst,
                                                 const amp_cuda_tensors* src, int accumulate, const amp_exec* exec);
@@ -4787,33 +4789,33 @@ AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_
 /* --- lists of tensors on the device --------------------------------------------------------- */
 
 /* A list is cut into chunks of one tensor each. Of B blocks, block b takes the chunks b, b+B, b+2B, ...; B
-   depends on the list alone, so that sums have the same order on every GPU. */
-enum { AMPI_CUDA_CHUNK = 4096, AMPI_CUDA_LIST_BLOCKS = 4096, AMPI_CUDA_NAME = 48 };
+   depends on the list alone, so that sums have the same order on every GPU. Each warp of a block has its part of a
+   chunk: 256 elements, and those 2048 behind them. */
+enum { AMPI_CUDA_CHUNK = 4096, AMPI_CUDA_PARTS = AMPI_CUDA_BLOCK / 32, AMPI_CUDA_LIST_BLOCKS = 4096,
+       AMPI_CUDA_NAME = 48 };
 
+/* All that a pass needs to begin its loads. */
 typedef struct ampi_cuda_chunk {
-    uint64_t offset;                /* of its first element */
-    uint32_t n;
-    int32_t  tensor;
+    void*     data;                 /* its first element */
+    uint64_t  offset;               /* the place of that in the tensor */
+    uint32_t  n;
+    int32_t   tensor;
+    amp_dtype dtype;
 } ampi_cuda_chunk;
 
-typedef struct ampi_cuda_array {
-    void*     data;
-    uint64_t  first_chunk, chunks;
-    amp_dtype dtype;
-} ampi_cuda_array;
+/* The chunks of a tensor. */
+typedef struct ampi_cuda_array { uint64_t first_chunk, chunks; } ampi_cuda_array;
 
-/* What a thread, a block or all of them have seen. first, last: chunk * AMPI_CUDA_CHUNK + element, so that the least
-   of them is the first of the list; last is 0 before there is one. */
-typedef struct ampi_cuda_seen {
-    double sum;                     /* of squares */
-    unsigned long long inf, nan, first, last;
-} ampi_cuda_seen;
+/* What is not finite. first, last: chunk * AMPI_CUDA_CHUNK + element, so that the least of them is the first of the
+   list; last is 0 before there is one. */
+typedef struct ampi_cuda_bad { unsigned long long inf, nan, first, last; } ampi_cuda_bad;
 
 /* What a pass over a list has found. */
 typedef struct ampi_cuda_found {
     amp_overflow_info info;
     int32_t  refused;               /* 1 = the gradients are to be left as they are */
     uint32_t finished;              /* blocks of a pass under way */
+    ampi_cuda_bad bad;              /* what they have seen; between two passes as ampi_cuda_nothing_bad has it */
 } ampi_cuda_found;
 
 /* A list as kernels see it: all in device memory. */
@@ -4821,7 +4823,8 @@ typedef struct ampi_cuda_list {
     const ampi_cuda_chunk* chunks;
     const ampi_cuda_array* arrays;
     const char* names;              /* AMPI_CUDA_NAME bytes each */
-    ampi_cuda_seen*  seen;          /* [AMPI_CUDA_LIST_BLOCKS] */
+    double*  sums;                  /* [AMPI_CUDA_LIST_BLOCKS]: of squares, what each block has seen */
+    uint8_t* moved;                 /* [AMPI_CUDA_PARTS] of each chunk: 1 = unscaled by the look */
     ampi_cuda_found* found;
     uint64_t chunk_count;
 } ampi_cuda_list;
@@ -4844,6 +4847,11 @@ AMPI_FN size_t ampi_cuda_reserve(size_t* total, size_t count, size_t size) {
 
 AMPI_FN size_t ampi_cuda_chunks_of(size_t n) { return n / AMPI_CUDA_CHUNK + (n % AMPI_CUDA_CHUNK != 0); }
 
+AMPI_HD AMPI_FN ampi_cuda_bad ampi_cuda_nothing_bad(void) {
+    const ampi_cuda_bad none = { 0, 0, ~0ull, 0 };
+    return none;
+}
+
 /* The tables, in host memory. */
 AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunks, ampi_cuda_array* arrays,
                                    char* names) {
@@ -4851,12 +4859,12 @@ AMPI_FN void ampi_cuda_fill_tables(const ampi_tensors* t, ampi_cuda_chunk* chunk
     int i;
     for (i = 0; i < t->count; i++) {
         amp_tensor x = t->at(t->list, i);
-        arrays[i].data = x.data;
-        arrays[i].dtype = ampi_dtype(x.dtype);
         arrays[i].first_chunk = next;
         if (x.name) strncpy(names + (size_t)i * AMPI_CUDA_NAME, x.name, AMPI_CUDA_NAME - 1);
         for (offset = 0; offset < x.count; offset += AMPI_CUDA_CHUNK, next++) {
             uint64_t left = x.count - offset;
+            chunks[next].data = (unsigned char*)x.data + offset * ampi_type_size(x.dtype);
+            chunks[next].dtype = ampi_dtype(x.dtype);
             chunks[next].offset = offset;
             chunks[next].n = (uint32_t)ampi_min_size(left, AMPI_CUDA_CHUNK);
             chunks[next].tensor = i;
@@ -4881,7 +4889,7 @@ AMPI_FN amp_result ampi_cuda_clone(void** out, const void* host, size_t bytes, c
 
 AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* t, const amp_exec* exec,
                                        const char* place) {
-    size_t total = 0, chunk_count = 0, found, seen, chunks, arrays, names;
+    size_t total = 0, chunk_count = 0, found, sums, moved, chunks, arrays, names;
     unsigned char *host, *base;
     amp_result r;
     int i;
@@ -4890,7 +4898,8 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
         if (!ampi_add_size(chunk_count, more, &chunk_count)) chunk_count = SIZE_MAX;
     }
     found = ampi_cuda_reserve(&total, 1, sizeof(ampi_cuda_found));
-    seen = ampi_cuda_reserve(&total, AMPI_CUDA_LIST_BLOCKS, sizeof(ampi_cuda_seen));
+    sums = ampi_cuda_reserve(&total, AMPI_CUDA_LIST_BLOCKS, sizeof(double));
+    moved = ampi_cuda_reserve(&total, chunk_count, AMPI_CUDA_PARTS);
     chunks = ampi_cuda_reserve(&total, chunk_count, sizeof(ampi_cuda_chunk));
     arrays = ampi_cuda_reserve(&total, (size_t)t->count, sizeof(ampi_cuda_array));
     names = ampi_cuda_reserve(&total, (size_t)t->count, AMPI_CUDA_NAME);
@@ -4898,6 +4907,7 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
     if (!host)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: no %llu bytes for the table", place,
                          (ampi_ull)total);
+    ((ampi_cuda_found*)(void*)(host + found))->bad = ampi_cuda_nothing_bad();
     ampi_cuda_fill_tables(t, (ampi_cuda_chunk*)(void*)(host + chunks), (ampi_cuda_array*)(void*)(host + arrays),
                           (char*)(host + names));
     r = ampi_cuda_clone(&l->memory, host, total, exec, place);
@@ -4905,7 +4915,8 @@ AMPI_FN amp_result ampi_cuda_fill_list(amp_cuda_tensors* l, const ampi_tensors* 
     base = (unsigned char*)l->memory;
     if (r != AMP_OK) return r;
     l->list.found = (ampi_cuda_found*)(void*)(base + found);
-    l->list.seen = (ampi_cuda_seen*)(void*)(base + seen);
+    l->list.sums = (double*)(void*)(base + sums);
+    l->list.moved = base + moved;
     l->list.chunks = (const ampi_cuda_chunk*)(const void*)(base + chunks);
     l->list.arrays = (const ampi_cuda_array*)(const void*)(base + arrays);
     l->list.names = (const char*)(base + names);
@@ -4959,9 +4970,12 @@ AMP_DEF amp_result amp_cuda_tensors_create(amp_cuda_tensors** out, const amp_ten
     return r == AMP_OK ? ampi_cuda_make_list(out, &t, exec, place) : r;
 }
 
+/* Of a pass that sums: a block for each eight chunks, so that it begins and ends seldom; but at least 512 blocks, which
+   large GPUs hold at once, and no more than there is room for in the table of sums. */
 AMPI_FN dim3 ampi_cuda_list_grid(const ampi_cuda_list* l) {
-    return dim3((unsigned)(l->chunk_count < AMPI_CUDA_LIST_BLOCKS ? l->chunk_count
-                                                                  : (uint64_t)AMPI_CUDA_LIST_BLOCKS));
+    const uint64_t most = AMPI_CUDA_LIST_BLOCKS, least = l->chunk_count < 512 ? l->chunk_count : 512;
+    const uint64_t eighth = l->chunk_count / 8;
+    return dim3((unsigned)(eighth < least ? least : eighth < most ? eighth : most));
 }
 /* A block for each chunk, where no sums depend on it: so the last ones end together. */
 AMPI_FN dim3 ampi_cuda_chunk_grid(const ampi_cuda_list* l) {
@@ -4977,6 +4991,7 @@ typedef struct ampi_cuda_scaler_block {
     amp_overflow_info info;
     double   norms[AMP_SCALER_MAX_LISTS];   /* of the lists of this window, by the host's numbers */
     uint32_t last[3][3];                    /* ampi_last_finite from F32, F16, BF16 to those, for state.inverse */
+    uint32_t exact[3];                      /* ampi_cuda_first_exact of those, for state.scale_in_use */
     int32_t  closed;                        /* 1 = info is of the last window */
     int32_t  last_skipped;                  /* how that window ended */
     float    last_scale;                    /* its loss scale */
@@ -4989,6 +5004,17 @@ struct amp_cuda_scaler {
     ampi_cuda_scaler_block* device;
 };
 
+/* The least magnitude, as bits of type t, that is a normal number and stays one when divided by the scale: the way back
+   is exact then. 0 where there is none, and where there is nothing to do: the scale must be 2^k with a normal inverse.
+   The least normal number has the exponent bits 1, its 2^k-fold those of k + 1. */
+AMPI_HD AMPI_FN uint32_t ampi_cuda_first_exact(amp_dtype t, float scale) {
+    const int width = t == AMP_F32 ? 23 : t == AMP_F16 ? 10 : 7;       /* of the significand, as stored */
+    const uint32_t u = ampi_bits(scale);
+    const int k = (int)(u >> 23) - 127;
+    if ((u & 0x7fffffu) != 0 || k < -126 || k > 126 || k == 0) return 0;
+    return (uint32_t)(k > 0 ? k + 1 : 1) << width;
+}
+
 /* What follows from the scale. All threads of a block of 32 call it; thread 0 has written the scale. */
 AMPI_D void ampi_d_scaler_settle(ampi_cuda_scaler_block* b) {
     int from = (int)threadIdx.x / 3, to = (int)threadIdx.x % 3;
@@ -4996,6 +5022,8 @@ AMPI_D void ampi_d_scaler_settle(ampi_cuda_scaler_block* b) {
     __syncthreads();
     if (threadIdx.x < 9)
         b->last[from][to] = ampi_last_finite((amp_dtype)(from + 1), (amp_dtype)(to + 1), b->state.inverse);
+    if (threadIdx.x < 3)
+        b->exact[threadIdx.x] = ampi_cuda_first_exact((amp_dtype)(threadIdx.x + 1), b->state.scale_in_use);
 }
 
 AMPI_D void ampi_d_scaler_open(ampi_cuda_scaler_block* b) {
@@ -5053,32 +5081,61 @@ ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst, cons
     for (i = 16 * wide + at; i < bytes; i += step) dst[i] = src[i];
 }
 
-/* --- check --------------------------------------------------------------------------------------- */
+/* --- look: what check does, and each unscale at first -------------------------------------------- */
+
+enum { AMPI_LOOK,                       /* reads only */
+       AMPI_LOOK_SUMS,                  /* reads what accumulating would give */
+       AMPI_LOOK_UNSCALE };             /* unscales in place as far as that can be taken back */
 
 typedef struct ampi_cuda_look {
     ampi_cuda_list src;
-    const ampi_cuda_array*  dst;        /* gives the types of the results; NULL = FP32 */
+    const ampi_cuda_chunk*  dst;        /* where the results go; NULL = they are FP32, or stay in their place */
     ampi_cuda_scaler_block* scaler;     /* NULL = the gradients are not scaled */
     int unscaled;                       /* 1 = they are unscaled already */
     int list;                           /* number under which the window keeps the norm; -1 = none */
 } ampi_cuda_look;
 
-/* Adds the squares of an eight to *sum, each of them exact in double, so that fused or not is the same. A magnitude
-   above `last` makes the difference negative, and its sign bit stays in the OR of all, which is returned. */
-AMPI_D uint32_t ampi_d_look8(double* sum, const ampi_eight& r, amp_dtype t, uint32_t last) {
+/* Blocks of a kind that a multiprocessor is to hold at once, so that enough loads are under way: at 40, 64 and 48
+   registers a thread. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+  #define AMPI_LOOK_RESIDENT(kind) 4      /* all it has room for */
+#else
+  #define AMPI_LOOK_RESIDENT(kind) ((kind) == AMPI_LOOK ? 6 : (kind) == AMPI_LOOK_SUMS ? 4 : 5)
+#endif
+
+/* What a thread has seen: squares of all its chunks; of the last one the bits that look8 sets, and the least magnitude,
+   less 1, so that 0 is the greatest. */
+typedef struct ampi_cuda_seen {
+    double   sum;
+    uint32_t over, least;
+} ampi_cuda_seen;
+
+/* What is not finite in the chunks of a block. first, last: as in ampi_cuda_bad, but only the block's own chunks are
+   counted: 32 bits are enough for those, and atomics on 64 are slow in shared memory. */
+typedef struct ampi_cuda_bad_here { uint32_t inf, nan, first, last; } ampi_cuda_bad_here;
+
+typedef struct ampi_cuda_look_shared {
+    double sums[AMPI_CUDA_BLOCK / 32];
+    ampi_cuda_bad_here bad;
+    int is_last;
+} ampi_cuda_look_shared;
+
+/* Adds the squares of an eight to the sum, each of them exact in double, so that fused or not is the same. A magnitude
+   above `last` makes the difference negative, and its sign bit stays in s.over. */
+AMPI_D void ampi_d_look8(ampi_cuda_seen& s, const ampi_eight& r, amp_dtype t, uint32_t last) {
     double part[4] = { 0.0, 0.0, 0.0, 0.0 };
-    uint32_t over = 0;
     AMPI_UNROLL
     for (int j = 0; j < 8; j++) {
         uint32_t half = r.w[j / 2] >> (16 * (j & 1)) & 0xffffu;
+        uint32_t magnitude = t == AMP_F32 ? r.w[j] & 0x7fffffffu : half & 0x7fffu;
         float x = t == AMP_F32   ? ampi_float(r.w[j])
                   : t == AMP_F16 ? ampi_ptx_f32_from_f16((uint16_t)half)
                                  : ampi_float(half << 16);
-        over |= last - (t == AMP_F32 ? r.w[j] & 0x7fffffffu : half & 0x7fffu);
+        s.over |= last - magnitude;
+        if (magnitude - 1 < s.least) s.least = magnitude - 1;
         part[j % 4] += (double)x * (double)x;
     }
-    *sum += (part[0] + part[1]) + (part[2] + part[3]);
-    return over;
+    s.sum += (part[0] + part[1]) + (part[2] + part[3]);
 }
 
 /* dst + src * inverse as it would be stored. */
@@ -5090,212 +5147,281 @@ AMPI_D void ampi_d_sum8_stored(ampi_eight& r, amp_dtype to, const ampi_eight& x,
     ampi_d_round8(r, b, to);
 }
 
-/* What a thread has to know of a chunk. y is the target, of which only SUMS uses more than the type. */
-typedef struct ampi_cuda_range {
-    ampi_cuda_array x, y;
-    size_t   start, end;
-    uint32_t last;
-    float    inverse;
-} ampi_cuda_range;
-
-/* Element i once more, as bits without the sign. */
-template <bool SUMS>
-AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_range& v, size_t i) {
-    float sum;
-    if (!SUMS) return v.x.dtype == AMP_F32 ? ((const uint32_t*)v.x.data)[i] & 0x7fffffffu
-                                           : ((const uint16_t*)v.x.data)[i] & 0x7fffu;
-    sum = ampi_fma(1, ampi_d_load(v.x.data, v.x.dtype, i), v.inverse, ampi_d_load(v.y.data, v.y.dtype, i));
-    return v.y.dtype == AMP_F32   ? ampi_bits(sum) & 0x7fffffffu
-           : v.y.dtype == AMP_F16 ? ampi_d_round_half(sum) & 0x7fffu
-                                  : ampi_bf16_bits(ampi_bits(sum)) & 0x7fffu;
-}
-
-/* The slow path, for eights that are known to be bad. `number` is that of the first element in the list. */
-template <bool SUMS>
-AMPI_D void ampi_d_count_bad(ampi_cuda_seen& s, const ampi_cuda_range& v, unsigned at, unsigned long long number) {
-    AMPI_ROLLED
-    for (unsigned j = at; j < at + 8 && v.start + j < v.end; j++) {
-        uint32_t u = ampi_d_magnitude<SUMS>(v, v.start + j);
-        if (u <= v.last) continue;
-        if (number + j < s.first) s.first = number + j;
-        if (number + j > s.last) s.last = number + j;
-        if (u > ampi_inf_bits(SUMS ? v.y.dtype : v.x.dtype)) s.nan++;
-        else s.inf++;
-    }
-}
-
-template <bool SUMS>
-AMPI_D ampi_cuda_range ampi_d_range_of(const ampi_cuda_look& a, uint64_t c) {
-    const ampi_cuda_chunk chunk = a.src.chunks[c];
-    ampi_cuda_range v;
-    v.x = a.src.arrays[chunk.tensor];
-    if (SUMS) v.y = a.dst[chunk.tensor];
-    else v.y.dtype = a.dst ? a.dst[chunk.tensor].dtype : AMP_F32;
-    v.start = chunk.offset;
-    v.end = chunk.offset + chunk.n;
-    v.inverse = SUMS ? a.scaler->state.inverse : 1.0f;
-    v.last = ampi_inf_bits(SUMS ? v.y.dtype : v.x.dtype) - 1;
-    if (!SUMS && a.scaler && !a.unscaled) v.last = a.scaler->last[v.x.dtype - 1][v.y.dtype - 1];
-    return v;
-}
-
-/* One round: each thread of the block looks at two eights. SUMS: at what accumulating them would give. */
-template <bool SUMS>
-AMPI_D void ampi_d_look_chunk(ampi_cuda_seen& s, const ampi_cuda_look& a, uint64_t c) {
-    const ampi_cuda_range v = ampi_d_range_of<SUMS>(a, c);
-    const unsigned at = 8 * threadIdx.x, apart = 8 * AMPI_CUDA_BLOCK;
-    ampi_eight r[2], sum[2];
-    uint32_t over[2];
-    AMPI_UNROLL
-    for (unsigned k = 0; k < 2; k++) ampi_d_fetch8(r[k], v.x.data, v.x.dtype, v.start + at + k * apart, v.end);
-    AMPI_UNROLL
-    for (unsigned k = 0; SUMS && k < 2; k++)
-        ampi_d_fetch8(sum[k], v.y.data, v.y.dtype, v.start + at + k * apart, v.end);
-    AMPI_UNROLL
-    for (unsigned k = 0; k < 2; k++) {
-        if (SUMS) ampi_d_sum8_stored(sum[k], v.y.dtype, r[k], v.x.dtype, v.inverse);
-        over[k] = ampi_d_look8(&s.sum, SUMS ? sum[k] : r[k], SUMS ? v.y.dtype : v.x.dtype, v.last);
-    }
-    if (!((over[0] | over[1]) >> 31)) return;
-    ampi_d_count_bad<SUMS>(s, v, at, c * AMPI_CUDA_CHUNK);
-    ampi_d_count_bad<SUMS>(s, v, at + apart, c * AMPI_CUDA_CHUNK);
-}
-
-typedef struct ampi_cuda_look_shared {
-    double sums[AMPI_CUDA_BLOCK / 32];
-    unsigned long long inf, nan, first, last;
-    int is_last;
-} ampi_cuda_look_shared;
-
-AMPI_D ampi_cuda_seen ampi_d_nothing_seen() {
-    ampi_cuda_seen s = { 0.0, 0, 0, ~0ull, 0 };
-    return s;
-}
-
-/* All threads' findings, for all threads. Only integers are combined by atomics. */
-AMPI_D void ampi_d_look_combine(ampi_cuda_seen& s, ampi_cuda_look_shared* shared) {
-    double sum[1] = { s.sum };
-    __syncthreads();
-    if (threadIdx.x == 0) { shared->inf = shared->nan = shared->last = 0; shared->first = ~0ull; }
-    ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared->sums);
-    if (s.inf + s.nan > 0) {
-        atomicAdd(&shared->inf, s.inf);
-        atomicAdd(&shared->nan, s.nan);
-        atomicMin(&shared->first, s.first);
-        atomicMax(&shared->last, s.last);
-    }
-    __syncthreads();
-    s.sum = sum[0];
-    s.inf = shared->inf;
-    s.nan = shared->nan;
-    s.first = shared->first;
-    s.last = shared->last;
-}
-
-/* One thread writes down what the whole list has shown. */
-AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, const ampi_cuda_seen& s, bool sums) {
-    ampi_cuda_found* result = a.src.found;
-    amp_overflow_info* found = &result->info;
-    ampi_overflow_clear(found);
-    found->norm = sqrt(s.sum);
-    if (a.scaler && !a.unscaled && !sums) found->norm = __dmul_rn(found->norm, (double)a.scaler->state.inverse);
-    if (s.inf + s.nan > 0) {
-        const ampi_cuda_chunk chunk = a.src.chunks[s.first / AMPI_CUDA_CHUNK];
-        const int last = a.src.chunks[s.last / AMPI_CUDA_CHUNK].tensor;
-        const char* name = a.src.names + (size_t)chunk.tensor * AMPI_CUDA_NAME;
-        const char* last_name = a.src.names + (size_t)last * AMPI_CUDA_NAME;
-        found->found_inf = 1;
-        found->inf_count = s.inf;
-        found->nan_count = s.nan;
-        found->first_tensor = chunk.tensor;
-        found->first_index = chunk.offset + s.first % AMPI_CUDA_CHUNK;
-        found->last_tensor = last;
-        AMPI_ROLLED
-        for (int i = 0; i < AMPI_CUDA_NAME; i++) { found->first_name[i] = name[i]; found->last_name[i] = last_name[i]; }
-        found->norm = ampi_double(AMPI_INF64);
-    }
-    if (a.scaler) ampi_d_scaler_record(a.scaler, found, a.list);
-    result->refused = found->found_inf && !(a.scaler && a.scaler->rule.ignore_overflow);
-    result->finished = 0;
-}
-
-/* This thread's share of what all blocks have seen, four loads at a time under way. */
-AMPI_D ampi_cuda_seen ampi_d_all_seen(const volatile ampi_cuda_seen* all) {
-    ampi_cuda_seen s = ampi_d_nothing_seen();
-    AMPI_UNROLL4
-    for (unsigned b = threadIdx.x; b < gridDim.x; b += AMPI_CUDA_BLOCK) {
-        s.sum += all[b].sum;
-        s.inf += all[b].inf;
-        s.nan += all[b].nan;
-        if (all[b].first < s.first) s.first = all[b].first;
-        if (all[b].last > s.last) s.last = all[b].last;
-    }
-    return s;
-}
-
-/* Reads the list once. The block that finishes last puts all blocks' findings together. */
-template <bool SUMS>
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_look(const ampi_cuda_look a) {
-    AMPI_SHARED(ampi_cuda_look_shared, shared);
-    ampi_cuda_seen s = ampi_d_nothing_seen();
-    for (uint64_t c = blockIdx.x; c < a.src.chunk_count; c += gridDim.x) ampi_d_look_chunk<SUMS>(s, a, c);
-    ampi_d_look_combine(s, shared);
-    if (threadIdx.x == 0) {
-        a.src.seen[blockIdx.x] = s;
-        __threadfence();
-        shared->is_last = atomicAdd(&a.src.found->finished, 1u) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (!shared->is_last) return;
-    __threadfence();
-    s = ampi_d_all_seen(a.src.seen);
-    ampi_d_look_combine(s, shared);
-    if (threadIdx.x == 0) ampi_d_look_conclude(a, s, SUMS);
-}
-
-AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int sums, const amp_exec* exec, const char* place) {
-    return ampi_cuda_launch(exec, place, sums ? ampi_k_look<true> : ampi_k_look<false>,
-                            ampi_cuda_list_grid(&a->src), dim3(AMPI_CUDA_BLOCK), sizeof(ampi_cuda_look_shared), *a);
-}
-
-/* --- unscale ------------------------------------------------------------------------------------- */
-
-typedef struct ampi_cuda_move {
-    ampi_cuda_list src;
-    const ampi_cuda_array* dst;
-    const ampi_cuda_scaler_block* scaler;   /* NULL = plain copies, converted */
-    int accumulate;
-} ampi_cuda_move;
-
 /* x * factor; a NaN stays the one it is. */
 AMPI_D float ampi_d_scale(float x, float factor) {
     uint32_t u = ampi_bits(x);
     return (u & 0x7fffffffu) > 0x7f800000u ? ampi_float(u | 0x400000u) : __fmul_rn(x, factor);
 }
+/* An eight times factor, rounded to its own type. */
+AMPI_D void ampi_d_scale8(ampi_eight& r, amp_dtype t, float factor) {
+    float v[8];
+    ampi_d_widen8(v, r, t);
+    for (int j = 0; j < 8; j++) v[j] = ampi_d_scale(v[j], factor);
+    ampi_d_round8(r, v, t);
+}
 
-AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_array& x, const ampi_cuda_array& y, size_t i,
-                         size_t end, float factor) {
+/* What a thread has to know of a chunk. y is the target, of which only SUMS uses more than the type. */
+typedef struct ampi_cuda_range {
+    const void *x, *y;
+    amp_dtype x_dtype, y_dtype;
+    uint32_t n, last;
+    float    inverse;
+} ampi_cuda_range;
+
+template <int KIND>
+AMPI_D ampi_cuda_range ampi_d_range_of(const ampi_cuda_look& a, const ampi_cuda_chunk& x, uint64_t c) {
+    const bool sums = KIND == AMPI_LOOK_SUMS;
+    ampi_cuda_range v;
+    v.x = x.data;
+    v.x_dtype = x.dtype;
+    v.y = sums ? a.dst[c].data : NULL;
+    v.y_dtype = KIND == AMPI_LOOK_UNSCALE ? x.dtype : a.dst ? a.dst[c].dtype : AMP_F32;
+    v.n = x.n;
+    v.inverse = KIND == AMPI_LOOK ? 1.0f : a.scaler->state.inverse;
+    v.last = ampi_inf_bits(sums ? v.y_dtype : v.x_dtype) - 1;
+    if (!sums && a.scaler && !a.unscaled) v.last = a.scaler->last[v.x_dtype - 1][v.y_dtype - 1];
+    return v;
+}
+
+/* Element i once more, as bits without the sign. */
+template <int KIND>
+AMPI_D uint32_t ampi_d_magnitude(const ampi_cuda_range& v, unsigned i) {
+    float sum;
+    if (KIND != AMPI_LOOK_SUMS) return v.x_dtype == AMP_F32 ? ((const uint32_t*)v.x)[i] & 0x7fffffffu
+                                                            : ((const uint16_t*)v.x)[i] & 0x7fffu;
+    sum = ampi_fma(1, ampi_d_load(v.x, v.x_dtype, i), v.inverse, ampi_d_load(v.y, v.y_dtype, i));
+    return v.y_dtype == AMP_F32   ? ampi_bits(sum) & 0x7fffffffu
+           : v.y_dtype == AMP_F16 ? ampi_d_round_half(sum) & 0x7fffu
+                                  : ampi_bf16_bits(ampi_bits(sum)) & 0x7fffu;
+}
+
+/* The slow path, for eights that are known to be bad. `start` is the number of the chunk's first element. */
+template <int KIND>
+AMPI_D void ampi_d_count_bad(ampi_cuda_bad_here* all, const ampi_cuda_range& v, unsigned at, uint32_t start) {
+    ampi_cuda_bad_here bad = { 0, 0, ~0u, 0 };
+    AMPI_ROLLED
+    for (unsigned j = at; j < at + 8 && j < v.n; j++) {
+        uint32_t u = ampi_d_magnitude<KIND>(v, j);
+        if (u <= v.last) continue;
+        if (bad.first == ~0u) bad.first = start + j;
+        bad.last = start + j;
+        if (u > ampi_inf_bits(KIND == AMPI_LOOK_SUMS ? v.y_dtype : v.x_dtype)) bad.nan++;
+        else bad.inf++;
+    }
+    atomicAdd(&all->inf, bad.inf);
+    atomicAdd(&all->nan, bad.nan);
+    atomicMin(&all->first, bad.first);
+    atomicMax(&all->last, bad.last);
+}
+
+/* Unscales a warp's part, of which r is this thread's share, if all of it comes out right and can be taken back: every
+   element is 0, or at least a.scaler->exact and not above v.last. Nobody knows yet what the other parts hold. */
+AMPI_D void ampi_d_look_unscale(const ampi_cuda_look& a, const ampi_cuda_chunk& x, const ampi_cuda_range& v,
+                                const ampi_cuda_seen& s, ampi_eight (&r)[2], uint64_t c) {
+    const uint32_t exact = a.scaler->exact[x.dtype - 1];
+    const int moves = __all_sync(0xffffffffu, exact != 0 && !(s.over >> 31) && s.least >= exact - 1);
+    if (threadIdx.x % 32 == 0) a.src.moved[c * AMPI_CUDA_PARTS + threadIdx.x / 32] = (uint8_t)moves;
+    if (!moves) return;
+    AMPI_UNROLL
+    for (unsigned k = 0; k < 2; k++) {
+        ampi_d_scale8(r[k], x.dtype, v.inverse);
+        ampi_d_put8(x.data, x.dtype, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n, r[k]);
+    }
+}
+
+/* One round: each thread of the block looks at two eights. */
+template <int KIND>
+AMPI_D void ampi_d_look_chunk(ampi_cuda_seen& s, const ampi_cuda_look& a, const ampi_cuda_chunk& x, uint64_t c,
+                              ampi_cuda_bad_here* bad) {
+    const ampi_cuda_range v = ampi_d_range_of<KIND>(a, x, c);
+    const unsigned at = 8 * threadIdx.x, apart = 8 * AMPI_CUDA_BLOCK;
+    const bool sums = KIND == AMPI_LOOK_SUMS;
+    ampi_eight r[2], sum[2];
+    s.over = 0;
+    s.least = ~0u;
+    AMPI_UNROLL
+    for (unsigned k = 0; k < 2; k++) ampi_d_fetch8(r[k], v.x, v.x_dtype, at + k * apart, v.n);
+    AMPI_UNROLL
+    for (unsigned k = 0; sums && k < 2; k++) ampi_d_fetch8(sum[k], v.y, v.y_dtype, at + k * apart, v.n);
+    AMPI_UNROLL
+    for (unsigned k = 0; k < 2; k++) {
+        if (sums) ampi_d_sum8_stored(sum[k], v.y_dtype, r[k], v.x_dtype, v.inverse);
+        ampi_d_look8(s, sums ? sum[k] : r[k], sums ? v.y_dtype : v.x_dtype, v.last);
+    }
+    if (KIND == AMPI_LOOK_UNSCALE) ampi_d_look_unscale(a, x, v, s, r, c);
+    if (!(s.over >> 31)) return;
+    AMPI_ROLLED
+    for (unsigned k = 0; k < 2; k++)
+        ampi_d_count_bad<KIND>(bad, v, at + k * apart, (uint32_t)(c / gridDim.x) * AMPI_CUDA_CHUNK);
+}
+
+/* Element `number` of the block's own chunks, as the list counts it. */
+AMPI_D unsigned long long ampi_d_place(uint32_t number) {
+    const unsigned long long chunk = blockIdx.x + (unsigned long long)(number / AMPI_CUDA_CHUNK) * gridDim.x;
+    return chunk * AMPI_CUDA_CHUNK + number % AMPI_CUDA_CHUNK;
+}
+/* Only integers are combined by atomics. */
+AMPI_D void ampi_d_add_bad(ampi_cuda_bad* all, const ampi_cuda_bad_here& here) {
+    atomicAdd(&all->inf, (unsigned long long)here.inf);
+    atomicAdd(&all->nan, (unsigned long long)here.nan);
+    atomicMin(&all->first, ampi_d_place(here.first));
+    atomicMax(&all->last, ampi_d_place(here.last));
+}
+
+/* What a block has seen goes to the list; shared->is_last: it was the last one. */
+AMPI_D void ampi_d_look_finish(const ampi_cuda_list& l, double seen, ampi_cuda_look_shared* shared) {
+    double sum[1] = { seen };
+    ampi_d_warp_sum(sum);
+    if (threadIdx.x % 32 == 0) shared->sums[threadIdx.x / 32] = sum[0];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int warp = 1; warp < AMPI_CUDA_BLOCK / 32; warp++) sum[0] += shared->sums[warp];
+        l.sums[blockIdx.x] = sum[0];
+        if (shared->bad.inf + shared->bad.nan > 0) ampi_d_add_bad(&l.found->bad, shared->bad);
+        __threadfence();
+        shared->is_last = atomicAdd(&l.found->finished, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+}
+
+/* The sum of all blocks, four loads at a time under way. */
+AMPI_D double ampi_d_look_total(const volatile double* all, double* shared) {
+    double sum[1] = { 0.0 };
+    AMPI_UNROLL4
+    for (unsigned b = threadIdx.x; b < gridDim.x; b += AMPI_CUDA_BLOCK) sum[0] += all[b];
+    ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared);
+    return sum[0];
+}
+
+/* What was not finite, as the caller is told it. */
+AMPI_D void ampi_d_tell_bad(amp_overflow_info* found, const ampi_cuda_list& l, const ampi_cuda_bad& bad) {
+    const ampi_cuda_chunk chunk = l.chunks[bad.first / AMPI_CUDA_CHUNK];
+    const int last = l.chunks[bad.last / AMPI_CUDA_CHUNK].tensor;
+    const char* name = l.names + (size_t)chunk.tensor * AMPI_CUDA_NAME;
+    const char* last_name = l.names + (size_t)last * AMPI_CUDA_NAME;
+    found->found_inf = 1;
+    found->inf_count = bad.inf;
+    found->nan_count = bad.nan;
+    found->first_tensor = chunk.tensor;
+    found->first_index = chunk.offset + bad.first % AMPI_CUDA_CHUNK;
+    found->last_tensor = last;
+    AMPI_ROLLED
+    for (int i = 0; i < AMPI_CUDA_NAME; i++) { found->first_name[i] = name[i]; found->last_name[i] = last_name[i]; }
+    found->norm = ampi_double(AMPI_INF64);
+}
+
+/* One thread writes down what the whole list has shown. */
+AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, bool sums) {
+    ampi_cuda_found* result = a.src.found;
+    amp_overflow_info* found = &result->info;
+    const volatile ampi_cuda_bad* all = &result->bad;
+    const ampi_cuda_bad bad = { all->inf, all->nan, all->first, all->last };
+    ampi_overflow_clear(found);
+    found->norm = sqrt(sum);
+    if (a.scaler && !a.unscaled && !sums) found->norm = __dmul_rn(found->norm, (double)a.scaler->state.inverse);
+    if (bad.inf + bad.nan > 0) ampi_d_tell_bad(found, a.src, bad);
+    if (a.scaler) ampi_d_scaler_record(a.scaler, found, a.list);
+    result->refused = found->found_inf && !(a.scaler && a.scaler->rule.ignore_overflow);
+    result->bad = ampi_cuda_nothing_bad();
+    result->finished = 0;
+}
+
+/* Reads the list once. The chunk after the present one is fetched before that is worked on. The block that finishes
+   last puts all blocks' findings together. */
+template <int KIND>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(KIND))
+ampi_k_look(const ampi_cuda_look a) {
+    AMPI_SHARED(ampi_cuda_look_shared, shared);
+    const ampi_cuda_bad_here none = { 0, 0, ~0u, 0 };
+    ampi_cuda_seen s = { 0.0, 0, 0 };
+    ampi_cuda_chunk next = a.src.chunks[blockIdx.x];
+    double sum;
+    if (threadIdx.x == 0) shared->bad = none;
+    __syncthreads();
+    for (uint64_t c = blockIdx.x; c < a.src.chunk_count; c += gridDim.x) {
+        const ampi_cuda_chunk x = next;
+        if (c + gridDim.x < a.src.chunk_count) next = a.src.chunks[c + gridDim.x];
+        ampi_d_look_chunk<KIND>(s, a, x, c, &shared->bad);
+    }
+    ampi_d_look_finish(a.src, s.sum, shared);
+    if (!shared->is_last) return;
+    __threadfence();
+    sum = ampi_d_look_total(a.src.sums, shared->sums);
+    if (threadIdx.x == 0) ampi_d_look_conclude(a, sum, KIND == AMPI_LOOK_SUMS);
+}
+
+AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int kind, const amp_exec* exec, const char* place) {
+    return ampi_cuda_launch(exec, place, kind == AMPI_LOOK        ? ampi_k_look<AMPI_LOOK>
+                                         : kind == AMPI_LOOK_SUMS ? ampi_k_look<AMPI_LOOK_SUMS>
+                                                                  : ampi_k_look<AMPI_LOOK_UNSCALE>,
+                            ampi_cuda_list_grid(&a->src), dim3(AMPI_CUDA_BLOCK), sizeof(ampi_cuda_look_shared), *a);
+}
+
+/* --- unscale ------------------------------------------------------------------------------------- */
+
+/* The second half of unscaling in place. Parts that the look has not moved get the factor now; if it has refused the
+   list, those that it has moved get back what they were. Each block takes eight chunks, so that in the usual case few
+   blocks read the table, and that is all. */
+enum { AMPI_CUDA_SETTLE_CHUNKS = 8 };
+
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(AMPI_LOOK))
+ampi_k_settle(const ampi_cuda_list l, const ampi_cuda_scaler_block* scaler) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint64_t first = (uint64_t)blockIdx.x * AMPI_CUDA_SETTLE_CHUNKS, mine = first + lane;
+    const int refused = l.found->refused;
+    const float factor = refused ? scaler->state.scale_in_use : scaler->state.inverse;
+    bool left = false;
+    if (lane < AMPI_CUDA_SETTLE_CHUNKS && mine < l.chunk_count)
+        left = l.moved[mine * AMPI_CUDA_PARTS + warp] == refused && factor != 1.0f;
+    AMPI_ROLLED
+    for (unsigned todo = __ballot_sync(0xffffffffu, left); todo != 0; todo &= todo - 1) {
+        const ampi_cuda_chunk x = l.chunks[first + (unsigned)__ffs((int)todo) - 1];
+        ampi_eight r[2];
+        AMPI_UNROLL
+        for (unsigned k = 0; k < 2; k++)
+            ampi_d_fetch8(r[k], x.data, x.dtype, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n);
+        AMPI_UNROLL
+        for (unsigned k = 0; k < 2; k++) {
+            ampi_d_scale8(r[k], x.dtype, factor);
+            ampi_d_put8(x.data, x.dtype, 8 * (threadIdx.x + k * AMPI_CUDA_BLOCK), x.n, r[k]);
+        }
+    }
+}
+
+AMPI_FN amp_result ampi_cuda_settle(const amp_cuda_tensors* list, const ampi_cuda_scaler_block* scaler,
+                                    const amp_exec* exec, const char* place) {
+    const uint64_t blocks = (list->list.chunk_count + AMPI_CUDA_SETTLE_CHUNKS - 1) / AMPI_CUDA_SETTLE_CHUNKS;
+    return ampi_cuda_launch(exec, place, ampi_k_settle, dim3((unsigned)blocks), dim3(AMPI_CUDA_BLOCK), 0, list->list,
+                            scaler);
+}
+
+typedef struct ampi_cuda_move {
+    ampi_cuda_list src;
+    const ampi_cuda_chunk* dst;             /* of another list */
+    const ampi_cuda_scaler_block* scaler;   /* NULL = plain copies, converted */
+    int accumulate;
+} ampi_cuda_move;
+
+AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x, const ampi_cuda_chunk& y, unsigned i,
+                         float factor) {
     float v[8], sum[8];
-    ampi_d_load8(v, x.data, x.dtype, i, end);
+    ampi_d_load8(v, x.data, x.dtype, i, x.n);
     if (a.accumulate) {
-        ampi_d_load8(sum, y.data, y.dtype, i, end);
+        ampi_d_load8(sum, y.data, y.dtype, i, x.n);
         for (int j = 0; j < 8; j++) v[j] = ampi_fma(1, v[j], factor, sum[j]);
     } else {
         for (int j = 0; j < 8; j++) v[j] = ampi_d_scale(v[j], factor);
     }
-    ampi_d_store8(y.data, y.dtype, i, end, v);
+    ampi_d_store8(y.data, y.dtype, i, x.n, v);
 }
 
-/* dst = src * inverse, or dst += that, unless the check before has refused it. */
+/* dst = src * inverse, or dst += that, unless the look before has refused it. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_move(const ampi_cuda_move a) {
     float factor = a.scaler ? a.scaler->state.inverse : 1.0f;
     if (a.scaler && a.src.found->refused) return;
-    if (a.dst == a.src.arrays && factor == 1.0f) return;
     for (uint64_t c = blockIdx.x; c < a.src.chunk_count; c += gridDim.x) {
-        const ampi_cuda_chunk chunk = a.src.chunks[c];
-        const ampi_cuda_array x = a.src.arrays[chunk.tensor], y = a.dst[chunk.tensor];
-        for (unsigned at = 8 * threadIdx.x; at < chunk.n; at += 8 * AMPI_CUDA_BLOCK)
-            ampi_d_move8(a, x, y, chunk.offset + at, chunk.offset + chunk.n, factor);
+        const ampi_cuda_chunk x = a.src.chunks[c], y = a.dst[c];
+        for (unsigned at = 8 * threadIdx.x; at < x.n; at += 8 * AMPI_CUDA_BLOCK) ampi_d_move8(a, x, y, at, factor);
     }
 }
 
@@ -5304,7 +5430,7 @@ AMPI_FN amp_result ampi_cuda_move_list(const amp_cuda_tensors* dst, const amp_cu
                                        const char* place) {
     ampi_cuda_move a;
     a.src = src->list;
-    a.dst = dst->list.arrays;
+    a.dst = dst->list.chunks;
     a.scaler = scaler;
     a.accumulate = accumulate;
     return ampi_cuda_launch(exec, place, ampi_k_move, ampi_cuda_chunk_grid(&src->list), dim3(AMPI_CUDA_BLOCK), 0, a);
@@ -5328,6 +5454,7 @@ AMPI_FN amp_result ampi_cuda_scaler_clone(amp_cuda_scaler** out, const amp_scale
     for (i = 0; i < 9; i++)
         block.last[i / 3][i % 3] =
             ampi_last_finite((amp_dtype)(i / 3 + 1), (amp_dtype)(i % 3 + 1), block.state.inverse);
+    for (i = 0; i < 3; i++) block.exact[i] = ampi_cuda_first_exact((amp_dtype)(i + 1), block.state.scale_in_use);
     r = ampi_cuda_clone((void**)&s->device, &block, sizeof block, exec, place);
     if (r != AMP_OK) { free(s); return r; }
     *out = s;
@@ -5408,7 +5535,7 @@ AMP_DEF amp_result amp_cuda_scaler_check(amp_cuda_scaler* s, const amp_cuda_tens
     if (r != AMP_OK || !ampi_tensors_first(&t)) return r;
     a = ampi_cuda_look_of(s, grads, &t);
     a.unscaled = unscaled;
-    r = ampi_cuda_look_at(&a, 0, exec, place);
+    r = ampi_cuda_look_at(&a, AMPI_LOOK, exec, place);
     if (r == AMP_OK) ampi_cuda_note(s, &t, AMPI_CHECKED);
     return r;
 }
@@ -5422,9 +5549,8 @@ AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_te
     if (r == AMP_OK) r = ampi_scaler_enter_unscale(&s->window, &t, place);
     if (r != AMP_OK || !ampi_tensors_first(&t)) return r;
     a = ampi_cuda_look_of(s, grads, &t);
-    a.dst = grads->list.arrays;
-    r = ampi_cuda_look_at(&a, 0, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_move_list(grads, grads, s->device, 0, exec, place);
+    r = ampi_cuda_look_at(&a, AMPI_LOOK_UNSCALE, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_settle(grads, s->device, exec, place);
     if (r == AMP_OK) ampi_cuda_note(s, &t, AMPI_UNSCALED);
     return r;
 }
@@ -5443,8 +5569,8 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
     if (r == AMP_OK) r = ampi_scaler_into_validate(&s->window, &to, &from, place);
     if (r != AMP_OK || !ampi_tensors_first(&to)) return r;
     a = ampi_cuda_look_of(s, src, &to);
-    a.dst = dst->list.arrays;
-    r = ampi_cuda_look_at(&a, accumulate, exec, place);
+    a.dst = dst->list.chunks;
+    r = ampi_cuda_look_at(&a, accumulate ? AMPI_LOOK_SUMS : AMPI_LOOK, exec, place);
     if (r == AMP_OK) r = ampi_cuda_move_list(dst, src, s->device, accumulate, exec, place);
     if (r == AMP_OK) ampi_cuda_note(s, &to, AMPI_UNSCALED);
     return r;
@@ -5806,10 +5932,9 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(cons
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_zero_list(const ampi_cuda_list list) {
     const float zero[8] = { 0 };
     for (uint64_t c = blockIdx.x; c < list.chunk_count; c += gridDim.x) {
-        const ampi_cuda_chunk chunk = list.chunks[c];
-        const ampi_cuda_array x = list.arrays[chunk.tensor];
-        for (unsigned at = 8 * threadIdx.x; at < chunk.n; at += 8 * AMPI_CUDA_BLOCK)
-            ampi_d_store8(x.data, x.dtype, chunk.offset + at, chunk.offset + chunk.n, zero);
+        const ampi_cuda_chunk x = list.chunks[c];
+        for (unsigned at = 8 * threadIdx.x; at < x.n; at += 8 * AMPI_CUDA_BLOCK)
+            ampi_d_store8(x.data, x.dtype, at, x.n, zero);
     }
 }
 
@@ -5980,7 +6105,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cud
     if (s && ampi_optimizer_seen(&s->window, t)) return AMP_OK;
     if (s) a = ampi_cuda_look_of(s, o->grads, t);
     a.unscaled = unscaled;
-    return ampi_cuda_look_at(&a, 0, exec, place);
+    return ampi_cuda_look_at(&a, AMPI_LOOK, exec, place);
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s, const amp_exec* exec) {

@@ -179,25 +179,30 @@ static void report(const char* what, double bytes, const Call& call) {
     fflush(stdout);
 }
 
-static void bench_unscale(const char* what, size_t tensors, size_t each, amp_dtype t) {
+static void bench_unscale(const char* what, size_t tensors, size_t each, amp_dtype t, float scale) {
     const size_t n = tensors * each;
     Memory grads(n * amp_dtype_size(t));
     std::vector<amp_tensor> list(tensors);
     amp_cuda_tensors* table;
-    amp_cuda_scaler* scaler;
+    amp_cuda_scaler* scalers[2];
     amp_exec e = {};
     randomize(grads.p, t, n, 4);
     for (size_t i = 0; i < tensors; i++) list[i] = { (char*)grads.p + i * each * amp_dtype_size(t), t, each, nullptr };
     NEED(amp_cuda_tensors_create(&table, list.data(), (int)tensors, &e));
     amp_scaler_desc desc = {};
-    desc.init_scale = 1.0009765625f;      /* 1 would leave the gradients as they are, unread and unwritten */
-    NEED(amp_cuda_scaler_create(&scaler, &desc, &e));
+    desc.preset = AMP_SCALER_STATIC;
+    for (int i = 0; i < 2; i++) {         /* in turns, so that the gradients stay what they are */
+        desc.init_scale = i ? 1 / scale : scale;
+        NEED(amp_cuda_scaler_create(&scalers[i], &desc, &e));
+    }
+    size_t calls = 0;
     report(what, 2.0 * (double)n * (double)amp_dtype_size(t), [&](size_t) {
+        amp_cuda_scaler* scaler = scalers[calls++ % 2];
         amp_cuda_scaler_loss_scale(scaler);
         NEED(amp_cuda_scaler_unscale(scaler, table, &e));
         NEED(amp_cuda_scaler_update(scaler, &e));
     });
-    amp_cuda_scaler_destroy(scaler);
+    for (amp_cuda_scaler* scaler : scalers) amp_cuda_scaler_destroy(scaler);
     amp_cuda_tensors_destroy(table);
 }
 
@@ -233,10 +238,11 @@ static void bench_passes() {
     printf("\n### Passes over parameters, GB/s (bytes read and written) beside a copy on the device\n\n"
            "|                                                |       us |    own |   copy | ratio |\n"
            "|---|---|---|---|---|\n");
-    bench_unscale("unscale and check, one tensor of 1 GB, f32", 1, (size_t)1 << 28, AMP_F32);
-    bench_unscale("unscale and check, one tensor of 512 MB, f16", 1, (size_t)1 << 28, AMP_F16);
-    bench_unscale("unscale and check, one tensor of 64 MB, f32", 1, whole, AMP_F32);
-    bench_unscale("unscale and check, 1000 tensors of 64 KB, f32", 1000, 16384, AMP_F32);
+    bench_unscale("unscale and check, one tensor of 1 GB, f32", 1, (size_t)1 << 28, AMP_F32, 2.0f);
+    bench_unscale("the same, scale 1.001", 1, (size_t)1 << 28, AMP_F32, 1.001f);
+    bench_unscale("unscale and check, one tensor of 512 MB, bf16", 1, (size_t)1 << 28, AMP_BF16, 2.0f);
+    bench_unscale("unscale and check, one tensor of 64 MB, f32", 1, whole, AMP_F32, 2.0f);
+    bench_unscale("unscale and check, 1000 tensors of 64 KB, f32", 1000, 16384, AMP_F32, 2.0f);
     bench_adam("AdamW, one tensor of 100 M parameters", 1, 100000000);
     bench_adam("AdamW, 400 tensors of 256 K parameters", 400, 262144);
 }

@@ -217,6 +217,141 @@ static void test_unscale_bits() {
     }
 }
 
+static float value_of(amp_dtype t, uint32_t bits) {
+    const uint16_t half = (uint16_t)bits;
+    float v;
+    amp_convert(&v, AMP_F32, t == AMP_F32 ? (const void*)&bits : &half, t, 1);
+    return v;
+}
+
+/* The least normal magnitude that stays normal when divided by the scale. */
+static uint32_t least_normal(amp_dtype t, float scale) {
+    const double limit = std::ldexp(1, t == AMP_F16 ? -14 : -126);
+    uint32_t bad = (t == AMP_F32 ? 0x800000u : t == AMP_F16 ? 0x400u : 0x80u) - 1, good = bad_bits(t, 0);
+    while (good - bad > 1) {
+        uint32_t mid = good - (good - bad) / 2;
+        ((double)value_of(t, mid) / (double)scale >= limit ? good : bad) = mid;
+    }
+    return good;
+}
+static uint32_t sign_of(amp_dtype t) { return t == AMP_F32 ? 0x80000000u : 0x8000u; }
+
+/* Elements that can be unscaled and scaled again, of both signs, and zeros; here and there one at or beyond the ends of
+   that range, or one that is not finite: one of so many. */
+static void fill_range(Twin& x, const amp_scaler_state& state, unsigned odd, unsigned bad) {
+    const uint32_t low = least_normal(x.type, state.scale), high = last_finite(x.type, x.type, state.inverse);
+    const uint32_t ends[] = { low, low - 1, high, 1, low > high ? 1 : low + (high - low) / 2 };
+    for (size_t i = 0; i < x.n; i++) {
+        uint32_t bits = low > high || one_in(8) ? 0 : low + test_random() % (high - low + 1);
+        if (one_in(odd)) bits = ends[test_random() % 5];
+        if (one_in(bad)) bits = one_in(4) ? high + 1 : bad_bits(x.type, test_random());
+        x.set_bits(i, bits ^ (one_in(2) ? sign_of(x.type) : 0));
+    }
+    x.send();
+}
+
+static const float RANGE_SCALES[] = { 1024.0f, 65536.0f, 0.25f, 16.0f, 3.0f,  0.7f,  1.0f,   2.0f,  0.5f,
+                                      3e38f,   1.7e38f,  1e-6f, 1e30f, 1e-38f, 6e-39f, 65537.0f };
+static const size_t RANGE_LENGTHS[] = { 4096, 255, 256, 257, 2047, 2048, 2049, 2303, 2304, 4095, 8192, 4097, 8191, 1 };
+enum { RANGE_SCALE_COUNT = sizeof RANGE_SCALES / sizeof RANGE_SCALES[0],
+       RANGE_LENGTH_COUNT = sizeof RANGE_LENGTHS / sizeof RANGE_LENGTHS[0] };
+
+/* Every second scale a power of two, also the greatest and the least that a float holds. */
+static amp_scaler_desc range_desc(size_t k) {
+    amp_scaler_desc d = {};
+    d.preset = AMP_SCALER_STATIC;
+    d.init_scale = RANGE_SCALES[k % RANGE_SCALE_COUNT];
+    if (k % 4 != 3) d.init_scale = (float)std::ldexp(1, std::ilogb(d.init_scale));
+    return d;
+}
+
+/* Unscaled in place, window after window: what is not finite may be found before or after other parts were unscaled
+   already, in the same tensor or another. */
+static void test_unscale_range() {
+    for (size_t k = 0; k < 3 * RANGE_SCALE_COUNT; k++) {
+        set_schedule((int)k % ORDERS);
+        amp_scaler_desc d = range_desc(k + k / RANGE_SCALE_COUNT);
+        d.ignore_overflow = k % 5 == 4;
+        Scalers s(&d);
+        Twins t;
+        for (size_t i = 0; i < 5; i++)
+            t.add(TYPES[(i + k) % 3], RANGE_LENGTHS[(3 * k + i) % RANGE_LENGTH_COUNT], (i + k) % 5);
+        t.make(&s.exec);
+        for (unsigned window = 0; window < 4; window++) {
+            for (Twin& x : t.all) fill_range(x, s.cpu.state, k % 2 ? 2000 : 1u << 30, window % 2 ? 30000 : 1u << 30);
+            if (window == 3) t.spoil(k % 5, t.all[k % 5].n - 1, bad_bits(t.all[k % 5].type, (unsigned)k));
+            s.scale_loss();
+            s.unscale(t);
+            CHECK(t.agree());
+            s.agree(t.elements());
+            s.update();
+        }
+    }
+}
+
+/* More chunks than blocks: each block takes several, and what it finds has the right place. */
+static void test_unscale_many_chunks() {
+    Scalers s(nullptr);
+    Twins t;
+    for (size_t i = 0; i < 1300; i++) t.add(TYPES[i % 3], 1 + i % 40, 0, i % 2 ? "odd" : nullptr);
+    t.make(&s.exec);
+    for (int window = 0; window < 6; window++) {
+        set_schedule(window % ORDERS);
+        for (Twin& x : t.all) fill_range(x, s.cpu.state, 500, 1u << 30);
+        for (int bad = 0; bad < 3 * (window % 3); bad++) {
+            const size_t i = 500 + test_random() % 800;
+            t.spoil(i, test_random() % t.all[i].n, bad_bits(t.all[i].type, test_random()));
+        }
+        s.scale_loss();
+        s.check(t);
+        s.agree(t.elements());
+        s.unscale(t);
+        CHECK(t.agree());
+        s.agree(t.elements());
+        s.update();
+    }
+}
+
+/* The first launch of two unscales the parts that can be taken back, and no others: a warp's 256 elements, and the 256
+   that lie 2048 behind them. */
+static void test_unscale_at_once() {
+#if defined(AMP_CUDA_EMU)
+    size_t count[2] = { 0, 0 };
+    for (size_t k = 0; k < 3 * RANGE_SCALE_COUNT; k++) {
+        const amp_scaler_desc d = range_desc(k + k / RANGE_SCALE_COUNT);
+        int exponent;
+        const bool power = std::frexp(d.init_scale, &exponent) == 0.5f && exponent > -126 && exponent < 128;
+        Scalers s(&d);
+        Twins t;
+        t.add(TYPES[k % 3], RANGE_LENGTHS[k % RANGE_LENGTH_COUNT] + 4096, k % 4);
+        t.make(&s.exec);
+        Twin& x = t.all[0];
+        const uint32_t low = least_normal(x.type, d.init_scale);
+        const uint32_t high = last_finite(x.type, x.type, s.cpu.state.inverse);
+        std::vector<unsigned char> moves(x.n / 512 + 16, power && d.init_scale != 1.0f);
+        auto part = [](size_t i) { return i / 4096 * 8 + i % 2048 / 256; };
+        fill_range(x, s.cpu.state, 1500, 5000);
+        for (size_t i = 0; i < x.n; i++) {
+            uint32_t bits = 0;
+            memcpy(&bits, &x.host[i * x.size], x.size);
+            bits &= sign_of(x.type) - 1;
+            if (bits != 0 && (bits < low || bits > high)) moves[part(i)] = 0;
+        }
+        s.scale_loss();
+        emu_fail_launch_at(2);
+        CHECK(amp_cuda_scaler_unscale(s.gpu, t.list, &s.exec) == AMP_ERR_DEVICE);
+        emu_fail_launch_at(0);
+        for (size_t i = 0; i < x.n; i++) {
+            float v = get(&x.host[i * x.size], x.type);
+            if (moves[part(i)]) x.set(i, v * s.cpu.state.inverse);
+            count[moves[part(i)]]++;
+        }
+        CHECK_MSG(t.agree(), "scale %g, type %d", (double)d.init_scale, (int)x.type);
+    }
+    CHECK_MSG(count[0] > 100000 && count[1] > 100000, "%ld stay, %ld move", (long)count[0], (long)count[1]);
+#endif
+}
+
 /* Sums are checked as they will be stored. */
 static void test_sums_overflow() {
     for (int to = 0; to < 3; to++) {
@@ -736,6 +871,9 @@ int main() {
     TEST(test_norm);
     TEST(test_same_norm);
     TEST(test_unscale_bits);
+    TEST(test_unscale_range);
+    TEST(test_unscale_many_chunks);
+    TEST(test_unscale_at_once);
     TEST(test_sums_overflow);
     TEST(test_random_windows);
     TEST(test_every_preset);
