@@ -724,21 +724,45 @@ AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const vo
 
 /* --- launches --------------------------------------------------------------------------- */
 
+/* May kernels start while the one before them ends ("programmatic dependent launch")? All of them wait where they
+   begin, if they are compiled for 9.0: older code, translated, does not. */
+static __global__ void ampi_k_scaler_flag(const struct ampi_cuda_scaler_block* b, float* flag);
+AMPI_FN int ampi_cuda_starts_early(void) {
+    enum { KNOWN = 64 };
+    static signed char known[KNOWN];      /* per device: 0 = not asked yet, 1 = yes, -1 = no */
+    cudaFuncAttributes compiled;
+    int device = 0, driver = 0, early;
+    if (cudaGetDevice(&device) != cudaSuccess || device >= KNOWN) return 0;
+    if (known[device]) return known[device] > 0;
+    early = CUDART_VERSION >= 12030 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030
+            && cudaFuncGetAttributes(&compiled, ampi_k_scaler_flag) == cudaSuccess && compiled.ptxVersion >= 90;
+    known[device] = early ? 1 : -1;
+    return early;
+}
+
 /* The one way by which every kernel starts; `cluster` neighbouring blocks share their memory. */
 template <typename... P, typename... A>
 static amp_result ampi_cuda_launch_clusters(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
                                             dim3 block, size_t shared, unsigned cluster, A... args) {
     cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = cluster;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned count = 0;
+    if (cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim.x = cluster;
+        attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
+        count++;
+    }
+    if (ampi_cuda_starts_early()) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
     config.stream = ampi_cuda_stream(exec);
-    config.attrs = &attribute;
-    config.numAttrs = cluster > 1;
+    config.attrs = attributes;
+    config.numAttrs = count;
     return ampi_cuda_check(exec, place, cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
 }
 template <typename... P, typename... A>
@@ -866,6 +890,14 @@ template <int N>
 AMPI_D void ampi_ptx_cp_async_wait() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+#endif
+}
+
+/* From 9.0 on the next kernel's blocks may take their places while this one ends (see ampi_cuda_launch_clusters). Each
+   kernel begins with this: it waits until all that went before is done and seen, then lets the next one come. */
+AMPI_D void ampi_ptx_grid_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" : : : "memory");
 #endif
 }
 
@@ -1257,6 +1289,7 @@ AMPI_D void ampi_d_convert8(ampi_eight& r, amp_dtype from, amp_dtype to) {
 }
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert(ampi_cuda_map m) {
+    ampi_ptx_grid_wait();
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
         ampi_eight r[2];
         AMPI_UNROLL
@@ -1324,6 +1357,7 @@ AMPI_D unsigned ampi_d_saturate8(ampi_eight& r, amp_dtype t) {
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_convert_with(ampi_cuda_map m,
                                                                               ampi_cuda_rounding d) {
+    ampi_ptx_grid_wait();
     unsigned long long hits = 0;
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step())
         for (size_t at = i; at < m.n && at <= i + AMPI_CUDA_SECOND; at += AMPI_CUDA_SECOND) {
@@ -1689,6 +1723,7 @@ AMPI_D float ampi_d_add_pieces(const float* first, size_t apart, uint32_t pieces
    finishes the block's 32 eights. */
 enum { AMPI_CUDA_PIECES_EIGHTS = (int)AMPI_CUDA_BLOCK / 8 };
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_pieces(ampi_cuda_product p) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
     const size_t eights = (p.n + 7) / 8, all = p.batch * p.m * eights, apart = p.batch * p.m * p.n;
     const size_t first = (size_t)blockIdx.x * AMPI_CUDA_PIECES_EIGHTS;
@@ -1772,6 +1807,7 @@ AMPI_D void ampi_d_plain_deliver(const ampi_cuda_product& p, float (&sum)[4][4],
 }
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi_cuda_product p) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
     const ampi_cuda_tile t = ampi_d_tile(p, AMPI_CUDA_PLAIN_DEPTH);
     const size_t i = (size_t)t.row * AMPI_CUDA_PLAIN, j = (size_t)t.column * AMPI_CUDA_PLAIN;
@@ -1990,6 +2026,7 @@ AMPI_D void ampi_d_mma_deliver(const ampi_cuda_product& p, float (&sum)[X / 32][
    for all, and the slot of the step before is free. */
 template <int X, bool PLACES>
 static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gemm_mma(ampi_cuda_product p) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(uint16_t, shared);
     const uint32_t half = X * AMPI_CUDA_DEPTH, ahead = AMPI_CUDA_RING - 1, warp = threadIdx.x / 32;
     const uint32_t x = warp % 2 * (X / 2), y = warp / 2 * 32;
@@ -2457,6 +2494,7 @@ ampi_k_gemm_hopper(const __grid_constant__ ampi_cuda_hopper h) {
     AMPI_SHARED(unsigned char, memory);
     unsigned char* shared = memory + ((0u - ampi_ptx_shared(memory)) & 1023u);      /* the swizzle's period */
     const ampi_hopper_ring r = ampi_d_hopper_ring<N>(h, shared);
+    ampi_ptx_grid_wait();
     __syncthreads();
     if (threadIdx.x < 128) {
         ampi_ptx_give_registers<AMPI_HOPPER_FEEDS>();
@@ -3123,6 +3161,7 @@ AMPI_D void ampi_d_bias_end(const ampi_cuda_bias_sum& s, const double* parts, do
     if (threadIdx.x == 0) ampi_d_bias_store(s, blockIdx.x, sum);
 }
 static __global__ void __launch_bounds__(32 * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_planes(ampi_cuda_bias_sum s) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     const size_t all = s.n * ((s.pixels + 7) / 8), warps = blockDim.x / 32;
     double* parts = s.parts ? s.parts + blockIdx.x * s.count : shared + 32;
@@ -3138,6 +3177,7 @@ static __global__ void __launch_bounds__(32 * AMPI_CUDA_BIAS_WARPS) ampi_k_bias_
     ampi_d_bias_end(s, parts, shared);
 }
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_bias_parts(ampi_cuda_bias_sum s) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     ampi_d_bias_end(s, s.parts + blockIdx.x * s.count, shared);
 }
@@ -3177,6 +3217,7 @@ AMPI_D double ampi_d_fold8(double (&v)[8]) {
     return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 2);
 }
 static __global__ void __launch_bounds__(AMPI_CUDA_BIAS_BLOCK) ampi_k_bias_columns(ampi_cuda_bias_sum s) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     const size_t first = (size_t)blockIdx.x * AMPI_CUDA_BIAS_COLUMNS, o = first + threadIdx.x;
     const size_t column = first + threadIdx.x % 2 * 8u;
@@ -3461,6 +3502,7 @@ AMPI_D float ampi_d_pool_warp(const ampi_cuda_pool& q, const ampi_cuda_window& w
 /* T threads, 1 or 32, to an output pixel. */
 template <int T>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_pool q) {
+    ampi_ptx_grid_wait();
     const ampi_pool_plan& p = q.p;
     const size_t n = p.planes * (size_t)p.oh * (size_t)p.ow, step = (size_t)gridDim.x * (AMPI_CUDA_BLOCK / T);
     size_t i = (size_t)blockIdx.x * (AMPI_CUDA_BLOCK / T) + threadIdx.x / T;
@@ -3517,6 +3559,7 @@ AMPI_D int ampi_d_pool_wins(const ampi_cuda_pool& q, const ampi_cuda_window& w, 
 
 /* Each input pixel gathers from the windows that cover it: no two threads write to one place. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_backward(ampi_cuda_pool q) {
+    ampi_ptx_grid_wait();
     const ampi_pool_plan& p = q.p;
     const size_t n = p.planes * (size_t)p.h * (size_t)p.w, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
     for (size_t i = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < n; i += step) {
@@ -3656,6 +3699,7 @@ AMPI_D void ampi_d_bn_evaluate(const ampi_cuda_bn& s, size_t c, float* stats) {
 }
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm(ampi_cuda_bn s) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     float* stats = (float*)(shared + AMPI_CUDA_BN_BLOCK / 32 * 2);
     for (size_t c = blockIdx.x; c < s.channels; c += gridDim.x) {
@@ -3729,6 +3773,7 @@ AMPI_D void ampi_d_bn_sums(const ampi_cuda_bn& s, size_t c, double (&v)[2], doub
 
 /* With constant statistics: dx = dy * k, and the sums if anybody wants them. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm_frozen(ampi_cuda_bn s) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     ampi_cuda_bn only = s;
     only.x = s.dy;
@@ -3746,6 +3791,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm_f
 
 /* dx = (dy - a - (x - mean) * b) * k, as on the CPU. dx may be dy: a thread reads an eight before it writes it. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK, 1) ampi_k_batch_norm_backward(ampi_cuda_bn s) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     float* slope = (float*)(shared + AMPI_CUDA_BN_BLOCK / 32 * 2);
     for (size_t c = blockIdx.x; c < s.channels; c += gridDim.x) {
@@ -3882,6 +3928,7 @@ typedef struct ampi_cuda_ln {
 /* Mean, in two parts, and then the mean square distance from it. */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm(ampi_cuda_ln q) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
         ampi_row<KEEP> x;
@@ -3951,6 +3998,7 @@ AMP_DEF amp_result amp_cuda_layer_norm_forward(const void* x, amp_dtype x_dtype,
 /* dx = (dy * gamma - a - (x - mean) * b) * invstd, as on the CPU. */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm_backward(ampi_cuda_ln q) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
         ampi_row<KEEP> x, dy;
@@ -4042,6 +4090,7 @@ AMPI_D float ampi_d_ln_across(const double (&v)[8], double* shared) {
 }
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_columns(ampi_cuda_ln q) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     const size_t first = (size_t)blockIdx.x * AMPI_CUDA_LN_COLUMNS, column = first + threadIdx.x;
     const size_t i = first + threadIdx.x % 32 * 8u;
@@ -4063,6 +4112,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_colu
     ampi_d_store_one(q.dbeta, q.dpt, column, (float)dbeta, q.accumulate);
 }
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_layer_norm_parts(ampi_cuda_ln q) {
+    ampi_ptx_grid_wait();
     const size_t column = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x;
     double dgamma = 0.0, dbeta = 0.0;
     if (column >= q.d) return;
@@ -4129,6 +4179,7 @@ AMPI_D void ampi_d_begin(F&) {}
 
 template <typename F>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_map(ampi_cuda_map m, F f) {
+    ampi_ptx_grid_wait();
     ampi_d_begin(f);
     for (size_t i = ampi_d_tile_start(); i < m.n; i += ampi_d_tile_step()) {
         ampi_eight a[2], b[2];
@@ -4274,6 +4325,7 @@ typedef struct ampi_cuda_columns {
 } ampi_cuda_columns;
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_columns(ampi_cuda_columns q) {
+    ampi_ptx_grid_wait();
     const size_t eights = (q.d + 7) / 8, n = q.rows * eights, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK;
     for (size_t k = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; k < n; k += step) {
         size_t row = ampi_d_quotient(k, eights), i = (k - row * eights) * 8;
@@ -4369,6 +4421,7 @@ AMPI_D void ampi_d_row_exp_again(ampi_row<KEEP>& x, int k, size_t i, float max) 
 
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax(ampi_cuda_softmax q) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
         ampi_row<KEEP> x;
@@ -4386,6 +4439,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax(am
 /* dx = y * (dy - sum(dy * y)). */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_softmax_backward(ampi_cuda_softmax q) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     for (size_t row = ampi_d_group<T>(); row < q.rows; row += ampi_d_groups<T>()) {
         ampi_row<KEEP> y, dy;
@@ -4457,6 +4511,7 @@ AMPI_D void ampi_d_loss_mean(const ampi_cuda_loss& q, const double* parts, doubl
     if (threadIdx.x == 0) *q.loss = (float)(sum / (double)q.n);
 }
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss_mean(ampi_cuda_loss q) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     ampi_d_loss_mean(q, q.parts, shared);
 }
@@ -4503,6 +4558,7 @@ AMPI_D double ampi_d_loss_tile(const ampi_cuda_loss& q, size_t i) {
     return sum;
 }
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_loss(ampi_cuda_loss q) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     ampi_d_loss_parts<AMPI_CUDA_BLOCK>(q, shared, [&](size_t i) { return ampi_d_loss_tile(q, i + threadIdx.x * 8u); });
 }
@@ -4530,6 +4586,7 @@ AMPI_D double ampi_d_cross_entropy_row(const ampi_cuda_loss& q, size_t row, doub
 /* A group's part p: rows p, p + count, ... */
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_cross_entropy(ampi_cuda_loss q) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     double* parts = q.parts ? q.parts : shared + 32;
     for (size_t part = ampi_d_group<T>(); part < q.count; part += ampi_d_groups<T>()) {
@@ -4582,6 +4639,7 @@ AMPI_D double ampi_d_few_row(const ampi_cuda_loss& q, const float* tile, unsigne
     return ampi_d_row_loss(q, tile[ampi_d_gapped(i + (unsigned)label)], max, (float)sum, total);
 }
 static __global__ void __launch_bounds__(AMPI_CUDA_FEW_BLOCK) ampi_k_cross_entropy_few(ampi_cuda_loss q) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     float* tile = (float*)(shared + 32 + AMPI_CUDA_FEW_PARTS);
     ampi_d_loss_parts<AMPI_CUDA_FEW_BLOCK>(q, shared, [&](size_t first) {
@@ -4661,6 +4719,7 @@ typedef struct ampi_cuda_loss_slope {
 template <int T, int KEEP>
 static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T), 1)
     ampi_k_cross_entropy_backward(ampi_cuda_loss_slope s) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     const ampi_cuda_loss& q = s.q;
     const float base = q.smoothing / (float)q.d, factor = ampi_loss_factor(s.loss_scale, s.weight, q.n);
@@ -5045,6 +5104,7 @@ AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, amp_overflow_info* f
 }
 
 static __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
+    ampi_ptx_grid_wait();
     if (threadIdx.x == 0) {
         b->last_skipped = b->state.found_inf;
         b->last_scale = b->state.scale_in_use;
@@ -5054,27 +5114,32 @@ static __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
     ampi_d_scaler_settle(b);
 }
 static __global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_scaler_state state) {
+    ampi_ptx_grid_wait();
     if (threadIdx.x == 0) b->state = state;
     ampi_d_scaler_settle(b);
 }
 static __global__ void ampi_k_scaler_abandon(ampi_cuda_scaler_block* b) {
+    ampi_ptx_grid_wait();
     b->state.found_inf = 0;
     b->closed = 1;
 }
 /* flag: raise only if it is not 0; NULL = raise. */
 static __global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const float* flag) {
+    ampi_ptx_grid_wait();
     if (flag && *flag == 0.0f) return;
     ampi_d_scaler_open(b);
     b->info.found_inf = 1;
     if (!b->rule.ignore_overflow) b->state.found_inf = 1;
 }
 static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float* flag) {
+    ampi_ptx_grid_wait();
     *flag = b->state.found_inf ? 1.0f : 0.0f;
 }
 /* 16 bytes at a time as far as `wide` units go. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
 ampi_k_copy_if_skipped(const ampi_cuda_scaler_block* b, unsigned char* dst, const unsigned char* src, size_t wide,
                        size_t bytes) {
+    ampi_ptx_grid_wait();
     size_t at = (size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x, step = (size_t)gridDim.x * AMPI_CUDA_BLOCK, i;
     if (!b->last_skipped) return;
     for (i = at; i < wide; i += step) ((uint4*)(void*)dst)[i] = ((const uint4*)(const void*)src)[i];
@@ -5331,6 +5396,7 @@ AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, bool sums)
 template <int KIND>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(KIND))
 ampi_k_look(const ampi_cuda_look a) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(ampi_cuda_look_shared, shared);
     const ampi_cuda_bad_here none = { 0, 0, ~0u, 0 };
     ampi_cuda_seen s = { 0.0, 0, 0 };
@@ -5366,6 +5432,7 @@ enum { AMPI_CUDA_SETTLE_CHUNKS = 8 };
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, AMPI_LOOK_RESIDENT(AMPI_LOOK))
 ampi_k_settle(const ampi_cuda_list l, const ampi_cuda_scaler_block* scaler) {
+    ampi_ptx_grid_wait();
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint64_t first = (uint64_t)blockIdx.x * AMPI_CUDA_SETTLE_CHUNKS, mine = first + lane;
     const int refused = l.found->refused;
@@ -5417,6 +5484,7 @@ AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x, cons
 
 /* dst = src * inverse, or dst += that, unless the look before has refused it. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_move(const ampi_cuda_move a) {
+    ampi_ptx_grid_wait();
     float factor = a.scaler ? a.scaler->state.inverse : 1.0f;
     if (a.scaler && a.src.found->refused) return;
     for (uint64_t c = blockIdx.x; c < a.src.chunk_count; c += gridDim.x) {
@@ -5732,6 +5800,7 @@ AMPI_D void ampi_d_prepare_info(const ampi_cuda_prepare& a, amp_optimizer_info* 
 
 /* One warp: skip or not, the constants of each group, and the step counter. */
 static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(float, mult);
     amp_optimizer* o = &a.block->o;
     if (threadIdx.x == 0) {
@@ -5752,6 +5821,7 @@ static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
 
 static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, const amp_optimizer_state state,
                                        int lr_only) {
+    ampi_ptx_grid_wait();
     if (lr_only) block->o.state.lr = state.lr;
     else block->o.state = state;
 }
@@ -5894,6 +5964,7 @@ AMPI_D void ampi_d_update_chunk(ampi_cuda_work& k, const ampi_cuda_chunk& chunk)
 /* Reads and writes each parameter once, and nothing if the step is skipped. */
 template <int KIND>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const ampi_cuda_update a) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     if (!a.block->info.applied) return;
     for (uint64_t c = blockIdx.x; c < a.list.chunk_count; c += gridDim.x) {
@@ -5913,6 +5984,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const
 
 /* LAMB: the norms of each tensor from those of its chunks, and the ratio. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(const ampi_cuda_update a, int tensors) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(double, shared);
     if (!a.block->info.applied) return;
     for (int t = (int)blockIdx.x; t < tensors; t += (int)gridDim.x) {
@@ -5930,6 +6002,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_lamb_trust(cons
 }
 
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_zero_list(const ampi_cuda_list list) {
+    ampi_ptx_grid_wait();
     const float zero[8] = { 0 };
     for (uint64_t c = blockIdx.x; c < list.chunk_count; c += gridDim.x) {
         const ampi_cuda_chunk x = list.chunks[c];
@@ -6315,7 +6388,10 @@ AMPI_FN amp_result ampi_cuda_training_begin(amp_training* t, int window, const a
     return r;
 }
 
-static __global__ void ampi_k_next_pass(uint64_t* position) { ++*position; }
+static __global__ void ampi_k_next_pass(uint64_t* position) {
+    ampi_ptx_grid_wait();
+    ++*position;
+}
 
 AMPI_FN amp_result ampi_cuda_training_pass(amp_training* t, const amp_exec* exec) {
     if (!t->position) return AMP_OK;

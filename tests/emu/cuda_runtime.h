@@ -243,6 +243,9 @@ void ampi_ptx_cp_async_commit();
 void emu_cp_async_wait(int groups_left);
 template <int N> void ampi_ptx_cp_async_wait() { emu_cp_async_wait(N); }
 
+/* griddepcontrol. Kernels run one after the other; one that may start early is told if a thread ends without it. */
+void ampi_ptx_grid_wait();
+
 /* cvt, round to nearest even; a NaN becomes the canonical one. f16x2 packs lo into the low half. */
 float ampi_ptx_f32_from_f16(uint16_t h);
 uint16_t ampi_ptx_f16_from_f32(float f);
@@ -486,10 +489,13 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*ke
 
 /* ---- Launch ---------------------------------------------------------------------------------------------- */
 
-enum cudaLaunchAttributeID { cudaLaunchAttributeIgnore = 0, cudaLaunchAttributeClusterDimension = 4 };
+enum cudaLaunchAttributeID {
+    cudaLaunchAttributeIgnore = 0, cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6
+};
 union cudaLaunchAttributeValue {
     char pad[64];
     struct { unsigned x, y, z; } clusterDim;
+    int programmaticStreamSerializationAllowed;
 };
 struct cudaLaunchAttribute { cudaLaunchAttributeID id; char pad[4]; cudaLaunchAttributeValue val; };
 struct cudaLaunchConfig_t {
@@ -497,7 +503,7 @@ struct cudaLaunchConfig_t {
     size_t dynamicSmemBytes;
     cudaStream_t stream;
     cudaLaunchAttribute* attrs;
-    unsigned numAttrs; /* none, or one: clusters in x */
+    unsigned numAttrs; /* clusters in x, an early start; each once */
 };
 
 enum { cudaEnableDefault = 0 };

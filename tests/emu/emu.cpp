@@ -216,6 +216,7 @@ struct Thread {
     int groups;             /* copy groups committed */
     const void* barrier;    /* at which it waits, and for the end of a phase of which parity */
     unsigned parity;
+    bool waited;            /* griddepcontrol.wait */
 };
 
 /* A block of the cluster that runs. */
@@ -233,6 +234,7 @@ struct Cluster {
     Thread thread[ALL_THREADS];
     Cta cta[MAX_CLUSTER];
     int ctas, size, all;             /* blocks, threads of a block, threads */
+    bool early;                      /* the kernel may start before the one in front of it has ended */
     int live, current, at_cluster;
     unsigned alive[ALL_WARPS], in_warp[ALL_WARPS];
     int ready[ALL_THREADS];          /* a ring of threads that can go on */
@@ -403,6 +405,7 @@ void engine_thread_ends();
 void finish_thread() {
     int id = b.current, warp = id / 32;
     engine_thread_ends();
+    if (b.early && !b.thread[id].waited) die("a thread of a kernel that may start early ends without griddepcontrol.wait");
     b.thread[id].state = DONE;
     b.thread[id].copies.clear();
     b.live--;
@@ -449,6 +452,7 @@ void run_cluster() {
     for (int i = 0; i < b.all; i++) {
         b.thread[i].fiber = nullptr;
         b.thread[i].groups = 0;
+        b.thread[i].waited = false;
         b.thread[i].state = READY;
     }
     for (int c = 0; c < b.ctas; c++) {
@@ -485,13 +489,14 @@ void size_shared(size_t size, int ctas) {
 unsigned long long gcd(unsigned long long x, unsigned long long y) { return y ? gcd(y, x % y) : x; }
 
 /* `cluster` blocks that are neighbours in x run together. */
-void run_kernel(emu_work* work, dim3 grid, dim3 block, size_t shared, unsigned cluster) {
+void run_kernel(emu_work* work, dim3 grid, dim3 block, size_t shared, unsigned cluster, bool early) {
     if (running_kernel) die("a kernel is launched from a kernel");
     ctl().kernels++;
     running_kernel = true;
     b.work = work;
     b.size = (int)(block.x * block.y * block.z);
     b.ctas = (int)cluster;
+    b.early = early;
     b.all = b.size * b.ctas;
     gridDim = grid;
     blockDim = block;
@@ -704,6 +709,7 @@ uint16_t ampi_ptx_f16_from_f32(float f) {
     magnitude -= 112u << 23;
     return (uint16_t)(sign | (magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13); /* a carry may make it infinite */
 }
+void ampi_ptx_grid_wait() { b.thread[b.current].waited = true; }
 float emu_f32_from_bf16(uint32_t h) {
     uint32_t bits = h << 16;
     float f;
@@ -1515,14 +1521,18 @@ cudaError_t check_launch(const cudaLaunchConfig_t& c, const void* kernel) {
     return cudaSuccess;
 }
 
-/* Blocks of a cluster: neighbours in x, and nothing else may be asked of a launch. */
-cudaError_t cluster_of(const cudaLaunchConfig_t& c, unsigned* cluster) {
+/* Blocks of a cluster, neighbours in x, and an early start are all that may be asked of a launch. */
+cudaError_t attributes_of(const cudaLaunchConfig_t& c, unsigned* cluster, bool* early) {
     *cluster = 1;
-    if (c.numAttrs == 0) return cudaSuccess;
-    if (c.numAttrs > 1 || !c.attrs || c.attrs[0].id != cudaLaunchAttributeClusterDimension) return cudaErrorNotSupported;
-    const auto& sides = c.attrs[0].val.clusterDim;
-    *cluster = sides.x;
-    if (sides.y != 1 || sides.z != 1 || ctl().arch < 900) return cudaErrorNotSupported;
+    *early = false;
+    for (unsigned i = 0; i < c.numAttrs; i++) {
+        const cudaLaunchAttributeValue& v = c.attrs[i].val;
+        if (ctl().arch < 900) return cudaErrorNotSupported;
+        if (c.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) *early = v.programmaticStreamSerializationAllowed;
+        else if (c.attrs[i].id != cudaLaunchAttributeClusterDimension || v.clusterDim.y != 1 || v.clusterDim.z != 1)
+            return cudaErrorNotSupported;
+        else *cluster = v.clusterDim.x;
+    }
     bool good = *cluster >= 1 && *cluster <= MAX_CLUSTER && c.gridDim.x % *cluster == 0
                 && (*cluster == 1 || c.blockDim.x * c.blockDim.y * c.blockDim.z % 32 == 0);
     return good ? cudaSuccess : cudaErrorInvalidConfiguration;
@@ -2015,12 +2025,13 @@ cudaError_t emu_launch(const cudaLaunchConfig_t* config, const void* kernel, emu
     Stream s = find_stream(config->stream);
     REQUIRE(s, cudaErrorInvalidResourceHandle);
     unsigned cluster;
+    bool early;
     if (cudaError_t error = check_launch(*config, kernel)) return fail(error);
-    if (cudaError_t error = cluster_of(*config, &cluster)) return fail(error);
+    if (cudaError_t error = attributes_of(*config, &cluster, &early)) return fail(error);
     REQUIRE(!launch_fails(), cudaErrorLaunchOutOfResources);
     dim3 grid = config->gridDim, block = config->blockDim;
     size_t shared = config->dynamicSmemBytes;
-    return fail(push(s, [=] { run_kernel(owned.get(), grid, block, shared, cluster); }));
+    return fail(push(s, [=] { run_kernel(owned.get(), grid, block, shared, cluster, early); }));
 }
 
 /* ---- cuBLAS ---------------------------------------------------------------------------------------------- */
