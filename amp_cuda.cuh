@@ -169,7 +169,10 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
 /* --- convolution ----------------------------------------------------------------------- */
 
 /* As amp_conv2d_forward and amp_conv2d_backward: the same matrix products, with the images unfolded on their
-   way into shared memory. AMP_ERR_UNSUPPORTED: a padded side of 2^30 or a plane of 2^31 pixels. */
+   way into shared memory. Few channels of two F16 or two BF16 operands (one group, a kernel of more than one pixel, up
+   to 16 outputs and 512 weights each; dx with a stride of 1, dw with the workspace) are summed directly, on the FP32
+   cores. Each sum has one fixed order either way; that of direct sums depends on the shape alone.
+   AMP_ERR_UNSUPPORTED: a padded side of 2^30 or a plane of 2^31 pixels. */
 AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
                                            const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
@@ -2708,10 +2711,10 @@ AMP_DEF size_t amp_cuda_gemm_workspace(size_t m, size_t n, size_t k) {
 
 /* The Tensor Cores take two operands of one 16-bit type. BF16 needs code compiled for 8.0 or newer, whatever the
    device is: older code is translated for a newer device, but has no such instruction. */
-AMPI_FN int ampi_cuda_on_tensor_cores(const ampi_cuda_product* p) {
+AMPI_FN int ampi_cuda_on_tensor_cores(amp_dtype a, amp_dtype b) {
     cudaFuncAttributes compiled;
-    if (p->a.dtype != p->b.dtype || p->a.dtype == AMP_F32) return 0;
-    if (p->a.dtype == AMP_F16) return 1;
+    if (a != b || a == AMP_F32) return 0;
+    if (a == AMP_F16) return 1;
     if (cudaFuncGetAttributes(&compiled, ampi_k_gemm_mma<64, true>) == cudaSuccess)
         return compiled.ptxVersion >= 80;
     cudaGetLastError();
@@ -2887,7 +2890,7 @@ AMPI_FN int ampi_cuda_try_hopper(const amp_exec*, const char*, const ampi_cuda_p
 /* Here a kernel is chosen. */
 AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op, ampi_cuda_product p) {
     amp_result r;
-    if (!ampi_cuda_on_tensor_cores(&p)) return ampi_cuda_run_plain(exec, op, &p);
+    if (!ampi_cuda_on_tensor_cores(p.a.dtype, p.b.dtype)) return ampi_cuda_run_plain(exec, op, &p);
     return ampi_cuda_try_hopper(exec, op, &p, &r) ? r : ampi_cuda_run_mma(exec, op, &p);
 }
 
@@ -3353,6 +3356,444 @@ AMPI_FN ampi_cuda_batch ampi_cuda_groups(const ampi_conv2d* c, ampi_cuda_conv2d_
     return part == AMPI_CONV2D_Y ? forward : part == AMPI_CONV2D_DX ? input : weights;
 }
 
+/* --- few channels: direct sums ----------------------------------------------------------------------- */
+
+/* Few channels of halves fill no tile of the Tensor Cores, and unfolding them costs more than to multiply them on the
+   FP32 cores, where their products are exact. One form serves for two of the three products:
+     y[n,o,i,j] = sum over c, a, b of w[o,c,a,b] * x[n, c, i*stride_h - pad_h + a*dilation_h, the same of j and b];
+   and dx with a stride of 1 is the y of dy: channels and outputs change places, the kernel is mirrored, the padding
+   is (kernel_h - 1)*dilation_h - pad_h. Zeros beside an image are multiplied too, as they are when it is unfolded.
+   A block works on a tile, which is some images or a band of rows of one, and on eight outputs. Shared memory holds
+   what the tile sees of x in FP32: element (channel, image, row, column) of `tall` rows of `wide` each. */
+enum { AMPI_CUDA_DIRECT_OUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };
+
+typedef struct ampi_cuda_direct {
+    const void *x, *w, *bias;                     /* for dw, w is dy */
+    void* y;
+    amp_dtype dtype, bias_dtype, y_dtype;         /* dtype: of x and w */
+    uint32_t n, channels, outs, height, width, rows, cols, kernel_h, kernel_w;
+    int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, mirrored;
+    uint32_t out_step, channel_step;              /* elements of w from one output or channel to the next */
+    uint32_t images, band, bands, tiles, tall, wide;
+    uint32_t stage;                               /* channels that are in shared memory together */
+    ampi_cuda_divisor by_images, by_pixels;       /* pixels: of a band */
+    ampi_cuda_digits step;                        /* of a thread: to its next element of x */
+    uint32_t jobs, splits, shares;                /* of dw */
+    float* sums;
+} ampi_cuda_direct;
+
+/* Its first image and row, and how many there are. */
+typedef struct ampi_cuda_direct_tile { uint32_t image, row, images, rows; } ampi_cuda_direct_tile;
+
+AMPI_D ampi_cuda_direct_tile ampi_d_direct_tile(const ampi_cuda_direct& d, uint32_t number) {
+    ampi_cuda_direct_tile t;
+    t.image = number / d.bands * d.images;
+    t.row = number % d.bands * d.band;
+    t.images = d.n - t.image < d.images ? d.n - t.image : d.images;
+    t.rows = d.rows - t.row < d.band ? d.rows - t.row : d.band;
+    return t;
+}
+
+/* Eight loads of a thread are under way together; then they are widened. */
+AMPI_D void ampi_d_direct_put(float* to, const uint16_t (&v)[AMPI_CUDA_DIRECT_LOADS], amp_dtype t, uint32_t e,
+                              uint32_t all) {
+    AMPI_UNROLL
+    for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++, e += blockDim.x)
+        if (e < all) to[e] = t == AMP_F16 ? ampi_d_widen_half(v[u]) : ampi_float(ampi_bf16_widen(v[u]));
+}
+/* Channels [c, c + count) of what the tile sees. */
+AMPI_D void ampi_d_direct_stage(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t c,
+                                uint32_t count) {
+    const uint32_t all = count * d.images * d.tall * d.wide;
+    const int top = (int)t.row * d.stride_h - d.pad_h;
+    const uint16_t* from = (const uint16_t*)d.x + ((size_t)t.image * d.channels + c) * d.height * d.width;
+    ampi_cuda_digits at = ampi_d_digits_of(threadIdx.x, d.tall, d.wide);
+    for (uint32_t e = threadIdx.x; e < all; e += AMPI_CUDA_DIRECT_LOADS * blockDim.x) {
+        uint16_t v[AMPI_CUDA_DIRECT_LOADS];
+        AMPI_UNROLL
+        for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
+            uint32_t channel = ampi_d_divide(at.high, d.by_images), image = at.high - channel * d.images;
+            uint32_t y = (uint32_t)(top + (int)at.middle), x = (uint32_t)((int)at.low - d.pad_w);
+            int inside = channel < count && image < t.images && y < d.height && x < d.width;
+            size_t row = ((size_t)image * d.channels + channel) * d.height + y;
+            v[u] = inside ? from[row * d.width + x] : (uint16_t)0;
+            ampi_d_step(at, d.step, d.tall, d.wide);
+        }
+        ampi_d_direct_put(to, v, d.dtype, e, all);
+    }
+}
+
+/* The kernel's rows go KH at a time; a tap is (channel, rows / KH, column, row % KH), all but the last as one number
+   in this order. The element of w that it stands for, of output 0. */
+template <int KH>
+AMPI_D uint32_t ampi_d_direct_place(const ampi_cuda_direct& d, uint32_t column_of_taps, uint32_t a) {
+    const uint32_t runs = d.kernel_h / KH, above = column_of_taps / d.kernel_w, b = column_of_taps % d.kernel_w;
+    const uint32_t place = (above % runs * KH + a) * d.kernel_w + b;
+    return above / runs * d.channel_step + (d.mirrored ? d.kernel_h * d.kernel_w - 1 - place : place);
+}
+/* The weights of eight outputs, those of a tap beside each other. */
+template <int KH>
+AMPI_D void ampi_d_direct_weights(float* to, const ampi_cuda_direct& d, uint32_t out) {
+    const uint32_t all = d.channels * d.kernel_h * d.kernel_w * AMPI_CUDA_DIRECT_OUTS;
+    for (uint32_t e = threadIdx.x; e < all; e += AMPI_CUDA_DIRECT_LOADS * blockDim.x) {
+        uint16_t v[AMPI_CUDA_DIRECT_LOADS];
+        AMPI_UNROLL
+        for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
+            uint32_t at = e + u * blockDim.x, tap = at / AMPI_CUDA_DIRECT_OUTS;
+            uint32_t o = out + at % AMPI_CUDA_DIRECT_OUTS, place = ampi_d_direct_place<KH>(d, tap / KH, tap % KH);
+            v[u] = at < all && o < d.outs ? ((const uint16_t*)d.w)[o * d.out_step + place] : (uint16_t)0;
+        }
+        ampi_d_direct_put(to, v, d.dtype, e, all);
+    }
+}
+
+/* Eight neighbours in shared memory; sum += v * eight numbers. */
+AMPI_D void ampi_d_direct_load8(float (&v)[8], const float* p) {
+    const float4 low = *(const float4*)p, high = *(const float4*)(p + 4);
+    v[0] = low.x; v[1] = low.y; v[2] = low.z; v[3] = low.w;
+    v[4] = high.x; v[5] = high.y; v[6] = high.z; v[7] = high.w;
+}
+AMPI_D void ampi_d_direct_add8(float (&sum)[8], float v, const float (&by)[8]) {
+    AMPI_UNROLL
+    for (int l = 0; l < 8; l++) sum[l] = ampi_fma(1, v, by[l], sum[l]);
+}
+
+/* P pixels below each other share what they see of x: of a column of KH rows, P + KH - 1 elements. (P > 1: stride and
+   dilation along a column are 1.) x: what the first pixel sees of `count` channels, w: their weights. */
+template <int P, int KH>
+AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const float* w, const ampi_cuda_direct& d,
+                                   uint32_t count) {
+    const uint32_t plane = d.images * d.tall * d.wide, down = (uint32_t)d.dilation_h * d.wide;
+    for (uint32_t c = 0; c < count; c++, x += plane)
+        for (uint32_t r = 0; r < d.kernel_h; r += KH)
+            for (uint32_t b = 0; b < d.kernel_w; b++, w += KH * 8) {
+                const float* column = x + r * down + b * (uint32_t)d.dilation_w;
+                float v[P + KH - 1], by[8];
+                AMPI_UNROLL
+                for (uint32_t q = 0; q < P + KH - 1; q++) v[q] = column[q * down];
+                AMPI_UNROLL
+                for (int a = 0; a < KH; a++) {
+                    ampi_d_direct_load8(by, w + a * 8);
+                    AMPI_UNROLL
+                    for (int p = 0; p < P; p++) ampi_d_direct_add8(sum[p], v[p + a], by);
+                }
+            }
+}
+
+/* Eight outputs of a pixel, with their bias. */
+AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, size_t image, uint32_t out, uint32_t pixel,
+                                float (&sum)[8]) {
+    const size_t plane = (size_t)d.rows * d.cols, at = (image * d.outs + out) * plane + pixel;
+    ampi_eight r;
+    AMPI_UNROLL
+    for (uint32_t o = 0; o < 8; o++) {
+        if (d.bias && out + o < d.outs) sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
+        sum[o] = ampi_clean_nan(sum[o]);
+    }
+    ampi_d_round8(r, sum, d.y_dtype);
+    AMPI_UNROLL
+    for (uint32_t o = 0; o < 8; o++) {
+        if (out + o >= d.outs) continue;
+        if (d.y_dtype == AMP_F32) ((uint32_t*)d.y)[at + o * plane] = r.w[o];
+        else ((uint16_t*)d.y)[at + o * plane] = (uint16_t)(r.w[o / 2] >> (16 * (o & 1)));
+    }
+}
+
+/* A thread computes eight outputs of P pixels. Each sum runs over (channel, rows / KH, column, row % KH) ascending,
+   whatever P and the tiles are. */
+template <int P, int KH>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct(ampi_cuda_direct d) {
+    AMPI_SHARED(float, shared);
+    const uint32_t taps = d.kernel_h * d.kernel_w, out = blockIdx.y * AMPI_CUDA_DIRECT_OUTS;
+    const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, blockIdx.x);
+    const ampi_cuda_digits at = ampi_d_digits_of(threadIdx.x, d.band / P, d.cols);
+    const uint32_t row = at.middle * P, first = (at.high * d.tall + row * (uint32_t)d.stride_h) * d.wide;
+    float* x = shared + d.channels * taps * AMPI_CUDA_DIRECT_OUTS;
+    float sum[P][8] = {};
+    ampi_d_direct_weights<KH>(shared, d, out);
+    for (uint32_t c = 0; c < d.channels; c += d.stage) {
+        uint32_t count = d.channels - c < d.stage ? d.channels - c : d.stage;
+        __syncthreads();      /* the channels before have been read */
+        ampi_d_direct_stage(x, d, t, c, count);
+        __syncthreads();
+        if (at.high < t.images)
+            ampi_d_direct_multiply<P, KH>(sum, x + first + at.low * (uint32_t)d.stride_w,
+                                          shared + c * taps * AMPI_CUDA_DIRECT_OUTS, d, count);
+    }
+    AMPI_UNROLL
+    for (uint32_t p = 0; p < P; p++)
+        if (at.high < t.images && row + p < t.rows)
+            ampi_d_direct_store(d, t.image + at.high, out, (t.row + row + p) * d.cols + at.low, sum[p]);
+}
+
+/* --- few channels: direct sums of dw ------------------------------------------------------------------- */
+
+/* dw[o,c,a,b] = sum over images and pixels (i, j) of dy[n,o,i,j] * x[n, c, i*stride_h - pad_h + a*dilation_h, ...].
+   A job is KH weights below each other, of eight outputs. A block has its share of the tiles, and a thread one job and
+   every `splits`-th column of them. The columns' sums are added in ascending order, and then the shares' as those of
+   a bias are (ampi_k_bias_columns). KH > 1: stride and dilation along a column are 1. */
+
+/* dy of eight outputs: element (image, row, column, output). */
+AMPI_D void ampi_d_direct_stage_dy(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t out) {
+    const uint32_t pixels = d.by_pixels.d, all = d.images * pixels * AMPI_CUDA_DIRECT_OUTS;
+    const size_t plane = (size_t)d.rows * d.cols;
+    const uint16_t* from = (const uint16_t*)d.w + (size_t)t.image * d.outs * plane + t.row * d.cols;
+    for (uint32_t e = threadIdx.x; e < all; e += AMPI_CUDA_DIRECT_LOADS * blockDim.x) {
+        uint16_t v[AMPI_CUDA_DIRECT_LOADS];
+        AMPI_UNROLL
+        for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
+            uint32_t at = e + u * blockDim.x, pixel = at / AMPI_CUDA_DIRECT_OUTS;
+            uint32_t o = out + at % AMPI_CUDA_DIRECT_OUTS, image = ampi_d_divide(pixel, d.by_pixels);
+            int inside = image < t.images && pixel - image * pixels < t.rows * d.cols && o < d.outs;
+            v[u] = inside ? from[((size_t)image * d.outs + o) * plane + (pixel - image * pixels)] : (uint16_t)0;
+        }
+        ampi_d_direct_put(to, v, d.dtype, e, all);
+    }
+}
+
+/* A column of dy and what its first pixel sees of x; the next one sees one new element of it. */
+template <int KH>
+AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const float* dy, const ampi_cuda_direct& d,
+                                 uint32_t rows) {
+    const uint32_t down = (uint32_t)d.stride_h * d.wide;
+    float v[KH], by[8];
+    AMPI_UNROLL
+    for (int a = 0; a + 1 < KH; a++, x += down) v[a] = *x;
+    AMPI_UNROLL4
+    for (uint32_t i = 0; i < rows; i++, x += down, dy += d.cols * AMPI_CUDA_DIRECT_OUTS) {
+        v[KH - 1] = *x;
+        ampi_d_direct_load8(by, dy);
+        AMPI_UNROLL
+        for (int a = 0; a < KH; a++) ampi_d_direct_add8(sum[a], v[a], by);
+        AMPI_UNROLL
+        for (int a = 0; a + 1 < KH; a++) v[a] = v[a + 1];
+    }
+}
+/* A thread's columns of a tile. */
+template <int KH>
+AMPI_D void ampi_d_direct_columns(float (&sum)[KH][8], const float* x, const float* dy, const ampi_cuda_direct& d,
+                                  const ampi_cuda_direct_tile& t, uint32_t job, uint32_t split) {
+    const uint32_t runs = d.kernel_h / KH, above = job / d.kernel_w, b = job % d.kernel_w;
+    const uint32_t c = above / runs, row = above % runs * KH * (uint32_t)d.dilation_h;
+    for (uint32_t q = split; q < t.images * d.cols; q += d.splits) {
+        uint32_t image = q / d.cols, j = q - image * d.cols;
+        const float* sees = x + ((c * d.images + image) * d.tall + row) * d.wide;
+        ampi_d_direct_column<KH>(sum, sees + j * (uint32_t)d.stride_w + b * (uint32_t)d.dilation_w,
+                                 dy + (image * d.by_pixels.d + j) * AMPI_CUDA_DIRECT_OUTS, d, t.rows);
+    }
+}
+
+/* The block's sums: thread t's number k lies at k*threads + t. */
+template <int KH>
+AMPI_D void ampi_d_direct_share(float* shared, const ampi_cuda_direct& d, const float (&sum)[KH][8], uint32_t out) {
+    const uint32_t weights = d.outs * d.out_step;
+    __syncthreads();          /* the last tile has been read */
+    AMPI_UNROLL
+    for (uint32_t k = 0; k < KH * 8; k++) shared[k * blockDim.x + threadIdx.x] = sum[k / 8][k % 8];
+    __syncthreads();
+    for (uint32_t e = threadIdx.x; e < d.jobs * KH * 8; e += blockDim.x) {
+        uint32_t k = e / d.jobs, job = e % d.jobs, o = out + k % 8;
+        const float* part = shared + k * blockDim.x + job;
+        float v = *part;
+        AMPI_UNROLL4
+        for (uint32_t s = 1; s < d.splits; s++) v = __fadd_rn(v, part[s * d.jobs]);
+        if (o < d.outs)
+            d.sums[(size_t)blockIdx.x * weights + o * d.out_step + ampi_d_direct_place<KH>(d, job, k / 8)] = v;
+    }
+}
+
+template <int KH>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_cuda_direct d) {
+    AMPI_SHARED(float, shared);
+    const uint32_t out = blockIdx.y * AMPI_CUDA_DIRECT_OUTS, job = threadIdx.x % d.jobs, split = threadIdx.x / d.jobs;
+    const uint32_t first = (uint32_t)((uint64_t)d.tiles * blockIdx.x / d.shares);
+    const uint32_t end = (uint32_t)((uint64_t)d.tiles * (blockIdx.x + 1) / d.shares);
+    float *dy = shared, *x = shared + d.images * d.by_pixels.d * AMPI_CUDA_DIRECT_OUTS;
+    float sum[KH][8] = {};
+    for (uint32_t number = first; number < end; number++) {
+        const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, number);
+        __syncthreads();      /* the tile before has been read */
+        ampi_d_direct_stage_dy(dy, d, t, out);
+        ampi_d_direct_stage(x, d, t, 0, d.channels);
+        __syncthreads();
+        if (split < d.splits) ampi_d_direct_columns<KH>(sum, x, dy, d, t, job, split);
+    }
+    ampi_d_direct_share<KH>(shared, d, sum, out);
+}
+
+/* --- few channels: which, and how ---------------------------------------------------------------------- */
+
+/* Bounds: outputs, channels times taps (their weights take 16 KB), floats of x in the forward kernel (24 KB) and of
+   all in that for dw (40 KB, as the sums of its 256 threads take at KH = 5), blocks that dw is shared out to. */
+enum { AMPI_CUDA_DIRECT_MAX_OUTS = 16, AMPI_CUDA_DIRECT_MAX_TAPS = 512, AMPI_CUDA_DIRECT_X = 6144,
+       AMPI_CUDA_DIRECT_DW = 10240, AMPI_CUDA_DIRECT_BLOCKS = 256 };
+
+/* The product `part`; s tells its operands. */
+AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d* c, const ampi_product* s, ampi_cuda_conv2d_part part) {
+    const amp_conv2d_shape* z = &c->s;
+    const int turned = part == AMPI_CONV2D_DX;
+    const uint32_t taps = (uint32_t)c->taps, along = (uint32_t)z->channels * taps;
+    ampi_cuda_direct d;
+    memset(&d, 0, sizeof d);
+    d.x = s->b.data; d.w = s->a.data; d.bias = s->bias; d.y = s->c;
+    d.dtype = s->a.dtype; d.bias_dtype = s->bias_dtype; d.y_dtype = s->c_dtype;
+    d.n = (uint32_t)z->n;
+    d.channels = (uint32_t)(turned ? z->out_channels : z->channels);
+    d.outs = (uint32_t)(turned ? z->channels : z->out_channels);
+    d.height = (uint32_t)(turned ? c->out_h : z->height);
+    d.width = (uint32_t)(turned ? c->out_w : z->width);
+    d.rows = (uint32_t)(turned ? z->height : c->out_h);
+    d.cols = (uint32_t)(turned ? z->width : c->out_w);
+    d.kernel_h = (uint32_t)z->kernel_h; d.kernel_w = (uint32_t)z->kernel_w;
+    d.stride_h = z->stride_h; d.stride_w = z->stride_w;
+    d.dilation_h = z->dilation_h; d.dilation_w = z->dilation_w;
+    d.pad_h = turned ? (z->kernel_h - 1) * z->dilation_h - z->pad_h : z->pad_h;
+    d.pad_w = turned ? (z->kernel_w - 1) * z->dilation_w - z->pad_w : z->pad_w;
+    d.mirrored = turned;
+    d.out_step = turned ? taps : along;
+    d.channel_step = turned ? along : taps;
+    return d;
+}
+/* Is the shape one for direct sums? A kernel of one pixel needs no unfolding. */
+AMPI_FN int ampi_cuda_direct_fits(const ampi_conv2d* c, ampi_cuda_conv2d_part part) {
+    const amp_conv2d_shape* z = &c->s;
+    const int turned = part == AMPI_CONV2D_DX;
+    const size_t outs = turned ? c->cg : c->og, channels = turned ? c->og : c->cg;
+    if (z->groups != 1 || c->taps == 1 || (turned && (z->stride_h != 1 || z->stride_w != 1))) return 0;
+    return outs <= AMPI_CUDA_DIRECT_MAX_OUTS && c->taps <= AMPI_CUDA_DIRECT_MAX_TAPS / channels;
+}
+
+AMPI_FN int ampi_cuda_direct_steep(const ampi_cuda_direct* d) { return d->stride_h != 1 || d->dilation_h != 1; }
+/* KH: how many rows of the kernel go together. */
+AMPI_FN uint32_t ampi_cuda_direct_run(const ampi_cuda_direct* d) {
+    return d->kernel_h % 5 == 0 ? 5 : d->kernel_h % 3 == 0 ? 3 : 1;
+}
+/* Floats of one channel that a band of so many rows sees; padded sides are below 2^30. */
+AMPI_FN size_t ampi_cuda_direct_area(const ampi_cuda_direct* d, size_t band) {
+    size_t tall = (band - 1) * (size_t)d->stride_h + (size_t)(d->kernel_h - 1) * (size_t)d->dilation_h + 1;
+    size_t wide = (size_t)(d->cols - 1) * (size_t)d->stride_w + (size_t)(d->kernel_w - 1) * (size_t)d->dilation_w + 1;
+    return tall * wide;
+}
+/* Returns 0 where there are too many tiles. */
+AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t images, uint32_t threads) {
+    size_t bands = ampi_cuda_parts(d->rows, band), tiles = ampi_cuda_parts(d->n, images) * bands;
+    d->band = (uint32_t)band;
+    d->bands = (uint32_t)bands;
+    d->images = (uint32_t)images;
+    d->tiles = (uint32_t)tiles;
+    d->wide = (d->cols - 1) * (uint32_t)d->stride_w + (d->kernel_w - 1) * (uint32_t)d->dilation_w + 1;
+    d->tall = (uint32_t)(ampi_cuda_direct_area(d, band) / d->wide);
+    d->by_images = ampi_cuda_divisor_of(d->images);
+    d->by_pixels = ampi_cuda_divisor_of(d->band * d->cols);
+    d->step = ampi_cuda_digits_of(threads, d->tall, d->wide);
+    return tiles < (size_t)1 << 30;
+}
+
+/* The tiles of up to so many threads, each with `per` pixels below each other; returns how many threads that are. 0: a
+   tile is too large. */
+AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_t threads) {
+    size_t all = ampi_cuda_parts(d->rows, per), count = ampi_min_size(all, ampi_max_size(threads / d->cols, 1));
+    size_t area, images = 1;
+    if (d->cols > AMPI_CUDA_BLOCK) return 0;
+    while (count > 0 && ampi_cuda_direct_area(d, count * per) > AMPI_CUDA_DIRECT_X) count--;
+    if (count == 0) return 0;
+    count = ampi_cuda_parts(all, ampi_cuda_parts(all, count));
+    area = ampi_cuda_direct_area(d, count * per);
+    if (count == all)
+        images = ampi_max_size(ampi_min_size(ampi_min_size(d->n, threads / (count * d->cols)),
+                                             AMPI_CUDA_DIRECT_X / area), 1);
+    d->stage = (uint32_t)ampi_min_size(d->channels, AMPI_CUDA_DIRECT_X / (images * area));
+    threads = (uint32_t)ampi_cuda_parts(images * count * d->cols, 32) * 32;
+    return ampi_cuda_direct_set_tiles(d, count * per, images, threads) ? threads : 0;
+}
+/* Four pixels for a thread where that leaves a warp for each scheduler, of four in a multiprocessor; large blocks
+   where they fill all of it twice. */
+AMPI_FN int ampi_cuda_direct_launch(const amp_exec* exec, const char* op, ampi_cuda_direct* d, amp_result* r) {
+    const uint32_t run = ampi_cuda_direct_run(d), groups = (uint32_t)ampi_cuda_parts(d->outs, AMPI_CUDA_DIRECT_OUTS);
+    const size_t most = 128 * ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
+    const size_t columns = (size_t)d->n * d->cols * groups, fours = columns * ampi_cuda_parts(d->rows, 4);
+    const uint32_t per = !ampi_cuda_direct_steep(d) && fours >= most ? 4 : 1;
+    const size_t work = per == 4 ? fours : columns * d->rows;
+    const uint32_t threads = ampi_cuda_direct_cut(d, per, work >= 4 * most ? AMPI_CUDA_BLOCK : AMPI_CUDA_BLOCK / 2);
+    void (*kernel)(ampi_cuda_direct) =
+        per == 4 ? (run == 5 ? ampi_k_direct<4, 5> : run == 3 ? ampi_k_direct<4, 3> : ampi_k_direct<4, 1>)
+                 : (run == 5 ? ampi_k_direct<1, 5> : run == 3 ? ampi_k_direct<1, 3> : ampi_k_direct<1, 1>);
+    size_t floats = (size_t)d->channels * d->kernel_h * d->kernel_w * AMPI_CUDA_DIRECT_OUTS;
+    if (threads == 0) return 0;
+    floats += (size_t)d->stage * d->images * d->tall * d->wide;
+    *r = ampi_cuda_launch(exec, op, kernel, dim3(d->tiles, groups), dim3(threads), floats * sizeof(float), *d);
+    return 1;
+}
+
+/* The tiles of dw: such that all blocks have some, with four rows or more, and as large as shared memory allows; of a
+   share's images, each tile has as many as the others. They depend on the shape alone. 0: a tile is too large. */
+AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
+    const size_t room = AMPI_CUDA_DIRECT_DW, groups = ampi_cuda_parts(d->outs, AMPI_CUDA_DIRECT_OUTS);
+    const size_t blocks = AMPI_CUDA_DIRECT_BLOCKS / groups, pixel = AMPI_CUDA_DIRECT_OUTS, n = d->n;
+    const uint32_t run = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_run(d);
+    size_t bands = ampi_min_size(ampi_cuda_parts(blocks, n), ampi_cuda_parts(d->rows, 4)), images = 1, each, columns;
+    size_t band = ampi_min_size(ampi_cuda_parts(d->rows, bands), room / (pixel * d->cols));
+    while (band > 0 && d->channels * ampi_cuda_direct_area(d, band) + band * d->cols * pixel > room) band--;
+    d->jobs = d->channels * (d->kernel_h / run) * d->kernel_w;
+    if (band == 0 || d->jobs > AMPI_CUDA_BLOCK) return 0;
+    band = ampi_cuda_parts(d->rows, ampi_cuda_parts(d->rows, band));
+    if (band == d->rows) {
+        each = ampi_cuda_parts(n, blocks);
+        images = room / (d->channels * ampi_cuda_direct_area(d, band) + band * d->cols * pixel);
+        images = ampi_cuda_parts(each, ampi_cuda_parts(each, images));
+    }
+    columns = images * d->cols;
+    d->splits = (uint32_t)ampi_cuda_parts(columns, ampi_cuda_parts(columns, AMPI_CUDA_BLOCK / d->jobs));
+    if (!ampi_cuda_direct_set_tiles(d, band, images, AMPI_CUDA_BLOCK)) return 0;
+    d->shares = (uint32_t)ampi_min_size(d->tiles, blocks);
+    return 1;
+}
+AMPI_FN size_t ampi_cuda_direct_sums(const ampi_cuda_direct* d) {
+    return (size_t)d->shares * d->outs * d->out_step * sizeof(float);
+}
+AMPI_FN size_t ampi_cuda_direct_workspace(const ampi_conv2d* c) {
+    ampi_product none;
+    memset(&none, 0, sizeof none);
+    ampi_cuda_direct d = ampi_cuda_direct_of(c, &none, AMPI_CONV2D_DW);
+    if (!ampi_cuda_direct_fits(c, AMPI_CONV2D_DW) || !ampi_cuda_direct_cut_dw(&d)) return 0;
+    return ampi_cuda_direct_sums(&d) + 16;
+}
+/* Without the workspace another kernel has to do it. */
+AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, ampi_cuda_direct* d, int accumulate,
+                                       amp_result* r) {
+    const uint32_t run = ampi_cuda_direct_steep(d) ? 1 : ampi_cuda_direct_run(d);
+    void (*kernel)(ampi_cuda_direct) =
+        run == 5 ? ampi_k_direct_dw<5> : run == 3 ? ampi_k_direct_dw<3> : ampi_k_direct_dw<1>;
+    if (!ampi_cuda_direct_cut_dw(d)) return 0;
+    d->sums = (float*)ampi_cuda_scratch(exec, ampi_cuda_direct_sums(d));
+    if (!d->sums) return 0;
+    *r = ampi_cuda_launch(exec, op, kernel, dim3(d->shares, (unsigned)ampi_cuda_parts(d->outs, AMPI_CUDA_DIRECT_OUTS)),
+                          dim3(AMPI_CUDA_BLOCK), AMPI_CUDA_DIRECT_DW * sizeof(float), *d);
+    if (*r == AMP_OK)
+        *r = ampi_cuda_bias_grad(exec, op, d->sums, AMP_F32, d->y, d->y_dtype, accumulate, d->shares,
+                                 (size_t)d->outs * d->out_step, 1);
+    return 1;
+}
+
+/* Returns 0 where the product is left to other kernels. */
+AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const ampi_conv2d* c, const ampi_product* s,
+                                 ampi_cuda_conv2d_part part, amp_result* r) {
+    if (!ampi_cuda_direct_fits(c, part) || !ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype)) return 0;
+    ampi_cuda_direct d = ampi_cuda_direct_of(c, s, part);
+    return part == AMPI_CONV2D_DW ? ampi_cuda_direct_launch_dw(exec, op, &d, s->beta != 0.0f, r)
+                                  : ampi_cuda_direct_launch(exec, op, &d, r);
+}
+
+/* --- the three products ------------------------------------------------------------------------------ */
+
+AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, const ampi_conv2d* c,
+                                        const ampi_product* s, ampi_cuda_conv2d_part part) {
+    ampi_cuda_batch groups = ampi_cuda_groups(c, part);
+    amp_result r;
+    if (ampi_cuda_try_direct(exec, op, c, s, part, &r)) return r;
+    return ampi_cuda_product_run(exec, op, s, &groups, AMP_CUDA_EPILOGUE_NONE);
+}
+
 AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_conv2d c;
     if (ampi_conv2d_init(&c, s, NULL) != AMP_OK) return 0;
@@ -3360,8 +3801,8 @@ AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     size_t y = ampi_cuda_product_workspace(c.og, n * c.out_pixels, c.cg * c.taps, groups);
     size_t dx = ampi_cuda_product_workspace(c.cg, n * c.in_pixels, c.og * c.taps, groups);
     size_t dw = ampi_cuda_product_workspace(c.og, c.cg * c.taps, n * c.out_pixels, groups);
-    size_t db = ampi_cuda_bias_bytes(n, groups * c.og, c.out_pixels);
-    return ampi_max_size(ampi_max_size(y, db ? db + 16 : 0), ampi_max_size(dx, dw));
+    size_t db = ampi_cuda_bias_bytes(n, groups * c.og, c.out_pixels), direct = ampi_cuda_direct_workspace(&c);
+    return ampi_max_size(ampi_max_size(ampi_max_size(y, dx), ampi_max_size(dw, direct)), db ? db + 16 : 0);
 }
 
 AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
@@ -3376,9 +3817,8 @@ AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const 
     if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
     if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
     if (r != AMP_OK) return r;
-    ampi_cuda_batch groups = ampi_cuda_groups(&c, AMPI_CONV2D_Y);
     ampi_conv2d_y(&s, images, &c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
-    return ampi_cuda_product_run(exec, op, &s, &groups, AMP_CUDA_EPILOGUE_NONE);
+    return ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_Y);
 }
 
 AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype,
@@ -3395,14 +3835,12 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const
     if (r == AMP_OK) r = ampi_cuda_conv2d_fits(&c, exec, op);
     if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
     if (r == AMP_OK && dx) {
-        ampi_cuda_batch groups = ampi_cuda_groups(&c, AMPI_CONV2D_DX);
         ampi_conv2d_dx(&s, images, &c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-        r = ampi_cuda_product_run(exec, op, &s, &groups, AMP_CUDA_EPILOGUE_NONE);
+        r = ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_DX);
     }
     if (r == AMP_OK && dw) {
-        ampi_cuda_batch groups = ampi_cuda_groups(&c, AMPI_CONV2D_DW);
         ampi_conv2d_dw(&s, images, &c, 0, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
-        r = ampi_cuda_product_run(exec, op, &s, &groups, AMP_CUDA_EPILOGUE_NONE);
+        r = ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_DW);
     }
     if (r != AMP_OK || !db) return r;
     return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, accumulate, (size_t)c.s.n,

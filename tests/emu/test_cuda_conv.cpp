@@ -373,6 +373,150 @@ static void test_error_bound() {
         }
 }
 
+/* --- tests: direct sums of few channels ----------------------------------------------------------- */
+
+/* At the borders of what is summed directly; see ampi_cuda_direct_fits. The emulator has four multiprocessors: from 512
+   columns of four pixels on, a thread takes such a column. */
+static const int DIRECT[][14] = {
+    { 1, 1, 9, 11, 6, 5, 5, 1, 1, 2, 2, 1, 1, 1 },      /* 1, 6, 8, 9, 16, 17 channels */
+    { 2, 6, 9, 7, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 3, 8, 7, 5, 9, 5, 3, 1, 1, 2, 1, 1, 1, 1 },
+    { 1, 9, 6, 7, 16, 7, 7, 1, 1, 3, 3, 1, 1, 1 },
+    { 1, 16, 5, 6, 17, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 1, 17, 5, 6, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 1, 32, 6, 6, 4, 4, 4, 1, 1, 1, 1, 1, 1, 1 },      /* 512 weights for an output, and more */
+    { 1, 16, 7, 8, 4, 6, 6, 1, 1, 3, 3, 1, 1, 1 },
+    { 2, 3, 11, 13, 5, 5, 3, 2, 3, 1, 2, 1, 1, 1 },     /* strides, dilation */
+    { 2, 3, 11, 13, 10, 3, 5, 1, 2, 3, 4, 1, 2, 1 },
+    { 2, 3, 11, 13, 10, 3, 5, 1, 1, 3, 4, 2, 3, 1 },
+    { 1, 2, 130, 131, 2, 3, 3, 1, 1, 0, 0, 60, 60, 1 }, /* too far apart for a tile */
+    { 1, 2, 5, 6, 3, 3, 3, 1, 1, 4, 5, 1, 1, 1 },       /* padding larger than a kernel */
+    { 1, 1, 6, 256, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1 },     /* as many columns as threads, and more */
+    { 1, 1, 6, 257, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 300, 1, 3, 3, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1 },     /* more images than shares */
+    { 521, 1, 4, 3, 9, 2, 2, 1, 1, 0, 0, 1, 1, 1 },
+    { 4, 2, 27, 30, 6, 5, 5, 1, 1, 2, 2, 1, 1, 1 },     /* four pixels for a thread */
+    { 9, 6, 14, 14, 16, 5, 5, 1, 1, 0, 0, 1, 1, 1 },
+    { 8, 16, 20, 20, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* the channels one part after the other */
+    { 13, 3, 15, 14, 8, 2, 3, 1, 1, 1, 1, 1, 1, 1 },
+    { 20, 2, 29, 20, 5, 3, 1, 1, 1, 1, 0, 1, 1, 1 },    /* large blocks */
+};
+enum { DIRECT_COUNT = sizeof DIRECT / sizeof DIRECT[0] };
+
+static void test_direct_shapes() {
+    for (unsigned i = 0; i < DIRECT_COUNT; i++)
+        for (unsigned t = 1; t < 3; t++) {
+            Conv c(shape_of(DIRECT[i]), { TYPES[t], TYPES[t], TYPES[(i + t) % 3] }, WHOLE, i % 4 == 1);
+            size_t full = amp_cuda_conv2d_workspace(&c.shape);
+            check_bits(c, 7, (int)((i + t) & 1u), (i + t) % 3 != 0, full, t == 2 ? 16 : 0);
+            if (i % 5 == t) check_bits(c, 7, (int)(t & 1u), true, 0);
+        }
+}
+
+/* The same in two groups, and with too many outputs: unfolded. */
+static void test_unfolded_shapes() {
+    for (unsigned i = 0; i < SHAPE_COUNT + 12; i++) {
+        amp_conv2d_shape s = shape_of(i < SHAPE_COUNT ? SHAPES[i] : DIRECT[i - SHAPE_COUNT]);
+        if (i % 2) {
+            s.channels *= 2; s.out_channels *= 2; s.groups *= 2;
+        } else {
+            s.channels += 17 * s.groups; s.out_channels += 17 * s.groups;
+        }
+        Conv c(s, { TYPES[1 + i % 3 / 2], TYPES[1 + i % 3 / 2], TYPES[i % 3] }, WHOLE, i % 4 == 2);
+        check_bits(c, 7, (int)(i & 1u), i % 3 != 0, i % 4 < 2 ? amp_cuda_conv2d_workspace(&s) : 0);
+    }
+}
+
+/* Kernel rows that go together: a sum runs over (channel, rows / run, column, row % run). */
+static int run_of(int kernel_h) { return kernel_h % 5 == 0 ? 5 : kernel_h % 3 == 0 ? 3 : 1; }
+
+/* y, or dx by the mirrored kernel, in this order, whatever the batch and the tiles are. */
+static float direct_sum(Conv& c, int dx, int n, int o, int i, int j) {
+    const amp_conv2d_shape& s = c.z.s;
+    const int run = run_of(s.kernel_h), height = dx ? c.z.oh : s.height, width = dx ? c.z.ow : s.width;
+    const int top = i * s.stride_h - (dx ? (s.kernel_h - 1) * s.dilation_h - s.pad_h : s.pad_h);
+    const int left = j * s.stride_w - (dx ? (s.kernel_w - 1) * s.dilation_w - s.pad_w : s.pad_w);
+    float sum = 0;
+    for (int ch = 0; ch < (dx ? s.out_channels : s.channels); ch++)
+        for (int r = 0; r < s.kernel_h; r += run)
+            for (int b = 0; b < s.kernel_w; b++)
+                for (int a = r; a < r + run; a++) {
+                    int y = top + a * s.dilation_h, x = left + b * s.dilation_w;
+                    if (y < 0 || x < 0 || y >= height || x >= width) continue;
+                    sum = dx ? std::fma(c.dy.value(c.z.y_at(n, ch, y, x)),
+                                        c.w.value(c.z.w_at(ch, o, s.kernel_h - 1 - a, s.kernel_w - 1 - b)), sum)
+                             : std::fma(c.x.value(c.z.x_at(n, ch, y, x)), c.w.value(c.z.w_at(o, ch, a, b)), sum);
+                }
+    return sum;
+}
+static void check_order(Conv& c, int dx) {
+    const amp_conv2d_shape& s = c.z.s;
+    const int outs = dx ? s.channels : s.out_channels, rows = dx ? s.height : c.z.oh, cols = dx ? s.width : c.z.ow;
+    Array got(AMP_F32, dx ? c.z.x : c.z.y, true);
+    got.upload();
+    if (dx)
+        CHECK(amp_cuda_conv2d_backward(&c.shape, c.dy.there(), c.dy.type, nullptr, AMP_F32, c.w.there(), c.w.type,
+                                       got.there(), AMP_F32, nullptr, AMP_F32, nullptr, AMP_F32, 0, nullptr)
+              == AMP_OK);
+    else
+        CHECK(amp_cuda_conv2d_forward(&c.shape, c.x.there(), c.x.type, c.w.there(), c.w.type, nullptr, AMP_F32,
+                                      got.there(), AMP_F32, nullptr)
+              == AMP_OK);
+    for (int n = 0; n < s.n; n++)
+        for (int o = 0; o < outs; o++)
+            for (int i = 0; i < rows; i++)
+                for (int j = 0; j < cols; j++)
+                    got.set((size_t)(((n * outs + o) * rows + i) * cols + j), direct_sum(c, dx, n, o, i, j));
+    check_array(got, got.host, dx ? "dx" : "y", c);
+}
+static void test_direct_order() {
+    static const int Y[] = { 0, 2, 3, 5, 6, 8, 9, 10, 13, 17, 18, 19, 20 }, DX[] = { 0, 2, 4, 10, 12, 17, 18, 20 };
+    for (int i : Y) {
+        Conv c(shape_of(DIRECT[i]), { AMP_F16, AMP_F16, AMP_F32 }, ANY);
+        check_order(c, 0);
+    }
+    for (int i : DX) {
+        Conv c(shape_of(DIRECT[i]), { AMP_F16, AMP_F16, AMP_F32 }, ANY);
+        check_order(c, 1);
+    }
+}
+
+static void test_direct_bound() {
+    static const int WHICH[] = { 0, 2, 8, 10, 16, 18 };
+    for (unsigned i = 0; i < 6; i++) {
+        amp_dtype t = TYPES[1 + i % 2];
+        Conv c(shape_of(DIRECT[WHICH[i]]), { t, t, TYPES[i % 3] }, ANY);
+        check_bound(c, i == 2 ? 0 : amp_cuda_conv2d_workspace(&c.shape));
+    }
+}
+
+/* Infinities and NaN meet the zeros beside an image. */
+static void test_direct_special_values() {
+    static const int WHICH[] = { 0, 2, 10, 16 };
+    for (unsigned i = 0; i < 8; i++) {
+        amp_dtype t = TYPES[1 + i % 2];
+        Conv c(shape_of(DIRECT[WHICH[i / 2]]), { t, t, TYPES[i % 3] }, SPECIAL);
+        check_bits(c, 3, 0, true, amp_cuda_conv2d_workspace(&c.shape));
+    }
+}
+
+/* dw is summed directly where its workspace is there, in two launches; else in one. */
+static void test_direct_workspace() {
+    static const int ONE[14] = { 1, 2, 5, 6, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 };
+    Conv c(shape_of(ONE), { AMP_F16, AMP_F16, AMP_F32 }, WHOLE);
+    size_t full = amp_cuda_conv2d_workspace(&c.shape);
+    CHECK(full > 0);
+#if defined(AMP_CUDA_EMU)
+    for (int less = 0; less < 2; less++) {
+        amp_exec e = quiet_exec();
+        Workspace w(&e, less ? full - 17 : full);
+        long before = launches();
+        CHECK(c.backward(2, 0, &e) == AMP_OK && launches() == before + (less ? 1 : 2));
+        CHECK(amp_cuda_synchronize(&e) == AMP_OK);
+    }
+#endif
+}
+
 /* --- tests: engines, graphs ------------------------------------------------------------------------- */
 
 static void test_engines() {
@@ -551,6 +695,12 @@ int main() {
     TEST(test_many_pixels);
     TEST(test_plain_kernels);
     TEST(test_error_bound);
+    TEST(test_direct_shapes);
+    TEST(test_unfolded_shapes);
+    TEST(test_direct_order);
+    TEST(test_direct_bound);
+    TEST(test_direct_special_values);
+    TEST(test_direct_workspace);
     TEST(test_engines);
     TEST(test_capture);
     TEST(test_refused_shapes);
