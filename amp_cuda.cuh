@@ -3365,7 +3365,7 @@ AMPI_FN ampi_cuda_batch ampi_cuda_groups(const ampi_conv2d* c, ampi_cuda_conv2d_
    is (kernel_h - 1)*dilation_h - pad_h. Zeros beside an image are multiplied too, as they are when it is unfolded.
    A block works on a tile, which is some images or a band of rows of one, and on eight outputs. Shared memory holds
    what the tile sees of x in FP32: element (channel, image, row, column) of `tall` rows of `wide` each. */
-enum { AMPI_CUDA_DIRECT_OUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };
+enum { AMPI_CUDA_DIRECT_OUTS = 8, AMPI_CUDA_DIRECT_LOADS = 8 };      /* elements: all tensors have below 2^31 */
 
 typedef struct ampi_cuda_direct {
     const void *x, *w, *bias;                     /* for dw, w is dy */
@@ -3376,8 +3376,9 @@ typedef struct ampi_cuda_direct {
     uint32_t out_step, channel_step;              /* elements of w from one output or channel to the next */
     uint32_t images, band, bands, tiles, tall, wide;
     uint32_t stage;                               /* channels that are in shared memory together */
-    ampi_cuda_divisor by_images, by_pixels;       /* pixels: of a band */
-    ampi_cuda_digits step;                        /* of a thread: to its next element of x */
+    uint32_t lanes, down;                         /* threads beside each other in a row of x, and how many rows */
+    ampi_cuda_digits step;                        /* of a thread: so many rows further */
+    ampi_cuda_divisor by_images, by_pixels, by_kernel_w, by_runs;      /* pixels of a band, kernel_h / KH */
     uint32_t jobs, splits, shares;                /* of dw */
     float* sums;
 } ampi_cuda_direct;
@@ -3394,56 +3395,57 @@ AMPI_D ampi_cuda_direct_tile ampi_d_direct_tile(const ampi_cuda_direct& d, uint3
     return t;
 }
 
-/* Eight loads of a thread are under way together; then they are widened. */
-AMPI_D void ampi_d_direct_put(float* to, const uint16_t (&v)[AMPI_CUDA_DIRECT_LOADS], amp_dtype t, uint32_t e,
-                              uint32_t all) {
-    AMPI_UNROLL
-    for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++, e += blockDim.x)
-        if (e < all) to[e] = t == AMP_F16 ? ampi_d_widen_half(v[u]) : ampi_float(ampi_bf16_widen(v[u]));
+/* Any NaN will do: it is a sum's in the end. */
+AMPI_D float ampi_d_direct_widen(uint16_t v, amp_dtype t) {
+    return t == AMP_F16 ? ampi_ptx_f32_from_f16(v) : ampi_float((uint32_t)v << 16);
 }
-/* Channels [c, c + count) of what the tile sees. */
+/* Channels [c, c + count) of what the tile sees. A thread goes down a column of all planes, `down` rows at a time;
+   eight of its loads are under way together. */
 AMPI_D void ampi_d_direct_stage(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t c,
                                 uint32_t count) {
-    const uint32_t all = count * d.images * d.tall * d.wide;
-    const int top = (int)t.row * d.stride_h - d.pad_h;
-    const uint16_t* from = (const uint16_t*)d.x + ((size_t)t.image * d.channels + c) * d.height * d.width;
-    ampi_cuda_digits at = ampi_d_digits_of(threadIdx.x, d.tall, d.wide);
-    for (uint32_t e = threadIdx.x; e < all; e += AMPI_CUDA_DIRECT_LOADS * blockDim.x) {
-        uint16_t v[AMPI_CUDA_DIRECT_LOADS];
-        AMPI_UNROLL
-        for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
-            uint32_t channel = ampi_d_divide(at.high, d.by_images), image = at.high - channel * d.images;
-            uint32_t y = (uint32_t)(top + (int)at.middle), x = (uint32_t)((int)at.low - d.pad_w);
-            int inside = channel < count && image < t.images && y < d.height && x < d.width;
-            size_t row = ((size_t)image * d.channels + channel) * d.height + y;
-            v[u] = inside ? from[row * d.width + x] : (uint16_t)0;
-            ampi_d_step(at, d.step, d.tall, d.wide);
+    const uint32_t rows = count * d.images * d.tall, start = threadIdx.x / d.lanes;
+    const uint32_t top = t.row * (uint32_t)d.stride_h - (uint32_t)d.pad_h, below = d.down * d.wide;
+    const uint16_t* from = (const uint16_t*)d.x + (t.image * d.channels + c) * d.height * d.width;
+    if (start >= d.down) return;
+    for (uint32_t column = threadIdx.x % d.lanes; column < d.wide; column += d.lanes) {
+        const uint32_t x = column - (uint32_t)d.pad_w;
+        ampi_cuda_digits at = ampi_d_digits_of(start, d.tall, 1);
+        float* put = to + start * d.wide + column;
+        for (uint32_t row = start; row < rows;) {
+            uint16_t v[AMPI_CUDA_DIRECT_LOADS];
+            AMPI_UNROLL
+            for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
+                uint32_t channel = ampi_d_divide(at.high, d.by_images), image = at.high - channel * d.images;
+                uint32_t y = top + at.middle, place = ((image * d.channels + channel) * d.height + y) * d.width + x;
+                int inside = channel < count && image < t.images && y < d.height && x < d.width;
+                v[u] = inside ? from[place] : (uint16_t)0;
+                ampi_d_step(at, d.step, d.tall, 1);
+            }
+            AMPI_UNROLL
+            for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++, row += d.down, put += below)
+                if (row < rows) *put = ampi_d_direct_widen(v[u], d.dtype);
         }
-        ampi_d_direct_put(to, v, d.dtype, e, all);
     }
 }
 
 /* The kernel's rows go KH at a time; a tap is (channel, rows / KH, column, row % KH), all but the last as one number
    in this order. The element of w that it stands for, of output 0. */
 template <int KH>
-AMPI_D uint32_t ampi_d_direct_place(const ampi_cuda_direct& d, uint32_t column_of_taps, uint32_t a) {
-    const uint32_t runs = d.kernel_h / KH, above = column_of_taps / d.kernel_w, b = column_of_taps % d.kernel_w;
-    const uint32_t place = (above % runs * KH + a) * d.kernel_w + b;
-    return above / runs * d.channel_step + (d.mirrored ? d.kernel_h * d.kernel_w - 1 - place : place);
+AMPI_D uint32_t ampi_d_direct_place(const ampi_cuda_direct& d, uint32_t tap, uint32_t a) {
+    const uint32_t above = ampi_d_divide(tap, d.by_kernel_w), c = ampi_d_divide(above, d.by_runs);
+    const uint32_t row = (above - c * d.by_runs.d) * KH + a, place = row * d.kernel_w + (tap - above * d.kernel_w);
+    return c * d.channel_step + (d.mirrored ? d.kernel_h * d.kernel_w - 1 - place : place);
 }
-/* The weights of eight outputs, those of a tap beside each other. */
+/* The weights of eight outputs, those of a tap beside each other. A thread brings those of one output. */
 template <int KH>
 AMPI_D void ampi_d_direct_weights(float* to, const ampi_cuda_direct& d, uint32_t out) {
-    const uint32_t all = d.channels * d.kernel_h * d.kernel_w * AMPI_CUDA_DIRECT_OUTS;
-    for (uint32_t e = threadIdx.x; e < all; e += AMPI_CUDA_DIRECT_LOADS * blockDim.x) {
-        uint16_t v[AMPI_CUDA_DIRECT_LOADS];
-        AMPI_UNROLL
-        for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
-            uint32_t at = e + u * blockDim.x, tap = at / AMPI_CUDA_DIRECT_OUTS;
-            uint32_t o = out + at % AMPI_CUDA_DIRECT_OUTS, place = ampi_d_direct_place<KH>(d, tap / KH, tap % KH);
-            v[u] = at < all && o < d.outs ? ((const uint16_t*)d.w)[o * d.out_step + place] : (uint16_t)0;
-        }
-        ampi_d_direct_put(to, v, d.dtype, e, all);
+    const uint32_t taps = d.channels * d.kernel_h * d.kernel_w, below = blockDim.x / AMPI_CUDA_DIRECT_OUTS;
+    const uint32_t o = threadIdx.x % AMPI_CUDA_DIRECT_OUTS;
+    const uint16_t* from = (const uint16_t*)d.w + (out + o) * d.out_step;
+    AMPI_UNROLL4
+    for (uint32_t tap = threadIdx.x / AMPI_CUDA_DIRECT_OUTS; tap < taps; tap += below) {
+        uint16_t v = out + o < d.outs ? from[ampi_d_direct_place<KH>(d, tap / KH, tap % KH)] : (uint16_t)0;
+        to[tap * AMPI_CUDA_DIRECT_OUTS + o] = ampi_d_direct_widen(v, d.dtype);
     }
 }
 
@@ -3481,9 +3483,9 @@ AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const flo
 }
 
 /* Eight outputs of a pixel, with their bias. */
-AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, size_t image, uint32_t out, uint32_t pixel,
+AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint32_t out, uint32_t pixel,
                                 float (&sum)[8]) {
-    const size_t plane = (size_t)d.rows * d.cols, at = (image * d.outs + out) * plane + pixel;
+    const uint32_t plane = d.rows * d.cols, at = (image * d.outs + out) * plane + pixel;
     ampi_eight r;
     AMPI_UNROLL
     for (uint32_t o = 0; o < 8; o++) {
@@ -3502,7 +3504,7 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, size_t image, uint32_
 /* A thread computes eight outputs of P pixels. Each sum runs over (channel, rows / KH, column, row % KH) ascending,
    whatever P and the tiles are. */
 template <int P, int KH>
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct(ampi_cuda_direct d) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 2) ampi_k_direct(ampi_cuda_direct d) {
     AMPI_SHARED(float, shared);
     const uint32_t taps = d.kernel_h * d.kernel_w, out = blockIdx.y * AMPI_CUDA_DIRECT_OUTS;
     const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, blockIdx.x);
@@ -3533,21 +3535,21 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct(ampi_cud
    every `splits`-th column of them. The columns' sums are added in ascending order, and then the shares' as those of
    a bias are (ampi_k_bias_columns). KH > 1: stride and dilation along a column are 1. */
 
-/* dy of eight outputs: element (image, row, column, output). */
+/* dy of eight outputs: element (image, row, column, output). A thread brings those of one pixel. */
 AMPI_D void ampi_d_direct_stage_dy(float* to, const ampi_cuda_direct& d, const ampi_cuda_direct_tile& t, uint32_t out) {
-    const uint32_t pixels = d.by_pixels.d, all = d.images * pixels * AMPI_CUDA_DIRECT_OUTS;
-    const size_t plane = (size_t)d.rows * d.cols;
-    const uint16_t* from = (const uint16_t*)d.w + (size_t)t.image * d.outs * plane + t.row * d.cols;
-    for (uint32_t e = threadIdx.x; e < all; e += AMPI_CUDA_DIRECT_LOADS * blockDim.x) {
-        uint16_t v[AMPI_CUDA_DIRECT_LOADS];
+    const uint32_t pixels = d.by_pixels.d, plane = d.rows * d.cols;
+    const uint16_t* from = (const uint16_t*)d.w + (t.image * d.outs + out) * plane + t.row * d.cols;
+    for (uint32_t q = threadIdx.x; q < t.images * pixels; q += blockDim.x) {
+        uint32_t image = ampi_d_divide(q, d.by_pixels), pixel = q - image * pixels;
+        uint32_t at = image * d.outs * plane + pixel, outs = pixel < t.rows * d.cols ? d.outs - out : 0;
+        uint16_t v[8];
+        float f[8];
         AMPI_UNROLL
-        for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
-            uint32_t at = e + u * blockDim.x, pixel = at / AMPI_CUDA_DIRECT_OUTS;
-            uint32_t o = out + at % AMPI_CUDA_DIRECT_OUTS, image = ampi_d_divide(pixel, d.by_pixels);
-            int inside = image < t.images && pixel - image * pixels < t.rows * d.cols && o < d.outs;
-            v[u] = inside ? from[((size_t)image * d.outs + o) * plane + (pixel - image * pixels)] : (uint16_t)0;
-        }
-        ampi_d_direct_put(to, v, d.dtype, e, all);
+        for (uint32_t o = 0; o < 8; o++, at += plane) v[o] = o < outs ? from[at] : (uint16_t)0;
+        AMPI_UNROLL
+        for (int o = 0; o < 8; o++) f[o] = ampi_d_direct_widen(v[o], d.dtype);
+        ((float4*)to)[2 * q] = make_float4(f[0], f[1], f[2], f[3]);
+        ((float4*)to)[2 * q + 1] = make_float4(f[4], f[5], f[6], f[7]);
     }
 }
 
@@ -3573,8 +3575,8 @@ AMPI_D void ampi_d_direct_column(float (&sum)[KH][8], const float* x, const floa
 template <int KH>
 AMPI_D void ampi_d_direct_columns(float (&sum)[KH][8], const float* x, const float* dy, const ampi_cuda_direct& d,
                                   const ampi_cuda_direct_tile& t, uint32_t job, uint32_t split) {
-    const uint32_t runs = d.kernel_h / KH, above = job / d.kernel_w, b = job % d.kernel_w;
-    const uint32_t c = above / runs, row = above % runs * KH * (uint32_t)d.dilation_h;
+    const uint32_t above = job / d.kernel_w, b = job % d.kernel_w, c = above / d.by_runs.d;
+    const uint32_t row = above % d.by_runs.d * KH * (uint32_t)d.dilation_h;
     for (uint32_t q = split; q < t.images * d.cols; q += d.splits) {
         uint32_t image = q / d.cols, j = q - image * d.cols;
         const float* sees = x + ((c * d.images + image) * d.tall + row) * d.wide;
@@ -3660,6 +3662,7 @@ AMPI_FN int ampi_cuda_direct_fits(const ampi_conv2d* c, ampi_cuda_conv2d_part pa
     const int turned = part == AMPI_CONV2D_DX;
     const size_t outs = turned ? c->cg : c->og, channels = turned ? c->og : c->cg;
     if (z->groups != 1 || c->taps == 1 || (turned && (z->stride_h != 1 || z->stride_w != 1))) return 0;
+    if (c->x_count > INT32_MAX || c->y_count > INT32_MAX) return 0;
     return outs <= AMPI_CUDA_DIRECT_MAX_OUTS && c->taps <= AMPI_CUDA_DIRECT_MAX_TAPS / channels;
 }
 
@@ -3675,7 +3678,8 @@ AMPI_FN size_t ampi_cuda_direct_area(const ampi_cuda_direct* d, size_t band) {
     return tall * wide;
 }
 /* Returns 0 where there are too many tiles. */
-AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t images, uint32_t threads) {
+AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t images, uint32_t run,
+                                       uint32_t threads) {
     size_t bands = ampi_cuda_parts(d->rows, band), tiles = ampi_cuda_parts(d->n, images) * bands;
     d->band = (uint32_t)band;
     d->bands = (uint32_t)bands;
@@ -3685,7 +3689,11 @@ AMPI_FN int ampi_cuda_direct_set_tiles(ampi_cuda_direct* d, size_t band, size_t 
     d->tall = (uint32_t)(ampi_cuda_direct_area(d, band) / d->wide);
     d->by_images = ampi_cuda_divisor_of(d->images);
     d->by_pixels = ampi_cuda_divisor_of(d->band * d->cols);
-    d->step = ampi_cuda_digits_of(threads, d->tall, d->wide);
+    d->by_kernel_w = ampi_cuda_divisor_of(d->kernel_w);
+    d->by_runs = ampi_cuda_divisor_of(d->kernel_h / run);
+    d->lanes = d->wide < threads ? d->wide : threads;
+    d->down = threads / d->lanes;
+    d->step = ampi_cuda_digits_of(d->down, d->tall, 1);
     return tiles < (size_t)1 << 30;
 }
 
@@ -3704,7 +3712,7 @@ AMPI_FN uint32_t ampi_cuda_direct_cut(ampi_cuda_direct* d, uint32_t per, uint32_
                                              AMPI_CUDA_DIRECT_X / area), 1);
     d->stage = (uint32_t)ampi_min_size(d->channels, AMPI_CUDA_DIRECT_X / (images * area));
     threads = (uint32_t)ampi_cuda_parts(images * count * d->cols, 32) * 32;
-    return ampi_cuda_direct_set_tiles(d, count * per, images, threads) ? threads : 0;
+    return ampi_cuda_direct_set_tiles(d, count * per, images, ampi_cuda_direct_run(d), threads) ? threads : 0;
 }
 /* Four pixels for a thread where that leaves a warp for each scheduler, of four in a multiprocessor; large blocks
    where they fill all of it twice. */
@@ -3744,7 +3752,7 @@ AMPI_FN int ampi_cuda_direct_cut_dw(ampi_cuda_direct* d) {
     }
     columns = images * d->cols;
     d->splits = (uint32_t)ampi_cuda_parts(columns, ampi_cuda_parts(columns, AMPI_CUDA_BLOCK / d->jobs));
-    if (!ampi_cuda_direct_set_tiles(d, band, images, AMPI_CUDA_BLOCK)) return 0;
+    if (!ampi_cuda_direct_set_tiles(d, band, images, run, AMPI_CUDA_BLOCK)) return 0;
     d->shares = (uint32_t)ampi_min_size(d->tiles, blocks);
     return 1;
 }
