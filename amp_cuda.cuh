@@ -3410,8 +3410,7 @@ AMPI_D void ampi_d_direct_stage(float* to, const ampi_cuda_direct& d, const ampi
     for (uint32_t column = threadIdx.x % d.lanes; column < d.wide; column += d.lanes) {
         const uint32_t x = column - (uint32_t)d.pad_w;
         ampi_cuda_digits at = ampi_d_digits_of(start, d.tall, 1);
-        float* put = to + start * d.wide + column;
-        for (uint32_t row = start; row < rows;) {
+        for (uint32_t row = start, put = start * d.wide + column; row < rows;) {
             uint16_t v[AMPI_CUDA_DIRECT_LOADS];
             AMPI_UNROLL
             for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
@@ -3423,7 +3422,7 @@ AMPI_D void ampi_d_direct_stage(float* to, const ampi_cuda_direct& d, const ampi
             }
             AMPI_UNROLL
             for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++, row += d.down, put += below)
-                if (row < rows) *put = ampi_d_direct_widen(v[u], d.dtype);
+                if (row < rows) to[put] = ampi_d_direct_widen(v[u], d.dtype);
         }
     }
 }
@@ -3504,7 +3503,7 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint3
 /* A thread computes eight outputs of P pixels. Each sum runs over (channel, rows / KH, column, row % KH) ascending,
    whatever P and the tiles are. */
 template <int P, int KH>
-static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 2) ampi_k_direct(ampi_cuda_direct d) {
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_cuda_direct d) {
     AMPI_SHARED(float, shared);
     const uint32_t taps = d.kernel_h * d.kernel_w, out = blockIdx.y * AMPI_CUDA_DIRECT_OUTS;
     const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, blockIdx.x);

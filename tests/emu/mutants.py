@@ -193,8 +193,20 @@ TABLE = [
     ("gemm", "first[(s + u) * apart]", "first[(pieces - 1 - s - u) * apart]"),
     # --- conv
     ("conv", "forward = { count, w, x, y, c->og }", "forward = { count, w, x, y, 0 }"),
-    ("conv", "op, dy, x, w, dx, dw, db);\n    if (r == AMP_OK && dx) {\n        ampi_cuda_batch",
-     "op, dy, x, w, NULL, NULL, NULL);\n    if (r == AMP_OK && dx) {\n        ampi_cuda_batch"),
+    ("conv", "op, dy, x, w, dx, dw, db);\n    if (r == AMP_OK && dx) {\n        ampi_conv2d_dx",
+     "op, dy, x, w, NULL, NULL, NULL);\n    if (r == AMP_OK && dx) {\n        ampi_conv2d_dx"),
+    # --- conv: direct sums
+    ("conv", "        __syncthreads();      /* the channels before have been read */\n", ""),
+    ("conv", "        __syncthreads();      /* the tile before has been read */\n", ""),
+    ("conv", "    __syncthreads();          /* the last tile has been read */\n", ""),
+    ("conv", "image < t.images && y < d.height", "y < d.height"),
+    ("conv", "d.kernel_h * d.kernel_w - 1 - place : place", "place : place"),
+    ("conv", "(z->kernel_w - 1) * z->dilation_w - z->pad_w", "z->pad_w"),
+    ("conv", "outs = pixel < t.rows * d.cols ? d.outs - out : 0;", "outs = d.outs - out;"),
+    ("conv", "for (uint32_t s = 1; s < d.splits; s++)", "for (uint32_t s = 1; s + 1 < d.splits; s++)"),
+    ("conv", "if (d.bias && out + o < d.outs) sum[o]", "if (d.bias) sum[o]"),
+    ("conv", "!ampi_cuda_direct_steep(d) && fours >= most", "fours >= most"),
+    ("conv", "return ampi_cuda_direct_sums(&d) + 16;", "return 0;"),
     # --- nn
     ("nn", "if (!p.exclude_pad) return (float)p.kh * (float)p.kw;",
      "if (p.exclude_pad) return (float)p.kh * (float)p.kw;"),

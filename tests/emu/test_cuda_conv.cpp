@@ -400,6 +400,7 @@ static const int DIRECT[][14] = {
     { 8, 16, 20, 20, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* the channels one part after the other */
     { 13, 3, 15, 14, 8, 2, 3, 1, 1, 1, 1, 1, 1, 1 },
     { 20, 2, 29, 20, 5, 3, 1, 1, 1, 1, 0, 1, 1, 1 },    /* large blocks */
+    { 30, 2, 13, 12, 5, 3, 3, 2, 1, 1, 1, 1, 1, 1 },    /* rows that share nothing */
 };
 enum { DIRECT_COUNT = sizeof DIRECT / sizeof DIRECT[0] };
 
@@ -470,7 +471,7 @@ static void check_order(Conv& c, int dx) {
     check_array(got, got.host, dx ? "dx" : "y", c);
 }
 static void test_direct_order() {
-    static const int Y[] = { 0, 2, 3, 5, 6, 8, 9, 10, 13, 17, 18, 19, 20 }, DX[] = { 0, 2, 4, 10, 12, 17, 18, 20 };
+    static const int Y[] = { 0, 2, 3, 5, 6, 8, 9, 10, 13, 17, 18, 19, 20, 22 }, DX[] = { 0, 2, 4, 10, 12, 17, 18, 20 };
     for (int i : Y) {
         Conv c(shape_of(DIRECT[i]), { AMP_F16, AMP_F16, AMP_F32 }, ANY);
         check_order(c, 0);
