@@ -2940,7 +2940,7 @@ AMPI_FN int ampi_cuda_blas_offers(const ampi_product* s, const ampi_cuda_batch* 
 /* A product with a bias or an activation that the Hopper kernel takes along; cuBLAS needs a launch for each. */
 AMPI_FN int ampi_cuda_hopper_finishes(const ampi_product* s, const ampi_cuda_batch* batch, amp_cuda_epilogue epilogue) {
     const ampi_cuda_product p = ampi_cuda_product_of(s, batch);
-    return (s->bias || epilogue) && ampi_cuda_on_tensor_cores(&p) && ampi_cuda_hopper_takes(&p);
+    return (s->bias || epilogue) && ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype) && ampi_cuda_hopper_takes(&p);
 }
 /* Without being asked for, cuBLAS gets what takes longer than a launch: some 5 microseconds, in which a large GPU
    does 2^30 multiply-adds on its Tensor Cores or 2^26 in FP32. From there on its kernels, written for each GPU,
@@ -3012,15 +3012,16 @@ AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, c
         return ampi_cuda_product_blas(exec, op, s, batch);
     return ampi_cuda_product_own(exec, op, s, batch, epilogue);
 }
-/* With the activation in a pass of its own behind cuBLAS; C is dense. */
-AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op, const ampi_product* s) {
-    const ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
+/* relu: and a ReLU, which behind cuBLAS is a pass of its own; all of C is one piece of memory then. */
+AMPI_FN amp_result ampi_cuda_product_relu(const amp_exec* exec, const char* op, const ampi_product* s,
+                                          const ampi_cuda_batch* batch, int relu) {
+    const amp_cuda_epilogue epilogue = relu ? AMP_CUDA_EPILOGUE_RELU : AMP_CUDA_EPILOGUE_NONE;
     amp_result r;
-    if (!ampi_cuda_by_blas(exec, s, &one, AMP_CUDA_EPILOGUE_RELU))
-        return ampi_cuda_product_run(exec, op, s, &one, AMP_CUDA_EPILOGUE_RELU);
-    r = ampi_cuda_product_run(exec, op, s, &one, AMP_CUDA_EPILOGUE_NONE);
+    if (!relu || !ampi_cuda_by_blas(exec, s, batch, epilogue))
+        return ampi_cuda_product_run(exec, op, s, batch, epilogue);
+    r = ampi_cuda_product_run(exec, op, s, batch, AMP_CUDA_EPILOGUE_NONE);
     if (r != AMP_OK) return r;
-    return amp_cuda_activation_forward(AMP_RELU, s->c, s->c_dtype, s->c, s->c_dtype, s->m * s->n, exec);
+    return amp_cuda_activation_forward(AMP_RELU, s->c, s->c_dtype, s->c, s->c_dtype, s->m * s->n * batch->count, exec);
 }
 AMPI_FN amp_result ampi_cuda_product_one(const amp_exec* exec, const char* op, const ampi_product* s) {
     ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
@@ -3304,10 +3305,11 @@ AMP_DEF amp_result amp_cuda_linear_forward(const void* x, amp_dtype x_dtype, con
 AMPI_FN amp_result ampi_cuda_linear_relu(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                          const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype, size_t n,
                                          size_t in, size_t out, const amp_exec* exec) {
+    const ampi_cuda_batch one = { 1, 0, 0, 0, 0 };
     ampi_product s;
     amp_result r = ampi_linear_y(&s, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, n,
                                  in, out);
-    return r == AMP_OK ? ampi_cuda_product_relu(exec, "amp_cuda_linear_forward", &s) : r;
+    return r == AMP_OK ? ampi_cuda_product_relu(exec, "amp_cuda_linear_forward", &s, &one, 1) : r;
 }
 
 AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x,
@@ -3380,6 +3382,7 @@ typedef struct ampi_cuda_direct {
     ampi_cuda_digits step;                        /* of a thread: so many rows further */
     ampi_cuda_divisor by_images, by_pixels, by_kernel_w, by_runs;      /* pixels of a band, kernel_h / KH */
     uint32_t jobs, splits, shares;                /* of dw */
+    int relu;
     float* sums;
 } ampi_cuda_direct;
 
@@ -3481,7 +3484,7 @@ AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const flo
             }
 }
 
-/* Eight outputs of a pixel, with their bias. */
+/* Eight outputs of a pixel, with their bias and a ReLU. */
 AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint32_t out, uint32_t pixel,
                                 float (&sum)[8]) {
     const uint32_t plane = d.rows * d.cols, at = (image * d.outs + out) * plane + pixel;
@@ -3489,7 +3492,7 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint3
     AMPI_UNROLL
     for (uint32_t o = 0; o < 8; o++) {
         if (d.bias && out + o < d.outs) sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
-        sum[o] = ampi_clean_nan(sum[o]);
+        sum[o] = ampi_clean_nan(d.relu ? ampi_relu(sum[o]) : sum[o]);
     }
     ampi_d_round8(r, sum, d.y_dtype);
     AMPI_UNROLL
@@ -3504,6 +3507,7 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint3
    whatever P and the tiles are. */
 template <int P, int KH>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK, 3) ampi_k_direct(ampi_cuda_direct d) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
     const uint32_t taps = d.kernel_h * d.kernel_w, out = blockIdx.y * AMPI_CUDA_DIRECT_OUTS;
     const ampi_cuda_direct_tile t = ampi_d_direct_tile(d, blockIdx.x);
@@ -3605,6 +3609,7 @@ AMPI_D void ampi_d_direct_share(float* shared, const ampi_cuda_direct& d, const 
 
 template <int KH>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_direct_dw(ampi_cuda_direct d) {
+    ampi_ptx_grid_wait();
     AMPI_SHARED(float, shared);
     const uint32_t out = blockIdx.y * AMPI_CUDA_DIRECT_OUTS, job = threadIdx.x % d.jobs, split = threadIdx.x / d.jobs;
     const uint32_t first = (uint32_t)((uint64_t)d.tiles * blockIdx.x / d.shares);
@@ -3784,9 +3789,10 @@ AMPI_FN int ampi_cuda_direct_launch_dw(const amp_exec* exec, const char* op, amp
 
 /* Returns 0 where the product is left to other kernels. */
 AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const ampi_conv2d* c, const ampi_product* s,
-                                 ampi_cuda_conv2d_part part, amp_result* r) {
+                                 ampi_cuda_conv2d_part part, int relu, amp_result* r) {
     if (!ampi_cuda_direct_fits(c, part) || !ampi_cuda_on_tensor_cores(s->a.dtype, s->b.dtype)) return 0;
     ampi_cuda_direct d = ampi_cuda_direct_of(c, s, part);
+    d.relu = relu;
     return part == AMPI_CONV2D_DW ? ampi_cuda_direct_launch_dw(exec, op, &d, s->beta != 0.0f, r)
                                   : ampi_cuda_direct_launch(exec, op, &d, r);
 }
@@ -3794,11 +3800,11 @@ AMPI_FN int ampi_cuda_try_direct(const amp_exec* exec, const char* op, const amp
 /* --- the three products ------------------------------------------------------------------------------ */
 
 AMPI_FN amp_result ampi_cuda_conv2d_run(const amp_exec* exec, const char* op, const ampi_conv2d* c,
-                                        const ampi_product* s, ampi_cuda_conv2d_part part) {
+                                        const ampi_product* s, ampi_cuda_conv2d_part part, int relu) {
     ampi_cuda_batch groups = ampi_cuda_groups(c, part);
     amp_result r;
-    if (ampi_cuda_try_direct(exec, op, c, s, part, &r)) return r;
-    return ampi_cuda_product_run(exec, op, s, &groups, AMP_CUDA_EPILOGUE_NONE);
+    if (ampi_cuda_try_direct(exec, op, c, s, part, relu, &r)) return r;
+    return ampi_cuda_product_relu(exec, op, s, &groups, relu);
 }
 
 AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
@@ -3812,9 +3818,9 @@ AMP_DEF size_t amp_cuda_conv2d_workspace(const amp_conv2d_shape* s) {
     return ampi_max_size(ampi_max_size(ampi_max_size(y, dx), ampi_max_size(dw, direct)), db ? db + 16 : 0);
 }
 
-AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
-                                           const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
-                                           void* y, amp_dtype y_dtype, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cuda_conv2d_y(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
+                                      const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
+                                      amp_dtype y_dtype, int relu, const amp_exec* exec) {
     const char* op = "amp_cuda_conv2d_forward";
     ampi_conv2d c;
     ampi_image images[2];
@@ -3825,7 +3831,18 @@ AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const 
     if (r == AMP_OK) r = ampi_cuda_check_forward(exec, op, x, w, b, y);
     if (r != AMP_OK) return r;
     ampi_conv2d_y(&s, images, &c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
-    return ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_Y);
+    return ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_Y, relu);
+}
+AMP_DEF amp_result amp_cuda_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
+                                           const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+                                           void* y, amp_dtype y_dtype, const amp_exec* exec) {
+    return ampi_cuda_conv2d_y(shape, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 0, exec);
+}
+/* For a model. */
+AMPI_FN amp_result ampi_cuda_conv2d_relu(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
+                                         const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* y,
+                                         amp_dtype y_dtype, const amp_exec* exec) {
+    return ampi_cuda_conv2d_y(shape, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 1, exec);
 }
 
 AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype,
@@ -3843,11 +3860,11 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const
     if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
     if (r == AMP_OK && dx) {
         ampi_conv2d_dx(&s, images, &c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-        r = ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_DX);
+        r = ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_DX, 0);
     }
     if (r == AMP_OK && dw) {
         ampi_conv2d_dw(&s, images, &c, 0, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
-        r = ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_DW);
+        r = ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_DW, 0);
     }
     if (r != AMP_OK || !db) return r;
     return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, accumulate, (size_t)c.s.n,
@@ -6979,7 +6996,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
                                       ampi_cuda_record_begin,
                                       ampi_cuda_record_end,
                                       ampi_cuda_linear_relu,
-                                      NULL };                       /* conv2d_relu_forward */
+                                      ampi_cuda_conv2d_relu };
     return &cuda;
 }
 

@@ -136,7 +136,7 @@ TABLE = [
     ("nn", "    shared[threadIdx.x] = ampi_d_fold8(v);\n    __syncthreads();", "    shared[threadIdx.x] = ampi_d_fold8(v);"),
     ("nn", "row < s.n; row += AMPI_CUDA_BIAS_AHEAD * AMPI_CUDA_BIAS_ROWS)", "row < s.n; row += s.n)"),
     ("nn", "return count > 2 * AMPI_CUDA_BIAS_WARPS ? count", "return count > 2 * AMPI_CUDA_BIAS_WARPS ? outs"),
-    ("conv", "ampi_max_size(y, db ? db + 16 : 0)", "y"),
+    ("conv", ", db ? db + 16 : 0);", ", 0);"),
     # --- gemm: Hopper
     ("hopper 900", "&& p->n % unit == 0 && p->ldc % unit == 0", "&& p->ldc % unit == 0"),
     ("hopper 900", "ampi_ptx_mbarrier_wait(r.empty + r.slot, r.parity ^ 1u);",
@@ -172,7 +172,7 @@ TABLE = [
      "        ampi_ptx_fence_async();"),
     ("hopper 900", "    if (threadIdx.x % 128 == 0) ampi_ptx_bulk_wait_read<0>();", "    ;"),
     ("hopper 900", "        ampi_ptx_mbarrier_publish();\n", ""),
-    ("hopper 900", "ampi_d_hopper_ring<N>(h, shared);\n    __syncthreads();", "ampi_d_hopper_ring<N>(h, shared);"),
+    ("hopper 900", "    ampi_ptx_grid_wait();\n    __syncthreads();\n    if (threadIdx.x < 128) {", "    ampi_ptx_grid_wait();\n    if (threadIdx.x < 128) {"),
     ("hopper 900", "ampi_ptx_mbarrier_init(r.empty + i, 8);", "ampi_ptx_mbarrier_init(r.empty + i, 4);"),
     ("hopper 900", "    if (threadIdx.x % 32 == 0) ampi_ptx_mbarrier_arrive(r.empty + slot);",
      "    if (threadIdx.x % 64 == 0) ampi_ptx_mbarrier_arrive(r.empty + slot);"),
