@@ -3413,7 +3413,8 @@ AMPI_D void ampi_d_direct_stage(float* to, const ampi_cuda_direct& d, const ampi
     for (uint32_t column = threadIdx.x % d.lanes; column < d.wide; column += d.lanes) {
         const uint32_t x = column - (uint32_t)d.pad_w;
         ampi_cuda_digits at = ampi_d_digits_of(start, d.tall, 1);
-        for (uint32_t row = start, put = start * d.wide + column; row < rows;) {
+        float* put = to + start * d.wide + column;
+        for (uint32_t row = start; row < rows;) {
             uint16_t v[AMPI_CUDA_DIRECT_LOADS];
             AMPI_UNROLL
             for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++) {
@@ -3425,7 +3426,7 @@ AMPI_D void ampi_d_direct_stage(float* to, const ampi_cuda_direct& d, const ampi
             }
             AMPI_UNROLL
             for (uint32_t u = 0; u < AMPI_CUDA_DIRECT_LOADS; u++, row += d.down, put += below)
-                if (row < rows) to[put] = ampi_d_direct_widen(v[u], d.dtype);
+                if (row < rows) *put = ampi_d_direct_widen(v[u], d.dtype);
         }
     }
 }
