@@ -1834,6 +1834,43 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_plain(ampi
     ampi_d_plain_deliver(p, sum, i + x, j + (y & ~7u));
 }
 
+/* --- thin products ------------------------------------------------------------------------------ */
+
+/* The last layer of a classifier and its gradient fill no tile of the Tensor Cores. Here p.steps threads, neighbours in
+   a warp, form an element of C: each takes every so many places of k, ascending; then they are added by halves. */
+enum { AMPI_CUDA_THIN = 16 };
+
+template <int BF16>
+AMPI_D float ampi_d_thin_sum(const ampi_cuda_product& p, size_t i, size_t j, uint32_t lane) {
+    const size_t a_step = p.a.along_k ? 1 : p.a.channel_stride, b_step = p.b.along_k ? 1 : p.b.channel_stride;
+    const size_t row = i * (p.a.along_k ? p.a.channel_stride : 1), column = j * (p.b.along_k ? p.b.channel_stride : 1);
+    const uint16_t* a = (const uint16_t*)p.a.data + blockIdx.y * p.a.stride + row;
+    const uint16_t* b = (const uint16_t*)p.b.data + blockIdx.y * p.b.stride + column;
+    float sum = 0.0f;
+    AMPI_UNROLL4
+    for (size_t q = lane; q < p.k; q += p.steps)
+        sum = ampi_fma(1, BF16 ? ampi_float((uint32_t)a[q * a_step] << 16) : ampi_ptx_f32_from_f16(a[q * a_step]),
+                       BF16 ? ampi_float((uint32_t)b[q * b_step] << 16) : ampi_ptx_f32_from_f16(b[q * b_step]), sum);
+    return sum;
+}
+/* What ampi_d_finish8 does, for one element. */
+AMPI_D void ampi_d_thin_finish(const ampi_cuda_product& p, size_t i, size_t j, float sum) {
+    const size_t z = blockIdx.y, at = ampi_d_c_at(p, z * p.c_stride + i * p.ldc, j);
+    float v = __fmul_rn(p.alpha, ampi_clean_nan(sum));
+    if (p.beta != 0.0f) v = ampi_fma(1, p.beta, ampi_d_load(p.c, p.c_dtype, at), v);
+    if (p.bias) v = __fadd_rn(v, ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + (p.bias_per_row ? i : j)));
+    ampi_d_store(p.c, p.c_dtype, at, ampi_clean_nan(ampi_d_epilogue(p.epilogue, v)));
+}
+template <int BF16>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_gemm_thin(ampi_cuda_product p) {
+    ampi_ptx_grid_wait();
+    const size_t e = ((size_t)blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x) / p.steps, i = ampi_d_quotient(e, p.n);
+    const uint32_t lane = threadIdx.x % p.steps;
+    float sum = i < p.m ? ampi_d_thin_sum<BF16>(p, i, e - i * p.n, lane) : 0.0f;
+    for (uint32_t step = p.steps / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, (int)step);
+    if (i < p.m && lane == 0) ampi_d_thin_finish(p, i, e - i * p.n, sum);
+}
+
 /* --- Tensor Core kernel: shared memory ---------------------------------------------------------- */
 
 /* A block of 2*X threads forms X x X of C, X = 64 or 128; each of its X/16 warps an X/2 x 32 part, in 16 x 8 of
@@ -2664,10 +2701,10 @@ AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper_at(uint32_t side, size_t pieces, size
    and what a tile needs besides. Shared memory feeds the Tensor Cores, so narrow tiles, which read A for fewer columns,
    cost more than their share. Blocks that share a tile meet twice and read each other's sums. */
 AMPI_FN double ampi_cuda_hopper_cost(const ampi_cuda_cut* cut, size_t processors, size_t batch) {
-    static const double step[4] = { 0.25, 0.36, 0.46, 0.63 }, end[4] = { 0.2, 0.5, 2.0, 2.1 };
+    static const double step[4] = { 0.24, 0.39, 0.49, 0.63 }, end[4] = { 0.1, 0.8, 1.6, 2.1 };
     const size_t blocks = cut->tiles_m * cut->tiles_n * batch * cut->pieces, i = cut->side / 64 - 1;
     const double cost = (double)ampi_cuda_parts(blocks, processors) * (cut->steps * step[i] + end[i]);
-    return cut->pieces > 1 ? cost + 1.2 : cost;
+    return cut->pieces > 1 ? cost + 3.6 + 0.25 * cut->pieces : cost;
 }
 /* Blocks of a cluster lie in one part of the GPU, of 16 multiprocessors or a few more: so many clusters at once. */
 AMPI_FN size_t ampi_cuda_clusters(size_t processors, size_t pieces) {
@@ -2887,10 +2924,28 @@ AMPI_FN int ampi_cuda_try_hopper(const amp_exec*, const char*, const ampi_cuda_p
 
 #endif
 
+/* Few places of k, or few rows or columns and all along k, which threads beside each other then read together. */
+AMPI_FN int ampi_cuda_is_thin(const ampi_cuda_product* p, const ampi_product* s) {
+    if (s->a.image || s->b.image || p->k == 0 || p->m * p->n > (size_t)1 << 24) return 0;
+    if (p->k <= AMPI_CUDA_THIN) return 1;
+    return ampi_min_size(p->m, p->n) <= AMPI_CUDA_THIN && p->a.along_k && p->b.along_k
+           && (double)p->m * (double)p->n * (double)p->k <= 8388608.0;
+}
+AMPI_FN amp_result ampi_cuda_run_thin(const amp_exec* exec, const char* op, ampi_cuda_product* p) {
+    size_t blocks;
+    p->steps = 1;
+    while (p->steps < 32 && p->k > AMPI_CUDA_THIN * (size_t)p->steps) p->steps *= 2;
+    blocks = ampi_cuda_parts(p->m * p->n * p->steps, AMPI_CUDA_BLOCK);
+    return ampi_cuda_launch(exec, op, p->a.dtype == AMP_BF16 ? ampi_k_gemm_thin<1> : ampi_k_gemm_thin<0>,
+                            dim3((unsigned)blocks, (unsigned)p->batch), dim3(AMPI_CUDA_BLOCK), 0, *p);
+}
+
 /* Here a kernel is chosen. */
-AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op, ampi_cuda_product p) {
+AMPI_FN amp_result ampi_cuda_product_launch(const amp_exec* exec, const char* op, const ampi_product* s,
+                                            ampi_cuda_product p) {
     amp_result r;
     if (!ampi_cuda_on_tensor_cores(p.a.dtype, p.b.dtype)) return ampi_cuda_run_plain(exec, op, &p);
+    if (ampi_cuda_is_thin(&p, s)) return ampi_cuda_run_thin(exec, op, &p);
     return ampi_cuda_try_hopper(exec, op, &p, &r) ? r : ampi_cuda_run_mma(exec, op, &p);
 }
 
@@ -2915,7 +2970,7 @@ AMPI_FN amp_result ampi_cuda_product_own(const amp_exec* exec, const char* op, c
         first.bias_offset += z * batch->bias;
         ampi_cuda_product p = ampi_cuda_product_of(&first, &part);
         p.epilogue = (int)epilogue;
-        amp_result r = ampi_cuda_product_launch(exec, op, p);
+        amp_result r = ampi_cuda_product_launch(exec, op, &first, p);
         if (r != AMP_OK) return r;
     }
     return AMP_OK;

@@ -137,6 +137,12 @@ TABLE = [
     ("nn", "row < s.n; row += AMPI_CUDA_BIAS_AHEAD * AMPI_CUDA_BIAS_ROWS)", "row < s.n; row += s.n)"),
     ("nn", "return count > 2 * AMPI_CUDA_BIAS_WARPS ? count", "return count > 2 * AMPI_CUDA_BIAS_WARPS ? outs"),
     ("conv", ", db ? db + 16 : 0);", ", 0);"),
+    # --- gemm: thin
+    ("gemm", "for (size_t q = lane; q < p.k; q += p.steps)", "for (size_t q = lane; q + 1 < p.k; q += p.steps)"),
+    ("gemm", "for (uint32_t step = p.steps / 2; step > 0; step /= 2) sum +=", "for (uint32_t step = p.steps / 2; step > 1; step /= 2) sum +="),
+    ("gemm", "ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + (p.bias_per_row ? i : j))", "ampi_d_load(p.bias, p.bias_dtype, z * p.bias_stride + j)"),
+    ("gemm", "(const uint16_t*)p.b.data + blockIdx.y * p.b.stride + column;", "(const uint16_t*)p.b.data + column;"),
+    ("gemm", "if (i < p.m && lane == 0) ampi_d_thin_finish", "if (lane == 0) ampi_d_thin_finish"),
     # --- gemm: Hopper
     ("hopper 900", "&& p->n % unit == 0 && p->ldc % unit == 0", "&& p->ldc % unit == 0"),
     ("hopper 900", "ampi_ptx_mbarrier_wait(r.empty + r.slot, r.parity ^ 1u);",

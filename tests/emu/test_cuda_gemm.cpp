@@ -222,11 +222,31 @@ static void test_huge_batch() {
 
 /* --- tests: k cut into pieces -------------------------------------------------------------------- */
 
+/* Few rows, columns or places of k, and one more than few; in every form, from odd addresses, in batches. */
+static void test_thin() {
+    static const size_t SIDES[] = { 1, 10, 16, 17 }, DEPTHS[] = { 1, 7, 16, 17, 33, 64, 65, 300, 700 };
+    static const Layout LAYOUTS[] = { APART, SHARED_A, SHARED_B, SIDE_BY_SIDE };
+    unsigned i = 0;
+    for (size_t side : SIDES)
+        for (size_t k : DEPTHS)
+            for (unsigned t = 1; t < 3; t++, i++) {
+                if (t == 2 && !on_tensor_cores(AMP_BF16, AMP_BF16)) continue;
+                const size_t other = 20 + 13 * (i % 5);
+                Spec s(i % 2 ? side : other, i % 2 ? other : side, k, TYPES[t], TYPES[t], TYPES[i % 3]);
+                check_bits(s.trans(i).scale(i % 3 ? 1 : 0.5f, i % 4 == 1 ? 1.0f : 0.0f));
+                check_bits(s.trans(2).place(i % 2, i % 3));
+                check_bits(s.with(i % 2 ? PER_COLUMN : PER_ROW, AMP_F32, (amp_cuda_epilogue)(i % 4)));
+                check_bits(Spec(s.m, s.n, k, TYPES[t], TYPES[t], AMP_F32).trans(2).many(3, LAYOUTS[i % 4]));
+                check_bits(Spec(s.m, s.n, k, TYPES[t], TYPES[t], TYPES[i % 3]).trans(2).of(SPECIAL));
+                check_bound(Spec(s.m, s.n, k, TYPES[t], TYPES[t], AMP_F32).trans(2).of(ANY));
+            }
+}
+
 /* No workspace, one that is too small, exactly enough, enough but misaligned, more: legal, nothing beside it is
    written (its memory ends there), and exactly enough gives the same bits in every order. */
 static void test_long_k() {
     static const size_t SIZES[][3] = {
-        { 1, 1, 4096 }, { 10, 84, 1031 }, { 16, 16, 1600 }, { 33, 5, 520 }, { 60, 64, 513 }
+        { 17, 18, 4096 }, { 20, 84, 1031 }, { 17, 17, 1600 }, { 33, 21, 520 }, { 60, 64, 513 }
     };
     for (unsigned i = 0; i < 5; i++)
         for (unsigned t = 1; t < 3; t++) {
@@ -713,6 +733,7 @@ int main() {
 #if !defined(AMP_CUDA_EMU)
     TEST(test_huge_batch);
 #endif
+    TEST(test_thin);
     TEST(test_long_k);
     TEST(test_order_of_pieces);
     TEST(test_engines);
