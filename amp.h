@@ -18138,6 +18138,7 @@ typedef struct ampi_tensors {
     const void* list;
     int count;
     amp_tensor (*at)(const void* list, int i);
+    int apart;                  /* 1 = no two are known to share memory */
 } ampi_tensors;
 
 /* A tensor's or a parameter's name, for messages. */
@@ -18146,7 +18147,7 @@ AMPI_FN const char* ampi_name_or_none(const char* name) { return name ? name : "
 AMPI_FN amp_tensor ampi_tensor_at(const void* list, int i) { return ((const amp_tensor*)list)[i]; }
 AMPI_FN ampi_tensors ampi_tensors_of(const amp_tensor* list, int count) {
     ampi_tensors t;
-    t.list = list; t.count = count; t.at = ampi_tensor_at;
+    t.list = list; t.count = count; t.at = ampi_tensor_at; t.apart = 0;
     return t;
 }
 
@@ -19057,7 +19058,7 @@ AMPI_FN ampi_array ampi_tensor_array(const void* list, size_t id) {
 /* A tensor that shares memory with another would be unscaled twice. */
 AMPI_FN amp_result ampi_tensors_apart(const amp_scaler* s, const ampi_tensors* t, const char* place) {
     size_t a, b;
-    if (!ampi_arrays_meet(t, ampi_tensor_array, (size_t)t->count, &a, &b)) return AMP_OK;
+    if (t->apart || !ampi_arrays_meet(t, ampi_tensor_array, (size_t)t->count, &a, &b)) return AMP_OK;
     return ampi_fail(&s->logger, AMP_ERR_ARGUMENT, "%s: tensor %d and tensor %d overlap in memory", place, (int)a,
                      (int)b);
 }
@@ -19913,7 +19914,7 @@ AMPI_FN amp_tensor ampi_grad_at(const void* list, int i) {
 }
 AMPI_FN ampi_tensors ampi_grads_of(const amp_param* params, int count) {
     ampi_tensors t;
-    t.list = params; t.count = count; t.at = ampi_grad_at;
+    t.list = params; t.count = count; t.at = ampi_grad_at; t.apart = 0;
     return t;
 }
 

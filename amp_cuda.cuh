@@ -5409,6 +5409,7 @@ typedef struct ampi_cuda_list {
 struct amp_cuda_tensors {
     amp_tensor*    tensors;         /* without names */
     int            count;
+    int            apart;           /* 1 = no two share memory */
     void*          memory;
     ampi_cuda_list list;
 };
@@ -5513,6 +5514,7 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
                                        const char* place) {
     amp_cuda_tensors* l = (amp_cuda_tensors*)calloc(1, sizeof *l);
     amp_result r;
+    size_t first, second;
     int i;
     *out = NULL;
     if (l) l->tensors = (amp_tensor*)calloc((size_t)t->count + 1, sizeof(amp_tensor));
@@ -5521,6 +5523,7 @@ AMPI_FN amp_result ampi_cuda_make_list(amp_cuda_tensors** out, const ampi_tensor
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_MEMORY, "%s: out of memory", place);
     }
     l->count = t->count;
+    l->apart = !ampi_arrays_meet(t, ampi_tensor_array, (size_t)t->count, &first, &second);
     for (i = 0; i < t->count; i++) {
         l->tensors[i] = t->at(t->list, i);
         l->tensors[i].name = NULL;
@@ -6086,6 +6089,7 @@ AMPI_FN amp_result ampi_cuda_scaler_enter(const amp_cuda_scaler* s, const amp_cu
     if (!s) return ampi_cuda_missing(exec, place, "the scaler");
     if (!list) return ampi_fail(&s->window.logger, AMP_ERR_ARGUMENT, "%s: the list is NULL", place);
     *t = ampi_tensors_of(list->tensors, list->count);
+    t->apart = list->apart;
     return ampi_scaler_enter(&s->window, t, place);
 }
 

@@ -96,15 +96,25 @@ compile_bench() {
     # shellcheck disable=SC2086
     "$NVCC" $FLAGS -std=c++17 $2 tests/bench/bench_cuda.cu -o "$1" -lcublas
 }
+# Beside PyTorch where python3 (PYTHON) has it, with this GPU.
 bench() {
     have_gpu || { compile_bench "$B/cuda/bench" -arch=sm_80 && echo "skipped: no GPU"; return; }
     compile_bench "$B/cuda/bench" "$(native)" || return 1
     [ "$(native)" = "-arch=native" ] || compile_bench "$B/cuda/bench_portable" -arch=sm_90 || return 1
-    {
-        echo "# On a GPU, $(date +%F)"
-        "$B/cuda/bench"
-        [ "$(native)" = "-arch=native" ] || "$B/cuda/bench_portable" gemm
-    } | tee "tests/bench/results/$(date +%F)-cuda.md"
+    bench_run "tests/bench/results/$(date +%F)-cuda-$(bench_gpu | tr 'A-Z ' 'a-z-' | sed 's/^nvidia-//; s/-.*//').md"
+}
+bench_gpu() { nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1; }
+bench_run() {
+    echo "# $(bench_gpu), $(date +%F)" > "$1"
+    echo "Driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1), nvcc $("$NVCC" --version |
+        sed -n 's/.*release \([0-9.]*\).*/\1/p'). Medians; larger ratios are better for amp." >> "$1"
+    "$B/cuda/bench" >> "$1" || return 1
+    if "${PYTHON:-python3}" -c "import torch; torch.zeros(1).cuda()" 2> /dev/null; then
+        "${PYTHON:-python3}" tests/bench/bench_cuda.py "$1" > "$1.torch" && cat "$1.torch" >> "$1"
+        rm -f "$1.torch"
+    fi
+    if [ -x "$B/cuda/bench_portable" ]; then "$B/cuda/bench_portable" gemm >> "$1" || return 1; fi
+    cat "$1"
 }
 
 demo() {

@@ -1,8 +1,8 @@
 """readme.py [--check]: writes the generated parts of README.md, between <!-- NAME --> and <!-- /NAME -->.
 program and diff come from examples/, demo, proof and bits from what `make demo > build/demo.txt`, `make check` and
 `make test-bits` wrote (build/demo.txt, build/proof.txt and build/bits/table.md; kept as they are when those files are not
-there), speed from the newest file under tests/bench/results. --check only compares program, diff and speed, and that the
-demo shown is a whole one, with its verdict."""
+there), speed and gpu from the newest files under tests/bench/results. --check only compares program, diff, speed and gpu,
+and that the demo shown is a whole one, with its verdict."""
 import difflib, glob, os, platform, re, subprocess, sys, datetime
 
 def read(path): return open(path, encoding="utf-8").read()
@@ -61,11 +61,24 @@ def speed():
     newest = {}
     for path in sorted(glob.glob("tests/bench/results/????-??-??-*.md")):
         processor = path[:-3].split("-", 3)[3]
-        if processor != "cuda" and not processor.endswith("avx2"): newest[processor] = path
+        if not processor.startswith("cuda") and not processor.endswith("avx2"): newest[processor] = path
     return "\n".join(speed_of(newest[processor]) for processor in sorted(newest)) or None
 
+def gpu():
+    """Of the newest file: the products of BF16 into BF16 beside cuBLAS, the passes beside a copy, and all beside PyTorch."""
+    path = max(glob.glob("tests/bench/results/????-??-??-cuda-*.md"), default=None)
+    if not path: return None
+    head, *sections = read(path).split("\n### ")
+    kept = lambda text: [l for l in text.split("\n") if l.startswith("|")]
+    products = [l for l in kept(sections[0]) if "->" not in l or "| bf16 -> bf16 |" in l]
+    lines = head.strip("# \n").split("\n")[:2] + ["", "Products, TFLOP/s:", ""] + products
+    for section in sections[1:]:
+        if section.startswith("Passes"): lines += ["", "Passes over parameters, GB/s:", ""] + kept(section)
+        if section.startswith("Beside PyTorch"): lines += ["", section.split("\n")[0] + ":", ""] + kept(section)
+    return "\n" + "\n".join(lines + ["", "All figures: [%s](%s)." % (path, path)]) + "\n"
+
 text = before = read("README.md")
-parts = {"program": program(), "diff": diff(), "speed": speed()}
+parts = {"program": program(), "diff": diff(), "speed": speed(), "gpu": gpu()}
 if "--check" not in sys.argv: parts.update({"demo": printed("build/demo.txt"), "proof": printed("build/proof.txt"), "bits": table("build/bits/table.md")})
 for name, content in parts.items():
     if content is None: continue
