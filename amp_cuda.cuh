@@ -3961,6 +3961,8 @@ typedef struct ampi_cuda_pool {
     const void *x, *dy;      /* backward: x is NULL for an average */
     void* y;                 /* backward: dx */
     amp_dtype xt, dyt, yt;
+    uint32_t strips;         /* of all planes; see below */
+    ampi_cuda_divisor by_strips;      /* those of a row of windows */
 } ampi_cuda_pool;
 
 /* The window of output pixel (oh, ow) without its padding. */
@@ -4034,6 +4036,88 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool(ampi_cuda_
     }
 }
 
+/* Windows of K x K pixels that lie side by side and fill the image are taken in strips: G neighbours of one row of
+   windows to a thread, which reads each of their pixels once. No row of windows is left out between two planes, so
+   the strips of all planes are one row after another: with S strips to a row of windows, strip i lies in row i / S,
+   and its pixels of image row r begin at (i/S * K + r) * w + i%S * K*G = i * K*G + (i/S * (K-1) + r) * w, as
+   w = S * K*G. */
+AMPI_D uint32_t ampi_d_strip(const ampi_cuda_pool& q, uint32_t i, uint32_t k, uint32_t g, uint32_t r) {
+    return i * k * g + (ampi_d_divide(i, q.by_strips) * (k - 1) + r) * (uint32_t)q.p.w;
+}
+
+/* N neighbouring elements: aligned, where N is even, so that one access takes them all. */
+template <typename T, int N>
+struct alignas(N % 2 ? sizeof(T) : N * sizeof(T)) ampi_cuda_run { T e[N]; };
+
+template <int N>
+AMPI_D void ampi_d_load_run(float (&v)[N], const void* x, amp_dtype t, size_t i) {
+    if (t == AMP_F32) {
+        ampi_cuda_run<float, N> r = *(const ampi_cuda_run<float, N>*)((const float*)x + i);
+        for (int j = 0; j < N; j++) v[j] = r.e[j];
+    } else {
+        ampi_cuda_run<uint16_t, N> r = *(const ampi_cuda_run<uint16_t, N>*)((const uint16_t*)x + i);
+        for (int j = 0; j < N; j++)
+            v[j] = t == AMP_F16 ? ampi_d_widen_half(r.e[j]) : ampi_float(ampi_bf16_widen(r.e[j]));
+    }
+}
+template <int N>
+AMPI_D void ampi_d_store_run(void* y, amp_dtype t, size_t i, const float (&v)[N]) {
+    if (t == AMP_F32) {
+        ampi_cuda_run<float, N> r;
+        for (int j = 0; j < N; j++) r.e[j] = v[j];
+        *(ampi_cuda_run<float, N>*)((float*)y + i) = r;
+    } else {
+        ampi_cuda_run<uint16_t, N> r;
+        for (int j = 0; j < N; j++)
+            r.e[j] = t == AMP_F16 ? ampi_d_round_half(v[j]) : ampi_bf16_bits(ampi_bits(v[j]));
+        *(ampi_cuda_run<uint16_t, N>*)((uint16_t*)y + i) = r;
+    }
+}
+
+template <int K, int G>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_strips(ampi_cuda_pool q) {
+    ampi_ptx_grid_wait();
+    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.strips; i += gridDim.x * AMPI_CUDA_BLOCK) {
+        float x[K][K * G], y[G];
+        AMPI_UNROLL
+        for (int r = 0; r < K; r++) ampi_d_load_run(x[r], q.x, q.xt, ampi_d_strip(q, i, K, G, (uint32_t)r));
+        AMPI_UNROLL
+        for (int g = 0; g < G; g++) {
+            y[g] = q.p.max ? ampi_float(0xff800000u) : 0.0f;
+            AMPI_UNROLL
+            for (int k = 0; k < K * K; k++) {
+                const float v = x[k / K][g * K + k % K];
+                y[g] = q.p.max ? ampi_pool_max(y[g], v) : y[g] + v;
+            }
+            if (!q.p.max) y[g] /= (float)(K * K);
+        }
+        ampi_d_store_run(q.y, q.yt, (size_t)i * G, y);
+    }
+}
+
+/* Are runs of n elements at p aligned? */
+AMPI_FN int ampi_cuda_runs_at(const void* p, amp_dtype t, int n) {
+    return n % 2 != 0 || (uintptr_t)p % ((size_t)n * amp_dtype_size(t)) == 0;
+}
+/* How many windows to a strip: as many as the alignment of all arrays allows; 0 = none, or the windows are others.
+   `image` is x or dx, `out` y or dy. An index has 31 bits. */
+AMPI_FN int ampi_cuda_pool_strips(ampi_cuda_pool* q, const void* image, amp_dtype image_dtype, const void* out,
+                                  amp_dtype out_dtype) {
+    const ampi_pool_plan* p = &q->p;
+    const int k = p->kh;
+    if ((k != 2 && k != 3) || p->kw != k || p->sh != k || p->sw != k || p->ph || p->pw) return 0;
+    if (p->h != p->oh * k || p->w != p->ow * k) return 0;
+    if (p->planes > (size_t)INT32_MAX / ((size_t)p->h * (size_t)p->w)) return 0;
+    for (int g = k == 2 && p->ow % 2 == 0 ? 2 : 1; g > 0; g--) {
+        if (!ampi_cuda_runs_at(q->x, q->xt, k * g) || !ampi_cuda_runs_at(image, image_dtype, k * g)
+            || !ampi_cuda_runs_at(out, out_dtype, g)) continue;
+        q->by_strips = ampi_cuda_divisor_of((uint32_t)(p->ow / g));
+        q->strips = (uint32_t)(p->planes * (size_t)p->oh) * q->by_strips.d;
+        return g;
+    }
+    return 0;
+}
+
 AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void* x, amp_dtype x_dtype, void* y,
                                            amp_dtype y_dtype, const amp_exec* exec) {
     const char* op = "amp_cuda_pool2d_forward";
@@ -4046,6 +4130,14 @@ AMP_DEF amp_result amp_cuda_pool2d_forward(const amp_pool2d_shape* s, const void
                                    { "y", y, y_dtype, AMPI_OUT, AMPI_FLAT(y_n) } };
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     q.x = x; q.xt = ampi_dtype(x_dtype); q.y = y; q.yt = ampi_dtype(y_dtype);
+    const int group = ampi_cuda_pool_strips(&q, x, q.xt, y, q.yt);
+    if (group > 0) {
+        void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_strips<3, 1>
+                                         : group == 1 ? ampi_k_pool_strips<2, 1>
+                                                      : ampi_k_pool_strips<2, 2>;
+        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.strips, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK),
+                                0, q);
+    }
     n = q.p.planes * (size_t)q.p.oh * (size_t)q.p.ow;
     if (ampi_min_int(q.p.kh, q.p.h) > 64 / ampi_min_int(q.p.kw, q.p.w))
         return ampi_cuda_launch(exec, op, ampi_k_pool<32>, ampi_cuda_grid(n, AMPI_CUDA_BLOCK / 32),
@@ -4099,6 +4191,41 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_backward(a
     }
 }
 
+/* The place of the first maximum of the K x K window that begins in column c of x: pixel (k / K, k % K). */
+template <int K, int N>
+AMPI_D int ampi_d_pool_first(const float (&x)[K][N], int c) {
+    int32_t most = ampi_pool_key(x[0][c]);
+    int first = 0;
+    AMPI_UNROLL
+    for (int k = 1; k < K * K; k++) {
+        const int32_t key = ampi_pool_key(x[k / K][c + k % K]);
+        if (key > most) first = k;
+        most = key > most ? key : most;
+    }
+    return first;
+}
+/* In strips; a slope is added to 0, as above, where -0 becomes 0. */
+template <int K, int G>
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_pool_strips_backward(ampi_cuda_pool q) {
+    ampi_ptx_grid_wait();
+    for (uint32_t i = blockIdx.x * AMPI_CUDA_BLOCK + threadIdx.x; i < q.strips; i += gridDim.x * AMPI_CUDA_BLOCK) {
+        float x[K][K * G] = {}, dy[G];
+        AMPI_UNROLL
+        for (int r = 0; r < K && q.p.max; r++)
+            ampi_d_load_run(x[r], q.x, q.xt, ampi_d_strip(q, i, K, G, (uint32_t)r));
+        ampi_d_load_run(dy, q.dy, q.dyt, (size_t)i * G);
+        AMPI_UNROLL
+        for (int g = 0; g < G; g++) {
+            const float slope = 0.0f + (q.p.max ? dy[g] : dy[g] / (float)(K * K));
+            const int first = ampi_d_pool_first(x, g * K);
+            AMPI_UNROLL
+            for (int k = 0; k < K * K; k++) x[k / K][g * K + k % K] = !q.p.max || k == first ? slope : 0.0f;
+        }
+        AMPI_UNROLL
+        for (int r = 0; r < K; r++) ampi_d_store_run(q.y, q.yt, ampi_d_strip(q, i, K, G, (uint32_t)r), x[r]);
+    }
+}
+
 AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const void* dy, amp_dtype dy_dtype,
                                             const void* x, amp_dtype x_dtype, void* dx, amp_dtype dx_dtype,
                                             const amp_exec* exec) {
@@ -4114,6 +4241,14 @@ AMP_DEF amp_result amp_cuda_pool2d_backward(const amp_pool2d_shape* s, const voi
     if ((r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK || !dx) return r;
     q.x = x; q.xt = ampi_dtype(x_dtype); q.dy = dy; q.dyt = ampi_dtype(dy_dtype);
     q.y = dx; q.yt = ampi_dtype(dx_dtype);
+    const int group = ampi_cuda_pool_strips(&q, dx, q.yt, dy, q.dyt);
+    if (group > 0) {
+        void (*kernel)(ampi_cuda_pool) = q.p.kh == 3 ? ampi_k_pool_strips_backward<3, 1>
+                                         : group == 1 ? ampi_k_pool_strips_backward<2, 1>
+                                                      : ampi_k_pool_strips_backward<2, 2>;
+        return ampi_cuda_launch(exec, op, kernel, ampi_cuda_grid(q.strips, AMPI_CUDA_BLOCK), dim3(AMPI_CUDA_BLOCK),
+                                0, q);
+    }
     return ampi_cuda_launch(exec, op, ampi_k_pool_backward, ampi_cuda_grid(n, AMPI_CUDA_BLOCK),
                             dim3(AMPI_CUDA_BLOCK), 0, q);
 }

@@ -343,6 +343,40 @@ static void test_pool() {
         }
     for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES) check_pool(POOLS[3], a, b, c, 1);
 }
+/* Windows side by side that fill the image are taken one or two at a time, by their number and the alignment. */
+static void test_pool_side_by_side() {
+    struct Case { int n, c, k, h, w; };
+    const Case cases[] = { { 1, 1, 2, 2, 2 },   { 1, 1, 2, 2, 4 },   { 3, 1, 2, 4, 6 },    { 1, 5, 2, 2, 8 },
+                           { 2, 3, 2, 14, 14 }, { 2, 2, 2, 28, 28 }, { 1, 2, 2, 10, 30 },  { 700, 4, 2, 6, 10 },
+                           { 1, 1, 3, 3, 3 },   { 2, 3, 3, 9, 6 },   { 1, 2, 3, 12, 15 } };
+    for (const Case& s : cases)
+        for (amp_pool kind : { AMP_POOL_MAX, AMP_POOL_AVERAGE }) {
+            const amp_pool2d_shape pool = { kind, s.n, s.c, s.h, s.w, s.k, s.k, 0, 0, 0, 0, 0 };
+            check_pool(pool, AMP_F32, AMP_F32, AMP_F32, 0);
+            for (size_t shift : { 0u, 1u, 2u, 4u }) check_pool(pool, AMP_F16, AMP_F16, AMP_F16, shift);
+            check_pool(pool, AMP_BF16, AMP_BF16, AMP_BF16, 0);
+            check_pool(pool, AMP_F32, AMP_BF16, AMP_F16, 2);
+        }
+    const amp_pool2d_shape pool = { AMP_POOL_MAX, 2, 2, 4, 12, 2, 2, 0, 0, 0, 0, 0 };
+    for (amp_dtype a : TYPES) for (amp_dtype b : TYPES) for (amp_dtype c : TYPES) check_pool(pool, a, b, c, 0);
+}
+/* Each array by itself lies at an odd address. */
+static void test_pool_odd() {
+    const amp_pool2d_shape s = { AMP_POOL_MAX, 1, 3, 4, 8, 2, 2, 0, 0, 0, 0, 0 };
+    for (size_t odd = 0; odd < 16; odd++)
+        for (size_t shift : { 1u, 2u }) {
+            Tensor x(AMP_F16, 96, odd & 1 ? shift : 0), y(AMP_F16, 24, odd & 2 ? shift : 0),
+                   dy(AMP_F16, 24, odd & 4 ? shift : 0), dx(AMP_F16, 96, odd & 8 ? shift : 0);
+            x.fill(tied);
+            dy.fill([](size_t i) { return i % 3 == 0 ? -0.0f : ordinary(i); });
+            BOTH(amp_pool2d_forward(&s, x.at(), AMP_F16, y.at(), AMP_F16, nullptr),
+                 amp_cuda_pool2d_forward(&s, x.dev, AMP_F16, y.dev, AMP_F16, nullptr));
+            CHECK_BITS(y, 1);
+            BOTH(amp_pool2d_backward(&s, dy.at(), AMP_F16, x.at(), AMP_F16, dx.at(), AMP_F16, nullptr),
+                 amp_cuda_pool2d_backward(&s, dy.dev, AMP_F16, x.dev, AMP_F16, dx.dev, AMP_F16, nullptr));
+            CHECK_BITS(dx, 1);
+        }
+}
 /* All pixels lie below zero: what a warp's lanes hold beyond the end of a window is not a pixel. */
 static void test_pool_below_zero() {
     for (const amp_pool2d_shape& s : POOLS) {
@@ -1725,6 +1759,8 @@ int main() {
     TEST(test_concat);
     TEST(test_division);
     TEST(test_pool);
+    TEST(test_pool_side_by_side);
+    TEST(test_pool_odd);
     TEST(test_pool_below_zero);
     TEST(test_pool_first);
     TEST(test_norm_sizes);
