@@ -19399,11 +19399,25 @@ AMPI_HD AMPI_FN double ampi_pow_int(double x, int64_t n) {
     return result;
 }
 
+/* The same of two at a time: one loop, in which neither product waits for the other. */
+AMPI_HD AMPI_FN void ampi_pow_two(double* x, double* y, int64_t n) {
+    double a = *x, b = *y;
+    *x = *y = 1.0;
+    for (; n > 0; n >>= 1) {
+        if (n & 1) { *x = ampi_mul64(*x, a); *y = ampi_mul64(*y, b); }
+        a = ampi_mul64(a, a);
+        b = ampi_mul64(b, b);
+    }
+}
+
 /* sin(pi/2 * u) and cos(pi/2 * u) for u in [0, 1/2]: Taylor series; the first term left out is below
    2^-57. */
 AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
     int k;
+#if defined(__CUDA_ARCH__)
+    #pragma unroll 1                /* eight divisions one behind the other are mostly time to fetch their code */
+#endif
     for (k = 16 + odd; k > 1; k -= 2) sum = 1.0 - ampi_mul64(y2 / (double)(k * (k - 1)), sum);
     return odd ? ampi_mul64(y, sum) : sum;
 }
@@ -19529,7 +19543,9 @@ AMPI_FN amp_result ampi_groups_validate(const amp_optimizer_desc* d) {
 }
 
 /* How many groups are in use: one, with the desc's settings, where the desc has none. */
-AMPI_FN int ampi_group_count(const amp_optimizer* o) { return o->desc.group_count > 0 ? o->desc.group_count : 1; }
+AMPI_HD AMPI_FN int ampi_group_count(const amp_optimizer* o) {
+    return o->desc.group_count > 0 ? o->desc.group_count : 1;
+}
 
 AMPI_FN int ampi_moment_count(const amp_optimizer_desc* d) {
     return d->kind != AMP_SGD ? 2 : d->momentum > 0.0f ? 1 : 0;
@@ -20027,8 +20043,10 @@ AMPI_HD AMPI_FN void ampi_update_of_sgd(ampi_update* u, const amp_optimizer* o, 
 /* Bias corrections by b^(t+1). Products of two floats are exact in double. */
 AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o, int64_t t, float lr, float wd) {
     const amp_optimizer_desc* d = &o->desc;
-    double correction1 = 1.0 - ampi_pow_int((double)d->beta1, t + 1);
-    double correction2 = 1.0 - ampi_pow_int((double)d->beta2, t + 1);
+    double power1 = (double)d->beta1, power2 = (double)d->beta2, correction1, correction2;
+    ampi_pow_two(&power1, &power2, t + 1);
+    correction1 = 1.0 - power1;
+    correction2 = 1.0 - power2;
     u->b1 = d->beta1;
     u->b2 = d->beta2;
     u->c1 = (float)(1.0 - (double)d->beta1);
@@ -20042,12 +20060,13 @@ AMPI_HD AMPI_FN void ampi_update_of_adam(ampi_update* u, const amp_optimizer* o,
     if (d->kind != AMP_ADAM) u->l2 = 0.0f;
 }
 
-/* The constants of this step for one group. */
-AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, int group, float mult) {
+/* The constants of this step for one group. factor: the schedule's, which is the same for all of them. */
+AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o, int group, float mult,
+                                          double factor) {
     const amp_param_group* g = &o->groups[group];
     int64_t t = o->state.step - o->state.frozen_steps[group];
     float base = ampi_is_zero(&g->lr) ? o->state.lr : g->lr;
-    float lr = amp_schedule_lr(&o->desc.schedule, base, o->state.step);
+    float lr = (float)ampi_mul64((double)base, factor);
     float wd = ampi_default_at(&g->weight_decay, o->desc.weight_decay);
     memset(u, 0, sizeof *u);
     u->frozen = ampi_is_off(&g->lr);
@@ -20060,7 +20079,7 @@ AMPI_HD AMPI_FN void ampi_update_of_group(ampi_update* u, const amp_optimizer* o
 }
 
 /* Counts an applied step. */
-AMPI_HD AMPI_FN void ampi_optimizer_advance(amp_optimizer* o) {
+AMPI_FN void ampi_optimizer_advance(amp_optimizer* o) {
     int i;
     for (i = 0; i < AMP_MAX_GROUPS; i++)
         if (ampi_is_off(&o->groups[i].lr)) o->state.frozen_steps[i]++;
@@ -20069,11 +20088,12 @@ AMPI_HD AMPI_FN void ampi_optimizer_advance(amp_optimizer* o) {
 
 AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
     ampi_update updates[AMP_MAX_GROUPS];
+    const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
     ampi_tensors t = ampi_grads_of(o->params, o->count);
     ampi_step step;
     int i;
     for (i = 0; i < AMP_MAX_GROUPS; i++) {
-        ampi_update_of_group(&updates[i], o, i, mult);
+        ampi_update_of_group(&updates[i], o, i, mult, factor);
         updates[i].by_pages = ampi_by_pages();
     }
     if (o->desc.kind == AMP_LAMB) {

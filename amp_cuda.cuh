@@ -904,6 +904,14 @@ AMPI_D void ampi_ptx_grid_wait() {
 #endif
 }
 
+/* Adds 1 to a counter and returns what it was. What this thread, and those that it met at a barrier, have written before
+   is seen by those that count later, and theirs by this one: less to wait for than with a fence on either side. */
+AMPI_D uint32_t ampi_ptx_count(uint32_t* counter) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
 AMPI_D float ampi_ptx_f32_from_f16(uint16_t h) {
     float f;
     asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
@@ -5730,15 +5738,58 @@ AMPI_HD AMPI_FN uint32_t ampi_cuda_first_exact(amp_dtype t, float scale) {
     return (uint32_t)(k > 0 ? k + 1 : 1) << width;
 }
 
-/* What follows from the scale. All threads of a block of 32 call it; thread 0 has written the scale. */
-AMPI_D void ampi_d_scaler_settle(ampi_cuda_scaler_block* b) {
-    int from = (int)threadIdx.x / 3, to = (int)threadIdx.x % 3;
-    if (threadIdx.x == 0) ampi_scaler_use_scale(&b->state);
-    __syncthreads();
-    if (threadIdx.x < 9)
-        b->last[from][to] = ampi_last_finite((amp_dtype)(from + 1), (amp_dtype)(to + 1), b->state.inverse);
-    if (threadIdx.x < 3)
-        b->exact[threadIdx.x] = ampi_cuda_first_exact((amp_dtype)(threadIdx.x + 1), b->state.scale_in_use);
+/* A cleared info in eights of bytes, so that the lanes of a warp write one together: all 0, but for the norm and for
+   the numbers of the tensors, which are -1 and lie in the lower halves. */
+enum { AMPI_CUDA_INFO_WORDS = sizeof(amp_overflow_info) / 8 };
+AMPI_D uint64_t ampi_d_clear_word(unsigned i, double norm) {
+    if (i == offsetof(amp_overflow_info, norm) / 8) return ampi_bits64(norm);
+    return i == offsetof(amp_overflow_info, first_tensor) / 8 || i == offsetof(amp_overflow_info, last_tensor) / 8
+               ? 0xffffffffu : 0u;
+}
+AMPI_D void ampi_d_clear_info(amp_overflow_info* info, unsigned lane, double norm) {
+    if (lane < AMPI_CUDA_INFO_WORDS) ((uint64_t*)(void*)info)[lane] = ampi_d_clear_word(lane, norm);
+}
+
+/* What the rule works on, as the block begins with it: in 16 bytes at a time all of it is under way at once. */
+typedef struct ampi_cuda_scaler_core {
+    amp_scaler_state state;
+    amp_scaler_rule  rule;
+} ampi_cuda_scaler_core;
+
+AMPI_D void ampi_d_scaler_fetch(ampi_cuda_scaler_core& c, const ampi_cuda_scaler_block* b) {
+    uint4 w[(sizeof c + 15) / 16];          /* the last may hold a part of the info, too */
+    AMPI_UNROLL
+    for (unsigned k = 0; k < sizeof w / 16; k++) w[k] = ((const uint4*)(const void*)b)[k];
+    memcpy(&c, w, sizeof c);
+}
+AMPI_D void ampi_d_scaler_store(ampi_cuda_scaler_block* b, const amp_scaler_state& state) {
+    uint4 w[sizeof state / 16];
+    memcpy(w, &state, sizeof state);
+    AMPI_UNROLL
+    for (unsigned k = 0; k < sizeof state / 16; k++) ((uint4*)(void*)b)[k] = w[k];
+}
+
+/* What follows from a new scale. All lanes of a warp call it, each with the state. */
+AMPI_D void ampi_d_scaler_settle(ampi_cuda_scaler_block* b, amp_scaler_state& state, unsigned lane) {
+    const int from = (int)lane / 3, to = (int)lane % 3;
+    ampi_scaler_use_scale(&state);
+    if (lane < 9)
+        b->last[from][to] = ampi_last_finite((amp_dtype)(from + 1), (amp_dtype)(to + 1), state.inverse);
+    if (lane < 3) b->exact[lane] = ampi_cuda_first_exact((amp_dtype)(lane + 1), state.scale_in_use);
+}
+
+/* Ends the window. All lanes of a warp call it, each with what fetch has brought, and once all of them have that. */
+AMPI_D void ampi_d_scaler_end(ampi_cuda_scaler_block* b, ampi_cuda_scaler_core& c, unsigned lane) {
+    const int32_t skipped = c.state.found_inf;
+    const float used = c.state.scale_in_use;
+    const int hit = amp_scaler_advance(&c.rule, &c.state);
+    if (ampi_bits(c.state.scale) != ampi_bits(used)) ampi_d_scaler_settle(b, c.state, lane);
+    if (lane != 0) return;
+    ampi_d_scaler_store(b, c.state);
+    b->last_skipped = skipped;
+    b->last_scale = used;
+    b->closed = 1;
+    if (hit) b->limits |= hit;
 }
 
 AMPI_D void ampi_d_scaler_open(ampi_cuda_scaler_block* b) {
@@ -5746,33 +5797,18 @@ AMPI_D void ampi_d_scaler_open(ampi_cuda_scaler_block* b) {
     b->closed = 0;
 }
 
-/* ampi_scaler_record on the device. */
-AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, amp_overflow_info* found, int list) {
-    if (!ampi_scale_usable(&b->state.scale_in_use)) {
-        found->found_inf = 1;
-        found->norm = ampi_double(AMPI_INF64);
-        b->useless = 1;
-    }
-    ampi_d_scaler_open(b);
-    ampi_overflow_add(&b->info, found);
-    if (list >= 0) b->norms[list] = found->norm;
-    if (found->found_inf && !b->rule.ignore_overflow) b->state.found_inf = 1;
-}
-
 static __global__ void ampi_k_scaler_update(ampi_cuda_scaler_block* b) {
     ampi_ptx_grid_wait();
-    if (threadIdx.x == 0) {
-        b->last_skipped = b->state.found_inf;
-        b->last_scale = b->state.scale_in_use;
-        b->limits |= amp_scaler_advance(&b->rule, &b->state);
-        b->closed = 1;
-    }
-    ampi_d_scaler_settle(b);
+    ampi_cuda_scaler_core c;
+    ampi_d_scaler_fetch(c, b);
+    __syncthreads();
+    ampi_d_scaler_end(b, c, threadIdx.x);
 }
 static __global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_scaler_state state) {
     ampi_ptx_grid_wait();
-    if (threadIdx.x == 0) b->state = state;
-    ampi_d_scaler_settle(b);
+    amp_scaler_state now = state;
+    ampi_d_scaler_settle(b, now, threadIdx.x);
+    if (threadIdx.x == 0) ampi_d_scaler_store(b, now);
 }
 static __global__ void ampi_k_scaler_abandon(ampi_cuda_scaler_block* b) {
     ampi_ptx_grid_wait();
@@ -5999,8 +6035,7 @@ AMPI_D void ampi_d_look_finish(const ampi_cuda_list& l, double seen, ampi_cuda_l
         for (int warp = 1; warp < AMPI_CUDA_BLOCK / 32; warp++) sum[0] += shared->sums[warp];
         l.sums[blockIdx.x] = sum[0];
         if (shared->bad.inf + shared->bad.nan > 0) ampi_d_add_bad(&l.found->bad, shared->bad);
-        __threadfence();
-        shared->is_last = atomicAdd(&l.found->finished, 1u) == gridDim.x - 1;
+        shared->is_last = ampi_ptx_count(&l.found->finished) == gridDim.x - 1;
     }
     __syncthreads();
 }
@@ -6008,8 +6043,15 @@ AMPI_D void ampi_d_look_finish(const ampi_cuda_list& l, double seen, ampi_cuda_l
 /* The sum of all blocks, four loads at a time under way. */
 AMPI_D double ampi_d_look_total(const volatile double* all, double* shared) {
     double sum[1] = { 0.0 };
-    AMPI_UNROLL4
-    for (unsigned b = threadIdx.x; b < gridDim.x; b += AMPI_CUDA_BLOCK) sum[0] += all[b];
+    AMPI_ROLLED
+    for (unsigned b = threadIdx.x; b < gridDim.x; b += 4 * AMPI_CUDA_BLOCK) {
+        double part[4] = { 0.0, 0.0, 0.0, 0.0 };
+        AMPI_UNROLL
+        for (unsigned k = 0; k < 4; k++)
+            if (b + k * AMPI_CUDA_BLOCK < gridDim.x) part[k] = all[b + k * AMPI_CUDA_BLOCK];
+        AMPI_UNROLL
+        for (unsigned k = 0; k < 4; k++) sum[0] += part[k];
+    }
     ampi_d_group_sum<AMPI_CUDA_BLOCK>(sum, shared);
     return sum[0];
 }
@@ -6028,22 +6070,58 @@ AMPI_D void ampi_d_tell_bad(amp_overflow_info* found, const ampi_cuda_list& l, c
     found->last_tensor = last;
     AMPI_ROLLED
     for (int i = 0; i < AMPI_CUDA_NAME; i++) { found->first_name[i] = name[i]; found->last_name[i] = last_name[i]; }
-    found->norm = ampi_double(AMPI_INF64);
 }
 
-/* One thread writes down what the whole list has shown. */
-AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, bool sums) {
+/* What the conclusion needs, all of it on its way at once. */
+typedef struct ampi_cuda_known {
+    ampi_cuda_bad bad;
+    uint32_t inverse, scale;        /* as bits; those of 1 without a scaler */
+    int32_t  closed, ignore;        /* of the scaler; 0, 0 without one */
+} ampi_cuda_known;
+
+AMPI_D void ampi_d_look_ask(ampi_cuda_known& k, const ampi_cuda_look& a) {
+    const volatile ampi_cuda_bad* bad = &a.src.found->bad;
+    const ampi_cuda_scaler_block* b = a.scaler;
+    k.bad.inf = bad->inf;
+    k.bad.nan = bad->nan;
+    k.bad.first = bad->first;
+    k.bad.last = bad->last;
+    k.inverse = ampi_bits(b ? b->state.inverse : 1.0f);
+    k.scale = ampi_bits(b ? b->state.scale_in_use : 1.0f);
+    k.closed = b ? b->closed : 0;
+    k.ignore = b ? b->rule.ignore_overflow : 0;
+}
+
+/* ampi_scaler_record on the device, where the window's info is cleared already if this is its first list. Clean
+   findings change nothing but the norm. */
+AMPI_D void ampi_d_scaler_record(ampi_cuda_scaler_block* b, const amp_overflow_info* found, bool stops, int list,
+                                 double norm) {
+    b->closed = 0;
+    b->info.norm = norm;
+    if (list >= 0) b->norms[list] = norm;
+    if (stops) ampi_overflow_add(&b->info, found);
+}
+
+/* One warp writes down what the whole list has shown. */
+AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, ampi_cuda_known& k, bool sums) {
+    AMPI_D_RENEW(k.inverse);        /* nothing that follows from these is formed, and waited for, before the sum is */
+    AMPI_D_RENEW(k.scale);
+    const float inverse = ampi_float(k.inverse), scale = ampi_float(k.scale);
+    const bool bad = k.bad.inf + k.bad.nan > 0, useless = !ampi_scale_usable(&scale), stops = bad || useless;
     ampi_cuda_found* result = a.src.found;
-    amp_overflow_info* found = &result->info;
-    const volatile ampi_cuda_bad* all = &result->bad;
-    const ampi_cuda_bad bad = { all->inf, all->nan, all->first, all->last };
-    ampi_overflow_clear(found);
-    found->norm = sqrt(sum);
-    if (a.scaler && !a.unscaled && !sums) found->norm = __dmul_rn(found->norm, (double)a.scaler->state.inverse);
-    if (bad.inf + bad.nan > 0) ampi_d_tell_bad(found, a.src, bad);
-    if (a.scaler) ampi_d_scaler_record(a.scaler, found, a.list);
-    result->refused = found->found_inf && !(a.scaler && a.scaler->rule.ignore_overflow);
-    result->bad = ampi_cuda_nothing_bad();
+    double norm = sqrt(sum);
+    if (!a.unscaled && !sums) norm = __dmul_rn(norm, (double)inverse);
+    if (stops) norm = ampi_double(AMPI_INF64);
+    ampi_d_clear_info(&result->info, threadIdx.x, norm);
+    if (k.closed) ampi_d_clear_info(&a.scaler->info, threadIdx.x, norm);
+    __syncwarp();
+    if (threadIdx.x != 0) return;
+    if (bad) ampi_d_tell_bad(&result->info, a.src, k.bad);
+    if (useless) { result->info.found_inf = 1; a.scaler->useless = 1; }
+    if (a.scaler) ampi_d_scaler_record(a.scaler, &result->info, stops, a.list, norm);
+    if (a.scaler && stops && !k.ignore) a.scaler->state.found_inf = 1;
+    result->refused = stops && !k.ignore;
+    if (bad) result->bad = ampi_cuda_nothing_bad();
     result->finished = 0;
 }
 
@@ -6057,6 +6135,7 @@ ampi_k_look(const ampi_cuda_look a) {
     const ampi_cuda_bad_here none = { 0, 0, ~0u, 0 };
     ampi_cuda_seen s = { 0.0, 0, 0 };
     ampi_cuda_chunk next = a.src.chunks[blockIdx.x];
+    ampi_cuda_known known;
     double sum;
     if (threadIdx.x == 0) shared->bad = none;
     __syncthreads();
@@ -6067,9 +6146,9 @@ ampi_k_look(const ampi_cuda_look a) {
     }
     ampi_d_look_finish(a.src, s.sum, shared);
     if (!shared->is_last) return;
-    __threadfence();
+    ampi_d_look_ask(known, a);
     sum = ampi_d_look_total(a.src.sums, shared->sums);
-    if (threadIdx.x == 0) ampi_d_look_conclude(a, sum, KIND == AMPI_LOOK_SUMS);
+    if (threadIdx.x < 32) ampi_d_look_conclude(a, sum, known, KIND == AMPI_LOOK_SUMS);
 }
 
 AMPI_FN amp_result ampi_cuda_look_at(const ampi_cuda_look* a, int kind, const amp_exec* exec, const char* place) {
@@ -6428,52 +6507,87 @@ struct amp_cuda_optimizer {
 /* --- the constants of a step ---------------------------------------------------------------------- */
 
 typedef struct ampi_cuda_prepare {
-    ampi_cuda_optimizer_block*    block;
-    const ampi_cuda_scaler_block* scaler;   /* NULL = the gradients are not scaled */
-    const ampi_cuda_found*        found;    /* without a scaler; NULL = nobody looked */
+    ampi_cuda_optimizer_block* block;
+    ampi_cuda_scaler_block*    scaler;      /* NULL = the gradients are not scaled */
+    const ampi_cuda_found*     found;       /* without a scaler; NULL = nobody looked */
     int list;                               /* number of the norm in the scaler's window */
     int unscaled;
 } ampi_cuda_prepare;
 
-/* What amp_optimizer_step finds out before it moves anything. */
-AMPI_D void ampi_d_prepare_info(const ampi_cuda_prepare& a, amp_optimizer_info* info) {
-    const amp_optimizer* o = &a.block->o;
-    memset(info, 0, sizeof *info);
-    ampi_overflow_clear(&info->overflow);
-    info->applied = 1;
-    if (a.scaler) {
-        info->overflow = a.scaler->info;
-        info->grad_norm = a.scaler->norms[a.list];
-        info->applied = !a.scaler->state.found_inf;
-    } else if (a.found) {
-        info->overflow = a.found->info;
-        info->grad_norm = a.found->info.norm;
-        info->applied = !a.found->info.found_inf;
-    }
-    if (!info->applied) info->grad_norm = ampi_double(AMPI_INF64);
-    info->lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
-    info->clip_coefficient = 1.0f;
+/* What a lane of the first warp knows before anything is written: a part of the info, and what all need. */
+typedef struct ampi_cuda_findings {
+    uint64_t word;
+    double   norm;
+    float    inverse;
+    int32_t  found_inf;
+} ampi_cuda_findings;
+
+/* The optimizer in units of 16 bytes, one for each lane; what follows it in its block may be read along. */
+enum { AMPI_CUDA_OPTIMIZER_UNITS = (sizeof(amp_optimizer) + 15) / 16 };
+
+/* All loads are under way at once; the optimizer comes into shared memory. */
+AMPI_D void ampi_d_prepare_fetch(ampi_cuda_findings& f, const ampi_cuda_prepare& a, amp_optimizer* o, unsigned lane) {
+    const amp_overflow_info* info = a.scaler ? &a.scaler->info : a.found ? &a.found->info : NULL;
+    uint4 unit = { 0, 0, 0, 0 };
+    f.word = ampi_d_clear_word(lane, 0.0);
+    f.norm = 0.0;
+    f.inverse = 1.0f;
+    f.found_inf = 0;
+    if (lane < AMPI_CUDA_OPTIMIZER_UNITS) unit = ((const uint4*)(const void*)&a.block->o)[lane];
+    if (info && lane < AMPI_CUDA_INFO_WORDS) f.word = ((const uint64_t*)(const void*)info)[lane];
+    if (info) f.norm = a.scaler ? a.scaler->norms[a.list] : info->norm;
+    if (info) f.found_inf = a.scaler ? a.scaler->state.found_inf : info->found_inf;
+    if (a.scaler && !a.unscaled) f.inverse = a.scaler->state.inverse;
+    if (lane < AMPI_CUDA_OPTIMIZER_UNITS) ((uint4*)(void*)o)[lane] = unit;
 }
 
-/* One warp: skip or not, the constants of each group, and the step counter. */
+/* What amp_optimizer_step finds out before it moves anything. */
+AMPI_D void ampi_d_prepare_info(amp_optimizer_info* info, const ampi_cuda_findings& f, float lr, double clip,
+                                unsigned lane) {
+    if (lane < AMPI_CUDA_INFO_WORDS) ((uint64_t*)(void*)&info->overflow)[lane] = f.word;
+    if (lane != 0) return;
+    info->applied = !f.found_inf;
+    info->lr = lr;
+    info->grad_norm = f.found_inf ? ampi_double(AMPI_INF64) : f.norm;
+    info->clip_coefficient = (float)clip;
+}
+
+/* ampi_optimizer_advance, a lane for each group. */
+AMPI_D void ampi_d_prepare_advance(amp_optimizer_state* state, const amp_optimizer* o, unsigned lane) {
+    if (lane < AMP_MAX_GROUPS && ampi_is_off(&o->groups[lane].lr))
+        state->frozen_steps[lane] = o->state.frozen_steps[lane] + 1;
+    if (lane == 0) state->step = o->state.step + 1;
+}
+
+/* Skip or not, the constants of each group, and the step counter. All lanes of a warp call it; o: in shared memory. */
+AMPI_D void ampi_d_prepare(ampi_cuda_optimizer_block* block, const ampi_cuda_findings& f, const amp_optimizer* o,
+                           unsigned lane) {
+    const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
+    const double clip = f.found_inf ? 1.0 : ampi_clip_coefficient(o, f.norm);
+    const float mult = (float)__dmul_rn((double)f.inverse, clip);
+    ampi_update u;
+    ampi_d_prepare_info(&block->info, f, (float)__dmul_rn((double)o->state.lr, factor), clip, lane);
+    if (f.found_inf) return;
+    if (lane < (unsigned)ampi_group_count(o)) {
+        ampi_update_of_group(&u, o, (int)lane, mult, factor);
+        block->updates[lane] = u;
+    }
+    ampi_d_prepare_advance(&block->o.state, o, lane);
+}
+
+/* The first warp prepares the step. A second one, if there is one, ends the scaler's window: it writes nothing before
+   the first has read what it needs, and what comes after reads the optimizer's block alone. */
 static __global__ void ampi_k_prepare(const ampi_cuda_prepare a) {
     ampi_ptx_grid_wait();
-    AMPI_SHARED(float, mult);
-    amp_optimizer* o = &a.block->o;
-    if (threadIdx.x == 0) {
-        amp_optimizer_info* info = &a.block->info;
-        double factor = a.scaler && !a.unscaled ? (double)a.scaler->state.inverse : 1.0, clip = 1.0;
-        ampi_d_prepare_info(a, info);
-        if (info->applied) clip = ampi_clip_coefficient(o, info->grad_norm);
-        info->clip_coefficient = (float)clip;
-        *mult = (float)__dmul_rn(factor, clip);
-    }
+    AMPI_SHARED(amp_optimizer, o);
+    const unsigned lane = threadIdx.x % 32;
+    ampi_cuda_scaler_core core;
+    ampi_cuda_findings found;
+    if (threadIdx.x >= 32) ampi_d_scaler_fetch(core, a.scaler);
+    else ampi_d_prepare_fetch(found, a, o, lane);
     __syncthreads();
-    if (!a.block->info.applied) return;
-    if (threadIdx.x < AMP_MAX_GROUPS)
-        ampi_update_of_group(&a.block->updates[threadIdx.x], o, (int)threadIdx.x, *mult);
-    __syncthreads();
-    if (threadIdx.x == 0) ampi_optimizer_advance(o);
+    if (threadIdx.x >= 32) ampi_d_scaler_end(a.scaler, core, lane);
+    else ampi_d_prepare(a.block, found, o, lane);
 }
 
 static __global__ void ampi_k_optimizer_write(ampi_cuda_optimizer_block* block, const amp_optimizer_state state,
@@ -6838,8 +6952,9 @@ AMPI_FN amp_result ampi_cuda_optimizer_look(const amp_cuda_optimizer* o, amp_cud
     return ampi_cuda_look_at(&a, AMPI_LOOK, exec, place);
 }
 
-AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s, const amp_exec* exec) {
-    static const char place[] = "amp_cuda_optimizer_step";
+/* ends: 1 = the scaler's window ends with it, as by amp_cuda_scaler_update. */
+AMPI_FN amp_result ampi_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s, int ends, const amp_exec* exec,
+                                            const char* place) {
     ampi_cuda_prepare a;
     ampi_tensors t;
     int unscaled = 1;
@@ -6862,10 +6977,17 @@ AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scale
         a.found = o->grads->list.found;
     }
     r = ampi_cuda_optimizer_look(o, s, &t, unscaled, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_launch(exec, place, ampi_k_prepare, dim3(1), dim3(32), sizeof(float), a);
+    if (r == AMP_OK) r = ampi_cuda_launch(exec, place, ampi_k_prepare, dim3(1), dim3(ends ? 64 : 32),
+                                          16 * AMPI_CUDA_OPTIMIZER_UNITS, a);
     if (r == AMP_OK) r = ampi_cuda_optimizer_apply(o, exec, place);
-    if (r == AMP_OK && s) ampi_cuda_note(s, &t, AMPI_STEPPED);
-    return r;
+    if (r != AMP_OK || !s) return r;
+    if (ends) s->window.recorded = s->window.list_count = 0;
+    else ampi_cuda_note(s, &t, AMPI_STEPPED);
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scaler* s, const amp_exec* exec) {
+    return ampi_cuda_optimizer_step(o, s, 0, exec, "amp_cuda_optimizer_step");
 }
 
 AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp_exec* exec) {
@@ -7070,8 +7192,7 @@ AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flag, 
 AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const void* saved, size_t bytes,
                                            const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
-    amp_result r = amp_cuda_optimizer_step(own->optimizer, own->scaler, exec);
-    if (r == AMP_OK) r = amp_cuda_scaler_update(own->scaler, exec);
+    amp_result r = ampi_cuda_optimizer_step(own->optimizer, own->scaler, 1, exec, "amp_cuda_optimizer_step");
     if (r == AMP_OK && bytes) r = ampi_cuda_copy_if_skipped(now, saved, bytes, own->scaler, exec);
     return r;
 }

@@ -243,6 +243,9 @@ void ampi_ptx_cp_async_commit();
 void emu_cp_async_wait(int groups_left);
 template <int N> void ampi_ptx_cp_async_wait() { emu_cp_async_wait(N); }
 
+/* atom.acq_rel.add of 1. */
+inline uint32_t ampi_ptx_count(uint32_t* counter) { return atomicAdd(counter, 1u); }
+
 /* griddepcontrol. Kernels run one after the other; one that may start early is told if a thread ends without it. */
 void ampi_ptx_grid_wait();
 
