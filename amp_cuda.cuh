@@ -730,17 +730,22 @@ AMPI_FN amp_result ampi_cuda_download(void* host, amp_dtype host_dtype, const vo
 /* May kernels start while the one before them ends ("programmatic dependent launch")? All of them wait where they
    begin, if they are compiled for 9.0: older code, translated, does not. */
 static __global__ void ampi_k_scaler_flag(const struct ampi_cuda_scaler_block* b, float* flag);
-AMPI_FN int ampi_cuda_starts_early(void) {
+AMPI_FN cudaError_t ampi_cuda_starts_early(int* early) {
     enum { KNOWN = 64 };
     static signed char known[KNOWN];      /* per device: 0 = not asked yet, 1 = yes, -1 = no */
     cudaFuncAttributes compiled;
-    int device = 0, driver = 0, early;
-    if (cudaGetDevice(&device) != cudaSuccess || device >= KNOWN) return 0;
-    if (known[device]) return known[device] > 0;
-    early = CUDART_VERSION >= 12030 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030
-            && cudaFuncGetAttributes(&compiled, ampi_k_scaler_flag) == cudaSuccess && compiled.ptxVersion >= 90;
-    known[device] = early ? 1 : -1;
-    return early;
+    int device = 0, driver = 0;
+    cudaError_t e = cudaGetDevice(&device);
+    *early = 0;
+    if (e != cudaSuccess || device >= KNOWN) return e;
+    if (!known[device]) {
+        e = cudaDriverGetVersion(&driver);
+        if (e == cudaSuccess) e = cudaFuncGetAttributes(&compiled, ampi_k_scaler_flag);
+        if (e != cudaSuccess) return e;
+        known[device] = CUDART_VERSION >= 12030 && driver >= 12030 && compiled.ptxVersion >= 90 ? 1 : -1;
+    }
+    *early = known[device] > 0;
+    return e;
 }
 
 /* The one way by which every kernel starts; `cluster` neighbouring blocks share their memory. */
@@ -750,13 +755,15 @@ static amp_result ampi_cuda_launch_clusters(const amp_exec* exec, const char* pl
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
+    int early;
+    cudaError_t e = ampi_cuda_starts_early(&early);
     if (cluster > 1) {
         attributes[count].id = cudaLaunchAttributeClusterDimension;
         attributes[count].val.clusterDim.x = cluster;
         attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
         count++;
     }
-    if (ampi_cuda_starts_early()) {
+    if (early) {
         attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[count++].val.programmaticStreamSerializationAllowed = 1;
     }
@@ -766,7 +773,8 @@ static amp_result ampi_cuda_launch_clusters(const amp_exec* exec, const char* pl
     config.stream = ampi_cuda_stream(exec);
     config.attrs = attributes;
     config.numAttrs = count;
-    return ampi_cuda_check(exec, place, cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
+    if (e == cudaSuccess) e = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+    return ampi_cuda_check(exec, place, e);
 }
 template <typename... P, typename... A>
 static amp_result ampi_cuda_launch(const amp_exec* exec, const char* place, void (*kernel)(P...), dim3 grid,
