@@ -509,6 +509,29 @@ static int on_limit(const amp_scaler* s, void* user_data) {
     return answer;
 }
 
+/* What overflows when it is unscaled follows the scale that update has left. */
+static void test_moved_scale() {
+    for (int order = 0; order < ORDERS; order++) {
+        amp_scaler_desc d = {};
+        d.init_scale = 1;
+        Scalers s(&d);
+        Twins t;
+        for (amp_dtype type : TYPES) t.add(type, 8, 0);
+        t.make(&s.exec);
+        set_schedule(order);
+        for (int step = 0; step < 3; step++) { s.report(); s.update(); }
+        for (Twin& x : t.all) fill_range(x, s.cpu.state, 500, 1u << 30);
+        t.spoil(0, 1, 0x7f000000u);
+        t.spoil(1, 1, 0x7800u);
+        t.spoil(2, 1, 0x7f00u);
+        s.scale_loss();
+        s.unscale(t);
+        s.agree(t.elements());
+        CHECK(t.agree() && s.cpu.info.inf_count >= 3 && s.cpu.state.scale < 1.0f);
+    }
+    set_schedule(0);
+}
+
 /* Limits are remembered until somebody reads, and told once. */
 static void test_limits() {
     amp_scaler_desc d = {};
@@ -878,6 +901,7 @@ int main() {
     TEST(test_random_windows);
     TEST(test_every_preset);
     TEST(test_defaults);
+    TEST(test_moved_scale);
     TEST(test_limits);
     TEST(test_useless_scale);
     TEST(test_write);
