@@ -19415,7 +19415,7 @@ AMPI_HD AMPI_FN void ampi_pow_two(double* x, double* y, int64_t n) {
 AMPI_HD AMPI_FN double ampi_quarter_series(double u, int odd) {
     double y = ampi_mul64(1.5707963267948966, u), y2 = ampi_mul64(y, y), sum = 1.0;
     int k;
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
     #pragma unroll 1                /* eight divisions one behind the other are mostly time to fetch their code */
 #endif
     for (k = 16 + odd; k > 1; k -= 2) sum = 1.0 - ampi_mul64(y2 / (double)(k * (k - 1)), sum);

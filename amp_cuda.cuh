@@ -2726,14 +2726,14 @@ AMPI_FN double ampi_cuda_hopper_cost(const ampi_cuda_cut* cut, size_t processors
 AMPI_FN size_t ampi_cuda_clusters(size_t processors, size_t pieces) {
     return processors < 16 ? processors / pieces : processors / 16 * (16 / pieces);
 }
-/* The cheapest of the four widths and of up to eight pieces, which all have to run at once. */
+/* The cheapest of the four widths and of 1, 2, 4 or 8 pieces, which all have to run at once. */
 enum { AMPI_HOPPER_PIECES = 8 };
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch) {
     size_t processors = ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
     ampi_cuda_cut best = ampi_cuda_cut_hopper_at(256, 1, m, n, k);
     double least = ampi_cuda_hopper_cost(&best, processors, batch);
     for (uint32_t side = 256; side >= 64; side -= 64)
-        for (size_t pieces = 1; pieces <= AMPI_HOPPER_PIECES; pieces++) {
+        for (size_t pieces = 1; pieces <= AMPI_HOPPER_PIECES; pieces *= 2) {
             const ampi_cuda_cut cut = ampi_cuda_cut_hopper_at(side, pieces, m, n, k);
             const double cost = ampi_cuda_hopper_cost(&cut, processors, batch);
             const size_t tiles = cut.tiles_m * cut.tiles_n * batch;

@@ -219,6 +219,7 @@ static void test_concat() {
 /* --- places -------------------------------------------------------------------------------- */
 
 static __global__ void divide_kernel(uint32_t* x, ampi_cuda_divisor by, unsigned n) {
+    ampi_ptx_grid_wait();
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] = ampi_d_divide(x[i], by);
 }
