@@ -29,7 +29,8 @@
 
    Names.     amp_cuda_<thing>_<verb> does on device pointers what amp_<thing>_<verb> does on host pointers.
    Streams.   All work goes to exec->stream and is asynchronous; exec == NULL is the default stream. Nothing
-   waits for the GPU unless it says so.
+   waits for the GPU unless it says so. From compute capability 9.0 on kernels take their places while the one
+   before them ends (programmatic dependent launch), yours too, and wait there until it is done.
    Numbers.   As in amp.h: operands in 16 bits, FP32 products and sums, one rounding. Conversions, activations,
    dropout and the optimizers give the CPU's bits, but that a NaN which arithmetic makes is 0x7fffffff here; sums
    run in another order than on the CPU, but in one fixed order: the same call gives the same bits on every run.
@@ -912,8 +913,8 @@ AMPI_D void ampi_ptx_grid_wait() {
 #endif
 }
 
-/* Adds 1 to a counter and returns what it was. What this thread, and those that it met at a barrier, have written before
-   is seen by those that count later, and theirs by this one: less to wait for than with a fence on either side. */
+/* Adds 1 to a counter and returns what it was. What this thread, and those that it met at a barrier, have written is
+   seen by those that count later, and theirs by this one: less to wait for than with a fence on either side. */
 AMPI_D uint32_t ampi_ptx_count(uint32_t* counter) {
     uint32_t before;
     asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
