@@ -47,7 +47,7 @@ if have g++; then
     step "CUDA on the CPU, sm_800" emulated 800 $(ls tests/emu/test_*.cpp | sed 's,.*/\(.*\)\.cpp,\1,; /hopper/d')
     step "CUDA on the CPU, sm_900" emulated 900 test_cuda_hopper test_cuda_nn test_cuda_optim test_emu
 else skip "g++ is not here"; fi
-if have nvcc; then step "amp_cuda.cuh with nvcc" env ARCHS="75 90a" make -s cuda cuda-report; else skip "nvcc is not here"; fi
+if have nvcc; then step "amp_cuda.cuh with nvcc" env ARCHS="75 90a" sh -c "make -s cuda && make -s cuda-report"; else skip "nvcc is not here"; fi
 
 # --- the tests again, in other builds -----------------------------------------------------------------
 again() { # again DIRECTORY COMPILER FLAGS: the whole of `make test` with other flags

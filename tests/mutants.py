@@ -563,6 +563,10 @@ TABLE = [
     ("train", "return *flag != 0.0f ? amp_scaler_report_overflow(&t->scaler) : AMP_OK;", "return AMP_OK;"),
     ("train", "t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;", ""),
     # --- model
+    ("model", "return offered && !m->observed && !n->is_cast", "return offered && !n->is_cast"),
+    ("model", "next->layer.op == AMP_OP_RELU && next->layer.in_place\n", "next->layer.op == AMP_OP_RELU\n"),
+    ("model", "           && &m->nodes[next->reads[0]] == n;", "           ;"),
+    ("model", "            r = ampi_forward_matrix(m, n, p, 1);\n            i++;", "            r = ampi_forward_matrix(m, n, p, 0);\n            i++;"),
     ("model", "m->nodes[i].tag == v.id >> AMPI_VALUE_BITS ? i", "1 ? i"),
     ("model", "words[4 + i] = (uint32_t)m->nodes[n->inputs[i]].tag + 1;", "(void)m;"),
     ("model", "if (x->layer.channels != y->layer.channels || x->layer.height != y->layer.height\n", "if (0\n"),

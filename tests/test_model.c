@@ -1112,6 +1112,66 @@ static void test_values_of_others(void) {
     amp_model_destroy(a); amp_model_destroy(b); amp_model_destroy(alike);
 }
 
+/* A backend that takes a ReLU along: the CPU's operators, one after the other, counted. */
+static int relus_taken;
+static amp_result linear_relu(const void* x, amp_dtype xt, const void* w, amp_dtype wt, const void* b, amp_dtype bt, void* y, amp_dtype yt,
+                              size_t n, size_t in, size_t out, const amp_exec* e) {
+    amp_result r = amp_linear_forward(x, xt, w, wt, b, bt, y, yt, n, in, out, e);
+    relus_taken++;
+    return r == AMP_OK ? amp_activation_forward(AMP_RELU, y, yt, y, yt, n * out, e) : r;
+}
+static amp_result conv2d_relu(const amp_conv2d_shape* s, const void* x, amp_dtype xt, const void* w, amp_dtype wt, const void* b, amp_dtype bt,
+                              void* y, amp_dtype yt, const amp_exec* e) {
+    amp_result r = amp_conv2d_forward(s, x, xt, w, wt, b, bt, y, yt, e);
+    relus_taken++;
+    return r == AMP_OK ? amp_activation_forward(AMP_RELU, y, yt, y, yt, (size_t)(s->n * s->out_channels) * 36, e) : r;
+}
+/* Two ReLUs right behind a product; one behind another product than its own, and that one's; one whose product has
+   another reader, one behind a sum: those stay apart. */
+static amp_model* with_relus(const amp_backend* backend, amp_value* y) {
+    amp_model_desc d = model_desc(3, AMP_O1, AMP_F16);
+    amp_model* m = NULL;
+    amp_value x, z, p, q;
+    d.backend = backend;
+    CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+    x = amp_relu(m, amp_linear(m, amp_relu(m, conv(m, amp_input(m, 1, 6, 6), 2, 3, 1, 1)), 9));
+    p = amp_linear(m, x, 9);
+    q = amp_linear(m, x, 9);
+    x = amp_relu(m, p);
+    x = amp_add(m, x, amp_relu(m, q));
+    z = amp_linear(m, x, 9);
+    x = amp_relu(m, amp_add(m, amp_relu(m, z), z));
+    *y = amp_linear(m, x, 4);
+    amp_softmax_cross_entropy(m, *y, NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    return m;
+}
+static void test_relu_is_taken_along(void) {
+    amp_backend backend = *amp_cpu_backend();
+    amp_value here, there;
+    float images[3 * 36], y[3 * 4], z[3 * 4];
+    const int32_t labels[3] = { 0, 3, 2 };
+    amp_layer_stats stats[2][20];
+    amp_batch batch;
+    int i, count;
+    backend.linear_relu_forward = linear_relu;
+    backend.conv2d_relu_forward = conv2d_relu;
+    amp_model *plain = with_relus(NULL, &here), *taken = with_relus(&backend, &there);
+    for (i = 0; i < 3 * 36; i++) images[i] = test_uniform();
+    memset(&batch, 0, sizeof batch);
+    batch.n = 3; batch.inputs[0] = images; batch.targets[0] = labels;
+    relus_taken = 0;
+    for (i = 0; i < 3; i++) CHECK(amp_train_step(plain, &batch, NULL) == AMP_OK && amp_train_step(taken, &batch, NULL) == AMP_OK);
+    CHECK_MSG(relus_taken == 6, "%d", relus_taken);
+    CHECK(amp_predict(plain, &batch, here, y) == AMP_OK && amp_predict(taken, &batch, there, z) == AMP_OK);
+    CHECK(relus_taken == 8 && memcmp(y, z, sizeof y) == 0);
+    count = amp_model_layer_count(plain);
+    CHECK(count <= 20 && amp_model_stats(plain, &batch, stats[0], 20) == AMP_OK && amp_model_stats(taken, &batch, stats[1], 20) == AMP_OK);
+    CHECK(relus_taken == 8);      /* each output has to be seen */
+    CHECK(memcmp(stats[0], stats[1], (size_t)count * sizeof stats[0][0]) == 0);
+    amp_model_destroy(plain); amp_model_destroy(taken);
+}
+
 static void refused_desc(amp_model_desc d, amp_result code, const char* word) {
     amp_model* m = (amp_model*)(void*)&d;
     heard[0] = 0;
@@ -1603,6 +1663,7 @@ int main(void) {
     TEST(test_lenet);
     TEST(test_mistakes);
     TEST(test_values_of_others);
+    TEST(test_relu_is_taken_along);
     TEST(test_desc_errors);
     TEST(test_desc_is_copied);
     TEST(test_wrong_time);
