@@ -95,6 +95,12 @@ static void test_special_values() {
                  .scale(1, (float)(t / 6))
                  .of(SPECIAL)
                  .with(t & 2 ? PER_COLUMN : NO_BIAS, AMP_F32, t & 4 ? AMP_CUDA_EPILOGUE_RELU : AMP_CUDA_EPILOGUE_NONE));
+    for (unsigned t = 0; t < 9; t++)      /* the same by the copy engine: the sums as they are, with a bias, with a ReLU */
+        bits(halves(80, 144, 67, t, TYPES[t % 3])
+                 .trans(t)
+                 .of(SPECIAL)
+                 .with(t / 3 == 1 ? PER_COLUMN : NO_BIAS, AMP_F32,
+                       t / 3 == 2 ? AMP_CUDA_EPILOGUE_RELU : AMP_CUDA_EPILOGUE_NONE));
 }
 
 static void test_output_rounding() {
