@@ -2144,7 +2144,7 @@ static __global__ void __launch_bounds__(2 * X, PLACES ? 1 : 256 / X) ampi_k_gem
    chunk c ^ (r % 8), so that eight rows of one chunk lie in different banks. */
 enum { AMPI_HOPPER_M = 128, AMPI_HOPPER_DEPTH = 64, AMPI_HOPPER_BOX = 64 * 128, AMPI_HOPPER_THREADS = 384,
        AMPI_HOPPER_GROUP = 256 * 16, AMPI_HOPPER_RING = 192 << 10, AMPI_HOPPER_OUT = 4 * AMPI_HOPPER_BOX,
-       AMPI_HOPPER_BARRIERS = 16,
+       AMPI_HOPPER_BARRIERS = 16, AMPI_HOPPER_PIECES = 8,
        AMPI_HOPPER_SHARED = 1024 + AMPI_HOPPER_RING + AMPI_HOPPER_OUT + AMPI_HOPPER_BARRIERS * 8,
        AMPI_HOPPER_FEEDS = 24, AMPI_HOPPER_MULTIPLIES = 240 };      /* registers of a thread */
 
@@ -2319,9 +2319,8 @@ AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)
         }
         __syncwarp();
         AMPI_ROLLED
-        for (uint32_t row = lane / 4; row < 16; row += 8) {
+        for (uint32_t row = lane / 4; row < 16; row += 8)
             ampi_d_hopper_eight(p, t, strip, row, column, across * 32);
-        }
         __syncwarp();
     }
 }
@@ -2330,12 +2329,12 @@ AMPI_D void ampi_d_hopper_deliver(const ampi_cuda_product& p, const float (&sum)
    more, four of a thread side by side: rows lane/4 and 8 more, two columns. Then each takes its share of the groups of
    8 columns, adds the pieces in ascending order, and delivers. */
 AMPI_D float4 ampi_d_hopper_add(const unsigned char* four, uint32_t pieces) {
-    float4 v[8];
+    float4 v[AMPI_HOPPER_PIECES];
     AMPI_UNROLL
-    for (uint32_t p = 0; p < 8; p++)
+    for (uint32_t p = 0; p < AMPI_HOPPER_PIECES; p++)
         if (p < pieces) v[p] = ampi_ptx_load_there(four, p);
     AMPI_UNROLL
-    for (uint32_t p = 1; p < 8; p++)
+    for (uint32_t p = 1; p < AMPI_HOPPER_PIECES; p++)
         if (p < pieces)
             v[0] = make_float4(v[0].x + v[p].x, v[0].y + v[p].y, v[0].z + v[p].z, v[0].w + v[p].w);
     return v[0];
@@ -2728,7 +2727,6 @@ AMPI_FN size_t ampi_cuda_clusters(size_t processors, size_t pieces) {
     return processors < 16 ? processors / pieces : processors / 16 * (16 / pieces);
 }
 /* The cheapest of the four widths and of 1, 2, 4 or 8 pieces, which all have to run at once. */
-enum { AMPI_HOPPER_PIECES = 8 };
 AMPI_FN ampi_cuda_cut ampi_cuda_cut_hopper(size_t m, size_t n, size_t k, size_t batch) {
     size_t processors = ampi_max_size((size_t)ampi_cuda_attribute(cudaDevAttrMultiProcessorCount), 1);
     ampi_cuda_cut best = ampi_cuda_cut_hopper_at(256, 1, m, n, k);
@@ -3068,9 +3066,6 @@ AMPI_FN int ampi_cuda_by_blas(const amp_exec* exec, const ampi_product* s, const
 AMPI_FN int ampi_cuda_by_blas(const amp_exec*, const ampi_product*, const ampi_cuda_batch*, amp_cuda_epilogue) {
     return 0;
 }
-AMPI_FN amp_result ampi_cuda_product_blas(const amp_exec*, const char*, const ampi_product*, const ampi_cuda_batch*) {
-    return AMP_ERR_UNSUPPORTED;
-}
 
 #endif
 
@@ -3080,8 +3075,10 @@ AMPI_FN amp_result ampi_cuda_product_run(const amp_exec* exec, const char* op, c
     if (s->m == 0 || s->n == 0 || batch->count == 0) return AMP_OK;
     if (!ampi_cuda_countable(&s->a) || !ampi_cuda_countable(&s->b) || s->k >= (size_t)1 << 35)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_UNSUPPORTED, "%s: a side of 2^31 or more", op);
+#if !defined(AMP_NO_CUBLAS)
     if (epilogue == AMP_CUDA_EPILOGUE_NONE && ampi_cuda_by_blas(exec, s, batch, epilogue))
         return ampi_cuda_product_blas(exec, op, s, batch);
+#endif
     return ampi_cuda_product_own(exec, op, s, batch, epilogue);
 }
 /* relu: and a ReLU, which behind cuBLAS is a pass of its own; all of C is one piece of memory then. */
