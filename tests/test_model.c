@@ -1151,7 +1151,7 @@ static void test_relu_is_taken_along(void) {
     amp_value here, there;
     float images[3 * 36], y[3 * 4], z[3 * 4];
     const int32_t labels[3] = { 0, 3, 2 };
-    amp_layer_stats stats[2][20];
+    static amp_layer_stats stats[2][20];      /* 7 KB each: not on the stack */
     amp_batch batch;
     int i, count;
     backend.linear_relu_forward = linear_relu;
