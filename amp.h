@@ -5715,19 +5715,22 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
 AMPI_FN size_t ampi_gemm_thin(const ampi_gemm_isa* g, size_t mc, size_t thin) {
     return ampi_leans_on_l3() && mc > g->mr * (g->words ? 2 : 1) ? (size_t)AMPI_GEMM_KC_ONE : thin;
 }
-/* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy. Blocks of kc,
-   or `slim` where a tile is one panel wide, or `thin` where rows are few; but a panel of words takes half the room, and
-   its k is not cut. */
+/* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy: up to three turns
+   more than there have to be. Blocks of kc, or `slim` where a tile is one panel wide, or `thin` where rows are few; but a
+   panel of words takes half the room, and its k is not cut. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
                                          size_t nc, size_t kc, size_t slim, size_t thin, size_t few, double column) {
     ampi_gemm_plan p, q;
-    size_t threads = ampi_gemm_threads(m, n, k), blocks, i, turns;
+    size_t threads = ampi_gemm_threads(m, n, k), least_m, least_n, least, blocks, i, turns;
     memset(&p, 0, sizeof p);
     m = ampi_max_size(m, 1); n = ampi_max_size(n, 1); k = ampi_max_size(k, 1);
-    ampi_gemm_cut(&p, g, m, n, ampi_div_up(m, mc), ampi_div_up(n, nc), threads);
-    for (turns = 1, q = p; threads > 1 && turns <= 4; turns++)
-        for (i = ampi_div_up(n, nc); i <= turns * threads && (i - 1) * g->lanes < n; i++) {
-            size_t tiles_m = ampi_max_size(ampi_div_up(turns * threads, i), ampi_div_up(m, mc));
+    least_m = ampi_div_up(m, mc);
+    least_n = ampi_div_up(n, nc);
+    least = ampi_div_up(least_m * least_n, threads);
+    ampi_gemm_cut(&p, g, m, n, least_m, least_n, threads);
+    for (turns = least, q = p; threads > 1 && turns <= least + 3; turns++)
+        for (i = least_n; i <= turns * threads / least_m && (i - 1) * g->lanes < n; i++) {
+            size_t tiles_m = ampi_max_size(ampi_div_up(turns * threads, i), least_m);
             ampi_gemm_cut(&q, g, m, n, ampi_min_size(tiles_m, m), i, threads);
             if (ampi_gemm_cost(&q, g, threads, column) < ampi_gemm_cost(&p, g, threads, column)) p = q;
         }
