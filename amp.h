@@ -199,7 +199,8 @@ typedef struct amp_allocator {
 typedef enum amp_sums { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1, AMPI_SUMS_MAX = 0x7fffffff } amp_sums;
 
 /* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits
-   with and without a workspace; with one, large matrix products are much faster. (For AMP_SUMS_FAST see there.) */
+   with and without a workspace; with one, matrix products are faster, large ones of BF16 by a third. (For AMP_SUMS_FAST
+   see there.) */
 typedef struct amp_exec {
     void*  workspace;            /* scratch memory (a GPU's own on a GPU), any alignment; NULL = small blocks on
                                     the stack */
@@ -5037,14 +5038,20 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_amx(amp_dtype t) {
    both panels stay in the first-level cache; the k that is still one where the third-level cache is fast, and the k
    of words that is; how many panels are few, and how many where only that spares packing B, because it is F16 or its
    rows are longer than so many floats, in a tile that is LOW, and where panels are KEPT (see there); floats of
-   scratch memory on the stack, for a staged image, and between rows; bytes of B that are away from the second-level
-   cache, and from one core's share of the third; how often tiles are halved for want of room; so many panels of A
-   that B's are packed on the way; pixels of the largest plane that is called small. */
+   scratch memory for a staged image, and between rows; bytes of B that are away from the second-level cache, and from
+   one core's share of the third; how often tiles are halved for want of room; so many panels of A that B's are packed
+   on the way; pixels of the largest plane that is called small. */
 enum { AMPI_GEMM_MC = 1024, AMPI_GEMM_NC = 512, AMPI_GEMM_KC = 512, AMPI_GEMM_KC_ONE = 800, AMPI_GEMM_KC_THIN = 192,
        AMPI_GEMM_KC_DEEP = 1024, AMPI_GEMM_KC_WORDS = 2048, AMPI_GEMM_FEW = 4, AMPI_GEMM_FEW_FAR = 10,
-       AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_FEW_KEPT = 20, AMPI_GEMM_LONG = 512, AMPI_GEMM_STACK = 12288,
-       AMPI_GEMM_STAGE = 16384, AMPI_GEMM_GAP = 16, AMPI_GEMM_AWAY = 4 << 20, AMPI_GEMM_FAR_AWAY = 24 << 20,
-       AMPI_GEMM_CUTS = 4, AMPI_GEMM_KEEP = 3, AMPI_SMALL_PLANE = 32 };
+       AMPI_GEMM_FEW_LOW = 18, AMPI_GEMM_FEW_KEPT = 20, AMPI_GEMM_LONG = 512, AMPI_GEMM_STAGE = 16384,
+       AMPI_GEMM_GAP = 16, AMPI_GEMM_AWAY = 4 << 20, AMPI_GEMM_FAR_AWAY = 24 << 20, AMPI_GEMM_CUTS = 4,
+       AMPI_GEMM_KEEP = 3, AMPI_SMALL_PLANE = 32 };
+/* Rows of a block on the stack, and floats of its scratch memory there. */
+#if defined(__GNUC__) && !defined(__OPTIMIZE__)
+enum { AMPI_STACK_ROWS = 32, AMPI_GEMM_STACK = 13312 };       /* a kernel's own variables fill half as much again */
+#else
+enum { AMPI_STACK_ROWS = 64, AMPI_GEMM_STACK = 17408 };
+#endif
 
 AMPI_FN size_t ampi_max_size(size_t a, size_t b) { return a > b ? a : b; }
 AMPI_FN unsigned ampi_min_unsigned(unsigned a, unsigned b) { return a < b ? a : b; }
@@ -5715,9 +5722,9 @@ AMPI_FN double ampi_gemm_cost(const ampi_gemm_plan* p, const ampi_gemm_isa* g, s
 AMPI_FN size_t ampi_gemm_thin(const ampi_gemm_isa* g, size_t mc, size_t thin) {
     return ampi_leans_on_l3() && mc > g->mr * (g->words ? 2 : 1) ? (size_t)AMPI_GEMM_KC_ONE : thin;
 }
-/* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy: up to three turns
-   more than there have to be. Blocks of kc, or `slim` where a tile is one panel wide, or `thin` where rows are few; but a
-   panel of words takes half the room, and its k is not cut. */
+/* Tiles of at most mc x nc, of which `few` panels are few; more of them if that keeps all threads busy: up to three
+   turns more than there have to be. Blocks of kc, or `slim` where a tile is one panel wide, or `thin` where rows are
+   few; but a panel of words takes half the room, and its k is not cut. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_of(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, size_t mc,
                                          size_t nc, size_t kc, size_t slim, size_t thin, size_t few, double column) {
     ampi_gemm_plan p, q;
@@ -6220,7 +6227,7 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
     const size_t low = ampi_panel_low(b, q), rows = ampi_panel_rows(b, q), nr = ampi_panel_width(g);
     const size_t columns = ampi_min_size(b->nc - j, nr);
     size_t i, l;
-    float room[32 * 32 + 16], *out = ampi_align64(room);
+    float room[14 * 32 + 16], *out = ampi_align64(room);      /* of mr rows, two vectors or three, none is larger */
     u->old = u->t = b->t + low * b->ldt + j;
     u->ldt = b->ldt;
     if (b->direct) {
@@ -6776,13 +6783,29 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
     return p;
 }
 
+/* About how many floats the lines of an image have that 64 positions see. */
+AMPI_FN size_t ampi_image_lines(const ampi_image* g) {
+    const size_t lines = g->kernel_h * (size_t)ampi_abs_i64(g->step_h) + (64 / g->cols + 2) * (size_t)g->mul_h;
+    return lines * ((size_t)g->width + g->kernel_w * (size_t)ampi_abs_i64(g->step_w));
+}
+/* Blocks that fit the stack. So many rows make up for the packing of B, and A's panels are few then; of words, which
+   may be deeper, they are not. What is left is the stage, which words do not need; long lines need more of it. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_on_stack(const ampi_gemm_isa* g, const ampi_product* s) {
+    const int longer = s->b.image && !ampi_is_planes(s->b.image) && ampi_image_lines(s->b.image) > 400;
+    const size_t rows = AMPI_STACK_ROWS, few = g->words ? 1 : ampi_div_up(rows, g->mr);
+    const size_t kc = g->words ? 96 : longer ? 48 : 64;
+    ampi_gemm_plan p = ampi_gemm_plan_of(g, s->m, s->n, s->k, rows, 64, kc, kc, kc, few, AMPI_GEMM_COLUMN);
+    p.floats = AMPI_GEMM_STACK;
+    return p;
+}
+
 /* --- products of few rows -------------------------------------------------------------------- */
 
 /* Rows at most; sums of a strip of columns across B's runs. */
 enum { AMPI_THIN_ROWS = 8, AMPI_THIN_SUMS = 4096 };
 
 /* For how many rows B is better read as it lies than packed for the other kernels (measured). Along its runs, up to
-   where the kernels of many rows earn the transposition back, for which they want a workspace. Across them, from
+   where the kernels of many rows earn the transposition back; of F32 they want a workspace for that. Across them, from
    memory, for all that there may be. From a cache: F32, which needs no packing, where its rows fall on the same sets;
    F16, which the kernels widen themselves, hardly; BF16 until multiplying words is faster. */
 AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s, size_t room) {
@@ -6791,7 +6814,7 @@ AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s, siz
     const int away = ampi_b_is_far(s);
     if (s->b.along_k) {
         if (narrow) return size == 2 ? all : away ? 4 : 2;
-        if (ampi_by_pages()) return away || room == 0 ? all : 4;
+        if (ampi_by_pages()) return away || (room == 0 && size == 4) ? all : 4;
         return away && (!g->words || g->staged) ? all : 4;
     }
     if (away) return all;
@@ -6931,9 +6954,7 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * step);
     } else {
         if (!g.words) g = ampi_gemm_isa_now();
-        p = g.words ? ampi_gemm_plan_of(&g, s->m, s->n, s->k, 32, 32, 32, 32, 32, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN)
-                    : ampi_gemm_plan_of(&g, s->m, s->n, s->k, 28, 64, 64, 64, 64, AMPI_GEMM_FEW, AMPI_GEMM_COLUMN);
-        p.floats = AMPI_GEMM_STACK;               /* what is left is the stage */
+        p = ampi_gemm_plan_on_stack(&g, s);
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
     }
