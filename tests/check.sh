@@ -73,6 +73,13 @@ small_stack_unoptimised() { # KB, compiler, tests
 step "a stack of 128 KB" small_stack 128 build/impl.o ops conv gemm model
 step "a stack of 128 KB in a build for debugging" small_stack_unoptimised 128 "$CC" ops conv gemm model
 if have clang; then step "a stack of 192 KB in clang's" small_stack_unoptimised 192 clang conv gemm; fi
+stack_blocks() { # as optimised builds have them, and others
+    for level in 0 1; do
+        $CC -std=c99 -O$level tests/stack_blocks.c -o $out/blocks -lm || return 1
+        for isa in scalar avx2 avx512 avx512_bf16; do AMP_ISA=$isa $out/blocks || return 1; done
+    done
+}
+step "blocks of products without a workspace fit the stack" stack_blocks
 step "contraction allowed (-std=gnu99 -ffp-contract=fast)" again gnu99 "$CC" "-std=gnu99 -O2 -ffp-contract=fast"
 for isa in scalar avx2; do step "AMP_ISA=$isa" env AMP_ISA=$isa make -s test CC="$CC"; done
 unit_in_c() { # the code for a matrix unit where there is none

@@ -411,6 +411,8 @@ static void open_gemm(const char* shape) {
     workspace(amp_gemm_workspace(o->m, o->n, o->k));
     o->call = call_gemm;
 }
+/* The same in small blocks on the stack, as a call without an exec has it. */
+static void open_gemm_alone(const char* shape) { open_gemm(shape); workspace(0); }
 
 /* --- convolution: NxCxHxW:OxKHxKW:sSTRIDEpPADDING --- */
 
@@ -441,6 +443,7 @@ static void open_conv(const char* shape) {
     workspace(amp_conv2d_workspace(s));
 }
 static void open_conv_forward(const char* shape) { open_conv(shape); now_open.call = call_conv_forward; }
+static void open_conv_alone(const char* shape) { open_conv_forward(shape); workspace(0); }
 static void open_conv_dx(const char* shape) {
     const amp_conv2d_shape* s = &now_open.conv;
     open_conv(shape);
@@ -803,8 +806,10 @@ static const subject subjects[] = {
       "TN:784x512x256 NT:256x10x512 NN:16x6400x150 NN:64x6272x576 NN:512x392x4608 *NT:1x4096x4096 NN:1x4096x4096 "
       "NT:4x4096x4096", "f32 f16 bf16", open_gemm },
     { "gemm", "NN:128x128x128 *NN:512x512x512 *NN:2048x2048x2048 *NT:256x512x784 TN:784x512x256", FAST, open_gemm },
+    { "gemm without workspace", "NN:512x512x512 NT:256x512x784 NT:64x120x400", "f32 f16 bf16", open_gemm_alone },
     { "conv forward", CONVOLUTIONS, "f32 f16 bf16", open_conv_forward },
     { "conv forward", WIDE_CONVOLUTIONS, FAST, open_conv_forward },
+    { "conv forward without workspace", "8x64x28x28:64x3x3:s1p1", "f32 f16 bf16", open_conv_alone },
     { "conv dx", CONVOLUTIONS, "f32 f16 bf16", open_conv_dx },
     { "conv dx", WIDE_CONVOLUTIONS, FAST, open_conv_dx },
     { "conv dw", CONVOLUTIONS, "f32 f16 bf16", open_conv_dw },
