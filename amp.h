@@ -5499,9 +5499,8 @@ AMPI_FN void ampi_words_stage(ampi_stage* t, const ampi_operand* v, size_t p, si
         t->from[i] = (uint32_t)(r / taps * t->size + row * g->cols);
     }
 }
-/* Whether n positions in panels of `cut` always have room in the stage. */
-AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t n, size_t cut) {
-    const size_t room = AMPI_GEMM_STAGE;
+/* Whether n positions in panels of `cut` always have room in a stage of so many floats. */
+AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t room, size_t n, size_t cut) {
     const ampi_image* g = v->image;
     size_t slabs = ampi_min_size(n, v->length) / (g->rows * g->cols) + 2, more, rows;
     ampi_stage t;
@@ -6789,7 +6788,7 @@ AMPI_FN size_t ampi_image_lines(const ampi_image* g) {
     return lines * ((size_t)g->width + g->kernel_w * (size_t)ampi_abs_i64(g->step_w));
 }
 /* Blocks that fit the stack. So many rows make up for the packing of B, and A's panels are few then; of words, which
-   may be deeper, they are not. What is left is the stage, which words do not need; long lines need more of it. */
+   may be deeper, they are not. What is left is the stage of an image; FP32 with long lines needs more of it. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_on_stack(const ampi_gemm_isa* g, const ampi_product* s) {
     const int longer = s->b.image && !ampi_is_planes(s->b.image) && ampi_image_lines(s->b.image) > 400;
     const size_t rows = AMPI_STACK_ROWS, few = g->words ? 1 : ampi_div_up(rows, g->mr);
@@ -10226,8 +10225,10 @@ AMPI_FN int ampi_conv2d_words_pay(const ampi_gemm_isa* g, const ampi_product* s)
     return s->m >= least && 2 * ampi_words(g, s->k) <= s->k + s->k / 2;
 }
 /* May a convolution's product be one of words, if nothing in it is subnormal? s: that of the first group; more: floats
-   of the workspace that it does not get. */
+   of the workspace that it does not get. Where there is next to none, its blocks are on the stack. */
 AMPI_FN int ampi_conv2d_words_fit(const ampi_product* s, size_t more, const amp_exec* exec) {
+    const size_t room = ampi_room(exec);
+    size_t stage = AMPI_GEMM_STAGE;
     ampi_product one = *s;
     ampi_gemm_isa g;
     ampi_gemm_plan p;
@@ -10237,9 +10238,13 @@ AMPI_FN int ampi_conv2d_words_fit(const ampi_product* s, size_t more, const amp_
     if (!g.words || !ampi_conv2d_words_pay(&g, s) || (exec && exec->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums()))
         return 0;
     p = ampi_gemm_plan_for(&g, &one, 0);
-    if (ampi_room(exec) < p.floats + more + 16) return 0;
-    return s->b.along_k ? ampi_words_stage_fits(&s->b, p.kc, p.kc)
-                        : ampi_words_stage_fits(&s->b, p.nc, 2 * g.lanes);
+    if (room < p.floats + more + 16) {
+        if (more > 0 || room > AMPI_GEMM_STAGE) return 0;
+        p = ampi_gemm_plan_on_stack(&g, &one);
+        stage = p.floats - p.at_stage;
+    }
+    return s->b.along_k ? ampi_words_stage_fits(&s->b, stage, p.kc, p.kc)
+                        : ampi_words_stage_fits(&s->b, stage, p.nc, 2 * g.lanes);
 }
 /* Shall it be one? x and y are all of what is unfolded, and the other operand. */
 AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
