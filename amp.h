@@ -198,9 +198,8 @@ typedef struct amp_allocator {
    pixel at the edge of an image in a convolution's weight gradient. A GPU has one order of its own. */
 typedef enum amp_sums { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1, AMPI_SUMS_MAX = 0x7fffffff } amp_sums;
 
-/* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits
-   with and without a workspace; with one, matrix products are faster, large ones of BF16 by a third. (For AMP_SUMS_FAST
-   see there.) */
+/* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits with and without
+   a workspace; with one, products are up to 1.3, convolutions 1.1 to 3 times as fast. (For AMP_SUMS_FAST see there.) */
 typedef struct amp_exec {
     void*  workspace;            /* scratch memory (a GPU's own on a GPU), any alignment; NULL = small blocks on
                                     the stack */
