@@ -102,6 +102,8 @@ TABLE = [
     ("conv", "if (three) b2 = AMPI_##V##_TAKE(stage + 2 * b_next, term);", "if (three) b2 = AMPI_##V##_TAKE(stage + b_next, term);"),
     ("conv", "_mm512_mask_blend_epi16(0xaaaaaaaau, low, high)", "_mm512_mask_blend_epi16(0x55555555u, low, high)"),
     ("conv", "&& ampi_conv2d_normal(x, nx, w, nw);", ";"),
+    ("conv", "stage = p.floats - p.at_stage;", "stage = AMPI_GEMM_STAGE;"),
+    ("conv", "if (more > 0 || room > AMPI_GEMM_STAGE) return 0;", "if (room > AMPI_GEMM_STAGE) return 0;"),
     ("conv", "else if (d->words) terms[n++].at = (uint32_t)ampi_stencil_zeros(d);",
      "else if (d->words) terms[n++].at = (uint32_t)(ampi_stencil_zeros(d) - 4 * d->isa.lanes - d->channel_size);"),
     ("conv", "return ampi_stencil_zeros(d) + (d->k % 2 ? d->ldt : 0);", "return ampi_stencil_zeros(d);"),
