@@ -55,7 +55,7 @@ bench-counts: ## instructions of the hot paths, written to tests/bench/counts.tx
 coverage: ## how many lines of amp.h the tests reach, and which ones never; fails below 95 % (gcc, gcov)
 	+@sh tests/coverage.sh 95
 
-mutants: ## plant a small fault in amp.h, one at a time, and see that a test fails (python, minutes)
+mutants: ## plant a small fault in amp.h, one at a time, and see that a test fails (python, hours)
 	@$(PYTHON) tests/mutants.py
 
 mutants-emu: ## the same in amp_cuda.cuh, with the tests of test-emu (python, half an hour)

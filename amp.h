@@ -199,7 +199,7 @@ typedef struct amp_allocator {
 typedef enum amp_sums { AMP_SUMS_FIXED = 0, AMP_SUMS_FAST = 1, AMPI_SUMS_MAX = 0x7fffffff } amp_sums;
 
 /* How an operator runs. NULL or zeroed = no scratch memory, silent. Every operator gives the same bits with and without
-   a workspace; with one, products are up to 1.3, convolutions 1.1 to 3 times as fast. (For AMP_SUMS_FAST see there.) */
+   a workspace; with one, products are up to 1.5 times as fast, convolutions more. (For AMP_SUMS_FAST see there.) */
 typedef struct amp_exec {
     void*  workspace;            /* scratch memory (a GPU's own on a GPU), any alignment; NULL = small blocks on
                                     the stack */
