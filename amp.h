@@ -412,7 +412,9 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, 
 /* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db, dx is always overwritten. Orders of the
    sums, each as in amp_gemm: y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over
    (o, kh, kw), with zeros where no output pixel met that kernel position; db: 16 partial sums (pixel p of
-   each plane to sum p % 16), then a tree.
+   each plane to sum p % 16), then a tree. Of two BF16 operands, y and dx take the channels in twos: c (or o) = 2i and
+   2i+1 at one kernel position are a pair, over (i, kh, kw), so that a margin leaves out pairs; the last channel of a
+   group with an odd number has pairs of neighbours in (kh, kw), and a zero behind an odd one.
    With AMP_SUMS_FAST, two operands of one 16-bit type, at least 16 channels and outputs of a group, strides of 1 or 2
    and at most 64 kernel positions (F16: more than one, and at most 1,048,576 weights in a group), a sum is made of the
    same blocks of 32 (F16: 8) as in amp_gemm: y over blocks of c, in each over (kh, kw), a block each; dx likewise over
@@ -5062,14 +5064,22 @@ AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE * AMPI_GEM
    of image, row and column: the element at y = (i*mul_h + base_h + a*step_h) / div_h and x likewise, and 0
    where y or x is outside the image or not a whole number. With mul = stride, base = -pad, step = dilation,
    div = 1 this is im2col of an input; with mul = 1, base = pad, step = -dilation, div = stride it is the
-   output seen from an input's pixel. */
+   output seen from an input's pixel.
+   paired: so many channels are taken in twos, as a sum of BF16 products takes them: for each kernel position one
+   element of each. Runs, or the positions along k of whole planes, are in that order then (see ampi_paired). */
 typedef struct ampi_image {
     size_t image_stride, channel_stride;          /* elements */
     size_t kernel_h, kernel_w, rows, cols;        /* a < kernel_h, b < kernel_w, i < rows, j < cols */
     int64_t height, width;
     int64_t mul_h, mul_w, base_h, base_w, step_h, step_w, div_h, div_w;
-    const uint32_t* order;                        /* words: which of the runs of two channels is i-th; NULL: run i */
+    size_t paired;                                /* 0 or even */
 } ampi_image;
+
+/* The run (channel * taps + kernel position) that is r-th if `paired` channels are taken in twos. */
+AMPI_FN size_t ampi_paired(size_t taps, size_t paired, size_t r) {
+    const size_t in = r % (2 * taps);
+    return r < paired * taps ? r - in + in % 2 * taps + in / 2 : r;
+}
 
 /* An operand of the product: `runs` runs of `length` positions. Run r of a matrix is its stored row r. */
 typedef struct ampi_operand {
@@ -5124,7 +5134,8 @@ AMPI_FN void ampi_image_line(const ampi_operand* v, size_t image, size_t channel
 /* Positions [p, p+n) of run r of an image operand, straight from the source. */
 AMPI_FN void ampi_image_run(const ampi_operand* v, size_t r, size_t p, size_t n, float* dst) {
     const ampi_image* g = v->image;
-    size_t b = r % g->kernel_w, a = r / g->kernel_w % g->kernel_h, c = r / g->kernel_w / g->kernel_h;
+    const size_t run = ampi_paired(g->kernel_h * g->kernel_w, g->paired, r);
+    size_t b = run % g->kernel_w, a = run / g->kernel_w % g->kernel_h, c = run / g->kernel_w / g->kernel_h;
     size_t j = p % g->cols, i = p / g->cols % g->rows, image = p / g->cols / g->rows;
     while (n > 0) {
         size_t part = g->cols - j < n ? g->cols - j : n;
@@ -5166,12 +5177,30 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_small_planes(const ampi_operand* v, size_t 
     ampi_clear_upper();
 }
 #endif
+/* Positions [p, p + cols) of row r of paired planes, p even: how many of them lie in one pair of planes, dst gets. */
+AMPI_FN size_t ampi_paired_piece(const ampi_operand* v, size_t r, size_t p, size_t cols, float* dst) {
+    const ampi_image* image = v->image;
+    const size_t plane = image->rows * image->cols, in = p % (2 * plane);
+    const size_t at = v->offset + p / (2 * plane) * 2 * image->image_stride + r * image->channel_stride + in / 2;
+    const size_t count = ampi_min_size(ampi_min_size(2 * plane - in, cols), 256);
+    float first[128], second[128];
+    size_t i;
+    ampi_load_f32(first, v->data, v->dtype, at, ampi_div_up(count, 2));
+    ampi_load_f32(second, v->data, v->dtype, at + image->image_stride, count / 2);
+    for (i = 0; i < count; i++) dst[i] = i % 2 ? second[i / 2] : first[i / 2];
+    return count;
+}
 /* dst[r][p] for whole planes, one piece of a plane at a time. Each fills up to whole lanes; where that would reach
    the next row, it goes row by row. Behind a single row there is room. */
 AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rows, size_t p,
                                size_t cols, float* dst, size_t ldd) {
     const ampi_image* image = v->image;
     size_t plane = image->rows * image->cols, count, r, left = ldd;
+    const size_t in_twos = ampi_min_size(image->paired * plane - ampi_min_size(p, image->paired * plane), cols);
+    for (r = 0; in_twos > 0 && r < rows; r++)
+        for (count = 0; count < in_twos; )
+            count += ampi_paired_piece(v, r0 + r, p + count, in_twos - count, dst + r * ldd + count);
+    p += in_twos; dst += in_twos; cols -= in_twos; left -= in_twos;
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512 && plane <= AMPI_SMALL_PLANE && image->channel_stride == plane) {
         ampi_small_planes(v, r0, rows, p, cols, dst, ldd);
@@ -5404,18 +5433,19 @@ AMPI_INLINE void ampi_copy_floats(float* d, const float* s, size_t n) {
         *d = *s;
     }
 }
-/* dst[(to0 + r) ^ flip] = the pieces, `from[r]` floats further on. Rows of dst lie apart: they are fetched ahead. */
+/* dst[(to0 + r*step) ^ flip] = the pieces, `from[r]` floats further on. Rows of dst lie apart: they are fetched
+   ahead. */
 enum { AMPI_STAGE_AHEAD = 8 };
 AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pieces, const float* src,
-                                      const uint32_t* from, size_t rows, size_t to0, size_t flip, float* dst,
-                                      size_t ldd) {
+                                      const uint32_t* from, size_t rows, size_t to0, size_t step, size_t flip,
+                                      float* dst, size_t ldd) {
     size_t r, i;
     for (i = 0; i < pieces; i++) {
         const float* s = src + piece[i].from;
         float* d = dst + piece[i].to;
         size_t n = piece[i].count;
         for (r = 0; r < rows; r++) {
-            float* row = d + ((to0 + r) ^ flip) * ldd;
+            float* row = d + ((to0 + r * step) ^ flip) * ldd;
             if (hw) AMPI_FETCH_OWN(row, AMPI_STAGE_AHEAD * ldd * sizeof *row);
             ampi_copy_floats(row, s + from[r], n);
         }
@@ -5423,33 +5453,43 @@ AMPI_INLINE void ampi_stage_copy_body(int hw, const ampi_piece* piece, size_t pi
 }
 AMPI_KERNEL(ampi_stage_copy,
             (const ampi_piece* piece, size_t pieces, const float* src, const uint32_t* from, size_t rows,
-             size_t to0, size_t flip, float* dst, size_t ldd),
-            piece, pieces, src, from, rows, to0, flip, dst, ldd)
+             size_t to0, size_t step, size_t flip, float* dst, size_t ldd),
+            piece, pieces, src, from, rows, to0, step, flip, dst, ldd)
 
-/* Runs [r0, r0+rn) into rows of the panels at dst (`stride` apart; rows `ldd` apart, in the last panel
-   `last_ldd`). */
+/* Where kernel positions [tap, tap + count) lie on the stage. */
+AMPI_FN void ampi_stage_places(const ampi_stage* t, size_t tap, size_t count, uint32_t* from) {
+    const ampi_image* g = t->v->image;
+    size_t a = tap / g->kernel_w, b = tap % g->kernel_w, i;
+    for (i = 0; i < count; i++) {
+        size_t u = (size_t)((int64_t)b * g->step_w - t->low_w), w = (size_t)g->mul_w;
+        if (w > 1) u = u % w * t->phase + u / w;
+        from[i] = (uint32_t)((size_t)((int64_t)a * g->step_h - t->low_h) * t->pitch + u);
+        if (++b == g->kernel_w) { b = 0; a++; }
+    }
+}
+/* Runs [r0, r0+rn) into rows of the panels at dst (`stride` apart; rows `ldd` apart, in the last panel `last_ldd`),
+   channel by channel: of paired ones, each is every other run. */
 AMPI_FN void ampi_stage_rows(ampi_stage* t, size_t r0, size_t rn, size_t flip, float* dst, size_t ldd,
                              size_t last_ldd, size_t stride) {
     const ampi_image* g = t->v->image;
-    size_t taps = g->kernel_h * g->kernel_w, end = ampi_min_size(r0 + rn, t->v->runs), r;
+    size_t taps = g->kernel_h * g->kernel_w, end = ampi_min_size(r0 + rn, t->v->runs), r, next, c;
     uint32_t from[AMPI_GEMM_KC_ONE];
-    size_t a = r0 % taps / g->kernel_w, b = r0 % g->kernel_w;
-    for (r = r0; r < end; ) {
-        size_t count = ampi_min_size(taps - r % taps, end - r), i, first, next;
-        float* panel = dst;
-        for (i = 0; i < count; i++) {
-            size_t u = (size_t)((int64_t)b * g->step_w - t->low_w), w = (size_t)g->mul_w;
-            if (w > 1) u = u % w * t->phase + u / w;
-            from[i] = (uint32_t)((size_t)((int64_t)a * g->step_h - t->low_h) * t->pitch + u);
-            if (++b == g->kernel_w) { b = 0; a = a + 1 == g->kernel_h ? 0 : a + 1; }
+    for (r = r0; r < end; r = next) {
+        const size_t step = r < g->paired * taps ? 2 : 1, in = r % (step * taps);
+        next = ampi_min_size(r - in + step * taps, end);
+        ampi_stage_places(t, in / step, ampi_div_up(next - r, step), from);
+        for (c = 0; c < step; c++) {
+            const size_t count = (next - r + step - 1 - c) / step;
+            float* panel = dst;
+            size_t first, past;
+            if (count == 0) continue;
+            ampi_stage_fill(t, (r - in) / taps + c);
+            for (first = 0; first < t->pieces; first = past, panel += stride) {
+                for (past = first + 1; past < t->pieces && t->piece[past].to != 0; past++) { }
+                ampi_stage_copy(t->piece + first, past - first, t->data, from, count, r - r0 + c, step, flip, panel,
+                                past < t->pieces ? ldd : last_ldd);
+            }
         }
-        ampi_stage_fill(t, r / taps);
-        for (first = 0; first < t->pieces; first = next, panel += stride) {
-            for (next = first + 1; next < t->pieces && t->piece[next].to != 0; next++) { }
-            ampi_stage_copy(t->piece + first, next - first, t->data, from, count, r - r0, flip, panel,
-                            next < t->pieces ? ldd : last_ldd);
-        }
-        r += count;
     }
 }
 
@@ -5493,9 +5533,9 @@ AMPI_FN void ampi_words_stage(ampi_stage* t, const ampi_operand* v, size_t p, si
     }
     t->size = g->kernel_w * ampi_words_classes(t) * t->rows * g->cols;
     for (i = 0; i < 2 * taps; i++) {
-        size_t r = g->order ? g->order[i] : i, a = (size_t)((int64_t)(r % taps / g->kernel_w) * g->step_h - t->low_h);
-        size_t row = (r % g->kernel_w * ampi_words_classes(t) + a % (size_t)g->mul_h) * t->rows + a / (size_t)g->mul_h;
-        t->from[i] = (uint32_t)(r / taps * t->size + row * g->cols);
+        size_t a = (size_t)((int64_t)(i % taps / g->kernel_w) * g->step_h - t->low_h);
+        size_t row = (i % g->kernel_w * ampi_words_classes(t) + a % (size_t)g->mul_h) * t->rows + a / (size_t)g->mul_h;
+        t->from[i] = (uint32_t)(i / taps * t->size + row * g->cols);
     }
 }
 /* Whether n positions in panels of `cut` always have room in a stage of so many floats. */
@@ -5577,18 +5617,18 @@ AMPI_FN void ampi_words_fill(ampi_stage* t, size_t c) {
     }
 }
 
-/* n columns of so many rows of words: row w from the elements from[2*w] and from[2*w + 1] on. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_piece(float* dst, size_t ldd, const uint16_t* src, const uint32_t* from,
-                                                size_t words, size_t n) {
+/* n columns of so many rows of words: row w from the elements lower[w*step] and upper[w*step] on. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_piece(float* dst, size_t ldd, const uint16_t* src, const uint32_t* lower,
+                                                const uint32_t* upper, size_t step, size_t words, size_t n) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
                                          39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     const __mmask32 m = ampi_inside_x32(0, (int64_t)n);
     const __mmask16 m0 = ampi_first_x16(n), m1 = ampi_first_x16(n > 16 ? n - 16 : 0);
     size_t w;
-    for (w = 0; w < words; w++, dst += ldd) {
-        const __m512i x = _mm512_maskz_loadu_epi16(m, src + from[2 * w]);
-        const __m512i y = _mm512_maskz_loadu_epi16(m, src + from[2 * w + 1]);
+    for (w = 0; w < words; w++, dst += ldd, lower += step, upper += step) {
+        const __m512i x = _mm512_maskz_loadu_epi16(m, src + *lower);
+        const __m512i y = _mm512_maskz_loadu_epi16(m, src + *upper);
         _mm512_mask_storeu_epi32(dst, m0, _mm512_permutex2var_epi16(x, low, y));
         if (m1) _mm512_mask_storeu_epi32(dst + 16, m1, _mm512_permutex2var_epi16(x, high, y));
     }
@@ -5904,8 +5944,8 @@ AMPI_FN unsigned ampi_pack_b_words(const ampi_gemm_isa* g, const ampi_product* s
     return least;
 }
 
-/* The same of an image operand whose runs go along n: pairs of runs, interleaved. Columns behind the last one are not
-   written, and what they give is not stored. */
+/* The same of an image operand whose runs go along n: pairs of runs, interleaved, those of two channels or, of the last
+   one of an odd number, neighbours. Columns behind the last one are not written, and what they give is not stored. */
 AMPI_FN void ampi_words_b_across(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
                                  size_t nc, size_t k0, size_t kc, float* b) {
     const size_t taps = s->b.image->kernel_h * s->b.image->kernel_w, nr = ampi_panel_width(g);
@@ -5913,16 +5953,17 @@ AMPI_FN void ampi_words_b_across(const ampi_gemm_isa* g, const ampi_product* s, 
     size_t k, next, i, j;
     ampi_words_stage(stage, &s->b, j0, nc, nr);
     for (k = k0; k < k0 + kc; k = next) {
-        size_t c = k / (2 * taps) * 2;
+        const size_t c = k / (2 * taps) * 2, in = k - c * taps, twos = c < s->b.image->paired;
+        const uint32_t* lower = stage->from + (twos ? in / 2 : in);
         float* panel = b;
         next = ampi_min_size(k0 + kc, (c + 2) * taps);
         ampi_words_fill(stage, c);
-        if (next > (c + 1) * taps || s->b.image->order) ampi_words_fill(stage, c + 1);
+        ampi_words_fill(stage, c + 1);
         for (i = 0, j = 0; i < stage->pieces; i++) {
             size_t width = nc - j > g->lanes ? nr : g->lanes, count = stage->piece[i].count, to = stage->piece[i].to;
             ampi_words_piece(panel + (k - k0) / 2 * width + to, width,
-                             (const uint16_t*)(const void*)stage->data + stage->piece[i].from,
-                             stage->from + (k - c * taps), (next - k) / 2, count);
+                             (const uint16_t*)(const void*)stage->data + stage->piece[i].from, lower,
+                             lower + (twos ? taps : 1), twos ? 1 : 2, (next - k) / 2, count);
             if (to + count == nr) { j += nr; panel += stride; }
         }
     }
@@ -5946,17 +5987,35 @@ AMPI_FN void ampi_words_b_runs(const ampi_gemm_isa* g, const ampi_product* s, am
         g->transpose(b + j / nr * stride + j % nr, width, line, lds, words, 0);
     }
 }
+/* dst[i] = the word of a[i] and b[i], i < n. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_words_of(float* dst, const uint16_t* a, const uint16_t* b, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i += 16) {
+        const __mmask16 m = ampi_first_x16(n - i);
+        const __m512i x = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, a + i));
+        const __m512i y = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, b + i));
+        _mm512_mask_storeu_epi32(dst + i, m, _mm512_or_si512(x, _mm512_maskz_slli_epi32(AMPI_ALL16, y, 16)));
+    }
+}
 /* Row i of op(A), whole planes, as words. */
-AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t k0, size_t n, size_t words, float* dst) {
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t k0, size_t n, size_t words,
+                                                  float* dst) {
     const ampi_image* g = v->image;
     const uint16_t* src = (const uint16_t*)v->data + v->offset + i * g->channel_stride;
+    const size_t plane = g->rows * g->cols, in_twos = ampi_min_size(g->paired * plane, k0 + n);
     uint16_t* to = (uint16_t*)(void*)dst;
-    size_t plane = g->rows * g->cols, k, count;
-    for (k = k0; k < k0 + n; k += count, to += count) {
+    size_t k, count;
+    for (k = k0; k < in_twos; k += count, to += count) {
+        const uint16_t* from = src + k / (2 * plane) * 2 * g->image_stride + k % (2 * plane) / 2;
+        count = ampi_min_size(2 * plane - k % (2 * plane), in_twos - k);
+        ampi_words_of(dst + (k - k0) / 2, from, from + g->image_stride, count / 2);
+    }
+    for (; k < k0 + n; k += count, to += count) {
         count = ampi_min_size(plane - k % plane, k0 + n - k);
         memcpy(to, src + k / plane * g->image_stride + k % plane, count * sizeof *to);
     }
     memset(to, 0, (2 * words - n) * sizeof *to);
+    ampi_clear_upper();
 }
 
 /* `rows` rows of op(A), whose runs go across k, as words, a_width for each pair of k. The least exponent. */
@@ -7458,6 +7517,11 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
     return AMP_OK;
 }
 
+/* Of `channels` source channels, those that a sum takes in twos: of two BF16 operands, and more than one kernel
+   position, without which the order is that of the channels. */
+AMPI_FN size_t ampi_in_twos(const ampi_conv2d* c, size_t channels, amp_dtype x, amp_dtype w) {
+    return ampi_dtype(x) == AMP_BF16 && ampi_dtype(w) == AMP_BF16 && c->taps > 1 ? channels - channels % 2 : 0;
+}
 /* Threads that a convolution is worth. */
 AMPI_FN size_t ampi_conv2d_threads(const ampi_conv2d* c) {
     return (double)c->y_count * (double)c->cg * (double)c->taps < 1e6 ? 1 : ampi_threads();
@@ -7772,6 +7836,19 @@ AMPI_FN void ampi_strip_avx512(const ampi_strips* u) {
     };
     run[u->length - AMPI_STRIP_LEAST][u->vectors - 1](u);
 }
+#if AMPI_PAIRS
+#define AMPI_STRIPS_WORDS(L) \
+    AMPI_STRIPS(ampi_strips_B16_##L##_1, B16, AMPI_STRIPS, L, 32, 1)                                \
+    AMPI_STRIPS(ampi_strips_B16_##L##_2, B16, AMPI_STRIPS, L, 32, 2)
+AMPI_STRIPS_WORDS(4) AMPI_STRIPS_WORDS(5) AMPI_STRIPS_WORDS(6) AMPI_STRIPS_WORDS(7)
+AMPI_FN void ampi_strips_words(const ampi_strips* u) {
+    static void (*const run[4][2])(const ampi_strips*) = {
+        { ampi_strips_B16_4_1, ampi_strips_B16_4_2 }, { ampi_strips_B16_5_1, ampi_strips_B16_5_2 },
+        { ampi_strips_B16_6_1, ampi_strips_B16_6_2 }, { ampi_strips_B16_7_1, ampi_strips_B16_7_2 }
+    };
+    run[u->length - AMPI_STRIP_LEAST][u->vectors - 1](u);
+}
+#endif
 AMPI_STRIPS(ampi_strip_V8_4, V8, AMPI_STRIP, 4, 16, 2)
 AMPI_STRIPS(ampi_strip_V8_5, V8, AMPI_STRIP, 5, 16, 2)
 AMPI_STRIPS(ampi_strip_V8_6, V8, AMPI_STRIP, 6, 16, 2)
@@ -7887,18 +7964,58 @@ AMPI_FN int ampi_taps_are_words(size_t rows, const void* x, size_t nx, const voi
 AMPI_FN ampi_taps_isa ampi_taps_isa_words(void) { return ampi_taps_isa_now(); }
 AMPI_FN void ampi_load_twice(float* dst, const uint16_t* src, size_t n) { (void)dst; (void)src; (void)n; }
 #endif
-/* The weights as words: those of a result side by side, in the order of its terms, and a zero behind an odd one. */
-AMPI_FN void ampi_pair_weights(const ampi_conv2d* c, int back, const uint16_t* w, char* dst) {
-    const size_t rows = back ? c->cg : c->og, taps = back ? c->taps : c->cg * c->taps, depth = back ? c->og : 1;
-    size_t g, r, ch;
-    for (g = 0; g < (size_t)c->s.groups; g++, w += c->og * c->cg * c->taps)
-        for (r = 0; r < rows; r++) {
-            for (ch = 0; ch < depth; ch++, dst += taps * sizeof *w)
-                memcpy(dst, w + (ch * c->cg + r) * taps, taps * sizeof *w);
-            if (depth * taps % 2 == 0) continue;
-            memset(dst, 0, sizeof *w);
-            dst += sizeof *w;
+
+/* Weights of BF16 as words, in the order of a result's terms: of two source channels at one kernel position, and of a
+   last one alone the neighbours, with a zero behind an odd one. w: those of result 0; elements to the next result, and
+   to the next source channel; words of a result. */
+typedef struct ampi_filter { const uint16_t* w; size_t next, channel, depth, taps, words; } ampi_filter;
+AMPI_FN ampi_filter ampi_filter_of(const ampi_conv2d* c, int back, const uint16_t* w, size_t g) {
+    ampi_filter v;
+    v.w = w + g * c->og * c->cg * c->taps;
+    v.next = back ? c->taps : c->cg * c->taps;
+    v.channel = back ? c->cg * c->taps : c->taps;
+    v.depth = back ? c->og : c->cg;
+    v.taps = c->taps;
+    v.words = ampi_div_up(v.depth * v.taps, 2);
+    return v;
+}
+#if AMPI_X86
+AMPI_TARGET_AVX512 AMPI_FN void ampi_pair_up_avx512(const ampi_filter* v, const uint16_t* w, size_t pairs,
+                                                    uint16_t* dst) {
+    for (; pairs > 0; pairs--, w += 2 * v->channel, dst += 2 * v->taps)
+        ampi_words_of((float*)(void*)dst, w, w + v->channel, v->taps);
+    ampi_clear_upper();
+}
+#endif
+/* dst: the weights at w, `pairs` pairs of source channels. */
+AMPI_FN void ampi_pair_up(const ampi_filter* v, const uint16_t* w, size_t pairs, uint16_t* dst) {
+    size_t i;
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512) { ampi_pair_up_avx512(v, w, pairs, dst); return; }
+#endif
+    for (; pairs > 0; pairs--, w += 2 * v->channel)
+        for (i = 0; i < v->taps; i++, dst += 2) {
+            dst[0] = w[i];
+            dst[1] = w[v->channel + i];
         }
+}
+/* Those of result r and of source channels [ch, end), ch even. */
+AMPI_FN void ampi_filter_words(const ampi_filter* v, size_t r, size_t ch, size_t end, uint16_t* dst) {
+    const uint16_t* w = v->w + r * v->next + ch * v->channel;
+    const size_t pairs = (end - ch) / 2;
+    ampi_pair_up(v, w, pairs, dst);
+    if ((end - ch) % 2 == 0) return;
+    dst += 2 * pairs * v->taps;
+    memcpy(dst, w + 2 * pairs * v->channel, v->taps * sizeof *w);
+    if (v->taps % 2) dst[v->taps] = 0;
+}
+/* All of them, of all groups. */
+AMPI_FN void ampi_all_words(const ampi_conv2d* c, int back, const uint16_t* w, uint16_t* dst) {
+    size_t g, r;
+    for (g = 0; g < (size_t)c->s.groups; g++) {
+        const ampi_filter v = ampi_filter_of(c, back, w, g);
+        for (r = 0; r < (back ? c->cg : c->og); r++, dst += 2 * v.words) ampi_filter_words(&v, r, 0, v.depth, dst);
+    }
 }
 
 /* One side (height or width). The result's places are dealt out to `parts`: u of part r is place parts*u + r.
@@ -8076,14 +8193,15 @@ AMPI_FN size_t ampi_stencil_workspace(const ampi_conv2d* c, int back) {
 
 /* Term k of part (rh, rw). 0: it has none. */
 AMPI_FN size_t ampi_stencil_term(const ampi_stencil* d, int64_t rh, int64_t rw, size_t k, ampi_term* term) {
-    const size_t taps = d->c->taps, kw = (size_t)d->w.kernel, ch = k / taps, tap = k % taps;
+    const size_t taps = d->c->taps, kw = (size_t)d->w.kernel;
+    const size_t run = ampi_paired(taps, d->swap ? d->depth / 2 * 2 : 0, k), ch = run / taps, tap = run % taps;
     int64_t shift_h, shift_w, class_h, class_w;
     size_t origin;
     if (!ampi_side_tap(&d->h, rh, (int64_t)(tap / kw), &shift_h, &class_h)
         || !ampi_side_tap(&d->w, rw, (int64_t)(tap % kw), &shift_w, &class_w)) return 0;
     origin = d->gap + ch * d->channel_size + (size_t)(class_h * d->w.classes + class_w) * d->class_size;
     term->at = (uint32_t)((int64_t)origin + (shift_h - d->h.low) * (int64_t)d->pitch + shift_w);
-    term->from = (uint32_t)(d->words ? k / 2 : d->h.back ? ch * d->rows * taps + tap : k);
+    term->from = (uint32_t)(d->words ? k / 2 : d->h.back ? ch * d->rows * taps + tap : run);
     return 1;
 }
 /* Terms [i, end) of part (rh, rw), how many they are. A half pair whose other half does not exist is left out: it would
@@ -8271,7 +8389,7 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     ampi_stencil_terms(&d, (ampi_term*)(void*)memory);
     if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
     if (d.packs) ampi_stencil_pack(&d, (ampi_term*)(void*)memory, memory);
-    if (d.words) ampi_pair_weights(c, back, (const uint16_t*)w, (char*)(memory + d.at_weights));
+    if (d.words) ampi_all_words(c, back, (const uint16_t*)w, (uint16_t*)(void*)(memory + d.at_weights));
     if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
     tasks = (size_t)c->s.n * (size_t)c->s.groups * d.bands;
     AMPI_PARALLEL_FOR(d.slots > 1)
@@ -8290,8 +8408,8 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
    over just those terms that lie inside the image, whatever the stride, and no lane is spent on margins. Images
    are taken in blocks of two vectors; or of one, and pixels in pairs, where that gives each thread images of its own,
    those that it meets in other layers too. A task is a part of the rows of the results of a block, and has a stage of
-   its own. Terms are listed for `unit` channels (two where pairs of BF16 straddle
-   them) and repeated over the others; pixels whose terms lie alike share a list. */
+   its own. Terms are listed for `unit` channels (two where BF16 takes them in twos) and repeated over the others;
+   pixels whose terms lie alike share a list. */
 typedef struct ampi_abreast {
     const ampi_conv2d* c;
     ampi_taps_isa isa;
@@ -8377,7 +8495,7 @@ AMPI_FN int ampi_abreast_plan(ampi_abreast* d, const ampi_conv2d* c, int back, i
     d->rows = back ? c->cg : c->og;
     d->depth = back ? c->og : c->cg;
     d->swap = swap;
-    d->unit = swap && c->taps % 2 != 0 ? 2 : 1;
+    d->unit = swap ? 2 : 1;
     if (d->isa.mr == 0 || c->taps == 1 || d->depth * c->taps < AMPI_ABREAST_TERMS || d->rows < 4
         || d->rows > 64 || c->w_count > AMPI_STENCIL_WEIGHTS
         || !ampi_side_fits(s->height, c->out_h, s->kernel_h, s->stride_h, s->pad_h, s->dilation_h)
@@ -8438,49 +8556,58 @@ AMPI_FN void ampi_abreast_store(const ampi_abreast* d, size_t block, size_t plan
         ampi_store_f32(d->result, d->result_dtype, at + i * image, tile + i * ldd, count);
 }
 
-/* The list of terms over `channels` channels, where kernel place (a, b) finds source pixel rows[a] + columns[b],
-   or none if one of them is negative. */
+/* The list of terms of one channel or two, where kernel place (a, b) finds source pixel rows[a] + columns[b], or none
+   if one of them is negative. Two come by turns, the second first; so do the neighbours of one of BF16. */
 AMPI_FN size_t ampi_abreast_terms(const ampi_abreast* d, const int64_t* rows, const int64_t* columns,
                                   size_t channels, ampi_term* terms) {
-    const size_t kh = (size_t)d->h.kernel, kw = (size_t)d->w.kernel;
-    size_t n = 0, ch, a, b, last = 1;
-    for (ch = 0; ch < channels; ch++)
-        for (a = 0; a < kh; a++)
-            for (b = 0; rows[a] >= 0 && b < kw; b++) {
-                size_t tap = a * kw + b, k = ch * kh * kw + tap;
-                ampi_term term;
-                if (columns[b] < 0) continue;
-                term.at = (uint32_t)(ch * d->channel + (size_t)(rows[a] + columns[b]) * d->width);
-                term.from = (uint32_t)(d->h.back ? ch * d->rows * kh * kw + tap : k);
-                if (d->swap && k % 2 != 0 && last + 1 == k) {
-                    terms[n] = terms[n - 1];
-                    terms[n - 1] = term;
-                } else {
-                    terms[n] = term;
-                }
-                last = k;
-                n++;
+    const size_t kh = (size_t)d->h.kernel, kw = (size_t)d->w.kernel, taps = kh * kw;
+    const uint32_t at = (uint32_t)d->channel, from = (uint32_t)(d->h.back ? d->rows * taps : taps);
+    size_t n = 0, a, b, last = 1;
+    for (a = 0; a < kh; a++)
+        for (b = 0; rows[a] >= 0 && b < kw; b++) {
+            const size_t tap = a * kw + b;
+            ampi_term term;
+            if (columns[b] < 0) continue;
+            term.at = (uint32_t)((size_t)(rows[a] + columns[b]) * d->width);
+            term.from = (uint32_t)tap;
+            terms[n] = term;
+            if (channels == 2) {
+                terms[n].at += at;
+                terms[n].from += from;
+                terms[++n] = term;
+            } else if (d->swap && tap % 2 != 0 && last + 1 == tap) {
+                terms[n] = terms[n - 1];
+                terms[n - 1] = term;
             }
+            last = tap;
+            n++;
+        }
     return n;
 }
 
-/* The same of words over a unit. Where one of two neighbours finds no source pixel, it takes zeros: there is a line of
-   them, for pixels side by side that share the list. */
+/* The same of words. Where one of two neighbours finds no source pixel, it takes zeros: there is a line of them, for
+   pixels side by side that share the list. */
 AMPI_FN size_t ampi_abreast_words(const ampi_abreast* d, const int64_t* rows, const int64_t* columns,
-                                  ampi_term* terms) {
-    const int64_t none = (int64_t)(d->in * d->width), width = (int64_t)d->width;
-    int64_t origin = 0, a, b;
-    size_t n = 0, k = 0;
-    for (; k < d->unit * d->c->taps; origin += (int64_t)d->channel)
-        for (a = 0; a < d->h.kernel; a++)
-            for (b = 0; b < d->w.kernel; b++, k++) {
-                const int there = rows[a] >= 0 && columns[b] >= 0;
-                ampi_term* term = terms + n + k % 2;
-                term->at = (uint32_t)(there ? origin + (rows[a] + columns[b]) * width : none);
-                term->from = (uint32_t)(k / 2);
-                if (k % 2 && (terms[n].at != none || terms[n + 1].at != none)) n += 2;
-            }
+                                  size_t channels, ampi_term* terms) {
+    const size_t kh = (size_t)d->h.kernel, kw = (size_t)d->w.kernel, none = d->in * d->width;
+    size_t n = 0, a, b;
+    for (a = 0; a < kh; a++)
+        for (b = 0; b < kw; b++) {
+            const size_t tap = a * kw + b, upper = channels == 2 ? 0 : tap % 2;
+            const int there = rows[a] >= 0 && columns[b] >= 0;
+            const size_t at = there ? (size_t)(rows[a] + columns[b]) * d->width : none;
+            terms[n + upper].at = (uint32_t)at;
+            terms[n + upper].from = (uint32_t)(channels == 2 ? tap : tap / 2);
+            if (channels == 2) terms[n + 1].at = (uint32_t)(at + d->channel);
+            if (channels == 2 ? there : upper && (terms[n].at != none || terms[n + 1].at != none)) n += 2;
+        }
     return n;
+}
+AMPI_FN size_t ampi_abreast_list(const ampi_abreast* d, const int64_t* rows, const int64_t* columns,
+                                 size_t channels, ampi_term* terms) {
+    if (channels == 0) return 0;
+    return d->words ? ampi_abreast_words(d, rows, columns, channels, terms)
+                    : ampi_abreast_terms(d, rows, columns, channels, terms);
 }
 
 /* The lists of terms of a pixel: of `unit` channels, and of those that are left after whole units. */
@@ -8527,9 +8654,8 @@ AMPI_FN void ampi_abreast_row(const ampi_abreast* d, ampi_taps* base, int64_t y,
             int inside = u >= d->low[r] && u < d->high[r];
             if (!inside || first < 0) {
                 for (i = 0; i < d->w.kernel; i++) columns[i] = ampi_side_source(&d->w, r, i, u);
-                lists.k = d->words ? ampi_abreast_words(d, rows, columns, lists.main)
-                                   : ampi_abreast_terms(d, rows, columns, d->unit, lists.main);
-                lists.k_rest = ampi_abreast_terms(d, rows, columns, d->depth % d->unit, lists.rest);
+                lists.k = ampi_abreast_list(d, rows, columns, d->unit, lists.main);
+                lists.k_rest = ampi_abreast_list(d, rows, columns, d->depth % d->unit, lists.rest);
                 first = u;
             }
             base->t = t + (size_t)(d->w.parts * u + r) * d->width;
@@ -8620,7 +8746,7 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
     memory = ampi_align64(exec->workspace);
     bias = memory;
     if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
-    if (d.words) ampi_pair_weights(c, back, (const uint16_t*)w, (char*)(memory + d.at_weights));
+    if (d.words) ampi_all_words(c, back, (const uint16_t*)w, (uint16_t*)(void*)(memory + d.at_weights));
     if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
     tasks = d.blocks * d.parts * (size_t)c->s.groups;
     AMPI_PARALLEL_FOR(d.slots > 1)
@@ -10000,25 +10126,27 @@ AMPI_FN size_t ampi_words_workspace(size_t m, size_t n, size_t k) {
     return ampi_gemm_floats(&g, m, n, k + k % 2) * sizeof(float) + 128;
 }
 /* Elements from one row of a group's turned weights (see ampi_turn_rows), k of them, to the next, not on the same cache
-   sets, and floats of all of them. */
+   sets, and floats of all of them: the outputs', or the input gradient's. Where channels are not taken in twos, 0. */
 AMPI_FN size_t ampi_turned_ld(size_t k) {
     const size_t ld = ampi_round_up(k, 32);
     return ld % 512 == 0 ? ld + 32 : ld;
 }
-AMPI_FN size_t ampi_turned_floats(const ampi_conv2d* c) { return c->cg * ampi_turned_ld(c->og * c->taps) / 2; }
+AMPI_FN size_t ampi_turned_floats(const ampi_conv2d* c, int back) {
+    const size_t depth = back ? c->og : c->cg;
+    return c->taps > 1 && depth > 1 ? (back ? c->cg : c->og) * ampi_turned_ld(depth * c->taps) / 2 : 0;
+}
 
 /* dx with strides, as products of words: the pixels of a part, those rh mod stride_h down and rw mod stride_w across,
    meet some of the kernel's taps only, and see dy through them as through a kernel without a stride. What the others
-   would add are zeros, which change no sum where nothing is subnormal and no weight infinite. Pairs are those of the
-   full list of terms: so the terms of two outputs go into words in the order in which this list, swapped pair by pair,
-   has them, and a last output without a partner gets one of zeros. */
+   would add are zeros, which change no sum where nothing is subnormal and no weight infinite. (Not of an odd number of
+   outputs: the last one has pairs of two kernel positions, of which a part may take one.) */
 /* Largest stride, most kernel positions; terms of a line of sums that always pay. */
 enum { AMPI_PART_STRIDE = 4, AMPI_PART_TAPS = 32, AMPI_PART_TERMS = 768 };
 typedef struct ampi_dx_part {
     size_t taps, k, ld, rh, rw;                   /* k, ld: of its turned weights */
     ampi_image image;
-    uint32_t order[2 * AMPI_PART_TAPS];           /* for the image; of two outputs' weights it takes */
-    uint16_t from[2 * AMPI_PART_TAPS];            /* in place i: a tap of the first, or 32 + a tap of the second */
+    uint16_t from[2 * AMPI_PART_TAPS];            /* of two outputs' weights, in place i: a tap of the first, or 32 + a
+                                                     tap of the second */
 } ampi_dx_part;
 
 /* How many kernel positions part r takes; in the image: its first shift, and the step to the next. */
@@ -10037,8 +10165,8 @@ AMPI_FN size_t ampi_dx_part_side(const ampi_side* s, int64_t r, int64_t* base, i
 }
 AMPI_FN void ampi_dx_part_of(ampi_dx_part* p, const ampi_conv2d* c, size_t part) {
     const int64_t kw = c->s.kernel_w, rh = (int64_t)part / c->s.stride_w, rw = (int64_t)part % c->s.stride_w;
-    size_t rank[2 * AMPI_PART_TAPS], i, n = 0;
     ampi_image* g = &p->image;
+    size_t i, n = 0;
     int64_t shift, cls;
     ampi_side h, w;
     ampi_conv2d_sides(c, 1, &h, &w);
@@ -10048,29 +10176,23 @@ AMPI_FN void ampi_dx_part_of(ampi_dx_part* p, const ampi_conv2d* c, size_t part)
     g->rows = (size_t)ampi_side_count(h.result, h.parts, rh);
     g->cols = (size_t)ampi_side_count(w.result, w.parts, rw);
     g->height = c->out_h; g->width = c->out_w;
-    g->order = p->order;
+    g->paired = c->og;
     p->rh = (size_t)rh; p->rw = (size_t)rw;
     p->taps = g->kernel_h * g->kernel_w;
-    p->k = (c->og + c->og % 2) * p->taps;
+    p->k = c->og * p->taps;
     p->ld = ampi_turned_ld(p->k);
-    for (i = 0; i < 2 * c->taps; i++) {
-        const int64_t tap = (int64_t)(i % c->taps);
-        const int here = ampi_side_tap(&h, rh, tap / kw, &shift, &cls)
-                         && ampi_side_tap(&w, rw, tap % kw, &shift, &cls);
-        rank[i] = here ? n++ : SIZE_MAX;
-    }
-    for (i = n = 0; i < 2 * c->taps; i++) {
-        const size_t term = i ^ 1u;
-        if (rank[term] == SIZE_MAX) continue;
-        p->order[n ^ 1u] = (uint32_t)rank[term];
-        p->from[n++ ^ 1u] = (uint16_t)(term % c->taps + 32 * (term / c->taps));
+    for (i = 0; i < c->taps; i++) {
+        const int64_t tap = (int64_t)i;
+        if (!ampi_side_tap(&h, rh, tap / kw, &shift, &cls) || !ampi_side_tap(&w, rw, tap % kw, &shift, &cls)) continue;
+        p->from[n++] = (uint16_t)i;
+        p->from[n++] = (uint16_t)(32 + i);
     }
 }
 /* Whether dx has parts, and their number. */
 AMPI_FN size_t ampi_dx_parts(const ampi_conv2d* c) {
     const amp_conv2d_shape* s = &c->s;
     if ((s->stride_h == 1 && s->stride_w == 1) || s->stride_h > AMPI_PART_STRIDE || s->stride_w > AMPI_PART_STRIDE
-        || c->taps > AMPI_PART_TAPS) return 0;
+        || c->taps > AMPI_PART_TAPS || c->og % 2 != 0) return 0;
     return (size_t)(s->stride_h * s->stride_w);
 }
 /* Elements of a group's turned weights, all parts of them. */
@@ -10127,12 +10249,13 @@ AMPI_FN ampi_operand ampi_image_operand(const ampi_image* image, const void* dat
 }
 
 /* The products of one group g. An image operand points into `images`, so that must live as long as s.
-   y[o, (n,p)] = sum over (c, a, b) ascending of w[o, (c,a,b)] * x unfolded. */
+   y[o, (n,p)] = sum over (c, a, b) ascending, of BF16 with c in twos, of w[o, (c,a,b)] * x unfolded. */
 AMPI_FN void ampi_conv2d_y(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, size_t g,
                            const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
                            amp_dtype b_dtype, void* y, amp_dtype y_dtype) {
     size_t depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
     images[1] = ampi_unfold_input(c);
+    images[1].paired = ampi_in_twos(c, c->cg, x_dtype, w_dtype);
     ampi_product_init(s, c->og, pixels, depth, y, y_dtype, c->out_pixels);
     s->c_offset = g * c->og * c->out_pixels;
     s->part = c->out_pixels;
@@ -10141,6 +10264,12 @@ AMPI_FN void ampi_conv2d_y(ampi_product* s, ampi_image images[2], const ampi_con
     s->bias_offset = g * c->og;
     s->bias_per_row = 1;
     s->a = ampi_matrix(w, w_dtype, c->og, depth, depth, 1);
+    if (images[1].paired > 0) {                   /* planes then, a result's side by side */
+        images[0] = ampi_planes(1, c->taps);
+        images[0].channel_stride = depth;
+        images[0].paired = images[1].paired;
+        s->a.image = &images[0];
+    }
     s->a.offset = g * c->og * depth;
     s->b = ampi_image_operand(&images[1], x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 0);
 }
@@ -10160,20 +10289,36 @@ AMPI_FN void ampi_conv2d_dw(ampi_product* s, ampi_image images[2], const ampi_co
     s->b = ampi_image_operand(&images[1], x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 1);
 }
 
-/* dx[c, (n,q)] = sum over (o, a, b) ascending of w[o,c,a,b] * dy unfolded; each pixel gathers what it gave,
-   so it has one FP32 sum and one rounding. Where no output pixel met (c, a, b), a zero stands for dy. */
+/* dx[c, (n,q)] = sum over (o, a, b) ascending, of BF16 with o in twos, of w[o,c,a,b] * dy unfolded; each pixel gathers
+   what it gave, so it has one FP32 sum and one rounding. Where no output pixel met (c, a, b), a zero stands for dy. */
 AMPI_FN void ampi_conv2d_dx(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, size_t g,
                             const void* dy, amp_dtype dy_dtype, const void* w, amp_dtype w_dtype, void* dx,
                             amp_dtype dx_dtype) {
     size_t depth = c->og * c->taps, pixels = (size_t)c->s.n * c->in_pixels;
     images[0] = ampi_planes(c->cg, c->taps);
     images[1] = ampi_unfold_output(c);
+    images[0].paired = images[1].paired = ampi_in_twos(c, c->og, dy_dtype, w_dtype);
     ampi_product_init(s, c->cg, pixels, depth, dx, dx_dtype, c->in_pixels);
     s->c_offset = g * c->cg * c->in_pixels;
     s->part = c->in_pixels;
     s->part_stride = (size_t)c->s.channels * c->in_pixels;
     s->a = ampi_image_operand(&images[0], w, w_dtype, g * c->og * c->cg * c->taps, c->cg, depth, 1);
     s->b = ampi_image_operand(&images[1], dy, dy_dtype, g * c->og * c->out_pixels, depth, pixels, 0);
+}
+
+/* One of a convolution's two products with its weights, that of the outputs or of the input's gradient: the operands
+   and the result. */
+typedef struct ampi_conv2d_call {
+    const void* source; amp_dtype source_dtype;
+    const void* w; amp_dtype w_dtype;
+    const void* b; amp_dtype b_dtype;
+    void* result; amp_dtype result_dtype;
+} ampi_conv2d_call;
+AMPI_FN void ampi_conv2d_of(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, int back, size_t g,
+                            const ampi_conv2d_call* v) {
+    if (back) ampi_conv2d_dx(s, images, c, g, v->source, v->source_dtype, v->w, v->w_dtype, v->result, v->result_dtype);
+    else ampi_conv2d_y(s, images, c, g, v->source, v->source_dtype, v->w, v->w_dtype, v->b, v->b_dtype, v->result,
+                       v->result_dtype);
 }
 
 /* A product of a convolution. Planes of one weight are a matrix too, the other way. */
@@ -10216,6 +10361,28 @@ AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
     for (i = 0; i < slots; i++) ampi_conv2d_images(&one, images, (size_t)i, (size_t)slots, exec);
 }
 
+/* How many of n rows a thread turns at a time: so many that it reads long runs, but all threads have some. */
+AMPI_FN size_t ampi_turned_rows(size_t n) {
+    return ampi_min_size(ampi_round_up(ampi_div_up(n, ampi_threads()), 8), 32);
+}
+/* Rows [first, first + rows) of a group's turned weights: each has its words, and zeros. Where a row's do not lie side
+   by side, so many channels at a time that reads and writes stay in the first-level cache. */
+AMPI_FN void ampi_turn_rows(const ampi_filter* v, size_t first, size_t rows, uint16_t* dst) {
+    const size_t ld = ampi_turned_ld(v->depth * v->taps), used = 2 * v->words;
+    const size_t some = v->channel == v->taps ? v->depth : 32;
+    size_t ch, r;
+    for (ch = 0; ch < v->depth; ch += some)
+        for (r = first; r < first + rows; r++)
+            ampi_filter_words(v, r, ch, ampi_min_size(ch + some, v->depth), dst + r * ld + ch * v->taps);
+    for (r = first; r < first + rows; r++) memset(dst + r * ld + used, 0, (ld - used) * sizeof *dst);
+}
+
+/* Has product s room in the workspace, of which it does not get `more` floats? */
+AMPI_FN int ampi_conv2d_fits(const ampi_product* s, size_t more, const amp_exec* exec) {
+    const ampi_gemm_isa g = ampi_gemm_isa_for(s);
+    return ampi_room(exec) >= ampi_gemm_plan_for(&g, s, 0).floats + more + 16;
+}
+
 #if AMPI_PAIRS
 /* Is it faster unfolded, as a product of words, than in a direct form? Unfolding has to feed enough rows, along k more
    of them, and those of a large kernel too; and k should not be filled up to much more. */
@@ -10251,56 +10418,6 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
     return ampi_conv2d_words_fit(s, more, exec) && ampi_conv2d_normal(x, nx, y, ny);
 }
 
-/* How many of its rows a thread turns at a time: so many that it reads long runs, but all threads have some. */
-AMPI_FN size_t ampi_turned_rows(const ampi_conv2d* c) {
-    return ampi_min_size(ampi_round_up(ampi_div_up(c->cg, ampi_threads()), 8), 32);
-}
-/* Rows [first, first + rows) of the turned weights: row r is w[o][r][taps] for one o after the other, and zeros. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_rows(const ampi_conv2d* c, const uint16_t* w, size_t first, size_t rows,
-                                               uint16_t* dst) {
-    const size_t taps = c->taps, ld = ampi_turned_ld(c->og * c->taps);
-    size_t o, r, i, o0;
-    for (i = 0; i < taps; i += 32) {
-        const __mmask32 m = ampi_inside_x32(0, (int64_t)(taps - i));
-        for (o0 = 0; o0 < c->og; o0 += 32)        /* so many that reads and writes stay in the first-level cache */
-            for (r = first; r < first + rows; r++) {
-                const uint16_t* from = w + (o0 * c->cg + r) * taps + i;
-                uint16_t* to = dst + r * ld + o0 * taps + i;
-                for (o = ampi_min_size(c->og - o0, 32); o > 0; o--, from += c->cg * taps, to += taps)
-                    _mm512_mask_storeu_epi16(to, m, _mm512_maskz_loadu_epi16(m, from));
-            }
-    }
-    for (r = first; r < first + rows; r++) memset(dst + r * ld + c->og * taps, 0, (ld - c->og * taps) * sizeof *dst);
-    ampi_clear_upper();
-}
-/* The input's gradient as products of words: A, which an image operand of planes would be, turned to a matrix first. */
-AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
-                                 amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
-    ampi_image images[2];
-    ampi_product s;
-    amp_exec own;
-    uint16_t* turned;
-    size_t g, each = ampi_turned_rows(c);
-    int64_t block, blocks = (int64_t)ampi_div_up(c->cg, each);
-    ampi_conv2d_dx(&s, images, c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-    if (c->taps == 1 || !ampi_conv2d_words(&s, dy, c->y_count, w, c->w_count, ampi_turned_floats(c), exec)) return 0;
-    own = *exec;
-    turned = (uint16_t*)(void*)ampi_align64(exec->workspace);
-    own.workspace = turned + 2 * ampi_turned_floats(c);
-    own.workspace_size -= (size_t)((char*)own.workspace - (char*)exec->workspace);
-    for (g = 0; g < (size_t)c->s.groups; g++) {
-        AMPI_PARALLEL_FOR(blocks > 1)
-        for (block = 0; block < blocks; block++)
-            ampi_turn_rows(c, (const uint16_t*)w + g * c->og * c->cg * c->taps, (size_t)block * each,
-                           ampi_min_size(c->cg - (size_t)block * each, each), turned);
-        ampi_conv2d_dx(&s, images, c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-        s.a = ampi_matrix(turned, AMP_BF16, c->cg, s.k, ampi_turned_ld(s.k), 1);
-        s.normal = 1;
-        ampi_gemm_run(&s, &own);
-    }
-    return 1;
-}
-
 /* Rows [first, first + rows) of a part's turned weights; sets *bad where one is infinite or a NaN. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_part(const ampi_conv2d* c, const ampi_dx_part* p, const uint16_t* w,
                                                size_t first, size_t rows, uint16_t* dst, int* bad) {
@@ -10312,9 +10429,8 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_part(const ampi_conv2d* c, const ampi_
     for (o0 = 0; o0 < c->og; o0 += 32)            /* as in ampi_turn_rows */
         for (r = first; r < first + rows; r++)
             for (o = o0; o < c->og && o < o0 + 32; o += 2) {
-                const __mmask32 m1 = o + 1 < c->og ? m : 0;
                 const __m512i x = _mm512_maskz_loadu_epi16(m, w + (o * c->cg + r) * c->taps);
-                const __m512i y = _mm512_maskz_loadu_epi16(m1, w + ((o + 1) * c->cg + r) * c->taps);
+                const __m512i y = _mm512_maskz_loadu_epi16(m, w + ((o + 1) * c->cg + r) * c->taps);
                 odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, infinite), infinite)
                        | _mm512_cmpeq_epi16_mask(_mm512_and_si512(y, infinite), infinite);
                 for (i = 0; i < places; i += 32) {
@@ -10329,7 +10445,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_turn_part(const ampi_conv2d* c, const ampi_
 }
 /* All of a group's turned weights, part by part. 0: one of them is not finite. */
 AMPI_FN int ampi_turn_parts(const ampi_conv2d* c, const uint16_t* w, uint16_t* dst) {
-    const size_t each = ampi_turned_rows(c);
+    const size_t each = ampi_turned_rows(c->cg);
     int64_t block, blocks = (int64_t)ampi_div_up(c->cg, each);
     int bad = 0;
     AMPI_PARALLEL_FOR(blocks > 1)
@@ -10417,17 +10533,45 @@ AMPI_FN int ampi_conv2d_dx_parts(const ampi_conv2d* c, const void* dy, amp_dtype
     (void)c; (void)dy; (void)dy_dtype; (void)w; (void)w_dtype; (void)dx; (void)dx_dtype; (void)exec;
     return 0;
 }
-AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
-                                 amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
-    (void)c; (void)dy; (void)dy_dtype; (void)w; (void)w_dtype; (void)dx; (void)dx_dtype; (void)exec;
-    return 0;
-}
 AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
                               const amp_exec* exec) {
     (void)s; (void)x; (void)nx; (void)y; (void)ny; (void)more; (void)exec;
     return 0;
 }
 #endif
+
+/* A convolution's outputs or input gradient, if its channels are taken in twos, as products, perhaps of words: A, which
+   an image operand of planes would be, turned to a matrix first. */
+AMPI_FN int ampi_conv2d_turned(const ampi_conv2d* c, int back, const ampi_conv2d_call* call, int words,
+                               const amp_exec* exec) {
+    const size_t more = ampi_turned_floats(c, back), rows = back ? c->cg : c->og, each = ampi_turned_rows(rows);
+    ampi_image images[2];
+    ampi_product s;
+    amp_exec own;
+    uint16_t* turned;
+    size_t g;
+    int64_t block, blocks = (int64_t)ampi_div_up(rows, each);
+    ampi_conv2d_of(&s, images, c, back, 0, call);
+    if (s.b.image->paired == 0 || (words && !ampi_conv2d_words(&s, call->source, back ? c->y_count : c->x_count,
+                                                               call->w, c->w_count, more, exec))) return 0;
+    s.a = ampi_matrix(NULL, AMP_BF16, rows, s.k, ampi_turned_ld(s.k), 1);
+    if (!words && !ampi_conv2d_fits(&s, more, exec)) return 0;
+    own = *exec;
+    turned = (uint16_t*)(void*)ampi_align64(exec->workspace);
+    own.workspace = turned + 2 * more;
+    own.workspace_size -= (size_t)((char*)own.workspace - (char*)exec->workspace);
+    for (g = 0; g < (size_t)c->s.groups; g++) {
+        const ampi_filter v = ampi_filter_of(c, back, (const uint16_t*)call->w, g);
+        AMPI_PARALLEL_FOR(blocks > 1)
+        for (block = 0; block < blocks; block++)
+            ampi_turn_rows(&v, (size_t)block * each, ampi_min_size(rows - (size_t)block * each, each), turned);
+        ampi_conv2d_of(&s, images, c, back, g, call);
+        s.a = ampi_matrix(turned, AMP_BF16, rows, s.k, ampi_turned_ld(s.k), 1);
+        s.normal = words;
+        ampi_gemm_run(&s, &own);
+    }
+    return 1;
+}
 
 /* --- direct convolution: lanes are channels --------------------------------------------------------- */
 
@@ -10438,22 +10582,32 @@ AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, c
    ampi_gemm_isa_wide) a panel has 48 channels and a tile is one strip, and so it is with 8 lanes, which have half as
    many registers, and panels of 16 channels. Its list of terms leaves out what would add a weight
    times a margin's zero, a fifth of all with 3 x 3 weights and 7 x 7 pixels: that shows only if the weight is infinite
-   or a NaN, or in a sum that is -0 by then, and stays so (see ampi_spread_run). A task is some images and some panels,
-   a block of source channels after the other; its sums lie [image][pixel][channel], and are transposed when they are
-   stored. */
-/* By instruction set (measured): most weights, fewest results and pixels, terms of a block, which is best kept in a
-   first-level cache if a tile is one strip; the width of a panel; strips of a tile and how long they are at most. */
+   or a NaN, or in a sum that is -0 by then, and stays so (see ampi_spread_any). Two channels of BF16 that a sum takes
+   in twos are a *unit*, whose terms come by turns or are words; otherwise each channel is one. A task is some images
+   and some panels, a block of units after the other; its sums lie [image][pixel][channel], and are transposed when they
+   are stored. */
+/* By instruction set (measured): most weights, fewest results and pixels, longest line, terms of a block, which is best
+   kept in a first-level cache if a tile is one strip; the width of a panel; strips of a tile and how long they are at
+   most. */
 typedef struct ampi_spread_form {
-    size_t weights, rows, pixels, k, width, strips, longest;
+    size_t weights, rows, pixels, line, k, width, strips, longest;
     void (*run)(const ampi_strips* u);
 } ampi_spread_form;
 AMPI_FN const ampi_spread_form* ampi_spread_form_now(void) {
 #if AMPI_X86
-    static const ampi_spread_form two = { 4194304, 32, 96, 576, 32, 2, AMPI_STRIP, ampi_strips_avx512 };
-    static const ampi_spread_form three = { 1048576, 48, 256, 144, 48, 1, AMPI_STRIP_ALONE, ampi_strip_avx512 };
-    static const ampi_spread_form eight = { 262144, 32, 96, 192, 16, 1, AMPI_STRIP_EIGHT, ampi_strip_avx2 };
+    static const ampi_spread_form two = { 4194304, 32, 96, 56, 576, 32, 2, AMPI_STRIP, ampi_strips_avx512 };
+    static const ampi_spread_form three = { 1048576, 48, 256, 28, 144, 48, 1, AMPI_STRIP_ALONE, ampi_strip_avx512 };
+    static const ampi_spread_form eight = { 262144, 32, 96, 28, 192, 16, 1, AMPI_STRIP_EIGHT, ampi_strip_avx2 };
     if (ampi_simd() == AMP_ISA_AVX512) return ampi_leans_on_l3() ? &two : &three;
     if (ampi_simd() == AMP_ISA_AVX2) return &eight;
+#endif
+    return NULL;
+}
+/* Of words, or NULL. */
+AMPI_FN const ampi_spread_form* ampi_spread_form_words(void) {
+#if AMPI_PAIRS
+    static const ampi_spread_form words = { 4194304, 32, 96, 56, 288, 32, 2, AMPI_STRIP, ampi_strips_words };
+    if (amp_cpu_isa() == AMP_ISA_AVX512_BF16) return &words;
 #endif
     return NULL;
 }
@@ -10462,7 +10616,9 @@ typedef struct ampi_spread {
     const ampi_conv2d* c;
     const ampi_image* image;
     const ampi_spread_form* form;
-    size_t rows, channels, depth, k;              /* results, source channels, those of a block; k */
+    int words;
+    size_t unit, planes, terms;                   /* of a unit: source channels; planes on the stage; terms */
+    size_t rows, units, depth, k;                 /* results; units, those of a block; terms in all */
     size_t lines, phase, pitch, plane;            /* of a channel with margins; floats of it */
     size_t width, panel, panels, pixels, ldt;     /* channels and floats of a panel; panels; pixels of sums */
     size_t strips, length, tiles;                 /* of a line; pixels of the longest; tiles of an image, or of two */
@@ -10472,21 +10628,21 @@ typedef struct ampi_spread {
     int skips, found;                             /* terms are left out; a weight is not finite, or a result is -0 */
 } ampi_spread;
 
-/* Floats of sums that stay in a core's cache, and the most; of staged images; longest line; fewest terms; images from
+/* Floats of sums that stay in a core's cache, and the most; of staged images; fewest terms; images from
    which on it is faster to take them abreast. */
-enum { AMPI_SPREAD_NEAR = 131072, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 28,
+enum { AMPI_SPREAD_NEAR = 131072, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072,
        AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_BATCH = 28 };
 
 /* Has product s this form, and is it faster? Not where a vector of results would be far from full. */
-AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s) {
-    const ampi_spread_form* form = ampi_spread_form_now();
+AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s, const ampi_spread_form* form) {
     const ampi_image* g = s->b.image;
-    if (!form || (s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16) || c->s.groups != 1
+    const int twos = s->a.dtype == AMP_BF16 && s->b.dtype == AMP_BF16;
+    if (!form || (twos && g->paired * c->taps != s->k) || c->s.groups != 1
         || c->taps == 1 || c->taps > AMPI_SMALL_PLANE || g->div_h != 1 || g->div_w != 1
         || g->mul_h > AMPI_STENCIL_STRIDE || g->mul_w > AMPI_STENCIL_STRIDE
         || ampi_abs_i64(g->step_h) > AMPI_STENCIL_KERNEL || ampi_abs_i64(g->step_w) > AMPI_STENCIL_KERNEL
         || s->part > AMPI_SPREAD_STAGE) return 0;
-    return g->cols >= AMPI_STRIP_LEAST && g->cols <= AMPI_SPREAD_LINE && s->m >= form->rows
+    return g->cols >= AMPI_STRIP_LEAST && g->cols <= form->line && s->m >= form->rows
            && s->k >= AMPI_SPREAD_TERMS && s->n >= form->pixels && c->w_count <= form->weights
            && 15 * ampi_round_up(s->m, 16) <= 16 * s->m;
 }
@@ -10531,21 +10687,21 @@ AMPI_FN void ampi_spread_deal(ampi_spread* d, size_t parts, size_t sums, size_t 
     const size_t n = (size_t)d->c->s.n, step = ampi_spread_step(d);
     d->parts = parts;
     d->ldt = ampi_div_up(d->panels, parts) * d->width + AMPI_GEMM_GAP;
-    d->images = ampi_min_size(sums / (d->pixels * d->ldt), AMPI_SPREAD_STAGE / d->plane);
+    d->images = ampi_min_size(sums / (d->pixels * d->ldt), AMPI_SPREAD_STAGE / (d->planes * d->plane));
     d->images = ampi_max_size(d->images / step * step, 1);
     d->groups = ampi_min_size(ampi_round_up(ampi_div_up(n, d->images), ampi_div_up(threads, parts)), n);
     d->images = ampi_div_up(n, d->groups);
-    d->depth = ampi_min_size(d->form->k / d->c->taps, AMPI_SPREAD_STAGE / (d->images * d->plane));
-    d->depth = ampi_div_up(d->channels, ampi_div_up(d->channels, ampi_max_size(d->depth, 1)));
+    d->depth = ampi_min_size(d->form->k / d->terms, AMPI_SPREAD_STAGE / (d->images * d->planes * d->plane));
+    d->depth = ampi_div_up(d->units, ampi_div_up(d->units, ampi_max_size(d->depth, 1)));
 }
 /* About how long the busiest thread works: on its sums, which may not stay in its cache from one block to the next, on
    staging the images, and on getting the weights, which others have turned. */
 AMPI_FN double ampi_spread_cost(const ampi_spread* d, size_t threads) {
-    const double images = (double)ampi_round_up(d->images, ampi_spread_step(d)), channels = (double)d->channels;
+    const double images = (double)ampi_round_up(d->images, ampi_spread_step(d)), units = (double)d->units;
     const double sums = images * (double)(d->pixels * d->ldt), weights = (double)(d->ldt * d->k);
-    const double passes = d->images * d->pixels * d->ldt > AMPI_SPREAD_NEAR ? channels / (double)d->depth : 0.0;
+    const double passes = d->images * d->pixels * d->ldt > AMPI_SPREAD_NEAR ? units / (double)d->depth : 0.0;
     return (double)ampi_div_up(d->groups * d->parts, threads)
-           * (sums * (double)d->k + 8.0 * (sums * passes + images * channels * (double)d->plane + weights));
+           * (sums * (double)d->k + 8.0 * (sums * passes + images * units * (double)(d->planes * d->plane) + weights));
 }
 /* The tasks that are done soonest. */
 AMPI_FN void ampi_spread_cut(ampi_spread* d, size_t threads) {
@@ -10562,17 +10718,21 @@ AMPI_FN void ampi_spread_cut(ampi_spread* d, size_t threads) {
 /* A tile of an image, or of two: how many of its terms there are and how they are taken, its strips' length, how far
    apart they lie on the stage (without the way to a second image), and where its sums are. */
 typedef struct ampi_strip_tile { size_t k, columns, length, apart, t, t2; } ampi_strip_tile;
-AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_product* s) {
+AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_product* s, int words) {
     const ampi_image* g = s->b.image;
     const size_t threads = ampi_conv2d_threads(c);
     memset(d, 0, sizeof *d);
-    if (!ampi_spread_fits(c, s)) return 0;
     d->c = c;
     d->image = g;
-    d->form = ampi_spread_form_now();
+    d->form = words ? ampi_spread_form_words() : ampi_spread_form_now();
+    if (!ampi_spread_fits(c, s, d->form)) return 0;
+    d->words = words;
+    d->unit = g->paired > 0 ? 2 : 1;
+    d->planes = words ? 1 : d->unit;
+    d->terms = d->planes * c->taps;
     d->rows = s->m;
-    d->k = s->k;
-    d->channels = s->k / c->taps;
+    d->units = s->k / c->taps / d->unit;
+    d->k = d->units * d->terms;
     d->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
     d->low_w = ampi_min_i64(0, ((int64_t)g->kernel_w - 1) * g->step_w);
     d->lines = (g->rows - 1) * (size_t)g->mul_h + (g->kernel_h - 1) * (size_t)ampi_abs_i64(g->step_h) + 1;
@@ -10587,33 +10747,38 @@ AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_pr
     d->panels = ampi_div_up(d->rows, d->width);
     ampi_spread_cut(d, threads);
     d->at_terms = ampi_round_up(d->panels * d->panel, 16);
-    d->at_tiles = ampi_round_up(d->at_terms + 3 * d->tiles * c->taps, 16);
+    d->at_tiles = ampi_round_up(d->at_terms + 3 * d->tiles * d->terms, 16);
     d->at_slots = ampi_round_up(d->at_tiles + d->tiles * (sizeof(ampi_strip_tile) / sizeof(float)), 16);
-    d->at_line = ampi_round_up(d->images * d->depth * d->plane + 32, 16);
-    d->at_sums = d->at_line + 16 * (256 + AMPI_GEMM_GAP);
+    d->at_line = ampi_round_up(d->images * d->depth * d->planes * d->plane + 32, 16);
+    d->at_sums = d->at_line + ampi_max_size(16 * (256 + AMPI_GEMM_GAP), words ? ampi_round_up(2 * d->plane, 16) : 0);
     d->floats = d->at_sums + d->images * d->pixels * d->ldt;
     d->slots = ampi_min_size(threads, d->groups * d->parts);
     return 1;
 }
 
-AMPI_FN size_t ampi_spread_workspace(const ampi_conv2d* c, int back) {
+/* Bytes for operands of type t. */
+AMPI_FN size_t ampi_spread_room(const ampi_conv2d* c, int back, amp_dtype t, int words) {
+    const ampi_conv2d_call call = { NULL, t, NULL, t, NULL, AMP_F32, NULL, AMP_F32 };
     ampi_image images[2];
     ampi_product s;
     ampi_spread d;
-    if (back) ampi_conv2d_dx(&s, images, c, 0, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32);
-    else ampi_conv2d_y(&s, images, c, 0, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, NULL, AMP_F32);
-    return ampi_spread_plan(&d, c, &s) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
+    ampi_conv2d_of(&s, images, c, back, 0, &call);
+    return ampi_spread_plan(&d, c, &s, words) ? (d.at_slots + d.slots * d.floats) * sizeof(float) + 64 : 0;
+}
+AMPI_FN size_t ampi_spread_workspace(const ampi_conv2d* c, int back) {
+    const size_t plain = ampi_spread_room(c, back, AMP_F32, 0), twos = ampi_spread_room(c, back, AMP_BF16, 0);
+    return ampi_max_size(ampi_max_size(plain, twos), ampi_spread_room(c, back, AMP_BF16, 1));
 }
 
 #if AMPI_X86
-/* 16 rows of n weights, side by side, to n rows of a panel that is `width` wide. */
-AMPI_FN void ampi_spread_turn(float* dst, size_t width, const float* src, size_t n) {
+/* 16 rows of n weights, lds apart, to n rows of a panel that is `width` wide. */
+AMPI_FN void ampi_spread_turn(float* dst, size_t width, const float* src, size_t lds, size_t n) {
     const ampi_gemm_isa isa = ampi_gemm_isa_now();
     size_t i, l;
-    for (i = 0; n < 4 && i < n; i++) ampi_copy_rows(dst + i * width, 0, 1, src + i, 0, n, 1, 16);
-    for (l = 0; n >= 4 && l < 16; l += isa.lanes, dst += isa.lanes, src += isa.lanes * n) {
-        isa.transpose(dst, width, src, n, n / 4 * 4, 0);
-        if (n % 4) isa.transpose(dst + (n - 4) * width, width, src + n - 4, n, 4, 0);    /* may overlap */
+    for (i = 0; n < 4 && i < n; i++) ampi_copy_rows(dst + i * width, 0, 1, src + i, 0, lds, 1, 16);
+    for (l = 0; n >= 4 && l < 16; l += isa.lanes, dst += isa.lanes, src += isa.lanes * lds) {
+        isa.transpose(dst, width, src, lds, n / 4 * 4, 0);
+        if (n % 4) isa.transpose(dst + (n - 4) * width, width, src + n - 4, lds, 4, 0);    /* may overlap */
     }
 }
 /* The same of up to 16 rows of any type, from element `at` on, and zeros for the others: widened, and at once where
@@ -10622,7 +10787,7 @@ AMPI_FN void ampi_spread_widen(float* dst, size_t width, const ampi_operand* w, 
     float line[16 * 32];
     size_t i, k, part;
     if (w->dtype == AMP_F32 && rows == 16) {
-        ampi_spread_turn(dst, width, (const float*)w->data + at, n);
+        ampi_spread_turn(dst, width, (const float*)w->data + at, n, n);
         return;
     }
     for (k = 0; k < n; k += part, dst += part * width) {
@@ -10630,7 +10795,7 @@ AMPI_FN void ampi_spread_widen(float* dst, size_t width, const ampi_operand* w, 
         memset(line + rows * part, 0, (16 - rows) * part * sizeof *line);
         if (part == n) ampi_load_f32(line, w->data, w->dtype, at, rows * n);
         else for (i = 0; i < rows; i++) ampi_load_f32(line + i * part, w->data, w->dtype, at + i * n + k, part);
-        ampi_spread_turn(dst, width, line, part);
+        ampi_spread_turn(dst, width, line, part, part);
     }
 }
 /* Notes if one of n weights, from element `at` on, is infinite or a NaN. */
@@ -10646,16 +10811,76 @@ AMPI_FN void ampi_spread_check(ampi_spread* d, const ampi_operand* w, size_t at,
         ampi_find_infinite(&d->found, line, ampi_round_up(part, 4));
     }
 }
-/* Part i of the weights: of 16 rows if they are a matrix, otherwise of a source channel. Row k of a panel has those of
-   term k, and zeros behind the last result. */
+#if AMPI_PAIRS
+/* Is one of the halves of n words infinite or a NaN? */
+AMPI_TARGET_AVX512 AMPI_FN int ampi_words_are_infinite(const float* p, size_t n) {
+    const __m512i infinite = _mm512_set1_epi16(0x7f80);
+    __mmask32 found = 0;
+    size_t i;
+    for (i = 0; i < n; i += 16) {
+        const __m512i x = _mm512_and_si512(infinite, _mm512_maskz_loadu_epi32(ampi_first_x16(n - i), p + i));
+        found |= _mm512_cmpeq_epi16_mask(x, infinite);
+    }
+    ampi_clear_upper();
+    return found != 0;
+}
+/* 16 rows of weights from the first on, as words. */
+AMPI_FN void ampi_spread_words(ampi_spread* d, const ampi_filter* w, size_t first, float* panel) {
+    enum { most = 64, lds = most + AMPI_GEMM_GAP };
+    const size_t rows = ampi_min_size(d->rows - first, 16), each = 2 * ampi_max_size(most / w->taps, 1);
+    float line[16 * lds];
+    size_t ch, r, n;
+    memset(line, 0, sizeof line);
+    for (ch = 0; ch < w->depth; ch += each, panel += n * d->width) {
+        const size_t end = ampi_min_size(ch + each, w->depth);
+        n = (end - ch) / 2 * w->taps;
+        for (r = 0; r < rows; r++) ampi_filter_words(w, first + r, ch, end, (uint16_t*)(void*)(line + r * lds));
+        if (ampi_words_are_infinite(line, 16 * lds)) AMPI_STORE_RELAXED(&d->found, 1);
+        ampi_spread_turn(panel, d->width, line, lds, n);
+    }
+}
+/* dst[i] = the word of two widened numbers, i < n. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_join(float* dst, const float* low, const float* high, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i += 16) {
+        const __mmask16 m = ampi_first_x16(n - i);
+        const __m512i x = _mm512_maskz_loadu_epi32(m, low + i), y = _mm512_maskz_loadu_epi32(m, high + i);
+        _mm512_mask_storeu_epi32(dst + i, m, _mm512_or_si512(_mm512_maskz_srli_epi32(AMPI_ALL16, x, 16), y));
+    }
+    ampi_clear_upper();
+}
+#else
+AMPI_FN void ampi_spread_words(ampi_spread* d, const ampi_filter* w, size_t first, float* panel) {
+    (void)d; (void)w; (void)first; (void)panel;
+}
+AMPI_FN void ampi_words_join(float* dst, const float* low, const float* high, size_t n) {
+    (void)dst; (void)low; (void)high; (void)n;
+}
+#endif
+/* Are the weights of a source channel side by side, as an input's gradient finds them, or those of a result? */
+AMPI_FN int ampi_spread_is_back(const ampi_spread* d, const ampi_product* s) {
+    return s->a.image && s->a.image->channel_stride == d->c->taps;
+}
+/* Parts of the weights: 16 rows, or a source channel. */
+AMPI_FN size_t ampi_spread_parts(const ampi_spread* d, const ampi_product* s) {
+    return !d->words && ampi_spread_is_back(d, s) ? s->k / d->c->taps : ampi_div_up(d->rows, 16);
+}
+/* Part i. Row k of a panel has the weights of term k, and zeros behind the last result. */
 AMPI_FN void ampi_spread_pack(ampi_spread* d, const ampi_product* s, size_t i, float* packed) {
-    const size_t taps = d->c->taps, w = s->a.offset, n = s->a.image ? taps : d->k;
-    const size_t at = w + (s->a.image ? i * d->rows * taps : i * 16 * n), first = s->a.image ? 0 : i * 16;
-    const size_t last = s->a.image ? d->rows : ampi_min_size(first + 16, d->rows);
+    const int back = ampi_spread_is_back(d, s);
+    const size_t taps = d->c->taps, w = s->a.offset, n = back ? taps : s->k;
+    const size_t at = w + (back ? i * d->rows * taps : i * 16 * n), first = back ? 0 : i * 16;
+    const size_t last = back ? d->rows : ampi_min_size(first + 16, d->rows);
     size_t r;
+    if (d->words) {
+        const ampi_filter v = ampi_filter_of(d->c, back, (const uint16_t*)s->a.data, 0);
+        r = i * 16;
+        ampi_spread_words(d, &v, r, packed + r / d->width * d->panel + r % d->width);
+        return;
+    }
     ampi_spread_check(d, &s->a, at, (last - first) * n);
     for (r = first; r < last; r += 16)
-        ampi_spread_widen(packed + r / d->width * d->panel + (s->a.image ? i * taps * d->width : 0) + r % d->width,
+        ampi_spread_widen(packed + r / d->width * d->panel + (back ? i * taps * d->width : 0) + r % d->width,
                           d->width, &s->a, at + (r - first) * n, ampi_min_size(last - r, 16), n);
 }
 /* The pixels of a strip that have kernel row a and column b inside the image, a bit each. */
@@ -10670,18 +10895,19 @@ AMPI_FN uint32_t ampi_spread_inside(const ampi_spread* d, ampi_strip_place at, i
     }
     return rows;
 }
-/* The terms of a channel for two places; how many they are. */
+/* The terms of a unit for two places; how many they are. Two channels come by turns, the second first. */
 AMPI_FN size_t ampi_spread_list(const ampi_spread* d, ampi_strip_place low, ampi_strip_place high,
                                 ampi_strip_term* terms) {
     const ampi_image* g = d->image;
     const int64_t wide = g->mul_w;
     size_t n = 0, i;
-    for (i = 0; i < d->c->taps; i++) {
-        const int64_t a = (int64_t)(i / g->kernel_w), b = (int64_t)(i % g->kernel_w), column = b * g->step_w - d->low_w;
-        const int64_t line = (int64_t)low.y * g->mul_h + a * g->step_h - d->low_h;
-        terms[n].at = (uint32_t)(i * d->width);
-        terms[n].from = (uint32_t)(line * (int64_t)d->pitch + column % wide * (int64_t)d->phase + column / wide
-                                   + (int64_t)low.x);
+    for (i = 0; i < d->terms; i++) {
+        const size_t tap = i / d->planes, plane = d->planes - 1 - i % d->planes;
+        const int64_t a = (int64_t)(tap / g->kernel_w), b = (int64_t)(tap % g->kernel_w);
+        const int64_t line = (int64_t)low.y * g->mul_h + a * g->step_h - d->low_h, column = b * g->step_w - d->low_w;
+        terms[n].at = (uint32_t)((plane * d->c->taps + tap) * d->width);
+        terms[n].from = (uint32_t)((int64_t)(plane * d->plane) + line * (int64_t)d->pitch
+                                   + column % wide * (int64_t)d->phase + column / wide + (int64_t)low.x);
         terms[n].rows = ampi_spread_inside(d, low, a, b);
         if (d->form->strips > 1) terms[n].rows |= ampi_spread_inside(d, high, a, b) << AMPI_STRIP;
         n += terms[n].rows != 0;
@@ -10708,7 +10934,7 @@ AMPI_FN void ampi_spread_list_all(const ampi_spread* d, float* memory) {
     ampi_strip_tile* tile = (ampi_strip_tile*)(void*)(memory + d->at_tiles);
     const size_t cols = d->image->cols, step = (size_t)d->image->mul_h * d->pitch;
     size_t i;
-    for (i = 0; i < d->tiles; i++, tile++, terms += d->c->taps) {
+    for (i = 0; i < d->tiles; i++, tile++, terms += d->terms) {
         const ampi_strip_place low = ampi_spread_place(d, i, 0), high = ampi_spread_place(d, i, 1);
         tile->k = ampi_spread_list(d, low, high, terms);
         tile->columns = ampi_spread_columns(d, terms, tile->k, low.length);
@@ -10718,18 +10944,21 @@ AMPI_FN void ampi_spread_list_all(const ampi_spread* d, float* memory) {
         tile->t2 = (high.y * cols + high.x) * d->ldt;
     }
 }
-/* Channels [ch, ch + depth) of image n, with their margins. */
-AMPI_FN void ampi_spread_stage(const ampi_spread* d, const ampi_product* s, size_t n, size_t ch, size_t depth,
-                               float* stage) {
+/* Units [q, q + depth) of image n, with their margins; line: room for two planes. */
+AMPI_FN void ampi_spread_stage(const ampi_spread* d, const ampi_product* s, size_t n, size_t q, size_t depth,
+                               float* line, float* stage) {
     const int64_t y = d->image->base_h + d->low_h;
     ampi_stage lines;
-    size_t i;
+    size_t ch;
     lines.v = &s->b;
     lines.low_w = d->low_w;
     lines.phase = d->phase;
     lines.pitch = d->pitch;
-    for (i = 0; i < depth; i++, stage += d->plane)
-        ampi_stage_lines(&lines, n, ch + i, y, y + (int64_t)d->lines, stage);
+    for (ch = q * d->unit; ch < (q + depth) * d->unit; ch++) {
+        ampi_stage_lines(&lines, n, ch, y, y + (int64_t)d->lines, d->words ? line + ch % 2 * d->plane : stage);
+        if (d->words && ch % 2) ampi_words_join(stage, line, line + d->plane, d->plane);
+        if (!d->words || ch % 2) stage += d->plane;
+    }
 }
 /* Adds u's terms to its sums, of a staged image, or of two: `next` and `t_next` are the way to the second, or 0. */
 AMPI_FN void ampi_spread_image(const ampi_spread* d, ampi_strips* u, const float* memory, float* t, size_t next,
@@ -10737,7 +10966,7 @@ AMPI_FN void ampi_spread_image(const ampi_spread* d, ampi_strips* u, const float
     const ampi_strip_tile* tile = (const ampi_strip_tile*)(const void*)(memory + d->at_tiles);
     size_t i;
     u->terms = (const ampi_strip_term*)(const void*)(memory + d->at_terms);
-    for (i = 0; i < d->tiles; i++, tile++, u->terms += d->c->taps) {
+    for (i = 0; i < d->tiles; i++, tile++, u->terms += d->terms) {
         u->k = tile->k;
         u->columns = tile->columns;
         u->length = tile->length;
@@ -10764,23 +10993,24 @@ AMPI_FN void ampi_spread_store(ampi_spread* d, const ampi_product* s, size_t n, 
                                 256 + AMPI_GEMM_GAP);
         }
 }
-/* One task: images [n0, n1), panels [p0, end), block of channels by block. */
+/* One task: images [n0, n1), panels [p0, end), block of units by block. */
 AMPI_FN void ampi_spread_task(ampi_spread* d, const ampi_product* s, size_t n0, size_t n1, size_t p0, size_t end,
                               const float* memory, float* slot) {
-    const size_t each = d->pixels * d->ldt, image = d->depth * d->plane, step = ampi_spread_step(d);
+    const size_t each = d->pixels * d->ldt, image = d->depth * d->planes * d->plane, step = ampi_spread_step(d);
     float* t = slot + d->at_sums;
-    size_t ch, n, p;
+    size_t q, n, p;
     ampi_strips u;
     memset(&u, 0, sizeof u);
-    u.a_step = d->plane;
-    u.b_step = d->c->taps * d->width;
+    u.a_step = d->planes * d->plane;
+    u.b_step = d->terms * d->width;
     u.ldt = d->ldt;
-    for (ch = 0; ch < d->channels; ch += d->depth) {
-        u.repeat = ampi_min_size(d->depth, d->channels - ch);
-        u.first = ch == 0;
-        for (n = n0; n < n1; n++) ampi_spread_stage(d, s, n, ch, u.repeat, slot + (n - n0) * image);
+    for (q = 0; q < d->units; q += d->depth) {
+        u.repeat = ampi_min_size(d->depth, d->units - q);
+        u.first = q == 0;
+        for (n = n0; n < n1; n++)
+            ampi_spread_stage(d, s, n, q, u.repeat, slot + d->at_line, slot + (n - n0) * image);
         for (p = p0; p < end; p++) {
-            u.b = memory + p * d->panel + ch * d->c->taps * d->width;
+            u.b = memory + p * d->panel + q * d->terms * d->width;
             u.vectors = ampi_min_size(ampi_div_up(d->rows - p * d->width, 16), d->width / 16);
             for (n = n0; n < n1; n += step) {
                 const size_t more = step == 2 && n + 1 < n1 ? 1 : 0;
@@ -10808,20 +11038,30 @@ AMPI_FN void ampi_spread_tasks(ampi_spread* d, const ampi_product* s, float* mem
         }
     }
 }
+/* Is nothing in the product subnormal? */
+AMPI_FN int ampi_spread_normal(const ampi_conv2d* c, const ampi_product* s) {
+#if AMPI_PAIRS
+    const int back = s->a.image->channel_stride == c->taps;
+    return ampi_conv2d_normal(s->b.data, back ? c->y_count : c->x_count, s->a.data, c->w_count);
+#else
+    (void)c; (void)s;
+    return 0;
+#endif
+}
 /* A product of a convolution in this form, if it has one for which the workspace has room. If a weight is not finite or
    a result is -0, it is computed (again) with all terms. */
-AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
+AMPI_FN int ampi_spread_any(const ampi_conv2d* c, const ampi_product* s, int words, const amp_exec* exec) {
     size_t step, room = ampi_room(exec);
     float* memory;
     ampi_spread d;
     int64_t i;
-    if (!ampi_spread_plan(&d, c, s) || room < d.at_slots + d.floats) return 0;
+    if (!ampi_spread_plan(&d, c, s, words) || room < d.at_slots + d.floats) return 0;
+    if (words && !ampi_spread_normal(c, s)) return 0;
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
     step = ampi_slot_step(room, d.at_slots, d.floats);
     memory = ampi_align64(exec->workspace);
     AMPI_PARALLEL_FOR(d.slots > 1)
-    for (i = 0; i < (int64_t)(s->a.image ? d.channels : ampi_div_up(d.rows, 16)); i++)
-        ampi_spread_pack(&d, s, (size_t)i, memory);
+    for (i = 0; i < (int64_t)ampi_spread_parts(&d, s); i++) ampi_spread_pack(&d, s, (size_t)i, memory);
     for (d.skips = !d.found; ; d.skips = 0) {
         ampi_spread_tasks(&d, s, memory, step);
         if (!d.skips || !d.found) break;
@@ -10829,11 +11069,18 @@ AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const a
     return 1;
 }
 #else
-AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
-    (void)c; (void)s; (void)exec;
+AMPI_FN int ampi_spread_any(const ampi_conv2d* c, const ampi_product* s, int words, const amp_exec* exec) {
+    (void)c; (void)s; (void)words; (void)exec;
     return 0;
 }
 #endif
+AMPI_FN int ampi_spread_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
+    return ampi_spread_any(c, s, 0, exec);
+}
+AMPI_FN int ampi_spread_words_run(const ampi_conv2d* c, const ampi_product* s, const amp_exec* exec) {
+    return s->b.image->paired > 0 && !(exec && exec->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums())
+           && ampi_spread_any(c, s, 1, exec);
+}
 
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     ampi_conv2d c;
@@ -10845,8 +11092,9 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     dx = amp_gemm_workspace(c.cg, n * c.in_pixels, c.og * c.taps);
     y = ampi_max_size(y, ampi_words_workspace(c.og, n * c.out_pixels, c.cg * c.taps));
     dw = ampi_max_size(dw, ampi_words_workspace(c.og, c.cg * c.taps, n * c.out_pixels));
-    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps)
-                           + ampi_turned_floats(&c) * sizeof(float));
+    dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps));
+    y += ampi_turned_floats(&c, 0) * sizeof(float) + 128;
+    dx += ampi_turned_floats(&c, 1) * sizeof(float) + 128;
     dx = ampi_max_size(dx, ampi_dx_parts_workspace(&c));
     y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
     y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
@@ -10907,6 +11155,7 @@ AMPI_FN amp_result ampi_check_conv2d_backward(ampi_conv2d* c, const amp_conv2d_s
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec) {
+    const ampi_conv2d_call call = { x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype };
     ampi_conv2d c;
     ampi_image images[2];
     ampi_product s;
@@ -10914,29 +11163,31 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
     int words = 0;
     amp_result r = ampi_check_conv2d_forward(&c, shape, ampi_exec_logger(exec), x, x_dtype, w, w_dtype, b,
                                              b_dtype, y, y_dtype);
-    if (r == AMP_OK) {
-        ampi_conv2d_y(&s, images, &c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
-        if (x_dtype == AMP_BF16) words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, 0, exec);
-    }
-    if (r == AMP_OK && !words
+    if (r != AMP_OK) return r;
+    ampi_conv2d_of(&s, images, &c, 0, 0, &call);
+    if (ampi_spread_words_run(&c, &s, exec) || ampi_conv2d_turned(&c, 0, &call, 1, exec)) return AMP_OK;
+    if (x_dtype == AMP_BF16) words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, 0, exec);
+    if (!words
         && (ampi_amx_conv_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
             || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
             || ampi_abreast_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
             || ampi_spread_run(&c, &s, exec)
-            || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)))
+            || ampi_stencil_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
+            || ampi_conv2d_turned(&c, 0, &call, 0, exec)))
         return AMP_OK;
-    for (g = 0; r == AMP_OK && g < (size_t)c.s.groups; g++) {
-        ampi_conv2d_y(&s, images, &c, g, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype);
+    for (g = 0; g < (size_t)c.s.groups; g++) {
+        ampi_conv2d_of(&s, images, &c, 0, g, &call);
         s.normal = words;
         ampi_conv2d_run(&s, exec);
     }
-    return r;
+    return AMP_OK;
 }
 
 AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void* dy, amp_dtype dy_dtype,
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
                                        amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
+    const ampi_conv2d_call call = { dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype };
     ampi_conv2d c;
     ampi_image images[2];
     ampi_bias_grad b;
@@ -10946,16 +11197,17 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
-    if (dx) ampi_conv2d_dx(&s, images, &c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-    if (dx && (ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
+    if (dx) ampi_conv2d_of(&s, images, &c, 1, 0, &call);
+    if (dx && (ampi_spread_words_run(&c, &s, exec) || ampi_conv2d_turned(&c, 1, &call, 1, exec)
             || ampi_conv2d_dx_parts(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
             || ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
             || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_spread_run(&c, &s, exec)
-            || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec))) dx = NULL;
+            || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || ampi_conv2d_turned(&c, 1, &call, 0, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
-        ampi_conv2d_dx(&s, images, &c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
+        ampi_conv2d_of(&s, images, &c, 1, g, &call);
         ampi_conv2d_run(&s, exec);
     }
     if (dw && x_dtype == AMP_BF16) {
