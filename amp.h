@@ -5987,35 +5987,43 @@ AMPI_FN void ampi_words_b_runs(const ampi_gemm_isa* g, const ampi_product* s, am
         g->transpose(b + j / nr * stride + j % nr, width, line, lds, words, 0);
     }
 }
-/* dst[i] = the word of a[i] and b[i], i < n. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_words_of(float* dst, const uint16_t* a, const uint16_t* b, size_t n) {
-    size_t i;
+/* Words of 16 elements from a and b on, or of those in m. */
+#define AMPI_WORDS_OF(m, a, b) \
+    _mm512_or_si512(_mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, a)),              \
+                    _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16,     \
+                                            AMPI_LOAD_HALF_X16(m, b)), 16))
+/* dst[q*n + i] = the word of a[q*2*next + i] and a[(q*2 + 1)*next + i], i < n, q < pairs. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_planes(float* dst, const uint16_t* a, size_t next, size_t n,
+                                                     size_t pairs) {
+    size_t i, q;
     for (i = 0; i < n; i += 16) {
         const __mmask16 m = ampi_first_x16(n - i);
-        const __m512i x = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, a + i));
-        const __m512i y = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, b + i));
-        _mm512_mask_storeu_epi32(dst + i, m, _mm512_or_si512(x, _mm512_maskz_slli_epi32(AMPI_ALL16, y, 16)));
+        const uint16_t* from = a + i;
+        float* to = dst + i;
+        for (q = pairs; q > 0; q--, from += 2 * next, to += n)
+            _mm512_mask_storeu_epi32(to, m, AMPI_WORDS_OF(m, from, from + next));
     }
+    ampi_clear_upper();
 }
 /* Row i of op(A), whole planes, as words. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t k0, size_t n, size_t words,
-                                                  float* dst) {
+AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t k0, size_t n, size_t words, float* dst) {
     const ampi_image* g = v->image;
     const uint16_t* src = (const uint16_t*)v->data + v->offset + i * g->channel_stride;
     const size_t plane = g->rows * g->cols, in_twos = ampi_min_size(g->paired * plane, k0 + n);
-    uint16_t* to = (uint16_t*)(void*)dst;
-    size_t k, count;
-    for (k = k0; k < in_twos; k += count, to += count) {
-        const uint16_t* from = src + k / (2 * plane) * 2 * g->image_stride + k % (2 * plane) / 2;
-        count = ampi_min_size(2 * plane - k % (2 * plane), in_twos - k);
-        ampi_words_of(dst + (k - k0) / 2, from, from + g->image_stride, count / 2);
+    const uint16_t* from = src + k0 / (2 * plane) * 2 * g->image_stride;
+    size_t in = k0 % (2 * plane) / 2, k, count, pairs;
+    uint16_t* to;
+    for (k = k0; k < in_twos; k += 2 * pairs * count, dst += pairs * count, in = 0) {
+        count = ampi_min_size(plane - in, (in_twos - k) / 2);
+        pairs = count < plane ? 1 : (in_twos - k) / (2 * plane);
+        ampi_words_of_planes(dst, from + in, g->image_stride, count, pairs);
+        from += 2 * pairs * g->image_stride;
     }
-    for (; k < k0 + n; k += count, to += count) {
+    for (to = (uint16_t*)(void*)dst; k < k0 + n; k += count, to += count) {
         count = ampi_min_size(plane - k % plane, k0 + n - k);
         memcpy(to, src + k / plane * g->image_stride + k % plane, count * sizeof *to);
     }
     memset(to, 0, (2 * words - n) * sizeof *to);
-    ampi_clear_upper();
 }
 
 /* `rows` rows of op(A), whose runs go across k, as words, a_width for each pair of k. The least exponent. */
@@ -7979,19 +7987,14 @@ AMPI_FN ampi_filter ampi_filter_of(const ampi_conv2d* c, int back, const uint16_
     v.words = ampi_div_up(v.depth * v.taps, 2);
     return v;
 }
-#if AMPI_X86
-AMPI_TARGET_AVX512 AMPI_FN void ampi_pair_up_avx512(const ampi_filter* v, const uint16_t* w, size_t pairs,
-                                                    uint16_t* dst) {
-    for (; pairs > 0; pairs--, w += 2 * v->channel, dst += 2 * v->taps)
-        ampi_words_of((float*)(void*)dst, w, w + v->channel, v->taps);
-    ampi_clear_upper();
-}
-#endif
 /* dst: the weights at w, `pairs` pairs of source channels. */
 AMPI_FN void ampi_pair_up(const ampi_filter* v, const uint16_t* w, size_t pairs, uint16_t* dst) {
     size_t i;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_pair_up_avx512(v, w, pairs, dst); return; }
+    if (ampi_simd() == AMP_ISA_AVX512) {
+        ampi_words_of_planes((float*)(void*)dst, w, v->channel, v->taps, pairs);
+        return;
+    }
 #endif
     for (; pairs > 0; pairs--, w += 2 * v->channel)
         for (i = 0; i < v->taps; i++, dst += 2) {
@@ -10606,7 +10609,7 @@ AMPI_FN const ampi_spread_form* ampi_spread_form_now(void) {
 /* Of words, or NULL. */
 AMPI_FN const ampi_spread_form* ampi_spread_form_words(void) {
 #if AMPI_PAIRS
-    static const ampi_spread_form words = { 4194304, 32, 96, 56, 288, 32, 2, AMPI_STRIP, ampi_strips_words };
+    static const ampi_spread_form words = { 8388608, 32, 64, 56, 288, 32, 2, AMPI_STRIP, ampi_strips_words };
     if (amp_cpu_isa() == AMP_ISA_AVX512_BF16) return &words;
 #endif
     return NULL;
@@ -10628,9 +10631,9 @@ typedef struct ampi_spread {
     int skips, found;                             /* terms are left out; a weight is not finite, or a result is -0 */
 } ampi_spread;
 
-/* Floats of sums that stay in a core's cache, and the most; of staged images; fewest terms; images from
-   which on it is faster to take them abreast. */
-enum { AMPI_SPREAD_NEAR = 131072, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072,
+/* Floats of sums that stay in a core's cache, and the most; of staged images; longest line of fewer images than threads,
+   which would stage them twice; fewest terms; images from which on it is faster to take them abreast. */
+enum { AMPI_SPREAD_NEAR = 131072, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 28,
        AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_BATCH = 28 };
 
 /* Has product s this form, and is it faster? Not where a vector of results would be far from full. */
@@ -10641,9 +10644,10 @@ AMPI_FN int ampi_spread_fits(const ampi_conv2d* c, const ampi_product* s, const 
         || c->taps == 1 || c->taps > AMPI_SMALL_PLANE || g->div_h != 1 || g->div_w != 1
         || g->mul_h > AMPI_STENCIL_STRIDE || g->mul_w > AMPI_STENCIL_STRIDE
         || ampi_abs_i64(g->step_h) > AMPI_STENCIL_KERNEL || ampi_abs_i64(g->step_w) > AMPI_STENCIL_KERNEL
-        || s->part > AMPI_SPREAD_STAGE) return 0;
+        || s->part > AMPI_SPREAD_STAGE
+        || (g->cols > AMPI_SPREAD_LINE && (size_t)c->s.n < ampi_conv2d_threads(c))) return 0;
     return g->cols >= AMPI_STRIP_LEAST && g->cols <= form->line && s->m >= form->rows
-           && s->k >= AMPI_SPREAD_TERMS && s->n >= form->pixels && c->w_count <= form->weights
+           && s->n >= form->pixels && c->w_count <= form->weights
            && 15 * ampi_round_up(s->m, 16) <= 16 * s->m;
 }
 /* Images that make a tile. */
@@ -10733,6 +10737,7 @@ AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_pr
     d->rows = s->m;
     d->units = s->k / c->taps / d->unit;
     d->k = d->units * d->terms;
+    if (d->k < AMPI_SPREAD_TERMS) return 0;
     d->low_h = ampi_min_i64(0, ((int64_t)g->kernel_h - 1) * g->step_h);
     d->low_w = ampi_min_i64(0, ((int64_t)g->kernel_w - 1) * g->step_w);
     d->lines = (g->rows - 1) * (size_t)g->mul_h + (g->kernel_h - 1) * (size_t)ampi_abs_i64(g->step_h) + 1;
@@ -11165,7 +11170,7 @@ AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void*
                                              b_dtype, y, y_dtype);
     if (r != AMP_OK) return r;
     ampi_conv2d_of(&s, images, &c, 0, 0, &call);
-    if (ampi_spread_words_run(&c, &s, exec) || ampi_conv2d_turned(&c, 0, &call, 1, exec)) return AMP_OK;
+    if (ampi_spread_words_run(&c, &s, exec)) return AMP_OK;
     if (x_dtype == AMP_BF16) words = ampi_conv2d_words(&s, x, c.x_count, w, c.w_count, 0, exec);
     if (!words
         && (ampi_amx_conv_run(&c, 0, x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, exec)
