@@ -7525,11 +7525,6 @@ AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int*
     return AMP_OK;
 }
 
-/* Of `channels` source channels, those that a sum takes in twos: of two BF16 operands, and more than one kernel
-   position, without which the order is that of the channels. */
-AMPI_FN size_t ampi_in_twos(const ampi_conv2d* c, size_t channels, amp_dtype x, amp_dtype w) {
-    return ampi_dtype(x) == AMP_BF16 && ampi_dtype(w) == AMP_BF16 && c->taps > 1 ? channels - channels % 2 : 0;
-}
 /* Threads that a convolution is worth. */
 AMPI_FN size_t ampi_conv2d_threads(const ampi_conv2d* c) {
     return (double)c->y_count * (double)c->cg * (double)c->taps < 1e6 ? 1 : ampi_threads();
@@ -10252,13 +10247,12 @@ AMPI_FN ampi_operand ampi_image_operand(const ampi_image* image, const void* dat
 }
 
 /* The products of one group g. An image operand points into `images`, so that must live as long as s.
-   y[o, (n,p)] = sum over (c, a, b) ascending, of BF16 with c in twos, of w[o, (c,a,b)] * x unfolded. */
+   y[o, (n,p)] = sum over (c, a, b) ascending of w[o, (c,a,b)] * x unfolded. */
 AMPI_FN void ampi_conv2d_y(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, size_t g,
                            const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype, const void* b,
                            amp_dtype b_dtype, void* y, amp_dtype y_dtype) {
     size_t depth = c->cg * c->taps, pixels = (size_t)c->s.n * c->out_pixels;
     images[1] = ampi_unfold_input(c);
-    images[1].paired = ampi_in_twos(c, c->cg, x_dtype, w_dtype);
     ampi_product_init(s, c->og, pixels, depth, y, y_dtype, c->out_pixels);
     s->c_offset = g * c->og * c->out_pixels;
     s->part = c->out_pixels;
@@ -10267,12 +10261,6 @@ AMPI_FN void ampi_conv2d_y(ampi_product* s, ampi_image images[2], const ampi_con
     s->bias_offset = g * c->og;
     s->bias_per_row = 1;
     s->a = ampi_matrix(w, w_dtype, c->og, depth, depth, 1);
-    if (images[1].paired > 0) {                   /* planes then, a result's side by side */
-        images[0] = ampi_planes(1, c->taps);
-        images[0].channel_stride = depth;
-        images[0].paired = images[1].paired;
-        s->a.image = &images[0];
-    }
     s->a.offset = g * c->og * depth;
     s->b = ampi_image_operand(&images[1], x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 0);
 }
@@ -10292,15 +10280,14 @@ AMPI_FN void ampi_conv2d_dw(ampi_product* s, ampi_image images[2], const ampi_co
     s->b = ampi_image_operand(&images[1], x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 1);
 }
 
-/* dx[c, (n,q)] = sum over (o, a, b) ascending, of BF16 with o in twos, of w[o,c,a,b] * dy unfolded; each pixel gathers
-   what it gave, so it has one FP32 sum and one rounding. Where no output pixel met (c, a, b), a zero stands for dy. */
+/* dx[c, (n,q)] = sum over (o, a, b) ascending of w[o,c,a,b] * dy unfolded; each pixel gathers what it gave,
+   so it has one FP32 sum and one rounding. Where no output pixel met (c, a, b), a zero stands for dy. */
 AMPI_FN void ampi_conv2d_dx(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, size_t g,
                             const void* dy, amp_dtype dy_dtype, const void* w, amp_dtype w_dtype, void* dx,
                             amp_dtype dx_dtype) {
     size_t depth = c->og * c->taps, pixels = (size_t)c->s.n * c->in_pixels;
     images[0] = ampi_planes(c->cg, c->taps);
     images[1] = ampi_unfold_output(c);
-    images[0].paired = images[1].paired = ampi_in_twos(c, c->og, dy_dtype, w_dtype);
     ampi_product_init(s, c->cg, pixels, depth, dx, dx_dtype, c->in_pixels);
     s->c_offset = g * c->cg * c->in_pixels;
     s->part = c->in_pixels;
@@ -10317,11 +10304,21 @@ typedef struct ampi_conv2d_call {
     const void* b; amp_dtype b_dtype;
     void* result; amp_dtype result_dtype;
 } ampi_conv2d_call;
+/* The product of group g; that of two BF16 operands takes the source's channels in twos, if there is more than one
+   kernel position, without which the order is that of the channels anyway. */
 AMPI_FN void ampi_conv2d_of(ampi_product* s, ampi_image images[2], const ampi_conv2d* c, int back, size_t g,
                             const ampi_conv2d_call* v) {
+    const size_t depth = back ? c->og : c->cg;
     if (back) ampi_conv2d_dx(s, images, c, g, v->source, v->source_dtype, v->w, v->w_dtype, v->result, v->result_dtype);
     else ampi_conv2d_y(s, images, c, g, v->source, v->source_dtype, v->w, v->w_dtype, v->b, v->b_dtype, v->result,
                        v->result_dtype);
+    if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || c->taps == 1 || depth == 1) return;
+    if (!back) {                                  /* a result's weights are planes then, side by side */
+        images[0] = ampi_planes(1, c->taps);
+        images[0].channel_stride = s->k;
+        s->a.image = &images[0];
+    }
+    images[0].paired = images[1].paired = depth - depth % 2;
 }
 
 /* A product of a convolution. Planes of one weight are a matrix too, the other way. */

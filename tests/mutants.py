@@ -237,7 +237,7 @@ TABLE = [
     ("conv", "dst[i] = i % 2 ? second[i / 2] : first[i / 2];", "dst[i] = i % 2 ? first[i / 2] : second[i / 2];"),
     ("conv", "const size_t step = r < g->paired * taps ? 2 : 1,", "const size_t step = g->paired ? 2 : 1,"),
     ("conv", "if (v->taps % 2) dst[v->taps] = 0;", ""),
-    ("conv", "images[0].channel_stride = depth;", "images[0].channel_stride = c->taps;"),
+    ("conv", "images[0].channel_stride = s->k;", "images[0].channel_stride = c->taps;"),
     ("gemm conv", "return e >= 1 && f >= 1 && e + f >= 142;", "return e >= 1 && f >= 1;"),
     ("conv", "return e >= 1 && ampi_words_are_normal(e, ", "return ampi_words_are_normal(e + 1, "),
     ("conv", "        ampi_words_fill(stage, c + 1);\n", ""),
