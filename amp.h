@@ -10628,8 +10628,8 @@ typedef struct ampi_spread {
     int skips, found;                             /* terms are left out; a weight is not finite, or a result is -0 */
 } ampi_spread;
 
-/* Floats of sums that stay in a core's cache, and the most; of staged images; longest line of fewer images than threads,
-   which would stage them twice; fewest terms; images from which on it is faster to take them abreast. */
+/* Floats of sums that stay in a core's cache, and the most; of staged images; longest line of fewer images than
+   threads, which would stage them twice; fewest terms; images from which on it is faster to take them abreast. */
 enum { AMPI_SPREAD_NEAR = 131072, AMPI_SPREAD_SUMS = 524288, AMPI_SPREAD_STAGE = 131072, AMPI_SPREAD_LINE = 28,
        AMPI_SPREAD_TERMS = 96, AMPI_SPREAD_BATCH = 28 };
 
