@@ -5987,11 +5987,6 @@ AMPI_FN void ampi_words_b_runs(const ampi_gemm_isa* g, const ampi_product* s, am
         g->transpose(b + j / nr * stride + j % nr, width, line, lds, words, 0);
     }
 }
-/* Words of 16 elements from a and b on, or of those in m. */
-#define AMPI_WORDS_OF(m, a, b) \
-    _mm512_or_si512(_mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, a)),              \
-                    _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16,     \
-                                            AMPI_LOAD_HALF_X16(m, b)), 16))
 /* dst[q*n + i] = the word of a[q*2*next + i] and a[(q*2 + 1)*next + i], i < n, q < pairs. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_planes(float* dst, const uint16_t* a, size_t next, size_t n,
                                                      size_t pairs) {
@@ -6000,8 +5995,11 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_planes(float* dst, const uint16_t*
         const __mmask16 m = ampi_first_x16(n - i);
         const uint16_t* from = a + i;
         float* to = dst + i;
-        for (q = pairs; q > 0; q--, from += 2 * next, to += n)
-            _mm512_mask_storeu_epi32(to, m, AMPI_WORDS_OF(m, from, from + next));
+        for (q = pairs; q > 0; q--, from += 2 * next, to += n) {
+            const __m512i x = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, from));
+            const __m512i y = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, from + next));
+            _mm512_mask_storeu_epi32(to, m, _mm512_or_si512(x, _mm512_maskz_slli_epi32(AMPI_ALL16, y, 16)));
+        }
     }
     ampi_clear_upper();
 }

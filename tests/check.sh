@@ -55,7 +55,7 @@ again() { # again DIRECTORY COMPILER FLAGS: the whole of `make test` with other 
 }
 step "address and undefined-behaviour sanitizers" again asan "$CC" "$sanitize"
 if have gcov; then step "coverage" make -s coverage; else skip "gcov is not here"; fi
-# All faults take hours; here one in sixty-four.
+# All faults take hours; here one in ninety-six.
 step "planted faults, every ninety-sixth" $PYTHON tests/mutants.py 1/96
 if have clang; then step "clang" again clang clang "-O2"; else skip "clang is not here"; fi
 step "OpenMP" env OMP_NUM_THREADS=3 make -s test B=build/omp CC="$CC" CFLAGS="-O2 -fopenmp"
