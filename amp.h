@@ -10858,16 +10858,16 @@ AMPI_FN void ampi_words_join(float* dst, const float* low, const float* high, si
 }
 #endif
 /* Are the weights of a source channel side by side, as an input's gradient finds them, or those of a result? */
-AMPI_FN int ampi_spread_is_back(const ampi_spread* d, const ampi_product* s) {
-    return s->a.image && s->a.image->channel_stride == d->c->taps;
+AMPI_FN int ampi_spread_is_back(const ampi_conv2d* c, const ampi_product* s) {
+    return s->a.image && s->a.image->channel_stride == c->taps;
 }
 /* Parts of the weights: 16 rows, or a source channel. */
 AMPI_FN size_t ampi_spread_parts(const ampi_spread* d, const ampi_product* s) {
-    return !d->words && ampi_spread_is_back(d, s) ? s->k / d->c->taps : ampi_div_up(d->rows, 16);
+    return !d->words && ampi_spread_is_back(d->c, s) ? s->k / d->c->taps : ampi_div_up(d->rows, 16);
 }
 /* Part i. Row k of a panel has the weights of term k, and zeros behind the last result. */
 AMPI_FN void ampi_spread_pack(ampi_spread* d, const ampi_product* s, size_t i, float* packed) {
-    const int back = ampi_spread_is_back(d, s);
+    const int back = ampi_spread_is_back(d->c, s);
     const size_t taps = d->c->taps, w = s->a.offset, n = back ? taps : s->k;
     const size_t at = w + (back ? i * d->rows * taps : i * 16 * n), first = back ? 0 : i * 16;
     const size_t last = back ? d->rows : ampi_min_size(first + 16, d->rows);
@@ -11041,8 +11041,7 @@ AMPI_FN void ampi_spread_tasks(ampi_spread* d, const ampi_product* s, float* mem
 /* Is nothing in the product subnormal? */
 AMPI_FN int ampi_spread_normal(const ampi_conv2d* c, const ampi_product* s) {
 #if AMPI_PAIRS
-    const int back = s->a.image->channel_stride == c->taps;
-    return ampi_conv2d_normal(s->b.data, back ? c->y_count : c->x_count, s->a.data, c->w_count);
+    return ampi_conv2d_normal(s->b.data, ampi_spread_is_back(c, s) ? c->y_count : c->x_count, s->a.data, c->w_count);
 #else
     (void)c; (void)s;
     return 0;
