@@ -2786,6 +2786,12 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ahead_x64(amp_dtype t, const void* p, s
 }
 /* The first n of sixteen. */
 AMPI_INLINE __mmask16 ampi_first_x16(size_t n) { return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu); }
+/* Those of the 32 places from x on that lie in [0, width). */
+AMPI_INLINE __mmask32 ampi_inside_x32(int64_t x, int64_t width) {
+    const uint32_t low = x <= -32 ? 0 : x < 0 ? 0xffffffffu << -x : 0xffffffffu;
+    const uint32_t high = x >= width ? 0 : width - x < 32 ? (1u << (width - x)) - 1u : 0xffffffffu;
+    return low & high;
+}
 
 /* step(type, i, mask, ...) for each group of sixteen of n elements, the last of which may have fewer. */
 #define AMPI_EACH_X16(step, t, n, ...)                                                    \
@@ -5152,6 +5158,82 @@ AMPI_FN int ampi_is_planes(const ampi_image* g) {
            && g->base_h == 0 && g->base_w == 0 && g->rows * g->cols == (size_t)(g->height * g->width);
 }
 #if AMPI_X86
+/* dst[q*n + i] = the word of a[q*2*next + i] and a[(q*2 + 1)*next + i], i < n, q < pairs. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_planes(float* dst, const uint16_t* a, size_t next, size_t n,
+                                                     size_t pairs) {
+    size_t i, q;
+    for (i = 0; i < n; i += 16) {
+        const __mmask16 m = ampi_first_x16(n - i);
+        const uint16_t* from = a + i;
+        float* to = dst + i;
+        for (q = pairs; q > 0; q--, from += 2 * next, to += n) {
+            const __m512i x = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, from));
+            const __m512i y = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, from + next));
+            _mm512_mask_storeu_epi32(to, m, _mm512_or_si512(x, _mm512_maskz_slli_epi32(AMPI_ALL16, y, 16)));
+        }
+    }
+    ampi_clear_upper();
+}
+/* Words [w, end) of the pairs of neighbouring planes of n < 16 elements, of so many rows: word q*n + i is that of
+   a[2*q*n + i] and a[(2*q + 1)*n + i]. With v = q*n + i these two are v + q*n and n more, so that 16 words lie among 64
+   elements: two loads, which hold `size` elements of a row at most, and one permutation. */
+AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_near_planes(float* dst, size_t ldd, const uint16_t* a, size_t lda,
+                                                          size_t rows, size_t n, size_t w, size_t end, size_t size) {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    for (; w < end; w += 16, dst += 16) {
+        const size_t from = w + w / n * n, in = w % n;
+        const __m512i plane = _mm512_set1_epi32((int)n), share = _mm512_set1_epi32((int)(65536 / n + 1));
+        const __m512i v = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)in));
+        const __m512i q = _mm512_maskz_srli_epi32(AMPI_ALL16, _mm512_mullo_epi32(v, share), 16);
+        const __m512i lower = _mm512_add_epi32(lanes, _mm512_mullo_epi32(q, plane));
+        const __m512i upper = _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_add_epi32(lower, plane), 16);
+        const __m512i which = _mm512_or_si512(lower, upper);
+        const __mmask32 low = ampi_inside_x32(0, (int64_t)(size - from));
+        const __mmask32 high = ampi_inside_x32(32, (int64_t)(size - from));
+        const __mmask16 m = ampi_first_x16(end - w);
+        const uint16_t* src = a + from;
+        float* to = dst;
+        size_t i;
+        for (i = 0; i < rows; i++, src += lda, to += ldd) {
+            const __m512i x = _mm512_maskz_loadu_epi16(low, src), y = _mm512_maskz_loadu_epi16(high, src + 32);
+            _mm512_mask_storeu_epi32(to, m, _mm512_permutex2var_epi16(x, which, y));
+        }
+    }
+    ampi_clear_upper();
+}
+/* Positions [k, k + n) of `rows` rows of paired planes from row i, as words; k and n are even. */
+AMPI_FN void ampi_words_in_twos(const ampi_operand* v, size_t i, size_t rows, size_t k, size_t n, float* dst,
+                                size_t ldd) {
+    const ampi_image* g = v->image;
+    const size_t plane = g->rows * g->cols, next = g->image_stride, end = k + n;
+    const uint16_t* src = (const uint16_t*)v->data + v->offset + i * g->channel_stride;
+    size_t in = k % (2 * plane) / 2, count, pairs, r;
+    if (next == plane && plane < 16) {
+        ampi_words_of_near_planes(dst, ldd, src, g->channel_stride, rows, plane, k / 2, end / 2, g->paired * plane);
+        return;
+    }
+    for (src += k / (2 * plane) * 2 * next; k < end; k += 2 * pairs * count, dst += pairs * count, in = 0) {
+        count = ampi_min_size(plane - in, (end - k) / 2);
+        pairs = count < plane ? 1 : (end - k) / (2 * plane);
+        for (r = 0; r < rows; r++)
+            ampi_words_of_planes(dst + r * ldd, src + r * g->channel_stride + in, next, count, pairs);
+        src += 2 * pairs * next;
+    }
+}
+/* The same, widened. */
+AMPI_FN void ampi_floats_in_twos(const ampi_operand* v, size_t i, size_t rows, size_t k, size_t n, float* dst,
+                                 size_t ldd) {
+    float words[16 * 32];
+    size_t r, j, some, count;
+    for (; rows > 0; i += some, dst += some * ldd, rows -= some) {
+        some = ampi_min_size(rows, 16);
+        for (j = 0; j < n; j += count) {
+            count = ampi_min_size(n - j, 64);
+            ampi_words_in_twos(v, i, some, k + j, count, words, 32);
+            for (r = 0; r < some; r++) ampi_load_f32(dst + r * ldd + j, words + r * 32, AMP_BF16, 0, count);
+        }
+    }
+}
 /* dst[r][p] for small planes, as the weights of a convolution are. What the next panel of so many rows will read is
    fetched meanwhile: it follows in each image, but processors do not foresee such short runs. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_small_planes_as(amp_dtype t, const ampi_operand* v, size_t r0, size_t rows,
@@ -5190,6 +5272,19 @@ AMPI_FN size_t ampi_paired_piece(const ampi_operand* v, size_t r, size_t p, size
     for (i = 0; i < count; i++) dst[i] = i % 2 ? second[i / 2] : first[i / 2];
     return count;
 }
+/* Positions [p, p + n) of `rows` rows of paired planes. */
+AMPI_FN void ampi_planes_in_twos(const ampi_operand* v, size_t r0, size_t rows, size_t p, size_t n, float* dst,
+                                 size_t ldd) {
+    size_t r, at;
+#if AMPI_X86
+    if (ampi_simd() == AMP_ISA_AVX512 && p % 2 == 0 && n % 2 == 0) {
+        ampi_floats_in_twos(v, r0, rows, p, n, dst, ldd);
+        return;
+    }
+#endif
+    for (r = 0; r < rows; r++)
+        for (at = 0; at < n; ) at += ampi_paired_piece(v, r0 + r, p + at, n - at, dst + r * ldd + at);
+}
 /* dst[r][p] for whole planes, one piece of a plane at a time. Each fills up to whole lanes; where that would reach
    the next row, it goes row by row. Behind a single row there is room. */
 AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rows, size_t p,
@@ -5197,9 +5292,7 @@ AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, si
     const ampi_image* image = v->image;
     size_t plane = image->rows * image->cols, count, r, left = ldd;
     const size_t in_twos = ampi_min_size(image->paired * plane - ampi_min_size(p, image->paired * plane), cols);
-    for (r = 0; in_twos > 0 && r < rows; r++)
-        for (count = 0; count < in_twos; )
-            count += ampi_paired_piece(v, r0 + r, p + count, in_twos - count, dst + r * ldd + count);
+    if (in_twos > 0) ampi_planes_in_twos(v, r0, rows, p, in_twos, dst, ldd);
     p += in_twos; dst += in_twos; cols -= in_twos; left -= in_twos;
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512 && plane <= AMPI_SMALL_PLANE && image->channel_stride == plane) {
@@ -5318,12 +5411,6 @@ AMPI_FN void ampi_stage_open(ampi_stage* t, const ampi_operand* v, size_t p, siz
 }
 
 #if AMPI_X86
-/* Those of the 32 places from x on that lie in [0, width). */
-AMPI_FN __mmask32 ampi_inside_x32(int64_t x, int64_t width) {
-    const uint32_t low = x <= -32 ? 0 : x < 0 ? 0xffffffffu << -x : 0xffffffffu;
-    const uint32_t high = x >= width ? 0 : width - x < 32 ? (1u << (width - x)) - 1u : 0xffffffffu;
-    return low & high;
-}
 /* dst[r*n + j] = element x0 + j of row r, widened, j < n, or zero where it has none; rows are `width` long. */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_stage_plain_as(amp_dtype t, float* dst, size_t n, const void* src, size_t at,
                                                        size_t rows, int64_t width, int64_t x0) {
@@ -5511,7 +5598,7 @@ AMPI_FN size_t ampi_words_more(const ampi_stage* t) { return (size_t)((t->span_h
 /* Prepares positions [p, p+n), in panels of `cut`. */
 AMPI_FN void ampi_words_stage(ampi_stage* t, const ampi_operand* v, size_t p, size_t n, size_t cut) {
     const ampi_image* g = v->image;
-    size_t image, i, next, q, at, taps = g->kernel_h * g->kernel_w;
+    size_t image, i, next, q, at, a, b, column, taps = g->kernel_h * g->kernel_w;
     t->v = v; t->p = p; t->n = ampi_min_size(n, v->length - p);
     t->pieces = t->rows = t->slabs = 0;
     t->image = p / (g->rows * g->cols);
@@ -5531,17 +5618,23 @@ AMPI_FN void ampi_words_stage(ampi_stage* t, const ampi_operand* v, size_t p, si
             q += count; at += count;
         }
     }
-    t->size = g->kernel_w * ampi_words_classes(t) * t->rows * g->cols;
-    for (i = 0; i < 2 * taps; i++) {
-        size_t a = (size_t)((int64_t)(i % taps / g->kernel_w) * g->step_h - t->low_h);
-        size_t row = (i % g->kernel_w * ampi_words_classes(t) + a % (size_t)g->mul_h) * t->rows + a / (size_t)g->mul_h;
-        t->from[i] = (uint32_t)(i / taps * t->size + row * g->cols);
+    column = ampi_words_classes(t) * t->rows * g->cols;
+    t->size = g->kernel_w * column;
+    for (i = a = 0; a < g->kernel_h; a++) {
+        const size_t y = (size_t)((int64_t)a * g->step_h - t->low_h), mul = (size_t)g->mul_h;
+        const size_t first = (y % mul * t->rows + y / mul) * g->cols;
+        for (b = 0; b < g->kernel_w; b++, i++) {
+            t->from[i] = (uint32_t)(first + b * column);
+            t->from[taps + i] = (uint32_t)(first + b * column + t->size);
+        }
     }
 }
 /* Whether n positions in panels of `cut` always have room in a stage of so many floats. */
 AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t room, size_t n, size_t cut) {
     const ampi_image* g = v->image;
-    size_t slabs = ampi_min_size(n, v->length) / (g->rows * g->cols) + 2, more, rows;
+    const size_t plane = g->rows * g->cols, most = ampi_min_size(n, v->length) / plane + 2;
+    const size_t slabs = ampi_min_size(most, ampi_div_up(v->length, plane));
+    size_t more, rows;
     ampi_stage t;
     t.v = v;
     t.span_h = ((int64_t)g->kernel_h - 1) * ampi_abs_i64(g->step_h) + 1;
@@ -5644,6 +5737,11 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_words_run(const ampi_stage* t, size_t r, ui
             _mm512_storeu_si512(dst + t->piece[i].to + j, _mm512_loadu_si512(src + t->piece[i].from + j));
     ampi_clear_upper();
 }
+#else
+AMPI_FN int ampi_words_stage_fits(const ampi_operand* v, size_t room, size_t n, size_t cut) {
+    (void)v; (void)room; (void)n; (void)cut;
+    return 0;
+}
 #endif
 
 /* --- packing and tiles ------------------------------------------------------------------- */
@@ -5699,9 +5797,8 @@ AMPI_FN void ampi_gemm_layout(ampi_gemm_plan* p, const ampi_gemm_isa* g) {
     ampi_gemm_isa room = *g;
     if (g->staged) room.words = 0;
     size_t panels = ampi_div_up(p->nc, ampi_panel_width(g)), a = ampi_a_stride(&room, p->kc);
-    size_t line = g->lanes * (p->kc + AMPI_GEMM_GAP);
+    size_t line = g->lanes * (ampi_panel_depth(&room, p->kc) + AMPI_GEMM_GAP);
     a *= ampi_group(g, p->few, ampi_div_up(p->mc, g->mr), p->kc);
-    if (room.words) line = ampi_a_stride(g, p->kc);
     p->ldt = panels * ampi_panel_width(g) + AMPI_GEMM_GAP;
     p->at_b = ampi_round_up(a, 16) + 16;
     p->at_t = p->at_b + ampi_round_up(panels * ampi_panel_stride(&room, p->kc), 16);
@@ -5987,41 +6084,23 @@ AMPI_FN void ampi_words_b_runs(const ampi_gemm_isa* g, const ampi_product* s, am
         g->transpose(b + j / nr * stride + j % nr, width, line, lds, words, 0);
     }
 }
-/* dst[q*n + i] = the word of a[q*2*next + i] and a[(q*2 + 1)*next + i], i < n, q < pairs. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_words_of_planes(float* dst, const uint16_t* a, size_t next, size_t n,
-                                                     size_t pairs) {
-    size_t i, q;
-    for (i = 0; i < n; i += 16) {
-        const __mmask16 m = ampi_first_x16(n - i);
-        const uint16_t* from = a + i;
-        float* to = dst + i;
-        for (q = pairs; q > 0; q--, from += 2 * next, to += n) {
-            const __m512i x = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, from));
-            const __m512i y = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, AMPI_LOAD_HALF_X16(m, from + next));
-            _mm512_mask_storeu_epi32(to, m, _mm512_or_si512(x, _mm512_maskz_slli_epi32(AMPI_ALL16, y, 16)));
-        }
-    }
-    ampi_clear_upper();
-}
-/* Row i of op(A), whole planes, as words. */
-AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t k0, size_t n, size_t words, float* dst) {
+/* `rows` rows of op(A) from row i, whole planes, as words. */
+AMPI_FN void ampi_words_planes(const ampi_operand* v, size_t i, size_t rows, size_t k0, size_t n, size_t words,
+                               float* dst, size_t ldd) {
     const ampi_image* g = v->image;
     const uint16_t* src = (const uint16_t*)v->data + v->offset + i * g->channel_stride;
-    const size_t plane = g->rows * g->cols, in_twos = ampi_min_size(g->paired * plane, k0 + n);
-    const uint16_t* from = src + k0 / (2 * plane) * 2 * g->image_stride;
-    size_t in = k0 % (2 * plane) / 2, k, count, pairs;
-    uint16_t* to;
-    for (k = k0; k < in_twos; k += 2 * pairs * count, dst += pairs * count, in = 0) {
-        count = ampi_min_size(plane - in, (in_twos - k) / 2);
-        pairs = count < plane ? 1 : (in_twos - k) / (2 * plane);
-        ampi_words_of_planes(dst, from + in, g->image_stride, count, pairs);
-        from += 2 * pairs * g->image_stride;
+    const size_t plane = g->rows * g->cols, end = k0 + n;
+    const size_t twos = ampi_max_size(ampi_min_size(g->paired * plane, end), k0);
+    size_t k, count, r;
+    if (k0 < twos) ampi_words_in_twos(v, i, rows, k0, twos - k0, dst, ldd);
+    for (r = 0; r < rows; r++, src += g->channel_stride, dst += ldd) {
+        uint16_t* to = (uint16_t*)(void*)dst + (twos - k0);
+        for (k = twos; k < end; k += count, to += count) {
+            count = ampi_min_size(plane - k % plane, end - k);
+            memcpy(to, src + k / plane * g->image_stride + k % plane, count * sizeof *to);
+        }
+        memset(to, 0, (2 * words - n) * sizeof *to);
     }
-    for (to = (uint16_t*)(void*)dst; k < k0 + n; k += count, to += count) {
-        count = ampi_min_size(plane - k % plane, k0 + n - k);
-        memcpy(to, src + k / plane * g->image_stride + k % plane, count * sizeof *to);
-    }
-    memset(to, 0, (2 * words - n) * sizeof *to);
 }
 
 /* `rows` rows of op(A), whose runs go across k, as words, a_width for each pair of k. The least exponent. */
@@ -6037,7 +6116,7 @@ AMPI_FN void ampi_pack_a_words(const ampi_gemm_isa* g, const ampi_product* s, si
     size_t bytes = ampi_type_size(s->a.dtype), words = ampi_words(g, kc), i, w;
     size_t length = ampi_min_size(kc, s->a.length - k0);           /* of a run along k */
     const char* src = (const char*)s->a.data + s->a.offset * bytes;
-    for (i = 0; s->a.image && i < rows; i++) ampi_words_planes(&s->a, row + i, k0, length, words, a + i * rs);
+    if (s->a.image) ampi_words_planes(&s->a, row, rows, k0, length, words, a, rs);
     for (i = 0; !s->a.image && s->a.along_k && i < rows; i++)
         ampi_words_along(a + i * rs, src + ((row + i) * s->a.ld + k0) * bytes, s->a.dtype, length, words);
     if (s->a.along_k) return;
@@ -6851,15 +6930,31 @@ AMPI_FN size_t ampi_image_lines(const ampi_image* g) {
     const size_t lines = g->kernel_h * (size_t)ampi_abs_i64(g->step_h) + (64 / g->cols + 2) * (size_t)g->mul_h;
     return lines * ((size_t)g->width + g->kernel_w * (size_t)ampi_abs_i64(g->step_w));
 }
-/* Blocks that fit the stack. So many rows make up for the packing of B, and A's panels are few then; of words, which
-   may be deeper, they are not. What is left is the stage of an image; FP32 with long lines needs more of it. */
-AMPI_FN ampi_gemm_plan ampi_gemm_plan_on_stack(const ampi_gemm_isa* g, const ampi_product* s) {
-    const int longer = s->b.image && !ampi_is_planes(s->b.image) && ampi_image_lines(s->b.image) > 400;
+/* Has an image operand room to be staged for words, with this plan? */
+AMPI_FN int ampi_gemm_stages_words(const ampi_gemm_isa* g, const ampi_operand* b, const ampi_gemm_plan* p) {
+    const size_t room = p->floats - p->at_stage;
+    return b->along_k ? ampi_words_stage_fits(b, room, p->kc, p->kc)
+                      : ampi_words_stage_fits(b, room, p->nc, ampi_panel_width(g));
+}
+/* Blocks of at most kc that fit the stack. So many rows make up for the packing of B, and A's panels are few then; of
+   words, which may be deeper, they are not. What is left is the stage of an image. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_stack(const ampi_gemm_isa* g, const ampi_product* s, size_t kc) {
     const size_t rows = AMPI_STACK_ROWS, few = g->words ? 1 : ampi_div_up(rows, g->mr);
-    const size_t kc = g->words ? 96 : longer ? 48 : 64;
     ampi_gemm_plan p = ampi_gemm_plan_of(g, s->m, s->n, s->k, rows, 64, kc, kc, kc, few, AMPI_GEMM_COLUMN);
     p.floats = AMPI_GEMM_STACK;
     return p;
+}
+/* The deepest of them (measured). FP32 with long lines needs more of the stage. Words that need no room for FP32 may be
+   twice as deep, if the image has its room. */
+AMPI_FN ampi_gemm_plan ampi_gemm_plan_on_stack(const ampi_gemm_isa* g, const ampi_product* s) {
+    const int unfolds = s->b.image && !ampi_is_planes(s->b.image);
+    ampi_gemm_isa kernels = *g;
+    ampi_gemm_plan p;
+    if (!g->words) return ampi_gemm_plan_stack(g, s, unfolds && ampi_image_lines(s->b.image) > 400 ? 48 : 64);
+    if (!s->normal) return ampi_gemm_plan_stack(g, s, 96);
+    kernels.staged = 0;
+    p = ampi_gemm_plan_stack(&kernels, s, 192);
+    return s->b.image && !ampi_gemm_stages_words(g, &s->b, &p) ? ampi_gemm_plan_stack(&kernels, s, 96) : p;
 }
 
 /* --- products of few rows -------------------------------------------------------------------- */
@@ -10382,33 +10477,29 @@ AMPI_FN int ampi_conv2d_fits(const ampi_product* s, size_t more, const amp_exec*
 }
 
 #if AMPI_PAIRS
-/* Is it faster unfolded, as a product of words, than in a direct form? Unfolding has to feed enough rows, along k more
-   of them, and those of a large kernel too; and k should not be filled up to much more. */
-AMPI_FN int ampi_conv2d_words_pay(const ampi_gemm_isa* g, const ampi_product* s) {
-    size_t least = s->b.along_k ? 24 : s->b.image->kernel_h * s->b.image->kernel_w > 9 ? 32 : 16;
+/* Is it faster unfolded, as a product of words, than otherwise? Unfolding has to feed enough rows to pass a direct form,
+   along k more of them, and those of a large kernel too; on the stack there is none, and FP32 would be unfolded as well.
+   And k should not be filled up to much more. */
+AMPI_FN int ampi_conv2d_words_pay(const ampi_gemm_isa* g, const ampi_product* s, int stack) {
+    size_t least = stack ? 1 : s->b.along_k ? 24 : s->b.image->kernel_h * s->b.image->kernel_w > 9 ? 32 : 16;
     return s->m >= least && 2 * ampi_words(g, s->k) <= s->k + s->k / 2;
 }
 /* May a convolution's product be one of words, if nothing in it is subnormal? s: that of the first group; more: floats
    of the workspace that it does not get. Where there is next to none, its blocks are on the stack. */
 AMPI_FN int ampi_conv2d_words_fit(const ampi_product* s, size_t more, const amp_exec* exec) {
     const size_t room = ampi_room(exec);
-    size_t stage = AMPI_GEMM_STAGE;
+    const int stack = room <= AMPI_GEMM_STAGE;
     ampi_product one = *s;
     ampi_gemm_isa g;
     ampi_gemm_plan p;
     one.normal = 1;
     one.k += s->k % 2;
     g = ampi_gemm_isa_for(&one);
-    if (!g.words || !ampi_conv2d_words_pay(&g, s) || (exec && exec->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums()))
-        return 0;
-    p = ampi_gemm_plan_for(&g, &one, 0);
-    if (room < p.floats + more + 16) {
-        if (more > 0 || room > AMPI_GEMM_STAGE) return 0;
-        p = ampi_gemm_plan_on_stack(&g, &one);
-        stage = p.floats - p.at_stage;
-    }
-    return s->b.along_k ? ampi_words_stage_fits(&s->b, stage, p.kc, p.kc)
-                        : ampi_words_stage_fits(&s->b, stage, p.nc, 2 * g.lanes);
+    if (!g.words || !ampi_conv2d_words_pay(&g, s, stack)
+        || (exec && exec->sums == AMP_SUMS_FAST && amp_cpu_has_fast_sums())) return 0;
+    p = stack ? ampi_gemm_plan_on_stack(&g, &one) : ampi_gemm_plan_for(&g, &one, 0);
+    if (stack ? more > 0 : room < p.floats + more + 16) return 0;
+    return ampi_gemm_stages_words(&g, &s->b, &p);
 }
 /* Shall it be one? x and y are all of what is unfolded, and the other operand. */
 AMPI_FN int ampi_conv2d_words(const ampi_product* s, const void* x, size_t nx, const void* y, size_t ny, size_t more,
@@ -11198,8 +11289,9 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     if (r != AMP_OK) return r;
     if (dx) ampi_conv2d_of(&s, images, &c, 1, 0, &call);
     if (dx && (ampi_spread_words_run(&c, &s, exec) || ampi_conv2d_turned(&c, 1, &call, 1, exec)
-            || ampi_conv2d_dx_parts(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)
-            || ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || ampi_conv2d_dx_parts(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec))) dx = NULL;
+    if (dx && s.b.image->paired > 0) words = ampi_conv2d_words(&s, dy, c.y_count, w, c.w_count, 0, exec);
+    if (dx && !words && (ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
             || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_spread_run(&c, &s, exec)
@@ -11207,8 +11299,10 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
             || ampi_conv2d_turned(&c, 1, &call, 0, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_of(&s, images, &c, 1, g, &call);
+        s.normal = words;
         ampi_conv2d_run(&s, exec);
     }
+    words = 0;
     if (dw && x_dtype == AMP_BF16) {
         ampi_conv2d_dw(&s, images, &c, 0, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate);
         words = ampi_conv2d_words(&s, x, c.x_count, dy, c.y_count, 0, exec);
