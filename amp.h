@@ -16279,8 +16279,14 @@ AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start
 #if AMPI_X86
 /* The sums of columns and of rows together, of two rows: what both need is widened once, a column's sums are loaded and
    stored half as often, and a row's sums need not wait for each other. `next` bytes on lie the same elements of rows
-   that are soon to be summed. */
-typedef struct ampi_ln_line { const char *dy, *x; size_t next; __m512 mean, invstd; ampi_wide sum, dot; } ampi_ln_line;
+   that are soon to be summed; dx will be written then (of FP32 its lines are half the time, of 16 bits they come by
+   themselves). */
+typedef struct ampi_ln_line {
+    const char *dy, *x, *dx;
+    size_t next;
+    __m512 mean, invstd;
+    ampi_wide sum, dot;
+} ampi_ln_line;
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_line_x16(amp_dtype t, size_t i, __mmask16 m, ampi_ln_line* r, __m512 gamma,
                                                      ampi_wide* db, ampi_wide* dg) {
     const __m512 dy = ampi_get_x16(t, r->dy, i, m), x = ampi_get_x16(t, r->x, i, m);
@@ -16288,6 +16294,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_line_x16(amp_dtype t, size_t i, __mm
     const ampi_wide xhat = ampi_widen_x16(_mm512_maskz_mul_ps(m, _mm512_sub_ps(x, r->mean), r->invstd));
     AMPI_FETCH_L2(r->dy, r->next + i * ampi_type_size(t));
     AMPI_FETCH_L2(r->x, r->next + i * ampi_type_size(t));
+    if (t == AMP_F32) AMPI_FETCH_OWN(r->dx, i * sizeof(float));
     ampi_wide_add_widened(db, w);
     ampi_wide_fma(dg, w, xhat);
     ampi_wide_add(&r->sum, g);
@@ -16302,8 +16309,10 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ln_lines_x16(amp_dtype t, size_t i, __m
     ampi_store_wide(db + i, sum);
     ampi_store_wide(dg + i, dot);
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR ampi_ln_line ampi_ln_line_of(const ampi_ln_backward* q, size_t row) {
+AMPI_TARGET_AVX512 AMPI_VECTOR ampi_ln_line ampi_ln_line_of(const ampi_ln_backward* q, size_t row, const void* dx,
+                                                               amp_dtype dxt) {
     ampi_ln_line r;
+    r.dx = (const char*)dx + row * q->d * ampi_type_size(dxt);
     r.dy = (const char*)q->dy + row * q->d * ampi_type_size(q->dyt);
     r.x = (const char*)q->x + row * q->d * ampi_type_size(q->xt);
     r.next = ampi_round_up(4096, 2 * q->d * ampi_type_size(q->xt));
@@ -16314,16 +16323,16 @@ AMPI_TARGET_AVX512 AMPI_VECTOR ampi_ln_line ampi_ln_line_of(const ampi_ln_backwa
 }
 /* totals: the sums of the two rows. */
 AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_lines_avx512(const ampi_ln_backward* q, size_t row, double* db, double* dg,
-                                                     double* totals) {
-    ampi_ln_line a = ampi_ln_line_of(q, row), b = ampi_ln_line_of(q, row + 1);
-    const size_t size = ampi_type_size(q->xt);
+                                                     const void* dx, amp_dtype dxt, double* totals) {
+    ampi_ln_line a = ampi_ln_line_of(q, row, dx, dxt), b = ampi_ln_line_of(q, row + 1, dx, dxt);
+    const size_t size = ampi_type_size(q->xt), dx_size = ampi_type_size(dxt);
     float g_tile[AMPI_TILE];
     size_t i, n;
     for (i = 0; i < q->d; i += n) {
         const float* gamma = ampi_view_or(q->gamma, q->pt, i, n = ampi_tile_size(q->d, i), g_tile, 1.0f);
         AMPI_ALL_X16(ampi_ln_lines_x16, q->xt, n, &a, &b, gamma, db + i, dg + i);
-        a.dy += n * size; a.x += n * size;
-        b.dy += n * size; b.x += n * size;
+        a.dy += n * size; a.x += n * size; a.dx += n * dx_size;
+        b.dy += n * size; b.x += n * size; b.dx += n * dx_size;
     }
     totals[0] = ampi_wide_total(a.sum);
     totals[1] = ampi_wide_total(a.dot);
@@ -16339,7 +16348,7 @@ AMPI_FN size_t ampi_ln_pairs_backward(const ampi_ln_backward* q, size_t row, siz
     double totals[4];
     if (!ampi_typed(q->dyt, q->xt)) return row;
     for (; row + 2 <= past; row += 2) {
-        ampi_ln_lines_avx512(q, row, db, dg, totals);
+        ampi_ln_lines_avx512(q, row, db, dg, dx, dxt, totals);
         ampi_ln_row_dx(q, row, totals[0], totals[1], dx, dxt);
         ampi_ln_row_dx(q, row + 1, totals[2], totals[3], dx, dxt);
     }
