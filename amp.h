@@ -7089,6 +7089,41 @@ AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whol
     return 1;
 }
 
+#if AMPI_PAIRS
+/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
+AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
+    unsigned least[64], all = 512;
+    size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
+    int64_t task, tasks = (int64_t)ampi_div_up(n, each);
+    AMPI_PARALLEL_FOR(tasks > 1)
+    for (task = 0; task < tasks; task++) {
+        size_t at = (size_t)task * each;
+        least[task] = ampi_least_exponent((const float*)(const void*)(p + at), 0, 1, ampi_min_size(n - at, each) / 2);
+    }
+    if (n % 2 && (p[n - 1] & 0x7fffu) != 0) all = (p[n - 1] & 0x7fffu) >> 7;
+    for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
+    return all;
+}
+/* The same of a matrix. */
+AMPI_FN unsigned ampi_matrix_exponents(const ampi_operand* v) {
+    const uint16_t* p = (const uint16_t*)v->data + v->offset;
+    unsigned least = 512;
+    size_t r;
+    if (v->ld == v->length) return ampi_all_exponents(p, v->runs * v->length);
+    for (r = 0; r < v->runs; r++, p += v->ld) least = ampi_min_unsigned(least, ampi_all_exponents(p, v->length));
+    return least;
+}
+/* Is nothing subnormal in a product of two matrices of BF16? Asked where it gains: of blocks on the stack, which may be
+   deeper then, if A is read a few times and B, which is packed for so many rows at a time, for many of them. */
+AMPI_FN int ampi_gemm_normal(const ampi_product* s) {
+    unsigned e;
+    if (s->a.image || s->b.image || s->m < 64 || s->n < 8) return s->normal;
+    e = ampi_matrix_exponents(&s->a);
+    return e >= 1 && ampi_words_are_normal(e, ampi_matrix_exponents(&s->b));
+}
+#else
+AMPI_FN int ampi_gemm_normal(const ampi_product* s) { return s->normal; }
+#endif
 /* Computes a checked product, in the workspace if it holds at least one slot. */
 AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
     ampi_gemm_isa g = ampi_gemm_isa_for(s);
@@ -7112,6 +7147,7 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
             ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * step);
     } else {
         if (!g.words) g = ampi_gemm_isa_now();
+        else s->normal = ampi_gemm_normal(s);
         p = ampi_gemm_plan_on_stack(&g, s);
         AMPI_PARALLEL_FOR(p.slots > 1)
         for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
@@ -8008,20 +8044,6 @@ AMPI_INLINE void ampi_find_infinite_body(int hw, int* found, const float* x, siz
 AMPI_KERNEL(ampi_find_infinite, (int* found, const float* x, size_t n), found, x, n)
 
 #if AMPI_PAIRS
-/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
-AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
-    unsigned least[64], all = 512;
-    size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
-    int64_t task, tasks = (int64_t)ampi_div_up(n, each);
-    AMPI_PARALLEL_FOR(tasks > 1)
-    for (task = 0; task < tasks; task++) {
-        size_t at = (size_t)task * each;
-        least[task] = ampi_least_exponent((const float*)(const void*)(p + at), 0, 1, ampi_min_size(n - at, each) / 2);
-    }
-    if (n % 2 && (p[n - 1] & 0x7fffu) != 0) all = (p[n - 1] & 0x7fffu) >> 7;
-    for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
-    return all;
-}
 /* Is nothing subnormal in the products of all of x and all of y? */
 AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t ny) {
     const unsigned e = ampi_all_exponents((const uint16_t*)x, nx);
@@ -10477,9 +10499,9 @@ AMPI_FN int ampi_conv2d_fits(const ampi_product* s, size_t more, const amp_exec*
 }
 
 #if AMPI_PAIRS
-/* Is it faster unfolded, as a product of words, than otherwise? Unfolding has to feed enough rows to pass a direct form,
-   along k more of them, and those of a large kernel too; on the stack there is none, and FP32 would be unfolded as well.
-   And k should not be filled up to much more. */
+/* Is it faster unfolded, as a product of words, than otherwise? Unfolding has to feed enough rows to pass a direct
+   form, along k more of them, and those of a large kernel too; on the stack there is none, and FP32 would be unfolded
+   as well. And k should not be filled up to much more. */
 AMPI_FN int ampi_conv2d_words_pay(const ampi_gemm_isa* g, const ampi_product* s, int stack) {
     size_t least = stack ? 1 : s->b.along_k ? 24 : s->b.image->kernel_h * s->b.image->kernel_w > 9 ? 32 : 16;
     return s->m >= least && 2 * ampi_words(g, s->k) <= s->k + s->k / 2;
