@@ -5220,18 +5220,15 @@ AMPI_FN void ampi_words_in_twos(const ampi_operand* v, size_t i, size_t rows, si
         src += 2 * pairs * next;
     }
 }
-/* The same, widened. */
+/* The same, widened; at most 16 rows, as a panel has. */
 AMPI_FN void ampi_floats_in_twos(const ampi_operand* v, size_t i, size_t rows, size_t k, size_t n, float* dst,
                                  size_t ldd) {
     float words[16 * 32];
-    size_t r, j, some, count;
-    for (; rows > 0; i += some, dst += some * ldd, rows -= some) {
-        some = ampi_min_size(rows, 16);
-        for (j = 0; j < n; j += count) {
-            count = ampi_min_size(n - j, 64);
-            ampi_words_in_twos(v, i, some, k + j, count, words, 32);
-            for (r = 0; r < some; r++) ampi_load_f32(dst + r * ldd + j, words + r * 32, AMP_BF16, 0, count);
-        }
+    size_t r, j, count;
+    for (j = 0; j < n; j += count) {
+        count = ampi_min_size(n - j, 64);
+        ampi_words_in_twos(v, i, rows, k + j, count, words, 32);
+        for (r = 0; r < rows; r++) ampi_load_f32(dst + r * ldd + j, words + r * 32, AMP_BF16, 0, count);
     }
 }
 /* dst[r][p] for small planes, as the weights of a convolution are. What the next panel of so many rows will read is
@@ -5272,12 +5269,12 @@ AMPI_FN size_t ampi_paired_piece(const ampi_operand* v, size_t r, size_t p, size
     for (i = 0; i < count; i++) dst[i] = i % 2 ? second[i / 2] : first[i / 2];
     return count;
 }
-/* Positions [p, p + n) of `rows` rows of paired planes. */
+/* Positions [p, p + n) of a panel's rows of paired planes; p and n are even. */
 AMPI_FN void ampi_planes_in_twos(const ampi_operand* v, size_t r0, size_t rows, size_t p, size_t n, float* dst,
                                  size_t ldd) {
     size_t r, at;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512 && p % 2 == 0 && n % 2 == 0) {
+    if (ampi_simd() == AMP_ISA_AVX512) {
         ampi_floats_in_twos(v, r0, rows, p, n, dst, ldd);
         return;
     }

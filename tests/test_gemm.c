@@ -51,6 +51,15 @@ static matrix matrix_new(amp_dtype dtype, size_t rows, size_t cols, size_t ld) {
 static void* matrix_at(const matrix* m) { return m->data + GUARD; }
 static size_t matrix_bytes(const matrix* m) { return m->rows * m->ld * amp_dtype_size(m->dtype) + 2 * GUARD; }
 static void matrix_free(matrix* m) { free(m->base); free(m->value); }
+/* Writes a matrix's values, rounded to its type. */
+static void matrix_write(matrix* m) {
+    size_t i;
+    for (i = 0; i < m->rows; i++) {
+        unsigned char* row = (unsigned char*)matrix_at(m) + i * m->ld * amp_dtype_size(m->dtype);
+        amp_convert(row, m->dtype, m->value + i * m->cols, AMP_F32, m->cols);
+        amp_convert(m->value + i * m->cols, AMP_F32, row, m->dtype, m->cols);
+    }
+}
 static float matrix_op(const matrix* m, int trans, size_t i, size_t j) {
     return trans ? m->value[j * m->cols + i] : m->value[i * m->cols + j];
 }
@@ -294,8 +303,7 @@ static void test_special_values(void) {
         for (q = 0; q < 3; q++) {
             size_t count = list[q]->rows * list[q]->cols;
             for (i = 0; i < count; i++) list[q]->value[i] = values[test_random() % (q == 2 ? 2 : 16)];
-            amp_convert(matrix_at(list[q]), list[q]->dtype, list[q]->value, AMP_F32, count);
-            amp_convert(list[q]->value, AMP_F32, matrix_at(list[q]), list[q]->dtype, count);
+            matrix_write(list[q]);
         }
         problem_check_all(&p);
         problem_free(&p);
@@ -342,8 +350,7 @@ static void test_bf16_subnormal_sums(void) {
                 if (round % 7 == 3 && l == round % 2 && i == count / 3) list[l]->value[i] = 1e-39f;
                 if (test_random() % 4 == 0) list[l]->value[i] *= -1.0f;
             }
-            amp_convert(matrix_at(list[l]), AMP_BF16, list[l]->value, AMP_F32, count);
-            amp_convert(list[l]->value, AMP_F32, matrix_at(list[l]), AMP_BF16, count);
+            matrix_write(list[l]);
         }
         problem_check_all(&p);
         problem_free(&p);
@@ -381,13 +388,13 @@ static void test_bf16_smallest_sums(void) {
 /* One subnormal operand at the start, in the middle or at the end of an otherwise normal matrix, alone in its row of A or
    column of B: what comes before it may be done with vdpbf16ps, the rest not. */
 static void test_bf16_subnormal_corner(void) {
-    static const size_t SIZES[7][3] = { { 75, 40, 300 }, { 20, 100, 260 }, { 61, 37, 1040 }, { 40, 50, 131 }, { 61, 37, 2100 },
-                                        { 3, 70, 340 }, { 2, 64, 4300 } };
+    static const size_t SIZES[8][4] = { { 75, 40, 300, 0 }, { 75, 40, 300, 3 }, { 20, 100, 260, 0 }, { 61, 37, 1040, 0 },
+                                        { 40, 50, 131, 0 }, { 61, 37, 2100, 0 }, { 3, 70, 340, 0 }, { 2, 64, 4300, 0 } };
     size_t round, i;
-    for (round = 0; round < 7 * 4 * 6; round++) {
+    for (round = 0; round < 8 * 4 * 6; round++) {
         const size_t* z = SIZES[round / 24];
         const size_t at = round / 4 % 3, in_b = round / 12 % 2;
-        problem p = problem_new(round % 2 == 1, round / 2 % 2 == 1, z[0], z[1], z[2], 0, 1.0f, 0.0f, AMP_BF16, AMP_BF16,
+        problem p = problem_new(round % 2 == 1, round / 2 % 2 == 1, z[0], z[1], z[2], z[3], 1.0f, 0.0f, AMP_BF16, AMP_BF16,
                                 AMP_F32);
         matrix *tiny = in_b ? &p.b : &p.a, *large = in_b ? &p.a : &p.b;
         const int along_k = in_b ? p.tb : !p.ta;
@@ -397,11 +404,8 @@ static void test_bf16_subnormal_corner(void) {
             if ((along_k ? row : col) == line) tiny->value[i] = (along_k ? col : row) == k ? 1e-39f : 0.0f;
         }
         for (i = 0; i < large->rows * large->cols; i++) large->value[i] = ldexpf(large->value[i], 100);
-        for (i = 0; i < 2; i++) {
-            matrix* m = i ? &p.b : &p.a;
-            amp_convert(matrix_at(m), AMP_BF16, m->value, AMP_F32, m->rows * m->cols);
-            amp_convert(m->value, AMP_F32, matrix_at(m), AMP_BF16, m->rows * m->cols);
-        }
+        matrix_write(&p.a);
+        matrix_write(&p.b);
         problem_check_all(&p);
         problem_free(&p);
     }
