@@ -7087,18 +7087,23 @@ AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whol
 }
 
 #if AMPI_PAIRS
-/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent. */
+/* The smallest exponent field of n BF16 numbers, as ampi_least_exponent; then with all threads. */
+AMPI_FN unsigned ampi_some_exponents(const uint16_t* p, size_t n) {
+    const unsigned last = n % 2 ? p[n - 1] & 0x7fffu : 0;
+    const unsigned least = ampi_least_exponent((const float*)(const void*)p, 0, 1, n / 2);
+    return last ? ampi_min_unsigned(least, last >> 7) : least;
+}
 AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
     unsigned least[64], all = 512;
     size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
     int64_t task, tasks = (int64_t)ampi_div_up(n, each);
-    AMPI_PARALLEL_FOR(tasks > 1)
+    if (tasks <= 1) return ampi_some_exponents(p, n);         /* a region costs, even for one task */
+    AMPI_PARALLEL_FOR(1)
     for (task = 0; task < tasks; task++) {
         size_t at = (size_t)task * each;
-        least[task] = ampi_least_exponent((const float*)(const void*)(p + at), 0, 1, ampi_min_size(n - at, each) / 2);
+        least[task] = ampi_some_exponents(p + at, ampi_min_size(n - at, each));
     }
-    if (n % 2 && (p[n - 1] & 0x7fffu) != 0) all = (p[n - 1] & 0x7fffu) >> 7;
-    for (i = 0; i < (size_t)tasks; i++) if (least[i] < all) all = least[i];
+    for (i = 0; i < (size_t)tasks; i++) all = ampi_min_unsigned(all, least[i]);
     return all;
 }
 /* The same of a matrix. */
@@ -7107,14 +7112,15 @@ AMPI_FN unsigned ampi_matrix_exponents(const ampi_operand* v) {
     unsigned least = 512;
     size_t r;
     if (v->ld == v->length) return ampi_all_exponents(p, v->runs * v->length);
-    for (r = 0; r < v->runs; r++, p += v->ld) least = ampi_min_unsigned(least, ampi_all_exponents(p, v->length));
+    for (r = 0; r < v->runs; r++, p += v->ld) least = ampi_min_unsigned(least, ampi_some_exponents(p, v->length));
     return least;
 }
-/* Is nothing subnormal in a product of two matrices of BF16? Asked where it gains: of blocks on the stack, which may be
-   deeper then, if A is read a few times and B, which is packed for so many rows at a time, for many of them. */
+/* Is nothing subnormal in a product of two matrices of BF16? Asked where it gains (measured): of blocks on the stack,
+   which may be deeper then, if k is, A is read a few times, and B, which is packed for so many rows at a time, for many
+   of them. */
 AMPI_FN int ampi_gemm_normal(const ampi_product* s) {
     unsigned e;
-    if (s->a.image || s->b.image || s->m < 64 || s->n < 8) return s->normal;
+    if (s->a.image || s->b.image || s->m < 64 || s->n < 8 || s->k < 192) return s->normal;
     e = ampi_matrix_exponents(&s->a);
     return e >= 1 && ampi_words_are_normal(e, ampi_matrix_exponents(&s->b));
 }
