@@ -16304,8 +16304,8 @@ AMPI_FN void ampi_ln_columns(const ampi_ln_backward* q, size_t row, size_t start
 #if AMPI_X86
 /* The sums of columns and of rows together, of two rows: what both need is widened once, a column's sums are loaded and
    stored half as often, and a row's sums need not wait for each other. `next` bytes on lie the same elements of rows
-   that are soon to be summed; dx will be written next: to ask for its lines now makes FP32 15 to 28 % faster and 16 bits
-   no faster (measured). */
+   that are soon to be summed; dx will be written next: to ask for its lines now makes FP32 15 to 28 % faster, and
+   16 bits no faster (measured). */
 typedef struct ampi_ln_line {
     const char *dy, *x, *dx;
     size_t next;
