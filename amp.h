@@ -3385,7 +3385,8 @@ AMPI_VECTOR void ampi_thin_fetch_four(const ampi_thin* u, size_t q, size_t j, si
             for (byte = 0; byte < wide * size; byte += 64) AMPI_FETCH(u->b, (i * u->ldb + j) * size + byte);
 }
 /* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. Two vectors of
-   columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured). */
+   columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured), unless
+   it takes two to a line. */
 #define AMPI_THIN_ACROSS(name, V)                                                                                      \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_four(amp_dtype bt, int two, const ampi_thin* u, size_t q, size_t j,      \
                                                    size_t rest) {                                                      \
@@ -3433,7 +3434,7 @@ AMPI_VECTOR void ampi_thin_fetch_four(const ampi_thin* u, size_t q, size_t j, si
         size_t q = 0, j;                                                                                               \
         for (; q + 4 <= ampi_min_size(u->k, u->rows); q += 4) {                                                        \
             j = 0;                                                                                                     \
-            if (bt != AMP_F32 || u->m > 1)                                                                             \
+            if (bt != AMP_F32 || u->m > 1 || lanes == 8)                                                               \
                 for (; j + 2 * lanes <= u->n; j += 2 * lanes) name##_four(bt, 1, u, q, j, lanes);                      \
             for (; j + lanes <= u->n; j += lanes) name##_four(bt, 0, u, q, j, lanes);                                  \
             if (j < u->n) name##_four(bt, 0, u, q, j, u->n - j);                                                       \
@@ -3744,6 +3745,8 @@ typedef struct ampi_gemm_isa {
     void (*turn16)(float* dst, size_t ldd, const void* src, amp_dtype t, size_t lds, size_t k, size_t flip);
     void (*finish)(const ampi_finish* f, size_t rows, size_t columns, const float* t, size_t ldt);
     void (*thin)(const ampi_thin* u);                             /* NULL without AVX2, as finish */
+    void (*panels)(float* dst, size_t stride, const void* src, amp_dtype t, size_t lds, size_t rows, size_t n,
+                   size_t flip);                                  /* AVX2's alone */
 } ampi_gemm_isa;
 
 /* A list of rows, for macros: X(row, pointer to the row's group of three, offset from there, V). Written out,
@@ -4407,6 +4410,28 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_write8_avx2(void* dst, amp_dtype t, size_
     ampi_put8_avx2(dst, t, i, rest, AMPI_V8_CLEAN(v));
 }
 #define AMPI_V8_READ ampi_read8_avx2
+/* Panels of 16 columns of a matrix, `stride` floats apart, from n columns of `rows` rows, of which row r becomes
+   r ^ flip; both are multiples of four and 16. Four rows of one panel, then of the next, and as soon as they are read
+   the same of the next four: many rows at once come slowly, as each begins another page (512 x 512 of F32 in 63 instead
+   of 120 us on a Zen 3, and in half of that again if the rows collide in the cache). */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_load_panels_as(amp_dtype t, float* dst, size_t stride, const void* src, size_t lds,
+                                                      size_t rows, size_t n, size_t flip) {
+    const size_t size = ampi_type_size(t);
+    size_t i, r, j;
+    for (i = 0; i < rows; i += 4)
+        for (j = 0; j < n; j += 16)
+            for (r = i; r < i + 4; r++) {
+                float* to = dst + j / 16 * stride + (r ^ flip) * 16;
+                AMPI_FETCH(src, ((r + 4) * lds + j) * size);
+                AMPI_V8_STORE(to, AMPI_V8_READ(src, t, r * lds + j, 8));
+                AMPI_V8_STORE(to + 8, AMPI_V8_READ(src, t, r * lds + j + 8, 8));
+            }
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_load_panels_avx2(float* dst, size_t stride, const void* src, amp_dtype t, size_t lds,
+                                                    size_t rows, size_t n, size_t flip) {
+    AMPI_FOR_TYPE(ampi_load_panels_as, t, dst, stride, src, lds, rows, n, flip);
+    ampi_clear_upper();
+}
 #define AMPI_V8_WRITE ampi_write8_avx2
 #define AMPI_V8_FIRST(v) _mm256_broadcastss_ps(_mm256_castps256_ps128(v))
 AMPI_FINISH(ampi_finish_avx2, V8)
@@ -4979,7 +5004,7 @@ AMPI_FN int ampi_leans_on_l2(const ampi_gemm_isa* g) { return g->lanes == 16 && 
 /* The kernels for the instruction set in use. */
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
     ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 2, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
-                       ampi_transpose_plain, NULL, NULL, NULL };
+                       ampi_transpose_plain, NULL, NULL, NULL, NULL };
 #if AMPI_X86
     if (ampi_simd() == AMP_ISA_AVX512) {
         g.mr = 14; g.lanes = 16; g.a_width = 16; g.widens = 1;
@@ -4988,7 +5013,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
     } else if (ampi_simd() == AMP_ISA_AVX2) {
         g.mr = 6; g.lanes = 8; g.a_width = 8; g.widens = 1;
         g.micro = ampi_micro_avx2; g.load = ampi_load_block_avx2; g.transpose = ampi_transpose_avx2;
-        g.finish = ampi_finish_avx2; g.thin = ampi_thin_avx2;
+        g.finish = ampi_finish_avx2; g.thin = ampi_thin_avx2; g.panels = ampi_load_panels_avx2;
     }
 #endif
 #if AMPI_NEON
@@ -5957,11 +5982,20 @@ AMPI_FN void ampi_pack_b_image(const ampi_gemm_isa* g, const ampi_product* s, si
     }
 }
 
+/* Of a matrix whose runs go along n, those k of the full panels that instructions for it can pack; how many. */
+AMPI_FN size_t ampi_pack_b_panels(const ampi_gemm_isa* g, const ampi_product* s, size_t j0, size_t nc, size_t k0,
+                                  size_t kc, float* b) {
+    const size_t nr = ampi_panel_width(g), rows = ampi_min_size(kc, s->b.runs - k0) / 32 * 32, n = nc / nr * nr;
+    const char* src = (const char*)s->b.data + (s->b.offset + k0 * s->b.ld + j0) * ampi_type_size(s->b.dtype);
+    if (!g->panels || n <= nr) return 0;                      /* of one alone the next one is fetched instead */
+    g->panels(b, ampi_panel_stride(g, kc), src, s->b.dtype, s->b.ld, rows, n, s->swap ? 1 : 0);
+    return rows;
+}
 /* Columns [j0, j0+nc) and k in [k0, k0+kc) of op(B) in panels, k slow; the last panel has as many vectors
    as it needs. Runs along n are taken a few rows at a time, across all panels: their rows may lie pages apart. */
 AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_stage* stage, size_t j0,
                          size_t nc, size_t k0, size_t kc, float* b, float* line) {
-    size_t j, k, nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc);
+    size_t j, k, nr = ampi_panel_width(g), stride = ampi_panel_stride(g, kc), done = 0;
     int along_k = s->b.along_k;
     size_t step = along_k ? kc : 32;
     ampi_stage_open(stage, &s->b, along_k ? k0 : j0, along_k ? kc : nc, along_k ? kc : nr);
@@ -5973,9 +6007,10 @@ AMPI_FN void ampi_pack_b(const ampi_gemm_isa* g, const ampi_product* s, ampi_sta
         return;
     }
     if (s->b.image && !along_k) { ampi_pack_b_image(g, s, j0, nc, k0, kc, b, line); return; }
+    if (!along_k) done = ampi_pack_b_panels(g, s, j0, nc, k0, kc, b);
     for (k = 0; k < kc; k += step) {
         size_t part = ampi_min_size(kc - k, step);
-        for (j = 0; j < nc; j += nr) {
+        for (j = k < done ? nc / nr * nr : 0; j < nc; j += nr) {
             size_t columns = ampi_min_size(nc - j, nr), width = ampi_round_up(columns, g->lanes);
             float* to = b + j / nr * stride + k * width;
             if (along_k) ampi_pack_b_along_k(g, s, stage->open ? stage : NULL, j0 + j, columns, width, k0, kc,
@@ -6378,7 +6413,8 @@ AMPI_FN void ampi_gemm_panels(const ampi_gemm_isa* g, const ampi_product* s, con
     }
     for (i = 0; !b->first && i < rows; i++)                   /* the next panel's old sums */
         for (l = nr; l < 2 * nr; l += 16) AMPI_FETCH(u->old + i * b->ldt + l, 0);
-    if (ampi_leans_on_l2(g) && (b->finish || b->direct)) ampi_fetch_c(s, b, low, rows, j, columns);
+    if ((b->finish || b->direct) && (ampi_leans_on_l2(g) || (g->lanes == 8 && b->kc >= 256)))
+        ampi_fetch_c(s, b, low, rows, j, columns);
     g->micro(rows, u);
     if (b->finish) ampi_gemm_finish_panel(g, s, b->i0 + low, b->j0 + j, rows, columns, out, u->ldt);
 }
@@ -6978,9 +7014,14 @@ AMPI_FN size_t ampi_thin_most(const ampi_gemm_isa* g, const ampi_product* s, siz
     return g->words ? 4 : all;
 }
 
-/* Does B come from far memory to an AMD processor, which wants it run by run? */
-AMPI_FN int ampi_thin_tiled(const ampi_product* s) {
+/* Does B come from far memory to an AMD processor? */
+AMPI_FN int ampi_thin_from_afar(const ampi_product* s) {
     return ampi_by_pages() && ampi_b_is_far(s);
+}
+/* Does it want B run by run? With AVX-512; those before, which have less than that, follow 16 runs by themselves, and
+   fetching besides costs them up to a half (measured on a Zen 3). */
+AMPI_FN int ampi_thin_tiled(const ampi_product* s) {
+    return ampi_simd() == AMP_ISA_AVX512 && ampi_thin_from_afar(s);
 }
 /* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in the room. */
 AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0) {
@@ -7058,7 +7099,7 @@ AMPI_FN size_t ampi_thin_wide(const ampi_product* s) {
         return ampi_round_up(ampi_div_up(s->n, ampi_round_up(strips, threads)), 32);
     }
     if (s->b.dtype != AMP_F32 || s->m > 1)
-        wide = ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, (s->m == 1 && ampi_thin_tiled(s) ? 8192 : 4096) / size);
+        wide = ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, (s->m == 1 && ampi_thin_from_afar(s) ? 8192 : 4096) / size);
     return ampi_min_size(wide, ampi_round_up(ampi_div_up(s->n, threads), 16));
 }
 /* Computes a checked product if its rows are few, or its columns: C^T = B^T * A^T. `kernels` are those that would do it

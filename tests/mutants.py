@@ -4,7 +4,8 @@ Each row of the table: the tests most likely to see it ("openmp": that one alone
 stands there exactly once (a row of which that is not true fails the run, whichever rows were chosen, so the table cannot
 rot), and what replaces it. The fault's room is the >>impl- tag above it. The likely tests run first, then all others; the
 first failure, crash or hang ends it. Fails if fewer than 95 % are seen, or if one does not compile. With words, only rows
-whose room, tests or pattern contain one of them; with 1/N, only every Nth row. CC: the compiler, default gcc; JOBS: at
+whose room, tests or pattern contain one of them; with 1/N, only every Nth row. Where the processor has no AVX-512, rows in
+code for it are left out. CC: the compiler, default gcc; JOBS: at
 a time, default 2. Needs only Python itself.
 tests/emu/mutants.py does the same to amp_cuda.cuh, with its own table.
 """
@@ -93,6 +94,10 @@ TABLE = [
     ("gemm", "b->last = k0 + b->kc == s->k;", "b->last = k0 == 0;"),
     ("gemm", "row[l] = row[l + 1];", ""),
     ("gemm", "size_t to = s->swap ? k ^ 1 : k;", "size_t to = k;"),
+    ("gemm", "float* to = dst + j / 16 * stride + (r ^ flip) * 16;", "float* to = dst + j / 16 * stride + r * 16;"),
+    ("gemm", "AMPI_V8_STORE(to + 8, AMPI_V8_READ(src, t, r * lds + j + 8, 8));", "AMPI_V8_STORE(to + 8, AMPI_V8_READ(src, t, r * lds + j, 8));"),
+    ("gemm", "for (j = k < done ? nc / nr * nr : 0; j < nc; j += nr) {", "for (j = k < done ? nc : 0; j < nc; j += nr) {"),
+    ("gemm", "for (j = k < done ? nc / nr * nr : 0; j < nc; j += nr) {", "for (j = done ? nc / nr * nr : 0; j < nc; j += nr) {"),
     ("gemm", "    if (ldd == 8) ampi_load_block_avx2(dst, ldd, src, t, lds, rows, cols);",
      "    if (ldd == 8) ampi_load_block_avx2(dst, ldd, src, t, lds, rows, cols < 8 ? 0 : cols);"),
     ("gemm", "    if (!(s->a.along_k || as_it_is) ||", "    if ("),
@@ -835,6 +840,12 @@ def here(flag):
 
 TABLE += [row for flag in SPECIAL if here(flag) for row in SPECIAL[flag]]
 
+def is_avx512(text, start, end):
+    """Does what stands there belong to a function or macro with AVX-512, as it says before that or there?"""
+    begin = max(m.start() for m in re.finditer(r"^(?:AMP_DEF|AMPI_|#define )", text[:start + 1], re.M))
+    return re.search("AVX512|TARGET_PAIRS|_mm512", text[begin:end])
+
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 JOBS = int(os.environ.get("JOBS", "2"))
 
@@ -921,7 +932,7 @@ def choose(header, text):
     tags = [(m.start(), m.group(1)) for m in re.finditer(r"^/\* >>impl-([a-z]+)", text, re.M)]
     words = [w for w in sys.argv[1:] if not re.fullmatch("1/[1-9][0-9]*", w)]
     every = int((["1"] + [w[2:] for w in sys.argv[1:] if w not in words])[-1])
-    rows, rotten = [], 0
+    rows, rotten, foreign = [], 0, 0
     for number, row in enumerate(header.table):
         if text.count(row[1]) != 1:
             rotten += 1
@@ -930,9 +941,13 @@ def choose(header, text):
         if number % every:
             continue
         place = text.index(row[1])
+        if not here("avx512f") and header.table is TABLE and is_avx512(text, place, place + len(row[1])):
+            foreign += 1
+            continue
         room = ([""] + [name for start, name in tags if start < place])[-1]
         if not words or any(w in room + " " + row[0] + " " + row[1] for w in words):
             rows.append((room, text.count("\n", 0, place) + 1, row))
+    if foreign: print("skipped: %d faults in code for AVX-512" % foreign)
     return rows, rotten
 
 
