@@ -3385,8 +3385,8 @@ AMPI_VECTOR void ampi_thin_fetch_four(const ampi_thin* u, size_t q, size_t j, si
             for (byte = 0; byte < wide * size; byte += 64) AMPI_FETCH(u->b, (i * u->ldb + j) * size + byte);
 }
 /* B comes by once, as it lies in memory: four rows a turn, while the sums stay in the first-level cache. Two vectors of
-   columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured), unless
-   it takes two to a line. */
+   columns share what a turn costs; but one row of F32 waits for memory alone, which then delivers less (measured),
+   unless it takes two to a line. */
 #define AMPI_THIN_ACROSS(name, V)                                                                                      \
     AMPI_##V##_TARGET AMPI_VECTOR void name##_four(amp_dtype bt, int two, const ampi_thin* u, size_t q, size_t j,      \
                                                    size_t rest) {                                                      \
@@ -4414,8 +4414,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_write8_avx2(void* dst, amp_dtype t, size_
    r ^ flip; both are multiples of four and 16. Four rows of one panel, then of the next, and as soon as they are read
    the same of the next four: many rows at once come slowly, as each begins another page (512 x 512 of F32 in 63 instead
    of 120 us on a Zen 3, and in half of that again if the rows collide in the cache). */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_load_panels_as(amp_dtype t, float* dst, size_t stride, const void* src, size_t lds,
-                                                      size_t rows, size_t n, size_t flip) {
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_load_panels_as(amp_dtype t, float* dst, size_t stride, const void* src,
+                                                      size_t lds, size_t rows, size_t n, size_t flip) {
     const size_t size = ampi_type_size(t);
     size_t i, r, j;
     for (i = 0; i < rows; i += 4)
@@ -7093,13 +7093,13 @@ AMPI_FN void ampi_thin_strip(const ampi_gemm_isa* g, const ampi_product* whole, 
    across them 4096 bytes of a row, or 8192, if it is fast: what is fetched four rows ahead is near when needed. */
 AMPI_FN size_t ampi_thin_wide(const ampi_product* s) {
     const size_t size = ampi_type_size(s->b.dtype), threads = ampi_threads();
+    const size_t bytes = s->m == 1 && ampi_thin_from_afar(s) ? 8192 : 4096;
     size_t wide = AMPI_THIN_SUMS;
     if (s->b.along_k) {
         const size_t strips = ampi_div_up(s->n, AMPI_THIN_SUMS_ALONG / s->m / 32 * 32);
         return ampi_round_up(ampi_div_up(s->n, ampi_round_up(strips, threads)), 32);
     }
-    if (s->b.dtype != AMP_F32 || s->m > 1)
-        wide = ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, (s->m == 1 && ampi_thin_from_afar(s) ? 8192 : 4096) / size);
+    if (s->b.dtype != AMP_F32 || s->m > 1) wide = ampi_min_size(AMPI_THIN_SUMS / s->m / 16 * 16, bytes / size);
     return ampi_min_size(wide, ampi_round_up(ampi_div_up(s->n, threads), 16));
 }
 /* Computes a checked product if its rows are few, or its columns: C^T = B^T * A^T. `kernels` are those that would do it
