@@ -1,6 +1,7 @@
 # amp - `make help` lists what there is to do. Needs a C compiler and make, nothing else.
 CC      ?= cc
-CFLAGS  ?= -O2 -g
+# Lines for debuggers, no variables: those take gcc half as long again, and with sanitizers minutes.
+CFLAGS  ?= -O2 -g1
 STRICT   = -std=c99 -Wall -Wextra -pedantic -Wconversion -Wshadow
 LDLIBS   = -lm
 B       ?= build
@@ -34,7 +35,7 @@ endif
 # and a sum wherever the code lets it: so does gcc here, where the CPU can (below -O2 by the last of these options).
 EMU_ARCH ?= 800
 EMU_FUSED := $(if $(filter fma,$(shell grep -sm1 '^flags' /proc/cpuinfo)),-mfma -ffp-contract=fast -fexpensive-optimizations)
-EMU_FLAGS = -std=c++14 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+EMU_FLAGS = -std=c++14 -g1 -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
             -Wall -Wextra -Wshadow -Wno-psabi -Itests/emu -DAMP_NO_SIMD $(EMU_FUSED)
 EMU_TESTS = $(patsubst tests/emu/%.cpp,$(B)/emu$(EMU_ARCH)_%,$(wildcard tests/emu/test_*.cpp))
 test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, under sanitizers; EMU_ARCH=750|800|900

@@ -8,7 +8,7 @@ CC=${CC:-cc}; PYTHON=${PYTHON:-python3}; DATA=${DATA:-}; STEP=${STEP:-}
 JOBS=${JOBS:-$(nproc 2> /dev/null || echo 2)}
 all=build/check; out=$all/$STEP
 strict="-Wall -Wextra -pedantic -Wconversion -Wshadow -Wundef -Wcast-align -Werror"
-sanitize="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+sanitize="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 steps=0; skipped=0
 export OMP_WAIT_POLICY=passive      # more threads than processors, or a busy machine: threads that spin take minutes
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1
@@ -139,12 +139,12 @@ step "soak: training where subnormals vanish and exceptions trap, then models fo
 
 # --- threads --------------------------------------------------------------------------------------------
 race_free() {
-    gcc -std=c99 -O1 -g -fsanitize=thread -pthread tests/test_threads.c tests/impl.c -o $out/threads -lm && $out/threads
+    gcc -std=c99 -O1 -g1 -fsanitize=thread -pthread tests/test_threads.c tests/impl.c -o $out/threads -lm && $out/threads
 }
 if have gcc; then step "thread sanitizer: two models, first calls" race_free; else skip "gcc is not here"; fi
 # The OpenMP runtimes are not built for ThreadSanitizer, so their barriers look like races; clang's has a tool, Archer,
 # that tells of them. The one sentence left is about a mutex inside the runtime.
-tsan_omp() { clang -std=c99 -O1 -g -fopenmp -fsanitize=thread "$@" -o $out/omp -lm; }
+tsan_omp() { clang -std=c99 -O1 -g1 -fopenmp -fsanitize=thread "$@" -o $out/omp -lm; }
 archer() {
     printf 'int main(void) {\n#pragma omp parallel\n    {}\n    return 0;\n}\n' > $out/omp.c
     tsan_omp $out/omp.c 2> /dev/null && ARCHER_OPTIONS=verbose=1 $out/omp 2>&1 | grep -q '^Archer detected'
