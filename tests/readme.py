@@ -51,17 +51,19 @@ def speed_of(path):
         lines.append("| %s |" % " | ".join(list(case) + cells))
     facts = [line for line in head.split("\n") if line.startswith(("- machine", "- compiler", "- peers", "- beside"))]
     name = path[:-3]
-    links = "All figures: [%s](%s); as bars: [%s](%s)" % (name + ".md", name + ".md", name + ".svg", name + ".svg")
-    held = name + "-avx2.md"
-    if os.path.exists(held): links += "; held to AVX2: [%s](%s)" % (held, held)
-    return "\n" + "\n".join(lines + [""] + facts) + "\n\n" + links + ".\n\n![a training step over batch and width](%s-scaling.svg)\n" % name
+    also = [("; as bars", name + ".svg"), ("; held to AVX2", name + "-avx2.md")]
+    links = "".join("%s: [%s](%s)" % (what, file, file) for what, file in [("All figures", path)] + also if os.path.exists(file))
+    picture = name + "-scaling.svg"
+    if os.path.exists(picture): links += ".\n\n![a training step over batch and width](%s" % picture + ")\n"
+    else: links += ".\n"
+    return "\n" + "\n".join(lines + [""] + facts) + "\n\n" + links
 
 def speed():
-    """The newest results of each processor."""
+    """The newest results of each processor: those held to AVX2 only if there are no others."""
     newest = {}
-    for path in sorted(glob.glob("tests/bench/results/????-??-??-*.md")):
-        processor = path[:-3].split("-", 3)[3]
-        if not processor.startswith("cuda") and not processor.endswith("avx2"): newest[processor] = path
+    for path in sorted(glob.glob("tests/bench/results/????-??-??-*.md"), key=lambda p: (not p.endswith("-avx2.md"), p)):
+        processor = re.sub("-avx2$", "", path[:-3].split("-", 3)[3])
+        if not processor.startswith("cuda"): newest[processor] = path
     return "\n".join(speed_of(newest[processor]) for processor in sorted(newest)) or None
 
 def gpu():
