@@ -39,6 +39,15 @@ fi
 # --- the same bits ----------------------------------------------------------------------------------------
 step "the same bits: compilers, processors, systems" env FEW=1 sh tests/test_bits.sh build/bits/few.md
 
+cross() { # the parts with NEON code, under qemu
+    aarch64-linux-gnu-gcc -std=c99 -O2 -c tests/impl.c -o $out/arm.o || return 1
+    for t in half gemm conv scaler optim ops; do
+        aarch64-linux-gnu-gcc -std=c99 -O2 tests/test_$t.c $out/arm.o -o $out/arm_$t -lm &&
+        qemu-aarch64 -L /usr/aarch64-linux-gnu $out/arm_$t || return 1
+    done
+}
+if have aarch64-linux-gnu-gcc && have qemu-aarch64; then step "aarch64 under qemu" cross; else skip "no aarch64 compiler or qemu"; fi
+
 # --- CUDA ----------------------------------------------------------------------------------------------------
 # Only the products have code of their own for 7.5 and for 9.0.
 emulated() { # emulated ARCHITECTURE TESTS
@@ -100,14 +109,6 @@ fast() { # the bits may differ, the rest must hold: conversions, checks for inf 
     done
 }
 step "-Ofast: conversions, checks and training" fast
-cross() { # the parts with NEON code, under qemu
-    aarch64-linux-gnu-gcc -std=c99 -O2 -c tests/impl.c -o $out/arm.o || return 1
-    for t in half gemm conv scaler optim ops; do
-        aarch64-linux-gnu-gcc -std=c99 -O2 tests/test_$t.c $out/arm.o -o $out/arm_$t -lm &&
-        qemu-aarch64 -L /usr/aarch64-linux-gnu $out/arm_$t || return 1
-    done
-}
-if have aarch64-linux-gnu-gcc && have qemu-aarch64; then step "aarch64 under qemu" cross; else skip "no aarch64 compiler or qemu"; fi
 if have valgrind; then step "valgrind" valgrind -q --error-exitcode=1 --leak-check=full build/train_small; else skip "valgrind is not here"; fi
 
 # --- training ------------------------------------------------------------------------------------------------------
