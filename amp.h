@@ -4412,8 +4412,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_write8_avx2(void* dst, amp_dtype t, size_
 #define AMPI_V8_READ ampi_read8_avx2
 /* Panels of 16 columns of a matrix, `stride` floats apart, from n columns of `rows` rows, of which row r becomes
    r ^ flip; both are multiples of four and 16. Four rows of one panel, then of the next, and as soon as they are read
-   the same of the next four: many rows at once come slowly, as each begins another page (512 x 512 of F32 on a Zen 3: 63
-   us; 32 rows at a time took 120, and 240 where the rows collide in the cache). */
+   the same of the next four: many rows at once come slowly, as each begins another page (512 x 512 of F32 on a Zen 3:
+   63 us; 32 rows at a time took 120, and 240 where the rows collide in the cache). */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_load_panels_as(amp_dtype t, float* dst, size_t stride, const void* src,
                                                       size_t lds, size_t rows, size_t n, size_t flip) {
     const size_t size = ampi_type_size(t);
