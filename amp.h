@@ -4410,6 +4410,10 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_write8_avx2(void* dst, amp_dtype t, size_
     ampi_put8_avx2(dst, t, i, rest, AMPI_V8_CLEAN(v));
 }
 #define AMPI_V8_READ ampi_read8_avx2
+#define AMPI_V8_WRITE ampi_write8_avx2
+#define AMPI_V8_FIRST(v) _mm256_broadcastss_ps(_mm256_castps256_ps128(v))
+AMPI_FINISH(ampi_finish_avx2, V8)
+
 /* Panels of 16 columns of a matrix, `stride` floats apart, from n columns of `rows` rows, of which row r becomes
    r ^ flip; both are multiples of four and 16. Four rows of one panel, then of the next, and as soon as they are read
    the same of the next four: many rows at once come slowly, as each begins another page (512 x 512 of F32 on a Zen 3:
@@ -4432,9 +4436,6 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_load_panels_avx2(float* dst, size_t stride, c
     AMPI_FOR_TYPE(ampi_load_panels_as, t, dst, stride, src, lds, rows, n, flip);
     ampi_clear_upper();
 }
-#define AMPI_V8_WRITE ampi_write8_avx2
-#define AMPI_V8_FIRST(v) _mm256_broadcastss_ps(_mm256_castps256_ps128(v))
-AMPI_FINISH(ampi_finish_avx2, V8)
 
 /* Rows l and 4+l, four k each, in the halves of a vector; then as for AVX-512. */
 #define AMPI_V8_TWO(s) \
@@ -6386,7 +6387,7 @@ AMPI_FN void ampi_gemm_finish_panel(const ampi_gemm_isa* g, const ampi_product* 
 
 AMPI_FN float* ampi_align64(void* p) { return (float*)(void*)(((uintptr_t)p + 63u) & ~(uintptr_t)63u); }
 /* Fetches the part of C, a matrix, that a panel of sums becomes: a weight gradient's lies in memory, or in the cache of
-   the thread that read it last. */
+   the thread that read it last. With AVX2, where the kernel has 256 k or more to wait for it (measured). */
 AMPI_INLINE void ampi_fetch_c(const ampi_product* s, const ampi_block* b, size_t low, size_t rows, size_t j,
                               size_t columns) {
     const size_t size = ampi_type_size(s->c_dtype);

@@ -840,6 +840,7 @@ def here(flag):
 
 TABLE += [row for flag in SPECIAL if here(flag) for row in SPECIAL[flag]]
 
+
 def is_avx512(text, start, end):
     """Does what stands there belong to a function or macro with AVX-512, as it says before that or there?"""
     begin = max(m.start() for m in re.finditer(r"^(?:AMP_DEF|AMPI_|#define )", text[:start + 1], re.M))

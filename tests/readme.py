@@ -54,8 +54,7 @@ def speed_of(path):
     also = [("; as bars", name + ".svg"), ("; held to AVX2", name + "-avx2.md")]
     links = "".join("%s: [%s](%s)" % (what, file, file) for what, file in [("All figures", path)] + also if os.path.exists(file))
     picture = name + "-scaling.svg"
-    if os.path.exists(picture): links += ".\n\n![a training step over batch and width](%s" % picture + ")\n"
-    else: links += ".\n"
+    links += ".\n" + ("\n![a training step over batch and width](%s)\n" % picture if os.path.exists(picture) else "")
     return "\n" + "\n".join(lines + [""] + facts) + "\n\n" + links
 
 def speed():
