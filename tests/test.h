@@ -28,6 +28,11 @@ static long test_passed, test_failed, test_skipped;
   #define TEST_STOP 0
 #endif
 
+/* n = of long lists of cases every n-th one: for emulators, and builds without optimisation. */
+#ifndef TEST_EVERY
+  #define TEST_EVERY 1
+#endif
+
 #define TEST(fn)                                                                          \
     do {                                                                                  \
         long before = test_failed;                                                        \
@@ -44,6 +49,11 @@ static long test_passed, test_failed, test_skipped;
         printf("%ld passed, %ld failed, %ld skipped\n", test_passed, test_failed, test_skipped); \
         return test_failed || (test_passed == 0 && test_skipped == 0) ? 1 : 0;             \
     } while (0)
+
+static inline int test_due(void) {
+    static int calls;
+    return calls++ % TEST_EVERY == 0;
+}
 
 /* A repeatable stream of numbers for test data. */
 static unsigned long long test_seed = 1;
