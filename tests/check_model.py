@@ -209,12 +209,13 @@ def torch_run(model, kind, settings, batches, dtype, autocast):
     return losses, [p.detach().double().numpy().ravel() - s for p, s in zip(model.parameters(), start)]
 
 
-def trajectory(lib, which, kind):
-    """20 steps on 4 batches. Weights are compared with the way they have travelled."""
-    name, make, shape, _, _ = MODELS[which]
+def run(lib, which, kind, seed, cases):
+    """20 steps on 4 batches, for each case: how far weights (as a part of the way they have travelled), losses and the loss of
+    an evaluation are from the truth, for us and for torch, and how many answers were right, ours and in truth."""
+    _, make, shape, _, _ = MODELS[which]
     settings = (0.01, 0.9, 5e-4) if kind == SGD else (1e-3, 0.0, 0.01)
     batches = [data_for(shape, 100 + i) for i in range(4)]
-    single, double, state = twins(make, 7)
+    single, double, state = twins(make, seed)
     start = {k: v.clone() for k, v in state.items()}
     double.load_state_dict(start)
     losses64, way64 = torch_run(double, kind, settings, batches, torch.float64, None)
@@ -224,7 +225,8 @@ def trajectory(lib, which, kind):
         logits = double(torch.from_numpy(x).double())
     want = F.cross_entropy(logits, torch.from_numpy(labels).long()).item()
     right = int((logits.argmax(1).numpy() == labels).sum())
-    for level, low in CASES:
+    results = []
+    for level, low in cases:
         single.load_state_dict(start)
         ours = Ours(lib, which, level, 0 if low == F32 else low, kind, *settings, SCALE if low == F16 else 1.0)
         ours.put(single)
@@ -233,13 +235,25 @@ def trajectory(lib, which, kind):
         way = [w - b for w, b in zip(ours.arrays("weights"), before)]
         torch_losses, torch_way = torch_run(single, kind, settings, batches, torch.float32, TORCH[low])
         off, torch_off = (max(abs(a - b) / b for a, b in zip(l, losses64)) for l in (losses, torch_losses))
-        (all_, _), (torch_all, _), bound = distance(way, way64), distance(torch_way, way64), smooth(which, low)
-        text = f"{name} {'SGD' if kind == SGD else 'AdamW'} O{level} {NAME[low]}"
+        loss, correct = ours.evaluate(x, labels)
+        results.append((distance(way, way64)[0], distance(torch_way, way64)[0], off, torch_off,
+                        abs(loss - want) / max(want, 1.0), abs(correct - right)))
+    return results
+
+
+def trajectory(lib, which, kind):
+    """In 16 bits thousands of borders are crossed, by us and by torch: one run tells. In FP32 a run in eight crosses one, by one
+    of us and not by the other: two maxima of a window equal but for their last bits, after which AdamW goes other ways
+    (0.07 of its way after 20 steps, else 0.000005). There the median of seven runs counts."""
+    measured = [np.median([run(lib, which, kind, seed, CASES[:1])[0] for seed in range(7, 14)], axis=0)]
+    measured += run(lib, which, kind, 7, CASES[1:])
+    for (level, low), (all_, torch_all, off, torch_off, evaluation, wrong) in zip(CASES, measured):
+        bound = smooth(which, low)
+        text = f"{MODELS[which][0]} {'SGD' if kind == SGD else 'AdamW'} O{level} {NAME[low]}"
         check(all_ <= bound + 2 * torch_all, f"{text}: the weights are off by {all_:.3g} of their way, torch's by {torch_all:.3g}")
         check(off <= bound + 2 * torch_off, f"{text}: a loss is off by {off:.3g}, torch's by {torch_off:.3g}")
-        loss, correct = ours.evaluate(x, labels)
-        check(abs(loss - want) <= (bound + 2 * torch_off) * max(want, 1.0), f"{text}: evaluation {loss}, torch {want}")
-        check(abs(correct - right) <= (low != F32), f"{text}: {correct} right, torch {right}")
+        check(evaluation <= bound + 2 * torch_off, f"{text}: the loss of an evaluation is off by {evaluation:.3g}")
+        check(wrong <= (low != F32), f"{text}: {wrong:.0f} answers are others than torch's")
         print(f"{text}: 20 steps, weights off by {all_:.2g} of their way, torch's by {torch_all:.2g}; losses by {off:.2g} and {torch_off:.2g}")
 
 
