@@ -49,7 +49,7 @@ build() {
             continue
         fi
         # shellcheck disable=SC2086
-        "$NVCC" $FLAGS -Xcompiler -Wno-missing-field-initializers -std=c++20 -arch=sm_80 -c -o "$B/cuda/$example.o" examples/$example.cu || return 1
+        "$NVCC" $FLAGS -Xcicc -O0 -Xptxas -O0 -Xcompiler -Wno-missing-field-initializers -std=c++20 -arch=sm_80 -c -o "$B/cuda/$example.o" examples/$example.cu || return 1
         echo "examples/$example.cu"
     done
 }
