@@ -99,6 +99,7 @@
      AMP_STATIC          every function static: a private copy, in files that define AMP_IMPLEMENTATION
      AMP_DEF             your own linkage for public functions, e.g. __declspec(dllexport)
      AMP_NO_SIMD         portable C only: no intrinsics, no cpuid; the same bits, slower
+     AMP_NO_AVX512       no kernels for AVX-512, BF16 or AMX: less code, sooner compiled; the same bits
      AMP_NO_OPENMP       no threads although the compiler has OpenMP switched on
      AMP_NO_STDIO        no FILE, no files: removes checkpoint, print and the stderr logger   */
 #ifndef AMP_DEF
@@ -2151,14 +2152,19 @@ AMPI_HD AMP_DEF float amp_random_uniform(uint64_t seed, uint64_t index) {
 #else
   #define AMPI_X86 0
 #endif
-#if AMPI_X86 && (defined(__clang__) || __GNUC__ >= 10)
+#if AMPI_X86 && !defined(AMP_NO_AVX512)
+  #define AMPI_AVX512 1
+#else
+  #define AMPI_AVX512 0
+#endif
+#if AMPI_AVX512 && (defined(__clang__) || __GNUC__ >= 10)
   #define AMPI_PAIRS 1
   #define AMPI_TARGET_PAIRS \
       __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #else
   #define AMPI_PAIRS 0
 #endif
-#if AMPI_X86 && defined(__x86_64__) && defined(__linux__) \
+#if AMPI_AVX512 && defined(__x86_64__) && defined(__linux__) \
     && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
   #define AMPI_AMX 1
   #define AMPI_TARGET_AMX \
@@ -2205,15 +2211,13 @@ AMPI_FN void ampi_clear_upper(void) {}
    operation (no a*b+c left for the compiler to contract: write ampi_fma), the copies give the same bits. */
 #if AMPI_X86
   #define AMPI_KERNEL(name, params, ...)                                                                   \
+    AMPI_TARGET_AVX512 AMPI_FN void name##_avx512 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }\
     static void name##_scalar params { name##_body(0, __VA_ARGS__); }                                      \
     AMPI_TARGET_AVX2 static void name##_avx2 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }   \
-    AMPI_TARGET_AVX512 static void name##_avx512 params { name##_body(1, __VA_ARGS__); ampi_clear_upper(); }\
     AMPI_FN void name params {                                                                             \
-        switch (ampi_simd()) {                                                                             \
-            case AMP_ISA_AVX512: name##_avx512(__VA_ARGS__); break;                                        \
-            case AMP_ISA_AVX2:   name##_avx2(__VA_ARGS__); break;                                          \
-            default:             name##_scalar(__VA_ARGS__); break;                                        \
-        }                                                                                                  \
+        if (AMPI_IN_AVX512) name##_avx512(__VA_ARGS__);                                                    \
+        else if (ampi_simd() == AMP_ISA_AVX2) name##_avx2(__VA_ARGS__);                                    \
+        else name##_scalar(__VA_ARGS__);                                                                   \
     }
   /* The same for kernels that are written by hand for AVX-512. */
   #define AMPI_KERNEL_AVX2(name, params, ...)                                                              \
@@ -2241,7 +2245,7 @@ AMPI_FN amp_isa ampi_widest_isa(void) {
     __asm__ volatile("xgetbv" : "=a"(xcr0_low) : "c"(0) : "edx");
     if ((xcr0_low & 0x6u) != 0x6u || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & (1u << 5)))
         return AMP_ISA_SCALAR;                                   /* AVX2 */
-    if ((xcr0_low & 0xe6u) == 0xe6u && (b & (1u << 16)) && (b & (1u << 17)) && (b & (1u << 30))
+    if (AMPI_AVX512 && (xcr0_low & 0xe6u) == 0xe6u && (b & (1u << 16)) && (b & (1u << 17)) && (b & (1u << 30))
         && (b & (1u << 31)))
         return AMP_ISA_AVX512;                                   /* F, DQ, BW, VL */
     return AMP_ISA_AVX2;
@@ -2322,6 +2326,11 @@ AMPI_FN amp_isa ampi_simd(void) {
     amp_isa isa = amp_cpu_isa();
     return isa == AMP_ISA_AVX512_BF16 ? AMP_ISA_AVX512 : isa;
 }
+
+/* Is AVX-512 in use, and are its products of pairs? A constant 0 where they are left out: what is called only behind it
+   is not compiled then. */
+#define AMPI_IN_AVX512 (AMPI_AVX512 && ampi_simd() == AMP_ISA_AVX512)
+#define AMPI_IN_PAIRS  (AMPI_PAIRS && amp_cpu_isa() == AMP_ISA_AVX512_BF16)
 
 AMP_DEF amp_result amp_cpu_force_isa(amp_isa isa) {
     if (isa == AMP_ISA_AUTO) isa = ampi_best_isa();
@@ -2891,11 +2900,9 @@ AMPI_LANES_LOOP(AMPI_TARGET_AVX2 AMPI_FN, ampi_bf16_to_f32_avx2, float, uint16_t
 
 #define AMPI_HOT_KERNEL(name, dst_type, src_type)                                            \
     AMPI_FN void ampi_##name(dst_type* dst, const src_type* src, size_t n) {                 \
-        switch (ampi_simd()) {                                                               \
-            case AMP_ISA_AVX512: ampi_##name##_avx512(dst, src, n); break;                   \
-            case AMP_ISA_AVX2:   ampi_##name##_avx2(1, dst, src, n); ampi_clear_upper(); break;\
-            default:             ampi_plain_##name##_body(0, dst, src, n); break;            \
-        }                                                                                    \
+        if (AMPI_IN_AVX512) ampi_##name##_avx512(dst, src, n);                               \
+        else if (ampi_simd() != AMP_ISA_AVX2) ampi_plain_##name##_body(0, dst, src, n);      \
+        else { ampi_##name##_avx2(1, dst, src, n); ampi_clear_upper(); }                     \
     }
 
 #elif AMPI_NEON
@@ -4998,7 +5005,7 @@ AMPI_TARGET_AMX AMPI_FN void ampi_amx_close(void) { _tile_release(); }
 
 /* Is the second-level cache small (1 MB), and the third one fast? So it is in AMD's processors with AVX-512; Intel's
    have 2 MB and more, and a slower third one. */
-AMPI_FN int ampi_leans_on_l3(void) { return amp_cpu_isa() == AMP_ISA_AVX512_BF16; }
+AMPI_FN int ampi_leans_on_l3(void) { return AMPI_IN_PAIRS; }
 /* Is it AVX-512 with a large second-level cache? */
 AMPI_FN int ampi_leans_on_l2(const ampi_gemm_isa* g) { return g->lanes == 16 && !ampi_leans_on_l3(); }
 
@@ -5007,7 +5014,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_now(void) {
     ampi_gemm_isa g = { 8, AMPI_PLAIN_LANES, 8, 2, 0, 0, 0, ampi_micro_plain, ampi_load_block_plain,
                        ampi_transpose_plain, NULL, NULL, NULL, NULL };
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) {
+    if (AMPI_IN_AVX512) {
         g.mr = 14; g.lanes = 16; g.a_width = 16; g.widens = 1;
         g.micro = ampi_micro_avx512; g.load = ampi_load_block_avx512; g.transpose = ampi_transpose_avx512;
         g.finish = ampi_finish_avx512; g.turn16 = ampi_turn16_avx512; g.thin = ampi_thin_avx512;
@@ -5042,7 +5049,7 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_wide(void) {
 AMPI_FN ampi_gemm_isa ampi_gemm_isa_pairs(void) {
     ampi_gemm_isa g = ampi_gemm_isa_now();
 #if AMPI_PAIRS
-    if (amp_cpu_isa() == AMP_ISA_AVX512_BF16) {
+    if (AMPI_IN_PAIRS) {
         g.words = AMPI_WORDS_BF16;
         g.staged = 1;
         g.micro = ampi_micro_pairs; g.thin = ampi_thin_words;
@@ -5300,7 +5307,7 @@ AMPI_FN void ampi_planes_in_twos(const ampi_operand* v, size_t r0, size_t rows, 
                                  size_t ldd) {
     size_t r, at;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) {
+    if (AMPI_IN_AVX512) {
         ampi_floats_in_twos(v, r0, rows, p, n, dst, ldd);
         return;
     }
@@ -5318,7 +5325,7 @@ AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, si
     if (in_twos > 0) ampi_planes_in_twos(v, r0, rows, p, in_twos, dst, ldd);
     p += in_twos; dst += in_twos; cols -= in_twos; left -= in_twos;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512 && plane <= AMPI_SMALL_PLANE && image->channel_stride == plane) {
+    if (AMPI_IN_AVX512 && plane <= AMPI_SMALL_PLANE && image->channel_stride == plane) {
         ampi_small_planes(v, r0, rows, p, cols, dst, ldd);
         return;
     }
@@ -5486,7 +5493,7 @@ AMPI_FN void ampi_stage_lines(const ampi_stage* t, size_t image, size_t c, int64
     const int64_t x = g->base_w + t->low_w;
     size_t f;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512 && g->mul_w <= 2 && g->div_h == 1 && g->div_w == 1) {
+    if (AMPI_IN_AVX512 && g->mul_w <= 2 && g->div_h == 1 && g->div_w == 1) {
         const int64_t first = ampi_min_i64(y < 0 ? 0 : y, last), end = ampi_min_i64(g->height, last);
         const int64_t inside = end > first ? end - first : 0;
         const size_t at = t->v->offset + image * g->image_stride + c * g->channel_stride + (size_t)(first * g->width);
@@ -7022,7 +7029,7 @@ AMPI_FN int ampi_thin_from_afar(const ampi_product* s) {
 /* Does it want B run by run? With AVX-512; those before, which have less than that, follow 16 runs by themselves, and
    fetching besides costs them up to a half (measured on a Zen 3). */
 AMPI_FN int ampi_thin_tiled(const ampi_product* s) {
-    return ampi_simd() == AMP_ISA_AVX512 && ampi_thin_from_afar(s);
+    return AMPI_IN_AVX512 && ampi_thin_from_afar(s);
 }
 /* Columns [k0, k0 + k) of A as floats, in the order of their use: where they are, or in the room. */
 AMPI_FN void ampi_thin_a(const ampi_product* s, ampi_thin* u, size_t k0) {
@@ -7507,7 +7514,7 @@ AMPI_ADD_ROWS(ampi_add_rows_avx2, V8)
 AMPI_FN void ampi_add_rows(float* sum, const void* x, amp_dtype t, size_t offset, size_t ld, size_t rows,
                            size_t width) {
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_add_rows_avx512(sum, x, t, offset, ld, rows, width); return; }
+    if (AMPI_IN_AVX512) { ampi_add_rows_avx512(sum, x, t, offset, ld, rows, width); return; }
     if (ampi_simd() == AMP_ISA_AVX2) { ampi_add_rows_avx2(sum, x, t, offset, ld, rows, width); return; }
 #endif
     ampi_add_rows_plain(sum, x, t, offset, ld, rows, width);
@@ -7834,7 +7841,7 @@ AMPI_FN ampi_taps_isa ampi_taps_isa_now(void) {
     static const ampi_taps_isa avx2 = { 6, 0, 8, ampi_taps_avx2, ampi_line4_avx2, ampi_line8_avx2 };
     static const ampi_taps_isa avx512 = { 14, 0, 16, ampi_taps_avx512, ampi_line4_avx512, ampi_line8_avx512 };
     static const ampi_taps_isa wide = { 14, 8, 16, ampi_taps_avx512, ampi_line4_avx512, ampi_line8_avx512 };
-    if (ampi_simd() == AMP_ISA_AVX512) return ampi_leans_on_l3() ? avx512 : wide;
+    if (AMPI_IN_AVX512) return ampi_leans_on_l3() ? avx512 : wide;
     if (ampi_simd() == AMP_ISA_AVX2) return avx2;
 #elif AMPI_NEON
     static const ampi_taps_isa neon = { 12, 0, 4, ampi_taps_neon, ampi_line4_neon, ampi_line8_neon };
@@ -8103,7 +8110,7 @@ AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t n
    holds each number twice, in both halves of 32 bits: so a term's low half and its neighbour's high half are at hand
    wherever they lie. Not of one result, whose kernels have no words. */
 AMPI_FN int ampi_taps_are_words(size_t rows, const void* x, size_t nx, const void* w, size_t nw) {
-    return rows > 1 && amp_cpu_isa() == AMP_ISA_AVX512_BF16 && ampi_conv2d_normal(x, nx, w, nw);
+    return rows > 1 && AMPI_IN_PAIRS && ampi_conv2d_normal(x, nx, w, nw);
 }
 AMPI_FN ampi_taps_isa ampi_taps_isa_words(void) {
     static const ampi_taps_isa words = { 14, 0, 16, ampi_taps_pairs, NULL, NULL };
@@ -8146,7 +8153,7 @@ AMPI_FN ampi_filter ampi_filter_of(const ampi_conv2d* c, int back, const uint16_
 AMPI_FN void ampi_pair_up(const ampi_filter* v, const uint16_t* w, size_t pairs, uint16_t* dst) {
     size_t i;
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) {
+    if (AMPI_IN_AVX512) {
         ampi_words_of_planes((float*)(void*)dst, w, v->channel, v->taps, pairs);
         return;
     }
@@ -8483,7 +8490,7 @@ AMPI_FN void ampi_stencil_part(ampi_stencil* d, ampi_taps* u, int64_t u0, int64_
     out += (size_t)rh * width + (size_t)rw;
     for (i = 0; i < d->rows; i++) {
 #if AMPI_X86
-        if (d->skips && d->w.parts > 1 && ampi_simd() == AMP_ISA_AVX512) {
+        if (d->skips && d->w.parts > 1 && AMPI_IN_AVX512) {
             ampi_sums_apart(out + i * plane, (size_t)d->h.parts * width, (size_t)d->w.parts, u->t + i * d->ldt,
                             d->pitch, (size_t)rows, (size_t)columns, &d->found);
             continue;
@@ -8991,7 +8998,7 @@ AMPI_FN void ampi_bias_add(const ampi_conv2d* c, const ampi_bias_grad* b, size_t
                 continue;
             }
 #if AMPI_X86
-            if (ampi_simd() == AMP_ISA_AVX512) {
+            if (AMPI_IN_AVX512) {
                 ampi_row_sums_low(sum, b->dy, t, at, c->out_pixels, each, count);
                 continue;
             }
@@ -9422,7 +9429,7 @@ AMPI_FN int ampi_outs_fits(const ampi_conv2d* c, size_t threads) {
     const amp_conv2d_shape* s = &c->s;
     const int few = c->og < AMPI_OUTS_LEAST;
     const size_t rows = c->taps == 25 ? 5 : 1;
-    if (amp_cpu_isa() != AMP_ISA_AVX512_BF16 || s->kernel_h != s->kernel_w || (s->kernel_w != 3 && s->kernel_w != 5)
+    if (!AMPI_IN_PAIRS || s->kernel_h != s->kernel_w || (s->kernel_w != 3 && s->kernel_w != 5)
         || s->stride_w != 1 || s->dilation_h != 1 || s->dilation_w != 1 || c->out_w % 2 != 0
         || s->stride_h > AMPI_STENCIL_STRIDE || s->width > AMPI_OUTS_STAGE || c->out_pixels > AMPI_OUTS_STAGE) return 0;
     return c->og >= AMPI_OUTS_FEW && c->og <= AMPI_OUTS_MOST && c->cg * c->taps <= AMPI_FOLD_SUMS / 16
@@ -10754,7 +10761,7 @@ AMPI_FN const ampi_spread_form* ampi_spread_form_now(void) {
     static const ampi_spread_form two = { 4194304, 32, 96, 56, 576, 32, 2, AMPI_STRIP, ampi_strips_avx512 };
     static const ampi_spread_form three = { 1048576, 48, 256, 28, 144, 48, 1, AMPI_STRIP_ALONE, ampi_strip_avx512 };
     static const ampi_spread_form eight = { 262144, 32, 96, 28, 192, 16, 1, AMPI_STRIP_EIGHT, ampi_strip_avx2 };
-    if (ampi_simd() == AMP_ISA_AVX512) return ampi_leans_on_l3() ? &two : &three;
+    if (AMPI_IN_AVX512) return ampi_leans_on_l3() ? &two : &three;
     if (ampi_simd() == AMP_ISA_AVX2) return &eight;
 #endif
     return NULL;
@@ -10763,7 +10770,7 @@ AMPI_FN const ampi_spread_form* ampi_spread_form_now(void) {
 AMPI_FN const ampi_spread_form* ampi_spread_form_words(void) {
 #if AMPI_PAIRS
     static const ampi_spread_form words = { 8388608, 32, 64, 56, 288, 32, 2, AMPI_STRIP, ampi_strips_words };
-    if (amp_cpu_isa() == AMP_ISA_AVX512_BF16) return &words;
+    if (AMPI_IN_PAIRS) return &words;
 #endif
     return NULL;
 }
@@ -11889,14 +11896,14 @@ AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, const float
    are of one, and some for AVX2 too (by hand for both); others take floats. */
 typedef struct ampi_part { const void* data; amp_dtype t; size_t n; } ampi_part;
 AMPI_FN int ampi_typed(amp_dtype a, amp_dtype b) {
-    return AMPI_X86 && ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(a) == ampi_dtype(b);
+    return AMPI_IN_AVX512 && ampi_dtype(a) == ampi_dtype(b);
 }
 AMPI_FN int ampi_typed_both(amp_dtype a, amp_dtype b) {
     return AMPI_X86 && ampi_simd() >= AMP_ISA_AVX2 && ampi_dtype(a) == ampi_dtype(b);
 }
 /* A kernel that is written by hand for both. EITHER is for one with a result, which clears the registers itself. */
 #define AMPI_EITHER(name, ...) \
-    (ampi_simd() == AMP_ISA_AVX512 ? name##_avx512(__VA_ARGS__) : name##_avx2(__VA_ARGS__))
+    (AMPI_IN_AVX512 ? name##_avx512(__VA_ARGS__) : name##_avx2(__VA_ARGS__))
 #define AMPI_BY_HAND(name, ...) (AMPI_EITHER(name, __VA_ARGS__), ampi_clear_upper())
 /* Elements [i, i+n) to read: where they lie, or as floats in `tile`. */
 AMPI_FN ampi_part ampi_part_of(const void* data, amp_dtype t, size_t i, size_t n, int typed, float* tile) {
@@ -15859,7 +15866,7 @@ AMPI_FN void ampi_ln_measure_rows(const void* x, amp_dtype xt, const void* y, si
 AMPI_FN size_t ampi_ln_rows(amp_dtype t, size_t rows, size_t d) {
     const size_t pair = AMPI_LN_PAIR, most = (size_t)AMPI_LN_ROWS / (d <= 768 ? 1 : 2);
     if (ampi_dtype(t) == AMP_F32) return d <= 2048 ? pair : 1;
-    return d <= AMPI_TILE && ampi_simd() == AMP_ISA_AVX512 && rows / most >= ampi_threads() ? most : pair;
+    return d <= AMPI_TILE && AMPI_IN_AVX512 && rows / most >= ampi_threads() ? most : pair;
 }
 
 /* y = (x - mean) * invstd * gamma + beta along a row. */
@@ -15971,7 +15978,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_ln_long_avx512(const ampi_ln_forward* q, si
 /* Are rows done so? Where each thread has some that follow each other; shorter ones are faster in pairs, which stay in
    the first-level cache. */
 AMPI_FN int ampi_ln_is_long(const ampi_ln_forward* q, size_t rows) {
-    return AMPI_X86 && ampi_simd() == AMP_ISA_AVX512 && ampi_dtype(q->xt) == AMP_F32 && ampi_dtype(q->yt) == AMP_F32
+    return AMPI_IN_AVX512 && ampi_dtype(q->xt) == AMP_F32 && ampi_dtype(q->yt) == AMP_F32
         && q->d >= 768 && rows / AMPI_LN_ROWS >= ampi_threads();
 }
 /* Some rows, wholly: their means and 1/sqrt(variance + eps), and y. */
@@ -16464,7 +16471,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_short_columns_avx512(double* dg, double* db
 AMPI_FN void ampi_short_columns(double* dg, double* db, const float* dy, const float* x, const float* mean,
                                 const float* invstd, size_t rows, size_t d) {
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_short_columns_avx512(dg, db, dy, x, mean, invstd, rows, d); return; }
+    if (AMPI_IN_AVX512) { ampi_short_columns_avx512(dg, db, dy, x, mean, invstd, rows, d); return; }
 #endif
     ampi_short_columns_plain(dg, db, dy, x, mean, invstd, rows, d);
 }
@@ -16945,7 +16952,7 @@ enum { AMPI_VALUES = 65536 };
 /* Whether to compute each nevertheless: AMD's processors take longer to look up a sigmoid of F16, or a GELU_TANH's
    slope. */
 AMPI_FN int ampi_computes(amp_dtype a, amp_dtype b) {
-    return amp_cpu_isa() == AMP_ISA_AVX512_BF16 && ampi_dtype(a) == AMP_F16 && ampi_dtype(b) == AMP_F16;
+    return AMPI_IN_PAIRS && ampi_dtype(a) == AMP_F16 && ampi_dtype(b) == AMP_F16;
 }
 /* Room for a table with entries of `size` bytes for the values of type t, if n elements are worth one; or NULL. */
 AMPI_FN void* ampi_value_table(amp_dtype t, size_t size, size_t n, const amp_exec* exec) {
@@ -17043,7 +17050,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_slopes_times_avx512(void* dx, ampi_part dy,
 
 /* Whether to gather entries. AMD's processors take longer for that than for loads one by one, but for slopes of F16,
    of which too many are in use for the first cache. */
-AMPI_FN int ampi_gathers(void) { return AMPI_X86 && amp_cpu_isa() == AMP_ISA_AVX512; }
+AMPI_FN int ampi_gathers(void) { return AMPI_AVX512 && amp_cpu_isa() == AMP_ISA_AVX512; }
 
 /* y = table[x], eight at a time: all loads before the stores, which might else change what is loaded. */
 #define AMPI_LOOK_UP(type, y, table, x, n)                                                              \
@@ -19001,7 +19008,7 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_squares_avx512(amp_dtype t, const void* x, 
 
 AMPI_FN void ampi_scan_f32(const float* x, size_t n, uint32_t last, double* sum, uint32_t* hit) {
 #if AMPI_X86
-    if (ampi_simd() == AMP_ISA_AVX512) { ampi_scan_f32_avx512(x, n, last, sum, hit); return; }
+    if (AMPI_IN_AVX512) { ampi_scan_f32_avx512(x, n, last, sum, hit); return; }
     if (ampi_simd() == AMP_ISA_AVX2) { ampi_scan_f32_avx2(x, n, last, sum, hit); return; }
 #endif
     ampi_scan_f32_plain(x, n, last, sum, hit);
@@ -19013,8 +19020,8 @@ AMPI_FN void ampi_scan_16(const uint16_t* x, amp_dtype t, size_t n, uint32_t las
     uint32_t ignored = 0;
 #if AMPI_X86
     amp_isa isa = ampi_simd();
-    if (isa == AMP_ISA_AVX512 && t == AMP_F16) { ampi_scan_half_avx512(x, n, last, sum, hit); return; }
-    if (isa == AMP_ISA_AVX512) { ampi_scan_bf16_avx512(x, n, last, sum, hit); return; }
+    if (AMPI_IN_AVX512 && t == AMP_F16) { ampi_scan_half_avx512(x, n, last, sum, hit); return; }
+    if (AMPI_IN_AVX512) { ampi_scan_bf16_avx512(x, n, last, sum, hit); return; }
     if (isa == AMP_ISA_AVX2 && t == AMP_F16) { ampi_scan_half_avx2(x, n, last, sum, hit); return; }
     if (isa == AMP_ISA_AVX2) { ampi_scan_bf16_avx2(x, n, last, sum, hit); return; }
 #endif
@@ -20360,7 +20367,7 @@ AMPI_FN ampi_update_fn ampi_update_kernel(ampi_update_kind kind) {
     static const ampi_update_fn scalar[] = AMPI_UPDATE_ROW(scalar);
 #if AMPI_X86
     static const ampi_update_fn avx2[] = AMPI_UPDATE_ROW(avx2), avx512[] = AMPI_UPDATE_ROW(avx512);
-    if (ampi_simd() == AMP_ISA_AVX512) return avx512[kind];
+    if (AMPI_IN_AVX512) return avx512[kind];
     if (ampi_simd() == AMP_ISA_AVX2) return avx2[kind];
 #elif AMPI_NEON
     static const ampi_update_fn neon[] = AMPI_UPDATE_ROW(neon);

@@ -344,7 +344,7 @@ TABLE = [
     ("ops", "_mm512_mul_ps(_mm512_fmadd_ps(v, b, g), k));\n    ampi_put_fetched_x16(t, dx, next", "_mm512_mul_ps(_mm512_fnmadd_ps(v, b, g), k));\n    ampi_put_fetched_x16(t, dx, next"),
     ("ops", "_mm512_fmadd_ps(v, gamma, beta)", "_mm512_fmadd_ps(v, beta, gamma)"),
     ("ops", "if (!p->wide || AMPI_LANES % p->stretch != 0) return 0;", "if (!p->wide || p->stretch > AMPI_LANES) return 0;"),
-    ("ops", "AMP_ISA_AVX512 && ampi_dtype(a) == ampi_dtype(b);", "AMP_ISA_AVX512;"),
+    ("ops", "AMPI_IN_AVX512 && ampi_dtype(a) == ampi_dtype(b);", "AMPI_IN_AVX512;"),
     ("ops", "_mm512_mask_max_ps(max->a, m, ampi_get_x16(t, x, i, m), max->a)",
      "_mm512_maskz_max_ps(AMPI_ALL16, ampi_get_x16(t, x, i, m), max->a)"),
     ("ops", "AMPI_MAX_X16(AMPI_MAX_X16(m.a, m.b), AMPI_MAX_X16(m.c, m.d))", "AMPI_MAX_X16(AMPI_MAX_X16(m.a, m.b), m.c)"),
@@ -864,7 +864,7 @@ class Header:
     out = os.path.join(ROOT, "build", "mutants")
     compiler = os.environ.get("CC", "gcc")
     # Compiles in half the time of -O2; without the second, gcc leaves vzeroupper out and SSE code after AVX crawls.
-    flags = ["-std=c99", "-w", "-Og", "-fexpensive-optimizations"]
+    flags = ["-std=c99", "-w", "-Og", "-fexpensive-optimizations"] + ([] if here("avx512f") else ["-DAMP_NO_AVX512"])
     test_flags = ["-std=c99", "-w", "-O2", "-DTEST_STOP=1"]
 
     def compile(self, *arguments):
