@@ -1,18 +1,16 @@
 #!/bin/sh
-# check.sh - everything beyond `make test`. Run it through `make check`. CC, PYTHON and DATA come from there:
+# check.sh - everything beyond `make test`. Run it through `make check`. CC, LEAN, PYTHON and DATA come from it:
 # PYTHON needs numpy, torch and safetensors (and timm, for LAMB), DATA is a directory of MNIST files; what is absent is
 # skipped with a line. Each step is a process of its own, JOBS at a time (default: the processors), the long ones first.
 # It prints one line; the output of a failed one follows it. STEP=n in the environment runs the n-th step alone. With UNTIL,
 # a time as `date +%s` prints it, steps that have not begun by then are skipped with a line: a slow machine ends in time too.
 cd "$(dirname "$0")/.." || exit 1
-CC=${CC:-cc}; PYTHON=${PYTHON:-python3}; DATA=${DATA:-}; STEP=${STEP:-}
+CC=${CC:-cc}; LEAN=${LEAN:-}; PYTHON=${PYTHON:-python3}; DATA=${DATA:-}; STEP=${STEP:-}
 JOBS=${JOBS:-$(nproc 2> /dev/null || echo 2)}
 all=build/check; out=$all/$STEP
 strict="-Wall -Wextra -pedantic -Wconversion -Wshadow -Wundef -Wcast-align -Werror"
-# Where the processor has no AVX-512 what runs is built without its kernels, in little more than half the time.
-lean=; grep -q avx512bw /proc/cpuinfo 2> /dev/null || lean=-DAMP_NO_AVX512
-threads="-std=gnu99 -O2 -fopenmp -ffp-contract=fast $lean"
-sanitize="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $lean"
+threads="-std=gnu99 -O2 -fopenmp -ffp-contract=fast $LEAN"
+sanitize="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $LEAN"
 steps=0; skipped=0
 export OMP_WAIT_POLICY=passive      # more threads than processors, or a busy machine: threads that spin take minutes
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1
@@ -36,7 +34,7 @@ step() { # step NAME COMMAND...: counts it, or, where it is the one to run, runs
 # --- objects that several steps link ---------------------------------------------------------------
 object() { make -s build/$1/impl.o B=build/$1 CC="$CC" CFLAGS="$2"; }
 if [ -z "$STEP" ]; then
-    object asan "$sanitize" & object omp "$threads" & object fast "-Ofast $lean" & object pic "-O1 -fPIC $lean" & wait
+    object asan "$sanitize" & object omp "$threads" & object fast "-Ofast $LEAN" & object pic "-O1 -fPIC $LEAN" & wait
 fi
 
 # --- the same bits ----------------------------------------------------------------------------------------
@@ -71,7 +69,7 @@ step "address and undefined-behaviour sanitizers" again asan "$CC" "$sanitize"
 if have gcov; then step "coverage" make -s coverage; else skip "gcov is not here"; fi
 # All faults take hours; here a few.
 step "planted faults, every 192nd" $PYTHON tests/mutants.py 1/192
-if have clang; then step "clang" again clang clang "-O2 $lean"; else skip "clang is not here"; fi
+if have clang; then step "clang" again clang clang "-O2 $LEAN"; else skip "clang is not here"; fi
 step "OpenMP, contraction allowed" env OMP_NUM_THREADS=3 make -s test B=build/omp CC="$CC" CFLAGS="$threads"
 small_stack() { # KB, the implementation's object, tests: the operators need no more than amp.h says
     k=$1; o=$2; shift 2
@@ -80,7 +78,7 @@ small_stack() { # KB, the implementation's object, tests: the operators need no 
     done
 }
 small_stack_unoptimised() { # KB, compiler, tests
-    $2 -std=c99 -O0 $lean -c tests/impl.c -o $out/O0.o || return 1
+    $2 -std=c99 -O0 $LEAN -c tests/impl.c -o $out/O0.o || return 1
     k=$1; shift 2
     small_stack $k $out/O0.o "$@"
 }
@@ -89,7 +87,7 @@ step "a stack of 128 KB in a build for debugging" small_stack_unoptimised 128 "$
 if have clang; then step "a stack of 192 KB in clang's" small_stack_unoptimised 192 clang conv gemm; fi
 stack_blocks() { # as optimised builds have them, and others
     for level in 0 1; do
-        $CC -std=c99 -O$level $lean tests/stack_blocks.c -o $out/blocks -lm || return 1
+        $CC -std=c99 -O$level $LEAN tests/stack_blocks.c -o $out/blocks -lm || return 1
         for isa in scalar avx2 avx512 avx512_bf16; do AMP_ISA=$isa $out/blocks || return 1; done
     done
 }
@@ -146,12 +144,12 @@ step "soak: training where subnormals vanish and exceptions trap, then models fo
 
 # --- threads --------------------------------------------------------------------------------------------
 race_free() {
-    gcc -std=c99 -O1 -g1 $lean -fsanitize=thread -pthread tests/test_threads.c tests/impl.c -o $out/threads -lm && $out/threads
+    gcc -std=c99 -O1 -g1 $LEAN -fsanitize=thread -pthread tests/test_threads.c tests/impl.c -o $out/threads -lm && $out/threads
 }
 if have gcc; then step "thread sanitizer: two models, first calls" race_free; else skip "gcc is not here"; fi
 # The OpenMP runtimes are not built for ThreadSanitizer, so their barriers look like races; clang's has a tool, Archer,
 # that tells of them. The one sentence left is about a mutex inside the runtime.
-tsan_omp() { clang -std=c99 -O1 -g1 $lean -fopenmp -fsanitize=thread "$@" -o $out/omp -lm; }
+tsan_omp() { clang -std=c99 -O1 -g1 $LEAN -fopenmp -fsanitize=thread "$@" -o $out/omp -lm; }
 archer() {
     printf 'int main(void) {\n#pragma omp parallel\n    {}\n    return 0;\n}\n' > $out/omp.c
     tsan_omp $out/omp.c 2> /dev/null && ARCHER_OPTIONS=verbose=1 $out/omp 2>&1 | grep -q '^Archer detected'
@@ -276,7 +274,7 @@ if have cppcheck; then step "cppcheck" quiet_cppcheck; else skip "cppcheck is no
 if have clang-tidy; then step "clang-tidy" clang-tidy --quiet --checks="$tidy_off" tests/impl.c -- -std=c99; else skip "clang-tidy is not here"; fi
 
 # --- run them ----------------------------------------------------------------------------------------------
-seq "$steps" | xargs -P "$JOBS" -I{} env STEP={} CC="$CC" PYTHON="$PYTHON" DATA="$DATA" sh tests/check.sh
+seq "$steps" | xargs -P "$JOBS" -I{} env STEP={} CC="$CC" LEAN="$LEAN" PYTHON="$PYTHON" DATA="$DATA" sh tests/check.sh
 cat build/proof.txt 2> /dev/null
 passed=$(ls $all/*/ok 2> /dev/null | wc -l); late=$(ls $all/*/late 2> /dev/null | wc -l)
 echo "$passed passed, $((steps - passed - late)) failed, $((skipped + late)) skipped"

@@ -6,8 +6,7 @@ cd "$(dirname "$0")/.." || exit 1
 minimum=${1:-95}; out=build/coverage; gcc=${GCC:-gcc}
 for tool in $gcc ${GCOV:-gcov}; do command -v "$tool" > /dev/null || { echo "coverage needs gcc and gcov"; exit 1; }; done
 mkdir -p $out; rm -f $out/*.gcda
-lean=; grep -q avx512bw /proc/cpuinfo 2> /dev/null || lean=-DAMP_NO_AVX512
-make -s test B=$out CC="$gcc" CFLAGS="-O0 --coverage $lean" || exit 1
+make -s test B=$out CC="$gcc" CFLAGS="-O0 --coverage ${LEAN:-}" || exit 1
 ${GCOV:-gcov} -t -o $out $out/impl.gcda > $out/gcov.txt || exit 1
 absent=; grep -q amx_bf16 /proc/cpuinfo 2> /dev/null || absent=_amx_
 awk -v minimum="$minimum" -v absent="$absent" -F: '                  # count:line:source; ##### = never, - = no code

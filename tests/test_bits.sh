@@ -2,8 +2,8 @@
 # test_bits.sh [TABLE]: builds bits.c in many ways and compares its hash with the one below; `make test-bits` runs it.
 # Writes what was run as a Markdown table (default build/bits/table.md). What is not installed is named there.
 # CC: the first compiler, default cc. JOBS: builds at a time, default 2. ONLY: run only cells whose name contains this.
-# FEW=1: for each compiler one set of flags, which leaves it most freedom, with threads, not six; without kernels for
-# AVX-512 where the processor has none.
+# FEW=1: for each compiler one set of flags, which leaves it most freedom, with threads, not six.
+# LEAN: one more flag for what runs here; `make` knows it (-DAMP_NO_AVX512 where that cannot run).
 cd "$(dirname "$0")/.." || exit 1
 expected=b3e86048604b9650   # changes only where bits.c or the arithmetic of amp.h is changed on purpose
 out=build/bits; rm -rf $out; mkdir -p $out
@@ -57,7 +57,7 @@ start() { # start CELL...: beside the others, $jobs at a time; the order of the 
 }
 
 cc=${CC:-cc}
-lean=; [ -z "$FEW" ] || grep -q avx512bw /proc/cpuinfo 2> /dev/null || lean=" -DAMP_NO_AVX512"
+lean=${LEAN:+ $LEAN}
 start cell "$host" $cc "-O0 -DAMP_NO_SIMD" ""
 start cell "$host" $cc "-O2$lean" "" AMP_ISA=scalar AMP_ISA=avx2 AMP_ISA=avx512 AMP_ISA=avx512_bf16 AMP_ISA=neon
 threads="OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 OMP_NUM_THREADS=3 OMP_NUM_THREADS=4"
