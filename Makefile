@@ -26,7 +26,7 @@ all: examples demo-program
 demo: $(B)/demo ## train LeNet-5 in FP32 and in mixed precision, side by side; DATA=dir reads MNIST files
 	@$(B)/demo $(if $(DATA),"$(DATA)")
 
-test: $(TESTS:%=$(B)/test_%) ## run all tests (pure C, two to three minutes)
+test: $(TESTS:%=$(B)/test_%) ## run all tests (pure C, one to two minutes)
 	@sh tests/run.sh "all tests" $^
 
 # Which kernels amp.h takes; make bench holds the peers to the same.
