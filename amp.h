@@ -5105,13 +5105,15 @@ AMPI_FN size_t ampi_gemm_near(void) { return (size_t)AMPI_GEMM_KC_ONE * AMPI_GEM
    div = 1 this is im2col of an input; with mul = 1, base = pad, step = -dilation, div = stride it is the
    output seen from an input's pixel.
    paired: so many channels are taken in twos, as a sum of BF16 products takes them: for each kernel position one
-   element of each. Runs, or the positions along k of whole planes, are in that order then (see ampi_paired). */
+   element of each. Runs, or the positions along k of planes, are in that order then (see ampi_paired).
+   places: of planes, those of a plane that are positions, `cols` of them; NULL: all. */
 typedef struct ampi_image {
     size_t image_stride, channel_stride;          /* elements */
     size_t kernel_h, kernel_w, rows, cols;        /* a < kernel_h, b < kernel_w, i < rows, j < cols */
     int64_t height, width;
     int64_t mul_h, mul_w, base_h, base_w, step_h, step_w, div_h, div_w;
     size_t paired;                                /* 0 or even */
+    const uint16_t* places;
 } ampi_image;
 
 /* The run (channel * taps + kernel position) that is r-th if `paired` channels are taken in twos. */
@@ -5187,8 +5189,9 @@ AMPI_FN void ampi_image_run(const ampi_operand* v, size_t r, size_t p, size_t n,
 
 /* Whole planes as they lie in memory. */
 AMPI_FN int ampi_is_planes(const ampi_image* g) {
-    return g && g->kernel_h * g->kernel_w == 1 && g->mul_h == 1 && g->mul_w == 1 && g->div_h == 1 && g->div_w == 1
-           && g->base_h == 0 && g->base_w == 0 && g->rows * g->cols == (size_t)(g->height * g->width);
+    return g && !g->places && g->kernel_h * g->kernel_w == 1 && g->mul_h == 1 && g->mul_w == 1 && g->div_h == 1
+           && g->div_w == 1 && g->base_h == 0 && g->base_w == 0 && (int64_t)g->rows == g->height
+           && (int64_t)g->cols == g->width;
 }
 #if AMPI_X86
 /* dst[q*n + i] = the word of a[q*2*next + i] and a[(q*2 + 1)*next + i], i < n, q < pairs. */
@@ -5341,6 +5344,40 @@ AMPI_FN void ampi_planes_block(const ampi_gemm_isa* g, const ampi_operand* v, si
     }
 }
 
+/* Of positions [p, p + n) of chosen places of planes, where they lie behind a row's first element. */
+AMPI_FN void ampi_places_at(const ampi_image* g, size_t p, size_t n, size_t* at) {
+    size_t twos = p < g->paired * g->cols ? 1 : 0, in = p % (g->cols << twos), plane = p / (g->cols << twos) << twos, i;
+    for (i = 0; i < n; i++) {
+        at[i] = (plane + (in & twos)) * g->image_stride + g->places[in >> twos];
+        if (++in < g->cols << twos) continue;
+        in = 0;
+        plane += 1 + twos;
+        twos = plane < g->paired ? 1 : 0;
+    }
+}
+/* dst[r][p] for them. */
+AMPI_FN void ampi_places_block(const ampi_operand* v, size_t r0, size_t rows, size_t p, size_t cols, float* dst,
+                               size_t ldd) {
+    const size_t next = v->image->channel_stride, first = v->offset + r0 * next, size = ampi_type_size(v->dtype);
+    const amp_dtype t = v->dtype;
+    uint16_t halves[64];
+    size_t at[64], count, r, i;
+    for (; cols > 0; p += count, dst += count, cols -= count) {
+        const char* src = (const char*)v->data + first * size;
+        float* to = dst;
+        count = ampi_min_size(cols, 64);
+        ampi_places_at(v->image, p, count, at);
+        for (r = 0; r < rows; r++, src += next * size, to += ldd) {
+            if (t == AMP_F32) {
+                for (i = 0; i < count; i++) to[i] = ((const float*)(const void*)src)[at[i]];
+            } else {
+                for (i = 0; i < count; i++) halves[i] = ((const uint16_t*)(const void*)src)[at[i]];
+                ampi_load_f32(to, halves, t, 0, count);
+            }
+        }
+    }
+}
+
 /* dst[r][p] = element (r0 + r, p0 + p), zero beyond the operand's end; rows are filled up as `load` does. */
 AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, size_t r0, size_t rn,
                                 size_t p0, size_t pn, float* dst, size_t ldd) {
@@ -5350,10 +5387,11 @@ AMPI_FN void ampi_operand_block(const ampi_gemm_isa* g, const ampi_operand* v, s
         const char* src = (const char*)v->data + (v->offset + r0 * v->ld + p0) * ampi_type_size(v->dtype);
         g->load(dst, ldd, src, v->dtype, v->ld, rows, cols);
     } else {
-        int planes = ampi_is_planes(v->image);
-        if (planes) ampi_planes_block(g, v, r0, rows, p0, cols, dst, ldd);
+        const int planes = ampi_is_planes(v->image), places = v->image->places != NULL;
+        if (places) ampi_places_block(v, r0, rows, p0, cols, dst, ldd);
+        else if (planes) ampi_planes_block(g, v, r0, rows, p0, cols, dst, ldd);
         for (r = 0; r < rows; r++) {
-            if (!planes) ampi_image_run(v, r0 + r, p0, cols, dst + r * ldd);
+            if (!places && !planes) ampi_image_run(v, r0 + r, p0, cols, dst + r * ldd);
             memset(dst + r * ldd + cols, 0, (full - cols) * sizeof *dst);
         }
     }
@@ -5790,6 +5828,7 @@ typedef struct ampi_product {
     const void* bias; amp_dtype bias_dtype;       /* NULL: none */
     size_t bias_offset;
     int bias_per_row;
+    int* found;                        /* with `lines`: becomes 1 where a sum is -0; NULL: nobody asks */
 } ampi_product;
 
 /* Sizes of the blocks, and where they lie in a slot of scratch memory (offsets in floats). */
@@ -6520,6 +6559,29 @@ AMPI_FN void ampi_gemm_store_row(const ampi_product* s, size_t i, size_t j, size
     }
 }
 
+/* Has one of n floats bits that, those of `keep` alone, lie in [low, low + span]? n is a multiple of 4. */
+AMPI_INLINE void ampi_find_bits(int* found, const float* x, size_t n, uint32_t keep, uint32_t low, uint32_t span) {
+    uint32_t hit[16];
+    size_t i, l;
+    memset(hit, 0, sizeof hit);
+    for (i = 0; i + 16 <= n; i += 16)
+        for (l = 0; l < 16; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
+    for (; i < n; i += 4)
+        for (l = 0; l < 4; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
+    for (l = 1; l < 16; l++) hit[0] |= hit[l];
+    if (hit[0]) AMPI_STORE_RELAXED(found, 1);
+}
+AMPI_INLINE void ampi_find_minus_zero_body(int hw, int* found, const float* x, size_t n) {
+    (void)hw;
+    ampi_find_bits(found, x, n, 0xffffffffu, 0x80000000u, 0);
+}
+AMPI_KERNEL(ampi_find_minus_zero, (int* found, const float* x, size_t n), found, x, n)
+AMPI_INLINE void ampi_find_infinite_body(int hw, int* found, const float* x, size_t n) {    /* or a NaN */
+    (void)hw;
+    ampi_find_bits(found, x, n, 0x7fffffffu, 0x7f800000u, 0x007fffffu);
+}
+AMPI_KERNEL(ampi_find_infinite, (int* found, const float* x, size_t n), found, x, n)
+
 #if AMPI_X86
 /* The first n of 16 results, rounded, to every step-th element from dst[at] on; 16 places a turn, where step is neither
    1 nor 2. */
@@ -6576,18 +6638,48 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_store_lines(const ampi_product* s, const am
     ampi_clear_upper();
 }
 #endif
+/* dst[at + j*step] = the sum src[j], rounded, j < n. */
+AMPI_FN void ampi_store_apart(void* dst, amp_dtype t, size_t at, size_t step, const float* src, size_t n) {
+    float sums[64];
+    uint16_t halves[64];
+    size_t j, i, count;
+    for (j = 0; j < n; j += count, at += count * step) {
+        count = ampi_min_size(n - j, 64);
+        for (i = 0; i < count; i++) sums[i] = ampi_clean_nan(src[j + i]);
+        if (t == AMP_F32) {
+            for (i = 0; i < count; i++) ((float*)dst)[at + i * step] = sums[i];
+        } else {
+            ampi_store_f32(halves, t, 0, sums, count);
+            for (i = 0; i < count; i++) ((uint16_t*)dst)[at + i * step] = halves[i];
+        }
+    }
+}
+/* Row i of the tile's sums becomes lines of C. */
+AMPI_FN void ampi_store_lines_plain(const ampi_product* s, const ampi_block* b, size_t i, const float* t) {
+    size_t q = b->j0 / s->part, j = b->j0 % s->part, left = b->nc, count;
+    const size_t row = s->c_offset + (b->i0 + i) * s->ldc;
+    for (; left > 0; left -= count, t += count, q++, j = 0) {
+        const size_t at = row + q / s->lines * s->part_stride + q % s->lines * s->line + j * s->step;
+        count = ampi_min_size(s->part - j, left);
+        ampi_store_apart(s->c, s->c_dtype, at, s->step, t, count);
+    }
+}
 
-/* The tile's sums T become rows of C. Lines are only of products of words, and plain sums. */
+/* The tile's sums T become rows of C. Lines are only of plain sums. */
 AMPI_FN void ampi_gemm_store(const ampi_product* s, const ampi_block* block) {
     const ampi_gemm_isa g = ampi_gemm_isa_now();
     size_t i, l, j = block->j0, n = block->nc, count;
     float *line = block->line, *t = block->t;
     float* add = s->bias || s->beta != 0.0f ? line : NULL;
     if (s->bias && !s->bias_per_row) ampi_load_f32(line, s->bias, s->bias_dtype, s->bias_offset + j, n);
+    for (i = 0; s->lines > 0 && i < block->mc; i++) {
+        if (s->found) ampi_find_minus_zero(s->found, t + i * block->ldt, ampi_round_up(n, 4));
 #if AMPI_X86
-    for (i = 0; s->lines > 0 && i < block->mc; i++) ampi_store_lines(s, block, i, t + i * block->ldt);
-    if (s->lines > 0) return;
+        if (AMPI_IN_AVX512) { ampi_store_lines(s, block, i, t + i * block->ldt); continue; }
 #endif
+        ampi_store_lines_plain(s, block, i, t + i * block->ldt);
+    }
+    if (s->lines > 0) return;
     for (; g.finish && n > 0; j += count, n -= count, t += count) {         /* all rows of one part after the other */
         size_t at = ampi_c_at(s, block->i0, j, n, &count);
         ampi_gemm_finish_at(&g, s, at, block->i0, j, block->mc, count, t, block->ldt);
@@ -8072,29 +8164,6 @@ AMPI_KERNEL(ampi_copy_rows,
              size_t rows, size_t n),
             dst, ldd, dst_step, src, lds, src_step, rows, n)
 
-/* Has one of n floats bits that, those of `keep` alone, lie in [low, low + span]? n is a multiple of 4. */
-AMPI_INLINE void ampi_find_bits(int* found, const float* x, size_t n, uint32_t keep, uint32_t low, uint32_t span) {
-    uint32_t hit[16];
-    size_t i, l;
-    memset(hit, 0, sizeof hit);
-    for (i = 0; i + 16 <= n; i += 16)
-        for (l = 0; l < 16; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
-    for (; i < n; i += 4)
-        for (l = 0; l < 4; l++) hit[l] |= (ampi_bits(x[i + l]) & keep) - low <= span ? 1u : 0u;
-    for (l = 1; l < 16; l++) hit[0] |= hit[l];
-    if (hit[0]) AMPI_STORE_RELAXED(found, 1);
-}
-AMPI_INLINE void ampi_find_minus_zero_body(int hw, int* found, const float* x, size_t n) {
-    (void)hw;
-    ampi_find_bits(found, x, n, 0xffffffffu, 0x80000000u, 0);
-}
-AMPI_KERNEL(ampi_find_minus_zero, (int* found, const float* x, size_t n), found, x, n)
-AMPI_INLINE void ampi_find_infinite_body(int hw, int* found, const float* x, size_t n) {    /* or a NaN */
-    (void)hw;
-    ampi_find_bits(found, x, n, 0x7fffffffu, 0x7f800000u, 0x007fffffu);
-}
-AMPI_KERNEL(ampi_find_infinite, (int* found, const float* x, size_t n), found, x, n)
-
 #if AMPI_PAIRS
 /* Is nothing subnormal in the products of all of x and all of y? */
 AMPI_FN int ampi_conv2d_normal(const void* x, size_t nx, const void* y, size_t ny) {
@@ -8322,14 +8391,17 @@ AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
 }
 
 /* Is it faster than the product? That unfolds slowly where there are strides, and multiplies zeros in the gradient of
-   the input; but it has no gaps between rows, and weights that do not fit the cache cost it less. */
+   the input, or has it part by part (see ampi_dx_parts_run); but it has no gaps between rows, and weights that do not
+   fit the cache cost it less. For the gradient with strides that decides with 8 lanes only (measured). */
 AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
     const ampi_conv2d* c = d->c;
     size_t sums = d->ldt - (size_t)AMPI_GEMM_GAP, used = d->band * (size_t)d->w.result / (size_t)d->w.parts;
     if (c->s.stride_h == 1 && c->s.stride_w == 1)
         return c->taps > 1 && c->w_count <= AMPI_STENCIL_WEIGHTS
                && (d->rows <= AMPI_STENCIL_ROWS || 16 * used >= 15 * sums);
-    if (d->h.back) return 1;
+    if (d->h.back)
+        return d->isa.lanes != 8 || c->og % 2 != 0
+               || (c->w_count <= AMPI_STENCIL_WEIGHTS && (c->taps > 1 || c->s.width >= c->s.stride_w * 8));
     return c->w_count <= AMPI_STENCIL_WEIGHTS
            && ((c->taps > 1 && d->rows <= AMPI_STENCIL_ROWS) || 16 * used >= 13 * sums);
 }
@@ -10301,16 +10373,17 @@ AMPI_FN size_t ampi_turned_floats(const ampi_conv2d* c, int back) {
     return c->taps > 1 && depth > 1 ? (back ? c->cg : c->og) * ampi_turned_ld(depth * c->taps) / 2 : 0;
 }
 
-/* dx with strides, as products of words: the pixels of a part, those rh mod stride_h down and rw mod stride_w across,
-   meet some of the kernel's taps only, and see dy through them as through a kernel without a stride. What the others
-   would add are zeros, which change no sum where nothing is subnormal and no weight infinite. (Not of an odd number of
-   outputs: the last one has pairs of two kernel positions, of which a part may take one.) */
-/* Largest stride, most kernel positions; terms of a line of sums that always pay. */
-enum { AMPI_PART_STRIDE = 4, AMPI_PART_TAPS = 32, AMPI_PART_TERMS = 768 };
+/* dx with strides, as products: the pixels of a part, those rh mod stride_h down and rw mod stride_w across, meet some
+   of the kernel's taps only, and see dy through them as through a kernel without a stride. What the others would add
+   are zeros, which change no sum but one of -0, if no weight is infinite. (Not where the channels of an odd number of
+   outputs are taken in twos: the last one has pairs of two kernel positions, of which a part may take one.) */
+/* Largest stride, most kernel positions; those of words; terms of a line of sums that always pay. */
+enum { AMPI_PART_STRIDE = 4, AMPI_PART_TAPS = 64, AMPI_PART_WORDS = 32, AMPI_PART_TERMS = 768 };
 typedef struct ampi_dx_part {
-    size_t taps, k, ld, rh, rw;                   /* k, ld: of its turned weights */
+    size_t taps, k, ld, rh, rw;                   /* k; ld: of its turned weights */
     ampi_image image;
-    uint16_t from[2 * AMPI_PART_TAPS];            /* of two outputs' weights, in place i: a tap of the first, or 32 + a
+    uint16_t places[AMPI_PART_TAPS];              /* its taps */
+    uint16_t from[2 * AMPI_PART_WORDS];           /* of two outputs' weights, in place i: a tap of the first, or 32 + a
                                                      tap of the second */
 } ampi_dx_part;
 
@@ -10349,35 +10422,42 @@ AMPI_FN void ampi_dx_part_of(ampi_dx_part* p, const ampi_conv2d* c, size_t part)
     for (i = 0; i < c->taps; i++) {
         const int64_t tap = (int64_t)i;
         if (!ampi_side_tap(&h, rh, tap / kw, &shift, &cls) || !ampi_side_tap(&w, rw, tap % kw, &shift, &cls)) continue;
-        p->from[n++] = (uint16_t)i;
-        p->from[n++] = (uint16_t)(32 + i);
+        p->places[n++] = (uint16_t)i;
+    }
+    for (i = 0; i < n && i < AMPI_PART_WORDS; i++) {
+        p->from[2 * i] = p->places[i];
+        p->from[2 * i + 1] = (uint16_t)(32 + p->places[i]);
     }
 }
 /* Whether dx has parts, and their number. */
 AMPI_FN size_t ampi_dx_parts(const ampi_conv2d* c) {
     const amp_conv2d_shape* s = &c->s;
     if ((s->stride_h == 1 && s->stride_w == 1) || s->stride_h > AMPI_PART_STRIDE || s->stride_w > AMPI_PART_STRIDE
-        || c->taps > AMPI_PART_TAPS || c->og % 2 != 0) return 0;
+        || c->taps > AMPI_PART_TAPS) return 0;
     return (size_t)(s->stride_h * s->stride_w);
 }
+/* The same, of words. */
+AMPI_FN size_t ampi_dx_word_parts(const ampi_conv2d* c) {
+    return c->taps > AMPI_PART_WORDS || c->og % 2 != 0 ? 0 : ampi_dx_parts(c);
+}
 /* Elements of a group's turned weights, all parts of them. */
-AMPI_FN size_t ampi_dx_parts_turned(const ampi_conv2d* c) {
+AMPI_FN size_t ampi_dx_words_turned(const ampi_conv2d* c) {
     size_t i, turned = 0;
     ampi_dx_part p;
-    for (i = 0; i < ampi_dx_parts(c); i++) {
+    for (i = 0; i < ampi_dx_word_parts(c); i++) {
         ampi_dx_part_of(&p, c, i);
         turned += c->cg * p.ld;
     }
     return turned;
 }
-AMPI_FN size_t ampi_dx_parts_workspace(const ampi_conv2d* c) {
+AMPI_FN size_t ampi_dx_words_workspace(const ampi_conv2d* c) {
     size_t i, most = 0;
     ampi_dx_part p;
-    for (i = 0; i < ampi_dx_parts(c); i++) {
+    for (i = 0; i < ampi_dx_word_parts(c); i++) {
         ampi_dx_part_of(&p, c, i);
         most = ampi_max_size(most, ampi_words_workspace(c->cg, (size_t)c->s.n * p.image.rows * p.image.cols, p.k));
     }
-    return most + ampi_dx_parts_turned(c) * sizeof(uint16_t);
+    return most + ampi_dx_words_turned(c) * sizeof(uint16_t);
 }
 /* x as the outputs see it (im2col): run = (channel, kernel row, kernel column), position = (image, output
    pixel). */
@@ -10550,6 +10630,70 @@ AMPI_FN int ampi_conv2d_fits(const ampi_product* s, size_t more, const amp_exec*
     return ampi_room(exec) >= ampi_gemm_plan_for(&g, s, 0).floats + more + 16;
 }
 
+/* The product of a part, from that of all pixels; its weights are still to be set. */
+AMPI_FN void ampi_dx_part_product(ampi_product* s, const ampi_conv2d* c, const ampi_dx_part* p) {
+    s->k = p->k;
+    s->n = (size_t)c->s.n * p->image.rows * p->image.cols;
+    s->c_offset += p->rh * (size_t)c->s.width + p->rw;
+    s->part = p->image.cols;
+    s->lines = p->image.rows;
+    s->line = (size_t)c->s.stride_h * (size_t)c->s.width;
+    s->step = (size_t)c->s.stride_w;
+    s->b.image = p->taps > 0 ? &p->image : NULL;
+    s->b.runs = c->og * p->taps;
+    s->b.length = s->n;
+}
+
+/* Are all of n numbers finite? */
+AMPI_FN int ampi_are_finite(const void* p, amp_dtype t, size_t n) {
+    float line[256];
+    size_t i, count;
+    int bad = 0;
+    for (i = 0; i < n && !bad; i += count) {
+        count = ampi_min_size(n - i, 256);
+        memset(line + count / 4 * 4, 0, (count % 4 ? 4 : 0) * sizeof *line);
+        ampi_load_f32(line, p, t, i, count);
+        ampi_find_infinite(&bad, line, ampi_round_up(count, 4));
+    }
+    return !bad;
+}
+/* Sets the weights of a part, as they lie: those of its taps or, of one kernel position, a matrix. */
+AMPI_FN void ampi_dx_part_weights(ampi_product* s, ampi_image* image, const ampi_conv2d* c, const ampi_dx_part* p) {
+    const size_t offset = s->a.offset;
+    if (c->taps == 1) s->a = ampi_matrix(s->a.data, s->a.dtype, c->og, c->cg, c->cg, 0);
+    else {
+        *image = ampi_planes(c->cg, c->taps);
+        image->cols = p->taps;
+        image->places = p->places;
+        image->paired = p->image.paired;
+        s->a = ampi_image_operand(image, s->a.data, s->a.dtype, offset, c->cg, s->k, 1);
+    }
+    s->a.offset = offset;
+}
+/* The input's gradient with strides, part by part. 0: a weight is not finite, or a sum is -0. */
+AMPI_FN int ampi_dx_parts_run(const ampi_conv2d* c, const ampi_conv2d_call* call, const amp_exec* exec) {
+    const int twos = c->taps > 1 && ampi_dtype(call->w_dtype) == AMP_BF16 && ampi_dtype(call->source_dtype) == AMP_BF16;
+    const size_t parts = ampi_dx_parts(c);
+    ampi_image images[2];
+    ampi_product s;
+    ampi_dx_part p;
+    size_t g, i;
+    int found = 0;
+    if (parts == 0 || (twos && c->og % 2 != 0) || !ampi_are_finite(call->w, call->w_dtype, c->w_count)) return 0;
+    for (g = 0; g < (size_t)c->s.groups; g++)
+        for (i = 0; i < parts && !found; i++) {
+            ampi_conv2d_dx(&s, images, c, g, call->source, call->source_dtype, call->w, call->w_dtype, call->result,
+                           call->result_dtype);
+            ampi_dx_part_of(&p, c, i);
+            p.image.paired = twos && p.taps > 1 ? c->og : 0;     /* channels with one tap are in twos anyway */
+            ampi_dx_part_product(&s, c, &p);
+            ampi_dx_part_weights(&s, &images[0], c, &p);
+            s.found = &found;
+            ampi_gemm_run(&s, exec);
+        }
+    return !found;
+}
+
 #if AMPI_PAIRS
 /* Is it faster unfolded, as a product of words, than otherwise? Unfolding has to feed enough rows to pass a direct
    form, along k more of them, and those of a large kernel too; on the stack there is none, and FP32 would be unfolded
@@ -10617,54 +10761,45 @@ AMPI_FN int ampi_turn_parts(const ampi_conv2d* c, const uint16_t* w, uint16_t* d
         uint16_t* to = dst;
         ampi_dx_part p;
         size_t i;
-        for (i = 0; i < ampi_dx_parts(c); i++, to += c->cg * p.ld) {
+        for (i = 0; i < ampi_dx_word_parts(c); i++, to += c->cg * p.ld) {
             ampi_dx_part_of(&p, c, i);
             if (p.taps > 0) ampi_turn_part(c, &p, w, first, rows, to, &bad);
         }
     }
     return bad == 0;
 }
-/* The product of a part, from that of all pixels. */
-AMPI_FN void ampi_dx_part_product(ampi_product* s, const ampi_conv2d* c, const ampi_dx_part* p,
-                                  const uint16_t* turned) {
-    s->k = p->k;
-    s->n = (size_t)c->s.n * p->image.rows * p->image.cols;
-    s->c_offset += p->rh * (size_t)c->s.width + p->rw;
-    s->part = p->image.cols;
-    s->lines = p->image.rows;
-    s->line = (size_t)c->s.stride_h * (size_t)c->s.width;
-    s->step = (size_t)c->s.stride_w;
+/* The product of a part as one of words, from that of all pixels. */
+AMPI_FN void ampi_dx_part_words(ampi_product* s, const ampi_conv2d* c, const ampi_dx_part* p, const uint16_t* turned) {
+    ampi_dx_part_product(s, c, p);
     s->a = ampi_matrix(turned, AMP_BF16, c->cg, s->k, p->ld, 1);
-    s->b.image = p->taps > 0 ? &p->image : NULL;
-    s->b.runs = c->og * p->taps;
-    s->b.length = s->n;
     s->normal = 1;
 }
 /* Are they faster than images abreast? Not where lines are short and sums have few terms: to store a line takes as long
    as some terms of it. */
-AMPI_FN int ampi_dx_parts_pay(const ampi_conv2d* c) {
+AMPI_FN int ampi_dx_words_pay(const ampi_conv2d* c) {
     ampi_abreast d;
-    return c->og * c->taps * (size_t)c->s.width >= (size_t)AMPI_PART_TERMS * ampi_dx_parts(c) * (size_t)c->s.stride_w
+    const size_t parts = ampi_dx_word_parts(c);
+    return c->og * c->taps * (size_t)c->s.width >= (size_t)AMPI_PART_TERMS * parts * (size_t)c->s.stride_w
            || !ampi_abreast_plan(&d, c, 1, 1);
 }
 /* Have all products room in the workspace, and do they pay? The weights of a part are BF16 by name: are they? */
-AMPI_FN int ampi_dx_parts_fit(const ampi_product* s, const ampi_conv2d* c, const amp_exec* exec) {
-    const size_t more = ampi_dx_parts_turned(c) / 2;
+AMPI_FN int ampi_dx_words_fit(const ampi_product* s, const ampi_conv2d* c, const amp_exec* exec) {
+    const size_t more = ampi_dx_words_turned(c) / 2;
     size_t i, products = 0;
     if (s->a.dtype != AMP_BF16) return 0;
-    for (i = 0; i < ampi_dx_parts(c); i++) {
+    for (i = 0; i < ampi_dx_word_parts(c); i++) {
         ampi_product one = *s;
         ampi_dx_part p;
         ampi_dx_part_of(&p, c, i);
-        ampi_dx_part_product(&one, c, &p, NULL);
+        ampi_dx_part_words(&one, c, &p, NULL);
         if (p.taps == 0 || one.n == 0) continue;
         if (!ampi_conv2d_words_fit(&one, more, exec)) return 0;
         products++;
     }
-    return products > 0 && ampi_dx_parts_pay(c);
+    return products > 0 && ampi_dx_words_pay(c);
 }
 /* The input's gradient with strides as products of words, part by part. */
-AMPI_FN int ampi_conv2d_dx_parts(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
+AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
                                  amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
     ampi_image images[2];
     ampi_product s;
@@ -10672,18 +10807,18 @@ AMPI_FN int ampi_conv2d_dx_parts(const ampi_conv2d* c, const void* dy, amp_dtype
     uint16_t *memory, *turned;
     size_t g, i;
     ampi_conv2d_dx(&s, images, c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-    if (!ampi_dx_parts_fit(&s, c, exec) || !ampi_conv2d_normal(dy, c->y_count, w, c->w_count)) return 0;
+    if (!ampi_dx_words_fit(&s, c, exec) || !ampi_conv2d_normal(dy, c->y_count, w, c->w_count)) return 0;
     own = *exec;
     memory = (uint16_t*)(void*)ampi_align64(exec->workspace);
-    own.workspace = memory + ampi_dx_parts_turned(c);
+    own.workspace = memory + ampi_dx_words_turned(c);
     own.workspace_size -= (size_t)((char*)own.workspace - (char*)exec->workspace);
     for (g = 0; g < (size_t)c->s.groups; g++) {
         if (!ampi_turn_parts(c, (const uint16_t*)w + g * c->og * c->cg * c->taps, memory)) return 0;
-        for (i = 0, turned = memory; i < ampi_dx_parts(c); i++) {
+        for (i = 0, turned = memory; i < ampi_dx_word_parts(c); i++) {
             ampi_dx_part p;
             ampi_dx_part_of(&p, c, i);
             ampi_conv2d_dx(&s, images, c, g, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
-            ampi_dx_part_product(&s, c, &p, turned);
+            ampi_dx_part_words(&s, c, &p, turned);
             ampi_gemm_run(&s, &own);
             turned += c->cg * p.ld;
         }
@@ -10691,7 +10826,7 @@ AMPI_FN int ampi_conv2d_dx_parts(const ampi_conv2d* c, const void* dy, amp_dtype
     return 1;
 }
 #else
-AMPI_FN int ampi_conv2d_dx_parts(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
+AMPI_FN int ampi_conv2d_dx_words(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* w,
                                  amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, const amp_exec* exec) {
     (void)c; (void)dy; (void)dy_dtype; (void)w; (void)w_dtype; (void)dx; (void)dx_dtype; (void)exec;
     return 0;
@@ -11259,7 +11394,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
     dx = ampi_max_size(dx, ampi_words_workspace(c.cg, n * c.in_pixels, c.og * c.taps));
     y += ampi_turned_floats(&c, 0) * sizeof(float) + 128;
     dx += ampi_turned_floats(&c, 1) * sizeof(float) + 128;
-    dx = ampi_max_size(dx, ampi_dx_parts_workspace(&c));
+    dx = ampi_max_size(dx, ampi_dx_words_workspace(&c));
     y = ampi_max_size(y, ampi_max_size(ampi_abreast_workspace(&c, 0), ampi_stencil_workspace(&c, 0)));
     y = ampi_max_size(y, ampi_max_size(ampi_amx_conv_workspace(&c, 0), ampi_amx_conv_workspace(&c, 1)));
     if (c.taps == 1) {                            /* image by image */
@@ -11363,13 +11498,14 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     if (r != AMP_OK) return r;
     if (dx) ampi_conv2d_of(&s, images, &c, 1, 0, &call);
     if (dx && (ampi_spread_words_run(&c, &s, exec) || ampi_conv2d_turned(&c, 1, &call, 1, exec)
-            || ampi_conv2d_dx_parts(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec))) dx = NULL;
+            || ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec))) dx = NULL;
     if (dx && s.b.image->paired > 0) words = ampi_conv2d_words(&s, dy, c.y_count, w, c.w_count, 0, exec);
     if (dx && !words && (ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
             || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_spread_run(&c, &s, exec)
             || ampi_stencil_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+            || ampi_dx_parts_run(&c, &call, exec)
             || ampi_conv2d_turned(&c, 1, &call, 0, exec))) dx = NULL;
     for (g = 0; dx && g < (size_t)c.s.groups; g++) {
         ampi_conv2d_of(&s, images, &c, 1, g, &call);

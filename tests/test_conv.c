@@ -315,6 +315,8 @@ static const int SHAPES[][14] = {
     { 12, 8, 18, 17, 5, 3, 3, 1, 1, 1, 1, 1, 2, 1 },
     { 3, 130, 5, 5, 61, 3, 3, 2, 2, 0, 1, 1, 1, 1 },   /* dw in more than one tile, of channels and of outputs */
     { 1, 8, 5, 5, 910, 3, 3, 2, 2, 0, 0, 1, 1, 1 },
+    { 1, 2, 13, 9, 9, 4, 3, 4, 3, 0, 2, 1, 1, 1 },     /* strides: some pixels' lines are others than dy's, but as many */
+    { 1, 160, 5, 4, 192, 3, 3, 2, 2, 1, 1, 1, 1, 1 },  /* strides, and weights that do not fit a cache */
     { 2, 5, 7, 31, 67, 1, 1, 2, 2, 0, 0, 1, 1, 1 },    /* many outputs: 1 x 1 with a stride, and without one */
     { 1, 2, 4, 63, 66, 3, 3, 1, 1, 1, 1, 1, 1, 1 },
     { 1, 17, 5, 7, 23, 3, 3, 2, 2, 1, 1, 1, 1, 1 },    /* dx as products of words, part by part */
@@ -522,7 +524,7 @@ static void test_defaults(void) {
 
 /* The direct forms leave out terms that are zeros. That must not show where zeros matter: an infinite weight (one of
    all, or every seventh) makes them NaN, and a sum that underflows to -0 loses its sign to a zero added last. The
-   product, which has no workspace and leaves out nothing, is the reference. */
+   product, which has no workspace and leaves out nothing then, is the reference. */
 static void direct_check(const int* z, amp_dtype t, int odd) {
     conv v;
     float tiny = t == AMP_F16 ? ldexpf(1, -24) : ldexpf(1, -80), *w, *out[2][3];
