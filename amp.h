@@ -8315,6 +8315,8 @@ AMPI_FN size_t ampi_side_gap(const ampi_side* s) {
 enum { AMPI_STENCIL_STRIDE = 4, AMPI_STENCIL_SIDE = 65536, AMPI_STENCIL_KERNEL = 64,
        AMPI_STENCIL_STAGE = 196608, AMPI_STENCIL_LINE = 4096, AMPI_STENCIL_SUMS = 131072,
        AMPI_STENCIL_WEIGHTS = 262144, AMPI_STENCIL_ROWS = 64 };
+/* On the stack: floats of a slot; most results, and those of outputs with a kernel of one place (measured). */
+enum { AMPI_STENCIL_SLOT = AMPI_GEMM_STACK / 3 * 2, AMPI_STENCIL_FEW = 64, AMPI_STENCIL_FEW_ONE = 16 };
 
 AMPI_FN int ampi_side_fits(int size, int out, int kernel, int stride, int pad, int dilation) {
     return size <= AMPI_STENCIL_SIDE && out <= AMPI_STENCIL_SIDE && kernel <= AMPI_STENCIL_KERNEL
@@ -8334,6 +8336,7 @@ typedef struct ampi_stencil {
     size_t at_bias, at_weights, at_packed, at_slots, at_sums, at_plane, floats, slots;   /* scratch memory, in floats */
     int swap, skips, packs;                       /* skips: terms 0 * w are left out; packs: see ampi_stencil_pack */
     int words;                                    /* see ampi_taps_are_words */
+    int biased;
     char uses[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE];                /* classes that are needed */
     size_t begin[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE + 1];         /* first k of each part */
     const void* source; amp_dtype source_dtype;
@@ -8421,6 +8424,19 @@ AMPI_FN int ampi_stencil_plan(ampi_stencil* d, const ampi_conv2d* c, int back) {
     ampi_conv2d_sides(c, back, &d->h, &d->w);
     if (!ampi_stencil_bands(d) || !ampi_stencil_pays(d)) return 0;
     ampi_stencil_layout(d);
+    return 1;
+}
+/* Makes the bands so small that the stack has room for what slots share and the first one. 0: it has not. */
+AMPI_FN int ampi_stencil_shrink(ampi_stencil* d) {
+    const size_t rows = (size_t)ampi_side_count(d->h.result, d->h.parts, 0);
+    const size_t most = d->c->taps == 1 && !d->h.back ? AMPI_STENCIL_FEW_ONE : AMPI_STENCIL_FEW;
+    if (d->rows > most) return 0;
+    while (d->at_slots + d->floats > AMPI_GEMM_STACK || d->floats > AMPI_STENCIL_SLOT) {
+        if (d->band == 1) return 0;
+        d->bands = ampi_div_up(rows, d->band - 1);
+        d->band = ampi_div_up(rows, d->bands);
+        ampi_stencil_layout(d);
+    }
     return 1;
 }
 AMPI_FN size_t ampi_stencil_workspace(const ampi_conv2d* c, int back) {
@@ -8602,40 +8618,72 @@ AMPI_FN void ampi_stencil_task(ampi_stencil* d, size_t task, const float* shared
         ampi_store_f32(d->result, d->result_dtype, at + i * plane, out + i * count, count);
 }
 
-/* The convolution, if it has a direct form for which the workspace has room. 0: it is still to be done.
-   Terms that are left out are zeros, and a zero can only change the sign of a zero sum, from - to +. So where
-   a result is -0, which takes an underflow, the product decides. */
+/* What all slots read: terms, weights, bias. 0: a weight is infinite or a NaN, where that shows. */
+AMPI_FN int ampi_stencil_share(ampi_stencil* d, const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
+                              float* memory) {
+    const ampi_conv2d* c = d->c;
+    ampi_stencil_terms(d, (ampi_term*)(void*)memory);
+    if (!ampi_finite_weights(c, w, w_dtype, memory + d->at_weights) && d->skips) return 0;
+    if (d->packs) ampi_stencil_pack(d, (ampi_term*)(void*)memory, memory);
+    if (d->words) ampi_all_words(c, d->h.back, (const uint16_t*)w, (uint16_t*)(void*)(memory + d->at_weights));
+    if (b) ampi_load_f32(memory + d->at_bias, b, b_dtype, 0, (size_t)c->s.out_channels);
+    d->biased = b != NULL;
+    return 1;
+}
+/* A slot's share of the tasks. */
+AMPI_FN void ampi_stencil_slot(ampi_stencil* d, size_t slot, const float* memory, float* own) {
+    const size_t tasks = (size_t)d->c->s.n * (size_t)d->c->s.groups * d->bands;
+    size_t task = ampi_share(tasks, d->slots, slot), end = ampi_share(tasks, d->slots, slot + 1);
+    memset(own, 0, d->at_sums * sizeof *own);
+    for (; task < end; task++)
+        ampi_stencil_task(d, task, memory, d->biased ? memory + d->at_bias : NULL, own);
+}
+/* The same on the stack. Functions of their own, so that nothing else keeps what they have there. */
+AMPI_APART void ampi_stencil_slot_on_stack(ampi_stencil* d, size_t slot, const float* memory) {
+    float own[AMPI_STENCIL_SLOT + 16];
+    ampi_stencil_slot(d, slot, memory, ampi_align64(own));
+}
+AMPI_APART int ampi_stencil_on_stack(ampi_stencil* d, const void* w, amp_dtype w_dtype, const void* b,
+                                     amp_dtype b_dtype) {
+    float shared[AMPI_GEMM_STACK + 16], *memory = ampi_align64(shared);
+    int64_t slot;
+    if (!ampi_stencil_share(d, w, w_dtype, b, b_dtype, memory)) return 0;
+    AMPI_PARALLEL_FOR(d->slots > 1)
+    for (slot = 0; slot < (int64_t)d->slots; slot++) {
+        if (slot == 0) ampi_stencil_slot(d, 0, memory, memory + d->at_slots);
+        else ampi_stencil_slot_on_stack(d, (size_t)slot, memory);
+    }
+    return !d->found;
+}
+/* The convolution, if it has a direct form for which the workspace has room, or the stack, where there is next to no
+   workspace. 0: it is still to be done. Terms that are left out are zeros, and a zero can only change the sign of a
+   zero sum, from - to +. So where a result is -0, which takes an underflow, the product decides. */
 AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source, amp_dtype source_dtype,
                             const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype, void* result,
                             amp_dtype result_dtype, const amp_exec* exec) {
-    size_t step, room = ampi_room(exec), tasks;
-    float *memory, *bias;
+    const size_t room = ampi_room(exec);
+    size_t step;
+    float* memory;
     ampi_stencil d;
     int64_t slot;
-    if (!ampi_stencil_plan(&d, c, back) || room < d.at_slots + d.floats) return 0;
+    int stack;
+    if (!ampi_stencil_plan(&d, c, back)) return 0;
+    stack = room < d.at_slots + d.floats;
+    if (stack && (room > AMPI_GEMM_STAGE || !ampi_stencil_shrink(&d))) return 0;
     d.source = source; d.source_dtype = ampi_dtype(source_dtype);
     d.result = result; d.result_dtype = ampi_dtype(result_dtype);
     d.swap = d.source_dtype == AMP_BF16 && ampi_dtype(w_dtype) == AMP_BF16;
     d.words = d.swap && !d.packs && ampi_taps_are_words(d.rows, source, back ? c->y_count : c->x_count, w, c->w_count);
     d.skips = d.packs || (d.swap && !d.words && d.k % 2 != 0);
     if (d.words) d.isa = ampi_taps_isa_words();
+    if (stack) return ampi_stencil_on_stack(&d, w, w_dtype, b, b_dtype);
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
     step = ampi_slot_step(room, d.at_slots, d.floats);
     memory = ampi_align64(exec->workspace);
-    bias = memory + d.at_bias;
-    ampi_stencil_terms(&d, (ampi_term*)(void*)memory);
-    if (!ampi_finite_weights(c, w, w_dtype, memory + d.at_weights) && d.skips) return 0;
-    if (d.packs) ampi_stencil_pack(&d, (ampi_term*)(void*)memory, memory);
-    if (d.words) ampi_all_words(c, back, (const uint16_t*)w, (uint16_t*)(void*)(memory + d.at_weights));
-    if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
-    tasks = (size_t)c->s.n * (size_t)c->s.groups * d.bands;
+    if (!ampi_stencil_share(&d, w, w_dtype, b, b_dtype, memory)) return 0;
     AMPI_PARALLEL_FOR(d.slots > 1)
-    for (slot = 0; slot < (int64_t)d.slots; slot++) {
-        float* own = memory + d.at_slots + (size_t)slot * step;
-        size_t task = ampi_share(tasks, d.slots, (size_t)slot), end = ampi_share(tasks, d.slots, (size_t)slot + 1);
-        memset(own, 0, d.at_sums * sizeof *own);
-        for (; task < end; task++) ampi_stencil_task(&d, task, memory, b ? bias : NULL, own);
-    }
+    for (slot = 0; slot < (int64_t)d.slots; slot++)
+        ampi_stencil_slot(&d, (size_t)slot, memory, memory + d.at_slots + (size_t)slot * step);
     return !d.found;
 }
 

@@ -524,13 +524,19 @@ static void test_defaults(void) {
 
 /* The direct forms leave out terms that are zeros. That must not show where zeros matter: an infinite weight (one of
    all, or every seventh) makes them NaN, and a sum that underflows to -0 loses its sign to a zero added last. The
-   product, which has no workspace and leaves out nothing then, is the reference. */
+   scalar path's product, which leaves out nothing then, is the reference. */
+static void direct_run(const conv* v, const amp_exec* exec, float* out[3]) {
+    const amp_dtype t = v->w.dtype;
+    CHECK(amp_conv2d_forward(&v->s, tensor_at(&v->x), t, tensor_at(&v->w), t, NULL, AMP_F32, out[0], AMP_F32, exec) == AMP_OK);
+    CHECK(amp_conv2d_backward(&v->s, tensor_at(&v->dy), t, tensor_at(&v->x), t, tensor_at(&v->w), t, out[1], AMP_F32,
+                              out[2], AMP_F32, NULL, AMP_F32, 0, exec) == AMP_OK);
+}
 static void direct_check(const int* z, amp_dtype t, int odd) {
     conv v;
     float tiny = t == AMP_F16 ? ldexpf(1, -24) : ldexpf(1, -80), *w, *out[2][3];
     size_t i, counts[3], full;
     amp_exec exec;
-    int j, q;
+    int j, q, isa, stack;
     if (!test_due()) return;
     v = conv_new(shape_of(z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7], z[8], z[9], z[10], z[11], z[12], z[13]),
                  t, t, AMP_F32, NULL);
@@ -548,13 +554,15 @@ static void direct_check(const int* z, amp_dtype t, int odd) {
     full = amp_conv2d_workspace(&v.s);
     memset(&exec, 0, sizeof exec);
     exec.workspace = malloc(full); exec.workspace_size = full;
-    for (q = 0; q < 2; q++) {
-        CHECK(amp_conv2d_forward(&v.s, tensor_at(&v.x), t, tensor_at(&v.w), t, NULL, AMP_F32, out[q][0], AMP_F32,
-                                 q ? &exec : NULL) == AMP_OK);
-        CHECK(amp_conv2d_backward(&v.s, tensor_at(&v.dy), t, tensor_at(&v.x), t, tensor_at(&v.w), t, out[q][1], AMP_F32,
-                                  out[q][2], AMP_F32, NULL, AMP_F32, 0, q ? &exec : NULL) == AMP_OK);
+    CHECK(amp_cpu_force_isa(AMP_ISA_SCALAR) == AMP_OK);
+    direct_run(&v, NULL, out[0]);
+    for (isa = 1; isa < 5; isa++) {               /* the scalar path has no direct forms */
+        if (amp_cpu_force_isa(ISAS[isa]) != AMP_OK) continue;
+        for (stack = 0; stack < 2; stack++) {
+            direct_run(&v, stack ? NULL : &exec, out[1]);
+            for (j = 0; j < 3; j++) CHECK(memcmp(out[0][j], out[1][j], counts[j] * sizeof(float)) == 0);
+        }
     }
-    for (j = 0; j < 3; j++) CHECK(memcmp(out[0][j], out[1][j], counts[j] * sizeof(float)) == 0);
     for (q = 0; q < 2; q++) for (j = 0; j < 3; j++) free(out[q][j]);
     free(exec.workspace);
     free(w);
@@ -562,16 +570,13 @@ static void direct_check(const int* z, amp_dtype t, int odd) {
 }
 static void test_direct_zeros(void) {
     size_t i, t;
-    int isa, odd;
+    int odd;
     without_reference = 1;
-    for (isa = 1; isa < 5; isa++) {               /* the scalar path has no direct forms */
-        if (amp_cpu_force_isa(ISAS[isa]) != AMP_OK) continue;
-        for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
-            for (t = 0; t < 3; t++)
-                for (odd = 0; odd < 4; odd++) direct_check(SHAPES[i], TYPES[t], odd);
-        for (i = 0; i < sizeof STRIPS / sizeof STRIPS[0]; i++)
-            for (odd = 0; odd < 4; odd++) direct_check(STRIPS[i], TYPES[i % 2], odd);
-    }
+    for (i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++)
+        for (t = 0; t < 3; t++)
+            for (odd = 0; odd < 4; odd++) direct_check(SHAPES[i], TYPES[t], odd);
+    for (i = 0; i < sizeof STRIPS / sizeof STRIPS[0]; i++)
+        for (odd = 0; odd < 4; odd++) direct_check(STRIPS[i], TYPES[i % 2], odd);
     without_reference = 0;
     amp_cpu_force_isa(AMP_ISA_AUTO);
 }
