@@ -8793,7 +8793,7 @@ AMPI_FN int ampi_abreast_plan(ampi_abreast* d, const ampi_conv2d* c, int back, i
     d->skips = d->h.parts * d->w.parts > 1 || (swap && d->depth * c->taps % 2 != 0)
                || !ampi_side_inside(&d->h, 0, &d->low[0], &d->high[0]);
     for (r = 0; r < d->w.parts; r++) d->skips |= !ampi_side_inside(&d->w, r, &d->low[r], &d->high[r]);
-    if (d->skips && d->isa.lanes == 8 && n <= 8) return 0;    /* sums of one vector are too few for 8 lanes (measured) */
+    if (d->skips && d->isa.lanes == 8 && n <= 8) return 0;    /* sums of one vector are too few for them (measured) */
     ampi_abreast_layout(d);
     return 1;
 }
