@@ -450,6 +450,7 @@ static void open_conv_dx(const char* shape) {
     now_open.d = low_array((size_t)(s->n * s->channels * s->height) * (size_t)s->width, 0);
     now_open.call = call_conv_backward;
 }
+static void open_conv_dx_alone(const char* shape) { open_conv_dx(shape); workspace(0); }
 static void open_conv_dw(const char* shape) {
     const amp_conv2d_shape* s = &now_open.conv;
     open_conv(shape);
@@ -812,6 +813,7 @@ static const subject subjects[] = {
     { "conv forward without workspace", "8x64x28x28:64x3x3:s1p1", "f32 f16 bf16", open_conv_alone },
     { "conv dx", CONVOLUTIONS, "f32 f16 bf16", open_conv_dx },
     { "conv dx", WIDE_CONVOLUTIONS, FAST, open_conv_dx },
+    { "conv dx without workspace", "8x64x28x28:128x3x3:s2p1", "f32 f16 bf16", open_conv_dx_alone },
     { "conv dw", CONVOLUTIONS, "f32 f16 bf16", open_conv_dw },
     { "conv dw", WIDE_CONVOLUTIONS, FAST, open_conv_dw },
     { "convert from f32", "65536 *16777216 67108864", "f16 bf16", open_narrow },

@@ -98,6 +98,7 @@ class Torch:
         dy = self.fill(*self.t.nn.functional.conv2d(x, w, stride=s, padding=p).shape, dtype=dt)
         return lambda: self.t.ops.aten.convolution_backward(dy, x, w, None, [s, s], [p, p], [1, 1], False, [0, 0], 1, mask)
     def conv_dx(self, shape, dt): return self.conv_gradient(shape, dt, [True, False, False])
+    conv_dx_without_workspace = conv_dx
     def conv_dw(self, shape, dt): return self.conv_gradient(shape, dt, [False, True, False])
 
     def copy(self, shape, source, target):
