@@ -8393,9 +8393,20 @@ AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
     d->slots = ampi_min_size(ampi_conv2d_threads(d->c), (size_t)d->c->s.n * groups * d->bands);
 }
 
+/* dx with strides can be had part by part (see ampi_dx_part): how many there are, or 0. Largest stride, most kernel
+   positions. */
+enum { AMPI_PART_STRIDE = 4, AMPI_PART_TAPS = 64 };
+AMPI_FN size_t ampi_dx_parts(const ampi_conv2d* c) {
+    const amp_conv2d_shape* s = &c->s;
+    if ((s->stride_h == 1 && s->stride_w == 1) || s->stride_h > AMPI_PART_STRIDE || s->stride_w > AMPI_PART_STRIDE
+        || c->taps > AMPI_PART_TAPS) return 0;
+    return (size_t)(s->stride_h * s->stride_w);
+}
+
 /* Is it faster than the product? That unfolds slowly where there are strides, and multiplies zeros in the gradient of
    the input, or has it part by part (see ampi_dx_parts_run); but it has no gaps between rows, and weights that do not
-   fit the cache cost it less. For the gradient with strides that decides with 8 lanes only (measured). */
+   fit the cache cost it less. For the gradient with strides that decides with 8 lanes only (measured), if there are
+   parts for all types: channels in twos want an even number. */
 AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
     const ampi_conv2d* c = d->c;
     size_t sums = d->ldt - (size_t)AMPI_GEMM_GAP, used = d->band * (size_t)d->w.result / (size_t)d->w.parts;
@@ -8403,7 +8414,7 @@ AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
         return c->taps > 1 && c->w_count <= AMPI_STENCIL_WEIGHTS
                && (d->rows <= AMPI_STENCIL_ROWS || 16 * used >= 15 * sums);
     if (d->h.back)
-        return d->isa.lanes != 8 || c->og % 2 != 0
+        return d->isa.lanes != 8 || ampi_dx_parts(c) == 0 || c->og % 2 != 0
                || (c->w_count <= AMPI_STENCIL_WEIGHTS && (c->taps > 1 || c->s.width >= c->s.stride_w * 8));
     return c->w_count <= AMPI_STENCIL_WEIGHTS
            && ((c->taps > 1 && d->rows <= AMPI_STENCIL_ROWS) || 16 * used >= 13 * sums);
@@ -10426,8 +10437,8 @@ AMPI_FN size_t ampi_turned_floats(const ampi_conv2d* c, int back) {
    of the kernel's taps only, and see dy through them as through a kernel without a stride. What the others would add
    are zeros, which change no sum but one of -0, if no weight is infinite. (Not where the channels of an odd number of
    outputs are taken in twos: the last one has pairs of two kernel positions, of which a part may take one.) */
-/* Largest stride, most kernel positions; those of words; terms of a line of sums that always pay. */
-enum { AMPI_PART_STRIDE = 4, AMPI_PART_TAPS = 64, AMPI_PART_WORDS = 32, AMPI_PART_TERMS = 768 };
+/* Most kernel positions of words; terms of a line of sums that always pay. */
+enum { AMPI_PART_WORDS = 32, AMPI_PART_TERMS = 768 };
 typedef struct ampi_dx_part {
     size_t taps, k, ld, rh, rw;                   /* k; ld: of its turned weights */
     ampi_image image;
@@ -10478,14 +10489,7 @@ AMPI_FN void ampi_dx_part_of(ampi_dx_part* p, const ampi_conv2d* c, size_t part)
         p->from[2 * i + 1] = (uint16_t)(32 + p->places[i]);
     }
 }
-/* Whether dx has parts, and their number. */
-AMPI_FN size_t ampi_dx_parts(const ampi_conv2d* c) {
-    const amp_conv2d_shape* s = &c->s;
-    if ((s->stride_h == 1 && s->stride_w == 1) || s->stride_h > AMPI_PART_STRIDE || s->stride_w > AMPI_PART_STRIDE
-        || c->taps > AMPI_PART_TAPS) return 0;
-    return (size_t)(s->stride_h * s->stride_w);
-}
-/* The same, of words. */
+/* As ampi_dx_parts, of words. */
 AMPI_FN size_t ampi_dx_word_parts(const ampi_conv2d* c) {
     return c->taps > AMPI_PART_WORDS || c->og % 2 != 0 ? 0 : ampi_dx_parts(c);
 }

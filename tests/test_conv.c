@@ -534,7 +534,7 @@ static void direct_run(const conv* v, const amp_exec* exec, float* out[3]) {
 static void direct_check(const int* z, amp_dtype t, int odd) {
     conv v;
     float tiny = t == AMP_F16 ? ldexpf(1, -24) : ldexpf(1, -80), *w, *out[2][3];
-    size_t i, counts[3], full;
+    size_t i, counts[3];
     amp_exec exec;
     int j, q, isa, stack;
     if (!test_due()) return;
@@ -551,20 +551,20 @@ static void direct_check(const int* z, amp_dtype t, int odd) {
         CHECK(amp_convert(tensor_at(p), t, p->value, AMP_F32, p->count) == AMP_OK);
     }
     for (q = 0; q < 2; q++) for (j = 0; j < 3; j++) out[q][j] = (float*)malloc(counts[j] * sizeof(float));
-    full = amp_conv2d_workspace(&v.s);
     memset(&exec, 0, sizeof exec);
-    exec.workspace = malloc(full); exec.workspace_size = full;
     CHECK(amp_cpu_force_isa(AMP_ISA_SCALAR) == AMP_OK);
     direct_run(&v, NULL, out[0]);
     for (isa = 1; isa < 5; isa++) {               /* the scalar path has no direct forms */
         if (amp_cpu_force_isa(ISAS[isa]) != AMP_OK) continue;
+        exec.workspace_size = amp_conv2d_workspace(&v.s);
+        exec.workspace = malloc(exec.workspace_size);
         for (stack = 0; stack < 2; stack++) {
             direct_run(&v, stack ? NULL : &exec, out[1]);
             for (j = 0; j < 3; j++) CHECK(memcmp(out[0][j], out[1][j], counts[j] * sizeof(float)) == 0);
         }
+        free(exec.workspace);
     }
     for (q = 0; q < 2; q++) for (j = 0; j < 3; j++) free(out[q][j]);
-    free(exec.workspace);
     free(w);
     conv_free(&v);
 }
