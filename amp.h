@@ -6987,14 +6987,14 @@ AMPI_FN ampi_gemm_isa ampi_gemm_isa_for(const ampi_product* s) {
     return ampi_is_wide(s) ? ampi_gemm_isa_wide() : ampi_gemm_isa_now();
 }
 /* How operands lie. NEAR: both are read where they are, so that a narrow tile costs nothing, and its part of B stays in
-   the second-level cache; with 8 lanes, where B is packed once in any case, A suffices. FAR: B could be, but is F16 or
-   has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile that is one panel wide,
-   and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time, since the third-level
-   cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B is (measured: 2048
-   gains, 4608 loses), or long rows of F32 collide. UNFOLDS: each tile unfolds B, an image, by itself, which takes
-   longer than packing a matrix. SHALLOW: B is an image, of which a deep block may not find room on the stage; words
-   across k do. KEPT: panels of what is FAR are packed on the way where rows are not very few, and may be deep, as its
-   rows do not collide. */
+   the second-level cache; with 8 lanes, where B is packed once in any case, A suffices, if its rows are not many. FAR:
+   B could be, but is F16 or has long rows. A_ALONG: A's runs go along k, so that a panel of it comes by once for a tile
+   that is one panel wide, and may be deep. LOW: what is FAR is read where it is by many rows too, a low tile at a time,
+   since the third-level cache feeds A fast enough; unless k is so small that C is most of the work, or so large that B
+   is (measured: 2048 gains, 4608 loses), or long rows of F32 collide. UNFOLDS: each tile unfolds B, an image, by
+   itself, which takes longer than packing a matrix. SHALLOW: B is an image, of which a deep block may not find room on
+   the stage; words across k do. KEPT: panels of what is FAR are packed on the way where rows are not very few, and may
+   be deep, as its rows do not collide. */
 enum { AMPI_GEMM_NEAR = 1, AMPI_GEMM_FAR = 2, AMPI_GEMM_A_ALONG = 4, AMPI_GEMM_LOW = 8, AMPI_GEMM_UNFOLDS = 16,
        AMPI_GEMM_SHALLOW = 32, AMPI_GEMM_KEPT = 64 };
 /* How many panels of A are few. */
@@ -7020,13 +7020,13 @@ AMPI_FN size_t ampi_gemm_depth(const ampi_gemm_isa* g, size_t m, size_t k, int h
    layers of 1024 loses 2 to 4 % without, though one product again and again does not); but not where rows of B are so
    long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a flat block
    are twice as wide, since A is packed for each tile anew; of any block but a deep one where the third level is fast
-   enough for B. Halved `cut` times. */
+   enough for B, as it is for 8 lanes (measured: 2 to 5 %). Halved `cut` times. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how, int cut) {
     const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
-    const int fast_l3 = g->lanes == 16 && ampi_leans_on_l3();
+    const int near_l3 = g->lanes == 8 || (g->lanes == 16 && ampi_leans_on_l3());
     const size_t kc = ampi_gemm_depth(g, m, k, how);
     const int flat = k <= AMPI_GEMM_KC / 2, deep = ampi_min_size(k, kc) > AMPI_GEMM_KC_ONE;
-    const int wide = !g->words && ((m >= AMPI_GEMM_NC && flat) || (m > AMPI_GEMM_NC && fast_l3 && !deep));
+    const int wide = !g->words && ((m >= AMPI_GEMM_NC && flat) || (m > AMPI_GEMM_NC && near_l3 && !deep));
     const size_t nc = narrow || (how & AMPI_GEMM_NEAR) ? AMPI_GEMM_NC / 2 : wide ? 2 * AMPI_GEMM_NC : AMPI_GEMM_NC;
     const size_t few = ampi_gemm_few(g, how), mc = how & AMPI_GEMM_LOW ? few * g->mr : (size_t)AMPI_GEMM_MC;
     const int packed = g->lanes == 16 && !(how & (AMPI_GEMM_NEAR | AMPI_GEMM_FAR));        /* B in long runs */
@@ -7049,7 +7049,7 @@ AMPI_FN ampi_gemm_plan ampi_gemm_plan_for(const ampi_gemm_isa* g, const ampi_pro
         else if (g->lanes == 16 && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
         if (ampi_leans_on_l2(g) && g->vectors == 3 && !ampi_b_collides(s) && how & AMPI_GEMM_FAR) how |= AMPI_GEMM_KEPT;
     }
-    if (g->lanes == 8 && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
+    if (g->lanes == 8 && s->m <= AMPI_GEMM_NC && ampi_a_in_place(g, s)) how |= AMPI_GEMM_NEAR;
     if (g->lanes == 16 && s->b.image && !ampi_is_planes(s->b.image)) how |= AMPI_GEMM_UNFOLDS;
     if (s->b.image && (s->b.along_k || !g->words)) how |= AMPI_GEMM_SHALLOW;
     p = ampi_gemm_plan_full(g, s->m, s->n, s->k, how, 0);
