@@ -7811,12 +7811,12 @@ AMPI_FN size_t ampi_conv2d_threads(const ampi_conv2d* c) {
    same:  t[i][j] = (first ? 0 : t[i][j]) + sum over r < repeat, and in it over the terms, of
                     a[i*rs + r*a_step + from] * b[r*b_step + at + j], and then bias[i] more;
    i < rows, j < lanes. With two or three vectors, t[i][lanes + j] as well, from b[... + b_next + j], and so on; `last`
-   as in ampi_micro. */
+   as in ampi_micro. Weights may lie in panels of `panel` floats, for the rows that a kernel takes at once, or 0. */
 typedef struct ampi_term { uint32_t at, from; } ampi_term;
 /* Of words, two terms are one: a holds words of two weights, found by the first term's `from`; the low halves of what
    lies at the first term's `at`, and the high ones of what lies at the second's, are the words of b. */
 typedef struct ampi_taps {
-    const float* a; size_t rs, a_step;
+    const float* a; size_t rs, a_step, panel;
     const float* b; size_t b_step, b_next;
     const ampi_term* terms; size_t k, repeat;
     const float* bias;                            /* NULL: none */
@@ -7948,8 +7948,8 @@ AMPI_FN void ampi_taps_rows(const ampi_taps_isa* g, ampi_taps* u, size_t rows) {
     size_t blocks = ampi_div_up(rows, u->vectors == 3 ? g->wide : g->mr), low, high, q;
     float* t = u->t;
     for (q = 0, low = 0; q < blocks; q++, low = high) {
-        high = q + 1 == blocks ? rows : (q + 1) * rows / blocks;
-        u->a = a + low * u->rs;
+        high = (q + 1) * rows / blocks;
+        u->a = a + (u->panel > 0 ? q * u->panel : low * u->rs);
         u->bias = bias ? bias + low : NULL;
         u->t = t + low * u->ldt;
         g->run(high - low, u);
@@ -8134,19 +8134,38 @@ AMPI_FN void ampi_strip_avx2(const ampi_strips* u) {
 }
 #endif
 
-/* dst[i] = src[2*i], i < n. Whole vectors as long as more follows: so they stay inside the row; short ones, which all
-   compilers keep in registers. */
+/* dst[i] = src[2*i], i < n. By fours as long as more follows: so what is read stays inside the row. */
 AMPI_INLINE void ampi_copy_even(float* dst, const float* src, size_t n) {
-    size_t i = 0, l;
-    for (; i + 4 < n; i += 4) {
-        float all[8], v[4];
-        memcpy(all, src + 2 * i, sizeof all);
-        for (l = 0; l < 4; l++) v[l] = all[2 * l];
-        memcpy(dst + i, v, sizeof v);
-    }
+    size_t i = 0;
+#if AMPI_X86 && defined(__x86_64__)
+    for (; i + 4 < n; i += 4)
+        _mm_storeu_ps(dst + i, _mm_shuffle_ps(_mm_loadu_ps(src + 2 * i), _mm_loadu_ps(src + 2 * i + 4), 0x88));
+#elif AMPI_NEON
+    for (; i + 4 < n; i += 4) vst1q_f32(dst + i, vld2q_f32(src + 2 * i).val[0]);
+#endif
     for (; i < n; i++) dst[i] = src[2 * i];
 }
-/* dst[r*ldd + i*dst_step] = src[r*lds + i*src_step], r < rows, i < n; one of the steps is 1. */
+/* dst[2*i] = src[i], i < n. By fours likewise, which write again what lies between. */
+AMPI_INLINE void ampi_copy_to_even(float* dst, const float* src, size_t n) {
+    size_t i = 0;
+#if AMPI_X86 && defined(__x86_64__)
+    for (; i + 4 < n; i += 4) {
+        const __m128 v = _mm_loadu_ps(src + i);
+        const __m128 odd = _mm_shuffle_ps(_mm_loadu_ps(dst + 2 * i), _mm_loadu_ps(dst + 2 * i + 4), 0xdd);
+        _mm_storeu_ps(dst + 2 * i, _mm_unpacklo_ps(v, odd));
+        _mm_storeu_ps(dst + 2 * i + 4, _mm_unpackhi_ps(v, odd));
+    }
+#elif AMPI_NEON
+    for (; i + 4 < n; i += 4) {
+        float32x4x2_t v = vld2q_f32(dst + 2 * i);
+        v.val[0] = vld1q_f32(src + i);
+        vst2q_f32(dst + 2 * i, v);
+    }
+#endif
+    for (; i < n; i++) dst[2 * i] = src[i];
+}
+/* dst[r*ldd + i*dst_step] = src[r*lds + i*src_step], r < rows, i < n; one of the steps is 1. Between places of dst two
+   apart nothing may be written meanwhile. */
 AMPI_INLINE void ampi_copy_rows_body(int hw, float* dst, size_t ldd, size_t dst_step, const float* src,
                                      size_t lds, size_t src_step, size_t rows, size_t n) {
     size_t r, i;
@@ -8155,6 +8174,8 @@ AMPI_INLINE void ampi_copy_rows_body(int hw, float* dst, size_t ldd, size_t dst_
         for (r = 0; r < rows; r++) ampi_copy_floats(dst + r * ldd, src + r * lds, n);
     else if (src_step == 2)
         for (r = 0; r < rows; r++) ampi_copy_even(dst + r * ldd, src + r * lds, n);
+    else if (dst_step == 2)
+        for (r = 0; r < rows; r++) ampi_copy_to_even(dst + r * ldd, src + r * lds, n);
     else
         for (r = 0; r < rows; r++)
             for (i = 0; i < n; i++) dst[r * ldd + i * dst_step] = src[r * lds + i * src_step];
@@ -8335,6 +8356,7 @@ typedef struct ampi_stencil {
     size_t pitch, gap, class_rows, class_size, channel_size, band, bands, ldt;
     size_t at_bias, at_weights, at_packed, at_slots, at_sums, at_plane, floats, slots;   /* scratch memory, in floats */
     int swap, skips, packs;                       /* skips: terms 0 * w are left out; packs: see ampi_stencil_pack */
+    size_t panels, panel;                         /* of packed weights, and the rows of one */
     int words;                                    /* see ampi_taps_are_words */
     int biased;
     char uses[AMPI_STENCIL_STRIDE * AMPI_STENCIL_STRIDE];                /* classes that are needed */
@@ -8386,7 +8408,9 @@ AMPI_FN void ampi_stencil_layout(ampi_stencil* d) {
     d->at_weights = d->at_bias + ampi_round_up((size_t)d->c->s.out_channels, 16);
     d->packs = d->h.parts * d->w.parts > 1;
     d->at_packed = d->at_weights + ampi_round_up(d->c->w_count, 16);
-    d->at_slots = d->at_packed + (d->packs ? ampi_round_up(d->c->w_count, 16) : 0);
+    d->panels = d->isa.wide || d->rows <= 16 ? 1 : ampi_div_up(d->rows, d->isa.mr);
+    d->panel = ampi_div_up(d->rows, d->panels);
+    d->at_slots = d->at_packed + (d->packs ? ampi_round_up(groups * d->k * d->panels * d->panel, 16) : 0);
     d->at_sums = ampi_round_up(stage, 16);
     d->at_plane = d->at_sums + ampi_round_up(d->rows * d->ldt, 16);
     d->floats = d->at_plane + ampi_round_up(ampi_max_size(in, out), 16) + 16;
@@ -8405,8 +8429,9 @@ AMPI_FN size_t ampi_dx_parts(const ampi_conv2d* c) {
 
 /* Is it faster than the product? That unfolds slowly where there are strides, and multiplies zeros in the gradient of
    the input, or has it part by part (see ampi_dx_parts_run); but it has no gaps between rows, and weights that do not
-   fit the cache cost it less. For the gradient with strides that decides with 8 lanes only (measured), if there are
-   parts for all types: channels in twos want an even number. */
+   fit the cache cost it less; those of the gradient with strides, which lie in panels, matter where lines are short, or
+   of one kernel position. For that gradient there is a choice with 8 lanes only (measured), if there are parts for all
+   types: channels in twos want an even number. */
 AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
     const ampi_conv2d* c = d->c;
     size_t sums = d->ldt - (size_t)AMPI_GEMM_GAP, used = d->band * (size_t)d->w.result / (size_t)d->w.parts;
@@ -8415,7 +8440,8 @@ AMPI_FN int ampi_stencil_pays(const ampi_stencil* d) {
                && (d->rows <= AMPI_STENCIL_ROWS || 16 * used >= 15 * sums);
     if (d->h.back)
         return d->isa.lanes != 8 || ampi_dx_parts(c) == 0 || c->og % 2 != 0
-               || (c->w_count <= AMPI_STENCIL_WEIGHTS && (c->taps > 1 || c->s.width >= c->s.stride_w * 8));
+               || (c->taps > 1 && (c->w_count <= AMPI_STENCIL_WEIGHTS || c->s.width >= c->s.stride_w * 4))
+               || (c->w_count <= AMPI_STENCIL_WEIGHTS && c->s.width >= c->s.stride_w * 8);
     return c->w_count <= AMPI_STENCIL_WEIGHTS
            && ((c->taps > 1 && d->rows <= AMPI_STENCIL_ROWS) || 16 * used >= 13 * sums);
 }
@@ -8512,15 +8538,22 @@ AMPI_FN int ampi_finite_weights(const ampi_conv2d* c, const void* w, amp_dtype t
     return !bad;
 }
 
-/* A part takes few of the weights of a channel, which lie side by side: so each term's weights do, part by part. */
+/* A part takes few of the weights of a channel, which lie side by side: so each term's weights do, part by part, in
+   panels for the kernel, whose lines it uses whole; but in one where that is no more than a line, or where the kernel
+   may take rows in two ways. */
 AMPI_FN void ampi_stencil_pack(const ampi_stencil* d, ampi_term* terms, float* memory) {
-    const size_t groups = (size_t)d->c->s.groups;
+    const size_t groups = (size_t)d->c->s.groups, taps = d->c->taps, floats = d->k * d->panel;
     int64_t i;
     AMPI_PARALLEL_FOR(d->slots > 1)
-    for (i = 0; i < (int64_t)(groups * d->k); i++)
-        ampi_copy_rows(memory + d->at_packed + (size_t)i * d->rows, 0, 1, memory + d->at_weights
-                       + (size_t)i / d->k * d->rows * d->k + terms[(size_t)i % d->k].from, 0, d->c->taps, 1, d->rows);
-    for (i = 0; i < (int64_t)d->k; i++) terms[i].from = (uint32_t)((size_t)i * d->rows);
+    for (i = 0; i < (int64_t)(groups * d->k); i++) {
+        const size_t g = (size_t)i / d->k, k = (size_t)i % d->k;
+        const float* src = memory + d->at_weights + g * d->rows * d->k + terms[k].from;
+        float* dst = memory + d->at_packed + g * d->panels * floats + k * d->panel;
+        size_t q, r, low, high;
+        for (q = 0, low = 0; q < d->panels; q++, low = high, dst += floats)
+            for (high = (q + 1) * d->rows / d->panels, r = low; r < high; r++) dst[r - low] = src[r * taps];
+    }
+    for (i = 0; i < (int64_t)d->k; i++) terms[i].from = (uint32_t)((size_t)i * d->panel);
 }
 
 /* The rows that a band starting at u0 needs of one channel, class by class. */
@@ -8615,7 +8648,9 @@ AMPI_FN void ampi_stencil_task(ampi_stencil* d, size_t task, const float* shared
         ampi_stencil_fill(d, source + i, u0, slot + d->gap + i * d->channel_size, slot + d->at_plane);
     memset(&u, 0, sizeof u);
     u.rs = d->packs ? 1 : d->words ? ampi_div_up(d->k, 2) : d->h.back ? d->c->taps : d->k;
-    u.a = shared + (d->packs ? d->at_packed : d->at_weights) + g * d->rows * (d->words ? u.rs : d->k);
+    u.panel = d->packs && d->panels > 1 ? d->k * d->panel : 0;
+    u.a = d->packs ? shared + d->at_packed + g * d->k * d->panels * d->panel
+                   : shared + d->at_weights + g * d->rows * (d->words ? u.rs : d->k);
     u.b = slot; u.t = slot + d->at_sums; u.ldt = d->ldt;
     u.repeat = 1; u.first = u.last = 1;
     u.bias = bias ? bias + g * d->rows : NULL;
@@ -8713,7 +8748,8 @@ typedef struct ampi_abreast {
     ampi_side h, w;
     size_t rows, depth, unit, width;              /* of a group: results, source channels; images of a block */
     size_t in, out, channel;                      /* pixels of a plane; floats of a channel of the stage, with a line of
-                                                     zeros where it may be of words */
+                                                     zeros where it may be of words, and a gap, so that channels of a
+                                                     power of two do not fall on the same cache sets */
     size_t blocks, parts, band, ldt;              /* band: rows whose sums there is room for */
     size_t at_weights, at_slots, at_sums, at_tile, at_stage, floats, slots;    /* scratch memory, in floats */
     int swap, skips, words;                       /* words: see ampi_taps_are_words */
@@ -8760,7 +8796,7 @@ AMPI_FN void ampi_abreast_layout(ampi_abreast* d) {
     size_t threads = ampi_conv2d_threads(d->c), lanes = d->isa.lanes, n = (size_t)d->c->s.n;
     size_t rows = (size_t)d->h.result, row, pixels, p;
     d->width = !d->skips && n % (2 * lanes * threads) != 0 && n % (lanes * threads) == 0 ? lanes : 2 * lanes;
-    d->channel = (d->in + (d->swap ? (size_t)d->w.source : 0)) * d->width;
+    d->channel = (d->in + (d->swap ? (size_t)d->w.source : 0)) * d->width + 2 * AMPI_GEMM_GAP;
     row = d->rows * (size_t)d->w.result * d->width;
     d->blocks = (n + d->width - 1) / d->width;
     d->parts = 1;
