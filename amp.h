@@ -9746,52 +9746,88 @@ AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const ampi_bias_grad* b, const v
 
 /* --- depthwise convolution: gradients of weights ---------------------------------------------- */
 
-/* sum[t][l] += dy[i][l] * x[i*step + t*next + l], i < n, t < taps, l < 16: 16 channels abreast. */
-AMPI_INLINE void ampi_depth_some(int hw, float* sum, const float* dy, const float* x, size_t n, size_t step,
-                                 size_t next, size_t taps) {
+/* sum[t][l] += dy[i][l] * x[i*step + t*next + l] for i = 0, 1, ... below n, or with `flip` 1, 0, 3, 2, ...; t < taps,
+   l < 16: 16 channels abreast. */
+AMPI_INLINE void ampi_depth_some(int hw, float* sum, const float* dy, const float* x, size_t n, size_t flip,
+                                 size_t step, size_t next, size_t taps) {
     float s[5][16];
     size_t i, t, l;
     memcpy(s, sum, taps * sizeof *s);
-    for (i = 0; i < n; i++, dy += 16, x += step)
+    for (i = 0; i < n; i++) {
+        const float *v = dy + (i ^ flip) * 16, *w = x + (i ^ flip) * step;
         for (t = 0; t < taps; t++)
-            for (l = 0; l < 16; l++) s[t][l] = ampi_fma(hw, dy[l], x[t * next + l], s[t][l]);
+            for (l = 0; l < 16; l++) s[t][l] = ampi_fma(hw, v[l], w[t * next + l], s[t][l]);
+    }
     memcpy(sum, s, taps * sizeof *s);
 }
-AMPI_INLINE void ampi_depth_row_body(int hw, float* sum, const float* dy, const float* x, size_t n, size_t step,
-                                     size_t next, size_t taps) {
-    for (; taps >= 5; taps -= 5, sum += 5 * 16, x += 5 * next) ampi_depth_some(hw, sum, dy, x, n, step, next, 5);
-    for (; taps >= 3; taps -= 3, sum += 3 * 16, x += 3 * next) ampi_depth_some(hw, sum, dy, x, n, step, next, 3);
-    for (; taps > 0; taps--, sum += 16, x += next) ampi_depth_some(hw, sum, dy, x, n, step, next, 1);
+AMPI_INLINE void ampi_depth_row_body(int hw, float* sum, const float* dy, const float* x, size_t n, size_t flip,
+                                     size_t step, size_t next, size_t taps) {
+    for (; taps >= 5; taps -= 5, sum += 5 * 16, x += 5 * next)
+        ampi_depth_some(hw, sum, dy, x, n, flip, step, next, 5);
+    for (; taps >= 3; taps -= 3, sum += 3 * 16, x += 3 * next)
+        ampi_depth_some(hw, sum, dy, x, n, flip, step, next, 3);
+    for (; taps > 0; taps--, sum += 16, x += next) ampi_depth_some(hw, sum, dy, x, n, flip, step, next, 1);
 }
 AMPI_KERNEL(ampi_depth_row,
-            (float* sum, const float* dy, const float* x, size_t n, size_t step, size_t next, size_t taps),
-            sum, dy, x, n, step, next, taps)
+            (float* sum, const float* dy, const float* x, size_t n, size_t flip, size_t step, size_t next,
+             size_t taps),
+            sum, dy, x, n, flip, step, next, taps)
 
-/* Where each channel has its own weights, lanes are channels: images lie as x[y][x][channel] with zeros around
-   them, 16 channels at a time. Scratch memory of a thread: sums, dy, x, and planes on their way. */
+/* Where each channel has its own weights, lanes are channels: rows of images lie as x[y][x][channel] with zeros around
+   them, 16 channels at a time; of dy all rows at once, or a band of them where scratch memory is short. Of BF16,
+   neighbours change places: so a pixel may be `late`, because its neighbour is the first one of the next row or image.
+   Scratch memory of a thread: sums, a late pixel's dy and the x for each of its weights, dy, x, and planes on their
+   way. */
 typedef struct ampi_depth {
-    size_t pitch, rows, line;                     /* padded image; floats of a plane on its way */
-    size_t at_dy, at_x, at_tile, floats, slots;
+    const ampi_conv2d* c;
+    ampi_gemm_isa isa;                            /* for its transposition */
+    size_t pitch, band, rows, line;               /* of x: padded width, rows for a band; floats of planes on the way */
+    size_t at_late, at_dy, at_x, at_tile, floats, slots;
+    const void *dy, *x; amp_dtype dy_dtype, x_dtype;
+    void* dw; amp_dtype dw_dtype;
+    int accumulate, flip;                         /* flip: neighbours change places */
 } ampi_depth;
 enum { AMPI_DEPTH_FLOATS = 262144 };
 
+/* Rows of x that `rows` rows of dy see. */
+AMPI_FN size_t ampi_depth_sees(const ampi_conv2d* c, size_t rows) {
+    return (rows - 1) * (size_t)c->s.stride_h + (size_t)(c->s.kernel_h - 1) * (size_t)c->s.dilation_h + 1;
+}
+AMPI_FN void ampi_depth_layout(ampi_depth* d, size_t band) {
+    const ampi_conv2d* c = d->c;
+    d->band = band;
+    d->rows = ampi_depth_sees(c, band);
+    d->line = ampi_min_size(d->rows, (size_t)c->s.height) * (size_t)c->s.width;
+    d->line = ampi_round_up(ampi_max_size(d->line, band * (size_t)c->out_w), 16) + AMPI_GEMM_GAP;
+    d->at_late = c->taps * 16;
+    d->at_dy = d->at_late + (1 + c->taps) * 16;
+    d->at_x = d->at_dy + band * (size_t)c->out_w * 16;
+    d->at_tile = d->at_x + d->rows * d->pitch * 16;
+    d->floats = d->at_tile + 16 * d->line;
+}
 AMPI_FN int ampi_depth_plan(ampi_depth* d, const ampi_conv2d* c) {
     const amp_conv2d_shape* s = &c->s;
     memset(d, 0, sizeof *d);
+    d->c = c;
+    d->isa = ampi_gemm_isa_now();
     if (ampi_taps_isa_now().mr == 0 || c->taps == 1 || c->cg != 1 || c->og != 1 || s->groups < 8
         || !ampi_side_fits(s->height, c->out_h, s->kernel_h, 1, s->pad_h, s->dilation_h) || s->stride_h > 64
         || !ampi_side_fits(s->width, c->out_w, s->kernel_w, 1, s->pad_w, s->dilation_w) || s->stride_w > 64
         || s->dilation_h > 64 || s->dilation_w > 64) return 0;
-    d->rows = (size_t)((c->out_h - 1) * s->stride_h + (s->kernel_h - 1) * s->dilation_h + 1);
     d->pitch = (size_t)((c->out_w - 1) * s->stride_w + (s->kernel_w - 1) * s->dilation_w + 1);
-    if (d->rows > AMPI_DEPTH_FLOATS / 16 / d->pitch || c->in_pixels > AMPI_DEPTH_FLOATS / 16
-        || c->out_pixels > AMPI_DEPTH_FLOATS / 16) return 0;
-    d->line = ampi_round_up(ampi_max_size(c->in_pixels, c->out_pixels), 16) + AMPI_GEMM_GAP;
-    d->at_dy = c->taps * 16;
-    d->at_x = d->at_dy + c->out_pixels * 16;
-    d->at_tile = d->at_x + d->rows * d->pitch * 16;
-    d->floats = d->at_tile + 16 * d->line;
+    if (ampi_depth_sees(c, (size_t)c->out_h) > AMPI_DEPTH_FLOATS / 16 / d->pitch
+        || c->in_pixels > AMPI_DEPTH_FLOATS / 16 || c->out_pixels > AMPI_DEPTH_FLOATS / 16) return 0;
+    ampi_depth_layout(d, (size_t)c->out_h);
     d->slots = ampi_min_size(ampi_threads(), ((size_t)s->groups + 15) / 16);
+    return 1;
+}
+/* Makes the bands so small that the stack has room. 0: it has not. */
+AMPI_FN int ampi_depth_shrink(ampi_depth* d) {
+    const size_t rows = (size_t)d->c->out_h;
+    while (d->floats > AMPI_GEMM_STACK) {
+        if (d->band == 1) return 0;
+        ampi_depth_layout(d, ampi_div_up(rows, ampi_div_up(rows, d->band - 1)));
+    }
     return 1;
 }
 AMPI_FN size_t ampi_depth_workspace(const ampi_conv2d* c) {
@@ -9799,16 +9835,17 @@ AMPI_FN size_t ampi_depth_workspace(const ampi_conv2d* c) {
     return ampi_depth_plan(&d, c) ? d.slots * d.floats * sizeof(float) + 64 : 0;
 }
 
-/* Planes [first, first+planes) of `size` floats to read: `*ld` apart, 16 of them, the missing ones zero. */
-AMPI_FN const float* ampi_depth_view(const ampi_depth* d, const void* data, amp_dtype t, size_t first,
-                                     size_t planes, size_t size, float* tile, size_t* ld) {
+/* n elements of each of `planes` planes of `size`, the first from `at` on, to read: 16 rows, `*ld` apart, the missing
+   ones zero. */
+AMPI_FN const float* ampi_depth_view(const ampi_depth* d, const void* data, amp_dtype t, size_t at, size_t planes,
+                                     size_t size, size_t n, float* tile, size_t* ld) {
     size_t i;
     *ld = size;
-    if (ampi_dtype(t) == AMP_F32 && planes == 16) return (const float*)data + first * size;
+    if (ampi_dtype(t) == AMP_F32 && planes == 16) return (const float*)data + at;
     *ld = d->line;
     for (i = 0; i < 16; i++)
-        if (i < planes) ampi_load_f32(tile + i * d->line, data, t, (first + i) * size, size);
-        else memset(tile + i * d->line, 0, size * sizeof *tile);
+        if (i < planes) ampi_load_f32(tile + i * d->line, data, t, at + i * size, n);
+        else memset(tile + i * d->line, 0, n * sizeof *tile);
     return tile;
 }
 /* dst[i][channel] from 16 rows of n floats. */
@@ -9817,59 +9854,133 @@ AMPI_FN void ampi_depth_abreast(const ampi_gemm_isa* g, float* dst, const float*
     for (l = 0; l < 16; l += g->lanes) g->transpose(dst + l, 16, src + l * ld, ld, n, 0);
 }
 
-/* 16 channels of one image. */
-AMPI_FN void ampi_depth_image(const ampi_depth* d, const ampi_conv2d* c, const ampi_gemm_isa* g, size_t first,
-                              size_t planes, const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
-                              float* slot) {
-    const amp_conv2d_shape* s = &c->s;
-    const size_t pad_h = (size_t)s->pad_h, pad_w = (size_t)s->pad_w, kw = (size_t)s->kernel_w;
-    const size_t rows = d->rows > pad_h ? ampi_min_size(d->rows - pad_h, (size_t)s->height) : 0;
-    const size_t columns = d->pitch > pad_w ? ampi_min_size(d->pitch - pad_w, (size_t)s->width) : 0;
-    size_t ld, i, a;
-    const float* src = ampi_depth_view(d, dy, dy_dtype, first, planes, c->out_pixels, slot + d->at_tile, &ld);
-    ampi_depth_abreast(g, slot + d->at_dy, src, ld, c->out_pixels);
-    src = ampi_depth_view(d, x, x_dtype, first, planes, c->in_pixels, slot + d->at_tile, &ld);
+/* The rows of x that `rows` rows of dy from y0 on see, of planes from `first` on. */
+AMPI_FN void ampi_depth_fill(const ampi_depth* d, size_t first, size_t planes, size_t y0, size_t rows, float* slot) {
+    const ampi_conv2d* c = d->c;
+    const size_t width = (size_t)c->s.width, pad_w = (size_t)c->s.pad_w, line = d->pitch * 16;
+    const size_t columns = d->pitch > pad_w ? ampi_min_size(d->pitch - pad_w, width) : 0;
+    const int64_t seen = (int64_t)ampi_depth_sees(c, rows), top = (int64_t)(y0 * (size_t)c->s.stride_h) - c->s.pad_h;
+    const int64_t low = ampi_min_i64(top < 0 ? -top : 0, seen), end = ampi_min_i64(c->s.height - top, seen);
+    const int64_t high = end > low ? end : low;   /* rows [low, high) of them lie inside the image */
+    float* x = slot + d->at_x;
+    const float* src;
+    size_t ld;
+    int64_t r;
+    memset(x, 0, (size_t)low * line * sizeof *x);
+    memset(x + (size_t)high * line, 0, (size_t)(seen - high) * line * sizeof *x);
+    if (low == high) return;
+    src = ampi_depth_view(d, d->x, d->x_dtype, first * c->in_pixels + (size_t)(top + low) * width, planes, c->in_pixels,
+                          (size_t)(high - low) * width, slot + d->at_tile, &ld);
+    for (r = low; r < high; r++, src += width)
+        ampi_depth_abreast(&d->isa, x + (size_t)r * line + pad_w * 16, src, ld, columns);
+}
+/* What n pixels of dy add to the sums, and what a late one does. */
+AMPI_FN void ampi_depth_pixels(const ampi_depth* d, float* sums, const float* dy, const float* x, size_t n) {
+    const amp_conv2d_shape* s = &d->c->s;
+    const size_t kw = (size_t)s->kernel_w;
+    size_t a;
+    for (a = 0; a < (size_t)s->kernel_h; a++, sums += kw * 16, x += (size_t)s->dilation_h * d->pitch * 16)
+        ampi_depth_row(sums, dy, x, n, d->flip && n > 1 ? 1 : 0, (size_t)s->stride_w * 16, (size_t)s->dilation_w * 16,
+                       kw);
+}
+AMPI_FN void ampi_depth_late(const ampi_depth* d, float* sums, const float* late) {
+    ampi_depth_row(sums, late, late + 16, 1, 0, 0, 16, d->c->taps);
+}
+AMPI_FN void ampi_depth_keep(const ampi_depth* d, float* late, const float* dy, const float* x) {
+    const size_t kw = (size_t)d->c->s.kernel_w, down = (size_t)d->c->s.dilation_h * d->pitch;
+    size_t k;
+    memcpy(late, dy, 16 * sizeof *late);
+    for (k = 0; k < d->c->taps; k++)
+        memcpy(late + (1 + k) * 16, x + (k / kw * down + k % kw * (size_t)d->c->s.dilation_w) * 16, 16 * sizeof *late);
+}
+/* What a row of dy adds to the sums; `odd`: a pixel is late. */
+AMPI_FN void ampi_depth_line(const ampi_depth* d, const float* dy, const float* x, int odd, float* slot) {
+    const size_t width = (size_t)d->c->out_w, step = (size_t)d->c->s.stride_w * 16, first = odd ? 1 : 0;
+    const size_t n = d->flip ? (width - first) / 2 * 2 : width;
+    if (odd) {
+        ampi_depth_pixels(d, slot, dy, x, 1);
+        ampi_depth_late(d, slot, slot + d->at_late);
+    }
+    ampi_depth_pixels(d, slot, dy + first * 16, x + first * step, n);
+    if (first + n < width) ampi_depth_keep(d, slot + d->at_late, dy + (width - 1) * 16, x + (width - 1) * step);
+}
+/* What a band of an image's dy adds to the sums. */
+AMPI_FN void ampi_depth_band(const ampi_depth* d, size_t n, size_t first, size_t planes, size_t y0, size_t rows,
+                             float* slot) {
+    const ampi_conv2d* c = d->c;
+    const size_t width = (size_t)c->out_w, before = n * c->out_pixels + y0 * width;
+    const size_t plane = n * (size_t)c->s.groups + first, line = (size_t)c->s.stride_h * d->pitch * 16;
+    size_t ld, i;
+    const float* src = ampi_depth_view(d, d->dy, d->dy_dtype, plane * c->out_pixels + y0 * width, planes, c->out_pixels,
+                                       rows * width, slot + d->at_tile, &ld);
+    ampi_depth_abreast(&d->isa, slot + d->at_dy, src, ld, rows * width);
+    ampi_depth_fill(d, plane, planes, y0, rows, slot);
     for (i = 0; i < rows; i++)
-        ampi_depth_abreast(g, slot + d->at_x + ((i + pad_h) * d->pitch + pad_w) * 16, src + i * (size_t)s->width, ld,
-                           columns);
-    for (i = 0; i < (size_t)c->out_h; i++)
-        for (a = 0; a < (size_t)s->kernel_h; a++)
-            ampi_depth_row(slot + a * kw * 16, slot + d->at_dy + i * (size_t)c->out_w * 16,
-                           slot + d->at_x + (i * (size_t)s->stride_h + a * (size_t)s->dilation_h) * d->pitch * 16,
-                           (size_t)c->out_w, (size_t)s->stride_w * 16, (size_t)s->dilation_w * 16, kw);
+        ampi_depth_line(d, slot + d->at_dy + i * width * 16, slot + d->at_x + i * line,
+                        d->flip && (before + i * width) % 2 != 0, slot);
+}
+/* The last pixel, if it is late: its neighbour is a zero. */
+AMPI_FN void ampi_depth_end(const ampi_depth* d, float* slot) {
+    if (!d->flip || d->c->y_count / (size_t)d->c->s.groups % 2 == 0) return;
+    memset(slot + d->at_dy, 0, (1 + d->c->taps) * 16 * sizeof *slot);
+    ampi_depth_late(d, slot, slot + d->at_dy);
+    ampi_depth_late(d, slot, slot + d->at_late);
+}
+/* The gradients of `planes` channels from `first` on, from their sums. */
+AMPI_FN void ampi_depth_store(const ampi_depth* d, size_t first, size_t planes, const float* sums) {
+    const size_t taps = d->c->taps;
+    float one[256];
+    size_t i, k, q, part;
+    for (i = 0; i < planes; i++)
+        for (k = 0; k < taps; k += part) {
+            part = ampi_min_size(taps - k, 256);
+            for (q = 0; q < part; q++) one[q] = sums[(k + q) * 16 + i];
+            ampi_store_sum(d->dw, d->dw_dtype, (first + i) * taps + k, one, part, d->accumulate);
+        }
+}
+/* Every slots-th 16 channels. */
+AMPI_FN void ampi_depth_slot(const ampi_depth* d, size_t slot, float* own) {
+    const ampi_conv2d* c = d->c;
+    const size_t groups = (size_t)c->s.groups, rows = (size_t)c->out_h;
+    size_t first, n, y;
+    memset(own, 0, d->at_tile * sizeof *own);
+    for (first = slot * 16; first < groups; first += d->slots * 16) {
+        const size_t planes = ampi_min_size(groups - first, 16);
+        memset(own, 0, c->taps * 16 * sizeof *own);
+        for (n = 0; n < (size_t)c->s.n; n++)
+            for (y = 0; y < rows; y += d->band)
+                ampi_depth_band(d, n, first, planes, y, ampi_min_size(d->band, rows - y), own);
+        ampi_depth_end(d, own);
+        ampi_depth_store(d, first, planes, own);
+    }
+}
+AMPI_APART void ampi_depth_slot_on_stack(const ampi_depth* d, size_t slot) {
+    float own[AMPI_GEMM_STACK + 16];
+    ampi_depth_slot(d, slot, ampi_align64(own));
 }
 
-/* dw of a depthwise convolution, if the workspace has room. 0: it is still to be done. */
+/* dw of a depthwise convolution, if the workspace has room, or the stack, where there is next to no workspace. 0: it is
+   still to be done. */
 AMPI_FN int ampi_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dtype, const void* x,
                            amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate, const amp_exec* exec) {
-    size_t step, room = ampi_room(exec), groups = (size_t)c->s.groups;
-    const ampi_gemm_isa isa = ampi_gemm_isa_now();
-    int swap = ampi_dtype(dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
-    float* memory;
+    const size_t room = ampi_room(exec);
+    size_t step = 0;
+    float* memory = NULL;
     ampi_depth d;
     int64_t slot;
-    if (swap || !ampi_depth_plan(&d, c) || room < d.floats) return 0;
-    memory = ampi_align64(exec->workspace);
-    d.slots = ampi_min_size(d.slots, room / d.floats);
-    step = ampi_slot_step(room, 0, d.floats);
+    if (!ampi_depth_plan(&d, c)) return 0;
+    d.dy = dy; d.dy_dtype = dy_dtype; d.x = x; d.x_dtype = x_dtype;
+    d.dw = dw; d.dw_dtype = dw_dtype; d.accumulate = accumulate;
+    d.flip = ampi_dtype(dy_dtype) == AMP_BF16 && ampi_dtype(x_dtype) == AMP_BF16;
+    if (room >= d.floats) {
+        memory = ampi_align64(exec->workspace);
+        d.slots = ampi_min_size(d.slots, room / d.floats);
+        step = ampi_slot_step(room, 0, d.floats);
+    } else if (room > AMPI_GEMM_STAGE || !ampi_depth_shrink(&d)) return 0;
     AMPI_PARALLEL_FOR(d.slots > 1)
     for (slot = 0; slot < (int64_t)d.slots; slot++) {
-        float *own = memory + (size_t)slot * step, one[256];
-        size_t first, n, k, i, part;
-        memset(own, 0, d.at_tile * sizeof *own);
-        for (first = (size_t)slot * 16; first < groups; first += d.slots * 16) {
-            size_t planes = ampi_min_size(groups - first, 16);
-            memset(own, 0, c->taps * 16 * sizeof *own);
-            for (n = 0; n < (size_t)c->s.n; n++)
-                ampi_depth_image(&d, c, &isa, n * groups + first, planes, dy, dy_dtype, x, x_dtype, own);
-            for (i = 0; i < planes; i++)
-                for (k = 0; k < c->taps; k += part) {
-                    size_t q;
-                    part = ampi_min_size(c->taps - k, 256);
-                    for (q = 0; q < part; q++) one[q] = own[(k + q) * 16 + i];
-                    ampi_store_sum(dw, dw_dtype, (first + i) * c->taps + k, one, part, accumulate);
-                }
-        }
+        if (memory) ampi_depth_slot(&d, (size_t)slot, memory + (size_t)slot * step);
+        else ampi_depth_slot_on_stack(&d, (size_t)slot);
     }
     return 1;
 }

@@ -304,6 +304,8 @@ static const int SHAPES[][14] = {
     { 1, 2, 3, 700, 3, 1, 3, 1, 2, 0, 1, 1, 1, 1 },
     { 2, 21, 7, 9, 21, 5, 4, 2, 1, 3, 2, 1, 2, 21 },   /* depthwise, channels that fill a vector and more */
     { 3, 16, 6, 5, 16, 3, 3, 1, 2, 0, 1, 1, 1, 16 },
+    { 3, 17, 5, 5, 17, 3, 3, 1, 1, 1, 1, 1, 1, 17 },   /* pairs of pixels across rows and images, the last one alone */
+    { 2, 8, 24, 41, 8, 3, 3, 1, 1, 1, 1, 1, 1, 8 },    /* more than the stack has room for at once */
     { 2, 40, 5, 5, 20, 3, 3, 1, 1, 1, 1, 1, 1, 1 },    /* k larger than a block */
     { 1, 2, 72, 70, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1 },      /* more than one band of rows */
     { 3, 1, 5, 7, 5, 3, 3, 1, 1, 1, 1, 1, 1, 1 },        /* an odd number of pixels and of terms */
