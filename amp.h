@@ -5292,17 +5292,30 @@ AMPI_TARGET_AVX512 AMPI_FN void ampi_small_planes(const ampi_operand* v, size_t 
     ampi_clear_upper();
 }
 #endif
-/* Positions [p, p + cols) of row r of paired planes, p even: how many of them lie in one pair of planes, dst gets. */
+/* dst[2*i] = a[i] and dst[2*i + 1] = b[i], i < n, of BF16, widened. */
+AMPI_FN void ampi_weave(float* dst, const uint16_t* a, const uint16_t* b, size_t n) {
+    size_t i = 0;
+#if AMPI_X86 && defined(__x86_64__)
+    for (; i + 4 <= n; i += 4) {
+        const __m128i x = _mm_loadl_epi64((const __m128i*)(const void*)(a + i)), zero = _mm_setzero_si128();
+        const __m128i all = _mm_unpacklo_epi16(x, _mm_loadl_epi64((const __m128i*)(const void*)(b + i)));
+        _mm_storeu_si128((__m128i*)(void*)(dst + 2 * i), _mm_unpacklo_epi16(zero, all));
+        _mm_storeu_si128((__m128i*)(void*)(dst + 2 * i + 4), _mm_unpackhi_epi16(zero, all));
+    }
+#endif
+    for (; i < n; i++) {
+        dst[2 * i] = ampi_float((uint32_t)a[i] << 16);
+        dst[2 * i + 1] = ampi_float((uint32_t)b[i] << 16);
+    }
+}
+/* Positions [p, p + cols) of row r of paired planes, of BF16, p and cols even: how many of them lie in one pair of
+   planes, dst gets. */
 AMPI_FN size_t ampi_paired_piece(const ampi_operand* v, size_t r, size_t p, size_t cols, float* dst) {
     const ampi_image* image = v->image;
-    const size_t plane = image->rows * image->cols, in = p % (2 * plane);
+    const size_t plane = image->rows * image->cols, in = p % (2 * plane), count = ampi_min_size(2 * plane - in, cols);
     const size_t at = v->offset + p / (2 * plane) * 2 * image->image_stride + r * image->channel_stride + in / 2;
-    const size_t count = ampi_min_size(ampi_min_size(2 * plane - in, cols), 256);
-    float first[128], second[128];
-    size_t i;
-    ampi_load_f32(first, v->data, v->dtype, at, ampi_div_up(count, 2));
-    ampi_load_f32(second, v->data, v->dtype, at + image->image_stride, count / 2);
-    for (i = 0; i < count; i++) dst[i] = i % 2 ? second[i / 2] : first[i / 2];
+    const uint16_t* a = (const uint16_t*)v->data + at;
+    ampi_weave(dst, a, a + image->image_stride, count / 2);
     return count;
 }
 /* Positions [p, p + n) of a panel's rows of paired planes; p and n are even. */
