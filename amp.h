@@ -405,7 +405,7 @@ typedef struct amp_conv2d_shape {
 AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
 /* Bytes of workspace with which the two calls below run at full speed: usual shapes take 2 to 10 MB for each thread,
    and up to 16 MB more for their weights, as FP32 and rearranged. 0 if the shape is not valid. Without one they take up
-   to 5 times as long (small ones hardly longer), the weights' gradient of depthwise ones 6 to 17 times (with AVX2). */
+   to 5 times as long (small ones, and depthwise ones of up to 150 columns, hardly longer). */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
