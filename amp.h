@@ -405,7 +405,7 @@ typedef struct amp_conv2d_shape {
 AMP_DEF amp_result amp_conv2d_output(const amp_conv2d_shape* s, int* out_h, int* out_w, const amp_exec* exec);
 /* Bytes of workspace with which the two calls below run at full speed: usual shapes take 2 to 10 MB for each thread,
    and up to 16 MB more for their weights, as FP32 and rearranged. 0 if the shape is not valid. Without one they take up
-   to 5 times as long (small ones, and depthwise ones of up to 150 columns, hardly longer). */
+   to 5 times as long (small ones, and 3x3 depthwise ones of up to 150 columns, hardly longer). */
 AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
@@ -7033,7 +7033,7 @@ AMPI_FN size_t ampi_gemm_depth(const ampi_gemm_isa* g, size_t m, size_t k, int h
    layers of 1024 loses 2 to 4 % without, though one product again and again does not); but not where rows of B are so
    long that short runs of them cost more (measured: n = 4096 gains, 6272 in 16 bits loses). High ones of a flat block
    are twice as wide, since A is packed for each tile anew; of any block but a deep one where the third level is fast
-   enough for B, as it is for 8 lanes (measured: 2 to 5 %). Halved `cut` times. */
+   enough for B, as it is for 8 lanes (measured: 2 to 8 %). Halved `cut` times. */
 AMPI_FN ampi_gemm_plan ampi_gemm_plan_full(const ampi_gemm_isa* g, size_t m, size_t n, size_t k, int how, int cut) {
     const int narrow = m <= AMPI_GEMM_NC / 2 && n <= 8 * AMPI_GEMM_NC && k <= 2 * AMPI_GEMM_KC;
     const int near_l3 = g->lanes == 8 || (g->lanes == 16 && ampi_leans_on_l3());
@@ -7824,7 +7824,8 @@ AMPI_FN size_t ampi_conv2d_threads(const ampi_conv2d* c) {
    same:  t[i][j] = (first ? 0 : t[i][j]) + sum over r < repeat, and in it over the terms, of
                     a[i*rs + r*a_step + from] * b[r*b_step + at + j], and then bias[i] more;
    i < rows, j < lanes. With two or three vectors, t[i][lanes + j] as well, from b[... + b_next + j], and so on; `last`
-   as in ampi_micro. Weights may lie in panels of `panel` floats, for the rows that a kernel takes at once, or 0. */
+   as in ampi_micro. Weights may lie in panels, each for the rows that a kernel takes at once; `panel`: floats of one, or
+   0, where they do not. */
 typedef struct ampi_term { uint32_t at, from; } ampi_term;
 /* Of words, two terms are one: a holds words of two weights, found by the first term's `from`; the low halves of what
    lies at the first term's `at`, and the high ones of what lies at the second's, are the words of b. */
