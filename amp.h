@@ -7824,8 +7824,8 @@ AMPI_FN size_t ampi_conv2d_threads(const ampi_conv2d* c) {
    same:  t[i][j] = (first ? 0 : t[i][j]) + sum over r < repeat, and in it over the terms, of
                     a[i*rs + r*a_step + from] * b[r*b_step + at + j], and then bias[i] more;
    i < rows, j < lanes. With two or three vectors, t[i][lanes + j] as well, from b[... + b_next + j], and so on; `last`
-   as in ampi_micro. Weights may lie in panels, each for the rows that a kernel takes at once; `panel`: floats of one, or
-   0, where they do not. */
+   as in ampi_micro. Weights may lie in panels, each for the rows that a kernel takes at once; `panel`: floats of one,
+   or 0, where they do not. */
 typedef struct ampi_term { uint32_t at, from; } ampi_term;
 /* Of words, two terms are one: a holds words of two weights, found by the first term's `from`; the low halves of what
    lies at the first term's `at`, and the high ones of what lies at the second's, are the words of b. */
