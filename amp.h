@@ -458,7 +458,8 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 /* Batch norm over x[N,C,S] (S = H*W, or 1): y = (x - mean_c) / sqrt(var_c + eps) * gamma_c + beta_c.
    Parameters, statistics and their gradients may have any type; the arithmetic is FP32.
    training: mean and (biased) variance of this batch, written to save_mean[C] and save_invstd[C], and
-     running = (1-momentum)*running + momentum*batch (running variance: unbiased), as PyTorch does.
+     running = (1-momentum)*running + momentum*batch (running variance: unbiased), as PyTorch does. Both are summed
+     in double, in one pass: the mean of F32 is rounded once, 1/sqrt(var + eps) a few times.
    evaluation (training == 0): the running statistics, to save_mean and save_invstd too where they are given.
    frozen: for fine-tuning with constant statistics, as bn.eval() in PyTorch: forward is the evaluation form whatever
      `training` says, and backward its gradient. Give both the same shape and save_*, which forward fills. */
@@ -12322,6 +12323,25 @@ AMPI_INLINE void ampi_lane_moment_plain_body(int hw, double* acc, const float* x
     memcpy(acc, a, sizeof a);
 }
 AMPI_KERNEL_PLAIN(ampi_lane_moment_plain, (double* acc, const float* x, const double* mean, size_t n), acc, x, mean, n)
+/* Both in one pass, about a pivot: acc[i % LANES] takes x, or x - pivot where that is `less`, and the 16 sums behind
+   those (x - pivot)^2. Differences are rounded to float. */
+AMPI_INLINE void ampi_lane_moments_plain_body(int hw, double* acc, const float* x, const float* pivot, int less,
+                                              size_t n) {
+    double a[2 * AMPI_LANES];
+    float p[AMPI_LANES];
+    size_t i, l;
+    memcpy(a, acc, sizeof a);
+    memcpy(p, pivot, sizeof p);
+    for (i = 0; i < n; i += AMPI_LANES)
+        for (l = 0; l < ampi_min_size(n - i, AMPI_LANES); l++) {
+            const float d = x[i + l] - p[l];
+            a[l] += (double)(less ? d : x[i + l]);
+            a[AMPI_LANES + l] = ampi_add_product(hw, d, d, a[AMPI_LANES + l]);
+        }
+    memcpy(acc, a, sizeof a);
+}
+AMPI_KERNEL_PLAIN(ampi_lane_moments_plain, (double* acc, const float* x, const float* pivot, int less, size_t n),
+                  acc, x, pivot, less, n)
 
 /* sum += g, dot += g * (x - mean) by lanes: the two sums of a norm's backward pass. */
 AMPI_INLINE void ampi_lane_dot_plain_body(int hw, double* sum, double* dot, const float* g, const float* x,
@@ -12489,11 +12509,13 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_sum_rows_x16(amp_dtype t, size_t i, __m
     ampi_wide_add_widened(a, ampi_get_lanes_x16(t, x, i, m));
     ampi_wide_add_widened(b, ampi_get_lanes_x16(t, x + next, i, m));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moment_rows_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* a, ampi_wide* b,
-                                                         const char* x, size_t next, ampi_wide mean_a,
-                                                         ampi_wide mean_b) {
-    ampi_moment_x16(t, i, m, a, x, mean_a);
-    ampi_moment_x16(t, i, m, b, x + next, mean_b);
+/* With d = x - pivot: sum += d, or x if that is F32, square += d^2. What is `ahead` bytes on is fetched. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_moments_x16(amp_dtype t, size_t i, __mmask16 m, ampi_wide* sum,
+                                                     ampi_wide* square, const void* x, size_t ahead, __m512 pivot) {
+    const ampi_wide d = ampi_widen_x16(_mm512_maskz_sub_ps(m, ampi_get_x16(t, x, i, m), pivot));
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    ampi_wide_add(sum, t == AMP_F32 ? ampi_get_wide_x16(t, x, i, m) : d);
+    ampi_wide_fma(square, d, d);
 }
 /* sum += g, dot += g * (x - mean). */
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_dot_step(__mmask16 m, ampi_wide* sum, ampi_wide* dot, ampi_wide g, __m512 x,
@@ -12516,38 +12538,12 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_sum_x16(amp_dtype t, double* acc, 
 AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_sum_avx512(double* acc, ampi_part x) {
     AMPI_FOR_TYPE(ampi_lane_sum_x16, x.t, acc, x.data, x.n);
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_moment_x16(amp_dtype t, double* acc, const void* x, const double* mean,
-                                                         size_t n) {
-    ampi_wide a = ampi_load_lanes_x16(t, acc);
-    const ampi_wide m = ampi_load_lanes_x16(t, mean);
-    AMPI_EACH_X16(ampi_moment_x16, t, n, &a, x, m);
-    ampi_store_lanes_x16(t, acc, a);
-}
-AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_moment_avx512(double* acc, ampi_part x, const double* mean) {
-    AMPI_FOR_TYPE(ampi_lane_moment_x16, x.t, acc, x.data, mean, x.n);
-}
-/* Both for two parts of a length, the second `next` bytes behind the first: their lanes follow each other too. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_sums_x16(amp_dtype t, double* acc, const char* x, size_t next,
-                                                       size_t ahead, size_t n) {
-    ampi_wide a = ampi_load_lanes_x16(t, acc), b = ampi_load_lanes_x16(t, acc + AMPI_LANES);
-    AMPI_EACH_X16(ampi_sum_rows_x16, t, n, &a, &b, x, next, ahead);
-    ampi_store_lanes_x16(t, acc, a);
-    ampi_store_lanes_x16(t, acc + AMPI_LANES, b);
-}
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_lane_moments_x16(amp_dtype t, double* acc, const char* x, size_t next,
-                                                          const double* mean, size_t n) {
-    ampi_wide a = ampi_load_lanes_x16(t, acc), b = ampi_load_lanes_x16(t, acc + AMPI_LANES);
-    const ampi_wide mean_a = ampi_load_lanes_x16(t, mean), mean_b = ampi_load_lanes_x16(t, mean + AMPI_LANES);
-    AMPI_EACH_X16(ampi_moment_rows_x16, t, n, &a, &b, x, next, mean_a, mean_b);
-    ampi_store_lanes_x16(t, acc, a);
-    ampi_store_lanes_x16(t, acc + AMPI_LANES, b);
-}
-/* mean NULL: sums; otherwise moments. */
-AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_pair_avx512(double* acc, ampi_part x, size_t next, size_t ahead,
-                                                      const double* mean) {
-    const char* data = (const char*)x.data;
-    if (mean) AMPI_FOR_TYPE(ampi_lane_moments_x16, x.t, acc, data, next, mean, x.n);
-    else AMPI_FOR_TYPE(ampi_lane_sums_x16, x.t, acc, data, next, ahead, x.n);
+AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_moments_avx512(double* acc, ampi_part x, size_t ahead, const float* pivot) {
+    ampi_wide a = ampi_load_wide(acc), b = ampi_load_wide(acc + AMPI_LANES);
+    const __m512 p = _mm512_loadu_ps(pivot);
+    AMPI_ALL_X16(ampi_moments_x16, x.t, x.n, &a, &b, x.data, ahead, p);
+    ampi_store_wide(acc, a);
+    ampi_store_wide(acc + AMPI_LANES, b);
 }
 AMPI_TARGET_AVX512 AMPI_FN void ampi_lane_dot_avx512(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead,
                                                      const float* mean) {
@@ -12721,6 +12717,18 @@ AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_get_wide_other_x8(amp_dtype t, cons
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_first_x8(__m256 x, size_t m) {
     return m < 8 ? _mm256_and_ps(x, _mm256_castsi256_ps(AMPI_V8_MASK(m))) : x;
 }
+/* Of sixteen elements of type t, or n of them, those; zeros for the others. */
+AMPI_TARGET_AVX2 AMPI_VECTOR ampi_twin ampi_first_twin(amp_dtype t, ampi_twin x, size_t n) {
+    float ones[16];
+    ampi_twin on;
+    if (n >= 16) return x;
+    _mm256_storeu_ps(ones, _mm256_castsi256_ps(AMPI_V8_MASK(n)));
+    _mm256_storeu_ps(ones + 8, _mm256_castsi256_ps(AMPI_V8_MASK((int)n - 8)));
+    on = ampi_beside_twin(t, ones);
+    x.a = _mm256_and_ps(x.a, on.a);
+    x.b = _mm256_and_ps(x.b, on.b);
+    return x;
+}
 AMPI_TARGET_AVX2 AMPI_VECTOR ampi_wide8 ampi_load_wide8(const double* p) {
     ampi_wide8 w;
     w.low = _mm256_loadu_pd(p);
@@ -12796,11 +12804,6 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_get_lanes8(amp_dtype t, const void* p, si
     w[0].high = _mm256_cvtps_pd(_mm_loadu_ps(from + 8));
     w[1].high = _mm256_cvtps_pd(_mm_loadu_ps(from + 12));
 }
-/* The same with shuffles. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_get_other_lanes8(amp_dtype t, const void* p, size_t i, size_t n, ampi_wide8* w) {
-    w[0] = ampi_get_wide_other_x8(t, p, i, n);
-    w[1] = n > 8 ? ampi_get_wide_other_x8(t, p, i + 8, n - 8) : ampi_widen_x8(_mm256_setzero_ps());
-}
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes8_add_widened(amp_dtype t, ampi_wide8* acc, const ampi_wide8* w) {
     ampi_wide8_add_widened(t, acc, w[0]);
     ampi_wide8_add_widened(t, acc + 1, w[1]);
@@ -12817,6 +12820,21 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moment_twin(amp_dtype t, size_t i, size_t
     ampi_get_lanes8(t, x, i, n, w);
     ampi_wide8_moment(acc, w[0], mean[0], n);
     if (n > 8) ampi_wide8_moment(acc + 1, w[1], mean[1], n - 8);
+}
+/* As ampi_moments_x16. Half of the vectors are widened through memory and half by shuffles: nothing waits then. */
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_moments_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* sum,
+                                                    ampi_wide8* square, const void* x, size_t ahead, ampi_twin pivot) {
+    const ampi_twin d = ampi_first_twin(t, ampi_sub_twin(ampi_get_twin(t, x, i, n), pivot), n);
+    ampi_wide8 w[2];
+    w[0] = t == AMP_F32 ? ampi_widen_x8(d.a) : ampi_widen_kept_x8(d.a);
+    w[1] = ampi_widen_x8(d.b);
+    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
+    if (t == AMP_BF16) { const __m256d low = w[1].low; w[1].low = w[0].high; w[0].high = low; }
+    ampi_wide8_fma(square, w[0], w[0]);
+    ampi_wide8_fma(square + 1, w[1], w[1]);
+    if (t == AMP_F32) ampi_get_lanes8(t, x, i, n, w);
+    ampi_wide8_add(sum, w[0]);
+    ampi_wide8_add(sum + 1, w[1]);
 }
 /* sum += g, dot += g * (x - mean). One of the two is widened through memory, the other by shuffles. */
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_dot_step8(ampi_wide8* sum, ampi_wide8* dot, ampi_wide8 g, ampi_wide8 d) {
@@ -12839,39 +12857,18 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_sum_avx2(double* acc, ampi_part x) {
     AMPI_ALL_TWIN(ampi_sum_twin, x.t, x.n, a, x.data);
     ampi_store_lanes8(acc, a);
 }
-AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moment_avx2(double* acc, ampi_part x, const double* mean) {
-    ampi_wide8 a[2], m[2];
-    ampi_load_lanes8(a, acc);
-    ampi_load_lanes8(m, mean);
-    AMPI_ALL_TWIN(ampi_moment_twin, x.t, x.n, a, x.data, m);
-    ampi_store_lanes8(acc, a);
-}
-/* Both for two parts, as ampi_lane_pair_avx512: for the moments there are too few registers, and no sum waits. */
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_sum_rows_twin(amp_dtype t, size_t i, size_t n, ampi_wide8* a, ampi_wide8* b,
-                                                     const char* x, size_t next, size_t ahead) {
-    ampi_wide8 w[2];
-    AMPI_FETCH(x, ahead + i * ampi_type_size(t));
-    AMPI_FETCH(x, ahead + next + i * ampi_type_size(t));
-    ampi_get_lanes8(t, x, i, n, w);
-    ampi_lanes8_add_widened(t, a, w);
-    ampi_get_other_lanes8(t, x + next, i, n, w);
-    ampi_lanes8_add_widened(t, b, w);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_pair_avx2(double* acc, ampi_part x, size_t next, size_t ahead,
-                                                  const double* mean) {
-    const char* data = (const char*)x.data;
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lane_moments8(amp_dtype t, double* acc, const void* x, size_t n, size_t ahead,
+                                                    const float* pivot) {
+    const ampi_twin p = ampi_beside_twin(t, pivot);
     ampi_wide8 a[2], b[2];
-    if (mean) {
-        ampi_lane_moment_avx2(acc, x, mean);
-        x.data = data + next;
-        ampi_lane_moment_avx2(acc + AMPI_LANES, x, mean + AMPI_LANES);
-        return;
-    }
     ampi_load_lanes8(a, acc);
     ampi_load_lanes8(b, acc + AMPI_LANES);
-    AMPI_ALL_TWIN(ampi_sum_rows_twin, x.t, x.n, a, b, data, next, ahead);
+    AMPI_EACH_TWIN(ampi_moments_twin, t, n, a, b, x, ahead, p);
     ampi_store_lanes8(acc, a);
     ampi_store_lanes8(acc + AMPI_LANES, b);
+}
+AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_moments_avx2(double* acc, ampi_part x, size_t ahead, const float* pivot) {
+    AMPI_FOR_TYPE(ampi_lane_moments8, x.t, acc, x.data, x.n, ahead, pivot);
 }
 AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead,
                                                  const float* mean) {
@@ -12885,19 +12882,20 @@ AMPI_TARGET_AVX2 AMPI_FN void ampi_lane_dot_avx2(double* sum, double* dot, ampi_
 }
 #endif
 
-/* The three for a part, whose type is F32 where there is no kernel by hand, as for means that are not usual. */
+/* The three for a part, whose type is F32 where there is no kernel by hand. */
 AMPI_FN void ampi_lane_sum(double* acc, ampi_part x) {
 #if AMPI_X86
     if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_sum, acc, x); return; }
 #endif
     ampi_lane_sum_plain(acc, (const float*)x.data, x.n);
 }
-AMPI_FN void ampi_lane_moment(double* acc, ampi_part x, const double* mean, int usual) {
+/* t: the type that x had. */
+AMPI_FN void ampi_lane_moments(double* acc, ampi_part x, amp_dtype t, size_t ahead, const float* pivot) {
 #if AMPI_X86
-    if (ampi_simd() >= AMP_ISA_AVX2 && usual) { AMPI_BY_HAND(ampi_lane_moment, acc, x, mean); return; }
+    if (ampi_simd() >= AMP_ISA_AVX2) { AMPI_BY_HAND(ampi_lane_moments, acc, x, ahead, pivot); return; }
 #endif
-    (void)usual;
-    ampi_lane_moment_plain(acc, (const float*)x.data, mean, x.n);
+    (void)ahead;
+    ampi_lane_moments_plain(acc, (const float*)x.data, pivot, ampi_dtype(t) != AMP_F32, x.n);
 }
 AMPI_FN void ampi_lane_dot(double* sum, double* dot, ampi_part g, ampi_part x, size_t ahead, const float* mean) {
 #if AMPI_X86
@@ -15252,14 +15250,13 @@ AMPI_FN void ampi_bn_lanes(const ampi_bn_plan* p, const void* data, amp_dtype t,
     for (l = p->per_group; l < AMPI_LANES; l++) lanes[l] = lanes[ampi_bn_own(p, l)];
 }
 
-/* How many groups go together: one, or AMPI_BN_PAIR, side by side where that is faster; or so many wide ones that every
-   thread has some, whose rows are walked by so many at a time. */
-enum { AMPI_BN_PAIR = 2, AMPI_BN_WIDE = 16, AMPI_BN_ROWS = 8 };
-AMPI_FN int64_t ampi_bn_together(const ampi_bn_plan* p, size_t n, size_t few) {
+/* How many groups go together: one, or so many wide ones that every thread has some, whose rows are walked by so many
+   at a time. */
+enum { AMPI_BN_WIDE = 16, AMPI_BN_ROWS = 8 };
+AMPI_FN int64_t ampi_bn_together(const ampi_bn_plan* p, size_t n) {
     const size_t threads = n >= AMPI_PARALLEL_MIN ? ampi_threads() : 1;
     const size_t most = ampi_min_size((size_t)AMPI_BN_WIDE * (size_t)AMPI_LANES / p->stretch, AMPI_BN_WIDE);
-    if (p->wide) return (int64_t)ampi_min_size((p->groups + threads - 1) / threads, most);
-    return p->groups >= few * threads ? (int64_t)few : 1;
+    return p->wide ? (int64_t)ampi_min_size((p->groups + threads - 1) / threads, most) : 1;
 }
 AMPI_FN int ampi_bn_is_wide(const ampi_bn_plan* p, amp_dtype x, amp_dtype y) {
     return p->spatial < AMPI_BN_ALONE && ampi_typed_both(x, y);
@@ -15279,86 +15276,68 @@ AMPI_FN void ampi_bn_spread(const ampi_bn_plan* p, float* rows, const float* lan
 /* One group's statistics: mean and 1/sqrt(variance + eps) by lanes. */
 typedef struct ampi_bn_stats { float mean[AMPI_LANES], invstd[AMPI_LANES]; } ampi_bn_stats;
 
-/* Adds the elements of `count` groups, one or AMPI_BN_PAIR, to sums by lanes; or with a mean, their squared distances
-   from it. */
-AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count, int typed,
-                          const double* mean, int usual, double* acc) {
-    ampi_bn_tile tile[AMPI_BN_PAIR];
-    size_t step, k;
-    for (step = 0; step < p->steps; step++) {
-        ampi_part v[AMPI_BN_PAIR];
-        for (k = 0; k < count; k++) v[k] = ampi_bn_view(p, x, xt, group + k, step, typed, tile + k);
-#if AMPI_X86
-        if (count > 1 && usual && ampi_simd() >= AMP_ISA_AVX2) {
-            const size_t next = (size_t)((const char*)v[1].data - (const char*)v[0].data);
-            AMPI_BY_HAND(ampi_lane_pair, acc, v[0], next, ampi_bn_ahead(p, xt), mean);
-            continue;
-        }
-#endif
-        for (k = 0; k < count; k++)
-            if (mean) ampi_lane_moment(acc + k * AMPI_LANES, v[k], mean + k * AMPI_LANES, usual);
-            else      ampi_lane_sum(acc + k * AMPI_LANES, v[k]);
-    }
-    for (k = 0; k < count; k++) ampi_bn_combine(p, acc + k * AMPI_LANES);
+/* A number near a channel's mean, by lanes: the mean of its first pixels, at most 16, or its first value where it has
+   a lane to itself; rounded to x's type, so that differences from it are floats without another rounding, unless they
+   are much larger than x. 0 where that is no number, and where a difference might be infinite. */
+AMPI_FN void ampi_bn_pivot(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, float* pivot) {
+    const size_t n = ampi_min_size(p->stretch, AMPI_LANES), one = p->per_group == 1;
+    ampi_bn_tile rounded;
+    double sum = 0.0;
+    size_t l;
+    memset(pivot, 0, AMPI_LANES * sizeof *pivot);
+    ampi_load_f32(pivot, x, xt, group * p->stretch, one ? n : ampi_bn_width(p, group));
+    for (l = 0; l < n; l++) sum += (double)pivot[l];
+    for (l = 0; l < AMPI_LANES && one; l++) pivot[l] = (float)(sum / (double)n);
+    ampi_store_f32(&rounded, xt, 0, pivot, AMPI_LANES);
+    ampi_load_f32(pivot, &rounded, xt, 0, AMPI_LANES);
+    for (l = 0; l < AMPI_LANES; l++) if (!ampi_mean_is_usual((double)pivot[l])) pivot[l] = 0.0f;
+}
+/* Both sums of ampi_lane_moments over a group's elements. */
+AMPI_FN void ampi_bn_sums(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, const float* pivot,
+                          double* sum, double* square) {
+    double acc[2 * AMPI_LANES] = { 0 };
+    ampi_bn_tile tile;
+    size_t step;
+    for (step = 0; step < p->steps; step++)
+        ampi_lane_moments(acc, ampi_bn_view(p, x, xt, group, step, ampi_typed_both(xt, xt), &tile), xt,
+                          ampi_bn_ahead(p, xt), pivot);
+    memcpy(sum, acc, AMPI_LANES * sizeof *sum);
+    memcpy(square, acc + AMPI_LANES, AMPI_LANES * sizeof *square);
+    ampi_bn_combine(p, sum);
+    ampi_bn_combine(p, square);
 }
 
 #if AMPI_X86
-/* The same along `rows` rows of n channels, `stride` elements apart: each channel has a sum of its own. */
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_rows_sum_x16(amp_dtype t, size_t i, __mmask16 m, double* acc, const void* x,
-                                                         size_t stride, size_t rows) {
-    ampi_wide a = ampi_load_lanes_x16(t, acc + i);
+/* The same along `rows` rows of n channels, `stride` elements apart: each channel has sums of its own. */
+AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_rows_x16(amp_dtype t, size_t i, __mmask16 m, double* sums, double* squares,
+                                                     const void* x, size_t stride, size_t rows, const float* pivot) {
+    ampi_wide a = ampi_load_wide(sums + i), b = ampi_load_wide(squares + i);
+    const __m512 p = _mm512_loadu_ps(pivot + i);
     size_t r;
-    for (r = 0; r < rows; r++) {
-        AMPI_FETCH_L2(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
-        ampi_wide_add_widened(&a, ampi_get_lanes_x16(t, x, r * stride + i, m));
-    }
-    ampi_store_lanes_x16(t, acc + i, a);
+    for (r = 0; r < rows; r++)
+        ampi_moments_x16(t, r * stride + i, m, &a, &b, x, AMPI_BN_ROWS * stride * ampi_type_size(t), p);
+    ampi_store_wide(sums + i, a);
+    ampi_store_wide(squares + i, b);
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_bn_rows_moment_x16(amp_dtype t, size_t i, __mmask16 m, double* acc,
-                                                            const void* x, size_t stride, size_t rows,
-                                                            const double* mean) {
-    ampi_wide a = ampi_load_lanes_x16(t, acc + i);
-    const ampi_wide w = ampi_load_lanes_x16(t, mean + i);
+AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_rows_avx512(double* sums, double* squares, ampi_part x, size_t stride,
+                                                    size_t rows, const float* pivot) {
+    AMPI_ALL_X16(ampi_bn_rows_x16, x.t, x.n, sums, squares, x.data, stride, rows, pivot);
+}
+AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_rows_twin(amp_dtype t, size_t i, size_t n, double* sums, double* squares,
+                                                    const void* x, size_t stride, size_t rows, const float* pivot) {
+    const ampi_twin p = ampi_beside_twin(t, pivot + i);
+    ampi_wide8 a[2], b[2];
     size_t r;
-    for (r = 0; r < rows; r++) {
-        AMPI_FETCH_L2(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
-        ampi_moment_x16(t, r * stride + i, m, &a, x, w);
-    }
-    ampi_store_lanes_x16(t, acc + i, a);
+    ampi_load_lanes8(a, sums + i);
+    ampi_load_lanes8(b, squares + i);
+    for (r = 0; r < rows; r++)
+        ampi_moments_twin(t, r * stride + i, n, a, b, x, AMPI_BN_ROWS * stride * ampi_type_size(t), p);
+    ampi_store_lanes8(sums + i, a);
+    ampi_store_lanes8(squares + i, b);
 }
-AMPI_TARGET_AVX512 AMPI_FN void ampi_bn_rows_avx512(double* acc, ampi_part x, size_t stride, size_t rows,
-                                                    const double* mean) {
-    if (mean) AMPI_ALL_X16(ampi_bn_rows_moment_x16, x.t, x.n, acc, x.data, stride, rows, mean);
-    else AMPI_ALL_X16(ampi_bn_rows_sum_x16, x.t, x.n, acc, x.data, stride, rows);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_rows_sum_twin(amp_dtype t, size_t i, size_t n, double* acc, const void* x,
-                                                        size_t stride, size_t rows) {
-    ampi_wide8 a[2], w[2];
-    size_t r;
-    ampi_load_lanes8(a, acc + i);
-    for (r = 0; r < rows; r++) {
-        AMPI_FETCH_L2(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
-        ampi_get_lanes8(t, x, r * stride + i, n, w);
-        ampi_lanes8_add_widened(t, a, w);
-    }
-    ampi_store_lanes8(acc + i, a);
-}
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_bn_rows_moment_twin(amp_dtype t, size_t i, size_t n, double* acc, const void* x,
-                                                           size_t stride, size_t rows, const double* mean) {
-    ampi_wide8 a[2], w[2];
-    size_t r;
-    ampi_load_lanes8(a, acc + i);
-    ampi_load_lanes8(w, mean + i);
-    for (r = 0; r < rows; r++) {
-        AMPI_FETCH_L2(x, ((r + AMPI_BN_ROWS) * stride + i) * ampi_type_size(t));
-        ampi_moment_twin(t, r * stride + i, n, a, x, w);
-    }
-    ampi_store_lanes8(acc + i, a);
-}
-AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_rows_avx2(double* acc, ampi_part x, size_t stride, size_t rows,
-                                                const double* mean) {
-    if (mean) AMPI_ALL_TWIN(ampi_bn_rows_moment_twin, x.t, x.n, acc, x.data, stride, rows, mean);
-    else AMPI_ALL_TWIN(ampi_bn_rows_sum_twin, x.t, x.n, acc, x.data, stride, rows);
+AMPI_TARGET_AVX2 AMPI_FN void ampi_bn_rows_avx2(double* sums, double* squares, ampi_part x, size_t stride, size_t rows,
+                                                const float* pivot) {
+    AMPI_ALL_TWIN(ampi_bn_rows_twin, x.t, x.n, sums, squares, x.data, stride, rows, pivot);
 }
 #endif
 /* Row `row` of wide groups. */
@@ -15373,13 +15352,7 @@ AMPI_FN size_t ampi_bn_cycle(const ampi_bn_plan* p) {
     if (!p->wide || AMPI_LANES % p->stretch != 0) return 0;
     return AMPI_LANES / p->stretch;
 }
-/* A group's lanes to their places in such rows, and back. */
-AMPI_FN void ampi_bn_to_rows(const ampi_bn_plan* p, double* rows, const double* lanes, size_t count) {
-    size_t c, k, i;
-    for (c = 0; c < AMPI_LANES; c += p->stretch)
-        for (k = 0; k < count; k++)
-            for (i = 0; i < p->stretch; i++) *rows++ = lanes[k * AMPI_LANES + c + i];
-}
+/* To a group's lanes from their places in such rows, summed. */
 AMPI_FN void ampi_bn_to_lanes(const ampi_bn_plan* p, double* lanes, const double* rows, size_t count) {
     size_t c, k, i;
     for (c = 0; c < AMPI_LANES; c += p->stretch)
@@ -15389,44 +15362,43 @@ AMPI_FN void ampi_bn_to_lanes(const ampi_bn_plan* p, double* lanes, const double
 }
 #if AMPI_X86
 AMPI_FN void ampi_bn_rows(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count,
-                          const double* mean, double* acc) {
-    double sums[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 }, means[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 };
-    const size_t cycle = ampi_bn_cycle(p), stride = cycle * p->channels * p->spatial;
+                          const float* pivot, double* sum, double* square) {
+    double a[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 }, b[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 };
+    float pivots[(int)AMPI_BN_WIDE * (int)AMPI_LANES] = { 0 };
+    const size_t cycle = ampi_bn_cycle(p), stride = cycle * p->channels * p->spatial, row_n = count * p->stretch;
     size_t row, c;
-    if (mean) ampi_bn_to_rows(p, means, mean, count);
+    ampi_bn_spread(p, pivots, pivot, 1, count);
     for (row = 0; row < p->n; row += cycle * AMPI_BN_ROWS)
         for (c = 0; c < cycle && row + c < p->n; c++)
-            AMPI_BY_HAND(ampi_bn_rows, sums + c * count * p->stretch, ampi_bn_row(p, x, xt, group, count, row + c),
-                         stride, ampi_min_size((p->n - row - c + cycle - 1) / cycle, AMPI_BN_ROWS),
-                         mean ? means : NULL);
-    ampi_bn_to_lanes(p, acc, sums, count);
+            AMPI_BY_HAND(ampi_bn_rows, a + c * row_n, b + c * row_n, ampi_bn_row(p, x, xt, group, count, row + c),
+                         stride, ampi_min_size((p->n - row - c + cycle - 1) / cycle, AMPI_BN_ROWS), pivots);
+    ampi_bn_to_lanes(p, sum, a, count);
+    ampi_bn_to_lanes(p, square, b, count);
 }
 #endif
-/* The sums of `count` groups, few or wide. */
-AMPI_FN void ampi_bn_pass(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count, int typed,
-                          const double* mean, int usual, double* acc) {
-    size_t k;
-#if AMPI_X86
-    if (ampi_bn_cycle(p) > 0 && usual) { ampi_bn_rows(p, x, xt, group, count, mean, acc); return; }
-#endif
-    for (k = 0; k < count; k += AMPI_BN_PAIR)
-        ampi_bn_sums(p, x, xt, group + k, ampi_min_size(count - k, AMPI_BN_PAIR), typed,
-                     mean ? mean + k * AMPI_LANES : NULL, usual, acc + k * AMPI_LANES);
-}
-/* Two passes: the mean, then the mean square distance from it, which cannot cancel. */
+/* The mean and the squared distances from it, summed, of `count` groups, in one pass over their M values: with q, the
+   sum of (x - pivot)^2, squares = q - M (mean - pivot)^2. What cancels there is small: the pivot is the mean of m of
+   the values, so (mean - pivot)^2 is at most M/m times the variance, however they lie. The mean comes from the sum of
+   x, or for types of 16 bits of x - pivot. No compiler may contract a quotient. */
 AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt, size_t group, size_t count,
                              double* mean, double* squares) {
-    const int typed = ampi_typed_both(xt, xt);
-    size_t l;
-    int usual = 1;
-    memset(mean, 0, count * AMPI_LANES * sizeof(double));
-    memset(squares, 0, count * AMPI_LANES * sizeof(double));
-    ampi_bn_pass(p, x, xt, group, count, typed, NULL, 1, mean);
+    const double values = (double)p->n * (double)p->spatial;
+    float pivot[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
+    size_t k, l;
+    for (k = 0; k < count; k++) ampi_bn_pivot(p, x, xt, group + k, pivot + k * AMPI_LANES);
+#if AMPI_X86
+    if (ampi_bn_cycle(p) > 0) ampi_bn_rows(p, x, xt, group, count, pivot, mean, squares);
+    else
+#endif
+        for (k = 0; k < count; k++)
+            ampi_bn_sums(p, x, xt, group + k, pivot + k * AMPI_LANES, mean + k * AMPI_LANES, squares + k * AMPI_LANES);
     for (l = 0; l < count * AMPI_LANES; l++) {
-        mean[l] /= (double)p->n * (double)p->spatial;
-        usual = usual && ampi_mean_is_usual(mean[l]);
+        const double at = (double)pivot[l], first = mean[l] / values;
+        const double off = ampi_dtype(xt) == AMP_F32 ? first - at : first;
+        mean[l] = ampi_dtype(xt) == AMP_F32 ? first : at + first;
+        squares[l] -= off * off / (1.0 / values);
+        if (squares[l] < 0.0) squares[l] = 0.0;
     }
-    ampi_bn_pass(p, x, xt, group, count, typed && usual, mean, usual, squares);
 }
 
 /* (1 - momentum) * old + momentum * value. */
@@ -15659,7 +15631,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                    { "save_invstd", save_invstd, AMP_F32, saved, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
     p.wide = ampi_bn_is_wide(&p, x_dtype, y_dtype);
-    together = ampi_bn_together(&p, n, AMPI_BN_PAIR);
+    together = ampi_bn_together(&p, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.groups; i += together) {
         float g[(int)AMPI_BN_WIDE * (int)AMPI_LANES], b[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
@@ -15970,7 +15942,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
     if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
     const int frozen = s->frozen != 0, sums = dgamma || dbeta;
     p.wide = ampi_bn_is_wide(&p, dy_dtype, x_dtype) && (!dx || ampi_typed_both(dx_dtype, x_dtype));
-    const int64_t together = ampi_bn_together(&p, n, 1);
+    const int64_t together = ampi_bn_together(&p, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
     for (i = 0; i < (int64_t)p.groups; i += together) {
         double sum[(int)AMPI_BN_WIDE * (int)AMPI_LANES], dot[(int)AMPI_BN_WIDE * (int)AMPI_LANES];

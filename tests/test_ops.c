@@ -1130,9 +1130,62 @@ static void test_norm_rows(void) {
                 check_norm_rows(types[t], shapes[s][0], shapes[s][1], shapes[s][2], k == 1, k == 2);
 }
 
-/* A difference from the mean that is no float any more is infinite, and so is the variance. */
+/* The number near the mean from which a batch norm's sums start: of the first pixels, at most 16, the mean, rounded to
+   their type. */
+static double pivot_of(const buffer* x, size_t ch, size_t spatial) {
+    const size_t n = spatial < 16 ? spatial : 16;
+    buffer rounded = make(x->t, 1);
+    double sum = 0;
+    size_t i;
+    for (i = 0; i < n; i++) sum += get(x, ch * spatial + i);
+    put(&rounded, 0, (double)(float)(sum / (double)n));
+    sum = get(&rounded, 0);
+    finish(&rounded);
+    return sum;
+}
+/* First pixels far from the others: differences d from their mean are large, and squares of d round by 2^-24 each. With
+   K = (mean - pivot) / sigma that is 1 + K^2 roundings of the variance. All pixels alike: no variance at all. */
+static void check_norm_pivot(amp_dtype t, int n, int c, int s) {
+    const size_t C = (size_t)c, S = (size_t)s, size = (size_t)n * C * S;
+    buffer x = random_buffer(t, size, 1), y = make(t, size), mean = make(AMP_F32, C), inv = make(AMP_F32, C);
+    amp_batch_norm_shape shape;
+    size_t ch, i, k;
+    memset(&shape, 0, sizeof shape);
+    shape.n = n; shape.channels = c; shape.spatial = s;
+    for (ch = 0; ch < C; ch++) for (i = 0; i < S && i < 16; i++) put(&x, ch * S + i, -3000 + 17.3 * get(&x, ch * S + i));
+    CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p, (float*)inv.p, y.p,
+                                 t, NULL) == AMP_OK);
+    for (ch = 0; ch < C; ch++) {
+        const double m = (double)n * (double)s, pivot = pivot_of(&x, ch, S);
+        double average = 0, var = 0, off;
+        for (k = 0; k < (size_t)n; k++) for (i = 0; i < S; i++) average += get(&x, (k * C + ch) * S + i) / m;
+        for (k = 0; k < (size_t)n; k++)
+            for (i = 0; i < S; i++) var += pow(get(&x, (k * C + ch) * S + i) - average, 2) / m;
+        off = fabs(average - pivot);
+        CHECK(off * off > 2 * var);
+        CHECK_MSG(fabs(get(&mean, ch) - average) <= u * (fabs(average) + (t == AMP_F32 ? 0 : off)),
+                  "%dx%dx%d %s: mean %.9g, not %.9g", n, c, s, amp_dtype_name(t), get(&mean, ch), average);
+        CHECK_MSG(fabs(get(&inv, ch) * sqrt(var + 1e-5) - 1) <= 2 * u + u * (1 + off * off / var),
+                  "%dx%dx%d %s: 1/sigma %.9g, not %.9g", n, c, s, amp_dtype_name(t), get(&inv, ch), 1 / sqrt(var + 1e-5));
+    }
+    for (i = 0; i < size; i++) put(&x, i, 777.77 * (1 + (double)(i / S % C)));
+    CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p, (float*)inv.p, y.p,
+                                 t, NULL) == AMP_OK);
+    for (ch = 0; ch < C; ch++)
+        CHECK(get(&mean, ch) == get(&x, ch * S) && get(&inv, ch) == (double)(float)(1 / sqrt((double)1e-5f)));
+    finish(&x); finish(&y); finish(&mean); finish(&inv);
+}
+static void test_norm_pivot(void) {
+    static const int shapes[7][3] = { { 50, 19, 1 }, { 30, 16, 1 }, { 21, 3, 4 }, { 9, 3, 49 }, { 1, 2, 1030 }, { 3, 2, 2064 },
+                                     { 2, 3, 144 } };
+    int t, i;
+    for (t = 0; t < 3; t++) for (i = 0; i < 7; i++) check_norm_pivot(types[t], shapes[i][0], shapes[i][1], shapes[i][2]);
+}
+
+/* In a layer norm a difference from the mean that is no float any more is infinite, and so is the variance; a batch
+   norm's squares are those of numbers as large as its values. */
 static void test_norm_overflow(void) {
-    static const amp_batch_norm_shape shapes[2] = { { 2, 2, 128, 0, 0, 0 }, { 64, 8, 1, 0, 0, 0 } };
+    static const amp_batch_norm_shape shapes[3] = { { 2, 2, 128, 0, 0, 0 }, { 64, 8, 1, 0, 0, 0 }, { 7, 1, 911, 0, 0, 0 } };
     const size_t size = 8 * 800;
     size_t d;
     int t, i, k;
@@ -1148,7 +1201,14 @@ static void test_norm_overflow(void) {
         for (k = 0; k < 2; k++) {
             CHECK(amp_batch_norm_forward(&shapes[k], 1, x.p, types[t], NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p,
                                          (float*)inv.p, y.p, types[t], NULL) == AMP_OK);
-            for (i = 0; i < shapes[k].channels; i++) CHECK(get(&inv, (size_t)i) == 0);
+            for (i = 0; i < shapes[k].channels; i++)      /* a quarter of the values are -v, the others v */
+                CHECK(fabs(get(&inv, (size_t)i) * get(&x, 0) * sqrt(0.75) - 1) < 1e-6);
+        }
+        for (d = 0; d < size; d++) put(&x, d, 3e38);          /* squares that cancel, but not below zero */
+        for (k = 0; k < 3; k++) {
+            CHECK(amp_batch_norm_forward(&shapes[k], 1, x.p, types[t], NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p,
+                                         (float*)inv.p, y.p, types[t], NULL) == AMP_OK);
+            for (i = 0; i < shapes[k].channels; i++) CHECK(get(&mean, (size_t)i) == get(&x, 0) && get(&inv, (size_t)i) > 0);
         }
         finish(&x); finish(&y); finish(&mean); finish(&inv);
     }
@@ -1234,12 +1294,12 @@ static void cancelling(buffer* x, size_t first, size_t d) {
     for (i = 0; i < d; i++)
         put(x, first + i, 2 * i < d ? ldexp(random_normal(), (int)(test_random() % 90)) : -get(x, first + d - 1 - i));
 }
-static float mean_of(const double* lanes_of, size_t d) {
+static float mean_of(const double* lanes_of, double pivot, size_t d) {
     double lanes[16];
     size_t i, l;
     memcpy(lanes, lanes_of, sizeof lanes);
     for (l = 8; l > 0; l /= 2) for (i = 0; i < l; i++) lanes[i] += lanes[i + l];
-    return (float)(lanes[0] / (double)d);
+    return (float)(lanes[0] / (double)d + pivot);
 }
 static void check_sum_order(amp_dtype t, size_t rows, size_t d) {
     buffer x = make(t, rows * d), y = make(t, rows * d), mean = make(AMP_F32, rows);
@@ -1250,7 +1310,7 @@ static void check_sum_order(amp_dtype t, size_t rows, size_t d) {
     for (r = 0; r < rows; r++) {
         double lanes[16] = { 0 };
         for (i = 0; i < d; i++) lanes[i % 16] += get(&x, r * d + i);
-        CHECK_MSG((float)get(&mean, r) == mean_of(lanes, d), "%s: mean of row %lu of %lu elements", amp_dtype_name(t),
+        CHECK_MSG((float)get(&mean, r) == mean_of(lanes, 0, d), "%s: mean of row %lu of %lu elements", amp_dtype_name(t),
                   (unsigned long)r, (unsigned long)d);
     }
     finish(&x);
@@ -1269,10 +1329,12 @@ static void check_channel_order(amp_dtype t, size_t n, size_t channels, size_t s
     CHECK(amp_batch_norm_forward(&shape, 1, x.p, t, NULL, NULL, AMP_F32, NULL, NULL, (float*)mean.p, (float*)inv.p, y.p,
                                  t, NULL) == AMP_OK);
     for (c = 0; c < channels; c++) {
+        const double pivot = t == AMP_F32 ? 0 : pivot_of(&x, c, spatial);
         double lanes[16] = { 0 };
         for (k = 0; k < n; k++)
-            for (i = 0; i < spatial; i++) lanes[i % 16] += get(&x, (k * channels + c) * spatial + i);
-        CHECK_MSG((float)get(&mean, c) == mean_of(lanes, n * spatial), "%s: mean of channel %lu of %lu pixels",
+            for (i = 0; i < spatial; i++)
+                lanes[i % 16] += (double)(float)(get(&x, (k * channels + c) * spatial + i) - pivot);
+        CHECK_MSG((float)get(&mean, c) == mean_of(lanes, pivot, n * spatial), "%s: mean of channel %lu of %lu pixels",
                   amp_dtype_name(t), (unsigned long)c, (unsigned long)spatial);
     }
     finish(&x);
@@ -1772,6 +1834,7 @@ static void run_all(void) {
     TEST(test_frozen_norm);
     TEST(test_norm_overflow);
     TEST(test_layer_norm);
+    TEST(test_norm_pivot);
     TEST(test_sum_order);
     TEST(test_pool);
     TEST(test_usual_pools);
