@@ -19,7 +19,7 @@ ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
 endif
 
-.PHONY: all demo examples test test-bits bench bench-quick bench-counts coverage mutants mutants-emu check test-emu
+.PHONY: all demo examples test test-bits test-avx512 bench bench-quick bench-counts coverage mutants mutants-emu check test-emu
 .PHONY: cuda cuda-report test-cuda bench-cuda demo-cuda clean help
 all: examples demo-program
 
@@ -46,6 +46,9 @@ test-emu: $(EMU_TESTS) ## run the CUDA kernels on the CPU, thread by thread, und
 
 test-bits: ## the same bits: every compiler, emulator and instruction set found here against one known hash (minutes)
 	@CC="$(CC)" sh tests/test_bits.sh
+
+test-avx512: ## the code for AVX-512 in plain C, where the processor has none (SIMDe: libsimde-dev; ten minutes)
+	@CC="$(CC)" sh tests/avx512.sh
 
 bench: $(B)/bench ## speed beside PyTorch, OpenBLAS and NumPy, where PYTHON has them, and the limits (minutes); ISA=avx2
 	@if $(PYTHON) -c ""; then $(PYTHON) tests/bench/bench.py $< "$(CC) $(BENCH_CFLAGS)"; else $<; fi
@@ -92,7 +95,7 @@ clean: ## remove build output
 	rm -rf $(B)
 
 help: ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r t d; do printf '  make %-12s %s\n' "$$t" "$$d"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r t d; do printf '  make %-12s %s\n' "$$t" "$$d"; done
 
 $(B):
 	@mkdir -p $(B)

@@ -12325,20 +12325,24 @@ AMPI_INLINE void ampi_lane_moment_plain_body(int hw, double* acc, const float* x
 AMPI_KERNEL_PLAIN(ampi_lane_moment_plain, (double* acc, const float* x, const double* mean, size_t n), acc, x, mean, n)
 /* Both in one pass, about a pivot: acc[i % LANES] takes x, or x - pivot where that is `less`, and the 16 sums behind
    those (x - pivot)^2. Differences are rounded to float. */
+AMPI_INLINE void ampi_add_moments(int hw, float x, float pivot, int less, double* sum, double* square) {
+    const float d = x - pivot;
+    *sum += (double)(less ? d : x);
+    *square = ampi_add_product(hw, d, d, *square);
+}
 AMPI_INLINE void ampi_lane_moments_plain_body(int hw, double* acc, const float* x, const float* pivot, int less,
                                               size_t n) {
-    double a[2 * AMPI_LANES];
+    double a[AMPI_LANES], b[AMPI_LANES];
     float p[AMPI_LANES];
     size_t i, l;
     memcpy(a, acc, sizeof a);
+    memcpy(b, acc + AMPI_LANES, sizeof b);
     memcpy(p, pivot, sizeof p);
-    for (i = 0; i < n; i += AMPI_LANES)
-        for (l = 0; l < ampi_min_size(n - i, AMPI_LANES); l++) {
-            const float d = x[i + l] - p[l];
-            a[l] += (double)(less ? d : x[i + l]);
-            a[AMPI_LANES + l] = ampi_add_product(hw, d, d, a[AMPI_LANES + l]);
-        }
+    for (i = 0; i + AMPI_LANES <= n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) ampi_add_moments(hw, x[i + l], p[l], less, a + l, b + l);
+    for (l = 0; i + l < n; l++) ampi_add_moments(hw, x[i + l], p[l], less, a + l, b + l);
     memcpy(acc, a, sizeof a);
+    memcpy(acc + AMPI_LANES, b, sizeof b);
 }
 AMPI_KERNEL_PLAIN(ampi_lane_moments_plain, (double* acc, const float* x, const float* pivot, int less, size_t n),
                   acc, x, pivot, less, n)

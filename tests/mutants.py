@@ -442,7 +442,7 @@ TABLE = [
     ("ops", "const double off = ampi_dtype(xt) == AMP_F32 ? first - at : first;", "const double off = first - at;"),
     ("ops", "squares[l] -= off * off / (1.0 / values);", ""),
     ("ops", "if (squares[l] < 0.0) squares[l] = 0.0;", ""),
-    ("ops", "a[l] += (double)(less ? d : x[i + l]);", "a[l] += (double)x[i + l];"),
+    ("ops", "*sum += (double)(less ? d : x);", "*sum += (double)x;"),
     ("ops", "if (ampi_i < (n)) step(ampi_dtype(t), ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__);", "if (ampi_i < (n)) step(AMP_F16, ampi_i, ampi_first_x16((n) - ampi_i), __VA_ARGS__);"),
     ("ops", "w[1].low = _mm256_cvtps_pd(_mm_loadu_ps(from + 4));", "w[1].low = _mm256_cvtps_pd(_mm_loadu_ps(from + 12));"),
     ("ops", "if (n > 8) ampi_wide8_moment(acc + 1, w[1], mean[1], n - 8);", "ampi_wide8_moment(acc + 1, w[1], mean[1], 8);"),
