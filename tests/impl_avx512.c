@@ -7,6 +7,7 @@
 #include <simde/x86/fma.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define HELPER static __attribute__((unused))
