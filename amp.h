@@ -65,7 +65,9 @@
    real zero where 0 means something else. NULL is all defaults. In C++, {} works where a desc is
    expected.
    Threads.   Objects are independent of each other; one object is not to be used by two threads at once.
-   With -fopenmp large operators use threads, with the same bits.
+   With -fopenmp large operators use threads, with the same bits; small ones do not enter a parallel region. Where a
+   process forks after that, GNU's OpenMP hangs in the child at the first large operator: fork before, or call
+   omp_set_num_threads(1) in the child.
    GPUs.      amp_cuda.cuh, a file of its own, has a backend on which the same model trains.
    Memory.    Parts on raw pointers allocate nothing, files aside. A model allocates in create, build and finalize,
    never in a step. 128 KB of stack are enough, in a build without optimisation too (with AVX-512 clang then
@@ -1761,18 +1763,23 @@ static inline amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp
   #define AMPI_ALIGNED
 #endif
 
-/* OpenMP if the user compiles with it. Loops run over chunks whose size is fixed, so that the bits do not
-   depend on the number of threads. AMPI_PARALLEL_FOR goes before a `for` over an int64_t; so does AMPI_PARALLEL_TURNS,
-   where threads take turns, and the block behind AMPI_IN_TURN runs for one i after the other. */
+/* OpenMP if the user compiles with it. Loops run over chunks whose size is fixed, so that the bits do not depend on
+   the number of threads. The second argument of AMPI_PARALLEL_FOR is a whole `for` over an int64_t: it stands in the
+   text twice, since a region costs 240 ns even where its `if` is false. AMPI_PARALLEL_TURNS takes a loop's head, its
+   work, which threads share, and what they then do one after the other, in the order of the loop. */
 #if defined(_OPENMP) && !defined(AMP_NO_OPENMP)
   #define AMPI_PRAGMA(x) _Pragma(#x)
-  #define AMPI_PARALLEL_FOR(condition) AMPI_PRAGMA(omp parallel for schedule(static) if (condition))
-  #define AMPI_PARALLEL_TURNS(condition) AMPI_PRAGMA(omp parallel for schedule(static, 1) ordered if (condition))
-  #define AMPI_IN_TURN AMPI_PRAGMA(omp ordered)
+  #define AMPI_PARALLEL_FOR(condition, ...) do { \
+        if (condition) { AMPI_PRAGMA(omp parallel for schedule(static)) __VA_ARGS__; } else { __VA_ARGS__; } } while (0)
+  #define AMPI_PARALLEL_TURNS(condition, head, work, ...) do { \
+        if (condition) { AMPI_PRAGMA(omp parallel for schedule(static, 1) ordered) \
+            head { work; AMPI_PRAGMA(omp ordered) { __VA_ARGS__; } } \
+        } else { head { work; __VA_ARGS__; } } } while (0)
+  #define AMPI_ATOMIC AMPI_PRAGMA(omp atomic)
 #else
-  #define AMPI_PARALLEL_FOR(condition)
-  #define AMPI_PARALLEL_TURNS(condition)
-  #define AMPI_IN_TURN
+  #define AMPI_PARALLEL_FOR(condition, ...) __VA_ARGS__
+  #define AMPI_PARALLEL_TURNS(condition, head, work, ...) head { work; __VA_ARGS__; }
+  #define AMPI_ATOMIC
 #endif
 
 /* With strict -std= gcc for s390x can form sums of floats as doubles (FLT_EVAL_METHOD 1), which gives other bits. */
@@ -3236,14 +3243,13 @@ AMPI_FN size_t ampi_convert_run(const ampi_convert_job* job) {
     int backwards = in_place && ampi_type_size(job->dst_dtype) > ampi_type_size(job->src_dtype);
     int64_t i, blocks = (int64_t)(job->n / job->block + (job->n % job->block != 0));
     size_t clamped = 0;
-    AMPI_PARALLEL_FOR(!in_place && job->n >= AMPI_CONVERT_MIN)
-    for (i = 0; i < blocks; i++) {
+    AMPI_PARALLEL_FOR(!in_place && job->n >= AMPI_CONVERT_MIN, for (i = 0; i < blocks; i++) {
         size_t hits = ampi_convert_block(job, (size_t)(backwards ? blocks - 1 - i : i));
-#ifdef AMPI_PRAGMA
-        AMPI_PRAGMA(omp atomic)
-#endif
-        clamped += hits;
-    }
+        if (hits > 0) {
+            AMPI_ATOMIC
+            clamped += hits;
+        }
+    });
     return clamped;
 }
 
@@ -6784,9 +6790,8 @@ AMPI_FN void ampi_gemm_together(const ampi_gemm_isa* g, const ampi_product* s, c
     for (first = 0; first < tiles; first += p->slots)
         for (k0 = 0; k0 < s->k + p->kc; k0 += p->kc) {
             int64_t slot, slots = (int64_t)ampi_min_size(p->slots, tiles - first);
-            AMPI_PARALLEL_FOR(1)
-            for (slot = 0; slot < slots; slot++)
-                ampi_gemm_share(g, s, p, first + (size_t)slot, k0, (size_t)slot, memory);
+            AMPI_PARALLEL_FOR(1, for (slot = 0; slot < slots; slot++)
+                ampi_gemm_share(g, s, p, first + (size_t)slot, k0, (size_t)slot, memory));
         }
 }
 
@@ -6953,13 +6958,12 @@ AMPI_FN int ampi_amx_product_run(const ampi_product* s, const amp_exec* exec) {
     if (room >= p.floats) {
         float* memory = ampi_align64(exec->workspace);
         p.slots = ampi_min_size(p.slots, room / p.floats);
-        AMPI_PARALLEL_FOR(p.slots > 1)
-        for (slot = 0; slot < (int64_t)p.slots; slot++)
-            ampi_amx_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats);
+        AMPI_PARALLEL_FOR(p.slots > 1, for (slot = 0; slot < (int64_t)p.slots; slot++)
+            ampi_amx_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * p.floats));
     } else {
         p = ampi_amx_plan_of(&g, s->m, s->n, s->k, 1);
-        AMPI_PARALLEL_FOR(p.slots > 1)
-        for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_amx_on_stack(&g, s, &p, (size_t)slot);
+        AMPI_PARALLEL_FOR(p.slots > 1,
+            for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_amx_on_stack(&g, s, &p, (size_t)slot));
     }
     return 1;
 }
@@ -7235,9 +7239,8 @@ AMPI_FN int ampi_thin_run(const ampi_gemm_isa* kernels, const ampi_product* whol
     if (s->m > ampi_thin_most(kernels, s, room)) return 0;
     wide = ampi_thin_wide(s);
     strips = ampi_div_up(s->n, wide);
-    AMPI_PARALLEL_FOR(strips > 1 && s->n * s->k >= 65536)
-    for (i = 0; i < (int64_t)strips; i++)
-        ampi_thin_strip(&g, whole, s, (size_t)i * wide, ampi_min_size(s->n - (size_t)i * wide, wide));
+    AMPI_PARALLEL_FOR(strips > 1 && s->n * s->k >= 65536, for (i = 0; i < (int64_t)strips; i++)
+        ampi_thin_strip(&g, whole, s, (size_t)i * wide, ampi_min_size(s->n - (size_t)i * wide, wide)));
     return 1;
 }
 
@@ -7253,11 +7256,10 @@ AMPI_FN unsigned ampi_all_exponents(const uint16_t* p, size_t n) {
     size_t each = ampi_max_size(ampi_round_up(ampi_div_up(n, 64), 64), 32768), i;
     int64_t task, tasks = (int64_t)ampi_div_up(n, each);
     if (tasks <= 1) return ampi_some_exponents(p, n);         /* a region costs, even for one task */
-    AMPI_PARALLEL_FOR(1)
-    for (task = 0; task < tasks; task++) {
+    AMPI_PARALLEL_FOR(1, for (task = 0; task < tasks; task++) {
         size_t at = (size_t)task * each;
         least[task] = ampi_some_exponents(p + at, ampi_min_size(n - at, each));
-    }
+    });
     for (i = 0; i < (size_t)tasks; i++) all = ampi_min_unsigned(all, least[i]);
     return all;
 }
@@ -7300,15 +7302,14 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
         if (p.slots == 1) { ampi_gemm_slot(&g, s, &p, 0, memory); return; }    /* a region costs, even for one thread */
         if (ampi_gemm_shares(s, &p)) { ampi_gemm_together(&g, s, &p, memory); return; }
         step = ampi_slot_step(room, 0, p.floats);
-        AMPI_PARALLEL_FOR(p.slots > 1)
-        for (slot = 0; slot < (int64_t)p.slots; slot++)
-            ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * step);
+        AMPI_PARALLEL_FOR(p.slots > 1, for (slot = 0; slot < (int64_t)p.slots; slot++)
+            ampi_gemm_slot(&g, s, &p, (size_t)slot, memory + (size_t)slot * step));
     } else {
         if (!g.words) g = ampi_gemm_isa_now();
         else s->normal = ampi_gemm_normal(s);
         p = ampi_gemm_plan_on_stack(&g, s);
-        AMPI_PARALLEL_FOR(p.slots > 1)
-        for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot);
+        AMPI_PARALLEL_FOR(p.slots > 1,
+            for (slot = 0; slot < (int64_t)p.slots; slot++) ampi_gemm_on_stack(&g, s, &p, (size_t)slot));
     }
 }
 
@@ -7522,8 +7523,7 @@ AMPI_FN void ampi_gemm_series_run(const ampi_product* s, const ampi_series* batc
     const size_t shares = batch->count >= 4 * threads || work < 4e6 ? ampi_min_size(threads, batch->count) : 1;
     const size_t step = exec && exec->workspace ? exec->workspace_size / shares / 64 * 64 : 0;
     int64_t i;
-    AMPI_PARALLEL_FOR(shares > 1 && work * (double)batch->count >= 65536)
-    for (i = 0; i < (int64_t)shares; i++) {
+    AMPI_PARALLEL_FOR(shares > 1 && work * (double)batch->count >= 65536, for (i = 0; i < (int64_t)shares; i++) {
         amp_exec own;
         memset(&own, 0, sizeof own);
         if (exec) own = *exec;
@@ -7531,7 +7531,7 @@ AMPI_FN void ampi_gemm_series_run(const ampi_product* s, const ampi_series* batc
         own.workspace_size = step;
         ampi_gemm_in_turn(s, batch, ampi_share(batch->count, shares, (size_t)i),
                           ampi_share(batch->count, shares, (size_t)i + 1), &own);
-    }
+    });
 }
 
 AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
@@ -7631,15 +7631,14 @@ AMPI_FN void ampi_add_rows(float* sum, const void* x, amp_dtype t, size_t offset
 AMPI_FN void ampi_linear_bias_grad(const void* dy, amp_dtype dy_dtype, void* db, amp_dtype db_dtype,
                                    int accumulate, size_t n, size_t out) {
     int64_t chunk, chunks = (int64_t)((out + 255) / 256);
-    AMPI_PARALLEL_FOR(chunks > 1 && n * out > AMPI_BIAS_MIN)
-    for (chunk = 0; chunk < chunks; chunk++) {
+    AMPI_PARALLEL_FOR(chunks > 1 && n * out > AMPI_BIAS_MIN, for (chunk = 0; chunk < chunks; chunk++) {
         float sum[256];
         size_t o = (size_t)chunk * 256, width = ampi_min_size(out - o, 256), row;
         memset(sum, 0, sizeof sum);
         for (row = 0; row < n; row += 64)
             ampi_add_rows(sum, dy, ampi_dtype(dy_dtype), row * out + o, out, ampi_min_size(n - row, 64), width);
         ampi_store_sum(db, db_dtype, o, sum, width, accumulate);
-    }
+    });
 }
 
 /* --- dense layer ------------------------------------------------------------------------- */
@@ -8559,15 +8558,14 @@ AMPI_FN int ampi_finite_weights(const ampi_conv2d* c, const void* w, amp_dtype t
 AMPI_FN void ampi_stencil_pack(const ampi_stencil* d, ampi_term* terms, float* memory) {
     const size_t groups = (size_t)d->c->s.groups, taps = d->c->taps, floats = d->k * d->panel;
     int64_t i;
-    AMPI_PARALLEL_FOR(d->slots > 1)
-    for (i = 0; i < (int64_t)(groups * d->k); i++) {
+    AMPI_PARALLEL_FOR(d->slots > 1, for (i = 0; i < (int64_t)(groups * d->k); i++) {
         const size_t g = (size_t)i / d->k, k = (size_t)i % d->k;
         const float* src = memory + d->at_weights + g * d->rows * d->k + terms[k].from;
         float* dst = memory + d->at_packed + g * d->panels * floats + k * d->panel;
         size_t q, r, low, high;
         for (q = 0, low = 0; q < d->panels; q++, low = high, dst += floats)
             for (high = (q + 1) * d->rows / d->panels, r = low; r < high; r++) dst[r - low] = src[r * taps];
-    }
+    });
     for (i = 0; i < (int64_t)d->k; i++) terms[i].from = (uint32_t)((size_t)i * d->panel);
 }
 
@@ -8709,11 +8707,10 @@ AMPI_APART int ampi_stencil_on_stack(ampi_stencil* d, const void* w, amp_dtype w
     float shared[AMPI_GEMM_STACK + 16], *memory = ampi_align64(shared);
     int64_t slot;
     if (!ampi_stencil_share(d, w, w_dtype, b, b_dtype, memory)) return 0;
-    AMPI_PARALLEL_FOR(d->slots > 1)
-    for (slot = 0; slot < (int64_t)d->slots; slot++) {
+    AMPI_PARALLEL_FOR(d->slots > 1, for (slot = 0; slot < (int64_t)d->slots; slot++) {
         if (slot == 0) ampi_stencil_slot(d, 0, memory, memory + d->at_slots);
         else ampi_stencil_slot_on_stack(d, (size_t)slot, memory);
-    }
+    });
     return !d->found;
 }
 /* The convolution, if it has a direct form for which the workspace has room, or the stack, where there is next to no
@@ -8742,9 +8739,8 @@ AMPI_FN int ampi_stencil_run(const ampi_conv2d* c, int back, const void* source,
     step = ampi_slot_step(room, d.at_slots, d.floats);
     memory = ampi_align64(exec->workspace);
     if (!ampi_stencil_share(&d, w, w_dtype, b, b_dtype, memory)) return 0;
-    AMPI_PARALLEL_FOR(d.slots > 1)
-    for (slot = 0; slot < (int64_t)d.slots; slot++)
-        ampi_stencil_slot(&d, (size_t)slot, memory, memory + d.at_slots + (size_t)slot * step);
+    AMPI_PARALLEL_FOR(d.slots > 1, for (slot = 0; slot < (int64_t)d.slots; slot++)
+        ampi_stencil_slot(&d, (size_t)slot, memory, memory + d.at_slots + (size_t)slot * step));
     return !d.found;
 }
 
@@ -9097,12 +9093,11 @@ AMPI_FN int ampi_abreast_run(const ampi_conv2d* c, int back, const void* source,
     if (d.words) ampi_all_words(c, back, (const uint16_t*)w, (uint16_t*)(void*)(memory + d.at_weights));
     if (b) ampi_load_f32(bias, b, b_dtype, 0, (size_t)c->s.out_channels);
     tasks = d.blocks * d.parts * (size_t)c->s.groups;
-    AMPI_PARALLEL_FOR(d.slots > 1)
-    for (slot = 0; slot < (int64_t)d.slots; slot++) {
+    AMPI_PARALLEL_FOR(d.slots > 1, for (slot = 0; slot < (int64_t)d.slots; slot++) {
         size_t task = ampi_share(tasks, d.slots, (size_t)slot), end = ampi_share(tasks, d.slots, (size_t)slot + 1);
         for (; task < end; task++)
             ampi_abreast_task(&d, task, memory, b ? bias : NULL, memory + d.at_slots + (size_t)slot * step);
-    }
+    });
     return !d.found;
 }
 
@@ -9507,8 +9502,7 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const ampi_bias_grad* b, const v
     f.dy = b->dy; f.dy_dtype = ampi_dtype(b->dy_dtype);
     f.x = x; f.x_dtype = ampi_dtype(x_dtype);
     memory = ampi_align64(exec->workspace);
-    AMPI_PARALLEL_FOR(f.slots > 1)
-    for (slot = 0; slot < (int64_t)f.slots; slot++) {
+    AMPI_PARALLEL_FOR(f.slots > 1, for (slot = 0; slot < (int64_t)f.slots; slot++) {
         size_t task, n, i, images, tasks = ampi_fold_tiles(&f) * (size_t)c->s.groups;
         float* own = memory + (size_t)slot * step;
         for (task = (size_t)slot; task < tasks; task += f.slots) {
@@ -9531,7 +9525,7 @@ AMPI_FN int ampi_fold_run(const ampi_conv2d* c, const ampi_bias_grad* b, const v
             ampi_fold_store(&f, &t, own + f.at_sums, dw, dw_dtype, b->accumulate);
             if (bias) ampi_bias_store(b, o, t.outs, own + f.at_bias);
         }
-    }
+    });
     return 1;
 }
 
@@ -9731,8 +9725,7 @@ AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const ampi_bias_grad* b, const v
     f.slots = ampi_min_size(f.slots, room / f.floats);
     step = ampi_slot_step(room, 0, f.floats);
     memory = ampi_align64(exec->workspace);
-    AMPI_PARALLEL_FOR(f.slots > 1)
-    for (slot = 0; slot < (int64_t)f.slots; slot++) {
+    AMPI_PARALLEL_FOR(f.slots > 1, for (slot = 0; slot < (int64_t)f.slots; slot++) {
         float* own = memory + (size_t)slot * step;
         size_t task, n;
         memset(own + f.at_line, 0, (f.floats - f.at_line) * sizeof *own);
@@ -9747,7 +9740,7 @@ AMPI_FN int ampi_outs_run(const ampi_conv2d* c, const ampi_bias_grad* b, const v
             ampi_outs_store(c, &t, own, dw, ampi_dtype(dw_dtype), b->accumulate);
             if (bias) ampi_bias_store(b, t.g * c->og, c->og, own + f.at_bias);
         }
-    }
+    });
     return 1;
 }
 #else
@@ -9992,11 +9985,10 @@ AMPI_FN int ampi_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype dy_dt
         d.slots = ampi_min_size(d.slots, room / d.floats);
         step = ampi_slot_step(room, 0, d.floats);
     } else if (room > AMPI_GEMM_STAGE || !ampi_depth_shrink(&d)) return 0;
-    AMPI_PARALLEL_FOR(d.slots > 1)
-    for (slot = 0; slot < (int64_t)d.slots; slot++) {
+    AMPI_PARALLEL_FOR(d.slots > 1, for (slot = 0; slot < (int64_t)d.slots; slot++) {
         if (memory) ampi_depth_slot(&d, (size_t)slot, memory + (size_t)slot * step);
         else ampi_depth_slot_on_stack(&d, (size_t)slot);
-    }
+    });
     return 1;
 }
 
@@ -10306,16 +10298,14 @@ AMPI_FN int ampi_amx_conv_run(const ampi_conv2d* c, int back, const void* source
     ampi_amx_conv_taps(&d);
     memory = ampi_align64(exec->workspace);
     tiles = ampi_div_up(d.rows, 16);
-    AMPI_PARALLEL_FOR(d.slots > 1)
-    for (i = 0; i < (int64_t)d.slots; i++) {
+    AMPI_PARALLEL_FOR(d.slots > 1, for (i = 0; i < (int64_t)d.slots; i++) {
         size_t q;
         for (q = (size_t)i; q < tiles * (size_t)c->s.groups; q += d.slots)
             ampi_amx_weights(&d, q / tiles, q % tiles * 16, memory + q * (d.weights / tiles),
                              memory + d.at_slots + (size_t)i * d.floats);
-    }
-    AMPI_PARALLEL_FOR(d.slots > 1)
-    for (i = 0; i < (int64_t)d.slots; i++)
-        ampi_amx_conv_slot(&d, (size_t)i, memory, memory + d.at_slots + (size_t)i * d.floats);
+    });
+    AMPI_PARALLEL_FOR(d.slots > 1, for (i = 0; i < (int64_t)d.slots; i++)
+        ampi_amx_conv_slot(&d, (size_t)i, memory, memory + d.at_slots + (size_t)i * d.floats));
     return 1;
 }
 
@@ -10537,10 +10527,10 @@ AMPI_FN int ampi_amx_depth_run(const ampi_conv2d* c, const void* dy, amp_dtype d
         size_t first = pass * d.images, images = ampi_min_size((size_t)c->s.n - first, d.images);
         float* memory = ampi_align64(exec->workspace);
         int64_t i;
-        AMPI_PARALLEL_FOR(d.slots > 1)
-        for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_depth_fill(&d, (size_t)i, first, images, memory);
-        AMPI_PARALLEL_FOR(d.slots > 1)
-        for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_depth_slot(&d, (size_t)i, pass, images, memory);
+        AMPI_PARALLEL_FOR(d.slots > 1,
+            for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_depth_fill(&d, (size_t)i, first, images, memory));
+        AMPI_PARALLEL_FOR(d.slots > 1,
+            for (i = 0; i < (int64_t)d.slots; i++) ampi_amx_depth_slot(&d, (size_t)i, pass, images, memory));
     }
     return 1;
 }
@@ -10819,8 +10809,8 @@ AMPI_FN void ampi_conv2d_run(const ampi_product* s, const amp_exec* exec) {
     size_t threads = (double)s->m * (double)s->n * (double)s->k < 1e6 ? 1 : ampi_threads();
     int64_t i, slots = images >= 2 * threads ? (int64_t)threads : 1;
     if (images <= 1) { ampi_gemm_run(&one, exec); return; }
-    AMPI_PARALLEL_FOR(slots > 1)
-    for (i = 0; i < slots; i++) ampi_conv2d_images(&one, images, (size_t)i, (size_t)slots, exec);
+    AMPI_PARALLEL_FOR(slots > 1,
+        for (i = 0; i < slots; i++) ampi_conv2d_images(&one, images, (size_t)i, (size_t)slots, exec));
 }
 
 /* How many of n rows a thread turns at a time: so many that it reads long runs, but all threads have some. */
@@ -10970,8 +10960,7 @@ AMPI_FN int ampi_turn_parts(const ampi_conv2d* c, const uint16_t* w, uint16_t* d
     const size_t each = ampi_turned_rows(c->cg);
     int64_t block, blocks = (int64_t)ampi_div_up(c->cg, each);
     int bad = 0;
-    AMPI_PARALLEL_FOR(blocks > 1)
-    for (block = 0; block < blocks; block++) {
+    AMPI_PARALLEL_FOR(blocks > 1, for (block = 0; block < blocks; block++) {
         const size_t first = (size_t)block * each, rows = ampi_min_size(c->cg - first, each);
         uint16_t* to = dst;
         ampi_dx_part p;
@@ -10980,7 +10969,7 @@ AMPI_FN int ampi_turn_parts(const ampi_conv2d* c, const uint16_t* w, uint16_t* d
             ampi_dx_part_of(&p, c, i);
             if (p.taps > 0) ampi_turn_part(c, &p, w, first, rows, to, &bad);
         }
-    }
+    });
     return bad == 0;
 }
 /* The product of a part as one of words, from that of all pixels. */
@@ -11075,9 +11064,8 @@ AMPI_FN int ampi_conv2d_turned(const ampi_conv2d* c, int back, const ampi_conv2d
     own.workspace_size -= (size_t)((char*)own.workspace - (char*)exec->workspace);
     for (g = 0; g < (size_t)c->s.groups; g++) {
         const ampi_filter v = ampi_filter_of(c, back, (const uint16_t*)call->w, g);
-        AMPI_PARALLEL_FOR(blocks > 1)
-        for (block = 0; block < blocks; block++)
-            ampi_turn_rows(&v, (size_t)block * each, ampi_min_size(rows - (size_t)block * each, each), turned);
+        AMPI_PARALLEL_FOR(blocks > 1, for (block = 0; block < blocks; block++)
+            ampi_turn_rows(&v, (size_t)block * each, ampi_min_size(rows - (size_t)block * each, each), turned));
         ampi_conv2d_of(&s, images, c, back, g, call);
         s.a = ampi_matrix(turned, AMP_BF16, rows, s.k, ampi_turned_ld(s.k), 1);
         s.normal = words;
@@ -11542,8 +11530,7 @@ AMPI_FN void ampi_spread_tasks(ampi_spread* d, const ampi_product* s, float* mem
     const size_t tasks = d->groups * d->parts, count = (size_t)d->c->s.n;
     int64_t i;
     ampi_spread_list_all(d, memory);
-    AMPI_PARALLEL_FOR(d->slots > 1)
-    for (i = 0; i < (int64_t)d->slots; i++) {
+    AMPI_PARALLEL_FOR(d->slots > 1, for (i = 0; i < (int64_t)d->slots; i++) {
         const size_t past = ampi_share(tasks, d->slots, (size_t)i + 1);
         size_t task;
         for (task = ampi_share(tasks, d->slots, (size_t)i); task < past; task++) {
@@ -11551,7 +11538,7 @@ AMPI_FN void ampi_spread_tasks(ampi_spread* d, const ampi_product* s, float* mem
             ampi_spread_task(d, s, group * count / d->groups, (group + 1) * count / d->groups, q * d->panels / d->parts,
                              (q + 1) * d->panels / d->parts, memory, memory + d->at_slots + (size_t)i * step);
         }
-    }
+    });
 }
 /* Is nothing in the product subnormal? */
 AMPI_FN int ampi_spread_normal(const ampi_conv2d* c, const ampi_product* s) {
@@ -11574,8 +11561,8 @@ AMPI_FN int ampi_spread_any(const ampi_conv2d* c, const ampi_product* s, int wor
     d.slots = ampi_min_size(d.slots, (room - d.at_slots) / d.floats);
     step = ampi_slot_step(room, d.at_slots, d.floats);
     memory = ampi_align64(exec->workspace);
-    AMPI_PARALLEL_FOR(d.slots > 1)
-    for (i = 0; i < (int64_t)ampi_spread_parts(&d, s); i++) ampi_spread_pack(&d, s, (size_t)i, memory);
+    AMPI_PARALLEL_FOR(d.slots > 1,
+        for (i = 0; i < (int64_t)ampi_spread_parts(&d, s); i++) ampi_spread_pack(&d, s, (size_t)i, memory));
     for (d.skips = !d.found; ; d.skips = 0) {
         ampi_spread_tasks(&d, s, memory, step);
         if (!d.skips || !d.found) break;
@@ -11627,14 +11614,13 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s) {
 AMPI_FN void ampi_conv2d_db(const ampi_conv2d* c, const ampi_bias_grad* b) {
     size_t outs = (size_t)c->s.out_channels, each = ampi_min_size(ampi_max_size(outs / ampi_threads(), 1), 4);
     int64_t task, tasks = (int64_t)ampi_div_up(outs, each);
-    AMPI_PARALLEL_FOR(c->y_count > 65536)
-    for (task = 0; task < tasks; task++) {
+    AMPI_PARALLEL_FOR(c->y_count > 65536, for (task = 0; task < tasks; task++) {
         float sum[4 * 16];
         size_t o = (size_t)task * each, rows = ampi_min_size(outs - o, each), n;
         memset(sum, 0, sizeof sum);
         for (n = 0; n < (size_t)c->s.n; n++) ampi_bias_add(c, b, n, o, rows, sum);
         ampi_bias_store(b, o, rows, sum);
-    }
+    });
 }
 
 AMPI_FN amp_result ampi_check_conv2d_forward(ampi_conv2d* c, const amp_conv2d_shape* shape,
@@ -15027,8 +15013,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
     if (ampi_pool_is_quads(&p)) lines.band = 0;                                /* there is a way of their own */
     global = ampi_pool_is_global(&p);
     some = global ? (int64_t)AMPI_LANES : ampi_pool_lines_planes(&p);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.planes; i += some) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i += some) {
         size_t plane = (size_t)i, last = ampi_min_size(p.planes, plane + (size_t)some);
         if (global && last - plane == AMPI_LANES) {
             ampi_pool_global_planes(&p, x, x_dtype, y, y_dtype, plane);
@@ -15036,7 +15021,7 @@ AMP_DEF amp_result amp_pool2d_forward(const amp_pool2d_shape* s, const void* x, 
         }
         if (lines.band > 0 && !ampi_pool_lines_run(&lines, &p, plane, last, x, y, x_dtype)) continue;
         for (; plane < last; plane++) ampi_pool_forward_plane(&p, &words, x, x_dtype, y, y_dtype, plane);
-    }
+    });
     return AMP_OK;
 }
 
@@ -15075,18 +15060,17 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
     ampi_pool_lines_turn(&p, &lines);
     together = lines.band > 0 || ampi_pool_is_nine(&p, x_dtype, dy_dtype, dx_dtype);
     some = ampi_pool_lines_planes(&p);
-    AMPI_PARALLEL_FOR(together && n >= AMPI_PARALLEL_MIN)
+    AMPI_PARALLEL_FOR(together && n >= AMPI_PARALLEL_MIN,
     for (i = 0; i < (int64_t)(together ? p.planes : 0); i += some) {
         const size_t to = ampi_min_size(p.planes, (size_t)(i + some));
         size_t from = (size_t)i;
         if (lines.band > 0) ampi_pool_lines_back(&lines, &p, from, to, dy, dx, dx_dtype);
         else for (; (from = ampi_pool_nine(&p, from, to, dy, x, dx, dx_dtype)) < to; from++)
             ampi_pool_backward_plane(&p, &words, &ring, dy, dy_dtype, x, x_dtype, dx, dx_dtype, from);
-    }
+    });
     if (together) return AMP_OK;
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.planes; i++)
-        ampi_pool_backward_plane(&p, &words, &ring, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i);
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.planes; i++)
+        ampi_pool_backward_plane(&p, &words, &ring, dy, dy_dtype, x, x_dtype, dx, dx_dtype, (size_t)i));
     return AMP_OK;
 }
 
@@ -15636,8 +15620,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
     if ((r = AMPI_CHECK(exec, "batch norm", n, list)) != AMP_OK) return r;
     p.wide = ampi_bn_is_wide(&p, x_dtype, y_dtype);
     together = ampi_bn_together(&p, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.groups; i += together) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.groups; i += together) {
         float g[(int)AMPI_BN_WIDE * (int)AMPI_LANES], b[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
         ampi_bn_stats stats[AMPI_BN_WIDE];
         const size_t group = (size_t)i, count = ampi_min_size(p.groups - group, (size_t)together);
@@ -15651,7 +15634,7 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
             ampi_bn_lanes(&p, beta, param_dtype, group + k, 0.0f, b + k * AMPI_LANES);
         }
         ampi_bn_apply_all(&p, x, x_dtype, y, y_dtype, group, count, stats, g, b);
-    }
+    });
     return AMP_OK;
 }
 
@@ -15947,8 +15930,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
     const int frozen = s->frozen != 0, sums = dgamma || dbeta;
     p.wide = ampi_bn_is_wide(&p, dy_dtype, x_dtype) && (!dx || ampi_typed_both(dx_dtype, x_dtype));
     const int64_t together = ampi_bn_together(&p, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)p.groups; i += together) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.groups; i += together) {
         double sum[(int)AMPI_BN_WIDE * (int)AMPI_LANES], dot[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
         ampi_bn_slope slope[AMPI_BN_WIDE];
         const size_t group = (size_t)i, count = ampi_min_size(p.groups - group, (size_t)together);
@@ -15963,7 +15945,7 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
             ampi_bn_give(&p, dgamma, dparam_dtype, group + k, dot + k * AMPI_LANES, accumulate);
             ampi_bn_give(&p, dbeta, dparam_dtype, group + k, sum + k * AMPI_LANES, accumulate);
         }
-    }
+    });
     return AMP_OK;
 }
 
@@ -16416,9 +16398,8 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
         float g_tile[AMPI_LANES], b_tile[AMPI_LANES];
         const float* g = ampi_view_or(gamma, param_dtype, 0, d, g_tile, 1.0f);
         const float* b = ampi_view_or(beta, param_dtype, 0, d, b_tile, 0.0f);
-        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-        for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
-            ampi_ln_short(x, x_dtype, g, b, (double)eps, save_mean, save_invstd, y, y_dtype, (size_t)row, rows, d);
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
+            ampi_ln_short(x, x_dtype, g, b, (double)eps, save_mean, save_invstd, y, y_dtype, (size_t)row, rows, d));
         return AMP_OK;
     }
     q.x = x; q.gamma = gamma; q.beta = beta; q.y = y;
@@ -16427,8 +16408,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
     q.d = d;
     const int is_long = ampi_ln_is_long(&q, rows);
     const size_t each = is_long ? (size_t)AMPI_LN_ROWS : ampi_ln_rows(x_dtype, rows, d);
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (row = 0; row < (int64_t)rows; row += (int64_t)each) {
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += (int64_t)each) {
         float mean[AMPI_LN_ROWS], invstd[AMPI_LN_ROWS];
         const size_t count = ampi_min_size(rows - (size_t)row, each);
         size_t k;
@@ -16437,7 +16417,7 @@ AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, cons
             ampi_store_one(save_mean, AMP_F32, (size_t)row + k, mean[k], 0);
             ampi_store_one(save_invstd, AMP_F32, (size_t)row + k, invstd[k], 0);
         }
-    }
+    });
     return AMP_OK;
 }
 
@@ -16951,14 +16931,11 @@ AMPI_FN void ampi_ln_params_runs(const ampi_ln_backward* q, const ampi_ln_params
     double* sums = room ? room : own;
     int64_t i;
     memset(sums, 0, width * sizeof *sums);
-    AMPI_PARALLEL_TURNS(q->rows * q->d >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)q->rows; i += rows) {
+    AMPI_PARALLEL_TURNS(q->rows * q->d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)q->rows; i += rows),
         AMPI_ALIGNED double own_run[2 * AMPI_TILE];
         double* run = room ? room + (1 + (size_t)(i / rows) % places) * width : own_run;
-        ampi_ln_run(q, (size_t)i, 0, q->d, run, dx, dxt);
-        AMPI_IN_TURN
-        { ampi_ln_add_run(sums, run, width); }
-    }
+        ampi_ln_run(q, (size_t)i, 0, q->d, run, dx, dxt),
+        ampi_ln_add_run(sums, run, width));
     ampi_ln_store_params(p, 0, q->d, sums);
 }
 
@@ -16996,18 +16973,17 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
         return AMP_OK;
     }
     if (dgamma || dbeta) {
-        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-        for (i = 0; i < blocks; i++) ampi_ln_params_columns(&q, (size_t)i * columns, columns, &params);
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN,
+            for (i = 0; i < blocks; i++) ampi_ln_params_columns(&q, (size_t)i * columns, columns, &params));
     }
     if (!dx) return AMP_OK;
     if (ampi_is_short(rows, d)) {
-        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-        for (i = 0; i < (int64_t)rows; i += AMPI_SHORT)
-            ampi_ln_short_backward(&q, (size_t)i, NULL, NULL, dx, dx_dtype);
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i += AMPI_SHORT)
+            ampi_ln_short_backward(&q, (size_t)i, NULL, NULL, dx, dx_dtype));
         return AMP_OK;
     }
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)rows; i++) ampi_ln_row_backward(&q, (size_t)i, dx, dx_dtype);
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN,
+        for (i = 0; i < (int64_t)rows; i++) ampi_ln_row_backward(&q, (size_t)i, dx, dx_dtype));
     return AMP_OK;
 }
 
@@ -17300,12 +17276,11 @@ AMPI_FN const uint16_t* ampi_activation_table(amp_activation f, amp_dtype xt, am
     uint16_t* table = wanted ? (uint16_t*)ampi_value_table(xt, sizeof(uint16_t), n, exec) : NULL;
     int64_t i;
     if (!table) return NULL;
-    AMPI_PARALLEL_FOR(1)
-    for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
+    AMPI_PARALLEL_FOR(1, for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
         uint16_t x[AMPI_TILE];
         ampi_values(x, i);
         ampi_activation(f, x, ampi_value_type(xt), table + i, yt, 0, AMPI_TILE);
-    }
+    });
     return table;
 }
 AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, amp_dtype dyt, amp_dtype dxt, size_t n,
@@ -17315,8 +17290,7 @@ AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, amp_dtype 
     float* table = wanted ? (float*)ampi_value_table(st, sizeof(float), n, exec) : NULL;
     int64_t i;
     if (!table) return NULL;
-    AMPI_PARALLEL_FOR(1)
-    for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
+    AMPI_PARALLEL_FOR(1, for (i = 0; i < AMPI_VALUES; i += AMPI_TILE) {
         uint16_t bits[AMPI_TILE];
         float s[AMPI_TILE];
         int l;
@@ -17324,7 +17298,7 @@ AMPI_FN const float* ampi_slope_table(amp_activation f, amp_dtype st, amp_dtype 
         ampi_load_f32(s, bits, ampi_value_type(st), 0, AMPI_TILE);
         for (l = 0; l < AMPI_TILE; l++) table[i + l] = 1.0f;
         ampi_activation_slope(f, table + i, AMP_F32, s, AMP_F32, table + i, AMP_F32, 0, AMPI_TILE);
-    }
+    });
     return table;
 }
 #if AMPI_X86
@@ -17440,12 +17414,11 @@ AMP_DEF amp_result amp_activation_forward(amp_activation f, const void* x, amp_d
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation", n, list)) != AMP_OK) return r;
     table = ampi_activation_table(f, x_dtype, y_dtype, n, exec);
     all = ampi_tiling_of(y, y_dtype, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < all.count; i++) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < all.count; i++) {
         const ampi_run tile = ampi_tile_at(&all, i);
         if (table) ampi_look_up(table, (const uint16_t*)x + tile.at, (uint16_t*)y + tile.at, tile.n);
         else       ampi_activation(f, x, x_dtype, y, y_dtype, tile.at, tile.n);
-    }
+    });
     return AMP_OK;
 }
 
@@ -17462,12 +17435,11 @@ AMP_DEF amp_result amp_activation_backward(amp_activation f, const void* dy, amp
     if (r != AMP_OK || (r = AMPI_CHECK(exec, "activation backward", n, list)) != AMP_OK || !dx) return r;
     table = ampi_slope_table(f, saved_dtype, dy_dtype, dx_dtype, n, exec);
     all = ampi_tiling_of(dx, dx_dtype, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < all.count; i++) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < all.count; i++) {
         const ampi_run tile = ampi_tile_at(&all, i);
         if (table) ampi_slope_look_up(table, dy, dy_dtype, (const uint16_t*)saved, dx, dx_dtype, tile.at, tile.n);
         else       ampi_activation_slope(f, dy, dy_dtype, saved, saved_dtype, dx, dx_dtype, tile.at, tile.n);
-    }
+    });
     return AMP_OK;
 }
 
@@ -17860,19 +17832,17 @@ AMP_DEF amp_result amp_softmax_forward(const void* x, amp_dtype x_dtype, void* y
     amp_result r = AMPI_CHECK(exec, "softmax", all, list);
     if (r != AMP_OK || d == 0) return r;
     if (ampi_is_short(rows, d)) {
-        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-        for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
-            ampi_softmax_short(x, x_dtype, y, y_dtype, (size_t)row, rows, d);
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
+            ampi_softmax_short(x, x_dtype, y, y_dtype, (size_t)row, rows, d));
         return AMP_OK;
     }
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (row = 0; row < (int64_t)rows; row += AMPI_SOFTMAX_ROWS) {
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += AMPI_SOFTMAX_ROWS) {
         float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
         size_t start = (size_t)row * d, count = ampi_min_size(rows - (size_t)row, AMPI_SOFTMAX_ROWS), k;
         ampi_rows_measure(x, x_dtype, y, start, count, d, max, sum, tile[0]);
         for (k = 0; k < count; k++)
             ampi_softmax_row(x, x_dtype, y, y_dtype, start + k * d, d, max[k], 1.0f / sum[k], tile[k]);
-    }
+    });
     return AMP_OK;
 }
 
@@ -17943,13 +17913,11 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
     amp_result r = AMPI_CHECK(exec, "softmax backward", all, list);
     if (r != AMP_OK || !dx || d == 0) return r;
     if (ampi_is_short(rows, d)) {
-        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-        for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
-            ampi_softmax_short_backward(dy, dy_dtype, y, y_dtype, dx, dx_dtype, (size_t)row, rows, d);
+        AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row += AMPI_SHORT)
+            ampi_softmax_short_backward(dy, dy_dtype, y, y_dtype, dx, dx_dtype, (size_t)row, rows, d));
         return AMP_OK;
     }
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (row = 0; row < (int64_t)rows; row++) {
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row++) {
         float g_tile[AMPI_TILE], y_tile[AMPI_TILE], zero[AMPI_LANES], sum;
         double unused[AMPI_LANES], dot[AMPI_LANES];
         size_t start = (size_t)row * d, i, n;
@@ -17966,7 +17934,7 @@ AMP_DEF amp_result amp_softmax_backward(const void* dy, amp_dtype dy_dtype, cons
             n = ampi_tile_size(d, i);
             ampi_softmax_dx(dy, dy_dtype, y, y_dtype, dx, dx_dtype, start + i, n, sum);
         }
-    }
+    });
     return AMP_OK;
 }
 
@@ -18000,8 +17968,7 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y
     if (!ampi_in_range(&p, 0.0f, AMPI_BELOW_ONE))
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_DESC, "dropout: probability %g is outside [0,1)",
                          (double)p);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < ampi_tiles(n); i++) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < ampi_tiles(n); i++) {
         float x_tile[AMPI_TILE], y_tile[AMPI_TILE];
         uint32_t bits[AMPI_TILE + 64];
         size_t start = (size_t)i * AMPI_TILE, count = ampi_tile_size(n, start);
@@ -18011,7 +17978,7 @@ AMP_DEF amp_result amp_dropout_forward(const void* x, amp_dtype x_dtype, void* y
         ampi_drop(v, ampi_view(x, x_dtype, start, count, x_tile), bits + skip, p, 1.0f / (1.0f - p),
                   ampi_padded(count));
         ampi_close(y, y_dtype, start, count, v);
-    }
+    });
     return AMP_OK;
 }
 
@@ -18046,11 +18013,10 @@ AMP_DEF amp_result amp_add_forward(const void* a, amp_dtype a_dtype, const void*
     amp_result r = AMPI_CHECK(exec, "add", n, list);
     if (r != AMP_OK) return r;
     all = ampi_tiling_of(y, y_dtype, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < all.count; i++) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < all.count; i++) {
         const ampi_run tile = ampi_tile_at(&all, i);
         ampi_sum_tile(a, a_dtype, tile.at, b, b_dtype, tile.at, y, y_dtype, tile.at, tile.n);
-    }
+    });
     return AMP_OK;
 }
 
@@ -18088,9 +18054,8 @@ AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d
     amp_result r = AMPI_CHECK(exec, "concat", n, list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, "concat", d, d_total, column)) != AMP_OK || d == 0)
         return r;
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)rows; i++)
-        ampi_copy_elements(y, y_dtype, (size_t)i * d_total + column, x, x_dtype, (size_t)i * d, d);
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)rows; i++)
+        ampi_copy_elements(y, y_dtype, (size_t)i * d_total + column, x, x_dtype, (size_t)i * d, d));
     return AMP_OK;
 }
 
@@ -18105,13 +18070,12 @@ AMP_DEF amp_result amp_concat_backward(const void* y, amp_dtype y_dtype, size_t 
     amp_result r = AMPI_CHECK(exec, "concat backward", n, list);
     if (r != AMP_OK || (r = ampi_check_columns(exec, "concat backward", d, d_total, column)) != AMP_OK || d == 0)
         return r;
-    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN)
-    for (row = 0; row < (int64_t)rows; row++) {
+    AMPI_PARALLEL_FOR(rows * d >= AMPI_PARALLEL_MIN, for (row = 0; row < (int64_t)rows; row++) {
         size_t from = (size_t)row * d_total + column, to = (size_t)row * d, i;
         if (!accumulate) ampi_copy_elements(x, x_dtype, to, y, y_dtype, from, d);
         for (i = 0; accumulate && i < d; i += AMPI_TILE)
             ampi_sum_tile(x, x_dtype, to + i, y, y_dtype, from + i, x, x_dtype, to + i, ampi_tile_size(d, i));
-    }
+    });
     return AMP_OK;
 }
 
@@ -18239,14 +18203,12 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
     if (r != AMP_OK || (r = ampi_check_labels(exec, labels, smoothing, n, classes)) != AMP_OK) return r;
     if (ampi_is_short(n, classes)) {
         const int64_t some = n / AMPI_SHORT < AMPI_PARTS ? AMPI_PARTS : 1;    /* parts: small ones share turns */
-        AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
-        for (i = 0; i < AMPI_PARTS; i += some)
-            ampi_cross_entropy_short(logits, logits_dtype, labels, smoothing, n, classes, parts, i, i + some);
+        AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i += some)
+            ampi_cross_entropy_short(logits, logits_dtype, labels, smoothing, n, classes, parts, i, i + some));
         *loss = (float)(ampi_parts_total(parts) / (double)n);
         return AMP_OK;
     }
-    AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < AMPI_PARTS; i++) {
+    AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i++) {
         double sum = 0.0;
         float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sums[AMPI_SOFTMAX_ROWS];
         size_t row, end = ampi_part_start(n, i + 1), count, k;
@@ -18258,7 +18220,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
                                                       (size_t)labels[row + k], smoothing, max[k], sums[k]);
         }
         parts[i] = sum;
-    }
+    });
     *loss = (float)(ampi_parts_total(parts) / (double)n);
     return AMP_OK;
 }
@@ -18310,21 +18272,19 @@ AMP_DEF amp_result amp_softmax_cross_entropy_backward(const void* logits, amp_dt
     if ((r = ampi_check_weight(exec, "softmax cross-entropy backward", weight)) != AMP_OK || !dlogits) return r;
     factor = ampi_loss_factor(loss_scale, weight, n);
     if (ampi_is_short(n, classes)) {
-        AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
-        for (i = 0; i < (int64_t)n; i += AMPI_SHORT)
+        AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_SHORT)
             ampi_cross_entropy_short_backward(logits, logits_dtype, labels, smoothing, factor, dlogits, dlogits_dtype,
-                                              (size_t)i, n, classes);
+                                              (size_t)i, n, classes));
         return AMP_OK;
     }
-    AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < (int64_t)n; i += AMPI_SOFTMAX_ROWS) {
+    AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)n; i += AMPI_SOFTMAX_ROWS) {
         float tile[AMPI_SOFTMAX_ROWS][AMPI_TILE], max[AMPI_SOFTMAX_ROWS], sum[AMPI_SOFTMAX_ROWS];
         size_t row = (size_t)i, count = ampi_min_size(n - row, AMPI_SOFTMAX_ROWS), k;
         ampi_rows_measure(logits, logits_dtype, dlogits, row * classes, count, classes, max, sum, tile[0]);
         for (k = 0; k < count; k++)
             ampi_cross_entropy_row_backward(logits, logits_dtype, (row + k) * classes, classes, (size_t)labels[row + k],
                                             smoothing, factor, dlogits, dlogits_dtype, max[k], 1.0f / sum[k], tile[k]);
-    }
+    });
     return AMP_OK;
 }
 
@@ -18382,8 +18342,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
     amp_result r = AMPI_CHECK(exec, op, n, list);
     if (r != AMP_OK || (r = ampi_check_mean(exec, op, n)) != AMP_OK) return r;
     memset(zero, 0, sizeof zero);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (part = 0; part < AMPI_PARTS; part++) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (part = 0; part < AMPI_PARTS; part++) {
         AMPI_ALIGNED float tile[AMPI_TILE], x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         double acc[AMPI_LANES], unused[AMPI_LANES];
         ampi_part terms;
@@ -18399,7 +18358,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
             else                  ampi_lane_sum(acc, terms);
         }
         parts[part] = ampi_lane_total(acc);
-    }
+    });
     *loss = (float)(ampi_parts_total(parts) / (double)n);
     return AMP_OK;
 }
@@ -18419,15 +18378,14 @@ AMPI_FN amp_result ampi_loss_backward(ampi_loss kind, const char* op, const void
     factor = ampi_loss_factor(loss_scale, weight, n);
     if (kind == AMPI_MSE) factor *= 2.0f;
     all = ampi_tiling_of(dx, dxt, n);
-    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN)
-    for (i = 0; i < all.count; i++) {
+    AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < all.count; i++) {
         AMPI_ALIGNED float x_tile[AMPI_TILE], t_tile[AMPI_TILE];
         const ampi_run at = ampi_tile_at(&all, i);
         float* v = ampi_open(dx, dxt, at.at, at.n, x_tile);
         ampi_loss_slope(kind, v, ampi_view(x, xt, at.at, at.n, x_tile), ampi_view(target, tt, at.at, at.n, t_tile),
                         factor, ampi_padded(at.n));
         ampi_close(dx, dxt, at.at, at.n, v);
-    }
+    });
     return AMP_OK;
 }
 
@@ -19023,14 +18981,13 @@ AMPI_FN void ampi_each_chunk(const ampi_tensors* t, int few, ampi_chunk_fn work,
         int64_t slot;
         step = (size_t)n >= (size_t)few * ampi_threads() ? few : 1;
         ampi_deal_wave(wave, n, elements, slots, first);
-        AMPI_PARALLEL_FOR(slots > 1)
-        for (slot = 0; slot < (int64_t)slots; slot++) {
+        AMPI_PARALLEL_FOR(slots > 1, for (slot = 0; slot < (int64_t)slots; slot++) {
             int chunk = first[slot];
             for (; chunk < first[slot + 1]; chunk += step) {
                 wave[chunk].count = ampi_min_int(first[slot + 1] - chunk, step);
                 work(context, &wave[chunk]);
             }
-        }
+        });
         for (i = 0; combine && i < n; i++) combine(context, &wave[i]);
     }
 }
