@@ -1542,11 +1542,15 @@ typedef struct amp_file_desc {
     const amp_logger* logger;      /* NULL = silent */
 } amp_file_desc;
 
-/* Writes a safetensors file: to "<path>.tmp", flushed, then renamed, so that `path` is either the old
-   file or the whole new one. A device, pipe or directory at `path` is AMP_ERR_IO and stays; a symbolic link to a
-   file is itself replaced. Names, keys and values are UTF-8. Tensors with larger elements come first in
-   the file, so that each is aligned. The CRC-32 of each is a text of the file, "amp.crc32.<name>".
-   AMP_ERR_IO, AMP_ERR_ARGUMENT (no name, a name twice, rank, count), AMP_ERR_DTYPE, AMP_ERR_MEMORY. */
+/* Writes a safetensors file: to "<path>.<8 hexadecimal digits>.tmp", created for this call, flushed, then renamed, so
+   that `path` is the old file or the whole new one, whoever else saves or loads there. Where a process dies the
+   temporary file stays. Under POSIX the mode of the old file is kept. A device, pipe or directory at `path` is
+   AMP_ERR_IO and stays; a symbolic link is itself replaced. On Windows a file that another program holds open is
+   waited for, a second or two; then AMP_ERR_IO. Paths are what fopen takes; names, keys and values are UTF-8.
+   Tensors with larger elements come first in the file, so that each is aligned. The CRC-32 of each is a text of the
+   file, "amp.crc32.<name>".
+   AMP_ERR_IO, AMP_ERR_ARGUMENT (no name, a name twice, rank, count), AMP_ERR_DTYPE, AMP_ERR_MEMORY. A directory that
+   fails to flush is AMP_ERR_IO too, with the new file in place. */
 AMP_DEF amp_result amp_file_save(const char* path, const amp_file_tensor* tensors, int count,
                                  const amp_file_text* texts, int text_count, const amp_file_desc* desc);
 /* Reads tensors by name into the given memory. Type, rank and shape must be those of the file. The whole
@@ -23668,10 +23672,17 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
 /* ======================================================================================== */
 #if !defined(AMP_NO_STDIO)
 #include <errno.h>
+#include <time.h>
 #if defined(__unix__) || defined(__APPLE__)
   #include <fcntl.h>
   #include <sys/stat.h>
+  #include <sys/types.h>
   #include <unistd.h>
+#elif defined(_WIN32)
+  #include <fcntl.h>
+  #include <io.h>
+  #include <process.h>
+  #include <sys/stat.h>
 #endif
 
 /* The format, after the description in https://github.com/huggingface/safetensors:
@@ -23787,6 +23798,18 @@ AMPI_FN const char* ampi_show(const char* name, char out[AMPI_SHOWN]) {
     return out;
 }
 
+/* A path, of a long one the two ends: the reason behind it must fit too. */
+#define AMPI_SHOWN_PATH 200
+AMPI_FN const char* ampi_show_path(const char* path, char out[AMPI_SHOWN_PATH]) {
+    size_t n = strlen(path), head = n, tail = n;
+    if (n >= AMPI_SHOWN_PATH) {
+        for (head = 60; head > 40 && ((unsigned char)path[head] & 0xc0) == 0x80;) head--;
+        for (tail = n - 130; ((unsigned char)path[tail] & 0xc0) == 0x80;) tail++;
+    }
+    snprintf(out, AMPI_SHOWN_PATH, "%.*s%s%s", (int)head, path, head < n ? "..." : "", path + tail);
+    return out;
+}
+
 /* "[6,1,5,5]"; of more than four dimensions the first four. */
 #define AMPI_SHOWN_SHAPE 112
 AMPI_FN const char* ampi_show_shape(uint64_t rank, const uint64_t* shape, char out[AMPI_SHOWN_SHAPE]) {
@@ -23828,11 +23851,6 @@ AMPI_FN int ampi_hex_number(const char* text, uint32_t* out) {
 AMPI_FN const char* ampi_show_crc(uint32_t crc, char out[AMPI_CRC_TEXT]) {
     snprintf(out, AMPI_CRC_TEXT, "%08lx", (unsigned long)crc);
     return out;
-}
-
-/* What errno says; some C libraries leave it at 0. */
-AMPI_FN const char* ampi_error_text(int error_number) {
-    return error_number ? strerror(error_number) : "unknown cause";
 }
 
 /* The byte order of this machine; compilers fold this to a constant. */
@@ -23923,6 +23941,179 @@ AMPI_FN amp_result ampi_file_check_texts(const amp_file_text* texts, int count, 
             return ampi_fail(log, AMP_ERR_ARGUMENT, "checkpoint: text %d: keys with " AMPI_CRC_KEY " are reserved", i);
     return AMP_OK;
 }
+
+/* --- the system's files ------------------------------------------------------------------- */
+
+/* What C's streams lack: a file created where there is none, a file on the disk, a file replaced in one step. POSIX and
+   Windows have it, under nearly the same names; elsewhere C's own functions come nearest. */
+#define AMPI_NOT_A_FILE (-1)      /* an errno: it is a directory, a pipe, a device */
+#if defined(_POSIX_VERSION)
+  #define AMPI_OS(name) name
+  #define AMPI_OS64(name) name
+  #define AMPI_OS_IS_FILE(st) S_ISREG((st).st_mode)
+  #if defined(O_CLOEXEC)
+    #define AMPI_OS_FLAGS (O_NONBLOCK | O_CLOEXEC)     /* a pipe without a writer must not stop open */
+  #else
+    #define AMPI_OS_FLAGS O_NONBLOCK
+  #endif
+  #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__USE_POSIX)
+extern FILE* (fdopen)(int, const char*);               /* -std=c99 hides their declarations */
+extern int (fileno)(FILE*);
+extern int (fchmod)(int, mode_t);
+  #endif
+#elif defined(_WIN32)
+  #define AMPI_OS(name) _##name
+  #define AMPI_OS64(name) _##name##64
+  #define AMPI_OS_IS_FILE(st) (((st).st_mode & _S_IFMT) == _S_IFREG)
+  #define AMPI_OS_FLAGS (_O_BINARY | _O_NOINHERIT)
+/* As windows.h, which may stand before or behind, declares them. */
+__declspec(dllimport) int __stdcall MoveFileExA(const char*, const char*, unsigned long);
+__declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
+__declspec(dllimport) unsigned long __stdcall GetLastError(void);
+__declspec(dllimport) void __stdcall Sleep(unsigned long);
+#endif
+
+/* What errno says; some C libraries leave it at 0. */
+AMPI_FN const char* ampi_error_text(int error_number) {
+    if (error_number == AMPI_NOT_A_FILE) return "it is not a regular file";
+    return error_number ? strerror(error_number) : "unknown cause";
+}
+
+/* Names a temporary file beside path: its name, cut to 200 bytes, and a number that no other process or thread is
+   likely to draw. */
+#define AMPI_SUFFIX sizeof ".01234567.tmp"
+AMPI_FN void ampi_name_temporary(const char* path, int draw, char* out) {
+    uint64_t seed = (uint64_t)time(NULL) << 32 ^ (uint64_t)clock() ^ (uint64_t)(uintptr_t)&draw << 20;
+    size_t i, name = 0, n;
+    for (i = 0; path[i]; i++) if (path[i] == '/' || path[i] == '\\') name = i + 1;
+    n = ampi_min_size(i, name + 200);
+    while (n > name && ((unsigned char)path[n] & 0xc0) == 0x80) n--;
+#if defined(AMPI_OS)
+    seed ^= (uint64_t)AMPI_OS(getpid)() << 40;
+#endif
+    memcpy(out, path, n);
+    snprintf(out + n, AMPI_SUFFIX, ".%08lx.tmp", (unsigned long)amp_random_bits(seed, (uint64_t)draw));
+}
+
+#if defined(AMPI_OS)
+/* A stream on a regular file; what is none, or has none, is closed. */
+AMPI_FN FILE* ampi_stream_of(int fd, const char* mode) {
+    struct AMPI_OS64(stat) st;
+    FILE* stream = NULL;
+    int error_number;
+    if (fd < 0) return NULL;
+#if defined(_POSIX_VERSION)
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, 0);                                           /* O_NONBLOCK off */
+#endif
+    if (AMPI_OS64(fstat)(fd, &st) == 0 && !AMPI_OS_IS_FILE(st)) errno = AMPI_NOT_A_FILE;
+    else stream = AMPI_OS(fdopen)(fd, mode);
+    error_number = errno;
+    if (!stream) AMPI_OS(close)(fd);
+    errno = error_number;
+    return stream;
+}
+
+/* Windows opens no file while it is being replaced, and replaces none that is open: 5 ms more, for a second or two. */
+AMPI_FN int ampi_wait(int* tries) {
+#if defined(_WIN32)
+    if (++*tries > 200) return 0;
+    Sleep(5);
+    return 1;
+#else
+    (void)tries;
+    return 0;
+#endif
+}
+
+/* Opens a regular file for reading. */
+AMPI_FN FILE* ampi_open_to_read(const char* path) {
+    struct AMPI_OS64(stat) st;
+    int fd, tries = 0;
+    if (AMPI_OS64(stat)(path, &st) == 0 && !AMPI_OS_IS_FILE(st)) { errno = AMPI_NOT_A_FILE; return NULL; }
+    do fd = AMPI_OS(open)(path, AMPI_OS(O_RDONLY) | AMPI_OS_FLAGS);
+    while (fd < 0 && errno == EACCES && ampi_wait(&tries));
+    return ampi_stream_of(fd, "rb");
+}
+
+/* Creates a file under a name that was free, for its owner and others as the file at path, and writes the name. */
+AMPI_FN FILE* ampi_create_temporary(const char* path, char* temporary) {
+    struct AMPI_OS64(stat) old;
+    const int kept = AMPI_OS64(stat)(path, &old) == 0;
+    int fd, draw = 0;
+    FILE* stream;
+    if (kept && !AMPI_OS_IS_FILE(old)) { errno = AMPI_NOT_A_FILE; return NULL; }
+    do {
+        ampi_name_temporary(path, draw, temporary);
+        fd = AMPI_OS(open)(temporary, AMPI_OS(O_WRONLY) | AMPI_OS(O_CREAT) | AMPI_OS(O_EXCL) | AMPI_OS_FLAGS,
+                           kept ? old.st_mode & 0777u : 0666u);
+    } while (fd < 0 && errno == EEXIST && ++draw < 100);
+#if defined(_POSIX_VERSION)
+    if (fd >= 0 && kept) (void)fchmod(fd, old.st_mode & 0777u);      /* what the umask took; less does no harm */
+#endif
+    stream = ampi_stream_of(fd, "wb");
+    if (fd >= 0 && !stream) remove(temporary);
+    return stream;
+}
+#else
+AMPI_FN FILE* ampi_open_to_read(const char* path) { return fopen(path, "rb"); }
+AMPI_FN FILE* ampi_create_temporary(const char* path, char* temporary) {
+    ampi_name_temporary(path, 0, temporary);
+    return fopen(temporary, "wb");
+}
+#endif
+
+/* Has a file on the disk before it replaces another: otherwise a power cut can leave the new name on an empty file. A
+   file system that cannot (EINVAL) is taken as is. */
+AMPI_FN int ampi_sync_stream(FILE* f) {
+#if defined(_POSIX_VERSION)
+    return fsync(fileno(f)) == 0 || errno == EINVAL;
+#elif defined(_WIN32)
+    return _commit(_fileno(f)) == 0;
+#else
+    (void)f;
+    return 1;
+#endif
+}
+
+/* Moves the finished file over the old one in one step, and has the directory on the disk: 1, or 0 if nothing changed,
+   or -1 if the disk failed after that. May overwrite `from`. On Windows fopen reads names by the locale where that is
+   UTF-8, but the call for narrow names does not. */
+#if defined(_WIN32)
+AMPI_FN int ampi_replace_file(char* from, const char* to) {
+    enum { ROOM = 1024, REPLACE_AND_FLUSH = 1 | 8, NO_FILE = 2, NO_DIRECTORY = 3, DENIED = 5, IN_USE = 32 };
+    wchar_t a[ROOM], b[ROOM];
+    int tries = 0, utf8 = MB_CUR_MAX > 2 && mbstowcs(a, from, ROOM) < ROOM && mbstowcs(b, to, ROOM) < ROOM;
+    unsigned long error;
+    do {
+        if (MoveFileExA(from, to, REPLACE_AND_FLUSH)) return 1;
+        error = GetLastError();
+        if (utf8 && (error == NO_FILE || error == NO_DIRECTORY)) {
+            if (MoveFileExW(a, b, REPLACE_AND_FLUSH)) return 1;
+            error = GetLastError();
+        }
+    } while ((error == DENIED || error == IN_USE) && ampi_wait(&tries));
+    errno = error == DENIED || error == IN_USE ? EACCES : EIO;
+    return 0;
+}
+#else
+AMPI_FN int ampi_replace_file(char* from, const char* to) {
+    if (rename(from, to) != 0) return 0;
+#if defined(_POSIX_VERSION)
+    {
+        char* slash = strrchr(from, '/');
+        int fd, ok;
+        memcpy(slash ? slash + 1 : from, slash ? "" : ".", slash ? 1 : 2);
+        fd = open(from, O_RDONLY | AMPI_OS_FLAGS);
+        ok = fd < 0 || fsync(fd) == 0 || errno != EIO;      /* not every file system flushes directories */
+        if (fd >= 0) close(fd);
+        return ok ? 1 : -1;
+    }
+#else
+    return 1;
+#endif
+}
+#endif
 
 /* --- writing --------------------------------------------------------------------------- */
 
@@ -24089,78 +24280,39 @@ AMPI_FN amp_result ampi_put_file(ampi_sink* s, const ampi_file_content* c, uint6
     return AMP_OK;
 }
 
-/* Asks the system to have the file on the disk before it replaces the old one: otherwise a power cut can
-   leave the new name on an empty file. A file system that cannot (EINVAL) is taken as is. 0, or an errno. */
-AMPI_FN int ampi_sync_to_disk(const char* path) {
-    int error_number = 0;
-#if defined(_POSIX_VERSION)
-    int fd = open(path, O_WRONLY);
-    if (fd < 0) return errno;
-    if (fsync(fd) != 0 && errno != EINVAL) error_number = errno;
-    close(fd);
-#else
-    (void)path;
-#endif
-    return error_number;
-}
-
-/* A device, a pipe or a directory: what a file must not take the place of. Windows' rename and remove see to it. */
-AMPI_FN int ampi_is_no_file(const char* path) {
-#if defined(_POSIX_VERSION)
-    struct stat st;
-    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
-#else
-    (void)path;
-    return 0;
-#endif
-}
-
 /* Flush, sync, close; each can be the one that finds the disk full. */
-AMPI_FN void ampi_sink_close(ampi_sink* s, const char* path) {
-    int error_number = 0;
+AMPI_FN void ampi_sink_close(ampi_sink* s) {
     errno = 0;
-    if (!s->failed && fflush(s->stream) != 0) { s->failed = 1; s->error_number = errno; }
-    if (!s->failed) error_number = ampi_sync_to_disk(path);
-    if (error_number) { s->failed = 1; s->error_number = error_number; }
+    if (!s->failed && (fflush(s->stream) != 0 || !ampi_sync_stream(s->stream))) {
+        s->failed = 1;
+        s->error_number = errno;
+    }
     errno = 0;
     if (fclose(s->stream) != 0 && !s->failed) { s->failed = 1; s->error_number = errno; }
 }
 
-/* Moves the finished file over the old one: 1, or 0 if nothing changed. Windows does not replace by renaming,
-   so there the old file goes first; -1 if that was all that could be done, and the new one must stay where it
-   is. */
-AMPI_FN int ampi_replace_file(const char* from, const char* to) {
-    errno = 0;
-    if (rename(from, to) == 0) return 1;
-#if defined(_WIN32)
-    if (remove(to) == 0) return rename(from, to) == 0 ? 1 : -1;
-#endif
-    return 0;
-}
-
-/* Everything between opening the temporary file and renaming it. Whatever goes wrong, the temporary file goes
-   too; one that could not be opened was not ours. */
-AMPI_FN amp_result ampi_file_write(const char* path, const char* temporary, const ampi_file_content* c,
+/* Everything from the creation of the temporary file to its new name. Whatever goes wrong, the temporary file goes. */
+AMPI_FN amp_result ampi_file_write(const char* path, char* temporary, const ampi_file_content* c,
                                    uint64_t header_bytes, const amp_logger* log) {
     ampi_sink s = { NULL, 0, 0, 0 };
+    char shown[AMPI_SHOWN_PATH];
     int replaced = 0;
     amp_result r;
-    if (ampi_is_no_file(path))
-        return ampi_fail(log, AMP_ERR_IO, "checkpoint: '%s' is not a regular file, so no file takes its place", path);
+    ampi_show_path(path, shown);
     errno = 0;
-    s.stream = fopen(temporary, "wb");
+    s.stream = ampi_create_temporary(path, temporary);
     if (!s.stream)
-        return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot open '%s' for writing: %s", temporary,
+        return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot save '%s': %s", shown,
                          ampi_error_text(errno));
     r = ampi_put_file(&s, c, header_bytes);
-    ampi_sink_close(&s, temporary);
+    ampi_sink_close(&s);
     if (r == AMP_OK && s.failed)
-        r = ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot write '%s': %s", temporary,
-                      ampi_error_text(s.error_number));
+        r = ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot write '%s': %s", shown, ampi_error_text(s.error_number));
+    errno = 0;
     if (r == AMP_OK && (replaced = ampi_replace_file(temporary, path)) != 1)
-        r = ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot rename '%s' to '%s': %s", temporary, path,
-                      ampi_error_text(errno));
-    if (r != AMP_OK && replaced == 0) remove(temporary);
+        r = ampi_fail(log, AMP_ERR_IO, replaced ? "checkpoint: '%s' is new, but its directory cannot be flushed: %s"
+                                                : "checkpoint: cannot replace '%s': %s", shown, ampi_error_text(errno));
+    if (!replaced) remove(temporary);
     return r;
 }
 
@@ -24190,21 +24342,17 @@ AMPI_FN amp_result ampi_file_save(const char* path, ampi_file_content* c, const 
                                   const amp_logger* log) {
     ampi_sink measure = { NULL, 0, 0, 0 };
     amp_result r = ampi_file_check_tensors(path, c->tensors, c->count, log);
-    size_t length, count = (size_t)c->count;
-    char* temporary;
+    size_t count = (size_t)c->count;
     if (r == AMP_OK) r = ampi_file_check_texts(c->texts, c->text_count, log);
     if (r == AMP_OK) r = ampi_file_check_names(c, a, log);
     if (r != AMP_OK) return r;
-    length = strlen(path);
-    c->crcs = (uint32_t*)ampi_alloc(a, count * sizeof *c->crcs + length + 5);
+    c->crcs = (uint32_t*)ampi_alloc(a, count * sizeof *c->crcs + strlen(path) + AMPI_SUFFIX);
     if (!c->crcs)
         return ampi_fail(log, AMP_ERR_MEMORY, "checkpoint: no memory for checksums and the name of a temporary file");
     memset(c->crcs, 0, count * sizeof *c->crcs);
-    temporary = (char*)(c->crcs + count);
-    memcpy(temporary, path, length);
-    memcpy(temporary + length, ".tmp", 5);
     ampi_put_header(&measure, c);
-    if (measure.bytes <= AMPI_FILE_MAX_HEADER) r = ampi_file_write(path, temporary, c, measure.bytes, log);
+    if (measure.bytes <= AMPI_FILE_MAX_HEADER)
+        r = ampi_file_write(path, (char*)(c->crcs + count), c, measure.bytes, log);
     else r = ampi_fail(log, AMP_ERR_ARGUMENT,
                        "checkpoint: names and texts make a header of %llu bytes; %u are allowed",
                        (ampi_ull)measure.bytes, AMPI_FILE_MAX_HEADER);
@@ -24376,7 +24524,7 @@ typedef struct ampi_file_entry {
 
 /* An open file. */
 typedef struct ampi_file {
-    const char* path;
+    char path[AMPI_SHOWN_PATH];                 /* as sentences show it */
     const amp_allocator* allocator;
     const amp_logger* logger;
     FILE* stream;
@@ -24613,13 +24761,31 @@ AMPI_FN amp_result ampi_file_expect_end(ampi_file* f) {
     return ferror(f->stream) ? ampi_file_short(f, "its data") : AMP_OK;
 }
 
+/* What else weights are kept in, by its first bytes. */
+AMPI_FN const char* ampi_foreign_format(const unsigned char head[8]) {
+    static const struct { const char* magic; const char* what; } known[] = {
+        { "PK\003\004", "a zip archive, as torch.save and numpy.savez write" },
+        { "\200\002", "a pickle, as torch.save wrote" },
+        { "\211HDF", "an HDF5 file" }, { "\223NUMPY", "a file of numpy.save" }, { "GGUF", "a GGUF file" }
+    };
+    size_t i;
+    for (i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (memcmp(head, known[i].magic, strlen(known[i].magic)) == 0) return known[i].what;
+    return NULL;
+}
+
 /* Reads the header into f->header. Before memory is asked for, the file must show that it is that long. */
 AMPI_FN amp_result ampi_file_read_header(ampi_file* f) {
     unsigned char length[8];
+    const char* foreign;
     uint64_t n;
     amp_result r = ampi_file_get(f, length, 8, "the length of its header");
     if (r != AMP_OK) return r;
     n = ampi_get64(length);
+    foreign = ampi_foreign_format(length);
+    if (n > AMPI_FILE_MAX_HEADER && foreign)
+        return ampi_fail(f->logger, AMP_ERR_FORMAT, "checkpoint: '%s' is %s; needed is a safetensors file, as "
+                         "safetensors.torch.save_file writes", f->path, foreign);
     if (n < 2 || n > AMPI_FILE_MAX_HEADER)
         return ampi_fail(f->logger, AMP_ERR_FORMAT,
                          "checkpoint: '%s' has a header of %llu bytes; 2 to %u are allowed",
@@ -24650,13 +24816,13 @@ AMPI_FN amp_result ampi_file_open(ampi_file* f, const char* path, const amp_allo
                                   const amp_logger* log) {
     amp_result r;
     memset(f, 0, sizeof *f);
-    f->path = path;
+    ampi_show_path(path, f->path);
     f->allocator = a;
     f->logger = log;
     errno = 0;
-    f->stream = fopen(path, "rb");
+    f->stream = ampi_open_to_read(path);
     if (!f->stream)
-        return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot open '%s': %s", path, ampi_error_text(errno));
+        return ampi_fail(log, AMP_ERR_IO, "checkpoint: cannot open '%s': %s", f->path, ampi_error_text(errno));
     r = ampi_file_read_header(f);
     if (r == AMP_OK) r = ampi_file_parse(f);
     if (r == AMP_OK) r = ampi_file_check(f);

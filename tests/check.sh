@@ -199,9 +199,17 @@ half_beside() { # half_beside COMPILER: a file that has the compiler's own half 
       echo 'int main(void) { return twice((_Float16)1.5f) == 3.0f ? 0 : 1; }'; } | sed '1i #include <string.h>' > $out/half.c
     "$1" -std=c2x -I. $strict -Wno-pedantic $out/half.c tests/impl.c -o $out/half -lm && $out/half
 }
-mingw() { # to Windows; under Wine, where it is, the program runs too
+mingw() { # to Windows; under Wine, where it is, the program runs too, and files are saved and loaded by many processes
     x86_64-w64-mingw32-gcc -std=c99 -O1 $strict -Wc++-compat -DUSE_IMPLEMENTATION tests/compile.c -o $out/compile.exe -lm || return 1
-    if have wine; then WINEDEBUG=-all WINEPREFIX=$PWD/build/wine wine $out/compile.exe; fi
+    have wine || return 0
+    export WINEDEBUG=-all WINEPREFIX=$PWD/build/wine
+    wine $out/compile.exe || return 1
+    x86_64-w64-mingw32-gcc -std=c99 -O1 -DAMP_NO_SIMD -c tests/impl.c -o $out/impl.o || return 1
+    for t in "files" "checkpoint -DTEST_FILES_ONLY"; do
+        set -- $t
+        x86_64-w64-mingw32-gcc -std=c99 -O1 tests/test_$1.c $2 $out/impl.o -o $out/test.exe -lm &&
+        (cd $out && wine test.exe) || return 1
+    done
 }
 # What windows.h defines, and amp.h may stand behind.
 windows="-Dnear= -Dfar= -Dsmall=char -Dhyper=long -Dinterface=struct -DIN= -DOUT= -DOPTIONAL= -DERROR=0 -Dpascal= -Dcdecl="
@@ -237,6 +245,11 @@ if have x86_64-w64-mingw32-gcc; then
     step "mingw-w64 -std=gnu17" parse x86_64-w64-mingw32-gcc -std=gnu17
     step "mingw-w64, behind windows.h" parse x86_64-w64-mingw32-gcc -std=c99 -include windows.h
 else skip "no mingw-w64 compiler"; fi
+c_alone() { # files by C's own functions
+    $CC -std=c99 -O1 -DAMP_NO_SIMD $strict -U__unix__ tests/impl.c tests/test_checkpoint.c -o $out/c -lm &&
+    (cd $out && ./c)
+}
+step "files without POSIX" c_alone
 step "two static copies in one program" two_static_copies
 
 # --- what a linker sees -----------------------------------------------------------------------------

@@ -1,10 +1,17 @@
 /* test_checkpoint.c - the safetensors writer and reader, and whole-model checkpoints.
    Files from anywhere must be refused or read correctly, and whatever fails must change nothing. */
 #if defined(__unix__) || defined(__APPLE__)
-  #define _XOPEN_SOURCE 700
+  #define _GNU_SOURCE
+  #include <dirent.h>
+  #include <errno.h>
+  #include <fcntl.h>
   #include <signal.h>
+  #include <stdarg.h>
   #include <sys/resource.h>
   #include <sys/stat.h>
+  #if defined(__linux__)
+    #include <sys/syscall.h>
+  #endif
   #include <unistd.h>
   #define HAVE_POSIX 1
 #else
@@ -143,7 +150,6 @@ static void test_known_bytes(void) {
     for (; length < n - 6; length++) CHECK(p[length] == ' ');
     CHECK(memcmp(p + n - 6, data, 6) == 0);
     free(p);
-    CHECK(!exists(in_folder("known.safetensors.tmp")));
 }
 
 #define TENSORS 22
@@ -606,55 +612,48 @@ static void test_disk(void) {
 }
 
 #if HAVE_POSIX
+/* How many files begin with that name. */
+static int count_files(const char* begin) {
+    DIR* d = opendir(folder);
+    struct dirent* e;
+    int n = 0;
+    while (d && (e = readdir(d)) != NULL) n += strncmp(e->d_name, begin, strlen(begin)) == 0;
+    if (d) closedir(d);
+    return n;
+}
+
 /* After a failed save: the old file is whole and no temporary file is left. */
 static void check_old_file(const unsigned char* before, size_t n) {
     size_t m;
     unsigned char* after = read_bytes(in_folder("small.safetensors"), &m);
     CHECK(after && m == n && memcmp(before, after, n) == 0);
-    CHECK(access(in_folder("small.safetensors.tmp"), F_OK) != 0);
+    CHECK(count_files("small.") == 1);
     free(after);
 }
 
-/* A disk that is full: the temporary file is led to /dev/full. Once with data that fits the stream's buffer, so that
-   only flushing finds out, and once with more. */
-static void test_disk_full(void) {
-    const char* path = in_folder("small.safetensors");
+/* A limit on the size of files, as on a full disk: once for data that fits the stream's buffer, so that only flushing
+   finds out, and once half way. */
+static void test_file_limit(void) {
     static float a[100000];
-    amp_file_tensor t[2];
+    struct rlimit old, small;
     size_t n;
     int i;
-    unsigned char* before = small_file(path, &n);
-    t[0] = tensor("a", AMP_F32, a, 1, 10, 0, 0, 0);
-    t[1] = tensor("a", AMP_F32, a, 1, 100000, 0, 0, 0);
-    if (access("/dev/full", W_OK) != 0) TEST_SKIP("no /dev/full");
-    else for (i = 0; i < 2; i++) {
-        CHECK(symlink("/dev/full", in_folder("small.safetensors.tmp")) == 0);
-        check_save_fails(path, &t[i], 1, AMP_ERR_IO, "disk full");
-        CHECK_MSG(strstr(sentence, "No space left"), "%s", sentence);
+    unsigned char* before = small_file(in_folder("small.safetensors"), &n);
+    CHECK(getrlimit(RLIMIT_FSIZE, &old) == 0);
+    signal(SIGXFSZ, SIG_IGN);
+    for (i = 0; i < 2; i++) {
+        amp_file_tensor t = tensor("a", AMP_F32, a, 1, i ? 100000 : 10, 0, 0, 0);
+        small = old;
+        small.rlim_cur = i ? 8192 : 16;
+        CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+        check_save_fails(in_folder("small.safetensors"), &t, 1, AMP_ERR_IO, "file too large");
+        CHECK(setrlimit(RLIMIT_FSIZE, &old) == 0);
         check_old_file(before, n);
     }
     free(before);
 }
 
-/* A limit on the size of files stops the writing half way. */
-static void test_file_limit(void) {
-    static float a[100000];
-    amp_file_tensor t = tensor("a", AMP_F32, a, 1, 100000, 0, 0, 0);
-    struct rlimit old, small;
-    size_t n;
-    unsigned char* before = small_file(in_folder("small.safetensors"), &n);
-    CHECK(getrlimit(RLIMIT_FSIZE, &old) == 0);
-    small = old;
-    small.rlim_cur = 8192;
-    signal(SIGXFSZ, SIG_IGN);
-    CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
-    check_save_fails(in_folder("small.safetensors"), &t, 1, AMP_ERR_IO, "file too large");
-    CHECK(setrlimit(RLIMIT_FSIZE, &old) == 0);
-    check_old_file(before, n);
-    free(before);
-}
-
-/* What is not a regular file stays what it is: a directory, a pipe, a link to a pipe. */
+/* What is not a regular file stays what it is and is not waited for: a directory, a pipe, a link to a pipe. */
 static void test_not_a_file(void) {
     static const char* const targets[] = { "taken.safetensors", "pipe.safetensors", "link.safetensors" };
     static const mode_t kinds[] = { S_IFDIR, S_IFIFO, S_IFLNK };
@@ -665,20 +664,203 @@ static void test_not_a_file(void) {
     CHECK(mkdir(in_folder(targets[0]), 0700) == 0);
     CHECK(mkfifo(in_folder(targets[1]), 0600) == 0);
     CHECK(symlink("pipe.safetensors", in_folder(targets[2])) == 0);
+    alarm(20);
     for (i = 0; i < 3; i++) {
         const char* path = in_folder(targets[i]);
-        char temporary[310];
-        snprintf(temporary, sizeof temporary, "%s.tmp", path);
         check_save_fails(path, &t, 1, AMP_ERR_IO, targets[i]);
         CHECK_MSG(strstr(sentence, path) && strstr(sentence, "not a regular file"), "%s", sentence);
         CHECK(lstat(path, &st) == 0 && (st.st_mode & S_IFMT) == kinds[i]);
-        CHECK(access(temporary, F_OK) != 0);
+        CHECK(count_files(targets[i]) == 1);
+        CHECK(load_targets(path) == AMP_ERR_IO && sentences == 1 && targets_untouched());
+        CHECK_MSG(strstr(sentence, path) && strstr(sentence, "not a regular file"), "%s", sentence);
     }
-    CHECK(load_targets(in_folder("taken.safetensors")) == AMP_ERR_IO && sentences == 1);
-    /* A link to a file is replaced by the file, as the interface says. */
-    CHECK(unlink(in_folder(targets[2])) == 0 && symlink("small.safetensors", in_folder(targets[2])) == 0);
-    CHECK(amp_file_save(in_folder(targets[2]), &t, 1, NULL, 0, NULL) == AMP_OK);
-    CHECK(lstat(in_folder(targets[2]), &st) == 0 && S_ISREG(st.st_mode));
+    alarm(0);
+}
+
+/* A link is replaced by the file, whether there is something behind it or not, and what is behind it stays. */
+static void test_links(void) {
+    const char* link = in_folder("link.safetensors");
+    float a[6] = { 0 };
+    amp_file_tensor t = tensor("a", AMP_F32, a, 2, 2, 3, 0, 0);
+    struct stat st;
+    size_t n;
+    unsigned char* before = small_file(in_folder("small.safetensors"), &n);
+    unlink(link);
+    CHECK(symlink("small.safetensors", link) == 0);
+    CHECK(load_targets(link) == AMP_OK);
+    CHECK(amp_file_save(link, &t, 1, NULL, 0, NULL) == AMP_OK);
+    CHECK(lstat(link, &st) == 0 && S_ISREG(st.st_mode));
+    check_old_file(before, n);
+    CHECK(unlink(link) == 0 && symlink("nothing.safetensors", link) == 0);
+    CHECK(load_targets(link) == AMP_ERR_IO && targets_untouched());
+    CHECK(amp_file_save(link, &t, 1, NULL, 0, NULL) == AMP_OK);
+    CHECK(lstat(link, &st) == 0 && S_ISREG(st.st_mode) && !exists(in_folder("nothing.safetensors")));
+    free(before);
+}
+
+/* Whatever lies at a name that can be foreseen: a link is not written through, a pipe not waited for. */
+static void test_foreseen_name(void) {
+    const char* temporary = in_folder("fresh.safetensors.tmp");
+    float a[6] = { 0 };
+    amp_file_tensor t = tensor("a", AMP_F32, a, 2, 2, 3, 0, 0);
+    size_t n;
+    unsigned char* before = small_file(in_folder("small.safetensors"), &n);
+    alarm(20);
+    CHECK(symlink("small.safetensors", temporary) == 0);
+    CHECK(amp_file_save(in_folder("fresh.safetensors"), &t, 1, NULL, 0, NULL) == AMP_OK);
+    check_old_file(before, n);
+    CHECK(unlink(temporary) == 0 && mkfifo(temporary, 0600) == 0);
+    CHECK(amp_file_save(in_folder("fresh.safetensors"), &t, 1, NULL, 0, NULL) == AMP_OK);
+    CHECK(unlink(temporary) == 0 && count_files("fresh.") == 1);
+    alarm(0);
+    free(before);
+}
+
+static mode_t mode_after_save(const char* name) {
+    float a[6] = { 0 };
+    amp_file_tensor t = tensor("a", AMP_F32, a, 2, 2, 3, 0, 0);
+    struct stat st;
+    CHECK(amp_file_save(in_folder(name), &t, 1, NULL, 0, NULL) == AMP_OK);
+    return stat(in_folder(name), &st) == 0 ? st.st_mode & 07777 : 0;
+}
+
+/* A new file has the mode that fopen gives; one that replaces another has that one's. */
+static void test_modes(void) {
+    static const mode_t modes[] = { 0600, 0666, 0440 };
+    mode_t mask = umask(027);
+    int i;
+    CHECK(mode_after_save("mode.safetensors") == 0640);
+    for (i = 0; i < 3; i++) {
+        CHECK(chmod(in_folder("mode.safetensors"), modes[i]) == 0);
+        CHECK_MSG(mode_after_save("mode.safetensors") == modes[i], "%o", (unsigned)modes[i]);
+    }
+    umask(mask);
+}
+
+/* A name of 255 bytes is as long as they get, so the temporary one is cut, not inside a character. */
+static void test_long_file_name(void) {
+    char name[256];
+    size_t i;
+    for (i = 0; i < 254; i += 2) memcpy(name + i, "\xc3\xa4", 2);
+    name[254] = 'x';
+    name[255] = 0;
+    CHECK(mode_after_save(name) != 0 && count_files("\xc3\xa4") == 1);
+}
+
+/* Of a path that is too long for a sentence both ends are told, of whole characters, and the reason. */
+static void test_long_path(void) {
+    char path[3000];
+    float a[6] = { 0 };
+    amp_file_tensor t = tensor("a", AMP_F32, a, 2, 2, 3, 0, 0);
+    size_t n, shift;
+    for (shift = 0; shift < 9; shift++) {
+        amp_file_desc d = counting_desc(0);
+        const char* cut;
+        n = (size_t)snprintf(path, sizeof path, "%s/%.*s", folder, (int)shift, "abcdefghi");
+        while (n < 2900) n += (size_t)snprintf(path + n, sizeof path - n, "/\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4");
+        snprintf(path + n, sizeof path - n, "/end%.*s.safetensors", (int)(2 * shift), "abcdefghijklmnopq");
+        CHECK(amp_file_save(path, &t, 1, NULL, 0, &d) == AMP_ERR_IO && sentences == 1);
+        CHECK_MSG(strstr(sentence, ".safetensors': No such file"), "%s", sentence);
+        CHECK(amp_file_load(path, &t, 1, &d) == AMP_ERR_IO && sentences == 2);
+        CHECK_MSG(strstr(sentence, ".safetensors': No such file"), "%s", sentence);
+        cut = strstr(sentence, "...");
+        CHECK(strlen(sentence) < 400 && cut && (cut[3] & 0xc0) != 0x80 && (cut[-1] == '/' || (cut[-1] & 0xc0) == 0x80));
+    }
+}
+#endif
+
+/* Files in which weights are kept too are told by their first bytes. */
+static void test_foreign_files(void) {
+    static const struct { const char* head; size_t bytes; const char* told; } files[] = {
+        { "PK\3\4\0\0\x08\x08\0\0\0\0", 12, "torch.save" }, { "\x80\x02\x8a\nl\xfc\x9c\x46\xf9\x20\x6a\xa8", 12, "torch.save" },
+        { "\x89HDF\r\n\x1a\n\0\0", 10, "HDF5" }, { "\x93NUMPY\1\0v\0", 10, "numpy.save" }, { "GGUF\3\0\0\0\1\0", 10, "GGUF" }
+    };
+    const char* path = in_folder("foreign.safetensors");
+    size_t i;
+    for (i = 0; i < sizeof files / sizeof files[0]; i++) {
+        write_bytes(path, files[i].head, files[i].bytes);
+        CHECK(load_targets(path) == AMP_ERR_FORMAT && targets_untouched() && sentences == 1);
+        CHECK_MSG(strstr(sentence, files[i].told) && strstr(sentence, "safetensors.torch.save_file"), "%s", sentence);
+    }
+}
+
+/* --- what the system is asked for, and when it fails ------------------------------------------ */
+
+#if HAVE_POSIX && defined(__linux__)
+/* These stand in front of the C library's: c an exclusive creation, s a file flushed, r a new name, d a directory
+   flushed. The call of that letter fails `fail_times` times. */
+static char asked[64];
+static char fail_call;
+static int fail_times, fail_error;
+static mode_t created_mode;
+static int fails(char call) {
+    size_t n = strlen(asked);
+    if (n + 1 < sizeof asked) { asked[n] = call; asked[n + 1] = 0; }
+    if (call != fail_call || fail_times == 0) return 0;
+    fail_times--;
+    errno = fail_error;
+    return 1;
+}
+int open(const char* path, int flags, ...) {
+    va_list args;
+    mode_t mode = 0;
+    va_start(args, flags);
+    if (flags & O_CREAT) mode = va_arg(args, mode_t);
+    va_end(args);
+    if (flags & O_CREAT) created_mode = mode;
+    if ((flags & O_CREAT) && (flags & O_EXCL) && fails('c')) return -1;
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+int fsync(int fd) {
+    struct stat st;
+    if (fails(fstat(fd, &st) == 0 && S_ISDIR(st.st_mode) ? 'd' : 's')) return -1;
+    return (int)syscall(SYS_fsync, fd);
+}
+int rename(const char* from, const char* to) {
+    if (fails('r')) return -1;
+    return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+static amp_result save_with(const char* path, char call, int times, int error) {
+    static float a[6];
+    amp_file_tensor t = tensor("b", AMP_F32, a, 2, 2, 3, 0, 0);
+    amp_file_desc d = counting_desc(0);
+    amp_result r;
+    fail_call = call;
+    fail_times = times;
+    fail_error = error;
+    asked[0] = 0;
+    r = amp_file_save(path, &t, 1, NULL, 0, &d);
+    fail_call = 0;
+    return r;
+}
+
+/* The file is on the disk before it has its name, and the name afterwards; what fails leaves no temporary file. */
+static void test_order_of_calls(void) {
+    static const struct { char call; int times, error; amp_result wanted; const char* asked; int kept; } cases[] = {
+        { 0, 0, 0, AMP_OK, "csrd", 0 }, { 'c', 3, EEXIST, AMP_OK, "ccccsrd", 0 }, { 'c', 1, EACCES, AMP_ERR_IO, "c", 1 },
+        { 's', 1, EIO, AMP_ERR_IO, "cs", 1 }, { 's', 1, EINVAL, AMP_OK, "csrd", 0 }, { 'r', 1, EACCES, AMP_ERR_IO, "csr", 1 },
+        { 'd', 1, EINVAL, AMP_OK, "csrd", 0 }, { 'd', 1, EIO, AMP_ERR_IO, "csrd", 0 }
+    };
+    const char* path = in_folder("small.safetensors");
+    char here[2000];
+    size_t i, n;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        unsigned char* before = small_file(path, &n);
+        amp_result r = save_with(path, cases[i].call, cases[i].times, cases[i].error);
+        CHECK_MSG(r == cases[i].wanted && sentences == (r != AMP_OK), "%d: %s", (int)i, sentence);
+        CHECK_MSG(strcmp(asked, cases[i].asked) == 0, "%d: %s", (int)i, asked);
+        if (r != AMP_OK) CHECK_MSG(strstr(sentence, strerror(cases[i].error)), "%s", sentence);
+        if (cases[i].kept) check_old_file(before, n);
+        CHECK(count_files("small.") == 1 && (load_targets(path) == AMP_OK) == cases[i].kept);
+        free(before);
+    }
+    CHECK(save_with(path, 'c', -1, EEXIST) == AMP_ERR_IO && sentences == 1);     /* not for ever */
+    CHECK(chmod(path, 0600) == 0 && save_with(path, 0, 0, 0) == AMP_OK);         /* at no moment open to more */
+    CHECK_MSG(created_mode == 0600, "%o", (unsigned)created_mode);
+    CHECK(getcwd(here, sizeof here) && chdir(folder) == 0);                      /* no slash: the directory is "." */
+    CHECK(save_with("small.safetensors", 0, 0, 0) == AMP_OK && strcmp(asked, "csrd") == 0);
+    CHECK(chdir(here) == 0);
 }
 #endif
 
@@ -717,7 +899,7 @@ static void test_arguments(void) {
             CHECK_MSG(amp_file_load(path, t, 2, &d) == cases[i].wanted && sentences == 1, "%s", cases[i].what);
         }
     }
-    CHECK(!exists(path) && !exists(in_folder("arguments.safetensors.tmp")));
+    CHECK(!exists(path));
     check_save_fails(NULL, &good, 1, AMP_ERR_ARGUMENT, "NULL path");
     check_save_fails("", &good, 1, AMP_ERR_ARGUMENT, "empty path");
     check_save_fails(path, NULL, 1, AMP_ERR_ARGUMENT, "NULL tensors");
@@ -1716,10 +1898,18 @@ int main(void) {
     TEST(test_header_lengths);
     TEST(test_memory);
     TEST(test_disk);
+    TEST(test_foreign_files);
 #if HAVE_POSIX
-    TEST(test_disk_full);
     TEST(test_file_limit);
     TEST(test_not_a_file);
+    TEST(test_links);
+    TEST(test_foreseen_name);
+    TEST(test_modes);
+    TEST(test_long_file_name);
+    TEST(test_long_path);
+#endif
+#if HAVE_POSIX && defined(__linux__)
+    TEST(test_order_of_calls);
 #endif
     TEST(test_arguments);
 #if !defined(TEST_FILES_ONLY)

@@ -5,6 +5,7 @@
   #include <sys/types.h>
   #include <sys/resource.h>
   #include <sys/wait.h>
+  #include <dirent.h>
   #include <signal.h>
   #include <unistd.h>
   #define HAVE_FORK 1
@@ -1185,7 +1186,7 @@ static void upper_halves(void) {
 /* --- interruptions ---------------------------------------------------------------------------------------- */
 
 #if HAVE_FORK
-static char path[300];
+static char directory[260], path[300];
 static amp_model* small_model(void) {
     amp_model_desc d = model_desc();
     amp_model* m = NULL;
@@ -1259,7 +1260,6 @@ static int save_without_room(void) {
 }
 static void no_room(void) {
     amp_model* m = small_model();
-    char temporary[310];
     int count, status;
     CHECK(m != NULL);
     if (!m) return;
@@ -1269,15 +1269,26 @@ static void no_room(void) {
     CHECK_MSG(status == 0, "status %d", status);
     set_params(m, 0.0f);
     CHECK(amp_checkpoint_load(m, path) == AMP_OK && params_agree(m) && amp_model_params(m, &count)->master[0] == 7.0f);
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    CHECK(access(temporary, F_OK) != 0);
     amp_model_destroy(m);
-    remove(path);
+    CHECK_MSG(remove(path) == 0 && rmdir(directory) == 0, "files are left in %s", directory);
 }
 static void choose_path(void) {
-    const char* folder = getenv("TMPDIR");
-    snprintf(path, sizeof path, "%.200s/amp_hostile_%lu", folder ? folder : access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp",
-             (unsigned long)getpid());
+    const char* parent = getenv("TMPDIR");
+    snprintf(directory, sizeof directory, "%.200s/amp_hostile_XXXXXX",
+             parent ? parent : access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    CHECK(mkdtemp(directory) != NULL);
+    snprintf(path, sizeof path, "%s/model", directory);
+}
+/* A process that dies leaves its temporary file. */
+static void remove_leftovers(void) {
+    DIR* d = opendir(directory);
+    struct dirent* e;
+    char name[600];
+    while (d && (e = readdir(d)) != NULL) {
+        snprintf(name, sizeof name, "%s/%s", directory, e->d_name);
+        if (strncmp(e->d_name, "model.", 6) == 0) remove(name);
+    }
+    if (d) closedir(d);
 }
 #endif
 
@@ -1309,6 +1320,7 @@ int main(void) {
 #if HAVE_FORK
     choose_path();
     TEST(killed_while_saving);
+    remove_leftovers();
     TEST(no_room);
 #else
     TEST_SKIP("no fork here: interrupted saving");
