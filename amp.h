@@ -709,6 +709,7 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
                     after every H overflows, h = H.
      clean step:    if the hysteresis refills on clean steps, h = H; c += 1; if c >= interval: s = s * growth
                     under the guard, c = 0, and if the hysteresis refills on growth, h = H.
+     unsound step:  the forward pass itself gave inf or NaN, which no scale mends: skipped, and s, c, h stay.
    "interval" is in each system's own counting: Flax and NNabla grow one step later than they say. Factors are floats:
    one that no float holds, such as 0.9, is rounded to one first, where PyTorch multiplies by a double. */
 
@@ -717,7 +718,7 @@ typedef enum amp_scaler_guard {
     AMP_GUARD_DEFAULT = 0,   /* the preset's */
     AMP_GUARD_KEEP    = 1,   /* keep s if s*growth is not finite; with a max_scale s becomes that, as ever */
     AMP_GUARD_CLAMP   = 2,   /* clamp to max_scale, or to the largest float if there is none */
-    AMP_GUARD_NONE    = 3,   /* s may become infinite: then no step is applied any more */
+    AMP_GUARD_NONE    = 3,   /* s may become infinite: then no step is applied any more, and update says so */
     AMPI_GUARD_MAX    = 0x7fffffff
 } amp_scaler_guard;
 
@@ -793,8 +794,8 @@ typedef struct amp_scaler_desc {
     float backoff_factor;       /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else
                                    1/growth_factor, which is the only value that OneFlow accepts. Not for
                                    static presets */
-    float min_scale;            /* floor, <= init_scale and max_scale; AMP_ZERO = none: NaN in the data can drive the
-                                   scale to 0, and every later step is skipped then */
+    float min_scale;            /* floor, <= init_scale and max_scale; AMP_ZERO = none: overflows can then drive the
+                                   scale to 2^-128 or less, which is AMP_ERR_OVERFLOW */
     float max_scale;            /* ceiling of growth, >= init_scale; AMP_ZERO = none. Apex's own 2^24 may
                                    lie below init_scale: the first growth then comes down to it */
     amp_scaler_guard  guard;
@@ -803,6 +804,8 @@ typedef struct amp_scaler_desc {
     amp_scaler_limit  at_min;   /* an overflow with the scale at its floor; with min_scale AMP_ZERO: at 0 */
     int   max_skips;            /* overflows in a row that are allowed; AMP_ZERO = any number */
     amp_scaler_limit  at_max_skips; /* one more than that; 0 = error */
+    int   max_unsound;          /* unsound windows in a row that are allowed: one more is AMP_ERR_OVERFLOW; 0 = 20,
+                                   AMP_ZERO = any number. Not saved with the state */
     int   ignore_overflow;      /* 1 = overflows are counted but never stop a step: MindSpore's
                                    drop_overflow_update=false; static presets only */
     /* For AMP_LIMIT_CALLBACK: return 0 to go on, anything else to make update return AMP_ERR_OVERFLOW.
@@ -815,6 +818,7 @@ typedef struct amp_scaler_desc {
 /* What the checks of the current window have seen. A window goes from one update to the next. */
 typedef struct amp_overflow_info {
     int      found_inf;         /* 1 if any gradient was inf or NaN, or would become so when unscaled */
+    int      unsound;           /* 1 if the forward pass was to blame: see amp_scaler_state */
     uint64_t inf_count;         /* elements that are +-inf, or whose unscaled value would be */
     uint64_t nan_count;
     int      first_tensor;      /* index in the list of the first check that found one; -1 if none */
@@ -836,8 +840,10 @@ typedef struct amp_scaler_state {
     int32_t  hysteresis_left;
     int32_t  found_inf;         /* sticky until update */
     int32_t  consecutive_skips;
-    int32_t  reserved;          /* 0 */
+    int32_t  unsound;           /* sticky until update: the forward pass of this window gave inf or NaN, so the scale
+                                   stays. Raised by amp_scaler_scale_loss and by a model's step, with found_inf */
     int64_t  applied, skipped;  /* windows ended by update, by their outcome */
+    int32_t  consecutive_unsound, reserved[3];
 } amp_scaler_state;
 
 /* Parameters as the machine uses them, after preset and desc were merged. */
@@ -845,6 +851,7 @@ typedef struct amp_scaler_rule {
     float growth, backoff, min, max;    /* min, max: 0 if there is none */
     int32_t interval, start, hysteresis; /* interval 0 = never grow */
     int32_t guard, refill, at_min, max_skips, at_max_skips, ignore_overflow, is_static;
+    int32_t max_unsound;                /* 0 = any number */
 } amp_scaler_rule;
 
 /* A list of gradients seen in this window. `done` is a sum of 1 checked, 2 unscaled, 4 stepped. */
@@ -879,9 +886,10 @@ struct amp_scaler {
 AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc);
 
 /* loss * scale in FP32, and remembers the scale in use for this window. Pass 1.0f to get the factor
-   itself, for seeding a backward pass by hand. NaN if s is NULL or zeroed, not initialised: the other calls
-   are AMP_ERR_STATE then. May be called any number of times in a window (several losses, several
-   micro-batches): the scale cannot change before update. */
+   itself, for seeding a backward pass by hand. A loss that is inf or NaN makes the window unsound: no step, and the
+   scale stays. To have that with the factor alone call it once more with the loss. NaN if s is NULL or zeroed, not
+   initialised: the other calls are AMP_ERR_STATE then. May be called any number of times in a window (several
+   losses, several micro-batches): the scale cannot change before update. */
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
 
 /* The next three look at `count` tensors (F32, F16, BF16) on the bits as they lie in memory: every
@@ -924,13 +932,15 @@ AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
    an all-reduce of flags, or when the forward pass itself overflowed (allowed before scale_loss). */
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s);
 
-/* "May I step?"  1 = every check of this window was clean; 0 = skip this step; negative (an amp_result):
-   AMP_ERR_STATE, nothing was checked yet, or AMP_ERR_ARGUMENT, s is NULL. */
+/* "May I step?"  1 = every check of this window was clean; 0 = skip this step, and wherever nothing was checked yet, of
+   which the logger hears (AMP_ERR_STATE), or s is NULL. */
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s);
 
 /* Ends the window: moves the scale by the rule, counts, and clears found_inf. AMP_ERR_STATE if nothing
-   was recorded. AMP_ERR_OVERFLOW if a limit is reached and its action is an error: the window has ended,
-   was counted as skipped, and the scale has moved as the rule says (its floor holds). */
+   was recorded. AMP_ERR_OVERFLOW if a limit is reached and its action is an error; after more than max_unsound
+   unsound windows in a row; and under every rule if the scale is of no use any more: 2^-128 or less, or infinite, so
+   that all steps will be skipped until amp_scaler_set_scale. The window has ended then, was counted, and the scale has
+   moved as the rule says (its floor holds). */
 AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 
 /* Sets the scale by hand between windows; the counters stay. AMP_ERR_STATE inside one; AMP_ERR_ARGUMENT
@@ -938,8 +948,9 @@ AMP_DEF amp_result amp_scaler_update(amp_scaler* s);
 AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale);
 
 /* The rule alone, as a pure function on plain structs, for the host and the device alike: reads and
-   clears state->found_inf. Returns a sum of 1, the floor was hit by an overflow, and 2, there were more
-   overflows in a row than allowed; 0 if one of them is NULL. */
+   clears state->found_inf and unsound. Returns a sum of 1, the floor was hit by an overflow, 2, there were more
+   overflows in a row than allowed, 4, more unsound windows in a row, and 8, the new scale is of no use (see
+   amp_scaler_update); 0 if one of them is NULL. */
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state);
 
 /* State to and from AMP_SCALER_STATE_BYTES bytes (little-endian, with magic, version and CRC-32). Saving
@@ -1225,17 +1236,20 @@ typedef struct amp_backend {
                                            float, void*, amp_dtype, size_t, const amp_exec*);
     /* Training, on gradients and weights in the processor's memory. open: t->scaler is initialised. begin: sets
        t->loss_scale and t->position for a pass; window 0 = only looking. pass: the first work of each pass (may
-       be NULL). check: *flag (in the backend's memory) = 1 if a gradient is not finite, else 0. agree: raises
-       found_inf if *flag is not 0. step: skips or updates, moves the loss scale, and after a skip copies `bytes`
-       bytes back from saved to now. read: brings t up to date, and waits for it. abandon: after an error. */
+       be NULL). losses: of a pass, in the backend's memory; one that is not finite makes the window unsound. check:
+       flags[0] (in the backend's memory) = 1 if a gradient is not finite, flags[1] = 1 if the window is unsound,
+       else 0. agree: the other way round, where a flag is not 0. step: skips or updates, moves the loss scale, and
+       after a skip copies `bytes` bytes back from saved to now. read: brings t up to date, and waits for it. abandon:
+       after an error. */
     amp_result (*training_open)(amp_training* t, const amp_optimizer_desc* desc, amp_param* params, int count,
                                 const amp_exec* exec);
     void (*training_close)(amp_training* t, const amp_exec* exec);
     amp_result (*training_begin)(amp_training* t, int window, const amp_exec* exec);
     amp_result (*training_pass)(amp_training* t, const amp_exec* exec);
-    amp_result (*training_check)(amp_training* t, const amp_tensor* grads, int count, float* flag,
+    amp_result (*training_losses)(amp_training* t, const float* losses, int count, const amp_exec* exec);
+    amp_result (*training_check)(amp_training* t, const amp_tensor* grads, int count, float* flags,
                                  const amp_exec* exec);
-    amp_result (*training_agree)(amp_training* t, const float* flag, const amp_exec* exec);
+    amp_result (*training_agree)(amp_training* t, const float* flags, const amp_exec* exec);
     amp_result (*training_step)(amp_training* t, void* now, const void* saved, size_t bytes,
                                 const amp_exec* exec);
     amp_result (*training_read)(amp_training* t, const amp_exec* exec);
@@ -1468,11 +1482,8 @@ typedef enum amp_outcome {
     AMP_STEP_APPLIED          = 0,   /* weights were updated */
     AMP_STEP_ACCUMULATED      = 1,   /* a micro-batch; the update comes with a later one */
     AMP_STEP_SKIPPED_OVERFLOW = 2,   /* a gradient overflowed at this loss scale: nothing changed but the scale */
-    AMP_STEP_SKIPPED_MODEL    = 3,   /* the forward pass itself gave inf or NaN, which a skipped step looks for by
-                                        running it once more: a lower scale will not help. Of micro-batches that is
-                                        the last; an earlier one is looked at if its loss is not finite and info was
-                                        given: inf or NaN that leave its loss finite, which tanh can do, pass for an
-                                        overflow */
+    AMP_STEP_SKIPPED_MODEL    = 3,   /* the forward pass itself gave inf or NaN: no lower scale helps, so it stays,
+                                        see amp_train_step */
     AMPI_OUTCOME_MAX          = 0x7fffffff
 } amp_outcome;
 /* "applied", "accumulated", "skipped: overflow", "skipped: model". */
@@ -1492,10 +1503,17 @@ typedef struct amp_step_info {
 } amp_step_info;
 
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
-   is, but for AMP_ERR_OVERFLOW, whose step was made and skipped. An overflow is not an error. Errors:
+   is, but for AMP_ERR_OVERFLOW, whose step was made (see amp_scaler_update). An overflow is not an error. Errors:
    AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes, a rate that is not valid),
    AMP_ERR_DTYPE (input_dtype), AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_OVERFLOW (a limit of the
    scaler), AMP_ERR_COMM.
+   A forward pass that gives inf or NaN is told from a scale that is too high by two looks. Each loss is looked at in
+   each micro-batch, on every backend: one that is not finite skips the step, even if all gradients are finite, and the
+   scale stays. If a gradient is not finite though the losses are, the forward pass of the last micro-batch is run once
+   more: inf or NaN in it, which tanh can hide from the loss, leave the scale too. On an asynchronous backend this
+   second look comes after the scale has moved, and only with info: it then finds the outcome and the message alone.
+   The logger hears (AMP_OK) of the layer in which inf or NaN begin, once for each layer. After more than max_unsound
+   such steps in a row (see amp_scaler_desc) each is AMP_ERR_OVERFLOW.
    After a skipped step everything but the scaler and the counters is as before: weights, moments, running statistics.
    What is wrong with the batch, the rates or what is frozen is found before anything is done: micro-batches so far
    stay. A failure while a micro-batch runs (AMP_ERR_COMM, an error of the backend) abandons the whole step: weights,
@@ -18695,6 +18713,7 @@ AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
     if (d->at_min == AMP_LIMIT_DEFAULT) d->at_min = row->at_min;
     if (d->max_skips == 0) d->max_skips = row->max_skips ? row->max_skips : AMP_ZERO;
     if (d->at_max_skips == AMP_LIMIT_DEFAULT) d->at_max_skips = AMP_LIMIT_ERROR;
+    if (d->max_unsound == 0) d->max_unsound = 20;
 }
 
 #define AMPI_REFUSE_DESC(condition, ...) \
@@ -18761,6 +18780,7 @@ AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d, const ampi
                      "scaler: min_scale %g is greater than max_scale %g", (double)d->min_scale, (double)d->max_scale);
     AMPI_REFUSE_DESC(d->hysteresis < 1, "scaler: hysteresis %d must be at least 1", d->hysteresis);
     AMPI_REFUSE_DESC(d->max_skips < AMP_ZERO, "scaler: max_skips %d must not be negative", d->max_skips);
+    AMPI_REFUSE_DESC(d->max_unsound < AMP_ZERO, "scaler: max_unsound %d must not be negative", d->max_unsound);
     return AMP_OK;
 }
 
@@ -18783,6 +18803,7 @@ AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d,
     r->at_max_skips = (int32_t)d->at_max_skips;
     r->ignore_overflow = d->ignore_overflow != 0;
     r->is_static = row->interval == 0;
+    r->max_unsound = d->max_unsound == AMP_ZERO ? 0 : d->max_unsound;
 }
 
 /* The inverse is formed in double: one rounding. */
@@ -18856,6 +18877,7 @@ AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_s
     state->skipped++;
     if (state->consecutive_skips < INT32_MAX) state->consecutive_skips++;
     if (rule->max_skips > 0 && state->consecutive_skips > rule->max_skips) hit = 2;
+    if (state->unsound) return hit;
     state->tracker = rule->start;
     if (state->hysteresis_left > 0) state->hysteresis_left--;
     if (rule->is_static || state->hysteresis_left > 0) return hit;
@@ -18871,7 +18893,11 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_s
     if (!rule || !state) return 0;
     if (state->found_inf) hit = ampi_scaler_overflow_step(rule, state);
     else ampi_scaler_clean_step(rule, state);
-    state->found_inf = 0;
+    if (!state->unsound) state->consecutive_unsound = 0;
+    else if (state->consecutive_unsound < INT32_MAX) state->consecutive_unsound++;
+    if (rule->max_unsound > 0 && state->consecutive_unsound > rule->max_unsound) hit |= 4;
+    if (!ampi_scale_usable(&state->scale)) hit |= 8;
+    state->found_inf = state->unsound = 0;
     return hit;
 }
 
@@ -19742,7 +19768,9 @@ AMPI_FN amp_result ampi_scaler_unscaled(const amp_scaler* s, const ampi_tensors*
 /* Adds the findings of one list to the window's. */
 AMPI_HD AMPI_FN void ampi_overflow_add(amp_overflow_info* all, const amp_overflow_info* found) {
     uint64_t inf = all->inf_count + found->inf_count, nan = all->nan_count + found->nan_count;
+    const int unsound = all->unsound;
     if (found->found_inf && all->first_tensor < 0) *all = *found;   /* a report has raised it, but names nothing */
+    all->unsound = unsound;
     all->inf_count = inf;
     all->nan_count = nan;
     all->norm = found->norm;
@@ -19764,6 +19792,15 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
     return 0;
 }
 
+/* Raises found_inf, where the rule heeds it; unsound: and lays it to the forward pass. */
+AMPI_FN void ampi_scaler_raise(amp_scaler* s, int unsound) {
+    ampi_scaler_open(s);
+    s->recorded = 1;
+    s->info.found_inf = 1;
+    if (unsound) s->info.unsound = s->state.unsound = 1;
+    if (!s->rule.ignore_overflow) s->state.found_inf = 1;
+}
+
 AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     int i;
     if (ampi_scaler_ready(s) != AMP_OK) return ampi_float(0x7fc00000u);
@@ -19772,6 +19809,7 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss) {
     s->scaled = 1;
     for (i = 0; i < s->list_count; i++)                 /* new gradients will come */
         s->lists[i].done &= ~(uint32_t)AMPI_CHECKED;
+    if (!ampi_is_finite(&loss)) ampi_scaler_raise(s, 1);
     return loss * s->state.scale_in_use;
 }
 
@@ -19918,17 +19956,15 @@ AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst,
 
 AMP_DEF amp_result amp_scaler_report_overflow(amp_scaler* s) {
     amp_result r = ampi_scaler_ready(s);
-    if (r != AMP_OK) return r;
-    ampi_scaler_open(s);
-    s->recorded = 1;
-    s->info.found_inf = 1;
-    if (!s->rule.ignore_overflow) s->state.found_inf = 1;
-    return AMP_OK;
+    if (r == AMP_OK) ampi_scaler_raise(s, 0);
+    return r;
 }
 
 AMP_DEF int amp_scaler_may_step(const amp_scaler* s) {
-    if (!s) return AMP_ERR_ARGUMENT;
-    return s->recorded ? !s->state.found_inf : (int)AMP_ERR_STATE;
+    if (s && !s->recorded)
+        ampi_fail(&s->logger, AMP_ERR_STATE, "amp_scaler_may_step: nothing was checked, unscaled or stepped since the "
+                  "last update; no step may be made");
+    return s && s->recorded && !s->state.found_inf;
 }
 
 /* What to do about a limit that was reached. */
@@ -19943,10 +19979,19 @@ AMPI_FN amp_result ampi_scaler_limit(const amp_scaler* s, int32_t action, const 
 /* What amp_scaler_advance returned, as a result. */
 AMPI_FN amp_result ampi_scaler_limits(const amp_scaler* s, int hit) {
     amp_result r = AMP_OK;
-    if (hit & 1)
-        r = ampi_scaler_limit(s, s->rule.at_min, "an overflow although the scale is at its floor");
+    if (hit & (1 | 8))
+        r = ampi_scaler_limit(s, s->rule.at_min, hit & 8 ? "the scale is of no use any more"
+                                                         : "an overflow although the scale is at its floor");
     if (r == AMP_OK && (hit & 2))
         r = ampi_scaler_limit(s, s->rule.at_max_skips, "more overflows in a row than max_skips");
+    if (r == AMP_OK && (hit & 4))
+        r = ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "amp_scaler_update: the forward pass gave inf or NaN %d times in a "
+                      "row, which no loss scale mends: max_unsound is %d", (int)s->state.consecutive_unsound,
+                      (int)s->rule.max_unsound);
+    if (r == AMP_OK && (hit & 8) && !ampi_scale_usable(&s->state.scale))        /* on_limit may have set it */
+        r = ampi_fail(&s->logger, AMP_ERR_OVERFLOW, "amp_scaler_update: with the loss scale %g all steps will be "
+                      "skipped: min_scale and max_scale keep it in range, amp_scaler_set_scale brings it back",
+                      (double)s->state.scale);
     return r;
 }
 
@@ -19977,7 +20022,7 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
 /* --- save and load ------------------------------------------------------------------------------ */
 
 /* Bytes 0..3 "AMPS", 4..7 version, 8..63 the rule (14 words), 64..79 scale, tracker, hysteresis left,
-   skips in a row, 80..95 applied and skipped, 96..123 zero, 124..127 CRC-32 of all before. */
+   skips in a row, 80..95 applied and skipped, 96..99 unsound in a row, 100..123 zero, 124..127 CRC-32 of all before. */
 #define AMPI_SCALER_VERSION 1u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
 
@@ -20074,6 +20119,7 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
     ampi_put32(p + 76, (uint32_t)s->state.consecutive_skips);
     ampi_put64(p + 80, (uint64_t)s->state.applied);
     ampi_put64(p + 88, (uint64_t)s->state.skipped);
+    ampi_put32(p + 96, (uint32_t)s->state.consecutive_unsound);
     ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
     return AMP_OK;
 }
@@ -20083,7 +20129,7 @@ AMPI_FN int ampi_scaler_state_is_sound(const amp_scaler_rule* r, const unsigned 
     int32_t tracker = (int32_t)ampi_get32(p + 68), left = (int32_t)ampi_get32(p + 72);
     return ampi_get32(p + 64) <= 0x7f800000u && tracker >= r->start && left >= 0 && left <= r->hysteresis
         && ampi_get32(p + 76) <= INT32_MAX && ampi_get64(p + 80) < (uint64_t)1 << 62
-        && ampi_get64(p + 88) < (uint64_t)1 << 62;
+        && ampi_get64(p + 88) < (uint64_t)1 << 62 && ampi_get32(p + 96) <= INT32_MAX;
 }
 
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size) {
@@ -20111,6 +20157,7 @@ AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size
     s->state.consecutive_skips = (int32_t)ampi_get32(p + 76);
     s->state.applied = (int64_t)ampi_get64(p + 80);
     s->state.skipped = (int64_t)ampi_get64(p + 88);
+    s->state.consecutive_unsound = (int32_t)ampi_get32(p + 96);
     ampi_scaler_use_scale(&s->state);
     ampi_overflow_clear(&s->info);
     return AMP_OK;
@@ -21070,16 +21117,23 @@ AMPI_FN amp_result ampi_cpu_training_begin(amp_training* t, int window, const am
     t->position = NULL;
     return AMP_OK;
 }
-AMPI_FN amp_result ampi_cpu_training_check(amp_training* t, const amp_tensor* grads, int count, float* flag,
+AMPI_FN amp_result ampi_cpu_training_losses(amp_training* t, const float* losses, int count, const amp_exec* exec) {
+    (void)exec;
+    while (count-- > 0) amp_scaler_scale_loss(&t->scaler, *losses++);
+    return AMP_OK;
+}
+AMPI_FN amp_result ampi_cpu_training_check(amp_training* t, const amp_tensor* grads, int count, float* flags,
                                            const amp_exec* exec) {
     amp_result r = amp_scaler_check(&t->scaler, grads, count, NULL);
     (void)exec;
-    *flag = t->scaler.state.found_inf ? 1.0f : 0.0f;
+    flags[0] = t->scaler.state.found_inf ? 1.0f : 0.0f;
+    flags[1] = t->scaler.state.unsound ? 1.0f : 0.0f;
     return r;
 }
-AMPI_FN amp_result ampi_cpu_training_agree(amp_training* t, const float* flag, const amp_exec* exec) {
+AMPI_FN amp_result ampi_cpu_training_agree(amp_training* t, const float* flags, const amp_exec* exec) {
     (void)exec;
-    return *flag != 0.0f ? amp_scaler_report_overflow(&t->scaler) : AMP_OK;
+    if (flags[0] != 0.0f || flags[1] != 0.0f) ampi_scaler_raise(&t->scaler, flags[1] != 0.0f);
+    return AMP_OK;
 }
 AMPI_FN amp_result ampi_cpu_training_step(amp_training* t, void* now, const void* saved, size_t bytes,
                                           const amp_exec* exec) {
@@ -21098,7 +21152,7 @@ AMPI_FN amp_result ampi_cpu_training_read(amp_training* t, const amp_exec* exec)
 AMPI_FN void ampi_cpu_training_abandon(amp_training* t, const amp_exec* exec) {
     (void)exec;
     t->scaler.scaled = t->scaler.recorded = t->scaler.list_count = 0;
-    t->scaler.state.found_inf = 0;
+    t->scaler.state.found_inf = t->scaler.state.unsound = 0;
 }
 
 /* The operators are the public ones themselves. */
@@ -21148,6 +21202,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
                                      ampi_cpu_training_close,
                                      ampi_cpu_training_begin,
                                      NULL,                        /* training_pass */
+                                     ampi_cpu_training_losses,
                                      ampi_cpu_training_check,
                                      ampi_cpu_training_agree,
                                      ampi_cpu_training_step,
@@ -21182,6 +21237,7 @@ typedef struct ampi_node {
     int users;                    /* how many reads[] name this node */
     int on_loss_path, needs_grad; /* reaches a loss; has parameters behind it */
     int wants_grad;               /* needs_grad, and one of them at least is not frozen in this step */
+    int blamed;                   /* the logger knows that inf or NaN began here */
     int weight, bias;             /* parameters, or AMPI_NONE */
     int group, index;             /* optimizer group; running number of an input or a loss */
     amp_init init;
@@ -22430,7 +22486,7 @@ AMPI_FN amp_result ampi_alloc_blocks(amp_model* m, size_t arena, const ampi_para
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_WORKSPACE, ampi_plan_workspace(m), 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_TARGETS, ampi_plan_targets(m), 0);
     if (r == AMP_OK)
-        r = ampi_block_alloc(m, AMPI_BLOCK_LOSSES, (size_t)(m->loss_count + 1) * sizeof(float), 0);
+        r = ampi_block_alloc(m, AMPI_BLOCK_LOSSES, (size_t)(m->loss_count + 2) * sizeof(float), 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_PARAMS, params * sizeof(amp_param), 1);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_NAMES, params * AMPI_PARAM_NAME, 1);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_GRAD_LIST, params * sizeof(amp_tensor), 1);
@@ -23284,33 +23340,52 @@ AMPI_FN int ampi_first_bad(amp_model* m, const ampi_node* n, int samples, size_t
     return 0;
 }
 
-/* Runs the forward pass once more, looking at each value as it is made, and says where inf or NaN began.
-   Returns 0 if they begin nowhere: then only the loss scale is to blame. The arena holds only forward
-   values afterwards. */
-AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_pass* pass, float loss,
-                                  char* message, size_t size) {
+/* Where inf or NaN began: the sentence is kept for amp_step_info, and the logger hears of each layer once. */
+AMPI_FN void ampi_blame(amp_model* m, ampi_node* n, const char* sentence) {
+    snprintf(m->trouble, sizeof m->trouble, "%s", sentence);
+    if (!n->blamed) ampi_remark(&m->op_logger, "train step: %s", sentence);
+    n->blamed = 1;
+}
+
+/* The losses of a pass, where all that leads to them is finite. */
+AMPI_FN int ampi_diagnose_losses(amp_model* m) {
+    char sentence[sizeof m->trouble];
+    int i;
+    for (i = 0; i < m->loss_count; i++) {
+        ampi_node* n = &m->nodes[m->losses[i]];
+        float value = 0.0f;
+        if (m->backend->copy_out(&value, ampi_loss_value(m, i), sizeof value, &m->exec) != AMP_OK) return 0;
+        if (amp_float_is_finite(&value)) continue;
+        snprintf(sentence, sizeof sentence, "the loss '%s' is %s although every layer's output is finite: look at the "
+                 "targets", n->layer.name, amp_float_is_nan(&value) ? "nan" : "inf");
+        ampi_blame(m, n, sentence);
+        return 1;
+    }
+    return 0;
+}
+
+/* Runs the forward pass once more, looking at each value as it is made, and says in m->trouble where inf or NaN began.
+   Returns 0 if they begin nowhere: then only the loss scale is to blame. The arena holds only forward values
+   afterwards. */
+AMPI_FN int ampi_diagnose_forward(amp_model* m, const amp_batch* b, const ampi_pass* pass) {
+    char sentence[sizeof m->trouble];
     ampi_pass p = *pass;
     int i;
     p.keep_running = 1;
     if (ampi_load_inputs(m, b) != AMP_OK) return 0;
     for (i = 0; i < m->node_count; i++) {
-        const ampi_node* n = &m->nodes[m->order[i]];
+        ampi_node* n = &m->nodes[m->order[i]];
         const char *what = "", *name = n->is_cast ? m->nodes[n->reads[0]].layer.name : n->layer.name;
         size_t index = 0;
         if (ampi_is_idle(m, n) || ampi_op_is_loss(n->layer.op)) continue;
         if (n->input_count && ampi_forward_node(m, n, &p) != AMP_OK) return 0;
         if (!ampi_first_bad(m, n, p.n, &index, &what)) continue;
-        snprintf(
-            message, size,
-            "the model produces %s: first in the %s of '%s', element %llu; a lower loss scale does not help",
-            what, n->is_cast ? "16-bit copy" : "output", name, (ampi_ull)index);
+        snprintf(sentence, sizeof sentence, "the model produces %s: first in the %s of '%s', element %llu; a lower "
+                 "loss scale does not help", what, n->is_cast ? "16-bit copy" : "output", name, (ampi_ull)index);
+        ampi_blame(m, n, sentence);
         return 1;
     }
-    AMPI_FORGET(&loss);
-    if (amp_float_is_finite(&loss)) return 0;
-    snprintf(message, size, "the loss is %s although every layer's output is finite: look at the targets",
-             amp_float_is_nan(&loss) ? "nan" : "inf");
-    return 1;
+    return ampi_diagnose_losses(m);
 }
 
 AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* info, char* message,
@@ -23322,6 +23397,9 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
     if (!ampi_scale_usable(&info->scale_before))
         snprintf(message, size, "the loss scale %g has no finite inverse: call amp_scaler_set_scale; min_scale and "
                  "max_scale keep it in range", (double)info->scale_before);
+    else if (o->unsound)
+        snprintf(message, size, "the loss is not finite%s: the forward pass gave inf or NaN; a lower loss scale does "
+                 "not help", m->comm.size > 1 ? ", here or on another rank" : "");
     else if (o->inf_count + o->nan_count == 0 && m->comm.size == 1)
         snprintf(message, size, "amp_scaler_report_overflow was called");
     else if (o->inf_count + o->nan_count == 0)
@@ -23338,9 +23416,9 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
                                  : "");
 }
 
-/* Sums a number in the backend's memory over the ranks. */
-AMPI_FN amp_result ampi_sum_flag(amp_model* m, float* flag) {
-    if (m->comm.all_reduce_sum(flag, AMP_F32, 1, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
+/* Sums flags in the backend's memory over the ranks. */
+AMPI_FN amp_result ampi_sum_flags(amp_model* m, float* flags, size_t count) {
+    if (m->comm.all_reduce_sum(flags, AMP_F32, count, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_COMM, "train step: the sum of a flag over the ranks failed");
 }
 
@@ -23350,7 +23428,7 @@ AMPI_FN amp_result ampi_any_rank(amp_model* m, int* flag) {
     amp_result r = AMP_OK;
     if (m->comm.size == 1) return AMP_OK;
     r = m->backend->copy_in(sum, &found, sizeof found, &m->exec);
-    if (r == AMP_OK) r = ampi_sum_flag(m, sum);
+    if (r == AMP_OK) r = ampi_sum_flags(m, sum, 1);
     if (r == AMP_OK) r = m->backend->copy_out(&found, sum, sizeof found, &m->exec);
     if (r == AMP_OK) *flag = found != 0.0f;
     return r;
@@ -23374,15 +23452,26 @@ AMPI_FN amp_result ampi_sum_gradients(amp_model* m) {
     return AMP_OK;
 }
 
-/* Sums the gradients over the ranks; a rank that saw an overflow makes all skip. */
-AMPI_FN amp_result ampi_reduce_gradients(amp_model* m) {
-    float* flag = ampi_loss_value(m, m->loss_count);
-    amp_result r;
-    if (m->comm.size == 1) return AMP_OK;
-    if ((r = ampi_sum_gradients(m)) != AMP_OK) return r;
-    r = m->backend->training_check(&m->training, m->grad_list, m->param_count, flag, &m->exec);
-    if (r == AMP_OK) r = ampi_sum_flag(m, flag);
-    return r == AMP_OK ? m->backend->training_agree(&m->training, flag, &m->exec) : r;
+/* Where the gradients' check is no wait: is the model to blame for what it found? The scale has not moved yet. */
+AMPI_FN amp_result ampi_look_for_trouble(amp_model* m, const amp_batch* b, const ampi_pass* p, float* flags) {
+    float found[2];
+    amp_result r = m->backend->copy_out(found, flags, sizeof found, &m->exec);
+    if (r != AMP_OK || found[0] == 0.0f || (!m->trouble[0] && !ampi_diagnose_forward(m, b, p))) return r;
+    found[1] = 1.0f;
+    return m->backend->copy_in(flags, found, sizeof found, &m->exec);
+}
+
+/* Sums the gradients over the ranks, and looks at them; what one rank sees counts for all. On an asynchronous backend
+   without other ranks the step itself looks. */
+AMPI_FN amp_result ampi_agree(amp_model* m, const amp_batch* b, const ampi_pass* p) {
+    float* flags = ampi_loss_value(m, m->loss_count);
+    amp_result r = AMP_OK;
+    if (m->comm.size == 1 && m->backend->asynchronous) return AMP_OK;
+    if (m->comm.size > 1) r = ampi_sum_gradients(m);
+    if (r == AMP_OK) r = m->backend->training_check(&m->training, m->grad_list, m->param_count, flags, &m->exec);
+    if (r == AMP_OK && !m->backend->asynchronous) r = ampi_look_for_trouble(m, b, p, flags);
+    if (r == AMP_OK && m->comm.size > 1) r = ampi_sum_flags(m, flags, 2);
+    return r == AMP_OK ? m->backend->training_agree(&m->training, flags, &m->exec) : r;
 }
 
 AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
@@ -23395,21 +23484,25 @@ AMPI_FN ampi_pass ampi_training_pass(const amp_model* m, int n) {
     return p;
 }
 
-/* Says why a step was skipped. The ranks agree on the outcome, so that they repeat the batch together or not
-   at all. */
+/* Says why a step was skipped. Where the model was not looked at before the scale moved it is now; then the ranks agree
+   once more, so that they repeat the batch together or not at all. */
 AMPI_FN amp_result ampi_explain_skip(amp_model* m, const amp_batch* b, const ampi_pass* p,
                                      amp_step_info* info) {
-    int own = m->trouble[0] || ampi_diagnose_forward(m, b, p, info->loss, m->trouble, sizeof m->trouble),
-        any = own;
+    int any = info->outcome == AMP_STEP_SKIPPED_MODEL;
     size_t told = strlen(info->message);
-    amp_result r = ampi_any_rank(m, &any);
+    amp_result r = AMP_OK;
+    if (m->backend->asynchronous) {
+        if (m->trouble[0] || ampi_diagnose_forward(m, b, p)) any = 1;
+        r = ampi_any_rank(m, &any);
+    }
     if (!any && m->desc.accumulate > 1)
         snprintf(info->message + told, sizeof info->message - told,
                  "; or the model made it in an earlier micro-batch");
     if (!any) return r;
     info->outcome = AMP_STEP_SKIPPED_MODEL;
-    if (own) memcpy(info->message, m->trouble, sizeof info->message);
-    else snprintf(info->message, sizeof info->message, "the model produces inf or nan on another rank");
+    if (m->trouble[0]) memcpy(info->message, m->trouble, sizeof info->message);
+    else if (m->comm.size > 1)
+        snprintf(info->message, sizeof info->message, "the model produces inf or nan on another rank");
     return r;
 }
 
@@ -23423,7 +23516,9 @@ AMPI_FN void ampi_tell_step(const amp_model* m, amp_step_info* info) {
     info->lr = t->last.lr;
     info->overflow = t->last.overflow;
     info->grad_norm = t->last.applied ? t->last.grad_norm : ampi_double(AMPI_INF64);
-    info->outcome = t->last.applied ? AMP_STEP_APPLIED : AMP_STEP_SKIPPED_OVERFLOW;
+    info->outcome = t->last.applied            ? AMP_STEP_APPLIED
+                    : t->last.overflow.unsound ? AMP_STEP_SKIPPED_MODEL
+                                               : AMP_STEP_SKIPPED_OVERFLOW;
     info->message[0] = 0;
     if (!t->last.applied) ampi_describe_overflow(m, info, info->message, sizeof info->message);
 }
@@ -23440,22 +23535,23 @@ AMPI_FN amp_result ampi_abandon_step(amp_model* m, amp_result why) {
 
 /* The work that is the same for each batch: forward, backward, and with the last micro-batch the end of the
    window: all-reduce, check, step or skip, move the scale. */
-AMPI_FN amp_result ampi_run_step(amp_model* m, const ampi_pass* p) {
+AMPI_FN amp_result ampi_run_step(amp_model* m, const amp_batch* b, const ampi_pass* p) {
     char *now = m->blocks[AMPI_BLOCK_STATS].base, *saved = m->blocks[AMPI_BLOCK_STATS_SAVED].base;
     amp_result r = AMP_OK;
     if (m->backend->training_pass) r = m->backend->training_pass(&m->training, &m->exec);
     if (r == AMP_OK && !p->accumulate) r = ampi_copy_running(m, 0);
     if (r == AMP_OK) m->saved = 1;
     if (r == AMP_OK) r = ampi_forward(m, p, m->node_count - 1, 1);
+    if (r == AMP_OK) r = m->backend->training_losses(&m->training, ampi_loss_value(m, 0), m->loss_count, &m->exec);
     if (r == AMP_OK) r = ampi_backward(m, p);
     if (r != AMP_OK || m->micro < m->desc.accumulate) return r;
-    r = ampi_reduce_gradients(m);
+    r = ampi_agree(m, b, p);
     if (r != AMP_OK) return r;
     return m->backend->training_step(&m->training, now, saved, m->stats_floats * sizeof(float), &m->exec);
 }
 
 /* The same, or a replay of its record. What differs between calls is in the key. */
-AMPI_FN amp_result ampi_replay_step(amp_model* m, const ampi_pass* p) {
+AMPI_FN amp_result ampi_replay_step(amp_model* m, const amp_batch* b, const ampi_pass* p) {
     uint64_t place = (p->accumulate ? 1u : 0u) | (m->micro == m->desc.accumulate ? 2u : 0u);
     amp_record mode = AMP_RECORD_OFF;
     amp_result r;
@@ -23464,7 +23560,7 @@ AMPI_FN amp_result ampi_replay_step(amp_model* m, const ampi_pass* p) {
         if (r == AMP_OK && mode == AMP_RECORD_REPLAYED) m->saved = 1;
         if (r != AMP_OK || mode == AMP_RECORD_REPLAYED) return r;
     }
-    r = ampi_run_step(m, p);
+    r = ampi_run_step(m, b, p);
     if (mode != AMP_RECORD_ON) return r;
     r = m->backend->record_end(&m->training, r, &m->exec);
     if (r != AMP_OK) m->saved = p->accumulate;
@@ -23492,8 +23588,7 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi
     }
     ampi_tell_micro_batch(m, info);
     /* This batch will be gone when the step ends. */
-    if (!m->trouble[0] && !amp_float_is_finite(&info->loss))
-        ampi_diagnose_forward(m, b, p, info->loss, m->trouble, sizeof m->trouble);
+    if (!m->trouble[0] && !amp_float_is_finite(&info->loss)) ampi_diagnose_forward(m, b, p);
     return AMP_OK;
 }
 
@@ -23509,7 +23604,7 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
     }
     r = m->backend->training_begin(&m->training, 1, &m->exec);
     if (r == AMP_OK) r = ampi_load_batch(m, b);
-    if (r == AMP_OK) r = ampi_replay_step(m, &p);
+    if (r == AMP_OK) r = ampi_replay_step(m, b, &p);
     if (r != AMP_OK) return ampi_abandon_step(m, r);
     m->stale = m->backend->asynchronous;
     if (info) r = ampi_report_step(m, b, &p, info);

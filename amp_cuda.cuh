@@ -281,6 +281,7 @@ AMP_DEF amp_result amp_cuda_bce_with_logits_backward(const void* x, amp_dtype x_
        const float* scale = amp_cuda_scaler_loss_scale(s);         // device memory; the same address for ever
        loss_backward<<<...>>>(..., scale);                         // dlogits *= *scale
        ... backward ...
+       amp_cuda_scaler_check_loss(s, loss, 1, &exec);              // if you like: see there
        amp_cuda_scaler_check(s, grads, &exec);
        adamw<<<...>>>(..., amp_cuda_scaler_device_state(s));       // if (state->found_inf) return;
        amp_cuda_scaler_update(s, &exec);                           // float g = grad[i] * state->inverse;
@@ -322,12 +323,16 @@ AMP_DEF amp_result amp_cuda_scaler_unscale(amp_cuda_scaler* s, const amp_cuda_te
 AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cuda_tensors* dst,
                                                 const amp_cuda_tensors* src, int accumulate, const amp_exec* exec);
 AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp_exec* exec);
+/* What amp_scaler_scale_loss does with a loss that is inf or NaN: no step, and the scale stays. losses: `count` of
+   them, unscaled, in device memory. A window needs another check or report besides. */
+AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
+                                              const amp_exec* exec);
 /* Limits that are reached are remembered for the next read. */
 AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec);
 
 /* Waits, and fills in all of *host: settings, state (after update, scale_in_use is the next window's already), and
-   what the window found (the last one, after update). AMP_ERR_OVERFLOW if since the last read a limit was reached
-   whose action is an error; *host is valid then too. From there amp_scaler_save can write it. */
+   what the window found (the last one, after update). AMP_ERR_OVERFLOW if since the last read amp_scaler_update would
+   have returned it; *host is valid then too. From there amp_scaler_save can write it. */
 AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec);
 /* The state of *host to the device, between windows: after amp_scaler_load or amp_scaler_set_scale. AMP_ERR_STATE
    inside a window; AMP_ERR_ARGUMENT if host follows another rule. */
@@ -5725,7 +5730,6 @@ typedef struct ampi_cuda_scaler_block {
     int32_t  last_skipped;                  /* how that window ended */
     float    last_scale;                    /* its loss scale */
     int32_t  limits;                        /* what amp_scaler_advance returned since the last read */
-    int32_t  useless;                       /* 1 = a scale since then had no finite inverse */
 } ampi_cuda_scaler_block;
 
 struct amp_cuda_scaler {
@@ -5818,20 +5822,29 @@ static __global__ void ampi_k_scaler_write(ampi_cuda_scaler_block* b, const amp_
 }
 static __global__ void ampi_k_scaler_abandon(ampi_cuda_scaler_block* b) {
     ampi_ptx_grid_wait();
-    b->state.found_inf = 0;
+    b->state.found_inf = b->state.unsound = 0;
     b->closed = 1;
 }
-/* flag: raise only if it is not 0; NULL = raise. */
-static __global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const float* flag) {
-    ampi_ptx_grid_wait();
-    if (flag && *flag == 0.0f) return;
+AMPI_D void ampi_d_scaler_raise(ampi_cuda_scaler_block* b, int unsound) {
     ampi_d_scaler_open(b);
     b->info.found_inf = 1;
+    if (unsound) b->info.unsound = b->state.unsound = 1;
     if (!b->rule.ignore_overflow) b->state.found_inf = 1;
 }
-static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float* flag) {
+/* flags: raise only those that are not 0; NULL = found_inf. */
+static __global__ void ampi_k_scaler_raise(ampi_cuda_scaler_block* b, const float* flags) {
     ampi_ptx_grid_wait();
-    *flag = b->state.found_inf ? 1.0f : 0.0f;
+    if (!flags || flags[0] != 0.0f || flags[1] != 0.0f) ampi_d_scaler_raise(b, flags && flags[1] != 0.0f);
+}
+static __global__ void ampi_k_scaler_losses(ampi_cuda_scaler_block* b, const float* losses, int count) {
+    ampi_ptx_grid_wait();
+    for (int i = 0; i < count; i++)
+        if ((ampi_bits(losses[i]) & 0x7f800000u) == 0x7f800000u) ampi_d_scaler_raise(b, 1);
+}
+static __global__ void ampi_k_scaler_flag(const ampi_cuda_scaler_block* b, float* flags) {
+    ampi_ptx_grid_wait();
+    flags[0] = b->state.found_inf ? 1.0f : 0.0f;
+    flags[1] = b->state.unsound ? 1.0f : 0.0f;
 }
 /* 16 bytes at a time as far as `wide` units go. */
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK)
@@ -6123,7 +6136,7 @@ AMPI_D void ampi_d_look_conclude(const ampi_cuda_look& a, double sum, ampi_cuda_
     __syncwarp();
     if (threadIdx.x != 0) return;
     if (bad) ampi_d_tell_bad(&result->info, a.src, k.bad);
-    if (useless) { result->info.found_inf = 1; a.scaler->useless = 1; }
+    if (useless) result->info.found_inf = 1;
     if (a.scaler) ampi_d_scaler_record(a.scaler, &result->info, stops, a.list, norm);
     if (a.scaler && stops && !k.ignore) a.scaler->state.found_inf = 1;
     result->refused = stops && !k.ignore;
@@ -6386,25 +6399,31 @@ AMP_DEF amp_result amp_cuda_scaler_unscale_into(amp_cuda_scaler* s, const amp_cu
     return r;
 }
 
-/* flag: in device memory; raises found_inf if it is not 0. NULL: raises it. */
-AMPI_FN amp_result ampi_cuda_scaler_raise(amp_cuda_scaler* s, const float* flag, const amp_exec* exec,
+/* flags: in device memory, as ampi_k_scaler_raise takes them. */
+AMPI_FN amp_result ampi_cuda_scaler_raise(amp_cuda_scaler* s, const float* flags, const amp_exec* exec,
                                           const char* place) {
     amp_result r;
     if (!s) return ampi_cuda_missing(exec, place, "the scaler");
-    r = ampi_cuda_launch(exec, place, ampi_k_scaler_raise, dim3(1), dim3(1), 0, s->device, flag);
+    r = ampi_cuda_launch(exec, place, ampi_k_scaler_raise, dim3(1), dim3(1), 0, s->device, flags);
     if (r == AMP_OK) s->window.recorded = 1;
     return r;
 }
 AMP_DEF amp_result amp_cuda_scaler_report_overflow(amp_cuda_scaler* s, const amp_exec* exec) {
     return ampi_cuda_scaler_raise(s, NULL, exec, "amp_cuda_scaler_report_overflow");
 }
-/* found_inf as a float, to be summed over ranks, and the sum back. */
-AMPI_FN amp_result ampi_cuda_scaler_export_flag(const amp_cuda_scaler* s, float* flag, const amp_exec* exec) {
-    return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, dim3(1), dim3(1), 0,
-                            s->device, flag);
+AMP_DEF amp_result amp_cuda_scaler_check_loss(amp_cuda_scaler* s, const float* losses, int count,
+                                              const amp_exec* exec) {
+    static const char place[] = "amp_cuda_scaler_check_loss";
+    if (!s || !losses) return ampi_cuda_missing(exec, place, s ? "losses" : "the scaler");
+    return ampi_cuda_launch(exec, place, ampi_k_scaler_losses, dim3(1), dim3(1), 0, s->device, losses, count);
 }
-AMPI_FN amp_result ampi_cuda_scaler_import_flag(amp_cuda_scaler* s, const float* flag, const amp_exec* exec) {
-    return ampi_cuda_scaler_raise(s, flag, exec, "amp_cuda: import of found_inf");
+/* found_inf and unsound as floats, to be summed over ranks, and the sums back. */
+AMPI_FN amp_result ampi_cuda_scaler_export_flags(const amp_cuda_scaler* s, float* flags, const amp_exec* exec) {
+    return ampi_cuda_launch(exec, "amp_cuda: export of found_inf", ampi_k_scaler_flag, dim3(1), dim3(1), 0,
+                            s->device, flags);
+}
+AMPI_FN amp_result ampi_cuda_scaler_import_flags(amp_cuda_scaler* s, const float* flags, const amp_exec* exec) {
+    return ampi_cuda_scaler_raise(s, flags, exec, "amp_cuda: import of found_inf");
 }
 
 AMP_DEF amp_result amp_cuda_scaler_update(amp_cuda_scaler* s, const amp_exec* exec) {
@@ -6438,12 +6457,10 @@ AMPI_FN amp_result ampi_cuda_copy_if_skipped(void* dst, const void* src, size_t 
 /* last_scale: of the last window that was closed. hit: the limits that were reached. */
 AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, float* last_scale, int* hit,
                                          const amp_exec* exec) {
-    static const char place[] = "amp_cuda_scaler_read";
     ampi_cuda_scaler_block block;
     int i;
     amp_result r = ampi_cuda_copy_out(&block, s->device, sizeof block, exec);
-    if (r == AMP_OK && (block.limits || block.useless))
-        r = ampi_cuda_zero(&s->device->limits, 2 * sizeof(int32_t), exec);
+    if (r == AMP_OK && block.limits) r = ampi_cuda_zero(&s->device->limits, sizeof(int32_t), exec);
     if (r != AMP_OK) return r;
     *host = s->window;
     host->scaled = host->recorded;
@@ -6452,9 +6469,6 @@ AMPI_FN amp_result ampi_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, f
     for (i = 0; i < host->list_count; i++) host->lists[i].norm = block.norms[i];
     *last_scale = block.last_scale;
     *hit = block.limits;
-    if (block.useless)
-        ampi_fail(&s->window.logger, AMP_ERR_OVERFLOW,
-                  "%s: a loss scale had no finite inverse; its steps were skipped", place);
     return AMP_OK;
 }
 AMP_DEF amp_result amp_cuda_scaler_read(amp_cuda_scaler* s, amp_scaler* host, const amp_exec* exec) {
@@ -7184,15 +7198,19 @@ AMPI_FN amp_result ampi_cuda_training_pass(amp_training* t, const amp_exec* exec
                             ampi_cuda_training_of(t)->position);
 }
 
-AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* grads, int count, float* flag,
+AMPI_FN amp_result ampi_cuda_training_losses(amp_training* t, const float* losses, int count, const amp_exec* exec) {
+    return amp_cuda_scaler_check_loss(ampi_cuda_training_of(t)->scaler, losses, count, exec);
+}
+
+AMPI_FN amp_result ampi_cuda_training_check(amp_training* t, const amp_tensor* grads, int count, float* flags,
                                             const amp_exec* exec) {
     ampi_cuda_training* own = ampi_cuda_training_of(t);
     amp_result r = amp_cuda_scaler_check(own->scaler, amp_cuda_optimizer_grads(own->optimizer), exec);
     (void)grads; (void)count;
-    return r == AMP_OK ? ampi_cuda_scaler_export_flag(own->scaler, flag, exec) : r;
+    return r == AMP_OK ? ampi_cuda_scaler_export_flags(own->scaler, flags, exec) : r;
 }
-AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flag, const amp_exec* exec) {
-    return ampi_cuda_scaler_import_flag(ampi_cuda_training_of(t)->scaler, flag, exec);
+AMPI_FN amp_result ampi_cuda_training_agree(amp_training* t, const float* flags, const amp_exec* exec) {
+    return ampi_cuda_scaler_import_flags(ampi_cuda_training_of(t)->scaler, flags, exec);
 }
 
 AMPI_FN amp_result ampi_cuda_training_step(amp_training* t, void* now, const void* saved, size_t bytes,
@@ -7310,6 +7328,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
                                       ampi_cuda_training_close,
                                       ampi_cuda_training_begin,
                                       ampi_cuda_training_pass,
+                                      ampi_cuda_training_losses,
                                       ampi_cuda_training_check,
                                       ampi_cuda_training_agree,
                                       ampi_cuda_training_step,

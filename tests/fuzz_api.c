@@ -524,6 +524,7 @@ static void some_scaler_desc(amp_scaler_desc* d) {
     if (byte() & 1) d->at_min = (amp_scaler_limit)number(0, 4);
     if (byte() & 1) d->max_skips = number(-1, 4);
     if (byte() & 1) d->at_max_skips = (amp_scaler_limit)number(0, 4);
+    if (byte() & 1) d->max_unsound = number(-1, 4);
     if (byte() >= 200) d->ignore_overflow = number(0, 2);
     if (byte() & 1) d->on_limit = on_limit;
     d->logger = &logger;

@@ -43,7 +43,9 @@ typedef struct shadow {
     int at_skips, ignores;
     double scale, used;             /* the scale now, and the one of this window */
     long streak, patience, in_a_row, applied, skipped;
-    int open, seen, bad;            /* loss scaled, something recorded, overflow known */
+    int open, seen, bad, ill;       /* loss scaled, something recorded, overflow known, a loss was not finite */
+    int floor_hit, too_many;
+    long ill_in_a_row, ill_allowed;
     int done_a, done_b;             /* these lists were unscaled */
 } shadow;
 
@@ -85,6 +87,9 @@ static void draw(amp_scaler_desc* d, shadow* m) {
     if (one_in(3)) { r->at_floor = (int)(test_random() % 3); d->at_min = (amp_scaler_limit)(r->at_floor + 1); }
     if (one_in(4)) { d->max_skips = AMP_ZERO; r->allowed = 0; }
     else if (one_in(3)) d->max_skips = (int)(r->allowed = 1 + (long)(test_random() % 5));
+    m->ill_allowed = 20;
+    if (one_in(4)) { d->max_unsound = AMP_ZERO; m->ill_allowed = 0; }
+    else if (one_in(2)) d->max_unsound = (int)(m->ill_allowed = 1 + (long)(test_random() % 3));
     if (one_in(3)) { m->at_skips = (int)(test_random() % 3); d->at_max_skips = (amp_scaler_limit)(m->at_skips + 1); }
     m->scale = m->used = r->init;
     m->streak = r->first;
@@ -108,28 +113,26 @@ static void shadow_grow(shadow* m) {
     if (r->comes_back == ON_GROWTH) m->patience = r->patience;
 }
 
-static amp_result shadow_overflow(shadow* m) {
+static void shadow_overflow(shadow* m) {
     const system_row* r = &m->rule;
-    int floor_hit, too_many;
     m->skipped++;
     m->in_a_row++;
-    too_many = r->allowed > 0 && m->in_a_row > r->allowed;
+    m->too_many = r->allowed > 0 && m->in_a_row > r->allowed;
+    if (m->ill) return;
     m->streak = r->first;
     if (m->patience > 0) m->patience--;
-    floor_hit = r->window != NEVER && m->patience == 0 && m->scale <= r->least;
-    if (r->window != NEVER && m->patience == 0) {
-        m->scale = as_float(m->scale * r->cut);
-        if (m->scale < r->least) m->scale = r->least;
-        if (r->comes_back == ON_CLEAN_AND_CUT) m->patience = r->patience;
-    }
-    if (floor_hit && refuses(r->at_floor)) return AMP_ERR_OVERFLOW;
-    return too_many && refuses(m->at_skips) ? AMP_ERR_OVERFLOW : AMP_OK;
+    if (r->window == NEVER || m->patience > 0) return;
+    m->floor_hit = m->scale <= r->least;
+    m->scale = as_float(m->scale * r->cut);
+    if (m->scale < r->least) m->scale = r->least;
+    if (r->comes_back == ON_CLEAN_AND_CUT) m->patience = r->patience;
 }
 
 static amp_result shadow_update(shadow* m) {
-    amp_result result = AMP_OK;
+    int too_ill, useless;
     if (!m->seen) return AMP_ERR_STATE;
-    if (m->bad) result = shadow_overflow(m);
+    m->floor_hit = m->too_many = 0;
+    if (m->bad) shadow_overflow(m);
     else {
         m->applied++;
         m->in_a_row = 0;
@@ -137,8 +140,13 @@ static amp_result shadow_update(shadow* m) {
         m->streak++;
         if (m->rule.window != NEVER && m->streak >= m->rule.window) shadow_grow(m);
     }
-    m->open = m->seen = m->bad = m->done_a = m->done_b = 0;
-    return result;
+    m->ill_in_a_row = m->ill ? m->ill_in_a_row + 1 : 0;
+    too_ill = m->ill_allowed > 0 && m->ill_in_a_row > m->ill_allowed;
+    useless = !is_usable(m->scale);
+    m->open = m->seen = m->bad = m->ill = m->done_a = m->done_b = 0;
+    if ((m->floor_hit || useless) && refuses(m->rule.at_floor)) return AMP_ERR_OVERFLOW;
+    if (m->too_many && refuses(m->at_skips)) return AMP_ERR_OVERFLOW;
+    return too_ill || useless ? AMP_ERR_OVERFLOW : AMP_OK;
 }
 
 /* A list was looked at: `found` an inf or NaN in it. */
@@ -219,6 +227,16 @@ static int scale_loss(amp_scaler* s, shadow* m) {
     want = 3.0f * (float)m->used;
     return memcmp(&got, &want, sizeof got) == 0;
 }
+static int scale_ill_loss(amp_scaler* s, shadow* m) {
+    static const uint32_t losses[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xff800001u };
+    float loss;
+    memcpy(&loss, &losses[test_random() % 4], sizeof loss);
+    amp_scaler_scale_loss(s, loss);
+    if (!m->open) m->used = m->scale;
+    m->open = m->seen = m->ill = 1;
+    if (!m->ignores) m->bad = 1;
+    return s->state.unsound == 1 && s->info.unsound == 1;
+}
 
 static int update(amp_scaler* s, shadow* m) {
     int mine;
@@ -234,21 +252,23 @@ static int update(amp_scaler* s, shadow* m) {
 
 static int agree(const amp_scaler* s, const shadow* m) {
     float scale = (float)m->scale;
-    int may = m->seen ? !m->bad : (int)AMP_ERR_STATE;
+    int may = m->seen && !m->bad;
     return memcmp(&s->state.scale, &scale, sizeof scale) == 0 && s->state.tracker == m->streak
            && s->state.hysteresis_left == m->patience && s->state.consecutive_skips == m->in_a_row
-           && s->state.applied == m->applied && s->state.skipped == m->skipped && amp_scaler_may_step(s) == may;
+           && s->state.consecutive_unsound == m->ill_in_a_row && s->state.applied == m->applied && s->state.skipped == m->skipped && amp_scaler_may_step(s) == may;
 }
 
 /* A window as a loop has it nine times of ten, anything in any order otherwise. */
-static int window(amp_scaler* s, shadow* m, const amp_scaler_desc* d, unsigned rate) {
+static int window(amp_scaler* s, shadow* m, const amp_scaler_desc* d, unsigned rate, unsigned ill_rate) {
     int ok = 1, calls = (int)(test_random() % 6);
     fill(list_a, 3, test_random() % 16 < rate);
     fill(list_b, 2, one_in(50));
+    if (one_in(ill_rate)) return scale_loss(s, m) && scale_ill_loss(s, m) && look(s, m, one_in(2)) && agree(s, m) && update(s, m) && agree(s, m);
     if (!one_in(10)) return scale_loss(s, m) && look(s, m, one_in(2)) && agree(s, m) && update(s, m) && agree(s, m);
     while (ok && calls-- > 0) {
         switch (test_random() % 8) {
-            case 0: case 1: ok = scale_loss(s, m); break;
+            case 0: ok = one_in(4) ? scale_ill_loss(s, m) : scale_loss(s, m); break;
+            case 1: ok = scale_loss(s, m); break;
             case 2: ok = look(s, m, 0); break;
             case 3: ok = look(s, m, 1); break;
             case 4: ok = amp_scaler_report_overflow(s) == AMP_OK; m->seen = 1; if (!m->ignores) m->bad = 1; break;
@@ -268,10 +288,10 @@ int main(int argc, char** argv) {
         shadow m;
         amp_scaler s;
         long end = k + 500;
-        unsigned rate = 1 + test_random() % 12;
+        unsigned rate = 1 + test_random() % 12, ill_rate = 1 + test_random() % 40;
         draw(&d, &m);
         CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "preset %s", amp_scaler_preset_name(d.preset));
-        for (; k < end && window(&s, &m, &d, rate); k++) test_passed++;
+        for (; k < end && window(&s, &m, &d, rate, ill_rate); k++) test_passed++;
         CHECK_MSG(k == end, "preset %s, window %ld: scale %.9g and %.9g, tracker %ld and %ld, left %ld and %ld, in a row %ld and %ld",
                   amp_scaler_preset_name(d.preset), k, (double)s.state.scale, m.scale, (long)s.state.tracker, m.streak,
                   (long)s.state.hysteresis_left, m.patience, (long)s.state.consecutive_skips, m.in_a_row);

@@ -152,7 +152,7 @@ static void worked_sequences(void) {
         for (k = 0; q->steps[k]; k++) {
             amp_result r = one_step(&s, q->steps[k] == 'I');
             int error = q->scale[k] < 0;
-            CHECK_MSG(r == (error ? AMP_ERR_OVERFLOW : AMP_OK), "%s step %d: result %d", q->name, k, (int)r);
+            CHECK_MSG(r == (error || q->scale[k] == OVER ? AMP_ERR_OVERFLOW : AMP_OK), "%s step %d: result %d", q->name, k, (int)r);
             CHECK_MSG(error || (double)s.state.scale == q->scale[k], "%s step %d: scale %g, not %g", q->name, k,
                       (double)s.state.scale, q->scale[k]);
         }
@@ -472,6 +472,7 @@ static void refused_descs(void) {
     REFUSE(AMP_SCALER_PYTORCH, max_scale, 1024.0f);
     REFUSE(AMP_SCALER_PYTORCH, hysteresis, -1);
     REFUSE(AMP_SCALER_PYTORCH, max_skips, -2);
+    REFUSE(AMP_SCALER_PYTORCH, max_unsound, -2);
     REFUSE(AMP_SCALER_PYTORCH, guard, (amp_scaler_guard)9);
     REFUSE(AMP_SCALER_PYTORCH, refill, (amp_scaler_refill)-3);
     REFUSE(AMP_SCALER_PYTORCH, at_min, (amp_scaler_limit)4);
@@ -497,7 +498,7 @@ static void refused_descs(void) {
 static int asked, answer;
 static int on_limit(const amp_scaler* s, void* user_data) {
     asked++;
-    CHECK(user_data == &asked && amp_scaler_may_step(s) == AMP_ERR_STATE);
+    CHECK(user_data == &asked && amp_scaler_may_step(s) == 0);
     return answer;
 }
 
@@ -647,12 +648,13 @@ static void unusable_scales(void) {
     for (i = 0; i < 144; i++) {                         /* PyTorch's way to 2^-128 */
         amp_scaler_scale_loss(&s, 1.0f);
         amp_scaler_report_overflow(&s);
-        CHECK(amp_scaler_update(&s) == AMP_OK);
+        CHECK(amp_scaler_update(&s) == (i < 143 ? AMP_OK : AMP_ERR_OVERFLOW));
     }
+    CHECK(strstr(log_text, "amp_scaler_set_scale brings it back"));
 #if !defined(__FAST_MATH__)
     CHECK(to_bits(s.state.scale) == 0x00200000u);
 #endif
-    CHECK(one_step(&s, 0) == AMP_OK && s.state.applied == 0 && s.state.skipped == 145);
+    CHECK(one_step(&s, 0) == AMP_ERR_OVERFLOW && s.state.applied == 0 && s.state.skipped == 145);
     bits[0] = BITS_INF; bits[1] = BITS_QNAN; bits[2] = 0; bits[3] = 0x00200000u;
     for (i = 0; i < 4; i++) {
         amp_overflow_info info;
@@ -661,7 +663,7 @@ static void unusable_scales(void) {
         count = log_count;
         CHECK(amp_scaler_unscale(&s, &t, 1, &info) == AMP_OK && info.found_inf == 1 && log_count == count + 1);
         CHECK(g == 1.0f && amp_scaler_may_step(&s) == 0 && info.first_tensor == -1);
-        CHECK(amp_scaler_update(&s) == AMP_OK);
+        CHECK(amp_scaler_update(&s) == AMP_ERR_OVERFLOW);
     }
     CHECK(scaler_of(AMP_SCALER_PYTORCH, from_bits(0x00200001u)).state.inverse > 3.4e38f);
 }
@@ -1085,7 +1087,7 @@ static void misuse(void) {
     REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, &t, 1, NULL));
     REFUSED(AMP_ERR_STATE, amp_scaler_unscale_into(&s, &o, &t, 1, 0, NULL));
     REFUSED(AMP_ERR_STATE, amp_scaler_update(&s));                          /* nothing recorded */
-    CHECK(amp_scaler_may_step(&s) == AMP_ERR_STATE);
+    REFUSED(0, amp_scaler_may_step(&s));
     amp_scaler_scale_loss(&s, 1.0f);
     REFUSED(AMP_ERR_STATE, amp_scaler_update(&s));
     CHECK(amp_scaler_check(&s, &t, 0, NULL) == AMP_OK);                     /* an empty list records nothing */
@@ -1209,7 +1211,7 @@ static void null_scaler(void) {
     CHECK((to_bits(amp_scaler_scale_loss(NULL, 1.0f)) & 0x7fffffffu) > 0x7f800000u);
     CHECK(amp_scaler_check(NULL, &t, 1, NULL) == AMP_ERR_ARGUMENT && amp_scaler_unscale(NULL, &t, 1, NULL) == AMP_ERR_ARGUMENT);
     CHECK(amp_scaler_unscale_into(NULL, &t, &t, 1, 0, NULL) == AMP_ERR_ARGUMENT && amp_scaler_update(NULL) == AMP_ERR_ARGUMENT);
-    CHECK(amp_scaler_report_overflow(NULL) == AMP_ERR_ARGUMENT && amp_scaler_may_step(NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_scaler_report_overflow(NULL) == AMP_ERR_ARGUMENT && amp_scaler_may_step(NULL) == 0);
     CHECK(amp_scaler_set_scale(NULL, 1) == AMP_ERR_ARGUMENT && amp_scaler_save(NULL, &g, 128) == AMP_ERR_ARGUMENT);
     CHECK(amp_scaler_load(NULL, &g, 128) == AMP_ERR_ARGUMENT);
 }
@@ -1232,7 +1234,7 @@ static void zeroed_scaler(void) {
     CHECK((to_bits(amp_scaler_scale_loss(&s, 1.0f)) & 0x7fffffffu) > 0x7f800000u);
     CHECK(amp_scaler_check(&s, &t, 1, NULL) == AMP_ERR_STATE && amp_scaler_unscale(&s, &t, 1, NULL) == AMP_ERR_STATE);
     CHECK(amp_scaler_unscale_into(&s, &t, &t, 1, 0, NULL) == AMP_ERR_STATE && amp_scaler_update(&s) == AMP_ERR_STATE);
-    CHECK(amp_scaler_report_overflow(&s) == AMP_ERR_STATE && amp_scaler_may_step(&s) == AMP_ERR_STATE);
+    CHECK(amp_scaler_report_overflow(&s) == AMP_ERR_STATE && amp_scaler_may_step(&s) == 0);
     CHECK(amp_scaler_set_scale(&s, 1) == AMP_ERR_STATE && amp_scaler_save(&s, bytes, sizeof bytes) == AMP_ERR_STATE);
     CHECK(amp_scaler_load(&s, bytes, sizeof bytes) == AMP_ERR_STATE);
     CHECK(amp_optimizer_unscale(&o, &s) == AMP_ERR_STATE && amp_optimizer_step(&o, &s, NULL) == AMP_ERR_STATE);
@@ -1284,6 +1286,88 @@ static void report_and_scale_in_use(void) {
     CHECK(amp_scaler_check(&s, &t[1], 1, NULL) == AMP_OK && s.info.first_tensor == -1);
     CHECK(amp_scaler_check(&s, t, 2, NULL) == AMP_OK && s.info.inf_count == 1 && s.info.first_tensor == 0);
     CHECK(s.info.first_index == 1 && !strcmp(s.info.first_name, "a") && !strcmp(s.info.last_name, "a") && s.info.found_inf == 1);
+}
+
+/* A loss that is inf or NaN: no step, and nothing of the rule moves, whatever the preset. */
+static amp_result unsound_step(amp_scaler* s, uint32_t bits) {
+    float loss, g = 1.0f;
+    amp_tensor t = tensor(&g, AMP_F32, 1, NULL);
+    put_bits(&loss, bits);
+    amp_scaler_scale_loss(s, loss);
+    CHECK(amp_scaler_check(s, &t, 1, NULL) == AMP_OK && s->info.unsound == 1 && s->info.found_inf == 1);
+    CHECK(amp_scaler_may_step(s) == 0 && s->state.unsound == 1);
+    return amp_scaler_update(s);
+}
+static void unsound_windows(void) {
+    static const uint32_t losses[] = { BITS_INF, BITS_QNAN, BITS_INF | 0x80000000u, 0x7f800001u };
+    int p, i;
+    for (p = 0; p < AMP_SCALER_PRESET_COUNT; p++) {
+        amp_scaler s = scaler_of((amp_scaler_preset)p, 4096.0f);
+        amp_scaler_state before;
+        one_step(&s, 0);
+        amp_scaler_scale_loss(&s, LARGEST);                 /* finite, though not when scaled */
+        CHECK(s.state.unsound == 0 && s.state.found_inf == 0 && !s.recorded && one_step(&s, 0) == AMP_OK);
+        before = s.state;
+        for (i = 1; i <= 25; i++) {
+            amp_result r = unsound_step(&s, losses[i % 4]);
+            CHECK_MSG(r == (i <= 20 ? AMP_OK : AMP_ERR_OVERFLOW), "preset %d, window %d", p, i);
+            CHECK(i <= 20 || strstr(log_text, "max_unsound is 20"));
+            CHECK(s.state.scale == before.scale && s.state.tracker == before.tracker && s.state.skipped == i);
+            CHECK(s.state.hysteresis_left == before.hysteresis_left && s.state.applied == before.applied);
+            CHECK(s.state.consecutive_skips == i && s.state.consecutive_unsound == i && !s.state.unsound && !s.state.found_inf);
+        }
+        CHECK(one_step(&s, 0) == AMP_OK && s.state.consecutive_unsound == 0);
+        CHECK(unsound_step(&s, BITS_INF) == AMP_OK);
+        one_step(&s, 1);                                    /* an overflow at a sound forward pass breaks the row */
+        CHECK(s.state.consecutive_unsound == 0);
+    }
+}
+static void unsound_limits(void) {
+    unsigned char bytes[AMP_SCALER_STATE_BYTES];
+    amp_scaler_desc d = desc_of(AMP_SCALER_PYTORCH);
+    amp_scaler s, copy;
+    int i;
+    d.max_unsound = 2;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK && unsound_step(&s, BITS_INF) == AMP_OK && unsound_step(&s, BITS_INF) == AMP_OK);
+    CHECK(amp_scaler_save(&s, bytes, sizeof bytes) == AMP_OK && amp_scaler_init(&copy, &d) == AMP_OK);
+    CHECK(amp_scaler_load(&copy, bytes, sizeof bytes) == AMP_OK && unsound_step(&copy, BITS_INF) == AMP_ERR_OVERFLOW);
+    CHECK(amp_scaler_init(&copy, NULL) == AMP_OK && amp_scaler_load(&copy, bytes, sizeof bytes) == AMP_OK);
+    d.max_unsound = AMP_ZERO;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    for (i = 0; i < 100; i++) CHECK(unsound_step(&s, BITS_QNAN) == AMP_OK);
+    d = desc_of(AMP_SCALER_MINDSPORE_FIXED);                /* asked to step all the same, it does, but not for ever */
+    d.ignore_overflow = 1;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    for (i = 1; i <= 21; i++) {
+        float loss;
+        put_bits(&loss, BITS_INF);
+        amp_scaler_scale_loss(&s, loss);
+        CHECK(amp_scaler_may_step(&s) == 1 && amp_scaler_update(&s) == (i <= 20 ? AMP_OK : AMP_ERR_OVERFLOW));
+    }
+    CHECK(s.state.applied == 21);
+}
+
+/* Overflows in every tenth window and nothing else that the rule counts: the way to a scale of no use is told. */
+static void scale_runs_out(void) {
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 0);
+    int i, told = 0;
+    for (i = 0; i < 2400 && !told; i++) told = one_step(&s, i % 10 == 0) == AMP_ERR_OVERFLOW;
+    CHECK_MSG(told && s.state.skipped == 144, "after %d windows, scale %g", i, (double)s.state.scale);
+    CHECK(one_step(&s, 0) == AMP_ERR_OVERFLOW && amp_scaler_set_scale(&s, 8.0f) == AMP_OK && one_step(&s, 0) == AMP_OK);
+}
+static int rescue(const amp_scaler* s, void* user_data) {
+    (void)user_data;
+    asked++;
+    return answer ? 1 : amp_scaler_set_scale((amp_scaler*)(uintptr_t)s, 2.0f) != AMP_OK;
+}
+static void scale_is_rescued(void) {
+    amp_scaler_desc d = desc_of(AMP_SCALER_PYTORCH);
+    amp_scaler s;
+    d.init_scale = from_bits(0x00200001u); d.at_min = AMP_LIMIT_CALLBACK; d.on_limit = rescue;
+    asked = answer = 0;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK && one_step(&s, 1) == AMP_OK && asked == 1 && s.state.scale == 2.0f);
+    answer = 1;
+    CHECK(amp_scaler_set_scale(&s, d.init_scale) == AMP_OK && one_step(&s, 1) == AMP_ERR_OVERFLOW && asked == 2);
 }
 
 /* --- save and load ------------------------------------------------------------------------------------------ */
@@ -1421,6 +1505,10 @@ int main(void) {
     TEST(ignored_overflow);
     TEST(several_scalers);
     TEST(report_and_scale_in_use);
+    TEST(unsound_windows);
+    TEST(unsound_limits);
+    TEST(scale_runs_out);
+    TEST(scale_is_rescued);
     TEST(save_and_load);
     TEST_END();
 }

@@ -12,8 +12,10 @@ enum { FAST = 0 };
 #endif
 
 static char heard[512];
+static int remarks;                     /* sentences beside calls that went well */
 static void listen(amp_result code, const char* sentence, void* user_data) {
-    (void)code; (void)user_data;
+    (void)user_data;
+    remarks += code == AMP_OK;
     snprintf(heard, sizeof heard, "%s", sentence);
 }
 
@@ -389,14 +391,17 @@ static void test_model_trouble(void) {
     memcpy(poison, pictures, 8 * PIXELS * sizeof *poison);
     poison[130] = (float)HUGE_VAL - (float)HUGE_VAL;
     b.inputs[0] = poison;
+    remarks = 0;
     CHECK(amp_train_step(t.m, &b, &info) == AMP_OK);
     CHECK(info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1 && info.step == 2 && info.skipped == 1);
+    CHECK(info.overflow.unsound == 1 && info.scale_after == info.scale_before && remarks == 1 && strstr(heard, info.message));
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && remarks == 1);    /* the same cause is told once */
     CHECK_MSG(strstr(info.message, "nan") && strstr(info.message, "'input1'") && strstr(info.message, "130"), "%s",
               info.message);
     snap(&snap_b, t);
     CHECK(same(&snap_a, &snap_b));
     poison[130] = 1e6f;                     /* finite, but not in half */
-    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_MODEL);
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_MODEL && remarks == 1);
     CHECK_MSG(strstr(info.message, "inf") && strstr(info.message, "'input1'"), "%s", info.message);
     /* Weights so large that a channel of the second convolution overflows; the sigmoid behind it makes everything finite
        again, so that loss and logits look well, but the gradient of the dense layer between is 0 * inf. */
@@ -410,6 +415,7 @@ static void test_model_trouble(void) {
     CHECK_MSG(amp_float_is_finite(&info.loss) && info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1,
               "%s: %s", amp_outcome_name(info.outcome), info.message);
     CHECK_MSG(strstr(info.message, "inf") && strstr(info.message, "'conv2d2'"), "%s", info.message);
+    CHECK(info.scale_after == info.scale_before && remarks == 2 && amp_model_scaler(t.m)->state.consecutive_unsound == 4);
     free(poison);
     amp_model_destroy(t.m);
 }
@@ -488,16 +494,73 @@ static void test_bad_target(void) {
     amp_model_destroy(m);
 }
 
-/* Targets of 1e20: in FP32 the loss is infinite, the gradient is not, so the step is applied. That somebody had a look at the
-   first micro-batch must not show in the running statistics. */
+/* A layer whose weights overflow in half: each step is skipped, the scale stays, and more than 20 in a row are an error. A
+   sound batch breaks the row; the weights' repair, too. */
+static void test_dead_model(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    amp_param* p;
+    toy t;
+    int i;
+    d.max_replays = 3;
+    t = make_toy(&d, 1, 0.0f);
+    p = amp_model_find_param(t.m, "linear2.weight");
+    for (i = 0; i < (int)p->count; i++) p->master[i] = 30000.0f;
+    CHECK(amp_model_sync_params(t.m) == AMP_OK);
+    remarks = 0;
+    for (i = 1; i <= 22; i++) {
+        amp_result r = amp_train_step(t.m, &b, &info);
+        CHECK_MSG(r == (i <= 20 ? AMP_OK : AMP_ERR_OVERFLOW), "step %d: %s", i, amp_result_string(r));
+        CHECK(info.outcome == AMP_STEP_SKIPPED_MODEL && info.attempts == 1 && info.skipped == i && info.scale_after == 65536.0f);
+        CHECK_MSG(strstr(info.message, "'linear2'"), "%s", info.message);
+    }
+    CHECK(remarks == 1 && strstr(amp_model_error(t.m), "max_unsound is 20"));
+    for (i = 0; i < (int)p->count; i++) p->master[i] = 0.1f;
+    CHECK(amp_model_sync_params(t.m) == AMP_OK && amp_train_step(t.m, &b, &info) == AMP_OK);
+    CHECK(info.outcome == AMP_STEP_APPLIED && amp_model_scaler(t.m)->state.consecutive_unsound == 0);
+    amp_model_destroy(t.m);
+}
+
+/* inf in every tenth batch, for longer than the default scaler took to come down to 0. */
+static void test_bad_batches(void) {
+    amp_model_desc d = toy_desc(1, AMP_O2, AMP_F16);
+    float x[2] = { 1.0f, 0.5f }, bad[2] = { 1.0f, 0.5f }, target = 1.0f;
+    amp_model* m = NULL;
+    amp_batch b;
+    int i, applied = 0;
+    bad[1] = (float)HUGE_VAL;
+    d.optimizer.lr = 1e-3f;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    amp_mse(m, amp_linear(m, amp_input(m, 2, 1, 1), 1), NULL);
+    CHECK(amp_model_finalize(m) == AMP_OK);
+    memset(&b, 0, sizeof b);
+    b.n = 1; b.targets[0] = &target;
+    for (i = 0; i < 3000; i++) {
+        amp_step_info info;
+        b.inputs[0] = i % 10 == 9 ? bad : x;
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+        applied += info.outcome == AMP_STEP_APPLIED;
+    }
+    CHECK_MSG(applied == 2700 && amp_model_scaler(m)->state.scale >= 65536.0f, "%d applied, scale %g", applied,
+              (double)amp_model_scaler(m)->state.scale);
+    amp_model_destroy(m);
+}
+
+/* Targets of 1e20: in FP32 the loss is infinite, the gradient is not. A scaler that ignores overflows applies such a step, and
+   that somebody had a look at the first micro-batch must not show in the running statistics; any other skips it. */
 static void test_looking_leaves_statistics(void) {
     amp_model_desc d = toy_desc(4, AMP_O0, AMP_DTYPE_DEFAULT);
-    float x[12], target[12], out[2][12];
+    float x[12], target[12], out[3][12];
+    amp_scaler_desc s;
     amp_step_info info;
     int k, i;
-    d.accumulate = 2; d.optimizer.lr = (float)AMP_ZERO;
+    memset(&s, 0, sizeof s);
+    s.preset = AMP_SCALER_MINDSPORE_FIXED; s.init_scale = 1.0f;
+    d.accumulate = 2; d.optimizer.lr = (float)AMP_ZERO; d.scaler = &s;
     for (i = 0; i < 12; i++) x[i] = (float)i;
-    for (k = 0; k < 2; k++) {
+    for (k = 0; k < 3; k++) {
+        s.ignore_overflow = k < 2;
         amp_model* m = NULL;
         amp_value v;
         amp_batch b;
@@ -508,8 +571,10 @@ static void test_looking_leaves_statistics(void) {
         for (i = 0; i < 12; i++) target[i] = k ? 1e20f : 1.0f;
         memset(&b, 0, sizeof b);
         b.n = 4; b.inputs[0] = x; b.targets[0] = target;
-        CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_float_is_inf(&info.loss) == k);
-        CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK && amp_float_is_inf(&info.loss) == (k > 0));
+        CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+        CHECK(info.outcome == (k < 2 ? AMP_STEP_APPLIED : AMP_STEP_SKIPPED_MODEL));
+        CHECK(k < 2 || (info.overflow.inf_count + info.overflow.nan_count == 0 && strstr(info.message, "targets")));
         CHECK(amp_predict(m, &b, v, out[k]) == AMP_OK);
         amp_model_destroy(m);
     }
@@ -554,8 +619,8 @@ static void test_floor_and_limits(void) {
     amp_model_destroy(t.m);
 }
 
-/* NaN drives a scale without a floor to 0, from where it does not come back by itself; and an overflow that only the
-   caller saw. Neither is another rank's. */
+/* Overflows that only the caller saw drive a scale without a floor to 0, from where it does not come back by itself: an error.
+   NaN in the data does not. None of these is another rank's. */
 static void test_skips_of_no_gradient(void) {
     amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
     amp_scaler_desc s;
@@ -573,9 +638,12 @@ static void test_skips_of_no_gradient(void) {
     CHECK(amp_scaler_report_overflow(amp_model_scaler(t.m)) == AMP_OK);
     CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
     CHECK_MSG(strstr(info.message, "amp_scaler_report_overflow"), "%s", info.message);
-    CHECK(amp_train_step(t.m, &bad, &info) == AMP_OK && info.scale_after == 0.0f);
-    CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
-    CHECK_MSG(strstr(info.message, "the loss scale 0 has no finite inverse"), "%s", info.message);
+    CHECK(amp_train_step(t.m, &bad, &info) == AMP_OK && info.scale_after == info.scale_before);
+    CHECK(amp_scaler_report_overflow(amp_model_scaler(t.m)) == AMP_OK);
+    CHECK(amp_train_step(t.m, &good, &info) == AMP_ERR_OVERFLOW && info.scale_after < 1e-38f);
+    CHECK_MSG(strstr(amp_model_error(t.m), "amp_scaler_set_scale brings it back"), "%s", amp_model_error(t.m));
+    CHECK(amp_train_step(t.m, &good, &info) == AMP_ERR_OVERFLOW && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
+    CHECK_MSG(strstr(info.message, "has no finite inverse"), "%s", info.message);
     CHECK(amp_scaler_set_scale(amp_model_scaler(t.m), 1024.0f) == AMP_OK);
     CHECK(amp_train_step(t.m, &good, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
     amp_model_destroy(t.m);
@@ -1116,11 +1184,11 @@ static void test_dropout_in_micro_batches(void) {
 /* --- ranks ------------------------------------------------------------------------------------------------- */
 
 /* Two ranks in one thread. A rank that records gives the hook its gradients and is told that the sum failed: its step is
-   taken back. Then each rank runs in earnest and adds what the other has recorded; flags (one float) are known to agree
-   unless the test says otherwise. */
+   taken back. Then each rank runs in earnest and adds what the other has recorded; flags (found_inf, unsound) are known to
+   agree unless the test says otherwise. */
 typedef struct fake_rank {
     int recording, calls;
-    float other_flag[4];           /* what the other rank's flags are: calls after the first */
+    float other_flag[2];           /* what the other rank's flags are */
     float mine[4096];
     const float* others;
     size_t count;
@@ -1141,8 +1209,9 @@ static amp_result fake_sum(void* data, amp_dtype t, size_t n, void* stream, void
         }
         return r->recording ? AMP_ERR_IO : AMP_OK;
     }
-    CHECK(n == 1 && r->calls <= 4);
-    x[0] += r->other_flag[r->calls - 2];
+    CHECK(n == 2 && r->calls == 2);
+    x[0] += r->other_flag[0];
+    x[1] += r->other_flag[1];
     return AMP_OK;
 }
 static fake_rank ranks[2];
@@ -1250,7 +1319,7 @@ static void test_ranks_skip_together(void) {
     CHECK(info[0].outcome == AMP_STEP_SKIPPED_MODEL && info[1].outcome == AMP_STEP_SKIPPED_MODEL);
     CHECK_MSG(strstr(info[0].message, "'input1'") && strstr(info[1].message, "another rank"), "%s / %s",
               info[0].message, info[1].message);
-    CHECK(amp_model_scaler(a.m)->state.scale == 512.0f && amp_model_scaler(b.m)->state.scale == 512.0f);
+    CHECK(amp_model_scaler(a.m)->state.scale == 1024.0f && amp_model_scaler(b.m)->state.scale == 1024.0f);
     snap(&snap_c, a); CHECK(same(&snap_a, &snap_c));
     snap(&snap_c, b); CHECK(same(&snap_b, &snap_c));
     /* A flag alone, as from a GPU whose sum has hidden the inf: rank 1 skips although its gradients are finite. */
@@ -1261,7 +1330,7 @@ static void test_ranks_skip_together(void) {
     CHECK(step_ranks(a.m, &ba, b.m, &bb, info));
     CHECK(info[0].outcome == AMP_STEP_SKIPPED_OVERFLOW && info[1].outcome == AMP_STEP_SKIPPED_OVERFLOW);
     CHECK_MSG(strstr(info[1].message, "another rank"), "%s", info[1].message);
-    CHECK(info[0].grad_norm > 1e300 && amp_model_scaler(b.m)->state.scale == 256.0f);
+    CHECK(info[0].grad_norm > 1e300 && amp_model_scaler(b.m)->state.scale == 512.0f);
     snap(&snap_c, b); CHECK(same(&snap_b, &snap_c));
     free(loud);
     amp_model_destroy(a.m);
@@ -1889,6 +1958,8 @@ int main(void) {
     TEST(test_model_trouble_unseen);
     TEST(test_bad_target);
     TEST(test_looking_leaves_statistics);
+    TEST(test_dead_model);
+    TEST(test_bad_batches);
     TEST(test_floor_and_limits);
     TEST(test_skips_of_no_gradient);
     TEST(test_refusals);

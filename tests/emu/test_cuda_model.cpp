@@ -350,6 +350,44 @@ static void test_replays() {
     amp_model_destroy(m);
 }
 
+/* A loss that is not finite is told apart on the device, without a look by the host: all as on the CPU, also in a graph and
+   within micro-batches, of which the second is at fault. */
+static void test_dead_model() {
+    for (int kind = 0; kind < 3; kind++) {
+        amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+        d.accumulate = kind == 2 ? 3 : 1;
+        amp_model *cpu = make(d, build_small, NULL), *gpu = make(d, build_small, amp_cuda_backend(), kind == 1);
+        if (!cpu || !gpu) return;
+        std::vector<float> bad(pictures, pictures + 8 * PIXELS), before;
+        bad[7] = INFINITY;
+        amp_batch sound = batch_of(0, 8), b = sound;
+        b.inputs[0] = bad.data();
+        amp_result r = AMP_OK;
+        for (amp_model* m : { cpu, gpu }) {
+            for (int i = 0; i < d.accumulate; i++) CHECK(amp_train_step(m, &sound, NULL) == AMP_OK);
+            if (m == gpu) before = weights(gpu);
+            for (int step = 0; step < 22; step++)
+                for (int i = 0; i < d.accumulate; i++) {
+                    r = amp_train_step(m, d.accumulate == 1 || i == 1 ? &b : &sound, NULL);
+                    CHECK(r == (m == cpu && step >= 20 && i == d.accumulate - 1 ? AMP_ERR_OVERFLOW : AMP_OK));
+                }
+            amp_step_info info;
+            CHECK(amp_train_read(m, &info) == AMP_ERR_OVERFLOW && strstr(amp_model_error(m), "max_unsound is 20"));
+            CHECK(amp_model_scaler(m)->state.consecutive_unsound == 22 && amp_model_scaler(m)->state.scale == 65536.0f);
+        }
+        CHECK(memcmp(&amp_model_scaler(cpu)->state, &amp_model_scaler(gpu)->state, offsetof(amp_scaler_state, scale_in_use)) == 0);
+        CHECK(same(before, weights(gpu)) && amp_model_scaler(gpu)->state.skipped == 22);
+        amp_step_info info;
+        for (int i = 0; i < d.accumulate; i++) r = amp_train_step(gpu, i == d.accumulate - 1 ? &b : &sound, &info);
+        CHECK(r == AMP_ERR_OVERFLOW && info.outcome == AMP_STEP_SKIPPED_MODEL && info.scale_after == info.scale_before);
+        CHECK_MSG(strstr(info.message, "'input1'"), "%s", info.message);
+        for (int i = 0; i < d.accumulate; i++) CHECK(amp_train_step(gpu, &sound, NULL) == AMP_OK);
+        CHECK(amp_train_read(gpu, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+        amp_model_destroy(cpu);
+        amp_model_destroy(gpu);
+    }
+}
+
 static void test_limits() {
     amp_scaler_desc sd = huge_scale();
     amp_model_desc d = desc_of(AMP_O2, AMP_F16);
@@ -748,11 +786,12 @@ static void test_predictions_and_statistics() {
 /* --- ranks ---------------------------------------------------------------------------------------------------------- */
 
 struct Ranks {
-    int calls, found_inf;
-    float flag;      /* the largest single number that this rank has said: 1 after an overflow of its own */
+    int calls, found_inf, unsound;
+    float flag;      /* the largest found_inf that this rank has said: 1 after an overflow of its own */
 };
 
-/* As if a second rank had the same gradients, and an overflow if found_inf says so (once). */
+/* As if a second rank had the same gradients, and an overflow or an unsound window if these fields say so (once). The two
+   flags are known from the gradients by their count. */
 static amp_result twice(void* data, amp_dtype t, size_t n, void* stream, void* user) {
     Ranks* ranks = (Ranks*)user;
     std::vector<unsigned char> bytes(n * amp_dtype_size(t));
@@ -761,11 +800,12 @@ static amp_result twice(void* data, amp_dtype t, size_t n, void* stream, void* u
     if (cudaStreamSynchronize((cudaStream_t)stream) != cudaSuccess) return AMP_ERR_DEVICE;
     cudaMemcpy(bytes.data(), data, bytes.size(), cudaMemcpyDeviceToHost);
     amp_convert(wide.data(), AMP_F32, bytes.data(), t, n);
-    if (n == 1 && wide[0] > ranks->flag) ranks->flag = wide[0];
+    if (n == 2 && wide[0] > ranks->flag) ranks->flag = wide[0];
     for (float& x : wide) x *= 2.0f;
-    if (n == 1 && ranks->found_inf) {
-        wide[0] = 1.0f;
-        ranks->found_inf = 0;
+    if (n == 2 && (ranks->found_inf || ranks->unsound)) {
+        wide[0] = (float)ranks->found_inf;
+        wide[1] = (float)ranks->unsound;
+        ranks->found_inf = ranks->unsound = 0;
     }
     amp_convert(bytes.data(), t, wide.data(), AMP_F32, n);
     return cudaMemcpy(data, bytes.data(), bytes.size(), cudaMemcpyHostToDevice) == cudaSuccess ? AMP_OK : AMP_ERR_DEVICE;
@@ -775,7 +815,7 @@ static void test_ranks() {
     static const amp_dtype types[] = { AMP_F32, AMP_F16 };
     for (amp_dtype t : types) {
         amp_model_desc d = desc_of(AMP_O2, AMP_F16);
-        Ranks ranks = { 0, 0, -1.0f };
+        Ranks ranks = { 0, 0, 0, -1.0f };
         amp_comm comm = { twice, 0, 2, &ranks };
         d.grad_dtype = t;
         amp_model* alone = make(d, build_plain, amp_cuda_backend());
@@ -792,6 +832,10 @@ static void test_ranks() {
         ranks.found_inf = 1;
         CHECK(amp_train_step(pair, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
         CHECK(same(before, weights(pair)) && info.scale_after == 0.5f * info.scale_before && ranks.flag == 0.0f);
+        ranks.unsound = 1;
+        CHECK(amp_train_step(pair, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_MODEL);
+        CHECK_MSG(strstr(info.message, "another rank") && info.scale_after == info.scale_before, "%s", info.message);
+        CHECK(same(before, weights(pair)) && ranks.flag == 0.0f);
         CHECK(amp_scaler_set_scale(amp_model_scaler(pair), 1e30f) == AMP_OK);
         CHECK(amp_train_step(pair, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
         CHECK_MSG(ranks.flag == 1.0f && same(before, weights(pair)), "%g", (double)ranks.flag);
@@ -940,6 +984,7 @@ int main() {
     TEST(test_overflow_leaves_no_trace);
     TEST(test_replays);
     TEST(test_limits);
+    TEST(test_dead_model);
     TEST(test_no_waiting);
     TEST(test_no_error_is_left);
     TEST(test_batch_is_free_at_once);

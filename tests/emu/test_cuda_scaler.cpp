@@ -563,7 +563,7 @@ static void test_limits() {
     amp_cuda_scaler_destroy(s);
 }
 
-/* A scale without a finite inverse stops every step, and the next read says so. */
+/* A scale without a finite inverse stops every step, and each read says so. */
 static void test_useless_scale() {
     amp_scaler_desc d = {};
     d.init_scale = 4e-39f;
@@ -578,13 +578,44 @@ static void test_useless_scale() {
         if (step == 0) s.report();
         s.agree(0);
         s.update();
+        gpu_said.clear();
+        CHECK(s.limit == AMP_ERR_OVERFLOW);
+        s.agree(0);
+        CHECK(gpu_said.find("amp_scaler_set_scale brings it back") != std::string::npos);
     }
-    gpu_said.clear();
-    s.agree(0);
     s.scale_loss();
     s.check(t);
     s.agree(0);
-    CHECK(gpu_said.find("no finite inverse") != std::string::npos && s.cpu.state.found_inf);
+    CHECK(s.cpu.state.found_inf);
+}
+
+/* Losses that are not finite: no step, the scale stays, and more than 20 windows in a row are an error. */
+static void test_unsound() {
+    const uint32_t kinds[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xff800001u };
+    amp_scaler_desc fixed = {}, dynamic = {};
+    fixed.preset = AMP_SCALER_MINDSPORE_FIXED;
+    fixed.ignore_overflow = 1;
+    dynamic.growth_interval = 2;
+    for (const amp_scaler_desc& d : { dynamic, fixed }) {
+        Scalers s(&d);
+        Twins t;
+        t.add(AMP_F32, 10, 0);
+        t.make(&s.exec);
+        for (int step = 0; step < 24; step++) {
+            t.fill(1.0f);
+            s.scale_loss();
+            std::vector<float> losses = { 3.0e38f, -1.0f, 0.0f };
+            if (step > 1) memcpy(&losses[step % 3], &kinds[step % 4], 4);
+            s.check_losses(losses);
+            s.check(t);
+            s.agree(10);
+            CHECK(s.cpu.state.unsound == (step > 1) && s.cpu.info.unsound == (step > 1));
+            s.update();
+            CHECK(s.limit == (step < 22 ? AMP_OK : AMP_ERR_OVERFLOW));
+            s.agree(10);
+            CHECK(s.cpu.state.scale == (d.ignore_overflow ? 128.0f : 131072.0f));
+        }
+    }
 }
 
 /* --- state out and in --------------------------------------------------------------------------------------- */
@@ -692,6 +723,7 @@ static void test_refused_descs() {
     REFUSED(amp_cuda_scaler_check(nullptr, nullptr, &exec), AMP_ERR_ARGUMENT, "check: the scaler is NULL");
     REFUSED(amp_cuda_scaler_unscale(nullptr, nullptr, &exec), AMP_ERR_ARGUMENT, "unscale: the scaler is NULL");
     REFUSED(amp_cuda_scaler_report_overflow(nullptr, &exec), AMP_ERR_ARGUMENT, "overflow: the scaler is NULL");
+    REFUSED(amp_cuda_scaler_check_loss(nullptr, nullptr, 1, &exec), AMP_ERR_ARGUMENT, "check_loss: the scaler is NULL");
     CHECK(amp_cuda_scaler_update(nullptr, nullptr) == AMP_ERR_ARGUMENT);
 }
 
@@ -904,6 +936,7 @@ int main() {
     TEST(test_moved_scale);
     TEST(test_limits);
     TEST(test_useless_scale);
+    TEST(test_unsound);
     TEST(test_write);
     TEST(test_refused_lists);
     TEST(test_refused_descs);

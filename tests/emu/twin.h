@@ -163,7 +163,7 @@ static inline bool close_norm(double a, double b, size_t n) {
 
 /* What a window has found is the same; the norm of n elements within its bound. */
 static inline bool same_info(const amp_overflow_info& a, const amp_overflow_info& b, size_t n) {
-    return a.found_inf == b.found_inf && a.inf_count == b.inf_count && a.nan_count == b.nan_count
+    return a.found_inf == b.found_inf && a.unsound == b.unsound && a.inf_count == b.inf_count && a.nan_count == b.nan_count
            && a.first_tensor == b.first_tensor && a.first_index == b.first_index
            && strcmp(a.first_name, b.first_name) == 0 && a.last_tensor == b.last_tensor
            && strcmp(a.last_name, b.last_name) == 0 && close_norm(a.norm, b.norm, n);
@@ -195,6 +195,15 @@ struct Scalers {
     void scale_loss() {
         amp_scaler_scale_loss(&cpu, 1.0f);
         CHECK(amp_cuda_scaler_loss_scale(gpu) == &amp_cuda_scaler_device_state(gpu)->scale_in_use);
+    }
+    void check_losses(const std::vector<float>& losses) {
+        float* there = nullptr;
+        for (float loss : losses) amp_scaler_scale_loss(&cpu, loss);
+        OK(cudaMalloc(&there, losses.size() * sizeof(float)));
+        OK(cudaMemcpy(there, losses.data(), losses.size() * sizeof(float), cudaMemcpyHostToDevice));
+        CHECK(amp_cuda_scaler_check_loss(gpu, there, (int)losses.size(), &exec) == AMP_OK);
+        OK(cudaStreamSynchronize((cudaStream_t)exec.stream));
+        OK(cudaFree(there));
     }
     void check(Twins& t) {
         SAME(amp_scaler_check(&cpu, t.here.data(), t.count(), nullptr), amp_cuda_scaler_check(gpu, t.list, &exec));
