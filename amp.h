@@ -43,7 +43,8 @@
    Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32
    weights that an optimizer updates; a low copy is written in the same pass. loss scale: the factor that
    keeps small gradients out of half's underflow. unscale: dividing it out again, in FP32. found_inf: a
-   gradient is inf or NaN, so the step is skipped.
+   gradient is inf or NaN, so the step is skipped. Where only the update would make inf or NaN of a weight or a
+   moment, that element stays as it was, and amp_optimizer_info counts and names it.
    Letters.   N images or rows, C channels, H x W pixels, I inputs, O outputs, K classes, R rows, D their
    length.
    Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is
@@ -1026,7 +1027,7 @@ typedef struct amp_optimizer_desc {
                                    parameters */
     int   maximize;             /* 1 = ascend: for gradients kept with inverted sign */
     int   unchecked;            /* 1 = without a scaler, do not look for inf and NaN (saves one read of
-                                   the gradients) */
+                                   the gradients): elements that have one stay as they were */
     amp_schedule schedule;
     const amp_param_group* groups; /* NULL = one group with the desc's settings; copied: at most
                                       AMP_MAX_GROUPS */
@@ -1089,6 +1090,12 @@ typedef struct amp_optimizer_info {
                                    0 if nobody looked (no scaler, no clip_norm, and unchecked) */
     float  clip_coefficient;    /* 1 = not clipped */
     amp_overflow_info overflow; /* of the window; without a scaler, of this step */
+    uint64_t update_overflows;  /* elements of an applied step that stay as they were, moments and all, since the update
+                                   would have made one of m, v, w inf or NaN (a weight without a master: in 16 bits) */
+    uint64_t saturated;         /* low copies of larger masters, which are the largest finite value */
+    int      update_tensor;     /* index of the first parameter with one of either; -1 if none */
+    uint64_t update_index;      /* element in it */
+    char     update_name[48];   /* its name, cut to fit */
 } amp_optimizer_info;
 
 /* Unscales the gradients in place now (so that the caller can look at them or clip by hand);
@@ -1097,10 +1104,12 @@ typedef struct amp_optimizer_info {
 AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
 
 /* One step: check (unless amp_scaler_check has seen just this list since the last scale_loss: nothing may
-   write to the gradients between the two, or an overflow is applied and the clip uses the old norm), then
+   write to the gradients between the two, or an overflow skips nothing and the clip uses the old norm), then
    skip, or update with unscale and clip folded in; no unscale if amp_scaler_unscale,
    amp_scaler_unscale_into or amp_optimizer_unscale did it in this window: to all of these gradients, in
-   one list or several (anything else is AMP_ERR_STATE). s == NULL: gradients are not scaled. Does not
+   one list or several (anything else is AMP_ERR_STATE). What the update makes is looked at too: an element whose new
+   m, v or w is inf or NaN keeps its old ones, and a low copy too large for its type becomes the largest finite value;
+   info tells of both, and the step counts as applied. s == NULL: gradients are not scaled. Does not
    call amp_scaler_update: with several optimizers on one scaler all step first, and an overflow that one
    of them or a check has seen skips those that follow. info may be NULL. A scaler without a logger tells that of o
    what is wrong. AMP_ERR_STATE: before any scale_loss, twice in a window, no parameter with a gradient.
@@ -1499,7 +1508,9 @@ typedef struct amp_step_info {
     float    lr;                   /* the base rate of this step, schedule included */
     double   grad_norm;            /* of the unscaled gradients; inf if skipped; 0 for a micro-batch */
     amp_overflow_info overflow;    /* counts, first and last tensor among the weight gradients */
-    char     message[288];         /* a sentence if the step was skipped; "" otherwise */
+    uint64_t update_overflows;     /* as in amp_optimizer_info: elements that an applied step left as they were, */
+    uint64_t saturated;            /* and 16-bit copies of masters too large for them */
+    char     message[288];         /* a sentence if the step was skipped, or one of these two is not 0; "" otherwise */
 } amp_step_info;
 
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
@@ -20452,12 +20463,22 @@ AMPI_FN amp_result ampi_optimizer_make(amp_optimizer* o, const amp_optimizer_des
     return AMP_OK;
 }
 
+/* 16-bit weights: what would be infinite is the largest finite value. */
+AMPI_FN void ampi_store_saturated(uint16_t* low, amp_dtype t, const float* w, size_t n) {
+    size_t i, part;
+    ampi_store_f32(low, t, 0, w, n);
+    for (i = 0; i < n; i += part) {
+        part = ampi_min_size(n - i, AMPI_BLOCK);
+        ampi_saturate((unsigned char*)(low + i), t, part);
+    }
+}
+
 /* The 16-bit copies of the masters. */
 AMPI_FN void ampi_params_write_low(const amp_param* params, int count) {
     int i;
     for (i = 0; i < count; i++)
         if (params[i].master && params[i].low)
-            ampi_store_f32(params[i].low, params[i].low_dtype, 0, params[i].master, params[i].count);
+            ampi_store_saturated((uint16_t*)params[i].low, params[i].low_dtype, params[i].master, params[i].count);
 }
 
 AMP_DEF amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc* desc, amp_param* params,
@@ -20482,13 +20503,46 @@ typedef struct ampi_update {
     int   by_pages;         /* see ampi_fetch_later */
 } ampi_update;
 
-typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u);
+/* Limits, the largest magnitudes as bits that are no overflow: of any float, of a weight, of one whose 16-bit copy is
+   finite. And the overflows: elements that stay as they were, copies that saturate, the first place of either. A limit
+   comes from memory, or a compiler for finite floats alone could take its test away. */
+typedef struct ampi_update_seen {
+    uint32_t finite, last, low;
+    float    zero;
+    uint32_t held, saturated;
+    size_t   base, first;   /* base: the number of the element that a kernel calls 0 */
+} ampi_update_seen;
+
+/* Whether element i stays as it was, given what its weight and second moment would become: a first moment that
+   overflows takes the weight along. */
+AMPI_HD AMPI_FN int ampi_update_stays(float w, float v, size_t i, ampi_update_seen* seen) {
+    const uint32_t size = ampi_bits(w) & 0x7fffffffu;
+    const int stays = size > seen->last || (ampi_bits(v) & 0x7fffffffu) > seen->finite;
+    if (!stays && size <= seen->low) return 0;
+    if (seen->held + seen->saturated == 0) seen->first = seen->base + i;
+    if (stays) seen->held++;
+    else seen->saturated++;
+    return stays;
+}
+
+typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n, const ampi_update* u,
+                               ampi_update_seen* seen);
+
+/* A turn of k elements in which there is an overflow, one element at a time. */
+AMPI_APART void ampi_update_singly(ampi_update_fn scalar, float* w, float* g, float* m, float* v, size_t i, size_t k,
+                                   const ampi_update* u, ampi_update_seen* seen) {
+    seen->base += i;
+    scalar(w + i, g + i, m ? m + i : NULL, v ? v + i : NULL, k, u, seen);
+    seen->base -= i;
+}
 
 /* The same few operations on 16, 8, 4 or 1 floats. load and put: the first k of them, the others are 0 or not written.
    (A padded copy, written in pieces and read as a whole, would have to wait until it is in the cache. So do masked
    loads over bytes just written, masked out or not, which is why they are as narrow as they can be.) flush: a value
    with exponent zero becomes +0. fetch: some lines ahead, as the processor's own prefetchers do not keep up with four
-   arrays; own: the same for the weights, which all threads have read. end: what a kernel ends with. */
+   arrays; own: the same for the weights, which all threads have read. end: what a kernel ends with. over: not 0 if a
+   magnitude is above a limit; over_both: that of a new weight or second moment. sound: x, but 0 where y is above it.
+   stays: 1 if the turn needs nothing more. */
 #define ampi_v_scalar float
 #define ampi_load_scalar(p, k) (*(p))
 #define ampi_put_scalar(p, k, x) (*(p) = (x))
@@ -20500,6 +20554,11 @@ typedef void (*ampi_update_fn)(float* w, float* g, float* m, float* v, size_t n,
 #define ampi_end_scalar() ((void)0)
 #define ampi_sqrt_scalar(a) sqrtf(a)
 #define ampi_fma_scalar(a, b, c) ampi_fma(AMPI_FMA_NATIVE, a, b, c)
+#define ampi_over_scalar(x, limit) ((ampi_bits(x) & 0x7fffffffu) > (limit))
+#define ampi_over_both_scalar(w, v) (ampi_over_scalar(w, seen->low) || ampi_over_scalar(v, seen->finite))
+#define ampi_sound_scalar(x, y, limit) (ampi_over_scalar(y, limit) ? 0.0f : (x))
+#define ampi_stays_scalar(name, w, v) ampi_update_stays(w, v, i, seen)
+#define AMPI_STAYS_SINGLY(name) (ampi_update_singly(ampi_##name##_scalar, w, g, m, v, i, k, u, seen), 1)
 AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
     return (ampi_bits(x) & 0x7f800000u) ? x : 0.0f;
 }
@@ -20518,6 +20577,16 @@ AMPI_HD AMPI_INLINE float ampi_flush_scalar(float x) {
 #define ampi_end_avx2 ampi_clear_upper
 #define ampi_sqrt_avx2 _mm256_sqrt_ps
 #define ampi_fma_avx2 _mm256_fmadd_ps
+/* 0 times what is not finite is NaN: the cheapest here. */
+#define ampi_over_both_avx2(w, v) \
+    ampi_over_avx2(_mm256_fmadd_ps(v, _mm256_set1_ps(seen->zero), w), seen->low)
+#define ampi_stays_avx2(name, w, v) AMPI_STAYS_SINGLY(name)
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_beyond_avx2(__m256 x, uint32_t limit) {
+    __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
+    return _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((int)limit), magnitude));
+}
+#define ampi_over_avx2(x, limit) _mm256_movemask_ps(ampi_beyond_avx2(x, limit))
+#define ampi_sound_avx2(x, y, limit) _mm256_blendv_ps(x, _mm256_setzero_ps(), ampi_beyond_avx2(y, limit))
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_load_first_avx2(const float* p, size_t k) {
     const __m256i mask = AMPI_V8_MASK(k);
     if (k > 4) return _mm256_maskload_ps(p, mask);
@@ -20544,6 +20613,13 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_flush_avx2(__m256 x) {
 /* gcc 12 warns about the plain _mm512_sqrt_ps. */
 #define ampi_sqrt_avx512(a) _mm512_maskz_sqrt_ps((__mmask16)0xffff, a)
 #define ampi_fma_avx512 _mm512_fmadd_ps
+#define ampi_over_both_avx512(w, v) (ampi_over_avx512(w, seen->low) | ampi_over_avx512(v, seen->finite))
+#define ampi_stays_avx512(name, w, v) AMPI_STAYS_SINGLY(name)
+AMPI_TARGET_AVX512 AMPI_VECTOR __mmask16 ampi_over_avx512(__m512 x, uint32_t limit) {
+    __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+    return _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32((int)limit));
+}
+#define ampi_sound_avx512(x, y, limit) _mm512_mask_mov_ps(x, ampi_over_avx512(y, limit), _mm512_setzero_ps())
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_flush_avx512(__m512 x) {
     return _mm512_maskz_mov_ps(
         _mm512_test_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32(0x7f800000)), x);
@@ -20562,6 +20638,15 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_flush_avx512(__m512 x) {
 #define ampi_end_neon() ((void)0)
 #define ampi_sqrt_neon vsqrtq_f32
 #define ampi_fma_neon(a, b, c) vfmaq_f32(c, a, b)
+#define ampi_over_both_neon(w, v) \
+    vmaxvq_u32(vorrq_u32(ampi_beyond_neon(w, seen->low), ampi_beyond_neon(v, seen->finite)))
+#define ampi_stays_neon(name, w, v) AMPI_STAYS_SINGLY(name)
+AMPI_INLINE uint32x4_t ampi_beyond_neon(float32x4_t x, uint32_t limit) {
+    return vcgtq_u32(vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffffu)), vdupq_n_u32(limit));
+}
+#define ampi_over_neon(x, limit) vmaxvq_u32(ampi_beyond_neon(x, limit))
+#define ampi_sound_neon(x, y, limit) \
+    vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), ampi_beyond_neon(y, limit)))
 AMPI_INLINE float32x4_t ampi_load_first_neon(const float* p, size_t k) {
     float32x4_t x = vdupq_n_f32(0.0f);
     if (k >= 4) return vld1q_f32(p);
@@ -20582,20 +20667,28 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
 #endif
 
 /* The kernels of one instruction set, as functions of the signature ampi_update_fn; there is no sum outside an fma. A
-   turn takes elements [i, i + k); `rest` gives the turns behind the last whole one, of up to 8 elements. lamb_moments
-   leaves the direction in g, lamb_direction forms it again from the moments. */
-#define AMPI_UPDATE_PARAMS float *w, float *g, float *m, float *v, size_t n, const ampi_update *u
-#define AMPI_UPDATE_TURN float *w, float *g, float *m, float *v, size_t i, size_t k, int by_pages, const ampi_update *u
+   turn takes elements [i, i + k); `rest` gives the turns behind the last whole one, of up to 8 elements. lamb_direction
+   leaves the direction in g, 0 for an element that stays, and nothing else; lamb forms it again. */
+#define AMPI_UPDATE_PARAMS                                                                               \
+    float *w, float *g, float *m, float *v, size_t n, const ampi_update *u, ampi_update_seen *seen
+#define AMPI_UPDATE_TURN                                                                                 \
+    float *w, float *g, float *m, float *v, size_t i, size_t k, int by_pages, const ampi_update *u,      \
+    ampi_update_seen *seen
 #define AMPI_UPDATE_LOOP(name, isa, target, lanes, rest)                                                 \
     target AMPI_FN void ampi_##name##_##isa(AMPI_UPDATE_PARAMS) {                                        \
         const size_t whole = n - n % lanes;                                                              \
         size_t i = 0;                                                                                    \
         if (u->by_pages)                                                                                 \
-            for (; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, 1, u);          \
-        for (; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, 0, u);              \
-        for (; i < n; i += 8) ampi_##name##_turn_##rest(w, g, m, v, i, n - i < 8 ? n - i : 8, 0, u);     \
+            for (; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, 1, u, seen);    \
+        for (; i < whole; i += lanes) ampi_##name##_turn_##isa(w, g, m, v, i, lanes, 0, u, seen);        \
+        for (; i < n; i += 8) ampi_##name##_turn_##rest(w, g, m, v, i, n - i < 8 ? n - i : 8, 0, u, seen);\
         ampi_end_##isa();                                                                                \
     }
+/* After a look at what w (and v) would become, the turn ends where an element of it stays as it was. */
+#define AMPI_LOOK_AT_W(name, isa, w_new)                                                                 \
+    if (ampi_over_##isa(w_new, seen->low) && ampi_stays_##isa(name, w_new, w_new)) return;
+#define AMPI_LOOK_AT_BOTH(name, isa, w_new, v_new)                                                       \
+    if (ampi_over_both_##isa(w_new, v_new) && ampi_stays_##isa(name, w_new, v_new)) return;
 #define AMPI_OPTIMIZER_KERNELS(isa, target, lanes, rest)                                                 \
     typedef ampi_v_##isa ampi_vector_##isa;                                                              \
     /* mult*g + l2*w */                                                                                  \
@@ -20607,27 +20700,23 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         return ampi_fma_##isa(ampi_set_##isa(u->l2), ampi_load_##isa(w, k),                              \
                               ampi_mul_##isa(ampi_set_##isa(u->mult), ampi_load_##isa(g, k)));           \
     }                                                                                                    \
-    /* m = b1*m + c1*g */                                                                                \
-    target AMPI_VECTOR ampi_vector_##isa ampi_first_moment_##isa(float* m, size_t k, ampi_vector_##isa g,\
-                                                                 int by_pages, const ampi_update* u) {   \
+    /* b1*m + c1*g */                                                                                    \
+    target AMPI_VECTOR ampi_vector_##isa ampi_first_moment_##isa(const float* m, size_t k,               \
+                                                                 ampi_vector_##isa g, int by_pages,      \
+                                                                 const ampi_update* u) {                 \
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->c1), g);                               \
-        ampi_vector_##isa x = ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m, k), part);        \
         (void)k; (void)by_pages;                                                                         \
-        x = ampi_flush_##isa(x);                                                                         \
         ampi_fetch_##isa(m, by_pages);                                                                   \
-        ampi_put_##isa(m, k, x);                                                                         \
-        return x;                                                                                        \
+        return ampi_flush_##isa(ampi_fma_##isa(ampi_set_##isa(u->b1), ampi_load_##isa(m, k), part));     \
     }                                                                                                    \
-    /* v = b2*v + c2*g*g */                                                                              \
-    target AMPI_VECTOR ampi_vector_##isa ampi_second_moment_##isa(float* v, size_t k, ampi_vector_##isa g,\
-                                                                  int by_pages, const ampi_update* u) {  \
+    /* b2*v + c2*g*g */                                                                                  \
+    target AMPI_VECTOR ampi_vector_##isa ampi_second_moment_##isa(const float* v, size_t k,              \
+                                                                  ampi_vector_##isa g, int by_pages,     \
+                                                                  const ampi_update* u) {                \
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->b2), ampi_load_##isa(v, k));           \
-        ampi_vector_##isa x = ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, part);         \
         (void)k; (void)by_pages;                                                                         \
-        x = ampi_flush_##isa(x);                                                                         \
         ampi_fetch_##isa(v, by_pages);                                                                   \
-        ampi_put_##isa(v, k, x);                                                                         \
-        return x;                                                                                        \
+        return ampi_flush_##isa(ampi_fma_##isa(ampi_mul_##isa(ampi_set_##isa(u->c2), g), g, part));      \
     }                                                                                                    \
     /* m / (sqrt(v)*r2 + eps) */                                                                         \
     target AMPI_VECTOR ampi_vector_##isa ampi_quotient_##isa(ampi_vector_##isa m, ampi_vector_##isa v,   \
@@ -20635,50 +20724,70 @@ AMPI_INLINE float32x4_t ampi_flush_neon(float32x4_t x) {
         return ampi_div_##isa(m, ampi_fma_##isa(ampi_sqrt_##isa(v), ampi_set_##isa(u->r2),               \
                                                 ampi_set_##isa(u->eps)));                                \
     }                                                                                                    \
-    /* w = decay*w + step*direction */                                                                   \
-    target AMPI_VECTOR void ampi_move_##isa(float* w, size_t k, ampi_vector_##isa direction,             \
-                                            const ampi_update* u) {                                      \
-        ampi_vector_##isa kept = ampi_mul_##isa(ampi_load_##isa(w, k), ampi_set_##isa(u->decay));        \
-        (void)k;                                                                                         \
-        ampi_put_##isa(w, k, ampi_fma_##isa(ampi_set_##isa(u->step), direction, kept));                  \
-    }                                                                                                    \
-    /* g = m*r1 / (sqrt(v)*r2 + eps) + wd*w */                                                           \
-    target AMPI_VECTOR void ampi_direct_##isa(const float* w, float* g, size_t k, ampi_vector_##isa m,   \
-                                              ampi_vector_##isa v, const ampi_update* u) {               \
+    /* m*r1 / (sqrt(v)*r2 + eps) + wd*w */                                                               \
+    target AMPI_VECTOR ampi_vector_##isa ampi_direct_##isa(const float* w, size_t k, ampi_vector_##isa m,\
+                                                           ampi_vector_##isa v, const ampi_update* u) {  \
         ampi_vector_##isa x = ampi_quotient_##isa(ampi_mul_##isa(m, ampi_set_##isa(u->r1)), v, u);       \
         (void)k;                                                                                         \
-        ampi_put_##isa(g, k, ampi_fma_##isa(ampi_set_##isa(u->wd), ampi_load_##isa(w, k), x));           \
+        return ampi_fma_##isa(ampi_set_##isa(u->wd), ampi_load_##isa(w, k), x);                          \
+    }                                                                                                    \
+    /* decay*w + step*direction */                                                                       \
+    target AMPI_VECTOR ampi_vector_##isa ampi_moved_##isa(const float* w, size_t k,                      \
+                                                          ampi_vector_##isa direction,                   \
+                                                          const ampi_update* u) {                        \
+        ampi_vector_##isa kept = ampi_mul_##isa(ampi_load_##isa(w, k), ampi_set_##isa(u->decay));        \
+        (void)k;                                                                                         \
+        return ampi_fma_##isa(ampi_set_##isa(u->step), direction, kept);                                 \
     }                                                                                                    \
     target AMPI_VECTOR void ampi_sgd_turn_##isa(AMPI_UPDATE_TURN) {                                      \
+        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
         (void)m; (void)v;                                                                                \
-        ampi_move_##isa(w + i, k, ampi_gradient_##isa(w + i, g + i, k, by_pages, u), u);                 \
+        x = ampi_moved_##isa(w + i, k, x, u);                                                            \
+        AMPI_LOOK_AT_W(sgd, isa, x)                                                                      \
+        ampi_put_##isa(w + i, k, x);                                                                     \
     }                                                                                                    \
     target AMPI_VECTOR void ampi_momentum_turn_##isa(AMPI_UPDATE_TURN) {                                 \
         ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
         ampi_vector_##isa buffer = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                    \
         ampi_vector_##isa part = ampi_mul_##isa(ampi_set_##isa(u->raw), x);                              \
         (void)v;                                                                                         \
-        ampi_move_##isa(w + i, k, ampi_fma_##isa(ampi_set_##isa(u->buf), buffer, part), u);              \
+        x = ampi_moved_##isa(w + i, k, ampi_fma_##isa(ampi_set_##isa(u->buf), buffer, part), u);         \
+        AMPI_LOOK_AT_W(momentum, isa, x)                                                                 \
+        ampi_put_##isa(m + i, k, buffer);                                                                \
+        ampi_put_##isa(w + i, k, x);                                                                     \
     }                                                                                                    \
     target AMPI_VECTOR void ampi_adam_turn_##isa(AMPI_UPDATE_TURN) {                                     \
         ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
         ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                     \
         ampi_vector_##isa second = ampi_second_moment_##isa(v + i, k, x, by_pages, u);                   \
-        ampi_move_##isa(w + i, k, ampi_quotient_##isa(first, second, u), u);                             \
+        x = ampi_moved_##isa(w + i, k, ampi_quotient_##isa(first, second, u), u);                        \
+        AMPI_LOOK_AT_BOTH(adam, isa, x, second)                                                          \
+        ampi_put_##isa(m + i, k, first);                                                                 \
+        ampi_put_##isa(v + i, k, second);                                                                \
+        ampi_put_##isa(w + i, k, x);                                                                     \
     }                                                                                                    \
-    target AMPI_VECTOR void ampi_lamb_moments_turn_##isa(AMPI_UPDATE_TURN) {                             \
+    target AMPI_VECTOR void ampi_lamb_turn_##isa(AMPI_UPDATE_TURN) {                                     \
         ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
         ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                     \
-        ampi_direct_##isa(w + i, g + i, k, first, ampi_second_moment_##isa(v + i, k, x, by_pages, u), u);\
+        ampi_vector_##isa second = ampi_second_moment_##isa(v + i, k, x, by_pages, u);                   \
+        x = ampi_moved_##isa(w + i, k, ampi_direct_##isa(w + i, k, first, second, u), u);                \
+        AMPI_LOOK_AT_BOTH(lamb, isa, x, second)                                                          \
+        ampi_put_##isa(m + i, k, first);                                                                 \
+        ampi_put_##isa(v + i, k, second);                                                                \
+        ampi_put_##isa(w + i, k, x);                                                                     \
     }                                                                                                    \
     target AMPI_VECTOR void ampi_lamb_direction_turn_##isa(AMPI_UPDATE_TURN) {                           \
-        (void)by_pages;                                                                                  \
-        ampi_direct_##isa(w + i, g + i, k, ampi_load_##isa(m + i, k), ampi_load_##isa(v + i, k), u);     \
+        ampi_vector_##isa x = ampi_gradient_##isa(w + i, g + i, k, by_pages, u);                         \
+        ampi_vector_##isa first = ampi_first_moment_##isa(m + i, k, x, by_pages, u);                     \
+        ampi_vector_##isa second = ampi_second_moment_##isa(v + i, k, x, by_pages, u);                   \
+        x = ampi_direct_##isa(w + i, k, first, second, u);                                               \
+        x = ampi_sound_##isa(x, x, seen->finite);                                                        \
+        ampi_put_##isa(g + i, k, ampi_sound_##isa(x, second, seen->finite));                             \
     }                                                                                                    \
     AMPI_UPDATE_LOOP(sgd, isa, target, lanes, rest)                                                      \
     AMPI_UPDATE_LOOP(momentum, isa, target, lanes, rest)                                                 \
     AMPI_UPDATE_LOOP(adam, isa, target, lanes, rest)                                                     \
-    AMPI_UPDATE_LOOP(lamb_moments, isa, target, lanes, rest)                                             \
+    AMPI_UPDATE_LOOP(lamb, isa, target, lanes, rest)                                                     \
     AMPI_UPDATE_LOOP(lamb_direction, isa, target, lanes, rest)
 
 AMPI_OPTIMIZER_KERNELS(scalar, AMPI_HD, 1, scalar)
@@ -20691,12 +20800,12 @@ AMPI_OPTIMIZER_KERNELS(neon, , 4, neon)
 #endif
 
 typedef enum ampi_update_kind {
-    AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_LAMB_MOMENTS, AMPI_LAMB_DIRECTION
+    AMPI_UPDATE_SGD, AMPI_UPDATE_MOMENTUM, AMPI_UPDATE_ADAM, AMPI_UPDATE_LAMB, AMPI_LAMB_DIRECTION
 } ampi_update_kind;
 
 /* In the order of the enum. */
 #define AMPI_UPDATE_ROW(isa) \
-    { ampi_sgd_##isa, ampi_momentum_##isa, ampi_adam_##isa, ampi_lamb_moments_##isa, ampi_lamb_direction_##isa }
+    { ampi_sgd_##isa, ampi_momentum_##isa, ampi_adam_##isa, ampi_lamb_##isa, ampi_lamb_direction_##isa }
 AMPI_FN ampi_update_fn ampi_update_kernel(ampi_update_kind kind) {
     static const ampi_update_fn scalar[] = AMPI_UPDATE_ROW(scalar);
 #if AMPI_X86
@@ -20728,8 +20837,9 @@ typedef struct ampi_step {
     const amp_param* params;        /* the pass's first parameter */
     const ampi_update* updates;     /* by group */
     ampi_update_kind kind;
+    int first;                      /* number of params[0] among the optimizer's */
+    amp_optimizer_info* info;       /* for overflows of the update */
     double w_sum, direction_sum;    /* LAMB: sums of squares */
-    float trust;                    /* LAMB: -lr * ratio */
 } ampi_step;
 
 /* Weights of a block as floats: the master's, or the low ones widened. */
@@ -20739,40 +20849,69 @@ AMPI_FN float* ampi_weights(const amp_param* p, size_t i, size_t n, float* tile)
     return tile;
 }
 
+/* Without a master a weight must fit its 16 bits; otherwise its copy saturates. */
+AMPI_HD AMPI_FN void ampi_update_limits(ampi_update_seen* seen, int has_master, int has_low, amp_dtype low) {
+    memset(seen, 0, sizeof *seen);
+    seen->finite = 0x7f7fffffu;
+    seen->low = !has_low ? seen->finite : low == AMP_F16 ? 0x477fefffu : 0x7f7f7fffu;   /* below 65520, 2^128 - 2^119 */
+    seen->last = has_master ? seen->finite : seen->low;
+}
+
 AMPI_FN void ampi_update_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
     const ampi_update* u = &step->updates[p->group];
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g_tile[AMPI_BLOCK];
+    ampi_update_seen seen;
     size_t i, n;
+    ampi_update_limits(&seen, p->master != NULL, p->low != NULL, p->low_dtype);
     for (i = c->offset; i < c->offset + c->n && !u->frozen; i += n) {
         float *w, *g = g_tile;
         n = ampi_block_to_line(c, i, p->master ? p->master : p->m);
         w = ampi_weights(p, i, n, w_tile);
         if (ampi_dtype(p->grad_dtype) == AMP_F32) g = (float*)p->grad + i;
         else ampi_load_f32(g_tile, p->grad, p->grad_dtype, i, n);
-        ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u);
-        if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
+        seen.base = i;
+        ampi_update_kernel(step->kind)(w, g, p->m ? p->m + i : NULL, p->v ? p->v + i : NULL, n, u, &seen);
+        if (p->master && p->low && seen.held + seen.saturated > 0)
+            ampi_store_saturated((uint16_t*)p->low + i, p->low_dtype, w, n);
+        else if (p->low)
+            ampi_store_f32(p->low, p->low_dtype, i, w, n);
     }
+    c->inf = seen.held;
+    c->nan = seen.saturated;
+    c->first = seen.first;
 }
 
-/* LAMB, first pass: moments, and the norms of weights and direction. */
-AMPI_FN void ampi_lamb_moments_chunk(void* context, ampi_chunk* c) {
+/* Chunks arrive in order. */
+AMPI_FN void ampi_update_combine(void* context, ampi_chunk* c) {
+    const ampi_step* step = (const ampi_step*)context;
+    amp_optimizer_info* info = step->info;
+    if (c->inf + c->nan > 0 && info->update_tensor < 0) {
+        const char* name = step->params[c->tensor].name;
+        info->update_tensor = step->first + c->tensor;
+        info->update_index = c->first;
+        if (name) strncpy(info->update_name, name, sizeof info->update_name - 1);
+    }
+    info->update_overflows += c->inf;
+    info->saturated += c->nan;
+}
+
+/* LAMB, first pass: the norms of weights and direction. */
+AMPI_FN void ampi_lamb_norms_chunk(void* context, ampi_chunk* c) {
     const ampi_step* step = (const ampi_step*)context;
     const amp_param* p = &step->params[c->tensor];
     AMPI_ALIGNED float w_tile[AMPI_BLOCK], g[AMPI_BLOCK];
+    ampi_update_seen seen;
     uint32_t ignored = 0;
-    size_t i, k, n, part;
+    size_t i, n;
+    ampi_update_limits(&seen, 1, 0, AMP_F32);
     for (i = c->offset; i < c->offset + c->n; i += n) {
         float* w;
-        n = ampi_block_size(c, i);      /* also where no line begins: its sums are one part of all */
+        n = ampi_block_size(c, i);
         w = ampi_weights(p, i, n, w_tile);
         ampi_load_f32(g, p->grad, p->grad_dtype, i, n);
-        for (k = 0; k < n; k += part) {
-            float *m = p->m + i + k, *v = p->v + i + k;
-            part = ampi_min_size(n - k, ampi_block_to_line(c, i + k, p->m));
-            ampi_update_kernel(AMPI_LAMB_MOMENTS)(w + k, g + k, m, v, part, &step->updates[p->group]);
-        }
+        ampi_update_kernel(AMPI_LAMB_DIRECTION)(w, g, p->m + i, p->v + i, n, &step->updates[p->group], &seen);
         ampi_scan_f32(w, n, 0x7f7fffffu, &c->sum, &ignored);
         ampi_scan_f32(g, n, 0x7f7fffffu, &c->sum2, &ignored);
     }
@@ -20783,38 +20922,24 @@ AMPI_FN void ampi_lamb_combine(void* context, ampi_chunk* c) {
     step->direction_sum += c->sum2;
 }
 
-/* LAMB, second pass: w += trust * direction. */
-AMPI_FN void ampi_lamb_move_chunk(void* context, ampi_chunk* c) {
-    const ampi_step* step = (const ampi_step*)context;
-    const amp_param* p = &step->params[c->tensor];
-    AMPI_ALIGNED float w_tile[AMPI_BLOCK], direction[AMPI_BLOCK];
-    size_t i, n;
-    for (i = c->offset; i < c->offset + c->n; i += n) {
-        float* w;
-        n = ampi_block_to_line(c, i, p->m);
-        w = ampi_weights(p, i, n, w_tile);
-        ampi_update_kernel(AMPI_LAMB_DIRECTION)(w, direction, p->m + i, p->v + i, n, &step->updates[p->group]);
-        ampi_axpy_f32(w, direction, n, step->trust);
-        if (p->low) ampi_store_f32(p->low, p->low_dtype, i, w, n);
-    }
-}
-
-AMPI_FN void ampi_lamb_step(const amp_optimizer* o, const ampi_update* updates) {
+/* The second pass moves all: its step is -lr times the ratio of the norms. */
+AMPI_FN void ampi_lamb_step(const amp_optimizer* o, ampi_update* updates, ampi_step* step) {
     int i;
     for (i = 0; i < o->count; i++) {
         ampi_tensors t = ampi_grads_of(&o->params[i], 1);
-        const ampi_update* u = &updates[o->params[i].group];
-        ampi_step step;
+        ampi_update* u = &updates[o->params[i].group];
+        const float rate = u->step;
         double ratio = 1.0;
         if (u->frozen) continue;
-        memset(&step, 0, sizeof step);
-        step.params = &o->params[i];
-        step.updates = updates;
-        ampi_each_chunk(&t, 1, ampi_lamb_moments_chunk, ampi_lamb_combine, &step);
-        if (step.w_sum > 0.0 && step.direction_sum > 0.0)
-            ratio = sqrt(step.w_sum) / sqrt(step.direction_sum);
-        step.trust = (float)ampi_mul64((double)u->step, ratio);
-        ampi_each_chunk(&t, 1, ampi_lamb_move_chunk, NULL, &step);
+        step->params = &o->params[i];
+        step->first = i;
+        step->w_sum = step->direction_sum = 0.0;
+        ampi_each_chunk(&t, 1, ampi_lamb_norms_chunk, ampi_lamb_combine, step);
+        if (step->w_sum > 0.0 && step->direction_sum > 0.0)
+            ratio = sqrt(step->w_sum) / sqrt(step->direction_sum);
+        u->step = (float)ampi_mul64((double)rate, ratio);
+        ampi_each_chunk(&t, 1, ampi_update_chunk, ampi_update_combine, step);
+        u->step = rate;
     }
 }
 
@@ -20876,7 +21001,7 @@ AMPI_FN void ampi_optimizer_advance(amp_optimizer* o) {
     o->state.step++;
 }
 
-AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
+AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult, amp_optimizer_info* info) {
     ampi_update updates[AMP_MAX_GROUPS];
     const double factor = ampi_schedule_factor(&o->desc.schedule, o->state.step);
     ampi_tensors t = ampi_grads_of(o->params, o->count);
@@ -20886,17 +21011,16 @@ AMPI_FN void ampi_optimizer_apply(amp_optimizer* o, float mult) {
         ampi_update_of_group(&updates[i], o, i, mult, factor);
         updates[i].by_pages = ampi_by_pages();
     }
-    if (o->desc.kind == AMP_LAMB) {
-        ampi_lamb_step(o, updates);
-    } else {
-        memset(&step, 0, sizeof step);
-        step.params = o->params;
-        step.updates = updates;
-        step.kind = o->desc.kind != AMP_SGD   ? AMPI_UPDATE_ADAM
-                    : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM
-                                              : AMPI_UPDATE_SGD;
-        ampi_each_chunk(&t, 1, ampi_update_chunk, NULL, &step);
-    }
+    memset(&step, 0, sizeof step);
+    step.params = o->params;
+    step.updates = updates;
+    step.info = info;
+    step.kind = o->desc.kind == AMP_LAMB  ? AMPI_UPDATE_LAMB
+                : o->desc.kind != AMP_SGD ? AMPI_UPDATE_ADAM
+                : o->desc.momentum > 0.0f ? AMPI_UPDATE_MOMENTUM
+                                          : AMPI_UPDATE_SGD;
+    if (o->desc.kind == AMP_LAMB) ampi_lamb_step(o, updates, &step);
+    else ampi_each_chunk(&t, 1, ampi_update_chunk, ampi_update_combine, &step);
     ampi_optimizer_advance(o);
 }
 
@@ -21026,12 +21150,13 @@ AMPI_FN amp_result ampi_optimizer_step(amp_optimizer* o, amp_scaler* s, const am
     if (r != AMP_OK) return r;
     factor = s && !unscaled ? s->state.inverse : 1.0f;
     memset(&report, 0, sizeof report);
+    report.update_tensor = -1;
     report.lr = amp_schedule_lr(&o->desc.schedule, o->state.lr, o->state.step);
     report.applied = ampi_optimizer_look(o, s, t, factor, &report.overflow);
     report.grad_norm = report.overflow.norm;
     coefficient = report.applied ? ampi_clip_coefficient(o, report.grad_norm) : 1.0;
     report.clip_coefficient = (float)coefficient;
-    if (report.applied) ampi_optimizer_apply(o, (float)((double)factor * coefficient));
+    if (report.applied) ampi_optimizer_apply(o, (float)((double)factor * coefficient), &report);
     if (s) {
         ampi_scaler_note(s, t, AMPI_STEPPED, report.grad_norm);
         report.overflow = s->info;
@@ -21304,6 +21429,7 @@ struct amp_model {
     int stepped;                  /* a step was made */
     int finalized;
     int micro;                    /* micro-batches of the current step already done */
+    int told_update;              /* a sum of 1, the logger knows of overflows of the update, 2, of saturated copies */
     int saved;                    /* the running statistics from before this step can be put back */
     /* what a forward pass of this step did wrong; "" if nothing */
     char trouble[sizeof ((amp_step_info*)0)->message];
@@ -22667,12 +22793,27 @@ AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float*
                      : m->backend->download(out, AMP_F32, p->low, p->low_dtype, p->count, &m->exec);
 }
 
+/* The 16-bit weights, saturated, of values on the host, or of the masters if those are NULL. */
+AMPI_APART amp_result ampi_model_write_low(amp_model* m, const amp_param* p, const float* values) {
+    float tile[4 * AMPI_BLOCK];
+    uint16_t low[4 * AMPI_BLOCK];
+    amp_result r = AMP_OK;
+    size_t i, n;
+    for (i = 0; i < p->count && r == AMP_OK; i += n) {
+        n = ampi_min_size(p->count - i, 4 * AMPI_BLOCK);
+        if (values) memcpy(tile, values + i, n * sizeof *tile);
+        else r = m->backend->copy_out(tile, p->master + i, n * sizeof *tile, &m->exec);
+        ampi_store_saturated(low, p->low_dtype, tile, n);
+        if (r == AMP_OK) r = m->backend->copy_in((uint16_t*)p->low + i, low, n * sizeof *low, &m->exec);
+    }
+    return r;
+}
+
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values) {
     amp_result r = ampi_check_param(m, p, values, "write param");
     if (r == AMP_OK && p->master)
         r = m->backend->copy_in(p->master, values, p->count * sizeof *values, &m->exec);
-    if (r == AMP_OK && p->low)
-        r = m->backend->upload(p->low, p->low_dtype, values, AMP_F32, p->count, &m->exec);
+    if (r == AMP_OK && p->low) r = ampi_model_write_low(m, p, values);
     return r;
 }
 
@@ -22684,8 +22825,7 @@ AMP_DEF amp_result amp_model_sync_params(amp_model* m) {
         return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_sync_params: the model is not finalized");
     for (i = 0; i < m->param_count && r == AMP_OK; i++) {
         const amp_param* p = &m->params[i];
-        if (p->master && p->low)
-            r = m->backend->convert(p->low, p->low_dtype, p->master, AMP_F32, p->count, &m->exec);
+        if (p->master && p->low) r = ampi_model_write_low(m, p, NULL);
     }
     return r;
 }
@@ -23416,6 +23556,18 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
                                  : "");
 }
 
+/* What an applied step could not do; "" if nothing. */
+AMPI_FN void ampi_describe_update(const amp_optimizer_info* o, char* message, size_t size) {
+    const char* name = o->update_name[0] ? o->update_name : "?";
+    if (o->update_overflows > 0)
+        snprintf(message, size, "the update overflows: %llu weights stay as they were, their moments too; the first of %s "
+                 "is element %llu of '%s'", (ampi_ull)o->update_overflows,
+                 o->saturated ? "them and of saturated copies" : "them", (ampi_ull)o->update_index, name);
+    else if (o->saturated > 0)
+        snprintf(message, size, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
+                 "first is element %llu of '%s'", (ampi_ull)o->saturated, (ampi_ull)o->update_index, name);
+}
+
 /* Sums flags in the backend's memory over the ranks. */
 AMPI_FN amp_result ampi_sum_flags(amp_model* m, float* flags, size_t count) {
     if (m->comm.all_reduce_sum(flags, AMP_F32, count, m->exec.stream, m->comm.user_data) == AMP_OK) return AMP_OK;
@@ -23519,8 +23671,18 @@ AMPI_FN void ampi_tell_step(const amp_model* m, amp_step_info* info) {
     info->outcome = t->last.applied            ? AMP_STEP_APPLIED
                     : t->last.overflow.unsound ? AMP_STEP_SKIPPED_MODEL
                                                : AMP_STEP_SKIPPED_OVERFLOW;
+    info->update_overflows = t->last.update_overflows;
+    info->saturated = t->last.saturated;
     info->message[0] = 0;
     if (!t->last.applied) ampi_describe_overflow(m, info, info->message, sizeof info->message);
+    else ampi_describe_update(&t->last, info->message, sizeof info->message);
+}
+
+/* The logger hears once of weights that stay as they were, and once of saturated copies. */
+AMPI_FN void ampi_log_update(amp_model* m, const amp_step_info* info) {
+    const int causes = (info->update_overflows > 0 ? 1 : 0) | (info->saturated > 0 ? 2 : 0);
+    if (causes & ~m->told_update) ampi_fail(&m->op_logger, AMP_OK, "train step: %s", info->message);
+    m->told_update |= causes;
 }
 
 /* Takes a failed step back, its earlier micro-batches too, so that the next call starts afresh: the running
@@ -23584,6 +23746,7 @@ AMPI_FN amp_result ampi_report_step(amp_model* m, const amp_batch* b, const ampi
     if (r != AMP_OK) return r;
     if (m->micro == m->desc.accumulate) {
         ampi_tell_step(m, info);
+        ampi_log_update(m, info);
         return m->training.last.applied ? AMP_OK : ampi_explain_skip(m, b, p, info);
     }
     ampi_tell_micro_batch(m, info);

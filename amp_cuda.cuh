@@ -6219,13 +6219,14 @@ AMPI_FN amp_result ampi_cuda_settle(const amp_cuda_tensors* list, const ampi_cud
 typedef struct ampi_cuda_move {
     ampi_cuda_list src;
     const ampi_cuda_chunk* dst;             /* of another list */
-    const ampi_cuda_scaler_block* scaler;   /* NULL = plain copies, converted */
+    const ampi_cuda_scaler_block* scaler;   /* NULL = plain copies, converted, and saturated */
     int accumulate;
 } ampi_cuda_move;
 
 AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x, const ampi_cuda_chunk& y, unsigned i,
                          float factor) {
     float v[8], sum[8];
+    ampi_eight r;
     ampi_d_load8(v, x.data, x.dtype, i, x.n);
     if (a.accumulate) {
         ampi_d_load8(sum, y.data, y.dtype, i, x.n);
@@ -6233,7 +6234,9 @@ AMPI_D void ampi_d_move8(const ampi_cuda_move& a, const ampi_cuda_chunk& x, cons
     } else {
         for (int j = 0; j < 8; j++) v[j] = ampi_d_scale(v[j], factor);
     }
-    ampi_d_store8(y.data, y.dtype, i, x.n, v);
+    ampi_d_round8(r, v, y.dtype);
+    if (!a.scaler) ampi_d_saturate8(r, y.dtype);
+    ampi_d_put8(y.data, y.dtype, i, x.n, r);
 }
 
 /* dst = src * inverse, or dst += that, unless the look before has refused it. */
@@ -6512,7 +6515,9 @@ typedef struct ampi_cuda_optimizer_block {
     amp_optimizer      o;
     ampi_update        updates[AMP_MAX_GROUPS];
     amp_optimizer_info info;
+    unsigned long long first;           /* of what info.update_* count: tensor << AMPI_CUDA_PLACE_BITS | element */
 } ampi_cuda_optimizer_block;
+enum { AMPI_CUDA_PLACE_BITS = 40 };
 
 struct amp_cuda_optimizer {
     amp_optimizer     host;             /* its state is not kept up to date */
@@ -6570,6 +6575,7 @@ AMPI_D void ampi_d_prepare_info(amp_optimizer_info* info, const ampi_cuda_findin
     info->lr = lr;
     info->grad_norm = f.found_inf ? ampi_double(AMPI_INF64) : f.norm;
     info->clip_coefficient = (float)clip;
+    info->update_overflows = info->saturated = 0;
 }
 
 /* ampi_optimizer_advance, a lane for each group. */
@@ -6587,6 +6593,7 @@ AMPI_D void ampi_d_prepare(ampi_cuda_optimizer_block* block, const ampi_cuda_fin
     const float mult = (float)__dmul_rn((double)f.inverse, clip);
     ampi_update u;
     ampi_d_prepare_info(&block->info, f, (float)__dmul_rn((double)o->state.lr, factor), clip, lane);
+    if (lane == 0) block->first = ~0ull;
     if (f.found_inf) return;
     if (lane < (unsigned)ampi_group_count(o)) {
         ampi_update_of_group(&u, o, (int)lane, mult, factor);
@@ -6660,7 +6667,7 @@ AMPI_D void ampi_d_store4(void* y, amp_dtype t, size_t i, size_t n, const float 
 typedef struct ampi_cuda_update {
     ampi_cuda_list list;
     const ampi_cuda_param* params;
-    const ampi_cuda_optimizer_block* block;
+    ampi_cuda_optimizer_block* block;
     double* norms;
     float*  trust;
 } ampi_cuda_update;
@@ -6669,7 +6676,7 @@ typedef struct ampi_cuda_update {
 typedef struct ampi_cuda_work {
     ampi_cuda_param p;
     ampi_update u;
-    float  trust;
+    ampi_update_seen seen;
     double sums[2];
 } ampi_cuda_work;
 
@@ -6680,29 +6687,35 @@ template <int KIND, bool WHOLE>
 AMPI_D void ampi_d_update_fetch(ampi_four_set& s, const ampi_cuda_param& p, size_t i, size_t n) {
     if (p.master) ampi_d_fetch4<WHOLE>(s.w, p.master, AMP_F32, i, n);
     else ampi_d_fetch4<WHOLE>(s.w, p.low, p.low_dtype, i, n);
-    if (KIND != AMPI_LAMB_DIRECTION) ampi_d_fetch4<WHOLE>(s.g, p.grad, p.grad_dtype, i, n);
+    ampi_d_fetch4<WHOLE>(s.g, p.grad, p.grad_dtype, i, n);
     if (KIND != AMPI_UPDATE_SGD) ampi_d_fetch4<WHOLE>(s.m, p.m, AMP_F32, i, n);
     if (KIND >= AMPI_UPDATE_ADAM) ampi_d_fetch4<WHOLE>(s.v, p.v, AMP_F32, i, n);
 }
 
-/* The CPU's own formulas, on four elements, each by itself so that all stay in registers. LAMB leaves the direction in
-   g. */
+/* The CPU's own formulas, on four elements, each by itself so that all stay in registers. LAMB_DIRECTION leaves the
+   direction in g. */
 template <int KIND>
 AMPI_D void ampi_d_update_apply(float (&w)[4], float (&g)[4], float (&m)[4], float (&v)[4], ampi_cuda_work& k) {
     AMPI_UNROLL
     for (size_t j = 0; j < 4; j++) {
-        if (KIND == AMPI_UPDATE_SGD) ampi_sgd_turn_scalar(w, g, m, v, j, 1, 0, &k.u);
-        if (KIND == AMPI_UPDATE_MOMENTUM) ampi_momentum_turn_scalar(w, g, m, v, j, 1, 0, &k.u);
-        if (KIND == AMPI_UPDATE_ADAM) ampi_adam_turn_scalar(w, g, m, v, j, 1, 0, &k.u);
-        if (KIND == AMPI_LAMB_MOMENTS) {
-            ampi_lamb_moments_turn_scalar(w, g, m, v, j, 1, 0, &k.u);
+        if (KIND == AMPI_UPDATE_SGD) ampi_sgd_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
+        if (KIND == AMPI_UPDATE_MOMENTUM) ampi_momentum_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
+        if (KIND == AMPI_UPDATE_ADAM) ampi_adam_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
+        if (KIND == AMPI_UPDATE_LAMB) ampi_lamb_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
+        if (KIND == AMPI_LAMB_DIRECTION) {
+            ampi_lamb_direction_turn_scalar(w, g, m, v, j, 1, 0, &k.u, &k.seen);
             k.sums[0] += (double)w[j] * (double)w[j];      /* squares are exact in double */
             k.sums[1] += (double)g[j] * (double)g[j];
         }
-        if (KIND == AMPI_LAMB_DIRECTION) {
-            ampi_lamb_direction_turn_scalar(w, g, m, v, j, 1, 0, &k.u);
-            w[j] = ampi_fma(1, g[j], k.trust, w[j]);
-        }
+    }
+}
+
+/* Weights as a 16-bit copy can hold them. */
+AMPI_D void ampi_d_saturate4(float (&w)[4], amp_dtype t, uint32_t last) {
+    for (int j = 0; j < 4; j++) {
+        const uint32_t u = ampi_bits(w[j]), size = u & 0x7fffffffu;
+        if (size > last && size <= 0x7f800000u)
+            w[j] = ampi_float((u & 0x80000000u) | (t == AMP_F16 ? 0x477fe000u : 0x7f7f0000u));
     }
 }
 
@@ -6710,15 +6723,18 @@ template <int KIND, bool WHOLE>
 AMPI_D void ampi_d_update_four(const ampi_four_set& s, ampi_cuda_work& k, size_t i, size_t n) {
     float w[4], g[4], m[4], v[4];
     ampi_d_widen4(w, s.w, k.p.master ? AMP_F32 : k.p.low_dtype);
-    if (KIND != AMPI_LAMB_DIRECTION) ampi_d_widen4(g, s.g, k.p.grad_dtype);
+    ampi_d_widen4(g, s.g, k.p.grad_dtype);
     if (KIND != AMPI_UPDATE_SGD) ampi_d_widen4(m, s.m, AMP_F32);
     if (KIND >= AMPI_UPDATE_ADAM) ampi_d_widen4(v, s.v, AMP_F32);
+    k.seen.base = i;
     ampi_d_update_apply<KIND>(w, g, m, v, k);
-    if (KIND != AMPI_UPDATE_SGD && KIND != AMPI_LAMB_DIRECTION) ampi_d_store4<WHOLE>(k.p.m, AMP_F32, i, n, m);
-    if (KIND == AMPI_UPDATE_ADAM || KIND == AMPI_LAMB_MOMENTS) ampi_d_store4<WHOLE>(k.p.v, AMP_F32, i, n, v);
-    if (KIND == AMPI_LAMB_MOMENTS) return;
+    if (KIND == AMPI_LAMB_DIRECTION) return;
+    if (KIND != AMPI_UPDATE_SGD) ampi_d_store4<WHOLE>(k.p.m, AMP_F32, i, n, m);
+    if (KIND >= AMPI_UPDATE_ADAM) ampi_d_store4<WHOLE>(k.p.v, AMP_F32, i, n, v);
     if (k.p.master) ampi_d_store4<WHOLE>(k.p.master, AMP_F32, i, n, w);
-    if (k.p.low) ampi_d_store4<WHOLE>(k.p.low, k.p.low_dtype, i, n, w);
+    if (!k.p.low) return;
+    if (k.p.master && (k.seen.held | k.seen.saturated)) ampi_d_saturate4(w, k.p.low_dtype, k.seen.low);
+    ampi_d_store4<WHOLE>(k.p.low, k.p.low_dtype, i, n, w);
 }
 
 /* Two fours, all of whose loads are under way before the first is used. */
@@ -6752,6 +6768,14 @@ AMPI_D void ampi_d_update_chunk(ampi_cuda_work& k, const ampi_cuda_chunk& chunk)
     }
 }
 
+/* Overflows of the update, which are rare. */
+AMPI_D void ampi_d_update_tell(ampi_cuda_optimizer_block* block, const ampi_update_seen& seen, int tensor) {
+    if (!(seen.held | seen.saturated)) return;
+    atomicAdd((unsigned long long*)&block->info.update_overflows, (unsigned long long)seen.held);
+    atomicAdd((unsigned long long*)&block->info.saturated, (unsigned long long)seen.saturated);
+    atomicMin(&block->first, (unsigned long long)tensor << AMPI_CUDA_PLACE_BITS | seen.first);
+}
+
 /* Reads and writes each parameter once, and nothing if the step is skipped. */
 template <int KIND>
 static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const ampi_cuda_update a) {
@@ -6764,10 +6788,14 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_optimizer(const
         k.p = a.params[chunk.tensor];
         k.u = a.block->updates[k.p.group];
         if (k.u.frozen) continue;
-        k.trust = KIND == AMPI_LAMB_DIRECTION ? a.trust[chunk.tensor] : 0.0f;
+        if (KIND == AMPI_UPDATE_LAMB) k.u.step = a.trust[chunk.tensor];
+        ampi_update_limits(&k.seen, k.p.master != NULL, k.p.low != NULL, k.p.low_dtype);
         k.sums[0] = k.sums[1] = 0.0;
         ampi_d_update_chunk<KIND>(k, chunk);
-        if (KIND != AMPI_LAMB_MOMENTS) continue;
+        if (KIND != AMPI_LAMB_DIRECTION) {
+            ampi_d_update_tell(a.block, k.seen, chunk.tensor);
+            continue;
+        }
         ampi_d_group_sum<AMPI_CUDA_BLOCK>(k.sums, shared);
         if (threadIdx.x == 0) { a.norms[2 * c] = k.sums[0]; a.norms[2 * c + 1] = k.sums[1]; }
     }
@@ -6952,9 +6980,9 @@ AMPI_FN amp_result ampi_cuda_optimizer_apply(const amp_cuda_optimizer* o, const 
     if (d->kind == AMP_SGD)
         return ampi_cuda_optimizer_run(o, d->momentum > 0.0f ? ampi_k_optimizer<AMPI_UPDATE_MOMENTUM>
                                                              : ampi_k_optimizer<AMPI_UPDATE_SGD>, exec, place);
-    r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_LAMB_MOMENTS>, exec, place);
+    r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_LAMB_DIRECTION>, exec, place);
     if (r == AMP_OK) r = ampi_cuda_optimizer_run(o, NULL, exec, place);
-    if (r == AMP_OK) r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_LAMB_DIRECTION>, exec, place);
+    if (r == AMP_OK) r = ampi_cuda_optimizer_run(o, ampi_k_optimizer<AMPI_UPDATE_LAMB>, exec, place);
     return r;
 }
 
@@ -7018,6 +7046,21 @@ AMP_DEF amp_result amp_cuda_optimizer_zero_grad(amp_cuda_optimizer* o, const amp
                             dim3(AMPI_CUDA_BLOCK), 0, o->grads->list);
 }
 
+/* What the device has found, with the name that the host knows. */
+AMPI_FN amp_optimizer_info ampi_cuda_optimizer_told(const amp_cuda_optimizer* o,
+                                                    const ampi_cuda_optimizer_block* block) {
+    amp_optimizer_info info = block->info;
+    const char* name = NULL;
+    info.update_tensor = -1;
+    if (info.update_overflows + info.saturated > 0) {
+        info.update_tensor = (int)(block->first >> AMPI_CUDA_PLACE_BITS);
+        info.update_index = block->first & (((uint64_t)1 << AMPI_CUDA_PLACE_BITS) - 1);
+        name = o->host.params[info.update_tensor].name;
+    }
+    if (name) strncpy(info.update_name, name, sizeof info.update_name - 1);
+    return info;
+}
+
 AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer* host, amp_optimizer_info* info,
                                            const amp_exec* exec) {
     ampi_cuda_optimizer_block block;
@@ -7029,7 +7072,7 @@ AMP_DEF amp_result amp_cuda_optimizer_read(amp_cuda_optimizer* o, amp_optimizer*
         *host = o->host;
         host->state = block.o.state;
     }
-    if (info) *info = block.info;
+    if (info) *info = ampi_cuda_optimizer_told(o, &block);
     return AMP_OK;
 }
 

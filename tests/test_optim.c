@@ -431,15 +431,140 @@ static void unchecked(void) {
     amp_optimizer_desc d = desc_of(AMP_SGD);
     amp_optimizer_info info;
     amp_optimizer o;
+    float old;
     amp_param p;
     fill_block(&b);
     p = param_of(&b, 3);
     d.unchecked = 1; d.lr = 1;
     put_bits(&b.g[1], 0x7f800000u);
     b.w[0] = 1; b.g[0] = 2;
+    old = b.w[1];
     CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
     CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.applied == 1 && b.w[0] == -1.0f && o.state.step == 1);
-    CHECK(to_bits(b.w[1]) == 0xff800000u && info.grad_norm == 0.0);
+    CHECK(to_bits(b.w[1]) == to_bits(old) && info.grad_norm == 0.0);
+    CHECK(info.update_overflows == 1 && info.update_tensor == 0 && info.update_index == 1);
+}
+
+/* --- overflows that arise in the update ---------------------------------------------------------------------- */
+
+typedef struct overflow_case {
+    const char* name;
+    amp_optimizer_kind kind;
+    float momentum, lr;
+    int nesterov;
+    float w, m, v, g;               /* of the element that overflows */
+} overflow_case;
+
+static const overflow_case overflow_cases[] = {
+    { "v of adam",          AMP_ADAM,  0,    0.01f, 0, 0.5f,   0.1f,   0.2f, 1e22f },
+    { "v of adamw",         AMP_ADAMW, 0,    0.01f, 0, 0.5f,   0.1f,   0.2f, -1e22f },
+    { "v of lamb",          AMP_LAMB,  0,    0.01f, 0, 0.5f,   0.1f,   0.2f, 1e22f },
+    { "m of adam",          AMP_ADAM,  0,    0,     0, 0.5f,   3e38f,  0.2f, 3.4e38f },
+    { "direction of lamb",  AMP_LAMB,  0,    0.01f, 0, 0.5f,   3e38f,  0,    0.1f },
+    { "w of sgd",           AMP_SGD,   0,    2.0f,  0, 0.5f,   0.1f,   0.2f, 3e38f },
+    { "buffer of momentum", AMP_SGD,   0.9f, 0.01f, 0, 0.5f,   3e38f,  0.2f, 3e38f },
+    { "w of momentum",      AMP_SGD,   0.9f, 2.0f,  0, -3e38f, 0.1f,   0.2f, 1e38f },
+    { "nesterov",           AMP_SGD,   0.9f, 0.01f, 1, 0.5f,   -2e38f, 0.2f, -3e38f },
+    { "w of adam",          AMP_ADAM,  0,    1e37f, 0, -3e38f, 1.0f,   1e-6f, 1.0f },
+};
+
+/* Every element but one moves as if that one were not there; that one, all of it, stays. The second step finds buffers
+   that are in use, where a first one of SGD starts its own. */
+static void an_overflow_of_the_update_stays_out(void) {
+    static block b, twin, before;
+    int c, at, step, low;
+    for (c = 0; c < COUNT(overflow_cases); c++)
+        for (low = 0; low < (overflow_cases[c].lr > 1e30f ? 1 : 3); low++)
+            for (at = 0; at < N; at += at < 40 ? 1 : 331) {
+                const overflow_case* k = &overflow_cases[c];
+                amp_optimizer_desc d = desc_of(k->kind);
+                amp_optimizer_info info;
+                amp_optimizer o, other;
+                amp_param p, q;
+                test_seed = 7;
+                fill_block(&b);
+                d.momentum = k->momentum; d.nesterov = k->nesterov; d.lr = k->lr;
+                b.w[at] = b.g[at] = 0;                              /* nothing for the norms of LAMB */
+                twin = b;
+                p = param_of(&b, N); q = param_of(&twin, N);
+                if (low) { p.low = b.low; q.low = twin.low; p.low_dtype = q.low_dtype = low == 1 ? AMP_F16 : AMP_BF16; }
+                CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && amp_optimizer_init(&other, &d, &q, 1) == AMP_OK);
+                for (step = 0; step < 2; step++) {
+                    CHECK(amp_optimizer_step(&other, NULL, NULL) == AMP_OK);
+                    if (step == 1) {
+                        b.w[at] = k->w; b.m[at] = k->m; b.v[at] = k->v; b.g[at] = k->g;
+                        if (k->kind == AMP_LAMB) b.w[at] = 0;
+                    }
+                    before = b;
+                    CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.applied == 1);
+                }
+                CHECK_MSG(info.update_overflows == 1 && info.update_tensor == 0 && info.update_index == (uint64_t)at
+                              && strcmp(info.update_name, "p") == 0,
+                          "%s at %d: %d overflows", k->name, at, (int)info.update_overflows);
+                CHECK_MSG(to_bits(b.w[at]) == to_bits(before.w[at]) && to_bits(b.m[at]) == to_bits(before.m[at])
+                              && to_bits(b.v[at]) == to_bits(before.v[at]), "%s at %d moved", k->name, at);
+                b.w[at] = twin.w[at]; b.m[at] = twin.m[at]; b.v[at] = twin.v[at]; b.g[at] = twin.g[at];
+                b.low[at] = twin.low[at];
+                CHECK_MSG(memcmp(&b, &twin, sizeof b) == 0, "%s at %d: another element differs", k->name, at);
+                CHECK(o.state.step == 2);
+            }
+}
+
+/* A half copy of a large master saturates; a half weight without a master that would become infinite stays. */
+static void low_copies_saturate(void) {
+    static const amp_dtype types[2] = { AMP_F16, AMP_BF16 };
+    static const uint16_t largest[2] = { 0x7bffu, 0x7f7fu };
+    static block b;
+    int t, moments;
+    for (t = 0; t < 2; t++)
+        for (moments = 0; moments < 2; moments++) {
+            const float big = t == 0 ? 66000.0f : 3.4e38f, last = from_bits(t == 0 ? 0x477fefffu : 0x7f7f7fffu);
+            amp_optimizer_desc d = desc_of(moments ? AMP_ADAM : AMP_SGD);
+            amp_optimizer_info info;
+            amp_optimizer o;
+            amp_param p;
+            uint16_t stored;
+            fill_block(&b);
+            d.lr = 1;
+            p = param_of(&b, 100);
+            p.low = b.low; p.low_dtype = types[t];
+            b.w[3] = big; b.w[50] = -big; b.w[70] = last;
+            b.g[3] = b.g[50] = b.g[70] = 0;
+            CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+            CHECK(b.low[3] == largest[t] && b.low[50] == (largest[t] | 0x8000u));
+            CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.applied == 1);
+            CHECK(info.saturated == 2 && info.update_overflows == 0 && info.update_tensor == 0 && info.update_index == 3);
+            CHECK(b.low[3] == largest[t] && b.low[50] == (largest[t] | 0x8000u) && b.low[70] == largest[t]);
+            CHECK(b.w[3] == big && b.w[50] == -big);
+            p.master = NULL;
+            b.low[3] = largest[t]; stored = b.low[4];
+            b.g[3] = -big; b.g[4] = 1;
+            CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK);
+            CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.saturated == 0);
+            if (!moments) CHECK(b.low[3] == largest[t] && info.update_overflows == 1 && info.update_index == 3);
+            CHECK(b.low[4] != stored);
+            CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.applied == 1);
+        }
+}
+
+/* The first of several, and all of them, in many chunks. */
+static void overflows_of_many_parameters(void) {
+    enum { COUNT_OF_ONE = 40000 };
+    static float w[3][COUNT_OF_ONE], g[3][COUNT_OF_ONE];
+    amp_optimizer_desc d = desc_of(AMP_SGD);
+    amp_optimizer_info info;
+    amp_optimizer o;
+    amp_param p[3];
+    int i;
+    memset(w, 0, sizeof w); memset(g, 0, sizeof g); memset(p, 0, sizeof p);
+    for (i = 0; i < 3; i++) { p[i].master = w[i]; p[i].grad = g[i]; p[i].count = COUNT_OF_ONE; p[i].name = i ? "b" : "a"; }
+    d.lr = 3; d.unchecked = 1;
+    put_bits(&g[1][39999], 0x7fc00000u); put_bits(&g[1][20000], 0x7f800000u); g[2][0] = g[2][1] = 3e38f;
+    CHECK(amp_optimizer_init(&o, &d, p, 3) == AMP_OK && amp_optimizer_step(&o, NULL, &info) == AMP_OK);
+    CHECK(info.update_overflows == 4 && info.update_tensor == 1 && info.update_index == 20000);
+    CHECK(strcmp(info.update_name, "b") == 0);
+    memset(g, 0, sizeof g);
+    CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.update_overflows == 0 && info.update_tensor == -1);
 }
 
 /* --- clip ---------------------------------------------------------------------------------------------------- */
@@ -1357,6 +1482,9 @@ int main(void) {
     TEST(low_weights_trained);
     TEST(a_skipped_step_changes_nothing);
     TEST(unchecked);
+    TEST(an_overflow_of_the_update_stays_out);
+    TEST(low_copies_saturate);
+    TEST(overflows_of_many_parameters);
     TEST(clipping);
     TEST(groups);
     TEST(rates_written_by_hand);

@@ -252,6 +252,46 @@ static void test_step_info(void) {
     CHECK(strcmp(amp_outcome_name((amp_outcome)99), "?") == 0);
 }
 
+/* What the update cannot do is told with the step, and to the logger once of each kind. The bias of a layer before a
+   sigmoid may be as large as it likes. */
+static void test_update_overflows(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    amp_param* bias;
+    toy t;
+    int i;
+    const uint32_t nan_bits = 0x7fc00000u;
+    float stays;
+    uint16_t low;
+    t = make_toy(&d, 1, 0.0f);
+    bias = &amp_model_optimizer(t.m)->params[7];
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.update_overflows + info.saturated == 0 && !info.message[0]);
+    for (i = 0; i < 2; i++) {
+        heard[0] = 0;
+        bias->master[2] = 70000.0f;
+        CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+        CHECK(info.saturated == 1 && info.update_overflows == 0 && info.step == 2 + i);
+        CHECK(strstr(info.message, "the first is element 2 of '") && strstr(info.message, bias->name));
+        CHECK(i == 0 ? strncmp(heard, "train step: 1 weights", 21) == 0 && strstr(heard, info.message) : heard[0] == 0);
+        memcpy(&low, (uint16_t*)bias->low + 2, sizeof low);
+        CHECK(low == 0x7bff);
+    }
+    bias->master[2] = 0;
+    stays = bias->master[3];
+    memcpy(&bias->m[3], &nan_bits, sizeof nan_bits);
+    for (i = 0; i < 2; i++) {
+        heard[0] = 0;
+        CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED);
+        CHECK(info.update_overflows == 1 && info.saturated == 0 && bias->master[3] == stays);
+        CHECK(strncmp(info.message, "the update overflows: 1 weights stay", 36) == 0 && strstr(info.message, bias->name));
+        CHECK(i == 0 ? strstr(heard, info.message) != NULL : heard[0] == 0);
+    }
+    bias->m[3] = 0;
+    CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && !info.message[0] && bias->master[3] != stays);
+    amp_model_destroy(t.m);
+}
+
 /* --- skipped steps -------------------------------------------------------------------------------- */
 
 /* A scale at which every half gradient overflows: 2^40 times a gradient of 1e-3 is far above 65504. */
@@ -1949,6 +1989,7 @@ int main(void) {
     TEST(test_learning);
     TEST(test_default_scaler);
     TEST(test_step_info);
+    TEST(test_update_overflows);
     TEST(test_where_it_began);
     TEST(test_overflow_leaves_no_trace);
     TEST(test_skips_change_nothing_later);

@@ -332,7 +332,7 @@ TABLE = [
     ("model", "else ampi_cuda_note(s, &t, AMPI_STEPPED);\n", "ampi_cuda_note(s, &t, AMPI_STEPPED);\n"),
     ("optim", "    else block->o.state = state;\n", "    else { block->o.state.step = state.step; block->o.state.lr = state.lr; }\n"),
     ("optim", "amp_result r = ampi_optimizer_check_state(state, &o->host.logger, place);", "amp_result r = AMP_OK;"),
-    ("optim", "if (k.p.low) ampi_d_store4", "if (k.p.low && k.p.master == NULL) ampi_d_store4"),
+    ("optim", "if (!k.p.low) return;", "if (!k.p.low || k.p.master) return;"),
     ("optim", "at + 4 * AMPI_CUDA_BLOCK + 4 <= chunk.n; at +=", "at + 4 * AMPI_CUDA_BLOCK <= chunk.n; at +="),
     ("optim", "if (k.p.aligned && at + 4 <= chunk.n)", "if (k.p.aligned && at + 3 <= chunk.n)"),
     ("optim", "if (!a.block->info.applied) return;\n    for (uint64_t c =", "for (uint64_t c ="),
@@ -344,6 +344,9 @@ TABLE = [
      "ampi_d_store8(x.data, x.dtype, at, x.n - 1, zero);"),
     ("optim", "d.aligned = (wide & 15u) == 0 && (narrow & 7u) == 0;", "d.aligned = (wide & 15u) == 0;"),
     ("optim", "for (i = 0; r == AMP_OK && i < count; i++) r = ampi_cuda_check_param(&params[i], exec, place);", ""),
+    ("optim", "if (k.p.master && (k.seen.held | k.seen.saturated)) ampi_d_saturate4(w, k.p.low_dtype, k.seen.low);", ""),
+    ("optim", "if (lane == 0) block->first = ~0ull;", ""),
+    ("optim", "    if (!a.scaler) ampi_d_saturate8(r, y.dtype);\n", ""),
     ("optim", "else amp_cuda_optimizer_destroy(o);\n    return r;", "return r;"),
     ("optim", "if (s && ampi_optimizer_seen(&s->window, t)) return AMP_OK;", ""),
     # --- backend

@@ -89,6 +89,12 @@ struct Nets {
             (double)i.lr, last.grad_norm, i.grad_norm, (double)last.clip_coefficient, (double)i.clip_coefficient);
         CHECK_MSG(same_info(last.overflow, i.overflow, n), INFO_FORMAT "; " INFO_FORMAT, INFO_ARGS(last.overflow),
                   INFO_ARGS(i.overflow));
+        CHECK_MSG(i.update_overflows == last.update_overflows && i.saturated == last.saturated
+                      && i.update_tensor == last.update_tensor && i.update_index == last.update_index
+                      && strcmp(i.update_name, last.update_name) == 0,
+                  "update: %ld %ld, saturated %ld %ld, tensor %d %d", (long)last.update_overflows,
+                  (long)i.update_overflows, (long)last.saturated, (long)i.saturated, last.update_tensor,
+                  i.update_tensor);
         CHECK(o.params == there.data() && o.count == (int)there.size() && o.desc.kind == cpu.desc.kind);
         CHECK(memory_agrees(any_nan));
     }
@@ -159,6 +165,37 @@ static void test_every_recipe() {
 }
 
 /* Random data, many steps: nothing but the order of sums may differ, and it does not show without clipping. */
+/* Gradients of 1e22 and 3e38, which are finite, weights near the end of half, and masters beyond it. */
+static void test_update_overflows() {
+    for (int k = 0; k < RECIPES; k++) {
+        amp_optimizer_desc d = recipe(k);
+        Nets n;
+        uint16_t low;
+        if (k < 5) d.lr = 2;
+        add_all_kinds(n, amp_optimizer_moments(&d));
+        n.masters[3]->set_bits(1000, 0x4788b800u);      /* 70000 */
+        n.masters[3]->send();
+        n.make(&d);
+        memcpy(&low, &n.lows[3]->host[2000], sizeof low);
+        CHECK(n.memory_agrees() && low == 0x7bffu);
+        for (int step = 0; step < 4; step++) {
+            n.renew(1.0f);
+            if (step == 1 || step == 2) {
+                n.grads[0]->set_bits(step == 1 ? 7 : 1026, 0x7f61b1e6u);                  /* 3e38 */
+                n.grads[12]->set_bits(step == 1 ? 3 : 254, 0xff61b1e6u);
+                n.masters[5]->set_bits(1500, 0xc788b800u);
+                n.masters[5]->send();
+                if (n.grads[9]->n) n.grads[9]->set_bits(5, 0x7f61b1e6u);
+                for (Twin* g : n.grads) if (g) g->send();
+            }
+            n.step(nullptr);
+            n.agree();
+            CHECK(n.last.applied && (step == 0 || step == 3 || n.last.update_overflows > 1));
+            CHECK(n.last.saturated > 0);
+        }
+    }
+}
+
 static void test_many_steps() {
     for (int k = 0; k < RECIPES; k++) {
         amp_optimizer_desc d = recipe(k);
@@ -660,6 +697,7 @@ int main() {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) { TEST_SKIP("no GPU"); TEST_END(); }
     TEST(test_every_recipe);
+    TEST(test_update_overflows);
     TEST(test_many_steps);
     TEST(test_idle_moments);
     TEST(test_groups);
