@@ -1022,7 +1022,7 @@ typedef struct amp_optimizer_desc {
     int   nesterov;             /* SGD: 1 needs momentum > 0 and no dampening */
     float beta1, beta2;         /* 0 = 0.9, 0.999; [0,1), AMP_ZERO = 0 */
     float eps;                  /* 0 = 1e-8 (LAMB 1e-6); > 0 */
-    float weight_decay;         /* 0 = none, but ADAMW 0.01; >= 0; AMP_ZERO = none */
+    float weight_decay;         /* 0 = none, for ADAMW too: torch.optim's 0.01 is to be asked for; >= 0 */
     float clip_norm;            /* 0 = off; > 0: g *= min(1, clip_norm / (norm + 1e-6)), norm over all
                                    parameters */
     int   maximize;             /* 1 = ascend: for gradients kept with inverted sign */
@@ -1117,9 +1117,10 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s);
    negative or 2^62 or more, or a group was frozen in more steps than there were. */
 AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optimizer_info* info);
 
-/* Sets the base learning rate, really zero included. AMP_ERR_ARGUMENT if not finite or negative, or before
-   amp_optimizer_init. A group with a rate of its own keeps that: write o->groups[i].lr (or weight_decay), which the
-   next step checks. */
+/* Sets the base learning rate, really zero included; the schedule's factor still multiplies it, and is 0 from the end
+   of LINEAR or COSINE on unless they have a floor: the logger is told. AMP_ERR_ARGUMENT if not finite or negative, or
+   before amp_optimizer_init. A group with a rate of its own keeps that: write o->groups[i].lr (or weight_decay), which
+   the next step checks. */
 AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr);
 /* Sets every gradient to zero (memset: also over inf and NaN). AMP_ERR_ARGUMENT before amp_optimizer_init. */
 AMP_DEF amp_result amp_optimizer_zero_grad(amp_optimizer* o);
@@ -1675,7 +1676,7 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 
 #if !defined(AMP_NO_STDIO)
 /* One line per layer: name, output shape, types, the rule and who chose it, parameters, bytes; then the
-   sums. AMP_ERR_STATE before finalize; AMP_ERR_IO. */
+   sums, and the optimizer's settings in use. AMP_ERR_STATE before finalize; AMP_ERR_IO. */
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out);
 /* The counts and a bar chart of the histogram in plain text. AMP_ERR_IO. */
 AMP_DEF amp_result amp_stats_print(const amp_stats* s, FILE* out);
@@ -20264,7 +20265,7 @@ AMPI_FN void ampi_optimizer_fill(amp_optimizer_desc* d) {
     d->beta1 = ampi_default_at(&d->beta1, 0.9f);
     d->beta2 = ampi_default_at(&d->beta2, 0.999f);
     if (ampi_is_zero(&d->eps)) d->eps = d->kind == AMP_LAMB ? 1e-6f : 1e-8f;
-    d->weight_decay = ampi_default_at(&d->weight_decay, d->kind == AMP_ADAMW ? 0.01f : 0.0f);
+    d->weight_decay = ampi_default_at(&d->weight_decay, 0.0f);
     if (ampi_is_zero(&d->schedule.gamma)) d->schedule.gamma = 0.1f;
 }
 
@@ -21185,6 +21186,10 @@ AMP_DEF amp_result amp_optimizer_set_lr(amp_optimizer* o, float lr) {
         return ampi_fail(&o->logger, AMP_ERR_ARGUMENT,
                          "amp_optimizer_set_lr: %g must be finite and not negative", (double)lr);
     o->state.lr = lr;
+    if (lr > 0.0f && ampi_schedule_factor(&o->desc.schedule, o->state.step) <= 0.0)
+        ampi_fail(&o->logger, AMP_OK,
+                  "amp_optimizer_set_lr: the schedule has ended: at step %lld it makes 0 of every rate",
+                  (long long)o->state.step);
     return AMP_OK;
 }
 
@@ -23560,8 +23565,8 @@ AMPI_FN void ampi_describe_overflow(const amp_model* m, const amp_step_info* inf
 AMPI_FN void ampi_describe_update(const amp_optimizer_info* o, char* message, size_t size) {
     const char* name = o->update_name[0] ? o->update_name : "?";
     if (o->update_overflows > 0)
-        snprintf(message, size, "the update overflows: %llu weights stay as they were, their moments too; the first of %s "
-                 "is element %llu of '%s'", (ampi_ull)o->update_overflows,
+        snprintf(message, size, "the update overflows: %llu weights stay as they were, their moments too; the first "
+                 "of %s is element %llu of '%s'", (ampi_ull)o->update_overflows,
                  o->saturated ? "them and of saturated copies" : "them", (ampi_ull)o->update_index, name);
     else if (o->saturated > 0)
         snprintf(message, size, "%llu weights are too large for 16 bits, where they are the largest finite value; the "
@@ -26024,6 +26029,19 @@ AMP_DEF amp_result amp_model_stats(amp_model* m, const amp_batch* batch, amp_lay
 }
 
 #if !defined(AMP_NO_STDIO)
+/* The settings in use, defaults filled in. */
+AMPI_FN void ampi_optimizer_print(const amp_optimizer* o, FILE* out) {
+    static const char* const names[] = { "SGD", "Adam", "AdamW", "LAMB" };
+    const amp_optimizer_desc* d = &o->desc;
+    fprintf(out, "%s: lr %g, ", names[d->kind], (double)o->state.lr);
+    if (d->kind == AMP_SGD) fprintf(out, "momentum %g%s", (double)d->momentum, d->nesterov ? " (nesterov)" : "");
+    else fprintf(out, "betas %g %g, eps %g", (double)d->beta1, (double)d->beta2, (double)d->eps);
+    fprintf(out, ", weight decay %g, clip ", (double)d->weight_decay);
+    if (d->clip_norm > 0.0f) fprintf(out, "%g", (double)d->clip_norm);
+    else fprintf(out, "off");
+    fprintf(out, d->group_count > 0 ? "; %d groups\n" : "\n", d->group_count);
+}
+
 AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     amp_memory mem;
     size_t parameters = 0;
@@ -26057,6 +26075,7 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
             (ampi_ull)mem.parameter_bytes, (ampi_ull)mem.low_parameter_bytes,
             (ampi_ull)mem.gradient_bytes, (ampi_ull)mem.optimizer_bytes,
             (ampi_ull)mem.workspace_bytes);
+    if (m->param_count > 0) ampi_optimizer_print(&m->training.optimizer, out);
     return ferror(out) ? AMP_ERR_IO : AMP_OK;
 }
 

@@ -91,7 +91,7 @@ static void mlp_update(MLP* m) {
 
 static int mlp_init(MLP* m) {
     const amp_logger logger = { amp_log_stderr, NULL };
-    const amp_optimizer_desc adamw = { .kind = AMP_ADAMW, .logger = &logger };
+    const amp_optimizer_desc adamw = { .kind = AMP_ADAMW, .weight_decay = 0.01f, .logger = &logger };
     const amp_scaler_desc dynamic = { .init_scale = 16777216.0f, .growth_interval = 100, .logger = &logger };
     for (int i = 0; i < PARAMS; i++) m->master[i] = 0.1f * (amp_random_uniform(7, (uint64_t)i) - 0.5f);
     m->param = (amp_param){ m->master, m->params, AMP_F16, m->grads, AMP_F32, m->m, m->v, PARAMS, 0, "mlp" };

@@ -69,6 +69,7 @@ static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind k
     d.optimizer.kind = kind;
     d.optimizer.lr = kind == AMP_SGD ? 0.05f : 0.002f;
     d.optimizer.momentum = kind == AMP_SGD ? 0.9f : 0.0f;
+    d.optimizer.weight_decay = kind == AMP_SGD ? 0.0f : 0.01f;
     d.optimizer.clip_norm = 5.0f;
     d.logger.log = amp_log_stderr;
     sd.init_scale = 16777216.0f;                      /* high enough that some steps overflow in FP16 */

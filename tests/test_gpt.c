@@ -96,6 +96,7 @@ static void start(gpt* g, amp_dtype low, amp_optimizer* optimizer) {
     amp_optimizer_desc d;
     memset(&d, 0, sizeof d);
     d.kind = AMP_ADAMW;
+    d.weight_decay = 0.01f;
     d.groups = gpt_groups;
     d.group_count = 2;
     if (!gpt_create(g, &shape)) exit(1);

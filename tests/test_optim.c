@@ -128,7 +128,7 @@ static const config configs[] = {
     { "adam",           AMP_ADAM,  0,      0,     0,    0,     0,     0, 0 },
     { "adam L2",        AMP_ADAM,  0.01f,  0,     0,    0.05f, 0,     0, 0 },
     { "adam large eps", AMP_ADAM,  0.01f,  0,     0,    0,     0.25f, 0, 1 },
-    { "adamw",          AMP_ADAMW, 0.01f,  0,     0,    0,     0,     0, 0 },
+    { "adamw",          AMP_ADAMW, 0.01f,  0,     0,    0.01f, 0,     0, 0 },
     { "adamw decay",    AMP_ADAMW, 0.01f,  0,     0,    0.3f,  0.01f, 0, 0 },
     { "lamb",           AMP_LAMB,  0.005f, 0,     0,    0.01f, 0,     0, 0 },
     { "lamb no decay",  AMP_LAMB,  0.005f, 0,     0,    0,     0,     0, 0 },
@@ -818,6 +818,10 @@ static void schedule_in_the_step(void) {
     CHECK(amp_optimizer_set_lr(&o, 0) == AMP_OK && amp_optimizer_step(&o, NULL, &info) == AMP_OK && b.w[0] == -5.75f);
     CHECK(amp_optimizer_set_lr(&o, -1) == AMP_ERR_ARGUMENT && amp_optimizer_set_lr(&o, from_bits(0x7fc00000u)) == AMP_ERR_ARGUMENT);
     CHECK(o.state.lr == 0.0f && o.state.step == 4);
+    log_count = 0;
+    CHECK(amp_optimizer_set_lr(&o, 0) == AMP_OK && log_count == 0);
+    CHECK(amp_optimizer_set_lr(&o, 2) == AMP_OK && log_count == 1 && strstr(log_text, "the schedule has ended") != NULL);
+    CHECK(amp_optimizer_step(&o, NULL, &info) == AMP_OK && info.lr == 0.0f && b.w[0] == -5.75f);
 }
 
 /* --- moments -------------------------------------------------------------------------------------------------------- */
@@ -1433,7 +1437,7 @@ static void defaults(void) {
     CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && o.desc.lr == 0.001f && o.desc.eps == 1e-6f && o.desc.weight_decay == 0.0f);
     d = desc_of(AMP_ADAMW);
     CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && o.desc.beta1 == 0.9f && o.desc.beta2 == 0.999f && o.desc.eps == 1e-8f);
-    CHECK(o.desc.weight_decay == 0.01f);
+    CHECK(o.desc.weight_decay == 0.0f);
     d.weight_decay = AMP_ZERO; d.lr = AMP_ZERO; d.beta1 = AMP_ZERO;
     CHECK(amp_optimizer_init(&o, &d, &p, 1) == AMP_OK && o.desc.weight_decay == 0.0f && o.desc.lr == 0.0f && o.desc.beta1 == 0.0f);
     CHECK(amp_optimizer_init(&o, NULL, &p, 1) == AMP_OK && o.desc.lr == 0.01f && o.state.lr == 0.01f);

@@ -347,6 +347,7 @@ static void test_print_model(void) {
     CHECK(amp_model_memory(t.m, &memory) == AMP_OK);
     snprintf(number, sizeof number, "activations %lu", (unsigned long)memory.activation_bytes);
     CHECK(strstr(text, number) != NULL);
+    CHECK(strstr(text, "\nSGD: lr 0.01, momentum 0.9, weight decay 0, clip off\n") != NULL);
     CHECK(strstr(text, "243 parameters") != NULL);       /* 36+4, 4+4, 192+3 */
     CHECK(amp_model_print(NULL, stdout) == AMP_ERR_ARGUMENT && amp_model_print(t.m, NULL) == AMP_ERR_ARGUMENT);
     amp_model_destroy(t.m);

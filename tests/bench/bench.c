@@ -520,6 +520,7 @@ static void open_optimizer(const char* shape, amp_optimizer_kind kind, float mom
     span grads;
     memset(&d, 0, sizeof d);
     d.kind = kind; d.momentum = momentum; d.unchecked = 1;
+    if (kind == AMP_ADAMW) d.weight_decay = 0.01f;
     p->count = count_of(shape);
     p->master = f32_array(p->count, 'u');
     p->grad = f32_array(p->count, 'r');
@@ -776,7 +777,7 @@ static void open_gpt2(const char* shape) {
     memset(&d, 0, sizeof d);
     rows_of(shape);
     s.batch = o->m; s.length = o->n;
-    d.kind = AMP_ADAMW; d.unchecked = 1; d.groups = gpt_groups; d.group_count = 2;
+    d.kind = AMP_ADAMW; d.weight_decay = 0.01f; d.unchecked = 1; d.groups = gpt_groups; d.group_count = 2;
     if (!gpt_create(&o->gpt, &s)) die("no memory", shape);
     o->gpt.exec.sums = o->exec.sums;
     if (amp_optimizer_init(&o->optimizer, &d, o->gpt.params, o->gpt.count) != AMP_OK) die("no optimizer", shape);

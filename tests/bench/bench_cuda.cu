@@ -251,6 +251,7 @@ static void bench_adam(const char* what, size_t tensors, size_t each) {
     }
     amp_optimizer_desc desc = {};
     desc.kind = AMP_ADAMW;
+    desc.weight_decay = 0.01f;
     desc.unchecked = 1;
     NEED(amp_cuda_optimizer_create(&o, &desc, list.data(), (int)tensors, &e));
     report(what, 28.0 * (double)n, [&](size_t) { NEED(amp_cuda_optimizer_step(o, nullptr, &e)); });
