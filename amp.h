@@ -461,7 +461,8 @@ AMP_DEF amp_result amp_pool2d_backward(const amp_pool2d_shape* s, const void* dy
 /* Batch norm over x[N,C,S] (S = H*W, or 1): y = (x - mean_c) / sqrt(var_c + eps) * gamma_c + beta_c.
    Parameters, statistics and their gradients may have any type; the arithmetic is FP32.
    training: mean and (biased) variance of this batch, written to save_mean[C] and save_invstd[C], and
-     running = (1-momentum)*running + momentum*batch (running variance: unbiased), as PyTorch does. Both are summed
+     running = (1-momentum)*running + momentum*batch (running variance: unbiased), as PyTorch does, but that those
+     of a channel stay as they were where one would become inf or NaN. Both are summed
      in double, in one pass: the mean of F32 is rounded once, 1/sqrt(var + eps) a few times.
    evaluation (training == 0): the running statistics, to save_mean and save_invstd too where they are given.
    frozen: for fine-tuning with constant statistics, as bn.eval() in PyTorch: forward is the evaluation form whatever
@@ -2098,7 +2099,7 @@ AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
     return u;
 }
 AMPI_HD AMPI_FN int ampi_is_zero(const float* p) { return (ampi_bits_at(p) & 0x7fffffffu) == 0; }
-AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
+AMPI_HD AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
 AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }   /* AMP_ZERO */
 
 /* low <= *p <= high, on a value whose bits are finite. */
@@ -15423,9 +15424,15 @@ AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt,
     }
 }
 
-/* (1 - momentum) * old + momentum * value. */
-AMPI_HD AMPI_FN void ampi_bn_run(float* running, size_t c, float momentum, float value) {
-    if (running) running[c] = ampi_fma(AMPI_FMA_NATIVE, momentum, value, (1.0f - momentum) * running[c]);
+/* (1 - momentum) * old + momentum * value for mean and variance of a channel, both, or neither if one were not finite. */
+AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, size_t c, float momentum, float batch_mean,
+                                 float batch_var) {
+    const float old = 1.0f - momentum;
+    const float next_mean = mean ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_mean, old * mean[c]) : 0.0f;
+    const float next_var = var ? ampi_fma(AMPI_FMA_NATIVE, momentum, batch_var, old * var[c]) : 0.0f;
+    if (!ampi_is_finite(&next_mean) || !ampi_is_finite(&next_var)) return;
+    if (mean) mean[c] = next_mean;
+    if (var) var[c] = next_var;
 }
 
 /* Of `count` groups. */
@@ -15449,8 +15456,8 @@ AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, s
             save_mean[c] = stats->mean[l];
             save_invstd[c] = stats->invstd[l];
             if (p->momentum == 0.0f) continue;
-            ampi_bn_run(running_mean, c, p->momentum, stats->mean[l]);
-            ampi_bn_run(running_var, c, p->momentum, (float)(squares[l] / (values - 1.0)));
+            ampi_bn_run(running_mean, running_var, c, p->momentum, stats->mean[l],
+                        (float)(squares[l] / (values - 1.0)));
         }
     }
 }

@@ -4359,8 +4359,7 @@ AMPI_D void ampi_d_bn_train(const ampi_cuda_bn& s, size_t c, float* stats, doubl
     s.save_mean[c] = stats[0];
     s.save_invstd[c] = stats[1];
     if (s.momentum == 0.0f) return;
-    ampi_bn_run(s.running_mean, c, s.momentum, stats[0]);
-    ampi_bn_run(s.running_var, c, s.momentum, (float)(squares / (count - 1.0)));
+    ampi_bn_run(s.running_mean, s.running_var, c, s.momentum, stats[0], (float)(squares / (count - 1.0)));
 }
 AMPI_D void ampi_d_bn_evaluate(const ampi_cuda_bn& s, size_t c, float* stats) {
     if (threadIdx.x != 0) return;

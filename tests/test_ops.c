@@ -1021,6 +1021,32 @@ static void test_batch_norm(void) {
     check_batch_norm(AMP_F32, AMP_F32, 300, 3, 1, -3000);
 }
 
+/* One pixel makes the variance of channel 1 infinite, or all of it NaN: its running statistics stay, the others move. */
+static void test_batch_norm_overflow(void) {
+    static const float bad[3] = { 1e21f, -3e38f, 0.0f };
+    amp_batch_norm_shape shape;
+    float x[2 * 20 * 9], y[2 * 20 * 9], mean[20], var[20], want_mean[20], want_var[20], m[20], s[20];
+    const uint32_t nan_bits = 0x7fc00000u;
+    int i, k, c;
+    memset(&shape, 0, sizeof shape);
+    shape.n = 2; shape.channels = 20; shape.spatial = 9;
+    for (i = 0; i < 2 * 20 * 9; i++) x[i] = test_uniform();
+    for (k = 0; k < 3; k++) {
+        for (c = 0; c < 20; c++) { mean[c] = want_mean[c] = 0.25f; var[c] = want_var[c] = 2; }
+        CHECK(amp_batch_norm_forward(&shape, 1, x, AMP_F32, NULL, NULL, AMP_F32, want_mean, want_var, m, s, y, AMP_F32, NULL)
+              == AMP_OK);
+        CHECK(want_mean[1] != 0.25f && want_var[1] != 2);
+        want_mean[1] = 0.25f; want_var[1] = 2;
+        if (k < 2) x[9 + 4] = bad[k];
+        else memcpy(&x[9 + 4], &nan_bits, sizeof nan_bits);
+        CHECK(amp_batch_norm_forward(&shape, 1, x, AMP_F32, NULL, NULL, AMP_F32, mean, var, m, s, y, AMP_F32, NULL) == AMP_OK);
+        CHECK(memcmp(mean, want_mean, sizeof mean) == 0 && memcmp(var, want_var, sizeof var) == 0);
+        CHECK(amp_batch_norm_forward(&shape, 1, x, AMP_F32, NULL, NULL, AMP_F32, NULL, var, m, s, y, AMP_F32, NULL) == AMP_OK);
+        CHECK(var[1] == 2 && var[0] != want_var[0]);
+        x[9 + 4] = 0.5f;
+    }
+}
+
 /* Frozen: the forward pass is that of evaluation and moves nothing; dx is two products, to the bit; the sums are those
    of the training form with the same statistics. x and dy have types of their own. */
 static void check_frozen_norm(amp_dtype xt, amp_dtype t, amp_dtype pt, int n, int c, int s) {
@@ -1830,6 +1856,7 @@ static void run_all(void) {
     TEST(test_away_from_a_line);
     TEST(test_concat);
     TEST(test_batch_norm);
+    TEST(test_batch_norm_overflow);
     TEST(test_norm_rows);
     TEST(test_frozen_norm);
     TEST(test_norm_overflow);

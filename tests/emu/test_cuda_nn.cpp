@@ -739,6 +739,13 @@ static void test_norm_running() {
                                               var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr)
                   == AMP_OK);
             CHECK(var.get() == before);
+            x.set(7, 1e21f);                /* channel 1 stays, as its variance would be infinite */
+            x.send();
+            CHECK(amp_cuda_batch_norm_forward(&q.shape, 1, x.dev, AMP_F32, nullptr, nullptr, AMP_F32, run.floats(),
+                                              var.floats(), mean.floats(), invstd.floats(), y.dev, AMP_F32, nullptr)
+                  == AMP_OK);
+            check_bounded("running mean beside 1e21", run, bm);
+            check_bounded("running variance beside 1e21", var, bv);
         } else {
             CHECK_BITS(run, 1);
             CHECK_BITS(var, 1);
