@@ -359,7 +359,7 @@ TABLE = [
     ("ops", "1.0 / sqrt(squares[l] / values + (double)p->eps)", "1.0 / sqrt(squares[l] / values)"),
     ("ops", "(float)(squares[l] / (values - 1.0))", "(float)(squares[l] / values)"),
     ("ops", "ampi_fma(AMPI_FMA_NATIVE, momentum, batch_var, old * var[c])",
-     "ampi_fma(AMPI_FMA_NATIVE, momentum, running[c], (1.0f - momentum) * value)"),
+     "ampi_fma(AMPI_FMA_NATIVE, momentum, var[c], old * batch_var)"),
     ("ops", "if (d > AMPI_TILE) v = ampi_view(x, xt, start + i, n, tile);", ""),
     ("ops", "v[l] = ampi_fma(hw, mean - x[i + l], b,", "v[l] = ampi_fma(hw, x[i + l] - mean, b,"),
     ("ops", "(n < 16 ? (1u << n) - 1u : 0xffffu)", "(n < 15 ? (1u << n) - 1u : 0xffffu)"),
