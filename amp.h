@@ -15424,7 +15424,7 @@ AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt,
     }
 }
 
-/* (1 - momentum) * old + momentum * value for mean and variance of a channel, both, or neither if one were not finite. */
+/* (1 - momentum) * old + momentum * value for both statistics of a channel, or neither where one were not finite. */
 AMPI_HD AMPI_FN void ampi_bn_run(float* mean, float* var, size_t c, float momentum, float batch_mean,
                                  float batch_var) {
     const float old = 1.0f - momentum;
