@@ -712,8 +712,7 @@ AMP_DEF const char* amp_reason_name(amp_reason reason);
      clean step:    if the hysteresis refills on clean steps, h = H; c += 1; if c >= interval: s = s * growth
                     under the guard, c = 0, and if the hysteresis refills on growth, h = H.
      unsound step:  the forward pass itself gave inf or NaN, which no scale mends: skipped, and s, c, h stay.
-   "interval" is in each system's own counting: Flax and NNabla grow one step later than they say. Factors are floats:
-   one that no float holds, such as 0.9, is rounded to one first, where PyTorch multiplies by a double. */
+   "interval" is in each system's own counting: Flax and NNabla grow one step later than they say. */
 
 /* How growth is kept from leaving the range. A max_scale, where there is one, holds under each of them. */
 typedef enum amp_scaler_guard {
@@ -748,32 +747,41 @@ typedef enum amp_scaler_limit {
    paddle.amp.GradScaler; jmp and the TensorFlow 1 loss scale follow the same rule as MindSpore's.
    init 0: must be given. interval 0: static, the scale never moves. late: clean steps added to the interval.
    start: the tracker at the beginning and after an overflow. backoff 0: 1/growth. min, max 0: none.
+   kind: FLOAT: factors are rounded to floats, the scale is one. MIXED: factors are doubles. DOUBLE: the scale is
+   one too, and what scales the loss is rounded from it. _DIV: an overflow divides by growth instead of multiplying.
+   DEEPSPEED grows as v0.17.1 (June 2025) and later do, DEEPSPEED_0_17_0 as versions up to that one: one clean step
+   earlier after the start and after an overflow. With `refill` AMP_REFILL_CLEAN each has consecutive_hysteresis.
    PADDLE has the interval of paddle's AmpScaler and the floor of its operator update_loss_scaling; GradScaler in
    dynamic graphs has growth_interval 2000 and min_scale AMP_ZERO.
    at_min: what an overflow at the floor does. skips: overflows in a row that are allowed, 0 = any number.
-   X(NAME, text, init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill, at_min, skips) */
+   X(NAME, text, kind, init, interval, late, start, growth, backoff, min, max, guard, hysteresis, refill,
+     at_min, skips) */
 #define AMPI_FLT_MIN 1.17549435e-38f
 #define AMPI_FLT_MAX 3.402823466e38f
 #define AMP_SCALER_PRESET_LIST(X)                                                                       \
-    X(PYTORCH, "pytorch",          65536, 2000, 0, 0, 2, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)         \
-    X(MINDSPORE, "mindspore",      0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                \
-    X(MINDSPORE_MANAGER, "mindspore_manager",                                                           \
+    X(PYTORCH, "pytorch", MIXED,   65536, 2000, 0, 0, 2, 0.5f, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)         \
+    X(MINDSPORE, "mindspore", FLOAT_DIV, 0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)          \
+    X(MINDSPORE_MANAGER, "mindspore_manager", DOUBLE,                                                   \
                                    16777216, 2000, 0, 0, 2, 0, 1, 0, NONE, 1, GROWTH, CLAMP, 1000)      \
-    X(MINDSPORE_FIXED, "mindspore_fixed", 128, 0, 0, 0, 2, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)          \
-    X(APEX, "apex",                65536, 2000, 0, 0, 2, 0, 0, 16777216, CLAMP, 1, GROWTH, CLAMP, 0)    \
-    X(ONEFLOW, "oneflow", 65536, 2000, 0, 0, 2, 0, 1, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0)         \
-    X(KERAS, "keras",              32768, 2000, 0, 0, 2, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 0)            \
-    X(FLAX, "flax", 65536, 2000, 1, 0, 2, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
-    X(NNABLA, "nnabla",            8, 2000, 1, -1, 2, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 100)             \
-    X(MEGATRON, "megatron", 4294967296.0f, 1000, 0, 0, 2, 0.5f, 1, 0, NONE, 2, GROWTH, CLAMP, 0)        \
-    X(DEEPSPEED, "deepspeed",      65536, 1000, 0, 0, 2, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0)            \
-    X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive",                                                   \
-                                   65536, 1000, 0, 0, 2, 0, 1, 0, NONE, 2, CLEAN, ERROR, 0)             \
-    X(PADDLE, "paddle",            65536, 1000, 0, 0, 2, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0)        \
-    X(JMP, "jmp",                  0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                \
-    X(TF_LEGACY, "tf_legacy",      0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                \
-    X(STATIC, "static",            0, 0, 0, 0, 2, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
-#define AMPI_X(name, text, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n) \
+    X(MINDSPORE_FIXED, "mindspore_fixed", FLOAT, 128, 0, 0, 0, 2, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)   \
+    X(APEX, "apex", DOUBLE_DIV,    65536, 2000, 0, 0, 2, 0, 0, 16777216, CLAMP, 1, GROWTH, CLAMP, 0)    \
+    X(ONEFLOW, "oneflow", FLOAT_DIV,                                                                    \
+                                65536, 2000, 0, 0, 2, 0, 1, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0)   \
+    X(KERAS, "keras", FLOAT,       32768, 2000, 0, 0, 2, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 0)            \
+    X(FLAX, "flax", FLOAT,                                                                              \
+                    65536, 2000, 1, 0, 2, 0.5f, AMPI_FLT_MIN, AMPI_FLT_MAX, CLAMP, 1, GROWTH, CLAMP, 0) \
+    X(NNABLA, "nnabla", DOUBLE_DIV, 8, 2000, 1, -1, 2, 0, 0, 0, NONE, 1, GROWTH, CLAMP, 100)            \
+    X(MEGATRON, "megatron", FLOAT, 4294967296.0f, 1000, 0, 0, 2, 0.5f, 1, 0, NONE, 2, GROWTH, CLAMP, 0) \
+    X(DEEPSPEED, "deepspeed", DOUBLE_DIV, 65536, 1000, 0, -1, 2, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0)    \
+    X(DEEPSPEED_CONSECUTIVE, "deepspeed_consecutive", DOUBLE_DIV,                                       \
+                                   65536, 1000, 0, -1, 2, 0, 1, 0, NONE, 2, CLEAN, ERROR, 0)            \
+    X(DEEPSPEED_0_17_0, "deepspeed_0_17_0", DOUBLE_DIV,                                                 \
+                                   65536, 1000, 0, 0, 2, 0, 1, 0, NONE, 2, GROWTH, ERROR, 0)            \
+    X(PADDLE, "paddle", FLOAT,     65536, 1000, 0, 0, 2, 0.5f, 1, 0, KEEP, 1, EVERY_H, CLAMP, 0)        \
+    X(JMP, "jmp", FLOAT_DIV,       0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)                \
+    X(TF_LEGACY, "tf_legacy", FLOAT_DIV, 0, 2000, 0, 0, 2, 0, 1, 0, KEEP, 1, GROWTH, CLAMP, 0)          \
+    X(STATIC, "static", FLOAT,     0, 0, 0, 0, 2, 0, 0, 0, KEEP, 1, GROWTH, CLAMP, 0)
+#define AMPI_X(name, text, kind, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n) \
     AMP_SCALER_##name,
 typedef enum amp_scaler_preset {
     AMP_SCALER_PRESET_LIST(AMPI_X) AMP_SCALER_PRESET_COUNT, AMPI_PRESET_MAX = 0x7fffffff
@@ -792,14 +800,13 @@ typedef struct amp_scaler_desc {
     int   growth_interval;      /* clean steps before the scale grows; >= 1; AMP_ZERO = never grow (for
                                    Flax and NNabla, which add one: grow on every step). Not for static
                                    presets */
-    float growth_factor;        /* finite, > 1. Not for static presets */
-    float backoff_factor;       /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else
-                                   1/growth_factor, which is the only value that OneFlow accepts. Not for
-                                   static presets */
+    double growth_factor;       /* finite, > 1. Not for static presets */
+    double backoff_factor;      /* in (0,1). 0 = 0.5 (PyTorch, Flax, Megatron-LM, Paddle), else
+                                   1/growth_factor, which is the only value that OneFlow accepts. Presets that divide
+                                   do so with this value alone. Not for static presets */
     float min_scale;            /* floor, <= init_scale and max_scale; AMP_ZERO = none: overflows can then drive the
                                    scale to 2^-128 or less, which is AMP_ERR_OVERFLOW */
-    float max_scale;            /* ceiling of growth, >= init_scale; AMP_ZERO = none. Apex's own 2^24 may
-                                   lie below init_scale: the first growth then comes down to it */
+    float max_scale;            /* ceiling, >= init_scale; AMP_ZERO = none. Apex starts at it if init_scale is above */
     amp_scaler_guard  guard;
     int   hysteresis;           /* overflows before the scale is reduced; >= 1. Not for static presets */
     amp_scaler_refill refill;
@@ -845,15 +852,18 @@ typedef struct amp_scaler_state {
     int32_t  unsound;           /* sticky until update: the forward pass of this window gave inf or NaN, so the scale
                                    stays. Raised by amp_scaler_scale_loss and by a model's step, with found_inf */
     int64_t  applied, skipped;  /* windows ended by update, by their outcome */
-    int32_t  consecutive_unsound, reserved[3];
+    double   exact_scale;       /* what scale was rounded from, of presets that keep a double; of others = scale */
+    int32_t  consecutive_unsound, reserved;
 } amp_scaler_state;
 
 /* Parameters as the machine uses them, after preset and desc were merged. */
 typedef struct amp_scaler_rule {
-    float growth, backoff, min, max;    /* min, max: 0 if there is none */
+    double growth, backoff;             /* backoff 0: an overflow divides by growth */
+    float min, max;                     /* 0 if there is none */
     int32_t interval, start, hysteresis; /* interval 0 = never grow */
     int32_t guard, refill, at_min, max_skips, at_max_skips, ignore_overflow, is_static;
     int32_t max_unsound;                /* 0 = any number */
+    int32_t is_double;                  /* the scale is a double */
 } amp_scaler_rule;
 
 /* A list of gradients seen in this window. `done` is a sum of 1 checked, 2 unscaled, 4 stepped. */
@@ -2100,6 +2110,14 @@ AMPI_HD AMPI_FN uint32_t ampi_bits_at(const float* p) {
 }
 AMPI_HD AMPI_FN int ampi_is_zero(const float* p) { return (ampi_bits_at(p) & 0x7fffffffu) == 0; }
 AMPI_HD AMPI_FN int ampi_is_finite(const float* p) { return (ampi_bits_at(p) & 0x7f800000u) != 0x7f800000u; }
+AMPI_FN uint64_t ampi_bits64_at(const double* p) {
+    uint64_t u;
+    AMPI_FORGET(p);
+    memcpy(&u, p, sizeof u);
+    return u;
+}
+AMPI_FN int ampi_is_zero64(const double* p) { return ampi_bits64_at(p) << 1 == 0; }
+AMPI_FN int ampi_is_finite64(const double* p) { return (ampi_bits64_at(p) & AMPI_INF64) != AMPI_INF64; }
 AMPI_HD AMPI_FN int ampi_is_off(const float* p) { return ampi_bits_at(p) == 0xbf800000u; }   /* AMP_ZERO */
 
 /* low <= *p <= high, on a value whose bits are finite. */
@@ -18678,8 +18696,13 @@ AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity
 
 /* --- presets and validation ----------------------------------------------------------------- */
 
+/* Bits: 1 an overflow divides, 2 factors are doubles, 4 the scale is one. */
+enum { AMPI_SCALE_FLOAT = 0, AMPI_SCALE_FLOAT_DIV = 1, AMPI_SCALE_MIXED = 2, AMPI_SCALE_DOUBLE = 6,
+       AMPI_SCALE_DOUBLE_DIV = 7 };
+
 typedef struct ampi_scaler_row {
     const char* text;
+    int kind;
     float init;
     int interval, late, start;
     float growth, backoff, min, max;
@@ -18693,8 +18716,8 @@ typedef struct ampi_scaler_row {
 /* The row of a preset; NULL for a value that is not one. */
 AMPI_FN const ampi_scaler_row* ampi_scaler_preset(amp_scaler_preset p) {
     static const ampi_scaler_row rows[] = {
-#define AMPI_X(name, text, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n) \
-        { text, init, interval, late, start, growth, backoff, min, max, AMP_GUARD_##guard, h,               \
+#define AMPI_X(name, text, kind, init, interval, late, start, growth, backoff, min, max, guard, h, refill, at, n) \
+        { text, AMPI_SCALE_##kind, init, interval, late, start, growth, backoff, min, max, AMP_GUARD_##guard, h,  \
           AMP_REFILL_##refill, AMP_LIMIT_##at, n },
         AMP_SCALER_PRESET_LIST(AMPI_X)
 #undef AMPI_X
@@ -18714,19 +18737,32 @@ AMPI_HD AMPI_FN int ampi_scale_usable(const float* p) {
     return u > AMPI_SMALLEST_SCALE && u < 0x7f800000u;
 }
 
+/* Is the backoff 1/growth, as far as floats tell? */
+AMPI_FN int ampi_scaler_undoes(const amp_scaler_desc* d) {
+    return (float)d->backoff_factor == (float)(1.0 / d->growth_factor);
+}
+
+AMPI_FN void ampi_scaler_fill_factors(amp_scaler_desc* d, const ampi_scaler_row* row) {
+    if (ampi_is_zero64(&d->growth_factor)) d->growth_factor = (double)row->growth;
+    if (!(row->kind & 2)) d->growth_factor = (double)(float)d->growth_factor;
+    if (ampi_is_zero64(&d->backoff_factor))
+        d->backoff_factor = row->backoff > 0.0f || !(d->growth_factor > 1.0) ? (double)row->backoff
+                                                                             : 1.0 / d->growth_factor;
+    if (!(row->kind & 2)) d->backoff_factor = (double)(float)d->backoff_factor;
+}
+
 /* Unset fields take the preset's value; AMP_ZERO stays, so that the kept desc can be used again. */
 AMPI_FN void ampi_scaler_fill(amp_scaler_desc* d, const ampi_scaler_row* row) {
     if (ampi_is_zero(&d->init_scale)) d->init_scale = row->init;
     if (d->growth_interval == 0) d->growth_interval = row->interval ? row->interval : AMP_ZERO;
-    if (ampi_is_zero(&d->growth_factor)) d->growth_factor = row->growth;
-    if (ampi_is_zero(&d->backoff_factor))
-        d->backoff_factor = row->backoff > 0.0f || !(d->growth_factor > 1.0f)
-                                ? row->backoff : (float)(1.0 / (double)d->growth_factor);
+    ampi_scaler_fill_factors(d, row);
     if (ampi_is_zero(&d->min_scale)) d->min_scale = row->min > 0.0f ? row->min : (float)AMP_ZERO;
     if (d->guard == AMP_GUARD_DEFAULT) d->guard = row->guard;
     if (ampi_is_zero(&d->max_scale) && row->max > 0.0f) d->max_scale = row->max;
     if (ampi_is_zero(&d->max_scale) || ampi_is_off(&d->max_scale))
         d->max_scale = d->guard == AMP_GUARD_CLAMP ? AMPI_FLT_MAX : (float)AMP_ZERO;
+    if (d->preset == AMP_SCALER_APEX && ampi_scale_usable(&d->init_scale) && d->max_scale > 0.0f
+        && d->init_scale > d->max_scale) d->init_scale = d->max_scale;
     if (d->hysteresis == 0) d->hysteresis = row->hysteresis;
     if (d->refill == AMP_REFILL_DEFAULT) d->refill = row->refill;
     if (d->at_min == AMP_LIMIT_DEFAULT) d->at_min = row->at_min;
@@ -18747,9 +18783,9 @@ AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_
                      "scaler: growth_interval %d means nothing to the static preset %s",
                      d->growth_interval, row->text);
     AMPI_REFUSE_DESC(
-        is_static && !(ampi_is_zero(&d->growth_factor) && ampi_is_zero(&d->backoff_factor)),
+        is_static && !(ampi_is_zero64(&d->growth_factor) && ampi_is_zero64(&d->backoff_factor)),
         "scaler: growth_factor %g and backoff_factor %g mean nothing to the static preset %s",
-        (double)d->growth_factor, (double)d->backoff_factor, row->text);
+        d->growth_factor, d->backoff_factor, row->text);
     AMPI_REFUSE_DESC(is_static && d->hysteresis != 0, "scaler: hysteresis %d means nothing to the static preset %s",
                      d->hysteresis, row->text);
     AMPI_REFUSE_DESC((unsigned)d->guard > (unsigned)AMP_GUARD_NONE,
@@ -18771,18 +18807,17 @@ AMPI_FN amp_result ampi_scaler_check_given(const amp_scaler_desc* d, const ampi_
 }
 
 /* Ranges, after the defaults were filled in. */
-AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d, const ampi_scaler_row* row) {
+AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d) {
     const amp_logger* logger = d->logger;
-    double init = (double)d->init_scale, growth = (double)d->growth_factor,
-           backoff = (double)d->backoff_factor;
+    double init = (double)d->init_scale, growth = d->growth_factor, backoff = d->backoff_factor;
     int no_min = ampi_is_off(&d->min_scale), no_max = ampi_is_off(&d->max_scale);
     AMPI_REFUSE_DESC(!ampi_scale_usable(&d->init_scale),
                      "scaler: init_scale %g must be finite and greater than 2^-128", init);
-    AMPI_REFUSE_DESC(!ampi_is_finite(&d->growth_factor) || growth <= 1.0,
+    AMPI_REFUSE_DESC(!ampi_is_finite64(&d->growth_factor) || growth <= 1.0,
                      "scaler: growth_factor %g must be finite and greater than 1", growth);
-    AMPI_REFUSE_DESC(!ampi_is_finite(&d->backoff_factor) || backoff <= 0.0 || backoff >= 1.0,
+    AMPI_REFUSE_DESC(!ampi_is_finite64(&d->backoff_factor) || backoff <= 0.0 || backoff >= 1.0,
                      "scaler: backoff_factor %g must lie between 0 and 1", backoff);
-    AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && d->backoff_factor != (float)(1.0 / growth),
+    AMPI_REFUSE_DESC(d->preset == AMP_SCALER_ONEFLOW && !ampi_scaler_undoes(d),
                      "scaler: backoff_factor %g must be 1/growth_factor = %g for the preset oneflow",
                      backoff, 1.0 / growth);
     AMPI_REFUSE_DESC(d->growth_interval < 1 && d->growth_interval != AMP_ZERO,
@@ -18793,7 +18828,7 @@ AMPI_FN amp_result ampi_scaler_check_ranges(const amp_scaler_desc* d, const ampi
                      "scaler: min_scale %g is greater than init_scale %g", (double)d->min_scale, init);
     AMPI_REFUSE_DESC(!no_max && (!ampi_is_finite(&d->max_scale) || d->max_scale < 0.0f),
                      "scaler: max_scale %g must be finite and positive", (double)d->max_scale);
-    AMPI_REFUSE_DESC(!no_max && d->max_scale < d->init_scale && d->max_scale != row->max,
+    AMPI_REFUSE_DESC(!no_max && d->max_scale < d->init_scale,
                      "scaler: max_scale %g is less than init_scale %g", (double)d->max_scale, init);
     AMPI_REFUSE_DESC(!no_min && !no_max && d->min_scale > d->max_scale,
                      "scaler: min_scale %g is greater than max_scale %g", (double)d->min_scale, (double)d->max_scale);
@@ -18809,7 +18844,7 @@ AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d,
     int interval = d->growth_interval == AMP_ZERO ? 0 : d->growth_interval;
     memset(r, 0, sizeof *r);
     r->growth = d->growth_factor;
-    r->backoff = d->backoff_factor;
+    r->backoff = (row->kind & 1) && ampi_scaler_undoes(d) ? 0.0 : d->backoff_factor;
     r->min = ampi_is_off(&d->min_scale) ? 0.0f : d->min_scale;
     r->max = ampi_is_off(&d->max_scale) ? 0.0f : d->max_scale;
     r->interval = interval > INT32_MAX - row->late ? INT32_MAX : interval + row->late;
@@ -18823,6 +18858,7 @@ AMPI_FN void ampi_scaler_make_rule(amp_scaler_rule* r, const amp_scaler_desc* d,
     r->ignore_overflow = d->ignore_overflow != 0;
     r->is_static = row->interval == 0;
     r->max_unsound = d->max_unsound == AMP_ZERO ? 0 : d->max_unsound;
+    r->is_double = (row->kind & 4) != 0;
 }
 
 /* The inverse is formed in double: one rounding. */
@@ -18850,7 +18886,7 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     r = ampi_scaler_check_given(&d, row);
     if (r != AMP_OK) return r;
     ampi_scaler_fill(&d, row);
-    r = ampi_scaler_check_ranges(&d, row);
+    r = ampi_scaler_check_ranges(&d);
     if (r != AMP_OK) return r;
     memset(s, 0, sizeof *s);
     if (d.logger) s->logger = *d.logger;
@@ -18858,10 +18894,11 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
     s->desc = d;
     ampi_scaler_make_rule(&s->rule, &d, row);
     if (s->rule.is_static) {                /* the desc does not keep what it may not be given */
-        s->desc.growth_factor = s->desc.backoff_factor = 0.0f;
+        s->desc.growth_factor = s->desc.backoff_factor = 0.0;
         s->desc.hysteresis = 0;
     }
     s->state.scale = d.init_scale;
+    s->state.exact_scale = (double)d.init_scale;
     s->state.tracker = s->rule.start;
     s->state.hysteresis_left = s->rule.hysteresis;
     ampi_scaler_use_scale(&s->state);
@@ -18871,14 +18908,23 @@ AMP_DEF amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc* desc) {
 
 /* --- the rule ------------------------------------------------------------------------------- */
 
-/* Half way between the largest float and 2^128: what rounds to infinity. Products of two floats are
-   exact in double, so comparing there needs no arithmetic on infinities. */
+/* Half way between the largest float and 2^128: what rounds to infinity. */
 #define AMPI_FLT_OVERFLOW 3.4028235677973366e38
 
+/* A product and a quotient of two floats that were formed in double round to float as if formed there. */
+AMPI_HD AMPI_FN double ampi_scaler_exact(const amp_scaler_rule* rule, const amp_scaler_state* state) {
+    return rule->is_double ? state->exact_scale : (double)state->scale;
+}
+AMPI_HD AMPI_FN void ampi_scaler_keep(const amp_scaler_rule* rule, amp_scaler_state* state, double scale) {
+    state->scale = scale < AMPI_FLT_OVERFLOW ? (float)scale : ampi_float(0x7f800000u);
+    state->exact_scale = rule->is_double ? scale : (double)state->scale;
+}
+
 AMPI_HD AMPI_FN void ampi_scaler_grow(const amp_scaler_rule* rule, amp_scaler_state* state) {
-    double grown = (double)state->scale * (double)rule->growth;
-    if (rule->max > 0.0f && grown > (double)rule->max) state->scale = rule->max;
-    else if (grown < AMPI_FLT_OVERFLOW || rule->guard == AMP_GUARD_NONE) state->scale = (float)grown;
+    double grown = ampi_scaler_exact(rule, state) * rule->growth;
+    int too_much = rule->max > 0.0f && grown > (double)rule->max;
+    if (too_much || grown < AMPI_FLT_OVERFLOW || rule->guard == AMP_GUARD_NONE)
+        ampi_scaler_keep(rule, state, too_much ? (double)rule->max : grown);
     state->tracker = 0;
     if (rule->refill == AMP_REFILL_GROWTH) state->hysteresis_left = rule->hysteresis;
 }
@@ -18892,6 +18938,7 @@ AMPI_HD AMPI_FN void ampi_scaler_clean_step(const amp_scaler_rule* rule, amp_sca
 }
 
 AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_scaler_state* state) {
+    double scale = ampi_scaler_exact(rule, state), min = (double)rule->min;
     int hit = 0;
     state->skipped++;
     if (state->consecutive_skips < INT32_MAX) state->consecutive_skips++;
@@ -18900,9 +18947,9 @@ AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_s
     state->tracker = rule->start;
     if (state->hysteresis_left > 0) state->hysteresis_left--;
     if (rule->is_static || state->hysteresis_left > 0) return hit;
-    if (state->scale <= rule->min) hit |= 1;
-    state->scale = state->scale * rule->backoff;
-    if (state->scale < rule->min) state->scale = rule->min;
+    if (scale <= min) hit |= 1;
+    scale = rule->backoff > 0.0 ? scale * rule->backoff : scale / rule->growth;
+    ampi_scaler_keep(rule, state, scale < min ? min : scale);
     if (rule->refill == AMP_REFILL_EVERY_H) state->hysteresis_left = rule->hysteresis;
     return hit;
 }
@@ -20034,15 +20081,17 @@ AMP_DEF amp_result amp_scaler_set_scale(amp_scaler* s, float scale) {
                          "amp_scaler_set_scale: %g must be finite and greater than 2^-128",
                          (double)scale);
     s->state.scale = scale;
+    s->state.exact_scale = (double)scale;
     ampi_scaler_use_scale(&s->state);
     return AMP_OK;
 }
 
 /* --- save and load ------------------------------------------------------------------------------ */
 
-/* Bytes 0..3 "AMPS", 4..7 version, 8..63 the rule (14 words), 64..79 scale, tracker, hysteresis left,
-   skips in a row, 80..95 applied and skipped, 96..99 unsound in a row, 100..123 zero, 124..127 CRC-32 of all before. */
-#define AMPI_SCALER_VERSION 1u
+/* Bytes 0..3 "AMPS", 4..7 version, 8..63 the rule (14 words), 64..79 scale, tracker, hysteresis left, skips in a
+   row, 80..95 applied and skipped, 96..119 growth, backoff and exact scale as doubles, 120..123 unsound in a row,
+   124..127 CRC-32 of all before. Version 1 has no doubles, and the unsound at 96. */
+#define AMPI_SCALER_VERSION 2u
 #define AMPI_SCALER_CRC_AT (AMP_SCALER_STATE_BYTES - 4)
 
 AMPI_FN void ampi_put32(unsigned char* p, uint32_t u) {
@@ -20089,37 +20138,44 @@ AMPI_FN uint32_t ampi_crc32(uint32_t crc, const void* bytes, size_t n) {
 }
 
 /* Magic, version and rule: what must be the same on loading. */
-#define AMPI_SCALER_HEAD 64
-AMPI_FN void ampi_scaler_put_head(const amp_scaler_rule* r, unsigned char* p) {
+AMPI_FN void ampi_scaler_put_rule(const amp_scaler_rule* r, unsigned char* p) {
     const int32_t words[] = {
         r->interval, r->start,     r->hysteresis,   r->guard,           r->refill,
         r->at_min,   r->max_skips, r->at_max_skips, r->ignore_overflow, r->is_static
     };
+    float growth = (float)r->growth, backoff = (float)(r->backoff > 0.0 ? r->backoff : 1.0 / (double)growth);
     int i;
+    memset(p, 0, AMP_SCALER_STATE_BYTES);
     memcpy(p, "AMPS", 4);
     ampi_put32(p + 4, AMPI_SCALER_VERSION);
-    ampi_put32(p + 8, ampi_bits_at(&r->growth));
-    ampi_put32(p + 12, ampi_bits_at(&r->backoff));
+    ampi_put32(p + 8, ampi_bits_at(&growth));
+    ampi_put32(p + 12, ampi_bits_at(&backoff));
     ampi_put32(p + 16, ampi_bits_at(&r->min));
     ampi_put32(p + 20, ampi_bits_at(&r->max));
     for (i = 0; i < 10; i++) ampi_put32(p + 24 + 4 * i, (uint32_t)words[i]);
+    ampi_put64(p + 96, ampi_bits64(r->growth));
+    ampi_put64(p + 104, ampi_bits64(r->backoff));
 }
 
-/* The first word of two heads that differs, by name. */
+/* The first number of two rules that differs, by name. */
 AMPI_FN amp_result ampi_scaler_refuse_rule(const amp_scaler* s, const unsigned char* theirs,
                                            const unsigned char* ours) {
     static const char* const names[] = { "growth_factor", "backoff_factor", "min_scale", "max_scale", "growth_interval",
                                          "the tracker's start", "hysteresis", "guard", "refill", "at_min", "max_skips",
-                                         "at_max_skips", "ignore_overflow", "static" };
+                                         "at_max_skips", "ignore_overflow", "static", "exact growth_factor",
+                                         "exact backoff_factor (0: division)" };
     double value[2];
     int i, k;
-    for (i = 0; ampi_get32(theirs + 8 + 4 * i) == ampi_get32(ours + 8 + 4 * i); i++) {}
+    for (i = 0; i < 14 && ampi_get32(theirs + 8 + 4 * i) == ampi_get32(ours + 8 + 4 * i); i++) {}
+    if (i == 14 && memcmp(theirs + 96, ours + 96, 8) == 0) i = 15;
     for (k = 0; k < 2; k++) {
-        uint32_t word = ampi_get32((k ? ours : theirs) + 8 + 4 * i);
-        value[k] = i < 4 ? (double)ampi_float(word) : (double)(int32_t)word;
+        const unsigned char* p = k ? ours : theirs;
+        uint32_t word = ampi_get32(p + 8 + 4 * i);
+        value[k] = i < 4 ? (double)ampi_float(word) : i < 14 ? (double)(int32_t)word
+                                                             : ampi_double(ampi_get64(p + 96 + 8 * (i - 14)));
     }
     return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: the state was saved by a scaler with another rule: "
-                     "%s is %g there, but %g here", names[i], value[0], value[1]);
+                     "%s is %.*g there, but %.*g here", names[i], i < 14 ? 6 : 17, value[0], i < 14 ? 6 : 17, value[1]);
 }
 
 AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size) {
@@ -20130,17 +20186,21 @@ AMP_DEF amp_result amp_scaler_save(const amp_scaler* s, void* bytes, size_t size
         return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                          "amp_scaler_save: %llu bytes are not enough, or NULL", (ampi_ull)size);
     if ((r = ampi_scaler_check_closed(s, "amp_scaler_save")) != AMP_OK) return r;
-    memset(p, 0, AMP_SCALER_STATE_BYTES);
-    ampi_scaler_put_head(&s->rule, p);
+    ampi_scaler_put_rule(&s->rule, p);
     ampi_put32(p + 64, ampi_bits_at(&s->state.scale));
     ampi_put32(p + 68, (uint32_t)s->state.tracker);
     ampi_put32(p + 72, (uint32_t)s->state.hysteresis_left);
     ampi_put32(p + 76, (uint32_t)s->state.consecutive_skips);
     ampi_put64(p + 80, (uint64_t)s->state.applied);
     ampi_put64(p + 88, (uint64_t)s->state.skipped);
-    ampi_put32(p + 96, (uint32_t)s->state.consecutive_unsound);
+    ampi_put64(p + 112, ampi_bits64(s->state.exact_scale));
+    ampi_put32(p + 120, (uint32_t)s->state.consecutive_unsound);
     ampi_put32(p + AMPI_SCALER_CRC_AT, ampi_crc32(0, p, AMPI_SCALER_CRC_AT));
     return AMP_OK;
+}
+
+AMPI_FN uint32_t ampi_scaler_saved_unsound(const unsigned char* p) {
+    return ampi_get32(p + (ampi_get32(p + 4) > 1 ? 120 : 96));
 }
 
 /* What every saved state fulfils: a scale from 0 to infinity, counters that can go on counting. */
@@ -20148,35 +20208,40 @@ AMPI_FN int ampi_scaler_state_is_sound(const amp_scaler_rule* r, const unsigned 
     int32_t tracker = (int32_t)ampi_get32(p + 68), left = (int32_t)ampi_get32(p + 72);
     return ampi_get32(p + 64) <= 0x7f800000u && tracker >= r->start && left >= 0 && left <= r->hysteresis
         && ampi_get32(p + 76) <= INT32_MAX && ampi_get64(p + 80) < (uint64_t)1 << 62
-        && ampi_get64(p + 88) < (uint64_t)1 << 62 && ampi_get32(p + 96) <= INT32_MAX;
+        && ampi_get64(p + 88) < (uint64_t)1 << 62 && ampi_get64(p + 112) <= AMPI_INF64
+        && ampi_scaler_saved_unsound(p) <= INT32_MAX;
 }
 
 AMP_DEF amp_result amp_scaler_load(amp_scaler* s, const void* bytes, size_t size) {
     const unsigned char* p = (const unsigned char*)bytes;
-    unsigned char head[AMPI_SCALER_HEAD];
-    uint32_t scale;
+    unsigned char rule[AMP_SCALER_STATE_BYTES];
+    uint32_t version;
     amp_result r = ampi_scaler_ready(s);
     if (r != AMP_OK || (r = ampi_scaler_check_closed(s, "amp_scaler_load")) != AMP_OK) return r;
     if (!bytes || size != AMP_SCALER_STATE_BYTES)
         return ampi_fail(&s->logger, AMP_ERR_FORMAT, "amp_scaler_load: a state has %d bytes, not %llu",
                          AMP_SCALER_STATE_BYTES, (ampi_ull)(bytes ? size : 0));
-    ampi_scaler_put_head(&s->rule, head);
-    if (memcmp(p, head, 8) != 0 ||
+    ampi_scaler_put_rule(&s->rule, rule);
+    version = ampi_get32(p + 4);
+    if (memcmp(p, rule, 4) != 0 || version < 1 || version > AMPI_SCALER_VERSION ||
         ampi_get32(p + AMPI_SCALER_CRC_AT) != ampi_crc32(0, p, AMPI_SCALER_CRC_AT))
         return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: not a scaler state of this version, or damaged");
-    if (memcmp(p, head, sizeof head) != 0) return ampi_scaler_refuse_rule(s, p, head);
+    if (memcmp(p + 8, rule + 8, 56) != 0 || (version > 1 && memcmp(p + 96, rule + 96, 16) != 0))
+        return ampi_scaler_refuse_rule(s, p, rule);
     if (!ampi_scaler_state_is_sound(&s->rule, p))
         return ampi_fail(&s->logger, AMP_ERR_FORMAT,
                          "amp_scaler_load: the state holds a scale or a count that no scaler has");
-    scale = ampi_get32(p + 64);
-    s->state.scale = ampi_float(scale);
+    s->state.scale = ampi_float(ampi_get32(p + 64));
+    s->state.exact_scale = (double)s->state.scale;
+    if (version > 1 && s->rule.is_double)
+        ampi_scaler_keep(&s->rule, &s->state, ampi_double(ampi_get64(p + 112)));
     s->state.tracker = (int32_t)ampi_get32(p + 68);
     s->state.hysteresis_left = (int32_t)ampi_get32(p + 72);
     s->state.consecutive_skips = (int32_t)ampi_get32(p + 76);
     s->state.applied = (int64_t)ampi_get64(p + 80);
     s->state.skipped = (int64_t)ampi_get64(p + 88);
-    s->state.consecutive_unsound = (int32_t)ampi_get32(p + 96);
+    s->state.consecutive_unsound = (int32_t)ampi_scaler_saved_unsound(p);
     ampi_scaler_use_scale(&s->state);
     ampi_overflow_clear(&s->info);
     return AMP_OK;

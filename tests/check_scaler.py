@@ -25,7 +25,7 @@ def check(ok, text):
 def load(path):
     lib = ctypes.CDLL(path)
     lib.shim_scaler_new.restype = ctypes.c_void_p
-    lib.shim_scaler_new.argtypes = [ctypes.c_int] + [ctypes.c_float] * 3 + [ctypes.c_int] * 2
+    lib.shim_scaler_new.argtypes = [ctypes.c_int, ctypes.c_float] + [ctypes.c_double] * 2 + [ctypes.c_int] * 2
     lib.shim_scaler_scale.restype = lib.shim_scaler_scale_loss.restype = ctypes.c_float
     lib.shim_scaler_scale_loss.argtypes = [ctypes.c_void_p, ctypes.c_float]
     for name in ("free", "scale", "tracker", "may_step", "update"):
@@ -36,12 +36,12 @@ def load(path):
 
 
 def single(x):
-    """The nearest float32, as a Python number: what both sides are given."""
+    """The nearest float32, as a Python number."""
     return float(np.float32(x))
 
 
 def trace(lib, rng, number):
-    growth, backoff = single(rng.uniform(1.05, 4.0)), single(rng.uniform(0.1, 0.95))
+    growth, backoff = rng.uniform(1.05, 4.0), rng.uniform(0.1, 0.95)       # doubles, as PyTorch takes them
     interval, init = rng.randint(1, 6), single(2.0 ** rng.uniform(-10, 60))
     rate, n, lr = rng.uniform(0, 0.8), rng.randint(1, 100), 0.125
     theirs = torch.amp.GradScaler("cpu", init_scale=init, growth_factor=growth, backoff_factor=backoff,

@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* A scaler of a preset; zeros are defaults. NULL if the desc is refused. */
-void* shim_scaler_new(int preset, float init, float growth, float backoff, int interval, int hysteresis) {
+void* shim_scaler_new(int preset, float init, double growth, double backoff, int interval, int hysteresis) {
     amp_scaler* s = (amp_scaler*)malloc(sizeof *s);
     amp_scaler_desc d;
     memset(&d, 0, sizeof d);

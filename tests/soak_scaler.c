@@ -8,9 +8,14 @@ enum { KEEP, CLAMP, FREE };                                    /* what growth ou
 enum { ON_GROWTH, ON_CLEAN, ON_CLEAN_AND_CUT };                /* when the patience comes back */
 enum { GO_ON, REFUSE, ASK };                                   /* at a limit */
 
+/* What a scale is: a float whose factors are floats, the same but an overflow divides, a float with factors that are doubles, a
+   double, a double that an overflow divides. */
+enum { FLOATS, FLOATS_DIV, MIXED, DOUBLES, DOUBLES_DIV };
+
 /* The systems' own figures. init 0: none. window 0: the scale never moves. cut 0: 1/growth. */
 typedef struct system_row {
     amp_scaler_preset preset;
+    int kind;
     double init, growth, cut, least, most;
     long window, first, patience, allowed;
     int out_of_range, comes_back, at_floor;
@@ -18,26 +23,27 @@ typedef struct system_row {
 #define NEVER 0
 #define TOP 3.4028234663852886e38
 static const system_row systems[] = {
-    { AMP_SCALER_PYTORCH,           65536,      2, 0.5, 0, 0,        2000,  0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
-    { AMP_SCALER_MINDSPORE,         0,          2, 0,   1, 0,        2000,  0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
-    { AMP_SCALER_MINDSPORE_MANAGER, 16777216,   2, 0,   1, 0,        2000,  0, 1, 1000, FREE,  ON_GROWTH, GO_ON },
-    { AMP_SCALER_MINDSPORE_FIXED,   128,        2, 0,   0, 0,        NEVER, 0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
-    { AMP_SCALER_APEX,              65536,      2, 0,   0, 16777216, 2000,  0, 1, 0,    CLAMP, ON_GROWTH, GO_ON },
-    { AMP_SCALER_ONEFLOW,           65536,      2, 0,   1, TOP,      2000,  0, 1, 0,    CLAMP, ON_GROWTH, GO_ON },
-    { AMP_SCALER_KERAS,             32768,      2, 0,   0, 0,        2000,  0, 1, 0,    FREE,  ON_GROWTH, GO_ON },
-    { AMP_SCALER_FLAX,              65536,      2, 0.5, 1.1754943508222875e-38, TOP, 2001, 0, 1, 0, CLAMP, ON_GROWTH, GO_ON },
-    { AMP_SCALER_NNABLA,            8,          2, 0,   0, 0,        2001, -1, 1, 100,  FREE,  ON_GROWTH, GO_ON },
-    { AMP_SCALER_MEGATRON,          4294967296.0, 2, 0.5, 1, 0,      1000,  0, 2, 0,    FREE,  ON_GROWTH, GO_ON },
-    { AMP_SCALER_DEEPSPEED,         65536,      2, 0,   1, 0,        1000,  0, 2, 0,    FREE,  ON_GROWTH, REFUSE },
-    { AMP_SCALER_DEEPSPEED_CONSECUTIVE, 65536,  2, 0,   1, 0,        1000,  0, 2, 0,    FREE,  ON_CLEAN,  REFUSE },
-    { AMP_SCALER_PADDLE,            65536,      2, 0.5, 1, 0,        1000,  0, 1, 0,    KEEP,  ON_CLEAN_AND_CUT, GO_ON },
-    { AMP_SCALER_JMP,               0,          2, 0,   1, 0,        2000,  0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
-    { AMP_SCALER_TF_LEGACY,         0,          2, 0,   1, 0,        2000,  0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
-    { AMP_SCALER_STATIC,            0,          2, 0,   0, 0,        NEVER, 0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_PYTORCH, MIXED,    65536,      2, 0.5, 0, 0,        2000,  0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_MINDSPORE, FLOATS_DIV, 0,          2, 0,   1, 0,        2000,  0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_MINDSPORE_MANAGER, DOUBLES, 16777216,   2, 0,   1, 0,        2000,  0, 1, 1000, FREE,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_MINDSPORE_FIXED, FLOATS, 128,        2, 0,   0, 0,        NEVER, 0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_APEX, DOUBLES_DIV, 65536,      2, 0,   0, 16777216, 2000,  0, 1, 0,    CLAMP, ON_GROWTH, GO_ON },
+    { AMP_SCALER_ONEFLOW, FLOATS_DIV, 65536,      2, 0,   1, TOP,      2000,  0, 1, 0,    CLAMP, ON_GROWTH, GO_ON },
+    { AMP_SCALER_KERAS, FLOATS,     32768,      2, 0,   0, 0,        2000,  0, 1, 0,    FREE,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_FLAX, FLOATS,      65536,      2, 0.5, 1.1754943508222875e-38, TOP, 2001, 0, 1, 0, CLAMP, ON_GROWTH, GO_ON },
+    { AMP_SCALER_NNABLA, DOUBLES_DIV, 8,          2, 0,   0, 0,        2001, -1, 1, 100,  FREE,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_MEGATRON, FLOATS,  4294967296.0, 2, 0.5, 1, 0,      1000,  0, 2, 0,    FREE,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_DEEPSPEED, DOUBLES_DIV, 65536,      2, 0,   1, 0,        1000, -1, 2, 0,    FREE,  ON_GROWTH, REFUSE },
+    { AMP_SCALER_DEEPSPEED_CONSECUTIVE, DOUBLES_DIV, 65536,  2, 0,   1, 0,        1000, -1, 2, 0,    FREE,  ON_CLEAN,  REFUSE },
+    { AMP_SCALER_DEEPSPEED_0_17_0, DOUBLES_DIV, 65536,  2, 0,   1, 0,        1000,  0, 2, 0,    FREE,  ON_GROWTH, REFUSE },
+    { AMP_SCALER_PADDLE, FLOATS,    65536,      2, 0.5, 1, 0,        1000,  0, 1, 0,    KEEP,  ON_CLEAN_AND_CUT, GO_ON },
+    { AMP_SCALER_JMP, FLOATS_DIV,   0,          2, 0,   1, 0,        2000,  0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_TF_LEGACY, FLOATS_DIV, 0,          2, 0,   1, 0,        2000,  0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
+    { AMP_SCALER_STATIC, FLOATS,    0,          2, 0,   0, 0,        NEVER, 0, 1, 0,    KEEP,  ON_GROWTH, GO_ON },
 };
 enum { SYSTEMS = sizeof systems / sizeof systems[0] };
 
-/* The model. Scales are held as doubles that are floats. */
+/* The model. */
 typedef struct shadow {
     system_row rule;
     int at_skips, ignores;
@@ -72,15 +78,22 @@ static void draw(amp_scaler_desc* d, shadow* m) {
         d->ignore_overflow = m->ignores = one_in(3);
     } else {
         if (!one_in(8)) { d->growth_interval = 1 + (int)(test_random() % 6); r->window = d->growth_interval + row->window % 10; }
-        if (one_in(2)) d->growth_factor = (float)(r->growth = as_float(uniform(1.01, 8)));
-        if (one_in(2) && row->preset != AMP_SCALER_ONEFLOW) d->backoff_factor = (float)(r->cut = as_float(uniform(0.1, 0.95)));
+        if (one_in(2)) d->growth_factor = r->growth = uniform(1.01, 8) + uniform(0, 1e-9);
+        if (r->kind <= FLOATS_DIV) r->growth = as_float(r->growth);
+        if (one_in(2) && row->preset != AMP_SCALER_ONEFLOW) {
+            d->backoff_factor = r->cut = uniform(0.1, 0.95) + uniform(0, 1e-9);
+            if (r->kind == FLOATS_DIV) r->kind = FLOATS;
+            if (r->kind == DOUBLES_DIV) r->kind = DOUBLES;
+        }
         if (one_in(2)) d->hysteresis = (int)(r->patience = 1 + (long)(test_random() % 4));
     }
-    if (r->cut == 0) r->cut = as_float(1.0 / r->growth);
+    if (r->cut == 0) r->cut = 1.0 / r->growth;
+    if (r->kind <= FLOATS_DIV) r->cut = as_float(r->cut);
     if (one_in(4)) { d->min_scale = AMP_ZERO; r->least = 0; }
     else if (one_in(4)) d->min_scale = (float)(r->least = as_float(uniform(0.001, 1)));
     if (one_in(3)) { r->out_of_range = (int)(test_random() % 3); d->guard = (amp_scaler_guard)(r->out_of_range + 1); }
-    if (one_in(4)) d->max_scale = (float)(r->most = as_float(uniform(1, 3) * (r->init > r->most ? r->init : r->most < 1e30 ? r->most : r->init)));
+    if (r->most > 0 && r->init > r->most) r->init = r->most;            /* Apex */
+    if (one_in(4)) d->max_scale = (float)(r->most = as_float(uniform(1, 3) * (r->most < 1e30 && r->most > 0 ? r->most : r->init)));
     else if (one_in(4)) { d->max_scale = AMP_ZERO; r->most = 0; }
     if (r->most == 0 && r->out_of_range == CLAMP) r->most = TOP;
     if (one_in(3)) { r->comes_back = (int)(test_random() % 3); d->refill = (amp_scaler_refill)(r->comes_back + 1); }
@@ -105,10 +118,10 @@ static int refuses(int what) {
 
 static void shadow_grow(shadow* m) {
     const system_row* r = &m->rule;
-    double next = m->scale * r->growth;                     /* exact: two floats in a double */
+    double next = m->scale * r->growth;
     int out = next >= 3.4028235677973366e38;                /* would round to infinity */
     if (r->most > 0 && next > r->most) m->scale = r->most;
-    else if (!out || r->out_of_range == FREE) m->scale = as_float(next);
+    else if (!out || r->out_of_range == FREE) m->scale = r->kind >= DOUBLES ? next : as_float(next);
     m->streak = 0;
     if (r->comes_back == ON_GROWTH) m->patience = r->patience;
 }
@@ -123,7 +136,8 @@ static void shadow_overflow(shadow* m) {
     if (m->patience > 0) m->patience--;
     if (r->window == NEVER || m->patience > 0) return;
     m->floor_hit = m->scale <= r->least;
-    m->scale = as_float(m->scale * r->cut);
+    m->scale = r->kind == FLOATS_DIV || r->kind == DOUBLES_DIV ? m->scale / r->growth : m->scale * r->cut;
+    if (r->kind < DOUBLES) m->scale = as_float(m->scale);
     if (m->scale < r->least) m->scale = r->least;
     if (r->comes_back == ON_CLEAN_AND_CUT) m->patience = r->patience;
 }
@@ -142,7 +156,7 @@ static amp_result shadow_update(shadow* m) {
     }
     m->ill_in_a_row = m->ill ? m->ill_in_a_row + 1 : 0;
     too_ill = m->ill_allowed > 0 && m->ill_in_a_row > m->ill_allowed;
-    useless = !is_usable(m->scale);
+    useless = !is_usable(as_float(m->scale));
     m->open = m->seen = m->bad = m->ill = m->done_a = m->done_b = 0;
     if ((m->floor_hit || useless) && refuses(m->rule.at_floor)) return AMP_ERR_OVERFLOW;
     if (m->too_many && refuses(m->at_skips)) return AMP_ERR_OVERFLOW;
@@ -216,13 +230,13 @@ static int save_and_load(amp_scaler* s, shadow* m, const amp_scaler_desc* d) {
     if (inside) return 1;
     if (amp_scaler_init(&other, d) != AMP_OK || amp_scaler_load(&other, bytes, sizeof bytes) != AMP_OK) return 0;
     *s = other;
-    m->used = m->scale;
+    m->used = as_float(m->scale);
     return 1;
 }
 
 static int scale_loss(amp_scaler* s, shadow* m) {
     float got = amp_scaler_scale_loss(s, 3.0f), want;
-    if (!m->open) m->used = m->scale;
+    if (!m->open) m->used = as_float(m->scale);
     m->open = 1;
     want = 3.0f * (float)m->used;
     return memcmp(&got, &want, sizeof got) == 0;
@@ -232,7 +246,7 @@ static int scale_ill_loss(amp_scaler* s, shadow* m) {
     float loss;
     memcpy(&loss, &losses[test_random() % 4], sizeof loss);
     amp_scaler_scale_loss(s, loss);
-    if (!m->open) m->used = m->scale;
+    if (!m->open) m->used = as_float(m->scale);
     m->open = m->seen = m->ill = 1;
     if (!m->ignores) m->bad = 1;
     return s->state.unsound == 1 && s->info.unsound == 1;
@@ -255,6 +269,7 @@ static int agree(const amp_scaler* s, const shadow* m) {
     int may = m->seen && !m->bad;
     return memcmp(&s->state.scale, &scale, sizeof scale) == 0 && s->state.tracker == m->streak
            && s->state.hysteresis_left == m->patience && s->state.consecutive_skips == m->in_a_row
+           && (m->rule.kind < DOUBLES || memcmp(&s->state.exact_scale, &m->scale, sizeof m->scale) == 0)
            && s->state.consecutive_unsound == m->ill_in_a_row && s->state.applied == m->applied && s->state.skipped == m->skipped && amp_scaler_may_step(s) == may;
 }
 

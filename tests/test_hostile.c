@@ -64,19 +64,26 @@ static void prepare(void) {
 typedef struct bad { const char* name; size_t offset; char kind; double value; } bad;
 #define INT(type, field, v) { #type "." #field " = " #v, offsetof(type, field), 'i', (double)(v) }
 #define I64(type, field, v) { #type "." #field " = " #v, offsetof(type, field), 'l', (double)(v) }
+#define DBL(type, field, v) { #type "." #field " = " #v, offsetof(type, field), 'd', v }
 #define FLT(type, field, v) { #type "." #field " = " #v, offsetof(type, field), 'f', (double)(v) }
 #define NOT(type, field) { #type "." #field " = nan", offsetof(type, field), 'n', 0 }, \
                          { #type "." #field " = inf", offsetof(type, field), 'p', 0 }, \
                          { #type "." #field " = -inf", offsetof(type, field), 'm', 0 }
+#define NOT64(type, field) { #type "." #field " = nan", offsetof(type, field), 'N', 0 }, \
+                           { #type "." #field " = inf", offsetof(type, field), 'P', 0 }, \
+                           { #type "." #field " = -inf", offsetof(type, field), 'M', 0 }
 #define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
 static void put(void* desc, const bad* b) {
     unsigned char* p = (unsigned char*)desc + b->offset;
     uint32_t bits = b->kind == 'n' ? 0x7fc00000u : b->kind == 'p' ? 0x7f800000u : 0xff800000u;
+    uint64_t bits64 = b->kind == 'N' ? 0x7ff8000000000000u : b->kind == 'P' ? 0x7ff0000000000000u : 0xfff0000000000000u;
     int i;
     int64_t l;
     float f;
-    if (b->kind == 'i') { i = (int)b->value; memcpy(p, &i, sizeof i); }
+    if (b->kind == 'd') memcpy(p, &b->value, sizeof b->value);
+    else if (strchr("NPM", b->kind)) memcpy(p, &bits64, sizeof bits64);
+    else if (b->kind == 'i') { i = (int)b->value; memcpy(p, &i, sizeof i); }
     else if (b->kind == 'l') { l = (int64_t)b->value; memcpy(p, &l, sizeof l); }
     else if (b->kind == 'f') { f = (float)b->value; memcpy(p, &f, sizeof f); }
     else memcpy(p, &bits, sizeof bits);
@@ -225,19 +232,21 @@ static void policy_fields(void) {
 static void scaler_fields(void) {
 #define S(field, v) INT(amp_scaler_desc, field, v)
 #define R(field, v) FLT(amp_scaler_desc, field, v)
+#define D(field, v) DBL(amp_scaler_desc, field, v)
     static const bad list[] = {
         S(preset, -1), S(preset, AMP_SCALER_PRESET_COUNT), S(preset, AMP_SCALER_STATIC), R(init_scale, -1),
-        NOT(amp_scaler_desc, init_scale), S(growth_interval, -2), S(growth_interval, INT_MIN), R(growth_factor, 1),
-        R(growth_factor, 0.5), R(growth_factor, -2), NOT(amp_scaler_desc, growth_factor),
+        NOT(amp_scaler_desc, init_scale), S(growth_interval, -2), S(growth_interval, INT_MIN), D(growth_factor, 1),
+        D(growth_factor, 0.5), D(growth_factor, -2), D(growth_factor, 1e-45), NOT64(amp_scaler_desc, growth_factor),
 #if !defined(__FAST_MATH__)         /* which reads subnormals as zero, the default */
-        R(init_scale, 1e-45), R(growth_factor, 1e-45),
+        R(init_scale, 1e-45),
 #endif
-        R(backoff_factor, 1), R(backoff_factor, -0.5), NOT(amp_scaler_desc, backoff_factor), R(min_scale, -2),
+        D(backoff_factor, 1), D(backoff_factor, -0.5), NOT64(amp_scaler_desc, backoff_factor), R(min_scale, -2),
         R(min_scale, 1e30), NOT(amp_scaler_desc, min_scale), R(max_scale, 1), R(max_scale, -2), NOT(amp_scaler_desc, max_scale),
         S(guard, 4), S(guard, -1), S(hysteresis, -1), S(hysteresis, INT_MIN), S(refill, 4), S(refill, -1), S(at_min, 4),
         S(at_min, -1), S(at_min, AMP_LIMIT_CALLBACK), S(max_skips, -2), S(at_max_skips, 4), S(at_max_skips, -1),
         S(at_max_skips, AMP_LIMIT_CALLBACK), S(ignore_overflow, 1)
     };
+#undef D
 #undef S
 #undef R
     int i;

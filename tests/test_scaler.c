@@ -92,8 +92,11 @@ static const sequence sequences[] = {
     { "A flax",      AMP_SCALER_FLAX,      1024, 3, 0, SEQUENCE_A,
       { 1024, 1024, 1024, 2048, 1024, 1024, 1024, 1024, 512, 256, 256, 256, 256, 512, 512, 512 } },
     { "A megatron",  AMP_SCALER_MEGATRON,  1024, 3, 2, SEQUENCE_A, A_HYST },
-    { "A deepspeed", AMP_SCALER_DEEPSPEED, 1024, 3, 2, SEQUENCE_A, A_HYST },
-    { "A deepspeed consecutive", AMP_SCALER_DEEPSPEED_CONSECUTIVE, 1024, 3, 2, SEQUENCE_A, A_HYST },
+    { "A deepspeed 0.17.0", AMP_SCALER_DEEPSPEED_0_17_0, 1024, 3, 2, SEQUENCE_A, A_HYST },
+    { "A deepspeed", AMP_SCALER_DEEPSPEED, 1024, 3, 2, SEQUENCE_A,
+      { 1024, 1024, 1024, 2048, 2048, 2048, 2048, 2048, 1024, 512, 512, 512, 512, 1024, 1024, 1024 } },
+    { "A deepspeed consecutive", AMP_SCALER_DEEPSPEED_CONSECUTIVE, 1024, 3, 2, SEQUENCE_A,
+      { 1024, 1024, 1024, 2048, 2048, 2048, 2048, 2048, 2048, 1024, 1024, 1024, 1024, 2048, 2048, 2048 } },
     { "A paddle",    AMP_SCALER_PADDLE,    1024, 3, 2, SEQUENCE_A, A_HYST },
     { "A static",    AMP_SCALER_STATIC,    1024, 0, 0, SEQUENCE_A,
       { 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024 } },
@@ -118,7 +121,7 @@ static const sequence sequences[] = {
     { "C paddle",    AMP_SCALER_PADDLE,    P126, 1, 0, "FFFF", { P127, P127, P127, P127 } },
     { "C oneflow",   AMP_SCALER_ONEFLOW,   P126, 1, 0, "FFFF", { P127, LARGEST, LARGEST, LARGEST } },
     { "C flax",      AMP_SCALER_FLAX,      P126, AMP_ZERO, 0, "FFFF", { P127, LARGEST, LARGEST, LARGEST } },
-    { "C apex",      AMP_SCALER_APEX,      P126, 1, 0, "FFFF", { 16777216, 16777216, 16777216, 16777216 } },
+    { "C apex",      AMP_SCALER_APEX,      P126, 1, 0, "FIFF", { 16777216, 8388608, 16777216, 16777216 } },
     { "C keras",     AMP_SCALER_KERAS,     P126, 1, 0, "FFFF", { P127, OVER, OVER, OVER } },
     { "C megatron",  AMP_SCALER_MEGATRON,  P126, 1, 0, "FFFF", { P127, OVER, OVER, OVER } },
 
@@ -126,7 +129,8 @@ static const sequence sequences[] = {
     { "E keras",     AMP_SCALER_KERAS,     8, 1, 0, "FIFIIF", E_PLAIN },
     { "E oneflow",   AMP_SCALER_ONEFLOW,   8, 1, 0, "FIFIIF", E_PLAIN },
     { "E megatron",  AMP_SCALER_MEGATRON,  8, 1, 2, "FIFIIF", E_HYST },
-    { "E deepspeed", AMP_SCALER_DEEPSPEED, 8, 1, 2, "FIFIIF", E_HYST },
+    { "E deepspeed 0.17.0", AMP_SCALER_DEEPSPEED_0_17_0, 8, 1, 2, "FIFIIF", E_HYST },
+    { "E deepspeed", AMP_SCALER_DEEPSPEED, 8, 1, 2, "FFFIFIIF", { 8, 16, 32, 32, 32, 16, 8, 8 } },
     { "E paddle",    AMP_SCALER_PADDLE,    8, 1, 2, "FIFIIF", E_HYST },
     { "E flax",      AMP_SCALER_FLAX,      8, 1, 0, "FIFIIF", { 8, 4, 4, 2, 1, 1 } },
 
@@ -185,34 +189,38 @@ static void skip_limits(void) {
 
 /* --- random traces: each system's rule written out from its own source ------------------------------- */
 
+/* Factors are as given. Where a system keeps a float its scale is a float's value, and so are its factors but PyTorch's. */
 typedef struct reference {
-    float scale, growth, backoff, min;
+    double scale, growth, backoff, min, max;
     int window, delay;              /* the system's interval and hysteresis */
     int counter, left, iteration, last_overflow, bad;
     int error;
 } reference;
 
-static int finite_product(float a, float b) { return (double)a * (double)b < 3.4028235677973366e38; }
-static float largest(float a, float b) { return a > b ? a : b; }
+/* A product and a quotient of two floats, with one rounding. */
+static double times(double a, double b) { float p = (float)a * (float)b; return (double)p; }
+static double over(double a, double b) { float q = (float)a / (float)b; return (double)q; }
+static int finite_product(double a, double b) { return a * b < 3.4028235677973366e38; }
+static double largest(double a, double b) { return a > b ? a : b; }
 
 static void step_pytorch(reference* r, int overflow) {
     int successful = r->counter + 1;
-    if (overflow) { r->scale *= r->backoff; r->counter = 0; return; }
+    if (overflow) { r->scale = (float)(r->scale * r->backoff); r->counter = 0; return; }
     if (successful != r->window) { r->counter = successful; return; }
-    if (finite_product(r->scale, r->growth)) r->scale *= r->growth;
+    if (finite_product(r->scale, r->growth)) r->scale = (float)(r->scale * r->growth);
     r->counter = 0;
 }
 /* mindspore.amp.DynamicLossScaler.adjust, jmp and the TensorFlow 1 loss scale. */
 static void step_mindspore(reference* r, int overflow) {
-    if (overflow) { r->scale = largest(1.0f, r->scale / r->growth); r->counter = 0; return; }
+    if (overflow) { r->scale = largest(1.0, over(r->scale, r->growth)); r->counter = 0; return; }
     if (r->counter == r->window - 1) {
-        if (finite_product(r->scale, r->growth)) r->scale *= r->growth;
+        if (finite_product(r->scale, (float)r->growth)) r->scale = times(r->scale, r->growth);
         r->counter = 0;
     } else r->counter++;
 }
 static void step_manager(reference* r, int overflow) {
     if (overflow) {
-        r->scale = largest(r->scale / r->growth, 1.0f);
+        r->scale = largest(r->scale * (1.0 / r->growth), 1.0);
         r->last_overflow = r->iteration;
         r->bad++;
     } else {
@@ -223,27 +231,27 @@ static void step_manager(reference* r, int overflow) {
     r->iteration++;
 }
 static void step_apex(reference* r, int overflow) {
-    if (overflow) { r->scale /= r->growth; r->counter = 0; }
+    if (overflow) { r->scale /= 2.0; r->counter = 0; }
     else r->counter++;
     if (r->counter != r->window) return;
     r->counter = 0;
-    r->scale = (double)r->scale * (double)r->growth < 16777216.0 ? r->scale * r->growth : 16777216.0f;
+    r->scale = r->scale * 2.0 < 16777216.0 ? r->scale * 2.0 : 16777216.0;
 }
 static void step_oneflow(reference* r, int overflow) {
-    if (overflow) { r->scale = largest(r->scale * r->backoff, 1.0f); r->counter = 0; return; }
+    if (overflow) { r->scale = largest(over(r->scale, r->growth), 1.0); r->counter = 0; return; }
     if (++r->counter < r->window) return;
     r->counter = 0;
-    r->scale = finite_product(r->scale, r->growth) ? r->scale * r->growth : (float)LARGEST;
+    r->scale = finite_product(r->scale, (float)r->growth) ? times(r->scale, r->growth) : LARGEST;
 }
 static void step_keras(reference* r, int overflow) {
-    if (overflow) { r->scale /= 2.0f; r->counter = 0; return; }
-    if (r->counter + 1 >= r->window) { r->scale *= 2.0f; r->counter = 0; }
+    if (overflow) { r->scale = times(r->scale, 0.5); r->counter = 0; return; }
+    if (r->counter + 1 >= r->window) { r->scale = times(r->scale, 2.0); r->counter = 0; }
     else r->counter++;
 }
 static void step_flax(reference* r, int overflow) {
     int grow = r->counter == r->window;
-    float grown = finite_product(r->scale, r->growth) ? r->scale * r->growth : (float)LARGEST;
-    r->scale = overflow ? largest(r->scale * r->backoff, 1.17549435e-38f) : grow ? grown : r->scale;
+    double grown = finite_product(r->scale, (float)r->growth) ? times(r->scale, r->growth) : LARGEST;
+    r->scale = overflow ? largest(times(r->scale, r->backoff), 1.1754943508222875e-38) : grow ? grown : r->scale;
     r->counter = grow || overflow ? 0 : r->counter + 1;
 }
 static void step_nnabla(reference* r, int overflow) {
@@ -255,14 +263,14 @@ static void step_nnabla(reference* r, int overflow) {
 static void step_megatron(reference* r, int overflow) {
     if (overflow) {
         r->counter = 0;
-        if (--r->left <= 0) r->scale = largest(r->scale * r->backoff, r->min);
+        if (--r->left <= 0) r->scale = largest(times(r->scale, r->backoff), r->min);
     } else if (++r->counter == r->window) {
         r->counter = 0;
         r->left = r->delay;
-        r->scale *= r->growth;
+        r->scale = times(r->scale, r->growth);
     }
 }
-static void step_deepspeed_any(reference* r, int overflow, int consecutive) {
+static void step_deepspeed_any(reference* r, int overflow, int consecutive, int late) {
     if (overflow) {
         if (r->delay == 1 || r->left == 1) {
             if (r->scale == r->min) { r->error = 1; return; }
@@ -270,82 +278,102 @@ static void step_deepspeed_any(reference* r, int overflow, int consecutive) {
         } else r->left--;
         r->last_overflow = r->iteration;
     } else {
+        int stable = r->iteration - r->last_overflow - late;
         if (consecutive) r->left = r->delay;
-        if ((r->iteration - r->last_overflow) % r->window == 0) {
+        if (stable > 0 && stable % r->window == 0) {
             if (!consecutive) r->left = r->delay;
             r->scale *= r->growth;
         }
     }
     r->iteration++;
 }
-static void step_deepspeed(reference* r, int overflow) { step_deepspeed_any(r, overflow, 0); }
-static void step_consecutive(reference* r, int overflow) { step_deepspeed_any(r, overflow, 1); }
+static void step_deepspeed(reference* r, int overflow) { step_deepspeed_any(r, overflow, 0, 1); }
+static void step_consecutive(reference* r, int overflow) { step_deepspeed_any(r, overflow, 1, 1); }
+static void step_deepspeed_0_17_0(reference* r, int overflow) { step_deepspeed_any(r, overflow, 0, 0); }
 static void step_paddle(reference* r, int overflow) {
     if (overflow) {
         r->counter = 0;
         if (++r->bad < r->delay) return;
-        r->scale = r->scale * r->backoff < 1.0f ? 1.0f : r->scale * r->backoff;
+        r->scale = largest(times(r->scale, r->backoff), 1.0);
         r->bad = 0;
     } else {
         r->bad = 0;
         if (++r->counter < r->window) return;
-        if (finite_product(r->scale, r->growth)) r->scale *= r->growth;
+        if (finite_product(r->scale, (float)r->growth)) r->scale = times(r->scale, r->growth);
         r->counter = 0;
     }
 }
 static void step_static(reference* r, int overflow) { (void)r; (void)overflow; }
 
+enum { ANY, WHOLE, TWO, NONE };     /* what growth factors a system takes; NONE: it has none */
 typedef struct machine {
     amp_scaler_preset preset;
     void (*step)(reference*, int);
-    float least;                    /* smallest scale that may begin */
+    double least;                   /* smallest scale that may begin */
     int free_backoff;               /* a backoff of its own */
-    int divides;                    /* by a power of two here, as dividing and multiplying by 1/f round alike then */
+    int factors;
     int hysteresis;
 } machine;
 
 static const machine machines[] = {
-    { AMP_SCALER_PYTORCH, step_pytorch, 1e-30f, 1, 0, 0 },
-    { AMP_SCALER_MINDSPORE, step_mindspore, 1, 0, 1, 0 },
-    { AMP_SCALER_JMP, step_mindspore, 1, 0, 1, 0 },
-    { AMP_SCALER_TF_LEGACY, step_mindspore, 1, 0, 1, 0 },
-    { AMP_SCALER_MINDSPORE_MANAGER, step_manager, 1, 0, 1, 0 },
-    { AMP_SCALER_MINDSPORE_FIXED, step_static, 1e-30f, 0, 2, 0 },
-    { AMP_SCALER_STATIC, step_static, 1e-30f, 0, 2, 0 },
-    { AMP_SCALER_APEX, step_apex, 1e-30f, 0, 1, 0 },
-    { AMP_SCALER_ONEFLOW, step_oneflow, 1, 0, 0, 0 },
-    { AMP_SCALER_KERAS, step_keras, 1e-30f, 0, 3, 0 },
-    { AMP_SCALER_FLAX, step_flax, 1.2e-38f, 1, 0, 0 },
-    { AMP_SCALER_NNABLA, step_nnabla, 1e-30f, 0, 1, 0 },
-    { AMP_SCALER_MEGATRON, step_megatron, 1, 1, 0, 1 },
-    { AMP_SCALER_DEEPSPEED, step_deepspeed, 1, 0, 1, 1 },
-    { AMP_SCALER_DEEPSPEED_CONSECUTIVE, step_consecutive, 1, 0, 1, 1 },
-    { AMP_SCALER_PADDLE, step_paddle, 1, 1, 0, 1 },
+    { AMP_SCALER_PYTORCH, step_pytorch, 1e-30, 1, ANY, 0 },
+    { AMP_SCALER_MINDSPORE, step_mindspore, 1, 0, WHOLE, 0 },
+    { AMP_SCALER_JMP, step_mindspore, 1, 0, ANY, 0 },
+    { AMP_SCALER_TF_LEGACY, step_mindspore, 1, 0, ANY, 0 },
+    { AMP_SCALER_MINDSPORE_MANAGER, step_manager, 1, 0, ANY, 0 },
+    { AMP_SCALER_MINDSPORE_FIXED, step_static, 1e-30, 0, NONE, 0 },
+    { AMP_SCALER_STATIC, step_static, 1e-30, 0, NONE, 0 },
+    { AMP_SCALER_APEX, step_apex, 1e-30, 0, TWO, 0 },
+    { AMP_SCALER_ONEFLOW, step_oneflow, 1, 0, ANY, 0 },
+    { AMP_SCALER_KERAS, step_keras, 1e-30, 0, TWO, 0 },
+    { AMP_SCALER_FLAX, step_flax, 1.2e-38, 1, ANY, 0 },
+    { AMP_SCALER_NNABLA, step_nnabla, 1e-30, 0, ANY, 0 },
+    { AMP_SCALER_MEGATRON, step_megatron, 1, 1, ANY, 1 },
+    { AMP_SCALER_DEEPSPEED, step_deepspeed, 1, 0, ANY, 1 },
+    { AMP_SCALER_DEEPSPEED_CONSECUTIVE, step_consecutive, 1, 0, ANY, 1 },
+    { AMP_SCALER_DEEPSPEED_0_17_0, step_deepspeed_0_17_0, 1, 0, ANY, 1 },
+    { AMP_SCALER_PADDLE, step_paddle, 1, 1, ANY, 1 },
 };
 
 static float random_between(float low, float high) { return low + (high - low) * (test_uniform() * 0.5f + 0.5f); }
 
+/* A double with all of its bits. */
+static double random_double(double low, double high) {
+    return low + (high - low) * ((double)(test_random() >> 4) / 268435456.0 + (double)(test_random() >> 4) / 268435456.0 / 268435456.0);
+}
+
 /* A scale, log-uniform between least and 1e38. */
-static float random_scale(float least) {
-    float s = (float)exp(log((double)least) + (log(1e38) - log((double)least)) * (double)random_between(0, 1));
-    return s < least ? least : s;
+static float random_scale(double least) {
+    float s = (float)exp(random_double(log(least), log(1e38)));
+    return (double)s < least ? (float)least : s;
 }
 
 static void make_pair(const machine* m, amp_scaler_desc* d, reference* r) {
     memset(r, 0, sizeof *r);
     *d = desc_of(m->preset);
-    r->scale = d->init_scale = random_scale(m->least);
-    r->growth = m->divides == 3 || m->divides == 2 ? 2.0f : m->divides == 1 ? (float)(2 << (test_random() % 3)) : random_between(1.01f, 9);
-    r->backoff = m->free_backoff ? random_between(0.01f, 0.99f) : (float)(1.0 / (double)r->growth);
+    d->init_scale = random_scale(m->least);
+    if (m->preset == AMP_SCALER_APEX && test_random() % 4) d->init_scale = (float)(1 + test_random() % 16777216u);
+    r->scale = (double)d->init_scale;
+    if (m->preset == AMP_SCALER_APEX && r->scale > 16777216.0) r->scale = 16777216.0;
+    r->growth = m->factors == ANY ? random_double(1.01, 9) : m->factors == WHOLE ? (double)(2 + test_random() % 9) : 2.0;
+    r->backoff = random_double(0.01, 0.99);
     r->window = 1 + (int)(test_random() % 6);
     r->left = r->delay = m->hysteresis ? 1 + (int)(test_random() % 4) : 1;
-    r->last_overflow = -1;
+    r->last_overflow = m->preset == AMP_SCALER_MINDSPORE_MANAGER ? 0 : -1;
+    r->iteration = m->preset == AMP_SCALER_MINDSPORE_MANAGER;
     r->min = 1;
-    if (m->divides == 2) return;
+    if (m->factors == NONE) return;
     d->growth_factor = r->growth;
     if (m->free_backoff) d->backoff_factor = r->backoff;
     d->growth_interval = r->window;
     if (m->hysteresis) d->hysteresis = r->delay;
+}
+
+/* Bit for bit, also what a preset keeps as a double. */
+static int same_scale(const amp_scaler* s, double want) {
+    float narrow = want < 3.4028235677973366e38 ? (float)want : from_bits(BITS_INF);
+    double exact = s->rule.is_double ? want : (double)narrow;
+    return to_bits(s->state.scale) == to_bits(narrow) && memcmp(&s->state.exact_scale, &exact, sizeof exact) == 0;
 }
 
 static void random_traces(void) {
@@ -363,9 +391,9 @@ static void random_traces(void) {
                 machines[i].step(&r, overflow);
                 s.state.found_inf = overflow;
                 hit = amp_scaler_advance(&s.rule, &s.state);
-                if (!(to_bits(s.state.scale) == to_bits(r.scale)) || ((hit & 2) != 0 || (hit & 1 && s.rule.at_min == AMP_LIMIT_ERROR)) != r.error) {
-                    CHECK_MSG(0, "%s trace %d step %d: %.9g, not %.9g; hit %d, error %d", amp_scaler_preset_name(d.preset), trace, k,
-                              (double)s.state.scale, (double)r.scale, hit, r.error);
+                if (!same_scale(&s, r.scale) || ((hit & 2) != 0 || (hit & 1 && s.rule.at_min == AMP_LIMIT_ERROR)) != r.error) {
+                    CHECK_MSG(0, "%s trace %d step %d: %.17g, not %.17g; hit %d, error %d", amp_scaler_preset_name(d.preset), trace, k,
+                              s.state.exact_scale, r.scale, hit, r.error);
                     break;
                 }
             }
@@ -382,18 +410,109 @@ static void random_traces_through_the_interface(void) {
             reference r;
             amp_scaler s;
             make_pair(&machines[i], &d, &r);
-            if (machines[i].divides != 2) d.growth_factor = r.growth = 2.0f;
-            if (!machines[i].free_backoff) r.backoff = 0.5f;
-            r.scale = d.init_scale = 65536.0f;
+            if (machines[i].factors != NONE) d.growth_factor = r.growth = 2.0;
+            d.init_scale = 65536.0f;
+            r.scale = 65536.0;
             CHECK(amp_scaler_init(&s, &d) == AMP_OK);
             for (k = 0; k < 50 && !r.error; k++) {
                 int overflow = test_random() % 2 == 0;
                 amp_result result = one_step(&s, overflow);
                 machines[i].step(&r, overflow);
-                CHECK_MSG((result != AMP_OK) == r.error && s.state.scale == r.scale, "%s: %g, not %g",
-                          amp_scaler_preset_name(d.preset), (double)s.state.scale, (double)r.scale);
+                CHECK_MSG((result != AMP_OK) == r.error && same_scale(&s, r.scale), "%s: %g, not %g",
+                          amp_scaler_preset_name(d.preset), (double)s.state.scale, r.scale);
             }
         }
+}
+
+/* --- the systems themselves: 200 random traces of 300 steps each, as a hash of all scales ------------------- */
+
+/* Formed by the systems' own code: torch 2.15.0, jmp 0.0.4 (operator by operator, as jit makes its division a product) and flax
+   0.12.8 on jax 0.10.2, MindSpore 2.10.0 (its manager), paddlepaddle 3.3.1, megatron-core 0.16.1, DeepSpeed 0.17.1 and 0.17.0.
+   Of Apex, NNabla 1.39, OneFlow 0.9, TensorFlow 1, Keras 3 and MindSpore's DynamicLossScaler: by their rules in NumPy. */
+typedef struct recorded {
+    const char* name;
+    amp_scaler_preset preset;
+    uint32_t number;                /* seeds the traces */
+    const double (*factors)[2];     /* growth and backoff, 0 = the preset's */
+    int least;                      /* exponent of the smallest scale that begins */
+    uint64_t hash;
+} recorded;
+
+static const double free_factors[8][2] = { { 2, .5 }, { 1.7, .6 }, { 1.001, .999 }, { 2.5, .3 }, { 8, .125 }, { 1.1, .9 }, { 3, .7 }, { 16, .01 } };
+static const double inverse_factors[8][2] = { { 2, 0 }, { 1.7, 0 }, { 2.5, 0 }, { 3, 0 }, { 1.1, 0 }, { 7, 0 }, { 1.0001, 0 }, { 10, 0 } };
+static const double whole_factors[8][2] = { { 2, 0 }, { 3, 0 }, { 5, 0 }, { 7, 0 }, { 4, 0 }, { 10, 0 }, { 6, 0 }, { 9, 0 } };
+static const double twos[8][2] = { { 2, 0 }, { 2, 0 }, { 2, 0 }, { 2, 0 }, { 2, 0 }, { 2, 0 }, { 2, 0 }, { 2, 0 } };
+static const recorded recordings[] = {
+    { "PyTorch", AMP_SCALER_PYTORCH, 1, free_factors, 0, 0xa2e35647cd55a2a5u },
+    { "Megatron-LM, hysteresis", AMP_SCALER_MEGATRON, 2, free_factors, 0, 0xdf354599ed55a2a5u },
+    { "DeepSpeed 0.17.1, hysteresis", AMP_SCALER_DEEPSPEED, 3, twos, 0, 0x81b27e3369434075u },
+    { "DeepSpeed 0.17.1, hysteresis, factors", AMP_SCALER_DEEPSPEED, 23, inverse_factors, 0, 0x250b2678a472e371u },
+    { "DeepSpeed 0.17.1, consecutive hysteresis", AMP_SCALER_DEEPSPEED, 4, twos, 0, 0x620bad07182b912du },
+    { "DeepSpeed 0.17.1, consecutive hysteresis, factors", AMP_SCALER_DEEPSPEED_CONSECUTIVE, 24, inverse_factors, 0, 0x28a947f11489f64u },
+    { "DeepSpeed 0.17.0, hysteresis", AMP_SCALER_DEEPSPEED_0_17_0, 5, twos, 0, 0x8f851cf50d0fbdc7u },
+    { "DeepSpeed 0.17.0, hysteresis, factors", AMP_SCALER_DEEPSPEED_0_17_0, 25, inverse_factors, 0, 0x506f2c47b3c138b8u },
+    { "DeepSpeed 0.17.0, consecutive hysteresis", AMP_SCALER_DEEPSPEED_0_17_0, 6, twos, 0, 0x9b1f7bf0bf63be67u },
+    { "DeepSpeed 0.17.0, consecutive hysteresis, factors", AMP_SCALER_DEEPSPEED_0_17_0, 26, inverse_factors, 0, 0x7de1deb57451186au },
+    { "jmp", AMP_SCALER_JMP, 10, inverse_factors, 0, 0xafb05556d55a2a5u },
+    { "Flax", AMP_SCALER_FLAX, 11, free_factors, -20, 0x36b437d08d55a2a5u },
+    { "MindSpore", AMP_SCALER_MINDSPORE, 13, whole_factors, 0, 0x37333a0fad55a2a5u },
+    { "MindSpore's manager", AMP_SCALER_MINDSPORE_MANAGER, 12, inverse_factors, 0, 0x6b5f28107684a42au },
+    { "NNabla", AMP_SCALER_NNABLA, 16, inverse_factors, -20, 0x7ed8160cac015947u },
+    { "Apex", AMP_SCALER_APEX, 17, twos, 2, 0x1bc9d01fed55a2a5u },
+    { "OneFlow", AMP_SCALER_ONEFLOW, 18, inverse_factors, 0, 0xe2df721f0d55a2a5u },
+    { "TensorFlow 1", AMP_SCALER_TF_LEGACY, 19, inverse_factors, 0, 0x81e9416a8d55a2a5u },
+    { "Keras", AMP_SCALER_KERAS, 20, twos, -20, 0x381601fed55a2a5u },
+    { "Paddle, dynamic graph, hysteresis", AMP_SCALER_PADDLE, 15, free_factors, 0, 0x1353a09b0d55a2a5u },
+    { "Paddle, hysteresis", AMP_SCALER_PADDLE, 14, free_factors, 0, 0x8100a620cd55a2a5u },
+};
+
+static uint32_t trace_next(uint64_t* x) {
+    *x = *x * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*x >> 33);
+}
+static uint64_t trace_mix(uint64_t hash, double scale) {
+    uint64_t u;
+    memcpy(&u, &scale, sizeof u);
+    return (hash ^ u) * 0x100000001b3u;
+}
+static uint64_t trace_hash(const recorded* q) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    uint32_t t, k;
+    for (t = 0; t < 200; t++) {
+        uint64_t x = q->number * 1000u + t;
+        amp_scaler_desc d = desc_of(q->preset);
+        amp_scaler s;
+        const double* factor;
+        uint32_t h, rate;
+        trace_next(&x);
+        factor = q->factors[trace_next(&x) % 8];
+        d.growth_interval = 1 + (int)(trace_next(&x) % 6);
+        h = 1 + trace_next(&x) % 4;
+        d.init_scale = (float)ldexp(1.0, q->least + (int)(trace_next(&x) % 40));
+        d.init_scale *= 1.0f + (float)(trace_next(&x) % 1024) / 1024.0f;
+        rate = 1 + trace_next(&x) % 9;
+        d.growth_factor = factor[0]; d.backoff_factor = factor[1];
+        if (q->preset == AMP_SCALER_APEX) {
+            d.max_scale = h > 2 ? 16777216.0f : 1024.0f;
+            if (h % 2 == 0) d.min_scale = 2.0f;
+        } else if (q->preset != AMP_SCALER_NNABLA) d.hysteresis = strstr(q->name, "hysteresis") ? (int)h : 0;
+        if (strstr(q->name, "consecutive")) d.refill = AMP_REFILL_CLEAN;
+        if (strstr(q->name, "dynamic graph")) { d.guard = AMP_GUARD_NONE; d.min_scale = AMP_ZERO; }
+        CHECK_MSG(amp_scaler_init(&s, &d) == AMP_OK, "%s: %s", q->name, log_text);
+        for (k = 0; k < 300; k++) {
+            int hit;
+            s.state.found_inf = trace_next(&x) % 10 < rate;
+            hit = amp_scaler_advance(&s.rule, &s.state);
+            if ((hit & 2) || ((hit & 1) && s.rule.at_min == AMP_LIMIT_ERROR)) { hash = trace_mix(hash, -1.0); break; }
+            hash = trace_mix(hash, s.rule.is_double ? s.state.exact_scale : (double)s.state.scale);
+        }
+    }
+    return hash;
+}
+static void recorded_traces(void) {
+    int i;
+    for (i = 0; i < COUNT(recordings); i++)
+        CHECK_MSG(trace_hash(&recordings[i]) == recordings[i].hash, "%s: other scales than the system's", recordings[i].name);
 }
 
 /* An interval lowered below the counter must not stop growth for ever. */
@@ -483,12 +602,15 @@ static void refused_descs(void) {
     REFUSE(AMP_SCALER_MINDSPORE_FIXED, growth_factor, 2.0f);
     REFUSE(AMP_SCALER_MINDSPORE_FIXED, backoff_factor, 0.5f);
     REFUSE(AMP_SCALER_MINDSPORE_FIXED, hysteresis, 2);
-    {   /* Apex's ceiling of 2^24 may lie below init_scale, but not below a floor */
+    {   /* Apex starts at its ceiling of 2^24 at most, and so may have no floor above */
         amp_scaler_desc d = desc_of(AMP_SCALER_APEX);
         d.init_scale = 33554432.0f;
         d.min_scale = 33554432.0f;
-        refuse_desc(&d, "min_scale 3.35544e+07 is greater than max_scale 1.67772e+07");
+        refuse_desc(&d, "min_scale 3.35544e+07 is greater than init_scale 1.67772e+07");
     }
+    REFUSE(AMP_SCALER_MEGATRON, growth_factor, 1.00000000001);          /* 1 as the float that it is there */
+    REFUSE(AMP_SCALER_PYTORCH, growth_factor, 1e-60);
+    REFUSE(AMP_SCALER_MEGATRON, growth_factor, 1e39);
     { amp_scaler_desc d = desc_of(AMP_SCALER_MINDSPORE); refuse_desc(&d, "init_scale"); }
     { amp_scaler_desc d = desc_of(AMP_SCALER_STATIC); refuse_desc(&d, "init_scale"); }
     { amp_scaler_desc d = desc_of(AMP_SCALER_PYTORCH); d.at_min = AMP_LIMIT_CALLBACK; refuse_desc(&d, "on_limit"); }
@@ -1394,7 +1516,7 @@ static void save_and_load(void) {
     }
     s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
     one_step(&s, 1); one_step(&s, 0);
-    CHECK(amp_scaler_save(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && memcmp(bytes, "AMPS\1\0\0\0", 8) == 0);
+    CHECK(amp_scaler_save(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && memcmp(bytes, "AMPS\2\0\0\0", 8) == 0);
     CHECK(bytes[64] == 0 && bytes[65] == 0 && bytes[66] == 0 && bytes[67] == 0x45);     /* 2048.0f, little-endian */
     fresh = s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
     for (i = 0; i < AMP_SCALER_STATE_BYTES; i++)
@@ -1414,8 +1536,8 @@ static void save_and_load(void) {
     CHECK(amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES) == AMP_OK && s.state.hysteresis_left == 1 && s.state.skipped == 1);
     s = scaler_of(AMP_SCALER_MEGATRON, 2048.0f);                /* another rule: its first difference is told */
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
-    CHECK_MSG(strstr(log_text, "at_min is 2 there, but 1 here"), "%s", log_text);
-    s.rule.growth = 4.0f;
+    CHECK_MSG(strstr(log_text, "the tracker's start is -1 there, but 0 here"), "%s", log_text);
+    s.rule.growth = 4.0;
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
     CHECK_MSG(strstr(log_text, "growth_factor is 2 there, but 4 here"), "%s", log_text);
     s = scaler_of(AMP_SCALER_DEEPSPEED, 2048.0f);
@@ -1426,6 +1548,53 @@ static void save_and_load(void) {
     s.rule.is_static = 1;                                       /* the last word */
     REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, AMP_SCALER_STATE_BYTES));
     CHECK_MSG(strstr(log_text, "static is 0 there, but 1 here"), "%s", log_text);
+}
+
+/* What a double holds beyond a float is kept, and a rule that differs there is told. */
+static void save_exact_scale(void) {
+    unsigned char bytes[AMP_SCALER_STATE_BYTES];
+    amp_scaler_desc d = desc_of(AMP_SCALER_NNABLA);
+    amp_scaler s, other;
+    float g = 0;
+    d.growth_factor = 1.7;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK && amp_scaler_init(&other, &d) == AMP_OK);
+    one_step(&s, 1); one_step(&s, 1); one_step(&s, 0);
+    CHECK(s.state.exact_scale == 8.0 / 1.7 / 1.7 && s.state.scale == (float)(8.0 / 1.7 / 1.7));
+    CHECK(amp_scaler_save(&s, bytes, sizeof bytes) == AMP_OK && amp_scaler_load(&other, bytes, sizeof bytes) == AMP_OK);
+    CHECK(memcmp(&s.state, &other.state, sizeof s.state) == 0);
+    d.growth_factor = 1.7 + 1e-15;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, bytes, sizeof bytes));
+    CHECK_MSG(strstr(log_text, "exact growth_factor is 1.7 there, but 1.7000000000000011 here"), "%s", log_text);
+    CHECK(amp_scaler_set_scale(&s, 3.0f) == AMP_OK && s.state.exact_scale == 3.0);
+}
+
+/* States that version 1 of the format has written: of NNabla and of DeepSpeed as it was then. */
+static void load_version_1(void) {
+    static const unsigned char nnabla[AMP_SCALER_STATE_BYTES] = {
+        65, 77, 80, 83, 1, 0, 0, 0, 154, 153, 217, 63, 150, 150, 22, 63, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 255, 255, 255, 255,
+        1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 100, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        255, 255, 121, 68, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 180, 110, 40, 66 };
+    static const unsigned char deepspeed[AMP_SCALER_STATE_BYTES] = {
+        65, 77, 80, 83, 1, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0, 63, 0, 0, 128, 63, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0,
+        2, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, 122, 69, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 195, 196, 200 };
+    amp_scaler_desc d = desc_of(AMP_SCALER_NNABLA);
+    amp_scaler s;
+    float g = 0;
+    d.growth_interval = 3; d.growth_factor = 1.7;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK && amp_scaler_load(&s, nnabla, sizeof nnabla) == AMP_OK);
+    CHECK(s.state.scale == 999.999939f && s.state.exact_scale == (double)s.state.scale && s.state.applied == 9);
+    d = desc_of(AMP_SCALER_DEEPSPEED_0_17_0);
+    d.growth_interval = 3;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK && amp_scaler_load(&s, deepspeed, sizeof deepspeed) == AMP_OK);
+    CHECK(s.state.scale == 4000.0f && s.state.tracker == 2 && s.state.skipped == 1);
+    d.preset = AMP_SCALER_DEEPSPEED;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    REFUSED(AMP_ERR_FORMAT, amp_scaler_load(&s, deepspeed, sizeof deepspeed));
+    CHECK_MSG(strstr(log_text, "the tracker's start is 0 there, but -1 here"), "%s", log_text);
 }
 
 /* A few elements behind whole vectors: each length has its own masks. The last element counts in the norm, and what
@@ -1483,6 +1652,7 @@ int main(void) {
     TEST(skip_limits);
     TEST(random_traces);
     TEST(random_traces_through_the_interface);
+    TEST(recorded_traces);
     TEST(lowered_interval);
     TEST(preset_names);
     TEST(default_descs);
@@ -1512,5 +1682,7 @@ int main(void) {
     TEST(scale_runs_out);
     TEST(scale_is_rescued);
     TEST(save_and_load);
+    TEST(save_exact_scale);
+    TEST(load_version_1);
     TEST_END();
 }
