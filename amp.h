@@ -1327,10 +1327,10 @@ AMP_DEF const char* amp_model_error(const amp_model* m);
 
 /* --- building: an error is remembered, later calls do nothing, and finalize reports it ----- */
 
-/* How weights start. He: normal, sd sqrt(2/fan_in). Xavier: uniform within +-sqrt(6/(fan_in+fan_out)).
-   Biases are 0, except for AMP_INIT_TORCH: weights and biases uniform within +-1/sqrt(fan_in). */
+/* How weights start. Torch (and MindSpore, OneFlow): weights and biases uniform within +-1/sqrt(fan_in). He: normal,
+   sd sqrt(2/fan_in). Xavier: uniform within +-sqrt(6/(fan_in+fan_out)). The biases of these two are 0. */
 typedef enum amp_init {
-    AMP_INIT_HE = 0, AMP_INIT_XAVIER = 1, AMP_INIT_TORCH = 2, AMP_INIT_ZERO = 3, AMPI_INIT_MAX = 0x7fffffff
+    AMP_INIT_TORCH = 0, AMP_INIT_HE = 1, AMP_INIT_XAVIER = 2, AMP_INIT_ZERO = 3, AMPI_INIT_MAX = 0x7fffffff
 } amp_init;
 
 typedef struct amp_conv2d_desc {
@@ -1346,7 +1346,7 @@ typedef struct amp_conv2d_desc {
     int dilation_h, dilation_w;
     int groups;                        /* 0 = 1 */
     int no_bias;                       /* 1 = without one */
-    amp_init init;                     /* 0 = AMP_INIT_HE */
+    amp_init init;                     /* 0 = AMP_INIT_TORCH */
 } amp_conv2d_desc;
 typedef struct amp_linear_desc {
     int out;                           /* >= 1 */
@@ -21889,7 +21889,7 @@ AMPI_FN void ampi_has_params(ampi_node* n, int has_bias, amp_init init, size_t f
 }
 
 AMPI_FN int ampi_init_is_valid(amp_init init) {
-    return (int)init >= AMP_INIT_HE && (int)init <= AMP_INIT_ZERO;
+    return (int)init >= AMP_INIT_TORCH && (int)init <= AMP_INIT_ZERO;
 }
 
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc) {

@@ -21,13 +21,12 @@ static void load(const data_set* d, int first) {
 }
 
 static amp_value convolution(amp_model* m, amp_value x, int out_channels) {
-    amp_conv2d_desc conv = { .out_channels = out_channels, .kernel = 5, .init = AMP_INIT_TORCH };
+    amp_conv2d_desc conv = { .out_channels = out_channels, .kernel = 5 };
     return amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &conv)), 2);
 }
 
 static amp_value dense(amp_model* m, amp_value x, int out) {
-    amp_linear_desc linear = { .out = out, .init = AMP_INIT_TORCH };
-    return amp_linear_with(m, x, &linear);
+    return amp_linear(m, x, out);
 }
 
 /* Returns the output layer; the model's errors wait for amp_model_finalize. */

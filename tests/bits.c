@@ -27,10 +27,19 @@ static uint64_t hash_floats(uint64_t h, const float* x, size_t n) {
     return h;
 }
 
+static amp_value linear(amp_model* m, amp_value x, int out) {
+    amp_linear_desc d;
+    memset(&d, 0, sizeof d);
+    d.out = out;
+    d.init = AMP_INIT_HE;
+    return amp_linear_with(m, x, &d);
+}
+
 static void build(amp_model* m, int hidden) {
     amp_conv2d_desc c;
     amp_value x = amp_input(m, 1, SIDE, SIDE), y;
     memset(&c, 0, sizeof c);
+    c.init = AMP_INIT_HE;
     c.out_channels = 6;
     c.kernel = 5;
     x = amp_maxpool2d(m, amp_relu(m, amp_conv2d(m, x, &c)), 2);                        /* 6 x 8 x 8 */
@@ -42,10 +51,10 @@ static void build(amp_model* m, int hidden) {
     y = amp_gelu(m, amp_conv2d(m, x, &c));
     x = amp_add(m, x, y);
     x = amp_avgpool2d(m, amp_concat(m, x, amp_sigmoid(m, y)), 2);                      /* 16 x 4 x 4 */
-    x = amp_layer_norm(m, amp_tanh(m, amp_linear(m, x, hidden)), NULL);
+    x = amp_layer_norm(m, amp_tanh(m, linear(m, x, hidden)), NULL);
     x = amp_dropout(m, x, 0.1f);
-    amp_mse(m, amp_softmax(m, amp_linear(m, x, 10)), NULL);
-    amp_softmax_cross_entropy(m, amp_linear(m, x, 10), NULL);
+    amp_mse(m, amp_softmax(m, linear(m, x, 10)), NULL);
+    amp_softmax_cross_entropy(m, linear(m, x, 10), NULL);
 }
 
 static int run(uint64_t* h, amp_level level, amp_dtype low, amp_optimizer_kind kind, int wide) {

@@ -141,7 +141,7 @@ static float steps(toy t, int count, int n) {
 
 static void test_learning(void) {
     static const struct { amp_optimizer_kind kind; float lr, momentum; const char* name; } kinds[] = {
-        { AMP_SGD, 0.1f, 0.0f, "SGD" }, { AMP_SGD, 0.05f, 0.9f, "momentum" }, { AMP_ADAM, 0.01f, 0.0f, "Adam" },
+        { AMP_SGD, 0.5f, 0.0f, "SGD" }, { AMP_SGD, 0.05f, 0.9f, "momentum" }, { AMP_ADAM, 0.01f, 0.0f, "Adam" },
         { AMP_ADAMW, 0.01f, 0.0f, "AdamW" }, { AMP_LAMB, 0.02f, 0.0f, "LAMB" } };
     int k, level, low, style;
     for (k = 0; k < 5; k++)
@@ -190,7 +190,7 @@ static void test_where_it_began(void) {
         { 16777216.0f, 1.0f, "linear3.bias", ", nearest to the loss in linear3.bias; loss scale 16777216" },
         { 64.0f, 30000.0f, "linear1.bias", ", nearest to the loss in linear1.bias; loss scale 64" },
         { 64.0f, 1.0f, "", "" } };
-    static const float x[2] = { 1.0f, 1.0f }, target = -30.0f;
+    static const float x[2] = { 1.0f, 1.0f }, zeros[2] = { 0.0f, 0.0f }, target = -30.0f;
     float ones[4], second[4];
     int i, k;
     for (i = 0; i < 3; i++) {
@@ -215,6 +215,7 @@ static void test_where_it_began(void) {
         CHECK(amp_model_write_param(m, amp_model_find_param(m, "linear1.weight"), ones) == AMP_OK);
         CHECK(amp_model_write_param(m, amp_model_find_param(m, "linear2.weight"), second) == AMP_OK);
         CHECK(amp_model_write_param(m, amp_model_find_param(m, "linear3.weight"), ones) == AMP_OK);
+        for (k = 0; k < 3; k++) CHECK(amp_model_write_param(m, amp_model_params(m, NULL) + 2 * k + 1, zeros) == AMP_OK);
         CHECK(amp_train_step(m, &b, &info) == AMP_OK);
         CHECK_MSG(strcmp(info.overflow.last_name, row[i].last) == 0 && strstr(info.message, row[i].piece), "%d: %s: %s", i,
                   info.overflow.last_name, info.message);
@@ -909,6 +910,8 @@ static amp_model* whole_model(int batch, int accumulate, const amp_comm* comm) {
     CHECK(amp_model_finalize(m) == AMP_OK);
     for (i = 0; i < 12; i++) amp_model_find_param(m, "linear1.weight")->master[i] = (float)(i % 5 - 2);
     for (i = 0; i < 6; i++) amp_model_find_param(m, "linear2.weight")->master[i] = (float)(i % 3 - 1);
+    for (i = 0; i < 3; i++) amp_model_find_param(m, "linear1.bias")->master[i] = (float)(i - 1);
+    for (i = 0; i < 2; i++) amp_model_find_param(m, "linear2.bias")->master[i] = (float)(1 - 2 * i);
     for (i = 0; i < 32; i++) whole_x[i] = (float)(i * 7 % 5 - 2);
     for (i = 0; i < 16; i++) whole_t[i] = (float)(i * 5 % 7 - 3);
     return m;
@@ -1811,7 +1814,7 @@ static float dense_net(amp_dtype low, amp_sums sums, float* start, float* weight
     amp_softmax_cross_entropy(m, amp_linear(m, amp_relu(m, amp_linear(m, v, WIDE)), CLASSES), NULL);
     CHECK(amp_model_finalize(m) == AMP_OK);
     memcpy(start, amp_model_params(m, &count)[0].master, DENSE_WEIGHTS * sizeof *start);
-    for (i = 0; i < 40; i++) CHECK(amp_train_step(m, &b, &info) == AMP_OK);
+    for (i = 0; i < 80; i++) CHECK(amp_train_step(m, &b, &info) == AMP_OK);
     memcpy(weights, amp_model_params(m, &count)[0].master, DENSE_WEIGHTS * sizeof *weights);
     amp_model_destroy(m);
     return info.loss;
