@@ -162,13 +162,16 @@ typedef enum amp_dtype {
     AMP_F32  = 1,   /* float                                   */
     AMP_F16  = 2,   /* amp_half: IEEE binary16, max 65504       */
     AMP_BF16 = 3,   /* amp_bfloat16: upper half of a float      */
-    AMP_F64  = 4,   /* double; conversions and statistics only  */
+    AMP_F64  = 4,   /* double; conversions, statistics, inputs  */
+    AMP_U8   = 5,   /* uint8_t; images and labels of a batch    */
+    AMP_I32  = 6,   /* int32_t; labels of a batch               */
+    AMP_I64  = 7,   /* int64_t; labels of a batch               */
     AMPI_DTYPE_MAX = 0x7fffffff
 } amp_dtype;
 
 /* Bytes of one element; 0 for a value that is not an amp_dtype. AMP_DTYPE_DEFAULT counts as AMP_F32. */
 AMP_DEF size_t amp_dtype_size(amp_dtype t);
-/* "f32", "f16", "bf16", "f64"; "?" for a value that is not an amp_dtype. */
+/* "f32", "f16", "bf16", "f64", "u8", "i32", "i64"; "?" for a value that is not an amp_dtype. */
 AMP_DEF const char* amp_dtype_name(amp_dtype t);
 
 /* Receives one sentence (no newline) for each refused call: what is wrong, and where. One whose code is AMP_OK is no
@@ -1167,6 +1170,14 @@ typedef struct amp_training {
     void*              resident;       /* the backend's own */
 } amp_training;
 
+/* How data of a batch is read: element i belongs to channel i / pixels % channels. */
+typedef struct amp_reading {
+    size_t channels, pixels;
+    float  scale;                      /* as in amp_input_desc */
+    const float* constants;            /* mean[channels], then std[channels]; memory of the host where the data is;
+                                          NULL = none */
+} amp_reading;
+
 /* Whether a step is to be run, is being recorded while it runs, or has been replayed. */
 typedef enum amp_record {
     AMP_RECORD_OFF = 0, AMP_RECORD_ON = 1, AMP_RECORD_REPLAYED = 2, AMPI_RECORD_MAX = 0x7fffffff
@@ -1196,6 +1207,10 @@ typedef struct amp_backend {
                            const amp_exec* exec);
     amp_result (*convert)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
                           const amp_exec* exec);
+    /* Inputs of a batch as amp_input_desc says, or, where dst_dtype is AMP_I32, labels: -1 for one that does not fit.
+       src is host memory if from_host. */
+    amp_result (*load)(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n, int from_host,
+                       const amp_reading* how, const amp_exec* exec);
     size_t (*gemm_workspace)(size_t m, size_t n, size_t k);
     size_t (*conv2d_workspace)(const amp_conv2d_shape* s);
     size_t (*layer_norm_workspace)(size_t rows, size_t d);
@@ -1333,6 +1348,13 @@ typedef enum amp_init {
     AMP_INIT_TORCH = 0, AMP_INIT_HE = 1, AMP_INIT_XAVIER = 2, AMP_INIT_ZERO = 3, AMPI_INIT_MAX = 0x7fffffff
 } amp_init;
 
+/* Data as training wants it: (x * scale - mean) / std, each operation rounded to FP32, then to the type of the values. */
+typedef struct amp_input_desc {
+    int channels, height, width;       /* >= 1 */
+    float scale;                       /* 0 = as torchvision's ToTensor: AMP_U8 is divided by 255, other types stay;
+                                          1 = none */
+    const float *mean, *std;           /* [channels], as torchvision's Normalize; copied. NULL = none; std > 0 */
+} amp_input_desc;
 typedef struct amp_conv2d_desc {
     int out_channels;                  /* >= 1 */
     int kernel;                        /* square; kernel_h and kernel_w, where not 0, replace it (and likewise
@@ -1375,6 +1397,7 @@ typedef struct amp_loss_desc {
 
 /* x[N,C,H,W]; rows of D features are (D,1,1). */
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width);
+AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc);
 AMP_DEF amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc* desc);
 AMP_DEF amp_value amp_linear(amp_model* m, amp_value x, int out);      /* flattens x to rows first */
 AMP_DEF amp_value amp_linear_with(amp_model* m, amp_value x, const amp_linear_desc* desc);
@@ -1491,9 +1514,9 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m);
 typedef struct amp_batch {
     int n;                                  /* samples; 1 .. desc.batch */
     const void* inputs[AMP_MAX_INPUTS];     /* [n,C,H,W] each, in the order of the amp_input calls */
-    amp_dtype   input_dtype;                /* 0 = AMP_F32; AMP_F64 too */
-    const void* targets[AMP_MAX_LOSSES];    /* per loss: int32_t[n] labels for cross-entropy, else
-                                               float[n,C,H,W] */
+    amp_dtype   input_dtype;                /* 0 = AMP_F32; AMP_F64 and AMP_U8 too, see amp_input_desc */
+    const void* targets[AMP_MAX_LOSSES];    /* per loss: labels[n] for cross-entropy, else float[n,C,H,W] */
+    amp_dtype   label_dtype;                /* 0 = AMP_I32; AMP_I64, AMP_U8 */
     int on_device;                          /* 0 = host memory; 1 = the memory of the model's backend, in which an
                                                asynchronous one does not check labels: on a GPU one outside its
                                                classes makes the loss NaN, so that the step is skipped */
@@ -1528,7 +1551,7 @@ typedef struct amp_step_info {
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
    is, but for AMP_ERR_OVERFLOW, whose step was made (see amp_scaler_update). An overflow is not an error. Errors:
    AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes, a rate that is not valid),
-   AMP_ERR_DTYPE (input_dtype), AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_OVERFLOW (a limit of the
+   AMP_ERR_DTYPE (input_dtype, label_dtype), AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_OVERFLOW (a limit of the
    scaler), AMP_ERR_COMM.
    A forward pass that gives inf or NaN is told from a scale that is too high by two looks. Each loss is looked at in
    each micro-batch, on every backend: one that is not finite skips the step, even if all gradients are finite, and the
@@ -1557,7 +1580,7 @@ typedef struct amp_eval_info {
                                       entropy losses */
 } amp_eval_info;
 /* Forward pass in evaluation mode with losses. Changes nothing. AMP_ERR_ARGUMENT (NULL data, n out of range, a label
-   outside its classes), AMP_ERR_DTYPE (input_dtype), AMP_ERR_STATE (not finalized). */
+   outside its classes), AMP_ERR_DTYPE (input_dtype, label_dtype), AMP_ERR_STATE (not finalized). */
 AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_info* info);
 /* Forward pass in evaluation mode; writes v as float out[n,C,H,W] to host memory. Targets are not needed. Errors: as
    amp_evaluate; AMP_ERR_ARGUMENT also if v is a loss or not of this model. */
@@ -1716,6 +1739,7 @@ static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimize
 static inline amp_result amp_model_create(amp_model** out, const amp_model_desc& desc) {
     return amp_model_create(out, &desc);
 }
+static inline amp_value amp_input_with(amp_model* m, const amp_input_desc& desc) { return amp_input_with(m, &desc); }
 static inline amp_value amp_conv2d(amp_model* m, amp_value x, const amp_conv2d_desc& desc) {
     return amp_conv2d(m, x, &desc);
 }
@@ -1848,16 +1872,19 @@ AMP_DEF const char* amp_result_string(amp_result r) {
     return "unknown result code";
 }
 
+/* Bytes of an element that operators, conversions or statistics take; 0 for another, whole numbers among them. */
 AMPI_INLINE size_t ampi_type_size(amp_dtype t) {
     switch (t) {
         case AMP_DTYPE_DEFAULT: case AMP_F32: return 4;
         case AMP_F16: case AMP_BF16: return 2;
         case AMP_F64: return 8;
-        case AMPI_DTYPE_MAX: break;
+        case AMP_U8: case AMP_I32: case AMP_I64: case AMPI_DTYPE_MAX: break;
     }
     return 0;
 }
-AMP_DEF size_t amp_dtype_size(amp_dtype t) { return ampi_type_size(t); }
+AMP_DEF size_t amp_dtype_size(amp_dtype t) {
+    return t == AMP_U8 ? 1 : t == AMP_I32 ? 4 : t == AMP_I64 ? 8 : ampi_type_size(t);
+}
 
 AMP_DEF const char* amp_dtype_name(amp_dtype t) {
     switch (t) {
@@ -1865,6 +1892,9 @@ AMP_DEF const char* amp_dtype_name(amp_dtype t) {
         case AMP_F16: return "f16";
         case AMP_BF16: return "bf16";
         case AMP_F64: return "f64";
+        case AMP_U8: return "u8";
+        case AMP_I32: return "i32";
+        case AMP_I64: return "i64";
         case AMPI_DTYPE_MAX: break;
     }
     return "?";
@@ -21298,6 +21328,45 @@ AMPI_FN amp_result ampi_cpu_convert(void* dst, amp_dtype dst_dtype, const void* 
     return amp_convert_with(dst, dst_dtype, src, src_dtype, n, &d);
 }
 
+/* A label, whatever its type, and as the operators take it; -1 is of no class. */
+AMPI_HD AMPI_INLINE int64_t ampi_label_at(const void* labels, amp_dtype t, size_t i) {
+    return t == AMP_U8 ? ((const uint8_t*)labels)[i] : t == AMP_I64 ? ((const int64_t*)labels)[i]
+                                                                    : ((const int32_t*)labels)[i];
+}
+AMPI_HD AMPI_INLINE int32_t ampi_label_fit(int64_t label) {
+    return label < 0 || label > 0x7fffffff ? -1 : (int32_t)label;
+}
+
+/* Elements [at, at + n) of an input, scaled. */
+AMPI_FN void ampi_read_scaled(float* x, const void* src, amp_dtype t, size_t at, size_t n, float scale) {
+    size_t i;
+    if (t == AMP_U8) for (i = 0; i < n; i++) x[i] = (float)((const uint8_t*)src)[at + i];
+    else ampi_load_f32(x, src, t, at, n);
+    if (scale != 0.0f) for (i = 0; i < n; i++) x[i] *= scale;
+    else if (t == AMP_U8) for (i = 0; i < n; i++) x[i] /= 255.0f;
+}
+AMPI_FN amp_result ampi_cpu_load(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
+                                 int from_host, const amp_reading* how, const amp_exec* exec) {
+    enum { TILE = 1024 };
+    float x[TILE];
+    size_t at, i, k, run, count;
+    (void)from_host; (void)exec;
+    for (i = 0; i < n && dst_dtype == AMP_I32; i++)
+        ((int32_t*)dst)[i] = ampi_label_fit(ampi_label_at(src, src_dtype, i));
+    for (at = 0; at < n && dst_dtype != AMP_I32; at += count) {
+        count = ampi_min_size(n - at, TILE);
+        ampi_read_scaled(x, src, src_dtype, at, count, how->scale);
+        AMPI_FORGET(x);      /* product and difference are rounded one by one */
+        for (i = 0; i < count && how->constants; i += run) {
+            const float* mean = how->constants + (at + i) / how->pixels % how->channels;
+            run = ampi_min_size(count - i, how->pixels - (at + i) % how->pixels);
+            for (k = i; k < i + run; k++) x[k] = (x[k] - mean[0]) / mean[how->channels];
+        }
+        ampi_store_f32(dst, dst_dtype, at, x, count);
+    }
+    return AMP_OK;
+}
+
 AMPI_FN amp_result ampi_cpu_dropout(const void* x, amp_dtype x_dtype, void* y, amp_dtype y_dtype, size_t n,
                                     float p, uint64_t seed, uint64_t offset, const uint64_t* position,
                                     uint64_t stride, const amp_exec* exec) {
@@ -21373,6 +21442,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
                                      ampi_cpu_convert,            /* upload */
                                      ampi_cpu_convert,            /* download */
                                      ampi_cpu_convert,
+                                     ampi_cpu_load,
                                      amp_gemm_workspace,
                                      amp_conv2d_workspace,
                                      amp_layer_norm_workspace,
@@ -21449,7 +21519,8 @@ typedef struct ampi_node {
     amp_pool2d_shape pool;
     float eps, momentum, p, loss_weight, smoothing;
     int frozen;                   /* batch norm: statistics are constants */
-    size_t stats_offset;          /* norms: floats from the start of the statistics block */
+    size_t stats_offset;          /* norms: floats from the start of the statistics block; inputs: of the constants' */
+    amp_reading reading;          /* inputs; the constants are a block of the allocator */
     /* memory: the node that owns the bytes, and where they are */
     int data_root, grad_root;
     size_t data_offset, grad_offset, temp_offset[2];
@@ -21468,6 +21539,7 @@ enum {
     AMPI_BLOCK_STATS_SAVED,
     AMPI_BLOCK_WORKSPACE,
     AMPI_BLOCK_TARGETS,
+    AMPI_BLOCK_CONSTANTS,
     AMPI_BLOCK_LOSSES,
     AMPI_BLOCK_PARAMS,
     AMPI_BLOCK_NAMES,
@@ -21689,6 +21761,7 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
     ampi_close_training(m);
     for (i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
     allocator = m->desc.allocator;
+    for (i = 0; i < m->input_count; i++) ampi_free(&allocator, (void*)(uintptr_t)m->nodes[m->inputs[i]].reading.constants);
     if (m->backend->close) m->backend->close(&m->exec, &allocator);
     ampi_free(&allocator, m->nodes);
     ampi_free(&allocator, m);
@@ -21821,15 +21894,55 @@ AMPI_FN int ampi_shape_fits(const amp_model* m, int c, int h, int w) {
 }
 
 AMP_DEF amp_value amp_input(amp_model* m, int channels, int height, int width) {
-    ampi_node* n;
-    if (!ampi_can_build(m, "input")) return ampi_no_value();
+    amp_input_desc d;
+    memset(&d, 0, sizeof d);
+    d.channels = channels;
+    d.height = height;
+    d.width = width;
+    return amp_input_with(m, &d);
+}
+
+/* What the constants must be; 0 if the graph has a mistake now. */
+AMPI_FN int ampi_check_input(amp_model* m, const amp_input_desc* d) {
+    int c;
     if (m->input_count == AMP_MAX_INPUTS)
-        return ampi_build_fail(m, AMP_ERR_SHAPE, "input: a model has at most %d inputs", AMP_MAX_INPUTS);
-    if (!ampi_shape_fits(m, channels, height, width))
-        return ampi_build_fail(m, AMP_ERR_SHAPE, "input: %d x %d x %d for a batch of %d is not a size that can be had",
-                               channels, height, width, m->desc.batch);
-    n = ampi_layer_add(m, AMP_OP_INPUT, AMPI_NONE, AMPI_NONE, channels, height, width);
-    if (n) { n->index = m->input_count; m->inputs[m->input_count++] = m->node_count - 1; }
+        ampi_build_fail(m, AMP_ERR_SHAPE, "input: a model has at most %d inputs", AMP_MAX_INPUTS);
+    else if (!ampi_shape_fits(m, d->channels, d->height, d->width))
+        ampi_build_fail(m, AMP_ERR_SHAPE, "input: %d x %d x %d for a batch of %d is not a size that can be had",
+                        d->channels, d->height, d->width, m->desc.batch);
+    else if (!ampi_in_range(&d->scale, 0.0f, AMPI_FLT_MAX))
+        ampi_build_fail(m, AMP_ERR_DESC, "input: scale %g must be finite and not negative", (double)d->scale);
+    for (c = 0; m->build_result == AMP_OK && c < d->channels; c++)
+        if ((d->mean && !amp_float_is_finite(&d->mean[c]))
+            || (d->std && (!ampi_in_range(&d->std[c], 0.0f, AMPI_FLT_MAX) || d->std[c] == 0.0f)))
+            ampi_build_fail(m, AMP_ERR_DESC, "input: mean and std of channel %d must be finite, and std above 0", c);
+    return m->build_result == AMP_OK;
+}
+
+AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc) {
+    ampi_node* n;
+    float* constants = NULL;
+    int c, count;
+    if (!ampi_can_build(m, "input")) return ampi_no_value();
+    if (!desc) return ampi_build_fail(m, AMP_ERR_DESC, "input: the desc is NULL");
+    if (!ampi_check_input(m, desc)) return ampi_no_value();
+    count = desc->channels;
+    if (desc->mean || desc->std) {
+        constants = (float*)ampi_alloc(&m->desc.allocator, (size_t)count * 2 * sizeof *constants);
+        if (!constants) return ampi_build_fail(m, AMP_ERR_MEMORY, "input: out of memory");
+        for (c = 0; c < count; c++) {
+            constants[c] = desc->mean ? desc->mean[c] : 0.0f;
+            constants[count + c] = desc->std ? desc->std[c] : 1.0f;
+        }
+    }
+    n = ampi_layer_add(m, AMP_OP_INPUT, AMPI_NONE, AMPI_NONE, count, desc->height, desc->width);
+    if (!n) { ampi_free(&m->desc.allocator, constants); return ampi_no_value(); }
+    n->reading.channels = (size_t)count;
+    n->reading.pixels = (size_t)desc->height * (size_t)desc->width;
+    n->reading.scale = desc->scale;
+    n->reading.constants = constants;
+    n->index = m->input_count;
+    m->inputs[m->input_count++] = m->node_count - 1;
     return ampi_last_value(m, n);
 }
 
@@ -22640,6 +22753,18 @@ AMPI_FN size_t ampi_plan_targets(amp_model* m) {
     return at;
 }
 
+/* Floats that the inputs are normalised with. */
+AMPI_FN size_t ampi_plan_constants(amp_model* m) {
+    size_t at = 0;
+    int i;
+    for (i = 0; i < m->input_count; i++) {
+        ampi_node* n = &m->nodes[m->inputs[i]];
+        n->stats_offset = at;
+        if (n->reading.constants) at += 2 * n->reading.channels;
+    }
+    return at;
+}
+
 AMPI_FN size_t ampi_plan_workspace(const amp_model* m) {
     size_t most = 0, batch = (size_t)m->desc.batch;
     int i;
@@ -22688,6 +22813,7 @@ AMPI_FN amp_result ampi_alloc_blocks(amp_model* m, size_t arena, const ampi_para
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_STATS_SAVED, ampi_area(running, 4), 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_WORKSPACE, ampi_plan_workspace(m), 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_TARGETS, ampi_plan_targets(m), 0);
+    if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_CONSTANTS, ampi_plan_constants(m) * sizeof(float), 0);
     if (r == AMP_OK)
         r = ampi_block_alloc(m, AMPI_BLOCK_LOSSES, (size_t)(m->loss_count + 2) * sizeof(float), 0);
     if (r == AMP_OK) r = ampi_block_alloc(m, AMPI_BLOCK_PARAMS, params * sizeof(amp_param), 1);
@@ -22706,10 +22832,21 @@ AMPI_FN float* ampi_batch_stats(const amp_model* m, const ampi_node* n) {
     return ampi_running(m, n) + running;
 }
 
+/* The constants of an input in the backend's memory. */
+AMPI_FN float* ampi_constants(const amp_model* m, const ampi_node* n) {
+    return (float*)(void*)m->blocks[AMPI_BLOCK_CONSTANTS].base + n->stats_offset;
+}
+
 AMPI_FN amp_result ampi_init_weights(amp_model* m) {
     const float one = 1.0f;
     amp_result r = AMP_OK;
     int i, c;
+    for (i = 0; i < m->input_count && r == AMP_OK; i++) {
+        const ampi_node* n = &m->nodes[m->inputs[i]];
+        if (n->reading.constants)
+            r = m->backend->copy_in(ampi_constants(m, n), n->reading.constants,
+                                    2 * n->reading.channels * sizeof(float), &m->exec);
+    }
     for (i = 0; i < m->layer_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[i];
         if (n->weight != AMPI_NONE) r = ampi_init_param(m, n, n->weight, 0);
@@ -22841,6 +22978,7 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out) {
     out->workspace_bytes = m->blocks[AMPI_BLOCK_WORKSPACE].bytes;
     out->total_bytes = sizeof *m + (size_t)m->node_capacity * sizeof *m->nodes;
     for (i = 0; i < AMPI_BLOCK_COUNT; i++) out->total_bytes += m->blocks[i].bytes;
+    out->total_bytes += m->blocks[AMPI_BLOCK_CONSTANTS].bytes;       /* the host has a copy */
     return AMP_OK;
 }
 
@@ -22932,6 +23070,7 @@ AMP_DEF const amp_policy* amp_model_policy(const amp_model* m) { return m ? &m->
    types and settings (FNV-1a, 64 bits). The batch size is left out: predicting with another one is common. */
 AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
     uint64_t h = AMPI_HASH_START;
+    size_t k;
     int i;
     for (i = 0; i < m->layer_count; i++) {
         const ampi_node* n = &m->nodes[i];
@@ -22950,6 +23089,9 @@ AMPI_FN uint64_t ampi_model_fingerprint(const amp_model* m) {
         memcpy(shapes + sizeof conv / 4, &pool, sizeof pool);
         h = ampi_hash_words(h, words, sizeof words / sizeof words[0] - !n->frozen);    /* 0 did not always exist */
         h = ampi_hash_words(h, shapes, sizeof shapes / sizeof shapes[0]);
+        if (n->reading.scale != 0.0f) h = (h ^ ampi_bits(n->reading.scale)) * 1099511628211u;
+        for (k = 0; n->reading.constants && k < 2 * n->reading.channels; k++)
+            h = (h ^ ampi_bits(n->reading.constants[k])) * 1099511628211u;
     }
     return h;
 }
@@ -23390,24 +23532,29 @@ AMPI_FN amp_result ampi_backward(amp_model* m, const ampi_pass* p) {
 
 /* --- data --------------------------------------------------------------------------------------- */
 
+AMPI_FN amp_dtype ampi_label_dtype(const amp_batch* b) { return b->label_dtype ? b->label_dtype : AMP_I32; }
+
 /* Labels on an asynchronous backend are looked at by nobody: that would wait. */
 AMPI_FN amp_result ampi_batch_labels(amp_model* m, const amp_batch* b, const ampi_node* loss) {
     enum { CHUNK = 256 };
-    const int32_t* labels = (const int32_t*)b->targets[loss->index];
+    const amp_dtype t = ampi_label_dtype(b);
+    const size_t size = amp_dtype_size(t);
     int at, i, n, classes = (int)ampi_features(&m->nodes[loss->reads[0]]);
     if (b->on_device && m->backend->asynchronous) return AMP_OK;
     for (at = 0; at < b->n; at += n) {
-        int32_t copy[CHUNK];
-        const int32_t* some = b->on_device ? copy : labels + at;
+        int64_t copy[CHUNK];
+        const void* some = (const char*)b->targets[loss->index] + (size_t)at * size;
         amp_result r = AMP_OK;
         n = ampi_min_int(b->n - at, CHUNK);
-        if (b->on_device) r = m->backend->copy_out(copy, labels + at, (size_t)n * sizeof *copy, &m->exec);
+        if (b->on_device) r = m->backend->copy_out(copy, some, (size_t)n * size, &m->exec);
         if (r != AMP_OK) return r;
-        for (i = 0; i < n; i++)
-            if (some[i] < 0 || some[i] >= classes)
-                return ampi_model_fail(m, AMP_ERR_ARGUMENT,
-                                       "layer '%s': label %ld of sample %d is outside 0..%d", loss->layer.name,
-                                       (long)some[i], at + i, classes - 1);
+        if (b->on_device) some = copy;
+        for (i = 0; i < n; i++) {
+            const int64_t label = ampi_label_at(some, t, (size_t)i);
+            if (label < 0 || label >= classes)
+                return ampi_model_fail(m, AMP_ERR_ARGUMENT, "layer '%s': label %lld of sample %d is outside 0..%d",
+                                       loss->layer.name, (long long)label, at + i, classes - 1);
+        }
     }
     return AMP_OK;
 }
@@ -23422,9 +23569,12 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
     if (b->n < 1 || b->n > m->desc.batch)
         return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what, b->n,
                                m->desc.batch);
-    if (ampi_type_size(b->input_dtype) == 0)
-        return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: input_dtype %d does not exist", what,
-                               (int)b->input_dtype);
+    if (ampi_type_size(b->input_dtype) == 0 && b->input_dtype != AMP_U8)
+        return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: input_dtype is %s (%d), it must be f32, f16, bf16, f64 or u8", what,
+                               amp_dtype_name(b->input_dtype), (int)b->input_dtype);
+    if (with_targets && ampi_label_dtype(b) != AMP_I32 && b->label_dtype != AMP_I64 && b->label_dtype != AMP_U8)
+        return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what,
+                               amp_dtype_name(b->label_dtype), (int)b->label_dtype);
     for (i = 0; i < m->input_count; i++)
         if (!b->inputs[i]) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: inputs[%d] is NULL", what, i);
         else if (!ampi_batch_lies_right(m, b, b->inputs[i]))
@@ -23450,9 +23600,15 @@ AMPI_FN amp_result ampi_load_inputs(amp_model* m, const amp_batch* b) {
     int i;
     for (i = 0; i < m->input_count && r == AMP_OK; i++) {
         const ampi_node* n = &m->nodes[m->inputs[i]];
-        r = (b->on_device ? m->backend->convert : m->backend->upload)(
-            ampi_data(m, n), n->layer.storage_dtype, b->inputs[i], b->input_dtype,
-            (size_t)b->n * ampi_features(n), &m->exec);
+        amp_reading how = n->reading;
+        const size_t count = (size_t)b->n * ampi_features(n);
+        if (how.constants && b->on_device) how.constants = ampi_constants(m, n);
+        if (how.constants || how.scale != 0.0f || b->input_dtype == AMP_U8)
+            r = m->backend->load(ampi_data(m, n), n->layer.storage_dtype, b->inputs[i], b->input_dtype, count,
+                                 !b->on_device, &how, &m->exec);
+        else
+            r = (b->on_device ? m->backend->convert : m->backend->upload)(
+                ampi_data(m, n), n->layer.storage_dtype, b->inputs[i], b->input_dtype, count, &m->exec);
     }
     return r;
 }
@@ -23461,8 +23617,12 @@ AMPI_FN amp_result ampi_load_targets(amp_model* m, const amp_batch* b) {
     amp_result r = AMP_OK;
     int i;
     for (i = 0; i < m->loss_count && r == AMP_OK; i++)
-        r = (b->on_device ? m->backend->copy : m->backend->copy_in)(
-            ampi_target(m, i), b->targets[i], ampi_target_bytes(m, i, b->n), &m->exec);
+        if (m->nodes[m->losses[i]].layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY && ampi_label_dtype(b) != AMP_I32)
+            r = m->backend->load(ampi_target(m, i), AMP_I32, b->targets[i], b->label_dtype, (size_t)b->n, !b->on_device,
+                                 NULL, &m->exec);
+        else
+            r = (b->on_device ? m->backend->copy : m->backend->copy_in)(
+                ampi_target(m, i), b->targets[i], ampi_target_bytes(m, i, b->n), &m->exec);
     return r;
 }
 

@@ -1439,6 +1439,48 @@ AMP_DEF amp_result amp_cuda_convert(void* dst, amp_dtype dst_dtype, const void* 
     return amp_cuda_convert_with(dst, dst_dtype, src, src_dtype, n, NULL, exec);
 }
 
+/* --- data of a batch ------------------------------------------------------------------------ */
+
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_labels(int32_t* y, const void* x, amp_dtype t,
+                                                                        size_t n) {
+    ampi_ptx_grid_wait();
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        y[i] = ampi_label_fit(ampi_label_at(x, t, i));
+}
+
+/* The arithmetic of the CPU's. */
+static __global__ void __launch_bounds__(AMPI_CUDA_BLOCK) ampi_k_inputs(ampi_cuda_map m, amp_reading how) {
+    ampi_ptx_grid_wait();
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < m.n; i += (size_t)gridDim.x * blockDim.x) {
+        float v = m.at == AMP_U8    ? (float)((const uint8_t*)m.a)[i]
+                  : m.at == AMP_F64 ? (float)((const double*)m.a)[i]
+                                    : ampi_d_load(m.a, m.at, i);
+        if (how.scale != 0.0f) v = __fmul_rn(v, how.scale);
+        else if (m.at == AMP_U8) v = __fdiv_rn(v, 255.0f);
+        if (how.constants) {
+            const float* mean = how.constants + ampi_d_quotient(i, how.pixels) % how.channels;
+            v = __fdiv_rn(__fsub_rn(v, mean[0]), mean[how.channels]);
+        }
+        ampi_d_store(m.y, m.yt, i, v);
+    }
+}
+
+/* Data of the host is read there, into the staging memory. */
+AMPI_FN amp_result ampi_cuda_load(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype, size_t n,
+                                  int from_host, const amp_reading* how, const amp_exec* exec) {
+    const ampi_cuda_map m = ampi_cuda_map_of(src, src_dtype, NULL, AMP_F32, dst, dst_dtype, n);
+    const size_t bytes = n * amp_dtype_size(dst_dtype);
+    const dim3 grid = ampi_cuda_grid(n, AMPI_CUDA_BLOCK), block(AMPI_CUDA_BLOCK);
+    ampi_cuda_slot* slot;
+    amp_result r;
+    if (!from_host && dst_dtype == AMP_I32)
+        return ampi_cuda_launch(exec, "amp_cuda: labels", ampi_k_labels, grid, block, 0, (int32_t*)dst, src, m.at, n);
+    if (!from_host) return ampi_cuda_launch(exec, "amp_cuda: inputs", ampi_k_inputs, grid, block, 0, m, *how);
+    r = ampi_cuda_take_slot(exec, bytes, &slot);
+    if (r == AMP_OK) r = ampi_cpu_load(slot->data, dst_dtype, src, src_dtype, n, 1, how, exec);
+    return r == AMP_OK ? ampi_cuda_send_slot(exec, slot, dst, bytes) : r;
+}
+
 /* ======================================================================================== */
 /* >>impl-gemm                                                                                */
 /* ======================================================================================== */
@@ -7339,6 +7381,7 @@ AMP_DEF const amp_backend* amp_cuda_backend(void) {
                                       ampi_cuda_upload,
                                       ampi_cuda_download,
                                       amp_cuda_convert,
+                                      ampi_cuda_load,
                                       amp_cuda_gemm_workspace,
                                       amp_cuda_conv2d_workspace,
                                       amp_cuda_layer_norm_workspace,

@@ -884,7 +884,7 @@ static void test_arguments(void) {
             case 0: t[1].tensor.name = NULL; break;
             case 1: t[1].tensor.name = "\xff"; break;
             case 2: t[1].tensor.name = "__metadata__"; break;
-            case 3: t[1].tensor.dtype = (amp_dtype)9; break;
+            case 3: t[1].tensor.dtype = AMP_I64; break;
             case 4: t[1].rank = 5; break;
             case 5: t[1].rank = -1; break;
             case 6: t[1].tensor.count = 5; break;

@@ -888,6 +888,29 @@ static void test_errors(void) {
     CHECK(amp_convert(f + 1, AMP_DTYPE_DEFAULT, f, AMP_F32, 1) == AMP_OK && f[1] == 1.5f);
 }
 
+/* The types that a batch alone may have: known by size and name, refused elsewhere. */
+static void test_types_of_data(void) {
+    static const struct { amp_dtype t; size_t size; const char* name; } kinds[4] = {
+        { AMP_U8, 1, "u8" }, { AMP_I32, 4, "i32" }, { AMP_I64, 8, "i64" }, { (amp_dtype)8, 0, "?" } };
+    static amp_stats stats;
+    float x[4] = { 0 }, y[4] = { 0 };
+    amp_tensor tensor;
+    amp_scaler scaler;
+    int i;
+    CHECK(amp_scaler_init(&scaler, NULL) == AMP_OK && amp_scaler_scale_loss(&scaler, 1.0f) > 0.0f);
+    for (i = 0; i < 4; i++) {
+        const amp_dtype t = kinds[i].t;
+        CHECK(amp_dtype_size(t) == kinds[i].size && strcmp(amp_dtype_name(t), kinds[i].name) == 0);
+        CHECK(amp_convert(y, AMP_F32, x, t, 1) == AMP_ERR_DTYPE && amp_convert(y, t, x, AMP_F32, 1) == AMP_ERR_DTYPE);
+        CHECK(amp_activation_forward(AMP_RELU, x, t, y, AMP_F32, 1, NULL) == AMP_ERR_DTYPE);
+        CHECK(amp_linear_forward(x, AMP_F32, x + 1, t, NULL, AMP_F32, y, AMP_F32, 1, 1, 1, NULL) == AMP_ERR_DTYPE);
+        CHECK(amp_stats_collect(&stats, x, t, 1, AMP_F16, 0) == AMP_ERR_DTYPE);
+        CHECK(amp_stats_collect(&stats, x, AMP_F32, 1, t, 0) == AMP_ERR_DTYPE);
+        tensor.data = x; tensor.dtype = t; tensor.count = 1; tensor.name = "x";
+        CHECK(amp_scaler_check(&scaler, &tensor, 1, NULL) == AMP_ERR_DTYPE);
+    }
+}
+
 int main(void) {
     format_init(&half_format);
     format_init(&bf16_format);
@@ -912,5 +935,6 @@ int main(void) {
     on_every_isa(test_stochastic_exact);
     TEST(test_isa);
     TEST(test_errors);
+    TEST(test_types_of_data);
     TEST_END();
 }
