@@ -1056,7 +1056,7 @@ typedef struct amp_param {
                                    trained (O3) */
     void*       low;            /* [count] 16-bit copy, written in the same pass; NULL = none */
     amp_dtype   low_dtype;      /* AMP_F16 or AMP_BF16 if low is given */
-    void*       grad;           /* [count] */
+    void*       grad;           /* [count]; times the loss scale, before and after a step */
     amp_dtype   grad_dtype;     /* 0 = AMP_F32 */
     float*      m;              /* [count] momentum buffer or first moment; start it with zeros. NULL if
                                    not needed */
@@ -1147,7 +1147,7 @@ typedef struct amp_model amp_model;
 
 /* A handle of something computed: images [N,C,H,W], or rows [N,C*H*W] when C,H,W are not needed. It serves its model
    and those that are built alike; another refuses it where the layers that lead to it, or their shapes, differ. */
-typedef struct amp_value { int id; } amp_value;
+typedef struct amp_value { int id; uint32_t tag; } amp_value;
 
 /* Data-parallel training: sums over ranks, in place, on the memory of the model's backend. */
 typedef struct amp_comm {
@@ -1309,8 +1309,8 @@ typedef struct amp_model_desc {
     int batch;                         /* largest N of a step; >= 1. Dropout's bits depend on it */
     amp_policy_desc precision;         /* level, type, lists; zeroed = O0 */
     const amp_policy* policy;          /* an edited policy; `precision` is not looked at then */
-    const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (AMP_SCALER_PYTORCH) for O1 and O2
-                                          in F16, else static 1 */
+    const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (AMP_SCALER_PYTORCH) for O1 and O2 in F16, and
+                                          below O3 where a pin, a region or a list puts a layer in F16; else static 1 */
     amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
     amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32, in which nothing is lost;
                                           F16, BF16 */
@@ -1417,7 +1417,7 @@ AMP_DEF amp_value amp_add(amp_model* m, amp_value a, amp_value b);       /* resi
 AMP_DEF amp_value amp_concat(amp_model* m, amp_value a, amp_value b);    /* along channels; equal H, W */
 AMP_DEF amp_value amp_flatten(amp_model* m, amp_value x);                /* [N,C*H*W,1,1]; costs nothing */
 /* Losses. The model's loss is the weighted sum of all of them; desc may be NULL. Each takes the targets
-   of its own number, counted from 0 in the order of these calls. */
+   of its own number, counted from 0 in the order of these calls. Logits are rows of classes, [N,K,1,1]. */
 AMP_DEF amp_value amp_softmax_cross_entropy(amp_model* m, amp_value logits, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_mse(amp_model* m, amp_value x, const amp_loss_desc* desc);
 AMP_DEF amp_value amp_bce_with_logits(amp_model* m, amp_value x, const amp_loss_desc* desc);
@@ -21499,7 +21499,7 @@ AMP_DEF const amp_backend* amp_cpu_backend(void) {
 typedef struct ampi_node {
     amp_layer layer;              /* what the user may see; the first layer_count nodes are layers */
     int is_cast;
-    int tag;                      /* in its values, see ampi_value_of */
+    uint32_t tag;                 /* in its values, see ampi_value_of */
     int inputs[2], input_count;   /* nodes, as built */
     int reads[2];                 /* nodes whose memory is really read: behind flatten, or a cast */
     int has_region;               /* the innermost region says region_dtype */
@@ -21769,35 +21769,33 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
 
 /* --- building -------------------------------------------------------------------------- */
 
-AMPI_FN amp_value ampi_no_value(void) { amp_value v; v.id = 0; return v; }
+AMPI_FN amp_value ampi_no_value(void) { amp_value v; v.id = 0; v.tag = 0; return v; }
 
-/* A value: the number of its node, counted from 1, and above it the node's tag, 11 bits of a hash (FNV-1a) of what it
-   is made from. So a value of another model shows, unless all that leads to it is the same there. */
-#define AMPI_VALUE_BITS 20
-#define AMPI_MAX_LAYERS ((1 << AMPI_VALUE_BITS) - 1)
+/* A value: the number of its node, counted from 1, and the node's tag, 32 bits of a hash (FNV-1a) of what it is made
+   from. So a value of another model shows, unless all that leads to it is the same there. */
+#define AMPI_MAX_LAYERS 1048575
 #define AMPI_HASH_START 14695981039346656037u
 AMPI_FN uint64_t ampi_hash_words(uint64_t h, const uint32_t* words, size_t count) {
     size_t i;
     for (i = 0; i < count; i++) h = (h ^ words[i]) * 1099511628211u;
     return h;
 }
-AMPI_FN int ampi_node_tag(const amp_model* m, const ampi_node* n) {
+AMPI_FN uint32_t ampi_node_tag(const amp_model* m, const ampi_node* n) {
     uint32_t words[8] = { (uint32_t)n->layer.op, (uint32_t)n->layer.channels, (uint32_t)n->layer.height,
                           (uint32_t)n->layer.width, 0, 0, 0, 0 };      /* the last two carry the others up to the tag */
     int i;
-    for (i = 0; i < n->input_count; i++) words[4 + i] = (uint32_t)m->nodes[n->inputs[i]].tag + 1;
-    return (int)(ampi_hash_words(AMPI_HASH_START, words, 8) >> (33 + AMPI_VALUE_BITS));
+    for (i = 0; i < n->input_count; i++) words[4 + i] = m->nodes[n->inputs[i]].tag;
+    return (uint32_t)(ampi_hash_words(AMPI_HASH_START, words, 8) >> 32);
 }
 AMPI_FN amp_value ampi_value_of(const amp_model* m, int node) {
     amp_value v;
-    v.id = m->nodes[node].tag << AMPI_VALUE_BITS | (node + 1);
+    v.id = node + 1;
+    v.tag = m->nodes[node].tag;
     return v;
 }
-/* The node of a value, and for messages its number; a value that is not of this model has no node. */
-AMPI_FN int ampi_number_of(amp_value v) { return v.id < 0 ? v.id : v.id & AMPI_MAX_LAYERS; }
+/* The node of a value; a value that is not of this model has none. */
 AMPI_FN int ampi_index_of(const amp_model* m, amp_value v) {
-    const int i = v.id < 0 ? AMPI_NONE : ampi_number_of(v) - 1;
-    return i >= 0 && i < m->layer_count && m->nodes[i].tag == v.id >> AMPI_VALUE_BITS ? i : AMPI_NONE;
+    return v.id >= 1 && v.id <= m->layer_count && m->nodes[v.id - 1].tag == v.tag ? v.id - 1 : AMPI_NONE;
 }
 
 /* After a mistake nothing more is built, and nothing after finalize. */
@@ -21814,7 +21812,7 @@ AMPI_FN ampi_node* ampi_node_of(amp_model* m, amp_value v, const char* what) {
     if (!ampi_can_build(m, what)) return NULL;
     i = ampi_index_of(m, v);
     if (i != AMPI_NONE) return &m->nodes[i];
-    ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, ampi_number_of(v));
+    ampi_build_fail(m, AMP_ERR_ARGUMENT, "%s: value %d is not one of this model", what, v.id);
     return NULL;
 }
 
@@ -22203,6 +22201,10 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     if (desc) d = *desc;
     if (m->loss_count == AMP_MAX_LOSSES)
         return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", amp_op_name(op), AMP_MAX_LOSSES);
+    if (op == AMP_OP_SOFTMAX_CROSS_ENTROPY && (in->layer.height > 1 || in->layer.width > 1))
+        return ampi_build_fail(m, AMP_ERR_SHAPE, "softmax_cross_entropy on '%s': %dx%dx%d, but one label per sample needs "
+                               "one pixel; amp_flatten makes each element a class", in->layer.name, in->layer.channels,
+                               in->layer.height, in->layer.width);
     if (!ampi_in_range(&d.smoothing, 0.0f, AMPI_BELOW_ONE))
         return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must lie in [0,1)", amp_op_name(op),
                                in->layer.name, (double)d.smoothing);
@@ -22860,10 +22862,13 @@ AMPI_FN amp_result ampi_init_weights(amp_model* m) {
 /* The scaler of a level, when the user gives none: dynamic where half gradients can underflow, otherwise
    scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
+    const amp_level level = m->policy.level;
+    int i, half = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
     amp_scaler_desc d;
     memset(&d, 0, sizeof d);
+    for (i = 0; i < m->layer_count && level != AMP_O3; i++) half |= m->nodes[i].layer.compute_dtype == AMP_F16;
     if (m->desc.scaler) d = *m->desc.scaler;
-    else if (m->policy.low_dtype != AMP_F16 || (m->policy.level != AMP_O1 && m->policy.level != AMP_O2)) {
+    else if (!half) {
         d.preset = AMP_SCALER_STATIC;
         d.init_scale = 1.0f;
     }
@@ -22895,8 +22900,8 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     od.logger = &m->op_logger;
     moments = amp_optimizer_moments(&od);
     if (moments < 0) return AMP_ERR_DESC;
-    if ((r = ampi_init_scaler(m)) != AMP_OK) return r;
     ampi_resolve_types(m);
+    if ((r = ampi_init_scaler(m)) != AMP_OK) return r;
     ampi_resolve_storage(m);
     r = ampi_block_alloc(m, AMPI_BLOCK_ORDER, 3 * (size_t)m->layer_count * sizeof(int), 1);    /* each with two casts */
     if (r != AMP_OK) return r;
@@ -22918,6 +22923,20 @@ AMPI_FN amp_result ampi_finalize(amp_model* m) {
     r = m->backend->training_open(&m->training, &od, m->params, m->param_count, &m->exec);
     m->training_open = r == AMP_OK;
     return r;
+}
+
+/* Tells what is allowed and rarely meant. */
+AMPI_FN void ampi_tell_doubts(amp_model* m) {
+    const amp_optimizer_desc* o = &m->desc.optimizer;
+    int i;
+    for (i = 0; i < m->loss_count; i++) {
+        const ampi_node *loss = &m->nodes[m->losses[i]], *x = &m->nodes[ampi_source(m, loss->inputs[0])];
+        if (loss->layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY && x->layer.op == AMP_OP_SOFTMAX)
+            ampi_remark(&m->op_logger, "'%s' takes logits and has a softmax of its own: '%s' before it is one too many",
+                        loss->layer.name, x->layer.name);
+    }
+    if (o->kind != AMP_SGD && o->momentum != 0.0f)
+        ampi_remark(&m->op_logger, "optimizer: momentum %g is for AMP_SGD and has no effect; beta1 has", (double)o->momentum);
 }
 
 /* Back to the graph as it was built. */
@@ -22951,6 +22970,7 @@ AMP_DEF amp_result amp_model_finalize(amp_model* m) {
     if (r == AMP_OK) r = ampi_finalize(m);
     if (r != AMP_OK) { ampi_unfinalize(m); return r; }
     m->finalized = 1;
+    ampi_tell_doubts(m);
     return AMP_OK;
 }
 
@@ -24146,7 +24166,7 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
     if ((r = ampi_check_batch(m, batch, "predict", 0)) != AMP_OK) return r;
     if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: out is NULL");
     if ((i = ampi_index_of(m, v)) == AMPI_NONE)
-        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", ampi_number_of(v));
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: value %d is not of this model", v.id);
     if (ampi_op_is_loss(m->nodes[i].layer.op))
         return ampi_model_fail(m, AMP_ERR_ARGUMENT, "predict: '%s' is a loss", m->nodes[i].layer.name);
     n = &m->nodes[ampi_source(m, i)];    /* before a layer that works in place has been there */

@@ -783,6 +783,7 @@ static amp_value some_value(void) {
     amp_value v;
     unsigned b = byte();
     v.id = absurd_int();
+    v.tag = word();
     return b >= 252 || value_count == 0 ? v : b < 128 ? values[value_count - 1] : values[b % (unsigned)value_count];
 }
 
@@ -863,17 +864,18 @@ static void some_batch(amp_model* m, amp_batch* b, int max_n) {
     int i, inputs = 0, losses = 0, k;
     memset(b, 0, sizeof *b);
     b->n = byte() < 230 ? 1 + (int)below((unsigned)max_n) : byte() & 1 ? 0 : max_n + 1;
-    b->input_dtype = (amp_dtype)below(4);
+    b->input_dtype = byte() < 64 ? AMP_U8 : (amp_dtype)below(4);
+    b->label_dtype = byte() < 240 ? (amp_dtype)(below(2) * (AMP_U8 + below(3))) : type();
     for (i = 0; i < amp_model_layer_count(m); i++) {
         const amp_layer* l = amp_model_layer(m, i);
         size_t n = (size_t)(max_n + 1) * (size_t)l->channels * (size_t)l->height * (size_t)l->width;
         if (l->op == AMP_OP_INPUT && inputs < AMP_MAX_INPUTS) b->inputs[inputs++] = operand(n, b->input_dtype, INPUT);
         if (l->op < AMP_OP_SOFTMAX_CROSS_ENTROPY || losses == AMP_MAX_LOSSES) continue;
         n = (size_t)(max_n + 1) * 1024;
-        b->targets[losses++] = block_new(n * 4, INPUT, l->op != AMP_OP_SOFTMAX_CROSS_ENTROPY);
+        b->targets[losses++] = block_new(n * 8, INPUT, l->op != AMP_OP_SOFTMAX_CROSS_ENTROPY);
         if (l->op != AMP_OP_SOFTMAX_CROSS_ENTROPY) continue;
-        memset(blocks[block_count - 1].whole + GUARD, 0, n * 4);
-        for (k = 0; k < max_n && byte() >= 128; k++) blocks[block_count - 1].whole[GUARD + 4 * (size_t)k] = (unsigned char)below(4);
+        memset(blocks[block_count - 1].whole + GUARD, 0, n * 8);
+        for (k = 0; k < max_n && byte() >= 128; k++) blocks[block_count - 1].whole[GUARD + amp_dtype_size(b->label_dtype) * (size_t)k] = (unsigned char)below(4);
         memcpy(blocks[block_count - 1].copy, blocks[block_count - 1].whole, blocks[block_count - 1].n);
     }
 }

@@ -656,7 +656,7 @@ TABLE = [
     ("model", "next->layer.op == AMP_OP_RELU && next->layer.in_place\n", "next->layer.op == AMP_OP_RELU\n"),
     ("model", "           && &m->nodes[next->reads[0]] == n;", "           ;"),
     ("model", "            r = ampi_forward_matrix(m, n, p, 1);\n            i++;", "            r = ampi_forward_matrix(m, n, p, 0);\n            i++;"),
-    ("model", "m->nodes[i].tag == v.id >> AMPI_VALUE_BITS ? i", "1 ? i"),
+    ("model", "m->nodes[v.id - 1].tag == v.tag ? v.id", "1 ? v.id"),
     ("model", "words[4 + i] = (uint32_t)m->nodes[n->inputs[i]].tag + 1;", "(void)m;"),
     ("model", "if (x->layer.channels != y->layer.channels || x->layer.height != y->layer.height\n", "if (0\n"),
     ("model", "n->loss_weight = d.weight == 0.0f ? 1.0f : d.weight;", "n->loss_weight = 1.0f;"),

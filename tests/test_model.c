@@ -883,7 +883,7 @@ static void test_lenet(void) {
 
 typedef void (*mistake)(amp_model* m, amp_value x);      /* x is an input of 3x6x5 named "photo" */
 static amp_value rows_of(amp_model* m, amp_value x, int out) { return amp_linear(m, x, out); }
-static amp_value foreign(int id) { amp_value v; v.id = id; return v; }
+static amp_value foreign(int id) { amp_value v; v.id = id; v.tag = 0; return v; }
 static void conv_of(amp_model* m, amp_value x, int out, int kernel, int stride, int padding, int dilation, int groups) {
     amp_conv2d_desc d;
     memset(&d, 0, sizeof d);
@@ -974,6 +974,18 @@ static void e_nine_inputs(amp_model* m, amp_value x) { int i; (void)x; for (i = 
 static void e_input_zero(amp_model* m, amp_value x) { (void)x; amp_input(m, 0, 4, 4); }
 static void e_input_negative(amp_model* m, amp_value x) { (void)x; amp_input(m, 1, -4, 4); }
 static void e_input_huge(amp_model* m, amp_value x) { (void)x; amp_input(m, 0x7fffffff, 0x7fffffff, 0x7fffffff); }
+static void input_of(amp_model* m, float scale, float mean, float std) {
+    amp_input_desc d;
+    memset(&d, 0, sizeof d);
+    d.channels = d.height = d.width = 1;
+    d.scale = scale; d.mean = &mean; d.std = &std;
+    amp_input_with(m, &d);
+}
+static void e_input_null(amp_model* m, amp_value x) { (void)x; amp_input_with(m, NULL); }
+static void e_input_scale(amp_model* m, amp_value x) { (void)x; input_of(m, -1.0f, 0.0f, 1.0f); }
+static void e_input_mean(amp_model* m, amp_value x) { (void)x; input_of(m, 1.0f, (float)HUGE_VAL, 1.0f); }
+static void e_input_std(amp_model* m, amp_value x) { (void)x; input_of(m, 1.0f, 0.0f, 0.0f); }
+static void e_pixels(amp_model* m, amp_value x) { amp_softmax_cross_entropy(m, x, NULL); }
 static void e_foreign_zero(amp_model* m, amp_value x) { (void)x; amp_relu(m, foreign(0)); }
 static void e_foreign_large(amp_model* m, amp_value x) { (void)x; amp_linear(m, foreign(77), 4); }
 static void e_foreign_negative(amp_model* m, amp_value x) { amp_add(m, x, foreign(-3)); }
@@ -1021,6 +1033,9 @@ static const struct { mistake make; amp_result code; const char* word; const cha
     { e_loss_on_loss, AMP_ERR_SHAPE, "mse", "loss" },        { e_nine_losses, AMP_ERR_SHAPE, "8", "losses" },
     { e_nine_inputs, AMP_ERR_SHAPE, "8", "inputs" },         { e_input_zero, AMP_ERR_SHAPE, "0 x 4 x 4", "input" },
     { e_input_negative, AMP_ERR_SHAPE, "-4", "input" },      { e_input_huge, AMP_ERR_SHAPE, "2147483647", "input" },
+    { e_pixels, AMP_ERR_SHAPE, "'photo': 3x6x5", "amp_flatten" },
+    { e_input_null, AMP_ERR_DESC, "input: the desc", "NULL" }, { e_input_scale, AMP_ERR_DESC, "input: scale -1", "negative" },
+    { e_input_mean, AMP_ERR_DESC, "input: mean", "channel 0" }, { e_input_std, AMP_ERR_DESC, "std of channel 0", "above 0" },
     { e_foreign_zero, AMP_ERR_ARGUMENT, "0", "relu" },       { e_foreign_large, AMP_ERR_ARGUMENT, "77", "linear" },
     { e_foreign_negative, AMP_ERR_ARGUMENT, "-3", "add" },   { e_unclosed, AMP_ERR_STATE, "1", "region" },
     { e_pop, AMP_ERR_STATE, "pop", "region" },               { e_region_type, AMP_ERR_DTYPE, "f64", "autocast_push" },
@@ -1110,6 +1125,56 @@ static void test_values_of_others(void) {
     CHECK_MSG(strstr(amp_model_error(a), "predict: value 5 is not of this model"), "%s", amp_model_error(a));
     CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
     amp_model_destroy(a); amp_model_destroy(b); amp_model_destroy(alike);
+}
+
+/* Of 20000 models that differ in one size, none takes the value of another. */
+static void test_values_of_many(void) {
+    amp_value x, v[3];
+    amp_model *a = two_layers(3, 4, &v[0], &v[1], &v[2]), *b;
+    int i, taken = 0;
+    for (i = 0; i < 20000; i++) {
+        b = new_model(1, AMP_O0, AMP_DTYPE_DEFAULT);
+        x = amp_input(b, i + 4, 1, 1);
+        taken += amp_model_layer_of(a, x) >= 0;
+        amp_model_destroy(b);
+    }
+    CHECK_MSG(taken == 0, "%d taken", taken);
+    amp_model_destroy(a);
+}
+
+/* What is allowed and rarely meant is told once, as no error. */
+static int doubts;
+static char doubt[2][256];
+static void hear_doubts(amp_result code, const char* sentence, void* user_data) {
+    (void)user_data;
+    CHECK(code == AMP_OK);
+    snprintf(doubt[doubts % 2], sizeof doubt[0], "%s", sentence);
+    doubts++;
+}
+static void test_doubts(void) {
+    int kind, softmax;
+    for (kind = AMP_SGD; kind <= AMP_LAMB; kind++)
+        for (softmax = 0; softmax < 2; softmax++) {
+            amp_model_desc d;
+            amp_model* m;
+            amp_value x;
+            memset(&d, 0, sizeof d);
+            memset(doubt, 0, sizeof doubt);
+            d.batch = 2;
+            d.optimizer.kind = (amp_optimizer_kind)kind;
+            d.optimizer.momentum = 0.9f;
+            d.logger.log = hear_doubts;
+            doubts = 0;
+            CHECK(amp_model_create(&m, &d) == AMP_OK);
+            x = amp_linear(m, amp_input(m, 3, 1, 1), 4);
+            amp_mse(m, amp_softmax(m, x), NULL);
+            amp_softmax_cross_entropy(m, softmax ? amp_flatten(m, amp_softmax(m, x)) : x, NULL);
+            CHECK(amp_model_finalize(m) == AMP_OK && amp_model_error(m)[0] == 0);
+            CHECK_MSG(doubts == softmax + (kind != AMP_SGD), "%d", doubts);
+            CHECK(!softmax || (strstr(doubt[0], "'softmax_cross_entropy1'") && strstr(doubt[0], "'softmax2'")));
+            CHECK(kind == AMP_SGD || strstr(doubt[softmax], "momentum 0.9"));
+            amp_model_destroy(m);
+        }
 }
 
 /* A backend that takes a ReLU along: the CPU's operators, one after the other, counted. */
@@ -1663,6 +1728,8 @@ int main(void) {
     TEST(test_lenet);
     TEST(test_mistakes);
     TEST(test_values_of_others);
+    TEST(test_values_of_many);
+    TEST(test_doubts);
     TEST(test_relu_is_taken_along);
     TEST(test_desc_errors);
     TEST(test_desc_is_copied);
