@@ -1149,7 +1149,8 @@ typedef struct amp_model amp_model;
    and those that are built alike; another refuses it where the layers that lead to it, or their shapes, differ. */
 typedef struct amp_value { int id; uint32_t tag; } amp_value;
 
-/* Data-parallel training: sums over ranks, in place, on the memory of the model's backend. */
+/* Data-parallel training: sums over ranks, in place, on the memory of the model's backend. Each amp_train_step begins
+   with the sum of a flag, for which it waits: a batch that is refused on one rank is so on all. */
 typedef struct amp_comm {
     amp_result (*all_reduce_sum)(void* data, amp_dtype dtype, size_t count, void* stream, void* user_data);
     int   rank, size;
@@ -1348,7 +1349,7 @@ typedef enum amp_init {
     AMP_INIT_TORCH = 0, AMP_INIT_HE = 1, AMP_INIT_XAVIER = 2, AMP_INIT_ZERO = 3, AMPI_INIT_MAX = 0x7fffffff
 } amp_init;
 
-/* Data as training wants it: (x * scale - mean) / std, each operation rounded to FP32, then to the type of the values. */
+/* Data as training wants it: (x * scale - mean) / std, each operation rounded to FP32, at last to their type. */
 typedef struct amp_input_desc {
     int channels, height, width;       /* >= 1 */
     float scale;                       /* 0 = as torchvision's ToTensor: AMP_U8 is divided by 255, other types stay;
@@ -1490,7 +1491,7 @@ AMP_DEF amp_result amp_model_memory(const amp_model* m, amp_memory* out);
 AMP_DEF amp_param* amp_model_params(amp_model* m, int* count);
 AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name);
 /* The weights of p = one of amp_model_params, out[count], to the host from wherever they are; and from there to
-   masters and 16-bit copies. AMP_ERR_ARGUMENT: NULL, or not a parameter of this model. */
+   masters and 16-bit copies. AMP_ERR_STATE before finalize; AMP_ERR_ARGUMENT: NULL, or not one of its parameters. */
 AMP_DEF amp_result amp_model_read_param(amp_model* m, const amp_param* p, float* out);
 AMP_DEF amp_result amp_model_write_param(amp_model* m, const amp_param* p, const float* values);
 /* To be called after masters were changed by hand: writes the 16-bit copies. AMP_ERR_STATE before finalize. */
@@ -1550,9 +1551,10 @@ typedef struct amp_step_info {
 
 /* One training step on a batch (or one micro-batch of desc.accumulate). info may be NULL; an error leaves it as it
    is, but for AMP_ERR_OVERFLOW, whose step was made (see amp_scaler_update). An overflow is not an error. Errors:
-   AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes, a rate that is not valid),
-   AMP_ERR_DTYPE (input_dtype, label_dtype), AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_OVERFLOW (a limit of the
-   scaler), AMP_ERR_COMM.
+   AMP_ERR_ARGUMENT (NULL data, n out of range, a label outside its classes, a rate that is not valid, or any refusal
+   of another rank's batch),
+   AMP_ERR_DTYPE (input_dtype, label_dtype), AMP_ERR_STATE (not finalized; no loss, no parameters), AMP_ERR_OVERFLOW (a
+   limit of the scaler), AMP_ERR_COMM.
    A forward pass that gives inf or NaN is told from a scale that is too high by two looks. Each loss is looked at in
    each micro-batch, on every backend: one that is not finite skips the step, even if all gradients are finite, and the
    scale stays. If a gradient is not finite though the losses are, the forward pass of the last micro-batch is run once
@@ -1566,8 +1568,8 @@ typedef struct amp_step_info {
    moments, scaler, counters, running statistics and the place in the random numbers are as before its first
    micro-batch, the gradients so far are dropped, and the next call is the first micro-batch of a new step. Only what
    fails as the outcome of a step is read, or agreed on by the ranks, leaves that step made.
-   On an asynchronous backend a call without info (and without max_replays) waits for nothing; what went wrong
-   shows at the next call that waits. All ranks wait, or none. */
+   On an asynchronous backend a call without info (and without max_replays) waits for nothing, but for the other ranks;
+   what went wrong shows at the next call that waits. All ranks give info, or none. */
 AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step_info* info);
 /* What the last amp_train_step did, for steps without info: waits for it. A skipped step's message names the
    gradient; only amp_train_step with info can also look for its cause in the model. AMP_ERR_STATE before the
@@ -21160,9 +21162,11 @@ AMPI_FN amp_result ampi_optimizer_check_rates(const amp_optimizer* o, const char
 }
 
 /* The parameters may have changed since init: they are the caller's. */
-AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, ampi_tensors* t, const char* place) {
+AMPI_FN amp_result ampi_optimizer_enter(const amp_optimizer* o, const amp_scaler* s, ampi_tensors* t,
+                                        const char* place) {
     amp_result r;
-    if (!o || !o->params) return AMP_ERR_ARGUMENT;
+    if (!o || !o->params)
+        return ampi_fail(s ? &s->logger : NULL, AMP_ERR_ARGUMENT, "%s: amp_optimizer_init was not called", place);
     r = ampi_optimizer_check_rates(o, place);
     if (r == AMP_OK) r = ampi_params_validate(o, o->params, o->count);
     if (r != AMP_OK) return r;
@@ -21184,7 +21188,7 @@ AMP_DEF amp_result amp_optimizer_unscale(amp_optimizer* o, amp_scaler* s) {
     amp_overflow_info found;
     amp_logger own;
     ampi_tensors t;
-    amp_result r = ampi_optimizer_enter(o, &t, place);
+    amp_result r = ampi_optimizer_enter(o, s, &t, place);
     if (r != AMP_OK) return r;
     if (!s) return ampi_fail(&o->logger, AMP_ERR_ARGUMENT, "%s: the scaler is NULL", place);
     own = ampi_scaler_lend(s, &o->logger);
@@ -21273,7 +21277,7 @@ AMP_DEF amp_result amp_optimizer_step(amp_optimizer* o, amp_scaler* s, amp_optim
     static const char place[] = "amp_optimizer_step";
     amp_logger own;
     ampi_tensors t;
-    amp_result r = ampi_optimizer_enter(o, &t, place);
+    amp_result r = ampi_optimizer_enter(o, s, &t, place);
     if (r != AMP_OK) return r;
     if (!s) return ampi_optimizer_step(o, NULL, &t, place, info);
     own = ampi_scaler_lend(s, &o->logger);
@@ -21520,7 +21524,8 @@ typedef struct ampi_node {
     float eps, momentum, p, loss_weight, smoothing;
     int frozen;                   /* batch norm: statistics are constants */
     size_t stats_offset;          /* norms: floats from the start of the statistics block; inputs: of the constants' */
-    amp_reading reading;          /* inputs; the constants are a block of the allocator */
+    amp_reading reading;          /* inputs; and what the model has allocated for it */
+    float* constants;
     /* memory: the node that owns the bytes, and where they are */
     int data_root, grad_root;
     size_t data_offset, grad_offset, temp_offset[2];
@@ -21761,7 +21766,7 @@ AMP_DEF void amp_model_destroy(amp_model* m) {
     ampi_close_training(m);
     for (i = 0; i < AMPI_BLOCK_COUNT; i++) ampi_block_free(m, i);
     allocator = m->desc.allocator;
-    for (i = 0; i < m->input_count; i++) ampi_free(&allocator, (void*)(uintptr_t)m->nodes[m->inputs[i]].reading.constants);
+    for (i = 0; i < m->input_count; i++) ampi_free(&allocator, m->nodes[m->inputs[i]].constants);
     if (m->backend->close) m->backend->close(&m->exec, &allocator);
     ampi_free(&allocator, m->nodes);
     ampi_free(&allocator, m);
@@ -21938,7 +21943,7 @@ AMP_DEF amp_value amp_input_with(amp_model* m, const amp_input_desc* desc) {
     n->reading.channels = (size_t)count;
     n->reading.pixels = (size_t)desc->height * (size_t)desc->width;
     n->reading.scale = desc->scale;
-    n->reading.constants = constants;
+    n->reading.constants = n->constants = constants;
     n->index = m->input_count;
     m->inputs[m->input_count++] = m->node_count - 1;
     return ampi_last_value(m, n);
@@ -22202,8 +22207,8 @@ AMPI_FN amp_value ampi_loss_add(amp_model* m, amp_op op, amp_value x, const amp_
     if (m->loss_count == AMP_MAX_LOSSES)
         return ampi_build_fail(m, AMP_ERR_SHAPE, "%s: a model has at most %d losses", amp_op_name(op), AMP_MAX_LOSSES);
     if (op == AMP_OP_SOFTMAX_CROSS_ENTROPY && (in->layer.height > 1 || in->layer.width > 1))
-        return ampi_build_fail(m, AMP_ERR_SHAPE, "softmax_cross_entropy on '%s': %dx%dx%d, but one label per sample needs "
-                               "one pixel; amp_flatten makes each element a class", in->layer.name, in->layer.channels,
+        return ampi_build_fail(m, AMP_ERR_SHAPE, "softmax_cross_entropy on '%s': %dx%dx%d has more than one pixel per "
+                               "label; amp_flatten makes each element a class", in->layer.name, in->layer.channels,
                                in->layer.height, in->layer.width);
     if (!ampi_in_range(&d.smoothing, 0.0f, AMPI_BELOW_ONE))
         return ampi_build_fail(m, AMP_ERR_DESC, "%s on '%s': smoothing %g must lie in [0,1)", amp_op_name(op),
@@ -22863,12 +22868,12 @@ AMPI_FN amp_result ampi_init_weights(amp_model* m) {
    scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     const amp_level level = m->policy.level;
-    int i, half = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
+    int i, dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
     amp_scaler_desc d;
     memset(&d, 0, sizeof d);
-    for (i = 0; i < m->layer_count && level != AMP_O3; i++) half |= m->nodes[i].layer.compute_dtype == AMP_F16;
+    for (i = 0; i < m->layer_count && level != AMP_O3; i++) dynamic |= m->nodes[i].layer.compute_dtype == AMP_F16;
     if (m->desc.scaler) d = *m->desc.scaler;
-    else if (!half) {
+    else if (!dynamic) {
         d.preset = AMP_SCALER_STATIC;
         d.init_scale = 1.0f;
     }
@@ -22936,7 +22941,7 @@ AMPI_FN void ampi_tell_doubts(amp_model* m) {
                         loss->layer.name, x->layer.name);
     }
     if (o->kind != AMP_SGD && o->momentum != 0.0f)
-        ampi_remark(&m->op_logger, "optimizer: momentum %g is for AMP_SGD and has no effect; beta1 has", (double)o->momentum);
+        ampi_remark(&m->op_logger, "optimizer: momentum %g is for SGD, here only beta1 counts", (double)o->momentum);
 }
 
 /* Back to the graph as it was built. */
@@ -23016,6 +23021,7 @@ AMP_DEF amp_param* amp_model_find_param(amp_model* m, const char* name) {
 AMPI_FN amp_result ampi_check_param(amp_model* m, const amp_param* p, const void* values, const char* what) {
     int i;
     if (!m) return AMP_ERR_ARGUMENT;
+    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
     if (!values) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: the array of values is NULL", what);
     for (i = 0; i < m->param_count; i++) if (p == &m->params[i]) return AMP_OK;
     return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: p is not a parameter of this model", what);
@@ -23590,7 +23596,7 @@ AMPI_FN amp_result ampi_check_batch(amp_model* m, const amp_batch* b, const char
         return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: %d samples, the model takes 1 to %d", what, b->n,
                                m->desc.batch);
     if (ampi_type_size(b->input_dtype) == 0 && b->input_dtype != AMP_U8)
-        return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: input_dtype is %s (%d), it must be f32, f16, bf16, f64 or u8", what,
+        return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: input_dtype is %s (%d), not f32, f16, bf16, f64 or u8", what,
                                amp_dtype_name(b->input_dtype), (int)b->input_dtype);
     if (with_targets && ampi_label_dtype(b) != AMP_I32 && b->label_dtype != AMP_I64 && b->label_dtype != AMP_U8)
         return ampi_model_fail(m, AMP_ERR_DTYPE, "%s: label_dtype is %s (%d), it must be i32, i64 or u8", what,
@@ -24036,6 +24042,15 @@ AMPI_FN amp_result ampi_attempt(amp_model* m, const amp_batch* b, amp_step_info*
     return info && r == AMP_OK ? m->training.limit : r;   /* a limit of the scaler: the step was skipped all the same */
 }
 
+/* A rank whose batch is refused may not leave the others waiting for its gradients: all refuse. */
+AMPI_FN amp_result ampi_agree_on_batch(amp_model* m, amp_result own) {
+    int refused = own != AMP_OK;
+    amp_result r = ampi_any_rank(m, &refused);
+    if (r != AMP_OK && m->micro > 0) { m->micro++; return ampi_abandon_step(m, r); }
+    if (r != AMP_OK || own != AMP_OK) return r != AMP_OK ? r : own;
+    return refused ? ampi_model_fail(m, AMP_ERR_ARGUMENT, "train step: the batch of another rank was refused") : AMP_OK;
+}
+
 /* What must hold for a training pass beyond what evaluation needs. */
 AMPI_FN amp_result ampi_check_training(amp_model* m, const amp_batch* b, const char* what) {
     int i;
@@ -24061,9 +24076,11 @@ AMP_DEF amp_result amp_train_step(amp_model* m, const amp_batch* batch, amp_step
     fenv_t floats;
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
-    if ((r = ampi_check_batch(m, batch, "train step", 1)) != AMP_OK) return r;
-    if ((r = ampi_check_training(m, batch, "train step")) != AMP_OK) return r;
-    if ((r = ampi_optimizer_check_rates(&m->training.optimizer, "train step")) != AMP_OK) return r;
+    r = ampi_check_batch(m, batch, "train step", 1);
+    if (!m->finalized) return r;
+    if (r == AMP_OK) r = ampi_check_training(m, batch, "train step");
+    if (r == AMP_OK) r = ampi_optimizer_check_rates(&m->training.optimizer, "train step");
+    if ((r = ampi_agree_on_batch(m, r)) != AMP_OK) return r;
     if (!info && m->backend->asynchronous && m->desc.max_replays == 0) return ampi_attempt(m, batch, NULL);
     memset(&told, 0, sizeof told);
     told.step = m->training.optimizer.state.step;
@@ -24085,8 +24102,8 @@ AMP_DEF amp_result amp_train_read(amp_model* m, amp_step_info* info) {
     amp_result r;
     if (!m) return AMP_ERR_ARGUMENT;
     if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "train read: info is NULL");
-    if (!m->finalized || (!m->stepped && m->micro == 0))
-        return ampi_model_fail(m, AMP_ERR_STATE, "train read: no step was made");
+    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "train read: the model is not finalized");
+    if (!m->stepped && m->micro == 0) return ampi_model_fail(m, AMP_ERR_STATE, "train read: no step was made");
     memset(&told, 0, sizeof told);
     r = ampi_total_loss(m, &told.loss);
     if (r == AMP_OK) r = ampi_refresh(m);

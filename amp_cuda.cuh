@@ -7049,7 +7049,7 @@ AMPI_FN amp_result ampi_cuda_optimizer_step(amp_cuda_optimizer* o, amp_cuda_scal
     int unscaled = 1;
     amp_result r;
     if (!o) return ampi_cuda_missing(exec, place, "the optimizer");
-    r = ampi_optimizer_enter(&o->host, &t, place);
+    r = ampi_optimizer_enter(&o->host, s ? &s->window : NULL, &t, place);
     if (r == AMP_OK && s) {
         const amp_logger own = ampi_scaler_lend(&s->window, &o->host.logger);
         r = ampi_optimizer_enter_window(&s->window, &t, place, &unscaled);

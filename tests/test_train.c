@@ -184,6 +184,38 @@ static void test_default_scaler(void) {
         }
 }
 
+/* A layer put in half by hand needs the scaler of a level that does so: its gradients underflow as theirs do. */
+static void test_default_scaler_of_half_layers(void) {
+    amp_policy policy;
+    int level, how, low;
+    for (level = 0; level <= 3; level++)
+        for (low = AMP_F16; low <= AMP_BF16; low++)
+            for (how = 0; how < 4; how++) {
+                amp_model_desc d = toy_desc(4, (amp_level)level, (amp_dtype)low);
+                amp_model* m;
+                amp_value x;
+                int half = how > 0, dynamic;
+                if (how == 3) {
+                    CHECK(amp_policy_init(&policy, &d.precision) == AMP_OK);
+                    CHECK(amp_policy_set_rule(&policy, AMP_OP_LINEAR, AMP_RULE_LOW) == AMP_OK);
+                    d.policy = &policy;
+                    half = level == 0 || low == AMP_F16;
+                }
+                dynamic = level != 3 && (half || (level && low == AMP_F16));
+                CHECK_MSG(amp_model_create(&m, &d) == AMP_OK, "%s", heard);
+                x = amp_relu(m, amp_linear(m, amp_input(m, PIXELS, 1, 1), 4));
+                if (how == 1) amp_autocast_push(m, AMP_F16);
+                x = amp_linear(m, x, CLASSES);
+                if (how == 1) amp_autocast_pop(m);
+                if (how == 2) amp_pin(m, x, AMP_F16);
+                amp_softmax_cross_entropy(m, x, NULL);
+                CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+                CHECK_MSG(amp_model_scaler(m)->state.scale == (dynamic ? 65536.0f : 1.0f), "O%d %d %d: %g", level, low, how,
+                          (double)amp_model_scaler(m)->state.scale);
+                amp_model_destroy(m);
+            }
+}
+
 /* Three dense layers. Where the backward pass overflows, all layers before it do, and the last of them is named. */
 static void test_where_it_began(void) {
     static const struct { float scale, second; const char *last, *piece; } row[3] = {
@@ -566,14 +598,18 @@ static void test_dead_model(void) {
 /* inf in every tenth batch, for longer than the default scaler took to come down to 0. */
 static void test_bad_batches(void) {
     amp_model_desc d = toy_desc(1, AMP_O2, AMP_F16);
-    float x[2] = { 1.0f, 0.5f }, bad[2] = { 1.0f, 0.5f }, target = 1.0f;
+    float x[2] = { 1.0f, 0.5f }, bad[2] = { 1.0f, 0.5f }, target = 0.25f;
+    amp_linear_desc linear;
     amp_model* m = NULL;
     amp_batch b;
     int i, applied = 0;
     bad[1] = (float)HUGE_VAL;
     d.optimizer.lr = 1e-3f;
+    memset(&linear, 0, sizeof linear);
+    linear.out = 1;
+    linear.init = AMP_INIT_ZERO;
     CHECK(amp_model_create(&m, &d) == AMP_OK);
-    amp_mse(m, amp_linear(m, amp_input(m, 2, 1, 1), 1), NULL);
+    amp_mse(m, amp_linear_with(m, amp_input(m, 2, 1, 1), &linear), NULL);
     CHECK(amp_model_finalize(m) == AMP_OK);
     memset(&b, 0, sizeof b);
     b.n = 1; b.targets[0] = &target;
@@ -703,8 +739,8 @@ static void test_refusals(void) {
     int k;
     steps(t, 2, 8);
     snap(&snap_a, t);
-    for (k = 0; k < 8; k++) {
-        amp_result want = AMP_ERR_ARGUMENT;
+    for (k = 0; k < 12; k++) {
+        amp_result want = k < 7 ? AMP_ERR_ARGUMENT : AMP_ERR_DTYPE;
         const char* word = "";
         b = good;
         if (k == 0) { b.targets[0] = wrong; word = "label 3 of sample 5 is outside 0..2"; }
@@ -714,7 +750,11 @@ static void test_refusals(void) {
         if (k == 4) { b.n = -1; word = "-1"; }
         if (k == 5) { b.inputs[0] = NULL; word = "inputs[0]"; }
         if (k == 6) { b.targets[0] = NULL; word = "targets[0]"; }
-        if (k == 7) { b.input_dtype = (amp_dtype)9; word = "input_dtype"; want = AMP_ERR_DTYPE; }
+        if (k == 7) { b.input_dtype = (amp_dtype)9; word = "input_dtype"; }
+        if (k == 8) { b.input_dtype = AMP_I32; word = "input_dtype is i32 (6)"; }
+        if (k == 9) { b.input_dtype = AMP_I64; word = "input_dtype is i64 (7)"; }
+        if (k == 10) { b.label_dtype = AMP_F32; word = "label_dtype is f32 (1)"; }
+        if (k == 11) { b.label_dtype = (amp_dtype)9; word = "label_dtype is ? (9)"; }
         CHECK(amp_train_step(t.m, &b, &info) == want);
         CHECK_MSG(strstr(amp_model_error(t.m), word), "wanted '%s': %s", word, amp_model_error(t.m));
         CHECK(amp_evaluate(t.m, &b, &eval) == want);
@@ -730,6 +770,30 @@ static amp_result broken_sum(void* data, amp_dtype t, size_t n, void* stream, vo
     (void)data; (void)t; (void)n; (void)stream; (void)user_data;
     return AMP_ERR_IO;
 }
+/* Calls before init or finalize name themselves and what is missing. */
+static void test_calls_too_early(void) {
+    static const amp_logger ear = { listen, NULL };
+    amp_model_desc d = toy_desc(1, AMP_O0, AMP_DTYPE_DEFAULT);
+    amp_scaler_desc sd;
+    amp_scaler s;
+    amp_optimizer zeroed;
+    amp_step_info info;
+    amp_model* m;
+    float x = 0.0f;
+    memset(&sd, 0, sizeof sd);
+    memset(&zeroed, 0, sizeof zeroed);
+    sd.logger = &ear;
+    CHECK(amp_scaler_init(&s, &sd) == AMP_OK);
+    CHECK(amp_scaler_may_step(&s) == 0 && strstr(heard, "amp_scaler_may_step: nothing was checked"));
+    CHECK(amp_optimizer_step(&zeroed, &s, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "amp_optimizer_step: amp_optimizer_init"));
+    CHECK(amp_optimizer_unscale(&zeroed, &s) == AMP_ERR_ARGUMENT && strstr(heard, "amp_optimizer_unscale: amp_optimizer_init"));
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    CHECK(amp_model_read_param(m, NULL, &x) == AMP_ERR_STATE && strstr(heard, "read param: the model is not finalized"));
+    CHECK(amp_model_write_param(m, NULL, &x) == AMP_ERR_STATE && strstr(heard, "write param: the model is not finalized"));
+    CHECK(amp_train_read(m, &info) == AMP_ERR_STATE && strstr(heard, "train read: the model is not finalized"));
+    amp_model_destroy(m);
+}
+
 /* An error leaves info as it was, however late it is found. */
 static void test_errors_leave_info(void) {
     static const int32_t wrong[8] = { 0, 1, 2, 0, 1, 3, 0, 0 };
@@ -1118,6 +1182,96 @@ static void test_smaller_batch(void) {
 }
 
 /* Inputs of other types are converted: pictures that every type can hold give the same bits. */
+/* Labels of any type train as those of int32 do, and what does not fit a class is told. */
+static void test_label_types(void) {
+    static const int64_t far[4] = { 3, -1, 4294967296, -4294967295 };
+    amp_model_desc d = toy_desc(8, AMP_O1, AMP_F16);
+    int64_t i64[8];
+    uint8_t u8[8];
+    int i, k, correct = 0;
+    for (i = 0; i < 8; i++) { i64[i] = labels[i]; u8[i] = (uint8_t)labels[i]; }
+    for (k = 0; k < 6; k++) {
+        toy t = make_toy(&d, 1, 0.0f);
+        amp_batch b = batch_of(0, 8);
+        amp_eval_info eval;
+        b.on_device = k >= 3;
+        if (k % 3 == 1) { b.targets[0] = i64; b.label_dtype = AMP_I64; }
+        if (k % 3 == 2) { b.targets[0] = u8; b.label_dtype = AMP_U8; }
+        for (i = 0; i < 20; i++) CHECK(amp_train_step(t.m, &b, NULL) == AMP_OK);
+        CHECK(amp_evaluate(t.m, &b, &eval) == AMP_OK && eval.correct == (k ? correct : eval.correct));
+        correct = eval.correct;
+        snap(k ? &snap_b : &snap_a, t);
+        if (k) CHECK_MSG(same(&snap_a, &snap_b), "%s", amp_dtype_name(b.label_dtype));
+        for (i = 0; k % 3 == 1 && i < 4; i++) {
+            char word[64];
+            i64[6] = far[i];
+            snprintf(word, sizeof word, "label %lld of sample 6 is outside 0..2", (long long)far[i]);
+            CHECK(amp_train_step(t.m, &b, NULL) == AMP_ERR_ARGUMENT && strstr(amp_model_error(t.m), word));
+        }
+        i64[6] = labels[6];
+        u8[7] = 200;
+        if (k % 3 == 2) CHECK(amp_train_step(t.m, &b, NULL) == AMP_ERR_ARGUMENT && strstr(amp_model_error(t.m), "label 200 of sample 7"));
+        u8[7] = (uint8_t)labels[7];
+        amp_model_destroy(t.m);
+    }
+}
+
+/* Inputs as the model sees them: the values of PyTorch for 0, 1, 100 and 255, (x / 255 - 0.1307) / 0.3081, and the bits of
+   single operations for three channels of more than one block, whatever the type of the data. */
+enum { WIDE_PIXELS = 500, WIDE_INPUT = 2 * 3 * WIDE_PIXELS };
+static void see_input(const amp_input_desc* d, amp_level level, amp_batch b, float* out) {
+    amp_model_desc md = toy_desc(2, level, AMP_F16);
+    amp_value x;
+    amp_model* m;
+    CHECK(amp_model_create(&m, &md) == AMP_OK);
+    x = amp_input_with(m, d);
+    amp_softmax_cross_entropy(m, amp_linear(m, x, CLASSES), NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    b.targets[0] = labels;
+    CHECK(amp_predict(m, &b, x, out) == AMP_OK && amp_train_step(m, &b, NULL) == AMP_OK);
+    amp_model_destroy(m);
+}
+static void test_images(void) {
+    static const uint8_t four[4] = { 0, 1, 100, 255 };
+    static const uint32_t divided[4] = { 0x0u, 0x3b808081u, 0x3ec8c8c9u, 0x3f800000u };
+    static const uint32_t normal[4] = { 0xbed93271u, 0xbed2ae20u, 0x3f593e88u, 0x4034933du };
+    static uint8_t u8[WIDE_INPUT];
+    static float f32[WIDE_INPUT], out[WIDE_INPUT];
+    static double f64[WIDE_INPUT];
+    const float mean[3] = { 0.485f, -3.7f, 0.1307f }, std[3] = { 0.229f, 1.7f, 0.3081f };
+    amp_input_desc d;
+    amp_batch b;
+    int i, k;
+    memset(&d, 0, sizeof d);
+    memset(&b, 0, sizeof b);
+    d.channels = 1; d.height = 2; d.width = 2;
+    b.n = 1; b.inputs[0] = four; b.input_dtype = AMP_U8;
+    see_input(&d, AMP_O0, b, out);
+    CHECK(FAST || memcmp(out, divided, sizeof divided) == 0);
+    d.mean = mean + 2; d.std = std + 2;
+    see_input(&d, AMP_O0, b, out);
+    CHECK(FAST || memcmp(out, normal, sizeof normal) == 0);
+    for (i = 0; i < WIDE_INPUT; i++) { u8[i] = (uint8_t)test_random(); f32[i] = u8[i]; f64[i] = u8[i]; }
+    d.channels = 3; d.height = 5; d.width = WIDE_PIXELS / 5; d.mean = mean; d.std = std;
+    b.n = 2;
+    for (k = 0; k < 24; k++) {
+        const int type = k % 3, half = k / 3 % 2;
+        d.scale = k < 12 ? 0.0123f : 0.0f;
+        b.on_device = k / 6 % 2;
+        b.inputs[0] = type == 0 ? (const void*)u8 : type == 1 ? (const void*)f32 : (const void*)f64;
+        b.input_dtype = type == 0 ? AMP_U8 : type == 1 ? AMP_F32 : AMP_F64;
+        see_input(&d, half ? AMP_O2 : AMP_O0, b, out);
+        for (i = 0; i < WIDE_INPUT && !FAST; i++) {
+            const int c = i / WIDE_PIXELS % 3;
+            volatile float v = d.scale != 0.0f ? f32[i] * d.scale : type == 0 ? f32[i] / 255.0f : f32[i];
+            v = v - mean[c];
+            v = v / std[c];
+            if (half) v = amp_half_to_float(amp_half_from_float(v));
+            CHECK_MSG(memcmp(&out[i], (const void*)&v, sizeof v) == 0, "%d: %d: %.9g %.9g", k, i, (double)out[i], (double)v);
+        }
+    }
+}
+
 static void test_input_types(void) {
     static float f[8 * PIXELS];
     static double d64[8 * PIXELS];
@@ -1228,9 +1382,10 @@ static void test_dropout_in_micro_batches(void) {
 
 /* Two ranks in one thread. A rank that records gives the hook its gradients and is told that the sum failed: its step is
    taken back. Then each rank runs in earnest and adds what the other has recorded; flags (found_inf, unsound) are known to
-   agree unless the test says otherwise. */
+   agree unless the test says otherwise. The first sum of a step is that of refused batches. */
 typedef struct fake_rank {
     int recording, calls;
+    float refused, other_refused;
     float other_flag[2];           /* what the other rank's flags are */
     float mine[4096];
     const float* others;
@@ -1244,6 +1399,12 @@ static amp_result fake_sum(void* data, amp_dtype t, size_t n, void* stream, void
     (void)stream;
     CHECK(t == AMP_F32);
     if (r->calls++ == 0) {
+        CHECK(n == 1);
+        r->refused = x[0];
+        x[0] += r->other_refused;
+        return AMP_OK;
+    }
+    if (r->calls == 2) {
         CHECK(n <= 4096);
         r->count = n;
         for (i = 0; i < n; i++) {
@@ -1252,7 +1413,7 @@ static amp_result fake_sum(void* data, amp_dtype t, size_t n, void* stream, void
         }
         return r->recording ? AMP_ERR_IO : AMP_OK;
     }
-    CHECK(n == 2 && r->calls == 2);
+    CHECK(n == 2 && r->calls == 3);
     x[0] += r->other_flag[0];
     x[1] += r->other_flag[1];
     return AMP_OK;
@@ -1381,6 +1542,52 @@ static void test_ranks_skip_together(void) {
 }
 
 /* A hook of one rank is never called. */
+/* Whatever one rank's step is refused for, the other refuses as well, after one sum of flags: nobody waits for gradients. */
+static void test_ranks_refuse_together(void) {
+    amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
+    static const char* const words[7] = { "label 3 of sample 5", "9 samples", "inputs[0] is NULL", "targets[0]", "batch is NULL",
+                                          "input_dtype", "state.lr -1" };
+    int32_t wrong[8] = { 0, 1, 2, 0, 1, 3, 0, 0 };
+    amp_step_info info[2];
+    toy a, b;
+    int k, micro;
+    for (micro = 0; micro < 2; micro++) {
+        reset_ranks();
+        d.accumulate = 1 + micro;
+        d.comm = &ranks[0].comm; a = make_toy(&d, 1, 0.0f);
+        d.comm = &ranks[1].comm; b = make_toy(&d, 1, 0.0f);
+        for (k = 0; k < 7; k++) {
+            amp_batch good = batch_of(0, 8), bad = batch_of(8, 8);
+            const float rate = amp_model_optimizer(b.m)->state.lr;
+            if (k == 0) bad.targets[0] = wrong;
+            if (k == 1) bad.n = 9;
+            if (k == 2) bad.inputs[0] = NULL;
+            if (k == 3) bad.targets[0] = NULL;
+            if (k == 5) bad.input_dtype = AMP_I64;
+            if (k == 6) amp_model_optimizer(b.m)->state.lr = -1.0f;
+            if (micro) {
+                ranks[0].calls = ranks[1].calls = 0;
+                ranks[0].other_refused = 0.0f;
+                if (k == 0) CHECK(amp_train_step(a.m, &good, NULL) == AMP_OK && ranks[0].calls == 1);
+            }
+            snap(&snap_a, a);
+            ranks[0].calls = ranks[1].calls = 0;
+            ranks[1].refused = 0.0f;
+            CHECK(amp_train_step(b.m, k == 4 ? NULL : &bad, &info[1]) == (k == 5 ? AMP_ERR_DTYPE : AMP_ERR_ARGUMENT));
+            CHECK_MSG(strstr(amp_model_error(b.m), words[k]), "%s", amp_model_error(b.m));
+            CHECK(ranks[1].calls == 1 && ranks[1].refused == 1.0f);
+            ranks[0].other_refused = ranks[1].refused;
+            CHECK(amp_train_step(a.m, &good, &info[0]) == AMP_ERR_ARGUMENT && ranks[0].calls == 1);
+            CHECK_MSG(strstr(amp_model_error(a.m), "another rank was refused"), "%s", amp_model_error(a.m));
+            snap(&snap_b, a);
+            CHECK(same(&snap_a, &snap_b));
+            amp_model_optimizer(b.m)->state.lr = rate;
+        }
+        amp_model_destroy(a.m);
+        amp_model_destroy(b.m);
+    }
+}
+
 static void test_single_rank(void) {
     amp_model_desc d = toy_desc(8, AMP_O2, AMP_F16);
     toy a, b;
@@ -1774,7 +1981,7 @@ static void test_frozen_ranks(void) {
         h.calls = 0;
         freeze_groups(m, frozen[i][0], frozen[i][1]);
         CHECK_MSG(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_APPLIED, "%s", amp_model_error(m));
-        CHECK(h.calls == (i == 1 ? 3 : 2));     /* with the flag */
+        CHECK(h.calls == (i == 1 ? 4 : 3));     /* with two flags */
         sums_over(&h, grads, m, HEAD, ALL - HEAD, &whole, &touched);
         CHECK(whole == ALL - HEAD && touched == ALL - HEAD);
         sums_over(&h, grads, m, STEM, BLOCK, &whole, &touched);
@@ -1991,6 +2198,7 @@ int main(void) {
     make_pictures();
     TEST(test_learning);
     TEST(test_default_scaler);
+    TEST(test_default_scaler_of_half_layers);
     TEST(test_step_info);
     TEST(test_update_overflows);
     TEST(test_where_it_began);
@@ -2007,6 +2215,7 @@ int main(void) {
     TEST(test_floor_and_limits);
     TEST(test_skips_of_no_gradient);
     TEST(test_refusals);
+    TEST(test_calls_too_early);
     TEST(test_errors_leave_info);
     TEST(test_failed_steps_leave_nothing);
     TEST(test_refused_micro_batches);
@@ -2018,11 +2227,14 @@ int main(void) {
     TEST(test_nan_is_never_right);
     TEST(test_smaller_batch);
     TEST(test_input_types);
+    TEST(test_label_types);
+    TEST(test_images);
     TEST(test_dropout);
     TEST(test_dropout_in_micro_batches);
     TEST(test_ranks_exact);
     TEST(test_ranks_net);
     TEST(test_ranks_skip_together);
+    TEST(test_ranks_refuse_together);
     TEST(test_single_rank);
     TEST(test_seeds);
     TEST(test_two_models_interleaved);

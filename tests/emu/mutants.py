@@ -23,6 +23,8 @@ TABLE = [
     ("model", "slot->bytes < bytes) {", "slot->bytes == 0) {"),
     ("model", "if (slot->data) cudaFreeHost(slot->data);", ""),
     ("model", "if (e == cudaSuccess) e = cudaEventRecord(slot->done, stream);", ""),
+    ("model", "if (how.scale != 0.0f) v = __fmul_rn(v, how.scale);\n        else if", "if"),
+    ("model", "ampi_d_quotient(i, how.pixels) % how.channels", "i % how.channels"),
     ("model", "return r == AMP_OK ? ampi_cpu_convert(host, host_dtype, slot->data, src_dtype, n, exec) : r;",
      "return r;"),
     ("model", "if (r != AMP_OK || !exec || !exec->workspace) return r;", "return r;"),

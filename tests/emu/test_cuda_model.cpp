@@ -483,6 +483,98 @@ static void test_batch_on_device() {
     cudaFree(x);
     cudaFree(y);
 }
+/* Images of bytes, floats, half and double, with a mean and a deviation for each channel, and labels of every type: from
+   either memory the GPU's model sees the bits that the CPU's sees. */
+static amp_value normal_input;
+static float input_scale;
+static void build_normal(amp_model* m) {
+    static const float mean[2] = { 0.485f, -3.7f }, std[2] = { 0.229f, 1.7f };
+    amp_input_desc d = {};
+    d.channels = 2;
+    d.height = SIDE;
+    d.width = SIDE / 2;
+    d.scale = input_scale;
+    d.mean = mean;
+    d.std = std;
+    normal_input = amp_input_with(m, &d);
+    amp_softmax_cross_entropy(m, amp_linear(m, normal_input, CLASSES), NULL);
+}
+static void check_types_of_batch(amp_level level, amp_dtype images, amp_dtype labels_type) {
+    const amp_model_desc d = desc_of(level, AMP_F16);
+    amp_model *models[3] = { make(d, build_normal, NULL), make(d, build_normal, amp_cuda_backend()),
+                             make(d, build_normal, amp_cuda_backend()) };
+    std::vector<unsigned char> x(8 * PIXELS * amp_dtype_size(images)), y(8 * amp_dtype_size(labels_type));
+    std::vector<float> seen[3];
+    amp_eval_info eval[3] = {};
+    void *there_x = NULL, *there_y = NULL;
+    for (int i = 0; i < 8 * PIXELS; i++) {
+        const uint8_t v = (uint8_t)(i * 37 % 251);
+        const double wide = v;
+        if (images == AMP_U8) x[(size_t)i] = v;
+        else amp_convert(x.data() + (size_t)i * amp_dtype_size(images), images, &wide, AMP_F64, 1);
+    }
+    for (int i = 0; i < 8; i++) {
+        if (labels_type == AMP_U8) y[(size_t)i] = (unsigned char)labels[i];
+        else if (labels_type == AMP_I64) reinterpret_cast<int64_t*>(y.data())[i] = labels[i];
+        else reinterpret_cast<int32_t*>(y.data())[i] = labels[i];
+    }
+    CHECK(cudaMalloc(&there_x, x.size()) == cudaSuccess && cudaMalloc(&there_y, y.size()) == cudaSuccess);
+    CHECK(cudaMemcpy(there_x, x.data(), x.size(), cudaMemcpyDefault) == cudaSuccess);
+    CHECK(cudaMemcpy(there_y, y.data(), y.size(), cudaMemcpyDefault) == cudaSuccess);
+    for (int k = 0; k < 3 && models[0] && models[1] && models[2]; k++) {
+        amp_batch b = {};
+        b.n = 8;
+        b.on_device = k == 2;
+        b.inputs[0] = k == 2 ? there_x : x.data();
+        b.targets[0] = k == 2 ? there_y : y.data();
+        b.input_dtype = images;
+        b.label_dtype = labels_type;
+        seen[k].resize(8 * PIXELS);
+        CHECK_MSG(amp_predict(models[k], &b, normal_input, seen[k].data()) == AMP_OK, "%s", amp_model_error(models[k]));
+        CHECK(amp_evaluate(models[k], &b, &eval[k]) == AMP_OK && amp_train_step(models[k], &b, NULL) == AMP_OK);
+        CHECK(memcmp(seen[k].data(), seen[0].data(), seen[0].size() * sizeof(float)) == 0);
+        CHECK_MSG(eval[k].correct == eval[0].correct && fabs(eval[k].loss - eval[0].loss) < 1e-4 * eval[0].loss, "%g %g",
+                  (double)eval[k].loss, (double)eval[0].loss);
+    }
+    CHECK(state_of(models[1]) == state_of(models[2]));
+    for (amp_model* m : models) amp_model_destroy(m);
+    cudaFree(there_x);
+    cudaFree(there_y);
+}
+static void test_types_of_batch() {
+    for (int scaled = 0; scaled < 2; scaled++) {
+        input_scale = scaled ? 0.0123f : 0.0f;
+        check_types_of_batch(AMP_O0, AMP_U8, AMP_I64);
+        check_types_of_batch(AMP_O2, AMP_U8, AMP_U8);
+        check_types_of_batch(AMP_O0, AMP_F32, AMP_U8);
+        check_types_of_batch(AMP_O2, AMP_F16, AMP_I64);
+        check_types_of_batch(AMP_O0, AMP_F64, AMP_I32);
+    }
+}
+/* A label that does not fit 32 bits is of no class: the loss is NaN, and the step is skipped. */
+static void test_far_label_there() {
+    amp_model* m = make(desc_of(AMP_O1, AMP_BF16), build_small, amp_cuda_backend());
+    if (!m) return;
+    const int64_t far[8] = { 0, 1, 2, 4294967296, 3, 4, 5, 6 };
+    amp_batch b = batch_of(0, 8);
+    amp_step_info info;
+    void *x = NULL, *y = NULL;
+    CHECK(cudaMalloc(&x, 8 * PIXELS * sizeof(float)) == cudaSuccess && cudaMalloc(&y, sizeof far) == cudaSuccess);
+    CHECK(cudaMemcpy(x, pictures, 8 * PIXELS * sizeof(float), cudaMemcpyDefault) == cudaSuccess);
+    CHECK(cudaMemcpy(y, far, sizeof far, cudaMemcpyDefault) == cudaSuccess);
+    b.inputs[0] = x;
+    b.targets[0] = y;
+    b.label_dtype = AMP_I64;
+    b.on_device = 1;
+    CHECK(amp_train_step(m, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_MODEL);
+    b = batch_of(0, 8);
+    b.targets[0] = far;
+    b.label_dtype = AMP_I64;
+    CHECK(amp_train_step(m, &b, &info) == AMP_ERR_ARGUMENT && strstr(amp_model_error(m), "label 4294967296 of sample 3"));
+    amp_model_destroy(m);
+    cudaFree(x);
+    cudaFree(y);
+}
 /* Kernels reach pinned memory, so a batch may lie there. */
 static void test_batch_in_pinned_memory() {
     void *x = NULL, *y = NULL;
@@ -786,12 +878,13 @@ static void test_predictions_and_statistics() {
 /* --- ranks ---------------------------------------------------------------------------------------------------------- */
 
 struct Ranks {
-    int calls, found_inf, unsound;
+    int calls, found_inf, unsound, refused;
     float flag;      /* the largest found_inf that this rank has said: 1 after an overflow of its own */
+    float refuses;   /* whether this rank has refused its last batch */
 };
 
-/* As if a second rank had the same gradients, and an overflow or an unsound window if these fields say so (once). The two
-   flags are known from the gradients by their count. */
+/* As if a second rank had the same gradients, and an overflow, an unsound window or a refused batch if these fields say so
+   (once). The flags are known from the gradients by their count. */
 static amp_result twice(void* data, amp_dtype t, size_t n, void* stream, void* user) {
     Ranks* ranks = (Ranks*)user;
     std::vector<unsigned char> bytes(n * amp_dtype_size(t));
@@ -807,6 +900,11 @@ static amp_result twice(void* data, amp_dtype t, size_t n, void* stream, void* u
         wide[1] = (float)ranks->unsound;
         ranks->found_inf = ranks->unsound = 0;
     }
+    if (n == 1) {
+        ranks->refuses = 0.5f * wide[0];
+        wide[0] = 0.5f * wide[0] + (float)ranks->refused;
+        ranks->refused = 0;
+    }
     amp_convert(bytes.data(), t, wide.data(), AMP_F32, n);
     return cudaMemcpy(data, bytes.data(), bytes.size(), cudaMemcpyHostToDevice) == cudaSuccess ? AMP_OK : AMP_ERR_DEVICE;
 }
@@ -815,7 +913,7 @@ static void test_ranks() {
     static const amp_dtype types[] = { AMP_F32, AMP_F16 };
     for (amp_dtype t : types) {
         amp_model_desc d = desc_of(AMP_O2, AMP_F16);
-        Ranks ranks = { 0, 0, 0, -1.0f };
+        Ranks ranks = { 0, 0, 0, 0, -1.0f, 0.0f };
         amp_comm comm = { twice, 0, 2, &ranks };
         d.grad_dtype = t;
         amp_model* alone = make(d, build_plain, amp_cuda_backend());
@@ -839,6 +937,12 @@ static void test_ranks() {
         CHECK(amp_scaler_set_scale(amp_model_scaler(pair), 1e30f) == AMP_OK);
         CHECK(amp_train_step(pair, &b, &info) == AMP_OK && info.outcome == AMP_STEP_SKIPPED_OVERFLOW);
         CHECK_MSG(ranks.flag == 1.0f && same(before, weights(pair)), "%g", (double)ranks.flag);
+        ranks.refused = 1;
+        CHECK(amp_train_step(pair, &b, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "batch of another rank was refused"));
+        CHECK(ranks.refuses == 0.0f);
+        b.n = 9;
+        CHECK(amp_train_step(pair, &b, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "9 samples") && ranks.refuses == 1.0f);
+        CHECK(same(before, weights(pair)));
         amp_model_destroy(alone);
         amp_model_destroy(pair);
     }
@@ -989,6 +1093,8 @@ int main() {
     TEST(test_no_error_is_left);
     TEST(test_batch_is_free_at_once);
     TEST(test_batch_on_device);
+    TEST(test_types_of_batch);
+    TEST(test_far_label_there);
     TEST(test_batch_in_pinned_memory);
     TEST(test_graph);
     TEST(test_graph_obeys);
