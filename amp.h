@@ -871,13 +871,13 @@ typedef struct amp_scaler_rule {
 
 /* A list of gradients seen in this window. `done` is a sum of 1 checked, 2 unscaled, 4 stepped. */
 #define AMP_SCALER_MAX_LISTS 64
-#define AMP_SCALER_SAMPLES 8
+#define AMP_SCALER_MAX_SPANS 512
 typedef struct amp_scaler_list {
-    const void* data[AMP_SCALER_SAMPLES]; /* where its tensors that have elements begin: all of up to 8, else 8 spread
-                                   evenly, the first among them; NULL after the last */
-    uint64_t    key;            /* of the memory and types of all of them, whatever their order */
+    uint64_t    key;            /* of the memory and types of its tensors, whatever their order */
     double      norm;           /* as found by the last check */
-    uint32_t    done, reserved;
+    uintptr_t   from, to;       /* addresses of its first byte, and behind its last */
+    uint32_t    done;
+    uint32_t    coarse;         /* 1 = there was no room for its spans: from, to and key alone are known */
 } amp_scaler_list;
 
 /* A loss scaler is a plain struct: have as many as you like (one per loss, per group, per layer).
@@ -892,8 +892,11 @@ struct amp_scaler {
     amp_overflow_info info;     /* of the current window; of the last one after update */
     int               scaled;   /* 1 once the loss of this window was scaled */
     int               recorded; /* 1 once this window has a check, an unscale or a report */
-    int               list_count;
+    int               list_count, span_count;
     amp_scaler_list   lists[AMP_SCALER_MAX_LISTS];
+    uintptr_t         spans[AMP_SCALER_MAX_SPANS][2]; /* the memory, from and to, of the lists that were unscaled or
+                                                         stepped, ascending; what one list has side by side is one */
+    uint8_t           span_list[AMP_SCALER_MAX_SPANS];
 };
 
 /* Starts a scaler. desc == NULL: PyTorch's. AMP_ERR_DESC names the field that is out of range; AMP_ERR_ARGUMENT: s is
@@ -916,11 +919,11 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
    first step. An empty list changes nothing. Where 1/scale is not a finite float, or the scale is not,
    found_inf is raised whatever the gradients are, and the logger is told. Errors: AMP_ERR_STATE before any
    scale_loss; AMP_ERR_ARGUMENT; AMP_ERR_DTYPE.
-   Lists that are unscaled or stepped in one window are the same or share no tensor; check and step also take
-   a list that is made of whole unscaled ones. A list that holds a part of one that was unscaled or stepped
-   is AMP_ERR_STATE where that is noticed. Of a list of more than 8 tensors the scaler knows only the first of
-   each eighth: a list that shares none of these with it, but others, counts as new, and what they share is
-   unscaled or stepped twice. Lists that were only checked do not matter.
+   Lists that are unscaled or stepped in one window are the same or share no memory; check and step also take a list
+   that is made of whole unscaled ones. Any other list that shares memory with an unscaled one is AMP_ERR_STATE, and so
+   is, but for check, one that shares memory with a stepped one. Of both kinds the scaler knows AMP_SCALER_MAX_SPANS
+   pieces of memory together. A list that exceeds them is known by its first and last address, and every other list
+   that reaches between these two is refused as well. Lists that were only checked do not matter.
    One clip over several optimizers: check all gradients as one list, multiply them by
    min(1, clip / (info.norm + 1e-6)), and step each optimizer without a clip_norm. */
 /* Reads only. With a scale below 1 it may pass 16-bit gradients that unscale does not: a step that unscales in
@@ -19742,78 +19745,131 @@ AMPI_FN void ampi_scaler_open(amp_scaler* s) {
     if (!s->scaled && !s->recorded) ampi_overflow_clear(&s->info);
 }
 
-/* The entry of the list that begins at `data`; NULL if there is none. */
-AMPI_FN amp_scaler_list* ampi_scaler_entry(amp_scaler* s, const void* data) {
+/* The entry of the list with this key; NULL if there is none. */
+AMPI_FN amp_scaler_list* ampi_scaler_entry(amp_scaler* s, uint64_t key) {
     int i;
     for (i = 0; i < s->list_count; i++)
-        if (s->lists[i].data[0] == data) return &s->lists[i];
+        if (s->lists[i].key == key) return &s->lists[i];
     return NULL;
 }
 
-/* Is `data` among the tensors that are kept of this list? */
-AMPI_FN int ampi_list_samples(const amp_scaler_list* l, const void* data) {
+/* Where a tensor begins and ends; 0 if it is empty. */
+AMPI_FN int ampi_tensor_span(const ampi_tensors* t, int i, uintptr_t* from, uintptr_t* to) {
+    const amp_tensor x = t->at(t->list, i);
+    *from = (uintptr_t)x.data;
+    *to = *from + x.count * ampi_type_size(x.dtype);
+    return x.count > 0;
+}
+AMPI_FN void ampi_list_range(amp_scaler_list* l, const ampi_tensors* t) {
+    uintptr_t from, to;
     int i;
-    for (i = 0; i < AMP_SCALER_SAMPLES && l->data[i]; i++)
-        if (l->data[i] == data) return 1;
-    return 0;
+    l->from = ~(uintptr_t)0;
+    l->to = 0;
+    for (i = 0; i < t->count; i++) {
+        if (!ampi_tensor_span(t, i, &from, &to)) continue;
+        if (from < l->from) l->from = from;
+        if (to > l->to) l->to = to;
+    }
 }
 
-/* What was done in this window to lists that are known to share a tensor with these, and the sum of the keys of the
-   unscaled ones that begin with one of these: it is the key of these if just they were unscaled. */
+/* The first span that ends behind this address. */
+AMPI_FN int ampi_scaler_span(const amp_scaler* s, uintptr_t address) {
+    int low = 0, high = s->span_count;
+    if (high > 0 && s->spans[high - 1][1] <= address) return high;      /* most lists ascend */
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (s->spans[middle][1] > address) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+/* The unscaled and stepped lists of this window that share memory with these, or may, a bit for each. */
+AMPI_FN uint64_t ampi_scaler_sharing(const amp_scaler* s, const ampi_tensors* t) {
+    uint64_t set = 0;
+    uintptr_t from, to;
+    int i, k, coarse = 0;
+    if (s->list_count == 0) return 0;
+    for (k = 0; k < s->list_count; k++) coarse |= (int)s->lists[k].coarse;
+    if (s->span_count == 0 && !coarse) return 0;
+    for (i = 0; i < t->count; i++) {
+        if (!ampi_tensor_span(t, i, &from, &to)) continue;
+        for (k = ampi_scaler_span(s, from); k < s->span_count && s->spans[k][0] < to; k++)
+            set |= (uint64_t)1 << s->span_list[k];
+        for (k = 0; coarse && k < s->list_count; k++)
+            if (s->lists[k].coarse && from < s->lists[k].to && to > s->lists[k].from) set |= (uint64_t)1 << k;
+    }
+    return set;
+}
+
+/* What was done to the lists that share memory with these, and the sum of the keys of the unscaled among them: it is
+   the key of these if just they were unscaled. */
 AMPI_FN uint32_t ampi_scaler_seen(const amp_scaler* s, const ampi_tensors* t, uint64_t* unscaled) {
+    const uint64_t set = ampi_scaler_sharing(s, t);
     uint32_t done = 0;
-    int i, k;
+    int k;
     *unscaled = 0;
-    for (i = 0; i < t->count && s->list_count > 0; i++) {
-        amp_tensor x = t->at(t->list, i);
-        for (k = 0; x.count && k < s->list_count; k++) {
-            const amp_scaler_list* l = &s->lists[k];
-            if (!ampi_list_samples(l, x.data)) continue;
-            done |= l->done;
-            if ((l->done & AMPI_UNSCALED) && l->data[0] == x.data) *unscaled += l->key;
-        }
+    for (k = 0; k < s->list_count; k++) {
+        if (!(set >> k & 1)) continue;
+        done |= s->lists[k].done;
+        if (s->lists[k].done & AMPI_UNSCALED) *unscaled += s->lists[k].key;
     }
     return done;
 }
 
-/* Of n tensors with elements it keeps the first of each eighth, and so all of up to 8. */
-AMPI_FN void ampi_list_describe(amp_scaler_list* l, const ampi_tensors* t) {
-    int64_t n = 0, seen = 0, slot = 0;
-    int i;
-    memset(l->data, 0, sizeof l->data);
-    l->key = ampi_tensors_key(t);
-    for (i = 0; i < t->count; i++) n += t->at(t->list, i).count > 0;
-    for (i = 0; i < t->count; i++) {
-        const amp_tensor x = t->at(t->list, i);
-        if (!x.count) continue;
-        if (seen * AMP_SCALER_SAMPLES >= slot * n) l->data[slot++] = x.data;
-        seen++;
+/* Adds a span of a list, together with those of the same list that it meets or touches. Returns 0 without room. */
+AMPI_FN int ampi_scaler_add_span(amp_scaler* s, uintptr_t from, uintptr_t to, int list) {
+    int low = ampi_scaler_span(s, from), high = low;
+    if (low > 0 && s->spans[low - 1][1] == from && s->span_list[low - 1] == list) from = s->spans[--low][0];
+    for (; high < s->span_count && s->spans[high][0] <= to && s->span_list[high] == list; high++) {
+        if (s->spans[high][0] < from) from = s->spans[high][0];
+        if (s->spans[high][1] > to) to = s->spans[high][1];
+    }
+    if (low == high && s->span_count == AMP_SCALER_MAX_SPANS) return 0;
+    memmove(s->spans[low + 1], s->spans[high], (size_t)(s->span_count - high) * sizeof s->spans[0]);
+    memmove(&s->span_list[low + 1], &s->span_list[high], (size_t)(s->span_count - high));
+    s->span_count += low + 1 - high;
+    s->spans[low][0] = from;
+    s->spans[low][1] = to;
+    s->span_list[low] = (uint8_t)list;
+    return 1;
+}
+
+/* Remembers that a list was unscaled or stepped. Unscaled lists that are now stepped as one are stepped each. No check
+   is trusted any more where memory may have changed. */
+AMPI_FN void ampi_scaler_note_change(amp_scaler* s, const ampi_tensors* t, uint32_t done, amp_scaler_list* entry) {
+    const uint64_t set = ampi_scaler_sharing(s, t);
+    uintptr_t from, to;
+    int i, written = (done & AMPI_UNSCALED) != 0;
+    for (i = 0; i < t->count && set == 0 && !entry->coarse; i++)
+        if (ampi_tensor_span(t, i, &from, &to) && !ampi_scaler_add_span(s, from, to, (int)(entry - s->lists)))
+            entry->coarse = 1;
+    for (i = 0; i < s->list_count; i++) {
+        amp_scaler_list* l = &s->lists[i];
+        if (set >> i & 1 && l->done & AMPI_UNSCALED) l->done |= done & AMPI_STEPPED;
+        if (written && l != entry && l->from < entry->to && entry->from < l->to) l->done &= ~(uint32_t)AMPI_CHECKED;
     }
 }
 
-/* Remembers what was done to a list. Where its first tensor was unscaled or stepped in another list, that one stays.
-   The lists that were unscaled and are now stepped as one are stepped each. A check that finds the table full is
-   forgotten: the step will check again. */
+/* Remembers what was done to a list. A check that finds the table full is forgotten: the step will check again. */
 AMPI_FN void ampi_scaler_note(amp_scaler* s, const ampi_tensors* t, uint32_t done, double norm) {
-    amp_scaler_list* entry = ampi_scaler_entry(s, ampi_tensors_first(t));
-    int i;
+    const uint64_t key = ampi_tensors_key(t);
+    amp_scaler_list* entry = ampi_scaler_entry(s, key);
     if (!entry) {
         if (s->list_count == AMP_SCALER_MAX_LISTS) return;
+        if (s->list_count == 0) s->span_count = 0;      /* of the last window */
         entry = &s->lists[s->list_count++];
         memset(entry, 0, sizeof *entry);
+        entry->key = key;
+        ampi_list_range(entry, t);
     }
-    if (!(entry->done & (AMPI_UNSCALED | AMPI_STEPPED))) ampi_list_describe(entry, t);
+    if (done != AMPI_CHECKED) ampi_scaler_note_change(s, t, done, entry);
     entry->done |= done;
     entry->norm = norm;
-    for (i = 0; i < t->count && (done & AMPI_STEPPED); i++) {
-        const amp_tensor x = t->at(t->list, i);
-        amp_scaler_list* part = x.count ? ampi_scaler_entry(s, x.data) : NULL;
-        if (part && (part->done & AMPI_UNSCALED)) part->done |= AMPI_STEPPED;
-    }
 }
 
 AMPI_FN amp_result ampi_scaler_need_room(amp_scaler* s, const ampi_tensors* t, const char* place) {
-    if (s->list_count < AMP_SCALER_MAX_LISTS || ampi_scaler_entry(s, ampi_tensors_first(t)))
+    if (s->list_count < AMP_SCALER_MAX_LISTS || ampi_scaler_entry(s, ampi_tensors_key(t)))
         return AMP_OK;
     return ampi_fail(&s->logger, AMP_ERR_STATE,
                      "%s: more than %d lists of gradients in one window; put the tensors in one list",
@@ -20007,7 +20063,7 @@ AMPI_FN amp_result ampi_into_apart(const amp_scaler* s, const ampi_tensors* dst,
 AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* dst,
                                              const ampi_tensors* src, const char* place) {
     uint64_t unscaled;
-    int i;
+    int i, all;
     amp_result r = ampi_scaler_enter(s, src, place);
     if (r == AMP_OK) r = ampi_tensors_validate(dst, &s->logger, place);
     if (r != AMP_OK) return r;
@@ -20029,7 +20085,8 @@ AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* 
     if (ampi_scaler_seen(s, src, &unscaled) & AMPI_UNSCALED)
         return ampi_fail(&s->logger, AMP_ERR_STATE, "%s: src was unscaled already in this window",
                          place);
-    return ampi_scaler_need_room(s, dst, place);
+    r = ampi_scaler_unscaled(s, dst, place, &all);
+    return r == AMP_OK ? ampi_scaler_need_room(s, dst, place) : r;
 }
 
 AMP_DEF amp_result amp_scaler_unscale_into(amp_scaler* s, const amp_tensor* dst, const amp_tensor* src,
@@ -21213,8 +21270,8 @@ AMPI_FN amp_result ampi_optimizer_enter_window(amp_scaler* s, const ampi_tensors
 
 /* The check that has seen just these gradients, and was the last thing done to them; NULL if there is none. */
 AMPI_FN const amp_scaler_list* ampi_optimizer_seen(amp_scaler* s, const ampi_tensors* t) {
-    const amp_scaler_list* seen = s ? ampi_scaler_entry(s, ampi_tensors_first(t)) : NULL;
-    return seen && seen->done == AMPI_CHECKED && seen->key == ampi_tensors_key(t) ? seen : NULL;
+    const amp_scaler_list* seen = s ? ampi_scaler_entry(s, ampi_tensors_key(t)) : NULL;
+    return seen && seen->done == AMPI_CHECKED ? seen : NULL;
 }
 
 /* Nobody asked to look at the gradients: they are not scaled, nor clipped, and need not be finite. */

@@ -6372,7 +6372,7 @@ AMPI_FN amp_result ampi_cuda_scaler_enter(const amp_cuda_scaler* s, const amp_cu
 
 /* The number that ampi_scaler_note gives to a list, or has given; -1 if the table is full. */
 AMPI_FN int ampi_cuda_list_number(amp_scaler* window, const ampi_tensors* t) {
-    const amp_scaler_list* entry = ampi_scaler_entry(window, ampi_tensors_first(t));
+    const amp_scaler_list* entry = ampi_scaler_entry(window, ampi_tensors_key(t));
     if (entry) return (int)(entry - window->lists);
     return window->list_count < AMP_SCALER_MAX_LISTS ? window->list_count : -1;
 }

@@ -1263,13 +1263,14 @@ static int run_of(amp_tensor* list, float (*memory)[2], int first, int count) {
 
 /* A list is not known by its first tensor and size alone, and a part of it is known for one. */
 static void lists_that_share(void) {
-    static float memory[MANY][2];
-    amp_tensor list[2 * MANY], part[2 * MANY], ab[2], ac[2];
+    static float memory[2 * MANY][2], fresh[2][2];
+    amp_tensor list[2 * MANY], part[2 * MANY], ab[2], ac[2], spare[2];
     amp_scaler s;
     float g = 0;
     int n, i, count;
     ab[0] = ac[0] = tensor(memory[0], AMP_F32, 2, NULL);
     ab[1] = tensor(memory[2], AMP_F32, 2, NULL); ac[1] = tensor(memory[4], AMP_F32, 2, NULL);
+    spare[0] = tensor(fresh[0], AMP_F32, 2, NULL); spare[1] = tensor(fresh[1], AMP_F32, 2, NULL);
     s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
     amp_scaler_scale_loss(&s, 1.0f);
     CHECK(amp_scaler_unscale(&s, ab, 2, NULL) == AMP_OK);
@@ -1280,8 +1281,8 @@ static void lists_that_share(void) {
     ab[0].dtype = ab[1].dtype = AMP_F16;                            /* the same memory with another meaning */
     ab[0].count = ab[1].count = 4;
     REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, ab, 2, NULL));
-    for (count = 1; count <= MANY; count++) {                       /* any part of up to 8, or an eighth of more */
-        const int least = (count + 7) / 8;
+    for (count = 1; count <= MANY; count++) {                       /* any part, be it one tensor or a piece of one */
+        const int least = 1 + count / 5;
         s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
         n = run_of(list, memory, 0, count);
         amp_scaler_scale_loss(&s, 1.0f);
@@ -1290,6 +1291,15 @@ static void lists_that_share(void) {
             const int k = run_of(part, memory, i, least);
             REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, part, k, NULL));
             if (k < n) REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, part, k, NULL));
+        }
+        for (i = 0; i < count; i++) {
+            part[0] = tensor(&memory[i][1], AMP_F32, 1, NULL);
+            REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, part, 1, NULL));
+            part[1] = tensor(memory[i], AMP_F32, 2, NULL);
+            if (count > 1) REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, part + 1, 1, NULL));
+            part[0] = tensor(memory[MANY + i], AMP_F32, 2, NULL);   /* together with one that is new */
+            REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, part, 2, NULL));
+            REFUSED(AMP_ERR_STATE, amp_scaler_unscale_into(&s, part, spare, 2, 1, NULL));
         }
         for (i = 0; i < n; i++) part[i] = list[n - 1 - i];           /* another order, and the array as a whole */
         CHECK(amp_scaler_check(&s, part, n, NULL) == AMP_OK);
@@ -1311,6 +1321,87 @@ static void partly_unscaled(void) {
     CHECK(amp_scaler_unscale(&s, list + 1, 1, NULL) == AMP_OK);
     CHECK(amp_scaler_check(&s, list, 2, NULL) == AMP_OK && s.info.norm == sqrt(8.0));
     CHECK(amp_scaler_check(&s, list, 2, NULL) == AMP_OK && s.info.norm == sqrt(8.0));    /* and again */
+}
+
+/* Lists whose tensors alternate in memory are told apart, in any order of their tensors. */
+static void lists_that_alternate(void) {
+    static float memory[5 * MANY][2];           /* one element of each is in use: nothing lies side by side */
+    amp_tensor list[4][MANY], all[4 * MANY];
+    amp_scaler s;
+    float g = 0;
+    int order, i, k;
+    for (order = 0; order < 3; order++) {
+        s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+        for (k = 0; k < 4; k++)
+            for (i = 0; i < MANY; i++) {
+                int at = order == 0 ? i : order == 1 ? MANY - 1 - i : i * 37 % MANY;
+                all[MANY * k + i] = list[k][i] = tensor(memory[4 * at + k], AMP_F32, 1, NULL);
+                memory[4 * at + k][0] = 4.0f;
+            }
+        amp_scaler_scale_loss(&s, 1.0f);
+        for (k = 0; k < 4; k++) CHECK(amp_scaler_unscale(&s, list[k], MANY, NULL) == AMP_OK);
+        CHECK(s.span_count == 4 * MANY);
+        for (i = 0; i < 4 * MANY; i++) {
+            CHECK(memory[i][0] == 2.0f && (i == 0 || s.spans[i][0] >= s.spans[i - 1][1]));
+            REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, &all[i], 1, NULL));
+        }
+        for (k = 0; k < 4; k++) {
+            CHECK(amp_scaler_check(&s, list[k], MANY, NULL) == AMP_OK && s.info.norm == sqrt(4.0 * MANY));
+            list[k][7] = tensor(memory[4 * MANY], AMP_F32, 1, NULL);
+            REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, list[k], MANY, NULL));
+        }
+        CHECK(amp_scaler_check(&s, all, 4 * MANY, NULL) == AMP_OK && s.info.norm == sqrt(16.0 * MANY));
+        CHECK(amp_scaler_update(&s) == AMP_OK);
+        amp_scaler_scale_loss(&s, 1.0f);        /* the next window knows nothing of them */
+        CHECK(amp_scaler_unscale(&s, all, 4 * MANY, NULL) == AMP_OK && memory[5][0] == 1.0f);
+    }
+}
+
+/* More tensors than spans: within the memory of the list everything else is refused, beyond it nothing. */
+static void more_tensors_than_spans(void) {
+    enum { TENSORS = AMP_SCALER_MAX_SPANS + 10 };
+    static float memory[TENSORS + 2][2];
+    amp_tensor list[TENSORS + 2];
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+    float g = 0;
+    int i;
+    for (i = 0; i < TENSORS + 2; i++) list[i] = tensor(memory[i], AMP_F32, 1, NULL);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, list, TENSORS, NULL) == AMP_OK);
+    for (i = 0; i < TENSORS; i++) REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, &list[i], 1, NULL));
+    REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, list, TENSORS - 1, NULL));
+    REFUSED(AMP_ERR_STATE, amp_scaler_check(&s, list, TENSORS + 1, NULL));
+    CHECK(amp_scaler_check(&s, list, TENSORS, NULL) == AMP_OK);
+    CHECK(amp_scaler_unscale(&s, list + TENSORS, 2, NULL) == AMP_OK);
+    REFUSED(AMP_ERR_STATE, amp_scaler_unscale(&s, list + TENSORS + 1, 1, NULL));
+    CHECK(amp_scaler_check(&s, list, TENSORS + 2, NULL) == AMP_OK);
+}
+
+/* A check of all is not trusted by a step any more once a part was accumulated into. */
+static void check_before_a_change(void) {
+    float w[2] = { 0, 0 }, grad[2] = { 8, 8 }, more[1] = { 8 };
+    amp_tensor all[2], src;
+    amp_param p[2];
+    amp_optimizer_desc d;
+    amp_optimizer o;
+    amp_optimizer_info info;
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 2.0f);
+    int i;
+    memset(p, 0, sizeof p);
+    memset(&d, 0, sizeof d);
+    d.kind = AMP_SGD; d.lr = 1; d.momentum = AMP_ZERO;
+    for (i = 0; i < 2; i++) {
+        p[i].master = &w[i]; p[i].grad = &grad[i]; p[i].count = 1;
+        all[i] = tensor(&grad[i], AMP_F32, 1, NULL);
+    }
+    src = tensor(more, AMP_F32, 1, NULL);
+    CHECK(amp_optimizer_init(&o, &d, p, 2) == AMP_OK);
+    amp_scaler_scale_loss(&s, 1.0f);
+    CHECK(amp_scaler_unscale(&s, &all[0], 1, NULL) == AMP_OK && amp_scaler_unscale(&s, &all[1], 1, NULL) == AMP_OK);
+    CHECK(amp_scaler_check(&s, all, 2, NULL) == AMP_OK && s.info.norm == sqrt(32.0));
+    CHECK(amp_scaler_unscale_into(&s, &all[0], &src, 1, 1, NULL) == AMP_OK && grad[0] == 8.0f);
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_OK && info.applied && info.grad_norm == sqrt(80.0));
+    CHECK(amp_optimizer_step(&o, &s, &info) == AMP_ERR_STATE);
 }
 
 static void too_many_lists(void) {
@@ -1671,6 +1762,9 @@ int main(void) {
     TEST(misuse);
     TEST(lists_that_share);
     TEST(partly_unscaled);
+    TEST(lists_that_alternate);
+    TEST(more_tensors_than_spans);
+    TEST(check_before_a_change);
     TEST(too_many_lists);
     TEST(null_scaler);
     TEST(zeroed_scaler);
