@@ -191,7 +191,7 @@ static void test_update_overflows() {
             n.step(nullptr);
             n.agree();
             CHECK(n.last.applied && (step == 0 || step == 3 || n.last.update_overflows > 1));
-            CHECK(step > 0 || n.last.saturated == 1);       /* weight decay makes it smaller */
+            CHECK(step > 0 || n.last.saturated == (k != 3));   /* nesterov's weight decay takes it below 65504 at once */
         }
     }
 }
