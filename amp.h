@@ -1914,6 +1914,8 @@ AMP_DEF void amp_log_stderr(amp_result code, const char* sentence, void* user_da
 
 /* What "%llu" prints: sizes and counts, for which a long can be too short and a double too coarse. */
 typedef unsigned long long ampi_ull;
+/* A size of the caller's for "%lld": one that was negative before it became a size_t is so again. */
+AMPI_FN long long ampi_shown(size_t n) { return (long long)(ptrdiff_t)n; }
 
 /* Formats a sentence for the logger and hands the code back: `return ampi_fail(log, code, "...", ...)`. */
 #if defined(__GNUC__) || defined(__clang__)
@@ -3363,11 +3365,11 @@ AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, c
     size_t largest = dst_size > src_size ? dst_size : src_size;
     uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
     if (!dst || !src)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %llu elements",
-                         dst ? "src" : "dst", (ampi_ull)n);
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lld elements",
+                         dst ? "src" : "dst", ampi_shown(n));
     if (n > (SIZE_MAX >> 1) / largest)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: no memory holds %llu elements of %llu bytes",
-                         (ampi_ull)n, (ampi_ull)largest);
+        return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: no memory holds %lld elements of %lld bytes",
+                         ampi_shown(n), ampi_shown(largest));
     if (d != s && d < s + n * src_size && s < d + n * dst_size)
         return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %llu bytes apart; only "
                          "dst == src is allowed", (ampi_ull)(d < s ? s - d : d - s));
@@ -7405,20 +7407,20 @@ AMPI_FN void ampi_gemm_run(ampi_product* s, const amp_exec* exec) {
 
 /* A stored matrix: its type, its leading dimension, its pointer, and that its bytes can be counted. */
 AMPI_FN amp_result ampi_check_matrix(const amp_logger* logger, const char* call, const ampi_argument* p) {
-    const ampi_ull rows = p->rows, cols = p->cols, ld = p->ld;
+    const long long rows = ampi_shown(p->rows), cols = ampi_shown(p->cols), ld = ampi_shown(p->ld);
     size_t elements;
     if (!ampi_is_compute_dtype(p->dtype))
         return ampi_fail(logger, AMP_ERR_DTYPE, "%s: %s has type %s (%d); it must be f32, f16 or bf16", call,
                          p->name, amp_dtype_name(p->dtype), (int)p->dtype);
     if (rows == 0 || cols == 0) return AMP_OK;
     if (p->ld < p->cols)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: ld%s is %llu, but a row of %s has %llu elements", call,
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: ld%s is %lld, but a row of %s has %lld elements", call,
                          p->name, ld, p->name, cols);
     if (!ampi_mul_size(p->rows, p->ld, &elements) || elements > SIZE_MAX / 8)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: %llu rows of %llu elements", call,
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: %lld rows of %lld elements", call,
                          p->name, rows, ld);
     if (!p->data)
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %llu x %llu elements", call,
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is NULL, but it has %lld x %lld elements", call,
                          p->name, rows, cols);
     return AMP_OK;
 }
@@ -7566,8 +7568,8 @@ AMPI_FN amp_result ampi_check_stride(const amp_logger* logger, const char* call,
                                      size_t stride) {
     size_t reach;
     if (batch <= 1 || (ampi_mul_size(batch, stride, &reach) && reach <= SIZE_MAX / 16)) return AMP_OK;
-    return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %llu, %llu elements apart", call, name,
-                     (ampi_ull)batch, (ampi_ull)stride);
+    return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: %s is too large: a batch of %lld, %lld elements apart", call, name,
+                     ampi_shown(batch), ampi_shown(stride));
 }
 AMPI_FN ampi_argument ampi_operand_argument(const char* name, const ampi_operand* v) {
     const ampi_argument p = { name, v->data, v->dtype, AMPI_IN, v->runs, v->length, v->ld };
@@ -7583,8 +7585,8 @@ AMPI_FN amp_result ampi_check_series(const amp_logger* logger, const char* call,
     if (r == AMP_OK) r = ampi_check_stride(logger, call, "c", batch->count, batch->c);
     if (r != AMP_OK || batch->count <= 1) return r;
     if (ampi_series_meets_itself(&c, batch->c, batch->count))
-        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is %llu, matrices of c overlap", call,
-                         (ampi_ull)batch->c);
+        return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: c_stride is %lld, matrices of c overlap", call,
+                         ampi_shown(batch->c));
     if (ampi_series_meet(&a, batch->a, &c, batch->c, batch->count)
         || ampi_series_meet(&b, batch->b, &c, batch->c, batch->count))
         return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: a matrix of c would be written over one of a or b", call);
@@ -12243,7 +12245,8 @@ AMPI_FN amp_result ampi_check_operands(const amp_exec* exec, const char* op, siz
     const amp_logger* log = ampi_exec_logger(exec);
     size_t i;
     if (n > SIZE_MAX / 16)
-        return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: an operand has more elements than memory can hold", op);
+        return ampi_fail(log, AMP_ERR_ARGUMENT,
+                         "%s: an operand has more elements than memory can hold, or a negative size", op);
     for (i = 0; i < count; i++) {
         const ampi_argument* p = &list[i];
         if (!p->data && !(p->use & AMPI_NULL) && n > 0)
@@ -18133,8 +18136,8 @@ AMPI_FN void ampi_copy_elements(void* dst, amp_dtype dt, size_t to, const void* 
 AMPI_FN amp_result ampi_check_columns(const amp_exec* exec, const char* op, size_t d, size_t d_total,
                                       size_t column) {
     if (d <= d_total && column <= d_total - d) return AMP_OK;
-    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: columns %llu..%llu+%llu do not fit in %llu",
-                     op, (ampi_ull)column, (ampi_ull)column, (ampi_ull)d, (ampi_ull)d_total);
+    return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE, "%s: columns %lld..%lld+%lld do not fit in %lld",
+                     op, ampi_shown(column), ampi_shown(column), ampi_shown(d), ampi_shown(d_total));
 }
 
 AMP_DEF amp_result amp_concat_forward(const void* x, amp_dtype x_dtype, size_t d, void* y,
@@ -18192,8 +18195,8 @@ AMPI_FN amp_result ampi_check_labels(const amp_exec* exec, const int32_t* labels
     size_t i;
     if (n < 1 || classes < 1 || classes > INT32_MAX)
         return ampi_fail(log, AMP_ERR_SHAPE,
-                         "softmax cross-entropy: %llu rows of %llu classes need sizes of 1 to 2^31-1", (ampi_ull)n,
-                         (ampi_ull)classes);
+                         "softmax cross-entropy: %lld rows of %lld classes need sizes of 1 to 2^31-1", ampi_shown(n),
+                         ampi_shown(classes));
     if (!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE))
         return ampi_fail(log, AMP_ERR_DESC, "softmax cross-entropy: smoothing %g is outside [0,1)",
                          (double)smoothing);
@@ -19890,11 +19893,11 @@ AMPI_FN amp_result ampi_tensors_validate(const ampi_tensors* t, const amp_logger
                              "%s: tensor %d (%s): data type %d is not F32, F16 or BF16", place, i,
                              ampi_name_or_none(x.name), (int)x.dtype);
         if (x.count > SIZE_MAX / 16)
-            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): no memory holds %llu elements", place,
-                             i, ampi_name_or_none(x.name), (ampi_ull)x.count);
+            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): no memory holds %lld elements", place,
+                             i, ampi_name_or_none(x.name), ampi_shown(x.count));
         if (x.count > 0 && !x.data)
-            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %llu",
-                             place, i, ampi_name_or_none(x.name), (ampi_ull)x.count);
+            return ampi_fail(logger, AMP_ERR_ARGUMENT, "%s: tensor %d (%s): data is NULL, count is %lld",
+                             place, i, ampi_name_or_none(x.name), ampi_shown(x.count));
     }
     return AMP_OK;
 }
@@ -20071,8 +20074,8 @@ AMPI_FN amp_result ampi_scaler_into_validate(amp_scaler* s, const ampi_tensors* 
         amp_tensor x = src->at(src->list, i), y = dst->at(dst->list, i);
         if (x.count != y.count)
             return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
-                             "%s: tensor %d: dst has %llu elements, src has %llu", place, i,
-                             (ampi_ull)y.count, (ampi_ull)x.count);
+                             "%s: tensor %d: dst has %lld elements, src has %lld", place, i,
+                             ampi_shown(y.count), ampi_shown(x.count));
         if (x.count && x.data == y.data)
             return ampi_fail(&s->logger, AMP_ERR_ARGUMENT,
                              "%s: tensor %d: dst and src are the same; use amp_scaler_unscale", place, i);

@@ -5383,8 +5383,8 @@ AMPI_FN amp_result ampi_cuda_check_labels(const amp_exec* exec, const char* op, 
                                           float smoothing, size_t n, size_t classes) {
     const amp_logger* log = ampi_exec_logger(exec);
     if (n < 1 || classes < 1 || classes > INT32_MAX)
-        return ampi_fail(log, AMP_ERR_SHAPE, "%s: %llu rows of %llu classes need sizes of 1 to 2^31-1", op,
-                         (ampi_ull)n, (ampi_ull)classes);
+        return ampi_fail(log, AMP_ERR_SHAPE, "%s: %lld rows of %lld classes need sizes of 1 to 2^31-1", op,
+                         ampi_shown(n), ampi_shown(classes));
     if (!ampi_in_range(&smoothing, 0.0f, AMPI_BELOW_ONE))
         return ampi_fail(log, AMP_ERR_DESC, "%s: smoothing %g is outside [0,1)", op, (double)smoothing);
     if (!labels) return ampi_fail(log, AMP_ERR_ARGUMENT, "%s: labels is NULL", op);

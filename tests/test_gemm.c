@@ -773,6 +773,10 @@ static void test_refusals(void) {
     CHECK(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, SIZE_MAX / 4, 3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e)
           == AMP_ERR_ARGUMENT);
     CHECK(strncmp(last_sentence, "amp_gemm: a is too large: ", 26) == 0);
+    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, (size_t)-1, 3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e),
+                  AMP_ERR_ARGUMENT, "amp_gemm: a is too large: -1 rows of 5 elements");
+    check_refused(amp_gemm(AMP_NO_TRANS, AMP_NO_TRANS, 2, (size_t)-3, 5, 1, a, AMP_F32, 5, a, AMP_F32, 3, 0, c, AMP_F32, 3, &e),
+                  AMP_ERR_ARGUMENT, "amp_gemm: ldb is 3, but a row of b has -3 elements");
     check_refused(amp_linear_forward(a, AMP_F32, NULL, AMP_F32, NULL, AMP_F32, c, AMP_F32, 2, 3, 4, &e),
                   AMP_ERR_ARGUMENT, "linear: w is NULL, but it has 4 x 3 elements");
     check_refused(amp_linear_forward(a, AMP_F32, a, AMP_F32, a, AMP_F64, c, AMP_F32, 2, 3, 4, &e),

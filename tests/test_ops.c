@@ -1725,7 +1725,6 @@ static void test_refusals(void) {
     int32_t labels[6] = { 0, 1, 2, 3, 4, 12 };
     amp_pool2d_shape p;
     amp_batch_norm_shape bn;
-    char all_digits[48];
     size_t huge = (size_t)-1 / 2;
     int i, oh, ow;
     memset(&logger, 0, sizeof logger);
@@ -1740,13 +1739,12 @@ static void test_refusals(void) {
             "x is NULL");
     REFUSED(amp_activation_forward(AMP_TANH, x, AMP_F64, y, AMP_F32, 4, &e), AMP_ERR_DTYPE, "f64");
     REFUSED(amp_activation_forward((amp_activation)9, x, AMP_F32, y, AMP_F32, 4, &e), AMP_ERR_DESC, "9");
-    REFUSED(amp_activation_forward(AMP_TANH, x, AMP_F32, y, AMP_F32, huge, &e), AMP_ERR_ARGUMENT, "memory");
+    REFUSED(amp_activation_forward(AMP_TANH, x, AMP_F32, y, AMP_F32, huge, &e), AMP_ERR_ARGUMENT, "memory can hold, or a negative size");
     REFUSED(amp_softmax_forward(x, AMP_F32, y, AMP_F32, huge, huge, &e), AMP_ERR_ARGUMENT, "memory");
     REFUSED(amp_dropout_forward(x, AMP_F32, y, AMP_F32, 4, 1.0f, 0, 0, &e), AMP_ERR_DESC, "probability 1");
     REFUSED(amp_dropout_forward(x, AMP_F32, y, AMP_F32, 4, -0.5f, 0, 0, &e), AMP_ERR_DESC, "-0.5");
     REFUSED(amp_concat_forward(x, AMP_F32, 4, y, AMP_F32, 6, 3, 2, &e), AMP_ERR_SHAPE, "do not fit in 6");
-    snprintf(all_digits, sizeof all_digits, "columns %llu..", (unsigned long long)(size_t)-1);
-    REFUSED(amp_concat_forward(x, AMP_F32, 4, y, AMP_F32, 6, (size_t)-1, 2, &e), AMP_ERR_SHAPE, all_digits);
+    REFUSED(amp_concat_forward(x, AMP_F32, 4, y, AMP_F32, 6, (size_t)-1, 2, &e), AMP_ERR_SHAPE, "columns -1..-1+4 do not fit in 6");
     REFUSED(amp_concat_backward(y, AMP_F32, 6, 3, x, AMP_F32, 4, 2, 0, &e), AMP_ERR_SHAPE, "concat backward: columns 3..3+4 do not fit in 6");
     REFUSED(amp_concat_backward(y, AMP_F32, 6, 2, NULL, AMP_F32, 4, 2, 0, &e), AMP_ERR_ARGUMENT, "concat backward: x is NULL");
     REFUSED(amp_softmax_cross_entropy_forward(x, AMP_F32, labels, 0, &loss, 6, 10, &e), AMP_ERR_ARGUMENT,
