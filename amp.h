@@ -16,7 +16,7 @@
      scaler       the loss scale
      optim        optimizers on FP32 master weights
      model        a network as a graph
-     train        the training step, evaluation
+     train        the training step, evaluation, training over a data set
      checkpoint   save and load (safetensors)
      report       what a person wants to see
      impl         the implementation, in the same order: impl-base, impl-cpu, impl-half, impl-gemm, impl-math,
@@ -37,7 +37,7 @@
                      amp_optimizer_step(&optimizer, &scaler, &info);   amp_scaler_update(&scaler);
           to stop:   amp_optimizer_save(&optimizer, &scaler, path, NULL, 0, NULL); to go on, amp_optimizer_load.
    2. You want to train a network: amp_model_create, build it with amp_conv2d, amp_relu, ..., then
-      amp_model_finalize, then amp_train_step for each batch.
+      amp_model_finalize, then amp_fit for a data set, or amp_train_step for each batch.
    3. You want to look: amp_model_print, amp_stats_collect, amp_model_stats.
 
    Words.     half: IEEE binary16. low: the 16-bit type in use, half or bfloat16. master weights: the FP32
@@ -1591,6 +1591,81 @@ AMP_DEF amp_result amp_evaluate(amp_model* m, const amp_batch* batch, amp_eval_i
    amp_evaluate; AMP_ERR_ARGUMENT also if v is a loss or not of this model. */
 AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v, float* out);
 
+/* Samples to train or evaluate with: arrays of all of them in host memory, or a function that brings some. */
+typedef struct amp_data {
+    int64_t     count;                      /* samples; >= 1 */
+    const void* inputs[AMP_MAX_INPUTS];     /* as in amp_batch, with `count` for n */
+    amp_dtype   input_dtype;
+    const void* targets[AMP_MAX_LOSSES];
+    amp_dtype   label_dtype;
+    /* If not NULL, in place of the arrays: fills in *batch, which is zeroed but for n, with the samples of these n
+       numbers (0 .. count-1). Its memory must stay until the next call. A result that is not AMP_OK ends the run. */
+    amp_result (*read)(amp_batch* batch, const int64_t* indices, void* user_data);
+    void*       user_data;
+} amp_data;
+/* amp_evaluate over all samples: the mean loss of a sample, and the correct ones of all. Allocates for the time of the
+   call. Errors: as amp_evaluate, and as amp_fit for the data. */
+AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info);
+
+/* What an epoch has brought. */
+typedef struct amp_fit_epoch {
+    int     epoch;                 /* from 1 */
+    int64_t steps, skipped;        /* optimizer steps that were applied, and skipped */
+    float   loss;                  /* in training: the mean of a sample, without those of skipped batches */
+    float   eval_loss;             /* of the evaluation data; 0 without */
+    double  accuracy;              /* amp_eval_info.correct of a sample, so 0 to 1 for one cross-entropy; 0 without */
+    float   scale, lr;             /* loss scale and base rate at its end */
+    int     best;                  /* 1 = eval_loss, or loss where there is none, is the lowest of this run */
+} amp_fit_epoch;
+typedef enum amp_fit_end {
+    AMP_FIT_EPOCHS = 0,   /* all epochs are done */
+    AMP_FIT_STEPS = 1,    /* max_steps is reached */
+    AMP_FIT_PATIENCE = 2, /* no better loss for `patience` epochs */
+    AMP_FIT_CALLBACK = 3, /* on_step or on_epoch ended it */
+    AMPI_FIT_MAX = 0x7fffffff
+} amp_fit_end;
+typedef struct amp_fit_info {
+    int           epochs;          /* that were finished in this run */
+    amp_fit_epoch last, best;      /* zeroed while there is none */
+    amp_fit_end   end;
+} amp_fit_info;
+
+typedef struct amp_fit_desc {
+    int      epochs;               /* 0 = 1 */
+    int      first_epoch;          /* how many of them were done before: a loaded run goes on there */
+    int64_t  max_steps;            /* ends the run once the optimizer has applied so many, earlier ones too; 0 = no */
+    uint64_t seed;                 /* of the order; 0 = the model's */
+    int      in_order;             /* 1 = each epoch takes the samples in their order */
+    const amp_data* evaluation;    /* evaluated after each epoch; NULL = none */
+    int      patience;             /* ends the run after so many epochs in a row without a better loss; 0 = never */
+    const char* best_path;         /* amp_checkpoint_save after each epoch that is the best so far; NULL = no file */
+    amp_fit_epoch* history;        /* room for epochs - first_epoch; NULL = not wanted */
+    void (*print)(const char* text, void* user_data);  /* e.g. amp_print_stdout; NULL = silent. A line per epoch */
+    int      terminal;             /* 1 = text goes to a terminal: within an epoch a bar, drawn again on its line */
+    /* Return 0 to go on, anything else to end the run: what is open then, a step of micro-batches and the evaluation,
+       is done first. step: of each amp_train_step. */
+    int (*on_step)(amp_model* m, const amp_step_info* step, void* user_data);
+    int (*on_epoch)(amp_model* m, const amp_fit_epoch* epoch, void* user_data);
+    void*    user_data;            /* of print, on_step and on_epoch */
+} amp_fit_desc;
+#if !defined(AMP_NO_STDIO)
+/* Ready-made print function. */
+AMP_DEF void amp_print_stdout(const char* text, void* user_data);
+#endif
+/* Trains: each epoch takes every sample once, in batches of the model's size and a smaller last one, in an order that
+   depends on seed, epoch and count alone and is the same everywhere. A skipped step goes on with the next batch (as in
+   NNabla's updater; amp_model_desc.max_replays repeats the same one); what is counted are steps that were applied. Of
+   several ranks each takes its own part of each step's samples; fewer samples than ranks at the end are left out, and
+   with `accumulate` so are batches that do not fill a step. Buffers are allocated at the start; each step waits for its
+   outcome.
+   Resuming: amp_checkpoint_load, then first_epoch = the epochs done; with equal data, seed and batch this gives the
+   same bits as never having stopped, but for what `best` and `patience` know of earlier epochs.
+   desc NULL = one epoch; info NULL = not wanted, else valid after an error too. Errors: as amp_train_step (so
+   AMP_ERR_OVERFLOW for a dead model), amp_evaluate and amp_checkpoint_save; what data.read returns; AMP_ERR_ARGUMENT
+   (data, or a field), AMP_ERR_MEMORY, AMP_ERR_STATE (between micro-batches), AMP_ERR_UNSUPPORTED (best_path with
+   AMP_NO_STDIO). */
+AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info);
+
 /* ======================================================================================== */
 /* >>checkpoint  Everything that training needs to go on, in the safetensors format.          */
 /* ======================================================================================== */
@@ -1740,6 +1815,9 @@ static inline amp_result amp_scaler_init(amp_scaler* s, const amp_scaler_desc& d
 static inline amp_result amp_optimizer_init(amp_optimizer* o, const amp_optimizer_desc& desc,
                                             amp_param* params, int count) {
     return amp_optimizer_init(o, &desc, params, count);
+}
+static inline amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc& desc, amp_fit_info* info) {
+    return amp_fit(m, data, &desc, info);
 }
 static inline amp_result amp_model_create(amp_model** out, const amp_model_desc& desc) {
     return amp_model_create(out, &desc);
@@ -24256,6 +24334,319 @@ AMP_DEF amp_result amp_predict(amp_model* m, const amp_batch* batch, amp_value v
         r = m->backend->download(out, AMP_F32, ampi_data(m, n), n->layer.storage_dtype,
                                  (size_t)p.n * ampi_features(n), &m->exec);
     fesetenv(&floats);
+    return r;
+}
+
+/* --- data sets --------------------------------------------------------------------------------------- */
+
+/* Draws batches from a data set: the order of its samples, and memory for one batch of arrays. */
+enum { AMPI_FEED_BUFFERS = AMP_MAX_INPUTS + AMP_MAX_LOSSES };
+typedef struct ampi_feed {
+    amp_model* m;
+    const amp_data* data;
+    int64_t* order;
+    void* buffers[AMPI_FEED_BUFFERS];
+    size_t bytes[AMPI_FEED_BUFFERS];        /* of a sample; 0 = not gathered */
+} ampi_feed;
+
+AMPI_FN void ampi_feed_close(ampi_feed* f) {
+    int i;
+    for (i = 0; i < AMPI_FEED_BUFFERS; i++) ampi_free(&f->m->desc.allocator, f->buffers[i]);
+    ampi_free(&f->m->desc.allocator, f->order);
+}
+
+AMPI_FN amp_result ampi_feed_check(amp_model* m, const amp_data* data, const char* what) {
+    int i;
+    if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "%s: the model is not finalized", what);
+    if (!data || data->count < 1 || (uint64_t)data->count > SIZE_MAX / sizeof(int64_t))
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: data is NULL, or its count is not a number of samples", what);
+    for (i = 0; !data->read && i < m->input_count + m->loss_count; i++)
+        if (!(i < m->input_count ? data->inputs[i] : data->targets[i - m->input_count]))
+            return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: data.%s[%d] is NULL, and so is read", what,
+                                   i < m->input_count ? "inputs" : "targets",
+                                   i < m->input_count ? i : i - m->input_count);
+    return AMP_OK;
+}
+
+/* Bytes of a sample of the loss's targets. */
+AMPI_FN size_t ampi_feed_target_bytes(const amp_model* m, const amp_data* data, int loss) {
+    const int labels = m->nodes[m->losses[loss]].layer.op == AMP_OP_SOFTMAX_CROSS_ENTROPY;
+    return labels && data->label_dtype ? amp_dtype_size(data->label_dtype) : ampi_target_bytes(m, loss, 1);
+}
+
+/* To be closed after a failure too. */
+AMPI_FN amp_result ampi_feed_open(ampi_feed* f, amp_model* m, const amp_data* data, const char* what) {
+    const amp_allocator* a = &m->desc.allocator;
+    amp_result r = ampi_feed_check(m, data, what);
+    int i, missing;
+    memset(f, 0, sizeof *f);
+    f->m = m;
+    f->data = data;
+    if (r != AMP_OK) return r;
+    for (i = 0; !data->read && i < m->input_count; i++)
+        f->bytes[i] = ampi_features(&m->nodes[m->inputs[i]]) * amp_dtype_size(data->input_dtype);
+    for (i = 0; !data->read && i < m->loss_count; i++)
+        f->bytes[AMP_MAX_INPUTS + i] = ampi_feed_target_bytes(m, data, i);
+    f->order = (int64_t*)ampi_alloc(a, (size_t)data->count * sizeof(int64_t));
+    missing = !f->order;
+    for (i = 0; i < AMPI_FEED_BUFFERS; i++) {
+        if (f->bytes[i]) f->buffers[i] = ampi_alloc(a, f->bytes[i] * (size_t)m->desc.batch);
+        missing |= f->bytes[i] && !f->buffers[i];
+    }
+    if (!missing) return AMP_OK;
+    return ampi_model_fail(m, AMP_ERR_MEMORY, "%s: out of memory for the order of %lld samples and a batch", what,
+                           (long long)data->count);
+}
+
+/* Fisher-Yates on positions of the stream that belong to the epoch; seed NULL = in order. */
+AMPI_FN void ampi_feed_shuffle(ampi_feed* f, const uint64_t* seed, int epoch) {
+    const int64_t n = f->data->count;
+    int64_t i, j, other;
+    for (i = 0; i < n; i++) f->order[i] = i;
+    for (i = n - 1; seed && i > 0; i--) {
+        const uint64_t at = 2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i);
+        const uint64_t bits = (uint64_t)amp_random_bits(*seed, at) << 32 | amp_random_bits(*seed, at + 1);
+        j = (int64_t)(bits % ((uint64_t)i + 1));
+        other = f->order[j];
+        f->order[j] = f->order[i];
+        f->order[i] = other;
+    }
+}
+
+/* The batch of n samples from place `at` of the order on. */
+AMPI_FN amp_result ampi_feed_read(ampi_feed* f, int64_t at, int n, amp_batch* b, const char* what) {
+    const amp_data* d = f->data;
+    int i, k;
+    memset(b, 0, sizeof *b);
+    b->n = n;
+    if (d->read) {
+        amp_result r = d->read(b, f->order + at, d->user_data);
+        b->n = n;
+        if (r == AMP_OK) return r;
+        return ampi_model_fail(f->m, r, "%s: the data's read returned '%s' for the %d samples from place %lld on", what,
+                               amp_result_string(r), n, (long long)at);
+    }
+    b->input_dtype = d->input_dtype;
+    b->label_dtype = d->label_dtype;
+    for (i = 0; i < AMPI_FEED_BUFFERS; i++) {
+        const int target = i - AMP_MAX_INPUTS;
+        const char* from = (const char*)(target < 0 ? d->inputs[i] : d->targets[target]);
+        const size_t bytes = f->bytes[i];
+        for (k = 0; bytes && k < n; k++)
+            memcpy((char*)f->buffers[i] + (size_t)k * bytes, from + (size_t)f->order[at + k] * bytes, bytes);
+        *(target < 0 ? &b->inputs[i] : &b->targets[target]) = f->buffers[i];
+    }
+    return AMP_OK;
+}
+
+/* Weighs each batch by its samples. */
+AMPI_FN amp_result ampi_feed_evaluate(ampi_feed* f, amp_eval_info* info, const char* what) {
+    double sum = 0.0;
+    int64_t at;
+    int n;
+    ampi_feed_shuffle(f, NULL, 0);
+    memset(info, 0, sizeof *info);
+    for (at = 0; at < f->data->count; at += n) {
+        amp_eval_info part;
+        amp_batch b;
+        amp_result r;
+        n = (int)ampi_min_size((size_t)(f->data->count - at), (size_t)f->m->desc.batch);
+        r = ampi_feed_read(f, at, n, &b, what);
+        if (r == AMP_OK) r = amp_evaluate(f->m, &b, &part);
+        if (r != AMP_OK) return r;
+        sum += (double)part.loss * (double)n;
+        info->correct += part.correct;
+    }
+    info->loss = (float)(sum / (double)f->data->count);
+    return AMP_OK;
+}
+
+AMP_DEF amp_result amp_evaluate_data(amp_model* m, const amp_data* data, amp_eval_info* info) {
+    static const char what[] = "evaluate data";
+    amp_eval_info told;
+    ampi_feed f;
+    amp_result r;
+    if (!m) return AMP_ERR_ARGUMENT;
+    if (!info) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "%s: info is NULL", what);
+    r = ampi_feed_open(&f, m, data, what);
+    if (r == AMP_OK) r = ampi_feed_evaluate(&f, &told, what);
+    ampi_feed_close(&f);
+    if (r == AMP_OK) *info = told;
+    return r;
+}
+
+/* --- fit ------------------------------------------------------------------------------------------------ */
+
+/* One run of amp_fit. */
+typedef struct ampi_fit {
+    amp_model* m;
+    amp_fit_desc d;
+    amp_fit_info info;
+    amp_fit_epoch now;             /* the epoch under way */
+    ampi_feed train, evaluation;
+    double loss_sum;               /* over `samples` */
+    int64_t samples;
+    int waited;                    /* epochs since the best one */
+    int over;                      /* info.end says why */
+} ampi_fit;
+
+#if !defined(AMP_NO_STDIO)
+AMP_DEF void amp_print_stdout(const char* text, void* user_data) {
+    (void)user_data;
+    fputs(text, stdout);
+    fflush(stdout);
+}
+#endif
+
+AMPI_FN void ampi_fit_end_with(ampi_fit* f, amp_fit_end why) {
+    f->info.end = why;
+    f->over = 1;
+}
+
+/* The bar, where a hundredth of the epoch has passed with the samples up to `to`. */
+AMPI_FN void ampi_fit_draw(const ampi_fit* f, int64_t from, int64_t to) {
+    enum { CELLS = 30 };
+    const int64_t count = f->train.data->count;
+    const int percent = (int)(100 * to / count), cells = percent * CELLS / 100;
+    char text[160];
+    if (!f->d.print || !f->d.terminal || (int)(100 * from / count) == percent) return;
+    snprintf(text, sizeof text, "\repoch %d/%d [%.*s%.*s] %3d %%  loss %-10.4g", f->now.epoch, f->d.epochs, cells,
+             "==============================", CELLS - cells, "                              ", percent,
+             f->samples ? f->loss_sum / (double)f->samples : 0.0);
+    f->d.print(text, f->d.user_data);
+}
+
+AMPI_FN void ampi_fit_print_epoch(const ampi_fit* f) {
+    const amp_fit_epoch* e = &f->now;
+    char text[240], evaluated[80] = "";
+    if (!f->d.print) return;
+    if (f->d.evaluation)
+        snprintf(evaluated, sizeof evaluated, "  evaluation %.4g, %.2f %%", (double)e->eval_loss, 100.0 * e->accuracy);
+    snprintf(text, sizeof text, "%sepoch %d/%d  loss %.4g%s  applied %lld  skipped %lld  scale %g%s%*s\n",
+             f->d.terminal ? "\r" : "", e->epoch, f->d.epochs, (double)e->loss, evaluated, (long long)e->steps,
+             (long long)e->skipped, (double)e->scale, e->best ? "  best" : "", f->d.terminal ? 20 : 0, "");
+    f->d.print(text, f->d.user_data);
+}
+
+/* One call of amp_train_step with this rank's part of `total` samples. */
+AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
+    const amp_comm* comm = &f->m->comm;
+    const int64_t from = total * comm->rank / comm->size, to = total * (comm->rank + 1) / comm->size;
+    amp_step_info step;
+    amp_batch b;
+    int done;
+    amp_result r = ampi_feed_read(&f->train, at + from, (int)(to - from), &b, "fit");
+    if (r == AMP_OK) r = amp_train_step(f->m, &b, &step);
+    if (r != AMP_OK) return r;
+    done = step.outcome == AMP_STEP_APPLIED || step.outcome == AMP_STEP_ACCUMULATED;
+    f->now.steps += step.outcome == AMP_STEP_APPLIED;
+    f->now.skipped += step.attempts - done;
+    if (step.outcome != AMP_STEP_ACCUMULATED) f->now.lr = step.lr;
+    if (done && amp_float_is_finite(&step.loss)) {
+        f->loss_sum += (double)step.loss * (double)(to - from);
+        f->samples += to - from;
+    }
+    if (f->d.max_steps > 0 && step.step >= f->d.max_steps) ampi_fit_end_with(f, AMP_FIT_STEPS);
+    if (f->d.on_step && f->d.on_step(f->m, &step, f->d.user_data)) ampi_fit_end_with(f, AMP_FIT_CALLBACK);
+    return AMP_OK;
+}
+
+/* How many samples an epoch takes: all, but for what does not fill a step of all ranks and micro-batches. */
+AMPI_FN int64_t ampi_fit_samples(const ampi_fit* f) {
+    const int64_t count = f->train.data->count, ranks = f->m->comm.size, each = f->m->desc.batch * ranks;
+    const int64_t rest = count % each, batches = count / each + (rest >= ranks);
+    const int64_t whole = batches - batches % f->m->desc.accumulate;
+    return whole < batches || rest < ranks ? whole * each : count;
+}
+
+AMPI_FN amp_result ampi_fit_pass(ampi_fit* f) {
+    const int64_t count = ampi_fit_samples(f), each = (int64_t)f->m->desc.batch * f->m->comm.size;
+    const uint64_t seed = f->d.seed ? f->d.seed : ampi_stream(f->m, -1);
+    amp_result r = AMP_OK;
+    int64_t at, total;
+    ampi_feed_shuffle(&f->train, f->d.in_order ? NULL : &seed, f->now.epoch);
+    f->loss_sum = 0.0;
+    f->samples = 0;
+    for (at = 0; at < count && r == AMP_OK && (!f->over || f->m->micro); at += total) {
+        total = count - at < each ? count - at : each;
+        r = ampi_fit_step(f, at, total);
+        ampi_fit_draw(f, at, at + total);
+    }
+    f->now.loss = f->samples ? (float)(f->loss_sum / (double)f->samples) : ampi_float(0x7fc00000u);
+    f->now.scale = f->m->training.scaler.state.scale;
+    return r;
+}
+
+/* Is the epoch the best so far? Then its weights are saved. */
+AMPI_FN amp_result ampi_fit_judge(ampi_fit* f) {
+    const float loss = f->d.evaluation ? f->now.eval_loss : f->now.loss;
+    const float best = f->d.evaluation ? f->info.best.eval_loss : f->info.best.loss;
+    f->now.best = amp_float_is_finite(&loss) && (!f->info.best.best || loss < best);
+    f->waited = f->now.best ? 0 : f->waited + 1;
+    if (f->now.best) f->info.best = f->now;
+    if (f->d.patience > 0 && f->waited >= f->d.patience) ampi_fit_end_with(f, AMP_FIT_PATIENCE);
+#if !defined(AMP_NO_STDIO)
+    if (f->now.best && f->d.best_path) return amp_checkpoint_save(f->m, f->d.best_path);
+#endif
+    return AMP_OK;
+}
+
+AMPI_FN amp_result ampi_fit_epoch(ampi_fit* f, int epoch) {
+    amp_eval_info told;
+    amp_result r;
+    memset(&f->now, 0, sizeof f->now);
+    f->now.epoch = epoch + 1;
+    r = ampi_fit_pass(f);
+    if (r == AMP_OK && f->d.evaluation) {
+        r = ampi_feed_evaluate(&f->evaluation, &told, "fit: evaluation");
+        f->now.eval_loss = r == AMP_OK ? told.loss : 0.0f;
+        f->now.accuracy = r == AMP_OK ? (double)told.correct / (double)f->d.evaluation->count : 0.0;
+    }
+    if (r == AMP_OK) r = ampi_fit_judge(f);
+    if (r != AMP_OK) return r;
+    f->info.last = f->now;
+    if (f->d.history) f->d.history[f->info.epochs] = f->now;
+    f->info.epochs++;
+    ampi_fit_print_epoch(f);
+    if (f->d.on_epoch && f->d.on_epoch(f->m, &f->now, f->d.user_data)) ampi_fit_end_with(f, AMP_FIT_CALLBACK);
+    return AMP_OK;
+}
+
+AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
+    amp_model* m = f->m;
+    const amp_fit_desc* d = &f->d;
+    if (d->epochs < 1 || d->first_epoch < 0 || d->first_epoch > d->epochs || d->patience < 0 || d->max_steps < 0)
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "fit: epochs %d, first_epoch %d, patience %d or max_steps %lld is "
+                               "out of its range", d->epochs, d->first_epoch, d->patience, (long long)d->max_steps);
+    if (m->micro)
+        return ampi_model_fail(m, AMP_ERR_STATE, "fit: a step of micro-batches is under way: its rest comes first");
+#if defined(AMP_NO_STDIO)
+    if (d->best_path) return ampi_model_fail(m, AMP_ERR_UNSUPPORTED, "fit: best_path needs files: AMP_NO_STDIO is set");
+#endif
+    if (d->max_steps > 0 && amp_model_optimizer(m) && m->training.optimizer.state.step >= d->max_steps)
+        ampi_fit_end_with(f, AMP_FIT_STEPS);
+    if (ampi_fit_samples(f) > 0) return AMP_OK;
+    return ampi_model_fail(m, AMP_ERR_ARGUMENT, "fit: %lld samples do not fill a step of %d micro-batches on %d ranks",
+                           (long long)f->train.data->count, m->desc.accumulate, m->comm.size);
+}
+
+AMP_DEF amp_result amp_fit(amp_model* m, const amp_data* data, const amp_fit_desc* desc, amp_fit_info* info) {
+    ampi_fit f;
+    amp_result r;
+    int epoch;
+    if (!m) return AMP_ERR_ARGUMENT;
+    memset(&f, 0, sizeof f);
+    f.m = m;
+    f.evaluation.m = m;
+    if (desc) f.d = *desc;
+    if (f.d.epochs == 0) f.d.epochs = 1;
+    r = ampi_feed_open(&f.train, m, data, "fit");
+    if (r == AMP_OK && f.d.evaluation) r = ampi_feed_open(&f.evaluation, m, f.d.evaluation, "fit: evaluation");
+    if (r == AMP_OK) r = ampi_fit_check(&f);
+    for (epoch = f.d.first_epoch; epoch < f.d.epochs && r == AMP_OK && !f.over; epoch++) r = ampi_fit_epoch(&f, epoch);
+    ampi_feed_close(&f.evaluation);
+    ampi_feed_close(&f.train);
+    if (info) *info = f.info;
     return r;
 }
 

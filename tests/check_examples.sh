@@ -7,7 +7,7 @@ make -s build/demo build/impl.o || exit 1
 built() { # built EXAMPLE PROGRAM
     ${CC:-cc} -std=c99 -O2 -Wall -Wextra -pedantic -Iexamples $out/$1.c build/impl.o -o $out/$2 -lm || exit 1
 }
-for e in train_small own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels; do
+for e in train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels; do
     sed '/^#define AMP_IMPLEMENTATION$/d' examples/$e.c > $out/$e.c || exit 1
     built $e $e
     [ -n "$($out/$e)" ] || { echo "$e printed nothing or failed"; exit 1; }

@@ -647,6 +647,14 @@ TABLE = [
     ("train", "while (count-- > 0) amp_scaler_scale_loss(&t->scaler, *losses++);", "(void)losses; (void)count;"),
     ("train", "if (r == AMP_OK && !m->backend->asynchronous) r = ampi_look_for_trouble(m, b, p, flags);", ""),
     ("train", "if (!n->blamed) ampi_remark", "ampi_remark"),
+    ("fit", "i = n - 1; seed && i > 0; i--", "i = n - 2; seed && i > 0; i--"),
+    ("fit", "2 * ((uint64_t)epoch * (uint64_t)n + (uint64_t)i)", "2 * (uint64_t)i"),
+    ("fit", "sum += (double)part.loss * (double)n;", "sum += (double)part.loss * (double)f->m->desc.batch;"),
+    ("fit", "(!f->info.best.best || loss < best)", "1"),
+    ("fit", "f->waited >= f->d.patience", "f->waited > f->d.patience"),
+    ("fit", "(!f->over || f->m->micro); at += total", "!f->over; at += total"),
+    ("fit", "batches - batches % f->m->desc.accumulate;", "batches;"),
+    ("fit", "epoch = f.d.first_epoch; epoch < f.d.epochs", "epoch = 0; epoch < f.d.epochs"),
     ("scaler", "    if (state->unsound) return hit;\n", ""),
     ("scaler", "if (!ampi_scale_usable(&state->scale)) hit |= 8;", ""),
     ("scaler", "state->consecutive_unsound > rule->max_unsound) hit |= 4;", "state->consecutive_unsound >= rule->max_unsound) hit |= 4;"),
@@ -931,7 +939,7 @@ class Header:
     """What receives the faults, its tests, and how both are built. amp.h here."""
     name = "amp.h"
     table = TABLE
-    tests = "half gemm conv ops policy scaler optim model train checkpoint report alloc hostile".split()
+    tests = "half gemm conv ops policy scaler optim model train fit checkpoint report alloc hostile".split()
     seconds = 60    # of the processor, for one test: a busy machine makes no hang
     out = os.path.join(ROOT, "build", "mutants")
     compiler = os.environ.get("CC", "gcc")

@@ -1,0 +1,518 @@
+/* test_fit.c - amp_fit and amp_evaluate_data: the order of the samples, the same as a loop by hand, resuming, early ends, errors. */
+#include "../amp.h"
+#include "test.h"
+#include <math.h>
+
+static char heard[512];
+static void listen(amp_result code, const char* sentence, void* user_data) {
+    (void)code; (void)user_data;
+    snprintf(heard, sizeof heard, "%s", sentence);
+}
+
+/* Counts, and fails from the `failing`-th on (0 = never). */
+static int blocks, allocations, failing;
+static void* counted_alloc(size_t size, void* user_data) {
+    (void)user_data;
+    if (failing && allocations + 1 >= failing) return NULL;
+    allocations++;
+    blocks++;
+    return malloc(size);
+}
+static void counted_free(void* p, void* user_data) { (void)user_data; blocks--; free(p); }
+
+/* --- data: 6x6 pictures of four kinds, by the bright quarter ------------------------------------ */
+
+enum { SIDE = 6, PIXELS = SIDE * SIDE, SAMPLES = 50, CLASSES = 4, BATCH = 8, BATCHES = (SAMPLES + BATCH - 1) / BATCH };
+static float pictures[SAMPLES * PIXELS];
+static uint8_t bytes[SAMPLES * PIXELS];
+static int32_t labels[SAMPLES];
+static int64_t long_labels[SAMPLES];
+static uint8_t short_labels[SAMPLES];
+static void make_pictures(void) {
+    int s, i;
+    for (s = 0; s < SAMPLES; s++) {
+        labels[s] = s * 7 % 11 % CLASSES;
+        long_labels[s] = labels[s];
+        short_labels[s] = (uint8_t)labels[s];
+        for (i = 0; i < PIXELS; i++) {
+            int quarter = (i % SIDE < SIDE / 2 ? 0 : 1) + (i / SIDE < SIDE / 2 ? 0 : 2);
+            bytes[s * PIXELS + i] = (uint8_t)(test_random() % 120 + (quarter == labels[s] ? 100 : 0));
+            pictures[s * PIXELS + i] = (float)bytes[s * PIXELS + i] / 255.0f;
+        }
+    }
+}
+static amp_data arrays(void) {
+    amp_data d;
+    memset(&d, 0, sizeof d);
+    d.count = SAMPLES;
+    d.inputs[0] = pictures;
+    d.targets[0] = labels;
+    return d;
+}
+
+/* A source of its own: notes which samples it was asked for, and fails at a call of the test's choice. */
+typedef struct source {
+    int64_t seen[4096];
+    int count, calls, fails_at;
+    float x[BATCH * PIXELS];
+    int32_t y[BATCH];
+} source;
+static source src;
+static amp_result read_source(amp_batch* b, const int64_t* indices, void* user_data) {
+    source* s = (source*)user_data;
+    int i;
+    if (++s->calls == s->fails_at) return AMP_ERR_IO;
+    CHECK(b->n >= 1 && b->n <= BATCH && !b->inputs[0] && !b->targets[0]);
+    for (i = 0; i < b->n; i++) {
+        s->seen[s->count++ % 4096] = indices[i];
+        memcpy(s->x + i * PIXELS, pictures + indices[i] * PIXELS, PIXELS * sizeof(float));
+        s->y[i] = labels[indices[i]];
+    }
+    b->inputs[0] = s->x;
+    b->targets[0] = s->y;
+    return AMP_OK;
+}
+static amp_data sourced(void) {
+    amp_data d;
+    memset(&d, 0, sizeof d);
+    memset(&src, 0, sizeof src);
+    d.count = SAMPLES;
+    d.read = read_source;
+    d.user_data = &src;
+    return d;
+}
+
+/* --- models ---------------------------------------------------------------------------------------- */
+
+static amp_model_desc desc_of(amp_level level) {
+    amp_model_desc d;
+    memset(&d, 0, sizeof d);
+    d.batch = BATCH;
+    d.precision.level = level;
+    d.optimizer.kind = AMP_ADAM;
+    d.optimizer.lr = 0.01f;
+    d.logger.log = listen;
+    d.allocator.alloc = counted_alloc;
+    d.allocator.free = counted_free;
+    d.seed = 3;
+    return d;
+}
+/* A layer, batch norm, dropout, a layer: all that a checkpoint has to keep. */
+static amp_model* make(const amp_model_desc* d) {
+    amp_model* m = NULL;
+    amp_value x;
+    CHECK_MSG(amp_model_create(&m, d) == AMP_OK, "%s", heard);
+    x = amp_relu(m, amp_batch_norm(m, amp_linear(m, amp_input(m, 1, SIDE, SIDE), 16), NULL));
+    amp_softmax_cross_entropy(m, amp_linear(m, amp_dropout(m, x, 0.1f), CLASSES), NULL);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    return m;
+}
+static amp_model* make_level(amp_level level) {
+    amp_model_desc d = desc_of(level);
+    return make(&d);
+}
+static int same_weights(amp_model* a, amp_model* b) {
+    int i, count, same = 1;
+    const amp_param *p = amp_model_params(a, &count), *q = amp_model_params(b, NULL);
+    for (i = 0; i < count; i++) same &= memcmp(p[i].master, q[i].master, p[i].count * sizeof(float)) == 0;
+    return same && amp_model_scaler(a)->state.scale == amp_model_scaler(b)->state.scale;
+}
+static amp_fit_desc fit_of(int epochs) {
+    amp_fit_desc f;
+    memset(&f, 0, sizeof f);
+    f.epochs = epochs;
+    return f;
+}
+static amp_result fit(amp_model* m, amp_data data, const amp_fit_desc* f, amp_fit_info* info) {
+    heard[0] = 0;
+    return amp_fit(m, &data, f, info);
+}
+
+/* --- the order ------------------------------------------------------------------------------------- */
+
+/* The samples that a run with this seed (0 = the model's) is given. */
+static void order_of(uint64_t seed, int epochs, int first, int64_t* out) {
+    amp_model* m = make_level(AMP_O0);
+    amp_fit_desc f = fit_of(epochs);
+    f.seed = seed; f.first_epoch = first;
+    CHECK(fit(m, sourced(), &f, NULL) == AMP_OK && src.count == (epochs - first) * SAMPLES);
+    CHECK(src.calls == (epochs - first) * BATCHES);         /* the last batch is a smaller one */
+    memcpy(out, src.seen, (size_t)src.count * sizeof *out);
+    amp_model_destroy(m);
+}
+static void test_order(void) {
+    static int64_t a[3 * SAMPLES], b[3 * SAMPLES];
+    int k, i;
+    order_of(77, 3, 0, a);
+    for (k = 0; k < 3; k++) {
+        int times[SAMPLES] = { 0 };
+        for (i = 0; i < SAMPLES; i++) times[a[k * SAMPLES + i]]++;
+        for (i = 0; i < SAMPLES; i++) CHECK(times[i] == 1);
+    }
+    CHECK(memcmp(a, a + SAMPLES, SAMPLES * sizeof *a) != 0 && memcmp(a + SAMPLES, a + 2 * SAMPLES, SAMPLES * sizeof *a) != 0);
+    order_of(77, 3, 0, b);
+    CHECK(memcmp(a, b, sizeof a) == 0);
+    order_of(77, 3, 2, b);                                  /* an epoch's order does not depend on those before */
+    CHECK(memcmp(a + 2 * SAMPLES, b, SAMPLES * sizeof *a) == 0);
+    order_of(78, 1, 0, b);
+    CHECK(memcmp(a, b, SAMPLES * sizeof *a) != 0);
+    order_of(0, 1, 0, b);
+    CHECK(memcmp(a, b, SAMPLES * sizeof *a) != 0);
+}
+/* Fisher-Yates by the header's random numbers, written apart. */
+static void test_order_by_hand(void) {
+    int64_t order[SAMPLES], seen[SAMPLES];
+    int i;
+    for (i = 0; i < SAMPLES; i++) order[i] = i;
+    for (i = SAMPLES - 1; i > 0; i--) {
+        uint64_t at = 2 * (uint64_t)(1 * SAMPLES + i), high = amp_random_bits(5, at), low = amp_random_bits(5, at + 1);
+        int j = (int)((high << 32 | low) % (uint64_t)(i + 1));
+        int64_t t = order[i];
+        order[i] = order[j]; order[j] = t;
+    }
+    order_of(5, 1, 0, seen);
+    CHECK(memcmp(order, seen, sizeof seen) == 0);
+}
+
+/* --- as by hand ------------------------------------------------------------------------------------- */
+
+static void test_as_by_hand(void) {
+    int level;
+    for (level = 0; level <= 2; level++) {
+        amp_model *a = make_level((amp_level)level), *b = make_level((amp_level)level);
+        amp_data data = arrays();
+        amp_fit_desc f = fit_of(2);
+        amp_fit_epoch history[2];
+        amp_fit_info info;
+        amp_eval_info part, all;
+        double loss = 0.0, sum = 0.0;
+        int epoch, at, correct = 0, n;
+        f.in_order = 1; f.evaluation = &data; f.history = history;
+        CHECK_MSG(fit(a, data, &f, &info) == AMP_OK, "%s", heard);
+        for (epoch = 0; epoch < 2; epoch++)
+            for (at = 0, loss = 0.0; at < SAMPLES; at += n) {
+                amp_step_info step;
+                amp_batch batch;
+                memset(&batch, 0, sizeof batch);
+                batch.n = n = SAMPLES - at < BATCH ? SAMPLES - at : BATCH;
+                batch.inputs[0] = pictures + at * PIXELS;
+                batch.targets[0] = labels + at;
+                CHECK(amp_train_step(b, &batch, &step) == AMP_OK && (epoch == 0 || step.outcome == AMP_STEP_APPLIED));
+                loss += (double)step.loss * (double)n;
+            }
+        CHECK(same_weights(a, b));
+        for (at = 0; at < SAMPLES; at += n) {
+            amp_batch batch;
+            memset(&batch, 0, sizeof batch);
+            batch.n = n = SAMPLES - at < BATCH ? SAMPLES - at : BATCH;
+            batch.inputs[0] = pictures + at * PIXELS;
+            batch.targets[0] = labels + at;
+            CHECK(amp_evaluate(b, &batch, &part) == AMP_OK);
+            sum += (double)part.loss * (double)n;
+            correct += part.correct;
+        }
+        CHECK(info.epochs == 2 && info.end == AMP_FIT_EPOCHS && info.last.epoch == 2 && info.last.steps == BATCHES && info.last.skipped == 0);
+        CHECK(info.last.loss == (float)(loss / SAMPLES) && info.last.eval_loss == (float)(sum / SAMPLES));
+        CHECK(info.last.accuracy == (double)correct / SAMPLES && info.last.lr == 0.01f);
+        CHECK(info.last.scale == amp_model_scaler(b)->state.scale && history[0].epoch == 1 && history[1].eval_loss == info.last.eval_loss);
+        CHECK(amp_evaluate_data(b, &data, &all) == AMP_OK && all.loss == info.last.eval_loss && all.correct == correct);
+        data = sourced();
+        CHECK(amp_evaluate_data(b, &data, &all) == AMP_OK && all.loss == info.last.eval_loss && all.correct == correct);
+        amp_model_destroy(a);
+        amp_model_destroy(b);
+    }
+    CHECK(blocks == 0);
+}
+
+/* Arrays of bytes, labels of each type, and a source that brings the same all end in the same bits; it learns, too. */
+static void test_sources(void) {
+    amp_fit_desc f = fit_of(12);
+    amp_fit_info info;
+    amp_model* first = make_level(AMP_O2);
+    int k;
+    CHECK(fit(first, arrays(), &f, &info) == AMP_OK && info.last.loss < 0.7f * 1.386f);
+    for (k = 0; k < 4; k++) {
+        amp_model* m = make_level(AMP_O2);
+        amp_data d = k == 3 ? sourced() : arrays();
+        if (k < 3) { d.inputs[0] = bytes; d.input_dtype = AMP_U8; }
+        if (k == 1) { d.targets[0] = long_labels; d.label_dtype = AMP_I64; }
+        if (k == 2) { d.targets[0] = short_labels; d.label_dtype = AMP_U8; }
+        CHECK_MSG(fit(m, d, &f, NULL) == AMP_OK && same_weights(m, first), "source %d: %s", k, heard);
+        amp_model_destroy(m);
+    }
+    amp_model_destroy(first);
+}
+
+/* --- resuming and the best ----------------------------------------------------------------------------- */
+
+static void test_resume(void) {
+    amp_scaler_desc s;
+    amp_model_desc d = desc_of(AMP_O2);
+    amp_model *whole, *part, *rest;
+    amp_fit_desc f = fit_of(4), half = fit_of(2);
+    memset(&s, 0, sizeof s);
+    s.growth_interval = 5;
+    d.scaler = &s;
+    whole = make(&d); part = make(&d); rest = make(&d);
+    CHECK(fit(whole, arrays(), &f, NULL) == AMP_OK && fit(part, arrays(), &half, NULL) == AMP_OK && !same_weights(whole, part));
+    CHECK(amp_checkpoint_save(part, "build/test_fit.safetensors") == AMP_OK);
+    CHECK(amp_checkpoint_load(rest, "build/test_fit.safetensors") == AMP_OK);
+    f.first_epoch = 2;
+    CHECK(fit(rest, arrays(), &f, NULL) == AMP_OK && same_weights(whole, rest));
+    f.first_epoch = 4;                                      /* nothing left to do */
+    CHECK(fit(rest, arrays(), &f, NULL) == AMP_OK && same_weights(whole, rest));
+    amp_model_destroy(whole); amp_model_destroy(part); amp_model_destroy(rest);
+    remove("build/test_fit.safetensors");
+}
+
+/* A rate so high that the evaluation's loss gets worse again: the run ends, and the file has the best weights. */
+static void test_patience(void) {
+    amp_model_desc d = desc_of(AMP_O0);
+    amp_data data = arrays();
+    amp_fit_desc f = fit_of(60);
+    amp_fit_epoch history[60];
+    amp_fit_info info;
+    amp_eval_info told;
+    amp_model *m, *best;
+    int i;
+    d.optimizer.lr = 0.3f;
+    m = make(&d);
+    best = make(&d);
+    f.evaluation = &data; f.patience = 3; f.history = history; f.best_path = "build/test_fit_best.safetensors";
+    CHECK(fit(m, data, &f, &info) == AMP_OK && info.end == AMP_FIT_PATIENCE && info.epochs < 60);
+    CHECK(info.best.best && !info.last.best && info.last.epoch == info.best.epoch + 3 && info.last.epoch == info.epochs);
+    for (i = 0; i < info.epochs; i++) CHECK(history[i].eval_loss >= info.best.eval_loss && history[i].epoch == i + 1);
+    CHECK(history[info.best.epoch - 1].best && history[info.best.epoch - 1].eval_loss == info.best.eval_loss);
+    CHECK(amp_checkpoint_load(best, f.best_path) == AMP_OK && amp_evaluate_data(best, &data, &told) == AMP_OK);
+    CHECK(told.loss == info.best.eval_loss && !same_weights(m, best));
+    f.patience = 0; f.epochs = 1; f.best_path = "build/there/is/no/such/directory";
+    CHECK(fit(m, data, &f, &info) == AMP_ERR_IO && heard[0]);
+    amp_model_destroy(m); amp_model_destroy(best);
+    remove("build/test_fit_best.safetensors");
+}
+
+/* --- early ends ----------------------------------------------------------------------------------------- */
+
+typedef struct ends { int steps, epochs, at_step, at_epoch; long printed, bars; char text[2000]; } ends;
+static int on_step(amp_model* m, const amp_step_info* step, void* user_data) {
+    ends* e = (ends*)user_data;
+    CHECK(m && step->attempts >= 1);
+    return ++e->steps == e->at_step;
+}
+static int on_epoch(amp_model* m, const amp_fit_epoch* epoch, void* user_data) {
+    ends* e = (ends*)user_data;
+    CHECK(m && epoch->epoch == e->epochs + 1);
+    return ++e->epochs == e->at_epoch;
+}
+static void print(const char* text, void* user_data) {
+    ends* e = (ends*)user_data;
+    e->bars += text[0] == '\r';
+    e->printed++;
+    if (strchr(text, '\n')) snprintf(e->text, sizeof e->text, "%s", text);
+}
+static void test_ends(void) {
+    amp_model_desc d = desc_of(AMP_O0);
+    amp_fit_desc f = fit_of(3);
+    amp_fit_info info;
+    ends e;
+    amp_model* m = make(&d);
+    memset(&e, 0, sizeof e);
+    f.on_step = on_step; f.on_epoch = on_epoch; f.user_data = &e;
+    e.at_step = BATCHES + 2;
+    CHECK(fit(m, arrays(), &f, &info) == AMP_OK && info.end == AMP_FIT_CALLBACK && e.steps == BATCHES + 2 && e.epochs == 2);
+    CHECK(info.epochs == 2 && info.last.steps == 2);
+    memset(&e, 0, sizeof e);
+    e.at_epoch = 1;
+    CHECK(fit(m, arrays(), &f, &info) == AMP_OK && info.end == AMP_FIT_CALLBACK && e.steps == BATCHES && info.epochs == 1);
+    memset(&e, 0, sizeof e);
+    f.max_steps = amp_model_optimizer(m)->state.step + 3;
+    CHECK(fit(m, arrays(), &f, &info) == AMP_OK && info.end == AMP_FIT_STEPS && e.steps == 3);
+    CHECK(fit(m, arrays(), &f, &info) == AMP_OK && info.end == AMP_FIT_STEPS && e.steps == 3 && info.epochs == 0);
+    amp_model_destroy(m);
+    /* Within a step of micro-batches the end waits for that step. 50 samples are 6 full batches and one of 2: three steps of
+       two, and the last batch fills none. */
+    d.accumulate = 2;
+    m = make(&d);
+    memset(&e, 0, sizeof e);
+    f = fit_of(1);
+    f.on_step = on_step; f.user_data = &e;
+    CHECK(fit(m, arrays(), &f, &info) == AMP_OK && e.steps == 6 && info.last.steps == 3);
+    e.steps = 0; e.at_step = 3;
+    CHECK(fit(m, sourced(), &f, &info) == AMP_OK && e.steps == 4 && info.last.steps == 2 && src.count == 4 * BATCH);
+    amp_model_destroy(m);
+}
+
+/* Lines per epoch; on a terminal a bar besides. */
+static void test_print(void) {
+    amp_model* m = make_level(AMP_O0);
+    amp_data data = arrays();
+    amp_fit_desc f = fit_of(2);
+    ends e;
+    memset(&e, 0, sizeof e);
+    f.print = print; f.user_data = &e; f.evaluation = &data;
+    CHECK(fit(m, data, &f, NULL) == AMP_OK && e.printed == 2 && e.bars == 0);
+    CHECK_MSG(strncmp(e.text, "epoch 2/2  loss ", 16) == 0 && strstr(e.text, "  applied 7  skipped 0  scale 1") && strstr(e.text, " %"),
+              "%s", e.text);
+    f.terminal = 1;
+    CHECK(fit(m, data, &f, NULL) == AMP_OK && e.printed == 2 + 2 * (BATCHES + 1) && e.bars == 2 * (BATCHES + 1));
+    amp_model_destroy(m);
+}
+
+/* NNabla's updater: an overflow goes on with the next batch. What counts are the steps that were applied. */
+static void test_skips(void) {
+    amp_model_desc d = desc_of(AMP_O2);
+    amp_scaler_desc s;
+    amp_fit_desc f = fit_of(40);
+    amp_fit_info info;
+    amp_model* m;
+    memset(&s, 0, sizeof s);
+    s.preset = AMP_SCALER_NNABLA;
+    s.init_scale = 1099511627776.0f;
+    d.scaler = &s;
+    m = make(&d);
+    f.max_steps = 10;
+    CHECK(fit(m, sourced(), &f, &info) == AMP_OK && info.end == AMP_FIT_STEPS && amp_model_optimizer(m)->state.step == 10);
+    CHECK(amp_model_scaler(m)->state.skipped > 10 && src.calls == 10 + amp_model_scaler(m)->state.skipped);
+    CHECK(info.best.steps > 0 && info.last.steps + info.last.skipped <= BATCHES);
+    amp_model_destroy(m);
+    d.max_replays = 100;                        /* the same batch again instead */
+    m = make(&d);
+    CHECK(fit(m, sourced(), &f, &info) == AMP_OK && src.calls == 10 && amp_model_scaler(m)->state.skipped > 10);
+    amp_model_destroy(m);
+}
+
+/* --- ranks ------------------------------------------------------------------------------------------------ */
+
+static amp_result alone(void* data, amp_dtype t, size_t count, void* stream, void* user_data) {
+    (void)data; (void)t; (void)count; (void)stream; (void)user_data;
+    return AMP_OK;
+}
+/* 50 samples for 3 ranks with batches of 8: two steps of 24, and one of 2 that does not reach all ranks. */
+static void test_ranks(void) {
+    int times[SAMPLES] = { 0 }, rank, i, all = 0;
+    for (rank = 0; rank < 3; rank++) {
+        amp_model_desc d = desc_of(AMP_O0);
+        amp_comm comm;
+        amp_fit_desc f = fit_of(1);
+        amp_model* m;
+        memset(&comm, 0, sizeof comm);
+        comm.all_reduce_sum = alone; comm.size = 3; comm.rank = rank;
+        d.comm = &comm;
+        m = make(&d);
+        CHECK_MSG(fit(m, sourced(), &f, NULL) == AMP_OK && src.calls == 2, "%s", heard);
+        for (i = 0; i < src.count; i++) times[src.seen[i]]++;
+        amp_model_destroy(m);
+    }
+    for (i = 0; i < SAMPLES; i++) { CHECK(times[i] <= 1); all += times[i]; }
+    CHECK(all == 48);
+}
+
+/* --- errors ------------------------------------------------------------------------------------------------- */
+
+#define REFUSED(call, code, words) \
+    do { amp_result r_; heard[0] = 0; r_ = (call); CHECK_MSG(r_ == (code) && strstr(heard, words), "%d: %s", (int)r_, heard); } while (0)
+static void test_errors(void) {
+    amp_model* m = make_level(AMP_O0);
+    amp_model_desc d = desc_of(AMP_O0);
+    amp_data data = arrays(), none = data;
+    amp_fit_desc f = fit_of(2);
+    amp_fit_info info;
+    amp_eval_info told;
+    amp_model* raw = NULL;
+    int k, before;
+    CHECK(amp_fit(NULL, &data, &f, NULL) == AMP_ERR_ARGUMENT && amp_evaluate_data(NULL, &data, &told) == AMP_ERR_ARGUMENT);
+    REFUSED(amp_fit(m, NULL, &f, NULL), AMP_ERR_ARGUMENT, "data is NULL");
+    REFUSED(amp_evaluate_data(m, &data, NULL), AMP_ERR_ARGUMENT, "info is NULL");
+    none.count = 0;
+    REFUSED(amp_fit(m, &none, &f, NULL), AMP_ERR_ARGUMENT, "count");
+    none = data; none.inputs[0] = NULL;
+    REFUSED(amp_fit(m, &none, &f, NULL), AMP_ERR_ARGUMENT, "data.inputs[0] is NULL");
+    none = data; none.targets[0] = NULL;
+    REFUSED(amp_fit(m, &none, &f, NULL), AMP_ERR_ARGUMENT, "data.targets[0] is NULL");
+    none = data; none.input_dtype = (amp_dtype)99;
+    REFUSED(amp_fit(m, &none, &f, NULL), AMP_ERR_DTYPE, "input_dtype");
+    none = data; none.label_dtype = (amp_dtype)99;
+    REFUSED(amp_fit(m, &none, &f, NULL), AMP_ERR_DTYPE, "label_dtype");
+    f.epochs = -1;
+    REFUSED(amp_fit(m, &data, &f, NULL), AMP_ERR_ARGUMENT, "epochs -1");
+    f = fit_of(2); f.first_epoch = 3;
+    REFUSED(amp_fit(m, &data, &f, NULL), AMP_ERR_ARGUMENT, "first_epoch 3");
+    f = fit_of(2); f.patience = -1;
+    REFUSED(amp_fit(m, &data, &f, NULL), AMP_ERR_ARGUMENT, "patience -1");
+    CHECK(amp_model_optimizer(m)->state.step == 0);
+    /* A source that fails in the second epoch: what was finished is told. */
+    f = fit_of(5);
+    data = sourced(); src.fails_at = BATCHES + 3;
+    REFUSED(amp_fit(m, &data, &f, &info), AMP_ERR_IO, "the data's read returned");
+    CHECK(info.epochs == 1 && info.last.epoch == 1 && amp_model_optimizer(m)->state.step == BATCHES + 2);
+    data = sourced(); src.fails_at = 2; none = arrays(); f.evaluation = &data;
+    REFUSED(amp_fit(m, &none, &f, &info), AMP_ERR_IO, "fit: evaluation: the data's read returned");
+    /* Memory that runs out, at each of the allocations; none is made in a step. */
+    f = fit_of(1);
+    data = arrays();
+    for (k = 1; k <= 3; k++) {
+        before = blocks;
+        failing = allocations + k;
+        REFUSED(amp_fit(m, &data, &f, NULL), AMP_ERR_MEMORY, "out of memory");
+        failing = 0;
+        CHECK(blocks == before);
+    }
+    before = allocations;
+    CHECK(amp_fit(m, &data, NULL, NULL) == AMP_OK && allocations == before + 3);
+    amp_model_destroy(m);
+    CHECK(amp_model_create(&raw, &d) == AMP_OK);
+    REFUSED(amp_fit(raw, &data, &f, NULL), AMP_ERR_STATE, "not finalized");
+    amp_model_destroy(raw);
+    CHECK(blocks == 0);
+}
+static void test_micro_errors(void) {
+    amp_model_desc d = desc_of(AMP_O0);
+    amp_data data = arrays();
+    amp_batch b;
+    amp_model* m;
+    d.accumulate = 8;                       /* 7 batches do not fill a step */
+    m = make(&d);
+    REFUSED(amp_fit(m, &data, NULL, NULL), AMP_ERR_ARGUMENT, "do not fill a step");
+    amp_model_destroy(m);
+    d.accumulate = 2;
+    m = make(&d);
+    memset(&b, 0, sizeof b);
+    b.n = BATCH; b.inputs[0] = pictures; b.targets[0] = labels;
+    CHECK(amp_train_step(m, &b, NULL) == AMP_OK);
+    REFUSED(amp_fit(m, &data, NULL, NULL), AMP_ERR_STATE, "micro-batches");
+    amp_model_destroy(m);
+}
+/* A dead model ends the run, with the step's sentence. */
+static void test_dead(void) {
+    amp_model* m = make_level(AMP_O2);
+    amp_param* p = amp_model_find_param(m, "linear1.weight");
+    amp_data data = arrays();
+    amp_fit_desc f = fit_of(9);
+    amp_fit_info info;
+    int i;
+    for (i = 0; i < (int)p->count; i++) p->master[i] = 60000.0f;
+    CHECK(amp_model_sync_params(m) == AMP_OK);
+    REFUSED(amp_fit(m, &data, &f, &info), AMP_ERR_OVERFLOW, "max_unsound is 20");
+    CHECK(info.epochs == 2 && info.last.steps == 0 && info.last.skipped == BATCHES && !info.best.best);
+    CHECK(!amp_float_is_finite(&info.last.loss));
+    amp_model_destroy(m);
+}
+
+int main(void) {
+    test_seed = 9;
+    make_pictures();
+    TEST(test_order);
+    TEST(test_order_by_hand);
+    TEST(test_as_by_hand);
+    TEST(test_sources);
+    TEST(test_resume);
+    TEST(test_patience);
+    TEST(test_ends);
+    TEST(test_print);
+    TEST(test_skips);
+    TEST(test_ranks);
+    TEST(test_errors);
+    TEST(test_micro_errors);
+    TEST(test_dead);
+    TEST_END();
+}
