@@ -255,14 +255,14 @@ static void test_resume(void) {
     d.scaler = &s;
     whole = make(&d); part = make(&d); rest = make(&d);
     CHECK(fit(whole, arrays(), &f, NULL) == AMP_OK && fit(part, arrays(), &half, NULL) == AMP_OK && !same_weights(whole, part));
-    CHECK(amp_checkpoint_save(part, "build/test_fit.safetensors") == AMP_OK);
-    CHECK(amp_checkpoint_load(rest, "build/test_fit.safetensors") == AMP_OK);
+    CHECK(amp_checkpoint_save(part, "test_fit.safetensors") == AMP_OK);
+    CHECK(amp_checkpoint_load(rest, "test_fit.safetensors") == AMP_OK);
     f.first_epoch = 2;
     CHECK(fit(rest, arrays(), &f, NULL) == AMP_OK && same_weights(whole, rest));
     f.first_epoch = 4;                                      /* nothing left to do */
     CHECK(fit(rest, arrays(), &f, NULL) == AMP_OK && same_weights(whole, rest));
     amp_model_destroy(whole); amp_model_destroy(part); amp_model_destroy(rest);
-    remove("build/test_fit.safetensors");
+    remove("test_fit.safetensors");
 }
 
 /* A rate so high that the evaluation's loss gets worse again: the run ends, and the file has the best weights. */
@@ -278,17 +278,17 @@ static void test_patience(void) {
     d.optimizer.lr = 0.3f;
     m = make(&d);
     best = make(&d);
-    f.evaluation = &data; f.patience = 3; f.history = history; f.best_path = "build/test_fit_best.safetensors";
+    f.evaluation = &data; f.patience = 3; f.history = history; f.best_path = "test_fit_best.safetensors";
     CHECK(fit(m, data, &f, &info) == AMP_OK && info.end == AMP_FIT_PATIENCE && info.epochs < 60);
     CHECK(info.best.best && !info.last.best && info.last.epoch == info.best.epoch + 3 && info.last.epoch == info.epochs);
     for (i = 0; i < info.epochs; i++) CHECK(history[i].eval_loss >= info.best.eval_loss && history[i].epoch == i + 1);
     CHECK(history[info.best.epoch - 1].best && history[info.best.epoch - 1].eval_loss == info.best.eval_loss);
     CHECK(amp_checkpoint_load(best, f.best_path) == AMP_OK && amp_evaluate_data(best, &data, &told) == AMP_OK);
     CHECK(told.loss == info.best.eval_loss && !same_weights(m, best));
-    f.patience = 0; f.epochs = 1; f.best_path = "build/there/is/no/such/directory";
+    f.patience = 0; f.epochs = 1; f.best_path = "there/is/no/such/directory";
     CHECK(fit(m, data, &f, &info) == AMP_ERR_IO && heard[0]);
     amp_model_destroy(m); amp_model_destroy(best);
-    remove("build/test_fit_best.safetensors");
+    remove("test_fit_best.safetensors");
 }
 
 /* --- early ends ----------------------------------------------------------------------------------------- */

@@ -388,6 +388,32 @@ static void test_dead_model() {
     }
 }
 
+/* amp_fit on the GPU does what a loop of steps does there; the evaluation is amp_evaluate's. */
+static void test_fit() {
+    amp_model_desc d = desc_of(AMP_O2, AMP_F16);
+    amp_model *loop = make(d, build_small, amp_cuda_backend()), *fit = make(d, build_small, amp_cuda_backend());
+    if (!loop || !fit) return;
+    amp_data data = {};
+    data.count = 12;                      /* batches of 8 and 4 */
+    data.inputs[0] = pictures;
+    data.targets[0] = labels;
+    amp_fit_desc f = {};
+    f.epochs = 2;
+    f.in_order = 1;
+    f.evaluation = &data;
+    amp_fit_info told;
+    CHECK_MSG(amp_fit(fit, &data, &f, &told) == AMP_OK && told.epochs == 2, "%s", amp_model_error(fit));
+    amp_eval_info a = {}, b = {};
+    amp_batch first = batch_of(0, 8), second = batch_of(8, 4);
+    for (int epoch = 0; epoch < 2; epoch++)
+        CHECK(amp_train_step(loop, &first, NULL) == AMP_OK && amp_train_step(loop, &second, NULL) == AMP_OK);
+    CHECK(same(weights(loop), weights(fit)) && told.last.steps == 2);
+    CHECK(amp_evaluate(loop, &first, &a) == AMP_OK && amp_evaluate(loop, &second, &b) == AMP_OK);
+    CHECK(told.last.eval_loss == (float)((8.0 * a.loss + 4.0 * b.loss) / 12.0) && told.last.accuracy == (a.correct + b.correct) / 12.0);
+    amp_model_destroy(loop);
+    amp_model_destroy(fit);
+}
+
 static void test_limits() {
     amp_scaler_desc sd = huge_scale();
     amp_model_desc d = desc_of(AMP_O2, AMP_F16);
@@ -1089,6 +1115,7 @@ int main() {
     TEST(test_replays);
     TEST(test_limits);
     TEST(test_dead_model);
+    TEST(test_fit);
     TEST(test_no_waiting);
     TEST(test_no_error_is_left);
     TEST(test_batch_is_free_at_once);
