@@ -295,7 +295,7 @@ static void test_update_overflows(void) {
     toy t;
     int i;
     const uint32_t nan_bits = 0x7fc00000u;
-    float stays;
+    float stays, values[16];
     uint16_t low;
     t = make_toy(&d, 1, 0.0f);
     bias = &amp_model_optimizer(t.m)->params[7];
@@ -322,6 +322,15 @@ static void test_update_overflows(void) {
     }
     bias->m[3] = 0;
     CHECK(amp_train_step(t.m, &b, &info) == AMP_OK && !info.message[0] && bias->master[3] != stays);
+    CHECK(amp_model_read_param(t.m, bias, values) == AMP_OK);
+    values[5] = -70000.0f;
+    CHECK(amp_model_write_param(t.m, bias, values) == AMP_OK && bias->master[5] == -70000.0f);
+    memcpy(&low, (uint16_t*)bias->low + 5, sizeof low);
+    CHECK(low == 0xfbff);
+    bias->master[6] = 1e30f;
+    CHECK(amp_model_sync_params(t.m) == AMP_OK);
+    memcpy(&low, (uint16_t*)bias->low + 6, sizeof low);
+    CHECK(low == 0x7bff);
     amp_model_destroy(t.m);
 }
 
