@@ -19070,6 +19070,11 @@ AMPI_HD AMPI_FN int ampi_scaler_overflow_step(const amp_scaler_rule* rule, amp_s
     return hit;
 }
 
+/* A double above all floats is of no use to the next window alone, whose overflow brings it back. */
+AMPI_HD AMPI_FN int ampi_scaler_comes_back(const amp_scaler_rule* rule, const amp_scaler_state* state) {
+    return rule->is_double && state->exact_scale >= AMPI_FLT_OVERFLOW && ampi_bits64(state->exact_scale) < AMPI_INF64;
+}
+
 AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_state* state) {
     int hit = 0;
     if (!rule || !state) return 0;
@@ -19078,7 +19083,7 @@ AMPI_HD AMP_DEF int amp_scaler_advance(const amp_scaler_rule* rule, amp_scaler_s
     if (!state->unsound) state->consecutive_unsound = 0;
     else if (state->consecutive_unsound < INT32_MAX) state->consecutive_unsound++;
     if (rule->max_unsound > 0 && state->consecutive_unsound > rule->max_unsound) hit |= 4;
-    if (!ampi_scale_usable(&state->scale)) hit |= 8;
+    if (!ampi_scale_usable(&state->scale) && !ampi_scaler_comes_back(rule, state)) hit |= 8;
     state->found_inf = state->unsound = 0;
     return hit;
 }
@@ -19916,8 +19921,8 @@ AMPI_FN int ampi_scaler_add_span(amp_scaler* s, uintptr_t from, uintptr_t to, in
     return 1;
 }
 
-/* Remembers that a list was unscaled or stepped. Unscaled lists that are now stepped as one are stepped each. No check
-   is trusted any more where memory may have changed. */
+/* Remembers that a list was unscaled or stepped. Unscaled lists that are now stepped as one are stepped each. After
+   memory has changed no earlier check is trusted: checked lists may share it. */
 AMPI_FN void ampi_scaler_note_change(amp_scaler* s, const ampi_tensors* t, uint32_t done, amp_scaler_list* entry) {
     const uint64_t set = ampi_scaler_sharing(s, t);
     uintptr_t from, to;
@@ -19928,7 +19933,7 @@ AMPI_FN void ampi_scaler_note_change(amp_scaler* s, const ampi_tensors* t, uint3
     for (i = 0; i < s->list_count; i++) {
         amp_scaler_list* l = &s->lists[i];
         if (set >> i & 1 && l->done & AMPI_UNSCALED) l->done |= done & AMPI_STEPPED;
-        if (written && l != entry && l->from < entry->to && entry->from < l->to) l->done &= ~(uint32_t)AMPI_CHECKED;
+        if (written && l != entry) l->done &= ~(uint32_t)AMPI_CHECKED;
     }
 }
 

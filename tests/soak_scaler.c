@@ -156,7 +156,7 @@ static amp_result shadow_update(shadow* m) {
     }
     m->ill_in_a_row = m->ill ? m->ill_in_a_row + 1 : 0;
     too_ill = m->ill_allowed > 0 && m->ill_in_a_row > m->ill_allowed;
-    useless = !is_usable(as_float(m->scale));
+    useless = !is_usable(as_float(m->scale)) && !(m->rule.kind >= DOUBLES && m->scale > 3.4028235677973366e38 && m->scale < 1e308);
     m->open = m->seen = m->bad = m->ill = m->done_a = m->done_b = 0;
     if ((m->floor_hit || useless) && refuses(m->rule.at_floor)) return AMP_ERR_OVERFLOW;
     if (m->too_many && refuses(m->at_skips)) return AMP_ERR_OVERFLOW;

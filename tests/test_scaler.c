@@ -1660,6 +1660,19 @@ static void save_exact_scale(void) {
     CHECK(amp_scaler_set_scale(&s, 3.0f) == AMP_OK && s.state.exact_scale == 3.0);
 }
 
+/* A double may leave the range of floats: the window after that is skipped, and the scale is back, as in the original. */
+static void exact_scale_above_floats(void) {
+    amp_scaler_desc d = desc_of(AMP_SCALER_MINDSPORE_MANAGER);
+    amp_scaler s;
+    d.init_scale = 1.5e38f; d.growth_factor = 3; d.growth_interval = 1;
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK);
+    CHECK(one_step(&s, 0) == AMP_OK && to_bits(s.state.scale) == BITS_INF && s.state.exact_scale == 3.0 * (double)1.5e38f);
+    CHECK(one_step(&s, 0) == AMP_OK && s.state.skipped == 1 && s.state.scale == 1.5e38f);
+    CHECK(one_step(&s, 1) == AMP_OK && s.state.scale < 1e38f);
+    d.preset = AMP_SCALER_KERAS;                /* a float stays infinite */
+    CHECK(amp_scaler_init(&s, &d) == AMP_OK && one_step(&s, 0) == AMP_ERR_OVERFLOW);
+}
+
 /* States that version 1 of the format has written: of NNabla and of DeepSpeed as it was then. */
 static void load_version_1(void) {
     static const unsigned char nnabla[AMP_SCALER_STATE_BYTES] = {
@@ -1777,6 +1790,7 @@ int main(void) {
     TEST(scale_is_rescued);
     TEST(save_and_load);
     TEST(save_exact_scale);
+    TEST(exact_scale_above_floats);
     TEST(load_version_1);
     TEST_END();
 }
