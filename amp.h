@@ -597,9 +597,9 @@ AMP_DEF amp_result amp_bce_with_logits_backward(const void* x, amp_dtype x_dtype
 /* >>policy   Autocast: which operator runs in which type. Rules are data.                    */
 /* ======================================================================================== */
 
-/* The operators of a model and their class under O1 and under O2: X(NAME, "name", O1, O2). O1 follows
-   the lists on which PyTorch, Apex, MindSpore and OneFlow agree; O2 is MindSpore's and Apex's: everything
-   in half but the norms and the losses. At O0 all are FP32, at O3 all but the losses are LOW. */
+/* The operators of a model and their class under O1 and under O2 in the style of PyTorch: X(NAME, "name", O1, O2). At
+   O2 everything is in half but the norms and the losses. At O0 all are FP32, at O3 all but the losses are LOW. What
+   other systems put elsewhere is in AMP_STYLE_RULES. */
 #define AMP_OP_LIST(X)                                                        \
     X(INPUT,                 "input",                 FOLLOW,  FOLLOW)        \
     X(CONV2D,                "conv2d",                LOW,     LOW)           \
@@ -629,6 +629,8 @@ typedef enum amp_rule {
     AMP_RULE_FP32 = 1,      /* operands and result in FP32 */
     AMP_RULE_PROMOTE = 2,   /* the widest type among the inputs */
     AMP_RULE_FOLLOW = 3,    /* the type of the first input */
+    AMP_RULE_GRAY = 4,      /* LOW between LOW neighbours, else FP32: an input is in 16 bits, and the result goes to a
+                               LOW operator, or to an end of the graph, by GRAY and FOLLOW ones alone */
     AMPI_RULE_MAX = 0x7fffffff
 } amp_rule;
 
@@ -640,18 +642,45 @@ typedef enum amp_level {
     AMPI_LEVEL_MAX = 0x7fffffff
 } amp_level;
 
-/* The two kinds of O1. */
-typedef enum amp_style {
-    AMP_STYLE_PYTORCH = 0,    /* the result of a LOW op stays in half (PyTorch, Apex, OneFlow) */
-    AMP_STYLE_MINDSPORE = 1,  /* it is cast back to FP32 (MindSpore) */
-    AMPI_STYLE_MAX = 0x7fffffff
-} amp_style;
+/* Whose lists a policy has: X(NAME, "name", its levels, cast_back, scaler at O1, at O2). Levels: a bit for each.
+   cast_back: at O1 the result of a LOW operator is cast back to FP32. scaler: the preset of a model whose desc has
+   none, where it is dynamic (MindSpore sets none at O1). Sources: torch.amp; MindSpore 2.10; the final version of
+   apex.amp; NNabla 1.39 with type_config="half"; OneFlow's graph pass. */
+#define AMP_STYLE_LIST(X)                                                     \
+    X(PYTORCH,   "pytorch",   0xfu, 0, PYTORCH, PYTORCH)                      \
+    X(MINDSPORE, "mindspore", 0xfu, 1, PYTORCH, MINDSPORE_MANAGER)            \
+    X(APEX,      "apex",      0xfu, 0, APEX, APEX)                            \
+    X(NNABLA,    "nnabla",    0x5u, 0, NNABLA, NNABLA)    /* O0 and O2 */     \
+    X(ONEFLOW,   "oneflow",   0x3u, 0, ONEFLOW, ONEFLOW)  /* O0 and O1 */
+#define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) AMP_STYLE_##name,
+typedef enum amp_style { AMP_STYLE_LIST(AMPI_X) AMP_STYLE_COUNT, AMPI_STYLE_MAX = 0x7fffffff } amp_style;
+#undef AMPI_X
+
+/* Where a style differs from AMP_OP_LIST: X(STYLE, level, OPERATOR, RULE). Statistics are FP32 in every rule of a norm,
+   so NNabla's norms give half. OneFlow's list has the losses, too; here they are FP32. */
+#define AMP_STYLE_RULES(X)                                                    \
+    X(MINDSPORE, O1, RELU,       LOW)                                         \
+    X(APEX,      O1, GELU,       FP32)                                        \
+    X(APEX,      O2, LAYER_NORM, LOW)                                         \
+    X(NNABLA,    O2, SOFTMAX,    FP32)                                        \
+    X(NNABLA,    O2, BATCH_NORM, LOW)                                         \
+    X(NNABLA,    O2, LAYER_NORM, LOW)                                         \
+    X(ONEFLOW,   O1, AVG_POOL2D, GRAY)                                        \
+    X(ONEFLOW,   O1, BATCH_NORM, GRAY)                                        \
+    X(ONEFLOW,   O1, LAYER_NORM, GRAY)                                        \
+    X(ONEFLOW,   O1, GELU,       GRAY)                                        \
+    X(ONEFLOW,   O1, TANH,       GRAY)                                        \
+    X(ONEFLOW,   O1, SIGMOID,    GRAY)                                        \
+    X(ONEFLOW,   O1, SOFTMAX,    GRAY)                                        \
+    X(ONEFLOW,   O1, DROPOUT,    GRAY)                                        \
+    X(ONEFLOW,   O1, ADD,        GRAY)                                        \
+    X(ONEFLOW,   O1, CONCAT,     FOLLOW)
 
 /* AMP_ZERO in the int fields means "no" where the level would say "yes". */
 typedef struct amp_policy_desc {
     amp_level level;          /* 0 = O0, plain FP32 */
     amp_dtype low_dtype;      /* 0 = AMP_F16; or AMP_BF16 */
-    amp_style style;          /* O1 only */
+    amp_style style;          /* 0 = AMP_STYLE_PYTORCH */
     const amp_op* white;      /* operators to run LOW besides the level's; copied */
     int white_count;
     const amp_op* black;      /* operators to run in FP32; give one list or the other */
@@ -679,15 +708,16 @@ typedef enum amp_reason {
 typedef struct amp_policy {
     amp_level  level;
     amp_dtype  low_dtype;
+    amp_style  style;
     int        cast_back;              /* results of LOW ops are seen as FP32 by what follows */
     int        master_weights;         /* 0: parameters of LOW ops exist in half only */
     amp_rule   rules[AMP_OP_COUNT];
     amp_reason reasons[AMP_OP_COUNT];
 } amp_policy;
 
-/* desc == NULL: O0. AMP_ERR_POLICY with the reason for an illegal combination (unknown level or
-   operator, both lists at once, an override that the level does not have). A loss can't be put on
-   the white list: AMP_ERR_POLICY. */
+/* desc == NULL: O0. AMP_ERR_POLICY with the reason for an illegal combination (unknown level or operator, both lists at
+   once, a level that the style or an override that the level does not have). A loss can't be put on the white list:
+   AMP_ERR_POLICY. */
 AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc);
 /* Replaces one rule. AMP_ERR_POLICY for an unknown operator or rule, a loss that is not FP32, or an operator without
    arithmetic of its own (input, flatten). */
@@ -699,9 +729,10 @@ AMP_DEF int amp_policy_black_list(const amp_policy* p, amp_op* out, int capacity
 /* "conv2d" and so on; "?" if out of range. From a name: 1 and *op, or 0. */
 AMP_DEF const char* amp_op_name(amp_op op);
 AMP_DEF int amp_op_from_name(const char* name, amp_op* op);
-/* "LOW", "FP32", ...; "O1"; "level list", "white list", "pinned", ... */
+/* "LOW", "FP32", ...; "O1"; "mindspore"; "level list", "white list", "pinned", ...; "?" if out of range. */
 AMP_DEF const char* amp_rule_name(amp_rule rule);
 AMP_DEF const char* amp_level_name(amp_level level);
+AMP_DEF const char* amp_style_name(amp_style style);
 AMP_DEF const char* amp_reason_name(amp_reason reason);
 
 /* ======================================================================================== */
@@ -1313,7 +1344,7 @@ typedef struct amp_model_desc {
     int batch;                         /* largest N of a step; >= 1. Dropout's bits depend on it */
     amp_policy_desc precision;         /* level, type, lists; zeroed = O0 */
     const amp_policy* policy;          /* an edited policy; `precision` is not looked at then */
-    const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (AMP_SCALER_PYTORCH) for O1 and O2 in F16, and
+    const amp_scaler_desc* scaler;     /* NULL = the level's: dynamic (the style's preset) for O1 and O2 in F16, and
                                           below O3 where a pin, a region or a list puts a layer in F16; else static 1 */
     amp_optimizer_desc optimizer;      /* zeroed = SGD with lr 0.01 */
     amp_dtype grad_dtype;              /* of weight gradients: 0 = AMP_F32, in which nothing is lost;
@@ -18614,6 +18645,7 @@ AMP_DEF const char* amp_rule_name(amp_rule rule) {
         case AMP_RULE_FP32: return "FP32";
         case AMP_RULE_PROMOTE: return "PROMOTE";
         case AMP_RULE_FOLLOW: return "FOLLOW";
+        case AMP_RULE_GRAY: return "GRAY";
         case AMPI_RULE_MAX: break;
     }
     return "?";
@@ -18628,6 +18660,29 @@ AMP_DEF const char* amp_level_name(amp_level level) {
         case AMPI_LEVEL_MAX: break;
     }
     return "?";
+}
+
+typedef struct ampi_style_row {
+    const char* text;
+    unsigned levels;
+    int cast_back;
+    amp_scaler_preset o1_scaler, o2_scaler;
+} ampi_style_row;
+
+/* The row of a style; NULL for a value that is not one. */
+AMPI_FN const ampi_style_row* ampi_style(amp_style style) {
+    static const ampi_style_row rows[] = {
+#define AMPI_X(name, text, levels, cast_back, o1_scaler, o2_scaler) \
+        { text, levels, cast_back, AMP_SCALER_##o1_scaler, AMP_SCALER_##o2_scaler },
+        AMP_STYLE_LIST(AMPI_X)
+#undef AMPI_X
+    };
+    return (unsigned)style < (unsigned)AMP_STYLE_COUNT ? &rows[style] : NULL;
+}
+
+AMP_DEF const char* amp_style_name(amp_style style) {
+    const ampi_style_row* row = ampi_style(style);
+    return row ? row->text : "?";
 }
 
 AMP_DEF const char* amp_reason_name(amp_reason reason) {
@@ -18668,6 +18723,18 @@ AMPI_FN amp_rule ampi_level_rule(amp_level level, amp_op op) {
     return level == AMP_O1 ? o1[op] : o2[op];
 }
 
+/* Puts what the style has elsewhere. */
+AMPI_FN void ampi_style_rules(amp_policy* p) {
+    static const struct { amp_style style; amp_level level; amp_op op; amp_rule rule; } rules[] = {
+#define AMPI_X(name, level, op, rule) { AMP_STYLE_##name, AMP_##level, AMP_OP_##op, AMP_RULE_##rule },
+        AMP_STYLE_RULES(AMPI_X)
+#undef AMPI_X
+    };
+    size_t i;
+    for (i = 0; i < sizeof rules / sizeof rules[0]; i++)
+        if (rules[i].style == p->style && rules[i].level == p->level) p->rules[rules[i].op] = rules[i].rule;
+}
+
 /* What the levels allow: O1 keeps the model in FP32 and casts per operator, so it has no cast model, no
    choice about batch norm and no choice about masters (Apex refuses the same three); O0 has nothing to
    choose at all. */
@@ -18679,11 +18746,10 @@ AMPI_FN amp_result ampi_policy_check_desc(const amp_policy_desc* d) {
     if (d->low_dtype != AMP_DTYPE_DEFAULT && d->low_dtype != AMP_F16 && d->low_dtype != AMP_BF16)
         return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: low_dtype must be f16 or bf16, not %s",
                          amp_dtype_name(d->low_dtype));
-    if ((int)d->style < AMP_STYLE_PYTORCH || (int)d->style > AMP_STYLE_MINDSPORE)
+    if (!ampi_style(d->style))
         return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: style %d does not exist", (int)d->style);
-    if (d->style != AMP_STYLE_PYTORCH && d->level != AMP_O1)
-        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: style belongs to O1; %s has one style only",
-                         level);
+    if (!(ampi_style(d->style)->levels >> d->level & 1u))
+        return ampi_fail(d->logger, AMP_ERR_POLICY, "policy: the style %s has no %s", amp_style_name(d->style), level);
     if (d->level <= AMP_O1 && d->cast_model == 1)
         return ampi_fail(d->logger, AMP_ERR_POLICY,
                          "policy: %s keeps the model in FP32, cast_model needs O2 or O3", level);
@@ -18750,10 +18816,12 @@ AMP_DEF amp_result amp_policy_init(amp_policy* p, const amp_policy_desc* desc) {
     memset(&out, 0, sizeof out);
     out.level = d.level;
     out.low_dtype = d.low_dtype == AMP_DTYPE_DEFAULT ? AMP_F16 : d.low_dtype;
-    out.cast_back = d.level == AMP_O1 && d.style == AMP_STYLE_MINDSPORE;
+    out.style = d.style;
+    out.cast_back = d.level == AMP_O1 && ampi_style(d.style)->cast_back;
     out.master_weights = d.level == AMP_O3 ? d.master_weights == 1 : d.master_weights != AMP_ZERO;
     for (i = 0; i < AMP_OP_COUNT; i++)
         ampi_policy_put(&out, (amp_op)i, ampi_level_rule(d.level, (amp_op)i), AMP_REASON_LEVEL);
+    ampi_style_rules(&out);
     if (d.keep_batchnorm_fp32 != 0)
         ampi_policy_put(&out, AMP_OP_BATCH_NORM, d.keep_batchnorm_fp32 == 1 ? AMP_RULE_FP32 : AMP_RULE_LOW,
                         AMP_REASON_KEEP_BN);
@@ -18771,10 +18839,12 @@ AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logg
     if (p->low_dtype != AMP_F16 && p->low_dtype != AMP_BF16)
         return ampi_fail(logger, AMP_ERR_POLICY,
                          "policy: low_dtype must be f16 or bf16; start from amp_policy_init");
+    if (!ampi_style(p->style))
+        return ampi_fail(logger, AMP_ERR_POLICY, "policy: style %d does not exist", (int)p->style);
     for (i = 0; i < AMP_OP_COUNT; i++) {
         amp_op op = (amp_op)i;
         int rule = (int)p->rules[i];
-        if (rule < 0 || rule > AMP_RULE_FOLLOW || (ampi_op_is_loss(op) && rule != AMP_RULE_FP32)
+        if (rule < 0 || rule > AMP_RULE_GRAY || (ampi_op_is_loss(op) && rule != AMP_RULE_FP32)
             || (ampi_op_is_transparent(op) && rule != AMP_RULE_FOLLOW))
             return ampi_fail(logger, AMP_ERR_POLICY, "policy: %s cannot have the rule %s (%d)",
                              amp_op_name(op), amp_rule_name(p->rules[i]), rule);
@@ -18784,7 +18854,7 @@ AMPI_FN amp_result ampi_policy_check(const amp_policy* p, const amp_logger* logg
 
 AMP_DEF amp_result amp_policy_set_rule(amp_policy* p, amp_op op, amp_rule rule) {
     if (!p) return AMP_ERR_ARGUMENT;
-    if (!ampi_op_is_valid(op) || ampi_op_is_transparent(op) || (int)rule < 0 || (int)rule > AMP_RULE_FOLLOW
+    if (!ampi_op_is_valid(op) || ampi_op_is_transparent(op) || (int)rule < 0 || (int)rule > AMP_RULE_GRAY
         || (ampi_op_is_loss(op) && rule != AMP_RULE_FP32)) return AMP_ERR_POLICY;
     ampi_policy_put(p, op, rule, AMP_REASON_RULE);
     return AMP_OK;
@@ -21650,6 +21720,7 @@ typedef struct ampi_node {
     int inputs[2], input_count;   /* nodes, as built */
     int reads[2];                 /* nodes whose memory is really read: behind flatten, or a cast */
     int has_region;               /* the innermost region says region_dtype */
+    int leads;                    /* 1 = a GRAY operator may be LOW before it */
     amp_dtype region_dtype, pin_dtype;
     amp_dtype visible;            /* the type that rules of later layers see */
     int order;                    /* position in the order of execution */
@@ -22467,18 +22538,34 @@ AMPI_FN void ampi_resolve_rule(const amp_model* m, ampi_node* n) {
     l->compute_dtype = forced;
 }
 
+/* For GRAY: which nodes are LOW, or have GRAY and FOLLOW ones alone between them and a LOW one or an end. */
+AMPI_FN void ampi_resolve_leads(amp_model* m) {
+    int i, j;
+    for (i = 0; i < m->layer_count; i++) m->nodes[i].leads = AMPI_NONE;             /* an end, so far */
+    for (i = m->layer_count - 1; i >= 0; i--) {
+        ampi_node* n = &m->nodes[i];
+        const int passes = n->layer.rule == AMP_RULE_GRAY || n->layer.rule == AMP_RULE_FOLLOW;
+        n->leads = n->layer.rule == AMP_RULE_LOW || (passes && n->leads != 0);
+        for (j = 0; j < n->input_count; j++)
+            if (n->leads || m->nodes[n->inputs[j]].leads == AMPI_NONE) m->nodes[n->inputs[j]].leads = n->leads;
+    }
+}
+
 AMPI_FN void ampi_resolve_types(amp_model* m) {
     int i;
+    for (i = 0; i < m->layer_count; i++) ampi_resolve_rule(m, &m->nodes[i]);
+    ampi_resolve_leads(m);
     for (i = 0; i < m->layer_count; i++) {
         ampi_node* n = &m->nodes[i];
         amp_dtype first, second;
-        ampi_resolve_rule(m, n);
         first = n->input_count > 0 ? m->nodes[n->inputs[0]].visible : AMP_F32;
         second = n->input_count > 1 ? m->nodes[n->inputs[1]].visible : first;
         if (n->layer.rule == AMP_RULE_FP32) n->layer.compute_dtype = AMP_F32;
         else if (n->layer.rule == AMP_RULE_FOLLOW) n->layer.compute_dtype = first;
         else if (n->layer.rule == AMP_RULE_PROMOTE)
             n->layer.compute_dtype = first == second ? first : AMP_F32;
+        else if (n->layer.rule == AMP_RULE_GRAY && !(n->leads && (first != AMP_F32 || second != AMP_F32)))
+            n->layer.compute_dtype = AMP_F32;
         n->visible = n->layer.compute_dtype;
         if (n->layer.rule == AMP_RULE_LOW && m->policy.cast_back) n->visible = AMP_F32;
     }
@@ -23011,6 +23098,7 @@ AMPI_FN amp_result ampi_init_weights(amp_model* m) {
    scale 1. */
 AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     const amp_level level = m->policy.level;
+    const ampi_style_row* style = ampi_style(m->policy.style);
     int i, dynamic = m->policy.low_dtype == AMP_F16 && (level == AMP_O1 || level == AMP_O2);
     amp_scaler_desc d;
     memset(&d, 0, sizeof d);
@@ -23019,7 +23107,7 @@ AMPI_FN amp_result ampi_init_scaler(amp_model* m) {
     else if (!dynamic) {
         d.preset = AMP_SCALER_STATIC;
         d.init_scale = 1.0f;
-    }
+    } else d.preset = level == AMP_O2 ? style->o2_scaler : style->o1_scaler;
     d.logger = &m->op_logger;
     return amp_scaler_init(&m->training.scaler, &d);
 }
@@ -26774,8 +26862,10 @@ AMP_DEF amp_result amp_model_print(const amp_model* m, FILE* out) {
     if (!m) return AMP_ERR_ARGUMENT;
     if (!out) return ampi_model_fail(m, AMP_ERR_ARGUMENT, "amp_model_print: out is NULL");
     if (!m->finalized) return ampi_model_fail(m, AMP_ERR_STATE, "amp_model_print: the model is not finalized");
-    fprintf(out, "%s%s%s, batch %d\n", amp_level_name(m->policy.level), m->policy.level == AMP_O0 ? "" : " ",
-            m->policy.level == AMP_O0 ? "" : amp_dtype_name(m->policy.low_dtype), m->desc.batch);
+    fprintf(out, "%s", amp_level_name(m->policy.level));
+    if (m->policy.level != AMP_O0)
+        fprintf(out, " %s, style %s", amp_dtype_name(m->policy.low_dtype), amp_style_name(m->policy.style));
+    fprintf(out, ", batch %d\n", m->desc.batch);
     fprintf(out, "%-24s %-22s %-14s %-7s %-7s %-7s %-8s %-20s %10s %12s\n", "layer", "operator", "output",
             "compute", "stored", "weights", "rule", "chosen by", "parameters", "bytes");
     for (i = 0; i < m->layer_count; i++) {

@@ -706,7 +706,7 @@ static void some_policy_desc(amp_policy_desc* d, amp_op* white, amp_op* black) {
     for (i = 0; i < 4; i++) { white[i] = (amp_op)number(0, AMP_OP_COUNT); black[i] = (amp_op)number(0, AMP_OP_COUNT); }
     d->level = (amp_level)number(0, 4);
     if (byte() & 1) d->low_dtype = type();
-    if (byte() >= 200) d->style = (amp_style)number(0, 2);
+    if (byte() >= 200) d->style = (amp_style)number(0, 5);
     if (byte() >= 200) { d->white = byte() >= 250 ? NULL : white; d->white_count = number(0, 5); }
     if (byte() >= 200) { d->black = black; d->black_count = number(0, 5); }
     if (d->white_count > 4) d->white_count = -1;

@@ -210,7 +210,7 @@ static void batch_norm_fields(void) {
 static void policy_fields(void) {
 #define P(field, v) INT(amp_policy_desc, field, v)
     static const bad list[] = {
-        P(level, -1), P(level, 4), P(low_dtype, 1), P(low_dtype, 4), P(low_dtype, -1), P(style, 2), P(style, -1), P(style, 1),
+        P(level, -1), P(level, 4), P(low_dtype, 1), P(low_dtype, 4), P(low_dtype, -1), P(style, 5), P(style, -1), P(style, 4),
         P(white_count, -1), P(white_count, 1), P(black_count, INT_MIN), P(black_count, 1), P(keep_batchnorm_fp32, 2),
         P(keep_batchnorm_fp32, -2), P(master_weights, 2), P(master_weights, INT_MIN), P(cast_model, 2), P(cast_model, -1)
     };
@@ -223,8 +223,8 @@ static void policy_fields(void) {
         d.logger = &logger;
         put(&d, &list[i]);
         REFUSED(AMP_ERR_POLICY, list[i].name, amp_policy_init((amp_policy*)(void*)memory, &d));
-        if (list[i].offset != offsetof(amp_policy_desc, style) || list[i].value == 1) continue;
-        d.level = AMP_O1;                                    /* the level that has two styles */
+        if (list[i].offset != offsetof(amp_policy_desc, style) || list[i].value == 4) continue;
+        d.level = AMP_O1;                                    /* the level that has OneFlow's, too */
         REFUSED(AMP_ERR_POLICY, list[i].name, amp_policy_init((amp_policy*)(void*)memory, &d));
     }
 }

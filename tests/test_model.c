@@ -1436,8 +1436,8 @@ static void test_types_by_level(void) {
     static const char* const O0[] = { "ff-0", "fff0", "fff0", "ff-0", "ff-0", "ff-0", "fff0", "ff-0", "fff0", "fff0", "ff-0", "ff-0" };
     /* The input's only reader wants 16 bits, so it is kept in 16; layer norm computes in FP32 but is read by a matrix layer. */
     static const char* const O1[] = { "fl-0", "lll0", "llf0", "ll-0", "ll-0", "ll-0", "lll0", "ll-0", "flf0", "lll0", "ff-0", "ff-0" };
-    /* MindSpore: what follows a matrix layer computes in FP32, though the matrix layers' own results are kept in 16 bits. */
-    static const char* const O1m[] = { "fl-0", "lll0", "fff0", "ff-0", "ff-0", "fl-0", "lll0", "ff-0", "flf0", "lll0", "ff-0", "ff-0" };
+    /* MindSpore: what follows a matrix layer or a ReLU computes in FP32, though their own results are kept in 16 bits. */
+    static const char* const O1m[] = { "fl-0", "lll0", "flf0", "ll-0", "ff-0", "fl-0", "lll0", "ff-0", "flf0", "lll0", "ff-0", "ff-0" };
     static const char* const O2[] = { "fl-0", "lll0", "flf0", "ll-0", "ll-0", "ll-0", "lll0", "ll-0", "flf0", "lll0", "ll-0", "ff-0" };
     static const char* const O3[] = { "fl-0", "lll0", "lll0", "ll-0", "ll-0", "ll-0", "lll0", "ll-0", "lll0", "lll0", "ll-0", "ff-0" };
     const char* const* const want[] = { O0, O1, O1m, O2, O3 };
@@ -1464,6 +1464,63 @@ static void test_types_by_level(void) {
             }
             amp_model_destroy(m);
         }
+}
+
+/* A scaler that the desc does not name is that of the style's system. */
+static void test_scaler_of_a_style(void) {
+    static const struct { amp_style style; amp_level level; amp_scaler_preset preset; float init; } want[] = {
+        { AMP_STYLE_PYTORCH, AMP_O1, AMP_SCALER_PYTORCH, 65536 }, { AMP_STYLE_MINDSPORE, AMP_O2, AMP_SCALER_MINDSPORE_MANAGER, 16777216 },
+        { AMP_STYLE_MINDSPORE, AMP_O0, AMP_SCALER_STATIC, 1 }, { AMP_STYLE_MINDSPORE, AMP_O1, AMP_SCALER_PYTORCH, 65536 },
+        { AMP_STYLE_MINDSPORE, AMP_O3, AMP_SCALER_STATIC, 1 }, { AMP_STYLE_APEX, AMP_O1, AMP_SCALER_APEX, 65536 },
+        { AMP_STYLE_APEX, AMP_O2, AMP_SCALER_APEX, 65536 }, { AMP_STYLE_APEX, AMP_O3, AMP_SCALER_STATIC, 1 },
+        { AMP_STYLE_NNABLA, AMP_O2, AMP_SCALER_NNABLA, 8 }, { AMP_STYLE_ONEFLOW, AMP_O1, AMP_SCALER_ONEFLOW, 65536 } };
+    int i;
+    for (i = 0; i < (int)(sizeof want / sizeof want[0]); i++) {
+        amp_model_desc d = model_desc(2, want[i].level, AMP_F16);
+        amp_model* m = NULL;
+        d.precision.style = want[i].style;
+        CHECK(amp_model_create(&m, &d) == AMP_OK);
+        build_classes(m);
+        CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+        CHECK_MSG(amp_model_scaler(m)->desc.preset == want[i].preset && amp_model_scaler(m)->state.scale == want[i].init,
+                  "%s %s: %s", amp_style_name(want[i].style), amp_level_name(want[i].level),
+                  amp_scaler_preset_name(amp_model_scaler(m)->desc.preset));
+        amp_model_destroy(m);
+    }
+}
+
+/* OneFlow's gray operators: half on the way from one white operator to another, or to an end; FP32 before a loss. */
+static void test_gray_operators(void) {
+    amp_model_desc d = model_desc(2, AMP_O1, AMP_F16);
+    amp_model* m = NULL;
+    amp_value x, early, c, g, p, r, back, sum, f, late, loss, pinned, behind, end;
+    int i;
+    d.precision.style = AMP_STYLE_ONEFLOW;
+    CHECK(amp_model_create(&m, &d) == AMP_OK);
+    x = amp_input(m, 3, 6, 6);
+    early = amp_tanh(m, x);                     /* no white one before it */
+    c = conv(m, early, 4, 3, 0, 1);
+    g = amp_gelu(m, c);
+    p = amp_avgpool2d(m, g, 2);
+    r = amp_relu(m, p);
+    back = conv(m, r, 4, 3, 0, 1);
+    sum = amp_add(m, back, p);                  /* gray itself, before a flatten and a white one */
+    f = amp_linear(m, amp_flatten(m, sum), 5);
+    late = amp_tanh(m, f);                      /* only a loss behind it */
+    loss = amp_softmax_cross_entropy(m, late, NULL);
+    pinned = amp_tanh(m, f);
+    behind = amp_gelu(m, pinned);               /* between FP32 and an end */
+    end = amp_softmax(m, f);                    /* between a white one and an end */
+    amp_pin(m, pinned, AMP_F32);
+    CHECK_MSG(amp_model_finalize(m) == AMP_OK, "%s", amp_model_error(m));
+    {
+        const amp_value all[] = { early, c, g, p, r, back, sum, f, late, loss, pinned, behind, end };
+        static const char want[] = "flllllllffffl";
+        for (i = 0; i < 13; i++)
+            CHECK_MSG((layer_of(m, all[i])->compute_dtype == AMP_F16) == (want[i] == 'l'), "%s", layer_of(m, all[i])->name);
+    }
+    CHECK(layer_of(m, g)->rule == AMP_RULE_GRAY && layer_of(m, g)->reason == AMP_REASON_LEVEL);
+    amp_model_destroy(m);
 }
 
 /* Lists move an operator and say so; a policy edited by hand, too. */
@@ -1735,6 +1792,8 @@ int main(void) {
     TEST(test_desc_is_copied);
     TEST(test_wrong_time);
     TEST(test_types_by_level);
+    TEST(test_scaler_of_a_style);
+    TEST(test_gray_operators);
     TEST(test_lists_in_a_model);
     TEST(test_pins_and_regions);
     TEST(test_manual_lenet);

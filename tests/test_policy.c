@@ -109,23 +109,60 @@ static void test_no_desc_is_O0(void) {
     CHECK(amp_policy_init(NULL, NULL) == AMP_ERR_ARGUMENT);
 }
 
-/* The two kinds of O1 have the same rules; MindSpore's casts the results of LOW operators back. */
+/* What each system puts where, as its documents say it: one letter per operator of `table`, G = gray.
+   MindSpore 2.10, mindspore.amp.auto_mixed_precision: the white list of O1 has Conv2d, Dense and ReLU of these operators,
+   the black list of O2 BatchNorm and LayerNorm; the loss of build_train_network is FP32; O3 converts all.
+   Apex, final version, apex/amp/lists and frontend.py: O1 has linear and conv2d in half, softmax, gelu, layer_norm and the
+   losses in FP32, add and cat promote; O2 keeps nothing but batch norm in FP32, O3 nothing.
+   NNabla 1.39, tutorial "Mixed Precision Training", type_config="half": everything in half but SoftMax and the losses;
+   statistics of norms are FP32 inside.
+   OneFlow 0.9, auto_mixed_precision_lists.cpp: white matmul and conv2d; gray avg_pool, add, layer_norm, dropout, softmax,
+   gelu, tanh, sigmoid and normalization; clear max_pool, relu, concat and flatten. */
+static const struct { amp_style style; const char* name; int level; const char* rules; int cast_back; } styles[] = {
+    /*                                   i c l m a b l r g t s s d a c f x m b */
+    { AMP_STYLE_PYTORCH,   "pytorch", 1,   ". L L . . . F . . . . F . P P . F F F", 0 },
+    { AMP_STYLE_PYTORCH,   "pytorch", 2,   ". L L L L F F L L L L L L L L . F F F", 0 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 1, ". L L . . . F L . . . F . P P . F F F", 1 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 2, ". L L L L F F L L L L L L L L . F F F", 0 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 3, ". L L L L L L L L L L L L L L . F F F", 0 },
+    { AMP_STYLE_MINDSPORE, "mindspore", 0, ". F F F F F F F F F F F F F F . F F F", 0 },
+    { AMP_STYLE_APEX,      "apex", 1,      ". L L . . . F . F . . F . P P . F F F", 0 },
+    { AMP_STYLE_APEX,      "apex", 2,      ". L L L L F L L L L L L L L L . F F F", 0 },
+    { AMP_STYLE_APEX,      "apex", 3,      ". L L L L L L L L L L L L L L . F F F", 0 },
+    { AMP_STYLE_NNABLA,    "nnabla", 2,    ". L L L L L L L L L L F L L L . F F F", 0 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 1,   ". L L . G G G . G G G G G G . . F F F", 0 },
+    { AMP_STYLE_ONEFLOW,   "oneflow", 0,   ". F F F F F F F F F F F F F F . F F F", 0 },
+};
+
 static void test_styles(void) {
-    amp_policy_desc d = level_desc(AMP_O1);
-    amp_policy torch = policy_of(d), mindspore;
-    int level;
-    d.style = AMP_STYLE_MINDSPORE;
-    mindspore = policy_of(d);
-    CHECK(torch.cast_back == 0 && mindspore.cast_back == 1);
-    CHECK(memcmp(torch.rules, mindspore.rules, sizeof torch.rules) == 0);
-    for (level = 0; level <= 3; level++) {
-        d = level_desc((amp_level)level);
-        d.style = AMP_STYLE_MINDSPORE;
-        if (level != 1) refused(d, "style", "O1");
+    static const struct { amp_style style; amp_level level; } none[] = {
+        { AMP_STYLE_NNABLA, AMP_O1 }, { AMP_STYLE_NNABLA, AMP_O3 }, { AMP_STYLE_ONEFLOW, AMP_O2 }, { AMP_STYLE_ONEFLOW, AMP_O3 } };
+    amp_policy_desc d;
+    int k, i;
+    for (k = 0; k < (int)(sizeof styles / sizeof *styles); k++) {
+        amp_policy p;
+        d = level_desc((amp_level)styles[k].level);
+        d.style = styles[k].style;
+        p = policy_of(d);
+        CHECK(p.style == d.style && p.cast_back == styles[k].cast_back && strcmp(amp_style_name(d.style), styles[k].name) == 0);
+        for (i = 0; i < OPS; i++) {
+            amp_rule want = styles[k].rules[2 * i] == 'G' ? AMP_RULE_GRAY : rule_of(styles[k].rules[2 * i]);
+            CHECK_MSG(p.rules[table[i].op] == want, "%s O%d: %s is %s", styles[k].name, styles[k].level, table[i].name,
+                      amp_rule_name(p.rules[table[i].op]));
+            CHECK(p.reasons[table[i].op] == AMP_REASON_LEVEL);
+        }
+    }
+    for (k = 0; k < 4; k++) {
+        d = level_desc(none[k].level);
+        d.style = none[k].style;
+        refused(d, amp_style_name(d.style), amp_level_name(d.level));
     }
     d = level_desc(AMP_O1);
-    d.style = (amp_style)2;
-    refused(d, "style", "2");
+    d.style = AMP_STYLE_COUNT;
+    refused(d, "style", "5");
+    d.style = (amp_style)-1;
+    refused(d, "style", "-1");
+    CHECK(strcmp(amp_style_name(AMP_STYLE_COUNT), "?") == 0 && strcmp(amp_style_name((amp_style)-1), "?") == 0);
 }
 
 static void test_unknown_values(void) {
@@ -289,12 +326,13 @@ static void test_set_rule(void) {
     CHECK(amp_policy_set_rule(&p, AMP_OP_LINEAR, AMP_RULE_PROMOTE) == AMP_OK);
     CHECK(p.rules[AMP_OP_LINEAR] == AMP_RULE_PROMOTE);
     CHECK(amp_policy_set_rule(&p, AMP_OP_MSE, AMP_RULE_FP32) == AMP_OK);
+    CHECK(amp_policy_set_rule(&p, AMP_OP_GELU, AMP_RULE_GRAY) == AMP_OK && p.rules[AMP_OP_GELU] == AMP_RULE_GRAY);
     before = p;
     CHECK(amp_policy_set_rule(&p, AMP_OP_MSE, AMP_RULE_LOW) == AMP_ERR_POLICY);
     CHECK(amp_policy_set_rule(&p, AMP_OP_SOFTMAX_CROSS_ENTROPY, AMP_RULE_FOLLOW) == AMP_ERR_POLICY);
     CHECK(amp_policy_set_rule(&p, AMP_OP_COUNT, AMP_RULE_LOW) == AMP_ERR_POLICY);
     CHECK(amp_policy_set_rule(&p, (amp_op)-1, AMP_RULE_LOW) == AMP_ERR_POLICY);
-    CHECK(amp_policy_set_rule(&p, AMP_OP_RELU, (amp_rule)4) == AMP_ERR_POLICY);
+    CHECK(amp_policy_set_rule(&p, AMP_OP_RELU, (amp_rule)5) == AMP_ERR_POLICY);
     CHECK(amp_policy_set_rule(&p, AMP_OP_RELU, (amp_rule)-1) == AMP_ERR_POLICY);
     CHECK(amp_policy_set_rule(&p, AMP_OP_FLATTEN, AMP_RULE_LOW) == AMP_ERR_POLICY);
     CHECK(amp_policy_set_rule(NULL, AMP_OP_RELU, AMP_RULE_LOW) == AMP_ERR_ARGUMENT);
@@ -323,7 +361,7 @@ static void test_names(void) {
     CHECK(strcmp(amp_rule_name(AMP_RULE_LOW), "LOW") == 0 && strcmp(amp_rule_name(AMP_RULE_FP32), "FP32") == 0);
     CHECK(strcmp(amp_rule_name(AMP_RULE_PROMOTE), "PROMOTE") == 0
           && strcmp(amp_rule_name(AMP_RULE_FOLLOW), "FOLLOW") == 0);
-    CHECK(strcmp(amp_rule_name((amp_rule)9), "?") == 0);
+    CHECK(strcmp(amp_rule_name(AMP_RULE_GRAY), "GRAY") == 0 && strcmp(amp_rule_name((amp_rule)9), "?") == 0);
     CHECK(strcmp(amp_level_name(AMP_O0), "O0") == 0 && strcmp(amp_level_name(AMP_O1), "O1") == 0);
     CHECK(strcmp(amp_level_name(AMP_O2), "O2") == 0 && strcmp(amp_level_name(AMP_O3), "O3") == 0);
     CHECK(strcmp(amp_level_name((amp_level)4), "?") == 0);

@@ -332,7 +332,7 @@ static void test_print_model(void) {
     if (!f) { TEST_SKIP("no temporary file"); amp_model_destroy(t.m); return; }
     CHECK(amp_model_print(t.m, f) == AMP_OK);
     read_back(f);
-    CHECK(strncmp(text, "O2 bf16, batch 6\n", 17) == 0);
+    CHECK(strncmp(text, "O2 bf16, style pytorch, batch 6\n", 32) == 0);
     for (i = 0; i < amp_model_layer_count(t.m); i++) {
         const amp_layer* l = amp_model_layer(t.m, i);
         const char* line = line_of(l->name);
