@@ -71,9 +71,9 @@ static amp_dtype type(void) {
 static int sentences;
 static void listen(amp_result code, const char* sentence, void* user_data) {
     (void)user_data;
-    if (code == AMP_OK || !sentence || strlen(sentence) < 10 || strchr(sentence, '\n')) give_up("a bad sentence");
+    if (!sentence || strlen(sentence) < 10 || strchr(sentence, '\n')) give_up("a bad sentence");
     if (amp_result_string(code) == NULL || amp_result_string(code)[0] == 'u') give_up("an unknown result code");
-    sentences++;
+    sentences += code != AMP_OK;        /* a remark is beside a call that went well */
 }
 static const amp_logger logger = { listen, NULL };
 
