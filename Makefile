@@ -11,7 +11,7 @@ B       ?= build
 DATA    ?=
 PYTHON  ?= python3
 
-TESTS    = half gemm conv ops policy scaler optim model train fit checkpoint files report data gpt alloc hostile
+TESTS    = half gemm conv ops nan policy scaler optim model train fit checkpoint files report data gpt alloc hostile
 EXAMPLES = train_small fit_lenet own_loop_fp32 own_loop gpt manual_lenet 01_half 02_loss_scale 03_master_weights 04_levels
 
 # Parallel builds unless the user says otherwise. (A + before a recipe: makes started by its script share the jobs.)

@@ -50,7 +50,8 @@
    Numbers.   Operands are stored in 16 bits; products and sums are carried in FP32; each result is
    rounded once, to nearest even. That is what a Tensor Core does. Losses, norm statistics, softmax and
    optimizers are FP32 inside. Checks for inf and NaN look at the bits in memory, so they hold under
-   -ffast-math and -Ofast too.
+   -ffast-math and -Ofast too. Every NaN that an operator of the CPU stores is the quiet NaN 0x7fc00000
+   rounded to its type; conversions and concat, which move values, keep its sign and what fits of its payload.
    The same bits everywhere. A run on the CPU gives the same bits on each instruction set, compiler,
    optimisation level and number of threads: every multiply-add is an explicit fma (emulated exactly where
    there is none), every sum has a fixed order, exp and its kin are the header's own. What breaks it:
@@ -359,8 +360,7 @@ typedef enum amp_transpose { AMP_NO_TRANS = 0, AMP_TRANS = 1, AMPI_TRANSPOSE_MAX
    operands of one 16-bit type, m and n at least 16 (F16: 32), k at least 32, on a processor with AMX: blocks of
    32 k (F16: 8), each of two chains of fma from +0 that are added and then added to acc, see impl-gemm.
    Then: alpha*acc is rounded once if alpha != 1, beta*C is added by one fma if beta != 0.
-   A NaN in the result is the quiet NaN 0x7fc00000 rounded to C's type, whatever NaN went in (not so with
-   AMP_SUMS_FAST). */
+   With AMP_SUMS_FAST a NaN in the result may be another one than 0x7fc00000. */
 AMP_DEF amp_result amp_gemm(amp_transpose trans_a, amp_transpose trans_b, size_t m, size_t n, size_t k,
                             float alpha, const void* a, amp_dtype a_dtype, size_t lda,
                             const void* b, amp_dtype b_dtype, size_t ldb,
@@ -2895,28 +2895,35 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_upper_x16(__m512i u) {
                                          0x0007000500030001);
     return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
 }
-/* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). */
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_round_bf16_x16(__m512i u) {
+/* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). A NaN keeps its sign and
+   the upper bits of its payload, or, where it is a result, becomes 0x7fc00000. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_round_bf16_x16(int result, __m512i u) {
     const __m512i one = _mm512_set1_epi32(1), rest = _mm512_set1_epi32(0x7ffe);
     const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, rest, 0x15);
-    return _mm512_mask_or_epi32(_mm512_sub_epi32(u, less), ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
+    const __m512i nan = _mm512_set1_epi32(0x7fc00000), rounded = _mm512_sub_epi32(u, less);
+    if (result) return _mm512_mask_mov_epi32(rounded, ampi_nan_x16(u), nan);
+    return _mm512_mask_or_epi32(rounded, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_f32_to_bf16_x16(__m512i u) {
-    return ampi_upper_x16(ampi_round_bf16_x16(u));
+    return ampi_upper_x16(ampi_round_bf16_x16(0, u));
+}
+/* x with NaNs as results have them. */
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_clean_x16(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    return _mm512_mask_mov_epi32(u, ampi_nan_x16(u), _mm512_set1_epi32(0x7fc00000));
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_bf16_to_f32_x16(__m256i h) {
     __m512i u = _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, h), 16);
     return _mm512_mask_or_epi32(u, ampi_nan_x16(u), u, _mm512_set1_epi32(0x400000));
 }
 
-/* Which of 32 numbers of 16 bits are NaNs, and all of them as they come back from floats: NaNs are quiet then. */
+/* Which of 32 numbers of 16 bits are NaNs, and all of them with NaNs as results have them. */
 AMPI_TARGET_AVX512 AMPI_VECTOR __mmask32 ampi_nan_x32(amp_dtype t, __m512i x) {
     const __m512i mag = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
     return _mm512_cmpgt_epi16_mask(mag, _mm512_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
 }
-AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_quiet_x32(amp_dtype t, __m512i x) {
-    const __m512i quiet = _mm512_or_si512(x, _mm512_set1_epi16(t == AMP_F16 ? 0x200 : 0x40));
-    return _mm512_mask_mov_epi16(x, ampi_nan_x32(t, x), quiet);
+AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_clean_x32(amp_dtype t, __m512i x) {
+    return _mm512_mask_mov_epi16(x, ampi_nan_x32(t, x), _mm512_set1_epi16(t == AMP_F16 ? 0x7e00 : 0x7fc0));
 }
 
 /* The loops: two whole vectors a turn, then masked ones. A masked store costs more than a plain one even where
@@ -2954,7 +2961,7 @@ AMPI_LOOP_AVX512(bf16_to_f32, float, uint16_t, AMPI_LOAD_HALF_X16, AMPI_PUT_F32_
 
 /* Elements [i, i+16) of an operand as floats, and back; those outside of the mask are 0, and not written. The type
    and, but for the last group, the mask are constants where these are inlined. A signalling NaN stays one on its way
-   in: for arithmetic, which makes it quiet. */
+   in, and on its way out all NaNs become 0x7fc00000. */
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_get_x16(amp_dtype t, const void* p, size_t i, __mmask16 m) {
     const __m256i bits = t == AMP_F32 ? _mm256_setzero_si256() : AMPI_LOAD_HALF_X16(m, (const uint16_t*)p + i);
     if (t == AMP_F32) return _mm512_maskz_loadu_ps(m, (const float*)p + i);
@@ -2963,13 +2970,13 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m512 ampi_get_x16(amp_dtype t, const void* p, s
         _mm512_maskz_slli_epi32(AMPI_ALL16, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, bits), 16));
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_fetched_x16(amp_dtype t, void* p, size_t i, __mmask16 m, __m512 x) {
-    const __m512i u = _mm512_castps_si512(x);
     __m256i bits;
     if (t == AMP_F32) {
-        _mm512_mask_storeu_ps((float*)p + i, m, x);
+        _mm512_mask_storeu_epi32((float*)p + i, m, ampi_clean_x16(x));
         return;
     }
-    bits = t == AMP_F16 ? ampi_f32_to_half_x16(u) : ampi_f32_to_bf16_x16(u);
+    if (t == AMP_F16) bits = ampi_f32_to_half_x16(ampi_clean_x16(x));
+    else bits = ampi_upper_x16(ampi_round_bf16_x16(1, _mm512_castps_si512(x)));
     if (m == AMPI_ALL16) AMPI_PUT_HALF_X16((uint16_t*)p + i, bits);
     else _mm256_mask_storeu_epi16((uint16_t*)p + i, m, bits);
 }
@@ -2983,8 +2990,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_put_x32(amp_dtype t, void* p, size_t i,
                                          0x0027002500230021, 0x001f001d001b0019, 0x0017001500130011,
                                          0x000f000d000b0009, 0x0007000500030001);
     if (t == AMP_BF16) {
-        const __m512i u = ampi_round_bf16_x16(_mm512_castps_si512(x));
-        const __m512i v = ampi_round_bf16_x16(_mm512_castps_si512(y));
+        const __m512i u = ampi_round_bf16_x16(1, _mm512_castps_si512(x));
+        const __m512i v = ampi_round_bf16_x16(1, _mm512_castps_si512(y));
         _mm512_storeu_si512((uint16_t*)p + i, _mm512_permutex2var_epi16(u, odd, v));
     } else {
         ampi_put_fetched_x16(t, p, i, AMPI_ALL16, x);
@@ -3052,14 +3059,15 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_half_to_f32_avx2(float* dst, const 
     _mm256_storeu_ps(dst, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)src)));
     _mm256_storeu_ps(dst + 8, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)(src + 8))));
 }
-/* Eight floats to bfloat16, each in the upper half of its lane. NaNs are rare, and blending is slow. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_round_avx2(__m256 v) {
+/* Eight floats to bfloat16, each in the upper half of its lane. NaNs are rare, and blending is slow. A result's NaNs
+   become 0x7fc0. */
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_round_avx2(int result, __m256 v) {
     __m256i u = _mm256_castps_si256(v);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
     __m256i mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
     __m256i nan = _mm256_cmpgt_epi32(mag, _mm256_set1_epi32(0x7f800000));
-    __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+    __m256i quiet = result ? _mm256_set1_epi32(0x7fc00000) : _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
     return _mm256_movemask_epi8(nan) ? _mm256_blendv_epi8(rounded, quiet, nan) : rounded;
 }
 /* The upper halves of the lanes, in the order of packus, which works within the 128-bit halves of a register: those of
@@ -3070,18 +3078,18 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pack_upper_avx2(__m256i a, __m256i b) 
 /* Sixteen floats to bfloat16, in that order. A word goes up by one where what is cut off behind it is more than half,
    or half and the word odd: less 2^15, and one more if the word is odd, that is more than 0. Infinities and NaNs, whose
    exponents 2^7 more carries into the sign, are rare. */
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_pack_avx2(__m256 a, __m256 b) {
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_bf16_pack_avx2(int result, __m256 a, __m256 b) {
     const __m256i u = _mm256_castps_si256(a), v = _mm256_castps_si256(b), lower = _mm256_set1_epi32(0xffff);
     const __m256i words = ampi_pack_upper_avx2(u, v), mag = _mm256_and_si256(words, _mm256_set1_epi16(0x7fff));
     __m256i cut = _mm256_packus_epi32(_mm256_and_si256(u, lower), _mm256_and_si256(v, lower));
     if ((unsigned)_mm256_movemask_epi8(_mm256_add_epi16(mag, _mm256_set1_epi16(0x80))) & 0xaaaaaaaau)
-        return ampi_pack_upper_avx2(ampi_bf16_round_avx2(a), ampi_bf16_round_avx2(b));
+        return ampi_pack_upper_avx2(ampi_bf16_round_avx2(result, a), ampi_bf16_round_avx2(result, b));
     cut = _mm256_xor_si256(cut, _mm256_set1_epi16(-0x7fff - 1));
     cut = _mm256_adds_epi16(cut, _mm256_and_si256(words, _mm256_set1_epi16(1)));
     return _mm256_sub_epi16(words, _mm256_cmpgt_epi16(cut, _mm256_setzero_si256()));
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_lanes_f32_to_bf16_avx2(uint16_t* dst, const float* src) {
-    const __m256i words = ampi_bf16_pack_avx2(_mm256_loadu_ps(src), _mm256_loadu_ps(src + 8));
+    const __m256i words = ampi_bf16_pack_avx2(0, _mm256_loadu_ps(src), _mm256_loadu_ps(src + 8));
     _mm256_storeu_si256((__m256i*)(void*)dst, _mm256_permute4x64_epi64(words, 0xd8));
 }
 /* Eight bfloat16, each in the upper half of its lane: a signalling NaN stays one. */
@@ -4596,8 +4604,7 @@ AMPI_FN void ampi_load_block_wide(float* dst, size_t ldd, const void* src, amp_d
     else ampi_load_block_avx512(dst, ldd, src, t, lds, rows, cols);
 }
 
-/* Eight elements, or the first `rest` and zeros; and back, rounded as conversions are. The results of products have
-   one kind of NaN. */
+/* Eight elements, or the first `rest` and zeros; and back, rounded as conversions are, with one kind of NaN. */
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_read8_avx2(const void* src, amp_dtype t, size_t i, size_t rest) {
     const uint16_t* h = (const uint16_t*)src + i;
     const float* f = (const float*)src + i;
@@ -4607,6 +4614,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256 ampi_read8_avx2(const void* src, amp_dtype t
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
     __m128i h;
+    if (t != AMP_BF16) v = AMPI_V8_CLEAN(v);
     if (t == AMP_F32) {
         if (rest >= 8) AMPI_V8_STORE((float*)dst + i, v); else AMPI_V8_STORE_TAIL((float*)dst + i, v, rest);
         return;
@@ -4614,16 +4622,13 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put8_avx2(void* dst, amp_dtype t, size_t 
     if (t == AMP_F16) h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
     else {
         const __m256i upper = _mm256_broadcastsi128_si256(_mm_set_epi64x(-1, 0x0f0e0b0a07060302));
-        const __m256i words = _mm256_shuffle_epi8(ampi_bf16_round_avx2(v), upper);
+        const __m256i words = _mm256_shuffle_epi8(ampi_bf16_round_avx2(1, v), upper);
         h = _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08));
     }
     ampi_store_words_avx2((uint16_t*)dst + i, rest, h);
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_write8_avx2(void* dst, amp_dtype t, size_t i, size_t rest, __m256 v) {
-    ampi_put8_avx2(dst, t, i, rest, AMPI_V8_CLEAN(v));
-}
 #define AMPI_V8_READ ampi_read8_avx2
-#define AMPI_V8_WRITE ampi_write8_avx2
+#define AMPI_V8_WRITE ampi_put8_avx2
 #define AMPI_V8_FIRST(v) _mm256_broadcastss_ps(_mm256_castps256_ps128(v))
 AMPI_FINISH(ampi_finish_avx2, V8)
 
@@ -11958,7 +11963,8 @@ AMPI_HD AMPI_INLINE float ampi_copysign(float x, float sign) {
 }
 /* |x| or high, whichever is smaller, with the sign of x. A NaN stays. */
 AMPI_HD AMPI_INLINE float ampi_clamp(float x, float high) {
-    return ampi_select(ampi_mask(ampi_abs(x) > high), ampi_copysign(high, x), x);
+    const int32_t mag = (int32_t)(ampi_bits(x) & 0x7fffffffu);
+    return ampi_select(ampi_mask(mag > (int32_t)ampi_bits(high)) & ~ampi_nan_mask(x), ampi_copysign(high, x), x);
 }
 
 /* Reduces x = n*ln2 + r with |r| <= ln2/2: returns r, and *scale = 2^n if -127 < n < 128. Adding 1.5 * 2^23
@@ -11984,7 +11990,8 @@ AMPI_HD AMPI_INLINE float ampi_expm1(int hw, float r) {
    whether a compiler makes one fma of 1 + exp(x). Error: 1.02. */
 AMPI_HD AMPI_INLINE float ampi_exp(int hw, float x) {
     float scale, y = 1.0f + ampi_expm1(hw, ampi_exp_reduce(hw, x, &scale));
-    return ampi_float(ampi_bits(y * scale) & ~ampi_mask(x < -87.3365402f));
+    const uint32_t least = 0xc2aeac4fu;                       /* the bits of -87.3365402; below it, down to -inf */
+    return ampi_float(ampi_bits(y * scale) & ~ampi_mask(ampi_bits(x) - (least + 1u) < 0xff800000u - least));
 }
 
 #if AMPI_X86
@@ -12422,12 +12429,32 @@ AMPI_FN const float* ampi_view_or(const void* data, amp_dtype t, size_t i, size_
     for (l = 0; l < ampi_padded(n); l++) tile[l] = missing;
     return tile;
 }
+/* Every NaN of a result is 0x7fc00000, rounded to the result's type: which sign and payload an operation gives differs
+   between processors, and between orders of operands. */
+AMPI_INLINE void ampi_clean_body(int hw, float* v, size_t n) {
+    uint32_t nan[AMPI_LANES] = { 0 }, any = 0;    /* the sign bit: beyond infinity */
+    size_t i = 0, l;
+    (void)hw;
+    AMPI_FORGET(v);
+    for (; i + AMPI_LANES <= n; i += AMPI_LANES)
+        for (l = 0; l < AMPI_LANES; l++) nan[l] |= 0x7f800000u - (ampi_bits(v[i + l]) & 0x7fffffffu);
+    for (; i < n; i++) any |= 0x7f800000u - (ampi_bits(v[i]) & 0x7fffffffu);
+    for (l = 0; l < AMPI_LANES; l++) any |= nan[l];
+    for (i = 0; any >> 31 && i < n; i++) v[i] = ampi_clean_nan(v[i]);
+}
+AMPI_KERNEL(ampi_clean, (float* v, size_t n), v, n)
 /* Where to form elements [i, i+n) of a result: in place or in `tile`, from which ampi_close stores them. */
 AMPI_FN float* ampi_open(void* data, amp_dtype t, size_t i, size_t n, float* tile) {
     return ampi_direct(t, n) ? (float*)data + i : tile;
 }
-AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, const float* tile) {
+AMPI_FN void ampi_close(void* data, amp_dtype t, size_t i, size_t n, float* tile) {
+    ampi_clean(tile, n);
     if (!ampi_direct(t, n)) ampi_store_f32(data, t, i, tile, n);
+}
+/* Elements [i, i+n) of a result from v. */
+AMPI_FN void ampi_store(void* data, amp_dtype t, size_t i, float* v, size_t n) {
+    ampi_clean(v, n);
+    ampi_store_f32(data, t, i, v, n);
 }
 /* n elements of any type that a kernel reads or writes. By hand for AVX-512 kernels take operands of any type, if all
    are of one, and some for AVX2 too (by hand for both); others take floats. */
@@ -12458,7 +12485,7 @@ AMPI_FN void ampi_store_one(void* data, amp_dtype t, size_t i, float value, int 
         ampi_load_f32(&old, data, t, i, 1);
         value = old + value;
     }
-    ampi_store_f32(data, t, i, &value, 1);
+    ampi_store(data, t, i, &value, 1);
 }
 AMPI_FN float ampi_load_one(const void* data, amp_dtype t, size_t i, float missing) {
     if (data) ampi_load_f32(&missing, data, t, i, 1);
@@ -12840,7 +12867,7 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_put_fetched_twin(amp_dtype t, void* p, si
         if (n > 8) ampi_put8_avx2(p, t, i + 8, n - 8, x.b);
         return;
     }
-    words = ampi_bf16_pack_avx2(x.a, x.b);
+    words = ampi_bf16_pack_avx2(1, x.a, x.b);
     if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, words); return; }
     ampi_store_words_avx2(h, n, _mm256_castsi256_si128(words));
     if (n > 8) ampi_store_words_avx2(h + 8, n - 8, _mm256_extracti128_si256(words, 1));
@@ -13149,7 +13176,7 @@ AMPI_FN void ampi_short_store(void* y, amp_dtype t, size_t start, const float* t
     size_t at = ampi_div_up(d, g.lanes) * g.lanes;
     for (; at > 0; at -= g.lanes)
         g.transpose(tile + at - g.lanes, d, turned + (at - g.lanes) * AMPI_SHORT, AMPI_SHORT, ampi_padded(rows), 0);
-    ampi_store_f32(y, t, start, tile, rows * d);
+    ampi_store(y, t, start, tile, rows * d);
 }
 
 /* A column's rows from r on. Compilers are not to take several columns together. */
@@ -13441,7 +13468,7 @@ AMPI_APART void ampi_pool_small_plane(const ampi_pool_plan* p, const void* x, am
     } else {
         ampi_pool_small_sums(p, v, y_tile);
     }
-    ampi_store_f32(y, yt, plane * out, y_tile, out);
+    ampi_store(y, yt, plane * out, y_tile, out);
 }
 
 /* Averages of whole planes, small ones: a sum waits for each of its additions, so those of 16 planes go on side by
@@ -13483,7 +13510,7 @@ AMPI_FN void ampi_pool_global_planes(const ampi_pool_plan* p, const void* x, amp
         ampi_pool_pixels(acc, turned, count);
     }
     for (l = 0; l < AMPI_LANES; l++) acc[l] /= ampi_pool_count(p, 0, 0);
-    ampi_store_f32(y, yt, plane, acc, AMPI_LANES);
+    ampi_store(y, yt, plane, acc, AMPI_LANES);
 }
 
 /* Maxima of 2 x 2 windows side by side, the usual ones: 16 at a time, from rows x0 and x1. */
@@ -13555,21 +13582,21 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_split_avx512(__m512* a, __m512* b)
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_ring_zip_avx512(amp_dtype t, void* x, __mmask32 m, __mmask16 upper,
                                                          __m512 even, __m512 odd) {
     const __m512i zip = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
+    const __m512i e = t == AMP_BF16 ? _mm512_castps_si512(even) : ampi_clean_x16(even);
+    const __m512i o = t == AMP_BF16 ? _mm512_castps_si512(odd) : ampi_clean_x16(odd);
     __m512i low, high;
     float* f = (float*)x;
     AMPI_AHEAD(x, 0);
     if (t == AMP_F32) {
         const __m512i last = _mm512_or_si512(zip, _mm512_set1_epi32(8));
         AMPI_AHEAD(x, 64);
-        _mm512_mask_storeu_ps(f, (__mmask16)m, _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, zip, odd));
-        _mm512_mask_storeu_ps(f + 16, upper,
-                              _mm512_maskz_permutex2var_ps(AMPI_ALL16, even, last, odd));
+        _mm512_mask_storeu_epi32(f, (__mmask16)m, _mm512_maskz_permutex2var_epi32(AMPI_ALL16, e, zip, o));
+        _mm512_mask_storeu_epi32(f + 16, upper, _mm512_maskz_permutex2var_epi32(AMPI_ALL16, e, last, o));
         return;
     }
     if (t == AMP_BF16) {
-        low = _mm512_maskz_srli_epi32(AMPI_ALL16, ampi_round_bf16_x16(e), 16);
-        high = _mm512_and_si512(ampi_round_bf16_x16(o), _mm512_set1_epi32((int)0xffff0000u));
+        low = _mm512_maskz_srli_epi32(AMPI_ALL16, ampi_round_bf16_x16(1, e), 16);
+        high = _mm512_and_si512(ampi_round_bf16_x16(1, o), _mm512_set1_epi32((int)0xffff0000u));
     } else {
         low = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, ampi_f32_to_half_x16(e));
         high = _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, ampi_f32_to_half_x16(o));
@@ -13605,14 +13632,14 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_ring_zip_avx2(amp_dtype t, void* x, size_
         return;
     }
     if (t == AMP_BF16) {
-        const __m256i low = _mm256_srli_epi32(ampi_bf16_round_avx2(even), 16);
-        const __m256i both = _mm256_blend_epi16(low, ampi_bf16_round_avx2(odd), 0xaa);
+        const __m256i low = _mm256_srli_epi32(ampi_bf16_round_avx2(1, even), 16);
+        const __m256i both = _mm256_blend_epi16(low, ampi_bf16_round_avx2(1, odd), 0xaa);
         if (n >= 16) { _mm256_storeu_si256((__m256i*)(void*)h, both); return; }
         a = _mm256_castsi256_si128(both);
         b = _mm256_extracti128_si256(both, 1);
     } else {
-        const __m128i low = _mm256_cvtps_ph(even, _MM_FROUND_TO_NEAREST_INT);
-        const __m128i high = _mm256_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT);
+        const __m128i low = _mm256_cvtps_ph(AMPI_V8_CLEAN(even), _MM_FROUND_TO_NEAREST_INT);
+        const __m128i high = _mm256_cvtps_ph(AMPI_V8_CLEAN(odd), _MM_FROUND_TO_NEAREST_INT);
         a = _mm_unpacklo_epi16(low, high);
         b = _mm_unpackhi_epi16(low, high);
     }
@@ -13755,7 +13782,8 @@ AMPI_FN void ampi_pool_quads_plane(const ampi_pool_plan* p, const void* x, amp_d
         v = ampi_pool_view(x, xt, from, 2 * rows * w, p->planes * h * w, tile);
         ampi_pool_quads_rows(d, v, dy ? ampi_pool_view(dy, dyt, at, rows * n, p->planes * oh * n, g_tile) : NULL, w,
                              rows, n);
-        if (d == out_tile) ampi_store_f32(out, t, to, out_tile, count);
+        if (d == out_tile) ampi_store(out, t, to, out_tile, count);
+        else ampi_clean(d, count);
     }
     if (!dy || h % 2 == 0) return;
     memset(out_tile, 0, w * sizeof *out_tile);                    /* the row that no window covers */
@@ -13813,11 +13841,11 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_pool_words_max(amp_dtype t, ampi_poo
     __m512i word;
     ampi_pool_words_search(t, x, &right, &below);
     word = _mm512_mask_mov_epi32(x.up, below, x.down);
-    word = ampi_quiet_x32(t, _mm512_mask_srli_epi32(word, right, word, 16));
+    word = ampi_clean_x32(t, _mm512_mask_srli_epi32(word, right, word, 16));
     return _mm512_maskz_cvtepi32_epi16(AMPI_ALL16, word);
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR ampi_pool_pair ampi_pool_words_spread(amp_dtype t, ampi_pool_pair x, __m256i dy) {
-    __m512i g = ampi_quiet_x32(t, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, dy));
+    __m512i g = ampi_clean_x32(t, _mm512_maskz_cvtepu16_epi32(AMPI_ALL16, dy));
     __mmask16 right, below;
     ampi_pool_words_search(t, x, &right, &below);
     g = _mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(g, _mm512_set1_epi32(0x8000)), g);     /* 0 + -0 = 0 */
@@ -13896,9 +13924,8 @@ AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_nan_y16(amp_dtype t, __m256i x) {
     const __m256i mag = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
     return _mm256_cmpgt_epi16(mag, _mm256_set1_epi16(t == AMP_F16 ? 0x7c00 : 0x7f80));
 }
-AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_quiet_y16(amp_dtype t, __m256i x) {
-    const __m256i quiet = _mm256_set1_epi16(t == AMP_F16 ? 0x200 : 0x40);
-    return _mm256_or_si256(x, _mm256_and_si256(ampi_nan_y16(t, x), quiet));
+AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_clean_y16(amp_dtype t, __m256i x) {
+    return _mm256_blendv_epi8(x, _mm256_set1_epi16(t == AMP_F16 ? 0x7e00 : 0x7fc0), ampi_nan_y16(t, x));
 }
 AMPI_TARGET_AVX2 AMPI_VECTOR __m256i ampi_pool_keys_y16(amp_dtype t, __m256i x) {
     const __m256i key = _mm256_sign_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7fff)), x);
@@ -13930,13 +13957,13 @@ AMPI_TARGET_AVX2 AMPI_VECTOR void ampi_pool_words_y8(amp_dtype t, size_t m, size
     __m256i right, below, v;
     ampi_pool_words_search_y8(t, up, down, &right, &below);
     if (dy) {
-        v = ampi_quiet_y16(t, _mm256_cvtepu16_epi32(ampi_load_words_avx2(dy, m)));
+        v = ampi_clean_y16(t, _mm256_cvtepu16_epi32(ampi_load_words_avx2(dy, m)));
         v = _mm256_andnot_si256(_mm256_cmpeq_epi32(v, _mm256_set1_epi32(0x8000)), v);              /* 0 + -0 = 0 */
         v = _mm256_sllv_epi32(v, right);
         ampi_pool_put_words_y8(out, m, _mm256_andnot_si256(below, v));
         ampi_pool_put_words_y8(out + w, m, _mm256_and_si256(below, v));
     } else {
-        v = ampi_quiet_y16(t, _mm256_srlv_epi32(_mm256_blendv_epi8(up, down, below), right));
+        v = ampi_clean_y16(t, _mm256_srlv_epi32(_mm256_blendv_epi8(up, down, below), right));
         v = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
         v = _mm256_permute4x64_epi64(_mm256_packus_epi32(v, v), 0x08);
         ampi_store_words_avx2(out, m, _mm256_castsi256_si128(v));
@@ -13980,7 +14007,7 @@ AMPI_APART void ampi_pool_plane(const ampi_pool_plan* p, const void* x, amp_dtyp
             int o1 = o0 + ampi_min_int(p->ow - o0, AMPI_POOL_BLOCK);
             ampi_pool_block(p, x, xt, x_plane, oh, o0, o1, acc);
             for (i = o0; !p->max && i < o1; i++) acc[i - o0] /= ampi_pool_count(p, oh, i);
-            ampi_store_f32(y, yt, y_plane + (size_t)oh * (size_t)p->ow + (size_t)o0, acc, (size_t)(o1 - o0));
+            ampi_store(y, yt, y_plane + (size_t)oh * (size_t)p->ow + (size_t)o0, acc, (size_t)(o1 - o0));
         }
 }
 
@@ -14096,8 +14123,8 @@ AMPI_FN void ampi_pool_band_backward(const ampi_pool_plan* p, const ampi_pool_ba
             }
         }
     for (i = b->r0; i < b->r1; i++)
-        ampi_store_f32(dx, dxt, x_plane + (size_t)i * (size_t)p->w + (size_t)b->c0, acc + (i - b->r0) * width,
-                       (size_t)width);
+        ampi_store(dx, dxt, x_plane + (size_t)i * (size_t)p->w + (size_t)b->c0, acc + (i - b->r0) * width,
+                   (size_t)width);
 }
 
 /* A plane in bands of whole rows, or of parts of one row where a row is too long. */
@@ -15182,7 +15209,7 @@ AMPI_APART void ampi_pool_small_plane_backward(const ampi_pool_plan* p, const vo
     } else {
         ampi_pool_small_spread(p, g, acc);
     }
-    ampi_store_f32(dx, dxt, plane * n, acc, n);
+    ampi_store(dx, dxt, plane * n, acc, n);
 }
 
 AMPI_FN void ampi_pool_forward_plane(const ampi_pool_plan* p, const ampi_pool_words* words, const void* x, amp_dtype xt,
@@ -15394,8 +15421,9 @@ AMPI_FN size_t ampi_bn_load(const ampi_bn_plan* p, const void* x, amp_dtype t, s
     return n;
 }
 AMPI_FN void ampi_bn_store(const ampi_bn_plan* p, void* y, amp_dtype t, size_t group, size_t step,
-                           const float* tile, size_t n) {
+                           float* tile, size_t n) {
     ampi_bn_tile raw;
+    ampi_clean(tile, n);
     if (ampi_dtype(t) != AMP_F32) ampi_store_f32(&raw, t, 0, tile, n);
     ampi_bn_scatter(p, y, t, group, step, ampi_dtype(t) == AMP_F32 ? (const void*)tile : (const void*)&raw);
 }
@@ -15585,7 +15613,7 @@ AMPI_FN void ampi_bn_measure(const ampi_bn_plan* p, const void* x, amp_dtype xt,
         const double off = ampi_dtype(xt) == AMP_F32 ? first - at : first;
         mean[l] = ampi_dtype(xt) == AMP_F32 ? first : at + first;
         squares[l] -= off * off / (1.0 / values);
-        if (squares[l] < 0.0) squares[l] = 0.0;
+        if (ampi_bits64(squares[l]) - 0x8000000000000001u < AMPI_INF64) squares[l] = 0.0;      /* below 0, no NaN */
     }
 }
 
@@ -15616,6 +15644,8 @@ AMPI_FN void ampi_bn_train(const ampi_bn_plan* p, const void* x, amp_dtype xt, s
             stats->mean[l] = (float)mean[l];
             stats->invstd[l] = own < l ? stats->invstd[own] : (float)(1.0 / sqrt(squares[l] / values + (double)p->eps));
         }
+        ampi_clean(stats->mean, AMPI_LANES);
+        ampi_clean(stats->invstd, AMPI_LANES);
         for (l = 0; l < width; l++) {
             size_t c = group * p->per_group + l;
             save_mean[c] = stats->mean[l];
@@ -15636,6 +15666,8 @@ AMPI_FN void ampi_bn_evaluate(const ampi_bn_plan* p, size_t group, const float* 
     for (l = 0; l < p->per_group; l++)
         stats->invstd[l] = (float)(1.0 / sqrt((double)stats->invstd[l] + (double)p->eps));
     for (; l < AMPI_LANES; l++) stats->invstd[l] = stats->invstd[ampi_bn_own(p, l)];
+    ampi_clean(stats->mean, AMPI_LANES);
+    ampi_clean(stats->invstd, AMPI_LANES);
     if (save_mean) memcpy(save_mean + group * p->per_group, stats->mean, width * sizeof(float));
     if (save_invstd) memcpy(save_invstd + group * p->per_group, stats->invstd, width * sizeof(float));
 }
@@ -16109,7 +16141,7 @@ AMPI_FN void ampi_bn_give(const ampi_bn_plan* p, void* data, amp_dtype t, size_t
     for (l = 0; l < AMPI_LANES; l++) value[l] = (float)sum[l];
     if (accumulate) ampi_load_f32(old, data, t, start, width);
     for (l = 0; accumulate && l < width; l++) value[l] = old[l] + value[l];
-    ampi_store_f32(data, t, start, value, width);
+    ampi_store(data, t, start, value, width);
 }
 
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
@@ -16574,8 +16606,8 @@ AMPI_FN void ampi_ln_short(const void* x, amp_dtype xt, const float* gamma, cons
     }
     ampi_short_norm(turned, mean, invstd, gamma, beta, all, d);
     ampi_short_store(y, yt, row * d, turned, n, d);
-    if (save_mean) memcpy(save_mean + row, mean, n * sizeof *mean);
-    if (save_invstd) memcpy(save_invstd + row, invstd, n * sizeof *invstd);
+    if (save_mean) ampi_store(save_mean, AMP_F32, row, mean, n);
+    if (save_invstd) ampi_store(save_invstd, AMP_F32, row, invstd, n);
 }
 
 AMP_DEF amp_result amp_layer_norm_forward(const void* x, amp_dtype x_dtype, const void* gamma,
@@ -17056,7 +17088,7 @@ AMPI_FN void ampi_ln_store_sums(void* dst, amp_dtype t, size_t start, size_t n, 
     for (i = 0; i < n; i++) sums[i] = (float)src[i];
     if (accumulate) ampi_load_f32(old, dst, t, start, n);
     for (i = 0; accumulate && i < n; i++) sums[i] = old[i] + sums[i];
-    ampi_store_f32(dst, t, start, sums, n);
+    ampi_store(dst, t, start, sums, n);
 }
 /* A column's sum is that of its runs of so many rows, each from 0 on, in their order: threads can share out runs. They
    are not many, as adding their sums is not shared. */
@@ -17354,7 +17386,7 @@ AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_slope_x16(amp_dtype t, size_t i, __mmas
 /* ReLU of numbers of 16 bits, as integers: x where s passes. */
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_relu_x32(amp_dtype t, __m512i x, __m512i s) {
     const __mmask32 pass = _mm512_cmpgt_epi16_mask(s, _mm512_setzero_si512()) | ampi_nan_x32(t, s);
-    return _mm512_maskz_mov_epi16(pass, ampi_quiet_x32(t, x));
+    return _mm512_maskz_mov_epi16(pass, ampi_clean_x32(t, x));
 }
 AMPI_TARGET_AVX512 AMPI_VECTOR void ampi_relu_low(amp_dtype t, void* y, const void* x, const void* s, size_t n) {
     uint16_t* to = (uint16_t*)y;
@@ -18411,7 +18443,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
         const int64_t some = n / AMPI_SHORT < AMPI_PARTS ? AMPI_PARTS : 1;    /* parts: small ones share turns */
         AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i += some)
             ampi_cross_entropy_short(logits, logits_dtype, labels, smoothing, n, classes, parts, i, i + some));
-        *loss = (float)(ampi_parts_total(parts) / (double)n);
+        ampi_store_one(loss, AMP_F32, 0, (float)(ampi_parts_total(parts) / (double)n), 0);
         return AMP_OK;
     }
     AMPI_PARALLEL_FOR(n * classes >= AMPI_PARALLEL_MIN, for (i = 0; i < AMPI_PARTS; i++) {
@@ -18427,7 +18459,7 @@ AMP_DEF amp_result amp_softmax_cross_entropy_forward(const void* logits, amp_dty
         }
         parts[i] = sum;
     });
-    *loss = (float)(ampi_parts_total(parts) / (double)n);
+    ampi_store_one(loss, AMP_F32, 0, (float)(ampi_parts_total(parts) / (double)n), 0);
     return AMP_OK;
 }
 
@@ -18445,7 +18477,7 @@ AMPI_FN void ampi_cross_entropy_row_backward(const void* x, amp_dtype t, size_t 
         ampi_row_affine(dx, dxt, start + i, tile, inverse, base, factor, n);
     }
     target *= factor;
-    ampi_store_f32(dx, dxt, start + label, &target, 1);
+    ampi_store(dx, dxt, start + label, &target, 1);
 }
 
 /* AMPI_SHORT of n short rows, from `row` on. */
@@ -18565,7 +18597,7 @@ AMPI_FN amp_result ampi_loss_forward(ampi_loss kind, const char* op, const void*
         }
         parts[part] = ampi_lane_total(acc);
     });
-    *loss = (float)(ampi_parts_total(parts) / (double)n);
+    ampi_store_one(loss, AMP_F32, 0, (float)(ampi_parts_total(parts) / (double)n), 0);
     return AMP_OK;
 }
 

@@ -42,7 +42,7 @@ step "the same bits: compilers, processors, systems" env FEW=1 sh tests/test_bit
 
 cross() { # the parts with NEON code, under qemu; of its many products and convolutions every fifth
     aarch64-linux-gnu-gcc -std=c99 -O2 -c tests/impl.c -o $out/arm.o || return 1
-    for t in half gemm conv scaler optim ops; do
+    for t in half gemm conv scaler optim ops nan; do
         aarch64-linux-gnu-gcc -std=c99 -O2 -DTEST_EVERY=5 tests/test_$t.c $out/arm.o -o $out/arm_$t -lm &&
         qemu-aarch64 -L /usr/aarch64-linux-gnu $out/arm_$t || return 1
     done
@@ -106,10 +106,10 @@ unit_in_c() { # the code for a matrix unit where there is none
 if grep -q avx512_bf16 /proc/cpuinfo 2> /dev/null && ! grep -q amx_bf16 /proc/cpuinfo; then
     step "a matrix unit in plain C" unit_in_c
 else skip "a matrix unit in plain C: not without AVX-512, nor where there is one"; fi
-fast() { # the bits may differ, the rest must hold: conversions, checks for inf and NaN, training
+fast() { # the bits may differ, the rest must hold: conversions, checks for inf and NaN, NaNs that operators hand on, training
     sed '/^#define AMP_IMPLEMENTATION$/d' examples/own_loop.c > $out/loop.c
     $CC -std=c99 -Ofast -Iexamples $out/loop.c build/fast/impl.o -o $out/loop -lm && $out/loop || return 1
-    for t in test_half test_scaler test_hostile soak_training; do
+    for t in test_half test_scaler test_nan test_hostile soak_training; do
         $CC -std=c99 -Ofast tests/$t.c build/fast/impl.o -o $out/$t -lm && $out/$t || return 1
     done
 }
