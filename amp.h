@@ -3720,7 +3720,7 @@ typedef struct ampi_thin_lines {
                                                    const ampi_thin_lines* u) {                                   \
         enum { lanes = AMPI_##V##_LANES, parts = AMPI_##V##_PARTS, ahead = AMPI_THIN_AHEAD };                    \
         const size_t ld = u->ldb, lda = u->lda, step = bt == AMP_F32 ? lanes / 2 : lanes;                        \
-        const char *b0 = u->b[0], *b1 = u->b[1], *b2 = u->b[2], *b3 = u->b[3];                                   \
+        const char *b0 = u->b[0], *b1 = u->b[1], *b2 = u->b[2 * parts - 2], *b3 = u->b[2 * parts - 1];           \
         const AMPI_##V##_ELEMENT* a = (const AMPI_##V##_ELEMENT*)u->a[0];                                        \
         const AMPI_##V##_ELEMENT* a_two = same ? a : (const AMPI_##V##_ELEMENT*)u->a[1];                         \
         AMPI_##V##_WORDS w[lanes / 2], w_two[lanes / 2];                                                         \
