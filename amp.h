@@ -948,8 +948,8 @@ AMP_DEF float amp_scaler_scale_loss(amp_scaler* s, float loss);
    NULL, receives what this call alone has found; s->info is of the whole window. found_inf stays up until
    update, also over other lists: to let one overflow stop several optimizers, check all lists before the
    first step. An empty list changes nothing. Where 1/scale is not a finite float, or the scale is not,
-   found_inf is raised whatever the gradients are, and the logger is told. Errors: AMP_ERR_STATE before any
-   scale_loss; AMP_ERR_ARGUMENT; AMP_ERR_DTYPE.
+   found_inf is raised whatever the gradients are, and the logger is told once, by the first call behind a clean step.
+   Errors: AMP_ERR_STATE before any scale_loss; AMP_ERR_ARGUMENT; AMP_ERR_DTYPE.
    Lists that are unscaled or stepped in one window are the same or share no memory; check and step also take a list
    that is made of whole unscaled ones. Any other list that shares memory with an unscaled one is AMP_ERR_STATE, and so
    is, but for check, one that shares memory with a stepped one. Of both kinds the scaler knows AMP_SCALER_MAX_SPANS
@@ -20123,9 +20123,10 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
     if (!ampi_scale_usable(&s->state.scale_in_use)) {
         found->found_inf = 1;
         found->norm = ampi_double(AMPI_INF64);
-        ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
-                  "%s: the loss scale %g has no finite inverse; this step will be skipped", place,
-                  (double)s->state.scale_in_use);
+        if (!s->recorded && s->state.consecutive_skips == 0)      /* later ones have one cause; update tells of it too */
+            ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
+                      "%s: the loss scale %g has no finite inverse; this step will be skipped", place,
+                      (double)s->state.scale_in_use);
     }
     ampi_overflow_add(&s->info, found);
     s->recorded = 1;

@@ -306,6 +306,7 @@ TABLE = [
     ("conv", "return place >= 0 && place < s->source ? place : -1;", "return place >= 0 ? place : -1;"),
     ("conv", "ampi_copy_rows((float*)d->result + at + whole, image, 1, tile, ldd, 1, images, count - whole);", ";"),
     # --- math
+    ("scaler", "if (!s->recorded && s->state.consecutive_skips == 0)", "if (!s->recorded)"),
     ("nan", "    for (i = 0; any >> 31 && i < n; i++) v[i] = ampi_clean_nan(v[i]);\n", ""),
     ("nan", "    for (; i < n; i++) any |= 0x7f800000u", "    for (; i + 1 < n; i++) any |= 0x7f800000u"),
     ("nan", "if (result) return _mm512_mask_mov_epi32(rounded, ampi_nan_x16(u), nan);", ""),

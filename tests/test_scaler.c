@@ -785,7 +785,7 @@ static void unusable_scales(void) {
         put_bits(&s.state.scale, bits[i]);
         amp_scaler_scale_loss(&s, 1.0f);
         count = log_count;
-        CHECK(amp_scaler_unscale(&s, &t, 1, &info) == AMP_OK && info.found_inf == 1 && log_count == count + 1);
+        CHECK(amp_scaler_unscale(&s, &t, 1, &info) == AMP_OK && info.found_inf == 1 && log_count == count);     /* told already */
         CHECK(g == 1.0f && amp_scaler_may_step(&s) == 0 && info.first_tensor == -1);
         CHECK(amp_scaler_update(&s) == AMP_ERR_OVERFLOW);
     }
@@ -1570,6 +1570,28 @@ static void scale_runs_out(void) {
     CHECK_MSG(told && s.state.skipped >= 142 && s.state.skipped <= 144, "after %d windows, scale %g", i, (double)s.state.scale);
     CHECK(one_step(&s, 0) == AMP_ERR_OVERFLOW && amp_scaler_set_scale(&s, 8.0f) == AMP_OK && one_step(&s, 0) == AMP_OK);
 }
+/* The checks of a window with this scale, and what the logger hears of them; then the update. */
+static int sentences_of_checks(amp_scaler* s, float scale) {
+    const int count = log_count;
+    float g = 1.0f;
+    amp_tensor t = tensor(&g, AMP_F32, 1, NULL);
+    int i, heard;
+    s->state.scale = scale;
+    amp_scaler_scale_loss(s, 1.0f);
+    for (i = 0; i < 3; i++) CHECK(amp_scaler_check(s, &t, 1, NULL) == AMP_OK);
+    heard = log_count - count;
+    CHECK(amp_scaler_update(s) == (heard > 0 || scale < 1.0f ? AMP_ERR_OVERFLOW : AMP_OK));
+    return heard;
+}
+static void useless_scale_is_told_once(void) {
+    const float tiny = from_bits(0x00080000u);
+    amp_scaler s = scaler_of(AMP_SCALER_PYTORCH, 0);
+    int turn;
+    for (turn = 0; turn < 2; turn++) {
+        CHECK(sentences_of_checks(&s, 8.0f) == 0);
+        CHECK(sentences_of_checks(&s, tiny) == 1 && sentences_of_checks(&s, tiny) == 0 && sentences_of_checks(&s, tiny) == 0);
+    }
+}
 static int rescue(const amp_scaler* s, void* user_data) {
     (void)user_data;
     asked++;
@@ -1787,6 +1809,7 @@ int main(void) {
     TEST(unsound_windows);
     TEST(unsound_limits);
     TEST(scale_runs_out);
+    TEST(useless_scale_is_told_once);
     TEST(scale_is_rescued);
     TEST(save_and_load);
     TEST(save_exact_scale);
