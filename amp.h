@@ -2895,8 +2895,8 @@ AMPI_TARGET_AVX512 AMPI_VECTOR __m256i ampi_upper_x16(__m512i u) {
                                          0x0007000500030001);
     return _mm512_maskz_extracti64x4_epi64(0xf, _mm512_maskz_permutexvar_epi16(0xffffffffu, odd, u), 0);
 }
-/* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). A NaN keeps its sign and
-   the upper bits of its payload, or, where it is a result, becomes 0x7fc00000. */
+/* Rounded to bfloat16, in the upper half of each lane: u + 0x7fff + odd is u - ~(odd | 0x7ffe). A NaN keeps its sign
+   and the upper bits of its payload, or, where it is a result, becomes 0x7fc00000. */
 AMPI_TARGET_AVX512 AMPI_VECTOR __m512i ampi_round_bf16_x16(int result, __m512i u) {
     const __m512i one = _mm512_set1_epi32(1), rest = _mm512_set1_epi32(0x7ffe);
     const __m512i less = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(AMPI_ALL16, u, 16), one, rest, 0x15);
@@ -20123,7 +20123,7 @@ AMPI_FN int ampi_scaler_record(amp_scaler* s, amp_overflow_info* found, const ch
     if (!ampi_scale_usable(&s->state.scale_in_use)) {
         found->found_inf = 1;
         found->norm = ampi_double(AMPI_INF64);
-        if (!s->recorded && s->state.consecutive_skips == 0)      /* later ones have one cause; update tells of it too */
+        if (!s->recorded && s->state.consecutive_skips == 0)      /* later ones have one cause; update tells too */
             ampi_fail(&s->logger, AMP_ERR_OVERFLOW,
                       "%s: the loss scale %g has no finite inverse; this step will be skipped", place,
                       (double)s->state.scale_in_use);
