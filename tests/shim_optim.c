@@ -15,6 +15,13 @@ void* shim_scaler_new(int preset, float init, double growth, double backoff, int
     if (s && amp_scaler_init(s, &d) != AMP_OK) { free(s); s = NULL; }
     return s;
 }
+/* The rule alone. What the preset keeps, a float or a double, and the limits that were reached. */
+double shim_scaler_advance(void* scaler, int overflow, int* hit) {
+    amp_scaler* s = (amp_scaler*)scaler;
+    s->state.found_inf = overflow;
+    *hit = amp_scaler_advance(&s->rule, &s->state);
+    return s->state.exact_scale;
+}
 void shim_scaler_free(void* s) { free(s); }
 float shim_scaler_scale(const void* s) { return ((const amp_scaler*)s)->state.scale; }
 int shim_scaler_tracker(const void* s) { return (int)((const amp_scaler*)s)->state.tracker; }

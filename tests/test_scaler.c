@@ -427,8 +427,8 @@ static void random_traces_through_the_interface(void) {
 /* --- the systems themselves: 200 random traces of 300 steps each, as a hash of all scales ------------------- */
 
 /* Formed by the systems' own code: torch 2.15.0, jmp 0.0.4 (operator by operator, as jit makes its division a product) and flax
-   0.12.8 on jax 0.10.2, MindSpore 2.10.0 (its manager), paddlepaddle 3.3.1, megatron-core 0.16.1, DeepSpeed 0.17.1 and 0.17.0.
-   Of Apex, NNabla 1.39, OneFlow 0.9, TensorFlow 1, Keras 3 and MindSpore's DynamicLossScaler: by their rules in NumPy. */
+   0.12.8 on jax 0.10.2, MindSpore 2.10.0, paddlepaddle 3.3.1, megatron-core 0.16.1, DeepSpeed 0.17.1 and 0.17.0. Of Apex, NNabla
+   1.39, OneFlow 0.9, TensorFlow 1 and Keras 3: by their rules in NumPy. */
 typedef struct recorded {
     const char* name;
     amp_scaler_preset preset;
