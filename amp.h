@@ -342,11 +342,17 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
      AMP_SUMS_FAST, on the processor).
    - A gradient output pointer may be NULL: that gradient is not wanted. (Not x of amp_concat_backward, which
      does nothing but fill it.)
-   - `accumulate` != 0 adds to what the gradient buffer holds instead of overwriting it.
+   - `accumulate` != 0 adds to what the parameters' gradients (dw, db, dgamma, dbeta) hold instead of overwriting them,
+     AMP_ACCUMULATE_INPUT adds to dx: one FP32 addition of old value and sum, one rounding to the buffer's type.
    - The last parameter may be NULL. Errors: AMP_ERR_ARGUMENT, AMP_ERR_DESC, AMP_ERR_SHAPE, AMP_ERR_DTYPE,
      found before anything is written.
    - A result may not overlap an operand or another result (AMP_ERR_ARGUMENT), except where "may be the same" is said;
      then they have one type and begin at one place. */
+
+/* What `accumulate` of a backward function adds to, or-ed: 0 overwrites all, any value without _INPUT is _PARAMS. */
+typedef enum amp_accumulate {
+    AMP_ACCUMULATE_PARAMS = 1, AMP_ACCUMULATE_INPUT = 0x40000000, AMPI_ACCUMULATE_MAX = 0x7fffffff
+} amp_accumulate;
 
 /* --- matrix product -------------------------------------------------------------------- */
 
@@ -386,8 +392,7 @@ AMP_DEF amp_result amp_gemm_batched(amp_transpose trans_a, amp_transpose trans_b
 AMP_DEF amp_result amp_linear_forward(const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                       const void* b, amp_dtype b_dtype, void* y, amp_dtype y_dtype,
                                       size_t n, size_t in, size_t out, const amp_exec* exec);
-/* dx[N,I] = dy * w,  dw[O,I] = dy^T * x,  db[O] = column sums of dy. accumulate applies to dw and db;
-   dx is always overwritten. */
+/* dx[N,I] = dy * w,  dw[O,I] = dy^T * x,  db[O] = column sums of dy. */
 AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
                                        const void* w, amp_dtype w_dtype, void* dx, amp_dtype dx_dtype,
                                        void* dw, amp_dtype dw_dtype, void* db, amp_dtype db_dtype,
@@ -416,7 +421,7 @@ AMP_DEF size_t amp_conv2d_workspace(const amp_conv2d_shape* s);
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* s, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec);
-/* dx, dw, db from dy[N,O,OH,OW]. accumulate applies to dw and db, dx is always overwritten. Orders of the
+/* dx, dw, db from dy[N,O,OH,OW]. To add to dx can take longer than to overwrite it. Orders of the
    sums, each as in amp_gemm: y over (c, kh, kw); dw over (n, oh, ow), the whole batch as one sum; dx over
    (o, kh, kw), with zeros where no output pixel met that kernel position; db: 16 partial sums (pixel p of
    each plane to sum p % 16), then a tree. Of two BF16 operands, y and dx take the channels in twos: c (or o) = 2i and
@@ -484,8 +489,8 @@ AMP_DEF amp_result amp_batch_norm_forward(const amp_batch_norm_shape* s, int tra
                                           float* save_mean, float* save_invstd, void* y, amp_dtype y_dtype,
                                           const amp_exec* exec);
 /* Gradients of the training form: mean and variance depend on x. frozen: save_mean and save_invstd are constants, so
-   dx = dy * (gamma * invstd), dgamma = sum(dy * xhat), dbeta = sum(dy). accumulate applies to dgamma and dbeta. dx
-   and dy may be the same if their types are. */
+   dx = dy * (gamma * invstd), dgamma = sum(dy * xhat), dbeta = sum(dy). dx and dy may be the same if
+   their types are. */
 AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const void* dy,
                                            amp_dtype dy_dtype, const void* x, amp_dtype x_dtype,
                                            const void* gamma, amp_dtype param_dtype, const float* save_mean,
@@ -7764,12 +7769,21 @@ AMPI_INLINE void ampi_add_to_body(int hw, float* AMPI_RESTRICT sum, const float*
 }
 AMPI_KERNEL(ampi_add_to, (float* sum, const float* x, size_t n), sum, x, n)
 
+/* Does a call add to dx, and to the parameters' gradients? */
+AMPI_FN int ampi_adds_input(int accumulate) { return accumulate > 0 && (accumulate & AMP_ACCUMULATE_INPUT) != 0; }
+AMPI_FN int ampi_adds_params(int accumulate) { return accumulate < 0 || (accumulate & ~AMP_ACCUMULATE_INPUT) != 0; }
+
 /* dst[offset..] = sum, or dst + sum, n <= 256. */
 AMPI_FN void ampi_store_sum(void* dst, amp_dtype t, size_t offset, float* sum, size_t n, int accumulate) {
     float old[256];
     if (accumulate) ampi_load_f32(old, dst, t, offset, n);
     ampi_gemm_finish(sum, sum, accumulate ? old : NULL, 1, n, 1.0f, 1.0f);
     ampi_store_f32(dst, t, offset, sum, n);
+}
+/* dst[offset..] += sum. */
+AMPI_FN void ampi_store_added(void* dst, amp_dtype t, size_t offset, float* sum, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i += 256) ampi_store_sum(dst, t, offset + i, sum + i, ampi_min_size(n - i, 256), 1);
 }
 
 /* sum[i] += x[0][i] + x[1][i] + ... in this order, i < width <= 256, a row after the other. */
@@ -7865,8 +7879,10 @@ AMPI_FN amp_result ampi_linear_y(ampi_product* s, const amp_logger* logger, cons
 }
 /* dx[n,i] = sum over o of dy[n,o] * w[o,i]. */
 AMPI_FN void ampi_linear_dx(ampi_product* s, const void* dy, amp_dtype dy_dtype, const void* w,
-                            amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, size_t n, size_t in, size_t out) {
+                            amp_dtype w_dtype, void* dx, amp_dtype dx_dtype, int accumulate, size_t n, size_t in,
+                            size_t out) {
     ampi_product_init(s, n, in, out, dx, dx_dtype, in);
+    s->beta = ampi_adds_input(accumulate) ? 1.0f : 0.0f;
     s->a = ampi_matrix(dy, dy_dtype, n, out, out, 1);
     s->b = ampi_matrix(w, w_dtype, out, in, in, 0);
 }
@@ -7875,7 +7891,7 @@ AMPI_FN void ampi_linear_dw(ampi_product* s, const void* dy, amp_dtype dy_dtype,
                             amp_dtype x_dtype, void* dw, amp_dtype dw_dtype, int accumulate, size_t n,
                             size_t in, size_t out) {
     ampi_product_init(s, out, in, n, dw, dw_dtype, in);
-    s->beta = accumulate ? 1.0f : 0.0f;
+    s->beta = ampi_adds_params(accumulate) ? 1.0f : 0.0f;
     s->a = ampi_matrix(dy, dy_dtype, n, out, out, 0);
     s->b = ampi_matrix(x, x_dtype, n, in, in, 0);
 }
@@ -7913,14 +7929,14 @@ AMP_DEF amp_result amp_linear_backward(const void* dy, amp_dtype dy_dtype, const
                                               dx_dtype, dw, dw_dtype, db, db_dtype, n, in, out);
     if (r != AMP_OK) return r;
     if (dx) {
-        ampi_linear_dx(&s, dy, dy_dtype, w, w_dtype, dx, dx_dtype, n, in, out);
+        ampi_linear_dx(&s, dy, dy_dtype, w, w_dtype, dx, dx_dtype, accumulate, n, in, out);
         ampi_gemm_run(&s, exec);
     }
     if (dw) {
         ampi_linear_dw(&s, dy, dy_dtype, x, x_dtype, dw, dw_dtype, accumulate, n, in, out);
         ampi_gemm_run(&s, exec);
     }
-    if (db) ampi_linear_bias_grad(dy, dy_dtype, db, db_dtype, accumulate, n, out);
+    if (db) ampi_linear_bias_grad(dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate), n, out);
     return AMP_OK;
 }
 
@@ -10931,7 +10947,7 @@ AMPI_FN void ampi_conv2d_dw(ampi_product* s, ampi_image images[2], const ampi_co
     images[1] = ampi_unfold_input(c);
     ampi_product_init(s, c->og, depth, pixels, dw, dw_dtype, depth);
     s->c_offset = g * c->og * depth;
-    s->beta = accumulate ? 1.0f : 0.0f;
+    s->beta = ampi_adds_params(accumulate) ? 1.0f : 0.0f;
     s->a = ampi_image_operand(&images[0], dy, dy_dtype, g * c->og * c->out_pixels, c->og, pixels, 1);
     s->b = ampi_image_operand(&images[1], x, x_dtype, g * c->cg * c->in_pixels, depth, pixels, 1);
 }
@@ -10959,6 +10975,7 @@ typedef struct ampi_conv2d_call {
     const void* w; amp_dtype w_dtype;
     const void* b; amp_dtype b_dtype;
     void* result; amp_dtype result_dtype;
+    int add;                                      /* to the result */
 } ampi_conv2d_call;
 /* The product of group g; that of two BF16 operands takes the source's channels in twos, if there is more than one
    kernel position, without which the order is that of the channels anyway. */
@@ -10968,6 +10985,7 @@ AMPI_FN void ampi_conv2d_of(ampi_product* s, ampi_image images[2], const ampi_co
     if (back) ampi_conv2d_dx(s, images, c, g, v->source, v->source_dtype, v->w, v->w_dtype, v->result, v->result_dtype);
     else ampi_conv2d_y(s, images, c, g, v->source, v->source_dtype, v->w, v->w_dtype, v->b, v->b_dtype, v->result,
                        v->result_dtype);
+    s->beta = v->add ? 1.0f : 0.0f;
     if (s->a.dtype != AMP_BF16 || s->b.dtype != AMP_BF16 || c->taps == 1 || depth == 1) return;
     if (!back) {                                  /* a result's weights are planes then, side by side */
         images[0] = ampi_planes(1, c->taps);
@@ -11465,7 +11483,7 @@ AMPI_FN int ampi_spread_plan(ampi_spread* d, const ampi_conv2d* c, const ampi_pr
 
 /* Bytes for operands of type t. */
 AMPI_FN size_t ampi_spread_room(const ampi_conv2d* c, int back, amp_dtype t, int words) {
-    const ampi_conv2d_call call = { NULL, t, NULL, t, NULL, AMP_F32, NULL, AMP_F32 };
+    const ampi_conv2d_call call = { NULL, t, NULL, t, NULL, AMP_F32, NULL, AMP_F32, 0 };
     ampi_image images[2];
     ampi_product s;
     ampi_spread d;
@@ -11859,7 +11877,7 @@ AMPI_FN amp_result ampi_check_conv2d_backward(ampi_conv2d* c, const amp_conv2d_s
 AMP_DEF amp_result amp_conv2d_forward(const amp_conv2d_shape* shape, const void* x, amp_dtype x_dtype,
                                       const void* w, amp_dtype w_dtype, const void* b, amp_dtype b_dtype,
                                       void* y, amp_dtype y_dtype, const amp_exec* exec) {
-    const ampi_conv2d_call call = { x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype };
+    const ampi_conv2d_call call = { x, x_dtype, w, w_dtype, b, b_dtype, y, y_dtype, 0 };
     ampi_conv2d c;
     ampi_image images[2];
     ampi_product s;
@@ -11891,7 +11909,8 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
                                        const void* x, amp_dtype x_dtype, const void* w, amp_dtype w_dtype,
                                        void* dx, amp_dtype dx_dtype, void* dw, amp_dtype dw_dtype, void* db,
                                        amp_dtype db_dtype, int accumulate, const amp_exec* exec) {
-    const ampi_conv2d_call call = { dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype };
+    const int add = ampi_adds_input(accumulate);
+    const ampi_conv2d_call call = { dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, add };
     ampi_conv2d c;
     ampi_image images[2];
     ampi_bias_grad b;
@@ -11901,11 +11920,13 @@ AMP_DEF amp_result amp_conv2d_backward(const amp_conv2d_shape* shape, const void
     amp_result r = ampi_check_conv2d_backward(&c, shape, ampi_exec_logger(exec), dy, dy_dtype, x, x_dtype, w,
                                               w_dtype, dx, dx_dtype, dw, dw_dtype, db, db_dtype);
     if (r != AMP_OK) return r;
+    accumulate = ampi_adds_params(accumulate);
     if (dx) ampi_conv2d_of(&s, images, &c, 1, 0, &call);
-    if (dx && (ampi_spread_words_run(&c, &s, exec) || ampi_conv2d_turned(&c, 1, &call, 1, exec)
-            || ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec))) dx = NULL;
+    if (dx && ((!add && ampi_spread_words_run(&c, &s, exec)) || ampi_conv2d_turned(&c, 1, &call, 1, exec)
+            || (!add && ampi_conv2d_dx_words(&c, dy, dy_dtype, w, w_dtype, dx, dx_dtype, exec)))) dx = NULL;
     if (dx && s.b.image->paired > 0) words = ampi_conv2d_words(&s, dy, c.y_count, w, c.w_count, 0, exec);
-    if (dx && !words && (ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
+    if (dx && !words && add && ampi_conv2d_turned(&c, 1, &call, 0, exec)) dx = NULL;      /* no other form adds */
+    if (dx && !words && !add && (ampi_amx_conv_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || (c.s.n < AMPI_SPREAD_BATCH && ampi_spread_run(&c, &s, exec))
             || ampi_abreast_run(&c, 1, dy, dy_dtype, w, w_dtype, NULL, AMP_F32, dx, dx_dtype, exec)
             || ampi_spread_run(&c, &s, exec)
@@ -16101,6 +16122,21 @@ AMPI_FN void ampi_bn_dx_wide(const ampi_bn_plan* p, const void* dy, const void* 
                      row + 1 < p->n ? stride : 0, all);
 }
 #endif
+/* dx of one step, added to what is there; frozen: dy * k. */
+AMPI_FN void ampi_bn_add_dx(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
+                            amp_dtype dxt, size_t group, size_t step, const ampi_bn_slope* slope, int frozen) {
+    ampi_bn_tile x_tile;
+    float tile[AMPI_TILE], old[AMPI_TILE];
+    const size_t n = ampi_bn_load(p, dy, dyt, group, step, tile);
+    size_t i;
+    for (i = 0; frozen && i < n; i++) tile[i] *= slope->k[i % AMPI_LANES];
+    if (!frozen)
+        ampi_bn_dx_plain(tile, (const float*)ampi_bn_view(p, x, xt, group, step, 0, &x_tile).data, slope,
+                         ampi_padded(n));
+    ampi_bn_load(p, dx, dxt, group, step, old);
+    ampi_gemm_finish(tile, tile, old, 1, n, 1.0f, 1.0f);
+    ampi_bn_store(p, dx, dxt, group, step, tile, n);
+}
 /* All of `count` groups. */
 AMPI_FN void ampi_bn_dx_all(const ampi_bn_plan* p, const void* dy, amp_dtype dyt, const void* x, amp_dtype xt, void* dx,
                             amp_dtype dxt, size_t group, size_t count, const ampi_bn_slope* slope) {
@@ -16165,23 +16201,26 @@ AMP_DEF amp_result amp_batch_norm_backward(const amp_batch_norm_shape* s, const 
                                    { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) },
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(p.channels) } };
     if ((r = AMPI_CHECK(exec, "batch norm backward", n, list)) != AMP_OK) return r;
-    const int frozen = s->frozen != 0, sums = dgamma || dbeta;
+    const int frozen = s->frozen != 0, sums = dgamma || dbeta, add = dx && ampi_adds_input(accumulate);
     p.wide = ampi_bn_is_wide(&p, dy_dtype, x_dtype) && (!dx || ampi_typed_both(dx_dtype, x_dtype));
     const int64_t together = ampi_bn_together(&p, n);
     AMPI_PARALLEL_FOR(n >= AMPI_PARALLEL_MIN, for (i = 0; i < (int64_t)p.groups; i += together) {
         double sum[(int)AMPI_BN_WIDE * (int)AMPI_LANES], dot[(int)AMPI_BN_WIDE * (int)AMPI_LANES];
         ampi_bn_slope slope[AMPI_BN_WIDE];
         const size_t group = (size_t)i, count = ampi_min_size(p.groups - group, (size_t)together);
-        size_t k;
-        if (!frozen || sums)
+        size_t k, step;
+        if (!frozen || sums || add)
             ampi_bn_slopes_make(&p, group, count, dy, dy_dtype, x, x_dtype, save_mean, save_invstd, gamma, param_dtype,
                                 slope, sum, dot);
-        if (dx && frozen)
+        for (k = 0; add && k < count; k++)
+            for (step = 0; step < p.steps; step++)
+                ampi_bn_add_dx(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, group + k, step, slope + k, frozen);
+        if (dx && !add && frozen)
             ampi_bn_frozen_dx(&p, dy, dy_dtype, dx, dx_dtype, group, count, save_invstd, gamma, param_dtype);
-        if (dx && !frozen) ampi_bn_dx_all(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, group, count, slope);
+        if (dx && !add && !frozen) ampi_bn_dx_all(&p, dy, dy_dtype, x, x_dtype, dx, dx_dtype, group, count, slope);
         for (k = 0; sums && k < count; k++) {
-            ampi_bn_give(&p, dgamma, dparam_dtype, group + k, dot + k * AMPI_LANES, accumulate);
-            ampi_bn_give(&p, dbeta, dparam_dtype, group + k, sum + k * AMPI_LANES, accumulate);
+            ampi_bn_give(&p, dgamma, dparam_dtype, group + k, dot + k * AMPI_LANES, ampi_adds_params(accumulate));
+            ampi_bn_give(&p, dbeta, dparam_dtype, group + k, sum + k * AMPI_LANES, ampi_adds_params(accumulate));
         }
     });
     return AMP_OK;
@@ -16766,6 +16805,7 @@ typedef struct ampi_ln_backward {
     const float *mean, *invstd;
     amp_dtype dyt, xt, pt;
     size_t rows, d;
+    int add;                       /* dx to what is there */
 } ampi_ln_backward;
 
 /* The sums by lanes of elements [i, i+n) of a row. */
@@ -16794,16 +16834,17 @@ AMPI_FN void ampi_ln_dx(const ampi_ln_backward* q, size_t row, size_t i, size_t 
     float dy_tile[AMPI_TILE], x_tile[AMPI_TILE], g_tile[AMPI_TILE], *v;
     const float* gamma = ampi_view_or(q->gamma, q->pt, i, n, g_tile, 1.0f);
 #if AMPI_X86
-    if (ampi_typed_both(q->dyt, q->xt) && ampi_typed_both(dxt, q->xt)) {
+    if (!q->add && ampi_typed_both(q->dyt, q->xt) && ampi_typed_both(dxt, q->xt)) {
         AMPI_BY_HAND(ampi_ln_dx, (char*)dx + at * ampi_type_size(dxt), ampi_part_of(q->dy, q->dyt, at, n, 1, NULL),
                      ampi_part_of(q->x, q->xt, at, n, 1, NULL), gamma, q->mean[row], a, b, q->invstd[row]);
         return;
     }
 #endif
-    v = ampi_open(dx, dxt, at, n, dy_tile);
+    v = q->add ? dy_tile : ampi_open(dx, dxt, at, n, dy_tile);
     ampi_ln_dx_plain(v, ampi_view(q->dy, q->dyt, at, n, dy_tile), ampi_view(q->x, q->xt, at, n, x_tile), gamma,
                      q->mean[row], a, b, q->invstd[row], ampi_padded(n));
-    ampi_close(dx, dxt, at, n, v);
+    if (q->add) ampi_store_added(dx, dxt, at, v, n);
+    else ampi_close(dx, dxt, at, n, v);
 }
 
 /* A row's dx from its sums. */
@@ -17070,7 +17111,8 @@ AMPI_FN void ampi_ln_short_backward(const ampi_ln_backward* q, size_t row, doubl
     ampi_short_turn(g, dy, ampi_padded(n), d);
     ampi_short_turn(turned, x, ampi_padded(n), d);
     ampi_short_ln_dx(g, turned, gamma, mean, invstd, ampi_padded(n), d);
-    ampi_short_store(dx, dxt, row * d, g, n, d);
+    ampi_short_store(q->add ? dy_tile : dx, q->add ? AMP_F32 : dxt, q->add ? 0 : row * d, g, n, d);
+    if (q->add) ampi_store_added(dx, dxt, row * d, dy_tile, n * d);
 }
 
 /* Columns that one thread sums: as many as a tile holds, because memory is read fastest in long stretches, but
@@ -17192,7 +17234,7 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
                                    { "save_invstd", save_invstd, AMP_F32, AMPI_IN, AMPI_FLAT(rows) },
                                    { "dgamma", dgamma, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) },
                                    { "dbeta", dbeta, dparam_dtype, AMPI_OUT | AMPI_NULL, AMPI_FLAT(d) } };
-    const ampi_ln_params params = { dgamma, dbeta, dparam_dtype, accumulate };
+    const ampi_ln_params params = { dgamma, dbeta, dparam_dtype, ampi_adds_params(accumulate) };
     ampi_ln_backward q;
     size_t columns = ampi_ln_columns_each(d), bytes = amp_layer_norm_workspace(rows, d);
     const int fits = bytes > 0 && exec && exec->workspace && exec->workspace_size >= bytes;
@@ -17203,8 +17245,9 @@ AMP_DEF amp_result amp_layer_norm_backward(const void* dy, amp_dtype dy_dtype, c
     if (d < 1)
         return ampi_fail(ampi_exec_logger(exec), AMP_ERR_SHAPE,
                          "layer norm backward: rows of no elements have no mean");
-    if (rows == 0 && accumulate) return AMP_OK;
+    if (rows == 0 && params.accumulate) return AMP_OK;
     q.dy = dy; q.x = x; q.gamma = gamma; q.mean = save_mean; q.invstd = save_invstd;
+    q.add = ampi_adds_input(accumulate);
     q.dyt = dy_dtype; q.xt = x_dtype; q.pt = param_dtype; q.rows = rows; q.d = d;
     if ((dgamma || dbeta) && ampi_ln_shares_runs(rows, d) && (d <= AMPI_TILE || room)) {
         ampi_ln_params_runs(&q, &params, dx, dx_dtype, room);

@@ -3439,7 +3439,7 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
                                               dx_dtype, dw, dw_dtype, db, db_dtype, n, in, out);
     if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
     if (r == AMP_OK && dx) {
-        ampi_linear_dx(&s, dy, dy_dtype, w, w_dtype, dx, dx_dtype, n, in, out);
+        ampi_linear_dx(&s, dy, dy_dtype, w, w_dtype, dx, dx_dtype, accumulate, n, in, out);
         r = ampi_cuda_product_one(exec, op, &s);
     }
     if (r == AMP_OK && dw) {
@@ -3447,7 +3447,7 @@ AMP_DEF amp_result amp_cuda_linear_backward(const void* dy, amp_dtype dy_dtype, 
         r = ampi_cuda_product_one(exec, op, &s);
     }
     if (r != AMP_OK || !db) return r;
-    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, accumulate, n, out, 1);
+    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate), n, out, 1);
 }
 
 /* ======================================================================================== */
@@ -3498,7 +3498,7 @@ typedef struct ampi_cuda_direct {
     ampi_cuda_digits step;                        /* of a thread: so many rows further */
     ampi_cuda_divisor by_images, by_pixels, by_kernel_w, by_runs;      /* pixels of a band, kernel_h / KH */
     uint32_t jobs, splits, shares;                /* of dw */
-    int relu;
+    int relu, add;                                /* add: to what y holds */
     float* sums;
 } ampi_cuda_direct;
 
@@ -3601,7 +3601,7 @@ AMPI_D void ampi_d_direct_multiply(float (&sum)[P][8], const float* x, const flo
             }
 }
 
-/* Eight outputs of a pixel, with their bias and a ReLU. */
+/* Eight outputs of a pixel, with their bias and a ReLU, or added to what is there. */
 AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint32_t out, uint32_t pixel,
                                 float (&sum)[8]) {
     const uint32_t plane = d.rows * d.cols, at = (image * d.outs + out) * plane + pixel;
@@ -3609,6 +3609,7 @@ AMPI_D void ampi_d_direct_store(const ampi_cuda_direct& d, uint32_t image, uint3
     AMPI_UNROLL
     for (uint32_t o = 0; o < 8; o++) {
         if (d.bias && out + o < d.outs) sum[o] = __fadd_rn(sum[o], ampi_d_load(d.bias, d.bias_dtype, out + o));
+        if (d.add && out + o < d.outs) sum[o] = __fadd_rn(ampi_d_load(d.y, d.y_dtype, at + o * plane), sum[o]);
         sum[o] = ampi_clean_nan(d.relu ? ampi_relu(sum[o]) : sum[o]);
     }
     ampi_d_round8(r, sum, d.y_dtype);
@@ -3773,6 +3774,7 @@ AMPI_FN ampi_cuda_direct ampi_cuda_direct_of(const ampi_conv2d* c, const ampi_pr
     d.pad_h = turned ? (z->kernel_h - 1) * z->dilation_h - z->pad_h : z->pad_h;
     d.pad_w = turned ? (z->kernel_w - 1) * z->dilation_w - z->pad_w : z->pad_w;
     d.mirrored = turned;
+    d.add = s->beta != 0.0f;
     d.out_step = turned ? taps : along;
     d.channel_step = turned ? along : taps;
     return d;
@@ -3977,6 +3979,7 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const
     if (r == AMP_OK) r = ampi_cuda_check_backward(exec, op, dy, x, w, dx, dw, db);
     if (r == AMP_OK && dx) {
         ampi_conv2d_dx(&s, images, &c, 0, dy, dy_dtype, w, w_dtype, dx, dx_dtype);
+        s.beta = ampi_adds_input(accumulate) ? 1.0f : 0.0f;
         r = ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_DX, 0);
     }
     if (r == AMP_OK && dw) {
@@ -3984,7 +3987,7 @@ AMP_DEF amp_result amp_cuda_conv2d_backward(const amp_conv2d_shape* shape, const
         r = ampi_cuda_conv2d_run(exec, op, &c, &s, AMPI_CONV2D_DW, 0);
     }
     if (r != AMP_OK || !db) return r;
-    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, accumulate, (size_t)c.s.n,
+    return ampi_cuda_bias_grad(exec, op, dy, dy_dtype, db, db_dtype, ampi_adds_params(accumulate), (size_t)c.s.n,
                                (size_t)c.s.out_channels, c.out_pixels);
 }
 
@@ -4003,6 +4006,13 @@ AMPI_D float ampi_d_load_or(const void* x, amp_dtype t, size_t i, float missing)
 AMPI_D void ampi_d_load8_or(float (&v)[8], const void* x, amp_dtype t, size_t i, size_t n, float missing) {
     if (x) ampi_d_load8(v, x, t, i, n);
     else for (int j = 0; j < 8; j++) v[j] = missing;
+}
+/* Stores v, or adds it to what is there. */
+AMPI_D void ampi_d_give8(void* y, amp_dtype t, size_t i, size_t n, float (&v)[8], int add) {
+    float old[8];
+    if (add) ampi_d_load8(old, y, t, i, n);
+    for (int j = 0; add && j < 8; j++) v[j] = __fadd_rn(old[j], v[j]);
+    ampi_d_store8(y, t, i, n, v);
 }
 /* Zeros where an eight reaches beyond the end. */
 AMPI_D void ampi_d_trim8(float (&v)[8], size_t left) {
@@ -4327,7 +4337,7 @@ typedef struct ampi_cuda_bn {
     amp_dtype xt, dyt, pt, yt, dpt;
     size_t n, channels, spatial;
     float eps, momentum;
-    int training, accumulate;
+    int training, accumulate, add;                /* add: to what dx holds */
 } ampi_cuda_bn;
 
 /* Eight q of a channel lies at [i, end) of the tensor, or is empty behind the last one. */
@@ -4497,7 +4507,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK) ampi_k_batch_norm_f
         if (s.dgamma || s.dbeta) ampi_d_bn_sums(s, c, v, shared);
         if (s.y) ampi_d_bn_walk<4, 0>(only, c, [&](float(&g)[8], float(&)[8], size_t i, size_t end) {
             for (int j = 0; j < 8; j++) g[j] *= k;
-            ampi_d_store8(s.y, s.yt, i, end, g);
+            ampi_d_give8(s.y, s.yt, i, end, g, s.add);
         });
     }
 }
@@ -4521,7 +4531,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_BN_BLOCK, 1) ampi_k_batch_nor
         const float a = slope[0], b = slope[1], k = slope[2];
         if (s.y) ampi_d_bn_walk<2, 1>(s, c, [&](float(&x)[8], float(&g)[8], size_t i, size_t end) {
             for (int j = 0; j < 8; j++) x[j] = ampi_fma(1, mean - x[j], b, g[j] - a) * k;
-            ampi_d_store8(s.y, s.yt, i, end, x);
+            ampi_d_give8(s.y, s.yt, i, end, x, s.add);
         });
     }
 }
@@ -4552,7 +4562,8 @@ AMP_DEF amp_result amp_cuda_batch_norm_backward(const amp_batch_norm_shape* s, c
     q.mean = save_mean; q.invstd = save_invstd;
     q.xt = ampi_dtype(x_dtype); q.dyt = ampi_dtype(dy_dtype); q.pt = ampi_dtype(param_dtype);
     q.yt = ampi_dtype(dx_dtype); q.dpt = ampi_dtype(dparam_dtype);
-    q.accumulate = accumulate != 0;
+    q.accumulate = ampi_adds_params(accumulate);
+    q.add = ampi_adds_input(accumulate);
     return ampi_cuda_launch(exec, op, s->frozen ? ampi_k_batch_norm_frozen : ampi_k_batch_norm_backward,
                             ampi_cuda_bn_grid(&p, &q), dim3(AMPI_CUDA_BN_BLOCK), AMPI_CUDA_BN_SHARED, q);
 }
@@ -4635,7 +4646,7 @@ typedef struct ampi_cuda_ln {
     size_t rows, d, parts;
     double inverse_d;
     float eps;
-    int accumulate;
+    int accumulate, add;               /* add: to what dx holds */
 } ampi_cuda_ln;
 
 /* Mean, in two parts, and then the mean square distance from it. */
@@ -4739,7 +4750,7 @@ static __global__ void __launch_bounds__(AMPI_CUDA_THREADS(T)) ampi_k_layer_norm
             ampi_d_load8_or(g, q.gamma, q.pt, i, q.d, 1.0f);
             for (int j = 0; j < 8; j++)
                 g[j] = ampi_fma(1, mean - x.v[k][j], b, ampi_fma(1, dy.v[k][j], g[j], -a)) * invstd;
-            ampi_d_store8(q.y, q.yt, x.start + i, x.end, g);
+            ampi_d_give8(q.y, q.yt, x.start + i, x.end, g, q.add);
         });
     }
 }
@@ -4868,7 +4879,7 @@ AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dty
     ampi_cuda_ln q = {};
     amp_result r = AMPI_CUDA_CHECK(exec, op, all, list);
     if (r != AMP_OK || (r = ampi_cuda_ln_check(op, d, 1.0f, exec)) != AMP_OK) return r;
-    if (rows == 0 && accumulate) return AMP_OK;
+    if (rows == 0 && ampi_adds_params(accumulate)) return AMP_OK;
     if (rows == 0) r = ampi_cuda_check_pointer(exec, op, "dgamma", dgamma);
     if (rows == 0 && r == AMP_OK) r = ampi_cuda_check_pointer(exec, op, "dbeta", dbeta);
     if (r != AMP_OK) return r;
@@ -4876,7 +4887,9 @@ AMP_DEF amp_result amp_cuda_layer_norm_backward(const void* dy, amp_dtype dy_dty
     q.mean = save_mean; q.invstd = save_invstd;
     q.xt = ampi_dtype(x_dtype); q.dyt = ampi_dtype(dy_dtype); q.pt = ampi_dtype(param_dtype);
     q.yt = ampi_dtype(dx_dtype); q.dpt = ampi_dtype(dparam_dtype);
-    q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d; q.accumulate = accumulate != 0;
+    q.rows = rows; q.d = d; q.inverse_d = 1.0 / (double)d;
+    q.accumulate = ampi_adds_params(accumulate);
+    q.add = ampi_adds_input(accumulate);
     if ((dgamma || dbeta) && (r = ampi_cuda_ln_columns(q, op, exec)) != AMP_OK) return r;
     if (!dx || rows == 0) return AMP_OK;
     return AMPI_CUDA_LAUNCH_ROWS(exec, op, ampi_k_layer_norm_backward, rows, d, AMPI_CUDA_ROW_SHARED, q);

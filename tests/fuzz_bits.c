@@ -252,8 +252,10 @@ static amp_result try_batched(void) {
     return amp_gemm_batched(ta, tb, m, n, k, alpha, a, at, lda, as, b, bt, ldb, bs, beta, c, ct, ldc, cs, batch,
                             some_exec(amp_gemm_workspace(m, n, k)));
 }
+/* What a backward function adds to. */
+static int some_sums(void) { return (int)below(2) | (below(3) ? 0 : AMP_ACCUMULATE_INPUT); }
 static amp_result try_linear(void) {
-    const int backward = (int)below(2), add = (int)below(2);
+    const int backward = (int)below(2), add = some_sums();
     const amp_dtype xt = some_type(), wt = like(xt), bt = like(xt), yt = like(xt), gt = like(AMP_F32);
     size_t n, i, o, enough;
     void *x, *w, *b, *dy, *dx, *dw;
@@ -301,7 +303,7 @@ static void some_conv(amp_conv2d_shape* s, int* oh, int* ow) {
     } while (work > 5e6 || (double)s->n * (s->channels * s->height * s->width + s->out_channels * *oh * *ow) > 1e5);
 }
 static amp_result try_conv(void) {
-    const int backward = (int)below(3), add = (int)below(2);
+    const int backward = (int)below(3), add = some_sums();
     const amp_dtype xt = some_type(), wt = like(xt), bt = like(xt), yt = like(xt), gt = like(AMP_F32);
     amp_conv2d_shape s;
     int oh = 0, ow = 0;
@@ -355,7 +357,7 @@ static amp_result try_pool(void) {
 
 static amp_result try_batch_norm(void) {
     const amp_dtype xt = some_type(), pt = like(AMP_F32), yt = like(xt), dt = like(xt);
-    const int training = (int)below(2), backward = (int)below(2), add = (int)below(2);
+    const int training = (int)below(2), backward = (int)below(2), add = some_sums();
     size_t n = 1 + below(4), c = some_size(), spatial = below(3) ? some_size() : 1, all;
     amp_batch_norm_shape s;
     void *x, *gamma, *beta, *y;
@@ -378,12 +380,14 @@ static amp_result try_batch_norm(void) {
     y = in(all, yt); save = in_f(c); invstd = (float*)positive(c, AMP_F32, INPUT);
     gamma = below(4) ? gamma : NULL;
     beta = maybe(c, dt, OUTPUT); mean = (float*)maybe(c, dt, OUTPUT);
-    return amp_batch_norm_backward(&s, y, yt, x, xt, gamma, pt, save, invstd, over(y, all, dt, OUTPUT), dt, beta, mean, dt, add,
+    return amp_batch_norm_backward(&s, y, yt, x, xt, gamma, pt, save, invstd,
+                                   add & AMP_ACCUMULATE_INPUT ? out(all, dt) : over(y, all, dt, OUTPUT), dt, beta, mean, dt, add,
                                    some_exec(0));
 }
 static amp_result try_rows(void) {
     const amp_dtype xt = some_type(), pt = like(AMP_F32), yt = like(xt), dt = like(xt);
-    const unsigned which = below(6), add = below(2);
+    const unsigned which = below(6);
+    const int add = some_sums();
     const size_t few = 16384, total_more = below(40), column = total_more ? below((unsigned)total_more) : 0;
     size_t rows = some_size(), d = below(16) ? some_size() : 2000 + below(4000), one = below(8) ? 25 : 2, n;
     void *x, *gamma, *beta, *y;
@@ -399,7 +403,7 @@ static amp_result try_rows(void) {
     }
     if (which == 5) {
         y = in(rows * (d + total_more), yt); x = out(n, xt);
-        return amp_concat_backward(y, yt, d + total_more, column, x, xt, d, rows, (int)add, some_exec(0));
+        return amp_concat_backward(y, yt, d + total_more, column, x, xt, d, rows, add, some_exec(0));
     }
     x = in(n, xt);
     if (which == 0) return amp_softmax_forward(x, xt, over(x, n, yt, OUTPUT), yt, rows, d, some_exec(0));
@@ -412,7 +416,7 @@ static amp_result try_rows(void) {
     }
     y = in(n, yt); save = in_f(rows); invstd = (float*)positive(rows, AMP_F32, INPUT);
     beta = maybe(d, pt, OUTPUT);
-    return amp_layer_norm_backward(y, yt, x, xt, gamma, pt, save, invstd, out(n, dt), dt, beta, maybe(d, pt, OUTPUT), pt, (int)add,
+    return amp_layer_norm_backward(y, yt, x, xt, gamma, pt, save, invstd, out(n, dt), dt, beta, maybe(d, pt, OUTPUT), pt, add,
                                    rows, d, some_exec(amp_layer_norm_workspace(rows, d)));
 }
 static size_t some_count(void) { return below(12) ? below(4) ? some_size() : 1 + below(6000) : 65000 + below(9000); }

@@ -237,7 +237,7 @@ static conv conv_new(amp_conv2d_shape s, amp_dtype act, amp_dtype weight, amp_dt
     }
     if (whole_numbers) {
         tensor_whole(&v.x, 8); tensor_whole(&v.dy, 8); tensor_whole(&v.w, weight == AMP_F16 ? 1000 : 120);
-        tensor_whole(&v.b, 8); tensor_whole(&v.dw, 8); tensor_whole(&v.db, 8);
+        tensor_whole(&v.b, 8); tensor_whole(&v.dw, 8); tensor_whole(&v.db, 8); tensor_whole(&v.dx, 8);
     }
     v.ry = (float*)malloc(y * sizeof(float));         v.rdx = (float*)malloc(x * sizeof(float));
     v.rdw = (float*)malloc(w * sizeof(float));        v.rdw_added = (float*)malloc(w * sizeof(float));
@@ -251,8 +251,18 @@ static void conv_free(conv* v) {
     free(v->ry); free(v->rdx); free(v->rdw); free(v->rdb); free(v->rdw_added); free(v->rdb_added);
 }
 
+/* rdx + dx, as the call adds it. */
+static void check_added_dx(const conv* v) {
+    float* want = (float*)malloc(v->dx.count * sizeof *want);
+    size_t i;
+    for (i = 0; i < v->dx.count; i++) want[i] = v->rdx[i] + v->dx.value[i];
+    tensor_check(&v->dx, want, "added dx");
+    free(want);
+}
+
 /* Forward and backward; without `accumulate` the gradients come from two calls, each with a workspace full of NaN. */
 static void conv_check(conv* v, int accumulate, size_t workspace) {
+    const int input = (accumulate & AMP_ACCUMULATE_INPUT) != 0, params = (accumulate & AMP_ACCUMULATE_PARAMS) != 0;
     unsigned char* memory = (unsigned char*)malloc(workspace + GUARD);
     int part;
     amp_exec exec;
@@ -263,7 +273,8 @@ static void conv_check(conv* v, int accumulate, size_t workspace) {
     exec.workspace = memory; exec.workspace_size = workspace;
     tensor_restore(&v->dw); tensor_restore(&v->db);
     memset(tensor_at(&v->y), 0xff, v->y.count * amp_dtype_size(v->y.dtype));
-    memset(tensor_at(&v->dx), 0xff, v->dx.count * amp_dtype_size(v->dx.dtype));
+    if (input) tensor_restore(&v->dx);
+    else memset(tensor_at(&v->dx), 0xff, v->dx.count * amp_dtype_size(v->dx.dtype));
     CHECK(amp_conv2d_forward(&v->s, tensor_at(&v->x), v->x.dtype, tensor_at(&v->w), v->w.dtype, tensor_at(&v->b), v->b.dtype,
                              tensor_at(&v->y), v->y.dtype, workspace || whole_numbers ? &exec : NULL) == AMP_OK);
     for (part = 0; part < (accumulate ? 1 : 2); part++) {
@@ -275,9 +286,10 @@ static void conv_check(conv* v, int accumulate, size_t workspace) {
                                   accumulate, workspace || whole_numbers ? &exec : NULL) == AMP_OK);
     }
     tensor_check(&v->y, v->ry, "y");
-    tensor_check(&v->dx, v->rdx, "dx");
-    tensor_check(&v->dw, accumulate ? v->rdw_added : v->rdw, "dw");
-    tensor_check(&v->db, accumulate ? v->rdb_added : v->rdb, "db");
+    if (input) check_added_dx(v);
+    else tensor_check(&v->dx, v->rdx, "dx");
+    tensor_check(&v->dw, params ? v->rdw_added : v->rdw, "dw");
+    tensor_check(&v->db, params ? v->rdb_added : v->rdb, "db");
     for (i = 0; i < GUARD; i++) intact += memory[workspace + i] == FILL;
     CHECK_MSG(intact == GUARD, "bytes behind the workspace were written");
     free(memory);
@@ -327,6 +339,7 @@ static const int SHAPES[][14] = {
 
 static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dtype result, const float* special) {
     const amp_isa best = amp_cpu_isa();
+    const int both = AMP_ACCUMULATE_PARAMS | AMP_ACCUMULATE_INPUT;
     static int turn;
     conv v;
     int i, odd;
@@ -341,8 +354,8 @@ static void conv_check_all(const int* z, amp_dtype act, amp_dtype weight, amp_dt
         if ((whole_numbers && ISAS[i] != best) || amp_cpu_force_isa(ISAS[i]) != AMP_OK) continue;
         full = amp_conv2d_workspace(&v.s);
         CHECK(full > 0);
-        if (!slow || !odd) { conv_check(&v, 0, full); conv_check(&v, 1, full / 2 + 1); }
-        if (!slow || odd) { conv_check(&v, 1, full); conv_check(&v, 0, 0); }
+        if (!slow || !odd) { conv_check(&v, 0, full); conv_check(&v, turn % 3 ? 1 : both, full / 2 + 1); }
+        if (!slow || odd) { conv_check(&v, turn % 2 ? 1 : both, full); conv_check(&v, turn % 3 ? 0 : AMP_ACCUMULATE_INPUT, 0); }
     }
     amp_cpu_force_isa(AMP_ISA_AUTO);
     conv_free(&v);
@@ -450,7 +463,7 @@ static void test_words(void) {
             reference_y(&v); reference_dw(&v); reference_dx(&v); reference_db(&v);
             for (q = 0; q < 5; q++) {
                 if (amp_cpu_force_isa(ISAS[q]) != AMP_OK) continue;
-                conv_check(&v, 0, amp_conv2d_workspace(&v.s));
+                conv_check(&v, j == 1 ? AMP_ACCUMULATE_INPUT : 0, amp_conv2d_workspace(&v.s));
                 conv_check(&v, 0, 0);
             }
             amp_cpu_force_isa(AMP_ISA_AUTO);

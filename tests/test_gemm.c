@@ -632,7 +632,8 @@ static void dense_check(dense* d, int accumulate, const amp_exec* exec) {
     float* u = (float*)malloc((d->n + d->in + d->out) * sizeof(float));
     float* v = (float*)malloc((d->n + d->in + d->out) * sizeof(float));
     size_t i, j, q;
-    restore(&d->dw); restore(&d->db);
+    const int input = (accumulate & AMP_ACCUMULATE_INPUT) != 0;
+    restore(&d->dw); restore(&d->db); restore(&d->dx);
     CHECK(amp_linear_forward(matrix_at(&d->x), d->x.dtype, matrix_at(&d->w), d->w.dtype, matrix_at(&d->b), d->b.dtype,
                              matrix_at(&d->y), d->y.dtype, d->n, d->in, d->out, exec) == AMP_OK);
     CHECK(amp_linear_backward(matrix_at(&d->dy), d->dy.dtype, matrix_at(&d->x), d->x.dtype, matrix_at(&d->w), d->w.dtype,
@@ -647,8 +648,10 @@ static void dense_check(dense* d, int accumulate, const amp_exec* exec) {
     for (i = 0; i < d->n; i++)
         for (j = 0; j < d->in; j++) {
             for (q = 0; q < d->out; q++) { u[q] = d->dy.value[i * d->out + q]; v[q] = d->w.value[q * d->in + j]; }
-            check_element(&d->dx, i * d->in + j, ordered_dot(u, v, d->out, both_w), "dx");
+            check_element(&d->dx, i * d->in + j, finish(ordered_dot(u, v, d->out, both_w), 1, input ? 1.0f : 0.0f,
+                                                        d->dx.value[i * d->in + j]), "dx");
         }
+    accumulate &= AMP_ACCUMULATE_PARAMS;
     for (i = 0; i < d->out; i++) {
         volatile float sum = 0;
         for (q = 0; q < d->n; q++) { u[q] = d->dy.value[q * d->out + i]; sum += u[q]; }
@@ -678,6 +681,8 @@ static void test_dense(void) {
                 if (amp_cpu_force_isa(ISAS[isa]) != AMP_OK) continue;
                 dense_check(&d, 0, &exec);
                 dense_check(&d, 1, NULL);
+                dense_check(&d, AMP_ACCUMULATE_INPUT, NULL);
+                dense_check(&d, AMP_ACCUMULATE_PARAMS | AMP_ACCUMULATE_INPUT, &exec);
             }
             amp_cpu_force_isa(AMP_ISA_AUTO);
             dense_free(&d);

@@ -1305,6 +1305,66 @@ static void test_layer_norm(void) {
     check_layer_norm(AMP_F32, AMP_F32, 5, 100, 10000, 1);
 }
 
+/* With AMP_ACCUMULATE_INPUT a norm's dx is what it overwrites else, as FP32, added to the old value and rounded once; the
+   parameters' gradients are as without. spatial: that of batch norm over (rows, d, spatial), 0 = layer norm. */
+typedef struct norm_call { const buffer *dy, *x, *gamma; const float *mean, *inv; size_t rows, d; int spatial, frozen; } norm_call;
+static amp_result norm_backward(const norm_call* v, void* dx, amp_dtype dxt, void* dg, void* db, int accumulate,
+                                const amp_exec* e) {
+    amp_batch_norm_shape s;
+    if (v->spatial == 0)
+        return amp_layer_norm_backward(v->dy->p, v->dy->t, v->x->p, v->x->t, v->gamma->p, AMP_F32, v->mean, v->inv, dx, dxt,
+                                       dg, db, AMP_F32, accumulate, v->rows, v->d, e);
+    memset(&s, 0, sizeof s);
+    s.n = (int)v->rows; s.channels = (int)v->d; s.spatial = v->spatial; s.frozen = v->frozen;
+    return amp_batch_norm_backward(&s, v->dy->p, v->dy->t, v->x->p, v->x->t, v->gamma->p, AMP_F32, v->mean, v->inv, dx, dxt,
+                                   dg, db, AMP_F32, accumulate, e);
+}
+static void check_added_norm(amp_dtype t, amp_dtype dxt, size_t rows, size_t d, int spatial, int frozen) {
+    const size_t n = rows * d * (size_t)(spatial ? spatial : 1), few = spatial ? d : rows;
+    buffer dy = random_buffer(t, n, 1), x = random_buffer(t, n, 1), gamma = random_buffer(AMP_F32, d, 1);
+    buffer mean = random_buffer(AMP_F32, few, 0.1), inv = random_buffer(AMP_F32, few, 1);
+    buffer dx = random_buffer(dxt, n, 1), want = make(dxt, n), sum = make(AMP_F32, n), dg[4];
+    norm_call v;
+    amp_exec e;
+    size_t i;
+    int k;
+    v.dy = &dy; v.x = &x; v.gamma = &gamma; v.mean = (const float*)mean.p; v.inv = (const float*)inv.p;
+    v.rows = rows; v.d = d; v.spatial = spatial; v.frozen = frozen;
+    memset(&e, 0, sizeof e);
+    e.workspace_size = spatial ? 0 : amp_layer_norm_workspace(rows, d);
+    e.workspace = malloc(e.workspace_size + 1);
+    for (k = 0; k < 4; k++) dg[k] = make(AMP_F32, d);
+    CHECK(norm_backward(&v, sum.p, AMP_F32, dg[0].p, dg[1].p, 0, NULL) == AMP_OK);
+    for (k = 0; k < 3; k++) {                      /* with the parameters' gradients, with a workspace, alone */
+        for (i = 0; i < n; i++) put(&want, i, (double)(float)(get(&dx, i) + get(&sum, i)));
+        CHECK(norm_backward(&v, dx.p, dxt, k < 2 ? dg[2].p : NULL, k < 2 ? dg[3].p : NULL, AMP_ACCUMULATE_INPUT,
+                            k == 1 ? &e : NULL) == AMP_OK);
+        CHECK_MSG(memcmp(dx.p, want.p, n * amp_dtype_size(dxt)) == 0, "%s to %s, %lu x %lu x %d, %d", amp_dtype_name(t),
+                  amp_dtype_name(dxt), (unsigned long)rows, (unsigned long)d, spatial, frozen);
+        CHECK(memcmp(dg[0].p, dg[2].p, d * sizeof(float)) == 0 && memcmp(dg[1].p, dg[3].p, d * sizeof(float)) == 0);
+    }
+    if (spatial && t == dxt) {                     /* over dy itself */
+        for (i = 0; i < n; i++) put(&want, i, (double)(float)(get(&dy, i) + get(&sum, i)));
+        CHECK(norm_backward(&v, dy.p, t, dg[2].p, NULL, AMP_ACCUMULATE_INPUT, NULL) == AMP_OK);
+        CHECK(memcmp(dy.p, want.p, n * amp_dtype_size(t)) == 0);
+    }
+    for (k = 0; k < 4; k++) finish(&dg[k]);
+    free(e.workspace);
+    finish(&dy); finish(&x); finish(&gamma); finish(&mean); finish(&inv); finish(&dx); finish(&want); finish(&sum);
+}
+static void test_added_norms(void) {
+    static const size_t layers[][2] = { { 3, 1 }, { 37, 5 }, { 2, 16 }, { 70, 33 }, { 5, 700 }, { 3, 1024 }, { 66, 1100 } };
+    static const int batches[][3] = { { 4, 3, 5 }, { 2, 40, 49 }, { 33, 17, 1 }, { 3, 5, 1200 }, { 70, 64, 1 } };
+    size_t i;
+    int a;
+    for (i = 0; i < sizeof layers / sizeof layers[0]; i++)
+        for (a = 0; a < 4; a++) check_added_norm(types[a % 3], types[a == 3 ? 1 : a], layers[i][0], layers[i][1], 0, 0);
+    for (i = 0; i < sizeof batches / sizeof batches[0]; i++)
+        for (a = 0; a < 8; a++)
+            check_added_norm(types[a / 2 % 3], types[a / 2 == 3 ? 1 : a / 2], (size_t)batches[i][0], (size_t)batches[i][1],
+                             batches[i][2], a % 2);
+}
+
 /* The order of a sum: element i goes to lane i % 16, and the lanes are added up in a tree. Where numbers
    cancel, what is left of their roundings shows another order. */
 static void cancelling(buffer* x, size_t first, size_t d) {
@@ -1851,6 +1911,7 @@ static void run_all(void) {
     TEST(test_frozen_norm);
     TEST(test_norm_overflow);
     TEST(test_layer_norm);
+    TEST(test_added_norms);
     TEST(test_norm_pivot);
     TEST(test_sum_order);
     TEST(test_pool);

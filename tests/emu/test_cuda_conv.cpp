@@ -104,6 +104,7 @@ static void check_array(const Array& a, const Bytes& want, const char* what, con
 
 /* Forward and backward have the CPU's bits; nothing else is written; gradients that are not wanted stay. */
 static void check_bits(Conv& c, int wanted, int accumulate, bool bias, size_t workspace, size_t skip = 0) {
+    static int turn;
     amp_exec e = quiet_exec();
     Workspace w(&e, workspace, skip);
     Array* outputs[] = { &c.y, &c.dx, &c.dw, &c.db };
@@ -111,6 +112,8 @@ static void check_bits(Conv& c, int wanted, int accumulate, bool bias, size_t wo
     if (accumulate) {
         c.dw.fill(c.z.w, WHOLE);
         c.db.fill(c.outs(), WHOLE);
+        c.dx.fill(c.z.x, WHOLE);
+        if (turn++ % 2) accumulate |= AMP_ACCUMULATE_INPUT;
     }
     for (int i = 0; i < 4; i++) outputs[i]->upload(), before[i] = outputs[i]->host;
     amp_result r = c.forward(bias, &e);

@@ -472,11 +472,14 @@ static size_t linear_workspace(size_t n, size_t in, size_t out) {
 
 /* Forward and backward with the CPU's bits; gradients that are not wanted stay as they are. */
 static void check_dense(Dense& d, int wanted, int accumulate, bool bias, size_t workspace) {
+    static int turn;
     amp_exec e = quiet_exec();
     Workspace w(&e, workspace);
     if (accumulate) {
         d.dw.fill(d.out * d.in, WHOLE);
         d.db.fill(d.out, WHOLE);
+        d.dx.fill(d.n * d.in, WHOLE);
+        if (turn++ % 2) accumulate |= AMP_ACCUMULATE_INPUT;
     }
     Array* outputs[] = { &d.y, &d.dx, &d.dw, &d.db };
     Bytes before[4];

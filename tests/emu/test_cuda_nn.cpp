@@ -537,11 +537,12 @@ static void check_norm_backward(const Norm& q, amp_dtype a, amp_dtype pt, amp_dt
     Tensor x(a, all, shift), dy(b, all, shift), dx(b, all, shift), gamma(pt, q.c, 1), mean(AMP_F32, q.c),
         invstd(AMP_F32, q.c), dgamma(pt, q.c), dbeta(pt, q.c);
     Bounded bx(all), bg, bb;
-    const int accumulate = params;
+    const int input = params || shift, accumulate = (params ? AMP_ACCUMULATE_PARAMS : 0) | (input ? AMP_ACCUMULATE_INPUT : 0);
     fill_channels(x, q);
     dy.fill(ordinary);
     gamma.fill(ordinary);
     mean.fill(ordinary);
+    dx.fill(ordinary);
     dgamma.fill(ordinary);
     dbeta.fill(ordinary);
     invstd.fill([](size_t) { return 2.0f + test_uniform(); });
@@ -570,14 +571,15 @@ static void check_norm_backward(const Norm& q, amp_dtype a, amp_dtype pt, amp_dt
         bg.add(dot, 5 * U * weight + U * fabs(dot));
         bb.add(sum, 3 * U * size + U * fabs(sum));
     }
-    check_bounded("batch norm, dx", dx, bx);
-    check_bounded("batch norm, dgamma", dgamma, onto(bg, dgamma, accumulate));
-    check_bounded("batch norm, dbeta", dbeta, onto(bb, dbeta, accumulate));
+    check_bounded("batch norm, dx", dx, onto(bx, dx, input));
+    check_bounded("batch norm, dgamma", dgamma, onto(bg, dgamma, params));
+    check_bounded("batch norm, dbeta", dbeta, onto(bb, dbeta, params));
 }
 
 /* Frozen: forward is evaluation; dx is the CPU's to the bit, with dx apart and in dy's place; the sums are those of the
    training form. */
 static void check_norm_frozen(Norm q, amp_dtype a, amp_dtype pt, amp_dtype b, int params, size_t shift) {
+    static int turn;
     const size_t all = q.n * q.c * q.s;
     Tensor x(a, all, shift), dy(b, all, shift), dx(b, all, shift), gamma(pt, q.c, 1), mean(AMP_F32, q.c), y(b, all, shift),
         invstd(AMP_F32, q.c), dgamma(pt, q.c), dbeta(pt, q.c), run_mean(AMP_F32, q.c), run_var(AMP_F32, q.c);
@@ -607,11 +609,13 @@ static void check_norm_frozen(Norm q, amp_dtype a, amp_dtype pt, amp_dtype b, in
                                        dgamma.dev, dbeta.dev, pt, 0, nullptr) == AMP_OK);
     if (q.n * q.s > 1) CHECK(dgamma.get() == sums[0] && dbeta.get() == sums[1]);
     dy.fill(awkward);
-    for (Tensor* to : { &dx, &dy }) {
+    dx.fill(ordinary);
+    for (Tensor* to : { &dx, &dx, &dy }) {
+        const int add = to == &dx && turn++ % 2 ? AMP_ACCUMULATE_INPUT : 0;
         BOTH(amp_batch_norm_backward(&q.shape, dy.at(), b, x.at(), a, cpu_g, pt, (float*)mean.at(), (float*)invstd.at(),
-                                     to->at(), b, nullptr, nullptr, pt, 0, nullptr),
+                                     to->at(), b, nullptr, nullptr, pt, add, nullptr),
              amp_cuda_batch_norm_backward(&q.shape, dy.dev, b, x.dev, a, g, pt, mean.floats(), invstd.floats(), to->dev, b,
-                                          nullptr, nullptr, pt, 0, nullptr));
+                                          nullptr, nullptr, pt, add, nullptr));
         CHECK_BITS(*to, 0);
     }
 }
@@ -844,9 +848,10 @@ static void check_layer_norm_backward(size_t rows, size_t d, amp_dtype a, amp_dt
     Tensor x(a, rows * d, shift), dy(b, rows * d, shift), dx(a, rows * d, shift), gamma(p, d, 1), mean(AMP_F32, rows),
         invstd(AMP_F32, rows), dgamma(p, d, 3), dbeta(p, d);
     Bounded bx, bg(d), bb(d);
-    const int accumulate = params;
+    const int input = params || shift, accumulate = (params ? AMP_ACCUMULATE_PARAMS : 0) | (input ? AMP_ACCUMULATE_INPUT : 0);
     fill_rows(x, d);
     dy.fill(ordinary);
+    dx.fill(ordinary);
     gamma.fill(ordinary);
     dgamma.fill(ordinary);
     dbeta.fill(ordinary);
@@ -880,9 +885,9 @@ static void check_layer_norm_backward(size_t rows, size_t d, amp_dtype a, amp_dt
     }
     for (size_t i = 0; i < d; i++) bg.error[i] += U * fabs(bg.value[i]);
     for (size_t i = 0; i < d; i++) bb.error[i] += U * fabs(bb.value[i]);
-    check_bounded("layer norm, dx", dx, bx);
-    check_bounded("layer norm, dgamma", dgamma, onto(bg, dgamma, accumulate));
-    check_bounded("layer norm, dbeta", dbeta, onto(bb, dbeta, accumulate));
+    check_bounded("layer norm, dx", dx, onto(bx, dx, input));
+    check_bounded("layer norm, dgamma", dgamma, onto(bg, dgamma, params));
+    check_bounded("layer norm, dbeta", dbeta, onto(bb, dbeta, params));
 }
 
 static void test_layer_norm() {
