@@ -326,6 +326,12 @@ typedef struct amp_convert_desc {
    stochastic rounding to a wider type. */
 AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
                                     size_t n, const amp_convert_desc* desc);
+/* The same for a block of rows x cols elements in matrices whose rows are dst_ld and src_ld elements apart (at least
+   cols); element (i, j) uses offset + i * cols + j. dst == src is allowed where rows are the same number of bytes
+   apart. Errors: as amp_convert_with; AMP_ERR_ARGUMENT also for a leading dimension below cols. Host memory only. */
+AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src,
+                                    amp_dtype src_dtype, size_t src_ld, size_t rows, size_t cols,
+                                    const amp_convert_desc* desc);
 
 /* ======================================================================================== */
 /* >>ops      Operators on raw pointers, usable alone. Forward beside backward.               */
@@ -3482,9 +3488,9 @@ AMPI_FN amp_result ampi_convert_check_types(amp_dtype dst_dtype, amp_dtype src_d
     return AMP_OK;
 }
 
-AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, const void* src,
-                                             size_t src_size, size_t n, const amp_logger* log) {
-    size_t largest = dst_size > src_size ? dst_size : src_size;
+AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, size_t dst_n, const void* src,
+                                             size_t src_size, size_t src_n, const amp_logger* log) {
+    const size_t largest = dst_size > src_size ? dst_size : src_size, n = dst_n > src_n ? dst_n : src_n;
     uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
     if (!dst || !src)
         return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: %s is NULL but there are %lld elements",
@@ -3492,7 +3498,7 @@ AMPI_FN amp_result ampi_convert_check_memory(const void* dst, size_t dst_size, c
     if (n > (SIZE_MAX >> 1) / largest)
         return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: no memory holds %lld elements of %lld bytes",
                          ampi_shown(n), ampi_shown(largest));
-    if (d != s && d < s + n * src_size && s < d + n * dst_size)
+    if (d != s && d < s + src_n * src_size && s < d + dst_n * dst_size)
         return ampi_fail(log, AMP_ERR_ARGUMENT, "amp_convert: dst and src overlap, %llu bytes apart; only "
                          "dst == src is allowed", (ampi_ull)(d < s ? s - d : d - s));
     return AMP_OK;
@@ -3508,7 +3514,7 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
     if (desc) job.desc = *desc;
     r = ampi_convert_check_types(dst_dtype, src_dtype, &job.desc);
     if (r != AMP_OK || n == 0) return r;
-    r = ampi_convert_check_memory(dst, ampi_type_size(dst_dtype), src, ampi_type_size(src_dtype), n,
+    r = ampi_convert_check_memory(dst, ampi_type_size(dst_dtype), n, src, ampi_type_size(src_dtype), n,
                                   job.desc.logger);
     if (r != AMP_OK) return r;
     job.dst = (unsigned char*)dst;
@@ -3529,6 +3535,33 @@ AMP_DEF amp_result amp_convert_with(void* dst, amp_dtype dst_dtype, const void* 
 AMP_DEF amp_result amp_convert(void* dst, amp_dtype dst_dtype, const void* src, amp_dtype src_dtype,
                                size_t n) {
     return amp_convert_with(dst, dst_dtype, src, src_dtype, n, NULL);
+}
+
+AMP_DEF amp_result amp_convert_rows(void* dst, amp_dtype dst_dtype, size_t dst_ld, const void* src,
+                                    amp_dtype src_dtype, size_t src_ld, size_t rows, size_t cols,
+                                    const amp_convert_desc* desc) {
+    const size_t to = ampi_type_size(dst_dtype), from = ampi_type_size(src_dtype), most = SIZE_MAX / 16;
+    amp_convert_desc d;
+    amp_result r;
+    size_t i;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    r = ampi_convert_check_types(dst_dtype, src_dtype, &d);
+    if (r != AMP_OK || rows == 0 || cols == 0) return r;
+    if (dst_ld < cols || src_ld < cols || dst_ld > most / rows || src_ld > most / rows)
+        return ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: %llu rows of %llu elements do not fit a dst_ld "
+                         "of %llu or a src_ld of %llu", (ampi_ull)rows, (ampi_ull)cols, (ampi_ull)dst_ld,
+                         (ampi_ull)src_ld);
+    r = ampi_convert_check_memory(dst, to, (rows - 1) * dst_ld + cols, src, from, (rows - 1) * src_ld + cols,
+                                  d.logger);
+    if (r == AMP_OK && dst == src && rows > 1 && dst_ld * to != src_ld * from)
+        r = ampi_fail(d.logger, AMP_ERR_ARGUMENT, "amp_convert_rows: dst and src are the same, but their rows are %llu "
+                      "and %llu bytes apart", (ampi_ull)(dst_ld * to), (ampi_ull)(src_ld * from));
+    if (dst_ld == cols && src_ld == cols) { cols *= rows; rows = 1; }
+    for (i = 0; i < rows && r == AMP_OK; i++, d.offset += cols)
+        r = amp_convert_with((char*)dst + i * dst_ld * to, dst_dtype, (const char*)src + i * src_ld * from, src_dtype,
+                             cols, &d);
+    return r;
 }
 
 /* ======================================================================================== */

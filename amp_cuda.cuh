@@ -1410,7 +1410,7 @@ AMPI_FN amp_result ampi_cuda_convert_check(void* dst, amp_dtype dst_dtype, const
                                    { "desc.saturated", d->saturated, AMP_F32, AMPI_NULL, AMPI_FLAT(2) } };
     size_t dst_size = amp_dtype_size(dst_dtype), src_size = amp_dtype_size(src_dtype);
     amp_result r = ampi_convert_check_types(dst_dtype, src_dtype, d);
-    if (r == AMP_OK && n > 0) r = ampi_convert_check_memory(dst, dst_size, src, src_size, n, d->logger);
+    if (r == AMP_OK && n > 0) r = ampi_convert_check_memory(dst, dst_size, n, src, src_size, n, d->logger);
     if (r != AMP_OK || (r = AMPI_CUDA_CHECK(exec, op, n, list)) != AMP_OK) return r;
     if (dst == src && dst_size != src_size && n > 0)
         return ampi_fail(d->logger, AMP_ERR_ARGUMENT, "%s: in place from %s to %s: the sizes differ", op,

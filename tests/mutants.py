@@ -23,6 +23,8 @@ MINIMUM = 95.0
 TABLE = [
     # --- base
     ("ops alloc", "if (b != 0 && a > SIZE_MAX / b) return 0;", "if (b != 0 && a > SIZE_MAX) return 0;"),
+    ("half", "i++, d.offset += cols)", "i++)"),
+    ("half", "from, (rows - 1) * src_ld + cols,", "from, cols,"),
     ("conv", "s->beta = v->add ? 1.0f : 0.0f;", "s->beta = 0.0f;"),
     ("ops", "if (q->add) ampi_store_added(dx, dxt, row * d, dy_tile, n * d);", ""),
     ("gemm", "return accumulate < 0 || (accumulate & ~AMP_ACCUMULATE_INPUT) != 0;", "return accumulate != 0;"),
@@ -63,7 +65,7 @@ TABLE = [
     ("half", "case AMP_BF16: ampi_f32_to_bf16((uint16_t*)dst + offset, src, n); break;",
      "case AMP_BF16: ampi_f32_to_half((uint16_t*)dst + offset, src, n); break;"),
     ("half", "(size_t)(backwards ? blocks - 1 - i : i)", "(size_t)i"),
-    ("half hostile", "if (d != s && d < s + n * src_size && s < d + n * dst_size)",
+    ("half hostile", "if (d != s && d < s + src_n * src_size && s < d + dst_n * dst_size)",
      "if (d != s && d < s + n && s < d + n)"),
     ("half", "if (t == AMP_BF16) ampi_saturate16(", "if (t == AMP_F16) ampi_saturate16("),
     ("half", "job->desc.offset + first);", "job->desc.offset);"),

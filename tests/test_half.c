@@ -911,6 +911,47 @@ static void test_types_of_data(void) {
     }
 }
 
+/* A block of a matrix: its elements as in one run, what lies beside them untouched; in place too. */
+static void test_rows(void) {
+    enum { ROWS = 5, COLS = 7, DST_LD = 9, SRC_LD = 11 };
+    static unsigned char dst[8 * ROWS * DST_LD], src[8 * ROWS * SRC_LD], dense[8 * ROWS * COLS], want[8 * ROWS * COLS];
+    double values[ROWS * SRC_LD];
+    amp_convert_desc d;
+    size_t saturated, hits, from, to, i, k, a, b;
+    for (i = 0; i < ROWS * SRC_LD; i++) values[i] = ldexp((double)test_uniform(), (int)(i % 40) - 20);
+    for (k = 0; k < 2 * 16; k++) {
+        const amp_dtype st = types[k % 4], dt = types[k / 4 % 4];
+        from = amp_dtype_size(st); to = amp_dtype_size(dt);
+        memset(&d, 0, sizeof d);
+        d.rounding = k < 16 && to == 2 ? AMP_ROUND_STOCHASTIC : AMP_ROUND_NEAREST;
+        d.saturate = k >= 16; d.seed = 3; d.offset = 1000; d.saturated = &saturated;
+        amp_convert(src, st, values, AMP_F64, ROWS * SRC_LD);
+        for (i = 0; i < ROWS; i++) memcpy(dense + i * COLS * from, src + i * SRC_LD * from, COLS * from);
+        saturated = 0;
+        CHECK(amp_convert_with(want, dt, dense, st, ROWS * COLS, &d) == AMP_OK);
+        hits = saturated; saturated = 0;
+        memset(dst, 0xa5, sizeof dst);
+        CHECK(amp_convert_rows(dst, dt, DST_LD, src, st, SRC_LD, ROWS, COLS, &d) == AMP_OK && saturated == hits);
+        for (i = b = 0; i < ROWS; i++) {
+            CHECK_MSG(memcmp(dst + i * DST_LD * to, want + i * COLS * to, COLS * to) == 0, "%d, row %d", (int)k, (int)i);
+            for (a = COLS * to; a < DST_LD * to; a++) b += dst[i * DST_LD * to + a] != 0xa5;
+        }
+        CHECK(b == 0);
+        for (i = 0; i < ROWS; i++) memcpy(src + 88 * i, dense + i * COLS * from, COLS * from);   /* in place */
+        CHECK(amp_convert_rows(src, dt, 88 / to, src, st, 88 / from, ROWS, COLS, &d) == AMP_OK);
+        for (i = 0; i < ROWS; i++) CHECK(memcmp(src + 88 * i, want + i * COLS * to, COLS * to) == 0);
+    }
+    CHECK(amp_convert_rows(dst, AMP_F32, COLS - 1, src, AMP_F32, SRC_LD, 2, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(dst, AMP_F32, DST_LD, src, AMP_F32, COLS - 1, 2, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(dst, AMP_F32, COLS, src, AMP_F32, COLS, (size_t)-1 / 8, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(dst, AMP_F32, COLS, NULL, AMP_F32, COLS, 1, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(dst, AMP_F32, DST_LD, dst + 4 * DST_LD, AMP_F16, DST_LD, 3, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(dst + 8 * DST_LD, AMP_F32, DST_LD, dst, AMP_F32, DST_LD, 3, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(dst, AMP_F32, DST_LD, dst, AMP_F16, DST_LD, 3, COLS, NULL) == AMP_ERR_ARGUMENT);
+    CHECK(amp_convert_rows(dst, (amp_dtype)99, DST_LD, src, AMP_F32, DST_LD, 3, COLS, NULL) == AMP_ERR_DTYPE);
+    CHECK(amp_convert_rows(NULL, AMP_F32, 0, NULL, AMP_F32, 0, 0, 5, NULL) == AMP_OK);
+}
+
 int main(void) {
     format_init(&half_format);
     format_init(&bf16_format);
@@ -935,6 +976,7 @@ int main(void) {
     on_every_isa(test_stochastic_exact);
     TEST(test_isa);
     TEST(test_errors);
+    TEST(test_rows);
     TEST(test_types_of_data);
     TEST_END();
 }
