@@ -18,6 +18,7 @@ typedef struct run_desc {
     float loss_weight;
     int lenet, mse, epochs, batch, samples;
     int hidden[5];                   /* of the network that is not LeNet-5; 0 = no such layer */
+    amp_init init;                   /* and how its weights start */
     uint64_t seed;
 } run_desc;
 
@@ -37,11 +38,15 @@ static amp_value build_lenet(amp_model* m) {
     return amp_linear(m, x, 10);
 }
 
-static amp_value build_mlp(amp_model* m, const int* hidden) {
+static amp_value build_mlp(amp_model* m, const run_desc* d) {
+    amp_linear_desc l;
     amp_value x = amp_input(m, 1, 28, 28);
     int i;
-    for (i = 0; i < 5 && hidden[i]; i++) x = amp_relu(m, amp_linear(m, x, hidden[i]));
-    return amp_linear(m, x, 10);
+    memset(&l, 0, sizeof l);
+    l.init = d->init;
+    for (i = 0; i < 5 && (l.out = d->hidden[i]) != 0; i++) x = amp_relu(m, amp_linear_with(m, x, &l));
+    l.out = 10;
+    return amp_linear_with(m, x, &l);
 }
 
 static amp_model* build(const run_desc* d, amp_value* logits) {
@@ -58,7 +63,7 @@ static amp_model* build(const run_desc* d, amp_value* logits) {
     if (d->scaler.init_scale != 0.0f) md.scaler = &d->scaler;
     if (amp_model_create(&m, &md) != AMP_OK) return NULL;
     loss.weight = d->loss_weight;
-    *logits = d->lenet ? build_lenet(m) : build_mlp(m, d->hidden);
+    *logits = d->lenet ? build_lenet(m) : build_mlp(m, d);
     if (d->mse) amp_mse(m, *logits, &loss);
     else amp_softmax_cross_entropy(m, *logits, &loss);
     if (amp_model_finalize(m) != AMP_OK) { amp_model_destroy(m); return NULL; }
@@ -135,9 +140,10 @@ static void print_run(const char* name, const run_result* r) {
 }
 
 /* The first programs of the tutorials, MindSpore's LeNet-5 with mean squared error among them. `mean` and `least` are
-   per cent of MNIST's test images, over the seeds. PyTorch 2.15, same data, FP32, gives 97.40 and 97.18, 96.26 and 95.39;
-   SGD without momentum is not further after 600 steps than 89.21 and 88.86, 88.44 and 88.12 there. */
-typedef struct first_program { const char* name; int lenet, mse, hidden[2]; float lr, momentum; double mean, least; } first_program;
+   per cent of MNIST's test images, over the seeds, `drawn` the least of drawn digits. PyTorch 2.15 gives, with the same
+   data in FP32, 97.40 and 97.18, then 96.26 and 95.39; dense networks are there after 600 steps of SGD without momentum
+   not further than 89.21 and 88.86, 88.44 and 88.12. */
+typedef struct first_program { const char* name; int lenet, mse, hidden[2]; float lr, momentum; double mean, least, drawn; } first_program;
 
 static void learns_with_nothing_set(const first_program* f, amp_level level, amp_dtype low) {
     const int seeds = real_data ? 10 : 2;
@@ -164,16 +170,16 @@ static void learns_with_nothing_set(const first_program* f, amp_level level, amp
     printf("  %-24s %s %-4s %6.2f %% mean, %6.2f %% least of %d seeds, at most %ld skipped\n", f->name, amp_level_name(level),
            amp_dtype_name(low), mean, least, seeds, skipped);
     fflush(stdout);
-    CHECK_MSG(mean >= f->mean && least >= f->least, "%s %s %s: %.2f and %.2f", f->name, amp_level_name(level), amp_dtype_name(low), mean, least);
+    CHECK_MSG(real_data ? mean >= f->mean && least >= f->least : least >= f->drawn, "%s %s %s: %.2f and %.2f", f->name, amp_level_name(level), amp_dtype_name(low), mean, least);
     CHECK_MSG(skipped <= 30, "%s skipped %ld of 600", f->name, skipped);
 }
 
 static void first_programs_train(void) {
     static const first_program programs[] = {
-        { "LeNet-5, MSE", 1, 1, { 0, 0 }, 0.1f, 0.9f, 95.0, 92.0 },
-        { "LeNet-5", 1, 0, { 0, 0 }, 0.01f, 0.9f, 95.0, 92.0 },
-        { "784-512-512-10", 0, 0, { 512, 512 }, 0.01f, 0.0f, 88.7, 88.0 },
-        { "784-256-128-10", 0, 0, { 256, 128 }, 0.01f, 0.0f, 87.9, 87.2 },
+        { "LeNet-5, MSE", 1, 1, { 0, 0 }, 0.1f, 0.9f, 95.0, 92.0, 92.0 },
+        { "LeNet-5", 1, 0, { 0, 0 }, 0.01f, 0.9f, 95.0, 92.0, 90.0 },
+        { "784-512-512-10", 0, 0, { 512, 512 }, 0.01f, 0.0f, 88.7, 88.0, 70.0 },
+        { "784-256-128-10", 0, 0, { 256, 128 }, 0.01f, 0.0f, 87.9, 87.2, 68.0 },
     };
     size_t i;
     for (i = 0; i < sizeof programs / sizeof programs[0]; i++) {
@@ -220,6 +226,7 @@ static run_desc mlp_desc(amp_level level) {
     int i;
     memset(&d, 0, sizeof d);
     for (i = 0; i < 5; i++) d.hidden[i] = 256;
+    d.init = AMP_INIT_HE;
     d.precision.level = level;
     d.batch = 100;
     d.epochs = 3;
