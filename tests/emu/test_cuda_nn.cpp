@@ -72,11 +72,11 @@ static void check_activation(amp_activation f, Tensor& x, Tensor& dy, Tensor& y)
     y.poison();
     BOTH(amp_activation_forward(f, x.at(), x.type, y.at(), y.type, x.n, nullptr),
          amp_cuda_activation_forward(f, x.dev, x.type, y.dev, y.type, x.n, nullptr));
-    CHECK_BITS(y, f == AMP_RELU);
+    CHECK_BITS(y, 0);                          /* the CPU has one kind of NaN, a GPU hands them on */
     y.poison();
     BOTH(amp_activation_backward(f, dy.at(), dy.type, x.at(), x.type, y.at(), y.type, x.n, nullptr),
          amp_cuda_activation_backward(f, dy.dev, dy.type, x.dev, x.type, y.dev, y.type, x.n, nullptr));
-    CHECK_BITS(y, f == AMP_RELU);
+    CHECK_BITS(y, 0);                          /* the CPU has one kind of NaN, a GPU hands them on */
 }
 static void test_activation_values() {
     for (amp_activation f : ACTIVATIONS) {
