@@ -1678,6 +1678,7 @@ typedef struct amp_fit_desc {
     int64_t  max_steps;            /* ends the run once the optimizer has applied so many, earlier ones too; 0 = no */
     uint64_t seed;                 /* of the order; 0 = the model's */
     int      in_order;             /* 1 = each epoch takes the samples in their order */
+    int      drop_last;            /* 1 = a last batch that is smaller is left out */
     const amp_data* evaluation;    /* evaluated after each epoch; NULL = none */
     int      patience;             /* ends the run after so many epochs in a row without a better loss; 0 = never */
     const char* best_path;         /* amp_checkpoint_save after each epoch that is the best so far; NULL = no file */
@@ -1698,7 +1699,8 @@ AMP_DEF void amp_print_stdout(const char* text, void* user_data);
    depends on seed, epoch and count alone and is the same everywhere. A skipped step goes on with the next batch (as in
    NNabla's updater; amp_model_desc.max_replays repeats the same one); what is counted are steps that were applied. Of
    several ranks each takes its own part of each step's samples; fewer samples than ranks at the end are left out, and
-   with `accumulate` so are batches that do not fill a step. Buffers are allocated at the start; each step waits for its
+   with `accumulate` so are batches that do not fill a step. Their callbacks must decide alike, their patience needs
+   evaluation data, and best_path is for one of them. Buffers are allocated at the start; each step waits for its
    outcome.
    Resuming: amp_checkpoint_load, then first_epoch = the epochs done; with equal data, seed and batch this gives the
    same bits as never having stopped, but for what `best` and `patience` know of earlier epochs.
@@ -24738,8 +24740,8 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
     amp_batch b;
     int done;
     amp_result r = ampi_feed_read(&f->train, at + from, (int)(to - from), &b, "fit");
-    if (r == AMP_OK) r = amp_train_step(f->m, &b, &step);
-    if (r != AMP_OK) return r;
+    if (r != AMP_OK) return ampi_agree_on_batch(f->m, r);
+    if ((r = amp_train_step(f->m, &b, &step)) != AMP_OK) return r;
     done = step.outcome == AMP_STEP_APPLIED || step.outcome == AMP_STEP_ACCUMULATED;
     f->now.steps += step.outcome == AMP_STEP_APPLIED;
     f->now.skipped += step.attempts - done;
@@ -24756,7 +24758,7 @@ AMPI_FN amp_result ampi_fit_step(ampi_fit* f, int64_t at, int64_t total) {
 /* How many samples an epoch takes: all, but for what does not fill a step of all ranks and micro-batches. */
 AMPI_FN int64_t ampi_fit_samples(const ampi_fit* f) {
     const int64_t count = f->train.data->count, ranks = f->m->comm.size, each = f->m->desc.batch * ranks;
-    const int64_t rest = count % each, batches = count / each + (rest >= ranks);
+    const int64_t rest = f->d.drop_last ? 0 : count % each, batches = count / each + (rest >= ranks);
     const int64_t whole = batches - batches % f->m->desc.accumulate;
     return whole < batches || rest < ranks ? whole * each : count;
 }
@@ -24820,6 +24822,8 @@ AMPI_FN amp_result ampi_fit_check(ampi_fit* f) {
     if (d->epochs < 1 || d->first_epoch < 0 || d->first_epoch > d->epochs || d->patience < 0 || d->max_steps < 0)
         return ampi_model_fail(m, AMP_ERR_ARGUMENT, "fit: epochs %d, first_epoch %d, patience %d or max_steps %lld is "
                                "out of its range", d->epochs, d->first_epoch, d->patience, (long long)d->max_steps);
+    if (d->patience && !d->evaluation && m->comm.size > 1)
+        return ampi_model_fail(m, AMP_ERR_ARGUMENT, "fit: patience needs evaluation data: each rank has its own loss");
     if (m->micro)
         return ampi_model_fail(m, AMP_ERR_STATE, "fit: a step of micro-batches is under way: its rest comes first");
 #if defined(AMP_NO_STDIO)

@@ -662,6 +662,7 @@ TABLE = [
     ("fit", "sum += (double)part.loss * (double)n;", "sum += (double)part.loss * (double)f->m->desc.batch;"),
     ("fit", "(!f->info.best.best || loss < best)", "1"),
     ("fit", "f->waited >= f->d.patience", "f->waited > f->d.patience"),
+    ("fit", "if (r != AMP_OK) return ampi_agree_on_batch(f->m, r);", "if (r != AMP_OK) return r;"),
     ("fit", "(!f->over || f->m->micro); at += total", "!f->over; at += total"),
     ("fit", "batches - batches % f->m->desc.accumulate;", "batches;"),
     ("fit", "epoch = f.d.first_epoch; epoch < f.d.epochs", "epoch = 0; epoch < f.d.epochs"),

@@ -337,6 +337,9 @@ static void test_ends(void) {
     f = fit_of(1);
     f.on_step = on_step; f.user_data = &e;
     CHECK(fit(m, arrays(), &f, &info) == AMP_OK && e.steps == 6 && info.last.steps == 3);
+    f.drop_last = 1;
+    CHECK(fit(m, sourced(), &f, &info) == AMP_OK && e.steps == 12 && src.count == 6 * BATCH);
+    f.drop_last = 0;
     e.steps = 0; e.at_step = 3;
     CHECK(fit(m, sourced(), &f, &info) == AMP_OK && e.steps == 4 && info.last.steps == 2 && src.count == 4 * BATCH);
     amp_model_destroy(m);
@@ -383,8 +386,10 @@ static void test_skips(void) {
 
 /* --- ranks ------------------------------------------------------------------------------------------------ */
 
+static int sums;
 static amp_result alone(void* data, amp_dtype t, size_t count, void* stream, void* user_data) {
     (void)data; (void)t; (void)count; (void)stream; (void)user_data;
+    sums++;
     return AMP_OK;
 }
 /* 50 samples for 3 ranks with batches of 8: two steps of 24, and one of 2 that does not reach all ranks. */
@@ -401,6 +406,16 @@ static void test_ranks(void) {
         m = make(&d);
         CHECK_MSG(fit(m, sourced(), &f, NULL) == AMP_OK && src.calls == 2, "%s", heard);
         for (i = 0; i < src.count; i++) times[src.seen[i]]++;
+        if (rank == 1) {                        /* a source that fails leaves no other rank waiting; nor does patience */
+            amp_data data = sourced();
+            src.fails_at = 1;
+            sums = 0;
+            CHECK(fit(m, arrays(), &f, NULL) == AMP_OK && sums == 6);
+            sums = 0;
+            CHECK(amp_fit(m, &data, &f, NULL) == AMP_ERR_IO && sums == 1 && strstr(heard, "the data's read returned"));
+            f.patience = 1;
+            CHECK(fit(m, arrays(), &f, NULL) == AMP_ERR_ARGUMENT && strstr(heard, "evaluation data"));
+        }
         amp_model_destroy(m);
     }
     for (i = 0; i < SAMPLES; i++) { CHECK(times[i] <= 1); all += times[i]; }
