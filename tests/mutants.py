@@ -328,8 +328,7 @@ TABLE = [
     ("ops", "tile.at = i > 0 ? ampi_min_size(next - AMPI_TILE, all->whole) : 0;", "tile.at = i > 0 ? next - AMPI_TILE : 0;"),
     ("ops", "(tile.at < all->whole ? ampi_min_size(next, all->whole) : all->n)", "ampi_min_size(next, all->n)"),
     ("ops", "AMPI_TILE - all->skip;\n    ampi_run tile;", "AMPI_TILE;\n    ampi_run tile;"),
-    ("ops", "if (n > SIZE_MAX / 16)\n        return ampi_fail(log, AMP_ERR_ARGUMENT, \"%s: an operand", "if (0)\n"
-     "        return ampi_fail(log, AMP_ERR_ARGUMENT, \"%s: an operand"),
+    ("ops", "if (n > SIZE_MAX / 16)\n        return ampi_fail(", "if (0)\n        return ampi_fail("),
     ("ops", "for (l = 0; i + l < n; l++) a[l] = ampi_add_square(hw, x[i + l], m[l], a[l]);", ""),
     ("ops", "ampi_min_size(count % AMPI_PARTS, (size_t)part)", "0"),
     ("ops", "value = old + value;", "value = old;"),
