@@ -66,6 +66,14 @@ again() { # again DIRECTORY COMPILER FLAGS: the whole of `make test` with other 
     make -s test B=build/$1 CC="$2" CFLAGS="$3"
 }
 step "address and undefined-behaviour sanitizers" again asan "$CC" "$sanitize"
+# gcc's do not see where a pointer is formed from NULL or outside of its array.
+pointers() {
+    clang -std=c99 -O1 -g1 -DAMP_NO_AVX512 -fsanitize=pointer-overflow -fno-sanitize-recover=all -c tests/impl.c -o $out/impl.o || return 1
+    for t in gemm conv ops scaler optim train; do
+        clang -std=c99 -O1 -DTEST_EVERY=5 -fsanitize=pointer-overflow tests/test_$t.c $out/impl.o -o $out/$t -lm && $out/$t || return 1
+    done
+}
+if have clang; then step "clang's sanitizer of pointers" pointers; fi
 if have gcov; then step "coverage" make -s coverage; else skip "gcov is not here"; fi
 # All faults take hours; here a few.
 step "planted faults, every 192nd" $PYTHON tests/mutants.py 1/192
